@@ -19,7 +19,8 @@ pub fn run(options: TaskOptions) -> Passed {
     let filter = options.finish()?;
     prepare(&root())?;
     let mut command = cargo_test(&root(), &root().join("target/sim/build"));
-    command.arg("--workspace").args(filter);
+    // A word that cargo sees would have it build unit tests that are switched off here.
+    command.arg("--workspace").arg("--").args(filter);
     Ok(command.status()?.success())
 }
 

@@ -1,6 +1,6 @@
 //! The plan: which packages a checkpoint becomes, what each holds and how it is compressed.
 
-use crate::form::{LAYERS_PER_SHARD, ShardForm, is_default};
+use crate::form::{FunctionForm, LAYERS_PER_SHARD, ShardForm, is_default};
 use crate::quant::{Groups, MatrixQuant, Quant};
 use crate::{Error, Result};
 use anemoe_bundle::{Chain, Shard, ShardFunction, ShardKind, TokenCount};
@@ -722,6 +722,16 @@ impl Plan {
     /// The shard named `name`.
     pub fn shard(&self, name: &str) -> Option<&PlannedShard> {
         self.shards.iter().find(|s| s.name == name)
+    }
+
+    /// Packages of a shard: its own, or one for each token count where its form keeps them apart, ascending.
+    pub fn packages(&self, shard: &str) -> Vec<&PlannedShard> {
+        let is_one = |s: &&PlannedShard| match s.name.strip_prefix(shard) {
+            Some("") => true,
+            Some(count) => s.form.functions == FunctionForm::Apart && count.starts_with(".t"),
+            None => false,
+        };
+        self.shards.iter().filter(is_one).collect()
     }
 
     /// Reads a plan that [`Plan`]'s JSON form holds.

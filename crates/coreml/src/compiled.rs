@@ -50,8 +50,8 @@ pub struct CompiledModels {
     folder: Option<PathBuf>,
     /// Hashes of packages, as the contract of their bundle gives them.
     digests: BTreeMap<PathBuf, String>,
-    /// A package and its model, where it is about one alone.
-    single: Option<(PathBuf, PathBuf)>,
+    /// Packages and their models, where both are named.
+    named: BTreeMap<PathBuf, PathBuf>,
 }
 
 impl CompiledModels {
@@ -62,14 +62,13 @@ impl CompiledModels {
         CompiledModels {
             folder: cache.map(|cache| cache.join(system)),
             digests: digests.collect(),
-            single: None,
+            named: BTreeMap::new(),
         }
     }
 
-    /// Makes the place of one package's model, wherever that is.
-    pub fn of_package(package: &Path, compiled: &Path) -> CompiledModels {
-        let single = Some((package.to_path_buf(), compiled.to_path_buf()));
-        CompiledModels { single, ..CompiledModels::default() }
+    /// Makes the places of packages' models, wherever they are: pairs of package and model.
+    pub fn of_packages(packages: impl IntoIterator<Item = (PathBuf, PathBuf)>) -> CompiledModels {
+        CompiledModels { named: packages.into_iter().collect(), ..CompiledModels::default() }
     }
 
     /// The folder of this system and chip.
@@ -110,8 +109,8 @@ impl CompiledModels {
     /// The compiled model of a package, where there is one.
     pub fn find(&self, package: &Path) -> Option<PathBuf> {
         let beside = package.with_extension(COMPILED);
-        let single = self.single.as_ref().filter(|(of, _)| of == package).map(|(_, model)| model.clone());
-        [single, self.place(package), Some(beside)]
+        let named = self.named.get(package).cloned();
+        [named, self.place(package), Some(beside)]
             .into_iter()
             .flatten()
             .find(|path| path.join(MARK).is_file())
@@ -150,7 +149,8 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let package = dir.path().join("a.mlpackage");
         let digests = BTreeMap::from([(package.clone(), "00ff".to_string())]);
-        let models = CompiledModels { folder: Some(dir.path().join("24A-M4")), digests, single: None };
+        let models =
+            CompiledModels { folder: Some(dir.path().join("24A-M4")), digests, named: BTreeMap::new() };
         assert!(models.expect(&package).unwrap_err().to_string().contains("anemoe compile"));
         assert!(!models.is_complete());
         let beside = dir.path().join("a.mlmodelc");

@@ -2,11 +2,12 @@
 //!
 //! ```text
 //! FOLDER/trial.json        the part of the chain that leads to the shard, see [`Trial`]
-//!       /SHARD.mlpackage   the shard in the form
+//!       /SHARD.mlpackage   the shard in the form; several where the form has a package for each token count
 //! PARTS/NAME.mlpackage     other shards that it needs, which the CPU executor runs
 //! ```
 
 use crate::golden_gate::cosine;
+use crate::probe::segment::Segment;
 use crate::probe::{chooses_inside, segment_of};
 use crate::{Error, Result};
 use anemoe_bundle::{Chain, InputBinding, Run, Step};
@@ -22,6 +23,7 @@ use anemoe_runtime::cpu::CpuBackend;
 use anemoe_runtime::model::{Model, Registers};
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 /// Least cosine of a call's results with those of the CPU executor.
 pub const LEAST_COSINE: f64 = 0.99;
@@ -38,7 +40,8 @@ const MAX_TRIAL_BYTES: u64 = 256 << 20;
 #[derive(Serialize, Deserialize)]
 struct Trial {
     chain: Chain,
-    own: String,
+    /// Names of the shard's packages.
+    own: Vec<String>,
     /// A router inside of the shard chooses experts.
     has_router: bool,
     outputs: Vec<String>,
@@ -78,41 +81,41 @@ pub fn trial_package(folder: &Path, shard: &str) -> PathBuf {
     folder.join(format!("{shard}.mlpackage"))
 }
 
-/// Writes the packages of a trial, and its description last.
+/// Writes the packages of a trial, and its description last. `own` are the shard's ([`Plan::packages`]).
 ///
 /// # Errors
-/// No step runs the shard, the checkpoint is wrong, or a file cannot be written.
+/// There is no package, no step runs the shard, the checkpoint is wrong, or a file cannot be written.
 pub fn write_trial(
     family: &dyn Family,
     plan: &Plan,
-    shard: &PlannedShard,
+    own: &[&PlannedShard],
     importance: Option<&Importance>,
     parts: &Path,
     folder: &Path,
 ) -> Result<()> {
-    let around = family.plan_around(&plan.options, shard)?;
-    let cut = segment_of(&around, &plan.chain, shard)?;
+    let (around, cut) = cut_out(family, plan, own)?;
     for path in [parts, folder] {
         std::fs::create_dir_all(path).map_err(|e| Error::io(path, e))?;
     }
     let vectors = write_host_vectors(family, &plan.options, folder)?;
     for needed in &cut.chain.shards {
-        let own = needed.name == shard.name;
-        let Some(planned) = (if own { Some(shard) } else { around.shard(&needed.name) }) else { continue };
-        let path = trial_package(if own { folder } else { parts }, &needed.name);
+        let is_own = own.iter().any(|s| s.name == needed.name);
+        let Some(planned) = around.shard(&needed.name) else { continue };
+        let path = trial_package(if is_own { folder } else { parts }, &needed.name);
         // A part is whole when it has its name.
-        if own && path.exists() {
+        if is_own && path.exists() {
             std::fs::remove_dir_all(&path).map_err(|e| Error::io(&path, e))?;
         }
         if !path.exists() {
             write_shard(family, planned, importance, &path)?;
         }
     }
-    let package = |name: &str| trial_package(if name == shard.name { folder } else { parts }, name);
+    let package =
+        |name: &str| trial_package(if own.iter().any(|s| s.name == name) { folder } else { parts }, name);
     let widths = cut.seeds.iter().map(|seed| Ok((seed.clone(), width_of(seed, &cut.chain, &package)?)));
     let trial = Trial {
-        own: shard.name.clone(),
-        has_router: chooses_inside(shard),
+        own: own.iter().map(|s| s.name.clone()).collect(),
+        has_router: own.iter().any(|s| chooses_inside(s)),
         outputs: cut.outputs.clone(),
         seeds: widths.collect::<Result<_>>()?,
         parts: parts.to_path_buf(),
@@ -129,15 +132,33 @@ pub fn write_trial(
 pub fn trial_bytes(
     family: &dyn Family,
     plan: &Plan,
-    shard: &PlannedShard,
+    own: &[&PlannedShard],
     parts: &Path,
 ) -> Result<(u64, u64)> {
-    let around = family.plan_around(&plan.options, shard)?;
-    let cut = segment_of(&around, &plan.chain, shard)?;
-    let others = cut.chain.shards.iter().filter(|needed| needed.name != shard.name);
+    let (around, cut) = cut_out(family, plan, own)?;
+    let others = cut.chain.shards.iter().filter(|needed| !own.iter().any(|s| s.name == needed.name));
     let missing = others.filter(|needed| !trial_package(parts, &needed.name).exists());
     let planned = missing.filter_map(|needed| around.shard(&needed.name));
-    Ok((shard.package_bytes(), planned.map(PlannedShard::package_bytes).sum()))
+    let bytes = own.iter().map(|s| s.package_bytes()).sum();
+    Ok((bytes, planned.map(PlannedShard::package_bytes).sum()))
+}
+
+/// The plan around a shard, and the part of its chain that leads to the shard, with all of the shard's packages.
+fn cut_out(family: &dyn Family, plan: &Plan, own: &[&PlannedShard]) -> Result<(Plan, Segment)> {
+    let [first, others @ ..] = own else { return Err(Error::usage("a trial of no package")) };
+    let around = family.plan_around(&plan.options, first)?;
+    let mut cut = segment_of(&around, &plan.chain, first)?;
+    // A segment has the packages for one token.
+    for step in &mut cut.chain.steps {
+        if let Step::Run(run) = step
+            && run.shard == first.name
+        {
+            run.others = others.iter().map(|s| s.name.clone()).collect();
+        }
+    }
+    cut.chain.head.clone_from(&cut.chain.steps);
+    cut.chain.shards.extend(others.iter().map(|s| s.draft()));
+    Ok((around, cut))
 }
 
 /// Width of a register that has to be given: that of the inputs that read it.
@@ -176,13 +197,14 @@ pub fn run_trial(folder: &Path, backend: &dyn Backend, tokens: usize, calls: usi
     let trial: Trial =
         anemoe_io::json::parse(&text).map_err(|e| Error::invalid(&path, format!("trial: {e}")))?;
     let package = |shard: &anemoe_bundle::Shard| {
-        trial_package(if shard.name == trial.own { folder } else { &trial.parts }, &shard.name)
+        trial_package(if trial.own.contains(&shard.name) { folder } else { &trial.parts }, &shard.name)
     };
     let cpu = Model::with_chain(folder, trial.chain.clone(), &CpuBackend::default(), &package)?;
     let own = Model::with_chain(folder, trial.chain.clone(), backend, &package)?;
     let of_own = |model: &Model| {
-        let stats = model.shard_stats().into_iter().find(|s| s.shard == trial.own);
-        stats.map(|s| (s.calls, s.time)).unwrap_or_default()
+        let stats = model.shard_stats();
+        let own = || stats.iter().filter(|s| trial.own.contains(&s.shard));
+        (own().map(|s| s.calls).sum::<u64>(), own().map(|s| s.time).sum::<Duration>())
     };
     let (mut of_cpu, mut of_model) = (cpu.sequence(), own.sequence());
     let mut random = Random::new(1);

@@ -135,7 +135,10 @@ fn a_model_beside_its_package_is_used_and_left_alone() {
     let report = sandbox.json(0, &["compile", b]);
     assert_eq!((report["compiled"].as_u64(), report["already_compiled"].as_u64()), (Some(0), Some(n)));
     let of_first = &report["packages"][0];
-    assert!(of_first["compiled_bytes"].as_u64() > Some(0) && of_first["load_seconds"].is_object(), "{of_first}");
+    assert!(
+        of_first["compiled_bytes"].as_u64() > Some(0) && of_first["load_seconds"].is_object(),
+        "{of_first}"
+    );
     assert!(!made.exists() && !record.exists() && beside.exists(), "somebody else's model has no record");
     sandbox.json(0, &["generate", b, "--prompt-ids", "1,2", "--max-new", "2", "--backend", "coreml"]);
     // Where this system refuses it, one is made in the cache, which comes first from then on.

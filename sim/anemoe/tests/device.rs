@@ -21,7 +21,9 @@ fn plans_decide_are_saved_and_read_back() {
         let controls = report["controls"].as_array().unwrap();
         assert!(controls.len() == 2 && controls[0]["package"] != controls[1]["package"], "{controls:?}");
         for control in controls {
-            assert!(control["pass"] == true && control["on_ane"] == 0 && control["on_cpu"].as_u64() > Some(0));
+            assert!(
+                control["pass"] == true && control["on_ane"] == 0 && control["on_cpu"].as_u64() > Some(0)
+            );
         }
         assert_eq!(report["no_is_proven"], true);
         let packages = report["packages"].as_array().unwrap().len();
@@ -82,7 +84,11 @@ fn a_control_that_crashes_is_missing_or_says_yes_fails_the_check() {
     ] {
         sandbox.plant(fault);
         let report = sandbox.json(1, &["check", b, "--device", "--no-journal"]);
-        assert_eq!((&report["device"]["verdict"], &report["no_is_proven"]), (&"ane".into(), &false.into()), "{fault}");
+        assert_eq!(
+            (&report["device"]["verdict"], &report["no_is_proven"]),
+            (&"ane".into(), &false.into()),
+            "{fault}"
+        );
         assert!(report["plan_failures"].as_array().unwrap().is_empty(), "{fault}");
         let controls = report["controls"].as_array().unwrap();
         for (i, c) in controls.iter().enumerate() {

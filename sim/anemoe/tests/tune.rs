@@ -48,7 +48,10 @@ fn planted_outcomes_lead_to_the_right_form_with_its_reason() {
     let all_but_heads = "default/ slow 9000\ncache-host slow 9000\nio-channels slow 9000\nnorm-plain slow 9000\n\
         context-buckets slow 9000\n";
     // Name, faults, calls, chosen, part of the reason, and why the default is out.
-    let cases: [(&str, &str, &str, &str, &str, &str); 18] = [
+    let apart = "a package for each token count";
+    let all_but_apart = "default/ slow 9000\n/cache-host slow 9000\nio-channels slow 9000\nnorm-plain slow 9000\n\
+        per-head slow 9000\ncontext-buckets slow 9000\n";
+    let cases: [(&str, &str, &str, &str, &str, &str); 19] = [
         ("none", "", "20", "default", "wholly on the Neural Engine", ""),
         ("refused", "default/ not-compiled", "20", host, "us a call", "compile refused: "),
         ("compile-crash", "default/ compile-crash", "20", host, "us a call", "compile crashed: signal 6"),
@@ -62,15 +65,30 @@ fn planted_outcomes_lead_to_the_right_form_with_its_reason() {
         ("error", "default/ error 10", "20", host, "us a call", "0x1d"),
         ("on-cpu", "default/ plan-products-cpu", "20", host, "wholly on the Neural Engine", ""),
         ("nowhere", "default/ plan-none", "20", host, "wholly on the Neural Engine", ""),
-        ("slow", all_but_heads, "20", heads, "the fastest of 8", ""),
+        ("slow", all_but_heads, "20", heads, "the fastest of 9", ""),
+        ("apart", all_but_apart, "20", apart, "the fastest of 9", ""),
         // Calls of one token alone would choose the default in each of these.
-        ("many-wrong", "default/#t8 wrong 10", "20", host, "us a call", "in call number 11 (calls of 8 tokens)"),
-        ("many-crash", "default/#t8 crash 10", "20", host, "us a call", "measure crashed: signal 6 (abort) (calls of 8"),
+        (
+            "many-wrong",
+            "default/#t8 wrong 10",
+            "20",
+            host,
+            "us a call",
+            "in call number 11 (calls of 8 tokens)",
+        ),
+        (
+            "many-crash",
+            "default/#t8 crash 10",
+            "20",
+            host,
+            "us a call",
+            "measure crashed: signal 6 (abort) (calls of 8",
+        ),
         ("many-on-cpu", "default/#t8 plan-products-cpu", "20", host, "wholly on the Neural Engine", ""),
-        ("many-slow", "default/#t8 slow 60000", "20", host, "the fastest of 8", ""),
+        ("many-slow", "default/#t8 slow 60000", "20", host, "the fastest of 9", ""),
     ];
     for (name, faults, calls, chosen, reason, out) in cases {
-        let others = if name == "slow" { "" } else { OTHERS };
+        let others = if ["slow", "apart"].contains(&name) { "" } else { OTHERS };
         let document = tune(&sandbox, name, &format!("{others}{faults}"), calls, 0);
         let choice = &document["sorts"][0];
         assert_eq!(choice["chosen"], chosen, "{name}: {choice:#}");
@@ -81,10 +99,20 @@ fn planted_outcomes_lead_to_the_right_form_with_its_reason() {
         let counts = trial(&document, "default")["tokens"].as_array().unwrap();
         assert!(counts[0]["tokens"] == 1 && counts[1]["tokens"] == 8 && counts.len() == 2, "{choice:#}");
         if name == "many-on-cpu" {
-            assert_eq!([&counts[0]["residency"], &counts[1]["residency"]], ["ane", "elsewhere"], "{choice:#}");
+            assert_eq!(
+                [&counts[0]["residency"], &counts[1]["residency"]],
+                ["ane", "elsewhere"],
+                "{choice:#}"
+            );
         }
+        // Both of its packages run.
+        let figures = trial(&document, apart)["tokens"].as_array().unwrap().iter().map(|t| &t["figures"]);
+        assert!(
+            figures.clone().count() == 2 && figures.into_iter().all(|f| f["calls"].as_u64() >= Some(20)),
+            "{choice:#}"
+        );
         let others = choice["trials"].as_array().unwrap().iter().filter(|t| t["form"] != "default");
-        assert!(others.clone().count() == 7 && others.into_iter().all(|t| t["out"].is_null()), "{choice:#}");
+        assert!(others.clone().count() == 8 && others.into_iter().all(|t| t["out"].is_null()), "{choice:#}");
     }
 }
 
@@ -118,7 +146,7 @@ fn combinations_of_outcomes_leave_the_one_form_that_is_right() {
             "default/ compile-crash\ncache-host not-numbers 5\nper-head error 5\nio-channels load-crash\ncontext-buckets compile-crash\n",
             "plain norms",
             "the only one that works",
-            7,
+            8,
         ),
         // The fastest is on the CPU, the next is wrong, the third has no plan, the fourth is slow.
         (
@@ -126,7 +154,7 @@ fn combinations_of_outcomes_leave_the_one_form_that_is_right() {
             "default/ plan-cpu\ncache-host wrong 5\nper-head plan-none\nio-channels slow 9000\nnorm-plain crash 5\ncontext-buckets slow 20000\n",
             "channels last at the border",
             "wholly on the Neural Engine",
-            4,
+            5,
         ),
         // Nothing is wholly there: what is not known comes before what is elsewhere.
         (

@@ -243,7 +243,10 @@ fn a_soak_may_be_longer_than_the_limit_and_a_pass_that_does_not_come_is_a_hang()
     assert_eq!(stage(&report, "soak")["end"], "done", "{report:#}");
     let soak = document(&sandbox, "soak");
     assert!(soak["figures"]["seconds"].as_f64() > Some(10.0), "{soak:#}");
-    assert!(soak["seconds_without_a_pass"] == 10 && soak["passes_done"] == soak["figures"]["passes"], "{soak:#}");
+    assert!(
+        soak["seconds_without_a_pass"] == 10 && soak["passes_done"] == soak["figures"]["passes"],
+        "{soak:#}"
+    );
     assert_eq!(soak["figures"]["memory_figure"], "resident");
     sandbox.plant("L01.attn hang 40");
     let report = verify(&sandbox, 1, &["--stages", "soak", "--timeout", "10", "--again"]);
@@ -264,7 +267,10 @@ fn a_stage_that_hangs_is_ended_and_the_next_one_goes_on() {
     sandbox.plant("L01.attn hang 3");
     let report = verify(&sandbox, 1, &["--stages", "validate,predict", "--timeout", "15"]);
     let validate = stage(&report, "validate");
-    assert!(validate["end"] == "hung" && validate["reason"].as_str().unwrap().contains("--timeout"), "{report:#}");
+    assert!(
+        validate["end"] == "hung" && validate["reason"].as_str().unwrap().contains("--timeout"),
+        "{report:#}"
+    );
     assert_eq!(stage(&report, "predict")["end"], "done", "{report:#}");
     let (_, imported) = import(&sandbox);
     assert!(imported["rows"].as_array().unwrap().is_empty(), "{imported:#}");

@@ -162,9 +162,9 @@ pub(crate) fn raise(reason: &str) -> ! {
 
 /// An autoreleased error, as Cocoa makes them. An execution plan that could not be built has its cause below it.
 pub(crate) fn error(code: isize, text: &str) -> *mut NSError {
-    let below = text.contains("error code: -14").then(|| {
-        make_error("com.apple.appleneuralengine", 7, "ANE model load failed: planted", None)
-    });
+    let below = text
+        .contains("error code: -14")
+        .then(|| make_error("com.apple.appleneuralengine", 7, "ANE model load failed: planted", None));
     Retained::autorelease_ptr(make_error("com.apple.CoreML", code, text, below.as_deref()))
 }
 

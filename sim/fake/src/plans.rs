@@ -209,7 +209,8 @@ impl FakePlan {
         let faults = faults_of(&own.package, &own.name);
         let is_product = matches!(op, "conv" | "linear" | "matmul");
         // The Neural Engine computes in fp16.
-        let is_fp32 = operation.outputs.iter().any(|o| o.ty.tensor().is_some_and(|t| t.dtype == DataType::Float32));
+        let is_fp32 =
+            operation.outputs.iter().any(|o| o.ty.tensor().is_some_and(|t| t.dtype == DataType::Float32));
         let place = match () {
             () if faults.contains(&Fault::PlanAne) => Place::Ane,
             () if faults.contains(&Fault::PlanNone) => Place::Nowhere,

@@ -51,7 +51,8 @@ fn every_form_gives_the_tokens_of_the_cpu() {
                 let dir = tempfile::tempdir().unwrap();
                 let mut options = one_and_eight(form);
                 // Whole layers have all of their experts in one call.
-                options.experts_per_shard = options.experts_per_shard.filter(|_| form.layers_per_shard.is_none());
+                options.experts_per_shard =
+                    options.experts_per_shard.filter(|_| form.layers_per_shard.is_none());
                 let compiled = Compiled::with(dir.path(), fixture, options);
                 let sim = Model::open(&compiled.bundle, &compiled.backend(None)).unwrap();
                 let cpu = Model::open(&compiled.bundle, &AsDeclared).unwrap();

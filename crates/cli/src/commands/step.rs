@@ -44,9 +44,10 @@ fn work(work: Work, parent: &mut ParentLink) -> anyhow::Result<Value> {
                 functions.iter().map(plan).collect::<anyhow::Result<_>>()?;
             Ok(serde_json::to_value(plans)?)
         }
-        Work::Measure { folder, package, compiled, tokens, calls } => {
-            let core_ml = CoreMlBackend::new(settings(&package, &compiled))?;
-            let backend = Mixed { packages: vec![package], core_ml, cpu: CpuBackend::default() };
+        Work::Measure { folder, packages, tokens, calls } => {
+            let core_ml = CoreMlBackend::new(settings(packages.clone()))?;
+            let packages = packages.into_iter().map(|(package, _)| package).collect();
+            let backend = Mixed { packages, core_ml, cpu: CpuBackend::default() };
             Ok(serde_json::to_value(run_trial(&folder, &backend, tokens, calls)?)?)
         }
         Work::Soak { bundle, only, length } => soak_bundle(&bundle, &only, length, parent),
@@ -114,9 +115,9 @@ fn run_command(name: &str, arguments: &[String]) -> anyhow::Result<CommandDone> 
     Ok(CommandDone { passed, document: ui.into_document().unwrap_or_default() })
 }
 
-fn settings(package: &Path, compiled: &Path) -> CoreMlSettings {
+fn settings(packages: Vec<(PathBuf, PathBuf)>) -> CoreMlSettings {
     CoreMlSettings {
-        compiled: CompiledModels::of_package(package, compiled),
+        compiled: CompiledModels::of_packages(packages),
         max_loaded_bytes: None,
         units: ComputeUnits::CpuAndNeuralEngine,
     }
@@ -142,7 +143,7 @@ impl Backend for Mixed {
 }
 
 fn load(package: &Path, compiled: &Path, functions: &[String]) -> anyhow::Result<Value> {
-    let backend = CoreMlBackend::new(settings(package, compiled))?;
+    let backend = CoreMlBackend::new(settings(vec![(package.into(), compiled.into())]))?;
     let mut seconds = LoadSeconds::new();
     for name in functions {
         let opened = backend.open(package)?;

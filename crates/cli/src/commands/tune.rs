@@ -15,6 +15,7 @@ use anemoe_convert::shard_program::lower_without_weights;
 use anemoe_gates::form_trial::{LEAST_COSINE, TrialFigures, trial_bytes, trial_package, write_trial};
 use anemoe_gates::residency::device::PlannedOp;
 use anemoe_io::Error;
+use anyhow::Context;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -225,15 +226,16 @@ impl Tuner<'_> {
             }
             options.forms.insert(shard.kind, rung.form);
             let plan = family.plan(&options)?;
-            let Some(own) = plan.shard(&shard.name) else { continue };
-            let program = lower_without_weights(family, own)?.program;
-            // A choice that does not concern this sort makes the program that is known.
-            if programs.contains(&program) {
+            let own = plan.packages(&shard.name);
+            let lower = |package: &&PlannedShard| Ok(lower_without_weights(family, package)?.program);
+            let own_programs: Vec<_> = own.iter().map(lower).collect::<anyhow::Result<_>>()?;
+            // A choice that does not concern this sort makes the programs that are known.
+            if own.is_empty() || programs.contains(&own_programs) {
                 continue;
             }
-            programs.push(program);
+            programs.push(own_programs);
             message(format!("{}: {}", shard.kind.name(), rung.name));
-            tried.push((rung.form, self.form(&plan, own, &rung, ui)?));
+            tried.push((rung.form, self.form(&plan, &own, &rung, ui)?));
         }
         let (best, reason) = choose(&tried);
         let form = best.map(|i| tried[i].0);
@@ -245,17 +247,18 @@ impl Tuner<'_> {
     }
 
     /// Tries a form, unless an earlier run has done so.
-    fn form(&self, plan: &Plan, shard: &PlannedShard, rung: &Rung, ui: &Ui) -> anyhow::Result<TrialResult> {
+    fn form(&self, plan: &Plan, own: &[&PlannedShard], rung: &Rung, ui: &Ui) -> anyhow::Result<TrialResult> {
         let words: Vec<&str> = rung.build_args.iter().map(|a| a.trim_start_matches('-')).collect();
         let slug = if words.is_empty() { "default".to_string() } else { words.join("-") };
-        let folder = self.work.join(shard.kind.name()).join(slug);
+        let sort = own.first().context("a form without packages")?.kind;
+        let folder = self.work.join(sort.name()).join(slug);
         let family = self.planned.family.as_ref();
         let facts = serde_json::json!([
             family.fingerprint()?,
-            shard,
+            own,
             anemoe_coreml::this_system(),
             self.args.calls,
-            self.judged_tokens(shard),
+            self.judged_tokens(own),
             env!("CARGO_PKG_VERSION"),
             self.planned.importance.as_ref().map(|i| i.sha256().to_string()),
         ]);
@@ -265,7 +268,7 @@ impl Tuner<'_> {
             options: rung.build_args.join(" "),
             residency: None,
             ops: [0; 3],
-            tokens: self.judged_tokens(shard).into_iter().map(JudgedTokens::of).collect(),
+            tokens: self.judged_tokens(own).into_iter().map(JudgedTokens::of).collect(),
             out: None,
             reused: false,
         };
@@ -279,28 +282,29 @@ impl Tuner<'_> {
             .join("parts")
             .join(&sha256(&serde_json::to_vec(&(family.fingerprint()?, &self.planned.plan.options))?)[..16]);
         // The package, its compiled model, as much that the Neural Engine's compiler keeps, and what differs.
-        let (own, others) = trial_bytes(family, plan, shard, &parts)?;
-        let what = format!("the trial of the form `{}` for {} needs about", rung.name, shard.kind.name());
-        check_room(&self.work, &what, 3 * own + own / 20 + others)?;
-        let bar = ui.bar(4 + result.tokens.len() as u64, &rung.name);
-        write_trial(family, plan, shard, self.planned.importance.as_ref(), &parts, &folder)?;
+        let (bytes, others) = trial_bytes(family, plan, own, &parts)?;
+        let what = format!("the trial of the form `{}` for {} needs about", rung.name, sort.name());
+        check_room(&self.work, &what, 3 * bytes + bytes / 20 + others)?;
+        let bar = ui.bar((1 + 3 * own.len() + result.tokens.len()) as u64, &rung.name);
+        write_trial(family, plan, own, self.planned.importance.as_ref(), &parts, &folder)?;
         bar.inc(1);
-        result.out = match self.steps(&folder, shard, rung.form, &mut result, &bar)? {
+        result.out = match self.steps(&folder, own, rung.form, &mut result, &bar)? {
             Err(out) => Some(out),
             Ok(()) => result.tokens.iter().find_map(fault),
         };
         bar.finish_and_clear();
         // The packages of a large model are large, and can be made again.
-        for path in [trial_package(&folder, &shard.name), folder.join("model.mlmodelc")] {
-            let _ = std::fs::remove_dir_all(path);
+        for shard in own {
+            let _ = std::fs::remove_dir_all(trial_package(&folder, &shard.name));
+            let _ = std::fs::remove_dir_all(compiled_model(&folder, &shard.name));
         }
         anemoe_bundle::write_atomic(&file, &serde_json::to_vec_pretty(&result)?)?;
         Ok(result)
     }
 
     /// Token counts by which a shard's forms are judged: one, and that of its largest function.
-    fn judged_tokens(&self, shard: &PlannedShard) -> Vec<usize> {
-        let largest = shard.functions.iter().map(|f| f.tokens.max).max().unwrap_or(1);
+    fn judged_tokens(&self, own: &[&PlannedShard]) -> Vec<usize> {
+        let largest = own.iter().flat_map(|s| &s.functions).map(|f| f.tokens.max).max().unwrap_or(1);
         let mut all = vec![1, largest.min(self.planned.plan.chain.model.max_context).max(1)];
         all.dedup();
         all
@@ -310,54 +314,68 @@ impl Tuner<'_> {
     fn steps(
         &self,
         folder: &Path,
-        shard: &PlannedShard,
+        own: &[&PlannedShard],
         form: ShardForm,
         result: &mut TrialResult,
         bar: &indicatif::ProgressBar,
     ) -> anyhow::Result<Result<(), String>> {
-        let package = trial_package(folder, &shard.name);
-        let compiled = folder.join("model.mlmodelc");
-        let functions: Vec<String> = shard.functions.iter().map(|f| f.name.clone()).collect();
+        let sort = own.first().map(|s| s.kind);
         let told = |failure: StepFailure| {
             bar.suspend(|| failure.lines().iter().for_each(message));
             format!("{} {}: {}", failure.step, failure.end.word(), failure.message)
         };
         let step = |what: &str, work: Work| {
             bar.inc(1);
-            let ended = self.risky.step(what, &work, Some((shard.kind, form)))?;
+            let ended = self.risky.step(what, &work, sort.map(|sort| (sort, form)))?;
             anyhow::Ok(ended.map_err(told))
         };
-        let work = Work::Compile { package: package.clone(), target: compiled.clone() };
-        if let Err(out) = step(&shard.name, work)? {
-            return Ok(Err(out));
+        let mut packages = Vec::new();
+        let mut plans: Option<Vec<(String, Vec<PlannedOp>)>> = Some(Vec::new());
+        for shard in own {
+            let (package, compiled) =
+                (trial_package(folder, &shard.name), compiled_model(folder, &shard.name));
+            let (p, c) = (|| package.clone(), || compiled.clone());
+            let functions: Vec<String> = shard.functions.iter().map(|f| f.name.clone()).collect();
+            let work = Work::Compile { package: p(), target: c() };
+            if let Err(out) = step(&shard.name, work)? {
+                return Ok(Err(out));
+            }
+            let work = Work::Load { package: p(), compiled: c(), functions: functions.clone() };
+            if let Err(out) = step(&shard.name, work)? {
+                return Ok(Err(out));
+            }
+            // A form without a plan may still run: its placement is not known then.
+            let work = Work::Plan { package: p(), compiled: c(), functions, cpu_only: false };
+            match (step(&shard.name, work)?, &mut plans) {
+                (Ok(found), Some(plans)) => {
+                    let found: Vec<(String, Vec<PlannedOp>)> = serde_json::from_value(found)?;
+                    plans.extend(found.into_iter().map(|(f, ops)| (in_package(shard, &f), ops)));
+                }
+                _ => plans = None,
+            }
+            packages.push((package, compiled));
         }
-        let (p, c) = (|| package.clone(), || compiled.clone());
-        let work = Work::Load { package: p(), compiled: c(), functions: functions.clone() };
-        if let Err(out) = step(&shard.name, work)? {
-            return Ok(Err(out));
-        }
-        // A form without a plan may still run: its placement is not known then.
-        match step(&shard.name, Work::Plan { package: p(), compiled: c(), functions, cpu_only: false })? {
-            Ok(plans) => {
-                let plans: Vec<(String, Vec<PlannedOp>)> = serde_json::from_value(plans)?;
+        match plans {
+            Some(plans) => {
                 (result.residency, result.ops) = count_places(&plans);
                 for judged in &mut result.tokens {
-                    let called = functions_called(shard, judged.tokens);
-                    let mut own = plans.clone();
-                    own.retain(|(function, _)| called.contains(&function.as_str()));
-                    (judged.residency, judged.ops) = count_places(&own);
+                    let called = functions_called(own, judged.tokens);
+                    let mut plans = plans.clone();
+                    plans.retain(|(function, _)| called.contains(function));
+                    (judged.residency, judged.ops) = count_places(&plans);
                 }
             }
-            Err(_) => {
+            None => {
                 result.residency = Some(Residency::Unknown);
                 result.tokens.iter_mut().for_each(|judged| judged.residency = Some(Residency::Unknown));
             }
         }
+        let name = own.first().map(|s| s.name.as_str()).unwrap_or_default();
         for judged in &mut result.tokens {
             let (tokens, calls) = (judged.tokens, self.args.calls as usize);
-            let what = format!("{}{}", shard.name, of_tokens(tokens));
+            let what = format!("{name}{}", of_tokens(tokens));
             let work =
-                Work::Measure { folder: folder.to_path_buf(), package: p(), compiled: c(), tokens, calls };
+                Work::Measure { folder: folder.to_path_buf(), packages: packages.clone(), tokens, calls };
             match step(&what, work)? {
                 Ok(figures) => judged.figures = Some(serde_json::from_value(figures)?),
                 Err(out) => return Ok(Err(format!("{out}{}", of_tokens(tokens)))),
@@ -367,11 +385,22 @@ impl Tuner<'_> {
     }
 }
 
-/// Functions of a shard that calls of so many tokens take.
-fn functions_called(shard: &PlannedShard, tokens: usize) -> Vec<&str> {
-    let width = shard.functions.iter().map(|f| f.tokens.max).filter(|most| *most >= tokens).min();
-    let called = shard.functions.iter().filter(|f| Some(f.tokens.max) == width);
-    called.map(|f| f.name.as_str()).collect()
+/// Place of a trial's compiled model.
+fn compiled_model(folder: &Path, shard: &str) -> PathBuf {
+    folder.join(format!("{shard}.mlmodelc"))
+}
+
+/// Name of a function that no other package's has.
+fn in_package(shard: &PlannedShard, function: &str) -> String {
+    format!("{}/{function}", shard.name)
+}
+
+/// Functions of a shard's packages that calls of so many tokens take.
+fn functions_called(own: &[&PlannedShard], tokens: usize) -> Vec<String> {
+    let all = || own.iter().flat_map(|s| s.functions.iter().map(move |f| (*s, f)));
+    let width = all().map(|(_, f)| f.tokens.max).filter(|most| *most >= tokens).min();
+    let called = all().filter(|(_, f)| Some(f.tokens.max) == width);
+    called.map(|(shard, f)| in_package(shard, &f.name)).collect()
 }
 
 /// Words for calls of more than one token.

@@ -52,10 +52,8 @@ pub enum Work {
     Measure {
         /// Folder of the trial.
         folder: PathBuf,
-        /// The package that Core ML runs.
-        package: PathBuf,
-        /// The compiled model.
-        compiled: PathBuf,
+        /// Packages that Core ML runs, each with its compiled model.
+        packages: Vec<(PathBuf, PathBuf)>,
         /// Tokens of a call.
         tokens: usize,
         /// Calls.
