@@ -18,7 +18,10 @@ const LINK_ON_APPLE: &str =
 pub fn run(options: TaskOptions) -> Passed {
     let filter = options.finish()?;
     prepare(&root())?;
-    let mut command = cargo_test(&root(), &root().join("target/sim/build"));
+    // Where a folder is named, crates that the workspace has built are there; others have their own, so that `target/debug/anemoe` stays.
+    let target = std::env::var_os("CARGO_TARGET_DIR");
+    let target = target.map_or_else(|| root().join("target/sim/build"), PathBuf::from);
+    let mut command = cargo_test(&root(), &target);
     // A word that cargo sees would have it build unit tests that are switched off here.
     command.arg("--workspace").arg("--").args(filter);
     Ok(command.status()?.success())

@@ -72,6 +72,16 @@ pub fn layer_scope(i: usize) -> String {
     format!("{LAYER_SCOPE}{i}_")
 }
 
+/// Names a token count: `t4`, `t1to4`.
+pub fn count_name(t: TokenCount) -> String {
+    if t.min == t.max { format!("t{}", t.max) } else { format!("t{}to{}", t.min, t.max) }
+}
+
+/// Names the package of a shard that takes these token counts alone: `L00.attn.t4`.
+pub fn package_name(shard: &str, t: TokenCount) -> String {
+    format!("{shard}.{}", count_name(t))
+}
+
 /// Prefix of the matrices of a bank whose first expert is `first`.
 pub fn bank_name(first: usize) -> String {
     format!("bank_{first:03}")
@@ -726,11 +736,11 @@ impl Plan {
 
     /// Packages of a shard: its own, or one for each token count where its form keeps them apart, ascending.
     pub fn packages(&self, shard: &str) -> Vec<&PlannedShard> {
-        let is_one = |s: &&PlannedShard| match s.name.strip_prefix(shard) {
-            Some("") => true,
-            Some(count) => s.form.functions == FunctionForm::Apart && count.starts_with(".t"),
-            None => false,
+        let is_apart = |s: &PlannedShard| {
+            s.form.functions == FunctionForm::Apart
+                && s.functions.first().is_some_and(|f| s.name == package_name(shard, f.tokens))
         };
+        let is_one = |s: &&PlannedShard| s.name == shard || is_apart(s);
         self.shards.iter().filter(is_one).collect()
     }
 

@@ -8,7 +8,7 @@
 //! The engine knows nothing of HTTP, and [`http`] nothing of sequences. [`http`] is the only asynchronous code of the workspace.
 //!
 //! # Tests
-//! Beside the code: limits of parameters, sizes of chunks, buckets of histograms. `cli/tests/serve.rs` speaks HTTP with the built
+//! Beside the code: limits of parameters, sizes of chunks, buckets of histograms. `cli/tests/black_box/serve.rs` speaks HTTP with the built
 //! binary. `cargo test -p anemoe-server` runs for less than a second, besides the compilation.
 #![deny(unsafe_code)]
 

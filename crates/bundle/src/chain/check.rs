@@ -4,7 +4,7 @@ use super::contract::{Chain, ShardFunction};
 use super::steps::{HostInput, InputBinding, Kept, RowRange, Run, Step};
 use std::collections::BTreeSet;
 use std::ops::RangeInclusive;
-use std::path::{Component, Path, PathBuf};
+use std::path::{Component, Path};
 
 /// No size in a chain is larger, so that products of two of them stay in range.
 const MAX_SIZE: usize = 1 << 24;
@@ -50,9 +50,9 @@ impl Chain {
             let (scale, least, most) = (self.embedding.scale, EMBEDDING_SCALE.start(), EMBEDDING_SCALE.end());
             return Err(format!("embedding: scale is {scale:e}, expected a number from {least} to {most}"));
         }
-        inside(&self.embedding.file).map_err(|e| format!("embedding: {e}"))?;
+        check_path(&self.embedding.file).map_err(|e| format!("embedding: {e}"))?;
         if let Some(vectors) = &self.vectors {
-            inside(&vectors.file).map_err(|e| format!("vectors: {e}"))?;
+            check_path(&vectors.file).map_err(|e| format!("vectors: {e}"))?;
         }
         if self.embedding.storage.layout(self.embedding.rows, self.embedding.cols).is_none() {
             return Err(format!("embedding: {} does not fit its rows and columns", self.embedding.storage));
@@ -91,7 +91,7 @@ impl Chain {
         }
         let mut names = BTreeSet::new();
         for shard in &self.shards {
-            inside(&shard.file).map_err(|e| format!("shard `{}`: {e}", shard.name))?;
+            check_path(&shard.file).map_err(|e| format!("shard `{}`: {e}", shard.name))?;
             if !names.insert(shard.name.as_str()) {
                 return Err(format!("shard `{}` appears twice", shard.name));
             }
@@ -292,11 +292,10 @@ fn check_rows(rows: &RowRange) -> std::result::Result<(), String> {
     }
 }
 
-/// A path that stays in the bundle.
-fn inside(file: &str) -> std::result::Result<PathBuf, String> {
-    let path = Path::new(file);
-    if !file.is_empty() && path.components().all(|c| matches!(c, Component::Normal(_))) {
-        Ok(path.to_path_buf())
+/// Refuses a path that leaves the bundle.
+fn check_path(file: &str) -> std::result::Result<(), String> {
+    if !file.is_empty() && Path::new(file).components().all(|c| matches!(c, Component::Normal(_))) {
+        Ok(())
     } else {
         Err(format!("path `{file}` leaves the bundle"))
     }

@@ -6,7 +6,7 @@ use crate::models::Family;
 use crate::models::checked::CheckedCheckpoint;
 use crate::plan::{
     MAX_HEAD_ROWS, MAX_HEAD_WEIGHTS, MatrixPlan, Packing, Plan, PlanOptions, PlannedShard, ScaleScope,
-    Totals, VectorPlan, bank_name,
+    Totals, VectorPlan, bank_name, count_name, package_name,
 };
 use crate::quant::MatrixQuant;
 use crate::{Error, Result};
@@ -44,11 +44,6 @@ pub fn calls(first: usize, packing: Packing) -> impl Iterator<Item = Range<usize
 
 /// Name of the only function of a package.
 const ONLY_FUNCTION: &str = "main";
-
-/// Names a token count: `t4`, `t1to4`.
-fn count_name(t: TokenCount) -> String {
-    if t.min == t.max { format!("t{}", t.max) } else { format!("t{}to{}", t.min, t.max) }
-}
 
 /// Names of functions: `main` for the only one of a package, else `t4`, `e003_t4`, `t1to4`.
 pub fn functions(units: &[Option<String>], tokens: &[TokenCount]) -> Vec<ShardFunction> {
@@ -292,8 +287,7 @@ fn put_apart(shards: Vec<PlannedShard>, chain: &mut Chain) -> Vec<PlannedShard> 
             continue;
         }
         for tokens in counts {
-            let mut own =
-                PlannedShard { name: format!("{}.{}", shard.name, count_name(tokens)), ..shard.clone() };
+            let mut own = PlannedShard { name: package_name(&shard.name, tokens), ..shard.clone() };
             own.functions.retain(|f| f.tokens == tokens);
             if let [only] = own.functions.as_mut_slice() {
                 only.name = ONLY_FUNCTION.into();

@@ -1,0 +1,40 @@
+//! What the built binary does, seen from outside: a module for each command or kind of input. One binary, since each costs seconds to
+//! link; `cargo test -p anemoe --test black_box zaya::` runs a module.
+
+mod common;
+#[path = "../../../convert/tests/common/mod.rs"]
+mod files;
+#[path = "../../../hub/tests/common/mod.rs"]
+mod hub_server;
+
+mod bad_input;
+mod bench;
+mod book;
+mod chat;
+mod check;
+mod coreml;
+mod doctor;
+mod first_contact;
+mod forms;
+mod gates;
+mod gguf;
+mod hints;
+mod hub;
+mod import_report;
+mod journal;
+mod layout;
+mod messages;
+mod outputs;
+mod ownership;
+mod predict_speed;
+mod quantize;
+mod report;
+mod reproduce;
+mod rewritten;
+mod scale_out;
+mod serve;
+mod slurm;
+mod spine;
+mod stores;
+mod wrong_files;
+mod zaya;

@@ -1,0 +1,8 @@
+//! Bundles of both families, built here, through plan, rules and model. One binary, since each costs seconds to link.
+
+mod common;
+mod forms;
+mod fused;
+mod planned;
+mod sequences;
+mod speculation;

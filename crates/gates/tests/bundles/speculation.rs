@@ -1,0 +1,210 @@
+//! Drafts change no token: generation with them gives what plain decoding gives, at any temperature.
+
+use crate::common::{fixed, fixture};
+use anemoe_convert::build::build;
+use anemoe_convert::plan::PlanOptions;
+use anemoe_runtime::cpu::{CpuBackend, Options, Precision};
+use anemoe_runtime::generate::{GenerateOptions, generate};
+use anemoe_runtime::model::{Logits, Model};
+use anemoe_runtime::sampler::Sampling;
+use anemoe_runtime::speculate::{Corpus, Mode, Speculation};
+use std::path::Path;
+use std::sync::Arc;
+
+fn open(dir: &Path, name: &str, counts: &[usize], half_states: bool) -> Model {
+    let out = dir.join(format!("{name}-{}", counts.len()));
+    if !out.exists() {
+        let family = fixture(name);
+        let tokens = fixed(counts);
+        let options = PlanOptions { quant: "lut4".parse().unwrap(), tokens, ..PlanOptions::default() };
+        build(family.as_ref(), &family.plan(&options).unwrap(), None, &out, 2, &|_| ()).unwrap();
+    }
+    let options = Options { precision: Precision::Fp32, half_states, ..Options::default() };
+    Model::open(&out, &CpuBackend { options }).unwrap()
+}
+
+fn prompt(kind: usize) -> Vec<u32> {
+    match kind {
+        // Random, periodic, and one token again and again.
+        0 => (0..30).map(|i| (i * i * 31 + i * 17 + 5) % 120).collect(),
+        1 => (0..48).map(|i| (i % 7) * 13 + 3).collect(),
+        _ => vec![9; 20],
+    }
+}
+
+#[test]
+fn drafts_change_no_token() {
+    let dir = tempfile::tempdir().unwrap();
+    for name in ["tiny-gemma4-moe", "tiny-zaya"] {
+        // Rings of functions for one token have no room for more.
+        for (counts, half_states) in [(&[1, 64][..], false), (&[1, 64], true), (&[1], true)] {
+            let model = open(dir.path(), name, counts, half_states);
+            let mut drafted = 0;
+            for kind in 0..3 {
+                let prompt = prompt(kind);
+                for temperature in [0.0, 0.8] {
+                    let sampling = Sampling { temperature, top_k: 0, top_p: 1.0, seed: 11 };
+                    let run = |speculation: Speculation, (max_new, ignore_eos): (usize, bool)| {
+                        let options = GenerateOptions {
+                            max_new,
+                            sampling: sampling.clone(),
+                            ignore_eos,
+                            prefill_chunk: None,
+                            speculation,
+                        };
+                        let mut sequence = model.sequence();
+                        let mut seen = Vec::new();
+                        let made = generate(&model, &mut sequence, &prompt, &options, |id| {
+                            seen.push(id);
+                            true
+                        })
+                        .unwrap();
+                        assert_eq!(seen, made.ids);
+                        assert_eq!(sequence.position(), prompt.len() + made.decode_tokens);
+                        made
+                    };
+                    let limits = [(60, true), (7, true), (60, false)];
+                    let plain = limits.map(|limits| run(Speculation::default(), limits));
+                    let corpus = Some(Arc::new(Corpus::new(&plain[0].ids)));
+                    for (mode, draft_max, corpus) in [
+                        (Mode::Ngram, 1, None),
+                        (Mode::Ngram, 3, None),
+                        (Mode::Ngram, 8, None),
+                        (Mode::Ngram, 20, corpus.clone()),
+                        (Mode::Auto, 8, corpus),
+                    ] {
+                        let s =
+                            Speculation { mode, draft_max, ngram_min: 1, corpus, ..Speculation::default() };
+                        for (limits, plain) in limits.into_iter().zip(&plain) {
+                            let made = run(s.clone(), limits);
+                            let what = format!(
+                                "{name}, prompt {kind}, temperature {temperature}, {limits:?}, {s:?}"
+                            );
+                            assert_eq!(made.ids, plain.ids, "{what}");
+                            assert_eq!(
+                                (made.stop, made.decode_tokens),
+                                (plain.stop, plain.decode_tokens),
+                                "{what}"
+                            );
+                            let report = made.speculation.unwrap();
+                            assert!(report.accepted <= report.drafted);
+                            // The controller's depend on the time that passes take.
+                            drafted += if mode == Mode::Ngram { report.drafted } else { 0 };
+                        }
+                    }
+                }
+            }
+            assert!(drafted > 500 || counts == [1], "{name}: {drafted}");
+        }
+    }
+}
+
+#[test]
+fn a_text_that_is_known_takes_few_passes() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = open(dir.path(), "tiny-zaya", &[1, 64], true);
+    let options = |speculation| GenerateOptions {
+        max_new: 80,
+        sampling: Sampling { temperature: 0.0, top_k: 0, top_p: 1.0, seed: 0 },
+        ignore_eos: true,
+        prefill_chunk: None,
+        speculation,
+    };
+    let mut sequence = model.sequence();
+    let off = options(Speculation::default());
+    let plain = generate(&model, &mut sequence, &prompt(0), &off, |_| true).unwrap();
+    let whole: Vec<u32> = prompt(0).into_iter().chain(plain.ids.iter().copied()).collect();
+    let corpus = Some(Arc::new(Corpus::new(&whole)));
+    let speculation = Speculation { mode: Mode::Ngram, corpus, ..Speculation::default() };
+    let made = generate(&model, &mut sequence, &prompt(0), &options(speculation), |_| true).unwrap();
+    assert_eq!(made.ids, plain.ids);
+    let report = made.speculation.unwrap();
+    assert!(report.acceptance > 0.8 && report.verifier_calls <= 16, "{report:?}");
+}
+
+/// Probabilities of the `k` most probable tokens at a temperature.
+fn probabilities(logits: &[f32], temperature: f64, k: usize) -> Vec<(u32, f64)> {
+    let mut all: Vec<(u32, f64)> = logits.iter().zip(0..).map(|(&v, id)| (id, f64::from(v))).collect();
+    all.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
+    all.truncate(k);
+    let largest = all[0].1;
+    all.iter_mut().for_each(|(_, v)| *v = ((*v - largest) / temperature).exp());
+    let sum: f64 = all.iter().map(|(_, v)| v).sum();
+    all.into_iter().map(|(id, v)| (id, v / sum)).collect()
+}
+
+#[test]
+fn drafts_leave_the_distribution_of_samples() {
+    const RUNS: u64 = 3000;
+    const K: usize = 6;
+    let dir = tempfile::tempdir().unwrap();
+    let model = open(dir.path(), "tiny-gemma4-moe", &[1, 64], true);
+    let prompt = prompt(0);
+    let mut sequence = model.sequence();
+    let row = |ids: &[u32], sequence: &mut anemoe_runtime::model::Sequence| {
+        sequence.clear();
+        model.append(sequence, ids, Logits::Last, None).unwrap().remove(0)
+    };
+    // Of the second new token: the sum over the first ones.
+    let mut expected = std::collections::BTreeMap::<u32, f64>::new();
+    let first = probabilities(&row(&prompt, &mut sequence), 1.5, K);
+    for &(id, p) in &first {
+        let ids: Vec<u32> = prompt.iter().copied().chain([id]).collect();
+        for (id, q) in probabilities(&row(&ids, &mut sequence), 1.5, K) {
+            *expected.entry(id).or_default() += p * q * RUNS as f64;
+        }
+    }
+    // A corpus from which likely tokens are drafted, some of which are refused.
+    let mut corpus = prompt.clone();
+    for &(id, _) in &first {
+        let ids: Vec<u32> = prompt.iter().copied().chain([id]).collect();
+        corpus.extend([
+            prompt[prompt.len() - 1],
+            id,
+            probabilities(&row(&ids, &mut sequence), 1.5, 1)[0].0,
+            1,
+        ]);
+    }
+    let corpus = Some(Arc::new(Corpus::new(&corpus)));
+    let mut seen = std::collections::BTreeMap::<u32, f64>::new();
+    let (mut drafted, mut accepted) = (0, 0);
+    for seed in 0..RUNS {
+        let options = GenerateOptions {
+            max_new: 3,
+            sampling: Sampling { temperature: 1.5, top_k: K, top_p: 1.0, seed },
+            ignore_eos: true,
+            prefill_chunk: None,
+            speculation: Speculation {
+                mode: Mode::Ngram,
+                ngram_min: 1,
+                corpus: corpus.clone(),
+                ..Speculation::default()
+            },
+        };
+        let made = generate(&model, &mut sequence, &prompt, &options, |_| true).unwrap();
+        *seen.entry(made.ids[1]).or_default() += 1.0;
+        let report = made.speculation.unwrap();
+        (drafted, accepted) = (drafted + report.drafted, accepted + report.accepted);
+    }
+    assert!(drafted > RUNS / 2 && accepted > 100 && accepted < drafted - 100, "{accepted} of {drafted}");
+    assert!(seen.keys().all(|id| expected.contains_key(id)), "a token that cannot be drawn");
+    // Chi-squared, rare tokens together.
+    let (mut rare, mut chi, mut cells) = ((0.0, 0.0), 0.0, 0);
+    for (id, &e) in &expected {
+        let o = seen.get(id).copied().unwrap_or(0.0);
+        if e < 8.0 {
+            rare = (rare.0 + e, rare.1 + o);
+        } else {
+            (chi, cells) = (chi + (o - e) * (o - e) / e, cells + 1);
+        }
+    }
+    if rare.0 > 0.0 {
+        (chi, cells) = (chi + (rare.1 - rare.0) * (rare.1 - rare.0) / rare.0.max(1.0), cells + 1);
+    }
+    let freedom = f64::from(cells - 1);
+    assert!(freedom >= 4.0, "{cells} cells");
+    assert!(
+        chi < freedom + 4.0 * (2.0 * freedom).sqrt(),
+        "chi squared {chi:.1} of {freedom} degrees of freedom"
+    );
+}
