@@ -107,7 +107,11 @@ fn what_cannot_be_measured_is_refused() {
 fn settings_of_the_environment_are_looked_at() {
     let with = |name: &str, value: &str| {
         let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_anemoe"));
-        let out = command.args(["plan", "synthetic:zaya1-8b", "--quant", "lut4"]).env(name, value).output().unwrap();
+        let out = command
+            .args(["plan", "synthetic:zaya1-8b", "--quant", "lut4"])
+            .env(name, value)
+            .output()
+            .unwrap();
         (out.status.code(), String::from_utf8(out.stderr).unwrap())
     };
     for (name, value) in [

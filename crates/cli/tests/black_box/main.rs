@@ -1,4 +1,4 @@
-//! What the built binary does, seen from outside: a module for each command or kind of input. One binary, since each costs seconds to
+//! Tests the built binary from outside: a module for each command or kind of input. One binary, since each costs seconds to
 //! link; `cargo test -p anemoe --test black_box zaya::` runs a module.
 
 mod common;

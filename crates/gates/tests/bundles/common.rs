@@ -1,4 +1,4 @@
-//! What tests over built bundles share.
+//! Fixtures, ids and backends that tests over built bundles share.
 
 use anemoe_bundle::TokenCount;
 use anemoe_convert::models::{self, Family};
