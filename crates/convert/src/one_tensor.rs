@@ -128,11 +128,11 @@ impl TensorJob<'_> {
         if quant.kind.has_blocks() {
             quant.group *= spatial;
         }
-        let turned;
+        let transposed;
         let values = match self.op {
             WeightOp::MatMul => {
-                turned = transpose(self.values, cols, rows);
-                turned.as_slice()
+                transposed = transpose(self.values, cols, rows);
+                transposed.as_slice()
             }
             _ => self.values,
         };

@@ -360,7 +360,7 @@ fn first_shards(
     let pass = probes.as_ref().is_none_or(|p| p.pass);
     let probed = [representatives.as_slice(), &sample.indices].concat();
     report.layers = Some(LayerGates { sample, probes });
-    build.hold_to(&probed);
+    build.compare_with(&probed);
     Ok(if pass { Ok(golden) } else { Err(GateStage::LayerProbes) })
 }
 

@@ -45,9 +45,9 @@ fn main() {
     };
     for tokens in tokens.split(',').map(|t| t.parse::<usize>().expect("tokens")) {
         let x = noise(2, cols * tokens);
-        let mut panel = PackedActivations::default();
+        let mut packed = PackedActivations::default();
         let x = Columns { values: &x, first: 0, token_stride: cols, channel_stride: 1 };
-        panel.pack(pool, matrix(0).layout(), x, tokens, cols);
+        packed.pack(pool, matrix(0).layout(), x, tokens, cols);
         let mut y = vec![0f32; rows * tokens];
         let (mut reads, mut times) = (Vec::new(), Vec::new());
         let per = ROUND.min(n);
@@ -62,7 +62,7 @@ fn main() {
                 let w = matrix(e);
                 matmul_batch(
                     pool,
-                    &mut [Some(MatMul { w, x: &panel, tokens: None, y: &mut y, stride: rows, bias: None })],
+                    &mut [Some(MatMul { w, x: &packed, tokens: None, y: &mut y, stride: rows, bias: None })],
                 );
             }
             times.push(started.elapsed().as_secs_f64());

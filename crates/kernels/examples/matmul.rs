@@ -75,22 +75,22 @@ fn main() {
     let mut y = vec![0f32; rows * 512];
     for (name, w) in all {
         for tokens in [1, 4, 64, 512] {
-            let mut panel = PackedActivations::default();
+            let mut packed = PackedActivations::default();
             let at = Columns { values: &x, first: 0, token_stride: cols, channel_stride: 1 };
-            panel.pack(&pool, w.layout(), at, tokens, cols);
+            packed.pack(&pool, w.layout(), at, tokens, cols);
             let t = time((64 / tokens).max(3), || {
                 matmul_batch(
                     &pool,
-                    &mut [Some(MatMul { w, x: &panel, tokens: None, y: &mut y, stride: rows, bias: None })],
+                    &mut [Some(MatMul { w, x: &packed, tokens: None, y: &mut y, stride: rows, bias: None })],
                 );
             });
             println!("{name} {tokens} {t:.1}");
         }
         if ["f32", "lut4_f32", "lut4_int16", "fast_lut4", "fast_int8", "fast_f16"].contains(&name) {
-            let mut panel = PackedActivations::default();
+            let mut packed = PackedActivations::default();
             let t = time(5, || {
                 let at = Columns { values: &x, first: 0, token_stride: cols, channel_stride: 1 };
-                panel.pack(&pool, w.layout(), at, 64, cols);
+                packed.pack(&pool, w.layout(), at, 64, cols);
             });
             println!("pack_{name} 64 {t:.1}");
         }

@@ -398,8 +398,8 @@ mod tests {
                 depthwise_conv(&Pool::new(1), &mut own(&mut y));
                 depthwise_conv(&Pool::new(3), &mut own(&mut same));
                 prop_assert_eq!(&y, &same);
-                let turned: Vec<f32> = (0..dense.len()).map(|i| dense[i % window.taps() * channels + i / window.taps()]).collect();
-                let w = Matrix::f32(&turned, channels, window.taps()).unwrap();
+                let transposed: Vec<f32> = (0..dense.len()).map(|i| dense[i % window.taps() * channels + i / window.taps()]).collect();
+                let w = Matrix::f32(&transposed, channels, window.taps()).unwrap();
                 conv(&Pool::new(2), &mut Conv { w, groups: channels, taps_first: false, window: &window, x, y: &mut same, bias: Some(&bias) });
                 prop_assert!(y.iter().zip(&same).all(|(a, b)| (a - b).abs() < 1e-5));
             }

@@ -9,6 +9,7 @@
 //! matrix         views of weights                              lut_tables   tables as integers
 //! activations/   packs tokens as f32, int8, int24 or bf16
 //! matmul/        jobs and schedule; one engine per arithmetic: f32, int16_lut, int8, int8_blocks, bf16, amx
+//! owned_matrix   matrices with their memory, prepared for their engine
 //! attention/     masked attention over a KV cache
 //! elementwise    gates, soft cap, exponentials                rms_norm     RMS norms
 //! conv           convolutions, as matmuls or depthwise         transpose    transposing copies
@@ -38,6 +39,7 @@ mod lut_tables;
 mod matmul;
 mod matrix;
 mod memory;
+mod owned_matrix;
 mod pool;
 mod product_speed;
 mod rms_norm;
@@ -57,8 +59,9 @@ pub use f16::{f16_bits_to_f32, f16_to_f32, f32_to_f16, round_to_f16};
 pub use isa::Isa;
 pub use lut_tables::{HalfLut, Int8Lut, Int16Lut, round_to_int16};
 pub use matmul::{MatMul, matmul_batch, matmul_batch_on};
-pub use matrix::{Matrix, MatrixError, OwnedMatrix, f32_bytes};
+pub use matrix::{Matrix, MatrixError, f32_bytes};
 pub use memory::F16Buffer;
+pub use owned_matrix::OwnedMatrix;
 pub use pool::{MAX_THREADS, Pool};
 pub use product_speed::measure_multiply_adds;
 pub use rms_norm::{RmsNorm, rms_norm};

@@ -45,15 +45,15 @@ pub fn measure_multiply_adds(pool: &Pool, bits: usize, fast: bool, tokens: usize
     let tokens = tokens.max(1);
     let x: Vec<f32> = (0..COLS * tokens).map(|i| f32::from(noise(i)) / 65536.0).collect();
     let columns = Columns { values: &x, first: 0, token_stride: COLS, channel_stride: 1 };
-    let mut panel = PackedActivations::default();
-    panel.pack(pool, w.layout(), columns, tokens, COLS);
+    let mut packed = PackedActivations::default();
+    packed.pack(pool, w.layout(), columns, tokens, COLS);
     let mut y = vec![0f32; rows * tokens];
     let mut best = f64::INFINITY;
     // The first round brings the weights into the caches.
     for _ in 0..=rounds.max(1) {
         let started = Instant::now();
         for _ in 0..PER_ROUND {
-            let product = MatMul { w, x: &panel, tokens: None, y: &mut y, stride: rows, bias: None };
+            let product = MatMul { w, x: &packed, tokens: None, y: &mut y, stride: rows, bias: None };
             matmul_batch(pool, &mut [Some(product)]);
         }
         best = best.min(started.elapsed().as_secs_f64());

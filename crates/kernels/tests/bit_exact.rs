@@ -23,11 +23,11 @@ fn multiply(isa: Isa, w: &Matrix<'_>) -> Vec<f32> {
     let mut all = Vec::new();
     for tokens in [1, 21] {
         let x = noise(20, tokens * w.cols());
-        let mut panel = PackedActivations::default();
+        let mut packed = PackedActivations::default();
         let at = Columns { values: &x, first: 0, token_stride: w.cols(), channel_stride: 1 };
-        panel.pack(&Pool::new(1), w.layout(), at, tokens, w.cols());
+        packed.pack(&Pool::new(1), w.layout(), at, tokens, w.cols());
         let mut y = vec![0f32; tokens * w.rows()];
-        let one = MatMul { w: *w, x: &panel, tokens: None, y: &mut y, stride: w.rows(), bias: None };
+        let one = MatMul { w: *w, x: &packed, tokens: None, y: &mut y, stride: w.rows(), bias: None };
         matmul_batch_on(isa, &Pool::new(1), &mut [Some(one)]);
         all.append(&mut y);
     }

@@ -274,7 +274,7 @@ impl WeightFiles {
     }
 
     /// Adds those of `others` that are not here.
-    pub fn adopt(&mut self, others: &WeightFiles) {
+    pub fn extend(&mut self, others: &WeightFiles) {
         for (name, file) in &others.0 {
             self.0.entry(name.clone()).or_insert_with(|| file.clone());
         }
@@ -654,7 +654,7 @@ mod tests {
         let again = Package::open_to_run(&path, &["whole"], whole.weights()).unwrap();
         assert!(whole.weights().0.iter().zip(&again.weights().0).all(|(a, b)| Arc::ptr_eq(a.1, b.1)));
         let mut all = WeightFiles::default();
-        all.adopt(whole.weights());
+        all.extend(whole.weights());
         assert_eq!(all.0.len(), 1);
         let broken = Package::open_to_run(&path, &["broken"], &WeightFiles::default()).unwrap_err();
         assert!(broken.to_string().contains("no blob"), "{broken}");

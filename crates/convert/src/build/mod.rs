@@ -226,7 +226,7 @@ impl<'a> Build<'a> {
 
     /// Holds the shards that are built from now on to the weights' errors of those of `probed`, which are built.
     /// [`Build::shards`] ends at the first one that is far from them.
-    pub fn hold_to(&mut self, probed: &[usize]) {
+    pub fn compare_with(&mut self, probed: &[usize]) {
         let records = locked(&self.records);
         let usual = Usual::of(probed.iter().filter_map(|i| records.get(i)).map(|r| r.roles.as_slice()));
         drop(records);

@@ -101,8 +101,8 @@ impl Lowering<'_> {
     /// The inverse of [`Lowering::to_heads`].
     pub fn join_heads(&mut self, name: &str, x: &Var, heads: usize, head_dim: usize) -> Result<Var> {
         let t = self.tokens_or_inferred();
-        let turned = self.f().transpose(&format!("{name}_turned"), x, &[0, 1, 3, 2])?;
-        self.f().reshape(name, &turned, &[1, (heads * head_dim) as i32, 1, t])
+        let transposed = self.f().transpose(&format!("{name}_turned"), x, &[0, 1, 3, 2])?;
+        self.f().reshape(name, &transposed, &[1, (heads * head_dim) as i32, 1, t])
     }
 
     /// Normalizes each head of `[1, heads, T, head_dim]`.
@@ -130,8 +130,8 @@ impl Lowering<'_> {
         // elements on the M2 when they were joined (ANEForge).
         let sizes = [rotary_dim as i32, (head_dim - rotary_dim) as i32];
         let parts = self.f().split_sizes(&format!("{name}_part"), x, &sizes, -1)?;
-        let turned = self.rotate_all(&format!("{name}_turned"), &parts[0], at)?;
-        self.f().concat(name, &[&turned, &parts[1]], -1)
+        let rotated = self.rotate_all(&format!("{name}_turned"), &parts[0], at)?;
+        self.f().concat(name, &[&rotated, &parts[1]], -1)
     }
 
     fn rotate_all(&mut self, name: &str, x: &Var, at: &PositionInputs) -> Result<Var> {
@@ -139,8 +139,8 @@ impl Lowering<'_> {
         let halves = f.split(&format!("{name}_half"), x, 2, -1)?;
         let swapped = f.concat(&format!("{name}_swapped"), &[&halves[1], &halves[0]], -1)?;
         let straight = f.mul(&format!("{name}_cos"), x, &at.cos)?;
-        let turned = f.mul(&format!("{name}_sin"), &swapped, &at.sin)?;
-        f.add(name, &straight, &turned)
+        let rotated = f.mul(&format!("{name}_sin"), &swapped, &at.sin)?;
+        f.add(name, &straight, &rotated)
     }
 
     /// The cache before this call.

@@ -172,8 +172,8 @@ impl Lowering<'_> {
         let depthwise = f.add("depthwise", &sum, &bias)?;
         let columns = if t < 0 { -1 } else { t + 1 };
         let channels = ((nq + nk) * d) as i32;
-        let turned = f.transpose("depthwise_turned", &depthwise, &[0, 1, 3, 2])?;
-        let channels = f.reshape("depthwise_channels", &turned, &[1, channels, 1, columns])?;
+        let transposed = f.transpose("depthwise_turned", &depthwise, &[0, 1, 3, 2])?;
+        let channels = f.reshape("depthwise_channels", &transposed, &[1, channels, 1, columns])?;
         let weight = self.matrix("conv_grouped_weight")?;
         let bias = self.vector("conv_grouped_bias")?;
         let groups = ConvParams { groups: (nq + nk) as i32, ..ConvParams::default() };

@@ -164,7 +164,7 @@ impl Engine {
         });
         match loaded {
             Ok(model) => self.ask(|o| {
-                o.adopt(wanted.key, model.into_inner(), wanted.interface.clone(), wanted.bytes);
+                o.insert(wanted.key, model.into_inner(), wanted.interface.clone(), wanted.bytes);
                 work(o).map(Some)
             }),
             Err(failure) => {

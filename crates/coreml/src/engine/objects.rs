@@ -195,7 +195,7 @@ impl Objects {
     }
 
     /// Takes a function whose bytes are reserved.
-    pub fn adopt(
+    pub fn insert(
         &mut self,
         function: FunctionKey,
         model: Retained<MLModel>,

@@ -246,11 +246,11 @@ mod tests {
         v.iter().map(|v| v.to_bits()).collect()
     }
 
-    fn panel_of(x: &[f32], cols: usize, tokens: usize) -> PackedActivations {
-        let mut panel = PackedActivations::default();
+    fn pack(x: &[f32], cols: usize, tokens: usize) -> PackedActivations {
+        let mut packed = PackedActivations::default();
         let at = Columns { values: x, first: 0, token_stride: cols, channel_stride: 1 };
-        panel.pack(&Pool::new(1), Layout::I8, at, tokens, cols);
-        panel
+        packed.pack(&Pool::new(1), Layout::I8, at, tokens, cols);
+        packed
     }
 
     #[test]
@@ -265,8 +265,8 @@ mod tests {
             // A token of zeros, and one with something that is not finite.
             x[..cols].fill(0.0);
             x[cols * tokens - 1] = f32::INFINITY;
-            let panel = panel_of(&x, cols, tokens);
-            let blocks = panel.blocks();
+            let packed = pack(&x, cols, tokens);
+            let blocks = packed.blocks();
             let codes = bytes(2, rows.next_multiple_of(ROWS) * blocks * 128);
             let (steps, lows, bias) = (noise(3, ROWS_PER_PASS), noise(4, ROWS_PER_PASS), noise(5, rows));
             let decoded = DecodedInt8 {
@@ -279,15 +279,15 @@ mod tests {
             let mut chosen: Vec<u32> = (0..tokens as u32).rev().collect();
             chosen[0] = 0;
             for (bias, taken) in [(None, None), (Some(bias.as_slice()), Some(chosen.as_slice()))] {
-                let x = TokenSelection::new(&panel, taken);
+                let x = TokenSelection::new(&packed, taken);
                 // With rubbish where no token is.
-                let mut turned = vec![[9; 64]; tokens.div_ceil(TOKENS) * group_len(blocks)];
+                let mut transposed = vec![[9; 64]; tokens.div_ceil(TOKENS) * group_len(blocks)];
                 let prepared = Cell::new(77);
                 let (mut expected, mut found) = (vec![9f32; tokens * rows], vec![7f32; tokens * rows]);
                 let to = |y: &mut Vec<f32>| OutputRows { y: y.as_mut_ptr(), stride: rows, bias };
                 // SAFETY: the processor has AVX-512 VNNI; the targets have the rows of all tokens.
                 unsafe {
-                    for (group, out) in turned.chunks_exact_mut(group_len(blocks)).enumerate() {
+                    for (group, out) in transposed.chunks_exact_mut(group_len(blocks)).enumerate() {
                         transpose_group(x, group * TOKENS, out);
                     }
                     crate::simd::dispatch(
@@ -299,7 +299,7 @@ mod tests {
                             y: &to(&mut expected),
                         },
                     );
-                    multiply_in_tiles(Loops(&prepared), &decoded, &which, x, &turned, &to(&mut found));
+                    multiply_in_tiles(Loops(&prepared), &decoded, &which, x, &transposed, &to(&mut found));
                 }
                 assert_eq!(prepared.get(), 0, "tiles are let go of");
                 assert_eq!(bits(&found), bits(&expected), "[{rows}, {cols}], {tokens} tokens");
@@ -330,11 +330,11 @@ mod tests {
                 int(&scale, 8).unwrap().with_fast(None),
                 Matrix::lut(4, &indices, &lut, 1, rows, cols).unwrap(),
             ];
-            let panels = matrices.map(|w| {
-                let mut panel = PackedActivations::default();
+            let packed = matrices.map(|w| {
+                let mut packed = PackedActivations::default();
                 let at = Columns { values: &values, first: 0, token_stride: cols, channel_stride: 1 };
-                panel.pack(&Pool::new(1), w.layout(), at, tokens, cols);
-                panel
+                packed.pack(&Pool::new(1), w.layout(), at, tokens, cols);
+                packed
             });
             // All of them, and fewer, in another order.
             let chosen: Vec<u32> = (0..tokens as u32).rev().filter(|t| t % 4 != 1 || tokens < 12).collect();
@@ -351,7 +351,7 @@ mod tests {
                     let tokens = taken[(k + turn) % taken.len()];
                     all.push(Some(MatMul {
                         w: matrices[k],
-                        x: &panels[k],
+                        x: &packed[k],
                         tokens,
                         y,
                         stride: rows,

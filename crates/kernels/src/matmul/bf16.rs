@@ -255,16 +255,16 @@ mod tests {
         t: usize,
         chosen: Option<&[u32]>,
     ) -> Vec<f32> {
-        let mut panel = PackedActivations::default();
+        let mut packed = PackedActivations::default();
         let of = |values, stride| Columns { values, first: 0, token_stride: stride, channel_stride: 1 };
         let pool = Pool::new(threads);
         // Rubbish of an earlier use.
-        panel.pack(&pool, Layout::Bf16, of(&[7.0; 1900], 0), 9, 1900);
-        panel.pack(&pool, w.layout(), of(x, w.cols()), t, w.cols());
+        packed.pack(&pool, Layout::Bf16, of(&[7.0; 1900], 0), 9, 1900);
+        packed.pack(&pool, w.layout(), of(x, w.cols()), t, w.cols());
         let n = chosen.map_or(t, <[u32]>::len);
         let mut y = vec![f32::NAN; n * w.rows()];
         let stride = w.rows();
-        let product = MatMul { w: *w, x: &panel, tokens: chosen, y: &mut y, stride, bias: None };
+        let product = MatMul { w: *w, x: &packed, tokens: chosen, y: &mut y, stride, bias: None };
         matmul_batch_on(isa, &pool, &mut [Some(product)]);
         y
     }

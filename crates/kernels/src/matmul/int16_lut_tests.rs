@@ -6,17 +6,17 @@ use crate::{Columns, Layout, MatMul, PackedActivations, Pool, matmul_batch_on, r
 use proptest::prelude::*;
 
 fn filled(w: &Matrix<'_>, x: &[f32], t: usize) -> PackedActivations {
-    let mut panel = PackedActivations::default();
+    let mut packed = PackedActivations::default();
     let at = Columns { values: x, first: 0, token_stride: w.cols, channel_stride: 1 };
-    panel.pack(&Pool::new(1), w.layout(), at, t, w.cols);
-    panel
+    packed.pack(&Pool::new(1), w.layout(), at, t, w.cols);
+    packed
 }
 
 fn run(isa: Isa, w: &Matrix<'_>, x: &[f32], tokens: Option<&[u32]>) -> Vec<f32> {
     let t = x.len() / w.cols;
-    let panel = filled(w, x, t);
+    let packed = filled(w, x, t);
     let mut y = vec![f32::NAN; tokens.map_or(t, <[u32]>::len) * w.rows];
-    let product = MatMul { w: *w, x: &panel, tokens, y: &mut y, stride: w.rows, bias: None };
+    let product = MatMul { w: *w, x: &packed, tokens, y: &mut y, stride: w.rows, bias: None };
     matmul_batch_on(isa, &Pool::new(1), &mut [Some(product)]);
     y
 }
@@ -201,8 +201,8 @@ fn tokens_that_integers_do_not_serve_are_multiplied_in_f32() {
             assert_eq!(of(&some, i), of(&all, token), "{isa:?} {token}");
         }
     }
-    let panel = filled(&w, &x, t);
-    let refused: Vec<usize> = (0..t).filter(|&t| panel.int24.refused[t]).collect();
+    let packed = filled(&w, &x, t);
+    let refused: Vec<usize> = (0..t).filter(|&t| packed.int24.refused[t]).collect();
     assert_eq!(refused, [2, 4, 7]);
-    assert_eq!(panel.layout, Layout::I24);
+    assert_eq!(packed.layout, Layout::I24);
 }

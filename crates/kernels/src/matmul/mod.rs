@@ -346,9 +346,9 @@ mod tests {
     }
 
     fn run(isa: Isa, pool: &Pool, w: &Matrix<'_>, x: &[f32], t: usize, bias: Option<&[f32]>) -> Vec<f32> {
-        let mut panel = PackedActivations::default();
+        let mut packed = PackedActivations::default();
         // Rubbish of an earlier use.
-        panel.pack(
+        packed.pack(
             pool,
             Layout::F32Interleaved,
             Columns { values: &[7.0; 900], first: 0, token_stride: 0, channel_stride: 1 },
@@ -356,12 +356,12 @@ mod tests {
             900,
         );
         let at = Columns { values: x, first: 0, token_stride: w.cols(), channel_stride: 1 };
-        panel.pack(pool, w.layout(), at, t, w.cols());
+        packed.pack(pool, w.layout(), at, t, w.cols());
         let mut y = vec![f32::NAN; t * w.rows()];
         matmul_batch_on(
             isa,
             pool,
-            &mut [Some(MatMul { w: *w, x: &panel, tokens: None, y: &mut y, stride: w.rows(), bias })],
+            &mut [Some(MatMul { w: *w, x: &packed, tokens: None, y: &mut y, stride: w.rows(), bias })],
         );
         y
     }

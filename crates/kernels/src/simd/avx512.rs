@@ -297,18 +297,18 @@ impl F32x16 for Avx512 {
                 fours[g + 2].0 = _mm512_castpd_ps(_mm512_unpacklo_pd(ab_high, cd_high));
                 fours[g + 3].0 = _mm512_castpd_ps(_mm512_unpackhi_pd(ab_high, cd_high));
             }
-            let mut turned = v;
+            let mut transposed = v;
             for c in 0..4 {
                 let [p, q, r, s] = [fours[c].0, fours[4 + c].0, fours[8 + c].0, fours[12 + c].0];
                 // Parts 0 and 2, then parts 1 and 3.
                 let (even, even_2) = (_mm512_shuffle_f32x4::<0x88>(p, q), _mm512_shuffle_f32x4::<0x88>(r, s));
                 let (odd, odd_2) = (_mm512_shuffle_f32x4::<0xdd>(p, q), _mm512_shuffle_f32x4::<0xdd>(r, s));
-                turned[c].0 = _mm512_shuffle_f32x4::<0x88>(even, even_2);
-                turned[4 + c].0 = _mm512_shuffle_f32x4::<0x88>(odd, odd_2);
-                turned[8 + c].0 = _mm512_shuffle_f32x4::<0xdd>(even, even_2);
-                turned[12 + c].0 = _mm512_shuffle_f32x4::<0xdd>(odd, odd_2);
+                transposed[c].0 = _mm512_shuffle_f32x4::<0x88>(even, even_2);
+                transposed[4 + c].0 = _mm512_shuffle_f32x4::<0x88>(odd, odd_2);
+                transposed[8 + c].0 = _mm512_shuffle_f32x4::<0xdd>(even, even_2);
+                transposed[12 + c].0 = _mm512_shuffle_f32x4::<0xdd>(odd, odd_2);
             }
-            turned
+            transposed
         }
     }
     #[inline(always)]

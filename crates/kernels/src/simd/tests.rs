@@ -53,9 +53,9 @@ fn check<L: F32x16>() {
             &lanes(L::finish_partial_sums(partial_sums)),
             &vectors.map(L::horizontal_sum),
         );
-        for (i, turned) in L::transpose(vectors).into_iter().enumerate() {
+        for (i, transposed) in L::transpose(vectors).into_iter().enumerate() {
             let column: [f32; LANES] = std::array::from_fn(|j| lanes(vectors[j])[i]);
-            same("turn", &lanes(turned), &column);
+            same("transpose", &lanes(transposed), &column);
         }
         if v.iter().all(|v| v.is_finite()) {
             let zero = [0f32; LANES];

@@ -141,15 +141,15 @@ pub(crate) trait F32x16: Copy {
         for (v, from) in v.into_iter().zip(&mut from) {
             v.store(from);
         }
-        let mut turned = v;
-        for (i, turned) in turned.iter_mut().enumerate() {
+        let mut transposed = v;
+        for (i, transposed) in transposed.iter_mut().enumerate() {
             let mut to = [0f32; LANES];
             for (to, from) in to.iter_mut().zip(&from) {
                 *to = from[i];
             }
-            *turned = Self::load(&to);
+            *transposed = Self::load(&to);
         }
-        turned
+        transposed
     }
 
     /// Returns the number of the first smallest lane, and its value. No lane is NaN.

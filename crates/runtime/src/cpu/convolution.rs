@@ -54,11 +54,11 @@ impl Convolution {
         }
         if channels == 1 && groups == weight.rows() {
             let dense = weight.to_dense();
-            let (values, mut turned) = (dense.as_f32().unwrap_or_default(), vec![0.0; dense.len()]);
+            let (values, mut transposed) = (dense.as_f32().unwrap_or_default(), vec![0.0; dense.len()]);
             for (c, values) in values.chunks_exact(taps.max(1)).enumerate() {
-                values.iter().enumerate().for_each(|(tap, v)| turned[tap * groups + c] = *v);
+                values.iter().enumerate().for_each(|(tap, v)| transposed[tap * groups + c] = *v);
             }
-            return Ok(Convolution { weight, groups, params, form: TapLayout::Depthwise(turned) });
+            return Ok(Convolution { weight, groups, params, form: TapLayout::Depthwise(transposed) });
         }
         let rearranged = if channels >= MIN_CHANNELS { weight.with_taps_first(taps) } else { None };
         let (weight, form) = match rearranged {
@@ -149,30 +149,30 @@ impl Convolution {
         bias: Option<&[f32]>,
     ) -> OpErrorAt<Counts> {
         let (n, rows) = (window.size.iter().product::<usize>(), self.weight.rows());
-        let (mut turned, mut y) = IMAGES.take();
+        let (mut transposed, mut y) = IMAGES.take();
         let image = if self.wants_channels_last() && n > 1 && channels > 1 {
-            turned.resize(batch * n * channels, 0.0);
-            for (x, turned) in
-                x.chunks_exact((n * channels).max(1)).zip(turned.chunks_exact_mut(n * channels))
+            transposed.resize(batch * n * channels, 0.0);
+            for (x, transposed) in
+                x.chunks_exact((n * channels).max(1)).zip(transposed.chunks_exact_mut(n * channels))
             {
                 let from = Strided { first: 0, stride: n };
                 transpose(
                     Pool::global(),
                     (n, channels),
                     (x, from),
-                    (turned, Strided { first: 0, stride: channels }),
+                    (transposed, Strided { first: 0, stride: channels }),
                 );
             }
             let [_, h, w] = window.size;
             let strides = [n * channels, 1, h * w * channels, w * channels, channels];
-            Image { values: &turned, first: 0, batch, channels, strides }
+            Image { values: &transposed, first: 0, batch, channels, strides }
         } else {
             dense_image(window, (batch, channels), x)
         };
         y.resize(out.len(), 0.0);
         let bytes = self.run(window, image, &mut y, bias);
         to_channels_first(window, rows, &y, out);
-        IMAGES.set((turned, y));
+        IMAGES.set((transposed, y));
         bytes
     }
 }

@@ -256,7 +256,7 @@ impl CompiledFunction {
             places.iter().map(|&i| std::mem::take(&mut states.values[i])).collect();
         let result = match &self.code {
             Executable::Plan(plan) => {
-                values.iter_mut().zip(&self.caches).for_each(|(value, cache)| value.hold(*cache));
+                values.iter_mut().zip(&self.caches).for_each(|(value, cache)| value.convert_to(*cache));
                 let limit = self.allowance.elements_beside(0);
                 let run = || plan.run(inputs, &mut values, outputs);
                 super::ops::shape::with_limit(limit, run).map_err(|(e, node)| {
@@ -386,7 +386,7 @@ impl CpuStates {
     }
 
     /// Adds the states of another function of the same package; those of equal name are shared.
-    pub(super) fn adopt(&mut self, function: &CompiledFunction) -> std::result::Result<(), String> {
+    pub(super) fn add_states_of(&mut self, function: &CompiledFunction) -> std::result::Result<(), String> {
         for ((name, ty), cache) in function.states.iter().zip(&function.caches) {
             match self.names.iter().position(|n| n == name) {
                 None => self.add(name, ty, *cache),

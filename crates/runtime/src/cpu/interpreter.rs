@@ -408,21 +408,21 @@ impl Execution<'_> {
                     (None, _) => shape.last().copied().unwrap_or(1),
                 };
                 let (token_stride, channel_stride) = if across.is_some() { (1, tokens) } else { (cols, 1) };
-                let (mut panel, mut turned) = (PackedActivations::default(), Vec::new());
+                let (mut packed, mut transposed) = (PackedActivations::default(), Vec::new());
                 for (x, out) in values
                     .chunks_exact((tokens * cols).max(1))
                     .zip(out.chunks_exact_mut((tokens * rows).max(1)))
                 {
                     let columns = Columns { values: x, first: 0, token_stride, channel_stride };
-                    panel.pack(Pool::global(), w.layout(), columns, tokens, cols);
-                    turned.resize(if *output == 1 { 0 } else { tokens * rows }, 0.0);
-                    let y = if *output == 1 { &mut *out } else { &mut turned };
-                    let product = MatMul { w, x: &panel, tokens: None, y, stride: rows, bias };
+                    packed.pack(Pool::global(), w.layout(), columns, tokens, cols);
+                    transposed.resize(if *output == 1 { 0 } else { tokens * rows }, 0.0);
+                    let y = if *output == 1 { &mut *out } else { &mut transposed };
+                    let product = MatMul { w, x: &packed, tokens: None, y, stride: rows, bias };
                     matmul_batch(Pool::global(), &mut [Some(product)]);
                     if *output == 2 {
                         let (from, to) =
                             (Strided { first: 0, stride: rows }, Strided { first: 0, stride: tokens });
-                        transpose(Pool::global(), (rows, tokens), (&turned, from), (out, to));
+                        transpose(Pool::global(), (rows, tokens), (&transposed, from), (out, to));
                     }
                 }
             }

@@ -7,12 +7,12 @@
 //! Ops compute in f32; with [`Precision::Fp16`] every result whose type is fp16 is rounded to fp16.
 
 mod batch;
+mod cache_states;
 mod carry;
 mod compile;
 mod convolution;
 mod fixed_function;
 mod function;
-mod held;
 mod interpreter;
 mod ir;
 mod located;
@@ -25,6 +25,7 @@ mod shapes;
 mod shared_constants;
 mod state_value;
 mod states;
+mod strided;
 mod tokens;
 mod weights;
 

@@ -1,9 +1,9 @@
 //! Packages on the CPU: functions compiled when they are first asked for.
 
 use super::batch::{KEPT, StagedFunction};
+use super::cache_states::make_state_of;
 use super::compile::compile_with_carry;
 use super::function::{CompiledFunction, add_experts};
-use super::held::hold_cache;
 use super::recent::Recent;
 use super::resizable::ResizableFunction;
 use super::shared_constants::CompileContext;
@@ -147,7 +147,7 @@ impl LoadedPackage {
     fn read(&self, function: &str) -> Result<ReadFunction> {
         let weights = locked(&self.weights).clone();
         let package = Package::open_to_run(&self.path, &[function], &weights)?;
-        locked(&self.weights).adopt(package.weights());
+        locked(&self.weights).extend(package.weights());
         let package = CpuPackage { package: Arc::new(package) };
         let (body, described) = package.function(Some(function))?;
         let (mut body, mut described) = (body.clone(), described.clone());
@@ -155,7 +155,7 @@ impl LoadedPackage {
         let has_place = |cache: &&KeptCache| described.inputs.iter().any(|i| i.name == cache.place);
         let caches: Vec<&KeptCache> = self.caches.iter().filter(has_place).collect();
         for cache in caches {
-            hold_cache(&mut body, &mut described, cache).map_err(|what| {
+            make_state_of(&mut body, &mut described, cache).map_err(|what| {
                 let what = format!("function `{function}`: cache `{}`: {what}", cache.input);
                 Error::invalid(&self.path, what)
             })?;
@@ -286,7 +286,7 @@ impl backend::BackendFunction for CompiledFunction {
             None if !self.has_states() => &mut none,
             None => return Err(Error::input("states of another backend")),
         };
-        states.adopt(self).map_err(|what| Error::invalid(self.path(), what))?;
+        states.add_states_of(self).map_err(|what| Error::invalid(self.path(), what))?;
         if !self.has_states() {
             return CompiledFunction::run(self, inputs, states, outputs).map(|_| ());
         }

@@ -124,7 +124,7 @@ impl StateValue {
     }
 
     /// Converts the state to the form that a plan takes: with so many slots in fp16, or a tensor of f32.
-    pub fn hold(&mut self, cache: Option<usize>) {
+    pub fn convert_to(&mut self, cache: Option<usize>) {
         match (&*self, cache) {
             (StateValue::Cache(c), Some(slots)) if c.slots == slots => return,
             (StateValue::Full(_), None) => return,
@@ -262,7 +262,7 @@ mod tests {
             let values: Vec<f32> = (0..n).map(|i| (i as f32).sin()).collect();
             let want = expected(&values, [rows, slots, d]);
             let mut value = StateValue::Full(Tensor::f32(&shape, values));
-            value.hold(Some(slots));
+            value.convert_to(Some(slots));
             assert_eq!(value.to_tensor(), Tensor::f32(&shape, want.clone()));
             let StateValue::Cache(cache) = &value else { panic!() };
             for (first, step) in [(0, 1), (1, 3), (d / 2, d.max(1)), (slots * d, 1)] {
@@ -272,7 +272,7 @@ mod tests {
                 let own: Vec<f32> = want.iter().skip(first).step_by(step).copied().collect();
                 assert_eq!(read, own, "{shape:?} from {first} by {step}");
             }
-            value.hold(None);
+            value.convert_to(None);
             assert_eq!(value.into_tensor(), Tensor::f32(&shape, want));
         }
     }

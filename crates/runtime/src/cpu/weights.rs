@@ -1,6 +1,7 @@
 //! Constants of a program: dense tensors, or matrices that stay compressed in the mapped package.
 
 use super::located::{Located, OpErrorAt};
+use super::strided::dense_strides;
 use crate::Result;
 use crate::cpu::ops::OpError;
 use crate::cpu::ops::shape::count;
@@ -150,8 +151,8 @@ impl StoredWeight {
         }
         let dense = self.to_dense();
         let values = dense.as_f32().unwrap_or_default();
-        let turned = (0..values.len()).map(|i| values[i % rows * cols + i / rows]).collect();
-        Ok(Arc::new(StoredWeight::dense(Arc::new(Tensor::f32(&[cols, rows], turned)))?))
+        let transposed = (0..values.len()).map(|i| values[i % rows * cols + i / rows]).collect();
+        Ok(Arc::new(StoredWeight::dense(Arc::new(Tensor::f32(&[cols, rows], transposed)))?))
     }
 
     /// Gives the result of `make`, or the one that it gave to another function that reads the same blob:
@@ -565,8 +566,8 @@ fn lookup(
         out_shape[axis] = out_shape[axis].checked_mul(vector).ok_or_else(wrong)?;
     }
     let mut out = vec![0f32; count(&out_shape)?];
-    let (own, target) = (strides(shape), strides(&out_shape));
-    let groups = strides(&lut_shape[..k]);
+    let (own, target) = (dense_strides(shape), dense_strides(&out_shape));
+    let groups = dense_strides(&lut_shape[..k]);
     for (i, &index) in indices.iter().enumerate() {
         let (mut group, mut to) = (0, 0);
         for a in 0..k {
@@ -580,14 +581,6 @@ fn lookup(
         }
     }
     Ok((out_shape, out))
-}
-
-fn strides(shape: &[usize]) -> Vec<usize> {
-    let mut s = vec![1; shape.len()];
-    for i in (1..shape.len()).rev() {
-        s[i - 1] = s[i] * shape[i];
-    }
-    s
 }
 
 /// Nonzero indices looked up; the mask widens along the vector axis.
@@ -630,7 +623,7 @@ fn blockwise(
     if !fits || offset.is_some_and(|o| o.len() != scale.len()) {
         return Err(OpError::Invalid(format!("scale of shape {scale_shape:?} for data of shape {shape:?}")));
     }
-    let (own, blocks) = (strides(shape), strides(scale_shape));
+    let (own, blocks) = (dense_strides(shape), dense_strides(scale_shape));
     let block = |i: usize| -> usize {
         (0..shape.len()).map(|a| i / own[a] % shape[a] / (shape[a] / scale_shape[a]) * blocks[a]).sum()
     };

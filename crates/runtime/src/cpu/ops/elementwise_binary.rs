@@ -1,52 +1,58 @@
 //! Ops on pairs of elements, with NumPy broadcasting.
 
+use super::super::strided::{StridedLoops, dense_strides, zip_elements};
 use super::operands::{OpContext, OpError, OpResult};
-use super::shape::{broadcast_shape, count, invalid, unsupported, zip_broadcast};
+use super::shape::{broadcast_shape, count, invalid, pair_loops, repeated, unsupported};
 use crate::tensor::{Data, Tensor};
+use anemoe_kernels::Pool;
+
+/// An op on pairs of floats, over all elements of its loops: result, `x`, `y`.
+pub(in crate::cpu) type BinaryLoops = fn(&StridedLoops<3>, &mut [f32], &[f32], &[f32]);
+
+/// The loops of an op on pairs of floats.
+#[rustfmt::skip]
+pub(in crate::cpu) fn binary_loops(op: &str) -> Option<BinaryLoops> {
+    Some(match op {
+        "add" => |l, o, x, y| zip_elements(l, o, x, y, |a, b| a + b),
+        "sub" => |l, o, x, y| zip_elements(l, o, x, y, |a, b| a - b),
+        "mul" => |l, o, x, y| zip_elements(l, o, x, y, |a, b| a * b),
+        "real_div" => |l, o, x, y| zip_elements(l, o, x, y, |a, b| a / b),
+        "floor_div" => |l, o, x, y| zip_elements(l, o, x, y, |a, b| (a / b).floor()),
+        "mod" => |l, o, x, y| zip_elements(l, o, x, y, |a, b| a - b * (a / b).floor()),
+        "maximum" => |l, o, x, y| zip_elements(l, o, x, y, f32::max),
+        "minimum" => |l, o, x, y| zip_elements(l, o, x, y, f32::min),
+        "pow" => |l, o, x, y| zip_elements(l, o, x, y, f32::powf),
+        _ => return None,
+    })
+}
 
 pub(super) fn arithmetic(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
     let (x, y) = (c.arg("x")?, c.arg("y")?);
     let shape = broadcast_shape(&x.shape, &y.shape)?;
     count(&shape)?;
+    let loops = pair_loops(&x.shape, &y.shape, &shape)?;
     match (&x.data, &y.data) {
         (Data::F32(a), Data::F32(b)) => {
-            let (a, b) = ((x.shape.as_slice(), a.as_slice()), (y.shape.as_slice(), b.as_slice()));
-            let o = out[0].reset_f32(&shape);
-            match c.op {
-                "add" => zip_broadcast(a, b, &shape, o, |a, b| a + b),
-                "sub" => zip_broadcast(a, b, &shape, o, |a, b| a - b),
-                "mul" => zip_broadcast(a, b, &shape, o, |a, b| a * b),
-                "real_div" => zip_broadcast(a, b, &shape, o, |a, b| a / b),
-                "floor_div" => zip_broadcast(a, b, &shape, o, |a: f32, b| (a / b).floor()),
-                "mod" => zip_broadcast(a, b, &shape, o, |a: f32, b: f32| a - b * (a / b).floor()),
-                "maximum" => zip_broadcast(a, b, &shape, o, f32::max),
-                "minimum" => zip_broadcast(a, b, &shape, o, f32::min),
-                "pow" => zip_broadcast(a, b, &shape, o, f32::powf),
-                _ => return unsupported(format!("op `{}`", c.op)),
-            }
+            let f = binary_loops(c.op).ok_or_else(|| OpError::Unsupported(format!("op `{}`", c.op)))?;
+            loops.split(Pool::global(), out[0].reset_f32(&shape), 1, &|loops, o| f(loops, o, a, b));
         }
         (Data::I32(a), Data::I32(b)) => {
             if matches!(c.op, "floor_div" | "mod" | "real_div") && b.contains(&0) {
                 return invalid("division by zero");
             }
-            let (a, b) = ((x.shape.as_slice(), a.as_slice()), (y.shape.as_slice(), b.as_slice()));
-            let o = out[0].reset_i32(&shape);
-            match c.op {
-                "add" => zip_broadcast(a, b, &shape, o, i32::wrapping_add),
-                "sub" => zip_broadcast(a, b, &shape, o, i32::wrapping_sub),
-                "mul" => zip_broadcast(a, b, &shape, o, i32::wrapping_mul),
-                "floor_div" => zip_broadcast(a, b, &shape, o, floor_div),
-                "real_div" => zip_broadcast(a, b, &shape, o, i32::wrapping_div),
-                "mod" => zip_broadcast(a, b, &shape, o, |a: i32, b| {
-                    a.wrapping_sub(b.wrapping_mul(floor_div(a, b)))
-                }),
-                "maximum" => zip_broadcast(a, b, &shape, o, i32::max),
-                "minimum" => zip_broadcast(a, b, &shape, o, i32::min),
-                "pow" => zip_broadcast(a, b, &shape, o, |a: i32, b: i32| {
-                    a.wrapping_pow(u32::try_from(b).unwrap_or(0))
-                }),
+            let f: fn(i32, i32) -> i32 = match c.op {
+                "add" => i32::wrapping_add,
+                "sub" => i32::wrapping_sub,
+                "mul" => i32::wrapping_mul,
+                "floor_div" => floor_div,
+                "real_div" => i32::wrapping_div,
+                "mod" => |a, b| a.wrapping_sub(b.wrapping_mul(floor_div(a, b))),
+                "maximum" => i32::max,
+                "minimum" => i32::min,
+                "pow" => |a, b| a.wrapping_pow(u32::try_from(b).unwrap_or(0)),
                 _ => return unsupported(format!("`{}` of integers", c.op)),
-            }
+            };
+            zip_elements(&loops, out[0].reset_i32(&shape), a, b, f);
         }
         _ => return invalid("parameters `x` and `y` are of different types"),
     }
@@ -74,14 +80,11 @@ pub(super) fn compare(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
         })
     }
     let missing = || OpError::Unsupported(format!("op `{}`", c.op));
+    let loops = pair_loops(&x.shape, &y.shape, &shape)?;
     let o = out[0].reset_bool(&shape);
     match (&x.data, &y.data) {
-        (Data::F32(a), Data::F32(b)) => {
-            zip_broadcast((&x.shape, a), (&y.shape, b), &shape, o, by(c.op).ok_or_else(missing)?);
-        }
-        (Data::I32(a), Data::I32(b)) => {
-            zip_broadcast((&x.shape, a), (&y.shape, b), &shape, o, by(c.op).ok_or_else(missing)?);
-        }
+        (Data::F32(a), Data::F32(b)) => zip_elements(&loops, o, a, b, by(c.op).ok_or_else(missing)?),
+        (Data::I32(a), Data::I32(b)) => zip_elements(&loops, o, a, b, by(c.op).ok_or_else(missing)?),
         (Data::Bool(a), Data::Bool(b)) => {
             let f: fn(bool, bool) -> bool = match c.op {
                 "logical_and" => |a, b| a && b,
@@ -89,7 +92,7 @@ pub(super) fn compare(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
                 "logical_xor" => |a, b| a != b,
                 _ => by(c.op).ok_or_else(missing)?,
             };
-            zip_broadcast((&x.shape, a), (&y.shape, b), &shape, o, f);
+            zip_elements(&loops, o, a, b, f);
         }
         _ => return invalid("parameters `x` and `y` are of different types"),
     }
@@ -101,32 +104,16 @@ pub(super) fn select(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
     let mask = cond.as_bool().ok_or_else(|| OpError::Invalid("parameter `cond` must be bool".into()))?;
     let shape = broadcast_shape(&broadcast_shape(&cond.shape, &a.shape)?, &b.shape)?;
     let n = count(&shape)?;
-    fn pick<T: Copy + Default>(
-        mask: (&[usize], &[bool]),
-        a: (&[usize], &[T]),
-        b: (&[usize], &[T]),
-        shape: &[usize],
-        out: &mut [T],
-    ) {
-        // A first pass takes `a` where the mask is set, a second `b` where it is not.
-        let mut chosen = vec![None; out.len()];
-        zip_broadcast(mask, a, shape, &mut chosen, |m, v| m.then_some(v));
-        let whole: (&[usize], &[Option<T>]) = (shape, &chosen);
-        let mut result = vec![T::default(); out.len()];
-        zip_broadcast(whole, b, shape, &mut result, |v, other| v.unwrap_or(other));
-        out.copy_from_slice(&result);
+    let of = |t: &Tensor| repeated(&t.shape, &shape);
+    let (m, x, y) = (of(cond)?, of(a)?, of(b)?);
+    let loops = StridedLoops::new(&shape, [&dense_strides(&shape), &m, &x, &y], [0; 4]);
+    fn pick<T: Copy>(loops: &StridedLoops<4>, mask: &[bool], a: &[T], b: &[T], out: &mut [T]) {
+        loops.each_element(|[o, m, i, j]| out[o] = if mask[m] { a[i] } else { b[j] });
     }
-    let m = (cond.shape.as_slice(), mask);
     match (&a.data, &b.data) {
-        (Data::F32(x), Data::F32(y)) => {
-            pick(m, (&a.shape, x), (&b.shape, y), &shape, out[0].reset_f32(&shape))
-        }
-        (Data::I32(x), Data::I32(y)) => {
-            pick(m, (&a.shape, x), (&b.shape, y), &shape, out[0].reset_i32(&shape))
-        }
-        (Data::Bool(x), Data::Bool(y)) => {
-            pick(m, (&a.shape, x), (&b.shape, y), &shape, out[0].reset_bool(&shape))
-        }
+        (Data::F32(x), Data::F32(y)) => pick(&loops, mask, x, y, out[0].reset_f32(&shape)),
+        (Data::I32(x), Data::I32(y)) => pick(&loops, mask, x, y, out[0].reset_i32(&shape)),
+        (Data::Bool(x), Data::Bool(y)) => pick(&loops, mask, x, y, out[0].reset_bool(&shape)),
         _ => return invalid(format!("parameters `a` and `b` are of different types ({n} elements)")),
     }
     Ok(())

@@ -16,30 +16,26 @@ fn map_all(x: &[f32], y: &mut [f32], f: &(dyn Fn(f32) -> f32 + Sync)) {
     });
 }
 
-/// Applies the function of the op's name to a float tensor.
-pub(super) fn unary(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
-    let x = c.arg("x")?;
-    if let Data::I32(v) = &x.data {
-        return integer(c, &x.shape, v, out);
-    }
-    let (shape, x) = c.f32s("x")?;
-    let y = out[0].reset_f32(shape);
-    let mut map = |f: &(dyn Fn(f32) -> f32 + Sync)| map_all(x, y, f);
-    match c.op {
-        "abs" => map(&f32::abs),
-        "acos" => map(&f32::acos),
-        "asin" => map(&f32::asin),
-        "atan" => map(&f32::atan),
-        "atanh" => map(&f32::atanh),
-        "ceil" => map(&f32::ceil),
-        "cos" => map(&f32::cos),
-        "cosh" => map(&f32::cosh),
-        "erf" => map(&libm::erff),
-        "exp" => map(&f32::exp),
-        "exp2" => map(&f32::exp2),
-        "floor" => map(&f32::floor),
-        "round" => map(&f32::round_ties_even),
-        "sign" => map(&|v| {
+/// A function of one float.
+pub(in crate::cpu) type UnaryFunction = fn(f32) -> f32;
+
+/// The function of an op on floats that has no parameters.
+pub(in crate::cpu) fn unary_function(op: &str) -> Option<UnaryFunction> {
+    Some(match op {
+        "abs" => f32::abs,
+        "acos" => f32::acos,
+        "asin" => f32::asin,
+        "atan" => f32::atan,
+        "atanh" => f32::atanh,
+        "ceil" => f32::ceil,
+        "cos" => f32::cos,
+        "cosh" => f32::cosh,
+        "erf" => libm::erff,
+        "exp" => f32::exp,
+        "exp2" => f32::exp2,
+        "floor" => f32::floor,
+        "round" => f32::round_ties_even,
+        "sign" => |v| {
             if v > 0.0 {
                 1.0
             } else if v < 0.0 {
@@ -47,21 +43,32 @@ pub(super) fn unary(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
             } else {
                 v * 0.0
             }
-        }),
-        "sin" => map(&f32::sin),
-        "sinh" => map(&f32::sinh),
-        "sqrt" => map(&f32::sqrt),
-        "square" => map(&|v| v * v),
-        "tan" => map(&f32::tan),
-        "tanh" => map(&f32::tanh),
-        "relu" => map(&|v| v.max(0.0)),
-        "relu6" => map(&|v| v.clamp(0.0, 6.0)),
-        "sigmoid" => map(&sigmoid),
-        "silu" => map(&activation(Gate::Silu)),
-        "softplus" => map(&softplus),
-        "softsign" => map(&|v| v / (1.0 + v.abs())),
-        _ => return unsupported(format!("unary op `{}`", c.op)),
+        },
+        "sin" => f32::sin,
+        "sinh" => f32::sinh,
+        "sqrt" => f32::sqrt,
+        "square" => |v| v * v,
+        "tan" => f32::tan,
+        "tanh" => f32::tanh,
+        "relu" => |v| v.max(0.0),
+        "relu6" => |v| v.clamp(0.0, 6.0),
+        "sigmoid" => sigmoid,
+        "silu" => activation(Gate::Silu),
+        "softplus" => softplus,
+        "softsign" => |v| v / (1.0 + v.abs()),
+        _ => return None,
+    })
+}
+
+/// Applies the function of the op's name.
+pub(super) fn unary(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
+    let x = c.arg("x")?;
+    if let Data::I32(v) = &x.data {
+        return integer(c, &x.shape, v, out);
     }
+    let (shape, x) = c.f32s("x")?;
+    let Some(f) = unary_function(c.op) else { return unsupported(format!("unary op `{}`", c.op)) };
+    map_all(x, out[0].reset_f32(shape), &f);
     Ok(())
 }
 

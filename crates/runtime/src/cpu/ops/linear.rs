@@ -1,7 +1,8 @@
 //! Contractions over dense tensors.
 
+use super::super::strided::{StridedLoops, copy_elements, dense_strides};
 use super::operands::{OpContext, OpError, OpResult};
-use super::shape::{broadcast_shape, broadcast_strides, count, for_each_row, invalid, unsupported};
+use super::shape::{broadcast_shape, count, invalid, repeated, unsupported};
 use crate::tensor::Tensor;
 use anemoe_kernels::Pool;
 
@@ -41,7 +42,7 @@ fn product_transposed(a: &[f32], b: &[f32], c: &mut [f32], (k, n): (usize, usize
 }
 
 /// Transposes `x[rows, cols]`.
-pub(crate) fn turned(x: &[f32], rows: usize, cols: usize) -> Vec<f32> {
+pub(crate) fn transposed(x: &[f32], rows: usize, cols: usize) -> Vec<f32> {
     let mut out = vec![0f32; x.len()];
     for (r, row) in x.chunks_exact(cols.max(1)).enumerate() {
         for (c, v) in row.iter().enumerate() {
@@ -110,18 +111,15 @@ pub(super) fn matmul(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
     if o.is_empty() {
         return Ok(());
     }
-    let (sx, sy) = (broadcast_strides(x_batch, &batch), broadcast_strides(y_batch, &batch));
-    // One more axis, of size 1, makes each batch a row.
-    let with_one = |v: &[usize], last: usize| v.iter().copied().chain([last]).collect::<Vec<_>>();
-    let mut parts = o.chunks_exact_mut((m * n).max(1));
-    for_each_row(&with_one(&batch, 1), [&with_one(&sx, 0), &with_one(&sy, 0)], |[i, j]| {
-        let Some(part) = parts.next() else { return };
+    let (sx, sy) = (repeated(x_batch, &batch)?, repeated(y_batch, &batch)?);
+    StridedLoops::new(&batch, [&dense_strides(&batch), &sx, &sy], [0; 3]).each_element(|[part, i, j]| {
+        let part = &mut o[part * m * n..][..m * n];
         let x = &x[i * m * k..][..m * k];
         let y = &y[j * k * n..][..k * n];
-        let turned_x;
+        let transposed_x;
         let x = if tx {
-            turned_x = turned(x, k, m);
-            turned_x.as_slice()
+            transposed_x = transposed(x, k, m);
+            transposed_x.as_slice()
         } else {
             x
         };
@@ -177,7 +175,7 @@ pub(super) fn einsum(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
     };
     let sizes: Vec<usize> = labels.iter().map(|&l| size(l)).collect::<OpResult<_>>()?;
     let place = |ls: &[char], t: &Tensor| -> Vec<usize> {
-        let own = super::shape::strides(&t.shape);
+        let own = dense_strides(&t.shape);
         let at =
             |l: &char| ls.iter().position(|x| x == l).map_or(0, |i| if t.shape[i] == 1 { 0 } else { own[i] });
         labels.iter().map(at).collect()
@@ -186,15 +184,10 @@ pub(super) fn einsum(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
     count(&sizes)?;
     let y = out[0].reset_f32(&shape);
     y.fill(0.0);
-    let mut own = super::shape::strides(&shape);
+    let mut own = dense_strides(&shape);
     own.resize(labels.len(), 0);
     let (sa, sb) = (place(&la, a), place(&lb, b));
-    // A last axis of size 1 makes each position a row.
-    let one = |mut v: Vec<usize>, last| {
-        v.push(last);
-        v
-    };
-    for_each_row(&one(sizes, 1), [&one(sa, 0), &one(sb, 0), &one(own, 0)], |[i, j, o]| y[o] += av[i] * bv[j]);
+    StridedLoops::new(&sizes, [&own, &sa, &sb], [0; 3]).each_element(|[o, i, j]| y[o] += av[i] * bv[j]);
     Ok(())
 }
 
@@ -232,19 +225,18 @@ pub(super) fn attention(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
                 return invalid(format!("mask of shape {:?} for {mask_shape:?}", m.shape));
             }
             let mut full = vec![0f32; count(&mask_shape)?];
-            let zero = [0f32];
-            super::shape::zip_broadcast((&m.shape, &values), (&[], &zero), &mask_shape, &mut full, |a, _| a);
+            let strides = repeated(&m.shape, &mask_shape)?;
+            let loops = StridedLoops::new(&mask_shape, [&dense_strides(&mask_shape), &strides], [0; 2]);
+            copy_elements(&loops, &values, &mut full);
             Some(full)
         }
     };
     let o = out[0].reset_f32(&shape);
-    let strides_of =
-        |t: &[usize]| broadcast_strides(&t[..rank - 2], &batch).into_iter().chain([0]).collect::<Vec<_>>();
-    let one: Vec<usize> = batch.iter().copied().chain([1]).collect();
-    let mut n = 0;
+    let strides_of = |t: &[usize]| repeated(&t[..rank - 2], &batch);
+    let strides = [&dense_strides(&batch), &strides_of(qs)?, &strides_of(ks)?, &strides_of(vs)?];
     let scale = 1.0 / (e as f32).sqrt();
     let mut scores = vec![0f32; l * s];
-    for_each_row(&one, [&strides_of(qs), &strides_of(ks), &strides_of(vs)], |[i, j, m]| {
+    StridedLoops::new(&batch, strides.map(Vec::as_slice), [0; 4]).each_element(|[n, i, j, m]| {
         product_transposed(&q[i * l * e..][..l * e], &k[j * s * e..][..s * e], &mut scores, (e, s));
         for (r, row) in scores.chunks_exact_mut(s.max(1)).enumerate() {
             row.iter_mut().for_each(|v| *v *= scale);
@@ -257,7 +249,6 @@ pub(super) fn attention(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
             row.iter_mut().for_each(|v| *v /= sum);
         }
         product(&scores, &v[m * s * ev..][..s * ev], &mut o[n * l * ev..][..l * ev], (s, ev));
-        n += 1;
     });
     if batch.contains(&0) {
         return Err(OpError::Invalid("an empty batch".into()));

@@ -17,9 +17,11 @@ mod tensor_operation;
 mod tensor_transformation;
 pub(super) mod window;
 
-pub(super) use elementwise_unary::activation;
+pub(super) use elementwise_binary::{BinaryLoops, binary_loops};
+pub(super) use elementwise_unary::{UnaryFunction, activation, unary_function};
 pub(super) use linear::dot;
 pub use operands::{OpContext, OpError, OpFunction, OpResult};
+pub(super) use reduction::{Reduce, ReductionLoops, exact_reduction, fast_reduction};
 
 use crate::tensor::{Data, Tensor};
 use anemoe_mlpackage::mil::{DataType, TensorType};

@@ -1,8 +1,148 @@
 //! Reductions over axes.
 
+use super::super::strided::{StridedLoops, dense_strides};
 use super::operands::{OpContext, OpError, OpResult};
-use super::shape::{for_each_row, invalid, strides, unsupported};
+use super::shape::{invalid, unsupported};
 use crate::tensor::{Data, Tensor};
+use anemoe_kernels::Pool;
+
+/// Results that lie beside each other and are computed together, one pass over their elements for all.
+const BESIDE: usize = 64;
+/// So many results beside each other are worth that.
+const MIN_BESIDE: usize = 8;
+
+/// Loops of a reduction: over the results, and over the elements of each.
+pub(in crate::cpu) struct ReductionLoops {
+    /// Places of a result and of its first element.
+    results: StridedLoops<2>,
+    /// Places of the elements of a result, from the first on.
+    elements: StridedLoops<1>,
+    /// Elements of a result.
+    n: usize,
+}
+
+/// A reduction of floats: loops, elements, results.
+pub(in crate::cpu) type Reduce = fn(&ReductionLoops, &[f32], &mut [f32]);
+
+impl ReductionLoops {
+    /// Reduces elements of `shape`, with these strides and their first place, over the axes that are `reduced`. `out` has the
+    /// strides of the results, also along reduced axes.
+    pub fn new(
+        shape: &[usize],
+        reduced: &[bool],
+        out: &[usize],
+        (strides, first): (&[usize], usize),
+    ) -> ReductionLoops {
+        let sizes = |inside: bool| -> Vec<usize> {
+            shape.iter().zip(reduced).map(|(&n, &r)| if r == inside { n } else { 1 }).collect()
+        };
+        let elements = sizes(true);
+        ReductionLoops {
+            results: StridedLoops::new(&sizes(false), [out, strides], [0, first]),
+            n: elements.iter().product(),
+            elements: StridedLoops::new(&elements, [strides], [0]),
+        }
+    }
+
+    /// Folds the elements of each result in order, and finishes with their number.
+    #[inline(always)]
+    fn fold<T: Copy, A: Copy>(
+        &self,
+        x: &[T],
+        y: &mut [T],
+        first: A,
+        f: impl Fn(A, T) -> A,
+        finish: impl Fn(A, usize) -> T,
+    ) {
+        self.results.each(|[o, a], m, s| {
+            let x = x.get(a..).unwrap_or_default();
+            if *s == [1, 1] && m >= MIN_BESIDE {
+                for (i, y) in y[o..o + m].chunks_mut(BESIDE).enumerate() {
+                    let mut sums = [first; BESIDE];
+                    let sums = &mut sums[..y.len()];
+                    self.elements.each(|[a], n, s| {
+                        for k in 0..n {
+                            let x = &x[a + i * BESIDE + k * s[0]..];
+                            sums.iter_mut().zip(x).for_each(|(sum, x)| *sum = f(*sum, *x));
+                        }
+                    });
+                    y.iter_mut().zip(sums).for_each(|(y, sum)| *y = finish(*sum, self.n));
+                }
+                return;
+            }
+            for i in 0..m {
+                let (x, mut sum) = (x.get(i * s[1]..).unwrap_or_default(), first);
+                self.elements.each(|[a], n, s| (0..n).for_each(|k| sum = f(sum, x[a + k * s[0]])));
+                y[o + i * s[0]] = finish(sum, self.n);
+            }
+        });
+    }
+
+    /// Folds floats on all threads.
+    #[inline(always)]
+    fn fold_floats<A: Copy + Sync>(
+        &self,
+        x: &[f32],
+        y: &mut [f32],
+        first: A,
+        f: impl Fn(A, f32) -> A + Sync,
+        finish: impl Fn(A, usize) -> f32 + Sync,
+    ) {
+        self.results.split_by(Pool::global(), y, (1, self.n), &|results, y| {
+            let part =
+                ReductionLoops { results: results.clone(), elements: self.elements.clone(), n: self.n };
+            part.fold(x, y, first, &f, &finish);
+        });
+    }
+}
+
+/// Reductions that sum in f32; none for other ops.
+pub(in crate::cpu) fn fast_reduction(op: &str) -> Option<Reduce> {
+    Some(match op {
+        "reduce_sum" => |l, x, y| l.fold_floats(x, y, 0.0, |a, b| a + b, |v, _| v),
+        "reduce_mean" => |l, x, y| l.fold_floats(x, y, 0.0, |a, b| a + b, |v, n| v / n as f32),
+        "reduce_max" => |l, x, y| l.fold_floats(x, y, f32::NEG_INFINITY, f32::max, |v, _| v),
+        "reduce_min" => |l, x, y| l.fold_floats(x, y, f32::INFINITY, f32::min, |v, _| v),
+        _ => return None,
+    })
+}
+
+/// Reductions that sum in f64.
+#[rustfmt::skip]
+pub(in crate::cpu) fn exact_reduction(op: &str) -> Option<Reduce> {
+    fn sum(a: f64, b: f32) -> f64 {
+        a + f64::from(b)
+    }
+    fn squares(a: f64, b: f32) -> f64 {
+        a + f64::from(b) * f64::from(b)
+    }
+    Some(match op {
+        "reduce_sum" => |l, x, y| l.fold_floats(x, y, 0.0, sum, |v, _| v as f32),
+        "reduce_mean" => |l, x, y| l.fold_floats(x, y, 0.0, sum, |v, n| (v / n as f64) as f32),
+        "reduce_max" => |l, x, y| l.fold_floats(x, y, f32::NEG_INFINITY, f32::max, |v, _| v),
+        "reduce_min" => |l, x, y| l.fold_floats(x, y, f32::INFINITY, f32::min, |v, _| v),
+        "reduce_prod" => |l, x, y| l.fold_floats(x, y, 1.0, |a: f64, b| a * f64::from(b), |v, _| v as f32),
+        "reduce_l1_norm" => |l, x, y| l.fold_floats(x, y, 0.0, |a: f64, b| a + f64::from(b.abs()), |v, _| v as f32),
+        "reduce_l2_norm" => |l, x, y| l.fold_floats(x, y, 0.0, squares, |v, _| v.sqrt() as f32),
+        "reduce_sum_square" => |l, x, y| l.fold_floats(x, y, 0.0, squares, |v, _| v as f32),
+        "reduce_log_sum" => |l, x, y| l.fold_floats(x, y, 0.0, sum, |v, _| v.ln() as f32),
+        "reduce_log_sum_exp" => log_sum_exp,
+        _ => return None,
+    })
+}
+
+/// `max + ln(sum(e^(x - max)))`, so that nothing overflows.
+fn log_sum_exp(loops: &ReductionLoops, x: &[f32], y: &mut [f32]) {
+    loops.results.each(|[o, a], m, s| {
+        for i in 0..m {
+            let x = x.get(a + i * s[1]..).unwrap_or_default();
+            let (mut max, mut sum) = (f32::NEG_INFINITY, 0.0);
+            loops.elements.each_element(|[k]| max = max.max(x[k]));
+            loops.elements.each_element(|[k]| sum += (f64::from(x[k]) - f64::from(max)).exp());
+            y[o + i * s[0]] = (sum.ln() + f64::from(max)) as f32;
+        }
+    });
+}
 
 /// Axes as flags.
 fn reduced_axes(c: &OpContext<'_>, rank: usize) -> OpResult<Vec<bool>> {
@@ -26,66 +166,22 @@ pub(super) fn reduce(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
     let x = c.arg("x")?;
     let reduced = reduced_axes(c, x.rank())?;
     let shape = result_shape(&x.shape, &reduced, c.bool("keep_dims", false)?);
+    let kept = result_shape(&x.shape, &reduced, true);
+    let strides = dense_strides(&x.shape);
+    let loops = ReductionLoops::new(&x.shape, &reduced, &dense_strides(&kept), (&strides, 0));
     match &x.data {
-        Data::F32(v) => floats(c, x, v, &reduced, out[0].reset_f32(&shape)),
-        Data::I32(v) => integers(c, x, v, &reduced, out[0].reset_i32(&shape)),
+        Data::F32(v) => {
+            let f = exact_reduction(c.op).ok_or_else(|| OpError::Unsupported(format!("op `{}`", c.op)))?;
+            f(&loops, v, out[0].reset_f32(&shape));
+            Ok(())
+        }
+        Data::I32(v) => integers(c, &loops, v, out[0].reset_i32(&shape)),
         _ => invalid("parameter `x` must be a number tensor"),
     }
 }
 
-/// Strides of the result along the axes of the input: 0 along reduced ones.
-fn target_strides(shape: &[usize], reduced: &[bool]) -> Vec<usize> {
-    let kept: Vec<usize> = shape.iter().zip(reduced).map(|(&d, &r)| if r { 1 } else { d }).collect();
-    strides(&kept).into_iter().zip(reduced).map(|(s, &r)| if r { 0 } else { s }).collect()
-}
-
-fn floats(c: &OpContext<'_>, x: &Tensor, v: &[f32], reduced: &[bool], y: &mut [f32]) -> OpResult {
-    let n: usize = x.shape.iter().zip(reduced).filter(|(_, r)| **r).map(|(d, _)| *d).product();
-    let own = strides(&x.shape);
-    let target = target_strides(&x.shape, reduced);
-    let (inner, step) = (x.shape.last().copied().unwrap_or(1), target.last().copied().unwrap_or(0));
-    let run = |init: f64, f: &dyn Fn(f64, f32) -> f64| {
-        let mut acc = vec![init; y.len()];
-        for_each_row(&x.shape, [&own, &target], |[i, o]| {
-            if step == 0 {
-                acc[o] = v[i..i + inner].iter().fold(acc[o], |a, &b| f(a, b));
-            } else {
-                acc[o..o + inner].iter_mut().zip(&v[i..]).for_each(|(a, &b)| *a = f(*a, b));
-            }
-        });
-        acc
-    };
-    let sum = |a: f64, b: f32| a + f64::from(b);
-    let squares = |a: f64, b: f32| a + f64::from(b) * f64::from(b);
-    let acc = match c.op {
-        "reduce_sum" => run(0.0, &sum),
-        "reduce_mean" => run(0.0, &sum).into_iter().map(|v| v / n as f64).collect(),
-        "reduce_max" => run(f64::NEG_INFINITY, &|a, b| a.max(f64::from(b))),
-        "reduce_min" => run(f64::INFINITY, &|a, b| a.min(f64::from(b))),
-        "reduce_prod" => run(1.0, &|a, b| a * f64::from(b)),
-        "reduce_l1_norm" => run(0.0, &|a, b| a + f64::from(b.abs())),
-        "reduce_l2_norm" => run(0.0, &squares).into_iter().map(f64::sqrt).collect(),
-        "reduce_sum_square" => run(0.0, &squares),
-        "reduce_log_sum" => run(0.0, &sum).into_iter().map(f64::ln).collect(),
-        "reduce_log_sum_exp" => {
-            let max = run(f64::NEG_INFINITY, &|a, b| a.max(f64::from(b)));
-            let mut acc = vec![0.0f64; y.len()];
-            for_each_row(&x.shape, [&own, &target], |[i, o]| {
-                for (k, &b) in v[i..i + inner].iter().enumerate() {
-                    acc[o + k * step] += (f64::from(b) - max[o + k * step]).exp();
-                }
-            });
-            acc.into_iter().zip(max).map(|(a, m)| a.ln() + m).collect()
-        }
-        _ => return unsupported(format!("op `{}`", c.op)),
-    };
-    y.iter_mut().zip(acc).for_each(|(y, a)| *y = a as f32);
-    Ok(())
-}
-
-fn integers(c: &OpContext<'_>, x: &Tensor, v: &[i32], reduced: &[bool], y: &mut [i32]) -> OpResult {
-    let n: usize = x.shape.iter().zip(reduced).filter(|(_, r)| **r).map(|(d, _)| *d).product();
-    let (init, f): (i32, fn(i32, i32) -> i32) = match c.op {
+fn integers(c: &OpContext<'_>, loops: &ReductionLoops, x: &[i32], y: &mut [i32]) -> OpResult {
+    let (first, f): (i32, fn(i32, i32) -> i32) = match c.op {
         "reduce_sum" | "reduce_mean" => (0, i32::wrapping_add),
         "reduce_max" => (i32::MIN, i32::max),
         "reduce_min" => (i32::MAX, i32::min),
@@ -94,18 +190,8 @@ fn integers(c: &OpContext<'_>, x: &Tensor, v: &[i32], reduced: &[bool], y: &mut 
         "reduce_sum_square" => (0, |a, b| a.wrapping_add(b.wrapping_mul(b))),
         _ => return unsupported(format!("`{}` of integers", c.op)),
     };
-    y.fill(init);
-    let own = strides(&x.shape);
-    let target = target_strides(&x.shape, reduced);
-    let (inner, step) = (x.shape.last().copied().unwrap_or(1), target.last().copied().unwrap_or(0));
-    for_each_row(&x.shape, [&own, &target], |[i, o]| {
-        for (k, &b) in v[i..i + inner].iter().enumerate() {
-            y[o + k * step] = f(y[o + k * step], b);
-        }
-    });
-    if c.op == "reduce_mean" {
-        y.iter_mut().for_each(|y| *y /= n.max(1) as i32);
-    }
+    let is_mean = c.op == "reduce_mean";
+    loops.fold(x, y, first, f, |v, n| if is_mean { v / n.max(1) as i32 } else { v });
     Ok(())
 }
 

@@ -1,7 +1,8 @@
 //! Looking elements up and putting them in place.
 
+use super::super::strided::dense_strides;
 use super::operands::{OpContext, OpError, OpResult};
-use super::shape::{around, count, invalid, strides, unsupported};
+use super::shape::{around, count, invalid, unsupported};
 use crate::tensor::{Data, Tensor};
 
 /// An index into `n` elements, counted from the end when negative.
@@ -95,7 +96,7 @@ pub(super) fn gather_nd(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
     let mut shape = is[..is.len() - 1].to_vec();
     shape.extend(&x.shape[batch + depth..]);
     count(&shape)?;
-    let own = strides(&x.shape);
+    let own = dense_strides(&x.shape);
     let run: usize = x.shape[batch + depth..].iter().product();
     let per_batch: usize = is[batch..is.len() - 1].iter().product();
     let batch_size: usize = x.shape[batch..].iter().product();
@@ -231,7 +232,7 @@ pub(super) fn scatter_nd(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
     if is.is_empty() || depth > data.rank() {
         return invalid(format!("indices of shape {is:?} into {:?}", data.shape));
     }
-    let own = strides(&data.shape);
+    let own = dense_strides(&data.shape);
     let run: usize = data.shape[depth..].iter().product();
     let mut places = Vec::new();
     for tuple in iv.chunks_exact(depth.max(1)) {

@@ -1,5 +1,6 @@
-//! Shapes, strides and broadcasting.
+//! Shapes and broadcasting.
 
+use super::super::strided::{StridedLoops, broadcast_strides, dense_strides};
 use super::operands::{OpError, OpResult};
 use std::cell::Cell;
 
@@ -44,15 +45,6 @@ pub(in crate::cpu) fn count(shape: &[usize]) -> OpResult<usize> {
     })
 }
 
-/// Row-major strides.
-pub(super) fn strides(shape: &[usize]) -> Vec<usize> {
-    let mut strides = vec![1; shape.len()];
-    for i in (1..shape.len()).rev() {
-        strides[i - 1] = strides[i] * shape[i];
-    }
-    strides
-}
-
 /// An axis, counted from the end when negative.
 pub(super) fn axis(axis: i32, rank: usize) -> OpResult<usize> {
     let a = if axis < 0 { axis as i64 + rank as i64 } else { axis as i64 };
@@ -75,90 +67,16 @@ pub(super) fn broadcast_shape(a: &[usize], b: &[usize]) -> OpResult<Vec<usize>> 
         .collect()
 }
 
-/// Strides of a tensor of `shape` seen as one of shape `out`: 0 where it repeats.
-pub(super) fn broadcast_strides(shape: &[usize], out: &[usize]) -> Vec<usize> {
-    let own = strides(shape);
-    let skip = out.len() - shape.len();
-    (0..out.len()).map(|i| if i < skip || shape[i - skip] == 1 { 0 } else { own[i - skip] }).collect()
+/// Strides of a dense tensor of `shape` seen as one of shape `wanted`: 0 where it repeats.
+pub(super) fn repeated(shape: &[usize], wanted: &[usize]) -> OpResult<Vec<usize>> {
+    let strides = broadcast_strides(shape, &dense_strides(shape), wanted);
+    strides.ok_or_else(|| OpError::Invalid(format!("shape {shape:?} does not broadcast to {wanted:?}")))
 }
 
-/// Walks all positions of `shape` but the last axis; `step` gets the offsets of each row by the given strides.
-pub(super) fn for_each_row<const N: usize>(
-    shape: &[usize],
-    strides: [&[usize]; N],
-    mut step: impl FnMut([usize; N]),
-) {
-    let outer = shape.len().saturating_sub(1);
-    if shape.contains(&0) {
-        return;
-    }
-    let mut index = vec![0usize; outer];
-    let mut offsets = [0usize; N];
-    loop {
-        step(offsets);
-        let mut axis = outer;
-        loop {
-            if axis == 0 {
-                return;
-            }
-            axis -= 1;
-            index[axis] += 1;
-            for (o, s) in offsets.iter_mut().zip(strides) {
-                *o += s[axis];
-            }
-            if index[axis] < shape[axis] {
-                break;
-            }
-            for (o, s) in offsets.iter_mut().zip(strides) {
-                *o -= s[axis] * shape[axis];
-            }
-            index[axis] = 0;
-        }
-    }
-}
-
-/// `out[i] = f(a[i], b[i])` with broadcasting; `shape` is the result's.
-pub(super) fn zip_broadcast<A: Copy, B: Copy, R>(
-    (a_shape, a): (&[usize], &[A]),
-    (b_shape, b): (&[usize], &[B]),
-    shape: &[usize],
-    out: &mut [R],
-    f: impl Fn(A, B) -> R,
-) {
-    if out.is_empty() {
-        return;
-    }
-    if a.len() == out.len() && b.len() == out.len() {
-        out.iter_mut().zip(a).zip(b).for_each(|((o, &a), &b)| *o = f(a, b));
-        return;
-    }
-    if b.len() == 1 && a.len() == out.len() {
-        let b = b[0];
-        out.iter_mut().zip(a).for_each(|(o, &a)| *o = f(a, b));
-        return;
-    }
-    let (sa, sb) = (broadcast_strides(a_shape, shape), broadcast_strides(b_shape, shape));
-    let inner = shape.last().copied().unwrap_or(1);
-    let (ia, ib) = (sa.last().copied().unwrap_or(0), sb.last().copied().unwrap_or(0));
-    let mut rows = out.chunks_exact_mut(inner);
-    for_each_row(shape, [&sa, &sb], |[oa, ob]| {
-        let Some(row) = rows.next() else { return };
-        match (ia, ib) {
-            (0, 0) => {
-                let (a, b) = (a[oa], b[ob]);
-                row.iter_mut().for_each(|o| *o = f(a, b));
-            }
-            (0, _) => {
-                let a = a[oa];
-                row.iter_mut().zip(&b[ob..]).for_each(|(o, &b)| *o = f(a, b));
-            }
-            (_, 0) => {
-                let b = b[ob];
-                row.iter_mut().zip(&a[oa..]).for_each(|(o, &a)| *o = f(a, b));
-            }
-            _ => row.iter_mut().zip(&a[oa..]).zip(&b[ob..]).for_each(|((o, &a), &b)| *o = f(a, b)),
-        }
-    });
+/// Loops over the elements of a result of `shape` and of two operands that broadcast to it.
+pub(super) fn pair_loops(x: &[usize], y: &[usize], shape: &[usize]) -> OpResult<StridedLoops<3>> {
+    let (x, y) = (repeated(x, shape)?, repeated(y, shape)?);
+    Ok(StridedLoops::new(shape, [&dense_strides(shape), &x, &y], [0; 3]))
 }
 
 /// Sizes before, along and behind an axis.

@@ -1,8 +1,9 @@
 //! Convolutions with weights that are computed, transposed convolutions, and pools, over 1 to 3 spatial axes.
 
+use super::super::strided::dense_strides;
 use super::image::{dense_image, to_channels_first};
 use super::operands::{OpContext, OpError, OpResult};
-use super::shape::{count, invalid, strides};
+use super::shape::{count, invalid};
 use super::window::{WindowParams, per_axis};
 use crate::tensor::Tensor;
 use anemoe_kernels::{Conv, Matrix, Pool, Window};
@@ -118,7 +119,7 @@ pub(super) fn conv_transpose(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult 
     let y = out[0].reset_f32(&shape);
     let (in_size, out_size, taps): (usize, usize, usize) =
         (spatial.iter().product(), sizes.iter().product(), kernel.iter().product());
-    let out_strides = strides(&sizes);
+    let out_strides = dense_strides(&sizes);
     for (i, y) in y.chunks_exact_mut(out_size.max(1)).enumerate() {
         y.fill(bias.map_or(0.0, |b| b[i % outputs]));
     }

@@ -1,7 +1,8 @@
 //! Making, ordering, joining and padding tensors.
 
+use super::super::strided::{StridedLoops, copy_tensor_elements, dense_strides};
 use super::operands::{OpContext, OpError, OpResult};
-use super::shape::{around, broadcast_strides, count, for_each_row, invalid, strides, unsupported};
+use super::shape::{around, count, invalid, repeated, unsupported};
 use crate::tensor::{Data, Tensor};
 use anemoe_mlpackage::mil::DataType;
 
@@ -142,40 +143,20 @@ pub(super) fn tile(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
     // Each axis becomes two: repetitions (stride 0) and elements.
     let shape: Vec<usize> = x.shape.iter().zip(&reps).map(|(d, r)| d.saturating_mul(*r)).collect();
     count(&shape)?;
-    let own = strides(&x.shape);
-    let (mut dims, mut steps) = (Vec::new(), Vec::new());
+    let own = dense_strides(&x.shape);
+    let (mut dims, mut strides) = (Vec::new(), Vec::new());
     for i in 0..x.rank() {
         dims.extend([reps[i], x.shape[i]]);
-        steps.extend([0, own[i]]);
+        strides.extend([0, own[i]]);
     }
-    rearrange(x, &dims, &steps, &shape, &mut out[0]);
+    rearrange(x, &dims, &strides, &shape, &mut out[0]);
     Ok(())
 }
 
-/// Elements of `x` read by `dims` and `steps`, as a tensor of `shape`.
-pub(super) fn rearrange(x: &Tensor, dims: &[usize], steps: &[usize], shape: &[usize], out: &mut Tensor) {
-    fn read<T: Copy>(x: &[T], dims: &[usize], steps: &[usize], out: &mut [T]) {
-        if out.is_empty() {
-            return;
-        }
-        let inner = dims.last().copied().unwrap_or(1);
-        let step = steps.last().copied().unwrap_or(0);
-        let mut rows = out.chunks_exact_mut(inner.max(1));
-        for_each_row(dims, [steps], |[at]| {
-            let Some(row) = rows.next() else { return };
-            match step {
-                1 => row.copy_from_slice(&x[at..at + inner]),
-                0 => row.fill(x[at]),
-                _ => row.iter_mut().enumerate().for_each(|(k, o)| *o = x[at + k * step]),
-            }
-        });
-    }
-    match &x.data {
-        Data::F32(v) => read(v, dims, steps, out.reset_f32(shape)),
-        Data::I32(v) => read(v, dims, steps, out.reset_i32(shape)),
-        Data::Bool(v) => read(v, dims, steps, out.reset_bool(shape)),
-        Data::Str(_) => *out = x.clone(),
-    }
+/// Elements of `x` read by `dims` and `strides`, as a tensor of `shape`.
+pub(super) fn rearrange(x: &Tensor, dims: &[usize], strides: &[usize], shape: &[usize], out: &mut Tensor) {
+    let loops = StridedLoops::new(dims, [&dense_strides(dims), strides], [0, 0]);
+    copy_tensor_elements(&loops, x, shape, out);
 }
 
 /// Numbers of one operand as f32, one each.
@@ -306,7 +287,7 @@ pub(super) fn non_zero(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
         Data::Bool(v) => (0..v.len()).filter(|&i| v[i]).collect(),
         Data::Str(_) => return unsupported("strings"),
     };
-    let own = strides(&x.shape);
+    let own = dense_strides(&x.shape);
     let rank = x.rank();
     let y = out[0].reset_i32(&[found.len(), rank]);
     for (row, at) in y.chunks_exact_mut(rank.max(1)).zip(found) {
@@ -470,7 +451,7 @@ pub(super) fn pad(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
         }
         reads.push(axis);
     }
-    let own = strides(&x.shape);
+    let own = dense_strides(&x.shape);
     let place = |mut at: usize, out_strides: &[usize]| {
         let mut from = 0;
         for i in 0..rank {
@@ -479,7 +460,7 @@ pub(super) fn pad(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
         }
         Some(from)
     };
-    let out_strides = strides(&shape);
+    let out_strides = dense_strides(&shape);
     let constant = c.get("constant_val");
     match &x.data {
         Data::F32(v) => {
@@ -527,11 +508,11 @@ pub(super) fn quantization(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
     if scale_shape.len() > 1 || scale.is_empty() || zero.is_empty() {
         return unsupported(format!("a scale of shape {scale_shape:?}"));
     }
-    let scale_strides = broadcast_strides(&along(scale.len())?, &x.shape);
-    let zero_strides = broadcast_strides(&along(zero.len())?, &x.shape);
-    let own = strides(&x.shape);
-    let at = |k: usize, steps: &[usize]| {
-        own.iter().zip(&x.shape).zip(steps).map(|((s, d), t)| k / s % d * t).sum::<usize>()
+    let scale_strides = repeated(&along(scale.len())?, &x.shape)?;
+    let zero_strides = repeated(&along(zero.len())?, &x.shape)?;
+    let own = dense_strides(&x.shape);
+    let at = |k: usize, strides: &[usize]| {
+        own.iter().zip(&x.shape).zip(strides).map(|((s, d), t)| k / s % d * t).sum::<usize>()
     };
     if c.op == "dequantize" {
         let v = x.as_i32().ok_or_else(|| OpError::Invalid("parameter `input` must be integers".into()))?;

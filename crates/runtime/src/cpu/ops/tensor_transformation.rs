@@ -1,8 +1,9 @@
 //! Reshaping, slicing and moving elements.
 
+use super::super::strided::dense_strides;
 use super::elementwise_unary::copy;
 use super::operands::{OpContext, OpError, OpResult};
-use super::shape::{count, invalid, strides, unsupported};
+use super::shape::{count, invalid, unsupported};
 use super::tensor_operation::rearrange;
 use crate::tensor::{Data, Tensor};
 
@@ -105,10 +106,10 @@ pub(super) fn transpose(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
     if perm.len() != x.rank() || seen.contains(&false) {
         return invalid(format!("{perm:?} is not a permutation of {} axes", x.rank()));
     }
-    let own = strides(&x.shape);
+    let own = dense_strides(&x.shape);
     let shape: Vec<usize> = perm.iter().map(|&p| x.shape[p]).collect();
-    let steps: Vec<usize> = perm.iter().map(|&p| own[p]).collect();
-    rearrange(x, &shape, &steps, &shape, &mut out[0]);
+    let strides: Vec<usize> = perm.iter().map(|&p| own[p]).collect();
+    rearrange(x, &shape, &strides, &shape, &mut out[0]);
     Ok(())
 }
 
@@ -178,7 +179,7 @@ fn slice(c: &OpContext<'_>, x: &Tensor) -> OpResult<Slice> {
 
 /// Calls `f` with the offset of each run along the last axis, and gives the last axis' places.
 fn each_run(x: &Tensor, s: &Slice, mut f: impl FnMut(usize, &[usize])) {
-    let own = strides(&x.shape);
+    let own = dense_strides(&x.shape);
     let Some((last, outer)) = s.places.split_last() else {
         f(0, &[0]);
         return;
@@ -297,7 +298,7 @@ pub(super) fn reverse_sequence(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResul
     if lengths.len() != x.shape[batch] || lengths.iter().any(|&l| l < 0 || l as usize > n) {
         return invalid(format!("lengths {lengths:?} for shape {:?}", x.shape));
     }
-    let own = strides(&x.shape);
+    let own = dense_strides(&x.shape);
     let from = |k: usize| {
         let (b, s) = (k / own[batch] % x.shape[batch], k / own[seq] % n);
         let l = lengths[b] as usize;
@@ -323,14 +324,14 @@ pub(super) fn sliding_windows(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult
     if size == 0 || stride == 0 || size > x.shape[axis] {
         return invalid(format!("windows of {size} every {stride} over {}", x.shape[axis]));
     }
-    let own = strides(&x.shape);
-    let (mut shape, mut steps) = (x.shape.clone(), own.clone());
+    let own = dense_strides(&x.shape);
+    let (mut shape, mut strides) = (x.shape.clone(), own.clone());
     shape[axis] = (x.shape[axis] - size) / stride + 1;
-    steps[axis] = own[axis] * stride;
+    strides[axis] = own[axis] * stride;
     shape.insert(axis + 1, size);
-    steps.insert(axis + 1, own[axis]);
+    strides.insert(axis + 1, own[axis]);
     count(&shape)?;
-    rearrange(x, &shape, &steps, &shape, &mut out[0]);
+    rearrange(x, &shape, &strides, &shape, &mut out[0]);
     Ok(())
 }
 
@@ -364,9 +365,9 @@ pub(super) fn blocks(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
         "space_to_depth" => ([n, ch, h / b, b, w / b, b], [0, 3, 5, 1, 2, 4], [n, ch * b * b, h / b, w / b]),
         _ => ([n, ch, h / b, b, w / b, b], [0, 1, 3, 5, 2, 4], [n, ch * b * b, h / b, w / b]),
     };
-    let own = strides(&dims);
-    let (read, steps): (Vec<usize>, Vec<usize>) = order.iter().map(|&o| (dims[o], own[o])).unzip();
-    rearrange(x, &read, &steps, &shape, &mut out[0]);
+    let own = dense_strides(&dims);
+    let (read, strides): (Vec<usize>, Vec<usize>) = order.iter().map(|&o| (dims[o], own[o])).unzip();
+    rearrange(x, &read, &strides, &shape, &mut out[0]);
     Ok(())
 }
 
@@ -410,7 +411,7 @@ pub(super) fn batches(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
         }
     }
     let total = count(&shape)?;
-    let (own, target) = (strides(&x.shape), strides(&shape));
+    let (own, target) = (dense_strides(&x.shape), dense_strides(&shape));
     let batch = shape[0].min(x.shape[0]);
     // Where output element `k` reads, `None` in the padding.
     let from = |k: usize| -> Option<usize> {

@@ -83,7 +83,7 @@ pub(super) struct ExpertWorkspace {
     /// The tokens in each order that the packs multiply.
     x: [PackedActivations; ORDERS.len()],
     /// Tokens with their channels together, where they do not come so.
-    turned: Vec<f32>,
+    transposed: Vec<f32>,
     scratch: [ExpertScratch; TOGETHER],
     /// Pack and expert of each chosen expert, as indices.
     chosen: Vec<(usize, usize)>,
@@ -159,7 +159,7 @@ pub(super) fn sum(
 ) -> OpErrorAt<()> {
     let Some(Pack { experts: Experts { tokens, rows, x, .. }, .. }) = packs.first() else { return Ok(()) };
     let (tokens, rows) = (*tokens, *rows);
-    let ExpertWorkspace { x: panels, turned, scratch, chosen } = workspace;
+    let ExpertWorkspace { x: packed, transposed, scratch, chosen } = workspace;
     let y = &mut y[..tokens * rows];
     chosen.clear();
     for (p, (pack, counts)) in packs.iter().zip(counts.iter_mut()).enumerate() {
@@ -179,7 +179,7 @@ pub(super) fn sum(
         if tokens > 1 && columns.token_stride == 1 {
             let from = Strided { first: columns.first, stride: columns.channel_stride };
             let to = Strided { first: 0, stride: channels };
-            let out = at_least(turned, tokens * channels);
+            let out = at_least(transposed, tokens * channels);
             anemoe_kernels::transpose(pool, (tokens, channels), (columns.values, from), (out, to));
             columns = Columns { values: out, first: 0, token_stride: channels, channel_stride: 1 };
         }
@@ -187,8 +187,9 @@ pub(super) fn sum(
         for &(p, i) in &*chosen {
             wanted[packs[p].experts.branches[i].gate_up.matrix().layout() as usize] = true;
         }
-        for ((order, panel), _) in ORDERS.into_iter().zip(panels.iter_mut()).zip(wanted).filter(|(_, w)| *w) {
-            panel.pack(pool, order, columns, tokens, channels);
+        for ((order, packed), _) in ORDERS.into_iter().zip(packed.iter_mut()).zip(wanted).filter(|(_, w)| *w)
+        {
+            packed.pack(pool, order, columns, tokens, channels);
         }
     }
     for (at, chosen) in chosen.chunks(TOGETHER).enumerate() {
@@ -199,7 +200,7 @@ pub(super) fn sum(
             s.tokens
                 .extend((0..tokens as u32).filter(|t| !skip_zero || packs[p].weight(i, *t as usize) != 0.0));
             let y = at_least(&mut s.gate_up, s.tokens.len() * w.rows());
-            let x = &panels[w.layout() as usize];
+            let x = &packed[w.layout() as usize];
             *product = Some(MatMul { w, x, tokens: Some(&s.tokens), y, stride: w.rows(), bias: None });
             counts[p] += Counts::product(w.bytes_read(), s.tokens.len() * w.rows(), w.cols());
         }

@@ -16,7 +16,6 @@ mod inputs;
 mod nodes;
 mod patterns;
 mod rounded;
-mod row_reduction;
 mod update;
 mod update_pattern;
 mod view;
@@ -25,6 +24,7 @@ use super::located::OpErrorAt;
 use super::ops::window::image_strides;
 use super::ops::{OpContext, OpError};
 use super::state_value::StateValue;
+use super::strided::{StridedLoops, copy_floats};
 use crate::backend::{Counts, OpTime};
 use crate::tensor::{Data, Tensor};
 use anemoe_kernels::{
@@ -34,14 +34,13 @@ use anemoe_mlpackage::mil::{DataType, TensorType};
 use experts::Pack;
 use inputs::NodeInputs;
 use nodes::{Item, KernelOperand, Node, NodeKind};
-use row_reduction::reduce;
 use smallvec::SmallVec;
 use std::cell::RefCell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use update::{Change, find_changes, update};
-use view::{Base, StridedLoops, View};
+use view::{Base, View};
 
 pub(super) use build::{PlanInput, plan};
 
@@ -50,7 +49,7 @@ pub(super) struct Plan {
     nodes: Vec<Node>,
     /// Elements of each buffer.
     sizes: Vec<usize>,
-    panels: usize,
+    packed: usize,
     /// Results of kernels, and copies of what they read.
     tensors: usize,
     constants: Vec<Arc<Tensor>>,
@@ -69,7 +68,7 @@ pub(super) struct Plan {
 #[derive(Default)]
 struct Arena {
     buffers: Vec<Vec<f32>>,
-    panels: Vec<PackedActivations>,
+    packed: Vec<PackedActivations>,
     tensors: Vec<Tensor>,
     experts: experts::ExpertWorkspace,
     changes: Vec<Change>,
@@ -85,7 +84,7 @@ pub(super) fn release_memory() {
 }
 
 impl Arena {
-    fn reserve(&mut self, sizes: &[usize], panels: usize, tensors: usize) {
+    fn reserve(&mut self, sizes: &[usize], packed: usize, tensors: usize) {
         if self.buffers.len() < sizes.len() {
             self.buffers.resize_with(sizes.len(), Vec::new);
         }
@@ -94,25 +93,13 @@ impl Arena {
                 buffer.resize(n, 0.0);
             }
         }
-        if self.panels.len() < panels {
-            self.panels.resize_with(panels, PackedActivations::default);
+        if self.packed.len() < packed {
+            self.packed.resize_with(packed, PackedActivations::default);
         }
         if self.tensors.len() < tensors {
             self.tensors.resize_with(tensors, Tensor::default);
         }
     }
-}
-
-fn copy(nest: &StridedLoops<2>, x: &[f32], out: &mut [f32]) {
-    if let Some(e) = nest.exchange() {
-        return anemoe_kernels::transpose(Pool::global(), e.sizes, (x, e.from), (out, e.to));
-    }
-    nest.split(Pool::global(), out, 1, &|nest, out| {
-        nest.each(|[o, i], n, s| match s {
-            [1, 1] => out[o..o + n].copy_from_slice(&x[i..i + n]),
-            _ => (0..n).for_each(|k| out[o + k * s[0]] = x[i + k * s[1]]),
-        });
-    });
 }
 
 /// Adds what functions that are nothing but experts give, each on its inputs, to `sum`, `[1, channels, 1, tokens]`. Counts
@@ -164,7 +151,7 @@ impl Plan {
         outputs: &mut [Tensor],
     ) -> Result<Counts, (OpError, usize)> {
         let mut arena = ARENA.take();
-        arena.reserve(&self.sizes, self.panels, self.tensors);
+        arena.reserve(&self.sizes, self.packed, self.tensors);
         let result = self.run_in(&mut arena, inputs, states, outputs);
         ARENA.set(arena);
         result
@@ -192,14 +179,14 @@ impl Plan {
         }
         let Arena { buffers, tensors, .. } = arena;
         let sources = NodeInputs { buffers, tensors, constants: &self.constants, inputs };
-        for ((nest, view), out) in self.outputs.iter().zip(outputs) {
+        for ((loops, view), out) in self.outputs.iter().zip(outputs) {
             match (view.base, sources.tensor(view.base)) {
-                (Base::State(s), _) => copy_state(nest, &states[s], out.reset_f32(&view.shape)),
+                (Base::State(s), _) => copy_state(loops, &states[s], out.reset_f32(&view.shape)),
                 (_, Some(Tensor { data: Data::I32(v), .. })) => out.reset_i32(&view.shape).copy_from_slice(v),
                 (_, Some(Tensor { data: Data::Bool(v), .. })) => {
                     out.reset_bool(&view.shape).copy_from_slice(v)
                 }
-                (base, _) => copy(nest, sources.get(base), out.reset_f32(&view.shape)),
+                (base, _) => copy_floats(loops, sources.get(base), out.reset_f32(&view.shape)),
             }
         }
         Ok(counts)
@@ -278,9 +265,9 @@ impl Plan {
 /// Elements of a state that are read at a time.
 const SOME: usize = 64;
 
-fn copy_state(nest: &StridedLoops<2>, state: &StateValue, out: &mut [f32]) {
+fn copy_state(loops: &StridedLoops<2>, state: &StateValue, out: &mut [f32]) {
     match state {
-        StateValue::Cache(cache) => nest.each(|[o, i], n, s| {
+        StateValue::Cache(cache) => loops.each(|[o, i], n, s| {
             let mut values = [0f32; SOME];
             for first in (0..n).step_by(SOME) {
                 let values = &mut values[..SOME.min(n - first)];
@@ -288,7 +275,7 @@ fn copy_state(nest: &StridedLoops<2>, state: &StateValue, out: &mut [f32]) {
                 values.iter().enumerate().for_each(|(k, v)| out[o + (first + k) * s[0]] = *v);
             }
         }),
-        StateValue::Full(t) => copy(nest, t.as_f32().unwrap_or_default(), out),
+        StateValue::Full(t) => copy_floats(loops, t.as_f32().unwrap_or_default(), out),
     }
 }
 
@@ -316,7 +303,7 @@ fn run_node(
     counts: &mut Counts,
 ) -> OpErrorAt<()> {
     let pool = Pool::global();
-    let Arena { buffers, panels, tensors, experts: workspace, changes } = arena;
+    let Arena { buffers, packed, tensors, experts: workspace, changes } = arena;
     macro_rules! with_out {
         ($out:expr, |$sources:ident, $y:ident| $body:expr) => {{
             let mut taken = std::mem::take(&mut buffers[$out]);
@@ -330,11 +317,11 @@ fn run_node(
         NodeKind::Products { fills, items } => {
             let sources = NodeInputs { buffers, tensors, constants, inputs };
             for fill in fills.iter() {
-                let order = order_of(items, fill.panel)?;
+                let order = order_of(items, fill.packed)?;
                 let x = columns(&sources, &fill.x, fill.strides);
-                panels[fill.panel].pack(Pool::global(), order, x, fill.tokens, fill.channels);
+                packed[fill.packed].pack(Pool::global(), order, x, fill.tokens, fill.channels);
             }
-            *counts += products(pool, items, buffers, panels, tensors, constants, inputs)?;
+            *counts += products(pool, items, buffers, packed, tensors, constants, inputs)?;
         }
         NodeKind::Conv { conv, window, x, bias, out } => {
             with_out!(*out, |sources, y| {
@@ -439,29 +426,29 @@ fn run_node(
                 *counts += own[0];
             });
         }
-        NodeKind::Binary { f, nest, x, y: other, out } => {
+        NodeKind::Binary { f, loops, x, y: other, out } => {
             with_out!(*out, |sources, y| {
                 let (x, other) = (sources.get(*x), sources.get(*other));
-                nest.split(pool, y, 1, &|nest, y| f(nest, y, x, other));
+                loops.split(pool, y, 1, &|loops, y| f(loops, y, x, other));
             });
         }
-        NodeKind::Unary { f, nest, x, out } => with_out!(*out, |sources, y| {
+        NodeKind::Unary { f, loops, x, out } => with_out!(*out, |sources, y| {
             let x = sources.get(*x);
-            nest.split(pool, y, 1, &|nest, y| {
-                nest.each(|[o, a], n, s| (0..n).for_each(|k| y[o + k * s[0]] = f(x[a + k * s[1]])));
+            loops.split(pool, y, 1, &|loops, y| {
+                loops.each(|[o, a], n, s| (0..n).for_each(|k| y[o + k * s[0]] = f(x[a + k * s[1]])));
             });
         }),
-        NodeKind::Activate { nest, x, kind, out, n } => with_out!(*out, |sources, y| {
-            copy(nest, sources.get(*x), y);
+        NodeKind::Activate { loops, x, kind, out, n } => with_out!(*out, |sources, y| {
+            copy_floats(loops, sources.get(*x), y);
             pool.for_chunks(&mut y[..*n], ACTIVATED, &|_, y| anemoe_kernels::apply_activation(y, *kind));
         }),
-        NodeKind::Copy { nest, x, out, fill } => {
+        NodeKind::Copy { loops, x, out, fill } => {
             if let Some((v, n)) = fill {
                 buffers[*out][..*n].fill(*v);
             }
             with_out!(*out, |sources, y| match x {
-                Base::State(s) => copy_state(nest, &states[*s], y),
-                base => copy(nest, sources.get(*base), y),
+                Base::State(s) => copy_state(loops, &states[*s], y),
+                base => copy_floats(loops, sources.get(*base), y),
             });
         }
         NodeKind::Softmax { rows, n, step, x, out } => with_out!(*out, |sources, y| {
@@ -481,13 +468,9 @@ fn run_node(
                 });
             });
         }),
-        NodeKind::Reduce { kind, rows, inner, n, x, out } => with_out!(*out, |sources, y| {
-            let x = sources.get(*x);
-            rows.split_by(pool, y, (1, *n), &|rows, y| match is_rounded {
-                true => rounded::reduce(*kind, rows, inner, *n, x, y),
-                false => reduce(*kind, rows, inner, *n, x, y),
-            });
-        }),
+        NodeKind::Reduce { f, loops, x, out } => {
+            with_out!(*out, |sources, y| f(loops, sources.get(*x), y));
+        }
         NodeKind::MatMul { rows, sizes: (k, n), strides: (xk, yk, yn), x, y: other, out } => {
             with_out!(*out, |sources, y| {
                 let (x, w) = (sources.get(*x), sources.get(*other));
@@ -513,23 +496,23 @@ fn run_node(
                 });
             });
         }
-        NodeKind::WriteState { state, nest, x } => {
+        NodeKind::WriteState { state, loops, x } => {
             let sources = NodeInputs { buffers, tensors, constants, inputs };
             let x = sources.get(*x);
             // Those that are written whole are no caches, see `caches`.
             if let StateValue::Full(t) = &mut states[*state] {
-                copy(nest, x, t.as_f32_mut().unwrap_or_default());
+                copy_floats(loops, x, t.as_f32_mut().unwrap_or_default());
             }
         }
         NodeKind::Kernel(call) => {
             let operands = || call.inputs.iter().map(|(_, o)| o).chain(&call.values);
             for operand in operands() {
-                if let KernelOperand::Copied { nest, x, shape, copy: to } = operand {
+                if let KernelOperand::Copied { loops, x, shape, copy: to } = operand {
                     let mut taken = std::mem::take(&mut tensors[*to]);
                     let sources = NodeInputs { buffers, tensors, constants, inputs };
                     match x {
-                        Base::State(s) => copy_state(nest, &states[*s], taken.reset_f32(shape)),
-                        base => copy(nest, sources.get(*base), taken.reset_f32(shape)),
+                        Base::State(s) => copy_state(loops, &states[*s], taken.reset_f32(shape)),
+                        base => copy_floats(loops, sources.get(*base), taken.reset_f32(shape)),
                     }
                     tensors[*to] = taken;
                 }
@@ -565,10 +548,10 @@ fn run_node(
     Ok(())
 }
 
-/// Layout in which the products of a node read panel `panel`.
-fn order_of(items: &[Item], panel: usize) -> OpErrorAt<Layout> {
-    let item = items.iter().find(|i| i.panel == panel);
-    let item = item.ok_or_else(|| OpError::Invalid("a panel that nothing reads".into()))?;
+/// Layout in which the products of a node read packed activations.
+fn order_of(items: &[Item], packed: usize) -> OpErrorAt<Layout> {
+    let item = items.iter().find(|i| i.packed == packed);
+    let item = item.ok_or_else(|| OpError::Invalid("packed activations that nothing reads".into()))?;
     Ok(item.weight.matrix().layout())
 }
 
@@ -591,7 +574,7 @@ fn products(
     pool: &Pool,
     items: &[Item],
     buffers: &mut [Vec<f32>],
-    panels: &[PackedActivations],
+    packed: &[PackedActivations],
     tensors: &[Tensor],
     constants: &[Arc<Tensor>],
     inputs: &[&Tensor],
@@ -606,9 +589,9 @@ fn products(
         let mut all: [Option<MatMul<'_>>; TOGETHER] = Default::default();
         for ((item, y), product) in items.iter().zip(&mut taken).zip(&mut all) {
             let w = item.weight.matrix();
-            counts += Counts::product(w.bytes_read(), panels[item.panel].tokens() * w.rows(), w.cols());
+            counts += Counts::product(w.bytes_read(), packed[item.packed].tokens() * w.rows(), w.cols());
             let bias = item.bias.map(|b| &sources.get(b)[..w.rows()]);
-            *product = Some(MatMul { w, x: &panels[item.panel], tokens: None, y, stride: w.rows(), bias });
+            *product = Some(MatMul { w, x: &packed[item.packed], tokens: None, y, stride: w.rows(), bias });
         }
         anemoe_kernels::matmul_batch(pool, &mut all);
         for (item, taken) in items.iter().zip(taken) {

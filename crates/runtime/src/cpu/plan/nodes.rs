@@ -1,29 +1,26 @@
 //! Nodes of a plan, and what they read and write.
 
 use super::super::convolution::Convolution;
-use super::super::ops::OpFunction;
+use super::super::ops::{BinaryLoops, OpFunction, Reduce, ReductionLoops, UnaryFunction};
+use super::super::strided::StridedLoops;
 use super::super::weights::StoredWeight;
 use super::experts::Experts;
-use super::row_reduction::Reduction;
-use super::view::{Base, StridedLoops, View};
+use super::view::{Base, View};
 use anemoe_kernels::{AttentionShape, Gate, HeadStrides, RmsNorm, Window};
 use anemoe_mlpackage::mil::TensorType;
 use std::sync::Arc;
 
-pub(super) type Unary = fn(f32) -> f32;
-pub(super) type Binary = fn(&StridedLoops<3>, &mut [f32], &[f32], &[f32]);
-
 /// A product in a node.
 pub(super) struct Item {
     pub weight: Arc<StoredWeight>,
-    pub panel: usize,
+    pub packed: usize,
     pub out: usize,
     pub bias: Option<Base>,
 }
 
-/// A panel and where it is filled from.
+/// Packed activations, by number, and what is packed.
 pub(super) struct Fill {
-    pub panel: usize,
+    pub packed: usize,
     pub x: View,
     pub tokens: usize,
     pub channels: usize,
@@ -89,20 +86,20 @@ pub(super) enum NodeKind {
     },
     Experts(Box<Experts>),
     Binary {
-        f: Binary,
-        nest: StridedLoops<3>,
+        f: BinaryLoops,
+        loops: StridedLoops<3>,
         x: Base,
         y: Base,
         out: usize,
     },
     Unary {
-        f: Unary,
-        nest: StridedLoops<2>,
+        f: UnaryFunction,
+        loops: StridedLoops<2>,
         x: Base,
         out: usize,
     },
     Activate {
-        nest: StridedLoops<2>,
+        loops: StridedLoops<2>,
         x: Base,
         kind: Gate,
         out: usize,
@@ -110,7 +107,7 @@ pub(super) enum NodeKind {
         n: usize,
     },
     Copy {
-        nest: StridedLoops<2>,
+        loops: StridedLoops<2>,
         x: Base,
         out: usize,
         /// Value and number of the elements of `out` that are filled before the copy.
@@ -124,10 +121,8 @@ pub(super) enum NodeKind {
         out: usize,
     },
     Reduce {
-        kind: Reduction,
-        rows: StridedLoops<2>,
-        inner: StridedLoops<1>,
-        n: usize,
+        f: Reduce,
+        loops: ReductionLoops,
         x: Base,
         out: usize,
     },
@@ -141,7 +136,7 @@ pub(super) enum NodeKind {
     },
     WriteState {
         state: usize,
-        nest: StridedLoops<2>,
+        loops: StridedLoops<2>,
         x: Base,
     },
     Kernel(Box<KernelCall>),
@@ -162,7 +157,7 @@ pub(super) enum KernelOperand {
     Whole(Base),
     /// A view that is no dense tensor, and the number of the arena's tensor to which it is copied.
     Copied {
-        nest: StridedLoops<2>,
+        loops: StridedLoops<2>,
         x: Base,
         shape: Vec<usize>,
         copy: usize,

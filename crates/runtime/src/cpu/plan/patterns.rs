@@ -304,8 +304,8 @@ impl Graph<'_> {
         if self.steps[root].op_type != "add" {
             return None;
         }
-        self.both(root).into_iter().find_map(|(straight, turned)| {
-            let (a, b) = (self.by(straight, "mul")?, self.by(turned, "mul")?);
+        self.both(root).into_iter().find_map(|(straight, rotated)| {
+            let (a, b) = (self.by(straight, "mul")?, self.by(rotated, "mul")?);
             self.both(b).into_iter().find_map(|(swapped, sin)| {
                 let c = self.by(swapped, "concat")?;
                 let pieces = self.steps[c].values();

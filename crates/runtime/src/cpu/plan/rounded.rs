@@ -2,8 +2,6 @@
 //! other.
 
 use super::super::ops::{activation, dot};
-use super::row_reduction::Reduction;
-use super::view::StridedLoops;
 use anemoe_kernels::{
     AttentionShape, CacheValues, CacheView, Gate, HeadStrides, MASK_CUTOFF, Mask, Pool, round_to_f16,
 };
@@ -18,34 +16,6 @@ pub(super) fn gate(gate: &[f32], up: &[f32], factor: f32, kind: Gate, out: &mut 
     round_to_f16(out);
     out.iter_mut().for_each(|o| *o *= factor);
     round_to_f16(out);
-}
-
-/// Each row's elements, of which there are n, in f64.
-pub(super) fn reduce(
-    kind: Reduction,
-    rows: &StridedLoops<2>,
-    inner: &StridedLoops<1>,
-    n: usize,
-    x: &[f32],
-    y: &mut [f32],
-) {
-    rows.each(|[o, a], m, s| {
-        for i in 0..m {
-            let x = &x[a + i * s[1]..];
-            let fold = |first: f64, f: fn(f64, f64) -> f64| {
-                let mut v = first;
-                inner.each(|[a], n, s| (0..n).for_each(|k| v = f(v, f64::from(x[a + k * s[0]]))));
-                v
-            };
-            let v = match kind {
-                Reduction::Max => fold(f64::NEG_INFINITY, f64::max),
-                Reduction::Min => fold(f64::INFINITY, f64::min),
-                Reduction::Sum => fold(0.0, |a, b| a + b),
-                Reduction::Mean => fold(0.0, |a, b| a + b) / n as f64,
-            };
-            y[o + i * s[0]] = v as f32;
-        }
-    });
 }
 
 #[derive(Default)]

@@ -214,14 +214,15 @@ mod tests {
         for tokens in [0, 1, 2, 7] {
             let keep: Vec<_> = (0..slots).map(|s| if s % 97 == 3 { 0.5 } else { 1.0 }).collect();
             let place: Vec<_> = (0..slots * tokens).map(|i| if i % 61 == 5 { 1.0 } else { 0.0 }).collect();
-            let turned: Vec<_> = (0..slots * tokens).map(|i| place[i % slots * tokens + i / slots]).collect();
+            let transposed: Vec<_> =
+                (0..slots * tokens).map(|i| place[i % slots * tokens + i / slots]).collect();
             let view = |base, shape: [usize; 4], strides: [usize; 4]| View {
                 base: Base::Buffer(base),
                 offset: 0,
                 shape: shape.to_vec(),
                 strides: strides.to_vec(),
             };
-            let buffers = [keep.clone(), place.clone(), turned];
+            let buffers = [keep.clone(), place.clone(), transposed];
             let sources = NodeInputs { buffers: &buffers, tensors: &[], constants: &[], inputs: &[] };
             let keeps = view(0, [1, 1, slots, 1], [slots, slots, 1, 1]);
             let want = expected(&keep, &place, tokens);

@@ -1,7 +1,8 @@
 //! Memory of the values of a plan.
 
+use super::super::super::strided::StridedLoops;
 use super::super::nodes::{KernelOperand, Node, NodeKind};
-use super::super::view::{Base, StridedLoops, View};
+use super::super::view::{Base, View};
 
 /// Gives buffers whose times of use do not overlap the same memory; returns the sizes.
 pub(super) fn assign(

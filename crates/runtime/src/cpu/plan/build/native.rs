@@ -1,10 +1,13 @@
 //! Operations that are views, and those with loops of their own.
 
 use super::super::super::ir::ValueRef;
-use super::super::nodes::{Binary, NodeKind, Unary};
-use super::super::row_reduction::Reduction;
-use super::super::view::{Base, StridedLoops, View};
-use super::{Builder, buffer_of};
+use super::super::super::ops::{
+    ReductionLoops, binary_loops, exact_reduction, fast_reduction, unary_function,
+};
+use super::super::super::strided::StridedLoops;
+use super::super::nodes::NodeKind;
+use super::super::view::{Base, View};
+use super::builder::{Builder, buffer_of};
 use crate::tensor::Data;
 
 impl Builder<'_> {
@@ -14,7 +17,7 @@ impl Builder<'_> {
         let op = step.op_type.clone();
         match op.as_str() {
             // The op library's order of sums, and its functions.
-            "matmul" | "softmax" | "silu" | "gelu" if self.round => None,
+            "matmul" | "softmax" if self.round => None,
             "reshape" | "expand_dims" | "squeeze" | "identity" | "transpose" | "split" | "slice_by_size"
             | "slice_by_index" | "concat" | "pad"
                 if self.moves_unrounded() =>
@@ -46,9 +49,9 @@ impl Builder<'_> {
             "pad" => self.pad(),
             "matmul" => self.matmul(),
             "softmax" => self.softmax(),
-            "reduce_mean" | "reduce_max" | "reduce_min" | "reduce_sum" => self.reduce(&op),
-            "add" | "sub" | "mul" | "real_div" | "maximum" | "minimum" => self.binary(&op),
-            "silu" | "gelu" => self.activate(),
+            "silu" | "gelu" if !self.round => self.activate(),
+            _ if exact_reduction(&op).is_some() => self.reduce(&op),
+            _ if binary_loops(&op).is_some() => self.binary(&op),
             _ => self.unary(&op),
         }
     }
@@ -144,8 +147,9 @@ impl Builder<'_> {
         let mut begin = 0;
         for part in &parts {
             let to = out.sliced(axis, begin, part.shape[axis]);
-            let nest = StridedLoops::new(&part.shape, [&to.strides, &part.strides], [to.offset, part.offset]);
-            self.push(NodeKind::Copy { nest, x: part.base, out: buffer_of(&out), fill: None });
+            let loops =
+                StridedLoops::new(&part.shape, [&to.strides, &part.strides], [to.offset, part.offset]);
+            self.push(NodeKind::Copy { loops, x: part.base, out: buffer_of(&out), fill: None });
             begin += part.shape[axis];
         }
         self.define(out)
@@ -186,8 +190,8 @@ impl Builder<'_> {
             }
             to = to.sliced(d, before, x.shape[d]);
         }
-        let nest = StridedLoops::new(&x.shape, [&to.strides, &x.strides], [to.offset, x.offset]);
-        self.push(NodeKind::Copy { nest, x: x.base, out: buffer_of(&out), fill: Some((value, out.len())) });
+        let loops = StridedLoops::new(&x.shape, [&to.strides, &x.strides], [to.offset, x.offset]);
+        self.push(NodeKind::Copy { loops, x: x.base, out: buffer_of(&out), fill: Some((value, out.len())) });
         self.define(out)
     }
 
@@ -227,13 +231,13 @@ impl Builder<'_> {
         xv.shape[x_last] = 1;
         (yv.shape[y_last], yv.shape[y_last - 1]) = (1, 1);
         let (xs, ys) = (xv.broadcast(&rows)?, yv.broadcast(&rows)?);
-        let nest = StridedLoops::new(&rows, [&out.strides, &xs, &ys], [0, x.offset, y.offset]);
+        let loops = StridedLoops::new(&rows, [&out.strides, &xs, &ys], [0, x.offset, y.offset]);
         let to = buffer_of(&out);
-        if k == 0 || n == 0 || nest.is_too_deep() {
+        if k == 0 || n == 0 {
             return None;
         }
         self.push(NodeKind::MatMul {
-            rows: nest,
+            rows: loops,
             sizes: (k, n),
             strides: (xk, yk, yn),
             x: x.base,
@@ -257,9 +261,9 @@ impl Builder<'_> {
         let out = self.allocate(&x.shape, &order);
         let mut rows = x.shape.clone();
         rows[axis] = 1;
-        let nest = StridedLoops::new(&rows, [&out.strides, &x.strides], [0, x.offset]);
+        let loops = StridedLoops::new(&rows, [&out.strides, &x.strides], [0, x.offset]);
         let (n, to) = (x.shape[axis], buffer_of(&out));
-        self.push(NodeKind::Softmax { rows: nest, n, step: x.strides[axis], x: x.base, out: to });
+        self.push(NodeKind::Softmax { rows: loops, n, step: x.strides[axis], x: x.base, out: to });
         self.define(out)
     }
 
@@ -273,57 +277,23 @@ impl Builder<'_> {
             place => self.g.ints(place)?.iter().map(|&a| self.g.axis(a, x.rank())).collect::<Option<_>>()?,
         };
         let (_, shape) = self.result()?;
-        let kept: Vec<usize> =
-            (0..x.rank()).map(|d| if axes.contains(&d) { 1 } else { x.shape[d] }).collect();
+        let reduced: Vec<bool> = (0..x.rank()).map(|d| axes.contains(&d)).collect();
+        let kept: Vec<usize> = (0..x.rank()).map(|d| if reduced[d] { 1 } else { x.shape[d] }).collect();
         let out = self.allocate(&kept, &Self::order(&x));
-        let inner: Vec<usize> =
-            (0..x.rank()).map(|d| if axes.contains(&d) { x.shape[d] } else { 1 }).collect();
-        let n: usize = inner.iter().product();
-        if n == 0 {
+        if x.len() == 0 {
             return None;
         }
-        let kind = match op {
-            "reduce_mean" => Reduction::Mean,
-            "reduce_max" => Reduction::Max,
-            "reduce_min" => Reduction::Min,
-            _ => Reduction::Sum,
-        };
-        let rows = StridedLoops::new(&kept, [&out.strides, &x.strides], [0, x.offset]);
-        let inner = StridedLoops::new(&inner, [&x.strides], [0]);
+        let loops = ReductionLoops::new(&x.shape, &reduced, &out.strides, (&x.strides, x.offset));
+        let fast = fast_reduction(op).filter(|_| !self.round);
+        let f = fast.or_else(|| exact_reduction(op))?;
         let to = buffer_of(&out);
-        self.push_result(NodeKind::Reduce { kind, rows, inner, n, x: x.base, out: to }, to);
+        self.push_result(NodeKind::Reduce { f, loops, x: x.base, out: to }, to);
         let view = if keep { out } else { out.reshaped(&shape)? };
         self.define(view)
     }
 
     fn binary(&mut self, op: &str) -> Option<()> {
-        fn run(
-            nest: &StridedLoops<3>,
-            out: &mut [f32],
-            x: &[f32],
-            y: &[f32],
-            f: impl Fn(f32, f32) -> f32 + Copy,
-        ) {
-            nest.each(|[o, a, b], n, s| match s {
-                [1, 1, 1] => {
-                    let (x, y) = (&x[a..a + n], &y[b..b + n]);
-                    out[o..o + n].iter_mut().zip(x.iter().zip(y)).for_each(|(o, (a, b))| *o = f(*a, *b));
-                }
-                [1, 1, 0] => {
-                    let y = y[b];
-                    out[o..o + n].iter_mut().zip(&x[a..a + n]).for_each(|(o, a)| *o = f(*a, y));
-                }
-                _ => (0..n).for_each(|i| out[o + i * s[0]] = f(x[a + i * s[1]], y[b + i * s[2]])),
-            });
-        }
-        let f: Binary = match op {
-            "add" => |n, o, x, y| run(n, o, x, y, |a, b| a + b),
-            "sub" => |n, o, x, y| run(n, o, x, y, |a, b| a - b),
-            "mul" => |n, o, x, y| run(n, o, x, y, |a, b| a * b),
-            "real_div" => |n, o, x, y| run(n, o, x, y, |a, b| a / b),
-            "maximum" => |n, o, x, y| run(n, o, x, y, f32::max),
-            _ => |n, o, x, y| run(n, o, x, y, f32::min),
-        };
+        let f = binary_loops(op)?;
         let (x, y) = (self.argument("x")?, self.argument("y")?);
         let (_, shape) = self.result()?;
         let (xs, ys) = (x.broadcast(&shape)?, y.broadcast(&shape)?);
@@ -337,34 +307,22 @@ impl Builder<'_> {
             let at = |v: &View| (d + v.rank()).checked_sub(shape.len()).map_or(1, |i| v.shape[i]);
             shape[d] == at(&x).max(at(&y)) || shape[d] == 0
         });
-        let nest = StridedLoops::new(&shape, [&out.strides, &xs, &ys], [0, x.offset, y.offset]);
-        if !broadcast || nest.is_too_deep() {
+        let loops = StridedLoops::new(&shape, [&out.strides, &xs, &ys], [0, x.offset, y.offset]);
+        if !broadcast {
             return None;
         }
         let to = buffer_of(&out);
-        self.push_result(NodeKind::Binary { f, nest, x: x.base, y: y.base, out: to }, to);
+        self.push_result(NodeKind::Binary { f, loops, x: x.base, y: y.base, out: to }, to);
         self.define(out)
     }
 
     fn unary(&mut self, op: &str) -> Option<()> {
-        let f: Unary = match op {
-            "relu" => |v| v.max(0.0),
-            "abs" => f32::abs,
-            "sigmoid" => |v| 1.0 / (1.0 + (-v).exp()),
-            "tanh" => f32::tanh,
-            "exp" => f32::exp,
-            "sqrt" => f32::sqrt,
-            "square" => |v| v * v,
-            _ => return None,
-        };
+        let f = unary_function(op)?;
         let x = self.argument("x")?;
         let out = self.allocate(&x.shape, &Self::order(&x));
-        let nest = StridedLoops::new(&x.shape, [&out.strides, &x.strides], [0, x.offset]);
+        let loops = StridedLoops::new(&x.shape, [&out.strides, &x.strides], [0, x.offset]);
         let to = buffer_of(&out);
-        if nest.is_too_deep() {
-            return None;
-        }
-        self.push_result(NodeKind::Unary { f, nest, x: x.base, out: to }, to);
+        self.push_result(NodeKind::Unary { f, loops, x: x.base, out: to }, to);
         self.define(out)
     }
 
@@ -372,12 +330,9 @@ impl Builder<'_> {
         let kind = self.g.activation(self.step)?;
         let x = self.argument("x")?;
         let out = self.allocate(&x.shape, &Self::order(&x));
-        let nest = StridedLoops::new(&x.shape, [&out.strides, &x.strides], [0, x.offset]);
-        if nest.is_too_deep() {
-            return None;
-        }
+        let loops = StridedLoops::new(&x.shape, [&out.strides, &x.strides], [0, x.offset]);
         let (to, n) = (buffer_of(&out), out.len());
-        self.push(NodeKind::Activate { nest, x: x.base, kind, out: to, n });
+        self.push(NodeKind::Activate { loops, x: x.base, kind, out: to, n });
         self.define(out)
     }
 }

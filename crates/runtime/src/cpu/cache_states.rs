@@ -18,7 +18,7 @@ use std::collections::BTreeMap;
 ///
 /// # Errors
 /// The function has no such input or output, or it does not blend rows into the cache; the text says which.
-pub(super) fn hold_cache(
+pub(super) fn make_state_of(
     function: &mut Function,
     described: &mut FunctionDescription,
     cache: &KeptCache,

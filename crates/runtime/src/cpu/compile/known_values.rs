@@ -1,0 +1,40 @@
+//! Values of a function that is being compiled, by name.
+
+use super::super::ir::ValueRef;
+use super::super::weights::Constant;
+use crate::tensor::Tensor;
+use anemoe_mlpackage::mil::{TensorType, ValueType};
+use std::collections::HashMap;
+use std::sync::Arc;
+
+/// Definition of a name: a constant that nothing reads yet, or a value that has its place.
+#[derive(Clone)]
+pub(super) enum Definition {
+    Constant(Constant),
+    Value(ValueRef),
+}
+
+/// Names that were defined so far.
+#[derive(Default)]
+pub(super) struct KnownValues<'a> {
+    pub names: HashMap<&'a str, Definition>,
+    pub types: HashMap<&'a str, &'a ValueType>,
+    /// Constants that have a place.
+    pub constants: Vec<Arc<Tensor>>,
+}
+
+impl KnownValues<'_> {
+    /// The constant of a name; none where it is computed.
+    pub fn constant(&self, name: &str) -> Option<Constant> {
+        match self.names.get(name)? {
+            Definition::Constant(c) => Some(c.clone()),
+            Definition::Value(ValueRef::Constant(i)) => Some(Constant::Dense(self.constants[*i].clone())),
+            Definition::Value(_) => None,
+        }
+    }
+
+    /// Rank of a tensor; 0 for other values.
+    pub fn rank(&self, name: &str) -> usize {
+        self.types.get(name).and_then(|ty| ty.tensor()).map_or(0, TensorType::rank)
+    }
+}

@@ -1,0 +1,205 @@
+//! The state of a plan that is being built: views of values, nodes, and buffers.
+
+use super::super::super::ir::{InstrKind, ValueRef};
+use super::super::super::strided::StridedLoops;
+use super::super::super::weights::to_f16;
+use super::super::nodes::{Node, NodeKind};
+use super::super::patterns::Graph;
+use super::super::view::{Base, View};
+use crate::tensor::Data;
+use anemoe_mlpackage::mil::{DataType, TensorType};
+
+/// A plan that is being built.
+pub(super) struct Builder<'a> {
+    pub g: Graph<'a>,
+    pub states: &'a [Vec<usize>],
+    /// Type of each buffer of the steps.
+    pub types: &'a [DataType],
+    pub round: bool,
+    /// View of each buffer of the steps, once it is there.
+    pub views: Vec<Option<View>>,
+    pub nodes: Vec<Node>,
+    /// Elements of each buffer of the plan.
+    pub sizes: Vec<usize>,
+    pub packed: usize,
+    pub tensors: usize,
+    /// Node and packed of the products of a value.
+    pub products: Vec<(View, usize, usize)>,
+    pub step: usize,
+}
+
+impl Builder<'_> {
+    pub fn push(&mut self, work: NodeKind) {
+        let step = &self.g.steps[self.step];
+        let (op_type, name) = (step.op_type.clone(), step.name.clone());
+        self.nodes.push(Node { work, round: Vec::new(), op_type, name });
+    }
+
+    /// A node that computes the step's result into a new buffer.
+    pub fn push_result(&mut self, work: NodeKind, buffer: usize) {
+        self.push(work);
+        let node = self.nodes.len() - 1;
+        self.round_result(node, buffer);
+    }
+
+    /// Rounds the step's result behind `node`, where it is rounded.
+    pub fn round_result(&mut self, node: usize, buffer: usize) {
+        let is_half = |ty: &TensorType| ty.dtype == DataType::Float16;
+        if self.round && self.g.steps[self.step].types.first().is_some_and(is_half) {
+            self.nodes[node].round.push((buffer, self.sizes[buffer]));
+        }
+    }
+
+    /// The value needs no rounding to fp16.
+    pub fn is_rounded(&self, place: ValueRef) -> bool {
+        match place {
+            ValueRef::Buffer(b) => self.types[b] == DataType::Float16,
+            ValueRef::Constant(c) => {
+                let values = self.g.constants[c].as_f32().unwrap_or_default();
+                values.iter().all(|v| v.is_nan() || to_f16(*v) == *v)
+            }
+            ValueRef::State(_) => true,
+        }
+    }
+
+    /// The step's result is rounded, and an operand that it takes over is not.
+    pub fn moves_unrounded(&self) -> bool {
+        let step = &self.g.steps[self.step];
+        let InstrKind::Kernel { inputs, values, .. } = &step.work else { return false };
+        let operands = inputs.iter().map(|o| &o.place).chain(values);
+        self.round
+            && step.types.iter().any(|ty| ty.dtype == DataType::Float16)
+            && operands.copied().any(|p| self.is_float(p) && !self.is_rounded(p))
+    }
+
+    pub fn place(&self, place: ValueRef) -> Option<View> {
+        match place {
+            ValueRef::Buffer(b) => self.views[b].clone(),
+            ValueRef::Constant(c) => Some(View::dense(Base::Constant(c), &self.g.constants[c].shape)),
+            ValueRef::State(s) => Some(View::dense(Base::State(s), &self.states[s])),
+        }
+    }
+
+    pub fn is_float(&self, place: ValueRef) -> bool {
+        match place {
+            ValueRef::Buffer(b) => self.types[b].is_float(),
+            ValueRef::Constant(c) => matches!(self.g.constants[c].data, Data::F32(_)),
+            ValueRef::State(_) => true,
+        }
+    }
+
+    /// A float operand that is not a state.
+    pub fn float(&mut self, place: ValueRef) -> Option<View> {
+        let view = self.place(place).filter(|_| self.is_float(place))?;
+        Some(self.out_of_state(view))
+    }
+
+    pub fn argument(&mut self, name: &str) -> Option<View> {
+        let place = self.g.steps[self.step].argument(name)?;
+        self.float(place)
+    }
+
+    /// The shape and buffer of the step's only result.
+    pub fn result(&self) -> Option<(usize, Vec<usize>)> {
+        let step = &self.g.steps[self.step];
+        let &[b] = step.writes().as_slice() else { return None };
+        Some((b, self.g.shapes[b].clone()))
+    }
+
+    /// A new buffer whose elements lie in the order of dimensions `order`, outermost first.
+    pub fn allocate(&mut self, shape: &[usize], order: &[usize]) -> View {
+        let mut strides = vec![0; shape.len()];
+        let mut n = 1;
+        for &d in order.iter().rev() {
+            strides[d] = n;
+            n *= shape[d].max(1);
+        }
+        self.sizes.push(shape.iter().product());
+        View { base: Base::Buffer(self.sizes.len() - 1), offset: 0, shape: shape.to_vec(), strides }
+    }
+
+    pub fn allocate_dense(&mut self, shape: &[usize]) -> View {
+        self.allocate(shape, &(0..shape.len()).collect::<Vec<_>>())
+    }
+
+    /// A copy with `last` as the innermost dimension.
+    pub fn copied(&mut self, view: &View, order: &[usize]) -> View {
+        let out = self.allocate(&view.shape, order);
+        let loops = StridedLoops::new(&view.shape, [&out.strides, &view.strides], [0, view.offset]);
+        let to = buffer_of(&out);
+        self.push(NodeKind::Copy { loops, x: view.base, out: to, fill: None });
+        out
+    }
+
+    pub fn out_of_state(&mut self, view: View) -> View {
+        if !matches!(view.base, Base::State(_)) {
+            return view;
+        }
+        let copy = self.copied(&view, &(0..view.rank()).collect::<Vec<_>>());
+        self.replace(&view, &copy);
+        copy
+    }
+
+    /// Later readers of the same elements take the copy.
+    pub fn replace(&mut self, view: &View, copy: &View) {
+        for v in self.views.iter_mut().flatten() {
+            if v == view {
+                *v = copy.clone();
+            }
+        }
+    }
+
+    /// The view, or a copy of it, in which the elements along `axis` lie together.
+    pub fn make_contiguous(&mut self, view: View, axis: usize) -> View {
+        let view = self.out_of_state(view);
+        if view.shape[axis] == 1 || view.strides[axis] == 1 {
+            return view;
+        }
+        let order: Vec<usize> = (0..view.rank()).filter(|&d| d != axis).chain([axis]).collect();
+        let copy = self.copied(&view, &order);
+        self.replace(&view, &copy);
+        copy
+    }
+
+    /// Dimensions by stride, the largest first.
+    pub fn order(view: &View) -> Vec<usize> {
+        let mut order: Vec<usize> = (0..view.rank()).collect();
+        order.sort_by_key(|&d| std::cmp::Reverse((view.shape[d] == 1, view.strides[d])));
+        order
+    }
+
+    pub fn define(&mut self, view: View) -> Option<()> {
+        let (b, shape) = self.result()?;
+        (view.shape == shape).then(|| self.views[b] = Some(view))
+    }
+
+    /// Values that are still a view of the state, and are read behind the write, are copied before it.
+    pub fn before_write(&mut self, state: usize) {
+        for b in 0..self.views.len() {
+            let Some(view) = self.views[b].clone() else { continue };
+            let later = self.g.readers[b].iter().any(|&r| r > self.step);
+            if view.base == Base::State(state) && later {
+                self.out_of_state(view);
+            }
+        }
+    }
+
+    /// A rounded copy of an input.
+    pub fn rounded_input(&mut self, view: &View) -> View {
+        let out = self.allocate_dense(&view.shape);
+        let loops = StridedLoops::new(&view.shape, [&out.strides, &view.strides], [0, view.offset]);
+        let to = buffer_of(&out);
+        let work = NodeKind::Copy { loops, x: view.base, out: to, fill: None };
+        let round = vec![(to, self.sizes[to])];
+        self.nodes.push(Node { work, round, op_type: "input".into(), name: String::new() });
+        out
+    }
+}
+
+/// Buffer of a view that was allocated.
+pub(super) fn buffer_of(view: &View) -> usize {
+    match view.base {
+        Base::Buffer(b) => b,
+        _ => unreachable!("a view of a new buffer"),
+    }
+}

@@ -1,0 +1,259 @@
+//! Nodes that stand for several steps.
+
+use super::super::super::ir::{InstrKind, Projection, ValueRef};
+use super::super::super::strided::StridedLoops;
+use super::super::super::weights::StoredWeight;
+use super::super::experts::{Branch, Experts, WeightRows};
+use super::super::nodes::NodeKind;
+use super::super::patterns::{self, Fused};
+use super::super::view::View;
+use super::builder::{Builder, buffer_of};
+use anemoe_kernels::{AttentionShape, HeadStrides};
+use anemoe_mlpackage::mil::DataType;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+impl Builder<'_> {
+    /// Steps that stand for more, and those that are inside of them.
+    pub(super) fn fuse(&self) -> (BTreeMap<usize, Fused>, Vec<bool>) {
+        let n = self.g.steps.len();
+        let (mut fused, mut inside) = (BTreeMap::new(), vec![false; n]);
+        let mut take = |root: usize, f: Fused, steps: Vec<usize>, inside: &mut Vec<bool>| {
+            // A state that is read inside must not be written before the root reads it.
+            let first = steps.iter().copied().min().unwrap_or(root);
+            let written = |s: usize| matches!(self.g.steps[s].work, InstrKind::WriteState { .. });
+            if steps.iter().chain([&root]).any(|&s| inside[s]) || (first..root).any(written) {
+                return;
+            }
+            steps.into_iter().for_each(|s| inside[s] = true);
+            fused.insert(root, f);
+        };
+        let halves = |root: usize, steps: &[usize]| !self.round || self.are_halves(root, steps);
+        for (root, (f, steps)) in self.g.experts(self.round) {
+            if halves(root, &steps) {
+                take(root, f, steps, &mut inside);
+            }
+        }
+        for root in 0..n {
+            if inside[root] {
+                continue;
+            }
+            let state = match &self.g.steps[root].work {
+                InstrKind::WriteState { state, .. } => self.states[*state].as_slice(),
+                _ => &[],
+            };
+            let update = self.g.update(root, state);
+            let attention = || self.g.attention(root).or_else(|| self.g.attention_per_head(root));
+            if let Some((f, steps)) = update.or_else(attention) {
+                if halves(root, &steps) {
+                    take(root, f, steps, &mut inside);
+                }
+            } else if self.round {
+                // Others compute without rounding.
+            } else if let Some((Fused::Norm { x, axis, norm, .. }, mut steps)) = self.g.norm(root) {
+                match self.g.weighted(root, axis) {
+                    Some((product, weight)) => {
+                        steps.push(root);
+                        take(
+                            product,
+                            Fused::Norm { x, axis, norm, weight: Some(weight) },
+                            steps,
+                            &mut inside,
+                        );
+                    }
+                    None => take(root, Fused::Norm { x, axis, norm, weight: None }, steps, &mut inside),
+                }
+            } else if let Some((f, steps)) = self.g.rotate(root).or_else(|| self.g.gated(root)) {
+                take(root, f, steps, &mut inside);
+            }
+        }
+        (fused, inside)
+    }
+
+    /// Every result of these steps is of type fp16.
+    fn are_halves(&self, root: usize, steps: &[usize]) -> bool {
+        let all = steps.iter().chain([&root]).flat_map(|&s| &self.g.steps[s].types);
+        all.into_iter().all(|ty| ty.dtype == DataType::Float16)
+    }
+
+    pub(super) fn fused(&mut self, f: &Fused) -> Option<()> {
+        match f {
+            Fused::Norm { x, axis, norm, weight } => {
+                let view = self.float(*x)?;
+                let x = self.make_contiguous(view, *axis);
+                let mut order = Self::order(&x);
+                order.retain(|d| d != axis);
+                order.push(*axis);
+                let out = self.allocate(&x.shape, &order);
+                let mut rows = x.shape.clone();
+                rows[*axis] = 1;
+                let weight = weight.map(|w| self.place(w).map(|v| v.base));
+                let work = NodeKind::Norm {
+                    rows: StridedLoops::new(&rows, [&out.strides, &x.strides], [0, x.offset]),
+                    n: x.shape[*axis],
+                    x: x.base,
+                    weight: match weight {
+                        Some(w) => Some(w?),
+                        None => None,
+                    },
+                    norm: *norm,
+                    out: buffer_of(&out),
+                };
+                self.push(work);
+                self.define(out)
+            }
+            Fused::Rotate { x, cos, sin, half } => {
+                let view = self.float(*x)?;
+                let last = view.rank().checked_sub(1)?;
+                let x = self.make_contiguous(view, last);
+                let (cos, sin) = (self.float(*cos)?, self.float(*sin)?);
+                let (cos, sin) = (self.make_contiguous(cos, last), self.make_contiguous(sin, last));
+                let mut order = Self::order(&x);
+                order.retain(|d| *d != last);
+                order.push(last);
+                let out = self.allocate(&x.shape, &order);
+                let n = x.shape[last];
+                if cos.shape.last() != Some(&n) || sin.shape.last() != Some(&n) {
+                    return None;
+                }
+                let (c, s) = (cos.broadcast(&x.shape)?, sin.broadcast(&x.shape)?);
+                let mut rows = x.shape.clone();
+                rows[last] = 1;
+                let start = [0, x.offset, cos.offset, sin.offset];
+                let rows = StridedLoops::new(&rows, [&out.strides, &x.strides, &c, &s], start);
+                let (half, to) = (*half, buffer_of(&out));
+                self.push(NodeKind::Rotate {
+                    rows,
+                    half,
+                    n,
+                    x: x.base,
+                    cos: cos.base,
+                    sin: sin.base,
+                    out: to,
+                });
+                self.define(out)
+            }
+            Fused::Gated { gate, up, kind } => {
+                let (gate, up) = (self.float(*gate)?, self.float(*up)?);
+                let axis = *Self::order(&gate).last()?;
+                let (gate, up) = (self.make_contiguous(gate, axis), self.make_contiguous(up, axis));
+                let mut order = Self::order(&gate);
+                order.retain(|d| *d != axis);
+                order.push(axis);
+                let out = self.allocate(&gate.shape, &order);
+                let mut rows = gate.shape.clone();
+                rows[axis] = 1;
+                let loops = StridedLoops::new(
+                    &rows,
+                    [&out.strides, &gate.strides, &up.strides],
+                    [0, gate.offset, up.offset],
+                );
+                let (n, to) = (gate.shape[axis], buffer_of(&out));
+                self.push(NodeKind::Gated {
+                    rows: loops,
+                    n,
+                    gate: gate.base,
+                    up: up.base,
+                    kind: *kind,
+                    out: to,
+                });
+                self.define(out)
+            }
+            Fused::Experts { branches } => self.experts(branches),
+            Fused::Attention { q, k, v, mask, kv_heads } => self.attention((*q, *k, *v, *mask), *kv_heads),
+            Fused::Update { state, new, keep, place, tail, slots } => {
+                let (new, keep, place) = (self.float(*new)?, self.float(*keep)?, self.float(*place)?);
+                let tail = match tail {
+                    Some(t) => Some(self.float(*t)?),
+                    None => None,
+                };
+                self.before_write(*state);
+                let before = self.nodes.iter().rev().find_map(|node| match &node.work {
+                    NodeKind::Update { new: other, keep: k, place: p, .. } => {
+                        Some(other.shape[2] == new.shape[2] && (k, p) == (&keep, &place))
+                    }
+                    _ => None,
+                });
+                let as_before = before.unwrap_or(false);
+                let (state, slots) = (*state, *slots);
+                let work = NodeKind::Update { state, new, keep, place, tail, slots, as_before };
+                self.push(work);
+                Some(())
+            }
+        }
+    }
+
+    fn weight_of(&self, step: usize) -> Option<Arc<StoredWeight>> {
+        match &self.g.steps[step].work {
+            InstrKind::Project { projection: Projection::Conv(conv), .. } => Some(conv.weight().clone()),
+            InstrKind::Project { projection: Projection::Linear { weight, .. }, .. } => Some(weight.clone()),
+            _ => None,
+        }
+    }
+
+    fn experts(&mut self, branches: &[patterns::Branch]) -> Option<()> {
+        let view = self.float(branches.first()?.x)?;
+        // As it is, so that what only adds up experts reads its input itself, see `add_experts`.
+        let x = self.out_of_state(view);
+        let &[1, channels, 1, tokens] = x.shape.as_slice() else { return None };
+        let (_, shape) = self.result()?;
+        let mut all = Vec::new();
+        for b in branches {
+            let part = |b: &Self, step, place, of| WeightRows::new(b.weight_of(step)?, place, of);
+            let (gate_up, down) = (part(self, b.gate_up, b.place, b.of)?, part(self, b.down, b.place, b.of)?);
+            let weight = self.float(b.weight)?;
+            if weight.shape != [1, b.of, 1, tokens] {
+                return None;
+            }
+            let weight = weight.sliced(1, b.place, 1);
+            let (wide, narrow) = (gate_up.matrix(), down.matrix());
+            let fits = wide.cols() == channels
+                && wide.rows() == 2 * narrow.cols()
+                && shape == [1, narrow.rows(), 1, tokens];
+            if !fits {
+                return None;
+            }
+            all.push(Branch { gate_up, down, weight, kind: b.kind });
+        }
+        let out = self.allocate(&shape, &[0, 2, 3, 1]);
+        self.push(NodeKind::Experts(Box::new(Experts::new(x, all, tokens, shape[1], buffer_of(&out)))));
+        self.define(out)
+    }
+
+    fn attention(
+        &mut self,
+        (q, k, v, mask): (ValueRef, ValueRef, ValueRef, ValueRef),
+        kv_heads: usize,
+    ) -> Option<()> {
+        let (_, shape) = self.result()?;
+        let &[1, heads, tokens, head_dim] = shape.as_slice() else { return None };
+        let view = self.float(q)?;
+        let q = self.make_contiguous(view, 3);
+        let cache = |b: &mut Self, place| {
+            let v = b.place(place).filter(|_| b.is_float(place))?;
+            Some(if v.strides[3] == 1 || v.shape[3] == 1 { v } else { b.make_contiguous(v, 3) })
+        };
+        let (k, v) = (cache(self, k)?, cache(self, v)?);
+        let mut view = self.float(mask)?;
+        if view.shape[1] == k.shape[2] && view.shape[2] == 1 {
+            // Slots on the channel axis.
+            for order in [&mut view.shape, &mut view.strides] {
+                *order = vec![order[0], order[2], order[3], order[1]];
+            }
+        }
+        let mask = self.make_contiguous(view, 3);
+        let out = self.allocate(&shape, &[0, 2, 1, 3]);
+        let slots = k.shape[2];
+        let at = |v: &View| HeadStrides { first: v.offset, head: v.strides[1], token: v.strides[2] };
+        let work = NodeKind::Attention {
+            shape: AttentionShape { heads, kv_heads, tokens, head_dim, slots },
+            q: (q.base, at(&q)),
+            k,
+            v,
+            mask: (mask.clone(), mask.strides[2]),
+            out: (buffer_of(&out), at(&out)),
+        };
+        self.push(work);
+        self.define(out)
+    }
+}

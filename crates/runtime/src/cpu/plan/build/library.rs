@@ -1,0 +1,87 @@
+//! Calls of the op library.
+
+use super::super::super::ir::{InstrKind, ValueRef};
+use super::super::super::strided::{StridedLoops, dense_strides};
+use super::super::nodes::{KernelCall, KernelOperand, NodeKind};
+use super::super::view::{Base, View};
+use super::builder::Builder;
+
+impl Builder<'_> {
+    /// Adds a node that calls the op library.
+    pub(super) fn kernel(&mut self) -> Option<()> {
+        let steps = self.g.steps;
+        let step = &steps[self.step];
+        let InstrKind::Kernel { kernel, inputs, values, outputs } = &step.work else { return None };
+        let operand = |b: &mut Self, place: ValueRef| -> Option<KernelOperand> {
+            let view = b.place(place)?;
+            if matches!(view.base, Base::Tensor(_) | Base::Constant(_) | Base::Input(_))
+                && view.offset == 0
+                && view.is_dense()
+                && b.whole(&view, place)
+            {
+                return Some(KernelOperand::Whole(view.base));
+            }
+            if !b.is_float(place) {
+                return None;
+            }
+            let dense = dense_strides(&view.shape);
+            let loops = StridedLoops::new(&view.shape, [&dense, &view.strides], [0, view.offset]);
+            let shape = view.shape.clone();
+            b.tensors += 1;
+            Some(KernelOperand::Copied { loops, x: view.base, shape, copy: b.tensors - 1 })
+        };
+        let mut bound = Vec::new();
+        for input in inputs {
+            bound.push((input.param.clone(), operand(self, input.place)?));
+        }
+        let mut listed = Vec::new();
+        for &value in values {
+            listed.push(operand(self, value)?);
+        }
+        let mut tensors = Vec::new();
+        for &b in outputs {
+            self.tensors += 1;
+            tensors.push(self.tensors - 1);
+            self.views[b] = Some(View::dense(Base::Tensor(self.tensors - 1), &self.g.shapes[b]));
+        }
+        self.push(NodeKind::Kernel(Box::new(KernelCall {
+            kernel: *kernel,
+            op_type: step.op_type.clone(),
+            inputs: bound,
+            values: listed,
+            outputs: tensors,
+            types: step.types.clone(),
+        })));
+        Some(())
+    }
+
+    /// The view is all of what it is a view of, under the same shape.
+    fn whole(&self, view: &View, place: ValueRef) -> bool {
+        match place {
+            ValueRef::Constant(_) => true,
+            ValueRef::Buffer(b) => {
+                let own = match view.base {
+                    // Defined by a kernel or an input and not looked at otherwise since.
+                    Base::Tensor(_) => self.g.producer[b].is_some_and(|p| {
+                        matches!(self.g.steps[p].work, InstrKind::Kernel { .. })
+                            && !matches!(
+                                self.g.steps[p].op_type.as_str(),
+                                "reshape"
+                                    | "expand_dims"
+                                    | "squeeze"
+                                    | "identity"
+                                    | "transpose"
+                                    | "split"
+                                    | "slice_by_size"
+                                    | "slice_by_index"
+                            )
+                    }),
+                    Base::Input(_) => self.g.producer[b].is_none(),
+                    _ => false,
+                };
+                own && view.shape == self.g.shapes[b]
+            }
+            ValueRef::State(_) => false,
+        }
+    }
+}

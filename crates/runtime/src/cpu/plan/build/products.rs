@@ -1,0 +1,130 @@
+//! Products with weights.
+
+use super::super::super::ir::{Projection, ValueRef};
+use super::super::super::weights::StoredWeight;
+use super::super::nodes::{Fill, Item, Node, NodeKind};
+use super::super::view::{Base, View};
+use super::builder::{Builder, buffer_of};
+use std::sync::Arc;
+
+impl Builder<'_> {
+    pub(super) fn project(
+        &mut self,
+        projection: &Projection,
+        x: ValueRef,
+        bias: Option<ValueRef>,
+    ) -> Option<()> {
+        let x = self.float(x)?;
+        match projection {
+            Projection::Conv(conv) if conv.is_matmul() => {
+                let weight = conv.weight().clone();
+                let bias = self.bias(bias, weight.rows())?;
+                self.tokenwise(x, weight, bias, (1, 1))
+            }
+            Projection::Conv(conv) => {
+                let (window, expected) = conv.over(&x.shape).ok()?;
+                let (_, shape) = self.result()?;
+                if expected != shape {
+                    return None;
+                }
+                let bias = self.bias(bias, shape[1])?;
+                let x = if conv.wants_channels_last() { self.make_contiguous(x, 1) } else { x };
+                let order: Vec<usize> = (0..shape.len()).filter(|&d| d != 1).chain([1]).collect();
+                let out = self.allocate(&shape, &order);
+                let (conv, to) = (conv.clone(), buffer_of(&out));
+                self.push_result(NodeKind::Conv { conv, window, x, bias, out: to }, to);
+                self.define(out)
+            }
+            Projection::Linear { weight, input, output } => {
+                let axes = (x.rank().checked_sub(*input)?, x.rank().checked_sub(*output)?);
+                let bias = self.bias(bias, weight.rows())?;
+                self.tokenwise(x, weight.clone(), bias, axes)
+            }
+        }
+    }
+
+    /// Place of a bias of `rows` elements; `Some(None)` where there is no bias, `None` where it does not fit.
+    fn bias(&mut self, bias: Option<ValueRef>, rows: usize) -> Option<Option<Base>> {
+        let Some(bias) = bias else { return Some(None) };
+        let v = self.float(bias)?;
+        (v.len() == rows && v.is_dense() && v.offset == 0).then_some(Some(v.base))
+    }
+
+    /// A matmul of every token of x, whose channels are on one axis, and those of the result on another.
+    fn tokenwise(
+        &mut self,
+        x: View,
+        weight: Arc<StoredWeight>,
+        bias: Option<Base>,
+        (axis, to_axis): (usize, usize),
+    ) -> Option<()> {
+        let (_, shape) = self.result()?;
+        let (rank, rows, cols) = (x.rank(), weight.rows(), weight.cols());
+        if x.shape.get(axis) != Some(&cols) {
+            return None;
+        }
+        let view = self.make_contiguous(x, axis);
+        // All dimensions but the channels', as one.
+        let others: Vec<usize> = (0..rank).filter(|&d| d != axis).collect();
+        let tokens_view = view.transposed(&others.iter().copied().chain([axis]).collect::<Vec<_>>());
+        let tokens: usize = tokens_view.shape[..rank - 1].iter().product();
+        let flattened = match tokens_view.reshaped(&[tokens, cols]) {
+            Some(v) => v,
+            None => {
+                let copy = self.copied(&tokens_view, &(0..rank).collect::<Vec<_>>());
+                copy.reshaped(&[tokens, cols])?
+            }
+        };
+        let dense: Vec<usize> = others.iter().map(|&d| view.shape[d]).chain([rows]).collect();
+        let mut perm: Vec<usize> = (0..rank - 1).collect();
+        perm.insert(to_axis, rank - 1);
+        let out = self.allocate_dense(&dense);
+        let result = out.transposed(&perm);
+        if result.shape != shape {
+            return None;
+        }
+        self.add_product(flattened, tokens, weight, bias, buffer_of(&out))?;
+        self.define(result)
+    }
+
+    fn new_packed(&mut self) -> usize {
+        self.packed += 1;
+        self.packed - 1
+    }
+
+    /// Adds a product of `x` `[tokens, channels]` to the node of earlier products of `x`, or to a new one.
+    fn add_product(
+        &mut self,
+        x: View,
+        tokens: usize,
+        weight: Arc<StoredWeight>,
+        bias: Option<Base>,
+        out: usize,
+    ) -> Option<()> {
+        let (channels, strides) = (x.shape[1], (x.strides[0], x.strides[1]));
+        let order = weight.matrix().layout();
+        let known = self.products.iter().find(|(v, _, _)| *v == x).map(|(_, node, _)| *node);
+        if let Some(node) = known
+            && let Some(Node { work: NodeKind::Products { fills, items }, .. }) = self.nodes.get_mut(node)
+        {
+            let same = items.iter().find(|i| i.weight.matrix().layout() == order).map(|i| i.packed);
+            let packed = match same {
+                Some(packed) => packed,
+                None => {
+                    self.packed += 1;
+                    let packed = self.packed - 1;
+                    fills.push(Fill { packed, x, tokens, channels, strides });
+                    packed
+                }
+            };
+            items.push(Item { weight, packed, out, bias });
+            self.round_result(node, out);
+            return Some(());
+        }
+        let packed = self.new_packed();
+        self.products.push((x.clone(), self.nodes.len(), packed));
+        let fills = vec![Fill { packed, x, tokens, channels, strides }];
+        self.push_result(NodeKind::Products { fills, items: vec![Item { weight, packed, out, bias }] }, out);
+        Some(())
+    }
+}
