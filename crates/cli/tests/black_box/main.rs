@@ -33,7 +33,6 @@ mod reproduce;
 mod rewritten;
 mod scale_out;
 mod serve;
-mod slurm;
 mod spine;
 mod stores;
 mod wrong_files;

@@ -247,7 +247,7 @@ fn paths_need_not_be_utf8() {
     let o = OsStr::new;
     let golden = root.join("golden.npz");
     go(&[o("inspect"), model.as_os_str()], 0);
-    go(&[o("plan"), model.as_os_str()], 0);
+    go(&[o("plan"), model.as_os_str(), o("--quant"), o("fp16")], 0);
     go(
         &[
             o("golden"),

@@ -182,7 +182,7 @@ struct TransposeBuffer(Vec<f32>);
 
 impl TransposeBuffer {
     /// Makes an output `[1, 1, T, C]` one of `[1, C, 1, T]`.
-    fn to_channels_first(&mut self, output: &mut Tensor) -> std::result::Result<(), String> {
+    fn put_channels_first(&mut self, output: &mut Tensor) -> std::result::Result<(), String> {
         let &[1, 1, tokens, channels] = output.shape.as_slice() else {
             return Err(format!("an output of shape {:?}, expected [1, 1, T, C]", output.shape));
         };
@@ -206,7 +206,7 @@ fn transpose((rows, columns): (usize, usize), from: &[f32], to: &mut [f32]) {
 }
 
 /// Lays inputs that are registers, or copies of them, out as `[1, 1, T, C]`.
-fn to_channels_last(inputs: &[InputSource], copies: &mut [(Tensor, bool)], registers: &[Tensor]) {
+fn put_channels_last(inputs: &[InputSource], copies: &mut [(Tensor, bool)], registers: &[Tensor]) {
     for (source, (copy, taken)) in inputs.iter().zip(copies) {
         let InputSource::Register { index, .. } = source else { continue };
         let own = std::mem::take(copy);
@@ -455,7 +455,7 @@ impl Call {
         }
         for (sink, output) in prepared.outputs.iter().zip(outputs) {
             if prepared.channels_last {
-                transposed.to_channels_first(output).map_err(wrong)?;
+                transposed.put_channels_first(output).map_err(wrong)?;
             }
             scatter(output, sink, piece, prepared.width, all, registers).map_err(wrong)?;
         }
@@ -542,7 +542,7 @@ impl Prepared {
     ) -> std::result::Result<(), String> {
         gather(&self.inputs, self.width, piece, all, copies, registers)?;
         if self.channels_last {
-            to_channels_last(&self.inputs, copies, registers);
+            put_channels_last(&self.inputs, copies, registers);
         }
         Ok(())
     }
@@ -641,7 +641,7 @@ impl PreparedBatch {
         let whole = Piece { first: 0, tokens: all, sequence: None };
         gather(&self.inputs, all, whole, all, copies, registers).map_err(wrong)?;
         if self.channels_last {
-            to_channels_last(&self.inputs, copies, registers);
+            put_channels_last(&self.inputs, copies, registers);
         }
         {
             let host = &*host;
@@ -666,7 +666,7 @@ impl PreparedBatch {
         }
         for (sink, output) in self.outputs.iter().zip(outputs) {
             if self.channels_last {
-                transposed.to_channels_first(output).map_err(wrong)?;
+                transposed.put_channels_first(output).map_err(wrong)?;
             }
             scatter(output, sink, whole, all, all, registers).map_err(wrong)?;
         }
