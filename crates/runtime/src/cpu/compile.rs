@@ -2,8 +2,8 @@
 
 mod carrying;
 mod constants;
+mod function_compiler;
 mod known_values;
-mod lowering;
 mod projection;
 mod sections;
 mod uses;
@@ -18,7 +18,7 @@ use super::shapes::{ShapePlans, follows_from_shapes};
 use super::shared_constants::CompileContext;
 use crate::Result;
 use anemoe_mlpackage::mil::{Block, Function, FunctionDescription, ValueType};
-use lowering::{CompileTarget, lower};
+use function_compiler::{CompileTarget, lower};
 use sections::Sections;
 use std::sync::Arc;
 

@@ -8,7 +8,7 @@ use anemoe_kernels::Pool;
 
 /// Results that lie beside each other and are computed together, one pass over their elements for all.
 const BESIDE: usize = 64;
-/// So many results beside each other are worth that.
+/// Results beside each other from which on that pays.
 const MIN_BESIDE: usize = 8;
 
 /// Loops of a reduction: over the results, and over the elements of each.

@@ -1,17 +1,17 @@
 //! From steps to nodes.
 //!
 //! ```text
-//! builder    views, nodes and buffers so far
-//! fused      several steps as one node          products   products with weights
-//! native     views, and ops with own loops      library    everything else
-//! buffers    memory of the values
+//! plan_builder   views, nodes and buffers so far
+//! fused          several steps as one node          products   products with weights
+//! native         views, and ops with own loops      library    everything else
+//! buffers        memory of the values
 //! ```
 
 mod buffers;
-mod builder;
 mod fused;
 mod library;
 mod native;
+mod plan_builder;
 mod products;
 
 use super::super::ir::{Instr, InstrKind, ValueRef};
@@ -24,7 +24,7 @@ use super::view::{Base, View};
 use crate::tensor::Tensor;
 use anemoe_mlpackage::mil::DataType;
 use buffers::assign;
-use builder::Builder;
+use plan_builder::PlanBuilder;
 use std::sync::Arc;
 
 /// Input of planning: a function's steps, in which every buffer is written once.
@@ -60,7 +60,7 @@ pub(in crate::cpu) fn plan(source: &PlanInput) -> Option<Plan> {
         }
     }
     let g = Graph { steps, constants, shapes, producer, readers, round };
-    let mut b = Builder {
+    let mut b = PlanBuilder {
         views: vec![None; shapes.len()],
         types,
         round,
@@ -96,7 +96,7 @@ pub(in crate::cpu) fn plan(source: &PlanInput) -> Option<Plan> {
         let loops = StridedLoops::new(&view.shape, [&dense, &view.strides], [0, view.offset]);
         results.push((loops, view));
     }
-    let Builder { mut nodes, sizes, packed, tensors, .. } = b;
+    let PlanBuilder { mut nodes, sizes, packed, tensors, .. } = b;
     let caches = caches(&nodes, states);
     let sizes = assign(&mut nodes, &sizes, &mut results);
     Some(Plan {
@@ -113,7 +113,7 @@ pub(in crate::cpu) fn plan(source: &PlanInput) -> Option<Plan> {
     })
 }
 
-impl Builder<'_> {
+impl PlanBuilder<'_> {
     fn single(&mut self) -> Option<()> {
         let step = &self.g.steps[self.step];
         match &step.work {

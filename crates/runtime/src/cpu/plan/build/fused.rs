@@ -7,13 +7,13 @@ use super::super::experts::{Branch, Experts, WeightRows};
 use super::super::nodes::NodeKind;
 use super::super::patterns::{self, Fused};
 use super::super::view::View;
-use super::builder::{Builder, buffer_of};
+use super::plan_builder::{PlanBuilder, buffer_of};
 use anemoe_kernels::{AttentionShape, HeadStrides};
 use anemoe_mlpackage::mil::DataType;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-impl Builder<'_> {
+impl PlanBuilder<'_> {
     /// Steps that stand for more, and those that are inside of them.
     pub(super) fn fuse(&self) -> (BTreeMap<usize, Fused>, Vec<bool>) {
         let n = self.g.steps.len();

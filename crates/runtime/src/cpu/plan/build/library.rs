@@ -4,9 +4,9 @@ use super::super::super::ir::{InstrKind, ValueRef};
 use super::super::super::strided::{StridedLoops, dense_strides};
 use super::super::nodes::{KernelCall, KernelOperand, NodeKind};
 use super::super::view::{Base, View};
-use super::builder::Builder;
+use super::plan_builder::PlanBuilder;
 
-impl Builder<'_> {
+impl PlanBuilder<'_> {
     /// Adds a node that calls the op library.
     pub(super) fn kernel(&mut self) -> Option<()> {
         let steps = self.g.steps;

@@ -7,10 +7,10 @@ use super::super::super::ops::{
 use super::super::super::strided::StridedLoops;
 use super::super::nodes::NodeKind;
 use super::super::view::{Base, View};
-use super::builder::{Builder, buffer_of};
+use super::plan_builder::{PlanBuilder, buffer_of};
 use crate::tensor::Data;
 
-impl Builder<'_> {
+impl PlanBuilder<'_> {
     /// Operations on views, and those with loops of their own.
     pub(super) fn native(&mut self) -> Option<()> {
         let step = &self.g.steps[self.step];

@@ -4,10 +4,10 @@ use super::super::super::ir::{Projection, ValueRef};
 use super::super::super::weights::StoredWeight;
 use super::super::nodes::{Fill, Item, Node, NodeKind};
 use super::super::view::{Base, View};
-use super::builder::{Builder, buffer_of};
+use super::plan_builder::{PlanBuilder, buffer_of};
 use std::sync::Arc;
 
-impl Builder<'_> {
+impl PlanBuilder<'_> {
     pub(super) fn project(
         &mut self,
         projection: &Projection,

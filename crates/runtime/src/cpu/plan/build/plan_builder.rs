@@ -10,7 +10,7 @@ use crate::tensor::Data;
 use anemoe_mlpackage::mil::{DataType, TensorType};
 
 /// A plan that is being built.
-pub(super) struct Builder<'a> {
+pub(super) struct PlanBuilder<'a> {
     pub g: Graph<'a>,
     pub states: &'a [Vec<usize>],
     /// Type of each buffer of the steps.
@@ -28,7 +28,7 @@ pub(super) struct Builder<'a> {
     pub step: usize,
 }
 
-impl Builder<'_> {
+impl PlanBuilder<'_> {
     pub fn push(&mut self, work: NodeKind) {
         let step = &self.g.steps[self.step];
         let (op_type, name) = (step.op_type.clone(), step.name.clone());
