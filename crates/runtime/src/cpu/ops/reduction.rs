@@ -44,40 +44,6 @@ impl ReductionLoops {
         }
     }
 
-    /// Folds the elements of each result in order, and finishes with their number.
-    #[inline(always)]
-    fn fold<T: Copy, A: Copy>(
-        &self,
-        x: &[T],
-        y: &mut [T],
-        first: A,
-        f: impl Fn(A, T) -> A,
-        finish: impl Fn(A, usize) -> T,
-    ) {
-        self.results.each(|[o, a], m, s| {
-            let x = x.get(a..).unwrap_or_default();
-            if *s == [1, 1] && m >= MIN_BESIDE {
-                for (i, y) in y[o..o + m].chunks_mut(BESIDE).enumerate() {
-                    let mut sums = [first; BESIDE];
-                    let sums = &mut sums[..y.len()];
-                    self.elements.each(|[a], n, s| {
-                        for k in 0..n {
-                            let x = &x[a + i * BESIDE + k * s[0]..];
-                            sums.iter_mut().zip(x).for_each(|(sum, x)| *sum = f(*sum, *x));
-                        }
-                    });
-                    y.iter_mut().zip(sums).for_each(|(y, sum)| *y = finish(*sum, self.n));
-                }
-                return;
-            }
-            for i in 0..m {
-                let (x, mut sum) = (x.get(i * s[1]..).unwrap_or_default(), first);
-                self.elements.each(|[a], n, s| (0..n).for_each(|k| sum = f(sum, x[a + k * s[0]])));
-                y[o + i * s[0]] = finish(sum, self.n);
-            }
-        });
-    }
-
     /// Folds floats on all threads.
     #[inline(always)]
     fn fold_floats<A: Copy + Sync>(
@@ -89,11 +55,44 @@ impl ReductionLoops {
         finish: impl Fn(A, usize) -> f32 + Sync,
     ) {
         self.results.split_by(Pool::global(), y, (1, self.n), &|results, y| {
-            let part =
-                ReductionLoops { results: results.clone(), elements: self.elements.clone(), n: self.n };
-            part.fold(x, y, first, &f, &finish);
+            fold(results, &self.elements, x, y, first, &f, |sum| finish(sum, self.n));
         });
     }
+}
+
+/// Folds the elements of each result in order, and finishes it.
+#[inline(always)]
+fn fold<T: Copy, A: Copy>(
+    results: &StridedLoops<2>,
+    elements: &StridedLoops<1>,
+    x: &[T],
+    y: &mut [T],
+    first: A,
+    f: impl Fn(A, T) -> A,
+    finish: impl Fn(A) -> T,
+) {
+    results.each(|[o, a], m, s| {
+        let x = x.get(a..).unwrap_or_default();
+        if *s == [1, 1] && m >= MIN_BESIDE {
+            for (i, y) in y[o..o + m].chunks_mut(BESIDE).enumerate() {
+                let mut sums = [first; BESIDE];
+                let sums = &mut sums[..y.len()];
+                elements.each(|[a], n, s| {
+                    for k in 0..n {
+                        let x = &x[a + i * BESIDE + k * s[0]..];
+                        sums.iter_mut().zip(x).for_each(|(sum, x)| *sum = f(*sum, *x));
+                    }
+                });
+                y.iter_mut().zip(sums).for_each(|(y, sum)| *y = finish(*sum));
+            }
+            return;
+        }
+        for i in 0..m {
+            let (x, mut sum) = (x.get(i * s[1]..).unwrap_or_default(), first);
+            elements.each(|[a], n, s| (0..n).for_each(|k| sum = f(sum, x[a + k * s[0]])));
+            y[o + i * s[0]] = finish(sum);
+        }
+    });
 }
 
 /// Reductions that sum in f32; none for other ops.
@@ -190,8 +189,8 @@ fn integers(c: &OpContext<'_>, loops: &ReductionLoops, x: &[i32], y: &mut [i32])
         "reduce_sum_square" => (0, |a, b| a.wrapping_add(b.wrapping_mul(b))),
         _ => return unsupported(format!("`{}` of integers", c.op)),
     };
-    let is_mean = c.op == "reduce_mean";
-    loops.fold(x, y, first, f, |v, n| if is_mean { v / n.max(1) as i32 } else { v });
+    let divisor = if c.op == "reduce_mean" { loops.n.max(1) as i32 } else { 1 };
+    fold(&loops.results, &loops.elements, x, y, first, f, |v| v / divisor);
     Ok(())
 }
 

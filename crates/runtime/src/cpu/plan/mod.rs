@@ -434,7 +434,7 @@ fn run_node(
         }
         NodeKind::Unary { f, loops, x, out } => with_out!(*out, |sources, y| {
             let x = sources.get(*x);
-            loops.split(pool, y, 1, &|loops, y| {
+            loops.split_by(pool, y, (1, COPIES), &|loops, y| {
                 loops.each(|[o, a], n, s| (0..n).for_each(|k| y[o + k * s[0]] = f(x[a + k * s[1]])));
             });
         }),
@@ -564,6 +564,8 @@ fn columns<'a>(
     Columns { values: sources.get(x.base), first: x.offset, token_stride, channel_stride }
 }
 
+/// Copies of an element that take as long as a function of it.
+const COPIES: usize = 4;
 /// Elements that a thread activates at a time.
 const ACTIVATED: usize = 1 << 12;
 /// Most products of one job.
