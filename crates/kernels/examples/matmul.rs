@@ -1,5 +1,5 @@
-//! Times matmul in each format with 1, 4, 64 and 512 tokens, packing, and attention, on one thread:
-//! `cargo run --release -p anemoe-kernels --example matmul -- rows=704 cols=2816`. Both are optional.
+//! Times matmul in each format with 1 to 512 tokens, packing, and attention, on one thread:
+//! `cargo run --release -p anemoe-kernels --example matmul -- rows=704 cols=2816 only=lut4_int16`. All are optional.
 //!
 //! Each line is a name, a number of tokens, and the smallest time of a call in microseconds. To compare two commits, build
 //! both, run them in turn, and take medians of the ratios of each line.
@@ -10,7 +10,7 @@ use anemoe_kernels::{
     AttentionShape, CacheValues, CacheView, Columns, HalfLut, HeadStrides, Int8Lut, Int16Lut, MatMul, Matrix,
     PackedActivations, Pool, attention, matmul_batch, round_to_int16,
 };
-use common::number;
+use common::{argument, number};
 use common::test_data::{noise, random_bits};
 use std::time::Instant;
 
@@ -73,8 +73,9 @@ fn main() {
     ];
     let x = noise(1, cols * 512);
     let mut y = vec![0f32; rows * 512];
-    for (name, w) in all {
-        for tokens in [1, 4, 64, 512] {
+    let only = argument("only");
+    for (name, w) in all.into_iter().filter(|(name, _)| only.as_deref().is_none_or(|only| only == *name)) {
+        for tokens in [1, 2, 4, 8, 64, 512] {
             let mut packed = PackedActivations::default();
             let at = Columns { values: &x, first: 0, token_stride: cols, channel_stride: 1 };
             packed.pack(&pool, w.layout(), at, tokens, cols);

@@ -17,7 +17,7 @@ use super::schedule::*;
 use crate::activations::{I24_BLOCKS_PER_SCALE as BLOCKS_PER_SCALE, I24_VECTORS as VECTORS};
 use crate::lut_tables::Int16Lut;
 use crate::matrix::{BLOCK, Divisor};
-use crate::memory::{AlignedVec, Prefetch};
+use crate::memory::{AlignedVec, CacheLevel, Prefetch};
 use crate::simd::{I16x32, Kernel, LANES, Simd, dispatch};
 use crate::weight_format::WeightFormat;
 use crate::{Isa, Matrix};
@@ -30,6 +30,8 @@ const BYTES: usize = BLOCK / 2;
 const RADIX: f32 = 4096.0;
 /// Tokens per pass over decoded rows: their 24 sums and four words of weights are registers of AVX-512.
 const TOKENS_PER_PASS: usize = 3;
+/// Lines of the words of a tile under one scale.
+const PIECE_LINES: usize = BLOCKS_PER_SCALE * VECTORS * ROWS;
 
 /// Multiplies some rows of `w`, whose tables `lut` holds, by all selected tokens; integers serve all of them.
 pub(super) fn multiply_rows(
@@ -99,24 +101,44 @@ const NOTHING: DigitBlock = [[[0; 64]; 2]; VECTORS];
 
 thread_local! {
     static DECODED: RefCell<AlignedVec<[u8; 64]>> = const { RefCell::new(AlignedVec::new()) };
+    static TOTALS: RefCell<AlignedVec<[f32; LANES]>> = const { RefCell::new(AlignedVec::new()) };
 }
 
 /// Multiplies all rows of a part.
 #[inline(always)]
 fn multiply_tiles<L: Simd>(s: &Int16Weights<'_>, rows: &RowTiles, y: &OutputRows<'_>) {
     let tokens = s.x.tokens();
+    if L::REGISTERS < 32 {
+        if tokens == 1 {
+            return rows.each().for_each(|(which, n)| single_token_tile::<L>(s, &which[..n], y));
+        }
+        let mut memory = (DECODED.take(), TOTALS.take());
+        memory.0.grow(TILES_PER_PASS * PIECE_LINES, [0; 64]);
+        memory.1.grow(tokens.min(PIECE_TOKENS) * ROWS_PER_PASS, [0.0; LANES]);
+        if tokens <= SMALL_BATCH {
+            for (which, n) in rows.each() {
+                multiply_in_pieces::<L>(s, &which[..n], PREFETCH_DISTANCE, &mut memory, y);
+            }
+        } else {
+            for (which, n) in rows.rows::<ROWS_PER_PASS>() {
+                let next = ROWS_PER_PASS * s.rows.row_bytes();
+                multiply_in_pieces::<L>(s, &which[..n], next, &mut memory, y);
+            }
+        }
+        DECODED.set(memory.0);
+        TOTALS.set(memory.1);
+        return;
+    }
     if tokens <= SMALL_BATCH {
         for (which, n) in rows.each() {
             let mut t = 0;
             while t < tokens {
                 t += match tokens - t {
                     // Sums of R rows and T tokens in two digits: sixteen registers. A lookup serves T tokens.
-                    4.. if L::REGISTERS >= 32 => small_batch_tile::<L, { ROWS / 2 }, 4>(s, (which, n), t, y),
-                    3 if L::REGISTERS >= 32 => small_batch_tile::<L, { ROWS / 2 }, 3>(s, (which, n), t, y),
-                    2 if L::REGISTERS >= 32 => small_batch_tile::<L, ROWS, 2>(s, (which, n), t, y),
-                    // Sums of four rows are all registers that others have.
-                    _ if L::REGISTERS >= 32 => small_batch_tile::<L, ROWS, 1>(s, (which, n), t, y),
-                    _ => small_batch_tile::<L, { ROWS / 2 }, 1>(s, (which, n), t, y),
+                    4.. => small_batch_tile::<L, { ROWS / 2 }, 4>(s, (which, n), t, y),
+                    3 => small_batch_tile::<L, { ROWS / 2 }, 3>(s, (which, n), t, y),
+                    2 => small_batch_tile::<L, ROWS, 2>(s, (which, n), t, y),
+                    _ => small_batch_tile::<L, ROWS, 1>(s, (which, n), t, y),
                 };
             }
         }
@@ -133,26 +155,19 @@ fn multiply_tiles<L: Simd>(s: &Int16Weights<'_>, rows: &RowTiles, y: &OutputRows
             steps[i] = step;
             // SAFETY: tiles have rows of the matrix.
             let bytes = unsafe { s.rows.row(r) };
-            let (tile, _) =
-                memory[i / ROWS * ROWS * lines..][..ROWS * lines].as_chunks_mut::<{ VECTORS * ROWS }>();
-            for (b, out) in tile.iter_mut().enumerate() {
+            let tile = memory[i / ROWS * ROWS * lines..][..ROWS * lines].as_chunks_mut().0;
+            for (b, out) in tile.as_chunks_mut::<VECTORS>().0.iter_mut().enumerate() {
                 let at = indices::<L>(bytes, b);
-                L::store_bytes(L::lookup_i16::<0>(table, at), &mut out[i % ROWS]);
-                L::store_bytes(L::lookup_i16::<1>(table, at), &mut out[ROWS + i % ROWS]);
-                L::store_bytes(L::lookup_i16::<2>(table, at), &mut out[2 * ROWS + i % ROWS]);
-                L::store_bytes(L::lookup_i16::<3>(table, at), &mut out[3 * ROWS + i % ROWS]);
+                store_words::<L>(table, at, i % ROWS, out);
             }
         }
         let decoded = DecodedInt16 { words: memory.as_chunks().0, steps, next: s.rows.prefetch_after(which) };
         let mut t = 0;
         while t < tokens {
             t += match tokens - t {
-                TOKENS_PER_PASS.. if L::REGISTERS >= 32 => {
-                    large_batch_tiles::<L, ROWS, TOKENS_PER_PASS>(&decoded, which, s, t, y)
-                }
-                2.. if L::REGISTERS >= 32 => large_batch_tiles::<L, ROWS, 2>(&decoded, which, s, t, y),
-                _ if L::REGISTERS >= 32 => large_batch_tiles::<L, ROWS, 1>(&decoded, which, s, t, y),
-                _ => large_batch_tiles::<L, { ROWS / 2 }, 1>(&decoded, which, s, t, y),
+                TOKENS_PER_PASS.. => large_batch_tiles::<L, TOKENS_PER_PASS>(&decoded, which, s, t, y),
+                2.. => large_batch_tiles::<L, 2>(&decoded, which, s, t, y),
+                _ => large_batch_tiles::<L, 1>(&decoded, which, s, t, y),
             };
         }
     }
@@ -272,9 +287,9 @@ struct DecodedInt16<'a> {
     next: Prefetch,
 }
 
-/// Multiplies decoded rows, R of a tile at a time, by T tokens. Returns T.
+/// Multiplies decoded rows by T tokens. Returns T.
 #[inline(always)]
-fn large_batch_tiles<L: Simd, const R: usize, const T: usize>(
+fn large_batch_tiles<L: Simd, const T: usize>(
     rows: &DecodedInt16<'_>,
     which: &[usize],
     s: &Int16Weights<'_>,
@@ -295,15 +310,12 @@ fn large_batch_tiles<L: Simd, const R: usize, const T: usize>(
         let mut totals = [[L::splat(0.0); ROWS]; T];
         for part in 0..blocks.div_ceil(BLOCKS_PER_SCALE) {
             let columns = part * BLOCKS_PER_SCALE..blocks.min((part + 1) * BLOCKS_PER_SCALE);
-            for start in (0..ROWS).step_by(R) {
-                // SAFETY: words and tokens have as many blocks.
-                let sums = unsafe { accumulate::<L, R, T>(words, start, &tokens, columns.clone()) };
-                for t in 0..T {
-                    let scale = L::load(&scales[t][part]);
-                    for k in 0..R {
-                        let total = &mut totals[t][start + k];
-                        *total = join_digits::<L>(sums[t][k]).mul_add(scale, *total);
-                    }
+            // SAFETY: words and tokens have as many blocks.
+            let sums = unsafe { accumulate::<L, T>(words, &tokens, columns) };
+            for t in 0..T {
+                let scale = L::load(&scales[t][part]);
+                for k in 0..ROWS {
+                    totals[t][k] = join_digits::<L>(sums[t][k]).mul_add(scale, totals[t][k]);
                 }
             }
         }
@@ -318,31 +330,30 @@ fn large_batch_tiles<L: Simd, const R: usize, const T: usize>(
     T
 }
 
-/// Returns the sums of products of R rows and T tokens over some blocks.
+/// Returns the sums of products of four rows and T tokens over some blocks.
 ///
 /// # Safety
 /// Rows and tokens have these blocks.
 #[inline(always)]
-unsafe fn accumulate<L: Simd, const R: usize, const T: usize>(
+unsafe fn accumulate<L: Simd, const T: usize>(
     words: &[[[[u8; 64]; ROWS]; VECTORS]],
-    start: usize,
     tokens: &[&[DigitBlock]; T],
     blocks: Range<usize>,
-) -> [[[L::Sums; 2]; R]; T] {
-    let mut sums = [[[L::zero_sums(); 2]; R]; T];
+) -> [[[L::Sums; 2]; ROWS]; T] {
+    let mut sums = [[[L::zero_sums(); 2]; ROWS]; T];
     for b in blocks {
         for j in 0..VECTORS {
             // SAFETY: the caller promises these blocks.
             let words = unsafe { &words.get_unchecked(b)[j] };
-            let mut w = [L::load_bytes(&words[start]); R];
-            for k in 1..R {
-                w[k] = L::load_bytes(&words[start + k]);
+            let mut w = [L::load_bytes(&words[0]); ROWS];
+            for k in 1..ROWS {
+                w[k] = L::load_bytes(&words[k]);
             }
             for t in 0..T {
                 // SAFETY: the caller promises these blocks.
                 let x = unsafe { &tokens[t].get_unchecked(b)[j] };
                 for (piece, x) in x.iter().enumerate() {
-                    for k in 0..R {
+                    for k in 0..ROWS {
                         sums[t][k][piece] = L::dot_i16(sums[t][k][piece], w[k], x);
                     }
                 }
@@ -350,6 +361,171 @@ unsafe fn accumulate<L: Simd, const R: usize, const T: usize>(
         }
     }
     sums
+}
+
+/// Adds the sums of a register under one scale to its lanes of `total`.
+#[inline(always)]
+fn add_scaled<L: Simd>(
+    [high, low]: [L::SumRegister; 2],
+    scale: &[f32; LANES],
+    r: usize,
+    total: &mut [f32; LANES],
+) {
+    let (high, low) = (L::sum_register_to_f32(high), L::sum_register_to_f32(low));
+    let sum = L::mul_add_register(high, L::load_register(&[RADIX; LANES], r), low);
+    let before = L::load_register(total, r);
+    L::store_register(L::mul_add_register(sum, L::load_register(scale, r), before), total, r);
+}
+
+/// Multiplies up to four rows by the only token; a register of a row looks words up and multiplies them.
+#[inline(always)]
+fn single_token_tile<L: Simd>(s: &Int16Weights<'_>, which: &[usize], y: &OutputRows<'_>) {
+    let (words, scales) = s.token(0);
+    let (table, step) = s.row::<L>(which[0]);
+    let (mut tables, mut steps, mut bytes) = ([table; ROWS], [step; ROWS], [&[] as &[u8]; ROWS]);
+    for (i, &r) in which.iter().enumerate() {
+        (tables[i], steps[i]) = s.row::<L>(r);
+        // SAFETY: tiles have rows of the matrix.
+        bytes[i] = unsafe { s.rows.row(r) };
+    }
+    let mut totals = [[0f32; LANES]; ROWS];
+    for (part, (words, scale)) in words.chunks(BLOCKS_PER_SCALE).zip(scales).enumerate() {
+        for i in 0..which.len() {
+            let bytes = &bytes[i][part * BLOCKS_PER_SCALE * BYTES..];
+            let bytes = &bytes[..bytes.len().min(BLOCKS_PER_SCALE * BYTES)];
+            prefetch_row(bytes);
+            let mut last = [[0; BYTES]; BLOCKS_PER_SCALE];
+            let blocks = match bytes.as_chunks::<BYTES>() {
+                (blocks, []) => blocks,
+                _ => {
+                    last.as_flattened_mut()[..bytes.len()].copy_from_slice(bytes);
+                    &last[..words.len()]
+                }
+            };
+            for r in 0..L::REGISTERS_PER_VECTOR {
+                let mut sums = [L::zero_sum_register(); 2];
+                for (at, x) in blocks.iter().zip(words) {
+                    let w = L::lookup_word_registers(tables[i], at, r);
+                    for j in 0..VECTORS {
+                        for piece in 0..2 {
+                            let x = L::load_word_register(&x[j][piece], r);
+                            sums[piece] = L::dot_word_register(sums[piece], w[j], x);
+                        }
+                    }
+                }
+                add_scaled::<L>(sums, scale, r, &mut totals[i]);
+            }
+        }
+    }
+    let mut vectors = [L::splat(0.0); ROWS];
+    for i in 0..ROWS {
+        vectors[i] = L::load(&totals[i]);
+    }
+    let sums = L::horizontal_sums(vectors);
+    for (i, &r) in which.iter().enumerate() {
+        store(y, r, 0, steps[i] * sums[i]);
+    }
+}
+
+/// Words of the rows of a pass under one scale, and the lanes of each row and token.
+type PieceMemory = (AlignedVec<[u8; 64]>, AlignedVec<[f32; LANES]>);
+
+/// Multiplies up to sixteen rows by all tokens: the rows are decoded 512 columns at a time, which stay in L1 with a token's.
+#[inline(always)]
+fn multiply_in_pieces<L: Simd>(
+    s: &Int16Weights<'_>,
+    which: &[usize],
+    prefetch_distance: usize,
+    (decoded, totals): &mut PieceMemory,
+    y: &OutputRows<'_>,
+) {
+    let (blocks, tokens) = (s.x.x.blocks(), s.x.tokens());
+    let mut steps = [0.0; LANES];
+    for first in (0..tokens).step_by(PIECE_TOKENS) {
+        let n = PIECE_TOKENS.min(tokens - first);
+        totals[..n * ROWS_PER_PASS].fill([0.0; LANES]);
+        for (part, start) in (0..blocks).step_by(BLOCKS_PER_SCALE).enumerate() {
+            let end = blocks.min(start + BLOCKS_PER_SCALE);
+            for (i, &r) in which.iter().enumerate() {
+                let (table, step) = s.row::<L>(r);
+                steps[i] = step;
+                // SAFETY: tiles have rows of the matrix.
+                let bytes = unsafe { s.rows.row(r) };
+                if first == 0 {
+                    let from = bytes.as_ptr().wrapping_add(start * BYTES + prefetch_distance);
+                    crate::memory::prefetch(CacheLevel::L2, from, (end - start) * BYTES);
+                }
+                let tile = decoded[i / ROWS * PIECE_LINES..][..PIECE_LINES].as_chunks_mut().0;
+                for (b, out) in (start..end).zip(tile.as_chunks_mut::<VECTORS>().0) {
+                    store_words::<L>(table, indices::<L>(bytes, b), i % ROWS, out);
+                }
+            }
+            let tiles = decoded.as_chunks::<ROWS>().0.as_chunks::<VECTORS>().0;
+            for t in 0..n {
+                let (words, scales) = s.token(first + t);
+                let words = &words[start..end];
+                for i in 0..which.len().div_ceil(ROWS) {
+                    let tile = &tiles[i * BLOCKS_PER_SCALE..][..end - start];
+                    let totals = &mut totals[t * ROWS_PER_PASS + i * ROWS..][..ROWS];
+                    accumulate_piece::<L>(tile, words, &scales[part], totals);
+                }
+            }
+        }
+        for t in 0..n {
+            let mut partial_sums = [L::splat(0.0); TILES_PER_PASS];
+            let totals = totals[t * ROWS_PER_PASS..][..ROWS_PER_PASS].as_chunks::<ROWS>().0;
+            for i in 0..which.len().div_ceil(ROWS) {
+                let [a, b, c, d] = &totals[i];
+                partial_sums[i] = L::partial_sums([L::load(a), L::load(b), L::load(c), L::load(d)]);
+            }
+            let sums = L::finish_partial_sums(partial_sums);
+            store_rows(y, which, first + t, L::load(&steps).mul(sums));
+        }
+    }
+}
+
+/// Looks up a block of row i of a tile.
+#[inline(always)]
+fn store_words<L: Simd>(
+    table: L::Table,
+    at: L::Bytes,
+    i: usize,
+    out: &mut [[[u8; 64]; ROWS]; VECTORS],
+) {
+    L::store_bytes(L::lookup_i16::<0>(table, at), &mut out[0][i]);
+    L::store_bytes(L::lookup_i16::<1>(table, at), &mut out[1][i]);
+    L::store_bytes(L::lookup_i16::<2>(table, at), &mut out[2][i]);
+    L::store_bytes(L::lookup_i16::<3>(table, at), &mut out[3][i]);
+}
+
+/// Adds a token's products with the words of a tile to its lanes, two rows at a time.
+#[inline(always)]
+fn accumulate_piece<L: Simd>(
+    tile: &[[[[u8; 64]; ROWS]; VECTORS]],
+    words: &[DigitBlock],
+    scale: &[f32; LANES],
+    totals: &mut [[f32; LANES]],
+) {
+    const R: usize = ROWS / 2;
+    for (half, totals) in totals.as_chunks_mut::<R>().0.iter_mut().enumerate() {
+        for r in 0..L::REGISTERS_PER_VECTOR {
+            let mut sums = [[L::zero_sum_register(); 2]; R];
+            for (rows, x) in tile.iter().zip(words) {
+                for j in 0..VECTORS {
+                    let high = L::load_word_register(&x[j][0], r);
+                    let low = L::load_word_register(&x[j][1], r);
+                    for k in 0..R {
+                        let w = L::load_word_register(&rows[j][half * R + k], r);
+                        sums[k][0] = L::dot_word_register(sums[k][0], w, high);
+                        sums[k][1] = L::dot_word_register(sums[k][1], w, low);
+                    }
+                }
+            }
+            for k in 0..R {
+                add_scaled::<L>(sums[k], scale, r, &mut totals[k]);
+            }
+        }
+    }
 }
 
 #[cfg(test)]

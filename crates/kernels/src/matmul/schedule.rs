@@ -15,6 +15,8 @@ pub(crate) const SMALL_BATCH: usize = 8;
 pub(crate) const TILES_PER_PASS: usize = 4;
 /// Rows of these tiles: the lanes of a vector of results.
 pub(crate) const ROWS_PER_PASS: usize = TILES_PER_PASS * ROWS;
+/// Tokens whose sums are kept while rows are decoded piece by piece, where there are few registers: 64 KB per pass of rows.
+pub(crate) const PIECE_TOKENS: usize = 64;
 /// Bytes between what is read and what is prefetched, in each stream; measured on an EPYC 9004, see docs/results.md.
 pub(crate) const PREFETCH_DISTANCE: usize = 2048;
 
@@ -169,6 +171,11 @@ impl<'a> RowBytes<'a> {
     pub unsafe fn row(&self, row: usize) -> &'a [u8] {
         // SAFETY: `new` has seen the bytes of all rows of the matrix.
         unsafe { std::slice::from_raw_parts(self.start.add(row * self.row_bytes), self.row_bytes) }
+    }
+
+    /// Returns the bytes of a row.
+    pub fn row_bytes(&self) -> usize {
+        self.row_bytes
     }
 
     /// Returns the prefetch of the rows that are decoded after `rows`. Rows of streams need none: they are read ahead where

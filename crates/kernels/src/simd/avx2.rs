@@ -123,6 +123,26 @@ impl F32x16 for Avx2 {
         unsafe { Avx2(_mm256_round_ps::<NEAREST>(self.0), _mm256_round_ps::<NEAREST>(self.1)) }
     }
 
+    const REGISTERS_PER_VECTOR: usize = 2;
+    type Register = __m256;
+    #[inline(always)]
+    fn load_register(v: &[f32; LANES], r: usize) -> __m256 {
+        let half = &v.as_chunks::<8>().0[r];
+        // SAFETY: eight numbers are there; the processor has AVX2, see `simd`.
+        unsafe { _mm256_loadu_ps(half.as_ptr()) }
+    }
+    #[inline(always)]
+    fn store_register(v: __m256, out: &mut [f32; LANES], r: usize) {
+        let half = &mut out.as_chunks_mut::<8>().0[r];
+        // SAFETY: there is room for eight numbers; the processor has AVX2, see `simd`.
+        unsafe { _mm256_storeu_ps(half.as_mut_ptr(), v) }
+    }
+    #[inline(always)]
+    fn mul_add_register(a: __m256, b: __m256, c: __m256) -> __m256 {
+        // SAFETY: the processor has FMA, see `simd`.
+        unsafe { _mm256_fmadd_ps(a, b, c) }
+    }
+
     type U32s = (__m256i, __m256i);
 
     #[inline(always)]
@@ -696,6 +716,46 @@ impl I16x32 for Avx2 {
         let x = <Self as U8x64>::load_bytes(x);
         // SAFETY: the processor has AVX2.
         unsafe { halves_of!(|sums, w, x| _mm256_add_epi32(sums, _mm256_madd_epi16(w, x)), sums, w, x) }
+    }
+    type WordRegister = __m256i;
+    type SumRegister = __m256i;
+    #[inline(always)]
+    fn load_word_register(v: &[u8; 64], r: usize) -> __m256i {
+        let half = &v.as_chunks::<32>().0[r];
+        // SAFETY: 32 bytes are there; the processor has AVX2.
+        unsafe { _mm256_loadu_si256(half.as_ptr().cast()) }
+    }
+    #[inline(always)]
+    fn lookup_word_registers((low, high): Self::Table, at: &[u8; 64], r: usize) -> [__m256i; 4] {
+        let at = Self::load_word_register(at, r);
+        // SAFETY: the processor has AVX2.
+        unsafe {
+            let (nibble, byte) = (_mm256_set1_epi8(15), _mm256_set1_epi16(255));
+            // Lower and upper bytes of the words that each byte of `at` selects: of J 0 and 2, then of J 1 and 3.
+            let mut words = [at; 4];
+            for (j, at) in [at, _mm256_srli_epi16::<4>(at)].into_iter().enumerate() {
+                let at = _mm256_and_si256(at, nibble);
+                let (low, high) = (_mm256_shuffle_epi8(low, at), _mm256_shuffle_epi8(high, at));
+                words[j] = _mm256_or_si256(_mm256_and_si256(low, byte), _mm256_slli_epi16::<8>(high));
+                words[j + 2] = _mm256_or_si256(_mm256_srli_epi16::<8>(low), _mm256_andnot_si256(byte, high));
+            }
+            words
+        }
+    }
+    #[inline(always)]
+    fn zero_sum_register() -> __m256i {
+        // SAFETY: the processor has AVX2.
+        unsafe { _mm256_setzero_si256() }
+    }
+    #[inline(always)]
+    fn dot_word_register(sums: __m256i, w: __m256i, x: __m256i) -> __m256i {
+        // SAFETY: the processor has AVX2.
+        unsafe { _mm256_add_epi32(sums, _mm256_madd_epi16(w, x)) }
+    }
+    #[inline(always)]
+    fn sum_register_to_f32(v: __m256i) -> __m256 {
+        // SAFETY: the processor has AVX2.
+        unsafe { _mm256_cvtepi32_ps(v) }
     }
     #[inline(always)]
     fn split_digits(even: Self, odd: Self, out: &mut [[u8; 64]; 2]) {

@@ -25,6 +25,21 @@ pub(crate) fn first_bytes(n: usize) -> u64 {
 impl F32x16 for Avx512 {
     const REGISTERS: usize = 32;
 
+    const REGISTERS_PER_VECTOR: usize = 1;
+    type Register = __m512;
+    #[inline(always)]
+    fn load_register(v: &[f32; LANES], _: usize) -> __m512 {
+        Self::load(v).0
+    }
+    #[inline(always)]
+    fn store_register(v: __m512, out: &mut [f32; LANES], _: usize) {
+        Avx512(v).store(out);
+    }
+    #[inline(always)]
+    fn mul_add_register(a: __m512, b: __m512, c: __m512) -> __m512 {
+        Avx512(a).mul_add(Avx512(b), Avx512(c)).0
+    }
+
     #[inline(always)]
     fn splat(v: f32) -> Self {
         // SAFETY: the processor has AVX-512 F, see `simd`.
@@ -535,6 +550,35 @@ impl I16x32 for Avx512 {
             let x = _mm512_loadu_si512(x.as_ptr().cast());
             dot_native(sums, w, x)
         }
+    }
+    type WordRegister = __m512i;
+    type SumRegister = __m512i;
+    #[inline(always)]
+    fn load_word_register(v: &[u8; 64], _: usize) -> __m512i {
+        Self::load_bytes(v)
+    }
+    #[inline(always)]
+    fn lookup_word_registers(table: __m512i, at: &[u8; 64], _: usize) -> [__m512i; 4] {
+        let at = Self::load_bytes(at);
+        [
+            Self::lookup_i16::<0>(table, at),
+            Self::lookup_i16::<1>(table, at),
+            Self::lookup_i16::<2>(table, at),
+            Self::lookup_i16::<3>(table, at),
+        ]
+    }
+    #[inline(always)]
+    fn zero_sum_register() -> __m512i {
+        Self::zero_sums()
+    }
+    #[inline(always)]
+    fn dot_word_register(sums: __m512i, w: __m512i, x: __m512i) -> __m512i {
+        // SAFETY: the processor has AVX-512 BW, and VNNI where it is said to.
+        unsafe { dot_native(sums, w, x) }
+    }
+    #[inline(always)]
+    fn sum_register_to_f32(v: __m512i) -> __m512 {
+        Self::sums_to_f32(v).0
     }
     #[inline(always)]
     fn split_digits(even: Self, odd: Self, out: &mut [[u8; 64]; 2]) {

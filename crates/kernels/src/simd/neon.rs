@@ -86,6 +86,26 @@ fn from_i16<D>(low: int16x8_t, high: int16x8_t) -> Neon<D> {
 impl<D: Copy> F32x16 for Neon<D> {
     const REGISTERS: usize = 8;
 
+    const REGISTERS_PER_VECTOR: usize = 4;
+    type Register = float32x4_t;
+    #[inline(always)]
+    fn load_register(v: &[f32; LANES], r: usize) -> float32x4_t {
+        let quarter = &v.as_chunks::<4>().0[r];
+        // SAFETY: four numbers are there; the processor has NEON.
+        unsafe { vld1q_f32(quarter.as_ptr()) }
+    }
+    #[inline(always)]
+    fn store_register(v: float32x4_t, out: &mut [f32; LANES], r: usize) {
+        let quarter = &mut out.as_chunks_mut::<4>().0[r];
+        // SAFETY: there is room for four numbers; the processor has NEON.
+        unsafe { vst1q_f32(quarter.as_mut_ptr(), v) }
+    }
+    #[inline(always)]
+    fn mul_add_register(a: float32x4_t, b: float32x4_t, c: float32x4_t) -> float32x4_t {
+        // SAFETY: the processor has NEON.
+        unsafe { vfmaq_f32(c, a, b) }
+    }
+
     #[inline(always)]
     fn splat(v: f32) -> Self {
         // SAFETY: the processor has NEON.
@@ -569,13 +589,50 @@ impl<D: Dots> I16x32 for Neon<D> {
     }
     #[inline(always)]
     fn dot_i16(sums: Self::Sums, w: Self::Bytes, x: &[u8; 64]) -> Self::Sums {
-        let x = <Self as U8x64>::load_bytes(x);
+        from_fn(|r| Self::dot_word_register(sums[r], w[r], Self::load_word_register(x, r)))
+    }
+    type WordRegister = uint8x16_t;
+    type SumRegister = int32x4_t;
+    #[inline(always)]
+    fn load_word_register(v: &[u8; 64], r: usize) -> uint8x16_t {
+        let quarter = &v.as_chunks::<16>().0[r];
+        // SAFETY: 16 bytes are there; the processor has NEON.
+        unsafe { vld1q_u8(quarter.as_ptr()) }
+    }
+    #[inline(always)]
+    fn lookup_word_registers((low, high): Self::Table, at: &[u8; 64], r: usize) -> [uint8x16_t; 4] {
+        let at = Self::load_word_register(at, r);
         // SAFETY: the processor has NEON.
-        from_fn(|i| unsafe {
-            let (w, x) = (vreinterpretq_s16_u8(w[i]), vreinterpretq_s16_u8(x[i]));
+        unsafe {
+            let (even, odd) = (vandq_u8(at, vdupq_n_u8(15)), vshrq_n_u8::<4>(at));
+            let (even_low, even_high) = (vqtbl1q_u8(low, even), vqtbl1q_u8(high, even));
+            let (odd_low, odd_high) = (vqtbl1q_u8(low, odd), vqtbl1q_u8(high, odd));
+            [
+                vtrn1q_u8(even_low, even_high),
+                vtrn1q_u8(odd_low, odd_high),
+                vtrn2q_u8(even_low, even_high),
+                vtrn2q_u8(odd_low, odd_high),
+            ]
+        }
+    }
+    #[inline(always)]
+    fn zero_sum_register() -> int32x4_t {
+        // SAFETY: the processor has NEON.
+        unsafe { vdupq_n_s32(0) }
+    }
+    #[inline(always)]
+    fn dot_word_register(sums: int32x4_t, w: uint8x16_t, x: uint8x16_t) -> int32x4_t {
+        // SAFETY: the processor has NEON.
+        unsafe {
+            let (w, x) = (vreinterpretq_s16_u8(w), vreinterpretq_s16_u8(x));
             let low = vmull_s16(vget_low_s16(w), vget_low_s16(x));
-            vaddq_s32(sums[i], vpaddq_s32(low, vmull_high_s16(w, x)))
-        })
+            vaddq_s32(sums, vpaddq_s32(low, vmull_high_s16(w, x)))
+        }
+    }
+    #[inline(always)]
+    fn sum_register_to_f32(v: int32x4_t) -> float32x4_t {
+        // SAFETY: the processor has NEON.
+        unsafe { vcvtq_f32_s32(v) }
     }
     #[inline(always)]
     fn split_digits(even: Self, odd: Self, out: &mut [[u8; 64]; 2]) {

@@ -21,6 +21,21 @@ impl F32x16 for Scalar {
     const REGISTERS: usize = 8;
     const IS_REFERENCE: bool = true;
 
+    const REGISTERS_PER_VECTOR: usize = 1;
+    type Register = Self;
+    #[inline(always)]
+    fn load_register(v: &[f32; LANES], _: usize) -> Self {
+        Self::load(v)
+    }
+    #[inline(always)]
+    fn store_register(v: Self, out: &mut [f32; LANES], _: usize) {
+        v.store(out);
+    }
+    #[inline(always)]
+    fn mul_add_register(a: Self, b: Self, c: Self) -> Self {
+        a.mul_add(b, c)
+    }
+
     #[inline(always)]
     fn splat(v: f32) -> Self {
         Scalar([v; LANES])
@@ -213,6 +228,33 @@ impl I16x32 for Scalar {
             sums[i / 2] += word(&w, i) * word(x, i);
         }
         sums
+    }
+    type WordRegister = [u8; 64];
+    type SumRegister = [i32; LANES];
+    #[inline(always)]
+    fn load_word_register(v: &[u8; 64], _: usize) -> [u8; 64] {
+        *v
+    }
+    #[inline(always)]
+    fn lookup_word_registers(table: [i16; 16], at: &[u8; 64], _: usize) -> [[u8; 64]; 4] {
+        [
+            Self::lookup_i16::<0>(table, *at),
+            Self::lookup_i16::<1>(table, *at),
+            Self::lookup_i16::<2>(table, *at),
+            Self::lookup_i16::<3>(table, *at),
+        ]
+    }
+    #[inline(always)]
+    fn zero_sum_register() -> [i32; LANES] {
+        Self::zero_sums()
+    }
+    #[inline(always)]
+    fn dot_word_register(sums: [i32; LANES], w: [u8; 64], x: [u8; 64]) -> [i32; LANES] {
+        Self::dot_i16(sums, w, &x)
+    }
+    #[inline(always)]
+    fn sum_register_to_f32(v: [i32; LANES]) -> Self {
+        Self::sums_to_f32(v)
     }
     #[inline(always)]
     fn split_digits(even: Self, odd: Self, out: &mut [[u8; 64]; 2]) {

@@ -28,6 +28,18 @@ pub(crate) trait F32x16: Copy {
     /// Rounds to the nearest integer, ties to even, for magnitudes below 2^22.
     fn round(self) -> Self;
 
+    /// Registers of a vector.
+    const REGISTERS_PER_VECTOR: usize;
+    /// One register: `LANES / REGISTERS_PER_VECTOR` lanes. A tile of registers is wider in rows and tokens than one of
+    /// vectors, so that fewer loads serve its sums.
+    type Register: Copy;
+    /// Loads register r of a vector.
+    fn load_register(v: &[f32; LANES], r: usize) -> Self::Register;
+    /// Stores register r of a vector.
+    fn store_register(v: Self::Register, out: &mut [f32; LANES], r: usize);
+    /// Returns `a * b + c`, rounded as [`F32x16::mul_add`] rounds.
+    fn mul_add_register(a: Self::Register, b: Self::Register, c: Self::Register) -> Self::Register;
+
     /// Returns `x` where `self < bound`, else `y`.
     fn if_below(self, bound: Self, x: Self, y: Self) -> Self;
 
@@ -293,6 +305,22 @@ pub(crate) trait I16x32: U8x64 {
     fn lookup_i16<const J: usize>(table: Self::Table, at: Self::Bytes) -> Self::Bytes;
     /// Adds `w[2 l] * x[2 l] + w[2 l + 1] * x[2 l + 1]`, of words, to sum l.
     fn dot_i16(sums: Self::Sums, w: Self::Bytes, x: &[u8; 64]) -> Self::Sums;
+    /// The words of one register.
+    type WordRegister: Copy;
+    /// The sums of one register.
+    type SumRegister: Copy;
+    /// Loads register r of thirty-two words.
+    fn load_word_register(v: &[u8; 64], r: usize) -> Self::WordRegister;
+    /// Looks up register r of [`I16x32::lookup_i16`] for J of 0 to 3.
+    fn lookup_word_registers(table: Self::Table, at: &[u8; 64], r: usize) -> [Self::WordRegister; 4];
+    fn zero_sum_register() -> Self::SumRegister;
+    /// Adds products to one register of sums, see [`I16x32::dot_i16`].
+    fn dot_word_register(
+        sums: Self::SumRegister,
+        w: Self::WordRegister,
+        x: Self::WordRegister,
+    ) -> Self::SumRegister;
+    fn sum_register_to_f32(v: Self::SumRegister) -> Self::Register;
     /// Rounds to integers q, |q| <= 2^23, and splits them: `q = 4096 * out[0] + out[1]`. Words `2 l` are lane l of `even`, words
     /// `2 l + 1` of `odd`.
     fn split_digits(even: Self, odd: Self, out: &mut [[u8; 64]; 2]);
