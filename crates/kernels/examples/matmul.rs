@@ -10,8 +10,8 @@ use anemoe_kernels::{
     AttentionShape, CacheValues, CacheView, Columns, HalfLut, HeadStrides, Int8Lut, Int16Lut, MatMul, Matrix,
     PackedActivations, Pool, attention, matmul_batch, round_to_int16,
 };
-use common::{argument, number};
 use common::test_data::{noise, random_bits};
+use common::{argument, number};
 use std::time::Instant;
 
 fn time(rounds: usize, mut call: impl FnMut()) -> f64 {
@@ -75,7 +75,7 @@ fn main() {
     let mut y = vec![0f32; rows * 512];
     let only = argument("only");
     for (name, w) in all.into_iter().filter(|(name, _)| only.as_deref().is_none_or(|only| only == *name)) {
-        for tokens in [1, 2, 4, 8, 64, 512] {
+        for tokens in [1, 2, 3, 4, 8, 64, 512] {
             let mut packed = PackedActivations::default();
             let at = Columns { values: &x, first: 0, token_stride: cols, channel_stride: 1 };
             packed.pack(&pool, w.layout(), at, tokens, cols);

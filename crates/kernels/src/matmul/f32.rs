@@ -1,8 +1,11 @@
 //! Exact matmul in f32, of any format.
 //!
 //! ```text
-//! up to 8 tokens   decode a block of 4 rows into registers, multiply by 1, 2 or 4 tokens   (formats that decode cheaply)
-//! otherwise        decode 16 rows into memory, multiply by 6 tokens (AVX-512) or 1 at a time, 512 columns per pass
+//! one token        decode a block of 4 rows into registers
+//! AVX-512          up to 8 tokens: the same, multiplied by 2 or 4 tokens   (formats that decode cheaply)
+//!                  otherwise: decode 16 rows into memory, multiply by 6 tokens, 512 columns per pass
+//! AVX2, NEON       decode 512 columns of 4 rows (up to 8 tokens) or 256 of 16 into L1, multiply a register of each row by
+//!                  3 tokens
 //! ```
 //!
 //! Formats whose rows no kernel reads in place are dequantized row by row first; scalar code always is, as the reference.
@@ -16,6 +19,7 @@ use crate::weight_format::WeightFormat;
 use crate::{Isa, Matrix};
 use std::cell::RefCell;
 use std::mem::MaybeUninit;
+use std::ops::Range;
 
 /// Multiplies some rows of `w` by all selected tokens.
 pub(super) fn multiply_rows(
@@ -114,6 +118,81 @@ impl Kernel for MultiplyDecodedF32<'_> {
     }
 }
 
+/// Multiplies some columns of decoded rows by some tokens, and adds the products to the lanes of each token and row.
+struct MultiplyPieceF32<'a> {
+    tiles: &'a [[[f32; LANES]; ROWS]], // [tiles, vectors, 4, 16]
+    /// Vectors of the columns.
+    vectors: Range<usize>,
+    x: TokenSelection<'a>,
+    tokens: Range<usize>,
+    totals: &'a mut [[f32; LANES]], // [tokens, 16, 16]
+}
+
+impl Kernel for MultiplyPieceF32<'_> {
+    type Output = ();
+    #[inline(always)]
+    fn run<S: Simd>(self) {
+        let MultiplyPieceF32 { tiles, vectors, x, tokens, totals } = self;
+        let (mut first, mut rest) = (tokens.start, totals);
+        while first < tokens.end {
+            let n = REGISTER_TOKENS.min(tokens.end - first);
+            let (totals, after) = rest.split_at_mut(n * ROWS_PER_PASS);
+            match n {
+                REGISTER_TOKENS => multiply_piece::<S, REGISTER_TOKENS>(tiles, &vectors, x, first, totals),
+                2 => multiply_piece::<S, 2>(tiles, &vectors, x, first, totals),
+                _ => multiply_piece::<S, 1>(tiles, &vectors, x, first, totals),
+            }
+            (first, rest) = (first + n, after);
+        }
+    }
+}
+
+/// Tokens that a register of four rows is multiplied by: twelve sums, and a register of each token and of a row.
+const REGISTER_TOKENS: usize = 3;
+
+/// Multiplies a piece by T tokens, see [`MultiplyPieceF32`].
+#[inline(always)]
+fn multiply_piece<L: Simd, const T: usize>(
+    tiles: &[[[f32; LANES]; ROWS]],
+    vectors: &Range<usize>,
+    x: TokenSelection<'_>,
+    first: usize,
+    totals: &mut [[f32; LANES]],
+) {
+    let mut tokens: [&[[f32; LANES]]; T] = [&[]; T];
+    for t in 0..T {
+        tokens[t] = &x.x.vectors(x.at(first + t))[vectors.clone()];
+    }
+    for (i, tile) in tiles.chunks_exact(vectors.len()).enumerate() {
+        for r in 0..L::REGISTERS_PER_VECTOR {
+            let mut sums = [[L::load_register(&[0.0; LANES], r); ROWS]; T];
+            for t in 0..T {
+                for k in 0..ROWS {
+                    sums[t][k] = L::load_register(&totals[t * ROWS_PER_PASS + i * ROWS + k], r);
+                }
+            }
+            for (v, rows) in tile.iter().enumerate() {
+                let mut values = [sums[0][0]; T];
+                for t in 0..T {
+                    // SAFETY: tokens have as many vectors as the tile.
+                    values[t] = L::load_register(unsafe { tokens[t].get_unchecked(v) }, r);
+                }
+                for k in 0..ROWS {
+                    let w = L::load_register(&rows[k], r);
+                    for t in 0..T {
+                        sums[t][k] = L::mul_add_register(w, values[t], sums[t][k]);
+                    }
+                }
+            }
+            for t in 0..T {
+                for k in 0..ROWS {
+                    L::store_register(sums[t][k], &mut totals[t * ROWS_PER_PASS + i * ROWS + k], r);
+                }
+            }
+        }
+    }
+}
+
 /// Holds up to sixteen rows as f32.
 struct DecodedF32<'a> {
     vectors: &'a [[[f32; LANES]; ROWS]], // [tiles, vectors, 4, 16]
@@ -124,6 +203,8 @@ struct DecodedF32<'a> {
 thread_local! {
     /// Decoded rows.
     static DECODED: RefCell<AlignedVec<[f32; LANES]>> = const { RefCell::new(AlignedVec::new()) };
+    /// Lanes of each row and token.
+    static TOTALS: RefCell<AlignedVec<[f32; LANES]>> = const { RefCell::new(AlignedVec::new()) };
 }
 
 /// A row, and its vectors in a tile.
@@ -173,13 +254,20 @@ fn multiply_tiles<L: Simd, D: Decode>(
     y: &OutputRows<'_>,
 ) {
     let t = x.tokens();
-    if t <= if D::SMALL_BATCH_KERNEL { SMALL_BATCH } else { 1 } {
+    if L::REGISTERS < 32 && t > 1 {
+        return multiply_tiles_in_pieces::<L, D>(s, x, rows, y);
+    }
+    if t <= if D::SMALL_BATCH_KERNEL && L::REGISTERS >= 32 { SMALL_BATCH } else { 1 } {
         for (which, n) in rows.each() {
             let mut first = 0;
             while first < t {
                 first += match t - first {
-                    4.. if D::SMALL_BATCH_KERNEL => small_batch_tile::<L, D, 4>(s, which, n, x, first, y),
-                    2.. if D::SMALL_BATCH_KERNEL => small_batch_tile::<L, D, 2>(s, which, n, x, first, y),
+                    4.. if L::REGISTERS >= 32 && D::SMALL_BATCH_KERNEL => {
+                        small_batch_tile::<L, D, 4>(s, which, n, x, first, y)
+                    }
+                    2.. if L::REGISTERS >= 32 && D::SMALL_BATCH_KERNEL => {
+                        small_batch_tile::<L, D, 2>(s, which, n, x, first, y)
+                    }
                     _ => small_batch_tile::<L, D, 1>(s, which, n, x, first, y),
                 };
             }
@@ -188,7 +276,17 @@ fn multiply_tiles<L: Simd, D: Decode>(
     }
     let mut decoded = DECODED.take();
     for (which, n) in rows.rows::<ROWS_PER_PASS>() {
-        decode_rows::<L, D>(s, &which[..n], (x.x.padded() / LANES, t <= SMALL_BATCH), &mut decoded);
+        let len = x.x.padded() / LANES;
+        decoded.grow(n.next_multiple_of(ROWS) * len, [0.0; LANES]);
+        // Rows of streams are prefetched here, others while tokens pass.
+        let distance = if t <= SMALL_BATCH { PREFETCH_DISTANCE } else { 0 };
+        decode_piece::<L, D>(
+            s,
+            &which[..n],
+            &(0..len),
+            distance,
+            &mut decoded[..n.next_multiple_of(ROWS) * len],
+        );
         let rows = DecodedF32 { vectors: decoded.as_chunks().0, next: s.rows.prefetch_after(&which[..n]) };
         // SAFETY: this function was compiled for L's instructions, so the processor has them.
         unsafe { L::call(MultiplyDecodedF32 { rows, which: &which[..n], x, y }) };
@@ -196,11 +294,115 @@ fn multiply_tiles<L: Simd, D: Decode>(
     DECODED.set(decoded);
 }
 
+/// Multiplies all rows of a part by several tokens, where there are few registers.
+#[inline(always)]
+fn multiply_tiles_in_pieces<L: Simd, D: Decode>(
+    s: &F32Weights<'_, D>,
+    x: TokenSelection<'_>,
+    rows: &RowTiles,
+    y: &OutputRows<'_>,
+) {
+    let tokens = x.tokens();
+    let mut memory = (DECODED.take(), TOTALS.take());
+    memory.0.grow(PIECE_VECTORS * ROWS_PER_PASS, [0.0; LANES]);
+    memory.1.grow(tokens.min(PIECE_TOKENS) * ROWS_PER_PASS, [0.0; LANES]);
+    if tokens <= SMALL_BATCH {
+        for (which, n) in rows.each() {
+            multiply_in_pieces::<L, D, { 2 * PIECE_VECTORS }>(
+                s,
+                &which[..n],
+                PREFETCH_DISTANCE,
+                x,
+                &mut memory,
+                y,
+            );
+        }
+    } else {
+        for (which, n) in rows.rows::<ROWS_PER_PASS>() {
+            let next = ROWS_PER_PASS * s.rows.row_bytes();
+            multiply_in_pieces::<L, D, PIECE_VECTORS>(s, &which[..n], next, x, &mut memory, y);
+        }
+    }
+    DECODED.set(memory.0);
+    TOTALS.set(memory.1);
+}
+
+/// Vectors of columns that are decoded together for sixteen rows: 16 KB, which stay in L1 with those of three tokens.
+const PIECE_VECTORS: usize = 16;
+
+/// Decoded rows, and the lanes of each row and token.
+type PieceMemory = (AlignedVec<[f32; LANES]>, AlignedVec<[f32; LANES]>);
+
+/// Multiplies up to sixteen rows by all tokens; the rows are decoded N vectors at a time.
+#[inline(always)]
+fn multiply_in_pieces<L: Simd, D: Decode, const N: usize>(
+    s: &F32Weights<'_, D>,
+    which: &[usize],
+    prefetch_distance: usize,
+    x: TokenSelection<'_>,
+    (decoded, totals): &mut PieceMemory,
+    y: &OutputRows<'_>,
+) {
+    let (len, tokens, tiles) = (x.x.padded() / LANES, x.tokens(), which.len().div_ceil(ROWS));
+    for first in (0..tokens).step_by(PIECE_TOKENS) {
+        let selected = first..tokens.min(first + PIECE_TOKENS);
+        let totals = &mut totals[..selected.len() * ROWS_PER_PASS];
+        totals.fill([0.0; LANES]);
+        for start in (0..len).step_by(N) {
+            let vectors = start..len.min(start + N);
+            let n = vectors.len();
+            let decoded = &mut decoded[..tiles * n * ROWS];
+            decode_piece::<L, D>(s, which, &vectors, prefetch_distance * usize::from(first == 0), decoded);
+            let tiles = decoded.as_chunks().0;
+            let piece = MultiplyPieceF32 { tiles, vectors, x, tokens: selected.clone(), totals };
+            // SAFETY: this function was compiled for L's instructions, so the processor has them.
+            unsafe { L::call(piece) };
+        }
+        for (t, totals) in selected.zip(totals.as_chunks().0) {
+            store_rows(y, which, t, add_lanes::<L>(totals, tiles));
+        }
+    }
+}
+
+/// Decodes some vectors, which are whole blocks, of rows to `[tiles, vectors, 4]`, and prefetches what comes a distance
+/// after them; none where it is zero.
+#[inline(always)]
+fn decode_piece<L: F32x16, D: Decode>(
+    s: &F32Weights<'_, D>,
+    which: &[usize],
+    vectors: &Range<usize>,
+    prefetch_distance: usize,
+    out: &mut [[f32; LANES]],
+) {
+    let mut rest = [0u8; MAX_BLOCK_BYTES];
+    let out = out.as_chunks_mut::<ROWS>().0;
+    let (n, first) = (vectors.len(), vectors.start / VECTORS);
+    for (i, &r) in which.iter().enumerate() {
+        let (out, i) = (&mut out[i / ROWS * n..][..n], i % ROWS);
+        // SAFETY: tiles have rows of the matrix.
+        let (row, bytes) = (s.decoder.row::<L>(s.first + r), unsafe { s.rows.row(r) });
+        for (b, out) in (first..).zip(out.as_chunks_mut::<VECTORS>().0) {
+            let raw = match bytes.get(b * D::BYTES..(b + 1) * D::BYTES) {
+                Some(bytes) => {
+                    if prefetch_distance > 0 {
+                        prefetch_block::<D>(bytes, prefetch_distance);
+                    }
+                    s.decoder.raw::<L>(row, b, bytes)
+                }
+                None => s.decoder.rest::<L>(row, b, &bytes[b * D::BYTES..], &mut rest),
+            };
+            for k in 0..VECTORS {
+                s.decoder.vector::<L>(row, b, raw, k).store(&mut out[k][i]);
+            }
+        }
+    }
+}
+
 /// Prefetches into L1 where weights have few bits and wait for instructions rather than memory, else into L2.
 #[inline(always)]
-fn prefetch_block<L: F32x16, D: Decode>(bytes: &[u8]) {
+fn prefetch_block<D: Decode>(bytes: &[u8], distance: usize) {
     let cache = if D::BYTES < BLOCK { CacheLevel::L1 } else { CacheLevel::L2 };
-    crate::memory::prefetch(cache, bytes.as_ptr().wrapping_add(PREFETCH_DISTANCE), bytes.len());
+    crate::memory::prefetch(cache, bytes.as_ptr().wrapping_add(distance), bytes.len());
 }
 
 /// Multiplies four rows, of which n exist, by T tokens, and decodes them into registers. Returns T.
@@ -231,7 +433,7 @@ fn small_batch_tile<L: F32x16, D: Decode, const T: usize>(
         let mut blocks = [bytes[0]; ROWS];
         for i in 0..ROWS {
             blocks[i] = &bytes[i][b * D::BYTES..(b + 1) * D::BYTES];
-            prefetch_block::<L, D>(blocks[i]);
+            prefetch_block::<D>(blocks[i], PREFETCH_DISTANCE);
         }
         let raw = [
             s.decoder.raw::<L>(rows[0], b, blocks[0]),
@@ -281,38 +483,6 @@ fn accumulate_block<L: F32x16, D: Decode, const T: usize>(
             let w = d.vector::<L>(rows[i], b, raw[i], k);
             for t in 0..T {
                 acc[t][i] = w.mul_add(L::load(&x[t][k]), acc[t][i]);
-            }
-        }
-    }
-}
-
-/// Decodes rows to `[n / 4 rounded up, len, 4]` vectors; those of small batches are prefetched here.
-#[inline(always)]
-fn decode_rows<L: F32x16, D: Decode>(
-    s: &F32Weights<'_, D>,
-    which: &[usize],
-    (len, few): (usize, bool),
-    out: &mut AlignedVec<[f32; LANES]>,
-) {
-    out.grow(which.len().next_multiple_of(ROWS) * len, [0.0; LANES]);
-    let mut rest = [0u8; MAX_BLOCK_BYTES];
-    let out = out.as_chunks_mut::<ROWS>().0;
-    for (i, &r) in which.iter().enumerate() {
-        let (out, i) = (&mut out[i / ROWS * len..][..len], i % ROWS);
-        // SAFETY: tiles have rows of the matrix.
-        let (row, bytes) = (s.decoder.row::<L>(s.first + r), unsafe { s.rows.row(r) });
-        for (b, out) in out.as_chunks_mut::<VECTORS>().0.iter_mut().enumerate() {
-            let raw = match bytes.get(b * D::BYTES..(b + 1) * D::BYTES) {
-                Some(bytes) => {
-                    if few {
-                        prefetch_block::<L, D>(bytes);
-                    }
-                    s.decoder.raw::<L>(row, b, bytes)
-                }
-                None => s.decoder.rest::<L>(row, b, &bytes[b * D::BYTES..], &mut rest),
-            };
-            for k in 0..VECTORS {
-                s.decoder.vector::<L>(row, b, raw, k).store(&mut out[k][i]);
             }
         }
     }

@@ -30,6 +30,8 @@ const BYTES: usize = BLOCK / 2;
 const RADIX: f32 = 4096.0;
 /// Tokens per pass over decoded rows: their 24 sums and four words of weights are registers of AVX-512.
 const TOKENS_PER_PASS: usize = 3;
+/// Tokens that words in registers are multiplied by: six sums and four words are registers of AVX2.
+const REGISTER_TOKENS: usize = 3;
 /// Lines of the words of a tile under one scale.
 const PIECE_LINES: usize = BLOCKS_PER_SCALE * VECTORS * ROWS;
 
@@ -109,8 +111,16 @@ thread_local! {
 fn multiply_tiles<L: Simd>(s: &Int16Weights<'_>, rows: &RowTiles, y: &OutputRows<'_>) {
     let tokens = s.x.tokens();
     if L::REGISTERS < 32 {
-        if tokens == 1 {
-            return rows.each().for_each(|(which, n)| single_token_tile::<L>(s, &which[..n], y));
+        // Loops, not closures: those given to other functions would be compiled without this one's instructions.
+        if tokens <= REGISTER_TOKENS {
+            for (which, n) in rows.each() {
+                match tokens {
+                    REGISTER_TOKENS => register_tile::<L, REGISTER_TOKENS>(s, &which[..n], y),
+                    2 => register_tile::<L, 2>(s, &which[..n], y),
+                    _ => register_tile::<L, 1>(s, &which[..n], y),
+                }
+            }
+            return;
         }
         let mut memory = (DECODED.take(), TOTALS.take());
         memory.0.grow(TILES_PER_PASS * PIECE_LINES, [0; 64]);
@@ -377,10 +387,9 @@ fn add_scaled<L: Simd>(
     L::store_register(L::mul_add_register(sum, L::load_register(scale, r), before), total, r);
 }
 
-/// Multiplies up to four rows by the only token; a register of a row looks words up and multiplies them.
+/// Multiplies up to four rows by all T tokens; a register of a row looks words up and multiplies them by each token.
 #[inline(always)]
-fn single_token_tile<L: Simd>(s: &Int16Weights<'_>, which: &[usize], y: &OutputRows<'_>) {
-    let (words, scales) = s.token(0);
+fn register_tile<L: Simd, const T: usize>(s: &Int16Weights<'_>, which: &[usize], y: &OutputRows<'_>) {
     let (table, step) = s.row::<L>(which[0]);
     let (mut tables, mut steps, mut bytes) = ([table; ROWS], [step; ROWS], [&[] as &[u8]; ROWS]);
     for (i, &r) in which.iter().enumerate() {
@@ -388,42 +397,59 @@ fn single_token_tile<L: Simd>(s: &Int16Weights<'_>, which: &[usize], y: &OutputR
         // SAFETY: tiles have rows of the matrix.
         bytes[i] = unsafe { s.rows.row(r) };
     }
-    let mut totals = [[0f32; LANES]; ROWS];
-    for (part, (words, scale)) in words.chunks(BLOCKS_PER_SCALE).zip(scales).enumerate() {
+    let (mut tokens, mut scales) = ([&[] as &[DigitBlock]; T], [&[] as &[[f32; LANES]]; T]);
+    for t in 0..T {
+        (tokens[t], scales[t]) = s.token(t);
+    }
+    let mut totals = [[[0f32; LANES]; ROWS]; T];
+    for (part, start) in (0..s.x.x.blocks()).step_by(BLOCKS_PER_SCALE).enumerate() {
+        let end = s.x.x.blocks().min(start + BLOCKS_PER_SCALE);
+        let mut words = [&[] as &[DigitBlock]; T];
+        for t in 0..T {
+            words[t] = &tokens[t][start..end];
+        }
         for i in 0..which.len() {
-            let bytes = &bytes[i][part * BLOCKS_PER_SCALE * BYTES..];
-            let bytes = &bytes[..bytes.len().min(BLOCKS_PER_SCALE * BYTES)];
+            let bytes = &bytes[i][start * BYTES..];
+            let bytes = &bytes[..bytes.len().min((end - start) * BYTES)];
             prefetch_row(bytes);
             let mut last = [[0; BYTES]; BLOCKS_PER_SCALE];
             let blocks = match bytes.as_chunks::<BYTES>() {
                 (blocks, []) => blocks,
                 _ => {
                     last.as_flattened_mut()[..bytes.len()].copy_from_slice(bytes);
-                    &last[..words.len()]
+                    &last[..end - start]
                 }
             };
             for r in 0..L::REGISTERS_PER_VECTOR {
-                let mut sums = [L::zero_sum_register(); 2];
-                for (at, x) in blocks.iter().zip(words) {
+                let mut sums = [[L::zero_sum_register(); 2]; T];
+                for (b, at) in blocks.iter().enumerate() {
                     let w = L::lookup_word_registers(tables[i], at, r);
                     for j in 0..VECTORS {
-                        for piece in 0..2 {
-                            let x = L::load_word_register(&x[j][piece], r);
-                            sums[piece] = L::dot_word_register(sums[piece], w[j], x);
+                        for t in 0..T {
+                            // SAFETY: tokens have as many blocks as a row, from `start` to `end`.
+                            let x = unsafe { &words[t].get_unchecked(b)[j] };
+                            for piece in 0..2 {
+                                let x = L::load_word_register(&x[piece], r);
+                                sums[t][piece] = L::dot_word_register(sums[t][piece], w[j], x);
+                            }
                         }
                     }
                 }
-                add_scaled::<L>(sums, scale, r, &mut totals[i]);
+                for t in 0..T {
+                    add_scaled::<L>(sums[t], &scales[t][part], r, &mut totals[t][i]);
+                }
             }
         }
     }
-    let mut vectors = [L::splat(0.0); ROWS];
-    for i in 0..ROWS {
-        vectors[i] = L::load(&totals[i]);
-    }
-    let sums = L::horizontal_sums(vectors);
-    for (i, &r) in which.iter().enumerate() {
-        store(y, r, 0, steps[i] * sums[i]);
+    for t in 0..T {
+        let mut vectors = [L::splat(0.0); ROWS];
+        for i in 0..ROWS {
+            vectors[i] = L::load(&totals[t][i]);
+        }
+        let sums = L::horizontal_sums(vectors);
+        for (i, &r) in which.iter().enumerate() {
+            store(y, r, t, steps[i] * sums[i]);
+        }
     }
 }
 
@@ -471,27 +497,16 @@ fn multiply_in_pieces<L: Simd>(
                 }
             }
         }
-        for t in 0..n {
-            let mut partial_sums = [L::splat(0.0); TILES_PER_PASS];
-            let totals = totals[t * ROWS_PER_PASS..][..ROWS_PER_PASS].as_chunks::<ROWS>().0;
-            for i in 0..which.len().div_ceil(ROWS) {
-                let [a, b, c, d] = &totals[i];
-                partial_sums[i] = L::partial_sums([L::load(a), L::load(b), L::load(c), L::load(d)]);
-            }
-            let sums = L::finish_partial_sums(partial_sums);
-            store_rows(y, which, first + t, L::load(&steps).mul(sums));
+        for (t, totals) in (first..first + n).zip(totals.as_chunks().0) {
+            let sums = add_lanes::<L>(totals, which.len().div_ceil(ROWS));
+            store_rows(y, which, t, L::load(&steps).mul(sums));
         }
     }
 }
 
 /// Looks up a block of row i of a tile.
 #[inline(always)]
-fn store_words<L: Simd>(
-    table: L::Table,
-    at: L::Bytes,
-    i: usize,
-    out: &mut [[[u8; 64]; ROWS]; VECTORS],
-) {
+fn store_words<L: Simd>(table: L::Table, at: L::Bytes, i: usize, out: &mut [[[u8; 64]; ROWS]; VECTORS]) {
     L::store_bytes(L::lookup_i16::<0>(table, at), &mut out[0][i]);
     L::store_bytes(L::lookup_i16::<1>(table, at), &mut out[1][i]);
     L::store_bytes(L::lookup_i16::<2>(table, at), &mut out[2][i]);

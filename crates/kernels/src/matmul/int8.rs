@@ -12,6 +12,7 @@
 use super::amx;
 use super::decode::RowScales;
 use super::int8_codes::*;
+use super::int8_words;
 use super::schedule::*;
 use crate::activations::I8_BLOCKS_PER_SCALE as BLOCKS_PER_SCALE;
 use crate::matrix::{BLOCK, Divisor};
@@ -107,6 +108,9 @@ thread_local! {
 #[inline(always)]
 fn multiply_tiles<L: Simd, F: Format>(s: &Weights<'_>, format: F, rows: &RowTiles, y: &OutputRows<'_>) {
     let (x, first) = (s.x, s.w.first);
+    if L::MULTIPLIES_BYTES_AS_WORDS && x.tokens() > 1 {
+        return int8_words::multiply_tiles::<L, F>(s, format, rows, y);
+    }
     let several = F::Code::<L>::SMALL_BATCH_KERNEL && L::MULTIPLIES_SEVERAL_TOKENS;
     if x.tokens() <= if several { SMALL_BATCH } else { 1 } {
         for (which, n) in rows.each() {

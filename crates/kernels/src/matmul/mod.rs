@@ -27,6 +27,7 @@ mod int16_lut;
 mod int8;
 mod int8_blocks;
 mod int8_codes;
+mod int8_words;
 mod schedule;
 
 pub(crate) use schedule::{OutputRows, RowTiles, TokenSelection};
@@ -411,6 +412,30 @@ mod tests {
                 let some = run(Isa::best(), &one, &part, &x, t, None);
                 for k in 0..t {
                     assert_eq!(&some[k * part.rows()..(k + 1) * part.rows()], &all[k * rows + rows / 2..(k + 1) * rows]);
+                }
+            });
+        }
+    }
+
+    #[test]
+    fn tokens_of_another_piece_have_the_same_products() {
+        let (rows, tokens, pool) = (21, 67, Pool::new(1));
+        for cols in [300, 1100] {
+            let x = noise(3, cols * tokens);
+            each_matrix(5, rows, cols, |kind, w| {
+                let tables = w.values().to_vec();
+                let int8 = match w.weight.format {
+                    WeightFormat::Lut { bits, .. } => Int8Lut::new(&tables, bits.into()),
+                    _ => None,
+                };
+                for w in [*w, w.with_fast(int8.as_ref())] {
+                    for isa in Isa::available() {
+                        let all = run(isa, &pool, &w, &x, tokens, None);
+                        for t in [0, 3, 63, 64, 66] {
+                            let alone = run(isa, &pool, &w, &x[t * cols..(t + 1) * cols], 1, None);
+                            assert_eq!(alone, &all[t * rows..(t + 1) * rows], "{kind} {isa:?} {cols} {t}");
+                        }
+                    }
                 }
             });
         }

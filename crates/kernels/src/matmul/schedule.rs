@@ -192,6 +192,16 @@ impl<'a> RowBytes<'a> {
     }
 }
 
+/// Adds up the lanes of the rows of `tiles` tiles: lane r is row r.
+#[inline(always)]
+pub(crate) fn add_lanes<L: F32x16>(rows: &[[f32; LANES]; ROWS_PER_PASS], tiles: usize) -> L {
+    let mut partial_sums = [L::splat(0.0); TILES_PER_PASS];
+    for (sums, [a, b, c, d]) in partial_sums.iter_mut().zip(rows.as_chunks().0).take(tiles) {
+        *sums = L::partial_sums([L::load(a), L::load(b), L::load(c), L::load(d)]);
+    }
+    L::finish_partial_sums(partial_sums)
+}
+
 /// Stores rows `which` of token t, at most sixteen, with their biases.
 #[inline(always)]
 pub(crate) fn store_rows<L: F32x16>(y: &OutputRows<'_>, which: &[usize], t: usize, v: L) {

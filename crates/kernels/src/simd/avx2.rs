@@ -757,6 +757,21 @@ impl I16x32 for Avx2 {
         // SAFETY: the processor has AVX2.
         unsafe { _mm256_cvtepi32_ps(v) }
     }
+    const MULTIPLIES_BYTES_AS_WORDS: bool = true;
+    #[inline(always)]
+    fn widen_codes(codes: Self::Bytes) -> [Self::Bytes; 2] {
+        // SAFETY: the processor has AVX2.
+        unsafe {
+            let even = halves_of!(|v| _mm256_and_si256(v, _mm256_set1_epi16(255)), codes);
+            [even, halves_of!(|v| _mm256_srli_epi16::<8>(v), codes)]
+        }
+    }
+    #[inline(always)]
+    fn widen_signed_register(v: &[u8; 64], r: usize) -> [__m256i; 2] {
+        let v = Self::load_word_register(v, r);
+        // SAFETY: the processor has AVX2.
+        unsafe { [_mm256_srai_epi16::<8>(_mm256_slli_epi16::<8>(v)), _mm256_srai_epi16::<8>(v)] }
+    }
     #[inline(always)]
     fn split_digits(even: Self, odd: Self, out: &mut [[u8; 64]; 2]) {
         // SAFETY: the processor has AVX2.

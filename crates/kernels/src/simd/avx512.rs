@@ -581,6 +581,17 @@ impl I16x32 for Avx512 {
         Self::sums_to_f32(v).0
     }
     #[inline(always)]
+    fn widen_codes(codes: __m512i) -> [__m512i; 2] {
+        // SAFETY: the processor has AVX-512 BW.
+        unsafe { [_mm512_and_si512(codes, _mm512_set1_epi16(255)), _mm512_srli_epi16::<8>(codes)] }
+    }
+    #[inline(always)]
+    fn widen_signed_register(v: &[u8; 64], _: usize) -> [__m512i; 2] {
+        let v = Self::load_bytes(v);
+        // SAFETY: the processor has AVX-512 BW.
+        unsafe { [_mm512_srai_epi16::<8>(_mm512_slli_epi16::<8>(v)), _mm512_srai_epi16::<8>(v)] }
+    }
+    #[inline(always)]
     fn split_digits(even: Self, odd: Self, out: &mut [[u8; 64]; 2]) {
         // SAFETY: there is room for twice 64 bytes; the processor has AVX-512 BW.
         unsafe {

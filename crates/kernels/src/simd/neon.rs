@@ -635,6 +635,24 @@ impl<D: Dots> I16x32 for Neon<D> {
         unsafe { vcvtq_f32_s32(v) }
     }
     #[inline(always)]
+    fn widen_codes(codes: Self::Bytes) -> [Self::Bytes; 2] {
+        // SAFETY: the processor has NEON.
+        unsafe {
+            let words = codes.map(|v| vreinterpretq_u16_u8(v));
+            let even = words.map(|v| vreinterpretq_u8_u16(vandq_u16(v, vdupq_n_u16(255))));
+            [even, words.map(|v| vreinterpretq_u8_u16(vshrq_n_u16::<8>(v)))]
+        }
+    }
+    #[inline(always)]
+    fn widen_signed_register(v: &[u8; 64], r: usize) -> [uint8x16_t; 2] {
+        // SAFETY: the processor has NEON.
+        unsafe {
+            let words = vreinterpretq_s16_u8(Self::load_word_register(v, r));
+            let even = vshrq_n_s16::<8>(vshlq_n_s16::<8>(words));
+            [vreinterpretq_u8_s16(even), vreinterpretq_u8_s16(vshrq_n_s16::<8>(words))]
+        }
+    }
+    #[inline(always)]
     fn split_digits(even: Self, odd: Self, out: &mut [[u8; 64]; 2]) {
         for i in 0..4 {
             // SAFETY: there is room for twice 64 bytes; the processor has NEON.

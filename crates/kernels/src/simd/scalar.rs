@@ -257,6 +257,23 @@ impl I16x32 for Scalar {
         Self::sums_to_f32(v)
     }
     #[inline(always)]
+    fn widen_codes(codes: [u8; 64]) -> [[u8; 64]; 2] {
+        let (mut even, mut odd) = ([0; 64], [0; 64]);
+        for (i, code) in codes.into_iter().enumerate() {
+            [&mut even, &mut odd][i % 2][i / 2 * 2] = code;
+        }
+        [even, odd]
+    }
+    #[inline(always)]
+    fn widen_signed_register(v: &[u8; 64], _: usize) -> [[u8; 64]; 2] {
+        let (mut even, mut odd) = ([0; 64], [0; 64]);
+        for (i, v) in v.iter().enumerate() {
+            let word = i16::from(v.cast_signed()).to_le_bytes();
+            [&mut even, &mut odd][i % 2][i / 2 * 2..][..2].copy_from_slice(&word);
+        }
+        [even, odd]
+    }
+    #[inline(always)]
     fn split_digits(even: Self, odd: Self, out: &mut [[u8; 64]; 2]) {
         for (i, v) in [even, odd].into_iter().enumerate() {
             let mut lanes = [0f32; LANES];

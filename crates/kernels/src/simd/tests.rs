@@ -205,6 +205,63 @@ fn check_bytes<L: U8x64>() {
     }
 }
 
+/// Checks that registers hold what vectors hold, and that words have the sums of [`Scalar`].
+fn check_registers<L: I16x32>() {
+    let (data, table) = (bytes(3, 64 * 60), noise(4, 16));
+    let table: [i16; 16] = std::array::from_fn(|i| (table[i] * 65_000.0) as i16);
+    let (found, expected) = (L::load_i16_table(&table), Scalar::load_i16_table(&table));
+    let registers = || 0..L::REGISTERS_PER_VECTOR;
+    let sums = |of: &dyn Fn(usize) -> L::SumRegister| {
+        let mut out = [0f32; LANES];
+        registers().for_each(|r| L::store_register(L::sum_register_to_f32(of(r)), &mut out, r));
+        out
+    };
+    for three in data.as_chunks::<64>().0.as_chunks::<3>().0 {
+        let [at, a, b] = three;
+        let (x, y, z) = ([1.5f32; LANES], std::array::from_fn(|l| l as f32), [-0.25; LANES]);
+        let mut out = [0f32; LANES];
+        for r in registers() {
+            let load = |v| L::load_register(v, r);
+            L::store_register(L::mul_add_register(load(&x), load(&y), load(&z)), &mut out, r);
+        }
+        same("mul_add_register", &out, &lanes(L::load(&x).mul_add(L::load(&y), L::load(&z))));
+        // Words of at most 8 bits, whose sums f32 holds.
+        let words = |v: &[u8; 64]| {
+            let mut words = *v;
+            words.as_chunks_mut::<2>().0.iter_mut().for_each(|w| *w = i16::from(w[0]).to_le_bytes());
+            words
+        };
+        let (a, b) = (words(a), words(b));
+        let dot = |r| {
+            L::dot_word_register(
+                L::zero_sum_register(),
+                L::load_word_register(&a, r),
+                L::load_word_register(&b, r),
+            )
+        };
+        let exact = Scalar::dot_i16(Scalar::zero_sums(), a, &b).map(|v| v as f32);
+        assert_eq!(sums(&dot), exact);
+        let looked_up = Scalar::lookup_word_registers(expected, at, 0);
+        let one = words(&[1; 64]);
+        for (j, words) in looked_up.into_iter().enumerate() {
+            let dot = |r| {
+                let w = L::lookup_word_registers(found, at, r)[j];
+                L::dot_word_register(L::zero_sum_register(), w, L::load_word_register(&one, r))
+            };
+            assert_eq!(sums(&dot), Scalar::dot_i16(Scalar::zero_sums(), words, &one).map(|v| v as f32));
+        }
+        let widened = L::widen_codes(L::load_bytes(at)).map(put::<L>);
+        assert_eq!(widened, Scalar::widen_codes(*at));
+        for (i, words) in Scalar::widen_signed_register(at, 0).into_iter().enumerate() {
+            let dot = |r| {
+                let x = L::widen_signed_register(at, r)[i];
+                L::dot_word_register(L::zero_sum_register(), x, L::load_word_register(&b, r))
+            };
+            assert_eq!(sums(&dot), Scalar::dot_i16(Scalar::zero_sums(), words, &b).map(|v| v as f32));
+        }
+    }
+}
+
 struct Check;
 
 impl Kernel for Check {
@@ -216,6 +273,7 @@ impl Kernel for Check {
         }
         check_conversions::<S>();
         check_bytes::<S>();
+        check_registers::<S>();
     }
 }
 

@@ -321,6 +321,14 @@ pub(crate) trait I16x32: U8x64 {
         x: Self::WordRegister,
     ) -> Self::SumRegister;
     fn sum_register_to_f32(v: Self::SumRegister) -> Self::Register;
+
+    /// Bytes are multiplied as words, since there is no dot product of bytes.
+    const MULTIPLIES_BYTES_AS_WORDS: bool = false;
+    /// Widens unsigned bytes to words: the even ones, then the odd ones.
+    fn widen_codes(codes: Self::Bytes) -> [Self::Bytes; 2];
+    /// Widens register r of signed bytes to words: the even ones, then the odd ones.
+    fn widen_signed_register(v: &[u8; 64], r: usize) -> [Self::WordRegister; 2];
+
     /// Rounds to integers q, |q| <= 2^23, and splits them: `q = 4096 * out[0] + out[1]`. Words `2 l` are lane l of `even`, words
     /// `2 l + 1` of `odd`.
     fn split_digits(even: Self, odd: Self, out: &mut [[u8; 64]; 2]);
