@@ -108,10 +108,10 @@ thread_local! {
 #[inline(always)]
 fn multiply_tiles<L: Simd, F: Format>(s: &Weights<'_>, format: F, rows: &RowTiles, y: &OutputRows<'_>) {
     let (x, first) = (s.x, s.w.first);
-    if L::MULTIPLIES_BYTES_AS_WORDS && x.tokens() > 1 {
+    let several = F::Code::<L>::SMALL_BATCH_KERNEL && L::MULTIPLIES_SEVERAL_TOKENS;
+    if L::MULTIPLIES_BYTES_AS_WORDS && x.tokens() > if several { 2 } else { 1 } {
         return int8_words::multiply_tiles::<L, F>(s, format, rows, y);
     }
-    let several = F::Code::<L>::SMALL_BATCH_KERNEL && L::MULTIPLIES_SEVERAL_TOKENS;
     if x.tokens() <= if several { SMALL_BATCH } else { 1 } {
         for (which, n) in rows.each() {
             // Loops, not closures: those given to other functions would be compiled without this one's instructions.
