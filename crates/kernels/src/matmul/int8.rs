@@ -109,7 +109,7 @@ thread_local! {
 fn multiply_tiles<L: Simd, F: Format>(s: &Weights<'_>, format: F, rows: &RowTiles, y: &OutputRows<'_>) {
     let (x, first) = (s.x, s.w.first);
     let several = F::Code::<L>::SMALL_BATCH_KERNEL && L::MULTIPLIES_SEVERAL_TOKENS;
-    if L::MULTIPLIES_BYTES_AS_WORDS && x.tokens() > if several { 2 } else { 1 } {
+    if L::MULTIPLIES_BYTES_AS_WORDS && x.tokens() > if several { 4 } else { 1 } {
         return int8_words::multiply_tiles::<L, F>(s, format, rows, y);
     }
     if x.tokens() <= if several { SMALL_BATCH } else { 1 } {
