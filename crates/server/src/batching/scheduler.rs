@@ -16,6 +16,12 @@ use std::time::{Duration, Instant};
 
 /// Logits of a pass from which on tokens are chosen on several threads.
 const MANY_LOGITS: usize = 1 << 16;
+/// Stalls for which prompts that came together wait for each other, by measured times of passes.
+const LONGEST_WAIT: f64 = 8.0;
+/// Part of the time that a first prompt takes for which others that come with it are awaited.
+const GATHERING: f64 = 0.02;
+/// Time for which they are awaited at most.
+const LONGEST_GATHERING: Duration = Duration::from_millis(5);
 /// Tokens of prompts that a pass reads at least, however many sequences decode.
 const LEAST_CHUNK: usize = 16;
 
@@ -52,7 +58,7 @@ pub fn run(shared: &Shared, receiver: &Receiver<Job>) {
             }
             if !warm_up.step(&shared.model) {
                 match receiver.recv() {
-                    Ok(job) => scheduler.queue.push_back(job),
+                    Ok(job) => scheduler.gather(job, receiver),
                     Err(_) => return,
                 }
             }
@@ -78,6 +84,35 @@ pub fn run(shared: &Shared, receiver: &Receiver<Job>) {
 impl<'a> Scheduler<'a> {
     fn is_idle(&self) -> bool {
         self.slots.is_empty() && self.queue.is_empty()
+    }
+
+    /// Queues a first job, and those that come with it: within a small part of the time that its prompt takes.
+    fn gather(&mut self, job: Job, receiver: &Receiver<Job>) {
+        let prompt = job.prompt.ids.len() as f64 * self.token_seconds.unwrap_or(0.0);
+        let until = Instant::now() + Duration::from_secs_f64(GATHERING * prompt).min(LONGEST_GATHERING);
+        self.queue.push_back(job);
+        while let Ok(job) = receiver.recv_timeout(until.saturating_duration_since(Instant::now())) {
+            self.queue.push_back(job);
+        }
+    }
+
+    /// Lets prompts that are read while nobody decodes wait for each other, for [`LONGEST_WAIT`] at most: then their answers
+    /// begin together, and no prompt is read between their tokens.
+    fn join_prompts(&mut self) {
+        let stall = self.shared.limits.stall.as_secs_f64();
+        let waited = self.slots.iter().map(|slot| slot.started.elapsed().as_secs_f64()).fold(0.0, f64::max);
+        let left = match self.token_seconds {
+            Some(seconds) if seconds > 0.0 => ((LONGEST_WAIT * stall - waited) / seconds) as usize,
+            _ => 0,
+        };
+        let pending: Vec<Option<usize>> = self
+            .slots
+            .iter()
+            .map(|slot| (slot.ended.is_none() && !slot.is_decoding()).then(|| slot.pending()))
+            .collect();
+        for (slot, is_together) in self.slots.iter_mut().zip(join(&pending, left)) {
+            slot.is_together = is_together;
+        }
     }
 
     /// Ends jobs that nobody waits for, that are late, or that come too late.
@@ -161,7 +196,10 @@ impl<'a> Scheduler<'a> {
             .map(|slot| match slot.is_decoding() {
                 true => 0,
                 // A copy is made where a prompt parts from another.
-                false => slot.parts_at.map_or(slot.pending(), |n| n - slot.sequence.position()),
+                false => slot
+                    .parts_at
+                    .map_or(slot.pending(), |n| n - slot.sequence.position())
+                    .min(slot.pending() - usize::from(slot.is_together)),
             })
             .collect();
         let room = match decoding {
@@ -186,6 +224,7 @@ impl<'a> Scheduler<'a> {
         for slot in self.slots.iter_mut().filter(|slot| slot.is_decoding()) {
             slot.plan_pass(self.shared, is_alone);
         }
+        self.join_prompts();
         let shares = self.shares();
         let reads_prompts =
             shares.iter().zip(&self.slots).any(|(share, slot)| *share > 0 && !slot.is_decoding());
@@ -342,6 +381,28 @@ fn within(stall: Duration, seconds: Option<f64>, most: usize) -> usize {
     if tokens >= most { most } else { 1 << tokens.ilog2() }
 }
 
+/// Says which prompts keep their last token until the others have no more than that left, from the tokens that each has: `None`
+/// decodes. The shortest of them are those that may wait, as many as `left` tokens hold.
+fn join(pending: &[Option<usize>], mut left: usize) -> Vec<bool> {
+    let mut joined = vec![false; pending.len()];
+    let mut prompts: Vec<(usize, usize)> =
+        pending.iter().enumerate().filter_map(|(i, n)| Some(((*n)?, i))).collect();
+    // A stream that decodes would wait for each of their passes.
+    if prompts.len() < pending.len() {
+        return joined;
+    }
+    prompts.sort_unstable();
+    prompts.retain(|(n, _)| {
+        let fits = *n <= left;
+        left = if fits { left - n } else { 0 };
+        fits
+    });
+    if prompts.len() > 1 && prompts.iter().any(|(n, _)| *n > 1) {
+        prompts.into_iter().for_each(|(_, i)| joined[i] = true);
+    }
+    joined
+}
+
 /// Shares `room` tokens among prompts that want so many each, oldest first: half of it for the oldest, so that it goes on, then
 /// the shortest first, so that a short prompt does not wait for a long one.
 fn share(wanted: &[usize], mut room: usize) -> Vec<usize> {
@@ -364,7 +425,7 @@ fn share(wanted: &[usize], mut room: usize) -> Vec<usize> {
 
 #[cfg(test)]
 mod tests {
-    use super::{share, within};
+    use super::{join, share, within};
     use std::time::Duration;
 
     #[test]
@@ -377,6 +438,18 @@ mod tests {
         assert_eq!(within(stall, Some(9.0), 64), 1);
         assert_eq!(within(Duration::ZERO, Some(0.01), 64), 1);
         assert_eq!(within(stall, Some(0.0), 64), 64);
+    }
+
+    #[test]
+    fn prompts_that_come_together_wait_for_each_other_unless_it_takes_too_long() {
+        assert_eq!(join(&[Some(16), Some(1), Some(20)], 64), [true; 3]);
+        assert_eq!(join(&[Some(16), Some(2000), Some(20)], 64), [true, false, true]);
+        assert_eq!(join(&[Some(16), Some(2000)], 64), [false; 2]);
+        assert_eq!(join(&[Some(16), None, Some(20)], 64), [false; 3]);
+        assert_eq!(join(&[Some(1), Some(1)], 64), [false; 2]);
+        assert_eq!(join(&[Some(16), Some(20)], 0), [false; 2]);
+        assert_eq!(join(&[Some(16)], 64), [false]);
+        assert_eq!(join(&[], 64), [false; 0]);
     }
 
     #[test]
