@@ -331,7 +331,7 @@ fn multiply_tiles_in_pieces<L: Simd, D: Decode>(
 const PIECE_VECTORS: usize = 16;
 
 /// Decoded rows, and the lanes of each row and token.
-type PieceMemory = (AlignedVec<[f32; LANES]>, AlignedVec<[f32; LANES]>);
+type F32Pieces = (AlignedVec<[f32; LANES]>, AlignedVec<[f32; LANES]>);
 
 /// Multiplies up to sixteen rows by all tokens; the rows are decoded N vectors at a time.
 #[inline(always)]
@@ -340,7 +340,7 @@ fn multiply_in_pieces<L: Simd, D: Decode, const N: usize>(
     which: &[usize],
     prefetch_distance: usize,
     x: TokenSelection<'_>,
-    (decoded, totals): &mut PieceMemory,
+    (decoded, totals): &mut F32Pieces,
     y: &OutputRows<'_>,
 ) {
     let (len, tokens, tiles) = (x.x.padded() / LANES, x.tokens(), which.len().div_ceil(ROWS));

@@ -454,7 +454,7 @@ fn register_tile<L: Simd, const T: usize>(s: &Int16Weights<'_>, which: &[usize],
 }
 
 /// Words of the rows of a pass under one scale, and the lanes of each row and token.
-type PieceMemory = (AlignedVec<[u8; 64]>, AlignedVec<[f32; LANES]>);
+type Int16Pieces = (AlignedVec<[u8; 64]>, AlignedVec<[f32; LANES]>);
 
 /// Multiplies up to sixteen rows by all tokens: the rows are decoded 512 columns at a time, which stay in L1 with a token's.
 #[inline(always)]
@@ -462,7 +462,7 @@ fn multiply_in_pieces<L: Simd>(
     s: &Int16Weights<'_>,
     which: &[usize],
     prefetch_distance: usize,
-    (decoded, totals): &mut PieceMemory,
+    (decoded, totals): &mut Int16Pieces,
     y: &OutputRows<'_>,
 ) {
     let (blocks, tokens) = (s.x.x.blocks(), s.x.tokens());

@@ -22,7 +22,7 @@ const PIECE_ROWS: usize = 8;
 const LINES: usize = 4;
 
 /// Words of a piece: for each line those of each row.
-type Words = [[u8; 64]; PIECE_ROWS]; // [8, 32] i16
+type WordLines = [[u8; 64]; PIECE_ROWS]; // [8, 32] i16
 
 thread_local! {
     /// Words of a piece.
@@ -74,8 +74,8 @@ pub(super) fn multiply_tiles<L: Simd, F: Format>(
                         }
                     }
                     let words = &words[..(end - start) * LINES];
-                    let x = Piece { part, start, first, n };
-                    let product = AddProducts { words, x: s.x, piece: x, half, totals: &mut totals };
+                    let columns = ScaledColumns { part, start, first, n };
+                    let product = AddProducts { words, x: s.x, columns, half, totals: &mut totals };
                     // SAFETY: this function was compiled for L's instructions, so the processor has them.
                     unsafe { L::call(product) };
                 }
@@ -101,7 +101,7 @@ fn prefetch_block<L: Simd, F: Format>(bytes: &[u8], b: usize, distance: usize) {
 
 /// Columns under one scale, from block `start` on, and n tokens from `first` on.
 #[derive(Clone, Copy)]
-struct Piece {
+struct ScaledColumns {
     part: usize,
     start: usize,
     first: usize,
@@ -110,9 +110,9 @@ struct Piece {
 
 /// Adds the products of a piece to the lanes of its rows: rows `8 half ..` of sixteen.
 struct AddProducts<'a> {
-    words: &'a [Words], // [blocks, 4]
+    words: &'a [WordLines], // [blocks, 4]
     x: TokenSelection<'a>,
-    piece: Piece,
+    columns: ScaledColumns,
     half: usize,
     totals: &'a mut [[f32; LANES]], // [tokens, 16, 16]
 }
@@ -121,13 +121,13 @@ impl Kernel for AddProducts<'_> {
     type Output = ();
     #[inline(always)]
     fn run<S: Simd>(self) {
-        let AddProducts { words, x, piece, half, totals } = self;
+        let AddProducts { words, x, columns, half, totals } = self;
         let (blocks, int8) = (x.x.blocks(), &x.x.int8);
         let scaled = blocks.div_ceil(BLOCKS_PER_SCALE);
-        for t in 0..piece.n {
-            let token = x.at(piece.first + t);
-            let bytes = &int8.bytes[(token * blocks + piece.start) * 2..][..words.len() / 2];
-            let scale = &int8.scales[token * scaled + piece.part];
+        for t in 0..columns.n {
+            let token = x.at(columns.first + t);
+            let bytes = &int8.bytes[(token * blocks + columns.start) * 2..][..words.len() / 2];
+            let scale = &int8.scales[token * scaled + columns.part];
             let totals =
                 totals[t * ROWS_PER_PASS + half * PIECE_ROWS..].first_chunk_mut().expect("eight rows");
             add_token::<S>(words, bytes, scale, totals);
@@ -138,7 +138,7 @@ impl Kernel for AddProducts<'_> {
 /// Adds the products of eight rows and a token.
 #[inline(always)]
 fn add_token<L: I16x32>(
-    words: &[Words],
+    words: &[WordLines],
     x: &[[u8; 64]],
     scale: &[f32; LANES],
     totals: &mut [[f32; LANES]; PIECE_ROWS],

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 /// Logits of a pass from which on tokens are chosen on several threads.
 const MANY_LOGITS: usize = 1 << 16;
 /// Stalls for which prompts that came together wait for each other, by measured times of passes.
-const LONGEST_WAIT: f64 = 8.0;
+const LONGEST_WAIT: f64 = 16.0;
 /// Part of the time that a first prompt takes for which others that come with it are awaited.
 const GATHERING: f64 = 0.02;
 /// Time for which they are awaited at most.
