@@ -39,7 +39,7 @@ fn a_checkpoint_has_a_range_a_bottleneck_and_forms() {
     assert!(forms.len() >= 8 && forms.iter().all(|f| f["name"] != ""), "{v}");
     assert!(!v["recommended"]["reasons"].as_array().unwrap().is_empty());
     let (_, out, _) = run(&["predict-speed", "synthetic:zaya1-8b", "--chip", "M4 Max"]);
-    assert!(out.contains("\nrecommended: --history host --layers-per-shard 1\n  9."), "{out}");
+    assert!(out.contains("\nrecommended: --experts-per-shard 4 --history host\n  20."), "{out}");
     let slow = json(0, &["predict-speed", "synthetic:zaya1-8b", "--chip", "m1"]);
     assert!(figure(&slow["one"]["tok_s"]["likely"]) < likely);
 }

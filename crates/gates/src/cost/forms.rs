@@ -173,7 +173,7 @@ fn rungs(family: &dyn Family, options: &PlanOptions) -> Vec<FormCandidate> {
     others.map(candidate).collect()
 }
 
-/// Lists several layers in a package, and these and single experts in a call with what the host may keep: a package of several
+/// Lists several layers in a package, and these and few experts in a call with what the host may keep: a package of several
 /// layers has several states otherwise, and a history in a state is not decided.
 fn combinations(family: &dyn Family, options: &PlanOptions) -> Vec<FormCandidate> {
     let asked = options.form;
@@ -202,6 +202,11 @@ fn combinations(family: &dyn Family, options: &PlanOptions) -> Vec<FormCandidate
     if single {
         kept.iter().skip(1).for_each(|form| add(Some(1), *form));
         add(Some(1), ShardForm { layers_per_shard: NonZeroUsize::new(2), ..asked });
+    }
+    // Packs of a few experts are large enough for the Neural Engine, and a history of the host lets attention be.
+    if history != asked.history {
+        let others = EXPERTS[1..].iter().filter(|&&n| options.experts_per_shard != Some(n));
+        others.for_each(|&n| add(Some(n), ShardForm { history, ..asked }));
     }
     all
 }
@@ -341,7 +346,7 @@ mod tests {
             assert!(recommend(&forms).is_some(), "{model}");
             if model.contains("zaya") {
                 let best = recommend(&buildable(family.as_ref(), &options, &setting)).unwrap();
-                assert_eq!(best.form, "--history host --layers-per-shard 1");
+                assert_eq!(best.form, "--experts-per-shard 4 --history host");
             }
             // A chip with less bandwidth is slower in every form.
             assert!(forms.iter().all(|f| f.further[0].tok_s.likely < f.forecast.tok_s.likely), "{model}");
