@@ -97,7 +97,7 @@ impl Foreign {
     }
 }
 
-/// BuildOutcome of one build.
+/// Outcome of one build.
 struct BuildOutcome {
     seed: u64,
     foreign: Foreign,

@@ -132,7 +132,7 @@ impl TrialResult {
     }
 }
 
-/// FormChoice for a sort of shards.
+/// Form chosen for a sort of shards.
 #[derive(Serialize)]
 struct FormChoice {
     sort: ShardKind,

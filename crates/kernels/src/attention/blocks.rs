@@ -7,12 +7,12 @@ use crate::memory::AlignedVec;
 use crate::simd::{F32x16, LANES, simd_fn};
 use std::ops::Range;
 
-/// SlotView whose values are added before the next channels.
+/// Slots whose values are added before the next channels.
 const SLOTS_PER_TURN: usize = 16;
 
 /// Tokens that take turns, so that their queries stay in L1 with the keys: 8 * 128 channels are 4 KB.
 const TOKENS_PER_TURN: usize = 8;
-/// CacheElements of values that stay in L1: 32 KB of f32.
+/// Elements of values that stay in L1: 32 KB of f32.
 const L1_VALUES: usize = 8192;
 
 /// Holds a thread's widened keys and values of a block.

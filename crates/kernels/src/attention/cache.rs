@@ -29,9 +29,9 @@ pub struct CacheView<'a> {
     pub values: CacheValues<'a>,
     /// Index of head 0, slot 0.
     pub first: usize,
-    /// CacheElements from head to head.
+    /// Elements from head to head.
     pub head_stride: usize,
-    /// CacheElements from slot to slot.
+    /// Elements from slot to slot.
     pub slot_stride: usize,
 }
 
@@ -40,9 +40,9 @@ pub struct CacheView<'a> {
 pub struct HeadStrides {
     /// Index of head 0, token 0.
     pub first: usize,
-    /// CacheElements from head to head.
+    /// Elements from head to head.
     pub head: usize,
-    /// CacheElements from token to token.
+    /// Elements from token to token.
     pub token: usize,
 }
 
@@ -57,7 +57,7 @@ pub struct AttentionShape {
     pub tokens: usize,
     /// Channels of a head.
     pub head_dim: usize,
-    /// SlotView.
+    /// Slots.
     pub slots: usize,
 }
 
@@ -66,7 +66,7 @@ pub struct AttentionShape {
 pub struct Mask<'a> {
     /// The elements.
     pub values: &'a [f32],
-    /// CacheElements from token to token.
+    /// Elements from token to token.
     pub token_stride: usize,
 }
 

@@ -5,9 +5,9 @@ use super::visible::VisibleSlots;
 use crate::simd::LANES;
 use std::ops::Range;
 
-/// SlotView of a block: scores, then weights of a head in two cache lines per token.
+/// Slots of a block: scores, then weights of a head in two cache lines per token.
 pub(super) const BLOCK: usize = 64;
-/// SlotView of a chunk, the part of a job.
+/// Slots of a chunk, the part of a job.
 pub(super) const CHUNK: usize = 16 * BLOCK;
 
 /// Online softmax of one head of a token: the largest score m, the sum of weights against it, and of weighted values.

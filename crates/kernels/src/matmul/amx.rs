@@ -53,7 +53,7 @@ pub(super) fn transpose_tokens(
     true
 }
 
-/// AlignedVec<[u8; 64]> vectors of sixteen tokens.
+/// Lines of sixteen tokens.
 fn group_len(blocks: usize) -> usize {
     blocks.div_ceil(BLOCKS_PER_SCALE) * LANES * TOKENS
 }

@@ -4,7 +4,8 @@
 //! MatMul, MatMul, ..  --jobs-->  parts of row tiles  --threads-->  one engine per arithmetic
 //!                                                                    f32          any format
 //!                                                                    int16_lut    tables of 16 whole numbers, 24-bit tokens
-//!                                                                    int8         tables and integers, 8-bit tokens; amx
+//!                                                                    int8         tables and integers, 8-bit tokens; hands
+//!                                                                                 batches to amx, or int8_words (AVX2)
 //!                                                                    int8_blocks  integers with a scale per block of columns
 //!                                                                    bf16         large fp16 and f32
 //! ```
@@ -13,7 +14,7 @@
 //! vectors; then the lanes are added by halves. This order does not depend on the number of tokens, threads or rows that are
 //! computed together, nor on whether AVX2, AVX-512 or NEON runs: a token has the same bits alone and in a batch.
 //!
-//! This file makes jobs and chooses engines; no other file knows more than one of them.
+//! This file makes jobs and chooses engines.
 
 #[cfg(target_arch = "x86_64")]
 mod amx;

@@ -42,7 +42,7 @@ fn invalid<T>(what: String) -> HeadResult<T> {
     Err(RefusedFile::Invalid(what))
 }
 
-/// ValueKind of a value, in the format's numbering.
+/// Kind of a value, in the format's numbering.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ValueKind {
     U8,
