@@ -9,9 +9,9 @@
 //! A stream that runs alone drafts tokens from what repeats, as `generate` does: then its part of a pass is its last token and the
 //! draft, and each row that agrees with it gives one more token. Where several decode, they fill the passes themselves.
 //!
-//! Prompts that come together while nobody decodes are read but for their last tokens, which one pass reads for all: so no prompt is
-//! read between tokens of the others' answers. Chunks fill a pass up to its most tokens, or to those that take [`BatchLimits::stall`] where others decode, so that no stream
-//! waits longer than one pass, however long a prompt is.
+//! Prompts that come together while nobody decodes are read but for their last tokens, which one pass reads for all: so no prompt
+//! is read between tokens of the others' answers. Chunks fill a pass up to its most tokens, or to those that take
+//! [`BatchLimits::stall`] where others decode, so that no stream waits longer than one pass, however long a prompt is.
 
 mod choice;
 mod jobs;

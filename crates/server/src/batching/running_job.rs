@@ -21,8 +21,6 @@ pub struct RunningJob<'a> {
     pub ids: Vec<u32>,
     /// Length at which a copy of the sequence is kept.
     pub parts_at: Option<usize>,
-    /// Its prompt came together with others: its last token is read when theirs are.
-    pub is_together: bool,
     /// Tokens of the prompt that were known.
     pub reused: usize,
     /// Time at which the job was admitted.
@@ -58,7 +56,6 @@ impl<'a> RunningJob<'a> {
             sampler: Sampler::new(job.sampling.clone()),
             stream: TextStream::new(&shared.tokenizer, &ids)?,
             reused: sequence.position(),
-            is_together: false,
             parts_at: parts_at.filter(|n| *n > sequence.position()),
             prompt: ids.len(),
             text: String::new(),

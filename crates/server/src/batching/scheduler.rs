@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 /// Logits of a pass from which on tokens are chosen on several threads.
 const MANY_LOGITS: usize = 1 << 16;
 /// Stalls for which prompts that came together wait for each other, by measured times of passes.
-const LONGEST_WAIT: f64 = 16.0;
+const LONGEST_WAIT: u32 = 16;
 /// Part of the time that a first prompt takes for which others that come with it are awaited.
 const GATHERING: f64 = 0.02;
 /// Time for which they are awaited at most.
@@ -96,23 +96,14 @@ impl<'a> Scheduler<'a> {
         }
     }
 
-    /// Lets prompts that are read while nobody decodes wait for each other, for [`LONGEST_WAIT`] at most: then their answers
-    /// begin together, and no prompt is read between their tokens.
-    fn join_prompts(&mut self) {
-        let stall = self.shared.limits.stall.as_secs_f64();
-        let waited = self.slots.iter().map(|slot| slot.started.elapsed().as_secs_f64()).fold(0.0, f64::max);
-        let left = match self.token_seconds {
-            Some(seconds) if seconds > 0.0 => ((LONGEST_WAIT * stall - waited) / seconds) as usize,
-            _ => 0,
-        };
-        let pending: Vec<Option<usize>> = self
-            .slots
-            .iter()
-            .map(|slot| (slot.ended.is_none() && !slot.is_decoding()).then(|| slot.pending()))
-            .collect();
-        for (slot, is_together) in self.slots.iter_mut().zip(join(&pending, left)) {
-            slot.is_together = is_together;
-        }
+    /// Says of each slot whether its prompt keeps its last token until the others' are read, see [`join`].
+    fn joined(&self) -> Vec<bool> {
+        let waited = self.slots.iter().map(|slot| slot.started.elapsed()).max().unwrap_or_default();
+        let left = (self.shared.limits.stall * LONGEST_WAIT).saturating_sub(waited).as_secs_f64();
+        // A cast of infinity, or of what is no number, is a bound of an integer.
+        let tokens = self.token_seconds.map_or(0, |seconds| (left / seconds) as usize);
+        let pending = |slot: &RunningJob<'_>| (!slot.is_decoding()).then(|| slot.pending());
+        join(&self.slots.iter().map(pending).collect::<Vec<_>>(), tokens)
     }
 
     /// Ends jobs that nobody waits for, that are late, or that come too late.
@@ -193,13 +184,14 @@ impl<'a> Scheduler<'a> {
         let wanted: Vec<usize> = self
             .slots
             .iter()
-            .map(|slot| match slot.is_decoding() {
+            .zip(self.joined())
+            .map(|(slot, is_joined)| match slot.is_decoding() {
                 true => 0,
                 // A copy is made where a prompt parts from another.
                 false => slot
                     .parts_at
                     .map_or(slot.pending(), |n| n - slot.sequence.position())
-                    .min(slot.pending() - usize::from(slot.is_together)),
+                    .min(slot.pending() - usize::from(is_joined)),
             })
             .collect();
         let room = match decoding {
@@ -224,7 +216,6 @@ impl<'a> Scheduler<'a> {
         for slot in self.slots.iter_mut().filter(|slot| slot.is_decoding()) {
             slot.plan_pass(self.shared, is_alone);
         }
-        self.join_prompts();
         let shares = self.shares();
         let reads_prompts =
             shares.iter().zip(&self.slots).any(|(share, slot)| *share > 0 && !slot.is_decoding());
@@ -382,7 +373,8 @@ fn within(stall: Duration, seconds: Option<f64>, most: usize) -> usize {
 }
 
 /// Says which prompts keep their last token until the others have no more than that left, from the tokens that each has: `None`
-/// decodes. The shortest of them are those that may wait, as many as `left` tokens hold.
+/// decodes. The shortest of them are those that may wait, as many as `left` tokens hold. So their answers begin together, and no
+/// prompt is read between their tokens.
 fn join(pending: &[Option<usize>], mut left: usize) -> Vec<bool> {
     let mut joined = vec![false; pending.len()];
     let mut prompts: Vec<(usize, usize)> =
