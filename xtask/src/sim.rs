@@ -8,17 +8,26 @@ use std::process::Command;
 
 /// The crate whose published source links a framework on every system.
 const PATCHED: &str = "objc2-core-ml";
+/// File of it with that link.
 const PATCHED_FILE: &str = "src/generated/mod.rs";
+/// The sim's workspace, which a run makes: the repository's manifest with other members.
+const WORKSPACE: &str = "target/sim/workspace";
 /// Line with the link, and its replacement.
 const LINK: &str = "#[link(name = \"CoreML\", kind = \"framework\")]";
 const LINK_ON_APPLE: &str =
     "#[cfg_attr(target_vendor = \"apple\", link(name = \"CoreML\", kind = \"framework\"))]";
 
+/// Crates of `sim/`, members of its workspace.
+const MEMBERS: [&str; 6] = ["objc", "fake", "coreml", "started", "anemoe", "tests"];
+/// Folders of the repository that its manifests name.
+const LINKED: [&str; 2] = ["crates", "sim"];
+
 /// The task.
 pub fn run(options: TaskOptions) -> Passed {
     let filter = options.finish()?;
     prepare(&root())?;
-    // Where a folder is named, crates that the workspace has built are there; others have their own, so that `target/debug/anemoe` stays.
+    // Where a folder is named, crates that the repository's workspace has built serve here, too; others have their own, so that
+    // `target/debug/anemoe` stays.
     let target = std::env::var_os("CARGO_TARGET_DIR");
     let target = target.map_or_else(|| root().join("target/sim/build"), PathBuf::from);
     let mut command = cargo_test(&root(), &target);
@@ -27,17 +36,73 @@ pub fn run(options: TaskOptions) -> Passed {
     Ok(command.status()?.success())
 }
 
-/// The command that runs tests of the workspace `sim` of `tree`; which crates', arguments say.
+/// The command that runs tests of the sim of `tree`; which crates', arguments say.
 pub fn cargo_test(tree: &Path, target: &Path) -> Command {
     let mut command = Command::new("cargo");
     // Its settings are found from the folder in which cargo runs.
-    command.args(["test", "--quiet"]).current_dir(tree.join("sim"));
+    command.args(["test", "--quiet"]).current_dir(tree.join(WORKSPACE));
     command.env("CARGO_TARGET_DIR", target);
     command
 }
 
-/// Makes the source that the workspace `sim` of `tree` asks for.
+/// Makes the workspace of the sim of `tree`, and the source that it replaces.
 pub fn prepare(tree: &Path) -> Result<(), Box<dyn std::error::Error>> {
+    patch_source(tree)?;
+    let workspace = tree.join(WORKSPACE);
+    fs::create_dir_all(&workspace)?;
+    for name in LINKED {
+        let link = workspace.join(name);
+        if !link.exists() {
+            std::os::unix::fs::symlink(tree.join(name), link)?;
+        }
+    }
+    let manifest = workspace_manifest(&fs::read_to_string(tree.join("Cargo.toml"))?)?;
+    write_changed(&workspace.join("Cargo.toml"), manifest.as_bytes())?;
+    // Cargo adds to its copy what the repository does not need on this system.
+    let (lock, known) = (fs::read(tree.join("Cargo.lock"))?, workspace.join("Cargo.lock.repository"));
+    if fs::read(&known).ok().as_ref() != Some(&lock) {
+        fs::write(workspace.join("Cargo.lock"), &lock)?;
+        fs::write(known, &lock)?;
+    }
+    Ok(())
+}
+
+/// The manifest of the repository's workspace with the sim's members in place of its own.
+///
+/// Cargo names what it builds by the path below the workspace, the profile and the features. A workspace of the same layout
+/// therefore finds what the repository's has built.
+fn workspace_manifest(repository: &str) -> Result<String, String> {
+    let mut manifest = String::new();
+    let mut found = [false; 2];
+    for line in repository.lines() {
+        let key = line.split(" = ").next().unwrap_or_default();
+        match key {
+            "members" => {
+                let members = MEMBERS.map(|name| format!("\"sim/{name}\"")).join(", ");
+                manifest += &format!("members = [{members}]\n");
+                found[0] = true;
+            }
+            "anemoe-coreml" => {
+                manifest += "anemoe-coreml = { path = \"sim/coreml\" }\n";
+                found[1] = true;
+            }
+            "exclude" | "default-members" => {}
+            _ => manifest += &format!("{line}\n"),
+        }
+    }
+    if found != [true; 2] {
+        return Err("Cargo.toml: no line begins with `members = ` or with `anemoe-coreml = `".into());
+    }
+    Ok(format!("{manifest}\n[patch.crates-io]\n{PATCHED} = {{ path = \"../{PATCHED}\" }}\n"))
+}
+
+/// Writes a file that is not there with these bytes: cargo builds anew what has been written.
+fn write_changed(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
+    if fs::read(path).is_ok_and(|old| old == bytes) { Ok(()) } else { fs::write(path, bytes) }
+}
+
+/// Makes the source of [`PATCHED`] that links no framework here.
+fn patch_source(tree: &Path) -> Result<(), Box<dyn std::error::Error>> {
     let source = registry_source()?;
     let target = tree.join("target/sim").join(PATCHED);
     let file = source.join(PATCHED_FILE);
