@@ -22,6 +22,25 @@ fn bundle() -> &'static Path {
     path
 }
 
+/// Builds the small model with the marks of Gemma 4's calls as special tokens, in place of three that its texts do not have.
+fn bundle_with_marks(dir: &Path) -> PathBuf {
+    let small = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/small-gemma4");
+    let checkpoint = dir.join("checkpoint");
+    std::fs::create_dir(&checkpoint).unwrap();
+    for name in ["config.json", "generation_config.json", "model.safetensors", "tokenizer_config.json"] {
+        std::fs::copy(small.join(name), checkpoint.join(name)).unwrap();
+    }
+    let mut text = std::fs::read_to_string(small.join("tokenizer.json")).unwrap();
+    let marks = [("<pad>", "<|\\\"|>"), ("<mask>", "<|tool_call>"), ("<start_of_turn>", "<tool_call|>")];
+    for (old, mark) in marks {
+        text = text.replace(&format!("\"{old}\""), &format!("\"{mark}\""));
+    }
+    std::fs::write(checkpoint.join("tokenizer.json"), text).unwrap();
+    let out = dir.join("marks.anemoe");
+    build(&checkpoint, &out, &["--max-context", "512", "--no-journal", "--quant", "lut4"]);
+    out
+}
+
 /// A running server; it is killed at the end.
 struct Server {
     child: Child,
@@ -31,7 +50,11 @@ struct Server {
 
 impl Server {
     fn start(options: &[&str]) -> Server {
-        let mut args = vec!["serve", bundle().to_str().unwrap(), "--port", "0"];
+        Server::of(bundle(), options)
+    }
+
+    fn of(bundle: &Path, options: &[&str]) -> Server {
+        let mut args = vec!["serve", bundle.to_str().unwrap(), "--port", "0"];
         args.extend(options);
         let mut child = anemoe(&args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let mut line = String::new();
@@ -290,8 +313,15 @@ fn a_call_of_a_tool_is_one_in_the_answer() {
     };
     let question = json!([{"role": "user", "content": "Weather?"}]);
     let body = |choice: Value| json!({"messages": question, "tools": [tool("weather"), tool("wind")], "tool_choice": choice, "max_tokens": 120, "seed": 1});
-    for name in ["qwen3.jinja", "llama3.jinja"] {
-        let server = Server::start(&["--chat-template", &template(name)]);
+    let dir = tempfile::tempdir().unwrap();
+    let with_marks = bundle_with_marks(dir.path());
+    for (bundle, name) in [
+        (bundle(), "qwen3.jinja"),
+        (bundle(), "llama3.jinja"),
+        (bundle(), "gemma4.jinja"),
+        (with_marks.as_path(), "gemma4.jinja"),
+    ] {
+        let server = Server::of(bundle, &["--chat-template", &template(name)]);
         let named = json!({"type": "function", "function": {"name": "wind"}});
         for (choice, names) in [(json!("required"), &["weather", "wind"][..]), (named, &["wind"])] {
             let v = server.chat(body(choice.clone()));
@@ -340,7 +370,7 @@ fn a_call_of_a_tool_is_one_in_the_answer() {
         }
     }
     // A template whose form of calls is not known: calls stay text, and none can be forced.
-    let server = Server::start(&["--chat-template", &template("gemma4.jinja")]);
+    let server = Server::start(&["--chat-template", &template("zaya.jinja")]);
     let (status, answer) = server.post("/v1/chat/completions", &body(json!("required")));
     assert_eq!((status, &answer["error"]["param"]), (400, &json!("tool_choice")), "{answer}");
     assert!(server.chat(body(json!("auto")))["choices"][0]["message"]["tool_calls"].is_null());

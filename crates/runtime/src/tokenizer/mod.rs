@@ -141,6 +141,12 @@ impl Tokenizer {
         self.inner.get_added_vocabulary().is_special_token(&self.name(id))
     }
 
+    /// Id of the special token of this name; none where it is no token, or stands for text.
+    pub fn special_id(&self, name: &str) -> Option<u32> {
+        let added = self.inner.get_added_vocabulary();
+        self.inner.token_to_id(name).filter(|_| added.is_special_token(name))
+    }
+
     /// The token's name in the vocabulary; empty for an id that has none.
     pub fn name(&self, id: u32) -> String {
         self.inner.id_to_token(id).unwrap_or_default()
@@ -203,6 +209,8 @@ pub struct TextStream<'a> {
     /// Tokens whose text is settled; those behind are decoded again with every token, since a decoder may join them.
     settled: usize,
     shown: usize,
+    /// Special tokens whose names are text.
+    marks: Vec<u32>,
 }
 
 impl<'a> TextStream<'a> {
@@ -211,7 +219,13 @@ impl<'a> TextStream<'a> {
         // A few tokens of context decide whether the first new token starts with a space.
         let ids = prompt[prompt.len().saturating_sub(4)..].to_vec();
         let shown = tokenizer.decode(&ids)?.len();
-        Ok(TextStream { tokenizer, ids, settled: 0, shown })
+        Ok(TextStream { tokenizer, ids, settled: 0, shown, marks: Vec::new() })
+    }
+
+    /// The stream with the names of these special tokens as text, which it leaves out otherwise.
+    #[must_use]
+    pub fn with_marks(self, marks: Vec<u32>) -> Self {
+        TextStream { marks, ..self }
     }
 
     /// Adds a token and returns the text that it settles; empty while a character is incomplete.
@@ -219,6 +233,15 @@ impl<'a> TextStream<'a> {
     /// # Errors
     /// The tokenizer refuses the ids.
     pub fn push(&mut self, id: u32) -> Result<String> {
+        let mut text = self.settle(id)?;
+        if self.marks.contains(&id) {
+            text += &self.tokenizer.name(id);
+        }
+        Ok(text)
+    }
+
+    /// Adds a token whose name is no text where it is special.
+    fn settle(&mut self, id: u32) -> Result<String> {
         self.ids.push(id);
         let text = self.tokenizer.decode(&self.ids[self.settled..])?;
         if text.ends_with('\u{fffd}') || !text.is_char_boundary(self.shown.min(text.len())) {

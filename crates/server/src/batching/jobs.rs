@@ -20,6 +20,8 @@ pub struct Job {
     pub stops: Vec<String>,
     /// Tokens that end the answer besides the model's own.
     pub ends: Vec<u32>,
+    /// Special tokens whose names are text of the answer.
+    pub marks: Vec<u32>,
     /// Go on behind end tokens.
     pub ignore_eos: bool,
     /// Most probable tokens that are reported with each chosen one.

@@ -54,7 +54,7 @@ impl<'a> RunningJob<'a> {
         Ok(RunningJob {
             drafter,
             sampler: Sampler::new(job.sampling.clone()),
-            stream: TextStream::new(&shared.tokenizer, &ids)?,
+            stream: TextStream::new(&shared.tokenizer, &ids)?.with_marks(std::mem::take(&mut job.marks)),
             reused: sequence.position(),
             parts_at: parts_at.filter(|n| *n > sequence.position()),
             prompt: ids.len(),

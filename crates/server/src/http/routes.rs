@@ -167,6 +167,8 @@ fn prepare(app: &App, bytes: &[u8], endpoint: Endpoint) -> Result<PreparedReques
     if params.logprobs.is_some() {
         header.words = app.grammars.words(&app.model).ok();
     }
+    let calls = app.call_form.as_ref().filter(|_| !tools.shown.is_empty());
+    let marks = calls.map(|form| form.marks(&app.tokenizer)).unwrap_or_default();
     let mut jobs = Vec::new();
     for prompt in &prompts {
         for choice in 0..params.choices {
@@ -179,6 +181,7 @@ fn prepare(app: &App, bytes: &[u8], endpoint: Endpoint) -> Result<PreparedReques
                 sampling,
                 stops: stops.clone(),
                 ends: ends.clone(),
+                marks: marks.clone(),
                 ignore_eos: params.ignore_eos,
                 logprobs: params.logprobs,
                 grammar: grammar.as_ref().map(|g| g.deep_clone()),
@@ -187,8 +190,7 @@ fn prepare(app: &App, bytes: &[u8], endpoint: Endpoint) -> Result<PreparedReques
             });
         }
     }
-    let calls = app.call_form.clone().filter(|_| !tools.shown.is_empty());
-    let calls = calls.map(|form| CallParser::new(form, tools.names()));
+    let calls = calls.map(|form| CallParser::new(form.clone(), tools.names()));
     Ok(PreparedRequest { header, params, prompts, jobs, calls })
 }
 
@@ -206,7 +208,7 @@ fn grammar(app: &App, params: &Params, tools: &OfferedTools) -> Result<Option<Ma
             "a call cannot be forced: the form in which this model's template writes calls is not known";
         ApiError::param("tool_choice", what)
     })?;
-    let grammar = app.grammars.lark(&app.model, form.grammar(&tools.forced));
+    let grammar = app.grammars.lark(&app.model, form.grammar(&tools.forced, &app.tokenizer));
     grammar.map(Some).map_err(|e| ApiError::param("tools", e))
 }
 
