@@ -4,9 +4,10 @@ use super::chips::{ChipProfile, SpeedCase};
 use super::estimate::{Bottleneck, CallTime};
 use super::work::CallWork;
 use crate::residency::rule::PackageFacts;
-use anemoe_bundle::{Chain, Run, ShardFunction, ShardKind, Step};
+use anemoe_bundle::{Chain, Run, Shard, ShardFunction, ShardKind, Step};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 /// A package with what its functions do.
 pub struct Costed {
@@ -17,7 +18,23 @@ pub struct Costed {
     /// Its functions, with the token counts that they take. The chain of a plan has no shards yet.
     pub functions: Vec<ShardFunction>,
     /// Programs of the functions.
-    pub facts: PackageFacts,
+    pub facts: Arc<PackageFacts>,
+    /// Bytes of weights as stored, shared ones once; where known.
+    pub weight_bytes: Option<u64>,
+}
+
+impl Costed {
+    /// A package that was read, with its functions as the chain has them.
+    pub fn of_package(shard: &Shard, facts: PackageFacts) -> Costed {
+        let weight_bytes = facts.weight_bytes;
+        Costed {
+            name: shard.name.clone(),
+            kind: shard.kind,
+            functions: shard.functions.clone(),
+            facts: Arc::new(facts),
+            weight_bytes,
+        }
+    }
 }
 
 /// Milliseconds that lie between two bounds.
@@ -275,7 +292,7 @@ pub fn forecast(chain: &Chain, packages: &[Costed], chip: &ChipProfile, pass: Pa
         calls: sum(|k| k.calls),
         ms,
         tok_s: ms.per_second(pass.tokens as f64),
-        bundle_bytes: packages.iter().filter_map(|p| p.facts.weight_bytes).map(|b| b as f64).sum(),
+        bundle_bytes: packages.iter().filter_map(|p| p.weight_bytes).map(|b| b as f64).sum(),
         bottleneck: whole.into_iter().max_by(|a, b| a.1.total_cmp(&b.1)).map_or(Bottleneck::Call, |b| b.0),
         kinds,
     }

@@ -35,7 +35,7 @@ pub use report::{Comparison, Report, VerdictReason, Verdicts};
 use crate::residency::imported::ImportedEvidence;
 use crate::residency::op_summary::OpSummary;
 use crate::residency::report::passes;
-use crate::residency::rule::{BundleFacts, Conditions, Matcher, Verdict};
+use crate::residency::rule::{BundleFacts, Conditions, Matcher, PackageFacts};
 use crate::residency::verdict::{Judge, PackageReport};
 use anemoe_bundle::Chain;
 use anemoe_convert::models::Family;
@@ -113,10 +113,29 @@ pub fn plan(family: &dyn Family, plan: &Plan, options: &CheckOptions) -> crate::
     Ok(programs(plan, &PlannedPrograms::lower(family, plan)?, options))
 }
 
+/// Counts the verdicts of a plan's packages, of those that `counts` lets through.
+pub fn count_verdicts(
+    programs: &PlannedPrograms,
+    options: &CheckOptions,
+    counts: impl Fn(&PackageReport) -> bool,
+) -> Verdicts {
+    let judge = options.judge();
+    let judged: Vec<PackageReport> =
+        programs.types().par_iter().map(|facts| judge.package("", facts, false)).collect();
+    let mut verdicts = Verdicts::default();
+    programs
+        .of_shards()
+        .iter()
+        .map(|&of| &judged[of])
+        .filter(|p| counts(p))
+        .for_each(|p| verdicts.add(p.verdict));
+    verdicts
+}
+
 /// Checks the programs of a plan, as [`plan`] does.
 pub fn programs(plan: &Plan, programs: &PlannedPrograms, options: &CheckOptions) -> Report {
     let judge = options.judge();
-    let one = |(i, facts)| {
+    let one = |(i, facts): (usize, &Arc<PackageFacts>)| {
         let first = programs.of_shards().iter().position(|&of| of == i);
         let name = first.map_or("", |shard| plan.shards[shard].name.as_str());
         judge.package(name, facts, options.list_ops)
@@ -145,11 +164,7 @@ fn summary(
     let mut verdicts = Verdicts::default();
     for p in &packages {
         ops.add(&p.summary);
-        match p.verdict {
-            Verdict::Ane => verdicts.ane += 1,
-            Verdict::NotAne => verdicts.not_ane += 1,
-            Verdict::Unknown => verdicts.unknown += 1,
-        }
+        verdicts.add(p.verdict);
     }
     let warnings = rules::all()
         .filter_map(|rule| match rule.matcher {

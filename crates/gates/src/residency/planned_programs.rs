@@ -7,11 +7,12 @@ use anemoe_convert::plan::{Plan, PlannedShard};
 use anemoe_convert::shard_program::lower_without_weights;
 use rayon::prelude::*;
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 /// Holds what is known of the programs of a plan's shards.
 pub struct PlannedPrograms {
     /// Facts of each type of shard.
-    types: Vec<PackageFacts>,
+    types: Vec<Arc<PackageFacts>>,
     /// Type of each shard.
     of_shard: Vec<usize>,
 }
@@ -31,12 +32,13 @@ impl PlannedPrograms {
             })
         };
         let of_shard = plan.shards.iter().map(of_type).collect();
-        let lowered = first.into_par_iter().map(|shard| Ok(facts(&lower_without_weights(family, shard)?)));
+        let lowered =
+            first.into_par_iter().map(|shard| Ok(Arc::new(facts(&lower_without_weights(family, shard)?))));
         Ok(PlannedPrograms { types: lowered.collect::<crate::Result<_>>()?, of_shard })
     }
 
     /// Facts of each type of shard, in the order of their first shards.
-    pub(super) fn types(&self) -> &[PackageFacts] {
+    pub(super) fn types(&self) -> &[Arc<PackageFacts>] {
         &self.types
     }
 
@@ -46,7 +48,7 @@ impl PlannedPrograms {
     }
 
     /// Facts of each shard of the plan.
-    pub fn of_each(&self) -> impl Iterator<Item = &PackageFacts> {
+    pub fn of_each(&self) -> impl Iterator<Item = &Arc<PackageFacts>> {
         self.of_shard.iter().map(|&i| &self.types[i])
     }
 }

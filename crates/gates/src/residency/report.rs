@@ -43,6 +43,17 @@ pub struct Verdicts {
     pub unknown: u64,
 }
 
+impl Verdicts {
+    /// Counts a package.
+    pub(super) fn add(&mut self, verdict: Verdict) {
+        match verdict {
+            Verdict::Ane => self.ane += 1,
+            Verdict::NotAne => self.not_ane += 1,
+            Verdict::Unknown => self.unknown += 1,
+        }
+    }
+}
+
 /// Reason for which packages are not predicted on the ANE, once for all packages that share it.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct VerdictReason {

@@ -85,7 +85,7 @@ pub struct ShardRow {
 /// Cosines by layer and position.
 #[derive(Serialize)]
 pub struct CosineMap {
-    /// When they were traced.
+    /// Time of the trace.
     pub time: String,
     /// Cosines before the first layer, then after each where no package goes on.
     pub rows: Vec<Vec<f64>>,
@@ -121,7 +121,7 @@ pub struct QualityPoint {
 /// Speeds beside a bandwidth.
 #[derive(Serialize)]
 pub struct Roofline {
-    /// When they were measured.
+    /// Time of the measurement.
     pub time: String,
     /// Gigabytes that all threads read a second.
     pub read_gb_s: f64,
@@ -326,8 +326,7 @@ fn gates(chain: &Chain, events: &[Event]) -> Vec<GateLine> {
 fn speeds(bundle: &Path, chain: &Chain, chips: &[ChipProfile]) -> anyhow::Result<Vec<PredictedSpeed>> {
     let open = |shard: &anemoe_bundle::Shard| -> anyhow::Result<Costed> {
         let package = Package::open(&bundle.join(&shard.file))?;
-        let (name, functions) = (shard.name.clone(), shard.functions.clone());
-        Ok(Costed { name, kind: shard.kind, functions, facts: facts(package.model()) })
+        Ok(Costed::of_package(shard, facts(package.model())))
     };
     let packages = chain.shards.iter().map(open).collect::<anyhow::Result<Vec<Costed>>>()?;
     let of = |chip: &ChipProfile| {
