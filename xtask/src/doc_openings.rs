@@ -8,7 +8,7 @@ const FOLDERS: [&str; 4] = ["crates", "xtask", "sim", "fuzz"];
 /// Folders below them that hold no sources of ours: build outputs.
 const SKIPPED: &str = "target";
 /// Words that no doc comment begins with: they put a clause or a relation where the thing's name belongs.
-const REFUSED: [&str; 19] = [
+const REFUSED: [&str; 23] = [
     "What",
     "Where",
     "Which",
@@ -28,6 +28,10 @@ const REFUSED: [&str; 19] = [
     "So",
     "Some",
     "At",
+    "Who",
+    "Why",
+    "When",
+    "From",
 ];
 
 /// Prints file, line and word of every doc comment that begins with a word of [`REFUSED`]; passes when there

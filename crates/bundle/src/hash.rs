@@ -44,8 +44,8 @@ pub fn sha256(bytes: &[u8]) -> String {
 /// Files up to this size are hashed whole by [`sampled_sha256`].
 const WHOLE: u64 = 64 << 20;
 /// Blocks that are hashed of a larger one, and their size.
-const BLOCKS: u64 = 2048;
-const BLOCK: usize = 4096;
+const SAMPLED_BLOCKS: u64 = 2048;
+const SAMPLED_BLOCK: usize = 4096;
 
 /// SHA-256 of what a file holds: of all of it, or of its length and 2048 blocks of 4 KiB spread over it where it is larger than
 /// 64 MiB. For files that are too large to be read again and again.
@@ -62,9 +62,10 @@ pub fn sampled_sha256(path: &Path) -> Result<String> {
     }
     let mut hasher = Sha256::new();
     hasher.update(len.to_le_bytes());
-    let mut block = vec![0u8; BLOCK];
-    for i in 0..BLOCKS {
-        let at = (u128::from(len - BLOCK as u64) * u128::from(i) / u128::from(BLOCKS - 1)) as u64;
+    let mut block = vec![0u8; SAMPLED_BLOCK];
+    for i in 0..SAMPLED_BLOCKS {
+        let at =
+            (u128::from(len - SAMPLED_BLOCK as u64) * u128::from(i) / u128::from(SAMPLED_BLOCKS - 1)) as u64;
         file.seek(SeekFrom::Start(at)).map_err(failed)?;
         file.read_exact(&mut block).map_err(failed)?;
         hasher.update(&block);

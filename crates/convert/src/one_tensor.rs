@@ -2,7 +2,7 @@
 
 use crate::lower::{add_constant, element_type, join_operands};
 use crate::quant::{Granularity, Groups, MatrixQuant, Quant};
-use crate::quantize::{Encoder, Side, TooLarge};
+use crate::quantize::{Encoder, TablesAndScales, TooLarge};
 use crate::{Error, Result};
 use anemoe_mlpackage::mil::builder::{ConvParams, FunctionBuilder, Var, model};
 use anemoe_mlpackage::mil::verify::verify;
@@ -66,7 +66,7 @@ pub struct CompressedTensor {
     /// Packed elements, `[rows, cols]`.
     pub packed: Vec<u8>,
     /// Tables or scales, and figures.
-    pub side: Side,
+    pub side: TablesAndScales,
     /// Time that the compression took.
     pub elapsed: Duration,
     shape: Vec<usize>,
@@ -219,15 +219,15 @@ impl CompressedTensor {
 
     /// Tables or scales in the order of [`CompressedTensor::side_dims`].
     pub fn side_values(&self) -> Vec<f16> {
-        self.turn(&self.side.values)
+        self.transposed(&self.side.values)
     }
 
     /// Offsets in the order of [`CompressedTensor::side_dims`]; empty for kinds without.
     pub fn side_offsets(&self) -> Vec<i8> {
-        self.turn(&self.side.offsets)
+        self.transposed(&self.side.offsets)
     }
 
-    fn turn<T: Copy>(&self, values: &[T]) -> Vec<T> {
+    fn transposed<T: Copy>(&self, values: &[T]) -> Vec<T> {
         let (groups, blocks) = self.quant.parts(self.rows, self.cols);
         match self.op {
             WeightOp::MatMul if values.len() == groups * blocks => transpose(values, groups, blocks),
@@ -313,8 +313,11 @@ impl CompressedTensor {
         let offset = blobs.append(dtype, self.rows as u64 * self.cols as u64, packed)?;
         let elements = Value::blob(dtype, dims, offset);
         let side_dims: Vec<u64> = self.side_dims().iter().map(|&d| d as u64).collect();
-        let side =
-            Side { values: self.side_values(), offsets: self.side_offsets(), metrics: self.side.metrics };
+        let side = TablesAndScales {
+            values: self.side_values(),
+            offsets: self.side_offsets(),
+            metrics: self.side.metrics,
+        };
         let format = self.quant.format(self.rows, self.cols);
         let stored = join_operands(blobs, format, elements, &side_dims, &side)?;
         add_constant(f, "weight", &stored)

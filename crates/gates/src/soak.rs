@@ -21,7 +21,7 @@ use std::path::Path;
 use std::time::Instant;
 
 /// Least cosine of a pass with the same pass of the first cycle.
-pub const LEAST_COSINE: f64 = 0.999;
+pub const LEAST_CYCLE_COSINE: f64 = 0.999;
 /// Least median cosine of the first cycle with the CPU executor: that of the golden gate.
 pub const LEAST_COSINE_WITH_CPU: f64 = 0.97;
 /// Passes of each token count in a cycle at most.
@@ -165,8 +165,8 @@ pub fn soak(
     let mut watch = MemoryWatch { look: memory.look, each, held: Vec::new() };
     let started = Instant::now();
     let mut sequence = model.sequence();
-    let mut turn = 0;
-    while turn < cycles || started.elapsed().as_secs_f64() < length.seconds {
+    let mut done_cycles = 0;
+    while done_cycles < cycles || started.elapsed().as_secs_f64() < length.seconds {
         sequence.clear();
         let middle = laps.len() / 2;
         for (i, lap) in laps.iter_mut().enumerate() {
@@ -174,7 +174,7 @@ pub fn soak(
                 found.wrong_states += 1;
             }
             let logits = last(&model, &mut sequence, &lap.ids)?;
-            if turn == 0 {
+            if done_cycles == 0 {
                 lap.first = logits;
             } else {
                 let number = found.passes;
@@ -187,7 +187,7 @@ pub fn soak(
             told(found.passes);
             watch.pass(found.passes);
         }
-        turn += 1;
+        done_cycles += 1;
     }
     found.seconds = started.elapsed().as_secs_f64();
     for s in model.shard_stats() {
@@ -299,7 +299,7 @@ fn states_hold(model: &Model, sequence: &mut Sequence, ids: &[u32]) -> Result<bo
     model.truncate(sequence, at)?;
     let cut = last(model, sequence, &ids[..1])?;
     model.truncate(sequence, at)?;
-    Ok([&forked, &again, &cut].iter().all(|other| closeness(&own, other) >= LEAST_COSINE))
+    Ok([&forked, &again, &cut].iter().all(|other| closeness(&own, other) >= LEAST_CYCLE_COSINE))
 }
 
 /// Cosine; 0 where a value is not a number.
@@ -309,7 +309,7 @@ fn closeness(a: &[f32], b: &[f32]) -> f64 {
 
 fn count_wrong(found: &mut SoakFigures, number: u64, cosine: f64) {
     found.min_cosine = found.min_cosine.min(cosine);
-    if cosine < LEAST_COSINE {
+    if cosine < LEAST_CYCLE_COSINE {
         found.wrong_passes += 1;
         found.first_wrong.get_or_insert(number);
     }
@@ -346,7 +346,7 @@ fn faults(found: &SoakFigures) -> Vec<String> {
     let mut all = Vec::new();
     if let Some(first) = found.first_wrong {
         all.push(format!(
-            "{} of {} passes differ from the first ones, the first is number {}: lowest cosine {:.4}, {LEAST_COSINE} is wanted",
+            "{} of {} passes differ from the first ones, the first is number {}: lowest cosine {:.4}, {LEAST_CYCLE_COSINE} is wanted",
             found.wrong_passes, found.passes, first + 1, found.min_cosine
         ));
     }

@@ -22,7 +22,7 @@ const PIECE: usize = 1 << 18;
 pub struct Wanted<'a> {
     /// Address.
     pub url: &'a Url,
-    /// Who asks.
+    /// Token that the request carries.
     pub token: Option<&'a Token>,
     /// Contents.
     pub hash: &'a BlobHash,

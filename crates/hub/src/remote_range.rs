@@ -10,7 +10,7 @@ use url::Url;
 pub struct PartlyWanted<'a> {
     /// Address.
     pub url: &'a Url,
-    /// Who asks.
+    /// Token that the request carries.
     pub token: Option<&'a Token>,
     /// Bytes of the whole.
     pub size: u64,

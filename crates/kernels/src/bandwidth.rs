@@ -11,7 +11,7 @@ const PART: usize = 1 << 20;
 /// Streams of a part, read in turn.
 const STREAMS: usize = 4;
 /// Bytes between what is read and what is prefetched. Not tuned.
-const AHEAD: usize = 4096;
+const PREFETCH_DISTANCE: usize = 4096;
 
 /// Measures the bandwidth of the pool's threads in gigabytes (10^9 bytes) per second: the median of `rounds` passes over `bytes`
 /// of memory, which should be several times the caches.
@@ -52,7 +52,11 @@ fn add_up_on<L: F32x16>(part: &[u8], sum: &mut u64) {
     let n = lines.len() / STREAMS;
     let mut acc = [0u64; 8];
     let mut add = |line: &[[u8; 8]; 8]| {
-        crate::memory::prefetch(CacheLevel::L2, line.as_ptr().cast::<u8>().wrapping_add(AHEAD), 64);
+        crate::memory::prefetch(
+            CacheLevel::L2,
+            line.as_ptr().cast::<u8>().wrapping_add(PREFETCH_DISTANCE),
+            64,
+        );
         for (a, v) in acc.iter_mut().zip(line) {
             *a = a.wrapping_add(u64::from_le_bytes(*v));
         }

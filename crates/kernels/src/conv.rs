@@ -9,7 +9,9 @@
 
 use crate::activations::PackedActivations;
 use crate::elementwise::{get, put};
-use crate::matmul::{MatMul, OutputRows, PARALLEL, RowTiles, TokenSelection, matmul_batch, multiply_rows};
+use crate::matmul::{
+    MatMul, OutputRows, PARALLEL_MATMUL, RowTiles, TokenSelection, matmul_batch, multiply_rows,
+};
 use crate::memory::{CacheLevel, prefetch};
 use crate::simd::{F32x16, LANES, simd_fn};
 use crate::{Isa, Matrix, Pool};
@@ -220,11 +222,11 @@ pub fn conv(pool: &Pool, p: &mut Conv<'_>) {
     };
     let work = (rows * cols * tokens).max(1);
     let parts = groups * blocks;
-    if work < PARALLEL {
+    if work < PARALLEL_MATMUL {
         return compute(0..parts);
     }
     // Parts of some microseconds.
-    let together = (parts * (PARALLEL / 4) / work).max(1);
+    let together = (parts * (PARALLEL_MATMUL / 4) / work).max(1);
     pool.run(parts.div_ceil(together), &|i| compute(i * together..parts.min((i + 1) * together)));
 }
 
@@ -259,7 +261,7 @@ pub fn depthwise_conv(pool: &Pool, p: &mut DepthwiseConv<'_>) {
         return;
     }
     let (w, window, x, bias) = (p.w, p.window, p.x, p.bias);
-    let per_part = (PARALLEL / (4 * channels * window.taps()).max(1)).max(1);
+    let per_part = (PARALLEL_MATMUL / (4 * channels * window.taps()).max(1)).max(1);
     pool.for_chunks(y, per_part * channels, &|i, y| depthwise_tokens(w, window, x, bias, i * per_part, y));
 }
 

@@ -358,8 +358,8 @@ const fn powers(ratio: f32) -> ScaleRow {
 }
 
 /// Scales fall by a factor of 2 in 14 steps for few bits, of 3 for many; WIDE falls further.
-const SMALL_BATCH: ScaleRow = powers(0.950_5);
-const MANY: ScaleRow = powers(0.924_5);
+const FEW_BITS: ScaleRow = powers(0.950_5);
+const MANY_BITS: ScaleRow = powers(0.924_5);
 const WIDE: ScaleRow = powers(0.74);
 /// Factors near 1.
 const NEAR: ScaleRow = {
@@ -389,7 +389,7 @@ fn search<V: F32x16>(values: &[f32], masses: Option<&[f32]>, bits: u8) -> f32 {
     // The first scale is that at which all values just fit; the last one makes the largest magnitude the last integer, as without
     // a search.
     let whole = (highest / high).max(lowest / low);
-    let mut scales = if few { SMALL_BATCH } else { MANY };
+    let mut scales = if few { FEW_BITS } else { MANY_BITS };
     for s in &mut scales {
         *s *= whole;
     }

@@ -9,7 +9,7 @@ const PART: usize = 4 * LANES;
 /// Columns of a part: with few rows there are no other parts.
 const COLUMNS: usize = 256 * LANES;
 /// Elements from which on several threads are used: some microseconds.
-const PARALLEL: usize = 1 << 14;
+const PARALLEL_TRANSPOSE: usize = 1 << 14;
 
 /// Locates a matrix: what is read has element (r, c) at `first + r + c * stride`, what is written at `first + r * stride + c`.
 #[derive(Clone, Copy, Debug)]
@@ -71,7 +71,7 @@ fn exchange_all(
         exchange(x, from, &out, to, first..rows.min(first + PART), COLUMNS.min(cols - column), add);
     };
     let parts = rows.div_ceil(PART) * across;
-    if rows * cols < PARALLEL { (0..parts).for_each(part) } else { pool.run(parts, &part) }
+    if rows * cols < PARALLEL_TRANSPOSE { (0..parts).for_each(part) } else { pool.run(parts, &part) }
 }
 
 struct Out(*mut f32);

@@ -17,10 +17,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Inline capacity for the inputs of a call and the terms of a sum.
-pub(crate) const MANY: usize = 16;
+pub(crate) const INLINE_TERMS: usize = 16;
 
 /// Time of each term of a sum.
-pub type Times = SmallVec<[Duration; MANY]>;
+pub type Times = SmallVec<[Duration; INLINE_TERMS]>;
 
 /// Opens packages, several at once.
 pub trait Backend: Sync {

@@ -4,7 +4,7 @@ use crate::importance::Importance;
 use crate::models::CheckedCheckpoint;
 use crate::plan::{MatrixPlan, PlannedShard, VectorPlan};
 use crate::quant::Quant;
-use crate::quantize::{Encoder, Metrics, Side, TooLarge};
+use crate::quantize::{Encoder, Metrics, TablesAndScales, TooLarge};
 use crate::{Error, Result};
 use anemoe_bundle::WeightFormat;
 use anemoe_kernels::Weight;
@@ -107,7 +107,7 @@ pub fn join_operands(
     format: WeightFormat,
     elements: Value,
     dims: &[u64],
-    side: &Side,
+    side: &TablesAndScales,
 ) -> Result<StoredMatrix> {
     let count: u64 = dims.iter().product();
     let mut place = |dtype: DataType, bytes: Vec<u8>| {
@@ -175,7 +175,7 @@ pub fn encode_matrix(
     importance: Option<&Importance>,
     scale: Option<f16>,
     write: &mut dyn FnMut(&[u8]) -> Result<()>,
-) -> Result<Side> {
+) -> Result<TablesAndScales> {
     let importance = importance.map(|all| all.of(plan)).transpose()?.flatten();
     let encoder =
         Encoder { rows: plan.rows, cols: plan.cols, quant: plan.quant, exact: false, importance, scale };

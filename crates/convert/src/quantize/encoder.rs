@@ -17,9 +17,9 @@ use rayon::prelude::*;
 use std::sync::Mutex;
 
 /// Weights that one thread works on at a time.
-const UNIT: usize = 1 << 16;
+const UNIT_WEIGHTS: usize = 1 << 16;
 /// Weights between two writes.
-const PIECE: usize = 4 << 20;
+const PIECE_WEIGHTS: usize = 4 << 20;
 
 /// Encoder of a matrix `[rows, cols]`: its kind, and all that decides its codes besides the weights.
 #[derive(Clone, Copy, Debug)]
@@ -40,7 +40,7 @@ pub struct Encoder<'a> {
 
 /// Tables, scales and figures of a matrix whose packed elements have been written.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Side {
+pub struct TablesAndScales {
     /// `[groups, 2^bits]`, or one scale per block, row-major.
     pub values: Vec<f16>,
     /// One per scale, for asymmetric kinds.
@@ -75,10 +75,10 @@ struct EncodeWorker {
 }
 
 /// A unit's packed elements with its tables or scales.
-type Unit = (Vec<u8>, Side);
+type Unit = (Vec<u8>, TablesAndScales);
 
 /// Result of a first pass, for kinds with one table or scale for everything.
-enum Survey {
+enum SharedGrid {
     None,
     Table(Box<LutTable>),
     Scale(Scale),
@@ -92,7 +92,7 @@ impl Encoder<'_> {
             _ => 1,
         };
         let unit = group * 8 / gcd(group, 8);
-        (UNIT / self.cols.max(1) / unit).max(1) * unit
+        (UNIT_WEIGHTS / self.cols.max(1) / unit).max(1) * unit
     }
 
     fn mode(&self) -> TableMode {
@@ -114,13 +114,13 @@ impl Encoder<'_> {
         &self,
         read: &ReadRows<'_, E>,
         write: &mut dyn FnMut(&[u8]) -> Result<(), E>,
-    ) -> Result<Side, E> {
+    ) -> Result<TablesAndScales, E> {
         assert!(self.importance.is_none_or(|m| m.len() == self.cols));
-        let mut side = Side::default();
+        let mut side = TablesAndScales::default();
         let workers = Mutex::new(Vec::new());
-        let survey = self.survey(read, &mut side, &workers)?;
+        let shared_grid = self.shared_grid(read, &mut side, &workers)?;
         let unit = self.unit_rows();
-        let per_piece = (PIECE / (unit * self.cols).max(1)).max(1);
+        let per_piece = (PIECE_WEIGHTS / (unit * self.cols).max(1)).max(1);
         let starts: Vec<usize> = (0..self.rows).step_by(unit).collect();
         for piece in starts.chunks(per_piece) {
             let units: Vec<Result<Unit, E>> = piece
@@ -130,7 +130,7 @@ impl Encoder<'_> {
                     let mut worker = self.worker(&workers);
                     let done = self
                         .load(read, first, rows, &mut worker)
-                        .map(|()| self.encode(rows, &survey, &mut worker));
+                        .map(|()| self.encode(rows, &shared_grid, &mut worker));
                     give_back(&workers, worker);
                     done
                 })
@@ -191,18 +191,18 @@ impl Encoder<'_> {
     }
 
     /// The one table or scale of a kind per tensor.
-    fn survey<E: From<TooLarge> + Send>(
+    fn shared_grid<E: From<TooLarge> + Send>(
         &self,
         read: &ReadRows<'_, E>,
-        side: &mut Side,
+        side: &mut TablesAndScales,
         workers: &Mutex<Vec<EncodeWorker>>,
-    ) -> Result<Survey, E> {
+    ) -> Result<SharedGrid, E> {
         if !self.quant.kind.is_per_tensor() {
-            return Ok(Survey::None);
+            return Ok(SharedGrid::None);
         }
         if let (Some(scale), Quant::Int { asymmetric: false, .. }) = (self.scale, self.quant.kind) {
             side.values.push(scale);
-            return Ok(Survey::Scale(Scale { scale, offset: 0 }));
+            return Ok(SharedGrid::Scale(Scale { scale, offset: 0 }));
         }
         // A few large parts, each summed by one thread and then joined in order: sums of importances depend on the order.
         let unit = self.unit_rows();
@@ -237,7 +237,7 @@ impl Encoder<'_> {
                 let mut table = LutTable::new();
                 table.fit(&all, bits, self.mode(), &mut side.metrics);
                 side.values.extend_from_slice(&table.values);
-                Ok(Survey::Table(Box::new(table)))
+                Ok(SharedGrid::Table(Box::new(table)))
             }
             Quant::Int { asymmetric, granularity } => {
                 let masses: Vec<f32> = (0..all.values().len()).map(|i| all.mass(i) as f32).collect();
@@ -246,21 +246,21 @@ impl Encoder<'_> {
                 if asymmetric {
                     side.offsets.push(scale.offset);
                 }
-                Ok(Survey::Scale(scale))
+                Ok(SharedGrid::Scale(scale))
             }
-            Quant::Fp16 => Ok(Survey::None),
+            Quant::Fp16 => Ok(SharedGrid::None),
         }
     }
 
-    fn encode(&self, rows: usize, survey: &Survey, worker: &mut EncodeWorker) -> Unit {
+    fn encode(&self, rows: usize, shared_grid: &SharedGrid, worker: &mut EncodeWorker) -> Unit {
         let n = rows * self.cols;
-        let mut side = Side::default();
+        let mut side = TablesAndScales::default();
         match self.quant.kind {
             Quant::Fp16 => (worker.bits.iter().flat_map(|b| b.to_le_bytes()).collect(), side),
             Quant::Lut { bits, .. } => {
                 worker.indices.resize(n, 0);
-                match (survey, &mut worker.palettizer) {
-                    (Survey::Table(table), _) => {
+                match (shared_grid, &mut worker.palettizer) {
+                    (SharedGrid::Table(table), _) => {
                         order(&mut worker.bits);
                         table.assign(&worker.bits, &mut worker.indices);
                     }
@@ -273,7 +273,7 @@ impl Encoder<'_> {
                             side.values.extend_from_slice(table);
                         }
                     }
-                    _ => unreachable!("tables per group have a palettizer, others a survey"),
+                    _ => unreachable!("tables per group have a palettizer, others a shared_grid"),
                 }
                 (pack_sub_byte(&worker.indices, usize::from(bits)), side)
             }
@@ -293,8 +293,8 @@ impl Encoder<'_> {
                     worker.grids.clear();
                     for (i, values) in values.chunks_exact(width).enumerate() {
                         let importance = self.importance.map(|m| &m[i * width..(i + 1) * width]);
-                        let scale = match survey {
-                            Survey::Scale(scale) => *scale,
+                        let scale = match shared_grid {
+                            SharedGrid::Scale(scale) => *scale,
                             _ => {
                                 let scale = integers::fit(values, importance, bits, asymmetric);
                                 side.values.push(scale.scale);
@@ -328,7 +328,7 @@ impl Encoder<'_> {
     ///
     /// # Errors
     /// Their lengths do not fit.
-    pub fn decode(&self, packed: &[u8], side: &Side) -> Result<Vec<f32>, MatrixError> {
+    pub fn decode(&self, packed: &[u8], side: &TablesAndScales) -> Result<Vec<f32>, MatrixError> {
         let mut out = vec![0f32; self.rows * self.cols];
         let values: Vec<f32> = side.values.iter().map(|v| v.to_f32()).collect();
         let offsets: Vec<f32> = side.offsets.iter().map(|&o| f32::from(o)).collect();
@@ -380,7 +380,7 @@ mod tests {
         "int8-channel-asymmetric",
     ];
 
-    fn encode(encoder: &Encoder<'_>, w: &[f32]) -> (Vec<u8>, Side) {
+    fn encode(encoder: &Encoder<'_>, w: &[f32]) -> (Vec<u8>, TablesAndScales) {
         let mut packed = Vec::new();
         let cols = encoder.cols;
         let read = |first: usize, out: &mut [f32]| {

@@ -9,7 +9,7 @@ mod palettize;
 #[cfg(test)]
 mod testing;
 
-pub use encoder::{Encoder, ReadRows, Side, TooLarge};
+pub use encoder::{Encoder, ReadRows, TablesAndScales, TooLarge};
 pub use histogram::Histogram;
 pub use kmeans::{kmeans, kmeans_exact};
 pub use metrics::Metrics;

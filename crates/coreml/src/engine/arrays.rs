@@ -287,14 +287,14 @@ fn copy(
 }
 
 /// Elements of a row that are converted together.
-const SOME: usize = 256;
+const CONVERTED_CHUNK: usize = 256;
 
 /// Converts a row of fp16, elements `step` apart.
 fn halves(bytes: &[u8], step: usize, to: &mut [f32]) {
     let words = bytes.as_chunks::<2>().0;
-    let mut bits = [0u16; SOME];
-    for (k, to) in to.chunks_mut(SOME).enumerate() {
-        let from = words[k * SOME * step..].iter().step_by(step);
+    let mut bits = [0u16; CONVERTED_CHUNK];
+    for (k, to) in to.chunks_mut(CONVERTED_CHUNK).enumerate() {
+        let from = words[k * CONVERTED_CHUNK * step..].iter().step_by(step);
         let bits = &mut bits[..to.len()];
         bits.iter_mut().zip(from).for_each(|(bits, word)| *bits = u16::from_le_bytes(*word));
         anemoe_kernels::f16_bits_to_f32(bits, to);

@@ -16,7 +16,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// Sets of shapes for which a function keeps buffers; one of fixed shapes has one.
-const KEPT: usize = 8;
+const KEPT_BUFFERS: usize = 8;
 
 /// A loaded function.
 pub(super) struct Instance {
@@ -236,7 +236,7 @@ impl Instance {
             None => {
                 let shapes = inputs.iter().map(|i| i.shape.clone()).collect();
                 let made = CallBuffers::new(&self.model, &self.interface, shapes)?;
-                if self.buffers.len() >= KEPT {
+                if self.buffers.len() >= KEPT_BUFFERS {
                     self.buffers.remove(0);
                 }
                 self.buffers.push(made);

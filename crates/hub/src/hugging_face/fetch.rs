@@ -37,7 +37,7 @@ pub struct Snapshot {
     pub path: PathBuf,
     /// Its name with the commit in place of a branch.
     pub pinned: HubSpec,
-    /// Why the hub was not asked, where that was not meant.
+    /// Reason why the hub was not asked, where that was not meant.
     pub warning: Option<String>,
 }
 

@@ -17,7 +17,7 @@ pub struct HubSettings {
     pub endpoint: Url,
     /// Cache (`HF_HUB_CACHE`, or `hub` in `HF_HOME`).
     pub cache: PathBuf,
-    /// Who asks (`HF_TOKEN`, or the file that `huggingface-cli login` writes).
+    /// Token of requests (`HF_TOKEN`, or the file that `huggingface-cli login` writes).
     pub(crate) token: Option<Token>,
     /// Nothing is asked (`HF_HUB_OFFLINE`).
     pub offline: bool,

@@ -13,7 +13,7 @@ const DEFAULT_REVISION: &str = "main";
 /// `hf:OWNER/NAME[/FILE.gguf][@REV]`, taken apart.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HubSpec {
-    /// Who it belongs to.
+    /// User or organization that it belongs to.
     pub owner: String,
     /// Its name.
     pub name: String,

@@ -69,7 +69,7 @@ impl S3Client {
         if self.prefix.is_empty() { key.to_string() } else { format!("{}/{key}", self.prefix) }
     }
 
-    /// Who asks.
+    /// Credentials that requests are signed with.
     pub fn credentials(&self) -> Option<&Credentials> {
         self.settings.credentials.as_ref()
     }

@@ -15,7 +15,7 @@ pub struct S3Settings {
     pub endpoint: Url,
     /// Region (`AWS_REGION`, `AWS_DEFAULT_REGION`).
     pub region: String,
-    /// Who asks (`AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY`, `AWS_SESSION_TOKEN`); nobody where they are not set, or with
+    /// Credentials (`AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY`, `AWS_SESSION_TOKEN`); none where they are not set, or with
     /// `AWS_SKIP_SIGNATURE`.
     pub(super) credentials: Option<Credentials>,
     /// The bucket is a part of the server's name, not of the path (`AWS_VIRTUAL_HOSTED_STYLE_REQUEST`).

@@ -1,17 +1,17 @@
 //! Scores, weights and weighted values of one block of slots.
 
 use super::cache::{CacheElements, CacheValues, CacheView, SlotView};
-use super::job::{BLOCK, ChunkJob, SoftmaxState};
+use super::job::{ChunkJob, SLOTS_PER_BLOCK, SoftmaxState};
 use crate::elementwise::{exp_from, largest};
 use crate::memory::AlignedVec;
 use crate::simd::{F32x16, LANES, simd_fn};
 use std::ops::Range;
 
 /// Slots whose values are added before the next channels.
-const SLOTS_PER_TURN: usize = 16;
+const SLOTS_PER_STEP: usize = 16;
 
 /// Tokens that take turns, so that their queries stay in L1 with the keys: 8 * 128 channels are 4 KB.
-const TOKENS_PER_TURN: usize = 8;
+const TOKENS_PER_STEP: usize = 8;
 /// Elements of values that stay in L1: 32 KB of f32.
 const L1_VALUES: usize = 8192;
 
@@ -64,7 +64,7 @@ fn widen<'o, L: F32x16>(
     out: &'o mut AlignedVec<[f32; LANES]>,
 ) -> SlotView<&'o [f32]> {
     let (d, n) = (part.s.head_dim, part.s.head_dim.div_ceil(LANES));
-    out.grow(BLOCK * n, [0.0; LANES]);
+    out.grow(SLOTS_PER_BLOCK * n, [0.0; LANES]);
     for (slot, out) in slots.clone().zip(out.chunks_exact_mut(n)) {
         let at = view.first + part.kv_head * view.head_stride + slot * view.slot_stride;
         match view.values {
@@ -96,9 +96,9 @@ fn compute_block<L: F32x16, T: CacheElements>(
     if part.tokens.len() == 1 {
         return compute_tokens::<L, T, 1>(part, &part.tokens, slots, k, v);
     }
-    for first in part.tokens.clone().step_by(TOKENS_PER_TURN) {
-        let some = first..part.tokens.end.min(first + TOKENS_PER_TURN);
-        compute_tokens::<L, T, TOKENS_PER_TURN>(part, &some, slots, k, v);
+    for first in part.tokens.clone().step_by(TOKENS_PER_STEP) {
+        let some = first..part.tokens.end.min(first + TOKENS_PER_STEP);
+        compute_tokens::<L, T, TOKENS_PER_STEP>(part, &some, slots, k, v);
     }
 }
 
@@ -120,7 +120,7 @@ fn compute_tokens<L: F32x16, T: CacheElements, const G: usize>(
 }
 
 /// Computes up to N heads of up to G tokens over one block, S slots' scores and WIDE vectors of values at a time. Tokens take
-/// turns every [`SLOTS_PER_TURN`] slots, which stay in L1.
+/// turns every [`SLOTS_PER_STEP`] slots, which stay in L1.
 #[inline(always)]
 fn compute_heads<
     L: F32x16,
@@ -138,15 +138,15 @@ fn compute_heads<
 ) {
     let n = part.heads.len();
     // Weights of the slots that each token sees, for N heads: the first `counts` of each.
-    let (mut all, mut counts) = ([[[0f32; BLOCK]; N]; G], [0; G]);
+    let (mut all, mut counts) = ([[[0f32; SLOTS_PER_BLOCK]; N]; G], [0; G]);
     // One token needs no turns.
-    let turn = if G == 1 { BLOCK } else { SLOTS_PER_TURN };
-    for first in slots.clone().step_by(turn) {
-        let some = first..slots.end.min(first + turn);
+    let step = if G == 1 { SLOTS_PER_BLOCK } else { SLOTS_PER_STEP };
+    for first in slots.clone().step_by(step) {
+        let these = first..slots.end.min(first + step);
         for ((token, weights), seen) in tokens.clone().zip(&mut all).zip(&mut counts) {
             let mask = part.mask.map(|m| &m.values[token * m.token_stride..][..part.s.slots]);
             let queries = part.queries::<N>(token);
-            for run in part.runs(token, &some) {
+            for run in part.runs(token, &these) {
                 let start = *seen;
                 for first in run.clone().step_by(S) {
                     let next = (G == 1).then_some(v);
@@ -158,7 +158,7 @@ fn compute_heads<
                         match weights[*seen..].first_chunk_mut() {
                             Some(weights) => *weights = *scores,
                             None => {
-                                let rest = BLOCK - *seen;
+                                let rest = SLOTS_PER_BLOCK - *seen;
                                 weights[*seen..].copy_from_slice(&scores[..rest]);
                             }
                         }
@@ -182,15 +182,15 @@ fn compute_heads<
         }
     }
     let (d, mut added) = (part.s.head_dim, [0; G]);
-    let turn = if G == 1 { (L1_VALUES / d).clamp(SLOTS_PER_TURN, BLOCK) } else { SLOTS_PER_TURN };
-    for first in slots.clone().step_by(turn) {
-        let some = first..slots.end.min(first + turn);
+    let step = if G == 1 { (L1_VALUES / d).clamp(SLOTS_PER_STEP, SLOTS_PER_BLOCK) } else { SLOTS_PER_STEP };
+    for first in slots.clone().step_by(step) {
+        let these = first..slots.end.min(first + step);
         for ((token, weights), added) in tokens.clone().zip(&all).zip(&mut added) {
             // SAFETY: the part's own heads and token, each once; dropped before the next ones are made.
             let mut states: [Option<SoftmaxState<'_>>; N] =
                 std::array::from_fn(|h| (h < n).then(|| unsafe { part.state(part.heads.start + h, token) }));
             let next = (G == 1).then_some((k, part.end(token)));
-            for run in part.runs(token, &some) {
+            for run in part.runs(token, &these) {
                 let n = run.len();
                 add_values::<L, T, N, WIDE>(weights, *added, v, run, &mut states, (d, next));
                 *added += n;
@@ -321,14 +321,14 @@ fn prefetch_slot<T: CacheElements>(next: Option<SlotView<T>>, slot: usize, c: us
 /// that is given.
 #[inline(always)]
 fn add_values<L: F32x16, T: CacheElements, const N: usize, const WIDE: usize>(
-    weights: &[[f32; BLOCK]; N],
+    weights: &[[f32; SLOTS_PER_BLOCK]; N],
     i: usize,
     v: SlotView<T>,
     slots: Range<usize>,
     states: &mut [Option<SoftmaxState<'_>>; N],
     (d, next): (usize, Option<(SlotView<T>, usize)>),
 ) {
-    assert!(i + slots.len() <= BLOCK);
+    assert!(i + slots.len() <= SLOTS_PER_BLOCK);
     let mut c = 0;
     while c + WIDE * LANES <= d {
         add_vectors::<L, T, N, WIDE>(weights, i, v, slots.clone(), states, (c, next));
@@ -353,7 +353,7 @@ fn add_values<L: F32x16, T: CacheElements, const N: usize, const WIDE: usize>(
 /// Adds WIDE vectors of weighted values from channel c on, as [`add_values`] does.
 #[inline(always)]
 fn add_vectors<L: F32x16, T: CacheElements, const N: usize, const WIDE: usize>(
-    weights: &[[f32; BLOCK]; N],
+    weights: &[[f32; SLOTS_PER_BLOCK]; N],
     i: usize,
     v: SlotView<T>,
     slots: Range<usize>,
@@ -371,9 +371,9 @@ fn add_vectors<L: F32x16, T: CacheElements, const N: usize, const WIDE: usize>(
     for (n, slot) in slots.enumerate() {
         let at = v.at(slot) + c;
         if let Some((next, end)) = next
-            && slot + BLOCK < end
+            && slot + SLOTS_PER_BLOCK < end
         {
-            next.values.prefetch(next.at(slot + BLOCK).wrapping_add(c), WIDE * LANES);
+            next.values.prefetch(next.at(slot + SLOTS_PER_BLOCK).wrapping_add(c), WIDE * LANES);
         }
         assert!(at <= v.values.len() && WIDE * LANES <= v.values.len() - at);
         let mut factors = [L::splat(0.0); N];

@@ -6,9 +6,9 @@ use crate::simd::LANES;
 use std::ops::Range;
 
 /// Slots of a block: scores, then weights of a head in two cache lines per token.
-pub(super) const BLOCK: usize = 64;
+pub(super) const SLOTS_PER_BLOCK: usize = 64;
 /// Slots of a chunk, the part of a job.
-pub(super) const CHUNK: usize = 16 * BLOCK;
+pub(super) const CHUNK: usize = 16 * SLOTS_PER_BLOCK;
 
 /// Online softmax of one head of a token: the largest score m, the sum of weights against it, and of weighted values.
 ///
@@ -98,8 +98,8 @@ impl ChunkJob<'_> {
 
     /// Iterates over the blocks of which a token sees something, with the slots from the first to the last that any sees.
     pub(super) fn blocks(&self) -> impl Iterator<Item = (Range<usize>, Range<usize>)> + '_ {
-        self.slots.clone().step_by(BLOCK).filter_map(|start| {
-            let slots = start..self.slots.end.min(start + BLOCK);
+        self.slots.clone().step_by(SLOTS_PER_BLOCK).filter_map(|start| {
+            let slots = start..self.slots.end.min(start + SLOTS_PER_BLOCK);
             let seen = self.tokens.clone().flat_map(|t| self.runs(t, &slots));
             let (low, high) = seen.fold((usize::MAX, 0), |(a, b), r| (a.min(r.start), b.max(r.end)));
             (low < high).then_some((slots, low..high))

@@ -31,7 +31,7 @@ use merge::merge_chunks;
 use std::cell::RefCell;
 use std::ops::Range;
 pub use visible::MASK_CUTOFF;
-use visible::{PARALLEL, TOKENS_PER_JOB, VisibleSlots};
+use visible::{PARALLEL_ATTENTION, TOKENS_PER_JOB, VisibleSlots};
 
 /// Query heads that read a key together, at most.
 const MAX_SHARED_HEADS: usize = 8;
@@ -119,7 +119,7 @@ pub fn attention(
         SCRATCH.set(scratch);
     };
     let parts = (end - start) * s.kv_heads * groups * blocks;
-    let parallel = work * s.heads * s.head_dim >= PARALLEL;
+    let parallel = work * s.heads * s.head_dim >= PARALLEL_ATTENTION;
     if parallel {
         pool.run(parts, &part)
     } else {

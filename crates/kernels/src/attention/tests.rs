@@ -140,7 +140,7 @@ fn unseen_slots_are_in_no_run() {
 fn many_tokens_see_what_each_sees_alone() {
     let (tokens, slots) = (75, 1000);
     let s = AttentionShape { heads: 1, kv_heads: 1, tokens, head_dim: 1, slots };
-    assert!(tokens * slots >= PARALLEL);
+    assert!(tokens * slots >= PARALLEL_ATTENTION);
     let values: Vec<f32> =
         noise(7, tokens * slots).into_iter().map(|v| if v < 0.1 { -30000.0 } else { v }).collect();
     let pool = Pool::new(3);

@@ -8,7 +8,7 @@ use crate::simd::{F32x16, LANES, simd_fn};
 use std::ops::Range;
 
 /// Multiplications from which on several threads are used: some microseconds.
-pub(super) const PARALLEL: usize = 1 << 16;
+pub(super) const PARALLEL_ATTENTION: usize = 1 << 16;
 /// Tokens of a part, for which fp16 is widened once.
 pub(super) const TOKENS_PER_JOB: usize = 16;
 
@@ -80,7 +80,7 @@ impl VisibleSlots {
                 first.push(runs.len());
             }
         };
-        if mask.is_none() || s.tokens * s.slots < PARALLEL {
+        if mask.is_none() || s.tokens * s.slots < PARALLEL_ATTENTION {
             return add(0..s.tokens, runs, first);
         }
         let n = s.tokens.div_ceil(TOKENS_PER_JOB);

@@ -25,8 +25,8 @@ const CODES: usize = LANES * VECTORS;
 
 const _: () = assert!(LANES == 16 && VECTORS == 2 * BLOCKS_PER_SCALE && ROWS_PER_PASS == 16);
 
-/// Rows from which tokens are worth turning.
-const TURNING: usize = 64;
+/// Fewest rows of weights for which transposing the tokens pays.
+const MIN_TRANSPOSED_ROWS: usize = 64;
 
 /// Transposes the tokens of a batch where AMX will multiply them by `w`; returns whether it does.
 ///
@@ -41,7 +41,13 @@ pub(super) fn transpose_tokens(
     // Scales per block of columns have no tiles.
     let whole = !matches!(w.weight.format, WeightFormat::Int { block_cols, .. } if block_cols != w.cols);
     let each = group_len(x.x.blocks());
-    if isa != Isa::Amx || !w.fast || !whole || x.tokens() <= SMALL_BATCH || w.rows < TURNING || each == 0 {
+    if isa != Isa::Amx
+        || !w.fast
+        || !whole
+        || x.tokens() <= SMALL_BATCH
+        || w.rows < MIN_TRANSPOSED_ROWS
+        || each == 0
+    {
         return false;
     }
     let n = x.tokens().div_ceil(TOKENS) * each;

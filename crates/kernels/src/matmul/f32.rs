@@ -201,10 +201,7 @@ struct DecodedF32<'a> {
 }
 
 thread_local! {
-    /// Decoded rows.
     static DECODED: RefCell<AlignedVec<[f32; LANES]>> = const { RefCell::new(AlignedVec::new()) };
-    /// Lanes of each row and token.
-    static TOTALS: RefCell<AlignedVec<[f32; LANES]>> = const { RefCell::new(AlignedVec::new()) };
 }
 
 /// A row, and its vectors in a tile.
@@ -303,7 +300,7 @@ fn multiply_tiles_in_pieces<L: Simd, D: Decode>(
     y: &OutputRows<'_>,
 ) {
     let tokens = x.tokens();
-    let mut memory = (DECODED.take(), TOTALS.take());
+    let mut memory = (DECODED.take(), LANE_SUMS.take());
     memory.0.grow(PIECE_VECTORS * ROWS_PER_PASS, [0.0; LANES]);
     memory.1.grow(tokens.min(PIECE_TOKENS) * ROWS_PER_PASS, [0.0; LANES]);
     if tokens <= SMALL_BATCH {
@@ -324,7 +321,7 @@ fn multiply_tiles_in_pieces<L: Simd, D: Decode>(
         }
     }
     DECODED.set(memory.0);
-    TOTALS.set(memory.1);
+    LANE_SUMS.set(memory.1);
 }
 
 /// Vectors of columns that are decoded together for sixteen rows: 16 KB, which stay in L1 with those of three tokens.

@@ -103,7 +103,6 @@ const NOTHING: DigitBlock = [[[0; 64]; 2]; VECTORS];
 
 thread_local! {
     static DECODED: RefCell<AlignedVec<[u8; 64]>> = const { RefCell::new(AlignedVec::new()) };
-    static TOTALS: RefCell<AlignedVec<[f32; LANES]>> = const { RefCell::new(AlignedVec::new()) };
 }
 
 /// Multiplies all rows of a part.
@@ -122,7 +121,7 @@ fn multiply_tiles<L: Simd>(s: &Int16Weights<'_>, rows: &RowTiles, y: &OutputRows
             }
             return;
         }
-        let mut memory = (DECODED.take(), TOTALS.take());
+        let mut memory = (DECODED.take(), LANE_SUMS.take());
         memory.0.grow(TILES_PER_PASS * PIECE_LINES, [0; 64]);
         memory.1.grow(tokens.min(PIECE_TOKENS) * ROWS_PER_PASS, [0.0; LANES]);
         if tokens <= SMALL_BATCH {
@@ -136,7 +135,7 @@ fn multiply_tiles<L: Simd>(s: &Int16Weights<'_>, rows: &RowTiles, y: &OutputRows
             }
         }
         DECODED.set(memory.0);
-        TOTALS.set(memory.1);
+        LANE_SUMS.set(memory.1);
         return;
     }
     if tokens <= SMALL_BATCH {

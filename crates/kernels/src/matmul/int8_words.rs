@@ -27,8 +27,6 @@ type WordLines = [[u8; 64]; PIECE_ROWS]; // [8, 32] i16
 thread_local! {
     /// Words of a piece.
     static WORDS: RefCell<AlignedVec<[u8; 64]>> = const { RefCell::new(AlignedVec::new()) };
-    /// Lanes of each row and token.
-    static TOTALS: RefCell<AlignedVec<[f32; LANES]>> = const { RefCell::new(AlignedVec::new()) };
 }
 
 /// Multiplies all rows of a part by several tokens.
@@ -40,7 +38,7 @@ pub(super) fn multiply_tiles<L: Simd, F: Format>(
     y: &OutputRows<'_>,
 ) {
     let (blocks, tokens, first_row) = (s.x.x.blocks(), s.x.tokens(), s.w.first);
-    let (mut words, mut totals) = (WORDS.take(), TOTALS.take());
+    let (mut words, mut totals) = (WORDS.take(), LANE_SUMS.take());
     words.grow(BLOCKS_PER_SCALE * LINES * PIECE_ROWS, [0; 64]);
     totals.grow(tokens.min(PIECE_TOKENS) * ROWS_PER_PASS, [0.0; LANES]);
     let distance = if tokens <= SMALL_BATCH { PREFETCH_DISTANCE } else { ROWS_PER_PASS * s.rows.row_bytes() };
@@ -88,7 +86,7 @@ pub(super) fn multiply_tiles<L: Simd, F: Format>(
         }
     }
     WORDS.set(words);
-    TOTALS.set(totals);
+    LANE_SUMS.set(totals);
 }
 
 /// Prefetches what comes a distance after block b of a row.

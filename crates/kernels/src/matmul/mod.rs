@@ -50,7 +50,7 @@ const MIN_PARTS: usize = 8;
 /// Matmuls of one job: the expert packs of a layer.
 const JOB_SIZE: usize = 8;
 /// Multiplications from which on a job is worth several threads: some microseconds.
-pub(crate) const PARALLEL: usize = 1 << 15;
+pub(crate) const PARALLEL_MATMUL: usize = 1 << 15;
 /// Rows and columns from which on bf16 is used: routers, of which a rounded sum may choose another expert, have fewer.
 const MIN_BF16_SIZE: usize = 512;
 
@@ -115,7 +115,7 @@ pub fn matmul_batch_on(isa: Isa, pool: &Pool, all: &mut [Option<MatMul<'_>>]) {
         check(p);
         work += p.w.rows * p.w.cols * selection(p).tokens();
     }
-    if work < PARALLEL {
+    if work < PARALLEL_MATMUL {
         for p in all.iter_mut().flatten() {
             let y = OutputRows { y: p.y.as_mut_ptr(), stride: p.stride, bias: p.bias };
             multiply_rows(isa, &p.w, selection(p), &RowTiles::all(&p.w, selection(p).tokens()), &y);

@@ -2,8 +2,9 @@
 
 use crate::Matrix;
 use crate::activations::PackedActivations;
-use crate::memory::{CacheLevel, Prefetch};
+use crate::memory::{AlignedVec, CacheLevel, Prefetch};
 use crate::simd::{F32x16, LANES};
+use std::cell::RefCell;
 use std::marker::PhantomData;
 use std::ops::Range;
 
@@ -144,6 +145,11 @@ pub(crate) fn store(y: &OutputRows<'_>, r: usize, t: usize, v: f32) {
     unsafe { *y.y.add(t * y.stride + r) = v };
 }
 
+thread_local! {
+    /// Lanes that a thread has added up for each row and token of a piece.
+    pub(super) static LANE_SUMS: RefCell<AlignedVec<[f32; LANES]>> = const { RefCell::new(AlignedVec::new()) };
+}
+
 /// Finds the stored rows of a matrix without bounds checks, which take as long as the matmul of a short row.
 #[derive(Clone, Copy)]
 pub(crate) struct RowBytes<'a> {
@@ -173,7 +179,7 @@ impl<'a> RowBytes<'a> {
         unsafe { std::slice::from_raw_parts(self.start.add(row * self.row_bytes), self.row_bytes) }
     }
 
-    /// Returns the bytes of a row.
+    /// Returns the number of bytes of a row.
     pub fn row_bytes(&self) -> usize {
         self.row_bytes
     }

@@ -5,7 +5,7 @@ use super::recent::Recent;
 use super::resizable::ResizableFunction;
 use super::tokens::{Stages, WRITTEN_FOR};
 use super::{CpuStates, Options};
-use crate::backend::{self, BatchInput, Counts, MANY};
+use crate::backend::{self, BatchInput, Counts, INLINE_TERMS};
 use crate::tensor::Tensor;
 use crate::{Error, Result};
 use anemoe_io::locked;
@@ -18,7 +18,7 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// Functions made for numbers of tokens that are kept: a pass has up to 64 tokens, and most have one of a few numbers.
-pub(super) const KEPT: usize = 32;
+pub(super) const KEPT_COUNTS: usize = 32;
 
 /// A value of a batch: an input of the whole function, or an output of a stage.
 #[derive(Clone, Copy)]
@@ -126,7 +126,7 @@ impl StagedFunction {
             for (i, output) in stage.described.outputs.iter().enumerate() {
                 made.insert(output.name.clone(), ValueOrigin::Stage(number, i));
             }
-            let functions = Mutex::new(Recent::new(KEPT));
+            let functions = Mutex::new(Recent::new(KEPT_COUNTS));
             let stage = ResizableFunction::new(package.clone(), options, stage.function, stage.described);
             compiled.push(Some(CompiledStage { stage, functions, inputs, input_axes, output_axes }));
         }
@@ -282,7 +282,7 @@ impl StagedFunction {
         let all = parts.last().map_or(0, |p| p.end);
         let StageValues { stages, parts: memory, .. } = values;
         memory.resize_with(memory.len().max(parts.len()), Default::default);
-        let of_states: SmallVec<[Mutex<&mut dyn backend::SequenceStates>; MANY]> =
+        let of_states: SmallVec<[Mutex<&mut dyn backend::SequenceStates>; INLINE_TERMS]> =
             states.iter_mut().map(|s| Mutex::new(&mut **s)).collect();
         let failed: Mutex<Option<Error>> = Mutex::default();
         let run = |i: usize| {

@@ -1,4 +1,4 @@
-//! From a function to something that runs: a plan where that is possible, else steps.
+//! Compiler of functions: to a plan where that is possible, else to steps.
 
 mod carrying;
 mod constants;

@@ -62,7 +62,7 @@ pub fn add_experts(
     sum: &mut Tensor,
     counts: &mut [Counts],
 ) -> Result<bool> {
-    let mut plans: SmallVec<[_; super::MANY]> = SmallVec::new();
+    let mut plans: SmallVec<[_; super::INLINE_TERMS]> = SmallVec::new();
     for (function, inputs) in calls {
         function.check_inputs(inputs)?;
         let Executable::Plan(plan) = &function.code else { return Ok(false) };

@@ -34,7 +34,7 @@ pub use package::{CpuBackend, CpuPackage};
 pub use states::CpuStates;
 pub use tokens::{Carried, CarriedRows, carried};
 
-pub(crate) use crate::backend::MANY;
+pub(crate) use crate::backend::INLINE_TERMS;
 
 /// Rounding of results.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]

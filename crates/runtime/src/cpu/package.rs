@@ -1,6 +1,6 @@
 //! Packages on the CPU: functions compiled when they are first asked for.
 
-use super::batch::{KEPT, StagedFunction};
+use super::batch::{KEPT_COUNTS, StagedFunction};
 use super::cache_states::make_state_of;
 use super::compile::compile_with_carry;
 use super::function::{CompiledFunction, add_experts};
@@ -8,7 +8,7 @@ use super::recent::Recent;
 use super::resizable::ResizableFunction;
 use super::shared_constants::CompileContext;
 use super::tokens::stages;
-use super::{CpuStates, MANY, Options, Precision, compile};
+use super::{CpuStates, INLINE_TERMS, Options, Precision, compile};
 use crate::backend::{self, Backend, BatchFunction, Counts, KeptCache, OpTime, Term, Times};
 use crate::tensor::Tensor;
 use crate::{Error, Result};
@@ -99,7 +99,7 @@ impl Backend for CpuBackend {
             caches: caches.to_vec(),
             options: self.options,
             functions: Mutex::default(),
-            resized: Mutex::new(Recent::new(KEPT)),
+            resized: Mutex::new(Recent::new(KEPT_COUNTS)),
             gone: Mutex::default(),
             staged: Mutex::default(),
             resizable: Mutex::default(),
@@ -301,7 +301,7 @@ impl backend::BackendFunction for CompiledFunction {
 
     fn run_sum(&self, terms: &[Term<'_>], sum: &mut Tensor) -> Result<Times> {
         let started = Instant::now();
-        let calls: Option<SmallVec<[CompiledTerm<'_>; MANY]>> = terms
+        let calls: Option<SmallVec<[CompiledTerm<'_>; INLINE_TERMS]>> = terms
             .iter()
             .map(|term| {
                 let function: &dyn Any = term.function;
@@ -309,7 +309,7 @@ impl backend::BackendFunction for CompiledFunction {
             })
             .collect();
         let Some(calls) = calls else { return backend::run_each(terms, sum) };
-        let mut counts: SmallVec<[Counts; MANY]> = smallvec![Counts::default(); calls.len()];
+        let mut counts: SmallVec<[Counts; INLINE_TERMS]> = smallvec![Counts::default(); calls.len()];
         if !add_experts(&calls, sum, &mut counts)? {
             return backend::run_each(terms, sum);
         }

@@ -21,7 +21,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
 /// Sets of shapes for which plans are kept.
-const KEPT: usize = 16;
+const KEPT_SHAPES: usize = 16;
 
 /// Operations whose results have shapes that follow from the shapes of their operands.
 const BY_SHAPES: &[&str] = &[
@@ -128,7 +128,7 @@ impl<F> ShapePlans<F> {
         options: Options,
         compile: Compile<F>,
     ) -> ShapePlans<F> {
-        let plans = Mutex::new(Recent::new(KEPT));
+        let plans = Mutex::new(Recent::new(KEPT_SHAPES));
         ShapePlans {
             package: package.clone(),
             body: body.clone(),

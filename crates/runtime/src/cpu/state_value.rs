@@ -27,7 +27,7 @@ pub(super) struct HalfCache {
 }
 
 /// Elements that change between fp16 and f32 together.
-const SOME: usize = 64;
+const CONVERTED_CHUNK: usize = 64;
 /// Elements of a head from which on large pages are worth their memory: those of 1024 slots of 128.
 const LARGE_FROM: usize = 1 << 17;
 /// Heads of keys and values of most models.
@@ -68,13 +68,13 @@ impl HalfCache {
         let (head, at) = (first / all.max(1), first % all.max(1));
         let last = at + out.len().saturating_sub(1) * step;
         if self.behind.is_empty() || last < slots {
-            let mut halves = [0; SOME];
-            for (k, out) in out.chunks_mut(SOME).enumerate() {
+            let mut halves = [0; CONVERTED_CHUNK];
+            for (k, out) in out.chunks_mut(CONVERTED_CHUNK).enumerate() {
                 let halves = &mut halves[..out.len()];
                 halves
                     .iter_mut()
                     .enumerate()
-                    .for_each(|(i, h)| *h = self.bits[first + (k * SOME + i) * step]);
+                    .for_each(|(i, h)| *h = self.bits[first + (k * CONVERTED_CHUNK + i) * step]);
                 anemoe_kernels::f16_bits_to_f32(halves, out);
             }
         } else if at >= slots && last < all {

@@ -7,7 +7,7 @@
 
 use super::host;
 use crate::backend::{
-    BackendFunction, BackendPackage, BatchFunction, BatchInput, MANY, SequenceStates, Term, Times,
+    BackendFunction, BackendPackage, BatchFunction, BatchInput, INLINE_TERMS, SequenceStates, Term, Times,
 };
 use crate::tensor::Tensor;
 use crate::{Error, Result};
@@ -34,7 +34,7 @@ fn pick(counts: &[TokenCount], n: usize) -> TokenCount {
 }
 
 /// Numbers of tokens, and contexts, for which a call keeps its function.
-const KEPT: usize = 32;
+const KEPT_FUNCTIONS: usize = 32;
 
 /// A prepared function, and the slots and the tokens for which it was.
 type PreparedFor = ((usize, usize), Arc<Prepared>);
@@ -116,7 +116,7 @@ pub(super) struct Call {
     axes: BTreeMap<String, usize>,
     /// Registers go in and out as `[1, 1, T, C]`.
     channels_last: bool,
-    /// Prepared functions by context and tokens of a call, up to [`KEPT`], the oldest first.
+    /// Prepared functions by context and tokens of a call, up to [`KEPT_FUNCTIONS`], the oldest first.
     prepared: RwLock<Vec<PreparedFor>>,
     has_states: OnceLock<bool>,
     /// Functions for several sequences, by context; none where the backend has no such.
@@ -324,7 +324,7 @@ impl Call {
         let prepared = Arc::new(Prepared { package, function, inputs, outputs, width, channels_last, seen });
         let mut all = self.prepared.write().unwrap_or_else(PoisonError::into_inner);
         Ok(find(&all).unwrap_or_else(|| {
-            if all.len() >= KEPT {
+            if all.len() >= KEPT_FUNCTIONS {
                 all.remove(0);
             }
             all.push(((seen, tokens), prepared.clone()));
@@ -484,12 +484,12 @@ pub(super) fn run_sum(
     let Some(target) = first.outputs.first() else { return Ok(Times::new()) };
     let mut sum = std::mem::take(&mut registers[target.register]);
     let times = {
-        let inputs: SmallVec<[CallOperands<'_>; MANY]> = calls
+        let inputs: SmallVec<[CallOperands<'_>; INLINE_TERMS]> = calls
             .iter()
             .zip(&scratch.terms)
             .map(|((_, prepared), copies)| prepared.operands(piece, copies, registers, &NoHost))
             .collect();
-        let terms: SmallVec<[Term<'_>; MANY]> = calls
+        let terms: SmallVec<[Term<'_>; INLINE_TERMS]> = calls
             .iter()
             .zip(&inputs)
             .map(|((_, prepared), inputs)| Term { function: prepared.function.as_ref(), inputs })
@@ -511,7 +511,7 @@ impl HostValues for NoHost {
     }
 }
 
-type CallOperands<'a> = SmallVec<[&'a Tensor; MANY]>;
+type CallOperands<'a> = SmallVec<[&'a Tensor; INLINE_TERMS]>;
 
 impl Prepared {
     /// The call takes the tokens as they are: none are filled up.
@@ -529,7 +529,7 @@ impl Prepared {
             InputSource::Host(i) => Some(*i),
             InputSource::Register { .. } => None,
         });
-        let inputs: SmallVec<[usize; MANY]> = inputs.collect();
+        let inputs: SmallVec<[usize; INLINE_TERMS]> = inputs.collect();
         host.fill(piece, &inputs, self.width, self.seen);
     }
 
@@ -636,7 +636,7 @@ impl PreparedBatch {
             InputSource::Host(i) => Some(*i),
             InputSource::Register { .. } => None,
         };
-        let wanted: SmallVec<[usize; MANY]> = self.inputs.iter().filter_map(of_host).collect();
+        let wanted: SmallVec<[usize; INLINE_TERMS]> = self.inputs.iter().filter_map(of_host).collect();
         pieces.iter().for_each(|piece| host.fill(*piece, &wanted, piece.tokens, self.seen));
         let whole = Piece { first: 0, tokens: all, sequence: None };
         gather(&self.inputs, all, whole, all, copies, registers).map_err(wrong)?;

@@ -7,7 +7,7 @@ use super::host::{self, CallTokens};
 use super::sequence::Sequence;
 use super::workspace::{HostValue, PassWorkspace};
 use super::{Logits, Model, Registers, locked};
-use crate::backend::{MANY, NoStates, SequenceStates};
+use crate::backend::{INLINE_TERMS, NoStates, SequenceStates};
 use crate::tensor::Tensor;
 use crate::{Error, Result};
 use anemoe_bundle::{CHAIN_FILE, Cache, Chain, HostInput};
@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 pub type LayerObserver<'a> = dyn FnMut(usize, &Tensor) + 'a;
 
 /// Sequences of a pass up to which nothing is allocated for them.
-const FEW: usize = 8;
+const INLINE_SEQUENCES: usize = 8;
 /// Rows of logits that are transposed together: those of 512 tokens would take half a gigabyte besides.
 const LOGIT_ROWS: usize = 16;
 /// Most rows of logits that are kept for the next pass: those of as many streams.
@@ -86,12 +86,12 @@ impl HostValues for Host<'_, '_> {
 
 /// Most tokens of a pass, where no function is declared for more. Backends that run functions only as they are declared cut a
 /// pass into pieces.
-const MOST: usize = 64;
+const MAX_UNDECLARED_TOKENS: usize = 64;
 
 impl ChainProgram {
     /// Most tokens of one pass.
     pub fn most(&self) -> usize {
-        self.counts.iter().map(|c| c.max).max().unwrap_or(1).max(MOST)
+        self.counts.iter().map(|c| c.max).max().unwrap_or(1).max(MAX_UNDECLARED_TOKENS)
     }
 }
 
@@ -278,12 +278,12 @@ impl Model {
     ) -> Result<()> {
         self.check_requests(requests)?;
         let limit = self.most_tokens(chunk);
-        let mut done: SmallVec<[usize; FEW]> = requests.iter().map(|_| 0).collect();
+        let mut done: SmallVec<[usize; INLINE_SEQUENCES]> = requests.iter().map(|_| 0).collect();
         let mut workspace = self.workspace();
         loop {
             let mut room = limit;
-            let mut parts: SmallVec<[PassPart<'_>; FEW]> = SmallVec::new();
-            let mut rows: SmallVec<[(usize, usize); FEW]> = SmallVec::new();
+            let mut parts: SmallVec<[PassPart<'_>; INLINE_SEQUENCES]> = SmallVec::new();
+            let mut rows: SmallVec<[(usize, usize); INLINE_SEQUENCES]> = SmallVec::new();
             for (i, (request, done)) in requests.iter_mut().zip(&mut done).enumerate() {
                 let left = request.ids.len() - *done;
                 let n = left.min(room).min(most_in_rings(&self.chain, request.sequence.position()));
@@ -526,7 +526,7 @@ impl Model {
     /// Runs calls that add to one register as one job. False, and nothing has been done, where they have states or take more
     /// tokens than there are.
     fn sum(&self, calls: &[Call], tokens: usize, workspace: &mut PassWorkspace) -> Result<bool> {
-        let mut terms: SmallVec<[(&Call, Arc<Prepared>); MANY]> = SmallVec::new();
+        let mut terms: SmallVec<[(&Call, Arc<Prepared>); INLINE_TERMS]> = SmallVec::new();
         for &i in &workspace.wanted {
             let call = &calls[i];
             if call.has_states(&self.packages, &self.bundle)? {
@@ -591,18 +591,18 @@ impl Model {
             && let Some(batch) = call.prepare_batch(packages, end, &self.bundle)?
         {
             let started = Instant::now();
-            let pieces: SmallVec<[Piece; FEW]> = parts
+            let pieces: SmallVec<[Piece; INLINE_SEQUENCES]> = parts
                 .iter()
                 .enumerate()
                 .map(|(i, p)| Piece { first: p.first, tokens: p.ids.len(), sequence: Some(i) })
                 .collect();
             // The states leave their sequences while host inputs read positions.
-            let mut taken: SmallVec<[Box<dyn SequenceStates>; FEW]> = parts
+            let mut taken: SmallVec<[Box<dyn SequenceStates>; INLINE_SEQUENCES]> = parts
                 .iter_mut()
                 .map(|p| std::mem::replace(&mut p.sequence.states[call.package], Box::new(NoStates)))
                 .collect();
             let mut host = Host { model: &self.chain, inputs: &program.host, values, parts, pass };
-            let mut states: SmallVec<[&mut dyn SequenceStates; FEW]> =
+            let mut states: SmallVec<[&mut dyn SequenceStates; INLINE_SEQUENCES]> =
                 taken.iter_mut().map(|s| s.as_mut()).collect();
             let bundle = &self.bundle;
             let ran = batch.run(call, &pieces, tokens, registers, &mut host, &mut states, scratch, bundle);

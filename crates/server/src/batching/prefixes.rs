@@ -5,7 +5,7 @@ use anemoe_runtime::model::{Model, Sequence};
 use std::collections::VecDeque;
 
 /// Fewest tokens of a prompt that are worth looking for.
-pub const FEWEST: usize = 16;
+pub const MIN_SHARED_TOKENS: usize = 16;
 /// Most tokens that run again in one go where a sequence is cut back: those of a pass.
 const MOST_RUN_AGAIN: usize = 64;
 /// Prompts that are remembered to see which beginnings come again.
@@ -58,7 +58,8 @@ impl Prefixes {
         let all = &prompt[..prompt.len() - 1];
         let usable = |kept: &KeptPrefix| {
             let n = kept.sequence.shared_with(all);
-            let fits = n >= FEWEST && model.tokens_to_run_again(&kept.sequence, n) <= MOST_RUN_AGAIN;
+            let fits =
+                n >= MIN_SHARED_TOKENS && model.tokens_to_run_again(&kept.sequence, n) <= MOST_RUN_AGAIN;
             if fits { n } else { 0 }
         };
         let best = self.kept.iter().map(usable).enumerate().max_by_key(|(_, n)| *n).filter(|(_, n)| *n > 0);
@@ -78,7 +79,8 @@ impl Prefixes {
                 sequence
             }
         };
-        let parts_at = self.recent.iter().map(|r| shared(r, all)).max().filter(|n| *n >= reused + 2 * FEWEST);
+        let parts_at =
+            self.recent.iter().map(|r| shared(r, all)).max().filter(|n| *n >= reused + 2 * MIN_SHARED_TOKENS);
         Ok(Found { sequence, parts_at: parts_at.filter(|_| self.most > 0) })
     }
 
@@ -97,7 +99,7 @@ impl Prefixes {
     /// Keeps a sequence.
     pub fn keep(&mut self, sequence: Sequence, ids: &[u32], is_shared: bool) {
         let ids = ids[..sequence.position().min(ids.len())].to_vec();
-        if self.most == 0 || ids.len() < FEWEST {
+        if self.most == 0 || ids.len() < MIN_SHARED_TOKENS {
             return;
         }
         // An older one of the same tokens says no more.

@@ -2,7 +2,7 @@
 
 use super::choice::ChosenToken;
 use super::jobs::{AnswerEvent, Job, JobFailure, Usage};
-use super::prefixes::{FEWEST, Prefixes};
+use super::prefixes::{MIN_SHARED_TOKENS, Prefixes};
 use super::running_job::RunningJob;
 use super::shared::{KNOWN_TEXTS, Shared};
 use super::warm_up::WarmUp;
@@ -140,7 +140,7 @@ impl<'a> Scheduler<'a> {
         let all = &job.prompt.ids[..job.prompt.ids.len() - 1];
         for slot in self.slots.iter_mut().filter(|slot| !slot.is_decoding()) {
             let shared = slot.ids.iter().zip(all).take_while(|(a, b)| a == b).count();
-            if shared >= slot.sequence.position() + 2 * FEWEST && shared < slot.ids.len() {
+            if shared >= slot.sequence.position() + 2 * MIN_SHARED_TOKENS && shared < slot.ids.len() {
                 slot.parts_at = Some(slot.parts_at.map_or(shared, |n| n.min(shared)));
                 return slot.parts_at == Some(shared);
             }

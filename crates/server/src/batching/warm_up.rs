@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 /// Time that all preparations may take together.
 const BUDGET: Duration = Duration::from_secs(20);
 /// Most sequences whose passes are prepared: functions for 32 numbers of tokens are kept (`runtime/cpu`), some of them for prompts.
-const MOST: usize = 30;
+const MAX_WARM_SEQUENCES: usize = 30;
 
 /// Runs passes of 1, 2, 3 .. sequences, each also with a chunk of a prompt, so that their functions are there when they are
 /// needed: a new number of tokens takes longer than a pass.
@@ -19,7 +19,7 @@ pub struct WarmUp {
 impl WarmUp {
     /// Prepares passes of up to so many sequences.
     pub fn new(most: usize) -> WarmUp {
-        WarmUp { sequences: Vec::new(), most: most.min(MOST), left: BUDGET }
+        WarmUp { sequences: Vec::new(), most: most.min(MAX_WARM_SEQUENCES), left: BUDGET }
     }
 
     /// Prepares the next passes; false when there are none.

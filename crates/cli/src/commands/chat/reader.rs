@@ -13,7 +13,7 @@ use rustyline::{Behavior, Config, Editor, Helper};
 use std::io::{BufRead, IsTerminal, Read};
 
 /// Mark around a question of several lines.
-const BLOCK: &str = "\"\"\"";
+const BLOCK_MARK: &str = "\"\"\"";
 /// Text that a terminal shows before a question.
 const PROMPT: &str = "> ";
 
@@ -134,7 +134,7 @@ fn piped(source: &mut impl BufRead) -> anyhow::Result<Option<String>> {
     let mut source = source.take(MAX_PROMPT + 1);
     loop {
         if source.read_line(&mut text).context("standard input")? == 0 {
-            anyhow::ensure!(text.is_empty() || is_complete(&text), "standard input ends inside {BLOCK}");
+            anyhow::ensure!(text.is_empty() || is_complete(&text), "standard input ends inside {BLOCK_MARK}");
             return Ok((!text.is_empty()).then(|| unfolded(&text)));
         }
         let room = text.len() as u64 <= MAX_PROMPT;
@@ -148,8 +148,8 @@ fn piped(source: &mut impl BufRead) -> anyhow::Result<Option<String>> {
 
 /// Tells whether a question ends here: no `\` at the end of its last line, no block left open.
 fn is_complete(text: &str) -> bool {
-    match text.trim_start().strip_prefix(BLOCK) {
-        Some(block) => block.contains(BLOCK),
+    match text.trim_start().strip_prefix(BLOCK_MARK) {
+        Some(block) => block.contains(BLOCK_MARK),
         None => !text.ends_with('\\'),
     }
 }
@@ -157,8 +157,8 @@ fn is_complete(text: &str) -> bool {
 /// A question without the marks that let it have several lines.
 fn unfolded(text: &str) -> String {
     let text = text.trim();
-    if let Some(block) = text.strip_prefix(BLOCK) {
-        return block.strip_suffix(BLOCK).unwrap_or(block).trim_matches('\n').to_string();
+    if let Some(block) = text.strip_prefix(BLOCK_MARK) {
+        return block.strip_suffix(BLOCK_MARK).unwrap_or(block).trim_matches('\n').to_string();
     }
     text.replace("\\\r\n", "\n").replace("\\\n", "\n")
 }

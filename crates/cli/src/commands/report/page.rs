@@ -11,13 +11,13 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 /// Smallest difference from a cosine of 1 that is told apart; the journal has seven digits.
-const LEAST: f64 = 1e-6;
+const LEAST_DIFFERENCE: f64 = 1e-6;
 /// Style of the page: light, dark, and on paper.
 const STYLE: &str = include_str!("page.css");
 
 /// Gives the difference of a cosine from 1; 0 where it cannot be told from it, so that it stretches no scale.
 pub fn distance(cosine: f64) -> f64 {
-    if 1.0 - cosine > LEAST { 1.0 - cosine } else { 0.0 }
+    if 1.0 - cosine > LEAST_DIFFERENCE { 1.0 - cosine } else { 0.0 }
 }
 
 /// Writes the page. `bundle` is the path that commands on it name.
@@ -172,7 +172,7 @@ fn qualities(m: &mut Markup, r: &BundleReport, name: &str) {
     if r.qualities.is_empty() {
         return absent(m, format!("anemoe validate {name} --golden F.npz"));
     }
-    let error = |c: f64| (1.0 - c).max(LEAST);
+    let error = |c: f64| (1.0 - c).max(LEAST_DIFFERENCE);
     let points = r.qualities.iter().map(|q| PlotPoint {
         x: q.bytes as f64 / 1e6,
         y: error(q.min_cosine),

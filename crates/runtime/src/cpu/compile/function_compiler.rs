@@ -1,4 +1,4 @@
-//! From a function's operations to steps over buffers.
+//! Compiler of a function's operations to steps over buffers.
 //!
 //! Constants are decoded or left as stored, what depends on constants alone is computed once, and every other value gets
 //! one of a few buffers, reused as soon as its last reader is done.

@@ -23,7 +23,7 @@ pub(super) const CALL: &str = "call";
 pub(super) const CALL_INPUTS: &str = "inputs";
 
 /// Fewest operations that are worth a call.
-const FEWEST: usize = 2;
+const MIN_SECTION_OPS: usize = 2;
 
 /// Compiled sections by the name of their call.
 pub(super) type Sections = BTreeMap<String, Arc<dyn Section>>;
@@ -121,7 +121,7 @@ impl<'a> Outliner<'a> {
         operations: &mut Vec<Operation>,
     ) {
         let run = std::mem::take(run);
-        let call = (run.len() >= FEWEST).then(|| self.call(&run, scope, uses)).flatten();
+        let call = (run.len() >= MIN_SECTION_OPS).then(|| self.call(&run, scope, uses)).flatten();
         match call {
             Some(call) => operations.push(call),
             None => operations.extend(run.into_iter().cloned()),

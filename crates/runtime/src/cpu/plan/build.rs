@@ -1,4 +1,4 @@
-//! From steps to nodes.
+//! Builder of nodes from steps.
 //!
 //! ```text
 //! plan_builder   views, nodes and buffers so far

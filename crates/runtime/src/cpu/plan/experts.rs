@@ -11,9 +11,9 @@ use std::ops::Range;
 use std::sync::Arc;
 
 /// Experts whose products are one job.
-const TOGETHER: usize = 8;
+const EXPERTS_PER_JOB: usize = 8;
 /// Experts of one token from which several threads share what is between their products.
-const FEW: usize = 4;
+const MIN_SHARED_EXPERTS: usize = 4;
 /// Tokens to which a thread adds at a time.
 const ADDED: usize = 16;
 
@@ -84,7 +84,7 @@ pub(super) struct ExpertWorkspace {
     x: [PackedActivations; ORDERS.len()],
     /// Tokens with their channels together, where they do not come so.
     transposed: Vec<f32>,
-    scratch: [ExpertScratch; TOGETHER],
+    scratch: [ExpertScratch; EXPERTS_PER_JOB],
     /// Pack and expert of each chosen expert, as indices.
     chosen: Vec<(usize, usize)>,
 }
@@ -192,8 +192,8 @@ pub(super) fn sum(
             packed.pack(pool, order, columns, tokens, channels);
         }
     }
-    for (at, chosen) in chosen.chunks(TOGETHER).enumerate() {
-        let mut all: [Option<MatMul<'_>>; TOGETHER] = Default::default();
+    for (at, chosen) in chosen.chunks(EXPERTS_PER_JOB).enumerate() {
+        let mut all: [Option<MatMul<'_>>; EXPERTS_PER_JOB] = Default::default();
         for ((&(p, i), s), product) in chosen.iter().zip(scratch.iter_mut()).zip(&mut all) {
             let w = packs[p].experts.branches[i].gate_up.matrix();
             s.tokens.clear();
@@ -205,7 +205,7 @@ pub(super) fn sum(
             counts[p] += Counts::product(w.bytes_read(), s.tokens.len() * w.rows(), w.cols());
         }
         anemoe_kernels::matmul_batch(pool, &mut all);
-        let mut down: [Option<Matrix<'_>>; TOGETHER] = [None; TOGETHER];
+        let mut down: [Option<Matrix<'_>>; EXPERTS_PER_JOB] = [None; EXPERTS_PER_JOB];
         for (&(p, i), w) in chosen.iter().zip(&mut down) {
             *w = Some(packs[p].experts.branches[i].down.matrix());
         }
@@ -230,13 +230,13 @@ pub(super) fn sum(
             s.h.pack(pool, w.layout(), values, m, n);
         };
         let own = &mut scratch[..chosen.len()];
-        if tokens == 1 && own.len() < FEW {
+        if tokens == 1 && own.len() < MIN_SHARED_EXPERTS {
             // Less than what a job costs.
             own.iter_mut().enumerate().for_each(|(k, s)| activate(k, s));
         } else {
             pool.for_chunks(own, 1, &|k, s| s.iter_mut().for_each(|s| activate(k, s)));
         }
-        let mut all: [Option<MatMul<'_>>; TOGETHER] = Default::default();
+        let mut all: [Option<MatMul<'_>>; EXPERTS_PER_JOB] = Default::default();
         for (((w, s), product), (p, _)) in down.iter().zip(scratch.iter_mut()).zip(&mut all).zip(chosen) {
             let Some(w) = *w else { continue };
             let y = at_least(&mut s.out, s.tokens.len() * rows);

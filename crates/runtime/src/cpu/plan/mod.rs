@@ -110,7 +110,7 @@ pub(super) fn add_experts(
     counts: &mut [Counts],
 ) -> OpErrorAt<bool> {
     let pool = Pool::global();
-    let mut packs: SmallVec<[_; super::MANY]> = SmallVec::new();
+    let mut packs: SmallVec<[_; super::INLINE_TERMS]> = SmallVec::new();
     for (plan, inputs) in calls {
         // Sums of several packages are not rounded, and those of one are.
         let Some(experts) = plan.experts().filter(|_| !plan.round) else { return Ok(false) };
@@ -263,14 +263,14 @@ impl Plan {
 }
 
 /// Elements of a state that are read at a time.
-const SOME: usize = 64;
+const STATE_CHUNK: usize = 64;
 
 fn copy_state(loops: &StridedLoops<2>, state: &StateValue, out: &mut [f32]) {
     match state {
         StateValue::Cache(cache) => loops.each(|[o, i], n, s| {
-            let mut values = [0f32; SOME];
-            for first in (0..n).step_by(SOME) {
-                let values = &mut values[..SOME.min(n - first)];
+            let mut values = [0f32; STATE_CHUNK];
+            for first in (0..n).step_by(STATE_CHUNK) {
+                let values = &mut values[..STATE_CHUNK.min(n - first)];
                 cache.read(i + first * s[1], s[1], values);
                 values.iter().enumerate().for_each(|(k, v)| out[o + (first + k) * s[0]] = *v);
             }

@@ -48,8 +48,8 @@ impl View {
     }
 
     pub fn transposed(&self, perm: &[usize]) -> View {
-        let turn = |v: &[usize]| perm.iter().map(|&p| v[p]).collect();
-        View { shape: turn(&self.shape), strides: turn(&self.strides), ..*self }
+        let permuted = |v: &[usize]| perm.iter().map(|&p| v[p]).collect();
+        View { shape: permuted(&self.shape), strides: permuted(&self.strides), ..*self }
     }
 
     /// `size` elements of `axis` from `begin` on.

@@ -204,16 +204,16 @@ impl PlanBuilder<'_> {
         if rank < 2 || x.rank() < 2 || y.rank() < 2 {
             return None;
         }
-        let turn = |v: &View| {
+        let swap_last_axes = |v: &View| {
             let mut perm: Vec<usize> = (0..v.rank()).collect();
             perm.swap(v.rank() - 1, v.rank() - 2);
             v.transposed(&perm)
         };
         if self.g.flag(tx, false)? {
-            x = turn(&x);
+            x = swap_last_axes(&x);
         }
         if self.g.flag(ty, false)? {
-            y = turn(&y);
+            y = swap_last_axes(&y);
         }
         let last = y.rank() - 1;
         let y = self.make_contiguous(y, last);
