@@ -6,16 +6,16 @@ use std::fmt;
 use std::str::FromStr;
 
 /// Most buckets. Each is one more function for every token count, which a Mac compiles and loads.
-const MOST: usize = 4;
+const MAX_BUCKETS: usize = 4;
 /// Slots of a cache come in multiples of it.
-const STEP: usize = 32;
+const SLOT_STEP: usize = 32;
 
 /// Contexts in positions, ascending and multiples of 32.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct ContextBuckets {
     /// Zeros behind the last.
-    contexts: [u32; MOST],
+    contexts: [u32; MAX_BUCKETS],
 }
 
 impl ContextBuckets {
@@ -24,8 +24,8 @@ impl ContextBuckets {
     /// # Errors
     /// There are too many, or one is 0, no multiple of 32 or not above the one before.
     pub fn new(contexts: &[usize]) -> std::result::Result<ContextBuckets, String> {
-        if contexts.len() > MOST {
-            return Err(format!("{} contexts, expected {MOST} at most", contexts.len()));
+        if contexts.len() > MAX_BUCKETS {
+            return Err(format!("{} contexts, expected {MAX_BUCKETS} at most", contexts.len()));
         }
         let mut buckets = ContextBuckets::default();
         let mut before = 0;
@@ -33,10 +33,10 @@ impl ContextBuckets {
             if context == 0 {
                 return Err("a context of 0 positions, expected 32 or more".into());
             }
-            if !context.is_multiple_of(STEP) {
-                let near = context.checked_next_multiple_of(STEP).unwrap_or(context);
+            if !context.is_multiple_of(SLOT_STEP) {
+                let near = context.checked_next_multiple_of(SLOT_STEP).unwrap_or(context);
                 return Err(format!(
-                    "{context} is not a multiple of {STEP}, as slots of a cache are: give {near}"
+                    "{context} is not a multiple of {SLOT_STEP}, as slots of a cache are: give {near}"
                 ));
             }
             if context <= before {
@@ -49,18 +49,18 @@ impl ContextBuckets {
     }
 
     /// Gives the contexts, ascending.
-    pub fn iter(&self) -> impl Iterator<Item = usize> {
+    pub fn iter(self) -> impl Iterator<Item = usize> {
         self.contexts.into_iter().filter(|n| *n > 0).map(|n| n as usize)
     }
 
     /// Gives those for which a cache of `slots` slots has functions of its own: where it has more slots.
-    pub fn below(&self, slots: usize) -> impl Iterator<Item = usize> {
+    pub fn below(self, slots: usize) -> impl Iterator<Item = usize> {
         self.iter().filter(move |context| *context < slots)
     }
 
     /// Gives the bucket of a quarter of a context, in whole steps; none where it is the whole context.
     pub fn quarter_of(context: usize) -> Option<ContextBuckets> {
-        let quarter = (context / 4).max(1).checked_next_multiple_of(STEP)?;
+        let quarter = (context / 4).max(1).checked_next_multiple_of(SLOT_STEP)?;
         if quarter >= context { None } else { ContextBuckets::new(&[quarter]).ok() }
     }
 
@@ -68,8 +68,8 @@ impl ContextBuckets {
     ///
     /// # Errors
     /// Names the option and the bucket.
-    pub fn check(&self, context: usize) -> Result<()> {
-        match self.iter().find(|bucket| *bucket > context.next_multiple_of(STEP)) {
+    pub fn check(self, context: usize) -> Result<()> {
+        match self.iter().find(|bucket| *bucket > context.next_multiple_of(SLOT_STEP)) {
             Some(bucket) => Err(Error::usage(format!(
                 "--context-buckets {bucket} is more than the {context} positions that the caches hold: give a larger \
                  --max-context, or leave it out"

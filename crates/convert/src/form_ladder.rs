@@ -2,9 +2,13 @@
 
 use crate::context_buckets::ContextBuckets;
 use crate::form::ShardForm;
+use crate::models::Family;
 use crate::{Error, Result};
 use serde::{Deserialize, Serialize};
 use std::sync::LazyLock;
+
+/// The option that says how many experts a call computes.
+pub const EXPERTS_PER_SHARD: &str = "--experts-per-shard";
 
 /// An observation of a form on a device.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -33,6 +37,32 @@ pub struct Rung {
     /// The form.
     #[serde(skip)]
     pub form: ShardForm,
+    /// Experts that one call computes, where the rung asks for fewer than a build does by default.
+    #[serde(skip)]
+    pub experts_per_shard: Option<usize>,
+}
+
+/// Facts of a model that decide which forms it can have.
+#[derive(Clone, Copy, Debug)]
+pub struct LadderModel {
+    /// Its attention has a history.
+    pub has_history: bool,
+    /// Positions that its caches hold.
+    pub context: usize,
+    /// Experts of a layer; none where that is not known.
+    pub experts: Option<usize>,
+}
+
+impl LadderModel {
+    /// Says what a model of this family is, with caches of `context` positions.
+    pub fn of(family: &dyn Family, context: usize) -> LadderModel {
+        LadderModel { has_history: family.has_history(), context, experts: Some(family.sizes().experts) }
+    }
+
+    /// Gives a quarter of the experts, where that is a whole number of them.
+    fn quarter_of_experts(&self) -> Option<usize> {
+        self.experts.filter(|n| *n > 0 && n.is_multiple_of(4)).map(|n| n / 4)
+    }
 }
 
 /// An entry of the table.
@@ -49,6 +79,9 @@ struct LadderEntry {
     /// It has functions for a quarter of the context besides.
     #[serde(default)]
     quarter_bucket: bool,
+    /// Its calls compute a quarter of a layer's experts each.
+    #[serde(default)]
+    quarter_of_experts: bool,
     #[serde(default)]
     r#for: Vec<Sighting>,
     #[serde(default)]
@@ -63,27 +96,28 @@ struct LadderTable {
 static TABLE: LazyLock<std::result::Result<LadderTable, String>> =
     LazyLock::new(|| toml::from_str(include_str!("forms.toml")).map_err(|e| e.to_string()));
 
-/// Gives the forms for a model whose attention has a history, or none, and whose caches hold `context` positions; the default
-/// first.
+/// Gives the forms that a model can have, the default first.
 ///
 /// # Errors
 /// The table is wrong, which a test rules out.
-pub fn ladder(has_history: bool, context: usize) -> Result<Vec<Rung>> {
+pub fn ladder(model: LadderModel) -> Result<Vec<Rung>> {
     let table = TABLE.as_ref().map_err(|e| Error::usage(format!("table of forms: {e}")))?;
-    let quarter = ContextBuckets::quarter_of(context);
+    let has_bucket = ContextBuckets::quarter_of(model.context).is_some();
     let fits = |entry: &&LadderEntry| {
-        (has_history || !entry.needs_history) && (quarter.is_some() || !entry.quarter_bucket)
+        (model.has_history || !entry.needs_history)
+            && (has_bucket || !entry.quarter_bucket)
+            && (model.quarter_of_experts().is_some() || !entry.quarter_of_experts)
     };
-    table.form.iter().filter(fits).map(|entry| entry.rung(has_history, quarter)).collect()
+    table.form.iter().filter(fits).map(|entry| entry.rung(model)).collect()
 }
 
 impl LadderEntry {
-    fn rung(&self, has_history: bool, quarter: Option<ContextBuckets>) -> Result<Rung> {
+    fn rung(&self, model: LadderModel) -> Result<Rung> {
         let mut build_args = self.args.clone();
-        if let Some(buckets) = quarter.filter(|_| self.quarter_bucket) {
+        if let Some(buckets) = ContextBuckets::quarter_of(model.context).filter(|_| self.quarter_bucket) {
             build_args.extend(["--context-buckets".into(), buckets.to_string()]);
         }
-        if has_history {
+        if model.has_history {
             build_args.extend(self.history_args.iter().cloned());
         }
         let wrong = |what: String| Error::usage(format!("table of forms: `{}`: {what}", self.name));
@@ -92,13 +126,17 @@ impl LadderEntry {
             let [option, word] = pair else { return Err(wrong("an option without a word".into())) };
             form.set(option, word).map_err(wrong)?;
         }
-        form.check(has_history)?;
+        form.check(model.has_history)?;
+        let experts_per_shard = model.quarter_of_experts().filter(|_| self.quarter_of_experts);
+        build_args
+            .extend(experts_per_shard.into_iter().flat_map(|n| [EXPERTS_PER_SHARD.into(), n.to_string()]));
         Ok(Rung {
             name: self.name.clone(),
             build_args,
             speaks_for: self.r#for.clone(),
             against: self.against.clone(),
             form,
+            experts_per_shard,
         })
     }
 }
@@ -111,16 +149,21 @@ mod tests {
     #[test]
     fn every_rung_is_a_form_of_its_own_with_something_for_and_against_it() {
         for (has_history, context) in [(false, 2048), (true, 2048), (false, 32), (true, 64)] {
-            let rungs = ladder(has_history, context).unwrap();
+            let experts = Some(16).filter(|_| context > 64);
+            let rungs = ladder(LadderModel { has_history, context, experts }).unwrap();
+            let few = rungs.iter().filter_map(|r| r.experts_per_shard).collect::<Vec<_>>();
+            assert_eq!(few, if has_history && context > 64 { vec![4] } else { vec![] });
             let with_buckets = rungs.iter().filter(|r| r.build_args.contains(&"--context-buckets".into()));
             assert_eq!(with_buckets.count(), if context > 32 { 2 } else { 0 });
             assert_eq!(rungs[0].form, ShardForm::default());
-            let forms: BTreeSet<ShardForm> = rungs.iter().map(|r| r.form).collect();
+            let forms: BTreeSet<(ShardForm, Option<usize>)> =
+                rungs.iter().map(|r| (r.form, r.experts_per_shard)).collect();
             assert_eq!(forms.len(), rungs.len());
             for rung in &rungs {
                 assert!(!rung.speaks_for.is_empty() && !rung.against.is_empty(), "{}", rung.name);
-                let words: Vec<String> =
-                    rung.form.differences().iter().flat_map(|(o, w)| [o.to_string(), w.clone()]).collect();
+                let experts = rung.experts_per_shard.map(|n| (EXPERTS_PER_SHARD, n.to_string()));
+                let words = rung.form.differences().into_iter().chain(experts);
+                let words: Vec<String> = words.flat_map(|(o, w)| [o.to_string(), w]).collect();
                 let set = |v: &[String]| v.chunks(2).map(<[String]>::to_vec).collect::<BTreeSet<_>>();
                 assert_eq!(set(&words), set(&rung.build_args), "{}", rung.name);
             }

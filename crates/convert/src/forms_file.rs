@@ -24,6 +24,7 @@ pub const fn keys(sort: ShardKind) -> &'static [&'static str] {
             "norm",
             "experts",
             "functions",
+            "context-buckets",
             "layers-per-shard",
         ],
         ShardKind::Head => &["io", "norm", "functions"],

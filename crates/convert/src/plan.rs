@@ -1,6 +1,7 @@
 //! The plan: which packages a checkpoint becomes, what each holds and how it is compressed.
 
-use crate::form::{FunctionForm, LAYERS_PER_SHARD, ShardForm, is_default};
+use crate::context_buckets::ContextBuckets;
+use crate::form::{FunctionForm, ShardForm, is_default};
 use crate::quant::{Groups, MatrixQuant, Quant};
 use crate::{Error, Result};
 use anemoe_bundle::{Chain, Shard, ShardFunction, ShardKind, TokenCount};
@@ -227,14 +228,6 @@ impl PlanOptions {
             return Err(Error::usage("[layers]: without layers-per-shard there is no shard of this sort"));
         }
         if self.layers_per_shard().is_some() {
-            let form = self.form_of(ShardKind::Layers);
-            if !is_default(&form.context_buckets) {
-                return Err(Error::usage(format!(
-                    "--context-buckets {}: layers that share a package have functions for the whole context alone: leave out \
-                     this option or {LAYERS_PER_SHARD}",
-                    form.context_buckets
-                )));
-            }
             self.check_form(ShardKind::Layers, has_history)?;
         }
         self.check_form(ShardKind::Attention, has_history)
@@ -252,6 +245,15 @@ impl PlanOptions {
     /// Neighbouring layers that share a package, at most; none where attention and experts have packages of their own.
     pub fn layers_per_shard(&self) -> Option<NonZeroUsize> {
         self.form_of(ShardKind::Layers).layers_per_shard
+    }
+
+    /// Gives the context buckets of each sort of shards that has caches.
+    pub fn context_buckets(&self) -> impl Iterator<Item = ContextBuckets> {
+        let joined = self.layers_per_shard().map(|_| ShardKind::Layers);
+        [Some(ShardKind::Attention), joined]
+            .into_iter()
+            .flatten()
+            .map(|kind| self.form_of(kind).context_buckets)
     }
 
     /// Gives the compression of a matrix of a part.
@@ -320,7 +322,7 @@ impl PlanOptions {
             Some(n) => n,
             None => DEFAULT_MAX_CONTEXT.min(limit),
         };
-        self.form_of(ShardKind::Attention).context_buckets.check(context)?;
+        self.context_buckets().try_for_each(|buckets| buckets.check(context))?;
         Ok(context)
     }
 

@@ -4,9 +4,9 @@ use crate::args::hub_checkpoint::{Extent, locate};
 use crate::args::reading::Reading;
 use crate::outcome::Outcome;
 use crate::ui::Ui;
-use anemoe_bundle::{Chain, ShardKind};
+use anemoe_bundle::{Chain, ShardKind, Step};
 use anemoe_convert::form::ShardForm;
-use anemoe_convert::form_ladder::{Rung, Sighting, ladder};
+use anemoe_convert::form_ladder::{LadderModel, Rung, Sighting, ladder};
 use anemoe_convert::models;
 use anemoe_convert::path_kind::PathKind;
 use anemoe_convert::plan::PlanOptions;
@@ -30,7 +30,7 @@ pub struct Args {
 }
 
 pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
-    let (has_history, context, own) = match PathKind::at(&locate(&args.path, Extent::Headers)?.path) {
+    let (model, own) = match PathKind::at(&locate(&args.path, Extent::Headers)?.path) {
         PathKind::Bundle => {
             anyhow::ensure!(
                 args.max_context.is_none(),
@@ -38,15 +38,18 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
                 args.path.display()
             );
             let chain = Chain::read(&args.path)?;
-            (chain.has_history(), chain.model.max_context, Some(OwnForm::of(&chain)))
+            let experts = routed_experts(&chain);
+            let model =
+                LadderModel { has_history: chain.has_history(), context: chain.model.max_context, experts };
+            (model, Some(OwnForm::of(&chain)))
         }
         _ => {
             let family = models::open(args.reading.open_extent(&args.path, Extent::Headers)?)?;
             let options = PlanOptions { max_context: args.max_context, ..PlanOptions::default() };
-            (family.has_history(), options.context(family.sizes().positions)?, None)
+            (LadderModel::of(family.as_ref(), options.context(family.sizes().positions)?), None)
         }
     };
-    let rungs = ladder(has_history, context)?;
+    let rungs = ladder(model)?;
     let mut document = serde_json::json!({"forms": rungs});
     if let Some(own) = &own {
         document["bundle"] = serde_json::to_value(own)?;
@@ -54,13 +57,19 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     }
     ui.document(&document)?;
     for rung in &rungs {
-        let is_own = own.as_ref().is_some_and(|own| own.forms.is_none() && own.form == Some(rung.form));
+        let is_own = own.as_ref().is_some_and(|own| own.is(rung));
         let mark = if is_own { " (this bundle's)" } else { "" };
         ui.line(format!("{}{mark}", rung.name))?;
         print(rung, ui)?;
     }
     ui.line("of each sort of shard: anemoe build --forms FILE, see docs/ane-form.md")?;
     Ok(Outcome::Done)
+}
+
+/// Experts of a layer, where the host chooses among them; none where packages do.
+fn routed_experts(chain: &Chain) -> Option<usize> {
+    let runs = chain.steps.iter().filter_map(|step| if let Step::Run(run) = step { Some(run) } else { None });
+    runs.filter_map(|run| run.when.as_ref()).map(|when| when.rows.start + when.rows.count).max()
 }
 
 /// Form of a bundle, as its `chain.json` says it: of all shards, and of sorts by `--forms`. None where this version does not know
@@ -70,13 +79,25 @@ struct OwnForm {
     form: Option<ShardForm>,
     #[serde(skip_serializing_if = "Option::is_none")]
     forms: Option<BTreeMap<ShardKind, ShardForm>>,
+    /// Experts that one call computes, where the build was asked for a number.
+    #[serde(skip)]
+    experts_per_shard: Option<usize>,
 }
 
 impl OwnForm {
     fn of(chain: &Chain) -> OwnForm {
         let at = |key: &str| chain.options.get(key).filter(|v| !v.is_null()).cloned();
         let form = at("form").map_or(Some(ShardForm::default()), |f| serde_json::from_value(f).ok());
-        OwnForm { form, forms: at("forms").and_then(|f| serde_json::from_value(f).ok()) }
+        let experts_per_shard =
+            at("experts_per_shard").and_then(|n| n.as_u64()).and_then(|n| usize::try_from(n).ok());
+        OwnForm { form, forms: at("forms").and_then(|f| serde_json::from_value(f).ok()), experts_per_shard }
+    }
+
+    /// True if the bundle was built as the rung says.
+    fn is(&self, rung: &Rung) -> bool {
+        let same_experts =
+            rung.experts_per_shard.is_none() || rung.experts_per_shard == self.experts_per_shard;
+        self.forms.is_none() && self.form == Some(rung.form) && same_experts
     }
 
     fn text(&self) -> String {

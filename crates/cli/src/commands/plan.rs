@@ -97,7 +97,7 @@ fn recommend(
         conditions: Conditions::default(),
         evidence,
     };
-    Ok(forms::recommend(&forms::buildable(family, &plan.options, &setting)))
+    Ok(forms::recommend(&forms::buildable(family, &plan.options, &setting), &plan.options))
 }
 
 /// Ops of the first function of a shard, by type.

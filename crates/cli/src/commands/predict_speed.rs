@@ -171,7 +171,7 @@ fn compare(
 ) -> (Vec<CostedForm>, Option<Recommendation>) {
     let conditions = Conditions { chip: Chip::parse(chip.base_name()), ..Conditions::default() };
     let forms = forms::all(family, options, &Setting { chip, further: &[], memory, conditions, evidence });
-    let recommended = forms::recommend(&forms);
+    let recommended = forms::recommend(&forms, options);
     (forms, recommended)
 }
 
@@ -196,8 +196,7 @@ fn open_bundle(path: &Path, verify: Verify, ui: &Ui) -> anyhow::Result<(Chain, V
     let chain = verify.open(path, ui)?;
     let open = |shard: &anemoe_bundle::Shard| -> anyhow::Result<Costed> {
         let package = Package::open(&path.join(&shard.file))?;
-        let (name, functions) = (shard.name.clone(), shard.functions.clone());
-        Ok(Costed { name, kind: shard.kind, functions, facts: facts(package.model()) })
+        Ok(Costed::of_package(shard, facts(package.model())))
     };
     let packages = chain.shards.iter().map(open).collect::<anyhow::Result<Vec<Costed>>>()?;
     Ok((chain, packages))

@@ -8,7 +8,7 @@ use crate::ui::{Table, Ui, message};
 use anemoe_bundle::{ShardKind, sha256};
 use anemoe_convert::build::check_room;
 use anemoe_convert::form::ShardForm;
-use anemoe_convert::form_ladder::{Rung, ladder};
+use anemoe_convert::form_ladder::{LadderModel, Rung, ladder};
 use anemoe_convert::forms_file;
 use anemoe_convert::plan::{Plan, PlanOptions, PlannedShard};
 use anemoe_convert::shard_program::lower_without_weights;
@@ -215,9 +215,9 @@ impl Tuner<'_> {
     fn sort(&self, shard: &PlannedShard, ui: &Ui) -> anyhow::Result<FormChoice> {
         let family = self.planned.family.as_ref();
         let (mut programs, mut tried) = (Vec::new(), Vec::new());
-        for mut rung in ladder(family.has_history(), self.planned.plan.chain.model.max_context)? {
-            // Layers together are shards of another sort, not a form of the same ones.
-            if rung.form.layers_per_shard.is_some() {
+        for mut rung in ladder(LadderModel::of(family, self.planned.plan.chain.model.max_context))? {
+            // Layers together and fewer experts in a call make other shards, not a form of the same ones.
+            if rung.form.layers_per_shard.is_some() || rung.experts_per_shard.is_some() {
                 continue;
             }
             let mut options = self.planned.plan.options.clone();

@@ -1,5 +1,6 @@
 //! Parts that the plans of all families are put together from: names of functions, bindings, head slices.
 
+use crate::context_buckets::ContextBuckets;
 use crate::form::{AttentionForm, CacheForm, ExpertForm, FunctionForm, IoForm, ShardForm};
 use crate::lower::{KV_CACHE, KV_PLACE, KV_ROWS, Lowering, NormShape, Stored, last_name};
 use crate::models::Family;
@@ -62,22 +63,43 @@ pub fn functions(units: &[Option<String>], tokens: &[TokenCount]) -> Vec<ShardFu
     functions
 }
 
-/// Functions of attention over a cache of `slots` slots: those for the whole context first, then those of each bucket, `t1_c512`.
-pub fn attention_functions(options: &PlanOptions, slots: usize) -> Vec<ShardFunction> {
-    let buckets = options.form_of(ShardKind::Attention).context_buckets;
-    let contexts: Vec<usize> = buckets.below(slots).collect();
+/// Functions of a shard of the sort `kind` with attention over a cache of `slots` slots: those of `units` for the whole context
+/// first, then those of the unit with the cache for each bucket, `t1_c512`, `combine_t1_c512`.
+pub fn attention_functions(
+    options: &PlanOptions,
+    kind: ShardKind,
+    slots: usize,
+    units: &[Option<String>],
+    with_cache: &Option<String>,
+) -> Vec<ShardFunction> {
+    let contexts: Vec<usize> = options.form_of(kind).context_buckets.below(slots).collect();
     if contexts.is_empty() {
-        return functions(&[None], &options.tokens);
+        return functions(units, &options.tokens);
     }
-    let contexts = std::iter::once(None).chain(contexts.into_iter().map(Some));
-    let of_context = |context: Option<usize>| {
-        let name = move |t: TokenCount| match context {
-            None => count_name(t),
-            Some(context) => format!("{}_c{context}", count_name(t)),
-        };
-        options.tokens.iter().map(move |&t| ShardFunction { name: name(t), unit: None, tokens: t, context })
+    let name = |unit: &Option<String>, t: TokenCount| match unit {
+        None => count_name(t),
+        Some(unit) => format!("{unit}_{}", count_name(t)),
     };
-    contexts.flat_map(of_context).collect()
+    let mut all = Vec::new();
+    for unit in units {
+        let whole = options.tokens.iter();
+        all.extend(whole.map(|&t| ShardFunction {
+            name: name(unit, t),
+            unit: unit.clone(),
+            tokens: t,
+            context: None,
+        }));
+    }
+    for context in contexts {
+        let of_bucket = options.tokens.iter();
+        all.extend(of_bucket.map(|&t| ShardFunction {
+            name: format!("{}_c{context}", name(with_cache, t)),
+            unit: with_cache.clone(),
+            tokens: t,
+            context: Some(context),
+        }));
+    }
+    all
 }
 
 /// A whole register as an input.
@@ -241,10 +263,10 @@ pub fn plan(
     shards.iter_mut().for_each(|shard| shard.form = options.form_of(shard.kind));
     let mut chain = chain;
     let shards = put_apart(shards, &mut chain);
-    let buckets = options.form_of(ShardKind::Attention).context_buckets;
+    let buckets: BTreeSet<usize> = options.context_buckets().flat_map(ContextBuckets::iter).collect();
     let has = |bucket: usize| shards.iter().flat_map(|s| &s.functions).any(|f| f.context == Some(bucket));
     let mut facts = facts;
-    facts.extend(buckets.iter().filter(|bucket| !has(*bucket)).map(|bucket| {
+    facts.extend(buckets.into_iter().filter(|bucket| !has(*bucket)).map(|bucket| {
         format!(
             "the context bucket {bucket} is the whole cache of every layer and has no functions of its own"
         )

@@ -43,10 +43,13 @@ pub fn calibrate(
     chip: &ChipProfile,
     source: &str,
 ) -> Result<ChipProfile, String> {
-    let bench: BenchDocument =
-        anemoe_io::json::parse(text).map_err(|e| format!("no document of `anemoe bench --save`: {e}"))?;
+    let bench: BenchDocument = anemoe_io::json::parse(text)
+        .map_err(|e| format!("not a document that `anemoe bench --save` writes: {e}"))?;
     if bench.schema != SCHEMA {
-        return Err(format!("schema {} of a bench, {SCHEMA} is read", bench.schema));
+        return Err(format!(
+            "schema {}: this version reads bench documents of schema {SCHEMA}",
+            bench.schema
+        ));
     }
     let call = chip.call_ms.likely;
     let mut rows: Vec<(f64, f64, f64)> = Vec::new();
@@ -57,7 +60,7 @@ pub fn calibrate(
     }
     if rows.is_empty() {
         let whole = bench.decode.iter().map(|d| d.ms_per_token).find(|ms| ms.is_finite() && *ms > 0.0);
-        let ms = whole.ok_or("it has neither kinds of shards nor decoding")?;
+        let ms = whole.ok_or("the bench has no times: neither of kinds of shards nor of decoding")?;
         rows.push((forecast.calls, forecast.ms.likely - forecast.calls * call, ms));
     }
     let rest = rows.iter().map(|r| r.1).sum::<f64>();

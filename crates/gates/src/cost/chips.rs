@@ -19,7 +19,7 @@ pub struct ChipFigure {
     pub likely: f64,
     /// Highest that is known.
     pub high: f64,
-    /// Who measured it.
+    /// Project that measured it, and place.
     pub source: String,
 }
 

@@ -6,7 +6,7 @@ use crate::residency::imported::ImportedEvidence;
 use crate::residency::rule::{Conditions, PackageFacts, Verdict};
 use crate::residency::{self, CheckOptions, PlannedPrograms, Verdicts};
 use anemoe_convert::form::{CacheForm, HistoryForm, LAYERS_PER_SHARD, ShardForm};
-use anemoe_convert::form_ladder::{Rung, ladder};
+use anemoe_convert::form_ladder::{EXPERTS_PER_SHARD, LadderModel, Rung, ladder};
 use anemoe_convert::models::Family;
 use anemoe_convert::plan::{Plan, PlanOptions, PlannedShard};
 use rayon::prelude::*;
@@ -53,11 +53,12 @@ pub struct Recommendation {
 
 /// Lists the packages of a plan with what they do.
 pub fn packages(plan: &Plan, programs: &PlannedPrograms) -> Vec<Costed> {
-    let one = |(shard, facts): (&PlannedShard, &PackageFacts)| Costed {
+    let one = |(shard, facts): (&PlannedShard, &Arc<PackageFacts>)| Costed {
         name: shard.name.clone(),
         kind: shard.kind,
         functions: shard.functions.clone(),
-        facts: PackageFacts { weight_bytes: Some(shard.bytes), ..facts.clone() },
+        facts: facts.clone(),
+        weight_bytes: Some(shard.bytes),
     };
     plan.shards.iter().zip(programs.of_each()).map(one).collect()
 }
@@ -84,11 +85,9 @@ impl Setting<'_> {
         let packages = packages(&plan, &programs);
         let (conditions, evidence) = (self.conditions, self.evidence.clone());
         let check = CheckOptions { conditions, evidence, ..CheckOptions::default() };
-        let report = residency::programs(&plan, &programs, &check);
-        let mut verdicts = report.verdicts;
         // What is too small for it to matter speaks against no form.
-        let small = report.packages.iter().filter(|p| p.too_small && p.verdict == Verdict::NotAne).count();
-        verdicts.not_ane -= small as u64;
+        let verdicts =
+            residency::count_verdicts(&programs, &check, |p| !(p.too_small && p.verdict == Verdict::NotAne));
         let pass =
             |chip| with_memory(forecast(&plan.chain, &packages, chip, PassSize::of(1)), chip, self.memory);
         Some(CostedForm {
@@ -103,8 +102,6 @@ impl Setting<'_> {
 
 /// Share of the fastest form's speed from which another is as fast: figures are known to some 10 %.
 const AS_FAST: f64 = 0.97;
-/// The option that says how many experts a call computes.
-const EXPERTS_PER_SHARD: &str = "--experts-per-shard";
 /// Numbers of experts per call that are tried.
 const EXPERTS: [usize; 5] = [1, 2, 4, 8, 16];
 /// Layers of a package that are tried.
@@ -159,9 +156,11 @@ fn with_experts(options: &PlanOptions, n: usize) -> PlanOptions {
 /// Lists the ladder of forms, but for the one that was asked for.
 fn rungs(family: &dyn Family, options: &PlanOptions) -> Vec<FormCandidate> {
     let plan = family.plan(options);
-    let rungs = plan.ok().and_then(|p| ladder(p.chain.has_history(), p.chain.model.max_context).ok());
-    // Layers together are tried below, in every number.
-    let is_other = |rung: &Rung| rung.form != options.form && rung.form.layers_per_shard.is_none();
+    let rungs = plan.ok().and_then(|p| ladder(LadderModel::of(family, p.chain.model.max_context)).ok());
+    // Layers together and few experts in a call are tried below, in every number.
+    let is_other = |rung: &Rung| {
+        rung.form != options.form && rung.form.layers_per_shard.is_none() && rung.experts_per_shard.is_none()
+    };
     let others = rungs.unwrap_or_default().into_iter().filter(is_other);
     let candidate = |rung: Rung| {
         let name = match rung.build_args.is_empty() {
@@ -230,8 +229,9 @@ pub fn all(family: &dyn Family, options: &PlanOptions, setting: &Setting<'_>) ->
     forms
 }
 
-/// Recommends the fastest form whose packages are all predicted on the ANE, among those of the same kinds and context.
-pub fn recommend(forms: &[CostedForm]) -> Option<Recommendation> {
+/// Recommends the fastest form whose packages are all predicted on the ANE, among those of the same kinds and context, which
+/// [`buildable`] found for these options.
+pub fn recommend(forms: &[CostedForm], options: &PlanOptions) -> Option<Recommendation> {
     let speed = |f: &&CostedForm| f.forecast.tok_s.likely;
     let fastest = |wanted: fn(&&CostedForm) -> bool| {
         forms.iter().filter(|f| f.same_model).filter(wanted).max_by(|a, b| speed(a).total_cmp(&speed(b)))
@@ -271,6 +271,11 @@ pub fn recommend(forms: &[CostedForm]) -> Option<Recommendation> {
             "`{}` would have {:.1}, but {} of its packages are unknown and {} elsewhere: measure it on a Mac first",
             any.name, any.forecast.tok_s.likely, any.verdicts.unknown, any.verdicts.not_ane
         ));
+    }
+    if !options.forms.is_empty() {
+        reasons.push(
+            "the forms of --forms are kept: nothing but the number of experts in a call was compared".into(),
+        );
     }
     Some(Recommendation { form: chosen.name.clone(), reasons })
 }
@@ -335,7 +340,7 @@ mod tests {
                     v.not_ane
                 );
             }
-            println!("ROW {:?}", recommend(&forms));
+            println!("ROW {:?}", recommend(&forms, &options));
             let names: BTreeSet<&str> = forms.iter().map(|f| f.name.as_str()).collect();
             assert!(names.len() == forms.len() && !names.contains(""), "{names:?}");
             let host = if model.contains("zaya") { "--history host " } else { "--cache host " };
@@ -343,9 +348,9 @@ mod tests {
             assert!(names.contains(format!("{host}--layers-per-shard {n}").as_str()), "{names:?}");
             assert!(forms.len() >= 8 && forms[0].forecast.calls > 80.0, "{model}");
             assert!(forms.iter().all(|f| f.forecast.tok_s.low <= f.forecast.tok_s.likely), "{model}");
-            assert!(recommend(&forms).is_some(), "{model}");
+            assert!(recommend(&forms, &options).is_some(), "{model}");
             if model.contains("zaya") {
-                let best = recommend(&buildable(family.as_ref(), &options, &setting)).unwrap();
+                let best = recommend(&buildable(family.as_ref(), &options, &setting), &options).unwrap();
                 assert_eq!(best.form, "--experts-per-shard 4 --history host");
             }
             // A chip with less bandwidth is slower in every form.

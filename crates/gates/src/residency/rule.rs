@@ -61,7 +61,7 @@ pub enum Strength {
     C,
 }
 
-/// Who found what, on what.
+/// Source of a finding, and the chip that it was made on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Evidence {
     /// Project and place in it. The part before the colon is the family, by which [`super::outcomes`] leaves evidence out.

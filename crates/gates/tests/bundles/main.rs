@@ -4,5 +4,6 @@ mod common;
 mod forms;
 mod fused;
 mod planned;
+mod sequence_properties;
 mod sequences;
 mod speculation;

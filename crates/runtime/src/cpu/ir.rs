@@ -119,8 +119,8 @@ impl Instr {
         Instr { op_type: at.op_type.to_string(), name: at.name.to_string(), types, results: Vec::new(), work }
     }
 
-    /// Buffers that the step reads.
-    pub fn reads(&self) -> Vec<usize> {
+    /// Values that the step reads.
+    fn operands(&self) -> Vec<ValueRef> {
         let mut places: Vec<ValueRef> = Vec::new();
         match &self.work {
             InstrKind::Kernel { inputs, values, .. } => {
@@ -138,18 +138,29 @@ impl Instr {
                 places.push(*pred);
                 for (steps, results) in [yes, no] {
                     places.extend(results);
-                    places.extend(steps.iter().flat_map(|s| s.reads()).map(ValueRef::Buffer));
+                    places.extend(steps.iter().flat_map(|s| s.operands()));
                 }
             }
             InstrKind::While { initial, cond, body, .. } => {
                 places.extend(initial);
                 for (steps, results) in [cond, body] {
                     places.extend(results);
-                    places.extend(steps.iter().flat_map(|s| s.reads()).map(ValueRef::Buffer));
+                    places.extend(steps.iter().flat_map(|s| s.operands()));
                 }
             }
         }
-        places.into_iter().filter_map(|p| if let ValueRef::Buffer(b) = p { Some(b) } else { None }).collect()
+        places
+    }
+
+    /// Buffers that the step reads.
+    pub fn reads(&self) -> Vec<usize> {
+        let buffer = |place| if let ValueRef::Buffer(b) = place { Some(b) } else { None };
+        self.operands().into_iter().filter_map(buffer).collect()
+    }
+
+    /// True if the step reads this state.
+    pub fn reads_state(&self, state: usize) -> bool {
+        self.operands().contains(&ValueRef::State(state))
     }
 
     /// Buffers that the step writes.

@@ -144,7 +144,7 @@ impl Gemma4 {
         let name = attention_name(layer);
         let mut shard = PlannedShard::new(name, ShardKind::Attention, Some(layer), matrices, vectors);
         let slots = self.attention_shape(layer, options, context).slots;
-        shard.functions = attention_functions(options, slots);
+        shard.functions = attention_functions(options, ShardKind::Attention, slots, &[None], &None);
         shard.cache_slots = Some(slots);
         shard
     }
@@ -220,10 +220,15 @@ impl Gemma4 {
         let name = joined_name(layer, packs);
         let mut shard = PlannedShard::new(name, ShardKind::Layers, Some(layer), matrices, vectors);
         shard.last_layer = Some(layer + 1);
-        shard.functions = pack.functions;
+        // The unit that ends the layer is the one in front of the next attention.
+        let units = units((packs - 1) * packing.per_package, packing, true);
+        let joins = units.iter().find(|unit| unit.role.0).and_then(|unit| unit.name.clone());
+        let names: Vec<Option<String>> = units.iter().map(|unit| unit.name.clone()).collect();
+        let slots = self.attention_shape(layer + 1, options, context).slots;
+        shard.functions = attention_functions(options, ShardKind::Layers, slots, &names, &joins);
         shard.experts = pack.experts;
         shard.experts_per_call = pack.experts_per_call;
-        shard.cache_slots = attention.cache_slots;
+        shard.cache_slots = Some(slots);
         shard
     }
 
@@ -438,15 +443,15 @@ impl Gemma4 {
         l.finish_attention(&[&attended, &expert_input, &router_logits], &kept)
     }
 
-    /// Experts, what joins the layer's branches where the unit ends it, and the attention of `next`, a layer and its slots, behind
-    /// that.
+    /// Experts, what joins the layer's branches where the unit ends it, and the attention of `next`, a layer with the shape of its
+    /// attention, behind that.
     fn lower_experts(
         &self,
         unit: &ExpertUnit<Joins>,
         tokens: TokenCount,
         stored: &Stored,
         form: ShardForm,
-        next: Option<(usize, usize)>,
+        next: Option<(usize, Attention)>,
     ) -> Result<BuiltFunction> {
         let c = &self.config;
         let experts: Vec<usize> = unit.experts.clone().collect();
@@ -480,8 +485,7 @@ impl Gemma4 {
         let both = l.rms_norm_weighted("post_feedforward_norm", &both, norm)?;
         let stream = l.f().add("stream", &hidden, &both)?;
         let out = l.scale_by("hidden_out", &stream)?;
-        let Some((layer, slots)) = next else { return l.finish_streams(&[&out]) };
-        let shape = self.shape_with(layer, slots);
+        let Some((layer, shape)) = next else { return l.finish_streams(&[&out]) };
         let at = l.position_inputs(&shape, shape.head_dim)?;
         l.set_scope(NEXT_SCOPE);
         self.attention(l, &out, layer, &at, &shape)
@@ -568,8 +572,10 @@ impl Family for Gemma4 {
                 let units = units(first, packing, true);
                 let unit = units.iter().find(|u| u.name == function.unit).ok_or_else(wrong)?;
                 let next = shard.last_layer.filter(|layer| *layer < self.config.num_hidden_layers);
-                let next = (next.ok_or_else(wrong)?, shard.cache_slots.ok_or_else(wrong)?);
-                self.lower_experts(unit, function.tokens, stored, shard.form, Some(next))
+                let (next, slots) = (next.ok_or_else(wrong)?, shard.cache_slots.ok_or_else(wrong)?);
+                let shape =
+                    Attention { seen: function.context.unwrap_or(slots), ..self.shape_with(next, slots) };
+                self.lower_experts(unit, function.tokens, stored, shard.form, Some((next, shape)))
             }
             (ShardKind::Head, None) => self.head().lower(function.tokens, stored, shard.form),
             _ => Err(wrong()),

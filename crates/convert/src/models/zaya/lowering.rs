@@ -5,7 +5,7 @@ use crate::Result;
 use crate::form::{HistoryForm, ShardForm};
 use crate::lower::{Activation, Attention, HistoryInput, Lowering, NormShape, PositionInputs, Stored};
 use crate::models::chain_builder::{ExpertUnit, calls, unit_name};
-use crate::plan::{Packing, layer_scope};
+use crate::plan::{CHOICES_UNIT, Packing, layer_scope};
 use crate::variants::ZayaSkip;
 use anemoe_bundle::{ShardFunction, TokenCount};
 use anemoe_mlpackage::mil::builder::{BuiltFunction, Var};
@@ -218,16 +218,16 @@ impl Zaya {
         &self,
         layers: Range<usize>,
         slots: usize,
-        tokens: TokenCount,
+        function: &ShardFunction,
         stored: &Stored,
         form: ShardForm,
-        with_choices: bool,
     ) -> Result<BuiltFunction> {
         let c = &self.config;
-        let shape = self.attention_shape(slots, slots, form);
+        let shape = self.attention_shape(slots, function.context.unwrap_or(slots), form);
+        let with_choices = function.unit.as_deref() == Some(CHOICES_UNIT);
         let norm = NormShape { axis: 1, eps: c.rms_norm_eps };
         let experts: Vec<usize> = (0..c.num_experts).collect();
-        let mut l = Lowering::new(stored, tokens, form);
+        let mut l = Lowering::new(stored, function.tokens, form);
         let mut stream = l.stream_input("hidden", c.hidden_size)?;
         let mut state = self.router_state_input(&mut l, layers.start)?;
         let at = l.position_inputs(&shape, c.rotary_dim)?;

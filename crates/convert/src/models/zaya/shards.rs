@@ -13,9 +13,7 @@ use crate::models::chain_builder::{
     output, packing_of, register, rows_of, runs_of_layers, stream_outputs, tensor,
 };
 use crate::models::{Family, Preset, Sizes};
-use crate::plan::{
-    CHOICES_UNIT, MatrixPlan, Packing, PartKinds, Plan, PlanOptions, PlannedShard, VectorPlan, layer_scope,
-};
+use crate::plan::{MatrixPlan, Packing, PartKinds, Plan, PlanOptions, PlannedShard, VectorPlan, layer_scope};
 use crate::quant::{Granularity, Quant};
 use crate::variants::ZayaSkip;
 use crate::{Error, Result};
@@ -100,7 +98,7 @@ impl Zaya {
         ];
         let mut shard =
             PlannedShard::new(attention_name(layer), ShardKind::Attention, Some(layer), matrices, vectors);
-        shard.functions = attention_functions(options, slots);
+        shard.functions = attention_functions(options, ShardKind::Attention, slots, &[None], &None);
         shard.cache_slots = Some(slots);
         shard
     }
@@ -209,7 +207,7 @@ impl Zaya {
         let first = Some(layers.start);
         let mut shard = PlannedShard::new(layers_name(layers), ShardKind::Layers, first, matrices, vectors);
         shard.last_layer = (layers.len() > 1).then(|| layers.end - 1);
-        shard.functions = functions(&[None], &options.tokens);
+        shard.functions = attention_functions(options, ShardKind::Layers, slots, &[None], &None);
         shard.cache_slots = Some(slots);
         shard.experts = Some((0, packing.per_package));
         shard.experts_per_call = Some(packing.per_call);
@@ -590,8 +588,7 @@ impl Family for Zaya {
             (ShardKind::Layers, Some(_)) => {
                 let layers = shard.joined_layers().ok_or_else(wrong)?;
                 let slots = shard.cache_slots.ok_or_else(wrong)?;
-                let with_choices = function.unit.as_deref() == Some(CHOICES_UNIT);
-                self.lower_layers(layers, slots, function.tokens, stored, shard.form, with_choices)
+                self.lower_layers(layers, slots, function, stored, shard.form)
             }
             (ShardKind::Head, None) => self.head().lower(function.tokens, stored, shard.form),
             _ => Err(wrong()),

@@ -12,7 +12,7 @@ pub struct Row {
     pub model: String,
     /// Label: where it ran, `ANE_ALL`, `MIXED`, `CPU_ALL`, `GPU_ALL`, `COMPILE_FAIL` or `RUNTIME_FAIL`.
     pub label: String,
-    /// Who published it.
+    /// Project that published it.
     pub project: String,
     /// Conditions that the graph met.
     pub conditions: Conditions,

@@ -21,8 +21,13 @@ impl PlanBuilder<'_> {
         let mut take = |root: usize, f: Fused, steps: Vec<usize>, inside: &mut Vec<bool>| {
             // A state that is read inside must not be written before the root reads it.
             let first = steps.iter().copied().min().unwrap_or(root);
-            let written = |s: usize| matches!(self.g.steps[s].work, InstrKind::WriteState { .. });
-            if steps.iter().chain([&root]).any(|&s| inside[s]) || (first..root).any(written) {
+            let is_read =
+                |state: usize| steps.iter().chain([&root]).any(|&s| self.g.steps[s].reads_state(state));
+            let spoils = |s: usize| match self.g.steps[s].work {
+                InstrKind::WriteState { state, .. } => is_read(state),
+                _ => false,
+            };
+            if steps.iter().chain([&root]).any(|&s| inside[s]) || (first..root).any(spoils) {
                 return;
             }
             steps.into_iter().for_each(|s| inside[s] = true);
