@@ -19,8 +19,8 @@ const LINK_ON_APPLE: &str =
 
 /// Crates of `sim/`, members of its workspace.
 const MEMBERS: [&str; 6] = ["objc", "fake", "coreml", "started", "anemoe", "tests"];
-/// Folders of the repository that its manifests name.
-const LINKED: [&str; 2] = ["crates", "sim"];
+/// Links of the workspace, and the folders of the repository that they name: members, and cargo's settings.
+const LINKED: [(&str, &str); 3] = [("crates", "crates"), ("sim", "sim"), (".cargo", "sim/.cargo")];
 
 /// The task.
 pub fn run(options: TaskOptions) -> Passed {
@@ -50,10 +50,10 @@ pub fn prepare(tree: &Path) -> Result<(), Box<dyn std::error::Error>> {
     patch_source(tree)?;
     let workspace = tree.join(WORKSPACE);
     fs::create_dir_all(&workspace)?;
-    for name in LINKED {
+    for (name, folder) in LINKED {
         let link = workspace.join(name);
         if !link.exists() {
-            std::os::unix::fs::symlink(tree.join(name), link)?;
+            std::os::unix::fs::symlink(tree.join(folder), link)?;
         }
     }
     let manifest = workspace_manifest(&fs::read_to_string(tree.join("Cargo.toml"))?)?;

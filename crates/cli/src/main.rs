@@ -35,6 +35,10 @@ use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+/// Memory, with budgets for the programs that models bring.
+#[global_allocator]
+static ALLOCATOR: anemoe_io::memory_budget::BudgetAllocator = anemoe_io::memory_budget::BudgetAllocator;
+
 /// Takes Mixture-of-Experts language models to the Apple Neural Engine, and to any CPU.
 #[derive(Parser)]
 #[command(name = "anemoe", version, max_term_width = 110)]

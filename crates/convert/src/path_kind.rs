@@ -36,6 +36,23 @@ pub enum PathKind {
     Folder,
 }
 
+/// Says how a path that is not there would be named on the hub, where it looks like the name or address of a model; else nothing.
+pub fn hub_hint(path: &Path) -> String {
+    let text = path.to_string_lossy();
+    let starts = ["https://huggingface.co/", "huggingface.co/", "HF:"];
+    let name = starts.into_iter().find_map(|start| text.strip_prefix(start)).unwrap_or(&text);
+    let is_word = |word: &str| {
+        let known = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
+        !word.is_empty() && !word.starts_with('.') && word.chars().all(known)
+    };
+    match name.trim_end_matches('/').split('/').collect::<Vec<_>>().as_slice() {
+        [owner, model] if is_word(owner) && is_word(model) => {
+            format!("; on the hub it would be hf:{owner}/{model}")
+        }
+        _ => String::new(),
+    }
+}
+
 impl PathKind {
     /// Looks at a path. What cannot be read counts as a plain file or folder.
     pub fn at(path: &Path) -> PathKind {

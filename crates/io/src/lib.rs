@@ -5,6 +5,7 @@
 //! atomic   write_atomic                          a file is whole or absent
 //! output   Output                                nothing is overwritten unless asked for, an input never
 //! owned    OwnedDir                              writes and deletions in a folder of ours, never through a link
+//! memory_budget  within, BudgetAllocator         what a program that came with a model may allocate
 //! system_memory  free_memory and others          what the system tells of memory
 //! ranged_file  RangedFile, RangedFiles           a file that is not here, read in ranges
 //! random   Random                                one generator, the same bits on every machine
@@ -27,6 +28,7 @@ mod hex;
 mod input;
 pub mod json;
 mod locked;
+pub mod memory_budget;
 mod output;
 mod owned;
 mod random;

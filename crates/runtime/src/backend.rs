@@ -8,6 +8,7 @@
 
 use crate::tensor::Tensor;
 use crate::{Error, Result};
+use anemoe_kernels::{Pool, Strided};
 use smallvec::SmallVec;
 use std::any::Any;
 use std::collections::BTreeMap;
@@ -138,8 +139,8 @@ pub trait BackendFunction: Any + Send + Sync {
         outputs: &mut Vec<Tensor>,
     ) -> Result<()>;
 
-    /// Adds the only result of each term to `sum`, term by term in order. The terms' functions have no states, and the first
-    /// one is this function. Gives the time of each.
+    /// Adds the only result of each term to `sum`, `[1, C, 1, T]`, term by term in order; results have the shape of `sum`, or are
+    /// `[1, 1, T, C]`. The terms' functions have no states, and the first one is this function. Gives the time of each.
     ///
     /// # Errors
     /// Fails like [`BackendFunction::run`], or a result has another shape than `sum`.
@@ -193,13 +194,24 @@ pub(crate) fn run_each(terms: &[Term<'_>], sum: &mut Tensor) -> Result<Times> {
     for term in terms {
         let started = Instant::now();
         term.function.run(term.inputs, &mut NoStates, &mut outputs)?;
+        let sizes = match sum.shape.as_slice() {
+            &[1, channels, 1, tokens] => (channels, tokens),
+            _ => (0, 0),
+        };
         let (Some(values), Some(sum)) = (outputs.first().and_then(Tensor::as_f32), sum.as_f32_mut()) else {
             return Err(Error::input("a sum of what is no float tensor"));
         };
         if sum.len() != values.len() {
             return Err(Error::input(format!("{} elements added to {}", values.len(), sum.len())));
         }
-        sum.iter_mut().zip(values).for_each(|(a, b)| *a += b);
+        match outputs[0].shape.as_slice() {
+            &[1, 1, tokens, channels] if sizes == (channels, tokens) && tokens > 1 => {
+                let dense = |stride| Strided { first: 0, stride };
+                let (from, to) = ((values, dense(channels)), (sum, dense(tokens)));
+                anemoe_kernels::transpose_add(Pool::global(), sizes, from, to);
+            }
+            _ => sum.iter_mut().zip(values).for_each(|(a, b)| *a += b),
+        }
         times.push(started.elapsed());
     }
     Ok(times)

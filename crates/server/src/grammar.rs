@@ -1,5 +1,6 @@
 //! Grammars of answers: JSON, by a schema or any object, and calls of tools.
 
+use crate::schema_limits;
 use anemoe_runtime::model::Model;
 use llguidance::api::TopLevelGrammar;
 use llguidance::toktrie::{ApproximateTokEnv, TokEnv, TokRxInfo, TokTrie};
@@ -10,6 +11,11 @@ use std::sync::{Arc, OnceLock};
 
 /// Largest `tokenizer.json` that is read.
 const MAX_BYTES: u64 = 512 << 20;
+
+/// Work of the library's lexer for one token, in its own unit: some milliseconds.
+const MAX_LEXER_FUEL: u64 = 50_000;
+/// Longest message of the library that is passed on, in characters.
+const MAX_MESSAGE: usize = 200;
 
 /// Makes matchers over a model's vocabulary, which is prepared when the first is wanted.
 #[derive(Default)]
@@ -41,8 +47,9 @@ impl Grammars {
     /// A matcher for JSON; `schema` says what it looks like.
     ///
     /// # Errors
-    /// The schema is wrong or not supported, or the tokenizer has no bytes of its tokens.
+    /// The schema is wrong, too large or not supported, or the tokenizer has no bytes of its tokens.
     pub fn json(&self, model: &Model, mut schema: Value) -> Result<Matcher, String> {
+        schema_limits::check(&schema)?;
         if let Some(schema) = schema.as_object_mut() {
             spell(schema);
         }
@@ -61,10 +68,10 @@ impl Grammars {
         let factory = self.factory.get_or_init(|| contained(|| factory(model)));
         let factory = factory.as_ref().map_err(Clone::clone)?;
         contained(|| {
-            let parser = factory.create_parser(grammar).map_err(|e| e.to_string())?;
+            let parser = factory.create_parser(grammar).map_err(|e| in_short(&e.to_string()))?;
             let mut matcher = Matcher::new(Ok(parser));
             // What cannot be matched shows with the first mask.
-            matcher.compute_mask().map_err(|e| e.to_string())?;
+            matcher.compute_mask().map_err(|e| in_short(&e.to_string()))?;
             Ok(matcher)
         })
     }
@@ -74,6 +81,11 @@ impl Grammars {
 pub fn spell(schema: &mut Map<String, Value>) {
     let spelling = json!({"whitespace_flexible": false, "item_separator": ", ", "key_separator": ": "});
     schema.entry("x-guidance").or_insert(spelling);
+}
+
+/// The first line of a message of the library, and no more of it than a person reads.
+pub fn in_short(message: &str) -> String {
+    message.lines().next().unwrap_or_default().chars().take(MAX_MESSAGE).collect()
 }
 
 /// Turns panics of the library into errors.
@@ -108,6 +120,9 @@ fn factory(model: &Model) -> Result<ParserFactory, String> {
     let environment: TokEnv = Arc::new(ApproximateTokEnv::new(trie));
     let mut factory = ParserFactory::new_simple(&environment).map_err(|e| e.to_string())?;
     factory.quiet();
+    let limits = factory.limits_mut();
+    limits.verbose_errors = false;
+    limits.step_lexer_fuel = MAX_LEXER_FUEL;
     Ok(factory)
 }
 

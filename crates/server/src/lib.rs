@@ -16,6 +16,7 @@ pub mod batching;
 mod counters;
 mod grammar;
 pub mod http;
+mod schema_limits;
 mod tool_calls;
 
 pub use anemoe_io::{Error, Result};

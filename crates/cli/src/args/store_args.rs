@@ -45,9 +45,25 @@ impl OpenStore {
         let name = name.map(str::to_string).or(folder);
         let name = name.ok_or_else(|| Error::usage("the bundle's folder has no name; give --name"))?;
         check_bundle_name(&name)?;
+        refuse_inside(&location, bundle)?;
         let objects = open_store(&location, S3Settings::from_environment)?;
         Ok(OpenStore { objects, shown: location.to_string(), name })
     }
+}
+
+/// Refuses a store that lies in the bundle: it would become a part of it.
+fn refuse_inside(location: &StoreLocation, bundle: &Path) -> anyhow::Result<()> {
+    let StoreLocation::Folder(folder) = location else { return Ok(()) };
+    // The part of its path that is there; what is not is made below it.
+    let there = std::path::absolute(folder)?;
+    let there = there.ancestors().find_map(|path| path.canonicalize().ok());
+    let inside =
+        there.zip(bundle.canonicalize().ok()).is_some_and(|(there, bundle)| there.starts_with(bundle));
+    anyhow::ensure!(
+        !inside,
+        Error::usage(format!("the store {} lies in the bundle {}", folder.display(), bundle.display()))
+    );
+    Ok(())
 }
 
 /// Options of a push with so many files at a time.

@@ -7,7 +7,7 @@ use crate::target::expect_bundle;
 use crate::ui::{self, Table, Ui};
 use anemoe_bundle::Chain;
 use anemoe_convert::inspect::{self, CheckpointReport};
-use anemoe_convert::path_kind::PathKind;
+use anemoe_convert::path_kind::{self, PathKind};
 use anemoe_io::Error;
 use anemoe_mlpackage::mil::Feature;
 use anemoe_mlpackage::package::Package;
@@ -39,6 +39,7 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
         PathKind::Nothing if !is_synthetic => {
             let what = "no such file or folder; inspect takes a checkpoint (a Hugging Face folder, a .gguf file, \
                         hf:OWNER/NAME or synthetic:NAME), a bundle or a .mlpackage";
+            let what = format!("{what}{}", path_kind::hub_hint(path));
             let source = io::Error::new(io::ErrorKind::NotFound, what);
             return Err(Error::io(path, source).into());
         }

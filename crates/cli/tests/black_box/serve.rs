@@ -301,6 +301,47 @@ fn a_chat_goes_on_from_its_last_turn_and_may_be_held_to_a_schema() {
 }
 
 #[test]
+fn schemas_without_measure_are_refused_and_the_server_lives() {
+    let server = Server::start(&[]);
+    let all = |n: usize, one: &dyn Fn(usize) -> Value| -> Value {
+        (0..n).map(|i| (format!("d{i}"), one(i))).collect::<serde_json::Map<_, _>>().into()
+    };
+    let link = |i: usize| json!({"$ref": format!("#/$defs/d{}", i + 1)});
+    let nested = |i: usize| json!({"type": "object", "properties": {"a": link(i)}, "required": ["a"]});
+    let text = |_| json!({"type": "string"});
+    let classes: String =
+        (0..20_000u32).map(|i| format!("[a-{}]?", char::from(b'b' + (i % 20) as u8))).collect();
+    for schema in [
+        json!({"$ref": "#/$defs/d0", "$defs": all(300, &nested)}),
+        json!({"$ref": "#/$defs/d0", "$defs": all(1000, &link)}),
+        json!({"type": "object", "properties": all(8000, &text), "additionalProperties": false}),
+        json!({"type": "object", "properties": all(600, &text), "additionalProperties": false}),
+        json!({"type": "string", "pattern": classes}),
+        json!({"type": "string", "pattern": "(".repeat(20_000)}),
+        json!({"$ref": "#"}),
+    ] {
+        let format = json!({"type": "json_schema", "json_schema": {"name": "s", "schema": schema}});
+        let body = json!({"messages": [{"role": "user", "content": "x"}], "max_tokens": 4, "response_format": format});
+        let (status, answer) = server.post("/v1/chat/completions", &body);
+        let message = answer["error"]["message"].as_str().unwrap_or_default();
+        assert_eq!((status, &answer["error"]["param"]), (400, &json!("response_format")), "{message}");
+        assert!(message.len() < 300 && !message.contains("<state>"), "{message}");
+    }
+    // Those just below the limits are taken.
+    let wide = json!({"type": "object", "properties": all(400, &text), "additionalProperties": false});
+    for schema in [json!({"$ref": "#/$defs/d0", "$defs": all(199, &nested)}), wide] {
+        let format = json!({"type": "json_schema", "json_schema": {"name": "s", "schema": schema}});
+        let body = json!({"messages": [{"role": "user", "content": "x"}], "max_tokens": 4, "response_format": format});
+        let (status, answer) = server.post("/v1/chat/completions", &body);
+        assert!(status == 200 || answer["error"]["param"] == "response_format", "{status} {answer}");
+    }
+    assert!(
+        !content(&server.chat(json!({"messages": [{"role": "user", "content": "x"}], "max_tokens": 4})))
+            .is_empty()
+    );
+}
+
+#[test]
 fn a_call_of_a_tool_is_one_in_the_answer() {
     let template = |name: &str| {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../runtime/tests/chat_templates").join(name);

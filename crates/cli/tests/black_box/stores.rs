@@ -302,6 +302,11 @@ fn stores_that_are_none() {
         );
     }
     refused(&["push", text(dir.path()), text(&file)], &["bundle"]);
+    // A store in the bundle would become a part of it.
+    for store in [bundle.clone(), bundle.join("new"), bundle.join("shards")] {
+        push(text(&store), &["lies in the bundle"]);
+    }
+    assert!(!bundle.join("objects").exists() && !bundle.join("new").exists());
     refused(&["assemble", text(&bundle), "--name", "x"], &["--pull"]);
 }
 

@@ -45,6 +45,7 @@ fn not_a_checkpoint(path: &Path) -> Error {
     let next = match &place {
         PathKind::Nothing => {
             let what = "no such file or folder; a checkpoint is a Hugging Face folder, a .gguf file, hf:OWNER/NAME or synthetic:NAME";
+            let what = format!("{what}{}", path_kind::hub_hint(path));
             return Error::io(path, std::io::Error::new(std::io::ErrorKind::NotFound, what));
         }
         PathKind::Bundle | PathKind::Unfinished => {

@@ -112,7 +112,13 @@ impl Listing {
     /// It is something else.
     pub fn parse(text: &[u8]) -> Result<Listing, String> {
         let written: ListingWritten =
-            serde_json::from_slice(text).map_err(|e| format!("list of files: {e}"))?;
+            serde_json::from_slice(text).map_err(|e| match text.trim_ascii_start().starts_with(b"<") {
+                true => {
+                    "list of files: it is a web page, so that no hub has answered but something on the way"
+                        .into()
+                }
+                false => format!("list of files: {e}"),
+            })?;
         if !is_commit(&written.sha) {
             return Err(format!("list of files: `{}` is not a commit", written.sha.escape_debug()));
         }

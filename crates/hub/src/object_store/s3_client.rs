@@ -100,9 +100,7 @@ impl S3Client {
                 Err(Trouble::Passing(what)) => what,
             };
             if tries >= TRIES {
-                let what = format!(
-                    "{why} ({TRIES} tries); what was sent stays, and the same command goes on from there"
-                );
+                let what = format!("{why} ({TRIES} tries); the same command goes on from what was sent");
                 return Err(self.failed(key, what));
             }
             std::thread::sleep(REST * 2u32.pow(tries - 1));

@@ -68,9 +68,10 @@ impl History {
                 return Ok(Turn { prompt: PromptText { text, ids }, dropped });
             }
             if overflow == Overflow::Stop || is_last {
-                let what = match overflow {
-                    Overflow::Stop => "the context is full",
-                    Overflow::Slide => "the question is too long for the context",
+                let what = match (overflow, system) {
+                    (Overflow::Stop, _) => "the context is full",
+                    (Overflow::Slide, 0) => "the question is too long for the context",
+                    (Overflow::Slide, _) => "the system prompt and the question are too long for the context",
                 };
                 return Err(Error::input(format!(
                     "{what}: {} tokens, where {room} leave room for an answer",

@@ -4,6 +4,7 @@ use super::python::environment;
 use super::{message, prompt_text};
 use crate::tokenizer::Tokenizer;
 use crate::{Error, Result};
+use anemoe_io::memory_budget;
 use minijinja::Environment;
 use serde_json::{Map, Value};
 use std::path::{Path, PathBuf};
@@ -13,6 +14,12 @@ const TEMPLATE_FILE: &str = "chat_template.jinja";
 const CONFIG_FILE: &str = "tokenizer_config.json";
 /// Largest file that is read; templates with tools have about 20 kB, a configuration with all special tokens some MB.
 const MAX_BYTES: u64 = 64 << 20;
+/// Most bytes of a template: those of published ones have up to 50 kB.
+const MAX_TEMPLATE_BYTES: usize = 256 << 10;
+/// Stack of the thread that compiles a template, whose expressions lie in each other as deep as its text is long.
+const COMPILING_STACK: usize = 512 << 20;
+/// Memory that a template may take for a conversation, besides the conversation.
+const MAX_MEMORY: usize = 256_000_000;
 /// Name of the template in its environment.
 const NAME: &str = "chat";
 /// Special tokens that templates name, by their keys in `tokenizer_config.json`.
@@ -41,6 +48,18 @@ pub struct ChatTemplate {
     before_answer: Option<String>,
     /// Token that ends an answer, as text, where it is one token.
     turn_end: String,
+}
+
+/// Compiles a template, the only one of its environment.
+fn compiled(text: String) -> std::result::Result<Environment<'static>, String> {
+    let compile = move || {
+        let mut environment = environment();
+        let added = environment.add_template_owned(NAME, text);
+        added.map(|()| environment).map_err(|e| in_words(&e).to_string())
+    };
+    let thread = std::thread::Builder::new().stack_size(COMPILING_STACK).spawn(compile);
+    let thread = thread.map_err(|e| format!("no thread to compile it: {e}"))?;
+    thread.join().unwrap_or_else(|_| Err("the library that reads it failed".into()))
 }
 
 impl ChatTemplate {
@@ -91,11 +110,12 @@ impl ChatTemplate {
     pub fn new(text: &str, config: &Map<String, Value>, path: &Path) -> Result<ChatTemplate> {
         // As Jinja does.
         let text = &text.replace("\r\n", "\n").replace('\r', "\n");
-        let mut environment = environment();
+        let wrong = |what: String| Error::invalid(path, format!("chat template: {what}"));
+        if text.len() > MAX_TEMPLATE_BYTES {
+            return Err(wrong(format!("{} bytes, more than {MAX_TEMPLATE_BYTES}", text.len())));
+        }
         let takes_tools = text.contains("tools");
-        environment
-            .add_template_owned(NAME, without_generation_tags(text))
-            .map_err(|e| Error::invalid(path, format!("chat template: {}", in_words(&e))))?;
+        let environment = compiled(without_generation_tags(text)).map_err(wrong)?;
         let mut variables = Map::new();
         for name in SPECIAL_TOKENS {
             let token = match config.get(name) {
@@ -162,7 +182,8 @@ impl ChatTemplate {
         let failed =
             |e: minijinja::Error| Error::invalid(&self.path, format!("chat template: {}", in_words(&e)));
         let template = self.environment.get_template(NAME).map_err(failed)?;
-        let mut text = template.render(variables).map_err(failed)?;
+        let render = || template.render(variables);
+        let mut text = memory_budget::within(MAX_MEMORY, "chat template", render).map_err(failed)?;
         if answer && let Some(before) = &self.before_answer {
             text += before;
         }

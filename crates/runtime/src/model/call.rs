@@ -274,9 +274,7 @@ impl Call {
             c.inputs.values().any(is) || c.when.as_ref().is_some_and(|(when, _)| *when == register)
         };
         let (Some(own), Some(others)) = (sum(self), sum(other)) else { return false };
-        // Sums are added up in the layout of registers.
-        !self.channels_last
-            && !other.channels_last
+        self.channels_last == other.channels_last
             && own == others
             && self.layer == other.layer
             && !reads(self, own)

@@ -1,5 +1,6 @@
 //! The choice of a token from its row of logits.
 
+use crate::grammar::in_short;
 use anemoe_runtime::sampler::Sampler;
 use llguidance::Matcher;
 
@@ -26,7 +27,7 @@ pub fn choose(
 ) -> Result<ChosenToken, String> {
     let probabilities = logprobs.map(|most| (most, log_softmax(row)));
     if let Some(grammar) = grammar {
-        let mask = grammar.compute_mask_or_eos().map_err(|e| format!("grammar: {e}"))?;
+        let mask = grammar.compute_mask_or_eos().map_err(|e| in_short(&e.to_string()))?;
         let mut any = false;
         for (id, logit) in row.iter_mut().enumerate() {
             match id < mask.len() && mask.get(id) {
@@ -35,7 +36,7 @@ pub fn choose(
             }
         }
         if !any {
-            return Err("grammar: no token fits".into());
+            return Err("no token fits".into());
         }
     }
     let id = sampler.next(row) as u32;

@@ -82,7 +82,9 @@ pub enum JobFailure {
     Timeout,
     /// The server ends.
     Closing,
-    /// The model or the grammar failed.
+    /// The grammar of the answer takes too much, or allows nothing.
+    Grammar(String),
+    /// The model failed.
     Broken(String),
 }
 

@@ -3,6 +3,7 @@
 use super::choice::{ChosenToken, choose};
 use super::jobs::{AnswerEvent, EndReason, Job, JobFailure, Usage};
 use super::shared::Shared;
+use crate::grammar::in_short;
 use anemoe_runtime::Result;
 use anemoe_runtime::chat::{PromptText, StopStrings};
 use anemoe_runtime::model::Sequence;
@@ -130,7 +131,7 @@ impl<'a> RunningJob<'a> {
     pub fn push(&mut self, choice: std::result::Result<ChosenToken, String>, eos: &[u32], context: usize) {
         let choice = match choice {
             Ok(choice) => choice,
-            Err(what) => return self.fail(JobFailure::Broken(what)),
+            Err(what) => return self.fail(JobFailure::Grammar(what)),
         };
         let id = choice.id;
         if !self.job.ignore_eos && (eos.contains(&id) || self.job.ends.contains(&id)) {
@@ -139,7 +140,7 @@ impl<'a> RunningJob<'a> {
         if let Some(grammar) = &mut self.job.grammar
             && let Err(e) = grammar.consume_token(id)
         {
-            return self.fail(JobFailure::Broken(format!("grammar: {e}")));
+            return self.fail(JobFailure::Grammar(in_short(&e.to_string())));
         }
         self.ids.push(id);
         self.drafter.push(id);

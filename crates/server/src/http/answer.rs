@@ -18,6 +18,16 @@ pub enum Endpoint {
     Completion,
 }
 
+impl Endpoint {
+    /// Key of a body that holds the prompt.
+    pub fn prompt_key(self) -> &'static str {
+        match self {
+            Endpoint::Chat => "messages",
+            Endpoint::Completion => "prompt",
+        }
+    }
+}
+
 /// Fields that the documents of one request share.
 #[derive(Clone)]
 pub struct AnswerHeader {

@@ -39,6 +39,8 @@ use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 
 /// Threads that serve connections; the model computes on others.
 const HTTP_THREADS: usize = 2;
+/// Stack of threads that read requests: grammars of schemas lie in themselves.
+const HTTP_STACK: usize = 64 << 20;
 /// Threads that render templates and cut texts into tokens.
 const PREPARING_THREADS: usize = 4;
 /// Time that streams have to send their last words.
@@ -102,6 +104,7 @@ pub fn serve(
         .worker_threads(HTTP_THREADS)
         .max_blocking_threads(PREPARING_THREADS)
         .thread_name("anemoe-http")
+        .thread_stack_size(HTTP_STACK)
         .enable_all()
         .build()
         .map_err(failed)?;

@@ -16,16 +16,49 @@ const HIGHEST_TEMPERATURE: f64 = 2.0;
 /// Most alternatives to a token, as in OpenAI's API.
 const MOST_LOGPROBS: u64 = 20;
 /// Numbers of other servers that would change an answer, and the values at which they do not.
-const OTHER_NUMBERS: [(&str, f64); 5] = [
+const OTHER_NUMBERS: [(&str, f64); 11] = [
     ("repeat_penalty", 1.0),
     ("typical_p", 1.0),
     ("mirostat", 0.0),
     ("dry_multiplier", 0.0),
     ("xtc_probability", 0.0),
+    ("min_tokens", 0.0),
+    ("length_penalty", 1.0),
+    ("no_repeat_ngram_size", 0.0),
+    ("dynatemp_range", 0.0),
+    ("tfs_z", 1.0),
+    ("truncate_prompt_tokens", -1.0),
 ];
-/// Formats of other servers.
-const OTHER_FORMATS: [&str; 6] =
-    ["grammar", "json_schema", "guided_json", "guided_regex", "guided_choice", "guided_grammar"];
+/// Switches of other servers, and the values at which they change nothing.
+const OTHER_SWITCHES: [(&str, bool); 6] = [
+    ("use_beam_search", false),
+    ("include_stop_str_in_output", false),
+    ("skip_special_tokens", true),
+    ("add_special_tokens", true),
+    ("continue_final_message", false),
+    ("add_generation_prompt", true),
+];
+/// Formats, lists and texts of other servers.
+const OTHER_FORMATS: [&str; 18] = [
+    "grammar",
+    "json_schema",
+    "guided_json",
+    "guided_regex",
+    "guided_choice",
+    "guided_grammar",
+    "structured_outputs",
+    "regex",
+    "ebnf",
+    "stop_token_ids",
+    "bad_words",
+    "allowed_token_ids",
+    "logits_processors",
+    "prompt_logprobs",
+    "samplers",
+    "web_search_options",
+    "chat_template",
+    "documents",
+];
 /// Variables of a template that requests do not set.
 const TEMPLATE_OWN: [&str; 4] = ["messages", "tools", "documents", "add_generation_prompt"];
 const ROLES: [&str; 6] = ["system", "developer", "user", "assistant", "tool", "function"];
@@ -167,6 +200,10 @@ impl Body {
             let name = tool.pointer("/function/name").and_then(Value::as_str);
             if name.is_none_or(str::is_empty) {
                 return Err(ApiError::param("tools", format!("tool {i} has no `function.name`")));
+            }
+            if tool.pointer("/function/parameters").is_some_and(|p| !p.is_object() && !p.is_null()) {
+                let what = format!("tool {i}: `function.parameters` is not an object");
+                return Err(ApiError::param("tools", what));
             }
         }
         let forced = match self.tool_choice.as_ref() {
@@ -334,9 +371,16 @@ impl Body {
 /// Refuses options of other servers that would change the answer, and are not known here.
 fn refuse_others(body: &Value) -> Result<(), ApiError> {
     let number = |(name, neutral): &&(&'static str, f64)| body[*name].as_f64().is_some_and(|n| n != *neutral);
-    let format = |name: &&&'static str| !matches!(&body[**name], Value::Null) && body[**name] != "";
+    let switch =
+        |(name, neutral): &&(&'static str, bool)| body[*name].as_bool().is_some_and(|b| b != *neutral);
+    let format = |name: &&&'static str| match &body[**name] {
+        Value::Null => false,
+        Value::Array(list) => !list.is_empty(),
+        other => *other != "",
+    };
     let number = OTHER_NUMBERS.iter().find(number).map(|(name, _)| *name);
-    match number.or_else(|| OTHER_FORMATS.iter().find(format).copied()) {
+    let switch = || OTHER_SWITCHES.iter().find(switch).map(|(name, _)| *name);
+    match number.or_else(switch).or_else(|| OTHER_FORMATS.iter().find(format).copied()) {
         Some(name) => Err(ApiError::param(name, "this server does not support it")),
         None if body["n_predict"].is_i64() => {
             Err(ApiError::param("n_predict", "it is called max_tokens here"))

@@ -6,6 +6,7 @@ use super::app::{App, Unconnected};
 use super::params::{Body, OfferedTools, Params, Prompts, template_messages};
 use super::stream::{ChannelSink, EventStream, collect};
 use crate::batching::{Job, Refusal};
+use crate::schema_limits;
 use crate::tool_calls::CallParser;
 use anemoe_runtime::chat::PromptText;
 use axum::Json;
@@ -145,14 +146,14 @@ fn prepare(app: &App, bytes: &[u8], endpoint: Endpoint) -> Result<PreparedReques
     }
     for prompt in &prompts {
         if prompt.ids.is_empty() {
-            return Err(ApiError::invalid("the prompt is empty"));
+            return Err(ApiError::param(endpoint.prompt_key(), "the prompt is empty"));
         }
         if prompt.ids.len() > context {
             let what = format!(
                 "the prompt has {} tokens, and the context of this model holds {context}",
                 prompt.ids.len()
             );
-            return Err(ApiError::invalid(what).with_code("context_length_exceeded"));
+            return Err(ApiError::param(endpoint.prompt_key(), what).with_code("context_length_exceeded"));
         }
     }
     let grammar = grammar(app, &params, &tools)?;
@@ -208,6 +209,9 @@ fn grammar(app: &App, params: &Params, tools: &OfferedTools) -> Result<Option<Ma
             "a call cannot be forced: the form in which this model's template writes calls is not known";
         ApiError::param("tool_choice", what)
     })?;
+    for tool in &tools.forced {
+        schema_limits::check(&tool["function"]["parameters"]).map_err(|e| ApiError::param("tools", e))?;
+    }
     let grammar = app.grammars.lark(&app.model, form.grammar(&tools.forced, &app.tokenizer));
     grammar.map(Some).map_err(|e| ApiError::param("tools", e))
 }

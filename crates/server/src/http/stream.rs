@@ -55,6 +55,9 @@ fn failure(failure: &JobFailure) -> ApiError {
             ApiError::new(status, "the answer took longer than this server allows").with_code("timeout")
         }
         JobFailure::Closing => ApiError::new(status, "the server is closing").with_code("closing"),
+        JobFailure::Grammar(what) => {
+            ApiError::param("response_format", format!("the answer cannot be held to its grammar: {what}"))
+        }
         JobFailure::Broken(what) => ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, what.clone()),
     }
 }

@@ -13,6 +13,8 @@ use anemoe_runtime::tokenizer::Tokenizer;
 use serde_json::{Map, Value};
 use std::fmt::Write;
 
+/// Characters that no key without marks has.
+const MARKS: [char; 5] = ['{', '}', '[', ']', ','];
 /// Depth of values within each other that is read.
 const MAX_DEPTH: usize = 64;
 /// Depth of a schema that becomes rules of its own; below it any value is taken.
@@ -138,7 +140,7 @@ impl<'a> Values<'a> {
             let key = match self.text()? {
                 Some(key) => key,
                 None => {
-                    let (key, _) = self.rest.split_once(':')?;
+                    let (key, _) = self.rest.split_once(':').filter(|(key, _)| !key.contains(MARKS))?;
                     self.rest = &self.rest[key.len()..];
                     key.trim().to_string()
                 }

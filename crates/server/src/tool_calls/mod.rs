@@ -196,6 +196,7 @@ mod tests {
             "call:f{:1}",
             "f{a:1}",
             "call:{a:1}",
+            "call:f{a} b:1}",
             "call:f{a:1} and",
             r#"call:f{a:<|"|>b}"#,
             &deep,

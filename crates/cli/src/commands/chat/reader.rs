@@ -134,7 +134,13 @@ fn piped(source: &mut impl BufRead) -> anyhow::Result<Option<String>> {
     let mut source = source.take(MAX_PROMPT + 1);
     loop {
         if source.read_line(&mut text).context("standard input")? == 0 {
-            anyhow::ensure!(text.is_empty() || is_complete(&text), "standard input ends inside {BLOCK_MARK}");
+            let is_block = text.trim_start().starts_with(BLOCK_MARK);
+            let inside = if is_block {
+                format!("inside {BLOCK_MARK}")
+            } else {
+                "behind a `\\`, where a line is to follow".into()
+            };
+            anyhow::ensure!(text.is_empty() || is_complete(&text), "standard input ends {inside}");
             return Ok((!text.is_empty()).then(|| unfolded(&text)));
         }
         let room = text.len() as u64 <= MAX_PROMPT;
@@ -158,7 +164,9 @@ fn is_complete(text: &str) -> bool {
 fn unfolded(text: &str) -> String {
     let text = text.trim();
     if let Some(block) = text.strip_prefix(BLOCK_MARK) {
-        return block.strip_suffix(BLOCK_MARK).unwrap_or(block).trim_matches('\n').to_string();
+        // Text behind the closing mark belongs to the question, too.
+        let (inside, tail) = block.split_once(BLOCK_MARK).unwrap_or((block, ""));
+        return format!("{}{tail}", inside.trim_matches('\n'));
     }
     text.replace("\\\r\n", "\n").replace("\\\n", "\n")
 }

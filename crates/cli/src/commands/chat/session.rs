@@ -24,6 +24,13 @@ const MAX_BYTES: u64 = 64 << 30;
 pub fn check_place(path: &Path) -> anyhow::Result<()> {
     check_replaced(path)?;
     let folder = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    if !folder.is_dir() {
+        let missing = std::io::Error::new(
+            std::io::ErrorKind::NotFound,
+            format!("there is no folder {}", folder.display()),
+        );
+        return Err(Error::io(path, missing).into());
+    }
     anemoe_io::Temporary::file(folder).map_err(|e| Error::io(path, e))?;
     Ok(())
 }
@@ -36,8 +43,12 @@ fn check_replaced(path: &Path) -> anyhow::Result<()> {
         && File::open(path).and_then(|mut file| file.read_exact(&mut start)).is_ok()
         && start == *MAGIC;
     if !is_session {
-        let what = if kind.is_dir() { "a folder, where a session is" } else { "not a session" };
-        return Err(Error::invalid(path, format!("{what}; it is not replaced")).into());
+        let what = if kind.is_dir() {
+            "session: it is a folder"
+        } else {
+            "session: it is another file, which is not replaced"
+        };
+        return Err(Error::invalid(path, what).into());
     }
     Ok(())
 }

@@ -232,9 +232,12 @@ impl Talk {
         let t = &self.totals;
         let rate = |n: usize, d: Duration| if n == 0 { 0.0 } else { n as f64 / d.as_secs_f64().max(1e-9) };
         format!(
-            "{} answers; prompts {} tokens, {} of them from the turns before; {} run at {:.0} tok/s; {} decoded at {:.1} tok/s; \
+            "{}; prompts {} tokens, {} of them from the turns before; {} run at {:.0} tok/s; {} decoded at {:.1} tok/s; \
              context {} of {} tokens",
-            self.turns.len(),
+            match self.turns.len() {
+                1 => "1 answer".to_string(),
+                n => format!("{n} answers"),
+            },
             t.prompt,
             t.reused,
             t.prompt - t.reused,

@@ -222,7 +222,8 @@ impl Plan {
         self.experts().is_some()
     }
 
-    /// The experts, where the function gives their sum `[1, channels, 1, tokens]` and does nothing else.
+    /// The experts, where the function gives their sum, `[1, channels, 1, tokens]` or `[1, 1, tokens, channels]`, and does nothing
+    /// else.
     fn experts(&self) -> Option<&experts::Experts> {
         let ([Node { work: NodeKind::Experts(e), .. }], [(_, view)]) =
             (self.nodes.as_slice(), self.outputs.as_slice())
@@ -230,10 +231,14 @@ impl Plan {
             return None;
         };
         let (tokens, rows) = e.result();
-        let whole =
-            view.base == Base::Buffer(e.out) && view.shape == [1, rows, 1, tokens] && view.offset == 0;
-        let in_order = (rows == 1 || view.strides[1] == 1) && (tokens == 1 || view.strides[3] == rows);
-        (whole && in_order).then_some(e)
+        let whole = view.base == Base::Buffer(e.out) && view.offset == 0;
+        let lies = |shape: [usize; 4], channel: usize, token: usize| {
+            let in_order =
+                (rows == 1 || view.strides[channel] == 1) && (tokens == 1 || view.strides[token] == rows);
+            view.shape == shape && in_order
+        };
+        let known = lies([1, rows, 1, tokens], 1, 3) || lies([1, 1, tokens, rows], 3, 2);
+        (whole && known).then_some(e)
     }
 
     /// Adds the time of a run of its only node by [`add_experts`].
