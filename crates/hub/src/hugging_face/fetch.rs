@@ -5,7 +5,7 @@ use super::hub_settings::HubSettings;
 use super::hub_spec::HubSpec;
 use super::listing::{INDEX, Listing, RemoteFile, SINGLE, indexed_files, is_commit};
 use crate::blob_hash::BlobHash;
-use crate::download::{DownloadFailure, Wanted, download};
+use crate::download::{DownloadFailure, REST, Wanted, download};
 use crate::http_client::{HttpClient, HttpRequest, Trouble, shown};
 use crate::{Error, Result};
 use anemoe_io::read_input;
@@ -14,6 +14,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use url::Url;
 
+/// Times that a list of files is asked for.
+const LIST_TRIES: u32 = 3;
 /// Largest list of files.
 const MAX_LISTING: u64 = 64 << 20;
 /// Largest file beside the weights; Gemma's tokenizer has 32 MB.
@@ -155,7 +157,19 @@ impl Hub {
         url
     }
 
+    /// The files of a revision. What may pass by itself is tried again, for some seconds at most.
     pub(super) fn list(&self, spec: &HubSpec) -> std::result::Result<Listing, (Trouble, Error)> {
+        let mut tries = 0;
+        loop {
+            tries += 1;
+            match self.list_once(spec) {
+                Err((Trouble::Passing(_), _)) if tries < LIST_TRIES => std::thread::sleep(REST * tries),
+                ended => return ended,
+            }
+        }
+    }
+
+    fn list_once(&self, spec: &HubSpec) -> std::result::Result<Listing, (Trouble, Error)> {
         let mut url = self.address(&["api", "models", &spec.owner, &spec.name, "revision", &spec.revision]);
         url.set_query(Some("blobs=true"));
         let lasting = |error: Error| (Trouble::Lasting(String::new()), error);
