@@ -77,6 +77,11 @@ impl Grammars {
     }
 }
 
+/// A text as JSON and Lark write it.
+pub fn quoted(text: &str) -> String {
+    Value::from(text).to_string()
+}
+
 /// Has JSON of a schema written as models are used to write it; blanks without end are none of the answer.
 pub fn spell(schema: &mut Map<String, Value>) {
     let spelling = json!({"whitespace_flexible": false, "item_separator": ", ", "key_separator": ": "});

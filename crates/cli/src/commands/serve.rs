@@ -40,7 +40,7 @@ pub struct Args {
     #[arg(long, value_name = "N", default_value_t = 8080)]
     port: u16,
     /// Name of the model for clients [default: that of the bundle].
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", value_parser = clap::builder::NonEmptyStringValueParser::new())]
     model_name: Option<String>,
     /// File of API keys, one a line; without it, everybody who reaches the port may ask.
     #[arg(long, value_name = "F")]

@@ -59,7 +59,7 @@ fn a_second_turn_goes_on_from_the_first() {
     let (code, out, err) = chat(&["-n", "12", "--system", "Write Python."], "def main():\n/stats\n");
     assert_eq!(code, 0);
     assert_eq!(out.trim_end(), turns[0]["text"].as_str().unwrap().trim_end());
-    assert!(err.contains("tok/s") && err.contains("1 answers"), "{err}");
+    assert!(err.contains("tok/s") && err.contains("1 answer"), "{err}");
 }
 
 #[test]
@@ -358,7 +358,7 @@ fn what_is_typed_while_an_answer_comes_waits_for_its_end() {
     chat.press("/st");
     chat.wait_for("[prompt", 1);
     chat.press("ats\r");
-    chat.wait_for("1 answers", 1);
+    chat.wait_for("1 answer", 1);
     chat.press("\u{4}");
     assert_eq!(chat.status(), 0);
     assert!(chat.is_sane());

@@ -186,7 +186,7 @@ impl Body {
         refuse_others(&value)?;
         serde_path_to_error::deserialize(value).map_err(|e| {
             let key = e.path().to_string();
-            ApiError::param(key, format!("of another type: {}", e.inner()))
+            ApiError::param(key, format!("of another type: {}", in_words(&e.inner().to_string())))
         })
     }
 
@@ -366,6 +366,21 @@ impl Body {
             _ => Err(ApiError::param("response_format", "type is not text, json_object or json_schema")),
         }
     }
+}
+
+/// A message about a type with JSON's words in place of Rust's.
+fn in_words(message: &str) -> String {
+    let words = [
+        ("expected f64", "expected a number"),
+        ("expected i64", "expected a whole number"),
+        ("expected u64", "expected a whole number from 0 on"),
+        ("expected u32", "expected a whole number from 0 on"),
+        ("floating point", "number"),
+        ("invalid type: ", ""),
+        ("expected a sequence", "expected a list"),
+        ("expected a map", "expected an object"),
+    ];
+    words.iter().fold(message.to_string(), |text, (from, to)| text.replace(from, to))
 }
 
 /// Refuses options of other servers that would change the answer, and are not known here.

@@ -8,7 +8,7 @@
 //! The mark around texts is a token of its own in Gemma's vocabulary, so that a text may hold any character.
 
 use super::ToolCall;
-use super::form::quoted;
+use crate::grammar::quoted;
 use anemoe_runtime::tokenizer::Tokenizer;
 use serde_json::{Map, Value};
 use std::fmt::Write;

@@ -2,7 +2,7 @@
 
 use super::ToolCall;
 use super::braces::BraceCalls;
-use crate::grammar::spell;
+use crate::grammar::{quoted, spell};
 use anemoe_runtime::chat::{ChatTemplate, message};
 use anemoe_runtime::tokenizer::Tokenizer;
 use serde_json::{Map, Value, json};
@@ -162,11 +162,6 @@ impl CallForm {
         };
         Some(ToolCall { name, arguments })
     }
-}
-
-/// A text as JSON and Lark write it.
-pub(super) fn quoted(text: &str) -> String {
-    Value::from(text).to_string()
 }
 
 /// The tag that a text begins with.
