@@ -13,7 +13,7 @@ const WRONG_INPUT: i32 = 2;
 
 /// Budget of a thread.
 #[derive(Clone, Copy)]
-struct Budget {
+struct ThreadBudget {
     /// Bytes that may be allocated still.
     left: usize,
     /// Name of the work, for the message.
@@ -23,7 +23,7 @@ struct Budget {
 }
 
 thread_local! {
-    static BUDGET: Cell<Option<Budget>> = const { Cell::new(None) };
+    static BUDGET: Cell<Option<ThreadBudget>> = const { Cell::new(None) };
 }
 
 /// The system's allocator, with budgets of threads. A program makes it its global allocator; in others [`within`] bounds nothing.
@@ -33,13 +33,13 @@ pub struct BudgetAllocator;
 /// that names the work, and with status 2.
 pub fn within<T>(bytes: usize, work: &'static str, f: impl FnOnce() -> T) -> T {
     /// Sets the budget of before, also where `f` panics.
-    struct Restored(Option<Budget>);
+    struct Restored(Option<ThreadBudget>);
     impl Drop for Restored {
         fn drop(&mut self) {
             BUDGET.set(self.0);
         }
     }
-    let _restored = Restored(BUDGET.replace(Some(Budget { left: bytes, work, whole: bytes })));
+    let _restored = Restored(BUDGET.replace(Some(ThreadBudget { left: bytes, work, whole: bytes })));
     f()
 }
 
@@ -47,7 +47,7 @@ pub fn within<T>(bytes: usize, work: &'static str, f: impl FnOnce() -> T) -> T {
 fn take(bytes: usize) {
     let Ok(Some(budget)) = BUDGET.try_with(Cell::get) else { return };
     match budget.left.checked_sub(bytes) {
-        Some(left) => BUDGET.set(Some(Budget { left, ..budget })),
+        Some(left) => BUDGET.set(Some(ThreadBudget { left, ..budget })),
         None => {
             BUDGET.set(None);
             let mut stderr = std::io::stderr();
@@ -65,7 +65,7 @@ fn take(bytes: usize) {
 /// Gives bytes back to the thread's budget.
 fn give(bytes: usize) {
     let Ok(Some(budget)) = BUDGET.try_with(Cell::get) else { return };
-    BUDGET.set(Some(Budget { left: budget.left.saturating_add(bytes).min(budget.whole), ..budget }));
+    BUDGET.set(Some(ThreadBudget { left: budget.left.saturating_add(bytes).min(budget.whole), ..budget }));
 }
 
 // SAFETY: every call is the system's own; what is counted beside it allocates nothing unless the process ends.

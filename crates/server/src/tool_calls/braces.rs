@@ -56,7 +56,7 @@ impl BraceCalls {
         while !rest.is_empty() {
             let named = rest.strip_prefix(self.word.trim())?;
             let (name, _) = named.split_once('{')?;
-            let mut values = Values { rest: &named[name.len()..], quote: &self.quote };
+            let mut values = BraceValues { rest: &named[name.len()..], quote: &self.quote };
             let arguments = values.object(0)?;
             calls.push(ToolCall { name: name.trim().into(), arguments: Value::from(arguments).to_string() });
             rest = values.rest.trim_start().trim_start_matches(',').trim_start();
@@ -101,13 +101,13 @@ impl BraceCalls {
     }
 }
 
-/// Values at the beginning of a text.
-struct Values<'a> {
+/// BraceValues at the beginning of a text.
+struct BraceValues<'a> {
     rest: &'a str,
     quote: &'a str,
 }
 
-impl<'a> Values<'a> {
+impl<'a> BraceValues<'a> {
     fn skip(&mut self, mark: &str) -> bool {
         let rest = self.rest.trim_start().strip_prefix(mark);
         self.rest = rest.unwrap_or(self.rest);

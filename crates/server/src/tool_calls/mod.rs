@@ -10,10 +10,10 @@
 //! another way have no form here: their calls stay text.
 
 mod braces;
-mod form;
+mod call_form;
 mod parser;
 
-pub use form::CallForm;
+pub use call_form::CallForm;
 pub use parser::CallParser;
 
 /// A call of a tool.
@@ -36,7 +36,7 @@ pub enum AnswerPart {
 
 #[cfg(test)]
 mod tests {
-    use super::form::CallSyntax;
+    use super::call_form::CallSyntax;
     use super::*;
     use anemoe_runtime::chat::ChatTemplate;
     use serde_json::json;
