@@ -46,17 +46,21 @@ pub fn calls(first: usize, packing: Packing) -> impl Iterator<Item = Range<usize
 /// Name of the only function of a package.
 const ONLY_FUNCTION: &str = "main";
 
+/// Name of one of several functions.
+fn function_name(unit: &Option<String>, tokens: TokenCount) -> String {
+    match unit {
+        None => count_name(tokens),
+        Some(unit) => format!("{unit}_{}", count_name(tokens)),
+    }
+}
+
 /// Names of functions: `main` for the only one of a package, else `t4`, `e003_t4`, `t1to4`.
 pub fn functions(units: &[Option<String>], tokens: &[TokenCount]) -> Vec<ShardFunction> {
     let single = units.len() * tokens.len() == 1;
     let mut functions = Vec::new();
     for unit in units {
         for &t in tokens {
-            let name = match unit {
-                _ if single => ONLY_FUNCTION.to_string(),
-                None => count_name(t),
-                Some(unit) => format!("{unit}_{}", count_name(t)),
-            };
+            let name = if single { ONLY_FUNCTION.to_string() } else { function_name(unit, t) };
             functions.push(ShardFunction { name, unit: unit.clone(), tokens: t, context: None });
         }
     }
@@ -73,27 +77,13 @@ pub fn attention_functions(
     with_cache: &Option<String>,
 ) -> Vec<ShardFunction> {
     let contexts: Vec<usize> = options.form_of(kind).context_buckets.below(slots).collect();
-    if contexts.is_empty() {
-        return functions(units, &options.tokens);
-    }
-    let name = |unit: &Option<String>, t: TokenCount| match unit {
-        None => count_name(t),
-        Some(unit) => format!("{unit}_{}", count_name(t)),
-    };
-    let mut all = Vec::new();
-    for unit in units {
-        let whole = options.tokens.iter();
-        all.extend(whole.map(|&t| ShardFunction {
-            name: name(unit, t),
-            unit: unit.clone(),
-            tokens: t,
-            context: None,
-        }));
+    let mut all = functions(units, &options.tokens);
+    if let (false, [only]) = (contexts.is_empty(), all.as_mut_slice()) {
+        only.name = function_name(&only.unit, only.tokens);
     }
     for context in contexts {
-        let of_bucket = options.tokens.iter();
-        all.extend(of_bucket.map(|&t| ShardFunction {
-            name: format!("{}_c{context}", name(with_cache, t)),
+        all.extend(options.tokens.iter().map(|&t| ShardFunction {
+            name: format!("{}_c{context}", function_name(with_cache, t)),
             unit: with_cache.clone(),
             tokens: t,
             context: Some(context),

@@ -273,7 +273,9 @@ impl Encoder<'_> {
                             side.values.extend_from_slice(table);
                         }
                     }
-                    _ => unreachable!("tables per group have a palettizer, others a shared_grid"),
+                    _ => unreachable!(
+                        "tables per group have a palettizer, others one table or scale for everything"
+                    ),
                 }
                 (pack_sub_byte(&worker.indices, usize::from(bits)), side)
             }

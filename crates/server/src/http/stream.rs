@@ -56,7 +56,7 @@ fn failure(failure: &JobFailure) -> ApiError {
         }
         JobFailure::Closing => ApiError::new(status, "the server is closing").with_code("closing"),
         JobFailure::Grammar(what) => {
-            ApiError::param("response_format", format!("the answer cannot be held to its grammar: {what}"))
+            ApiError::invalid(format!("the answer cannot be held to its grammar: {what}"))
         }
         JobFailure::Broken(what) => ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, what.clone()),
     }

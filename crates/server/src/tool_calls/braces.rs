@@ -101,7 +101,7 @@ impl BraceCalls {
     }
 }
 
-/// BraceValues at the beginning of a text.
+/// Values at the beginning of a text.
 struct BraceValues<'a> {
     rest: &'a str,
     quote: &'a str,
