@@ -47,7 +47,7 @@ impl CostedForm {
 pub struct Recommendation {
     /// Name of the form.
     pub form: String,
-    /// Why, in sentences.
+    /// Reasons, in sentences.
     pub reasons: Vec<String>,
 }
 

@@ -143,7 +143,7 @@ pub struct SpeedPoint {
 /// One gate.
 #[derive(Serialize)]
 pub struct GateLine {
-    /// When; nothing for what the contract says.
+    /// Time of the entry; nothing for what the contract says.
     pub time: Option<String>,
     /// Gate.
     pub gate: String,
