@@ -2,7 +2,8 @@
 
 use crate::ui;
 use anemoe_io::Kind;
-use clap::error::{ContextKind, ContextValue};
+use serde_json::{Value, json};
+use std::fmt::{self, Display, Formatter};
 use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -10,41 +11,13 @@ use std::process::ExitCode;
 /// Bad usage, or input that is invalid or unsupported.
 pub const INVALID: u8 = 2;
 
-/// Words of other tools, and the commands that do here what they do there.
-const MEANT: [(&str, &[&str]); 13] = [
-    ("generate", &["run", "infer", "complete", "completion", "prompt"]),
-    ("build", &["convert", "export", "create", "make", "package"]),
-    ("serve", &["server", "start", "api"]),
-    ("validate", &["eval", "evaluate", "test", "verify"]),
-    ("bench", &["benchmark", "perf", "speed"]),
-    ("inspect", &["info", "show", "list", "ls", "print"]),
-    ("perplexity", &["ppl", "score"]),
-    ("golden", &["reference", "logits"]),
-    ("journal", &["log", "history"]),
-    ("report", &["diff", "compare"]),
-    ("push", &["upload", "publish", "send"]),
-    ("pull", &["download", "fetch"]),
-    ("man", &["manual", "manpage", "docs"]),
-];
-
-/// Adds the command that was meant by a word of another tool; clap may know one that merely sounds like it.
-pub fn with_command_meant(mut e: clap::Error) -> clap::Error {
-    if let Some(ContextValue::String(said)) = e.get(ContextKind::InvalidSubcommand)
-        && let Some((command, _)) = MEANT.iter().find(|(_, words)| words.contains(&said.as_str()))
-    {
-        let meant = ContextValue::Strings(vec![command.to_string()]);
-        e.insert(ContextKind::SuggestedSubcommand, meant);
-    }
-    e
-}
-
 /// Prints clap's own message. Help and version are no errors.
 pub fn usage(e: clap::Error) -> ExitCode {
     let json = std::env::args_os().any(|a| a == "--json");
     if e.use_stderr() && json {
         let message = e.to_string();
         let first = message.lines().next().unwrap_or_default().trim_start_matches("error: ");
-        print_json("usage", first, None);
+        print_json("usage", first, None, None);
     }
     // Nothing is left to do when the terminal is gone. Colours are for what holds no control characters of its own.
     let plain = e.render().to_string();
@@ -64,18 +37,10 @@ pub fn report(e: &anyhow::Error, json: bool) -> ExitCode {
     }) {
         return ExitCode::SUCCESS;
     }
-    // An error that shows its cause itself is not followed by it once more.
-    let mut message = String::new();
-    for cause in e.chain().map(ToString::to_string).filter(|c| !c.is_empty()) {
-        match message.is_empty() {
-            true => message = cause,
-            false if message.ends_with(&cause) => {}
-            false => message = format!("{message}: {cause}"),
-        }
-    }
+    let message = sentence(e);
     let (kind, path) = classify(e);
     if json {
-        print_json(kind, &message, path);
+        print_json(kind, &message, path, e.downcast_ref());
     }
     if kind == INTERRUPTED {
         ui::message("interrupted; what is finished stays, and the same command goes on from there");
@@ -85,16 +50,43 @@ pub fn report(e: &anyhow::Error, json: bool) -> ExitCode {
     ExitCode::from(INVALID)
 }
 
+/// An error and its causes, as one sentence. An error that shows its cause itself is not followed by it once more.
+pub fn sentence(e: &anyhow::Error) -> String {
+    let mut message = String::new();
+    for cause in e.chain().map(ToString::to_string).filter(|c| !c.is_empty()) {
+        match message.is_empty() {
+            true => message = cause,
+            false if message.ends_with(&cause) => {}
+            false => message = format!("{message}: {cause}"),
+        }
+    }
+    message
+}
+
+/// Document of a command that ended in an error half-way. As context of that error it adds its keys to the error's document.
+#[derive(Debug)]
+pub struct PartialDocument(pub Value);
+
+impl Display for PartialDocument {
+    /// Adds nothing to the error's sentence.
+    fn fmt(&self, _: &mut Formatter<'_>) -> fmt::Result {
+        Ok(())
+    }
+}
+
 /// Says that a command was interrupted that has nothing to go on from.
 pub fn interrupted(json: bool) {
     if json {
-        print_json(INTERRUPTED, INTERRUPTED, None);
+        print_json(INTERRUPTED, INTERRUPTED, None, None);
     }
     ui::message(INTERRUPTED);
 }
 
-pub fn print_json(kind: &str, message: &str, path: Option<PathBuf>) {
-    let document = serde_json::json!({"error": {"kind": kind, "message": message, "path": path.map(|p| p.display().to_string())}});
+/// Prints the document of an error, with what the command had done before it.
+pub fn print_json(kind: &str, message: &str, path: Option<PathBuf>, before: Option<&PartialDocument>) {
+    let mut document = before.map_or_else(|| json!({}), |before| before.0.clone());
+    document["error"] =
+        json!({"kind": kind, "message": message, "path": path.map(|p| p.display().to_string())});
     let _ = writeln!(std::io::stdout(), "{document}");
 }
 

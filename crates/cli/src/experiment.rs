@@ -7,6 +7,7 @@
 //! ```
 
 use crate::args::runner::chosen_backend;
+use crate::error_report::sentence;
 use crate::outcome::Outcome;
 use crate::registry::{self, Bound, Figure, FigureNeeds};
 use crate::standing;
@@ -193,7 +194,7 @@ impl ExperimentRun {
             Ok(Outcome::Done) => status::DONE,
             Ok(Outcome::GateFailed) => status::FAIL,
             Err(e) => {
-                facts.insert("error".into(), format!("{e:#}").into());
+                facts.insert("error".into(), sentence(e).into());
                 status::ERROR
             }
         };

@@ -1,6 +1,7 @@
 //! Runs of a checkpoint in f32 that gates compare with.
 
 use crate::args::checkpoint_text::{TEXT, bos, spread_ids, tokenizer};
+use crate::error_report::sentence;
 use crate::ui::Ui;
 use anemoe_convert::checkpoint::Checkpoint;
 use anemoe_convert::plan::Plan;
@@ -59,7 +60,7 @@ pub fn reference(
     }
     let (prompt, decode) = match given {
         Some(golden) => (golden.prompt_ids.clone(), 0),
-        None => gate_prompt(checkpoint, plan).map_err(|e| anemoe_gates::Error::usage(format!("{e:#}")))?,
+        None => gate_prompt(checkpoint, plan).map_err(|e| anemoe_gates::Error::usage(sentence(&e)))?,
     };
     let own = with_bar(checkpoint, &prompt, decode, ui)?;
     Ok(match given {

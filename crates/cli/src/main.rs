@@ -17,6 +17,7 @@ mod files;
 mod gate_reference;
 mod mac_report;
 mod machine;
+mod other_tools;
 mod outcome;
 mod part_store;
 mod recorder;
@@ -109,7 +110,7 @@ fn main() -> ExitCode {
         Cli::from_arg_matches(&m).map_err(|e| e.format(&mut command))
     }) {
         Ok(cli) => cli,
-        Err(e) => return error_report::usage(error_report::with_command_meant(e)),
+        Err(e) => return error_report::usage(other_tools::explained(e, &command)),
     };
     let Some(chosen) = cli.command else { return welcome::print(cli.json) };
     tracing_subscriber::fmt()

@@ -37,7 +37,7 @@ impl Surroundings {
 /// Prints the lines, on standard error: a missing command is bad usage to a script.
 pub fn print(json: bool) -> ExitCode {
     if json {
-        error_report::print_json("usage", "no command; `anemoe help` lists them", None);
+        error_report::print_json("usage", "no command; `anemoe help` lists them", None, None);
     }
     ui::message(text(&Surroundings::of(Path::new("."))));
     ExitCode::from(INVALID)

@@ -141,7 +141,11 @@ fn fill(
             return Err(DownloadFailure::Network(format!("{why} (after {there} of {} bytes)", wanted.size)));
         }
         if tries > 0 {
-            std::thread::sleep(REST * 2u32.pow(tries - 1));
+            let rest = REST * 2u32.pow(tries - 1);
+            if tries > 1 {
+                tracing::warn!("{}: {why}; the next try is in {} s", shown(wanted.url), rest.as_secs());
+            }
+            std::thread::sleep(rest);
         }
     }
     file.sync_all()?;

@@ -2,6 +2,7 @@
 
 use crate::args::reading::Reading;
 use crate::args::store_args::OpenStore;
+use crate::error_report::sentence;
 use crate::gate_reference::{gate_prompt, read_goldens, with_bar};
 use crate::outcome::Outcome;
 use crate::part_store::pull_parts;
@@ -108,7 +109,8 @@ fn own_reference(assembly: &Assembly, ui: &Ui) -> Option<GateReference> {
         Ok(golden) => Some(GateReference { golden, also: Vec::new(), given: false }),
         Err(e) => {
             ui::message(format!(
-                "warning: no gates of the whole: {e:#}; give --golden, or see anemoe validate"
+                "warning: no gates of the whole: {}; give --golden, or see anemoe validate",
+                sentence(&e)
             ));
             None
         }

@@ -1,6 +1,7 @@
 //! The child, and how its parent waits for it.
 
 use super::Work;
+use crate::error_report::sentence;
 use anemoe_io::locked;
 use anyhow::Context;
 use serde::{Deserialize, Serialize};
@@ -338,7 +339,7 @@ pub fn serve(work: impl FnOnce(Work, &mut ParentLink) -> anyhow::Result<Value>) 
     });
     let reply = match work(asked, &mut link) {
         Ok(value) => Reply::Done(value),
-        Err(e) => Reply::Failed(format!("{e:#}")),
+        Err(e) => Reply::Failed(sentence(&e)),
     };
     let mut out = std::io::stdout().lock();
     writeln!(out, "\n{}", serde_json::to_string(&reply)?)?;

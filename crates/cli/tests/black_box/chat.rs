@@ -90,6 +90,16 @@ fn a_session_goes_on_as_if_it_had_not_ended() {
 }
 
 #[test]
+fn answers_before_a_wrong_command_are_not_lost() {
+    let (code, out, err) = chat(&["-n", "6", "--json"], "a = 1\n/load none\nb = 2\n");
+    let v: Value = serde_json::from_str(&out).unwrap();
+    assert_eq!((code, v["turns"].as_array().unwrap().len()), (2, 1), "{v}");
+    let said = v["error"]["message"].as_str().unwrap();
+    assert!(said.contains("none") && err.trim_end().ends_with(&format!("error: {said}")), "{err}");
+    assert_eq!(said.matches("o such file").count(), 1, "{said}");
+}
+
+#[test]
 fn commands_save_load_and_reset() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("s");

@@ -32,10 +32,24 @@ fn mistyped_commands_and_words_of_other_tools_find_the_command() {
         ("server", "serve"),
         ("benchmark", "bench"),
         ("eval", "validate"),
+        ("lsit", "inspect"),
+        ("ps", "inspect"),
     ] {
         refused(&[said], &["a similar subcommand exists", &format!("'{meant}'")]);
     }
     refused(&["chat", "x", "--sesion", "f"], &["--session"]);
+}
+
+#[test]
+fn options_of_other_tools_find_the_option() {
+    refused(&["chat", "x", "--n-predict", "8"], &["'--n-predict'", "'--max-new'"]);
+    refused(&["chat", "x", "--system-prompt=Be brief."], &["'--system'"]);
+    refused(&["serve", "x", "--parallel", "4"], &["'--max-sequences'"]);
+    refused(&["serve", "x", "--ctx-size", "4096"], &["tip: a bundle has the context that it was built for"]);
+    refused(&["generate", "--model", "x"], &["tip: the checkpoint or bundle is named without an option"]);
+    // A command that has no such option gives no such tip.
+    let (code, _, err) = run(&["inspect", "x", "--n-predict", "8"]);
+    assert!(code == 2 && !err.contains("--max-new"), "{err}");
 }
 
 #[test]

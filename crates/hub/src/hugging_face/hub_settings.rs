@@ -59,13 +59,23 @@ impl HubSettings {
             .or_else(|| Some(home.as_ref()?.join("hub")))
             .ok_or_else(|| Error::usage("there is no folder for the cache of checkpoints: set HF_HOME"))?;
         let file = set("HF_TOKEN_PATH").map(PathBuf::from).or_else(|| Some(home?.join("token")));
-        let from_file = || Token::new(&anemoe_io::read_text(&file?, MAX_TOKEN_FILE).ok()?);
-        let given = set("HF_TOKEN").or_else(|| set("HUGGING_FACE_HUB_TOKEN"));
-        let token = match given {
-            Some(text) => Token::new(&text),
-            None if is_on("HF_HUB_DISABLE_IMPLICIT_TOKEN") => None,
-            None => from_file(),
+        let from_file = || {
+            Some((anemoe_io::read_text(file.as_deref()?, MAX_TOKEN_FILE).ok()?, file?.display().to_string()))
         };
+        let from_variable = |name: &str| Some((set(name)?, name.to_string()));
+        let given = from_variable("HF_TOKEN").or_else(|| from_variable("HUGGING_FACE_HUB_TOKEN"));
+        let given = given.or_else(|| if is_on("HF_HUB_DISABLE_IMPLICIT_TOKEN") { None } else { from_file() });
+        let given = given.filter(|(text, _)| !text.trim().is_empty());
+        let token = given.map(|(text, place)| {
+            // Without it, the hub would say that the checkpoint is not there.
+            let unfit = || {
+                Error::usage(format!(
+                    "{place} holds no token: only letters, digits and signs fit in one, on one line"
+                ))
+            };
+            Token::new(&text).ok_or_else(unfit)
+        });
+        let token = token.transpose()?;
         Ok(HubSettings {
             endpoint,
             cache,
@@ -113,5 +123,12 @@ mod tests {
         );
         assert!(settings(&[("HF_HOME", "/none"), ("HF_TOKEN", "hf_x")]).unwrap().token.is_some());
         assert!(settings(&[("HF_HOME", "/none")]).unwrap().token.is_none());
+        for wrong in ["hf_a\nhf_b", "hf a", "hf_\u{fc}"] {
+            let said = settings(&[("HF_HOME", "/none"), ("HF_TOKEN", wrong)]).unwrap_err().to_string();
+            assert!(said.starts_with("HF_TOKEN holds no token"), "{said}");
+        }
+        std::fs::write(dir.path().join("token"), "hf a\n").unwrap();
+        let said = settings(&[("HF_HOME", home)]).unwrap_err().to_string();
+        assert!(said.contains("token holds no token"), "{said}");
     }
 }

@@ -103,7 +103,12 @@ impl S3Client {
                 let what = format!("{why} ({TRIES} tries); the same command goes on from what was sent");
                 return Err(self.failed(key, what));
             }
-            std::thread::sleep(REST * 2u32.pow(tries - 1));
+            let rest = REST * 2u32.pow(tries - 1);
+            // Another try often helps at once; a person is told from the second one on.
+            if tries > 1 {
+                tracing::warn!("{}: {why}; the next try is in {} s", self.place(key), rest.as_secs());
+            }
+            std::thread::sleep(rest);
         }
     }
 

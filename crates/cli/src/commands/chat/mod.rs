@@ -10,6 +10,7 @@ use crate::args::numbers::at_least_one;
 use crate::args::runner::RunnerArgs;
 use crate::bundle::Verify;
 use crate::commands::generate::Speculate;
+use crate::error_report::{PartialDocument, sentence};
 use crate::outcome::Outcome;
 use crate::signals;
 use crate::target::expect_bundle;
@@ -162,9 +163,10 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     let talk = locked(&talk);
     let saved = talk.save_session();
     if let (Err(_), Err(e)) = (&talked, &saved) {
-        message(format!("error: {e:#}"));
+        message(format!("error: {}", sentence(&e)));
     }
-    talked.and(saved)?;
+    // The answers that were given are part of what an error prints for programs.
+    talked.and(saved).with_context(|| PartialDocument(talk.document()))?;
     ui.document(&talk.document())?;
     Ok(Outcome::Done)
 }
@@ -180,7 +182,7 @@ fn converse(talk: &Mutex<Talk>, stop: &StopFlag, questions: &mut Questions, ui: 
             Ok(true) => {}
             Ok(false) => break,
             // At a terminal the chat goes on.
-            Err(e) if questions.is_terminal() => message(format!("error: {e:#}")),
+            Err(e) if questions.is_terminal() => message(format!("error: {}", sentence(&e))),
             Err(e) => return Err(e),
         }
     }

@@ -2,6 +2,7 @@
 
 use super::session;
 use crate::commands::generate::{figures, stop_name};
+use crate::error_report::sentence;
 use crate::signals;
 use crate::ui::{Ui, message};
 use anemoe_io::locked;
@@ -101,7 +102,7 @@ pub fn handle_signals(talk: &Arc<Mutex<Talk>>, stop: &StopFlag, is_terminal: boo
         // Free once the answer has stopped.
         let talk = locked(&talk);
         if let Err(e) = talk.save_session() {
-            message(format!("error: {e:#}"));
+            message(format!("error: {}", sentence(&e)));
         }
         false
     });

@@ -1,6 +1,7 @@
 //! Predicted speed of a bundle's model in other forms, from the shapes of its checkpoint.
 
 use crate::args::reading::Reading;
+use crate::error_report::sentence;
 use crate::ui::Ui;
 use anemoe_bundle::Chain;
 use anemoe_bundle::journal::Event;
@@ -78,7 +79,7 @@ pub fn form_speeds(
             costed(bundle, chain, path, chips, ui).with_context(|| format!("--checkpoint {}", path.display()))
         }
         None => Ok(match recorded(events) {
-            Ok(path) => costed(bundle, chain, &path, chips, ui).unwrap_or_else(|e| missing(format!("{e:#}"))),
+            Ok(path) => costed(bundle, chain, &path, chips, ui).unwrap_or_else(|e| missing(sentence(&e))),
             Err(why) => missing(why),
         }),
     }

@@ -1,6 +1,7 @@
 //! Recipes: experiments as files. `docs/recipes.md` describes the format.
 
 use super::command::GateCommand;
+use crate::error_report::sentence;
 use crate::registry::{self, Bound, Figure, FigureNeeds};
 use anyhow::{Context, bail};
 use serde::Deserialize;
@@ -139,7 +140,8 @@ pub(super) fn open(wanted: &Path) -> anyhow::Result<Recipe> {
     }
     let text = anemoe_io::read_text(wanted, MAX_RECIPE_BYTES).map_err(|e| anemoe_io::Error::io(wanted, e))?;
     let stem = wanted.file_stem().map(|s| s.to_string_lossy().into_owned()).unwrap_or_default();
-    let parsed = parse(&stem, &text).map_err(|e| anemoe_io::Error::invalid(wanted, format!("recipe: {e:#}")));
+    let parsed = parse(&stem, &text)
+        .map_err(|e| anemoe_io::Error::invalid(wanted, format!("recipe: {}", sentence(&e))));
     Ok(parsed?)
 }
 
