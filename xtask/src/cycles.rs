@@ -1,16 +1,16 @@
 //! `cargo xtask cycles`: files of a crate that use each other.
 //!
-//! A file uses another when it names one of its items. A `mod.rs` that declares and re-exports modules does not use them;
-//! one that names their items does. Code for tests does not count.
+//! A file uses another file when it names one of its items. A `mod.rs` that declares and re-exports modules does not
+//! use them, but one that names their items does. Code for tests does not count.
 
 use crate::module_tree::{self, Crate, ItemUse};
 use crate::task::{Passed, root};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-/// Items by the file that uses them and the file that declares them.
+/// Items by the file that uses them, then by the file that declares them.
 type Edges = BTreeMap<usize, BTreeMap<usize, Vec<String>>>;
 
-/// Prints every cycle; passes when there is none in the crates named, or in all.
+/// Prints every cycle of the named crates, or of all crates. Passes when there is none.
 pub fn check(crates: &[String]) -> Passed {
     let all = module_tree::read_workspace(&root())?;
     if let Some(unknown) = crates.iter().find(|name| !all.iter().any(|c| c.name == **name)) {
@@ -40,7 +40,7 @@ fn edges(references: &[ItemUse]) -> Edges {
     edges
 }
 
-/// The shortest cycle through each edge that is on one, every cycle once, short ones first.
+/// Finds the shortest cycle through each edge that lies on a cycle. Returns each cycle once, short ones first.
 fn find_cycles(edges: &Edges) -> Vec<Vec<usize>> {
     let mut found = BTreeSet::new();
     for (&from, targets) in edges {
@@ -54,7 +54,7 @@ fn find_cycles(edges: &Edges) -> Vec<Vec<usize>> {
     found.into_iter().map(|(_, cycle)| cycle).collect()
 }
 
-/// Files on a shortest way, both ends included.
+/// Returns the files on a shortest path, both ends included; `None` where no path exists.
 fn shortest(edges: &Edges, start: usize, end: usize) -> Option<Vec<usize>> {
     let mut before = BTreeMap::from([(start, start)]);
     let mut queue = VecDeque::from([start]);
@@ -79,7 +79,7 @@ fn shortest(edges: &Edges, start: usize, end: usize) -> Option<Vec<usize>> {
     None
 }
 
-/// `a.rs -> b.rs (Item, other) -> a.rs (Third)`.
+/// Writes a cycle as text: `a.rs -> b.rs (Item, other) -> a.rs (Third)`.
 fn describe(read: &Crate, edges: &Edges, cycle: &[usize]) -> String {
     let mut text = read.files[cycle[0]].display().to_string();
     for (i, from) in cycle.iter().enumerate() {

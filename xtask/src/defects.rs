@@ -1,6 +1,6 @@
-//! `cargo xtask defects`: plants defects in the Core ML backend, one at a time, and lists those that the tests of the sim miss.
+//! `cargo xtask defects`: plants defects in the Core ML backend, one at a time, and lists those that the sim's tests miss.
 //!
-//! Works on a copy of the repository under `target/defects`, where it also says why each defect was noticed.
+//! Works on a copy of the repository under `target/defects`; its log there says how each defect was noticed.
 
 use crate::options::TaskOptions;
 use crate::sim;
@@ -11,17 +11,17 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-/// Parts of the repository that the copy needs.
+/// Files and folders of the repository that the copy needs.
 const PARTS: [&str; 6] = ["Cargo.toml", "Cargo.lock", "crates", "fixtures", "sim", "xtask"];
 /// Folder of the code that is changed.
 const ENGINE: &str = "crates/coreml/src/engine";
-/// A defect that holds a test up for so long is noticed.
+/// Longest time of a test run; a defect that makes it longer counts as noticed.
 const LONGEST: Duration = Duration::from_secs(300);
 
-/// A defect: its name, a file, what is there, and what is there instead.
+/// A defect: its name, the file, the original text, and its replacement.
 struct Defect(&'static str, &'static str, &'static str, &'static str);
 
-/// Defects that no test of this kind notices.
+/// Defects that the tests cannot notice.
 const UNNOTICED: [&str; 1] = ["memory never freed"];
 
 const DEFECTS: [Defect; 37] = [
@@ -209,14 +209,14 @@ const DEFECTS: [Defect; 37] = [
     ),
 ];
 
-/// The task: defects whose names contain one of the words, or all.
+/// Runs the task for defects whose names contain one of the words, or for all.
 pub fn run(options: TaskOptions) -> Passed {
     let words = options.finish()?;
     let tree = root().join("target/defects");
     copy_tree(&tree)?;
     sim::prepare(&tree)?;
     let log = tree.join("log.txt");
-    // The first build takes longer than any test may.
+    // The first build takes longer than a test run may.
     let mut build = tests(&tree);
     if !build.arg("--no-run").status()?.success() {
         return Err("the tests cannot be built".into());
@@ -252,7 +252,7 @@ pub fn run(options: TaskOptions) -> Passed {
     Ok(wrong == 0)
 }
 
-/// Copies what is needed; what cargo made there stays.
+/// Copies the needed parts of the repository; files that cargo made in the copy stay.
 fn copy_tree(tree: &Path) -> io::Result<()> {
     for part in PARTS {
         let (from, to) = (root().join(part), tree.join(part));
@@ -269,28 +269,28 @@ fn copy_tree(tree: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// The command that builds and runs the tests of the backend.
+/// Makes the command that builds and runs the backend's tests.
 fn tests(tree: &Path) -> Command {
     let mut command = sim::cargo_test(tree, &tree.join("target/build"));
     command.args(["-p", "sim-tests"]);
     command
 }
 
-/// Runs the tests, for as long as [`LONGEST`] allows.
+/// Tells whether the tests pass within [`LONGEST`].
 fn passes(tree: &Path, log: &Path) -> io::Result<bool> {
     let out = File::create(log)?;
     let tests = tests(tree);
-    // It ends what cargo has started, too.
+    // `timeout` also ends the processes that cargo has started.
     let mut command = Command::new("timeout");
     command.arg(LONGEST.as_secs().to_string()).arg(tests.get_program()).args(tests.get_args());
-    // The longest tests have nothing that others do not have, for fewer bundles.
+    // The longest tests repeat the others' checks for more bundles.
     command.args(["--", "--skip", "every_fixture", "--skip", "every_form"]);
     command.envs(tests.get_envs().filter_map(|(name, value)| Some((name, value?))));
     command.current_dir(tests.get_current_dir().unwrap_or(tree));
     Ok(command.stdout(out.try_clone()?).stderr(out).stdin(Stdio::null()).status()?.success())
 }
 
-/// The first line that says why a test failed.
+/// Returns the first line that says why a test failed, at most 140 characters.
 fn reason(report: &str) -> String {
     let mut lines = report.lines();
     let found = lines.find(|l| l.contains("panicked at") || l.contains("error:") || l.contains("signal:"));

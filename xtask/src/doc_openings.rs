@@ -1,13 +1,13 @@
-//! First words of doc comments: each names its thing first, "Bytes of a token" and not "What a token takes".
+//! Checks the first words of doc comments: they name the thing, "Bytes of a token" and not "What a token takes".
 
 use std::io;
 use std::path::{Path, PathBuf};
 
 /// Folders with sources.
 const FOLDERS: [&str; 4] = ["crates", "xtask", "sim", "fuzz"];
-/// Folders below them that hold no sources of ours: build outputs.
+/// Folder below them with build outputs instead of sources.
 const SKIPPED: &str = "target";
-/// Words that no doc comment begins with: they put a clause or a relation where the thing's name belongs.
+/// Words that no doc comment may begin with: they put a clause where the thing's name belongs.
 const REFUSED: [&str; 23] = [
     "What",
     "Where",
@@ -34,8 +34,7 @@ const REFUSED: [&str; 23] = [
     "From",
 ];
 
-/// Prints file, line and word of every doc comment that begins with a word of [`REFUSED`]; passes when there
-/// is none.
+/// Prints file, line and word of every doc comment that begins with a word of [`REFUSED`]. Passes when there is none.
 ///
 /// # Errors
 /// A folder or file cannot be read.
@@ -61,7 +60,7 @@ pub fn check(root: &Path) -> io::Result<bool> {
     Ok(count == 0)
 }
 
-/// Adds the `.rs` files below a folder.
+/// Adds the `.rs` files below a folder to the list.
 fn list_sources(folder: &Path, files: &mut Vec<PathBuf>) -> io::Result<()> {
     for entry in std::fs::read_dir(folder)? {
         let entry = entry?;
@@ -75,14 +74,13 @@ fn list_sources(folder: &Path, files: &mut Vec<PathBuf>) -> io::Result<()> {
     Ok(())
 }
 
-/// Finds the doc comments of a file that begin with a word of [`REFUSED`]: number of the line, from 1, and
-/// the word.
+/// Finds the doc comments of a text that begin with a word of [`REFUSED`]. Returns line numbers, from 1, and words.
 fn find(text: &str) -> Vec<(usize, &'static str)> {
     let mut found = Vec::new();
     let mut before = None;
     for (i, line) in text.lines().enumerate() {
         let doc = doc_text(line);
-        // Lines of one marker in a row are one comment, whose first line alone counts.
+        // Consecutive lines with one marker are one comment; only its first line counts.
         if let Some((marker, words)) = doc.filter(|(marker, _)| before != Some(*marker)) {
             let first = words.trim_start().split(|c: char| !c.is_alphanumeric()).next();
             let refused = REFUSED.iter().find(|w| Some(**w) == first);
@@ -95,7 +93,7 @@ fn find(text: &str) -> Vec<(usize, &'static str)> {
     found
 }
 
-/// Splits a line of a doc comment into its marker and its text; none for other lines.
+/// Splits a line of a doc comment into its marker and its text; `None` for other lines.
 fn doc_text(line: &str) -> Option<(&str, &str)> {
     let line = line.trim_start();
     let (marker, text) = line.split_at_checked(3)?;

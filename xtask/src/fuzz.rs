@@ -1,4 +1,4 @@
-//! Runs fuzz targets in turn and prints what they did.
+//! Runs fuzz targets one after the other and prints their results.
 
 use crate::options::TaskOptions;
 use crate::seeds;
@@ -11,9 +11,9 @@ use std::time::Instant;
 /// A fuzz target and its limits.
 pub struct FuzzTarget {
     pub name: &'static str,
-    /// Longest input, in bytes: a little more than the longest seed.
+    /// Most bytes of an input: a little more than the longest seed.
     max_len: usize,
-    /// Resident memory, in MiB, beyond which an input counts as a fault.
+    /// Resident memory in MiB above which an input counts as a fault.
     rss_mb: usize,
 }
 
@@ -21,7 +21,7 @@ const fn target(name: &'static str, max_len: usize, rss_mb: usize) -> FuzzTarget
     FuzzTarget { name, max_len, rss_mb }
 }
 
-/// All targets of `fuzz/`.
+/// All fuzz targets of `fuzz/`.
 pub const TARGETS: [FuzzTarget; 16] = [
     target("chain", 32 << 10, 512),
     target("config_gemma4", 4 << 10, 512),
@@ -41,12 +41,12 @@ pub const TARGETS: [FuzzTarget; 16] = [
     target("weights", 8 << 10, 512),
 ];
 
-/// Seconds that one input may take.
+/// Most seconds of one input.
 const TIMEOUT_S: u64 = 10;
-/// Faults of a target after which it is left.
+/// Faults after which a target is stopped.
 const MAX_FAULTS: usize = 10;
 
-/// Result of a target.
+/// Counts of a target's run.
 #[derive(Default)]
 struct FuzzRuns {
     executions: u64,
@@ -56,7 +56,7 @@ struct FuzzRuns {
     faults: usize,
 }
 
-/// The task.
+/// Runs the task: the named targets, or all.
 pub fn run(mut options: TaskOptions) -> Passed {
     let seconds = options.number("seconds")?;
     let runs = options.number("runs")?;
@@ -74,7 +74,7 @@ pub fn run(mut options: TaskOptions) -> Passed {
     if seed_only {
         return Ok(true);
     }
-    // Readers that take a path get a file in memory.
+    // Readers that take a path get files in memory.
     let memory = Path::new("/dev/shm");
     let scratch = if memory.is_dir() { tempfile::tempdir_in(memory)? } else { tempfile::tempdir()? };
     let mut all = Vec::new();
@@ -105,7 +105,7 @@ fn row(name: &str, d: &FuzzRuns) -> String {
     format!("| {name} | {} | {rate:.0} | {} | {} | {} |", d.executions, d.coverage, d.features, d.faults)
 }
 
-/// Runs a target until its time or its executions are spent; a fault ends libFuzzer, so it is started again.
+/// Runs a target until its time or its executions are used up. Restarts libFuzzer after each fault, which ends it.
 fn fuzz(
     folder: &Path,
     target: &FuzzTarget,
@@ -127,7 +127,7 @@ fn fuzz(
             format!("-max_len={}", target.max_len),
             format!("-rss_limit_mb={}", target.rss_mb),
             format!("-timeout={TIMEOUT_S}"),
-            // Larger inputs are tried from the start: headers of these formats do not grow byte by byte.
+            // Large inputs are tried from the start: headers of these formats do not grow byte by byte.
             "-len_control=0".into(),
             "-print_final_stats=1".into(),
         ]);
@@ -170,12 +170,12 @@ fn build(folder: &Path, target: &FuzzTarget, sanitizer: &str) -> Result<(), Box<
 
 fn cargo(folder: &Path) -> Command {
     let mut command = Command::new("cargo");
-    // The toolchain of this task would be inherited.
+    // Without this, the child would inherit this task's toolchain.
     command.args(["+nightly", "fuzz"]).env_remove("RUSTUP_TOOLCHAIN").env_remove("CARGO").current_dir(folder);
     command
 }
 
-/// Inputs that libFuzzer kept because of a fault.
+/// Returns the inputs that libFuzzer kept because of a fault.
 fn files(artifacts: &Path) -> std::io::Result<Vec<PathBuf>> {
     let faults = ["crash-", "oom-", "timeout-", "leak-"];
     let mut found = Vec::new();
@@ -188,7 +188,7 @@ fn files(artifacts: &Path) -> std::io::Result<Vec<PathBuf>> {
     Ok(found)
 }
 
-/// The number behind the last occurrence of a word.
+/// Returns the number after the last occurrence of a word.
 fn number_behind(text: &str, word: &str) -> Option<u64> {
     let rest = text[text.rfind(word)? + word.len()..].trim_start();
     rest.split(|c: char| !c.is_ascii_digit()).next()?.parse().ok()

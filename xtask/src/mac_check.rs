@@ -1,4 +1,4 @@
-//! `cargo xtask mac-check`: type-checks the binary for macOS, on Linux.
+//! `cargo xtask mac-check`: type-checks the binary for macOS on Linux.
 //!
 //! ```text
 //! Debian's rustc-web, with its standard libraries and sources, unpacked under target/mac-check
@@ -14,20 +14,20 @@ use std::process::{Command, Stdio};
 
 /// Target that is checked.
 const TARGET: &str = "aarch64-apple-darwin";
-/// Packages of the compiler; two others have the version in their names.
+/// Packages of the compiler. It needs two more, which have its version in their names.
 const PACKAGES: [&str; 3] = ["rustc-web", "libstd-rust-web-dev", "rust-web-src"];
-/// Beginnings of the names of those two, which the first two depend on.
+/// Prefixes of the names of those two, on which the first two packages depend.
 const VERSIONED: [&str; 2] = ["libstd-rust-web-", "libLLVM"];
-/// The oldest system on which the backend runs.
+/// Oldest macOS on which the backend runs.
 const OLDEST_SYSTEM: &str = "15.0";
 
-/// A compiler that writes an empty object.
+/// Script of a compiler that writes an empty object.
 const EMPTY_OBJECT: &str =
     "#!/bin/sh\nwhile [ $# -gt 0 ]; do [ \"$1\" = -o ] && : > \"$2\"; shift; done\nexit 0\n";
-/// An archiver that writes an empty archive.
+/// Script of an archiver that writes an empty archive.
 const EMPTY_ARCHIVE: &str = "#!/bin/sh\n: > \"$2\"\n";
 
-/// The task. It passes, and says so loudly, where the compiler cannot be had.
+/// Runs the task. It passes with a notice if the compiler is not available.
 pub fn run(options: TaskOptions) -> Passed {
     options.finish()?;
     let folder = root().join("target/mac-check");
@@ -40,22 +40,22 @@ pub fn run(options: TaskOptions) -> Passed {
     let mut command = Command::new("cargo");
     command.args(["check", "--target", TARGET, "-Zbuild-std=std,panic_abort", "--locked"]);
     command.args(["-p", "anemoe-coreml", "-p", "anemoe"]);
-    // What the script of this crate compiles needs Apple's compiler, and is not linked here.
+    // The build script of this crate compiles code that needs Apple's compiler; the code is not linked here.
     command.args(["--config", &format!("target.{TARGET}.objc2_exception_helper_0_1.rustc-cfg=[]")]);
     command.current_dir(root());
     command.env("CARGO_TARGET_DIR", folder.join("build"));
     command.env("LD_LIBRARY_PATH", folder.join("root/usr/lib/x86_64-linux-gnu"));
     command.env("RUSTC", compiler).env("RUSTC_BOOTSTRAP", "1").env("RUSTFLAGS", "-Dwarnings");
     command.env("MACOSX_DEPLOYMENT_TARGET", OLDEST_SYSTEM);
-    // Nor is what crates compile from C and assembly.
+    // C and assembly of other crates are not linked either.
     let compiler = write_tool(&folder, "cc", EMPTY_OBJECT)?;
     command.env("CC_aarch64_apple_darwin", compiler).env("SDKROOT", "/");
     command.env("AR_aarch64_apple_darwin", write_tool(&folder, "ar", EMPTY_ARCHIVE)?);
     Ok(command.status()?.success())
 }
 
-/// Fails where the unpacked compiler is older than the workspace's `rust-version`, and removes it, so that the next run asks for
-/// a newer one.
+/// Fails where the unpacked compiler is older than the workspace's `rust-version`, and removes it, so that the next run
+/// downloads a newer one.
 fn compiler_is_new_enough(folder: &Path) -> Result<(), String> {
     let cargo_toml = fs::read_to_string(root().join("Cargo.toml")).map_err(|e| e.to_string())?;
     let needed = cargo_toml.lines().find_map(|line| line.strip_prefix("rust-version = "));
@@ -76,12 +76,12 @@ fn compiler_is_new_enough(folder: &Path) -> Result<(), String> {
     ))
 }
 
-/// Major and minor number of a version such as `1.95` or `1.96.0`.
+/// Returns the major and minor number of a version such as `1.95` or `1.96.0`.
 fn version_numbers(version: &str) -> Vec<u32> {
     version.split('.').take(2).filter_map(|part| part.parse().ok()).collect()
 }
 
-/// Writes a script that stands for a tool.
+/// Writes a script that stands in for a tool. Returns its path.
 fn write_tool(folder: &Path, name: &str, script: &str) -> std::io::Result<std::path::PathBuf> {
     let path = folder.join(name);
     fs::write(&path, script)?;
@@ -98,7 +98,7 @@ fn unpack(folder: &Path) -> Result<(), String> {
         fs::remove_dir_all(folder).map_err(failed)?;
     }
     fs::create_dir_all(&debs).map_err(failed)?;
-    // Lists of packages that came with an image name old compilers. Who may not write them uses them as they are.
+    // An image's package lists name old compilers; a user who may not update the lists uses them as they are.
     let lists = Command::new("apt-get").arg("update").stdout(Stdio::null()).stderr(Stdio::null()).status();
     if !lists.is_ok_and(|status| status.success()) {
         println!("mac-check: apt-get update failed; the lists of packages are used as they are");
@@ -139,7 +139,7 @@ fn unpack(folder: &Path) -> Result<(), String> {
         }
     }
     fs::remove_dir_all(&debs).map_err(failed)?;
-    // Of the sources, the library alone is needed: 69 MB of 434.
+    // Only the library is needed of the sources: 69 MB of 434.
     for version in fs::read_dir(staging.join("usr/src")).map_err(failed)? {
         let version = version.map_err(failed)?.path();
         for part in ["compiler", "src"] {
@@ -149,7 +149,7 @@ fn unpack(folder: &Path) -> Result<(), String> {
     fs::rename(&staging, folder.join("root")).map_err(failed)
 }
 
-/// Runs a program and gives its standard output.
+/// Runs a program and returns its standard output.
 fn output(program: &str, arguments: &[&str]) -> Result<String, String> {
     let output = Command::new(program).args(arguments).output().map_err(|e| format!("{program}: {e}"))?;
     if !output.status.success() {

@@ -1,9 +1,9 @@
-//! Tasks of the repository: checks of the sources, checked-in code and plots, fuzz targets, trials of the built binary, the Core ML
-//! backend away from a Mac.
+//! Tasks of the repository: checks of the sources, generated code and plots, fuzz targets, trials of the built binary,
+//! tests of the Core ML backend without a Mac.
 //!
 //! # Tests
-//! The checks find cycles, names and openings in sources of a few lines; checked-in plots are those of `docs/results.json`. The
-//! tests are beside the code: `cargo test -p xtask`.
+//! Unit tests check that cycles, names and openings are found in small sources, and that the plots in the repository
+//! are those of `docs/results.json`: `cargo test -p xtask`.
 
 mod cycles;
 mod defects;

@@ -1,26 +1,25 @@
-//! `cargo xtask names`: one name, one meaning.
+//! `cargo xtask names`: checks that one name has one meaning.
 //!
-//! Lists types that more than one file declares, visible or not, and files of one name: in different crates, or in
-//! different folders of a crate. Names that are meant so stand in `names.allow` with a reason; those that stand
-//! there without need are listed too.
-//! Code for tests does not count. First words of doc comments are checked besides: see [`doc_openings`].
+//! Lists types that several files declare, public or not, and files of equal names in different crates or in different
+//! folders of a crate. Intended duplicates are listed in `names.allow` with a reason; entries without need are listed,
+//! too. Code for tests does not count. The first words of doc comments are checked as well, see [`doc_openings`].
 
 use crate::doc_openings;
 use crate::module_tree::{self, Declared};
 use crate::task::{Passed, root};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Names that are meant to be in several places, with reasons.
+/// Intended duplicates, with reasons.
 const ALLOWED: &str = include_str!("names.allow");
-/// Modules that every crate may have.
+/// Names of modules that every crate may have.
 const COMMON: [&str; 4] = ["lib", "main", "error", "tests"];
-/// Folder of the sub-commands: its files are named as users type them.
+/// Folder of the sub-commands: its files have the names that users type.
 const COMMANDS: &str = "commands";
-/// Type of every sub-command's arguments.
+/// Type of the arguments of every sub-command.
 const ARGUMENTS: &str = "Args";
 
-/// Prints names with several meanings, and doc comments that do not name their thing first; passes when there
-/// is none but the names that are allowed.
+/// Prints names with several meanings, and doc comments with refused openings. Passes when there is none beyond the
+/// allowed names.
 pub fn check() -> Passed {
     let mut types: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
     let mut modules: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
@@ -75,7 +74,7 @@ pub fn check() -> Passed {
     Ok(count == 0 && docs_pass)
 }
 
-/// Kinds and names of `type NAME: reason` and `file NAME: reason`, line by line.
+/// Parses lines `type NAME: reason` and `file NAME: reason`. Returns kinds and names.
 fn parse_allowed(text: &str) -> Result<BTreeSet<(String, String)>, String> {
     let lines = text.lines().filter(|line| !line.is_empty() && !line.starts_with('#'));
     let parsed = lines.map(|line| {

@@ -1,11 +1,11 @@
-//! Options of a task: `--name VALUE`, flags, and words.
+//! Parses the options of a task: `--name VALUE`, flags, and words.
 
 use std::collections::BTreeMap;
 
 /// Options that take no value.
 const FLAGS: [&str; 2] = ["keep", "seed-only"];
 
-/// Parsed arguments. A task takes what it knows; [`TaskOptions::finish`] refuses the rest.
+/// Parsed arguments. A task takes the options that it knows; [`TaskOptions::finish`] refuses the rest.
 #[derive(Debug, Default)]
 pub struct TaskOptions {
     values: BTreeMap<String, String>,
@@ -13,7 +13,7 @@ pub struct TaskOptions {
 }
 
 impl TaskOptions {
-    /// Splits arguments.
+    /// Parses arguments.
     pub fn parse(args: impl Iterator<Item = String>) -> Result<TaskOptions, String> {
         let mut options = TaskOptions::default();
         let mut args = args;
@@ -34,23 +34,23 @@ impl TaskOptions {
         Ok(options)
     }
 
-    /// The value of an option.
+    /// Takes the value of an option.
     pub fn text(&mut self, name: &str) -> Option<String> {
         self.values.remove(name)
     }
 
-    /// The value of an option that is a number.
+    /// Takes the value of an option that must be a number.
     pub fn number(&mut self, name: &str) -> Result<Option<u64>, String> {
         let value = self.text(name);
         value.map(|v| v.parse().map_err(|_| format!("--{name} {v} is not a number"))).transpose()
     }
 
-    /// True if a flag was given.
+    /// Tells whether a flag was given.
     pub fn flag(&mut self, name: &str) -> bool {
         self.text(name).is_some()
     }
 
-    /// The words; refuses options that nobody took.
+    /// Returns the words. Refuses options that the task did not take.
     pub fn finish(self) -> Result<Vec<String>, String> {
         match self.values.keys().next() {
             Some(name) => Err(format!("--{name}: no such option of this task")),

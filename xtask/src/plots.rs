@@ -10,13 +10,13 @@ use serde_json::Value;
 use std::error::Error;
 use std::fs;
 
-/// Size of a plot, and of what stands around its axes.
+/// Width and height of a plot in pixels, and the margins around its axes.
 const SIZE: [f64; 2] = [640.0, 340.0];
 const LEFT: f64 = 50.0;
 const RIGHT: f64 = 20.0;
 const TOP: f64 = 62.0;
 const BOTTOM: f64 = 50.0;
-/// Light and dark: readable on either page.
+/// Style sheet for light and dark pages.
 const STYLE: &str = "text { font: 12px system-ui, -apple-system, 'Segoe UI', Helvetica, Arial, sans-serif; fill: #333c46; }
   .t { font-size: 14px; font-weight: 600; } .page { fill: #ffffff; } .l { stroke: #a4afba; } .w { stroke: #333c46; }
   .s0 { fill: #98a4b1; } .s1 { fill: #3d7fc4; } .s2 { fill: #d98b2b; }
@@ -32,7 +32,7 @@ pub fn write() -> Passed {
     Ok(true)
 }
 
-/// File names and contents.
+/// Draws every plot. Returns file names and SVG texts.
 fn draw_all() -> Result<Vec<(String, String)>, Box<dyn Error>> {
     let results: Value = serde_json::from_str(&fs::read_to_string(root().join("docs/results.json"))?)?;
     let plots = results["plots"].as_array().ok_or("results.json: no list of plots")?;
@@ -67,7 +67,7 @@ fn label(x: f64, y: f64, anchor: &str, text: &str) -> String {
     format!("<text x=\"{x:.1}\" y=\"{y:.1}\" text-anchor=\"{anchor}\">{text}</text>\n")
 }
 
-/// A line across the plot, and what it stands for.
+/// Draws a horizontal grid line with its label.
 fn grid(y: f64, text: &str) -> String {
     let right = SIZE[0] - RIGHT;
     format!("<path class=\"l\" d=\"M{LEFT} {y:.1}H{right}\"/>\n") + &label(LEFT - 6.0, y + 4.0, "end", text)

@@ -1,4 +1,4 @@
-//! First inputs of fuzz targets, made from fixtures, tests and libraries of the repository.
+//! Makes the seeds of fuzz targets from fixtures, tests and crates of the repository.
 
 use crate::files::tiny::{self, as_f32, gguf_of};
 use crate::task::root;
@@ -16,9 +16,9 @@ use std::path::{Path, PathBuf};
 
 type SeedsPassed = Result<(), Box<dyn Error>>;
 
-/// Line between the files of an input that stands for several, as in `fuzz/src/lib.rs`.
+/// Line between the files of an input that holds several files, as in `fuzz/src/lib.rs`.
 const SEPARATOR: &[u8] = b"\n--8<--\n";
-/// Longest seed of most targets, in bytes: short ones run more often.
+/// Most bytes of a seed for most targets: short seeds run more often.
 const MAX_SEED: usize = 12 << 10;
 const FIXTURES: [&str; 5] =
     ["tiny-gemma4-moe", "tiny-gemma4-moe-text", "tiny-zaya", "tiny-zaya-legacy", "tiny-zaya-skip"];
@@ -51,7 +51,7 @@ impl Seeds<'_> {
             let text = fs::read(root().join("fixtures").join(name).join("config.json"))?;
             let family = if name.contains("zaya") { "config_zaya" } else { "config_gemma4" };
             self.add(family, name, &text)?;
-            // Only what is read may stay in this time: white space of a file is nothing to try.
+            // White space is removed, so that mutations hit content.
             let short: Value = serde_json::from_slice(&text)?;
             self.add(family, &format!("{name}-short"), short.to_string().as_bytes())?;
         }
@@ -128,7 +128,7 @@ impl Seeds<'_> {
         self.add("gguf", "blocks", &fs::read(root().join("crates/convert/tests/gguf/blocks.gguf"))?)?;
         let tiny = root().join("fixtures/tiny-gemma4-moe");
         let mut gguf = gguf_of(&tiny, tiny::Options { fused: true, encode: as_f32 });
-        // All of the metadata, and of the tensors those that are short.
+        // Keeps all metadata, and only short tensors.
         gguf.tensors.retain(|t| t.data.len() <= 256);
         self.add("gguf", "vectors", &gguf.write())?;
         gguf.tensors.truncate(2);
@@ -195,7 +195,7 @@ impl Seeds<'_> {
     }
 }
 
-/// The packages of a folder of tests, by name.
+/// Returns the packages of a folder of tests, with their names.
 pub fn packages(tests: &Path) -> Result<Vec<(String, PathBuf)>, Box<dyn Error>> {
     let mut found = Vec::new();
     for entry in fs::read_dir(tests)? {
@@ -210,7 +210,7 @@ pub fn packages(tests: &Path) -> Result<Vec<(String, PathBuf)>, Box<dyn Error>> 
     Ok(found)
 }
 
-/// The first tokens of the small model's tokenizer.
+/// Makes the small model's tokenizer with its first `tokens` tokens.
 pub fn tokenizer(tokens: u64) -> Result<Value, Box<dyn Error>> {
     let mut t: Value = serde_json::from_slice(&fs::read(root().join("models/small-gemma4/tokenizer.json"))?)?;
     let vocab = t["model"]["vocab"].as_object_mut().ok_or("a vocabulary")?;

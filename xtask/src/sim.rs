@@ -1,4 +1,4 @@
-//! `cargo xtask sim`: the Core ML backend on Linux, against a fake Core ML; docs/mac.md.
+//! `cargo xtask sim`: tests the Core ML backend on Linux against a fake Core ML, see docs/mac.md.
 
 use crate::options::TaskOptions;
 use crate::task::{Passed, root};
@@ -6,46 +6,46 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// The crate whose published source links a framework on every system.
+/// Crate whose published source links a framework on every system.
 const PATCHED: &str = "objc2-core-ml";
-/// File of it with that link.
+/// File in the crate with that link.
 const PATCHED_FILE: &str = "src/generated/mod.rs";
-/// The sim's workspace, which a run makes: the repository's manifest with other members.
+/// Workspace of the sim, made by each run: the repository's manifest with other members.
 const WORKSPACE: &str = "target/sim/workspace";
 /// Line with the link, and its replacement.
 const LINK: &str = "#[link(name = \"CoreML\", kind = \"framework\")]";
 const LINK_ON_APPLE: &str =
     "#[cfg_attr(target_vendor = \"apple\", link(name = \"CoreML\", kind = \"framework\"))]";
 
-/// Crates of `sim/`, members of its workspace.
+/// Crates in `sim/` that are members of its workspace.
 const MEMBERS: [&str; 6] = ["objc", "fake", "coreml", "started", "anemoe", "tests"];
-/// Links of the workspace, and the folders of the repository that they name: members, and cargo's settings.
+/// Symbolic links in the workspace and their targets in the repository: members, and cargo's settings.
 const LINKED: [(&str, &str); 3] = [("crates", "crates"), ("sim", "sim"), (".cargo", "sim/.cargo")];
 
-/// The task.
+/// Runs the task. Words filter the tests.
 pub fn run(options: TaskOptions) -> Passed {
     let filter = options.finish()?;
     prepare(&root())?;
-    // Where a folder is named, crates that the repository's workspace has built serve here, too; others have their own, so that
-    // `target/debug/anemoe` stays.
+    // With CARGO_TARGET_DIR, crates that the repository's workspace has built are reused. Otherwise the sim has a
+    // folder of its own, so that `target/debug/anemoe` is not replaced.
     let target = std::env::var_os("CARGO_TARGET_DIR");
     let target = target.map_or_else(|| root().join("target/sim/build"), PathBuf::from);
     let mut command = cargo_test(&root(), &target);
-    // A word that cargo sees would have it build unit tests that are switched off here.
+    // A filter before `--` would make cargo build unit tests that are disabled here.
     command.arg("--workspace").arg("--").args(filter);
     Ok(command.status()?.success())
 }
 
-/// The command that runs tests of the sim of `tree`; which crates', arguments say.
+/// Makes the command that runs tests in the sim's workspace of `tree`; added arguments choose the crates.
 pub fn cargo_test(tree: &Path, target: &Path) -> Command {
     let mut command = Command::new("cargo");
-    // Its settings are found from the folder in which cargo runs.
+    // Cargo looks for its settings from its working folder upwards.
     command.args(["test", "--quiet"]).current_dir(tree.join(WORKSPACE));
     command.env("CARGO_TARGET_DIR", target);
     command
 }
 
-/// Makes the workspace of the sim of `tree`, and the source that it replaces.
+/// Makes the sim's workspace of `tree`, and the patched source that it uses.
 pub fn prepare(tree: &Path) -> Result<(), Box<dyn std::error::Error>> {
     patch_source(tree)?;
     let workspace = tree.join(WORKSPACE);
@@ -58,7 +58,7 @@ pub fn prepare(tree: &Path) -> Result<(), Box<dyn std::error::Error>> {
     }
     let manifest = workspace_manifest(&fs::read_to_string(tree.join("Cargo.toml"))?)?;
     write_changed(&workspace.join("Cargo.toml"), manifest.as_bytes())?;
-    // Cargo adds to its copy what the repository does not need on this system.
+    // Cargo adds entries to the copy that the repository does not need on this system.
     let (lock, known) = (fs::read(tree.join("Cargo.lock"))?, workspace.join("Cargo.lock.repository"));
     if fs::read(&known).ok().as_ref() != Some(&lock) {
         fs::write(workspace.join("Cargo.lock"), &lock)?;
@@ -67,10 +67,10 @@ pub fn prepare(tree: &Path) -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-/// The manifest of the repository's workspace with the sim's members in place of its own.
+/// Returns the repository's workspace manifest with the sim's members.
 ///
-/// Cargo names what it builds by the path below the workspace, the profile and the features. A workspace of the same layout
-/// therefore finds what the repository's has built.
+/// Cargo names build outputs by the path below the workspace, the profile and the features. A workspace of the same
+/// layout therefore reuses outputs of the repository's workspace.
 fn workspace_manifest(repository: &str) -> Result<String, String> {
     let mut manifest = String::new();
     let mut found = [false; 2];
@@ -96,12 +96,12 @@ fn workspace_manifest(repository: &str) -> Result<String, String> {
     Ok(format!("{manifest}\n[patch.crates-io]\n{PATCHED} = {{ path = \"../{PATCHED}\" }}\n"))
 }
 
-/// Writes a file that is not there with these bytes: cargo builds anew what has been written.
+/// Writes a file unless it has these bytes already: cargo rebuilds after every write.
 fn write_changed(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
     if fs::read(path).is_ok_and(|old| old == bytes) { Ok(()) } else { fs::write(path, bytes) }
 }
 
-/// Makes the source of [`PATCHED`] that links no framework here.
+/// Makes a source of [`PATCHED`] that links no framework on this system.
 fn patch_source(tree: &Path) -> Result<(), Box<dyn std::error::Error>> {
     let source = registry_source()?;
     let target = tree.join("target/sim").join(PATCHED);
@@ -128,7 +128,7 @@ fn patch_source(tree: &Path) -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-/// Folder of the published source, which cargo fetches where it is not there.
+/// Returns the folder of the crate's published source, which cargo downloads if it is missing.
 fn registry_source() -> Result<PathBuf, Box<dyn std::error::Error>> {
     let mut command = Command::new("cargo");
     command.args(["metadata", "--format-version", "1", "--locked"]).current_dir(root());
@@ -143,7 +143,7 @@ fn registry_source() -> Result<PathBuf, Box<dyn std::error::Error>> {
     Ok(folder.ok_or_else(|| format!("cargo metadata names no {PATCHED}"))?.to_path_buf())
 }
 
-/// Copies a folder with everything in it.
+/// Copies a folder with all its contents.
 pub fn copy_folder(from: &Path, to: &Path) -> std::io::Result<()> {
     fs::create_dir_all(to)?;
     for entry in fs::read_dir(from)? {

@@ -1,4 +1,4 @@
-//! Files that are either whole or absent.
+//! Hashes of files and packages, and atomic writes.
 
 use crate::{Error, Result};
 use anemoe_io::{hex, open_input};
@@ -6,10 +6,11 @@ use sha2::{Digest, Sha256};
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 
-/// Writes `bytes` beside `path`, flushes them to disk and renames them into place, as [`anemoe_io::write_atomic`].
+/// Writes `bytes` to a file beside `path`, flushes the file to disk and renames it into place, as
+/// [`anemoe_io::write_atomic`].
 ///
 /// # Errors
-/// Any file operation that fails; nothing half-written stays behind.
+/// A file operation fails; no half-written file is left.
 pub fn write_atomic(path: &Path, bytes: &[u8]) -> Result<()> {
     anemoe_io::write_atomic(path, |file| file.write_all(bytes)).map_err(|e| Error::io(path, e))
 }
@@ -26,7 +27,7 @@ fn hash_into(path: &Path, hasher: &mut Sha256) -> Result<()> {
     }
 }
 
-/// SHA-256 of a file, in hexadecimal.
+/// Returns the SHA-256 of a file, in hexadecimal.
 ///
 /// # Errors
 /// The file cannot be read.
@@ -36,19 +37,21 @@ pub fn file_sha256(path: &Path) -> Result<String> {
     Ok(hex(hasher.finalize()))
 }
 
-/// SHA-256 of bytes, in hexadecimal.
+/// Returns the SHA-256 of bytes, in hexadecimal.
 pub fn sha256(bytes: &[u8]) -> String {
     hex(Sha256::digest(bytes))
 }
 
-/// Files up to this size are hashed whole by [`sampled_sha256`].
+/// Largest file that [`sampled_sha256`] hashes whole, in bytes.
 const WHOLE: u64 = 64 << 20;
-/// Blocks that are hashed of a larger one, and their size.
+/// Number of blocks that are hashed of a larger file.
 const SAMPLED_BLOCKS: u64 = 2048;
+/// Bytes of a block.
 const SAMPLED_BLOCK: usize = 4096;
 
-/// SHA-256 of what a file holds: of all of it, or of its length and 2048 blocks of 4 KiB spread over it where it is larger than
-/// 64 MiB. For files that are too large to be read again and again.
+/// Returns the SHA-256 of a file's contents, or of its length and samples where it is larger than 64 MiB: 2048 blocks
+/// of 4 KiB, evenly spread from the first byte to the last. For files that are too large to be read again and again.
+/// In hexadecimal.
 ///
 /// # Errors
 /// The file cannot be read.
@@ -73,11 +76,11 @@ pub fn sampled_sha256(path: &Path) -> Result<String> {
     Ok(hex(hasher.finalize()))
 }
 
-/// Index of a package's files. Tools write it anew when they open a package, so it is not part of a package's hash.
+/// Index of a package's files. Tools rewrite it when they open a package, so it is not part of a package's hash.
 pub const MANIFEST: &str = "Manifest.json";
 
-/// Files of a package, sorted by path; without those whose names begin with a dot, which systems leave in folders that
-/// somebody looked at.
+/// Returns the files of a package, sorted by path, without those whose names begin with a dot: file managers leave
+/// them in folders that they show.
 ///
 /// # Errors
 /// A folder cannot be read.
@@ -88,16 +91,16 @@ pub fn package_files(dir: &Path) -> Result<Vec<PathBuf>> {
     Ok(files)
 }
 
-/// Bytes of all files of a package.
+/// Returns the bytes of all files of a package, added up.
 ///
 /// # Errors
-/// A file or folder cannot be looked at.
+/// A folder cannot be read, or the size of a file.
 pub fn package_bytes(dir: &Path) -> Result<u64> {
     package_files(dir)?.iter().map(|file| Ok(file.metadata().map_err(|e| Error::io(file, e))?.len())).sum()
 }
 
-/// SHA-256 over the model and the weights of a package: for each file but the manifest, in order of its relative path, the
-/// path, a zero byte, the file's length as 8 little-endian bytes and its contents. In hexadecimal.
+/// Returns the SHA-256 over the model and the weights of a package, in hexadecimal. Every file but the manifest is
+/// hashed, in the order of relative paths: path, a zero byte, length as 8 little-endian bytes, contents.
 ///
 /// # Errors
 /// A file cannot be read.
@@ -105,7 +108,7 @@ pub fn package_sha256(dir: &Path) -> Result<String> {
     hash_package(dir, None)
 }
 
-/// SHA-256 of a package as [`package_sha256`], if its file `file` held `bytes`.
+/// Returns the hash that [`package_sha256`] would give if the package's file `file` held `bytes`.
 ///
 /// # Errors
 /// A file cannot be read.
@@ -138,7 +141,7 @@ fn hash_package(dir: &Path, other: Option<(&Path, &[u8])>) -> Result<String> {
 fn walk(dir: &Path, files: &mut Vec<PathBuf>) -> Result<()> {
     for entry in std::fs::read_dir(dir).map_err(|e| Error::io(dir, e))? {
         let entry = entry.map_err(|e| Error::io(dir, e))?;
-        // The entry's own type: a link is hashed as the file it names, never walked as a directory.
+        // Type of the entry itself: a link is hashed as the file that it names, and never followed as a folder.
         if entry.file_type().map_err(|e| Error::io(entry.path(), e))?.is_dir() {
             walk(&entry.path(), files)?;
         } else if !entry.file_name().as_encoded_bytes().starts_with(b".") {
@@ -185,7 +188,7 @@ mod tests {
         let blank = sampled_sha256(&path).unwrap();
         let mut seen = vec![blank];
         for at in [0, WHOLE + 12344, WHOLE / 2] {
-            // A run as long as the distance of two blocks is met by one of them.
+            // A run of 33,000 bytes, longer than the distance between two blocks, meets a block.
             file.seek(SeekFrom::Start(at.min(WHOLE + 12345 - 33000 * u64::from(at == WHOLE / 2)))).unwrap();
             let run = if at == WHOLE / 2 { 33000 } else { 1 };
             file.write_all(&vec![7; run]).unwrap();

@@ -1,7 +1,8 @@
-//! `journal.jsonl`: what was done to a bundle and what came out of it, one event per line, oldest first.
+//! `journal.jsonl`: the record of what was done to a bundle, and the results; one event per line, oldest first.
 //!
-//! The only file of a bundle with times in it, and the only one that grows: nothing that runs a bundle reads it, and two bundles
-//! are compared without it. Kinds, states and fields that this version does not know are kept as they are.
+//! The journal is the only file of a bundle with times in it, and the only one that grows. Nothing that runs a bundle
+//! reads it, and comparisons of bundles leave it out. Kinds, states and fields that this version does not know are
+//! kept as they are.
 
 use crate::{Error, Result};
 use anemoe_io::hex;
@@ -19,82 +20,82 @@ use std::time::Duration;
 /// Name of the journal in a bundle.
 pub const JOURNAL_FILE: &str = "journal.jsonl";
 
-/// Name of the journal of a book, a folder of experiments. It is no file of a bundle.
+/// Name of the journal of a book (a folder of experiments). No bundle has this file.
 pub const BOOK_FILE: &str = "book.jsonl";
 
-/// Largest journal that is read or written: an event has a kilobyte or two.
+/// Largest journal that is read or written, in bytes; an event takes one or two kB.
 pub const MAX_JOURNAL_BYTES: u64 = 16 << 20;
-/// Longest line, its end included.
+/// Longest line in bytes, newline included.
 pub const MAX_LINE_BYTES: usize = 256 << 10;
-/// Longest id, kind or state.
+/// Longest id, kind or state, in bytes.
 const MAX_WORD: usize = 64;
 
-/// Most attempts of an appender to get the lock that another one holds for a moment, and the pause between
-/// two of them.
+/// Attempts of an appender to take the lock while another process holds it: 5 seconds with [`LOCK_WAIT`].
 const LOCK_TRIES: usize = 500;
+/// Pause between two attempts.
 const LOCK_WAIT: Duration = Duration::from_millis(10);
 
-/// States of an event that this version writes; others are shown as they are.
+/// Values of [`Event::status`] that this version writes; others are shown as they are.
 pub mod status {
-    /// Begun; the event that ends it names this one in [`super::Event::of`].
+    /// The work has begun; the event that ends it names this event in [`super::Event::of`].
     pub const STARTED: &str = "started";
-    /// Ended, where there is nothing to pass.
+    /// The work ended, and there was no gate to pass.
     pub const DONE: &str = "done";
     /// A gate passed.
     pub const PASS: &str = "pass";
-    /// A gate was run, and says nothing of this model.
+    /// A gate was run, and does not apply: the model has not learned from any text.
     pub const UNDECIDED: &str = "undecided";
     /// A gate failed.
     pub const FAIL: &str = "fail";
-    /// Ended by an error.
+    /// An error ended the work.
     pub const ERROR: &str = "error";
 }
 
-/// One thing that happened to a bundle.
+/// Event of a journal: one thing that was done to a bundle.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Event {
-    /// Short and unique; made when the event is appended.
+    /// Id: short and unique; made when the event is appended.
     pub id: String,
     /// Time of writing, in UTC.
     pub time: Timestamp,
-    /// `build`, `assemble`, `check`, `validate`, `trace`, `note`, or whatever else.
+    /// Kind: `build`, `assemble`, `check`, `validate`, `trace`, `note`, or another one.
     pub kind: String,
-    /// See [`status`].
+    /// State; see [`status`].
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub status: String,
-    /// Duration.
+    /// Duration in seconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub seconds: Option<f64>,
     /// Id of the event that this one ends or belongs to.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub of: Option<String>,
-    /// Version of the program.
+    /// Version of the program that wrote the event.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub version: String,
-    /// Machine on which it ran.
+    /// Machine on which the program ran.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub machine: Option<Machine>,
     /// Options of the command, defaults included.
     #[serde(default, skip_serializing_if = "Map::is_empty")]
     pub options: Map<String, Value>,
-    /// Figures of one run.
+    /// Results of the work, by name.
     #[serde(default, skip_serializing_if = "Map::is_empty")]
     pub facts: Map<String, Value>,
-    /// Words of people about it.
+    /// Comments of people on the event.
     #[serde(flatten)]
     pub prose: Prose,
-    /// Fields of other versions.
+    /// Fields that this version does not know.
     #[serde(flatten)]
     pub rest: Map<String, Value>,
 }
 
-/// Words of people about an event.
+/// Comments of people on an event.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Prose {
-    /// Intent: the reason for doing it.
+    /// Intent: the reason for the work.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub intent: Option<String>,
-    /// Note: anything else.
+    /// Note: any other remark.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub note: Option<String>,
     /// Surprise: a result that was not expected.
@@ -106,18 +107,18 @@ pub struct Prose {
     /// Next step.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub next: Option<String>,
-    /// References to more about it.
+    /// References to more about the event.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub refs: Option<String>,
 }
 
-/// A machine, as far as it tells.
+/// Machine on which a program ran; unknown properties are absent.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Machine {
     /// Model of the processor.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cpu: Option<String>,
-    /// Processors that the program may use.
+    /// Number of processors that the program may use.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cores: Option<u64>,
     /// Bytes of memory.
@@ -132,7 +133,7 @@ pub struct Machine {
     /// Instructions that kernels use: `scalar`, `neon`, `avx2`, `avx512`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub isa: Option<String>,
-    /// Fields of other versions.
+    /// Fields that this version does not know.
     #[serde(flatten)]
     pub rest: Map<String, Value>,
 }
@@ -140,17 +141,17 @@ pub struct Machine {
 /// Events of a journal.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Journal {
-    /// Oldest first.
+    /// Events, oldest first.
     pub events: Vec<Event>,
-    /// The last line was cut off, as a kill leaves it. The next append removes it.
+    /// True if the last line was cut off, as a kill leaves it. The next append removes that line.
     pub torn: bool,
 }
 
 impl Event {
-    /// An event of this moment with nothing in it.
+    /// Makes an event of the present time, without id and content.
     pub fn new(kind: &str, status: &str) -> Event {
         let now = Timestamp::now();
-        // Milliseconds say enough. Rounding fails only at the end of time.
+        // Milliseconds are precise enough. Rounding fails only for the last representable time.
         let time = now.round(Unit::Millisecond).unwrap_or(now);
         Event { time, kind: kind.into(), status: status.into(), ..Event::default() }
     }
@@ -172,7 +173,7 @@ impl Event {
         self.of.as_ref().map_or(Ok(()), |of| word("of", of))
     }
 
-    /// Ten hexadecimal digits from the event, the process and a counter.
+    /// Sets the id: ten hexadecimal digits of a hash of the event, the process, a counter and the time.
     fn make_id(&mut self) -> std::result::Result<(), String> {
         static COUNT: AtomicU64 = AtomicU64::new(0);
         let content = serde_json::to_vec(self).map_err(|e| e.to_string())?;
@@ -186,15 +187,15 @@ impl Event {
     }
 }
 
-/// Fault for which a line is no event.
+/// Reason for which a line is no event.
 struct Fault {
-    /// True if it is the beginning of one.
+    /// True if the line is the cut-off beginning of an event.
     torn: bool,
     what: String,
 }
 
 fn parse_line(line: &[u8]) -> std::result::Result<Event, Fault> {
-    // Some file systems leave zeros where data had not arrived when the power went; an append behind them ends the line.
+    // Some file systems leave zeros where data had not arrived before a power failure; a later append ends that line.
     let end = line.iter().rposition(|&b| b != 0 && !b.is_ascii_whitespace()).map_or(0, |i| i + 1);
     let line = &line[..end];
     let value: Value = anemoe_io::json::parse(line).map_err(|e| {
@@ -229,7 +230,8 @@ fn parse(path: &Path, bytes: &[u8]) -> Result<Journal> {
     Ok(journal)
 }
 
-/// A journal is a file of its own: through a link, a bundle from elsewhere could name any file of this machine.
+/// Tells whether the journal exists. Anything but a regular file is an error: through a link, a foreign bundle could
+/// name any file of this machine.
 fn exists(path: &Path) -> Result<bool> {
     match path.symlink_metadata() {
         Ok(meta) if meta.is_file() => Ok(true),
@@ -243,16 +245,16 @@ fn too_long(path: &Path, bytes: u64) -> Error {
     Error::invalid(path, format!("journal: {bytes} bytes, more than {MAX_JOURNAL_BYTES}"))
 }
 
-/// The journal in a folder: that of a book, or of a bundle.
+/// Returns the path of a folder's journal: `book.jsonl` where it exists, else `journal.jsonl`.
 pub fn file_of(folder: &Path) -> PathBuf {
     let book = folder.join(BOOK_FILE);
     if book.symlink_metadata().is_ok() { book } else { folder.join(JOURNAL_FILE) }
 }
 
-/// Makes a folder a book, unless it is one.
+/// Makes a folder a book by adding an empty `book.jsonl`, unless it has one.
 ///
 /// # Errors
-/// It cannot be made.
+/// The folder or the file cannot be made, or `book.jsonl` is not a regular file.
 pub fn make_book(folder: &Path) -> Result<()> {
     let path = folder.join(BOOK_FILE);
     let io = |e| Error::io(&path, e);
@@ -263,10 +265,11 @@ pub fn make_book(folder: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Reads the journal of a bundle or of a book; a bundle without one has an empty one.
+/// Reads the journal of a bundle or of a book. A missing journal is read as an empty one.
 ///
 /// # Errors
-/// The file cannot be read or is too long, or a line is no event (the error names it). A last line that was cut off is none.
+/// The file cannot be read or is too long, or a line is no event (the error names the line). A last line that was cut
+/// off is not an error.
 pub fn read(bundle: &Path) -> Result<Journal> {
     let path = file_of(bundle);
     if !exists(&path)? {
@@ -276,11 +279,11 @@ pub fn read(bundle: &Path) -> Result<Journal> {
     parse(&path, &bytes)
 }
 
-/// Adds an event in a single write, flushed to disk, and gives it as written, with its id. Several processes may append at
-/// the same time. A last line that was cut off goes.
+/// Appends an event in a single write and flushes it to disk; returns the event as written, with its id. Several
+/// processes may append at the same time. A last line that was cut off is removed.
 ///
 /// # Errors
-/// The file cannot be written, would become too long, or ends with something else than an event; it is as it was then.
+/// The file cannot be written, would become too long, or ends with something that is no event. The file is then as it was.
 pub fn append(bundle: &Path, mut event: Event) -> Result<Event> {
     let path = file_of(bundle);
     let io = |e| Error::io(&path, e);
@@ -307,7 +310,7 @@ pub fn append(bundle: &Path, mut event: Event) -> Result<Event> {
     }
     let written = file.write(&line).map_err(io)?;
     if written < line.len() {
-        // A full disk. What is left of the line, should this fail too, is found by the next one who reads.
+        // The disk is full. If the truncation fails too, the rest of the line stays, and the next reader finds it torn.
         if locked {
             let _ = file.set_len(end.len);
         }
@@ -320,10 +323,11 @@ pub fn append(bundle: &Path, mut event: Event) -> Result<Event> {
     Ok(event)
 }
 
-/// Adds the events of another journal, as text, to that of a bundle: those whose ids it lacks, in the order of their times.
+/// Merges the events of another journal (`other` is its text) into a bundle's journal: adds events with unknown ids,
+/// and sorts all events by time.
 ///
 /// # Errors
-/// Either of them is no journal, both together are too long, or the file cannot be written; it is as it was then.
+/// One of the two is no journal, both together are too long, or the file cannot be written. The file is then as it was.
 pub fn merge(bundle: &Path, other: &[u8]) -> Result<()> {
     let path = bundle.join(JOURNAL_FILE);
     let mut events = match exists(&path)? {
@@ -346,8 +350,8 @@ pub fn merge(bundle: &Path, other: &[u8]) -> Result<()> {
     }
 }
 
-/// Takes the lock, which is released when the file is closed. False where the file system has none: appending then rests on
-/// the single write.
+/// Takes the lock, which is released when the file is closed. Returns false where the file system has no locks:
+/// appends then rely on the single write.
 fn lock(file: &File) -> io::Result<bool> {
     for _ in 0..LOCK_TRIES {
         match file.try_lock() {
@@ -359,14 +363,15 @@ fn lock(file: &File) -> io::Result<bool> {
     Err(io::Error::new(io::ErrorKind::WouldBlock, "another process holds the journal's lock"))
 }
 
-/// End of a journal.
+/// End of a journal's file, after [`mend`].
 struct JournalEnd {
+    /// Length of the file in bytes.
     len: u64,
-    /// The last line is whole but for its end.
+    /// True if the last line is whole, but has no newline.
     lacks_newline: bool,
 }
 
-/// Removes a last line that was cut off.
+/// Removes a last line that was cut off, and returns the end of the file.
 fn mend(path: &Path, file: &mut File, locked: bool) -> Result<JournalEnd> {
     let io = |e| Error::io(path, e);
     let len = file.metadata().map_err(io)?.len();
@@ -387,7 +392,7 @@ fn mend(path: &Path, file: &mut File, locked: bool) -> Result<JournalEnd> {
         return Ok(JournalEnd { len, lacks_newline: true });
     }
     if !locked {
-        // Perhaps another process is in the middle of it.
+        // Another process may be writing the line at this moment.
         return Err(Error::invalid(path, "journal: the last line is cut off, and the file cannot be locked"));
     }
     let whole = bytes.iter().rposition(|&b| b == b'\n').map_or(0, |i| i as u64 + 1);

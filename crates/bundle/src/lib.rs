@@ -5,17 +5,18 @@
 //!   chain.json               the execution contract ([`Chain`])
 //!   embed.bin                [vocab_size, hidden_size] fp16, row-major, little endian
 //!   vectors.npz              f32 vectors of host steps, when there are any
-//!   tokenizer.json  tokenizer_config.json  chat_template.jinja  generation_config.json     copied from the checkpoint, when it has them
+//!   tokenizer.json  tokenizer_config.json  chat_template.jinja  generation_config.json
+//!                            copied from the checkpoint, where it has them
 //!   shards/NAME.mlpackage    Core ML packages
-//!   journal.jsonl            what was done to the bundle ([`journal`]); nothing that runs it reads this
+//!   journal.jsonl            what was done to the bundle ([`journal`]); nothing that runs the bundle reads it
 //! ```
 //!
-//! A chain says what a host does for one pass over T tokens, without naming a model family: which packages run in which
-//! order, which of their inputs the host computes (rotary rows, masks, cache positions), which values flow from one to
-//! the next, and where the host chooses experts.
+//! A chain says what a host does for one pass over T tokens, without naming a model family: the order of the
+//! packages, the inputs that the host computes (rotary rows, masks, cache positions), the values that flow from
+//! package to package, and the layers where the host chooses experts.
 //!
 //! # Tests
-//! Journals survive torn lines, garbage and several writers; hashes of packages depend on names and contents alone.
+//! Journals survive torn lines, garbage and several writers. Hashes of packages depend on names and contents alone.
 //! `cargo test -p anemoe-bundle` runs for 2 seconds on two busy cores, besides the compilation.
 #![deny(unsafe_code)]
 
@@ -38,15 +39,15 @@ pub use anemoe_kernels::WeightFormat;
 use serde::Serializer;
 use std::path::Path;
 
-/// Name of the contract in a bundle.
+/// Name of the execution contract in a bundle.
 pub const CHAIN_FILE: &str = "chain.json";
-/// Folder of the packages in a bundle.
+/// Name of the folder of packages in a bundle.
 pub const SHARDS_DIR: &str = "shards";
 
-/// Serializes a path as text for people: what is not UTF-8 in it is replaced, where serde would refuse it.
+/// Serializes a path as text for people: bytes that are not UTF-8 are replaced, where serde would refuse the path.
 ///
 /// # Errors
-/// The serializer's.
+/// Fails when the serializer fails.
 pub fn path_text<P: AsRef<Path>, S: Serializer>(path: &P, s: S) -> std::result::Result<S::Ok, S::Error> {
     s.collect_str(&path.as_ref().display())
 }

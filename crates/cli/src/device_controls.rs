@@ -1,11 +1,10 @@
 //! Negative controls of plans: questions whose right answer is that nothing is on the Neural Engine.
 //!
 //! ```text
-//! the CPU alone is allowed    a package of the bundle, asked again with other compute units
-//! products in fp32            a package made for this, asked as the bundle's are: the Neural Engine computes in fp16
+//! CPU alone allowed    a package of the bundle, planned again with other compute units
+//! products in fp32     a package made for this control, planned like those of the bundle: the Neural Engine computes in fp16
 //! ```
-//! The two are of different kinds: the first shows that the reader sees a device that is asked for, the second that it sees what
-//! Core ML decides by itself.
+//! The first control shows that the reader sees a device that was asked for, the second that it sees a choice of Core ML.
 
 use crate::step::{Risky, StepFailure, Work};
 use anemoe_gates::residency::device::{Device, PlannedOp};
@@ -16,39 +15,39 @@ use anemoe_mlpackage::package::PackageWriter;
 use serde::Serialize;
 use std::path::Path;
 
-/// Rows and columns of the products in fp32: on the CPU at every size, where that was measured (rule `type.fp32`).
+/// Rows and columns of the products in fp32; products of every measured size ran on the CPU (rule `type.fp32`).
 const SIZE: u64 = 256;
 /// Name of the package with products in fp32.
 const FP32_PACKAGE: &str = "control.fp32";
 
-/// A question whose answer is known, to see that the reader of plans can say no.
+/// A question with a known answer, which shows that the reader of plans can say no.
 #[derive(Serialize)]
 pub struct Control {
     /// Question.
     pub control: &'static str,
-    /// Package that was asked about; empty where none could be.
+    /// Package that was asked about; empty if none could be.
     pub package: String,
     /// Operations that the plan puts on the Neural Engine; the right answer is 0.
     pub on_ane: usize,
-    /// Operations that it puts on the CPU; the right answer is more than 0.
+    /// Operations that the plan puts on the CPU; the right answer is more than 0.
     pub on_cpu: usize,
-    /// The answer is right.
+    /// True if the answer is right.
     pub pass: bool,
-    /// Reason for which there is no answer.
+    /// Reason why there is no answer.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub failure: Option<String>,
 }
 
-/// Plans of a package's functions, or the failure of the child that asked.
+/// Plans of a package's functions, or the failure of the child process that asked for them.
 pub type PlanAnswer = Result<Vec<(String, Vec<PlannedOp>)>, StepFailure>;
 
 impl Control {
-    /// Judges the answer to asking a package of the bundle again with the CPU alone allowed; none where no package has a plan.
+    /// Judges the plans of a package of the bundle with the CPU alone allowed; `answer` is none if no package has a plan.
     pub fn cpu_alone(package: &str, answer: Option<PlanAnswer>) -> Control {
         Control::judged("the CPU alone is allowed", package, answer)
     }
 
-    /// Makes a package of products in fp32, compiles it and asks for its plan, each in a child.
+    /// Makes a package of products in fp32, compiles it and asks for its plan, each in a child process.
     ///
     /// # Errors
     /// The package cannot be written, or no process can be started.
@@ -85,7 +84,7 @@ impl Control {
         Control { control, package: package.into(), on_ane, on_cpu, pass, failure }
     }
 
-    /// Says what the answer means.
+    /// Returns the meaning of the answer, in words.
     pub fn meaning(&self) -> String {
         match &self.failure {
             None if self.pass => "says no, as it should".into(),
@@ -95,7 +94,7 @@ impl Control {
     }
 }
 
-/// Writes a package with one function: products of two matrices in fp32, and what follows them.
+/// Writes a package with one function in fp32: `(x y) y^T + x`, with `x` and `y` of `SIZE` rows and columns.
 fn write_fp32(target: &Path) -> anyhow::Result<()> {
     let opset = Opset::CoreML8;
     let mut f = FunctionBuilder::new(opset);

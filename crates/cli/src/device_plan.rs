@@ -1,4 +1,4 @@
-//! Placement as this Mac plans it: MLComputePlan for every function of a bundle, each package in a process of its own.
+//! Placement as this Mac plans it: `MLComputePlan` for every function of a bundle, each package in a process of its own.
 
 use crate::commands::compile::form_of;
 use crate::device_controls::{Control, PlanAnswer};
@@ -15,9 +15,9 @@ use std::path::Path;
 
 /// Plans of a bundle.
 pub struct DevicePlans {
-    /// Report, as `check --report` reads it. A package without a plan is in it without operations, which is `unknown`.
+    /// Report, as `check --report` reads it. A package without a plan has no operations in it, which means `unknown`.
     pub report: PlanReport,
-    /// Packages that gave no plan.
+    /// Failures of the packages that gave no plan.
     pub failures: Vec<StepFailure>,
     /// Negative controls.
     pub controls: Vec<Control>,
@@ -25,20 +25,21 @@ pub struct DevicePlans {
     pub compiled: Vec<CompiledSize>,
 }
 
-/// Sizes of a package and its compiled model, with where the package runs: whether there is a size beyond which none does.
+/// Sizes of a package and its compiled model, with the package's device: they show whether a size exists beyond which no
+/// package is on the Neural Engine.
 #[derive(Clone, Serialize)]
 pub struct CompiledSize {
-    /// Package.
+    /// Name of the package.
     pub package: String,
-    /// Its bytes.
+    /// Bytes of the package.
     pub package_bytes: u64,
-    /// Bytes of its compiled model.
+    /// Bytes of the compiled model.
     pub compiled_bytes: u64,
-    /// Verdict of its plans.
+    /// Verdict of the package's plans.
     pub measured: Option<Verdict>,
 }
 
-/// Asks for the plans of a bundle's functions.
+/// Asks for the plans of a bundle's functions, and for the negative controls.
 ///
 /// # Errors
 /// A package is not compiled, or no process can be started.
@@ -63,7 +64,7 @@ pub fn of_bundle(
         controls: Vec::new(),
         compiled: Vec::new(),
     };
-    // One that could not be compiled costs only itself.
+    // A package that could not be compiled lacks only its own plan.
     if let Some(first) = chain.shards.first()
         && chain.shards.iter().all(|s| models.find(&bundle.join(&s.file)).is_none())
     {
@@ -114,12 +115,12 @@ pub fn of_bundle(
 }
 
 impl DevicePlans {
-    /// Every control was answered, and rightly: plans mean nothing where the reader cannot say no.
+    /// Tells whether every control was answered correctly: plans mean nothing if the reader cannot say no.
     pub fn no_is_proven(&self) -> bool {
         self.controls.iter().all(|control| control.pass)
     }
 
-    /// Joins the sizes with what the plans say of each package.
+    /// Adds the verdict of each package's plans to its sizes.
     pub fn join_sizes(&mut self, report: &Report) {
         let packages = report.device.iter().flat_map(|d| &d.packages);
         let measured: BTreeMap<&str, Verdict> = packages.map(|p| (p.name.as_str(), p.measured)).collect();
@@ -128,7 +129,7 @@ impl DevicePlans {
         }
     }
 
-    /// Compiled sizes by where packages run, in lines: how many, smallest, largest.
+    /// Formats the compiled sizes by verdict, one line each: number, smallest, largest.
     pub fn size_lines(&self) -> Vec<String> {
         let line = |verdict: Verdict| {
             let own =

@@ -2,7 +2,7 @@
 
 use anemoe_kernels::{Isa, MAX_THREADS as MOST};
 
-/// Threads to compute with, by `--threads` or `ANEMOE_THREADS`; none where neither says.
+/// Returns the threads to compute with, from `--threads` or `ANEMOE_THREADS`; none without either.
 ///
 /// # Errors
 /// The number is not from 1 to [`MOST`].
@@ -21,10 +21,10 @@ pub fn threads(option: Option<usize>) -> anyhow::Result<Option<usize>> {
     Ok(n)
 }
 
-/// Looks at `ANEMOE_CPU`.
+/// Checks `ANEMOE_CPU`.
 ///
 /// # Errors
-/// It names instructions that are not known, or that this processor lacks.
+/// `ANEMOE_CPU` names instructions that are unknown, or that this processor lacks.
 pub fn instructions() -> anyhow::Result<()> {
     Isa::asked_for().map(|_| ()).map_err(anyhow::Error::msg)
 }

@@ -8,10 +8,10 @@ use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-/// Bad usage, or input that is invalid or unsupported.
+/// Exit status for bad usage, and for invalid or unsupported input.
 pub const INVALID: u8 = 2;
 
-/// Prints clap's own message. Help and version are no errors.
+/// Prints clap's own message and returns the exit status. Help and version are no errors.
 pub fn usage(e: clap::Error) -> ExitCode {
     let json = std::env::args_os().any(|a| a == "--json");
     if e.use_stderr() && json {
@@ -19,7 +19,7 @@ pub fn usage(e: clap::Error) -> ExitCode {
         let first = message.lines().next().unwrap_or_default().trim_start_matches("error: ");
         print_json("usage", first, None, None);
     }
-    // Nothing is left to do when the terminal is gone. Colours are for what holds no control characters of its own.
+    // A terminal that is gone is no error. Colours are printed only if the message has no control characters of its own.
     let plain = e.render().to_string();
     if ui::printable(&plain) == plain {
         let _ = e.print();
@@ -29,9 +29,9 @@ pub fn usage(e: clap::Error) -> ExitCode {
     if e.use_stderr() { ExitCode::from(INVALID) } else { ExitCode::SUCCESS }
 }
 
-/// Prints an error and gives the exit status.
+/// Prints an error and returns the exit status.
 pub fn report(e: &anyhow::Error, json: bool) -> ExitCode {
-    // A reader that went away (`anemoe inspect | head`) is no fault.
+    // A reader that closed the pipe (`anemoe inspect | head`) is no error.
     if e.chain().any(|c| {
         c.downcast_ref::<std::io::Error>().is_some_and(|e| e.kind() == std::io::ErrorKind::BrokenPipe)
     }) {
@@ -50,7 +50,7 @@ pub fn report(e: &anyhow::Error, json: bool) -> ExitCode {
     ExitCode::from(INVALID)
 }
 
-/// An error and its causes, as one sentence. An error that shows its cause itself is not followed by it once more.
+/// Joins an error and its causes to one sentence, without a cause that the error before it already shows.
 pub fn sentence(e: &anyhow::Error) -> String {
     let mut message = String::new();
     for cause in e.chain().map(ToString::to_string).filter(|c| !c.is_empty()) {
@@ -63,7 +63,7 @@ pub fn sentence(e: &anyhow::Error) -> String {
     message
 }
 
-/// Document of a command that ended in an error half-way. As context of that error it adds its keys to the error's document.
+/// Document of a command that ended in an error half-way. As context of the error, it adds its keys to the error's document.
 #[derive(Debug)]
 pub struct PartialDocument(pub Value);
 
@@ -74,7 +74,7 @@ impl Display for PartialDocument {
     }
 }
 
-/// Says that a command was interrupted that has nothing to go on from.
+/// Reports the interruption of a command that cannot be resumed.
 pub fn interrupted(json: bool) {
     if json {
         print_json(INTERRUPTED, INTERRUPTED, None, None);
@@ -82,7 +82,7 @@ pub fn interrupted(json: bool) {
     ui::message(INTERRUPTED);
 }
 
-/// Prints the document of an error, with what the command had done before it.
+/// Prints the document of an error, with the results before it.
 pub fn print_json(kind: &str, message: &str, path: Option<PathBuf>, before: Option<&PartialDocument>) {
     let mut document = before.map_or_else(|| json!({}), |before| before.0.clone());
     document["error"] =
@@ -90,16 +90,16 @@ pub fn print_json(kind: &str, message: &str, path: Option<PathBuf>, before: Opti
     let _ = writeln!(std::io::stdout(), "{document}");
 }
 
-/// Kind of an error that is none.
+/// Kind of an interruption, which is no error.
 const INTERRUPTED: &str = "interrupted";
 
-/// Gives `io`, `invalid`, `unsupported`, `input`, `usage` or `interrupted`, and the file concerned.
+/// Returns the kind of an error (`io`, `invalid`, `unsupported`, `input`, `usage` or `interrupted`), and the file concerned.
 fn classify(e: &anyhow::Error) -> (&'static str, Option<PathBuf>) {
     let Some(e) = e.chain().find_map(|cause| cause.downcast_ref::<anemoe_io::Error>()) else {
         let is_io = e.chain().any(|cause| cause.is::<std::io::Error>());
         return (if is_io { "io" } else { "usage" }, None);
     };
-    // Where the system was not asked, as the file is not what it should be.
+    // An error without a code of the system: the file is not what it should be.
     let is_refused = |e: &std::io::Error| {
         matches!(e.kind(), ErrorKind::InvalidData | ErrorKind::InvalidInput) && e.raw_os_error().is_none()
     };

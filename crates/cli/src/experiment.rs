@@ -1,4 +1,4 @@
-//! Experiments of a book: a folder with `book.jsonl`, whose events are those of a journal.
+//! Experiments of a book: a folder with `book.jsonl`, whose events have the format of a journal's.
 //!
 //! ```text
 //! journal new ──> event `experiment`: id, intent, expectations        before anything is built
@@ -23,7 +23,7 @@ use std::time::Instant;
 /// Kind of the event that begins an experiment.
 pub const BEGINS: &str = "experiment";
 
-/// A figure with what it is expected to be: `shard_mb<110`.
+/// A figure with its expected bound, such as `shard_mb<110`.
 #[derive(Clone)]
 pub struct Expectation {
     pub text: String,
@@ -57,10 +57,10 @@ pub struct ExperimentPath {
 }
 
 impl ExperimentPath {
-    /// Splits `BOOK/ID`; whether there are such is not asked.
+    /// Splits `BOOK/ID`, and does not check that book and experiment exist.
     ///
     /// # Errors
-    /// It has not this form.
+    /// The path has another form.
     pub fn split(path: &Path) -> anyhow::Result<ExperimentPath> {
         let id = path.file_name().and_then(|name| name.to_str());
         let id = id.filter(|id| id.chars().all(|c| c.is_ascii_alphanumeric() || "_-.".contains(c)));
@@ -77,7 +77,7 @@ impl ExperimentPath {
     /// Finds an experiment that has begun.
     ///
     /// # Errors
-    /// There is none.
+    /// There is no such experiment.
     pub fn open(path: &Path) -> anyhow::Result<ExperimentPath> {
         let this = ExperimentPath::split(path)?;
         if !this.book.join(BOOK_FILE).is_file() {
@@ -99,7 +99,7 @@ impl ExperimentPath {
         journal::read(&self.book).map(|j| j.events.into_iter().filter(of).collect()).unwrap_or_default()
     }
 
-    /// Adds an event and gives its id; that nothing can be written is only said.
+    /// Adds an event and returns its id; warns and returns none if it cannot be written.
     fn append(&self, event: Event) -> Option<String> {
         let written = journal::append(&self.book, Event { of: Some(self.id.clone()), ..event });
         let refused =
@@ -108,15 +108,16 @@ impl ExperimentPath {
     }
 }
 
-/// Ids of the experiments of a book.
+/// Lists the ids of the experiments of a book.
 pub fn ids(events: &[Event]) -> impl Iterator<Item = &str> {
     events.iter().filter(|e| e.kind == BEGINS).map(|e| e.id.as_str())
 }
 
-/// Begins an experiment, in a book that is made where there is none. `facts` are what is expected, links, and which one it replaces.
+/// Begins an experiment, in a new book if there is none. `facts` has expectations, links, and the experiment that is
+/// replaced.
 ///
 /// # Errors
-/// The id is taken, it replaces none of the book's, or the book cannot be written.
+/// The id is taken, the replaced experiment is not in the book, or the book cannot be written.
 pub fn begin(at: &ExperimentPath, intent: String, facts: Value) -> anyhow::Result<()> {
     journal::make_book(&at.book)?;
     let events = journal::read(&at.book)?.events;
@@ -133,12 +134,12 @@ pub fn begin(at: &ExperimentPath, intent: String, facts: Value) -> anyhow::Resul
     Ok(())
 }
 
-/// The texts of expectations, as they are stored.
+/// Returns the texts of expectations, as they are stored.
 pub fn texts(expect: &[Expectation]) -> Vec<&str> {
     expect.iter().map(|e| e.text.as_str()).collect()
 }
 
-/// Members that say something.
+/// Returns the members that are neither null nor empty lists.
 pub fn facts_of(value: Value) -> Map<String, Value> {
     let Value::Object(mut map) = value else { return Map::new() };
     map.retain(|_, v| !v.is_null() && v.as_array().is_none_or(|a| !a.is_empty()));
@@ -150,16 +151,16 @@ pub struct ExperimentRun {
     at: ExperimentPath,
     command: String,
     bundle: Option<PathBuf>,
-    /// Files that it compares with, and their hashes.
+    /// Files that the command compares with, and their hashes.
     goldens: Vec<Value>,
     options: Map<String, Value>,
     started: Instant,
-    /// Id of the event that says that it began.
+    /// Id of the event that records the beginning.
     begun: Option<String>,
 }
 
 impl ExperimentRun {
-    /// Writes down that a command has begun.
+    /// Records that a command has begun.
     pub fn begin(
         at: ExperimentPath,
         command: &str,
@@ -180,9 +181,9 @@ impl ExperimentRun {
         }
     }
 
-    /// Writes down what came of it: figures of its document, and which expectations they fail.
+    /// Records the end of a command: figures of its document, and the expectations that they fail.
     pub fn end(mut self, result: &anyhow::Result<Outcome>, document: Option<&Value>) {
-        // What ran it counts, not what was asked for.
+        // The backend that ran counts, not the one that was asked for.
         if let Some(backend) = chosen_backend() {
             self.options.insert("backend".into(), backend.into());
         }
@@ -202,7 +203,7 @@ impl ExperimentRun {
         let figures: Map<String, Value> =
             measured.iter().map(|(f, x)| (f.name.to_string(), (*x).into())).collect();
         facts.extend(facts_of(json!({"figures": figures})));
-        // A recipe builds several.
+        // A recipe builds several bundles.
         facts.extend(document.and_then(|d| Some(("bundles".to_string(), d.get("bundles")?.clone()))));
         let seconds = Some((self.started.elapsed().as_secs_f64() * 1e3).round() / 1e3);
         let (machine, options) = (Some(crate::machine::this()), self.options);
@@ -229,25 +230,25 @@ impl ExperimentRun {
     }
 }
 
-/// An expectation and what became of it.
+/// An expectation, and its result.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct CheckedExpectation {
     pub text: String,
     pub figure: String,
     pub unit: &'static str,
-    /// The newest figure, or the newest that fails where a failure stands.
+    /// The newest figure, or the newest failing one while a failure stands.
     pub found: Option<f64>,
     pub holds: Option<bool>,
-    /// Golden with which it fails, by its file.
+    /// File of the golden with which the expectation fails.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub golden: Option<String>,
-    /// Says what the figure is where it is a Mac's by its name, and no Mac measured it.
+    /// Origin of a figure that by its name is a Mac's, but was not measured on a Mac.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub stand_in: Option<&'static str>,
 }
 
 impl CheckedExpectation {
-    /// The figure as people read it.
+    /// Formats the figure for people.
     pub fn found_text(&self) -> String {
         let here = self.stand_in.map(|s| format!(", {s}")).unwrap_or_default();
         match (self.found, registry::find(&self.figure)) {
@@ -260,7 +261,8 @@ impl CheckedExpectation {
     }
 }
 
-/// Stand-in for a Mac's figure that a command brought with these options; none where a Mac measured it, or none is needed.
+/// Names the stand-in for a Mac's figure that a command brought with these options; none if a Mac measured the figure, or
+/// none is needed.
 fn stand_in(figure: &Figure, command: &str, options: &Map<String, Value>) -> Option<&'static str> {
     let has = |key| options.get(key).is_some_and(|v| *v != Value::Bool(false));
     let measured = match command {
@@ -273,7 +275,7 @@ fn stand_in(figure: &Figure, command: &str, options: &Map<String, Value>) -> Opt
     })
 }
 
-/// An experiment, from its events.
+/// An experiment, read from its events.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Experiment {
     pub title: Option<String>,
@@ -282,11 +284,11 @@ pub struct Experiment {
     pub expectations: Vec<CheckedExpectation>,
     pub bundles: Vec<String>,
     pub replaces: Option<String>,
-    /// Milestones with their days.
+    /// Milestones with their dates.
     pub milestones: Vec<String>,
 }
 
-/// Strings of a list, or of a member that is one.
+/// Lists the strings of some facts, each a string or a list of strings.
 fn strings<'a>(events: &'a [Event], keys: &'static [&str]) -> impl Iterator<Item = &'a str> {
     let values = events.iter().flat_map(move |e| keys.iter().filter_map(|k| e.facts.get(*k)));
     values.flat_map(|v| match v {
@@ -296,11 +298,11 @@ fn strings<'a>(events: &'a [Event], keys: &'static [&str]) -> impl Iterator<Item
 }
 
 impl Experiment {
-    /// Reads the events of one experiment; none where they are of something else.
+    /// Reads the events of one experiment; returns none if they are of something else.
     pub fn of(events: &[Event]) -> Option<Experiment> {
         let first = events.first().filter(|e| e.kind == BEGINS)?;
         let fact = |key| first.facts.get(key).and_then(Value::as_str).map(str::to_string);
-        // What another version knows is shown, and never held against anything.
+        // An expectation that only another version understands is shown, but not checked.
         let check = |text: &str| match text.parse::<Expectation>() {
             Ok(e) => {
                 let Figure { name, unit, .. } = e.figure;
@@ -346,7 +348,7 @@ fn dedup(mut list: Vec<CheckedExpectation>) -> Vec<CheckedExpectation> {
     list
 }
 
-/// The state: what a person said, unless a command began later; else what commands and expectations say.
+/// Returns the state: a person's, unless a command began later; else the state that follows from commands and expectations.
 fn state(events: &[Event], expectations: &[CheckedExpectation]) -> String {
     let said = |e: &Event| e.facts.get("state").and_then(Value::as_str).map(str::to_string);
     let is_run = |e: &Event| e.kind != BEGINS && e.kind != "note";

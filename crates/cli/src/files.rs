@@ -7,8 +7,8 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
-/// Options that name what a command writes. Every other path on a command line is an input, which no output may replace: an
-/// output that is missing here can be written once and not replaced, which shows; an input cannot be forgotten.
+/// Options that name an output. Every other path on a command line is an input, which no output may replace. An output that
+/// is missing here shows, since a second run cannot replace its file; no input can be forgotten.
 const OUTPUTS: [&str; 4] = ["csv", "out", "outputs", "save"];
 
 /// Inputs of the running command.
@@ -22,7 +22,7 @@ pub fn remember(command: &Command, matches: &ArgMatches) {
     for id in input_options(command) {
         inputs.extend(given.try_get_raw(id).ok().flatten().into_iter().flatten().map(PathBuf::from));
     }
-    // A file that a shell opened (`< notes.txt`).
+    // Standard input, if a shell opened it from a file (`< notes.txt`).
     let stdin = Path::new("/dev/stdin");
     if cfg!(unix) && stdin.metadata().is_ok_and(|m| m.is_file()) {
         inputs.push(stdin.into());
@@ -30,7 +30,7 @@ pub fn remember(command: &Command, matches: &ArgMatches) {
     let _ = INPUTS.set(inputs);
 }
 
-/// Options and arguments of a command that name files to read.
+/// Lists the options and arguments of a command that name files to read.
 fn input_options(command: &Command) -> impl Iterator<Item = &str> {
     let paths = command.get_arguments().filter(|arg| arg.get_value_hint() == ValueHint::AnyPath);
     paths.map(|arg| arg.get_id().as_str()).filter(|id| !OUTPUTS.contains(id))
@@ -45,10 +45,10 @@ pub struct Overwrite {
 }
 
 impl Overwrite {
-    /// Checks, before any work, that `path` may be written, and is none of the inputs that the command line names.
+    /// Checks, before any work, that `path` may be written and is none of the inputs on the command line.
     ///
     /// # Errors
-    /// It exists and `--force` is not given, it is an input, or it is a file of a bundle or a package.
+    /// `path` exists and `--force` is not given, it is an input, or it is a file of a bundle or a package.
     pub fn output(self, path: &Path) -> anyhow::Result<Output> {
         self.output_beside(path, &[])
     }
@@ -71,11 +71,11 @@ impl Overwrite {
     }
 }
 
-/// Makes a folder for intermediate results in the folder `--scratch` names, or in the system's folder of temporary files. It
-/// goes with its last user, after Ctrl-C too.
+/// Makes a folder for intermediate results in `folder`, or in the system's folder of temporary files. The folder is deleted
+/// with its last user, after Ctrl-C too.
 ///
 /// # Errors
-/// There is no such folder, or it cannot be written.
+/// The outer folder does not exist, or cannot be written.
 pub fn scratch(folder: Option<&Path>) -> anyhow::Result<Scratch> {
     let system = std::env::temp_dir();
     let folder = folder.unwrap_or(&system);
@@ -106,7 +106,7 @@ mod tests {
         ] {
             assert_eq!(of(name), inputs, "{name}");
         }
-        // Outputs of files and folders: a new one is added here and has to take its path from `Overwrite::output`.
+        // Outputs of files and folders: a new one is added here, and takes its path from `Overwrite::output`.
         let mut outputs = Vec::new();
         for command in root.get_subcommands() {
             let paths = command.get_arguments().filter(|a| a.get_value_hint() == ValueHint::AnyPath);

@@ -17,7 +17,7 @@ pub fn read_goldens(paths: &[PathBuf]) -> anemoe_gates::Result<Vec<NamedGolden>>
     paths.iter().map(read).collect()
 }
 
-/// Makes a golden with hidden states and choices of experts, under a bar.
+/// Makes a golden with hidden states and choices of experts, under a progress bar.
 pub fn with_bar(
     checkpoint: &Checkpoint,
     prompt: &[u32],
@@ -34,10 +34,10 @@ pub fn with_bar(
     golden
 }
 
-/// The prompt that a build's gates run, and how many tokens behind it: fewer for models that take long.
+/// Returns the prompt of a build's gates, and the number of tokens after it; both are smaller for models that take long.
 pub fn gate_prompt(checkpoint: &Checkpoint, plan: &Plan) -> anyhow::Result<(Vec<u32>, usize)> {
     let (prompt, decode) = if plan.totals.params > MAX_WHOLE { (8, 4) } else { (16, 8) };
-    // The caches have to hold both.
+    // The caches have to hold the prompt and the tokens after it.
     let prompt = prompt.min(plan.chain.model.max_context.saturating_sub(decode)).max(1);
     let bos = bos(checkpoint);
     let mut ids = match tokenizer(checkpoint) {
@@ -48,7 +48,7 @@ pub fn gate_prompt(checkpoint: &Checkpoint, plan: &Plan) -> anyhow::Result<(Vec<
     Ok((ids, decode.min(plan.chain.model.max_context.saturating_sub(prompt))))
 }
 
-/// Gives the golden of the gates: the file's, with hidden states where it lacks them, or a run of the gates' own prompt.
+/// Returns the golden of the gates: the file's, completed if it lacks hidden states, or a run of the gates' own prompt.
 pub fn reference(
     checkpoint: &Checkpoint,
     plan: &Plan,

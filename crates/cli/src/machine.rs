@@ -1,9 +1,9 @@
-//! The machine that a command runs on, as far as it tells.
+//! Facts of the machine that a command runs on, as far as the system tells them.
 
 use anemoe_bundle::journal::Machine;
 use anemoe_kernels::Isa;
 
-/// This machine.
+/// Returns the facts of this machine.
 pub fn this() -> Machine {
     Machine {
         cpu: cpu(),
@@ -16,7 +16,7 @@ pub fn this() -> Machine {
     }
 }
 
-/// The value behind `key` in a file of `key: value` or `key=value` lines.
+/// Returns the value of `key` in a file of `key: value` or `key=value` lines; none if it is missing or empty.
 #[cfg(any(target_os = "linux", test))]
 fn field(text: &str, key: &str) -> Option<String> {
     let value = |line: &str| {

@@ -1,9 +1,9 @@
 //! The `anemoe` binary: one file per sub-command.
 //!
 //! # Tests
-//! `tests/` runs the built binary: builds and gates of the fixtures, what each command prints, interrupted and shared builds, and one line for
-//! every wrong file or option.
-//! `cargo test -p anemoe` runs for 5 minutes on two busy cores, besides the compilation.
+//! `tests/` runs the built binary: builds and gates of the fixtures, the output of each command, interrupted and shared
+//! builds, and one line for every wrong file or option. `cargo test -p anemoe` runs for 5 minutes on two busy cores,
+//! besides the compilation.
 
 mod args;
 mod bundle;
@@ -36,7 +36,7 @@ use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-/// Memory, with budgets for the programs that models bring.
+/// Allocator with memory budgets for the programs that models bring.
 #[global_allocator]
 static ALLOCATOR: anemoe_io::memory_budget::BudgetAllocator = anemoe_io::memory_budget::BudgetAllocator;
 
@@ -129,7 +129,7 @@ fn main() -> ExitCode {
         Err(e) => return error_report::report(&e, cli.json),
     };
     if let Some(n) = threads {
-        // Fails only when a pool exists already, and nothing has used one yet.
+        // Fails only if a pool exists already, and nothing has used one yet.
         anemoe_kernels::Pool::set_threads(n);
         let _ = rayon::ThreadPoolBuilder::new().num_threads(n).build_global();
     }

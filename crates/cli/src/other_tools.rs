@@ -1,10 +1,10 @@
-//! Commands and options of other tools, and what does here what they do there.
+//! Commands and options of other tools, and their equivalents here.
 
 use clap::error::{ContextKind, ContextValue};
 use clap::{Command, Error};
 use std::ffi::OsString;
 
-/// Commands here, and their names elsewhere.
+/// Commands here, and their names in other tools.
 const COMMANDS: [(&str, &[&str]); 13] = [
     ("generate", &["run", "infer", "complete", "completion", "prompt"]),
     ("build", &["convert", "export", "create", "make", "package"]),
@@ -21,7 +21,7 @@ const COMMANDS: [(&str, &[&str]); 13] = [
     ("man", &["manual", "manpage", "docs"]),
 ];
 
-/// Options here, and their names elsewhere.
+/// Options here, and their names in other tools.
 const OPTIONS: [(&str, &[&str]); 8] = [
     (
         "max-new",
@@ -36,7 +36,7 @@ const OPTIONS: [(&str, &[&str]); 8] = [
     ("output", &["--out", "--outfile", "--output-dir", "--mlx-path"]),
 ];
 
-/// Tips for options elsewhere that are no options here.
+/// Tips for options of other tools that have no equivalent here.
 const TIPS: [(&str, &[&str]); 3] = [
     (
         "a bundle has the context that it was built for: anemoe build --max-context N",
@@ -58,7 +58,8 @@ const TIPS: [(&str, &[&str]); 3] = [
     ("every layer runs on the backend that --backend names", &["--n-gpu-layers", "--gpu-layers", "--ngl"]),
 ];
 
-/// Adds what was meant by a command or an option of another tool; clap may know one that merely sounds like it.
+/// Adds the equivalent of another tool's command or option to an error; clap alone may suggest one that merely sounds like
+/// it.
 pub fn explained(mut e: Error, command: &Command) -> Error {
     if let Some(ContextValue::String(said)) = e.get(ContextKind::InvalidSubcommand) {
         if let Some(meant) = meant(&COMMANDS, said) {
@@ -79,7 +80,7 @@ pub fn explained(mut e: Error, command: &Command) -> Error {
     e
 }
 
-/// The entry of a table that has this word.
+/// Finds the entry of a table that lists this word.
 fn meant(table: &[(&'static str, &[&str])], said: &str) -> Option<&'static str> {
     table.iter().find(|(_, words)| words.contains(&said)).map(|(meant, _)| *meant)
 }

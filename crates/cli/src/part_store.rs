@@ -1,4 +1,4 @@
-//! Parts of a build in a store: each machine pushes its own, one pulls them all.
+//! Parts of a build in a store: each machine pushes its own part, and one machine pulls them all.
 
 use crate::args::store_args::{OpenStore, TRANSFERS, TransferBar, sending};
 use crate::target::expect_begun_bundle;
@@ -18,7 +18,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 
-/// Sends what a part has made so far, and its manifest.
+/// Sends the files that a part has made so far, and the part's manifest.
 ///
 /// # Errors
 /// A file cannot be read, or the store refuses one.
@@ -36,19 +36,19 @@ pub fn push_part(
     Ok(report)
 }
 
-/// The part as a manifest names it.
+/// Makes the description of a part in its manifest.
 pub fn manifest_part(part: BuildPart, plan_sha256: &str, finished: bool) -> ManifestPart {
     ManifestPart { index: part.index, of: part.of, plan_sha256: plan_sha256.into(), finished }
 }
 
-/// Parts of a bundle that are in a store.
+/// Reads the manifests of a bundle's parts in a store.
 fn parts(store: &OpenStore) -> Result<Vec<BundleManifest>> {
     let objects = store.objects.as_ref();
     let names = objects.list(&format!("bundles/{}", store.name))?;
     let mut found = Vec::new();
     for part in names.iter().filter_map(|name| BundleManifest::part_of_key(name)) {
         let key = BundleManifest::key(&store.name, Some(part));
-        // One that was there a moment ago, and is gone.
+        // The manifest was deleted after it was listed.
         let Some(manifest) = read_manifest(objects, &key)? else { continue };
         if manifest.part.as_ref().map(|p| (p.index, p.of)) != Some(part) {
             return Err(Error::invalid(objects.place(&key), "manifest: it is that of another part"));
@@ -58,7 +58,7 @@ fn parts(store: &OpenStore) -> Result<Vec<BundleManifest>> {
     Ok(found)
 }
 
-/// Results of earlier runs of a part that are in a store.
+/// Results of earlier runs of a part, in a store.
 #[derive(Default)]
 pub struct ResumedPart {
     /// Bytes that were fetched.
@@ -69,8 +69,8 @@ pub struct ResumedPart {
     pub files: Vec<ManifestFile>,
 }
 
-/// Looks, before a part is built, whether the store takes it; and where the part's folder is gone (another machine, a pod's disk),
-/// fetches what an earlier run of the part had finished.
+/// Checks, before a part is built, that the store takes it. If the part's folder is gone (another machine, a pod's disk),
+/// fetches the files that an earlier run of the part had finished.
 ///
 /// # Errors
 /// The store cannot be reached, or holds parts of another build under this name.
@@ -110,10 +110,10 @@ pub fn resume_part(
     Ok(resumed)
 }
 
-/// Fetches all parts of a bundle into one folder, from which `assemble` goes on.
+/// Fetches all parts of a bundle into one folder, which `assemble` completes.
 ///
 /// # Errors
-/// A part is missing or not finished, the folder is something else or a build of another plan, or a file does not come.
+/// A part is missing or not finished, the folder is something else or a build of another plan, or a file cannot be fetched.
 pub fn pull_parts(store: &OpenStore, bundle: &Path) -> anyhow::Result<BringReport> {
     let objects = store.objects.as_ref();
     let place = PathKind::at(bundle);
@@ -132,7 +132,7 @@ pub fn pull_parts(store: &OpenStore, bundle: &Path) -> anyhow::Result<BringRepor
         for file in &journals {
             let read = objects.read(&file.contents().key(), MAX_JOURNAL_BYTES);
             let merged = read.and_then(|text| text.map_or(Ok(()), |text| journal::merge(folder, &text)));
-            // It decides nothing.
+            // The journal decides nothing, so that an error is only a warning.
             if let Err(e) = merged {
                 ui::message(format!("warning: the journal of a part is left out: {e}"));
             }
@@ -165,14 +165,15 @@ pub fn pull_parts(store: &OpenStore, bundle: &Path) -> anyhow::Result<BringRepor
     })
 }
 
-/// Sends shards while others are built, so that a part that is killed with its disk goes on elsewhere.
+/// Thread that sends shards while others are built, so that a part whose machine is lost goes on elsewhere.
 pub struct PartPusher {
     shards: Sender<PlannedShard>,
     thread: JoinHandle<()>,
 }
 
 impl PartPusher {
-    /// A thread that sends the shards of a part as they are finished. What earlier runs sent stays in its manifest.
+    /// Starts a thread that sends the shards of a part as they are finished. The part's manifest keeps the files of earlier
+    /// runs.
     pub fn start(
         store: Arc<OpenStore>,
         bundle: PathBuf,
@@ -185,12 +186,12 @@ impl PartPusher {
         PartPusher { shards, thread: std::thread::spawn(work) }
     }
 
-    /// Hands over a shard that is finished.
+    /// Hands a finished shard to the thread.
     pub fn shard(&self, shard: &PlannedShard) {
         let _ = self.shards.send(shard.clone());
     }
 
-    /// Waits for the shards that were handed over.
+    /// Waits until the shards that were handed over are sent.
     pub fn finish(self) {
         drop(self.shards);
         let _ = self.thread.join();
@@ -208,7 +209,7 @@ fn push_finished(
     let mut waiting = vec![plan_file()];
     let mut warned = false;
     while let Ok(shard) = finished.recv() {
-        // Those that were finished meanwhile go with it.
+        // Shards that were finished meanwhile go with this one.
         for shard in std::iter::once(shard).chain(finished.try_iter()) {
             waiting.extend(shard_files(bundle, &shard).unwrap_or_default());
         }
@@ -219,7 +220,7 @@ fn push_finished(
             let all = entries.values().cloned().collect();
             write_manifest(objects, &store.name, Some(part.clone()), all)
         });
-        // The push at the end sends what is missing, or fails.
+        // The push at the end sends missing files, or fails.
         if let Err(e) = pushed
             && !std::mem::replace(&mut warned, true)
         {

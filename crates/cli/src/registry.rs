@@ -1,4 +1,4 @@
-//! Figures by name: their units, and how each is read from the documents that commands print with `--json`.
+//! Figures by name: their units, and how each is read from the `--json` documents of commands.
 //!
 //! ```text
 //! document of plan, build, check, ... --readers--> figure --Bound--> a recipe's row, or an experiment's expectation
@@ -17,9 +17,9 @@ pub struct Figure {
     pub unit: &'static str,
     /// Meaning, in one line.
     pub text: &'static str,
-    /// Needs of the figure, without which it does not mean what its name says.
+    /// Needs of the figure, without which its name is misleading.
     pub needs: FigureNeeds,
-    /// Commands that bring it, the most telling first.
+    /// Commands that bring the figure, the most telling first.
     readers: &'static [(&'static str, NumberReader)],
 }
 
@@ -30,7 +30,7 @@ pub enum FigureNeeds {
     /// Nothing: it follows from shapes and options.
     #[default]
     Nothing,
-    /// Weights that were trained.
+    /// Trained weights.
     Weights,
     /// A Neural Engine.
     Mac,
@@ -41,13 +41,13 @@ pub enum FigureNeeds {
 enum NumberReader {
     /// The number at a JSON pointer, times a factor.
     At(&'static str, f64),
-    /// Anything else.
+    /// A function of the document.
     By(fn(&Value) -> Option<f64>),
 }
 use NumberReader::{At, By};
 
 impl Figure {
-    /// Reads the figure from the document of `command`.
+    /// Reads the figure from the document of `command`; none if the document does not hold it.
     pub fn read(&self, command: &str, document: &Value) -> Option<f64> {
         let (_, reader) = self.readers.iter().find(|(c, _)| *c == command)?;
         let found = match reader {
@@ -57,7 +57,7 @@ impl Figure {
         found.is_finite().then_some(found)
     }
 
-    /// Reason for which another source or machine gives another figure than the one that it needs; empty where it needs nothing.
+    /// Returns the reason why another source or machine gives another figure; empty if the figure needs nothing.
     pub fn needs_because(&self, needs: FigureNeeds) -> &'static str {
         match (needs, self.unit) {
             (FigureNeeds::Nothing, _) => "",
@@ -79,16 +79,16 @@ impl Figure {
         }
     }
 
-    /// Commands that bring it, the most telling first.
+    /// Lists the commands that bring the figure, the most telling first.
     pub fn commands(&self) -> impl Iterator<Item = &'static str> {
         self.readers.iter().map(|(command, _)| *command)
     }
 }
 
-/// The figure of this name.
+/// Finds the figure of this name.
 ///
 /// # Errors
-/// There is none; the message lists all.
+/// There is no such figure; the message lists all.
 pub fn find(name: &str) -> Result<&'static Figure, String> {
     FIGURES.iter().find(|f| f.name == name).ok_or_else(|| {
         let known: Vec<&str> = FIGURES.iter().map(|f| f.name).collect();
@@ -96,7 +96,7 @@ pub fn find(name: &str) -> Result<&'static Figure, String> {
     })
 }
 
-/// Every figure that a document of `command` holds.
+/// Reads every figure that a document of `command` holds.
 pub fn measured(command: &str, document: &Value) -> Vec<(&'static Figure, f64)> {
     if let Some(rows) = document["rows"].as_array().filter(|_| command == "reproduce") {
         let row = |r: &Value| Some((find(r["figure"].as_str()?).ok()?, r["ours"].as_f64()?));
@@ -105,7 +105,7 @@ pub fn measured(command: &str, document: &Value) -> Vec<(&'static Figure, f64)> 
     FIGURES.iter().filter_map(|f| Some((f, f.read(command, document)?))).collect()
 }
 
-/// All figures.
+/// Returns all figures.
 pub fn all() -> &'static [Figure] {
     FIGURES
 }
@@ -114,14 +114,14 @@ const MB: f64 = 1e6;
 const MIB: f64 = 1048576.0;
 const GB: f64 = 1e9;
 
-/// Shards of a plan, or packages of a check or of a build's gates.
+/// Lists the shards of a plan, or the packages of a check or of a build's gates.
 fn packages(document: &Value) -> &[Value] {
     let places = ["/shards", "/packages", "/full_stack/residency/packages"];
     let found = places.iter().find_map(|p| document.pointer(p)?.as_array());
     found.map_or(&[], Vec::as_slice)
 }
 
-/// Bytes of a package's weights.
+/// Returns the bytes of a package's weights.
 fn weight_bytes(package: &Value) -> Option<f64> {
     package["bytes"].as_f64().or_else(|| package["weight_bytes"].as_f64())
 }
@@ -133,7 +133,7 @@ fn is_pack(package: &Value) -> bool {
     package["kind"].as_str().is_some_and(|kind| WITH_EXPERTS.contains(&kind))
 }
 
-/// Packages that hold experts, in order.
+/// Lists the packages that hold experts, in order.
 fn packs(document: &Value) -> impl Iterator<Item = &Value> {
     packages(document).iter().filter(|p| is_pack(p))
 }
@@ -150,26 +150,27 @@ fn largest_pack(document: &Value) -> Option<f64> {
     packs(document).filter_map(weight_bytes).reduce(f64::max)
 }
 
-/// Sum of the bytes of packages; none where there is no package.
+/// Adds the bytes of packages; none without a package.
 fn sum<'a>(packages: impl Iterator<Item = &'a Value>) -> Option<f64> {
     packages.filter_map(weight_bytes).reduce(|a, b| a + b)
 }
 
-/// A figure of the gate with each golden: of `validate`, where the first one's is the document itself, or of `build`.
+/// Lists a figure of the golden gate for each golden: of `validate`, whose document is that of the first golden, or of
+/// `build`.
 fn of_goldens<'a>(document: &'a Value, key: &'a str) -> impl Iterator<Item = f64> + 'a {
     let (all, stack) = (&document["goldens"], &document["full_stack"]);
     let lists = [all, &stack["also"]].into_iter().filter_map(Value::as_array).flatten();
     [document, &stack["golden"]].into_iter().chain(lists).filter_map(move |gate| gate[key].as_f64())
 }
 
-/// Share of drafted tokens that were right, in %; none where none was drafted.
+/// Returns the share of drafted tokens that were right, in %; none if none was drafted.
 fn acceptance(document: &Value) -> Option<f64> {
     let speculation = &document["speculation"];
     speculation["drafted"].as_f64().filter(|n| *n > 0.0)?;
     Some(speculation["acceptance"].as_f64()? * 100.0)
 }
 
-/// MiB as `du` prints them: rounded up.
+/// Returns MiB as `du` prints them: rounded up.
 fn du(bytes: f64) -> f64 {
     (bytes / MIB).ceil()
 }
@@ -182,7 +183,7 @@ fn kinds(document: &Value, kind: &str) -> Option<f64> {
     count(packages(document).iter().filter(|p| p["kind"] == kind).count())
 }
 
-/// Ops of the first pack's first function, by where they run.
+/// Counts the ops of the first pack's first function on some devices.
 fn pack_ops(document: &Value, devices: &[&str]) -> Option<f64> {
     let pack = first_pack(document)?;
     let ops = pack.pointer("/functions/0/ops").or_else(|| pack.get("ops"))?;
@@ -191,7 +192,7 @@ fn pack_ops(document: &Value, devices: &[&str]) -> Option<f64> {
 
 const DEVICES: [&str; 4] = ["ane", "gpu", "cpu", "unknown"];
 
-/// Ops of the first pack's first function whose type has this beginning.
+/// Counts the ops of the first pack's first function whose type begins with `beginning`.
 fn pack_types(document: &Value, beginning: &str) -> Option<f64> {
     let types = first_pack(document)?.get("op_types")?.as_object()?;
     Some(types.iter().filter(|(t, _)| t.starts_with(beginning)).filter_map(|(_, n)| n.as_f64()).sum())
@@ -201,13 +202,13 @@ fn pack_conv(document: &Value) -> Option<f64> {
     Some(first_pack(document)?.pointer("/op_types/conv").and_then(Value::as_f64).unwrap_or(0.0))
 }
 
-/// Packages that are predicted on the Neural Engine.
+/// Counts the packages that are predicted on the Neural Engine.
 fn predicted(document: &Value) -> Option<f64> {
     let all = packages(document);
     count(all.len()).map(|_| all.iter().filter(|p| p["verdict"] == "ane").count() as f64)
 }
 
-/// Probes of shards, of a build's gate or of `validate --probes`.
+/// Lists the probed shards of a build's gate or of `validate --probes`.
 fn probes(document: &Value) -> &[Value] {
     let places = ["/representative/probes/shards", "/probes/shards"];
     places.iter().find_map(|p| document.pointer(p)?.as_array()).map_or(&[], Vec::as_slice)
@@ -218,13 +219,13 @@ fn probed_packs<'a>(document: &'a Value, figure: &'a str) -> impl Iterator<Item 
     packs.filter(|p| p["counted"].as_u64() > Some(0)).filter_map(move |p| p.pointer(figure)?.as_f64())
 }
 
-/// Random probes of the first package of experts that was probed.
+/// Lists the random probes of the first probed package of experts.
 fn random_of_pack(document: &Value) -> Option<impl Iterator<Item = &Value>> {
     let probes = probes(document).iter().find(|p| is_pack(p))?["probes"].as_array()?;
     Some(probes.iter().filter(|p| p["probe"].as_str().is_some_and(|name| name.starts_with("random"))))
 }
 
-/// Their cosines of one kind (`branch`, `with_residual`), where they have one.
+/// Lists the cosines of one kind (`branch`, `with_residual`) of the random probes of the first package of experts.
 fn probed(document: &Value, kind: &str) -> Vec<f64> {
     let all = random_of_pack(document).into_iter().flatten();
     all.filter_map(|p| p[kind].as_array()).flatten().filter_map(Value::as_f64).collect()
@@ -242,14 +243,14 @@ fn random_probes(document: &Value) -> Option<f64> {
     count(random_of_pack(document)?.count())
 }
 
-/// Random probes whose every position is without a cosine: the FP16 form gives zeros.
+/// Counts random probes without a cosine at any position: the FP16 form gives zeros.
 fn probes_zero(document: &Value) -> Option<f64> {
     random_probes(document)?;
     let is_zero = |p: &&Value| p["positions"].as_array().is_some_and(|c| c.iter().all(Value::is_null));
     Some(random_of_pack(document)?.filter(is_zero).count() as f64)
 }
 
-/// Greedy tokens that equal the golden's from the first on.
+/// Counts greedy tokens from the first on that equal the golden's.
 fn tokens_equal(document: &Value) -> Option<f64> {
     let ids = |key: &str| document[key].as_array();
     let equal = ids("generated_ids")?.iter().zip(ids("expected_ids")?).take_while(|(a, b)| a == b);
@@ -265,19 +266,19 @@ fn lowest(document: &Value, list: &str, figure: &str) -> Option<f64> {
     all.iter().filter_map(|x| x.pointer(figure)?.as_f64()).reduce(f64::min)
 }
 
-/// Boundaries of a trace behind layers, without the embedding, in order.
+/// Lists the boundaries of a trace after layers, in order, without the embedding.
 fn behind_layers(document: &Value) -> Option<Vec<&Value>> {
     let all = document["layers"].as_array()?;
     Some(all.iter().filter(|l| l["boundary"].as_u64() > Some(0)).collect())
 }
 
-/// Mean cosine of the hidden state behind one of the layers: which of 1 to n `choose` says.
+/// Returns the mean cosine of the hidden state after one of n layers; `choose` maps n to a number from 1 to n.
 fn mean_behind(document: &Value, choose: impl Fn(usize) -> usize) -> Option<f64> {
     let all = behind_layers(document)?;
     all.get(choose(all.len()).checked_sub(1)?)?.pointer("/fidelity/mean_cosine")?.as_f64()
 }
 
-/// First layer behind which the hidden state is too far from the golden's.
+/// Returns the first layer after which the hidden state is too far from the golden's.
 fn failed_layer(document: &Value) -> Option<f64> {
     let too_low = |l: &&Value| {
         l.pointer("/fidelity/min_cosine").and_then(Value::as_f64).is_some_and(|c| c < MIN_COSINE)
@@ -289,7 +290,7 @@ fn outlier_ratio(document: &Value) -> Option<f64> {
     document["outliers"].as_array()?.iter().filter_map(|o| o["ratio"].as_f64()).reduce(f64::max)
 }
 
-/// Time of a pass over four tokens over that of one.
+/// Returns the time of a pass over four tokens, over the time of a pass over one.
 fn verify_ratio(document: &Value) -> Option<f64> {
     document["verify"].as_array()?.iter().find(|v| v["tokens"] == 4)?["over_one"].as_f64()
 }
@@ -383,7 +384,7 @@ enum Relation {
     AtLeast,
 }
 
-/// Signs of relations; those that begin like another one come first.
+/// Signs of relations; a sign that begins with another sign comes first.
 const SIGNS: [(&str, Relation); 7] = [
     ("<=", Relation::AtMost),
     (">=", Relation::AtLeast),
@@ -394,24 +395,24 @@ const SIGNS: [(&str, Relation); 7] = [
     ("about ", Relation::About),
 ];
 
-/// Largest deviation of what is only about equal.
+/// Largest relative deviation from an `about` bound.
 const ABOUT: f64 = 0.1;
 
-/// A number that a figure is held against: `101.2`, `>=0.97`, `<110`, `about 35`.
+/// A number that a figure is compared with: `101.2`, `>=0.97`, `<110`, `about 35`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Bound {
     text: String,
     relation: Relation,
     pub value: f64,
-    /// Half of the last digit that is written.
+    /// Half a unit of the last written digit.
     half: f64,
 }
 
 impl Bound {
-    /// Reads a bound; a number alone wants an equal one, to the digits that are written.
+    /// Parses a bound. A number alone means equality, to the digits that are written.
     ///
     /// # Errors
-    /// It holds no number.
+    /// The text holds no number.
     pub fn parse(text: &str) -> Result<Bound, String> {
         let text = text.trim();
         let (relation, number) = SIGNS
@@ -429,10 +430,10 @@ impl Bound {
         Ok(Bound { text: text.into(), relation, value, half })
     }
 
-    /// True if a figure keeps it.
+    /// Tells whether a figure keeps the bound.
     pub fn holds(&self, found: f64) -> bool {
         match self.relation {
-            // A whole number of a unit that is not counted is rounded, too: see `rounds`.
+            // A whole number of a unit that is not counted is rounded, too: see `rounded`.
             Relation::Equal => (found - self.value).abs() <= self.half * (1.0 + 1e-9),
             Relation::About => (found - self.value).abs() <= ABOUT * self.value.abs(),
             Relation::Less => found < self.value,
@@ -442,7 +443,7 @@ impl Bound {
         }
     }
 
-    /// The same for a quantity that is measured, not counted: `202` holds for 201.99.
+    /// Returns the bound for a quantity that is measured, not counted: `202` holds for 201.99.
     pub fn rounded(mut self) -> Bound {
         if self.half == 0.0 {
             self.half = 0.5;
@@ -450,12 +451,12 @@ impl Bound {
         self
     }
 
-    /// Text as it was written.
+    /// Returns the text as it was written.
     pub fn text(&self) -> &str {
         &self.text
     }
 
-    /// The number alone where it is to be equal, else as it was written.
+    /// Returns the number for an equality, else the text as it was written.
     pub fn to_json(&self) -> Value {
         match self.relation {
             Relation::Equal => self.value.into(),
@@ -464,20 +465,20 @@ impl Bound {
     }
 }
 
-/// Units of figures that are counted: they are equal or not.
+/// Units of figures that are counted, and therefore exact.
 const COUNTED: [&str; 8] = ["layer", "packages", "ops", "tokens", "calls", "probes", "tensors", "weights"];
 
 impl Figure {
-    /// Reads a bound of this figure.
+    /// Parses a bound of this figure.
     ///
     /// # Errors
-    /// It holds no number.
+    /// The text holds no number.
     pub fn bound(&self, text: &str) -> Result<Bound, String> {
         let bound = Bound::parse(text)?;
         Ok(if COUNTED.contains(&self.unit) { bound } else { bound.rounded() })
     }
 
-    /// A value as people read it.
+    /// Formats a value for people.
     pub fn show(&self, value: f64) -> String {
         match self.unit {
             unit if COUNTED.contains(&unit) && value.abs() < 1e15 => {
@@ -581,7 +582,7 @@ mod tests {
         assert_eq!((read("pack_const_ops"), read("pack_constexpr_ops")), (Some(44.0), Some(4.0)));
         assert_eq!((read("pack_compute_ops"), read("pack_no_device_ops")), (Some(36.0), Some(48.0)));
         assert_eq!((read("head_shards"), read("decode_tok_s")), (None, None));
-        // Documents of another shape give nothing.
+        // Documents of another form give nothing.
         for document in [json!(null), json!([]), json!({"shards": 7}), json!({"shards": [{"kind": "moe"}]})] {
             assert_eq!(find("shard_mb").unwrap().read("plan", &document), None, "{document}");
         }

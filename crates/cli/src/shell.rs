@@ -2,11 +2,11 @@
 
 use std::path::Path;
 
-/// Quotes a path for a POSIX shell where it needs that.
+/// Quotes a path for a POSIX shell if needed.
 pub fn quoted(path: &Path) -> String {
     let text = path.display().to_string();
     let plain = |c: char| c.is_alphanumeric() || "/._-+=:,@%".contains(c);
-    // A name that begins with a hyphen is an option to the command.
+    // A command would take a name that begins with a hyphen for an option.
     let text = if text.starts_with('-') { format!("./{text}") } else { text };
     if !text.is_empty() && text.chars().all(plain) {
         text

@@ -1,4 +1,4 @@
-//! Signals: Ctrl-C keeps what is finished and removes what is temporary; a limit of file sizes is an error like any other.
+//! Signals: Ctrl-C keeps finished results and removes temporary ones; a limit of file sizes is an error like any other.
 
 use anemoe_convert::build;
 use anemoe_io::locked;
@@ -6,28 +6,27 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::time::Duration;
 
-/// Exit status of a command that Ctrl-C (SIGINT) interrupted: 128 and the signal's number, as shells count.
+/// Exit status of a command that Ctrl-C (SIGINT) interrupted: 128 plus the signal's number, as in shells.
 pub const BY_CTRL_C: u8 = 130;
 
-/// Time that a build has to come to rest. Leaving sooner loses nothing that is finished: builds survive being
-/// killed.
+/// Time that a build has to come to rest. Leaving sooner loses no finished result, since builds survive being killed.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// The running command ends by itself after [`build::interrupt`].
+/// True if the running command ends by itself after [`build::interrupt`].
 static RESTS: AtomicBool = AtomicBool::new(false);
 
-/// Asked first what to do at a signal.
+/// Reaction of a command to a signal, asked first: takes the exit status, and tells whether the process goes on.
 type Handler = Box<dyn FnMut(u8) -> bool + Send>;
 
 /// Handler that [`handle`] installed.
 static HANDLER: Mutex<Option<Handler>> = Mutex::new(None);
 
-/// Exit status that the signal which came first asks for.
+/// Exit status of the first signal.
 static STATUS: AtomicU8 = AtomicU8::new(BY_CTRL_C);
 
-/// Installs the handlers. Ctrl-C, the signal of schedulers (SIGTERM) and that of a closed terminal (SIGHUP, unless it is
-/// ignored as under `nohup`) end the process with [`status`], once a build has come to rest and temporary files are removed;
-/// `last_words` tells the user.
+/// Installs the handlers. Ctrl-C, the signal of schedulers (SIGTERM) and the signal of a closed terminal (SIGHUP, unless it
+/// is ignored as under `nohup`) end the process with [`status`], once a build has come to rest and temporary files are
+/// removed; `last_words` tells the user.
 ///
 /// # Errors
 /// The system refuses a handler.
@@ -35,7 +34,7 @@ pub fn install(last_words: impl Fn() + Send + 'static) -> anyhow::Result<()> {
     #[cfg(unix)]
     {
         use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGXFSZ};
-        // A write beyond `ulimit -f` then fails with a reason; the signal's default ends the process.
+        // A write beyond `ulimit -f` fails with an error, instead of ending the process by the signal's default.
         signal_hook::flag::register(SIGXFSZ, std::sync::Arc::default())?;
         let mut wanted = vec![SIGINT, SIGTERM];
         if !is_ignored(SIGHUP) {
@@ -61,8 +60,8 @@ pub fn install(last_words: impl Fn() + Send + 'static) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Lets a command deal with signals itself: `handler` is given the exit status of each, [`BY_CTRL_C`] for Ctrl-C, and returns
-/// whether the process goes on.
+/// Lets a command handle signals itself: `handler` takes the exit status of each signal, [`BY_CTRL_C`] for Ctrl-C, and
+/// returns whether the process goes on.
 pub fn handle(handler: impl FnMut(u8) -> bool + Send + 'static) {
     *locked(&HANDLER) = Some(Box::new(handler));
 }
@@ -71,7 +70,7 @@ fn is_handled(status: u8) -> bool {
     locked(&HANDLER).as_mut().is_some_and(|handler| handler(status))
 }
 
-/// Ends the process.
+/// Ends the process with [`status`], after a build has come to rest and temporary files are removed.
 fn end(last_words: &dyn Fn()) {
     build::interrupt();
     if RESTS.load(Ordering::Relaxed) {
@@ -82,12 +81,12 @@ fn end(last_words: &dyn Fn()) {
     std::process::exit(i32::from(status()));
 }
 
-/// The exit status of an interrupted command.
+/// Returns the exit status of an interrupted command.
 pub fn status() -> u8 {
     STATUS.load(Ordering::Relaxed)
 }
 
-/// Tells whether the process was started with this signal ignored, where the system says so.
+/// Tells whether the process was started with this signal ignored; false where the system does not tell.
 #[cfg(unix)]
 fn is_ignored(signal: i32) -> bool {
     let text = std::fs::read_to_string("/proc/self/status").unwrap_or_default();

@@ -1,12 +1,12 @@
-//! Standing of an experiment's expectations and gates over its runs.
+//! Results of an experiment's expectations and gates over its runs.
 //!
 //! ```text
-//! runs, oldest first ──> for each golden the newest outcome; a failure stands until
+//! runs, oldest first ──> the newest outcome for each golden; a failure stands until
 //!                          its golden passes, or
-//!                          the packages were built anew and are looked at again
+//!                          the packages were built anew and are examined again
 //! ```
 //!
-//! So a golden that is easier hides no failure. Runs without a golden file share one place, and there the newest counts.
+//! An easier golden therefore hides no failure. Runs without a golden file share one place, in which the newest counts.
 
 use crate::registry::{Figure, FigureNeeds};
 use anemoe_bundle::journal::{Event, status};
@@ -16,12 +16,12 @@ use std::path::{Path, PathBuf};
 
 /// Fact with the goldens that a run was compared with: `file` and `sha256` of each.
 pub const GOLDENS: &str = "goldens";
-/// Fact with the hash of the packages that a run looked at.
+/// Fact with the hash of the packages that a run examined.
 pub const PACKAGES: &str = "packages_sha256";
 /// Commands that make packages.
 const BUILDERS: [&str; 2] = ["build", "assemble"];
 
-/// Hash of a bundle's packages, which a build that changes nothing leaves as it was.
+/// Computes the hash of a bundle's packages, which a build without changes keeps; none if the bundle cannot be read.
 pub fn packages_sha256(bundle: &Path) -> Option<String> {
     let chain = Chain::read(bundle).ok()?;
     let hashes: Vec<&str> = chain.shards.iter().map(|s| s.sha256.as_str()).collect();
@@ -40,26 +40,26 @@ pub fn golden_facts(paths: &[PathBuf]) -> Vec<Value> {
 /// A golden that a run was compared with.
 #[derive(Clone, PartialEq)]
 struct ComparedGolden {
-    /// Hash of the file, empty where no file was named.
+    /// Hash of the file; empty if no file was named.
     key: String,
     name: String,
 }
 
-/// Goldens of a run; one without a name where it had none.
+/// Lists the goldens of a run; one without a name if the run had none.
 fn goldens(run: &Event) -> Vec<ComparedGolden> {
     let text = |v: &Value, key: &str| v[key].as_str().unwrap_or_default().to_string();
     let listed = run.facts.get(GOLDENS).and_then(Value::as_array).into_iter().flatten();
     let mut found: Vec<ComparedGolden> =
         listed.map(|g| ComparedGolden { key: text(g, "sha256"), name: text(g, "file") }).collect();
     if found.is_empty() {
-        // Versions before this one wrote the path alone.
+        // Earlier versions wrote the path alone.
         let path = run.options.get("golden").and_then(Value::as_str).unwrap_or_default();
         found.push(ComparedGolden { key: path.into(), name: path.into() });
     }
     found
 }
 
-/// True if the packages that `failed` looked at were built anew by `run`, or before it.
+/// Tells whether the packages that `failed` examined were built anew, by `run` or before it.
 fn is_rebuilt(failed: &Event, run: &Event) -> bool {
     fn fact<'a>(e: &'a Event, key: &str) -> Option<&'a str> {
         e.facts.get(key).and_then(Value::as_str)
@@ -75,20 +75,20 @@ pub struct Standing<'a> {
     pub holds: bool,
     /// Run that brought the figure.
     pub run: &'a Event,
-    /// File of the golden with which it fails.
+    /// File of the golden with which the expectation fails.
     pub golden: Option<String>,
 }
 
-/// A failure that stands.
+/// A failed figure that no later run has replaced.
 struct StandingFailure<'a> {
     found: f64,
     run: &'a Event,
     golden: ComparedGolden,
-    /// The packages were built anew: the next figure replaces it.
+    /// True if the packages were built anew, so that the next figure replaces the failure.
     is_stale: bool,
 }
 
-/// Finds the figure that an expectation is held against: the newest, or the newest that fails where a failure stands.
+/// Finds the figure that decides an expectation: the newest, or the newest failing one while a failure stands.
 pub fn of_figure<'a>(
     events: &'a [Event],
     figure: &Figure,
@@ -103,7 +103,7 @@ pub fn of_figure<'a>(
         failures.retain(|f| !f.is_stale);
         let keys = match figure.needs {
             FigureNeeds::Weights => goldens(run),
-            // Sizes and speeds are those of the packages, whatever golden stands beside them.
+            // Sizes and speeds belong to the packages, independent of the golden.
             FigureNeeds::Nothing | FigureNeeds::Mac => {
                 vec![ComparedGolden { key: String::new(), name: String::new() }]
             }
@@ -127,9 +127,9 @@ pub fn of_figure<'a>(
     failed.or(newest)
 }
 
-/// Gives the newest of these runs for each command, and those whose gate failed with a golden that did not pass since.
+/// Returns the newest of these runs for each command, and the runs whose gate failed with a golden that has not passed since.
 pub fn deciding_runs<'a>(runs: impl Iterator<Item = &'a Event>) -> Vec<&'a Event> {
-    // With the goldens that are to pass, and whether the packages were built anew since.
+    // Each run has the goldens that still have to pass, and whether the packages were built anew since.
     let mut kept: Vec<(&Event, Vec<ComparedGolden>, bool)> = Vec::new();
     for run in runs {
         let ended = [status::DONE, status::FAIL].contains(&run.status.as_str());
@@ -154,7 +154,7 @@ mod tests {
     use super::*;
     use crate::registry;
 
-    /// A run of `kind` over packages of this hash, with a golden where one is named.
+    /// Makes a run of `kind` over packages of this hash, with a golden if one is named.
     fn run(kind: &str, packages: &str, golden: &str, cosine: Option<f64>, passed: bool) -> Event {
         let mut facts = json!({"bundle": "b", PACKAGES: packages});
         if !golden.is_empty() {
@@ -184,7 +184,7 @@ mod tests {
         let mut events = vec![hard, easy];
         assert_eq!(cosine(&events), (0.88, false, Some("hard.npz".into())));
         assert!(fails(&events));
-        // Another failure of the same golden takes its place, and its pass ends it.
+        // A later failure of the same golden replaces the failure, and a pass ends it.
         events.push(run("validate", "p", "hard", Some(0.9), false));
         assert_eq!(cosine(&events), (0.9, false, Some("hard.npz".into())));
         events.push(run("validate", "p", "hard", Some(0.98), true));
@@ -195,7 +195,7 @@ mod tests {
     #[test]
     fn packages_that_are_built_anew_begin_anew() {
         let mut events = vec![run("validate", "p", "hard", Some(0.88), false)];
-        // A build that reuses everything changes nothing; nor does one that nothing looked at yet.
+        // A build that reuses everything changes nothing, nor does a build that no run has examined yet.
         events.push(run("build", "p", "", None, true));
         events.push(run("validate", "p", "easy", Some(0.99), true));
         assert!(!cosine(&events).1 && fails(&events));
@@ -203,7 +203,7 @@ mod tests {
         assert!(!cosine(&events).1 && fails(&events));
         events.push(run("validate", "q", "easy", Some(0.99), true));
         assert!(cosine(&events).1 && !fails(&events));
-        // The build may have been outside of the experiment.
+        // The build may have run outside of the experiment.
         events.push(run("validate", "q", "hard", Some(0.5), false));
         events.push(run("validate", "r", "easy", Some(0.99), true));
         assert!(cosine(&events).1 && !fails(&events));
@@ -224,7 +224,7 @@ mod tests {
         let events = [run("build", "p", "hard", Some(0.88), true), run("check", "p", "", Some(0.99), true)];
         let found = of_figure(&events, registry::find("shard_mb").unwrap(), |x| x > 90.0).unwrap();
         assert!(found.holds && found.found == 99.0);
-        // An error or a run without an end hides no failure either.
+        // Neither an error nor a run without an end hides a failure.
         let mut gates = vec![run("validate", "p", "hard", None, false)];
         gates.push(Event { status: status::ERROR.into(), ..run("validate", "p", "hard", None, false) });
         assert!(fails(&gates));

@@ -1,4 +1,4 @@
-//! Checks that a path is a bundle before a command opens it, and says what it is instead.
+//! Checks that a path is a bundle before a command opens it, and names the path's kind if it is not.
 
 use crate::shell::quoted;
 use anemoe_bundle::journal::{self, status};
@@ -10,7 +10,7 @@ use std::path::Path;
 /// Accepts a finished bundle.
 ///
 /// # Errors
-/// The path is anything else. The message names what it is and the next command.
+/// The path is anything else. The message names its kind, and the next command.
 pub fn expect_bundle(path: &Path) -> anyhow::Result<()> {
     match PathKind::at(path) {
         PathKind::Bundle => Ok(()),
@@ -29,7 +29,7 @@ pub fn expect_begun_bundle(path: &Path) -> anyhow::Result<()> {
     }
 }
 
-/// Accepts a .mlpackage, or a path where nothing is known of another kind.
+/// Accepts a .mlpackage, or a path whose kind is not known.
 ///
 /// # Errors
 /// The path is a bundle, a checkpoint or a file.
@@ -51,7 +51,7 @@ pub fn expect_package(path: &Path) -> anyhow::Result<()> {
     Err(Error::invalid(path, format!("package: this is {}; {next}", place.name())).into())
 }
 
-/// Names of checkpoints that are no paths.
+/// Tells whether a text names a checkpoint and is no path.
 fn is_checkpoint_name(text: &str) -> bool {
     ["synthetic:", "hf:"].iter().any(|prefix| text.starts_with(prefix))
 }
@@ -61,7 +61,7 @@ fn not_a_bundle(path: &Path, place: &PathKind) -> Error {
     let next = match place {
         PathKind::Nothing if path.to_str().is_some_and(is_checkpoint_name) => {
             let text = path.to_str().unwrap_or_default();
-            // hf:OWNER/NAME@REV, synthetic:NAME?KEY=VALUE
+            // The name ends before `@REV` or `?KEY=VALUE`: hf:OWNER/NAME@REV, synthetic:NAME?KEY=VALUE
             let end = text.split(['@', '?']).next().unwrap_or(text).rsplit(['/', ':']).next();
             let out = end.filter(|n| !n.is_empty()).map_or_else(|| "NAME".into(), |n| quoted(Path::new(n)));
             let what = format!(
@@ -104,7 +104,7 @@ fn not_a_bundle(path: &Path, place: &PathKind) -> Error {
     Error::invalid(path, format!("bundle: this is {}; {next}", place.name()))
 }
 
-/// Says why a build has not finished, as far as its journal tells, and what completes it.
+/// Returns the reason why a build has not finished, as far as its journal tells, and the command that completes it.
 fn unfinished(path: &Path) -> String {
     let name = quoted(path);
     let events = journal::read(path).map(|j| j.events).unwrap_or_default();

@@ -12,27 +12,29 @@ pub struct Ui {
     json: bool,
     /// True if nothing goes to standard output.
     silent: bool,
-    /// Document, where it is kept.
+    /// The document, if it is kept.
     kept: Option<Mutex<Option<Value>>>,
 }
 
 impl Ui {
-    /// Makes the output of a command: `json` for one document and nothing else on standard output; `keep` keeps the document, too.
+    /// Makes the output of a command: with `json`, one document and nothing else on standard output; with `keep`, the
+    /// document is kept, too.
     pub fn new(json: bool, keep: bool) -> Self {
         Ui { json, silent: false, kept: keep.then(Mutex::default) }
     }
 
-    /// A command that runs inside another one: its document is kept for [`Ui::into_document`], and nothing goes to standard output.
+    /// Makes the output of a command inside another one: the document is kept for [`Ui::into_document`], and nothing goes
+    /// to standard output.
     pub fn inner() -> Self {
         Ui { json: true, silent: true, kept: Some(Mutex::default()) }
     }
 
-    /// The document that a command gave.
+    /// Returns the document that a command gave.
     pub fn into_document(self) -> Option<Value> {
         self.kept.and_then(|kept| kept.into_inner().unwrap_or_else(|e| e.into_inner()))
     }
 
-    /// True if a document is wanted, where it takes time to make.
+    /// Tells whether a document is wanted, for documents that take time to make.
     pub fn wants_document(&self) -> bool {
         self.json || self.kept.is_some()
     }
@@ -67,13 +69,13 @@ impl Ui {
         Ok(())
     }
 
-    /// A bar over `total` units of work, on a terminal; elsewhere nothing is drawn.
+    /// Makes a bar over `total` units of work, drawn only on a terminal.
     pub fn bar(&self, total: u64, what: &str) -> ProgressBar {
         styled_bar(total, what, "{prefix} [{wide_bar}] {pos}/{len} {msg} {elapsed}, {eta} left")
     }
 }
 
-/// A bar over `total` bytes that are sent, on a terminal; elsewhere nothing is drawn.
+/// Makes a bar over `total` bytes to transfer, drawn only on a terminal.
 pub fn byte_bar(total: u64, what: &str) -> ProgressBar {
     styled_bar(total, what, "{prefix} [{wide_bar}] {bytes}/{total_bytes} {bytes_per_sec} {msg}, {eta} left")
 }
@@ -87,7 +89,7 @@ fn styled_bar(total: u64, what: &str, template: &str) -> ProgressBar {
     bar
 }
 
-/// Prints a line on standard error. That nobody can read it is no error.
+/// Prints a line on standard error. A failure to print is no error.
 pub fn message(text: impl AsRef<str>) {
     let _ = writeln!(io::stderr(), "{}", printable(text.as_ref()));
 }
@@ -126,30 +128,30 @@ impl Write for LogWriter {
     }
 }
 
-/// Says that an error is that of standard output, which has no path.
+/// Names standard output, which has no path, in an error.
 fn of_stdout(e: io::Error) -> io::Error {
     io::Error::new(e.kind(), format!("standard output: {e}"))
 }
 
-/// A table of text columns: the first to the left, the others to the right.
+/// A table of text columns: the first one is aligned to the left, the others to the right.
 pub struct Table {
     rows: Vec<Vec<String>>,
-    /// The last column holds sentences: it goes to the left.
+    /// True if the last column holds sentences, which are aligned to the left.
     ends_in_text: bool,
 }
 
 impl Table {
-    /// A table with these headings.
+    /// Makes a table with these headings.
     pub fn new(headings: &[&str]) -> Self {
         Table { rows: vec![headings.iter().map(|h| h.to_string()).collect()], ends_in_text: false }
     }
 
-    /// A table whose last column holds sentences.
+    /// Makes a table whose last column holds sentences.
     pub fn ending_in_text(headings: &[&str]) -> Self {
         Table { ends_in_text: true, ..Table::new(headings) }
     }
 
-    /// Adds a row of as many cells.
+    /// Adds a row with one cell per column.
     pub fn row(&mut self, cells: Vec<String>) {
         // A line end in a name would break the row.
         let cell = |c: String| if c.contains(['\n', '\t']) { c.escape_debug().to_string() } else { c };
@@ -187,10 +189,10 @@ impl Table {
     }
 }
 
-/// Longest line under the headings of a table that ends in sentences.
+/// Longest line under the headings of a table that ends in sentences, in characters.
 const MAX_RULE: usize = 110;
 
-/// Bytes in MB of 10^6 or GB of 10^9.
+/// Formats bytes in kB, MB or GB, of 10^3, 10^6 or 10^9.
 pub fn bytes(n: u64) -> String {
     match n {
         0..=999_999 => format!("{:.1} kB", n as f64 / 1e3),
@@ -199,7 +201,7 @@ pub fn bytes(n: u64) -> String {
     }
 }
 
-/// A duration in the unit that suits it: `42 s`, `12 min`, `2.3 h`.
+/// Formats a duration in a fitting unit: `42 s`, `12 min`, `2.3 h`.
 pub fn duration(seconds: f64) -> String {
     match seconds {
         s if s < 90.0 => format!("{s:.0} s"),
@@ -208,7 +210,7 @@ pub fn duration(seconds: f64) -> String {
     }
 }
 
-/// A count of things: `1 shard`, `12,000 shards`.
+/// Formats a count of things: `1 shard`, `12,000 shards`.
 pub fn counted(n: impl TryInto<u64>, thing: &str) -> String {
     match n.try_into().unwrap_or(u64::MAX) {
         1 => format!("1 {thing}"),
@@ -216,7 +218,7 @@ pub fn counted(n: impl TryInto<u64>, thing: &str) -> String {
     }
 }
 
-/// The plural of a noun, or of one with an adjective before it: `near tie`, `entry`, `matrix`, `pass`.
+/// Returns the plural of a noun, which may follow an adjective: `near tie`, `entry`, `matrix`, `pass`.
 fn plural(thing: &str) -> String {
     let consonant_y = thing.strip_suffix('y').filter(|stem| !stem.ends_with(['a', 'e', 'o', 'u']));
     match (thing.strip_suffix("ix"), consonant_y) {
@@ -227,7 +229,7 @@ fn plural(thing: &str) -> String {
     }
 }
 
-/// A count with thin groups of three digits.
+/// Formats a count with commas between groups of three digits.
 pub fn count(n: u64) -> String {
     let digits = n.to_string();
     let mut out = String::new();

@@ -1,4 +1,4 @@
-//! `anemoe` without a command: a few lines on what to type next.
+//! `anemoe` without a command prints a few lines about the next commands to type.
 
 use crate::error_report::{self, INVALID};
 use crate::shell::quoted;
@@ -7,10 +7,10 @@ use anemoe_convert::path_kind::PathKind;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-/// Most entries of the current folder that are looked at.
+/// Most entries of the current folder that are read.
 const MAX_ENTRIES: usize = 200;
 
-/// Things in the current folder that commands could take.
+/// Bundle and checkpoint in the current folder, for the commands shown.
 #[derive(Default)]
 struct Surroundings {
     bundle: Option<PathBuf>,
@@ -18,7 +18,7 @@ struct Surroundings {
 }
 
 impl Surroundings {
-    /// Looks at a folder: the first bundle and the first checkpoint by name.
+    /// Finds the first bundle and the first checkpoint of a folder, by name.
     fn of(folder: &Path) -> Surroundings {
         let Ok(entries) = std::fs::read_dir(folder) else { return Surroundings::default() };
         let mut names: Vec<PathBuf> =
@@ -34,7 +34,7 @@ impl Surroundings {
     }
 }
 
-/// Prints the lines, on standard error: a missing command is bad usage to a script.
+/// Prints the lines on standard error and returns the status of bad usage, since a script has to give a command.
 pub fn print(json: bool) -> ExitCode {
     if json {
         error_report::print_json("usage", "no command; `anemoe help` lists them", None, None);

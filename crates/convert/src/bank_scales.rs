@@ -1,4 +1,4 @@
-//! One scale for all experts of a package, as hand-made INT8 banks have it: the coarsest way there is, to show what it costs.
+//! One scale for all experts of a package, as in hand-made INT8 banks: the coarsest choice, kept to show its cost.
 
 use crate::Result;
 use crate::models::Family;
@@ -7,15 +7,16 @@ use half::f16;
 use rayon::prelude::*;
 use std::collections::BTreeMap;
 
-/// Last integer of 8 bits.
+/// Largest signed integer of 8 bits.
 const LAST: f32 = 127.0;
 
-/// Scales of the banks of a shard, by tensor: each is read when its first matrix is stored.
+/// Scales of a shard's banks, by tensor. Each is computed when the first matrix of its tensor is stored.
 #[derive(Default)]
 pub struct BankScales(BTreeMap<String, f16>);
 
 impl BankScales {
-    /// The scale that a matrix shares with the shard's other matrices of its tensor; none where it has its own.
+    /// Returns the scale that a matrix shares with the shard's other matrices of its tensor; none where the matrix
+    /// has its own.
     ///
     /// # Errors
     /// The checkpoint cannot be read.
@@ -35,7 +36,7 @@ impl BankScales {
         for m in shard.matrices.iter().filter(|m| m.bank && m.tensor == matrix.tensor) {
             largest = largest.max(largest_of(family, m)?);
         }
-        // The largest weight is the last integer, as converters by hand choose it; never zero.
+        // The largest weight becomes 127, as in hand-made converters. The scale is never zero.
         let scale = f16::from_f32(largest / LAST).max(f16::from_bits(1)).min(f16::MAX);
         self.0.insert(matrix.tensor.clone(), scale);
         Ok(Some(scale))
@@ -45,7 +46,7 @@ impl BankScales {
 /// Weights that one task reads at a time: 4 MiB in f32.
 const PIECE: u64 = 1 << 20;
 
-/// Largest magnitude of a matrix.
+/// Returns the largest magnitude of a matrix's weights.
 fn largest_of(family: &dyn Family, m: &MatrixPlan) -> Result<f32> {
     let (start, end) = (m.offset, m.offset + m.weights());
     let piece = |i: u64| {

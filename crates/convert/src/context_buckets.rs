@@ -7,22 +7,22 @@ use std::str::FromStr;
 
 /// Most buckets. Each is one more function for every token count, which a Mac compiles and loads.
 const MAX_BUCKETS: usize = 4;
-/// Slots of a cache come in multiples of it.
+/// Slots of a cache come in multiples of this number.
 const SLOT_STEP: usize = 32;
 
 /// Contexts in positions, ascending and multiples of 32.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct ContextBuckets {
-    /// Zeros behind the last.
+    /// Contexts in positions, then zeros.
     contexts: [u32; MAX_BUCKETS],
 }
 
 impl ContextBuckets {
-    /// Takes contexts in the order in which they are given.
+    /// Makes buckets from contexts in positions, given in ascending order.
     ///
     /// # Errors
-    /// There are too many, or one is 0, no multiple of 32 or not above the one before.
+    /// There are more than 4 contexts, or a context is 0, no multiple of 32 or not above the context before it.
     pub fn new(contexts: &[usize]) -> std::result::Result<ContextBuckets, String> {
         if contexts.len() > MAX_BUCKETS {
             return Err(format!("{} contexts, expected {MAX_BUCKETS} at most", contexts.len()));
@@ -48,26 +48,27 @@ impl ContextBuckets {
         Ok(buckets)
     }
 
-    /// Gives the contexts, ascending.
+    /// Returns the contexts in positions, ascending.
     pub fn iter(self) -> impl Iterator<Item = usize> {
         self.contexts.into_iter().filter(|n| *n > 0).map(|n| n as usize)
     }
 
-    /// Gives those for which a cache of `slots` slots has functions of its own: where it has more slots.
+    /// Returns the contexts for which a cache of `slots` slots has functions of its own: those below `slots`.
     pub fn below(self, slots: usize) -> impl Iterator<Item = usize> {
         self.iter().filter(move |context| *context < slots)
     }
 
-    /// Gives the bucket of a quarter of a context, in whole steps; none where it is the whole context.
+    /// Returns the bucket of a quarter of a context, rounded up to a multiple of 32; none where that is the whole
+    /// context.
     pub fn quarter_of(context: usize) -> Option<ContextBuckets> {
         let quarter = (context / 4).max(1).checked_next_multiple_of(SLOT_STEP)?;
         if quarter >= context { None } else { ContextBuckets::new(&[quarter]).ok() }
     }
 
-    /// Refuses buckets that are larger than the context of the model.
+    /// Refuses buckets that are larger than the model's context.
     ///
     /// # Errors
-    /// Names the option and the bucket.
+    /// A bucket is larger; the error names the option and the bucket.
     pub fn check(self, context: usize) -> Result<()> {
         match self.iter().find(|bucket| *bucket > context.next_multiple_of(SLOT_STEP)) {
             Some(bucket) => Err(Error::usage(format!(

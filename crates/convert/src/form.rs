@@ -1,4 +1,4 @@
-//! The form of shards: choices that change what a chip can take, and not what comes out.
+//! Form of shards: choices that change whether a chip takes a program, but not what the program computes.
 //!
 //! Published findings about the Neural Engine contradict each other, so a plan names a form and a Mac decides between
 //! forms. Every form gives the same results on the CPU. `docs/ane-form.md` draws each.
@@ -10,7 +10,7 @@ use std::fmt;
 use std::num::NonZeroUsize;
 use std::str::FromStr;
 
-/// Declares the values of one choice, the first of which is the default.
+/// Declares a choice and its values; the first value is the default.
 macro_rules! choice {
     ($(#[$doc:meta])* $name:ident { $($(#[$vdoc:meta])* $value:ident = $word:literal),+ $(,)? }) => {
         $(#[$doc])*
@@ -24,7 +24,7 @@ macro_rules! choice {
             /// Words of all values, the default first.
             pub const WORDS: &'static [&'static str] = &[$($word),+];
 
-            /// Gives the word on the command line.
+            /// Returns the word on the command line.
             pub const fn word(self) -> &'static str {
                 match self { $($name::$value => $word),+ }
             }
@@ -61,7 +61,7 @@ choice! {
 }
 
 choice! {
-    /// Holder of what short convolutions and delayed values need of earlier tokens.
+    /// Holder of the history: rows of earlier tokens that short convolutions and delayed values need.
     HistoryForm {
         /// Rows behind the slots of the cache's state.
         #[default]
@@ -72,7 +72,7 @@ choice! {
 }
 
 choice! {
-    /// Products of attention.
+    /// Layout of attention's products.
     AttentionForm {
         /// Query heads that share a key/value head are rows of one product; softmax over the last axis.
         #[default]
@@ -105,12 +105,12 @@ choice! {
 }
 
 choice! {
-    /// RMS norms.
+    /// Arithmetic of RMS norms.
     NormForm {
-        /// Divided by a part of the largest magnitude before squares are summed.
+        /// Values are divided by a part of the largest magnitude before their squares are summed.
         #[default]
         Scaled = "scaled",
-        /// Squared as they are: fewer ops, and infinite in fp16 from 256 on.
+        /// Values are squared as they are: fewer ops, but squares are infinite in fp16 from a value of 256 on.
         Plain = "plain",
     }
 }
@@ -129,18 +129,18 @@ choice! {
 choice! {
     /// Packages of a shard that has functions for several token counts.
     FunctionForm {
-        /// One, whose functions share weights and states.
+        /// One package, whose functions share weights and states.
         #[default]
         Shared = "shared",
-        /// One for each token count, with the weights of its own.
+        /// One package for each token count, each with its own weights.
         Apart = "apart",
     }
 }
 
-/// The option that puts layers together.
+/// Option that puts several layers into one package.
 pub const LAYERS_PER_SHARD: &str = "--layers-per-shard";
 
-/// Every choice of a form.
+/// All choices of a form.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ShardForm {
@@ -176,13 +176,13 @@ pub struct ShardForm {
     pub layers_per_shard: Option<NonZeroUsize>,
 }
 
-/// Tells that a value is its type's default, which is not written.
+/// Tells whether a value is its type's default, which is not written.
 pub fn is_default<T: Default + PartialEq>(value: &T) -> bool {
     *value == T::default()
 }
 
 impl ShardForm {
-    /// Gives the choices that are not the default, as option and word.
+    /// Returns the choices that are not the default, as option and word.
     pub fn differences(&self) -> Vec<(&'static str, String)> {
         let all = [
             ("--cache", is_default(&self.cache), self.cache.word()),
@@ -205,7 +205,7 @@ impl ShardForm {
     /// Sets the choice that an option names.
     ///
     /// # Errors
-    /// No choice has this name, or it has no such word.
+    /// No choice has this name, or the choice has no such word.
     pub fn set(&mut self, option: &str, word: &str) -> std::result::Result<(), String> {
         match option {
             "--cache" => self.cache = word.parse()?,
@@ -226,10 +226,10 @@ impl ShardForm {
         Ok(())
     }
 
-    /// Refuses choices that contradict each other in a model that has a history, or has none.
+    /// Refuses choices that contradict each other, in a model with a history or without.
     ///
     /// # Errors
-    /// Names the options.
+    /// Choices contradict each other; the error names the options.
     pub fn check(&self, has_history: bool) -> Result<()> {
         if !has_history && self.history == HistoryForm::Host {
             return Err(Error::usage(

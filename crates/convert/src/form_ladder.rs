@@ -1,4 +1,4 @@
-//! The ladder of forms: those that make sense for a model, and what was seen of each.
+//! Ladder of forms: the forms that make sense for a model, and published observations of each.
 
 use crate::context_buckets::ContextBuckets;
 use crate::form::ShardForm;
@@ -7,7 +7,7 @@ use crate::{Error, Result};
 use serde::{Deserialize, Serialize};
 use std::sync::LazyLock;
 
-/// The option that says how many experts a call computes.
+/// Option that sets how many experts a call computes.
 pub const EXPERTS_PER_SHARD: &str = "--experts-per-shard";
 
 /// An observation of a form on a device.
@@ -25,14 +25,14 @@ pub struct Sighting {
 /// A form that a build can have.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Rung {
-    /// For people.
+    /// Name for people.
     pub name: String,
-    /// Options of `build` that ask for it.
+    /// Options of `build` that choose the form, each with its word.
     pub build_args: Vec<String>,
-    /// Sightings that speak for it.
+    /// Sightings that speak for the form.
     #[serde(rename = "for")]
     pub speaks_for: Vec<Sighting>,
-    /// Sightings that speak against it.
+    /// Sightings that speak against the form.
     pub against: Vec<Sighting>,
     /// The form.
     #[serde(skip)]
@@ -45,41 +45,41 @@ pub struct Rung {
 /// Facts of a model that decide which forms it can have.
 #[derive(Clone, Copy, Debug)]
 pub struct LadderModel {
-    /// Its attention has a history.
+    /// True if the model's attention has a history.
     pub has_history: bool,
-    /// Positions that its caches hold.
+    /// Positions that the model's caches hold.
     pub context: usize,
-    /// Experts of a layer; none where that is not known.
+    /// Experts of a layer; none where the number is not known.
     pub experts: Option<usize>,
 }
 
 impl LadderModel {
-    /// Says what a model of this family is, with caches of `context` positions.
+    /// Makes the facts of a family's model, with caches of `context` positions.
     pub fn of(family: &dyn Family, context: usize) -> LadderModel {
         LadderModel { has_history: family.has_history(), context, experts: Some(family.sizes().experts) }
     }
 
-    /// Gives a quarter of the experts, where that is a whole number of them.
+    /// Returns a quarter of a layer's experts; none where their number is unknown or no multiple of 4.
     fn quarter_of_experts(&self) -> Option<usize> {
         self.experts.filter(|n| *n > 0 && n.is_multiple_of(4)).map(|n| n / 4)
     }
 }
 
-/// An entry of the table.
+/// Entry of `forms.toml`: a form, and the models that can have it.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct LadderEntry {
     name: String,
     args: Vec<String>,
-    /// Options that a model with a history needs besides.
+    /// Further options for a model with a history.
     #[serde(default)]
     history_args: Vec<String>,
     #[serde(default)]
     needs_history: bool,
-    /// It has functions for a quarter of the context besides.
+    /// True if the form also has functions for a quarter of the context.
     #[serde(default)]
     quarter_bucket: bool,
-    /// Its calls compute a quarter of a layer's experts each.
+    /// True if each call computes a quarter of a layer's experts.
     #[serde(default)]
     quarter_of_experts: bool,
     #[serde(default)]
@@ -96,10 +96,10 @@ struct LadderTable {
 static TABLE: LazyLock<std::result::Result<LadderTable, String>> =
     LazyLock::new(|| toml::from_str(include_str!("forms.toml")).map_err(|e| e.to_string()));
 
-/// Gives the forms that a model can have, the default first.
+/// Returns the forms that a model can have, the default first.
 ///
 /// # Errors
-/// The table is wrong, which a test rules out.
+/// `forms.toml` is wrong, which a test rules out.
 pub fn ladder(model: LadderModel) -> Result<Vec<Rung>> {
     let table = TABLE.as_ref().map_err(|e| Error::usage(format!("table of forms: {e}")))?;
     let has_bucket = ContextBuckets::quarter_of(model.context).is_some();

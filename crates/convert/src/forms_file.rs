@@ -7,7 +7,8 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use toml::Value;
 
-/// Gives the choices that change shards of a sort, as keys of its table: options of the command line without their dashes.
+/// Returns the choices that change shards of a sort, as keys of its table: options of the command line without
+/// dashes.
 pub const fn keys(sort: ShardKind) -> &'static [&'static str] {
     match sort {
         ShardKind::Attention => {
@@ -31,12 +32,12 @@ pub const fn keys(sort: ShardKind) -> &'static [&'static str] {
     }
 }
 
-/// Every key that some sort has.
+/// Tells whether some sort of shards has this key.
 fn is_known(key: &str) -> bool {
     ShardKind::ALL.iter().any(|sort| keys(*sort).contains(&key))
 }
 
-/// Reads the text of such a file.
+/// Reads the text of a file of forms: the form of each sort of shards that has a table.
 ///
 /// # Errors
 /// [`Kind::Invalid`](anemoe_io::Kind::Invalid) naming the file, the table and the key, with what is known there.
@@ -88,7 +89,7 @@ pub fn parse(path: &Path, text: &str) -> Result<BTreeMap<ShardKind, ShardForm>> 
     Ok(forms)
 }
 
-/// A value as on the command line: a word, a number, or several numbers.
+/// Writes a TOML value as on the command line: a word, a number, or numbers joined by commas; none for other types.
 fn word(value: &Value) -> Option<String> {
     match value {
         Value::String(word) => Some(word.clone()),
@@ -160,7 +161,7 @@ mod tests {
             let text = format!("[{}]\n{}", sort.name(), lines(*sort, form));
             assert_eq!(read(&text).unwrap()[sort], *form, "{text}");
         }
-        // What concerns another sort alone is not written.
+        // A choice that concerns other sorts alone is not written.
         let apart =
             ShardForm { cache: CacheForm::Host, functions: FunctionForm::Apart, ..ShardForm::default() };
         assert_eq!(lines(ShardKind::Experts, &apart), "functions = \"apart\"\n");
@@ -196,7 +197,8 @@ mod tests {
         }
     }
 
-    /// Programs of the shards of each sort, with their names, of a plan with these forms; none where there is no such plan.
+    /// Lowers the shards of a sort, of a plan with this form: name and program of each; none where there is no such
+    /// plan.
     fn programs(model: &str, joined: bool, sort: ShardKind, form: ShardForm) -> Option<Vec<String>> {
         let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures").join(model);
         let family = models::open(models::load(fixture.to_str().unwrap()).unwrap()).unwrap();
@@ -204,7 +206,7 @@ mod tests {
         let layers = NonZeroUsize::new(2).filter(|_| joined);
         let mut options = PlanOptions { tokens, ..PlanOptions::default() };
         options.form.layers_per_shard = layers;
-        // Packs that do not join the branches of a layer.
+        // Two packs per layer: one of them is experts alone.
         options.ffn_shards = Some(2).filter(|_| !joined);
         options.forms.insert(sort, form);
         let plan = family.plan(&options).ok()?;
@@ -217,7 +219,7 @@ mod tests {
         )
     }
 
-    /// A key is known where it changes a program of some family, and nowhere else.
+    /// Checks that a sort knows a key exactly where the key changes a program of some family.
     #[test]
     fn keys_are_those_that_change_a_program() {
         let default = ShardForm::default();

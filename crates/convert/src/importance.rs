@@ -19,13 +19,13 @@ pub struct Importance {
 }
 
 impl Importance {
-    /// Reads and checks a file.
+    /// Reads a file of importances and checks it.
     ///
     /// # Errors
     /// The file is no `.npz`, or an array is of another rank, is not made of numbers, or holds one that is negative or not
     /// finite.
     pub fn read(path: &Path) -> Result<Importance> {
-        // The archive first: what is none is refused before all of it is read for its hash.
+        // The archive is read first: a file that is no archive is refused before all of it is hashed.
         let arrays = anemoe_npz::read_npz(path)?;
         let sha256 = anemoe_bundle::file_sha256(path)?;
         let mut all = Importance { path: path.to_path_buf(), moments: BTreeMap::new(), sha256 };
@@ -61,10 +61,10 @@ impl Importance {
         anemoe_npz::write_npz(path, &arrays)
     }
 
-    /// Checks that every name is that of a tensor of the model.
+    /// Checks that every array has the name of a tensor that `known` accepts.
     ///
     /// # Errors
-    /// One is not; the error names it.
+    /// An array has another name; the error names it.
     pub fn check_names(&self, known: impl Fn(&str) -> bool) -> Result<()> {
         match self.moments.keys().find(|name| !known(name)) {
             None => Ok(()),
@@ -78,7 +78,7 @@ impl Importance {
     /// Checks that every tensor of `wanted` has an array.
     ///
     /// # Errors
-    /// Some have none; the error names the first of them.
+    /// Tensors have no array; the error names the first four.
     pub fn check_complete<'a>(&self, wanted: impl IntoIterator<Item = &'a str>) -> Result<()> {
         const NAMED: usize = 4;
         let missing: Vec<&str> =
@@ -94,7 +94,7 @@ impl Importance {
         Err(Error::invalid(&self.path, what))
     }
 
-    /// Moments of a matrix's inputs, `[cols]`, where they are known.
+    /// Returns the second moments of a matrix's inputs, `[cols]`; none where the file has no array for its tensor.
     ///
     /// # Errors
     /// The array does not fit the matrix.
@@ -118,7 +118,7 @@ impl Importance {
         }
     }
 
-    /// SHA-256 of the file.
+    /// Returns the SHA-256 of the file, in hexadecimal.
     pub fn sha256(&self) -> &str {
         &self.sha256
     }

@@ -19,7 +19,7 @@ pub struct CheckpointReport {
     pub parts: BTreeMap<String, PartSums>,
     /// All parameters of the model; the tied embedding counts once.
     pub total_parameters: u64,
-    /// Parameters that a token meets, the embedding once, as the head.
+    /// Parameters that a token uses; the embedding counts once, as the head.
     pub active_parameters: u64,
     /// Bytes of the model's tensors as stored.
     pub bytes: u64,
@@ -27,7 +27,7 @@ pub struct CheckpointReport {
     pub tensors: Vec<TensorReport>,
     /// Tensors that the text model does not need.
     pub skipped: Vec<String>,
-    /// Remarks on its values, for those who run it.
+    /// Remarks on the checkpoint's values, for those who run it.
     pub remarks: Vec<String>,
 }
 
@@ -42,20 +42,20 @@ pub struct PartSums {
     pub bytes: u64,
 }
 
-/// One tensor.
+/// One tensor of the model.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct TensorReport {
     /// Name in the checkpoint.
     pub name: String,
     /// Stored element type.
     pub dtype: String,
-    /// Outermost first.
+    /// Dimensions, outermost first.
     pub shape: Vec<u64>,
     /// Part of the model.
     pub part: String,
 }
 
-/// Counts what a checkpoint holds, after checking it against its family's tensor table.
+/// Counts tensors, parameters and bytes of a checkpoint by part, after a check against its family's tensor table.
 ///
 /// # Errors
 /// The family is not known, or the checkpoint does not fit it.

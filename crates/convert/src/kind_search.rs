@@ -1,9 +1,10 @@
-//! Chooses the compression of every tensor: which kinds give the least loss for the bytes.
+//! Chooses the kind of every tensor: the least loss of the model for the bytes.
 //!
-//! The loss of a choice is taken as the sum, over tensors, of the relative squared error of the tensor's output times how
-//! much the model minds it. On each tensor only kinds on the lower convex hull of (bytes, loss) can be part of a best
-//! choice; ordered by what a byte buys, their steps form one path from the smallest model to the most exact, and every best
-//! choice under a limit is a prefix of it.
+//! `loss = sum over tensors of sensitivity * relative squared error of the tensor's output`
+//!
+//! On each tensor only kinds on the lower convex hull of (bytes, loss) can be part of a best choice. The steps of all
+//! hulls, ordered by the loss that a byte saves, form one path from the smallest model to the most exact. Every best
+//! choice under a limit is a prefix of this path.
 
 use crate::importance::Importance;
 use crate::lower::encode_matrix;
@@ -15,9 +16,9 @@ use crate::{Error, Result};
 use anemoe_bundle::TensorChoice;
 use std::collections::BTreeMap;
 
-/// Kinds that are tried. `int4-block` is not among them: scales per block along the inputs gave wrong results on the ANE
-/// (reported for group 32; palettized weights of the same model were right), and so is nothing asymmetric, whose offsets
-/// no measured shard had.
+/// Kinds that are tried. `int4-block` is left out: scales per block along the inputs gave wrong results on the ANE
+/// (reported for group 32; palettized weights of the same model were right). Asymmetric kinds are left out: no
+/// measured shard had offsets.
 pub const KINDS: [Quant; 8] = [
     Quant::lut(2),
     Quant::lut(3),
@@ -43,7 +44,7 @@ pub struct Group {
     pub candidates: Vec<Candidate>,
     /// Loss per unit of output error.
     pub sensitivity: f64,
-    /// Share of its bytes that a token reads: 1, and for experts how often they are chosen.
+    /// Share of the tensor's bytes that a token reads: 1, or for experts the share of tokens that choose them.
     pub read: f64,
 }
 
@@ -53,12 +54,12 @@ pub enum Objective {
     /// Bytes of all matrices: the size of the bundle.
     #[default]
     Size,
-    /// Bytes of matrices that a token reads: the time of a token where memory is what is waited for.
+    /// Bytes of matrices that a token reads: they set the time of a token where memory is the limit.
     Speed,
 }
 
 impl Objective {
-    /// The word that chooses it: `size` or `speed`.
+    /// Returns the word that chooses the objective: `size` or `speed`.
     pub fn name(self) -> &'static str {
         match self {
             Objective::Size => "size",
@@ -68,7 +69,7 @@ impl Objective {
 }
 
 impl Group {
-    /// Counted share of each byte.
+    /// Returns the share of each byte that an objective counts.
     fn share(&self, objective: Objective) -> f64 {
         match objective {
             Objective::Size => 1.0,
@@ -80,17 +81,18 @@ impl Group {
 /// Tokens that chose each expert, by layer: `chosen[layer][expert]` of `tokens`.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ExpertUse {
-    /// `[layers, experts]`
+    /// Number of tokens that chose each expert, `[layers, experts]`.
     pub chosen: Vec<Vec<u64>>,
     /// Tokens that were counted.
     pub tokens: u64,
 }
 
-/// Tokens' worth of the average expert that is added to each count, so that one that no token chose is not free.
+/// Tokens added to the counts as if they chose all experts equally often, so that an expert without tokens is not
+/// free.
 const PRIOR_TOKENS: f64 = 8.0;
 
-/// Sets what share of its bytes a token reads of each group, by the experts that tokens chose; without counts all experts are
-/// taken to be chosen equally often.
+/// Sets, for each group, the share of the tensor's bytes that a token reads, from the experts that tokens chose.
+/// Without counts all experts are taken to be chosen equally often.
 pub fn share_reads(plan: &Plan, groups: &mut [Group], used: Option<&ExpertUse>) {
     let average = plan.totals.experts_per_token as f64 / (plan.totals.experts as f64).max(1.0);
     let share = |layer: Option<usize>, expert: Option<usize>| {
@@ -128,7 +130,7 @@ pub struct Candidate {
     pub error: f64,
 }
 
-/// Matrices of a plan by what they are: the tensor, and the part that it plays.
+/// Returns the matrices of a plan by tensor and part of the model.
 pub fn matrices(plan: &Plan) -> BTreeMap<(String, String), Vec<MatrixPlan>> {
     let mut all: BTreeMap<(String, String), Vec<MatrixPlan>> = BTreeMap::new();
     for m in plan.shards.iter().flat_map(|s| &s.matrices) {
@@ -181,7 +183,8 @@ pub fn measure(
     Ok(groups)
 }
 
-/// Values of a tensor, given by its matrices, as they come out of a kind; and the bytes that these take.
+/// Compresses the matrices of a tensor and decodes them again: returns values in the tensor's order, and compressed
+/// bytes.
 ///
 /// # Errors
 /// The checkpoint cannot be read, or the importances do not fit.
@@ -211,7 +214,7 @@ pub fn decoded(
     Ok((values, bytes))
 }
 
-/// The user chose the part's kind, or it stays fp16 unless the user does.
+/// Tells whether a part's kind is not searched: the user chose it, or the part stays fp16 unless the user chooses.
 fn is_fixed(plan: &Plan, part: &str) -> bool {
     let p = &plan.options.parts;
     match part {
@@ -224,7 +227,7 @@ fn is_fixed(plan: &Plan, part: &str) -> bool {
     }
 }
 
-/// A few matrices of a tensor, evenly spread, or the first rows of a single large one.
+/// Samples a tensor: a few matrices, evenly spread, or the first rows of a single large matrix.
 fn sampled(matrices: &[MatrixPlan]) -> Vec<MatrixPlan> {
     let Some(first) = matrices.first() else { return Vec::new() };
     let wanted = (SAMPLE / first.weights().max(1)).max(1) as usize;
@@ -240,7 +243,7 @@ fn sampled(matrices: &[MatrixPlan]) -> Vec<MatrixPlan> {
 /// A choice: for every group, the position of its kind in [`KINDS`].
 pub type Choice = Vec<usize>;
 
-/// Choices from the smallest to the most exact; each differs from the one before in one tensor.
+/// Returns the choices from the smallest to the most exact; each differs from the one before in one tensor.
 pub fn path(groups: &[Group], objective: Objective) -> Vec<Choice> {
     let mut choice: Choice = Vec::new();
     // (loss that a byte saves, group, kind)
@@ -255,7 +258,7 @@ pub fn path(groups: &[Group], objective: Objective) -> Vec<Choice> {
             steps.push((slope, g, pair[1]));
         }
     }
-    // Steps of one group come in order: a hull's slopes fall. Equal ones keep the order of groups.
+    // Steps of one group stay in order, since a hull's slopes fall. Equal slopes keep the order of groups.
     steps.sort_by(|a, b| b.0.total_cmp(&a.0));
     let mut all = vec![choice.clone()];
     for (_, group, kind) in steps {
@@ -265,7 +268,7 @@ pub fn path(groups: &[Group], objective: Objective) -> Vec<Choice> {
     all
 }
 
-/// Positions of the candidates on the lower convex hull of (bytes, error), from few bytes to many.
+/// Returns the positions of the candidates on the lower convex hull of (bytes, error), from few bytes to many.
 fn hull(candidates: &[Candidate]) -> Vec<usize> {
     let mut order: Vec<usize> = (0..candidates.len()).collect();
     order.sort_by(|&a, &b| {
@@ -295,16 +298,16 @@ fn hull(candidates: &[Candidate]) -> Vec<usize> {
     hull
 }
 
-/// Bytes of a choice that count for an objective.
+/// Returns the bytes of a choice that count for an objective.
 pub fn cost(groups: &[Group], choice: &Choice, objective: Objective) -> u64 {
     let each = groups.iter().zip(choice).map(|(g, &i)| g.candidates[i].bytes as f64 * g.share(objective));
     each.sum::<f64>().round() as u64
 }
 
-/// The most exact choice of the path that fits, and then whatever single steps still do.
+/// Finds the most exact choice of the path within `limit` bytes, then adds each later step that still fits.
 ///
 /// # Errors
-/// Not even the smallest fits.
+/// Even the smallest choice exceeds the limit.
 pub fn within(groups: &[Group], limit: u64, objective: Objective) -> Result<Choice> {
     let cost = |choice: &Choice| cost(groups, choice, objective);
     let path = path(groups, objective);
@@ -332,7 +335,7 @@ pub fn within(groups: &[Group], limit: u64, objective: Objective) -> Result<Choi
     Ok(choice)
 }
 
-/// Kinds of a choice by tensor and part.
+/// Returns the kinds of a choice by tensor and part.
 pub fn kinds(groups: &[Group], choice: &Choice) -> BTreeMap<(String, String), Quant> {
     groups
         .iter()
@@ -341,7 +344,7 @@ pub fn kinds(groups: &[Group], choice: &Choice) -> BTreeMap<(String, String), Qu
         .collect()
 }
 
-/// Explains a choice for every tensor: what its neighbours would cost or gain.
+/// Explains a choice for every tensor: what the neighbouring kinds would cost or gain.
 pub fn explain(groups: &[Group], choice: &Choice) -> Vec<TensorChoice> {
     groups
         .iter()
@@ -394,7 +397,7 @@ pub fn explain(groups: &[Group], choice: &Choice) -> Vec<TensorChoice> {
         .collect()
 }
 
-/// Gives a plan the kinds of a choice.
+/// Sets the kinds of a choice in a plan.
 ///
 /// # Errors
 /// A shard becomes larger than the options allow.
@@ -411,7 +414,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Loss that is expected of a choice.
+    /// Computes the loss that is expected of a choice.
     fn expected_loss(groups: &[Group], choice: &Choice) -> f64 {
         groups.iter().zip(choice).map(|(g, &i)| g.sensitivity * g.candidates[i].error).sum()
     }
@@ -468,8 +471,8 @@ mod tests {
     }
 
     proptest! {
-        /// Along the path bytes rise and loss falls, and no choice of the same size or less is better than one of the path by
-        /// more than its last step.
+        /// Checks that bytes rise and loss falls along the path, and that no choice lies below the line between two
+        /// neighbours of the path.
         #[test]
         fn the_path_is_the_convex_frontier(values in prop::collection::vec((1u64..50, 0.0f64..1.0), 12), s in 0.1f64..10.0) {
             let groups: Vec<Group> = values.chunks(4).map(|c| group(s, c)).collect();
@@ -480,7 +483,7 @@ mod tests {
             }
             for choice in (0..64).map(|n| vec![n % 4, n / 4 % 4, n / 16]) {
                 let (b, l) = (size(&groups, &choice) as f64, expected_loss(&groups, &choice));
-                // Below every choice lies the line between two neighbours of the path.
+                // Every choice lies on or above the line between two neighbours of the path.
                 for pair in path.windows(2) {
                     let (b0, b1) = (size(&groups, &pair[0]) as f64, size(&groups, &pair[1]) as f64);
                     let (l0, l1) = (expected_loss(&groups, &pair[0]), expected_loss(&groups, &pair[1]));

@@ -1,10 +1,11 @@
-//! Checkpoints to Core ML shards: models, plan, quantization, lowering.
+//! Turns checkpoints into Core ML shards: models, plan, quantization, lowering.
 //!
 //! # Tests
-//! Kinds have the bytes and errors that they claim, against plain searches and exact optima; both layouts of a family are one checkpoint,
-//! `synthetic:` models have their published sizes; every damaged checkpoint or configuration is refused by key, tensor and element.
-//! `tests/` opens fixtures, the rest is beside the code.
-//! `cargo test -p anemoe-convert` runs for 10 seconds on two busy cores, besides the compilation.
+//! Kinds of compression have the bytes and errors that they claim: tests hold them against plain searches and exact
+//! optima. One model in two layouts is read as the same checkpoint. `synthetic:` models have their published sizes.
+//! Every damaged checkpoint or configuration is refused; the error names key, tensor and element. `tests/` opens
+//! fixtures; the other tests are beside the code. `cargo test -p anemoe-convert` runs for 10 seconds on two busy
+//! cores, besides the compilation.
 #![deny(unsafe_code)]
 
 pub mod bank_scales;

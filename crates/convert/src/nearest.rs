@@ -1,19 +1,19 @@
-//! Suggestions for names that were mistyped.
+//! Suggestions for mistyped names.
 
-/// Finds the known name that is closest to `wanted`, upper and lower case being equal; none where nothing is close.
+/// Finds the known name that is closest to `wanted`, ignoring case; none where no name is close.
 pub fn nearest<'a>(wanted: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let wanted: Vec<char> = wanted.to_lowercase().chars().collect();
-    // A third of the letters may differ, and one of a short name.
+    // A third of the letters may differ, and at least one.
     let most = (wanted.len() / 3).max(1);
     let distances = known.into_iter().map(|name| (distance(&wanted, name), name));
     distances.filter(|(d, _)| *d <= most).min_by_key(|(d, _)| *d).map(|(_, name)| name)
 }
 
-/// Most names that are listed for a beginning.
+/// Most names of a group that are listed.
 const MAX_LISTED: usize = 3;
 
-/// Adds `; did you mean NAME?` to a message, where a known name is close; or the first names in the group `wanted`, whose names
-/// go on with a dot.
+/// Returns an addition to a message: `; did you mean NAME?` where a known name is close to `wanted`. Where known
+/// names continue `wanted` with a dot, the addition lists the first three; otherwise it is empty.
 pub fn did_you_mean<'a>(wanted: &str, known: impl IntoIterator<Item = &'a str>) -> String {
     let known: Vec<&str> = known.into_iter().collect();
     let in_group = |name: &&str| name.strip_prefix(wanted).is_some_and(|rest| rest.starts_with('.'));
@@ -25,7 +25,7 @@ pub fn did_you_mean<'a>(wanted: &str, known: impl IntoIterator<Item = &'a str>) 
     }
 }
 
-/// Counts the letters to insert, delete or replace (Levenshtein distance).
+/// Computes the Levenshtein distance: how many letters to insert, delete or replace. Case in `b` is ignored.
 fn distance(a: &[char], b: &str) -> usize {
     let mut row: Vec<usize> = (0..=a.len()).collect();
     for (i, y) in b.to_lowercase().chars().enumerate() {

@@ -12,7 +12,7 @@ use half::f16;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// The operation that a weight belongs to: it decides which axis is the output's.
+/// Operation that a weight belongs to: it decides which axis holds the output channels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WeightOp {
     /// `[out, in, kernel..]`
@@ -35,19 +35,19 @@ pub enum SystemTarget {
 /// Compression job of one tensor.
 #[derive(Clone, Debug)]
 pub struct TensorJob<'a> {
-    /// For messages.
+    /// Name for messages.
     pub name: &'a str,
     /// Dimensions, outermost first.
     pub shape: &'a [usize],
     /// Elements, row-major.
     pub values: &'a [f32],
-    /// The operation.
+    /// Operation that uses the tensor.
     pub op: WeightOp,
-    /// Compression.
+    /// Kind of compression.
     pub kind: Quant,
     /// Group sizes.
     pub groups: Groups,
-    /// The global optimum of k-means.
+    /// True for the global optimum of k-means.
     pub exact: bool,
     /// Second moment of every input channel.
     pub importance: Option<&'a [f32]>,
@@ -65,7 +65,7 @@ pub struct CompressedTensor {
     pub quant: MatrixQuant,
     /// Packed elements, `[rows, cols]`.
     pub packed: Vec<u8>,
-    /// Tables or scales, and figures.
+    /// Tables or scales, and the compression's errors.
     pub side: TablesAndScales,
     /// Time that the compression took.
     pub elapsed: Duration,
@@ -110,7 +110,7 @@ impl TensorJob<'_> {
         }
         const EXPONENT: u32 = 0x7f80_0000;
         let infinite = |v: &f32| v.to_bits() & EXPONENT == EXPONENT;
-        // Without an early end, so that many are looked at together.
+        // The loop has no early end, so that vector instructions can test several values at a time.
         if self.values.iter().fold(false, |any, v| any | infinite(v)) {
             let i = self.values.iter().position(infinite).unwrap_or(0);
             return usage(format!("element {i} is {}", self.values[i]));
@@ -166,12 +166,12 @@ impl TensorJob<'_> {
 }
 
 impl CompressedTensor {
-    /// Bytes of elements, tables, scales and offsets.
+    /// Returns the bytes of elements, tables, scales and offsets.
     pub fn bytes(&self) -> u64 {
         self.quant.bytes(self.rows, self.cols)
     }
 
-    /// The fp16 values that the compressed tensor stands for, in the tensor's own layout.
+    /// Returns the fp16 values that the compressed tensor stands for, in the tensor's own layout.
     ///
     /// # Errors
     /// None is known: lengths always fit.
@@ -186,7 +186,7 @@ impl CompressedTensor {
         })
     }
 
-    /// Elements one per byte, in the tensor's own layout; linear kinds as two's complement.
+    /// Returns the elements, one per byte, in the tensor's own layout; integers of linear kinds in two's complement.
     pub fn elements(&self) -> Vec<u8> {
         let bits = usize::from(self.quant.kind.bits());
         let mut codes = anemoe_mlpackage::blob::unpack_sub_byte(&self.packed, bits, self.rows * self.cols);
@@ -199,7 +199,8 @@ impl CompressedTensor {
         }
     }
 
-    /// Dimensions of tables or scales: groups per axis of the tensor, and for tables `2^bits` and 1.
+    /// Returns the dimensions of tables or scales: groups per axis of the tensor; tables have two more, `2^bits` and
+    /// 1.
     pub fn side_dims(&self) -> Vec<usize> {
         let (groups, blocks) = self.quant.parts(self.rows, self.cols);
         let mut dims = match self.op {
@@ -217,12 +218,12 @@ impl CompressedTensor {
         dims
     }
 
-    /// Tables or scales in the order of [`CompressedTensor::side_dims`].
+    /// Returns the tables or scales in the order of [`CompressedTensor::side_dims`].
     pub fn side_values(&self) -> Vec<f16> {
         self.transposed(&self.side.values)
     }
 
-    /// Offsets in the order of [`CompressedTensor::side_dims`]; empty for kinds without.
+    /// Returns the offsets in the order of [`CompressedTensor::side_dims`]; empty for kinds without offsets.
     pub fn side_offsets(&self) -> Vec<i8> {
         self.transposed(&self.side.offsets)
     }
@@ -239,7 +240,7 @@ impl CompressedTensor {
     /// that exists is replaced.
     ///
     /// # Errors
-    /// The target's format lacks the kind, the rank is none that the operation takes in a package, or writing fails.
+    /// The target's format lacks the kind, the weight's rank does not fit the operation, or writing fails.
     pub fn write_package(&self, path: &Path, replace: bool, target: SystemTarget) -> Result<()> {
         if target == SystemTarget::IOS16
             && let Some(why) = self.quant.kind.refused_by_ios16()
@@ -259,7 +260,7 @@ impl CompressedTensor {
         let dims: Vec<u64> = self.shape.iter().map(|&d| d as u64).collect();
         let mut writer = if replace { PackageWriter::replace(path)? } else { PackageWriter::create(path)? };
         let packed = match self.op {
-            // The file holds the tensor's own layout.
+            // The package stores elements in the tensor's own layout.
             WeightOp::MatMul => match self.quant.kind {
                 Quant::Fp16 => self.decode()?.iter().flat_map(|v| v.to_le_bytes()).collect(),
                 kind => anemoe_mlpackage::blob::pack_sub_byte(&self.elements(), usize::from(kind.bits())),
@@ -344,14 +345,14 @@ impl CompressedTensor {
                 let lut = Value::fp16_tensor(&[self.side.values.len() as u64], &self.side.values);
                 let shape: Vec<u8> = dims.iter().flat_map(|&d| (d as u32).to_le_bytes()).collect();
                 let shape = Value::bytes(DataType::UInt32, &[dims.len() as u64], shape);
-                // One table for indices that are packed into bytes, and the shape of the weight.
+                // The op takes one table, indices packed into bytes, and the weight's shape.
                 let args = vec![("indices", indices.into()), ("lut", lut.into()), ("shape", shape.into())];
                 f.single("constexpr_lut_to_dense", "weight", args)?
             }
             Quant::Int { granularity, .. } => {
                 let offset = blobs.append(DataType::Int8, n, packed)?;
                 let data = Value::blob(DataType::Int8, dims, offset);
-                // A scalar for the whole tensor, a vector along the output axis.
+                // The scale is a scalar for the whole tensor, or a vector along the output axis.
                 let scale_dims: &[u64] =
                     if granularity == Granularity::Tensor { &[] } else { &[self.side.values.len() as u64] };
                 let scale = Value::fp16_tensor(scale_dims, &self.side.values);

@@ -7,14 +7,16 @@ use crate::{Error, Result};
 use rayon::prelude::*;
 use serde::Serialize;
 
-/// Predicted loss from which on a tensor is warned of: a cosine of 0.995 between it and its compressed form.
+/// Predicted relative squared error above which a tensor is reported; 0.01 is a cosine of 0.995 with the compressed
+/// tensor.
 pub const LOSS: f64 = 0.01;
 
 /// Weights that one task reads at a time: 4 MiB in f32.
 const PIECE: usize = 1 << 20;
 
-/// A sample of a matrix: so many pieces of so many weights. 8000 matrices of Gemma-4-26B-A4B take a few seconds.
+/// Pieces sampled per matrix. Sampling the 8000 matrices of Gemma-4-26B-A4B takes a few seconds.
 const SAMPLE_PIECES: u64 = 16;
+/// Weights of a sampled piece.
 const SAMPLE_PIECE: u64 = 4096;
 
 /// Spread of the values of a matrix.
@@ -22,7 +24,7 @@ const SAMPLE_PIECE: u64 = 4096;
 pub struct Spread {
     /// Largest magnitude.
     pub largest: f32,
-    /// Mean magnitude: what is typical, since a few outliers hardly change it.
+    /// Mean magnitude: the typical size, since a few outliers hardly change it.
     pub mean: f64,
 }
 
@@ -46,12 +48,12 @@ impl Spread {
             .collect();
         let pieces = pieces?;
         let largest = pieces.iter().fold(0f32, |max, p| max.max(p.0));
-        // Summed in the order of the pieces: the same on any number of threads.
+        // The sum follows the order of the pieces: it is the same on any number of threads.
         Ok(Spread { largest, mean: pieces.iter().map(|p| p.1).sum::<f64>() / n.max(1) as f64 })
     }
 
-    /// Measures the spread of evenly spread weights of a matrix, or of all of a small one; true if it was
-    /// all. A single outlier is missed by most samples: the shape of the distribution is not.
+    /// Measures the spread of 16 evenly spread pieces of a matrix, of 4096 weights each. A small matrix is measured
+    /// whole, and then the flag is true. A sample misses most single outliers, but not the shape of the distribution.
     ///
     /// # Errors
     /// The checkpoint cannot be read.
@@ -72,26 +74,27 @@ impl Spread {
         Ok((Spread { largest, mean }, false))
     }
 
-    /// Largest over mean magnitude; about 6 for a million normal deviates.
+    /// Returns the largest over the mean magnitude; about 6 for a million normal deviates.
     pub fn ratio(&self) -> f64 {
         f64::from(self.largest) / self.mean.max(f64::MIN_POSITIVE)
     }
 
-    /// Relative squared error when `levels` equal steps span the whole range: the noise of rounding to them over the power of
-    /// normal deviates of this mean magnitude, at most 1.
+    /// Predicts the relative squared error of `levels` equal steps over the whole range:
+    /// `min(1, step^2 / 12 / (pi / 2))` with `step = 2 * ratio / levels`. That is the noise of rounding over the
+    /// power of normal deviates of this mean magnitude.
     pub fn uniform_loss(&self, levels: u32) -> f64 {
         let step = 2.0 * self.ratio() / f64::from(levels);
         // The mean square of normal deviates is pi / 2 times their mean magnitude squared.
         (step * step / 12.0 / std::f64::consts::FRAC_PI_2).min(1.0)
     }
 
-    /// [`Spread::uniform_loss`] of INT8 with one scale per tensor.
+    /// Predicts the relative squared error of INT8 with one scale per tensor, see [`Spread::uniform_loss`].
     pub fn int8_tensor_loss(&self) -> f64 {
         self.uniform_loss(254)
     }
 }
 
-/// Steps of a kind that has the same ones for a whole tensor.
+/// Returns the number of equal steps of a kind that has the same steps for a whole tensor; none for other kinds.
 pub fn tensor_levels(kind: Quant) -> Option<u32> {
     match kind {
         Quant::Int { granularity: Granularity::Tensor, .. } => Some(254),
@@ -113,20 +116,20 @@ pub struct Outlier {
     pub matrix: String,
     /// Checkpoint tensor, without the checkpoint's prefix.
     pub tensor: String,
-    /// Its kind.
+    /// Kind of the matrix.
     pub kind: String,
-    /// Its values.
+    /// Spread of the matrix's values.
     #[serde(flatten)]
     pub spread: Spread,
     /// Largest over mean magnitude.
     pub ratio: f64,
-    /// Predicted relative squared error of its kind.
+    /// Predicted relative squared error of the kind.
     pub predicted_loss: f64,
 }
 
 impl Outlier {
-    /// Makes the outlier of `m` as `spread` predicts it, where `m` has a kind of equal steps and would lose
-    /// too much.
+    /// Makes the report of an outlier, where `m` has the same steps for a whole tensor and `spread` predicts a loss
+    /// above [`LOSS`].
     pub fn of(shard: &PlannedShard, m: &MatrixPlan, spread: Spread) -> Option<Outlier> {
         let predicted_loss = spread.uniform_loss(tensor_levels(m.quant.kind)?);
         (predicted_loss > LOSS).then(|| Outlier {
@@ -156,17 +159,17 @@ impl std::fmt::Display for Outlier {
     }
 }
 
-/// Matrices of a plan whose values have to be looked at.
+/// Returns the matrices of a plan, with their shards, whose kind has the same steps for a whole tensor.
 pub fn concerned(plan: &Plan) -> impl Iterator<Item = (&PlannedShard, &MatrixPlan)> {
     let all = plan.shards.iter().flat_map(|s| s.matrices.iter().map(move |m| (s, m)));
     all.filter(|(_, m)| tensor_levels(m.quant.kind).is_some())
 }
 
-/// Looks at every matrix whose kind has one step for a whole tensor, and gives those that an outlier spoils, the worst first.
-/// `progress` is told how many weights were read.
+/// Measures every matrix whose kind has the same steps for a whole tensor, and returns those that an outlier spoils,
+/// the worst first. `progress` is told how many weights were read.
 ///
 /// # Errors
-/// The checkpoint cannot be read, or holds what is not a number.
+/// The checkpoint cannot be read, or holds a value that is not a finite number.
 pub fn find(family: &dyn Family, plan: &Plan, progress: &mut dyn FnMut(u64)) -> Result<Vec<Outlier>> {
     let mut found = Vec::new();
     for (shard, m) in concerned(plan) {
@@ -191,7 +194,7 @@ mod tests {
         // A million normal deviates reach about 4.9 standard deviations; their mean magnitude is 0.798.
         let normal = Spread { largest: 4.9, mean: 0.798 };
         assert!((normal.ratio() - 6.14).abs() < 0.01);
-        // The step is 9.8 / 254, its noise step^2 / 12 of a power of 1.
+        // The step is 9.8 / 254; its noise is step^2 / 12, and the power of the deviates is 1.
         let expected = (9.8f64 / 254.0).powi(2) / 12.0;
         assert!((normal.int8_tensor_loss() / expected - 1.0).abs() < 0.01);
         assert!(normal.int8_tensor_loss() < LOSS);

@@ -5,8 +5,9 @@ use anemoe_bundle::CHAIN_FILE;
 use anemoe_bundle::journal::JOURNAL_FILE;
 use std::path::{Path, PathBuf};
 
-/// Most entries of a folder that are looked at, and most checkpoints that are listed.
+/// Most entries of a folder that are looked at.
 const MAX_ENTRIES: usize = 1000;
+/// Most checkpoints of a folder that are listed.
 const MAX_LISTED: usize = 20;
 
 /// Kind of thing at a path.
@@ -36,7 +37,8 @@ pub enum PathKind {
     Folder,
 }
 
-/// Says how a path that is not there would be named on the hub, where it looks like the name or address of a model; else nothing.
+/// Suggests the hub's name for a path that is not there: `; on the hub it would be hf:OWNER/NAME`. Returns an empty
+/// text where the path looks like no model's name or address.
 pub fn hub_hint(path: &Path) -> String {
     let text = path.to_string_lossy();
     let starts = ["https://huggingface.co/", "huggingface.co/", "HF:"];
@@ -54,7 +56,7 @@ pub fn hub_hint(path: &Path) -> String {
 }
 
 impl PathKind {
-    /// Looks at a path. What cannot be read counts as a plain file or folder.
+    /// Tells the kind of thing at a path. A thing that cannot be read counts as a plain file or folder.
     pub fn at(path: &Path) -> PathKind {
         let has = |name: &str| path.join(name).symlink_metadata().is_ok();
         let ends = |end: &str| path.extension().is_some_and(|e| e.eq_ignore_ascii_case(end));
@@ -109,8 +111,8 @@ impl PathKind {
     }
 }
 
-/// Names the bundle or package whose file a path is or would be: `the bundle small.anemoe`. Links are followed. Files of other
-/// names that lie in a bundle belong to nobody.
+/// Names the bundle or package that a path belongs to, or would belong to: `the bundle small.anemoe`. Links are
+/// followed. A file in a bundle's folder belongs to the bundle only under names that bundles use.
 pub fn owner(path: &Path) -> Option<String> {
     let folder = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let new = || Some(folder.canonicalize().ok()?.join(path.file_name()?));
@@ -129,7 +131,7 @@ pub fn owner(path: &Path) -> Option<String> {
     None
 }
 
-/// Lists paths in one line.
+/// Joins paths with commas, in one line.
 pub fn list(paths: &[PathBuf]) -> String {
     paths.iter().map(|p| p.display().to_string()).collect::<Vec<_>>().join(", ")
 }
@@ -147,10 +149,10 @@ pub mod lossless {
         Bytes(Vec<u8>),
     }
 
-    /// Writes a path.
+    /// Writes a path: as text, or as a list of bytes where it is not UTF-8.
     ///
     /// # Errors
-    /// The serializer's.
+    /// The serializer fails.
     pub fn serialize<S: Serializer>(path: &Path, s: S) -> Result<S::Ok, S::Error> {
         #[cfg(unix)]
         if path.to_str().is_none() {
@@ -160,10 +162,10 @@ pub mod lossless {
         s.collect_str(&path.display())
     }
 
-    /// Reads a path.
+    /// Reads a path that [`serialize`] wrote.
     ///
     /// # Errors
-    /// It is neither a text nor a list of bytes.
+    /// The value is neither a text nor a list of bytes.
     pub fn deserialize<'de, D: Deserializer<'de>>(d: D) -> Result<PathBuf, D::Error> {
         Ok(match TextOrBytes::deserialize(d)? {
             TextOrBytes::Text(path) => path,

@@ -1,4 +1,4 @@
-//! The plan: which packages a checkpoint becomes, what each holds and how it is compressed.
+//! Plan of a build: the packages that a checkpoint becomes, their contents and their compression.
 
 use crate::context_buckets::ContextBuckets;
 use crate::form::{FunctionForm, ShardForm, is_default};
@@ -23,7 +23,7 @@ pub struct PlanOptions {
     pub defaults: PartKinds,
     /// Rows that share a table, and input channels that share a scale.
     pub groups: Groups,
-    /// Experts that one call computes; the default is 16, or all where there are fewer.
+    /// Experts that one call computes; the default is the largest divisor of a layer's experts up to 16.
     pub experts_per_shard: Option<usize>,
     /// Packages that the experts of a layer are spread over; `experts / ffn_shards` experts each.
     pub ffn_shards: Option<usize>,
@@ -39,7 +39,7 @@ pub struct PlanOptions {
     pub max_context: Option<usize>,
     /// Most bytes of a package's weights, in MB.
     pub max_shard_mb: u64,
-    /// Matrices that share the scale of experts whose kind has one scale per tensor.
+    /// Experts that share a scale, where their kind has one scale per tensor.
     #[serde(default, skip_serializing_if = "ScaleScope::is_matrix")]
     pub scale_scope: ScaleScope,
 }
@@ -48,10 +48,10 @@ pub struct PlanOptions {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ScaleScope {
-    /// None: every matrix of every expert has its own.
+    /// None: every matrix of every expert has its own scale.
     #[default]
     Matrix,
-    /// All of a package: one outlier coarsens the steps of all, as in ports by hand.
+    /// All experts of a package: one outlier coarsens the steps of all, as in hand-made ports.
     Bank,
 }
 
@@ -61,14 +61,14 @@ impl ScaleScope {
     }
 }
 
-/// Unit of a function of whole layers that gives the logits of their routers, too, as `layer_1_router_logits`. No plan has it:
-/// probes look at the choices inside of a shard with it.
+/// Unit of functions of whole layers that also output the logits of their routers, as `layer_1_router_logits`. No
+/// plan has this unit: probes use it to see the experts chosen inside a shard.
 pub const CHOICES_UNIT: &str = "choices";
 
-/// Beginning of the names of a layer's values and weights, where a package has several layers.
+/// Prefix of the names of a layer's values and weights, where a package has several layers.
 const LAYER_SCOPE: &str = "layer_";
 
-/// Beginning of the names of the values and weights of a package's layer number `i`.
+/// Returns the prefix of the names of values and weights of layer `i` of a package: `layer_1_`.
 pub fn layer_scope(i: usize) -> String {
     format!("{LAYER_SCOPE}{i}_")
 }
@@ -83,26 +83,26 @@ pub fn package_name(shard: &str, t: TokenCount) -> String {
     format!("{shard}.{}", count_name(t))
 }
 
-/// Prefix of the matrices of a bank whose first expert is `first`.
+/// Returns the prefix of a bank's matrices, from the bank's first expert: `bank_016`.
 pub fn bank_name(first: usize) -> String {
     format!("bank_{first:03}")
 }
 
-/// Kinds for parts of the model that are to have another than the others.
+/// Kinds for single parts of the model, where they differ from the kind of the rest.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PartKinds {
     /// Attention projections.
     pub attention: Option<Quant>,
     /// Experts.
     pub experts: Option<Quant>,
-    /// The MLP that every token meets.
+    /// Dense MLP, which every token uses.
     pub dense_mlp: Option<Quant>,
-    /// Choice of experts; when nothing is said, fp16 where it is one matrix (it hangs on small differences and is small), and
-    /// the kind of all others where it is a network of its own.
+    /// Router. By default a router of one matrix is fp16, since the matrix is small and its choice depends on small
+    /// differences; a router that is a network has the kind of the whole model.
     pub router: Option<Quant>,
     /// Output head.
     pub head: Option<Quant>,
-    /// The embedding that the host looks up; fp16 when nothing is said, since a token reads one row of it.
+    /// Embedding that the host looks up. By default fp16, since a token reads one row.
     pub embedding: Option<Quant>,
 }
 
@@ -125,22 +125,23 @@ impl Default for PlanOptions {
     }
 }
 
-/// Experts that a package holds when nothing is said: the pack of the hand-made port (16 of 128).
+/// Experts of a package by default: the pack of the hand-made port (16 of 128).
 pub const DEFAULT_EXPERTS_PER_PACKAGE: usize = 16;
-/// Cache positions when nothing is said: softmax rows up to 2048 wide were seen on the ANE.
+/// Cache positions by default: softmax rows up to 2048 wide were seen on the ANE.
 pub const DEFAULT_MAX_CONTEXT: usize = 2048;
-/// A head slice holds at most this many weights (419 MB in fp16): slices of this size were seen on the ANE.
+/// Most weights of a head slice (419 MB in fp16): slices of this size were seen on the ANE.
 pub const MAX_HEAD_WEIGHTS: u64 = 400 << 19;
-/// Output channels of a head slice, at most: Core ML's validator names 1 to 65536 channels in the logs of M1 to M3; wider
+/// Most output channels of a head slice: Core ML's validator names 1 to 65536 channels in the logs of M1 to M3; wider
 /// convolutions were seen on the ANE of M4, A18 and A19 only.
 pub const MAX_HEAD_ROWS: usize = 65_536;
 
-/// Rows of a router network that share a table, at most.
+/// Most rows of a router network that share a table.
 const MAX_ROUTER_GROUP: usize = 8;
 
-/// Program of a function, besides its matrices, and what a matrix adds to it: estimates, so that a build's needs are a little
-/// more than it takes (a test holds both against a build).
+/// Estimated bytes of a function's program, without what its matrices add. Estimates are a little above what a build
+/// takes (a test holds them against a build).
 const FUNCTION_PROGRAM_BYTES: u64 = 64 << 10;
+/// Estimated bytes that a matrix adds to the program of a function.
 const MATRIX_PROGRAM_BYTES: u64 = 2 << 10;
 
 /// Packing of a layer's experts.
@@ -153,7 +154,7 @@ pub struct Packing {
 }
 
 impl PlanOptions {
-    /// Checks what does not depend on the model.
+    /// Checks the options that do not depend on the model.
     ///
     /// # Errors
     /// [`Kind::Usage`](anemoe_io::Kind::Usage) naming the option.
@@ -191,12 +192,12 @@ impl PlanOptions {
         Ok(())
     }
 
-    /// The kind that is wanted for a part of the model, by its name in a plan.
+    /// Returns the kind that is wanted for a part of the model, named as in a plan: `router_mlp`.
     pub fn kind(&self, part: &str) -> Quant {
         let p = &self.parts;
         match part {
             "router" => p.router.unwrap_or(Quant::Fp16),
-            // A whole network that chooses, not one matrix: what is said of the model holds for it.
+            // A router that is a whole network, not one matrix, has the kind of the whole model.
             "router_mlp" => p.router.unwrap_or(self.quant),
             "embedding" => p.embedding.unwrap_or(Quant::Fp16),
             "attention" => p.attention.or(self.defaults.attention).unwrap_or(self.quant),
@@ -207,7 +208,7 @@ impl PlanOptions {
         }
     }
 
-    /// Gives the form of shards of a sort.
+    /// Returns the form of shards of a sort.
     pub fn form_of(&self, kind: ShardKind) -> ShardForm {
         self.forms.get(&kind).copied().unwrap_or(self.form)
     }
@@ -233,7 +234,7 @@ impl PlanOptions {
         self.check_form(ShardKind::Attention, has_history)
     }
 
-    /// Checks the form of a sort, and names its table where a file of forms has one.
+    /// Checks the form of a sort; an error names the sort's table where a file of forms has one.
     fn check_form(&self, kind: ShardKind, has_history: bool) -> Result<()> {
         let checked = self.form_of(kind).check(has_history);
         checked.map_err(|e| match self.forms.contains_key(&kind) {
@@ -242,12 +243,13 @@ impl PlanOptions {
         })
     }
 
-    /// Neighbouring layers that share a package, at most; none where attention and experts have packages of their own.
+    /// Returns how many neighbouring layers share a package, at most; none where attention and experts have their own
+    /// packages.
     pub fn layers_per_shard(&self) -> Option<NonZeroUsize> {
         self.form_of(ShardKind::Layers).layers_per_shard
     }
 
-    /// Gives the context buckets of each sort of shards that has caches.
+    /// Returns the context buckets of each sort of shards that has caches.
     pub fn context_buckets(&self) -> impl Iterator<Item = ContextBuckets> {
         let joined = self.layers_per_shard().map(|_| ShardKind::Layers);
         [Some(ShardKind::Attention), joined]
@@ -256,13 +258,13 @@ impl PlanOptions {
             .map(|kind| self.form_of(kind).context_buckets)
     }
 
-    /// Gives the compression of a matrix of a part.
+    /// Returns the compression of a matrix of `rows` x `cols` of a part.
     pub fn resolve(&self, part: &str, rows: usize, cols: usize) -> MatrixQuant {
         MatrixQuant::resolve(self.kind(part), self.groups_of(part), rows, cols)
     }
 
-    /// Sizes of groups for a part. A network that chooses experts has tables for few rows: its size is nothing beside that of
-    /// experts, and an error of it changes which of them a token meets.
+    /// Returns the wanted group sizes for a part. A router that is a network has tables for 8 rows at most: its size
+    /// is nothing beside the experts', and its errors change which experts a token uses.
     pub fn groups_of(&self, part: &str) -> Groups {
         match part {
             "router_mlp" => Groups { rows: self.groups.rows.min(MAX_ROUTER_GROUP), ..self.groups },
@@ -270,7 +272,8 @@ impl PlanOptions {
         }
     }
 
-    /// Gives the compression of a kernel of several positions, which share their input channel's block.
+    /// Returns the compression of a kernel of `taps` positions, which share their input channel's block; fp16 where a
+    /// block would cut a kernel.
     pub fn resolve_kernel(&self, part: &str, rows: usize, cols: usize, taps: usize) -> MatrixQuant {
         let quant = self.resolve(part, rows, cols);
         match quant.kind.has_blocks() && !quant.group.is_multiple_of(taps) {
@@ -279,7 +282,7 @@ impl PlanOptions {
         }
     }
 
-    /// Packs `experts` experts as the options say.
+    /// Packs `experts` experts of a layer into packages and calls, as the options say.
     ///
     /// # Errors
     /// [`Kind::Usage`](anemoe_io::Kind::Usage) when the option does not divide the number of experts.
@@ -308,10 +311,10 @@ impl PlanOptions {
         Ok(Packing { per_package, per_call })
     }
 
-    /// Positions that the caches hold for a model that was trained on `limit`.
+    /// Returns the positions that the caches hold, for a model that was trained on `limit` positions.
     ///
     /// # Errors
-    /// [`Kind::Usage`](anemoe_io::Kind::Usage) when more are asked than the model has, or a bucket is larger.
+    /// [`Kind::Usage`](anemoe_io::Kind::Usage) when more positions are asked for than `limit`, or a bucket is larger.
     pub fn context(&self, limit: usize) -> Result<usize> {
         let context = match self.max_context {
             Some(n) if n > limit => {
@@ -326,7 +329,7 @@ impl PlanOptions {
         Ok(context)
     }
 
-    /// Most tokens of one call.
+    /// Returns the most tokens of one call.
     pub fn max_tokens(&self) -> usize {
         self.tokens.iter().map(|t| t.max).max().unwrap_or(1)
     }
@@ -337,35 +340,35 @@ impl PlanOptions {
 pub struct Plan {
     /// Model family.
     pub family: String,
-    /// The checkpoint.
+    /// Name of the checkpoint.
     pub source: String,
     /// Options that the plan was made with.
     pub options: PlanOptions,
     /// Packages in the order of their first use.
     pub shards: Vec<PlannedShard>,
-    /// Sums.
+    /// Sums over the plan.
     pub totals: Totals,
     /// Compression of the host's embedding.
     pub embedding: MatrixQuant,
     /// Facts of the family that matter for accuracy.
     #[serde(default)]
     pub facts: Vec<String>,
-    /// [`Plan::facts`], and where a matrix is compressed otherwise than was asked, and why.
+    /// [`Plan::facts`], and each matrix that is compressed otherwise than was asked, with the reason.
     pub notes: Vec<String>,
-    /// The contract, but for what only a finished build knows (hashes, sizes of files).
+    /// Contract of the host, without hashes and file sizes, which only a finished build knows.
     pub chain: Chain,
 }
 
 /// One package.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PlannedShard {
-    /// For instance `L00.ffn.p0of8`.
+    /// Name, for instance `L00.ffn.p0of8`.
     pub name: String,
-    /// Part of the model that it computes.
+    /// Sort of shard: the part of the model that it computes.
     pub kind: ShardKind,
-    /// Layer, from 0, of several the first; absent for the head.
+    /// Layer, from 0; the first of several layers; absent for the head.
     pub layer: Option<usize>,
-    /// The last layer, where it has parts of several.
+    /// Last layer, where the shard has parts of several.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_layer: Option<usize>,
     /// Functions.
@@ -374,7 +377,7 @@ pub struct PlannedShard {
     pub quant: BTreeMap<String, String>,
     /// Number of weights, vectors included.
     pub weights: u64,
-    /// Bytes of its weights: matrices, tables and fp16 vectors.
+    /// Bytes of the shard's weights: matrices, tables and fp16 vectors.
     pub bytes: u64,
     /// Matrices in the order in which they are stored.
     pub matrices: Vec<MatrixPlan>,
@@ -388,7 +391,7 @@ pub struct PlannedShard {
     pub cache_slots: Option<usize>,
     /// Rows of the vocabulary, as first and count.
     pub vocab_rows: Option<(usize, usize)>,
-    /// Form of its program.
+    /// Form of the shard's program.
     #[serde(default, skip_serializing_if = "is_default")]
     pub form: ShardForm,
 }
@@ -411,7 +414,7 @@ pub struct MatrixPlan {
     /// Positions of the kernel, along the last axis.
     #[serde(default = "one", skip_serializing_if = "is_one")]
     pub taps: usize,
-    /// True if it shares its scale with the package's other matrices of the same tensor, see
+    /// True if the matrix shares its scale with the package's other matrices of the same tensor, see
     /// [`ScaleScope::Bank`].
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub bank: bool,
@@ -428,30 +431,30 @@ fn is_one(n: &usize) -> bool {
 }
 
 impl MatrixPlan {
-    /// Shape of the convolution's weight.
+    /// Returns the shape of the convolution's weight, `[rows, cols / taps, 1, taps]`.
     pub fn dims(&self) -> [u64; 4] {
         [self.rows as u64, (self.cols / self.taps) as u64, 1, self.taps as u64]
     }
 
-    /// Bytes as stored.
+    /// Returns the bytes as stored, tables and scales included.
     pub fn bytes(&self) -> u64 {
         self.quant.bytes(self.rows, self.cols)
     }
 
-    /// Number of weights.
+    /// Returns the number of weights.
     pub fn weights(&self) -> u64 {
         self.rows as u64 * self.cols as u64
     }
 
-    /// The expert that it belongs to, by its name: `expert_003_down_proj` is of expert 3.
+    /// Returns the expert that the matrix belongs to, from its name: `expert_003_down_proj` gives 3.
     pub fn expert(&self) -> Option<usize> {
-        // In a package of several layers, behind the layer's place: `layer_1_expert_003_down_proj`.
+        // A package of several layers puts the layer's prefix before: `layer_1_expert_003_down_proj`.
         let behind = self.name.strip_prefix(LAYER_SCOPE).and_then(|rest| rest.split_once('_'));
         let own = behind.map_or(self.name.as_str(), |(_, own)| own);
         own.strip_prefix("expert_")?.split('_').next()?.parse().ok()
     }
 
-    /// The layer that it belongs to, by its tensor.
+    /// Returns the layer that the matrix belongs to, from the name of its tensor.
     pub fn layer(&self) -> Option<usize> {
         self.tensor.strip_prefix("layers.")?.split('.').next()?.parse().ok()
     }
@@ -466,7 +469,7 @@ pub struct VectorPlan {
     pub tensor: String,
     /// Shape in the program; its product is the number of elements that are taken.
     pub dims: Vec<u64>,
-    /// Multiplied in f32 before rounding to fp16.
+    /// Factor, multiplied in f32 before rounding to fp16.
     pub scale: f32,
     /// Elements that are taken: (i, n) takes number `i` of every `n` neighbours, (0, 1) all, (1, 2) every
     /// second one.
@@ -483,17 +486,17 @@ fn is_all(every: &(usize, usize)) -> bool {
 }
 
 impl VectorPlan {
-    /// A factor per channel of `[1, C, 1, T]`.
+    /// Makes a vector of one factor per channel of `[1, C, 1, T]`; its shape is `[1, n, 1, 1]`.
     pub fn channels(name: impl Into<String>, tensor: impl Into<String>, n: usize) -> Self {
         VectorPlan { dims: vec![1, n as u64, 1, 1], ..Self::plain(name, tensor) }
     }
 
-    /// A factor per element of the last axis.
+    /// Makes a vector of one factor per element of the last axis; its shape is `[1, 1, 1, n]`.
     pub fn last_axis(name: impl Into<String>, tensor: impl Into<String>, n: usize) -> Self {
         VectorPlan { dims: vec![1, 1, 1, n as u64], ..Self::plain(name, tensor) }
     }
 
-    /// A bias of a convolution.
+    /// Makes a convolution's bias, of shape `[n]`.
     pub fn bias(name: impl Into<String>, tensor: impl Into<String>, n: usize) -> Self {
         VectorPlan { dims: vec![n as u64], ..Self::plain(name, tensor) }
     }
@@ -502,7 +505,7 @@ impl VectorPlan {
         VectorPlan { name: name.into(), tensor: tensor.into(), dims: Vec::new(), scale: 1.0, every: all() }
     }
 
-    /// Number of weights.
+    /// Returns the number of weights.
     pub fn weights(&self) -> u64 {
         self.dims.iter().product()
     }
@@ -521,18 +524,18 @@ pub struct Totals {
     pub embedding_bytes: u64,
     /// Parameters of the model; a tied embedding counts once.
     pub params: u64,
-    /// Parameters that a token meets: its experts, everything else, and the embedding once, as the head.
+    /// Parameters that a token uses: its experts, everything else, and the embedding once, as the head.
     pub active_params_per_token: u64,
     /// Bytes that a token has to read: its experts, everything else and the head.
     pub bytes_per_token: u64,
     /// Experts of a layer.
     pub experts: usize,
-    /// Experts that a token meets.
+    /// Experts that a token uses.
     pub experts_per_token: usize,
 }
 
 impl PlannedShard {
-    /// Fills what follows from the matrices and vectors.
+    /// Makes a shard, with the counts and kinds that follow from its matrices and vectors.
     pub fn new(
         name: String,
         kind: ShardKind,
@@ -561,12 +564,12 @@ impl PlannedShard {
         shard
     }
 
-    /// Path of its package in a bundle.
+    /// Returns the path of the shard's package in a bundle.
     pub fn package_file(&self) -> String {
         format!("{}/{}.mlpackage", anemoe_bundle::SHARDS_DIR, self.name)
     }
 
-    /// Its entry in a chain, without what only a finished package has.
+    /// Makes the shard's entry of a chain, without the hash and the errors that only a finished package has.
     pub fn draft(&self) -> Shard {
         Shard {
             name: self.name.clone(),
@@ -584,25 +587,25 @@ impl PlannedShard {
         }
     }
 
-    /// The layers that it has parts of, where it joins parts of layers.
+    /// Returns the layers of which the shard joins parts; none for other sorts than [`ShardKind::Layers`].
     pub fn joined_layers(&self) -> Option<Range<usize>> {
         let first = self.layer.filter(|_| self.kind == ShardKind::Layers)?;
         Some(first..self.last_layer.unwrap_or(first) + 1)
     }
 
-    /// Tells that it has a function for a single token: those of other counts may be in a package of their own, with the same
-    /// weights.
+    /// Tells whether the shard has a function for a single token. Functions for other counts may be in a package of
+    /// their own, with the same weights.
     pub fn takes_one_token(&self) -> bool {
         self.functions.iter().any(|f| f.tokens.min == 1)
     }
 
-    /// The same shard without compression.
+    /// Returns the same shard without compression.
     #[must_use]
     pub fn in_fp16(&self) -> PlannedShard {
         self.requantized(|_| Some(MatrixQuant::FP16))
     }
 
-    /// The same shard with other kinds; where `choose` gives none a matrix keeps its own.
+    /// Returns the same shard with other kinds; a matrix keeps its own kind where `choose` gives none.
     #[must_use]
     pub fn requantized(&self, choose: impl Fn(&MatrixPlan) -> Option<MatrixQuant>) -> PlannedShard {
         let mut shard = self.clone();
@@ -613,7 +616,7 @@ impl PlannedShard {
         shard
     }
 
-    /// Text that shards of one type share: what one of them shows holds for all.
+    /// Returns a text that shards of one type share: what a gate finds in one of them holds for all.
     pub fn signature(&self) -> String {
         let matrices: Vec<_> =
             self.matrices.iter().map(|m| (&m.part, m.rows, m.cols, m.taps, m.quant)).collect();
@@ -622,14 +625,14 @@ impl PlannedShard {
         format!("{:?} {:?} {tokens:?} {matrices:?} {vectors:?}", self.kind, self.cache_slots)
     }
 
-    /// About how large its package will be: weights, and the program of each function.
+    /// Estimates the bytes of the shard's package: weights, and the program of each function.
     pub fn package_bytes(&self) -> u64 {
         let per_matrix =
             self.matrices.len() as u64 / self.functions.len().max(1) as u64 * MATRIX_PROGRAM_BYTES;
         self.bytes + self.functions.len() as u64 * (FUNCTION_PROGRAM_BYTES + per_matrix)
     }
 
-    /// Counts weights and bytes, after a change of a matrix.
+    /// Counts weights and bytes and lists the kinds again, after a change of a matrix.
     fn recount(&mut self) {
         let vector_weights: u64 = self.vectors.iter().map(VectorPlan::weights).sum();
         self.weights = vector_weights + self.matrices.iter().map(MatrixPlan::weights).sum::<u64>();
@@ -649,7 +652,7 @@ impl PlannedShard {
 }
 
 impl Totals {
-    /// Counts the bytes of packages again.
+    /// Counts the packages' bytes and the bytes per token again.
     pub fn recount(&mut self, shards: &[PlannedShard]) {
         (self.bytes, self.bytes_per_token) = (0, 0);
         for shard in shards {
@@ -665,16 +668,16 @@ impl Totals {
     }
 }
 
-/// Largest plan that is read.
+/// Largest plan file that is read, in bytes.
 const MAX_PLAN_BYTES: u64 = 256 << 20;
 
 impl Plan {
-    /// About how large its bundle will be: packages and the embedding, without the checkpoint's small files.
+    /// Estimates the bytes of the bundle: packages and the embedding, without the checkpoint's small files.
     pub fn bundle_bytes(&self) -> u64 {
         self.shards.iter().map(PlannedShard::package_bytes).sum::<u64>() + self.totals.embedding_bytes
     }
 
-    /// Fills what follows from the shards and the options: sums, notes, and how the chain stores the embedding.
+    /// Fills the fields that follow from shards and options: sums, notes, and how the chain stores the embedding.
     ///
     /// # Errors
     /// [`Kind::Usage`](anemoe_io::Kind::Usage) when a shard is larger than the options allow.
@@ -695,7 +698,7 @@ impl Plan {
         self.embedding = self.options.resolve("embedding", rows, cols);
         self.totals.embedding_bytes = self.embedding.bytes(rows, cols);
         self.chain.embedding.storage = self.embedding.format(rows, cols);
-        // A search takes what suits a tensor; nothing was asked for it.
+        // A search chooses the kind of each tensor, so no note compares it with a kind that was asked for.
         let searched = self.chain.auto.is_some();
         let mut notes: BTreeMap<String, usize> = BTreeMap::new();
         let mut note = |part: &str, rows: usize, cols: usize, quant: MatrixQuant| {
@@ -715,7 +718,7 @@ impl Plan {
         Ok(())
     }
 
-    /// Gives matrices other kinds; where `choose` gives none a matrix keeps its own.
+    /// Sets the kinds of matrices; a matrix keeps its own kind where `choose` gives none.
     ///
     /// # Errors
     /// Fails like [`Plan::complete`].
@@ -726,17 +729,18 @@ impl Plan {
         self.complete()
     }
 
-    /// Bytes of all weights in packages if none were compressed.
+    /// Returns the bytes of all weights in packages if none were compressed.
     pub fn fp16_bytes(&self) -> u64 {
         self.shards.iter().map(|s| 2 * s.weights).sum()
     }
 
-    /// The shard named `name`.
+    /// Returns the shard named `name`; none where there is no such shard.
     pub fn shard(&self, name: &str) -> Option<&PlannedShard> {
         self.shards.iter().find(|s| s.name == name)
     }
 
-    /// Packages of a shard: its own, or one for each token count where its form keeps them apart, ascending.
+    /// Returns the packages of a shard: its own, or one for each token count where its form keeps them apart,
+    /// ascending.
     pub fn packages(&self, shard: &str) -> Vec<&PlannedShard> {
         let is_apart = |s: &PlannedShard| {
             s.form.functions == FunctionForm::Apart
@@ -746,7 +750,7 @@ impl Plan {
         self.shards.iter().filter(is_one).collect()
     }
 
-    /// Reads a plan that [`Plan`]'s JSON form holds.
+    /// Reads a plan from a file that holds [`Plan`]'s JSON form.
     ///
     /// # Errors
     /// The file cannot be read or is not a plan.

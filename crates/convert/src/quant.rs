@@ -22,9 +22,9 @@ pub enum Quant {
     },
     /// Linear: an integer times an fp16 scale, `constexpr_blockwise_shift_scale`.
     Int {
-        /// Elements that share a scale. 8 bits per tensor and per channel, 4 bits per block.
+        /// Elements that share a scale: 8-bit integers per tensor or channel, 4-bit integers per block.
         granularity: Granularity,
-        /// There is an offset as well.
+        /// True if every scale has an offset.
         asymmetric: bool,
     },
 }
@@ -41,7 +41,7 @@ pub enum Granularity {
 }
 
 impl Granularity {
-    /// Bits of an element.
+    /// Returns the bits of an element: 4 for blocks, else 8.
     pub const fn bits(self) -> u8 {
         match self {
             Granularity::Tensor | Granularity::Channel => 8,
@@ -50,7 +50,7 @@ impl Granularity {
     }
 }
 
-/// Kinds that are suggested for mistyped ones.
+/// Kinds that are suggested for a mistyped name.
 const NAMES: [&str; 22] = [
     "fp16",
     "int8-tensor",
@@ -76,7 +76,7 @@ const NAMES: [&str; 22] = [
     "lut8-uniform-tensor",
 ];
 
-/// Finds the kind that is nearest to one of another tool.
+/// Finds the kind that is nearest to another tool's kind: `q6_k` gives `lut6`.
 fn foreign_name(text: &str) -> Option<&'static str> {
     Some(match text.to_lowercase().as_str() {
         "f16" | "float16" | "half" | "none" | "bf16" | "bfloat16" | "fp32" | "f32" | "float32" | "float" => {
@@ -94,12 +94,12 @@ fn foreign_name(text: &str) -> Option<&'static str> {
 }
 
 impl Quant {
-    /// k-means tables per group of rows.
+    /// Makes the kind of k-means tables per group of rows, with indices of `bits` bits.
     pub const fn lut(bits: u8) -> Quant {
         Quant::Lut { bits, uniform: false, per_tensor: false }
     }
 
-    /// Bits of a stored element.
+    /// Returns the bits of a stored element.
     pub const fn bits(self) -> u8 {
         match self {
             Quant::Fp16 => 16,
@@ -108,17 +108,18 @@ impl Quant {
         }
     }
 
-    /// A scale for each block of input channels, which holds their whole kernels where a matrix is a convolution's.
+    /// Tells whether each block of input channels has a scale. A convolution's block holds the whole kernels of its
+    /// channels.
     pub const fn has_blocks(self) -> bool {
         matches!(self, Quant::Int { granularity: Granularity::Block, .. })
     }
 
-    /// One scale for the whole matrix, and no offset.
+    /// Tells whether the whole matrix has one scale, and no offset.
     pub const fn has_one_scale(self) -> bool {
         matches!(self, Quant::Int { granularity: Granularity::Tensor, asymmetric: false })
     }
 
-    /// One table or scale for the whole matrix.
+    /// Tells whether the whole matrix has one table or scale.
     pub const fn is_per_tensor(self) -> bool {
         matches!(
             self,
@@ -126,8 +127,8 @@ impl Quant {
         )
     }
 
-    /// Reason for which the kind cannot be written for systems before iOS18 and macOS 15, whose tables and
-    /// scales are per tensor or per channel; None where it can.
+    /// Explains why the kind cannot be written for systems before iOS18 and macOS 15, whose tables and scales are per
+    /// tensor or per channel; none where it can.
     pub fn refused_by_ios16(self) -> Option<String> {
         match self {
             Quant::Lut { per_tensor: false, .. } => {
@@ -228,11 +229,12 @@ impl<'de> Deserialize<'de> for Quant {
 pub struct MatrixQuant {
     /// The kind.
     pub kind: Quant,
-    /// Rows that share a table, or input channels that share a scale: a divisor of them. 0 where the kind has no groups.
+    /// Rows that share a table, or input channels that share a scale: a divisor of their number. 0 where the kind has
+    /// no groups.
     pub group: usize,
 }
 
-/// Sizes of the groups that share a table or a scale, where nothing else fits.
+/// Wanted sizes of the groups that share a table or a scale. A matrix has the largest divisor up to the wanted size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Groups {
     /// Rows that share a table.
@@ -251,8 +253,8 @@ fn largest_divisor(n: usize, limit: usize) -> usize {
     (1..=limit.min(n)).rev().find(|d| n.is_multiple_of(*d)).unwrap_or(1)
 }
 
-/// Fewest rows that share a table where more are wanted: a table for every row was placed on the ANE, and its results drifted
-/// (CoreML-LLM); coremltools leaves such matrices as they are.
+/// Fewest rows that share a table, unless fewer are wanted. A table for every row was placed on the ANE, but its
+/// results drifted (CoreML-LLM); coremltools leaves such matrices uncompressed.
 const MIN_TABLE_ROWS: usize = 8;
 
 impl MatrixQuant {
@@ -270,20 +272,20 @@ impl MatrixQuant {
             Quant::Int { .. } => 0,
         };
         let quant = MatrixQuant { kind, group };
-        // Rows that the wanted number does not divide would get a table each, or nearly so.
+        // The largest divisor is far below the wanted size: nearly every row would have its own table.
         if matches!(kind, Quant::Lut { per_tensor: false, .. }) && group < MIN_TABLE_ROWS.min(groups.rows) {
             return MatrixQuant::FP16;
         }
         if quant.bytes(rows, cols) < MatrixQuant::FP16.bytes(rows, cols) { quant } else { MatrixQuant::FP16 }
     }
 
-    /// Groups of rows and blocks of columns that have a table or a scale of their own.
+    /// Returns the numbers of row groups and of column blocks; each pair of them has its own table or scale.
     pub fn parts(&self, rows: usize, cols: usize) -> (usize, usize) {
         let (block_rows, block_cols) = self.block(rows, cols);
         (rows / block_rows.max(1), cols / block_cols.max(1))
     }
 
-    /// Rows and columns that share a table or a scale.
+    /// Returns the rows and columns that share a table or a scale.
     pub fn block(&self, rows: usize, cols: usize) -> (usize, usize) {
         match self.kind {
             Quant::Int { granularity: Granularity::Tensor, .. } | Quant::Fp16 => (rows, cols),
@@ -293,7 +295,7 @@ impl MatrixQuant {
         }
     }
 
-    /// Returns how a matrix of `rows` x `cols` is stored.
+    /// Returns the format in which a matrix of `rows` x `cols` is stored.
     pub fn format(&self, rows: usize, cols: usize) -> WeightFormat {
         let (block_rows, block_cols) = self.block(rows, cols);
         match self.kind {
@@ -309,7 +311,7 @@ impl MatrixQuant {
         }
     }
 
-    /// Bytes of a matrix of `rows` x `cols` with its tables, scales and offsets.
+    /// Returns the bytes of a matrix of `rows` x `cols` with its tables, scales and offsets.
     pub fn bytes(&self, rows: usize, cols: usize) -> u64 {
         let elements = (rows as u64 * cols as u64 * u64::from(self.kind.bits())).div_ceil(8);
         let (groups, blocks) = self.parts(rows, cols);
@@ -325,7 +327,7 @@ impl MatrixQuant {
             }
     }
 
-    /// Says how the kind differs from the one asked for, if it does.
+    /// Explains how kind or group differ from the kind `asked` and the wanted `groups`; none where they do not.
     pub fn differs_from(&self, asked: Quant, groups: Groups) -> Option<String> {
         if self.kind != asked {
             return Some(format!("stays {}: tables or scales would cost more than {asked} saves", self.kind));
@@ -399,7 +401,7 @@ mod tests {
         let groups = Groups::default();
         assert_eq!(MatrixQuant::resolve(lut4, groups, 704, 2816).group, 32);
         assert_eq!(MatrixQuant::resolve(lut4, groups, 48, 64).group, 24);
-        // A table for every row.
+        // Every row would have a table.
         let stays = MatrixQuant::resolve(lut4, groups, 37, 4096);
         assert_eq!(stays, MatrixQuant::FP16);
         assert_eq!(
@@ -415,7 +417,7 @@ mod tests {
         assert_eq!(MatrixQuant::resolve(lut4, groups, 64, 64).differs_from(lut4, groups), None);
         let block: Quant = "int4-block".parse().unwrap();
         assert_eq!(MatrixQuant::resolve(block, groups, 5, 720).group, 30);
-        // A scale of its own for every weight.
+        // Every weight would have a scale.
         assert_eq!(MatrixQuant::resolve(block, groups, 5, 37), MatrixQuant::FP16);
     }
 

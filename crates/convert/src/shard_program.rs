@@ -19,7 +19,7 @@ pub fn lower_shard(family: &dyn Family, shard: &PlannedShard, stored: &Stored) -
     }
     let default = shard.functions.first().map(|f| f.name.clone()).unwrap_or_default();
     let model = model(OPSET, functions, &default)?;
-    // Caught before anything is written that a compiler would refuse.
+    // A program that Core ML's compiler would refuse is caught before anything is written.
     if let Some(finding) = verify(&model).first() {
         let what = format!("shard {}: {finding}", shard.name);
         return Err(Error::invalid_program(what));
@@ -27,8 +27,8 @@ pub fn lower_shard(family: &dyn Family, shard: &PlannedShard, stored: &Stored) -
     Ok(model)
 }
 
-/// Lowers a shard that is not built: the program of its package, with weights that have types and offsets but no data. The
-/// checkpoint is not read.
+/// Lowers a shard that is not built. The program's weights have types and offsets but no data; the checkpoint is not
+/// read.
 ///
 /// # Errors
 /// Fails like [`lower_shard`].

@@ -1,19 +1,19 @@
-//! Variants of a checkpoint: how it is read, where those who run it differ.
+//! Variants of a checkpoint: readings on which the programs that run it differ.
 
 use serde::{Deserialize, Serialize};
 
 /// Variants that are chosen, each with a default.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Variants {
-    /// Output of ZAYA's class behind the last expert; the default is [`ZayaSkip::Identity`].
+    /// Output of ZAYA's skip class, the class behind the last expert; the default is [`ZayaSkip::Identity`].
     pub zaya_skip: Option<ZayaSkip>,
 }
 
-/// Output for a token that chooses ZAYA's class behind the last expert.
+/// Output for a token whose router chooses ZAYA's skip class, the class behind the last expert.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ZayaSkip {
-    /// Its own input times the probability, as in the original implementation.
+    /// The token's own input times the probability, as in the original implementation.
     #[default]
     Identity,
     /// Nothing, as in Hugging Face transformers.
@@ -21,7 +21,7 @@ pub enum ZayaSkip {
 }
 
 impl ZayaSkip {
-    /// Gives the name as on the command line.
+    /// Returns the name as on the command line.
     pub const fn name(self) -> &'static str {
         match self {
             ZayaSkip::Identity => "identity",

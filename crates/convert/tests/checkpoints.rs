@@ -15,7 +15,7 @@ fn open(folder: &Path) -> Result<(), Error> {
     models::open(models::load(folder.to_str().unwrap())?).map(|_| ())
 }
 
-/// A copy of a tiny checkpoint of one file that a test damages.
+/// Copy of a tiny checkpoint of one file, for a test to damage.
 struct Copy(tempfile::TempDir);
 
 impl Copy {
@@ -36,7 +36,7 @@ impl Copy {
         self.0.path().join(name)
     }
 
-    /// Changes the header of the weights, and lets the data follow it.
+    /// Changes the header and the data of the weights, and writes both.
     fn header(self, change: impl FnOnce(&mut Map<String, Value>, &mut Vec<u8>)) -> Self {
         let bytes = fs::read(self.at("model.safetensors")).unwrap();
         let n = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
@@ -49,7 +49,7 @@ impl Copy {
         self
     }
 
-    /// Gives a tensor another name.
+    /// Renames a tensor in the header.
     fn renamed(self, from: &str, to: &str) -> Self {
         self.header(|header, _| {
             let entry = header.remove(from).unwrap_or_else(|| panic!("{from}"));
@@ -74,7 +74,7 @@ impl Copy {
         self
     }
 
-    /// Opens a checkpoint that is refused with an error of this kind, and gives what it says.
+    /// Opens a checkpoint that is refused with an error of this kind, and returns the error's text.
     fn refused(&self, kind: Kind) -> String {
         let e = open(self.0.path()).unwrap_err();
         let inside = e.path().is_some_and(|path| path.starts_with(self.0.path()));
@@ -82,12 +82,12 @@ impl Copy {
         e.what().into()
     }
 
-    /// Message about a checkpoint that is invalid.
+    /// Returns the error's text of a checkpoint that is invalid.
     fn invalid(&self) -> String {
         self.refused(Kind::Invalid)
     }
 
-    /// Message about a checkpoint that is not implemented.
+    /// Returns the error's text of a checkpoint that is not implemented.
     fn unsupported(&self) -> String {
         self.refused(Kind::Unsupported)
     }
@@ -110,7 +110,7 @@ fn every_layout_opens() {
     open(Copy::new().0.path()).unwrap();
 }
 
-/// One network in two layouts: the same configuration and the same values.
+/// Checks that one network in two layouts has the same values.
 #[test]
 fn both_layouts_hold_the_same_weights() {
     let [published, text] = ["tiny-gemma4-moe", "tiny-gemma4-moe-text"].map(|name| {
@@ -222,7 +222,7 @@ fn a_configuration_nested_without_end() {
     assert!(copy.invalid().contains("recursion"));
 }
 
-/// Opening does not read the weights; reading finds it.
+/// Checks that opening does not read the weights, and that reading finds the value.
 #[test]
 fn a_weight_that_is_not_a_number() {
     let copy = Copy::new().header(|header, data| {
@@ -261,7 +261,7 @@ fn the_synthetic_model_has_every_tensor_of_the_real_one() {
 const ZAYA: &str = "fixtures/tiny-zaya";
 const LEGACY: &str = "fixtures/tiny-zaya-legacy";
 
-/// One table, two layouts: every tensor has the same values under the same name, also over the joints of stacked experts.
+/// Checks that every tensor has the same values under the same name in both layouts, also where stacked experts meet.
 #[test]
 fn both_layouts_of_zaya_hold_the_same_weights() {
     let [new, old] = [ZAYA, LEGACY].map(|name| models::load(repository(name).to_str().unwrap()).unwrap());
@@ -356,7 +356,7 @@ fn a_weight_of_zaya_that_is_not_a_number() {
     assert!(err.contains(name) && err.contains("element 7 is inf"), "{err}");
 }
 
-/// A value that fp16 cannot hold is named as the file has it, the expert included.
+/// Checks that a value that fp16 cannot hold is named as the file has it, the expert included.
 #[test]
 fn a_weight_of_zaya_that_fp16_cannot_hold() {
     use anemoe_convert::build::write_shard;
@@ -405,7 +405,7 @@ fn a_legacy_configuration_that_is_wrong() {
     for (change, says) in cases {
         let mut copy = Copy::of(LEGACY).config(change);
         if says == "missing" {
-            // There are other names for it.
+            // The number has other names, too.
             copy = copy.config(|c| drop(c.as_object_mut().unwrap().remove("num_key_value_heads")));
         }
         let what = copy.invalid();
@@ -434,7 +434,7 @@ fn a_legacy_configuration_with_an_unknown_feature() {
     }
 }
 
-/// Releases differ in the names of sizes, and say some of them for each half-layer.
+/// Checks that other names of sizes, and sizes for each half-layer, are read: releases differ in these.
 #[test]
 fn other_forms_of_the_legacy_configuration() {
     let copy = Copy::of(LEGACY).config(|c| {

@@ -1,4 +1,5 @@
-//! GGUF files as checkpoints: the same model as the folder that they were made of, and each way to be wrong is named.
+//! GGUF files as checkpoints: the same model as the folder that they were made of, and an error that names each
+//! fault.
 
 mod common;
 
@@ -22,7 +23,7 @@ fn as_f16(values: &[f32]) -> (u32, Vec<u8>) {
     (1, values.iter().flat_map(|&v| f16::from_f32(v).to_le_bytes()).collect())
 }
 
-/// Blocks of 32 with the scale 1/64: coarse, but enough to be told apart.
+/// Encodes blocks of 32 with the scale 1/64: coarse, but fine enough to tell values apart.
 fn as_q8_0(values: &[f32]) -> (u32, Vec<u8>) {
     let block = |v: &[f32]| {
         let scale = f16::from_f32(1.0 / 64.0).to_le_bytes();
@@ -39,7 +40,7 @@ fn tiny(options: Options) -> Gguf {
     gguf_of(&repository("fixtures/tiny-gemma4-moe"), options)
 }
 
-/// A file in a folder of its own.
+/// A GGUF file in a folder of its own.
 struct Written(tempfile::TempDir);
 
 impl Written {
@@ -127,7 +128,7 @@ fn the_plan_is_that_of_the_folder() {
     }
 }
 
-/// Ranges that cut experts, halves and blocks anywhere.
+/// Checks ranges that cut experts, halves and blocks anywhere.
 #[test]
 fn pieces_of_joined_experts() {
     let file = Written::new(&tiny(Options { fused: false, encode: as_q8_0 }));
@@ -327,7 +328,7 @@ fn key_value_heads_of_one_layer() {
     );
 }
 
-/// Full layers with values of their own use those.
+/// Checks that full layers with values of their own use these.
 #[test]
 fn values_of_full_layers() {
     let mut g = tiny(FUSED);
@@ -372,7 +373,7 @@ fn files_that_are_not_there_or_not_files() {
     assert!(file.error().to_string().contains("the file is cut off"));
 }
 
-/// Metadata with wrong bytes is refused or read; nothing panics.
+/// Checks that metadata with wrong bytes is refused or read, without a panic.
 #[test]
 fn metadata_with_wrong_bytes() {
     let mut g = tiny(FUSED);
@@ -398,7 +399,7 @@ fn metadata_with_wrong_bytes() {
     }
 }
 
-/// The tokenizer of the small model, from a file with nothing else of it, is the one of its folder.
+/// Checks that the small model's tokenizer, from a file with nothing else of that model, is the one of its folder.
 #[test]
 fn the_tokenizer_is_that_of_the_folder() {
     let text = std::fs::read(repository("models/small-gemma4/tokenizer.json")).unwrap();
@@ -420,7 +421,7 @@ fn the_tokenizer_is_that_of_the_folder() {
     let made = side("tokenizer.json");
     let mut found: Value = serde_json::from_slice(&made).unwrap();
     for t in [&mut found, &mut json] {
-        // The same, in whatever order.
+        // The order of the vocabulary does not count.
         let vocab = t["model"]["vocab"].as_object_mut().unwrap();
         vocab.sort_keys();
     }

@@ -1,21 +1,21 @@
-//! Likely causes of what Core ML refuses, and of steps that crash or hang, as others met them; and the form to try next.
+//! Likely causes of errors of Core ML and of steps that crash or hang, as others reported them, and the form to try next.
 
 use serde::{Deserialize, Serialize};
 
-/// End of a step that did not end well.
+/// Failure of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum End {
-    /// Core ML gave an error or threw an exception.
+    /// Core ML returned an error or raised an exception.
     Refused,
     /// The process ended.
     Crashed,
-    /// It took too long.
+    /// The step took too long.
     Hung,
 }
 
 impl End {
-    /// The end as a word.
+    /// Returns the failure as a word.
     pub const fn word(self) -> &'static str {
         match self {
             End::Refused => "refused",
@@ -28,24 +28,24 @@ impl End {
 /// A likely cause.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cause {
-    /// Cause.
+    /// Cause, in words.
     pub text: &'static str,
-    /// Advice besides another form; may be empty.
+    /// Advice other than a form to try; may be empty.
     pub advice: &'static str,
-    /// Choices of forms to try, as option and word of `anemoe build`, the most promising first.
+    /// Forms to try, as option and value of `anemoe build`, the most promising first.
     pub forms: &'static [(&'static str, &'static str)],
 }
 
-/// A rule: what it applies to, and its causes.
+/// A rule: conditions, and the causes of a failure that meets them.
 struct CauseRule {
     end: Option<End>,
     step: Option<&'static str>,
-    /// Parts of messages in lower case, one of which has to be there; without any the rule applies always.
+    /// Texts in lower case; the message must contain one of them. An empty list matches every message.
     says: &'static [&'static str],
     causes: &'static [Cause],
 }
 
-/// Forms of any kind of shard, for where nothing more is known.
+/// Forms to try for any shard where nothing more specific is known.
 const ANY_FORM: &[(&str, &str)] = &[
     ("--cache", "host"),
     ("--attention", "per-head"),
@@ -57,16 +57,16 @@ const ANY_FORM: &[(&str, &str)] = &[
 
 const STATES: &[(&str, &str)] = &[("--cache", "host")];
 
-/// Words of an execution plan that could not be built, in lower case.
+/// Texts, in lower case, of errors about an execution plan that could not be built.
 const NO_PLAN: &[&str] = &["error code: -14", "coreml -14"];
-/// Cause of such a plan that is out of the question where the model was compiled just before.
+/// Cause of an unbuildable plan that is excluded where the model was compiled just before.
 pub const STALE: Cause = Cause {
     text: "it was compiled for another version of the system or another chip",
     advice: "anemoe compile --again",
     forms: &[],
 };
 
-/// Rules; the first that applies decides.
+/// Rules; the first that matches decides.
 const RULES: &[CauseRule] = &[
     CauseRule {
         end: None,
@@ -230,7 +230,7 @@ const RULES: &[CauseRule] = &[
     },
 ];
 
-/// The likely causes of a step's end, the most likely first.
+/// Returns the likely causes of a step's failure, the most likely first.
 pub fn of(end: End, step: &str, message: &str) -> Vec<Cause> {
     let message = message.to_lowercase();
     let fits = |rule: &&CauseRule| {
@@ -241,7 +241,7 @@ pub fn of(end: End, step: &str, message: &str) -> Vec<Cause> {
     RULES.iter().find(fits).map(|rule| rule.causes.to_vec()).unwrap_or_default()
 }
 
-/// A message is that of an execution plan that could not be built (-14).
+/// Tells whether a message reports an execution plan that could not be built (-14).
 pub fn is_no_plan(message: &str) -> bool {
     let message = message.to_lowercase();
     NO_PLAN.iter().any(|part| message.contains(part))

@@ -14,15 +14,15 @@ use std::path::{Path, PathBuf};
 /// Ending of a compiled model's name.
 pub const COMPILED: &str = "mlmodelc";
 
-/// File that every compiled model has. Core ML ends the process when it is asked for the plan of what has none.
+/// File that every compiled model has. Core ML ends the process when asked for the plan of a folder without it.
 const MARK: &str = "coremldata.bin";
 
 /// Ending of the name of a compiled model's record.
 const RECORD: &str = "json";
-/// Largest record that is read.
+/// Most bytes of a record that is read.
 const MAX_RECORD_BYTES: u64 = 1 << 16;
 
-/// Facts of a compiled model, beside it in the cache.
+/// Facts of a compiled model; stored beside it in the cache.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct CompiledRecord {
     /// Name of the shard.
@@ -31,13 +31,13 @@ pub struct CompiledRecord {
     pub package_bytes: u64,
     /// Bytes of the compiled model.
     pub compiled_bytes: u64,
-    /// Seconds that compiling took, where that was seen.
+    /// Seconds that compiling took, where it was measured.
     pub seconds: Option<f64>,
-    /// Program that wrote it.
+    /// Program that compiled it.
     pub generator: String,
 }
 
-/// A folder is a compiled model.
+/// Tells whether a folder is a compiled model.
 #[cfg(any(target_vendor = "apple", feature = "sim"))]
 pub(crate) fn is_compiled(path: &Path) -> bool {
     path.join(MARK).is_file()
@@ -46,17 +46,17 @@ pub(crate) fn is_compiled(path: &Path) -> bool {
 /// Finds the compiled models of packages.
 #[derive(Clone, Debug, Default)]
 pub struct CompiledModels {
-    /// Folder of this system and chip.
+    /// Cache folder of this system and chip.
     folder: Option<PathBuf>,
-    /// Hashes of packages, as the contract of their bundle gives them.
+    /// SHA-256 of the packages, from the bundle's `chain.json`.
     digests: BTreeMap<PathBuf, String>,
-    /// Packages and their models, where both are named.
+    /// Compiled models of packages for which both paths were given.
     named: BTreeMap<PathBuf, PathBuf>,
 }
 
 impl CompiledModels {
-    /// Makes the places of a bundle's models. `cache` is the folder of compiled models, `system` the one inside it that belongs
-    /// to this system and chip, see [`crate::this_system`].
+    /// Makes the places of a bundle's compiled models. `cache` is the folder of all compiled models; `system` names its
+    /// folder for this system and chip, see [`crate::this_system`].
     pub fn new(bundle: &Path, chain: &Chain, cache: Option<&Path>, system: &str) -> CompiledModels {
         let digests = chain.shards.iter().map(|s| (bundle.join(&s.file), s.sha256.clone()));
         CompiledModels {
@@ -66,39 +66,39 @@ impl CompiledModels {
         }
     }
 
-    /// Makes the places of packages' models, wherever they are: pairs of package and model.
+    /// Makes the places of compiled models from pairs of package and model, both paths.
     pub fn of_packages(packages: impl IntoIterator<Item = (PathBuf, PathBuf)>) -> CompiledModels {
         CompiledModels { named: packages.into_iter().collect(), ..CompiledModels::default() }
     }
 
-    /// The folder of this system and chip.
+    /// Returns the cache folder of this system and chip.
     pub fn folder(&self) -> Option<&Path> {
         self.folder.as_deref()
     }
 
-    /// The hash of a package of the bundle.
+    /// Returns the SHA-256 of a package of the bundle.
     pub fn digest(&self, package: &Path) -> Option<&str> {
         self.digests.get(package).map(String::as_str)
     }
 
-    /// The place in the cache for a package; none where there is no cache or the package is not the bundle's.
+    /// Returns the place in the cache for a package's model; `None` without a cache or for a package outside the bundle.
     pub fn place(&self, package: &Path) -> Option<PathBuf> {
         let digest = self.digests.get(package)?;
         Some(self.folder.as_ref()?.join(format!("{digest}.{COMPILED}")))
     }
 
-    /// The place of the record beside a compiled model in the cache.
+    /// Returns the place of the record beside a compiled model in the cache.
     pub fn record_place(&self, package: &Path) -> Option<PathBuf> {
         Some(self.place(package)?.with_extension(RECORD))
     }
 
-    /// The record of a compiled model, where there is one.
+    /// Reads the record of a compiled model; `None` where there is no valid record.
     pub fn record(&self, package: &Path) -> Option<CompiledRecord> {
         let text = anemoe_io::read_input(&self.record_place(package)?, MAX_RECORD_BYTES).ok()?;
         anemoe_io::json::parse(&text).ok()
     }
 
-    /// Another system or chip has a compiled model of a package in this cache.
+    /// Tells whether the cache has a compiled model of a package for another system or chip.
     pub fn has_other(&self, package: &Path) -> bool {
         let (Some(own), Some(digest)) = (&self.folder, self.digests.get(package)) else { return false };
         let Some(others) = own.parent().and_then(|cache| cache.read_dir().ok()) else { return false };
@@ -106,7 +106,7 @@ impl CompiledModels {
         others.flatten().any(|other| other.path() != *own && other.path().join(&name).join(MARK).is_file())
     }
 
-    /// The compiled model of a package, where there is one.
+    /// Returns the compiled model of a package, if one exists: a named model first, then the cache, then beside the package.
     pub fn find(&self, package: &Path) -> Option<PathBuf> {
         let beside = package.with_extension(COMPILED);
         let named = self.named.get(package).cloned();
@@ -116,10 +116,10 @@ impl CompiledModels {
             .find(|path| path.join(MARK).is_file())
     }
 
-    /// The compiled model of a package.
+    /// Returns the compiled model of a package.
     ///
     /// # Errors
-    /// There is none.
+    /// The package is not compiled for this system and chip.
     pub fn expect(&self, package: &Path) -> Result<PathBuf> {
         self.find(package).ok_or_else(|| {
             let what =
@@ -128,12 +128,12 @@ impl CompiledModels {
         })
     }
 
-    /// Every package of the bundle is compiled.
+    /// Tells whether every package of the bundle is compiled.
     pub fn is_complete(&self) -> bool {
         !self.digests.is_empty() && self.missing() == 0
     }
 
-    /// Packages of the bundle that no compiled model is there for.
+    /// Returns the number of packages of the bundle without a compiled model.
     pub fn missing(&self) -> usize {
         self.digests.keys().filter(|package| self.find(package).is_none()).count()
     }

@@ -1,16 +1,17 @@
-//! Runs packages on the Apple Neural Engine, through Core ML.
+//! Runs packages on the Apple Neural Engine through Core ML.
 //!
 //! ```text
-//! CoreMlBackend --open--> package --prepare--> function --run--> one thread that owns every Core ML object
-//!                                                                 MLModel by function, MLState and caches by sequence and package
+//! CoreMlBackend --open--> package --prepare--> function --run--> one thread that owns every Core ML object:
+//!                                                                MLModel by function,
+//!                                                                MLState and caches by sequence and package
 //! ```
-//! The code is compiled for Apple's systems, and for the fake Core ML of `sim/` (feature `sim`). Elsewhere
-//! [`CoreMlBackend::new`] is an error.
+//! The engine is compiled for Apple's systems, and for the fake Core ML of `sim/` (feature `sim`). On other systems
+//! [`CoreMlBackend::new`] fails.
 //!
 //! # Tests
-//! `cargo xtask sim` runs this crate on Linux against a fake Core ML whose engine is the CPU executor: tokens are those of the CPU
-//! backend, faults are errors with a cause, objects are let go. `cargo xtask mac-check` type-checks it for macOS. It has not run
-//! on a Mac yet: `docs/mac.md`.
+//! `cargo xtask sim` runs this crate on Linux against a fake Core ML whose engine is the CPU executor. It checks that
+//! tokens equal those of the CPU backend, that faults become errors with a cause, and that objects are released.
+//! `cargo xtask mac-check` type-checks the crate for macOS. It has not run on a Mac yet: `docs/mac.md`.
 
 pub mod causes;
 mod compiled;

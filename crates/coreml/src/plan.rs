@@ -1,4 +1,4 @@
-//! The plan of a function, as `MLComputePlan` gives it.
+//! A function's compute plan, as `MLComputePlan` reports it.
 
 use serde::{Deserialize, Serialize};
 
@@ -17,7 +17,7 @@ pub enum PlanDevice {
 /// An operation of a plan.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct OpPlan {
-    /// Name of its first output; empty where it has none.
+    /// Name of its first output; empty for an operation without outputs.
     pub name: String,
     /// Operator name.
     #[serde(rename = "type")]
@@ -26,6 +26,6 @@ pub struct OpPlan {
     pub preferred: Option<PlanDevice>,
     /// Supported devices.
     pub supported: Vec<PlanDevice>,
-    /// Share of the whole cost, where the plan gives one.
+    /// Share of the estimated total cost, where the plan gives one.
     pub cost: Option<f64>,
 }

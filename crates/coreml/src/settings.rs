@@ -1,25 +1,25 @@
-//! Settings of the backend.
+//! Settings of the Core ML backend.
 
 use crate::compiled::CompiledModels;
 
 /// Devices that Core ML may use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ComputeUnits {
-    /// The Neural Engine, and the CPU for what it does not take.
+    /// The Neural Engine, and the CPU for operations that the Neural Engine does not take.
     #[default]
     CpuAndNeuralEngine,
-    /// The CPU alone, to compare with.
+    /// The CPU alone, for comparison.
     CpuOnly,
 }
 
-/// Settings of the backend: how packages are loaded and run.
+/// Settings of the Core ML backend: how packages are loaded and run.
 #[derive(Clone, Debug, Default)]
 pub struct CoreMlSettings {
-    /// Places of compiled models.
+    /// Compiled models of the packages.
     pub compiled: CompiledModels,
-    /// Bytes of packages that are loaded at the same time, each function counted by itself: Core ML shares weights between the
-    /// functions of a package, and memory grows with each all the same. Without a limit nothing is unloaded.
+    /// Most bytes of packages loaded at the same time; `None` unloads nothing. Each function counts separately: Core ML
+    /// shares weights between the functions of a package, but memory grows with each function all the same.
     pub max_loaded_bytes: Option<u64>,
-    /// Devices.
+    /// Devices that Core ML may use.
     pub units: ComputeUnits,
 }

@@ -1,4 +1,4 @@
-//! The backend where there is no Core ML.
+//! The backend on systems without Core ML: every function fails.
 
 use crate::plan::OpPlan;
 use crate::{ComputeUnits, CoreMlSettings, Error, Result};
@@ -6,7 +6,7 @@ use anemoe_runtime::backend::{Backend, BackendPackage, KeptCache};
 use std::convert::Infallible;
 use std::path::{Path, PathBuf};
 
-/// Runs packages on the Neural Engine; on this system there is none.
+/// Stands in for the Core ML backend; has no value.
 #[derive(Clone, Copy, Debug)]
 pub struct CoreMlBackend(Infallible);
 
@@ -15,10 +15,10 @@ fn unavailable() -> Error {
 }
 
 impl CoreMlBackend {
-    /// Says that there is no Core ML.
+    /// Fails: this system has no Core ML.
     ///
     /// # Errors
-    /// Always.
+    /// Always fails.
     pub fn new(_: CoreMlSettings) -> Result<CoreMlBackend> {
         Err(unavailable())
     }
@@ -30,36 +30,36 @@ impl Backend for CoreMlBackend {
     }
 }
 
-/// Checks that there is Core ML; on this system there is none.
+/// Fails: this system has no Core ML.
 ///
 /// # Errors
-/// Always.
+/// Always fails.
 pub fn available() -> Result<()> {
     Err(unavailable())
 }
 
-/// Compiles a package; on this system nothing can.
+/// Fails: only Core ML compiles packages.
 ///
 /// # Errors
-/// Always.
+/// Always fails.
 pub fn compile(_: &Path, _: &Path) -> Result<PathBuf> {
     Err(unavailable())
 }
 
-/// Asks for the plan of a function; on this system nothing can.
+/// Fails: only Core ML makes plans.
 ///
 /// # Errors
-/// Always.
+/// Always fails.
 pub fn plan_of(_: &Path, _: &Path, _: &str, _: bool, _: ComputeUnits) -> Result<Vec<OpPlan>> {
     Err(unavailable())
 }
 
-/// Names this system's build and chip, as a folder; there is none.
+/// Returns `None`: this system has no Core ML.
 pub fn this_system() -> Option<String> {
     None
 }
 
-/// Tells the system that Core ML belongs to; there is none.
+/// Returns `None`: this system has no Core ML.
 pub fn system_facts() -> Option<crate::SystemFacts> {
     None
 }

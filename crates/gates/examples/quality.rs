@@ -1,4 +1,5 @@
-//! Tables of what compression does to a model: per kind with and without importance, and `auto` against one kind for all.
+//! Prints tables of compression's effect on a model: by kind, with and without importance, and `auto` against one
+//! kind for all tensors.
 //!
 //!     cargo run --release -p anemoe-gates --example quality -- models/small-gemma4 CALIBRATION.txt TEST.txt
 
@@ -24,20 +25,21 @@ const CONTEXT: usize = 128;
 const CALIBRATION_TOKENS: usize = 4096;
 const TEST_TOKENS: usize = 4096;
 
-/// Logits and hidden states of a model over the test windows.
+/// Results of a model over the test windows.
 struct Run {
+    /// Logits by position.
     logits: Vec<Vec<f32>>,
-    /// Hidden states by layer, all positions together.
+    /// Hidden states by layer, with all positions in one vector.
     hidden: Vec<Vec<f32>>,
     likelihood: Likelihood,
 }
 
-/// Differences of a compressed model from its original.
+/// Distance of a compressed model from the original.
 struct Figures {
     min_cosine: f64,
     mean_cosine: f64,
     perplexity: f64,
-    /// Relative squared error of the residual stream behind each layer.
+    /// Relative squared error of the residual stream after each layer.
     layers: Vec<f64>,
 }
 
@@ -66,7 +68,8 @@ impl Bench<'_> {
         Ok(run)
     }
 
-    /// The model with every matrix in the kind that `choose` gives.
+    /// Returns a probe with every matrix in the kind that `kind` gives for its tensor and part, but for routers; and
+    /// the bytes.
     fn compressed(
         &self,
         importance: Option<&Importance>,
@@ -110,7 +113,7 @@ fn main() -> Result<()> {
     run(checkpoint, Path::new(calibration), Path::new(test))
 }
 
-/// Prints both tables for a checkpoint, measured on `test`, calibrated on `calibration`.
+/// Prints both tables for a checkpoint, measured on `test` and calibrated on `calibration`.
 fn run(checkpoint: &str, calibration: &Path, test: &Path) -> Result<()> {
     let source = models::load(checkpoint)?;
     let family = models::open(models::load(checkpoint)?)?;

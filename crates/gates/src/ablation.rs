@@ -1,5 +1,4 @@
-//! Ablation, which finds the compression that costs most: a bundle with one part of a layer after the other
-//! in FP16.
+//! Ablation: finds the compression that costs most, by running a bundle with one part of a layer after the other in FP16.
 
 use crate::golden_gate::{Validation, validate};
 use crate::reference::Golden;
@@ -20,7 +19,7 @@ use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-/// Unit that is replaced at a time.
+/// Unit that is put back to FP16 at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AblationUnit {
     /// One part of one layer.
@@ -31,32 +30,32 @@ pub enum AblationUnit {
     Layer,
 }
 
-/// Inputs of a search.
+/// Inputs of an ablation.
 pub struct AblationContext<'a> {
-    /// The checkpoint.
+    /// Family of the checkpoint.
     pub family: &'a dyn Family,
     /// The plan that the bundle was built from.
     pub plan: &'a Plan,
-    /// The importances that it was built with.
+    /// Importances that the bundle was built with.
     pub importance: Option<&'a Importance>,
-    /// The bundle.
+    /// Folder of the bundle.
     pub bundle: &'a Path,
-    /// Its contract.
+    /// Contract of the bundle.
     pub chain: &'a Chain,
-    /// The reference run.
+    /// Golden that the bundle is compared with.
     pub golden: &'a Golden,
-    /// Folder for shards that stand in for a while.
+    /// Folder for the FP16 shards, which are temporary.
     pub scratch: &'a Path,
 }
 
-/// Distance of a bundle from its reference.
+/// Distance of a bundle from its golden.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Figures {
     /// Lowest cosine of logits.
     pub min_cosine: f64,
-    /// Mean divergence of the next token's distribution, in nats.
+    /// Mean Kullback-Leibler divergence of the next token's distribution, in nats.
     pub mean_kl: f64,
-    /// Steps at which the bundle chooses another token.
+    /// Number of steps at which the bundle chooses another token.
     pub wrong_choices: usize,
 }
 
@@ -66,69 +65,70 @@ impl From<&Validation> for Figures {
     }
 }
 
-/// Gain of one replacement.
+/// Result of putting one unit back to FP16.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Ablation {
-    /// Layer, from 0; absent for the head, and where a part was replaced in all layers.
+    /// Layer, from 0; absent for the head, and where a part was put back in all layers.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub layer: Option<usize>,
-    /// Part of the model; absent where all of a layer were replaced.
+    /// Part of the model; absent where all parts of a layer were put back.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub part: Option<String>,
-    /// Kinds that FP16 stood in for.
+    /// Kinds that FP16 replaced.
     pub kinds: Vec<String>,
-    /// The bundle with it.
+    /// Distance of the bundle with the unit in FP16.
     #[serde(flatten)]
     pub figures: Figures,
-    /// Divergence that it takes away.
+    /// Divergence that the replacement removes: baseline less `mean_kl`, in nats.
     pub gain_kl: f64,
-    /// The matrix whose kind errs most.
+    /// Matrix with the largest error of its kind.
     pub worst: Worst,
 }
 
-/// The matrix of a replaced part whose kind errs most.
+/// Matrix of a replaced part with the largest error of its kind.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Worst {
-    /// Shard.
+    /// Name of the shard.
     pub shard: String,
-    /// Matrix in it.
+    /// Name of the matrix in the shard.
     pub matrix: String,
-    /// Checkpoint tensor, without the checkpoint's prefix.
+    /// Name of the checkpoint's tensor, without the checkpoint's prefix.
     pub tensor: String,
-    /// Its kind.
+    /// Compression kind of the matrix.
     pub kind: String,
-    /// Squared error over squares, as measured.
+    /// Measured squared error over the squares of the values.
     pub relative_error: f64,
-    /// Its values.
+    /// Largest and mean magnitude of the matrix's values.
     #[serde(flatten)]
     pub spread: Spread,
-    /// Largest over mean magnitude.
+    /// Largest magnitude over mean magnitude.
     pub ratio: f64,
     /// Predicted relative squared error of INT8 with one scale per tensor.
     pub int8_tensor_loss: f64,
-    /// An outlier spoils it.
+    /// True if an outlier spoils the kind.
     pub outlier: bool,
-    /// The cause in words.
+    /// Cause of the error, in words.
     pub cause: String,
 }
 
-/// Result of a search.
+/// Result of an ablation.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct AblationReport {
-    /// The bundle as it is.
+    /// Distance of the bundle as it is.
     pub baseline: Figures,
-    /// Replacements, the one that gains most first.
+    /// Replacements, largest gain first.
     pub swaps: Vec<Ablation>,
 }
 
-/// Matrices that are replaced together, by shard.
+/// Layer and part of the matrices that are replaced together.
 type AblationGroup = (Option<usize>, Option<String>);
 
-/// Replaces one after the other and runs the reference's prompt and continuation each time. `progress` is told how many are
-/// done, of how many.
+/// Puts one unit after the other back to FP16, and runs the golden's prompt and continuation each time. `progress`
+/// hears how many units are done, and how many there are.
 ///
 /// # Errors
-/// The bundle is not of this checkpoint, the golden does not fit it, nothing in it is compressed, or a shard cannot be written.
+/// The bundle is not built from this checkpoint, the golden does not fit the bundle, every matrix is fp16 already, or
+/// a shard cannot be written.
 pub fn search(
     s: &AblationContext<'_>,
     unit: AblationUnit,
@@ -141,7 +141,7 @@ pub fn search(
             let group = match unit {
                 AblationUnit::Each => (m.layer(), Some(m.part.clone())),
                 AblationUnit::Part => (None, Some(m.part.clone())),
-                // The head is of no layer.
+                // The head belongs to no layer.
                 AblationUnit::Layer => (m.layer(), m.layer().is_none().then(|| m.part.clone())),
             };
             groups.entry(group).or_default().insert(&shard.name);
@@ -158,7 +158,7 @@ pub fn search(
     let stand_in = |shard: &PlannedShard, layer: Option<usize>, part: Option<&String>| {
         shard.requantized(|m| is_replaced(m, layer, part).then_some(MatrixQuant::FP16))
     };
-    // One group's stand-ins lie there at a time.
+    // The temporary shards of one unit lie on disk at a time.
     let most = groups.iter().map(|((layer, part), shards)| {
         let each = shards.iter().filter_map(|name| s.plan.shard(name));
         each.map(|shard| stand_in(shard, *layer, part.as_ref()).package_bytes()).sum::<u64>()
@@ -197,7 +197,7 @@ pub fn search(
     Ok(AblationReport { baseline, swaps })
 }
 
-/// The golden's prompt and continuation through the bundle, with other packages for some shards.
+/// Runs the golden's prompt and continuation through the bundle, with other packages for some shards.
 fn run(s: &AblationContext<'_>, stand_ins: &BTreeMap<String, PathBuf>) -> Result<Validation> {
     let package = |shard: &anemoe_bundle::Shard| {
         stand_ins.get(&shard.name).cloned().unwrap_or_else(|| s.bundle.join(&shard.file))
@@ -206,7 +206,7 @@ fn run(s: &AblationContext<'_>, stand_ins: &BTreeMap<String, PathBuf>) -> Result
     validate(&model, s.golden, 0.0)
 }
 
-/// Measures how a matrix suffers by its kind.
+/// Measures the error that a matrix's kind causes, and names the cause.
 fn look(s: &AblationContext<'_>, shard: &PlannedShard, m: &MatrixPlan) -> Result<Worst> {
     let scale = BankScales::default().of(s.family, shard, m)?;
     let side = encode_matrix(s.family.checked_checkpoint(), m, s.importance, scale, &mut |_| Ok(()))?;

@@ -1,4 +1,4 @@
-//! `--quant auto`: kinds per tensor from errors that are measured, on tensors and on the whole model.
+//! `--quant auto`: chooses a kind per tensor by measured errors of tensors and of the whole model.
 
 use crate::golden_gate::{cosine, divergence};
 use crate::perplexity::each_window;
@@ -14,33 +14,33 @@ use anemoe_convert::{Error, Result};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// Models of up to this many parameters are run as a whole for every measurement.
+/// Most parameters of a model that is run as a whole for every measurement.
 pub const MAX_WHOLE: u64 = 64_000_000;
-/// The kind with which the model's sensitivity to each tensor is measured: coarse enough to stand out of rounding.
+/// Kind with which the model's sensitivity to each tensor is measured: coarse enough that its error stands out from rounding.
 const PROBE_KIND: Quant = Quant::lut(3);
 
 /// Goal of a choice of kinds.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Goal {
-    /// The bytes that are saved, and that [`SearchBound::MaxBytes`] bounds.
+    /// Objective: the kind of bytes that is saved, and that [`SearchBound::MaxBytes`] bounds.
     pub objective: Objective,
-    /// Bound: the side that is given.
+    /// Bound on the quality or on the bytes.
     pub bound: SearchBound,
 }
 
-/// The side of the bargain that is given.
+/// Bound of a search: the user gives the quality or the bytes, and the search optimizes the other one.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum SearchBound {
-    /// The lowest cosine of logits over the text; as few bytes as possible.
+    /// Lowest cosine of logits over the text; the search saves bytes.
     MinCosine(f64),
-    /// The mean divergence of the next token's distribution over the text, in nats; as few bytes as possible.
+    /// Largest mean divergence of the next token's distribution over the text, in nats; the search saves bytes.
     MaxKl(f64),
-    /// Bytes; as little loss as possible.
+    /// Most bytes; the search makes the loss small.
     MaxBytes(u64),
 }
 
 impl SearchBound {
-    /// True if a distance satisfies a bound of quality.
+    /// Tells whether a distance satisfies a bound of quality; bounds of bytes admit every distance.
     fn admits(self, distance: Distance) -> bool {
         match self {
             SearchBound::MinCosine(c) => distance.min >= c,
@@ -64,32 +64,33 @@ impl std::fmt::Display for Goal {
     }
 }
 
-/// Inputs of a search.
+/// Inputs of a search for kinds.
 pub struct KindSearch<'a> {
-    /// The checkpoint, to be run in f32.
+    /// Checkpoint that is run in f32.
     pub checkpoint: &'a Checkpoint,
-    /// The same, to be compressed.
+    /// Family of the same checkpoint, which reads tensors to be compressed.
     pub family: &'a dyn Family,
-    /// Importances of inputs.
+    /// Importances of inputs; without them, all inputs count the same.
     pub importance: Option<&'a Importance>,
-    /// Token windows to run.
+    /// Windows of token ids that are run.
     pub windows: &'a [Vec<u32>],
-    /// Source of the windows.
+    /// Name of the windows' source, for people.
     pub text: String,
 }
 
-/// Distance of logits from those of the uncompressed model.
+/// Distance of logits from the uncompressed model's.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Distance {
-    /// Cosines of the logits.
+    /// Mean cosine of the logits.
     mean: f64,
+    /// Lowest cosine of the logits.
     min: f64,
-    /// Mean Kullback-Leibler divergence of the next token's distribution from the uncompressed model's, in nats: what is
-    /// made small.
+    /// Loss that the search makes small: mean Kullback-Leibler divergence of the next token's distribution from the
+    /// uncompressed model's, in nats.
     loss: f64,
 }
 
-/// A whole model that is run with compressed weights.
+/// Whole model that is run with compressed weights.
 struct WholeModel<'a, 'b> {
     search: &'a KindSearch<'a>,
     matrices: BTreeMap<(String, String), Vec<MatrixPlan>>,
@@ -110,7 +111,7 @@ impl WholeModel<'_, '_> {
         Ok(rows)
     }
 
-    /// Runs the model as it is: keeps its logits, and counts the experts that its tokens choose.
+    /// Runs the uncompressed model: keeps its logits, and counts the experts that its tokens choose.
     fn run_reference(&mut self) -> Result<ExpertUse> {
         let mut used = ExpertUse::default();
         let mut model = reference::open(self.search.checkpoint, None)?;
@@ -123,7 +124,7 @@ impl WholeModel<'_, '_> {
             used.chosen.resize(pass.router_index.len(), vec![0; self.plan.totals.experts]);
             for (counts, layer) in used.chosen.iter_mut().zip(&pass.router_index) {
                 for &expert in layer.iter().flatten() {
-                    // A token that skips its expert reads none.
+                    // A token that skips its expert reads no expert.
                     if let Some(n) = counts.get_mut(expert as usize) {
                         *n += 1;
                     }
@@ -134,7 +135,7 @@ impl WholeModel<'_, '_> {
         Ok(used)
     }
 
-    /// Values of a group's tensor in one kind; None in fp16.
+    /// Returns the decoded values of a group's tensor in one kind, or `None` for fp16.
     fn values(&mut self, groups: &[Group], group: usize, candidate: usize) -> Result<Option<Arc<Vec<f32>>>> {
         let kind = groups[group].candidates[candidate].kind;
         if kind == Quant::Fp16 {
@@ -156,7 +157,7 @@ impl WholeModel<'_, '_> {
         Ok(Some(values))
     }
 
-    /// Runs the model with the kinds of a choice; groups without one keep their weights.
+    /// Runs the model with the kinds of a choice, and measures its distance. Groups without a kind keep their weights.
     fn distance(&mut self, groups: &[Group], choice: &[Option<usize>]) -> Result<Distance> {
         let mut probe = Probe::default();
         for (g, candidate) in choice.iter().enumerate() {
@@ -181,10 +182,10 @@ impl WholeModel<'_, '_> {
     }
 }
 
-/// Chooses kinds for a plan and applies them. `progress` is told what is being done, how far it is, and of how much.
+/// Chooses kinds for a plan and applies them. `progress` hears the name of the work, the steps done and the steps in all.
 ///
 /// # Errors
-/// The goal cannot be reached, or cannot be measured on a model of this size; the checkpoint cannot be read.
+/// The goal cannot be reached, or cannot be measured on a model of this size. The checkpoint cannot be read.
 pub fn choose(
     search: &KindSearch<'_>,
     plan: &mut Plan,
@@ -198,11 +199,10 @@ pub fn choose(
     Ok(choice)
 }
 
-/// Kinds by tensor and part.
+/// Kinds by tensor and part of the model.
 pub type Kinds = BTreeMap<(String, String), Quant>;
 
-/// Chooses kinds like [`choose`], for several goals, whose measurements are made once; the plan stays as it
-/// is.
+/// Chooses kinds like [`choose`] for several goals, with one set of measurements. The plan stays as it is.
 ///
 /// # Errors
 /// Fails like [`choose`].
@@ -298,7 +298,8 @@ pub fn choose_each(
     Ok(all)
 }
 
-/// Compresses one tensor at a time and sees what that does to the logits.
+/// Measures the loss per unit of output error of each tensor, by compressing one tensor at a time with
+/// [`PROBE_KIND`].
 fn sensitivities(model: &mut WholeModel<'_, '_>, groups: &mut [Group]) -> Result<()> {
     let probe = KINDS.iter().position(|k| *k == PROBE_KIND).unwrap_or(0);
     let mut found = Vec::new();
@@ -309,7 +310,7 @@ fn sensitivities(model: &mut WholeModel<'_, '_>, groups: &mut [Group]) -> Result
         let error = groups[g].candidates[probe].error;
         found.push(if error > 0.0 { distance.loss.max(0.0) / error } else { 0.0 });
     }
-    // A tensor that happens not to matter on this text still does a little.
+    // No tensor gets less than 1 % of the mean: one without an effect on this text may have an effect on others.
     let typical = found.iter().sum::<f64>() / found.len().max(1) as f64;
     for (group, sensitivity) in groups.iter_mut().zip(found) {
         group.sensitivity = sensitivity.max(0.01 * typical);
@@ -319,7 +320,7 @@ fn sensitivities(model: &mut WholeModel<'_, '_>, groups: &mut [Group]) -> Result
 
 type Uniform = (Choice, Distance, Quant);
 
-/// The cheapest choice that reaches a quality.
+/// Finds the cheapest choice that reaches a goal of quality, by bisection along the path of choices.
 fn smallest(
     model: &mut WholeModel<'_, '_>,
     groups: &[Group],
@@ -337,7 +338,7 @@ fn smallest(
         };
         return Err(Error::usage(format!("{option}: the most exact kinds reach {reached} over the text")));
     }
-    // Losses are noisy, so this finds a place where the goal is just reached, if not the very first.
+    // Losses are noisy, so bisection finds a place where the goal is just reached, not always the first one.
     let (mut low, mut high) = (0, top);
     while low < high {
         let mid = low.midpoint(high);
@@ -358,7 +359,7 @@ fn smallest(
     Ok(best)
 }
 
-/// The choice with the least loss that fits.
+/// Finds the choice with the least loss whose cost by `objective` is at most `limit` bytes.
 fn best_within(
     model: &mut WholeModel<'_, '_>,
     groups: &[Group],

@@ -1,4 +1,4 @@
-//! Importance of every projection's inputs over a text.
+//! Measures the importance of every projection's inputs over a text.
 
 use crate::perplexity::each_window;
 use crate::reference::Probe;
@@ -6,14 +6,16 @@ use anemoe_convert::Result;
 use anemoe_convert::checkpoint::Checkpoint;
 use std::collections::BTreeMap;
 
-/// An expert that saw few tokens is judged as if it had seen this many more, with the inputs of all experts together.
+/// Tokens of all experts' mean inputs that are added to each expert's own, so that an expert with few tokens is not
+/// judged by chance.
 const PRIOR_TOKENS: f64 = 8.0;
 
 /// Shape and mean squares of the inputs of each projection, by tensor: `[cols]`, or `[experts, cols]`.
 pub type Moments = BTreeMap<String, (Vec<usize>, Vec<f32>)>;
 
-/// Runs windows of text through a checkpoint in f32 and gives the second moment of every projection's inputs. Inputs of
-/// experts count for those that a token chose; their down projections see what they are sent, times the routing weight.
+/// Runs windows of text through a checkpoint in f32, and returns the second moment of every projection's inputs. An
+/// expert's inputs are those of the tokens that chose the expert. A down projection's inputs are multiplied by the
+/// routing weight.
 ///
 /// # Errors
 /// Fails like [`crate::reference::run`].
@@ -60,7 +62,7 @@ mod tests {
             assert!(values.iter().any(|v| *v > 0.0), "{}", m.name);
         }
         assert_eq!(ticks % windows.len(), 0);
-        // The input of the first projection is normed: its mean square is that of the norm's weight.
+        // The input of the first projection is a norm's output: its mean square is the mean square of the norm's weight.
         let (_, q) = &found["layers.0.self_attn.q_proj.weight"];
         let mut norm = vec![0f32; q.len()];
         family.read("layers.0.input_layernorm.weight", 0..q.len() as u64, &mut norm).unwrap();

@@ -1,9 +1,9 @@
-//! Trials of forms: one shard in one form, run on random streams beside the CPU executor.
+//! Trials of forms: runs one shard in one form on random inputs, and compares it with the CPU executor.
 //!
 //! ```text
-//! FOLDER/trial.json        the part of the chain that leads to the shard, see [`Trial`]
-//!       /SHARD.mlpackage   the shard in the form; several where the form has a package for each token count
-//! PARTS/NAME.mlpackage     other shards that it needs, which the CPU executor runs
+//! FOLDER/trial.json        part of the chain that leads to the shard, see [`Trial`]
+//!       /SHARD.mlpackage   shard in the form; several where the form has a package for each token count
+//! PARTS/NAME.mlpackage     other shards that the shard's inputs need, run by the CPU executor
 //! ```
 
 use crate::golden_gate::cosine;
@@ -25,66 +25,70 @@ use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// Least cosine of a call's results with those of the CPU executor.
+/// Least cosine of a call's results with the CPU executor's.
 pub const LEAST_COSINE: f64 = 0.99;
-/// Calls that are not timed: the first ones.
+/// Number of first calls that are not timed.
 const WARM_UP: usize = 5;
-/// Passes for a call at most: a pack of experts is not called when none of its experts is chosen.
+/// Most passes per call that is wanted: a pack of experts is not called when none of its experts is chosen.
 const PASSES_FOR_A_CALL: usize = 40;
-/// File of a trial.
+/// Name of the description of a trial.
 const TRIAL_FILE: &str = "trial.json";
-/// Largest such file that is read.
+/// Largest description that is read, in bytes.
 const MAX_TRIAL_BYTES: u64 = 256 << 20;
 
-/// Description of a trial.
+/// Description of a trial, as `trial.json` holds it.
 #[derive(Serialize, Deserialize)]
 struct Trial {
+    /// Part of the chain that leads to the shard.
     chain: Chain,
-    /// Names of the shard's packages.
+    /// Names of the packages of the shard.
     own: Vec<String>,
-    /// A router inside of the shard chooses experts.
+    /// True if a router in the shard chooses experts.
     has_router: bool,
+    /// Registers that the shard's work ends in.
     outputs: Vec<String>,
-    /// Registers that have to be given besides `hidden`, and their widths.
+    /// Registers that have to be given besides `hidden`, and their widths in channels.
     seeds: Vec<(String, usize)>,
+    /// Folder of the other shards.
     parts: PathBuf,
 }
 
-/// Results of a trial with calls of one number of tokens.
+/// Results of a trial with calls of one token count.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct TrialFigures {
-    /// Calls of the shard.
+    /// Number of calls of the shard.
     pub calls: u64,
-    /// Median time of a call in microseconds, the first ones left out.
+    /// Median time of a call in microseconds, without the first calls.
     pub median_us: f64,
-    /// Time that nine of ten calls took at most.
+    /// Time in microseconds that 90 % of the calls do not exceed.
     pub p90_us: f64,
-    /// Lowest cosine with the results of the CPU executor; 0 where one is not a number.
+    /// Lowest cosine with the CPU executor's results; 0 where a value is not a number.
     pub min_cosine: f64,
-    /// Tokens whose results are too far away.
+    /// Number of tokens whose cosine is below [`LEAST_COSINE`].
     pub wrong_tokens: usize,
-    /// Number of the first call with one of them.
+    /// Index of the first call with a wrong token.
     pub first_wrong: Option<usize>,
-    /// Most tokens that may be wrong: where a router inside of the shard decides between near ties, results jump.
+    /// Most tokens that may be wrong: 2 % where a router in the shard decides between near ties, else none.
     pub may_be_wrong: usize,
 }
 
 impl TrialFigures {
-    /// The numbers are right.
+    /// Tells whether no more tokens are wrong than may be.
     pub fn is_right(&self) -> bool {
         self.wrong_tokens <= self.may_be_wrong
     }
 }
 
-/// Place of a trial's package.
+/// Returns the path of a trial's package.
 pub fn trial_package(folder: &Path, shard: &str) -> PathBuf {
     folder.join(format!("{shard}.mlpackage"))
 }
 
-/// Writes the packages of a trial, and its description last. `own` are the shard's ([`Plan::packages`]).
+/// Writes the packages of a trial, and its description last. `own` are the packages of the shard
+/// ([`Plan::packages`]).
 ///
 /// # Errors
-/// There is no package, no step runs the shard, the checkpoint is wrong, or a file cannot be written.
+/// `own` is empty, no step runs the shard, the checkpoint is wrong, or a file cannot be written.
 pub fn write_trial(
     family: &dyn Family,
     plan: &Plan,
@@ -102,7 +106,7 @@ pub fn write_trial(
         let is_own = own.iter().any(|s| s.name == needed.name);
         let Some(planned) = around.shard(&needed.name) else { continue };
         let path = trial_package(if is_own { folder } else { parts }, &needed.name);
-        // A part is whole when it has its name.
+        // A package gets its name when it is whole, so an existing one is used.
         if is_own && path.exists() {
             std::fs::remove_dir_all(&path).map_err(|e| Error::io(&path, e))?;
         }
@@ -125,7 +129,8 @@ pub fn write_trial(
     anemoe_bundle::write_atomic(&folder.join(TRIAL_FILE), &text)
 }
 
-/// Bytes of the packages that [`write_trial`] will write: of the shard itself, and of all other shards that are not there yet.
+/// Returns the bytes of the packages that [`write_trial`] will write: of the shard itself, and of the other shards
+/// that are missing.
 ///
 /// # Errors
 /// No step runs the shard.
@@ -143,12 +148,12 @@ pub fn trial_bytes(
     Ok((bytes, planned.map(PlannedShard::package_bytes).sum()))
 }
 
-/// The plan around a shard, and the part of its chain that leads to the shard, with all of the shard's packages.
+/// Returns the plan around a shard, and the part of its chain that leads to the shard, with all packages of the shard.
 fn cut_out(family: &dyn Family, plan: &Plan, own: &[&PlannedShard]) -> Result<(Plan, Segment)> {
     let [first, others @ ..] = own else { return Err(Error::usage("a trial of no package")) };
     let around = family.plan_around(&plan.options, first)?;
     let mut cut = segment_of(&around, &plan.chain, first)?;
-    // A segment has the packages for one token.
+    // A segment has the packages for one token only.
     for step in &mut cut.chain.steps {
         if let Step::Run(run) = step
             && run.shard == first.name
@@ -161,7 +166,7 @@ fn cut_out(family: &dyn Family, plan: &Plan, own: &[&PlannedShard]) -> Result<(P
     Ok((around, cut))
 }
 
-/// Width of a register that has to be given: that of the inputs that read it.
+/// Returns the width in channels of a register that has to be given, by the inputs that read it.
 fn width_of(register: &str, chain: &Chain, package: &dyn Fn(&str) -> PathBuf) -> Result<usize> {
     let runs = chain.steps.iter().filter_map(|step| if let Step::Run(run) = step { Some(run) } else { None });
     let reads = |run: &Run| {
@@ -186,11 +191,11 @@ fn width_of(register: &str, chain: &Chain, package: &dyn Fn(&str) -> PathBuf) ->
     Err(Error::usage(format!("no input of a fixed width reads `{register}`")))
 }
 
-/// Runs the trial in `folder` until its shard was called `calls` times with `tokens` tokens each. `backend` runs the whole part of
-/// the chain, the CPU executor beside it.
+/// Runs the trial in `folder` until its shard has been called `calls` times with `tokens` tokens each. `backend` and
+/// the CPU executor both run the whole part of the chain.
 ///
 /// # Errors
-/// The trial is not there, a sequence never has room for so many tokens, or a package fails.
+/// The trial is missing, no sequence has room for `tokens` tokens, or a package fails.
 pub fn run_trial(folder: &Path, backend: &dyn Backend, tokens: usize, calls: usize) -> Result<TrialFigures> {
     let path = folder.join(TRIAL_FILE);
     let text = anemoe_io::read_input(&path, MAX_TRIAL_BYTES).map_err(|e| Error::io(&path, e))?;
@@ -260,7 +265,7 @@ pub fn run_trial(folder: &Path, backend: &dyn Backend, tokens: usize, calls: usi
     Ok(found)
 }
 
-/// Lowest cosine of the results `[channels, tokens]` for one token; 0 where a value is not a number.
+/// Returns the lowest cosine of the results `[channels, tokens]` for one token; 0 where a value is not a number.
 fn lowest_cosine(expected: &[Vec<f32>], results: &[Vec<f32>], token: usize, tokens: usize) -> f64 {
     let column = |all: &[f32]| -> Vec<f32> { all.iter().skip(token).step_by(tokens).copied().collect() };
     let one = |(expected, own): (&Vec<f32>, &Vec<f32>)| {
@@ -280,7 +285,7 @@ fn lowest_cosine(expected: &[Vec<f32>], results: &[Vec<f32>], token: usize, toke
     expected.iter().zip(results).map(one).fold(1.0, f64::min)
 }
 
-/// Draws values whose mean square is about 1, as behind a norm.
+/// Draws `n` uniform values whose mean square is about 1, like the output of a norm.
 fn stream(random: &mut Random, n: usize) -> Vec<f32> {
     let mut one = || ((random.uniform() - 0.5) * 12f64.sqrt()) as f32;
     (0..n).map(|_| one()).collect()

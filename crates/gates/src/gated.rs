@@ -1,9 +1,10 @@
-//! The gated build: what can fail, fails on one shard of each sort, before the others are built.
+//! The gated build: finds faults on one shard of each type, before the other shards are built.
 //!
 //! ```text
-//! room on disk -> files of the host -> one shard of each sort -> their placement -> their quality
+//! room on disk -> files of the host -> one shard of each type -> their placement -> their quality
 //!              -> shards of the worst and of evenly spread layers -> their quality
-//!              -> all shards, held to the errors of those -> placement of all -> logits and tokens of the whole -> chain.json
+//!              -> all shards, with the errors of the probed ones as a bound -> placement of all shards
+//!              -> logits and tokens of the whole bundle -> chain.json
 //! ```
 
 use crate::Result;
@@ -23,39 +24,39 @@ use std::path::{Path, PathBuf};
 
 /// Options of a gated build.
 pub struct GateOptions<'a> {
-    /// Shards that are built at a time.
+    /// Number of shards that are built at a time.
     pub jobs: usize,
-    /// No gates: they are recorded as skipped.
+    /// Whether to skip the gates, and record them as skipped.
     pub skip_gates: bool,
-    /// Cosine that shards and logits must reach, at every position and step.
+    /// Cosine that shards and logits have to reach, at every position and step.
     pub min_cosine: f64,
-    /// Random probes of a shard.
+    /// Number of random probes of a shard.
     pub probes: usize,
     /// Seed of the random probes.
     pub seed: u64,
-    /// Evenly spread layers that are probed before all shards are built; with 0, the worst ones are not either.
+    /// Number of evenly spread layers that are probed before all shards are built; 0 also skips the worst layers.
     pub probe_layers: usize,
-    /// Outliers that are known.
+    /// Outliers that are known from the plan.
     pub outliers: &'a [Outlier],
-    /// For the residency gate.
+    /// Options of the residency gate.
     pub residency: residency::CheckOptions,
-    /// Folder for FP16 forms of shards, where it is not to be the bundle's.
+    /// Folder for FP16 forms of shards, if it is not the bundle's.
     pub scratch: Option<&'a Path>,
-    /// The token that starts a text.
+    /// Token that starts a text.
     pub bos: Option<u32>,
-    /// The reference is the user's, and decides whatever the model is.
+    /// Whether the golden is the user's. A failure with the user's golden counts even if the model has not learned.
     pub reference_given: bool,
-    /// Makes the reference run when it is needed: with hidden states, of the very checkpoint.
+    /// Makes the golden when it is needed: with hidden states, of the same checkpoint.
     pub reference: &'a mut dyn FnMut() -> Result<Golden>,
-    /// More references of the user's, which the whole has to pass, too.
+    /// Further goldens of the user, which the whole bundle has to pass, too.
     pub also: &'a [NamedGolden],
 }
 
-/// A reference run from a file.
+/// Golden from a file.
 pub struct NamedGolden {
-    /// The file.
+    /// Path of the file.
     pub path: PathBuf,
-    /// Its contents.
+    /// Contents of the file.
     pub golden: Golden,
 }
 
@@ -63,7 +64,7 @@ pub struct NamedGolden {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum GateStage {
-    /// One shard of each sort is built.
+    /// One shard of each type is built.
     Representatives,
     /// Placement of the representatives is predicted.
     RepresentativeResidency,
@@ -75,14 +76,14 @@ pub enum GateStage {
     LayerProbes,
     /// All shards are built.
     Shards,
-    /// Placement of all.
+    /// Placement of all shards is predicted.
     Residency,
-    /// Logits and tokens of the whole.
+    /// Logits and tokens of the whole bundle are compared with the golden.
     Golden,
 }
 
 impl GateStage {
-    /// Name for people.
+    /// Returns the name for people.
     pub const fn name(self) -> &'static str {
         match self {
             GateStage::Representatives => "representative shards",
@@ -99,7 +100,7 @@ impl GateStage {
 
 /// Event of a gated build.
 pub enum GatedEvent<'a> {
-    /// Needs of the build, before anything is written.
+    /// Room that the build needs, before anything is written.
     Needs(&'a Needs),
     /// A stage begins.
     Stage(GateStage),
@@ -110,26 +111,26 @@ pub enum GatedEvent<'a> {
 /// Result of a gated build.
 #[derive(Debug, Serialize)]
 pub struct GatedReport {
-    /// No gate failed.
+    /// True if no gate failed.
     pub pass: bool,
-    /// The gate that failed. One of the whole leaves a complete bundle, one of the representatives an unfinished build.
+    /// Gate that failed. A gate of the whole leaves a complete bundle; an earlier gate leaves an unfinished build.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub failed: Option<GateStage>,
-    /// The finished build, or part of one.
+    /// Finished build, or part of one.
     #[serde(flatten)]
     pub build: Option<BuildReport>,
-    /// Needs of the build.
+    /// Room that the build needs.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub needs: Option<Needs>,
-    /// Gates of one shard of each sort.
+    /// Gates of one shard of each type.
     pub representative: RepresentativeGates,
     /// Gates of the worst and of evenly spread layers.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub layers: Option<LayerGates>,
-    /// The shard at which the build ended since its weights' errors are far from those of its like.
+    /// Shard at which the build ended, because its weights' errors are far from those of matrices of the same role.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub weight_fault: Option<WeightFault>,
-    /// Gates of the whole.
+    /// Gates of the whole bundle.
     pub full_stack: FullStackGates,
 }
 
@@ -138,10 +139,10 @@ pub struct GatedReport {
 pub struct RepresentativeGates {
     /// Names of the shards.
     pub shards: Vec<String>,
-    /// Placement.
+    /// Predicted placement.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub residency: Option<Report>,
-    /// Quality.
+    /// Quality, by probes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub probes: Option<ProbeReport>,
 }
@@ -152,41 +153,41 @@ pub struct LayerGates {
     /// Layers that are probed.
     #[serde(flatten)]
     pub sample: LayerSample,
-    /// Quality; none where the representatives are all.
+    /// Quality, by probes; `None` where the representatives are all shards.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub probes: Option<ProbeReport>,
 }
 
-/// The golden gate with one of several references.
+/// Result of the golden gate with one of several goldens.
 #[derive(Debug, Serialize)]
 pub struct NamedGate {
-    /// The reference's file.
+    /// Path of the golden's file.
     #[serde(serialize_with = "anemoe_bundle::path_text")]
     pub golden: PathBuf,
-    /// Result with it.
+    /// Result with this golden.
     #[serde(flatten)]
     pub gate: GoldenGate,
 }
 
-/// Results of the gates of the whole.
+/// Results of the gates of the whole bundle.
 #[derive(Debug, Default, Serialize)]
 pub struct FullStackGates {
-    /// Placement.
+    /// Predicted placement of all shards.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub residency: Option<Report>,
-    /// Logits and tokens.
+    /// Logits and tokens compared with the first golden.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub golden: Option<GoldenGate>,
-    /// The same with the other references, where there are several.
+    /// Logits and tokens compared with the other goldens.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub also: Vec<NamedGate>,
-    /// Nats per token by which the model predicts the prompt better than chance, where that is too little for
-    /// the gates to decide anything, see [`GateResult::Undecided`].
+    /// Nats per token by which the model predicts the prompt better than chance; present where they are too few for
+    /// the gates to decide, see [`GateResult::Undecided`].
     #[serde(skip_serializing_if = "Option::is_none")]
     pub undecided: Option<f64>,
 }
 
-/// Bundles of more bytes are not to be resident as a whole while they are tried.
+/// Largest bundle, in bytes, that the gates keep in memory as a whole.
 const FRUGAL: u64 = 1 << 30;
 
 impl GatedReport {
@@ -209,11 +210,11 @@ impl GatedReport {
     }
 }
 
-/// Takes a build that has begun through its gates.
+/// Runs a build that has begun through its gates, to the end.
 ///
 /// # Errors
-/// There is not enough room, the checkpoint is wrong, a file cannot be written, or the build was interrupted. A gate that
-/// fails is no error.
+/// There is not enough room, the checkpoint is wrong, a file cannot be written, or the build was interrupted. A
+/// failed gate is not an error.
 pub fn run(
     build: Build<'_>,
     options: GateOptions<'_>,
@@ -225,7 +226,7 @@ pub fn run(
             report.build = Some(build.finish(gates)?);
             Ok(report)
         }
-        // Finished shards stay: the build can go on, without its gates if need be.
+        // Finished shards stay: the build can be continued, also without gates.
         Ok((report, None)) => Ok(report),
         Err(e) => {
             build.abandon(&e);
@@ -234,7 +235,7 @@ pub fn run(
     }
 }
 
-/// All stages but the last; without gates where the build must not be completed.
+/// Runs all stages but the last. Returns no gates where the build must not be completed.
 fn stages(
     build: &mut Build<'_>,
     mut options: GateOptions<'_>,
@@ -293,15 +294,15 @@ fn stages(
     Ok((report, Some(gates(GateResult::Passed, result))))
 }
 
-/// The shards that are built and looked at before the others.
+/// Shards that are built and checked before the others.
 struct FirstShards {
-    /// Indices of one of each sort.
+    /// Indices of one shard of each type.
     representatives: Vec<usize>,
-    /// Shards of some layers.
+    /// Shards of the sampled layers.
     sample: LayerSample,
 }
 
-/// The stages up to those of all shards: gives the reference run, or the gate that failed.
+/// Runs the stages before all shards are built. Returns the golden, or the gate that failed.
 fn first_shards(
     build: &mut Build<'_>,
     options: &mut GateOptions<'_>,
@@ -313,7 +314,7 @@ fn first_shards(
     let on_build = |e: build::BuildEvent<'_>| on_event(GatedEvent::Build(e));
     let plan = build.plan();
     let sorts: Vec<&PlannedShard> = representatives.iter().map(|&i| &plan.shards[i]).collect();
-    // One that cannot be made is found before the work.
+    // A folder that cannot be made is found before the work.
     let scratch = build.scratch(options.scratch)?;
     on_event(GatedEvent::Stage(GateStage::Representatives));
     build.shards(&representatives, options.jobs, &on_build)?;
@@ -364,7 +365,8 @@ fn first_shards(
     Ok(if pass { Ok(golden) } else { Err(GateStage::LayerProbes) })
 }
 
-/// The shards whose FP16 forms lie in the scratch folder at a time: those of the representatives, and of the largest layer.
+/// Returns the shards whose FP16 forms lie in the scratch folder at a time: of the representatives, and of the
+/// largest sampled layer.
 fn scratch_shards(
     family: &dyn Family,
     plan: &Plan,
@@ -380,7 +382,7 @@ fn scratch_shards(
     Ok(all)
 }
 
-/// Probes the shards of a sample, layer by layer: the FP16 forms of one are gone before those of the next are made.
+/// Probes the shards of a sample, layer by layer. The FP16 forms of a layer are removed before the next layer's are made.
 fn probe_layers(
     build: &Build<'_>,
     site: &ProbeContext<'_>,
@@ -407,17 +409,17 @@ fn probe_layers(
     Ok(report)
 }
 
-/// References and bounds of the gates of the whole.
+/// Goldens and bounds of the gates of the whole bundle.
 struct WantedGates<'a> {
     residency: &'a residency::CheckOptions,
     golden: &'a Golden,
     also: &'a [NamedGolden],
-    /// The user's.
+    /// Whether the golden is the user's.
     given: bool,
     min_cosine: f64,
 }
 
-/// The gates of the whole, before its contract is written.
+/// Runs the gates of the whole bundle, before its contract is written.
 fn full_stack(
     mut report: GatedReport,
     bundle: &Path,
@@ -444,7 +446,7 @@ fn full_stack(
     }
     let passes = gate.pass && also.iter().all(|g| g.gate.pass);
     let learned = golden_gate::better_than_chance(wanted.golden).unwrap_or(0.0);
-    // A result that is no number is wrong whatever the model has learned.
+    // A result that is not a number is wrong, whatever the model has learned.
     let undecided =
         !gate.pass && !wanted.given && learned < golden_gate::LEARNED && gate.fp16.not_finite.is_empty();
     let (result, failed) = match (placed.pass, passes) {
@@ -468,21 +470,21 @@ fn full_stack(
     ))
 }
 
-/// Reference that a completed bundle is held to.
+/// Goldens that a completed bundle is compared with.
 pub struct GateReference {
-    /// The run.
+    /// First golden.
     pub golden: Golden,
-    /// More of the user's, which have to pass, too.
+    /// Further goldens of the user, which have to pass, too.
     pub also: Vec<NamedGolden>,
-    /// The user's; it decides whatever the model is.
+    /// Whether the golden is the user's. A failure with the user's golden counts even if the model has not learned.
     pub given: bool,
 }
 
-/// Completes a bundle whose parts passed the gates of their representatives, with the gates of the whole where there is a
-/// reference run.
+/// Completes a bundle whose parts passed the gates of their representatives. Runs the gates of the whole bundle where
+/// there is a golden.
 ///
 /// # Errors
-/// The reference does not fit, or a file cannot be written.
+/// The golden does not fit, or a file cannot be written.
 pub fn assemble(
     assembly: Assembly,
     reference: Option<&GateReference>,

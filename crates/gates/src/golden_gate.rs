@@ -1,4 +1,4 @@
-//! The golden gate: a bundle against the reference run of its checkpoint.
+//! The golden gate: compares a bundle with the golden of its checkpoint.
 
 use crate::perplexity::log_sum_exp;
 use crate::reference::Golden;
@@ -10,55 +10,55 @@ use anemoe_runtime::{Error, Result};
 use serde::Serialize;
 use std::path::Path;
 
-/// Cosine that every position and step must reach.
+/// Cosine that every position and step has to reach.
 pub const MIN_COSINE: f64 = 0.97;
 
-/// Lead of the reference's best logit below which its choice is a near tie: the second token is at least
-/// e^-0.5, about 0.61, as probable. A cosine of 0.97 allows logits to move by more than that.
+/// Lead of the golden's best logit below which the golden's choice is a near tie: the second token is at least
+/// e^-0.5, about 0.61, times as probable. A cosine of 0.97 allows logits to move by more.
 pub const NEAR_TIE: f32 = 0.5;
 
-/// A model that predicts a text by less than this better than chance, in nats per token, has not learned from any.
+/// Nats per token: a model that predicts a text less than this much better than chance has not learned from any text.
 pub const LEARNED: f64 = 0.5;
 
-/// Result of the gate.
+/// Result of the golden gate.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct GoldenGate {
-    /// The runs pass, with results in f32 and rounded to fp16.
+    /// True if both runs pass: results in f32, and results rounded to fp16.
     pub pass: bool,
-    /// Run with results in f32: what compression and the form of the programs change.
+    /// Run with results in f32, which shows the changes by compression and by the form of the programs.
     #[serde(flatten)]
     pub exact: Validation,
-    /// Run with every result rounded to fp16, as the device does.
+    /// Run with every result rounded to fp16, as on the device.
     pub fp16: Rounded,
 }
 
-/// A run whose results were rounded to fp16.
+/// Result of a run whose results were rounded to fp16.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Rounded {
-    /// All logits are numbers, and the median reaches the threshold: a close choice of an expert that rounding turns the
-    /// other way costs a few positions, and is no fault of the format.
+    /// True if all logits are numbers, and the median reaches the threshold. A near tie of experts that rounding
+    /// turns costs a few positions, and is no fault of the format.
     pub pass: bool,
-    /// Positions and steps (behind the positions) whose logits overflow or are no numbers.
+    /// Indices of positions, and then of steps, whose logits overflow or are not numbers.
     pub not_finite: Vec<usize>,
     /// Least median cosine that passes, at most [`MIN_COSINE`].
     pub threshold: f64,
     /// Lowest cosine of all positions and steps.
     pub min_cosine: f64,
-    /// Median of them.
+    /// Median cosine of all positions and steps.
     pub median_cosine: f64,
-    /// Steps whose choice differs from the reference's.
+    /// Steps whose choice differs from the golden's.
     pub wrong_choices: Vec<WrongChoice>,
-    /// The bundle's own greedy continuation equals the reference's.
+    /// True if the bundle's own greedy continuation equals the golden's.
     pub tokens_match: bool,
-    /// See [`Validation::repeated`].
+    /// Token that the continuation repeats to its end, see [`Validation::repeated`].
     #[serde(skip_serializing_if = "Option::is_none")]
     pub repeated: Option<RepeatedToken>,
 }
 
-/// Runs the golden's prompt and continuation through the bundle on this CPU, in f32 and rounded to fp16.
+/// Runs the golden's prompt and continuation through the bundle on this CPU, once in f32 and once rounded to fp16.
 ///
 /// # Errors
-/// The bundle is wrong, or as [`validate`].
+/// The bundle is wrong, or [`validate`] fails.
 pub fn gate(bundle: &Path, golden: &Golden, threshold: f64) -> Result<GoldenGate> {
     gate_with(&|backend| Model::open(bundle, backend), golden, threshold)
 }
@@ -75,13 +75,13 @@ pub fn gate_with(
     let run = |options, threshold| validate(&open(&CpuBackend { options })?, golden, threshold);
     let exact =
         run(Options { precision: Precision::Fp32, skip_zero: true, ..Options::default() }, threshold)?;
-    // The device computes what it multiplies by zero, and zero times an overflow is not a number.
+    // The device computes products with zero weights, too, and zero times an overflow is not a number.
     let device = Options { precision: Precision::Fp16, skip_zero: false, ..Options::default() };
     let rounded = run(device, threshold.min(MIN_COSINE))?;
     Ok(judge(exact, rounded))
 }
 
-/// Runs the golden gate on a model that a device runs: both of its runs are the device's own.
+/// Runs the golden gate on a model that a device runs. The one run on the device counts as both runs.
 ///
 /// # Errors
 /// Fails like [`validate`].
@@ -91,7 +91,7 @@ pub fn gate_on_device(model: &Model, golden: &Golden, threshold: f64) -> Result<
     Ok(judge(run, rounded))
 }
 
-/// Joins the exact run and the rounded one.
+/// Joins the exact run and the rounded run into one result.
 fn judge(exact: Validation, rounded: Validation) -> GoldenGate {
     let all =
         || rounded.positions.iter().map(|p| p.agreement).chain(rounded.decode.iter().map(|d| d.agreement));
@@ -112,10 +112,10 @@ fn judge(exact: Validation, rounded: Validation) -> GoldenGate {
     GoldenGate { pass: exact.ok && fp16.pass, exact, fp16 }
 }
 
-/// Checks that a reference run can be held against a bundle.
+/// Checks that a golden can be compared with a bundle.
 ///
 /// # Errors
-/// Vocabulary, context or width of the hidden states does not fit.
+/// Vocabulary, context or the width of the hidden states does not fit.
 pub fn fits(golden: &Golden, chain: &Chain) -> std::result::Result<(), String> {
     let model = &chain.model;
     let mut rows = golden.logits_full.iter().chain(&golden.next_token_logits);
@@ -135,9 +135,9 @@ pub fn fits(golden: &Golden, chain: &Chain) -> std::result::Result<(), String> {
     Ok(())
 }
 
-/// Computes by how much the reference predicts its own prompt better than chance: the logarithm of the
-/// vocabulary's size less the mean surprise per token, in nats. 0 and less for random weights, whose logits
-/// then differ by chaos, not by quality; absent for a prompt of one token.
+/// Computes how much better than chance the checkpoint predicts the golden's prompt: the logarithm of the
+/// vocabulary's size less the mean surprise per token, in nats. Random weights give 0 or less; their logits differ by
+/// chaos, not by quality. Returns `None` for a prompt of one token.
 pub fn better_than_chance(golden: &Golden) -> Option<f64> {
     let next = golden.prompt_ids.iter().skip(1);
     let surprise = |(row, &id): (&Vec<f32>, &u32)| Some(log_sum_exp(row) - f64::from(*row.get(id as usize)?));
@@ -147,59 +147,61 @@ pub fn better_than_chance(golden: &Golden) -> Option<f64> {
     Some((vocab as f64).ln() - all.iter().sum::<f64>() / all.len() as f64)
 }
 
-/// Result of one run.
+/// Result of one run of a golden through a bundle.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Validation {
-    /// Every cosine reaches the threshold, and after every prefix of the reference's continuation the bundle chooses the
-    /// reference's token, but for near ties; its own continuation does not fall into one token.
+    /// True if every cosine reaches the threshold, every choice is the golden's but for near ties, and the bundle's
+    /// own continuation does not end in one repeated token.
     #[serde(skip)]
     pub ok: bool,
-    /// The threshold.
+    /// Cosine that every position and step has to reach.
     pub threshold: f64,
     /// Lowest cosine of all positions and steps.
     pub min_cosine: f64,
-    /// Mean divergence of the next token's distribution from the reference's, in nats.
+    /// Mean Kullback-Leibler divergence of the next token's distribution from the golden's, in nats.
     pub mean_kl: f64,
     /// Share of positions and steps where the same token is the most probable.
     pub top1_agreement: f64,
-    /// Logits after each prompt token.
+    /// Agreement after each prompt token.
     pub positions: Vec<Position>,
-    /// Logits after each token of the reference's continuation, which is what the bundle is fed.
+    /// Agreement after each token of the golden's continuation, which the bundle is fed.
     pub decode: Vec<DecodeStep>,
-    /// Steps whose choice differs from the reference's.
+    /// Steps whose choice differs from the golden's.
     pub wrong_choices: Vec<WrongChoice>,
-    /// See [`NEAR_TIE`].
+    /// Margin of near ties, see [`NEAR_TIE`].
     pub near_tie_margin: f32,
-    /// The bundle's own greedy continuation equals the reference's.
+    /// True if the bundle's own greedy continuation equals the golden's.
     pub tokens_match: bool,
     /// The bundle's own greedy continuation.
     pub generated_ids: Vec<u32>,
-    /// The reference's.
+    /// The golden's continuation.
     pub expected_ids: Vec<u32>,
-    /// The bundle's own continuation falls into one token, and the reference's does not: a failure, however near the ties.
+    /// Token that the bundle's own continuation repeats to its end, where the golden's does not: a failure, even if
+    /// every choice is a near tie.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub repeated: Option<RepeatedToken>,
 }
 
-/// A token that a continuation repeats to its end.
+/// Token that a continuation repeats to its end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct RepeatedToken {
-    /// The token.
+    /// Id of the token.
     pub token: u32,
-    /// Step from which on there is no other.
+    /// Step of the first repetition.
     pub from_step: usize,
-    /// Number of times that it stands there.
+    /// Number of repetitions.
     pub times: usize,
 }
 
-/// A run of one token of this length at the end of a long continuation is no text; half of a short one, and of a continuation of
-/// two tokens both.
+/// Repetitions of one token at the end of a long continuation that make it no text. For a continuation of n tokens:
+/// half of n where that is fewer, at least [`LEAST_REPEATS`]; of two tokens both.
 const REPEATS: usize = 8;
-/// A run of two tokens at the end of three or four says nothing.
+/// Fewest repetitions in a continuation of three and more tokens: two at the end prove nothing.
 const LEAST_REPEATS: usize = 3;
 
 impl RepeatedToken {
-    /// Finds that `own` ends in one token again and again, where `reference` has no run as long of any.
+    /// Finds a token that `own` repeats to its end, where `reference` has no run of any token as long as the fewest
+    /// that count.
     pub fn find(own: &[u32], reference: &[u32]) -> Option<RepeatedToken> {
         let &token = own.last()?;
         let times = own.iter().rev().take_while(|&&t| t == token).count();
@@ -216,29 +218,30 @@ impl RepeatedToken {
     }
 }
 
-/// A step at which the bundle would choose another token than the reference.
+/// Step at which the bundle chooses another token than the golden.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct WrongChoice {
     /// Number of the step, from 0.
     pub step: usize,
-    /// The bundle's token.
+    /// Token that the bundle chooses.
     pub chosen: u32,
-    /// The reference's.
+    /// Token of the golden.
     pub expected: u32,
-    /// Difference of the reference's best logit and its second best.
+    /// Golden's best logit less its second best.
     pub margin: f32,
-    /// The margin is below [`NEAR_TIE`].
+    /// True if the margin is below [`NEAR_TIE`].
     pub near_tie: bool,
 }
 
-/// Agreement of the bundle's logits with the reference's after the same tokens.
+/// Agreement of the bundle's logits with the golden's after the same tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Agreement {
     /// Cosine of the logits.
     pub cosine: f64,
-    /// Divergence of the next token's distribution from the reference's, in nats; absent where the bundle's is not one.
+    /// Kullback-Leibler divergence of the next token's distribution from the golden's, in nats; absent where the
+    /// bundle's logits are no distribution.
     pub kl: Option<f64>,
-    /// The same token is the most probable.
+    /// True if the same token is the most probable.
     pub top1: bool,
 }
 
@@ -249,27 +252,27 @@ impl Agreement {
     }
 }
 
-/// Logits at a prompt position.
+/// Agreement at a prompt position.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Position {
     /// Number of the position, from 0.
     pub pos: usize,
-    /// Agreement with the reference.
+    /// Agreement with the golden.
     #[serde(flatten)]
     pub agreement: Agreement,
 }
 
-/// Logits at a decode step.
+/// Agreement at a decode step.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct DecodeStep {
-    /// Number of the step, from 0: the logits after this many tokens of the continuation.
+    /// Number of the step, from 0: the tokens of the continuation before these logits.
     pub step: usize,
-    /// Agreement with the reference.
+    /// Agreement with the golden.
     #[serde(flatten)]
     pub agreement: Agreement,
 }
 
-/// Kullback-Leibler divergence of `softmax(other)` from `softmax(reference)`, in nats.
+/// Computes the Kullback-Leibler divergence of `softmax(other)` from `softmax(reference)`, in nats.
 pub fn divergence(reference: &[f32], other: &[f32]) -> f64 {
     let (a, b) = (log_sum_exp(reference), log_sum_exp(other));
     let term = |(&x, &y): (&f32, &f32)| {
@@ -279,7 +282,7 @@ pub fn divergence(reference: &[f32], other: &[f32]) -> f64 {
     reference.iter().zip(other).map(term).sum()
 }
 
-/// Cosine of two vectors in f64; two zero vectors count as equal, anything that is not a number as 0.
+/// Computes the cosine of two vectors in f64. Two zero vectors give 1; a result that is not a number gives 0.
 pub fn cosine(a: &[f32], b: &[f32]) -> f64 {
     let (mut dot, mut aa, mut bb) = (0.0f64, 0.0f64, 0.0f64);
     for (&x, &y) in a.iter().zip(b) {
@@ -297,8 +300,9 @@ pub fn cosine(a: &[f32], b: &[f32]) -> f64 {
 
 /// Runs the golden's prompt and continuation through the bundle.
 ///
-/// The continuation is fed as the reference has it, so that a cosine means the same at every step whatever token the
-/// bundle would have chosen. When all its choices agree, they are its own continuation too; otherwise that is generated.
+/// The bundle is fed the golden's continuation, so that a cosine means the same at every step, whatever token the
+/// bundle would have chosen. If all its choices agree, they are its own continuation too; otherwise that continuation
+/// is generated.
 ///
 /// # Errors
 /// The golden does not fit the bundle (vocabulary, context), or a package fails.
@@ -372,7 +376,7 @@ pub fn validate(model: &Model, golden: &Golden, threshold: f64) -> Result<Valida
     })
 }
 
-/// Difference of the largest value and the second largest.
+/// Returns the largest value less the second largest.
 fn lead(row: &[f32]) -> f32 {
     let best = argmax(row);
     let second =
@@ -402,25 +406,25 @@ mod tests {
         let found = |own: &[u32], reference: &[u32]| RepeatedToken::find(own, reference);
         let two = found(&[236881, 236881], &[669, 5279]).unwrap();
         assert_eq!((two.token, two.from_step, two.times), (236881, 0, 2));
-        // So does the reference, or it is short, or it ends.
+        // No finding: the reference repeats too, the continuation is short, or the run ends before the end.
         assert_eq!(found(&[236881, 236881], &[669, 669]), None);
         assert_eq!(found(&[7], &[8]), None);
         assert_eq!(found(&[], &[]), None);
         assert_eq!(found(&[7, 7, 7, 8], &[1, 2, 3, 4]), None);
-        // Half of a short continuation, at least three, and eight of a long one.
+        // Half of a short continuation but at least three, and eight tokens of a long one.
         assert!(found(&[1, 2, 7, 7], &[1, 2, 3, 4]).is_none() && found(&[1, 2, 3, 7, 7], &[1; 0]).is_none());
         assert!(found(&[1, 7, 7, 7], &[1, 2, 3, 4]).is_some());
         let long = |times: usize| [(0..48 - times as u32).collect::<Vec<_>>(), vec![99; times]].concat();
         let text: Vec<u32> = (100..148).collect();
         assert_eq!(found(&long(7), &text), None);
         assert_eq!(found(&long(8), &text).map(|r| (r.from_step, r.times)), Some((40, 8)));
-        // A run in the reference, wherever, is a reason for one.
+        // A run of one token anywhere in the reference permits one.
         assert_eq!(found(&long(20), &[vec![5; 8], text].concat()), None);
     }
 
     #[test]
     fn divergence_of_known_distributions() {
-        // 1/2 1/2 against 1/4 3/4.
+        // The distributions are 1/2, 1/2 and 1/4, 3/4.
         let found = divergence(&[0.0, 0.0], &[0.0, 3f32.ln()]);
         let expected = 0.5 * 2f64.ln() + 0.5 * (2.0f64 / 3.0).ln();
         assert!((found - expected).abs() < 1e-6, "{found} {expected}");
@@ -438,7 +442,7 @@ mod tests {
             router_index: vec![],
             router_states: vec![],
         };
-        // Even: chance. A probability of 3/4 for the token that comes: ln 2 + ln 3/4 better. 1/4: as much worse.
+        // Equal logits: chance. Probability 3/4 for the next token: ln 2 + ln 3/4 better. Probability 1/4: worse than chance.
         assert!(better_than_chance(&golden(vec![0.0, 0.0])).unwrap().abs() < 1e-9);
         let better = better_than_chance(&golden(vec![0.0, 3f32.ln()])).unwrap();
         assert!((better - 1.5f64.ln()).abs() < 1e-6, "{better}");

@@ -1,4 +1,4 @@
-//! The CPU's fast products against its exact ones.
+//! The int8 gate: compares the CPU's fast products with its exact ones.
 
 use crate::golden_gate::{NEAR_TIE, cosine};
 use anemoe_runtime::cpu::{CpuBackend, Options, Precision};
@@ -8,59 +8,60 @@ use anemoe_runtime::{Error, Result};
 use serde::Serialize;
 use std::path::Path;
 
-/// Cosine to the exact logits that the median of all positions must reach. A close choice of an expert that an error of any size
-/// turns the other way costs a few positions, as in [`crate::golden_gate::Rounded`].
+/// Cosine to the exact logits that the median of all positions has to reach. A near tie of experts that a small error
+/// turns costs a few positions, as in [`crate::golden_gate::Rounded`].
 pub const MIN_COSINE: f64 = 0.999;
 
-/// Cosine that every position must reach.
+/// Cosine that every position has to reach.
 const LOWEST: f64 = crate::golden_gate::MIN_COSINE;
 
-/// Change by products of integers.
+/// Result of the int8 gate: the changes by fast products.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Int8Gate {
-    /// The median reaches the threshold, every position [`crate::golden_gate::MIN_COSINE`], and tokens differ at near ties alone.
+    /// True if the median reaches the threshold, every position reaches [`crate::golden_gate::MIN_COSINE`], and
+    /// tokens differ at near ties only.
     pub pass: bool,
-    /// The threshold.
+    /// Cosine that the median has to reach.
     pub threshold: f64,
     /// Lowest cosine of the logits.
     pub min_cosine: f64,
-    /// Median of them.
+    /// Median cosine of the logits.
     pub median_cosine: f64,
-    /// Lowest cosine of the residual stream before the first layer and behind each: what all layers so far have changed.
+    /// Lowest cosine of the residual stream before the first layer and after each layer, over all positions.
     pub stream: Vec<f64>,
-    /// Positions.
+    /// Number of positions.
     pub positions: usize,
-    /// Positions below the threshold.
+    /// Number of positions whose cosine is below the threshold.
     pub below: usize,
-    /// Positions whose best token is another one.
+    /// Positions whose most probable token differs.
     pub differing: Vec<Differing>,
 }
 
-/// A position with another best token.
+/// Position whose most probable token differs.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Differing {
-    /// Position.
+    /// Number of the position, from 0.
     pub position: usize,
-    /// Best token of the exact logits.
+    /// Most probable token of the exact logits.
     pub exact: usize,
-    /// Best token of the fast ones.
+    /// Most probable token of the fast logits.
     pub fast: usize,
     /// Difference of the exact logits between the two tokens.
     pub margin: f32,
-    /// The margin is below [`NEAR_TIE`].
+    /// True if the margin is below [`NEAR_TIE`].
     pub near_tie: bool,
 }
 
-/// Runs `ids` through the bundle with both kinds of products.
+/// Runs `ids` through the bundle with exact and with fast products, and compares logits and residual streams.
 ///
 /// # Errors
-/// The bundle is wrong, there are no ids, or they do not fit into its vocabulary and context.
+/// The bundle is wrong, there are no ids, or the ids do not fit the bundle's vocabulary and context.
 pub fn compare(bundle: &Path, ids: &[u32], threshold: f64) -> Result<Int8Gate> {
     if ids.is_empty() {
         return Err(Error::input("no tokens to compare"));
     }
     let run = |fast| {
-        // Fast ones as `generate` runs them, with states in fp16.
+        // Fast products run as in `generate`, with states in fp16.
         let options = Options { precision: Precision::Fp32, fast, half_states: fast, ..Options::default() };
         let model = Model::open(bundle, &CpuBackend { options })?;
         // `[layers + 1]`, each `[tokens, channels]`

@@ -1,9 +1,9 @@
 //! Verifies that a bundle holds the bytes that its contract names, and that its chain runs.
 //!
-//! Sizes are compared always. Hashes are computed once per content and machine: the hash of a file is remembered under its
-//! device, inode, length and times, all of which change when its content does.
+//! Sizes are always compared. Hashes are computed once per content and machine: the hash of a file is remembered
+//! under the file's device, inode, length and times, which change when the content changes.
 //!
-//! A package that another tool has written anew, with the same program and weights, is accepted and named.
+//! A package that another tool has rewritten, with the same program and weights, is accepted and named.
 
 use anemoe_bundle::{
     Chain, Error, MANIFEST, file_sha256, package_bytes, package_files, package_sha256, package_sha256_with,
@@ -25,39 +25,43 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
-/// File of remembered hashes, one line `FINGERPRINT SHA256` each, the newest last.
+/// File of remembered hashes: one line `FINGERPRINT SHA256` per file or package, newest last.
 const FILE: &str = "verified.txt";
-/// Largest such file that is read; 130 bytes a line.
+/// Largest file of remembered hashes that is read, in bytes; a line takes 130 bytes.
 const MAX_BYTES: u64 = 4 << 20;
-/// Largest file of the host's vectors: a few values per channel and layer.
+/// Largest file of the host's vectors, in bytes: a few values per channel and layer.
 const MAX_VECTORS_BYTES: u64 = 1 << 30;
-/// Files beside the shards that are more than text, and the largest of the others that is read.
+/// Tokenizer beside the shards, which is opened as a run does.
 const TOKENIZER: &str = "tokenizer.json";
+/// Generation settings, whose end tokens are compared with the contract.
 const GENERATION: &str = "generation_config.json";
+/// Chat template, which is parsed.
 const TEMPLATE: &str = "chat_template.jinja";
+/// Largest side file but the tokenizer that is read, in bytes.
 const MAX_SIDE_BYTES: u64 = 16 << 20;
-/// Most bytes of a package's manifest in a contract: it has less than one kilobyte.
+/// Most bytes of a package's manifest that a contract may imply; a manifest has less than one kilobyte.
 const LARGEST_MANIFEST: u64 = 1 << 16;
-/// Lines that are kept.
+/// Most lines of remembered hashes that are kept.
 const MAX_LINES: usize = 16_384;
-/// A file that was changed less than this ago may change again without another time stamp: its hash is not remembered.
+/// Least age of a file's last change for its hash to be remembered: a younger file may change again under the same
+/// time stamp.
 const SETTLED: Duration = Duration::from_secs(2);
 
-/// Verification of contents.
+/// Kind of verification of file contents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Hashes {
-    /// Files are verified by hash, unless this machine has verified this very file before.
+    /// Files are verified by hash, unless this machine has verified the same content before.
     Remembered,
     /// Files are verified by size alone.
     Skipped,
 }
 
-/// Compares the sizes of all packages and of the embedding with the contract, then their hashes and that of the host's
-/// vectors; `done` is called after each package. Gives the packages that another tool has written anew, with the same program
-/// and weights.
+/// Compares the sizes of all packages and of the embedding with the contract, then their hashes and the hash of the
+/// host's vectors. `done` is called after each package. Returns the packages that another tool has rewritten, with
+/// the same program and weights.
 ///
 /// # Errors
-/// A file is missing, or its size or content is another one; the error says which.
+/// A file is missing, or its size or content differs from the contract; the error names the file.
 pub fn verify(
     bundle: &Path,
     chain: &Chain,
@@ -73,7 +77,7 @@ pub fn verify(
     let embedding = folder.expect(&chain.embedding.file, false)?;
     if let Some(vectors) = &chain.vectors {
         let path = folder.expect(&vectors.file, false)?;
-        // That it is missing is said where it is hashed or read.
+        // A missing file is reported where it is hashed or read.
         let found = path.metadata().map_or(0, |m| m.len());
         if found > MAX_VECTORS_BYTES {
             let what =
@@ -146,10 +150,10 @@ pub fn verify(
     Ok(rewritten)
 }
 
-/// Tells that a package whose bytes are not those of the contract has the same program and weights: encoded as a build does, the
-/// program has the hash that is wanted, together with the weights as they lie there. Tools that save a package order its
-/// protobufs and its manifest in their own way, and describe it: a build writes no metadata, so the model counts without it, too.
-/// Sizes are compared first: what has other weights is not hashed.
+/// Tells whether a package with other bytes than the contract's holds the same program and weights: with its program
+/// encoded as a build encodes it, the package has the wanted hash. Tools that save a package order its protobufs and
+/// its manifest in their own way, and add metadata. A build writes no metadata, so the program is also tried without
+/// it. Sizes are compared first: a package with other weights is not hashed.
 fn is_rewritten(path: &Path, bytes: u64, wanted: &str) -> bool {
     let hash = |package: &Package, metadata: bool| -> Result<Option<String>, Error> {
         let (file, model) = (package.model_file(), package.model_as_written(metadata)?);
@@ -170,8 +174,8 @@ fn is_rewritten(path: &Path, bytes: u64, wanted: &str) -> bool {
     })
 }
 
-/// Runs one call of each token count of the chain, from embedding to logits: a contract can agree with its files and still
-/// contradict the shapes of its packages.
+/// Runs one call of each token count of the chain, from embedding to logits. A contract can agree with its files and
+/// still contradict the shapes in the packages.
 ///
 /// # Errors
 /// A package is invalid or does not fit the chain.
@@ -191,11 +195,12 @@ pub fn run_once(bundle: &Path) -> anemoe_runtime::Result<()> {
     Ok(())
 }
 
-/// Opens the files beside the shards that a run reads or that were copied for one: the tokenizer as `generate` does, the chat
-/// template as `chat` does, the others as JSON. Tokens that end a text are those of `chain.json`: others in `generation_config.json` would not take effect.
+/// Opens the files beside the shards that a run reads, or that were copied for a run: the tokenizer as `generate`
+/// does, the chat template as `chat` does, the others as JSON. The contract decides which tokens end a text: other
+/// end tokens in `generation_config.json` would have no effect.
 ///
 /// # Errors
-/// A file is damaged, or names tokens that end a text and that the contract does not have.
+/// A file is damaged, or `generation_config.json` names end tokens that the contract does not have.
 pub fn check_side_files(bundle: &Path, chain: &Chain) -> anemoe_runtime::Result<()> {
     for name in SIDE_FILES {
         let path = bundle.join(name);
@@ -225,8 +230,8 @@ pub fn check_side_files(bundle: &Path, chain: &Chain) -> anemoe_runtime::Result<
     Ok(())
 }
 
-/// Identifies the content of a file or package without reading it, and tells whether the last change is long enough ago for
-/// another one to show. None where the system gives no inodes.
+/// Identifies the content of a file or package without reading it, and tells whether the last change is at least
+/// [`SETTLED`] ago. Returns `None` where the system gives no inodes.
 fn fingerprint(path: &Path, is_package: bool) -> Result<Option<(String, bool)>, Error> {
     #[cfg(unix)]
     {
@@ -252,7 +257,8 @@ fn fingerprint(path: &Path, is_package: bool) -> Result<Option<(String, bool)>, 
     }
 }
 
-/// Hashes that this machine has computed before. It is a shortcut: what cannot be read or written is computed again.
+/// Hashes that this machine has computed before. They save time only: a hash that cannot be read or written is
+/// computed again.
 struct Remembered {
     folder: Option<OwnedDir>,
     lines: Vec<(String, String)>,
@@ -287,7 +293,8 @@ impl Remembered {
     }
 }
 
-/// The user's folder for what can be computed again.
+/// Returns the user's folder for data that can be computed again: `anemoe` in the user's cache folder. `None` where
+/// no home is known.
 pub fn cache_folder() -> Option<PathBuf> {
     let set = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|p| p.is_absolute());
     let base = set("XDG_CACHE_HOME").or_else(|| {

@@ -1,6 +1,6 @@
-//! Layers that are probed before all shards are built: those that the statistics of the weights call worst, and some that are
-//! evenly spread. A representative says that a kind works on one layer; INT8 with one scale per tensor passes on most layers and
-//! fails on those with outliers.
+//! Sample of layers that are probed before all shards are built: the layers with the worst weight statistics, and
+//! evenly spread ones. A representative shows that a kind works on one layer. INT8 with one scale per tensor works on
+//! most layers, and fails on those with outliers.
 
 use crate::Result;
 use anemoe_convert::build::Build;
@@ -11,44 +11,45 @@ use anemoe_convert::quant::MatrixQuant;
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Evenly spread layers when nothing is said: as many as the hand-made port looked at.
+/// Default number of evenly spread layers, as in the hand-made port.
 pub const LAYERS: usize = 7;
 
-/// Worst layers that are probed.
+/// Number of worst layers that are probed.
 const WORST: usize = 3;
 
-/// A matrix of a layer, by how far its largest weight stands out.
+/// Matrix of a layer whose largest weight stands out.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct WorstMatrix {
     /// Layer, from 0.
     pub layer: usize,
-    /// Shard.
+    /// Name of the shard.
     pub shard: String,
-    /// Matrix in it.
+    /// Name of the matrix in the shard.
     pub matrix: String,
-    /// Its checkpoint tensor, without the checkpoint's prefix.
+    /// Name of the matrix's checkpoint tensor, without the checkpoint's prefix.
     pub tensor: String,
-    /// Largest over mean magnitude, among the weights that were looked at.
+    /// Largest magnitude over mean magnitude, of the weights that were read.
     pub ratio: f64,
-    /// Every weight was looked at: it is an outlier in a kind that has one step for the whole tensor, or the matrix is small.
+    /// True if every weight was read: the matrix is small, or an outlier in a kind with one step per tensor.
     pub whole: bool,
 }
 
 /// Shards that are probed besides the representatives.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct LayerSample {
-    /// The worst layers, the worst first, with the matrix that makes each so.
+    /// Worst layers, worst first, each with its worst matrix.
     pub worst: Vec<WorstMatrix>,
-    /// The evenly spread ones.
+    /// Evenly spread layers.
     pub spread: Vec<usize>,
-    /// Names of the shards: of a worst layer the one with that matrix, of the others one of each type.
+    /// Names of the shards: the one with the worst matrix of a worst layer, one of each type of a spread layer.
     pub shards: Vec<String>,
     #[serde(skip)]
     pub(crate) indices: Vec<usize>,
 }
 
-/// Chooses the shards to probe among `own`, besides those of `known`: the worst layers and `count` evenly spread ones. With 0,
-/// there are none of both. `outliers` are those that are known from reading whole matrices; of the others a sample is read.
+/// Chooses the shards to probe among the build's own, without those in `known`: of the worst layers, and of `count`
+/// evenly spread layers. With a `count` of 0 there are none of either. `outliers` are known from reading whole
+/// matrices; of other matrices a sample is read.
 ///
 /// # Errors
 /// The checkpoint cannot be read.
@@ -72,13 +73,13 @@ pub fn choose(build: &Build<'_>, outliers: &[Outlier], known: &[usize], count: u
     }
     let mut taken: BTreeSet<usize> = known.iter().copied().collect();
     indices.retain(|&i| taken.insert(i));
-    // In the order of the plan: what shards of one layer need is there once.
+    // In the order of the plan, so that shards of one layer share the forms that they need.
     indices.sort_unstable();
     let shards = indices.iter().map(|&i| plan.shards[i].name.clone()).collect();
     Ok(LayerSample { worst, spread, shards, indices })
 }
 
-/// `count` of these, from the first to the last.
+/// Returns `count` layers, evenly spread from the first to the last.
 fn spread(layers: &[usize], count: usize) -> Vec<usize> {
     let n = layers.len();
     match count.min(n) {
@@ -88,7 +89,7 @@ fn spread(layers: &[usize], count: usize) -> Vec<usize> {
     }
 }
 
-/// The worst matrix of each layer, of the worst layers.
+/// Returns the worst matrix of each of the worst layers, worst first.
 fn worst(family: &dyn Family, plan: &Plan, own: &[usize], outliers: &[Outlier]) -> Result<Vec<WorstMatrix>> {
     let mut by_layer: BTreeMap<usize, WorstMatrix> = BTreeMap::new();
     for &i in own {

@@ -1,8 +1,8 @@
-//! Golden references, and the gates that a build has to pass.
+//! Goldens, and the gates that a build has to pass.
 //!
 //! # Tests
-//! The reference agrees with goldens of Hugging Face transformers; sequences have the same bits alone, in a batch, behind forks and cuts; a plan and
-//! its build get the same verdict; rules score as stated on published outcomes.
+//! The reference agrees with goldens of Hugging Face transformers. Sequences have the same bits alone, in a batch,
+//! and after forks and cuts. A plan and its build get the same verdict. Rules score as stated on published outcomes.
 //! `cargo test -p anemoe-gates` runs for 2 minutes on two busy cores, besides the compilation.
 #![deny(unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! Text cut into windows, and how well a model predicts it.
+//! Cuts text into windows, and measures how well a model predicts it.
 
 use crate::reference::{self, Probe, RunOptions};
 use anemoe_convert::checkpoint::Checkpoint;
@@ -8,19 +8,19 @@ use serde::Serialize;
 /// Negative log-likelihood of a text.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Likelihood {
-    /// Tokens that were predicted: all but the first of each window.
+    /// Number of predicted tokens: all but the first of each window.
     pub tokens: u64,
-    /// Sum over them, in nats.
+    /// Sum of the negative log-likelihoods of these tokens, in nats.
     pub nll: f64,
 }
 
 impl Likelihood {
-    /// `exp` of the mean negative log-likelihood; not a number without tokens.
+    /// Returns `exp` of the mean negative log-likelihood; not a number without tokens.
     pub fn perplexity(&self) -> f64 {
         (self.nll / self.tokens as f64).exp()
     }
 
-    /// Adds logits `[T, vocab]` behind the tokens of a window.
+    /// Adds the likelihood of a window's tokens, given the logits `[T, vocab]` after each of them.
     pub fn add(&mut self, window: &[u32], logits: &[Vec<f32>]) {
         for (row, &next) in logits.iter().zip(&window[1..]) {
             self.tokens += 1;
@@ -29,14 +29,14 @@ impl Likelihood {
     }
 }
 
-/// `ln(sum(exp(x)))`
+/// Computes `ln(sum(exp(x)))`.
 pub fn log_sum_exp(x: &[f32]) -> f64 {
     let max = f64::from(x.iter().copied().fold(f32::NEG_INFINITY, f32::max));
     max + x.iter().map(|&v| (f64::from(v) - max).exp()).sum::<f64>().ln()
 }
 
-/// Windows of at most `context` tokens, each started by `bos` where there is one; at most `limit` tokens of text. A last
-/// window without a token to predict is left out.
+/// Cuts token ids into windows of at most `context` tokens, each started by `bos` where it is given. Takes at most
+/// `limit` tokens of text. Leaves out a last window without a token to predict.
 pub fn windows(ids: &[u32], bos: Option<u32>, context: usize, limit: usize) -> Vec<Vec<u32>> {
     let ids = match bos {
         Some(bos) if ids.first() == Some(&bos) => &ids[1..],
@@ -50,8 +50,8 @@ pub fn windows(ids: &[u32], bos: Option<u32>, context: usize, limit: usize) -> V
         .collect()
 }
 
-/// Likelihood of windows by a checkpoint in f32, with weights replaced as the probe says. `progress` is called after each
-/// layer of each window.
+/// Computes the likelihood of windows by a checkpoint in f32, with the weights that the probe replaces. `progress` is
+/// called after each layer of each window.
 ///
 /// # Errors
 /// Fails like [`reference::run`].
@@ -68,10 +68,10 @@ pub fn checkpoint_likelihood(
     Ok(total)
 }
 
-/// Takes a window and its logits `[T, vocab]`.
+/// Function that takes a window and its logits `[T, vocab]`.
 pub type EachWindow<'a> = dyn FnMut(&[u32], Vec<Vec<f32>>) + 'a;
 
-/// Runs each window through a checkpoint from an empty context and hands on its logits `[T, vocab]`.
+/// Runs each window through a checkpoint from an empty context, and hands the logits `[T, vocab]` to `each`.
 ///
 /// # Errors
 /// Fails like [`reference::run`].
@@ -105,7 +105,7 @@ pub fn each_window(
     Ok(())
 }
 
-/// Likelihood of windows by a bundle. `progress` is called after each window.
+/// Computes the likelihood of windows by a bundle. `progress` is called after each window.
 ///
 /// # Errors
 /// A token or a window does not fit the bundle, or a package fails.
@@ -141,7 +141,7 @@ mod tests {
     #[test]
     fn likelihood_of_a_known_distribution() {
         let mut l = Likelihood::default();
-        // Logits of 1/4 and 3/4.
+        // Logits of the probabilities 1/4 and 3/4.
         let row = vec![0.0, 3f32.ln()];
         l.add(&[0, 1, 0], &[row.clone(), row.clone(), row]);
         assert_eq!(l.tokens, 2);

@@ -1,13 +1,14 @@
-//! Soaks a bundle: the same tokens again and again, through every function that is declared, with states, memory and numbers watched.
+//! Soaks a bundle: runs the same tokens again and again, through every declared function, and watches states, memory
+//! and numbers.
 //!
 //! ```text
-//! cycle   pass of T1 tokens, of T2, .., of T1 again, until the context or the cycle is full
-//!         in its middle: fork, save and restore, cut back by a token and run it again
-//! watched every pass beside the same pass of the first cycle, and that beside the CPU executor
-//!         memory of the process, [`SAMPLES`] times
+//! cycle   passes of T1 tokens, T2 tokens, .., and again, until the context or the cycle is full
+//!         in the middle: fork; save and restore; cut back by one token and run it again
+//! watched every pass against the same pass of the first cycle, and the first cycle against the CPU executor
+//!         memory of the process, SAMPLES times
 //! ```
 //!
-//! A leak of a kilobyte for each call, such as a missing autorelease pool, shows after thousands of calls as a line that rises.
+//! A leak of one kilobyte per call, such as a missing autorelease pool, shows after thousands of calls as a rising line.
 
 use crate::golden_gate::cosine;
 use crate::{Error, Result};
@@ -22,56 +23,56 @@ use std::time::Instant;
 
 /// Least cosine of a pass with the same pass of the first cycle.
 pub const LEAST_CYCLE_COSINE: f64 = 0.999;
-/// Least median cosine of the first cycle with the CPU executor: that of the golden gate.
+/// Least median cosine of the first cycle with the CPU executor, as in the golden gate.
 pub const LEAST_COSINE_WITH_CPU: f64 = 0.97;
-/// Passes of each token count in a cycle at most.
+/// Most passes of each token count in a cycle.
 const PASSES_OF_A_CYCLE: usize = 4;
-/// Looks at the memory, at least; at most twice as many.
+/// Fewest samples of the memory; there are at most twice as many.
 pub const SAMPLES: usize = 20;
-/// Share of the looks at the beginning that is left out: caches and pools fill up.
+/// Share of the samples that is left out at the beginning, while caches and pools fill up.
 const WARM_UP: f64 = 0.25;
-/// Growth of memory that is none: allocators keep what they had.
+/// Growth of memory, in bytes, that is no leak: allocators keep freed memory.
 const NO_GROWTH: u64 = 32 << 20;
-/// Share of steps between samples that rise where memory leaks.
+/// Least share of rising steps between samples for growth to be a leak.
 const RISING: f64 = 0.75;
 
 /// Figures of a soak.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct SoakFigures {
-    /// Passes through the model.
+    /// Number of passes through the model.
     pub passes: u64,
-    /// Tokens of them.
+    /// Number of tokens of the passes.
     pub tokens: u64,
-    /// Calls of packages.
+    /// Number of calls of packages.
     pub calls: u64,
-    /// Seconds.
+    /// Duration of the passes in seconds.
     pub seconds: f64,
     /// Passes by token count.
     pub by_tokens: Vec<SoakedTokens>,
     /// Calls of each shard.
     pub shards: Vec<SoakedShard>,
-    /// Shards that no token led to.
+    /// Names of shards that no token was routed to.
     pub never_called: Vec<String>,
     /// Lowest cosine of a pass with the same pass of the first cycle; 0 where a value is not a number.
     pub min_cosine: f64,
     /// Median cosine of the first cycle's passes with the CPU executor.
     pub median_cosine_with_cpu: f64,
-    /// Passes that differ from the first cycle.
+    /// Number of passes whose cosine is below [`LEAST_CYCLE_COSINE`].
     pub wrong_passes: u64,
-    /// Number of the first of them.
+    /// Index of the first wrong pass.
     pub first_wrong: Option<u64>,
-    /// Forks, saved sequences and cuts whose next tokens differed.
+    /// Number of checks of a fork, a saved and a cut sequence in which the next token's logits differed.
     pub wrong_states: u64,
-    /// Bytes that the process held, in the course of the soak.
+    /// Bytes that the process held, sampled in the course of the soak.
     pub memory: Vec<u64>,
-    /// Name of that figure: `phys_footprint` on macOS, `resident` elsewhere.
+    /// Name of the memory figure: `phys_footprint` on macOS, `resident` elsewhere.
     #[serde(default)]
     pub memory_figure: String,
-    /// Bytes by which a pass left more memory held, behind the warm-up.
+    /// Bytes by which each pass raised the held memory, after the warm-up.
     pub growth_per_pass: f64,
-    /// Memory rises without end.
+    /// True if memory rises without end.
     pub leaks: bool,
-    /// Reasons for which it failed.
+    /// Reasons for which the soak failed.
     pub faults: Vec<String>,
 }
 
@@ -80,38 +81,38 @@ pub struct SoakFigures {
 pub struct SoakedTokens {
     /// Tokens of a pass.
     pub tokens: usize,
-    /// Passes.
+    /// Number of passes.
     pub passes: u64,
 }
 
 /// Calls of one shard.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct SoakedShard {
-    /// Shard.
+    /// Name of the shard.
     pub shard: String,
-    /// Calls.
+    /// Number of calls.
     pub calls: u64,
 }
 
-/// Least length of a soak; it ends behind a cycle that reaches both.
+/// Least length of a soak, which ends after the cycle that reaches both figures.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SoakLength {
-    /// Passes of each token count.
+    /// Least number of passes of each token count.
     pub passes: u64,
-    /// Seconds.
+    /// Least duration in seconds.
     pub seconds: f64,
 }
 
-/// A figure of the memory that this process holds.
+/// Figure of the memory that this process holds.
 #[derive(Clone, Copy)]
 pub struct MemoryFigure<'a> {
-    /// Its name, for people.
+    /// Name of the figure, for people.
     pub name: &'a str,
-    /// Gives it in bytes, where the system tells.
+    /// Returns the figure in bytes, where the system tells.
     pub look: &'a dyn Fn() -> Option<u64>,
 }
 
-/// Looks at the memory of the process, evenly spaced however long a soak is.
+/// Samples the memory of the process at even distances, whatever the length of the soak.
 struct MemoryWatch<'a> {
     look: &'a dyn Fn() -> Option<u64>,
     each: u64,
@@ -126,7 +127,7 @@ impl MemoryWatch<'_> {
         self.held.extend((self.look)());
         if self.held.len() >= 2 * SAMPLES {
             let mut i = 0;
-            // The odd ones stay: those are the multiples of twice the distance.
+            // Keeps every second sample: the multiples of twice the distance.
             self.held.retain(|_| {
                 i += 1;
                 i % 2 == 0
@@ -136,17 +137,17 @@ impl MemoryWatch<'_> {
     }
 }
 
-/// One pass of a cycle: its tokens, and the logits of its last token in the first cycle.
+/// Pass of a cycle: its tokens, and the logits of its last token in the first cycle.
 struct Lap {
     ids: Vec<u32>,
     first: Vec<f32>,
 }
 
-/// Soaks a bundle on a backend.
+/// Soaks a bundle on a backend. `told` hears the number of passes after each pass, and after the CPU executor's
+/// passes at the end, which do not count.
 ///
 /// # Errors
-/// The bundle cannot be opened, or a package fails. `told` hears the number of passes behind each of them, those of the CPU
-/// executor at the end included, which do not count.
+/// The bundle cannot be opened, or a package fails.
 pub fn soak(
     bundle: &Path,
     backend: &dyn Backend,
@@ -207,17 +208,17 @@ pub fn soak(
     Ok(found)
 }
 
-/// Figures of a run without an end of its own.
+/// Figures of a run that a caller ends.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RunFigures {
-    /// Tokens of the passes behind the first cycle.
+    /// Number of tokens of the passes after the first cycle.
     pub tokens: u64,
-    /// Seconds that they took.
+    /// Duration of these passes in seconds.
     pub seconds: f64,
 }
 
-/// Runs the passes of a soak until `told`, which hears their number behind each one, says that it is enough. The first cycle, in
-/// which every function is loaded, counts neither for `told` nor for the figures.
+/// Runs the passes of a soak until `told` returns true; `told` hears the number of passes after each pass. The first
+/// cycle, in which functions are loaded, is neither told nor counted.
 ///
 /// # Errors
 /// The bundle cannot be opened, or a package fails.
@@ -246,7 +247,7 @@ pub fn run_until(
     }
 }
 
-/// Token counts that the chain's functions are declared for; of a range its ends.
+/// Returns the token counts of the chain's functions, ascending; of a range both ends.
 fn counts(chain: &Chain) -> Vec<usize> {
     let room = chain.model.max_context;
     let mut counts: Vec<usize> =
@@ -257,7 +258,8 @@ fn counts(chain: &Chain) -> Vec<usize> {
     counts
 }
 
-/// Passes of every token count in turn, of random tokens, as far as the context reaches with one token left.
+/// Makes the passes of a cycle: every token count in turn, with random tokens, as long as they fit the context with
+/// one token to spare.
 fn cycle(chain: &Chain) -> Result<Vec<Lap>> {
     let counts = counts(chain);
     let mut random = Random::new(7);
@@ -285,7 +287,8 @@ fn last(model: &Model, sequence: &mut Sequence, ids: &[u32]) -> Result<Vec<f32>>
     Ok(model.append(sequence, ids, Logits::Last, Some(ids.len()))?.pop().unwrap_or_default())
 }
 
-/// A fork, a saved sequence and one that was cut back go on with the same logits. Leaves `sequence` as it was.
+/// Tells whether a fork, a saved and a cut-back sequence give the same logits for the next token. Leaves `sequence`
+/// as it was.
 fn states_hold(model: &Model, sequence: &mut Sequence, ids: &[u32]) -> Result<bool> {
     let at = sequence.position();
     let mut fork = sequence.fork()?;
@@ -302,7 +305,7 @@ fn states_hold(model: &Model, sequence: &mut Sequence, ids: &[u32]) -> Result<bo
     Ok([&forked, &again, &cut].iter().all(|other| closeness(&own, other) >= LEAST_CYCLE_COSINE))
 }
 
-/// Cosine; 0 where a value is not a number.
+/// Computes the cosine, or 0 where a value is not a number or lengths differ.
 fn closeness(a: &[f32], b: &[f32]) -> f64 {
     if a.len() != b.len() || a.iter().chain(b).any(|v| !v.is_finite()) { 0.0 } else { cosine(a, b) }
 }
@@ -315,7 +318,7 @@ fn count_wrong(found: &mut SoakFigures, number: u64, cosine: f64) {
     }
 }
 
-/// Median cosine of the first cycle with the CPU executor.
+/// Runs the first cycle on the CPU executor, and returns the median cosine with the recorded logits.
 fn beside_cpu(bundle: &Path, laps: &[Lap], told: &mut dyn FnMut()) -> Result<f64> {
     let model = Model::open(bundle, &CpuBackend::default())?;
     let mut sequence = model.sequence();
@@ -328,7 +331,8 @@ fn beside_cpu(bundle: &Path, laps: &[Lap], told: &mut dyn FnMut()) -> Result<f64
     Ok(all.get(all.len() / 2).copied().unwrap_or(0.0))
 }
 
-/// Bytes for each pass behind the warm-up, and whether they are a leak: more than [`NO_GROWTH`] in all, and rising nearly always.
+/// Returns the bytes of growth per pass after the warm-up, and whether they are a leak: more than [`NO_GROWTH`] in
+/// all, and rising in nearly every step.
 fn growth(memory: &[u64], passes_between: u64) -> (f64, bool) {
     let behind = memory.get((memory.len() as f64 * WARM_UP) as usize..).unwrap_or_default();
     let (Some(&first), Some(&end)) = (behind.first(), behind.last()) else { return (0.0, false) };

@@ -1,4 +1,4 @@
-//! The fidelity trace: where a bundle leaves its reference, layer by layer, and how wide the residual stream is there.
+//! The fidelity trace: compares a bundle's residual stream with its golden layer by layer, and measures the stream's range.
 
 use crate::golden_gate::cosine;
 use crate::reference::Golden;
@@ -12,42 +12,42 @@ use std::path::Path;
 /// Result of a trace.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Trace {
-    /// The stream before the first layer, then behind each one, but for layers behind which a package goes on.
+    /// Residual stream before the first layer and after each layer, but for layers that end inside a package.
     pub layers: Vec<LayerTrace>,
-    /// The bundle's host keeps the stream in f32, so that [`LayerTrace::fp16_stream`] says something.
+    /// True if the bundle's host keeps the stream in f32, so that [`LayerTrace::fp16_stream`] can be measured.
     pub f32_stream: bool,
 }
 
-/// The residual stream behind one layer.
+/// Residual stream after one layer.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct LayerTrace {
-    /// 0 is the embedding, i is behind layer i - 1.
+    /// Index of the boundary: 0 is the embedding, i follows layer i - 1.
     pub boundary: usize,
-    /// Against the reference, over all positions.
+    /// Cosines with the golden, over all positions.
     pub fidelity: Fidelity,
-    /// The same where the host rounds the stream to fp16 after each change.
+    /// Cosines with the golden when the host rounds the stream to fp16 after each change.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fp16_stream: Option<Fidelity>,
-    /// Largest magnitude of the reference.
+    /// Largest magnitude in the golden.
     pub largest: f32,
-    /// Root mean square of the reference.
+    /// Root mean square of the golden.
     pub rms: f32,
-    /// Length of the reference's stream over that of what the layer added, at the position where it is
-    /// largest. An addition loses the logarithm of it in bits.
+    /// Length of the golden's stream before the layer over the length of the layer's change, at the position where
+    /// this ratio is largest. An addition in floating point loses the logarithm of the ratio in bits.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub stream_to_change: Option<f32>,
     /// Cosine at each position.
     pub positions: Vec<f64>,
 }
 
-/// Cosines of the stream to the reference's.
+/// Cosines of the residual stream with the golden's.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Fidelity {
-    /// Lowest.
+    /// Lowest cosine.
     pub min_cosine: f64,
-    /// Position of the lowest.
+    /// Position of the lowest cosine.
     pub position: usize,
-    /// Mean.
+    /// Mean cosine.
     pub mean_cosine: f64,
 }
 
@@ -60,10 +60,10 @@ impl Fidelity {
     }
 }
 
-/// Checks that a reference run has the residual stream of a bundle's layers.
+/// Checks that a golden has the residual stream of a bundle's layers.
 ///
 /// # Errors
-/// An array is missing or does not fit; the text says which.
+/// An array is missing or does not fit; the text names the array.
 pub fn fits(golden: &Golden, chain: &Chain) -> std::result::Result<(), String> {
     let (layers, hidden) = (chain.model.num_layers, chain.model.hidden_size);
     let states = &golden.hidden_states;
@@ -76,10 +76,10 @@ pub fn fits(golden: &Golden, chain: &Chain) -> std::result::Result<(), String> {
     Ok(())
 }
 
-/// Runs the golden's prompt in one call and compares the stream between layers.
+/// Runs the golden's prompt in one call, and compares the residual stream between layers.
 ///
 /// # Errors
-/// The golden has no hidden states or is of another model, or the bundle is wrong.
+/// The golden has no hidden states or belongs to another model, or the bundle is wrong.
 pub fn trace(bundle: &Path, golden: &Golden, precision: Precision) -> Result<Trace> {
     let mut model = Model::open(bundle, &CpuBackend::with(precision))?;
     fits(golden, model.chain()).map_err(|what| Error::input(format!("golden file: {what}")))?;
@@ -125,7 +125,7 @@ fn change(before: &[Vec<f32>], after: &[Vec<f32>]) -> f32 {
     before.iter().zip(after).map(ratio).fold(0f32, f32::max)
 }
 
-/// Cosine of the stream at each boundary and position.
+/// Returns the cosine of the stream with the golden's, by boundary and position.
 fn run(model: &Model, golden: &Golden) -> Result<Vec<Vec<f64>>> {
     let mut sequence = model.sequence();
     let states = &golden.hidden_states;
@@ -151,7 +151,7 @@ fn run(model: &Model, golden: &Golden) -> Result<Vec<Vec<f64>>> {
             }
         },
     )?;
-    // Inside of a package that joins layers, nobody sees the stream.
+    // The stream inside a package that joins layers is not visible.
     let is_joined = model.chain().shards.iter().any(|s| s.last_layer.is_some());
     let ends = [cosines.first(), cosines.last()];
     let is_whole = |c: &Vec<f64>| c.len() == golden.prompt_ids.len();
@@ -185,7 +185,7 @@ mod tests {
         out
     }
 
-    /// Logits of every position and decode step do not depend on the calls that a prompt is cut into.
+    /// Checks that logits of every position and decode step do not depend on the calls that a prompt is cut into.
     #[test]
     fn pieces_of_a_prompt_are_the_prompt() {
         let dir = tempfile::tempdir().unwrap();
@@ -227,7 +227,7 @@ mod tests {
                 assert!(l.largest >= l.rms && l.rms > 0.0);
                 assert_eq!(l.fp16_stream.is_some(), f32_stream);
             }
-            // What the stream gains by f32 shows behind the last layer.
+            // The error that an fp16 stream adds shows after the last layer.
             if let Some(rounded) = trace.layers[layers].fp16_stream {
                 assert!(rounded.min_cosine < trace.layers[layers].fidelity.min_cosine);
             }

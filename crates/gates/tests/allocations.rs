@@ -1,4 +1,4 @@
-//! Allocations of a token, once the first ones have made room for all.
+//! Counts the allocations of a token, after the first tokens have made room.
 
 use anemoe_bundle::TokenCount;
 use anemoe_convert::build::build;
@@ -14,20 +14,20 @@ static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
 
 struct Counting;
 
-// SAFETY: everything is done by the system's allocator.
+// SAFETY: the system's allocator does all of the work.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: as this function's.
+        // SAFETY: the caller keeps this function's contract.
         unsafe { System.alloc(layout) }
     }
     unsafe fn realloc(&self, at: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: as this function's.
+        // SAFETY: the caller keeps this function's contract.
         unsafe { System.realloc(at, layout, size) }
     }
     unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
-        // SAFETY: as this function's.
+        // SAFETY: the caller keeps this function's contract.
         unsafe { System.dealloc(at, layout) }
     }
 }
@@ -70,7 +70,7 @@ fn a_token_allocates_its_logits_and_nothing_else() {
                 counts.push(ALLOCATIONS.load(Ordering::Relaxed) - before);
                 assert_eq!(logits.len(), 1);
             }
-            // The list of rows and the row. A thread that takes a larger part of a job than before may make room for it.
+            // The list of rows and the row. A thread that takes a larger part of a job than before may allocate room for it.
             counts.sort_unstable();
             assert_eq!((counts[0], counts[10]), (2, 2), "{name}, fast {fast}: {counts:?}");
         }

@@ -1,16 +1,16 @@
-//! Hashes by which servers name contents.
+//! Hashes that identify contents on servers.
 
-/// Hash of a file's contents, which is its name in a cache or a store.
+/// Hash of a file's contents: its name in a cache or a store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum BlobHash {
     /// SHA-256 of a large file.
     Sha256(String),
-    /// SHA-1, of a head and the contents, of a file that git keeps.
+    /// SHA-1 of a git blob: a header and the contents.
     Git(String),
 }
 
 impl BlobHash {
-    /// Reads an entity tag or an id; none where it is no hash.
+    /// Parses an entity tag or an id; `None` where it is no hash.
     pub fn parse(text: &str) -> Option<BlobHash> {
         let text = text.trim_start_matches("W/").trim_matches('"').to_ascii_lowercase();
         let is_hex = text.bytes().all(|b| b.is_ascii_hexdigit());
@@ -21,7 +21,7 @@ impl BlobHash {
         }
     }
 
-    /// The hash in hexadecimal.
+    /// Returns the hash in hexadecimal.
     pub fn hex(&self) -> &str {
         match self {
             BlobHash::Sha256(hex) | BlobHash::Git(hex) => hex,

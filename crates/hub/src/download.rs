@@ -1,4 +1,4 @@
-//! One file, as often interrupted as the network likes.
+//! Download of one file over any number of interruptions.
 
 use crate::blob_hash::BlobHash;
 use crate::http_client::{Answer, HttpClient, HttpRequest, Token, Trouble, shown};
@@ -11,37 +11,37 @@ use std::path::Path;
 use std::time::Duration;
 use url::Url;
 
-/// Tries that bring not one byte more than those before, until it is given up.
+/// Tries in a row without a new byte after which the download fails.
 pub const TRIES: u32 = 5;
-/// Rest before the first such try; each further one rests twice as long.
+/// Pause before the second try; each later pause is twice as long.
 pub const REST: Duration = Duration::from_millis(500);
-/// Bytes that are read at a time.
+/// Bytes of one read.
 const PIECE: usize = 1 << 18;
 
-/// A file that is wanted.
+/// A file to download.
 pub struct Wanted<'a> {
-    /// Address.
+    /// Address of the file.
     pub url: &'a Url,
-    /// Token that the request carries.
+    /// Token sent with the request.
     pub token: Option<&'a Token>,
-    /// Contents.
+    /// Hash of the contents.
     pub hash: &'a BlobHash,
-    /// Bytes.
+    /// Length in bytes.
     pub size: u64,
-    /// Redirects to other servers are followed.
+    /// True if redirects to other servers are followed.
     pub follow: bool,
 }
 
-/// Reason why a file did not come.
+/// Reason why a download failed.
 #[derive(Debug)]
 pub enum DownloadFailure {
-    /// The disk.
+    /// A file operation failed.
     Disk(io::Error),
-    /// The server refuses.
+    /// The server refused the request: status, and error code if it gave one.
     Status(u16, Option<String>),
-    /// The server sends something else than it promised.
+    /// The server sent something else than announced.
     Lie(String),
-    /// The network.
+    /// The connection failed.
     Network(String),
 }
 
@@ -51,7 +51,7 @@ impl From<io::Error> for DownloadFailure {
     }
 }
 
-/// Contents as they are hashed.
+/// Incremental hash of the contents.
 enum Hasher {
     Sha256(Sha256),
     Git(Sha1),
@@ -80,10 +80,10 @@ impl Hasher {
     }
 }
 
-/// Brings a file to `target`, going on with what lies in `partial`. `progress` is told how many bytes are there.
+/// Downloads a file to `target` and continues from the contents of `partial`. `progress` gets the number of bytes that are there.
 ///
 /// # Errors
-/// It does not come, or something else does; then nothing lies in `target`.
+/// The file does not come, or its contents are wrong; then `target` does not exist.
 pub fn download(
     client: &HttpClient,
     wanted: &Wanted,
@@ -91,7 +91,7 @@ pub fn download(
     target: &Path,
     progress: &mut dyn FnMut(u64),
 ) -> Result<(), DownloadFailure> {
-    // What lies in `partial` may be of an earlier lie: a second round begins with nothing.
+    // `partial` may hold wrong bytes of an earlier run: a second round starts from nothing.
     let had_part = partial.metadata().is_ok_and(|m| m.len() > 0);
     match fill(client, wanted, partial, progress) {
         Err(DownloadFailure::Lie(_)) if had_part => {
@@ -108,7 +108,7 @@ pub fn download(
     Ok(fs::rename(partial, target)?)
 }
 
-/// Fills `partial` until it is whole and has the hash.
+/// Downloads into `partial` until it is complete, and checks its hash.
 fn fill(
     client: &HttpClient,
     wanted: &Wanted,
@@ -167,7 +167,7 @@ fn hash_file(file: &mut File, hasher: &mut Hasher) -> io::Result<()> {
     }
 }
 
-/// Asks for what is missing, and takes what comes: `there` counts it also where the connection breaks.
+/// Requests the missing bytes and appends them to `file`. `there` counts them, also where the connection breaks.
 fn receive(
     client: &HttpClient,
     wanted: &Wanted,
@@ -191,7 +191,7 @@ fn receive(
     })?;
     match answer.status {
         206 if range_start(&answer) == Some(*there) => {}
-        // The whole, or another part: from the start.
+        // The whole file or another part: starts again from byte 0.
         200 | 416 => {
             file.set_len(0)?;
             file.seek(SeekFrom::Start(0))?;
@@ -236,7 +236,7 @@ fn receive(
     }
 }
 
-/// First byte of a part: `bytes 5-9/10` begins at 5.
+/// Returns the first byte of a part: 5 for `bytes 5-9/10`.
 fn range_start(answer: &Answer) -> Option<u64> {
     let range = answer.header("content-range")?.strip_prefix("bytes ")?;
     range.split_once('-')?.0.trim().parse().ok()

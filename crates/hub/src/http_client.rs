@@ -1,27 +1,27 @@
-//! A blocking HTTP client that follows redirects itself, so that secrets stay with the server they are for.
+//! A blocking HTTP client that follows redirects itself, so that secrets go only to the server that they are for.
 
 use std::io::{self, Read};
 use std::time::Duration;
 use ureq::tls::{Certificate, PemItem, RootCerts, TlsConfig, parse_pem};
 use url::Url;
 
-/// Longest time for a connection, and between two pieces of an answer.
+/// Longest time for a connection, and between two reads of an answer.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// Longest time until a server that has a whole upload answers: it may put gigabytes together first.
+/// Longest time until a server answers a complete upload: it may assemble gigabytes first.
 const UPLOAD_PATIENCE: Duration = Duration::from_secs(300);
-/// Largest body of an answer that is an error.
+/// Most bytes of the body of an error.
 const MAX_ERROR: u64 = 64 << 10;
 /// Most redirects of one request.
 const MAX_REDIRECTS: usize = 5;
-/// Largest file of certificates that `SSL_CERT_FILE` may name.
+/// Most bytes of the certificates that `SSL_CERT_FILE` names.
 const MAX_CERTIFICATES: u64 = 16 << 20;
 
-/// A secret that is sent to one server only, and never shown.
+/// A secret that is sent to one server only and never shown.
 #[derive(Clone)]
 pub struct Token(String);
 
 impl Token {
-    /// A token; none for an empty text, or one that no header can hold.
+    /// Makes a token; `None` for an empty text, or a text that a header cannot hold.
     pub fn new(text: &str) -> Option<Token> {
         let text = text.trim();
         let fits = !text.is_empty() && text.bytes().all(|b| b.is_ascii_graphic());
@@ -35,17 +35,17 @@ impl std::fmt::Debug for Token {
     }
 }
 
-/// Reason why there is no answer.
+/// Reason why no answer came.
 #[derive(Debug)]
 pub enum Trouble {
-    /// The network, or the server: another try may help.
+    /// A fault of the network or the server; another try may help.
     Passing(String),
-    /// No try will help.
+    /// A fault that no other try changes.
     Lasting(String),
 }
 
 impl Trouble {
-    /// The reason in words.
+    /// Returns the reason in words.
     pub fn what(&self) -> &str {
         match self {
             Trouble::Passing(what) | Trouble::Lasting(what) => what,
@@ -53,28 +53,28 @@ impl Trouble {
     }
 }
 
-/// Answer of a server, its body not yet read.
+/// Answer of a server; its body is not read yet.
 pub struct Answer {
-    /// Status, not that of a redirect unless they are not followed.
+    /// Status; that of a redirect only if redirects are not followed.
     pub status: u16,
-    /// Address that answered, behind the redirects.
+    /// Address that answered, after redirects.
     pub url: Url,
     headers: ureq::http::HeaderMap,
     body: ureq::Body,
 }
 
 impl Answer {
-    /// A header as text.
+    /// Returns a header as text.
     pub fn header(&self, name: &str) -> Option<&str> {
         self.headers.get(name)?.to_str().ok()
     }
 
-    /// The body as it comes.
+    /// Returns a reader of the body, without a limit.
     pub fn reader(self) -> impl Read {
         self.body.into_with_config().limit(u64::MAX).reader()
     }
 
-    /// The name that the server gives an error: of a hub in a header, of an object store in the body.
+    /// Returns the error's code: a hub sends it in a header, an object store in the body.
     pub fn error_code(self) -> Option<String> {
         if let Some(code) = self.header("x-error-code") {
             return Some(code.to_string());
@@ -83,10 +83,10 @@ impl Answer {
         xml_text(&String::from_utf8_lossy(&body), "Code")
     }
 
-    /// The whole body, of at most `limit` bytes.
+    /// Reads the whole body, at most `limit` bytes.
     ///
     /// # Errors
-    /// It is longer, or the connection broke.
+    /// The body is longer, or the connection broke.
     pub fn read(self, limit: u64) -> io::Result<Vec<u8>> {
         let mut bytes = Vec::new();
         self.reader().take(limit + 1).read_to_end(&mut bytes)?;
@@ -101,35 +101,35 @@ impl Answer {
 pub struct HttpRequest<'a> {
     /// `GET` or `HEAD`.
     pub method: &'static str,
-    /// Address.
+    /// Address of the request.
     pub url: &'a Url,
-    /// First byte that is wanted, where not all are.
+    /// First byte wanted; 0 for the whole file.
     pub from: u64,
-    /// End of what is wanted, where it is not that of the file.
+    /// End of the bytes wanted; `None` for the file's end.
     pub to: Option<u64>,
-    /// Goes to the server of `url`, and to none that it redirects to.
+    /// Token for the server of `url`; servers that it redirects to do not get it.
     pub token: Option<&'a Token>,
-    /// More headers, none of them secret.
+    /// Further headers without secrets.
     pub headers: &'a [(&'static str, &'a str)],
-    /// Follow redirects to other servers.
+    /// True if redirects to other servers are followed.
     pub follow: bool,
 }
 
-/// A request with a body, for the server of its address and no other.
+/// A request with a body for the server of its address; redirects are not followed.
 pub struct UploadRequest<'a> {
     /// `PUT`, `POST` or `DELETE`.
     pub method: &'static str,
-    /// Address.
+    /// Address of the request.
     pub url: &'a Url,
-    /// Headers, as the server wants them.
+    /// Headers that the server requires.
     pub headers: &'a [(&'static str, String)],
     /// Body.
     pub body: &'a [u8],
-    /// Told how many bytes of the body went out since it was told last.
+    /// Called with the number of bytes sent since the last call.
     pub sent: &'a dyn Fn(u64),
 }
 
-/// Body that says how much of it was taken.
+/// Body that reports how much of it was read.
 struct CountedBody<'a> {
     left: &'a [u8],
     sent: &'a dyn Fn(u64),
@@ -143,15 +143,15 @@ impl Read for CountedBody<'_> {
     }
 }
 
-/// Sends requests.
+/// A client that sends requests.
 #[derive(Debug)]
 pub struct HttpClient {
     agent: ureq::Agent,
 }
 
 impl HttpClient {
-    /// A client that trusts the certificates in `SSL_CERT_FILE`, where that is set, else Mozilla's; proxies come from the
-    /// environment.
+    /// Makes a client. It trusts the certificates of the file `certificates`, else Mozilla's, and takes proxies from
+    /// the environment.
     ///
     /// # Errors
     /// The file of certificates cannot be read.
@@ -182,10 +182,10 @@ impl HttpClient {
         Ok(HttpClient { agent: config.into() })
     }
 
-    /// Sends a request and follows where it leads.
+    /// Sends a request and follows redirects.
     ///
     /// # Errors
-    /// There is no answer, or a redirect leads nowhere.
+    /// No answer comes, or a redirect has no valid target.
     pub fn send(&self, request: &HttpRequest) -> Result<Answer, Trouble> {
         let mut url = request.url.clone();
         for _ in 0..=MAX_REDIRECTS {
@@ -212,10 +212,10 @@ impl HttpClient {
         Err(Trouble::Lasting(format!("{} redirects more than {MAX_REDIRECTS} times", shown(request.url))))
     }
 
-    /// Sends a request with a body. Redirects are answers like any other.
+    /// Sends a request with a body. Returns redirects like other answers.
     ///
     /// # Errors
-    /// There is no answer.
+    /// No answer comes.
     pub fn upload(&self, request: &UploadRequest) -> Result<Answer, Trouble> {
         let mut builder = ureq::http::Request::builder().method(request.method).uri(request.url.as_str());
         builder = builder.header("content-length", request.body.len());
@@ -255,7 +255,7 @@ impl HttpClient {
     }
 }
 
-/// Nobody on the way can read what is sent.
+/// Tells whether nobody on the way can read what is sent: HTTPS, or a server on this machine.
 fn is_private(url: &Url) -> bool {
     let is_here = match url.host() {
         Some(url::Host::Domain(name)) => name == "localhost",
@@ -266,7 +266,8 @@ fn is_private(url: &Url) -> bool {
     url.scheme() == "https" || is_here
 }
 
-/// An address without what may be secret in it: signed addresses have their signature behind the `?`.
+/// Returns an address without parts that may be secret: user, password, fragment, and the query, where signed addresses
+/// carry their signature.
 pub fn shown(url: &Url) -> String {
     let mut url = url.clone();
     url.set_query(None);
@@ -276,7 +277,7 @@ pub fn shown(url: &Url) -> String {
     url.to_string()
 }
 
-/// The text of the first element of this name in an XML document.
+/// Returns the text of the first element of this name in an XML document, its entities resolved.
 pub fn xml_text(xml: &str, name: &str) -> Option<String> {
     let from = xml.split_once(&format!("<{name}>"))?.1;
     let text = from.split_once(&format!("</{name}>"))?.0;

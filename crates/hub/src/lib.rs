@@ -1,16 +1,17 @@
-//! Checkpoints from the Hugging Face hub, into its cache; bundles to and from stores (the module `object_store`).
+//! Downloads checkpoints from the Hugging Face hub into its cache; moves bundles to and from stores (module `object_store`).
 //!
 //! ```text
 //! hf:OWNER/NAME@REV ──listing──> files with sizes and hashes ──the needed ones──> blobs/HASH <── snapshots/COMMIT/FILE
 //! ```
 //!
-//! To look at a checkpoint takes no weights: `Hub::peek` reads the files that are not in the cache in ranges, and keeps these there.
+//! Inspecting a checkpoint needs no weights: `Hub::peek` reads weight files that are not in the cache in ranges, and
+//! caches these.
 //!
-//! The cache is the one of Hugging Face's own libraries: files that they brought are used, and they use what lies there afterwards.
-//! A server is never believed: sizes and hashes are checked, names may not leave the cache, nothing is kept in memory beyond a
-//! stated limit, and a token goes to the server that it is for and to no other.
+//! The cache is that of Hugging Face's libraries: each side uses files that the other downloaded. Answers of a server
+//! are never trusted: sizes and hashes are checked, names cannot leave the cache, memory is bounded, and a token goes
+//! only to the server that it is for.
 //!
-//! A client of its own over `ureq`: the crate `hf-hub` (1.0) comes with about 280 crates, a second TLS library among them.
+//! The client is built on `ureq`: the crate `hf-hub` (1.0) comes with about 280 crates, a second TLS library among them.
 //!
 //! # Tests
 //! `tests/` runs a server in the test's own process that drops connections, lies about sizes, redirects, and asks for a token.

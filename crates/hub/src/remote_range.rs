@@ -1,4 +1,4 @@
-//! A part of a file, as often interrupted as the network likes.
+//! Download of a part of a file over any number of interruptions.
 
 use crate::download::{DownloadFailure, REST, TRIES};
 use crate::http_client::{Answer, HttpClient, HttpRequest, Token, Trouble, shown};
@@ -8,20 +8,20 @@ use url::Url;
 
 /// A file of which parts are wanted.
 pub struct PartlyWanted<'a> {
-    /// Address.
+    /// Address of the file.
     pub url: &'a Url,
-    /// Token that the request carries.
+    /// Token sent with the request.
     pub token: Option<&'a Token>,
-    /// Bytes of the whole.
+    /// Length of the whole file in bytes.
     pub size: u64,
 }
 
 /// Reason why a part did not come.
 #[derive(Debug)]
 pub enum RangeFailure {
-    /// The server sends whole files alone.
+    /// The server sends only whole files.
     WholeOnly,
-    /// A whole file would not come either.
+    /// Another fault, which a download of the whole file would meet as well.
     Other(DownloadFailure),
 }
 
@@ -31,11 +31,11 @@ impl From<DownloadFailure> for RangeFailure {
     }
 }
 
-/// Brings the bytes `range` of a file, which lies within it. `redirect` is the server that the last part came from, which is asked
-/// first.
+/// Fetches the bytes `range` of a file; the range must lie within the file. `redirect` is the address that served the
+/// last part, which is tried first.
 ///
 /// # Errors
-/// They do not come, or the server says that they are others.
+/// The bytes do not come, or the server sends other ones.
 pub fn bring_range(
     client: &HttpClient,
     wanted: &PartlyWanted,
@@ -53,7 +53,7 @@ pub fn bring_range(
         let was_redirected = redirect.is_some();
         let why = match receive(client, wanted, from..range.end, redirect, &mut bytes) {
             Ok(()) => "the connection ended early".to_string(),
-            // An address that was redirected to is good for some time only.
+            // A redirect's address is valid for a limited time.
             Err(_) if was_redirected && redirect.take().is_some() => continue,
             Err(RangeFailure::Other(DownloadFailure::Network(why))) => why,
             Err(other) => return Err(other),
@@ -68,7 +68,7 @@ pub fn bring_range(
     }
 }
 
-/// Asks once, and appends what comes: also where the connection breaks.
+/// Asks once and appends the received bytes, also where the connection breaks.
 fn receive(
     client: &HttpClient,
     wanted: &PartlyWanted,
@@ -106,13 +106,13 @@ fn receive(
     }
     let (status, from) = (answer.status, answer.url.clone());
     let broken = |e| DownloadFailure::Network(format!("{}: {e}", shown(wanted.url)));
-    // What is behind the range is not read.
+    // Bytes after the range are not read.
     answer.reader().take(range.end - range.start).read_to_end(bytes).map_err(broken)?;
     *redirect = (status == 206 && from != *wanted.url).then_some(from);
     Ok(())
 }
 
-/// Checks `bytes 5-9/10`: the range begins where it should, in a file of the expected length.
+/// Checks a header such as `bytes 5-9/10`: the part starts where it should, in a file of the expected length.
 fn check_range(answer: &Answer, range: &Range<u64>, size: u64) -> Result<(), RangeFailure> {
     let said = answer.header("content-range").and_then(|text| {
         let (place, total) = text.strip_prefix("bytes ")?.split_once('/')?;

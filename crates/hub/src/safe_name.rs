@@ -1,9 +1,9 @@
-//! Names from elsewhere that may become paths here.
+//! Names from other machines that may become paths here.
 
-/// Longest part of a name, in bytes.
+/// Most bytes of a part of a path.
 pub const MAX_PART: usize = 200;
 
-/// Tells whether a relative path has only parts that stay below its folder, of characters that every system has in names.
+/// Tells whether a relative path stays below its folder and has only characters that every system allows in names.
 pub fn is_safe_name(path: &str) -> bool {
     let part = |part: &str| {
         let known = |b: u8| b.is_ascii_alphanumeric() || b"._-+ ()=,".contains(&b);

@@ -1,4 +1,4 @@
-//! Checkpoints from a server that drops connections, lies, redirects, and asks for a token.
+//! Fetches checkpoints from a server that drops connections, lies, redirects, and asks for a token.
 
 mod common;
 
@@ -26,7 +26,7 @@ fn repository() -> TestRepository {
     TestRepository { files: files.map(|(n, b)| (n.to_string(), b)).to_vec(), bare: false }
 }
 
-/// A user of a test hub who fetches whole files.
+/// Shortcut of a test user to fetch whole files.
 trait Fetches {
     fn fetch(&self, spec: &str) -> Result<Snapshot>;
     fn fetch_accepted(&self, spec: &str, accept: &dyn Fn(&Path) -> Result<()>) -> Result<Snapshot>;
@@ -82,13 +82,13 @@ fn needed_files_come_into_the_layout_of_hugging_face() {
         assert_eq!(link, Path::new("../../blobs").join(git_hash(repository.file("config.json").unwrap())));
     }
     assert!(server.asked_for("/resolve/").len() == 5 && server.asked_for("README").is_empty());
-    // The second time only the list is asked for; of a commit, nothing.
+    // The second fetch asks only for the list; a fetch of a commit asks for nothing.
     assert_eq!(client.fetch("hf:o/n").unwrap(), snapshot);
     assert_eq!(server.asked_for("/resolve/").len(), 5);
     let asked = server.asked().len();
     assert_eq!(client.fetch(&format!("hf:o/n@{COMMIT}")).unwrap(), snapshot);
     assert_eq!(server.asked().len(), asked);
-    // What others put there is used.
+    // Files that other programs put there are used.
     std::fs::remove_file(snapshot.path.join("m-2.safetensors")).unwrap();
     std::fs::write(snapshot.path.join("m-2.safetensors"), repository.file("m-2.safetensors").unwrap())
         .unwrap();
@@ -119,7 +119,7 @@ fn dropped_connections_are_taken_up_where_they_broke() {
     let server = TestServer::start(move |asked| {
         let reply = served.answer(asked);
         match asked.path.ends_with("m-1.safetensors") {
-            // Each connection brings 100 kB; the second one nothing at all.
+            // Each connection sends 100 kB; the second one sends nothing.
             true => {
                 let cut = if count.fetch_add(1, Ordering::SeqCst) == 1 { 0 } else { 100_000 };
                 Reply { cut: Some(cut.min(reply.body.len())), ..reply }
@@ -182,10 +182,10 @@ fn lies_about_sizes_and_contents_are_found() {
     let lies: [(Lie, &str); 4] = [
         // Other contents of the same size.
         (|_, r| Reply { body: r.body.iter().map(|b| b ^ 1).collect(), ..r }, "its hash is"),
-        // Announced and sent: more; announced: less.
+        // More bytes than announced; fewer bytes announced.
         (|_, r| Reply { body: [r.body.clone(), vec![0; 5]].concat(), ..r }, "bytes, not"),
         (|_, r| Reply { length: Some(7), ..r }, "bytes, not"),
-        // Another part than was asked for.
+        // Another part than the one asked for.
         (
             |a, r| match a.from() {
                 0 => Reply { cut: Some(10), ..r },
@@ -231,7 +231,7 @@ fn a_token_goes_to_the_hub_and_to_no_other_server() {
         let name = asked.path.trim_start_matches("/signed/").split('?').next().unwrap().to_string();
         Reply::part(asked, elsewhere_files.file(&name).unwrap())
     });
-    // The same machine by another name is another server.
+    // Another name of the same machine counts as another server.
     let other = elsewhere.address.replace("127.0.0.1", "localhost");
     let served = repository.clone();
     let hub = TestServer::start(move |asked| {
@@ -255,7 +255,7 @@ fn a_token_goes_to_the_hub_and_to_no_other_server() {
         assert_eq!(asked.header("authorization"), None, "{}", asked.path);
         assert!(!format!("{asked:?}").contains(TOKEN));
     }
-    // A token from its file, and a wrong one.
+    // A token from its file, and a wrong token.
     let client = TestUser::new(&hub);
     std::fs::write(client.dir.path().join("token"), TOKEN).unwrap();
     client.fetch("hf:o/n").unwrap();
@@ -306,7 +306,7 @@ fn offline_uses_what_is_there() {
     let missing = client.fetch("hf:o/n").unwrap_err().to_string();
     assert!(missing.contains("m-2.safetensors is not in"), "{missing}");
     assert_eq!(server.asked().len(), asked);
-    // Where the server is gone, what is there is used, and that is said.
+    // Without the server, the cache is used, with a warning.
     client.fetch("hf:o/n").unwrap_err();
     let dead = "http://127.0.0.1:9".to_string();
     let client = client.with("HF_ENDPOINT", &dead).with("HF_HUB_OFFLINE", "0");

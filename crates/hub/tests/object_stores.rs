@@ -1,4 +1,4 @@
-//! Uploads in parts, to a server in this process that stops in the middle, and downloads that go on from a half.
+//! Uploads in parts to a server in this process that stops midway, and downloads that continue from a half.
 
 mod common;
 
@@ -11,19 +11,19 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
-/// Size of a part.
+/// Bytes of a part.
 const PART: usize = 16 << 20;
 
-/// Objects, and uploads under way with their parts.
+/// Objects, and unfinished uploads with their parts.
 #[derive(Default)]
 struct Kept {
     objects: BTreeMap<String, Vec<u8>>,
     uploads: BTreeMap<String, (String, BTreeMap<u16, Vec<u8>>)>,
-    /// Parts that are refused.
+    /// Part numbers that the server refuses.
     refused: Vec<u16>,
-    /// Parts that came.
+    /// Part numbers that the server received.
     came: Vec<u16>,
-    /// The next upload is put together wrongly.
+    /// True if the next upload is assembled wrongly.
     forgets: bool,
 }
 
@@ -32,7 +32,7 @@ fn md5(bytes: &[u8]) -> String {
     md5::Md5::digest(bytes).iter().map(|b| format!("{b:02x}")).collect()
 }
 
-/// A value behind the `?` of an address.
+/// Returns a value of an address's query.
 fn query<'a>(asked: &'a Asked, name: &str) -> Option<&'a str> {
     let query = asked.path.split_once('?')?.1;
     query.split('&').find_map(|pair| {
@@ -143,7 +143,7 @@ impl Machine {
         open_store(&location, settings).unwrap()
     }
 
-    /// A folder with a file of two parts and a half.
+    /// Makes a folder with a file of two and a half parts. Returns the folder and the file's bytes.
     fn bundle(&self) -> (PathBuf, Vec<u8>) {
         let bytes: Vec<u8> = (0..(5 * PART / 2) as u32 / 4).flat_map(u32::to_le_bytes).collect();
         std::fs::write(self.dir.path().join("weights"), &bytes).unwrap();
@@ -176,7 +176,7 @@ fn an_upload_goes_on_with_the_parts_that_are_there() {
     for asked in machine.server.asked().iter().filter(|a| a.path.contains("partNumber")) {
         assert!(asked.header("content-md5").is_some());
     }
-    // It is there now.
+    // The object exists now.
     let (_, report) = send_files(store.as_ref(), &folder, &files, &OPTIONS, &|_| ()).unwrap();
     assert_eq!((report.files_sent, report.bytes_there), (0, bytes.len() as u64));
 }
@@ -196,7 +196,7 @@ fn a_server_that_loses_bytes_is_found_out() {
 #[test]
 fn a_download_that_was_given_up_goes_on_in_the_middle_of_the_file() {
     let count = std::sync::atomic::AtomicUsize::new(0);
-    // The first answer breaks off, then nothing comes until the sixth.
+    // The first answer breaks off; answers two to five send nothing.
     let machine = Machine::new(move |asked, reply| {
         if asked.method != "GET" || !asked.path.contains("/objects/") {
             return reply;

@@ -1,4 +1,4 @@
-//! Checkpoints that are looked at: of their weights only ranges come.
+//! Opens checkpoints of which only ranges of weights are fetched.
 
 mod common;
 
@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 const TOKEN: &str = "hf_secret";
 const LARGE: &str = "m-1.safetensors";
 const SMALL: &str = "m-2.safetensors";
-/// Bytes that come of a file at once.
+/// Bytes fetched first from a file.
 const HEAD: usize = 256 << 10;
 
 fn weights() -> Vec<u8> {
@@ -31,7 +31,7 @@ fn repository() -> TestRepository {
     TestRepository { files: files.map(|(n, b)| (n.to_string(), b)).to_vec(), bare: false }
 }
 
-/// A user of a test hub who looks at files by range.
+/// Shortcut of a test user to read files in ranges.
 trait Looks {
     fn peek(&self, spec: &str) -> Result<Peeked>;
     fn fetch(&self, spec: &str) -> Result<PathBuf>;
@@ -61,7 +61,7 @@ fn read(peeked: &Peeked, start: usize, length: usize) -> Result<Vec<u8>> {
     Ok(out)
 }
 
-/// Ranges of the large file that were asked for.
+/// Returns the ranges of the large file that were asked for.
 fn ranges(server: &TestServer) -> Vec<(usize, usize)> {
     server.asked_for(LARGE).iter().map(|a| (a.from(), a.last().expect("a range") + 1)).collect()
 }
@@ -78,7 +78,7 @@ fn heads_and_ranges_come_once_and_no_file_looks_whole() {
     assert_eq!(ranges(&server), [(0, HEAD)]);
     assert_eq!(read(&peeked, 0, 8).unwrap(), weights()[..8]);
     assert_eq!(read(&peeked, 800_000, 10).unwrap(), weights()[800_000..800_010]);
-    // Neighbours came with it; a range over both ends asks for the gaps.
+    // Neighbouring bytes came with it; a range beyond both ends asks only for the gaps.
     assert_eq!(read(&peeked, 800_050, 10).unwrap(), weights()[800_050..800_060]);
     assert_eq!(read(&peeked, 799_990, 70_000).unwrap(), weights()[799_990..869_990]);
     assert_eq!(read(&peeked, 1_199_999, 1).unwrap(), weights()[1_199_999..]);
@@ -87,10 +87,10 @@ fn heads_and_ranges_come_once_and_no_file_looks_whole() {
         [(0, HEAD), (800_000, ahead), (799_990, 800_000), (ahead, 869_990), (1_199_999, 1_200_000)];
     assert_eq!(ranges(&server), expected);
     assert!(read(&peeked, 1_199_999, 2).unwrap_err().to_string().contains("which has 1200000"));
-    // Nothing in the layout of Hugging Face says that the weights are there.
+    // Nothing in Hugging Face's layout claims that the weights are there.
     assert!(!peeked.snapshot.path.join(LARGE).exists() && !peeked.snapshot.path.join(SMALL).exists());
     assert_eq!(client.blobs().len(), 3);
-    // The next look asks for nothing that came; of a commit, for nothing at all.
+    // The next peek asks for nothing that is cached; a peek at a commit asks for nothing at all.
     let again = client.peek("hf:o/n").unwrap();
     assert_eq!(read(&again, 799_990, 70_000).unwrap(), weights()[799_990..869_990]);
     assert_eq!(ranges(&server).len(), expected.len());
@@ -98,7 +98,7 @@ fn heads_and_ranges_come_once_and_no_file_looks_whole() {
     let pinned = client.peek(&format!("hf:o/n@{COMMIT}")).unwrap();
     assert_eq!(read(&pinned, 800_000, 10).unwrap(), weights()[800_000..800_010]);
     assert_eq!(server.asked().len(), asked);
-    // Offline, what came is there, and what did not is named; a build is told that files are missing.
+    // Offline, cached ranges are read and missing ones are named; a build is told that files are missing.
     let offline = client.with("HF_HUB_OFFLINE", "1");
     let kept = offline.peek("hf:o/n").unwrap();
     assert_eq!(read(&kept, 0, 100).unwrap(), weights()[..100]);
@@ -222,7 +222,7 @@ fn lies_about_ranges_are_found() {
         assert!(failed.contains(says) && failed.contains("hf:o/n"), "{says}: {failed}");
         assert!(!client.cache().join("refs/main").exists());
     }
-    // More than was asked for is not read, and an announced length without end takes no memory.
+    // Bytes beyond the request are not read, and an endless announced length takes no memory.
     for lie in [(|r| Reply { body: weights(), ..r }) as Lie, |r| Reply { length: Some(usize::MAX / 2), ..r }]
     {
         let served = repository();
@@ -240,7 +240,7 @@ fn a_token_goes_to_the_hub_alone_and_a_redirect_is_asked_again_when_it_ran_out()
     let elsewhere_files = repository();
     let left = AtomicUsize::new(2);
     let elsewhere = TestServer::start(move |asked| {
-        // Each address is good for two requests.
+        // Each address is valid for two requests.
         if left.fetch_sub(1, Ordering::SeqCst) == 0 {
             left.store(2, Ordering::SeqCst);
             return Reply::new(403, "");
@@ -263,7 +263,7 @@ fn a_token_goes_to_the_hub_alone_and_a_redirect_is_asked_again_when_it_ran_out()
     for start in [400_000, 600_000, 800_000] {
         assert_eq!(read(&peeked, start, 10).unwrap(), weights()[start..start + 10]);
     }
-    // Head and first range, a refusal, then two more; the hub was asked twice.
+    // Header and first range, a refusal, then two more; the hub was asked twice.
     assert_eq!((elsewhere.asked().len(), hub.asked_for(LARGE).len()), (5, 2));
     for asked in elsewhere.asked() {
         assert!(!format!("{asked:?}").contains(TOKEN));

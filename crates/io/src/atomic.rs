@@ -6,13 +6,13 @@ use std::fs::{File, Metadata, OpenOptions};
 use std::io::{self, Seek};
 use std::path::Path;
 
-/// Lets `write` fill a new file beside `path`, flushes it to disk and renames it into place. A link stays one, and what it names
-/// is replaced; a file that is replaced hands its permissions on. Only names in `/dev` and `/proc` may stand for something
-/// else than a regular file (`/dev/null`, `/dev/stdout`): those are written to, from a temporary file.
+/// Lets `write` fill a new file beside `path`, flushes it to disk and renames it into place. A link stays: its target
+/// is replaced. A replaced file hands on its permissions. Only names in `/dev` and `/proc` may stand for something else
+/// than a regular file (`/dev/null`, `/dev/stdout`): those are written to, from a temporary file.
 ///
 /// # Errors
-/// `path` is no regular file or one that must not be written, its folder does not exist, or any file operation fails; nothing
-/// half-written stays behind, but in what lies in `/dev` and `/proc`.
+/// `path` is no regular file or may not be written, its folder does not exist, or a file operation fails. No
+/// half-written file is left, except in `/dev` and `/proc`.
 pub fn write_atomic(path: &Path, write: impl FnOnce(&mut File) -> io::Result<()>) -> io::Result<()> {
     let found = match path.metadata() {
         Ok(found) => Some(found),
@@ -28,14 +28,14 @@ pub fn write_atomic(path: &Path, write: impl FnOnce(&mut File) -> io::Result<()>
     if path.is_symlink() {
         return match found {
             Some(found) => replace(&path.canonicalize()?, Some(&found), write),
-            // What it names is not there yet, and may be a link as well.
+            // The link's target does not exist yet, and may be a link as well.
             None => write_atomic(&folder(path).join(path.read_link()?), write),
         };
     }
     replace(path, found.as_ref(), write)
 }
 
-/// Flushes a folder's entries to disk, where the system can: elsewhere a rename is as durable as it makes it.
+/// Flushes a folder's entries to disk on Unix; other systems decide themselves how durable a rename is.
 ///
 /// # Errors
 /// The folder cannot be opened or flushed.
@@ -47,9 +47,8 @@ pub fn sync_dir(dir: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Tells whether the system owns the name and lends it to something that need not be a regular file: a device in `/dev`, or
-/// what somebody has open (`/dev/fd/3`), for which a new file would be another one. A pipe by a name of its own is neither: to
-/// open it waits for a reader.
+/// Tells whether the system owns the name and it may be no regular file: a device in `/dev`, or an open file
+/// (`/dev/fd/3`), which a new file would not reach. A named pipe elsewhere does not count: opening it waits for a reader.
 pub(crate) fn may_be_special(path: &Path, found: &Metadata) -> bool {
     let below = |dirs: &[&str]| dirs.iter().any(|dir| path.starts_with(dir));
     cfg!(unix)
@@ -80,10 +79,10 @@ fn replace(
     write: impl FnOnce(&mut File) -> io::Result<()>,
 ) -> io::Result<()> {
     let dir = folder(path);
-    // The system's own words, without the name of a temporary file.
+    // Gives the system's own error, without the name of a temporary file.
     dir.metadata()?;
     if found.is_some() {
-        // To rename over it nobody needs to be allowed to write it.
+        // Renaming over the file would not require permission to write it; opening it does.
         OpenOptions::new().write(true).open(path)?;
     }
     let (temporary, mut file) = Temporary::file(dir)?;

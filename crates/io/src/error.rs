@@ -1,5 +1,5 @@
-//! The error of every crate. *Invalid* means that an input breaks its format; *unsupported* means that it is well formed but
-//! uses something that is not implemented.
+//! The error type of every crate. *Invalid* means that an input breaks its format; *unsupported* means that it is well
+//! formed but uses something that is not implemented.
 
 use std::fmt;
 use std::io;
@@ -8,26 +8,26 @@ use std::path::{Path, PathBuf};
 /// Result of fallible operations.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// Names the reason of an [`Error`].
+/// The kind of an [`Error`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// The operating system refused a file operation.
     Io,
     /// A file, a program or a tensor breaks its format, or parts do not fit together.
     Invalid,
-    /// Well formed, but not implemented.
+    /// A well-formed input that is not implemented.
     Unsupported,
     /// Input that does not fit the model: a prompt that is too long, an id outside the vocabulary, a wrong shape.
     Input,
     /// Options that contradict each other or the model.
     Usage,
-    /// A disk has too little room for what is to be written.
+    /// A disk has too little room for the output.
     Room,
     /// The caller asked to stop.
     Interrupted,
 }
 
-/// Says why something was refused, and which file it concerns.
+/// Reason of a refusal, and the file concerned.
 ///
 /// ```text
 /// Io            PATH: SOURCE             Usage, Input   WHAT
@@ -38,7 +38,7 @@ pub enum Kind {
 pub struct Error {
     kind: Kind,
     path: Option<PathBuf>,
-    /// Names the tensor, the op or the key; says what was expected.
+    /// Names the tensor, op or key, and what was expected.
     what: String,
     source: Option<io::Error>,
 }
@@ -68,7 +68,7 @@ impl Error {
         Error::new(Kind::Invalid, None, format!("operation `{op}` ({op_type}): {what}"))
     }
 
-    /// Makes an error for the file `path`, which uses what is not implemented.
+    /// Makes an error for the file `path`, which uses something that is not implemented.
     pub fn unsupported(path: impl Into<PathBuf>, what: impl Into<String>) -> Error {
         Error::new(Kind::Unsupported, Some(path.into()), what)
     }
@@ -98,7 +98,7 @@ impl Error {
         Error::new(Kind::Interrupted, None, "interrupted")
     }
 
-    /// Returns the reason.
+    /// Returns the kind.
     pub fn kind(&self) -> Kind {
         self.kind
     }
@@ -108,7 +108,7 @@ impl Error {
         self.path.as_deref()
     }
 
-    /// Returns what is wrong and what was expected; empty where the operating system says it.
+    /// Returns what is wrong and what was expected; empty where the operating system's error says it.
     pub fn what(&self) -> &str {
         &self.what
     }
@@ -118,7 +118,7 @@ impl Error {
         self.source.as_ref()
     }
 
-    /// Returns the error with another path, where it has one.
+    /// Returns the error with `change` applied to its path, where it has one.
     pub fn map_path(mut self, change: impl FnOnce(PathBuf) -> PathBuf) -> Error {
         self.path = self.path.map(change);
         self

@@ -1,6 +1,6 @@
 //! Bytes as text.
 
-/// Bytes in hexadecimal, two lower-case digits each.
+/// Returns bytes in hexadecimal, two lower-case digits each.
 pub fn hex(bytes: impl AsRef<[u8]>) -> String {
     bytes.as_ref().iter().map(|b| format!("{b:02x}")).collect()
 }

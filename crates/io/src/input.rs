@@ -4,14 +4,14 @@ use std::fs::{File, Metadata, OpenOptions};
 use std::io::{self, Read};
 use std::path::Path;
 
-/// Opens a regular file to be read. A pipe without a writer and a device without an end are refused, not waited for.
+/// Opens a regular file for reading. Refuses a pipe without a writer and an endless device instead of waiting for them.
 ///
 /// # Errors
 /// The file cannot be opened, is not a regular file, or is longer than `limit` bytes.
 pub fn open_input(path: &Path, limit: u64) -> io::Result<File> {
     let mut options = OpenOptions::new();
     options.read(true);
-    // Without it, opening a pipe waits for a writer.
+    // Without this flag, opening a pipe waits for a writer.
     #[cfg(unix)]
     std::os::unix::fs::OpenOptionsExt::custom_flags(&mut options, libc::O_NONBLOCK);
     let file = options.open(path)?;
@@ -25,7 +25,7 @@ pub fn open_input(path: &Path, limit: u64) -> io::Result<File> {
     Ok(file)
 }
 
-/// Reads a regular file of at most `limit` bytes. A file that grows meanwhile is refused as well.
+/// Reads a regular file of at most `limit` bytes. Also refuses a file that grows beyond it meanwhile.
 ///
 /// # Errors
 /// Fails like [`open_input`], or the file cannot be read.
@@ -48,7 +48,7 @@ pub fn read_text(path: &Path, limit: u64) -> io::Result<String> {
         .map_err(|e| invalid(format!("not UTF-8 text, from byte {} on", e.utf8_error().valid_up_to())))
 }
 
-/// Says what something is that should be a regular file.
+/// Makes the error for something that should be a regular file; it names the kind found.
 pub(crate) fn not_regular(found: &Metadata) -> io::Error {
     invalid(format!("{}, where a regular file is expected", kind_name(found)))
 }
@@ -61,7 +61,7 @@ fn too_long(bytes: u64, limit: u64) -> io::Error {
     invalid(format!("{bytes} bytes, more than the {limit} that a file of this kind may have"))
 }
 
-/// Names the kind of a file that is not a regular one.
+/// Returns the name of a kind of file other than a regular one.
 fn kind_name(found: &Metadata) -> &'static str {
     if found.is_dir() {
         return "a folder";
@@ -121,7 +121,7 @@ mod tests {
     #[cfg(target_os = "linux")]
     #[test]
     fn a_file_that_tells_no_size_is_bounded_too() {
-        // Its metadata say 0 bytes.
+        // The file's metadata say 0 bytes.
         assert!(
             read_input(Path::new("/proc/self/status"), 10).unwrap_err().to_string().contains("more than")
         );

@@ -1,13 +1,13 @@
-//! JSON whose objects have every key once.
+//! Parses JSON whose objects have every key once.
 //!
-//! JSON libraries take the last of several equal keys without a word, and two programs may read one file differently.
+//! JSON libraries silently take the last of several equal keys, and two programs may read one file differently.
 
 use serde::de::{DeserializeOwned, Deserializer, Error as _, MapAccess, SeqAccess, Visitor};
 use std::borrow::Cow;
 use std::collections::HashSet;
 use std::fmt;
 
-/// Reason for which a text was refused, in words about JSON: the library speaks of types of this program.
+/// Reason why a text was refused, in JSON's words: the library's words name Rust types.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct JsonError {
     what: String,
@@ -16,12 +16,12 @@ pub struct JsonError {
 }
 
 impl JsonError {
-    /// Byte of the line where the fault is, from 1; 0 where that is not known.
+    /// Returns the column of the fault in bytes, from 1; 0 where it is not known.
     pub fn column(&self) -> usize {
         self.column
     }
 
-    /// The text ends too early.
+    /// Tells whether the text ends too early.
     pub fn is_eof(&self) -> bool {
         self.is_eof
     }
@@ -47,7 +47,7 @@ impl From<serde_json::Error> for JsonError {
     }
 }
 
-/// Translates a message of serde.
+/// Translates a message of serde to JSON's words.
 fn in_words_of_json(what: &str) -> String {
     let (kind, rest) = what.split_once(' ').unwrap_or((what, ""));
     match (kind, rest.split_once(' ')) {
@@ -82,7 +82,7 @@ fn in_words_of_json(what: &str) -> String {
     }
 }
 
-/// Names what serde found.
+/// Translates serde's name of a value that it found.
 fn found_words(found: &str) -> Cow<'_, str> {
     match found {
         "map" => "an object".into(),
@@ -97,7 +97,7 @@ fn found_words(found: &str) -> Cow<'_, str> {
     }
 }
 
-/// Names what serde wanted, where it says so by a type.
+/// Translates serde's name of a value that it expected.
 fn wanted_words(wanted: &str) -> Cow<'_, str> {
     let (kind, rest) = wanted.split_once(' ').unwrap_or((wanted, ""));
     let counted = || rest.rsplit_once("with ").map(|(_, n)| format!("a list of {n}"));
@@ -126,13 +126,13 @@ fn wanted_words(wanted: &str) -> Cow<'_, str> {
 /// Parses JSON text whose objects, at every depth, have every key once.
 ///
 /// # Errors
-/// The text is not JSON, an object has a key twice (the error names it), or `T` does not take what is there.
+/// The text is not JSON, an object has a key twice (the error names it), or the value does not fit `T`.
 pub fn parse<T: DeserializeOwned>(text: &[u8]) -> Result<T, JsonError> {
     serde_json::from_slice::<Unique>(text)?;
     Ok(serde_json::from_slice(text)?)
 }
 
-/// Any value, of which nothing is kept.
+/// A visitor that accepts any value, keeps nothing, and refuses repeated keys.
 struct Unique;
 
 impl<'de> serde::Deserialize<'de> for Unique {

@@ -4,22 +4,22 @@
 //! input    open_input, read_input, read_text     regular files only, at most a stated number of bytes
 //! atomic   write_atomic                          a file is whole or absent
 //! output   Output                                nothing is overwritten unless asked for, an input never
-//! owned    OwnedDir                              writes and deletions in a folder of ours, never through a link
-//! memory_budget  within, BudgetAllocator         what a program that came with a model may allocate
-//! system_memory  free_memory and others          what the system tells of memory
-//! ranged_file  RangedFile, RangedFiles           a file that is not here, read in ranges
-//! random   Random                                one generator, the same bits on every machine
-//! error    Error, Kind                           why something was refused
-//! json     parse                                 objects with every key once
-//! locked   locked                                a mutex, whatever became of its last holder
-//! hex      hex                               bytes as text, of hashes above all
-//! scratch  Scratch, Temporary                    what is temporary goes at the end, after Ctrl-C too
+//! owned    OwnedDir                              writes and deletions in an owned folder, never through a link
+//! memory_budget  within, BudgetAllocator         bounds allocations of a program that comes with a model
+//! system_memory  free_memory and others          memory of the system and of this process
+//! ranged_file  RangedFile, RangedFiles           files elsewhere, read in ranges
+//! random   Random                                the one generator, the same bits on every machine
+//! error    Error, Kind                           the error type of every crate
+//! json     parse                                 JSON whose objects have every key once
+//! locked   locked                                locks a mutex, even if an earlier holder panicked
+//! hex      hex                                   bytes as hexadecimal text
+//! scratch  Scratch, Temporary                    temporary files, removed at the end and after Ctrl-C
 //! ```
 //!
 //! # Tests
-//! A write replaces a whole file or nothing, and never through a link of a folder of ours; pipes, devices and inputs are not
-//! overwritten; inputs are read up to their limit; what a killed process left is removed; random bits are those of the
-//! published generator. The tests are beside the code and take less than a second.
+//! A write replaces a whole file or nothing, and never goes through a link of an owned folder. Pipes, devices and
+//! inputs are not overwritten. Inputs are read up to their limit. Files that a killed process left are removed. Random
+//! bits are those of the published generator. The tests are beside the code and take less than a second.
 #![deny(unsafe_code)]
 
 mod atomic;

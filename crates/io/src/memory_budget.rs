@@ -1,20 +1,20 @@
-//! Budget of memory for a piece of work, such as a program that came with a model.
+//! Memory budget for a piece of work, such as a program that comes with a model.
 //!
-//! Libraries that run such programs bound their steps and not what a step allocates. [`BudgetAllocator`] counts what a thread
-//! holds more than at the beginning of [`within`], and ends the process where that exceeds the budget: no library could go on
-//! without memory that it asked for.
+//! Libraries that run such programs bound their steps but not the memory of a step. [`BudgetAllocator`] counts the
+//! bytes that a thread holds beyond those at the start of [`within`], and ends the process where they exceed the
+//! budget: no library could go on after a failed allocation.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::io::Write;
 
-/// Exit status of a process that a budget ends: that of wrong input.
+/// Exit status of a process that exceeds a budget: that of wrong input.
 const WRONG_INPUT: i32 = 2;
 
 /// Budget of a thread.
 #[derive(Clone, Copy)]
 struct ThreadBudget {
-    /// Bytes that may be allocated still.
+    /// Bytes that may still be allocated.
     left: usize,
     /// Name of the work, for the message.
     work: &'static str,
@@ -26,13 +26,14 @@ thread_local! {
     static BUDGET: Cell<Option<ThreadBudget>> = const { Cell::new(None) };
 }
 
-/// The system's allocator, with budgets of threads. A program makes it its global allocator; in others [`within`] bounds nothing.
+/// The system's allocator with thread budgets. A program makes it its global allocator; in other programs [`within`]
+/// bounds nothing.
 pub struct BudgetAllocator;
 
-/// Calls `f`, which may hold up to `bytes` bytes more than there are now; where it asks for more, the process ends with a message
-/// that names the work, and with status 2.
+/// Calls `f` with a budget of `bytes` bytes beyond those held now. If `f` needs more, the process ends with status 2
+/// and a message that names the work.
 pub fn within<T>(bytes: usize, work: &'static str, f: impl FnOnce() -> T) -> T {
-    /// Sets the budget of before, also where `f` panics.
+    /// Restores the earlier budget, also where `f` panics.
     struct Restored(Option<ThreadBudget>);
     impl Drop for Restored {
         fn drop(&mut self) {
@@ -43,7 +44,7 @@ pub fn within<T>(bytes: usize, work: &'static str, f: impl FnOnce() -> T) -> T {
     f()
 }
 
-/// Takes bytes from the thread's budget.
+/// Takes bytes from the thread's budget; ends the process where it is exceeded.
 fn take(bytes: usize) {
     let Ok(Some(budget)) = BUDGET.try_with(Cell::get) else { return };
     match budget.left.checked_sub(bytes) {
@@ -62,37 +63,37 @@ fn take(bytes: usize) {
     }
 }
 
-/// Gives bytes back to the thread's budget.
+/// Returns bytes to the thread's budget.
 fn give(bytes: usize) {
     let Ok(Some(budget)) = BUDGET.try_with(Cell::get) else { return };
     BUDGET.set(Some(ThreadBudget { left: budget.left.saturating_add(bytes).min(budget.whole), ..budget }));
 }
 
-// SAFETY: every call is the system's own; what is counted beside it allocates nothing unless the process ends.
+// SAFETY: every call goes to the system's allocator; the counting allocates nothing unless the process ends.
 #[allow(unsafe_code)]
 unsafe impl GlobalAlloc for BudgetAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         take(layout.size());
-        // SAFETY: the caller's promises are those of `System`.
+        // SAFETY: the caller promises what `System` requires.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
         take(layout.size());
-        // SAFETY: the caller's promises are those of `System`.
+        // SAFETY: the caller promises what `System` requires.
         unsafe { System.alloc_zeroed(layout) }
     }
 
     unsafe fn dealloc(&self, start: *mut u8, layout: Layout) {
         give(layout.size());
-        // SAFETY: the caller's promises are those of `System`.
+        // SAFETY: the caller promises what `System` requires.
         unsafe { System.dealloc(start, layout) }
     }
 
     unsafe fn realloc(&self, start: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         take(size);
         give(layout.size());
-        // SAFETY: the caller's promises are those of `System`.
+        // SAFETY: the caller promises what `System` requires.
         unsafe { System.realloc(start, layout, size) }
     }
 }
@@ -110,7 +111,7 @@ mod tests {
             assert_eq!(left(), Some(40));
             give(30);
             assert_eq!(left(), Some(70));
-            // Memory from before the budget makes it no larger.
+            // Freeing memory from before the budget does not enlarge it.
             give(1000);
             assert_eq!(left(), Some(100));
         });

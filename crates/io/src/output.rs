@@ -1,4 +1,4 @@
-//! Outputs that a user names: nothing is overwritten unless asked for, and an input never is.
+//! Outputs that a user names: they are not overwritten unless asked for, and inputs never are.
 
 use crate::atomic::may_be_special;
 use crate::input::not_regular;
@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 /// Most entries of a folder that are compared with an output; a checkpoint has hundreds.
 const MAX_ENTRIES: usize = 100_000;
 
-/// A file or package that a command is to write.
+/// A file or package that a command will write.
 #[derive(Clone, Debug)]
 pub struct Output {
     path: PathBuf,
@@ -18,12 +18,12 @@ pub struct Output {
 }
 
 impl Output {
-    /// Checks, before any work is done, that `path` may be written: it does not exist, or `force` is given, it is a regular
-    /// file or a package, and it neither is one of `inputs` nor lies in one that is a folder. What `/dev` and `/proc` name may
-    /// always be written, as by [`write_atomic`].
+    /// Makes an output and checks, before any work, that `path` may be written. It must not exist; with `force` it may
+    /// be a regular file or a package that neither is one of `inputs` nor lies in an input folder. Names in `/dev` and
+    /// `/proc` may always be written, see [`write_atomic`].
     ///
     /// # Errors
-    /// It exists and `force` is not given, it is a pipe, a socket or a device, or it belongs to one of `inputs` under this or
+    /// The path exists without `force`, is a pipe, socket or device, or belongs to one of `inputs` under this or
     /// another name.
     pub fn new(path: &Path, force: bool, inputs: &[&Path]) -> io::Result<Output> {
         let output = Output { path: path.to_path_buf(), force };
@@ -50,12 +50,12 @@ impl Output {
         Ok(output)
     }
 
-    /// The path as the user gave it.
+    /// Returns the path as the user gave it.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// An existing file or package is to be replaced.
+    /// Tells whether an existing file or package is replaced.
     pub fn replaces(&self) -> bool {
         self.force
     }
@@ -63,14 +63,14 @@ impl Output {
     /// Writes the file with [`write_atomic`].
     ///
     /// # Errors
-    /// A file of this name came into being since [`Output::new`] and `force` is not given, or the file cannot be written.
+    /// A file of this name appeared since [`Output::new`] without `force`, or the file cannot be written.
     pub fn write(&self, write: impl FnOnce(&mut File) -> io::Result<()>) -> io::Result<()> {
         Output::new(&self.path, self.force, &[])?;
         write_atomic(&self.path, write)
     }
 }
 
-/// The two names lead to one file or folder.
+/// Tells whether two names lead to the same file or folder.
 fn is_same_file(a: &Path, b: &Path) -> bool {
     match (a.metadata(), b.metadata()) {
         (Ok(of_a), Ok(of_b)) => is_one(a, &of_a, b, &of_b),
@@ -92,7 +92,8 @@ fn is_one(a: &Path, of_a: &Metadata, b: &Path, of_b: &Metadata) -> bool {
     }
 }
 
-/// The file lies in the folder or in one below it, or a link there leads to it: downloaded checkpoints are folders of links.
+/// Tells whether the file lies in the folder or below it, or a link there leads to it: downloaded checkpoints are
+/// folders of links.
 fn is_in(path: &Path, folder: &Path) -> bool {
     if !folder.is_dir() {
         return false;
@@ -110,7 +111,7 @@ fn is_in(path: &Path, folder: &Path) -> bool {
             if seen > MAX_ENTRIES {
                 return false;
             }
-            // A folder behind a link is compared, not walked: links may go round.
+            // A folder behind a link is compared but not walked: links may form a cycle.
             if entry.file_type().is_ok_and(|t| t.is_dir()) {
                 folders.push(inside.clone());
             }
@@ -134,7 +135,7 @@ mod tests {
         let new = Output::new(&path, false, &[]).unwrap();
         new.write(|f| io::Write::write_all(f, b"one")).unwrap();
         assert!(Output::new(&path, false, &[]).unwrap_err().to_string().contains("--force"));
-        // It came into being after the first look.
+        // The file appeared after the first check.
         assert_eq!(new.write(|_| Ok(())).unwrap_err().kind(), io::ErrorKind::AlreadyExists);
         Output::new(&path, true, &[]).unwrap().write(|f| io::Write::write_all(f, b"two")).unwrap();
         assert_eq!(fs::read(&path).unwrap(), b"two");

@@ -1,4 +1,4 @@
-//! A folder that the product owns, such as a bundle.
+//! A folder that anemoe owns, such as a bundle.
 
 use crate::input::not_regular;
 use crate::{Error, Result, TEMPORARY, sync_dir, write_atomic};
@@ -6,7 +6,7 @@ use std::fs;
 use std::io::{self, Write};
 use std::path::{Component, Path, PathBuf};
 
-/// Says why a link in an owned folder is refused.
+/// Makes the error for a link in an owned folder.
 fn link() -> io::Error {
     let what = "a link, and links in a bundle are not followed; put the file or folder itself there";
     io::Error::new(io::ErrorKind::InvalidInput, what)
@@ -17,25 +17,25 @@ fn failed(path: &Path) -> impl FnOnce(io::Error) -> Error {
     move |source| Error::io(path, source)
 }
 
-/// A folder in which every write and every deletion goes through this type. None of them follows a link below the folder:
-/// a bundle from elsewhere could otherwise name any file of this machine. The folder itself may be named by a link.
+/// A folder in which every write and deletion goes through this type and follows no link below the folder. Otherwise a
+/// bundle from elsewhere could name any file of this machine. The folder itself may be named by a link.
 #[derive(Clone, Debug)]
 pub struct OwnedDir {
     root: PathBuf,
 }
 
 impl OwnedDir {
-    /// The folder `root`, which need not exist yet.
+    /// Makes an owned folder at `root`, which need not exist yet.
     pub fn new(root: &Path) -> OwnedDir {
         OwnedDir { root: root.to_path_buf() }
     }
 
-    /// The folder.
+    /// Returns the folder's path.
     pub fn root(&self) -> &Path {
         &self.root
     }
 
-    /// The path of `inside`, a relative path, in the folder.
+    /// Returns the path of `inside`, a relative path, in the folder.
     ///
     /// # Errors
     /// `inside` leaves the folder, or a part of it is a link; the error names that part.
@@ -55,10 +55,10 @@ impl OwnedDir {
         Ok(path)
     }
 
-    /// The path of `inside`, which is absent or a regular file, or a folder where `folder` is set.
+    /// Returns the path of `inside`, which must be absent or a regular file, or a folder if `folder` is set.
     ///
     /// # Errors
-    /// Fails like [`OwnedDir::path`], or it is something else.
+    /// Fails like [`OwnedDir::path`], or something else is there.
     pub fn expect(&self, inside: impl AsRef<Path>, folder: bool) -> Result<PathBuf> {
         let path = self.path(inside)?;
         match path.symlink_metadata() {
@@ -71,7 +71,7 @@ impl OwnedDir {
         }
     }
 
-    /// Creates a folder and those above it.
+    /// Creates a folder and its parents. Returns its path.
     ///
     /// # Errors
     /// Fails like [`OwnedDir::path`], or the system refuses it.
@@ -81,7 +81,7 @@ impl OwnedDir {
         Ok(path)
     }
 
-    /// Writes a file that is whole or absent.
+    /// Writes a file atomically: it is whole or absent.
     ///
     /// # Errors
     /// Fails like [`OwnedDir::path`], or the system refuses it.
@@ -89,7 +89,7 @@ impl OwnedDir {
         self.write_with(inside, |file| file.write_all(bytes))
     }
 
-    /// Lets `write` fill a file that is whole or absent.
+    /// Lets `write` fill a file atomically: it is whole or absent.
     ///
     /// # Errors
     /// Fails like [`OwnedDir::path`], or the system refuses it.
@@ -113,7 +113,7 @@ impl OwnedDir {
         Ok(())
     }
 
-    /// Removes a file, or a folder with all that it holds. That it is absent is no error.
+    /// Removes a file, or a folder with its contents. An absent path is no error.
     ///
     /// # Errors
     /// Fails like [`OwnedDir::path`], or the system refuses it.
@@ -130,15 +130,15 @@ impl OwnedDir {
         }
     }
 
-    /// Removes what killed runs left in the folder `inside`: entries whose names begin with [`TEMPORARY`].
+    /// Removes entries of the folder `inside` that killed runs left: names that begin with [`TEMPORARY`].
     ///
     /// # Errors
-    /// Fails like [`OwnedDir::path`]. What the system refuses to remove stays.
+    /// Fails like [`OwnedDir::path`]. Entries that the system refuses to remove stay.
     pub fn sweep(&self, inside: impl AsRef<Path>) -> Result<()> {
         let inside = inside.as_ref();
         for name in self.names(inside)? {
             if name.starts_with(TEMPORARY) {
-                // A link of such a name goes as a link.
+                // A link of such a name is removed itself, not its target.
                 let path = self.path(inside)?.join(&name);
                 let _ = match path.symlink_metadata() {
                     Ok(found) if found.is_dir() => fs::remove_dir_all(&path),
@@ -149,16 +149,16 @@ impl OwnedDir {
         Ok(())
     }
 
-    /// Opens a file for locks, and creates it where it does not exist. Its content stays as it is.
+    /// Opens a file for locks, and creates it if it does not exist. Its content does not change.
     ///
     /// # Errors
-    /// Fails like [`OwnedDir::path`], it is not a regular file, or the system refuses it.
+    /// Fails like [`OwnedDir::path`], the path is no regular file, or the system refuses it.
     pub fn lock_file(&self, inside: impl AsRef<Path>) -> Result<fs::File> {
         let path = self.path(inside)?;
         let open = || {
             let mut options = fs::OpenOptions::new();
             options.read(true).write(true).create(true).truncate(false);
-            // Without it, opening a pipe waits for its other end.
+            // Without this flag, opening a pipe waits for its other end.
             #[cfg(unix)]
             std::os::unix::fs::OpenOptionsExt::custom_flags(&mut options, libc::O_NONBLOCK);
             let file = options.open(&path)?;
@@ -170,7 +170,7 @@ impl OwnedDir {
         open().map_err(failed(&path))
     }
 
-    /// Names in the folder `inside`, sorted; none where it does not exist.
+    /// Returns the names in the folder `inside`, sorted; none where it does not exist.
     ///
     /// # Errors
     /// Fails like [`OwnedDir::path`], or the folder cannot be read.
@@ -238,7 +238,7 @@ mod tests {
         refused(owned.create_dir("shards/new").map(drop));
         assert_eq!(fs::read(other.join("f")).unwrap(), b"x");
         assert_eq!(fs::read_dir(&other).unwrap().count(), 2);
-        // The folder itself may be named by a link.
+        // A link may name the folder itself.
         let named = dir.path().join("named");
         std::os::unix::fs::symlink(owned.root(), &named).unwrap();
         OwnedDir::new(&named).write("g", b"z").unwrap();

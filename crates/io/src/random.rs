@@ -1,4 +1,4 @@
-//! Random numbers of the whole product: the same on every machine, for good.
+//! The random numbers of all crates: the same on every machine, and fixed for good.
 //!
 //! SplitMix64 (Steele, Lea and Flood, 2014): `z = mix(state += 0x9e3779b97f4a7c15)`. Synthetic checkpoints, sampled tokens
 //! and probes depend on these bits.
@@ -6,7 +6,7 @@
 /// State step of SplitMix64: 2^64 divided by the golden ratio.
 const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
 
-/// Mixes 64 bits well: the finalizer of SplitMix64.
+/// Mixes 64 bits: the finalizer of SplitMix64.
 #[inline(always)]
 fn mix(mut z: u64) -> u64 {
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -14,12 +14,12 @@ fn mix(mut z: u64) -> u64 {
     z ^ (z >> 31)
 }
 
-/// SplitMix64.
+/// A SplitMix64 generator.
 #[derive(Clone, Debug)]
 pub struct Random(u64);
 
 impl Random {
-    /// A generator whose numbers depend on the seed alone.
+    /// Makes a generator whose numbers depend on the seed alone.
     pub fn new(seed: u64) -> Random {
         Random(seed)
     }
@@ -30,18 +30,18 @@ impl Random {
         mix(self.0)
     }
 
-    /// Computes what the `i`-th draw of [`Random::bits`] gives, counted from 0 for none.
+    /// Computes the result of the `i`-th call of [`Random::bits`] from here; the next call has i = 1.
     #[inline(always)]
     pub fn bits_at(&self, i: u64) -> u64 {
         mix(self.0.wrapping_add(i.wrapping_mul(STEP)))
     }
 
-    /// Draws a number in [0, 1).
+    /// Draws a number in [0, 1), with 53 random bits.
     pub fn uniform(&mut self) -> f64 {
         (self.bits() >> 11) as f64 / (1u64 << 53) as f64
     }
 
-    /// Draws a number below `n`; 0 where there is none.
+    /// Draws a number below `n`; 0 for `n` = 0.
     pub fn below(&mut self, n: usize) -> usize {
         if n == 0 { 0 } else { (self.bits() % n as u64) as usize }
     }

@@ -1,4 +1,4 @@
-//! Files that lie elsewhere.
+//! Files on other machines.
 
 use crate::Result;
 use std::collections::BTreeMap;
@@ -6,13 +6,13 @@ use std::sync::Arc;
 
 /// A file that is not on this machine, or not whole, and is read in ranges.
 pub trait RangedFile: Send + Sync {
-    /// Gives its length in bytes.
+    /// Returns the file's length in bytes.
     fn bytes(&self) -> u64;
 
     /// Fills `out` with the bytes from `start` on.
     ///
     /// # Errors
-    /// The range is outside the file, or does not come.
+    /// The range lies outside the file, or cannot be fetched.
     fn read_range(&self, start: u64, out: &mut [u8]) -> Result<()>;
 }
 

@@ -1,4 +1,4 @@
-//! Temporary files and folders: they go at the end, after Ctrl-C, and with the next run where one was killed.
+//! Temporary files and folders. They are removed at the end and after Ctrl-C; the next run removes those of a killed process.
 
 use crate::locked::locked;
 use crate::open_input;
@@ -9,37 +9,36 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
 
-/// Names of temporary files and folders begin with this. Nobody else uses it: what has such a name may be removed.
+/// Prefix of the names of temporary files and folders. No other program uses it, so names with it may be removed.
 pub const TEMPORARY: &str = ".anemoe-tmp-";
-/// Names of scratch folders, before and after they are locked.
+/// Prefixes of the names of scratch folders, before and after they are locked.
 const MAKING: &str = ".anemoe-tmp-making-";
 const LOCKED: &str = ".anemoe-tmp-scratch-";
-/// File that is locked while a scratch folder is in use.
+/// File in a scratch folder that is locked while the folder is in use.
 const LOCK: &str = "lock";
-/// Most attempts to remove a folder into which another thread still writes, and the pause between two of
-/// them.
+/// Most attempts to remove a folder into which another thread still writes, and the pause between two attempts.
 const REMOVE_TRIES: usize = 20;
 const REMOVE_PAUSE: Duration = Duration::from_millis(10);
 
-/// Temporary files and folders of this process, which an interruption removes.
+/// Temporary files and folders of this process, which the handler of an interruption removes.
 static LIVE: Mutex<BTreeSet<PathBuf>> = Mutex::new(BTreeSet::new());
 
 fn live() -> MutexGuard<'static, BTreeSet<PathBuf>> {
-    // A set of paths is whole between any two calls.
+    // The set is consistent after every call.
     locked(&LIVE)
 }
 
-/// Removes every temporary file and folder of this process. For the handler of an interruption, which then ends the process:
-/// threads that still use one of them get errors.
+/// Removes every temporary file and folder of this process. Only for the handler of an interruption, which then ends
+/// the process: threads that still use one get errors.
 pub fn remove_all_temporary() {
-    // Nothing new is registered from here on: the lock is kept until the process ends.
+    // Keeps the lock until the process ends, so that nothing new is registered.
     let paths = std::mem::ManuallyDrop::new(live());
     for path in paths.iter() {
         remove(path);
     }
 }
 
-/// Removes a file or folder, again where another thread put something into it meanwhile.
+/// Removes a file or folder; tries again where another thread adds something meanwhile.
 fn remove(path: &Path) {
     for _ in 0..REMOVE_TRIES {
         let removed = match path.symlink_metadata() {
@@ -54,23 +53,23 @@ fn remove(path: &Path) {
     }
 }
 
-/// A file or folder that is removed when this is dropped, or when the process is interrupted.
+/// A file or folder that is removed when the value is dropped, or when the process is interrupted.
 #[derive(Debug)]
 pub struct Temporary {
     path: PathBuf,
 }
 
 impl Temporary {
-    /// Creates a folder with a new name in `parent`, readable by its owner alone; its name ends with `suffix`.
+    /// Creates a folder with a new name in `parent`, readable by its owner only. The name ends with `suffix`.
     ///
     /// # Errors
-    /// The system refuses it.
+    /// The system refuses to create it.
     pub fn dir(parent: &Path, suffix: &str) -> io::Result<Temporary> {
         Temporary::made(parent, TEMPORARY, suffix)
     }
 
     fn made(parent: &Path, prefix: &str, suffix: &str) -> io::Result<Temporary> {
-        // Held while the folder is made: one that an interruption does not know would stay.
+        // Locked while the folder is made: a folder that the handler of an interruption does not know would stay.
         let mut live = live();
         let made = tempfile::Builder::new().prefix(prefix).suffix(suffix).tempdir_in(parent)?;
         let path = made.keep();
@@ -78,10 +77,10 @@ impl Temporary {
         Ok(Temporary { path })
     }
 
-    /// Creates a file with a new name in `parent`; the process' mask decides who may read it.
+    /// Creates a file with a new name in `parent`. The process's umask decides who may read it.
     ///
     /// # Errors
-    /// The system refuses it.
+    /// The system refuses to create it.
     pub fn file(parent: &Path) -> io::Result<(Temporary, File)> {
         let mut live = live();
         let mut builder = tempfile::Builder::new();
@@ -93,15 +92,15 @@ impl Temporary {
         Ok((Temporary { path }, file))
     }
 
-    /// Path of the file or folder.
+    /// Returns the path of the file or folder.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Renames it to its final name; then it stays. A file of that name is replaced.
+    /// Renames the file or folder to its final name, where it stays. Replaces a file of that name.
     ///
     /// # Errors
-    /// The system refuses it; then it is removed.
+    /// The system refuses the rename; then the temporary file is removed.
     pub fn persist(self, path: &Path) -> io::Result<()> {
         let mut live = live();
         fs::rename(&self.path, path)?;
@@ -119,18 +118,17 @@ impl Drop for Temporary {
     }
 }
 
-/// A folder for intermediate results. It is locked while it is in use, so that a later run recognizes one that a killed
-/// process left.
+/// A folder for intermediate results. It is locked while in use, so that a later run recognizes folders of killed processes.
 pub struct Scratch {
     folder: Temporary,
     _lock: File,
 }
 
 impl Scratch {
-    /// Creates a folder in `parent`, which must exist. Scratch folders there that nobody uses any more are removed.
+    /// Creates a folder in `parent`, which must exist. Removes scratch folders there that no process uses any more.
     ///
     /// # Errors
-    /// The system refuses it.
+    /// The system refuses to create it.
     pub fn new(parent: &Path) -> io::Result<Scratch> {
         for entry in fs::read_dir(parent)?.flatten() {
             let ours = entry.file_name().to_string_lossy().starts_with(LOCKED)
@@ -143,7 +141,7 @@ impl Scratch {
         let made = Temporary::made(parent, MAKING, "")?;
         let lock = File::create(made.path().join(LOCK))?;
         lock.lock()?;
-        // Others look at the folder from now on, and it is locked.
+        // Other runs recognize the folder from now on, and it is locked.
         let name = made.path().file_name().unwrap_or_default().to_string_lossy().replacen(MAKING, LOCKED, 1);
         let path = parent.join(name);
         let folder = Temporary { path: path.clone() };
@@ -152,7 +150,7 @@ impl Scratch {
         Ok(Scratch { folder, _lock: lock })
     }
 
-    /// Path of the folder.
+    /// Returns the path of the folder.
     pub fn path(&self) -> &Path {
         self.folder.path()
     }

@@ -1,6 +1,6 @@
-//! Memory of this machine and of this process, where the system tells.
+//! Memory of this machine and of this process, where the system tells it.
 
-/// Returns the bytes of a line `NAME:   123 kB` of a file of the proc file system.
+/// Reads a line `NAME:   123 kB` of a file of the proc file system. Returns bytes.
 #[cfg(any(target_os = "linux", target_os = "android"))]
 fn field(file: &str, name: &str) -> Option<u64> {
     let text = std::fs::read_to_string(file).ok()?;
@@ -13,18 +13,18 @@ fn field(_: &str, _: &str) -> Option<u64> {
     None
 }
 
-/// Returns the bytes that this system could give to a program, cached files included.
+/// Returns the bytes that this system could give to a program, cached files included; `None` where unknown.
 pub fn free_memory() -> Option<u64> {
     field("/proc/meminfo", "MemAvailable")
 }
 
-/// Returns the most bytes that this process has held.
+/// Returns the most bytes that were ever resident in this process; `None` where unknown.
 pub fn peak_memory() -> Option<u64> {
     field("/proc/self/status", "VmHWM")
 }
 
-/// Returns the bytes that this process has resident now. None on macOS, where memory of other kinds counts: `anemoe-coreml` asks
-/// for its footprint there.
+/// Returns the bytes resident in this process; `None` where unknown. On macOS other kinds of memory count, too:
+/// `anemoe-coreml` reads the process's footprint there.
 pub fn held_memory() -> Option<u64> {
     field("/proc/self/status", "VmRSS")
 }

@@ -1,6 +1,7 @@
-//! Attention of one token over fp16 caches that lie one behind the other in memory, in turn with plain reading of the same
-//! memory: `cargo run --release -p anemoe-kernels --example attention -- heads=8 kv_heads=2 head_dim=128 slots=4096 layers=40`.
-//! All are optional.
+//! Times attention of one token over fp16 caches that lie one behind the other in memory, alternating with plain reads
+//! of the same memory:
+//! `cargo run --release -p anemoe-kernels --example attention -- heads=8 kv_heads=2 head_dim=128 slots=4096 layers=40`.
+//! All arguments are optional.
 
 mod common;
 
@@ -22,7 +23,7 @@ fn main() {
             *v = s as u16 & 0x83ff | 0x3c00;
         }
     });
-    // SAFETY: initialized integers, as bytes.
+    // SAFETY: a view of initialized integers as bytes.
     let bytes = unsafe { std::slice::from_raw_parts(halves.as_ptr().cast::<u8>(), 2 * halves.len()) };
     let q = vec![0.01f32; heads * head_dim];
     let mut out = vec![0f32; heads * head_dim];

@@ -1,7 +1,7 @@
-//! Multiplies by LUT4 matrices (fp16 with `half=1`) that lie one behind the other in memory, in turn with plain reading of
-//! the same memory:
+//! Times matmul over LUT4 matrices (fp16 with `half=1`) that lie one behind the other in memory, alternating with plain
+//! reads of the same memory:
 //! `cargo run --release -p anemoe-kernels --example bandwidth -- tokens=1,8 matrices=256 rows=1408 cols=2816 fast=1`.
-//! All are optional. Rounds are short and in turn, so that other work on the machine touches both alike.
+//! All arguments are optional. Rounds are short and alternate, so that other load on the machine affects both alike.
 
 mod common;
 
@@ -29,7 +29,7 @@ fn main() {
             *v = if half { s & 0x83ff_83ff_83ff_83ff | 0x3c00_3c00_3c00_3c00 } else { s };
         }
     });
-    // SAFETY: initialized integers, as bytes.
+    // SAFETY: a view of initialized integers as bytes.
     let indices = unsafe { std::slice::from_raw_parts(indices.as_ptr().cast::<u8>(), size * n) };
     let mut lut = noise(1, rows / 32 * 16);
     lut.chunks_mut(16).for_each(round_to_int16);

@@ -1,5 +1,5 @@
 //! Times matmul in each format with 1 to 512 tokens, packing, and attention, on one thread:
-//! `cargo run --release -p anemoe-kernels --example matmul -- rows=704 cols=2816 only=lut4_int16`. All are optional.
+//! `cargo run --release -p anemoe-kernels --example matmul -- rows=704 cols=2816 only=lut4_int16`. All arguments are optional.
 //!
 //! Each line is a name, a number of tokens, and the smallest time of a call in microseconds. To compare two commits, build
 //! both, run them in turn, and take medians of the ratios of each line.

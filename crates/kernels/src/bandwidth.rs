@@ -1,4 +1,4 @@
-//! Measures how fast this machine reads memory.
+//! Measures how fast this machine reads its memory.
 
 use crate::Pool;
 use crate::memory::CacheLevel;
@@ -6,18 +6,18 @@ use crate::simd::{F32x16, simd_fn};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-/// Bytes of a part: fits no L1, and parts are many.
+/// Bytes of a part: exceeds L1, and leaves many parts.
 const PART: usize = 1 << 20;
-/// Streams of a part, read in turn.
+/// Streams of a part, read alternately.
 const STREAMS: usize = 4;
-/// Bytes between what is read and what is prefetched. Not tuned.
+/// Bytes between the read and the prefetch. Not tuned.
 const PREFETCH_DISTANCE: usize = 4096;
 
-/// Measures the bandwidth of the pool's threads in gigabytes (10^9 bytes) per second: the median of `rounds` passes over `bytes`
-/// of memory, which should be several times the caches.
+/// Measures the read bandwidth of the pool's threads in GB/s (10^9 bytes per second): the median of `rounds` passes
+/// over `bytes` of memory, which should be several times the size of the caches.
 pub fn measure_bandwidth(pool: &Pool, bytes: usize, rounds: usize) -> f64 {
     let mut memory = vec![0u8; bytes.max(PART)];
-    // Untouched pages would all be the same one.
+    // Pages that were never written all map to the same zero page.
     pool.for_chunks(&mut memory, PART, &|i, piece| piece.fill(i as u8 | 1));
     let mut times: Vec<f64> = (0..rounds.max(1))
         .map(|_| {
@@ -30,8 +30,8 @@ pub fn measure_bandwidth(pool: &Pool, bytes: usize, rounds: usize) -> f64 {
     memory.len() as f64 / 1e9 / times[times.len() / 2]
 }
 
-/// Reads `memory` with the pool's threads, and returns the sum of its little-endian 64-bit words up to the last whole line of
-/// 64 bytes.
+/// Reads `memory` with the pool's threads. Returns the sum of its little-endian 64-bit words, without an incomplete
+/// last line of 64 bytes.
 pub fn read(pool: &Pool, memory: &[u8]) -> u64 {
     let sum = AtomicU64::new(0);
     pool.run(memory.len().div_ceil(PART), &|i| {

@@ -1,11 +1,11 @@
-//! Convolution over up to three spatial axes, as matmuls of packed windows; and depthwise convolution, directly.
+//! Convolution over up to three spatial axes as matmuls of packed windows, and depthwise convolution without packing.
 //!
 //! ```text
 //! image [batch, channels, d, h, w]  --windows-->  tokens [batch * positions, cols]  --matmul per group-->  [.., rows]
 //! cols of a group = channels of the group x taps of the kernel, in the order of the weights
 //! ```
-//! Windows are packed a block of positions at a time, so that they stay in L2 until they are multiplied. A result does not
-//! depend on blocks or threads, see [`crate::matmul_batch`].
+//! Windows are packed one block of positions at a time, so that they stay in L2 until they are multiplied. A result
+//! depends neither on blocks nor on threads, see [`crate::matmul_batch`].
 
 use crate::activations::PackedActivations;
 use crate::elementwise::{get, put};
@@ -18,31 +18,31 @@ use crate::{Isa, Matrix, Pool};
 use std::cell::RefCell;
 use std::ops::Range;
 
-/// Bytes of a group's weights that are prefetched at once, at most: half of an L1 cache of 32 KB.
+/// Most bytes of a group's weights that are prefetched at once: half of an L1 cache of 32 KB.
 const NEAR_BYTES: usize = 16 << 10;
 /// Bytes of packed windows that one thread multiplies at a time: a quarter of an L2 cache of 1 MB.
 const BLOCK_BYTES: usize = 256 << 10;
-/// Windows of a block at least, so that weights are decoded for many; a multiple of the six that are multiplied together.
+/// Fewest windows of a block, so that weights are decoded for many; a multiple of the six that are multiplied together.
 const MIN_BLOCK: usize = 24;
-/// Bytes of packed windows up to which threads share them and divide the rows of the weights.
+/// Most bytes of packed windows that threads share while they divide the rows of the weights.
 const SHARED_BYTES: usize = 1 << 20;
 /// Vectors of channels that depthwise convolution sums at a time: their sums and one factor each stay in registers.
 const DEPTHWISE_VECTORS: usize = 4;
 
-/// Describes where the windows of a convolution or a pool lie, on the axes d, h and w; those that are missing have size 1.
+/// Describes the windows of a convolution or a pool on the axes d, h and w; a missing axis has size 1.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Window {
-    /// Input.
+    /// Size of the input.
     pub size: [usize; 3],
-    /// Output.
+    /// Size of the output.
     pub out: [usize; 3],
-    /// Taps.
+    /// Taps of the kernel.
     pub kernel: [usize; 3],
-    /// Elements from window to window.
+    /// Input elements from window to window.
     pub strides: [usize; 3],
-    /// Elements from tap to tap.
+    /// Input elements from tap to tap.
     pub dilations: [usize; 3],
-    /// Zeros before the input.
+    /// Zeros padded before the input.
     pub before: [usize; 3],
 }
 
@@ -57,13 +57,13 @@ impl Window {
         self.out.iter().product()
     }
 
-    /// Splits a position into its indices.
+    /// Splits a position into its indices on d, h and w.
     fn indices(&self, position: usize) -> [usize; 3] {
         let [_, h, w] = self.out;
         [position / (h * w), position / w % h, position % w]
     }
 
-    /// Returns the taps of window `index` that lie inside of the input on an axis.
+    /// Returns the range of taps of window `index` that lie within the input, on one axis.
     #[inline]
     pub fn inside(&self, axis: usize, index: usize) -> Range<usize> {
         let (first, step) = (index * self.strides[axis], self.dilations[axis]);
@@ -72,7 +72,7 @@ impl Window {
         from.min(self.kernel[axis])..end.min(self.kernel[axis]).max(from.min(self.kernel[axis]))
     }
 
-    /// Returns where a tap of window `index` that lies inside reads.
+    /// Returns the input index that a tap of window `index` reads; the tap must lie within the input.
     #[inline]
     pub fn at(&self, axis: usize, index: usize, tap: usize) -> usize {
         index * self.strides[axis] + tap * self.dilations[axis] - self.before[axis]
@@ -94,7 +94,7 @@ pub struct Image<'a> {
     pub strides: [usize; 5],
 }
 
-/// Describes a convolution: equal groups of rows of `w`, each times the windows of its own channels.
+/// Describes a convolution: equal groups of rows of `w`, each multiplied with the windows of its own channels.
 #[derive(Debug)]
 pub struct Conv<'a> {
     /// Weights `[rows, cols]`.
@@ -103,7 +103,7 @@ pub struct Conv<'a> {
     pub groups: usize,
     /// Columns are `[taps, channels]` instead of `[channels, taps]`.
     pub taps_first: bool,
-    /// Windows.
+    /// Places of the windows.
     pub window: &'a Window,
     /// Input.
     pub x: Image<'a>,
@@ -117,7 +117,7 @@ thread_local! {
     static WINDOWS: RefCell<PackedActivations> = RefCell::default();
 }
 
-/// Writes the window of `token`, of the channels of group `group`.
+/// Writes a token's window for the channels of one group.
 fn gather(p: &Conv<'_>, group: usize, token: usize, out: &mut [f32]) {
     let (window, x) = (p.window, &p.x);
     let channels = x.channels / p.groups;
@@ -163,10 +163,10 @@ fn gather(p: &Conv<'_>, group: usize, token: usize, out: &mut [f32]) {
     }
 }
 
-/// Computes a convolution on all threads.
+/// Computes a convolution on all threads of the pool.
 ///
 /// # Panics
-/// Lengths do not fit.
+/// Lengths do not match.
 pub fn conv(pool: &Pool, p: &mut Conv<'_>) {
     let (rows, cols, groups) = (p.w.rows, p.w.cols, p.groups);
     assert!(groups > 0 && rows.is_multiple_of(groups), "rows in groups");
@@ -209,12 +209,12 @@ pub fn conv(pool: &Pool, p: &mut Conv<'_>) {
             let (g, first) = (part / blocks, part % blocks * block);
             let n = block.min(tokens - first);
             let w = p.w.row_range(g * per, (g + 1) * per);
-            // Weights arrive while the windows are packed.
+            // Prefetches the weights while the windows are packed.
             let stored = w.stored();
             prefetch(CacheLevel::L1, stored.as_ptr(), stored.len().min(NEAR_BYTES));
             packed.pack_gathered(pool, w.layout(), n, cols, &|t, out| gather(p, g, first + t, out));
             let bias = p.bias.map(|b| &b[g * per..(g + 1) * per]);
-            // SAFETY: the tokens' rows of the group are below `tokens * rows`.
+            // SAFETY: the tokens' rows of the group lie below `tokens * rows`.
             let y = OutputRows { y: unsafe { to.0.add(first * rows + g * per) }, stride: rows, bias };
             multiply_rows(isa, &w, TokenSelection::new(&packed, None), &RowTiles::all(&w, n), &y);
         }
@@ -225,7 +225,7 @@ pub fn conv(pool: &Pool, p: &mut Conv<'_>) {
     if work < PARALLEL_MATMUL {
         return compute(0..parts);
     }
-    // Parts of some microseconds.
+    // Joins parts so that each takes a few microseconds.
     let together = (parts * (PARALLEL_MATMUL / 4) / work).max(1);
     pool.run(parts.div_ceil(together), &|i| compute(i * together..parts.min((i + 1) * together)));
 }
@@ -235,9 +235,9 @@ pub fn conv(pool: &Pool, p: &mut Conv<'_>) {
 pub struct DepthwiseConv<'a> {
     /// Weights `[taps, channels]`.
     pub w: &'a [f32],
-    /// Windows.
+    /// Places of the windows.
     pub window: &'a Window,
-    /// Input, whose channels lie together.
+    /// Input; its channels are contiguous.
     pub x: Image<'a>,
     /// Result `[batch * positions, channels]`.
     pub y: &'a mut [f32],
@@ -245,10 +245,10 @@ pub struct DepthwiseConv<'a> {
     pub bias: Option<&'a [f32]>,
 }
 
-/// Computes a depthwise convolution on all threads; taps are added in ascending order, the bias last.
+/// Computes a depthwise convolution on all threads of the pool. Taps are added in ascending order, then the bias.
 ///
 /// # Panics
-/// Lengths do not fit, or channels do not lie together.
+/// Lengths do not match, or channels are not contiguous.
 pub fn depthwise_conv(pool: &Pool, p: &mut DepthwiseConv<'_>) {
     let channels = p.x.channels;
     assert!(channels == 1 || p.x.strides[1] == 1, "channels that lie together");
@@ -266,7 +266,7 @@ pub fn depthwise_conv(pool: &Pool, p: &mut DepthwiseConv<'_>) {
 }
 
 simd_fn! {
-    /// Computes some tokens from `first` on.
+    /// Computes depthwise convolution of consecutive tokens from `first` on.
     fn depthwise_tokens(w: &[f32], window: &Window, x: Image<'_>, bias: Option<&[f32]>, first: usize, y: &mut [f32]) = depthwise_on
 }
 
@@ -323,7 +323,7 @@ mod tests {
     use crate::test_data::{cases, noise};
     use proptest::prelude::*;
 
-    /// One output of a convolution of dense weights, as it is defined.
+    /// Computes one output of a dense convolution by its definition.
     fn expected(p: &Conv<'_>, w: &[f32], token: usize, row: usize) -> f64 {
         let (window, x) = (p.window, &p.x);
         let (channels, taps) = (x.channels / p.groups, window.taps());

@@ -9,7 +9,7 @@ use crate::simd::*;
 /// ```
 #[inline(always)]
 pub(crate) fn exp<L: F32x16>(x: L) -> L {
-    // As the second operand of max and min, NaN stays NaN.
+    // NaN as the second operand of max and min stays NaN.
     let low = L::splat(-87.3);
     let bounded = low.max(L::splat(88.7).min(x));
     let n = L::splat(127.0).min(bounded.mul(L::splat(std::f32::consts::LOG2_E)).round());
@@ -23,7 +23,7 @@ pub(crate) fn exp<L: F32x16>(x: L) -> L {
     x.if_below(low, L::splat(0.0), e)
 }
 
-/// Factors a and b of `x * sigmoid(x (a + b x^2))`: 2 sqrt(2/pi) and 0.044715 times that, as fp16 holds them.
+/// Factors a and b of `x * sigmoid(x (a + b x^2))`: `2 sqrt(2/pi)` and `0.044715 * 2 sqrt(2/pi)`, rounded to fp16.
 pub const GELU_FP16: [f32; 2] = [1.595_703_1, 0.071_350_1];
 
 /// Names the activation of a gate.
@@ -31,9 +31,9 @@ pub const GELU_FP16: [f32; 2] = [1.595_703_1, 0.071_350_1];
 pub enum Gate {
     /// GELU with the error function.
     Gelu,
-    /// The tanh form of GELU.
+    /// GELU in its tanh form.
     GeluTanh,
-    /// `x * sigmoid(x (a + b x^2))` with a and b of [`GELU_FP16`]: the tanh form, its factors rounded to fp16.
+    /// `x * sigmoid(x (a + b x^2))` with a and b of [`GELU_FP16`]: the tanh form with factors rounded to fp16.
     GeluFp16,
     /// `x * sigmoid(1.702 x)`
     GeluSigmoid,
@@ -41,7 +41,7 @@ pub enum Gate {
     Silu,
 }
 
-/// Returns `erfc(z)` of `z >= 0` within 2e-7 (Abramowitz and Stegun, formula 7.1.26).
+/// Computes `erfc(z)` for `z >= 0` within 2e-7 (Abramowitz and Stegun, formula 7.1.26).
 #[inline(always)]
 fn erfc<L: F32x16>(z: L) -> L {
     let one = L::splat(1.0);
@@ -53,7 +53,7 @@ fn erfc<L: F32x16>(z: L) -> L {
     p.mul(t).mul(exp(z.mul(z).mul(L::splat(-1.0))))
 }
 
-/// Returns `x * sigmoid(u)`; the tanh form of GELU is one, since `(1 + tanh u) / 2 = sigmoid(2 u)`.
+/// Computes the activation of a gate, mostly as `x * sigmoid(u)`; the tanh form has `(1 + tanh u) / 2 = sigmoid(2 u)`.
 #[inline(always)]
 fn activate<L: F32x16>(x: L, gate: Gate) -> L {
     let u = match gate {
@@ -78,7 +78,7 @@ fn activate<L: F32x16>(x: L, gate: Gate) -> L {
     x.div(e.add(L::splat(1.0)))
 }
 
-/// Loads sixteen elements from `i` on, or fewer filled with zeros.
+/// Loads sixteen elements from `i` on; zeros follow the end of `v`.
 #[inline(always)]
 pub(crate) fn get<L: F32x16>(v: &[f32], i: usize) -> L {
     match v.get(i..i + LANES).and_then(|v| v.try_into().ok()) {
@@ -118,7 +118,7 @@ simd_fn! {
     /// Computes `out = activation(gate) * up * factor`; slices are at least as long as `out`.
     ///
     /// # Panics
-    /// A slice is shorter.
+    /// A slice is shorter than `out`.
     pub fn apply_gate(gate: &[f32], up: &[f32], factor: f32, kind: Gate, out: &mut [f32]) = gated_on
 }
 
@@ -151,13 +151,13 @@ simd_fn! {
     pub fn softcap(x: &mut [f32], cap: f32) = softcap_on
 }
 
-/// Returns the largest element; NaN is skipped.
+/// Returns the largest element; skips NaN.
 #[inline(always)]
 pub(crate) fn largest<L: F32x16>(x: &[f32]) -> f32 {
     let mut largest = L::splat(f32::NEG_INFINITY);
     let n = x.len() / LANES * LANES;
     for i in (0..n).step_by(LANES) {
-        // As the first operand of max, NaN is dropped.
+        // NaN as the first operand of max is dropped.
         largest = get::<L>(x, i).max(largest);
     }
     let mut lanes = [0f32; LANES];
@@ -165,7 +165,7 @@ pub(crate) fn largest<L: F32x16>(x: &[f32]) -> f32 {
     lanes.iter().chain(&x[n..]).copied().fold(f32::NEG_INFINITY, f32::max)
 }
 
-/// Computes `x = e^(x - from)`, and returns the sum.
+/// Computes `x = e^(x - from)` in place. Returns the sum of the results.
 #[inline(always)]
 pub(crate) fn exp_from<L: F32x16>(x: &mut [f32], from: f32) -> f32 {
     let mut total = L::splat(0.0);
@@ -183,7 +183,7 @@ fn exp_sum_on<L: F32x16>(x: &mut [f32], sum: &mut f32) {
 }
 
 simd_fn! {
-    /// Computes `x = e^(x - max x)`, and the sum of that.
+    /// Computes `x = e^(x - max x)` in place, and the sum of the results.
     pub fn exp_and_sum(x: &mut [f32], sum: &mut f32) = exp_sum_on
 }
 

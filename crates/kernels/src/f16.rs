@@ -1,31 +1,31 @@
 //! Converts slices between fp16 and f32.
 //!
-//! The slice functions of the `half` crate, with F16C, reach 0.16 to 0.44 times the speed from 256 values on, and 0.05 to
-//! 0.11 times where they round in place through a buffer (EPYC 9004, 2026-11).
+//! The slice functions of the `half` crate, with F16C, reach 0.16 to 0.44 times this speed from 256 values on, and 0.05
+//! to 0.11 times where they round in place through a buffer (EPYC 9004, 2026-11).
 
 use crate::simd::{F32x16, LANES, simd_fn};
 
 simd_fn! {
-    /// Converts little-endian fp16 values.
+    /// Converts little-endian fp16 values to f32.
     ///
     /// # Panics
-    /// `out` is not half as long as `bytes`.
+    /// `bytes` has not twice the length of `out`.
     pub fn f16_to_f32(bytes: &[u8], out: &mut [f32]) = widen
 }
 
-/// Converts fp16 values from bits.
+/// Converts fp16 values, given as bits, to f32.
 ///
 /// # Panics
 /// The slices differ in length.
 pub fn f16_bits_to_f32(bits: &[u16], out: &mut [f32]) {
-    // SAFETY: the bytes of initialized integers, as many as there are.
+    // SAFETY: a view of initialized integers as bytes, of the same size.
     let bytes = unsafe { std::slice::from_raw_parts(bits.as_ptr().cast(), size_of_val(bits)) };
     const { assert!(cfg!(target_endian = "little")) };
     f16_to_f32(bytes, out);
 }
 
 simd_fn! {
-    /// Rounds values to fp16, as bits; ties to even, values out of range become infinite.
+    /// Rounds values to fp16, returned as bits; ties to even, values out of range become infinite.
     ///
     /// # Panics
     /// The slices differ in length.
@@ -82,7 +82,7 @@ fn round<L: F32x16>(values: &mut [f32]) {
     }
 }
 
-/// Loads at most sixteen values, filled with zeros.
+/// Loads at most sixteen values; zeros follow the end.
 #[inline(always)]
 fn load<L: F32x16>(values: &[f32]) -> L {
     match values.try_into() {

@@ -11,7 +11,7 @@ pub enum Isa {
     Neon,
     /// AVX2, FMA and F16C.
     Avx2,
-    /// AVX-512 F, BW, VL and VNNI, besides those of [`Isa::Avx2`]; BF16 where the processor has it.
+    /// AVX-512 F, BW, VL and VNNI on top of [`Isa::Avx2`]; BF16 where the processor has it.
     Avx512,
     /// Tiles of bytes (AMX) for batches of integers, [`Isa::Avx512`] for everything else. Never chosen by default: no
     /// processor has timed it.
@@ -21,7 +21,7 @@ pub enum Isa {
 const ALL: [Isa; 5] = [Isa::Scalar, Isa::Neon, Isa::Avx2, Isa::Avx512, Isa::Amx];
 
 impl Isa {
-    /// Returns the name that `ANEMOE_CPU` takes.
+    /// Returns the instruction set's name in the environment variable `ANEMOE_CPU`.
     pub fn name(self) -> &'static str {
         match self {
             Isa::Scalar => "scalar",
@@ -32,7 +32,7 @@ impl Isa {
         }
     }
 
-    /// Checks that this processor has it.
+    /// Tells whether this processor has the instruction set.
     pub fn is_available(self) -> bool {
         #[cfg(target_arch = "x86_64")]
         {
@@ -62,7 +62,7 @@ impl Isa {
         }
     }
 
-    /// Returns all that this processor has.
+    /// Iterates over the instruction sets that this processor has.
     pub fn available() -> impl DoubleEndedIterator<Item = Isa> {
         ALL.into_iter().filter(|isa| isa.is_available())
     }
@@ -70,13 +70,13 @@ impl Isa {
     /// Reads the environment variable `ANEMOE_CPU` (`scalar`, `neon`, `avx2`, `avx512`, `amx`); `None` where it is not set.
     ///
     /// # Errors
-    /// The name is none of these, or one that the processor lacks.
+    /// The name is unknown, or this processor lacks the instruction set.
     pub fn asked_for() -> Result<Option<Isa>, String> {
         let Some(name) = std::env::var_os("ANEMOE_CPU").filter(|name| !name.is_empty()) else {
             return Ok(None);
         };
         let wanted = ALL.into_iter().find(|isa| isa.name() == name);
-        // Probe only the requested one: AMX needs a permission from the kernel.
+        // Probes only the requested set: AMX needs a permission from the kernel.
         match wanted {
             Some(isa) if isa.is_available() => Ok(Some(isa)),
             _ => {
@@ -87,7 +87,7 @@ impl Isa {
         }
     }
 
-    /// Returns the one that is [asked for](Isa::asked_for), or the widest that this processor has, AMX left out.
+    /// Returns the set that is [asked for](Isa::asked_for), or else the widest that this processor has, except AMX.
     pub fn best() -> Isa {
         static BEST: OnceLock<Isa> = OnceLock::new();
         *BEST.get_or_init(|| match Isa::asked_for() {

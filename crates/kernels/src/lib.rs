@@ -17,7 +17,7 @@
 //! bandwidth      measures the memory                           product_speed  measures products in the caches
 //! ```
 //!
-//! Unsafe code is where `docs/architecture.md` says; everything public is safe.
+//! `docs/architecture.md` lists the places of unsafe code. Everything public is safe.
 //!
 //! # Tests
 //! They prove that

@@ -6,19 +6,19 @@
 //! HalfLut    entry as fp16, exactly                                        for exact matmul, tables of 64 and 256
 //! ```
 
-/// Holds tables of f32 as 8-bit codes: entry i of table g is close to `step[g] * code[g][i] + low[g]`.
+/// Holds tables of f32 as 8-bit codes: entry i of table g is about `step[g] * code[g][i] + low[g]`.
 #[derive(Clone, Debug)]
 pub struct Int8Lut {
-    /// Entries of a table.
+    /// Entries per table.
     entries: usize,
-    /// Tables of fewer than 16 entries are repeated to 16.
+    /// Codes. Tables of fewer than 16 entries are repeated to 16.
     codes: Vec<u8>, // [tables, max(entries, 16)]
     /// Step and low value of each table.
     lines: Vec<(f32, f32)>, // [tables]
 }
 
 impl Int8Lut {
-    /// Int8Lut for tables of `2^bits` entries, as many as there are; none where an entry is not finite.
+    /// Makes codes for all tables of `2^bits` entries in `lut`; `None` where an entry is not finite.
     pub fn new(lut: &[f32], bits: usize) -> Option<Int8Lut> {
         let entries = 1usize << bits;
         if bits > 8 || !lut.len().is_multiple_of(entries) || lut.iter().any(|v| !v.is_finite()) {
@@ -39,17 +39,17 @@ impl Int8Lut {
         Some(all)
     }
 
-    /// Checks that there are as many tables of `2^bits` entries as in `lut`.
+    /// Tells whether there are codes for each table of `2^bits` entries in `lut`.
     pub(crate) fn fits(&self, lut: &[f32], bits: usize) -> bool {
         self.entries == 1 << bits && self.entries * self.lines.len() == lut.len()
     }
 
-    /// Returns step and low value of a table.
+    /// Returns a table's step and low value.
     pub(crate) fn line(&self, table: usize) -> (f32, f32) {
         self.lines[table]
     }
 
-    /// Int8Lut of a table, of which there are N.
+    /// Returns the N codes of a table.
     #[inline(always)]
     pub(crate) fn table<const N: usize>(&self, table: usize) -> &[u8; N] {
         match self.codes[table * N..(table + 1) * N].try_into() {
@@ -59,7 +59,7 @@ impl Int8Lut {
     }
 }
 
-/// Holds tables of f32 as whole numbers: entry i of table g is `step[g] * word[g][i]`, exactly.
+/// Holds tables of f32 as whole numbers: entry i of table g is exactly `step[g] * word[g][i]`.
 ///
 /// The error of a matmul with up to 7000 columns is at most `5e-6 * max |w| * sum |x|`.
 #[derive(Clone, Debug)]
@@ -69,8 +69,8 @@ pub struct Int16Lut {
 }
 
 impl Int16Lut {
-    /// Makes words for tables of sixteen entries; none where an entry is no whole number of at most 15 bits times a power of
-    /// two that the table shares.
+    /// Makes words for tables of sixteen entries. `None` where an entry is not a whole number of at most 15 bits times
+    /// the table's power of two.
     pub fn new(lut: &[f32]) -> Option<Int16Lut> {
         let (tables, []) = lut.as_chunks::<16>() else { return None };
         let mut all = Int16Lut { tables: Vec::new(), steps: Vec::new() };
@@ -86,7 +86,7 @@ impl Int16Lut {
             for (word, v) in words.iter_mut().zip(table) {
                 let whole = v / step;
                 *word = whole as i16;
-                // True for NaN as well.
+                // NaN is unequal too.
                 if f32::from(*word) != whole {
                     return None;
                 }
@@ -97,20 +97,20 @@ impl Int16Lut {
         Some(all)
     }
 
-    /// Checks that there are as many tables as in `lut`.
+    /// Tells whether there are as many tables as in `lut`.
     pub(crate) fn fits(&self, lut: &[f32]) -> bool {
         self.tables.len() * 16 == lut.len()
     }
 }
 
-/// Holds tables of f32 that fp16 holds exactly: a lookup gives thirty-two entries where f32 has sixteen.
+/// Holds tables of f32 that fp16 represents exactly: a lookup gives thirty-two fp16 entries at once, sixteen f32 entries.
 #[derive(Clone, Debug)]
 pub struct HalfLut {
     pub(crate) halves: Vec<u16>, // [tables, entries]
 }
 
 impl HalfLut {
-    /// Makes fp16 of tables; none where an entry is a NaN or no fp16.
+    /// Makes fp16 tables; `None` where an entry is NaN or fp16 cannot represent it.
     pub fn new(lut: &[f32]) -> Option<HalfLut> {
         let half = |v: &f32| {
             let half = half::f16::from_f32(*v);
@@ -119,7 +119,7 @@ impl HalfLut {
         Some(HalfLut { halves: lut.iter().map(half).collect::<Option<_>>()? })
     }
 
-    /// Table `i` of N entries.
+    /// Returns the N entries of table `i`, as fp16 bits.
     #[inline(always)]
     pub(crate) fn table<const N: usize>(&self, i: usize) -> &[u16; N] {
         match self.halves[i * N..(i + 1) * N].try_into() {
@@ -134,16 +134,16 @@ fn step_of(largest: f32) -> f32 {
     f32::from_bits(largest.to_bits() & 0x7f80_0000) / 16384.0
 }
 
-/// Rounds the entries of a table so that [`Int16Lut`] holds it, by at most 2^-15 of the largest; entries of fp16 stay so.
+/// Rounds a table's entries so that [`Int16Lut`] can hold them, by at most 2^-15 of the largest. fp16 entries do not change.
 ///
-/// Tables whose largest magnitude is outside 1e-20 to 1e20 stay as they are.
+/// Tables whose largest magnitude lies outside 1e-20 to 1e20 do not change.
 pub fn round_to_int16(table: &mut [f32]) {
     let largest = table.iter().fold(0f32, |a, v| a.max(v.abs()));
     if !(1e-20..1e20).contains(&largest) {
         return;
     }
     let step = step_of(largest);
-    // Rounding up would give the largest another step.
+    // The clamp keeps the largest from rounding up, which would change the step.
     table.iter_mut().for_each(|v| *v = (*v / step).round_ties_even().clamp(-32767.0, 32767.0) * step);
 }
 

@@ -1,12 +1,12 @@
-//! Views of dense and compressed matrices, as they are stored.
+//! Views of dense and compressed matrices in their storage form.
 
 use crate::lut_tables::{HalfLut, Int8Lut, Int16Lut};
 use crate::weight_format::{Weight, WeightFormat};
 
-/// Columns of a block, which kernels decode and activations are packed by: 16 lanes of 8 indices of 4 bits.
+/// Columns of a block, the unit of decoding weights and packing activations: 16 lanes of 8 indices of 4 bits.
 pub(crate) const BLOCK: usize = 128;
 
-/// Says why a view cannot be made.
+/// Reason why a view cannot be made.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MatrixError(pub &'static str);
 
@@ -18,7 +18,7 @@ impl std::fmt::Display for MatrixError {
 
 impl std::error::Error for MatrixError {}
 
-/// Divides row and column numbers by multiplying: a division takes as long as the matmul of a short row.
+/// Divides row and column numbers by a multiplication: a division takes as long as the matmul of a short row.
 ///
 /// `n / by = (n * inverse) >> 64` for n below 2^32 (Lemire, Kaser, Kurz: Faster remainder by direct computation, 2019).
 #[derive(Clone, Copy, Debug)]
@@ -29,7 +29,7 @@ pub(crate) struct Divisor {
 }
 
 impl Divisor {
-    /// Divides by a number that is not zero.
+    /// Makes the divisor `by`, which must not be zero.
     pub fn new(by: usize) -> Divisor {
         Divisor { by, inverse: (u64::MAX / by as u64).wrapping_add(1) }
     }
@@ -47,21 +47,21 @@ impl Divisor {
     }
 }
 
-/// Views a matrix `[rows, cols]`, row-major, as it is stored.
+/// Views a matrix `[rows, cols]`, row-major, in its storage form.
 #[derive(Clone, Copy, Debug)]
 pub struct Matrix<'a> {
     pub(crate) weight: Weight<&'a [u8], &'a [f32]>,
-    /// Row of the storage that is row 0 here.
+    /// Row of the storage that is row 0 of the view.
     pub(crate) first: usize,
     pub(crate) rows: usize,
     pub(crate) cols: usize,
-    /// Matmul may be approximate.
+    /// True if matmul may be approximate.
     pub(crate) fast: bool,
-    /// Tables for approximate matmul.
+    /// Codes for approximate matmul.
     pub(crate) int8_lut: Option<&'a Int8Lut>,
-    /// Tables for exact matmul of integers.
+    /// Words for exact integer matmul.
     pub(crate) int16_lut: Option<&'a Int16Lut>,
-    /// Tables for exact matmul in f32, of 64 or 256 entries.
+    /// fp16 tables for exact f32 matmul, of 64 or 256 entries.
     pub(crate) half_lut: Option<&'a HalfLut>,
 }
 
@@ -97,7 +97,7 @@ impl<'a> Matrix<'a> {
         })
     }
 
-    /// Views dense f32.
+    /// Views dense f32 data.
     ///
     /// # Errors
     /// The data has another length.
@@ -105,7 +105,7 @@ impl<'a> Matrix<'a> {
         Matrix::dense(WeightFormat::F32, f32_bytes(data), rows, cols)
     }
 
-    /// Views dense fp16, little endian.
+    /// Views dense fp16 data, little endian.
     ///
     /// # Errors
     /// The data has another length.
@@ -138,7 +138,8 @@ impl<'a> Matrix<'a> {
         Matrix::new(Weight { format, elements, values: Some(lut), offsets: None }, rows, cols)
     }
 
-    /// Views linearly quantized weights: `scale * (q - offset)`, one of each for every `block.0` x `block.1` elements, row-major.
+    /// Views linearly quantized weights: `scale * (q - offset)`, one scale and offset for each `block.0` x `block.1`
+    /// elements, row-major.
     ///
     /// # Errors
     /// The bits are neither 4 nor 8, or a length does not fit.
@@ -163,7 +164,7 @@ impl<'a> Matrix<'a> {
         self.weight.values.unwrap_or_default()
     }
 
-    /// Checks that a kernel reads the rows in place: they start at bytes, and blocks of scales do not end inside a lane.
+    /// Tells whether a kernel reads the rows in place: rows start at bytes, and blocks of scales do not end within a lane.
     ///
     /// Other matrices are dequantized first.
     pub(crate) fn has_native_kernel(&self) -> bool {
@@ -197,22 +198,22 @@ impl<'a> Matrix<'a> {
         Matrix { first: self.first + start, rows: end - start, ..*self }
     }
 
-    /// Returns the bits of an element.
+    /// Returns the bits per element.
     fn bits(&self) -> usize {
         usize::from(self.weight.format.bits())
     }
 
-    /// Returns whether every row starts at a byte.
+    /// Tells whether every row starts at a byte.
     pub(crate) fn starts_rows_at_bytes(&self) -> bool {
         (self.cols * self.bits()).is_multiple_of(8)
     }
 
-    /// Returns the bytes that a matmul reads, without tables and scales.
+    /// Returns the bytes that a matmul reads, tables and scales excluded.
     pub fn bytes_read(&self) -> u64 {
         (self.rows as u64 * self.cols as u64 * self.bits() as u64).div_ceil(8)
     }
 
-    /// Returns the stored bytes of this view's rows, without tables and scales; none where rows do not start at bytes.
+    /// Returns the stored bytes of this view's rows, tables and scales excluded; empty where rows do not start at bytes.
     pub(crate) fn stored(&self) -> &'a [u8] {
         if !self.starts_rows_at_bytes() {
             return &[];
@@ -221,7 +222,7 @@ impl<'a> Matrix<'a> {
         &self.weight.elements[self.first * row..(self.first + self.rows) * row]
     }
 
-    /// Dequantizes all elements, row-major.
+    /// Dequantizes all elements to `[rows, cols]`, row-major.
     ///
     /// # Panics
     /// `out` has another length.
@@ -232,7 +233,7 @@ impl<'a> Matrix<'a> {
         }
     }
 
-    /// Dequantizes one row with scalar code, the reference of every kernel.
+    /// Dequantizes one row with scalar code, the reference for every kernel.
     pub(crate) fn decode_row(&self, row: usize, out: &mut [f32]) {
         let row = self.first + row;
         let start = row * self.cols;
@@ -268,9 +269,9 @@ impl<'a> Matrix<'a> {
     }
 }
 
-/// Returns the bytes of f32 values.
+/// Returns the bytes of f32 values, in native order.
 pub fn f32_bytes(values: &[f32]) -> &[u8] {
-    // SAFETY: the bytes of initialized floats, as many as there are.
+    // SAFETY: a view of initialized floats as bytes, of the same size.
     unsafe { std::slice::from_raw_parts(values.as_ptr().cast(), size_of_val(values)) }
 }
 
@@ -278,7 +279,7 @@ fn check(ok: bool, what: &'static str) -> Result<(), MatrixError> {
     if ok { Ok(()) } else { Err(MatrixError(what)) }
 }
 
-/// Returns element `i` of a stream of elements of `bits` bits.
+/// Returns element `i` of a packed stream of `bits` bits per element.
 #[inline]
 fn element(data: &[u8], bits: u8, i: usize) -> usize {
     match bits {

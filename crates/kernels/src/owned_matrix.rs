@@ -1,10 +1,10 @@
-//! Matrices together with what stores them, and with the tables that their matmuls look up.
+//! Matrices that own their storage and their lookup tables.
 
 use crate::lut_tables::{HalfLut, Int8Lut, Int16Lut};
 use crate::matrix::{Matrix, MatrixError};
 use crate::weight_format::{Weight, WeightFormat};
 
-/// Holds a matrix together with what stores it: checked when it is made, viewed at every matmul.
+/// Holds a matrix with its storage. Checked once when it is made; every matmul takes a view.
 #[derive(Debug)]
 pub struct OwnedMatrix<D> {
     weight: Weight<D, Vec<f32>>,
@@ -19,7 +19,7 @@ pub struct OwnedMatrix<D> {
 }
 
 impl<D: AsRef<[u8]>> OwnedMatrix<D> {
-    /// Holds a weight as a matrix; matmuls are exact, of f32, until [`OwnedMatrix::prepare`].
+    /// Makes a matrix of a weight. Matmuls are exact, in f32, until [`OwnedMatrix::prepare`].
     ///
     /// # Errors
     /// Fails like [`Matrix::new`].
@@ -30,7 +30,7 @@ impl<D: AsRef<[u8]>> OwnedMatrix<D> {
         Ok(OwnedMatrix { weight, bytes, rows, cols, fast, int8_lut, int16_lut, half_lut })
     }
 
-    /// Makes what approximate (`fast`) or exact matmuls look up, where the format has it.
+    /// Prepares approximate (`fast`) or exact matmul: makes the lookup tables that the format needs.
     pub fn prepare(&mut self, fast: bool) {
         let lut = self.weight.values.as_deref().unwrap_or_default();
         let (int8, int16) = match self.weight.format {
@@ -51,12 +51,12 @@ impl<D: AsRef<[u8]>> OwnedMatrix<D> {
         self.int16_lut = int16.filter(|_| takes_int16);
     }
 
-    /// Returns the format.
+    /// Returns the storage format.
     pub fn format(&self) -> WeightFormat {
         self.weight.format
     }
 
-    /// Returns whether [`OwnedMatrix::prepare`] made approximate matmuls.
+    /// Tells whether [`OwnedMatrix::prepare`] chose approximate matmul.
     pub fn is_fast(&self) -> bool {
         self.fast
     }
@@ -66,10 +66,10 @@ impl<D: AsRef<[u8]>> OwnedMatrix<D> {
         &self.weight.elements
     }
 
-    /// Views the matrix.
+    /// Returns a view of the matrix.
     pub fn view(&self) -> Matrix<'_> {
         let weight = borrow(&self.weight);
-        // The other lengths cannot change: they are of vectors that nothing else sees.
+        // The other lengths cannot change: nothing else has access to their vectors.
         assert_eq!(weight.elements.len(), self.bytes, "the bytes of a weight have changed");
         Matrix {
             weight,

@@ -1,12 +1,12 @@
 //! Threads for short jobs.
 //!
-//! A decoded token is some hundred jobs of a few microseconds to a millisecond each. A thread that has just
-//! worked polls for the next job for 200 microseconds before it sleeps, so that a job starts within a microsecond. The caller
-//! works on its job too, and never waits for a thread that has not joined.
+//! Decoding a token takes some hundred jobs of a few microseconds to a millisecond each. After work, a thread polls for
+//! the next job for 200 microseconds before it sleeps, so that a job starts within a microsecond. The caller works on
+//! its job too, and never waits for a thread that has not joined.
 //!
 //! ```text
 //! state:  | job number, 32 bits | open | threads at work, 31 bits |
-//! parts:  thread i begins with run i of the parts, in order; then it takes what is left of the other runs
+//! parts:  thread i first takes run i of the parts, in order; then the parts left in the other runs
 //! ```
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -24,7 +24,7 @@ pub struct Pool {
     threads: usize,
 }
 
-/// State of the current job: its number, an open flag, and how many threads are working on it.
+/// Fields of the current job's state: its number, an open flag, and the number of threads at work.
 const OPEN: u64 = 1 << 31;
 const WORKERS: u64 = OPEN - 1;
 const JOB: u64 = 1 << 32;
@@ -32,12 +32,12 @@ const JOB: u64 = 1 << 32;
 struct PoolShared {
     /// `JOB * number | OPEN | workers`
     state: AtomicU64,
-    /// Next part of each thread's own run of parts.
+    /// Next part of each thread's run of parts.
     next: Vec<Next>,
     parts: AtomicUsize,
-    /// Address of a `PoolJob` on the stack of whoever started it.
+    /// Address of a `PoolJob` on the stack of the thread that started it.
     job: AtomicUsize,
-    /// One job at a time.
+    /// Held by the thread whose job runs: one job at a time.
     busy: Mutex<()>,
     sleepers: AtomicUsize,
     asleep: Mutex<()>,
@@ -75,19 +75,19 @@ impl Pool {
         let mut started = 1;
         for i in 1..threads {
             let thread = std::thread::Builder::new().name(format!("anemoe-{i}"));
-            // A pool works with fewer threads than wanted.
+            // A pool works with fewer threads than asked for.
             started += usize::from(thread.spawn(move || shared.serve(i)).is_ok());
         }
         Pool { shared, threads: started }
     }
 
-    /// Sets the number of threads of [`Pool::global`]; false when that exists already.
+    /// Sets the number of threads of [`Pool::global`]. Returns false if that pool exists or the number was set before.
     pub fn set_threads(threads: usize) -> bool {
         WANTED.set(threads).is_ok() && GLOBAL.get().is_none()
     }
 
-    /// Returns the process' pool: as many threads as [`Pool::set_threads`] or the environment variable `ANEMOE_THREADS` says, else one
-    /// per processor.
+    /// Returns the pool of the process. Its number of threads is, in this order, that of [`Pool::set_threads`], that of
+    /// the environment variable `ANEMOE_THREADS`, or the number of processors.
     pub fn global() -> &'static Pool {
         GLOBAL.get_or_init(|| {
             let said = || std::env::var("ANEMOE_THREADS").ok().and_then(|v| v.parse().ok());
@@ -102,8 +102,8 @@ impl Pool {
         self.threads
     }
 
-    /// Calls `part` with every number below `parts`, on several threads, and returns when all calls have. From inside a part,
-    /// or while another caller's job runs, the calls are made one after the other.
+    /// Calls `part` with every number below `parts` on several threads, and returns after the last call. From inside a
+    /// part, or while another caller's job runs, it makes the calls one after the other.
     ///
     /// # Panics
     /// A part panicked.
@@ -111,7 +111,7 @@ impl Pool {
         let alone = self.threads == 1 || parts < 2;
         let free = || match self.shared.busy.try_lock() {
             Ok(guard) => Some(guard),
-            // A job that panicked has ended all the same.
+            // A job that panicked has ended as well.
             Err(TryLockError::Poisoned(guard)) => Some(guard.into_inner()),
             Err(TryLockError::WouldBlock) => None,
         };
@@ -151,7 +151,7 @@ impl Pool {
         assert!(failed == 0, "a part of a parallel job panicked");
     }
 
-    /// Cuts `values` into chunks of `size` and calls `piece` with the number and the contents of each, on several threads.
+    /// Cuts `values` into chunks of `size` elements and calls `piece` with each chunk's index and elements, on several threads.
     pub fn for_chunks<T: Send>(
         &self,
         values: &mut [T],
@@ -178,7 +178,7 @@ impl Drop for Pool {
 }
 
 struct Pieces<T>(*mut T);
-// SAFETY: threads get disjoint parts of what it points to.
+// SAFETY: threads access disjoint parts of the memory.
 unsafe impl<T: Send> Sync for Pieces<T> {}
 
 impl PoolShared {
@@ -187,12 +187,12 @@ impl PoolShared {
         (thread as u128 * parts as u128 / self.next.len() as u128) as usize
     }
 
-    /// Lets no thread begin another part.
+    /// Keeps threads from starting another part.
     fn stop(&self, parts: usize) {
         self.next.iter().for_each(|next| next.0.store(parts, Ordering::Relaxed));
     }
 
-    /// Works on the parts of the thread's run, in order, then on what is left of the others'.
+    /// Works on the parts of the thread's own run, in order, then on parts left in other runs.
     fn work(&self, thread: usize, part: &(dyn Fn(usize) + Sync), parts: usize) {
         let n = self.next.len();
         for i in 0..n {
@@ -224,8 +224,8 @@ impl PoolShared {
                 seen = state / JOB;
                 let job = self.job.load(Ordering::Relaxed) as *const PoolJob<'_>;
                 let parts = self.parts.load(Ordering::Relaxed);
-                // SAFETY: the state counted this thread in while the job was open; whoever started the job keeps it alive
-                // until the count is zero again.
+                // SAFETY: the state counted this thread in while the job was open. The thread that started the job
+                // keeps it alive until the count is zero again.
                 let part = unsafe { (*job).0 };
                 let done =
                     std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| self.work(index, part, parts)));

@@ -1,4 +1,4 @@
-//! Measures how fast this machine multiplies by weights that lie in its caches.
+//! Measures how fast this machine multiplies by weights in its caches.
 
 use crate::{
     Columns, HalfLut, Int8Lut, Int16Lut, MatMul, Matrix, PackedActivations, Pool, matmul_batch,
@@ -6,22 +6,22 @@ use crate::{
 };
 use std::time::Instant;
 
-/// Bytes of the matrix: with its activations it fits into the second cache of two cores.
+/// Bytes of the matrix: it fits with its activations into the L2 caches of two cores.
 const BYTES: usize = 512 << 10;
 /// Columns of the matrix.
 const COLS: usize = 1024;
 /// Rows that share a table.
 const ROWS_PER_TABLE: usize = 32;
-/// Products in a round: a few milliseconds.
+/// Matmuls of a round: a few milliseconds.
 const PER_ROUND: usize = 16;
 
-/// Measures multiply-adds per second of the pool's threads, the fastest of `rounds`, for a matrix of `bits` (4, 6 or 8: tables;
-/// 16: fp16) by `tokens` tokens. `fast` takes 8-bit activations, or bf16, as the executor's fast mode does. Other numbers of bits
-/// count as 16.
+/// Measures the multiply-adds per second of the pool's threads, the fastest of `rounds`. The matrix has `bits` bits per
+/// weight (4, 6 or 8: tables; any other number: fp16) and is multiplied by `tokens` tokens. `fast` uses 8-bit or bf16
+/// activations, as the executor's fast mode does.
 pub fn measure_multiply_adds(pool: &Pool, bits: usize, fast: bool, tokens: usize, rounds: usize) -> f64 {
     let bits = if matches!(bits, 4 | 6 | 8) { bits } else { 16 };
     let rows = BYTES * 8 / bits / COLS / ROWS_PER_TABLE * ROWS_PER_TABLE;
-    // As fp16, magnitudes from 1 to 2; as indices, all of them.
+    // fp16 values have magnitudes from 1 to 2; indices take all values.
     let noise = |i: usize| (i.wrapping_mul(0x9e37_79b9) >> 7) as u16 & 0x83ff | 0x3c00;
     let elements: Vec<u8> = (0..rows * COLS * bits / 16).flat_map(|i| noise(i).to_le_bytes()).collect();
     let mut lut: Vec<f32> = match bits {
@@ -49,7 +49,7 @@ pub fn measure_multiply_adds(pool: &Pool, bits: usize, fast: bool, tokens: usize
     packed.pack(pool, w.layout(), columns, tokens, COLS);
     let mut y = vec![0f32; rows * tokens];
     let mut best = f64::INFINITY;
-    // The first round brings the weights into the caches.
+    // One extra round at the start brings the weights into the caches.
     for _ in 0..=rounds.max(1) {
         let started = Instant::now();
         for _ in 0..PER_ROUND {
@@ -70,7 +70,7 @@ mod tests {
         let pool = Pool::new(2);
         for bits in [4, 6, 8, 16] {
             for fast in [false, true] {
-                // Slower than any processor, faster than none.
+                // A rate below that of any processor.
                 assert!(measure_multiply_adds(&pool, bits, fast, 2, 1) > 1e6, "{bits} {fast}");
             }
         }

@@ -5,7 +5,7 @@ use crate::simd::*;
 
 /// Holds the constants of `x / sqrt(max(mean(x^2) + eps + relative_eps * s^2, relative_least * s^2))` with `s = max|x| + floor`.
 ///
-/// `relative_eps`, `relative_least` and `floor` are those of norms that divide by a multiple of s first, so that squares fit
+/// `relative_eps`, `relative_least` and `floor` serve norms that first divide by a multiple of s, so that squares fit
 /// into fp16.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RmsNorm {
@@ -15,7 +15,7 @@ pub struct RmsNorm {
     pub relative_eps: f32,
     /// The least mean of squares, in units of `(max|x| + floor)^2`.
     pub relative_least: f32,
-    /// See `relative_eps`.
+    /// Added to `max|x|`.
     pub floor: f32,
 }
 
@@ -34,7 +34,7 @@ fn rms_norm_on<L: F32x16>(x: &[f32], weight: Option<&[f32]>, norm: RmsNorm, out:
     let scale = lanes.iter().copied().fold(0f32, f32::max) + norm.floor;
     let mean = sum.horizontal_sum() / n as f32 + norm.eps + norm.relative_eps * scale * scale;
     let mean = mean.max(norm.relative_least * scale * scale);
-    // Zeros stay zeros.
+    // A vector of zeros stays zeros.
     let factor = L::splat(if mean == 0.0 { 0.0 } else { 1.0 / mean.sqrt() });
     for i in (0..n).step_by(LANES) {
         let mut v = get::<L>(x, i).mul(factor);
@@ -49,7 +49,7 @@ simd_fn! {
     /// Computes `out = x / sqrt(mean(x^2) + ..) * weight`, see [`RmsNorm`]; slices are at least as long as `out`.
     ///
     /// # Panics
-    /// A slice is shorter.
+    /// A slice is shorter than `out`.
     pub fn rms_norm(x: &[f32], weight: Option<&[f32]>, norm: RmsNorm, out: &mut [f32]) = rms_norm_on
 }
 
@@ -79,7 +79,7 @@ mod tests {
             &mut zero,
         );
         assert_eq!(zero, [0.0; 5]);
-        // One element of 1000: its square's mean is below the least one of a hundredth.
+        // One nonzero element of 1000: the mean of squares lies below `relative_least`, one hundredth.
         let mut x = [0f32; 1000];
         x[3] = 2.0;
         let mut out = [0f32; 1000];

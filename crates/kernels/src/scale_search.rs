@@ -1,17 +1,17 @@
-//! Searches scales for linear quantization, and quantizes.
+//! Searches scales for linear quantization, and quantizes with them.
 //!
 //! ```text
-//! value v  ->  q = clamp(round(v / scale + zero), low, high)  ->  scale * (q - zero)        error = sum mass (v - that)^2
+//! value v  ->  q = clamp(round(v / scale + zero), low, high)  ->  v' = scale * (q - zero)        error = sum mass (v - v')^2
 //! ```
 //!
-//! Sixteen grids are tried on each value at once, one per lane, so that nothing is added across lanes.
+//! Each value is tried on sixteen grids at once, one per lane, so that no sum crosses lanes.
 
 use crate::Isa;
 use crate::simd::{F32x16, LANES, ROUND, simd_fn};
 
-/// Grids that are tried together.
+/// Grids tried together, one per lane.
 pub const GRIDS: usize = LANES;
-/// Values whose errors are added in f32 before they go to f64.
+/// Values whose errors are summed in f32 before the sum goes to f64.
 const RUN: usize = 256;
 
 type ScaleRow = [f32; GRIDS];
@@ -19,9 +19,9 @@ type ScaleRow = [f32; GRIDS];
 /// Holds sixteen grids `scale * (q - zero)` with integers q from `low` to `high`.
 #[derive(Clone, Copy, Debug)]
 pub struct Grids {
-    /// Positive.
+    /// Scale; positive.
     pub scale: ScaleRow,
-    /// Integer that stands for 0.
+    /// Integer of the value 0.
     pub zero: ScaleRow,
     /// Smallest q; not below -2^21.
     pub low: f32,
@@ -48,7 +48,7 @@ pub struct ErrorSums {
     pub largest: f32,
 }
 
-/// Rounds to the nearest positive fp16 value; 2^-24 for NaN.
+/// Rounds to the nearest positive fp16 value, at least 2^-24; NaN gives 2^-24.
 #[inline(always)]
 fn to_half<V: F32x16>(v: V) -> V {
     // Rounds to 11 significant bits by Veltkamp's splitting, or to a multiple of 2^-24 below 2^-14.
@@ -57,11 +57,11 @@ fn to_half<V: F32x16>(v: V) -> V {
     let normal = c.add(c.add(v.mul(minus_one)).mul(minus_one));
     let subnormal = v.add(V::splat(0.75)).add(V::splat(-0.75));
     let half = v.if_below(V::splat(6.103_515_6e-5), subnormal, normal);
-    // Max and min return the second operand for NaN.
+    // max and min return their second operand for NaN.
     half.max(V::splat(5.960_464_5e-8)).min(V::splat(65504.0))
 }
 
-/// Returns the sum of mass times squared error on each grid. Without masses each value counts 1.
+/// Returns the sum of mass times squared error on each grid. Without masses, each value has mass 1.
 ///
 /// # Panics
 /// Masses and values differ in number, or the processor lacks `isa`.
@@ -70,8 +70,8 @@ pub fn sum_grid_errors(isa: Isa, values: &[f32], masses: Option<&[f32]>, grids: 
     run_asymmetric_errors(isa, values, masses, grids)
 }
 
-/// Finds the scale whose signed integers of `bits` bits are nearest to `values`: a positive fp16 value, 1 where all values are
-/// zero. Without masses each value counts 1.
+/// Finds the scale whose signed integers of `bits` bits have the least error on `values`: a positive fp16 value; 1
+/// where all values are zero. Without masses, each value has mass 1.
 ///
 /// # Panics
 /// Masses and values differ in number, the bits are not 2 to 8, or the processor lacks `isa`.
@@ -89,14 +89,14 @@ pub fn find_extremes(isa: Isa, values: &[f32]) -> (f32, f32) {
 /// Holds a grid: a value is `scale * (q - zero)`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ScaleAndZero {
-    /// Positive.
+    /// Scale; positive.
     pub scale: f32,
-    /// Integer that stands for 0.
+    /// Integer of the value 0.
     pub zero: f32,
 }
 
-/// Quantizes `values` to integers from `-2^(bits-1)` to `2^(bits-1) - 1`, and returns the errors. Each of `grids` holds for an
-/// equal run of the values.
+/// Quantizes `values` to integers from `-2^(bits-1)` to `2^(bits-1) - 1`, written to `codes`. Returns the error sums.
+/// `grids` divide the values into equal runs, one grid each.
 ///
 /// # Panics
 /// Lengths differ or do not divide, the bits are not 2 to 8, or the processor lacks `isa`.
@@ -128,13 +128,13 @@ simd_fn! {
     fn run_apply(isa: Isa; values: &[f32], importance: Option<&[f32]>, grids: &[ScaleAndZero], bits: u8, codes: &mut [i8]) -> ErrorSums = apply
 }
 
-/// Returns the range of a signed integer.
+/// Returns the smallest and the largest signed integer of `bits` bits.
 fn range(bits: u8) -> (f32, f32) {
     let half = (1i32 << (bits - 1)) as f32;
     (-half, half - 1.0)
 }
 
-/// Returns the first sixteen elements.
+/// Returns the first sixteen elements of `v`.
 #[inline(always)]
 fn row(v: &[f32]) -> &ScaleRow {
     v.first_chunk().expect("a chunk of sixteen")
@@ -187,7 +187,7 @@ fn asymmetric_errors<V: F32x16>(values: &[f32], masses: Option<&[f32]>, grids: &
     total
 }
 
-/// Sums over some values: errors, value times integer, squared integers.
+/// Sums over values: errors, value times integer, squared integers.
 #[derive(Clone, Copy)]
 struct Partial<V> {
     error: V,
@@ -201,12 +201,12 @@ impl<V: F32x16> Partial<V> {
     }
 }
 
-/// Holds sixteen symmetric grids.
+/// Holds sixteen symmetric grids (`zero` = 0).
 #[derive(Clone, Copy)]
 struct Symmetric<V> {
     scale: V,
     inverse: V,
-    /// Ends of the integers' range, plus ROUND.
+    /// Smallest and largest integer, plus ROUND.
     low: V,
     high: V,
     round: V,
@@ -224,7 +224,7 @@ impl<V: F32x16> Symmetric<V> {
     #[inline(always)]
     fn one<const REFIT: bool, const MASS: bool>(&self, v: f32, mass: f32, sum: &mut Partial<V>) {
         let v = V::splat(v);
-        // Adding ROUND rounds to integers; they are clamped before it is subtracted.
+        // Adding ROUND rounds to integers; clamping comes before the subtraction.
         let q = v.mul_add(self.inverse, self.round).max(self.low).min(self.high).add(self.minus_round);
         let e = self.scale.neg_mul_add(q, v);
         let (we, wq) = match MASS {
@@ -239,8 +239,8 @@ impl<V: F32x16> Symmetric<V> {
     }
 }
 
-/// Returns errors on symmetric grids of at most `RUN` values, and sums for the scale that would be best on each if every value
-/// kept its integer.
+/// Sums the errors of at most `RUN` values on symmetric grids. With REFIT, also sums for each grid's best scale at
+/// fixed integers.
 #[inline(always)]
 fn run_errors<V: F32x16, const REFIT: bool>(
     values: &[f32],
@@ -283,8 +283,8 @@ fn run_errors<V: F32x16, const REFIT: bool>(
     }
 }
 
-/// Tries these scales on all values, and keeps the best if it beats `found`. Returns the scales that would suit each grid's
-/// integers best (NaN where all are zero), and the number of the best grid.
+/// Tries sixteen scales on all values; updates `found` if the best of them beats it. Returns each grid's best scale at
+/// fixed integers (NaN where all integers are zero), and the index of the best grid.
 #[inline(always)]
 fn attempt<V: F32x16, const REFIT: bool>(
     values: &[f32],
@@ -333,7 +333,7 @@ fn attempt<V: F32x16, const REFIT: bool>(
     (scale, best)
 }
 
-/// Returns the error on one grid of values, whose number is a multiple of the lanes.
+/// Returns the error of `values` on one grid, which all lanes share; their number is a multiple of the lanes.
 #[inline(always)]
 fn one_error<V: F32x16>(values: &[f32], grid: &Symmetric<V>) -> f32 {
     let mut error = V::splat(0.0);
@@ -346,7 +346,7 @@ fn one_error<V: F32x16>(values: &[f32], grid: &Symmetric<V>) -> f32 {
     error.horizontal_sum()
 }
 
-/// Returns the powers of a ratio, from 0 on.
+/// Returns the powers 0 to 15 of a ratio.
 const fn powers(ratio: f32) -> ScaleRow {
     let mut p = [1f32; GRIDS];
     let mut g = 1;
@@ -357,7 +357,7 @@ const fn powers(ratio: f32) -> ScaleRow {
     p
 }
 
-/// Scales fall by a factor of 2 in 14 steps for few bits, of 3 for many; WIDE falls further.
+/// Factors of scales: fall by 2 in 14 steps for few bits, by 3 for many bits; WIDE falls further.
 const FEW_BITS: ScaleRow = powers(0.950_5);
 const MANY_BITS: ScaleRow = powers(0.924_5);
 const WIDE: ScaleRow = powers(0.74);
@@ -372,8 +372,8 @@ const NEAR: ScaleRow = {
     p
 };
 
-/// Searches down from the scale at which all magnitudes fit. Then, for few bits, each candidate moves to the scale that suits its
-/// integers; for many bits, the best is refined.
+/// Searches downwards from the scale at which all magnitudes fit. For few bits each candidate then moves to the best
+/// scale for its integers; for many bits the best candidate is refined.
 #[inline(always)]
 fn search<V: F32x16>(values: &[f32], masses: Option<&[f32]>, bits: u8) -> f32 {
     let (lowest, highest) = ends::<V>(values);
@@ -381,13 +381,13 @@ fn search<V: F32x16>(values: &[f32], masses: Option<&[f32]>, bits: u8) -> f32 {
     if largest == 0.0 {
         return 1.0;
     }
-    // Masses that are all zero are ignored.
+    // All-zero masses are ignored.
     let masses = masses.filter(|m| m.iter().any(|&m| m > 0.0));
     let (low, high) = range(bits);
     let few = bits <= 4;
     let mut found = (1.0, f64::INFINITY);
-    // The first scale is that at which all values just fit; the last one makes the largest magnitude the last integer, as without
-    // a search.
+    // At the first scale all values just fit. The last candidate maps the largest magnitude to the largest integer, as
+    // without a search.
     let whole = (highest / high).max(lowest / low);
     let mut scales = if few { FEW_BITS } else { MANY_BITS };
     for s in &mut scales {
@@ -397,8 +397,8 @@ fn search<V: F32x16>(values: &[f32], masses: Option<&[f32]>, bits: u8) -> f32 {
     scales[GRIDS - 1] = largest / high;
     let (mut refit, mut best) =
         attempt::<V, true>(values, masses, to_half(V::load(&scales)), (low, high), &mut found);
-    // The best scale may be lower where few weights are far above the others, or the smallest of these scales was the best. In the
-    // first case larger scales are all equally bad, and the first of them came out, or already a small one did.
+    // The best scale may lie lower where few weights are far above the others, or where the best of these scales was
+    // the smallest. In the first case larger scales are all equally bad, so that the first or an already small one was chosen.
     let middle = (2..11).contains(&best);
     let limit = if few { 4.5 } else { 16.0 };
     if best == GRIDS - 2 || !middle && crest_is_high::<V>(values, masses, largest, limit) {
@@ -410,7 +410,7 @@ fn search<V: F32x16>(values: &[f32], masses: Option<&[f32]>, bits: u8) -> f32 {
         }
     }
     if few && masses.is_none() && values.len() <= RUN && values.len().is_multiple_of(GRIDS) {
-        // Moving only the best takes a sixteenth of the work and finds nearly as good a scale.
+        // Moving only the best candidate takes a sixteenth of the work and finds a nearly as good scale.
         let mut scales = [0f32; GRIDS];
         to_half(refit).store(&mut scales);
         let error = one_error(values, &Symmetric::<V>::new(V::splat(scales[best]), (low, high)));
@@ -421,7 +421,7 @@ fn search<V: F32x16>(values: &[f32], masses: Option<&[f32]>, bits: u8) -> f32 {
     found.0
 }
 
-/// Checks that the largest magnitude is more than `limit` times the root of the mean square.
+/// Tells whether the largest magnitude exceeds `limit` times the root of the mean square.
 #[inline(always)]
 fn crest_is_high<V: F32x16>(values: &[f32], masses: Option<&[f32]>, largest: f32, limit: f32) -> bool {
     let (mut square, mut mass) = (0f64, 0f64);
@@ -475,7 +475,7 @@ fn apply<V: F32x16>(
         let (scale, minus_zeros) = (V::splat(grid.scale), V::splat(-grid.zero));
         for start in (i * width..(i + 1) * width).step_by(GRIDS) {
             let n = GRIDS.min((i + 1) * width - start);
-            // A last, shorter row is filled with values that become zero without an error.
+            // A shorter last row is padded with values that become zero without error.
             let part = |from: &[f32]| match from[start..].first_chunk::<GRIDS>() {
                 Some(all) if n == GRIDS => V::load(all),
                 _ => {
@@ -486,7 +486,7 @@ fn apply<V: F32x16>(
             };
             let v = part(values);
             let q = v.mul_add(inverse, zeros).max(low).min(high).round();
-            // The last bits of the sum are the integer's.
+            // The low bits of the sum are the integer's bits.
             let mut bits = [0f32; GRIDS];
             q.add(integer_bits).store(&mut bits);
             let mut own = [0i8; GRIDS];
@@ -627,7 +627,7 @@ mod tests {
             let v = f32::from_bits(0x2f00_0000 + i * 4001);
             let expected = f16::from_f32(v).to_f32().clamp(5.960_464_5e-8, 65504.0);
             let found = half(v);
-            // Ties may go either way.
+            // Ties may round either way.
             assert!(
                 f16::from_f32(found).to_f32() == found && (found - v).abs() <= (expected - v).abs() * 1.000_1,
                 "{v}: {found} for {expected}"

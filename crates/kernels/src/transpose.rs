@@ -4,26 +4,26 @@ use crate::Pool;
 use crate::simd::{F32x16, LANES, simd_fn};
 use std::ops::Range;
 
-/// Rows of a part: four cache lines of each column that is read.
+/// Rows of a part: four cache lines of each column of the source.
 const PART: usize = 4 * LANES;
-/// Columns of a part: with few rows there are no other parts.
+/// Columns of a part; few rows make parts by columns only.
 const COLUMNS: usize = 256 * LANES;
-/// Elements from which on several threads are used: some microseconds.
+/// Elements from which on several threads are used: a few microseconds of work.
 const PARALLEL_TRANSPOSE: usize = 1 << 14;
 
-/// Locates a matrix: what is read has element (r, c) at `first + r + c * stride`, what is written at `first + r * stride + c`.
+/// Locates a matrix. Source: element (r, c) at `first + r + c * stride`. Target: element (r, c) at `first + r * stride + c`.
 #[derive(Clone, Copy, Debug)]
 pub struct Strided {
     /// Index of the first element.
     pub first: usize,
-    /// Elements from column to column of what is read, from row to row of what is written.
+    /// Elements from column to column of the source, from row to row of the target.
     pub stride: usize,
 }
 
-/// Copies `[rows, cols]` from `x`, whose rows are contiguous, to `out`, whose columns are.
+/// Copies `[rows, cols]` from `x`, whose columns are contiguous, to `out`, whose rows are contiguous.
 ///
 /// # Panics
-/// An element is outside, or rows of `out` overlap.
+/// An element lies outside `x` or `out`, or rows of `out` overlap.
 pub fn transpose(
     pool: &Pool,
     (rows, cols): (usize, usize),
@@ -33,10 +33,10 @@ pub fn transpose(
     exchange_all(pool, (rows, cols), (x, from), (out, to), false);
 }
 
-/// Adds the transposed `x` to `out`, see [`transpose`].
+/// Adds the transpose of `x` to `out`, see [`transpose`].
 ///
 /// # Panics
-/// An element is outside, or rows of `out` overlap.
+/// An element lies outside `x` or `out`, or rows of `out` overlap.
 pub fn transpose_add(
     pool: &Pool,
     sizes: (usize, usize),
@@ -75,14 +75,14 @@ fn exchange_all(
 }
 
 struct Out(*mut f32);
-// SAFETY: parts write disjoint rows, or disjoint columns of the same ones.
+// SAFETY: parts write disjoint rows, or disjoint columns of the same rows.
 unsafe impl Sync for Out {}
 
 simd_fn! {
     fn exchange(x: &[f32], from: Strided, out: &Out, to: Strided, rows: Range<usize>, cols: usize, add: bool) = exchange_on
 }
 
-/// Transposes some rows; they lie inside, see [`exchange_all`].
+/// Transposes `rows` by `cols` elements, which lie within both matrices, see [`exchange_all`].
 #[inline(always)]
 fn exchange_on<L: F32x16>(
     x: &[f32],
@@ -93,8 +93,8 @@ fn exchange_on<L: F32x16>(
     cols: usize,
     add: bool,
 ) {
-    // SAFETY: row r of `out` lies inside of it from column c on, see `exchange_all`; rows do not overlap, and each column of one is
-    // of one part.
+    // SAFETY: row r of `out` lies within it from column c on, see `exchange_all`. Rows do not overlap, and each of
+    // their columns belongs to one part.
     let row = |r: usize, c: usize, n: usize| unsafe {
         std::slice::from_raw_parts_mut(out.0.add(to.first + r * to.stride + c), n)
     };
@@ -113,7 +113,7 @@ fn exchange_on<L: F32x16>(
             }
         }
     }
-    // Few rows, or few columns: a block would be mostly empty.
+    // A block would be mostly empty for few rows or few columns.
     let one_by_one = |rows: Range<usize>, columns: Range<usize>| {
         for r in rows.filter(|_| !columns.is_empty()) {
             let column = x[from.first + r + columns.start * from.stride..].iter().step_by(from.stride.max(1));

@@ -1,5 +1,4 @@
-//! Formats of stored weights, declared once: as they are planned, in a program, in a file of their own, mapped, and in the
-//! view that kernels read.
+//! Formats of stored weights, declared once for plans, programs, files, mapped files and the views that kernels read.
 //!
 //! ```text
 //! format   elements, packed least significant bit first     values                        weight
@@ -33,7 +32,7 @@ pub enum WeightFormat {
     Int {
         /// 4 or 8.
         bits: u8,
-        /// Integers are in two's complement, as in every file of ours.
+        /// True if integers are two's complement, as in every file that anemoe writes.
         #[serde(skip, default = "is_signed")]
         signed: bool,
         /// Rows that share a scale.
@@ -74,7 +73,7 @@ impl WeightFormat {
         }
     }
 
-    /// Returns the bits of an element.
+    /// Returns the bits per element.
     pub const fn bits(self) -> u8 {
         match self {
             WeightFormat::Fp16 => 16,
@@ -83,18 +82,18 @@ impl WeightFormat {
         }
     }
 
-    /// Returns whether elements have tables or scales.
+    /// Tells whether the format has tables or scales.
     pub const fn has_values(self) -> bool {
         matches!(self, WeightFormat::Lut { .. } | WeightFormat::Int { .. })
     }
 
-    /// Returns whether there are offsets, as many as scales.
+    /// Tells whether there are offsets, one per scale.
     pub const fn has_offsets(self) -> bool {
         matches!(self, WeightFormat::Int { offsets: true, .. })
     }
 
-    /// Counts the bytes of the elements, and the values: entries of all tables, or scales. None where the format does not fit
-    /// the matrix.
+    /// Returns the bytes of the elements, and the number of values (entries of all tables, or scales). `None` where the
+    /// format does not fit the matrix.
     pub(crate) fn lengths(self, rows: usize, cols: usize) -> Option<(u64, u64)> {
         let elements =
             (rows as u64).checked_mul(cols as u64)?.checked_mul(u64::from(self.bits()))?.div_ceil(8);
@@ -117,8 +116,8 @@ impl WeightFormat {
         Some((elements, values))
     }
 
-    /// Counts the bytes of elements, fp16 values and int8 offsets of a matrix in a file of its own; None when the format does
-    /// not fit it.
+    /// Returns the bytes of elements, fp16 values and int8 offsets of a matrix in a file of its own. `None` where the
+    /// format does not fit the matrix.
     pub fn layout(self, rows: usize, cols: usize) -> Option<(u64, u64, u64)> {
         let (elements, values) = self.lengths(rows, cols)?;
         Some((elements, values.checked_mul(2)?, if self.has_offsets() { values } else { 0 }))

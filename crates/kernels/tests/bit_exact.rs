@@ -1,4 +1,4 @@
-//! Digests of results: AVX2, AVX-512 and NEON give the same bits on every machine.
+//! Checks digests of results: AVX2, AVX-512 and NEON give the same bits on every machine.
 //!
 //! Change a digest only where the order of sums changes on purpose; the test prints the new one.
 
@@ -18,7 +18,7 @@ fn digest(values: &[f32]) -> u64 {
     bytes.fold(0xcbf2_9ce4_8422_2325, |h, b| (h ^ u64::from(b)).wrapping_mul(0x100_0000_01b3))
 }
 
-/// Multiplies a matrix by one token, then by several.
+/// Multiplies a matrix by 1 token, then by 21. Returns the concatenated results.
 fn multiply(isa: Isa, w: &Matrix<'_>) -> Vec<f32> {
     let mut all = Vec::new();
     for tokens in [1, 21] {
@@ -36,7 +36,7 @@ fn multiply(isa: Isa, w: &Matrix<'_>) -> Vec<f32> {
 
 #[test]
 fn matmul_has_these_bits() {
-    // Scalar code rounds products before it adds them; its activations are packed with other bits.
+    // Scalar code rounds products before it adds them, and packs activations differently.
     if Isa::best() == Isa::Scalar {
         return;
     }
@@ -127,7 +127,7 @@ fn vector_functions_have_these_bits() {
     y.copy_from_slice(&x);
     softcap(&mut y, 7.0);
     check("softcap", &y, 0x02e0_4f7b_43db_e5ee);
-    // Of one block of slots, and of several chunks.
+    // One block of slots, and several chunks.
     for (slots, d, expected) in [(45, 88, 0xf32d_4586_baea_ecc9), (2100, 40, 0x5ac3_e228_8a6c_d3a7)] {
         let s = AttentionShape { heads: 6, kv_heads: 2, tokens: 2, head_dim: d, slots };
         let values: Vec<u16> =

@@ -6,7 +6,7 @@
 //!          u32 0xDEADBEEF, u32 data type, u64 size in bytes, u64 offset of the data, u64 unused bits in the last byte, zeros
 //!          the data, directly behind
 //! ```
-//! A blob is known by the offset of its metadata. Everything is little endian.
+//! Little endian throughout. The offset of its metadata identifies a blob.
 
 use crate::mil::DataType;
 use crate::{Error, Result};
@@ -18,12 +18,12 @@ use std::sync::Arc;
 
 const VERSION: u32 = 2;
 const SENTINEL: u32 = 0xDEAD_BEEF;
-/// Metadata starts at multiples of this, and is as long; so is the header.
+/// Bytes of the header, bytes of a blob's metadata, and alignment of metadata.
 const UNIT: u64 = 64;
-/// Bytes that are written at a time: two of the pages in which Linux keeps a file that is written in such pieces.
+/// Bytes of one write: two of the 2 MB pages in which Linux caches a file that is written at this size.
 const BUFFER: usize = 4 << 20;
 
-/// Data types with their numbers in weight storage, which are not those of `MIL.proto`.
+/// Data types with their numbers in weight storage; `MIL.proto` has other numbers.
 const BLOB_TYPES: [(DataType, u32); 17] = [
     (DataType::Float16, 1),
     (DataType::Float32, 2),
@@ -44,14 +44,14 @@ const BLOB_TYPES: [(DataType, u32); 17] = [
     (DataType::Float8E5M2, 17),
 ];
 
-/// Writes blobs one after the other, each in as many pieces as wanted.
+/// Writes blobs one after the other; each blob may come in several pieces.
 pub struct BlobWriter {
     path: PathBuf,
     /// The file's name in errors.
     shown: PathBuf,
-    /// Created with the first blob: a package without blobs has no weight file.
+    /// The weight file. The first blob creates it: a package without blobs has no weight file.
     file: Option<File>,
-    /// Bytes that are not written yet, less than [`BUFFER`].
+    /// Bytes that are not written yet; fewer than [`BUFFER`].
     pending: Vec<u8>,
     position: u64,
     count: u32,
@@ -64,18 +64,18 @@ struct OpenBlob {
 }
 
 impl BlobWriter {
-    /// A writer for the file `path`, which is created with the first blob.
+    /// Makes a writer for the file `path`. The first blob creates the file.
     pub fn new(path: impl Into<PathBuf>) -> Self {
         let path = path.into();
         BlobWriter::named(path.clone(), path)
     }
 
-    /// Makes a writer like [`BlobWriter::new`], for a file that will be moved to `shown`: errors name it so.
+    /// Makes a writer like [`BlobWriter::new`] for a file that will be moved to `shown`: errors name `shown`.
     pub(crate) fn named(path: PathBuf, shown: PathBuf) -> Self {
         BlobWriter { path, shown, file: None, pending: Vec::new(), position: 0, count: 0, open: None }
     }
 
-    /// Blobs begun so far.
+    /// Returns the number of blobs begun so far.
     pub fn count(&self) -> u32 {
         self.count
     }
@@ -90,7 +90,7 @@ impl BlobWriter {
             }
         };
         self.position += bytes.len() as u64;
-        // Always at multiples of BUFFER, which `std::io::BufWriter` would not keep to.
+        // Writes start at multiples of BUFFER; `std::io::BufWriter` does not keep to that.
         while !bytes.is_empty() {
             let (now, later) = bytes.split_at(bytes.len().min(BUFFER - self.pending.len()));
             self.pending.extend_from_slice(now);
@@ -103,7 +103,7 @@ impl BlobWriter {
         Ok(())
     }
 
-    /// Starts a blob of `count` elements and gives the offset that names it.
+    /// Starts a blob of `count` elements. Returns the offset of its metadata, which identifies it.
     ///
     /// # Errors
     /// The type cannot be stored, the last blob was not ended, or writing fails.
@@ -136,10 +136,10 @@ impl BlobWriter {
         Ok(metadata)
     }
 
-    /// Adds bytes to the blob that was begun.
+    /// Appends packed elements to the blob that is open.
     ///
     /// # Errors
-    /// There are more than the blob holds, or writing fails.
+    /// No blob is open, the bytes exceed the size that it was begun with, or writing fails.
     pub fn write(&mut self, bytes: &[u8]) -> Result<()> {
         let path = &self.path;
         let wrong = || Error::invalid(path, "use: more bytes than the blob was begun with");
@@ -148,10 +148,10 @@ impl BlobWriter {
         self.put(bytes)
     }
 
-    /// Ends the blob that was begun; gives its offset again.
+    /// Ends the blob that is open. Returns the offset of its metadata.
     ///
     /// # Errors
-    /// It has fewer bytes than it was begun with.
+    /// No blob is open, or it has fewer bytes than it was begun with.
     pub fn end(&mut self) -> Result<u64> {
         match self.open.take() {
             Some(OpenBlob { metadata, remaining: 0 }) => Ok(metadata),
@@ -159,7 +159,7 @@ impl BlobWriter {
         }
     }
 
-    /// Writes a whole blob and gives its offset.
+    /// Writes a whole blob. Returns the offset of its metadata.
     ///
     /// # Errors
     /// Fails like [`BlobWriter::begin`] or [`BlobWriter::write`].
@@ -169,7 +169,8 @@ impl BlobWriter {
         self.end()
     }
 
-    /// Completes the header and flushes to disk. Gives the file's length, or `None` when there is no blob and so no file.
+    /// Completes the header and flushes the file to disk. Returns the file's length in bytes; `None` without blobs,
+    /// where no file exists.
     ///
     /// # Errors
     /// A blob was not ended, or writing fails.
@@ -190,7 +191,7 @@ impl BlobWriter {
     }
 }
 
-/// Gives the offset of a blob's metadata in a file that ends at `position` before it.
+/// Computes the offset of the next blob's metadata in a file of `position` bytes.
 fn metadata_offset(position: u64) -> u64 {
     position.max(UNIT).next_multiple_of(UNIT)
 }
@@ -203,10 +204,10 @@ pub struct BlobOffsets {
 }
 
 impl BlobOffsets {
-    /// Gives the offset of the next blob, of `count` elements.
+    /// Returns the offset that the next blob gets, one of `count` elements.
     ///
     /// # Errors
-    /// The file would have more bytes than a file can.
+    /// The file would exceed 2^63 - 1 bytes.
     pub fn append(&mut self, dtype: DataType, count: u64) -> Result<u64> {
         let metadata = metadata_offset(self.position);
         let end = dtype.packed_bytes(count).and_then(|size| (metadata + UNIT).checked_add(size));
@@ -237,7 +238,7 @@ struct BlobEntry {
     end: usize,
 }
 
-/// The bytes of a blob, for as long as this is held.
+/// A blob's bytes; keeps the weight file mapped.
 #[derive(Clone)]
 pub struct SharedBlob {
     file: Arc<BlobFile>,
@@ -246,7 +247,7 @@ pub struct SharedBlob {
 }
 
 impl SharedBlob {
-    /// The bytes, in the form of storage.
+    /// Returns the blob's packed elements.
     pub fn data(&self) -> &[u8] {
         &self.file.map[self.start..self.end]
     }
@@ -260,7 +261,7 @@ pub struct BlobFile {
 }
 
 impl BlobFile {
-    /// Maps and checks a weight file.
+    /// Maps a weight file read-only and checks it.
     ///
     /// # Errors
     /// The file cannot be mapped, or its header, a blob's metadata or the chain of blobs is wrong.
@@ -268,9 +269,8 @@ impl BlobFile {
         BlobFile::map(path, false)
     }
 
-    /// Opens a weight file like [`BlobFile::open`], for one who will read all of it again and again: parts
-    /// that are not in memory yet are read in large pieces, to pages of 2 MB where the file system has such.
-    /// Pages that are in memory stay as they are.
+    /// Opens a weight file like [`BlobFile::open`], for repeated reads of the whole file. On Linux it asks for pages of
+    /// 2 MB, which also makes the system read in large pieces. Pages that are in memory keep their size.
     ///
     /// # Errors
     /// Fails like [`BlobFile::open`].
@@ -280,29 +280,29 @@ impl BlobFile {
 
     fn map(path: &Path, to_run: bool) -> Result<BlobFile> {
         let file = anemoe_io::open_input(path, u64::MAX).map_err(|e| Error::io(path, e))?;
-        // SAFETY: the map is only read. A file that another process shortens meanwhile ends this one with a signal, as for
-        // every program that maps its weights.
+        // SAFETY: the map is only read. A file that another process shortens meanwhile ends this process with a signal,
+        // as in every program that maps its weights.
         #[allow(unsafe_code)]
         let map = unsafe { memmap2::Mmap::map(&file) }.map_err(|e| Error::io(path, e))?;
         #[cfg(target_os = "linux")]
         if to_run {
-            // Before anything is read, since what is read keeps the size of its pages. Without such pages it works as well.
+            // Advice comes before the first read: pages that are in memory keep their size. A refusal does no harm.
             let _ = map.advise(memmap2::Advice::HugePage);
         }
         #[cfg(not(target_os = "linux"))]
         let _ = to_run;
         let blobs = index(&map).map_err(|what| Error::invalid(path, format!("weight file: {what}")))?;
         let file = BlobFile { path: path.to_path_buf(), map, blobs };
-        // The walk has read a few bytes behind each blob, and the system mapped what lies around them: of a bundle of many
-        // packages, gigabytes that nobody has asked for.
+        // The check reads a few bytes behind each blob, and the system maps the pages around them: gigabytes for a
+        // bundle of many packages. They are released.
         file.release();
         Ok(file)
     }
 
-    /// The blob whose metadata lies at `offset`.
+    /// Returns the blob whose metadata lies at `offset`.
     ///
     /// # Errors
-    /// There is none.
+    /// No blob's metadata lies at `offset`.
     pub fn blob(&self, offset: u64) -> Result<Blob<'_>> {
         let entry = self.blobs.get(&offset).ok_or_else(|| {
             Error::invalid(
@@ -313,19 +313,19 @@ impl BlobFile {
         Ok(Blob { dtype: entry.dtype, count: entry.count, data: &self.map[entry.start..entry.end] })
     }
 
-    /// Lets go of the pages that were read: they come back from the file when they are needed. Bounds the resident memory of
-    /// one who reads many large files once.
+    /// Releases the resident pages; a later read brings them back from the file. Bounds resident memory where many
+    /// large files are read once.
     pub fn release(&self) {
         #[cfg(unix)]
         {
             // SAFETY: a map of a file that nobody writes through holds nothing that the file does not.
             #[allow(unsafe_code)]
-            // A system that refuses keeps the pages: no harm is done.
+            // A refusal leaves the pages resident, which does no harm.
             let _ = unsafe { self.map.unchecked_advise(memmap2::UncheckedAdvice::DontNeed) };
         }
     }
 
-    /// Gives a blob like [`BlobFile::blob`], and keeps the file mapped as long as it lives.
+    /// Returns a blob like [`BlobFile::blob`] that keeps the file mapped.
     ///
     /// # Errors
     /// Fails like [`BlobFile::blob`].
@@ -335,24 +335,24 @@ impl BlobFile {
         Ok(SharedBlob { file: self.clone(), start, end })
     }
 
-    /// Maps all pages that are in memory or can be read, so that reading them later does not stop at each. What fails is left
-    /// to later reading.
+    /// Maps all pages of the file ahead of use (`MADV_POPULATE_READ`, Linux only), so that reads do not fault at each
+    /// page. Ignores failures: later reads map the pages one by one.
     pub fn populate(&self) {
         #[cfg(target_os = "linux")]
         let _ = self.map.advise(memmap2::Advice::PopulateRead);
     }
 
-    /// Offsets of all blobs, ascending.
+    /// Returns the metadata offsets of all blobs, ascending.
     pub fn offsets(&self) -> impl Iterator<Item = u64> + '_ {
         self.blobs.keys().copied()
     }
 
-    /// Bytes of the file.
+    /// Returns the file's length in bytes.
     pub fn len(&self) -> u64 {
         self.map.len() as u64
     }
 
-    /// The file holds nothing.
+    /// Tells whether the file has no bytes.
     pub fn is_empty(&self) -> bool {
         self.map.is_empty()
     }
@@ -372,7 +372,7 @@ fn index(bytes: &[u8]) -> std::result::Result<BTreeMap<u64, BlobEntry>, String> 
         return Err(format!("version {} where {VERSION} is read", u32_at(4)));
     }
     let count = u64::from(u32_at(0));
-    // No allocation follows from this number: the walk ends at the end of the file.
+    // The count sizes no allocation: the walk stops at the end of the file.
     if count > len / UNIT {
         return Err(format!("{count} blobs in {len} bytes"));
     }
@@ -413,7 +413,7 @@ fn index(bytes: &[u8]) -> std::result::Result<BTreeMap<u64, BlobEntry>, String> 
     Ok(blobs)
 }
 
-/// Packs elements of `bits` bits (the low bits of each byte), least significant bit first.
+/// Packs the low `bits` bits of each element without padding, least significant bit first.
 pub fn pack_sub_byte(elements: &[u8], bits: usize) -> Vec<u8> {
     let mut out = vec![0u8; (elements.len() * bits).div_ceil(8)];
     match bits {
@@ -428,7 +428,7 @@ pub fn pack_sub_byte(elements: &[u8], bits: usize) -> Vec<u8> {
     out
 }
 
-/// Packs `N` elements into `B` bytes at a time.
+/// Packs groups of `N` elements of `bits` bits into groups of `B` bytes; the last group may be shorter.
 fn pack_groups<const N: usize, const B: usize>(elements: &[u8], bits: usize, out: &mut [u8]) {
     let mask = (1u64 << bits) - 1;
     let word = |group: &[u8]| {
@@ -445,7 +445,8 @@ fn pack_groups<const N: usize, const B: usize>(elements: &[u8], bits: usize, out
     out[at..].copy_from_slice(&word(groups.remainder()).to_le_bytes()[..rest]);
 }
 
-/// The `count` elements of `bits` bits that [`pack_sub_byte`] packed; fewer when `packed` is too short.
+/// Unpacks `count` elements of `bits` bits, least significant bit first (see [`pack_sub_byte`]). Returns fewer when
+/// `packed` is too short.
 pub fn unpack_sub_byte(packed: &[u8], bits: usize, count: usize) -> Vec<u8> {
     let count = count.min(packed.len() * 8 / bits);
     let mask = (1u16 << bits) - 1;
@@ -517,7 +518,7 @@ mod tests {
             }
         }
 
-        /// Opening and reading never panics, whatever byte is wrong.
+        /// Checks that opening and reading a damaged file never panics.
         #[test]
         fn damage_is_survived(at in 0usize..320, value in any::<u8>(), cut in 0usize..400) {
             let (dir, path) = sample();
@@ -535,7 +536,7 @@ mod tests {
         }
     }
 
-    /// Two blobs: 40 bytes of fp16 at 64, 5 elements of uint3 at 192.
+    /// Writes two blobs: 40 bytes of fp16 at 64, 5 elements of uint3 at 192.
     fn sample() -> (tempfile::TempDir, PathBuf) {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("weight.bin");
@@ -546,7 +547,7 @@ mod tests {
         (dir, path)
     }
 
-    /// Damages the sample and gives the message that opening it ends with.
+    /// Damages the sample and returns the message of the error that opening it gives.
     fn refused(damage: impl FnOnce(&mut Vec<u8>)) -> String {
         let (_dir, path) = sample();
         let mut bytes = std::fs::read(&path).unwrap();
@@ -636,12 +637,12 @@ mod tests {
 
     #[test]
     fn a_disk_that_is_full_is_an_error() {
-        // /dev/full refuses every write; elsewhere there is nothing to test with.
+        // /dev/full refuses every write. Systems without it skip the test.
         if Path::new("/dev/full").exists() {
             let file = File::options().write(true).open("/dev/full").unwrap();
             let mut writer = BlobWriter::new("/dev/full");
             writer.file = Some(file);
-            // At once where there is more than is kept, at the end otherwise.
+            // A write beyond the buffer fails at once; a shorter write fails at the end.
             let bytes = vec![0; BUFFER];
             let err = writer.append(DataType::UInt8, bytes.len() as u64, &bytes).unwrap_err();
             assert!(err.to_string().contains("/dev/full"), "{err}");

@@ -10,8 +10,8 @@
 //! ```
 //!
 //! # Tests
-//! Packages of coremltools pass the verifier and come back from a writing unchanged; equal packages have equal bytes; every broken
-//! package, weight file or program is refused by what is wrong in it.
+//! Packages of coremltools pass the verifier and are the same after a decoding and an encoding. Equal packages have
+//! equal bytes. Every broken package, weight file or program is refused with an error that names the fault.
 //! `cargo test -p anemoe-mlpackage` runs for 4 seconds on two busy cores, besides the compilation.
 #![deny(unsafe_code)]
 

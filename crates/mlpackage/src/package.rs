@@ -19,9 +19,9 @@ const AUTHOR: &str = "com.apple.CoreML";
 const MODEL_FILE: &str = "model.mlmodel";
 const WEIGHTS_DIR: &str = "weights";
 const WEIGHTS_FILE: &str = "weight.bin";
-/// Stands for the directory of `model.mlmodel` in the file names of blob values.
+/// Prefix of the file names of blob values: the directory of `model.mlmodel`.
 const MODEL_PATH: &str = "@model_path/";
-/// A protobuf message cannot be larger.
+/// Bytes of the largest model file: the limit of a protobuf message.
 const MAX_MODEL_BYTES: u64 = 2 << 30;
 const MAX_MANIFEST_BYTES: u64 = 1 << 20;
 
@@ -40,7 +40,7 @@ struct ManifestItem {
     path: String,
 }
 
-/// Facts of the package that [`PackageWriter::finish`] wrote.
+/// Sizes of the package that [`PackageWriter::finish`] wrote.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PackageInfo {
     /// Bytes of `model.mlmodel`.
@@ -53,7 +53,7 @@ pub struct PackageInfo {
 pub struct PackageWriter {
     target: PathBuf,
     overwrite: bool,
-    /// Removed on drop unless it was renamed.
+    /// Temporary folder of the package; dropping it removes it unless it was renamed.
     directory: Temporary,
     weights: BlobWriter,
 }
@@ -62,7 +62,7 @@ impl PackageWriter {
     /// Starts the package `target`, which must not exist and must end in `.mlpackage`.
     ///
     /// # Errors
-    /// It exists, has another extension, or its parent directory cannot be written.
+    /// The path exists, has another extension, or its parent directory cannot be written.
     pub fn create(target: &Path) -> Result<Self> {
         if target.symlink_metadata().is_ok() {
             return Err(Error::invalid(target, "output: it exists already"));
@@ -70,11 +70,10 @@ impl PackageWriter {
         Self::start(target, false)
     }
 
-    /// Begins a package like [`PackageWriter::create`]; an existing one is replaced when the new one is
-    /// complete.
+    /// Starts a package like [`PackageWriter::create`] that replaces an existing package once it is complete.
     ///
     /// # Errors
-    /// Something else than a package exists there, it has another extension, or its parent directory cannot be written.
+    /// Something else than a package exists there, the path has another extension, or its parent directory cannot be written.
     pub fn replace(target: &Path) -> Result<Self> {
         if target.symlink_metadata().is_ok() {
             let manifest = read_limited(&target.join(MANIFEST), MAX_MANIFEST_BYTES);
@@ -102,7 +101,7 @@ impl PackageWriter {
         Ok(PackageWriter { target: target.to_path_buf(), overwrite, directory, weights })
     }
 
-    /// Writer of the weight file; [`Value::blob`] refers to its blobs by offset.
+    /// Returns the writer of the weight file; [`Value::blob`] refers to its blobs by offset.
     pub fn weights(&mut self) -> &mut BlobWriter {
         &mut self.weights
     }
@@ -110,13 +109,13 @@ impl PackageWriter {
     /// Writes the model and the manifest, flushes everything and moves the package into place.
     ///
     /// # Errors
-    /// The model cannot be represented, or a file operation fails; nothing stays behind then.
+    /// The model cannot be represented, or a file operation fails; nothing is left behind then.
     pub fn finish(self, model: &MlModel) -> Result<PackageInfo> {
         let PackageWriter { target, overwrite, directory, weights } = self;
         let root = directory.path().to_path_buf();
         let bytes = spec::encode(model)?;
         let weight_bytes = weights.finish()?;
-        // Users know the name that the package will have.
+        // Errors show the package's final name, which users know.
         write_files(&root, &bytes, weight_bytes.is_some()).map_err(|e| {
             e.map_path(|path| match path.strip_prefix(&root) {
                 Ok(inside) => target.join(inside),
@@ -139,13 +138,14 @@ impl PackageWriter {
     }
 }
 
-/// Finds something in the folder of a package that [`PackageWriter`] does not write: another name, a link, or a file where a
-/// folder belongs. The file that macOS leaves where somebody looked does not count. To remove the folder loses nothing else.
+/// Finds an entry in a package's folder that [`PackageWriter`] does not write: another name, a link, or a file in a
+/// folder's place. Files of macOS's Finder (`.DS_Store`, `._*`) do not count. `None` means that removing the folder
+/// loses nothing else.
 ///
 /// # Errors
 /// A folder cannot be read.
 pub fn foreign_entry(package: &Path) -> io::Result<Option<PathBuf>> {
-    // By depth: the names, and the one that is a folder.
+    // Per level: the names that may exist, and the name that is a folder.
     let levels: [(&[&str], &str); 4] = [
         (&[MANIFEST, DATA], DATA),
         (&[AUTHOR], AUTHOR),
@@ -161,7 +161,7 @@ pub fn foreign_entry(package: &Path) -> io::Result<Option<PathBuf>> {
         for entry in fs::read_dir(&dir)? {
             let entry = entry?;
             let (name, kind) = (entry.file_name(), entry.file_type()?);
-            // What macOS leaves: views of folders, and on other file systems a file's attributes.
+            // Finder's files: views of folders, and a file's attributes on other file systems.
             let of_finder = name == ".DS_Store" || name.as_encoded_bytes().starts_with(b"._");
             let known = names.iter().any(|n| name == *n) || of_finder;
             let is_folder = !folder.is_empty() && name == *folder;
@@ -181,7 +181,7 @@ pub fn foreign_entry(package: &Path) -> io::Result<Option<PathBuf>> {
     Ok(None)
 }
 
-/// Writes what lies beside the weights, and flushes every folder.
+/// Writes the model and the manifest, and flushes every folder.
 fn write_files(root: &Path, model: &[u8], has_weights: bool) -> Result<()> {
     let data = root.join(DATA).join(AUTHOR);
     if !has_weights {
@@ -206,7 +206,7 @@ fn check_extension(path: &Path) -> Result<()> {
     }
 }
 
-/// Temporary directories are private; a package is as readable as other new directories.
+/// Sets a folder's mode to 0755 on Unix: temporary folders are private, a package is readable like other new folders.
 fn make_readable(dir: &Path) -> Result<()> {
     #[cfg(unix)]
     {
@@ -228,7 +228,8 @@ fn sync_dir(dir: &Path) -> Result<()> {
     anemoe_io::sync_dir(dir).map_err(|e| Error::io(dir, e))
 }
 
-/// The identifiers are UUIDs made from the model's bytes, so that the same package has the same manifest.
+/// Makes the text of `Manifest.json`. Its identifiers are UUIDs of the model's bytes, so that equal packages have equal
+/// manifests.
 fn manifest(model: &[u8], weights: bool) -> String {
     let digest = Sha256::digest(model);
     let id = |name: &str| {
@@ -254,7 +255,8 @@ fn manifest(model: &[u8], weights: bool) -> String {
         "itemInfoEntries": items,
         "rootModelIdentifier": root,
     });
-    // Four spaces, sorted keys, a final newline: as Apple's ModelPackage library rewrites it when a package is opened.
+    // Four spaces, sorted keys, a final newline: the form in which Apple's ModelPackage library rewrites a manifest
+    // when it opens a package.
     let mut text = Vec::new();
     let indent = serde_json::ser::PrettyFormatter::with_indent(b"    ");
     let mut serializer = serde_json::Serializer::with_formatter(&mut text, indent);
@@ -263,30 +265,30 @@ fn manifest(model: &[u8], weights: bool) -> String {
     String::from_utf8(text).expect("JSON is UTF-8")
 }
 
-/// Mapped weight files, by the name that blob values use.
+/// Mapped weight files by the name that blob values use.
 #[derive(Clone, Default)]
 pub struct WeightFiles(BTreeMap<String, Arc<BlobFile>>);
 
 impl WeightFiles {
-    /// See [`BlobFile::release`].
+    /// Releases the resident pages of all files; see [`BlobFile::release`].
     pub fn release(&self) {
         self.0.values().for_each(|w| w.release());
     }
 
-    /// Adds those of `others` that are not here.
+    /// Adds the files of `others` whose names are not here yet.
     pub fn extend(&mut self, others: &WeightFiles) {
         for (name, file) in &others.0 {
             self.0.entry(name.clone()).or_insert_with(|| file.clone());
         }
     }
 
-    /// See [`BlobFile::populate`].
+    /// Maps all pages of all files ahead of use; see [`BlobFile::populate`].
     pub fn populate(&self) {
         self.0.values().for_each(|w| w.populate());
     }
 }
 
-/// An opened package: its model, and its weight files mapped.
+/// An open package: its model, and its mapped weight files.
 pub struct Package {
     path: PathBuf,
     model: MlModel,
@@ -309,9 +311,8 @@ impl Package {
         Package::open_with(path, None, &WeightFiles::default())
     }
 
-    /// Opens a package like [`Package::open`], to run those of its functions that are `wanted`: the others
-    /// are not looked at, and a wanted function may be missing. Weight files among `mapped` are not mapped
-    /// again.
+    /// Opens a package like [`Package::open`] to run its functions named in `wanted`. Other functions are not decoded,
+    /// and a wanted function may be missing. Weight files in `mapped` are not mapped again.
     ///
     /// # Errors
     /// Fails like [`Package::open`].
@@ -327,8 +328,8 @@ impl Package {
             .map_err(|e| Error::invalid(&manifest_path, format!("manifest: {e}")))?;
         check_version(&manifest.version).map_err(|what| Error::invalid(&manifest_path, what))?;
         for (id, item) in &manifest.items {
-            // Whether an item exists shows when something refers to it: coremltools lists a weights folder that a copy
-            // without empty folders loses.
+            // Items are checked where something refers to them: coremltools lists a weights folder, which is lost in a
+            // copy without empty folders.
             if relative(&item.path).is_none() {
                 let what = format!("manifest: item {id}: path `{}` leaves the package", item.path);
                 return Err(Error::invalid(&manifest_path, what));
@@ -379,7 +380,7 @@ impl Package {
             let ValueType::Tensor(ty) = &value.ty else {
                 return Err(wrong(format!("a blob of type {}", value.ty)));
             };
-            // A string of bits of a 1-byte type may stand for bools.
+            // Types must be equal: a blob of a 1-byte type could be taken for bools.
             if blob.dtype != ty.dtype || Some(blob.count) != ty.elements() {
                 return Err(wrong(format!(
                     "type {ty} where the blob at {offset} holds {} elements of {}",
@@ -391,18 +392,18 @@ impl Package {
         Ok(())
     }
 
-    /// The model.
+    /// Returns the model.
     pub fn model(&self) -> &MlModel {
         &self.model
     }
 
-    /// Path of the file that holds the model.
+    /// Returns the path of `model.mlmodel` as [`PackageWriter`] places it.
     pub fn model_file(&self) -> PathBuf {
         self.path.join(DATA).join(AUTHOR).join(MODEL_FILE)
     }
 
-    /// Bytes of the model as [`PackageWriter`] writes them: those of a package that no other tool has written anew. Without
-    /// `metadata` they are those of the model before a tool described it: author, license, what users define.
+    /// Encodes the model as [`PackageWriter`] writes it; the bytes equal the stored ones unless another tool rewrote
+    /// them. Without `metadata` (author, license, user-defined fields) they are the bytes before a tool described the model.
     ///
     /// # Errors
     /// The model cannot be represented.
@@ -413,22 +414,22 @@ impl Package {
         }
     }
 
-    /// Path of the package.
+    /// Returns the path of the package.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Bytes of manifest, model and weight files.
+    /// Returns the bytes of manifest, model and weight files together.
     pub fn total_bytes(&self) -> u64 {
         self.total_bytes
     }
 
-    /// The weight files.
+    /// Returns the weight files.
     pub fn weights(&self) -> &WeightFiles {
         &self.weights
     }
 
-    /// The blob that a value of this package's program refers to.
+    /// Returns the blob that a value of this package's program refers to.
     ///
     /// # Errors
     /// The value is immediate, or does not come from this package.
@@ -442,7 +443,7 @@ impl Package {
         }
     }
 
-    /// Gives a blob like [`Package::blob`], and keeps its file mapped as long as it lives.
+    /// Returns a blob like [`Package::blob`] that keeps its weight file mapped.
     ///
     /// # Errors
     /// Fails like [`Package::blob`].
@@ -454,7 +455,7 @@ impl Package {
         }
     }
 
-    /// The elements of a tensor value in little-endian storage form, sub-byte types packed.
+    /// Returns the elements of a tensor value in little-endian storage form, sub-byte types packed.
     ///
     /// # Errors
     /// The value is not a tensor, is a string, or does not come from this package.
@@ -479,7 +480,7 @@ impl Package {
     }
 }
 
-/// Every value in a block and the blocks inside, with its place.
+/// Collects every blob value of a block and its nested blocks, with its place in words.
 fn collect<'a>(block: &'a Block, place: &str, values: &mut Vec<(String, &'a Value)>) {
     for op in &block.operations {
         let here = || format!("function `{place}`, operation `{}` ({})", op.name(), op.op_type);
@@ -507,7 +508,7 @@ fn read_limited(path: &Path, limit: u64) -> Result<Vec<u8>> {
     anemoe_io::read_input(path, limit).map_err(|e| Error::io(path, e))
 }
 
-/// Format 1.0.x is read; a newer one is not.
+/// Checks the manifest's format version: only 1.0.0 is read.
 fn check_version(version: &str) -> std::result::Result<(), String> {
     let parts: Option<Vec<u32>> = version.split('.').map(|p| p.parse().ok()).collect();
     match parts.as_deref() {
@@ -517,7 +518,7 @@ fn check_version(version: &str) -> std::result::Result<(), String> {
     }
 }
 
-/// A path without `..`, root or prefix.
+/// Returns `path` if it is not empty and has no `..`, root or prefix.
 fn relative(path: &str) -> Option<PathBuf> {
     let path = Path::new(path);
     let normal = path.components().all(|c| matches!(c, Component::Normal(_)));
@@ -530,7 +531,7 @@ mod tests {
     use crate::mil::builder::{FunctionBuilder, model};
     use crate::mil::{DataType, Opset, TensorType};
 
-    /// y = x * w, with w a blob.
+    /// Writes a package that computes `y = x * w`, w a blob.
     fn write(target: &Path) -> Result<PackageInfo> {
         let mut writer = PackageWriter::create(target)?;
         let bytes: Vec<u8> = (0..32u8).collect();
@@ -553,7 +554,7 @@ mod tests {
         for name in ["notes.txt", "Data/x", "Data/com.apple.CoreML/weights/other.bin"] {
             fs::write(path.join(name), "x").unwrap();
             assert_eq!(foreign_entry(&path).unwrap(), Some(path.join(name)));
-            // Nor is it lost with a package that is replaced.
+            // A replacement does not lose the entry either.
             let e = PackageWriter::replace(&path).err().unwrap().to_string();
             assert!(e.contains("move it away"), "{e}");
             fs::remove_file(path.join(name)).unwrap();
@@ -650,7 +651,7 @@ mod tests {
         assert!(names(&none).is_empty() && none.weights().0.is_empty() && none.model().functions.len() == 2);
         let whole = Package::open_to_run(&path, &["whole", "other"], &WeightFiles::default()).unwrap();
         assert_eq!(names(&whole), ["whole"]);
-        // A file that is mapped is not mapped again.
+        // A file that is mapped already is not mapped again.
         let again = Package::open_to_run(&path, &["whole"], whole.weights()).unwrap();
         assert!(whole.weights().0.iter().zip(&again.weights().0).all(|(a, b)| Arc::ptr_eq(a.1, b.1)));
         let mut all = WeightFiles::default();
@@ -711,7 +712,7 @@ mod tests {
         refused(&path, "Manifest.json");
     }
 
-    /// Rewrites the model with its weight value changed.
+    /// Rewrites the model with `value` in place of its weight.
     fn with_weight(path: &Path, value: Value) {
         let file = path.join("Data/com.apple.CoreML/model.mlmodel");
         let mut m = spec::decode(&fs::read(&file).unwrap(), &file).unwrap();
@@ -739,7 +740,7 @@ mod tests {
     fn models_that_are_no_programs() {
         let (_dir, path) = sample();
         let file = path.join("Data/com.apple.CoreML/model.mlmodel");
-        // specificationVersion = 4 and nothing else.
+        // Only specificationVersion = 4.
         fs::write(&file, [8, 4]).unwrap();
         refused(&path, "not an ML Program");
         let truncated = {
@@ -753,7 +754,7 @@ mod tests {
         refused(&path, "model specification");
     }
 
-    /// Nested messages, blocks and types without end.
+    /// Refuses models that nest messages, blocks or types too deep.
     #[test]
     fn models_that_are_too_deep() {
         let (_dir, path) = sample();
@@ -776,7 +777,7 @@ mod tests {
         let entry = [field(1, b"main"), field(2, &function)].concat();
         fs::write(&file, field(502, &field(2, &entry))).unwrap();
         refused(&path, "invalid");
-        // A type of a type of a type: far beyond what the reader of messages follows.
+        // A type of a type of a type, and so on: deeper than the message reader follows.
         let mut ty = Vec::new();
         for _ in 0..100_000 {
             ty = [&[0x0a][..], &[0x80, 0x01], &ty[..ty.len().min(64)]].concat();

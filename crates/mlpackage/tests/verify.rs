@@ -1,4 +1,4 @@
-//! The verifier: packages of coremltools pass, programs with one thing wrong do not.
+//! The verifier passes packages of coremltools and finds the one fault of a damaged program.
 
 use anemoe_mlpackage::mil::builder::{Arg, BuiltFunction, ConvParams, FunctionBuilder, Var, model};
 use anemoe_mlpackage::mil::verify::{Severity, verify};
@@ -46,7 +46,7 @@ fn fp16(dims: &[u64]) -> TensorType {
     TensorType::fixed(DataType::Float16, dims)
 }
 
-/// A convolution with tables, a state and a few more ops.
+/// Makes a function with a convolution, LUT weights, a state and a few more ops.
 fn function() -> BuiltFunction {
     let mut f = FunctionBuilder::new(Opset::CoreML8);
     let x = f.input("x", fp16(&[1, 4, 1, 2])).unwrap();
@@ -77,7 +77,7 @@ fn what_the_builder_makes_is_legal() {
     assert_eq!(spec::decode(&spec::encode(&two).unwrap(), Path::new("m")).unwrap(), two);
 }
 
-/// Changes the sample and expects an error that says this.
+/// Checks that the changed sample gives an error with this text.
 fn refused(says: &str, change: impl FnOnce(&mut MlModel)) {
     let mut m = sample();
     change(&mut m);
@@ -184,10 +184,10 @@ fn text_shows_constants_where_they_are_used() {
     assert!(!text.contains(" const("));
 }
 
-/// Every op of the table is built by its name; control flow, which has blocks, is only read.
+/// Builds other ops of the table by name. Control flow, which has blocks, can only be read.
 #[test]
 fn other_ops_are_built_with_their_types() {
-    /// Builds an op and gives the shape of its last result.
+    /// Builds an op and returns the shape of its last result.
     macro_rules! shape {
         ($f:ident.$op:ident($($param:ident = $value:expr),*)) => {{
             let name = stringify!($op);

@@ -12,24 +12,25 @@ pub struct Array {
 }
 
 impl Array {
-    /// An array, or `None` when the shape's product is not the number of elements.
+    /// Makes an array, or returns `None` when the shape's product is not the number of elements.
     pub fn new(shape: Vec<usize>, data: impl Into<ArrayData>) -> Option<Array> {
         let data = data.into();
         (elements(&shape) == Some(data.len())).then_some(Array { shape, data })
     }
 
-    /// The elements as f32: integers and f64 are rounded to the nearest, bools become 0 and 1.
+    /// Returns the elements as f32: integers and f64 are rounded to the nearest, bools become 0 and 1.
     pub fn to_f32(&self) -> Vec<f32> {
         self.data.to_f32()
     }
 
-    /// The elements as i64 (bools become 0 and 1), or `None` where one is not an integer that i64 holds.
+    /// Returns the elements as i64 (bools become 0 and 1), or `None` where an element is not an integer that i64 holds.
     pub fn to_i64(&self) -> Option<Vec<i64>> {
         self.data.to_i64()
     }
 }
 
-/// Number of elements of a shape, where `usize` holds it. A shape with a 0 has none, whatever its other dimensions are.
+/// Returns the product of a shape's dimensions, or `None` where it overflows `usize`. A dimension of 0 makes the
+/// product 0, whatever the others are.
 pub(crate) fn elements(shape: &[usize]) -> Option<usize> {
     if shape.contains(&0) {
         return Some(0);
@@ -37,7 +38,7 @@ pub(crate) fn elements(shape: &[usize]) -> Option<usize> {
     shape.iter().try_fold(1usize, |n, &d| n.checked_mul(d))
 }
 
-/// An element as it is stored: little-endian bytes.
+/// Element type with its stored form: little-endian bytes.
 trait StoredElement: Copy {
     const BYTES: usize;
     fn from_le(bytes: &[u8]) -> Self;
@@ -67,7 +68,7 @@ elements_as_bytes!(f16, f32, f64, i8, u8, i16, u16, i32, u32, i64, u64);
 impl StoredElement for bool {
     const BYTES: usize = 1;
 
-    /// Any byte but 0 is true; that no other bytes than 0 and 1 are there is checked before.
+    /// Returns true for any byte but 0. The reader has refused bytes other than 0 and 1 before.
     fn from_le(bytes: &[u8]) -> Self {
         bytes != [0]
     }
@@ -94,38 +95,38 @@ macro_rules! array_data {
         }
 
         impl DType {
-            /// Every type.
+            /// All element types.
             pub const ALL: &[DType] = &[$(DType::$variant,)*];
 
-            /// NumPy's `dtype.str`, for instance `<f4`.
+            /// Returns NumPy's `dtype.str`, for instance `<f4`.
             pub const fn descr(self) -> &'static str {
                 match self { $(DType::$variant => $descr,)* }
             }
 
-            /// Bytes of an element.
+            /// Returns the bytes of one element.
             pub const fn bytes(self) -> usize {
                 match self { $(DType::$variant => <$ty as StoredElement>::BYTES,)* }
             }
         }
 
         impl ArrayData {
-            /// The elements' type.
+            /// Returns the element type.
             pub fn dtype(&self) -> DType {
                 match self { $(ArrayData::$variant(_) => DType::$variant,)* }
             }
 
-            /// Number of elements.
+            /// Returns the number of elements.
             pub fn len(&self) -> usize {
                 match self { $(ArrayData::$variant(v) => v.len(),)* }
             }
 
-            /// No elements of this type.
+            /// Makes an empty list of elements of this type.
             pub(crate) fn empty(dtype: DType) -> ArrayData {
                 match dtype { $(DType::$variant => ArrayData::$variant(Vec::new()),)* }
             }
 
-            /// Appends the elements that these little-endian bytes hold; a last incomplete element is left out.
-            /// False when there is no memory for them.
+            /// Appends the elements of little-endian `bytes`, without a last incomplete one. Returns false when
+            /// memory runs out.
             pub(crate) fn extend_le(&mut self, bytes: &[u8]) -> bool {
                 match self { $(ArrayData::$variant(v) => extend_le(v, bytes),)* }
             }
@@ -137,7 +138,7 @@ macro_rules! array_data {
                 }
             }
 
-            /// The same elements in C order, where `self` holds them in Fortran order.
+            /// Returns the elements in C order; `self` holds them in Fortran order.
             pub(crate) fn fortran_to_c(&self, shape: &[usize]) -> ArrayData {
                 match self { $(ArrayData::$variant(v) => ArrayData::$variant(fortran_to_c(v, shape)),)* }
             }
@@ -167,7 +168,7 @@ array_data! {
 }
 
 impl ArrayData {
-    /// True if there are no elements.
+    /// Tells whether there are no elements.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -199,7 +200,7 @@ impl ArrayData {
             Some(v.iter().map(|&x| f(x)).collect())
         }
         fn floats(v: impl Iterator<Item = f64>) -> Option<Vec<i64>> {
-            // 2^63 is the first number that i64 does not hold; -2^63 is one that it does.
+            // 2^63 is the first number that i64 does not hold; i64 holds -2^63.
             let limit = 9_223_372_036_854_775_808.0;
             v.map(|x| (x.trunc() == x && (-limit..limit).contains(&x)).then_some(x as i64)).collect()
         }
@@ -228,9 +229,9 @@ fn extend_le<T: StoredElement>(v: &mut Vec<T>, bytes: &[u8]) -> bool {
     true
 }
 
-/// `v[i0 + d0 * (i1 + d1 * ...)]` for every index in C order.
+/// Computes `v[i0 + d0 * (i1 + d1 * ...)]` for every index in C order; `v` is in Fortran order.
 fn fortran_to_c<T: Copy>(v: &[T], shape: &[usize]) -> Vec<T> {
-    // Nothing to order, and then the other dimensions can be of any size.
+    // An empty array has nothing to reorder, and its other dimensions may be of any size.
     if v.is_empty() {
         return Vec::new();
     }

@@ -1,4 +1,4 @@
-//! One array: a header and its elements.
+//! `.npy` files: one array, as a header and its elements.
 
 use crate::array::elements;
 use crate::npy_header::{Header, MAGIC, MAX_HEADER_BYTES, RefusedArray};
@@ -42,7 +42,7 @@ pub(crate) enum ReadError {
 }
 
 impl ReadError {
-    /// Adds the file and the array: `subject` is empty or ends with a space.
+    /// Makes the error that names the file and the array; `subject` is empty or ends with a space.
     pub fn at(self, path: &Path, subject: &str) -> Error {
         let path = path.to_path_buf();
         match self {
@@ -66,7 +66,7 @@ impl From<RefusedArray> for ReadError {
 impl From<io::Error> for ReadError {
     fn from(e: io::Error) -> Self {
         match e.kind() {
-            // What a decompressor says of broken data, and what a file says that ends too early.
+            // Kinds that a decompressor gives for broken data, and a file for an early end.
             ErrorKind::InvalidData | ErrorKind::InvalidInput | ErrorKind::UnexpectedEof => {
                 invalid(format!("data: {e}"))
             }
@@ -79,7 +79,7 @@ fn invalid(what: impl Into<String>) -> ReadError {
     ReadError::RefusedArray(RefusedArray::Invalid(what.into()))
 }
 
-/// Reads an array that fills `length` bytes exactly. Memory grows with what was really read, whatever is claimed.
+/// Reads an array that fills `length` bytes exactly. Memory grows with the bytes that were read, not with claimed sizes.
 pub(crate) fn read_array(from: &mut impl Read, length: u64) -> std::result::Result<Array, ReadError> {
     let mut magic = [0u8; 8];
     if length < magic.len() as u64 {
@@ -130,7 +130,7 @@ pub(crate) fn read_array(from: &mut impl Read, length: u64) -> std::result::Resu
     let mut piece = Vec::new();
     let mut left = data_bytes;
     while left > 0 {
-        // `PIECE` is a multiple of every element's size.
+        // `PIECE` is a multiple of every element's size in bytes.
         let n = left.min(PIECE as u64) as usize;
         piece.resize(n, 0);
         from.read_exact(&mut piece)?;
@@ -145,7 +145,7 @@ pub(crate) fn read_array(from: &mut impl Read, length: u64) -> std::result::Resu
         }
         left -= n as u64;
     }
-    // One byte more than there should be; at the end, an archive's reader checks the sum of what it has read.
+    // One byte more than the array has. At an entry's end, the zip reader checks the checksum.
     if from.read(&mut [0u8; 1])? != 0 {
         return Err(invalid("data: bytes after the array"));
     }
@@ -155,7 +155,7 @@ pub(crate) fn read_array(from: &mut impl Read, length: u64) -> std::result::Resu
     Ok(Array { shape: header.shape, data })
 }
 
-/// Checks that the shape fits the data; the error says what does not.
+/// Checks that the shape's product is the number of elements; the error names both.
 pub(crate) fn check(array: &Array) -> std::result::Result<(), String> {
     let n = array.data.len();
     match elements(&array.shape) {
@@ -164,7 +164,7 @@ pub(crate) fn check(array: &Array) -> std::result::Result<(), String> {
     }
 }
 
-/// Writes header and elements of an array that was checked.
+/// Writes the header and the elements of an array that [`check`] has accepted.
 pub(crate) fn write_array(out: &mut impl Write, array: &Array) -> io::Result<()> {
     out.write_all(&Header::encode(array.data.dtype(), &array.shape))?;
     let n = array.data.len();
@@ -206,7 +206,7 @@ mod tests {
         Array::new(vec![2, 3], vec![1.5f32, -2.0, 0.0, f32::MIN_POSITIVE, f32::MAX, f32::INFINITY]).unwrap()
     }
 
-    /// A file of some version with this dictionary and data.
+    /// Returns a `.npy` file of format `version`.0 with this dictionary and data.
     fn file(version: u8, dict: &str, data: &[u8]) -> Vec<u8> {
         let mut out = MAGIC.to_vec();
         out.extend([version, 0]);

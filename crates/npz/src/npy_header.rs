@@ -3,13 +3,13 @@
 use crate::DType;
 use std::fmt::Write;
 
-/// First bytes of every file.
+/// First bytes of every `.npy` file.
 pub const MAGIC: &[u8; 6] = b"\x93NUMPY";
-/// Longest header that is read. NumPy's own limit for untrusted files is 10,000.
+/// Longest header that is read, in bytes. NumPy's own limit for untrusted files is 10,000.
 pub const MAX_HEADER_BYTES: usize = 64 << 10;
-/// NumPy's limit of dimensions.
+/// Most dimensions of an array: NumPy's limit.
 const MAX_DIMENSIONS: usize = 64;
-/// The data starts at a multiple of this.
+/// Bytes of whose multiple the data's offset is.
 const ALIGNMENT: usize = 64;
 
 /// Header of an array: element type, order and shape.
@@ -34,7 +34,7 @@ fn invalid<T>(what: impl Into<String>) -> Parsed<T> {
 }
 
 impl Header {
-    /// Parses the dictionary.
+    /// Parses the dictionary of a header.
     pub fn parse(text: &[u8]) -> Parsed<Header> {
         let mut p = Parser { text, at: 0 };
         let (mut dtype, mut fortran_order, mut shape) = (None, None, None);
@@ -68,7 +68,7 @@ impl Header {
         })
     }
 
-    /// Magic, version, length and dictionary of an array in C order, padded so that the data is aligned.
+    /// Returns magic, version, length and dictionary of an array in C order, padded to a multiple of 64 bytes.
     pub fn encode(dtype: DType, shape: &[usize]) -> Vec<u8> {
         let mut dict = format!("{{'descr': '{}', 'fortran_order': False, 'shape': (", dtype.descr());
         for (i, d) in shape.iter().enumerate() {
@@ -129,7 +129,7 @@ impl<'a> Parser<'a> {
         }
     }
 
-    /// A quoted string. Keys and type names have nothing that needs an escape.
+    /// Reads a quoted string. Keys and type names hold no characters that need an escape.
     fn string(&mut self) -> Parsed<&'a [u8]> {
         self.skip_space();
         let quote = match self.peek() {
@@ -161,7 +161,7 @@ impl<'a> Parser<'a> {
             _ => return invalid(format!("header: dtype `{name}` does not start with a byte order")),
         };
         match DType::ALL.iter().find(|t| t.descr().as_bytes()[1..] == *kind) {
-            // The order of one byte means nothing.
+            // A type of one byte has no byte order.
             Some(&dtype) if order == b'<' || dtype.bytes() == 1 => Ok(dtype),
             Some(_) if order == b'>' => Err(RefusedArray::Unsupported(format!("big-endian dtype `{name}`"))),
             Some(_) => invalid(format!("header: dtype `{name}` has no byte order")),

@@ -1,4 +1,4 @@
-//! Archives of arrays: a zip file with one `.npy` file for each.
+//! `.npz` archives: a zip file with one `.npy` file per array.
 
 use crate::npy::{PIECE, ReadError, check, read_array, write_array, write_atomic};
 use crate::npy_header::RefusedArray;
@@ -12,31 +12,31 @@ use zip::result::ZipError;
 use zip::write::SimpleFileOptions;
 use zip::{CompressionMethod, ZipArchive, ZipWriter};
 
-/// All arrays of an archive may take this many bytes, or [`MAX_EXPANSION`] times the archive where that is more.
+/// Bytes that the arrays of any archive may take, or [`MAX_EXPANSION`] times the archive's length where that is more.
 const MIN_LIMIT: u64 = 64 << 20;
-/// Numbers that were computed hardly compress; a hundred times is far beyond them.
+/// Bytes of arrays per byte of a large archive. Computed values hardly compress: a hundredfold is far beyond them.
 const MAX_EXPANSION: u64 = 100;
 
-/// Signature of the record at the end of an archive, the bytes of that record, and the most of a comment behind it
-/// (APPNOTE 4.3.16).
+/// Signature of the end of central directory record (APPNOTE 4.3.16).
 const END: &[u8] = b"PK\x05\x06";
+/// Bytes of the end of central directory record without its comment.
 const END_BYTES: u64 = 22;
+/// Longest comment behind the record, in bytes: its length is a u16.
 const MAX_COMMENT_BYTES: u64 = u16::MAX as u64;
-/// Most bytes that are read to find the arrays; the list of a million arrays has 64 MB. The zip reader would otherwise look for
-/// its end in all of a file, however long.
+/// Most bytes that are read to find the arrays. The central directory of a million arrays takes 64 MB. Without this
+/// bound, the zip reader would search the whole file for the end record, however long the file is.
 const MAX_LIST_BYTES: u64 = 64 << 20;
 
-/// Reads every array of a `.npz` file, by name (without `.npy`).
+/// Reads every array of a `.npz` file into a map from names (without `.npy`) to arrays.
 ///
 /// # Errors
-/// The file cannot be read, is no zip file, holds something that is no array or the same name twice, expands to more than
-/// 64 MiB and 100 times its own length, or an array is wrong or of an element type that is not implemented.
+/// The file cannot be read, is no zip file, holds an entry that is no array, or a name twice. The arrays expand to
+/// more than 64 MiB and more than 100 times the file's length. An array is damaged, or its element type is not implemented.
 pub fn read_npz(path: &Path) -> Result<BTreeMap<String, Array>> {
     read_npz_within(path, 0)
 }
 
-/// Reads a `.npz` file like [`read_npz`], for a caller who has use for `wanted` bytes: the arrays may take as
-/// many, however little the file has.
+/// Reads a `.npz` file like [`read_npz`], but lets the arrays take at least `wanted` bytes, however short the file is.
 ///
 /// # Errors
 /// Fails like [`read_npz`]; the archive may also expand to `wanted` bytes.
@@ -58,7 +58,7 @@ fn read_limited(path: &Path, min_limit: u64) -> Result<BTreeMap<String, Array>> 
         _ => zip_error(e).at(path, ""),
     })?;
     left.set(u64::MAX);
-    // The zip reader keeps one entry of each name, without a word about others.
+    // The zip reader silently keeps one entry of each name.
     let listed =
         directory_entries(&file, archive.central_directory_start()).map_err(|e| Error::io(path, e))?;
     if listed != archive.len() {
@@ -79,7 +79,7 @@ fn read_limited(path: &Path, min_limit: u64) -> Result<BTreeMap<String, Array>> 
             return Err(invalid(format!("size: stored in {stored} bytes, but {bytes} are claimed"))
                 .at(path, &subject));
         }
-        // Also several entries over the same bytes of the archive cannot add up to more.
+        // The sum also bounds several entries over the same bytes of the archive.
         total = total.saturating_add(bytes);
         if total > limit {
             let what =
@@ -94,7 +94,8 @@ fn read_limited(path: &Path, min_limit: u64) -> Result<BTreeMap<String, Array>> 
     Ok(arrays)
 }
 
-/// Looks for the signature of an archive's end where it can be: so close to the end of the file that a comment fits behind it.
+/// Tells whether the last `END_BYTES + MAX_COMMENT_BYTES` bytes of the file hold the signature of an archive's end.
+/// Rewinds the file.
 fn has_end(mut file: &File, length: u64) -> io::Result<bool> {
     file.seek(SeekFrom::Start(length.saturating_sub(END_BYTES + MAX_COMMENT_BYTES)))?;
     let mut tail = Vec::new();
@@ -103,7 +104,7 @@ fn has_end(mut file: &File, length: u64) -> io::Result<bool> {
     Ok(tail.windows(END.len()).any(|w| w == END))
 }
 
-/// A file of which no more than so many bytes are read.
+/// A file that refuses to be read once `left` bytes have been read.
 struct Budget<'a> {
     file: &'a File,
     left: &'a Cell<u64>,
@@ -128,17 +129,17 @@ impl Seek for Budget<'_> {
     }
 }
 
-/// Writes a `.npz` file whose arrays are stored as they are, like `numpy.savez`: beside `path` first, then renamed into
-/// place. The same arrays in the same order give the same bytes.
+/// Writes a `.npz` file without compression, like `numpy.savez`: beside `path` first, then renamed into place. The
+/// same arrays in the same order give the same bytes.
 ///
 /// # Errors
-/// A name is empty, not usable as a file's or there twice, a shape's product is not the number of elements, or a file
-/// operation fails; nothing half-written stays behind.
+/// A name is empty, longer than 1024 bytes, ends with `.npy`, holds a slash, backslash or NUL, or is there twice. A
+/// shape's product is not the number of elements. A file operation fails. No half-written file is left.
 pub fn write_npz(path: &Path, entries: &[(String, Array)]) -> Result<()> {
     write(path, entries, CompressionMethod::Stored)
 }
 
-/// Writes a `.npz` file like [`write_npz`], deflated, as `numpy.savez_compressed` does.
+/// Writes a `.npz` file like [`write_npz`], with deflate compression, like `numpy.savez_compressed`.
 ///
 /// # Errors
 /// Fails like [`write_npz`].
@@ -165,7 +166,7 @@ fn write(path: &Path, entries: &[(String, Array)], method: CompressionMethod) ->
         let mut zip = ZipWriter::new(BufWriter::with_capacity(PIECE, sink));
         let filled = fill(&mut zip, entries, method);
         if let Err(e) = filled {
-            // Dropped, it would try to finish what it has, and print that it failed.
+            // A dropped writer would try to finish the archive, and print that it failed.
             std::mem::forget(zip);
             return Err(e);
         }
@@ -184,7 +185,7 @@ fn fill<W: Write + io::Seek>(
     method: CompressionMethod,
 ) -> io::Result<()> {
     for (name, array) in entries {
-        // An entry that may pass 4 GiB says so before it is written.
+        // Entries that may pass 4 GiB need Zip64 sizes, which the header declares before the data.
         let bytes = array.data.len() as u64 * array.data.dtype().bytes() as u64;
         let options = SimpleFileOptions::default()
             .compression_method(method)
@@ -197,15 +198,15 @@ fn fill<W: Write + io::Seek>(
     Ok(())
 }
 
-/// A file that keeps its first error, which the zip library wraps, and takes no more writes: the library would try again
-/// when it is dropped, and print that it failed.
+/// A file that keeps its first error (which the zip library wraps) and ignores all later operations. The zip library
+/// would otherwise write again when it is dropped, and print that it failed.
 struct CheckedSink<'a> {
     file: &'a mut File,
     failure: &'a RefCell<Option<io::Error>>,
 }
 
 impl CheckedSink<'_> {
-    /// The result of a file operation; `done` where one has failed before.
+    /// Runs a file operation and keeps its error. Returns `done` without running it where an earlier operation has failed.
     fn attempt<T>(&mut self, done: T, call: impl FnOnce(&mut File) -> io::Result<T>) -> io::Result<T> {
         if self.failure.borrow().is_some() {
             return Ok(done);
@@ -234,7 +235,7 @@ impl Seek for CheckedSink<'_> {
     }
 }
 
-/// Number of consecutive entries of the central directory that starts at `start` (APPNOTE 4.3.12).
+/// Counts the consecutive entries of the central directory that starts at `start` (APPNOTE 4.3.12).
 fn directory_entries(file: &File, start: u64) -> io::Result<usize> {
     let mut from = BufReader::new(file);
     from.seek(SeekFrom::Start(start))?;
@@ -244,7 +245,7 @@ fn directory_entries(file: &File, start: u64) -> io::Result<usize> {
         if !fixed.starts_with(b"PK\x01\x02") {
             break;
         }
-        // Lengths of the name, the extra field and the comment, which follow.
+        // Lengths of the name, the extra field and the comment, which follow the fixed part.
         let variable: i64 =
             [28, 30, 32].iter().map(|&i| i64::from(u16::from_le_bytes([fixed[i], fixed[i + 1]]))).sum();
         from.seek_relative(variable)?;
@@ -267,7 +268,7 @@ fn zip_error(e: ZipError) -> ReadError {
         ZipError::UnsupportedArchive(what) => {
             ReadError::RefusedArray(RefusedArray::Unsupported(format!("zip archive: {what}")))
         }
-        // The reader says so in the words of the zip format.
+        // The reader's own text uses an abbreviation of the zip format (EOCD: end of central directory).
         ZipError::InvalidArchive(what) if what.contains("EOCD") => no_archive(),
         e => invalid(format!("zip archive: {e}")),
     }
@@ -292,7 +293,7 @@ mod tests {
             self.0.path().join("a.npz")
         }
 
-        /// An archive with these files in it.
+        /// Returns the bytes of a zip archive with `files` (name and contents).
         fn archive(&self, files: &[(&str, &[u8])], method: CompressionMethod) -> Vec<u8> {
             let mut zip = ZipWriter::new(std::io::Cursor::new(Vec::new()));
             for (name, bytes) in files {
@@ -307,7 +308,7 @@ mod tests {
             read_npz(&self.file())
         }
 
-        /// Error text of an archive that is invalid.
+        /// Returns the error text of reading `bytes`, and checks that the error is of kind `Invalid` and names the file.
         fn invalid(&self, bytes: &[u8]) -> String {
             let e = self.read(bytes).unwrap_err();
             assert!(e.kind() == Kind::Invalid && e.path() == Some(self.file().as_path()), "{e}");
@@ -325,8 +326,8 @@ mod tests {
         Array::new(vec![n], vec![1f32; n]).unwrap()
     }
 
-    /// Overwrites a field of the first local and the first central header; `local` and `central` are its
-    /// offsets in each.
+    /// Overwrites a field of the first local and the first central header; `local` is the field's offset in the file,
+    /// `central` its offset in the central header.
     fn patch(bytes: &mut [u8], local: usize, central: usize, value: &[u8]) {
         let at = bytes.windows(4).position(|w| w == b"PK\x01\x02").unwrap();
         bytes[local..local + value.len()].copy_from_slice(value);
@@ -381,7 +382,7 @@ mod tests {
     fn a_long_file_is_not_searched_for_an_end() {
         let place = Place::new();
         let end = |directory: u32| {
-            // One entry, in a directory of 46 bytes at an offset where there is none.
+            // The record claims one entry, in a directory of 46 bytes at offset `directory`, which holds none.
             let mut end = b"PK\x05\x06\0\0\0\0\x01\0\x01\0\x2e\0\0\0".to_vec();
             end.extend(directory.to_le_bytes());
             end.extend([0, 0]);
@@ -441,7 +442,7 @@ mod tests {
         }
     }
 
-    /// Four gigabytes are claimed by the directory and by the array, which has twelve bytes.
+    /// Checks that a size of 4 GB is refused which the directory and the array's shape claim; the array has 16 bytes.
     #[test]
     fn a_directory_that_claims_four_gigabytes() {
         let place = Place::new();
@@ -457,7 +458,8 @@ mod tests {
         assert!(place.invalid(&bytes).contains("expands to 4294967292, more than 67108864"));
     }
 
-    /// A deflated stream that ends long before the length that both headers claim, below the archive's limit.
+    /// Checks that a deflated stream is refused that ends long before the length in both headers, which is below the
+    /// archive's limit.
     #[test]
     fn a_stream_that_is_shorter_than_its_claim() {
         let place = Place::new();
@@ -483,7 +485,7 @@ mod tests {
         );
     }
 
-    /// 80 MB of zeros in 80 kB are more than a file of that size may be, unless a caller has use for them.
+    /// Checks that 80 MB of zeros in an archive of 80 kB are read only by a caller that wants 80 MB.
     #[test]
     fn a_bomb_that_a_caller_has_use_for() {
         let place = Place::new();
@@ -548,7 +550,7 @@ mod tests {
         })
     }
 
-    /// Bytes of arrays, by which tests compare them: a NaN does not equal itself.
+    /// Returns names and `.npy` bytes of arrays, for comparison: a NaN does not equal itself.
     fn bits(arrays: impl IntoIterator<Item = (String, Array)>) -> Vec<(String, Vec<u8>)> {
         arrays.into_iter().map(|(name, array)| (name, npy(&array))).collect()
     }
@@ -575,7 +577,7 @@ mod tests {
             let mut bytes = place.archive(&[("a.npy", &npy(&ones(60))), ("b.npy", &npy(&ones(1)))], method);
             let at = at % bytes.len();
             bytes[at] = value;
-            // Many bytes mean nothing (times, permissions): then both arrays are there.
+            // Many bytes carry no array data (times, permissions): then both arrays are read.
             if let Ok(arrays) = place.read(&bytes) {
                 prop_assert_eq!(arrays.len(), 2);
             }

@@ -3,8 +3,8 @@
 //! ```text
 //! Backend --open--> BackendPackage --prepare--> BackendFunction --run(inputs, SequenceStates)--> outputs
 //! ```
-//! Packages and functions do not change while they run, so that threads and sequences share them; what a sequence leaves behind
-//! is in its [`SequenceStates`].
+//! Packages and functions do not change while they run: threads and sequences share them. [`SequenceStates`] hold the values
+//! that a sequence carries from call to call.
 
 use crate::tensor::Tensor;
 use crate::{Error, Result};
@@ -33,23 +33,23 @@ pub trait Backend: Sync {
         self.open_with(path, &[])
     }
 
-    /// Opens the package at `path`, and keeps these caches of its functions in [`SequenceStates`]: neither their inputs nor
-    /// their outputs are in what [`BackendFunction`] lists.
+    /// Opens the package at `path` and keeps `caches` of its functions in [`SequenceStates`]. The names that [`BackendFunction`]
+    /// lists hold neither the inputs nor the outputs of these caches.
     ///
     /// # Errors
-    /// Fails like [`Backend::open`]; a function does not treat a cache as [`KeptCache`] says.
+    /// Fails like [`Backend::open`], or a function does not treat a cache as [`KeptCache`] says.
     fn open_with(&self, path: &Path, caches: &[KeptCache]) -> Result<Box<dyn BackendPackage>>;
 }
 
 /// A cache that functions take as an input and that their caller keeps: `[1, heads, slots, channels]`, zeros at first. After a
-/// call the row of each token lies in its slot. A function may take the first slots alone; then no token lies behind them.
+/// call the row of each token lies in its slot. A function may take only the first slots; no token lies behind them then.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KeptCache {
-    /// The input.
+    /// Name of the input.
     pub input: String,
-    /// Output with a row for each token of the call, `[1, heads, T, channels]`.
+    /// Name of the output with a row for each token of the call, `[1, heads, T, channels]`.
     pub rows: String,
-    /// Input `[1, 1, slots, T]` that is 1 where a token's row goes.
+    /// Name of the input `[1, 1, slots, T]` that is 1 in the slot of each token's row.
     pub place: String,
     /// Slots of the whole cache.
     pub slots: usize,
@@ -57,15 +57,15 @@ pub struct KeptCache {
 
 /// An opened package: functions that share weights, and states that they share by name.
 pub trait BackendPackage: Send + Sync {
-    /// Prepares a function as it is declared; the same name gives the same function again.
+    /// Prepares a function for the token count that it is declared for; the same name returns the same function again.
     ///
     /// # Errors
     /// There is no such function, or it uses something that this backend lacks.
     fn prepare(&self, function: &str) -> Result<Arc<dyn BackendFunction>>;
 
-    /// Prepares a function that is declared for `declared` tokens, or more from there on, for calls of `tokens`. `axes` names the
-    /// axis of the tokens of each input that has any. `None` where the backend runs functions only as they are declared;
-    /// callers fill such calls up.
+    /// Prepares a function for calls of `tokens` tokens. The function is declared for `declared` tokens, or for `declared` and
+    /// more; `axes` gives the token axis of each input that has one. Returns `None` where the backend runs functions only as
+    /// they are declared; callers fill such calls up.
     ///
     /// # Errors
     /// Fails like [`BackendPackage::prepare`].
@@ -80,8 +80,8 @@ pub trait BackendPackage: Send + Sync {
         Ok(None)
     }
 
-    /// Prepares a function with states for calls that hold tokens of several sequences, of any number each; `declared` and `axes`
-    /// are those of [`BackendPackage::prepare_for`]. `None` where the backend runs sequences one by one.
+    /// Prepares a function with states for calls that hold any number of tokens of several sequences. `declared` and `axes` are
+    /// as in [`BackendPackage::prepare_for`]. Returns `None` where the backend runs sequences one by one.
     ///
     /// # Errors
     /// Fails like [`BackendPackage::prepare`].
@@ -95,37 +95,37 @@ pub trait BackendPackage: Send + Sync {
         Ok(None)
     }
 
-    /// States of a new sequence, all zero.
+    /// Makes the states of a new sequence, all zero.
     fn new_states(&self) -> Box<dyn SequenceStates>;
 
-    /// A job that maps all of the package's weights, for another thread; see [`crate::model::Model::populate`].
+    /// Returns a job that maps all of the package's weights, for another thread; see [`crate::model::Model::populate`].
     fn populate(&self) -> Option<Box<dyn FnOnce() + Send>> {
         None
     }
 
-    /// Work done since opening, as far as it is known.
+    /// Returns the work done since opening; zeros where the backend does not count.
     fn counts(&self) -> Counts {
         Counts::default()
     }
 
-    /// Time by operation since opening, where it is measured.
+    /// Returns the time of each operation since opening; empty where it is not measured.
     fn op_times(&self) -> Vec<OpTime> {
         Vec::new()
     }
 
-    /// Frees memory that the next call gets back by itself, where there is such.
+    /// Frees memory that the next call allocates again by itself.
     fn release(&self) {}
 }
 
 /// A prepared function.
 pub trait BackendFunction: Any + Send + Sync {
-    /// Input names, in the order of [`BackendFunction::run`].
+    /// Returns the names of the inputs, in the order of [`BackendFunction::run`].
     fn inputs(&self) -> &[String];
 
-    /// Output names, in the order of [`BackendFunction::run`].
+    /// Returns the names of the outputs, in the order of [`BackendFunction::run`].
     fn outputs(&self) -> &[String];
 
-    /// The function reads or writes states.
+    /// Tells whether the function reads or writes states.
     fn has_states(&self) -> bool;
 
     /// Runs the function and writes its results to the first of `outputs`, whose memory is used again where it is large enough.
@@ -139,8 +139,8 @@ pub trait BackendFunction: Any + Send + Sync {
         outputs: &mut Vec<Tensor>,
     ) -> Result<()>;
 
-    /// Adds the only result of each term to `sum`, `[1, C, 1, T]`, term by term in order; results have the shape of `sum`, or are
-    /// `[1, 1, T, C]`. The terms' functions have no states, and the first one is this function. Gives the time of each.
+    /// Adds the only result of each term to `sum`, `[1, C, 1, T]`, in the order of the terms. Results have the shape of `sum` or
+    /// `[1, 1, T, C]`. Functions of terms have no states; the first term's function is this one. Returns the time of each term.
     ///
     /// # Errors
     /// Fails like [`BackendFunction::run`], or a result has another shape than `sum`.
@@ -151,14 +151,14 @@ pub trait BackendFunction: Any + Send + Sync {
 
 /// A function with states that runs for several sequences at once.
 pub trait BatchFunction: Send + Sync {
-    /// Input names, in the order of [`BatchFunction::run`].
+    /// Returns the names of the inputs, in the order of [`BatchFunction::run`].
     fn inputs(&self) -> &[String];
 
-    /// Output names, in the order of [`BatchFunction::run`].
+    /// Returns the names of the outputs, in the order of [`BatchFunction::run`].
     fn outputs(&self) -> &[String];
 
-    /// Runs the function for the tokens of all `parts`, ranges one behind the other, each of the sequence whose `states` have
-    /// the same number. Writes its results, for all tokens, to the first of `outputs`.
+    /// Runs the function for the tokens of all sequences. `parts[i]` is the range of tokens of the sequence with `states[i]`;
+    /// ranges follow each other without gaps. Writes the results of all tokens to the first of `outputs`.
     ///
     /// # Errors
     /// Fails like [`BackendFunction::run`].
@@ -175,7 +175,7 @@ pub trait BatchFunction: Send + Sync {
 pub enum BatchInput<'a> {
     /// Values of the tokens of all sequences.
     Shared(&'a Tensor),
-    /// One for each sequence.
+    /// One tensor for each sequence.
     Own(&'a [&'a Tensor]),
 }
 
@@ -187,7 +187,7 @@ pub struct Term<'a> {
     pub inputs: &'a [&'a Tensor],
 }
 
-/// Runs the terms of a sum one after the other.
+/// Runs the terms of a sum one after the other and returns the time of each; see [`BackendFunction::run_sum`].
 pub(crate) fn run_each(terms: &[Term<'_>], sum: &mut Tensor) -> Result<Times> {
     let mut outputs = Vec::new();
     let mut times = Times::new();
@@ -219,7 +219,7 @@ pub(crate) fn run_each(terms: &[Term<'_>], sum: &mut Tensor) -> Result<Times> {
 
 /// Values that a sequence carries from call to call in one package.
 pub trait SequenceStates: Any + Send + Sync {
-    /// A copy.
+    /// Copies the states.
     ///
     /// # Errors
     /// The backend cannot read states.
@@ -228,14 +228,13 @@ pub trait SequenceStates: Any + Send + Sync {
     /// Sets every state to zero.
     fn clear(&mut self);
 
-    /// The last `tokens` tokens can be undone by [`SequenceStates::rewind`].
+    /// Tells whether [`SequenceStates::rewind`] can undo the last `tokens` tokens.
     fn can_rewind(&self, tokens: usize) -> bool {
         let _ = tokens;
         false
     }
 
-    /// Undoes the last `tokens` tokens. Rows of caches may stay, callers mask them; what is carried from call to call is what it
-    /// was.
+    /// Undoes the last `tokens` tokens. Rows of caches may stay, because callers mask them; carried rows become what they were.
     ///
     /// # Errors
     /// [`SequenceStates::can_rewind`] says no, or the backend fails.
@@ -249,13 +248,13 @@ pub trait SequenceStates: Any + Send + Sync {
     /// The backend cannot read states.
     fn save(&self, out: &mut Vec<u8>) -> Result<()>;
 
-    /// Takes states from the front of `bytes`, which moves behind them.
+    /// Takes states from the front of `bytes` and leaves the rest in it.
     ///
     /// # Errors
     /// The bytes are no states of this package.
     fn restore(&mut self, bytes: &mut &[u8]) -> Result<()>;
 
-    /// Fills every state with noise, as if tokens had been in it: for measurements. False where that is not possible.
+    /// Fills every state with noise for measurements, as if tokens had been in it. Returns false where that is not possible.
     fn fill_with_noise(&mut self, seed: u64) -> bool {
         let _ = seed;
         false
@@ -299,16 +298,16 @@ impl SequenceStates for NoStates {
 pub struct Counts {
     /// Bytes of weights, keys and values read.
     pub bytes_read: u64,
-    /// Multiplications by weights, keys and values, each with its addition.
+    /// Multiply-adds by weights, keys and values.
     pub multiply_adds: u64,
     /// Experts that ran.
     pub experts: u64,
-    /// Experts, or products where functions run step by step, that were left out because they are multiplied by zero.
+    /// Experts, or products where functions run step by step, that did not run because their result is multiplied by zero.
     pub skipped: u64,
 }
 
 impl Counts {
-    /// Counts a product that read `bytes` of weights and gave `results` values, each a sum of `depth` products.
+    /// Counts a product that read `bytes` bytes of weights and made `results` values, each a sum of `depth` products.
     pub fn product(bytes: u64, results: usize, depth: usize) -> Counts {
         Counts { bytes_read: bytes, multiply_adds: results as u64 * depth as u64, ..Counts::default() }
     }
@@ -336,7 +335,7 @@ impl AddAssign for Counts {
     }
 }
 
-/// Time that an operation, or several that were fused into it, has taken.
+/// Time of an operation, or of several fused ones.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OpTime {
     /// Operation type, for instance `conv`.

@@ -1,12 +1,12 @@
-//! Runs Core ML packages on a CPU, and bundles of them as language models.
+//! Runs Core ML packages on a CPU, and bundles as language models.
 //!
-//! [`cpu`] executes one package; [`model`] runs a bundle's chain of them on any [`backend`]; [`generate()`](generate::generate)
-//! continues a prompt.
+//! [`cpu`] executes one package; [`model`] runs the chain of packages of a bundle on any [`backend`];
+//! [`generate()`](generate::generate) continues a prompt.
 //!
 //! # Tests
-//! `tests/interop.rs` runs packages of coremltools and compares with its results; plans, caches and resizing agree with the interpreter bit by
-//! bit; tokenizers that lie are errors. What needs a bundle (forks, cuts, batches, drafts) is tested in `gates/tests`.
-//! `cargo test -p anemoe-runtime` runs for 10 seconds on two busy cores, besides the compilation.
+//! `tests/interop.rs` runs packages of coremltools and compares with its results. Plans, caches and resizing agree with the
+//! interpreter bit by bit. Tokenizers that contradict themselves give errors. Tests that need a bundle (forks, cuts, batches,
+//! drafts) are in `gates/tests`. `cargo test -p anemoe-runtime` runs for 10 seconds on two busy cores, besides the compilation.
 #![deny(unsafe_code)]
 
 pub mod backend;

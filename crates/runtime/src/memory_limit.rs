@@ -1,20 +1,20 @@
-//! Memory that a function may take, by what its caller and its files bring.
+//! Limits the memory that a function may take, by the sizes of its inputs and of its package.
 //!
 //! ```text
-//! allowed = max(1 GiB, 256 * bytes of the inputs + 1024 * bytes of the package), and at most what is free
+//! allowed = max(1 GiB, min(256 * bytes of the inputs + 1024 * bytes of the package, bytes of free memory))
 //! ```
-//! A program of a few kilobytes can name results of terabytes. Attention is what takes most for its inputs: of 4096 tokens
-//! with heads of 64 channels its scores are 21 times the queries, keys and values, and softmax holds several of them. Caches
-//! take most for their weights: at 262144 slots about 200 times those of a layer in LUT4, several times over where
-//! operations run step by step.
+//! A program of a few kilobytes can name results of terabytes. Attention takes most memory per byte of inputs: for 4096 tokens
+//! with heads of 64 channels, its scores are 21 times its queries, keys and values, and softmax holds several copies. Caches
+//! take most memory per byte of weights: at 262144 slots about 200 times the weights of a layer in LUT4, and several times
+//! more where operations run step by step.
 
 use anemoe_io::free_memory;
 
-/// Bytes that any function may take.
+/// Bytes that any function may take: 1 GiB.
 const FLOOR: u64 = 1 << 30;
-/// Bytes for each byte of inputs, as f32 or int32.
+/// Bytes that a function may take for each byte of its inputs, as f32 or int32.
 const PER_INPUT: u64 = 256;
-/// Bytes for each byte of the package's files.
+/// Bytes that a function may take for each byte of the package's files.
 const PER_FILE: u64 = 1024;
 
 /// Bytes that a function may take for states, constants and values together.
@@ -29,27 +29,27 @@ pub(crate) struct Allowance {
 }
 
 impl Allowance {
-    /// The allowance of a function of a package of `files` bytes, called with `inputs` bytes.
+    /// Returns the allowance of a function of a package of `files` bytes, called with `inputs` bytes.
     pub fn new(files: u64, inputs: u64) -> Allowance {
         let justified = inputs.saturating_mul(PER_INPUT).saturating_add(files.saturating_mul(PER_FILE));
         let free = if justified > FLOOR { free_memory() } else { None };
         Allowance { bytes: justified.min(free.unwrap_or(u64::MAX)).max(FLOOR), files, inputs }
     }
 
-    /// The same for other inputs.
+    /// Returns the allowance of the same function for other inputs.
     pub fn with_inputs(self, inputs: u64) -> Allowance {
         Allowance::new(self.files, inputs)
     }
 
-    /// Elements of 4 bytes that are left beside `held` bytes.
+    /// Returns how many elements of 4 bytes are left beside `held` bytes.
     pub fn elements_beside(self, held: u64) -> usize {
         usize::try_from(self.bytes.saturating_sub(held) / 4).unwrap_or(usize::MAX)
     }
 
-    /// Refuses `bytes` of `what` where they are more than allowed.
+    /// Refuses `bytes` bytes of `what` if they are more than allowed.
     ///
     /// # Errors
-    /// They are; the message says what would be.
+    /// The bytes are more than allowed; the text says what would take them.
     pub fn check(self, what: &str, bytes: u64) -> Result<(), String> {
         if bytes <= self.bytes {
             return Ok(());
@@ -62,8 +62,8 @@ impl Allowance {
     }
 }
 
-/// Memory that a function takes whatever its values: bytes of constants; and the operation and bytes of its largest result,
-/// which a refusal names.
+/// Memory that a function takes for any values: bytes of constants; and the operation and the bytes of its largest result, which
+/// an error names.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct MemoryNeed {
     pub constants: u64,
@@ -74,7 +74,7 @@ impl MemoryNeed {
     /// Refuses a function whose values, states and constants together take more than is allowed.
     ///
     /// # Errors
-    /// They do; the message says what takes how much.
+    /// They take more than is allowed; the text says what takes how much.
     pub fn check(&self, allowance: Allowance, values: u64, states: u64) -> Result<(), String> {
         let all = values.saturating_add(states).saturating_add(self.constants);
         let largest = match &self.largest {

@@ -1,4 +1,4 @@
-//! One package on arrays from files.
+//! Runs one package on arrays from files.
 
 use crate::cpu::{CompiledFunction, CpuPackage, CpuStates, Options, Precision};
 use crate::tensor::{Data, Tensor};
@@ -12,35 +12,35 @@ use std::path::{Path, PathBuf};
 
 /// Prefix of a state's key in an archive.
 const STATE: &str = "state:";
-/// Most bytes that a function's inputs and states justify in an archive of any length; a longer archive may hold more.
+/// Most bytes that a function's inputs and states justify in an archive; a longer archive may hold as many bytes as it has.
 const MAX_JUSTIFIED: u64 = 1 << 30;
 
 /// A run of a package over several sets of inputs, in order, with states carried over.
 #[derive(Clone, Debug)]
 pub struct Prediction {
-    /// The package.
+    /// Path of the package.
     pub package: PathBuf,
-    /// Function; the default one when absent.
+    /// Name of the function; the default one if absent.
     pub function: Option<String>,
-    /// Rounding.
+    /// Rounding of results.
     pub precision: Precision,
-    /// One archive per step: an array per input, and `state:NAME` to start a state from.
+    /// Paths of the archives, one per step: an array per input, and `state:NAME` for the initial value of a state.
     pub inputs: Vec<PathBuf>,
-    /// Path of the outputs; `{}` becomes the step. Without it only the last step is written.
+    /// Path of the outputs; `{}` becomes the step's number. Without `{}` only the last step is written.
     pub outputs: PathBuf,
 }
 
-/// Archive of outputs that was written.
+/// An archive of outputs that was written.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Written {
-    /// The archive.
+    /// Path of the archive.
     pub path: PathBuf,
     /// Names and shapes of its arrays.
     pub arrays: Vec<(String, Vec<usize>)>,
 }
 
 impl Prediction {
-    /// Archives that [`Prediction::run`] writes, in order.
+    /// Returns the paths of the archives that [`Prediction::run`] writes, in order.
     pub fn targets(&self) -> Vec<PathBuf> {
         let every = self.outputs.to_string_lossy().contains("{}");
         let steps =
@@ -48,7 +48,7 @@ impl Prediction {
         steps.map(|step| numbered(&self.outputs, step)).collect()
     }
 
-    /// Runs every step and writes outputs and states.
+    /// Runs every step and writes outputs and states. Returns the written archives.
     ///
     /// # Errors
     /// The package or an archive is missing or invalid, an array does not fit its input, or an operation fails.
@@ -76,7 +76,7 @@ impl Prediction {
     }
 }
 
-/// Bytes that arrays of a function's inputs and states may take: numbers of 8 bytes, and their headers.
+/// Returns the bytes that arrays of a function's inputs and states may take: numbers of 8 bytes, and headers.
 fn justified(function: &CompiledFunction) -> u64 {
     const HEADER: u64 = 1 << 10;
     let elements = |shape: &[u64]| shape.iter().fold(1, |n: u64, &d| n.saturating_mul(d));
@@ -84,7 +84,7 @@ fn justified(function: &CompiledFunction) -> u64 {
         let elements = match &f.shape {
             FeatureShape::Fixed(shape) => elements(shape),
             FeatureShape::Enumerated(all) => all.iter().map(|s| elements(s)).max().unwrap_or(0),
-            // What the upper ends would allow is more than anyone sends.
+            // The upper bounds of a range would justify far more than real inputs have.
             FeatureShape::Range { default, .. } => elements(default),
             FeatureShape::Dynamic => 0,
         };
@@ -93,7 +93,7 @@ fn justified(function: &CompiledFunction) -> u64 {
     bytes.fold(0, u64::saturating_add).min(MAX_JUSTIFIED)
 }
 
-/// Binds arrays to a function's inputs, in its order, and sets states.
+/// Converts arrays to a function's inputs, in its order, and sets states from the arrays `state:NAME`.
 pub fn bind(
     function: &CompiledFunction,
     states: &mut CpuStates,
@@ -124,7 +124,7 @@ pub fn bind(
 fn to_tensor(array: Array, feature: &Feature) -> std::result::Result<Tensor, String> {
     let is_float = matches!(array.data, ArrayData::F16(_) | ArrayData::F32(_) | ArrayData::F64(_));
     let mut shape = array.shape.clone();
-    // A scalar input is described as one element; either way of writing it is taken.
+    // The description of a scalar has one element; the array may have no axis or one.
     if shape.is_empty() && feature.shape == FeatureShape::Fixed(vec![1]) {
         shape = vec![1];
     }
@@ -144,7 +144,7 @@ fn to_tensor(array: Array, feature: &Feature) -> std::result::Result<Tensor, Str
     Ok(Tensor::i32(&shape, ints))
 }
 
-/// Names the outputs of a function's run and its states, in the types of the package's description.
+/// Returns the outputs of a function's run and its states by name, in the types of the package's description.
 pub fn results(
     function: &CompiledFunction,
     outputs: &[Tensor],
@@ -165,7 +165,7 @@ pub fn results(
 
 fn to_array(t: &Tensor, dtype: DataType, precision: Precision) -> Array {
     let data = match &t.data {
-        // Without rounding there is more than fp16 can hold.
+        // Without rounding, f32 holds more than fp16 could.
         Data::F32(v) if dtype == DataType::Float16 && precision == Precision::Fp16 => {
             ArrayData::F16(v.iter().map(|&x| f16::from_f32(x)).collect())
         }
@@ -176,7 +176,7 @@ fn to_array(t: &Tensor, dtype: DataType, precision: Precision) -> Array {
     };
     Array { shape: t.shape.clone(), data }
 }
-/// Puts the step's number for `{}`. A part of a path that is not UTF-8 stays as it is.
+/// Replaces `{}` by the step's number. Parts of the path that are not UTF-8 stay as they are.
 fn numbered(outputs: &Path, step: usize) -> PathBuf {
     let number = |part: &OsStr| match part.to_str() {
         Some(text) => text.replace("{}", &step.to_string()).into(),

@@ -1,25 +1,25 @@
-//! Choosing the next token.
+//! Chooses the next token from logits.
 
 use anemoe_io::Random;
 
-/// Options of the choice of the next token.
+/// Settings for choosing the next token.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sampling {
-    /// Logits are divided by it; 0 takes the most probable token.
+    /// Divisor of the logits; 0 takes the most probable token.
     pub temperature: f32,
-    /// Only this many most probable tokens; 0 for all.
+    /// Number of most probable tokens that are sampled from; 0 for all.
     pub top_k: usize,
-    /// Only the most probable tokens whose probabilities reach this sum; 1 for all.
+    /// Probability that the sampled tokens reach together, most probable first; 1 for all.
     pub top_p: f32,
-    /// Starts the random sequence; the same seed gives the same tokens.
+    /// Start of the random sequence; the same seed gives the same tokens.
     pub seed: u64,
 }
 
 impl Sampling {
-    /// Always the most probable token.
+    /// Settings that always take the most probable token.
     pub const GREEDY: Sampling = Sampling { temperature: 0.0, top_k: 0, top_p: 1.0, seed: 0 };
 
-    /// Checks the ranges; the error says what is out of range.
+    /// Checks that the settings are in range; the error says which is not.
     pub fn check(&self) -> Result<(), String> {
         if !self.temperature.is_finite() || self.temperature < 0.0 {
             return Err(format!("temperature {} is not a number of at least 0", self.temperature));
@@ -31,7 +31,7 @@ impl Sampling {
     }
 }
 
-/// The most probable token; the lowest id of equals.
+/// Returns the most probable token; the lowest id of equally probable ones.
 pub fn argmax(logits: &[f32]) -> usize {
     let mut best = 0;
     for (i, &v) in logits.iter().enumerate() {
@@ -42,7 +42,7 @@ pub fn argmax(logits: &[f32]) -> usize {
     best
 }
 
-/// Draws tokens by [`Sampling`], as Hugging Face transformers does: temperature, then top-k, then top-p.
+/// Draws tokens by [`Sampling`] like Hugging Face transformers: temperature, then top-k, then top-p.
 pub struct Sampler {
     sampling: Sampling,
     random: Random,
@@ -50,19 +50,19 @@ pub struct Sampler {
 }
 
 impl Sampler {
-    /// A sampler at the start of its random sequence.
+    /// Makes a sampler at the start of its random sequence.
     pub fn new(sampling: Sampling) -> Self {
         let random = Random::new(sampling.seed);
         Sampler { sampling, random, order: Vec::new() }
     }
 
-    /// The next token for these logits.
+    /// Draws the next token for these logits.
     pub fn next(&mut self, logits: &[f32]) -> usize {
         if self.sampling.temperature == 0.0 || logits.len() < 2 {
             return argmax(logits);
         }
         self.order.clear();
-        // Against the largest, so that a tiny temperature makes nothing infinite but what has no weight.
+        // Logits are taken relative to the largest, so that a tiny temperature makes only negligible ones infinite.
         let largest = logits[argmax(logits)];
         let scaled = |v: f32| if v == largest { 0.0 } else { (v - largest) / self.sampling.temperature };
         self.order.extend(logits.iter().enumerate().map(|(i, &v)| (scaled(v), i as u32)));

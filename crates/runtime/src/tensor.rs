@@ -1,6 +1,6 @@
-//! Host tensors: what goes into a prediction and comes out of it.
+//! Host tensors: the values of inputs, outputs and operands.
 
-/// Elements. Every float type is held as f32 (fp16-typed values are already rounded to fp16), every integer type as i32.
+/// Elements of a tensor. Float types are held as f32 (fp16 values are already rounded), integer types as i32.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Data {
     /// fp16, fp32, fp64.
@@ -9,7 +9,7 @@ pub enum Data {
     I32(Vec<i32>),
     /// bool.
     Bool(Vec<bool>),
-    /// string; only constants of attributes such as `pad_type` have it.
+    /// Strings; only constant parameters such as `pad_type` have this type.
     Str(Vec<String>),
 }
 
@@ -22,8 +22,8 @@ pub struct Tensor {
     pub data: Data,
 }
 
-/// No tensor yet: not even the element that a scalar has, and of a kind that nothing computes with, so that whoever reads it
-/// is told so.
+/// An empty tensor: no elements, not even the one of a scalar, and of strings, so that a kernel that reads it by mistake
+/// reports an error.
 impl Default for Tensor {
     fn default() -> Self {
         Tensor { shape: Vec::new(), data: Data::Str(Vec::new()) }
@@ -31,19 +31,19 @@ impl Default for Tensor {
 }
 
 impl Tensor {
-    /// A float tensor. `data` must have as many elements as `shape` says.
+    /// Makes a float tensor. `data` must have as many elements as `shape`.
     pub fn f32(shape: &[usize], data: Vec<f32>) -> Self {
         assert_eq!(shape.iter().product::<usize>(), data.len());
         Tensor { shape: shape.to_vec(), data: Data::F32(data) }
     }
 
-    /// An integer tensor. `data` must have as many elements as `shape` says.
+    /// Makes an integer tensor. `data` must have as many elements as `shape`.
     pub fn i32(shape: &[usize], data: Vec<i32>) -> Self {
         assert_eq!(shape.iter().product::<usize>(), data.len());
         Tensor { shape: shape.to_vec(), data: Data::I32(data) }
     }
 
-    /// Number of elements.
+    /// Returns the number of elements.
     pub fn len(&self) -> usize {
         match &self.data {
             Data::F32(v) => v.len(),
@@ -53,17 +53,17 @@ impl Tensor {
         }
     }
 
-    /// No elements.
+    /// Tells whether there are no elements.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Number of dimensions.
+    /// Returns the number of dimensions.
     pub fn rank(&self) -> usize {
         self.shape.len()
     }
 
-    /// The elements of a float tensor.
+    /// Returns the elements of a float tensor; none for other types.
     pub fn as_f32(&self) -> Option<&[f32]> {
         match &self.data {
             Data::F32(v) => Some(v),
@@ -71,7 +71,7 @@ impl Tensor {
         }
     }
 
-    /// The elements of a float tensor, to be changed.
+    /// Returns the elements of a float tensor for writing; none for other types.
     pub fn as_f32_mut(&mut self) -> Option<&mut [f32]> {
         match &mut self.data {
             Data::F32(v) => Some(v),
@@ -79,7 +79,7 @@ impl Tensor {
         }
     }
 
-    /// The elements of an integer tensor.
+    /// Returns the elements of an integer tensor; none for other types.
     pub fn as_i32(&self) -> Option<&[i32]> {
         match &self.data {
             Data::I32(v) => Some(v),
@@ -87,7 +87,7 @@ impl Tensor {
         }
     }
 
-    /// The elements of a bool tensor.
+    /// Returns the elements of a bool tensor; none for other types.
     pub fn as_bool(&self) -> Option<&[bool]> {
         match &self.data {
             Data::Bool(v) => Some(v),
@@ -95,7 +95,7 @@ impl Tensor {
         }
     }
 
-    /// Becomes a float tensor of `shape`, keeping its allocation; the elements are unspecified until written.
+    /// Makes it a float tensor of `shape`, keeping its allocation; elements are unspecified until written.
     pub fn reset_f32(&mut self, shape: &[usize]) -> &mut [f32] {
         let n = shape.iter().product();
         self.shape.clear();
@@ -108,7 +108,7 @@ impl Tensor {
         v
     }
 
-    /// Becomes an integer tensor of `shape`, keeping its allocation; the elements are unspecified until written.
+    /// Makes it an integer tensor of `shape`, keeping its allocation; elements are unspecified until written.
     pub fn reset_i32(&mut self, shape: &[usize]) -> &mut [i32] {
         let n = shape.iter().product();
         self.shape.clear();
@@ -121,7 +121,7 @@ impl Tensor {
         v
     }
 
-    /// Becomes a bool tensor of `shape`, keeping its allocation; the elements are unspecified until written.
+    /// Makes it a bool tensor of `shape`, keeping its allocation; elements are unspecified until written.
     pub fn reset_bool(&mut self, shape: &[usize]) -> &mut [bool] {
         let n = shape.iter().product();
         self.shape.clear();

@@ -1,4 +1,4 @@
-//! Templates in the shape of five families, against what Hugging Face transformers makes of them
+//! Compares chat templates in the form of five families with the results of Hugging Face transformers
 //! (`xtask/oracle/chat_templates.py`). `CHAT_TEMPLATES=DIR` tests another folder of templates with its goldens.
 
 use anemoe_runtime::chat::ChatTemplate;

@@ -1,5 +1,5 @@
-//! Packages that coremltools wrote, executed in both precisions, fused and step by step, against stored results; `interop/README.md` says what they
-//! are and how far results may be off.
+//! Runs packages written by coremltools in both precisions, fused and step by step, and compares with stored results;
+//! `interop/README.md` describes the packages and the tolerances.
 
 use anemoe_npz::{Array, read_npz};
 use anemoe_runtime::cpu::{CpuPackage, CpuStates, Options, Precision};
@@ -40,10 +40,10 @@ fn compare(
     }
 }
 
-/// Named arrays of each step.
+/// Named results of each step.
 type Steps = Vec<BTreeMap<String, Array>>;
 
-/// Runs the steps of one function of a case and lists what is off; and gives all results.
+/// Runs the steps of one function of a case; returns a list of errors, and all results.
 fn run(
     case: &Path,
     info: &Value,
@@ -83,7 +83,7 @@ fn run(
     (problems, all)
 }
 
-/// The results have the same bits.
+/// Tells whether the results have the same bits.
 fn are_same(a: &Steps, b: &Steps) -> bool {
     let bits = |a: &Array| match &a.data {
         anemoe_npz::ArrayData::F32(v) => v.iter().map(|v| i64::from(v.to_bits())).collect(),
@@ -97,7 +97,7 @@ fn are_same(a: &Steps, b: &Steps) -> bool {
     a.len() == b.len() && a.iter().zip(b).all(same)
 }
 
-/// Runs every case of a folder in both precisions and lists what is off.
+/// Runs every case of a folder in both precisions, and fails with a list of the errors.
 fn run_folder(name: &str, cases_expected: usize) {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests").join(name);
     let mut cases: Vec<PathBuf> =
@@ -122,7 +122,7 @@ fn run_folder(name: &str, cases_expected: usize) {
                 let [(one, by_steps), (two, fused)] =
                     [false, true].map(|fuse| run(case, &info, function.as_deref(), steps, precision, fuse));
                 problems.extend(one.into_iter().chain(two));
-                // Rounded, a plan gives the bits of its operations one after the other.
+                // With rounding, a plan gives the same bits as separate operations.
                 if precision == Precision::Fp16 && !are_same(&by_steps, &fused) {
                     problems.push(format!("{}: fused, other bits in fp16", case.display()));
                 }
@@ -137,7 +137,7 @@ fn packages_of_coremltools_give_their_results() {
     run_folder("interop", 26);
 }
 
-/// `suite/generate.py` makes these.
+/// Runs the cases that `suite/generate.py` makes.
 #[test]
 fn programs_of_the_op_suite_give_their_results() {
     run_folder("suite", 18);

@@ -1,4 +1,4 @@
-//! Small packages whose results would take gigabytes.
+//! Tests with small packages whose results would take gigabytes.
 
 use anemoe_mlpackage::mil::builder::{FunctionBuilder, model};
 use anemoe_mlpackage::mil::{
@@ -29,7 +29,7 @@ fn op(op_type: &str, inputs: Vec<(&str, Argument)>, output: &str, ty: TensorType
     }
 }
 
-/// A package whose function gets `x`, fp32 `[1, 1, 8]`, and whose operations are these; `y` is the result.
+/// Writes a package whose function has the input `x`, fp32 `[1, 1, 8]`, these operations, and the result `y`.
 fn package(dir: &Path, operations: Vec<Operation>) -> PathBuf {
     let path = dir.join("small.mlpackage");
     let mut f = FunctionBuilder::new(Opset::CoreML8);
@@ -42,7 +42,7 @@ fn package(dir: &Path, operations: Vec<Operation>) -> PathBuf {
     path
 }
 
-/// Refusals of a package, when it is compiled or when it runs, executed in every way.
+/// Returns the errors of a package in all ways of executing it; each way has to fail, in compiling or running.
 fn refusals(path: &Path, input: &Tensor) -> Vec<String> {
     let mut said = Vec::new();
     for precision in [Precision::Fp16, Precision::Fp32] {
@@ -59,7 +59,7 @@ fn refusals(path: &Path, input: &Tensor) -> Vec<String> {
     said
 }
 
-/// The same operation with its type said, left open and said wrongly.
+/// Returns the type of a result as declared correctly, with unknown sizes, and with wrong sizes.
 fn types(dims: &[u64], dtype: DataType) -> [TensorType; 3] {
     [
         TensorType::fixed(dtype, dims),
@@ -137,7 +137,7 @@ fn results_that_nothing_justifies_are_refused() {
         let add = op("add", vec![("x", name("r")), ("y", name("c"))], "y", ty);
         cases.push(("op `add`", vec![row, column, add]));
     }
-    // Each could be computed when the package is opened, and all of them are there at the end.
+    // Each result is small enough to be computed at load, but all of them together are not.
     let part = TensorType::fixed(Float32, &[1 << 24]);
     let mut many: Vec<Operation> =
         (0..40).map(|i| op("fill", fill(&[1 << 24]), &format!("f{i}"), part.clone())).collect();
@@ -151,7 +151,7 @@ fn results_that_nothing_justifies_are_refused() {
         one,
     ));
     cases.push(("", many));
-    // 4 kB of indices of 1 bit, each of which stands for 16384 numbers.
+    // 4 kB of 1-bit indices, each of which stands for 16384 numbers.
     let indices = Value::bytes(DataType::UInt1, &[32768], vec![0x55; 4096]);
     let lut = Value::bytes(DataType::Float16, &[1, 2, 16384], vec![0; 65536]);
     for ty in types(&[32768 * 16384], DataType::Float16) {
@@ -197,7 +197,7 @@ fn states_that_nothing_justifies_are_refused() {
     }
 }
 
-/// Shapes that come with the inputs are judged by the inputs that come.
+/// Checks that shapes that are known only with the inputs are limited by the sizes of the actual inputs.
 #[test]
 fn results_of_shapes_that_come_with_inputs_are_bounded() {
     let dir = tempfile::tempdir().unwrap();

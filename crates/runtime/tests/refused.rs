@@ -1,4 +1,4 @@
-//! Programs and descriptions that contradict each other, and sizes that are known too late to leave a product out.
+//! Tests with programs and descriptions that contradict each other, and with sizes that are known too late to skip a product.
 
 use anemoe_mlpackage::mil::builder::{ConvParams, FunctionBuilder, model};
 use anemoe_mlpackage::mil::{DataType, FeatureShape, MlModel, Opset, TensorType, Value};
@@ -9,7 +9,7 @@ use anemoe_runtime::tensor::Tensor;
 use half::f16;
 use std::path::{Path, PathBuf};
 
-/// `conv(y) * w` with w of size 1 being zero: the product cannot be left out where its own size is not known.
+/// Checks `conv(y) * w` with `w` of size 1 and zero: the product is not skipped where its size is unknown.
 #[test]
 fn a_product_whose_size_the_weight_does_not_tell_is_computed() {
     for (ranges, shape) in [
@@ -43,7 +43,7 @@ fn a_product_whose_size_the_weight_does_not_tell_is_computed() {
     }
 }
 
-/// A package of one function that adds its input `x` to its state, or to itself if it is a scalar; `change` lies about it.
+/// Writes a package of one function that adds its input `x` to its state, or to itself if `scalar`; `change` falsifies it.
 fn write(dir: &Path, scalar: bool, change: impl FnOnce(&mut MlModel)) -> PathBuf {
     let path = dir.join("b.mlpackage");
     let writer = PackageWriter::create(&path).unwrap();

@@ -1,4 +1,4 @@
-//! Products with zero are left out, and the result is the same.
+//! Tests that products with zero are skipped, with the same results.
 
 use anemoe_mlpackage::mil::builder::{ConvParams, FunctionBuilder, GeluMode, Var, model};
 use anemoe_mlpackage::mil::{DataType, Opset, TensorType, Value};
@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 const HIDDEN: u64 = 24;
 const EXPERTS: usize = 3;
 
-/// Three experts, each gated MLP times its routing weight, added up; for 1 token, or for 1 to 4.
+/// Writes a sum of three experts, each a gated MLP times its routing weight, for 1 token or for 1 to 4.
 fn write(dir: &Path, ranged: bool) -> PathBuf {
     let path = dir.join(if ranged { "ranged.mlpackage" } else { "fixed.mlpackage" });
     let mut writer = PackageWriter::create(&path).unwrap();
@@ -91,7 +91,7 @@ fn experts_without_weight_are_not_computed() {
 fn an_expert_that_one_token_wants_is_computed() {
     let dir = tempfile::tempdir().unwrap();
     let path = write(dir.path(), true);
-    // Expert 1 is wanted by nobody, expert 0 by one of three tokens, expert 2 by the others.
+    // No token chooses expert 1, one of three tokens chooses expert 0, the others choose expert 2.
     let routing = [0.0, 0.9, 0.0, 0.0, 0.0, 0.0, 0.4, 0.0, 0.3];
     let (plain, _) = run(&path, false, 3, &routing);
     let (sparse, stats) = run(&path, true, 3, &routing);
@@ -99,7 +99,7 @@ fn an_expert_that_one_token_wants_is_computed() {
     assert_eq!(stats.bytes_read, 2 * (32 + 16) * HIDDEN * 2);
 }
 
-/// An op without a kernel is refused when the function is loaded, by its name and the file's.
+/// Checks that an op without a kernel is refused when the function is compiled, with the op and the file named.
 #[test]
 fn an_op_that_is_missing_is_named() {
     let dir = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! Grammars of answers: JSON, by a schema or any object, and calls of tools.
+//! Grammars of answers: JSON (by a schema, or any object) and tool calls.
 
 use crate::schema_limits;
 use anemoe_runtime::model::Model;
@@ -9,26 +9,26 @@ use serde_json::{Map, Value, json};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, OnceLock};
 
-/// Largest `tokenizer.json` that is read.
+/// Most bytes of `tokenizer.json` that are read.
 const MAX_BYTES: u64 = 512 << 20;
 
-/// Work of the library's lexer for one token, in its own unit: some milliseconds.
+/// Most work of the library's lexer for one token, in its own unit: some milliseconds.
 const MAX_LEXER_FUEL: u64 = 50_000;
-/// Longest message of the library that is passed on, in characters.
+/// Most characters of a library's message that are passed on.
 const MAX_MESSAGE: usize = 200;
 
-/// Makes matchers over a model's vocabulary, which is prepared when the first is wanted.
+/// Makes matchers over a model's vocabulary, which is prepared on first use.
 #[derive(Default)]
 pub struct Grammars {
     factory: OnceLock<Result<ParserFactory, String>>,
     words: OnceLock<Result<Arc<TokenWords>, String>>,
 }
 
-/// Bytes of every token.
+/// Bytes of every token, by id.
 pub struct TokenWords(Vec<Vec<u8>>);
 
 impl TokenWords {
-    /// The bytes of a token; none of a special one, or outside the vocabulary.
+    /// Returns the bytes of a token; `None` for a special token or an id outside the vocabulary.
     pub fn get(&self, id: u32) -> Option<&[u8]> {
         let word = self.0.get(id as usize)?;
         word.first().filter(|byte| **byte != TokTrie::SPECIAL_TOKEN_MARKER).map(|_| word.as_slice())
@@ -36,15 +36,15 @@ impl TokenWords {
 }
 
 impl Grammars {
-    /// Bytes of the model's tokens.
+    /// Returns the bytes of the model's tokens.
     ///
     /// # Errors
-    /// The tokenizer does not tell them.
+    /// The tokenizer does not tell the bytes of its tokens.
     pub fn words(&self, model: &Model) -> Result<Arc<TokenWords>, String> {
         self.words.get_or_init(|| contained(|| words(model)).map(|w| Arc::new(TokenWords(w)))).clone()
     }
 
-    /// A matcher for JSON; `schema` says what it looks like.
+    /// Makes a matcher for JSON that fits `schema`.
     ///
     /// # Errors
     /// The schema is wrong, too large or not supported, or the tokenizer has no bytes of its tokens.
@@ -56,7 +56,7 @@ impl Grammars {
         self.matcher(model, TopLevelGrammar::from_json_schema(schema))
     }
 
-    /// A matcher for a grammar in Lark.
+    /// Makes a matcher for a grammar in Lark.
     ///
     /// # Errors
     /// The grammar is wrong or not supported, or the tokenizer has no bytes of its tokens.
@@ -70,25 +70,25 @@ impl Grammars {
         contained(|| {
             let parser = factory.create_parser(grammar).map_err(|e| in_short(&e.to_string()))?;
             let mut matcher = Matcher::new(Ok(parser));
-            // What cannot be matched shows with the first mask.
+            // An unusable grammar fails at its first mask.
             matcher.compute_mask().map_err(|e| in_short(&e.to_string()))?;
             Ok(matcher)
         })
     }
 }
 
-/// A text as JSON and Lark write it.
+/// Returns a text quoted as in JSON and Lark.
 pub fn quoted(text: &str) -> String {
     Value::from(text).to_string()
 }
 
-/// Has JSON of a schema written as models are used to write it; blanks without end are none of the answer.
+/// Makes a schema's JSON use the spacing that models are trained on, which also excludes endless blanks.
 pub fn spell(schema: &mut Map<String, Value>) {
     let spelling = json!({"whitespace_flexible": false, "item_separator": ", ", "key_separator": ": "});
     schema.entry("x-guidance").or_insert(spelling);
 }
 
-/// The first line of a message of the library, and no more of it than a person reads.
+/// Returns the first line of a library's message, at most `MAX_MESSAGE` characters.
 pub fn in_short(message: &str) -> String {
     message.lines().next().unwrap_or_default().chars().take(MAX_MESSAGE).collect()
 }
@@ -98,7 +98,7 @@ fn contained<T>(call: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
     catch_unwind(AssertUnwindSafe(call)).unwrap_or_else(|_| Err("the grammar library failed".into()))
 }
 
-/// Bytes of tokens; special ones begin with a mark.
+/// Reads the bytes of all tokens; those of special tokens begin with a marker.
 fn words(model: &Model) -> Result<Vec<Vec<u8>>, String> {
     let path = model.bundle().join("tokenizer.json");
     let text = anemoe_io::read_input(&path, MAX_BYTES).map_err(|e| format!("{}: {e}", path.display()))?;
@@ -109,7 +109,7 @@ fn words(model: &Model) -> Result<Vec<Vec<u8>>, String> {
 fn factory(model: &Model) -> Result<ParserFactory, String> {
     let mut words = words(model)?;
     let info = &model.chain().model;
-    // Ids without a token, which nothing allows.
+    // Ids without a token, which no grammar allows.
     words.resize(info.vocab_size, Vec::new());
     for (id, word) in words.iter_mut().enumerate() {
         if word.is_empty() {

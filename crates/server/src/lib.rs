@@ -1,15 +1,16 @@
-//! Serves a bundle over HTTP, as OpenAI's API does.
+//! Serves a bundle over HTTP with OpenAI's API.
 //!
 //! ```text
 //! connection ── http (async): limits, key, parameters, template, tokens ──Job──> engine (one thread): batches, samples
 //!      ^                                                                            │
 //!      └───────────────── JSON or server-sent events <──── Events through a Sink ───┘
 //! ```
-//! The engine knows nothing of HTTP, and [`http`] nothing of sequences. [`http`] is the only asynchronous code of the workspace.
+//! The engine does not depend on HTTP, and [`http`] does not know sequences. [`http`] is the only asynchronous code of
+//! the workspace.
 //!
 //! # Tests
-//! Beside the code: limits of parameters, sizes of chunks, buckets of histograms. `cli/tests/black_box/serve.rs` speaks HTTP with the built
-//! binary. `cargo test -p anemoe-server` runs for less than a second, besides the compilation.
+//! Unit tests cover limits of parameters, sizes of chunks and buckets of histograms. `cli/tests/black_box/serve.rs`
+//! speaks HTTP with the built binary. `cargo test -p anemoe-server` runs for less than a second, after the compilation.
 #![deny(unsafe_code)]
 
 pub mod batching;

@@ -1,24 +1,25 @@
-//! Limits of JSON schemas in requests: what is larger takes the grammar library more stack, memory or time than a request may.
+//! Limits of JSON schemas in requests: larger schemas take more of the grammar library's stack, memory or time than a
+//! request may.
 
 use serde_json::Value;
 use std::collections::BTreeSet;
 
-/// Most values within each other.
+/// Most nested values.
 const MAX_DEPTH: usize = 64;
-/// Most values of all kinds.
+/// Most values in all.
 const MAX_VALUES: usize = 20_000;
-/// Most properties of an object: the library's parser holds some 2000 items in a row, five for each that may be missing.
+/// Most properties of an object: the library's parser holds some 2000 items in a row, five for each optional property.
 const MAX_PROPERTIES: usize = 400;
-/// Most definitions that references name, which may lie in each other.
+/// Most definitions that references name, which may refer to each other.
 const MAX_REFERENCES: usize = 200;
-/// Longest regular expression, and most bytes of all of them.
+/// Most bytes of a regular expression, and of all regular expressions together.
 const MAX_PATTERN: usize = 1000;
 const MAX_PATTERNS: usize = 8000;
 
-/// Refuses a schema that is too large.
+/// Refuses a schema that exceeds a limit.
 ///
 /// # Errors
-/// Says which limit it exceeds.
+/// The schema exceeds a limit; the error names it.
 pub fn check(schema: &Value) -> Result<(), String> {
     let mut open = vec![(schema, 0)];
     let (mut values, mut patterns) = (0, 0);

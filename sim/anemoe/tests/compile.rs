@@ -1,4 +1,4 @@
-//! `anemoe compile` on the fake: what is kept, what is made again, and what crashes, hangs or is refused.
+//! `anemoe compile` on the fake Core ML: models that are kept, compiled again, or fail with a crash, a hang or a refusal.
 
 mod common;
 
@@ -6,7 +6,7 @@ use common::Sandbox;
 use std::fs;
 use std::path::PathBuf;
 
-/// Folders of compiled models in a sandbox's cache.
+/// Returns the folders of compiled models in a sandbox's cache, sorted.
 fn compiled(sandbox: &Sandbox) -> Vec<PathBuf> {
     let folder = sandbox.path("cache/anemoe/compiled/sim-fake");
     let Ok(entries) = fs::read_dir(folder) else { return Vec::new() };
@@ -30,13 +30,13 @@ fn what_is_compiled_stays_and_what_is_stale_is_made_again() {
     }
     let second = sandbox.json(0, &["compile", b]);
     assert_eq!((second["compiled"].as_u64(), second["already_compiled"].as_u64()), (Some(0), Some(n)));
-    // One is refused with -14 now, as one of an older system.
+    // One model is refused with -14 from now on, like a model of an older system.
     fs::write(compiled(&sandbox)[0].join("stale"), b"").unwrap();
     let third = sandbox.json(0, &["compile", b]);
     assert_eq!((third["compiled"].as_u64(), third["compiled_again"].as_u64()), (Some(1), Some(1)));
     let again = sandbox.json(0, &["compile", b, "--again"]);
     assert_eq!(again["compiled"].as_u64(), Some(n));
-    // Models of another system are left alone, and not used.
+    // Models of another system are left as they are, and not used.
     let own = sandbox.path("cache/anemoe/compiled/sim-fake");
     let other = sandbox.path("cache/anemoe/compiled/24A335-Apple-M4");
     fs::rename(&own, &other).unwrap();
@@ -90,7 +90,7 @@ fn no_load_leaves_functions_alone() {
     assert!(report["packages"][0]["load_seconds"].as_object().unwrap().is_empty());
 }
 
-/// A folder of a file system that has no room and takes no files, as a full disk.
+/// A path on a file system without free space, like a full disk.
 const FULL: &str = "/proc/anemoe-full";
 
 #[cfg(target_os = "linux")]
@@ -99,10 +99,10 @@ fn what_does_not_fit_the_disk_is_refused_before_anything_is_made() {
     let sandbox = Sandbox::new();
     let bundle = sandbox.build("tiny-gemma4-moe", &[]);
     let b = bundle.to_str().unwrap();
-    // A compiler that ends the process would be a failure with exit status 1.
+    // A compiler that ended the process would fail with exit status 1 instead.
     sandbox.plant("mlpackage compile-crash");
     sandbox.refused(&["compile", b, "--compiled", FULL], &[FULL, "the compiled models of", "has 0 left"]);
-    // What lies there is counted out: nothing is missing, and nothing is needed.
+    // Models that are there are not counted: nothing is missing, so no space is needed.
     sandbox.plant("");
     sandbox.json(0, &["compile", b]);
     let n = compiled(&sandbox).len();
@@ -141,7 +141,7 @@ fn a_model_beside_its_package_is_used_and_left_alone() {
     );
     assert!(!made.exists() && !record.exists() && beside.exists(), "somebody else's model has no record");
     sandbox.json(0, &["generate", b, "--prompt-ids", "1,2", "--max-new", "2", "--backend", "coreml"]);
-    // Where this system refuses it, one is made in the cache, which comes first from then on.
+    // A model beside the package that this system refuses gets a replacement in the cache, which is found first from then on.
     fs::write(beside.join("stale"), b"").unwrap();
     let report = sandbox.json(0, &["compile", b]);
     assert_eq!((report["compiled"].as_u64(), report["compiled_again"].as_u64()), (Some(1), Some(1)));

@@ -1,4 +1,4 @@
-//! `anemoe check --device` on the fake, with planted placements.
+//! `anemoe check --device` on the fake Core ML, with planted placements.
 
 mod common;
 
@@ -62,7 +62,7 @@ fn what_is_elsewhere_nowhere_or_unanswered_is_no_pass() {
         assert!(packages.iter().filter(|p| p["name"] != "L01.attn").all(|p| p["measured"] == "ane"));
         assert_eq!(report["plan_failures"].as_array().unwrap().len(), failures, "{fault}");
     }
-    // Nothing has a device: the reader cannot say no either, and says so.
+    // No operation has a device: the reader cannot exclude the Neural Engine either, and says so.
     sandbox.plant("mlpackage plan-none");
     let (code, out, _) = sandbox.run(&["check", b, "--device"]);
     assert!(code == 1 && out.contains("DOES NOT SAY NO"), "{out}");
@@ -74,7 +74,7 @@ fn a_control_that_crashes_is_missing_or_says_yes_fails_the_check() {
     let bundle = sandbox.build("tiny-gemma4-moe", &[]);
     let b = bundle.to_str().unwrap();
     sandbox.json(0, &["compile", b]);
-    // Each package has its plan, and is wholly on the Neural Engine: the controls alone fail.
+    // Every package has its plan and runs on the Neural Engine alone: only the controls fail.
     for (fault, control, says) in [
         ("attn plan-cpu-crash", 0, "signal 6"),
         ("attn plan-ane", 0, "MEAN NOTHING"),
@@ -97,7 +97,7 @@ fn a_control_that_crashes_is_missing_or_says_yes_fails_the_check() {
         let (code, out, _) = sandbox.run(&["check", b, "--device", "--no-journal"]);
         assert!(code == 1 && out.to_uppercase().contains(&says.to_uppercase()), "{fault}: {out}");
     }
-    // No package has a plan: the control that asks one again is missing.
+    // No package has a plan: the control that asks a second time is missing.
     sandbox.plant("shards plan-crash");
     let report = sandbox.json(1, &["check", b, "--device", "--no-journal"]);
     let packages = report["device"]["packages"].as_array().unwrap().len();

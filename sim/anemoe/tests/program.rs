@@ -1,4 +1,4 @@
-//! The program on the fake Core ML, as a user runs it.
+//! Runs the program on the fake Core ML as a user does.
 
 mod common;
 

@@ -1,4 +1,4 @@
-//! `anemoe tune` on the fake, with planted outcomes: the choice, and the reason.
+//! `anemoe tune` on the fake Core ML, with planted outcomes: the form that it chooses, and the reason.
 
 mod common;
 
@@ -8,10 +8,10 @@ use std::fs;
 use std::path::Path;
 use std::sync::{Mutex, MutexGuard};
 
-/// Forms that are slower than the default and the cache by the host, by far more than a busy machine adds to the median of a call.
+/// Faults that slow all forms but the default and the host's cache, by far more than load on the machine adds to a call's median.
 const OTHERS: &str = "per-head slow 9000\nio-channels slow 9000\nnorm-plain slow 9000\ncontext-buckets slow 9000\n\
     functions-apart slow 9000\n";
-/// The cache by the host, beside the default.
+/// Fault that slows the form with the host's cache, so that the default is the fastest.
 const HOST: &str = "/cache-host slow 9000";
 /// Times are compared, so one test runs at a time.
 static ONE: Mutex<()> = Mutex::new(());
@@ -25,12 +25,12 @@ fn checkpoint(fixture: &str) -> String {
     path.to_str().unwrap().to_string()
 }
 
-/// Tunes attention of the tiny Gemma with faults planted.
+/// Tunes attention of the tiny Gemma with planted faults. Returns the document.
 fn tune(sandbox: &Sandbox, name: &str, faults: &str, calls: &str, status: i32) -> Value {
     sandbox.plant(faults);
     let (source, out) = (checkpoint("tiny-gemma4-moe"), sandbox.path(&format!("{name}.toml")));
     let args = ["tune", &source, "-o", out.to_str().unwrap(), "--sorts", "attention", "--tokens", "1,8"];
-    // Seconds for many calls, and few for those that hang.
+    // Timeout in seconds: long for many calls, short for forms that hang.
     let timeout = if calls == "20" { "8" } else { "60" };
     sandbox.json(status, &[&args[..], &["--calls", calls, "--timeout", timeout, "--force"]].concat())
 }
@@ -47,7 +47,7 @@ fn planted_outcomes_lead_to_the_right_form_with_its_reason() {
     let (host, heads) = ("cache by the host", "heads apart");
     let all_but_heads = "default/ slow 9000\ncache-host slow 9000\nio-channels slow 9000\nnorm-plain slow 9000\n\
         context-buckets slow 9000\n";
-    // Name, faults, calls, chosen, part of the reason, and why the default is out.
+    // Name, faults, calls, chosen form, part of the reason, and why the default is out.
     let apart = "a package for each token count";
     let all_but_apart = "default/ slow 9000\n/cache-host slow 9000\nio-channels slow 9000\nnorm-plain slow 9000\n\
         per-head slow 9000\ncontext-buckets slow 9000\n";
@@ -67,7 +67,7 @@ fn planted_outcomes_lead_to_the_right_form_with_its_reason() {
         ("nowhere", "default/ plan-none", "20", host, "wholly on the Neural Engine", ""),
         ("slow", all_but_heads, "20", heads, "the fastest of 9", ""),
         ("apart", all_but_apart, "20", apart, "the fastest of 9", ""),
-        // Calls of one token alone would choose the default in each of these.
+        // Calls of one token alone would choose the default in each of these cases.
         (
             "many-wrong",
             "default/#t8 wrong 10",
@@ -105,7 +105,7 @@ fn planted_outcomes_lead_to_the_right_form_with_its_reason() {
                 "{choice:#}"
             );
         }
-        // Both of its packages run.
+        // Both packages of the form run.
         let figures = trial(&document, apart)["tokens"].as_array().unwrap().iter().map(|t| &t["figures"]);
         assert!(
             figures.clone().count() == 2 && figures.into_iter().all(|f| f["calls"].as_u64() >= Some(20)),
@@ -138,8 +138,8 @@ fn without_a_form_on_the_engine_the_choice_says_so_and_without_any_form_there_is
 fn combinations_of_outcomes_leave_the_one_form_that_is_right() {
     let _one = alone();
     let sandbox = Sandbox::new();
-    // Name, faults of the forms in their order, chosen, part of the reason, and how many are out. Apple's rules, the sixth form, have
-    // the words of three others in their name, and so their faults.
+    // Name, faults of the forms in their order, chosen form, part of the reason, and how many forms are out. The sixth
+    // form, Apple's rules, contains the names of three other forms, so their faults apply to it.
     let cases: [(&str, &str, &str, &str, usize); 3] = [
         (
             "one-left",
@@ -148,7 +148,7 @@ fn combinations_of_outcomes_leave_the_one_form_that_is_right() {
             "the only one that works",
             8,
         ),
-        // The fastest is on the CPU, the next is wrong, the third has no plan, the fourth is slow.
+        // The fastest form is on the CPU, the next is wrong, the third has no plan, the fourth is slow.
         (
             "each-another",
             "default/ plan-cpu\ncache-host wrong 5\nper-head plan-none\nio-channels slow 9000\nnorm-plain crash 5\ncontext-buckets slow 20000\n",
@@ -156,7 +156,7 @@ fn combinations_of_outcomes_leave_the_one_form_that_is_right() {
             "wholly on the Neural Engine",
             5,
         ),
-        // Nothing is wholly there: what is not known comes before what is elsewhere.
+        // No form is wholly on the Neural Engine: a form with unknown devices ranks before forms on other devices.
         (
             "nowhere",
             "default/ plan-cpu\ncache-host plan-cpu\nper-head plan-none\nio-channels plan-cpu\nnorm-plain plan-cpu\ncontext-buckets plan-cpu\n",
@@ -187,7 +187,7 @@ fn a_second_run_goes_on_and_the_file_builds() {
         context-buckets no-plan\nfunctions-apart slow 9000\n";
     let first = tune(&sandbox, "forms", slower, "20", 0);
     assert_eq!(first["sorts"][0]["chosen"], "cache by the host", "{first:#}");
-    // Half of it was not tried yet: the other half is known.
+    // One result is removed: the second run measures that form alone and reuses the others.
     fs::remove_file(sandbox.path("forms.tune/attention/norm-plain/result.json")).unwrap();
     let second = tune(&sandbox, "forms", slower, "20", 0);
     for trial in second["sorts"][0]["trials"].as_array().unwrap() {
@@ -212,7 +212,7 @@ fn a_second_run_goes_on_and_the_file_builds() {
 fn trials_that_do_not_fit_the_disk_are_refused_before_they_are_built() {
     let sandbox = Sandbox::new();
     let (source, out) = (checkpoint("tiny-gemma4-moe"), sandbox.path("forms.toml"));
-    // This file system has no room, as a full disk.
+    // This file system has no free space, like a full disk.
     let args = ["tune", &source, "-o", out.to_str().unwrap(), "--work", "/proc/anemoe-full"];
     sandbox.refused(&args, &["/proc/anemoe-full", "the trial of the form `default`", "has 0 left"]);
     assert!(!out.exists());

@@ -1,4 +1,4 @@
-//! `anemoe verify-on-mac` on the fake, with planted outcomes, and what becomes of its report.
+//! `anemoe verify-on-mac` on the fake Core ML, with planted outcomes, and the import of its report.
 
 mod common;
 
@@ -15,7 +15,7 @@ fn checkpoint() -> String {
     path.to_str().unwrap().to_string()
 }
 
-/// Arguments of a short verification in a sandbox.
+/// Returns the arguments of a short verification in a sandbox.
 fn arguments(sandbox: &Sandbox, more: &[&str]) -> Vec<String> {
     let (out, checkpoint) = (sandbox.path("report.zip"), checkpoint());
     let fixed =
@@ -46,7 +46,7 @@ fn document(sandbox: &Sandbox, stage: &str) -> Value {
     record["document"].clone()
 }
 
-/// Puts a `powermetrics` into the sandbox, and gives a search path that finds it first.
+/// Puts a fake `powermetrics` into the sandbox. Returns a search path that finds it first.
 fn with_powermetrics(sandbox: &Sandbox, script: &str) -> String {
     use std::os::unix::fs::PermissionsExt;
     let bin = sandbox.path("bin");
@@ -59,7 +59,7 @@ fn with_powermetrics(sandbox: &Sandbox, script: &str) -> String {
     format!("{}:{}", bin.display(), std::env::var("PATH").unwrap_or_default())
 }
 
-/// Runs it with other environment variables.
+/// Runs the program with environment variables. Returns its exit status, its document and its standard error.
 fn run_with(sandbox: &Sandbox, arguments: &[String], variables: &[(&str, &str)]) -> (i32, Value, String) {
     let all: Vec<&str> = arguments.iter().map(String::as_str).chain(["--json"]).collect();
     let output = sandbox.anemoe(&all).envs(variables.iter().copied()).output().unwrap();
@@ -95,7 +95,7 @@ fn a_whole_run_is_one_private_report_that_becomes_evidence() {
         ("HOSTNAME", "annas-mac"),
         ("HOME", "/tmp/annas-home"),
     ];
-    // Trials of other forms are slow, so that the default is chosen, as a plan has it.
+    // Trials of other forms are slow, so that tune chooses the default form.
     let others = ["cache-host", "per-head", "io-channels", "norm-plain", "sigmoid", "bank", "apart"];
     sandbox.plant(&others.map(|form| format!("{form} slow 9000\n")).concat());
     let all = arguments(&sandbox, &["--quant", "fp16"]);
@@ -104,7 +104,7 @@ fn a_whole_run_is_one_private_report_that_becomes_evidence() {
     for s in first["stages"].as_array().unwrap() {
         assert!(s["end"] == "done" && s["reused"] == false, "{s}");
     }
-    // Nothing private: neither the folders nor the names.
+    // The report has nothing private: neither folders nor names.
     let dir = sandbox.dir.path().display().to_string();
     for name in first["entries"].as_array().unwrap() {
         let text = entry(&sandbox, name.as_str().unwrap());
@@ -127,14 +127,14 @@ fn a_whole_run_is_one_private_report_that_becomes_evidence() {
     let bench: Value = serde_json::from_str(&entry(&sandbox, "bench.json")).unwrap();
     assert_eq!((&bench["mode"], &bench["verify"][0]["tokens"]), (&Value::from("coreml"), &Value::from(8)));
 
-    // A second run finds everything done.
+    // A second run reuses every stage.
     let (code, second, _) = run_with(&sandbox, &all, &variables);
     assert!(
         code == 0 && second["stages"].as_array().unwrap().iter().all(|s| s["reused"] == true),
         "{second:#}"
     );
 
-    // On any machine: what was unknown, or elsewhere by a rule, is what was measured.
+    // On any machine: the measured placement replaces verdicts that were unknown or negative by a rule.
     let bundle = sandbox.path("report.work/bundle.anemoe");
     let b = bundle.to_str().unwrap();
     let (code, before, _) = sandbox.run(&["check", b, "--json", "--no-journal"]);
@@ -155,7 +155,7 @@ fn a_whole_run_is_one_private_report_that_becomes_evidence() {
         assert!(p["verdict"] == "ane" && p["measured"]["report"] == report, "{p:#}");
         assert_eq!(p["ops"]["unknown"], 0);
     }
-    // Of a chip that was not measured nothing is known, and nothing without the folder.
+    // Nothing is known of a chip without measurements, and nothing without the evidence folder.
     let (_, other, _) =
         sandbox.run(&["check", b, "--evidence", &evidence, "--chip", "m1", "--json", "--no-journal"]);
     assert!(!verdict(&serde_json::from_str(&other).unwrap(), "L00.attn").1);
@@ -183,7 +183,7 @@ fn a_whole_run_is_one_private_report_that_becomes_evidence() {
     let table = sandbox.path("evidence").join(report).join("outcomes.tsv");
     let scored = sandbox.json(0, &["check", "--outcomes", table.to_str().unwrap()]);
     assert_eq!(scored["score"]["rows"].as_u64(), Some(imported["rows"].as_array().unwrap().len() as u64));
-    // The same report adds nothing.
+    // Importing the same report again adds nothing.
     let before = fs::read(sandbox.path("evidence/book.jsonl")).unwrap();
     let (_, again) = import(&sandbox);
     assert!(
@@ -193,7 +193,7 @@ fn a_whole_run_is_one_private_report_that_becomes_evidence() {
     assert_eq!(before, fs::read(sandbox.path("evidence/book.jsonl")).unwrap());
 }
 
-/// Without the tune, which has tests of its own.
+/// Stages without the tune, which has tests of its own.
 const WITHOUT_TUNE: &str = "doctor,build,compile,check,soak";
 
 #[test]
@@ -237,7 +237,7 @@ fn a_soak_that_fails_names_the_shard_and_the_report_comes_all_the_same() {
 fn a_soak_may_be_longer_than_the_limit_and_a_pass_that_does_not_come_is_a_hang() {
     let sandbox = Sandbox::new();
     verify(&sandbox, 0, &["--stages", "build,compile"]);
-    // Every call takes its time, so that the passes that were asked for take longer than the limit.
+    // Calls are slow, so that the requested passes take longer than the limit.
     sandbox.plant("mlpackage slow 20000");
     let report = verify(&sandbox, 0, &["--stages", "soak", "--timeout", "10"]);
     assert_eq!(stage(&report, "soak")["end"], "done", "{report:#}");
@@ -299,7 +299,7 @@ fn a_package_that_does_not_load_costs_only_itself_and_becomes_a_row() {
     assert!(code == 1 && out.contains("evidence.measured") && out.contains("COMPILE_FAIL"), "{out}");
 }
 
-/// Waits for a file.
+/// Waits until a file exists, at most two minutes.
 fn wait_for(path: &Path) {
     let started = Instant::now();
     while !path.exists() {
@@ -325,7 +325,7 @@ fn a_run_that_is_killed_goes_on_behind_the_last_finished_stage() {
     let report = verify(&sandbox, 0, &["--stages", "doctor,build,compile"]);
     let reused = |name: &str| stage(&report, name)["reused"] == true;
     assert_eq!((reused("doctor"), reused("build"), reused("compile")), (true, true, false), "{report:#}");
-    // Another compression is another verification.
+    // Another compression needs a new verification.
     let zip = fs::read(sandbox.path("report.zip")).unwrap();
     let other = arguments(&sandbox, &["--quant", "lut6"]);
     sandbox.refused(&other.iter().map(String::as_str).collect::<Vec<_>>(), &["quant was", "lut6", "--again"]);
@@ -346,7 +346,7 @@ fn power_that_needs_root_is_skipped_with_its_reason() {
     assert_eq!(energy["end"], "skipped");
     let reason = energy["reason"].as_str().unwrap();
     assert!(reason.contains("needs root") && reason.contains("superuser"), "{reason}");
-    // What was skipped is tried again, what was done is not.
+    // Stages that were skipped run again, stages that are done do not.
     let path = with_powermetrics(
         &sandbox,
         "#!/bin/sh\necho 'CPU Power: 2 mW'; echo 'GPU Power: 1 mW'; echo 'ANE Power: 9 mW'\n",
@@ -362,7 +362,7 @@ fn power_is_read_while_calls_run_and_not_while_models_load() {
     verify(&sandbox, 0, &["--stages", "build,compile"]);
     sandbox.plant("L01.attn load-slow 5000");
     let log = sandbox.path("log");
-    // Where there is no line of the GPU, the others count.
+    // Lines of the CPU and the Neural Engine count even where no line of the GPU exists.
     let lines = "echo 'CPU Power: 20 mW'; echo 'ANE Power: 90 mW'";
     let script = format!("#!/bin/sh\necho power >> {0}\n{lines}\nsleep 1\necho read >> {0}\n", log.display());
     let path = with_powermetrics(&sandbox, &script);
@@ -377,13 +377,13 @@ fn power_is_read_while_calls_run_and_not_while_models_load() {
     let energy = document(&sandbox, "energy");
     assert_eq!(energy["counted"], serde_json::json!(["ane", "cpu"]), "{energy:#}");
     assert!(energy["tok_s"].as_f64() > Some(0.0) && energy["running"]["gpu"].is_null(), "{energy:#}");
-    // A bundle that does not run is a failure, and says why.
+    // A bundle that does not run is a failure with a reason.
     sandbox.plant("L01.attn error 0");
     let again = arguments(&sandbox, &["--stages", "energy", "--again"]);
     let (code, report, _) = run_with(&sandbox, &again, &variables);
     let energy = stage(&report, "energy");
     assert!(code == 1 && energy["reason"].as_str().unwrap().contains("0x1d"), "{energy}");
-    // No line at all is no power of nothing.
+    // No power line at all is not a power of 0.
     sandbox.plant("");
     let path = with_powermetrics(&sandbox, "#!/bin/sh\necho 'Combined Power: 9 mW'\n");
     let (_, report, _) = run_with(&sandbox, &again, &[("PATH", path.as_str())]);

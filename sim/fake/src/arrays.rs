@@ -1,4 +1,4 @@
-//! MLMultiArray.
+//! Fake of MLMultiArray.
 
 use crate::faults::{error, raise};
 use anemoe_runtime::tensor::{Data, Tensor};
@@ -12,7 +12,7 @@ use objc2_foundation::{NSArray, NSError, NSInteger, NSNumber};
 use std::ffi::c_void;
 use std::ptr::NonNull;
 
-/// Bytes at whose multiples rows start on the Neural Engine.
+/// Alignment of rows in bytes, as on the Neural Engine.
 const ROW: usize = 64;
 
 pub(crate) fn register() {
@@ -35,7 +35,7 @@ fn size_of_kind(kind: isize) -> usize {
     }
 }
 
-/// Strides of rows that start at multiples of [`ROW`].
+/// Computes strides, in elements, for rows that start at multiples of [`ROW`] bytes.
 fn padded(shape: &[usize], size: usize) -> Vec<usize> {
     let mut strides = vec![1; shape.len()];
     for axis in (1..shape.len()).rev() {
@@ -46,7 +46,7 @@ fn padded(shape: &[usize], size: usize) -> Vec<usize> {
     strides
 }
 
-/// Offsets of all elements, the last axis fastest.
+/// Computes the offsets of all elements, the last axis fastest.
 fn offsets(shape: &[usize], strides: &[usize]) -> Vec<usize> {
     let mut all = vec![0];
     for (n, stride) in shape.iter().zip(strides) {
@@ -57,9 +57,9 @@ fn offsets(shape: &[usize], strides: &[usize]) -> Vec<usize> {
 
 /// Memory of an array.
 enum Memory {
-    /// Memory of the array itself, in words so that it is aligned.
+    /// The array's own memory, in 64-bit words for alignment.
     Own(Vec<u64>),
-    /// Memory of somebody else, who is told when the array goes.
+    /// Memory of another owner, and the block that tells the owner when the array is gone.
     Theirs(*mut u8, Option<RcBlock<dyn Fn(NonNull<c_void>)>>),
 }
 
@@ -83,11 +83,11 @@ impl ArrayIvars {
         }
     }
 
-    /// The values.
+    /// Reads the values.
     pub fn read(&self) -> Tensor {
         let at = offsets(&self.shape, &self.strides);
         let data = self.data();
-        // SAFETY: the offsets lie inside of the array's memory.
+        // SAFETY: the offsets lie within the array's memory.
         unsafe {
             match MLMultiArrayDataType(self.kind) {
                 MLMultiArrayDataType::Float16 => Tensor::f32(
@@ -102,11 +102,11 @@ impl ArrayIvars {
         }
     }
 
-    /// Sets the values.
+    /// Writes the values.
     pub fn write(&self, tensor: &Tensor) {
         let at = offsets(&self.shape, &self.strides);
         let data = self.data();
-        // SAFETY: the offsets lie inside of the array's memory.
+        // SAFETY: the offsets lie within the array's memory.
         unsafe {
             match (MLMultiArrayDataType(self.kind), &tensor.data) {
                 (MLMultiArrayDataType::Float16, Data::F32(v)) => {
@@ -131,9 +131,9 @@ impl ArrayIvars {
         self.kind
     }
 
-    /// Overwrites the memory, for those who read it too late.
+    /// Overwrites the memory with 0xff, so that later reads show.
     pub fn spoil(&self) {
-        // SAFETY: so many bytes are the array's.
+        // SAFETY: the array has `bytes()` bytes.
         unsafe { std::ptr::write_bytes(self.data(), 0xff, self.bytes()) };
     }
 }
@@ -212,24 +212,24 @@ impl FakeArray {
         out: *mut *mut NSError,
     ) -> Option<Retained<Self>> {
         if shape.len() != strides.len() {
-            // SAFETY: where Cocoa wants the error.
+            // SAFETY: `out` points to the caller's error.
             unsafe { *out = error(4, "shape and strides differ in rank") };
             return None;
         }
-        // SAFETY: a block that lives during the call, and is copied.
+        // SAFETY: the block lives during the call, and is copied.
         let free = NonNull::new(free).map(|f| unsafe { f.as_ref() }.copy());
         let memory = Memory::Theirs(data.cast(), free);
         let this = this.set_ivars(ArrayIvars { memory, shape, strides, kind });
-        // SAFETY: the designated initializer.
+        // SAFETY: calls the designated initializer.
         Some(unsafe { msg_send![super(this), init] })
     }
 
-    /// An array of Core ML's own, with padded rows.
+    /// Makes an array as Core ML's own results are: with padded rows.
     pub fn result(tensor: &Tensor, kind: isize) -> Retained<Self> {
         Self::own(tensor, kind, padded(&tensor.shape, size_of_kind(kind)))
     }
 
-    /// An array that shows a state. Rows of states fill whole multiples of [`ROW`], so that there is a gap behind each.
+    /// Makes an array that shows a state. Rows fill whole multiples of [`ROW`] bytes, with a gap after each.
     pub fn shown(tensor: &Tensor, kind: isize) -> Retained<Self> {
         let mut wider = tensor.shape.clone();
         if let Some(last) = wider.last_mut() {
@@ -249,13 +249,13 @@ impl FakeArray {
         made
     }
 
-    /// The fake behind an array.
+    /// Returns the fake behind an array.
     pub fn behind(array: &MLMultiArray) -> &Self {
         // SAFETY: this class has the name.
         unsafe { &*std::ptr::from_ref(array).cast() }
     }
 
-    /// Gives the array as the binding's type.
+    /// Returns the array as the binding's type.
     pub fn as_array(&self) -> &MLMultiArray {
         // SAFETY: this class has the name.
         unsafe { &*std::ptr::from_ref(self).cast() }

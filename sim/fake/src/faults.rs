@@ -1,4 +1,4 @@
-//! Faults that tests plant.
+//! Faults that tests plant in models.
 
 use objc2::rc::Retained;
 use objc2::runtime::AnyObject;
@@ -10,61 +10,61 @@ use std::time::Duration;
 /// A fault of a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// It cannot be compiled.
+    /// Compiling the package fails.
     NotCompiled,
-    /// It cannot be loaded: -14, in words, as Core ML says it.
+    /// Loading fails with -14 and Core ML's words for it.
     NoPlan,
-    /// Loading it raises an exception.
+    /// Loading raises an exception.
     LoadException,
-    /// The handler of loading is let go uncalled.
+    /// The handler of loading is dropped without a call.
     NoAnswer,
     /// The handler of loading gets neither model nor error.
     EmptyAnswer,
-    /// Predictions are errors after so many right ones.
+    /// Predictions fail after this number of right ones.
     Error(usize),
-    /// Predictions are exceptions after so many right ones.
+    /// Predictions raise exceptions after this number of right ones.
     Exception(usize),
-    /// Results are arrays of their own, whatever backings are proposed.
+    /// Results are new arrays, whatever backings are proposed.
     NoBackings,
-    /// Compiling it ends the process.
+    /// Compiling the package ends the process.
     CompileCrash,
-    /// Compiling it never ends.
+    /// Compiling the package never ends.
     CompileHang,
-    /// Loading it ends the process.
+    /// Loading ends the process.
     LoadCrash,
-    /// Loading it never ends.
+    /// Loading never ends.
     LoadHang,
-    /// Loading it takes so many milliseconds more.
+    /// Loading takes this many milliseconds more.
     LoadSlow(usize),
-    /// A prediction ends the process after so many right ones.
+    /// A prediction ends the process after this number of right ones.
     Crash(usize),
-    /// A prediction never ends after so many right ones.
+    /// A prediction never ends after this number of right ones.
     Hang(usize),
-    /// Predictions are wrong after so many right ones.
+    /// Predictions are wrong after this number of right ones.
     Wrong(usize),
-    /// Predictions are not numbers after so many right ones.
+    /// Predictions are NaN after this number of right ones.
     NotNumbers(usize),
-    /// Predictions take so many microseconds more.
+    /// Predictions take this many microseconds more.
     Slow(usize),
-    /// Predictions let go of so many bytes and never free them.
+    /// Each prediction leaks this many bytes.
     Leak(usize),
-    /// The plan of it puts every op on the CPU.
+    /// The plan puts every op on the CPU.
     PlanCpu,
-    /// The plan of it puts products on the CPU, and everything else on the Neural Engine.
+    /// The plan puts products on the CPU, and everything else on the Neural Engine.
     PlanProductsCpu,
-    /// The plan of it has no device for any op.
+    /// The plan has no device for any op.
     PlanNone,
-    /// The handler of its plan gets an error.
+    /// The handler of the plan gets an error.
     PlanError,
-    /// Asking for its plan ends the process.
+    /// Asking for the plan ends the process.
     PlanCrash,
-    /// Asking for its plan with the CPU alone allowed ends the process.
+    /// Asking for the plan with only the CPU allowed ends the process.
     PlanCpuCrash,
-    /// The plan of it puts every op on the Neural Engine, whatever is allowed and whatever it computes.
+    /// The plan puts every op on the Neural Engine, whatever is allowed and whatever the op computes.
     PlanAne,
 }
 
-/// Names of faults in files.
+/// Returns the fault of this name in a file of faults, with the number `n`.
 fn named(name: &str, n: usize) -> Option<Fault> {
     Some(match name {
         "not-compiled" => Fault::NotCompiled,
@@ -96,8 +96,8 @@ fn named(name: &str, n: usize) -> Option<Fault> {
     })
 }
 
-/// Plants the faults of a file: a line each of a part of the package's path, with `#` and the name of a function where the fault is
-/// that function's alone, the fault and its number, where it has one.
+/// Plants the faults of a file. Each line has a part of the package's path, optionally with `#` and a function's name,
+/// then the fault and its number, if it has one.
 pub fn plant_from(file: &Path) {
     let text = std::fs::read_to_string(file).unwrap_or_else(|e| panic!("{}: {e}", file.display()));
     for line in text.lines() {
@@ -108,14 +108,14 @@ pub fn plant_from(file: &Path) {
     }
 }
 
-/// Adds a line to the file that `FAKE_COREML_LOG` names, where it does.
+/// Adds a line to the file that `FAKE_COREML_LOG` names, if it is set.
 pub(crate) fn log(line: &str) {
     let Some(file) = std::env::var_os("FAKE_COREML_LOG") else { return };
     let mut file = std::fs::OpenOptions::new().create(true).append(true).open(file).unwrap();
     std::io::Write::write_all(&mut file, format!("{line}\n").as_bytes()).unwrap();
 }
 
-/// Never returns, as a service that hangs.
+/// Sleeps forever, like a hanging service.
 pub(crate) fn hang() -> ! {
     loop {
         std::thread::sleep(Duration::from_secs(3600));
@@ -124,22 +124,22 @@ pub(crate) fn hang() -> ! {
 
 static FAULTS: Mutex<Vec<(String, Fault)>> = Mutex::new(Vec::new());
 
-/// Plants a fault in every model whose package's path contains `part`; in one function of it where a `#` and its name follow.
+/// Plants a fault in every model whose package's path contains `part`, or with `part#FUNCTION` in that function alone.
 pub fn plant(part: &str, fault: Fault) {
     FAULTS.lock().unwrap().push((part.into(), fault));
 }
 
-/// Takes all faults away.
+/// Removes all faults.
 pub fn clear_faults() {
     FAULTS.lock().unwrap().clear();
 }
 
-/// The faults of a package, those of single functions left out.
+/// Returns the faults of a whole package, without those of single functions.
 pub(crate) fn faults(package: &Path) -> Vec<Fault> {
     faults_of(package, "")
 }
 
-/// The faults of a function of a package.
+/// Returns the faults that apply to a function of a package.
 pub(crate) fn faults_of(package: &Path, function: &str) -> Vec<Fault> {
     let path = package.display().to_string();
     let hits = |planted: &str| match planted.split_once('#') {
@@ -149,7 +149,7 @@ pub(crate) fn faults_of(package: &Path, function: &str) -> Vec<Fault> {
     FAULTS.lock().unwrap().iter().filter(|(planted, _)| hits(planted)).map(|(_, fault)| *fault).collect()
 }
 
-/// Raises an exception.
+/// Raises an Objective-C exception.
 pub(crate) fn raise(reason: &str) -> ! {
     let name = NSString::from_str("NSInvalidArgumentException");
     let exception = NSException::new(&name, Some(&NSString::from_str(reason)), None).unwrap();
@@ -160,7 +160,7 @@ pub(crate) fn raise(reason: &str) -> ! {
     }
 }
 
-/// An autoreleased error, as Cocoa makes them. An execution plan that could not be built has its cause below it.
+/// Makes an autoreleased error, as Cocoa does. The error of an unbuildable execution plan has an underlying error with its cause.
 pub(crate) fn error(code: isize, text: &str) -> *mut NSError {
     let below = text
         .contains("error code: -14")
@@ -170,7 +170,7 @@ pub(crate) fn error(code: isize, text: &str) -> *mut NSError {
 
 fn make_error(domain: &str, code: isize, text: &str, below: Option<&NSError>) -> Retained<NSError> {
     let (text, key) = (NSString::from_str(text), NSString::from_str("NSUnderlyingError"));
-    // SAFETY: the key is set when the classes are registered, and values are objects.
+    // SAFETY: registering the classes has set the key, and values are objects.
     unsafe {
         let mut keys: Vec<&NSString> = vec![NSLocalizedDescriptionKey];
         let mut values: Vec<&AnyObject> = vec![&*text as &AnyObject];

@@ -1,4 +1,4 @@
-//! Values, descriptions, providers, options and configurations.
+//! Fakes of feature values, descriptions, providers, prediction options and configurations.
 
 use crate::arrays::FakeArray;
 use crate::faults::raise;
@@ -40,7 +40,7 @@ define_class!(
 impl FakeValue {
     pub fn new(array: &MLMultiArray) -> Retained<Self> {
         let this = Self::alloc().set_ivars(array.retain());
-        // SAFETY: the designated initializer.
+        // SAFETY: calls the designated initializer.
         unsafe { msg_send![super(this), init] }
     }
 
@@ -49,7 +49,7 @@ impl FakeValue {
     }
 }
 
-/// The type of an array for a feature.
+/// Returns the array type of a feature's element type.
 pub(crate) fn kind_of(dtype: DataType) -> isize {
     match dtype {
         DataType::Float16 => MLMultiArrayDataType::Float16.0,
@@ -58,7 +58,7 @@ pub(crate) fn kind_of(dtype: DataType) -> isize {
     }
 }
 
-/// An array fits a feature.
+/// Tells whether an array fits a feature.
 pub(crate) fn fits(feature: &Feature, array: &FakeArray) -> bool {
     let shape: Vec<u64> = array.ivars().shape().iter().map(|&n| n as u64).collect();
     let has_shape = match &feature.shape {
@@ -93,7 +93,7 @@ define_class!(
 impl FakeFeature {
     pub fn new(feature: &Feature) -> Retained<Self> {
         let this = Self::alloc().set_ivars(feature.clone());
-        // SAFETY: the designated initializer.
+        // SAFETY: calls the designated initializer.
         unsafe { msg_send![super(this), init] }
     }
 }
@@ -114,7 +114,7 @@ define_class!(
             _error: *mut *mut NSError,
         ) -> Option<Retained<Self>> {
             let this = this.set_ivars(values.retain());
-            // SAFETY: the designated initializer.
+            // SAFETY: calls the designated initializer.
             Some(unsafe { msg_send![super(this), init] })
         }
         #[unsafe(method_id(featureNames))]
@@ -129,7 +129,7 @@ define_class!(
 );
 
 define_class!(
-    /// Result of a prediction: no class of ours makes it.
+    /// Result of a prediction. It is of Core ML's own class: users cannot make one.
     #[unsafe(super(NSObject))]
     #[name = "FakePredictionResult"]
     #[ivars = Vec<(String, Retained<FakeValue>)>]
@@ -152,7 +152,7 @@ define_class!(
 impl FakeResult {
     pub fn new(values: Vec<(String, Retained<FakeValue>)>) -> Retained<Self> {
         let this = Self::alloc().set_ivars(values);
-        // SAFETY: the designated initializer.
+        // SAFETY: calls the designated initializer.
         unsafe { msg_send![super(this), init] }
     }
 }
@@ -167,7 +167,7 @@ define_class!(
         #[unsafe(method_id(init))]
         fn init(this: Allocated<Self>) -> Retained<Self> {
             let this = this.set_ivars(RefCell::new(None));
-            // SAFETY: the designated initializer.
+            // SAFETY: calls the designated initializer.
             unsafe { msg_send![super(this), init] }
         }
         #[unsafe(method(setOutputBackings:))]
@@ -178,7 +178,7 @@ define_class!(
 );
 
 impl FakeOptions {
-    /// The array that an output is to be written to.
+    /// Returns the array that an output should be written to.
     pub fn backing(&self, name: &str) -> Option<Retained<MLMultiArray>> {
         let backings = self.ivars().borrow();
         let backing = backings.as_ref()?.objectForKey(&NSString::from_str(name))?;
@@ -202,7 +202,7 @@ define_class!(
         #[unsafe(method_id(init))]
         fn init(this: Allocated<Self>) -> Retained<Self> {
             let this = this.set_ivars(ConfigurationIvars { units: Cell::new(2), ..Default::default() });
-            // SAFETY: the designated initializer.
+            // SAFETY: calls the designated initializer.
             unsafe { msg_send![super(this), init] }
         }
         #[unsafe(method(setComputeUnits:))]

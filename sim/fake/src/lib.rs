@@ -1,14 +1,15 @@
-//! A fake Core ML: classes of Core ML's names, registered with the Objective-C runtime at run time, whose models run packages on the
-//! CPU executor with every result rounded to fp16.
+//! A fake Core ML: classes with Core ML's names, registered with the Objective-C runtime at run time. Their models run
+//! packages on the CPU executor and round every result to fp16.
 //!
-//! Strict where Core ML only says *undefined*: two predictions on one state at a time, a state whose model is gone, a state's memory
-//! outside of its handler. Unfriendly where Core ML may be: rows of results start at multiples of 64 bytes, completion handlers run on
-//! other threads and their objects are gone right after them, backings may stay unused.
+//! The fake ends the test where Core ML only says *undefined*: two predictions on one state at a time, a state whose
+//! model is gone, a state's memory outside its handler. It does whatever Core ML may do: rows of results start at
+//! multiples of 64 bytes, completion handlers run on other threads and their objects are gone right after them,
+//! backings may stay unused.
 //!
-//! A compiled model is a folder with `coremldata.bin`, in which the path of its package stands. With a file `stale` in it, it is one of
-//! another system.
+//! A compiled model is a folder with the file `coremldata.bin`, which holds the path of its package. A file `stale` in
+//! the folder makes it a model of another system.
 //!
-//! Tests are those of the backend that runs on it, in `sim/tests` and `sim/anemoe/tests`.
+//! Its tests are those of the backend that runs on it, in `sim/tests` and `sim/anemoe/tests`.
 #![allow(non_snake_case)]
 
 mod arrays;
@@ -20,7 +21,7 @@ mod plans;
 pub use faults::{Fault, clear_faults, plant, plant_from};
 pub use models::{loaded, settle};
 
-/// Registers all classes; before anything else of Core ML is used.
+/// Registers all classes. Must run before any other use of Core ML.
 pub fn install() {
     static ONCE: std::sync::Once = std::sync::Once::new();
     objc_sim::install();

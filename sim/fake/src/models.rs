@@ -1,4 +1,4 @@
-//! MLModel, MLModelDescription and MLState.
+//! Fakes of MLModel, MLModelDescription and MLState.
 
 use crate::arrays::FakeArray;
 use crate::faults::{Fault, error, faults, faults_of, hang, log, raise};
@@ -22,9 +22,9 @@ use std::sync::{Mutex, MutexGuard};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// File of a compiled model.
+/// File of every compiled model; holds the path of its package.
 pub(crate) const MARK: &str = "coremldata.bin";
-/// File in a compiled model of another system.
+/// File that makes a compiled model one of another system.
 const STALE: &str = "stale";
 
 pub(crate) fn register() {
@@ -33,29 +33,30 @@ pub(crate) fn register() {
     FakeModel::class();
 }
 
-/// Threads that call handlers.
+/// Threads that call handlers, until [`settle`] joins them.
 static THREADS: Mutex<Vec<JoinHandle<()>>> = Mutex::new(Vec::new());
-/// Numbers of living models, by which states know their makers.
+/// Numbers of living models; states know their makers by them.
 static LIVING: Mutex<BTreeSet<usize>> = Mutex::new(BTreeSet::new());
 
-/// Waits until every handler has run and is gone.
+/// Waits until every handler has run and its thread has ended.
 pub fn settle() {
     let threads = std::mem::take(&mut *THREADS.lock().unwrap());
     threads.into_iter().for_each(|thread| thread.join().unwrap());
 }
 
-/// Number of models that are loaded.
+/// Returns the number of models that are loaded.
 pub fn loaded() -> usize {
     LIVING.lock().unwrap().len()
 }
 
-/// Runs `work` on a thread that holds all others' messages, so that what it lets go of is gone before anyone uses it.
+/// Runs `work` on a thread of its own while messages of all other threads wait: objects that it releases are gone
+/// before anyone uses them.
 pub(crate) fn on_other_thread(work: impl FnOnce() + Send + 'static) {
     let thread = std::thread::spawn(move || objc_sim::hold(|| autoreleasepool(|_| work())));
     THREADS.lock().unwrap().push(thread);
 }
 
-/// A value that is used by one thread at a time.
+/// A value that one thread at a time uses.
 pub(crate) struct Sent<T>(T);
 // SAFETY: blocks and objects of the fake may be used on any thread.
 unsafe impl<T> Send for Sent<T> {}
@@ -88,7 +89,7 @@ define_class!(
             let name = name.to_string();
             let mut states = self.states();
             let Some(value) = states.get(&name) else { raise(&format!("no state {name}")) };
-            // Other memory for each call, spoilt after it; what was written goes back.
+            // Each call gets new memory, which is overwritten afterwards; what was written is copied back.
             autoreleasepool(|_| {
                 let view = FakeArray::shown(&value, MLMultiArrayDataType::Float16.0);
                 handler.call((NonNull::from(view.as_array()),));
@@ -220,7 +221,7 @@ define_class!(
                     Ok(_) if faults.contains(&Fault::EmptyAnswer) => handler.call((null_mut(), null_mut())),
                     Ok(ivars) => {
                         let this = FakeModel::alloc().set_ivars(ivars);
-                        // SAFETY: the designated initializer.
+                        // SAFETY: calls the designated initializer.
                         let model: Retained<FakeModel> = unsafe { msg_send![super(this), init] };
                         handler.call((Retained::autorelease_ptr(model), null_mut()));
                     }
@@ -232,7 +233,7 @@ define_class!(
         #[unsafe(method_id(modelDescription))]
         fn modelDescription(&self) -> Retained<FakeDescription> {
             let this = FakeDescription::alloc().set_ivars(self.ivars().described.clone());
-            // SAFETY: the designated initializer.
+            // SAFETY: calls the designated initializer.
             unsafe { msg_send![super(this), init] }
         }
 
@@ -248,7 +249,7 @@ define_class!(
                 maker: ivars.number,
                 busy: AtomicBool::new(false),
             });
-            // SAFETY: the designated initializer.
+            // SAFETY: calls the designated initializer.
             unsafe { msg_send![super(this), init] }
         }
 
@@ -280,7 +281,7 @@ define_class!(
     }
 );
 
-/// Makes the folder of a compiled model.
+/// Makes the folder of a compiled model. Returns its path, or an error in words.
 fn compiled(package: &Path) -> Result<PathBuf, String> {
     static NUMBER: AtomicUsize = AtomicUsize::new(0);
     for fault in faults(package) {
@@ -327,7 +328,7 @@ impl FakeModel {
         match self.try_run(features, states, options) {
             Ok(result) => Some(result),
             Err((code, what)) => {
-                // SAFETY: where Cocoa wants the error.
+                // SAFETY: `out` points to the caller's error.
                 unsafe { *out = error(code, &what) };
                 None
             }
@@ -391,7 +392,7 @@ impl FakeModel {
     }
 }
 
-/// Changes every number of the results.
+/// Replaces every number `v` of the results, at index `i` of its tensor, by `with(i, v)`.
 fn change(outputs: &mut [Tensor], with: impl Fn(usize, f32) -> f32) {
     for output in outputs {
         if let Data::F32(values) = &mut output.data {
@@ -400,10 +401,10 @@ fn change(outputs: &mut [Tensor], with: impl Fn(usize, f32) -> f32) {
     }
 }
 
-/// Reads an input from whatever provides features.
+/// Reads an input from an object that provides features.
 fn input(features: &AnyObject, feature: &Feature) -> Result<Tensor, (isize, String)> {
     let name = NSString::from_str(&feature.name);
-    // SAFETY: a method of the protocol.
+    // SAFETY: a method of the protocol MLFeatureProvider.
     let value: Option<Retained<AnyObject>> = unsafe { msg_send![features, featureValueForName: &*name] };
     let value = value.ok_or_else(|| (1, format!("Feature {name} is required but not specified.")))?;
     let value =

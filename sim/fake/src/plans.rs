@@ -1,4 +1,4 @@
-//! MLComputePlan and the structure of programs, with placements that tests plant.
+//! Fakes of MLComputePlan and of the structure of programs, with placements that tests plant.
 
 use crate::faults::{Fault, error, faults, faults_of};
 use crate::features::FakeConfiguration;
@@ -30,7 +30,7 @@ pub(crate) fn register() {
     FakePlan::class();
 }
 
-/// Defines a class of objects with one value and its maker.
+/// Defines a class of objects that hold one value, and its constructor.
 macro_rules! holder {
     ($class:ident, $name:literal, $ivars:ident, { $($methods:tt)* }) => {
         define_class!(
@@ -45,7 +45,7 @@ macro_rules! holder {
         impl $class {
             fn new(value: $ivars) -> Retained<Self> {
                 let this = Self::alloc().set_ivars(value);
-                // SAFETY: the designated initializer.
+                // SAFETY: calls the designated initializer.
                 unsafe { msg_send![super(this), init] }
             }
         }
@@ -62,18 +62,18 @@ holder!(FakeCost, "MLComputePlanCost", f64, {
     }
 });
 
-/// The place of an operation.
+/// Device of an operation.
 #[derive(Clone, Copy, PartialEq)]
 enum Place {
     Ane,
     Cpu,
-    /// There is a usage without a device.
+    /// The operation has a usage without a device.
     Nowhere,
 }
 
-/// A place, and whether the CPU alone may be used.
+/// A device, and whether only the CPU is allowed.
 type Allowed = (Place, bool);
-/// A block with the name of its function.
+/// A function's name and its block.
 type Named = (String, Block);
 
 holder!(FakeUsage, "MLComputePlanDeviceUsage", Allowed, {
@@ -162,7 +162,7 @@ holder!(FakePlan, "MLComputePlan", PlanIvars, {
     #[unsafe(method(loadContentsOfURL:configuration:completionHandler:))]
     fn load(url: &NSURL, configuration: &FakeConfiguration, handler: &DynBlock<PlanHandler>) {
         let folder = PathBuf::from(url.path().unwrap().to_string());
-        // As Core ML does with what is not compiled.
+        // Core ML ends the process, too, when the folder is not a compiled model.
         let Ok(package) = fs::read_to_string(folder.join(MARK)) else { std::process::abort() };
         let package = PathBuf::from(package);
         if faults(&package).contains(&Fault::PlanCrash) {
@@ -208,7 +208,7 @@ impl FakePlan {
         }
         let faults = faults_of(&own.package, &own.name);
         let is_product = matches!(op, "conv" | "linear" | "matmul");
-        // The Neural Engine computes in fp16.
+        // The Neural Engine computes in fp16: ops with f32 results go to the CPU.
         let is_fp32 =
             operation.outputs.iter().any(|o| o.ty.tensor().is_some_and(|t| t.dtype == DataType::Float32));
         let place = match () {
@@ -222,7 +222,7 @@ impl FakePlan {
     }
 }
 
-/// The block of a function, with its name.
+/// Returns a function's name and its block.
 fn open(package: &Path, function: Option<&str>) -> Result<(String, Block), String> {
     if faults(package).contains(&Fault::PlanError) {
         return Err("Failed to build the compute plan: planted".into());

@@ -1,4 +1,4 @@
-//! Blocks on the heap.
+//! Objective-C blocks on the heap.
 #![allow(non_upper_case_globals)]
 use std::alloc::{Layout, alloc, dealloc};
 use std::ffi::c_void;
@@ -22,9 +22,9 @@ struct Descriptor {
 const NEEDS_FREE: u32 = 1 << 24;
 const HAS_HELPERS: u32 = 1 << 25;
 const IS_GLOBAL: u32 = 1 << 28;
-/// Blocks that were copied to the heap since the start.
+/// Number of blocks copied to the heap since the start.
 pub static COPIED: AtomicIsize = AtomicIsize::new(0);
-/// Blocks on the heap.
+/// Number of blocks alive on the heap.
 pub static BLOCKS: AtomicIsize = AtomicIsize::new(0);
 #[unsafe(no_mangle)]
 pub static mut _NSConcreteStackBlock: [*mut c_void; 32] = [std::ptr::null_mut(); 32];

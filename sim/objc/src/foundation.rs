@@ -1,4 +1,4 @@
-//! NSObject and the few Foundation classes that Core ML code touches.
+//! NSObject and the few classes of Foundation that Core ML code uses.
 #![allow(non_snake_case)]
 use crate::runtime::*;
 use objc2::encode::{Encode, Encoding, RefEncode};
@@ -194,7 +194,7 @@ unsafe impl RefEncode for Enumeration {
     ));
 }
 static NO_MUTATIONS: u64 = 0;
-/// All items at once. A `Retained` is a pointer.
+/// Returns all items at once for fast enumeration. Relies on `Retained` being a plain pointer.
 unsafe fn enumerate(items: &[Object], e: *mut Enumeration) -> usize {
     unsafe {
         if (*e).state != 0 {
@@ -390,6 +390,6 @@ pub fn register() {
         FakeError::class(),
         FakeException::class(),
     ];
-    // Kept for as long as the process.
+    // Kept for the life of the process.
     unsafe { NSLocalizedDescriptionKey.0.get().write(Retained::into_raw(string("NSLocalizedDescription"))) };
 }

@@ -1,16 +1,16 @@
-//! A small Objective-C runtime with a small Foundation, in Rust, for tests on machines that have neither.
+//! A small Objective-C runtime with a small Foundation, in Rust, for tests on machines without either.
 //!
-//! Not fast, and stricter than a real one: memory of dead objects is kept, so a message to one is reported with its class; an
-//! autorelease without a pool, or an object that is released too often, ends the test.
+//! It is slow, and stricter than a real runtime. Memory of dead objects is kept, so that a message to a dead object is
+//! reported with its class. An autorelease without a pool, or one release too many, ends the test.
 //!
-//! Tests are those of the backend that runs on it, in `sim/tests` and `sim/anemoe/tests`.
+//! Its tests are those of the backend that runs on it, in `sim/tests` and `sim/anemoe/tests`.
 mod blocks;
 mod foundation;
 mod runtime;
 pub use blocks::{BLOCKS, COPIED};
 pub use runtime::{OBJECTS, alive, hold, made};
 
-/// Registers the classes; before any other use of Objective-C.
+/// Registers the classes. Must run before any other use of Objective-C.
 pub fn install() {
     static ONCE: std::sync::Once = std::sync::Once::new();
     ONCE.call_once(foundation::register);

@@ -1,4 +1,4 @@
-//! Classes, selectors, messages, reference counts, pools, exceptions.
+//! Classes, selectors, messages, reference counts, autorelease pools, exceptions.
 #![allow(non_snake_case, non_upper_case_globals)]
 use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap};
@@ -70,7 +70,7 @@ fn fatal(text: &str) -> ! {
     panic!("objc-sim: {text}")
 }
 
-/// Statics that objc2's `class!` refers to, by name.
+/// Defines the statics, by class name, that objc2's `class!` refers to.
 macro_rules! class_statics {
     ($($name:ident)*) => {
         $( #[unsafe(export_name = concat!("_OBJC_CLASS_", stringify!($name)))] static $name: Class = Class::new(); )*
@@ -91,7 +91,7 @@ fn classes() -> &'static Mutex<BTreeMap<String, usize>> {
     &C
 }
 
-/// A class pair that is not registered yet.
+/// Makes a class pair without registering it; null if a class of that name is registered.
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn objc_allocateClassPair(
     parent: *const Class,
@@ -282,13 +282,14 @@ unsafe extern "C-unwind" fn unrecognized(o: Id, sel: Sel) -> Id {
 fn forward() -> Imp {
     unsafe { std::mem::transmute::<unsafe extern "C-unwind" fn(Id, Sel) -> Id, Imp>(unrecognized) }
 }
-/// The thread that holds all others' messages, or 0.
+/// Number of the thread that holds all other threads' messages, or 0.
 static HOLDER: AtomicUsize = AtomicUsize::new(0);
 fn me() -> usize {
     thread_local! { static ME: u8 = const { 0 } }
     ME.with(|m| std::ptr::from_ref(m) as usize)
 }
-/// Runs `f` while messages of other threads wait: what `f` lets go of is gone before anyone else can use it, on every run.
+/// Runs `f` while messages of other threads wait. Objects that `f` releases are gone before any other thread uses them,
+/// on every run.
 pub fn hold<R>(f: impl FnOnce() -> R) -> R {
     struct Free;
     impl Drop for Free {
@@ -329,13 +330,13 @@ pub unsafe extern "C-unwind" fn objc_msg_lookup_super(s: *const Super, sel: Sel)
 
 // -------------------------------------------------------------------------------------------------------------------------- objects
 
-/// Header in front of each object.
+/// Header before each object's memory.
 struct Header {
     count: AtomicUsize,
     dead: AtomicUsize,
 }
 const HEADER: usize = 16;
-/// Objects alive.
+/// Number of objects alive.
 pub static OBJECTS: AtomicIsize = AtomicIsize::new(0);
 fn census() -> &'static Mutex<BTreeMap<String, isize>> {
     static C: Mutex<BTreeMap<String, isize>> = Mutex::new(BTreeMap::new());
@@ -345,11 +346,11 @@ fn births() -> &'static Mutex<BTreeMap<String, usize>> {
     static B: Mutex<BTreeMap<String, usize>> = Mutex::new(BTreeMap::new());
     &B
 }
-/// Objects made since the start, by class.
+/// Returns the number of objects made since the start, by class.
 pub fn made() -> BTreeMap<String, usize> {
     births().lock().unwrap().clone()
 }
-/// Objects alive by class.
+/// Returns the number of objects alive, by class.
 pub fn alive() -> BTreeMap<String, isize> {
     census().lock().unwrap().iter().filter(|c| *c.1 != 0).map(|(n, c)| (n.clone(), *c)).collect()
 }
@@ -369,7 +370,8 @@ unsafe fn check_alive(o: Id, class: &Class, sel: Sel) {
 fn layout(size: usize) -> std::alloc::Layout {
     std::alloc::Layout::from_size_align(size + HEADER, 16).unwrap()
 }
-/// Memory of dead objects is given back, for a sanitizer to watch; else it is kept, for messages to dead objects to be named.
+/// Tells whether memory of dead objects is freed, for a sanitizer to watch; otherwise it is kept to name the class of
+/// dead objects.
 fn gives_back() -> bool {
     static G: std::sync::OnceLock<bool> = std::sync::OnceLock::new();
     *G.get_or_init(|| std::env::var_os("OBJC_SIM_FREE").is_some())
@@ -452,7 +454,7 @@ pub unsafe extern "C-unwind" fn objc_autoreleasePoolPop(pool: Id) {
         else {
             return;
         };
-        // Objects that are autoreleased meanwhile go to the pool outside.
+        // Objects autoreleased meanwhile go to the outer pool.
         for o in objects {
             unsafe { objc_release(o) }
         }
@@ -477,7 +479,7 @@ pub unsafe extern "C-unwind" fn objc_retainAutoreleasedReturnValue(o: Id) -> Id 
 
 // ----------------------------------------------------------------------------------------------------------------------- exceptions
 
-/// Exception on its way; the catcher takes over the reference.
+/// Exception in flight; the catcher takes over its reference.
 struct Thrown(Id);
 unsafe impl Send for Thrown {}
 pub unsafe fn throw(owned: Id) -> ! {

@@ -1,6 +1,6 @@
-//! The backend, in a process in which the fake Core ML is there from the start, with faults of a file.
+//! The Core ML backend in a process in which the fake Core ML is installed from the start, with faults of a file.
 //!
-//! Tests are those of the program that is linked with it, in `sim/anemoe/tests`.
+//! Its tests are those of the program that is linked with it, in `sim/anemoe/tests`.
 
 pub use anemoe_coreml::*;
 
@@ -14,7 +14,7 @@ extern "C" fn start() {
     }
 }
 
-/// The function that the loader calls before `main`.
+/// Function that the loader calls before `main`.
 #[used]
 #[unsafe(link_section = ".init_array")]
 static START: extern "C" fn() = start;

@@ -1,8 +1,9 @@
-//! Helpers of the tests of the Core ML backend on the fake.
+//! Helpers for tests of the Core ML backend on the fake Core ML.
 //!
 //! # Tests
-//! `tests/` proves that every form of both families gives the CPU's tokens, also for sequences that were cut, forked, saved or
-//! batched; that faults are errors with a cause; and that objects and blocks are let go. `cargo xtask sim` runs them.
+//! `tests/` checks that every form of both families gives the tokens of the CPU backend, also for sequences that were
+//! cut, forked, saved or batched. It checks that faults become errors with a cause, and that objects and blocks are
+//! released. `cargo xtask sim` runs the tests.
 
 use anemoe_bundle::{Chain, TokenCount};
 use anemoe_convert::build::build;
@@ -22,13 +23,13 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard};
 
-/// One with rings, one with rows that are carried from call to call.
+/// Fixtures: a family with ring caches, and a family with carried rows.
 pub const FAMILIES: [&str; 2] = ["tiny-gemma4-moe", "tiny-zaya"];
 
-/// Counts of objects are of the process, so one test runs at a time.
+/// Object counts are per process, so one test runs at a time.
 static ONE: Mutex<()> = Mutex::new(());
 
-/// Begins a test: classes are there, and no faults.
+/// Begins a test: installs the classes and clears all faults. Returns the lock that tests share.
 pub fn begin() -> MutexGuard<'static, ()> {
     let guard = ONE.lock().unwrap_or_else(|e| e.into_inner());
     fake_coreml::install();
@@ -37,13 +38,13 @@ pub fn begin() -> MutexGuard<'static, ()> {
     guard
 }
 
-/// Objects alive by class, Foundation's too, and blocks on the heap.
+/// Returns the number of objects alive by class, Foundation's included, and of blocks on the heap.
 pub fn living() -> (BTreeMap<String, isize>, isize) {
     fake_coreml::settle();
     (objc_sim::alive(), objc_sim::BLOCKS.load(Ordering::SeqCst))
 }
 
-/// Runs a test and compares what lives behind it with what lived before.
+/// Runs a test and checks that it leaves no objects and blocks behind.
 pub fn leaves_nothing(test: impl FnOnce()) {
     let _one = begin();
     let before = living();
@@ -52,7 +53,7 @@ pub fn leaves_nothing(test: impl FnOnce()) {
     assert_eq!(living(), before, "left behind");
 }
 
-/// The CPU backend with functions as they are declared and every result in fp16, as the fake runs them.
+/// The CPU backend as the fake runs it: functions as declared, every result rounded to fp16.
 pub struct AsDeclared;
 
 struct Declared(Box<dyn BackendPackage>);
@@ -77,12 +78,12 @@ impl BackendPackage for Declared {
     }
 }
 
-/// Tokens of a sequence.
+/// Returns `n` tokens of the test sequence number `sequence`.
 pub fn ids(sequence: usize, n: usize) -> Vec<u32> {
     (0..n).map(|i| ((i * 37 + sequence * 11 + 5) % 120) as u32).collect()
 }
 
-/// The most likely tokens behind a prompt.
+/// Returns the 24 most likely tokens that follow a prompt (greedy decoding).
 pub fn greedy(model: &Model, prompt: &[u32], speculation: Speculation) -> Vec<u32> {
     let sampling = Sampling { temperature: 0.0, top_k: 0, top_p: 1.0, seed: 0 };
     let options =
@@ -90,19 +91,19 @@ pub fn greedy(model: &Model, prompt: &[u32], speculation: Speculation) -> Vec<u3
     generate(model, &mut model.sequence(), prompt, &options, |_| true).unwrap().ids
 }
 
-/// Logits of every token, `chunk` tokens a pass.
+/// Returns the logits of every token, computed `chunk` tokens a pass.
 pub fn logits(model: &Model, ids: &[u32], chunk: usize) -> Vec<Vec<f32>> {
     model.append(&mut model.sequence(), ids, Logits::All, Some(chunk)).unwrap()
 }
 
-/// The form in which the host keeps everything that a layer of the family hands on.
+/// Returns the form in which the host keeps all caches and carried rows of the family's layers.
 pub fn by_host(family: &str) -> ShardForm {
     let history = if family.contains("zaya") { HistoryForm::Host } else { HistoryForm::State };
     ShardForm { cache: CacheForm::Host, history, ..ShardForm::default() }
 }
 
-/// The two families with states of Core ML's, and with caches of the host; each also with functions for a context that the tests'
-/// sequences outgrow.
+/// Returns both families with Core ML's states and with the host's caches, each also with a context bucket that the
+/// tests' sequences outgrow.
 pub fn families_by_cache() -> [(&'static str, ShardForm); 8] {
     let [gemma, zaya] = FAMILIES;
     let context_buckets = ContextBuckets::new(&[32]).unwrap();
@@ -120,7 +121,7 @@ pub fn families_by_cache() -> [(&'static str, ShardForm); 8] {
     ]
 }
 
-/// Options of a bundle with functions for 1 and for 8 tokens.
+/// Returns plan options for functions of 1 and of 8 tokens.
 pub fn one_and_eight(form: ShardForm) -> PlanOptions {
     PlanOptions {
         quant: "lut4".parse().unwrap(),
@@ -131,12 +132,12 @@ pub fn one_and_eight(form: ShardForm) -> PlanOptions {
     }
 }
 
-/// Numbers of tokens, each with a function of its own.
+/// Returns token counts; each gets a function of its own.
 pub fn fixed(counts: &[usize]) -> Vec<TokenCount> {
     counts.iter().map(|&n| TokenCount { min: n, max: n }).collect()
 }
 
-/// A bundle and its compiled models.
+/// A bundle and the places of its compiled models.
 pub struct Compiled {
     pub bundle: PathBuf,
     pub chain: Chain,
@@ -144,7 +145,7 @@ pub struct Compiled {
 }
 
 impl Compiled {
-    /// Builds a fixture and compiles it.
+    /// Builds a fixture with a compression and token counts, and compiles it.
     pub fn new(dir: &Path, fixture: &str, quant: &str, tokens: Vec<TokenCount>) -> Compiled {
         Compiled::with(
             dir,
@@ -158,7 +159,7 @@ impl Compiled {
         )
     }
 
-    /// Builds a fixture by options and compiles it.
+    /// Builds a fixture by plan options, and compiles it.
     pub fn with(dir: &Path, fixture: &str, options: PlanOptions) -> Compiled {
         let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures").join(fixture);
         let family = models::open(models::load(source.to_str().unwrap()).unwrap()).unwrap();
@@ -170,7 +171,7 @@ impl Compiled {
         compiled
     }
 
-    /// Compiles every package.
+    /// Compiles every package of the bundle.
     pub fn compile(&self) {
         let models = self.models();
         for shard in &self.chain.shards {
@@ -180,13 +181,13 @@ impl Compiled {
         assert!(models.is_complete());
     }
 
-    /// Places of the compiled models.
+    /// Returns the places of the compiled models.
     pub fn models(&self) -> CompiledModels {
         let system = anemoe_coreml::this_system().unwrap();
         CompiledModels::new(&self.bundle, &self.chain, Some(&self.cache), &system)
     }
 
-    /// The backend.
+    /// Starts the Core ML backend with a limit of loaded bytes.
     pub fn backend(&self, max_loaded_bytes: Option<u64>) -> CoreMlBackend {
         let settings =
             CoreMlSettings { compiled: self.models(), max_loaded_bytes, ..CoreMlSettings::default() };

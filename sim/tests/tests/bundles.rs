@@ -1,4 +1,4 @@
-//! Bundles through the Core ML backend on the fake Core ML, beside the CPU backend.
+//! Runs bundles through the Core ML backend on the fake Core ML, compared with the CPU backend.
 
 use anemoe_convert::form::{
     ActivationForm, AttentionForm, ExpertForm, HistoryForm, IoForm, NormForm, ShardForm,
@@ -16,7 +16,7 @@ use std::num::NonZeroUsize;
 const FIXTURES: [&str; 5] =
     ["tiny-gemma4-moe", "tiny-gemma4-moe-text", "tiny-zaya", "tiny-zaya-legacy", "tiny-zaya-skip"];
 
-/// Single changes of the form, and all of them together.
+/// Returns forms with one change each, and a form with all changes.
 fn forms(family: &str) -> Vec<ShardForm> {
     let (form, by_host) = (ShardForm::default(), by_host(family));
     let mut forms = vec![
@@ -50,7 +50,7 @@ fn every_form_gives_the_tokens_of_the_cpu() {
             leaves_nothing(|| {
                 let dir = tempfile::tempdir().unwrap();
                 let mut options = one_and_eight(form);
-                // Whole layers have all of their experts in one call.
+                // Whole layers run all experts in one call.
                 options.experts_per_shard =
                     options.experts_per_shard.filter(|_| form.layers_per_shard.is_none());
                 let compiled = Compiled::with(dir.path(), fixture, options);
@@ -105,7 +105,7 @@ fn cut_forked_saved_and_batched_sequences_are_those_of_the_cpu() {
             let all = ids(0, 40);
             let want = logits(&cpu, &all, 1);
             let mut sequence = model.sequence();
-            // Single tokens, then calls of several; cuts into a call, before it, and to its very end.
+            // Single tokens, then calls of several; cuts within a call, before it, and at its end.
             for (n, cut) in
                 [(20, 20), (21, 17), (33, 25), (31, 30), (32, 32), (40, 8), (24, 3), (9, 0), (12, 12)]
             {
@@ -164,7 +164,7 @@ fn functions_that_do_not_fit_together_take_turns() {
             let cpu = Model::open(&compiled.bundle, &AsDeclared).unwrap();
             let want = logits(&cpu, &ids(0, 23), 23);
             let all: u64 = compiled.chain.shards.iter().map(|s| s.bytes).sum();
-            // Two of the functions, or one package at a time.
+            // Limits with room for two functions, and for one package at a time.
             for limit in [all / 3, 1] {
                 let model = Model::open(&compiled.bundle, &compiled.backend(Some(limit))).unwrap();
                 model.prepare(8, Logits::Last);
@@ -190,7 +190,7 @@ fn a_token_makes_no_arrays_dictionaries_or_blocks() {
             let compiled = Compiled::with(dir.path(), fixture, one_and_eight(form));
             let model = Model::open(&compiled.bundle, &compiled.backend(None)).unwrap();
             let mut sequence = model.sequence();
-            // Every expert has been called once.
+            // After this, every expert has been called once.
             for id in 0..60 {
                 model.append(&mut sequence, &[id], Logits::Last, None).unwrap();
             }
@@ -213,7 +213,7 @@ fn a_token_makes_no_arrays_dictionaries_or_blocks() {
                 model.append(&mut sequence, &[id], Logits::Last, None).unwrap();
             }
             assert_eq!(count(), before, "{fixture} {form}");
-            // The fake itself makes one to show a state.
+            // The fake itself makes an array to show a state.
             let stateful = compiled
                 .chain
                 .shards

@@ -1,4 +1,4 @@
-//! Errors and exceptions of Core ML, as a user sees them.
+//! Checks errors and exceptions of Core ML as a user sees them.
 
 use anemoe_convert::plan::PlanOptions;
 use anemoe_coreml::plan::PlanDevice;
@@ -16,7 +16,7 @@ fn bundle(dir: &Path) -> Compiled {
     Compiled::new(dir, "tiny-gemma4-moe", "lut4", fixed(&[1, 8]))
 }
 
-/// Logits of a bundle's first tokens.
+/// Returns the logits of a bundle's first three tokens, or the error's text.
 fn first_tokens(compiled: &Compiled, limit: Option<u64>) -> Result<Vec<Vec<f32>>, String> {
     let model = Model::open(&compiled.bundle, &compiled.backend(limit)).map_err(|e| e.to_string())?;
     let mut sequence = model.sequence();
@@ -116,12 +116,12 @@ fn what_is_not_compiled_or_not_a_model_is_refused() {
         let (kind, error) = open(CompiledModels::default()).unwrap();
         assert!(kind == Kind::Unsupported && error.contains("anemoe compile"), "{error}");
         assert_eq!(open(compiled.models()), None);
-        // A compiled model of something else.
+        // A compiled model of another package.
         let package = compiled.bundle.join(&compiled.chain.shards[0].file);
         let place = compiled.models().place(&package).unwrap();
         fs::write(place.join("coremldata.bin"), dir.path().join("gone.mlpackage").to_str().unwrap()).unwrap();
         assert!(first_tokens(&compiled, None).unwrap_err().contains("gone.mlpackage"));
-        // Nothing is left of a compilation that failed.
+        // A failed compilation leaves nothing behind.
         let before = fs::read_dir(place.parent().unwrap()).unwrap().count();
         plant("mlpackage", Fault::NotCompiled);
         let error = anemoe_coreml::compile(&package, &place).unwrap_err().to_string();
@@ -157,7 +157,7 @@ fn inputs_that_do_not_fit_are_refused() {
         assert!(run(&[&numbers]).contains("another type"));
         let right = Tensor::f32(&[1, hidden, 1, 1], vec![0.5; hidden]);
         assert_eq!(run(&[&right]), "");
-        // A compiled model that is another one than the package: it takes other shapes.
+        // The compiled model is that of another package, with other shapes.
         let place = compiled.models().place(&compiled.bundle.join(&shard.file)).unwrap();
         let other = compiled.bundle.join(&compiled.chain.shards[0].file);
         fs::write(place.join("coremldata.bin"), other.to_str().unwrap()).unwrap();
@@ -222,7 +222,7 @@ fn functions_that_push_each_other_out_run_all_the_same() {
     leaves_nothing(|| {
         let dir = tempfile::tempdir().unwrap();
         let compiled = bundle(dir.path());
-        // Room for none: each load puts out what others have loaded, whether they have called it or not.
+        // Room for nothing: each load unloads functions of others, whether they have called them or not.
         let backend = compiled.backend(Some(1));
         let model = Model::open(&compiled.bundle, &backend).unwrap();
         let want = model.append(&mut model.sequence(), &[7, 8, 9], Logits::All, Some(1)).unwrap();

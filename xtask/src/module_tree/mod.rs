@@ -1,4 +1,4 @@
-//! Reads the sources of a crate as a tree of modules, for the tasks that check how they hang together.
+//! Reads a crate's sources as a tree of modules, for tasks that check dependencies and names.
 
 mod paths;
 mod tree;
@@ -8,7 +8,7 @@ pub use tree::{Crate, Declared};
 
 use std::path::{Path, PathBuf};
 
-/// Every crate of the workspace that the product or its tasks are made of.
+/// Reads the crates in `crates/` and xtask.
 pub fn read_workspace(root: &Path) -> Result<Vec<Crate>, Box<dyn std::error::Error>> {
     let mut folders: Vec<PathBuf> =
         std::fs::read_dir(root.join("crates"))?.map(|e| e.map(|e| e.path())).collect::<Result<_, _>>()?;

@@ -7,15 +7,15 @@ use syn::visit::{self, Visit};
 /// A use of an item by another file of the crate.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ItemUse {
-    /// The file that uses it.
+    /// Index of the file that uses the item.
     pub from: usize,
-    /// The file that declares it.
+    /// Index of the file that declares the item.
     pub to: usize,
-    /// Its name.
+    /// Name of the item.
     pub item: String,
 }
 
-/// All uses between files. A re-export is none: its user uses the file that declares the item.
+/// Finds all uses between files. A re-export is no use: users of the re-exported name use the file that declares the item.
 pub fn find_references(read: &Crate) -> Vec<ItemUse> {
     let mut found = Vec::new();
     for (index, module) in read.modules.iter().enumerate() {
@@ -25,7 +25,7 @@ pub fn find_references(read: &Crate) -> Vec<ItemUse> {
         }
         let PathWalk { paths, scopes } = walk;
         for path in paths.iter().chain(&scopes.private_imports) {
-            // Names that a function imports for itself come before those of its module.
+            // Imports inside a function take precedence over those of its module.
             let full: Vec<String> = match path.first().and_then(|first| scopes.imports.get(first)) {
                 Some(import) if import != path => import.iter().chain(&path[1..]).cloned().collect(),
                 _ => path.clone(),
@@ -44,7 +44,7 @@ pub fn find_references(read: &Crate) -> Vec<ItemUse> {
     found
 }
 
-/// The name in `name!`, which the walk writes for a macro that is called.
+/// Returns the name of a called macro, which the walk records as `name!`.
 fn macro_name(path: &[String]) -> Option<&str> {
     path.last()?.strip_suffix('!')
 }
@@ -56,7 +56,7 @@ struct PathWalk {
 }
 
 impl PathWalk {
-    /// Takes paths from the tokens of a macro call, whose grammar is not known.
+    /// Collects paths from the tokens of a macro call, whose grammar is not known.
     fn tokens(&mut self, tokens: TokenStream) {
         let tokens: Vec<TokenTree> = tokens.into_iter().collect();
         let is =
@@ -82,7 +82,7 @@ impl PathWalk {
         }
     }
 
-    /// A path in an expression. A single name in lower case that is not called is taken for a variable.
+    /// Records a path in an expression. A single lower-case name that is not called counts as a variable.
     fn value(&mut self, path: Vec<String>, called: bool) {
         let upper = path[0].chars().next().is_some_and(char::is_uppercase);
         if path.len() > 1 || upper || called {
@@ -131,7 +131,7 @@ impl<'ast> Visit<'ast> for PathWalk {
 
     fn visit_expr_path(&mut self, path: &'ast syn::ExprPath) {
         self.value(names(&path.path), false);
-        // Generic arguments, and the type of `<T as Trait>::f`.
+        // Visits generic arguments, and the type of `<T as Trait>::f`.
         visit::visit_expr_path(self, path);
     }
 

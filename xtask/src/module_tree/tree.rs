@@ -4,43 +4,43 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use syn::{Attribute, Item, ItemMod, UseTree, Visibility};
 
-/// A crate's modules. Code that only tests see is left out.
+/// Modules of a crate, without code for tests.
 pub struct Crate {
-    /// Name of its folder.
+    /// Name of the crate's folder.
     pub name: String,
-    /// Its files, relative to `src`.
+    /// Files, relative to `src`.
     pub files: Vec<PathBuf>,
-    /// The root is the first.
+    /// Modules; the first is the root.
     pub modules: Vec<Module>,
-    /// Files of macros by name: macros are found by the order of the text, not by path.
+    /// Files of macros by name: macros are found by textual order, not by path.
     pub macros: BTreeMap<String, usize>,
 }
 
-/// A module: a file, or a block in one.
+/// A module: a file, or a `mod` block in a file.
 #[derive(Default)]
 pub struct Module {
     /// Index into [`Crate::files`].
     pub file: usize,
-    /// None for the root.
+    /// Index of the parent; `None` for the root.
     pub parent: Option<usize>,
-    /// Modules declared here.
+    /// Indices of modules declared here, by name.
     pub children: BTreeMap<String, usize>,
     /// Names of items declared here.
     pub declared: BTreeMap<String, Declared>,
-    /// Names that a `use` brings, with their paths.
+    /// Names imported by `use`, with their paths.
     pub imports: BTreeMap<String, Vec<String>>,
-    /// Paths of `use path::*`.
+    /// Paths of glob imports, `use path::*`.
     pub globs: Vec<Vec<String>>,
-    /// Paths of imports that are not passed on; these are uses, re-exports are not.
+    /// Paths of private imports; they count as uses, re-exports do not.
     pub private_imports: Vec<Vec<String>>,
-    /// Its items, without modules and imports.
+    /// Items, without modules and imports.
     pub items: Vec<Item>,
 }
 
 /// Kind of a declared item.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Declared {
-    /// A struct, enum, union or trait, or another name of a type.
+    /// A struct, enum, union, trait or type alias.
     Type,
     /// Anything else.
     Other,
@@ -51,11 +51,11 @@ pub enum Declared {
 pub enum Resolved {
     /// A module.
     Module(usize),
-    /// An item, by the file that declares it and its name.
+    /// An item: index of the file that declares it, and its name.
     Item(usize, String),
 }
 
-/// Imports that lead to imports; longer ones go in circles.
+/// Most imports of imports that are followed; more mean a cycle.
 const MAX_HOPS: usize = 16;
 
 impl Crate {
@@ -84,7 +84,7 @@ impl Crate {
         let parsed = syn::parse_file(&text).map_err(|e| format!("{}: {e}", path.display()))?;
         self.files.push(file.to_path_buf());
         let index = self.files.len() - 1;
-        // Children of `a/mod.rs` lie beside it, those of `a.rs` in `a/`.
+        // Children of `a/mod.rs` lie beside it; those of `a.rs` lie in `a/`.
         let stem = file.file_stem().and_then(|s| s.to_str()).unwrap_or_default();
         let beside = file.parent().unwrap_or(Path::new(""));
         let folder = match stem {
@@ -175,7 +175,7 @@ impl Crate {
         self.modules[here].items.push(item);
     }
 
-    /// Resolves a path in a module, if its target is in this crate.
+    /// Resolves a path in a module; `None` where its target is outside this crate.
     pub fn resolve(&self, module: usize, path: &[String]) -> Option<Resolved> {
         self.resolve_within(module, path, MAX_HOPS)
     }
@@ -210,7 +210,7 @@ impl Crate {
             return Some(Resolved::Module(child));
         }
         if let Some(path) = here.imports.get(name) {
-            // `use name;` and `use name::X` of a dependency mean the dependency.
+            // `use name;` and `use name::X` of a dependency refer to the dependency.
             if path.first().is_some_and(|first| first == name) {
                 return None;
             }
@@ -224,7 +224,7 @@ impl Crate {
 }
 
 impl Module {
-    /// Takes what a `use` brings into scope.
+    /// Records the names that a `use` imports.
     pub fn import(&mut self, tree: &UseTree, prefix: &mut Vec<String>, private: bool) {
         let mut add = |name: String, path: Vec<String>| {
             if private {
@@ -260,7 +260,7 @@ impl Module {
     }
 }
 
-/// True if `#[cfg(test)]`, or `#[cfg(all(test, ..))]`, stands before an item.
+/// Tells whether `#[cfg(test)]` or `#[cfg(all(test, ..))]` stands before an item.
 pub fn is_for_tests(attributes: &[Attribute]) -> bool {
     attributes.iter().any(|attribute| {
         let syn::Meta::List(list) = &attribute.meta else { return false };

@@ -12,18 +12,18 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// A command with right inputs. Paths are relative to the scratch folder: `in/` has copies of the inputs.
+/// A command with valid inputs. Paths are relative to the scratch folder; `in/` has copies of the inputs.
 #[derive(Clone, Copy, Debug)]
 pub struct Case {
-    /// Sub-command.
+    /// Name of the sub-command.
     pub command: &'static str,
-    /// Names in the pool.
+    /// Names of the inputs in the pool.
     pub inputs: &'static [&'static str],
-    /// Arguments after the sub-command.
+    /// Arguments after the sub-command, separated by blanks.
     pub args: &'static str,
     /// Output that the command may create or change.
     pub output: Option<&'static str>,
-    /// Options that take numbers or names, for hostile values.
+    /// Options that take numbers or names, to which hostile values are given.
     pub options: &'static [&'static str],
 }
 
@@ -80,7 +80,7 @@ const GENERATE: &[&str] = &[
 ];
 const G: &str = "in/gemma.anemoe";
 
-/// All cases.
+/// All cases of trials.
 pub const CASES: &[Case] = &[
     case("inspect", &["gemma"], "in/gemma --tensors", None, &[]),
     case("inspect", &["sharded"], "in/sharded", None, &[]),
@@ -307,13 +307,13 @@ pub const CASES: &[Case] = &[
     case("pull", &["store"], "in/store out/p.anemoe --name a", Some("out/p.anemoe"), &["--name", "--jobs"]),
 ];
 
-/// Right inputs, made once.
+/// Valid inputs, made once.
 pub struct InputPool {
     pub folder: PathBuf,
 }
 
 impl InputPool {
-    /// Makes every input in a folder, with the binary where a command makes it.
+    /// Makes every input in a folder; some are made by the binary.
     pub fn make(folder: &Path, binary: &Path) -> Result<InputPool, Box<dyn Error>> {
         fs::create_dir_all(folder.join("tmp"))?;
         let at = |name: &str| folder.join(name);
@@ -369,19 +369,19 @@ impl InputPool {
     }
 }
 
-/// A plan report that fits the package `functions_s`.
+/// A plan report for the package `functions_s`.
 const REPORT: &str = r#"{"format":1,"os":"macOS 26.0.1","chip":"Apple M4 Max","compute_units":"cpuAndNeuralEngine",
 "generator":"anemoe","plans":[{"package":"functions_s","function":"main","ops":[
 {"name":"y","type":"ios18.mul","preferred":"ane","supported":["ane","gpu","cpu"],"cost":0.5}]}]}"#;
 
-/// Paths that a case may create or change.
+/// Returns the paths that a case may create or change.
 pub fn allowed(case: &Case) -> Vec<PathBuf> {
     let mut all: Vec<PathBuf> = case.output.map(PathBuf::from).into_iter().collect();
     if case.args.contains(G) && matches!(case.command, "bench" | "check") {
         all.push(PathBuf::from(G).join("journal.jsonl"));
     }
     if case.command == "pull" {
-        // What came of a bundle that did not come whole.
+        // Files of a bundle that did not arrive completely.
         all.push("out/.p.anemoe.anemoe-pull".into());
     }
     all

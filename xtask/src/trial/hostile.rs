@@ -1,4 +1,4 @@
-//! Classes of damage, and how each is done to the inputs of a case.
+//! Classes of damage, and the code that does each to the inputs of a case.
 
 use super::cases::Case;
 use super::choices::Choices;
@@ -13,20 +13,20 @@ use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 
-/// Class of damage to a case.
+/// Class of damage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Class {
-    /// Bytes of a file, whatever they mean.
+    /// Random bytes of a file.
     Bytes,
-    /// The structure of a file: lengths, counts, types, values.
+    /// Structure of a file: lengths, counts, types, values.
     Structure,
-    /// Files that are missing, or folders, links, pipes and devices in their place.
+    /// Missing files, or folders, links, pipes and devices in their place.
     Files,
-    /// Names with escape sequences and bytes that are no text.
+    /// Names with escape sequences and bytes that are not UTF-8.
     Names,
     /// Values of options.
     Options,
-    /// Files and folders where the output goes.
+    /// Files and folders in the output's place.
     Output,
 }
 
@@ -35,7 +35,7 @@ impl Class {
     pub const ALL: [Class; 6] =
         [Class::Bytes, Class::Structure, Class::Files, Class::Names, Class::Options, Class::Output];
 
-    /// Name in tables.
+    /// Returns the name of the class in tables.
     pub const fn name(self) -> &'static str {
         match self {
             Class::Bytes => "bytes",
@@ -47,7 +47,7 @@ impl Class {
         }
     }
 
-    /// A class; damage to contents is most of it.
+    /// Draws a class; most draws damage contents.
     pub fn choose(r: &mut Choices) -> Class {
         match r.below(20) {
             0..5 => Class::Bytes,
@@ -60,15 +60,15 @@ impl Class {
     }
 }
 
-/// A case that was damaged.
+/// A damaged case.
 pub struct Damaged {
-    /// The damage in words.
+    /// Damage, in words.
     pub what: String,
     /// Arguments of the run.
     pub args: Vec<OsString>,
-    /// Paths beside the case's own that may be created or changed.
+    /// Paths that may be created or changed besides the case's own.
     pub allowed: Vec<PathBuf>,
-    /// The inputs are small, so that little memory has to do.
+    /// True if the inputs are small, so that the run may take little memory only.
     pub is_small: bool,
 }
 
@@ -87,7 +87,7 @@ pub fn damage(case: &Case, class: Class, folder: &Path, r: &mut Choices) -> io::
     Ok(done)
 }
 
-/// Every file below `in`, sorted, but for what was planted there.
+/// Returns all files below `in`, sorted, without planted ones.
 fn input_files(folder: &Path) -> io::Result<Vec<PathBuf>> {
     fn walk(path: &Path, all: &mut Vec<PathBuf>) -> io::Result<()> {
         for entry in fs::read_dir(path)? {
@@ -106,7 +106,7 @@ fn input_files(folder: &Path) -> io::Result<Vec<PathBuf>> {
     Ok(all)
 }
 
-/// A file, every format as likely as another.
+/// Draws an input file; every format is equally likely.
 fn choose_file(folder: &Path, r: &mut Choices) -> io::Result<PathBuf> {
     let mut formats: BTreeMap<FileFormat, Vec<PathBuf>> = BTreeMap::new();
     for file in input_files(folder)? {
@@ -138,12 +138,12 @@ fn relative(folder: &Path, path: &Path) -> String {
 
 fn files(folder: &Path, done: &mut Damaged, r: &mut Choices) -> io::Result<()> {
     let file = choose_file(folder, r)?;
-    // Sometimes the folder that the file is in, but not `in` itself.
+    // Sometimes damages the file's folder instead, but not `in` itself.
     let parent = file.parent().filter(|p| *p != folder.join("in") && r.once_in(4));
     let path = parent.unwrap_or(&file).to_path_buf();
     let aside = folder.join("aside");
     fs::rename(&path, &aside)?;
-    // A text may come from a pipe, and whoever reads it waits for the other end.
+    // A text may come from a pipe, and its reader waits for the other end.
     let waits = ["text.txt", "known.tsv", "report.json"].iter().any(|name| path.ends_with(name));
     let what = match r.below(15) {
         0 | 1 => "missing",
@@ -153,7 +153,7 @@ fn files(folder: &Path, done: &mut Damaged, r: &mut Choices) -> io::Result<()> {
         }
         3 => {
             symlink(&aside, &path)?;
-            // A path to a bundle may be a link; its journal is where the link leads.
+            // A path to a bundle may be a link; its journal then lies at the link's target.
             if path.extension().is_some_and(|e| e == "anemoe") {
                 done.allowed.push("aside/journal.jsonl".into());
             }
@@ -197,7 +197,7 @@ fn files(folder: &Path, done: &mut Damaged, r: &mut Choices) -> io::Result<()> {
             "an empty file"
         }
         13 => {
-            // A hole: much to read, nothing on the disk.
+            // A sparse file: 4 GiB to read, nothing on disk.
             File::create(&path)?.set_len(4 << 30)?;
             done.is_small = false;
             "4 GiB of zeros"
@@ -246,7 +246,7 @@ fn names(case: &Case, folder: &Path, done: &mut Damaged, r: &mut Choices) -> io:
     } else if matches!(case.command, "bench" | "check") {
         done.allowed.push(PathBuf::from(OsString::from_vec(new)).join("journal.jsonl"));
     }
-    // Half of them are broken too, so that the name stands in a message.
+    // Half of these inputs are damaged, too, so that the name occurs in an error message.
     if r.once_in(2) {
         contents(Class::Bytes, folder, done, r)?;
     }
@@ -254,7 +254,7 @@ fn names(case: &Case, folder: &Path, done: &mut Damaged, r: &mut Choices) -> io:
     Ok(())
 }
 
-/// Gives an option a hostile value, or adds one.
+/// Gives an option a hostile value, or adds an option.
 fn options(case: &Case, done: &mut Damaged, r: &mut Choices) {
     let edge = r.edge().to_string();
     let values = [
@@ -309,7 +309,7 @@ fn options(case: &Case, done: &mut Damaged, r: &mut Choices) {
     done.what = format!("arguments {:?}", &done.args[1..]);
 }
 
-/// Puts something where the output goes.
+/// Puts something in the output's place.
 fn output(case: &Case, folder: &Path, done: &mut Damaged, r: &mut Choices) -> io::Result<()> {
     let Some(output) = case.output.filter(|o| o.starts_with("out/")) else {
         done.what = "nothing".into();
@@ -346,7 +346,7 @@ fn output(case: &Case, folder: &Path, done: &mut Damaged, r: &mut Choices) -> io
             fs::create_dir(folder.join("elsewhere"))?;
             fs::write(folder.join("elsewhere/KEEP"), "keep")?;
             symlink("../elsewhere", &path)?;
-            // Through a link, the folder behind it is the one that was named.
+            // The link's target is the folder that the user named.
             done.allowed.push("elsewhere".into());
             "a link to a folder"
         }
@@ -360,7 +360,7 @@ fn output(case: &Case, folder: &Path, done: &mut Damaged, r: &mut Choices) -> io
                     *arg = format!("no/such/{output}").into();
                 }
             }
-            // A command may make it, or refuse.
+            // A command may create the folder or refuse.
             done.allowed.push("no".into());
             "in a folder that is missing"
         }

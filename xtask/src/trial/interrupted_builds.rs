@@ -1,4 +1,4 @@
-//! Builds that are killed and continued, with foreign files, folders and links in and beside the bundle.
+//! Kills builds and continues them, with foreign files, folders and links in and beside the bundle.
 
 use super::choices::Choices;
 use super::process;
@@ -14,14 +14,14 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 const BUNDLE: &str = "out/b.anemoe";
-/// Folder behind planted links.
+/// Target folder of planted links.
 const BEHIND: &str = "other/behind";
-/// Seconds that a build may take.
+/// Most seconds of a build.
 const LIMIT: Duration = Duration::from_secs(60);
-/// Signals that end a build: asked by a person, asked by a scheduler, not asked.
+/// Signals that end a build: sent by a user, by a scheduler, or without a chance to react.
 const SIGNALS: [i32; 3] = [libc::SIGINT, libc::SIGTERM, libc::SIGKILL];
 
-/// Foreign things, and where they are put.
+/// Foreign entries, and their places.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Foreign {
     Nothing,
@@ -56,7 +56,7 @@ impl Foreign {
         }
     }
 
-    /// Puts it there; gives the paths that must stay as they are. What is there already stays as well.
+    /// Plants the foreign entry. Returns the paths that must not change. Existing entries stay.
     fn plant(self, folder: &Path) -> io::Result<Vec<PathBuf>> {
         let bundle = folder.join(BUNDLE);
         let keep = |path: PathBuf| -> io::Result<PathBuf> {
@@ -64,7 +64,7 @@ impl Foreign {
             fs::write(&path, "keep")?;
             Ok(path.strip_prefix(folder).unwrap_or(&path).to_path_buf())
         };
-        // What is there already moves to the folder behind the link, with foreign files beside it.
+        // Existing entries move to the link's target, with foreign files beside them.
         let link = |name: &str| -> io::Result<Vec<PathBuf>> {
             let (path, target) = (bundle.join(name), folder.join(BEHIND));
             fs::create_dir_all(&bundle)?;
@@ -165,7 +165,7 @@ fn one(
             give(folder)?;
             before = snapshot::take(folder)?;
         }
-        // The last one runs to its end. Most of the others are killed on the way.
+        // The last attempt runs to its end. Most of the others are killed midway.
         let last = attempt == kills;
         let after = Duration::from_secs_f64(seconds * 1.2 * (r.below(1000) as f64 / 1000.0));
         let signal = *r.pick(&SIGNALS);
@@ -192,7 +192,7 @@ fn one(
             Some(0) => {
                 let mut found = snapshot::take(&folder.join(BUNDLE))?;
                 if foreign == Foreign::ShardsLink {
-                    // Either the link was written through, or a folder has taken its place.
+                    // Either the build wrote through the link, or a folder has replaced it.
                     let behind = snapshot::take(&folder.join(BEHIND))?;
                     let is_kept = |p: &Path| kept.iter().any(|k| *k == Path::new(BEHIND).join(p));
                     if matches!(found.get(Path::new("shards")), Some(SnapshotEntry::Link(_))) {
@@ -201,7 +201,7 @@ fn one(
                         found.extend(all.map(|(p, e)| (Path::new("shards").join(p), e)));
                     }
                 }
-                // What was planted is no part of the bundle.
+                // Planted entries are not part of the bundle.
                 let is_planted = |p: &Path| kept.iter().any(|k| k.starts_with(Path::new(BUNDLE).join(p)));
                 found.retain(|path, _| reference.contains_key(path) || !is_planted(path));
                 violations.extend(unlike(reference, &found));
@@ -209,7 +209,7 @@ fn one(
             Some(2) if foreign == Foreign::Nothing || foreign == Foreign::Beside => {
                 violations.push(format!("refused: {}", stderr.lines().next().unwrap_or_default()));
             }
-            // The message names what is in the way.
+            // The message must name the entry in the way.
             Some(2) if !names_it(&stderr, &kept, early) => {
                 violations.push(format!(
                     "refused without naming it: {}",
@@ -233,14 +233,13 @@ fn one(
     Ok(BuildOutcome { seed: 0, foreign, early, kills, end, violations })
 }
 
-/// True if a refusal names what was planted; a folder that held nothing else before the first run may be
-/// named itself.
+/// Tells whether a refusal names the planted entry. A folder that was empty before the first run may be named itself.
 fn names_it(message: &str, kept: &[PathBuf], early: bool) -> bool {
     if early && message.contains(BUNDLE) {
         return true;
     }
     let words = [".anemoe-build", ".tmp_backup", "shards", ".partial-x", ".tmpfoo", BEHIND];
-    // A link is named itself, not what lies behind it.
+    // A message names a link itself, not its target.
     if message.contains("a link") && [".anemoe-build", "shards"].iter().any(|w| message.contains(w)) {
         return true;
     }
@@ -250,7 +249,7 @@ fn names_it(message: &str, kept: &[PathBuf], early: bool) -> bool {
     })
 }
 
-/// The checkpoint, and a folder of somebody else.
+/// Makes the input checkpoint, and a folder of another owner.
 fn prepare(folder: &Path) -> io::Result<()> {
     for name in ["in", "out", "tmp", "other/shards"] {
         fs::create_dir_all(folder.join(name))?;
@@ -282,7 +281,7 @@ fn build(
     process::run(binary, &args, folder, &logs, LIMIT, interrupt)
 }
 
-/// Differences of a bundle from another, but for the journal.
+/// Returns the differences of a bundle from the reference, without the journal.
 fn unlike(reference: &FolderSnapshot, found: &FolderSnapshot) -> Vec<String> {
     let same = |a: &SnapshotEntry, b: &SnapshotEntry| match (a, b) {
         (SnapshotEntry::File { hash: a, .. }, SnapshotEntry::File { hash: b, .. }) => a == b,
@@ -303,7 +302,7 @@ fn unlike(reference: &FolderSnapshot, found: &FolderSnapshot) -> Vec<String> {
     all
 }
 
-/// Builds with one kind of foreign things.
+/// Builds with one kind of foreign entry.
 #[derive(Default)]
 struct BuildRow<'a> {
     builds: u64,

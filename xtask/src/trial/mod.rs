@@ -1,4 +1,4 @@
-//! Runs the built binary on damaged, lying and hostile inputs, and checks what it leaves.
+//! Runs the built binary on damaged, lying and hostile inputs, and checks the outcome.
 
 mod cases;
 mod choices;
@@ -21,10 +21,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Seeds of a cause that are printed.
+/// Seeds that are printed per cause.
 const SHOWN: usize = 4;
 
-/// The task.
+/// Runs the task.
 pub fn run(mut options: TaskOptions) -> Passed {
     let binary = options.text("anemoe").ok_or("--anemoe PATH is missing")?;
     let runs = options.number("runs")?;
@@ -77,7 +77,7 @@ impl TrialBase {
             std::io::Result::Ok(dir)
         };
         let memory = Path::new("/dev/shm");
-        // What is kept is for people, who look for it where temporary files are.
+        // Kept runs go where users look for temporary files.
         let scratch = if memory.is_dir() && !keep { folder(memory)? } else { folder(&std::env::temp_dir())? };
         let copied = folder(&std::env::temp_dir())?.join("anemoe");
         fs::copy(binary, &copied)?;
@@ -94,7 +94,7 @@ struct TrialRow {
     longest: f64,
 }
 
-/// Runs all seeds and prints the table and the violations.
+/// Runs all seeds; prints the table and the violations.
 fn all(trial: &OneTrial<'_>, seed: u64, runs: u64, jobs: u64) -> Passed {
     let next = AtomicU64::new(0);
     let outcomes = Mutex::new(Vec::<TrialOutcome>::new());
@@ -119,7 +119,7 @@ fn all(trial: &OneTrial<'_>, seed: u64, runs: u64, jobs: u64) -> Passed {
                             all.push(outcome);
                         }
                         Err(e) => {
-                            // What the harness itself cannot do ends it.
+                            // A failure of the trial itself ends it.
                             next.store(runs, Ordering::Relaxed);
                             *failed.lock().unwrap_or_else(|e| e.into_inner()) =
                                 Some(format!("seed {}: {e}", seed + i));
@@ -161,7 +161,7 @@ fn print_table(outcomes: &[TrialOutcome]) {
     }
 }
 
-/// Prints violations by cause; gives whether there was none.
+/// Prints violations by cause. Tells whether there was none.
 fn print_violations(outcomes: &[TrialOutcome]) -> bool {
     let mut causes: BTreeMap<(&str, String), Vec<&TrialOutcome>> = BTreeMap::new();
     for o in outcomes {

@@ -1,4 +1,4 @@
-//! One run of a trial, from its seed to what it broke.
+//! Does one run of a trial, from its seed to its violations.
 
 use super::cases::{Case, InputPool, allowed};
 use super::choices::Choices;
@@ -13,14 +13,14 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// Seconds that a run may take.
+/// Longest time of a run.
 const LIMIT: Duration = Duration::from_secs(10);
-/// Memory that a run on small inputs may take.
+/// Most bytes of memory of a run on small inputs.
 const MAX_BYTES: u64 = 1 << 30;
-/// Runs of `bench` measure the memory of the machine for seconds each.
+/// One in this many draws of `bench` is kept: each measures the machine's memory for seconds.
 const BENCH_ONCE_IN: usize = 4;
 
-/// Inputs that all runs share.
+/// Binary, cases and folders that all runs share.
 pub struct OneTrial<'a> {
     pub binary: &'a Path,
     pub pool: &'a InputPool,
@@ -29,7 +29,7 @@ pub struct OneTrial<'a> {
     pub keep: bool,
 }
 
-/// Outcome of a run, with what it broke.
+/// Outcome of a run, with its violations.
 pub struct TrialOutcome {
     pub seed: u64,
     pub command: &'static str,
@@ -42,7 +42,7 @@ pub struct TrialOutcome {
 }
 
 impl OneTrial<'_> {
-    /// Makes the run of a seed.
+    /// Makes and judges the run of a seed.
     pub fn run(&self, seed: u64) -> io::Result<TrialOutcome> {
         let mut r = Choices::new(seed);
         let mut case = *r.pick(&self.cases);
@@ -95,7 +95,7 @@ impl OneTrial<'_> {
     }
 }
 
-/// Makes the folders of a run, with files and links that nobody may touch.
+/// Makes the folders of a run, with files and links that no command may touch.
 fn plant(folder: &Path) -> io::Result<()> {
     for name in ["in", "out", "tmp", "other/shards"] {
         fs::create_dir_all(folder.join(name))?;
@@ -116,7 +116,7 @@ fn status(ran: &Ran) -> String {
     }
 }
 
-/// Violations of a run, but for files.
+/// Returns the violations of a run, except those of files.
 fn judge(ran: &Ran, is_json: bool, is_small: bool) -> Vec<String> {
     let mut found = Vec::new();
     let stderr = String::from_utf8_lossy(&ran.stderr);
@@ -141,10 +141,10 @@ fn judge(ran: &Ran, is_json: bool, is_small: bool) -> Vec<String> {
         let start: String = String::from_utf8_lossy(&ran.stdout).chars().take(80).collect();
         found.push(format!("standard output is not one JSON document: {e}: {start:?}"));
     }
-    // A program reads JSON, in which only U+0000 to U+001F have to be escaped.
+    // JSON output is for programs, and must escape only U+0000 to U+001F.
     let stdout = if is_json { Default::default() } else { String::from_utf8_lossy(&ran.stdout) };
     for (name, text) in [("output", stdout), ("error", stderr.clone())] {
-        // A terminal obeys these; U+009B alone starts an escape sequence.
+        // A terminal obeys control characters; U+009B alone starts an escape sequence.
         let control = |c: char| c.is_control() && !"\n\t\r".contains(c);
         if let Some(line) = text.lines().find(|l| l.contains(control)) {
             found.push(format!(
@@ -156,14 +156,14 @@ fn judge(ran: &Ran, is_json: bool, is_small: bool) -> Vec<String> {
     found
 }
 
-/// The part of a violation that others of the same cause share: without numbers and names.
+/// Returns the cause of a violation: its text without numbers and names.
 pub fn cause(what: &str) -> String {
     let is_panic = what.starts_with("panicked");
     let cut = if is_panic { what } else { what.split(": ").next().unwrap_or(what) };
     if is_panic || !cut.contains('/') {
         return cut.to_string();
     }
-    // A path: its first word and its last part.
+    // A path is reduced to its first word and its last part.
     let (verb, path) = cut.split_once(' ').unwrap_or((cut, ""));
     let name = path.rsplit('/').next().unwrap_or(path);
     let name: String = name.chars().map(|c| if c.is_ascii_digit() { '0' } else { c }).take(24).collect();

@@ -1,4 +1,4 @@
-//! One run of the binary: without rights, with limits, and with its peak memory.
+//! Runs the binary once: without privileges, with limits, and measures its peak memory.
 
 use std::ffi::OsString;
 use std::fs::{self, File};
@@ -8,19 +8,19 @@ use std::path::Path;
 use std::process::{Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-/// `nobody`, by its usual number.
+/// User id of `nobody` on most systems.
 pub const NOBODY: u32 = 65534;
 
-/// Bytes of memory at which a run is ended before it harms the machine.
+/// Bytes of memory at which a run is killed before it harms the machine.
 const END_BYTES: u64 = 3 << 30;
-/// Bytes that a run may write into one file.
+/// Most bytes that a run may write into one file.
 const FILE_BYTES: u64 = 1 << 30;
 
 /// Result of a run.
 #[derive(Clone, Debug)]
 pub struct Ran {
     pub status: ExitStatus,
-    /// Limit that ended it: time or memory.
+    /// Limit that ended the run: time or memory.
     pub ended: Option<&'static str>,
     pub stdout: Vec<u8>,
     pub stderr: Vec<u8>,
@@ -28,10 +28,10 @@ pub struct Ran {
     pub seconds: f64,
 }
 
-/// Signals to send while it runs: after this time, this one.
+/// Signal to send to the run, and the time after which it is sent.
 pub type Interrupt = (Duration, i32);
 
-/// True if runs are made as `nobody`: only root can.
+/// Tells whether runs are made as `nobody`, which only root can do.
 pub fn drops_rights() -> bool {
     // SAFETY: the call has no arguments and no effect.
     unsafe { libc::geteuid() == 0 }
@@ -71,9 +71,9 @@ pub fn run(
     let mut ended = None;
     let (status, usage) = loop {
         let mut status = 0;
-        // SAFETY: `rusage` is made of numbers, for which zeros are values.
+        // SAFETY: `rusage` consists of numbers, for which zeros are valid.
         let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
-        // SAFETY: the child was started here and nobody else waits for it; both pointers are to values of this frame.
+        // SAFETY: this function started the child and nobody else waits for it; both pointers point to local values.
         match unsafe { libc::wait4(pid, &mut status, libc::WNOHANG, &mut usage) } {
             0 => {}
             n if n == pid => break (ExitStatus::from_raw(status), usage),
@@ -105,11 +105,11 @@ pub fn run(
 }
 
 fn send(pid: libc::pid_t, signal: i32) {
-    // SAFETY: the child was not waited for yet, so the number is its own. A failure means that it has ended.
+    // SAFETY: the child was not waited for yet, so the id is still its own. A failure means that it has ended.
     unsafe { libc::kill(pid, signal) };
 }
 
-/// Resident memory of a process; 0 where the system has no `/proc`.
+/// Returns the resident bytes of a process; 0 on systems without `/proc`.
 fn resident_bytes(pid: libc::pid_t) -> u64 {
     let text = fs::read_to_string(format!("/proc/{pid}/statm")).unwrap_or_default();
     text.split(' ').nth(1).and_then(|n| n.parse::<u64>().ok()).unwrap_or(0) * 4096
@@ -119,7 +119,7 @@ fn resident_bytes(pid: libc::pid_t) -> u64 {
 pub fn make_fifo(path: &Path) -> io::Result<()> {
     use std::os::unix::ffi::OsStrExt;
     let name = std::ffi::CString::new(path.as_os_str().as_bytes())?;
-    // SAFETY: the name ends with a zero and lives until the call returns.
+    // SAFETY: the name ends with a zero byte and lives until the call returns.
     match unsafe { libc::mkfifo(name.as_ptr(), 0o666) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),

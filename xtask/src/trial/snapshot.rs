@@ -1,4 +1,4 @@
-//! A folder as it is, to be held against what a run leaves.
+//! Snapshots of a folder, to compare it before and after a run.
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
@@ -8,7 +8,7 @@ use std::io::{self, Read};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, lchown};
 use std::path::{Path, PathBuf};
 
-/// Bytes of a file that are compared; of a longer one, its length as well.
+/// Most bytes of a file that are compared; longer files are compared by length as well.
 const COMPARED: u64 = 64 << 20;
 
 /// Entry at a path.
@@ -23,7 +23,7 @@ pub enum SnapshotEntry {
 /// Entries below a folder, by relative path. Links are not followed.
 pub type FolderSnapshot = BTreeMap<PathBuf, SnapshotEntry>;
 
-/// Reads a folder.
+/// Takes a snapshot of a folder.
 pub fn take(folder: &Path) -> io::Result<FolderSnapshot> {
     let mut all = FolderSnapshot::new();
     walk(folder, Path::new(""), &mut all)?;
@@ -58,13 +58,13 @@ fn hash(path: &Path) -> io::Result<u64> {
     Ok(hasher.finish())
 }
 
-/// Names of unfinished files.
+/// Tells whether a name is that of an unfinished file.
 pub fn is_unfinished(name: &OsStr) -> bool {
     let name = name.to_string_lossy();
     name.starts_with(".tmp") || name.starts_with(".partial") || name.ends_with(".partial")
 }
 
-/// Differences from before, outside of the allowed paths, in words.
+/// Returns the differences between two snapshots, in words, except at allowed paths.
 pub fn differences(before: &FolderSnapshot, after: &FolderSnapshot, allowed: &[PathBuf]) -> Vec<String> {
     let is_allowed = |path: &Path| allowed.iter().any(|a| path.starts_with(a));
     let mut found = Vec::new();
@@ -103,7 +103,7 @@ pub fn copy(from: &Path, to: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Gives a folder and everything in it to a user.
+/// Makes a user the owner of a folder and its contents.
 pub fn give(path: &Path, user: u32) -> io::Result<()> {
     lchown(path, Some(user), Some(user))?;
     if fs::symlink_metadata(path)?.is_dir() {

@@ -1,4 +1,4 @@
-//! Results of a build: its gates, and the kinds that a search chose.
+//! Results of a build: its gates, and the kinds that a search chose per tensor.
 
 use serde::{Deserialize, Serialize};
 
@@ -6,11 +6,11 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Gates {
-    /// Placement and quality of one shard of each sort, before the others were built.
+    /// Placement and quality of one shard of each type, checked before the other shards were built.
     pub representative: GateResult,
     /// Placement of all shards, and logits and tokens of the whole model.
     pub full_stack: GateResult,
-    /// Cosine that was wanted.
+    /// Lowest cosine that the gates accepted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub min_cosine: Option<f64>,
 }
@@ -19,27 +19,27 @@ pub struct Gates {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum GateResult {
-    /// It passed.
+    /// The gate passed.
     Passed,
-    /// It failed.
+    /// The gate failed.
     Failed,
-    /// It was run, and says nothing: the model predicts the prompt no better than chance, as one of random weights does, and
-    /// the user gave no reference to hold it to.
+    /// The gate did not pass, and the result says nothing: the model predicts the prompt no better than chance, as
+    /// random weights do, and the user gave no golden.
     Undecided,
     /// The user asked for no gates.
     Skipped,
-    /// It was not run: the one who completed the bundle had no reference.
+    /// The gate was not run: the command that completed the bundle had no golden.
     NotRun,
 }
 
 impl Gates {
-    /// Results of a build without gates.
+    /// Returns the results of a build without gates.
     pub const fn skipped() -> Gates {
         Gates { representative: GateResult::Skipped, full_stack: GateResult::Skipped, min_cosine: None }
     }
 }
 
-/// Choice that a search made: the compression of each tensor.
+/// Choices of a search for the kind of each tensor.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct AutoChoice {
@@ -49,36 +49,37 @@ pub struct AutoChoice {
     pub measured_on: String,
     /// Bytes of all matrices as chosen.
     pub bytes: u64,
-    /// Bytes of matrices that a token reads on average, experts counted by how often they are chosen.
+    /// Bytes of matrices that a token reads on average; experts count as often as they are chosen.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bytes_read_per_token: Option<u64>,
-    /// Mean divergence of the next token's distribution from the uncompressed model's, in nats, where the whole model was run.
+    /// Mean Kullback-Leibler divergence of the next token's distribution from the uncompressed model's, in nats;
+    /// present where the whole model was run.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mean_kl: Option<f64>,
-    /// Lowest cosine of logits to those of the uncompressed model over that text, where the whole model was run.
+    /// Lowest cosine of logits to the uncompressed model's over the text; present where the whole model was run.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub min_cosine: Option<f64>,
-    /// Mean of it.
+    /// Mean cosine of the same logits.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mean_cosine: Option<f64>,
-    /// Every compressed tensor.
+    /// Choice for every compressed tensor.
     pub tensors: Vec<TensorChoice>,
-    /// Whole models with one kind for every tensor, for comparison, where they were run.
+    /// Whole models with one kind for all tensors, for comparison; empty where none was run.
     #[serde(default)]
     pub uniform: Vec<UniformResult>,
 }
 
-/// The kind of one tensor, and why.
+/// Kind of one tensor, and the reason.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TensorChoice {
-    /// Checkpoint tensor without its prefix.
+    /// Name of the tensor in the checkpoint, without its prefix.
     pub tensor: String,
-    /// Part of the model.
+    /// Part of the model that the tensor belongs to.
     pub part: String,
-    /// Compression kind.
+    /// Compression kind, for instance `lut4`.
     pub kind: String,
-    /// Bytes.
+    /// Bytes of the compressed tensor.
     pub bytes: u64,
     /// Relative squared error of the tensor's output.
     pub output_error: f64,
@@ -88,16 +89,16 @@ pub struct TensorChoice {
     pub reason: String,
 }
 
-/// A whole model with one kind.
+/// Whole model with one kind for all tensors.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct UniformResult {
-    /// The kind.
+    /// Compression kind.
     pub kind: String,
     /// Bytes of all matrices.
     pub bytes: u64,
-    /// Lowest cosine of logits.
+    /// Lowest cosine of logits to the uncompressed model's.
     pub min_cosine: f64,
-    /// Mean cosine of logits.
+    /// Mean cosine of logits to the uncompressed model's.
     pub mean_cosine: f64,
 }

@@ -1,4 +1,4 @@
-//! Reading and writing `chain.json`.
+//! Reads and writes `chain.json`.
 
 use super::contract::Chain;
 use crate::{CHAIN_FILE, Error, Result, write_atomic};
@@ -6,10 +6,10 @@ use anemoe_io::json;
 use serde::Deserialize;
 use std::path::Path;
 
-/// Version of the contract that this crate writes and reads.
+/// Format version of `chain.json` that this crate writes and reads.
 pub const FORMAT: u32 = 1;
 
-/// Largest `chain.json` that is read: 30 layers of 128 single-expert units stay far below it.
+/// Largest `chain.json` that is read, in bytes; 30 layers of 128 single-expert units stay far below it.
 const MAX_CHAIN_BYTES: u64 = 256 << 20;
 
 impl Chain {
@@ -38,7 +38,7 @@ impl Chain {
         Ok(chain)
     }
 
-    /// Writes `chain.json` into a bundle; the last thing that a build does.
+    /// Writes `chain.json` into a bundle. A build does this last, so that only complete bundles have the file.
     ///
     /// # Errors
     /// The file cannot be written.

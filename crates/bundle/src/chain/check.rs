@@ -1,4 +1,4 @@
-//! Contradictions of a chain: sizes out of range, names that nothing has, registers that nothing writes.
+//! Checks of a chain for contradictions: sizes out of range, unknown names, registers that no step writes.
 
 use super::contract::{Chain, ShardFunction};
 use super::steps::{HostInput, InputBinding, Kept, RowRange, Run, Step};
@@ -6,26 +6,26 @@ use std::collections::BTreeSet;
 use std::ops::RangeInclusive;
 use std::path::{Component, Path};
 
-/// No size in a chain is larger, so that products of two of them stay in range.
+/// Largest size in a chain, so that the product of two sizes does not overflow.
 const MAX_SIZE: usize = 1 << 24;
 
-/// Caps of logits, see [`super::ModelInfo::final_logit_softcapping`]. Published ones are 30 and 50.
+/// Range of logit caps, see [`super::ModelInfo::final_logit_softcapping`]. Published caps are 30 and 50.
 pub const SOFTCAPPING: RangeInclusive<f32> = 0.1..=1e6;
 
-/// Factors of an embedding; published ones are roots of its width.
+/// Range of an embedding's factor; published factors are square roots of the embedding's width.
 const EMBEDDING_SCALE: RangeInclusive<f32> = 1e-6..=1e6;
 
-/// Most rows that a shard carries from call to call: the reach of a short convolution.
+/// Most rows that a shard carries from call to call; a short convolution needs few.
 const MAX_CARRY: usize = 1 << 10;
 
-/// Most channels of a register that a step makes of nothing.
+/// Most channels of a register that [`Step::Zero`] makes.
 const MAX_CHANNELS: usize = 1 << 16;
 
-/// Most such registers: steps of all layers use the same ones.
+/// Most registers that [`Step::Zero`] makes: steps of all layers use the same ones.
 const MAX_ZEROED: usize = 16;
 
 impl Chain {
-    /// Checks that the chain does not contradict itself; the error says where it does.
+    /// Checks that the chain does not contradict itself; the error names the contradiction.
     pub(super) fn check(&self) -> std::result::Result<(), String> {
         let m = &self.model;
         let sizes = [m.vocab_size, m.hidden_size, m.max_context];
@@ -118,7 +118,7 @@ impl Chain {
         Ok(())
     }
 
-    /// Checks the context of a function against the caches of its run; the error says what contradicts it.
+    /// Checks the context of a function against the caches of its run; the error names the contradiction.
     fn check_context(&self, run: &Run, function: &ShardFunction) -> std::result::Result<(), String> {
         let Some(context) = function.context else { return Ok(()) };
         let named =
@@ -134,7 +134,7 @@ impl Chain {
         }
     }
 
-    /// Checks a step against those before it, which have written the registers `written`; adds what it writes.
+    /// Checks a step, given the registers that earlier steps have `written`, and adds the registers that it writes.
     fn check_step<'a>(
         &'a self,
         step: &'a Step,
@@ -254,7 +254,7 @@ impl Chain {
 }
 
 impl Kept {
-    /// Checks the rows against the run that keeps them; the error says what contradicts it.
+    /// Checks kept rows against the run that keeps them; the error names the contradiction.
     fn check(&self, run: &Run) -> std::result::Result<(), String> {
         let place = self.place();
         match run.inputs.get(place) {
@@ -274,7 +274,7 @@ impl Kept {
     }
 }
 
-/// Checks that some step has written a register.
+/// Checks that an earlier step has written a register.
 fn check_read(register: &str, written: &BTreeSet<&str>) -> std::result::Result<(), String> {
     if written.contains(register) {
         Ok(())
@@ -283,7 +283,7 @@ fn check_read(register: &str, written: &BTreeSet<&str>) -> std::result::Result<(
     }
 }
 
-/// Checks that channels of a register are numbers that can be added.
+/// Checks that the start and the number of channels are at most [`MAX_SIZE`], so that their sum does not overflow.
 fn check_rows(rows: &RowRange) -> std::result::Result<(), String> {
     if rows.start <= MAX_SIZE && rows.count <= MAX_SIZE {
         Ok(())
@@ -292,7 +292,7 @@ fn check_rows(rows: &RowRange) -> std::result::Result<(), String> {
     }
 }
 
-/// Refuses a path that leaves the bundle.
+/// Refuses a path that is empty or leaves the bundle.
 fn check_path(file: &str) -> std::result::Result<(), String> {
     if !file.is_empty() && Path::new(file).components().all(|c| matches!(c, Component::Normal(_))) {
         Ok(())

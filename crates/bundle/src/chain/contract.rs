@@ -1,4 +1,4 @@
-//! The contract's tables: the model, its embedding, ropes, caches and packages.
+//! Tables of the execution contract: the model, its embedding, ropes, caches and packages.
 
 use super::build_results::{AutoChoice, Gates};
 use super::steps::{HostInput, InputBinding, Kept, Step};
@@ -10,38 +10,37 @@ use std::collections::{BTreeMap, BTreeSet};
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Chain {
-    /// [`super::FORMAT`].
+    /// Format version: [`super::FORMAT`].
     pub format: u32,
     /// Program and version that wrote the bundle.
     pub generator: String,
-    /// Model family, for people; nothing depends on it.
+    /// Model family, for people; the host does not use it.
     pub family: String,
     /// Source of the weights, for people.
     pub source: String,
     /// Sizes and special tokens.
     pub model: ModelInfo,
-    /// SHA-256 over what the checkpoint holds, wherever it lies; of large files over samples.
+    /// SHA-256 over the checkpoint's contents, independent of its path; large files count by samples.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub checkpoint_sha256: Option<String>,
-    /// Readings of the checkpoint where readers differ, for reference runs of it; nothing else depends on
-    /// them.
+    /// Variants of the checkpoint, where its users disagree on how to run it. Only reference runs of the checkpoint use them.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub readings: BTreeMap<String, String>,
-    /// The options of the plan, as the builder writes them: with the checkpoint they give the plan again.
+    /// Options of the plan, as the builder writes them. The checkpoint and the options give the same plan again.
     #[serde(default, skip_serializing_if = "serde_json::Value::is_null")]
     pub options: serde_json::Value,
-    /// Results of the build's gates; absent in bundles of versions without gates.
+    /// Results of the build's gates; absent in bundles that were built before there were gates.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gates: Option<Gates>,
-    /// SHA-256 of the file with the importances that errors were weighed with.
+    /// SHA-256 of the file with the importances that weighted the errors.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub importance: Option<String>,
-    /// Choice of kinds, where a search made it.
+    /// Kinds that a search chose; absent where the user gave them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub auto: Option<AutoChoice>,
-    /// The embedding that the host looks up.
+    /// Embedding table in which the host looks tokens up.
     pub embedding: Embedding,
-    /// Vectors that steps of the host use.
+    /// File of the vectors that steps of the host use.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vectors: Option<Vectors>,
     /// Token counts for which the shards have functions, ascending.
@@ -50,15 +49,15 @@ pub struct Chain {
     pub ropes: BTreeMap<String, Rope>,
     /// Key/value cache layouts by name.
     pub caches: BTreeMap<String, Cache>,
-    /// One pass over T tokens: register `hidden` goes in as embeddings and comes out as the last layer's output.
+    /// Steps of a pass over T tokens: register `hidden` holds the embeddings before, the last layer's output after.
     pub steps: Vec<Step>,
-    /// Steps from register `hidden` to register `logits`, run only for the positions whose logits are asked.
+    /// Steps from register `hidden` to register `logits`, run for the positions whose logits are wanted.
     pub head: Vec<Step>,
-    /// Every package, in the order of its first use.
+    /// Packages, in the order of their first use.
     pub shards: Vec<Shard>,
 }
 
-/// Sizes and special tokens.
+/// Sizes and special tokens of a model.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ModelInfo {
@@ -74,24 +73,24 @@ pub struct ModelInfo {
     pub bos_token_id: Option<u32>,
     /// Tokens that end generation.
     pub eos_token_ids: Vec<u32>,
-    /// Logits are `cap * tanh(raw / cap)`; the host applies it.
+    /// Cap of the logits, `cap * tanh(raw / cap)`, which the host applies.
     pub final_logit_softcapping: Option<f32>,
 }
 
-/// The embedding that the host looks up.
+/// Embedding table in which the host looks tokens up.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Embedding {
-    /// File in the bundle.
+    /// Path of the file in the bundle.
     pub file: String,
     /// Vocabulary size.
     pub rows: usize,
     /// Hidden size.
     pub cols: usize,
-    /// Multiplied to a row in f32; the product is rounded to fp16.
+    /// Factor that is multiplied to a row in f32; the product is rounded to fp16.
     pub scale: f32,
-    /// Storage format of the rows: packed elements (padded to a whole byte), then tables or scales in fp16,
-    /// then offsets in int8, a byte each.
+    /// Storage format of the rows: packed elements (padded to a whole byte), then tables or scales in fp16, then
+    /// offsets in int8, one byte each.
     #[serde(default)]
     pub storage: WeightFormat,
     /// SHA-256 of the file.
@@ -102,13 +101,13 @@ pub struct Embedding {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Vectors {
-    /// File in the bundle.
+    /// Path of the file in the bundle.
     pub file: String,
     /// SHA-256 of the file.
     pub sha256: String,
 }
 
-/// A token count for which functions exist.
+/// Token count, or range of token counts, for which functions exist.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TokenCount {
@@ -118,28 +117,28 @@ pub struct TokenCount {
     pub max: usize,
 }
 
-/// Rotary angles: position times `inv_freq[c]` turns the pair of channels (c, c + n), where n is the number of frequencies;
-/// channels behind those pairs stay as they are.
+/// Rotary embedding: the angle `position * inv_freq[c]` turns the channels (c, c + n), where n is the number of
+/// frequencies. Channels from 2n on stay as they are.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Rope {
-    /// Channels of a row; at least twice as many as frequencies.
+    /// Channels of a row; at least 2n.
     pub width: usize,
-    /// Radians per position; 0 leaves a pair as it is.
+    /// Angle per position in radians; 0 leaves a pair as it is.
     pub inv_freq: Vec<f64>,
 }
 
-/// A ring of cache slots: position p lives in slot p mod `slots`.
+/// Ring of cache slots: position p lies in slot p mod `slots`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Cache {
-    /// Slots; a multiple of 32.
+    /// Number of slots; a multiple of 32.
     pub slots: usize,
-    /// A query sees this many newest positions, its own included; all positions when absent.
+    /// Number of newest positions that a query sees, its own included; all positions where absent.
     pub window: Option<usize>,
 }
 
-/// Kind of a shard, by the part of the model that it computes.
+/// Kind of a shard: the part of the model that it computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ShardKind {
@@ -147,18 +146,18 @@ pub enum ShardKind {
     Attention,
     /// A pack of experts.
     Experts,
-    /// A pack of experts with what joins the branches of the layer: dense MLP, norms, residual.
+    /// A pack of experts, with the ops that join the branches of the layer: dense MLP, norms, residual.
     ExpertsCombine,
     /// Experts with their own router.
     Moe,
-    /// Neighbouring layers, or what lies between the choices of experts of two.
+    /// Neighbouring layers, or the ops between the expert choices of two layers.
     Layers,
     /// A slice of the output vocabulary.
     Head,
 }
 
 impl ShardKind {
-    /// Every part.
+    /// Every kind.
     pub const ALL: [ShardKind; 6] = [
         ShardKind::Attention,
         ShardKind::Experts,
@@ -168,7 +167,7 @@ impl ShardKind {
         ShardKind::Head,
     ];
 
-    /// Name in `chain.json`.
+    /// Returns the name in `chain.json`.
     pub const fn name(self) -> &'static str {
         match self {
             ShardKind::Attention => "attention",
@@ -181,34 +180,34 @@ impl ShardKind {
     }
 }
 
-/// One package.
+/// Package of a bundle.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Shard {
-    /// For instance `L00.attn`.
+    /// Name, for instance `L00.attn`.
     pub name: String,
-    /// Path in the bundle.
+    /// Path of the package in the bundle.
     pub file: String,
-    /// Part of the model that it computes.
+    /// Part of the model that the package computes.
     pub kind: ShardKind,
-    /// Layer, from 0, of several the first; absent for the head.
+    /// Layer, from 0; the first one where the package has parts of several; absent for the head.
     pub layer: Option<usize>,
-    /// The last layer, where the package has parts of several.
+    /// Last layer, where the package has parts of several.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_layer: Option<usize>,
-    /// Functions.
+    /// Functions of the package.
     pub functions: Vec<ShardFunction>,
-    /// Compression kind of its matrices, by part of the model.
+    /// Compression kinds of the package's matrices, by part of the model.
     pub quant: BTreeMap<String, String>,
     /// Number of weights, vectors included.
     pub weights: u64,
     /// Bytes of the whole package.
     pub bytes: u64,
-    /// See [`crate::package_sha256`].
+    /// Hash of the package; see [`crate::package_sha256`].
     pub sha256: String,
-    /// Lowest cosine between a matrix and its compressed form; 1 without compression.
+    /// Lowest cosine between a matrix of the package and its compressed form; 1 without compression.
     pub min_weight_cosine: f64,
-    /// Squared error of its matrices over their squares, inputs weighted by importance where that is known.
+    /// Squared error of the matrices over their squares, inputs weighted by importance where it is known.
     #[serde(default)]
     pub output_error: f64,
 }
@@ -219,24 +218,24 @@ pub struct Shard {
 pub struct ShardFunction {
     /// Name in the package.
     pub name: String,
-    /// See [`super::Run::unit`].
+    /// Unit of the function; see [`super::Run::unit`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unit: Option<String>,
-    /// Token counts that it takes.
+    /// Token counts that the function takes.
     pub tokens: TokenCount,
-    /// Positions that a sequence may have behind the call: the function sees so many slots of its cache, the first ones. All
-    /// when absent.
+    /// Most positions that a sequence may have after the call: the function sees the first `context` slots of its
+    /// cache. All slots where absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub context: Option<usize>,
 }
 
 impl Chain {
-    /// The shard named `name`.
+    /// Returns the shard named `name`.
     pub fn shard(&self, name: &str) -> Option<&Shard> {
         self.shards.iter().find(|s| s.name == name)
     }
 
-    /// Attention remembers something of earlier tokens besides keys and values.
+    /// Tells whether attention uses values of earlier tokens besides keys and values.
     pub fn has_history(&self) -> bool {
         let carries = |input: &InputBinding| matches!(input, InputBinding::Host(HostInput::Carry(_)));
         let newest = |kept: &Kept| matches!(kept, Kept::Newest { .. });
@@ -246,13 +245,13 @@ impl Chain {
         })
     }
 
-    /// Contexts for which functions exist, ascending, without the whole one.
+    /// Returns the context buckets for which functions exist, in positions, ascending, without the whole context.
     pub fn contexts(&self) -> Vec<usize> {
         let all = self.shards.iter().flat_map(|s| &s.functions).filter_map(|f| f.context);
         all.collect::<BTreeSet<_>>().into_iter().collect()
     }
 
-    /// Most tokens that one call takes.
+    /// Returns the most tokens that one call takes.
     pub fn max_tokens(&self) -> usize {
         self.tokens.iter().map(|t| t.max).max().unwrap_or(1)
     }

@@ -2,10 +2,10 @@
 //!
 //! ```text
 //! contract       Chain: the model, its embedding, ropes, caches and packages
-//! steps          Step, Run: what the host does in a pass, in order
-//! build_results  Gates, AutoChoice: what a build found out; nothing that runs a bundle reads them
-//! check          contradictions of a chain, before anything uses it
-//! chain_file     reading and writing
+//! steps          Step, Run: the work of the host in a pass, in order
+//! build_results  Gates, AutoChoice: results of the build; nothing that runs a bundle reads them
+//! check          finds contradictions of a chain before anything uses it
+//! chain_file     reads and writes the file
 //! ```
 
 mod build_results;

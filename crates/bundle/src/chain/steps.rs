@@ -1,62 +1,62 @@
-//! Steps of a pass: what the host does, in order.
+//! Steps of a pass: the work of the host, in order.
 
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// One thing that the host does.
+/// Step of a pass.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Step {
     /// Run a function of a package.
     Run(Run),
-    /// Choose experts: the `top_k` most probable of each token, weighted by a softmax over them (or over all classes), times
-    /// `scale` where given; all other weights of the output are zero.
+    /// Choose experts: the `top_k` most probable of each token. The weights are a softmax over the chosen ones (or
+    /// over all classes, see `over_all`), times `scale` where given; all other weights are zero.
     Route {
-        /// Register `[1, experts, 1, T]`.
+        /// Register `[1, experts, 1, T]` that is read.
         logits: String,
-        /// Register `[1, experts, 1, T]` that is written.
+        /// Register `[1, experts, 1, T]` that is written: the weights of the experts.
         weights: String,
         /// Number of experts chosen per token.
         top_k: usize,
         /// Factor per expert, applied after the softmax.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         scale: Option<Vec<f32>>,
-        /// Added to the probabilities (softmax over all classes) for the choice alone.
+        /// Added to the probabilities (softmax over all classes) for the choice, not for the weights.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         bias: Option<Vec<f32>>,
-        /// Weights are the probabilities among all classes, not among the chosen ones.
+        /// Weights are the probabilities among all classes, not among the chosen experts.
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         over_all: bool,
     },
-    /// The residual stream, each channel by itself and in f32: `stream * V.scale + branch * V.branch_scale + V.shift`, where V
-    /// is a name in [`super::Chain::vectors`]. Without a branch its term is left out.
+    /// Update the residual stream per channel, in f32: `stream * V.scale + branch * V.branch_scale + V.shift`, where
+    /// V is a name in [`super::Chain::vectors`]. Without a branch, the branch's term is left out.
     Residual {
         /// Register `[1, C, 1, T]` that is read and written.
         stream: String,
-        /// Register of the same shape.
+        /// Register `[1, C, 1, T]` that is added.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         branch: Option<String>,
         /// Name of the vectors, each of C elements.
         vectors: String,
     },
-    /// RMS norm over the channels, in f32: `from / sqrt(mean(from^2) + eps) * V`.
+    /// Compute the RMS norm over the channels, in f32: `from / sqrt(mean(from^2) + eps) * V`.
     Normalize {
-        /// Register `[1, C, 1, T]`.
+        /// Register `[1, C, 1, T]` that is read.
         from: String,
         /// Register of the same shape that is written.
         to: String,
         /// Name of the vector V of C elements in [`super::Chain::vectors`].
         vector: String,
-        /// Epsilon.
+        /// Epsilon, added to the mean square.
         eps: f32,
     },
-    /// Add to a register another one, times a row of weights: `register += from * weights[row]` for each token, in f32.
+    /// Add a scaled register to another one, in f32: `register += from * weights[row]` for each token.
     AddScaled {
         /// Register `[1, C, 1, T]` that is read and written.
         register: String,
-        /// Register of the same shape.
+        /// Register `[1, C, 1, T]` that is scaled and added.
         from: String,
-        /// Register `[1, N, 1, T]`.
+        /// Register `[1, N, 1, T]` of factors.
         weights: String,
         /// Row of `weights`, less than N.
         row: usize,
@@ -70,51 +70,51 @@ pub enum Step {
     },
 }
 
-/// One call of a package.
+/// Call of a function of a package.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Run {
-    /// Name of the shard.
+    /// Name of the shard whose package is called.
     pub shard: String,
-    /// Shards with the same function for other token counts, where each count has a package of its own.
+    /// Shards with the same function for other token counts, where each count has its own package.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub others: Vec<String>,
-    /// Kind of function, besides the token count; absent where the shard has one kind.
+    /// Unit: the kind of function besides the token count; absent where the shard has one kind.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unit: Option<String>,
-    /// The call is left out when this says so.
+    /// Condition of the call; the call is left out where the condition is false.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub when: Option<When>,
-    /// Every input of the function.
+    /// Bindings of the function's inputs, but for [`Run::kept`].
     pub inputs: BTreeMap<String, InputBinding>,
-    /// Every output of the function that goes into a register.
+    /// Bindings of the outputs that go into registers.
     pub outputs: BTreeMap<String, OutputBinding>,
-    /// Inputs, besides [`Run::inputs`], that the host keeps for each sequence from call to call.
+    /// Rows that the host keeps for each sequence between calls, by the name of the input that takes them.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub kept: BTreeMap<String, Kept>,
-    /// Registers go in and out as `[1, 1, T, C]`.
+    /// Whether registers go in and out as `[1, 1, T, C]` instead of `[1, C, 1, T]`.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub channels_last: bool,
 }
 
-/// Rows that the host keeps of a call for the next one: a row `[heads, channels]` of each token. The input
-/// has rows of tokens before the call, zeros where there were none; an output, `[1, heads, T, channels]`,
-/// those of the call's own.
+/// Rows that the host keeps from one call to the next: a row `[heads, channels]` per token. The input holds the rows
+/// of tokens before the call, zeros where there were no tokens. An output `[1, heads, T, channels]` holds the rows of
+/// the call's own tokens.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Kept {
-    /// `[1, heads, slots, channels]`: the row of a token lies in its slot of a cache.
+    /// Input `[1, heads, slots, channels]`: the row of each token in its slot of a cache.
     Cache {
-        /// Output with the call's own rows.
+        /// Name of the output with the rows of the call's own tokens.
         rows: String,
-        /// Input `[1, 1, slots, T]` that is 1 where a token's row goes.
+        /// Name of the input `[1, 1, slots, T]` that is 1 in the slot of each token.
         place: String,
     },
-    /// `[1, heads, count, channels]`: the rows of the newest tokens, the last one behind.
+    /// Input `[1, heads, count, channels]`: the rows of the newest tokens, oldest first.
     Newest {
-        /// Output with the call's own rows.
+        /// Name of the output with the rows of the call's own tokens.
         rows: String,
-        /// Input `[1, 1, slots, T]` with zeros for tokens that only fill the call up.
+        /// Name of the input `[1, 1, slots, T]` that is zero in all slots for tokens that only fill up the call.
         place: String,
         /// Number of tokens whose rows are kept.
         count: usize,
@@ -125,13 +125,13 @@ pub enum Kept {
     },
 }
 
-/// A condition: some element of these rows of a register is not zero.
+/// Condition: some element of the rows of a register is not zero.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct When {
     /// Register `[1, C, 1, T]`.
     pub register: String,
-    /// Channels that are looked at.
+    /// Channels that are compared with zero.
     pub rows: RowRange,
 }
 
@@ -149,15 +149,15 @@ pub struct RowRange {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum InputBinding {
-    /// A register, or some channels of it.
+    /// A register, or some of its channels.
     Register {
         /// Name of the register.
         name: String,
-        /// Only these channels.
+        /// Channels that the function takes; all where absent.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         rows: Option<RowRange>,
-        /// The function normalizes what it is given, so a token whose values fp16 could not hold may be divided by a power of
-        /// two.
+        /// Whether tokens may be divided by a power of two, where fp16 could not hold their values: the function
+        /// normalizes its input, so that the factor cancels out.
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         rescale: bool,
     },
@@ -165,28 +165,28 @@ pub enum InputBinding {
     Host(HostInput),
 }
 
-/// Inputs that depend on positions alone.
+/// Values that the host computes from positions alone.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum HostInput {
-    /// `[1, 1, T, width]`: cosines, each frequency twice.
+    /// `[1, 1, T, width]`: cosines of the named rope, each frequency twice.
     RopeCos(String),
-    /// `[1, 1, T, width]`: sines, negated in the first half, so that rotating is `x * cos + swap_halves(x) * sin`.
+    /// `[1, 1, T, width]`: sines of the named rope, negated in the first half: rotating is `x * cos + swap_halves(x) * sin`.
     RopeSin(String),
-    /// `[1, 1, T, slots]`: 0 where a token sees a slot, -30000 where it does not.
+    /// `[1, 1, T, slots]` of the named cache: 0 where a token sees a slot, -30000 where it does not.
     Mask(String),
-    /// `[1, slots, 1, T]`: the same as [`HostInput::Mask`], slots on the channel axis.
+    /// `[1, slots, 1, T]`: the values of [`HostInput::Mask`], with slots on the channel axis.
     MaskColumns(String),
-    /// `[1, 1, slots, T]`: 1 where a token's key and value go, else 0.
+    /// `[1, 1, slots, T]` of the named cache: 1 in the slot of a token's key and value, else 0.
     Place(String),
-    /// `[1, 1, slots, 1]`: 0 in the slots that this call writes, else 1.
+    /// `[1, 1, slots, 1]` of the named cache: 0 in the slots that this call writes, else 1.
     Keep(String),
-    /// `[1, 1, rows, rows + T]`: picks the newest `rows` of as many old rows and T new ones, by a 1 in each row.
+    /// `[1, 1, rows, rows + T]`: selects the newest `rows` rows of the `rows` old and T new ones, by one 1 per row.
     Carry(usize),
 }
 
 impl HostInput {
-    /// Name of the cache whose slots the input is made for.
+    /// Returns the name of the cache whose slots the input describes; `None` for rotary rows and carries.
     pub fn cache(&self) -> Option<&str> {
         match self {
             HostInput::Mask(name)
@@ -204,21 +204,21 @@ impl HostInput {
 pub struct OutputBinding {
     /// Register that is written.
     pub register: String,
-    /// First channel that is written, of `channels` in all; the whole register when absent.
+    /// Channels of the register that are written; the whole register where absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rows: Option<RowRange>,
-    /// Added to the register (in f32) instead of replacing it.
+    /// Whether the output is added to the register, in f32, instead of replacing it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub accumulate: bool,
 }
 
 impl Run {
-    /// The shard and the others, by name.
+    /// Returns the names of all packages that the call may run: the shard, then the others.
     pub fn shards(&self) -> impl Iterator<Item = &str> {
         std::iter::once(&self.shard).chain(&self.others).map(String::as_str)
     }
 
-    /// Names of the caches whose slots its inputs are made for.
+    /// Returns the names of the caches whose slots the call's inputs describe.
     pub fn cache_names(&self) -> impl Iterator<Item = &str> {
         self.inputs.values().filter_map(|binding| match binding {
             InputBinding::Host(input) => input.cache(),
@@ -228,14 +228,14 @@ impl Run {
 }
 
 impl Kept {
-    /// Output with the call's own rows.
+    /// Returns the name of the output with the rows of the call's own tokens.
     pub fn rows(&self) -> &str {
         match self {
             Kept::Cache { rows, .. } | Kept::Newest { rows, .. } => rows,
         }
     }
 
-    /// Input that places tokens in slots.
+    /// Returns the name of the input that places tokens in slots.
     pub fn place(&self) -> &str {
         match self {
             Kept::Cache { place, .. } | Kept::Newest { place, .. } => place,

@@ -11,7 +11,7 @@ fn texts(journal: &Journal) -> Vec<&str> {
     journal.events.iter().map(|e| e.prose.note.as_deref().unwrap()).collect()
 }
 
-/// A bundle with two events, and the bytes of its journal.
+/// Makes a bundle with two events; returns its folder and the bytes of its journal.
 fn two() -> (tempfile::TempDir, Vec<u8>) {
     let dir = tempfile::tempdir().unwrap();
     append(dir.path(), note("one")).unwrap();
@@ -49,7 +49,8 @@ fn events_come_back_in_order_with_ids_of_their_own() {
     assert_ne!(ids[0], ids[1]);
 }
 
-/// Wherever a kill cuts the last line off, the lines before it are read, and the next append makes it whole.
+/// Checks that the lines before a cut are read, wherever a kill cuts off the last line, and that the next append
+/// removes the cut line.
 #[test]
 fn a_torn_last_line_is_tolerated_and_mended() {
     let (dir, bytes) = two();
@@ -65,12 +66,12 @@ fn a_torn_last_line_is_tolerated_and_mended() {
     let journal = read(dir.path()).unwrap();
     assert!(!journal.torn);
     assert_eq!(texts(&journal), ["one", "two"]);
-    // Whole but for its newline, as an editor may leave it: kept.
+    // A whole last line without its newline, as an editor may leave it, is kept.
     fs::write(&path, &bytes[..bytes.len() - 1]).unwrap();
     assert_eq!(texts(&read(dir.path()).unwrap()).len(), 2);
     append(dir.path(), note("three")).unwrap();
     assert_eq!(texts(&read(dir.path()).unwrap()), ["one", "zwei ä", "three"]);
-    // Zeros where data never arrived.
+    // Zeros that a file system leaves where data never arrived.
     for tail in [&b"\0\0\0\0"[..], b"{\"id\":\"a\0\0\0"] {
         fs::write(&path, [&bytes[..first], tail].concat()).unwrap();
         assert!(read(dir.path()).unwrap().torn);
@@ -104,7 +105,7 @@ fn garbage_is_named_by_its_line() {
     refused(&with(&format!("{{\"id\":\"a b\",\"time\":\"{time}\",\"kind\":\"x\"}}\n")), "`id`");
     refused(&with(&format!("{{\"id\":\"a\",\"time\":\"{time}\",\"kind\":\"\\u001b[2J\"}}\n")), "`kind`");
     refused("[".repeat(100_000).as_bytes(), "line 1");
-    // Nothing is put behind garbage.
+    // An append behind garbage is refused, and leaves the file as it was.
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join(JOURNAL_FILE);
     fs::write(&path, with("garbage")).unwrap();
@@ -125,7 +126,7 @@ fn lines_and_files_have_a_limit() {
     file.set_len(MAX_JOURNAL_BYTES + 1).unwrap();
     assert!(read(dir.path()).unwrap_err().to_string().contains("more than the 16777216"));
     assert!(append(dir.path(), note("x")).unwrap_err().to_string().contains("more than 16777216"));
-    // One event less than a full file, and a full one.
+    // A file of the maximal length is read, and takes no event.
     let line = [&bytes[..], &vec![b'\n'; MAX_JOURNAL_BYTES as usize - bytes.len()]].concat();
     fs::write(dir.path().join(JOURNAL_FILE), line).unwrap();
     assert_eq!(read(dir.path()).unwrap().events.len(), 2);
@@ -161,13 +162,13 @@ fn journals_are_joined_in_the_order_of_their_times() {
     let joined = read(a.path()).unwrap();
     assert_eq!(joined.events.len(), 5);
     assert!(joined.events.is_sorted_by_key(|e| e.time) && joined.events.contains(&between));
-    // Once more is no more, and what a kill left of a line is none.
+    // A second merge adds nothing, and the cut-off last line of the other journal is dropped.
     other.extend(b"{\"id\": \"x");
     merge(a.path(), &other).unwrap();
     assert_eq!(read(a.path()).unwrap(), joined);
     assert!(merge(a.path(), b"no journal\n").is_err());
     assert_eq!(read(a.path()).unwrap(), joined);
-    // Into a bundle without one.
+    // A merge into a bundle without a journal.
     fs::remove_file(b.path().join(JOURNAL_FILE)).unwrap();
     merge(b.path(), &other).unwrap();
     assert_eq!(texts(&read(b.path()).unwrap()), ["one", "zwei ä"]);
@@ -192,7 +193,7 @@ fn appenders_do_not_mix_their_lines() {
     assert_eq!(journal.events.len(), threads * each);
     let ids: std::collections::BTreeSet<&str> = journal.events.iter().map(|e| e.id.as_str()).collect();
     assert_eq!(ids.len(), threads * each);
-    // Each thread's own are in its order.
+    // The events of one thread are in the thread's order.
     for t in 0..threads {
         let own: Vec<String> = texts(&journal)
             .iter()
@@ -247,7 +248,7 @@ fn event() -> impl Strategy<Value = Event> {
     let text = || prop::option::of(any::<String>());
     let prose = (text(), text(), text(), text(), text(), text());
     let seconds = prop::option::of(any::<f64>().prop_filter("finite", |x| x.is_finite()));
-    // Names that no field has.
+    // Names that no field of an event has.
     let rest = prop::collection::btree_map("x_[a-z]{0,5}", value(), 0..3);
     let maps = (map_of(value()), map_of(value()), rest);
     (words, -62_135_596_800i64..253_402_207_199, seconds, any::<String>(), prose, maps).prop_map(
@@ -278,8 +279,8 @@ fn event() -> impl Strategy<Value = Event> {
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(128) })]
 
-    /// An event is one line whatever it holds, comes back as it was, and every beginning of it is seen to be
-    /// one.
+    /// Checks that an event is one line whatever it holds, is read as it was written, and that every cut of the line
+    /// is seen as torn.
     #[test]
     fn events_come_back_as_they_were(event in event()) {
         let line = serde_json::to_vec(&event).unwrap();
@@ -290,7 +291,7 @@ proptest! {
         }
     }
 
-    /// No bytes make the reader panic.
+    /// Checks that the reader panics on no bytes.
     #[test]
     fn garbage_never_panics(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
         let _ = parse(Path::new("j"), &bytes);

@@ -1,4 +1,4 @@
-//! Folder of evidence that `import-report` filled, as an option.
+//! Option that names the folder of evidence, which `import-report` fills.
 
 use anemoe_gates::cost::chips::ChipProfile;
 use anemoe_gates::residency::imported::{ImportedEvidence, PROFILE_FILE, report_folders};
@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 /// Environment variable that names the folder.
 const VARIABLE: &str = "ANEMOE_EVIDENCE";
-/// Largest profile that is read.
+/// Largest profile that is read, in bytes.
 const MAX_PROFILE_BYTES: u64 = 1 << 20;
 
 /// Evidence of one's own Macs.
@@ -20,25 +20,25 @@ pub struct EvidenceArgs {
 }
 
 impl EvidenceArgs {
-    /// The folder that is used.
+    /// Returns the folder of `--evidence`, else the folder that the variable names; none without either.
     fn folder(&self) -> Option<PathBuf> {
         let named = || std::env::var_os(VARIABLE).filter(|v| !v.is_empty()).map(PathBuf::from);
         self.evidence.clone().or_else(named)
     }
 
-    /// Outcomes of the folder; none where no folder is named.
+    /// Reads the outcomes in the folder; none if no folder is named.
     ///
     /// # Errors
-    /// The folder is not there, or a table in it is damaged.
+    /// The folder does not exist, or a table in it is damaged.
     pub fn outcomes(&self) -> anyhow::Result<Option<Arc<ImportedEvidence>>> {
         let Some(folder) = self.folder() else { return Ok(None) };
         Ok(Some(Arc::new(ImportedEvidence::read(&folder)?)))
     }
 
-    /// The figures of a chip as reports calibrated them, joined; `chip` itself where none is about it.
+    /// Joins the figures that the folder's reports calibrated for a chip; returns `chip` itself if no report is about it.
     ///
     /// # Errors
-    /// The folder is not there, or a profile in it is damaged.
+    /// The folder does not exist, or a profile in it is damaged.
     pub fn calibrated(&self, chip: &ChipProfile) -> anyhow::Result<ChipProfile> {
         let Some(folder) = self.folder() else { return Ok(chip.clone()) };
         let mut own = Vec::new();
@@ -59,7 +59,7 @@ impl EvidenceArgs {
 /// Reads a profile.
 ///
 /// # Errors
-/// It is damaged.
+/// The file cannot be read, or is damaged.
 pub fn read_profile(file: &Path) -> anyhow::Result<ChipProfile> {
     let text = anemoe_io::read_text(file, MAX_PROFILE_BYTES).map_err(|e| Error::io(file, e))?;
     ChipProfile::parse(&text).map_err(|what| Error::invalid(file, what).into())

@@ -37,12 +37,12 @@ pub struct ExecutorArgs {
 }
 
 impl ExecutorArgs {
-    /// True if products are of integers and bf16.
+    /// Tells whether products are of 8-bit integers and bf16 (`--fast`).
     pub fn is_fast(&self) -> bool {
         self.fast
     }
 
-    /// Name of the mode: `exact` or `fast`, and what is not as it is by default.
+    /// Names the mode: `exact` or `fast`, and the first option that does not have its default.
     pub fn mode(&self) -> String {
         let mut mode = String::from(if self.fast { "fast" } else { "exact" });
         if self.precision == PrecisionArg::Fp16 {
@@ -55,13 +55,13 @@ impl ExecutorArgs {
         mode
     }
 
-    /// All options are as they are by default.
+    /// Tells whether all options have their defaults.
     pub fn is_default(&self) -> bool {
         let fp32 = self.precision == PrecisionArg::Fp32 && self.states == PrecisionArg::Fp16;
         fp32 && !self.fast && !self.no_fuse
     }
 
-    /// The backend.
+    /// Makes the CPU backend with these options.
     ///
     /// # Errors
     /// The options contradict each other.

@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
-/// Parses the words of a choice.
+/// Makes a parser of the words of a choice.
 fn words<T>(all: &'static [&'static str]) -> impl TypedValueParser<Value = T>
 where
     T: std::str::FromStr<Err = String> + Clone + Send + Sync + 'static,
@@ -65,7 +65,7 @@ pub struct FormArgs {
 }
 
 impl FormArgs {
-    /// Gives the form of all sorts of shards that no file names.
+    /// Returns the form of all sorts of shards that `--forms` does not name.
     pub fn form(&self) -> ShardForm {
         ShardForm {
             cache: self.cache,
@@ -81,10 +81,10 @@ impl FormArgs {
         }
     }
 
-    /// Reads the forms of `--forms`.
+    /// Reads the forms of `--forms`, by sort of shard; empty without the option.
     ///
     /// # Errors
-    /// The file cannot be read, or names a sort, a choice or a word that there is not, or a choice that changes nothing of its
+    /// The file cannot be read; it names a sort, a choice or a word that does not exist; or a choice changes nothing of its
     /// sort.
     pub fn forms(&self) -> anyhow::Result<BTreeMap<ShardKind, ShardForm>> {
         let Some(path) = &self.forms else { return Ok(BTreeMap::new()) };
@@ -93,5 +93,5 @@ impl FormArgs {
     }
 }
 
-/// Largest file of forms that is read; one with a table for each sort has a few hundred bytes.
+/// Largest file of forms that is read, in bytes; a file with a table for each sort has a few hundred.
 const MAX_FILE_BYTES: u64 = 1 << 20;

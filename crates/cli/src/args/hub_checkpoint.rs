@@ -1,4 +1,4 @@
-//! Checkpoints of the Hugging Face hub: `hf:OWNER/NAME` stands wherever a checkpoint is named.
+//! Checkpoints of the Hugging Face hub: an argument that names a checkpoint may be `hf:OWNER/NAME`.
 
 use crate::ui;
 use anemoe_convert::models::check_model_type;
@@ -11,15 +11,15 @@ use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Largest `config.json` that is read.
+/// Largest `config.json` that is read, in bytes.
 const MAX_CONFIG: u64 = 16 << 20;
 
-/// The hub is not to be asked.
+/// True if the hub must not be asked.
 static OFFLINE: AtomicBool = AtomicBool::new(false);
-/// Checkpoints that were fetched, so that a command that opens one twice sees the same commit.
+/// Fetched checkpoints by spec, so that a command that opens one twice gets the same commit.
 static FETCHED: Mutex<BTreeMap<PathBuf, Fetched>> = Mutex::new(BTreeMap::new());
 
-/// A checkpoint of the hub, in the cache: whole, or but for weights that are read in ranges.
+/// A checkpoint of the hub in the cache, complete or without the weights that are read in ranges.
 #[derive(Clone)]
 struct Fetched {
     path: PathBuf,
@@ -30,31 +30,31 @@ struct Fetched {
 /// Part of a checkpoint that a command needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Extent {
-    /// All of it.
+    /// The whole checkpoint.
     Whole,
     /// Headers and small tensors.
     Headers,
 }
 
-/// Forbids to ask the hub, as `HF_HUB_OFFLINE` does.
+/// Forbids requests to the hub, as `HF_HUB_OFFLINE` does.
 pub fn stay_offline() {
     OFFLINE.store(true, Ordering::Relaxed);
 }
 
-/// A checkpoint, wherever it is from.
+/// A checkpoint that was located: on the disk, from the hub, or synthetic.
 pub struct LocatedCheckpoint<'a> {
-    /// The folder or the file; a synthetic model's name.
+    /// Folder or file of the checkpoint; name of a synthetic model.
     pub path: Cow<'a, Path>,
-    /// The name by which it is found again anywhere, of one from the hub: with its commit.
+    /// Name with commit, by which a checkpoint of the hub is found again on any machine; none for other checkpoints.
     pub pinned: Option<HubSpec>,
-    /// Files of weights that are read in ranges; none where all of it was asked for.
+    /// Weight files that are read in ranges; empty if the whole checkpoint was asked for.
     pub weights: RangedFiles,
 }
 
-/// Finds a checkpoint: of one from the hub the extent is fetched into the cache, every other one is where it is said to be.
+/// Locates a checkpoint. Fetches the extent of one of the hub into the cache; any other one stays in its place.
 ///
 /// # Errors
-/// It is from the hub, and cannot be fetched.
+/// The checkpoint is one of the hub and cannot be fetched.
 pub fn locate(spec: &Path, extent: Extent) -> anyhow::Result<LocatedCheckpoint<'_>> {
     let Some(parsed) = HubSpec::parse(spec) else {
         return Ok(LocatedCheckpoint { path: spec.into(), pinned: None, weights: RangedFiles::new() });
@@ -65,7 +65,7 @@ pub fn locate(spec: &Path, extent: Extent) -> anyhow::Result<LocatedCheckpoint<'
     let found = match known.filter(|f| extent == Extent::Headers || f.weights.is_empty()) {
         Some(found) => found.clone(),
         None => {
-            // The rest of what was looked at is of the same commit.
+            // The weights come from the commit whose headers were fetched before.
             let wanted = known.map_or(parsed, |looked_at| looked_at.pinned.clone());
             let found = fetch(&wanted, extent)?;
             fetched.insert(spec.into(), found.clone());
@@ -81,7 +81,7 @@ fn fetch(spec: &HubSpec, extent: Extent) -> anyhow::Result<Fetched> {
     let hub = Hub::new(settings)?;
     let mut bar: Option<(u64, ProgressBar)> = None;
     let mut told = |progress: DownloadProgress| {
-        // Each group of files has a sum of its own.
+        // Each group of files has its own total, and therefore its own bar.
         if bar.as_ref().is_none_or(|(total, _)| *total != progress.total) {
             bar = Some((progress.total, ui::byte_bar(progress.total, &spec.to_string())));
             if bar.as_ref().is_some_and(|(_, bar)| bar.is_hidden()) {
@@ -109,7 +109,7 @@ fn fetch(spec: &HubSpec, extent: Extent) -> anyhow::Result<Fetched> {
     Ok(Fetched { path: snapshot.path, pinned: snapshot.pinned, weights })
 }
 
-/// Refuses a checkpoint before its weights come.
+/// Checks that `config.json` names a known family, before weights are fetched.
 fn is_of_a_known_family(folder: &Path) -> anemoe_io::Result<()> {
     let path = folder.join("config.json");
     let text = anemoe_io::read_input(&path, MAX_CONFIG).map_err(|e| Error::io(&path, e))?;

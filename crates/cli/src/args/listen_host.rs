@@ -5,7 +5,7 @@ use std::io::{self, ErrorKind};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, TcpListener};
 use std::str::FromStr;
 
-/// Tries to find a port that is free at every address.
+/// Number of attempts to find a port that is free at every address.
 const TRIES: usize = 8;
 
 /// Value of `--host`.
@@ -13,7 +13,7 @@ const TRIES: usize = 8;
 pub enum ListenHost {
     /// One address.
     Ip(IpAddr),
-    /// This machine, in both versions of the protocol.
+    /// This machine, over IPv4 and IPv6.
     Localhost,
 }
 
@@ -46,7 +46,7 @@ pub struct Listening {
 }
 
 impl ListenHost {
-    /// Other machines do not reach it.
+    /// Tells whether only this machine can reach the address.
     pub fn is_loopback(self) -> bool {
         match self {
             ListenHost::Ip(ip) => ip.is_loopback(),
@@ -54,10 +54,10 @@ impl ListenHost {
         }
     }
 
-    /// Listens at every address that the host has on this machine, all at one port.
+    /// Listens at every address of the host on this machine, at one port for all.
     ///
     /// # Errors
-    /// The port is taken at one of them, or there is none.
+    /// The port is taken at an address, or the machine has none of the addresses.
     pub fn listen(self, port: u16) -> anyhow::Result<Listening> {
         let addresses: &[IpAddr] = match &self {
             ListenHost::Ip(ip) => std::slice::from_ref(ip),
@@ -86,8 +86,8 @@ impl ListenHost {
     }
 }
 
-/// Binds addresses, the later ones to the port of the first. One that the system does not have is passed over where there is
-/// another.
+/// Binds addresses, the later ones to the port of the first. Skips an address that the system does not have if another one
+/// works.
 fn bind_all(addresses: &[IpAddr], port: u16) -> Result<Vec<TcpListener>, (IpAddr, io::Error)> {
     let mut listeners: Vec<TcpListener> = Vec::new();
     let mut absent = None;
@@ -95,7 +95,7 @@ fn bind_all(addresses: &[IpAddr], port: u16) -> Result<Vec<TcpListener>, (IpAddr
         let same = listeners.first().and_then(|l| l.local_addr().ok()).map_or(port, |a| a.port());
         match TcpListener::bind((ip, same)) {
             Ok(listener) => listeners.push(listener),
-            // Without a protocol, its error is one of the system's own.
+            // A system without IPv4 or IPv6 reports errors of its own: every other error counts as an absent address.
             Err(e) if matches!(e.kind(), ErrorKind::AddrInUse | ErrorKind::PermissionDenied) => {
                 return Err((ip, e));
             }
@@ -112,7 +112,7 @@ fn bind_all(addresses: &[IpAddr], port: u16) -> Result<Vec<TcpListener>, (IpAddr
 mod tests {
     use super::*;
 
-    /// Only where the machine has it.
+    /// Tells whether this machine has IPv6.
     fn has_ipv6() -> bool {
         TcpListener::bind((Ipv6Addr::LOCALHOST, 0)).is_ok()
     }
@@ -139,7 +139,7 @@ mod tests {
 
     #[test]
     fn an_address_of_another_machine_is_refused_by_name() {
-        // TEST-NET-1 is nobody's.
+        // TEST-NET-1 (RFC 5737): no machine has this address.
         let failed = "192.0.2.1".parse::<ListenHost>().unwrap().listen(0).err().unwrap();
         assert!(failed.to_string().contains("cannot listen at 192.0.2.1"), "{failed}");
     }

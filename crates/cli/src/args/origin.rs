@@ -21,7 +21,7 @@ pub struct OriginArgs {
     pub importance: Option<PathBuf>,
 }
 
-/// A bundle with its origin.
+/// Chain of a bundle, with the checkpoint and the plan that the bundle was built from.
 pub struct Origin {
     pub chain: Chain,
     pub family: Box<dyn Family>,
@@ -30,7 +30,7 @@ pub struct Origin {
 }
 
 impl OriginArgs {
-    /// Opens the checkpoint as the bundle's build read it, and plans it again.
+    /// Opens the checkpoint as the bundle's build read it, and plans it again. `what_for` names the option that needs it.
     pub fn open(&self, bundle: &Path, what_for: &str) -> anyhow::Result<Origin> {
         let chain = Chain::read(bundle)?;
         let spec = self.checkpoint.as_deref();

@@ -25,12 +25,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-/// Tokens of the built-in text that models are run on, and of a window.
+/// Most tokens of a text that `--quant auto` runs the model on.
 const TOKENS: usize = 192;
+/// Most tokens of a window of the text.
 const WINDOW: usize = 96;
-/// Cosine that `--quant auto` aims at when nothing is said: that of the golden gate.
+/// Default lowest cosine of `--quant auto`: the bound of the golden gate.
 const MIN_COSINE: f64 = 0.97;
-/// Mean divergence that is aimed at when `--quant` is not given, in nats.
+/// Default bound of the mean divergence if `--quant` is not given, in nats.
 const DEFAULT_MAX_KL: f64 = 0.0025;
 
 /// Options that decide a plan, shared with `build`.
@@ -142,18 +143,18 @@ struct PlanCommandLine {
 }
 
 impl PlanArgs {
-    /// Reads the options as from a command line.
+    /// Parses the options from the words of a command line.
     ///
     /// # Errors
-    /// The words are none of the options.
+    /// A word is none of these options.
     pub fn from_words(words: &[&str]) -> anyhow::Result<PlanArgs> {
         use clap::Parser;
-        // clap's first word is the one that every message gets when it is reported.
+        // clap begins with `error:`, which reporting adds to every message.
         let said = |e: clap::Error| anyhow::anyhow!("{}", clap_message(&e));
         Ok(PlanCommandLine::try_parse_from(words).map_err(said)?.options)
     }
 
-    /// Gives how kinds are chosen for a model.
+    /// Returns how kinds are chosen for a model: one kind, a preset, or a search.
     fn kind_choice(&self, family: &dyn Family) -> KindChoice {
         let is_whole = family.sizes().parameters <= MAX_WHOLE;
         let wants_search = self.max_bytes.is_some()
@@ -175,7 +176,7 @@ impl PlanArgs {
         KindChoice::Search(Goal { objective: self.objective.map_or(objective, Objective::from), bound })
     }
 
-    /// Gives the options as the planner takes them, with a choice of kinds.
+    /// Converts the options to the planner's, with a choice of kinds.
     fn to_plan_options(&self, choice: &KindChoice, forms: &BTreeMap<ShardKind, ShardForm>) -> PlanOptions {
         let (quant, preset) = match choice {
             KindChoice::One(kind) => (*kind, PartKinds::default()),
@@ -256,7 +257,7 @@ impl FromStr for QuantChoice {
     }
 }
 
-/// A number of bytes, with kB, MB, GB, KiB, MiB or GiB.
+/// Parses a number of bytes, with kB, MB, GB, KiB, MiB or GiB.
 pub fn byte_count(text: &str) -> Result<u64, String> {
     let split = text.find(|c: char| c.is_ascii_alphabetic()).unwrap_or(text.len());
     let (number, unit) = text.split_at(split);
@@ -276,7 +277,7 @@ pub fn byte_count(text: &str) -> Result<u64, String> {
     }
 }
 
-/// A checkpoint, opened, with the plan that the options ask for.
+/// An open checkpoint, with the plan that the options ask for.
 pub struct PlannedCheckpoint {
     pub family: Box<dyn Family>,
     pub plan: Plan,
@@ -286,11 +287,11 @@ pub struct PlannedCheckpoint {
 /// Purpose of a plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PlanUse {
-    /// It is looked at: of a checkpoint from the hub only headers and small tensors come, unless the options have it measured.
+    /// A look: only headers and small tensors of a checkpoint of the hub are fetched, unless the options have it measured.
     Look,
-    /// Packages are built by it.
+    /// A build of packages.
     Build,
-    /// Packages are built by it and pass gates, which `--min-cosine` is for, too.
+    /// A build of packages that have to pass gates, which `--min-cosine` is for, too.
     GatedBuild,
 }
 
@@ -325,7 +326,7 @@ pub fn plan_checkpoint(
     let forms = options.form.forms()?;
     let plan = family.plan(&options.to_plan_options(&choice, &forms));
     let mut plan = match (plan, &options.form.forms) {
-        // What there is no fault in without the file is a fault of the file.
+        // If the plan succeeds without the file of forms, the file is at fault.
         (Err(e), Some(path))
             if e.kind() == Kind::Usage
                 && family.plan(&options.to_plan_options(&choice, &BTreeMap::new())).is_ok() =>
@@ -381,14 +382,14 @@ pub fn plan_checkpoint(
     Ok(PlannedCheckpoint { family, plan, importance })
 }
 
-/// Gives what clap says of a wrong command line, without its first word and its usage.
+/// Returns clap's message about a wrong command line, without `error:` and without the usage.
 pub fn clap_message(e: &clap::Error) -> String {
     let text = e.to_string();
     let said = text.split("\n\nUsage").next().unwrap_or(&text);
     said.trim_start_matches("error: ").trim().to_string()
 }
 
-/// Windows of tokens to run the model on, and where they come from.
+/// Cuts a text into windows of tokens to run the model on, and names the text; no windows for models that are too large.
 fn tokens(
     checkpoint: &Checkpoint,
     plan: &Plan,
@@ -430,7 +431,7 @@ fn tokens(
     }
 }
 
-/// Reads importances: one array for every projection that the plan compresses, and none of others.
+/// Reads importances and checks them: one array for every projection that the plan compresses, and no other array.
 pub fn read_importance(path: &Path, plan: &Plan) -> anyhow::Result<Importance> {
     let importance = Importance::read(path)?;
     let known: BTreeSet<&str> =
@@ -439,12 +440,12 @@ pub fn read_importance(path: &Path, plan: &Plan) -> anyhow::Result<Importance> {
     for m in plan.shards.iter().flat_map(|s| &s.matrices) {
         importance.of(m)?;
     }
-    // A set: a tensor of many experts has a matrix for each.
+    // A set, since the experts of a layer can share one tensor.
     let compressed: BTreeSet<&str> = plan
         .shards
         .iter()
         .flat_map(|s| &s.matrices)
-        // Convolutions over several tokens see inputs that no calibration counts.
+        // Convolutions over several tokens have inputs that no calibration counts.
         .filter(|m| m.quant.kind != MatrixQuant::FP16.kind && m.taps == 1)
         .map(|m| m.tensor.as_str())
         .collect();
@@ -452,8 +453,8 @@ pub fn read_importance(path: &Path, plan: &Plan) -> anyhow::Result<Importance> {
     Ok(importance)
 }
 
-/// Tensors that the plan's kinds would spoil. Only kinds with one step for a whole tensor are looked at: it takes reading
-/// their weights.
+/// Finds tensors that the plan's kinds would spoil. Examines only kinds with one step for a whole tensor, since it has to
+/// read their weights.
 pub fn find_outliers(
     family: &dyn Family,
     plan: &Plan,

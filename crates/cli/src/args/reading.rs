@@ -1,4 +1,4 @@
-//! Options of reading checkpoints.
+//! Options for reading checkpoints.
 
 use super::hub_checkpoint::{Extent, locate};
 use anemoe_convert::checkpoint::Checkpoint;
@@ -16,12 +16,12 @@ pub struct Reading {
 }
 
 impl Reading {
-    /// Opens a checkpoint to be read this way.
+    /// Opens a checkpoint with these options.
     pub fn open(self, spec: &Path) -> anyhow::Result<Checkpoint> {
         self.open_extent(spec, Extent::Whole)
     }
 
-    /// Opens as much of a checkpoint as is needed.
+    /// Opens the extent of a checkpoint with these options.
     pub fn open_extent(self, spec: &Path, extent: Extent) -> anyhow::Result<Checkpoint> {
         let located = locate(spec, extent)?;
         let mut checkpoint = match located.weights.is_empty() {
@@ -29,7 +29,7 @@ impl Reading {
             false => models::load_in_ranges(&located.path, &located.weights)?,
         };
         if let Some(pinned) = located.pinned {
-            // The folder is named by the commit; a checkpoint elsewhere is called what it is called there.
+            // The cache names the folder by its commit; users know the checkpoint by its name at the hub.
             checkpoint.name = pinned.file.unwrap_or(pinned.name);
         }
         let zaya = checkpoint.config.get("model_type").is_some_and(|t| t == "zaya");

@@ -8,13 +8,13 @@ use anemoe_io::locked;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
-/// Folder of compiled models in the user's cache.
+/// Name of the folder of compiled models in the user's cache.
 const COMPILED_FOLDER: &str = "compiled";
 
-/// Backend that this command chose, once it has.
+/// Backend that this command chose; none before the choice.
 static CHOSEN: Mutex<Option<BackendArg>> = Mutex::new(None);
 
-/// Name of the backend that this command runs a bundle on; none where it runs none.
+/// Returns the name of the backend that this command runs a bundle on; none if it runs none.
 pub fn chosen_backend() -> Option<&'static str> {
     let chosen = *locked(&CHOSEN);
     chosen.map(|b| if b == BackendArg::Coreml { "coreml" } else { "cpu" })
@@ -49,7 +49,7 @@ pub struct CompiledArgs {
     compiled: Option<PathBuf>,
 }
 
-/// Reads a positive number of GB, as bytes.
+/// Parses a positive number of GB, and returns bytes.
 fn gigabytes(text: &str) -> Result<u64, String> {
     let number: Option<f64> = text.trim().parse().ok();
     let number = number.filter(|n| *n > 0.0 && *n < 1e6);
@@ -57,18 +57,18 @@ fn gigabytes(text: &str) -> Result<u64, String> {
 }
 
 impl CompiledArgs {
-    /// Places of a bundle's compiled models on this system.
+    /// Returns the places of a bundle's compiled models for this system.
     pub fn models(&self, bundle: &Path, chain: &Chain) -> CompiledModels {
         let cache = self.compiled.clone().or_else(|| Some(cache_folder()?.join(COMPILED_FOLDER)));
         let system = this_system();
-        // Without the system's name, only what lies beside the packages is known to fit.
+        // Without the system's name, only compiled models beside the packages are known to fit.
         let cache = cache.filter(|_| system.is_some());
         CompiledModels::new(bundle, chain, cache.as_deref(), &system.unwrap_or_default())
     }
 }
 
 impl RunnerArgs {
-    /// Core ML, where it was asked for or is there and `cpu_options` are not in use; none for the CPU.
+    /// Chooses the backend: Core ML if asked for, or if available while `cpu_options` are not in use; none for the CPU.
     ///
     /// # Errors
     /// Core ML was asked for and cannot run this bundle.

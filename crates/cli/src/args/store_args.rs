@@ -9,7 +9,7 @@ use anemoe_io::Error;
 use indicatif::ProgressBar;
 use std::path::Path;
 
-/// Files that are moved at a time; each upload has a part of 16 MiB in memory.
+/// Files that are moved at a time; each upload holds a part of 16 MiB in memory.
 pub const TRANSFERS: usize = 4;
 
 /// Options of transfers to and from a store.
@@ -23,21 +23,21 @@ pub struct StoreArgs {
     pub jobs: usize,
 }
 
-/// A store that is open, and the name of a bundle in it.
+/// An open store, and the name of a bundle in it.
 pub struct OpenStore {
     /// The store.
     pub objects: Box<dyn ObjectStore>,
-    /// Its name in messages and documents.
+    /// Name of the store in messages and documents.
     pub shown: String,
-    /// The bundle's name in it.
+    /// Name of the bundle in the store.
     pub name: String,
 }
 
 impl OpenStore {
-    /// Opens a store for a bundle, whose folder gives it its name where none is given.
+    /// Opens a store for a bundle, whose folder gives the name in the store if `name` is none.
     ///
     /// # Errors
-    /// It is no store, the settings (`AWS_*`) are wrong, or the name cannot be one in a store.
+    /// `store` is no store, the settings (`AWS_*`) are wrong, or the name cannot be a bundle's name in a store.
     pub fn open(store: &Path, name: Option<&str>, bundle: &Path) -> anyhow::Result<OpenStore> {
         let location = StoreLocation::parse(store)?;
         let absolute = std::path::absolute(bundle).unwrap_or_else(|_| bundle.to_path_buf());
@@ -51,10 +51,10 @@ impl OpenStore {
     }
 }
 
-/// Refuses a store that lies in the bundle: it would become a part of it.
+/// Refuses a store inside the bundle, since it would become a part of the bundle.
 fn refuse_inside(location: &StoreLocation, bundle: &Path) -> anyhow::Result<()> {
     let StoreLocation::Folder(folder) = location else { return Ok(()) };
-    // The part of its path that is there; what is not is made below it.
+    // The existing part of the store's path: the rest is made below it.
     let there = std::path::absolute(folder)?;
     let there = there.ancestors().find_map(|path| path.canonicalize().ok());
     let inside =
@@ -66,23 +66,23 @@ fn refuse_inside(location: &StoreLocation, bundle: &Path) -> anyhow::Result<()> 
     Ok(())
 }
 
-/// Options of a push with so many files at a time.
+/// Makes the options of a push that sends `jobs` files at a time.
 pub fn sending(jobs: usize, verify: bool) -> SendOptions {
     SendOptions { jobs, verify }
 }
 
-/// A bar of bytes that a transfer moves.
+/// A progress bar over the bytes that a transfer moves.
 pub struct TransferBar {
     bar: ProgressBar,
 }
 
 impl TransferBar {
-    /// A bar that is drawn on a terminal.
+    /// Makes a bar, which is drawn only on a terminal.
     pub fn new(what: &str) -> TransferBar {
         TransferBar { bar: ui::byte_bar(0, what) }
     }
 
-    /// Shows how far the transfer is.
+    /// Shows the progress of the transfer, and the current file.
     pub fn show(&self, progress: TransferProgress) {
         self.bar.set_length(progress.total);
         self.bar.set_position(progress.done);

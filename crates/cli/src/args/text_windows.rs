@@ -8,7 +8,7 @@ use anemoe_runtime::tokenizer::Tokenizer;
 use anyhow::bail;
 use std::path::{Path, PathBuf};
 
-/// Largest text that is read.
+/// Largest text that is read, in bytes.
 const MAX_TEXT_BYTES: u64 = 256 << 20;
 
 /// Text that is read, and the size of its pieces.
@@ -26,7 +26,7 @@ pub struct TextArgs {
 }
 
 impl TextArgs {
-    /// The text's tokens as windows.
+    /// Cuts the text's tokens into windows.
     pub fn windows(&self, tokenizer: &Tokenizer, bos: Option<u32>) -> anyhow::Result<Vec<Vec<u32>>> {
         if self.context < 2 || self.max_tokens == 0 {
             bail!("--context must be at least 2 and --max-tokens at least 1");

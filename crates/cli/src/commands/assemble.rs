@@ -92,8 +92,8 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     Ok(if report.pass { Outcome::Done } else { Outcome::GateFailed })
 }
 
-/// A run of the checkpoint that the parts were built from. That it is no more where it was is no reason not to complete the
-/// bundle.
+/// Runs the checkpoint that the parts were built from. Returns none, with a warning, if the checkpoint is not in its place
+/// any more: the bundle is completed all the same.
 fn own_reference(assembly: &Assembly, ui: &Ui) -> Option<GateReference> {
     let run = || {
         let source = assembly.source().context("the parts do not say where their checkpoint is")?;

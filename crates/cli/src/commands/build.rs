@@ -103,7 +103,7 @@ struct Share {
 /// Most parts of a build: more than any model has shards.
 const MAX_PARTS: usize = 100_000;
 
-/// Indices of array jobs, as their schedulers count them.
+/// Environment variables with the index of an array job: of Slurm, of Kubernetes and of AWS Batch.
 const ARRAY_INDICES: [&str; 3] = ["SLURM_ARRAY_TASK_ID", "JOB_COMPLETION_INDEX", "AWS_BATCH_JOB_ARRAY_INDEX"];
 
 fn megabytes(text: &str) -> Result<u64, String> {
@@ -220,7 +220,7 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     build.remember(&source(&args.checkpoint, &checkpoint.variants)?)?;
     let all = plan.shards.len();
     let progress = Progress::new(&plan, build.own(), ui);
-    // What is whole in the store stays so: nothing is sent of it before it is whole again.
+    // A part that is complete in the store stays complete there: it is sent again as a whole, and not shard by shard.
     let pusher = resumed
         .filter(|(_, _, resumed)| !resumed.finished)
         .map(|(store, part, resumed)| PartPusher::start(store, args.out.clone(), part, resumed.files));
@@ -239,7 +239,7 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     let report = match report {
         Ok(report) => report,
         Err(e) => {
-            // What could not be kept is gone, and its journal with it.
+            // A build that could not be kept is deleted with its journal.
             if args.out.is_dir() {
                 let error = serde_json::json!({"part": part_name, "error": e.to_string()});
                 recorder.end(&args.out, status::ERROR, facts::of(error));
@@ -292,7 +292,7 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     Ok(if report.pass { Outcome::Done } else { Outcome::GateFailed })
 }
 
-/// Sends what was built: the part, or the finished bundle.
+/// Sends the part that was built, or the finished bundle.
 fn push_built(bundle: &Path, store: &OpenStore, part: Option<BuildPart>) -> anyhow::Result<SendReport> {
     let files = bundle_files(bundle)?;
     if let Some(report) = push::push_bundle(bundle, store, &files, TRANSFERS, false)? {
@@ -304,7 +304,7 @@ fn push_built(bundle: &Path, store: &OpenStore, part: Option<BuildPart>) -> anyh
     Ok(push_part(bundle, store, own, &sending(TRANSFERS, false))?)
 }
 
-/// Origin of the checkpoint, for a process that starts elsewhere.
+/// Returns the checkpoint's origin in a form that another process can open: the pinned name of the hub, or the absolute path.
 fn source(spec: &Path, variants: &Variants) -> anyhow::Result<CheckpointOrigin> {
     let pinned = locate(spec, Extent::Whole)?.pinned.map(|pinned| pinned.to_string().into());
     let absolute = spec.exists().then(|| std::path::absolute(spec).ok()).flatten();
@@ -312,21 +312,21 @@ fn source(spec: &Path, variants: &Variants) -> anyhow::Result<CheckpointOrigin> 
     Ok(CheckpointOrigin { checkpoint, zaya_skip: variants.zaya_skip.map(|s| s.name().to_string()) })
 }
 
-/// The cosine that gates want. What a search aims at is measured on another text, so its own aim is no gate's.
+/// Returns the cosine that gates require. A search measures its aim on another text, so the aim never raises this bound.
 fn gate_cosine(options: &PlanArgs, plan: &Plan) -> f64 {
     let asked = options.min_cosine.unwrap_or(MIN_COSINE);
     if plan.chain.auto.is_some() { asked.min(MIN_COSINE) } else { asked }
 }
 
-/// Progress that a build shows while it runs.
+/// Progress of a running build.
 struct Progress {
     bar: ProgressBar,
     shards: AtomicUsize,
     of: usize,
     weights: Vec<u64>,
-    /// Start of the stage, and weights that were compressed in it by this run.
+    /// Start of the stage, and weights that this run compressed in it.
     stage: Mutex<(Instant, u64)>,
-    /// Weights that are finished, by whatever run.
+    /// Weights that are finished, by this run or an earlier one.
     done: AtomicU64,
 }
 
@@ -338,8 +338,8 @@ impl Progress {
         Progress { bar, shards: AtomicUsize::new(0), of: own.len(), weights, stage, done: AtomicU64::new(0) }
     }
 
-    /// The time that the other shards will take at the rate of the representatives; none where these were there already, or
-    /// nothing is left.
+    /// Estimates the time of the remaining shards at the rate of the representatives, in words; none if the representatives
+    /// were reused, or nothing is left.
     fn forecast(&self) -> Option<String> {
         let (started, compressed) = *locked(&self.stage);
         let shards = self.of.checked_sub(self.shards.load(Ordering::Relaxed)).filter(|n| *n > 0)?;
@@ -364,7 +364,7 @@ impl Progress {
                 self.bar.suspend(|| ui::message(text));
             }
             gated::GatedEvent::Stage(stage) => {
-                // Behind the representatives comes what reads no checkpoint.
+                // The first stage after the representatives: their rate is known.
                 if stage == GateStage::RepresentativeResidency
                     && let Some(text) = self.forecast()
                 {
@@ -382,7 +382,7 @@ impl Progress {
                     locked(&self.stage).1 += shard.weights;
                 }
                 if reused {
-                    // What an earlier run did says nothing of this one's rate.
+                    // A shard of an earlier run says nothing about the rate of this one.
                     self.bar.set_length(self.bar.length().unwrap_or(0).saturating_sub(shard.weights / 1000));
                 } else {
                     self.bar.inc(shard.weights / 1000);

@@ -22,7 +22,7 @@ use anemoe_gates::residency::{self, CheckOptions, Report, rules as rule_list};
 use serde::Serialize;
 use std::path::{Path, PathBuf};
 
-/// Largest plan report or table of outcomes that is read.
+/// Largest plan report or table of outcomes that is read, in bytes.
 const MAX_REPORT_BYTES: u64 = 1 << 30;
 
 /// Predict which packages the Neural Engine will run.
@@ -180,7 +180,7 @@ struct WithPlans<'a> {
     #[serde(flatten)]
     report: &'a Report,
     plan_failures: &'a [StepFailure],
-    /// Every control was answered, and rightly.
+    /// True if every control was answered, and correctly.
     no_is_proven: bool,
     controls: &'a [Control],
     compiled: &'a [CompiledSize],

@@ -52,9 +52,9 @@ struct CompileReport {
     cache: Option<PathBuf>,
     compiled: usize,
     already_compiled: usize,
-    /// Packages that were compiled already and refused with -14, and are compiled again.
+    /// Packages whose compiled model was refused with -14, and that are compiled again.
     compiled_again: usize,
-    /// Packages that other systems or chips have compiled models of.
+    /// Packages with compiled models of other systems or chips.
     of_other_systems: usize,
     failed: usize,
     packages: Vec<CompiledPackage>,
@@ -67,10 +67,10 @@ struct CompiledPackage {
     package_bytes: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
     compiled_bytes: Option<u64>,
-    /// Seconds that compiling took; absent where it was compiled already.
+    /// Seconds to compile; absent if the package was compiled already.
     #[serde(skip_serializing_if = "Option::is_none")]
     seconds: Option<f64>,
-    /// Seconds that loading took, by function.
+    /// Seconds to load, by function.
     load_seconds: LoadSeconds,
 }
 
@@ -121,8 +121,12 @@ impl BundleCompiler<'_> {
         self.args.again || self.models.find(&self.package(shard)).is_none()
     }
 
-    /// Checks that there is room for the compiled models, which are about as large as their packages, and for one twice; as much
-    /// again for what the Neural Engine's compiler keeps of them once they are loaded.
+    /// Checks the room for compiled models, which are about as large as their packages.
+    ///
+    /// ```text
+    /// 1.05 * all packages + the largest package + all packages, if they are loaded
+    /// ```
+    /// The largest counts twice. The Neural Engine's compiler keeps about as much again for models that are loaded.
     fn check_room(&self, missing: &[&Shard]) -> anyhow::Result<()> {
         let all: u64 = missing.iter().map(|s| s.bytes).sum();
         let largest = missing.iter().map(|s| s.bytes).max().unwrap_or(0);
@@ -132,7 +136,7 @@ impl BundleCompiler<'_> {
         Ok(check_room(folder, &what, all + all / 20 + largest + loaded)?)
     }
 
-    /// Compiles a package where that is needed, and loads its functions.
+    /// Compiles a package if needed, and loads its functions.
     fn shard(&self, shard: &Shard, report: &mut CompileReport) -> anyhow::Result<Result<(), StepFailure>> {
         let package = self.package(shard);
         let mut seconds = None;
@@ -179,13 +183,13 @@ impl BundleCompiler<'_> {
         Ok(trouble.map_or(Ok(()), Err))
     }
 
-    /// Compiles a package in a child and moves the result to its place. Gives the seconds that it took.
+    /// Compiles a package in a child process, moves the result to its place, and returns the seconds.
     fn compile(&self, shard: &Shard, package: &Path) -> anyhow::Result<Result<f64, StepFailure>> {
-        // Beside the package where the system has no name, and so no place in the cache.
+        // Beside the package if the system has no name, and therefore no place in the cache.
         let target = self.models.place(package).unwrap_or_else(|| package.with_extension(COMPILED));
         let parent = target.parent().unwrap_or(Path::new("."));
         std::fs::create_dir_all(parent).map_err(|e| Error::io(parent, e))?;
-        // What a child that crashed leaves goes with this folder.
+        // The folder is deleted with the leftovers of a child that crashed.
         let folder = Temporary::dir(parent, ".compile").map_err(|e| Error::io(parent, e))?;
         let made = folder.path().join("model").with_extension(COMPILED);
         let started = Instant::now();
@@ -201,7 +205,7 @@ impl BundleCompiler<'_> {
         Ok(Ok(seconds))
     }
 
-    /// Loads every function in a child.
+    /// Loads every function in a child process, and returns the seconds by function.
     fn load(&self, shard: &Shard, package: &Path) -> anyhow::Result<Result<LoadSeconds, StepFailure>> {
         if self.args.no_load {
             return Ok(Ok(LoadSeconds::new()));
@@ -215,7 +219,7 @@ impl BundleCompiler<'_> {
         })
     }
 
-    /// Writes down the size of a compiled model beside it; what is not in the cache has no record.
+    /// Writes the size of a compiled model to a record beside it; a model outside the cache has no record.
     fn record(
         &self,
         shard: &Shard,
@@ -226,7 +230,7 @@ impl BundleCompiler<'_> {
         let (Some(place), Some(compiled_bytes)) = (self.models.record_place(package), compiled_bytes) else {
             return Ok(());
         };
-        // What lies beside its package was compiled by someone else, on another system perhaps.
+        // A compiled model beside its package was made by someone else, perhaps on another system.
         if self.models.find(package) != self.models.place(package) {
             return Ok(());
         }
@@ -248,7 +252,7 @@ impl BundleCompiler<'_> {
     }
 }
 
-/// The form in which a bundle has shards of a kind.
+/// Returns the form in which a bundle has shards of a kind.
 pub fn form_of(chain: &Chain, kind: ShardKind) -> ShardForm {
     let own = chain.options.get("forms").and_then(|forms| forms.get(kind.name()));
     let form = own.or_else(|| chain.options.get("form")).cloned();

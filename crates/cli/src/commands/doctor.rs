@@ -12,19 +12,19 @@ use serde::Serialize;
 use std::io::{BufRead, IsTerminal};
 use std::path::{Path, PathBuf};
 
-/// Bytes that are read to measure bandwidth, where so many are free four times.
+/// Bytes that are read to measure bandwidth, if four times as many are free.
 const MEMORY: usize = 512 << 20;
-/// The same where they are not.
+/// Bytes that are read to measure bandwidth otherwise.
 const LITTLE_MEMORY: usize = 64 << 20;
-/// Times that they are read.
+/// Times that the bytes are read.
 const PASSES: usize = 3;
-/// Room on a disk below which builds of large models fail.
+/// Free bytes of a disk below which builds of large models fail.
 const LITTLE_ROOM: u64 = 20_000_000_000;
-/// Folder of compiled models in the user's cache.
+/// Name of the folder of compiled models in the user's cache.
 const COMPILED: &str = "compiled";
-/// Name of this program's folder among those of caches.
+/// Name of this program's folder among the caches.
 const OWN_FOLDER: &str = "anemoe";
-/// Cache that Core ML keeps for each program.
+/// Name of the cache that Core ML keeps for each program.
 const OF_CORE_ML: &str = "com.apple.e5rt.e5bundlecache";
 
 /// Say what this machine has, and what stands in the way.
@@ -54,7 +54,7 @@ struct DoctorFindings {
     version: &'static str,
     machine: Machine,
     memory_free_bytes: Option<u64>,
-    /// Instructions that kernels can use here, the best last.
+    /// Instruction sets that kernels can use here, the best last.
     instructions: Vec<&'static str>,
     /// Features of the processor that matter to the kernels.
     cpu_features: Vec<&'static str>,
@@ -84,7 +84,7 @@ struct HugePages {
 #[derive(Serialize)]
 struct CoreMlFacts {
     available: bool,
-    /// Build and chip, by which compiled models are kept.
+    /// Build of the system and chip, by which compiled models are kept.
     system: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     why_not: Option<String>,
@@ -97,14 +97,14 @@ struct DiskRoom {
     free_bytes: Option<u64>,
 }
 
-/// A cache.
+/// A cache on this machine.
 #[derive(Serialize)]
 struct CacheUse {
     name: String,
     owner: String,
     path: PathBuf,
     bytes: u64,
-    /// `--clean` deletes it.
+    /// True if `--clean` may delete the cache.
     can_delete: bool,
 }
 
@@ -192,7 +192,7 @@ fn advice(found: &DoctorFindings) -> Vec<String> {
     all
 }
 
-/// Names of those of the given features that the processor has.
+/// Lists the names of the given features that the processor has.
 #[allow(unused_macros)]
 macro_rules! detected {
     ($detect:ident: $($name:tt)*) => {{
@@ -219,7 +219,7 @@ fn features() -> Vec<&'static str> {
 
 fn huge_pages() -> HugePages {
     let read = |path: &str| std::fs::read_to_string(path).ok();
-    // `always [madvise] never`: the one in brackets.
+    // The setting is the word in brackets: `always [madvise] never`.
     let chosen = |text: String| Some(text.split_once('[')?.1.split_once(']')?.0.to_string());
     let kilobytes = |text: String| {
         let line = text.lines().find_map(|l| l.strip_prefix("AnonHugePages:")).map(str::to_string)?;
@@ -231,7 +231,7 @@ fn huge_pages() -> HugePages {
     }
 }
 
-/// Caches that this program fills or that are filled for it.
+/// Lists the caches that this program fills, or that are filled for it.
 fn caches() -> Vec<CacheUse> {
     let mut all = Vec::new();
     if let Some(own) = cache_folder() {
@@ -262,8 +262,8 @@ fn caches() -> Vec<CacheUse> {
     all
 }
 
-/// Folders with a cache folder for each program, in which Core ML keeps one of its own: the system's, which no variable moves, and
-/// this program's, wherever that is.
+/// Lists the folders that have a subfolder for each program, in which Core ML keeps a cache: `~/Library/Caches` on macOS,
+/// which no variable moves, and the parent of this program's cache folder.
 fn core_ml_folders() -> Vec<PathBuf> {
     let own = cache_folder().and_then(|own| own.parent().map(Path::to_path_buf));
     let home = std::env::var_os("HOME").map(PathBuf::from).filter(|_| cfg!(target_os = "macos"));
@@ -272,7 +272,8 @@ fn core_ml_folders() -> Vec<PathBuf> {
     all
 }
 
-/// Caches that Core ML keeps below some folders: that of this program may go; those of others are shown, and left alone.
+/// Lists the caches that Core ML keeps below some folders. Only this program's can be deleted; others are shown and left
+/// alone.
 fn of_core_ml(below: &[PathBuf]) -> Vec<CacheUse> {
     let mut all: Vec<CacheUse> = Vec::new();
     for program in below.iter().flat_map(|folder| folders(folder)) {
@@ -283,7 +284,7 @@ fn of_core_ml(below: &[PathBuf]) -> Vec<CacheUse> {
         let owner = name_of(&program);
         if owner == OWN_FOLDER {
             let seen = all.iter().filter(|c| c.can_delete).count();
-            // A name stands for one cache.
+            // A name stands for one cache, so further caches have a number.
             let name = if seen == 0 { OF_CORE_ML.to_string() } else { format!("{OF_CORE_ML}.{}", seen + 1) };
             let owner = "Core ML, for anemoe".into();
             all.push(CacheUse { name, owner, bytes: size(&cache), path: cache, can_delete: true });
@@ -302,7 +303,7 @@ fn name_of(path: &Path) -> String {
     path.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default()
 }
 
-/// A folder that is no link.
+/// Tells whether a path is a folder and no link.
 fn is_folder(path: &Path) -> bool {
     path.symlink_metadata().is_ok_and(|m| m.is_dir())
 }
@@ -314,14 +315,14 @@ fn folders(path: &Path) -> Vec<PathBuf> {
     all
 }
 
-/// Nothing but compiled models, their records and what was temporary is in it.
+/// Tells whether a folder holds nothing but compiled models, their records and temporary files.
 fn is_compiled_folder(path: &Path) -> bool {
     let is_own =
         |name: &str| name.ends_with(".mlmodelc") || name.ends_with(".json") || name.starts_with(TEMPORARY);
     path.read_dir().is_ok_and(|all| all.flatten().all(|e| is_own(&e.file_name().to_string_lossy())))
 }
 
-/// Bytes of all files in a folder, links left out.
+/// Returns the bytes of all files in a folder, without links.
 fn size(folder: &Path) -> u64 {
     let of = |entry: std::fs::DirEntry| match entry.path().symlink_metadata() {
         Ok(m) if m.is_dir() => size(&entry.path()),
@@ -331,7 +332,7 @@ fn size(folder: &Path) -> u64 {
     folder.read_dir().into_iter().flatten().flatten().map(of).sum()
 }
 
-/// Deletes what was agreed to, and gives the names.
+/// Deletes the caches that were agreed to, and returns their names.
 fn clean(caches: &[CacheUse], args: &Args) -> anyhow::Result<Vec<String>> {
     let wanted = |c: &&CacheUse| c.can_delete && (args.only.is_empty() || args.only.contains(&c.name));
     let mut deleted = Vec::new();

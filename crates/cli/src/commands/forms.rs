@@ -66,20 +66,20 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     Ok(Outcome::Done)
 }
 
-/// Experts of a layer, where the host chooses among them; none where packages do.
+/// Returns the number of experts of a layer if the host chooses among them; none if packages choose.
 fn routed_experts(chain: &Chain) -> Option<usize> {
     let runs = chain.steps.iter().filter_map(|step| if let Step::Run(run) = step { Some(run) } else { None });
     runs.filter_map(|run| run.when.as_ref()).map(|when| when.rows.start + when.rows.count).max()
 }
 
-/// Form of a bundle, as its `chain.json` says it: of all shards, and of sorts by `--forms`. None where this version does not know
-/// it.
+/// Form of a bundle by its `chain.json`: of all shards, and of the sorts that `--forms` names. None if this version does
+/// not know it.
 #[derive(serde::Serialize)]
 struct OwnForm {
     form: Option<ShardForm>,
     #[serde(skip_serializing_if = "Option::is_none")]
     forms: Option<BTreeMap<ShardKind, ShardForm>>,
-    /// Experts that one call computes, where the build was asked for a number.
+    /// Experts that one call computes; none if the build was given no number.
     #[serde(skip)]
     experts_per_shard: Option<usize>,
 }
@@ -93,7 +93,7 @@ impl OwnForm {
         OwnForm { form, forms: at("forms").and_then(|f| serde_json::from_value(f).ok()), experts_per_shard }
     }
 
-    /// True if the bundle was built as the rung says.
+    /// Tells whether the bundle was built in the form of the rung.
     fn is(&self, rung: &Rung) -> bool {
         let same_experts =
             rung.experts_per_shard.is_none() || rung.experts_per_shard == self.experts_per_shard;

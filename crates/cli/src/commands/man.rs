@@ -44,7 +44,7 @@ pub fn run(args: Args, mut root: Command, ui: &Ui) -> anyhow::Result<Outcome> {
     Ok(Outcome::Done)
 }
 
-/// Adds the pages of a command and of those below it.
+/// Adds the manual pages of a command and of its subcommands.
 fn collect(command: &Command, pages: &mut Vec<(String, String)>) -> anyhow::Result<()> {
     let name = command.get_display_name().unwrap_or(command.get_name()).to_string();
     pages.push((format!("{name}.1"), page(command.clone())?));

@@ -40,7 +40,7 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     let path = args.model.as_path();
     let bundle = match PathKind::at(&locate(path, Extent::Whole)?.path) {
         PathKind::Bundle => true,
-        // Says what completes it.
+        // Fails with the command that completes the bundle.
         PathKind::Unfinished => return expect_bundle(path).map(|()| Outcome::Done),
         _ => false,
     };

@@ -78,7 +78,7 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     Ok(Outcome::Done)
 }
 
-/// Chip and memory in GB that speed is predicted for: the machine on which the models were measured.
+/// Chip and memory in GB for which speed is predicted: the machine on which the models were measured.
 const MACHINE: (&str, f64) = ("m4-max", 48.0);
 
 /// Recommends the packing and form that are predicted fastest on the Neural Engine.
@@ -103,7 +103,7 @@ fn recommend(
 /// Ops of the first function of a shard, by type.
 type OpTypes = BTreeMap<String, u64>;
 
-/// Counts the ops of every shard's first function. Shards of one type have the same.
+/// Counts the ops of every shard's first function, by type. Shards of one type have the same counts.
 fn op_types(family: &dyn Family, plan: &Plan) -> anyhow::Result<Vec<OpTypes>> {
     let mut known: BTreeMap<String, OpTypes> = BTreeMap::new();
     let mut all = Vec::new();
@@ -129,9 +129,9 @@ fn count_ops(block: &Block, types: &mut OpTypes) {
     }
 }
 
-/// The document that `--out` writes: the plan, and the predicted device of each shard.
+/// Makes the document that `--out` writes: the plan, and the predicted device of each shard.
 fn full_document(plan: &Plan, placement: &Report) -> anyhow::Result<serde_json::Value> {
-    // By its text: as a value, a number of 32 bits would get the digits of 64.
+    // Serialized as text first: as a value, a number of 32 bits would get the digits of 64.
     let mut document: serde_json::Value = serde_json::from_slice(&serde_json::to_vec(plan)?)?;
     let shards = document["shards"].as_array_mut().into_iter().flatten();
     for (shard, p) in shards.zip(&placement.packages) {
@@ -141,7 +141,7 @@ fn full_document(plan: &Plan, placement: &Report) -> anyhow::Result<serde_json::
     Ok(document)
 }
 
-/// The document that `--json` prints: the plan without its matrices and its chain, which `--out` writes.
+/// Makes the document that `--json` prints: the plan without its matrices and its chain, which `--out` writes.
 fn document(plan: &Plan, placement: &Report, outliers: &[Outlier], types: &[OpTypes]) -> serde_json::Value {
     let shards: Vec<serde_json::Value> = plan
         .shards

@@ -26,13 +26,13 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Largest bench document that is read.
+/// Largest bench document that is read, in bytes.
 const MAX_BYTES: u64 = 64 << 20;
-/// Memory of the machine when nothing is said, in GB.
+/// Default memory of the machine, in GB.
 const MEMORY_GB: f64 = 64.0;
-/// Share of the memory that weights may fill; the rest is the system's.
+/// Share of the memory that weights may fill; the system needs the rest.
 const SHARE_OF_MEMORY: f64 = 0.75;
-/// Probabilities of a drafted token for which speculation is shown.
+/// Acceptances of a drafted token for which speculation is shown.
 const ACCEPTANCE: [f64; 3] = [0.6, 0.8, 0.9];
 
 /// Predict the speed of a model on the Neural Engine, with a range.
@@ -161,7 +161,7 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     Ok(Outcome::Done)
 }
 
-/// All forms of a checkpoint, and the one to build.
+/// Predicts the speed of all forms of a checkpoint, and recommends the form to build.
 fn compare(
     family: &dyn Family,
     options: &PlanOptions,

@@ -80,7 +80,7 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     Ok(Outcome::Done)
 }
 
-/// Says what is there where a bundle is not.
+/// Makes the error for a missing bundle, with the parts or bundles that the store has.
 fn missing(store: &OpenStore, bundle: &Path) -> anyhow::Error {
     let objects = store.objects.as_ref();
     let there = objects.list(&format!("bundles/{}", store.name)).unwrap_or_default();

@@ -47,7 +47,7 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     let (mut parts, mut report) = (Vec::new(), SendReport::default());
     match &files {
         BundleFiles::Finished(_) => {
-            // A damaged bundle is not worth its way.
+            // A damaged bundle is not sent.
             Verify { no_verify: args.no_verify }.open(&args.bundle, ui)?;
             report = push_bundle(&args.bundle, &store, &files, args.options.jobs, args.verify)?
                 .unwrap_or_default();
@@ -71,7 +71,7 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     Ok(Outcome::Done)
 }
 
-/// Sends a finished bundle; nothing where it is not finished.
+/// Sends a finished bundle; returns none if the bundle is not finished.
 ///
 /// # Errors
 /// A file cannot be read, or the store refuses one.
@@ -90,7 +90,7 @@ pub fn push_bundle(
     Ok(Some(report))
 }
 
-/// The document of a push.
+/// Makes the document of a push.
 pub fn document(store: &OpenStore, report: &SendReport, parts: &[serde_json::Value]) -> serde_json::Value {
     let mut document = json!({"store": store.shown, "name": store.name, "parts": parts});
     if let (Some(all), Ok(serde_json::Value::Object(figures))) =
@@ -101,7 +101,7 @@ pub fn document(store: &OpenStore, report: &SendReport, parts: &[serde_json::Val
     document
 }
 
-/// Prints what a push did.
+/// Prints the figures of a push.
 pub fn print(store: &OpenStore, report: &SendReport, ui: &Ui) -> anyhow::Result<()> {
     let rate = report.bytes_sent as f64 / report.seconds.max(1e-9);
     ui.line(format!(

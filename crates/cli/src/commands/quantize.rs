@@ -66,14 +66,14 @@ enum QuantizeTarget {
     Ios18,
 }
 
-/// A tensor from a file.
+/// A tensor that was read from a file.
 struct LoadedTensor {
     name: String,
     shape: Vec<usize>,
     values: Vec<f32>,
 }
 
-/// Splits F.safetensors:TENSOR.
+/// Splits `F.safetensors:TENSOR` into file and tensor; the tensor is none without the colon.
 fn file_and_tensor(spec: &Path) -> (PathBuf, Option<String>) {
     const MARK: &[u8] = b".safetensors:";
     let bytes = spec.as_os_str().as_encoded_bytes();
@@ -119,7 +119,7 @@ fn load(spec: &Path) -> anyhow::Result<LoadedTensor> {
     })
 }
 
-/// Importances of the input channels, `[in]`.
+/// Reads the importances of the input channels, `[in]`.
 fn importance(path: &Path, tensor: &str) -> anyhow::Result<Vec<f32>> {
     let array = match path.extension().and_then(|e| e.to_str()) {
         Some("npy") => read_npy(path)?,
@@ -228,7 +228,7 @@ fn report(
 ) -> anyhow::Result<()> {
     let m = &done.side.metrics;
     let weights = loaded.values.len() as u64;
-    // Against what the file holds: weights in f32 were rounded to fp16 before they were compressed.
+    // Compared with the values of the file: weights in f32 were rounded to fp16 before they were compressed.
     let mut own = Metrics::default();
     let decoded: Vec<f32> = done.decode()?.iter().map(|v| v.to_f32()).collect();
     own.add(&loaded.values, &decoded, None);

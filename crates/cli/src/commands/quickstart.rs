@@ -40,12 +40,12 @@ pub struct Args {
     max_new: usize,
 }
 
-/// Positions of the caches: enough for the prompt and the text here.
+/// Positions of the caches: enough for the prompt and the generated text.
 const CONTEXT: &str = "512";
 
 /// One of the two builds.
 struct QuickstartBuild {
-    /// `fp16`, or `auto` for the kinds that are chosen when nothing is said.
+    /// `fp16`, or `auto` for the kinds that are chosen by default.
     kinds: &'static str,
     bundle: PathBuf,
     bytes: u64,
@@ -85,7 +85,7 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
         let bundle = folder.join(format!("{kinds}.anemoe"));
         let journal = JournalArgs::default();
         let recorder = Recorder::new(&journal, "build");
-        // Its gates are shown one by one.
+        // A build without gates: these are shown one by one below.
         let built = anemoe_convert::build::build(family.as_ref(), &plan, None, &bundle, 1, &|_| ())?;
         recorder.end(&bundle, status::DONE, facts::build(&built, &bundle, None));
         let started = Instant::now();
@@ -113,7 +113,7 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
         }
         let tokenizer = Tokenizer::open(&bundle.join("tokenizer.json"))?;
         let prompt = tokenizer.encode(&args.prompt, loaded.chain().model.bos_token_id)?;
-        // Sampled: so small a model repeats itself when it always takes the most probable token.
+        // Sampling, since so small a model repeats itself when it always takes the most probable token.
         let sampling = Sampling { temperature: 0.7, top_k: 40, top_p: 0.95, seed: 3 };
         let options = GenerateOptions {
             max_new: args.max_new,
@@ -187,11 +187,10 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     Ok(if runs.iter().all(|r| r.gate.pass) { Outcome::Done } else { Outcome::GateFailed })
 }
 
-/// `models/small-gemma4` below the current folder or a folder above the program.
-/// Finds the small model of the repository, here or above the program.
+/// Finds the small model of the repository: `models/small-gemma4` below the current folder or a folder above the program.
 ///
 /// # Errors
-/// It is not there.
+/// The model is in none of these places.
 pub fn find_model() -> anyhow::Result<PathBuf> {
     let name = Path::new("models/small-gemma4");
     let exe = std::env::current_exe().ok();

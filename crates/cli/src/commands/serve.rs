@@ -22,7 +22,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// Largest file of API keys.
+/// Largest file of API keys, in bytes.
 const MAX_KEYS: u64 = 1 << 20;
 
 /// Serve a model as OpenAI's API does.
@@ -117,7 +117,7 @@ impl Args {
     }
 }
 
-/// `*`, or an origin as browsers write it: scheme, host, and a port that is not the scheme's own.
+/// Parses `*`, or an origin as browsers write it: scheme, host, and a port that is not the scheme's own.
 fn origin(text: &str) -> Result<String, String> {
     let wrong =
         || "neither * nor SCHEME://HOST[:PORT] without a path, as in http://localhost:3000".to_string();
@@ -128,7 +128,7 @@ fn origin(text: &str) -> Result<String, String> {
     let is_scheme = scheme.starts_with(|c: char| c.is_ascii_alphabetic())
         && scheme.chars().all(|c| c.is_ascii_alphanumeric() || "+-.".contains(c));
     let (host, port) = match place.rsplit_once(':') {
-        // The last colon of an address in brackets may be one of its own.
+        // The last colon of an IPv6 address in brackets may be part of the address.
         Some((host, port)) if !port.ends_with(']') => (host, Some(port)),
         _ => (place, None),
     };
@@ -141,17 +141,17 @@ fn origin(text: &str) -> Result<String, String> {
     if !(is_scheme && is_host && is_port) {
         return Err(wrong());
     }
-    // Browsers write both small.
+    // Browsers write scheme and host in lower case.
     Ok(text.to_ascii_lowercase())
 }
 
-/// The bundle's name without its ending.
+/// Returns the bundle's name without its ending.
 fn name_of(bundle: &Path) -> String {
     let whole = bundle.canonicalize().unwrap_or_else(|_| bundle.to_path_buf());
     whole.file_stem().map_or("model".into(), |n| n.to_string_lossy().into_owned())
 }
 
-/// The keys of a file; lines that begin with # are none.
+/// Reads the keys of a file, without empty lines and lines that begin with `#`.
 fn keys(path: &Path) -> anyhow::Result<Vec<String>> {
     let named = || format!("--api-key-file {}", path.display());
     let text = anemoe_io::read_text(path, MAX_KEYS).with_context(named)?;
@@ -181,7 +181,7 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     let stop = Arc::new(ShutdownSwitch::default());
     let asked = Arc::clone(&stop);
     let is_first = AtomicBool::new(true);
-    // The first signal asks for an end, the second for one at once; a third is not handled.
+    // The first signal asks for an end, the second for an end at once; the third ends the process.
     let mut left = 2;
     signals::handle(move |_| {
         if is_first.swap(false, Ordering::SeqCst) {

@@ -63,7 +63,7 @@ fn work(work: Work, parent: &mut ParentLink) -> anyhow::Result<Value> {
     }
 }
 
-/// Core ML for all packages of a bundle.
+/// Makes the Core ML backend for all packages of a bundle.
 fn core_ml_of(bundle: &Path, chain: &Chain) -> anyhow::Result<CoreMlBackend> {
     Ok(CoreMlBackend::new(CoreMlSettings {
         compiled: CompiledArgs::default().models(bundle, chain),
@@ -96,7 +96,7 @@ fn soak_bundle(
     Ok(serde_json::to_value(found)?)
 }
 
-/// Does a command of those that `verify-on-mac` consists of.
+/// Runs one of the commands that `verify-on-mac` consists of.
 fn run_command(name: &str, arguments: &[String]) -> anyhow::Result<CommandDone> {
     let ui = Ui::inner();
     let outcome = match name {
@@ -123,7 +123,7 @@ fn settings(packages: Vec<(PathBuf, PathBuf)>) -> CoreMlSettings {
     }
 }
 
-/// Core ML for some packages, and the CPU executor for all others.
+/// Backend with Core ML for some packages, and the CPU executor for all others.
 struct Mixed {
     packages: Vec<PathBuf>,
     core_ml: CoreMlBackend,

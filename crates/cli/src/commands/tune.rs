@@ -20,11 +20,11 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-/// Differences of time below this share are none: the simpler form stays.
+/// Share of the time below which a difference does not count: the simpler form stays.
 const NEAR_TIE: f64 = 0.03;
-/// File of a trial's result.
+/// File with the result of a trial.
 const RESULT_FILE: &str = "result.json";
-/// Largest such file that is read.
+/// Largest result file that is read, in bytes.
 const MAX_RESULT_BYTES: u64 = 1 << 24;
 
 /// Find the form of shards that the Neural Engine of this Mac takes.
@@ -64,13 +64,13 @@ pub struct Args {
     options: PlanArgs,
 }
 
-/// Placement by the plan of all functions.
+/// Placement of a form by the plans of all its functions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum Residency {
     /// Every operation with a device is on the Neural Engine.
     Ane,
-    /// Nothing has a device, or not everything.
+    /// No operation is elsewhere, and some or all have no device.
     Unknown,
     /// An operation is elsewhere.
     Elsewhere,
@@ -79,7 +79,7 @@ enum Residency {
 /// Result of a form's trial.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct TrialResult {
-    /// Hash of what it depends on.
+    /// Hash of the facts that the result depends on.
     key: String,
     form: String,
     /// Options of `build`.
@@ -89,13 +89,13 @@ struct TrialResult {
     /// Operations of all functions: on the Neural Engine, elsewhere, and without a device.
     #[serde(default)]
     ops: [usize; 3],
-    /// One token in a call, and as many as the largest function takes.
+    /// Judgements of calls with one token, and with as many as the largest function takes.
     #[serde(default)]
     tokens: Vec<JudgedTokens>,
-    /// Reason why it is out, where it is.
+    /// Reason why the form is out; none if the form works.
     #[serde(default)]
     out: Option<String>,
-    /// An earlier run had tried it.
+    /// True if an earlier run tried the form.
     #[serde(default)]
     reused: bool,
 }
@@ -105,13 +105,13 @@ struct TrialResult {
 struct JudgedTokens {
     /// Tokens of a call.
     tokens: usize,
-    /// Placement of the functions that such calls take.
+    /// Placement of the functions that are called with this number of tokens.
     #[serde(default)]
     residency: Option<Residency>,
-    /// Operations of those functions: on the Neural Engine, elsewhere, and without a device.
+    /// Operations of these functions: on the Neural Engine, elsewhere, and without a device.
     #[serde(default)]
     ops: [usize; 3],
-    /// Numbers and times, where every call was answered.
+    /// Numbers and times; none unless every call was answered.
     #[serde(default)]
     figures: Option<TrialFigures>,
 }
@@ -123,8 +123,8 @@ impl JudgedTokens {
 }
 
 impl TrialResult {
-    /// Median times of all token counts, as their geometric mean: a form that is twice as fast for one token is worth as much as
-    /// one that is twice as fast for many.
+    /// Computes the geometric mean of the median times of all token counts, in microseconds. A form that is twice as fast
+    /// for one token counts as much as a form that is twice as fast for many.
     fn mean_us(&self) -> f64 {
         let logarithms =
             self.tokens.iter().map(|t| t.figures.as_ref().map_or(f64::INFINITY, |f| f.median_us.ln()));
@@ -136,7 +136,7 @@ impl TrialResult {
 #[derive(Serialize)]
 struct FormChoice {
     sort: ShardKind,
-    /// Representative shard.
+    /// Name of the representative shard.
     shard: String,
     bytes: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -182,7 +182,7 @@ pub fn run(mut args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     Ok(if works { Outcome::Done } else { Outcome::GateFailed })
 }
 
-/// The largest shard of each sort, the first of those of one size.
+/// Returns the largest shard of each sort, and the first of those of equal size.
 fn representatives<'a>(plan: &'a Plan, sorts: &[String]) -> anyhow::Result<Vec<&'a PlannedShard>> {
     let mut largest: BTreeMap<ShardKind, &PlannedShard> = BTreeMap::new();
     for shard in &plan.shards {
@@ -211,12 +211,12 @@ struct Tuner<'a> {
 }
 
 impl Tuner<'_> {
-    /// Tries the forms of a sort and chooses.
+    /// Tries the forms of a sort, and chooses one.
     fn sort(&self, shard: &PlannedShard, ui: &Ui) -> anyhow::Result<FormChoice> {
         let family = self.planned.family.as_ref();
         let (mut programs, mut tried) = (Vec::new(), Vec::new());
         for mut rung in ladder(LadderModel::of(family, self.planned.plan.chain.model.max_context))? {
-            // Layers together and fewer experts in a call make other shards, not a form of the same ones.
+            // Layers that share a package and fewer experts per call make other shards, not another form of these shards.
             if rung.form.layers_per_shard.is_some() || rung.experts_per_shard.is_some() {
                 continue;
             }
@@ -229,7 +229,7 @@ impl Tuner<'_> {
             let own = plan.packages(&shard.name);
             let lower = |package: &&PlannedShard| Ok(lower_without_weights(family, package)?.program);
             let own_programs: Vec<_> = own.iter().map(lower).collect::<anyhow::Result<_>>()?;
-            // A choice that does not concern this sort makes the programs that are known.
+            // A choice without effect on this sort makes programs that are known already.
             if own.is_empty() || programs.contains(&own_programs) {
                 continue;
             }
@@ -276,12 +276,12 @@ impl Tuner<'_> {
         if let Some(known) = read_result(&file).filter(|known| known.key == result.key && !self.args.again) {
             return Ok(TrialResult { reused: true, ..known });
         }
-        // Parts depend on the same facts, but for the form.
+        // Parts depend on the same facts, except for the form.
         let parts = self
             .work
             .join("parts")
             .join(&sha256(&serde_json::to_vec(&(family.fingerprint()?, &self.planned.plan.options))?)[..16]);
-        // The package, its compiled model, as much that the Neural Engine's compiler keeps, and what differs.
+        // The package, its compiled model, as much for the Neural Engine's compiler, and other packages that are missing.
         let (bytes, others) = trial_bytes(family, plan, own, &parts)?;
         let what = format!("the trial of the form `{}` for {} needs about", rung.name, sort.name());
         check_room(&self.work, &what, 3 * bytes + bytes / 20 + others)?;
@@ -302,7 +302,7 @@ impl Tuner<'_> {
         Ok(result)
     }
 
-    /// Token counts by which a shard's forms are judged: one, and that of its largest function.
+    /// Returns the token counts by which a shard's forms are judged: 1, and that of its largest function.
     fn judged_tokens(&self, own: &[&PlannedShard]) -> Vec<usize> {
         let largest = own.iter().flat_map(|s| &s.functions).map(|f| f.tokens.max).max().unwrap_or(1);
         let mut all = vec![1, largest.min(self.planned.plan.chain.model.max_context).max(1)];
@@ -310,7 +310,7 @@ impl Tuner<'_> {
         all
     }
 
-    /// Does the steps of a trial, each in a child; the inner error says why the form is out.
+    /// Runs the steps of a trial, each in a child process; the inner error is the reason why the form is out.
     fn steps(
         &self,
         folder: &Path,
@@ -344,7 +344,7 @@ impl Tuner<'_> {
             if let Err(out) = step(&shard.name, work)? {
                 return Ok(Err(out));
             }
-            // A form without a plan may still run: its placement is not known then.
+            // A form without a plan may still run; its placement is unknown then.
             let work = Work::Plan { package: p(), compiled: c(), functions, cpu_only: false };
             match (step(&shard.name, work)?, &mut plans) {
                 (Ok(found), Some(plans)) => {
@@ -385,17 +385,17 @@ impl Tuner<'_> {
     }
 }
 
-/// Place of a trial's compiled model.
+/// Returns the path of a trial's compiled model.
 fn compiled_model(folder: &Path, shard: &str) -> PathBuf {
     folder.join(format!("{shard}.mlmodelc"))
 }
 
-/// Name of a function that no other package's has.
+/// Returns the name of a function with its package, which no other function has.
 fn in_package(shard: &PlannedShard, function: &str) -> String {
     format!("{}/{function}", shard.name)
 }
 
-/// Functions of a shard's packages that calls of so many tokens take.
+/// Lists the functions of a shard's packages that calls of `tokens` tokens use.
 fn functions_called(own: &[&PlannedShard], tokens: usize) -> Vec<String> {
     let all = || own.iter().flat_map(|s| s.functions.iter().map(move |f| (*s, f)));
     let width = all().map(|(_, f)| f.tokens.max).filter(|most| *most >= tokens).min();
@@ -403,7 +403,7 @@ fn functions_called(own: &[&PlannedShard], tokens: usize) -> Vec<String> {
     called.map(|(shard, f)| in_package(shard, &f.name)).collect()
 }
 
-/// Words for calls of more than one token.
+/// Returns a note on calls of more than one token; empty for one token.
 fn of_tokens(tokens: usize) -> String {
     if tokens == 1 { String::new() } else { format!(" (calls of {tokens} tokens)") }
 }
@@ -435,7 +435,7 @@ fn count_places(plans: &[(String, Vec<PlannedOp>)]) -> (Option<Residency>, [usiz
     (Some(residency), ops)
 }
 
-/// Says why numbers are no good, where they are not.
+/// Returns the reason why a form's numbers are wrong; none if they are right.
 fn fault(judged: &JudgedTokens) -> Option<String> {
     let figures = judged.figures.as_ref()?;
     let of = of_tokens(judged.tokens);
@@ -454,7 +454,7 @@ fn fault(judged: &JudgedTokens) -> Option<String> {
     })
 }
 
-/// Chooses among forms in their order, simple ones first, and says why.
+/// Chooses among forms in their order, simple ones first; returns the index and the reason.
 fn choose(tried: &[(ShardForm, TrialResult)]) -> (Option<usize>, String) {
     let time = |i: usize| tried[i].1.mean_us();
     let right: Vec<usize> = (0..tried.len()).filter(|&i| tried[i].1.out.is_none()).collect();
@@ -491,7 +491,7 @@ fn choose(tried: &[(ShardForm, TrialResult)]) -> (Option<usize>, String) {
     (Some(chosen), reason)
 }
 
-/// Says what calls took, by token count.
+/// Formats the median time of a call, by token count.
 fn times(trial: &TrialResult) -> String {
     let timed = trial.tokens.iter().filter_map(|t| Some((t.tokens, t.figures.as_ref()?.median_us)));
     let mut all = timed.map(|(tokens, us)| match tokens {
@@ -501,7 +501,7 @@ fn times(trial: &TrialResult) -> String {
     all.by_ref().collect::<Vec<_>>().join(", ")
 }
 
-/// The winners, as `build --forms` reads them.
+/// Formats the chosen forms as a file for `build --forms`.
 fn winners(choices: &[FormChoice]) -> String {
     let system = anemoe_coreml::this_system().unwrap_or_default();
     let mut text = format!("# By anemoe tune {}, for {system}.\n", env!("CARGO_PKG_VERSION"));
@@ -559,7 +559,7 @@ mod tests {
         JudgedTokens { figures: Some(figures), ..JudgedTokens::of(tokens) }
     }
 
-    /// Forms in their order: the default, the cache by the host, heads apart.
+    /// Makes trials of three forms in order: the default, the cache kept by the host, and attention per head.
     fn tried(trials: [(Option<Residency>, f64, Option<&str>); 3]) -> Vec<(ShardForm, TrialResult)> {
         let forms = [
             ShardForm::default(),

@@ -157,7 +157,7 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     Ok(if pass { Outcome::Done } else { Outcome::GateFailed })
 }
 
-/// Probes shards of the bundle.
+/// Compares shards of the bundle with their FP16 references on probes.
 fn probe(args: &Args, count: usize, expected: &Golden, ui: &Ui) -> anyhow::Result<ProbeReport> {
     let Origin { chain, family, plan, importance } = args.source.open(&args.bundle, "--probes")?;
     let checkpoint = &family.checked_checkpoint().checkpoint;

@@ -1,4 +1,4 @@
-//! The zip file of a report: written whole, read with suspicion.
+//! The zip file of a report: written at once, and checked when it is read.
 
 use super::stage::StageName;
 use super::{BENCH, FORMAT, FORMS, MANIFEST, PACKAGES, PLAN, SYSTEM};
@@ -11,21 +11,21 @@ use std::path::Path;
 use zip::write::SimpleFileOptions;
 use zip::{CompressionMethod, ZipArchive, ZipWriter};
 
-/// Largest report that is read.
+/// Largest report that is read, in bytes.
 const MAX_REPORT_BYTES: u64 = 64 << 20;
-/// Largest entry: plans of thousands of ops for each function of a large model.
+/// Largest entry, in bytes: plans of thousands of ops for each function of a large model.
 const MAX_ENTRY_BYTES: u64 = 128 << 20;
-/// Largest sum of entries.
+/// Largest sum of all entries, in bytes.
 const MAX_TOTAL_BYTES: u64 = 256 << 20;
 
 /// List of a report's entries.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct ReportManifest {
-    /// [`FORMAT`].
+    /// Version of the format, [`FORMAT`].
     pub format: u32,
-    /// Program that wrote it.
+    /// Program that wrote the report.
     pub generator: String,
-    /// Entries, by name.
+    /// Entries by name.
     pub entries: BTreeMap<String, ListedEntry>,
 }
 
@@ -33,23 +33,23 @@ pub struct ReportManifest {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ListedEntry {
-    /// Bytes.
+    /// Length of the entry, in bytes.
     pub bytes: u64,
-    /// SHA-256.
+    /// SHA-256 of the entry.
     pub sha256: String,
 }
 
-/// A report that was read: what it holds is what its manifest says.
+/// A report that was read and agrees with its manifest.
 #[derive(Debug)]
 pub struct ReportArchive {
     /// List of the entries.
     pub manifest: ReportManifest,
-    /// Digest of all entries, the same however they were packed.
+    /// Digest of all entries, which does not depend on their packing.
     pub digest: String,
     entries: BTreeMap<String, Vec<u8>>,
 }
 
-/// Names that an entry may have.
+/// Tells whether an entry may have this name.
 fn is_known(name: &str) -> bool {
     [SYSTEM, PACKAGES, PLAN, BENCH, FORMS].contains(&name) || StageName::ALL.iter().any(|s| s.entry() == name)
 }
@@ -57,7 +57,7 @@ fn is_known(name: &str) -> bool {
 /// Writes a report. The same entries give the same bytes.
 ///
 /// # Errors
-/// The file cannot be written; nothing half-written stays behind.
+/// The file cannot be written; no partial file stays behind.
 pub fn write_archive(output: &Output, entries: &BTreeMap<String, Vec<u8>>) -> Result<()> {
     let failed = |e: std::io::Error| Error::io(output.path(), e);
     let listed = entries.iter().map(|(name, bytes)| {
@@ -80,14 +80,14 @@ pub fn write_archive(output: &Output, entries: &BTreeMap<String, Vec<u8>>) -> Re
     output.write(|file| file.write_all(&bytes)).map_err(failed)
 }
 
-/// Reads a report: entries of known names alone, within bounds, each as its manifest says.
+/// Reads a report: only entries of known names, within bounds, and as the manifest lists them.
 ///
 /// # Errors
 /// The file is no report; the message names the entry.
 pub fn read_archive(path: &Path) -> Result<ReportArchive> {
     let invalid = |what: String| Error::invalid(path, format!("report: {what}"));
     let bytes = anemoe_io::read_input(path, MAX_REPORT_BYTES).map_err(|e| Error::io(path, e))?;
-    // The zip reader keeps one entry of each name, without a word about others.
+    // The zip reader keeps one entry of each name, and drops others silently.
     let listed = names_in_directory(&bytes);
     let names: BTreeSet<&Vec<u8>> = listed.iter().collect();
     if names.len() != listed.len() {
@@ -121,7 +121,7 @@ pub fn read_archive(path: &Path) -> Result<ReportArchive> {
             )));
         }
         let mut content = Vec::new();
-        // The claim may lie: a byte more than it is enough to see that.
+        // The claimed size may be wrong: one byte more shows that.
         let read = (&mut entry).take(claimed + 1).read_to_end(&mut content);
         read.map_err(|e| of(&e.to_string()))?;
         if content.len() as u64 != claimed {
@@ -161,26 +161,27 @@ struct FormatOnly {
 }
 
 impl ReportArchive {
-    /// Bytes of an entry, where it is there.
+    /// Returns the bytes of an entry; none without the entry.
     pub fn bytes(&self, name: &str) -> Option<&[u8]> {
         self.entries.get(name).map(Vec::as_slice)
     }
 
-    /// Reads an entry of JSON, where it is there.
+    /// Reads an entry of JSON; none without the entry.
     ///
     /// # Errors
-    /// It is not as expected; the message names the entry.
+    /// The entry is not as expected; the message names it.
     pub fn json<T: serde::de::DeserializeOwned>(&self, name: &str) -> std::result::Result<Option<T>, String> {
         let Some(bytes) = self.bytes(name) else { return Ok(None) };
         anemoe_io::json::parse(bytes).map(Some).map_err(|e| format!("entry `{name}`: {e}"))
     }
 }
 
-/// Signature of an entry in the central directory, and the bytes of its fixed part (APPNOTE 4.3.12).
+/// Signature of an entry in the central directory (APPNOTE 4.3.12).
 const DIRECTORY_ENTRY: &[u8] = b"PK\x01\x02";
+/// Bytes of the fixed part of an entry in the central directory (APPNOTE 4.3.12).
 const DIRECTORY_ENTRY_BYTES: usize = 46;
 
-/// Names in the central directory, every one of them, in order. Of a damaged directory those before the damage.
+/// Lists all names in the central directory, in order; of a damaged directory, the names before the damage.
 fn names_in_directory(bytes: &[u8]) -> Vec<Vec<u8>> {
     const END: &[u8] = b"PK\x05\x06";
     let Some(end) = bytes.windows(END.len()).rposition(|w| w == END) else { return Vec::new() };

@@ -20,7 +20,7 @@ use serde::{Deserialize, Serialize};
 
 /// Version of the format.
 pub const FORMAT: u32 = 1;
-/// Entry with the list of all others.
+/// Entry with the list of all other entries.
 pub const MANIFEST: &str = "manifest.json";
 /// Entry with the system.
 pub const SYSTEM: &str = "system.json";
@@ -33,7 +33,7 @@ pub const BENCH: &str = "bench.json";
 /// Entry with the forms.
 pub const FORMS: &str = "forms.toml";
 
-/// Chip by which one is calibrated that the table of chips does not have.
+/// Chip from whose figures a chip is calibrated that the table of chips lacks.
 pub const STAND_IN: &str = "m4-max";
 
 /// The machine and the model of a report.
@@ -43,7 +43,7 @@ pub struct ReportSystem {
     pub system: SystemFacts,
     /// Bytes of memory.
     pub memory_bytes: Option<u64>,
-    /// Processors.
+    /// Number of cores.
     pub cores: Option<u64>,
     /// Version of anemoe.
     pub version: String,
@@ -58,17 +58,17 @@ pub struct ReportSystem {
 /// A package of the bundle that a report is about.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct DescribedPackage {
-    /// Shard.
+    /// Name of the shard.
     pub name: String,
     /// Kind of shard.
     pub kind: String,
     /// Bytes of the package.
     pub bytes: u64,
-    /// Cells that follow from its program.
+    /// Cells that follow from the package's program.
     pub cells: OutcomeCells,
 }
 
-/// Short name of a chip, as tables of chips have it: `Apple M4 Max` is `m4-max`.
+/// Returns the short name of a chip, as tables of chips have it: `m4-max` for `Apple M4 Max`.
 pub fn chip_slug(chip: &str) -> String {
     let name = chip.trim().trim_start_matches("Apple ").to_ascii_lowercase();
     let plain = |c: char| if c.is_ascii_alphanumeric() { c } else { '-' };

@@ -1,26 +1,26 @@
-//! Takes private words out of documents: folders, the user's name, the name of the machine.
+//! Removes private words from documents: folders, the user's name, the name of the machine.
 
 use serde_json::{Map, Value};
 use std::path::Path;
 
-/// Folders in which users have theirs.
+/// Folders that hold the home folders of users.
 const HOMES: [&str; 2] = ["/Users/", "/home/"];
-/// Names of users that say nothing about anyone.
+/// Names of users that tell nothing about anyone.
 const COMMON: [&str; 5] = ["root", "user", "admin", "runner", "nobody"];
-/// Shortest folder that is replaced: `/` is in every path.
+/// Length of the shortest folder that is replaced, in bytes: `/` is in every path.
 const SHORTEST: usize = 2;
 
-/// Replaces private words in documents.
+/// Private words with their replacements.
 #[derive(Clone, Debug, Default)]
 pub struct PrivateWords {
-    /// Folders and what stands for them, the longest first.
+    /// Folders with their replacements, the longest first.
     folders: Vec<(String, String)>,
-    /// Names that are replaced where they stand as words.
+    /// Names that are replaced as whole words, with their replacements.
     names: Vec<(String, &'static str)>,
 }
 
 impl PrivateWords {
-    /// The words of this machine, and `more` folders with what stands for them.
+    /// Collects the words of this machine, and the folders `more` with their replacements.
     pub fn of_this_machine(more: &[(&Path, &str)]) -> PrivateWords {
         let mut words = PrivateWords::default();
         for (path, stands) in more {
@@ -51,7 +51,7 @@ impl PrivateWords {
         words
     }
 
-    /// The same words, and one folder more.
+    /// Adds a folder with its replacement.
     pub fn with_folder(mut self, path: &Path, stands: &str) -> PrivateWords {
         self.folder(path, stands);
         self
@@ -77,7 +77,7 @@ impl PrivateWords {
         }
     }
 
-    /// A text without private words.
+    /// Removes private words from a text.
     pub fn text(&self, text: &str) -> String {
         let mut out = text.to_string();
         for (folder, stands) in &self.folders {
@@ -92,7 +92,7 @@ impl PrivateWords {
         out
     }
 
-    /// A document without private words, in keys and values.
+    /// Removes private words from a document, in keys and values.
     pub fn document(&self, value: &Value) -> Value {
         match value {
             Value::String(text) => self.text(text).into(),
@@ -106,7 +106,7 @@ impl PrivateWords {
     }
 }
 
-/// Replaces `word` where no character of a word stands on either side.
+/// Replaces `word` by `stands` unless a character that `of_word` accepts is beside it.
 fn replace_bounded(text: &str, word: &str, stands: &str, of_word: impl Fn(char) -> bool) -> String {
     let mut out = String::with_capacity(text.len());
     let mut rest = text;
@@ -121,7 +121,7 @@ fn replace_bounded(text: &str, word: &str, stands: &str, of_word: impl Fn(char) 
     out + rest
 }
 
-/// Replaces the home folders of whoever it is.
+/// Replaces the home folders of all users below `home` by `~`.
 fn without_home(text: &str, home: &str) -> String {
     let mut out = String::with_capacity(text.len());
     let mut rest = text;

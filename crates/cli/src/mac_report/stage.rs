@@ -30,7 +30,7 @@ pub enum StageName {
 }
 
 impl StageName {
-    /// All of them, in order.
+    /// All stages, in order.
     pub const ALL: [StageName; 10] = [
         StageName::Doctor,
         StageName::Tune,
@@ -44,7 +44,7 @@ impl StageName {
         StageName::Energy,
     ];
 
-    /// Name of the stage.
+    /// Returns the name of the stage.
     pub const fn name(self) -> &'static str {
         match self {
             StageName::Doctor => "doctor",
@@ -60,12 +60,12 @@ impl StageName {
         }
     }
 
-    /// Name of the stage's entry in a report.
+    /// Returns the name of the stage's entry in a report.
     pub fn entry(self) -> String {
         format!("stages/{}.json", self.name())
     }
 
-    /// Command whose document the stage has, by which its figures are known.
+    /// Returns the command whose document the stage has; the registry knows its figures by that name.
     pub const fn command(self) -> &'static str {
         match self {
             StageName::Predict => "predict-speed",
@@ -73,7 +73,7 @@ impl StageName {
         }
     }
 
-    /// True if the stage needs the bundle of an earlier one.
+    /// Tells whether the stage needs the bundle of an earlier stage.
     pub const fn needs_bundle(self) -> bool {
         !matches!(self, StageName::Doctor | StageName::Tune | StageName::Build)
     }
@@ -87,18 +87,18 @@ pub enum StageEnd {
     Done,
     /// The gate failed, or a part of the stage did.
     Failed,
-    /// It was refused with an error.
+    /// The stage was refused with an error.
     Refused,
-    /// Its process ended without an answer.
+    /// The process ended without an answer.
     Crashed,
-    /// It had to be ended.
+    /// The process had to be ended.
     Hung,
-    /// It was not run.
+    /// The stage was not run.
     Skipped,
 }
 
 impl StageEnd {
-    /// Word for people.
+    /// Returns a word for people.
     pub const fn word(self) -> &'static str {
         match self {
             StageEnd::Done => "done",
@@ -110,12 +110,12 @@ impl StageEnd {
         }
     }
 
-    /// True if a later run need not do it again.
+    /// Tells whether a later run need not repeat the stage.
     pub const fn is_finished(self) -> bool {
         !matches!(self, StageEnd::Skipped)
     }
 
-    /// True if it is a finding against the Mac or the bundle.
+    /// Tells whether the end is a finding against the Mac or the bundle.
     pub const fn is_failure(self) -> bool {
         !matches!(self, StageEnd::Done | StageEnd::Skipped)
     }
@@ -128,12 +128,12 @@ pub struct StageRecord {
     pub stage: StageName,
     /// End.
     pub end: StageEnd,
-    /// Seconds that it took.
+    /// Duration, in seconds.
     pub seconds: f64,
-    /// Reason, where it is not done.
+    /// Reason, unless the stage is done.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub reason: String,
-    /// Document of its command; null where there is none.
+    /// Document of the stage's command; null without one.
     #[serde(default)]
     pub document: Value,
 }

@@ -1,4 +1,4 @@
-//! Facts that commands found, for events: their documents, condensed. Nothing stands here that was not measured or counted.
+//! Facts that commands found, for events: their documents, condensed. Every fact was measured or counted.
 
 use super::Facts;
 use anemoe_bundle::journal::status;
@@ -16,13 +16,14 @@ use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-/// Most columns and rows of a map of cosines: some 50 kB of journal.
+/// Most columns of a map of cosines; with [`MAX_MAP_LAYERS`] rows the map takes some 50 kB of journal.
 const MAX_MAP_POSITIONS: usize = 64;
+/// Most rows of a map of cosines.
 const MAX_MAP_LAYERS: usize = 100;
-/// Most items of a list in an event.
+/// Longest list in an event.
 const MAX_LIST: usize = 16;
 
-/// Gives the members of an object that are not null.
+/// Returns the members of an object that are not null.
 pub fn of(value: Value) -> Facts {
     let Value::Object(mut map) = value else { return Facts::new() };
     map.retain(|_, v| !v.is_null());
@@ -52,18 +53,18 @@ fn with(document: &impl Serialize, more: Value) -> Facts {
     facts
 }
 
-/// A cosine that was measured: without compression there is none, and the figure is 1.
+/// Returns a measured cosine; none for 1, which means no compression.
 fn measured(cosine: f64) -> Option<f64> {
     (cosine < 1.0).then_some(cosine)
 }
 
-/// A file that was read, by its name and hash.
+/// Describes a file by its name and hash.
 pub fn file(path: &Path) -> Value {
     let name = path.file_name().map(|n| n.to_string_lossy().into_owned());
     json!({"file": name, "sha256": file_sha256(path).ok()})
 }
 
-/// A bundle, from its contract.
+/// Returns the facts of a bundle, from its contract.
 pub fn bundle(path: &Path, chain: &Chain) -> Facts {
     let mut kinds: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
     for (part, kind) in chain.shards.iter().flat_map(|s| &s.quant) {
@@ -97,14 +98,14 @@ pub fn bundle(path: &Path, chain: &Chain) -> Facts {
     }))
 }
 
-/// Facts of a build that begins.
+/// Returns the facts of a build that begins.
 pub fn begun(plan: &Plan, part: Option<String>) -> Facts {
     of(
         json!({"part": part, "family": plan.chain.family, "source": plan.chain.source, "packages": plan.shards.len()}),
     )
 }
 
-/// A build or one part of it; with what the contract says where the bundle is complete.
+/// Returns the facts of a build or of one part; with those of the contract if the bundle is complete.
 pub fn build(report: &BuildReport, path: &Path, part: Option<String>) -> Facts {
     let mut facts = match Chain::read(path) {
         Ok(chain) => bundle(path, &chain),
@@ -119,13 +120,13 @@ pub fn build(report: &BuildReport, path: &Path, part: Option<String>) -> Facts {
     facts
 }
 
-/// The golden gate.
+/// Returns the facts of the golden gate.
 pub fn validation(gate: &GoldenGate, golden: Option<&Path>) -> Facts {
     let ties = gate.exact.wrong_choices.iter().filter(|c| c.near_tie).count();
     with(gate, json!({"near_ties": ties, "golden": golden.map(file)}))
 }
 
-/// The golden gate with further references.
+/// Returns the results of the golden gate with further references.
 pub fn also(gates: &[NamedGate]) -> Value {
     let one = |g: &NamedGate| {
         json!({"golden": file(&g.golden), "pass": g.gate.pass, "min_cosine": g.gate.exact.min_cosine,
@@ -134,14 +135,14 @@ pub fn also(gates: &[NamedGate]) -> Value {
     gates.iter().map(one).collect()
 }
 
-/// Probes of shards.
+/// Returns the facts of a run of probes.
 pub fn probes(report: &ProbeReport) -> Facts {
     let median = report.shards.iter().map(|s| s.median_cosine).reduce(f64::min);
     let position = report.shards.iter().map(|s| s.min_cosine).reduce(f64::min);
     with(report, json!({"lowest_median_cosine": median, "lowest_position_cosine": position}))
 }
 
-/// The gates of a build: what each said, and its facts.
+/// Returns the status and the facts of each gate of a build.
 pub fn gates(report: &GatedReport, golden: Option<&Path>) -> Vec<(&'static str, Facts)> {
     let staged = |stage: &str, pass: bool, mut facts: Facts| {
         facts.insert("stage".into(), stage.into());
@@ -175,17 +176,17 @@ pub fn gates(report: &GatedReport, golden: Option<&Path>) -> Vec<(&'static str, 
     all
 }
 
-/// Gains of replacing parts by FP16.
+/// Returns the facts of replacing parts by FP16.
 pub fn swaps(report: &AblationReport) -> Facts {
     with(report, json!({"costs_most": report.swaps.first().map(condense)}))
 }
 
-/// The residency gate.
+/// Returns the facts of the residency gate.
 pub fn residency(report: &Report) -> Facts {
     with(report, json!({"too_small": report.packages.iter().filter(|p| p.too_small).count()}))
 }
 
-/// The fidelity trace.
+/// Returns the facts of a fidelity trace.
 pub fn trace(trace: &Trace, golden: &Path) -> Facts {
     let lowest = trace.layers.iter().min_by(|a, b| a.fidelity.min_cosine.total_cmp(&b.fidelity.min_cosine));
     with(
@@ -203,7 +204,8 @@ pub fn trace(trace: &Trace, golden: &Path) -> Facts {
     )
 }
 
-/// Cosines by layer and position, for `anemoe report`: neighbouring positions together where there are many, the lowest of them.
+/// Returns the cosines by layer and position, for `anemoe report`. Where positions are many, neighbours are merged to the
+/// lowest of their cosines.
 fn cosine_map(trace: &Trace) -> Option<Vec<Vec<f64>>> {
     let positions = trace.layers.iter().map(|l| l.positions.len()).max()?;
     let together = positions.div_ceil(MAX_MAP_POSITIONS).max(1);

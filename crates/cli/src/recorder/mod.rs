@@ -1,6 +1,6 @@
 //! Recorder of commands: a [`Recorder`] per run, facts from [`facts`].
 //!
-//! The journal never decides what becomes of a command: where nothing can be written, a warning says so and the command goes on.
+//! The journal never changes the outcome of a command: if nothing can be written, a warning says so and the command goes on.
 
 pub mod facts;
 
@@ -35,16 +35,16 @@ pub struct JournalArgs {
     pub no_journal: bool,
 }
 
-/// Arguments that say nothing about what is done: the bundle itself, and how results are shown.
+/// Arguments that do not change what is done: the bundle itself, and the display of results.
 const LEFT_OUT: &str = "json offline ops help version bundle path out intent note no_journal experiment";
 
-/// Command line, defaults included; one per process, as that is.
+/// Command line with its defaults, one per process.
 static GIVEN: OnceLock<Given> = OnceLock::new();
 
 struct Given {
     command: String,
     options: Map<String, Value>,
-    /// The bundle that is built or looked at.
+    /// The bundle that the command builds or reads.
     bundle: Option<PathBuf>,
     /// Files that the bundle is compared with.
     goldens: Vec<PathBuf>,
@@ -56,18 +56,18 @@ const BUNDLES: [&str; 3] = ["out", "bundle", "path"];
 /// Commands that write into the journal of a bundle.
 const WRITERS: [&str; 6] = ["assemble", "bench", "build", "check", "trace", "validate"];
 
-/// The experiment that the command is run for: the one that is named, or that of the bundle. Its book says from now on that the
-/// command runs.
+/// Begins the command's run for an experiment: the named one, or that of the bundle. The experiment's book records the
+/// beginning.
 ///
 /// # Errors
-/// The one that is named is none.
+/// There is no experiment of this name.
 pub fn experiment(named: Option<&Path>) -> anyhow::Result<Option<ExperimentRun>> {
     let Some(given) = GIVEN.get().filter(|g| g.command != "journal") else { return Ok(None) };
     let bundle = given.bundle.as_ref().filter(|_| WRITERS.contains(&given.command.as_str()));
     let remembered = || {
         let events = journal::read(bundle?).ok()?.events;
         let path = events.iter().rev().find_map(|e| e.options.get("experiment")?.as_str());
-        // A book that has gone elsewhere is no fault of the bundle's.
+        // A book that was moved is no fault of the bundle.
         ExperimentPath::open(Path::new(path?)).ok()
     };
     let at = match named {
@@ -83,10 +83,10 @@ pub fn experiment(named: Option<&Path>) -> anyhow::Result<Option<ExperimentRun>>
     }))
 }
 
-/// Path of the experiment that the command is run for.
+/// Path of the experiment that the command runs for.
 static EXPERIMENT: OnceLock<String> = OnceLock::new();
 
-/// Keeps the options of the command that runs, for its events.
+/// Keeps the options of the running command, for its events.
 pub fn remember(command: &Command, matches: &ArgMatches) {
     let Some((name, given)) = matches.subcommand() else { return };
     let Some(command) = command.find_subcommand(name) else { return };
@@ -124,13 +124,13 @@ pub struct Recorder {
     args: JournalArgs,
     kind: &'static str,
     started: Instant,
-    /// Id of the event that says that it began.
+    /// Id of the event that records the beginning.
     begun: OnceLock<String>,
     warned: AtomicBool,
 }
 
 impl Recorder {
-    /// For a run that begins now.
+    /// Makes a recorder of a run that begins now.
     pub fn new(args: &JournalArgs, kind: &'static str) -> Recorder {
         Recorder {
             args: args.clone(),
@@ -141,8 +141,8 @@ impl Recorder {
         }
     }
 
-    /// Writes that the run has begun, for runs that may be killed. If an earlier run that did the same `part` has no end,
-    /// the event says which one it goes on with.
+    /// Writes that the run has begun, for runs that may be killed. If an earlier run of the same `part` has no end, the
+    /// event names that run.
     pub fn begin(&self, bundle: &Path, mut facts: Facts) {
         if self.args.no_journal {
             return;
@@ -156,9 +156,9 @@ impl Recorder {
         }
     }
 
-    /// The newest event of this kind that began the same part and never ended.
+    /// Returns the id of the newest event of this kind that began the same part and never ended.
     fn interrupted(&self, bundle: &Path, part: Option<&Value>) -> Option<String> {
-        // Where it cannot be read, the append says why.
+        // If the journal cannot be read, the append says why.
         let events = journal::read(bundle).ok()?.events;
         let newest = events
             .iter()
@@ -168,7 +168,7 @@ impl Recorder {
         (!ended).then(|| newest.id.clone())
     }
 
-    /// Writes what came out of the run.
+    /// Writes the result of the run.
     pub fn end(&self, bundle: &Path, status: &str, facts: Facts) {
         let seconds = self.started.elapsed().as_secs_f64();
         self.also(bundle, self.kind, status, Some(seconds), facts);
@@ -179,7 +179,7 @@ impl Recorder {
         self.end(bundle, if pass { status::PASS } else { status::FAIL }, facts);
     }
 
-    /// Writes something else that happened in this run, for instance a gate of a build.
+    /// Writes another event of this run, for instance a gate of a build.
     pub fn also(&self, bundle: &Path, kind: &str, status: &str, seconds: Option<f64>, mut facts: Facts) {
         if self.args.no_journal {
             return;

@@ -1,4 +1,4 @@
-//! Gated builds for people.
+//! Results of gated builds, for people.
 
 use super::{gate_results, placement};
 use crate::shell::quoted;
@@ -10,7 +10,7 @@ use anemoe_gates::probe::{DecidingRule, ProbeReport, ShardProbes};
 use anemoe_gates::residency::Report;
 use std::path::Path;
 
-/// The gates and the build for people.
+/// Prints the gates and the build.
 pub fn print(
     report: &GatedReport,
     out: &Path,
@@ -123,7 +123,7 @@ pub fn print(
     Ok(())
 }
 
-/// The gate that failed, in full.
+/// Prints the gate that failed, in full.
 fn print_failed(report: &GatedReport, ui: &Ui) -> std::io::Result<()> {
     let r = &report.representative;
     match report.failed {
@@ -169,7 +169,7 @@ fn print_failed(report: &GatedReport, ui: &Ui) -> std::io::Result<()> {
     Ok(())
 }
 
-/// A line about probes.
+/// Prints a line about probes.
 fn print_quality(found: &ProbeReport, ui: &Ui) -> std::io::Result<()> {
     let verdict = if found.pass { "pass" } else { "FAIL" };
     let every = found.rule == DecidingRule::EveryPosition;
@@ -197,7 +197,7 @@ fn print_quality(found: &ProbeReport, ui: &Ui) -> std::io::Result<()> {
     ui.line(format!("    {}", gate_results::rule(found)))
 }
 
-/// The probes of the worst and of evenly spread layers.
+/// Prints the probes of the worst layers and of evenly spread ones.
 fn print_layers(layers: &LayerGates, ui: &Ui) -> std::io::Result<()> {
     let LayerSample { worst, spread, .. } = &layers.sample;
     let Some(found) = &layers.probes else { return Ok(()) };
@@ -217,12 +217,12 @@ fn print_layers(layers: &LayerGates, ui: &Ui) -> std::io::Result<()> {
     print_quality(found, ui)
 }
 
-/// Says how much better than chance a model is, in nats per token, which may be less than nothing.
+/// Returns the difference to chance in words, in nats per token; it may be negative.
 fn against_chance(nats: f64) -> String {
     format!("{:.2} nats per token {} than chance", nats.abs(), if nats < 0.0 { "worse" } else { "better" })
 }
 
-/// One line about a finished build.
+/// Formats a finished build in one line.
 pub fn summary(report: &BuildReport) -> String {
     let reused = if report.reused > 0 {
         format!(", {} of them from an earlier run", report.reused)

@@ -1,11 +1,11 @@
-//! Results of the quality gates for people.
+//! Results of the quality gates, for people.
 
 use crate::ui::{self, Table, Ui};
 use anemoe_gates::golden_gate::{Agreement, GoldenGate, RepeatedToken};
 use anemoe_gates::int8_gate::Int8Gate;
 use anemoe_gates::probe::{DecidingRule, ProbePlace, ProbeReport, ShardProbes};
 
-/// Fast products for people.
+/// Prints the comparison of fast products with exact ones.
 pub fn print_fast(f: &Int8Gate, ui: &Ui) -> std::io::Result<()> {
     for d in &f.differing {
         ui.line(format!(
@@ -38,7 +38,7 @@ pub fn print_fast(f: &Int8Gate, ui: &Ui) -> std::io::Result<()> {
     ))
 }
 
-/// The probes for people: a row per shard, and what is out of the ordinary.
+/// Prints the probes: a row per shard, and the exceptions.
 pub fn print_probes(report: &ProbeReport, ui: &Ui) -> std::io::Result<()> {
     let mut table = Table::new(&[
         "shard",
@@ -107,7 +107,7 @@ pub fn print_probes(report: &ProbeReport, ui: &Ui) -> std::io::Result<()> {
     ))
 }
 
-/// Says which rule decides, and why.
+/// Returns the deciding rule and its reason, in words.
 pub fn rule(report: &ProbeReport) -> String {
     let rule = match report.rule {
         DecidingRule::EveryPosition => "every position decides",
@@ -116,7 +116,7 @@ pub fn rule(report: &ProbeReport) -> String {
     format!("{rule}: {}", report.rule_reason)
 }
 
-/// Says where the threshold has to be reached.
+/// Returns the place at which the threshold has to be reached, in words.
 pub fn wanted_at(rule: DecidingRule) -> &'static str {
     match rule {
         DecidingRule::EveryPosition => "at every position",
@@ -124,10 +124,10 @@ pub fn wanted_at(rule: DecidingRule) -> &'static str {
     }
 }
 
-/// Positions listed of one shard.
+/// Most positions of a shard that are listed.
 const LISTED: usize = 8;
 
-/// Positions of a shard that fail, and choices of its router that differ.
+/// Prints the positions of a shard that fail, and the choices of its router that differ.
 fn print_places(s: &ShardProbes, ui: &Ui) -> std::io::Result<()> {
     let below: &[ProbePlace] = if s.pass { &[] } else { &s.below };
     for p in below.iter().take(LISTED) {
@@ -158,7 +158,7 @@ fn print_places(s: &ShardProbes, ui: &Ui) -> std::io::Result<()> {
     Ok(())
 }
 
-/// A continuation that falls into one token.
+/// Describes a continuation that falls into one token.
 fn repeated(r: &RepeatedToken) -> String {
     format!(
         "FAIL: decoding falls into one repeated token: {} from step {} on, {} times; the reference does not",
@@ -166,7 +166,7 @@ fn repeated(r: &RepeatedToken) -> String {
     )
 }
 
-/// The golden gate for people.
+/// Prints the golden gate.
 pub fn print_golden(gate: &GoldenGate, ui: &Ui) -> std::io::Result<()> {
     let v = &gate.exact;
     let mut table = Table::new(&["after", "cosine", "KL, nats", "same top token"]);
@@ -177,7 +177,7 @@ pub fn print_golden(gate: &GoldenGate, ui: &Ui) -> std::io::Result<()> {
     for p in &v.positions {
         row(format!("prompt token {}", p.pos), &p.agreement);
     }
-    // Steps are many and alike: the first, and the lowest of all.
+    // Steps are many and alike: the first one and the lowest one are shown.
     let lowest = v.decode.iter().min_by(|a, b| a.agreement.cosine.total_cmp(&b.agreement.cosine));
     let mut shown: Vec<_> = v.decode.first().into_iter().chain(lowest).collect();
     shown.dedup_by_key(|d| d.step);

@@ -1,4 +1,4 @@
-//! Placement for people.
+//! Placement of packages, for people.
 
 use crate::ui::{self, Table, Ui};
 use anemoe_gates::residency::op_summary::OpCounts;
@@ -7,7 +7,7 @@ use anemoe_gates::residency::verdict::{PackageReport, Reason};
 use anemoe_gates::residency::{Comparison, Report};
 use std::collections::BTreeMap;
 
-/// The result for people: a row per kind of package, then why, and what to change.
+/// Prints the placement: a row per kind of package, then the reasons, and changes that would help.
 pub fn print(report: &Report, ui: &Ui) -> std::io::Result<()> {
     let mut rows: Vec<(&PackageReport, usize, Vec<String>)> = Vec::new();
     let mut known: BTreeMap<Vec<String>, usize> = BTreeMap::new();
@@ -72,7 +72,7 @@ pub fn print(report: &Report, ui: &Ui) -> std::io::Result<()> {
     )
 }
 
-/// Packages whose very program an imported report measured, with the report.
+/// Prints the packages whose program an imported report measured, with the report.
 pub fn print_measured(report: &Report, ui: &Ui) -> std::io::Result<()> {
     let mut found: BTreeMap<String, Vec<&str>> = BTreeMap::new();
     for p in &report.packages {
@@ -92,7 +92,7 @@ pub fn print_measured(report: &Report, ui: &Ui) -> std::io::Result<()> {
     Ok(())
 }
 
-/// A line of ops per row of the table, and one of all.
+/// Prints the ops of each row of the table, and of all packages.
 fn print_summaries(report: &Report, shown: &[(&PackageReport, usize)], ui: &Ui) -> std::io::Result<()> {
     ui.line("\nops, as predicted:")?;
     for (p, n) in shown {
@@ -105,7 +105,7 @@ fn print_summaries(report: &Report, shown: &[(&PackageReport, usize)], ui: &Ui) 
     Ok(())
 }
 
-/// Functions that the CPU runs because they are tiny, in packages that others decide, and what that costs.
+/// Prints the functions that the CPU runs because they are tiny, in packages that other functions decide, and their cost.
 fn print_small_functions(report: &Report, ui: &Ui) -> std::io::Result<()> {
     let with: Vec<&PackageReport> =
         report.packages.iter().filter(|p| !p.small_functions.is_empty()).collect();
@@ -133,10 +133,10 @@ fn print_small_functions(report: &Report, ui: &Ui) -> std::io::Result<()> {
     ))
 }
 
-/// Label of a package that the CPU runs because it is too small for its place to matter.
+/// Label of a package on the CPU that is too small for its device to matter.
 pub const TOO_SMALL: &str = "CPU: small, fine";
 
-/// Names the predicted device of a package, for tables.
+/// Returns the predicted device of a package, for tables.
 pub fn device_label(p: &PackageReport, strict: bool) -> &'static str {
     if p.too_small && !strict { TOO_SMALL } else { p.verdict.name() }
 }
@@ -161,7 +161,7 @@ fn counts(ops: &OpCounts) -> [String; 5] {
     [ops.ane, ops.gpu, ops.cpu, ops.unknown, ops.no_device].map(|n| n.to_string())
 }
 
-/// One line per rule over all packages: the same shard of thirty layers has the same reason.
+/// Prints one line per rule over all packages, since the same shard of thirty layers has the same reason.
 fn print_reasons(report: &Report, ui: &Ui) -> std::io::Result<()> {
     let mut reasons: Vec<Folded<'_>> = Vec::new();
     let mut warnings: Vec<Folded<'_>> = Vec::new();
@@ -211,12 +211,12 @@ fn print_reasons(report: &Report, ui: &Ui) -> std::io::Result<()> {
     ui.line("")
 }
 
-/// Sources of evidence as numbered notes, each once.
+/// Sources of evidence as numbered notes, without repetitions.
 #[derive(Default)]
 pub struct Sources(Vec<String>);
 
 impl Sources {
-    /// Gives the marks of these sources: `[1] [2]`.
+    /// Returns the marks of these sources: `[1] [2]`.
     pub fn notes(&mut self, found: &[Evidence]) -> String {
         let mut mark = |e: &Evidence| {
             let text = evidence(e);
@@ -245,7 +245,7 @@ impl Sources {
     }
 }
 
-/// A rule with all places that it applies to.
+/// A rule with all packages that it applies to.
 struct Folded<'a> {
     first: &'a Reason,
     package: &'a str,

@@ -1,4 +1,4 @@
-//! Plans for people.
+//! Plans, for people.
 
 use super::placement::{TOO_SMALL, device_label};
 use crate::ui::{self, Table, Ui};
@@ -9,7 +9,7 @@ use anemoe_gates::cost::forecast::TokenCalls;
 use anemoe_gates::residency::Report;
 use std::collections::BTreeMap;
 
-/// The table for people: equal shards of different layers in one row, unless `all`.
+/// Prints the plan: equal shards of different layers in one row, unless `all`.
 pub fn print(plan: &Plan, placement: &Report, all: bool, ui: &Ui) -> std::io::Result<()> {
     let mut rows: Vec<(String, usize, Vec<String>)> = Vec::new();
     let mut known: BTreeMap<Vec<String>, usize> = BTreeMap::new();
@@ -69,7 +69,7 @@ pub fn print(plan: &Plan, placement: &Report, all: bool, ui: &Ui) -> std::io::Re
     )
 }
 
-/// Says why packages are not predicted on the Neural Engine: a line for each reason.
+/// Prints why packages are not predicted on the Neural Engine: a line for each reason.
 fn print_verdict_reasons(placement: &Report, ui: &Ui) -> std::io::Result<()> {
     for r in placement.verdict_reasons() {
         let label = if r.too_small && !placement.strict { TOO_SMALL } else { r.verdict.name() };
@@ -84,7 +84,7 @@ fn print_verdict_reasons(placement: &Report, ui: &Ui) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Says how many calls a token takes.
+/// Returns the calls per token, in words.
 fn calls(c: TokenCalls) -> String {
     let layers = match c.layers_at_most - c.layers > 0.05 {
         true => format!("{:.1} of layers (expected; {} at most)", c.layers, c.layers_at_most),
@@ -93,7 +93,7 @@ fn calls(c: TokenCalls) -> String {
     format!("calls per token: {layers}, {} of the head", c.head)
 }
 
-/// The search's result for people.
+/// Prints the result of the search for kinds.
 fn print_choice(auto: &AutoChoice, ui: &Ui) -> std::io::Result<()> {
     ui.line(format!("\nkinds chosen for {} on {}", auto.goal, auto.measured_on))?;
     let mut table = Table::new(&["tensor", "part", "kind", "bytes", "output error", "sensitivity"]);
@@ -124,11 +124,11 @@ fn print_choice(auto: &AutoChoice, ui: &Ui) -> std::io::Result<()> {
 /// Most outliers that are printed; `--json` has all.
 const SHOWN: usize = 5;
 
-/// Relative outlier from which on INT8 with one scale loses 1 %, see [`outliers::Spread::int8_tensor_loss`].
+/// Relative outlier from which INT8 with one scale loses 1 %, see [`outliers::Spread::int8_tensor_loss`].
 const RATIO_LIMIT: u32 = 55;
 
-/// Prints how many weights share a scale, beside the rule of thumb of the field notes, and what counts
-/// instead. `outliers` are absent where nobody looked for them.
+/// Prints how many weights share a scale, beside the rule of thumb of the field notes and the ratio that really counts.
+/// `outliers` is none with `--skip-outliers`.
 pub fn print_scales(plan: &Plan, outliers: Option<&[Outlier]>, ui: &Ui) -> std::io::Result<()> {
     let mut scales: BTreeMap<(&str, &str, &str), u64> = BTreeMap::new();
     for (shard, m) in outliers::concerned(plan) {
@@ -148,7 +148,7 @@ pub fn print_scales(plan: &Plan, outliers: Option<&[Outlier]>, ui: &Ui) -> std::
     ))
 }
 
-/// The warnings for people.
+/// Prints the first warnings about outliers.
 pub fn print_outliers(outliers: &[Outlier], ui: &Ui) -> std::io::Result<()> {
     for outlier in outliers.iter().take(SHOWN) {
         ui.line(format!("warning: {outlier}"))?;

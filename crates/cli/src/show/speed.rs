@@ -1,4 +1,4 @@
-//! Predicted speed for people.
+//! Predicted speed, for people.
 
 use crate::ui::{self, Table, Ui};
 use anemoe_gates::cost::chips::ChipProfile;
@@ -12,23 +12,23 @@ use serde::Serialize;
 pub struct SpeedDocument {
     /// Path of the checkpoint or bundle.
     pub source: String,
-    /// The chip's figures.
+    /// Figures of the chip.
     pub profile: ChipProfile,
     /// Bytes that weights may fill.
     pub memory_bytes: f64,
     /// A pass of one token.
     pub one: Forecast,
-    /// A pass of several.
+    /// A pass of several tokens.
     pub several: Forecast,
     /// A pass of one token in each context for which there are functions.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub contexts: Vec<Forecast>,
-    /// Speculation with the pass of several.
+    /// Speculation with passes of several tokens.
     pub speculation: SpeculationForecast,
     /// Forms of a checkpoint.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub forms: Vec<CostedForm>,
-    /// The form to build, and why.
+    /// The form to build, and the reasons.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub recommended: Option<Recommendation>,
 }
@@ -38,19 +38,19 @@ pub struct SpeedDocument {
 pub struct SpeculationForecast {
     /// Tokens of a verifier call.
     pub tokens: usize,
-    /// Its time over that of one token.
+    /// Time of a verifier call over the time of one token.
     pub over_one: f64,
     /// Speed over plain decoding, by the probability that a drafted token is right.
     pub gains: Vec<(f64, f64)>,
 }
 
-/// A figure with its range.
+/// Formats a figure with its range.
 fn span(s: &Span) -> String {
     let digits = if s.likely < 10.0 { 2 } else { 1 };
     format!("{:.digits$} ({:.digits$} to {:.digits$})", s.likely, s.low, s.high)
 }
 
-/// Passes of one token and of several, speculation, forms.
+/// Prints passes of one token and of several, speculation, and forms.
 pub fn print(document: &SpeedDocument, ui: &Ui) -> std::io::Result<()> {
     let d = document;
     ui.line(format!(
@@ -87,7 +87,7 @@ pub fn print(document: &SpeedDocument, ui: &Ui) -> std::io::Result<()> {
     }
 }
 
-/// Writes what to build, and why: a line for each reason.
+/// Formats the form to build, with a line for each reason.
 pub fn recommendation(r: &Recommendation) -> String {
     let lines = r.reasons.iter().map(|reason| format!("\n  {reason}"));
     std::iter::once(format!("recommended: {}", r.form)).chain(lines).collect()
@@ -118,7 +118,7 @@ fn print_pass(f: &Forecast, ui: &Ui) -> std::io::Result<()> {
     table.print(ui)
 }
 
-/// Passes in contexts side by side, the whole one last.
+/// Prints passes in contexts side by side, the whole context last.
 fn print_contexts(contexts: &[Forecast], whole: &Forecast, ui: &Ui) -> std::io::Result<()> {
     let mut table = Table::new(&["positions", "cache", "ms", "tokens a second"]);
     for f in contexts.iter().chain([whole]) {
@@ -133,7 +133,7 @@ fn print_contexts(contexts: &[Forecast], whole: &Forecast, ui: &Ui) -> std::io::
     table.print(ui)
 }
 
-/// Forms side by side.
+/// Prints forms side by side.
 fn print_forms(forms: &[CostedForm], ui: &Ui) -> std::io::Result<()> {
     let mut table = Table::new(&["form", "calls", "read", "ms", "tokens a second", "bound by", "placement"]);
     for f in forms {
@@ -153,7 +153,7 @@ fn print_forms(forms: &[CostedForm], ui: &Ui) -> std::io::Result<()> {
     table.print(ui)
 }
 
-/// The fit, and rows that it never saw.
+/// Prints the fit, and rows that the fit never saw.
 pub fn print_held_out(report: &HeldOut, ui: &Ui) -> std::io::Result<()> {
     let fit = &report.fit;
     ui.line(format!(

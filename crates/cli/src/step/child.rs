@@ -1,4 +1,4 @@
-//! The child, and how its parent waits for it.
+//! The child process, and how its parent waits for it.
 
 use super::Work;
 use crate::error_report::sentence;
@@ -15,38 +15,38 @@ use std::time::{Duration, Instant};
 
 /// Exit status of a child whose parent is gone.
 const ORPHANED: i32 = 3;
-/// Pause between two looks at a child.
+/// Pause between two checks of a child.
 const PAUSE: Duration = Duration::from_millis(5);
-/// Bytes of a child's last words that are kept.
+/// Bytes that are kept of the end of a child's standard error.
 const LAST_WORDS: usize = 2000;
-/// Most bytes of a line of a child's standard output: the plan of a large package has some thousand ops.
+/// Longest line of a child's standard output, in bytes: the plan of a large package has some thousand ops.
 const MAX_LINE: u64 = 256 << 20;
 /// Line that tells a child that it may stop.
 const STOP: &str = "stop";
-/// Time between two reports of progress, where work reports more often.
+/// Least time between two reports of progress.
 const BETWEEN_REPORTS: Duration = Duration::from_secs(1);
-/// Progress that is reported sooner: a parent never knows less than this of a child that crashes.
+/// Progress after which a report is sent sooner, so that a parent misses less than this of a child that crashes.
 const STEP_OF_REPORTS: u64 = 50;
 
 /// End of a child's work.
 #[derive(Clone, Debug)]
 pub enum Ended {
-    /// The work is done; what it found.
+    /// The work is done, with this result.
     Done(Value),
     /// The work was refused, with this message.
     Failed(String),
     /// The process ended without a reply.
     Crashed {
-        /// Signal or exit status.
+        /// Signal or exit status of the process.
         how: String,
-        /// Its last words.
+        /// End of the child's standard error.
         said: String,
     },
-    /// It was ended because it took too long.
+    /// The process was ended because it took too long.
     TimedOut {
-        /// Limit that it has passed.
+        /// Limit that the process exceeded.
         limit: Limit,
-        /// Its last words.
+        /// End of the child's standard error.
         said: String,
     },
 }
@@ -54,14 +54,14 @@ pub enum Ended {
 /// Limit of a child's time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Limit {
-    /// Time for all of its work.
+    /// Time for all of the work.
     Whole(Duration),
-    /// Time without progress: before its first report, between two, and behind the last one. The whole may take as long as it does.
+    /// Time without progress: before the first report, between two, and after the last. The whole work has no limit.
     Silence(Duration),
 }
 
 impl Limit {
-    /// Says what a child did not do in time.
+    /// Returns the reason for a child that was ended, in words.
     fn reason(self) -> String {
         match self {
             Limit::Whole(limit) => format!("no end after {:.0} s (--timeout)", limit.as_secs_f64()),
@@ -71,7 +71,7 @@ impl Limit {
 }
 
 impl Ended {
-    /// Says how a child without a result ended, with its last words; nothing of one that is done.
+    /// Returns how a child without a result ended, with the end of its standard error; empty for a child that is done.
     pub fn reason(&self) -> String {
         let (how, said) = match self {
             Ended::Done(_) => return String::new(),
@@ -87,18 +87,18 @@ impl Ended {
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum Reply {
-    /// Report of progress: a number that its work counts.
+    /// Report of progress: a number that the work counts.
     Progress(u64),
-    /// Its last line.
+    /// The work is done; the last line.
     Done(Value),
-    /// Its last line.
+    /// The work was refused; the last line.
     Failed(String),
 }
 
 /// Reports of a child so far.
 struct Heard {
     progress: AtomicU64,
-    /// Time of the last one, or of the child's start.
+    /// Time of the last report, or of the child's start.
     at: Mutex<Instant>,
 }
 
@@ -130,29 +130,29 @@ impl Worker {
         let words = child.stderr.take().map(|err| last_words(err, speaks));
         let mut input = child.stdin.take();
         if let Some(input) = &mut input {
-            // A child that ended already says so by its status.
+            // The exit status tells of a child that ended already.
             let _ = writeln!(input, "{}", serde_json::to_string(work)?).and_then(|()| input.flush());
         }
         Ok(Worker { child, input, started, heard, speaks, replies, words })
     }
 
-    /// The last number that the child has reported; 0 before.
+    /// Returns the last number that the child has reported; 0 before.
     pub fn progress(&self) -> u64 {
         self.heard.progress.load(Ordering::SeqCst)
     }
 
-    /// Tells the child that it may stop, where its work goes on until then.
+    /// Tells the child that it may stop, if its work has no end of its own.
     pub fn stop(&mut self) {
         if let Some(input) = &mut self.input {
-            // One that ended already needs no word.
+            // A child that ended already needs no message.
             let _ = writeln!(input, "{STOP}").and_then(|()| input.flush());
         }
     }
 
-    /// Waits until the child has reported something or has ended, at most as long as `limit`; true where it has reported.
+    /// Waits until the child has reported something or has ended, at most for `limit`; returns whether it has reported.
     ///
     /// # Errors
-    /// The system does not tell of the child.
+    /// The system does not tell the state of the child.
     pub fn wait_for_progress(&mut self, limit: Duration) -> anyhow::Result<bool> {
         while self.progress() == 0 && self.started.elapsed() < limit {
             if self.child.try_wait()?.is_some() {
@@ -163,10 +163,10 @@ impl Worker {
         Ok(self.progress() > 0)
     }
 
-    /// Waits for the end of the child, and ends it where it passes `limit`.
+    /// Waits for the end of the child, and ends a child that exceeds `limit`.
     ///
     /// # Errors
-    /// The system does not tell of the child.
+    /// The system does not tell the state of the child.
     pub fn wait(&mut self, limit: Limit) -> anyhow::Result<Ended> {
         let status = self.status_within(limit)?;
         drop(self.input.take());
@@ -174,7 +174,7 @@ impl Worker {
         let Some(status) = status else { return Ok(Ended::TimedOut { limit, said }) };
         Ok(match self.replies.take().map(join).unwrap_or_default() {
             Some(Reply::Done(value)) if status.success() => Ended::Done(value),
-            // What Core ML's compiler says, it says there.
+            // Core ML's compiler writes its messages to standard error.
             Some(Reply::Failed(what)) if !said.is_empty() && !self.speaks => {
                 Ended::Failed(format!("{what}; {said}"))
             }
@@ -194,7 +194,7 @@ impl Worker {
                 Limit::Silence(limit) => locked(&self.heard.at).elapsed() >= limit,
             };
             if is_over {
-                // It may have ended meanwhile.
+                // The child may have ended meanwhile.
                 let _ = self.child.kill();
                 self.child.wait()?;
                 return Ok(None);
@@ -206,7 +206,7 @@ impl Worker {
 
 impl Drop for Worker {
     fn drop(&mut self) {
-        // One that nobody waited for ends with its input; a status that was read already is no error.
+        // A child that nobody waited for ends with its input; a status that was read already is no error.
         drop(self.input.take());
         if !matches!(self.child.try_wait(), Ok(Some(_))) {
             let _ = self.child.kill();
@@ -215,7 +215,7 @@ impl Drop for Worker {
     }
 }
 
-/// Does `work` in a child and waits for it, at most as long as `limit`.
+/// Does `work` in a child and waits for it, at most for `limit`.
 ///
 /// # Errors
 /// No process can be started.
@@ -223,7 +223,7 @@ pub fn in_child(work: &Work, limit: Duration) -> anyhow::Result<Ended> {
     Worker::start(work)?.wait(Limit::Whole(limit))
 }
 
-/// Listens to a child's standard output: notes reports of progress, and gives the last line that is a reply.
+/// Listens to a child's standard output: notes reports of progress, and returns the last line that is a reply.
 fn listen(from: impl Read + Send + 'static, heard: Arc<Heard>) -> JoinHandle<Option<Reply>> {
     thread::spawn(move || {
         let (mut from, mut line, mut last) = (BufReader::new(from), Vec::new(), None);
@@ -233,7 +233,7 @@ fn listen(from: impl Read + Send + 'static, heard: Arc<Heard>) -> JoinHandle<Opt
                 Ok(1..) => {}
                 _ => return last,
             }
-            // What Core ML prints is no reply.
+            // Lines that Core ML prints are no replies.
             match serde_json::from_slice(&line) {
                 Ok(Reply::Progress(number)) => {
                     heard.progress.store(number, Ordering::SeqCst);
@@ -246,13 +246,13 @@ fn listen(from: impl Read + Send + 'static, heard: Arc<Heard>) -> JoinHandle<Opt
     })
 }
 
-/// Keeps the end of what is said: a child that talks without end takes no memory. Repeats it where the user reads along.
+/// Keeps the end of a child's standard error, within bounds. Repeats it for the user if `speaks`.
 fn last_words(mut from: impl Read + Send + 'static, speaks: bool) -> JoinHandle<String> {
     thread::spawn(move || {
         let (mut kept, mut piece) = (Vec::new(), [0; 4096]);
         while let Ok(n @ 1..) = from.read(&mut piece) {
             if speaks {
-                // That nobody can read it is no error.
+                // A failure to write is no error.
                 let _ = std::io::stderr().write_all(&piece[..n]);
             }
             kept.extend_from_slice(&piece[..n]);
@@ -285,7 +285,7 @@ fn describe(status: ExitStatus) -> String {
     format!("{status}")
 }
 
-/// The child's way to talk with its parent while it works.
+/// The child's link to its parent during the work.
 pub struct ParentLink {
     stopped: Arc<AtomicBool>,
     /// The last report, and its time.
@@ -293,7 +293,7 @@ pub struct ParentLink {
 }
 
 impl ParentLink {
-    /// Reports progress: a number above 0 that the work counts. Most reports that follow each other at once are left out.
+    /// Reports progress: a number above 0 that the work counts. Leaves out most reports that follow each other closely.
     pub fn report(&mut self, number: u64) {
         let is_close = |(last, at): (u64, Instant)| {
             number < last.saturating_add(STEP_OF_REPORTS) && at.elapsed() < BETWEEN_REPORTS
@@ -304,17 +304,17 @@ impl ParentLink {
         self.reported = Some((number, Instant::now()));
         let Ok(line) = serde_json::to_string(&Reply::Progress(number)) else { return };
         let mut out = std::io::stdout().lock();
-        // A parent that is gone ends this process.
+        // The process ends when its parent is gone.
         let _ = writeln!(out, "\n{line}").and_then(|()| out.flush());
     }
 
-    /// True when the parent has said that the work may stop.
+    /// Tells whether the parent has said that the work may stop.
     pub fn is_stopped(&self) -> bool {
         self.stopped.load(Ordering::SeqCst)
     }
 }
 
-/// The child's side: reads its work, does it with `work` and replies.
+/// Serves a parent as its child: reads the work, does it with `work`, and replies.
 ///
 /// # Errors
 /// Standard input holds no work.

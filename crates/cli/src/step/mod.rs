@@ -1,9 +1,9 @@
-//! Risky work in a process of its own: what crashes or hangs there is a report here.
+//! Risky work in a process of its own: a crash or a hang becomes a report.
 //!
 //! ```text
 //! command --Work, one line of JSON--> anemoe step --Reply, the last line of JSON--> Ended
-//!                                                 --reports of progress, a line each, where the work counts something--> Limit::Silence
-//!         --standard input stays open: `stop` ends work without an end, and its own end tells the child that the command is gone
+//!                                                 --reports of progress, a line each--> Limit::Silence
+//!         --standard input: `stop` ends endless work; its end tells the child that the command is gone
 //! ```
 
 mod child;
@@ -43,9 +43,9 @@ pub enum Work {
         package: PathBuf,
         /// The compiled model.
         compiled: PathBuf,
-        /// Names of all its functions.
+        /// Names of all functions of the package.
         functions: Vec<String>,
-        /// The CPU alone is allowed.
+        /// True if the CPU alone is allowed.
         cpu_only: bool,
     },
     /// Runs the trial of a form.
@@ -56,34 +56,34 @@ pub enum Work {
         packages: Vec<(PathBuf, PathBuf)>,
         /// Tokens of a call.
         tokens: usize,
-        /// Calls.
+        /// Number of calls.
         calls: usize,
     },
     /// Soaks a bundle on Core ML.
     Soak {
         /// The bundle.
         bundle: PathBuf,
-        /// Shards that Core ML runs, the CPU executor all others; empty for all shards.
+        /// Shards that Core ML runs, while the CPU executor runs all others; empty for all shards.
         only: Vec<String>,
-        /// Length.
+        /// Length of the soak.
         length: SoakLength,
     },
-    /// Runs a bundle on Core ML until it is told to stop, and reports progress when everything is loaded.
+    /// Runs a bundle on Core ML until it is told to stop, and reports progress once everything is loaded.
     Run {
         /// The bundle.
         bundle: PathBuf,
     },
-    /// Does a whole command, whose document is kept.
+    /// Runs a whole command, whose document is kept.
     Command {
         /// Name of the command.
         command: String,
-        /// Its arguments.
+        /// Arguments of the command.
         arguments: Vec<String>,
     },
 }
 
 impl Work {
-    /// The step, for people.
+    /// Returns the name of the step, for people.
     pub fn name(&self) -> &'static str {
         match self {
             Work::Compile { .. } => "compile",
@@ -96,7 +96,7 @@ impl Work {
         }
     }
 
-    /// True if the user reads along: its messages go to standard error as they come.
+    /// Tells whether the user reads along: messages go to standard error as they come.
     pub fn speaks(&self) -> bool {
         matches!(self, Work::Command { .. })
     }
@@ -105,11 +105,11 @@ impl Work {
 /// Answer to [`Work::Command`].
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct CommandDone {
-    /// Its gate passed, where it is one.
+    /// True if the command's gate passed, or the command has no gate.
     pub passed: bool,
-    /// Its document.
+    /// Document of the command.
     pub document: serde_json::Value,
 }
 
-/// Seconds that loading a function took, by name.
+/// Seconds to load each function, by name.
 pub type LoadSeconds = BTreeMap<String, f64>;

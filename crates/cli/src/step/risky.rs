@@ -1,4 +1,4 @@
-//! Steps of a command in children, with what their failures mean.
+//! Steps of a command in child processes, and the meaning of their failures.
 
 use super::{Ended, Work, in_child};
 use anemoe_bundle::ShardKind;
@@ -25,7 +25,7 @@ pub struct Risky {
 /// A step that did not end well.
 #[derive(Clone, Debug, Serialize)]
 pub struct StepFailure {
-    /// Package, function or form that it was about.
+    /// Package, function or form of the step.
     pub what: String,
     /// Step: `compile`, `load`, `plan` or `measure`.
     pub step: &'static str,
@@ -35,22 +35,22 @@ pub struct StepFailure {
     pub message: String,
     /// Likely causes, the most likely first.
     pub causes: Vec<&'static str>,
-    /// Advice besides forms.
+    /// Further advice, besides forms.
     pub advice: Vec<&'static str>,
-    /// Options of the form to try next, where there is one.
+    /// Options of the form to try next; none without one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub try_form: Option<String>,
 }
 
 impl RiskyArgs {
-    /// The runner of steps.
+    /// Makes the runner of steps.
     pub fn runner(self) -> Risky {
         Risky { limit: Duration::from_secs(self.timeout) }
     }
 }
 
 impl Risky {
-    /// Does a step; `of` is the kind and the form of the shard, where it is known.
+    /// Does a step in a child process; `of` is the kind and the form of the shard, if they are known.
     ///
     /// # Errors
     /// No process can be started.
@@ -83,20 +83,20 @@ impl Risky {
 }
 
 impl StepFailure {
-    /// A step that was not tried, or whose refusal says everything.
+    /// Makes the failure of a step that was not tried, or whose refusal says everything.
     pub fn refused(what: &str, step: &'static str, message: String) -> StepFailure {
         let (causes, advice) = (Vec::new(), Vec::new());
         StepFailure { what: what.into(), step, end: End::Refused, message, causes, advice, try_form: None }
     }
 
-    /// Takes the cause away that the model is of another system: it was compiled just before.
+    /// Removes the cause that the model is of another system, since it was compiled just before.
     pub fn rule_out_stale(&mut self) {
         self.causes.retain(|c| *c != STALE.text);
         self.advice.retain(|a| *a != STALE.advice);
         self.advice.push("anemoe doctor --clean, which lists what Core ML keeps of earlier models");
     }
 
-    /// Lines for people.
+    /// Formats the failure in lines, for people.
     pub fn lines(&self) -> Vec<String> {
         let StepFailure { what, step, end, message, .. } = self;
         let mut lines = vec![format!("{what}: {step} {}: {message}", end.word())];
@@ -107,7 +107,7 @@ impl StepFailure {
     }
 }
 
-/// The form to try next: the first that a cause names, that concerns this kind of shard, and that it does not have yet.
+/// Returns the form to try next: the first one named by a cause that concerns this kind of shard and is new.
 fn next_form(causes: &[Cause], kind: ShardKind, form: ShardForm) -> Option<String> {
     let concerns = |option: &str| match option {
         "--cache" | "--attention" | "--history" => matches!(kind, ShardKind::Attention | ShardKind::Layers),

@@ -1,4 +1,4 @@
-//! Every class of bad input: a message that names the thing, exit status 2, no panic, nothing left behind.
+//! Every class of bad input: a message that names the file or option, exit status 2, no panic, no leftovers.
 
 use crate::common::{anemoe, build, contents, copy, finish, fixture, json, refused};
 use std::fs;
@@ -48,7 +48,7 @@ impl Damaged {
         fs::write(path, serde_json::to_vec(&config).unwrap()).unwrap();
     }
 
-    /// The build is refused with these words and leaves no bundle.
+    /// Checks that the build is refused with these words and leaves no bundle.
     fn refused(&self, says: &[&str]) {
         refused(&["build", self.model().to_str().unwrap(), "-o", self.out().to_str().unwrap()], says);
         assert!(!self.out().exists(), "{:?}", contents(&self.out()).iter().map(|c| &c.0).collect::<Vec<_>>());
@@ -182,7 +182,7 @@ fn output_that_exists() {
 
 #[test]
 fn output_folder_that_cannot_be_made() {
-    // A path below a file: as unwritable for root as for anyone.
+    // A path below a file: unwritable for root, too.
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("file");
     fs::write(&file, "x").unwrap();
@@ -193,7 +193,7 @@ fn output_folder_that_cannot_be_made() {
     );
 }
 
-/// A limit on the size of files stands for a full disk: writing fails in the middle of a package.
+/// Checks a write that fails in the middle of a package: a limit on the size of files stands for a full disk.
 #[cfg(unix)]
 #[test]
 fn output_that_does_not_fit() {
@@ -212,7 +212,7 @@ fn output_that_does_not_fit() {
     assert!(!out.exists(), "{:?}", contents(&out).iter().map(|c| &c.0).collect::<Vec<_>>());
 }
 
-/// A bundle that tests may damage.
+/// Builds a bundle that tests may damage.
 fn bundle() -> (tempfile::TempDir, PathBuf) {
     let dir = tempfile::tempdir().unwrap();
     let out = dir.path().join("b");
@@ -238,7 +238,7 @@ fn prompts_that_do_not_fit() {
     refused(&args, &["temperature"]);
 }
 
-/// The context ends generation; it does not break it.
+/// Checks that a full context ends generation without an error.
 #[test]
 fn the_context_ends_generation() {
     let (_dir, bundle) = bundle();
@@ -294,7 +294,7 @@ fn damaged_bundles() {
     generate_refused(&bundle, "1", &["L02.attn.mlpackage"]);
 }
 
-/// JSON objects in which a key is there twice mean one thing to one program and another to the next.
+/// Checks that JSON objects with the same key twice are refused: programs differ in the value that they read.
 #[test]
 fn keys_that_are_there_twice() {
     for (file, good, bad, key) in [
@@ -317,7 +317,8 @@ fn keys_that_are_there_twice() {
     }
 }
 
-/// Tokenizers that are cut off, that the library panics at, and that make gigabytes of a letter.
+/// Checks that damaged tokenizers are refused: cut off, invalid in a way at which the library panics, and with rules that
+/// make gigabytes of a letter.
 #[test]
 fn damaged_tokenizers() {
     let (_dir, bundle) = bundle();
@@ -357,7 +358,8 @@ fn damaged_tokenizers() {
     }
 }
 
-/// A blob offset that lies, blobs that overlap, a protobuf without end, a weight file that is cut off.
+/// Checks that damaged packages are refused: a wrong blob offset, overlapping blobs, a protobuf without end, a cut weight
+/// file.
 #[test]
 fn damaged_packages() {
     let (_dir, bundle) = bundle();
@@ -431,7 +433,7 @@ fn errors_are_documents_with_json() {
     assert_eq!(v["error"]["kind"], "usage");
 }
 
-/// Standard output has no path, and the error says what it is.
+/// Checks that the error about a full standard output names it, since it has no path.
 #[cfg(target_os = "linux")]
 #[test]
 fn standard_output_that_is_full() {

@@ -1,4 +1,4 @@
-//! Books of experiments: intents, expectations, states, with the built binary.
+//! Books of experiments with the built binary: intents, expectations, states.
 
 use crate::common::{fixture, json, refused, run};
 use serde_json::Value;
@@ -14,7 +14,7 @@ fn succeed(args: &[&str]) -> String {
     out
 }
 
-/// An experiment of a book.
+/// Returns an experiment of a book.
 fn experiment(book: &Path, id: &str) -> Value {
     let document = json(0, &["journal", text(book)]);
     let all = document["entries"].as_array().unwrap();
@@ -65,7 +65,7 @@ fn an_experiment_goes_from_its_intent_to_its_outcome() {
     assert!(entry["setup"].to_string().contains("quant lut4"), "{entry:#}");
     assert!(entry["refs"].to_string().contains("a.anemoe"), "{entry:#}");
 
-    // The next one replaces it; a person closes both.
+    // The next experiment replaces this one; a person closes both.
     let next = book.join("e36");
     succeed(&["journal", "new", text(&next), "--intent", "k-means", "--replaces", "e35", "--link", b]);
     let note = ["--state", "dead-end", "--lesson", "speed is not bytes", "--milestone", "first 40 shards"];
@@ -91,15 +91,15 @@ fn an_experiment_goes_from_its_intent_to_its_outcome() {
         "{table}"
     );
     assert!(!table.contains("###"));
-    // A command that runs again has the last word.
+    // A command that runs later decides over an earlier note.
     succeed(&["check", b]);
     assert_eq!(state(&book, "e35"), "failed");
-    // Without its book, a bundle is checked all the same.
+    // A bundle whose book is gone is checked all the same.
     std::fs::rename(&book, dir.path().join("elsewhere")).unwrap();
     succeed(&["check", b]);
 }
 
-/// A failed expectation is not forgotten when an easier golden passes.
+/// Checks that a failed expectation still fails when an easier golden passes.
 #[test]
 fn an_easier_golden_hides_no_failure() {
     let dir = tempfile::tempdir().unwrap();
@@ -142,7 +142,7 @@ fn an_easier_golden_hides_no_failure() {
         "{checked}"
     );
     assert_eq!(state(&book, "e1"), "failed");
-    // Other packages begin anew.
+    // Other packages begin without failures.
     std::fs::remove_dir_all(&bundle).unwrap();
     crate::common::build(&tiny, &bundle, &["--quant", "fp16", "--tokens", "1", "--max-context", "64"]);
     assert!(validate(easy).contains(": holds\n"));
@@ -201,13 +201,13 @@ fn wrong_experiments_are_refused() {
     );
     refused(&["journal", "new", text(&bundle.join("e1")), "--intent", "x"], &["finished bundle"]);
     refused(&["journal", "add", text(&bundle), "--state", "failed"], &["only experiments"]);
-    // Of a broken book, the line is named.
+    // The error about a broken book names the line.
     let file = book.join("book.jsonl");
     let lines = std::fs::read_to_string(&file).unwrap() + "garbage\n";
     std::fs::write(&file, lines).unwrap();
     refused(&["journal", text(&book)], &["book.jsonl", "line 2"]);
     refused(&["check", text(&bundle), "--experiment", e1], &["book.jsonl", "line 2"]);
-    // Facts of another version's, of any shape, are shown.
+    // Facts of another version, in any form, are shown.
     let odd = serde_json::json!({"id": "e1", "time": "2026-01-02T03:04:05Z", "kind": "experiment", "facts":
         {"expect": ["colour=red", 7, "shard_mb<1"], "bundles": "x", "title": 3, "figures": {"shard_mb": "y"}}});
     std::fs::write(&file, format!("{odd}\n")).unwrap();

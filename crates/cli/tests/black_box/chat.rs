@@ -1,4 +1,4 @@
-//! `anemoe chat` in a pipe and at a terminal, on the small model: answers, commands, sessions, full contexts, and what it refuses.
+//! `anemoe chat` in a pipe and at a terminal, on the small model: answers, commands, sessions, full contexts, and refusals.
 
 use crate::common::{anemoe, build, finish, refused};
 use serde_json::Value;
@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::sync::OnceLock;
 
-/// A bundle of the small model with a short context, built once.
+/// Returns a bundle of the small model with a short context, built once.
 fn bundle() -> &'static Path {
     static BUNDLE: OnceLock<(tempfile::TempDir, PathBuf)> = OnceLock::new();
     let (_, path) = BUNDLE.get_or_init(|| {
@@ -21,19 +21,19 @@ fn bundle() -> &'static Path {
     path
 }
 
-/// Exit status, output and messages of a chat that is given this text.
+/// Runs a chat with this text as its input; returns exit status, output and messages.
 fn chat(options: &[&str], text: &str) -> (i32, String, String) {
     let mut args = vec!["chat", bundle().to_str().unwrap()];
     args.extend(options);
     let mut command = anemoe(&args);
     let mut child =
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    // A chat that is refused does not read.
+    // A chat that is refused does not read its input.
     let _ = child.stdin.take().unwrap().write_all(text.as_bytes());
     finish(child.wait_with_output().unwrap())
 }
 
-/// The document of a chat that ends well.
+/// Runs a chat that has to end well, and returns its document.
 fn turns(options: &[&str], text: &str) -> Value {
     let mut all = options.to_vec();
     all.push("--json");
@@ -49,7 +49,7 @@ fn a_second_turn_goes_on_from_the_first() {
     assert_eq!(turns.len(), 2, "{v}");
     let number = |turn: usize, key: &str| turns[turn][key].as_u64().unwrap();
     assert_eq!(number(0, "reused_tokens"), 0);
-    // All of the first turn but the last token, which no pass has seen.
+    // All tokens of the first turn but the last one, which no pass has seen.
     let first = number(0, "prompt_tokens") + turns[0]["generated_ids"].as_array().unwrap().len() as u64;
     assert!(number(1, "reused_tokens") >= first - 1, "{v}");
     let roles: Vec<&str> =
@@ -73,7 +73,7 @@ fn a_session_goes_on_as_if_it_had_not_ended() {
     assert_eq!(first["turns"][0]["generated_ids"], whole["turns"][0]["generated_ids"]);
     assert_eq!(second["turns"][0]["generated_ids"], whole["turns"][1]["generated_ids"]);
     assert_eq!(second["turns"][0]["reused_tokens"], whole["turns"][1]["reused_tokens"]);
-    // Damaged in any place, cut short, or something else.
+    // Files that are damaged in any place, cut off, or of another kind.
     let bytes = fs::read(&file).unwrap();
     for at in [0, 20, 30, bytes.len() / 2, bytes.len() - 70, bytes.len() - 1] {
         let mut damaged = bytes.clone();
@@ -155,7 +155,7 @@ fn templates_come_from_the_bundle_or_a_file() {
     fs::write(&file, "{% for").unwrap();
     let (code, _, err) = chat(&["--chat-template", file.to_str().unwrap()], "x\n");
     assert!(code == 2 && err.contains("chat template"), "{err}");
-    // Programs that take memory, or a stack, without end.
+    // Templates that take memory, or a stack, without end.
     let doubling = "{% set ns = namespace(s='x' * 1000) %}{% for i in range(40) %}{% set ns.s = ns.s ~ ns.s %}{% endfor %}{{ ns.s|length }}";
     for (template, says) in [
         (doubling.to_string(), "more than 256 MB of memory"),
@@ -177,7 +177,7 @@ fn templates_come_from_the_bundle_or_a_file() {
     refused(&["chat", b, "--top-p", "nan"], &["top-p"]);
     refused(&["chat", b, "--session", dir.path().to_str().unwrap()], &["session: it is a folder"]);
     refused(&["chat", dir.path().join("none").to_str().unwrap()], &["no such file or folder"]);
-    // A build takes the checkpoint's along.
+    // A build copies the checkpoint's template.
     let checkpoint = dir.path().join("checkpoint");
     crate::common::copy(
         &Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/small-gemma4"),
@@ -191,7 +191,7 @@ fn templates_come_from_the_bundle_or_a_file() {
     let question = fs::File::open(dir.path().join("q")).unwrap();
     let output = anemoe(&["chat", built.to_str().unwrap()]).stdin(question).output().unwrap();
     assert!(String::from_utf8_lossy(&output.stderr).contains("from the checkpoint"));
-    // Without a template of its own.
+    // A bundle without a template of its own.
     let plain = dir.path().join("plain.anemoe");
     crate::common::copy(bundle(), &plain);
     fs::write(plain.join("tokenizer_config.json"), r#"{"bos_token": "<bos>"}"#).unwrap();
@@ -208,11 +208,11 @@ fn a_session_is_kept_when_an_error_ends_the_chat() {
     assert!(code == 2 && err.contains("/bogus"), "{err}");
     let v = turns(&session, "import re\n");
     assert_eq!(v["messages"].as_array().unwrap().len(), 4, "{v}");
-    // A place that cannot be written to shows before there is something to lose.
+    // A place that cannot be written to shows before there is a session to lose.
     let none = dir.path().join("none").join("s");
     let (code, _, err) = chat(&["--session", none.to_str().unwrap()], "x\n");
     assert!(code == 2 && err.contains("none") && !err.contains("[prompt"), "{err}");
-    // What is no session is not replaced.
+    // A file that is no session is not replaced.
     let other = dir.path().join("thesis.txt");
     fs::write(&other, "years of work").unwrap();
     let (code, _, err) = chat(&["-n", "4"], &format!("x\n/save {}\n", other.display()));
@@ -257,7 +257,7 @@ struct AtTerminal {
 
 #[cfg(target_os = "linux")]
 impl AtTerminal {
-    /// Starts it; standard output goes to the terminal where no file is given.
+    /// Starts the chat; standard output goes to the terminal if no file is given.
     fn start(options: &[&str], output: Option<fs::File>) -> AtTerminal {
         use std::io::Read;
         let terminal = nix::pty::openpty(None, None).unwrap();
@@ -280,7 +280,7 @@ impl AtTerminal {
         AtTerminal { child, keys, shown }
     }
 
-    /// Waits until a text has been shown so often.
+    /// Waits until a text has been shown `times` times.
     fn wait_for(&self, text: &str, times: usize) {
         let started = std::time::Instant::now();
         while self.shown.lock().unwrap().matches(text).count() < times {
@@ -296,14 +296,14 @@ impl AtTerminal {
             let shown = self.shown.lock().unwrap();
             shown.rsplit_once(question).map_or(0, |(_, behind)| behind.matches(char::is_alphabetic).count())
         };
-        // Fewer are in what an editor sends.
+        // The editor's own output has fewer letters.
         while words() < 10 {
             assert!(started.elapsed().as_secs() < 60, "no answer: {}", self.shown.lock().unwrap());
             std::thread::sleep(std::time::Duration::from_millis(5));
         }
     }
 
-    /// Waits for its end and gives its exit status.
+    /// Waits for the end of the chat and returns its exit status.
     fn status(&mut self) -> i32 {
         let started = std::time::Instant::now();
         loop {
@@ -319,7 +319,7 @@ impl AtTerminal {
         self.keys.write_all(keys.as_bytes()).unwrap();
     }
 
-    /// The terminal gathers lines and shows what is typed, as a shell expects it.
+    /// Tells whether the terminal gathers lines and shows typed text, as a shell expects.
     fn is_sane(&self) -> bool {
         use nix::sys::termios::{LocalFlags, tcgetattr};
         let flags = tcgetattr(&self.keys).unwrap().local_flags;
@@ -343,7 +343,7 @@ fn what_is_typed_while_an_answer_comes_waits_for_its_end() {
         chat.wait_for("> ", 1);
         chat
     };
-    // Ctrl-D ends the chat behind the answer.
+    // Ctrl-D during an answer ends the chat after the answer.
     let mut chat = answering(&["-n", "150"]);
     chat.press("def main():\r");
     chat.wait_for_words_behind("def main():");
@@ -352,7 +352,7 @@ fn what_is_typed_while_an_answer_comes_waits_for_its_end() {
     let shown = chat.shown.lock().unwrap().clone();
     assert_eq!(shown.matches("[prompt").count(), 1, "{shown}");
     assert!(chat.is_sane());
-    // Lines, then Ctrl-D: all of them are answered first.
+    // Lines and then Ctrl-D during an answer: all lines are answered first.
     let mut chat = answering(&["-n", "150"]);
     chat.press("def main():\r");
     chat.wait_for_words_behind("def main():");
@@ -361,7 +361,7 @@ fn what_is_typed_while_an_answer_comes_waits_for_its_end() {
     let shown = chat.shown.lock().unwrap().clone();
     assert_eq!(shown.matches("[prompt").count(), 3, "{shown}");
     assert!(shown.contains("> first line") && shown.contains("> second line"), "{shown}");
-    // Half a line is where the next question begins.
+    // Half a line becomes the beginning of the next question.
     let mut chat = answering(&["-n", "150"]);
     chat.press("def main():\r");
     chat.wait_for_words_behind("def main():");
@@ -381,10 +381,10 @@ fn a_terminal_takes_lines_in_one_piece_and_keeps_output_apart() {
     chat.wait_for("> ", 1);
     chat.press("def main():\r");
     chat.wait_for("[prompt", 1);
-    // Typed ahead, before the next question is asked for.
+    // A line that is typed ahead, before the next question is asked for.
     chat.press("import os\r");
     chat.wait_for("[prompt", 2);
-    // The line above comes again with the arrow key.
+    // The arrow key brings the line above again.
     chat.press("\u{1b}[A\r");
     chat.wait_for("[prompt", 3);
     chat.press("/quit\r");

@@ -8,7 +8,7 @@ fn text(path: &Path) -> &str {
     path.to_str().unwrap()
 }
 
-/// Packages that coremltools wrote.
+/// Lists the packages that coremltools wrote.
 fn interop() -> Vec<PathBuf> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../runtime/tests/interop");
     let mut cases: Vec<PathBuf> =
@@ -21,8 +21,8 @@ fn count(ops: &Value) -> u64 {
     ["ane", "gpu", "cpu", "unknown"].iter().map(|k| ops[k].as_u64().unwrap()).sum()
 }
 
-/// Checks what others rely on: names and kinds of the fields, sums that agree, and a status that agrees with
-/// `pass`.
+/// Checks the facts that other programs rely on: names and kinds of the fields, sums that agree, and a status that agrees
+/// with `pass`.
 fn contract(v: &Value) {
     let packages = v["packages"].as_array().unwrap();
     let mut against = false;
@@ -80,7 +80,7 @@ fn packages_of_coremltools_are_judged() {
             .iter()
             .map(|r| r["rule"].as_str().unwrap())
             .collect();
-        // Everything in fp32 is elsewhere, and so is what each of these is about.
+        // Everything in fp32 is elsewhere, and so is the op that each of these packages is about.
         let expected = match name {
             n if n.ends_with("_f32") => vec!["type.fp32"],
             "cond_activations_ios15" => vec!["op.control_flow", "op.logic"],
@@ -93,7 +93,7 @@ fn packages_of_coremltools_are_judged() {
         for rule in expected {
             assert!(rules.contains(&rule), "{name}: {rules:?}");
         }
-        // Nothing so small has a neighbour on the ANE.
+        // Packages this small are not predicted on the Neural Engine.
         assert_ne!(v["packages"][0]["verdict"], "ane", "{name}");
     }
 }
@@ -110,11 +110,11 @@ fn a_bundle_of_small_shards_passes_and_says_why_it_is_small() {
     let (code, out, _) = run(&["check", text(&bundle)]);
     assert_eq!(code, 0);
     assert!(out.contains("too small for it to matter") && out.contains("prefer.tiny"), "{out}");
-    // What is not decided, or too small, fails when that is asked.
+    // Undecided and too small packages fail with --strict.
     assert_eq!(run(&["check", text(&bundle), "--strict"]).0, 1);
 }
 
-/// Small or not: scales per block are a reason of their own, and the advice is another kind.
+/// Checks that scales per block are a reason of their own, small or not, and that the advice is another kind.
 #[test]
 fn a_bundle_with_scales_per_block_fails() {
     let dir = tempfile::tempdir().unwrap();
@@ -162,7 +162,7 @@ fn a_report_of_a_mac_is_joined_and_decides() {
     assert_eq!(device["verdict"], "ane");
     assert_eq!(device["not_in_packages"], 0, "{device}");
     assert_eq!(device["not_in_report"], 0, "{device}");
-    // The prediction was another, and the table says so.
+    // The prediction differed, and the table says so.
     let predicted_elsewhere = device["confusion"]["not_ane"]["ane"].as_u64().unwrap();
     assert_eq!(device["disagreeing"].as_u64(), Some(predicted_elsewhere));
     assert!(predicted_elsewhere > 0);
@@ -176,12 +176,12 @@ fn a_report_of_a_mac_is_joined_and_decides() {
     assert!(out.contains("the plan says unknown"), "{out}");
 }
 
-/// A plan says of each shard what the check says of its package.
+/// Checks that a plan's verdict of each shard is the check's verdict of its package.
 #[test]
 fn plans_have_the_verdicts_of_their_bundles() {
     let dir = tempfile::tempdir().unwrap();
     let bundle = dir.path().join("b");
-    // Other layouts of the same networks try the first options alone.
+    // Other layouts of the same networks are tried with the first options alone.
     let models = [
         ("tiny-gemma4-moe", 5),
         ("tiny-gemma4-moe-text", 1),
@@ -221,7 +221,7 @@ fn plans_have_the_verdicts_of_their_bundles() {
     }
 }
 
-/// Each verdict but `ane` has its reason, once for all shards that share it, in the document and for people.
+/// Checks that each verdict but `ane` has its reason, once for all shards that share it, in the document and for people.
 fn reasons_are_printed(planned: &Value, args: &[&str]) {
     let reasons = planned["verdict_reasons"].as_array().unwrap();
     let shards = planned["shards"].as_array().unwrap();
@@ -242,7 +242,7 @@ fn reasons_are_printed(planned: &Value, args: &[&str]) {
     }
 }
 
-/// Advice of Apple's rules is not given again where it was followed.
+/// Checks that advice of Apple's rules is gone where it was followed.
 #[test]
 fn advice_that_was_followed_is_gone() {
     let dir = tempfile::tempdir().unwrap();
@@ -306,7 +306,7 @@ fn tables_of_outcomes_are_scored() {
     assert!(figure(out, "accuracy") >= 0.9 && figure(out, "unknown_share") <= 0.3, "{out}");
     assert!(figure(out, "forced") >= figure(out, "majority") + 0.08 && figure(out, "brier") < 0.15, "{out}");
     assert!(v["without_family"].as_object().unwrap().len() >= 10 && v["designs"]["evidence_sum"].is_object());
-    // Of nothing decided, nothing is right.
+    // Without a decided op there is no accuracy.
     let projects = v["without_family"].as_object().unwrap();
     let open = projects.values().filter(|s| s["decided"] == 0).count();
     assert!(
@@ -326,7 +326,7 @@ fn tables_of_outcomes_are_scored() {
     let (code, out, _) = run(&["check", "--outcomes", text(&file)]);
     assert_eq!(code, 0);
     assert!(out.contains("WRONG") && out.contains("majority") && out.contains("left out"), "{out}");
-    // A table of facts has a column for each; what a cell may hold is said.
+    // A table of facts has a column for each fact; an error names the allowed values of a cell.
     let known = include_str!("../../../gates/src/residency/outcomes/known.tsv");
     std::fs::write(&file, known.replacen("\tconv\t", "\tsideways\t", 1)).unwrap();
     refused(

@@ -1,4 +1,4 @@
-//! Core ML where there is none.
+//! Commands with Core ML on systems without it.
 #![cfg(not(target_os = "macos"))]
 
 use crate::common::{build, fixture, json, refused};

@@ -47,7 +47,7 @@ fn options_of_other_tools_find_the_option() {
     refused(&["serve", "x", "--parallel", "4"], &["'--max-sequences'"]);
     refused(&["serve", "x", "--ctx-size", "4096"], &["tip: a bundle has the context that it was built for"]);
     refused(&["generate", "--model", "x"], &["tip: the checkpoint or bundle is named without an option"]);
-    // A command that has no such option gives no such tip.
+    // A command without such an option gives no such tip.
     let (code, _, err) = run(&["inspect", "x", "--n-predict", "8"]);
     assert!(code == 2 && !err.contains("--max-new"), "{err}");
 }
@@ -114,7 +114,7 @@ fn documents_name_every_command_and_every_page() {
     }
 }
 
-/// Links of the documents to files of the repository.
+/// Checks that links of the documents to files of the repository lead to files.
 #[test]
 fn links_of_documents_lead_to_files() {
     let pages = std::fs::read_dir(root().join("docs")).unwrap().map(|e| e.unwrap().path());
@@ -131,7 +131,7 @@ fn links_of_documents_lead_to_files() {
     }
 }
 
-/// Every message of the page is printed somewhere: its parts between what varies stand in the sources.
+/// Checks that the sources contain every failure message of the page, piece by piece between the variable parts.
 #[test]
 fn failure_messages_of_the_page_are_those_of_the_sources() {
     fn collect(dir: &Path, text: &mut String) {
@@ -148,7 +148,7 @@ fn failure_messages_of_the_page_are_those_of_the_sources() {
     for krate in std::fs::read_dir(root().join("crates")).unwrap() {
         collect(&krate.unwrap().path().join("src"), &mut sources);
     }
-    // Texts that go on in the next line.
+    // Joins texts that go on in the next line.
     let joined: String = sources.split("\\\n").map(str::trim_start).collect();
     let page = std::fs::read_to_string(root().join("docs/faq.md")).unwrap();
     let messages: Vec<&str> = page.lines().filter_map(|line| line.strip_prefix("### ")).collect();

@@ -103,7 +103,7 @@ fn choices_that_do_not_fit_are_refused_by_name() {
     }
 }
 
-/// Heads between transposes, and banks whose products are few and large, are no glue.
+/// Checks that heads between transposes, and banks whose products are few and large, do not count as glue.
 #[test]
 fn forms_of_the_small_model_pass_its_gate_of_placement() {
     let model = concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/small-gemma4");
@@ -116,7 +116,7 @@ fn forms_of_the_small_model_pass_its_gate_of_placement() {
     }
 }
 
-/// A file of forms for several models may name sorts that one of them does not have; its plan says so.
+/// Checks that a plan names the sorts in a file of forms that the model does not have.
 #[test]
 fn a_plan_names_the_tables_that_concern_none_of_its_shards() {
     let dir = tempfile::tempdir().unwrap();
@@ -161,7 +161,7 @@ fn bundles_of_every_form_generate_the_same_tokens() {
             build(&fixture(checkpoint), &bundle, &options);
             let bundle = bundle.to_str().unwrap();
             let ids = "5,42,79,116,33";
-            // Behind 32 positions functions of a bucket see too little.
+            // After 32 positions, functions of a bucket see too few slots.
             let generate = ["generate", bundle, "--prompt-ids", ids, "--max-new", "40", "--ignore-eos"];
             let out = json(0, &generate);
             assert_eq!(out["generated_ids"].as_array().unwrap().len(), 40);
@@ -258,7 +258,8 @@ fn functions_for_short_contexts_are_planned_predicted_and_checked() {
         refused(&["generate", b, "--prompt-ids", "5", "--max-new", "1"], &["chain.json", says]);
     }
 }
-/// A plan counts its calls; packages of several layers are probed, traced, checked and reported as others are.
+/// Checks that a plan counts its calls, and that packages of several layers are probed, traced, checked and reported as
+/// others.
 #[test]
 fn layers_that_share_a_package_are_counted_and_gated() {
     let dir = tempfile::tempdir().unwrap();
@@ -271,7 +272,7 @@ fn layers_that_share_a_package_are_counted_and_gated() {
     assert_eq!(calls("tiny-zaya", &[]), (16.0, 16));
     assert_eq!(calls("tiny-zaya", &["--layers-per-shard", "1"]), (8.0, 8));
     assert_eq!(calls("tiny-zaya", &["--layers-per-shard", "3"]), (3.0, 3));
-    // Two of eight experts in packs of two: two packs, of which the last one may be one.
+    // A token chooses two of eight experts, in packs of two: two packs, one of which may be the last.
     let packs = ["--ffn-shards", "4"];
     assert_eq!(calls("tiny-gemma4-moe", &packs), (6.0 * 4.0, 6 * 5));
     assert_eq!(calls("tiny-gemma4-moe", &[&packs[..], &["--layers-per-shard", "2"]].concat()), (19.0, 25));
@@ -294,7 +295,7 @@ fn layers_that_share_a_package_are_counted_and_gated() {
         ];
         let v = json(0, &gate);
         for s in v["probes"]["shards"].as_array().unwrap() {
-            // A shard in FP16 is its own twin.
+            // A shard in FP16 is its own reference.
             assert!(s["min_cosine"].as_f64().unwrap() > 0.999_999, "{s}");
             assert_eq!(s["counted"], 3 + 24, "{s}");
         }
@@ -311,7 +312,7 @@ fn layers_that_share_a_package_are_counted_and_gated() {
     }
 }
 
-/// One part of one layer is put back to FP16, also where its package has other layers, too.
+/// Checks that one part of one layer is put back to FP16, also if its package has other layers.
 #[test]
 fn parts_of_joined_layers_are_replaced_by_layer() {
     let dir = tempfile::tempdir().unwrap();

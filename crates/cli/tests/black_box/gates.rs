@@ -1,4 +1,4 @@
-//! Gated builds: what fails, fails early; what is interrupted goes on; what is wrong is named.
+//! Gated builds: an error stops early and is named, and an interrupted build goes on.
 // Remarks of tests go to standard error.
 #![allow(clippy::disallowed_macros)]
 
@@ -24,7 +24,7 @@ fn packages(bundle: &Path) -> Vec<String> {
     names
 }
 
-/// Names of an array of objects.
+/// Lists the member `key` of an array of objects.
 fn names(values: &Value, key: &str) -> Vec<String> {
     values.as_array().unwrap().iter().map(|v| v[key].as_str().unwrap().to_string()).collect()
 }
@@ -47,7 +47,7 @@ fn a_trained_model_passes_every_gate() {
     assert_eq!((&probes["pass"], &probes["seed"]), (&Value::Bool(true), &serde_json::json!(1)));
     assert_eq!(names(&probes["shards"], "shard"), SORTS);
     for s in probes["shards"].as_array().unwrap() {
-        // 8, and a prompt of 16.
+        // 8 random probes, and a prompt of 16 tokens.
         assert_eq!(s["counted"], 24, "{s}");
         assert_eq!(s["probes"].as_array().unwrap().len(), 9);
         assert!(s["min_cosine"].as_f64().unwrap() > 0.97, "{s}");
@@ -60,11 +60,11 @@ fn a_trained_model_passes_every_gate() {
     let gates = serde_json::json!({"representative": "passed", "full_stack": "passed", "min_cosine": 0.97});
     assert_eq!(chain(&bundle)["gates"], gates);
     assert!(!bundle.join(".anemoe-build").exists());
-    // What it said it needed is what it took, and a little more.
+    // The bundle takes at most the bytes that were announced, and more than half of them.
     let taken: u64 = contents(&bundle).iter().map(|(_, bytes)| bytes.len() as u64).sum();
     let needed = v["needs"]["bundle_bytes"].as_u64().unwrap();
     assert!(taken <= needed && needed < 2 * taken, "{taken} of {needed}");
-    // The same without gates, but for what it says of them.
+    // Without gates, the bundle is the same but for its record of the gates.
     let other = dir.path().join("other");
     build(&model, &other, &options);
     assert_eq!(chain(&other)["gates"]["full_stack"], "skipped");
@@ -84,7 +84,7 @@ fn a_bad_kind_stops_before_the_other_shards() {
     assert_eq!(packages(&bundle), SORTS.map(|s| format!("{s}.mlpackage")));
     assert!(!bundle.join("chain.json").exists());
     assert!(v["full_stack"].as_object().unwrap().is_empty());
-    // The same for people, and the reason.
+    // For people it is the same, with the reason.
     let (code, out, _) = run(&args);
     assert_eq!(code, 1);
     for says in
@@ -92,7 +92,7 @@ fn a_bad_kind_stops_before_the_other_shards() {
     {
         assert!(out.contains(says), "{says}: {out}");
     }
-    // Whoever wants it all the same goes on from there.
+    // With --skip-gates the build goes on from there.
     let mut all = args.to_vec();
     all.push("--skip-gates");
     let v = json(0, &all);
@@ -103,7 +103,7 @@ fn a_bad_kind_stops_before_the_other_shards() {
     );
 }
 
-/// Logits of random weights tell nothing of quality, unless the user says what they are to be.
+/// Checks that random weights leave the golden gate undecided, unless the user gives a reference.
 #[test]
 fn random_weights_are_undecided_without_a_reference() {
     let dir = tempfile::tempdir().unwrap();
@@ -126,7 +126,7 @@ fn random_weights_are_undecided_without_a_reference() {
     let (_, said) = built("fp16", "fp16", &["--golden", text(&golden)], 0);
     assert_eq!(said, "passed");
     let (_, said) = built("loose", "lut4", &["--golden", text(&golden), "--min-cosine", "0.2"], 1);
-    // The cosine would do; the tokens are others.
+    // The cosine suffices, but the tokens differ.
     assert_eq!(said, "failed");
 }
 
@@ -162,14 +162,14 @@ fn parts_gate_their_own_representatives() {
     assert_eq!(v["full_stack"]["golden"]["pass"], true);
     let gates = serde_json::json!({"representative": "passed", "full_stack": "passed", "min_cosine": 0.99});
     assert_eq!(said(&bundle), gates);
-    // Without one the checkpoint is run.
+    // Without a golden, the checkpoint is run.
     let bundle = dir.path().join("own");
     part(&bundle, "0/2", &[]);
     part(&bundle, "1/2", &[]);
     let v = json(0, &["assemble", text(&bundle)]);
     assert_eq!(v["full_stack"]["golden"]["pass"], true);
     assert_eq!(said(&bundle)["full_stack"], "passed");
-    // Where it is gone, the bundle is completed, and says so.
+    // If the checkpoint is gone, the bundle is completed, and records that the gate was not run.
     let (bundle, gone) = (dir.path().join("gone"), dir.path().join("model"));
     copied(&model, &gone);
     for which in ["0/2", "1/2"] {
@@ -194,20 +194,20 @@ fn parts_gate_their_own_representatives() {
     assert!(code == 0 && err.contains("no gates of the whole"), "{err}");
     assert_eq!(said(&bundle)["representative"], "passed");
     assert_eq!(said(&bundle)["full_stack"], "not_run");
-    // One part without gates: its shards were not looked at, the whole is.
+    // One part without gates: its shards had no gates, the whole has them.
     let bundle = dir.path().join("half");
     part(&bundle, "0/2", &[]);
     part(&bundle, "1/2", &["--skip-gates"]);
     json(0, &["assemble", text(&bundle)]);
     assert_eq!(said(&bundle)["representative"], "skipped");
     assert_eq!(said(&bundle)["full_stack"], "passed");
-    // No part with gates, no whole with gates.
+    // If no part has gates, the whole has none.
     let bundle = dir.path().join("none");
     part(&bundle, "0/2", &["--skip-gates"]);
     part(&bundle, "1/2", &["--skip-gates"]);
     json(0, &["assemble", text(&bundle)]);
     assert_eq!(said(&bundle)["full_stack"], "skipped");
-    // What a part said is gone: nobody knows.
+    // The record of a part's gates is lost: their result is unknown.
     let bundle = dir.path().join("lost");
     part(&bundle, "0/2", &["--skip-gates"]);
     part(&bundle, "1/2", &[]);
@@ -241,7 +241,7 @@ fn begun(bundle: &Path, model: &Path) -> std::process::Child {
     child
 }
 
-/// Files that are neither finished nor records of what is.
+/// Lists the temporary files, which are neither finished nor records.
 fn half_written(bundle: &Path) -> Vec<PathBuf> {
     let partial = |p: &Path| p.to_string_lossy().contains(".anemoe-tmp-");
     contents(bundle).into_iter().map(|(p, _)| p).filter(|p| partial(p)).collect()
@@ -269,7 +269,7 @@ fn an_interrupted_build_says_so_and_goes_on() {
     }
 }
 
-/// A disk that takes no more of a file is as good as one that is full.
+/// Checks that a full disk loses no finished shard: a limit on the size of files stands for the full disk.
 #[cfg(unix)]
 #[test]
 fn a_full_disk_loses_nothing_that_is_finished() {
@@ -295,7 +295,7 @@ fn a_full_disk_loses_nothing_that_is_finished() {
     assert!(contents(&bundle) == contents(&whole));
 }
 
-/// A file system of 2 MB, where that can be made.
+/// Checks that too little room is refused before anything is written, on a file system of 2 MB, if one can be mounted.
 #[cfg(target_os = "linux")]
 #[test]
 fn too_little_room_is_refused_before_anything_is_written() {
@@ -318,7 +318,7 @@ fn too_little_room_is_refused_before_anything_is_written() {
     let bundle = disk.join("b");
     refused(&["build", text(&model), "-o", text(&bundle)], &["bundle", "needs", "left"]);
     assert!(!bundle.exists());
-    // Room for the bundle alone does not do for its gates.
+    // Room for the bundle alone is not enough for its gates.
     let tiny = fixture("tiny-gemma4-moe");
     let other = dir.path().join("other");
     let args = ["build", text(&tiny), "-o", text(&other), "--quant", "lut4", "--tokens", "1", "--scratch"];
@@ -330,7 +330,7 @@ fn too_little_room_is_refused_before_anything_is_written() {
     assert!(!other.exists());
 }
 
-/// Every `step`-th element of a tensor of a checkpoint becomes `value`.
+/// Sets every `step`-th element of a tensor of a checkpoint to `value`.
 fn plant(dir: &Path, tensor: &str, step: usize, value: f32) {
     let index = std::fs::read(dir.join("model.safetensors.index.json")).unwrap();
     let index: Value = serde_json::from_slice(&index).unwrap();
@@ -356,8 +356,8 @@ fn copied(model: &Path, to: &Path) {
     }
 }
 
-/// An outlier in one bank of experts under one scale per tensor: `plan` warns of it, `trace --swap` names layer, part, tensor
-/// and cause.
+/// Checks an outlier in one bank of experts under one scale per tensor: `plan` warns of it, and `trace --swap` names layer,
+/// part, tensor and cause.
 #[test]
 fn a_planted_outlier_is_named() {
     const TENSOR: &str = "layers.3.experts.down_proj";
@@ -365,7 +365,7 @@ fn a_planted_outlier_is_named() {
     let model = dir.path().join("model");
     copied(&fixture("tiny-gemma4-moe"), &model);
     let full = format!("model.language_model.{TENSOR}");
-    // One in each expert's matrix [64, 32].
+    // One outlier in each expert's matrix [64, 32].
     plant(&model, &full, 64 * 32, 60.0);
     let golden = dir.path().join("golden.npz");
     let prompt = "2,17,40,99,300,7,81,5";
@@ -410,12 +410,12 @@ fn a_planted_outlier_is_named() {
     let worst = &first["worst"];
     assert_eq!((&worst["tensor"], &worst["outlier"]), (&TENSOR.into(), &Value::Bool(true)));
     assert!(worst["ratio"].as_f64().unwrap() > 100.0);
-    // Half of the divergence, at least, is this one's.
+    // At least half of the divergence comes from this part.
     let (gain, all) = (first["gain_kl"].as_f64().unwrap(), swap["baseline"]["mean_kl"].as_f64().unwrap());
     assert!(gain > 0.5 * all, "{out}");
     assert!(out.contains("costs most: layer 3, experts;") && out.contains("an outlier of 6.000e1"), "{out}");
     assert!(!out.contains("also:"), "{out}");
-    // Every part of every layer but the router, which is fp16, and the head.
+    // Every part of every layer, and the head; the router is fp16 and left out.
     assert_eq!(swap["swaps"].as_array().unwrap().len(), 6 * 3 + 1);
     let (swap, _) = traced("layer");
     assert_eq!((&swap["swaps"][0]["layer"], swap["swaps"].as_array().unwrap().len()), (&3.into(), 7));
@@ -423,7 +423,8 @@ fn a_planted_outlier_is_named() {
     assert_eq!((&swap["swaps"][0]["part"], swap["swaps"].as_array().unwrap().len()), (&"experts".into(), 4));
 }
 
-/// The layer with the outlier is among the worst; and where no layer is probed, the errors of its weights end the build.
+/// Checks that the layer with the outlier is among the worst, and that the errors of its weights end the build if no layer
+/// is probed.
 #[test]
 fn a_matrix_far_from_its_like_stops_the_build() {
     const TENSOR: &str = "layers.3.experts.down_proj";
@@ -448,7 +449,7 @@ fn a_matrix_far_from_its_like_stops_the_build() {
     assert!(code == 1 && out.contains("weights: FAIL, L03.ffn.p0of1") && out.contains(TENSOR), "{out}");
     let v = json(0, &[&args[..], &["--skip-gates"]].concat());
     assert_eq!(v["shards"], 13);
-    // Looked at before, it is the worst of all.
+    // If layers are probed, the matrix is the worst of all.
     let bundle = dir.path().join("probed");
     args[3] = text(&bundle);
     let (_, out, _) = run(&[&args[..8], &["--json"]].concat());
@@ -475,7 +476,7 @@ fn some_layers_are_probed_before_the_others() {
     assert_eq!(layers["spread"], serde_json::json!([0, 2, 5]));
     assert_eq!(layers["worst"].as_array().unwrap().len(), 3);
     assert_eq!(layers["probes"]["pass"], true);
-    // The representatives are not probed again; a worst layer has the shard with the matrix.
+    // The representatives are not probed again; a worst layer is probed by the shard with the matrix.
     let probed = names(&layers["probes"]["shards"], "shard");
     assert_eq!(Value::from(probed.clone()), layers["shards"]);
     assert!(SORTS.iter().all(|s| !probed.contains(&s.to_string())), "{probed:?}");
@@ -488,7 +489,7 @@ fn some_layers_are_probed_before_the_others() {
     }
     let (code, out, _) = run(&[&args[..], &["-h"]].concat());
     assert!(code == 0 && out.contains("--probe-layers"), "{out}");
-    // None are asked for.
+    // No layers are asked for.
     let bundle = dir.path().join("none");
     args[3] = text(&bundle);
     *args.last_mut().unwrap() = "0";
@@ -497,7 +498,7 @@ fn some_layers_are_probed_before_the_others() {
     assert!(v["layers"]["probes"].is_null());
 }
 
-/// One text passes and another fails: so does the bundle, whichever comes first.
+/// Checks that a bundle fails if one of two goldens fails, in either order.
 #[test]
 fn every_golden_has_to_pass() {
     let dir = tempfile::tempdir().unwrap();
@@ -522,7 +523,7 @@ fn every_golden_has_to_pass() {
         }
         assert!(out.contains(&format!("--golden {} shows", text(&bad))), "{out}");
     }
-    // One is as it was.
+    // With one golden, the document has no list of goldens.
     let (v, _) = all(0, &[&good]);
     assert!(v["goldens"].is_null());
     let built = dir.path().join("built");
@@ -534,7 +535,7 @@ fn every_golden_has_to_pass() {
     assert_eq!(chain(&built)["gates"]["full_stack"], "failed");
 }
 
-/// One bit a weight is too few: the same token again and again, where the reference writes a program.
+/// Checks that one bit per weight fails by a repeated token, where the reference writes a program.
 #[test]
 fn a_repeated_token_fails_by_that_name() {
     let dir = tempfile::tempdir().unwrap();
@@ -551,8 +552,7 @@ fn a_repeated_token_fails_by_that_name() {
     assert!(out.contains("FAIL: decoding falls into one repeated token"), "{out}");
 }
 
-/// A position is excused if compression turned a router's choice there and the choice was close; its margin
-/// is stated.
+/// Checks that a position is excused, with its margin, if compression changed a close choice of a router there.
 #[test]
 fn near_ties_of_routers_are_named() {
     let dir = tempfile::tempdir().unwrap();
@@ -618,7 +618,7 @@ fn shards_are_probed_against_fp16() {
         let shards = v["probes"]["shards"].as_array().unwrap();
         assert_eq!(shards.len(), chain(&bundle)["shards"].as_array().unwrap().len());
         for s in shards {
-            // A shard in FP16 is its own twin.
+            // A shard in FP16 is its own reference.
             assert!(s["min_cosine"].as_f64().unwrap() > 0.999_999, "{s}");
             assert_eq!(s["counted"], 3 + 24, "{s}");
         }
@@ -626,7 +626,7 @@ fn shards_are_probed_against_fp16() {
     }
 }
 
-/// Tokens that choose none of a pack's experts are listed, and left out.
+/// Checks that tokens that choose none of a pack's experts are listed, and not counted.
 #[test]
 fn packs_without_an_active_expert_are_listed() {
     let dir = tempfile::tempdir().unwrap();
@@ -649,11 +649,11 @@ fn packs_without_an_active_expert_are_listed() {
     let v = json(1, &args);
     let [pack, last] = [0, 1].map(|i| &v["probes"]["shards"][i]);
     let (counted, none) = (pack["counted"].as_u64().unwrap(), pack["no_active_expert"].as_u64().unwrap());
-    // Two of eight experts per token, two of them in a pack.
+    // A token chooses two of eight experts, and a pack has two of them.
     assert!(counted > 5 && none > 5 && counted + none == 8 + 24, "{counted} {none}");
     let listed = pack["probes"].as_array().unwrap().iter().flat_map(|p| p["positions"].as_array().unwrap());
     assert_eq!(listed.filter(|c| c.is_null()).count() as u64, none);
-    // The last pack also joins the branches: it always gives something.
+    // The last pack also joins the branches, so that its output is never empty.
     assert_eq!((&last["no_active_expert"], &last["kind"]), (&0.into(), &"experts_combine".into()));
     assert!(pack["median_cosine"].as_f64().unwrap() > 0.97);
     let warnings = v["probes"]["warnings"].as_array().unwrap();
@@ -661,7 +661,7 @@ fn packs_without_an_active_expert_are_listed() {
         warnings.iter().any(|w| w.as_str().unwrap().contains("token that starts a text")),
         "{warnings:?}"
     );
-    // The same seed gives the same figures, another one others.
+    // The same seed gives the same figures, another seed gives others.
     let again = json(1, &args);
     assert_eq!(again["probes"], v["probes"]);
     let other = json(1, &[&args[..], &["--seed", "2"]].concat());
@@ -675,7 +675,7 @@ fn packs_without_an_active_expert_are_listed() {
     }
 }
 
-/// A finished bundle whose bytes changed: whatever judges it says which file, and the same build mends it.
+/// Checks a finished bundle whose bytes changed: every gate names the file, and the same build repairs it.
 #[test]
 fn changed_bytes_are_named_and_mended() {
     let dir = tempfile::tempdir().unwrap();
@@ -718,7 +718,7 @@ fn changed_bytes_are_named_and_mended() {
         refused(judge, &["L03.attn.mlpackage"]);
     }
     mended(12);
-    // Nothing is wrong: nothing is done.
+    // Nothing is wrong, and nothing is built.
     mended(13);
     // Another plan, and another checkpoint of the same shapes.
     let mut other = args.clone();
@@ -734,7 +734,7 @@ fn changed_bytes_are_named_and_mended() {
     copied(&model, &moved);
     args[1] = text(&moved);
     json(0, &args);
-    // Truncated, and of another model.
+    // A contract that is cut off, and one of another model.
     std::fs::write(bundle.join("chain.json"), &std::fs::read(bundle.join("chain.json")).unwrap()[..1000])
         .unwrap();
     for judge in &judges {

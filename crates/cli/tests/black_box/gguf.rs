@@ -1,4 +1,4 @@
-//! Runs GGUF files to tokens, with the built binary.
+//! GGUF files from file to tokens, with the built binary.
 
 use crate::common::{build, contents, fixture, json, refused};
 use crate::files::gguf::Gguf;
@@ -14,7 +14,7 @@ fn write(g: &Gguf, dir: &Path) -> PathBuf {
     path
 }
 
-/// The tiny model with the first 512 tokens of the small one's tokenizer.
+/// Makes the tiny model with the first 512 tokens of the small model's tokenizer.
 fn with_tokenizer() -> Gguf {
     let path = fixture("../models/small-gemma4/tokenizer.json");
     let mut t: Value = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
@@ -31,7 +31,7 @@ fn with_tokenizer() -> Gguf {
     g
 }
 
-/// The file and the folder that it was made of give the same packages, byte by byte.
+/// Checks that a file gives the same packages as the folder that it was made of, byte by byte.
 #[test]
 fn a_file_gives_the_bundle_of_its_folder() {
     let dir = tempfile::tempdir().unwrap();
@@ -60,7 +60,7 @@ fn a_file_gives_the_bundle_of_its_folder() {
     }
 }
 
-/// A text prompt needs nothing but the file; the bundle has what it needs as well.
+/// Checks that a text prompt needs nothing but the file, and that the bundle has all that it needs.
 #[test]
 fn a_text_needs_nothing_but_the_file() {
     let dir = tempfile::tempdir().unwrap();
@@ -108,7 +108,7 @@ fn a_file_is_inspected_and_planned() {
     json(0, &["plan", file.to_str().unwrap()]);
 }
 
-/// The file that is wrong is named, and no bundle stays behind.
+/// Checks that the wrong file is named, and that no bundle stays behind.
 #[test]
 fn wrong_files_are_refused() {
     let dir = tempfile::tempdir().unwrap();
@@ -121,7 +121,7 @@ fn wrong_files_are_refused() {
     let mut g = with_tokenizer();
     g.u32("split.count", 3);
     refuse(&g, "`split.count` is 3");
-    // Found before the packages are built.
+    // The error is found before the packages are built.
     let mut g = with_tokenizer();
     g.remove("tokenizer.ggml.merges");
     g.texts("tokenizer.ggml.merges", &["t"]);

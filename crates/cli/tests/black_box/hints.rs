@@ -1,4 +1,4 @@
-//! Messages that say what was given and which command or option is meant, and values as people write them.
+//! Messages that name the given word and the command or option that is meant, and values as people write them.
 
 use crate::common::{build, fixture, json, refused, run};
 use std::fs;
@@ -176,7 +176,7 @@ fn signals_have_their_own_exit_status() {
     let small = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/small-gemma4");
     let out = dir.path().join("g.npz");
     for (signal, status) in [("-INT", 130), ("-TERM", 143), ("-HUP", 129)] {
-        // It waits for a prompt.
+        // The command waits for a prompt.
         let args = ["golden", small.to_str().unwrap(), "-p", "-", "-o", out.to_str().unwrap()];
         let mut command = crate::common::anemoe(&args);
         command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
@@ -184,7 +184,7 @@ fn signals_have_their_own_exit_status() {
         let input = child.stdin.take();
         std::thread::sleep(std::time::Duration::from_secs(2));
         Command::new("kill").args([signal, &child.id().to_string()]).status().unwrap();
-        // What does not end by the signal ends with its input, as under `nohup`, which has HUP ignored.
+        // A command that ignores the signal ends with its input: under `nohup`, HUP is ignored.
         std::thread::sleep(std::time::Duration::from_secs(1));
         drop(input);
         assert_eq!(child.wait().unwrap().code(), Some(status), "{signal}");

@@ -1,4 +1,4 @@
-//! `hf:OWNER/NAME` wherever a checkpoint is named, with a server in this process for the hub.
+//! `hf:OWNER/NAME` as a checkpoint, with a server in this process for the hub.
 
 use crate::common::{contents, finish, fixture};
 use crate::hub_server::{COMMIT, Reply, TestRepository, TestServer};
@@ -59,7 +59,7 @@ fn a_checkpoint_of_the_hub_is_built_as_one_in_a_folder() {
     let asked = machine.server.asked().len();
     machine.passes(&["plan", SPEC, "--offline"]);
     assert_eq!(machine.server.asked().len(), asked);
-    // This checkpoint has no tokenizer: whether the hub has one of this commit is asked.
+    // The checkpoint has no tokenizer: the hub is asked whether this commit has one.
     machine.passes(&["plan", &format!("{SPEC}@{COMMIT}")]);
     assert_eq!(machine.server.asked_for("/resolve/").len(), fetched);
     let (code, _, err) = machine.run(&["plan", "hf:someone/else", "--offline"]);
@@ -67,7 +67,7 @@ fn a_checkpoint_of_the_hub_is_built_as_one_in_a_folder() {
     assert!(err.contains("the hub is not asked") && err.contains("revision main"), "{err}");
 }
 
-/// Bytes of weights that were asked for.
+/// Counts the bytes of weights that were asked for.
 fn weights_asked(machine: &Machine, size: usize) -> usize {
     let asked = machine.server.asked_for(".safetensors");
     let weights = asked.iter().filter(|a| !a.path.ends_with(".json"));
@@ -88,20 +88,20 @@ fn looking_at_a_checkpoint_takes_headers_and_small_tensors() {
         vec!["predict-speed", "--quant", "lut4", "--json"],
     ] {
         let of = |checkpoint: &str| machine.passes(&[&[args[0], checkpoint], &args[1..]].concat());
-        // A forecast says where its shapes are from.
+        // A forecast names the source of its shapes.
         let document = of(remote).replace(remote, "");
         assert_eq!(document, of(local).replace(local, ""), "{args:?}");
     }
     let looked = weights_asked(&machine, size);
     assert!(looked > 0 && looked < size / 10, "{looked} of {size} bytes");
     assert!(!folder_has_weights(&machine));
-    // What came is enough without the server; the rest is not there, and that is said.
+    // Without the server, the fetched parts suffice for a plan; an error says that the rest is missing.
     let asked = machine.server.asked().len();
     machine.passes(&[&["plan", remote, "--offline"][..], &plan].concat());
     let (code, _, err) = machine.run(&["golden", remote, "--offline", "--prompt-ids", "1", "-o", "g.npz"]);
     assert!(code == 2 && err.contains("model.safetensors is not in"), "{err}");
     assert_eq!(machine.server.asked().len(), asked);
-    // A plan that measures weights has them fetched.
+    // The weights are fetched for a plan that measures them.
     let measured = ["--quant", "int8-tensor", "--json"];
     let document = machine.passes(&[&["plan", remote][..], &measured].concat());
     assert_eq!(document, machine.passes(&[&["plan", local][..], &measured].concat()));
@@ -109,7 +109,7 @@ fn looking_at_a_checkpoint_takes_headers_and_small_tensors() {
     assert!(folder_has_weights(&machine));
 }
 
-/// The snapshot has a file of weights.
+/// Tells whether the snapshot has a file of weights.
 fn folder_has_weights(machine: &Machine) -> bool {
     let home = machine.dir.path().join("home/hub/models--someone--small-gemma4/snapshots").join(COMMIT);
     assert!(home.join("config.json").is_file());

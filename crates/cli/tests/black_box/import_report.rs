@@ -1,5 +1,5 @@
-//! `anemoe import-report` and `anemoe verify-on-mac` with the built binary, where there is no Core ML: reports that are made here,
-//! honest and hostile.
+//! `anemoe import-report` and `anemoe verify-on-mac` with the built binary, without Core ML: honest and hostile reports,
+//! which the tests make.
 
 use crate::common::{build, fixture, json, refused, run};
 use anemoe_gates::residency::facts;
@@ -17,7 +17,7 @@ use zip::{CompressionMethod, ZipWriter};
 
 const STAGES: [&str; 10] =
     ["doctor", "tune", "build", "compile", "check", "soak", "validate", "bench", "predict", "energy"];
-/// A line of a file that `unix` systems have, and no test may change.
+/// Name of an entry that leads out of its folder: no test may write this file.
 const OUTSIDE: &str = "../outside.txt";
 
 fn text(path: &Path) -> &str {
@@ -92,7 +92,7 @@ impl Made {
         self.entries.iter().map(|(name, v)| (name.clone(), serde_json::to_vec(v).unwrap())).collect()
     }
 
-    /// Writes these entries with a manifest that is true.
+    /// Writes a report of these entries, with a correct manifest.
     fn write(&self, entries: &BTreeMap<String, Vec<u8>>) -> PathBuf {
         let listed: BTreeMap<&String, Value> = entries
             .iter()
@@ -116,7 +116,7 @@ impl Made {
         path
     }
 
-    /// Refuses a report with these entries, says why, and leaves nothing behind.
+    /// Checks that a report is refused for these reasons, and leaves nothing behind.
     fn refuse(&self, zip: &Path, says: &[&str]) {
         refused(
             &["import-report", text(zip), "--evidence", text(&self.evidence())],
@@ -126,7 +126,7 @@ impl Made {
         assert!(!self.dir.path().join("outside.txt").exists());
     }
 
-    /// Refuses the report with one document changed.
+    /// Checks that the report is refused if one document is changed.
     fn refuse_changed(&self, entry: &str, change: impl FnOnce(&mut Value), says: &[&str]) {
         let mut entries = self.entries.clone();
         change(entries.get_mut(entry).unwrap());
@@ -162,7 +162,7 @@ fn evidence_decides_plans_and_packages_and_is_added_once() {
     }
     let (code, out, _) = run(&["check", b, "--evidence", e, "--no-journal"]);
     assert!(code == 0 && out.contains("imported report") && out.contains(report), "{out}");
-    // The variable is the same as the option; other chips know nothing.
+    // The variable acts like the option; evidence says nothing about other chips.
     let output = crate::common::anemoe(&["check", b, "--json", "--no-journal"])
         .env("ANEMOE_EVIDENCE", &evidence)
         .output()
@@ -179,7 +179,7 @@ fn evidence_decides_plans_and_packages_and_is_added_once() {
             .iter()
             .all(|s| s["verdict"] == "ane" && s["verdict_reason"].as_str().unwrap().contains(report))
     );
-    // Three times as slow as predicted.
+    // The measurement was three times as slow as the prediction.
     let plain = json(0, &["predict-speed", b, "--chip", "m4-max"]);
     let calibrated = json(0, &["predict-speed", b, "--chip", "m4-max", "--evidence", e]);
     let ms = |v: &Value| v["one"]["ms"]["likely"].as_f64().unwrap();
@@ -199,7 +199,7 @@ fn evidence_decides_plans_and_packages_and_is_added_once() {
         "{again:#}"
     );
     assert_eq!(contents, crate::common::contents(&evidence));
-    // Packed in another way it is the same report.
+    // Packed in another way, it is the same report.
     let stored = made.dir.path().join("stored.zip");
     let mut other = ZipWriter::new(Cursor::new(Vec::new()));
     let mut archive = zip::ZipArchive::new(fs::File::open(&zip).unwrap()).unwrap();
@@ -215,7 +215,7 @@ fn evidence_decides_plans_and_packages_and_is_added_once() {
     }
     fs::write(&stored, other.finish().unwrap().into_inner()).unwrap();
     assert_eq!(json(0, &["import-report", text(&stored), "--evidence", e])["already"], true);
-    // An import that was cut off behind its folder is completed.
+    // An import that was cut off after its folder is completed.
     fs::remove_file(evidence.join("book.jsonl")).unwrap();
     assert!(json(0, &["import-report", text(&zip), "--evidence", e])["added"]["events"].as_u64() > Some(5));
 }
@@ -252,7 +252,7 @@ fn findings_that_say_nothing_are_left_out_and_named() {
     let left_out = imported["left_out"].to_string();
     assert!(left_out.contains("negative control") && left_out.contains("not on Core ML"), "{left_out}");
     assert!(imported["rows"].as_array().unwrap().is_empty() && imported["chip"].is_null());
-    // It is imported, with nothing to judge by.
+    // The report is imported, without rows to judge by.
     let checked = json(0, &["check", text(&made.bundle()), "--evidence", text(&evidence), "--no-journal"]);
     assert!(checked["packages"].as_array().unwrap().iter().all(|p| p["measured"].is_null()));
 }
@@ -278,7 +278,7 @@ fn hostile_archives_are_refused_and_leave_nothing() {
         fs::write(&path, bytes).unwrap();
         made.refuse(&path, &[says]);
     }
-    // Cut off, and a byte changed, wherever that is.
+    // Files that are cut off, or have one changed byte, at any place.
     let whole = fs::read(made.write(&good)).unwrap();
     for at in (0..whole.len()).step_by(whole.len() / 40 + 1) {
         fs::write(&path, &whole[..at]).unwrap();
@@ -289,13 +289,13 @@ fn hostile_archives_are_refused_and_leave_nothing() {
         bytes[at] ^= 0x55;
         fs::write(&path, &bytes).unwrap();
         let (code, _, err) = run(&["import-report", text(&path), "--evidence", text(&made.evidence())]);
-        // Times and permissions of entries mean nothing; anything else is seen.
+        // Times and permissions of entries mean nothing; every other change is detected.
         assert!(code == 0 || code == 2, "{at}: {err}");
         assert!(!err.contains("panicked"), "{at}: {err}");
         assert_eq!(made.evidence().exists(), code == 0, "{at}: {err}");
         let _ = fs::remove_dir_all(made.evidence());
     }
-    // The same name twice.
+    // The same entry name twice.
     let manifest = (String::from("manifest.json"), b"{}".to_vec());
     let zip = made.pack(&[manifest, ("manifesu.json".into(), b"{}".to_vec())]);
     let twice = String::from_utf8_lossy(&fs::read(&zip).unwrap()).len();
@@ -381,7 +381,7 @@ fn documents_that_are_missing_or_lie_are_named() {
     m.refuse_changed("stages/compile.json", |v| v["document"] = failure, &["L77"]);
     m.refuse_changed("bench.json", |v| v["schema"] = 9.into(), &["schema 9"]);
     m.refuse_changed("stages/predict.json", |v| v["document"]["one"]["calls"] = "many".into(), &["many"]);
-    // Of a table of chips that this version does not have, the speed is left out.
+    // The speed is left out if its table of chips is unknown to this version.
     let mut other = Made { dir: tempfile::tempdir().unwrap(), entries: made.entries.clone() };
     other.entries.get_mut("stages/predict.json").unwrap()["document"]["profile"]["call_ms"]["likely"] =
         0.31.into();
@@ -401,7 +401,7 @@ fn evidence_goes_into_a_folder_of_its_own() {
     let file = made.dir.path().join("file");
     fs::write(&file, "x").unwrap();
     refused(&["import-report", text(&zip), "--evidence", text(&file)], &["file"]);
-    // A book that is damaged is found before anything is written.
+    // A damaged book is found before anything is written.
     fs::create_dir(made.evidence()).unwrap();
     fs::write(made.evidence().join("book.jsonl"), "nonsense\n").unwrap();
     refused(&["import-report", text(&zip), "--evidence", text(&made.evidence())], &["book.jsonl", "line 1"]);

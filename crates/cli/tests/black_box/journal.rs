@@ -18,7 +18,7 @@ fn golden() -> PathBuf {
     fixture("tiny-gemma4-moe").join("golden.npz")
 }
 
-/// A bundle of the tiny model.
+/// Builds a bundle of the tiny model.
 fn tiny(dir: &Path, name: &str, options: &[&str]) -> PathBuf {
     let bundle = dir.join(name);
     let mut all = vec!["--tokens", "1", "--max-context", "64"];
@@ -38,13 +38,13 @@ fn entries(bundle: &Path) -> Vec<Value> {
     document["entries"].as_array().unwrap().clone()
 }
 
-/// Events of a kind and state, in all entries.
+/// Lists the events of a kind and status, in all entries.
 fn events(bundle: &Path, kind: &str, status: &str) -> Vec<Value> {
     let all = entries(bundle).into_iter().flat_map(|e| e["events"].as_array().unwrap().clone());
     all.filter(|e| e["kind"] == kind && e["status"] == status).collect()
 }
 
-/// Text under each heading.
+/// Splits a page into its headings and the text under each.
 fn sections(page: &str) -> Vec<(String, String)> {
     page.split("\n### ")
         .skip(1)
@@ -69,7 +69,7 @@ fn a_build_with_its_gates_is_one_entry_with_every_heading() {
     assert_eq!(found.iter().map(|s| s.0.as_str()).collect::<Vec<_>>(), HEADINGS);
     let under = |heading: &str| &found.iter().find(|s| s.0 == heading).unwrap().1;
     assert_eq!(under("Intent"), "- does lut4 hold?");
-    // Lines break where the path of the repository lets them.
+    // Line breaks depend on the length of the repository's path.
     let flat = |heading: &str| under(heading).split_whitespace().collect::<Vec<_>>().join(" ");
     for says in ["quant lut4", "tokens 1", "anemoe ", "min-cosine 0.999999", "checkpoint"] {
         assert!(flat("Setup").contains(says), "{says}: {page}");
@@ -84,7 +84,7 @@ fn a_build_with_its_gates_is_one_entry_with_every_heading() {
     assert!(under("Refs").contains("chain.json, sha256") && under("Refs").contains("golden.npz, sha256"));
     assert!(!page.contains('\u{1b}'), "a control character reaches the terminal");
 
-    // The facts are those of the commands' own documents.
+    // The facts equal those of the commands' own documents.
     let list = entries(&bundle);
     assert_eq!(list.len(), 1);
     assert_eq!(list[0]["kinds"], serde_json::json!(["build", "validate", "check", "trace"]));
@@ -146,7 +146,7 @@ fn people_add_what_commands_cannot_know() {
     refused(&["journal"], &["BUNDLE"]);
     refused(&["journal", b, "add", b, "--lesson", "x"], &["a bundle comes behind"]);
     refused(&["journal", b, "show"], &["BUNDLE"]);
-    // Options of all commands stand anywhere.
+    // Options of all commands may stand anywhere.
     for args in
         [["--json", "journal", "show", b], ["journal", "--json", "show", b], ["journal", "show", "--json", b]]
     {
@@ -159,7 +159,7 @@ fn people_add_what_commands_cannot_know() {
     refused(&[&["journal", "add", b], &args[..]].concat(), &["journal.jsonl", "more than 262144"]);
 }
 
-/// Whole lines, whoever appends at the same time.
+/// Checks that processes that append at the same time write whole lines.
 #[test]
 fn processes_append_at_the_same_time() {
     let dir = tempfile::tempdir().unwrap();
@@ -205,7 +205,7 @@ fn broken_journals_are_named_and_stop_no_gate() {
     let (b, file, golden) = (text(&bundle), bundle.join("journal.jsonl"), golden());
     let whole = fs::read_to_string(&file).unwrap();
     let lines = whole.lines().count();
-    // Cut off in the middle of the last line.
+    // The last line is cut off in its middle.
     fs::write(&file, &whole[..whole.len() - 40]).unwrap();
     let page = succeed(&["journal", b]);
     assert!(page.contains("has no end") && page.contains("was cut off"), "{page}");
@@ -213,14 +213,14 @@ fn broken_journals_are_named_and_stop_no_gate() {
     let mended = fs::read_to_string(&file).unwrap();
     assert_eq!(mended.lines().count(), lines);
     assert_eq!(json(0, &["journal", b])["torn"], false);
-    // Garbage.
+    // The last line is garbage.
     fs::write(&file, format!("{whole}garbage\n")).unwrap();
     let line = format!("line {}", lines + 1);
     refused(&["journal", b], &["journal.jsonl", &line]);
     refused(&["journal", "add", b, "--note", "x"], &["journal.jsonl", &line]);
     let error = json(2, &["journal", b]);
     assert_eq!(error["error"]["path"], text(&file));
-    // Nothing here to write into.
+    // The journal cannot be written: a folder has its name.
     fs::remove_file(&file).unwrap();
     fs::create_dir(&file).unwrap();
     for args in [
@@ -234,7 +234,7 @@ fn broken_journals_are_named_and_stop_no_gate() {
     }
 }
 
-/// Another user, who may not write there, checks the bundle: root may write anywhere.
+/// Checks that a bundle that cannot be written is checked all the same; by another user, since root may write anywhere.
 #[cfg(unix)]
 #[test]
 fn a_bundle_that_cannot_be_written_is_checked_all_the_same() {
@@ -273,14 +273,14 @@ fn an_interrupted_build_and_its_parts_are_told_of() {
     let model = fixture("tiny-gemma4-moe");
     let args = ["build", text(&model), "-o", text(&bundle), "--quant", "lut4", "--jobs", "1"];
     let mut child = anemoe(&args).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
-    // The last shard cannot be done yet when the folder of shards has one.
+    // While the first shard is there, the last one cannot be finished yet.
     while child.try_wait().unwrap().is_none() && !bundle.join("shards/L00.attn.mlpackage").exists() {
         std::thread::sleep(std::time::Duration::from_millis(1));
     }
     let _ = child.kill();
     child.wait().unwrap();
     if !bundle.join("chain.json").exists() {
-        // Before its end, the journal tells of it already.
+        // The journal tells of a build before it ends.
         assert!(succeed(&["journal", text(&bundle)]).contains("has no end"));
         succeed(&args);
         let list = entries(&bundle);
@@ -307,7 +307,7 @@ fn an_interrupted_build_and_its_parts_are_told_of() {
     assert_eq!(done[1]["facts"]["part"], "1/2");
     let said = list[0]["surprise"].to_string();
     assert!(!said.contains("interrupted") && !said.contains("has no end"), "{said}");
-    // But for the journal, both are the same bytes.
+    // Except for the journals, both bundles have the same bytes.
     assert!(contents(&parts) == contents(&bundle));
     assert!(parts.join("journal.jsonl").exists());
 }

@@ -1,4 +1,4 @@
-//! Foreign files in a bundle: they stay, and stand in the way only under a name of ours.
+//! Foreign files in a bundle: they stay, and are an obstacle only under a name of ours.
 #![cfg(unix)]
 
 use crate::common::{build, contents, fixture, refused, run};
@@ -13,7 +13,7 @@ fn args(out: &Path) -> Vec<String> {
     ["build", checkpoint, "-o", out, "--skip-gates", "--no-journal"].map(String::from).to_vec()
 }
 
-/// A finished bundle, and an unfinished one of its first part.
+/// Builds a finished bundle, and an unfinished one with its first part.
 fn bundles(dir: &Path) -> [PathBuf; 2] {
     let (finished, begun) = (dir.join("b.anemoe"), dir.join("parts.anemoe"));
     build(&fixture("tiny-gemma4-moe-text"), &finished, &["--no-journal"]);
@@ -43,7 +43,7 @@ fn foreign_files_in_a_package_are_named_before_anything_changes() {
             let path = package.join(name);
             fs::create_dir_all(path.parent().unwrap()).unwrap();
             fs::write(&path, "theirs").unwrap();
-            // Without its weights the package would be built again.
+            // With damaged weights, the package would be built again.
             let weights = package.join("Data/com.apple.CoreML/weights/weight.bin");
             let kept = fs::read(&weights).unwrap();
             fs::write(&weights, "damaged").unwrap();
@@ -98,7 +98,7 @@ fn links_under_other_names_are_left_alone() {
         assert!(bundle.join("shards/.anemoe-tmp-zz").symlink_metadata().is_err());
         assert_eq!(contents(&elsewhere).len(), 1);
         assert!(bundle.join("chain.json").is_file() && !bundle.join(".anemoe-build/plan.json").exists());
-        // Again, with the package lost once more.
+        // The same again, with the package lost once more.
         fs::remove_dir_all(bundle.join("shards/L00.attn.mlpackage")).unwrap();
         builds(&bundle);
         let (code, _, err) = run(&["generate", bundle.to_str().unwrap(), "--prompt-ids", "1,2", "-n", "1"]);
@@ -145,7 +145,7 @@ fn a_sparse_giant_in_a_bundle_is_not_hashed_by_a_build() {
             fs::OpenOptions::new().write(true).open(&path).unwrap().set_len(40 << 30).unwrap();
             let started = Instant::now();
             builds(&bundle);
-            // Hashing it takes half a minute.
+            // Hashing the file would take half a minute.
             assert!(started.elapsed().as_secs() < 15, "{name}");
             assert_eq!(path.metadata().unwrap().len(), length, "{name}");
         }

@@ -1,5 +1,5 @@
-//! Tests the built binary from outside: a module for each command or kind of input. One binary, since each costs seconds to
-//! link; `cargo test -p anemoe --test black_box zaya::` runs a module.
+//! Tests of the built binary from outside: a module for each command or kind of input. They are one binary, since linking
+//! one takes seconds; `cargo test -p anemoe --test black_box zaya::` runs a module.
 
 mod common;
 #[path = "../../../convert/tests/common/mod.rs"]

@@ -1,4 +1,4 @@
-//! Messages that say what a path is, what differs and which command is next; prompts; help texts.
+//! Messages that name the kind of a path, differences, and the next command; prompts; help texts.
 
 use crate::common::{anemoe, build, copy, finish, fixture, json, refused, run};
 use std::fs;
@@ -10,7 +10,7 @@ fn text(path: &Path) -> &str {
     path.to_str().unwrap()
 }
 
-/// The small trained model of the repository, which has a tokenizer.
+/// Returns the path of the small trained model of the repository, which has a tokenizer.
 fn small() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/small-gemma4")
 }
@@ -100,7 +100,7 @@ fn a_build_that_a_gate_stopped_says_so() {
         &["generate", text(&out), "--prompt-ids", "1"],
         &["quality of the representative shards", "anemoe journal", "--skip-gates"],
     );
-    // Other options are named, too, where the build is unfinished.
+    // Other options than those of the unfinished build are named, too.
     refused(
         &["build", text(&model), "-o", text(&out), "--tokens", "1", "--quant", "lut4"],
         &["unfinished", "--quant lut1, now lut4"],
@@ -185,7 +185,7 @@ fn prompts_come_from_arguments_files_and_standard_input() {
     generate(&["--prompt-file", text(&file)], &["more than 16 MB"]);
     generate(&["--prompt-ids", "2,x"], &["`x` is not a token id"]);
     generate(&["-p", "a", "--prompt-ids", "1"], &["cannot be used with"]);
-    // Limits on random choices, where nothing is random.
+    // Limits on random choices have no effect at temperature 0.
     generate(&["--prompt-ids", "2", "--top-k", "5"], &["--top-k has no effect without --temperature"]);
     generate(&["--prompt-ids", "2", "--top-p", "0.5"], &["--top-p has no effect without --temperature"]);
     let random = ["generate", bundle, "--prompt-ids", "2", "-n", "2", "--temperature", "0.7", "--top-k", "5"];
@@ -193,7 +193,7 @@ fn prompts_come_from_arguments_files_and_standard_input() {
     let v = json(2, &["generate", bundle, "--prompt-ids", "2", "--top-k", "5"]);
     assert_eq!(v["error"]["kind"], "usage");
 
-    // The help's example of contexts fits a bundle of default options.
+    // The help's example of contexts fits a bundle with default options.
     let (_, help, _) = run(&["bench", "--help"]);
     assert!(help.contains("--context 64,1024"), "{help}");
 }
@@ -217,7 +217,7 @@ fn mistyped_names_are_answered_with_near_ones() {
     refused(&["check", "x", "--chip", "m9"], &["m9", "m1, m2, m3, m4, m5", "a19"]);
 }
 
-/// A folder whose name is no text in UTF-8.
+/// Checks paths whose names are not UTF-8.
 #[cfg(target_os = "linux")]
 #[test]
 fn paths_need_not_be_utf8() {
@@ -262,7 +262,7 @@ fn paths_need_not_be_utf8() {
         ],
         0,
     );
-    // Built in parts, so that the place of the checkpoint is written down.
+    // Built in parts, so that the path of the checkpoint is written down.
     for part in ["0/2", "1/2"] {
         let mut all = vec![o("build"), model.as_os_str(), o("-o"), bundle.as_os_str(), o("--tokens"), o("1")];
         all.extend([o("--shard"), o(part), o("--quant"), o("fp16")]);
@@ -309,13 +309,13 @@ fn a_failed_validation_names_the_next_command() {
     let (code, out, _) = run(&["validate", text(&bundle), "--golden", text(&golden), "--min-cosine", "1"]);
     assert_eq!(code, 1, "{out}");
     assert!(out.contains("next: anemoe trace '") && out.contains("my bundle' --golden "), "{out}");
-    // So does a build that fails there.
+    // A build that fails at a golden names the next command, too.
     let (model, out) = (fixture("tiny-gemma4-moe"), dir.path().join("c"));
     let args = ["build", text(&model), "-o", text(&out), "--tokens", "1", "--golden", text(&golden)];
     let (code, said, _) = run(&args);
     assert_eq!(code, 1, "{said}");
     assert!(said.contains("next: anemoe trace ") && said.contains("golden.npz shows"), "{said}");
-    // So does the journal, with a path that a shell takes as it is.
+    // The journal names the next command, too, with a path that a shell takes unchanged.
     let (_, out, _) = run(&["journal", text(&bundle)]);
     assert!(out.contains("my bundle' --entry "), "{out}");
 }
@@ -342,7 +342,7 @@ fn a_build_speaks_plainly_of_its_own_gates() {
         (out, said)
     };
     let (a, said) = built(&small(), "a", "fp16");
-    // Its own prompt is none that the user could change.
+    // The user could not change the gates' own prompt, so there is no warning.
     assert!(!said.contains("warning"), "{said}");
     assert!(said.contains("they run on the CPU, which is fine"), "{said}");
 
@@ -381,7 +381,7 @@ fn messages_hold_no_types_of_the_program_and_no_colours() {
     assert!(!err.contains('\u{1b}'), "{err}");
 }
 
-/// Bytes are in MB of 10^6 everywhere.
+/// Checks that a plan has one column of megabytes, of 10^6 bytes.
 #[test]
 fn a_plan_has_one_column_of_megabytes() {
     let (_, out, _) = run(&["plan", text(&fixture("tiny-gemma4-moe"))]);

@@ -1,4 +1,4 @@
-//! Outputs replace no input, no pipe and no file of a bundle, whatever is forced.
+//! Outputs replace no input, no pipe and no file of a bundle, even with `--force`.
 #![cfg(unix)]
 
 use crate::common::{anemoe, build, finish, fixture, refused, run};
@@ -16,7 +16,7 @@ fn pipe(path: &Path) {
     assert!(Command::new("mkfifo").arg(path).status().unwrap().success());
 }
 
-/// Runs it for at most 30 seconds: what waits for the other end of a pipe does not end.
+/// Runs the binary for at most 30 seconds, since a wait for the other end of a pipe never ends.
 fn run_shortly(args: &[&str]) -> (i32, String, String) {
     let mut command = Command::new("timeout");
     finish(command.args(["30", env!("CARGO_BIN_EXE_anemoe")]).args(args).output().unwrap())
@@ -54,7 +54,7 @@ fn no_input_of_any_command_is_replaced() {
             let (code, _, err) = run(&args.iter().copied().chain(["--force"]).collect::<Vec<_>>());
             assert_eq!(code, 2, "{args:?}: {err}");
             assert_eq!(fs::read_to_string(&input).unwrap(), "theirs", "{args:?}");
-            // `bench` reads what it compares with before it looks at outputs.
+            // `bench` reads the document that it compares with before it checks outputs.
             assert!(err.contains("belongs to an input") || args[0] == "bench", "{args:?}: {err}");
         }
     }
@@ -105,7 +105,7 @@ fn pipes_are_no_outputs() {
             );
         }
     }
-    // What the shell opened is written to by its own name.
+    // A pipe that the shell opened is written to under its own name.
     let mut shell = Command::new("bash");
     let script = "\"$0\" plan \"$1\" --out /dev/stdout | head -c 1";
     shell.args(["-c", script, env!("CARGO_BIN_EXE_anemoe"), tiny_text]).stdin(Stdio::null());
@@ -131,7 +131,7 @@ fn pipes_in_a_bundle_are_refused_at_once() {
         fs::remove_file(&path).unwrap();
         let _ = fs::rename(&kept, &path);
     }
-    // An unfinished build: one of two parts.
+    // An unfinished build, of one of two parts.
     let parts = dir.path().join("parts.anemoe");
     let p = parts.to_str().unwrap();
     let args = ["build", tiny, "-o", p, "--quant", "lut4", "--skip-gates", "--no-journal", "--shard", "0/2"];
@@ -161,7 +161,7 @@ fn a_pipe_in_the_cache_is_left_alone() {
     build(&fixture("tiny-gemma4-moe-text"), &bundle, &["--no-journal"]);
     fs::create_dir_all(dir.path().join("cache/anemoe")).unwrap();
     pipe(&dir.path().join("cache/anemoe/verified.txt"));
-    // Hashes of files that have just been written are not remembered.
+    // Hashes of files that were written just now are not remembered.
     let old = ["-c", "find \"$0\" -exec touch -d 2020-01-01 {} +", bundle.to_str().unwrap()];
     assert!(Command::new("sh").args(old).status().unwrap().success());
     std::thread::sleep(std::time::Duration::from_secs(4));
@@ -219,7 +219,7 @@ fn files_of_a_bundle_are_no_outputs() {
         refused(&["plan", tiny, "--out", out, "--force"], &says);
     }
     assert_eq!(crate::common::contents(&bundle), before);
-    // Other names there are the user's.
+    // Other names in the bundle's folder are the user's.
     let out = bundle.join("plan.json");
     let (code, _, err) = run(&["plan", tiny.to_str().unwrap(), "--out", out.to_str().unwrap()]);
     assert_eq!(code, 0, "{err}");

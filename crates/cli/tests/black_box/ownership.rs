@@ -16,7 +16,7 @@ fn build_args<'a>(checkpoint: &'a Path, out: &'a Path) -> [&'a str; 6] {
     ["build", checkpoint.to_str().unwrap(), "-o", out.to_str().unwrap(), "--skip-gates", "--no-journal"]
 }
 
-/// A build of these arguments is refused with these words, and the folder stays as it was.
+/// Checks that the arguments are refused with these words, and that the folder stays as it was.
 fn refused_and_unchanged(args: &[&str], folder: &Path, says: &[&str]) {
     let before = contents(folder);
     refused(args, says);
@@ -33,7 +33,7 @@ fn a_folder_of_another_tool_is_no_unfinished_build() {
     fs::write(swift.join(".build/plan.json"), "{}").unwrap();
     let checkpoint = checkpoint();
     refused_and_unchanged(&build_args(&checkpoint, &swift), &swift, &["holds `.build`", "another folder"]);
-    // A folder of our name without our plan proves nothing.
+    // A folder with our name and without our plan proves nothing.
     fs::create_dir(swift.join(".anemoe-build")).unwrap();
     refused_and_unchanged(&build_args(&checkpoint, &swift), &swift, &["plan.json"]);
     fs::write(swift.join(".anemoe-build/plan.json"), r#"{"plan": {}}"#).unwrap();
@@ -51,7 +51,7 @@ fn the_current_folder_is_not_taken_over() {
     assert_eq!(contents(dir.path()).len(), 1);
 }
 
-/// A bundle and a copy of its contents.
+/// Builds a finished bundle.
 fn finished(dir: &Path) -> PathBuf {
     let bundle = dir.join("b.anemoe");
     build(&checkpoint(), &bundle, &["--no-journal"]);
@@ -134,7 +134,7 @@ fn foreign_files_beside_a_build_stay() {
 fn a_failed_rebuild_of_a_finished_bundle_keeps_it() {
     let dir = tempfile::tempdir().unwrap();
     let bundle = finished(dir.path());
-    // The package cannot be replaced: its folder is a file in nobody's way but this one's.
+    // A package is missing, and the damaged checkpoint cannot give it again.
     fs::remove_dir_all(bundle.join("shards/L00.attn.mlpackage")).unwrap();
     let before = contents(&bundle);
     let model = dir.path().join("model");
@@ -178,7 +178,7 @@ fn outputs_are_replaced_only_with_force_and_inputs_never() {
         ["predict", package, "--inputs", &at("in.npz"), "--outputs", out].map(String::from).to_vec()
     };
     check(predict(&at("o{}.npz")), &at("o0.npz"));
-    // An input is not replaced, whatever its name.
+    // An input is not replaced, even under another name.
     let hard = at("hard.npz");
     fs::hard_link(at("in.npz"), &hard).unwrap();
     for out in [at("in.npz"), hard] {
@@ -199,7 +199,7 @@ fn outputs_are_replaced_only_with_force_and_inputs_never() {
     assert!(Path::new(&at("photos.mlpackage/a.jpg")).exists());
 }
 
-/// Sends a signal to a running command once `ready` says so, and waits for its end.
+/// Sends a signal to a running command once `ready` says so; returns its exit status and messages after its end.
 fn interrupt(mut command: Command, signal: &str, ready: impl Fn() -> bool) -> (i32, String) {
     let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let begun = Instant::now();
@@ -241,7 +241,7 @@ fn an_interrupted_command_leaves_no_temporary_folder() {
         command.env("TMPDIR", temporary.path());
         let entries = || fs::read_dir(temporary.path()).unwrap().count();
         let (code, err) = interrupt(command, "-INT", || entries() > 0);
-        // A quick machine may have finished first.
+        // A fast machine may have finished first.
         assert!(code == 130 || code <= 1, "{args:?}: {code} {err}");
         assert_eq!(entries(), 0, "{args:?}");
     }
@@ -253,7 +253,7 @@ fn a_limit_of_file_sizes_is_an_error_with_a_reason() {
     let bundle = dir.path().join("b.anemoe");
     let checkpoint = checkpoint();
     let args = build_args(&checkpoint, &bundle);
-    // Blocks of 512 or 1024 bytes.
+    // `ulimit -f` counts blocks of 512 or 1024 bytes.
     let mut shell = Command::new("sh");
     shell.args(["-c", "ulimit -f 8; exec \"$0\" \"$@\"", env!("CARGO_BIN_EXE_anemoe")]).args(args);
     let (code, _, err) = finish(shell.output().unwrap());

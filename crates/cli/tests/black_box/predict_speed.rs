@@ -12,7 +12,7 @@ fn figure(v: &Value) -> f64 {
     v.as_f64().unwrap_or_else(|| panic!("{v}"))
 }
 
-/// One token of ZAYA is within 15 % of what was measured, by a fit to another model; four are not.
+/// Checks that a fit to another model predicts one token of ZAYA within 15 % of its measurement, and four tokens far off.
 #[test]
 fn published_speeds_are_predicted() {
     let v = json(0, &["predict-speed", "--held-out"]);
@@ -50,7 +50,7 @@ fn a_bench_of_a_mac_calibrates_a_profile() {
     let bundle = dir.path().join("b");
     build(&fixture("tiny-gemma4-moe"), &bundle, &["--quant", "lut4", "--tokens", "1,4"]);
     let plain = json(0, &["predict-speed", text(&bundle)]);
-    // As if everything took three times as long.
+    // A bench in which everything took three times as long as predicted.
     let kinds: Vec<Value> = plain["one"]["kinds"]
         .as_array()
         .unwrap()
@@ -64,7 +64,7 @@ fn a_bench_of_a_mac_calibrates_a_profile() {
     let fitted = json(0, &["predict-speed", text(&bundle), "--profile", text(&profile)]);
     let ratio = figure(&fitted["one"]["ms"]["likely"]) / figure(&plain["one"]["ms"]["likely"]);
     assert!((ratio - 3.0).abs() < 0.1, "{ratio}");
-    // A second run does not write over it unasked.
+    // A second run does not replace the file without `--force`.
     refused(
         &["predict-speed", text(&bundle), "--calibrate", text(&bench), "-o", text(&profile)],
         &["mac.toml"],

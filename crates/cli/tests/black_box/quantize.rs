@@ -18,7 +18,7 @@ const KINDS: [&str; 10] = [
     "lut8",
 ];
 
-/// Weights with a few that are far larger.
+/// Writes weights with a few that are far larger, and returns the path.
 fn weight(dir: &Path, shape: &[usize]) -> PathBuf {
     let n: usize = shape.iter().product();
     let value = |i: usize| {
@@ -48,7 +48,7 @@ fn one_tensor_in_every_kind() {
         }
         let arrays = read_npz(&out).unwrap();
         let decoded = arrays["decoded"].to_f32();
-        // From the parts, by the formats' definitions.
+        // Decoded from the parts, by the formats' definitions.
         let (rows, cols) = (64, 96);
         let expected: Vec<f32> = if kind.starts_with("lut") {
             let (lut, indices) = (&arrays["lut"], arrays["indices"].to_f32());
@@ -89,7 +89,7 @@ fn exact_tables_are_at_least_as_good() {
     };
     let (default, exact) = (mse(&[]), mse(&["--exact"]));
     assert!(exact <= default * (1.0 + 1e-9) && default <= exact * 1.0001, "{default} {exact}");
-    // More groups, less error.
+    // More groups give less error.
     assert!(mse(&["--group-size", "8"]) < default);
 }
 
@@ -185,7 +185,7 @@ fn every_part_has_a_flag_and_every_kind_runs() {
 fn a_compressed_embedding_is_close_to_the_plain_one() {
     let dir = tempfile::tempdir().unwrap();
     let golden = fixture("tiny-gemma4-moe").join("golden.npz");
-    // A random model minds every small change: its routers are as random.
+    // The routers of a random model are random, too, and react to every small change.
     for (kind, least) in [("int8-channel", 0.9), ("lut8", 0.9), ("lut6-tensor", 0.8), ("int4-block", 0.6)] {
         let bundle = dir.path().join(kind);
         build(
@@ -211,7 +211,7 @@ fn groups_that_do_not_divide_are_noted() {
     refused(&["plan", text(&fixture("tiny-gemma4-moe")), "--block-size", "0"], &["--block-size"]);
 }
 
-/// Writes a short text and gives its path.
+/// Writes a short text and returns its path.
 fn sample(dir: &Path) -> PathBuf {
     let path = dir.join("text.txt");
     std::fs::write(&path, "def main():\n    return the first value of the list\n".repeat(4)).unwrap();
@@ -301,7 +301,7 @@ fn wrong_importance_text_and_goals() {
     assert!(!out.exists());
 }
 
-/// The tiny model with one huge weight in every expert's first matrix.
+/// Copies the tiny model, with one huge weight in every expert's first matrix.
 fn with_outliers(dir: &Path) -> PathBuf {
     let model = dir.join("model");
     copy(&fixture("tiny-gemma4-moe-text"), &model);
@@ -347,7 +347,7 @@ fn without_a_kind_the_fewest_bytes_that_a_token_reads_are_searched_for() {
     let read = |v: &Value| bytes(v, "bytes_read_per_token") as f64 / bytes(v, "bytes") as f64;
     assert!(read(&speed) <= read(&size), "for speed, bits go into what is read seldom");
     assert!(bytes(&size, "bytes_read_per_token") < bytes(&size, "bytes"), "not all experts are read");
-    // What is too large to be run gets its family's preset, and the reason.
+    // A model that is too large to be run gets its family's preset, and the reason.
     let large = planned(&["plan", "synthetic:gemma4-26b-a4b?layers=1", "--json"]);
     assert_eq!(large["options"]["parts"]["attention"], "lut6");
     assert!(
@@ -372,7 +372,7 @@ fn auto_keeps_its_goal_and_says_why() {
     assert!(auto["min_cosine"].as_f64().unwrap() >= 0.999, "{auto}");
     assert_eq!(auto["goal"], "min_cosine 0.999");
     let uniform = auto["uniform"].as_array().unwrap();
-    // No kind for all that reaches the goal is smaller.
+    // No kind for all tensors that reaches the goal is smaller.
     for u in uniform.iter().filter(|u| u["min_cosine"].as_f64().unwrap() >= 0.999) {
         assert!(auto["bytes"].as_u64() <= u["bytes"].as_u64(), "{u}");
     }
@@ -387,7 +387,7 @@ fn auto_keeps_its_goal_and_says_why() {
     let by_size = json(0, &["plan", text(&model), "--quant", "auto", "--max-bytes", "230kB"]);
     assert!(by_size["auto"]["bytes"].as_u64().unwrap() <= 230_000);
 
-    // The build records the choice, and is what the plan said.
+    // The build records the choice, which is the plan's.
     let bundle = dir.path().join("b");
     build(&model, &bundle, &["--quant", "auto", "--max-bytes", "230kB", "--tokens", "1"]);
     assert_eq!(chain(&bundle)["auto"], by_size["auto"]);

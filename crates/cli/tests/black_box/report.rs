@@ -1,4 +1,4 @@
-//! `anemoe report`: a page that holds what was recorded, names commands for what was not, and lets nothing from outside in.
+//! `anemoe report`: a page that shows records, names commands for missing ones, and lets nothing from outside in.
 
 use crate::common::{build, fixture, json, refused, run};
 use std::path::Path;
@@ -35,7 +35,7 @@ fn a_page_grows_with_what_commands_record() {
     let found = json(0, &["report", b]);
     let shards = found["shards"].as_array().unwrap().len();
     assert!(shards > 4 && found["cosines"].is_null() && found["speeds"].as_array().unwrap().len() > 2);
-    // A bar for each package.
+    // The map has a bar for each package.
     let map =
         bare.split("aria-label=\"bytes and predicted device").nth(1).unwrap().split("</svg>").next().unwrap();
     assert_eq!(map.matches("<rect").count(), shards);
@@ -66,7 +66,7 @@ fn a_page_grows_with_what_commands_record() {
         assert!(text.contains(says), "{says}: {text}");
     }
     assert!(text.lines().filter(|line| line.starts_with("layer 0 ")).count() == 3, "{text}");
-    // Forms, from the checkpoint that the build recorded: as many figures as chips, the bundle's own form first.
+    // Forms are predicted from the checkpoint that the build recorded: a speed for each chip, the bundle's own form first.
     let speeds = found["form_speeds"].clone();
     let forms = speeds["forms"].as_array().unwrap();
     assert!(forms.len() > 4 && forms[0]["name"] == "as built", "{speeds}");
@@ -143,7 +143,7 @@ fn pages_replace_no_file_of_a_bundle() {
     let chain = bundle.join("chain.json");
     refused(&["report", b, "--force", "-o", chain.to_str().unwrap()], &["belongs to an input"]);
     refused(&["report", fixture("tiny-zaya").to_str().unwrap()], &["anemoe build"]);
-    // What looks like facts and is none leaves sections empty.
+    // Facts in a wrong form leave sections empty.
     let event = r#"{"id":"aaaa","time":"2026-01-01T00:00:00Z","kind":"trace","status":"done","version":"1","facts":{"cosine_map":[["x"],7]}}"#;
     std::fs::write(bundle.join("journal.jsonl"), format!("{event}\n")).unwrap();
     let (code, out, err) = run(&["report", b]);

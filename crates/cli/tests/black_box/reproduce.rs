@@ -1,4 +1,4 @@
-//! `anemoe reproduce`: recipes of the field notes, a recipe of one's own, runs that go on, wrong recipes.
+//! `anemoe reproduce`: recipes of the field notes, a recipe of one's own, resumed runs, wrong recipes.
 
 use crate::common::{fixture, json, refused, run};
 use serde_json::Value;
@@ -80,7 +80,7 @@ fn sizes_and_counts_of_the_book_are_ours() {
     assert_eq!(row(&t413, "pack_du_mib", "int8")["ours"], 364.0);
 }
 
-/// A recipe of the fixture's, with this text behind its figures.
+/// Writes a recipe for the tiny fixture, with `more` after its figures, and returns its path.
 fn own(folder: &Path, more: &str) -> String {
     let checkpoint = fixture("tiny-gemma4-moe");
     let text = format!(
@@ -111,21 +111,21 @@ fn a_recipe_of_ones_own_runs_and_goes_on() {
     let out = out.to_str().unwrap();
     let first = json(0, &["reproduce", &file, "-o", out]);
     assert!(rows(&first).iter().all(|(_, verdict, _)| verdict == "agrees"), "{first:#}");
-    // A build of which only the plan is asked is not made.
+    // A build of which only figures of the plan are asked is not made.
     assert!(Path::new(out).join("fp16.anemoe").is_dir() && !Path::new(out).join("lut4.anemoe").exists());
-    // Nothing runs again: the second run has the first one's figures, times included.
+    // Nothing runs again: the second run has the first run's figures, including times.
     let (code, text, err) = run(&["reproduce", &file, "-o", out]);
     assert_eq!((code, err.as_str()), (0, ""), "{text}");
     let again = json(0, &["reproduce", &file, "-o", out]);
     assert_eq!(again["rows"], first["rows"]);
-    // As if it had been killed behind the build, before that was written down.
+    // The record of a run that was killed after the build, before the build was recorded.
     let record = Path::new(out).join("reproduce.json");
     let mut read: Value = serde_json::from_slice(&std::fs::read(&record).unwrap()).unwrap();
     read["builds"]["fp16"].as_object_mut().unwrap().retain(|gate, _| gate == "plan");
     std::fs::write(&record, read.to_string()).unwrap();
     let resumed = json(0, &["reproduce", &file, "-o", out]);
     assert!(rows(&resumed).iter().all(|(_, verdict, _)| verdict == "agrees"), "{resumed:#}");
-    // Another text in the same folder is another run.
+    // A recipe with another text is another run, which the same folder does not take.
     own(folder.path(), "[[figures]]\nfigure = 'params'\nunit = 'weights'\nbook = 7\nfrom = 'nowhere'\n");
     refused(&["reproduce", &file, "-o", out], &["a recipe with another text", "--out"]);
     // A figure that differs without a reason fails.
@@ -161,12 +161,12 @@ fn wrong_recipes_and_sources_are_refused() {
     std::fs::write(folder.path().join("binary.toml"), [0u8, 159, 255]).unwrap();
     refused(&["reproduce", folder.path().join("binary.toml").to_str().unwrap()], &["binary.toml"]);
     refused(&["reproduce", folder.path().to_str().unwrap()], &[]);
-    // A folder with something else in it is left alone.
+    // A folder with something else in it is not used.
     let file = own(folder.path(), "");
     refused(&["reproduce", &file, "-o", folder.path().to_str().unwrap()], &["is not empty"]);
 }
 
-/// A recipe whose kind fails the gate of the representative shards.
+/// Writes a recipe whose kind fails the gate of the representative shards, and returns its path.
 fn failing(folder: &Path, source: &str) -> String {
     let text = format!(
         "title = 'two bits'\nintent = 'x'\nsource = '{source}'\nlayers = 1\nprompt_ids = [2, 5]\nnew_tokens = 2\n\
@@ -216,7 +216,7 @@ fn a_reason_explains_one_difference() {
     refused(&["reproduce", "exp-35", "--layers", "41", "--dry-run"], &["--layers 41", "has 40"]);
 }
 
-/// T4.1.3 with fewer layers: an outlier in a bank, one scale for all of it.
+/// Checks T4.1.3 with fewer layers: an outlier in a bank with one scale for all of it.
 #[test]
 fn one_scale_for_a_bank_is_ruined_by_an_outlier() {
     let folder = tempfile::tempdir().unwrap();
@@ -261,7 +261,7 @@ fn one_scale_for_a_bank_is_ruined_by_an_outlier() {
     assert!(ours("outlier_ratio", "bank") > 100.0);
 }
 
-/// An order in which a gate finds nothing to look at is refused when the recipe is read.
+/// Checks that an order in which a gate has nothing to examine is refused when the recipe is read.
 #[test]
 fn gates_in_an_impossible_order_are_refused() {
     let folder = tempfile::tempdir().unwrap();

@@ -1,5 +1,5 @@
-//! Packages that systems and other tools have touched: files of the system, and packages that were written anew, are no damage;
-//! another program or other weights are.
+//! Packages that systems and other tools have touched: files of the system and rewritten packages are no damage, other
+//! programs and other weights are.
 
 use crate::common::{anemoe, build, finish, fixture, json, refused};
 use std::fs;
@@ -16,7 +16,7 @@ fn bundle(dir: &Path) -> PathBuf {
     bundle
 }
 
-/// Commands that verify a bundle accept it; gives what they said of packages that were written anew.
+/// Checks that the commands that verify a bundle accept it; returns their messages about rewritten packages.
 fn accepted(bundle: &Path, cache: &Path) -> Vec<String> {
     let golden = fixture("tiny-gemma4-moe").join("golden.npz");
     let (b, golden) = (bundle.to_str().unwrap(), golden.to_str().unwrap());
@@ -26,9 +26,9 @@ fn accepted(bundle: &Path, cache: &Path) -> Vec<String> {
         vec!["validate", b, "--golden", golden, "--min-cosine", "0.5", "--json"],
         vec!["generate", b, "--prompt-ids", "2,42", "--max-new", "2", "--json"],
     ] {
-        // Hashes that this machine remembers are another test's.
+        // A cache of its own: another test may have remembered hashes on this machine.
         let (code, _, err) = finish(anemoe(&args).env("XDG_CACHE_HOME", cache).output().unwrap());
-        // A gate may fail, as those of a model of random weights do.
+        // A gate may fail, since the model has random weights.
         assert!(code == 0 || code == 1 && args[0] != "generate", "{args:?}: {err}");
         said.extend(err.lines().filter(|line| line.contains(NAMED)).map(String::from));
     }
@@ -45,7 +45,7 @@ fn files_that_a_system_leaves_are_no_part_of_a_bundle() {
         fs::write(bundle.join(place).join(".DS_Store"), "Bud1").unwrap();
     }
     assert_eq!(accepted(&bundle, dir.path()), Vec::<String>::new());
-    // A package by itself, too.
+    // A package that is checked by itself is accepted, too.
     let package = bundle.join(PACKAGE);
     let (code, _, err) = finish(anemoe(&["check", package.to_str().unwrap()]).output().unwrap());
     assert!(code < 2, "{err}");
@@ -59,7 +59,7 @@ fn packages_that_another_tool_wrote_anew_are_named_and_accepted() {
     let (manifest, model) = (bundle.join(PACKAGE).join("Manifest.json"), bundle.join(PACKAGE).join(MODEL));
     let kept = [fs::read(&manifest).unwrap(), fs::read(&model).unwrap()];
 
-    // The manifest without blanks, and its keys in another order.
+    // The manifest is written without blanks, and with its keys in another order.
     let value: serde_json::Value = serde_json::from_slice(&kept[0]).unwrap();
     let parts = ["rootModelIdentifier", "itemInfoEntries", "fileFormatVersion"];
     let parts = parts.map(|key| format!("{key:?}:{}", value[key]));
@@ -68,7 +68,7 @@ fn packages_that_another_tool_wrote_anew_are_named_and_accepted() {
     assert_eq!(said.len(), 3, "{said:?}");
     assert!(said.iter().all(|line| line.contains("L00.attn.mlpackage")), "{said:?}");
 
-    // The version of the specification at the end of the protobuf, where it was at its beginning.
+    // The version of the specification moves from the beginning of the protobuf to its end.
     assert_eq!(kept[1][0], 0x08, "field 1, a number");
     let mut moved = kept[1][2..].to_vec();
     moved.extend(&kept[1][..2]);
@@ -81,7 +81,7 @@ fn packages_that_another_tool_wrote_anew_are_named_and_accepted() {
     assert_eq!(accepted(&bundle, dir.path()), Vec::<String>::new());
 }
 
-/// A field of a protobuf that holds bytes.
+/// Encodes a field of a protobuf that holds bytes.
 fn field(number: u32, bytes: &[u8]) -> Vec<u8> {
     let mut out = Vec::new();
     for mut n in [u64::from(number << 3 | 2), bytes.len() as u64] {
@@ -100,7 +100,8 @@ fn packages_that_another_tool_described_are_named_and_accepted() {
     let bundle = bundle(dir.path());
     let model = bundle.join(PACKAGE).join(MODEL);
     let kept = fs::read(&model).unwrap();
-    // `userDefined["note"] = "looked at"` and an author, in the metadata of the description; parts of a message are put together.
+    // `userDefined["note"] = "looked at"` and an author, in the metadata of the description; protobuf merges the parts of a
+    // message.
     let entry = [field(1, b"note"), field(2, b"looked at")].concat();
     let metadata = [field(3, b"somebody"), field(100, &entry)].concat();
     let described = [kept.clone(), field(2, &field(100, &metadata))].concat();
@@ -108,7 +109,7 @@ fn packages_that_another_tool_described_are_named_and_accepted() {
     let said = accepted(&bundle, dir.path());
     assert_eq!(said.len(), 3, "{said:?}");
     assert!(said.iter().all(|line| line.contains("L00.attn.mlpackage")), "{said:?}");
-    // Beside it, another program is still damage.
+    // Together with such metadata, another program is still damage.
     let b = bundle.to_str().unwrap();
     let mut other = described.clone();
     let places: Vec<usize> = (0..kept.len() - 8).filter(|&i| &kept[i..i + 8] == b"rope_cos").collect();
@@ -130,7 +131,7 @@ fn other_weights_and_other_programs_are_damage() {
         let kept = fs::read(&path).unwrap();
         let mut other = kept.clone();
         match change {
-            // Another name of an input.
+            // An input has another name.
             0 => {
                 let at = kept.windows(8).position(|w| w == b"rope_cos").unwrap();
                 kept.windows(8).enumerate().skip(at).filter(|(_, w)| *w == b"rope_cos").for_each(|(i, _)| {
@@ -141,7 +142,7 @@ fn other_weights_and_other_programs_are_damage() {
         }
         fs::write(&path, &other).unwrap();
         refused(&["check", b], &["L00.attn.mlpackage", "SHA-256"]);
-        // Together with a manifest of another form.
+        // The same, together with a manifest in another form.
         let manifest = bundle.join(PACKAGE).join("Manifest.json");
         let own = fs::read(&manifest).unwrap();
         let value: serde_json::Value = serde_json::from_slice(&own).unwrap();

@@ -16,7 +16,7 @@ fn arguments<'a>(bundle: &'a Path, model: &'a Path, more: &[&'a str]) -> Vec<&'a
     args
 }
 
-/// Contents of a bundle that one process builds, with its gates.
+/// Builds a bundle in one process, with its gates, and returns its contents.
 fn gated(dir: &Path, model: &str) -> Vec<(PathBuf, Vec<u8>)> {
     let (bundle, model) = (dir.join("whole"), fixture(model));
     json(0, &arguments(&bundle, &model, &[]));
@@ -29,7 +29,7 @@ fn whole(dir: &Path, model: &str) -> Vec<(PathBuf, Vec<u8>)> {
     contents(&bundle)
 }
 
-/// Kills a build so many times, at moments up to `longest` behind its start, and lets it go on each time.
+/// Kills a build up to `most` times, at moments up to `longest` after its start, and continues it each time.
 fn killed(expected: &[(PathBuf, Vec<u8>)], bundle: &Path, more: &[&str], most: usize, longest: Duration) {
     let model = fixture("tiny-zaya");
     let mut random = anemoe_io::Random::new(7);
@@ -47,7 +47,7 @@ fn killed(expected: &[(PathBuf, Vec<u8>)], bundle: &Path, more: &[&str], most: u
             .stderr(Stdio::null())
             .spawn()
             .unwrap();
-        // From before the first shard to behind the last one.
+        // Moments from before the first shard to after the last one.
         std::thread::sleep(Duration::from_micros(random.below(longest.as_micros() as usize) as u64));
         let ended = child.try_wait().unwrap();
         let _ = child.kill();
@@ -59,8 +59,8 @@ fn killed(expected: &[(PathBuf, Vec<u8>)], bundle: &Path, more: &[&str], most: u
             }
             None => kills += 1,
         }
-        // What looks finished is finished. A kill while the folder of the build is removed leaves some of it, under a name that
-        // readers pass over and the next build of this bundle removes.
+        // A bundle that looks finished is finished. A kill while the folder of the build is removed leaves some of it,
+        // under a name that readers ignore and that the next build of this bundle removes.
         if complete() {
             let mut found = contents(bundle);
             found.retain(|(name, _)| !name.starts_with(".anemoe-tmp-build"));
@@ -81,7 +81,7 @@ fn killed(expected: &[(PathBuf, Vec<u8>)], bundle: &Path, more: &[&str], most: u
     eprintln!("{kills} kills, {finished} builds were faster");
 }
 
-/// A build that is killed again and again goes on each time, and ends with the bytes of one that was not.
+/// Checks that a build that is killed again and again goes on each time, and ends with the bytes of an uninterrupted one.
 #[test]
 fn fifty_kills() {
     let dir = tempfile::tempdir().unwrap();
@@ -90,7 +90,7 @@ fn fifty_kills() {
     killed(&expected, &dir.path().join("killed"), &more, 50, Duration::from_millis(60));
 }
 
-/// The same with its gates, each of which may be the moment.
+/// Checks that a build with gates survives kills at any moment, also during a gate.
 #[test]
 fn kills_between_gates() {
     let dir = tempfile::tempdir().unwrap();
@@ -98,7 +98,7 @@ fn kills_between_gates() {
     killed(&expected, &dir.path().join("killed"), &["--jobs", "1"], 15, Duration::from_millis(1500));
 }
 
-/// Parts in any order, one of them twice, some at the same time: the bytes of one build.
+/// Checks that parts in any order, one of them twice, some at the same time, give the bytes of one build.
 #[test]
 fn parts_make_the_whole() {
     let dir = tempfile::tempdir().unwrap();
@@ -122,7 +122,7 @@ fn parts_make_the_whole() {
             assert_eq!(code, 0, "{err}");
         }
         refused(&["assemble", bundle.to_str().unwrap()], &["not built", "L00.attn"]);
-        // The scheduler's index, for the part that is missing; then again.
+        // The scheduler's index names the missing part; then the same part runs again.
         for reused in [false, true] {
             let mut args = arguments(&bundle, &path, &["--shard", "3"]);
             args.push("--json");
@@ -139,7 +139,7 @@ fn parts_make_the_whole() {
     }
 }
 
-/// A shard whose bytes changed, or that is gone, is not taken; its part builds it again.
+/// Checks that a changed or missing shard is not taken, and that its part builds it again.
 #[test]
 fn damage_between_parts_is_found() {
     let dir = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! `anemoe serve`, asked over plain connections: answers, streams, batches, grammars, limits, and what it refuses.
+//! `anemoe serve` over plain connections: answers, streams, batches, grammars, limits, and refusals.
 
 use crate::common::{anemoe, build, json, refused};
 use serde_json::{Value, json};
@@ -9,7 +9,7 @@ use std::process::{Child, ChildStderr, Stdio};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-/// A bundle of the small model with a short context, built once.
+/// Returns a bundle of the small model with a short context, built once.
 fn bundle() -> &'static Path {
     static BUNDLE: OnceLock<(tempfile::TempDir, PathBuf)> = OnceLock::new();
     let (_, path) = BUNDLE.get_or_init(|| {
@@ -22,7 +22,7 @@ fn bundle() -> &'static Path {
     path
 }
 
-/// Builds the small model with the marks of Gemma 4's calls as special tokens, in place of three that its texts do not have.
+/// Builds the small model with the marks of Gemma 4's calls as special tokens, in place of three that its texts do not use.
 fn bundle_with_marks(dir: &Path) -> PathBuf {
     let small = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/small-gemma4");
     let checkpoint = dir.join("checkpoint");
@@ -85,7 +85,7 @@ impl Server {
         String::from_utf8_lossy(&answer).into_owned()
     }
 
-    /// Status, headers and body.
+    /// Sends a request and returns status, headers and body.
     fn ask(&self, method: &str, path: &str, headers: &str, body: &str) -> (u16, String, String) {
         let request = format!(
             "{method} {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-type: application/json\r\n{headers}content-length: {}\r\n\r\n{body}",
@@ -121,7 +121,7 @@ impl Server {
         v
     }
 
-    /// Events of a stream, without the last, which says that it is done.
+    /// Sends a request for a stream, and returns its events without the last, `[DONE]`.
     fn stream(&self, path: &str, body: &Value) -> Vec<Value> {
         let (status, head, text) = self.ask("POST", path, "", &body.to_string());
         assert!(status == 200 && head.contains("text/event-stream"), "{head}{text}");
@@ -130,7 +130,7 @@ impl Server {
         events.iter().map(|e| serde_json::from_str(e.strip_prefix("data: ").unwrap()).unwrap()).collect()
     }
 
-    /// Asks the server to end and gives its status and messages.
+    /// Asks the server to end, and returns its exit status and messages.
     fn terminate(mut self) -> (Option<i32>, String) {
         let kill = std::process::Command::new("kill").arg(self.child.id().to_string()).status().unwrap();
         assert!(kill.success());
@@ -196,7 +196,7 @@ fn answers_are_those_of_generate_alone_and_together() {
             (Some(i as u64), Some(alone[i].as_str()))
         );
     }
-    // The same seed gives the same text, in whatever company.
+    // The same seed gives the same text, whichever sequences run beside it.
     let seeded = json!({"prompt": prompts[0], "max_tokens": 16, "temperature": 1, "seed": 5, "n": 3});
     let first = server.complete(seeded.clone());
     let texts = |v: &Value| {
@@ -204,7 +204,7 @@ fn answers_are_those_of_generate_alone_and_together() {
     };
     assert_eq!(texts(&first), texts(&server.complete(seeded)));
     assert_ne!(texts(&first)[0], texts(&first)[1]);
-    // A stream has the same text in pieces, and says how much it was.
+    // A stream has the same text in pieces, and reports its tokens.
     let mut streamed = body(&prompts[1]);
     streamed["stream"] = true.into();
     streamed["stream_options"] = json!({"include_usage": true});
@@ -216,7 +216,7 @@ fn answers_are_those_of_generate_alone_and_together() {
         (last["usage"]["completion_tokens"].as_u64(), ending["choices"][0]["finish_reason"].as_str()),
         (Some(16), Some("length"))
     );
-    // Each piece says where in the text its token begins.
+    // Each piece has the offset of its token in the text.
     streamed["logprobs"] = 0.into();
     let events = server.stream("/v1/completions", &streamed);
     let mut end = 0;
@@ -259,7 +259,7 @@ fn a_chat_goes_on_from_its_last_turn_and_may_be_held_to_a_schema() {
     let count = |v: &Value, key: &str| v["usage"][key].as_u64().unwrap();
     let known = second["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap();
     assert!(known >= count(&first, "prompt_tokens"), "{second}");
-    // Without anything known, the text is the same.
+    // A server that keeps no prefixes gives the same text.
     let fresh = Server::start(&["--max-sequences", "2", "--prefix-cache", "0", "--model-name", "m"]);
     let other = fresh.chat(body(&messages[..2]));
     assert_eq!(content(&other), content(&first));
@@ -285,7 +285,7 @@ fn a_chat_goes_on_from_its_last_turn_and_may_be_held_to_a_schema() {
     assert_eq!(events[0]["choices"][0]["delta"], json!({"role": "assistant", "content": ""}));
     let all: String = events.iter().filter_map(|e| e["choices"][0]["delta"]["content"].as_str()).collect();
     assert_eq!(all, content(&first));
-    // A schema whose answers are finite.
+    // A schema with a finite number of answers.
     let schema = json!({"type": "object", "required": ["name", "n", "ok"], "additionalProperties": false, "properties": {
         "name": {"enum": ["a", "b c"]}, "n": {"type": "integer", "minimum": 0, "maximum": 99}, "ok": {"type": "boolean"}}});
     for seed in 0..4 {
@@ -327,7 +327,7 @@ fn schemas_without_measure_are_refused_and_the_server_lives() {
         assert_eq!((status, &answer["error"]["param"]), (400, &json!("response_format")), "{message}");
         assert!(message.len() < 300 && !message.contains("<state>"), "{message}");
     }
-    // Those just below the limits are taken.
+    // Schemas just below the limits are accepted.
     let ended = |i: usize| if i == 198 { text(i) } else { nested(i) };
     let wide = json!({"type": "object", "properties": all(400, &text), "additionalProperties": false});
     for schema in [json!({"$ref": "#/$defs/d0", "$defs": all(199, &ended)}), wide] {
@@ -391,13 +391,13 @@ fn a_call_of_a_tool_is_one_in_the_answer() {
             assert!(deltas.iter().all(|d| d["content"].as_str().is_none_or(str::is_empty)), "{events:?}");
             let reasons = events.iter().filter_map(|e| e["choices"][0]["finish_reason"].as_str());
             assert_eq!(reasons.collect::<Vec<_>>(), ["tool_calls"]);
-            // The call and its result go on as messages.
+            // The call and its result continue the conversation, as messages.
             let messages = json!([question[0], answer["message"],
                 {"role": "tool", "content": "windy", "tool_call_id": calls[0]["id"]}]);
             let v = server.chat(json!({"messages": messages, "tools": [tool("wind")], "max_tokens": 4}));
             assert!(v["usage"]["prompt_tokens"].as_u64().unwrap() > 20, "{v}");
         }
-        // Without a call, words come as ever; without tools, nothing is looked for.
+        // Without a call, the answer is text as usual; without tools, no call is searched for.
         let schema = json!({"type": "object", "required": ["name", "parameters"], "additionalProperties": false,
             "properties": {"name": {"const": "wind"}, "parameters": {"type": "object", "additionalProperties": false}}});
         let format = json!({"type": "json_schema", "json_schema": {"name": "s", "schema": schema}});
@@ -411,7 +411,7 @@ fn a_call_of_a_tool_is_one_in_the_answer() {
             assert_eq!((status, &answer["error"]["param"]), (400, &json!(param)), "{answer}");
         }
     }
-    // A template whose form of calls is not known: calls stay text, and none can be forced.
+    // A template whose form of calls is unknown: calls stay text, and none can be forced.
     let server = Server::start(&["--chat-template", &template("zaya.jinja")]);
     let (status, answer) = server.post("/v1/chat/completions", &body(json!("required")));
     assert_eq!((status, &answer["error"]["param"]), (400, &json!("tool_choice")), "{answer}");
@@ -423,7 +423,7 @@ fn what_other_servers_take_is_taken_or_answered_with_what_is_meant() {
     let template = Path::new(env!("CARGO_MANIFEST_DIR")).join("../runtime/tests/chat_templates/qwen3.jinja");
     let server = Server::start(&["--chat-template", template.to_str().unwrap(), "--max-tokens", "3"]);
     let messages = json!([{"role": "user", "content": "x"}]);
-    // -1 is all that there is room for, within the server's own limit.
+    // A limit of -1 means all the room that is left, within the server's own limit.
     let v = server.chat(json!({"messages": messages, "max_tokens": -1, "top_k": -1, "ignore_eos": true}));
     assert_eq!(v["usage"]["completion_tokens"], 3, "{v}");
     // A variable of the template changes the prompt.
@@ -472,7 +472,7 @@ fn localhost_is_reached_by_both_of_its_addresses() {
     assert_eq!(server.terminate().0, Some(0));
 }
 
-/// The value of a counter.
+/// Returns the value of a counter.
 fn counter(server: &Server, name: &str) -> u64 {
     let (_, metrics) = server.get("/metrics");
     let line =
@@ -511,12 +511,12 @@ fn a_stream_that_runs_alone_drafts_and_its_answer_stays_the_same() {
     assert!(right > 8 && counter(&drafting, "anemoe_drafted_tokens_total") >= right);
     let passes = [&plain, &drafting].map(|s| counter(s, "anemoe_passes_total"));
     assert!(passes[1] < passes[0], "{passes:?}");
-    // A grammar sees each token that was drafted, and what was cut back is no part of the next turn.
+    // A grammar checks each drafted token, and tokens that were cut back are not part of the next turn.
     let schema = json!({"type": "array", "items": {"const": "name name"}, "minItems": 6, "maxItems": 6});
     let body = json!({"messages": [{"role": "user", "content": prompt}], "max_tokens": 200, "temperature": 0,
         "response_format": {"type": "json_schema", "json_schema": {"name": "s", "schema": schema}}});
     assert_eq!(content(&plain.chat(body.clone())), content(&drafting.chat(body)));
-    // Others join and leave while it drafts.
+    // Other sequences join and leave while the server drafts.
     let ask = |server: &Server, i: usize| {
         let body =
             json!({"prompt": format!("{prompt}# {i}\n{lines}"), "max_tokens": 24 + 8 * i, "temperature": 0});
@@ -723,7 +723,7 @@ fn requests_too_many_are_refused_and_running_ones_end_well() {
     assert!(status == 400 && v["error"]["param"] == "n", "{v}");
     let (status, v) = server.post("/v1/completions", &json!({"prompt": "x", "max_tokens": 1}));
     assert!(status == 429 && v["error"]["code"] == "queue_full", "{v}");
-    // Both running answers are whole when the server ends.
+    // Both running answers are complete when the server ends.
     let (code, messages) = server.terminate();
     assert!(code == Some(0) && messages.contains("closing"), "{messages}");
     for mut stream in [running, waiting] {

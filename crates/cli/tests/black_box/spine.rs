@@ -1,4 +1,4 @@
-//! Runs checkpoints to tokens, with the built binary.
+//! Gemma 4 from a checkpoint to tokens, with the built binary.
 
 use crate::common::{build, contents, fixture, ids, json, run, same_in_chunks};
 use serde_json::Value;
@@ -8,7 +8,7 @@ fn validate(bundle: &Path, model: &str, min_cosine: &str, status: i32) -> Value 
     crate::common::validate(bundle, &fixture(model).join("golden.npz"), min_cosine, status)
 }
 
-/// 24 positions, 16 decode steps and 16 tokens against Hugging Face transformers, in both layouts of the checkpoint.
+/// Checks 24 positions, 16 decode steps and 16 tokens against Hugging Face transformers, in both layouts of the checkpoint.
 #[test]
 fn fp16_shards_agree_with_transformers() {
     let dir = tempfile::tempdir().unwrap();
@@ -28,7 +28,7 @@ fn fp16_shards_agree_with_transformers() {
     assert!(bundles[0] == bundles[1], "the layouts give different packages");
 }
 
-/// Every way to pack experts and tokens is the same model.
+/// Checks that every packing of experts and tokens gives the same tokens.
 #[test]
 fn every_packing_gives_the_same_tokens() {
     let dir = tempfile::tempdir().unwrap();
@@ -50,7 +50,8 @@ fn every_packing_gives_the_same_tokens() {
     }
 }
 
-/// Token by token, in chunks, and in one call; the window of the sliding layers is 8 and the prompt longer.
+/// Checks that prefill token by token, in chunks and in one call gives the same tokens; the window of the sliding layers is
+/// 8, and the prompt is longer.
 #[test]
 fn prefill_does_not_depend_on_its_chunks() {
     let dir = tempfile::tempdir().unwrap();
@@ -73,13 +74,13 @@ fn the_same_build_gives_the_same_bytes() {
     }
 }
 
-/// A build that stopped in the middle goes on, and ends with the bytes of one that did not.
+/// Checks that a build that stopped in the middle goes on, and ends with the bytes of an uninterrupted one.
 #[test]
 fn an_interrupted_build_goes_on() {
     let dir = tempfile::tempdir().unwrap();
     let (a, b) = (dir.path().join("a"), dir.path().join("b"));
     build(&fixture("tiny-gemma4-moe"), &a, &["--quant", "lut4"]);
-    // What a killed build leaves: some shards and their records, a temporary folder, no chain.json.
+    // A killed build leaves some shards and their records, a temporary folder, and no chain.json.
     let mut child = crate::common::anemoe(&[
         "build",
         fixture("tiny-gemma4-moe").to_str().unwrap(),
@@ -104,7 +105,7 @@ fn an_interrupted_build_goes_on() {
     assert!(contents(&a) == contents(&b));
 }
 
-/// The counts of the real model, from the plan alone.
+/// Checks the counts of the real model, from the plan alone.
 #[test]
 fn the_plan_of_the_real_model_has_its_known_sizes() {
     let plan = json(0, &["plan", "synthetic:gemma4-26b-a4b", "--quant", "fp16"]);
@@ -176,7 +177,7 @@ fn every_command_explains_itself() {
     }
 }
 
-/// The small trained model in LUT4: its gate, and a text prompt through its tokenizer.
+/// Checks the small trained model in LUT4: its gate, and a text prompt through its tokenizer.
 #[test]
 fn the_small_model_passes_its_gate_in_lut4_and_writes_text() {
     let dir = tempfile::tempdir().unwrap();
@@ -195,7 +196,7 @@ fn the_small_model_passes_its_gate_in_lut4_and_writes_text() {
     assert_eq!(ids(&document["generated_ids"]).len(), 20);
     let text = document["text"].as_str().unwrap();
     assert!(!text.trim().is_empty());
-    // What streams to the terminal is the same text.
+    // The terminal gets the same text.
     let (code, out, err) = run(&args);
     assert_eq!(code, 0, "{err}");
     assert_eq!(out.trim(), text.trim());

@@ -1,4 +1,4 @@
-//! Bundles and parts of builds that go through a store: a folder, or a server in this process that drops, lies and refuses.
+//! Bundles and parts of builds in a store: a folder, or a server in this process that drops, lies and refuses.
 
 use crate::common::{anemoe, contents, copy, finish, fixture, json, refused, run};
 use crate::hub_server::{Asked, Reply, TestServer};
@@ -15,7 +15,7 @@ fn text(path: &Path) -> &str {
     path.to_str().unwrap()
 }
 
-/// A finished bundle of a fixture.
+/// Builds a finished bundle of a fixture.
 fn built(dir: &Path, name: &str) -> PathBuf {
     let bundle = dir.join(name);
     crate::common::build(&fixture("tiny-zaya"), &bundle, &OPTIONS);
@@ -38,7 +38,7 @@ fn a_bundle_goes_through_a_folder_and_what_is_there_is_not_sent_again() {
     assert!(first["files_sent"].as_u64().unwrap() > 17 && first["name"] == "a.anemoe", "{first}");
     let again = json(0, &["push", text(&bundle), text(&store)]);
     assert_eq!((&again["files_sent"], &again["bytes_sent"]), (&Value::from(0), &Value::from(0)));
-    // Another bundle that shares all but its contract and journal.
+    // Another bundle with the same files, except for its tokenizer.
     let other = dir.path().join("b.anemoe");
     copy(&bundle, &other);
     std::fs::write(other.join("tokenizer.json"), "{}").unwrap();
@@ -50,7 +50,7 @@ fn a_bundle_goes_through_a_folder_and_what_is_there_is_not_sent_again() {
     assert!(contents(&pulled) == contents(&bundle));
     let left: Vec<_> = std::fs::read_dir(dir.path()).unwrap().map(|e| e.unwrap().file_name()).collect();
     assert!(left.iter().all(|n| !n.to_string_lossy().starts_with('.')), "{left:?}");
-    // The same pull again finds all of it, also when the bundle's journal has grown.
+    // The same pull again finds all files in place, also when the bundle's journal has grown.
     json(0, &["check", text(&pulled)]);
     let report = json(0, &["pull", text(&store), text(&pulled), "--name", "a.anemoe"]);
     assert_eq!(report["bytes_fetched"], 0, "{report}");
@@ -79,14 +79,14 @@ fn damage_in_a_store_is_found_and_mended() {
     assert!(!target.exists());
     assert_eq!(json(0, &["push", text(&bundle), text(&store)])["files_sent"], 0);
     assert_eq!(json(0, &["push", text(&bundle), text(&store), "--verify"])["files_sent"], 1);
-    // What had come stays, and only the rest is fetched.
+    // Files that have arrived stay, and only the rest is fetched.
     let rest = json(0, &pull);
     assert_eq!(
         (&rest["files_fetched"], &rest["bytes_fetched"]),
         (&Value::from(1), &Value::from(right.len()))
     );
     assert!(contents(&target) == contents(&bundle));
-    // A short object is seen without being read, and one that is gone.
+    // A short object is found without being read, and so is a missing one.
     std::fs::remove_dir_all(&target).unwrap();
     std::fs::write(&largest, &right[1..]).unwrap();
     refused(&pull, &["bytes where the manifest says"]);
@@ -128,7 +128,7 @@ fn hostile_manifests_write_nothing() {
     hostile(&|m| m["files"][0]["sha256"] = "x".into(), "is not a SHA-256");
     hostile(&|m| m["files"].as_array_mut().unwrap().clear(), "no chain.json");
     hostile(&|m| *m = 7.into(), "expected an object");
-    // The contract names a file that the manifest does not have: all else comes, and goes again.
+    // The contract names a file that the manifest lacks: all other files are fetched, and deleted again.
     hostile(&|m| m["files"].as_array_mut().unwrap().retain(|f| f["path"] != "embed.bin"), "lacks embed.bin");
 }
 
@@ -151,7 +151,7 @@ fn links_are_not_followed() {
     refused(&pull, &["a link"]);
     assert!(std::fs::read_dir(&other).unwrap().next().is_none());
     std::fs::remove_dir_all(&staged).unwrap();
-    // In the bundle: what leads out of it is not sent.
+    // A link in the bundle that leads out of it is not sent.
     let vocabulary = dir.path().join("vocabulary");
     std::fs::write(&vocabulary, "secret").unwrap();
     std::os::unix::fs::symlink(&vocabulary, bundle.join("tokenizer.json")).unwrap();
@@ -165,7 +165,7 @@ fn part<'a>(model: &'a Path, folder: &'a Path, store: &'a Path, share: &'a str) 
     args
 }
 
-/// Three parts on three machines, of which one is killed and loses its disk: the bytes of one build.
+/// Checks that three parts on three machines, of which one is killed and loses its disk, give the bytes of one build.
 #[test]
 fn parts_meet_in_a_store() {
     let dir = tempfile::tempdir().unwrap();
@@ -178,7 +178,7 @@ fn parts_meet_in_a_store() {
     let folders = ["0", "1", "2"].map(|i| dir.path().join(format!("machine-{i}/part.anemoe")));
     let shares = ["0/3", "1/3", "2/3"];
     let manifest = store.join("bundles/whole/part-1of3.json");
-    // One is killed once it has sent something.
+    // One machine is killed once it has sent something.
     let mut child = anemoe(&part(&model, &folders[1], &store, shares[1]))
         .stdout(Stdio::null())
         .stderr(Stdio::null())
@@ -201,7 +201,7 @@ fn parts_meet_in_a_store() {
         &["pull", text(&store), text(&assembled), "--name", "whole"],
         &["in parts only (1/3)", "assemble"],
     );
-    // All at the same time.
+    // All machines run at the same time.
     let children: Vec<_> = folders
         .iter()
         .zip(shares)
@@ -216,7 +216,7 @@ fn parts_meet_in_a_store() {
         assert_eq!(code, 0, "{err}");
         let report: Value = serde_json::from_str(&out).unwrap();
         assert!(report["push"]["files"].as_u64().unwrap() > 5, "{report}");
-        // What the killed one had sent is not built again.
+        // Shards that the killed machine had sent are not built again.
         if i == 1 && !early {
             assert!(
                 report["reused"].as_u64().unwrap() > 0 && err.contains("of this part were in"),
@@ -227,16 +227,16 @@ fn parts_meet_in_a_store() {
     let report = json(0, &assemble);
     assert_eq!(report["shards"], report["reused"]);
     assert!(contents(&assembled) == contents(&whole));
-    // The journals of all parts are in that of the whole.
+    // The journal of the whole has the journals of all parts.
     let journal = json(0, &["journal", "show", text(&assembled)]).to_string();
     for share in shares {
         assert!(journal.contains(&format!("\"{share}\"")), "{share} is not in {journal}");
     }
     refused(&assemble, &["complete already"]);
-    // The bundle of the whole costs its contract and its journal.
+    // A push of the whole bundle sends only its contract and its journal.
     let pushed = json(0, &["push", text(&assembled), text(&store), "--name", "whole"]);
     assert_eq!(pushed["files_sent"], 2, "{pushed}");
-    // Parts of another build keep out.
+    // Parts of another build are refused.
     let other = dir.path().join("other.anemoe");
     let mut args = part(&model, &other, &store, "0/3");
     args.extend(["--max-context", "64"]);
@@ -244,7 +244,7 @@ fn parts_meet_in_a_store() {
     assert!(!other.exists());
 }
 
-/// Folders of parts are pushed by hand, and an assembly goes on that had begun with less.
+/// Checks that folders of parts are pushed by hand, and that an assembly goes on that had begun with fewer parts.
 #[test]
 fn folders_of_parts_are_pushed_and_assembled_in_two_steps() {
     let dir = tempfile::tempdir().unwrap();
@@ -260,7 +260,7 @@ fn folders_of_parts_are_pushed_and_assembled_in_two_steps() {
         let report = json(0, &["push", text(folder), text(&store), "--name", "x"]);
         assert_eq!(report["parts"][0]["finished"], true, "{report}");
     }
-    // In the folder of one of the parts.
+    // The assembly goes into the folder of one of the parts.
     json(0, &["assemble", text(&folders[0]), "--pull", text(&store), "--name", "x"]);
     assert!(contents(&folders[0]) == contents(&whole));
     // A folder of another build is left alone.
@@ -302,7 +302,7 @@ fn stores_that_are_none() {
         );
     }
     refused(&["push", text(dir.path()), text(&file)], &["bundle"]);
-    // A store in the bundle would become a part of it.
+    // A store in the bundle would become a part of the bundle.
     for store in [bundle.clone(), bundle.join("new"), bundle.join("shards")] {
         push(text(&store), &["lies in the bundle"]);
     }
@@ -316,7 +316,7 @@ struct Bucket {
     objects: Arc<Mutex<BTreeMap<String, Vec<u8>>>>,
 }
 
-/// Changes what the server would answer.
+/// Change of an answer of the server.
 type Twist = dyn Fn(&Asked, Reply) -> Reply + Send;
 
 impl Bucket {
@@ -373,7 +373,7 @@ impl Bucket {
     }
 }
 
-/// List of the folders below a prefix, as an object store gives it.
+/// Lists the folders below a prefix, as XML of an object store.
 fn list(objects: &BTreeMap<String, Vec<u8>>, path: &str) -> String {
     let prefix =
         path.split("prefix=").nth(1).unwrap_or_default().split('&').next().unwrap().replace("%2F", "/");
@@ -398,7 +398,7 @@ fn a_bucket_that_drops_and_stumbles_still_gives_the_bundle() {
     let dir = tempfile::tempdir().unwrap();
     let bundle = built(dir.path(), "a.anemoe");
     let seen: Mutex<BTreeMap<String, usize>> = Mutex::default();
-    // The first answer to each request is a 503; of an object, the next one breaks off in the middle.
+    // The first answer to each request is a 503; the second one for an object breaks off in the middle.
     let bucket = Bucket::new(Box::new(move |asked, reply| {
         let path = asked.path.split('?').next().unwrap().to_string();
         let mut seen = seen.lock().unwrap();
@@ -483,11 +483,11 @@ fn a_bucket_that_lies_is_not_believed() {
         *mode.lock().unwrap() = twist;
         bucket.refuses(&push, &[says]);
     }
-    // A server that tells another hash than that of the contents gets them again.
+    // If the server reports a wrong hash, the contents are sent again.
     *mode.lock().unwrap() = "checksum";
     let sent: Value = serde_json::from_str(&bucket.passes(&push)).unwrap();
     assert!(sent["files_sent"].as_u64().unwrap() > 17, "{sent}");
-    // One that holds other bytes of the right length does not notice; who asks for it does.
+    // The server does not notice other bytes of the right length; --verify does.
     *mode.lock().unwrap() = "honest";
     let key = bucket.objects.lock().unwrap().keys().find(|k| k.contains("/objects/")).unwrap().clone();
     bucket.objects.lock().unwrap().get_mut(&key).unwrap()[0] ^= 1;

@@ -1,5 +1,5 @@
-//! Files that are not files, have no end, lie about their size, hold other bytes than the contract says, or names that would
-//! steer a terminal.
+//! Inputs that are no regular files, have no end or a false size, hold other bytes than the contract says, or have names
+//! that would steer a terminal.
 #![cfg(unix)]
 
 use crate::common::{build, copy, fixture, json, refused, run};
@@ -8,7 +8,7 @@ use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Replaces a file by something that is no regular file, and says how an error names it.
+/// Replaces a file by something that is no regular file, and returns the words for it in an error.
 fn replace_by(path: &Path, what: &str) -> &'static str {
     if path.is_dir() {
         fs::remove_dir_all(path).unwrap();
@@ -31,7 +31,8 @@ fn replace_by(path: &Path, what: &str) -> &'static str {
     }
 }
 
-/// Every input of every command, as a device without an end, a pipe without a writer and a folder: refused by name, at once.
+/// Checks that every input of every command is refused by name and at once if it is a device without an end, a pipe without
+/// a writer, or a folder.
 #[test]
 fn inputs_that_are_no_regular_files_are_refused_at_once() {
     let dir = tempfile::tempdir().unwrap();
@@ -85,7 +86,7 @@ fn inputs_that_are_no_regular_files_are_refused_at_once() {
             restore();
             let path = dir.path().join(file);
             let says = replace_by(&path, what);
-            // The address space bounds what an endless input can take, the time what a pipe can.
+            // The limit on address space bounds an endless input, the limit on time a pipe.
             let script = "ulimit -v 4000000; exec timeout 30 \"$0\" \"$@\"";
             let mut command = Command::new("sh");
             command.args(["-c", script, env!("CARGO_BIN_EXE_anemoe")]).args(*args);
@@ -94,7 +95,7 @@ fn inputs_that_are_no_regular_files_are_refused_at_once() {
             let name = path.file_name().unwrap().to_str().unwrap();
             let in_words = err.contains(says)
                 || ["not a regular file", "size:", ": a link, and"].iter().any(|w| err.contains(w));
-            // A folder is also said to be no file of that kind in other words.
+            // The error about a folder may have other words.
             assert!(err.contains(name) || err.contains("L00.attn"), "{file} {what}: {err}");
             assert!(in_words || what == "folder" && !err.contains("panicked"), "{file} {what}: {err}");
             let _ = fs::remove_file(&path).or_else(|_| fs::remove_dir_all(&path));
@@ -117,7 +118,7 @@ fn a_sparse_giant_is_refused_by_its_size_before_it_is_read() {
         &["check", bundle.to_str().unwrap(), "--no-journal"],
         &["L00.attn", "size: 4294", "chain.json says"],
     );
-    // Hashing it takes half a minute.
+    // Hashing the file would take half a minute.
     assert!(started.elapsed().as_secs() < 10);
 }
 
@@ -147,7 +148,7 @@ fn changed_weights_are_refused_by_every_command_that_uses_them() {
         &["validate", b, "--golden", golden, "--no-journal"],
         &["trace", b, "--golden", golden, "--no-journal"],
     ];
-    // Verified once, and remembered where the system lets us.
+    // The hashes are verified once, and remembered where the system allows it.
     let (code, _, err) = run(commands[0]);
     assert_eq!(code, 0, "{err}");
     let mut bytes = fs::read(weights(&bundle)).unwrap();
@@ -226,6 +227,6 @@ fn names_from_files_do_not_steer_the_terminal() {
         let shown = out + &err;
         assert!(!shown.contains(['\u{1b}', '\u{7}']), "{args:?}: {shown:?}");
     }
-    // Programs get the name as it is, as JSON writes it.
+    // Programs get the unchanged name, escaped as in JSON.
     assert!(json(0, &["inspect", &text("b.anemoe")]).to_string().contains("\\u001b"));
 }

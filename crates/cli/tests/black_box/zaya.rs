@@ -4,7 +4,7 @@ use crate::common::{build, contents, fixture, ids, json, run, same_in_chunks, va
 use serde_json::Value;
 use std::path::Path;
 
-/// 24 positions, 16 decode steps and 16 tokens against Hugging Face transformers, in both layouts of the checkpoint.
+/// Checks 24 positions, 16 decode steps and 16 tokens against Hugging Face transformers, in both layouts of the checkpoint.
 #[test]
 fn fp16_shards_agree_with_transformers() {
     let dir = tempfile::tempdir().unwrap();
@@ -15,14 +15,14 @@ fn fp16_shards_agree_with_transformers() {
         let v = validate(&bundle, &fixture(model).join("golden.npz"), "0.9999", 0);
         assert_eq!((&v["pass"], &v["tokens_match"]), (&Value::Bool(true), &Value::Bool(true)), "{v}");
         assert_eq!((v["positions"].as_array().unwrap().len(), ids(&v["generated_ids"]).len()), (24, 16));
-        // The weights are random and the experts' choices close: rounding every result shows.
+        // The weights are random, and the experts' choices are close: rounding every result has an effect.
         assert!(v["fp16"]["min_cosine"].as_f64().unwrap() > 0.99, "{v}");
         bundles.push((contents(&bundle.join("shards")), std::fs::read(bundle.join("vectors.npz")).unwrap()));
     }
     assert!(bundles[0] == bundles[1], "the layouts give different packages");
 }
 
-/// Output for a token that chooses no expert: both readings, and experts chosen in the shard or by the host.
+/// Checks the output for a token that chooses no expert: both readings, and experts chosen in the shard or by the host.
 #[test]
 fn both_readings_of_the_skip_class() {
     let dir = tempfile::tempdir().unwrap();
@@ -50,7 +50,7 @@ fn both_readings_of_the_skip_class() {
             assert_eq!(v["readings"]["zaya_skip"], *skip);
         }
     }
-    // They are not the same model.
+    // The two readings are not the same model.
     let bundle = dir.path().join("zero0");
     let (status, _, _) = run(&["validate", bundle.to_str().unwrap(), "--golden", identity]);
     assert_eq!(status, 1);
@@ -62,14 +62,15 @@ fn inspect_says_where_the_readings_differ() {
         let v = json(0, &["inspect", fixture(name).to_str().unwrap()]);
         v["remarks"][0].as_str().unwrap().to_string()
     };
-    // In one layer all experts have biases below 0, the class -1.
+    // In one layer, the biases of all experts are below 0, the bias of the class is -1.
     let rarely = remark("tiny-zaya");
     assert!(rarely.contains("in 1 of 8 layers (1), from a probability of 0.9780"), "{rarely}");
     let often = remark("tiny-zaya-skip");
     assert!(often.contains("in 8 of 8 layers") && often.contains("biases 0.34960938"), "{often}");
 }
 
-/// Token by token, in chunks, and in one call: keys, values, convolution and late values are carried over every boundary.
+/// Checks that prefill token by token, in chunks and in one call gives the same tokens: keys, values, convolution and late
+/// values are carried over every boundary.
 #[test]
 fn prefill_does_not_depend_on_its_chunks() {
     let dir = tempfile::tempdir().unwrap();
@@ -84,7 +85,7 @@ fn prefill_does_not_depend_on_its_chunks() {
     }
 }
 
-/// The real model's sizes.
+/// Checks the sizes of the real model, from the plan alone.
 #[test]
 fn the_plan_of_the_real_model() {
     let plan = |options: &[&str]| {
@@ -114,12 +115,12 @@ fn the_plan_of_the_real_model() {
     assert_eq!(v["shards"][1]["functions"], serde_json::json!(["main"]));
 }
 
-/// Two layers of the real model: the shapes that the ANE gets.
+/// Checks that two layers of the real model, with the shapes that the ANE gets, keep to the rules.
 #[test]
 fn real_shapes_keep_to_the_rules() {
     let dir = tempfile::tempdir().unwrap();
     let bundle = dir.path().join("b");
-    // What rules judge is the same whatever fills the tables.
+    // The rules judge the same, whatever the tables contain.
     let options = ["--quant", "lut4-uniform", "--tokens", "1", "--max-context", "64"];
     build(Path::new("synthetic:zaya1-8b?layers=2"), &bundle, &options);
     let inspect = |shard: &str| {
@@ -153,7 +154,8 @@ fn a_reading_that_the_model_does_not_have() {
     assert!(stderr.contains("neither identity nor zero"), "{stderr}");
 }
 
-/// Chains that contradict themselves are refused; nothing is read outside a register, and nothing large is made of nothing.
+/// Checks that chains that contradict themselves are refused: nothing is read outside a register, and no large memory is
+/// taken.
 #[test]
 fn damaged_chains() {
     let dir = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! Files of a bundle, finished or not, for those who carry it elsewhere.
+//! Files of a bundle, finished or not, for programs that copy a bundle elsewhere.
 
 use super::bundle_layout::{
     self, GATES_PREFIX, HOST_RECORD, LOCK, PLAN_FILE, SOURCE_FILE, VECTORS_FILE, WORK_DIR,
@@ -18,7 +18,7 @@ use std::path::Path;
 pub enum BundleFiles {
     /// A finished bundle.
     Finished(Vec<String>),
-    /// An unfinished one, part by part.
+    /// An unfinished bundle, part by part.
     Parts(Vec<PartFiles>),
 }
 
@@ -28,16 +28,17 @@ pub struct PartFiles {
     pub part: BuildPart,
     /// Hash of the plan and its inputs, as [`plan_sha256`](super::plan_sha256) gives it.
     pub plan_sha256: String,
-    /// True if all its shards are built and its gates passed or were left out.
+    /// True if all shards of the part are built and its gates passed or were left out.
     pub finished: bool,
-    /// Files; shards that are not built, or not what their records say, have none.
+    /// Files of the part; a shard that is not built, or is not what its record says, has none.
     pub files: Vec<String>,
 }
 
 /// Lists the files of a bundle. Files of others in its folder are left out.
 ///
 /// # Errors
-/// It is neither a bundle nor a build in parts, a package is missing, or something under a name of ours is not ours.
+/// The folder is neither a bundle nor a build in parts, a package is missing, or something under a name of ours is
+/// not ours.
 pub fn bundle_files(bundle: &Path) -> Result<BundleFiles> {
     let Some((site, plan)) = WorkDir::shared(bundle)? else {
         return finished_files(bundle).map(BundleFiles::Finished);
@@ -67,12 +68,12 @@ pub fn shard_files(bundle: &Path, shard: &PlannedShard) -> Result<Vec<String>> {
     Ok(files)
 }
 
-/// The path of the note that says where the checkpoint is, which each part writes for itself.
+/// Returns the path of the note that says where the checkpoint is; each part writes its own.
 pub fn source_file() -> String {
     format!("{WORK_DIR}/{SOURCE_FILE}")
 }
 
-/// The path of the plan of an unfinished build.
+/// Returns the path of the plan of an unfinished build.
 pub fn plan_file() -> String {
     format!("{WORK_DIR}/{PLAN_FILE}")
 }
@@ -83,7 +84,7 @@ fn part_of_lock(name: &str) -> Option<BuildPart> {
     (part.index < part.of).then_some(part)
 }
 
-/// Files of a package, by their paths in the bundle.
+/// Lists the files of a package, by their paths in the bundle.
 fn inside(bundle: &Path, package: &str) -> Result<Vec<String>> {
     let root = bundle.join(package);
     let relative = |file: std::path::PathBuf| {

@@ -1,4 +1,5 @@
-//! Names of ours in a bundle, and what may lie under them. Other names are others': they are left alone.
+//! Names of ours in a bundle, and the things allowed under these names. Things under other names are others', and
+//! left alone.
 
 use crate::Result;
 use crate::checkpoint::SIDE_FILES;
@@ -11,7 +12,7 @@ use std::path::Path;
 
 /// Folder of an unfinished build. With the plan in it, it proves that the folder around it is one of ours.
 pub const WORK_DIR: &str = ".anemoe-build";
-/// File of the plan in it.
+/// File of the plan in [`WORK_DIR`].
 pub const PLAN_FILE: &str = "plan.json";
 /// Lock of an unfinished build.
 pub const LOCK: &str = "lock";
@@ -21,7 +22,7 @@ pub const EMBEDDING_FILE: &str = "embed.bin";
 pub const VECTORS_FILE: &str = "vectors.npz";
 /// File that says where the checkpoint is.
 pub const SOURCE_FILE: &str = "source";
-/// Records of what the gates of parts said.
+/// Prefix of the records with the results of parts' gates.
 pub const GATES_PREFIX: &str = "gates.";
 /// Record of the files beside the shards, in the folder of an unfinished build.
 pub const HOST_RECORD: &str = "host.json";
@@ -31,13 +32,13 @@ fn files() -> impl Iterator<Item = &'static str> {
     SIDE_FILES.into_iter().chain([CHAIN_FILE, EMBEDDING_FILE, VECTORS_FILE])
 }
 
-/// Lists the names that a bundle's folder gives to files and folders of ours.
+/// Lists the names that bundles use for their files and folders.
 pub fn bundle_names() -> impl Iterator<Item = &'static str> {
     files().chain([JOURNAL_FILE, SHARDS_DIR, WORK_DIR])
 }
 
-/// Tells whether a build has written, in the folder of an unfinished build, the file of this name; `shards` are the names of
-/// its shards.
+/// Tells whether a file of this name, in the folder of an unfinished build, is one that builds write; `shards` are
+/// the names of its shards.
 pub fn is_record(name: &str, shards: &[String]) -> bool {
     [PLAN_FILE, HOST_RECORD, SOURCE_FILE, LOCK].contains(&name)
         || name.starts_with(&format!("{LOCK}."))
@@ -46,11 +47,11 @@ pub fn is_record(name: &str, shards: &[String]) -> bool {
         || name.strip_suffix(".json").is_some_and(|shard| shards.iter().any(|s| s == shard))
 }
 
-/// Refuses links, pipes and everything else under a name of ours in a bundle that is not what we put there. `packages` are
-/// paths in the bundle.
+/// Refuses links, pipes and all else that no build put under a name of ours in a bundle. `packages` are paths in the
+/// bundle.
 ///
 /// # Errors
-/// There is such a thing; the error names it.
+/// Something else lies under a name of ours; the error names it.
 pub fn check<'a>(folder: &OwnedDir, packages: impl IntoIterator<Item = &'a str>) -> Result<()> {
     for name in files() {
         folder.expect(name, false)?;
@@ -61,7 +62,7 @@ pub fn check<'a>(folder: &OwnedDir, packages: impl IntoIterator<Item = &'a str>)
     packages.into_iter().try_for_each(|package| check_package(folder, package))
 }
 
-/// Checks the records of an unfinished build, as [`check`] does a bundle.
+/// Checks the records of an unfinished build, as [`check`] checks a bundle.
 ///
 /// # Errors
 /// Fails like [`check`].
@@ -72,7 +73,7 @@ pub fn check_records(folder: &OwnedDir, shards: &[String]) -> Result<()> {
     Ok(())
 }
 
-/// Refuses a package that holds something else than a build writes.
+/// Refuses a package that holds anything that builds do not write.
 ///
 /// # Errors
 /// Fails like [`check`].

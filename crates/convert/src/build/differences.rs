@@ -21,7 +21,7 @@ const NAMES: [(&str, &str); 14] = [
     ("/max_shard_mb", "--max-shard-mb"),
 ];
 
-/// The option that chooses the kind of a part of the model, by its name in a plan.
+/// Returns the option that chooses the kind of a part of the model, named as in a plan; `--quant` for other parts.
 pub fn quant_option(part: &str) -> &'static str {
     let of = |(place, _): &&(&str, &str)| place.strip_prefix("/parts/") == Some(part);
     NAMES.iter().find(of).map_or("--quant", |(_, option)| option)
@@ -54,7 +54,7 @@ pub fn differences(old: (&Value, &Value), new: (&Value, &Value)) -> String {
     }
 }
 
-/// Lists the choices of the form that differ, by option; those of `--forms` as one.
+/// Lists the choices of the form that differ, by option; all of `--forms` is one choice.
 fn form_differences(old: &Value, new: &Value) -> Vec<String> {
     let choices = [old, new].into_iter().filter_map(|options| options["form"].as_object());
     let all: BTreeSet<&String> = choices.flat_map(|form| form.keys()).collect();
@@ -78,7 +78,7 @@ fn settings((chain, inputs): (&Value, &Value)) -> BTreeMap<&'static str, String>
         all.insert("--quant", format!("auto ({goal})"));
     }
     if options.is_null() {
-        // An older version wrote it.
+        // An older version wrote the chain.
         all.clear();
         all.insert("--max-context", value(&chain["model"]["max_context"]));
         all.insert("--tokens", value(&chain["tokens"]));
@@ -97,7 +97,7 @@ fn settings((chain, inputs): (&Value, &Value)) -> BTreeMap<&'static str, String>
     all
 }
 
-/// A value as on the command line.
+/// Writes a value as on the command line.
 fn value(value: &Value) -> String {
     match value {
         Value::Null => "(default)".into(),
@@ -158,7 +158,7 @@ mod tests {
         let mut gemma = a.clone();
         gemma["family"] = "gemma4".into();
         assert_eq!(differences((&gemma, &inputs), (&zaya, &other)), "a model of the family gemma4, now zaya");
-        // A chosen value that is the default is none that differs.
+        // An option that is set to its default does not differ.
         let mut c = a.clone();
         c["options"]["max_context"] = 2048.into();
         assert!(differences((&a, &inputs), (&c, &inputs)).contains("no option differs"));

@@ -10,6 +10,8 @@ pub fn request() {
     REQUESTED.store(true, Ordering::Relaxed);
 }
 
+/// Checks that no stop was requested.
+///
 /// # Errors
 /// [`Kind::Interrupted`](anemoe_io::Kind::Interrupted) once [`request`] was called.
 pub fn check() -> Result<()> {

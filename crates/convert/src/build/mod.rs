@@ -1,4 +1,4 @@
-//! The build: every shard of a plan, once, into a bundle that is complete when its `chain.json` is there.
+//! Build of a bundle: every shard of a plan, once. The bundle is complete when its `chain.json` is there.
 //!
 //! ```text
 //! NAME.anemoe/.anemoe-build/plan.json      the plan; a rerun goes on only with an equal one
@@ -6,12 +6,13 @@
 //!                          /lock.1of4      held while that part runs
 //!                          /host.json      record of the files beside the shards
 //!                          /SHARD.json     one record per finished shard
-//!                          /gates.1of4     what that part's gates said
+//!                          /gates.1of4     results of that part's gates
 //!                          /source         where the checkpoint is, for whoever completes the bundle
 //!                          /.anemoe-tmp-scratch-* FP16 forms of shards while a gate needs them
 //! ```
-//! The folder `.anemoe-build` goes when the bundle is complete, unless others put something into it. What is temporary has a
-//! name that begins with `.anemoe-tmp-`; that and what a build wrote are removed, and nothing else.
+//! The folder `.anemoe-build` is removed when the bundle is complete, unless others put something into it. Names of
+//! temporary files and folders begin with `.anemoe-tmp-`; a build removes these and what builds wrote, and nothing
+//! else.
 
 mod bundle_files;
 mod bundle_layout;
@@ -52,15 +53,15 @@ use work_dir::{HostRecord, Record, WorkDir};
 /// Event of a build, for progress bars and logs.
 #[derive(Clone, Debug)]
 pub enum BuildEvent<'a> {
-    /// A shard is done; `reused` when an earlier run had built it.
+    /// A shard is done, built by this run or by an earlier one.
     ShardDone {
         /// The shard.
         shard: &'a PlannedShard,
         /// Bytes of its package.
         bytes: u64,
-        /// Time it took.
+        /// Time that the shard took.
         elapsed: Duration,
-        /// Built by an earlier run.
+        /// True if an earlier run built the shard.
         reused: bool,
     },
 }
@@ -68,7 +69,7 @@ pub enum BuildEvent<'a> {
 /// Result of a build.
 #[derive(Clone, Debug, Serialize)]
 pub struct BuildReport {
-    /// The bundle.
+    /// Folder of the bundle.
     #[serde(serialize_with = "anemoe_bundle::path_text")]
     pub bundle: PathBuf,
     /// Shards in all.
@@ -79,7 +80,7 @@ pub struct BuildReport {
     pub package_bytes: u64,
     /// Lowest cosine between a matrix and its compressed form.
     pub min_weight_cosine: f64,
-    /// Seconds.
+    /// Time of the build in seconds.
     pub seconds: f64,
     /// Results of the gates, where this build had any.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -96,9 +97,9 @@ pub struct Build<'a> {
     host: Option<HostRecord>,
     /// Records of shards that are finished, by index.
     records: Mutex<BTreeMap<usize, Record>>,
-    /// Errors of weights that shards are held to, once some were probed.
+    /// Usual errors of weights, from probed shards; other shards are held to these.
     usual: Usual,
-    /// The first shard that was found to be far from them.
+    /// First shard whose weights' errors were found to be far from the usual ones.
     fault: Mutex<Option<WeightFault>>,
     reused: AtomicUsize,
     started: Instant,
@@ -126,7 +127,7 @@ impl<'a> Build<'a> {
         Ok(Build { inputs, plan, site, part, host: None, records, usual, fault, reused, started })
     }
 
-    /// Writes down where the checkpoint is, for [`Assembly::source`]; nothing of it comes into the bundle.
+    /// Notes where the checkpoint is, for [`Assembly::source`]; the finished bundle does not contain the note.
     ///
     /// # Errors
     /// The file cannot be written.
@@ -134,44 +135,44 @@ impl<'a> Build<'a> {
         self.site.write_source(source)
     }
 
-    /// The plan.
+    /// Returns the plan.
     pub fn plan(&self) -> &'a Plan {
         self.plan
     }
 
-    /// Checkpoint that the shards are made from.
+    /// Returns the checkpoint that the shards are made from.
     pub fn family(&self) -> &'a dyn Family {
         self.inputs.family
     }
 
-    /// The importances, where the weights are compressed with any.
+    /// Returns the importances, where the weights are compressed with any.
     pub fn importance(&self) -> Option<&'a Importance> {
         self.inputs.importance
     }
 
-    /// The bundle's folder.
+    /// Returns the bundle's folder.
     pub fn bundle(&self) -> &Path {
         &self.site.bundle
     }
 
-    /// Path of a shard's package, written or not.
+    /// Returns the path of a shard's package, written or not.
     pub fn package(&self, shard: &PlannedShard) -> PathBuf {
         self.site.bundle.join(shard.package_file())
     }
 
-    /// Indices of the shards that this process builds.
+    /// Returns the indices of the shards that this process builds.
     pub fn own(&self) -> Vec<usize> {
         let (index, of) = self.part.map_or((0, 1), |p| (p.index, p.of.max(1)));
         (index..self.plan.shards.len()).step_by(of).collect()
     }
 
-    /// The first of each type among those.
+    /// Returns the index of the first own shard of each type.
     pub fn representatives(&self) -> Vec<usize> {
         let mut seen = std::collections::BTreeSet::new();
         self.own().into_iter().filter(|&i| seen.insert(self.plan.shards[i].signature())).collect()
     }
 
-    /// Bytes of own shards that are not built yet, and of the files beside them.
+    /// Counts the bytes of own shards that are not built yet, and of the files beside the shards.
     pub fn bytes_to_write(&self) -> u64 {
         let shards = self.own().into_iter().map(|i| &self.plan.shards[i]);
         let missing =
@@ -184,7 +185,8 @@ impl<'a> Build<'a> {
         missing + self.plan.totals.embedding_bytes + files.iter().map(|(_, f)| f.bytes()).sum::<u64>()
     }
 
-    /// Writes the files beside the shards, unless that has happened. Of several parts, the one with index 0 does it.
+    /// Writes the files beside the shards, unless an earlier run has. Of several parts, the one with index 0 writes
+    /// them.
     ///
     /// # Errors
     /// The checkpoint is wrong, or a file cannot be written.
@@ -195,10 +197,11 @@ impl<'a> Build<'a> {
         Ok(())
     }
 
-    /// Builds those of the shards `which` that are not built yet, `jobs` at a time.
+    /// Builds the shards of `which` that are not built yet, `jobs` at a time.
     ///
     /// # Errors
-    /// The checkpoint is wrong, a file cannot be written, or [`interrupt()`] was called. Finished shards stay; nothing half-written does.
+    /// The checkpoint is wrong, a file cannot be written, or [`interrupt()`] was called. Finished shards stay;
+    /// nothing half-written does.
     pub fn shards(
         &self,
         which: &[usize],
@@ -224,8 +227,8 @@ impl<'a> Build<'a> {
         failure.into_inner().unwrap_or_else(|p| p.into_inner()).map_or(Ok(()), Err)
     }
 
-    /// Holds the shards that are built from now on to the weights' errors of those of `probed`, which are built.
-    /// [`Build::shards`] ends at the first one that is far from them.
+    /// Holds the shards that are built from now on to the weights' errors of the shards `probed`, which are built.
+    /// [`Build::shards`] ends at the first shard that is far from these errors.
     pub fn compare_with(&mut self, probed: &[usize]) {
         let records = locked(&self.records);
         let usual = Usual::of(probed.iter().filter_map(|i| records.get(i)).map(|r| r.roles.as_slice()));
@@ -233,12 +236,12 @@ impl<'a> Build<'a> {
         self.usual = usual;
     }
 
-    /// The shard at which [`Build::shards`] ended because its weights' errors are far from those of its like.
+    /// Returns the shard at which [`Build::shards`] ended because its weights' errors are far from the usual ones.
     pub fn weight_fault(&self) -> Option<WeightFault> {
         locked(&self.fault).clone()
     }
 
-    /// One shard: known to be finished, found finished, or built.
+    /// Finishes one shard: its record is known, or an earlier run built it, or it is built now.
     fn shard(&self, index: usize, on_event: &(dyn Fn(BuildEvent<'_>) + Sync)) -> Result<()> {
         if locked(&self.records).contains_key(&index) {
             return Ok(());
@@ -251,7 +254,7 @@ impl<'a> Build<'a> {
         let record = match found {
             Some(record) => record,
             None => {
-                // It may be there: renamed into place, but its record was not written any more.
+                // A killed run may have put the package in place without writing its record.
                 self.site.remove_package(&shard.package_file())?;
                 let path = self.site.folder.path(shard.package_file())?;
                 let quality = write_shard(self.inputs.family, shard, self.inputs.importance, &path)?;
@@ -267,7 +270,7 @@ impl<'a> Build<'a> {
         Ok(())
     }
 
-    /// The contract as it will be written, once every shard is built; for gates that come before.
+    /// Returns the contract as it will be written, once every shard is built; for gates that run before that.
     ///
     /// # Errors
     /// A shard is not built, or this is a part.
@@ -281,11 +284,11 @@ impl<'a> Build<'a> {
         }
     }
 
-    /// Gives the folder where gates find the host's vectors: the bundle, or `scratch` where another part
-    /// writes the bundle's.
+    /// Returns the folder where gates find the host's vectors, and the vectors' entry in a chain. The folder is the
+    /// bundle, or `scratch` where another part writes the bundle's vectors.
     ///
     /// # Errors
-    /// The checkpoint is wrong, or they cannot be written.
+    /// The checkpoint is wrong, or the vectors cannot be written.
     pub fn vectors<'s>(&'s self, scratch: &'s Path) -> Result<(&'s Path, Option<Vectors>)> {
         let (folder, hash) = match &self.host {
             Some(host) => (self.bundle(), host.vectors.clone()),
@@ -294,12 +297,13 @@ impl<'a> Build<'a> {
         Ok((folder, hash.map(work_dir::vectors)))
     }
 
-    /// The contract as far as it is known before the shards are built, with those of `which`.
+    /// Returns the contract as far as it is known before the shards are built, with the shards `which`.
     pub fn draft(&self, which: impl Iterator<Item = usize>) -> Chain {
         Chain { shards: which.map(|i| self.plan.shards[i].draft()).collect(), ..self.plan.chain.clone() }
     }
 
-    /// Writes `chain.json`, with what the gates said, and ends the build. A part is only reported.
+    /// Writes `chain.json` with the results of the gates, and ends the build. A part writes only the results of its
+    /// gates.
     ///
     /// # Errors
     /// A shard is not built, or a file cannot be written.
@@ -314,11 +318,12 @@ impl<'a> Build<'a> {
         Ok(BuildReport { gates: Some(gates), ..report(&self.site.bundle, &records, reused, self.started) })
     }
 
-    /// After a failure: finished shards stay where the build can go on, which it cannot with a wrong checkpoint.
+    /// Cleans up after a failure. Finished shards stay where the build can go on, which it cannot with a wrong
+    /// checkpoint.
     pub fn abandon(self, e: &Error) {
-        // A part leaves alone what others have done.
+        // A part leaves alone what other parts have done.
         if self.part.is_none() {
-            // What this build wrote itself, shards or files of a gate, says nothing of the checkpoint.
+            // An error about files that this build wrote, shards or files of a gate, says nothing of the checkpoint.
             let is_temporary = |part: Component| part.as_os_str().to_string_lossy().starts_with(TEMPORARY);
             let ours = |path: &Path| path.starts_with(self.bundle()) || path.components().any(is_temporary);
             let is_refused = matches!(e.kind(), Kind::Invalid | Kind::Unsupported);
@@ -326,17 +331,18 @@ impl<'a> Build<'a> {
         }
     }
 
-    /// A new folder for what a gate needs for a while, in the unfinished bundle or in `parent`. Those that killed builds left
-    /// there are removed.
+    /// Makes a new folder for temporary files of a gate, in the unfinished bundle or in `parent`. Folders that killed
+    /// builds left there are removed.
     ///
     /// # Errors
-    /// It cannot be made.
+    /// The folder cannot be made.
     pub fn scratch(&self, parent: Option<&Path>) -> Result<Scratch> {
         let parent = parent.unwrap_or(&self.site.work);
         Scratch::new(parent).map_err(|e| Error::io(parent, e))
     }
 
-    /// Writes down, before it begins, that a part has no gates: whatever becomes of it, its shards were not looked at.
+    /// Notes that a part has no gates, before the part begins: its shards count as not gated even if it is
+    /// interrupted.
     ///
     /// # Errors
     /// The file cannot be written.
@@ -345,7 +351,8 @@ impl<'a> Build<'a> {
     }
 }
 
-/// Hash of a plan and the identity of its inputs: what builds must have in common to go on with each other's shards.
+/// Computes the hash of a plan and the identity of its inputs: builds go on with each other's shards only if it is
+/// equal.
 ///
 /// # Errors
 /// The checkpoint cannot be read.
@@ -357,7 +364,7 @@ pub fn plan_sha256(family: &dyn Family, plan: &Plan, importance: Option<&Importa
 /// Writes the vectors that the host needs into a folder, where the family has any.
 ///
 /// # Errors
-/// The checkpoint is wrong, or they cannot be written.
+/// The checkpoint is wrong, or the vectors cannot be written.
 pub fn write_host_vectors(
     family: &dyn Family,
     options: &PlanOptions,
@@ -388,7 +395,7 @@ pub fn build(
     }
 }
 
-/// A bundle whose parts are all built, not yet complete.
+/// A bundle whose parts are all built, but which is not complete yet.
 pub struct Assembly {
     site: WorkDir,
     plan: Plan,
@@ -410,7 +417,7 @@ pub fn assemble(bundle: &Path) -> Result<Assembly> {
 }
 
 impl Assembly {
-    /// The contract as it will be written.
+    /// Returns the contract as it will be written.
     ///
     /// # Errors
     /// The record of the build cannot be read.
@@ -418,28 +425,28 @@ impl Assembly {
         self.site.chain(&self.plan, &self.records, &self.host)
     }
 
-    /// The bundle's folder.
+    /// Returns the bundle's folder.
     pub fn bundle(&self) -> &Path {
         &self.site.bundle
     }
 
-    /// The plan that the parts were built by.
+    /// Returns the plan that the parts were built by.
     pub fn plan(&self) -> &Plan {
         &self.plan
     }
 
-    /// Origin of the checkpoint, for the one who built the last part.
+    /// Returns the origin of the checkpoint, as the last build noted it.
     pub fn source(&self) -> Option<CheckpointOrigin> {
         self.site.source()
     }
 
-    /// Gives the results of the parts' gates on their representative shards: passed if all did. True if no
-    /// part had any.
+    /// Returns the worst result of the parts' gates on their representative shards, and true if no part had any
+    /// gates.
     pub fn part_gates(&self) -> (Gates, bool) {
         self.site.part_gates()
     }
 
-    /// Writes `chain.json`, with what the gates said.
+    /// Writes `chain.json` with the results of the gates.
     ///
     /// # Errors
     /// A file cannot be written.
@@ -470,7 +477,7 @@ struct BuildInputs<'a> {
 }
 
 impl BuildInputs<'_> {
-    /// Identity of the inputs: a build that goes on must have it in common with the one that began.
+    /// Returns the identity of the inputs: a build goes on only with inputs of the identity that it began with.
     fn identity(&self) -> Result<serde_json::Value> {
         Ok(serde_json::json!({
             "checkpoint": self.family.fingerprint()?, "importance": self.importance.map(Importance::sha256),
@@ -478,7 +485,7 @@ impl BuildInputs<'_> {
     }
 }
 
-/// Writes the package of one shard.
+/// Writes the package of one shard and returns the errors of its matrices.
 ///
 /// # Errors
 /// The checkpoint is wrong, or the package cannot be written; nothing stays behind then.
@@ -498,7 +505,7 @@ pub fn write_shard(
         interrupt::check()?;
         let scale = banks.of(family, shard, matrix)?;
         let metrics = store_matrix(writer.weights(), checkpoint, matrix, importance, scale, &mut stored)?;
-        // Plain fp16 has no figures.
+        // Plain fp16 has no errors to count.
         if metrics.count > 0 {
             quality.min_cosine = quality.min_cosine.min(metrics.cosine());
             quality.all.merge(&metrics);

@@ -14,7 +14,7 @@ pub struct BuildPart {
     pub of: usize,
 }
 
-/// Place of a checkpoint, and the way it is read.
+/// Place of a checkpoint, and its variant.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CheckpointOrigin {
     /// An absolute path, or the name of a synthetic model.

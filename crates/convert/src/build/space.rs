@@ -6,11 +6,11 @@ use crate::{Error, Result};
 use serde::Serialize;
 use std::path::{Path, PathBuf};
 
-/// Bytes beyond those that are counted: records, locks, `chain.json`, and what a file system adds.
+/// Bytes besides those that are counted: records, locks, `chain.json`, and what a file system adds.
 const MARGIN: u64 = 1 << 20;
 
-/// Allowed for one job: pieces of a matrix in f32, its packed elements and its tables. Two jobs of a full-size Gemma build in
-/// LUT4 had 58 MB resident together, the program itself included.
+/// Memory allowed for one job, in bytes: pieces of a matrix in f32, its packed elements and its tables. Two jobs of a
+/// full-size Gemma build in LUT4 had 58 MB resident together, the program itself included.
 const JOB_BYTES: u64 = 64 << 20;
 
 /// Bytes that a build will write, and the room that its disks have.
@@ -19,26 +19,27 @@ pub struct Needs {
     /// The bundle's folder.
     #[serde(serialize_with = "anemoe_bundle::path_text")]
     pub bundle: PathBuf,
-    /// Bytes that are still to be written there.
+    /// Bytes that are still to be written to the bundle.
     pub bundle_bytes: u64,
-    /// Bytes that its disk has left.
+    /// Bytes that the bundle's disk has left.
     pub bundle_free: u64,
     /// Folder of the gates' temporary files.
     #[serde(serialize_with = "anemoe_bundle::path_text")]
     pub scratch: PathBuf,
-    /// Bytes of that.
+    /// Bytes of the gates' temporary files.
     pub scratch_bytes: u64,
-    /// Bytes that its disk has left.
+    /// Bytes that the disk of the temporary files has left.
     pub scratch_free: u64,
-    /// The bundle and the temporary files are on one disk.
+    /// True if the bundle and the temporary files are on one disk.
     pub same_disk: bool,
 }
 
 impl Needs {
-    /// Counts the needs of `build`, whose gates write the FP16 forms of the shards `references` into `scratch`, or into the unfinished bundle.
+    /// Counts the needs of `build`, whose gates write the FP16 forms of the shards `references` into `scratch`, or
+    /// into the unfinished bundle.
     ///
     /// # Errors
-    /// A disk does not say how much room it has.
+    /// The free room of a disk cannot be read.
     pub fn of(build: &Build<'_>, references: &[&PlannedShard], scratch: Option<&Path>) -> Result<Needs> {
         let bundle = build.bundle().to_path_buf();
         let scratch = scratch.unwrap_or(&bundle).to_path_buf();
@@ -54,8 +55,10 @@ impl Needs {
         })
     }
 
+    /// Checks that the disks have room for the bundle and the temporary files.
+    ///
     /// # Errors
-    /// [`Kind::Room`](anemoe_io::Kind::Room) when there is not enough of it.
+    /// [`Kind::Room`](anemoe_io::Kind::Room) when a disk has too little room.
     pub fn check(&self) -> Result<()> {
         let short = |what: &str, path: &Path, needed: u64, free: u64| {
             let what = format!(
@@ -92,10 +95,10 @@ impl Needs {
     }
 }
 
-/// Checks that a folder's disk has room for temporary files of so many bytes, before the work.
+/// Checks that a folder's disk has room for `bytes` bytes of temporary files, before the work.
 ///
 /// # Errors
-/// [`Kind::Room`](anemoe_io::Kind::Room) when there is not enough of it; a disk does not say how much it has.
+/// [`Kind::Room`](anemoe_io::Kind::Room) when the disk has too little room; or its free room cannot be read.
 pub fn check_scratch(folder: &Path, bytes: u64) -> Result<()> {
     let free = free(&existing(folder))?;
     if bytes <= free {
@@ -110,10 +113,11 @@ pub fn check_scratch(folder: &Path, bytes: u64) -> Result<()> {
     Err(Error::room(folder, what))
 }
 
-/// Checks that the disk of a folder, there or not yet, has room for `bytes` of what `what` says, before the work.
+/// Checks that the disk of a folder, there or not yet, has room for `bytes` bytes, before the work. `what` begins the
+/// error.
 ///
 /// # Errors
-/// [`Kind::Room`](anemoe_io::Kind::Room) when there is not enough of it; a disk does not say how much it has.
+/// [`Kind::Room`](anemoe_io::Kind::Room) when the disk has too little room; or its free room cannot be read.
 pub fn check_room(folder: &Path, what: &str, bytes: u64) -> Result<()> {
     let free = free_space(folder)?;
     if bytes <= free {
@@ -127,15 +131,15 @@ pub fn check_room(folder: &Path, what: &str, bytes: u64) -> Result<()> {
     Err(Error::room(folder, what))
 }
 
-/// Bytes that are left on the disk of a folder, there or not yet.
+/// Returns the bytes that are left on the disk of a folder, there or not yet.
 ///
 /// # Errors
-/// The disk does not say.
+/// The free room of the disk cannot be read.
 pub fn free_space(folder: &Path) -> Result<u64> {
     free(&existing(folder))
 }
 
-/// The nearest folder that exists.
+/// Finds the nearest folder that exists, from `path` upwards.
 fn existing(path: &Path) -> PathBuf {
     let absolute = std::path::absolute(path).unwrap_or_else(|_| path.to_path_buf());
     absolute.ancestors().find(|p| p.is_dir()).map_or_else(|| PathBuf::from("."), Path::to_path_buf)
@@ -159,14 +163,14 @@ fn same_disk(_: &Path, _: &Path) -> bool {
     true
 }
 
-/// Default number of shards that are built at a time: one per processor, at most 8, within half of the memory
-/// that is free.
+/// Returns the default number of shards that are built at a time: one per processor, at most 8, within half of the
+/// memory that is free.
 pub fn default_jobs() -> usize {
     let processors = std::thread::available_parallelism().map_or(1, |n| n.get().min(8));
     jobs_within(processors, anemoe_io::free_memory().map(|bytes| bytes / 2))
 }
 
-/// Number of jobs that a memory budget allows: at most `jobs`, and at least one.
+/// Returns the number of jobs that a memory budget in bytes allows: at most `jobs`, and at least one.
 pub fn jobs_within(jobs: usize, budget: Option<u64>) -> usize {
     let fit = budget.map_or(usize::MAX, |bytes| usize::try_from(bytes / JOB_BYTES).unwrap_or(usize::MAX));
     jobs.min(fit).max(1)

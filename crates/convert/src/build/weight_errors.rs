@@ -1,8 +1,9 @@
 //! Errors of compressed weights during a build, held against those of shards that passed their probes.
 //!
-//! Matrices that do the same in different layers (query projections, down projections of experts) have nearly the same relative
-//! squared error: it follows from the kind and from the shape of their distribution. One that is far from the others holds
-//! something that the kind cannot hold, usually an outlier, and no shard that was probed has shown what that does.
+//! Matrices that do the same in different layers (query projections, down projections of experts) have nearly the
+//! same relative squared error: it follows from the kind and from the shape of their distribution. A matrix that is
+//! far from the others holds values that the kind cannot hold, usually an outlier. No probed shard has shown what
+//! such values do.
 
 use super::differences::quant_option;
 use crate::plan::{MatrixPlan, PlannedShard};
@@ -10,32 +11,32 @@ use crate::quantize::Metrics;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// A matrix whose relative squared error is so many times the usual one is far: its error is twice as long. Over all matrices of
-/// two small trained models and two synthetic ones in seven kinds, the largest of a role is at most 3.65 times its median (INT8
-/// with one scale, 0.00045), and at most 1.14 times where errors are above `HARMLESS`.
+/// Factor on the usual relative squared error above which a matrix is far: its error is twice as long. Over all
+/// matrices of two small trained models and two synthetic ones in seven kinds, the largest error of a role is at most
+/// 3.65 times its median (INT8 with one scale, 0.00045), and at most 1.14 times where errors are above `HARMLESS`.
 pub const FAR: f64 = 4.0;
 
-/// Relative squared error that does no harm however unusual it is: a cosine of 0.9995. It is low, since an outlier adds to what
-/// the error is divided by: where one of 361 times the mean magnitude has erased all other weights of a matrix of 2048, that
-/// is 0.0097.
+/// Relative squared error that does no harm, usual or not: a cosine of 0.9995. The bound is low, since an outlier
+/// also raises the sum that the error is divided by. Where an outlier of 361 times the mean magnitude has erased all
+/// other weights of a matrix of 2048, the relative squared error is 0.0097.
 const HARMLESS: f64 = 1e-3;
 
 /// Errors of the matrices of one role in one shard.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RoleError {
-    /// See [`role`].
+    /// Role of the matrices, see [`role`].
     role: String,
-    /// Median of their relative squared errors.
+    /// Median of the matrices' relative squared errors.
     median: f64,
-    /// Largest of them.
+    /// Largest of the matrices' relative squared errors.
     largest: f64,
-    /// Matrix that has it.
+    /// Matrix with the largest error.
     matrix: String,
-    /// Its checkpoint tensor.
+    /// Checkpoint tensor of the matrix with the largest error.
     tensor: String,
 }
 
-/// A matrix whose error is far from that of its like.
+/// A matrix whose error is far from the usual error of its role.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct WeightFault {
     /// Shard.
@@ -48,14 +49,14 @@ pub struct WeightFault {
     pub tensor: String,
     /// Role of the matrix, its size and its kind.
     pub role: String,
-    /// Its relative squared error.
+    /// Relative squared error of the matrix.
     pub error: f64,
-    /// Median of those of its like in the shards that were probed.
+    /// Usual error: the median of the role in the probed shards.
     pub usual: f64,
 }
 
 impl WeightFault {
-    /// The option that chooses another kind for the part of the model that the matrix is of.
+    /// Returns the option that chooses another kind for the matrix's part of the model.
     pub fn quant_option(&self) -> &'static str {
         quant_option(self.role.split(' ').next().unwrap_or_default())
     }
@@ -73,7 +74,7 @@ impl std::fmt::Display for WeightFault {
     }
 }
 
-/// Names what a matrix does, whatever the layer and the expert: `experts expert_down_weight 704x2816 lut4 g32`.
+/// Names the role of a matrix, the same in all layers and experts: `experts expert_down_weight 704x2816 lut4 g32`.
 fn role(m: &MatrixPlan) -> String {
     let name: String = m.name.chars().filter(|c| !c.is_ascii_digit()).collect();
     format!("{} {} {}x{} {}", m.part, name.replace("__", "_"), m.rows, m.cols, m.quant)
@@ -84,7 +85,7 @@ fn median(mut values: Vec<f64>) -> f64 {
     values.get(values.len() / 2).copied().unwrap_or(0.0)
 }
 
-/// Sums up the errors of a shard's matrices.
+/// Sums up the errors of a shard's matrices by role.
 pub fn by_role(errors: &[(&MatrixPlan, Metrics)]) -> Vec<RoleError> {
     let mut roles: BTreeMap<String, Vec<(&MatrixPlan, f64)>> = BTreeMap::new();
     for (m, metrics) in errors {
@@ -98,12 +99,12 @@ pub fn by_role(errors: &[(&MatrixPlan, Metrics)]) -> Vec<RoleError> {
     roles.into_iter().filter_map(sum_up).collect()
 }
 
-/// The usual errors by role, from shards that were looked at.
+/// Usual errors by role, from probed shards.
 #[derive(Clone, Debug, Default)]
 pub struct Usual(BTreeMap<String, f64>);
 
 impl Usual {
-    /// Takes the median over `shards`.
+    /// Makes the usual errors: the median over `shards` for each role.
     pub fn of<'a>(shards: impl Iterator<Item = &'a [RoleError]>) -> Usual {
         let mut roles: BTreeMap<String, Vec<f64>> = BTreeMap::new();
         for e in shards.flatten() {
@@ -163,10 +164,10 @@ mod tests {
         for part in ["L17.x", "`model.a`", "0.04500", "4.1 times", "0.01100"] {
             assert!(says.contains(part), "{part}: {says}");
         }
-        // Eight times the usual, and harmless; then not.
+        // 8 times the usual error, but harmless; then 12 times, and harmful.
         assert_eq!(fault(error("b", 0.0008, 0.0008)), None);
         assert!(fault(error("b", 0.0012, 0.0012)).is_some());
-        // Nothing is known of others.
+        // Roles that no probed shard has are never far.
         assert_eq!(fault(error("c", 1.0, 1.0)), None);
         assert!(fault(error("a", 0.01, f64::INFINITY)).is_some());
     }

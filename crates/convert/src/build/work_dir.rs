@@ -25,21 +25,22 @@ use std::io::{BufWriter, ErrorKind, Write};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// Key by which a plan's file is known as ours.
+/// Key that marks a plan's file as one of ours.
 const MARKER: &str = "anemoe_build";
 /// Version of the records of unfinished builds.
 const VERSION: u64 = 1;
-/// Largest record that is read.
+/// Largest record that is read, in bytes.
 const MAX_RECORD_BYTES: u64 = 256 << 20;
 /// A file that macOS leaves in every folder that somebody looked at.
 const DS_STORE: &str = ".DS_Store";
-/// Most attempts of a part to get a lock that another one sweeps under, and the pause between two of them.
+/// Most attempts of a part to get a lock that another part holds alone while it sweeps.
 const SWEEP_TRIES: usize = 100;
+/// Pause between two attempts to get the lock.
 const SWEEP_WAIT: Duration = Duration::from_millis(20);
-/// The name that the folder of an unfinished build gets before it is removed.
+/// Name that the folder of an unfinished build gets before it is removed.
 const DONE_DIR: &str = ".anemoe-tmp-build";
 
-/// A finished shard.
+/// Record of a finished shard.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Record {
     /// See [`WorkDir::plan_sha256`].
@@ -48,12 +49,13 @@ pub struct Record {
     pub sha256: String,
     pub min_weight_cosine: f64,
     pub output_error: f64,
-    /// Errors of its matrices; none where an older version wrote the record, or a finished bundle is repaired.
+    /// Errors of the shard's matrices; none where an older version wrote the record, or a finished bundle is
+    /// repaired.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub roles: Vec<RoleError>,
 }
 
-/// The files beside the shards.
+/// Record of the files beside the shards.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct HostRecord {
     plan_sha256: String,
@@ -61,7 +63,7 @@ pub struct HostRecord {
     pub vectors: Option<String>,
     /// Names and hashes of the other files.
     pub files: Vec<(String, String)>,
-    /// Lengths of all files by name: a file of another one is not read.
+    /// Lengths of all files by name: a file of another length has changed, and is not read.
     #[serde(default)]
     lengths: BTreeMap<String, u64>,
 }
@@ -82,7 +84,7 @@ pub fn lock_file(folder: &OwnedDir, name: &str, alone: bool) -> Result<File> {
     }
 }
 
-/// Shares the lock with other parts. One of them may hold it alone for the moment in which it sweeps.
+/// Takes the lock, shared with other parts. Another part may hold it alone for the moment in which that part sweeps.
 fn shared_lock(folder: &OwnedDir) -> Result<File> {
     for _ in 0..SWEEP_TRIES {
         if let Ok(file) = lock_file(folder, LOCK, false) {
@@ -93,7 +95,7 @@ fn shared_lock(folder: &OwnedDir) -> Result<File> {
     lock_file(folder, LOCK, false)
 }
 
-/// The content of a folder that is to become a bundle.
+/// Content of a folder that is to become a bundle.
 enum FolderContent {
     /// Nothing, or leftovers of killed runs.
     Nothing,
@@ -103,7 +105,7 @@ enum FolderContent {
     Finished,
 }
 
-/// Looks at a folder without changing it.
+/// Tells what a folder holds, without changing it.
 ///
 /// # Errors
 /// The folder is a file, holds something but no bundle and no build of ours, or something under one of our names in it is not
@@ -150,7 +152,7 @@ fn look(folder: &OwnedDir) -> Result<FolderContent> {
     Ok(found)
 }
 
-/// The path of a shard's package in the bundle.
+/// Returns the path of a shard's package in the bundle.
 fn package_file(shard: &str) -> String {
     format!("{SHARDS_DIR}/{shard}.mlpackage")
 }
@@ -159,15 +161,15 @@ fn package_file(shard: &str) -> String {
 pub struct WorkDir {
     pub bundle: PathBuf,
     pub work: PathBuf,
-    /// Every write and deletion in the bundle.
+    /// Access to the bundle's folder, for every write and deletion.
     pub folder: OwnedDir,
     /// SHA-256 of the plan and of its inputs' identity, which ties a record to them.
     pub plan_sha256: String,
     /// Names of the shards.
     shards: Vec<String>,
-    /// True if it was a finished bundle before.
+    /// True if the bundle was finished before.
     was_finished: bool,
-    /// Released when they are closed, also by a crash.
+    /// Locks, which are released when they are closed, also by a crash.
     _locks: Vec<File>,
 }
 
@@ -212,7 +214,7 @@ impl WorkDir {
                 let own = format!("{LOCK}.{}of{}", part.index, part.of);
                 site._locks.push(lock_file(&site.folder, &own, true)?);
                 site.refuse_other_parts(part)?;
-                // Nobody writes while one holds the lock alone.
+                // While this part holds the lock alone, no other part writes.
                 if let Ok(alone) = lock_file(&site.folder, LOCK, true) {
                     site.sweep()?;
                     drop(alone);
@@ -231,7 +233,7 @@ impl WorkDir {
         Ok(site)
     }
 
-    /// A site whose parts are all built, locked alone, and its plan.
+    /// Opens an unfinished build to complete it: the folder, locked alone, and its plan.
     ///
     /// # Errors
     /// The folder holds no unfinished build, another build holds its lock, or its plan cannot be read.
@@ -253,7 +255,8 @@ impl WorkDir {
         Ok((site, plan))
     }
 
-    /// A site to read from while its parts may still be built, and its plan; none where the bundle is finished.
+    /// Opens an unfinished build to read from it, while its parts may still be built: the folder and its plan. None
+    /// where the bundle is finished.
     ///
     /// # Errors
     /// The folder holds no build and no bundle, another build holds its lock alone, or its plan cannot be read.
@@ -285,18 +288,18 @@ impl WorkDir {
         }
     }
 
-    /// Writes a record.
+    /// Writes a record into the folder of the unfinished build.
     fn write(&self, name: &str, bytes: &[u8]) -> Result<()> {
         self.folder.write(Path::new(WORK_DIR).join(name), bytes)
     }
 
-    /// Reads a record.
+    /// Reads a record from the folder of the unfinished build.
     fn read(&self, name: &str) -> Result<Vec<u8>> {
         let path = self.work.join(name);
         read_input(&path, MAX_RECORD_BYTES).map_err(|e| Error::io(&path, e))
     }
 
-    /// Removes what a killed run was in the middle of writing; nobody else writes here while the lock is held.
+    /// Removes half-written files of killed runs; nobody else writes here while the lock is held.
     fn sweep(&self) -> Result<()> {
         for inside in ["", SHARDS_DIR, WORK_DIR] {
             self.folder.sweep(inside)?;
@@ -304,7 +307,8 @@ impl WorkDir {
         Ok(())
     }
 
-    /// Parts of another count share out the shards differently: two of them would write the same one.
+    /// Refuses to go on while a part of another count is being built: it shares out the shards differently, and two
+    /// processes would write the same shard.
     fn refuse_other_parts(&self, part: BuildPart) -> Result<()> {
         let suffix = format!("of{}", part.of);
         for name in self.folder.names(WORK_DIR)? {
@@ -315,14 +319,14 @@ impl WorkDir {
         Ok(())
     }
 
-    /// After a failure: leaves finished shards unless `all` is to go, and nothing at all when there is none. A bundle that was
-    /// finished before stays an unfinished build, which can go on.
+    /// Cleans up after a failure: leaves finished shards unless `all` is to go, and nothing at all when no shard is
+    /// finished. A bundle that was finished before stays an unfinished build, which can go on.
     pub fn tidy(&self, all: bool) {
         let done = self.shards.iter().any(|name| self.bundle.join(package_file(name)).exists());
         if self.was_finished || done && !all {
             return;
         }
-        // What others put there meanwhile stays. The folder that proves ownership goes last but one.
+        // Files of others stay. The folder that proves that the bundle is ours is removed last but one.
         for name in
             bundle_layout::bundle_names().filter(|name| ![CHAIN_FILE, SHARDS_DIR, WORK_DIR].contains(name))
         {
@@ -337,10 +341,10 @@ impl WorkDir {
         let _ = fs::remove_dir(&self.bundle);
     }
 
-    /// Removes a package, unless something lies in it that is no part of it.
+    /// Removes a package, unless something that is no part of it lies in it.
     ///
     /// # Errors
-    /// Something else lies in it, or it cannot be removed.
+    /// Something else lies in the package, or the package cannot be removed.
     pub fn remove_package(&self, file: &str) -> Result<()> {
         bundle_layout::check_package(&self.folder, file)?;
         self.folder.remove(file)
@@ -350,12 +354,12 @@ impl WorkDir {
     fn remove_records(&self) -> Result<()> {
         let names = self.folder.names(WORK_DIR)?;
         if names.iter().all(|name| bundle_layout::is_record(name, &self.shards)) {
-            // At once, not file by file: half of it would look like another unfinished build.
+            // The folder is removed at once, not file by file: half of it would look like another unfinished build.
             self.folder.remove(DONE_DIR)?;
             self.folder.rename(WORK_DIR, DONE_DIR)?;
             return self.folder.remove(DONE_DIR);
         }
-        // Without a plan it is no unfinished build any more.
+        // Without its plan the folder is no unfinished build any more.
         self.folder.remove(Path::new(WORK_DIR).join(PLAN_FILE))?;
         self.folder.sweep(WORK_DIR)?;
         for name in names.iter().filter(|name| bundle_layout::is_record(name, &self.shards)) {
@@ -364,7 +368,7 @@ impl WorkDir {
         Ok(())
     }
 
-    /// The record of a finished shard whose package is what it says.
+    /// Returns the record of a finished shard; none where its package is not as the record says.
     pub fn record(&self, shard: &PlannedShard) -> Option<Record> {
         let path = self.bundle.join(shard.package_file());
         let text = self.read(&format!("{}.json", shard.name)).ok()?;
@@ -376,7 +380,7 @@ impl WorkDir {
         .then_some(record)
     }
 
-    /// Records of all shards, whose packages are what they say.
+    /// Returns the records of all shards, after a check that each package is as its record says.
     ///
     /// # Errors
     /// A shard has no record, or other bytes than its record.
@@ -413,7 +417,7 @@ impl WorkDir {
         Ok(records.into_iter().flatten().collect())
     }
 
-    /// The contract of the finished bundle.
+    /// Returns the contract of the finished bundle.
     ///
     /// # Errors
     /// The plan that the build began with cannot be read.
@@ -437,7 +441,7 @@ impl WorkDir {
         Ok(chain)
     }
 
-    /// Completes the bundle.
+    /// Completes the bundle: writes `chain.json` and removes the records.
     ///
     /// # Errors
     /// `chain.json` cannot be written, or a record cannot be removed.
@@ -447,7 +451,7 @@ impl WorkDir {
         self.remove_records()
     }
 
-    /// Writes down that a shard is finished.
+    /// Writes and returns the record of a finished shard.
     ///
     /// # Errors
     /// The package cannot be read, or the record cannot be written.
@@ -465,7 +469,7 @@ impl WorkDir {
         Ok(record)
     }
 
-    /// Writes down where the checkpoint is, for whoever completes the bundle.
+    /// Writes where the checkpoint is, for whoever completes the bundle.
     ///
     /// # Errors
     /// The file cannot be written.
@@ -473,12 +477,12 @@ impl WorkDir {
         self.write(SOURCE_FILE, &to_json(source))
     }
 
-    /// Origin of the checkpoint, as the last build noted it.
+    /// Returns the origin of the checkpoint, as the last build noted it; none where no build did.
     pub fn source(&self) -> Option<CheckpointOrigin> {
         anemoe_io::json::parse(&self.read(SOURCE_FILE).ok()?).ok()
     }
 
-    /// Writes down what the gates of a part said.
+    /// Writes the results of a part's gates.
     ///
     /// # Errors
     /// The file cannot be written.
@@ -486,7 +490,8 @@ impl WorkDir {
         self.write(&format!("{GATES_PREFIX}{}of{}", part.index, part.of), &to_json(gates))
     }
 
-    /// The worst that the gates of the parts said, and whether none of them had any. A part that said nothing was not gated.
+    /// Returns the worst result of the parts' gates, and whether no part had any gates. A part without results was
+    /// not gated.
     pub fn part_gates(&self) -> (Gates, bool) {
         let not_run =
             Gates { representative: GateResult::NotRun, full_stack: GateResult::NotRun, min_cosine: None };
@@ -495,7 +500,7 @@ impl WorkDir {
             |name: &str| self.read(name).ok().and_then(|text| anemoe_io::json::parse::<Gates>(&text).ok());
         let count = |name: &str| name.strip_prefix(GATES_PREFIX)?.split_once("of")?.1.parse::<usize>().ok();
         let counts: BTreeSet<usize> = names.iter().filter_map(|n| count(n)).collect();
-        // Of several counts whose parts are all there, any speaks for all shards.
+        // Each number of parts whose results are all there speaks for all shards.
         let said = counts.into_iter().filter_map(|of| {
             (0..of).map(|i| read(&format!("{GATES_PREFIX}{i}of{of}"))).collect::<Option<Vec<Gates>>>()
         });
@@ -516,7 +521,7 @@ impl WorkDir {
         }
     }
 
-    /// Hashes of the checkpoint and the importances that the build began with.
+    /// Reads the hashes of the checkpoint and the importances that the build began with.
     fn begun_inputs(&self) -> Result<(Option<String>, Option<String>)> {
         let path = self.work.join(PLAN_FILE);
         let begun: serde_json::Value = anemoe_io::json::parse(&self.read(PLAN_FILE)?)
@@ -525,7 +530,7 @@ impl WorkDir {
         Ok((hash("checkpoint"), hash("importance")))
     }
 
-    /// The record of the files beside the shards, all of which are what it says.
+    /// Reads the record of the files beside the shards, and checks that all files are as it says.
     ///
     /// # Errors
     /// The record or one of the files is missing or changed.
@@ -564,7 +569,7 @@ impl WorkDir {
         if let Ok(record) = self.host_record(plan) {
             return Ok(record);
         }
-        // First, so that a tokenizer that is wrong is found before the work.
+        // Side files are read first, so that a wrong tokenizer is found before the work.
         let files = family.checked_checkpoint().checkpoint.side_files()?;
         self.folder.path(VECTORS_FILE)?;
         let vectors = write_vectors(family, &plan.options, &self.bundle)?;
@@ -586,8 +591,7 @@ impl WorkDir {
         Ok(record)
     }
 
-    /// Writes the host's embedding in the format [`anemoe_bundle::Embedding::storage`], and gives the file's
-    /// hash.
+    /// Writes the host's embedding in the format [`anemoe_bundle::Embedding::storage`], and returns the file's hash.
     fn write_embedding(&self, family: &dyn Family, plan: &Plan) -> Result<String> {
         let embedding = &plan.chain.embedding;
         let path = self.folder.path(&embedding.file)?;
@@ -605,7 +609,7 @@ impl WorkDir {
             quant: plan.embedding,
         };
         let failed = |e: std::io::Error| Error::io(&path, e);
-        // A row is one token's: which of its channels matter for the head says nothing here.
+        // No importances: each row belongs to one token, and the head's importances say nothing about it.
         let side = encode_matrix(family.checked_checkpoint(), &matrix, None, None, &mut |bytes| {
             out.write_all(bytes).map_err(failed)
         })?;
@@ -618,7 +622,7 @@ impl WorkDir {
     }
 }
 
-/// Writes the vectors that host steps name, where there are any, and gives the file's hash.
+/// Writes the vectors that host steps name, where there are any, and returns the file's hash.
 ///
 /// # Errors
 /// The checkpoint cannot be read, or the file cannot be written.
@@ -636,12 +640,12 @@ pub fn write_vectors(family: &dyn Family, options: &PlanOptions, folder: &Path) 
     Ok(Some(file_sha256(&path)?))
 }
 
-/// The plan of a build and the identity of its inputs, as its folder holds them.
+/// Writes the plan of a build and the identity of its inputs as JSON, as the build's folder holds them.
 pub fn plan_text(plan: &Plan, inputs: &serde_json::Value) -> Vec<u8> {
     to_json(&serde_json::json!({MARKER: VERSION, "inputs": inputs, "plan": plan}))
 }
 
-/// An unfinished build that began with another plan or other inputs.
+/// Refuses to go on with an unfinished build of another plan or of other inputs; the error lists the differences.
 fn refuse_other_plan(bundle: &Path, found: &[u8], wanted: &[u8]) -> Result<()> {
     if found == wanted {
         return Ok(());
@@ -658,7 +662,7 @@ fn refuse_other_plan(bundle: &Path, found: &[u8], wanted: &[u8]) -> Result<()> {
     )))
 }
 
-/// Makes the folder of an unfinished build, with its plan and `records`. It is whole from the moment in which it has its name.
+/// Makes the folder of an unfinished build, with its plan and `records`. The folder gets its name once it is whole.
 fn begin(folder: &OwnedDir, text: &[u8], records: &[(String, Record)]) -> Result<()> {
     let bundle = folder.create_dir("")?;
     let at = |e| Error::io(&bundle, e);
@@ -677,14 +681,14 @@ fn begin(folder: &OwnedDir, text: &[u8], records: &[(String, Record)]) -> Result
                     // Another part was first.
                     return Ok(());
                 }
-                // Something of others lies there. The plan comes last: it makes the folder an unfinished build.
+                // The folder holds files of others. The plan comes last: it makes the folder an unfinished build.
                 let inside = OwnedDir::new(&work);
                 for (name, record) in records {
                     inside.write(format!("{name}.json"), &to_json(record))?;
                 }
                 return inside.write(PLAN_FILE, text);
             }
-            // Another part took it for something that a killed run left.
+            // Another part took the new folder for the remains of a killed run.
             Err(e) if e.kind() == ErrorKind::NotFound => {}
             Err(e) => return Err(at(e)),
         }
@@ -692,8 +696,8 @@ fn begin(folder: &OwnedDir, text: &[u8], records: &[(String, Record)]) -> Result
     Err(Error::usage(format!("{}: another build is using this folder", bundle.display())))
 }
 
-/// Records of a finished bundle, if it is one of this very plan and checkpoint: then what is missing or changed can be built
-/// again, and nothing else.
+/// Makes the records of a finished bundle, if it is of this very plan and checkpoint: then packages that are missing
+/// or changed can be built again, and nothing else.
 fn finished_records(
     bundle: &Path,
     plan: &Plan,
@@ -712,7 +716,7 @@ fn finished_records(
         return finished("");
     }
     let chain = Chain::read(bundle)?;
-    // All but what a build adds.
+    // A chain without what a build adds.
     let planned = |chain: &Chain| Chain {
         checkpoint_sha256: None,
         importance: None,
@@ -744,7 +748,7 @@ fn finished_records(
     Ok(chain.shards.iter().map(|s| (s.name.clone(), record(s))).collect())
 }
 
-/// The plan that an unfinished build began with.
+/// Parses the plan that an unfinished build began with.
 fn parse_plan(path: &Path, text: &[u8]) -> Result<Plan> {
     #[derive(Deserialize)]
     struct Begun {
@@ -761,7 +765,7 @@ fn parse_plan(path: &Path, text: &[u8]) -> Result<Plan> {
     Ok(begun.plan)
 }
 
-/// The host's vectors in a chain.
+/// Makes the chain's entry of the host's vectors, from the hash of their file.
 pub fn vectors(sha256: String) -> Vectors {
     Vectors { file: VECTORS_FILE.into(), sha256 }
 }

@@ -29,19 +29,20 @@ pub struct Checkpoint {
     pub name: String,
     /// The folder or the file, or the name of a synthetic model.
     pub path: PathBuf,
-    /// `config.json`, or what a GGUF file's metadata says in its terms.
+    /// `config.json`, or the same keys made from a GGUF file's metadata.
     pub config: Value,
     /// `generation_config.json`, where there is one or the metadata names tokens that end a text.
     pub generation_config: Option<Value>,
     /// The tensors.
     pub source: Box<dyn TensorSource>,
-    /// Readings, where readers differ.
+    /// Variants: readings on which the programs that run the checkpoint differ.
     pub variants: Variants,
 }
 
 impl Checkpoint {
-    /// SHA-256 over what it holds: configuration, tensor files (their names and contents, of large ones samples), the files
-    /// beside them, and how they are read. Wherever it lies, and however its path is written.
+    /// Computes the SHA-256 of the checkpoint: its configuration, tensor files (names and contents, of large files
+    /// samples), the files beside them, and its variants. The place of the checkpoint and the spelling of its path do
+    /// not count.
     ///
     /// # Errors
     /// A file cannot be read.
@@ -50,9 +51,9 @@ impl Checkpoint {
             self.source.tensors().iter().map(|t| t.file.as_path()).collect();
         let mut parts = vec![self.config.to_string()];
         for file in files {
-            // Synthetic ones have no file: their name says what they hold.
+            // Synthetic checkpoints have no file: their name says what they hold.
             if file.is_file() {
-                // The file's own name, but for a checkpoint that is one file: that may be called what one likes.
+                // The file's name counts, except for a checkpoint of one file, which may have any name.
                 let name = file.file_name().filter(|_| self.path.is_dir()).unwrap_or_default();
                 parts.push(format!("{} {}", name.to_string_lossy(), anemoe_bundle::sampled_sha256(file)?));
             } else {
@@ -62,35 +63,35 @@ impl Checkpoint {
         for (name, file) in self.side_files()? {
             parts.push(format!("{name} {}", anemoe_bundle::sha256(&file.read()?)));
         }
-        // Saying what is so anyway makes no other checkpoint.
+        // A variant that is set to its default makes no other checkpoint.
         let skip = self.variants.zaya_skip.unwrap_or_default();
         parts.push(format!("zaya skip {}", skip.name()));
         Ok(anemoe_bundle::sha256(parts.join("\n").as_bytes()))
     }
 
-    /// The same checkpoint, read in another way.
+    /// Returns the same checkpoint with other variants.
     #[must_use]
     pub fn with_variants(self, variants: Variants) -> Checkpoint {
         Checkpoint { variants, ..self }
     }
 
-    /// The file that [`Checkpoint::config`] is from, for messages.
+    /// Returns the file that [`Checkpoint::config`] is from, for messages.
     pub fn config_path(&self) -> PathBuf {
         if self.path.is_file() { self.path.clone() } else { self.path.join("config.json") }
     }
 
-    /// A file beside the weights, for instance `tokenizer.json`, where there is one.
+    /// Returns a file beside the weights, for instance `tokenizer.json`; none where there is no such file.
     ///
     /// # Errors
-    /// It is to be made from metadata that is wrong.
+    /// The file has to be made from metadata that is wrong.
     pub fn side_file(&self, name: &str) -> Result<Option<SideFile>> {
         self.source.side_file(name)
     }
 
-    /// Files beside the weights that belong into a bundle, by their names there.
+    /// Returns the files beside the weights that belong into a bundle, by their names there.
     ///
     /// # Errors
-    /// A file is to be made from metadata that is wrong.
+    /// A file has to be made from metadata that is wrong.
     pub fn side_files(&self) -> Result<Vec<(&'static str, SideFile)>> {
         let mut files = Vec::new();
         for name in SIDE_FILES {
@@ -105,7 +106,7 @@ impl Checkpoint {
 pub enum SideFile {
     /// A file to copy.
     Path(PathBuf),
-    /// Made from the checkpoint's metadata.
+    /// Content made from the checkpoint's metadata.
     Bytes(Vec<u8>),
 }
 
@@ -123,7 +124,7 @@ impl SideFile {
         }
     }
 
-    /// Length in bytes; 0 where it cannot be told.
+    /// Returns the length in bytes; 0 where it is not known.
     pub fn bytes(&self) -> u64 {
         match self {
             SideFile::Path(path) => path.metadata().map_or(0, |m| m.len()),
@@ -132,14 +133,14 @@ impl SideFile {
     }
 }
 
-/// The last part of a path: a bundle does not say where on a disk its checkpoint was.
+/// Returns the last part of a path: a bundle does not say where on a disk its checkpoint was.
 fn own_name(path: &Path) -> Result<String> {
     let full = std::fs::canonicalize(path).map_err(|e| Error::io(path, e))?;
     let name = full.file_name().map(|n| n.to_string_lossy().into_owned());
     Ok(name.unwrap_or_else(|| path.display().to_string()))
 }
 
-/// Maps a regular file.
+/// Maps a regular file into memory.
 fn map_file(path: &Path) -> Result<Mmap> {
     let file = open_input(path, u64::MAX).map_err(|e| Error::io(path, e))?;
     // SAFETY: the map is only read. A file that another process shortens meanwhile ends this one with a signal, as for
@@ -170,7 +171,7 @@ pub enum Dtype {
 }
 
 impl Dtype {
-    /// Name as in safetensors or GGML: `bf16`, `q4_K`.
+    /// Returns the name as in safetensors or GGML: `bf16`, `q4_K`.
     pub const fn name(self) -> &'static str {
         match self {
             Dtype::F32 => "f32",
@@ -189,7 +190,7 @@ impl Dtype {
         }
     }
 
-    /// Elements of one block; 1 where every element stands alone.
+    /// Returns the elements of one block; 1 where every element stands alone.
     pub const fn block_elements(self) -> usize {
         match self {
             Dtype::F32 | Dtype::F16 | Dtype::BF16 => 1,
@@ -199,7 +200,7 @@ impl Dtype {
         }
     }
 
-    /// Bytes of one block.
+    /// Returns the bytes of one block.
     pub const fn block_bytes(self) -> usize {
         match self {
             Dtype::F32 => 4,
@@ -216,8 +217,8 @@ impl Dtype {
         }
     }
 
-    /// Bytes of a tensor of this shape (outermost first); nothing where its rows are not whole blocks or 64 bits do not
-    /// count them.
+    /// Returns the bytes of a tensor of this shape (outermost first). None where its rows are not whole blocks, or 64
+    /// bits cannot count its bytes.
     pub fn tensor_bytes(self, shape: &[u64]) -> Option<u64> {
         let (elements, bytes) = (self.block_elements() as u64, self.block_bytes() as u64);
         if !shape.last().copied().unwrap_or(1).is_multiple_of(elements) {
@@ -239,18 +240,18 @@ pub struct TensorInfo {
     pub shape: Vec<u64>,
     /// Bytes as stored.
     pub bytes: u64,
-    /// The file that holds it.
+    /// File that holds the tensor.
     pub file: PathBuf,
 }
 
 impl TensorInfo {
-    /// Number of elements.
+    /// Returns the number of elements.
     pub fn elements(&self) -> u64 {
         self.shape.iter().product()
     }
 }
 
-/// Refuses values that are not numbers; the first one is element `start` of the tensor.
+/// Refuses values that are NaN or infinite; the first value is element `start` of the tensor.
 fn check_finite(info: &TensorInfo, start: u64, values: &[f32]) -> Result<()> {
     match values.iter().position(|v| !v.is_finite()) {
         None => Ok(()),
@@ -263,7 +264,7 @@ fn check_finite(info: &TensorInfo, start: u64, values: &[f32]) -> Result<()> {
 
 /// Named tensors that can be read in pieces, so that no tensor ever has to fit in memory whole.
 pub trait TensorSource: Send + Sync {
-    /// All tensors, sorted by name.
+    /// Returns all tensors, sorted by name.
     fn tensors(&self) -> &[TensorInfo];
 
     /// Reads elements `range` (row-major, in elements) of tensor `name` as f32 into `out`, which is as long as the range.
@@ -273,25 +274,25 @@ pub trait TensorSource: Send + Sync {
     /// and the element).
     fn read(&self, name: &str, range: Range<u64>, out: &mut [f32]) -> Result<()>;
 
-    /// The tensor named `name`.
+    /// Returns the tensor named `name`; none where there is no such tensor.
     fn info(&self, name: &str) -> Option<&TensorInfo> {
         let all = self.tensors();
         all.binary_search_by(|t| t.name.as_str().cmp(name)).ok().map(|i| &all[i])
     }
 
-    /// Path that the tensors come from, for messages.
+    /// Returns the path that the tensors come from, for messages.
     fn path(&self) -> &Path;
 
-    /// The file that holds an element of a tensor, and the tensor's name there.
+    /// Returns the file that holds an element of a tensor, and the tensor's name there.
     fn origin(&self, name: &str, _element: u64) -> (PathBuf, String) {
         let file = self.info(name).map_or_else(|| self.path().to_path_buf(), |info| info.file.clone());
         (file, name.to_string())
     }
 
-    /// A file that comes with them, for instance `tokenizer.json`, where there is one.
+    /// Returns a file that comes with the tensors, for instance `tokenizer.json`; none where there is no such file.
     ///
     /// # Errors
-    /// It is to be made from metadata that is wrong.
+    /// The file has to be made from metadata that is wrong.
     fn side_file(&self, _name: &str) -> Result<Option<SideFile>> {
         Ok(None)
     }

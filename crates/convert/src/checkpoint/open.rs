@@ -11,7 +11,7 @@ use std::path::Path;
 /// Largest `config.json` or `generation_config.json` that is read.
 const MAX_CONFIG_BYTES: u64 = 16 << 20;
 
-/// Opens a Hugging Face folder or a GGUF file, with its tensors as they are named there.
+/// Opens a Hugging Face folder, whose tensors keep their names, or a GGUF file, whose tensors get Hugging Face names.
 ///
 /// # Errors
 /// A file is missing or wrong.
@@ -19,10 +19,10 @@ pub fn open_checkpoint(path: &Path) -> Result<Checkpoint> {
     open_in_ranges(path, &RangedFiles::new())
 }
 
-/// Opens a Hugging Face folder some of whose files of weights are elsewhere.
+/// Opens a Hugging Face folder, some of whose weight files are elsewhere.
 ///
 /// # Errors
-/// A file is missing or wrong, or does not come.
+/// A file is missing or wrong, or cannot be fetched.
 pub fn open_in_ranges(path: &Path, elsewhere: &RangedFiles) -> Result<Checkpoint> {
     if !path.is_dir() && gguf::is_gguf(path) {
         return gguf::open(path);
@@ -39,7 +39,7 @@ pub fn open_in_ranges(path: &Path, elsewhere: &RangedFiles) -> Result<Checkpoint
     Ok(Checkpoint { name, path: path.to_path_buf(), config, generation_config, source, variants })
 }
 
-/// Says what lies at a path where a checkpoint was expected, and what to do next.
+/// Makes the error for a path without a checkpoint: the kind of thing that lies there, and what to do next.
 fn not_a_checkpoint(path: &Path) -> Error {
     let place = PathKind::at(path);
     let next = match &place {
@@ -56,7 +56,7 @@ fn not_a_checkpoint(path: &Path) -> Error {
         PathKind::Checkpoints(found) => {
             format!("give one of the checkpoints in it: {}", path_kind::list(found))
         }
-        // The folder has one by now, or it cannot be read.
+        // A configuration has appeared by now, or it cannot be read.
         PathKind::Checkpoint | PathKind::Gguf => "it cannot be read".into(),
         PathKind::File => {
             "a checkpoint is a Hugging Face folder, a .gguf file, hf:OWNER/NAME or synthetic:NAME".into()

@@ -16,7 +16,7 @@ const INDEX: &str = "model.safetensors.index.json";
 const SINGLE: &str = "model.safetensors";
 const MAX_INDEX_BYTES: u64 = 64 << 20;
 
-/// A file of weights: on this machine, or elsewhere.
+/// File of weights: on this machine, or elsewhere.
 enum WeightFile {
     Mapped(Mmap),
     Ranged(Arc<dyn RangedFile>),
@@ -37,7 +37,7 @@ struct ShardIndex {
 }
 
 impl Folder {
-    /// Maps every file, but for those in `elsewhere`, and checks every header.
+    /// Maps every file, except those in `elsewhere`, and checks every header.
     pub fn open(folder: &Path, elsewhere: &RangedFiles) -> Result<Folder> {
         let index_path = folder.join(INDEX);
         let (names, index) = if index_path.exists() {
@@ -60,7 +60,7 @@ impl Folder {
                     format!("index: tensor `{}`: file name `{}` {what}", tensor(), name.escape_debug());
                 Error::invalid(&index_path, what)
             };
-            // The library of paths drops `.` and slashes at the end.
+            // `Path` drops `.` and slashes at the end, so the text is looked at.
             if matches!(name.rsplit('/').next(), None | Some("" | "." | "..")) {
                 return Err(wrong("names no file"));
             }
@@ -125,7 +125,7 @@ fn map(path: &Path) -> Result<Opened> {
     Ok((WeightFile::Mapped(map), placed(path, tensors)))
 }
 
-/// Reads the header of a file that is elsewhere, and nothing else of it.
+/// Reads only the header of a file that is elsewhere.
 fn look_at(path: &Path, file: &Arc<dyn RangedFile>) -> Result<Opened> {
     let bytes = file.bytes();
     let mut first = vec![0; (LENGTH_BYTES as u64).min(bytes) as usize];
@@ -176,7 +176,7 @@ impl TensorSource for Folder {
         match &self.files[file] {
             WeightFile::Mapped(map) => dequantize(info.dtype, &map[start..], range.start as usize, out),
             WeightFile::Ranged(file) => {
-                // Every element of these files stands alone.
+                // These types have blocks of one element.
                 let element = info.dtype.block_bytes();
                 let mut bytes = vec![0; out.len() * element];
                 file.read_range(start as u64 + range.start * element as u64, &mut bytes)?;
@@ -352,7 +352,7 @@ mod tests {
         }
     }
 
-    /// A file in memory that counts what is read of it, and tells another length.
+    /// A file in memory that counts the bytes read from it, and claims another length.
     struct Counted {
         bytes: Vec<u8>,
         length: u64,

@@ -15,18 +15,18 @@ use std::path::Path;
 
 /// Largest header, as in Hugging Face's own reader.
 const MAX_HEADER_BYTES: u64 = 100_000_000;
-/// Length of the header's length.
+/// Bytes of the header's length field.
 pub const LENGTH_BYTES: usize = 8;
 /// Most dimensions of a tensor.
 const MAX_RANK: usize = 8;
 
-/// A tensor's description, checked.
+/// Checked description of a tensor.
 #[derive(Clone, Debug, PartialEq)]
 pub struct HeaderTensor {
     pub name: String,
     pub dtype: Dtype,
     pub shape: Vec<u64>,
-    /// Its bytes in the file.
+    /// Bytes of the tensor in the file.
     pub bytes: Range<usize>,
 }
 
@@ -38,7 +38,7 @@ pub enum RefusedFile {
 }
 
 impl RefusedFile {
-    /// The error for the file at `path`.
+    /// Makes the error for the file at `path`.
     pub fn at(self, path: &Path) -> Error {
         match self {
             RefusedFile::Invalid(what) => Error::invalid(path, what),
@@ -51,14 +51,14 @@ fn invalid<T>(what: String) -> Result<T, RefusedFile> {
     Err(RefusedFile::Invalid(what))
 }
 
-/// Checks a whole file and gives its tensors in the order of their data.
+/// Checks a whole file and returns its tensors in the order of their data.
 pub fn parse(file: &[u8]) -> Result<Vec<HeaderTensor>, RefusedFile> {
     let bytes = file.len() as u64;
     let place = json_place(&file[..file.len().min(LENGTH_BYTES)], bytes)?;
     parse_json(&file[place], bytes)
 }
 
-/// Gives the place of the header's JSON in a file of `file_bytes`, from the file's first eight bytes.
+/// Returns the place of the header's JSON in a file of `file_bytes`, from the file's first eight bytes.
 pub fn json_place(first: &[u8], file_bytes: u64) -> Result<Range<usize>, RefusedFile> {
     let Some(length) = first.first_chunk::<LENGTH_BYTES>() else {
         return invalid(format!(
@@ -78,7 +78,7 @@ pub fn json_place(first: &[u8], file_bytes: u64) -> Result<Range<usize>, Refused
     Ok(LENGTH_BYTES..LENGTH_BYTES + length as usize)
 }
 
-/// Checks the JSON of a header against the length of its file, and gives the tensors in the order of their data.
+/// Checks the JSON of a header against the length of its file, and returns the tensors in the order of their data.
 pub fn parse_json(json: &[u8], file_bytes: u64) -> Result<Vec<HeaderTensor>, RefusedFile> {
     let data_start = LENGTH_BYTES + json.len();
     let header: HeaderJson = match anemoe_io::json::parse(json) {
@@ -124,12 +124,12 @@ pub fn parse_json(json: &[u8], file_bytes: u64) -> Result<Vec<HeaderTensor>, Ref
                 entry.dtype
             ));
         }
-        // Both are within the file.
+        // Both offsets are within the file.
         let bytes = data_start + start as usize..data_start + end as usize;
         tensors.push(HeaderTensor { name, dtype, shape: entry.shape, bytes });
     }
 
-    // An empty tensor comes before the one that starts where it does.
+    // An empty tensor comes before the tensor that starts at the same byte.
     tensors.sort_by_key(|t| (t.bytes.start, t.bytes.end));
     let mut end = data_start;
     let mut before = "the header";
@@ -200,7 +200,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// A file with this header and this much data.
+    /// Makes a file with this header and `data` bytes of zeros.
     fn file(json: &str, data: usize) -> Vec<u8> {
         let mut out = (json.len() as u64).to_le_bytes().to_vec();
         out.extend(json.as_bytes());
@@ -317,7 +317,7 @@ mod tests {
     }
 
     proptest! {
-        /// Files of Hugging Face's own writer.
+        /// Checks that files of Hugging Face's own writer are read.
         #[test]
         fn what_the_safetensors_crate_writes_is_read(
             shapes in proptest::collection::btree_map("[a-z.]{1,12}", (0usize..3, proptest::collection::vec(0usize..5, 0..4)), 0..6),

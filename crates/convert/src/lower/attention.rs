@@ -18,9 +18,9 @@ pub struct Attention {
     pub head_dim: usize,
     /// Cache slots; a multiple of 32.
     pub slots: usize,
-    /// Slots that the function sees, the first ones; a multiple of 32.
+    /// First slots of the cache, those that the function sees; a multiple of 32.
     pub seen: usize,
-    /// Rows of the state behind the slots, for what a layer remembers besides keys and values; a multiple of 32.
+    /// Rows of the state behind the slots, for the layer's history; a multiple of 32.
     pub tail: usize,
 }
 
@@ -44,26 +44,27 @@ pub struct PositionInputs {
 
 /// Keys and values of an attention layer before the call.
 pub struct LayerCache {
-    /// The state that holds them; none where the host does.
+    /// State that holds the cache; none where the host keeps it.
     state: Option<Var>,
     pub(super) old: Var,
 }
 
 /// Name of the cache, as a state and as an input.
 pub const KV_CACHE: &str = "kv_cache";
-/// Output with the rows of the call's own tokens, where the host keeps the cache.
+/// Output with the cache rows of the call's own tokens, where the host keeps the cache.
 pub const KV_ROWS: &str = "kv_rows";
-/// Input that says into which slots they go.
+/// Input that places the rows of the call's own tokens: the slots that they go into.
 pub const KV_PLACE: &str = "kv_place";
 
 impl Attention {
-    /// Width of a cache row: the head's channels, padded to a multiple of 32 as the ANE wants state widths.
+    /// Returns the width of a cache row: the head's channels, padded to a multiple of 32, as the ANE wants states.
     pub(super) fn padded_dim(&self) -> usize {
         self.head_dim.next_multiple_of(32)
     }
 
-    /// Keys of all heads, then values of all heads, and the tail, in one state: programs with more than one state failed on
-    /// some systems. An input has the slots alone that the function sees.
+    /// Returns the type of the cache, `[1, 2 * kv_heads, rows, padded head_dim]` in fp16: keys of all heads, then
+    /// values of all heads. A state has `slots + tail` rows, an input of the host has `seen` rows. Keys, values and
+    /// tail share one state, since programs with more than one state failed on some systems.
     pub fn cache_type(&self, form: CacheForm) -> TensorType {
         let rows = match form {
             CacheForm::State => self.slots + self.tail,
@@ -90,15 +91,15 @@ impl Lowering<'_> {
         })
     }
 
-    /// `[1, heads * head_dim, 1, T]` to `[1, heads, T, head_dim]`: the head's channels become the last axis, which the
-    /// ANE pads to 64 bytes; with T last, a single token would fill 1/32 of it.
+    /// Turns `[1, heads * head_dim, 1, T]` to `[1, heads, T, head_dim]`: the head's channels become the last axis,
+    /// which the ANE pads to 64 bytes. With T last, a single token would fill 1/32 of that.
     pub fn to_heads(&mut self, name: &str, x: &Var, heads: usize, head_dim: usize) -> Result<Var> {
         let t = self.tokens_or_inferred();
         let split = self.f().reshape(&format!("{name}_split"), x, &[1, heads as i32, head_dim as i32, t])?;
         self.f().transpose(name, &split, &[0, 1, 3, 2])
     }
 
-    /// The inverse of [`Lowering::to_heads`].
+    /// Turns `[1, heads, T, head_dim]` to `[1, heads * head_dim, 1, T]`, the inverse of [`Lowering::to_heads`].
     pub fn join_heads(&mut self, name: &str, x: &Var, heads: usize, head_dim: usize) -> Result<Var> {
         let t = self.tokens_or_inferred();
         let transposed = self.f().transpose(&format!("{name}_turned"), x, &[0, 1, 3, 2])?;
@@ -126,8 +127,9 @@ impl Lowering<'_> {
         if rotary_dim == head_dim {
             return self.rotate_all(name, x, at);
         }
-        // The part that turns goes by itself: two pieces of one tensor that both begin behind its first channel gave wrong
-        // elements on the M2 when they were joined (ANEForge).
+        // The rotated channels become a value of their own before they are split into halves: on the M2, two pieces
+        // of one tensor that both begin behind its first channel gave wrong elements when they were joined
+        // (ANEForge).
         let sizes = [rotary_dim as i32, (head_dim - rotary_dim) as i32];
         let parts = self.f().split_sizes(&format!("{name}_part"), x, &sizes, -1)?;
         let rotated = self.rotate_all(&format!("{name}_turned"), &parts[0], at)?;
@@ -143,7 +145,7 @@ impl Lowering<'_> {
         f.add(name, &straight, &rotated)
     }
 
-    /// The cache before this call.
+    /// Declares the cache, a state or an input of the host, and returns its contents before the call.
     pub fn read_cache(&mut self, shape: &Attention) -> Result<LayerCache> {
         let ty = shape.cache_type(self.form.cache);
         if self.form.cache == CacheForm::Host {
@@ -155,13 +157,13 @@ impl Lowering<'_> {
         Ok(LayerCache { state: Some(state), old })
     }
 
-    /// Writes the new keys and values `[1, kv_heads, T, head_dim]`, and a new tail `[1, 2 kv_heads, tail, padded head_dim]`
-    /// where there is one, and returns the keys and values that the function sees, each `[1, kv_heads, seen, head_dim]`, and the
-    /// new rows where the host keeps them.
+    /// Writes the new keys and values `[1, kv_heads, T, head_dim]` to the cache, and a new tail
+    /// `[1, 2 * kv_heads, tail, padded head_dim]` where there is one. Returns the keys and values that the function
+    /// sees, each `[1, kv_heads, seen, head_dim]`, and the new rows where the host keeps them.
     ///
-    /// The position enters as data: `cache * keep + place . new`, exact in fp16 because `keep` and `place` hold only 0
-    /// and 1. Slice bounds are constant, and nothing is gathered, scattered or compared. A function that sees fewer slots than
-    /// the state has reads and writes these alone: `state[.., ..seen, ..] = updated`.
+    /// The position enters as data: `cache * keep + place . new`, exact in fp16 because `keep` and `place` hold only
+    /// zeros and ones. Slice bounds are constant, and nothing is gathered, scattered or compared. A function that
+    /// sees fewer slots than the state has reads and writes these slots alone: `state[.., ..seen, ..] = updated`.
     pub fn update_cache(
         &mut self,
         cache: &LayerCache,
@@ -175,7 +177,7 @@ impl Lowering<'_> {
         let (seen, d) = (shape.seen as i32, shape.head_dim as i32);
         let is_part = shape.seen < shape.slots && cache.state.is_some();
         let f = self.f();
-        // The last of them carries the name of the output, where it is one.
+        // The last op of these carries the output's name, where the host keeps the cache.
         let name = |inner, last: bool| if last && cache.state.is_none() { KV_ROWS } else { inner };
         let mut new = f.concat(name("kv_new", padding == 0), &[k, v], 1)?;
         if padding > 0 {
@@ -225,7 +227,8 @@ impl Lowering<'_> {
         }
     }
 
-    /// Attention of the queries `[1, heads, T, head_dim]`, already scaled, over the cache: `[1, heads * head_dim, 1, T]`.
+    /// Computes attention of the queries `[1, heads, T, head_dim]`, already scaled, over the cache:
+    /// `[1, heads * head_dim, 1, T]`.
     ///
     /// The query heads of one key/value head are rows of one matrix product, so that keys and values are not repeated.
     pub fn attend(
@@ -255,12 +258,13 @@ impl Lowering<'_> {
         self.join_heads("context", &context, shape.heads, shape.head_dim)
     }
 
-    /// Pieces of `[1, n, ..]` along axis 1.
+    /// Splits `[1, n, ..]` along axis 1 into n values `[1, 1, ..]`.
     fn heads(&mut self, name: &str, x: &Var, n: usize) -> Result<Vec<Var>> {
         if n == 1 { Ok(vec![x.clone()]) } else { self.f().split(name, x, n, 1) }
     }
 
-    /// Attention as [`Lowering::attend`], each query head by itself, with the keys on the channel axis of the softmax:
+    /// Computes attention like [`Lowering::attend`], each query head by itself, with the keys on the softmax's
+    /// channel axis:
     ///
     /// ```text
     /// K [1, 1, slots, d] x q^T [1, 1, d, T] -> [1, slots, 1, T] + mask -> softmax over axis 1

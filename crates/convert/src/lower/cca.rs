@@ -12,51 +12,51 @@ pub const CCA_HISTORY: usize = 2;
 
 /// Queries, keys and values `[1, heads, T, head_dim]` before rotation, and the state's new tail.
 pub struct Compressed {
-    /// Normalized.
+    /// Queries, normalized.
     pub q: Var,
-    /// Normalized, times the stored temperature.
+    /// Keys, normalized, times the stored temperature.
     pub k: Var,
-    /// The first half of the heads of this token, the second half of the token before.
+    /// Values: the first half of the heads from this token, the second half from the token before.
     pub v: Var,
-    /// See [`Attention::tail`]; none where the host keeps the history.
+    /// New tail of the state, see [`Attention::tail`]; none where the host keeps the history.
     pub tail: Option<Var>,
-    /// Rows of the call's own tokens that the host has to keep: `[1, history_heads, T, head_dim]`.
+    /// History rows of the call's own tokens, `[1, history_heads, T, head_dim]`, where the host keeps the history.
     pub rows: Option<Var>,
 }
 
-/// Input with what the host kept of earlier tokens.
+/// Input with the history that the host kept.
 pub const HISTORY: &str = "history";
-/// Output with the call's own rows of it.
+/// Output with the history rows of the call's own tokens.
 pub const HISTORY_ROWS: &str = "history_rows";
 
-/// Source of what a layer remembers of earlier tokens.
+/// Source of a layer's history.
 #[derive(Clone)]
 pub enum HistoryInput {
-    /// Rows of the state, of which this input picks the newest for the next call.
+    /// History in the state's tail; this input picks the newest rows for the next call.
     Carry(Var),
-    /// Rows that the host kept.
+    /// Rows of the history that the host kept.
     Rows(Var),
 }
 
 impl Attention {
-    /// Heads of what a CCA layer remembers of each token: query and key heads before the convolutions, and the half of V's
-    /// that comes a token late.
+    /// Returns the heads of one token's history: query and key heads before the convolutions, and the half of V's
+    /// heads that comes a token late.
     fn history_heads(&self) -> usize {
         self.heads + self.kv_heads + self.kv_heads / 2
     }
 
-    /// Rows of each of the state's `2 kv_heads` that hold the history; even, so that they are whole pairs of tokens.
+    /// Returns the rows of each of the state's `2 * kv_heads` that hold the history; even, for whole pairs of tokens.
     fn history_rows(&self) -> usize {
         (CCA_HISTORY * self.history_heads()).div_ceil(2 * self.kv_heads).next_multiple_of(CCA_HISTORY)
     }
 
-    /// Shape of what a CCA layer remembers of one token: heads and channels.
+    /// Returns the shape of one token's history in a CCA layer: heads and channels.
     #[must_use]
     pub fn history_shape(&self) -> (usize, usize) {
         (self.history_heads(), self.head_dim)
     }
 
-    /// The shape with the tail that a CCA layer needs.
+    /// Returns the shape with the tail that a CCA layer needs.
     #[must_use]
     pub fn with_history(self) -> Attention {
         Attention { tail: self.history_rows().next_multiple_of(32), ..self }
@@ -64,7 +64,7 @@ impl Attention {
 }
 
 impl Lowering<'_> {
-    /// Rows of axis 2 from `first` on, but for the last `without`.
+    /// Takes the rows of axis 2 from `first` on, without the last `without`.
     fn rows(&mut self, name: &str, x: &Var, first: i32, without: i32) -> Result<Var> {
         let p = SliceParams {
             begin: vec![0, 0, first, 0],
@@ -93,7 +93,7 @@ impl Lowering<'_> {
         f.slice_by_size("history", &all, &[0; 4], &[1, wanted, -1, -1])
     }
 
-    /// The tail of the state for `[1, history_heads, 2, head_dim]`.
+    /// Makes the state's tail from a history `[1, history_heads, 2, head_dim]`.
     fn make_tail(&mut self, history: &Var, shape: &Attention) -> Result<Var> {
         let (heads, rows) = (2 * shape.kv_heads, shape.history_rows());
         let missing = heads * rows / CCA_HISTORY - shape.history_heads();
@@ -112,7 +112,8 @@ impl Lowering<'_> {
         f.pad("tail", &all, &[0, 0, 0, 0, 0, rows as i32, 0, lanes as i32], &zero)
     }
 
-    /// Declares how a call gets what the layer remembers of earlier tokens.
+    /// Declares the input for the layer's history: rows that the host kept, or the carry that picks rows of the
+    /// state.
     pub fn history_input(&mut self, shape: &Attention) -> Result<HistoryInput> {
         let rows = CCA_HISTORY as u64;
         match self.form.history {
@@ -181,8 +182,8 @@ impl Lowering<'_> {
         let mixed = self.to_heads("conv_heads", &mixed, nq + nk, d)?;
         let mixed = self.f().split_sizes("conv_part", &mixed, &[nq as i32, nk as i32], 1)?;
 
-        // What the convolutions gave plus a mean of the projections: a query head's with its key head, and over a key head's
-        // query heads.
+        // Each convolution's result gets a mean of the projections. For a query head: its mean with its key head. For a
+        // key head: the average of these means over its query heads.
         let piece = |l: &mut Self, name: &str, first: usize, heads: usize| {
             let (begin, size) = ([0, first as i32, 0, 0], [1, heads as i32, t, d as i32]);
             l.f().slice_by_size(name, &own, &begin, &size)

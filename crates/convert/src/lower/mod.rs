@@ -1,4 +1,4 @@
-//! Lowers planned shards to MIL: the blocks that every family is put together from.
+//! Lowers planned shards to MIL: blocks that all families share.
 //!
 //! The form (layout, inputs, states and why) is decided once for all families; `docs/ane-form.md` has the reasons.
 //! Activations are `[1, C, 1, T]` between 1x1 convolutions and `[1, heads, T, head_dim]` inside attention, all fp16.
@@ -30,20 +30,21 @@ pub const OPSET: Opset = Opset::CoreML8;
 
 /// Factor of x in the argument of the sigmoid that makes a GELU: 2 sqrt(2/pi).
 const GELU_LINEAR: f32 = 1.595_769;
-/// Factor of its cube: 0.044715 times that.
+/// Factor of x^3 in the same argument: 0.044715 times [`GELU_LINEAR`].
 const GELU_CUBIC: f32 = 0.071_354_82;
-/// The same factors of the exact GELU, and that of the fifth power: the polynomial in fp16 whose sigmoid comes nearest to the
-/// normal distribution up to [`GELU_EXACT_CAP`], found by search.
+/// Factors of x, x^3 and x^5 for the exact GELU: the polynomial in fp16 whose sigmoid comes nearest to the normal
+/// distribution up to [`GELU_EXACT_CAP`], found by search.
 const GELU_EXACT: [f32; 3] = [1.594_726_6, 0.074_035_645, -0.000_703_334_8];
-/// Largest square that is put into it: where x is 5, the sigmoid is 1 in fp16, and from a square of 52 on the polynomial falls.
+/// Largest x^2 that enters the polynomial: at x = 5 the sigmoid is 1 in fp16, and from x^2 = 52 on the polynomial
+/// falls.
 const GELU_EXACT_CAP: f32 = 25.0;
 
-/// Names an output whose channels lie last.
+/// Names an output whose channels lie last: `hidden_out_last`.
 pub fn last_name(output: &str) -> String {
     format!("{output}_last")
 }
 
-/// The function that gates an MLP.
+/// Function that gates an MLP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Activation {
     /// The tanh form of GELU.
@@ -58,7 +59,7 @@ pub struct Lowering<'a> {
     stored: &'a Stored,
     tokens: TokenCount,
     form: ShardForm,
-    /// Beginning of the names of values and stored weights.
+    /// Prefix of the names of values and stored weights.
     scope: String,
 }
 
@@ -68,34 +69,34 @@ impl<'a> Lowering<'a> {
         Lowering { f: FunctionBuilder::new(OPSET), stored, tokens, form, scope: String::new() }
     }
 
-    /// Lets the names of values and stored weights from now on begin with `scope`: a package with several layers has the blocks
-    /// of a layer as often as it has layers.
+    /// Sets the prefix of the names of values and stored weights from now on: a package with several layers has the
+    /// same blocks for each layer.
     pub fn set_scope(&mut self, scope: &str) {
         self.scope = scope.to_string();
         self.f.set_scope(scope);
     }
 
-    /// Gives the name of a stored weight in the scope.
+    /// Returns the name of a stored weight in the scope.
     fn stored_name(&self, name: &str) -> String {
         format!("{}{name}", self.scope)
     }
 
-    /// The builder, for ops that are used as they are.
+    /// Returns the builder, for ops that no method of [`Lowering`] wraps.
     pub fn f(&mut self) -> &mut FunctionBuilder {
         &mut self.f
     }
 
-    /// Tokens of a call where fixed; -1, as `reshape` infers a dimension, where ranged.
+    /// Returns the tokens of a call where fixed; -1 where ranged, for `reshape` to infer the dimension.
     fn tokens_or_inferred(&self) -> i32 {
         if self.tokens.min == self.tokens.max { self.tokens.max as i32 } else { -1 }
     }
 
-    /// The function takes exactly one token.
+    /// Tells whether the function takes exactly one token.
     fn is_single_token(&self) -> bool {
         self.tokens.max == 1
     }
 
-    /// An fp16 input whose dimension `tokens_axis` is the number of tokens, plus what `shape` has there.
+    /// Declares an fp16 input, whose dimension `tokens_axis` is the number of tokens plus what `shape` has there.
     pub fn input(&mut self, name: &str, shape: &[u64], tokens_axis: Option<usize>) -> Result<Var> {
         let mut default = shape.to_vec();
         let Some(axis) = tokens_axis else {
@@ -111,7 +112,8 @@ impl<'a> Lowering<'a> {
         self.f.input_ranged(name, DataType::Float16, &default, &ranges)
     }
 
-    /// Declares an input with `channels` values for each token, in the form's layout, and gives it as `[1, channels, 1, T]`.
+    /// Declares an input with `channels` values per token, in the form's layout, and returns it as
+    /// `[1, channels, 1, T]`.
     pub fn stream_input(&mut self, name: &str, channels: usize) -> Result<Var> {
         let c = channels as u64;
         match self.form.io {
@@ -123,19 +125,19 @@ impl<'a> Lowering<'a> {
         }
     }
 
-    /// A stored vector of fp16 values.
+    /// Adds a stored vector of fp16 values as a constant.
     pub fn vector(&mut self, name: &str) -> Result<Var> {
         let value = self.stored.vector(&self.stored_name(name))?;
         self.f.constant(name, value)
     }
 
-    /// A stored matrix as a dense fp16 convolution weight `[rows, cols, 1, 1]`.
+    /// Adds a stored matrix as a dense fp16 convolution weight, `[rows, cols / taps, 1, taps]`.
     fn matrix(&mut self, name: &str) -> Result<Var> {
         let stored = self.stored.matrix(&self.stored_name(name))?;
         add_constant(&mut self.f, name, stored)
     }
 
-    /// A projection: the stored matrix `stored_weight` as a 1x1 convolution on `[1, cols, 1, T]`.
+    /// Adds a projection: the stored matrix `stored_weight` as a 1x1 convolution on `[1, cols, 1, T]`.
     pub fn project(&mut self, name: &str, x: &Var, stored: &str) -> Result<Var> {
         let weight = self.matrix(&format!("{stored}_weight"))?;
         self.f.conv(name, x, &weight, None, ConvParams::default())
@@ -148,8 +150,9 @@ impl<'a> Lowering<'a> {
         self.f.conv(name, x, &weight, Some(&bias), ConvParams::default())
     }
 
-    /// GELU with the error function. By sigmoid it is `x sigmoid(x (a + s (b + c s)))` with `s = x^2`, 25 at most: within
-    /// 0.00005 of it, a tenth of what the tanh form differs. At the cap the sigmoid is 0 or 1.
+    /// Computes GELU with the error function. The sigmoid form is `x sigmoid(x (a + s (b + c s)))` with
+    /// `s = min(x^2, 25)`: within 0.00005 of the exact GELU, a tenth of the tanh form's difference. At the cap the
+    /// sigmoid is 0 or 1.
     pub fn gelu_exact(&mut self, name: &str, x: &Var) -> Result<Var> {
         if self.form.activation == ActivationForm::Native {
             return self.f.gelu(name, x, GeluMode::Exact);
@@ -170,7 +173,7 @@ impl<'a> Lowering<'a> {
         f.mul(name, x, &part)
     }
 
-    /// `activation(gate) * up`.
+    /// Computes `activation(gate) * up`.
     pub fn gated(&mut self, name: &str, gate: &Var, up: &Var, activation: Activation) -> Result<Var> {
         let activated = match (activation, self.form.activation) {
             (Activation::GeluTanh, ActivationForm::Native) => {
@@ -186,8 +189,8 @@ impl<'a> Lowering<'a> {
         self.f.mul(name, &activated, up)
     }
 
-    /// The tanh form of GELU, `x sigmoid(x (a + b x^2))` with a = 2 sqrt(2/pi) and b = 0.044715 a. Where the square overflows,
-    /// the sigmoid is 0 or 1 and the product is right.
+    /// Computes the tanh form of GELU, `x sigmoid(x (a + b x^2))` with a = 2 sqrt(2/pi) and b = 0.044715 a. Where the
+    /// square overflows, the sigmoid is 0 or 1 and the product is right.
     fn gelu_by_sigmoid(&mut self, name: &str, x: &Var) -> Result<Var> {
         let n = |part: &str| format!("{name}_{part}");
         let (b, a) = (self.scalar(&n("cubic"), GELU_CUBIC)?, self.scalar(&n("linear"), GELU_LINEAR)?);
@@ -200,12 +203,13 @@ impl<'a> Lowering<'a> {
         f.mul(&n("gelu"), x, &part)
     }
 
-    /// A constant of one element.
+    /// Adds a constant of one fp16 element.
     pub fn scalar(&mut self, name: &str, value: f32) -> Result<Var> {
         self.f.constant(name, Value::fp16(f16::from_f32(value)))
     }
 
-    /// Gives `[1, C, 1, T]` in the form's layout; a layout with channels last is another value, whose name is [`last_name`].
+    /// Turns `[1, C, 1, T]` to the form's layout. With channels last the result is another value, named by
+    /// [`last_name`].
     fn stream_output(&mut self, x: &Var) -> Result<Var> {
         match self.form.io {
             IoForm::ChannelsFirst => Ok(x.clone()),
@@ -218,7 +222,7 @@ impl<'a> Lowering<'a> {
         self.finish_attention(outputs, &[])
     }
 
-    /// Ends the function with outputs of one column for each token, and rows that the host keeps as they are.
+    /// Ends the function with outputs of one column for each token, then rows that the host keeps as they are.
     pub fn finish_attention(mut self, outputs: &[&Var], rows: &[Var]) -> Result<BuiltFunction> {
         self.set_scope("");
         let mut all = Vec::new();
@@ -242,7 +246,7 @@ impl<'a> Lowering<'a> {
 mod tests {
     use super::*;
 
-    /// The normal distribution function, by Simpson's rule from 0.
+    /// Computes the normal distribution function by Simpson's rule from 0.
     fn normal_distribution(x: f64) -> f64 {
         let density = |t: f64| (-0.5 * t * t).exp() / std::f64::consts::TAU.sqrt();
         let n = 400;

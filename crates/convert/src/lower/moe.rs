@@ -14,8 +14,8 @@ impl Lowering<'_> {
         }
     }
 
-    /// Sums routing weight times gated MLP over `experts`: `y` is `[1, H, 1, T]`, `routing` `[1, experts, 1, T]`, the result
-    /// `[1, H, 1, T]`. In the form in which the matrices are stored.
+    /// Computes the sum over `experts` of routing weight times gated MLP, in the form in which the matrices are
+    /// stored. `y` is `[1, H, 1, T]`, `routing` is `[1, experts, 1, T]`, and the result is `[1, H, 1, T]`.
     pub fn experts(
         &mut self,
         name: &str,
@@ -31,8 +31,8 @@ impl Lowering<'_> {
         self.separate_experts(name, y, &weights, experts, activation)
     }
 
-    /// Sums as [`Lowering::experts`] where `routing` has one class more behind the experts, whose weight `[1, 1, 1, T]` is the
-    /// second result.
+    /// Computes the sum of [`Lowering::experts`] where `routing` has one class more, behind the experts. The second
+    /// result is the weight of this class, `[1, 1, 1, T]`.
     pub fn experts_and_skip(
         &mut self,
         name: &str,
@@ -57,9 +57,9 @@ impl Lowering<'_> {
         experts.first().is_some_and(|&e| self.stored.has_matrix(&name(e)))
     }
 
-    /// One convolution pair per expert: the form in which all experts of a layer were on the ANE with tables (36 of 36
-    /// convolutions of the ZAYA shard). The weight multiplies the activation before the down projection, so that a zero
-    /// weight makes a zero input that an executor can see.
+    /// Computes the experts by one convolution pair each: in this form all experts of a layer with tables were on the
+    /// ANE (36 of 36 convolutions of the ZAYA shard). The weight multiplies the activation before the down
+    /// projection, so that a zero weight makes a zero input that an executor can see.
     fn separate_experts(
         &mut self,
         name: &str,
@@ -75,7 +75,7 @@ impl Lowering<'_> {
             let halves = self.f().split(&n("half"), &gate_up, 2, 1)?;
             let hidden = self.gated(&n("hidden"), &halves[0], &halves[1], activation)?;
             let weighted = self.f().mul(&n("weighted"), &hidden, weight)?;
-            // The last result of the chain carries the name of the whole.
+            // The last op carries the name of the whole sum.
             let last = i + 1 == experts.len();
             sum = Some(match sum {
                 None => {
@@ -92,7 +92,7 @@ impl Lowering<'_> {
         sum.ok_or_else(|| anemoe_mlpackage::Error::invalid_program("a pack without experts"))
     }
 
-    /// Two convolutions for all experts, E of them with F channels inside:
+    /// Computes all E experts, with F channels inside, by two convolutions:
     ///
     /// ```text
     /// y [1, H, 1, T] -> conv [2FE, H] -> [E, 2F, 1, T] -> act(gate) * up * routing [E, 1, 1, T]

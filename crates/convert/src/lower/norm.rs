@@ -7,22 +7,23 @@ use anemoe_mlpackage::mil::Value;
 use anemoe_mlpackage::mil::builder::Var;
 use half::f16;
 
-/// Keeps the scale away from zero. It cancels as long as values are not far below it; those of a trained model's stream and
-/// heads are not.
+/// Number added to the scale, which must not be zero. It cancels unless the values are far below it; those of a
+/// trained model's stream and heads are not.
 const SCALE_FLOOR: f32 = 1.0e-3;
-/// Least mean of squares: that of a vector with one element besides zeros is larger (4 / 16375 for the widest that is scaled by
-/// 2), and what is below is a vector of zeros. A normal number of fp16, so that it holds where subnormal ones are flushed.
+/// Least mean of squares. A vector with one element besides zeros has a larger mean (4 / 16375 for the widest that is
+/// scaled by 2), so only vectors of zeros are below. It is a normal number of fp16: it holds where subnormal ones are
+/// flushed.
 const LEAST_MEAN: f32 = 1.0e-4;
 /// Largest finite value of fp16.
 const F16_MAX: u64 = 65_504;
 
-/// The factor by which a vector of `width` elements, of which the largest is 1, is multiplied before its squares are summed:
-/// as large as their sum allows, so that few of them are subnormal.
+/// Returns the factor `f` for a vector of `width` elements whose largest is 1, before its squares are summed: the
+/// largest of 4, 2 and 1 with `f * f * width < 65504`, so that few squares are subnormal.
 fn enlargement(width: u64) -> f32 {
     [4u64, 2].into_iter().find(|f| f * f * width < F16_MAX).unwrap_or(1) as f32
 }
 
-/// `x / sqrt(mean(x^2) + eps)` over one axis.
+/// RMS norm `x / sqrt(mean(x^2) + eps)` over one axis.
 #[derive(Clone, Copy, Debug)]
 pub struct NormShape {
     /// Axis of the mean.
@@ -34,8 +35,8 @@ pub struct NormShape {
 impl Lowering<'_> {
     /// Normalizes `x`, without a weight.
     ///
-    /// A square overflows fp16 from 256 on, and the model's epsilon (1e-6) is subnormal there. So `x` is first divided by
-    /// `s = max|x| / f + 0.001`, which cancels, where f is 4, 2 or 1, see `enlargement`:
+    /// A square overflows fp16 from 256 on, and the model's epsilon (1e-6) is subnormal in fp16. So `x` is first
+    /// divided by `s = max|x| / f + 0.001`, which cancels; f is 4, 2 or 1, see `enlargement`:
     ///
     /// ```text
     /// x / sqrt(mean(x^2) + eps) = (x/s) / sqrt(max(mean((x/s)^2) + (sqrt(eps)/s)^2, 1e-4))
@@ -78,7 +79,8 @@ impl Lowering<'_> {
         let f = self.f();
         let square = f.mul(&n("square"), x, x)?;
         let mean = f.reduce_mean(&n("mean"), &square, &[norm.axis], true)?;
-        // At least the smallest number of fp16, so that a vector of zeros does not become 0 times infinity.
+        // The epsilon is at least the smallest number of fp16, so that a vector of zeros does not become 0 times
+        // infinity.
         let eps = f.constant(&n("eps"), Value::fp16(f16::from_f32(norm.eps).max(f16::from_bits(1))))?;
         let variance = f.add(&n("variance"), &mean, &eps)?;
         let inverse = f.rsqrt(&n("inverse"), &variance, 0.0)?;

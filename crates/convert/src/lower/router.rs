@@ -6,27 +6,28 @@ use anemoe_mlpackage::mil::Value;
 use anemoe_mlpackage::mil::builder::Var;
 use half::f16;
 
-/// Scores count as equal up to a gap of one 2^11th of the best: half a step of fp16 at most, which is what a score may differ by
-/// where one reader of it sees it rounded and another does not. From two 2^11ths on they are told apart.
+/// Units of gap per best score. Scores count as equal up to a gap of best / 2048, and as different from twice that
+/// on. Half a step of fp16 is at most best / 2048: so much a score may differ where one reader sees it rounded and
+/// another does not.
 const GAPS: f32 = 2048.0;
-/// Least magnitude of the best score that gaps are related to.
+/// Least magnitude of the best score in the unit of gaps.
 const LEAST_SCORE: f32 = 1.0e-3;
 
 impl Lowering<'_> {
-    /// The probability of each token's choice, and zero for all other classes: `probabilities` and the result are
-    /// `[1, classes, 1, T]`. The choice is the class with the largest probability plus the stored vector `bias`, the first
-    /// of equals.
+    /// Computes the probability of each token's choice, and zero for all other classes. `probabilities` and the
+    /// result are `[1, classes, 1, T]`. The choice is the class with the largest probability plus the stored vector
+    /// `bias`, the first of equals.
     ///
-    /// Neither `topk`, comparisons nor casts. A class is *equal* by how near its score is to the best one, g being the gap in
-    /// units of a 2^11th of the best:
+    /// The program has no `topk`, comparisons or casts. How far a class is *equal* to the best follows from its gap
+    /// g, in units of best / 2048:
     ///
     /// ```text
     /// equal = 1 - relu(g - 1), at least 0      1 up to g = 1, 0 from g = 2 on
     /// first = equal - sum of equal before it, at least 0
     /// ```
-    /// A gap of exactly zero is not asked for: where a backend fuses the sum into one reader and rounds it for another, the best
-    /// score may miss itself by half a step of fp16, and no class would be chosen. The price: of two classes whose scores are
-    /// neighbours in fp16, the first gets a part of the choice.
+    /// A gap of exactly zero is not required. A backend may fuse the sum into one reader and round it for another:
+    /// then the best score may miss itself by half a step of fp16, and no class would be chosen. The price: of two
+    /// classes whose scores are neighbours in fp16, the first gets a part of the choice.
     pub fn top_1(&mut self, name: &str, probabilities: &Var, bias: &str, classes: usize) -> Result<Var> {
         let n = |part: &str| format!("{name}_{part}");
         let t = self.tokens_or_inferred();
@@ -70,8 +71,8 @@ mod tests {
         f16::from_f32(v).to_f32()
     }
 
-    /// Scores as the program computes them where `score` is rounded for the maximum and, if `fused`, not for
-    /// the difference.
+    /// Computes each class's part of the choice as the program does, where `score` is rounded for the maximum and, if
+    /// `fused`, not for the difference.
     fn choose(scores: &[f32], fused: bool) -> Vec<f32> {
         let best = scores.iter().copied().map(rounded).fold(f32::NEG_INFINITY, f32::max);
         let unit = rounded(best.abs().max(rounded(LEAST_SCORE)));
@@ -88,8 +89,8 @@ mod tests {
     }
 
     proptest! {
-        /// The choice is whole where one reader sees a score rounded and another does not, and it is that of the best class where
-        /// no other is within a thousandth.
+        /// Checks that the choice is whole where one reader sees a score rounded and another does not, and that only
+        /// classes within two thousandths of the best have a part of it.
         #[test]
         fn a_choice_does_not_hang_on_a_gap_of_zero(scores in prop::collection::vec(0.0f32..1.0, 2..18), fused: bool) {
             let choice = choose(&scores, fused);

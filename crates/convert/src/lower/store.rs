@@ -14,7 +14,7 @@ use anemoe_mlpackage::mil::{DataType, Value};
 use half::f16;
 use std::collections::BTreeMap;
 
-/// Fewest elements of a tensor that goes to the weight file, as coremltools has it.
+/// Fewest elements of a tensor that goes to the weight file, as in coremltools.
 const BLOB_ELEMENTS: u64 = 10;
 
 /// Weights that a package already holds, by name.
@@ -24,8 +24,8 @@ pub struct Stored {
     vectors: BTreeMap<String, Value>,
 }
 
-/// A weight of an operation, whose axes are those of the operation. Tables have two axes more than the weight, `2^bits` and 1;
-/// tables and scales are fp16, offsets of the type of the elements.
+/// Weight of an operation, with the operation's axes. Tables have two more axes than the weight, `2^bits` and 1.
+/// Tables and scales are fp16; offsets have the type of the elements.
 pub type StoredMatrix = Weight<Value, Value>;
 
 impl Stored {
@@ -33,7 +33,7 @@ impl Stored {
     /// data. Vectors too short for the weight file are zeros.
     ///
     /// # Errors
-    /// The weight file would have more bytes than a file can.
+    /// The weight file would be larger than a file can be.
     pub fn from_plan(shard: &PlannedShard) -> Result<Stored> {
         let mut blobs = BlobOffsets::default();
         let mut place = |dtype: DataType, dims: &[u64], is_blob: bool| -> Result<Value> {
@@ -75,7 +75,7 @@ impl Stored {
     }
 }
 
-/// Type of the stored elements of a kind.
+/// Returns the type of the stored elements of a kind.
 pub fn element_type(kind: Quant) -> DataType {
     match kind {
         Quant::Fp16 => DataType::Float16,
@@ -87,7 +87,8 @@ pub fn element_type(kind: Quant) -> DataType {
     }
 }
 
-/// Gives the dimensions of a matrix's tables or scales.
+/// Returns the dimensions of a matrix's tables or scales: `[groups, blocks, 1, 1]`, and for tables `2^bits` and 1
+/// behind.
 fn side_dims(plan: &MatrixPlan) -> Vec<u64> {
     let (groups, blocks) = plan.quant.parts(plan.rows, plan.cols);
     let mut dims = vec![groups as u64, blocks as u64, 1, 1];
@@ -97,8 +98,8 @@ fn side_dims(plan: &MatrixPlan) -> Vec<u64> {
     dims
 }
 
-/// Joins packed elements, which `elements` refers to, with their tables or scales, which are of the dimensions `dims` and go to
-/// the weight file where they are large.
+/// Joins packed elements, which `elements` refers to, with their tables or scales of dimensions `dims`. Tables and
+/// scales of 10 elements or more go to the weight file.
 ///
 /// # Errors
 /// Writing fails.
@@ -129,7 +130,7 @@ pub fn join_operands(
     Ok(stored)
 }
 
-/// Adds the operation that makes the weight of its operands.
+/// Adds the op that makes a weight from its operands.
 ///
 /// # Errors
 /// The operands do not fit each other.
@@ -153,7 +154,7 @@ fn to_f16(values: &[f32], out: &mut Vec<f16>) -> std::result::Result<(), TooLarg
     }
 }
 
-/// An error of reading, or a value that fp16 cannot hold, whose tensor is yet to be named.
+/// Error of reading, or a value that fp16 cannot hold and whose tensor is not named yet.
 enum Failed {
     Read(Error),
     TooLarge(TooLarge),
@@ -165,7 +166,8 @@ impl From<TooLarge> for Failed {
     }
 }
 
-/// Compresses a matrix of the plan, with its own scales or with one that it shares, handing its packed elements to `write`.
+/// Compresses a matrix of the plan and hands its packed elements to `write`. The matrix has its own scales, or shares
+/// `scale`.
 ///
 /// # Errors
 /// The checkpoint cannot be read or holds a value that fp16 cannot, the importances do not fit, or writing fails.
@@ -189,7 +191,7 @@ pub fn encode_matrix(
     })
 }
 
-/// Writes a matrix and gives how far it is from the original.
+/// Writes a matrix to the weight file and returns its errors against the original.
 ///
 /// # Errors
 /// Fails like [`encode_matrix`].
@@ -212,7 +214,7 @@ pub fn store_matrix(
     Ok(side.metrics)
 }
 
-/// Writes a vector.
+/// Writes a vector to the weight file; a vector of few elements becomes a value of the program.
 ///
 /// # Errors
 /// Fails like [`store_matrix`].

@@ -1,4 +1,4 @@
-//! Parts that the plans of all families are put together from: names of functions, bindings, head slices.
+//! Parts of plans that all families share: names of functions, bindings, head slices.
 
 use crate::context_buckets::ContextBuckets;
 use crate::form::{AttentionForm, CacheForm, ExpertForm, FunctionForm, IoForm, ShardForm};
@@ -19,26 +19,26 @@ use anemoe_mlpackage::mil::builder::BuiltFunction;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
-/// Head slices run on at most this many tokens at once: a slice of 65536 logits by 64 tokens is 8 MB of output that
-/// prefill never asks for.
+/// Most tokens of a call of a head slice: 65536 logits of 64 tokens would be 8 MB of output that prefill never asks
+/// for.
 const MAX_HEAD_TOKENS: usize = 16;
 
-/// One kind of function of a package of experts: its name without the token count, its experts, and what it does besides.
+/// Unit of a package of experts: a kind of function, which exists for each token count.
 pub struct ExpertUnit<R> {
-    /// Name; None where the package has one kind of function.
+    /// Name without the token count; none where the package has one unit.
     pub name: Option<String>,
-    /// Experts that it computes.
+    /// Experts that the unit computes.
     pub experts: Range<usize>,
-    /// Role besides.
+    /// Task of the unit besides its experts.
     pub role: R,
 }
 
-/// Name of the unit that computes experts from `first` on, where a package has several.
+/// Names the unit that computes experts from `first` on, where a package has several: `e003`.
 pub fn unit_name(first: usize) -> String {
     format!("e{first:03}")
 }
 
-/// First experts of the calls that a package of experts from `first` on is made of.
+/// Returns the experts of each call of a package whose experts begin at `first`.
 pub fn calls(first: usize, packing: Packing) -> impl Iterator<Item = Range<usize>> {
     (first..first + packing.per_package).step_by(packing.per_call).map(move |e| e..e + packing.per_call)
 }
@@ -46,7 +46,7 @@ pub fn calls(first: usize, packing: Packing) -> impl Iterator<Item = Range<usize
 /// Name of the only function of a package.
 const ONLY_FUNCTION: &str = "main";
 
-/// Name of one of several functions.
+/// Names one of several functions: `t4`, `e003_t4`.
 fn function_name(unit: &Option<String>, tokens: TokenCount) -> String {
     match unit {
         None => count_name(tokens),
@@ -54,7 +54,8 @@ fn function_name(unit: &Option<String>, tokens: TokenCount) -> String {
     }
 }
 
-/// Names of functions: `main` for the only one of a package, else `t4`, `e003_t4`, `t1to4`.
+/// Makes the functions of a package: `main` where there is one, else one per unit and token count, `t4`, `e003_t4`,
+/// `t1to4`.
 pub fn functions(units: &[Option<String>], tokens: &[TokenCount]) -> Vec<ShardFunction> {
     let single = units.len() * tokens.len() == 1;
     let mut functions = Vec::new();
@@ -67,8 +68,9 @@ pub fn functions(units: &[Option<String>], tokens: &[TokenCount]) -> Vec<ShardFu
     functions
 }
 
-/// Functions of a shard of the sort `kind` with attention over a cache of `slots` slots: those of `units` for the whole context
-/// first, then those of the unit with the cache for each bucket, `t1_c512`, `combine_t1_c512`.
+/// Makes the functions of a shard of the sort `kind` with attention over a cache of `slots` slots. Those of `units`
+/// for the whole context come first. Those of the unit `with_cache` for each context bucket follow: `t1_c512`,
+/// `combine_t1_c512`.
 pub fn attention_functions(
     options: &PlanOptions,
     kind: ShardKind,
@@ -92,27 +94,27 @@ pub fn attention_functions(
     all
 }
 
-/// A whole register as an input.
+/// Binds an input to a whole register.
 pub fn register(name: &str) -> InputBinding {
     InputBinding::Register { name: name.into(), rows: None, rescale: false }
 }
 
-/// A whole register as an input that is normalized at once, in any power-of-two scale.
+/// Binds an input to a whole register in any power-of-two scale, for a function that normalizes it at once.
 pub fn normalized(name: &str) -> InputBinding {
     InputBinding::Register { name: name.into(), rows: None, rescale: true }
 }
 
-/// Channels `rows` of a register as an input.
+/// Binds an input to channels `rows` of a register.
 pub fn rows_of(name: &str, rows: RowRange) -> InputBinding {
     InputBinding::Register { name: name.into(), rows: Some(rows), rescale: false }
 }
 
-/// An output that replaces a register.
+/// Binds an output that replaces a register.
 pub fn output(register: &str) -> OutputBinding {
     OutputBinding { register: register.into(), rows: None, accumulate: false }
 }
 
-/// Bindings of outputs with one column for each token, by their names in a form.
+/// Names bindings of outputs with one column per token as a form names these outputs.
 pub fn stream_outputs(
     form: ShardForm,
     outputs: Vec<(&str, OutputBinding)>,
@@ -124,7 +126,7 @@ pub fn stream_outputs(
     outputs.into_iter().map(|(k, v)| (name(k), v)).collect()
 }
 
-/// The mask that attention of a form takes.
+/// Returns the mask input that attention of a form takes.
 pub fn mask_input(form: ShardForm, cache: String) -> HostInput {
     match form.attention {
         AttentionForm::Grouped => HostInput::Mask(cache),
@@ -132,7 +134,7 @@ pub fn mask_input(form: ShardForm, cache: String) -> HostInput {
     }
 }
 
-/// The cache of a layer whose names begin with `scope`, where a form leaves it to the host.
+/// Binds the cache of a layer whose names begin with `scope`, where the form leaves it to the host; else empty.
 pub fn kept_cache(form: ShardForm, scope: &str) -> BTreeMap<String, Kept> {
     let name = |name: &str| format!("{scope}{name}");
     match form.cache {
@@ -143,13 +145,14 @@ pub fn kept_cache(form: ShardForm, scope: &str) -> BTreeMap<String, Kept> {
     }
 }
 
-/// Layers that share a package, as the options ask: as many as they allow, the last package with what is left.
+/// Lists the groups of layers that share a package: as many layers as the options allow, the last group with the
+/// rest. Empty where the options join no layers.
 pub fn layer_groups(layers: usize, options: &PlanOptions) -> Vec<Range<usize>> {
     let Some(most) = options.layers_per_shard() else { return Vec::new() };
     (0..layers).step_by(most.get()).map(|first| first..(first + most.get()).min(layers)).collect()
 }
 
-/// Layers that a chain runs together, or one in parts.
+/// Whole layers that a chain runs together, or one layer in parts.
 pub enum LayerRun {
     /// Whole layers of one package.
     Joined(Range<usize>),
@@ -157,7 +160,7 @@ pub enum LayerRun {
     Parts(usize),
 }
 
-/// All layers in order, those of `joined` together.
+/// Returns all layers in order, those of each range of `joined` together.
 pub fn runs_of_layers(layers: usize, joined: &[Range<usize>]) -> Vec<LayerRun> {
     let mut runs = Vec::new();
     let mut layer = 0;
@@ -176,17 +179,17 @@ pub fn runs_of_layers(layers: usize, joined: &[Range<usize>]) -> Vec<LayerRun> {
     runs
 }
 
-/// Bindings by name.
+/// Collects bindings by name.
 pub fn named<T>(pairs: Vec<(&str, T)>) -> BTreeMap<String, T> {
     pairs.into_iter().map(|(k, v)| (k.to_string(), v)).collect()
 }
 
-/// Tensor of layer `i`.
+/// Names a tensor of layer `i`: `layers.3.NAME`.
 pub fn tensor(i: usize, name: &str) -> String {
     format!("layers.{i}.{name}")
 }
 
-/// A matrix with the compression that the options choose for its part.
+/// Plans a matrix with the compression that the options choose for its part.
 pub fn matrix(
     options: &PlanOptions,
     name: &str,
@@ -209,8 +212,9 @@ pub fn matrix(
     }
 }
 
-/// Matrices of a package's experts, from `first` on, whose tensors are stacks: `gate_up` is `[experts, 2 width, hidden]`, `down`
-/// `[experts, hidden, width]`. A bank holds the matrices of a call's experts one below the other, as the tensor does.
+/// Plans the matrices of a package's experts, from `first` on. Their tensors are stacks: `gate_up` is
+/// `[experts, 2 * width, hidden]`, `down` is `[experts, hidden, width]`. A bank holds the matrices of a call's
+/// experts one below the other, as the tensor does.
 pub fn expert_matrices(
     options: &PlanOptions,
     kind: ShardKind,
@@ -238,7 +242,7 @@ pub fn expert_matrices(
     matrices
 }
 
-/// The plan of a family's shards. `facts` are for people.
+/// Makes the plan of a family's shards. `facts` are remarks for people.
 pub fn plan(
     family: &dyn Family,
     options: &PlanOptions,
@@ -287,8 +291,8 @@ pub fn plan(
     Ok(plan)
 }
 
-/// Makes of a shard whose form asks for it one shard for each token count, the first of which takes one token, and has the chain
-/// run them.
+/// Splits each shard whose form asks for it into one shard per token count, the first of which takes one token, and
+/// lets the chain run them.
 fn put_apart(shards: Vec<PlannedShard>, chain: &mut Chain) -> Vec<PlannedShard> {
     let mut names: BTreeMap<String, Vec<String>> = BTreeMap::new();
     let mut all = Vec::new();
@@ -318,7 +322,7 @@ fn put_apart(shards: Vec<PlannedShard>, chain: &mut Chain) -> Vec<PlannedShard> 
     all
 }
 
-/// Packing of a planned shard's experts: the first one, and the packing.
+/// Returns the first expert of a planned shard, and the packing of its experts.
 pub fn packing_of(shard: &PlannedShard) -> Result<(usize, Packing)> {
     match (shard.experts, shard.experts_per_call) {
         (Some((first, per_package)), Some(per_call)) => Ok((first, Packing { per_package, per_call })),
@@ -326,7 +330,7 @@ pub fn packing_of(shard: &PlannedShard) -> Result<(usize, Packing)> {
     }
 }
 
-/// A final norm and an output matrix `[vocab, hidden]` that is the embedding too.
+/// Final norm and output matrix `[vocab, hidden]`, which is the embedding too.
 pub struct OutputHead {
     /// Width of the residual stream.
     pub hidden: usize,
@@ -341,7 +345,7 @@ pub struct OutputHead {
 }
 
 impl OutputHead {
-    /// Slices of equally many rows, small enough for the ANE.
+    /// Plans slices of equally many rows, small enough for the ANE; the last may have fewer rows.
     pub fn shards(&self, options: &PlanOptions) -> Vec<PlannedShard> {
         let (h, vocab) = (self.hidden, self.vocab);
         let limit = MAX_HEAD_WEIGHTS.min(options.max_shard_mb.saturating_mul(500_000)).max(32 * h as u64);
@@ -373,7 +377,7 @@ impl OutputHead {
         starts.iter().enumerate().map(shard).collect()
     }
 
-    /// The chain's steps for these shards.
+    /// Makes the chain's steps for these shards: each slice reads `hidden` and writes its rows of the logits.
     pub fn steps(shards: &[PlannedShard], hidden: InputBinding, form: ShardForm) -> Vec<Step> {
         let step = |shard: &PlannedShard| {
             let rows = shard.vocab_rows.map(|(start, count)| RowRange { start, count });
@@ -391,7 +395,7 @@ impl OutputHead {
         shards.iter().map(step).collect()
     }
 
-    /// The program of a slice.
+    /// Lowers a slice: final norm and projection of `hidden` to logits.
     pub fn lower(&self, tokens: TokenCount, stored: &Stored, form: ShardForm) -> Result<BuiltFunction> {
         let mut l = Lowering::new(stored, tokens, form);
         let hidden = l.stream_input("hidden", self.hidden)?;
@@ -401,7 +405,7 @@ impl OutputHead {
     }
 }
 
-/// A chain without steps. `scale` is that of the embedding.
+/// Makes a chain without steps. `scale` is the factor of the embedding.
 pub fn chain(
     family: &str,
     checkpoint: &CheckedCheckpoint,
@@ -439,7 +443,7 @@ pub fn chain(
     }
 }
 
-/// A shard that is none of the model's: a fault of the caller.
+/// Makes the error for a shard that is none of the model's, a fault of the caller.
 pub fn not_ours(shard: &PlannedShard) -> Error {
     Error::usage(format!("shard {} is not one of this model's", shard.name))
 }

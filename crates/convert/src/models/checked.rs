@@ -15,7 +15,7 @@ pub struct CheckedCheckpoint {
 }
 
 impl CheckedCheckpoint {
-    /// Finds the prefix by `embed_tokens.weight` and checks every tensor's name, shape and type.
+    /// Finds the prefix by `embed_tokens.weight`, and checks the name and shape of every tensor.
     ///
     /// # Errors
     /// A tensor is missing, superfluous or of another shape.
@@ -49,22 +49,22 @@ impl CheckedCheckpoint {
         Ok(out)
     }
 
-    /// Refuses a value of a tensor, in the words and with the names of the checkpoint.
+    /// Makes an error about a value of a tensor, with the checkpoint's own names for file and tensor.
     pub fn refuse(&self, name: &str, element: u64, what: &str) -> Error {
         let (file, tensor) = self.checkpoint.source.origin(&format!("{}{name}", self.prefix), element);
         Error::invalid(file, format!("tensor `{tensor}`: {what}"))
     }
 
-    /// Part of the model of every tensor, by its full name.
+    /// Returns the part of the model of every tensor, by its full name.
     pub fn parts(&self) -> &BTreeMap<String, ModelPart> {
         &self.parts
     }
 }
 
-/// The prefix of a checkpoint's tensors.
+/// Finds the prefix of a checkpoint's tensors, by `embed_tokens.weight`.
 ///
 /// # Errors
-/// There is no embedding under any of them.
+/// There is no embedding under any prefix.
 pub fn prefix(checkpoint: &Checkpoint, prefixes: &[&'static str]) -> Result<&'static str> {
     let has = |p: &&&str| checkpoint.source.info(&format!("{p}embed_tokens.weight")).is_some();
     prefixes.iter().find(has).copied().ok_or_else(|| {

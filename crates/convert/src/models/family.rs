@@ -17,7 +17,7 @@ pub struct Sizes {
     pub layers: usize,
     /// Experts of a layer.
     pub experts: usize,
-    /// Experts that a token meets.
+    /// Experts that a token uses.
     pub experts_per_token: usize,
     /// Most positions of a sequence.
     pub positions: usize,
@@ -28,7 +28,7 @@ pub struct Sizes {
 }
 
 impl Sizes {
-    /// Parameters that a token meets, a tied embedding once, as the head.
+    /// Returns the parameters that a token uses; a tied embedding counts once, as the head.
     pub fn active_parameters(&self) -> u64 {
         let idle = (self.layers * (self.experts - self.experts_per_token)) as u64;
         self.parameters - idle * self.expert_parameters
@@ -38,11 +38,11 @@ impl Sizes {
 /// Kinds for a model that is too large to be run whole while it is planned.
 #[derive(Clone, Copy, Debug)]
 pub struct Preset {
-    /// Kind of every part that is not named.
+    /// Kind of every part that `parts` does not name.
     pub quant: Quant,
-    /// Kinds of parts that lose most for their bytes.
+    /// Kinds of the parts whose compression costs most for the bytes that it saves.
     pub parts: PartKinds,
-    /// The measurement that speaks for it.
+    /// Measurement that speaks for the preset.
     pub reason: &'static str,
 }
 
@@ -61,7 +61,7 @@ impl std::fmt::Display for Preset {
 
 /// An opened checkpoint of one model family.
 pub trait Family: Send + Sync {
-    /// Name of the family, for instance `gemma4`.
+    /// Returns the name of the family, for instance `gemma4`.
     fn name(&self) -> &'static str;
 
     /// Decides packages, compression and the chain.
@@ -70,21 +70,21 @@ pub trait Family: Send + Sync {
     /// The options do not fit the model.
     fn plan(&self, options: &PlanOptions) -> Result<Plan>;
 
-    /// Plans like [`Family::plan`], with every layer in parts but those that `shard` joins: what leads to a shard that begins in
-    /// the middle of a layer begins in a package of its own there.
+    /// Plans like [`Family::plan`], but joins only the layers that `shard` joins and leaves all others in parts.
+    /// Where `shard` begins in the middle of a layer, the layer's first part has a package of its own.
     ///
     /// # Errors
     /// The options do not fit the model.
     fn plan_around(&self, options: &PlanOptions, shard: &PlannedShard) -> Result<Plan>;
 
-    /// Builds one function of a shard over weights that are stored already.
+    /// Lowers one function of a shard over weights that are stored already.
     ///
     /// # Errors
     /// The program breaks MIL's rules; a fault of the lowering, not of the input.
     fn lower(&self, shard: &PlannedShard, function: &ShardFunction, stored: &Stored)
     -> Result<BuiltFunction>;
 
-    /// The checkpoint.
+    /// Returns the checked checkpoint.
     fn checked_checkpoint(&self) -> &CheckedCheckpoint;
 
     /// Reads elements of a tensor, named as in the plan (without the checkpoint's prefix), as f32.
@@ -95,21 +95,22 @@ pub trait Family: Send + Sync {
         self.checked_checkpoint().read(tensor, range, out)
     }
 
-    /// Attention remembers something of earlier tokens besides keys and values.
+    /// Tells whether attention remembers anything of earlier tokens besides keys and values.
     fn has_history(&self) -> bool {
         false
     }
 
-    /// Kinds that `--quant` stands for when nothing is said and the model is not run.
+    /// Returns the kinds that `--quant` stands for when it is not given and the model is not run.
     fn preset(&self) -> Preset;
 
-    /// Changes when the checkpoint's files do, or the way they are read, so that a build does not go on with another
-    /// checkpoint's shards.
+    /// Returns a hash that changes when the checkpoint's files or its variants do, so that a build does not go on
+    /// with another checkpoint's shards.
     fn fingerprint(&self) -> Result<String> {
         self.checked_checkpoint().checkpoint.fingerprint()
     }
 
-    /// Vectors that the host steps of a plan with these options name, in f32, and those of the parts of joined layers.
+    /// Reads the vectors, in f32, that the host steps of a plan with these options name, and those of the parts of
+    /// joined layers.
     ///
     /// # Errors
     /// The checkpoint cannot be read.
@@ -117,7 +118,7 @@ pub trait Family: Send + Sync {
         Ok(BTreeMap::new())
     }
 
-    /// Remarks that a user should know about this checkpoint, found in its values.
+    /// Returns remarks on the checkpoint's values that a user should know.
     ///
     /// # Errors
     /// The checkpoint cannot be read.
@@ -125,12 +126,12 @@ pub trait Family: Send + Sync {
         Ok(Vec::new())
     }
 
-    /// Name of the embedding `[vocab_size, hidden_size]`.
+    /// Returns the name of the embedding tensor, `[vocab_size, hidden_size]`.
     fn embedding_tensor(&self) -> &str;
 
-    /// Sizes from the configuration, for people.
+    /// Returns sizes from the configuration, for people.
     fn summary(&self) -> BTreeMap<String, serde_json::Value>;
 
-    /// Counts from the configuration: layers, experts, positions, parameters.
+    /// Returns counts from the configuration: layers, experts, positions, parameters.
     fn sizes(&self) -> Sizes;
 }

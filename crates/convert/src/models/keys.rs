@@ -34,12 +34,12 @@ impl Keys<'_> {
         Error::unsupported(self.path, format!("configuration: {what}"))
     }
 
-    /// Gives a value; none for a key that is missing or null.
+    /// Returns the value of a key; none where the key is missing or null.
     pub fn get(&self, key: &str) -> Option<&Value> {
         self.map.get(key).filter(|v| !v.is_null())
     }
 
-    /// Gives a dimension that must be there.
+    /// Returns a dimension that must be there.
     ///
     /// # Errors
     /// The key is missing, or its value is no number from 1 to `MAX_SIZE`.
@@ -59,7 +59,7 @@ impl Keys<'_> {
         }
     }
 
-    /// Gives a positive number, where there is one.
+    /// Returns a positive number; none where the key is missing.
     ///
     /// # Errors
     /// The value is no positive number.
@@ -73,7 +73,7 @@ impl Keys<'_> {
         }
     }
 
-    /// An epsilon that f32 holds.
+    /// Returns an epsilon, which must be there.
     ///
     /// # Errors
     /// The key is missing, or its value is no number from `MIN_EPSILON` to `MAX_EPSILON`.
@@ -88,7 +88,7 @@ impl Keys<'_> {
         Ok(n as f32)
     }
 
-    /// `cap` of `cap * tanh(logits / cap)`, where there is one.
+    /// Returns `cap` of `cap * tanh(logits / cap)`; none where the key is missing.
     ///
     /// # Errors
     /// The value is no number in `SOFTCAPPING`.
@@ -101,7 +101,7 @@ impl Keys<'_> {
         Ok(Some(n as f32))
     }
 
-    /// A base of rotary frequencies: none of them turns faster than a radian per position.
+    /// Returns the base of rotary frequencies: from 1 on, so that no frequency is above a radian per position.
     ///
     /// # Errors
     /// The key is missing, or its value is no number from 1 to `MAX_THETA`.
@@ -114,7 +114,7 @@ impl Keys<'_> {
         }
     }
 
-    /// One token id or a list of them.
+    /// Returns one token id or a list of them; empty where the key is missing.
     ///
     /// # Errors
     /// An element is no id below `vocab_size`.
@@ -147,7 +147,7 @@ impl Keys<'_> {
     }
 }
 
-/// Tokens that end a text: what the generation configuration says, then the model's own.
+/// Returns the tokens that end a text: those of the generation configuration, of the configuration, then `own`.
 pub fn eos_token_ids(checkpoint: &Checkpoint, own: &[u32]) -> Vec<u32> {
     let generation = checkpoint.generation_config.as_ref().and_then(|g| g.get("eos_token_id"));
     let mut ids = token_ids(generation);
@@ -159,7 +159,7 @@ pub fn eos_token_ids(checkpoint: &Checkpoint, own: &[u32]) -> Vec<u32> {
     ids
 }
 
-/// Reads one id or a list of them.
+/// Reads one token id or a list of them; leaves out what is no id.
 pub fn token_ids(value: Option<&Value>) -> Vec<u32> {
     let id = |v: &Value| v.as_u64().and_then(|n| u32::try_from(n).ok());
     match value {

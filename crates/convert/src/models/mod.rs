@@ -1,4 +1,4 @@
-//! One file or folder per `model_type`, and the registry.
+//! Model families: one folder per `model_type`, and the registry.
 
 mod chain_builder;
 mod checked;
@@ -21,16 +21,16 @@ use crate::{Error, Result};
 use anemoe_io::RangedFiles;
 use std::path::Path;
 
-/// Beginning of the name of a checkpoint whose weights are random and computed as they are read.
+/// Prefix of the names of checkpoints whose weights are random and computed as they are read.
 const SYNTHETIC: &str = "synthetic:";
 
-/// True if a checkpoint's name is that of a synthetic one.
+/// Tells whether a checkpoint's name is a synthetic one.
 pub fn is_synthetic(source: &str) -> bool {
     source.starts_with(SYNTHETIC)
 }
 
-/// Opens a Hugging Face folder, a GGUF file, or `synthetic:NAME?seed=N&layers=N`. Its tensors have the names of their family's
-/// table, whatever layout they lie in.
+/// Opens a Hugging Face folder, a GGUF file, or `synthetic:NAME?seed=N&layers=N`. The tensors get the names of their
+/// family's table, in any layout.
 ///
 /// # Errors
 /// A file is missing or wrong, or there is no such synthetic model.
@@ -42,10 +42,10 @@ pub fn load(spec: impl AsRef<Path>) -> Result<Checkpoint> {
     }
 }
 
-/// Opens a Hugging Face folder as [`load`] does, some of whose files of weights are elsewhere.
+/// Opens a Hugging Face folder like [`load`], with some of its weight files elsewhere.
 ///
 /// # Errors
-/// A file is missing or wrong, or does not come.
+/// A file is missing or wrong, or cannot be fetched.
 pub fn load_in_ranges(path: &Path, elsewhere: &RangedFiles) -> Result<Checkpoint> {
     normalize_layout(open_in_ranges(path, elsewhere)?)
 }
@@ -70,10 +70,10 @@ pub enum KnownFamily {
     Zaya,
 }
 
-/// Tells the family that a `config.json` names, before anything else of the checkpoint is there.
+/// Returns the family that a `config.json` names. Nothing else of the checkpoint has to be there.
 ///
 /// # Errors
-/// It names none, or one that is not known.
+/// The configuration names no family, or an unknown one.
 pub fn check_model_type(config: &serde_json::Value, path: &Path) -> Result<KnownFamily> {
     match config.get("model_type").and_then(|v| v.as_str()) {
         Some("gemma4" | "gemma4_text") => Ok(KnownFamily::Gemma4),
@@ -86,7 +86,7 @@ pub fn check_model_type(config: &serde_json::Value, path: &Path) -> Result<Known
     }
 }
 
-/// Gives a checkpoint in another layout of its family the names that the family's table has.
+/// Renames the tensors of a checkpoint in another layout of its family to the names of the family's table.
 ///
 /// # Errors
 /// The checkpoint does not fit that layout.

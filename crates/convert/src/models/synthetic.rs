@@ -1,4 +1,5 @@
-//! Models of the real shapes, and a small one, whose weights are computed instead of read, so that full-size work needs no download.
+//! Models of the real shapes, and a small one, whose weights are computed instead of read: full-size work needs no
+//! download.
 
 use super::{gemma4, zaya};
 use crate::checkpoint::{Checkpoint, Dtype, TensorInfo, TensorSource};
@@ -8,7 +9,7 @@ use anemoe_io::Random;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-/// Opens `NAME?seed=N&layers=N`.
+/// Opens the synthetic model `NAME?seed=N&layers=N&outliers=N`; `spec` is its whole name, prefix included.
 pub(super) fn open(spec: &str, name: &str) -> Result<Checkpoint> {
     let path = PathBuf::from(spec);
     let (model, query) = name.split_once('?').unwrap_or((name, ""));
@@ -68,10 +69,10 @@ const GEMMA_MINI: &str = "gemma4-mini";
 
 /// Options that may stand behind the `?`.
 const QUERY: &str = "seed=N, layers=N from 1 to 1000, or outliers=N up to 10000";
-/// Most times that a planted outlier is as large as the deviation of its tensor: fp16 has to hold it.
+/// Largest planted outlier, in deviations of its tensor: fp16 has to hold it.
 const MOST_PLANTED: u64 = 10_000;
 
-/// The published configuration with every width cut down; layers, choice of experts and constants stay.
+/// Returns the published configuration with every width cut down; layers, choice of experts and constants stay.
 fn gemma_mini() -> serde_json::Value {
     let mut config = gemma4::published_config();
     let text = &mut config["text_config"];
@@ -99,14 +100,14 @@ struct Synthetic {
     path: PathBuf,
     model: String,
     seed: u64,
-    /// See [`Synthetic::planted`].
+    /// Largest planted outlier, in deviations; see [`Synthetic::planted`].
     outliers: u64,
     tensors: Vec<TensorInfo>,
 }
 
 impl Synthetic {
-    /// One weight of every tensor of experts that is made an outlier: its place, and how many deviations it is large. Layers
-    /// differ: from none to `outliers`.
+    /// Returns the planted outlier of a tensor of experts: its element, and its size in deviations, from 0 to
+    /// `outliers`, other for each layer. Other tensors have none.
     fn planted(&self, info: &TensorInfo) -> Option<(u64, f32)> {
         if self.outliers == 0 || !info.name.contains("experts.") {
             return None;
@@ -117,13 +118,13 @@ impl Synthetic {
     }
 }
 
-/// FNV-1a: spreads names over 64 bits.
+/// Hashes a name to 64 bits, by FNV-1a.
 fn hash(text: &str, seed: u64) -> u64 {
     text.bytes()
         .fold(seed ^ 0xcbf2_9ce4_8422_2325, |h, b| (h ^ u64::from(b)).wrapping_mul(0x0000_0100_0000_01b3))
 }
 
-/// Nearly normal, of mean 0 and deviation 1: four uniform 16-bit numbers added (Irwin-Hall).
+/// Computes a nearly normal number of mean 0 and deviation 1: four uniform 16-bit numbers added (Irwin-Hall).
 #[inline(always)]
 fn normal(bits: u64) -> f32 {
     let lanes = (bits & 0xffff) + (bits >> 16 & 0xffff) + (bits >> 32 & 0xffff) + (bits >> 48);
@@ -139,8 +140,9 @@ impl TensorSource for Synthetic {
         &self.path
     }
 
-    /// Any range gives the same values, in whatever pieces it is read: matrices are normal with deviation
-    /// 1/sqrt(inputs) and one of 1024 weights is ten times as large; biases are near 0, other vectors near 1.
+    /// Computes elements of a tensor, the same for any pieces in which they are read. Matrices are normal with
+    /// deviation 1/sqrt(inputs), and one of 1024 weights is ten times as large; biases are near 0, other vectors near
+    /// 1.
     fn read(&self, name: &str, range: Range<u64>, out: &mut [f32]) -> Result<()> {
         let info =
             self.info(name).ok_or_else(|| Error::invalid(&self.path, format!("use: no tensor `{name}`")))?;
@@ -156,7 +158,7 @@ impl TensorSource for Synthetic {
             let mean = if name.contains("bias") { 0.0 } else { spread.mean };
             for (i, o) in (range.start..).zip(out.iter_mut()) {
                 let (i_paired, sign) = pairs.apply(i, 1);
-                // The class behind the last expert starts training at -1.
+                // The bias of ZAYA's skip class, the class behind the last expert, is -1 when training starts.
                 let skip = name.ends_with("balancing_biases") && i + 1 == info.elements();
                 *o = if skip { -1.0 } else { mean + sign * spread.bias * normal(random.bits_at(i_paired)) };
             }
@@ -183,7 +185,7 @@ impl TensorSource for Synthetic {
 
 /// Factors on the deviations of a tensor.
 struct SpreadFactors {
-    /// On 1/sqrt(inputs), of a matrix.
+    /// Factor on the deviation of a matrix, 1/sqrt(inputs).
     weight: f32,
     /// Deviation of a vector.
     bias: f32,
@@ -199,7 +201,7 @@ struct Pairs {
 }
 
 impl Pairs {
-    /// The element whose value element `i` takes, and the sign with which it does. A vector has one column.
+    /// Returns the element whose value element `i` takes, and the sign of that value. A vector has one column.
     fn apply(&self, i: u64, columns: u64) -> (u64, f32) {
         let (row, column) = (i / columns, i % columns);
         let (odd_row, odd_column) = (self.rows && row % 2 == 1, self.columns && column % 2 == 1);
@@ -208,15 +210,17 @@ impl Pairs {
     }
 }
 
-/// Shapes the values of a tensor so that tokens are spread over the experts, as trained routers spread them.
+/// Returns factors and pairs that shape a tensor's values, so that tokens are spread over the experts, as trained
+/// routers spread them.
 ///
-/// Plain random weights send all tokens of ZAYA to the same experts, for two reasons. The residual stream starts with
-/// embeddings of deviation 0.02, and attention adds much larger means over all tokens: its outputs, those of the experts and
-/// the biases of the stream are made as small as the embeddings or smaller. And the activations of the router's MLP have positive means:
-/// with hidden units in pairs, gelu(a) - gelu(-a) = a, logits depend on the token alone.
+/// Plain random weights send all tokens of ZAYA to the same experts, for two reasons. First, the residual stream
+/// starts with embeddings of deviation 0.02, and attention adds much larger means over all tokens. So the outputs of
+/// attention and experts and the biases of the stream are made as small as the embeddings or smaller. Second, the
+/// activations of the router's MLP have positive means. So hidden units come in pairs: with gelu(a) - gelu(-a) = a,
+/// logits depend on the token alone.
 fn shaping(model: &str, name: &str) -> (SpreadFactors, Pairs) {
     let plain = (SpreadFactors { weight: 1.0, bias: 0.05, mean: 1.0 }, Pairs::default());
-    // Branches are small beside the stream, as trained models have them: otherwise 30 layers make chaos of any rounding.
+    // Branches are small beside the stream, as in trained models: otherwise 30 layers blow up every rounding.
     let joins = ["post_attention_layernorm.weight", "post_feedforward_layernorm.weight"];
     if model == GEMMA_MINI && joins.iter().any(|end| name.ends_with(end)) {
         return (SpreadFactors { bias: 0.005, mean: 0.06, ..plain.0 }, plain.1);

@@ -11,11 +11,11 @@ use std::collections::BTreeMap;
 pub enum ModelPart {
     /// Attention projections and their norms.
     Attention,
-    /// Choice of experts.
+    /// Router, which chooses experts.
     Router,
     /// Experts.
     Experts,
-    /// The MLP that every token meets.
+    /// Dense MLP, which every token uses.
     DenseMlp,
     /// Norms and scalars of layers.
     Norms,
@@ -24,7 +24,7 @@ pub enum ModelPart {
 }
 
 impl ModelPart {
-    /// Name in reports.
+    /// Returns the name in reports.
     pub const fn name(self) -> &'static str {
         match self {
             ModelPart::Attention => "attention",
@@ -46,18 +46,19 @@ pub struct TensorRow {
     pub shape: Vec<u64>,
     /// Part of the model.
     pub part: ModelPart,
-    /// Layer, where it belongs to one.
+    /// Layer, where the tensor belongs to one.
     pub layer: Option<usize>,
 }
 
 impl TensorRow {
-    /// Number of weights.
+    /// Returns the number of weights.
     pub fn elements(&self) -> u64 {
         self.shape.iter().product()
     }
 }
 
-/// Checks that a checkpoint has exactly the tensors of the table, with their shapes; `skip` names those of other modalities.
+/// Checks that a checkpoint has exactly the tensors of the table, with their shapes; `skip` tells those of other
+/// modalities.
 ///
 /// # Errors
 /// A tensor is missing, superfluous, or of another shape; the error names it.
@@ -83,7 +84,7 @@ pub fn check_tensors(
             None => extra = extra.or(Some(info)),
         }
     }
-    // What is missing says more than what is there instead of it.
+    // A missing tensor says more than a superfluous one, and is reported first.
     if let Some((name, row)) = rows.iter().find(|(name, _)| source.info(name).is_none()) {
         let what = format!("checkpoint: tensor `{name}` {:?} is missing", row.shape);
         return Err(Error::invalid(source.path(), what));

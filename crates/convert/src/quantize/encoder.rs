@@ -1,6 +1,6 @@
-//! Compresses a matrix piece by piece: rows are read, quantized, packed and handed on in order, so that neither the matrix
-//! nor its compressed form has to fit in memory. Pieces are cut the same way whatever the number of threads, and so is the
-//! result.
+//! Compresses a matrix piece by piece: rows are read, quantized, packed and handed on in order, so that neither the
+//! matrix nor its compressed form has to fit in memory. Pieces do not depend on the number of threads, so neither
+//! does the result.
 
 use super::histogram::{Histogram, order};
 use super::integers::{self, Scale};
@@ -21,20 +21,20 @@ const UNIT_WEIGHTS: usize = 1 << 16;
 /// Weights between two writes.
 const PIECE_WEIGHTS: usize = 4 << 20;
 
-/// Encoder of a matrix `[rows, cols]`: its kind, and all that decides its codes besides the weights.
+/// Encoder of a matrix `[rows, cols]`: its kind, and all else that decides its codes besides the weights.
 #[derive(Clone, Copy, Debug)]
 pub struct Encoder<'a> {
     /// Output channels.
     pub rows: usize,
     /// Input channels.
     pub cols: usize,
-    /// The kind; its group divides.
+    /// Kind of compression; its group divides rows or columns.
     pub quant: MatrixQuant,
-    /// The global optimum of k-means instead of 1e-4 from it.
+    /// True for the global optimum of k-means; otherwise tables are within 1e-4 of it.
     pub exact: bool,
     /// Second moment of every input, `[cols]`.
     pub importance: Option<&'a [f32]>,
-    /// For integers per tensor without offset: the scale, which other matrices share.
+    /// Scale that other matrices share; for integers per tensor without offset.
     pub scale: Option<f16>,
 }
 
@@ -43,13 +43,13 @@ pub struct Encoder<'a> {
 pub struct TablesAndScales {
     /// `[groups, 2^bits]`, or one scale per block, row-major.
     pub values: Vec<f16>,
-    /// One per scale, for asymmetric kinds.
+    /// Offset of each scale, for asymmetric kinds.
     pub offsets: Vec<i8>,
     /// Error of the result against the original.
     pub metrics: Metrics,
 }
 
-/// Reads whole rows from the given one on, as f32.
+/// Reader of whole rows as f32, from the given row on.
 pub type ReadRows<'a, E> = dyn Fn(usize, &mut [f32]) -> Result<(), E> + Sync + 'a;
 
 /// A value that fp16 cannot hold.
@@ -64,9 +64,9 @@ impl std::fmt::Display for TooLarge {
 
 /// Memory that a thread works with, kept between units.
 struct EncodeWorker {
-    /// Rounded to fp16.
+    /// Weights of a unit, rounded to fp16.
     values: Vec<f32>,
-    /// fp16 bits, or codes that are ordered as the values are.
+    /// fp16 bits of the weights, or codes in the order of the values.
     bits: Vec<u16>,
     indices: Vec<u8>,
     codes: Vec<i8>,
@@ -77,7 +77,7 @@ struct EncodeWorker {
 /// A unit's packed elements with its tables or scales.
 type Unit = (Vec<u8>, TablesAndScales);
 
-/// Result of a first pass, for kinds with one table or scale for everything.
+/// Result of a first pass, for kinds with one table or scale per matrix.
 enum SharedGrid {
     None,
     Table(Box<LutTable>),
@@ -85,7 +85,7 @@ enum SharedGrid {
 }
 
 impl Encoder<'_> {
-    /// Rows of a unit: whole groups, and whole bytes of packed elements.
+    /// Returns the rows of a unit: whole groups, and whole bytes of packed elements.
     fn unit_rows(&self) -> usize {
         let group = match self.quant.kind {
             Quant::Lut { per_tensor: false, .. } => self.quant.group.max(1),
@@ -175,7 +175,8 @@ impl Encoder<'_> {
         let n = rows * self.cols;
         worker.values.resize(n, 0.0);
         read(first, &mut worker.values)?;
-        // The largest fp16, and the half step to what would be the next.
+        // 65520 is halfway between the largest fp16, 65504, and the step after it: from there on values round to
+        // infinity.
         let (low, high) = find_extremes(Isa::best(), &worker.values);
         if high.max(-low) >= 65520.0 {
             let large = worker.values.iter().find(|v| v.abs() >= 65520.0);
@@ -190,7 +191,7 @@ impl Encoder<'_> {
         Ok(())
     }
 
-    /// The one table or scale of a kind per tensor.
+    /// Finds the one table or scale of a kind per tensor and adds it to `side`; none for other kinds.
     fn shared_grid<E: From<TooLarge> + Send>(
         &self,
         read: &ReadRows<'_, E>,
@@ -287,7 +288,7 @@ impl Encoder<'_> {
                     Granularity::Tensor | Granularity::Channel => self.cols,
                 };
                 let width = width.max(1);
-                // Whole rows at a time, so that importances are those of the columns.
+                // Codes are made for whole rows at a time, since importances belong to columns.
                 let cols = self.cols.max(1);
                 for (values, codes) in
                     worker.values.chunks_exact(cols).zip(worker.codes.chunks_exact_mut(cols))
@@ -326,10 +327,10 @@ impl Encoder<'_> {
         }
     }
 
-    /// The values that packed elements and their tables or scales stand for, `[rows, cols]`.
+    /// Decodes packed elements with their tables or scales to values, `[rows, cols]`.
     ///
     /// # Errors
-    /// Their lengths do not fit.
+    /// The lengths of elements, tables or scales do not fit the matrix.
     pub fn decode(&self, packed: &[u8], side: &TablesAndScales) -> Result<Vec<f32>, MatrixError> {
         let mut out = vec![0f32; self.rows * self.cols];
         let values: Vec<f32> = side.values.iter().map(|v| v.to_f32()).collect();
@@ -343,14 +344,14 @@ impl Encoder<'_> {
         };
         Matrix::new(weight, self.rows, self.cols)?.to_dense(&mut out);
         if matches!(self.quant.kind, Quant::Int { .. }) {
-            // The program's weights are fp16, so are the products of integers and scales.
+            // The program's weights are fp16: it rounds the products of integers and scales.
             round_to_f16(&mut out);
         }
         Ok(out)
     }
 }
 
-/// Leaves memory for the next unit.
+/// Returns a worker's memory to the pool, for the next unit.
 fn give_back(workers: &Mutex<Vec<EncodeWorker>>, worker: EncodeWorker) {
     locked(workers).push(worker);
 }
@@ -401,8 +402,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(64))]
 
-        /// Encoded bytes decode to values whose error is the one that the figures say, in as many bytes as
-        /// planned.
+        /// Checks that encoded bytes decode to values with the reported error, in as many bytes as planned.
         #[test]
         fn figures_are_those_of_the_decoded_matrix(
             rows in 1usize..70, cols in 1usize..90, group in 1usize..40, kind in 0..KINDS, name in prop::sample::select(NAMES.to_vec()),

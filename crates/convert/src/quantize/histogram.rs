@@ -1,7 +1,7 @@
 //! Distinct fp16 values of a group of weights, with their moments.
 //!
-//! In one dimension the clusters of a k-means optimum are intervals of the sorted values, so a histogram of the 65,536 fp16
-//! codes holds all there is to know, and what an interval costs follows from prefix sums.
+//! In one dimension the clusters of a k-means optimum are intervals of the sorted values. So a histogram of the
+//! 65,536 fp16 codes is enough, and the cost of an interval follows from prefix sums.
 
 use half::f16;
 
@@ -31,7 +31,7 @@ impl MassMoments {
         }
     }
 
-    /// Squared error when every value becomes `v`.
+    /// Computes the squared error when every value becomes `v`: `square - 2 * v * sum + v * v * weight`.
     pub fn error(&self, v: f64) -> f64 {
         // Cancellation can leave a tiny negative number.
         (self.square - 2.0 * v * self.sum + v * v * self.weight).max(0.0)
@@ -45,20 +45,20 @@ pub struct Histogram {
     /// Counts by ordered code; all zero between uses.
     counts: Vec<u32>,
     masses: Vec<f64>,
-    /// The bins hold importances.
+    /// True if the bins hold importances.
     weighted: bool,
     /// Least and greatest code in the bins.
     range: Option<(u16, u16)>,
-    /// The first `values.len()` are those of the values; the rest is room.
+    /// Ordered codes: the first `values.len()` are those of the values; the rest is room.
     codes: Vec<u16>,
     values: Vec<f32>,
-    /// Prefix sums, one longer than `values`: with the masses that the clustering sees, and by plain counts. Without
-    /// importance both are the same and only the first is kept.
+    /// Prefix sums by mass, one longer than `values`.
     moments: Vec<MassMoments>,
+    /// Prefix sums by count, one longer than `values`; empty without importance, where they equal those by mass.
     plain: Vec<MassMoments>,
 }
 
-/// A code whose order is that of the values; -0 has the code of 0.
+/// Computes the ordered code of a value: codes ascend with the values, and -0 has the code of 0.
 #[inline(always)]
 pub(super) fn ordered(v: f16) -> u16 {
     let bits = v.to_bits();
@@ -66,9 +66,9 @@ pub(super) fn ordered(v: f16) -> u16 {
     code + u16::from(code == 0x7fff)
 }
 
-/// Turns fp16 bits into ordered codes in place, and gives the least and the greatest.
+/// Turns fp16 bits into ordered codes in place, and returns the least and the greatest code.
 pub(super) fn order(bits: &mut [u16]) -> (u16, u16) {
-    // As signed numbers, which every processor can compare many of at a time.
+    // Codes are compared as signed numbers: every processor compares several of these at a time.
     let (mut low, mut high) = (i16::MAX, i16::MIN);
     for b in bits.iter_mut() {
         *b = ordered(f16::from_bits(*b));
@@ -88,12 +88,12 @@ fn ordered_codes(weights: &[f16]) -> (Vec<u16>, (u16, u16)) {
 #[inline(always)]
 fn value_of(code: u16) -> f32 {
     let bits = if code & 0x8000 != 0 { code & 0x7fff } else { !code };
-    // Exponent bias 15 to 127 by a product, which is exact for normal and subnormal numbers alike.
+    // A product changes the exponent's bias from 15 to 127; it is exact for normal and subnormal numbers alike.
     let magnitude = f32::from_bits(u32::from(bits & 0x7fff) << 13) * f32::from_bits(0x7780_0000);
     if bits & 0x8000 != 0 { -magnitude } else { magnitude }
 }
 
-/// Bins that are looked at together for emptiness.
+/// Bins that are tested for emptiness together.
 const CHUNK: usize = 16;
 
 impl Histogram {
@@ -108,15 +108,15 @@ impl Histogram {
     /// column's importance, a finite number that is not negative.
     ///
     /// # Panics
-    /// `weights` are no whole rows.
+    /// The number of weights is no multiple of `importance.len()`.
     pub fn fill_weighted(&mut self, weights: &[f16], importance: &[f32]) {
         let (codes, range) = ordered_codes(weights);
         self.count(&codes, range, Some(importance));
         self.collect();
     }
 
-    /// Adds ordered codes to the bins; `range` is what [`order`] gave. All calls before a [`Histogram::collect`] have
-    /// importances, or none has.
+    /// Adds ordered codes to the bins; `range` is what [`order`] returned. Either all calls before a
+    /// [`Histogram::collect`] have importances, or none has.
     pub(super) fn count(&mut self, codes: &[u16], (low, high): (u16, u16), importance: Option<&[f32]>) {
         if codes.is_empty() {
             return;
@@ -197,14 +197,14 @@ impl Histogram {
             self.moments[i + 1] = sums;
             self.plain[i + 1] = plain;
         }
-        // Columns that no input ever reaches say nothing: then every weight counts the same.
+        // Importances that are all zero say nothing: then every weight counts the same.
         if sums.weight <= 0.0 {
             std::mem::swap(&mut self.moments, &mut self.plain);
             self.plain.clear();
         }
     }
 
-    /// Writes the codes that occur to `self.codes`, in order, and gives their number.
+    /// Writes the codes that occur to `self.codes`, in order, and returns their number.
     fn find_codes(&mut self, (low, high): (u16, u16)) -> usize {
         let first = usize::from(low) / CHUNK * CHUNK;
         let end = (usize::from(high) + 1).next_multiple_of(CHUNK);
@@ -216,7 +216,7 @@ impl Histogram {
             if chunk.iter().fold(0, |any, &count| any | count) == 0 {
                 continue;
             }
-            // Each code is written, and kept where the next one is written behind it.
+            // Every code is written; the next one overwrites a code that does not occur.
             let base = (first + i * CHUNK) as u16;
             let out = &mut self.codes[n..n + CHUNK];
             let mut kept = 0;
@@ -229,40 +229,40 @@ impl Histogram {
         n
     }
 
-    /// The values.
+    /// Returns the distinct values, ascending.
     pub fn values(&self) -> &[f32] {
         &self.values
     }
 
-    /// Mass of the value at each index.
+    /// Returns the mass of the value at an index.
     pub fn mass(&self, i: usize) -> f64 {
         self.moments[i + 1].weight - self.moments[i].weight
     }
 
-    /// Ordered codes of the values.
+    /// Returns the ordered codes of the values.
     pub(super) fn codes(&self) -> &[u16] {
         &self.codes[..self.values.len()]
     }
 
-    /// Prefix sums by mass; one longer than the values.
+    /// Returns the prefix sums by mass; one longer than the values.
     pub(super) fn moments(&self) -> &[MassMoments] {
         &self.moments
     }
 
-    /// Prefix sums by count, where they differ from those by mass.
+    /// Returns the prefix sums by count; one longer than the values.
     pub(super) fn plain(&self) -> &[MassMoments] {
         if self.plain.is_empty() { &self.moments } else { &self.plain }
     }
 
-    /// The masses are importances.
+    /// Tells whether the masses are importances.
     pub fn is_weighted(&self) -> bool {
         !self.plain.is_empty()
     }
 
-    /// Index of the first value above `bound`.
+    /// Returns the index of the first value above `bound`.
     #[inline]
     pub(super) fn above(&self, bound: f64) -> usize {
-        // The largest f32 that is not above the bound says the same.
+        // The values are f32: the largest f32 up to the bound splits them in the same place.
         let rounded = bound as f32;
         let bound = if f64::from(rounded) > bound { rounded.next_down() } else { rounded };
         self.values.partition_point(|&v| v <= bound)

@@ -10,19 +10,20 @@ pub(super) struct Scale {
     pub offset: i8,
 }
 
-/// Range of a signed integer of `bits` bits.
+/// Returns the least and greatest signed integer of `bits` bits.
 fn range(bits: u8) -> (f32, f32) {
     let half = (1i32 << (bits - 1)) as f32;
     (-half, half - 1.0)
 }
 
-/// The nearest positive fp16: never zero, which would lose everything, and never infinite.
+/// Returns the nearest positive fp16: never zero, which would lose every weight, and never infinite.
 fn positive(scale: f32) -> f16 {
     let smallest = f16::from_bits(1);
     f16::from_f32(scale).max(smallest).min(f16::MAX)
 }
 
-/// Chooses the scale for `values`, of the given masses (how often each occurs, or its importance).
+/// Chooses the scale and offset of the least squared error for `values`; masses say how often each occurs, or its
+/// importance.
 pub(super) fn fit(values: &[f32], masses: Option<&[f32]>, bits: u8, asymmetric: bool) -> Scale {
     let isa = Isa::best();
     if !asymmetric {
@@ -45,7 +46,7 @@ struct Search<'a> {
 }
 
 impl Search<'_> {
-    /// Tries 16 candidates, keeps the best of them if it is better than what was found, and gives its position.
+    /// Tries 16 candidates, keeps the best in `found` if its error is less, and returns its position.
     fn attempt(&self, candidates: &[Scale; GRIDS], found: &mut (Scale, f64)) -> usize {
         let (low, high) = range(self.bits);
         let grids = Grids {
@@ -67,7 +68,8 @@ impl Search<'_> {
         best
     }
 
-    /// First the whole range fits; then less and less of it at either end, as long as that pays; then finer steps.
+    /// Searches scale and offset. First the whole range fits; then either end is cut, as long as the error falls;
+    /// then steps get finer.
     fn asymmetric(&self, low: f32, high: f32) -> Scale {
         let (first, last) = range(self.bits);
         let of = |a: f32, b: f32| {
@@ -133,7 +135,7 @@ mod tests {
         }
     }
 
-    /// Every fp16 scale there is, against the search.
+    /// Checks that the search is near the best of all fp16 scales.
     #[test]
     fn the_search_is_near_the_best_of_all_scales() {
         for kind in [0, 1, 2, 5, 6] {

@@ -9,7 +9,8 @@
 
 use super::histogram::Histogram;
 
-/// Centroids of the global optimum for `k` clusters, ascending; fewer when there are fewer distinct values.
+/// Returns the centroids of the global optimum for `k` clusters, ascending; fewer when there are fewer distinct
+/// values.
 pub fn kmeans_exact(h: &Histogram, k: usize) -> Vec<f64> {
     let n = h.values().len();
     if n <= k {
@@ -33,7 +34,8 @@ const ALWAYS_EXACT: usize = 33;
 /// Bins in which the approximation looks for its start.
 const COARSE_BINS: usize = 256;
 
-/// Centroids close to the global optimum: the optimum over a few hundred bins, then over ever finer places for each bound.
+/// Returns centroids close to the global optimum: the optimum over a few hundred bins, then over ever finer places
+/// for each bound.
 pub fn kmeans(h: &Histogram, k: usize) -> Vec<f64> {
     let n = h.values().len();
     if n <= k || !(2..ALWAYS_EXACT).contains(&k) {
@@ -47,7 +49,7 @@ pub fn kmeans(h: &Histogram, k: usize) -> Vec<f64> {
 
 fn mean(h: &Histogram, a: usize, b: usize) -> f64 {
     let m = h.moments()[b].minus(h.moments()[a]);
-    // Values without mass of their own are at their middle.
+    // A cluster without mass has its middle value as mean.
     if m.weight > 0.0 { m.sum / m.weight } else { f64::from(h.values()[a.midpoint(b - 1)]) }
 }
 
@@ -62,9 +64,9 @@ fn means(h: &Histogram, bounds: &[usize]) -> Vec<f64> {
 /// Slices of the range in which the density is measured.
 const SLICES: usize = 1024;
 
-/// Bin edges, as indices of values: where the density to the power 1/3 accumulates evenly (the density of an optimal
-/// quantizer's levels), and evenly over the range, so that neither the bulk nor the tails are cut too coarsely. Beside
-/// them, the penalty at which as many clusters as an eighth of the bins are about the best.
+/// Chooses bin edges, as indices of values, and a penalty to start with. Edges lie where the density to the power 1/3
+/// accumulates evenly (the density of an optimal quantizer's levels), and evenly over the range, so that neither the
+/// bulk nor the tails are cut too coarsely. At the penalty about an eighth as many clusters as bins are the best.
 fn coarse_edges(h: &Histogram, bins: usize) -> (Vec<usize>, f64) {
     let values = h.values();
     let n = values.len();
@@ -87,8 +89,8 @@ fn coarse_edges(h: &Histogram, bins: usize) -> (Vec<usize>, f64) {
         *d = if mass > 0.0 { mass.cbrt() } else { 0.0 };
     }
     let total: f64 = density.iter().sum();
-    // High-resolution theory (Panter and Dite): k levels leave (integral of density^1/3)^3 / (12 k^2), the derivative of
-    // which is the penalty.
+    // High-resolution theory (Panter and Dite): k levels leave (integral of density^1/3)^3 / (12 k^2); its derivative
+    // by k is the penalty.
     let k = (bins / 8).max(2) as f64;
     let penalty = total.powi(3) * width * width / (6.0 * k.powi(3));
     if n <= bins {
@@ -134,7 +136,7 @@ impl PrefixSums {
         PrefixSums(edges.iter().map(|&i| (h.moments()[i].weight, h.moments()[i].sum)).collect())
     }
 
-    /// Sum of squares that one cluster from `a` to `b` explains.
+    /// Computes the sum of squares that one cluster from `a` to `b` explains: `sum^2 / mass`.
     #[inline(always)]
     fn gain(&self, a: usize, b: usize) -> f64 {
         let (wa, sa) = self.0[a];
@@ -143,8 +145,8 @@ impl PrefixSums {
         if w > 0.0 { s * s / w } else { 0.0 }
     }
 
-    /// The best bounds of `k` clusters by dynamic programming, row by row. The best split moves only upwards with the end of
-    /// the interval, so each row is solved by divide and conquer in O(n log n).
+    /// Finds the best bounds of `k` clusters by dynamic programming, row by row. The best split moves only upwards
+    /// with the end of the interval, so each row is solved by divide and conquer in O(n log n).
     fn partition(&self, k: usize) -> Vec<usize> {
         let m = self.0.len() - 1;
         if m <= k {
@@ -192,7 +194,7 @@ impl PrefixSums {
         bounds
     }
 
-    /// Bounds of the clusters that are best when each costs `penalty`.
+    /// Finds the bounds of the clusters that are best when each costs `penalty`.
     fn penalized(&self, penalty: f64, scratch: &mut ClusterBuffers) -> Vec<usize> {
         let n = self.0.len() - 1;
         let ClusterBuffers { best, parent, queue } = scratch;
@@ -217,7 +219,7 @@ impl PrefixSums {
             }
             let better =
                 |rival: usize, end: usize| best[j] + self.gain(j, end) > best[rival] + self.gain(rival, end);
-            // Candidates that j beats from their first end on.
+            // Drop the candidates that j beats from their first end on.
             while queue.len() > head {
                 let (rival, start) = queue[queue.len() - 1];
                 if better(rival as usize, (start as usize).max(j + 1)) {
@@ -232,14 +234,14 @@ impl PrefixSums {
                 continue;
             };
             let rival = rival as usize;
-            // The first end for which j is better than the last candidate: near that of the step before.
+            // Search the first end for which j beats the last candidate; it is near that of the step before.
             let mut worse = (start as usize).max(j + 1);
             let (mut stride, mut probe) = (1, guess.max(worse + 1).min(n));
             let mut found = None;
             if worse < n {
                 if better(rival, probe) {
                     found = Some(probe);
-                    // Downwards, to a bound from below.
+                    // Gallop downwards, to an end for which j is not better.
                     while let Some(high) = found {
                         let below = high.saturating_sub(stride).max(worse);
                         if below == worse || !better(rival, below) {
@@ -285,8 +287,8 @@ impl PrefixSums {
         bounds
     }
 
-    /// Bounds of the best `k` clusters, and a penalty that gives them; starts at the penalty `guess`. None when rounding
-    /// hides the difference between numbers of clusters.
+    /// Finds the bounds of the best `k` clusters, and a penalty that gives them; starts at the penalty `guess`. None
+    /// when rounding hides the difference between numbers of clusters.
     fn bounds(&self, k: usize, guess: f64) -> Option<(Vec<usize>, f64)> {
         let n = self.0.len() - 1;
         if n <= k {
@@ -303,7 +305,7 @@ impl PrefixSums {
             if count == k {
                 return Some((bounds, penalty));
             }
-            // The number of clusters goes with the penalty to the power -1/3.
+            // The number of clusters is about proportional to the penalty to the power -1/3.
             let mut next = penalty * (count as f64 / k as f64).powi(3);
             if count > k {
                 low = Some((penalty, bounds));
@@ -352,7 +354,7 @@ fn join(few: &[usize], many: &[usize], k: usize) -> Option<Vec<usize>> {
     (bounds.len() == k + 1).then_some(bounds)
 }
 
-/// Places that are tried for a bound at a time, around the one it has.
+/// Places that are tried for a bound at a time, around its own.
 const PLACES: usize = 9;
 
 /// Moves the bounds of a partition of coarse bins to the best places among the values: every bound has a few places around
@@ -361,7 +363,7 @@ const PLACES: usize = 9;
 fn settle(all: &PrefixSums, edges: &[usize], coarse: &[usize]) -> Vec<usize> {
     let mut bounds: Vec<usize> = coarse.iter().map(|&i| edges[i]).collect();
     let inner = bounds.len() - 2;
-    // How far a bound may go: to the neighbouring edges at first.
+    // Distance that a bound may move: to the neighbouring edges at first.
     let mut reach: Vec<usize> =
         coarse[1..=inner].iter().map(|&i| (edges[i + 1] - edges[i - 1]).div_ceil(2).max(1)).collect();
     let end = bounds[inner + 1];
@@ -431,18 +433,18 @@ mod tests {
         h
     }
 
-    /// Squared error of assigning every value to its nearest centroid.
+    /// Computes the squared error of assigning every value to its nearest centroid.
     fn error(h: &Histogram, centroids: &[f64]) -> f64 {
         let nearest = |v: f64| centroids.iter().map(|c| (c - v) * (c - v)).fold(f64::INFINITY, f64::min);
         h.values().iter().enumerate().map(|(i, &v)| h.mass(i) * nearest(f64::from(v))).sum()
     }
 
-    /// The optimum by the plain recurrence over every split: O(k n^2), from the definition alone.
+    /// Computes the optimum by the plain recurrence over every split, from the definition alone: O(k n^2).
     fn optimum(h: &Histogram, k: usize) -> f64 {
         let n = h.values().len();
         let v: Vec<f64> = h.values().iter().map(|&v| f64::from(v)).collect();
         let m: Vec<f64> = (0..n).map(|i| h.mass(i)).collect();
-        // cost[a][b - a]: of values a..b around their mean, by an update that cannot cancel.
+        // interval[a][b - a]: cost of values a..b around their mean, by an update that cannot cancel.
         let interval: Vec<Vec<f64>> = (0..n)
             .map(|a| {
                 let (mut w, mut mean, mut cost) = (0.0, 0.0, 0.0);
@@ -476,7 +478,8 @@ mod tests {
             prop_assert!((found - best).abs() <= 1e-9 * best + 1e-12, "{found} for {best}");
         }
 
-        /// Values on a grid: many numbers of clusters cost the same per cluster, so that no penalty gives just one of them.
+        /// Checks values on a grid: many numbers of clusters cost the same per cluster, so that no penalty gives just
+        /// one of them.
         #[test]
         fn exact_is_the_optimum_on_a_grid(n in 2usize..90, k in 1usize..40, twice in any::<bool>()) {
             let v: Vec<f32> = (0..n).map(|i| i as f32 * 0.25).chain((0..n * usize::from(twice)).map(|i| i as f32 * 0.5)).collect();

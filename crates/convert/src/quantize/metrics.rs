@@ -12,18 +12,19 @@ pub struct Metrics {
     dot: f64,
     original: f64,
     compressed: f64,
-    /// Sums of squared errors and squared weights times their importance; 0 without importance.
+    /// Sum of squared errors times importances; 0 without importance.
     weighted_error: f64,
+    /// Sum of squared weights times importances; 0 without importance.
     weighted_original: f64,
     /// Largest absolute error.
     pub max_error: f64,
 }
 
-/// Values that are summed in f32 before they go to f64.
+/// Values that are summed in f32 before their sum goes to f64.
 const RUN: usize = 128;
 
 impl Metrics {
-    /// Adds weights and what they became, with their importances if those are known.
+    /// Adds weights and their compressed values, with importances where those are known.
     pub fn add(&mut self, weights: &[f32], values: &[f32], importance: Option<&[f32]>) {
         self.count += weights.len() as u64;
         for (i, (w, v)) in weights.chunks(RUN).zip(values.chunks(RUN)).enumerate() {
@@ -54,7 +55,7 @@ impl Metrics {
         }
     }
 
-    /// Adds what a kernel has summed over `count` weights.
+    /// Adds the sums that a kernel made over `count` weights.
     pub(super) fn add_sums(&mut self, count: usize, s: &ErrorSums) {
         self.count += count as u64;
         self.squared_error += s.error;
@@ -66,7 +67,7 @@ impl Metrics {
         self.max_error = self.max_error.max(f64::from(s.largest));
     }
 
-    /// Adds weights, given by their moments, that all became `v`; `farthest` of them is the farthest from it.
+    /// Adds weights, given by their moments, that all became `v`; `farthest` is the weight that is farthest from `v`.
     pub(super) fn add_moments(&mut self, m: MassMoments, v: f64, farthest: f64) {
         self.count += m.weight as u64;
         self.squared_error += m.error(v);
@@ -94,18 +95,18 @@ impl Metrics {
         self.max_error = self.max_error.max(other.max_error);
     }
 
-    /// Mean squared error.
+    /// Returns the mean squared error.
     pub fn mse(&self) -> f64 {
         if self.count == 0 { 0.0 } else { self.squared_error / self.count as f64 }
     }
 
-    /// Squared error over the squared weights.
+    /// Returns the squared error over the squared weights; 0 where these are 0.
     pub fn relative_mse(&self) -> f64 {
         if self.original > 0.0 { self.squared_error / self.original } else { 0.0 }
     }
 
-    /// Squared error of the matrix's output over its squared output, from the importances of its inputs (inputs taken as
-    /// uncorrelated); [`Metrics::relative_mse`] where none are known.
+    /// Estimates the squared error of the matrix's output over its squared output, from the importances of its inputs
+    /// (taken as uncorrelated). Returns [`Metrics::relative_mse`] where no importance is known.
     pub fn output_error(&self) -> f64 {
         if self.weighted_original > 0.0 {
             self.weighted_error / self.weighted_original
@@ -114,7 +115,7 @@ impl Metrics {
         }
     }
 
-    /// Cosine of weights and compressed weights; 1 where both are zero.
+    /// Returns the cosine of weights and compressed weights; 1 where both are zero, 0 where only one is.
     pub fn cosine(&self) -> f64 {
         let norm = (self.original * self.compressed).sqrt();
         if norm > 0.0 {

@@ -44,7 +44,8 @@ impl LutTable {
         }
         let last = self.values.last().copied().unwrap_or(f16::ZERO);
         self.values.resize(entries, last);
-        // Assigned against the rounded table: the nearest entry, the lower of equally near ones. Entries take intervals.
+        // Values get the nearest entry of the rounded table, the lower of two equally near ones: an entry takes an
+        // interval.
         let (n, codes) = (h.values().len(), h.codes());
         let mut from = 0;
         for entry in 0..entries {
@@ -70,7 +71,7 @@ impl LutTable {
         }
     }
 
-    /// The entry of each of `codes`, which must occur in the histogram.
+    /// Looks up the entry of each of `codes`, which must occur in the histogram.
     pub fn assign(&self, codes: &[u16], entries: &mut [u8]) {
         let Ok(index) = <&[u8; 1 << 16]>::try_from(self.index.as_slice()) else { return };
         for (entry, code) in entries.iter_mut().zip(codes) {
@@ -79,12 +80,12 @@ impl LutTable {
     }
 }
 
-/// Most that [`round_to_int16`] raises a squared error by, as a share of it.
+/// Largest rise of a squared error by [`round_to_int16`], as a share of the error.
 const RAISED: f64 = 1e-3;
 
-/// Rounds entries to whole multiples of a 2^15th of the power of two above the largest: products of such tables take two thirds
-/// of the instructions on a CPU. Where weights hundreds of times larger than the others make these steps coarse, or where a
-/// group is reproduced without any error, the table stays as it is.
+/// Rounds entries to multiples of `p / 2^15`, where `p` is the power of two above the largest magnitude: products of
+/// such tables take two thirds of the instructions on a CPU. The table stays as it is where weights hundreds of times
+/// larger than the others make these steps coarse, or where a group is reproduced without any error.
 fn round_to_int16(h: &Histogram, values: &mut [f16]) {
     if h.values().len() <= values.len() {
         return;
@@ -93,14 +94,14 @@ fn round_to_int16(h: &Histogram, values: &mut [f16]) {
     let before = squared_error(h, table.iter().map(|v| f64::from(*v)));
     anemoe_kernels::round_to_int16(&mut table);
     let after = squared_error(h, table.iter().map(|v| f64::from(*v)));
-    // No two entries become one.
+    // Rounding must not make two entries equal.
     let as_many = values.windows(2).zip(table.windows(2)).all(|(v, t)| (v[0] == v[1]) == (t[0] == t[1]));
     if as_many && after <= before * (1.0 + RAISED) {
         values.iter_mut().zip(table).for_each(|(v, t)| *v = f16::from_f32(t));
     }
 }
 
-/// Sums the squared errors of all values of h, each taken for the nearest entry of an ascending table.
+/// Sums the squared errors of all values of `h`, each with the nearest entry of an ascending table.
 fn squared_error(h: &Histogram, table: impl Iterator<Item = f64> + Clone) -> f64 {
     let (n, mut from, mut sum) = (h.values().len(), 0, 0.0);
     let next = table.clone().skip(1).map(Some).chain([None]);
@@ -114,11 +115,11 @@ fn squared_error(h: &Histogram, table: impl Iterator<Item = f64> + Clone) -> f64
     sum
 }
 
-/// Ends that are tried, as fractions of the range that is cut off at one or both sides.
+/// Cuts that are tried at both ends: how far an end moves towards the mean, as a share of their distance.
 const CUTS: [f64; 11] = [0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.88, 0.94];
 
-/// An evenly spaced table. Its ends are the smallest and largest value, or lie closer together where that lowers the error:
-/// few outliers then no longer decide how coarse all others become.
+/// Makes an evenly spaced table. Its ends are the smallest and largest value, or lie closer together where that
+/// lowers the error: then a few outliers do not decide how coarse all others become.
 fn uniform(h: &Histogram, entries: usize) -> Vec<f64> {
     let values = h.values();
     let (Some(&low), Some(&high)) = (values.first(), values.last()) else { return Vec::new() };
@@ -149,7 +150,7 @@ fn uniform(h: &Histogram, entries: usize) -> Vec<f64> {
     for cut in CUTS {
         try_cuts(cut, cut, &mut best);
     }
-    // Then each end by itself, in smaller and smaller steps of what is left of its side.
+    // Then each end moves by itself, in smaller and smaller steps of the rest of its side.
     for step in [0.3, 0.12, 0.05, 0.02] {
         for sign in [-1.0, 1.0] {
             let (_, a, b) = best;
@@ -170,7 +171,7 @@ pub struct Palettizer {
 }
 
 impl Palettizer {
-    /// A palettizer for tables of `2^bits` values, 1 to 8 bits.
+    /// Makes a palettizer for tables of `2^bits` values, 1 to 8 bits.
     ///
     /// # Panics
     /// The bits are out of range.
@@ -179,9 +180,9 @@ impl Palettizer {
         Palettizer { bits, mode, histogram: Histogram::default(), table: LutTable::new() }
     }
 
-    /// Palettizes a group of finite weights in rows: their table of `2^bits` values, ascending (a group with fewer distinct
-    /// values repeats the last), and an index per weight in `indices`. `importance` has one number per column. Adds the
-    /// errors to `metrics`.
+    /// Palettizes a group of finite weights in rows. Returns their table of `2^bits` values, ascending (a group with
+    /// fewer distinct values repeats the last), and writes an index per weight to `indices`. `importance` has one
+    /// number per column. Adds the errors to `metrics`.
     ///
     /// # Panics
     /// `indices` has another length than `weights`, or these are no whole rows.
@@ -196,7 +197,7 @@ impl Palettizer {
         self.codes(&mut codes, importance, indices, metrics)
     }
 
-    /// Palettizes a group like [`Palettizer::group`], from fp16 bits, which are used up.
+    /// Palettizes a group like [`Palettizer::group`], from fp16 bits, which it overwrites.
     pub(super) fn codes(
         &mut self,
         bits: &mut [u16],
@@ -221,7 +222,7 @@ mod tests {
     use proptest::prelude::*;
 
     proptest! {
-        /// Every weight gets the nearest entry of an ascending table, whatever the weights are.
+        /// Checks that every weight gets the nearest entry of an ascending table, for any weights.
         #[test]
         fn indices_are_nearest(v in prop::collection::vec(-70000.0f32..70000.0, 1..300), scale in -8i32..2, bits in 1u8..9, mode in prop::sample::select(vec![TableMode::KMeans, TableMode::KMeansExact, TableMode::Uniform]), importance in prop::option::of(prop::collection::vec(0.0f32..2.0, 1..4))) {
             let columns = importance.as_ref().map_or(1, Vec::len);

@@ -3,8 +3,8 @@
 /// Number of distributions of [`weights`].
 pub const KINDS: usize = 8;
 
-/// `n` weights: gaussian, with outliers, heavy tails, few distinct values, denormals of fp16, two far clusters, a grid,
-/// constant.
+/// Makes `n` weights of distribution `kind`, from 0: gaussian, with outliers, heavy tails, few distinct values,
+/// denormals of fp16, two far clusters, a grid, constant.
 pub fn weights(seed: u64, n: usize, kind: usize) -> Vec<f32> {
     let mut s = seed | 1;
     let mut uniform = move || {

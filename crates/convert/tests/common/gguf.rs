@@ -1,7 +1,7 @@
-//! A writer of GGUF files, right and wrong ones.
+//! Writer of GGUF files, right and wrong ones.
 #![allow(dead_code)]
 
-/// A file to be.
+/// GGUF file to be written.
 pub struct Gguf {
     pub version: u32,
     pub alignment: u64,
@@ -10,15 +10,15 @@ pub struct Gguf {
     pub tensors: Vec<Tensor>,
 }
 
-/// A tensor of it.
+/// Tensor of a GGUF file.
 pub struct Tensor {
     pub name: Vec<u8>,
-    /// Fastest first.
+    /// Dimensions, fastest first.
     pub ne: Vec<u64>,
-    /// GGML's number of its type.
+    /// GGML's number of the type.
     pub kind: u32,
     pub data: Vec<u8>,
-    /// Another offset than the right one.
+    /// Offset to write instead of the right one.
     pub offset: Option<u64>,
 }
 
@@ -27,7 +27,7 @@ fn string(bytes: &[u8]) -> Vec<u8> {
 }
 
 impl Gguf {
-    /// A file of version 3 with nothing in it.
+    /// Makes a file of version 3 with nothing in it.
     pub fn new() -> Self {
         Gguf { version: 3, alignment: 32, keys: Vec::new(), tensors: Vec::new() }
     }
@@ -83,13 +83,13 @@ impl Gguf {
         self.tensors.push(Tensor { name: name.into(), ne: ne.to_vec(), kind, data, offset: None });
     }
 
-    /// A tensor in f32; the shape is outermost first.
+    /// Adds a tensor in f32; the shape is outermost first.
     pub fn floats(&mut self, name: &str, shape: &[u64], values: &[f32]) {
         let ne: Vec<u64> = shape.iter().rev().copied().collect();
         self.tensor(name, &ne, 0, values.iter().flat_map(|v| v.to_le_bytes()).collect());
     }
 
-    /// Bytes of the file before the data.
+    /// Returns the bytes of the file before the data.
     pub fn head(&self) -> Vec<u8> {
         let mut out = b"GGUF".to_vec();
         out.extend(self.version.to_le_bytes());
@@ -112,7 +112,7 @@ impl Gguf {
         out
     }
 
-    /// The whole file; nothing is behind the last tensor's data.
+    /// Returns the bytes of the whole file; nothing is behind the last tensor's data.
     pub fn write(&self) -> Vec<u8> {
         let mut out = self.head();
         for t in &self.tensors {

@@ -1,4 +1,4 @@
-//! Shared by tests.
+//! Helpers that tests share.
 
 pub mod gguf;
 pub mod tiny;

@@ -7,24 +7,24 @@ use anemoe_convert::models;
 use serde_json::Value;
 use std::path::Path;
 
-/// Values as a GGML type's number and bytes.
+/// Encoder of values: returns the number of a GGML type, and bytes.
 pub type Encode = fn(&[f32]) -> (u32, Vec<u8>);
 
-/// GGML's f32.
+/// Encodes values as GGML's f32.
 pub fn as_f32(values: &[f32]) -> (u32, Vec<u8>) {
     (0, values.iter().flat_map(|v| v.to_le_bytes()).collect())
 }
 
-/// Options of the file.
+/// Options of a GGUF file.
 #[derive(Clone, Copy)]
 pub struct Options {
-    /// Gate and up projections of the experts in one tensor.
+    /// True if the experts' gate and up projections are in one tensor.
     pub fused: bool,
     /// Encoding of matrices; vectors are f32.
     pub encode: Encode,
 }
 
-/// The names that converters give.
+/// Hugging Face's names, and the GGUF names that converters give.
 const NAMES: [(&str, &str); 21] = [
     ("input_layernorm.weight", "attn_norm.weight"),
     ("self_attn.q_proj.weight", "attn_q.weight"),
@@ -49,7 +49,7 @@ const NAMES: [(&str, &str); 21] = [
     ("layer_scalar", "layer_output_scale.weight"),
 ];
 
-/// A whole tensor of a checkpoint.
+/// Reads a whole tensor of a checkpoint.
 pub fn read(checkpoint: &Checkpoint, name: &str) -> Vec<f32> {
     let info = checkpoint.source.info(name).unwrap_or_else(|| panic!("{name}"));
     let mut out = vec![0f32; info.elements() as usize];
@@ -57,7 +57,7 @@ pub fn read(checkpoint: &Checkpoint, name: &str) -> Vec<f32> {
     out
 }
 
-/// Metadata and tensors of a checkpoint in its published layout, with its tokenizer where it has one.
+/// Makes a GGUF file of a checkpoint in its published layout, with its tokenizer where it has one.
 pub fn gguf_of(folder: &Path, options: Options) -> Gguf {
     let checkpoint = models::load(folder.to_str().unwrap()).unwrap();
     let mut g = Gguf::new();
@@ -143,7 +143,7 @@ fn metadata(g: &mut Gguf, c: &Value) {
     g.u32("tokenizer.ggml.padding_token_id", size("pad_token_id"));
 }
 
-/// A `tokenizer.json` as converters write it.
+/// Adds the keys of a `tokenizer.json`, as converters write them.
 pub fn tokenizer(g: &mut Gguf, t: &Value) {
     let vocab = t["model"]["vocab"].as_object().unwrap();
     let mut tokens = vec![""; vocab.len()];

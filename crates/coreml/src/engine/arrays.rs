@@ -1,4 +1,4 @@
-//! Arrays of Core ML: memory of our own that it reads and writes, and memory of its own, read by its strides.
+//! Arrays of Core ML: over memory that this crate owns, and Core ML's own arrays, which are read by their strides.
 
 use super::failure::Failure;
 use anemoe_mlpackage::mil::DataType;
@@ -13,10 +13,10 @@ use std::cell::RefCell;
 use std::ffi::c_void;
 use std::ptr::NonNull;
 
-/// Bytes; the Neural Engine's rows start at multiples of it.
+/// Alignment of memory in bytes: rows of the Neural Engine start at multiples of it.
 const ALIGNMENT: usize = 64;
 
-/// Elements of an array.
+/// Element type of an array.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Element {
     F16,
@@ -25,7 +25,7 @@ pub(crate) enum Element {
 }
 
 impl Element {
-    /// The elements of a feature; none for those that no function of ours has.
+    /// Returns the element type of a feature; `None` for types that no anemoe function has.
     pub fn of(dtype: DataType) -> Option<Element> {
         match dtype {
             DataType::Float16 => Some(Element::F16),
@@ -68,7 +68,7 @@ fn contiguous(shape: &[usize]) -> Vec<usize> {
     strides
 }
 
-/// Visits the offset of each row, rows in order; a row is the last axis.
+/// Visits the offset of each row (the last axis) in order.
 fn rows(shape: &[usize], strides: &[usize], mut visit: impl FnMut(usize)) {
     let axes = shape.len().saturating_sub(1);
     let count: usize = shape[..axes].iter().product();
@@ -85,33 +85,33 @@ fn rows(shape: &[usize], strides: &[usize], mut visit: impl FnMut(usize)) {
     }
 }
 
-/// Memory of `bytes`, zeroed.
+/// Allocates `bytes` bytes of zeros, at least one.
 fn memory(bytes: usize) -> (NonNull<u8>, Layout) {
     let layout = Layout::from_size_align(bytes.max(1), ALIGNMENT);
     let layout = layout.unwrap_or_else(|_| handle_alloc_error(Layout::new::<u8>()));
-    // SAFETY: the layout is of a byte or more.
+    // SAFETY: the layout has at least one byte.
     let data = unsafe { alloc_zeroed(layout) };
     (NonNull::new(data).unwrap_or_else(|| handle_alloc_error(layout)), layout)
 }
 
-/// An array over memory of ours, without gaps.
+/// An array without gaps over memory that this crate allocates.
 pub(crate) struct HostArray {
     array: Retained<MLMultiArray>,
-    /// Lives as long as `array`.
+    /// Memory of the array; freed when Core ML releases `array`.
     data: NonNull<u8>,
     shape: Vec<usize>,
     element: Element,
 }
 
 impl HostArray {
-    /// Zeros.
+    /// Makes an array of zeros.
     pub fn new(shape: &[usize], element: Element) -> Result<HostArray, Failure> {
         let count: usize = shape.iter().product();
         let (data, layout) = memory(count * element.size());
-        // SAFETY: the block runs once, when the array lets go of the memory that was made right above with this layout.
+        // SAFETY: the block runs once, when the array releases the memory that was allocated above with this layout.
         let free =
             RcBlock::new(move |data: NonNull<c_void>| unsafe { dealloc(data.as_ptr().cast(), layout) });
-        // SAFETY: the memory is as large as the shape says, and lives until the block runs.
+        // SAFETY: the memory has the size of the shape, and lives until the block runs.
         let array = unsafe {
             MLMultiArray::initWithDataPointer_shape_dataType_strides_deallocator_error(
                 MLMultiArray::alloc(),
@@ -126,7 +126,7 @@ impl HostArray {
         Ok(HostArray { array, data, shape: shape.to_vec(), element })
     }
 
-    /// The array.
+    /// Returns Core ML's array.
     pub fn array(&self) -> &Retained<MLMultiArray> {
         &self.array
     }
@@ -135,7 +135,7 @@ impl HostArray {
         self.shape.iter().product()
     }
 
-    /// Copies a tensor into the array.
+    /// Copies a tensor into the array, converted to its element type; shapes must be equal.
     pub fn write(&mut self, tensor: &Tensor) -> Result<(), String> {
         let n = self.len();
         if tensor.shape != self.shape || tensor.len() != n {
@@ -143,7 +143,7 @@ impl HostArray {
         }
         match (&tensor.data, self.element) {
             (Data::F32(values), Element::F16) => {
-                // SAFETY: `n` aligned elements that live as long as `self`; no prediction runs while the owner is here.
+                // SAFETY: `n` aligned elements that live as long as `self`; no prediction runs while this thread is here.
                 let to = unsafe { std::slice::from_raw_parts_mut(self.data.cast::<u16>().as_ptr(), n) };
                 anemoe_kernels::f32_to_f16(values, to);
             }
@@ -162,10 +162,10 @@ impl HostArray {
         Ok(())
     }
 
-    /// The elements, where they are 16-bit floats.
+    /// Returns the elements as fp16 bits; an error for other types.
     fn own_bits(&mut self) -> Result<&mut [u16], String> {
         match self.element {
-            // SAFETY: so many aligned elements that live as long as `self`; no prediction runs while the owner is here.
+            // SAFETY: `self.len()` aligned elements that live as long as `self`; no prediction runs while this thread is here.
             Element::F16 => {
                 Ok(unsafe { std::slice::from_raw_parts_mut(self.data.cast::<u16>().as_ptr(), self.len()) })
             }
@@ -173,7 +173,7 @@ impl HostArray {
         }
     }
 
-    /// Copies bits of 16-bit floats into the array.
+    /// Copies fp16 bits into the array; lengths must be equal.
     pub fn write_bits(&mut self, bits: &[u16]) -> Result<(), String> {
         let own = self.own_bits()?;
         if own.len() != bits.len() {
@@ -183,13 +183,13 @@ impl HostArray {
         Ok(())
     }
 
-    /// Copies an array of 16-bit floats.
+    /// Returns a copy of the array's fp16 bits.
     pub fn read_bits(&mut self) -> Result<Vec<u16>, String> {
         Ok(self.own_bits()?.to_vec())
     }
 
-    /// Copies the first `slots` slots of this cache, `[1, heads, own slots, channels]`, to a new one; of those that this one lacks
-    /// zeros.
+    /// Copies the first `slots` slots of this cache, `[1, heads, own slots, channels]`, to a new cache; slots that this
+    /// cache lacks are zero.
     pub fn with_slots(&mut self, slots: usize) -> Result<HostArray, Failure> {
         let &[1, heads, own_slots, channels] = &*self.shape else {
             return Err(Failure::Misfit(format!("a cache of shape {:?}", self.shape)));
@@ -205,13 +205,13 @@ impl HostArray {
         Ok(other)
     }
 
-    /// Slots of this cache.
+    /// Returns the number of slots of this cache.
     pub fn slots(&self) -> usize {
         self.shape.get(2).copied().unwrap_or(0)
     }
 
-    /// Writes rows of tokens, `[1, heads, T, channels]`, into this cache, `[1, heads, slots, channels]`: each into the slot where
-    /// `place`, `[1, 1, slots, T]`, is 1. A token without a slot only filled its call up.
+    /// Writes rows of tokens `[1, heads, T, channels]` into this cache `[1, heads, slots, channels]`: each token into
+    /// the slot where `place`, `[1, 1, slots, T]`, is 1. A token without a slot only fills its call up and is skipped.
     pub fn write_rows(&mut self, rows: &Tensor, place: &Tensor) -> Result<(), String> {
         let wrong = || {
             let [rows, place] = [rows, place].map(|t| &t.shape);
@@ -238,7 +238,7 @@ impl HostArray {
     /// Copies the array into a tensor.
     pub fn read(&self, out: &mut Tensor) -> Result<(), String> {
         let bytes = self.len() * self.element.size();
-        // SAFETY: the memory has so many bytes; no prediction runs while the owner is here.
+        // SAFETY: the memory has `bytes` bytes; no prediction runs while this thread is here.
         let memory = unsafe { std::slice::from_raw_parts(self.data.as_ptr(), bytes) };
         let row = self.shape.last().copied().unwrap_or(1);
         let mut rows = (0..self.len() / row.max(1)).map(|r| r * row);
@@ -246,7 +246,7 @@ impl HostArray {
     }
 }
 
-/// Copies rows of `shape` that start at the elements `starts`, elements `step` apart, into a tensor.
+/// Copies rows of `shape` into a tensor. Rows start at the element indices `starts`; their elements are `step` apart.
 fn copy(
     memory: &[u8],
     element: Element,
@@ -286,10 +286,10 @@ fn copy(
     Ok(())
 }
 
-/// Elements of a row that are converted together.
+/// fp16 elements of a row that are converted at a time.
 const CONVERTED_CHUNK: usize = 256;
 
-/// Converts a row of fp16, elements `step` apart.
+/// Converts a row of fp16, whose elements are `step` apart, to f32.
 fn halves(bytes: &[u8], step: usize, to: &mut [f32]) {
     let words = bytes.as_chunks::<2>().0;
     let mut bits = [0u16; CONVERTED_CHUNK];
@@ -301,7 +301,7 @@ fn halves(bytes: &[u8], step: usize, to: &mut [f32]) {
     }
 }
 
-/// Copies an array of Core ML's into a tensor, by its own shape and strides.
+/// Copies one of Core ML's own arrays into a tensor, by the array's shape and strides.
 pub(crate) fn read_array(array: &MLMultiArray, element: Element, out: &mut Tensor) -> Result<(), Failure> {
     // SAFETY: plain getters of a living array.
     let (shape, strides, kind) =
@@ -315,7 +315,7 @@ pub(crate) fn read_array(array: &MLMultiArray, element: Element, out: &mut Tenso
     let shared = RefCell::new((out, Err("its memory was not shown".to_string())));
     let read = StackBlock::new(|bytes: NonNull<c_void>, size: isize| {
         let size = usize::try_from(size).unwrap_or(0);
-        // SAFETY: Core ML shows so many bytes for as long as the block runs.
+        // SAFETY: Core ML shows `size` bytes for as long as the block runs.
         let memory = unsafe { std::slice::from_raw_parts(bytes.cast::<u8>().as_ptr(), size) };
         let (out, done) = &mut *shared.borrow_mut();
         *done = copy(memory, element, &shape, step.max(1), &mut starts.iter().copied(), out);
@@ -325,7 +325,7 @@ pub(crate) fn read_array(array: &MLMultiArray, element: Element, out: &mut Tenso
     shared.into_inner().1.map_err(Failure::Misfit)
 }
 
-/// A part of a state: of each of its first two axes all, of the third the rows from `first` on.
+/// A part of a state `[1, heads, rows, channels]`: the rows from `first` on, of all heads.
 #[derive(Clone, Copy)]
 pub(crate) struct StatePart<'a> {
     pub shape: &'a [usize],
@@ -349,8 +349,8 @@ impl StatePart<'_> {
     }
 }
 
-/// Copies rows of a state between its array and `bits`, in order without gaps. True for `write`: into the array. Runs inside a
-/// handler that shows the state.
+/// Copies rows of a state between Core ML's array and `bits`, in order without gaps: into the array if `write`, else
+/// into `bits`. Runs within a handler that shows the state.
 pub(crate) fn move_rows(
     array: &MLMultiArray,
     part: StatePart<'_>,
@@ -367,7 +367,7 @@ pub(crate) fn move_rows(
     let result = RefCell::new((bits, Err("its memory was not shown".to_string())));
     let work = |bytes: NonNull<c_void>, size: isize, strides: &[usize]| {
         let all = usize::try_from(size).unwrap_or(0) / 2;
-        // SAFETY: Core ML shows so many bytes for as long as the block runs, for reading and writing, aligned for 16 bits.
+        // SAFETY: Core ML shows `size` bytes, aligned for 16 bits, for reading and writing as long as the block runs.
         let memory = unsafe { std::slice::from_raw_parts_mut(bytes.cast::<u16>().as_ptr(), all) };
         let (bits, done) = &mut *result.borrow_mut();
         let (mut at, mut fits, step) =
@@ -391,7 +391,7 @@ pub(crate) fn move_rows(
         };
     };
     let writing = StackBlock::new(|bytes: NonNull<c_void>, size: isize, own: NonNull<NSArray<NSNumber>>| {
-        // SAFETY: Core ML's strides of the memory that it shows, for as long as the block runs.
+        // SAFETY: the strides belong to the memory that Core ML shows, and live as long as the block runs.
         work(bytes, size, &usizes(unsafe { own.as_ref() }));
     });
     let reading = StackBlock::new(|bytes: NonNull<c_void>, size: isize| work(bytes, size, &strides));

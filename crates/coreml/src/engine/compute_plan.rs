@@ -1,4 +1,4 @@
-//! Plans of Core ML: on which device each operation is preferred, and on which it is supported.
+//! Compute plans of Core ML: the preferred and the supported devices of each operation.
 
 use super::failure::{Failure, caught};
 use super::loading::{Handover, configuration, file_url};
@@ -17,11 +17,11 @@ use objc2_foundation::{NSArray, NSError, NSString};
 use std::path::Path;
 use std::sync::mpsc::sync_channel;
 
-/// Asks for the plan of a function of `package`, whose compiled model is `compiled`. `named` is false for the one function of a
-/// package.
+/// Returns the plan of a function of `package`, whose compiled model is `compiled`. `named` is false for the only
+/// function of a package.
 ///
 /// # Errors
-/// The compiled model is none (Core ML would end the process), or Core ML gives no plan.
+/// `compiled` is not a compiled model (Core ML would end the process), or Core ML gives no plan.
 pub fn plan_of(
     package: &Path,
     compiled: &Path,
@@ -49,7 +49,7 @@ fn read(
     let configuration = configuration(named.then_some(function), units);
     let (send, receive) = sync_channel::<PlanReply>(1);
     let handler = RcBlock::new(move |plan: *mut MLComputePlan, error: *mut NSError| {
-        // SAFETY: both live while the handler runs; the plan is kept by a reference of our own.
+        // SAFETY: both live while the handler runs; a reference of this crate keeps the plan.
         let answer = unsafe {
             match Retained::retain(plan) {
                 Some(plan) => Ok(Handover::new(plan)),
@@ -60,7 +60,7 @@ fn read(
         };
         let _ = send.send(answer);
     });
-    // SAFETY: a handler that may run on any thread.
+    // SAFETY: the handler may run on any thread.
     unsafe {
         MLComputePlan::loadContentsOfURL_configuration_completionHandler(&url, &configuration, &handler);
     }
@@ -78,7 +78,7 @@ fn read(
     Ok(ops)
 }
 
-/// The function of a program: by its name, or the one that there is, which the system may name `main`.
+/// Finds a function of a program by its name, or the only function, which the system may name `main`.
 fn find(
     program: &MLModelStructureProgram,
     name: &str,
@@ -93,7 +93,7 @@ fn find(
     found.ok_or_else(|| Failure::Misfit("the plan has no such function".into()))
 }
 
-/// Lists the operations of a block and of those inside it.
+/// Lists the operations of a block and of its nested blocks.
 fn walk(plan: &MLComputePlan, block: &MLModelStructureProgramBlock, ops: &mut Vec<OpPlan>) {
     // SAFETY: plain getters of living objects.
     unsafe {
@@ -115,7 +115,7 @@ fn walk(plan: &MLComputePlan, block: &MLModelStructureProgramBlock, ops: &mut Ve
     }
 }
 
-/// The preferred device. The binding takes it for granted; constants have none.
+/// Returns the preferred device; `None` for constants, which have none although the binding's type says otherwise.
 fn preferred(usage: &MLComputePlanDeviceUsage) -> Option<PlanDevice> {
     // SAFETY: a getter of an object, which may be nil.
     let device: Option<Retained<AnyObject>> = unsafe { msg_send![usage, preferredComputeDevice] };

@@ -1,4 +1,4 @@
-//! Packages and functions, as the model runner sees them.
+//! Packages and functions of the Core ML backend, as the model runner sees them.
 
 use super::coreml_states::{CoreMlStates, StatesInfo};
 use super::failure::Failure;
@@ -24,10 +24,10 @@ pub struct CoreMlBackend {
 }
 
 impl CoreMlBackend {
-    /// Starts Core ML.
+    /// Starts Core ML with its thread.
     ///
     /// # Errors
-    /// The system has none, or an old one.
+    /// The system has no Core ML, or a version before macOS 15.
     pub fn new(settings: CoreMlSettings) -> Result<CoreMlBackend> {
         let engine = Arc::new(Engine::start(settings.max_loaded_bytes, settings.units)?);
         Ok(CoreMlBackend { engine, settings })
@@ -59,7 +59,8 @@ impl Backend for CoreMlBackend {
     }
 }
 
-/// The arrays of caches, which all functions of a package take, or the first slots of them.
+/// Returns the caches that the functions of a package take, each with the slots of the whole cache. Functions that take
+/// caches must take the same.
 fn caches_of(path: &Path, functions: &[FunctionDescription], caches: &[KeptCache]) -> Result<Vec<StateSlot>> {
     let mut arrays: Option<Vec<StateSlot>> = None;
     for described in functions.iter().filter(|_| !caches.is_empty()) {
@@ -92,7 +93,7 @@ fn caches_of(path: &Path, functions: &[FunctionDescription], caches: &[KeptCache
     Ok(arrays.unwrap_or_default())
 }
 
-/// Bytes of all files in a folder.
+/// Returns the bytes of all files in a folder and its subfolders.
 fn folder_bytes(folder: &Path) -> Result<u64> {
     let mut bytes = 0;
     let failed = |e| Error::io(folder, e);
@@ -104,16 +105,16 @@ fn folder_bytes(folder: &Path) -> Result<u64> {
     Ok(bytes)
 }
 
-/// A package whose functions are loaded when they are first asked for.
+/// A package. Its functions are loaded on first use.
 struct CoreMlPackage {
     engine: Arc<Engine>,
     compiled: PathBuf,
     path: PathBuf,
-    /// True if it has several functions, which Core ML knows by name.
+    /// True if the package has several functions, which Core ML then knows by name.
     has_names: bool,
     bytes: u64,
     states: Arc<StatesInfo>,
-    /// Caches that are kept for its functions.
+    /// Caches that the host keeps for the package's functions.
     caches: Vec<KeptCache>,
     functions: Mutex<BTreeMap<String, Arc<CoreMlFunction>>>,
 }
@@ -138,7 +139,7 @@ impl CoreMlPackage {
             if let UndoRule::Rows { selection: input, .. } = rule {
                 selection = Some(input);
             }
-            // Functions of a package differ in their numbers of tokens and slots alone.
+            // Functions of a package differ only in their numbers of tokens and slots.
             let _ = self.states.rule.set(rule);
         }
         let function = Arc::new(CoreMlFunction {
@@ -198,13 +199,13 @@ struct CoreMlFunction {
     loadable: Loadable,
     inputs: Vec<String>,
     outputs: Vec<String>,
-    /// Number of the input that says how many tokens a call has.
+    /// Index of the input that says how many tokens a call has.
     selection: Option<usize>,
     has_states: bool,
 }
 
 impl CoreMlFunction {
-    /// Tokens of a call that are not there to fill it up, where that matters.
+    /// Returns the tokens of a call without those that only fill it up; 0 where the count does not matter.
     fn tokens(&self, inputs: &[&Tensor]) -> usize {
         let selection = self.selection.and_then(|i| inputs.get(i)).and_then(|t| t.as_f32());
         selection.and_then(|v| v.iter().position(|v| *v == 1.0)).unwrap_or(0)

@@ -14,19 +14,19 @@ use std::sync::{Arc, OnceLock};
 /// First bytes of saved states.
 const MAGIC: u64 = u64::from_le_bytes(*b"mlstate1");
 
-/// Facts of a package that the states of all sequences share.
+/// Facts of a package that the states of all its sequences share.
 pub(crate) struct StatesInfo {
     pub package: PathBuf,
-    /// Core ML's states.
+    /// Core ML's states, by name and shape.
     pub slots: Arc<[StateSlot]>,
-    /// Caches that functions take as inputs.
+    /// Caches that functions take as inputs, by name and shape.
     pub caches: Arc<[StateSlot]>,
-    /// Known when a function with states is prepared.
+    /// Set when a function with states is prepared.
     pub rule: OnceLock<UndoRule>,
 }
 
 impl StatesInfo {
-    /// States and caches, in the order of [`StateValues`].
+    /// Iterates over states and caches in the order of [`StateValues`].
     fn all(&self) -> impl Iterator<Item = &StateSlot> {
         self.slots.iter().chain(self.caches.iter())
     }
@@ -37,9 +37,9 @@ pub(super) struct CoreMlStates {
     engine: Arc<Engine>,
     info: Arc<StatesInfo>,
     key: StatesKey,
-    /// Core ML's thread knows them. Before, they are all zero.
+    /// True if Core ML's thread has the states; before that, they are all zero.
     has_begun: bool,
-    /// Tokens of the last calls and the rows that they overwrote, the newest last.
+    /// Token counts of the last calls, and the rows that they overwrote; the newest last.
     calls: VecDeque<(usize, Vec<u16>)>,
 }
 
@@ -53,7 +53,7 @@ impl CoreMlStates {
         failure.at(&self.info.package, "states")
     }
 
-    /// Has Core ML's thread know the states, with values where there are any.
+    /// Makes the states on Core ML's thread, with `values` or all zero.
     fn begin(&mut self, values: Option<StateValues>) -> Result<()> {
         let (key, slots, caches) = (self.key, self.info.slots.clone(), &self.info.caches);
         let begun = self.engine.ask(|o| o.begin(key, slots, caches, values));
@@ -71,12 +71,13 @@ impl CoreMlStates {
         }
     }
 
-    /// Readies the states for a call of `tokens` tokens and gives their number. What the call overwrites is kept.
+    /// Readies the states for a call of `tokens` tokens and keeps a copy of the rows that the call overwrites. Returns
+    /// the states' key.
     pub fn ready(&mut self, tokens: usize) -> Result<StatesKey> {
         if !self.has_begun {
             self.begin(None)?;
         }
-        // The oldest one's memory is used again.
+        // Reuses the memory of the oldest copy.
         let oldest = if self.calls.len() >= MOST_UNDONE { self.calls.pop_front() } else { None };
         let mut bits = oldest.map(|(_, bits)| bits).unwrap_or_default();
         let Some(rows) = self.rows() else { return Ok(self.key) };
@@ -89,7 +90,7 @@ impl CoreMlStates {
         Ok(self.key)
     }
 
-    /// Calls that had `tokens` tokens together, counted from the last one.
+    /// Returns how many of the last calls had `tokens` tokens together; `None` where no number of calls adds up to it.
     fn calls_of(&self, tokens: usize) -> Option<usize> {
         let mut left = tokens;
         for (count, (n, _)) in self.calls.iter().rev().enumerate() {
@@ -121,7 +122,7 @@ impl CoreMlStates {
         self.calls.clear();
     }
 
-    /// Takes values in place of what was there.
+    /// Replaces the states by `values`, or by zeros.
     fn replace(&mut self, values: Option<StateValues>) -> Result<()> {
         self.end();
         match values {
@@ -211,7 +212,7 @@ impl SequenceStates for CoreMlStates {
 
     fn fill_with_noise(&mut self, seed: u64) -> bool {
         let mut random = anemoe_io::Random::new(seed);
-        // Of either sign, with the bits of fp16 between 0.25 and 0.5.
+        // fp16 bits of either sign, with magnitudes from 0.25 to 0.5.
         let mut noise = || 0x3400 | random.below(1 << 10) as u16 | (random.below(2) as u16) << 15;
         let values = self.info.all().map(|s| (0..s.len()).map(|_| noise()).collect());
         let values = values.collect();

@@ -1,4 +1,4 @@
-//! Errors and exceptions of Core ML, as errors of ours.
+//! Errors and exceptions of Core ML, turned into errors of this crate.
 
 use crate::Error;
 use objc2::exception;
@@ -8,28 +8,29 @@ use objc2_foundation::{NSError, NSException};
 use std::panic::AssertUnwindSafe;
 use std::path::Path;
 
-/// Says why Core ML did not do what was asked.
+/// Reason why Core ML did not do what was asked.
 #[derive(Debug)]
 pub(crate) enum Failure {
     /// An `NSError`.
     Reported { domain: String, code: isize, text: String },
     /// An Objective-C exception.
     Thrown { name: String, reason: String },
-    /// The function is not loaded, or not any more.
+    /// The function is not loaded, or was unloaded.
     Absent,
-    /// A misfit that this crate found.
+    /// Shapes, types or numbers that do not fit, found by this crate.
     Misfit(String),
-    /// An error that has its path.
+    /// An error that names its path already.
     Known(Error),
 }
 
-/// Errors below one another that are told.
+/// Most underlying errors whose texts are shown.
 const MOST_BELOW: usize = 4;
-/// Code of an execution plan that could not be built.
+/// Text of the error about an execution plan that could not be built.
 const NO_PLAN: &str = "error code: -14";
 
 impl Failure {
-    /// Takes what an `NSError` says, and the errors below it: the Neural Engine's compiler and driver speak there.
+    /// Makes a failure of an `NSError` and its underlying errors, which carry messages of the Neural Engine's compiler
+    /// and driver.
     pub fn reported(error: &NSError) -> Failure {
         let mut text = error.localizedDescription().to_string();
         let mut below = error.underlyingErrors().firstObject();
@@ -44,7 +45,7 @@ impl Failure {
         Failure::Reported { domain: error.domain().to_string(), code: error.code(), text }
     }
 
-    /// Makes the error for a function of a package.
+    /// Turns the failure into an error that names the package and the function.
     pub fn at(self, package: &Path, function: &str) -> Error {
         let what = match self {
             Failure::Known(error) => return error,
@@ -60,13 +61,13 @@ impl Failure {
     }
 }
 
-/// Likely causes of -14, the most frequent first.
+/// Returns the likely causes of error -14 as the end of a message, the most frequent first.
 fn hint() -> &'static str {
     "; likely causes: it was compiled for another version of the system (anemoe compile), a form that this Neural Engine does \
      not take, or too much loaded at once (--max-loaded)"
 }
 
-/// Runs `f`; an exception becomes a failure.
+/// Runs `f`; an Objective-C exception becomes a failure.
 pub(crate) fn caught<R>(f: impl FnOnce() -> Result<R, Failure>) -> Result<R, Failure> {
     match exception::catch(AssertUnwindSafe(f)) {
         Ok(result) => result,

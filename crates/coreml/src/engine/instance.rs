@@ -1,4 +1,4 @@
-//! A loaded function: its model, and buffers that its calls use again.
+//! A loaded function: its model, and buffers that its calls reuse.
 
 use super::arrays::{HostArray, read_array};
 use super::failure::Failure;
@@ -15,42 +15,43 @@ use objc2_foundation::{NSDictionary, NSString};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// Sets of shapes for which a function keeps buffers; one of fixed shapes has one.
+/// Most sets of input shapes for which a function keeps buffers; a function of fixed shapes has one set.
 const KEPT_BUFFERS: usize = 8;
 
 /// A loaded function.
 pub(super) struct Instance {
     model: Retained<MLModel>,
     interface: Arc<Interface>,
-    /// Buffers by the shapes of the inputs, the one used last at the end.
+    /// Buffers by the shapes of the inputs; the set used last is at the end.
     buffers: Vec<CallBuffers>,
 }
 
-/// Parts of a sequence in a call.
+/// States and caches of a sequence in a call.
 pub(super) struct SequenceObjects<'a> {
     pub key: StatesKey,
-    /// None where the function has no states.
+    /// `None` where the function has no states.
     pub state: Option<&'a MLState>,
-    /// Each with the slots that the function takes.
+    /// Caches, each with the number of slots that the function takes.
     pub caches: Vec<&'a mut HostArray>,
 }
 
-/// Objects that a call of one set of shapes needs, so that it makes no array, value or dictionary. Where the function takes
-/// caches, the first call of a sequence makes a value of each, a dictionary and its provider, and later ones make nothing.
+/// Objects that calls with one set of shapes share, so that a call makes no array, value or dictionary. Where the
+/// function takes caches, the first call of a sequence makes a feature value for each cache, a dictionary and its
+/// provider; later calls make nothing.
 struct CallBuffers {
     inputs: Vec<HostArray>,
     shapes: Vec<Vec<usize>>,
     names: Vec<Retained<NSString>>,
     values: Vec<Retained<AnyObject>>,
-    /// Inputs by sequence, whose caches are among the values; one for all where there are no caches.
+    /// Feature providers by sequence, whose caches are among the values; one provider for all sequences without caches.
     features: BTreeMap<Option<StatesKey>, Retained<MLDictionaryFeatureProvider>>,
     options: Retained<MLPredictionOptions>,
     outputs: Vec<BackedOutput>,
-    /// Output of each cache with rows of the call's own tokens, and its value.
+    /// Outputs with the cache rows of the call's own tokens, and their values.
     rows: Vec<(BackedOutput, Tensor)>,
 }
 
-/// An output, and the memory that Core ML is asked to write it to.
+/// An output, and its backing: memory that Core ML is asked to write it to.
 struct BackedOutput {
     name: Retained<NSString>,
     backing: Option<HostArray>,
@@ -64,7 +65,7 @@ fn dictionary(
     NSDictionary::from_retained_objects(&names, values)
 }
 
-/// Refuses a value that Core ML does not take, with the name of its feature.
+/// Refuses a value that Core ML does not accept for a feature; the error names the feature.
 fn check(
     described: &NSDictionary<NSString, MLFeatureDescription>,
     name: &NSString,
@@ -80,20 +81,20 @@ fn check(
     }
 }
 
-/// The value of an array, which its feature takes.
+/// Makes the feature value of an array, and checks that its feature accepts it.
 fn value_of(
     described: &NSDictionary<NSString, MLFeatureDescription>,
     name: &NSString,
     array: &HostArray,
 ) -> Result<Retained<AnyObject>, Failure> {
-    // SAFETY: the array has the type and shape that it says.
+    // SAFETY: the array has the type and shape that it declares.
     let value = unsafe { MLFeatureValue::featureValueWithMultiArray(array.array()) };
     check(described, name, &value)?;
     Ok(Retained::into_super(Retained::into_super(value)))
 }
 
 impl BackedOutput {
-    /// Copies what came out into a tensor.
+    /// Copies an output of a prediction into a tensor.
     fn read(
         &self,
         result: &ProtocolObject<dyn MLFeatureProvider>,
@@ -104,7 +105,7 @@ impl BackedOutput {
         let array =
             unsafe { result.featureValueForName(&self.name).and_then(|value| value.multiArrayValue()) };
         let array = array.ok_or_else(|| Failure::Misfit(format!("no array `{}` came out", slot.name)))?;
-        // Core ML may leave a backing unused; then the result is an array of its own, with strides of its own.
+        // Core ML may leave a backing unused; then the output is an array of Core ML's own, with its own strides.
         let backing =
             self.backing.as_ref().filter(|b| Retained::as_ptr(b.array()) == Retained::as_ptr(&array));
         match backing {
@@ -154,7 +155,7 @@ impl CallBuffers {
         Ok(CallBuffers { inputs, shapes, names, values, features, options, outputs, rows })
     }
 
-    /// The inputs, with the caches of the sequence `key`.
+    /// Returns the feature provider of the inputs and the caches of the sequence `key`.
     fn features(
         &mut self,
         model: &MLModel,
@@ -187,35 +188,35 @@ impl CallBuffers {
 }
 
 impl Instance {
-    /// Takes a model that was loaded for a function.
+    /// Makes an instance of a loaded model.
     pub fn new(model: Retained<MLModel>, interface: Arc<Interface>) -> Instance {
         Instance { model, interface, buffers: Vec::new() }
     }
 
-    /// States of a new sequence, all zero.
+    /// Makes the states of a new sequence, all zero.
     pub fn new_state(&self) -> Retained<MLState> {
         // SAFETY: the model has states.
         unsafe { self.model.newState() }
     }
 
-    /// Predictions take a state.
+    /// Tells whether predictions take states.
     pub fn takes_state(&self) -> bool {
         self.interface.has_states
     }
 
-    /// Slots of each cache that predictions take.
+    /// Iterates over the number of slots of each cache that predictions take.
     pub fn cache_slots(&self) -> impl Iterator<Item = usize> {
         self.interface.caches.iter().map(|c| c.cache.shape.get(2).copied().unwrap_or(0))
     }
 
-    /// Lets go of the caches of a sequence.
+    /// Drops the objects that hold a sequence's caches.
     pub fn forget(&mut self, key: StatesKey) {
         for buffers in &mut self.buffers {
             buffers.features.remove(&Some(key));
         }
     }
 
-    /// Moves the buffers for these inputs to the end, made if there are none.
+    /// Moves the buffers for the shapes of these inputs to the end; makes them if there are none.
     fn find_buffers(&mut self, inputs: &[&Tensor]) -> Result<&mut CallBuffers, Failure> {
         if inputs.len() != self.interface.inputs.len() {
             let (has, wants) = (inputs.len(), self.interface.inputs.len());
@@ -245,7 +246,7 @@ impl Instance {
         self.buffers.last_mut().ok_or(Failure::Absent)
     }
 
-    /// Runs the function and writes its results to the first of `outputs`, rows of tokens to the caches of the sequence.
+    /// Runs the function. Writes its results to the first of `outputs`, and rows of tokens to the sequence's caches.
     pub fn predict(
         &mut self,
         inputs: &[&Tensor],

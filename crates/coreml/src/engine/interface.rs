@@ -1,4 +1,4 @@
-//! Inputs, outputs and states of a function, as its package describes them.
+//! Inputs, outputs and states of a function, read from the description in its package.
 
 use super::arrays::Element;
 use super::failure::Failure;
@@ -11,14 +11,14 @@ use anemoe_runtime::cpu::{Carried, carried};
 pub(crate) struct Slot {
     pub name: String,
     pub element: Element,
-    /// None where it comes with the call.
+    /// `None` where the shape comes with the call.
     pub shape: Option<Vec<usize>>,
 }
 
-/// Number of the states of a sequence in a package.
+/// Key of a sequence's states in a package.
 pub(crate) type StatesKey = u64;
 
-/// A state of a package: of 16-bit floats always.
+/// A state of a package; fp16 always.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct StateSlot {
     pub name: String,
@@ -26,51 +26,51 @@ pub(crate) struct StateSlot {
 }
 
 impl StateSlot {
-    /// Number of elements.
+    /// Returns the number of elements.
     pub fn len(&self) -> usize {
         self.shape.iter().product()
     }
 }
 
-/// A cache that a function takes as an input, and that is kept for it.
+/// A cache that the host keeps and a function takes as an input.
 #[derive(Clone, Debug)]
 pub(crate) struct CacheSlot {
-    /// Input, of 16-bit floats, `[1, heads, slots, channels]`.
+    /// Input, fp16, `[1, heads, slots, channels]`.
     pub cache: StateSlot,
-    /// Output with the rows of the call's own tokens.
+    /// Output with the cache rows of the call's own tokens.
     pub rows: Slot,
-    /// Number of the input that places them.
+    /// Index of the input that places the rows.
     pub place: usize,
 }
 
 /// Inputs and outputs of a function.
 #[derive(Clone, Debug)]
 pub(crate) struct Interface {
-    /// Inputs that come with a call.
+    /// Inputs that the caller gives.
     pub inputs: Vec<Slot>,
-    /// Outputs that a caller sees.
+    /// Outputs that the caller sees.
     pub outputs: Vec<Slot>,
     /// Caches in the order of the package.
     pub caches: Vec<CacheSlot>,
-    /// The function has states of Core ML's.
+    /// True if the function has states of Core ML.
     pub has_states: bool,
 }
 
 /// Rule by which calls of a function are undone.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum UndoRule {
-    /// Rows of caches stay, and are masked.
+    /// Rows of caches stay; a mask hides them.
     Stay,
-    /// Rows behind the slots of a state come back from a copy.
+    /// Rows behind the slots of a state are restored from a copy.
     Rows {
-        /// Input that selects the rows, and so says how many tokens a call has.
+        /// Index of the input that selects the rows, and so says how many tokens a call has.
         selection: usize,
-        /// Number of the state.
+        /// Index of the state.
         state: usize,
-        /// First of the rows.
+        /// First of the restored rows.
         first: usize,
     },
-    /// Tokens have to run again.
+    /// Calls cannot be undone: tokens have to run again.
     Never,
 }
 
@@ -91,11 +91,11 @@ fn slots(features: &[Feature]) -> Result<Vec<Slot>, Failure> {
 }
 
 impl Interface {
-    /// Reads the description of a function for which `caches` are kept.
+    /// Reads the interface of a function from its description; `caches` are the caches that the host keeps for it.
     pub fn of(described: &FunctionDescription, caches: &[KeptCache]) -> Result<Interface, Failure> {
         let (mut inputs, mut outputs) = (slots(&described.inputs)?, slots(&described.outputs)?);
         let mut kept = Vec::with_capacity(caches.len());
-        // Functions that place no rows, such as those of experts beside attention, have no cache.
+        // Functions that place no rows, such as experts beside attention, have no cache.
         let has_place = |named: &&KeptCache| described.inputs.iter().any(|i| i.name == named.place);
         for named in caches.iter().filter(has_place) {
             let misfit = |what: String| Failure::Misfit(format!("cache `{}`: {what}", named.input));
@@ -130,7 +130,7 @@ fn remove(slots: &mut Vec<Slot>, name: &str) -> Option<Slot> {
     Some(slots.remove(at))
 }
 
-/// The states of a package's functions: those that have any have the same ones.
+/// Returns the states of a package's functions; all functions with states must have the same.
 pub(crate) fn states_of(functions: &[FunctionDescription]) -> Result<Vec<StateSlot>, Failure> {
     let mut states: Option<Vec<StateSlot>> = None;
     for described in functions.iter().filter(|f| !f.states.is_empty()) {
@@ -157,7 +157,8 @@ pub(crate) fn states_of(functions: &[FunctionDescription]) -> Result<Vec<StateSl
     Ok(states.unwrap_or_default())
 }
 
-/// Counts the rows that a function writes of a state, `[1, heads, rows, channels]`: all, or those that are put in place of others.
+/// Returns the number of rows that a function writes of a state `[1, heads, rows, channels]`: all rows, or the rows of
+/// a slice update.
 fn count_written_rows(body: &Function, state: &StateSlot) -> Option<usize> {
     let operations = &body.block.operations;
     let argument = |op: &Operation, param: &str| match op.inputs.get(param)?.0.first()? {
@@ -186,11 +187,11 @@ fn count_written_rows(body: &Function, state: &StateSlot) -> Option<usize> {
     shape.get(2).copied().filter(|_| shape.len() == 4)
 }
 
-/// Finds the rule by which calls of `body` are undone, whose package has `states`.
+/// Finds the rule by which calls of the function `body` are undone; `states` are the states of its package.
 pub(crate) fn undo_rule(body: &Function, interface: &Interface, states: &[StateSlot]) -> UndoRule {
     match carried(body) {
         Carried::Nothing => {
-            // What is written of a cache has as many rows as some input has slots.
+            // A cache is written with as many rows as some input has slots.
             let is_cache = |state: &StateSlot| {
                 let rows = count_written_rows(body, state);
                 let has = |slot: &Slot| {
@@ -202,7 +203,7 @@ pub(crate) fn undo_rule(body: &Function, interface: &Interface, states: &[StateS
             };
             if states.iter().all(is_cache) { UndoRule::Stay } else { UndoRule::Never }
         }
-        // Those of several layers come back by running tokens again.
+        // Carried rows of several layers are restored by running tokens again.
         Carried::Rows(several) => {
             let [rows] = several.as_slice() else { return UndoRule::Never };
             let selection = interface.inputs.iter().position(|i| i.name == rows.selection);

@@ -1,4 +1,4 @@
-//! Functions on their way in: several at once, each on Core ML's own threads.
+//! Loading of functions: several at once, each on threads of Core ML.
 
 use super::failure::{Failure, caught};
 use super::interface::Interface;
@@ -15,49 +15,49 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
-/// Functions that are loaded at the same time: their service is one process, and each takes memory while it loads.
+/// Most functions that load at the same time: one system process loads them all, and each takes memory meanwhile.
 const AT_ONCE: usize = 4;
 
 /// A value that goes to another thread once.
 pub(super) struct Handover<T>(T);
 
 impl<T> Handover<T> {
-    /// Wraps a value that nobody else uses.
+    /// Wraps a value that has no other user.
     ///
     /// # Safety
-    /// The value may be used on any one thread, and the caller keeps nothing of it.
+    /// The value may be used on any single thread, and the caller keeps no reference to it.
     pub unsafe fn new(value: T) -> Handover<T> {
         Handover(value)
     }
 
-    /// The value.
+    /// Returns the value.
     pub fn into_inner(self) -> T {
         self.0
     }
 }
 
-// SAFETY: handed over once, over a channel; the sender keeps nothing.
+// SAFETY: the value is handed over once, over a channel; the sender keeps nothing.
 unsafe impl<T> Send for Handover<T> {}
 
 /// A function that can be loaded.
 pub(crate) struct Loadable {
     pub key: FunctionKey,
-    /// Compiled model.
+    /// Path of the compiled model.
     pub compiled: PathBuf,
-    /// Name that Core ML is told; none for the one function of a package.
+    /// Function name for Core ML; `None` for the only function of a package.
     pub named: Option<String>,
-    /// Name.
+    /// Function name in the package.
     pub function: String,
-    /// The package.
+    /// Path of the package.
     pub package: PathBuf,
-    /// Bytes that count against the limit.
+    /// Bytes that count against the limit of loaded bytes.
     pub bytes: u64,
     pub interface: Arc<Interface>,
-    /// Held while the function is loaded, so that others wait for it.
+    /// Locked while the function is loaded, so that other callers wait.
     pub busy: Mutex<()>,
 }
 
-/// Core ML with its thread.
+/// Core ML with the thread that owns its objects.
 pub(crate) struct Engine {
     owner: Owner<Objects>,
     limit: Option<u64>,
@@ -67,15 +67,15 @@ pub(crate) struct Engine {
     load_ended: Condvar,
 }
 
-/// Runs work in an autorelease pool of its own; without one, everything that Core ML makes for a call would stay.
+/// Runs work in an autorelease pool of its own; without it, every object that Core ML makes for a call would stay.
 fn pooled(work: &mut dyn FnMut()) {
     autoreleasepool(|_| work());
 }
 
-/// Checks that the system has states and functions of models.
+/// Checks that the system supports states and multifunction models (macOS 15).
 ///
 /// # Errors
-/// It is older.
+/// The system is older.
 pub fn available() -> Result<()> {
     if !objc2::available!(macos = 15.0, ios = 18.0, tvos = 18.0, watchos = 11.0, visionos = 2.0, ..) {
         return Err(Error::unsupported_here("on this system: states and functions of models need macOS 15"));
@@ -84,10 +84,10 @@ pub fn available() -> Result<()> {
 }
 
 impl Engine {
-    /// Starts the thread.
+    /// Starts the thread of Core ML's objects.
     ///
     /// # Errors
-    /// The system is older than states and functions of models, or has no thread left.
+    /// The system does not support states and multifunction models, or cannot start a thread.
     pub fn start(limit: Option<u64>, units: ComputeUnits) -> Result<Engine> {
         available()?;
         Ok(Engine {
@@ -100,12 +100,12 @@ impl Engine {
         })
     }
 
-    /// A number that nothing else of this engine has.
+    /// Returns a number that is unique in this engine.
     pub fn new_key(&self) -> u64 {
         self.keys.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// Runs `work` on Core ML's thread; its exceptions are failures.
+    /// Runs `work` on Core ML's thread. Exceptions become failures.
     pub fn ask<R: Send>(
         &self,
         work: impl FnOnce(&mut Objects) -> std::result::Result<R, Failure> + Send,
@@ -113,20 +113,20 @@ impl Engine {
         self.owner.run(|objects| caught(|| work(objects))).unwrap_or_else(|e| Err(Failure::Known(e)))
     }
 
-    /// Loads a function if it fits in without another going: for what may be needed soon.
+    /// Loads a function that may be needed soon, if it fits without unloading another.
     ///
     /// # Errors
-    /// Core ML refuses it.
+    /// Core ML refuses the function.
     pub fn load_ahead(&self, wanted: &Loadable) -> Result<()> {
         let loaded = self.with_loaded(wanted, |o| Ok(o.reserve_free(wanted.bytes, self.limit)), |_| Ok(()));
         loaded.map(|_| ()).map_err(|e| e.at(&wanted.package, &wanted.function))
     }
 
-    /// Does `work` that needs a function: at once where it is loaded, else behind loading it. Nothing comes between loading and
-    /// work, so that another function's load cannot push it out before its first use.
+    /// Runs `work`, which needs a function: at once if it is loaded, else right after loading it. Nothing runs between
+    /// loading and work, so that another function's load cannot unload it before its first use.
     ///
     /// # Errors
-    /// Core ML refuses it, or `work` fails.
+    /// Core ML refuses the function, or `work` fails.
     pub fn use_loaded<R: Send>(
         &self,
         wanted: &Loadable,
@@ -141,7 +141,7 @@ impl Engine {
         self.with_loaded(wanted, reserve, work).map_err(at)?.ok_or_else(|| at(Failure::Absent))
     }
 
-    /// Loads a function unless it is there, where `reserve` has room for it, and does `work` before anything else can happen.
+    /// Loads a function unless it is loaded, if `reserve` finds room, and runs `work` right after. Returns `None` without room.
     fn with_loaded<R: Send>(
         &self,
         wanted: &Loadable,
@@ -159,7 +159,7 @@ impl Engine {
         }
         let begun = self.ask(|_| begin(&wanted.compiled, wanted.named.as_deref(), self.units));
         let loaded = begun.and_then(|model| {
-            // Nothing comes where Core ML lets go of its handler uncalled.
+            // The channel closes if Core ML drops its handler without calling it.
             model.recv().unwrap_or_else(|_| Err(Failure::Misfit("Core ML did not answer".into())))
         });
         match loaded {
@@ -177,7 +177,7 @@ impl Engine {
         }
     }
 
-    /// Waits until fewer functions than [`AT_ONCE`] are being loaded.
+    /// Waits until fewer than [`AT_ONCE`] functions are loading.
     fn permit(&self) -> Permit<'_> {
         let mut loads = self.loads.lock().unwrap_or_else(PoisonError::into_inner);
         while *loads >= AT_ONCE {
@@ -188,7 +188,7 @@ impl Engine {
     }
 }
 
-/// One of the loads that may run.
+/// Permission for one of the concurrent loads.
 struct Permit<'a>(&'a Engine);
 
 impl Drop for Permit<'_> {
@@ -198,13 +198,13 @@ impl Drop for Permit<'_> {
     }
 }
 
-/// The URL of a file.
+/// Makes the URL of a file.
 pub(super) fn file_url(path: &Path) -> std::result::Result<Retained<NSURL>, Failure> {
     let text = path.to_str().ok_or_else(|| Failure::Misfit("a path that is not UTF-8".into()))?;
     Ok(NSURL::fileURLWithPath(&NSString::from_str(text)))
 }
 
-/// The configuration for a function of a package, by name where it has several.
+/// Makes the configuration for a function of a package, by name where the package has several.
 pub(super) fn configuration(function: Option<&str>, units: ComputeUnits) -> Retained<MLModelConfiguration> {
     // SAFETY: setters of a new object.
     unsafe {
@@ -222,7 +222,7 @@ pub(super) fn configuration(function: Option<&str>, units: ComputeUnits) -> Reta
 
 type LoadReply = std::result::Result<Handover<Retained<MLModel>>, Failure>;
 
-/// Begins to load a function; the model comes from a thread of Core ML's.
+/// Begins to load a function. The model arrives over the channel, from a thread of Core ML.
 fn begin(
     compiled: &Path,
     function: Option<&str>,
@@ -231,7 +231,7 @@ fn begin(
     let url = file_url(compiled)?;
     let (send, receive) = sync_channel(1);
     let handler = RcBlock::new(move |model: *mut MLModel, error: *mut NSError| {
-        // SAFETY: both live while the handler runs; the model is kept by a reference of our own.
+        // SAFETY: both live while the handler runs; a reference of this crate keeps the model.
         let answer = unsafe {
             match Retained::retain(model) {
                 Some(model) => Ok(Handover::new(model)),
@@ -243,7 +243,7 @@ fn begin(
         let _ = send.send(answer);
     });
     let configuration = configuration(function, units);
-    // SAFETY: a handler that may run on any thread.
+    // SAFETY: the handler may run on any thread.
     unsafe {
         MLModel::loadContentsOfURL_configuration_completionHandler(&url, &configuration, &handler);
     }

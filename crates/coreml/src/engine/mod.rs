@@ -1,13 +1,14 @@
 //! Core ML, behind the traits of `anemoe_runtime::backend`.
 //!
 //! ```text
-//! package.rs   what the model sees: packages, functions
-//!   states.rs    of a sequence: begin, fork, cut back, save
-//!   loading.rs   functions on their way in, several at once
-//!     objects.rs   everything that Core ML owns, on one thread: loaded functions, states, caches, what goes when room is short
-//!       instance.rs  a loaded function with its buffers; one prediction
-//!         arrays.rs    memory that Core ML reads and writes
-//! owner.rs     the thread          failure.rs   NSError and exceptions
+//! coreml_package.rs  packages and functions, as the model sees them
+//!   coreml_states.rs   states of a sequence: begin, fork, cut back, save
+//!   loading.rs         loads functions, several at once
+//!     objects.rs         everything that Core ML owns, on one thread: loaded functions, states, caches; unloads for
+//!     room
+//!       instance.rs        a loaded function with its buffers; one prediction
+//!         arrays.rs          memory that Core ML reads and writes
+//! owner.rs           the thread          failure.rs   NSError and exceptions
 //! ```
 
 mod arrays;

@@ -14,31 +14,31 @@ use std::collections::BTreeMap;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-/// Number of a function of an opened package.
+/// Key of a function of an open package.
 pub(crate) type FunctionKey = u64;
 
-/// Values of states, and of caches behind them, as bits of fp16: one list each, without gaps.
+/// Values of states, then of caches, as fp16 bits: one list each, without gaps.
 pub(crate) type StateValues = Vec<Vec<u16>>;
 
 /// A part of one state.
 #[derive(Clone, Copy)]
 pub(crate) struct RowsOf<'a> {
     pub states: &'a [StateSlot],
-    /// Number of the state.
+    /// Index of the state.
     pub state: usize,
     /// First row.
     pub first: usize,
 }
 
-/// Loaded functions, and states.
+/// Loaded functions, and states of sequences.
 #[derive(Default)]
 pub(crate) struct Objects {
-    // States are dropped before the functions that made them.
+    // States are declared first, so that they are dropped before the functions that made them.
     states: BTreeMap<StatesKey, States>,
     functions: BTreeMap<FunctionKey, LoadedModel>,
-    /// Bytes of loaded functions, and of those on their way in.
+    /// Bytes of functions that are loaded or loading.
     bytes: u64,
-    /// Counts uses.
+    /// Number of uses so far, by which the least recently used function is found.
     clock: u64,
 }
 
@@ -51,22 +51,22 @@ struct LoadedModel {
 struct States {
     slots: Arc<[StateSlot]>,
     live: Option<Live>,
-    /// Values that the next call starts from.
+    /// Values from which the next call starts.
     saved: Option<StateValues>,
-    /// Caches that functions take as inputs: these arrays themselves, whatever function is called.
+    /// Caches that functions take as inputs. All functions get these same arrays.
     caches: Vec<CacheArray>,
 }
 
-/// A cache of a sequence, with as many slots as the function took that was called last. A sequence that outgrows a function is
+/// A cache of a sequence, with as many slots as the last called function took. A sequence that outgrows a function is
 /// copied once, not for every call.
 struct CacheArray {
     whole: StateSlot,
-    /// None where it is all zero and no function has been called.
+    /// `None` while it is all zero and no function was called.
     array: Option<HostArray>,
 }
 
 impl CacheArray {
-    /// Gives the array the slots that a function takes; true where it is another one then.
+    /// Resizes the array to the slots that a function takes. Tells whether the array is a new one.
     fn fit(&mut self, slots: usize) -> Result<bool, Failure> {
         let made = match &mut self.array {
             Some(array) if array.slots() == slots => return Ok(false),
@@ -83,7 +83,7 @@ impl CacheArray {
         Ok(true)
     }
 
-    /// Reads all slots; those that the array lacks are zero.
+    /// Reads all slots; slots that the array lacks are zero.
     fn read(&mut self) -> Result<Vec<u16>, Failure> {
         let slots = self.whole.shape.get(2).copied().unwrap_or(0);
         match &mut self.array {
@@ -94,13 +94,13 @@ impl CacheArray {
     }
 }
 
-/// States bind to the model that made them: they go before it does.
+/// Core ML's states, bound to the model that made them: they must go before the model.
 struct Live {
     state: Retained<MLState>,
     maker: FunctionKey,
 }
 
-/// Shows `work` the array of a state.
+/// Calls `work` with the array of a state.
 fn with_array(
     state: &MLState,
     slot: &StateSlot,
@@ -135,7 +135,7 @@ fn zeros(slots: &[StateSlot]) -> StateValues {
 }
 
 impl States {
-    /// Reads Core ML's states; none where they are all zero.
+    /// Reads Core ML's states; `None` where they are all zero.
     fn read(&self) -> Result<Option<StateValues>, Failure> {
         let Some(live) = &self.live else { return Ok(self.saved.clone()) };
         let mut values = zeros(&self.slots);
@@ -143,7 +143,7 @@ impl States {
         Ok(Some(values))
     }
 
-    /// Reads states and caches.
+    /// Reads states and caches; `None` where there are no caches and all states are zero.
     fn values(&mut self) -> Result<Option<StateValues>, Failure> {
         let own = self.read()?;
         if self.caches.is_empty() {
@@ -158,25 +158,25 @@ impl States {
 }
 
 impl Objects {
-    /// The function is loaded.
+    /// Tells whether the function is loaded.
     pub fn holds(&self, function: FunctionKey) -> bool {
         self.functions.contains_key(&function)
     }
 
-    /// Says whether `bytes` more fit in without anything going.
+    /// Tells whether `bytes` more fit without unloading anything.
     fn has_room(&self, bytes: u64, limit: Option<u64>) -> bool {
         limit.is_none_or(|limit| self.bytes.saturating_add(bytes) <= limit)
     }
 
-    /// Reserves `bytes` if they fit in without anything going; says whether they do.
+    /// Reserves `bytes` if they fit without unloading anything. Tells whether they do.
     pub fn reserve_free(&mut self, bytes: u64, limit: Option<u64>) -> bool {
         let fits = self.has_room(bytes, limit);
         self.bytes += if fits { bytes } else { 0 };
         fits
     }
 
-    /// Makes room for `bytes` and reserves them: the functions go that were used longest ago, those that made no states first. No
-    /// call is under way meanwhile: one thread does both.
+    /// Reserves `bytes`, and unloads functions until they fit: the least recently used first, functions whose states
+    /// are live last. No call runs meanwhile, since one thread does both.
     pub fn reserve(&mut self, bytes: u64, limit: Option<u64>) -> Result<(), Failure> {
         while !self.has_room(bytes, limit) {
             let makers: Vec<FunctionKey> =
@@ -189,12 +189,12 @@ impl Objects {
         Ok(())
     }
 
-    /// Gives back what was reserved for a function that did not come.
+    /// Releases the reservation for a function that did not load.
     pub fn cancel(&mut self, bytes: u64) {
         self.bytes = self.bytes.saturating_sub(bytes);
     }
 
-    /// Takes a function whose bytes are reserved.
+    /// Adds a loaded function whose bytes are reserved.
     pub fn insert(
         &mut self,
         function: FunctionKey,
@@ -209,7 +209,7 @@ impl Objects {
         }
     }
 
-    /// Unloads a function. States that it made are kept as values.
+    /// Unloads a function. Its live states are saved as values.
     pub fn unload(&mut self, function: FunctionKey) -> Result<(), Failure> {
         for states in self.states.values_mut() {
             if states.live.as_ref().is_some_and(|live| live.maker == function) {
@@ -223,7 +223,7 @@ impl Objects {
         Ok(())
     }
 
-    /// Runs a function, with the states of a sequence where it has any.
+    /// Runs a function, with the states of a sequence if it has any.
     pub fn predict(
         &mut self,
         function: FunctionKey,
@@ -241,7 +241,7 @@ impl Objects {
         for (cache, slots) in states.caches.iter_mut().zip(loaded.instance.cache_slots()) {
             match cache.fit(slots) {
                 Ok(moved) => has_moved |= moved,
-                // Those before it have moved, perhaps.
+                // Caches before the failing one may have moved.
                 Err(failure) => {
                     (failed, has_moved) = (Some(failure), true);
                     break;
@@ -270,7 +270,7 @@ impl Objects {
         loaded.instance.predict(inputs, Some(sequence), outputs)
     }
 
-    /// Begins states and caches, all zero or with values.
+    /// Makes states and caches of a sequence, all zero or with values.
     pub fn begin(
         &mut self,
         key: StatesKey,
@@ -294,18 +294,18 @@ impl Objects {
         Ok(())
     }
 
-    /// Forgets states and caches.
+    /// Drops the states and caches of a sequence.
     pub fn end(&mut self, key: StatesKey) {
         self.functions.values_mut().for_each(|f| f.instance.forget(key));
         self.states.remove(&key);
     }
 
-    /// Reads states and caches; none where they are all zero.
+    /// Reads states and caches of a sequence; `None` where they are all zero.
     pub fn values(&mut self, key: StatesKey) -> Result<Option<StateValues>, Failure> {
         self.states.get_mut(&key).map_or(Ok(None), States::values)
     }
 
-    /// Copies rows of a state between Core ML's memory and `bits`; true for `write`: into the former.
+    /// Copies rows of a state between Core ML's memory and `bits`: into Core ML's memory if `write`, else into `bits`.
     pub fn move_rows(
         &mut self,
         key: StatesKey,

@@ -1,6 +1,6 @@
 //! A thread that owns values which must not leave it.
 //!
-//! Work is handed over as a pointer to a closure on the caller's stack, and the caller waits: nothing is allocated.
+//! Work is handed over as a pointer to a closure on the caller's stack while the caller waits, so that nothing is allocated.
 
 use crate::{Error, Result};
 use std::any::Any;
@@ -9,10 +9,10 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
-/// Callers that can wait for the thread before others wait to be heard.
+/// Callers whose work can queue; further callers wait for a place in the queue.
 const WAITING: usize = 64;
 
-/// Work on what the thread owns.
+/// Work on the values that the thread owns.
 type OwnerWork<S> = dyn FnMut(&mut S) + Send;
 
 /// Work on its way to the thread.
@@ -24,7 +24,7 @@ struct OwnerJob<S> {
 // SAFETY: the closure is `Send`, and its caller waits until the thread is done with it.
 unsafe impl<S> Send for OwnerJob<S> {}
 
-/// Says that work is done, and how it ended.
+/// Signal that work is done, and its outcome.
 #[derive(Default)]
 struct Done {
     ended: Mutex<Option<std::thread::Result<()>>>,
@@ -49,21 +49,22 @@ impl Done {
 }
 
 thread_local! {
-    /// A thread waits for one piece of work at a time.
+    /// Signal of this thread's current work: a thread waits for one piece of work at a time.
     static DONE: Arc<Done> = Arc::default();
 }
 
-/// The thread.
+/// A handle of the thread.
 pub(crate) struct Owner<S: 'static> {
     jobs: Option<SyncSender<OwnerJob<S>>>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl<S> Owner<S> {
-    /// Starts the thread, on which `make` makes what it owns. `around` is given each piece of work to call.
+    /// Starts the thread. `make` makes the values that it owns, on the thread; `around` is called with each piece of
+    /// work and must call it.
     ///
     /// # Errors
-    /// There is no thread to be had.
+    /// The system cannot start a thread.
     pub fn start(
         make: impl FnOnce() -> S + Send + 'static,
         around: fn(&mut dyn FnMut()),
@@ -75,7 +76,7 @@ impl<S> Owner<S> {
         Ok(Owner { jobs: Some(jobs), thread: Some(thread) })
     }
 
-    /// Runs `work` on the thread and waits for it.
+    /// Runs `work` on the thread, waits for it and returns its result.
     ///
     /// # Errors
     /// The thread has ended.
@@ -85,8 +86,8 @@ impl<S> Owner<S> {
         let mut result = None;
         let mut once = |owned: &mut S| result = work.take().map(|work| work(owned));
         let once: &mut (dyn FnMut(&mut S) + Send + '_) = &mut once;
-        // SAFETY: only the lifetime changes. The thread uses the pointer before it says that the work is done, and this call
-        // does not end before.
+        // SAFETY: only the lifetime changes. The thread uses the pointer only before it signals that the work is done,
+        // and this call waits for that signal.
         let work =
             unsafe { std::mem::transmute::<*mut (dyn FnMut(&mut S) + Send + '_), *mut OwnerWork<S>>(once) };
         let done = DONE.with(Arc::clone);
@@ -104,13 +105,13 @@ fn serve<S>(make: impl FnOnce() -> S, around: fn(&mut dyn FnMut()), jobs: &Recei
     let mut owned = make();
     for job in jobs {
         let mut work = || {
-            // SAFETY: the caller waits, so that the closure lives and nobody else uses it.
+            // SAFETY: the caller waits, so the closure lives and has no other user.
             unsafe { (*job.work)(&mut owned) }
         };
         let ended = catch_unwind(AssertUnwindSafe(|| around(&mut work)));
         job.done.set(ended);
     }
-    // What is owned goes on this thread, too.
+    // The owned values are dropped on this thread, too.
     let mut owned = Some(owned);
     around(&mut || drop(owned.take()));
 }

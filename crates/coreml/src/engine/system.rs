@@ -1,15 +1,15 @@
-//! The system and the chip, as compiled models depend on them.
+//! System and chip, on which compiled models depend.
 
 use crate::SystemFacts;
 
-/// Names this system's build and chip, as a folder: `24B83-Apple-M4`. None where the system does not say.
+/// Returns the folder name of this system's build and chip, such as `24B83-Apple-M4`. `None` where the system does not tell them.
 pub fn this_system() -> Option<String> {
     let (build, chip) = (text("kern.osversion")?, text("machdep.cpu.brand_string")?);
     let plain = |c: char| if c.is_ascii_alphanumeric() { c } else { '-' };
     Some(format!("{build}-{chip}").chars().map(plain).collect())
 }
 
-/// Tells the system that Core ML belongs to. None where it does not say.
+/// Returns the facts of this system. `None` where the system does not tell them.
 #[cfg(target_vendor = "apple")]
 pub fn system_facts() -> Option<SystemFacts> {
     Some(SystemFacts {
@@ -20,7 +20,7 @@ pub fn system_facts() -> Option<SystemFacts> {
     })
 }
 
-/// Tells the system that the fake stands for; `FAKE_COREML_CHIP` names another chip.
+/// Returns the facts of the system that the fake Core ML stands for; `FAKE_COREML_CHIP` names another chip.
 #[cfg(not(target_vendor = "apple"))]
 pub fn system_facts() -> Option<SystemFacts> {
     let chip = std::env::var("FAKE_COREML_CHIP").unwrap_or_else(|_| "Apple M4 Max".into());
@@ -32,7 +32,7 @@ fn text(name: &str) -> Option<String> {
     let name = std::ffi::CString::new(name).ok()?;
     let mut bytes = [0u8; 256];
     let mut length = bytes.len();
-    // SAFETY: the buffer has the length that is given, and nothing is set.
+    // SAFETY: the buffer has the given length, and no value is set.
     let failed = unsafe {
         libc::sysctlbyname(name.as_ptr(), bytes.as_mut_ptr().cast(), &mut length, std::ptr::null_mut(), 0)
     };
@@ -43,19 +43,19 @@ fn text(name: &str) -> Option<String> {
     String::from_utf8(text.to_vec()).ok()
 }
 
-/// The fake has no system.
+/// Returns facts of the fake, which has no system.
 #[cfg(not(target_vendor = "apple"))]
 fn text(name: &str) -> Option<String> {
     Some(if name == "kern.osversion" { "sim".into() } else { "fake".into() })
 }
 
-/// Returns the bytes of memory that the system holds this process to account for: its physical footprint, which counts compressed
-/// and swapped pages and buffers of the Neural Engine, and no pages that files share.
+/// Returns the process's physical footprint in bytes. It counts compressed and swapped pages and buffers of the Neural
+/// Engine, but no pages shared with files.
 #[cfg(target_os = "macos")]
 pub fn held_memory() -> Option<u64> {
     let mut usage = std::mem::MaybeUninit::<libc::rusage_info_v4>::zeroed();
     let process = libc::c_int::try_from(std::process::id()).ok()?;
-    // SAFETY: the buffer is one of the version that is asked for, all zero, which is valid for numbers.
+    // SAFETY: the buffer has the requested version's type; all zeros are valid for its numbers.
     let usage = unsafe {
         let failed = libc::proc_pid_rusage(process, libc::RUSAGE_INFO_V4, usage.as_mut_ptr().cast());
         if failed != 0 {

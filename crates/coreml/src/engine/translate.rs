@@ -1,4 +1,4 @@
-//! Compilation of packages.
+//! Compilation of packages to Core ML's compiled models.
 
 use super::failure::{Failure, caught};
 use super::loading::{Handover, file_url};
@@ -11,7 +11,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::sync_channel;
 
-/// Compiles a package and moves the result to `target`, in place of what is there. Gives `target`.
+/// Compiles a package and moves the result to `target`, replacing what is there. Returns `target`.
 ///
 /// # Errors
 /// Core ML refuses the package, or a file operation fails.
@@ -22,7 +22,7 @@ pub fn compile(package: &Path, target: &Path) -> Result<PathBuf> {
     fs::create_dir_all(parent).map_err(|e| Error::io(parent, e))?;
     let beside = anemoe_io::Temporary::dir(parent, ".mlmodelc").map_err(|e| Error::io(parent, e))?;
     let inside = beside.path().join("model");
-    // Core ML's temporary folder may be on another disk.
+    // Core ML's temporary folder may be on another file system.
     if fs::rename(&made, &inside).is_err() {
         copy_folder(&made, &inside)?;
         fs::remove_dir_all(&made).map_err(|e| Error::io(&made, e))?;
@@ -52,7 +52,7 @@ fn compile_to_temporary(package: &Path) -> std::result::Result<PathBuf, Failure>
     let url = file_url(package)?;
     let (send, receive) = sync_channel(1);
     let handler = RcBlock::new(move |made: *mut NSURL, error: *mut NSError| {
-        // SAFETY: both live while the handler runs; the URL is kept by a reference of our own.
+        // SAFETY: both live while the handler runs; a reference of this crate keeps the URL.
         let answer = unsafe {
             match Retained::retain(made) {
                 Some(made) => Ok(Handover::new(made)),
@@ -63,7 +63,7 @@ fn compile_to_temporary(package: &Path) -> std::result::Result<PathBuf, Failure>
         };
         let _ = send.send(answer);
     });
-    // SAFETY: a handler that may run on any thread.
+    // SAFETY: the handler may run on any thread.
     unsafe { MLModel::compileModelAtURL_completionHandler(&url, &handler) };
     drop(handler);
     let answer = receive.recv().unwrap_or_else(|_| Err(Failure::Misfit("Core ML did not answer".into())));

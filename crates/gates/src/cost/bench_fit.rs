@@ -1,10 +1,10 @@
-//! A chip's profile from a run of `anemoe bench --save` on a Mac.
+//! Calibrates a chip's profile with a run of `anemoe bench --save` on a Mac.
 
 use super::chips::{CALIBRATED, ChipFigure, ChipProfile};
 use super::forecast::Forecast;
 use serde::Deserialize;
 
-/// The part of a bench's document that is read; the rest of it is skipped.
+/// Fields of a bench's document that are read; other fields are ignored.
 #[derive(Deserialize)]
 struct BenchDocument {
     schema: u32,
@@ -23,20 +23,21 @@ struct BenchDecode {
     ms_per_token: f64,
 }
 
-/// Version of the document that is read.
+/// Schema version of the bench documents that are read.
 const SCHEMA: u32 = 1;
-/// Most relative error of a calibrated figure: medians of runs on one machine differ by so much.
+/// Relative error of a calibrated figure: medians of runs on one machine differ by as much.
 const SPREAD: f64 = 0.1;
 
-/// Share of the predicted time that has to be other than calls for a bench to say something of speeds: below it a call costs what
-/// it costs, and rates stay as published.
+/// Least share of the predicted time besides the fixed cost of calls, for a bench to show speeds. Below it, only the
+/// cost of a call is fitted, and rates stay as published.
 const TELLING: f64 = 0.25;
 
-/// Fits the call and one factor on all speeds to the measured kinds of shards: `ms = calls x call + factor x rest`. `forecast` is
-/// that of the same bundle for one token, with `chip`; `source` says who measured. Of a small model only the call is told.
+/// Fits `ms = calls * call + factor * rest` to the measured kinds of shards: the cost of a call, and one factor on all
+/// speeds. `forecast` is the forecast for the same bundle and one token with `chip`; `source` says who measured. A small
+/// model shows only the cost of a call.
 ///
 /// # Errors
-/// The document is no bench's, or has no kind that the forecast has; the message says which.
+/// The document is not a bench's, or has no kind that the forecast has; the message says which.
 pub fn calibrate(
     text: &[u8],
     forecast: &Forecast,
@@ -90,16 +91,18 @@ pub fn calibrate(
     Ok(profile)
 }
 
-/// The call alone, where nearly all of the time is calls.
+/// Fits the milliseconds of a call alone, where calls take nearly all of the time. Rows are calls, predicted
+/// milliseconds of the rest, measured milliseconds.
 fn fit_call(rows: &[(f64, f64, f64)]) -> f64 {
     let sum = |of: fn(&(f64, f64, f64)) -> f64| rows.iter().map(of).sum::<f64>();
     let all = sum(|r| r.2);
-    // Rates that are too slow by far must not make a call cost nothing.
+    // Rates that are far too slow must not make a call cost nothing.
     ((all - sum(|r| r.1)).max(0.1 * all)) / sum(|r| r.0).max(1e-9)
 }
 
-/// Least squares over rows of calls, other milliseconds and measured ones; relative, so that small kinds count as large ones. Where
-/// the rows do not tell calls from the rest, the call stays as it is.
+/// Fits `ms = calls * call + factor * rest` to rows (calls, rest, ms) by least squares of relative errors, so that
+/// small kinds count as much as large ones. Returns the call and the factor. The call stays as given where the rows
+/// do not separate calls from the rest.
 fn fit(rows: &[(f64, f64, f64)], call: f64) -> (f64, f64) {
     let (mut aa, mut ab, mut bb, mut ay, mut by) = (0.0, 0.0, 0.0, 0.0, 0.0);
     for &(calls, rest, ms) in rows {
@@ -129,7 +132,7 @@ mod tests {
         let row = |calls: f64, rest: f64| (calls, rest, 0.2 * calls + 1.5 * rest);
         let (call, factor) = fit(&[row(40.0, 2.0), row(40.0, 90.0), row(4.0, 5.0)], 0.1);
         assert!((call - 0.2).abs() < 1e-9 && (factor - 1.5).abs() < 1e-9);
-        // One row does not tell them apart.
+        // One row does not separate calls from the rest.
         let (call, factor) = fit(&[row(40.0, 90.0)], 0.2);
         assert!((call - 0.2).abs() < 1e-9 && (factor - 1.5).abs() < 1e-9);
     }

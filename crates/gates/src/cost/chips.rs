@@ -1,41 +1,41 @@
-//! Chip profiles: figures of a chip's Neural Engine, from the table that anemoe brings or calibrated by a Mac's bench.
+//! Chip profiles: figures of a chip's Neural Engine, from the table that anemoe ships or calibrated by a Mac's bench.
 
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// The table.
+/// Table of chips, in TOML.
 const TABLE: &str = include_str!("chips.toml");
 
-/// Ending of the name of a chip whose figures a bench calibrated.
+/// Suffix of a chip's name whose figures a bench calibrated.
 pub const CALIBRATED: &str = "-calibrated";
 
-/// A figure with how far it may lie off.
+/// Figure of a chip with its range.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ChipFigure {
-    /// Lowest that is known.
+    /// Lowest known value.
     pub low: f64,
-    /// The one that is counted with.
+    /// Likely value, used by forecasts.
     pub likely: f64,
-    /// Highest that is known.
+    /// Highest known value.
     pub high: f64,
-    /// Project that measured it, and place.
+    /// Source: project that measured the figure, and place in it.
     pub source: String,
 }
 
-/// Choice among the values of a figure.
+/// Case of a forecast: which value of each figure counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SpeedCase {
-    /// Every figure as slow as it may be.
+    /// The slowest value of every figure.
     Slow,
-    /// The likely ones.
+    /// The likely value of every figure.
     Likely,
-    /// Every figure as fast as it may be.
+    /// The fastest value of every figure.
     Fast,
 }
 
 impl ChipFigure {
-    /// A speed: more is faster.
+    /// Returns the value of a speed: low is slow.
     pub fn speed(&self, case: SpeedCase) -> f64 {
         match case {
             SpeedCase::Slow => self.low,
@@ -44,7 +44,7 @@ impl ChipFigure {
         }
     }
 
-    /// A time or a loss: less is faster.
+    /// Returns the value of a time or a loss: high is slow.
     pub fn loss(&self, case: SpeedCase) -> f64 {
         match case {
             SpeedCase::Slow => self.high,
@@ -70,13 +70,13 @@ impl ChipFigure {
     }
 }
 
-/// A chip.
+/// Figures of a chip.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ChipProfile {
     /// Name, for instance `m4-max`.
     pub chip: String,
-    /// Weights read from memory, in 10^9 bytes per second.
+    /// Bytes of weights read from memory, in 10^9 per second.
     pub bandwidth_gb_s: ChipFigure,
     /// Fixed cost of a call, in milliseconds.
     pub call_ms: ChipFigure,
@@ -84,11 +84,11 @@ pub struct ChipProfile {
     pub peak_tmac_s: ChipFigure,
     /// Weights decoded and multiplied in layers, in 10^9 per second.
     pub rate_gw_s: ChipFigure,
-    /// The same in one large product.
+    /// Weights decoded and multiplied in one large product, in 10^9 per second.
     pub head_rate_gw_s: ChipFigure,
     /// Share of the shorter one of reading and decoding that the longer one does not hide.
     pub unhidden: ChipFigure,
-    /// Weights that do not fit into memory, in 10^9 bytes per second.
+    /// Bytes of weights read from storage where they do not fit into memory, in 10^9 per second.
     pub storage_gb_s: ChipFigure,
 }
 
@@ -122,16 +122,16 @@ fn table() -> Result<ChipTable, String> {
     toml::from_str(TABLE).map_err(|e| e.to_string())
 }
 
-/// The names of the table.
+/// Returns the names of the table's chips.
 pub fn names() -> Vec<String> {
     table().map(|t| t.chips.into_keys().collect()).unwrap_or_default()
 }
 
 impl ChipProfile {
-    /// Finds a chip of the table: `m4-max`, `M4 Max`.
+    /// Finds a chip of the table, by a name such as `m4-max` or `M4 Max`.
     ///
     /// # Errors
-    /// There is none of this name; the message lists all.
+    /// The table has no chip of this name; the message lists all names.
     pub fn named(name: &str) -> Result<ChipProfile, String> {
         let ChipTable { defaults, mut chips } = table()?;
         let wanted = name.trim().to_ascii_lowercase().replace([' ', '_'], "-");
@@ -156,10 +156,10 @@ impl ChipProfile {
         Ok(profile)
     }
 
-    /// Reads a profile that was written.
+    /// Reads a profile that [`ChipProfile::text`] wrote.
     ///
     /// # Errors
-    /// It is not one; the message says where.
+    /// The text is not a profile; the message names the place.
     pub fn parse(text: &str) -> Result<ChipProfile, String> {
         let profile: ChipProfile = toml::from_str(text).map_err(|e| format!("profile of a chip: {e}"))?;
         profile.check()?;
@@ -178,7 +178,8 @@ impl ChipProfile {
         ]
     }
 
-    /// Joins profiles of one chip: the mean of the likely figures, and ranges that hold all. None of none.
+    /// Joins profiles of one chip: means of the likely values, and ranges that hold all ranges. Returns `None`
+    /// without profiles.
     pub fn joined(profiles: &[ChipProfile]) -> Option<ChipProfile> {
         let mut joined = profiles.first()?.clone();
         let n = profiles.len() as f64;
@@ -203,7 +204,7 @@ impl ChipProfile {
         Some(joined)
     }
 
-    /// Name without what says that it was calibrated.
+    /// Returns the name of the chip without the suffix [`CALIBRATED`].
     pub fn base_name(&self) -> &str {
         self.chip.trim_end_matches(CALIBRATED)
     }
@@ -212,7 +213,7 @@ impl ChipProfile {
         self.figures().iter().try_for_each(|(name, figure)| figure.check(name))
     }
 
-    /// Writes the profile as TOML, as [`ChipProfile::parse`] reads it.
+    /// Returns the profile as TOML, as [`ChipProfile::parse`] reads it.
     pub fn text(&self) -> String {
         let mut text = format!("chip = {:?}\n", self.chip);
         for (name, f) in self.figures() {

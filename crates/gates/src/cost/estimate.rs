@@ -1,4 +1,4 @@
-//! Times of calls from their work.
+//! Estimates times of calls from their work.
 //!
 //! ```text
 //! t_call = call + max(read, decode, arithmetic) + unhidden * min(read, decode) + cache / BW
@@ -9,26 +9,26 @@ use super::chips::{ChipProfile, SpeedCase};
 use super::work::CallWork;
 use serde::{Deserialize, Serialize};
 
-/// The part of a call that takes most of its time.
+/// Part of a call that takes most of its time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Bottleneck {
-    /// The call itself.
+    /// Fixed cost of the call.
     Call,
-    /// Bytes of weights through memory.
+    /// Reading the bytes of weights from memory.
     Bandwidth,
-    /// Decoding and feeding weights.
+    /// Decoding weights and feeding them.
     Weights,
     /// Multiply-adds.
     Arithmetic,
-    /// Bytes of the cache.
+    /// Reading and writing the bytes of the cache.
     Cache,
-    /// Weights that do not fit into memory.
+    /// Reading weights that do not fit into memory from storage.
     Storage,
 }
 
 impl Bottleneck {
-    /// Name in words.
+    /// Returns the name in words.
     pub const fn name(self) -> &'static str {
         match self {
             Bottleneck::Call => "calls",
@@ -41,31 +41,31 @@ impl Bottleneck {
     }
 }
 
-/// Milliseconds of a call.
+/// Parts of a call's time, in milliseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct CallTime {
-    /// The call itself.
+    /// Fixed cost of the call.
     pub call: f64,
-    /// Reading weights.
+    /// Time of reading weights.
     pub read: f64,
-    /// Decoding weights.
+    /// Time of decoding weights.
     pub decode: f64,
-    /// Multiply-adds.
+    /// Time of multiply-adds.
     pub arithmetic: f64,
-    /// Milliseconds of the shorter one of reading and decoding that the longer one does not hide.
+    /// Part of the shorter one of reading and decoding that the longer one does not hide.
     pub unhidden: f64,
-    /// Reading and writing the cache.
+    /// Time of reading and writing the cache.
     pub cache: f64,
 }
 
 impl CallTime {
-    /// The time of a call on a chip.
+    /// Computes the time of a call on a chip.
     pub fn of(work: &CallWork, chip: &ChipProfile, case: SpeedCase) -> CallTime {
-        // 10^9 a second are 10^6 a millisecond.
+        // 10^9 per second are 10^6 per millisecond.
         let per_ms = |amount: f64, billions: f64| amount / (billions * 1e6);
         let bandwidth = chip.bandwidth_gb_s.speed(case);
         let read = per_ms(work.bytes, bandwidth);
-        // A large product decodes as it reads: measured together.
+        // In a large product, reading and decoding were measured as one rate.
         let rate = if work.one_product { &chip.head_rate_gw_s } else { &chip.rate_gw_s };
         let decode = per_ms(work.weights, rate.speed(case));
         let unhidden = if work.one_product { 0.0 } else { chip.unhidden.loss(case) * read.min(decode) };
@@ -79,12 +79,12 @@ impl CallTime {
         }
     }
 
-    /// All of it.
+    /// Returns the milliseconds of the call.
     pub fn total(&self) -> f64 {
         self.call + self.read.max(self.decode).max(self.arithmetic) + self.unhidden + self.cache
     }
 
-    /// Gives the part that takes most of it.
+    /// Returns the part that takes most of the time.
     pub fn bottleneck(&self) -> Bottleneck {
         let parts = [
             (self.call, Bottleneck::Call),

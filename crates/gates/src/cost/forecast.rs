@@ -1,4 +1,4 @@
-//! A pass of a model on a chip: which functions a pass calls, how often, and what they take together.
+//! Forecasts a pass of a model on a chip: the functions that the pass calls, how often, and their time.
 
 use super::chips::{ChipProfile, SpeedCase};
 use super::estimate::{Bottleneck, CallTime};
@@ -9,22 +9,22 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// A package with what its functions do.
+/// Package with the facts of its functions.
 pub struct Costed {
     /// Name of the shard.
     pub name: String,
-    /// Its kind.
+    /// Kind of the shard.
     pub kind: ShardKind,
-    /// Its functions, with the token counts that they take. The chain of a plan has no shards yet.
+    /// Functions of the shard, with the token counts that they take. The chain of a plan has no shards yet.
     pub functions: Vec<ShardFunction>,
-    /// Programs of the functions.
+    /// Facts of the functions' programs.
     pub facts: Arc<PackageFacts>,
-    /// Bytes of weights as stored, shared ones once; where known.
+    /// Bytes of weights as stored, shared ones once; absent where not known.
     pub weight_bytes: Option<u64>,
 }
 
 impl Costed {
-    /// A package that was read, with its functions as the chain has them.
+    /// Makes the entry of a package that was read, with its functions as in the chain.
     pub fn of_package(shard: &Shard, facts: PackageFacts) -> Costed {
         let weight_bytes = facts.weight_bytes;
         Costed {
@@ -37,14 +37,14 @@ impl Costed {
     }
 }
 
-/// Milliseconds that lie between two bounds.
+/// Range of a time in milliseconds, or of another figure.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Span {
-    /// Milliseconds with every figure as fast as it may be.
+    /// Value with every figure of the chip at its fastest.
     pub low: f64,
-    /// Milliseconds with the likely figures.
+    /// Value with the likely figures.
     pub likely: f64,
-    /// Milliseconds with every figure as slow as it may be.
+    /// Value with every figure of the chip at its slowest.
     pub high: f64,
 }
 
@@ -53,66 +53,66 @@ impl Span {
         Span { low: value(SpeedCase::Fast), likely: value(SpeedCase::Likely), high: value(SpeedCase::Slow) }
     }
 
-    /// `amount` for each of these milliseconds a second: a speed from a time.
+    /// Converts a time into a speed: `1000 * amount / ms`, in units of `amount` per second.
     pub fn per_second(&self, amount: f64) -> Span {
         let speed = |ms: f64| 1e3 * amount / ms.max(1e-9);
         Span { low: speed(self.high), likely: speed(self.likely), high: speed(self.low) }
     }
 }
 
-/// Shards of one kind in a pass.
+/// Work and time of the shards of one kind in a pass.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct KindForecast {
-    /// Kind.
+    /// Kind of the shards.
     pub kind: ShardKind,
-    /// Calls in a pass; packs of experts as often as some expert of theirs is expected to be chosen.
+    /// Expected number of calls. A pack of experts is called only if one of its experts is chosen.
     pub calls: f64,
     /// Bytes of weights.
     pub bytes: f64,
-    /// Weights.
+    /// Number of weights.
     pub weights: f64,
-    /// Multiply-adds.
+    /// Number of multiply-adds.
     pub multiply_adds: f64,
     /// Bytes of caches, read and written.
     pub cache_bytes: f64,
-    /// Milliseconds.
+    /// Time in milliseconds.
     pub ms: Span,
-    /// The part that takes most of it.
+    /// Part that takes most of the time.
     pub bottleneck: Bottleneck,
 }
 
-/// A pass.
+/// Forecast of a pass on a chip.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Forecast {
-    /// Chip.
+    /// Name of the chip.
     pub chip: String,
-    /// Tokens of the pass.
+    /// Number of tokens of the pass.
     pub tokens: usize,
-    /// Positions behind the pass, where functions see the slots for them alone.
+    /// Positions after the pass, where functions of a context bucket run; absent for the whole context.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub context: Option<usize>,
     /// Forecasts by kind of shard.
     pub kinds: Vec<KindForecast>,
-    /// Calls of the pass.
+    /// Expected number of calls.
     pub calls: f64,
-    /// Milliseconds of the pass.
+    /// Time of the pass in milliseconds.
     pub ms: Span,
-    /// Tokens a second, if every one of them counts.
+    /// Tokens per second, if every token counts.
     pub tok_s: Span,
-    /// Bytes of the packages.
+    /// Bytes of weights of all packages.
     pub bundle_bytes: f64,
-    /// The part that takes most of it.
+    /// Part that takes most of the time.
     pub bottleneck: Bottleneck,
 }
 
-/// Calls of a pass of one token.
+/// Number of calls of a pass of one token.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct TokenCalls {
-    /// Calls of layers, packs of experts as often as some expert of theirs is expected to be chosen.
+    /// Expected calls of layers. A pack of experts is called only if one of its experts is chosen.
     pub layers: f64,
-    /// Calls of layers if every pack has a chosen expert, as far as there are experts to choose.
+    /// Most calls of layers: every chosen expert in another pack.
     pub layers_at_most: f64,
-    /// Calls of the head.
+    /// Number of calls of the head.
     pub head: usize,
 }
 
@@ -144,17 +144,18 @@ impl TokenCalls {
     }
 }
 
-/// The likelihood that a pack with `own` of `all` experts is called in a pass of `tokens` tokens that choose `chosen` each.
+/// Computes the probability that a pack with `own` of `all` experts is called in a pass of `tokens` tokens, each with
+/// `chosen` experts.
 fn called(own: usize, all: usize, chosen: usize, tokens: usize) -> f64 {
     let (own, all) = (own.min(all), all.max(1));
-    // C(all - own, chosen) / C(all, chosen), factor by factor.
+    // C(all - own, chosen) / C(all, chosen), factor by factor: no expert of the pack is chosen by a token.
     let missed: f64 = (0..chosen)
         .map(|i| all.saturating_sub(own + i) as f64 / all.saturating_sub(i).max(1) as f64)
         .product();
     1.0 - missed.powi(tokens.min(1 << 16) as i32)
 }
 
-/// Expected calls of each step of a pass.
+/// Returns the expected number of calls of each step of a pass.
 fn calls(chain: &Chain, tokens: usize) -> Vec<(&Run, f64)> {
     let steps = || chain.steps.iter().chain(&chain.head);
     let mut experts: BTreeMap<&str, usize> = BTreeMap::new();
@@ -184,23 +185,24 @@ fn calls(chain: &Chain, tokens: usize) -> Vec<(&Run, f64)> {
     all
 }
 
-/// Tokens of a pass, and positions behind it.
+/// Number of tokens of a pass, and positions after it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PassSize {
-    /// Tokens.
+    /// Number of tokens.
     pub tokens: usize,
-    /// Positions; none for as many as the caches hold.
+    /// Positions after the pass; `None` for as many as the caches hold.
     pub context: Option<usize>,
 }
 
 impl PassSize {
-    /// A pass at the end of the context.
+    /// Makes a pass at the end of the context.
     pub const fn of(tokens: usize) -> PassSize {
         PassSize { tokens, context: None }
     }
 }
 
-/// The function of these packages that takes a pass, its package, and how often it is called for it.
+/// Finds the function for a pass among packages with the same function for several token counts. Returns its package,
+/// its name, the tokens of a call and the number of calls.
 fn function_for<'a>(
     packages: &[&'a Costed],
     run: &Run,
@@ -219,7 +221,7 @@ fn function_for<'a>(
     Some((package, &f.name, takes, (tokens as f64 / f.tokens.max as f64).max(1.0).ceil()))
 }
 
-/// A call of a pass, ready to be timed.
+/// Call of a pass with its work.
 struct PassCall {
     kind: ShardKind,
     often: f64,
@@ -232,7 +234,8 @@ fn planned(chain: &Chain, packages: &[Costed], pass: PassSize) -> Vec<PassCall> 
     for (run, often) in calls(chain, pass.tokens) {
         let own: Vec<&Costed> = run.shards().filter_map(|name| by_name.get(name).copied()).collect();
         let Some((package, name, takes, times)) = function_for(&own, run, pass) else { continue };
-        // Shards of one type share a program whose functions may be named after another's experts: the order is the same.
+        // Shards of one type share a program, whose functions may be named after another shard's experts. The order
+        // by name is the same.
         let mut names: Vec<&str> = package.functions.iter().map(|f| f.name.as_str()).collect();
         names.sort_unstable();
         let at = names.iter().position(|n| *n == name);
@@ -243,7 +246,7 @@ fn planned(chain: &Chain, packages: &[Costed], pass: PassSize) -> Vec<PassCall> 
     all
 }
 
-/// Forecasts a pass.
+/// Forecasts a pass of a chain on a chip.
 pub fn forecast(chain: &Chain, packages: &[Costed], chip: &ChipProfile, pass: PassSize) -> Forecast {
     let planned = planned(chain, packages, pass);
     let mut kinds: Vec<KindForecast> = Vec::new();
@@ -298,8 +301,8 @@ pub fn forecast(chain: &Chain, packages: &[Costed], chip: &ChipProfile, pass: Pa
     }
 }
 
-/// Adds what a pass takes when the packages do not fit into `memory` bytes: what it reads comes from storage, since every package
-/// is called in turn and the first is gone when the last was read.
+/// Adds the time of storage where the packages do not fit into `memory` bytes. The pass reads all of its weights from
+/// storage: packages run in turn, and the first one is evicted when the last one is read.
 pub fn with_memory(mut forecast: Forecast, chip: &ChipProfile, memory: f64) -> Forecast {
     if forecast.bundle_bytes <= memory {
         return forecast;
@@ -316,7 +319,8 @@ pub fn with_memory(mut forecast: Forecast, chip: &ChipProfile, memory: f64) -> F
     forecast
 }
 
-/// Tokens that a verifier call of `drafted` drafts gives on average when each is right with probability `p`.
+/// Computes `1 + p + .. + p^drafted`: the mean number of tokens of a verifier call with `drafted` drafts, each right
+/// with probability `p`.
 pub fn tokens_per_call(p: f64, drafted: usize) -> f64 {
     (0..=drafted).map(|i| p.powi(i as i32)).sum()
 }
@@ -327,7 +331,7 @@ mod tests {
 
     #[test]
     fn packs_are_called_as_often_as_they_are_chosen() {
-        // 16 of 128 experts, 8 chosen: 1 - (112 .. 105) / (128 .. 121).
+        // 16 of 128 experts in the pack, 8 chosen: 1 - (112 * .. * 105) / (128 * .. * 121).
         assert!((called(16, 128, 8, 1) - 0.668).abs() < 0.001, "{}", called(16, 128, 8, 1));
         assert_eq!(called(16, 16, 1, 1), 1.0);
         assert!((called(1, 16, 1, 1) - 1.0 / 16.0).abs() < 1e-12);

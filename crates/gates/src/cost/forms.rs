@@ -1,4 +1,4 @@
-//! One checkpoint in several forms, side by side.
+//! Compares one checkpoint in several forms.
 
 use super::chips::ChipProfile;
 use super::forecast::{Costed, Forecast, PassSize, forecast, with_memory};
@@ -14,35 +14,35 @@ use serde::Serialize;
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 
-/// A form, what it would take, and where it would run.
+/// Form with its speed and placement.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct CostedForm {
-    /// Name of the difference from the plan as it was asked for.
+    /// Name: how the form differs from the plan as asked for.
     pub name: String,
-    /// The pass of one token.
+    /// Forecast of a pass of one token.
     pub forecast: Forecast,
-    /// Forecasts of that pass on further chips.
+    /// Forecasts of the same pass on further chips.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub further: Vec<Forecast>,
-    /// Packages by predicted placement.
+    /// Number of packages per predicted placement.
     pub verdicts: Verdicts,
-    /// It answers the same requests: kinds and contexts change what a model can do, forms do not.
+    /// True if the form answers the same requests. Kinds and contexts change what a model can do, forms do not.
     pub same_model: bool,
 }
 
 impl CostedForm {
-    /// Counts the options that ask for it.
+    /// Counts the options of the form's name.
     fn options(&self) -> usize {
         self.name.split(' ').filter(|word| word.starts_with("--")).count()
     }
 
-    /// True if every package is predicted on the ANE, but for those that are too small to matter.
+    /// Tells whether every package is predicted on the ANE, but for packages that are too small to matter.
     fn resident(&self) -> bool {
         self.verdicts.not_ane == 0 && self.verdicts.unknown == 0
     }
 }
 
-/// A form to build, and why.
+/// Form to build, with the reasons.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Recommendation {
     /// Name of the form.
@@ -51,7 +51,7 @@ pub struct Recommendation {
     pub reasons: Vec<String>,
 }
 
-/// Lists the packages of a plan with what they do.
+/// Lists the packages of a plan with the facts of their programs.
 pub fn packages(plan: &Plan, programs: &PlannedPrograms) -> Vec<Costed> {
     let one = |(shard, facts): (&PlannedShard, &Arc<PackageFacts>)| Costed {
         name: shard.name.clone(),
@@ -63,29 +63,29 @@ pub fn packages(plan: &Plan, programs: &PlannedPrograms) -> Vec<Costed> {
     plan.shards.iter().zip(programs.of_each()).map(one).collect()
 }
 
-/// Machine and pass that forms are compared for.
+/// Setting in which forms are compared: machine, memory and conditions.
 pub struct Setting<'a> {
-    /// Chip.
+    /// Chip whose speed decides.
     pub chip: &'a ChipProfile,
-    /// Chips whose speed is predicted beside it.
+    /// Further chips whose speed is predicted.
     pub further: &'a [ChipProfile],
     /// Bytes of memory that packages may fill.
     pub memory: f64,
-    /// Chip by which placement is predicted.
+    /// Conditions under which placement is predicted.
     pub conditions: Conditions,
-    /// Outcomes of one's own Macs.
+    /// Imported outcomes of the user's Macs.
     pub evidence: Option<Arc<ImportedEvidence>>,
 }
 
 impl Setting<'_> {
     fn form(&self, family: &dyn Family, name: &str, options: &PlanOptions) -> Option<CostedForm> {
-        // An option that the model does not have is no form of it.
+        // An option that the model does not have gives no form.
         let plan = family.plan(options).ok()?;
         let programs = PlannedPrograms::lower(family, &plan).ok()?;
         let packages = packages(&plan, &programs);
         let (conditions, evidence) = (self.conditions, self.evidence.clone());
         let check = CheckOptions { conditions, evidence, ..CheckOptions::default() };
-        // What is too small for it to matter speaks against no form.
+        // A package that is too small to matter does not count against a form.
         let verdicts =
             residency::count_verdicts(&programs, &check, |p| !(p.too_small && p.verdict == Verdict::NotAne));
         let pass =
@@ -100,28 +100,28 @@ impl Setting<'_> {
     }
 }
 
-/// Share of the fastest form's speed from which another is as fast: figures are known to some 10 %.
+/// Share of the fastest form's speed from which on a form counts as equally fast: figures are known to about 10 %.
 const AS_FAST: f64 = 0.97;
 /// Numbers of experts per call that are tried.
 const EXPERTS: [usize; 5] = [1, 2, 4, 8, 16];
-/// Layers of a package that are tried.
+/// Numbers of layers per package that are tried.
 const LAYERS: [usize; 4] = [1, 2, 4, 8];
-/// Contexts that are tried.
+/// Contexts that are tried, in positions.
 const CONTEXTS: [usize; 3] = [512, 2048, 8192];
-/// Kinds that are tried.
+/// Compression kinds that are tried.
 const KINDS: [&str; 3] = ["lut4", "int8-tensor", "fp16"];
 
-/// Name of the form that all options leave as it is, where another one was asked for.
+/// Name of the form without any option, where another form was asked for.
 const DEFAULT_FORM: &str = "default form";
 
-/// A form to cost, and its name.
+/// Name and options of a form to cost.
 type FormCandidate = (String, PlanOptions);
 
-/// Lists the forms that `plan` recommends from: the plan as asked for, other numbers of experts per call, the ladder of forms,
-/// several layers in a package, and what of these makes sense together.
+/// Lists the forms that `plan` recommends from: the plan as asked for, other numbers of experts per call, the ladder
+/// of forms, several layers per package, and useful combinations.
 pub fn buildable(family: &dyn Family, options: &PlanOptions, setting: &Setting<'_>) -> Vec<CostedForm> {
     let mut candidates = packings(options);
-    // A file of forms says all of them.
+    // A file of forms states the form of every kind of shard.
     if options.forms.is_empty() {
         candidates.extend(rungs(family, options));
         candidates.extend(combinations(family, options));
@@ -130,7 +130,8 @@ pub fn buildable(family: &dyn Family, options: &PlanOptions, setting: &Setting<'
     let costed: Vec<Option<CostedForm>> = candidates.par_iter().map(costed).collect();
     let mut forms: Vec<CostedForm> = Vec::new();
     for form in costed.into_iter().flatten() {
-        // Where the host chooses experts, more layers are those of 2; more experts in a call than there are, are all.
+        // Where the host chooses experts, more layers per package give the plan of 2 layers. More experts per call
+        // than there are give the plan of all experts.
         let joins = form.name.contains(LAYERS_PER_SHARD) || form.name.contains(EXPERTS_PER_SHARD);
         let is_known =
             |other: &CostedForm| other.forecast == form.forecast && other.verdicts == form.verdicts;
@@ -153,11 +154,11 @@ fn with_experts(options: &PlanOptions, n: usize) -> PlanOptions {
     PlanOptions { experts_per_shard: Some(n), ffn_shards: None, ..options.clone() }
 }
 
-/// Lists the ladder of forms, but for the one that was asked for.
+/// Lists the ladder of forms without the form that was asked for.
 fn rungs(family: &dyn Family, options: &PlanOptions) -> Vec<FormCandidate> {
     let plan = family.plan(options);
     let rungs = plan.ok().and_then(|p| ladder(LadderModel::of(family, p.chain.model.max_context)).ok());
-    // Layers together and few experts in a call are tried below, in every number.
+    // Several layers per package and few experts per call are tried by `combinations`, in every number.
     let is_other = |rung: &Rung| {
         rung.form != options.form && rung.form.layers_per_shard.is_none() && rung.experts_per_shard.is_none()
     };
@@ -172,15 +173,15 @@ fn rungs(family: &dyn Family, options: &PlanOptions) -> Vec<FormCandidate> {
     others.map(candidate).collect()
 }
 
-/// Lists several layers in a package, and these and few experts in a call with what the host may keep: a package of several
-/// layers has several states otherwise, and a history in a state is not decided.
+/// Lists several layers per package, and several layers or few experts with caches or history kept by the host. A
+/// package of several layers otherwise has several states, and the placement of a history in a state is undecided.
 fn combinations(family: &dyn Family, options: &PlanOptions) -> Vec<FormCandidate> {
     let asked = options.form;
     let history = if family.has_history() { HistoryForm::Host } else { asked.history };
     let mut kept =
         vec![asked, ShardForm { history, ..asked }, ShardForm { cache: CacheForm::Host, history, ..asked }];
     kept.dedup();
-    // A history alone is kept only where there is one; a cache takes it along.
+    // The host keeps a history alone only where there is one; a cache kept by the host includes the history.
     kept.retain(|form| form.check(family.has_history()).is_ok());
     let mut all: Vec<FormCandidate> = Vec::new();
     let mut add = |experts: Option<usize>, form: ShardForm| {
@@ -196,13 +197,14 @@ fn combinations(family: &dyn Family, options: &PlanOptions) -> Vec<FormCandidate
         let joined = |form| ShardForm { layers_per_shard: NonZeroUsize::new(n), ..form };
         kept.iter().for_each(|form| add(None, joined(*form)));
     }
-    // Layers that the host chooses between share a package from 2 on, whatever the packing.
+    // Layers between which the host chooses experts share a package from 2 layers on, whatever the packing.
     let single = options.experts_per_shard != Some(1) || options.ffn_shards.is_some();
     if single {
         kept.iter().skip(1).for_each(|form| add(Some(1), *form));
         add(Some(1), ShardForm { layers_per_shard: NonZeroUsize::new(2), ..asked });
     }
-    // Packs of a few experts are large enough for the Neural Engine, and a history of the host lets attention be.
+    // Packs of a few experts are large enough for the Neural Engine, and a history kept by the host leaves attention
+    // as it is.
     if history != asked.history {
         let others = EXPERTS[1..].iter().filter(|&&n| options.experts_per_shard != Some(n));
         others.for_each(|&n| add(Some(n), ShardForm { history, ..asked }));
@@ -210,7 +212,7 @@ fn combinations(family: &dyn Family, options: &PlanOptions) -> Vec<FormCandidate
     all
 }
 
-/// Lists all forms: those that can be built from the same options, other kinds, other contexts.
+/// Lists all forms: those of the same model, other kinds, other contexts.
 pub fn all(family: &dyn Family, options: &PlanOptions, setting: &Setting<'_>) -> Vec<CostedForm> {
     let mut forms = buildable(family, options, setting);
     for kind in KINDS {
@@ -229,8 +231,8 @@ pub fn all(family: &dyn Family, options: &PlanOptions, setting: &Setting<'_>) ->
     forms
 }
 
-/// Recommends the fastest form whose packages are all predicted on the ANE, among those of the same kinds and context, which
-/// [`buildable`] found for these options.
+/// Recommends the fastest form of the same model whose packages are all predicted on the ANE. `forms` are those that
+/// [`buildable`] lists for `options`.
 pub fn recommend(forms: &[CostedForm], options: &PlanOptions) -> Option<Recommendation> {
     let speed = |f: &&CostedForm| f.forecast.tok_s.likely;
     let fastest = |wanted: fn(&&CostedForm) -> bool| {
@@ -239,7 +241,7 @@ pub fn recommend(forms: &[CostedForm], options: &PlanOptions) -> Option<Recommen
     let any = fastest(|_| true)?;
     let resident = fastest(|f| f.resident());
     let best = resident.unwrap_or(any);
-    // Of forms that are as fast, the one with the fewest options.
+    // Of equally fast forms, the one with the fewest options.
     let as_good = |f: &&CostedForm| {
         f.same_model && f.resident() == best.resident() && speed(f) >= AS_FAST * speed(&best)
     };
@@ -291,7 +293,7 @@ mod tests {
     use anemoe_convert::plan::PlanOptions;
     use std::collections::BTreeSet;
 
-    /// The default form is one of the others where another one was asked for, and has a name.
+    /// Checks that the default form is listed with a name where another form was asked for.
     #[test]
     fn the_default_form_has_a_name() {
         let chip = ChipProfile::named("m4-max").unwrap();
@@ -307,7 +309,7 @@ mod tests {
         assert!(names.iter().all(|name| !name.is_empty()), "{names:?}");
     }
 
-    /// The forms of both models, as the documentation lists them; the recommended one is the fastest of those that are resident.
+    /// Checks the forms of both models, as the documentation lists them, and that the fastest resident form is recommended.
     #[test]
     fn forms_are_compared_and_one_is_recommended() {
         let chip = ChipProfile::named("m4-max").unwrap();

@@ -1,11 +1,11 @@
-//! The fit to published rows, and what it says of rows that it never saw.
+//! Fits the model of speed to published rows, and tests it on rows that it was not fitted to.
 
 use super::chips::{ChipFigure, ChipProfile, SpeedCase};
 use super::estimate::CallTime;
 use super::work::CallWork;
 use serde::{Deserialize, Serialize};
 
-/// The published rows.
+/// Published rows, in TOML.
 const ROWS: &str = include_str!("measured.toml");
 
 #[derive(Deserialize)]
@@ -57,50 +57,50 @@ struct Gemma {
     first_token_s: f64,
 }
 
-/// Rates fitted to the rows of Phi-4-mini.
+/// Rates that are fitted to the rows of Phi-4-mini.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct PhiFit {
-    /// Milliseconds without any package: the line's value at 0.
+    /// Milliseconds without any package: the value of the fitted line at 0.
     pub offset_ms: f64,
-    /// Milliseconds that a package adds.
+    /// Milliseconds that each package adds: the slope of the line.
     pub package_ms: f64,
-    /// Weights decoded in layers, in 10^9 a second.
+    /// Weights decoded in layers, in 10^9 per second.
     pub rate_gw_s: f64,
-    /// Weights decoded in the head, in 10^9 a second.
+    /// Weights decoded in the head, in 10^9 per second.
     pub head_rate_gw_s: f64,
 }
 
-/// A published figure beside the model's.
+/// Published figure with the model's prediction.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct PublishedRow {
     /// Name of the measurement.
     pub what: String,
     /// Unit of the figures.
     pub unit: &'static str,
-    /// True if the model was fitted to it.
+    /// True if the model was fitted to the figure.
     pub fitted: bool,
-    /// The published figure.
+    /// Published figure.
     pub measured: f64,
-    /// The model's, and how low and high it may be.
+    /// Predicted figure with likely values.
     pub predicted: f64,
-    /// Lowest.
+    /// Lowest predicted figure.
     pub low: f64,
-    /// Highest.
+    /// Highest predicted figure.
     pub high: f64,
-    /// `predicted` over `measured`, less 1.
+    /// Relative error: `predicted / measured - 1`.
     pub error: f64,
 }
 
-/// The fit, and all rows beside the model.
+/// Fitted rates, and all rows with the model's predictions.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct HeldOut {
-    /// The fit.
+    /// Fitted rates.
     pub fit: PhiFit,
-    /// The rows.
+    /// Rows with predictions.
     pub rows: Vec<PublishedRow>,
 }
 
-/// Fits a line by least squares: its value at 0, and its slope.
+/// Fits a line by least squares. Returns its value at 0 and its slope.
 fn line(x: &[f64], y: &[f64]) -> (f64, f64) {
     let n = x.len().max(1) as f64;
     let mean = |v: &[f64]| v.iter().sum::<f64>() / n;
@@ -111,7 +111,7 @@ fn line(x: &[f64], y: &[f64]) -> (f64, f64) {
 }
 
 impl Phi {
-    /// The rates that follow, with bandwidth, call and hidden share of the chip.
+    /// Fits the rates, with bandwidth, cost of a call and hidden share of `chip`.
     fn fit(&self, chip: &ChipProfile) -> PhiFit {
         let (offset_ms, package_ms) = line(&self.packages, &self.ms);
         let bandwidth = chip.bandwidth_gb_s.likely * 1e6;
@@ -128,7 +128,7 @@ impl Phi {
 }
 
 impl HeldOutZaya {
-    /// Milliseconds of a token with experts of so many bytes per weight, and with the tokens of a call.
+    /// Computes the milliseconds of a pass of `tokens` tokens, with `bytes_per_weight` bytes per weight of an expert.
     fn token_ms(&self, chip: &ChipProfile, case: SpeedCase, bytes_per_weight: f64, tokens: f64) -> f64 {
         let call = |weights: f64, bytes: f64, cache_bytes: f64, one_product: bool| {
             let multiply_adds = tokens * weights;
@@ -150,8 +150,8 @@ impl HeldOutZaya {
 }
 
 impl Gemma {
-    /// Seconds of a token, with what does not fit into memory read from storage: all of it, since every pack is called in turn
-    /// and the first is gone when the last is read.
+    /// Computes the seconds of a token. A model that does not fit into memory reads all of its weights from storage:
+    /// packages run in turn, and the first one is evicted when the last one is read.
     fn token_s(&self, chip: &ChipProfile, case: SpeedCase) -> f64 {
         let n = self.packages;
         let work = CallWork {
@@ -170,13 +170,13 @@ impl Gemma {
     }
 }
 
-/// Bytes of a weight with tables of 4 bits for 32 channels: 101.2 MB for 201.8 million weights.
+/// Bytes per weight with 4-bit tables for 32 channels each: 101.2 MB for 201.8 million weights.
 const LUT4_BYTES: f64 = 0.5015;
 
-/// Holds the model against all rows, with a chip whose rates are fitted to Phi-4-mini.
+/// Compares the model with all rows, on a chip whose rates are fitted to Phi-4-mini.
 ///
 /// # Errors
-/// The tables are not what they should be; that is a mistake of the program.
+/// The built-in tables are damaged, which is a fault of the program.
 pub fn held_out() -> Result<HeldOut, String> {
     let PublishedRows { phi, zaya, gemma } = toml::from_str(ROWS).map_err(|e| e.to_string())?;
     let mut chip = ChipProfile::named("m4-max")?;
@@ -242,8 +242,8 @@ pub fn held_out() -> Result<HeldOut, String> {
     Ok(HeldOut { fit, rows })
 }
 
-/// Returns the chip, of figures in their ranges, on which fewer bytes gain least (`Slow`), likely or most (`Fast`): most where reading
-/// is slow and hides little, and all else is fast.
+/// Returns the chip, with figures in their ranges, on which fewer bytes gain least (`Slow`), as likely, or most
+/// (`Fast`). They gain most where reading is slow and hides little, and all else is fast.
 fn chip_of_gain(chip: &ChipProfile, case: SpeedCase) -> ChipProfile {
     let mut chip = chip.clone();
     let ends = |figure: &mut ChipFigure, least: f64, most: f64| match case {
@@ -267,8 +267,8 @@ mod tests {
     use super::held_out;
     use crate::cost::chips::ChipProfile;
 
-    /// Fitted to Phi-4-mini alone, one token of ZAYA is within 15 %, and Gemma within its order of magnitude. Four tokens are
-    /// not: the rows contradict each other there.
+    /// Checks that a fit to Phi-4-mini predicts one token of ZAYA within 15 %, and Gemma within the predicted range.
+    /// Four tokens are off by more than half: the published rows contradict each other there.
     #[test]
     fn rows_that_were_not_fitted_are_predicted() {
         let report = held_out().unwrap();
@@ -288,7 +288,7 @@ mod tests {
         assert!(gemma.low < gemma.measured && gemma.measured < gemma.high, "{gemma:?}");
     }
 
-    /// The table of chips holds what the fit gives.
+    /// Checks that the table of chips holds the fitted rates.
     #[test]
     fn the_table_has_the_fitted_rates() {
         let (fit, chip) = (held_out().unwrap().fit, ChipProfile::named("m4-max").unwrap());

@@ -1,12 +1,13 @@
-//! Speed on the Neural Engine, from counted work and published figures. Every figure is a prediction with a range.
+//! Predicts the speed on the Neural Engine from counted work and published figures. Every figure has a range.
 //!
 //! ```text
-//! program --work--> bytes, weights, multiply-adds, cache of a call --estimate--> milliseconds on a chip
-//! chain --forecast--> which functions a pass calls, how often --------------------> milliseconds of a pass, what bounds it
-//! forms: other packings, kinds and contexts of one checkpoint, side by side, with their predicted placement
+//! program --work--> bytes, weights, multiply-adds, cache of a call --estimate--> milliseconds of a call on a chip
+//! chain --forecast--> calls of each function in a pass -----------------------> milliseconds of a pass, and its
+//! bottleneck
+//! forms: other packings, kinds and contexts of one checkpoint, compared, with their predicted placement
 //! ```
 //!
-//! `docs/predict-speed.md` has the formulas, and which measured rows they meet.
+//! `docs/predict-speed.md` has the formulas, and the measured rows that they meet.
 
 pub mod bench_fit;
 pub mod chips;

@@ -1,24 +1,24 @@
-//! The work of a call, counted from its program: bytes, weights, multiply-adds, cache.
+//! Counts the work of a call from its program: bytes, weights, multiply-adds, cache.
 
 use crate::residency::graph::Graph;
 use serde::Serialize;
 use std::collections::BTreeSet;
 
-/// The work of one call of a function.
+/// Work of one call of a function.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct CallWork {
     /// Bytes of weights as stored.
     pub bytes: f64,
     /// Number of weights.
     pub weights: f64,
-    /// Multiply-adds.
+    /// Number of multiply-adds.
     pub multiply_adds: f64,
-    /// Bytes of caches: states are read and written, as a whole or as far as the function sees them, inputs that the host keeps
-    /// are read.
+    /// Bytes of caches that are read or written. States count twice, as a whole or as far as the function sees them.
+    /// Inputs that the host keeps count once.
     pub cache_bytes: f64,
-    /// Tokens that it takes.
+    /// Number of tokens that the call takes.
     pub tokens: f64,
-    /// One large product and little else: a slice of a head.
+    /// True if the function has one large product and little else: a slice of a head.
     pub one_product: bool,
 }
 
@@ -26,7 +26,7 @@ pub struct CallWork {
 const FP16: f64 = 2.0;
 
 impl CallWork {
-    /// Counts a function for `tokens` tokens whose inputs `kept` are the host's caches.
+    /// Counts the work of a function for `tokens` tokens. `kept` names the inputs that the host keeps.
     pub fn of<'a>(g: &Graph, tokens: usize, kept: impl Iterator<Item = &'a String>) -> CallWork {
         let used: BTreeSet<usize> = g.ops.iter().flat_map(|op| op.weights.iter().copied()).collect();
         let weights = used.iter().filter_map(|&i| g.weights.get(i));

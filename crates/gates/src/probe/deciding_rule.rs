@@ -1,27 +1,28 @@
-//! Rule that says at which positions of the probes the threshold has to be reached, and why.
+//! Rule that says at which positions of the probes the threshold has to be reached.
 
 use crate::golden_gate::{LEARNED, better_than_chance};
 use crate::reference::Golden;
 use serde::Serialize;
 
-/// Fewest predicted tokens by which a prompt shows that a model has not learned: those of the shortest prompt that a build's own
-/// gates take, of 8 tokens. The surprise of fewer hangs on the one or two that no text has.
+/// Fewest predicted tokens by which a prompt shows that a model has not learned: the shortest prompt of a build's own
+/// gates has 8 tokens. In a shorter prompt, one or two rare tokens decide the mean surprise.
 const TELLING: usize = 7;
 
-/// Rule that says at which positions the threshold has to be reached. Positions where a near tie of a router
-/// chose another expert do not count.
+/// Rule that says at which positions the threshold has to be reached. Positions where a near tie of a router chose
+/// another expert do not count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum DecidingRule {
-    /// Every one.
+    /// Every counted position.
     EveryPosition,
-    /// Half of them: the model has not learned to predict the prompt, and what single positions give is chance.
+    /// Half of the counted positions: the model has not learned to predict the prompt, and the results of single
+    /// positions are chance.
     Median,
 }
 
 impl DecidingRule {
-    /// Chooses the rule, and says why. The median needs evidence: weights that are random by their source, or a prompt of some
-    /// length that the model predicts no better than chance.
+    /// Chooses the rule, and returns it with the reason in words. The median needs evidence: weights that are random
+    /// by their source, or a prompt of at least 8 tokens that the model predicts no better than chance.
     pub(super) fn choose(golden: Option<&Golden>, random_weights: bool) -> (DecidingRule, String) {
         let Some(golden) = golden else {
             return (DecidingRule::EveryPosition, "no prompt shows that the model has not learned".into());
@@ -67,7 +68,7 @@ impl DecidingRule {
 mod tests {
     use super::*;
 
-    /// A prompt of `n` tokens out of 10, each predicted by its logit over those of the others.
+    /// Returns a golden of `n` tokens out of 10; the logit of each next token is `logit`, of the others 0.
     fn golden(n: usize, logit: f32) -> Golden {
         let ids: Vec<u32> = (0..n as u32).collect();
         let row = |next: usize| (0..10).map(|i| if i == next { logit } else { 0.0 }).collect();
@@ -91,7 +92,7 @@ mod tests {
             (9, 4.0, true, DecidingRule::EveryPosition, "better than chance"),
             (9, -1.0, false, DecidingRule::Median, "nats per token worse than chance"),
             (8, -1.0, false, DecidingRule::Median, "not learned such text"),
-            // A trained model may be surprised by two tokens.
+            // Two surprising tokens happen to a trained model, too.
             (7, -1.0, false, DecidingRule::EveryPosition, "6 predicted tokens, "),
             (2, -1.0, false, DecidingRule::EveryPosition, "1 predicted token, "),
             (2, -1.0, true, DecidingRule::Median, "synthetic"),

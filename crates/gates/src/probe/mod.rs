@@ -1,8 +1,8 @@
-//! Shard probes: a shard against its FP16 reference on inputs that are stated, so that a fault shows before hours are spent on
+//! Shard probes: compare a shard with its FP16 form on stated inputs, so that a fault shows before hours are spent on
 //! the other shards.
 //!
-//! A probe is the residual stream of some tokens before the shard's layer. What stands between the stream and the shard (for a
-//! pack of experts the attention of its layer, and the choice of experts) is run in FP16 for both.
+//! A probe is the residual stream of some tokens before the shard's layer. Steps between the stream and the shard
+//! (for a pack of experts, the layer's attention and the choice of experts) run in FP16 for both forms.
 
 mod deciding_rule;
 mod probe_context;
@@ -34,125 +34,126 @@ use serde::Serialize;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-/// Random probes when nothing is said.
+/// Default number of random probes.
 pub const PROBES: usize = 8;
-/// Seed of random probes when nothing is said.
+/// Default seed of random probes.
 pub const SEED: u64 = 1;
-/// Input by which a router gets what the one of the layer before left.
+/// Name of the input that takes a router's state from the layer before.
 const ROUTER_STATE: &str = "router_state";
-/// A token whose stream is this much shorter than the prompt's median says little: what a norm makes of it is mostly
+/// Share of the vocabulary's median embedding length below which a token is warned of: its norm output is mostly
 /// rounding and epsilon.
 const LOW_NORM: f64 = 0.05;
 
-/// Inputs that shards are given.
+/// Inputs of the probes.
 #[derive(Clone, Debug)]
 pub struct Inputs<'a> {
-    /// Number of random probes: one token each, a vector of length 1 in a random direction. What attention does over several
-    /// tokens shows on the prompt: between random ones it is a choice of one by chance.
+    /// Number of random probes: one token each, a vector of length 1 in a random direction. The prompt tests
+    /// attention over several tokens; between random tokens, attention is a random choice of one token.
     pub count: usize,
     /// Seed of the random directions.
     pub seed: u64,
-    /// A reference run with hidden states (and router states where the model's routers have them), whose prompt is one more
+    /// Golden with hidden states (and router states where the model's routers have them), whose prompt is one more
     /// probe.
     pub real: Option<&'a Golden>,
-    /// The token that starts a text, to be warned of.
+    /// Token that starts a text; a prompt that begins with it is warned of.
     pub bos: Option<u32>,
 }
 
 /// Results of the probes of some shards.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct ProbeReport {
-    /// Every shard passes.
+    /// True if every shard passes.
     pub pass: bool,
-    /// Cosine that a shard must reach.
+    /// Cosine that a shard has to reach.
     pub threshold: f64,
-    /// Rule that says where it must.
+    /// Rule that says at which positions the cosine has to be reached.
     pub rule: DecidingRule,
-    /// Reason for the rule.
+    /// Reason for the rule, in words.
     pub rule_reason: String,
-    /// Reference that the shards are compared with.
+    /// Form that the shards are compared with: `fp16`.
     pub against: &'static str,
-    /// See [`Inputs::seed`].
+    /// Seed of the random probes, see [`Inputs::seed`].
     pub seed: u64,
-    /// See [`Inputs::count`].
+    /// Number of random probes, see [`Inputs::count`].
     pub random_probes: usize,
-    /// Warnings: facts that make a figure say less than it seems to.
+    /// Warnings: facts that make a figure less telling than it seems.
     pub warnings: Vec<String>,
-    /// One by one.
+    /// Results by shard.
     pub shards: Vec<ShardProbes>,
 }
 
 /// Results of the probes of one shard.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct ShardProbes {
-    /// The shard.
+    /// Name of the shard.
     pub shard: String,
-    /// Part of the model that it computes.
+    /// Part of the model that the shard computes.
     pub kind: ShardKind,
-    /// All results are numbers, those that are zero in the reference are zero, some position was counted, and each that was (or
-    /// their median, see [`DecidingRule`]) reaches the threshold.
+    /// True if all results are numbers, zeros of the FP16 form are zero in the shard, at least one position counts,
+    /// and every counted position (or the median, see [`DecidingRule`]) reaches the threshold.
     pub pass: bool,
     /// Median of the cosines at all counted positions.
     pub median_cosine: f64,
-    /// Lowest of them.
+    /// Lowest cosine of the counted positions.
     pub min_cosine: f64,
-    /// Mean of them.
+    /// Mean cosine of the counted positions.
     pub mean_cosine: f64,
-    /// Cosines of what the shard adds to the residual stream, alone.
+    /// Cosines of the shard's addition to the residual stream.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub branch: Option<CosineRange>,
-    /// Cosines of the residual stream with it.
+    /// Cosines of the residual stream after the shard's addition.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub with_residual: Option<CosineRange>,
-    /// Positions in the statistics.
+    /// Number of positions in the statistics.
     pub counted: usize,
-    /// Positions where the FP16 reference gives zero: the token chose none of the shard's experts. They are not in the statistics.
+    /// Number of positions where the FP16 form gives zero: the token chose none of the shard's experts. They are not
+    /// in the statistics.
     pub no_active_expert: usize,
-    /// Positions whose result is not a number, or overflows.
+    /// Number of positions whose result is not a number, or overflows.
     pub not_finite: usize,
-    /// Positions with a result that is zero in the FP16 reference and not in the shard.
+    /// Positions with a result that is zero in the FP16 form and not in the shard.
     pub not_zero: Vec<ProbePlace>,
-    /// Counted positions below the threshold, the lowest first.
+    /// Counted positions below the threshold, lowest first.
     pub below: Vec<ProbePlace>,
-    /// Choices of the shard's own router that differ. Positions of near ties are excused: they are not counted.
+    /// Choices of the shard's own router that differ from its FP16 form. Positions of near ties are excused: they do
+    /// not count.
     pub choices: Vec<ExpertChoice>,
-    /// Positions that are excused.
+    /// Number of excused positions.
     pub excused: usize,
-    /// One by one.
+    /// Results by probe.
     pub probes: Vec<ProbeResult>,
 }
 
 /// A position of a probe.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct ProbePlace {
-    /// The probe.
+    /// Name of the probe.
     pub probe: String,
-    /// Position in it.
+    /// Position in the probe.
     pub position: usize,
-    /// Its cosine, where it has one.
+    /// Cosine of the position, where there is one.
     pub cosine: Option<f64>,
 }
 
-/// One probe of one shard.
+/// Result of one probe of one shard.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct ProbeResult {
-    /// `random 0`, or `prompt`.
+    /// Name of the probe: `random 0`, or `prompt`.
     pub probe: String,
-    /// Cosine of the shard's results at each position, the lowest of them where it gives several; absent where no expert of
-    /// the shard is active.
+    /// Cosine by position; the lowest one where the shard has several results, absent where no expert of the shard is active.
     pub positions: Vec<Option<f64>>,
-    /// Cosine at each position of what the shard adds to the residual stream, alone; absent where it adds nothing there, or a
+    /// Cosine by position of the shard's addition to the residual stream; absent where the shard adds nothing, or a
     /// router's near tie excuses the position.
     pub branch: Vec<Option<f64>>,
-    /// The same of the residual stream with it.
+    /// Cosine by position of the residual stream after the addition.
     pub with_residual: Vec<Option<f64>>,
 }
 
-/// Probes shards of a plan, whose packages `package` finds. Those that take no single token hold the weights of others that do,
-/// and are left out.
+/// Probes shards of a plan, whose packages `package` finds. Shards that take no single token are left out: they hold
+/// the weights of shards that do.
 ///
 /// # Errors
-/// The reference does not fit the model, the checkpoint cannot be read, an FP16 reference cannot be written, or a package is wrong.
+/// The golden does not fit the model, the checkpoint cannot be read, an FP16 form cannot be written, or a package is wrong.
 pub fn probe(
     site: &ProbeContext<'_>,
     shards: &[&PlannedShard],
@@ -183,7 +184,8 @@ pub fn probe(
     })
 }
 
-/// Warnings about the prompt, to know before its figures are believed.
+/// Returns warnings about the prompt, to be read before its figures. `median` is the median length of the
+/// vocabulary's embeddings.
 fn warnings(inputs: &Inputs<'_>, median: f64) -> Vec<String> {
     let mut warnings = Vec::new();
     let Some(golden) = inputs.real else { return warnings };
@@ -206,10 +208,10 @@ fn warnings(inputs: &Inputs<'_>, median: f64) -> Vec<String> {
     warnings
 }
 
-/// Rows of the embedding that are looked at.
+/// Rows of the embedding whose length is measured.
 const SAMPLE: usize = 64;
 
-/// Median length of the embeddings, of some that are spread over the vocabulary.
+/// Returns the median length of embeddings, measured on rows that are spread over the vocabulary.
 fn typical_norm(site: &ProbeContext<'_>) -> Result<f64> {
     let embedding = &site.chain.embedding;
     let (rows, cols) = (embedding.rows, embedding.cols);
@@ -314,7 +316,7 @@ impl ShardProbes {
         }
     }
 
-    /// Takes in a position, and gives its cosine where it counts.
+    /// Counts a position, and returns its cosine where the position is in the statistics.
     fn count(
         &mut self,
         probe: &str,
@@ -350,7 +352,7 @@ impl ShardProbes {
         cosine
     }
 
-    /// Sums up, from the cosines that count.
+    /// Computes the statistics from the cosines that count, and decides whether the shard passes.
     fn finish(&mut self, mut cosines: Vec<f64>, rule: DecidingRule, threshold: f64) {
         cosines.sort_by(f64::total_cmp);
         self.counted = cosines.len();
@@ -366,19 +368,19 @@ impl ShardProbes {
     }
 }
 
-/// Values of the registers `outputs`.
+/// Returns the values of the registers `outputs`.
 fn values(outputs: &[String], registers: &Registers<'_>) -> Vec<Vec<f32>> {
     let of = |name: &String| registers.get(name).and_then(|t| t.as_f32()).unwrap_or_default().to_vec();
     outputs.iter().map(of).collect()
 }
 
-/// The results of a shard at one position, held against those of its FP16 form.
+/// Results of a shard at one position, compared with its FP16 form.
 struct Compared {
-    /// Lowest cosine of the results; none where the FP16 form gives nothing but zeros.
+    /// Lowest cosine of the results; `None` where the FP16 form gives zeros only.
     cosine: Option<f64>,
-    /// All are numbers.
+    /// True if all results are numbers.
     finite: bool,
-    /// A result is zero in the FP16 form, and not in the shard.
+    /// True if a result is zero in the FP16 form and not in the shard.
     not_zero: bool,
 }
 
@@ -398,31 +400,33 @@ impl Compared {
     }
 }
 
-/// The part of a chain that leads to a shard, in a plan around it (see [`Family::plan_around`]). `chain` is the bundle's.
+/// Returns the part of a chain that leads to a shard. `around` is a plan around the shard (see
+/// [`Family::plan_around`]), `chain` the bundle's.
 pub(crate) fn segment_of(around: &Plan, chain: &Chain, shard: &PlannedShard) -> Result<Segment> {
-    // A plan's chain has no shards yet: what steps ask of them is their functions.
+    // A plan's chain has no shards yet; its steps need the shards' functions only.
     let shards = around.shards.iter().map(PlannedShard::draft).collect();
     let known = Chain { shards, steps: around.chain.steps.clone(), ..chain.clone() };
     segment(&known, &shard.name)
         .ok_or_else(|| Error::usage(format!("no step of the chain runs shard {}", shard.name)))
 }
 
-/// True if a reference run recorded all that probes of this plan's shards need.
+/// Tells whether a golden recorded all states that probes of this plan's shards need.
 pub fn suffices(golden: &Golden, plan: &Plan) -> bool {
     let with_states = !golden.hidden_states.is_empty();
     with_states && (!golden.router_states.is_empty() || !plan.chain.steps.iter().any(reads_router_state))
 }
 
-/// True if a step reads the state that the router of the layer before left.
+/// Tells whether a step reads the router state of the layer before.
 fn reads_router_state(step: &anemoe_bundle::Step) -> bool {
     let anemoe_bundle::Step::Run(run) = step else { return false };
     run.inputs.contains_key(ROUTER_STATE)
 }
 
-/// Shards whose FP16 forms, or as much, the probes of `shards` need.
+/// Returns the shards whose FP16 forms the probes of `shards` need; also copies of shards with routers, which are
+/// written in two forms.
 ///
 /// # Errors
-/// A shard is none of the plan's.
+/// A shard is not in the plan.
 pub fn fp16_references(
     family: &dyn Family,
     plan: &Plan,
@@ -434,7 +438,7 @@ pub fn fp16_references(
         let segment = segment_of(&around, &plan.chain, shard)?;
         let needed = around.shards.into_iter().filter(|s| segment.chain.shard(&s.name).is_some());
         found.extend(needed.map(|s| (s.name.clone(), s)));
-        // Routers of several layers are looked at in a package like the shard's, in both forms.
+        // The routers of several layers are read in a copy of the shard's package, in both forms.
         if chooses_inside(shard) && shard.joined_layers().is_some() {
             found.extend([".own", ".fp16"].map(|form| (format!("{}{form}", shard.name), (*shard).clone())));
         }
@@ -442,7 +446,7 @@ pub fn fp16_references(
     Ok(found.into_values().collect())
 }
 
-/// The probes of a shard, by name.
+/// Returns the probes of a shard: name and tokens.
 fn tokens<'a>(
     site: &ProbeContext<'_>,
     shard: &PlannedShard,
@@ -450,7 +454,7 @@ fn tokens<'a>(
     inputs: &Inputs<'_>,
 ) -> Result<Vec<(String, Vec<ProbeToken<'a>>)>> {
     let model = &site.chain.model;
-    // The stream before the shard's layer; behind the last one for the head.
+    // Stream before the shard's layer; after the last layer for the head.
     let boundary = shard.layer.unwrap_or(model.num_layers);
     let seed_width = inputs.real.and_then(|g| g.router_states.first()?.first()).map(Vec::len);
     let mut all = Vec::new();
@@ -492,9 +496,9 @@ fn no_seed(shard: &PlannedShard, register: &str) -> Error {
     ))
 }
 
-/// Draws a vector of length 1, in a direction that is uniform on the sphere: normal deviates by Box and Muller.
+/// Draws a vector of length 1 in a uniform direction, by normal deviates after Box and Muller.
 fn unit_vector(random: &mut Random, n: usize) -> Vec<f32> {
-    // Above 0, up to 1; exact, as both are multiples of 2^-53.
+    // In (0, 1]; exact, as both terms are multiples of 2^-53.
     let mut uniform = || random.uniform() + 1.0 / (1u64 << 53) as f64;
     let mut normal = || {
         let radius = libm::sqrt(-2.0 * libm::log(uniform()));
@@ -513,7 +517,8 @@ mod tests {
         ShardProbes::new(&PlannedShard::new("s".into(), ShardKind::Moe, Some(0), vec![], vec![]))
     }
 
-    /// Probes a shard at a threshold of 0.97 with these positions: reference, shard, margin.
+    /// Probes a shard at a threshold of 0.97; each position has results of the FP16 form, of the shard, and a
+    /// router's margin.
     fn probed(positions: &[(&[f32], &[f32], Option<f64>)]) -> ShardProbes {
         probed_by(DecidingRule::EveryPosition, positions)
     }
@@ -533,13 +538,13 @@ mod tests {
     #[test]
     fn every_position_counts_and_not_the_median() {
         let good: (&[f32], &[f32], _) = (&[1.0, 0.0], &[1.0, 0.1], None);
-        // A cosine of 0.968.
+        // Cosine 0.968.
         let low: (&[f32], &[f32], _) = (&[1.0, 0.0], &[1.0, 0.26], None);
         assert!(probed(&[good; 3]).pass);
         let found = probed(&[good, good, low, good]);
         assert!(!found.pass && found.median_cosine > 0.99 && found.min_cosine < 0.97, "{found:?}");
         assert_eq!((found.below.len(), found.below[0].position), (1, 2));
-        // Of random weights half have to do; a wrong zero is wrong there, too.
+        // With random weights half of the positions suffice; a result that should be zero still fails.
         assert!(probed_by(DecidingRule::Median, &[good, good, low, good]).pass);
         assert!(!probed_by(DecidingRule::Median, &[low, good, low, low]).pass);
         assert!(!probed_by(DecidingRule::Median, &[good, good, (&[0.0], &[1.0], None)]).pass);
@@ -553,10 +558,10 @@ mod tests {
         let found = probed(&[good, (&[0.0, 0.0], &[0.0, 1e-6], None)]);
         assert!(!found.pass && found.no_active_expert == 0, "{found:?}");
         assert_eq!(found.not_zero, [ProbePlace { probe: "prompt".into(), position: 1, cosine: None }]);
-        // One result of several.
+        // A zero in one of several results.
         let both = Compared::of(&[vec![1.0], vec![0.0]], &[vec![1.0], vec![0.5]]);
         assert!(both.not_zero && both.cosine == Some(1.0));
-        // Nothing that counts is no pass.
+        // A shard without a counted position does not pass.
         assert!(!probed(&[(&[0.0], &[0.0], None)]).pass);
     }
 
@@ -569,7 +574,7 @@ mod tests {
         assert!(found.choices[0].near_tie && found.choices[0].cosine == Some(0.0));
         let found = probed(&[good, other(0.7)]);
         assert!(!found.pass && found.excused == 0 && !found.choices[0].near_tie, "{found:?}");
-        // A choice of nothing instead of an expert, and the other way.
+        // A near tie between no expert and an expert is excused.
         assert!(probed(&[good, (&[0.0], &[1.0], Some(0.1))]).pass);
         assert!(!probed(&[good, (&[0.0], &[f32::NAN], Some(0.1))]).pass);
     }
@@ -578,7 +583,8 @@ mod tests {
     fn random_directions_are_the_same_everywhere_and_of_length_one() {
         let mut random = Random::new(SEED);
         let first = unit_vector(&mut random, 64);
-        // The first deviates of SplitMix64 from 1, by Box and Muller: fixed for good, since figures are compared over time.
+        // The first deviates of SplitMix64 from seed 1, by Box and Muller; never to be changed, since figures are
+        // compared over time.
         let again = unit_vector(&mut Random::new(SEED), 64);
         assert_eq!(first, again);
         assert_ne!(first, unit_vector(&mut random, 64));
@@ -586,7 +592,7 @@ mod tests {
         for _ in 0..32 {
             let v = unit_vector(&mut random, 2816);
             assert!((norm(&v) - 1.0).abs() < 1e-6);
-            // No direction is preferred: the mean is within 5 deviations of 0.
+            // No direction is preferred: the mean is within 5 standard deviations of 0.
             let mean = v.iter().map(|&x| f64::from(x)).sum::<f64>() / 2816.0;
             assert!(mean.abs() < 5.0 / 2816.0, "{mean}");
         }
@@ -617,7 +623,7 @@ mod tests {
             "{warned:?}"
         );
         assert!(warnings(&Inputs { count: 1, seed: 0, real: None, bos: None }, 5.0).is_empty());
-        // Where all are short, none is shorter than the others.
+        // The median is the vocabulary's: a prompt of short embeddings only is warned of at every position.
         assert_eq!(said(&golden(7, vec![vec![0.03, 0.04]; 3])).len(), 3);
     }
 }

@@ -1,4 +1,4 @@
-//! Context of probes: checkpoint, plan and files, and the tokens that a probe gives to a shard.
+//! Context of probes (checkpoint, plan, files), and the tokens that a probe gives to a shard.
 
 use crate::Result;
 use anemoe_bundle::Chain;
@@ -8,35 +8,35 @@ use anemoe_convert::models::Family;
 use anemoe_convert::plan::{Plan, PlannedShard};
 use std::path::{Path, PathBuf};
 
-/// Inputs that shards are made from, and their places.
+/// Sources of the probed shards, and the folders of their files.
 pub struct ProbeContext<'a> {
-    /// The checkpoint.
+    /// Family of the checkpoint.
     pub family: &'a dyn Family,
-    /// The plan of the shards.
+    /// Plan of the shards.
     pub plan: &'a Plan,
-    /// The contract, or its draft.
+    /// Contract of the bundle, or its draft.
     pub chain: &'a Chain,
-    /// Folder of the bundle, for the files beside the shards.
+    /// Folder of the bundle, with the files beside the shards.
     pub bundle: &'a Path,
-    /// The importances that the shards were compressed with, where they were.
+    /// Importances that the shards were compressed with, if any.
     pub importance: Option<&'a Importance>,
-    /// Folder for FP16 references. They stay there: the next shard of the same layer may need one again.
+    /// Folder for FP16 forms. The forms stay there: the next shard of the same layer may need one again.
     pub scratch: &'a Path,
 }
 
-/// One token: values of the register `hidden`, and of other registers that the segment needs.
+/// Token of a probe: values of the register `hidden`, and of other registers that the segment needs.
 pub type ProbeToken<'a> = Vec<(&'a str, Vec<f32>)>;
 
-/// The place of a shard's FP16 form.
+/// Returns the path of a shard's FP16 form.
 pub fn fp16_path(site: &ProbeContext<'_>, name: &str) -> PathBuf {
     site.scratch.join(format!("{name}.fp16.mlpackage"))
 }
 
-/// Writes the FP16 form of a shard, unless it is there.
+/// Writes the FP16 form of a shard for single tokens, unless it exists.
 pub fn write_fp16(site: &ProbeContext<'_>, shard: &PlannedShard) -> Result<()> {
     let path = fp16_path(site, &shard.name);
     if !path.is_dir() {
-        // Probes go token by token.
+        // Probes run token by token.
         let mut fp16 = shard.in_fp16();
         fp16.functions.retain(|f| f.tokens.min == 1);
         write_shard(site.family, &fp16, None, &path)?;

@@ -1,5 +1,5 @@
-//! Choices of experts inside a probe. Where a shard's own router chooses another expert than its FP16 form, everything behind
-//! the choice differs, and the cosine says nothing of the weights: the margin of the choice does.
+//! Choices of experts inside a probe. Where a shard's own router chooses another expert than its FP16 form, all later
+//! values differ, and their cosine says nothing about the weights. The margin of the choice does.
 
 use super::probe_context::{ProbeContext, ProbeToken, fp16_path, write_fp16};
 use super::segment::{Segment, segment};
@@ -15,32 +15,33 @@ use serde::Serialize;
 use std::ops::Range;
 use std::path::PathBuf;
 
-/// Part of a model, by its name in plans, that chooses experts begins with this.
+/// Beginning of the names, in plans, of the parts of a model that choose experts.
 const ROUTER_PART: &str = "router";
-/// Part of a router that is a network of its own.
+/// Name of the part that is a router with a network of its own.
 const ROUTER_NETWORK: &str = "router_mlp";
 
-/// A choice of experts that differs from that of the FP16 form.
+/// Choice of experts that differs from the FP16 form's.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct ExpertChoice {
-    /// The probe.
+    /// Name of the probe.
     pub probe: String,
-    /// Position in it.
+    /// Position in the probe.
     pub position: usize,
-    /// Experts that the shard's router chooses and the FP16 form's does not.
+    /// Experts that the shard's router chooses, and the FP16 form's router does not.
     pub chosen: Vec<u32>,
-    /// Experts that it leaves out.
+    /// Experts that the FP16 form's router chooses, and the shard's router does not.
     pub expected: Vec<u32>,
-    /// Rise of a logit of the FP16 form's router that would make this choice.
+    /// Rise of a logit of the FP16 form's router that would cause this choice.
     pub margin: f64,
-    /// The margin is below [`NEAR_TIE`]: the position is excused.
+    /// True if the margin is below [`NEAR_TIE`]: the position is excused.
     pub near_tie: bool,
-    /// Cosine of the position, which is not in the statistics where it is excused.
+    /// Cosine of the position; not in the statistics where the position is excused.
     pub cosine: Option<f64>,
 }
 
-/// The routers of a shard, twice: as they are compressed, and in FP16. The router of one layer is a package of its own, those of
-/// several layers are in a package that gives what they choose by. So it can be read where the shard chooses inside.
+/// Routers of a shard in two forms: compressed as in the shard, and FP16. The router of one layer is a package of its
+/// own. The routers of several layers are in a copy of the shard's package that also returns their logits. Both make
+/// choices visible that the shard makes inside.
 pub struct OwnRouter {
     segment: Segment,
     routers: Vec<Router>,
@@ -48,26 +49,26 @@ pub struct OwnRouter {
     fp16: Model,
 }
 
-/// Logits that a layer chooses by, and the rule.
+/// Logits and rule of one layer's choice.
 struct Router {
-    /// Register.
+    /// Register of the logits.
     logits: String,
     top_k: usize,
     bias: Option<Vec<f32>>,
 }
 
-/// Tells that a router inside of the shard chooses experts that are there, too.
+/// Tells whether a router in the shard chooses among experts of the same shard.
 pub fn chooses_inside(shard: &PlannedShard) -> bool {
     let holds = |part: fn(&str) -> bool| shard.matrices.iter().any(|m| part(&m.part));
     match shard.kind {
         ShardKind::Attention | ShardKind::Head => false,
-        // Beside joined attention, a router that is one matrix gives its logits to the host.
+        // Beside joined attention, a router that is a single matrix gives its logits to the host.
         ShardKind::Layers => holds(|part| part == ROUTER_NETWORK),
         _ => holds(|part| part.starts_with(ROUTER_PART)),
     }
 }
 
-/// A choice that differs.
+/// Choice that differs, and its margin.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Flip {
     pub chosen: Vec<u32>,
@@ -81,7 +82,7 @@ impl Flip {
     }
 }
 
-/// The run that gives the logits of a layer's choice, and the step that chooses.
+/// Returns the run that computes the logits of a layer's choice, and the step that chooses.
 fn route_of(plan: &Plan, layer: usize) -> Option<(&Run, &Step)> {
     let steps = &plan.chain.steps;
     steps.iter().enumerate().find_map(|(i, step)| {
@@ -97,13 +98,14 @@ fn route_of(plan: &Plan, layer: usize) -> Option<(&Run, &Step)> {
 }
 
 impl OwnRouter {
-    /// Makes the routers of a shard that chooses inside; others get their choice from the FP16 form of another shard.
+    /// Makes the routers of a shard that chooses inside. Returns `None` for other shards, which get their choice from
+    /// the FP16 form of another shard.
     ///
     /// # Errors
     /// The checkpoint cannot be read, or a package cannot be written.
     pub fn of(site: &ProbeContext<'_>, shard: &PlannedShard) -> Result<Option<OwnRouter>> {
         let Some(layer) = shard.layer.filter(|_| chooses_inside(shard)) else { return Ok(None) };
-        // With experts called one by one, the logits leave the shard.
+        // With one expert per call, the logits leave the shard.
         let mut apart =
             PlanOptions { experts_per_shard: Some(1), ffn_shards: None, ..site.plan.options.clone() };
         apart.form.layers_per_shard = None;
@@ -126,7 +128,7 @@ impl OwnRouter {
         OwnRouter::open(site, &router, &chain, routers).map(Some)
     }
 
-    /// Makes a package of a shard's layers that gives the logits of their routers, too.
+    /// Makes a copy of a package of several layers that also returns the logits of their routers.
     fn of_layers(
         site: &ProbeContext<'_>,
         shard: &PlannedShard,
@@ -166,7 +168,7 @@ impl OwnRouter {
         OwnRouter::open(site, &router, &chain, routers)
     }
 
-    /// Writes the package `router` in both forms and opens what leads to it.
+    /// Writes the package `router` in both forms, and opens the segment that leads to it.
     fn open(
         site: &ProbeContext<'_>,
         router: &PlannedShard,
@@ -195,7 +197,7 @@ impl OwnRouter {
         Ok(OwnRouter { routers, own, fp16, segment })
     }
 
-    /// The choice at each token, where it differs: that of the first layer where it does, behind which everything does.
+    /// Returns, by token, the first layer's choice that differs; all later layers differ because of it.
     ///
     /// # Errors
     /// A package fails.
@@ -203,7 +205,7 @@ impl OwnRouter {
         let (mut of_fp16, mut of_own) = (self.fp16.sequence(), self.own.sequence());
         let mut all = Vec::new();
         for token in tokens.iter().take(self.segment.chain.model.max_context) {
-            // The steps of the router read less than those of the whole shard.
+            // The router's steps read fewer registers than the whole shard's.
             let registers: Vec<(&str, &[f32])> = token
                 .iter()
                 .filter(|(name, _)| *name == "hidden" || self.segment.seeds.iter().any(|s| s == name))
@@ -223,7 +225,7 @@ impl OwnRouter {
     }
 }
 
-/// The chain of `plan` with the router in a package of its own, and without the experts behind it.
+/// Returns the chain of `plan` with the router in a package of its own, and without the experts after it.
 fn router_chain(plan: &Plan, planned: &PlannedShard, router: &PlannedShard, run: &Run) -> Chain {
     let steps = plan.chain.steps.iter().filter_map(|step| match step {
         Step::Run(r) if r.shard == planned.name && r.unit != run.unit => None,
@@ -243,7 +245,7 @@ fn softmax(logits: &[f32]) -> Vec<f64> {
     powers.into_iter().map(|p| p / sum).collect()
 }
 
-/// The `k` largest, the first of equals first.
+/// Returns the indices of the `k` largest scores, largest first; of equal scores the lower index first.
 fn chosen(scores: &[f64], k: usize) -> Vec<usize> {
     let mut order: Vec<usize> = (0..scores.len()).collect();
     order.sort_by(|&a, &b| scores[b].total_cmp(&scores[a]).then(a.cmp(&b)));
@@ -251,12 +253,17 @@ fn chosen(scores: &[f64], k: usize) -> Vec<usize> {
     order
 }
 
-/// Compares the choice by `own` logits with that by the `expected` ones. A bias is added to the probabilities
-/// for the choice.
+/// Compares the choice by `own` logits with the choice by `expected` logits. A bias is added to the probabilities for
+/// the choice. Returns `None` where both choose the same experts.
 ///
-/// The margin is what the logit of a class j has to rise by, all others as they are, to be chosen instead of i. A rise of ln x
-/// makes its probability p_j x / Z with Z = 1 + p_j (x - 1), and p_i / Z of the other; both scores are equal at
-/// x = (p_i + (b_i - b_j) (1 - p_j)) / (p_j (1 + b_j - b_i)). Without a bias that is the difference of the logits.
+/// The margin is the rise of class j's logit, with all other logits unchanged, from which on j is chosen instead of i:
+///
+/// ```text
+/// p_j' = p_j x / Z,  p_i' = p_i / Z,  Z = 1 + p_j (x - 1)     after a rise of ln x
+/// p_j' + b_j = p_i' + b_i  at  x = (p_i + (b_i - b_j) (1 - p_j)) / (p_j (1 + b_j - b_i))
+/// ```
+///
+/// The margin is `ln x`, and the largest of all pairs (i, j). Without a bias, it is the difference of the two logits.
 fn flip(expected: &[f32], own: &[f32], bias: Option<&[f32]>, top_k: usize) -> Option<Flip> {
     let b = |i: usize| bias.and_then(|b| b.get(i)).map_or(0.0, |&b| f64::from(b));
     let p = softmax(expected);
@@ -272,7 +279,7 @@ fn flip(expected: &[f32], own: &[f32], bias: Option<&[f32]>, top_k: usize) -> Op
     let margin = lost.iter().flat_map(|&i| gained.iter().map(move |&j| (i, j))).map(|(i, j)| rise(i, j));
     let margin = margin.reduce(|a, b| if a >= b { a } else { b })?;
     let ids = |list: &[usize]| list.iter().map(|&i| i as u32).collect();
-    // What is no number is no tie.
+    // A margin that is not a number is no near tie.
     let margin = if margin.is_nan() { f64::INFINITY } else { margin };
     Some(Flip { chosen: ids(&gained), expected: ids(&lost), margin })
 }
@@ -289,14 +296,14 @@ mod tests {
         assert!((near.margin - 0.2).abs() < 1e-6 && near.is_near(), "{near:?}");
         let far = flip(&[1.0, 2.0, 0.0], &[2.1, 2.0, 0.0], None, 1).unwrap();
         assert!((far.margin - 1.0).abs() < 1e-6 && !far.is_near(), "{far:?}");
-        // Of two, one changes; their order does not count.
+        // Of two experts one changes; their order does not count.
         assert_eq!(flip(&[3.0, 2.0, 0.0], &[2.0, 3.0, 0.0], None, 2), None);
         let one = flip(&[3.0, 2.0, 1.9], &[3.0, 1.8, 1.9], None, 2).unwrap();
         assert_eq!((one.chosen, one.expected), (vec![2], vec![1]));
         assert!((one.margin - 0.1).abs() < 1e-6);
     }
 
-    /// The rise that the margin names is the one at which the choice changes.
+    /// Checks that the choice changes at the rise that the margin names.
     #[test]
     fn a_biased_choice_changes_where_its_margin_says() {
         let (logits, bias) = ([1.0f32, 0.4, -0.3], [-0.1f32, 0.05, 0.2]);
@@ -314,7 +321,7 @@ mod tests {
             assert_eq!(flip(&logits, &risen(margin - 1e-3), Some(&bias), 1), None, "{j}");
             assert!(flip(&logits, &risen(margin + 1e-3), Some(&bias), 1).is_some(), "{j}");
         }
-        // What is no number is far from any.
+        // A logit that is not a number is no near tie.
         let wrong = flip(&[f32::NAN, 1.0], &[0.0, 1.0], None, 1);
         assert!(wrong.is_none_or(|f| !f.is_near()));
     }

@@ -1,20 +1,20 @@
-//! The steps of a chain that lead from the residual stream before a layer to what one of its shards gives.
+//! Segments of a chain: the steps that lead from the residual stream before a layer to the results of one of its shards.
 
 use anemoe_bundle::{Chain, InputBinding, OutputBinding, Run, ShardKind, Step};
 use std::collections::BTreeSet;
 
-/// Part of a chain, for one shard.
+/// Part of a chain that leads to one shard.
 pub struct Segment {
-    /// The chain with only these steps, and only the shards that they run.
+    /// Chain with the steps of the segment only, and with the shards that they run.
     pub chain: Chain,
-    /// Registers that have to be given, besides `hidden`.
+    /// Registers that have to be given besides `hidden`.
     pub seeds: Vec<String>,
-    /// Registers that the shard's work ends in.
+    /// Registers that hold the shard's results at the end.
     pub outputs: Vec<String>,
 }
 
-/// Cuts out what `shard` needs: calls of other shards only where it reads their results. What other packs of experts add to
-/// the same sum is left out.
+/// Cuts out the steps that `shard` needs; other shards run only where the shard reads their results. Additions of
+/// other packs of experts to the same sum are left out. Returns `None` where no step runs the shard.
 pub fn segment(chain: &Chain, shard: &str) -> Option<Segment> {
     let planned = chain.shard(shard)?;
     let steps: &[Step] = match planned.kind {
@@ -23,7 +23,7 @@ pub fn segment(chain: &Chain, shard: &str) -> Option<Segment> {
     };
     let is_own = |step: &Step| matches!(step, Step::Run(run) if run.shard == shard);
     let last = steps.iter().rposition(is_own)?;
-    // Sums that the host makes of the shard's results come behind its calls.
+    // Sums that the host makes of the shard's results follow the shard's calls.
     let adds = steps[last + 1..].iter().take_while(|s| matches!(s, Step::AddScaled { .. })).count();
     let steps = &steps[..last + 1 + adds];
     let mut outputs = BTreeSet::new();
@@ -52,7 +52,7 @@ pub fn segment(chain: &Chain, shard: &str) -> Option<Segment> {
         }
     }
     kept.reverse();
-    // One token at a time: packages for other counts hold the same weights.
+    // Segments run one token at a time: packages for other token counts hold the same weights.
     for step in &mut kept {
         if let Step::Run(run) = step {
             run.others.clear();
@@ -65,12 +65,12 @@ pub fn segment(chain: &Chain, shard: &str) -> Option<Segment> {
     let shards = chain.shards.iter().filter(|s| run.contains(s.name.as_str())).cloned().collect();
     needed.remove("hidden");
     let seeds = needed.into_iter().filter(|r| kept.iter().any(|s| reads(s).contains(&r.as_str()))).collect();
-    // What stands in for a head is resolved, but never run.
+    // A chain has to have a head; these steps stand in for it and never run as a head.
     let chain = Chain { head: kept.clone(), steps: kept, shards, ..chain.clone() };
     Some(Segment { chain, seeds, outputs: outputs.into_iter().collect() })
 }
 
-/// The steps of a layer, from where the stream is what the layer before left.
+/// Returns the steps of a layer: from behind the last write to `hidden` before it, to the sums behind its last call.
 fn layer_steps(chain: &Chain, layer: usize) -> &[Step] {
     let of_layer = |step: &Step| matches!(step, Step::Run(run) if chain.shard(&run.shard).is_some_and(|s| s.layer == Some(layer)));
     let first = chain.steps.iter().position(of_layer).unwrap_or(0);
@@ -85,7 +85,7 @@ fn layer_steps(chain: &Chain, layer: usize) -> &[Step] {
     &chain.steps[start..(end + adds).max(start)]
 }
 
-/// Registers that a step reads.
+/// Returns the registers that a step reads.
 fn reads(step: &Step) -> Vec<&str> {
     match step {
         Step::Zero { .. } => Vec::new(),
@@ -108,8 +108,8 @@ fn run_reads(run: &Run) -> Vec<&str> {
     inputs.chain(sums).chain(run.when.as_ref().map(|w| w.register.as_str())).collect()
 }
 
-/// True if a step has to be run for `shard`'s results, the steps behind it being decided. `needed` holds the
-/// registers that must have their values behind the step, then before it.
+/// Tells whether a step has to run for `shard`'s results, once the later steps are decided. `needed` holds the
+/// registers whose values are needed after the step, and on return those needed before it.
 fn keep(step: &Step, shard: &str, needed: &mut BTreeSet<String>) -> bool {
     let (wanted, replaced): (bool, Vec<&str>) = match step {
         Step::Run(run) => {

@@ -1,6 +1,6 @@
-//! Gemma 4's forward pass, formula by formula.
+//! Computes Gemma 4's forward pass, formula by formula.
 //!
-//! `N(x) = x / sqrt(mean(x^2) + eps)`; a norm's weight multiplies directly. `T` are the tokens of this pass.
+//! `N(x) = x / sqrt(mean(x^2) + eps)`; a norm's weight multiplies directly. T is the number of tokens of a pass.
 
 use super::input_probe::Probe;
 use super::math::{add, add_scaled, attend, gated, gelu_tanh, rms_norm, rope, scaled, softmax, top_k};
@@ -12,14 +12,14 @@ use anemoe_convert::models::gemma4::{Gemma4Config, PREFIXES};
 use anemoe_convert::models::prefix;
 use std::collections::BTreeMap;
 
-/// Keys (after norm and rope) and values (after norm) of a layer: one vector of all heads for each position.
+/// Keys (after norm and rope) and values (after norm) of a layer: one vector of all heads per position.
 #[derive(Default)]
 struct ReferenceCache {
     keys: Rows,
     values: Rows,
 }
 
-/// A model and the state of its context.
+/// Gemma 4 model with the state of its context.
 pub struct Gemma4Forward<'a> {
     config: Gemma4Config,
     weights: TensorReader<'a>,
@@ -27,7 +27,7 @@ pub struct Gemma4Forward<'a> {
 }
 
 impl<'a> Gemma4Forward<'a> {
-    /// Starts with an empty context.
+    /// Makes a model with an empty context. A probe watches products and replaces tensors.
     pub fn open(checkpoint: &'a Checkpoint, probe: Option<&'a Probe>) -> Result<Self> {
         let config = Gemma4Config::parse(&checkpoint.config, &checkpoint.config_path())?;
         let prefix = prefix(checkpoint, &PREFIXES)?;
@@ -85,7 +85,7 @@ impl Forward for Gemma4Forward<'_> {
 }
 
 impl Gemma4Forward<'_> {
-    /// `h += w_pa . N(Wo attention(w_in . N(h)))`
+    /// Computes `h += w_pa . N(Wo attention(w_in . N(h)))`, and appends to the layer's cache.
     fn attention(&mut self, l: usize, h: &mut Rows) -> Result<()> {
         let c = &self.config;
         let (hidden, eps) = (c.hidden_size, c.rms_norm_eps);
@@ -95,7 +95,7 @@ impl Gemma4Forward<'_> {
         let a: Rows = h.iter().map(|h| scaled(&rms_norm(h, eps), &norm)).collect();
         let mut q = layer.matrix("self_attn.q_proj.weight", heads * d, hidden)?.times(&a)?;
         let mut k = layer.matrix("self_attn.k_proj.weight", kv_heads * d, hidden)?.times(&a)?;
-        // A full layer's values are its keys, before norm and rope.
+        // Values of a full layer are its keys, before norm and rope.
         let mut v = match c.k_eq_v(l) {
             true => k.clone(),
             false => layer.matrix("self_attn.v_proj.weight", kv_heads * d, hidden)?.times(&a)?,
@@ -120,8 +120,8 @@ impl Gemma4Forward<'_> {
         self.caches[l].keys.extend(k);
         self.caches[l].values.extend(v);
 
-        // o = softmax(q k^T + mask) v: the scale is 1; groups of query heads share a key/value head; a window holds the
-        // current token too
+        // o = softmax(q k^T + mask) v: the scale is 1, groups of query heads share a key/value head, and a window
+        // includes the current token
         let ReferenceCache { keys, values } = &self.caches[l];
         let window = if c.is_full(l) { usize::MAX } else { c.sliding_window };
         let o = attend(&q, keys, values, first, (heads, kv_heads, d), 1.0, window);
@@ -133,8 +133,8 @@ impl Gemma4Forward<'_> {
         Ok(())
     }
 
-    /// `h = (h + w_post . N(m1 + m2)) * layer_scalar`, where `m1` is the dense MLP and `m2` the experts. Gives the chosen
-    /// experts of each token, most probable first.
+    /// Computes `h = (h + w_post . N(m1 + m2)) * layer_scalar`, where `m1` is the dense MLP and `m2` the experts.
+    /// Returns the chosen experts of each token, most probable first.
     fn feed_forward(&self, l: usize, h: &mut Rows) -> Result<Vec<Vec<u32>>> {
         let (hidden, eps) = (self.config.hidden_size, self.config.rms_norm_eps);
         let layer = Layer { weights: &self.weights, l };
@@ -144,7 +144,7 @@ impl Gemma4Forward<'_> {
         };
         let m1 = self.dense_mlp(l, &norm("pre_feedforward_layernorm.weight", h)?)?;
         let m1 = norm("post_feedforward_layernorm_1.weight", &m1)?;
-        // The router sees the residual stream itself; the experts see it normed.
+        // The router takes the residual stream itself; the experts take it after a norm.
         let routes = self.route(l, h)?;
         let m2 = self.experts(l, &norm("pre_feedforward_layernorm_2.weight", h)?, &routes)?;
         let mut m = norm("post_feedforward_layernorm_2.weight", &m2)?;
@@ -161,7 +161,7 @@ impl Gemma4Forward<'_> {
             .collect())
     }
 
-    /// `Wdown(gelu_tanh(Wgate x) * (Wup x))`
+    /// Computes `Wdown(gelu_tanh(Wgate x) * (Wup x))`.
     fn dense_mlp(&self, l: usize, x: &Rows) -> Result<Rows> {
         let (hidden, width) = (self.config.hidden_size, self.config.intermediate_size);
         let layer = Layer { weights: &self.weights, l };
@@ -171,8 +171,8 @@ impl Gemma4Forward<'_> {
         layer.matrix("mlp.down_proj.weight", hidden, width)?.times(&inner)
     }
 
-    /// Experts of each token with their weights, most probable first:
-    /// `p = softmax(Wr (N(h) * scale * hidden_size^-0.5))`, and `p_top / sum(p_top) * per_expert_scale`.
+    /// Returns the experts of each token with their weights `p_top / sum(p_top) * per_expert_scale`, most probable first,
+    /// where `p = softmax(Wr (N(h) * scale * hidden_size^-0.5))`.
     fn route(&self, l: usize, h: &Rows) -> Result<Vec<Vec<(usize, f32)>>> {
         let c = &self.config;
         let layer = Layer { weights: &self.weights, l };
@@ -193,7 +193,7 @@ impl Gemma4Forward<'_> {
         Ok(p.iter_mut().map(route).collect())
     }
 
-    /// `sum_e w_e * D_e(gelu_tanh(G_e y) * (U_e y))` over each token's experts. Each expert that a token chose is read
+    /// Computes `sum_e w_e * D_e(gelu_tanh(G_e y) * (U_e y))` over each token's experts. Reads each chosen expert
     /// once.
     fn experts(&self, l: usize, y: &Rows, routes: &[Vec<(usize, f32)>]) -> Result<Rows> {
         let c = &self.config;
@@ -213,7 +213,7 @@ impl Gemma4Forward<'_> {
                 layer.expert("experts.gate_up_proj", c.num_experts, expert, 2 * width, hidden)?.times(&x)?;
             let inner: Rows = gate_up.iter().map(|gu| gated(gelu_tanh, &gu[..width], &gu[width..])).collect();
             let down = layer.expert("experts.down_proj", c.num_experts, expert, hidden, width)?;
-            // What the shards' projection sees is weighted already.
+            // The probe sees weighted inputs, as the shards' down projection does.
             let scales: Vec<f32> = tokens.iter().map(|&(_, weight)| weight).collect();
             let down = down.times_scaled(&inner, &scales)?;
             for (&(t, weight), down) in tokens.iter().zip(&down) {

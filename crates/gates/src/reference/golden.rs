@@ -1,35 +1,35 @@
-//! Results of a reference run, and their file.
+//! Goldens: results of a reference run, and their file.
 
 use anemoe_convert::{Error, Result};
 use anemoe_npz::{Array, read_npz, write_npz_compressed};
 use std::collections::BTreeMap;
 use std::path::Path;
 
-/// A reference run: of [`super::run`], or of Hugging Face transformers.
+/// Results of a reference run, by [`super::run`] or by Hugging Face transformers.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Golden {
-    /// The prompt, `[T]`.
+    /// Ids of the prompt, `[T]`.
     pub prompt_ids: Vec<u32>,
     /// Logits after each prompt token, `[T, vocab_size]`.
     pub logits_full: Vec<Vec<f32>>,
-    /// Logits that each greedy token was chosen from, `[N, vocab_size]`: the first row is the last of `logits_full`. A
-    /// file may have one row more, after the last token.
+    /// Logits that each greedy token was chosen from, `[N, vocab_size]`. The first row equals the last of
+    /// `logits_full`. A file may have one more row, after the last token.
     pub next_token_logits: Vec<Vec<f32>>,
-    /// The greedy continuation, `[N]`.
+    /// Ids of the greedy continuation, `[N]`.
     pub decode_tokens: Vec<u32>,
-    /// The residual stream of the prompt before the first layer and after each one (before the final norm),
-    /// `[layers + 1, T, hidden_size]`; empty when it was not recorded.
+    /// Residual stream of the prompt before the first layer and after each layer (before the final norm):
+    /// `[layers + 1, T, hidden_size]`; empty where not recorded.
     pub hidden_states: Vec<Vec<Vec<f32>>>,
-    /// Experts that each layer chose for each prompt token, most probable first, `[layers, T, top_k]`; empty when they
-    /// were not recorded.
+    /// Experts that each layer chose for each prompt token, most probable first, `[layers, T, top_k]`; empty where
+    /// not recorded.
     pub router_index: Vec<Vec<Vec<u32>>>,
-    /// States that each layer's router hands to the next one, for each prompt token, `[layers, T,
-    /// router_hidden_size]`; empty when they were not recorded or routers have no state.
+    /// Router states that each layer hands to the next one, `[layers, T, router_hidden_size]`; empty where not
+    /// recorded, or where routers have no state.
     pub router_states: Vec<Vec<Vec<f32>>>,
 }
 
 impl Golden {
-    /// The same run with what another one of its prompt recorded of the layers.
+    /// Returns this run with the recorded layer states of another run of the same prompt.
     #[must_use]
     pub fn with_states_of(&self, other: Golden) -> Golden {
         Golden {
@@ -40,8 +40,8 @@ impl Golden {
         }
     }
 
-    /// Writes an `.npz` file with the keys `prompt_ids`, `logits_full`, `next_token_logits`, `decode_tokens` and, where
-    /// recorded, `hidden_states`, `router_index` and `router_states`.
+    /// Writes an `.npz` file with the keys `prompt_ids`, `logits_full`, `next_token_logits` and `decode_tokens`, and
+    /// where recorded `hidden_states`, `router_index` and `router_states`.
     ///
     /// # Errors
     /// The rows have different lengths, or the file cannot be written.
@@ -85,11 +85,11 @@ impl Golden {
         write_npz_compressed(path, &entries)
     }
 
-    /// Reads an `.npz` file with the keys of [`Golden::write`]; others are ignored. `next_token_ids` is another name of
-    /// `decode_tokens`. Numbers of any type are taken, where ids are integers.
+    /// Reads an `.npz` file with the keys of [`Golden::write`]; other keys are ignored. `next_token_ids` is another
+    /// name of `decode_tokens`. Numbers may have any type, but ids have to be integers.
     ///
     /// # Errors
-    /// The file cannot be read, a key is missing, the shapes do not fit each other, or a logit is not finite.
+    /// The file cannot be read, a key is missing, the shapes do not fit each other, or a value is not finite.
     pub fn read(path: &Path) -> Result<Golden> {
         let mut arrays = Arrays { path, arrays: read_npz(path)? };
         let prompt_ids = arrays.ids("prompt_ids")?.ok_or_else(|| arrays.missing("prompt_ids"))?;
@@ -122,7 +122,7 @@ impl Golden {
         let n = decode_tokens.len();
         let (shape, next_token_logits) = match arrays.floats("next_token_logits")? {
             Some(found) => found,
-            // Nothing was decoded.
+            // No tokens were decoded.
             None if n == 0 => (vec![0, vocab], Vec::new()),
             None => return Err(arrays.missing("next_token_logits")),
         };
@@ -151,7 +151,7 @@ impl Golden {
         })
     }
 
-    /// Logits of a row.
+    /// Returns the vocabulary size: the length of a row of logits.
     fn vocab_size(&self) -> usize {
         self.logits_full.first().map_or(0, Vec::len)
     }
@@ -162,12 +162,12 @@ enum Values {
     Floats(Vec<f32>),
 }
 
-/// Length of the innermost vectors, where there are any.
+/// Returns the length of the innermost vectors, or `None` where there are none.
 fn innermost<T>(blocks: &[Vec<Vec<T>>]) -> Option<usize> {
     blocks.first().and_then(|b| b.first()).map(Vec::len)
 }
 
-/// The arrays of a file that were not taken yet.
+/// Arrays of a file that were not taken yet.
 struct Arrays<'a> {
     path: &'a Path,
     arrays: BTreeMap<String, Array>,
@@ -185,7 +185,7 @@ impl Arrays<'_> {
         )
     }
 
-    /// Finite numbers and their shape.
+    /// Takes an array of finite numbers: shape and values. `None` where it is missing.
     fn floats(&mut self, name: &str) -> Result<Option<(Vec<usize>, Vec<f32>)>> {
         let Some(array) = self.arrays.remove(name) else { return Ok(None) };
         let data = array.to_f32();
@@ -195,7 +195,7 @@ impl Arrays<'_> {
         }
     }
 
-    /// Numbers from 0 to 2^32 - 1 and their shape.
+    /// Takes an array of integers from 0 to 2^32 - 1: shape and values. `None` where it is missing.
     fn integers(&mut self, name: &str) -> Result<Option<(Vec<usize>, Vec<u32>)>> {
         let Some(array) = self.arrays.remove(name) else { return Ok(None) };
         let data = array.to_i64();
@@ -207,7 +207,7 @@ impl Arrays<'_> {
         }
     }
 
-    /// A list of token ids.
+    /// Takes a list of token ids. `None` where it is missing.
     fn ids(&mut self, name: &str) -> Result<Option<Vec<u32>>> {
         match self.integers(name)? {
             Some((shape, _)) if shape.len() != 1 => {
@@ -217,7 +217,7 @@ impl Arrays<'_> {
         }
     }
 
-    /// `data` of `shape` = `[layers, tokens, width]` as nested vectors.
+    /// Cuts `data` of shape `[layers, tokens, width]` into nested vectors.
     fn blocks<T: Clone>(
         &self,
         name: &str,
@@ -251,7 +251,7 @@ mod tests {
         }
     }
 
-    /// The arrays of the example's file, some of them changed.
+    /// Writes the example's file, lets `change` alter its arrays, and reads it.
     fn read_changed(change: impl FnOnce(&mut BTreeMap<String, Array>)) -> Result<Golden> {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("g.npz");

@@ -1,41 +1,41 @@
-//! Probes of a reference run: they measure the inputs of every projection, or change weights.
+//! Probes of a reference run: they measure the inputs of every projection, or replace weights.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
-/// Watches a reference run, or changes its weights.
+/// Probe that watches a reference run, or replaces its weights.
 #[derive(Default)]
 pub struct Probe {
-    /// Values that stand in for whole tensors, by name without the checkpoint's prefix ([`super::HEAD`] for the head).
+    /// Values that replace whole tensors, by name without the checkpoint's prefix ([`super::HEAD`] for the head).
     pub replaced: BTreeMap<String, Arc<Vec<f32>>>,
     moments: Option<Mutex<BTreeMap<String, InputMoments>>>,
 }
 
-/// Squared inputs of a projection, or of each of the projections that one tensor holds.
+/// Sums of the squared inputs of a projection, or of each projection of a stacked tensor.
 #[derive(Clone, Debug, PartialEq)]
 pub struct InputMoments {
-    /// Matrices of the tensor where it is a stack, else 0.
+    /// Number of matrices of a stacked tensor; 0 for a single matrix.
     pub parts: usize,
-    /// Input channels.
+    /// Number of input channels.
     pub cols: usize,
-    /// Inputs seen, by part.
+    /// Number of inputs seen, by part.
     pub count: Vec<u64>,
     /// Sums of squares, `[parts, cols]`.
     pub sums: Vec<f64>,
 }
 
 impl Probe {
-    /// A probe that sums the squares of every projection's inputs.
+    /// Makes a probe that sums the squares of every projection's inputs.
     pub fn watching() -> Probe {
         Probe { replaced: BTreeMap::new(), moments: Some(Mutex::default()) }
     }
 
-    /// Second moments that were measured, by tensor.
+    /// Returns the sums of squares that were measured, by tensor.
     pub fn into_moments(self) -> BTreeMap<String, InputMoments> {
         self.moments.map(|m| m.into_inner().unwrap_or_else(|p| p.into_inner())).unwrap_or_default()
     }
 
-    /// Adds inputs `x`, each times its scale, of part `index` of a tensor.
+    /// Adds inputs `x`, each multiplied by its scale, to part `index` of a tensor.
     pub(super) fn observe(
         &self,
         tensor: &str,

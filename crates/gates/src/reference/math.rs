@@ -1,60 +1,61 @@
-//! The arithmetic of a forward pass on plain slices. Sums that run over a whole row are f64, everything else is f32.
+//! Arithmetic of a forward pass on plain slices of f32. Norms and softmax sum in f64; [`dot`] adds partial sums of
+//! f32 in f64.
 
 use rayon::prelude::*;
 
-/// `x / sqrt(mean(x^2) + eps)`.
+/// Computes `x / sqrt(mean(x^2) + eps)`.
 pub fn rms_norm(x: &[f32], eps: f32) -> Vec<f32> {
     let mean = x.iter().map(|&v| f64::from(v) * f64::from(v)).sum::<f64>() / x.len() as f64;
     let scale = 1.0 / (mean + f64::from(eps)).sqrt();
     x.iter().map(|&v| (f64::from(v) * scale) as f32).collect()
 }
 
-/// `weight * x`, element by element.
+/// Computes `weight * x`, element by element.
 pub fn scaled(x: &[f32], weight: &[f32]) -> Vec<f32> {
     x.iter().zip(weight).map(|(x, w)| x * w).collect()
 }
 
-/// `to += x`.
+/// Computes `to += x`.
 pub fn add(to: &mut [f32], x: &[f32]) {
     to.iter_mut().zip(x).for_each(|(t, x)| *t += x);
 }
 
-/// `to += factor * x`.
+/// Computes `to += factor * x`.
 pub fn add_scaled(to: &mut [f32], factor: f32, x: &[f32]) {
     to.iter_mut().zip(x).for_each(|(t, x)| *t += factor * x);
 }
 
-/// The tanh form of GELU (Hugging Face's `gelu_pytorch_tanh`).
+/// Computes the tanh form of GELU (Hugging Face's `gelu_pytorch_tanh`).
 pub fn gelu_tanh(x: f32) -> f32 {
     const SQRT_2_OVER_PI: f32 = 0.797_884_6;
     0.5 * x * (1.0 + (SQRT_2_OVER_PI * (x + 0.044_715 * x * x * x)).tanh())
 }
 
-/// GELU with the error function.
+/// Computes GELU with the error function: `x / 2 * (1 + erf(x / sqrt(2)))`.
 pub fn gelu_exact(x: f32) -> f32 {
     let x = f64::from(x);
     (0.5 * x * (1.0 + libm::erf(x * std::f64::consts::FRAC_1_SQRT_2))) as f32
 }
 
-/// `x * sigmoid(x)`
+/// Computes `x * sigmoid(x)`.
 pub fn silu(x: f32) -> f32 {
     x / (1.0 + (-x).exp())
 }
 
-/// `activation(gate) * up`.
+/// Computes `activation(gate) * up`, element by element.
 pub fn gated(activation: fn(f32) -> f32, gate: &[f32], up: &[f32]) -> Vec<f32> {
     gate.iter().zip(up).map(|(&g, u)| activation(g) * u).collect()
 }
 
-/// `length * x / |x|`; zero stays zero.
+/// Computes `length * x / |x|`; zero stays zero.
 pub fn l2_norm(x: &[f32], length: f32) -> Vec<f32> {
     let norm = x.iter().map(|&v| f64::from(v) * f64::from(v)).sum::<f64>().sqrt();
     let scale = f64::from(length) / norm.max(f64::from(f32::MIN_POSITIVE));
     x.iter().map(|&v| (f64::from(v) * scale) as f32).collect()
 }
 
-/// `softmax(scale q k^T + mask) v` of queries at positions from `first` on over all positions: causal, and of a window that
-/// holds the query's own position too; groups of query heads share a key/value head.
+/// Computes `softmax(scale q k^T + mask) v` for queries at positions from `first` on, over all positions. The mask is
+/// causal, with a window that includes the query's own position. Groups of query heads share a key/value head.
 pub fn attend(
     q: &[Vec<f32>],
     keys: &[Vec<f32>],
@@ -84,7 +85,7 @@ pub fn attend(
         .collect()
 }
 
-/// Softmax in place.
+/// Computes the softmax in place.
 pub fn softmax(x: &mut [f32]) {
     let max = x.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let mut sum = 0f64;
@@ -106,7 +107,7 @@ pub fn rope(head: &mut [f32], position: usize, inv_freq: &[f64]) {
     }
 }
 
-/// Inner product. Sixteen partial sums let the compiler use vectors.
+/// Computes the inner product. Sixteen partial sums let the compiler use vectors.
 pub fn dot(a: &[f32], b: &[f32]) -> f32 {
     const LANES: usize = 16;
     let mut sums = [0f32; LANES];
@@ -121,7 +122,7 @@ pub fn dot(a: &[f32], b: &[f32]) -> f32 {
     (total + f64::from(rest)) as f32
 }
 
-/// Index of the largest value, the first of equals.
+/// Returns the index of the largest value; of equal values the first.
 pub fn argmax(x: &[f32]) -> usize {
     let mut best = 0;
     for (i, v) in x.iter().enumerate() {
@@ -132,7 +133,7 @@ pub fn argmax(x: &[f32]) -> usize {
     best
 }
 
-/// Indices of the `k` largest values, largest first; of equals the first.
+/// Returns the indices of the `k` largest values, largest first; of equal values the first.
 pub fn top_k(x: &[f32], k: usize) -> Vec<usize> {
     let mut order: Vec<usize> = (0..x.len()).collect();
     order.sort_by(|&a, &b| x[b].total_cmp(&x[a]).then(a.cmp(&b)));

@@ -1,8 +1,8 @@
-//! The reference run: a checkpoint in f32, straight from its files, without packages, shards or compression.
+//! The reference run: runs a checkpoint in f32, straight from its files, without packages, shards or compression.
 //!
-//! It shares nothing with the way to Core ML but the checkpoint's reader and its configuration, so that it can stand
-//! against it. It is written to be read, not to be fast; still a model of any size runs, because weights are read block
-//! by block and never kept.
+//! The run shares only the checkpoint's reader and its configuration with the path to Core ML, so that it can check
+//! that path. Its code is written to be read, not to be fast. A model of any size runs, because weights are read
+//! block by block and never kept.
 
 mod gemma4;
 mod golden;
@@ -22,7 +22,7 @@ use anemoe_convert::{Error, Result};
 use gemma4::Gemma4Forward;
 use zaya::ZayaForward;
 
-/// Opens a checkpoint with an empty context.
+/// Opens a checkpoint as a model with an empty context.
 ///
 /// # Errors
 /// The family is not supported, or its configuration is wrong.
@@ -40,13 +40,13 @@ pub fn open<'a>(checkpoint: &'a Checkpoint, probe: Option<&'a Probe>) -> Result<
     }
 }
 
-/// Runs the prompt in one pass, then `decode_n` greedy tokens with a key/value cache. An end-of-text token does not end
-/// it, and a tie goes to the lowest token id.
+/// Runs the prompt in one pass, then decodes `decode_n` greedy tokens with a key/value cache. Decoding does not end
+/// at an end-of-text token. A tie goes to the lowest token id.
 ///
 /// # Errors
-/// The prompt is empty, holds an id outside the vocabulary or is with its continuation longer than the model's
-/// positions; the family is not supported; a weight cannot be read, has another shape than its configuration says or is
-/// not finite.
+/// The prompt is empty, holds an id outside the vocabulary, or is too long for the model's positions with its
+/// continuation. The family is not supported. A weight cannot be read, is not finite, or has another shape than the
+/// configuration says.
 pub fn run(
     checkpoint: &Checkpoint,
     prompt_ids: &[u32],
@@ -81,7 +81,7 @@ pub fn run_with_progress(
             "{prompt} prompt tokens and {decode_n} more exceed the model's {limit} positions"
         )));
     }
-    // The prompt is one pass; the last token's logits are not asked for, so it needs none.
+    // The prompt is one pass. The last token's logits are not needed, so the last token needs no pass.
     let total = layers * decode_n.max(1);
     let mut done = 0;
     let mut tick = || {
@@ -131,14 +131,14 @@ mod tests {
         dot(a, b) / (dot(a, a) * dot(b, b)).sqrt()
     }
 
-    /// Prompt and greedy continuation of a golden file, against a run of its checkpoint.
+    /// Checks a run of a checkpoint against the prompt and greedy continuation of its golden file.
     fn agrees_with_transformers(name: &str) {
         let golden = Golden::read(&Path::new(&folder(name)).join("golden.npz")).unwrap();
         agrees(&golden, &models::load(folder(name)).unwrap());
     }
 
     fn agrees(golden: &Golden, checkpoint: &Checkpoint) {
-        // One more than the file has tokens: it also has the logits after the last.
+        // One token more than the file has: the file also has the logits after its last token.
         let n = golden.decode_tokens.len() + 1;
         assert_eq!(golden.next_token_logits.len(), n);
         let own = run(checkpoint, &golden.prompt_ids, n, RunOptions { hidden: true, routing: true }).unwrap();
@@ -153,7 +153,7 @@ mod tests {
         for (i, (a, b)) in own.iter().zip(&expected).enumerate() {
             let cosine = cosine(a, b);
             assert!(cosine > 0.999_999, "row {i}: {cosine}");
-            // The scale of a row does not change its cosine.
+            // The cosine does not show the scale of a row.
             let largest = b.iter().fold(0f32, |m, v| m.max(v.abs()));
             assert!(a.iter().zip(b).all(|(x, y)| (x - y).abs() <= 1e-4 * largest), "row {i}");
         }
@@ -189,7 +189,7 @@ mod tests {
     fn zaya_that_skips_experts() {
         let path = Path::new(&folder("fixtures/tiny-zaya-skip")).join("golden.npz");
         agrees(&Golden::read(&path).unwrap(), &skipping(ZayaSkip::Zero));
-        // The original reading, whose golden has the prompt's logits alone.
+        // The original reading of the skip class; its golden has the prompt's logits only.
         let arrays = read_npz(&path).unwrap();
         let expected = arrays["logits_full_mod_identity"].to_f32();
         let prompt: Vec<u32> =
@@ -209,7 +209,7 @@ mod tests {
         let path = Path::new(&folder("fixtures/tiny-zaya")).join("golden.npz");
         let (golden, arrays) = (Golden::read(&path).unwrap(), read_npz(&path).unwrap());
         let checkpoint = models::load(folder("fixtures/tiny-zaya")).unwrap();
-        // The whole prompt at once, and in pieces.
+        // The whole prompt in one pass, and in pieces.
         for pieces in [vec![24], vec![1, 3, 4, 7, 9]] {
             let mut model = open(&checkpoint, None).unwrap();
             let mut at = 0;

@@ -1,54 +1,54 @@
-//! Interface between the reference run and the models that it runs.
+//! Interface between the reference run and its models.
 
 use super::tensor_reader::Rows;
 use anemoe_convert::Result;
 use std::collections::BTreeMap;
 
-/// Records of a reference run besides logits and tokens.
+/// Values that a reference run records besides logits and tokens.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RunOptions {
-    /// The residual stream before the first layer and after each one, for the prompt.
+    /// Whether to record the residual stream of the prompt, before the first layer and after each layer.
     pub hidden: bool,
-    /// The experts that each layer chose for each prompt token, and what a router hands to the next layer's.
+    /// Whether to record the experts that each layer chose for each prompt token, and the router states between layers.
     pub routing: bool,
 }
 
 /// Results of a pass.
 #[derive(Clone, Debug, Default)]
 pub struct Pass {
-    /// `[T, vocab_size]`
+    /// Logits, `[T, vocab_size]`.
     pub logits: Rows,
-    /// `[layers + 1, T, hidden_size]`, or empty.
+    /// Residual streams, `[layers + 1, T, hidden_size]`; empty where not recorded.
     pub hidden_states: Vec<Rows>,
-    /// `[layers, T, top_k]`, or empty.
+    /// Chosen experts, `[layers, T, top_k]`; empty where not recorded.
     pub router_index: Vec<Vec<Vec<u32>>>,
-    /// `[layers, T, router_hidden_size]`, or empty: also where routers have no state.
+    /// Router states, `[layers, T, router_hidden_size]`; empty where not recorded, or where routers have no state.
     pub router_states: Vec<Rows>,
 }
 
 /// State of a layer besides keys and values.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LayerState {
-    /// Its dimensions.
+    /// Dimensions, outermost first.
     pub shape: Vec<usize>,
-    /// Row-major.
+    /// Elements, row-major.
     pub values: Vec<f32>,
 }
 
-/// Sizes that a run must respect.
+/// Sizes that a run has to respect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Tokens of the vocabulary.
+    /// Number of tokens in the vocabulary.
     pub vocab: usize,
-    /// Positions of a context.
+    /// Most positions of a context.
     pub positions: usize,
-    /// Layers.
+    /// Number of layers.
     pub layers: usize,
 }
 
-/// A model with the state of its context.
+/// Model with the state of its context.
 pub trait Forward {
-    /// Its sizes.
+    /// Returns the sizes of the model.
     fn limits(&self) -> Limits;
 
     /// Empties the context.
@@ -57,10 +57,10 @@ pub trait Forward {
     /// Appends tokens to the context; `tick` is called after each layer.
     ///
     /// # Errors
-    /// A weight cannot be read, has another shape than its configuration says or is not finite.
+    /// A weight cannot be read, is not finite, or has another shape than the configuration says.
     fn forward(&mut self, tokens: &[u32], options: RunOptions, tick: &mut dyn FnMut()) -> Result<Pass>;
 
-    /// States of the layers besides keys and values, under the names that transformers' goldens have.
+    /// Returns the layers' states besides keys and values, under the names in transformers' goldens.
     fn states(&self) -> BTreeMap<&'static str, Vec<LayerState>> {
         BTreeMap::new()
     }

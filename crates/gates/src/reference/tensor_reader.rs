@@ -1,4 +1,4 @@
-//! Weights of a reference run: read from the checkpoint as they are needed, watched and replaced by a probe.
+//! Reads the weights of a reference run from the checkpoint as they are needed; a probe watches and replaces them.
 
 use super::input_probe::Probe;
 use super::math::dot;
@@ -7,16 +7,16 @@ use anemoe_convert::{Error, Result};
 use rayon::prelude::*;
 use std::sync::Arc;
 
-/// Weights that one task reads and converts at a time: 1 MiB in f32.
+/// Number of weights that one task reads and converts at a time: 1 MiB in f32.
 const PIECE: usize = 1 << 18;
 
-/// One vector for each token of a pass.
+/// One vector per token of a pass.
 pub type Rows = Vec<Vec<f32>>;
 
-/// Name of the head in a probe, whatever tensor it is in the checkpoint.
+/// Name of the head's tensor in a probe, whatever tensor holds the head in the checkpoint.
 pub const HEAD: &str = "lm_head.weight";
 
-/// The checkpoint's tensors, named without its prefix.
+/// Reader of the checkpoint's tensors, by names without the checkpoint's prefix.
 pub struct TensorReader<'a> {
     /// Tensors of the checkpoint.
     pub source: &'a dyn TensorSource,
@@ -27,10 +27,10 @@ pub struct TensorReader<'a> {
 }
 
 impl<'a> TensorReader<'a> {
-    /// The full name, once the tensor is there and has this shape.
+    /// Returns the full name of a tensor that exists and has this shape.
     ///
     /// # Errors
-    /// The tensor is missing or of another shape.
+    /// The tensor is missing, or has another shape.
     fn check(&self, name: &str, shape: &[usize]) -> Result<String> {
         let name = format!("{}{name}", self.prefix);
         match self.source.info(&name) {
@@ -46,18 +46,18 @@ impl<'a> TensorReader<'a> {
         }
     }
 
-    /// A vector of `n` elements.
+    /// Reads a vector of `n` elements.
     ///
     /// # Errors
-    /// The tensor is missing or of another shape, or its file cannot be read.
+    /// The tensor is missing, has another shape, or its file cannot be read.
     pub fn vector(&self, name: &str, n: usize) -> Result<Vec<f32>> {
         self.tensor(name, &[n])
     }
 
-    /// A small tensor as it lies, replaced as the probe says.
+    /// Reads a small tensor as stored, or returns the probe's replacement.
     ///
     /// # Errors
-    /// The tensor is missing or of another shape, or its file cannot be read.
+    /// The tensor is missing, has another shape, or its file cannot be read.
     pub fn tensor(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>> {
         let full_name = self.check(name, shape)?;
         if let Some(values) = self.probe.and_then(|p| p.replaced.get(name)) {
@@ -68,18 +68,18 @@ impl<'a> TensorReader<'a> {
         Ok(out)
     }
 
-    /// A matrix that makes up a whole tensor.
+    /// Opens a matrix that is a whole tensor.
     ///
     /// # Errors
-    /// The tensor is missing or of another shape.
+    /// The tensor is missing, or has another shape.
     pub fn matrix(&self, name: &str, rows: usize, cols: usize) -> Result<StreamedMatrix<'a>> {
         self.part(name, name, &[rows, cols], 0, (rows, cols))
     }
 
-    /// The output head where it shares the embedding's tensor: stand-ins for it have a name of their own.
+    /// Opens the output head, whose tensor may be the embedding's. A probe replaces it under the name [`HEAD`].
     ///
     /// # Errors
-    /// The tensor is missing or of another shape.
+    /// The tensor is missing, or has another shape.
     pub fn head(&self, name: &str, rows: usize, cols: usize) -> Result<StreamedMatrix<'a>> {
         self.part(name, HEAD, &[rows, cols], 0, (rows, cols))
     }
@@ -106,43 +106,43 @@ impl<'a> TensorReader<'a> {
     }
 }
 
-/// The tensors of one layer.
+/// Reader of the tensors of one layer.
 pub struct Layer<'a, 'w> {
-    /// Tensors of all layers.
+    /// Reader of all tensors.
     pub weights: &'w TensorReader<'a>,
-    /// Number of the layer.
+    /// Number of the layer, from 0.
     pub l: usize,
 }
 
 impl<'a> Layer<'a, '_> {
-    /// A vector of `n` elements.
+    /// Reads a vector of `n` elements.
     ///
     /// # Errors
-    /// The tensor is missing or of another shape, or its file cannot be read.
+    /// The tensor is missing, has another shape, or its file cannot be read.
     pub fn vector(&self, name: &str, n: usize) -> Result<Vec<f32>> {
         self.weights.vector(&format!("layers.{}.{name}", self.l), n)
     }
 
-    /// A small tensor as it lies, replaced as the probe says.
+    /// Reads a small tensor as stored, or returns the probe's replacement.
     ///
     /// # Errors
-    /// The tensor is missing or of another shape, or its file cannot be read.
+    /// The tensor is missing, has another shape, or its file cannot be read.
     pub fn tensor(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>> {
         self.weights.tensor(&format!("layers.{}.{name}", self.l), shape)
     }
 
-    /// A matrix that makes up a whole tensor.
+    /// Opens a matrix that is a whole tensor.
     ///
     /// # Errors
-    /// The tensor is missing or of another shape.
+    /// The tensor is missing, or has another shape.
     pub fn matrix(&self, name: &str, rows: usize, cols: usize) -> Result<StreamedMatrix<'a>> {
         self.weights.matrix(&format!("layers.{}.{name}", self.l), rows, cols)
     }
 
-    /// One expert's matrix of a tensor `[experts, rows, cols]`.
+    /// Opens one expert's matrix of a tensor `[experts, rows, cols]`.
     ///
     /// # Errors
-    /// The tensor is missing or of another shape.
+    /// The tensor is missing, or has another shape.
     pub fn expert(
         &self,
         name: &str,
@@ -156,18 +156,18 @@ impl<'a> Layer<'a, '_> {
     }
 }
 
-/// A matrix `[rows, cols]` that stays in its file, or one that stands in for it.
+/// Matrix `[rows, cols]` that stays in its file, or the probe's replacement.
 pub struct StreamedMatrix<'a> {
     source: &'a dyn TensorSource,
     probe: Option<&'a Probe>,
-    /// The whole tensor's stand-in.
+    /// The probe's replacement of the whole tensor.
     values: Option<Arc<Vec<f32>>>,
     full_name: String,
     /// Name of the tensor without the checkpoint's prefix.
     name: String,
-    /// Matrices of the tensor where it is a stack, else 0.
+    /// Number of matrices of a stacked tensor; 0 for a single matrix.
     parts: usize,
-    /// Index of this one among them.
+    /// Index of this matrix in the stack.
     index: usize,
     rows: usize,
     cols: usize,
@@ -185,7 +185,7 @@ impl StreamedMatrix<'_> {
         }
     }
 
-    /// One row.
+    /// Reads one row of `cols` elements.
     ///
     /// # Errors
     /// The file cannot be read.
@@ -195,7 +195,7 @@ impl StreamedMatrix<'_> {
         Ok(out)
     }
 
-    /// `W x` for each `x` of `cols` elements.
+    /// Computes `W x` for each `x` of `cols` elements; the probe sees each `x`.
     ///
     /// # Errors
     /// The file cannot be read, or the user interrupts.
@@ -204,7 +204,7 @@ impl StreamedMatrix<'_> {
         self.product(x)
     }
 
-    /// Multiplies like [`StreamedMatrix::times`]; a probe sees each `x` times its scale.
+    /// Computes `W x` like [`StreamedMatrix::times`]; the probe sees each `x` times its scale.
     ///
     /// # Errors
     /// Fails like [`StreamedMatrix::times`].
@@ -219,10 +219,10 @@ impl StreamedMatrix<'_> {
         }
     }
 
-    /// Multiplies on all threads: each task reads some rows of the matrix itself.
+    /// Computes `W x` on all threads; each task reads its rows of the matrix.
     fn product(&self, x: &[Vec<f32>]) -> Result<Rows> {
         let rows_at_once = (PIECE / self.cols).max(1);
-        // [rows, T]: each task has a piece of its own.
+        // [rows, T]: each task writes a piece of its own.
         let mut by_row = vec![0f32; self.rows * x.len()];
         by_row.par_chunks_mut(rows_at_once * x.len()).enumerate().try_for_each(|(i, out)| {
             anemoe_convert::build::check_interrupted()?;

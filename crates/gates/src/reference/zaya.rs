@@ -1,6 +1,6 @@
-//! ZAYA's forward pass, formula by formula.
+//! Computes ZAYA's forward pass, formula by formula.
 //!
-//! `N(x) = x / sqrt(mean(x^2) + eps)`; a norm's weight multiplies directly. `T` are the tokens of this pass.
+//! `N(x) = x / sqrt(mean(x^2) + eps)`; a norm's weight multiplies directly. T is the number of tokens of a pass.
 
 use super::input_probe::Probe;
 use super::math::{
@@ -15,19 +15,19 @@ use anemoe_convert::models::zaya::{PREFIXES, ZayaConfig};
 use anemoe_convert::variants::ZayaSkip;
 use std::collections::{BTreeMap, VecDeque};
 
-/// Memory of a layer.
+/// State of a layer.
 struct LayerMemory {
-    /// Keys after norm, temperature and rope: one vector of all heads for each position.
+    /// Keys after norm, temperature and rope: one vector of all heads per position.
     keys: Rows,
-    /// Values: the first half of the heads of a position, the second half of the one before.
+    /// Values: the first half of each vector is of the position itself, the second half of the position before.
     values: Rows,
     /// `[q; k]` before the convolutions, of the last two positions.
     window: VecDeque<Vec<f32>>,
-    /// The late half of the values, of the last position.
+    /// Late half of the values of the last position.
     delayed: Vec<f32>,
 }
 
-/// A model and the state of its context.
+/// ZAYA model with the state of its context.
 pub struct ZayaForward<'a> {
     config: ZayaConfig,
     skip: ZayaSkip,
@@ -36,7 +36,7 @@ pub struct ZayaForward<'a> {
 }
 
 fn empty(c: &ZayaConfig) -> Vec<LayerMemory> {
-    // Zeros before the first token stand before both convolutions, so that the second one sees the first one's bias.
+    // Zeros precede the first token before both convolutions, so that the second convolution sees the first one's bias.
     let memory = || LayerMemory {
         keys: Rows::new(),
         values: Rows::new(),
@@ -47,7 +47,7 @@ fn empty(c: &ZayaConfig) -> Vec<LayerMemory> {
 }
 
 impl<'a> ZayaForward<'a> {
-    /// Starts with an empty context.
+    /// Makes a model with an empty context. A probe watches products and replaces tensors.
     pub fn open(checkpoint: &'a Checkpoint, probe: Option<&'a Probe>) -> Result<Self> {
         let config = ZayaConfig::parse(&checkpoint.config, &checkpoint.config_path())?;
         let prefix = prefix(checkpoint, &PREFIXES)?;
@@ -105,7 +105,7 @@ impl Forward for ZayaForward<'_> {
 
     fn states(&self) -> BTreeMap<&'static str, Vec<LayerState>> {
         let conv = |m: &LayerMemory| {
-            // [channels, 2], as transformers keeps it.
+            // [channels, 2], as in transformers.
             let values = m.window[0].iter().zip(&m.window[1]).flat_map(|(a, b)| [*a, *b]).collect();
             LayerState { shape: vec![m.window[0].len(), 2], values }
         };
@@ -119,7 +119,7 @@ impl Forward for ZayaForward<'_> {
 }
 
 impl ZayaForward<'_> {
-    /// `s = (branch + b) * g + (s + b') * g'`
+    /// Computes `s = (branch + b) * g + (s + b') * g'` per channel, in place.
     fn merge(&self, l: usize, name: &str, branch: &Rows, s: &mut Rows) -> Result<()> {
         let layer = Layer { weights: &self.weights, l };
         let vector = |part: &str| layer.vector(&format!("{name}.{part}"), self.config.hidden_size);
@@ -133,7 +133,7 @@ impl ZayaForward<'_> {
         Ok(())
     }
 
-    /// Compressed convolutional attention.
+    /// Computes compressed convolutional attention, merges it into the residual stream `s`, and appends to the layer's state.
     fn attention(&mut self, l: usize, s: &mut Rows) -> Result<()> {
         let c = &self.config;
         let (hidden, eps, d) = (c.hidden_size, c.rms_norm_eps, c.head_dim);
@@ -180,7 +180,7 @@ impl ZayaForward<'_> {
             memory.window.pop_front();
             memory.window.push_back(u);
 
-            // q = sqrt(d) (c + m) / |c + m|, m = (q0 + k0 of its group) / 2; k with the mean of its queries' m
+            // q = sqrt(d) (c + m) / |c + m|, m = (q0 + k0 of its group) / 2; for k, the mean of m over the group's queries
             let mean = |h: usize, i: usize| (q0[t][h * d + i] + k0[t][h / group * d + i]) / 2.0;
             let mut q = Vec::with_capacity(q_size);
             for h in 0..nq {
@@ -213,7 +213,8 @@ impl ZayaForward<'_> {
         self.merge(l, "post_attention_residual_scale", &attended, s)
     }
 
-    /// Experts with their router; gives each token's class, and leaves the router's state for the next layer.
+    /// Computes the router and the experts, and merges the experts' sum into the residual stream `s`. Returns the
+    /// chosen class of each token, and leaves the router's state for the next layer in `states`.
     fn experts(&self, l: usize, s: &mut Rows, states: &mut Option<Rows>) -> Result<Vec<Vec<u32>>> {
         let c = &self.config;
         let (hidden, width, r, eps) =
@@ -222,7 +223,7 @@ impl ZayaForward<'_> {
         let norm = layer.vector("post_attention_layernorm.weight", hidden)?;
         let x: Rows = s.iter().map(|s| scaled(&rms_norm(s, eps), &norm)).collect();
 
-        // z = Wd x + b + r_prev * scale, which the next layer gets
+        // z = Wd x + b + r_prev * scale; the next layer gets z as r_prev
         let gate = |name: &str| format!("mlp.gate.{name}");
         let biased = |name: &str, rows: usize, cols: usize, x: &Rows| -> Result<Rows> {
             let bias = layer.vector(&gate(&format!("{name}.bias")), rows)?;
@@ -245,7 +246,7 @@ impl ZayaForward<'_> {
         }
         let mut p = layer.matrix(&gate("router_mlp.out_proj.weight"), c.classes(), r)?.times(&n)?;
 
-        // The bias counts for the choice alone; the weight is the probability among all classes.
+        // The bias counts for the choice only; the weight is the probability among all classes.
         let bias = layer.vector(&gate("balancing_biases"), c.classes())?;
         let mut tokens_of: BTreeMap<usize, Vec<(usize, f32)>> = BTreeMap::new();
         let mut chosen = Vec::with_capacity(x.len());
@@ -271,7 +272,7 @@ impl ZayaForward<'_> {
                 .times(&input)?;
             let inner: Rows = gate_up.iter().map(|gu| gated(silu, &gu[..width], &gu[width..])).collect();
             let down = layer.expert("mlp.experts.down_proj", c.num_experts, expert, hidden, width)?;
-            // What the shards' projection sees is weighted already.
+            // The probe sees weighted inputs, as the shards' down projection does.
             let scales: Vec<f32> = tokens.iter().map(|&(_, weight)| weight).collect();
             let down = down.times_scaled(&inner, &scales)?;
             for (&(t, weight), down) in tokens.iter().zip(&down) {

@@ -1,4 +1,4 @@
-//! Reads a MIL program into [`Graph`]s. Weight data is never read: sizes and compression follow from types.
+//! Reads MIL programs into [`Graph`]s. Weight data is never read: sizes and compression follow from types.
 
 use super::graph::{Contraction, Form, Grain, Graph, GraphState, GraphWeight, Op, Shapes};
 use super::rule::PackageFacts;
@@ -8,16 +8,17 @@ use anemoe_mlpackage::mil::{
 };
 use std::collections::{BTreeSet, HashMap, HashSet};
 
-/// A vocabulary is wider than any hidden layer of the models at hand, and narrower ones are not the problem.
+/// Fewest outputs of a product that makes a vocabulary head: wider than the models' hidden layers. Narrower heads
+/// cause no problem.
 const VOCABULARY: u64 = 32_000;
 
-/// Facts of a model. Weight data is not read.
+/// Returns the facts of a model that rules look at. Weight data is not read.
 pub fn facts(model: &MlModel) -> PackageFacts {
     let (graphs, weight_bytes) = self::model(model);
     PackageFacts { weight_bytes: Some(weight_bytes), graphs }
 }
 
-/// The functions of a model, and the bytes of weights that they store together.
+/// Returns the functions of a model as graphs, and the bytes of weights that they store, shared ones once.
 pub fn model(model: &MlModel) -> (Vec<Graph>, u64) {
     let mut shared = HashSet::new();
     let mut total = 0u64;
@@ -46,14 +47,14 @@ pub fn model(model: &MlModel) -> (Vec<Graph>, u64) {
     (graphs, total)
 }
 
-/// Origin of a value.
+/// Origin of a value, in ascending order of dependence on data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum ProducedBy {
-    /// Stored.
+    /// A constant.
     Constant,
-    /// Computed from sizes of tensors alone.
+    /// Computed from the sizes of tensors only.
     Sizes,
-    /// Computed or fed.
+    /// Computed from data, or an input.
     Data,
 }
 
@@ -64,9 +65,9 @@ struct KnownConstant<'a> {
     value: Option<&'a Value>,
     weight: Option<usize>,
     from_state: bool,
-    /// True if it was made by `concat`.
+    /// True if `concat` made the value.
     joined: bool,
-    /// True if it is a piece of a tensor from behind its first element on the last axis.
+    /// True if the value is a piece of a tensor that starts after the first element of the last axis.
     later_piece: bool,
 }
 
@@ -87,14 +88,14 @@ impl<'a> KnownConstant<'a> {
 struct Walker<'a> {
     graph: Graph,
     scope: HashMap<&'a str, KnownConstant<'a>>,
-    /// Bytes of the blobs that this function uses, by file and offset.
+    /// Bytes of the blobs that the function uses, by file and offset.
     blobs: HashMap<(&'a str, u64), u64>,
     immediate_bytes: u64,
-    /// Elements of a state that are read or written at once, at most.
+    /// Most elements of a state that an op reads or writes at once.
     reach: u64,
 }
 
-/// Bytes of a value's elements.
+/// Returns the bytes of a value's elements; 0 where its shape is not fixed.
 fn stored_bytes(value: &Value) -> u64 {
     let ty = value.ty.tensor();
     ty.and_then(|t| t.dtype.packed_bytes(t.elements()?)).unwrap_or(0)
@@ -154,7 +155,7 @@ impl<'a> Walker<'a> {
             .insert(name, KnownConstant { value, weight, from_state, ..KnownConstant::new(ty, origin) });
     }
 
-    /// Counts the bytes of a stored value once, however often the function names it.
+    /// Adds the bytes of a stored value to the function's, a blob once however often it is used. Returns the bytes.
     fn count(&mut self, value: &'a Value) -> u64 {
         let bytes = stored_bytes(value);
         match &value.data {
@@ -188,7 +189,8 @@ impl<'a> Walker<'a> {
         self.graph.weights.len() - 1
     }
 
-    /// Operands of a `constexpr_*`: attributes up to iOS17, inputs since.
+    /// Returns type, stored value and known facts of an operand. Operands of `constexpr_*` ops are attributes up to
+    /// iOS17, inputs since.
     fn operand<'b>(
         &'b self,
         op: &'a Operation,
@@ -211,7 +213,7 @@ impl<'a> Walker<'a> {
         let Some(output) = op.outputs.first() else { return };
         let mut bytes = 0u64;
         for (name, value) in &op.attributes {
-            // `axis` and `shape` are a few bytes, and `name` is text.
+            // `axis` and `shape` are few bytes, and count; `name` is text.
             if name != "name" {
                 bytes = bytes.saturating_add(self.count(value));
             }
@@ -228,7 +230,7 @@ impl<'a> Walker<'a> {
         bytes = inner.iter().fold(bytes, |n, &i| n.saturating_add(self.graph.weights[i].bytes));
         let form = self.form(op, output.ty.tensor(), &inner);
         let weight = GraphWeight { name: output.name.clone(), dims: shape(&output.ty), form, bytes };
-        // What another constexpr consumed is no weight of its own any more.
+        // A weight that another constexpr takes as operand is no stored weight of its own.
         for i in inner {
             self.graph.weights[i].bytes = 0;
         }
@@ -246,7 +248,7 @@ impl<'a> Walker<'a> {
                 let indices = self.operand(op, "indices").and_then(|o| o.0.tensor());
                 let (Some(lut), Some(indices)) = (lut, indices) else { return Form::Unstated };
                 if indices.rank() + 2 != lut.rank() {
-                    // Before iOS18: one table of 2^bits entries, packed indices.
+                    // Before iOS18: one table of 2^bits entries, and packed indices.
                     let entries = lut.elements().unwrap_or(1).max(1);
                     let bits = u64::from(entries.ilog2());
                     return Form::Lut {
@@ -263,7 +265,7 @@ impl<'a> Walker<'a> {
                 Form::Lut {
                     bits: indices.dtype.bits() as u64,
                     grouped_axes,
-                    // Tables that are themselves scaled integers have the type of the scales by then.
+                    // Tables of scaled integers have the type of the scales here.
                     entries: if chained { DataType::Int8 } else { lut.dtype },
                     vector,
                     scaled: chained,
@@ -373,7 +375,7 @@ impl<'a> Walker<'a> {
         }
     }
 
-    /// True if `axis` of an op is the last one of its operands.
+    /// Tells whether `axis` of an op is the last axis of an operand.
     fn on_last_axis(&self, op: &'a Operation, operand: &str) -> bool {
         let Some(rank) = self.operand(op, operand).and_then(|o| o.0.tensor()).map(|t| t.rank() as i64) else {
             return false;
@@ -382,7 +384,7 @@ impl<'a> Walker<'a> {
         axis.is_some_and(|axis| axis == -1 || axis == rank - 1)
     }
 
-    /// True if a result is cut out of a tensor behind the first element of its last axis.
+    /// Tells whether a result is a piece of a tensor that starts after the first element of the last axis.
     fn is_later_piece(&self, op: &'a Operation, result: usize) -> bool {
         match op.op_type.as_str() {
             "split" => result > 0 && self.on_last_axis(op, "x"),
@@ -481,7 +483,8 @@ impl<'a> Walker<'a> {
 
     fn finish(mut self) -> Graph {
         let used: BTreeSet<usize> = self.graph.ops.iter().flat_map(|op| op.weights.iter().copied()).collect();
-        // Constants such as masks and epsilons that only parameterise ops are no weights; neither is what a chain consumed.
+        // Constants that only set parameters of ops (masks, epsilons) are no weights, and neither are operands of a
+        // constexpr.
         let renumber: HashMap<usize, usize> = used
             .iter()
             .filter(|&&i| self.graph.weights[i].bytes > 0)
@@ -505,21 +508,21 @@ impl<'a> Walker<'a> {
         g.layers = Some(g.ops.iter().filter(attention).count() as u64);
         g.matrix_count = Some(g.matrices().count() as u64);
         g.positions = g.matrices().filter_map(|(_, c)| c.positions).max();
-        // A function whose token count is ranged says so in its default shape only; one position is the least.
+        // A function with a range of token counts has no fixed positions; one position is the least.
         if g.positions.is_none() && g.matrices().next().is_some() {
             g.positions = Some(1);
         }
-        // A bank of experts is as wide as a vocabulary, but other products follow it.
+        // A bank of experts is as wide as a vocabulary, but is not the last product.
         g.vocabulary_head = g.matrices().last().is_some_and(|(_, c)| c.outputs >= Some(VOCABULARY));
         g.glue = glue(g);
         self.graph
     }
 }
 
-/// Much glue around few matrices, and neither attention nor a state: what joins the branches of a layer. What ends in a
-/// matrix is a head.
+/// Tells whether a graph joins other shards: many other ops around few matrices, without attention and states. A
+/// graph that ends in a matrix is a head.
 fn glue(g: &Graph) -> bool {
-    // A convolution in groups is as many matrices; what only moves elements joins nothing.
+    // A grouped convolution counts as one matrix per group. Ops that only move elements do not count.
     let matrices: usize = g.matrices().map(|(_, c)| c.groups.clamp(1, 1 << 16) as usize).sum();
     let moves = |op: &&Op| {
         matches!(op.op_type.as_str(), "transpose" | "reshape" | "expand_dims" | "squeeze" | "identity")
@@ -535,7 +538,7 @@ fn glue(g: &Graph) -> bool {
         && g.states.is_empty()
 }
 
-/// True if a parameter decides the shape of a result.
+/// Tells whether a parameter decides the shape of a result.
 fn decides_shape(op_type: &str, param: &str) -> bool {
     matches!(
         (op_type, param),

@@ -1,9 +1,10 @@
-//! Matchers of forms that differ from the ones that Apple's own exporters write.
+//! Matchers of forms that differ from those that Apple's own exporters write.
 
 use super::graph::{Graph, Op};
 use super::rule::{Conditions, Hit, PackageFacts};
 
-/// Slots from which on a context of its own saves more than a call costs: 8 MB of cache a layer at head widths of 256.
+/// Slots from which on a separate function for short contexts saves more than a call costs: 8 MB of cache per layer
+/// at heads of width 256.
 const LONG_CONTEXT: u64 = 1024;
 
 pub(super) fn cache_in_graph(g: &Graph, c: &Conditions) -> Option<Hit> {
@@ -16,8 +17,8 @@ fn count(states: usize) -> String {
     if states == 1 { "1 state".into() } else { format!("{states} states") }
 }
 
-/// A value `[1, C, 1, 1]` at the border of the function. Rows of a cache have positions on another axis, and a mask has its slots
-/// on that of channels where each head has its own product, which is Apple's form, too.
+/// Matches a value `[1, C, 1, 1]` at the border of the function. Rows of a cache have positions on another axis. A
+/// mask is left out: with a product per head, Apple's form also has slots on the channel axis.
 pub(super) fn one_position_last(g: &Graph, _: &Conditions) -> Option<Hit> {
     let is_such = |dims: &Vec<u64>| matches!(dims[..], [_, c, 1, 1] if c > 1);
     let found = g.borders.iter().find(|(name, dims)| name != "mask" && is_such(dims))?;
@@ -40,13 +41,13 @@ pub(super) fn gelu_m1(op: &Op, _: &Graph, c: &Conditions) -> Option<Hit> {
     (op.op_type == "gelu" && c.chip.is_some_and(|chip| chip.mac && chip.number == 1)).then(Hit::default)
 }
 
-/// The largest magnitude, which a scaled norm divides by: `abs`, then `reduce_max`. A router takes them the other way round.
+/// Matches a norm that divides by the largest magnitude: `abs`, then `reduce_max`. A router has these ops in the other order.
 pub(super) fn scaled_norm(g: &Graph, _: &Conditions) -> Option<Hit> {
     let largest = g.ops.windows(2).any(|pair| pair[0].op_type == "abs" && pair[1].op_type == "reduce_max");
     (largest && g.ops.iter().any(|op| op.op_type == "rsqrt")).then(Hit::default)
 }
 
-/// Attention over a long cache in every function of the package: none for a shorter context stands beside it.
+/// Matches attention over a long cache in every function of the package, without a function for a shorter context.
 pub(super) fn long_context(p: &PackageFacts, _: &Conditions) -> Option<Hit> {
     let widest =
         |g: &Graph| g.ops.iter().filter(|op| op.op_type == "softmax").filter_map(|op| op.axis_extent).max();

@@ -7,10 +7,10 @@ use super::rule::Verdict;
 use super::verdict::{FunctionReport, PackageReport};
 use std::collections::HashMap;
 
-/// Disagreements that are listed; all are counted.
+/// Most disagreements that are listed; all are counted.
 const LISTED: usize = 1000;
 
-/// `ios18.conv` is `conv`.
+/// Removes the opset from an op type: `ios18.conv` becomes `conv`.
 fn without_opset(name: &str) -> &str {
     match name.split_once('.') {
         Some((opset, rest)) if opset.to_ascii_lowercase().starts_with("ios") && !rest.is_empty() => rest,
@@ -28,7 +28,7 @@ fn has_no_device(op_type: &str) -> bool {
     op_type == "const" || op_type.starts_with("constexpr_")
 }
 
-/// Joins a report to a check that listed its ops, and lets the plan decide where it says something.
+/// Adds a plan report to a check that listed its ops. Packages with a plan pass by the plan, all others by their prediction.
 pub fn compare(checked: &mut Report, report: &PlanReport) {
     let mut c = Comparison {
         os: report.os.clone(),
@@ -79,12 +79,12 @@ pub fn compare(checked: &mut Report, report: &PlanReport) {
     for plan in plans.into_values().flatten() {
         c.not_in_packages += plan.ops.iter().filter(|op| !has_no_device(&op.op_type)).count() as u64;
     }
-    // A report that has nothing of these packages measured nothing.
+    // A report without any of these packages measured nothing.
     checked.pass = pass && c.verdict.is_some();
     checked.device = Some(c);
 }
 
-/// Counts the ops of a plan as it places them.
+/// Adds the ops of a plan to a summary, by their planned devices.
 fn count(plan: &FunctionPlan, summary: &mut OpSummary) {
     for op in &plan.ops {
         let op_type = without_opset(&op.op_type);
@@ -109,7 +109,7 @@ fn join(
     plan: &FunctionPlan,
     ops: &mut DeviceCounts,
 ) {
-    // Names are unique in a function; a plan may name an op after itself or after its first result.
+    // Names are unique in a function. A plan may call an op by its own name or by its first result.
     let mut by_name: HashMap<&str, usize> = HashMap::new();
     for (i, op) in f.op_list.iter().enumerate() {
         by_name.entry(&op.name).or_insert(i);
@@ -150,7 +150,7 @@ fn join(
             });
         }
     }
-    // `write_state` has no result, and plans leave it out.
+    // `write_state` has no result, so plans leave it out.
     let missing = f.op_list.iter().zip(&seen).filter(|(op, seen)| !**seen && op.op_type != "write_state");
     c.not_in_report += missing.count() as u64;
 }
@@ -257,7 +257,7 @@ mod tests {
             assert_eq!(r.device.unwrap().verdict, Some(Verdict::Unknown), "{ops}");
             assert!(!r.pass);
         }
-        // Neither is a report of something else.
+        // A report about other packages is no pass either.
         let mut r = checked(&[("a", "conv", Verdict::Ane)]);
         let mut other = plan(r#"{"name": "a", "type": "conv", "preferred": "ane"}"#);
         other.plans[0].package = "q".into();

@@ -1,49 +1,49 @@
-//! Plan reports: what `MLComputePlan` said on a Mac.
+//! Plan reports: answers of `MLComputePlan` on a Mac.
 //!
 //! The format is JSON, written by `anemoe check --device` on macOS; `docs/residency.md` describes it.
 
 use super::rule::Verdict;
 use serde::{Deserialize, Serialize};
 
-/// Version of the format.
+/// Version of the format of plan reports.
 pub const FORMAT: u32 = 1;
 
-/// A plan report.
+/// Plan report of a Mac.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct PlanReport {
-    /// [`FORMAT`].
+    /// Format version: [`FORMAT`].
     pub format: u32,
-    /// System and version, for instance `macOS 26.0.1`.
+    /// Operating system and version, for instance `macOS 26.0.1`.
     pub os: String,
     /// Chip, for instance `Apple M4 Max`.
     pub chip: String,
     /// Compute units as `MLComputeUnits` names them: `cpuAndNeuralEngine`, `all`, `cpuOnly`, `cpuAndGPU`.
     pub compute_units: String,
-    /// Program that wrote it.
+    /// Program that wrote the report.
     #[serde(default)]
     pub generator: String,
     /// One entry per function of a package.
     pub plans: Vec<FunctionPlan>,
 }
 
-/// The plan of one function.
+/// Plan of one function.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct FunctionPlan {
     /// Name of the shard, or of the package with or without `.mlpackage`.
     pub package: String,
-    /// Name of the function; empty for the only one.
+    /// Name of the function; empty where the package has one function.
     #[serde(default)]
     pub function: String,
-    /// Every op of the plan.
+    /// Ops of the plan.
     pub ops: Vec<PlannedOp>,
 }
 
-/// One op of a plan.
+/// Op of a plan.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct PlannedOp {
-    /// Name of its first output.
+    /// Name of the op's first output.
     pub name: String,
-    /// Operator name; it may carry the opset (`ios18.conv`).
+    /// Op type, which may have an opset in front (`ios18.conv`).
     #[serde(rename = "type")]
     pub op_type: String,
     /// Preferred device; absent where the plan gives none.
@@ -52,12 +52,12 @@ pub struct PlannedOp {
     /// Supported devices.
     #[serde(default)]
     pub supported: Vec<Device>,
-    /// `estimatedCost`, the share of the whole; absent where the plan gives none.
+    /// `estimatedCost`: the op's share of the function's cost; absent where the plan gives none.
     #[serde(default)]
     pub cost: Option<f64>,
 }
 
-/// A compute device.
+/// Compute device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Device {
@@ -78,10 +78,10 @@ pub enum Device {
 }
 
 impl PlanReport {
-    /// Reads a report.
+    /// Reads a plan report.
     ///
     /// # Errors
-    /// It is not JSON of this [`FORMAT`]; the message says where.
+    /// The text is not JSON of this [`FORMAT`]; the message names the place.
     pub fn parse(text: &[u8]) -> Result<PlanReport, String> {
         let report: PlanReport = anemoe_io::json::parse(text).map_err(|e| format!("plan report: {e}"))?;
         if report.format != FORMAT {
@@ -91,7 +91,7 @@ impl PlanReport {
     }
 }
 
-/// Ops by prediction and by where the plan puts them.
+/// Number of ops per preferred device of a plan.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct DeviceCounts {
     /// Preferred on the ANE.
@@ -114,7 +114,7 @@ impl DeviceCounts {
         }
     }
 
-    /// Verdict of a plan with these counts: `unknown` where no op, or not every op, has a device.
+    /// Returns the verdict of a plan with these counts: `unknown` where no op has a device, or some have none.
     pub fn verdict(&self) -> Verdict {
         match (self.gpu + self.cpu, self.none, self.ane) {
             (1.., _, _) => Verdict::NotAne,

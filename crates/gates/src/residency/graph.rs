@@ -1,108 +1,109 @@
-//! Graph that the rules look at: one function as a list of ops, weights and states.
+//! Graph that rules judge: one function as a list of ops, weights and states.
 //!
-//! A real program fills every field (see [`super::analyze`]); a published measurement that names only some facts of its
-//! graph (see [`super::outcomes`]) leaves the others open, so that the same rules judge both.
+//! A real program fills every field (see [`super::analyze`]). A published measurement names only some facts of its
+//! graph (see [`super::outcomes`]) and leaves the other fields open, so that the same rules judge both.
 
 use anemoe_mlpackage::mil::{DataType, TensorType};
 use std::collections::BTreeMap;
 
-/// One function.
+/// Function as a graph.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Graph {
     /// Name of the function.
     pub function: String,
-    /// Compute ops in order, those of nested blocks included. A summary lists only the ops that its text names.
+    /// Compute ops in order, including ops of nested blocks. A summary lists only the ops that its text names.
     pub ops: Vec<Op>,
     /// Number of compute ops, where it is known.
     pub op_count: Option<u64>,
-    /// `const` and `constexpr_*` by type, which have no device.
+    /// Number of `const` and `constexpr_*` ops by type; they have no device.
     pub no_device: BTreeMap<String, u64>,
     /// Stored weights that ops use, each once.
     pub weights: Vec<GraphWeight>,
     /// Bytes of stored weights, where they are known.
     pub weight_bytes: Option<u64>,
-    /// Products with a stored matrix; `None` in a summary that does not count them.
+    /// Number of products with a stored matrix; `None` in a summary without the number.
     pub matrix_count: Option<u64>,
-    /// Most positions that one weight matrix is applied to in a call: tokens of a language model, pixels of a picture.
+    /// Most positions that a weight matrix is applied to in a call: tokens of a language model, pixels of a picture.
     pub positions: Option<u64>,
-    /// Attention blocks (or stated layers), where they are known.
+    /// Number of attention blocks (or stated layers), where it is known.
     pub layers: Option<u64>,
     /// Shapes of the inputs.
     pub shapes: Shapes,
-    /// Dimensions of each state; empty dimensions where they are not known.
+    /// States of the function.
     pub states: Vec<GraphState>,
-    /// Elements of a state that are read or written at once, at most, where rows are put in place of others; none where a state
+    /// Most elements of a state that are read or written at once, where rows replace other rows; `None` where a state
     /// is written as a whole.
     pub state_reach: Option<u64>,
     /// Bytes of each input with a fixed shape, by name.
     pub input_bytes: BTreeMap<String, u64>,
-    /// Inputs, without states, and outputs, by name with their dimensions; 0 stands for one that is not fixed.
+    /// Inputs (without states) and outputs, by name with their dimensions; 0 stands for a dimension that is not fixed.
     pub borders: Vec<(String, Vec<u64>)>,
-    /// True if it ends in, or holds, the projection to a vocabulary.
+    /// True if the graph ends in the projection to a vocabulary, or holds it.
     pub vocabulary_head: bool,
-    /// True if it joins other shards: norms, sums, a router, and no attention or pack of its own.
+    /// True if the graph joins other shards: norms, sums, a router, without attention or experts of its own.
     pub glue: bool,
 }
 
-/// Shapes of inputs: one, or several.
+/// Shapes of the inputs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Shapes {
-    /// One shape each.
+    /// One shape for each input.
     #[default]
     Fixed,
-    /// A dimension lies in a range; the most sizes of a ranged dimension, `None` without bound. An input of 2 rows and one
-    /// for each of 1 to 4 tokens has 4 sizes, as the tokens have.
+    /// A range of a dimension, with the most sizes of a ranged dimension; `None` without an upper bound. An input of
+    /// 2 fixed rows and one row for each of 1 to 4 tokens has 4 sizes, like the tokens.
     Ranged(Option<u64>),
-    /// A list of shapes.
+    /// A list of shapes of an input.
     Enumerated,
 }
 
-/// A state of the function.
+/// State of a function.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct GraphState {
-    /// Name.
+    /// Name of the state.
     pub name: String,
-    /// Dimensions, outermost first.
+    /// Dimensions, outermost first; empty where they are not known.
     pub dims: Vec<u64>,
 }
 
-/// One op that runs somewhere.
+/// Op that runs on a device.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Op {
-    /// Its name, unique in the function.
+    /// Name, unique in the function.
     pub name: String,
-    /// Name of its first result, by which a plan report knows it.
+    /// Name of the op's first result, which identifies the op in a plan report.
     pub result: String,
-    /// Type without opset prefix.
+    /// Op type without the opset's prefix.
     pub op_type: String,
-    /// Tensor operands that are computed or fed (no constants), as far as their types are known.
+    /// Types of tensor operands that are computed or fed (no constants), as far as they are known.
     pub inputs: Vec<TensorType>,
-    /// Results.
+    /// Types of the results, as far as they are known.
     pub outputs: Vec<TensorType>,
-    /// Indices into [`Graph::weights`].
+    /// Indices into [`Graph::weights`] of the op's weights.
     pub weights: Vec<usize>,
-    /// For ops that sum products over an axis.
+    /// Sum of products, for ops that have one.
     pub contraction: Option<Contraction>,
-    /// Parameters that decide shapes and come from data at run time (`begin` of a slice, for instance).
+    /// Names of parameters that decide shapes and come from data at run time, for instance `begin` of a slice.
     pub runtime_bounds: Vec<String>,
-    /// Elements along the axis that is searched or normalised, for `topk`, `reduce_argmax`, `softmax`.
+    /// Elements along the axis that is searched or normalized, for `topk`, `reduce_argmax`, `softmax`.
     pub axis_extent: Option<u64>,
-    /// For `slice_update`: what is updated was read from a state.
+    /// True for a `slice_update` of a value that was read from a state.
     pub updates_state: bool,
-    /// Pool window, upsampling factor: the largest.
+    /// Largest extent of a pool's window or an upsampling factor.
     pub window: Option<u64>,
-    /// Stride of a convolution: the largest.
+    /// Largest stride of a convolution.
     pub stride: Option<u64>,
-    /// For `concat` on the last axis: operands that are pieces of a tensor from behind its first element on that axis.
+    /// For `concat` on the last axis: number of operands that are pieces of a tensor from behind its first element on
+    /// that axis.
     pub later_pieces: u64,
-    /// For `write_state`: what is written was joined by `concat`.
+    /// True for a `write_state` of a value that `concat` made.
     pub writes_joined: bool,
 }
 
-/// A sum of products.
+/// Sum of products over an axis.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Contraction {
-    /// Terms per sum: input channels of a group, inner dimension of a product.
+    /// Terms per sum: input channels of a group, or inner dimension of a product.
     pub depth: Option<u64>,
     /// Output channels, or columns of a product.
     pub outputs: Option<u64>,
@@ -110,13 +111,13 @@ pub struct Contraction {
     pub positions: Option<u64>,
     /// Spatial extents of a convolution's kernel.
     pub kernel: Vec<u64>,
-    /// Groups of a convolution.
+    /// Number of groups of a convolution.
     pub groups: u64,
-    /// The operands are both computed, as in attention.
+    /// True if both operands are computed, as in attention.
     pub between_activations: bool,
 }
 
-/// A stored weight.
+/// Stored weight.
 #[derive(Clone, Debug, PartialEq)]
 pub struct GraphWeight {
     /// Name of the constant.
@@ -132,19 +133,19 @@ pub struct GraphWeight {
 /// Storage form of a weight.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Form {
-    /// Uncompressed.
+    /// Dense elements without compression.
     Dense(DataType),
     /// Indices into tables.
     Lut {
         /// Bits of an index.
         bits: u64,
-        /// Axes along which the weight is cut into groups with a table each.
+        /// Axes along which the weight is cut into groups, each with a table.
         grouped_axes: Vec<usize>,
         /// Element type of the tables.
         entries: DataType,
         /// Weights per index.
         vector: u64,
-        /// Tables or result pass through another `constexpr_*` that scales them.
+        /// True if another `constexpr_*` scales the tables or the result.
         scaled: bool,
     },
     /// Integers with scales.
@@ -154,9 +155,9 @@ pub enum Form {
         /// Elements that share a scale.
         grain: Grain,
     },
-    /// Zeros left out.
+    /// Nonzero elements only.
     Sparse,
-    /// Compressed in a way that the text does not say.
+    /// A compression that the text does not describe.
     Unstated,
 }
 
@@ -165,14 +166,14 @@ pub enum Form {
 pub enum Grain {
     /// The whole tensor.
     Tensor,
-    /// A channel.
+    /// One output channel.
     Channel,
     /// A block within a channel.
     Block,
 }
 
 impl Graph {
-    /// Weighted sums of products: convolutions, linears, products with a stored matrix.
+    /// Returns the weighted sums of products: convolutions, linears, products with a stored matrix.
     pub fn matrices(&self) -> impl Iterator<Item = (&Op, &Contraction)> {
         self.ops
             .iter()
@@ -180,12 +181,12 @@ impl Graph {
             .filter(|(_, c)| !c.between_activations)
     }
 
-    /// Number of compute ops; a summary that does not say it has at least those it names.
+    /// Returns the number of compute ops; in a summary without the number, the ops that it names.
     pub fn at_least_ops(&self) -> u64 {
         self.op_count.unwrap_or(self.ops.len() as u64)
     }
 
-    /// True if every weight is stored in a form that was seen on the ANE in layer graphs.
+    /// Tells whether every weight is stored in a form that was seen on the ANE in layer graphs.
     pub fn forms_seen(&self) -> bool {
         self.weights.iter().all(|w| match &w.form {
             Form::Dense(dtype) => *dtype == DataType::Float16 || w.bytes < SMALL_CONSTANT,
@@ -197,7 +198,7 @@ impl Graph {
         })
     }
 
-    /// Bytes of weights that are stored with tables.
+    /// Returns the bytes of weights that are stored with tables.
     pub fn lut_bytes(&self) -> u64 {
         self.weights
             .iter()
@@ -205,17 +206,17 @@ impl Graph {
             .fold(0, |n, w| n.saturating_add(w.bytes))
     }
 
-    /// True if every matrix of some size is uncompressed.
+    /// Tells whether every weight is stored without compression.
     pub fn is_fp16(&self) -> bool {
         self.weights.iter().all(|w| matches!(w.form, Form::Dense(_)))
     }
 }
 
-/// Scalars and vectors say nothing about how the matrices of a graph are stored.
+/// Bytes below which a weight is a scalar or vector, which says nothing about the storage form of a graph's matrices.
 pub const SMALL_CONSTANT: u64 = 1 << 16;
 
 impl Form {
-    /// Name for messages: `lut4 g`, `int8 per tensor`, `fp16`.
+    /// Returns the name for messages, for instance `lut4 in groups with fp16 entries`, `int8 per tensor`, `fp16`.
     pub fn describe(&self) -> String {
         match self {
             Form::Dense(dtype) => dtype.name().into(),

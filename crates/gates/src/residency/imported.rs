@@ -1,9 +1,9 @@
-//! Evidence that was imported from reports of Macs: tables of outcomes of one's own, beside those that anemoe brings.
+//! Imported evidence: outcomes from reports of the user's Macs, beside the published outcomes of anemoe.
 //!
 //! ```text
 //! EVIDENCE/REPORT/outcomes.tsv   rows: programs that a Mac ran, with their labels
-//!                 chip.toml      profile that its bench calibrated, see `cost::chips`
-//!                 report.json    what the report said of itself
+//!                 chip.toml      chip profile that the report's bench calibrated, see `cost::chips`
+//!                 report.json    description of the report
 //! ```
 
 use super::likelihood::Predictor;
@@ -15,31 +15,31 @@ use serde::Serialize;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Table of outcomes in a report's folder.
+/// Name of the table of outcomes in a report's folder.
 pub const OUTCOMES_FILE: &str = "outcomes.tsv";
-/// Profile of a chip in a report's folder.
+/// Name of the chip profile in a report's folder.
 pub const PROFILE_FILE: &str = "chip.toml";
-/// Description of a report in its folder, which is written last.
+/// Name of the report's description in its folder; it is written last.
 pub const REPORT_FILE: &str = "report.json";
-/// Largest table that is read.
+/// Largest table that is read, in bytes.
 const MAX_TABLE_BYTES: u64 = 64 << 20;
 
-/// An outcome of the very program that is judged.
+/// Measured outcome of the program that is judged.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct MeasuredOutcome {
-    /// Verdict that follows.
+    /// Verdict that follows from the label.
     pub verdict: Verdict,
-    /// Label: where it ran.
+    /// Label of the outcome: where the program ran, or how it failed.
     pub label: String,
-    /// Chip and system.
+    /// Chip and system that ran the program.
     pub machine: String,
-    /// Report, which is a folder of the evidence.
+    /// Name of the report: its folder in the evidence.
     pub report: String,
-    /// Row in it.
+    /// Id of the row in the report's table.
     pub row: String,
 }
 
-/// Rows of all reports in a folder of evidence.
+/// Rows of all reports in a folder of evidence, and the predictor that is fitted to them.
 pub struct ImportedEvidence {
     folder: PathBuf,
     rows: Vec<(String, Row)>,
@@ -52,7 +52,7 @@ impl std::fmt::Debug for ImportedEvidence {
     }
 }
 
-/// Folders of reports in a folder of evidence, by name.
+/// Returns the folders of reports in a folder of evidence, sorted by name.
 ///
 /// # Errors
 /// The folder cannot be read.
@@ -70,10 +70,10 @@ pub fn report_folders(folder: &Path) -> Result<Vec<PathBuf>> {
 }
 
 impl ImportedEvidence {
-    /// Reads the tables of a folder.
+    /// Reads the tables of a folder of evidence, and fits the predictor.
     ///
     /// # Errors
-    /// There is no such folder, or a table is damaged; the message names it.
+    /// The folder is missing, or a table is damaged; the message names the table.
     pub fn read(folder: &Path) -> Result<ImportedEvidence> {
         let mut rows = Vec::new();
         for report in report_folders(folder)? {
@@ -92,22 +92,23 @@ impl ImportedEvidence {
         })
     }
 
-    /// The folder.
+    /// Returns the folder of evidence.
     pub fn folder(&self) -> &Path {
         &self.folder
     }
 
-    /// Number of rows.
+    /// Returns the number of rows.
     pub fn rows(&self) -> usize {
         self.rows.len()
     }
 
-    /// Predictor that is fitted to these outcomes too.
+    /// Returns the predictor that is fitted to published and imported outcomes.
     pub fn predictor(&self) -> Arc<Predictor> {
         self.predictor.clone()
     }
 
-    /// The outcome of a program under these conditions; findings that contradict each other make it unknown, and name both.
+    /// Returns the outcome of a program under these conditions. Findings that contradict each other give `unknown`,
+    /// and both are named.
     pub fn find(&self, program: &str, conditions: &Conditions) -> Option<MeasuredOutcome> {
         if conditions.target != DeviceTarget::Mac || conditions.units != Units::CpuAndNe {
             return None;
@@ -139,7 +140,7 @@ impl ImportedEvidence {
 }
 
 impl MeasuredOutcome {
-    /// The outcome in words.
+    /// Returns the outcome in words.
     pub fn text(&self) -> String {
         let MeasuredOutcome { label, machine, report, .. } = self;
         let what = match self.verdict {

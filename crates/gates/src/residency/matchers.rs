@@ -1,68 +1,69 @@
-//! The functions beside the table: when a rule applies. Thresholds stand here once, with the measurement they come from in
-//! the rule's evidence.
+//! Matchers of the rules: functions that decide whether a rule applies. Each threshold is stated here once; the
+//! rule's evidence names its measurement.
 
 use super::graph::{Form, Grain, Graph, GraphWeight, Op, SMALL_CONSTANT, Shapes};
 use super::rule::{BundleFacts, Conditions, DeviceTarget, Hit, PackageFacts, Units};
 use anemoe_mlpackage::mil::DataType;
 
-/// Deepest sum that every chip takes.
+/// Deepest sum of products that every chip takes, in terms.
 pub const DEPTH: u64 = 16_384;
-/// Deepest sum that any chip is reported to take.
+/// Deepest sum of products that any chip is reported to take, in terms.
 pub const DEPTH_NEW: u64 = 65_536;
-/// A lone fp16 product of one vector: the CPU up to the first depth, the ANE from the second.
+/// Depths of a lone fp16 product of one vector: up to the first on the CPU, from the second on the ANE.
 const LONE_FP16: (u64, u64) = (4864, 5120);
-/// A lone INT8 product: the ANE from here (linear), and from here (1x1 convolution).
+/// Depths from which on a lone INT8 product runs on the ANE: of a `linear`, of a 1x1 convolution.
 const LONE_INT8: (u64, u64) = (4096, 3072);
-/// A program cannot address more weights.
+/// Most bytes of weights that a program can address.
 pub const PROGRAM_BYTES: u64 = 1 << 31;
-/// A program with a vocabulary head is doubtful from the first size on, and failed from the second.
+/// Bytes of a program with a vocabulary head: above the first doubtful, from the second on failed.
 const HEAD_BYTES: (u64, u64) = (1_000_000_000, 1_500_000_000);
-/// On an iPhone: doubtful from the first size on, failing from the second.
+/// Bytes of a package on an iPhone: above the first doubtful, above the second failed.
 const IPHONE_BYTES: (u64, u64) = (950_000_000, 1_400_000_000);
-/// Layers in one package on an iPhone: doubtful above the first number, failing from the second.
+/// Layers of a package on an iPhone: above the first doubtful, from the second on failed.
 const IPHONE_LAYERS: (u64, u64) = (15, 35);
-/// Bytes below which everything measured was placed on the CPU.
+/// Bytes of weights up to which all measured graphs were placed on the CPU.
 const TINY_BYTES: u64 = 1_000_000;
-/// Smallest layer graph that was measured on the ANE, in INT8: a byte a weight.
+/// Bytes of the smallest layer graph that was measured on the ANE, in INT8: one byte per weight.
 const LAYER_BYTES: u64 = 4_000_000;
-/// Bytes of as many weights in fp16.
+/// Bytes of the same number of weights in fp16.
 const LAYER_BYTES_FP16: u64 = 2 * LAYER_BYTES;
-/// Smallest graph with tables that was measured on the ANE.
+/// Bytes of the smallest graph with tables that was measured on the ANE.
 const LUT_BYTES: u64 = 30_000_000;
-/// Largest feed-forward graphs (packs of experts, MLPs) that were measured on the ANE: in fp16 (216 MiB), with integers
-/// (227 MiB), with tables.
+/// Bytes of the largest feed-forward graphs (packs of experts, MLPs) that were measured on the ANE: in fp16 (216
+/// MiB), with integers (227 MiB), with tables.
 const FEED_FORWARD_MOST: Largest = Largest { fp16: 226_500_000, int8: 238_000_000, lut: 101_200_000 };
-/// Largest graphs of layers with attention that were measured there. No attention of that size was measured with tables.
+/// Bytes of the largest graphs of layers with attention that were measured on the ANE. With tables, none of that size
+/// was measured.
 const ATTENTION_MOST: Largest = Largest { fp16: 950_000_000, int8: 2_015_800_000, lut: 101_200_000 };
-/// Largest few products in fp16 that were measured there.
+/// Bytes of the largest graph of a few fp16 products that was measured on the ANE.
 const FEW_MOST: u64 = 127_000_000;
-/// A measured graph speaks for others of up to so many times its bytes. Between measurements of one form that agree, the widest
-/// step is 2.2 (tables, 46 to 101 MB), 2 (INT8, 96 to 192 MB); beyond the last one nobody looked.
+/// Factor of bytes by which a graph may differ from a measured one to be judged by it. Between agreeing measurements
+/// of one form the widest step is 2.2 (tables, 46 to 101 MB) or 2 (INT8, 96 to 192 MB). Larger steps were not measured.
 const NEAREST: u64 = 2;
-/// Packs of these sizes are said to go to the GPU: 364 and 398 MB, which may be MB or MiB.
+/// Bytes of packs that are said to go to the GPU: 364 and 398 MB, where MB may be MiB.
 const DISPUTED_BYTES: (u64, u64) = (364_000_000, 417_400_000);
-/// Fewest ops that count as a layer: the context in which small depths are taken.
+/// Fewest ops of a layer, the context in which the ANE also takes small depths.
 const LAYER_OPS: u64 = 12;
-/// A few products in fp16: the CPU up to the first size, the ANE from the second.
+/// Bytes of a few fp16 products: up to the first on the CPU, from the second on the ANE.
 const FEW_OPS_BYTES: (u64, u64) = (25_200_000, 50_000_000);
-/// Block-scaled INT4: always the CPU below this, both ways above.
+/// Bytes below which graphs with block-scaled INT4 always ran on the CPU; above, on either side.
 const BLOCK_BYTES: u64 = 100_000_000;
-/// Block-scaled INT8: the CPU up to the one size that was measured.
+/// Bytes below which graphs with block-scaled INT8 are predicted on the CPU, by the one size that was measured.
 const BLOCK8_BYTES: u64 = 200_000_000;
-/// Tokens at which a whole graph of small width is placed on the ANE.
+/// Positions of a call from which on a whole graph of small width is placed on the ANE.
 const MANY_POSITIONS: u64 = 64;
-/// Tokens up to which a call counts as decoding.
+/// Most positions of a call that counts as decoding.
 const FEW_POSITIONS: u64 = 8;
-/// Ranges of so many sizes were on the ANE; of more than the second number they were not.
+/// Sizes of a range: up to the first on the ANE, above the second not on the ANE.
 const RANGE: (u64, u64) = (4, 32);
 /// Widest softmax row that was seen on the ANE.
 const SOFTMAX: u64 = 2048;
-/// Elements of the query of a lone fused attention: the CPU up to the first, the ANE from the second.
+/// Elements of the query of a lone fused attention: up to the first on the CPU, from the second on the ANE.
 const ATTENTION: (u64, u64) = (1 << 20, 1 << 21);
-/// Longest axis that a search for the largest element stays for.
+/// Longest axis whose search for the largest element may stay on the ANE.
 const SEARCH: u64 = 2048;
 
-/// Writes a size in kB or MB.
+/// Returns a number of bytes as text, in kB or MB.
 pub(super) fn size(bytes: u64) -> String {
     match bytes {
         0..=999_999 => format!("{:.1} kB", bytes as f64 / 1e3),
@@ -85,7 +86,7 @@ fn weights<'a>(op: &Op, g: &'a Graph) -> impl Iterator<Item = &'a GraphWeight> {
 // Types
 
 pub(super) fn fp32(op: &Op, _: &Graph, _: &Conditions) -> Option<Hit> {
-    // A cast at the border of the program is its own op and was seen on the ANE.
+    // Casts at the border of a program are ops of their own, and were seen on the ANE.
     let float = types_of(op, |d| matches!(d, DataType::Float32 | DataType::Float64))?;
     (op.op_type != "cast").then(|| Hit { detail: format!("computes in {float}"), advice: None })
 }
@@ -107,7 +108,7 @@ pub(super) fn cast_integer(op: &Op, g: &Graph, _: &Conditions) -> Option<Hit> {
         return None;
     }
     if op.inputs.is_empty() && op.outputs.is_empty() {
-        // In a summary, a cast beside a search for the largest elements can only be that of its indices.
+        // In a summary, a cast beside a search for the largest elements can only be a cast of indices.
         let searches = |o: &Op| matches!(o.op_type.as_str(), "topk" | "reduce_argmax" | "argsort");
         return g.ops.iter().any(searches).then(|| Hit { detail: "casts indices".into(), advice: None });
     }
@@ -245,7 +246,7 @@ pub(super) fn softmax_wide(op: &Op, _: &Graph, _: &Conditions) -> Option<Hit> {
     Hit::new(format!("rows of {n}"))
 }
 
-/// Elements of the query, key or value of a fused attention.
+/// Returns the elements of the largest operand of a fused attention; `None` for other ops.
 fn attention_elements(op: &Op) -> Option<u64> {
     if op.op_type != "scaled_dot_product_attention" {
         return None;
@@ -253,7 +254,7 @@ fn attention_elements(op: &Op) -> Option<u64> {
     op.inputs.iter().filter_map(|t| t.elements()).max()
 }
 
-/// Elements of each operand where a fused attention is all that a graph has.
+/// Returns the elements of each operand, where a fused attention is all that a graph has.
 fn lone_attention(g: &Graph) -> Option<u64> {
     (g.at_least_ops() < LAYER_OPS).then(|| g.ops.iter().find_map(attention_elements))?
 }
@@ -381,7 +382,7 @@ fn blocks(g: &Graph) -> Option<(u64, u64)> {
         Form::Linear { bits, .. } => Some(bits),
         _ => None,
     });
-    // All of a small graph leaves with its blocks, so what counts is the graph.
+    // All ops of a small graph leave the ANE with its blocks, so the bytes of the whole graph count.
     bits.min().map(|bits| (bits, g.weight_bytes.unwrap_or(0)))
 }
 
@@ -458,7 +459,7 @@ pub(super) fn range_tiny(g: &Graph, _: &Conditions) -> Option<Hit> {
 
 // Preference
 
-/// The one weighted product of a graph that has next to nothing else.
+/// Returns the only weighted product of a graph with few other ops, and its depth.
 fn lone(g: &Graph) -> Option<(&Op, u64)> {
     let mut matrices = g.matrices();
     let (op, c) = matrices.next()?;
@@ -497,7 +498,7 @@ pub(super) fn lone_deep(g: &Graph, _: &Conditions) -> Option<Hit> {
     (k >= from && k <= DEPTH).then(|| Hit { detail: format!("one product of depth {k}"), advice: None })
 }
 
-/// Multiplications of a lone product of two computed matrices.
+/// Returns the number of multiplications of a lone product of two computed matrices.
 fn lone_product(g: &Graph) -> Option<u64> {
     let mut all = g.ops.iter().filter_map(|op| op.contraction.as_ref());
     let c = all.next().filter(|c| c.between_activations)?;
@@ -515,7 +516,7 @@ pub(super) fn product_large(g: &Graph, _: &Conditions) -> Option<Hit> {
     (n >= 512 * 512 * 512).then(|| Hit { detail: format!("{n} multiplications"), advice: None })
 }
 
-/// Several products and little else.
+/// Tells whether a graph has several weighted products and few other ops.
 fn few(g: &Graph) -> bool {
     let n = g.matrices().count();
     n >= 2 && g.at_least_ops() < LAYER_OPS
@@ -564,12 +565,12 @@ pub(super) fn glue(g: &Graph, _: &Conditions) -> Option<Hit> {
     })
 }
 
-/// A graph of layers: enough ops around its products for small depths to be taken.
+/// Tells whether a graph is one of layers: enough ops surround its products for the ANE to take small depths.
 fn layers(g: &Graph) -> bool {
     g.at_least_ops() >= LAYER_OPS && g.matrix_count.is_none_or(|n| n >= 2) && !g.glue
 }
 
-/// Bytes of the smallest layer graph that was measured on the ANE in this form.
+/// Returns the bytes of the smallest layer graph of the same storage form that was measured on the ANE.
 fn smallest(g: &Graph) -> u64 {
     if g.lut_bytes() > g.weight_bytes.unwrap_or(0) / 2 {
         LUT_BYTES
@@ -583,7 +584,7 @@ fn smallest(g: &Graph) -> u64 {
 pub(super) fn below_measured(g: &Graph, _: &Conditions) -> Option<Hit> {
     let bytes = g.weight_bytes.filter(|&b| b > TINY_BYTES)?;
     let decodes = g.positions.is_none_or(|p| p < MANY_POSITIONS);
-    // Of few ops in FP16 other rules speak.
+    // Graphs of few ops in FP16 have rules of their own.
     let alike = layers(g) || few(g) && !g.is_fp16();
     (alike && decodes && g.forms_seen() && NEAREST * bytes < smallest(g)).then(|| Hit {
         detail: format!("{}, and the smallest measured in this form has {}", size(bytes), size(smallest(g))),
@@ -598,25 +599,25 @@ pub(super) fn layer_graph(g: &Graph, c: &Conditions) -> Option<Hit> {
         .then(|| Hit { detail: format!("{} ops, {}", g.at_least_ops(), size(bytes)), advice: None })
 }
 
-/// Bytes of the largest measured graphs, by how most of their weights are stored.
+/// Bytes of the largest measured graphs, by the storage form of most of their weights.
 struct Largest {
     fp16: u64,
     int8: u64,
     lut: u64,
 }
 
-/// True if nothing attends and nothing is kept from call to call: packs of experts, MLPs.
+/// Tells whether a graph has no attention and no states: a pack of experts, an MLP.
 fn feeds_forward(g: &Graph) -> bool {
     let attends = |op: &Op| {
         op.op_type == "scaled_dot_product_attention"
             || op.contraction.as_ref().is_some_and(|c| c.between_activations)
     };
-    // Where ops are not listed, several layers are whole ones.
+    // Where ops are not listed, several layers are whole layers with attention.
     let whole = g.matrix_count.is_none() && g.layers.is_some_and(|n| n > 1);
     g.states.is_empty() && !g.vocabulary_head && !whole && !g.ops.iter().any(attends)
 }
 
-/// Bytes of the largest graph of this kind and form that was measured on the ANE.
+/// Returns the bytes of the largest graph of the same kind and storage form that was measured on the ANE.
 fn largest(g: &Graph) -> u64 {
     let most = if feeds_forward(g) { FEED_FORWARD_MOST } else { ATTENTION_MOST };
     if g.lut_bytes() > g.weight_bytes.unwrap_or(0) / 2 {
@@ -755,7 +756,7 @@ pub(super) fn programs(b: &BundleFacts, _: &Conditions) -> Option<Hit> {
     (b.packages > 127).then(|| Hit { detail: format!("{} packages", b.packages), advice: None })
 }
 
-// Laws that are quoted and do not hold
+// Quoted laws that do not hold
 
 pub(super) fn below_14(p: &PackageFacts, _: &Conditions) -> Option<Hit> {
     p.weight_bytes.filter(|&b| (TINY_BYTES + 1..14_000_000).contains(&b)).and_then(|b| Hit::new(size(b)))

@@ -1,15 +1,16 @@
-//! Residency: will the Neural Engine run a package? Rules over its programs, from published measurements.
+//! Residency: predicts whether the Neural Engine runs a package, by rules over its programs from published measurements.
 //!
 //! ```text
-//! .mlpackage --------------------analyze--> Graph --\
-//! a plan --lower without weights-analyze--> Graph --+
-//! a row of measurements ---------outcomes-> Graph --table of rules--> verdicts with reasons
-//! plan report of a Mac --device---------------------------------------> joined with them
-//! imported reports --imported--> the very program was measured, or more outcomes to fit
+//! .mlpackage -----------------------analyze--> Graph --\
+//! plan --lowered without weights----analyze--> Graph --+
+//! row of measurements --------------outcomes-> Graph --table of rules--> verdicts with reasons
+//! plan report of a Mac --device----------------------------------------> joined with the verdicts
+//! imported reports --imported--> outcomes of the same program, and more outcomes to fit
 //! ```
 //!
-//! Three questions are kept apart: can the ANE take an op, will Core ML prefer it there, will the program load. Every answer is
-//! a prediction; `unknown` stands where evidence is missing or contradicts itself. `docs/residency.md` has the figures.
+//! Three questions are kept apart: can the ANE take an op, will Core ML prefer the ANE, will the program load. Every
+//! answer is a prediction. The verdict is `unknown` where evidence is missing or contradicts itself.
+//! `docs/residency.md` has the figures.
 
 pub mod analyze;
 mod apple_matchers;
@@ -45,16 +46,16 @@ use rayon::prelude::*;
 use std::path::Path;
 use std::sync::Arc;
 
-/// Options of a check.
+/// Options of a residency check.
 #[derive(Clone, Debug, Default)]
 pub struct CheckOptions {
-    /// Conditions that the packages will meet.
+    /// Conditions under which the packages will run.
     pub conditions: Conditions,
-    /// `unknown` fails too.
+    /// Whether `unknown` fails, too.
     pub strict: bool,
-    /// List every op.
+    /// Whether to list every op.
     pub list_ops: bool,
-    /// Outcomes of one's own Macs.
+    /// Imported outcomes of the user's Macs.
     pub evidence: Option<Arc<ImportedEvidence>>,
 }
 
@@ -64,10 +65,10 @@ impl CheckOptions {
     }
 }
 
-/// Checks one package.
+/// Checks the residency of one package.
 ///
 /// # Errors
-/// It is missing or invalid.
+/// The package is missing or invalid.
 pub fn package(path: &Path, options: &CheckOptions) -> Result<Report, anemoe_mlpackage::Error> {
     let package = Package::open(path)?;
     let name = path.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
@@ -77,7 +78,7 @@ pub fn package(path: &Path, options: &CheckOptions) -> Result<Report, anemoe_mlp
     Ok(summary(vec![report], bundle, &judge, options))
 }
 
-/// Checks every package of a bundle; `done` is called after each.
+/// Checks the residency of every package of a bundle; `done` is called after each package.
 ///
 /// # Errors
 /// A package is missing or invalid.
@@ -104,8 +105,8 @@ pub fn bundle(
     Ok(summary(packages?, bundle, &judge, options))
 }
 
-/// Checks the packages that a plan makes, before any is built: over their programs, lowered without weights. Of shards of one
-/// type the first is lowered, and the reasons of all name its ops.
+/// Checks the packages that a plan makes, before they are built, by their programs without weights. Only the first
+/// shard of each type is lowered, and the reasons of all shards name its ops.
 ///
 /// # Errors
 /// A shard cannot be lowered.
@@ -113,7 +114,7 @@ pub fn plan(family: &dyn Family, plan: &Plan, options: &CheckOptions) -> crate::
     Ok(programs(plan, &PlannedPrograms::lower(family, plan)?, options))
 }
 
-/// Counts the verdicts of a plan's packages, of those that `counts` lets through.
+/// Counts the verdicts of a plan's packages for which `counts` returns true.
 pub fn count_verdicts(
     programs: &PlannedPrograms,
     options: &CheckOptions,

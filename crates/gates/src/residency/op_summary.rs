@@ -1,4 +1,4 @@
-//! One line about the ops of a package, or of all: who runs the products, who runs the rest, what has no device.
+//! Summaries of the ops of a package, or of all packages: devices of the products, devices of all ops, ops without a device.
 //!
 //! `conv 36/36 ane; 34 compute ops ane, 0 gpu, 0 cpu; no device: 44 const, 4 constexpr_lut_to_dense`
 
@@ -7,10 +7,10 @@ use super::rule::Verdict;
 use serde::Serialize;
 use std::collections::BTreeMap;
 
-/// Op types of products with stored weights, which hold nearly all of the work.
+/// Op types of products with stored weights, which do nearly all of the work.
 const PRODUCTS: [&str; 3] = ["conv", "conv_transpose", "linear"];
 
-/// Ops by the device that they are predicted to run on. The sum is the number of ops.
+/// Number of ops per predicted device. The sum is the number of all ops.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct OpCounts {
     /// On the Neural Engine.
@@ -19,9 +19,9 @@ pub struct OpCounts {
     pub gpu: u64,
     /// On the CPU.
     pub cpu: u64,
-    /// `const` and `constexpr_*`.
+    /// `const` and `constexpr_*`, which have no device.
     pub no_device: u64,
-    /// Not decided.
+    /// Not decided: predictions say neither, plans name no device.
     pub unknown: u64,
 }
 
@@ -35,41 +35,41 @@ impl OpCounts {
         self.unknown += o.unknown;
     }
 
-    /// Places every op that runs somewhere on the Neural Engine.
+    /// Counts every op with a device as an op on the Neural Engine.
     pub fn place_all_on_ane(&mut self) {
         *self = OpCounts { ane: self.compute(), no_device: self.no_device, ..OpCounts::default() };
     }
 
-    /// Ops that run somewhere.
+    /// Returns the number of ops that need a device.
     pub const fn compute(&self) -> u64 {
         self.ane + self.gpu + self.cpu + self.unknown
     }
 }
 
-/// Ops of one type.
+/// Counts of the ops of one type.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct OnAne {
-    /// On the Neural Engine.
+    /// Number of ops on the Neural Engine.
     pub ane: u64,
-    /// All.
+    /// Number of all ops of the type.
     pub of: u64,
 }
 
-/// Counts of ops, as predicted or as a Mac planned them.
+/// Counts of ops, as predicted or as planned by a Mac.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct OpSummary {
-    /// For people.
+    /// Line for people.
     pub line: String,
-    /// Products with stored weights, by op type.
+    /// Counts of products with stored weights, by op type.
     pub products: BTreeMap<String, OnAne>,
-    /// All ops.
+    /// Counts of all ops.
     pub ops: OpCounts,
-    /// Ops without a device, by type.
+    /// Number of ops without a device, by op type.
     pub no_device: BTreeMap<String, u64>,
 }
 
 impl OpSummary {
-    /// Counts a compute op; `place` is None where nobody knows.
+    /// Counts a compute op; `place` is `None` where its device is not known.
     pub fn count(&mut self, op_type: &str, place: Option<Device>) {
         match place {
             Some(Device::Ane) => self.ops.ane += 1,
@@ -103,14 +103,14 @@ impl OpSummary {
         }
     }
 
-    /// Places every op that runs somewhere on the Neural Engine, and writes the line anew.
+    /// Counts every op with a device as an op on the Neural Engine, and writes the line again.
     pub fn place_all_on_ane(&mut self) {
         self.ops.place_all_on_ane();
         self.products.values_mut().for_each(|p| p.ane = p.of);
         *self = std::mem::take(self).finish();
     }
 
-    /// Writes the line, once everything is counted.
+    /// Writes the line, once all ops are counted.
     pub fn finish(mut self) -> OpSummary {
         let mut parts: Vec<String> =
             self.products.iter().map(|(op_type, p)| format!("{op_type} {}/{} ane", p.ane, p.of)).collect();
@@ -127,7 +127,8 @@ impl OpSummary {
     }
 }
 
-/// The device of an op by its prediction. What leaves the Neural Engine goes to the CPU, or to the GPU where a rule says so.
+/// Returns the predicted device of an op. An op that leaves the Neural Engine goes to the CPU, or to the GPU where a
+/// rule says so; `None` where the verdict is unknown.
 pub fn predicted_device(verdict: Verdict, to_gpu: bool) -> Option<Device> {
     match verdict {
         Verdict::Ane => Some(Device::Ane),

@@ -1,4 +1,4 @@
-//! Programs of a plan before any is built: lowered without weights, of shards of one type the first.
+//! Programs of a plan before it is built, lowered without weights: one per type of shard.
 
 use super::analyze::facts;
 use super::rule::PackageFacts;
@@ -9,16 +9,16 @@ use rayon::prelude::*;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// Holds what is known of the programs of a plan's shards.
+/// Facts of the programs of a plan's shards.
 pub struct PlannedPrograms {
-    /// Facts of each type of shard.
+    /// Facts by type of shard.
     types: Vec<Arc<PackageFacts>>,
-    /// Type of each shard.
+    /// Index in `types`, by shard.
     of_shard: Vec<usize>,
 }
 
 impl PlannedPrograms {
-    /// Lowers a plan's shards.
+    /// Lowers the first shard of each type of a plan.
     ///
     /// # Errors
     /// A shard cannot be lowered.
@@ -37,17 +37,17 @@ impl PlannedPrograms {
         Ok(PlannedPrograms { types: lowered.collect::<crate::Result<_>>()?, of_shard })
     }
 
-    /// Facts of each type of shard, in the order of their first shards.
+    /// Returns the facts of each type of shard, in the order of their first shards.
     pub(super) fn types(&self) -> &[Arc<PackageFacts>] {
         &self.types
     }
 
-    /// Type of each shard of the plan.
+    /// Returns the index of each shard's type, in the order of the plan.
     pub(super) fn of_shards(&self) -> &[usize] {
         &self.of_shard
     }
 
-    /// Facts of each shard of the plan.
+    /// Returns the facts of each shard, in the order of the plan.
     pub fn of_each(&self) -> impl Iterator<Item = &Arc<PackageFacts>> {
         self.of_shard.iter().map(|&i| &self.types[i])
     }

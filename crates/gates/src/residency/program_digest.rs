@@ -1,4 +1,4 @@
-//! Digests of programs: two packages with one digest differ in the values and names of their weights alone.
+//! Digests of programs: packages with equal digests differ only in the names and values of their weights.
 
 use super::graph::{Graph, GraphWeight};
 use super::rule::PackageFacts;
@@ -6,12 +6,13 @@ use anemoe_bundle::sha256;
 use anemoe_mlpackage::mil::TensorType;
 use std::fmt::Write;
 
-/// Version of the text that is hashed; another one makes all digests anew.
+/// Version of the hashed text; a new version changes all digests.
 const VERSION: &str = "1";
 /// Hexadecimal digits of a digest.
 pub const DIGITS: usize = 32;
 
-/// Digest of a package's functions: their ops in order with types and shapes, forms of weights, states and shapes of inputs.
+/// Computes the digest of a package's functions, in hexadecimal: their ops in order with types and shapes, storage
+/// forms of weights, states and shapes of inputs.
 pub fn program_digest(facts: &PackageFacts) -> String {
     let mut text = format!("program {VERSION}\n");
     for graph in &facts.graphs {
@@ -21,7 +22,7 @@ pub fn program_digest(facts: &PackageFacts) -> String {
     sha256(text.as_bytes())[..DIGITS].to_string()
 }
 
-/// True if a text has the form of a digest.
+/// Tells whether a text has the form of a digest.
 pub fn is_digest(text: &str) -> bool {
     text.len() == DIGITS && text.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b))
 }

@@ -1,4 +1,4 @@
-//! Report of a check.
+//! Report of a residency check.
 
 use super::device::{Device, DeviceCounts};
 use super::op_summary::{OpCounts, OpSummary};
@@ -7,39 +7,39 @@ use super::verdict::{PackageReport, Reason};
 use serde::Serialize;
 use std::collections::BTreeMap;
 
-/// Report of a check.
+/// Report of a residency check.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Report {
-    /// No package, and no op of one, is predicted off the ANE, save packages that are too small to matter. With `strict`, all
-    /// packages are predicted on it.
+    /// True if no package is predicted off the ANE, in whole or in part, but for packages that are too small to
+    /// matter. With `strict`, true if all packages are predicted on the ANE, small functions included.
     pub pass: bool,
-    /// `unknown` fails too.
+    /// True if `unknown` fails, too.
     pub strict: bool,
-    /// Conditions that the packages will meet.
+    /// Conditions under which the packages will run.
     pub conditions: Conditions,
-    /// Packages per verdict.
+    /// Number of packages per verdict.
     pub verdicts: Verdicts,
-    /// Ops of all packages.
+    /// Number of ops per predicted device, over all packages.
     pub ops: OpCounts,
-    /// The same in a line.
+    /// The same numbers with one line for people.
     pub summary: OpSummary,
-    /// The packages.
+    /// Reports on the packages.
     pub packages: Vec<PackageReport>,
-    /// Findings about the packages together, which decide nothing.
+    /// Findings about all packages together, which decide nothing.
     pub warnings: Vec<Reason>,
-    /// Comparison with a Mac's plan report.
+    /// Comparison with the plan report of a Mac.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub device: Option<Comparison>,
 }
 
-/// Packages per verdict.
+/// Number of packages per verdict.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Verdicts {
     /// Predicted on the ANE.
     pub ane: u64,
     /// Predicted elsewhere, in whole or in part.
     pub not_ane: u64,
-    /// Not decided.
+    /// Not decided: the evidence is missing, or contradicts itself.
     pub unknown: u64,
 }
 
@@ -54,27 +54,27 @@ impl Verdicts {
     }
 }
 
-/// Reason for which packages are not predicted on the ANE, once for all packages that share it.
+/// Reason for which packages are not predicted on the ANE, once for all packages that share the reason.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct VerdictReason {
-    /// Verdict that it gives.
+    /// Verdict that follows from the reason.
     pub verdict: Verdict,
-    /// True if the packages are too small for their place to matter.
+    /// True if the packages are too small for their device to matter.
     pub too_small: bool,
-    /// Id of the rule that decides.
+    /// Id of the deciding rule.
     pub rule: &'static str,
     /// Statement of the rule.
     pub text: String,
-    /// Advice: the change that helps.
+    /// Advice: a change that helps.
     pub advice: String,
-    /// First package that it decides.
+    /// Name of the first package with this reason.
     pub first: String,
-    /// Packages that it decides.
+    /// Number of packages with this reason.
     pub packages: u64,
 }
 
 impl Report {
-    /// Reasons of the verdicts `not_ane` and `unknown`, each once, in the order of the packages.
+    /// Returns the reasons of the verdicts `not_ane` and `unknown`, each once, in the order of the packages.
     pub fn verdict_reasons(&self) -> Vec<VerdictReason> {
         let mut found: Vec<VerdictReason> = Vec::new();
         for p in self.packages.iter().filter(|p| p.verdict != Verdict::Ane) {
@@ -98,7 +98,7 @@ impl Report {
     }
 }
 
-/// True if a package passes by its prediction.
+/// Tells whether a package passes by its prediction.
 pub fn passes(p: &PackageReport, strict: bool) -> bool {
     match p.verdict {
         Verdict::Ane => !strict || p.small_functions.is_empty(),
@@ -107,74 +107,74 @@ pub fn passes(p: &PackageReport, strict: bool) -> bool {
     }
 }
 
-/// A package in a plan report.
+/// Package in a plan report.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct PackagePlan {
-    /// Name.
+    /// Name of the package.
     pub name: String,
-    /// Prediction.
+    /// Predicted verdict.
     pub predicted: Verdict,
-    /// Verdict of the plan.
+    /// Verdict by the plan.
     pub measured: Verdict,
-    /// Its compute ops in the plan.
+    /// Number of the package's compute ops per device, by the plan.
     pub ops: DeviceCounts,
-    /// All of its ops in the plan, in a line.
+    /// Counts of all ops in the plan, with one line for people.
     pub summary: OpSummary,
 }
 
-/// An op that is predicted on one side and planned on the other.
+/// Op whose predicted and planned devices differ: the ANE on one side only.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Disagreement {
-    /// Package.
+    /// Name of the package.
     pub package: String,
-    /// Function.
+    /// Name of the function.
     pub function: String,
-    /// Op.
+    /// Name of the op.
     pub op: String,
-    /// Its type.
+    /// Type of the op.
     #[serde(rename = "type")]
     pub op_type: String,
-    /// Prediction.
+    /// Predicted verdict.
     pub predicted: Verdict,
     /// Preferred device in the plan.
     pub preferred: Option<Device>,
-    /// Devices that the plan lists for it.
+    /// Devices in the plan that support the op.
     pub supported: Vec<Device>,
-    /// Rules that say something about the op.
+    /// Ids of the rules that apply to the op.
     pub rules: Vec<&'static str>,
 }
 
-/// Predictions against a plan report.
+/// Comparison of predictions with a plan report.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Comparison {
-    /// System of the report.
+    /// Operating system of the report.
     pub os: String,
     /// Chip of the report.
     pub chip: String,
     /// Compute units of the report.
     pub compute_units: String,
-    /// Verdict over all packages that the plan has: `ane` if it says so for every one.
+    /// Worst verdict by the plan, over the checked packages that the report has.
     pub verdict: Option<Verdict>,
-    /// Packages by what the plan says.
+    /// Number of packages per verdict by the plan.
     pub verdicts: Verdicts,
-    /// Compute ops that are in both.
+    /// Number of compute ops that are in both the packages and the report.
     pub joined: u64,
-    /// Compute ops of the packages' functions in the report that the report lacks.
+    /// Number of compute ops that the report lacks, in functions that the report has.
     pub not_in_report: u64,
-    /// Ops of the report that no checked package has.
+    /// Number of ops of the report that no checked package has.
     pub not_in_packages: u64,
-    /// Checked packages that the report says nothing about.
+    /// Number of checked packages that the report lacks.
     pub packages_without_plan: u64,
-    /// Devices of the joined ops in the plan, by prediction: `ane`, `unknown`, `not_ane`.
+    /// Number of joined ops per planned device, by predicted verdict: `ane`, `unknown`, `not_ane`.
     pub confusion: BTreeMap<&'static str, DeviceCounts>,
-    /// Decided predictions that agree with the plan, of all decided predictions with a device.
+    /// Number of decided predictions that agree with the plan.
     pub agreeing: u64,
-    /// Decided predictions with a device in the plan.
+    /// Number of decided predictions for ops with a device in the plan.
     pub decided: u64,
-    /// Packages of the report.
+    /// Packages that the report has.
     pub packages: Vec<PackagePlan>,
     /// The first 1000 ops on which prediction and plan disagree.
     pub disagreements: Vec<Disagreement>,
-    /// All of them.
+    /// Number of all ops on which prediction and plan disagree.
     pub disagreeing: u64,
 }

@@ -3,44 +3,44 @@
 use super::graph::{Graph, Op};
 use serde::{Serialize, Serializer};
 
-/// Question that a rule answers. A graph has to pass all three to run on the ANE.
+/// Question that a rule answers. A graph has to pass all three questions to run on the ANE.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Question {
-    /// Can the ANE take this op at all?
+    /// Can the ANE take the op at all?
     Admissible,
-    /// Will Core ML choose the ANE for it?
+    /// Will Core ML choose the ANE for the op?
     Preferred,
-    /// Will the package compile, load and run there?
+    /// Will the package compile, load and run on the ANE?
     Loads,
 }
 
-/// Weight of a rule.
+/// Severity of a rule: how far it decides.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RuleSeverity {
-    /// A limit: no cost decision gets around it.
+    /// A limit, whatever the costs are.
     Hard,
-    /// A tendency that was measured, in a direction that context may change.
+    /// A measured tendency, whose direction may change with the context.
     Soft,
-    /// Worth knowing; decides nothing.
+    /// A fact that decides nothing.
     Warning,
 }
 
-/// Device that something will run on. Always a prediction.
+/// Device that a program will run on. Always a prediction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Verdict {
     /// On the Neural Engine.
     Ane,
-    /// The evidence is missing, or contradicts itself.
+    /// Unknown: the evidence is missing, or contradicts itself.
     Unknown,
-    /// Elsewhere.
+    /// Elsewhere: on the CPU or GPU, in whole or in part.
     NotAne,
 }
 
 impl Verdict {
-    /// Name in JSON.
+    /// Returns the name in JSON.
     pub const fn name(self) -> &'static str {
         match self {
             Verdict::Ane => "ane",
@@ -64,19 +64,19 @@ pub enum Strength {
 /// Source of a finding, and the chip that it was made on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Evidence {
-    /// Project and place in it. The part before the colon is the family, by which [`super::outcomes`] leaves evidence out.
+    /// Project and place in it. The part before the colon is the family, which [`super::outcomes`] can leave out.
     pub source: &'static str,
     /// Chip; empty where the source does not say.
     pub chip: &'static str,
-    /// System; empty where the source does not say.
+    /// Operating system; empty where the source does not say.
     pub os: &'static str,
     /// Strength of the finding.
     pub strength: Strength,
-    /// Observation.
+    /// Finding: what was observed.
     pub finding: &'static str,
 }
 
-/// Machine that the packages are for.
+/// Kind of machine that the packages are for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum DeviceTarget {
@@ -87,39 +87,39 @@ pub enum DeviceTarget {
     Iphone,
 }
 
-/// Compute units that the packages are loaded with.
+/// Compute units with which the packages are loaded.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Units {
-    /// `MLComputeUnits.cpuAndNeuralEngine`
+    /// `MLComputeUnits.cpuAndNeuralEngine`.
     #[default]
     CpuAndNe,
-    /// `MLComputeUnits.all`: the GPU competes.
+    /// `MLComputeUnits.all`: the GPU competes with the ANE.
     All,
 }
 
-/// A chip, as far as rules tell them apart.
+/// Chip, as far as rules tell chips apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Chip {
-    /// `M` or `A`.
+    /// True for `M` chips, false for `A` chips.
     pub mac: bool,
-    /// Number in its name.
+    /// Number in the chip's name.
     pub number: u32,
 }
 
 impl Chip {
-    /// Numbers of Mac chips that rules know of.
+    /// Numbers of the Mac chips that rules know.
     pub const MAC: std::ops::RangeInclusive<u32> = 1..=5;
-    /// Numbers of iPhone chips that rules know of.
+    /// Numbers of the iPhone chips that rules know.
     pub const IPHONE: std::ops::RangeInclusive<u32> = 11..=19;
 
-    /// Lists all known names.
+    /// Returns all known names, with commas.
     pub fn names() -> String {
         let all = Chip::MAC.map(|n| format!("m{n}")).chain(Chip::IPHONE.map(|n| format!("a{n}")));
         all.collect::<Vec<_>>().join(", ")
     }
 
-    /// Reads `m4`, `M3 Max`, `m3max`, `A19 Pro`.
+    /// Parses a name such as `m4`, `M3 Max`, `m3max` or `A19 Pro`. Returns `None` for unknown chips.
     pub fn parse(text: &str) -> Option<Chip> {
         let text = text.trim();
         let mac = match text.chars().next()?.to_ascii_lowercase() {
@@ -136,17 +136,17 @@ impl Chip {
         (known.contains(&number) && (is_size || rest.starts_with(' '))).then_some(Chip { mac, number })
     }
 
-    /// The chip takes wider extents, as reported from A16 and M4 on.
+    /// Tells whether the chip takes wider extents, as reported from A16 and M4 on.
     pub const fn wide_extents(self) -> bool {
         if self.mac { self.number >= 4 } else { self.number >= 16 }
     }
 
-    /// The chip's validator names 65536 channels as the most: up to M3 and A16.
+    /// Tells whether the chip's validator allows at most 65536 channels: up to M3 and A16.
     pub const fn few_channels(self) -> bool {
         if self.mac { self.number <= 3 } else { self.number <= 16 }
     }
 
-    /// The chip has sine and cosine: A15, M3 and later.
+    /// Tells whether the chip has sine and cosine: from A15 and M3 on.
     pub const fn trigonometry(self) -> bool {
         if self.mac { self.number >= 3 } else { self.number >= 15 }
     }
@@ -158,52 +158,52 @@ impl Serialize for Chip {
     }
 }
 
-/// Conditions that the packages will meet.
+/// Conditions under which packages will run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Conditions {
     /// Kind of machine.
     pub target: DeviceTarget,
-    /// Devices that Core ML may choose from.
+    /// Compute units that Core ML may choose from.
     pub units: Units,
     /// Chip, where it is known.
     pub chip: Option<Chip>,
 }
 
-/// The functions of a package together.
+/// Facts of a package: its functions and weights.
 #[derive(Clone, Debug, Default)]
 pub struct PackageFacts {
     /// Bytes of weights as stored, shared ones once; where known.
     pub weight_bytes: Option<u64>,
-    /// The functions.
+    /// Functions of the package.
     pub graphs: Vec<Graph>,
 }
 
-/// The packages of a bundle together.
+/// Facts of a bundle's packages together.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct BundleFacts {
     /// Number of packages.
     pub packages: u64,
-    /// Bytes of all of them.
+    /// Bytes of all packages.
     pub bytes: u64,
 }
 
-/// A rule that applies.
+/// Match of a rule.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Hit {
-    /// The figures that made it apply.
+    /// Figures that made the rule apply; empty where there are none.
     pub detail: String,
-    /// Advice for this very case, where it can be more precise than the rule's.
+    /// Advice for this case, where it can be more precise than the rule's.
     pub advice: Option<String>,
 }
 
 impl Hit {
-    /// Without special advice.
+    /// Makes a match without special advice.
     pub fn new(detail: impl Into<String>) -> Option<Hit> {
         Some(Hit { detail: detail.into(), advice: None })
     }
 }
 
-/// Subject of a rule, and the function that says if it applies.
+/// Subject of a rule, and the function that decides whether the rule applies.
 #[derive(Clone, Copy)]
 pub enum Matcher {
     /// Every op of these types.
@@ -218,28 +218,28 @@ pub enum Matcher {
     Bundle(fn(&BundleFacts, &Conditions) -> Option<Hit>),
 }
 
-/// One row of the table.
+/// Rule: a row of the table.
 pub struct Rule {
-    /// `AREA.NAME`, stable.
+    /// Id `AREA.NAME`, stable.
     pub id: &'static str,
-    /// Question that it answers.
+    /// Question that the rule answers.
     pub question: Question,
-    /// Weight.
+    /// Severity of the rule.
     pub severity: RuleSeverity,
-    /// Verdict when it applies. A warning decides nothing, whatever stands here.
+    /// Verdict where the rule applies; without effect in a warning.
     pub verdict: Verdict,
-    /// Condition under which it applies.
+    /// Condition under which the rule applies.
     pub matcher: Matcher,
     /// Statement of the rule.
     pub text: &'static str,
-    /// Advice: the change that helps.
+    /// Advice: a change that helps.
     pub advice: &'static str,
-    /// Evidence for it.
+    /// Evidence for the rule.
     pub evidence: &'static [Evidence],
 }
 
 impl Rule {
-    /// Scope of the rule, in words.
+    /// Returns the subject of the rule, in words.
     pub fn scope(&self) -> String {
         match self.matcher {
             Matcher::Types(types) => types.join(", "),
@@ -250,22 +250,22 @@ impl Rule {
         }
     }
 
-    /// The strongest of its evidence.
+    /// Returns the strongest strength of the rule's evidence; `None` without evidence.
     pub fn strength(&self) -> Option<Strength> {
         self.evidence.iter().map(|e| e.strength).min()
     }
 
-    /// True if it would still stand without the findings of one family of sources.
+    /// Tells whether the rule has evidence outside of one family of sources.
     pub fn stands_without(&self, family: &str) -> bool {
         self.evidence.iter().any(|e| family_of(e.source) != family)
     }
 }
 
-/// Sources of one author or project are one family.
+/// Returns the family of a source: sources of one author or project are one family.
 pub fn family_of(source: &str) -> &str {
     let head = source.split([':', ' ', '#']).next().unwrap_or(source);
     match head {
-        // One author's two repositories.
+        // Two repositories of one author.
         "AB" | "EM" | "ane-book" | "emilio" => "ane-book",
         "LQ" | "larql" => "larql",
         "IK" | "InferKit" => "InferKit",

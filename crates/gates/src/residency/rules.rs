@@ -1,5 +1,5 @@
-//! The rules, one row each. Evidence is restated from public measurements by others; nothing here was measured by this
-//! project, which has no Mac yet.
+//! Table of the rules, one row each. The evidence is restated from public measurements by others. This project has no
+//! Mac yet, and has measured none of it.
 //!
 //! Sources: AB videlalvaro/ane-book, EM videlalvaro/emilio, JR john-rocky/CoreML-LLM, LQ chrishayuk/larql, AF
 //! sbryngelson/ANEForge, OX onnxsim/onnxsim, IK InferKit, FA FluidInference/FluidAudio, Vx vx-lang/Vx.
@@ -37,7 +37,7 @@ const fn rule(
     Rule { id, question, severity, verdict, matcher, text, advice, evidence }
 }
 
-/// The rules of all three questions.
+/// Returns all rules, of all three questions.
 pub fn all() -> impl Iterator<Item = &'static Rule> {
     OPS.iter()
         .chain(TYPES_AND_SHAPES)
@@ -48,12 +48,12 @@ pub fn all() -> impl Iterator<Item = &'static Rule> {
         .chain(APPLE)
 }
 
-/// The rule with this id.
+/// Returns the rule with this id.
 pub fn find(id: &str) -> Option<&'static Rule> {
     all().find(|r| r.id == id)
 }
 
-/// Op types that leave the ANE, as names that stand for themselves in a text: `mod` and `shape` do not.
+/// Returns the op types that leave the ANE. Some are ambiguous as words of a text, such as `mod` and `shape`.
 pub fn off_the_ane() -> impl Iterator<Item = &'static str> {
     let off = OPS.iter().filter(|r| r.verdict == NotAne);
     off.filter_map(|r| if let Types(types) = r.matcher { Some(types) } else { None }).flatten().copied()
@@ -472,8 +472,8 @@ static LAWS: &[Rule] = &[
           e("AB: journal 109", "M4 Max", "", C, "on the other side, packs of 364 and 398 MB are said to go to the GPU; no placement plan was read")]),
 ];
 
-/// Rules about our forms that are not the ones that Apple writes down for the ANE. Other measurements speak
-/// for ours, so these decide nothing; each names the form to try.
+/// Rules about our forms that differ from those that Apple describes for the ANE. Other measurements support our
+/// forms, so these rules decide nothing; each names a form to try.
 #[rustfmt::skip]
 static APPLE: &[Rule] = &[
     rule("apple.cache_in_graph", Loads, Warning, Unknown, Graph(apple::cache_in_graph),

@@ -1,4 +1,4 @@
-//! Every rule where it applies and where it does not, and programs as a whole.
+//! Tests each rule where it applies and where it does not, and whole programs.
 
 use super::graph::{Contraction, Form, Grain, Graph, GraphState, GraphWeight, Op, Shapes};
 use super::rule::{
@@ -44,7 +44,7 @@ fn typed(op_type: &str, dtype: DataType) -> Op {
     Op { inputs: vec![ty.clone()], outputs: vec![ty], ..op(op_type, &[]) }
 }
 
-/// One op, in a graph that is otherwise fine.
+/// Makes a package of one op in a graph that is otherwise predicted on the ANE.
 fn with(op: Op) -> PackageFacts {
     let mut p = layers(100_000_000);
     p.graphs[0].ops.push(op);
@@ -77,7 +77,7 @@ fn stored(form: Form, bytes: u64) -> GraphWeight {
     GraphWeight { name: "w".into(), dims: vec![512, 512], form, bytes }
 }
 
-/// 12 ops with two products, stored as fp16.
+/// Makes a package of 12 ops with two products, stored as fp16.
 fn layers(bytes: u64) -> PackageFacts {
     layers_of(Form::Dense(F16), bytes)
 }
@@ -161,7 +161,7 @@ fn check(p: &PackageFacts, c: Conditions) -> PackageReport {
     Judge::new(c).package("p", p, true)
 }
 
-/// Every rule that says anything.
+/// Returns the ids of all rules that apply.
 fn rules(r: &PackageReport) -> BTreeSet<&'static str> {
     let said = r.reasons.iter().chain(&r.warnings).map(|r| r.rule);
     let functions = r
@@ -173,7 +173,8 @@ fn rules(r: &PackageReport) -> BTreeSet<&'static str> {
 
 type Case = (&'static str, PackageFacts, Conditions, bool);
 
-/// Rules about types of ops follow from the table itself; these are the others, each both ways.
+/// Returns cases of rules about more than op types, each with and without a match. Rules about op types follow from
+/// the table.
 fn cases() -> Vec<Case> {
     let int32 = DataType::Int32;
     let mut update = op("slice_update", &[1, 64]);
@@ -424,7 +425,7 @@ fn cases() -> Vec<Case> {
         ("apple.cache_in_graph", states(&[64]), mac(), true),
         ("apple.cache_in_graph", layers(100_000_000), mac(), false),
         ("apple.one_position_last", bordered(&[1, 64, 1, 1]), mac(), true),
-        // Channels last, and the place of one token in a cache; inside a function the layout is free.
+        // Channels on the last axis, and the place of one token in a cache; the layout inside a function is free.
         ("apple.one_position_last", bordered(&[1, 1, 1, 64]), mac(), false),
         ("apple.one_position_last", bordered(&[1, 1, 64, 1]), mac(), false),
         ("apple.one_position_last", with(op("conv", &[1, 64, 1, 1])), mac(), false),
@@ -537,7 +538,7 @@ fn rows_of_the_table_are_complete() {
     assert!([NO_SIGHTING, UNDECIDED, IMPROBABLE, LIKELY].iter().all(|id| !ids.contains(id)));
 }
 
-/// A function of two 1x1 convolutions with glue between, as a package would hold it.
+/// Makes a function of two 1x1 convolutions with ten products between, as a package would hold it.
 fn small_model(
     change: impl FnOnce(&mut FunctionBuilder, &mut Vec<anemoe_mlpackage::mil::builder::Var>),
 ) -> MlModel {
@@ -561,7 +562,7 @@ fn a_layer_is_ane_and_one_op_of_it_can_be_elsewhere() {
     let report = check(&facts(&small_model(|_, _| {})), mac());
     assert_eq!(report.verdict, Verdict::Ane, "{report:#?}");
     assert_eq!((report.ops.ane, report.ops.cpu, report.ops.unknown), (12, 0, 0));
-    // w, and per convolution strides, pad_type, pad, dilations and groups.
+    // The constants: w, and for each convolution strides, pad_type, pad, dilations and groups.
     assert_eq!(report.ops.no_device, 11);
     // The shared weight is stored once.
     assert_eq!(report.weight_bytes.unwrap() / 1000, 2 * 2048 * 2048 / 1000);
@@ -582,7 +583,7 @@ fn a_layer_is_ane_and_one_op_of_it_can_be_elsewhere() {
     assert!(!reason.advice.is_empty() && !reason.evidence.is_empty());
 }
 
-/// A pack of 16 experts of Gemma-4-26B-A4B as it is lowered: gate and up, GELU, the routing weight, down, summed up.
+/// Judges a pack of 16 experts of Gemma-4-26B-A4B as it is lowered: gate and up, GELU, the routing weight, down, sum.
 fn pack(
     weight: impl Fn(&mut FunctionBuilder, &str, u64, u64) -> anemoe_mlpackage::mil::builder::Var,
 ) -> PackageReport {
@@ -613,7 +614,7 @@ fn pack(
     check(&facts(&m), mac())
 }
 
-/// The kinds that were measured on such packs come out as they were measured.
+/// Checks that the kinds that were measured on such packs are predicted as measured.
 #[test]
 fn packs_of_the_real_model_come_out_as_measured() {
     let offset = std::cell::Cell::new(0);
@@ -653,7 +654,7 @@ fn positions_from_data_keep_the_whole_program_from_loading() {
     let report = check(&facts(&m), mac());
     assert_eq!(report.functions[0].loads, Verdict::NotAne, "{report:#?}");
     assert_eq!(report.ops.ane, 0);
-    // The same slice at a constant position is fine.
+    // The same slice at a constant position is allowed.
     let m = small_model(|f, outputs| {
         let p = SliceParams { begin: vec![0; 4], end: vec![1, 1024, 1, 1], ..SliceParams::default() };
         outputs[0] = f.slice_by_index("cut", &outputs[0], p).unwrap();
@@ -738,7 +739,7 @@ fn an_empty_package_is_unknown() {
     assert_ne!(check(&empty, mac()).verdict, Verdict::Ane);
 }
 
-/// Sizes that no file holds: the package reader lets types of results through, and so must the rules.
+/// Checks that sizes which no file can hold cause no overflow: the package reader accepts any type of a result.
 #[test]
 fn sizes_without_measure_are_no_danger() {
     let huge = u64::MAX / 2;
@@ -757,7 +758,7 @@ fn sizes_without_measure_are_no_danger() {
     }
 }
 
-/// A measured graph speaks for its neighbours, and no further; layers with attention were measured larger than packs.
+/// Checks that a measured graph supports only graphs of similar size; layers with attention were measured larger than packs.
 #[test]
 fn the_nearest_measured_graph_has_a_reach() {
     let verdict = |p: &PackageFacts| check(p, mac()).verdict;
@@ -772,7 +773,7 @@ fn the_nearest_measured_graph_has_a_reach() {
     assert_eq!(verdict(&attending(726 << 20)), Verdict::Ane);
 }
 
-/// A probability decides where no rule does, and comes with its influences.
+/// Checks that a probability decides where no rule does, and comes with its influences.
 #[test]
 fn probabilities_decide_where_rules_do_not() {
     let likely = check(&layers_of(lin(8, Grain::Tensor), 100_000_000), mac());
@@ -786,7 +787,7 @@ fn probabilities_decide_where_rules_do_not() {
     assert!(ruled_out.verdict == Verdict::NotAne && ruled_out.probability < 0.2, "{ruled_out:#?}");
 }
 
-/// The two sides of a dispute are printed, and neither wins.
+/// Checks that both sides of a dispute are printed, and neither decides.
 #[test]
 fn packs_of_disputed_sizes_are_unknown_with_both_sides() {
     for mb in [364, 382, 398, 417] {
@@ -799,7 +800,7 @@ fn packs_of_disputed_sizes_are_unknown_with_both_sides() {
     assert_eq!(check(&layers_of(lin(8, Grain::Tensor), 300_000_000), mac()).verdict, Verdict::Ane);
 }
 
-/// Tiny functions excuse a package only where they hold its weights.
+/// Checks that tiny functions excuse a package only where they hold its weights.
 #[test]
 fn a_tiny_function_does_not_excuse_the_others() {
     let parts = |sizes: &[u64]| {
@@ -810,7 +811,7 @@ fn a_tiny_function_does_not_excuse_the_others() {
         PackageFacts { weight_bytes: Some(sizes.iter().sum()), graphs: graphs.collect() }
     };
     let small = |p: &PackageReport| p.small_functions.iter().map(|f| f.weight_bytes).collect::<Vec<_>>();
-    // Functions of 3 MB are too far from what was measured in fp16, those of 9 MB are not.
+    // Functions of 3 MB are too small to compare with what was measured in fp16; functions of 9 MB are not.
     let report = check(&parts(&[600_000, 3_000_000]), mac());
     assert_eq!((report.verdict, report.too_small, small(&report)), (Verdict::Unknown, false, vec![600_000]));
     assert!(report.deciding_rule().starts_with("prefer.below_measured"), "{}", report.deciding_rule());
@@ -818,20 +819,20 @@ fn a_tiny_function_does_not_excuse_the_others() {
     assert_eq!((report.verdict, report.too_small, small(&report)), (Verdict::Ane, false, vec![600_000]));
     assert!(report.deciding_rule().starts_with("prefer.layer_graph"), "{}", report.deciding_rule());
     assert_eq!(report.summary.line, "conv 2/4 ane; 12 compute ops ane, 0 gpu, 12 cpu");
-    // All tiny, or the tiny ones hold most: the whole is excused.
+    // If all functions are tiny, or the tiny ones hold most weights, the whole package is excused.
     for sizes in [&[600_000, 700_000][..], &[900_000, 900_000, 900_000, 900_000, 900_000, 4_000_000]] {
         let report = check(&parts(sizes), mac());
         assert_eq!((report.verdict, report.too_small), (Verdict::NotAne, true), "{sizes:?}");
         assert!(report.small_functions.is_empty());
     }
-    // Another reason is no excuse, whatever the size.
+    // A rule other than those about size is no excuse.
     let mut off = parts(&[600_000, 9_000_000]);
     off.graphs[1].ops.push(op("gather", &[1, 64]));
     let report = check(&off, mac());
     assert_eq!((report.verdict, report.too_small), (Verdict::NotAne, false));
 }
 
-/// The inputs that follow a range of tokens have as many sizes as it, also where rows stand before the first token.
+/// Checks that inputs over a range of tokens have as many sizes as the range, even with rows before the first token.
 #[test]
 fn ranges_are_judged_by_their_sizes() {
     use anemoe_mlpackage::mil::FeatureShape;

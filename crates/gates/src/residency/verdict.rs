@@ -1,4 +1,4 @@
-//! Makes verdicts from the rules that apply: per op, per function, per package.
+//! Makes verdicts from the rules that apply: per op, per function and per package.
 
 use super::graph::{Graph, Op};
 use super::imported::{ImportedEvidence, MeasuredOutcome};
@@ -12,155 +12,156 @@ use serde::Serialize;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-/// Rule of an op type about which nothing is known.
+/// Rule of an op type about which nothing is published.
 pub const NO_SIGHTING: &str = "op.no_sighting";
-/// Rule of a function that no rule speaks against, and whose probability decides nothing.
+/// Rule of a function without rules against it, whose probability is neither high nor low.
 pub const UNDECIDED: &str = "prefer.undecided";
-/// Rule of a function that no rule speaks against, and whose probability is low.
+/// Rule of a function without rules against it, whose probability is low.
 pub const IMPROBABLE: &str = "prefer.improbable";
-/// Rule of a function that no rule speaks against, and whose probability is high.
+/// Rule of a function without rules against it, whose probability is high.
 pub const LIKELY: &str = "prefer.likely";
 
-/// Rule of a package whose very program an imported report measured.
+/// Rule of a package whose program an imported report measured.
 pub const MEASURED: &str = "evidence.measured";
 
-/// Probability from which on a function is predicted on the ANE.
+/// Least probability with which a function is predicted on the ANE.
 const ANE_FROM: f64 = 0.8;
-/// Probability below which it is predicted elsewhere.
+/// Probability below which a function is predicted elsewhere.
 const NOT_ANE_BELOW: f64 = 0.2;
-/// Influences that a reason names.
+/// Most influences that a reason names.
 const NAMED: usize = 4;
 
-/// Rules by which a graph goes to the CPU because there is next to nothing to compute.
+/// Rules by which a graph goes to the CPU because it has next to no work.
 const TOO_SMALL: [&str; 2] = ["prefer.tiny", "prefer.trivial"];
 
-/// A rule that applied, once per op type.
+/// Reason for a verdict: a rule that applied, once per op type.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Reason {
     /// Id of the rule.
     pub rule: &'static str,
-    /// Question that it answers.
+    /// Question that the rule answers.
     pub question: Question,
-    /// Its weight.
+    /// Severity of the rule.
     pub severity: RuleSeverity,
-    /// Verdict that follows from it.
+    /// Verdict that follows from the rule.
     pub verdict: Verdict,
-    /// First op that it applies to; empty for a function or package as a whole.
+    /// Name of the first op that the rule applies to; empty for a function or package as a whole.
     pub op: String,
-    /// Type of that op.
+    /// Type of the first op.
     pub op_type: String,
-    /// First function that it applies to; empty for a package as a whole.
+    /// Name of the first function that the rule applies to; empty for a package as a whole.
     pub function: String,
-    /// Functions that it applies to.
+    /// Number of functions that the rule applies to.
     pub functions: u64,
-    /// Ops that it applies to, over all functions.
+    /// Number of ops that the rule applies to, over all functions.
     pub ops: u64,
-    /// Statement, with the figures of the first op.
+    /// Statement of the rule, with the figures of the first op.
     pub text: String,
-    /// Advice: the change that helps.
+    /// Advice: a change that helps.
     pub advice: String,
-    /// Evidence for it.
+    /// Evidence for the rule.
     pub evidence: &'static [Evidence],
 }
 
-/// One op with its prediction.
+/// Op with its prediction.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct OpVerdict {
-    /// Name.
+    /// Name of the op.
     pub name: String,
-    /// Name of its first result.
+    /// Name of the op's first result.
     pub result: String,
-    /// Type.
+    /// Type of the op.
     #[serde(rename = "type")]
     pub op_type: String,
-    /// Prediction, with that of the function around it taken into account.
+    /// Prediction for the op, at most as good as its function's as a whole.
     pub verdict: Verdict,
-    /// Rules that say something about it.
+    /// Ids of the rules that apply to the op.
     pub rules: Vec<&'static str>,
 }
 
-/// One function.
+/// Report on one function.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct FunctionReport {
-    /// Name.
+    /// Name of the function.
     pub name: String,
-    /// Prediction.
+    /// Prediction for the function.
     pub verdict: Verdict,
-    /// Answers to the three questions.
+    /// Answer to [`Question::Admissible`].
     pub admissible: Verdict,
-    /// See [`Question::Preferred`].
+    /// Answer to [`Question::Preferred`].
     pub preferred: Verdict,
-    /// See [`Question::Loads`].
+    /// Answer to [`Question::Loads`].
     pub loads: Verdict,
-    /// True if nothing speaks against the ANE but that the function is too small for it to matter.
+    /// True if the function is predicted elsewhere only because it is too small for its device to matter.
     pub too_small: bool,
-    /// Bytes of the weights that it uses, as stored.
+    /// Bytes of the weights that the function uses, as stored.
     pub weight_bytes: Option<u64>,
-    /// Ops by the device that they are predicted to run on.
+    /// Number of ops by predicted device.
     pub ops: OpCounts,
-    /// Rule that speaks for the ANE, if there is one.
+    /// Id of a rule that speaks for the ANE, if there is one.
     pub support: Option<&'static str>,
-    /// Probability that the ANE runs it. Where a rule speaks against that, how often such rules are wrong.
+    /// Probability that the ANE runs the function; at most the error rate of rules where a rule speaks against the ANE.
     pub probability: f64,
-    /// Influences on the probability, before rules.
+    /// Influences of features on the probability, before rules.
     pub influences: Vec<Influence>,
-    /// Every op, where that was asked for.
+    /// Every op, where the list was wanted.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub op_list: Vec<OpVerdict>,
 }
 
-/// A function that runs on the CPU because it is tiny, in a package whose weights others hold.
+/// Function that runs on the CPU because it is tiny, in a package whose weights other functions hold.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct SmallFunction {
-    /// Name.
+    /// Name of the function.
     pub name: String,
     /// Bytes of its weights, which the CPU reads in each call.
     pub weight_bytes: u64,
 }
 
-/// One package.
+/// Report on one package.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct PackageReport {
-    /// Name.
+    /// Name of the package.
     pub name: String,
-    /// Kind of shard, in a bundle.
+    /// Kind of shard; present in a bundle.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kind: Option<String>,
-    /// Prediction, of the functions that hold its weights; where the very program was measured, what came of that.
+    /// Verdict of the functions that hold the package's weights, or the measured outcome of the same program.
     pub verdict: Verdict,
-    /// Outcome of this very program, in imported reports.
+    /// Measured outcome of the same program, in imported reports.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub measured: Option<MeasuredOutcome>,
-    /// Probability that the ANE runs it, of the least likely of those functions.
+    /// Probability that the ANE runs the package: the lowest of those functions.
     pub probability: f64,
-    /// True if it is predicted elsewhere for the one reason that the functions that hold its weights are too
-    /// small for the ANE to matter. That is no failure.
+    /// True if the package is predicted elsewhere only because the functions that hold its weights are too small for
+    /// their device to matter. That is not a failure.
     pub too_small: bool,
-    /// Functions that are too small to matter, where others hold the weights. They have no part in the verdict.
+    /// Functions that are too small for their device to matter, where other functions hold the weights. They do not
+    /// count for the verdict.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub small_functions: Vec<SmallFunction>,
-    /// The ops in a line.
+    /// Counts of the ops, and one line about them.
     pub summary: OpSummary,
-    /// Ops by the device that they are predicted to run on, over all functions.
+    /// Number of ops by predicted device, over all functions.
     pub ops: OpCounts,
     /// Bytes of weights as stored.
     pub weight_bytes: Option<u64>,
-    /// Functions.
+    /// Reports on the functions.
     pub functions: Vec<FunctionReport>,
-    /// Reasons for which it is not `ane`.
+    /// Reasons for which the verdict is not `ane`.
     pub reasons: Vec<Reason>,
     /// Findings that decide nothing.
     pub warnings: Vec<Reason>,
 }
 
 impl PackageReport {
-    /// Names the rule that decides, with its text: the one that weighs most against the ANE, or the one that speaks for it.
+    /// Returns the id and text of the rule that decides: the one that weighs most against the ANE, or one that speaks for it.
     pub fn deciding_rule(&self) -> String {
         let (rule, text) = self.deciding();
         format!("{rule}: {text}")
     }
 
-    /// Rule that decides, and its text.
+    /// Returns the id of the rule that decides, and its text.
     pub(super) fn deciding(&self) -> (&'static str, String) {
         if let Some(measured) = &self.measured {
             return (MEASURED, measured.text());
@@ -169,17 +170,17 @@ impl PackageReport {
         let support = || self.functions.iter().find_map(|f| f.support).map_or_else(likely, |id| (id, ""));
         let against = self.reason_against().map(|r| (r.rule, r.text.as_str()));
         let (id, found) = against.unwrap_or_else(support);
-        // The table's words hold for all packages of a sort; those of a reason may name an op of one of them.
+        // The table's text holds for all packages of a type; a reason's text may name an op of one package.
         (id, rules::all().find(|rule| rule.id == id).map_or(found, |rule| rule.text).to_string())
     }
 
-    /// Reason that weighs most against the ANE, of those that give the package its verdict.
+    /// Returns the reason that weighs most against the ANE, among those with the package's verdict.
     pub(super) fn reason_against(&self) -> Option<&Reason> {
         self.reasons.iter().find(|r| r.verdict == self.verdict)
     }
 }
 
-/// The table, cut to what a run needs.
+/// Judge: the rules, the predictor and the evidence for one set of conditions.
 pub struct Judge {
     conditions: Conditions,
     evidence: Option<Arc<ImportedEvidence>>,
@@ -191,12 +192,12 @@ pub struct Judge {
 /// Rules that applied to a package so far, each once per op type.
 #[derive(Default)]
 struct RuleFindings {
-    /// Reasons, each with the last function that it applied to.
+    /// Reasons, each with the last function that the rule applied to.
     list: Vec<(Reason, String)>,
     known: BTreeMap<(&'static str, String), usize>,
 }
 
-/// Findings about one op.
+/// Verdict and rules of one op.
 struct JudgedOp {
     verdict: Verdict,
     rules: Vec<&'static str>,
@@ -214,7 +215,7 @@ impl Judge {
         Judge { evidence, ..Judge::with_rules(conditions, rules::all(), predictor) }
     }
 
-    /// Makes a judge with some rules only, and with the predictor that knows no more than they do.
+    /// Makes a judge with some rules, and with a predictor that knows no more than these rules.
     pub fn with_rules(
         conditions: Conditions,
         rules: impl Iterator<Item = &'static Rule>,
@@ -232,7 +233,7 @@ impl Judge {
         Judge { conditions, evidence: None, predictor, rules, by_type }
     }
 
-    /// Conditions that the packages will meet.
+    /// Returns the conditions under which the packages will run.
     pub fn conditions(&self) -> &Conditions {
         &self.conditions
     }
@@ -290,7 +291,7 @@ impl Judge {
         summary: &mut OpSummary,
         list_ops: bool,
     ) -> FunctionReport {
-        // What holds for the function as a whole moves all of its ops.
+        // A rule about the function as a whole decides for all of its ops.
         let mut whole = package;
         let mut too_small = false;
         let mut other_reasons = package.contains(&Verdict::NotAne);
@@ -314,7 +315,7 @@ impl Judge {
         let mut by_op = [Verdict::Ane; 3];
         let judged: Vec<JudgedOp> = g.ops.iter().map(|op| self.op(op, g, findings, &mut by_op)).collect();
         let worst_op = judged.iter().map(|j| j.verdict).max().unwrap_or(Verdict::Ane);
-        // A program that does not load has none of its ops on the ANE.
+        // A program that does not load runs none of its ops on the ANE.
         let loads = Question::Loads as usize;
         whole[loads] = whole[loads].max(by_op[loads]);
         let mut around = whole.into_iter().max().unwrap_or(Verdict::Unknown);
@@ -366,7 +367,7 @@ impl Judge {
 
     fn op(&self, op: &Op, g: &Graph, findings: &mut RuleFindings, answers: &mut [Verdict; 3]) -> JudgedOp {
         let mut judged = JudgedOp { verdict: Verdict::Ane, rules: Vec::new() };
-        // A rule about types, shapes or compression alone does not say that the op type is known.
+        // A rule about types, shapes or compression does not make an op type known.
         let mut known = false;
         let by_type = self.by_type.get(op.op_type.as_str()).into_iter().flatten();
         let by_type = by_type.map(|rule| (rule, Hit::default()));
@@ -397,11 +398,11 @@ impl Judge {
     }
 }
 
-/// Lets the outcome of the very program take the place of a prediction. Ops stay as predicted, but where all of them ran on the
-/// Neural Engine.
+/// Replaces the prediction by the measured outcome of the same program. Ops stay as predicted, unless all of them ran
+/// on the Neural Engine.
 fn as_measured(mut report: PackageReport, measured: MeasuredOutcome) -> PackageReport {
     report.verdict = measured.verdict;
-    // On the CPU it may be small; it may not be refused, or end its process.
+    // Too small is an excuse for running on the CPU, not for being refused or ending the process.
     report.too_small &= measured.verdict == Verdict::NotAne && !measured.label.ends_with("FAIL");
     if measured.verdict == Verdict::Ane {
         report.probability = 1.0;
@@ -436,7 +437,7 @@ fn as_measured(mut report: PackageReport, measured: MeasuredOutcome) -> PackageR
     report
 }
 
-/// The verdicts of a package's functions, put together.
+/// Verdict of a package, from its functions' verdicts.
 struct Weighed {
     verdict: Verdict,
     probability: f64,
@@ -444,7 +445,8 @@ struct Weighed {
     small_functions: Vec<SmallFunction>,
 }
 
-/// A package is what the functions are that hold its weights: tiny ones decide where they hold at least half of them.
+/// Combines the verdicts of a package's functions: the worst of those that are not too small. Functions that are too
+/// small count only where they hold at least half of the weights, or are all.
 fn weigh_functions(functions: &[FunctionReport], weight_bytes: Option<u64>) -> Weighed {
     let deciding = |small: bool| functions.iter().filter(move |f| small || !f.too_small);
     let verdict = |small: bool| deciding(small).map(|f| f.verdict).max();
@@ -530,14 +532,14 @@ impl RuleFindings {
         };
         let (reason, last) = &mut self.list[i];
         reason.ops += u64::from(op.is_some());
-        // Functions come one after another, so another name is another function.
+        // Functions are added one after another, so another name is another function.
         if last != function {
             reason.functions += 1;
             *last = function.to_string();
         }
     }
 
-    /// Reasons and warnings, what decides most first.
+    /// Splits the findings into reasons and warnings, most decisive first.
     fn split(self) -> (Vec<Reason>, Vec<Reason>) {
         let mut list: Vec<Reason> = self.list.into_iter().map(|(reason, _)| reason).collect();
         list.sort_by_key(|r| (std::cmp::Reverse(r.verdict), r.severity));
@@ -545,7 +547,7 @@ impl RuleFindings {
     }
 }
 
-/// A rule that applied, in words.
+/// Makes the reason for a rule that applied.
 pub(super) fn reason(rule: &'static Rule, function: &str, op: Option<&Op>, hit: Hit) -> Reason {
     let text =
         if hit.detail.is_empty() { rule.text.to_string() } else { format!("{} ({})", rule.text, hit.detail) };

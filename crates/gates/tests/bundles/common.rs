@@ -1,4 +1,4 @@
-//! Fixtures, ids and backends that tests over built bundles share.
+//! Fixtures, token ids and backends that tests of built bundles share.
 
 use anemoe_bundle::TokenCount;
 use anemoe_convert::models::{self, Family};
@@ -8,36 +8,36 @@ use anemoe_runtime::model::{Logits, Model};
 use std::path::Path;
 use std::sync::Arc;
 
-/// A checkpoint of the repository.
+/// Opens a fixture checkpoint of the repository.
 pub fn fixture(name: &str) -> Box<dyn Family> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures").join(name);
     models::open(models::load(path.to_str().unwrap()).unwrap()).unwrap()
 }
 
-/// Token counts of fixed functions.
+/// Returns token counts of functions with fixed shapes.
 pub fn fixed(counts: &[usize]) -> Vec<TokenCount> {
     counts.iter().map(|&n| TokenCount { min: n, max: n }).collect()
 }
 
-/// Ids of a sequence, one of many.
+/// Returns `n` token ids of a sequence, by its number.
 pub fn ids(sequence: usize, n: usize) -> Vec<u32> {
     (0..n).map(|i| ((i * 37 + sequence * 11 + 5) % 120) as u32).collect()
 }
 
-/// Logits of every token, one by one.
+/// Returns the logits of every token, run one by one.
 pub fn alone(model: &Model, ids: &[u32]) -> Vec<Vec<f32>> {
     let mut sequence = model.sequence();
     let one = |id: &u32| model.append(&mut sequence, &[*id], Logits::All, None).unwrap().remove(0);
     ids.iter().map(one).collect()
 }
 
-/// Cosine between two vectors.
+/// Computes the cosine of two vectors.
 pub fn cosine(a: &[f32], b: &[f32]) -> f64 {
     let dot = |x: &[f32], y: &[f32]| x.iter().zip(y).map(|(p, q)| f64::from(*p) * f64::from(*q)).sum::<f64>();
     dot(a, b) / (dot(a, a) * dot(b, b)).sqrt()
 }
 
-/// A backend that runs functions only as they are declared, as a Neural Engine does.
+/// Backend that runs functions only as declared, as the Neural Engine does.
 pub struct AsDeclared(pub CpuBackend);
 
 struct Declared(Box<dyn BackendPackage>);

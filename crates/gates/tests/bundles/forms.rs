@@ -1,4 +1,5 @@
-//! Every form of shards gives what the default form gives, and sequences can be cut, saved and batched in each.
+//! Checks that every form of shards gives the default form's results, and that sequences can be cut, saved and
+//! batched in each form.
 
 use crate::common::{AsDeclared, alone, cosine, fixed, fixture, ids};
 use anemoe_bundle::{Chain, ShardKind, TokenCount};
@@ -18,21 +19,21 @@ use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
-/// The two families: one with rings and two kinds of layers, one with a history.
+/// Fixtures of both families and whether they have a history: one has rings and two kinds of layers, one a history.
 const MODELS: [(&str, bool); 2] = [("tiny-gemma4-moe", false), ("tiny-zaya", true)];
-/// More than the window, than one call takes, and than a bucket holds.
+/// Tokens of a test: more than the window, than one call, and than a bucket.
 const TOKENS: usize = 45;
 /// Positions of the bucket.
 const BUCKET: usize = 32;
 
-/// Layers of both models.
+/// Numbers of layers of both models.
 const LAYERS: [usize; 2] = [6, 8];
 
 fn joined(form: ShardForm, layers: usize) -> ShardForm {
     ShardForm { layers_per_shard: NonZeroUsize::new(layers), ..form }
 }
 
-/// Single changes, and all of them together; each with whether its results have the bits of the default form.
+/// Returns forms with single changes and with all changes; each with whether its results have the default form's bits.
 fn forms(has_history: bool) -> Vec<(ShardForm, bool)> {
     let form = ShardForm::default();
     let history = if has_history { HistoryForm::Host } else { HistoryForm::State };
@@ -55,7 +56,7 @@ fn forms(has_history: bool) -> Vec<(ShardForm, bool)> {
         ),
         (ShardForm { attention: AttentionForm::PerHead, ..form }, true),
         (ShardForm { io: IoForm::ChannelsLast, ..form }, true),
-        // SiLU has no factors; those of GELU, which routers have too, are rounded to fp16.
+        // SiLU has no factors. The factors of GELU, which routers use too, are rounded to fp16.
         (ShardForm { activation: ActivationForm::Sigmoid, ..form }, false),
         (ShardForm { norm: NormForm::Plain, ..form }, false),
         (ShardForm { attention: AttentionForm::PerHead, io: IoForm::ChannelsLast, ..by_host }, true),
@@ -76,7 +77,7 @@ fn forms(has_history: bool) -> Vec<(ShardForm, bool)> {
         forms.push((ShardForm { history: HistoryForm::Host, ..form }, true));
         forms.push((ShardForm { context_buckets, history: HistoryForm::Host, ..form }, true));
     }
-    // What the host computes in f32 between layers is rounded to fp16 where a package holds it as vectors.
+    // Values that the host computes in f32 between layers are rounded to fp16 where a package holds them as vectors.
     let has_same_bits = !has_history;
     forms.push((joined(form, 2), has_same_bits));
     forms.push((joined(ShardForm { context_buckets, ..form }, 2), has_same_bits));
@@ -90,7 +91,7 @@ fn forms(has_history: bool) -> Vec<(ShardForm, bool)> {
     forms
 }
 
-/// Numbers of layers in a package: one, those that divide the layers and that do not, all, and more.
+/// Returns numbers of layers per package: one, divisors and others, all layers, and more.
 fn numbers_of_layers(layers: usize) -> [usize; 6] {
     [1, 2, 3, layers - 1, layers, layers + 1]
 }
@@ -99,7 +100,7 @@ fn options(has_history: bool, form: ShardForm) -> PlanOptions {
     PlanOptions {
         quant: "lut4".parse().unwrap(),
         tokens: fixed(&[1, 16]),
-        // Whole layers of ZAYA have all of their experts in one call.
+        // Joined layers of ZAYA have all of their experts in one call.
         experts_per_shard: if has_history && form.layers_per_shard.is_some() { None } else { Some(2) },
         form,
         ..PlanOptions::default()
@@ -160,7 +161,7 @@ fn sequences_go_back_and_come_back_in_every_form() {
             let model = open(&bundle(dir.path(), name, &options(has_history, form)), true);
             let all: Vec<Vec<u32>> = (0..3).map(|s| ids(s, TOKENS)).collect();
             let want: Vec<_> = all.iter().map(|ids| alone(&model, ids)).collect();
-            // Sequences of different lengths in one batch.
+            // A batch of sequences of different lengths.
             let mut sequences: Vec<Sequence> = all.iter().map(|_| model.sequence()).collect();
             let lengths = [TOKENS, 17, 3];
             let mut requests: Vec<Request<'_>> = sequences
@@ -173,7 +174,7 @@ fn sequences_go_back_and_come_back_in_every_form() {
             for (s, n) in lengths.into_iter().enumerate() {
                 assert!(got[s] == want[s][..n], "{what}: sequence {s} of a batch");
             }
-            // Cut back by few tokens and by many, forked, saved and restored.
+            // Sequences are cut back by few and by many tokens, forked, saved and restored.
             for (s, back) in [(0, 1), (0, 30), (1, 2), (2, 3)] {
                 let n = sequences[s].position();
                 let mut fork = sequences[s].fork().unwrap();
@@ -210,7 +211,7 @@ fn calls_that_are_filled_up_keep_no_rows_of_what_fills_them() {
     }
 }
 
-/// Packages, calls and results by the number of layers that share a package.
+/// Checks packages, calls and results by the number of layers per package.
 #[test]
 fn any_number_of_layers_can_share_a_package() {
     let dir = tempfile::tempdir().unwrap();
@@ -234,7 +235,7 @@ fn any_number_of_layers_can_share_a_package() {
             } else if n == 1 {
                 assert_eq!((own, attention, kinds(ShardKind::ExpertsCombine)), (0, layers, layers), "{what}");
             } else {
-                // The first attention and the last pack have nothing to share a package with.
+                // The first attention and the last pack have no neighbour to share a package with.
                 let ends = (attention, kinds(ShardKind::ExpertsCombine), kinds(ShardKind::Experts));
                 assert_eq!((own, ends), (layers - 1, (1, 1, 3 * layers)), "{what}");
             }
@@ -252,7 +253,7 @@ fn layers_without_all_experts_in_a_call_share_no_package() {
     let plan = |options: PlanOptions| family.plan(&options).map(|_| ()).unwrap_err().to_string();
     let err = plan(PlanOptions { experts_per_shard: Some(2), ..options(true, form) });
     assert!(err.contains("--layers-per-shard") && err.contains("--experts-per-shard 4"), "{err}");
-    // A table of a sort that is not joined, and one of joined layers that joins none.
+    // Forms of a kind of shard that cannot be joined, and of joined layers that join none.
     for (kind, form, says) in [
         (ShardKind::Attention, form, "[attention]: layers-per-shard"),
         (ShardKind::Layers, ShardForm::default(), "without layers-per-shard"),
@@ -260,7 +261,7 @@ fn layers_without_all_experts_in_a_call_share_no_package() {
         let err = plan(PlanOptions { forms: [(kind, form)].into(), ..options(true, ShardForm::default()) });
         assert!(err.contains(says), "{err}");
     }
-    // All layers of the published model have more bytes than a package may.
+    // All layers of the published model have more bytes than a package may have.
     let family = models::open(models::load("synthetic:zaya1-8b").unwrap()).unwrap();
     let err =
         family.plan(&options(true, joined(ShardForm::default(), 40))).map(|_| ()).unwrap_err().to_string();
@@ -282,7 +283,7 @@ fn sorts_of_shards_have_forms_of_their_own() {
     options.forms.insert(ShardKind::Head, ShardForm::default());
     let out = bundle(dir.path(), "tiny-gemma4-moe", &options);
     assert!(alone(&open(&out, true), &ids) == want);
-    // The plan of a bundle is made again with its forms.
+    // The plan of a bundle can be made again with its forms.
     let family = fixture("tiny-gemma4-moe");
     let plan = models::replan(family.as_ref(), &out, &Chain::read(&out).unwrap()).unwrap();
     let of = |kind| plan.shards.iter().find(|s| s.kind == kind).unwrap().form;
@@ -292,14 +293,14 @@ fn sorts_of_shards_have_forms_of_their_own() {
     );
 }
 
-/// Options with two buckets that both are smaller than the cache of full attention, and one that is smaller than the ring.
+/// Returns options with two buckets: both smaller than the cache of full attention, one smaller than the ring.
 fn bucketed(has_history: bool, form: ShardForm, tokens: &[TokenCount]) -> PlanOptions {
     let context_buckets = ContextBuckets::new(&[32, 64]).unwrap();
     let form = ShardForm { context_buckets, ..form };
     PlanOptions { tokens: tokens.to_vec(), max_context: Some(128), ..options(has_history, form) }
 }
 
-/// Forms with caches on either side, the last with layers together.
+/// Returns forms with caches kept by the backend and by the host; the last one also joins layers.
 fn holders(has_history: bool) -> Vec<ShardForm> {
     let form = ShardForm::default();
     let history = if has_history { HistoryForm::Host } else { HistoryForm::State };
@@ -310,7 +311,7 @@ fn holders(has_history: bool) -> Vec<ShardForm> {
 #[test]
 fn sequences_cross_the_borders_of_buckets_with_the_same_bits() {
     let dir = tempfile::tempdir().unwrap();
-    // Rings for calls of 64 tokens have 96 slots, those for 8 tokens 32.
+    // Rings for calls of 64 tokens have 96 slots, those for calls of 8 tokens 32.
     let fixed = [1, 64].map(|n| TokenCount { min: n, max: n });
     let ranged = [TokenCount { min: 1, max: 8 }];
     for (name, has_history) in MODELS {
@@ -327,11 +328,11 @@ fn sequences_cross_the_borders_of_buckets_with_the_same_bits() {
                 let model = open(&bundle(&own, name, &bucketed(has_history, form, tokens)), true);
                 assert_eq!(model.chain().contexts(), [32, 64], "{what}");
                 assert!(alone(&model, &all[0]) == want[0], "{what}: one by one");
-                // Tokens of the last call are cut off without running others, as drafts need it.
+                // Tokens of the last call are cut off without running other tokens again, as drafts need it.
                 let mut drafted = model.sequence();
                 model.append(&mut drafted, &all[0][..20], Logits::None, None).unwrap();
                 assert_eq!(model.tokens_to_run_again(&drafted, 17), 0, "{what}");
-                // In calls of sizes that meet a border, end there and go across it.
+                // Calls that meet a border, end there and cross it.
                 for sizes in [[29, 6], [32, 1], [7, 31], [60, 16]] {
                     let (mut sequence, mut at, mut got) = (model.sequence(), 0, Vec::new());
                     for size in sizes.into_iter().cycle() {
@@ -344,7 +345,7 @@ fn sequences_cross_the_borders_of_buckets_with_the_same_bits() {
                     }
                     assert!(got == want[0], "{what}: calls of {sizes:?}");
                 }
-                // Sequences of different buckets in one batch, and one that changes its bucket.
+                // A batch of sequences in different buckets; one changes its bucket.
                 let mut sequences: Vec<Sequence> = all.iter().map(|_| model.sequence()).collect();
                 let mut ends = [0; 3];
                 for step in [[30, 40, 70], [1, 20, 9], [4, 3, 2]] {
@@ -360,7 +361,7 @@ fn sequences_cross_the_borders_of_buckets_with_the_same_bits() {
                         ends[s] = end;
                     }
                 }
-                // Back across borders, in a fork and behind a save, and forward again.
+                // Cuts back across borders, in a fork and after a save, and appends again.
                 for (s, length) in [(0, 34), (0, 32), (0, 30), (1, 60), (1, 20), (2, 65), (2, 63), (2, 3)] {
                     let mut fork = sequences[s].fork().unwrap();
                     model.truncate(&mut fork, length).unwrap();
@@ -392,14 +393,14 @@ fn functions_of_buckets_run_where_they_hold_a_pass() {
             let names = |calls: &Mutex<Vec<String>>| {
                 let mut names = std::mem::take(&mut *calls.lock().unwrap());
                 names.retain(|name| name.contains("_c"));
-                // The unit that ends a layer has the caches of the next one where they share a package.
+                // Where layers share a package, the unit that ends a layer has the next layer's caches.
                 names.iter_mut().for_each(|name| *name = name.trim_start_matches("combine_").into());
                 names.dedup();
                 names
             };
-            // Rings of fewer slots keep their own functions.
+            // Rings with fewer slots keep their own functions.
             assert_eq!(names(&calls), ["t1_c32", "t1_c64"], "{name} {form}");
-            // Filled up: 4 tokens in calls of 16.
+            // Calls that are filled up: 12 tokens in calls of 16.
             let mut sequence = model.sequence();
             let mut got = Vec::new();
             for part in ids.chunks(12) {
@@ -411,7 +412,7 @@ fn functions_of_buckets_run_where_they_hold_a_pass() {
     }
 }
 
-/// A backend that runs functions as they are declared, and notes the names of those with states.
+/// Backend that runs functions as declared, and records the names of functions with states.
 struct Recorded(CpuBackend, Arc<Mutex<Vec<String>>>);
 
 struct RecordedPackage(Box<dyn BackendPackage>, Arc<Mutex<Vec<String>>>);

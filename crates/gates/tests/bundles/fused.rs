@@ -1,4 +1,5 @@
-//! Bundles give the same logits fused and step by step; fused, they do not depend on how a prompt is cut into calls.
+//! Checks that bundles give the same logits fused and step by step, and that fused logits do not depend on the cuts
+//! of a prompt.
 
 use crate::common::{cosine, fixed, fixture};
 use anemoe_convert::build::build;
@@ -12,7 +13,7 @@ use anemoe_runtime::model::{Logits, Model};
 fn fused_bundles_compute_what_their_steps_do() {
     let dir = tempfile::tempdir().unwrap();
     let ids: Vec<u32> = (0..29).map(|i| (i * 37 + 5) % 120).collect();
-    // Other layouts of the same networks try the first kinds alone.
+    // Other layouts of the same networks are tested with the first kinds only.
     let models = [
         ("tiny-gemma4-moe", 7),
         ("tiny-gemma4-moe-text", 1),
@@ -57,7 +58,7 @@ fn fused_bundles_compute_what_their_steps_do() {
                 let cosine = cosine(a, b);
                 assert!(cosine >= 0.99999, "{name} {quant}, row {i}: {cosine}");
             }
-            // Where tables and scales do not depend on how rows are stacked, banks give the bits of separate experts.
+            // Where tables and scales do not depend on the stacking of rows, banks give the bits of separate experts.
             match experts {
                 ExpertForm::Separate => separate.push((quant, per_shard, whole.clone())),
                 ExpertForm::Bank => {
@@ -82,7 +83,7 @@ fn fused_bundles_compute_what_their_steps_do() {
                 if half_states && !fast {
                     let mut cosines: Vec<_> = own.iter().zip(&whole).map(|(a, b)| cosine(a, b)).collect();
                     cosines.sort_by(f64::total_cmp);
-                    // ZAYA takes one expert, and of these models of noise a token may take another by a hair.
+                    // ZAYA takes one expert per token, and in these random models rounding may turn the choice.
                     let at = if name.starts_with("tiny-zaya") { cosines.len() / 2 } else { 0 };
                     assert!(cosines[at] >= 0.999, "{what}: {cosines:?}");
                     assert_ne!(own, whole, "{what}");

@@ -1,4 +1,4 @@
-//! Bundles of both families, built here, through plan, rules and model. One binary, since each costs seconds to link.
+//! Tests of bundles of both families, from plan over rules to model. They are one binary, since linking each takes seconds.
 
 mod common;
 mod forms;

@@ -1,4 +1,4 @@
-//! The residency gate says of a plan what it says of the packages that are built from it. Takes about 30 s on 2 busy cores.
+//! Checks that the residency gate judges a plan as it judges the packages built from it. Takes about 30 s on 2 busy cores.
 
 use crate::common::{fixed, fixture};
 use anemoe_bundle::{Chain, TokenCount};
@@ -21,7 +21,7 @@ fn quantized(kind: &str) -> PlanOptions {
     PlanOptions { quant: kind.parse().unwrap(), ..PlanOptions::default() }
 }
 
-/// One set of options for each thing that changes programs: kinds, token counts, packing.
+/// Returns sets of options, one for each cause of different programs: kinds, token counts, packing.
 fn all_options() -> Vec<PlanOptions> {
     let default = PlanOptions::default;
     let range = vec![TokenCount { min: 1, max: 4 }];
@@ -40,7 +40,7 @@ fn all_options() -> Vec<PlanOptions> {
     all
 }
 
-/// A report without the names of ops and the sizes in texts, which may be those of another shard of its sort.
+/// Returns a report without names of ops and figures in texts, which may come from another shard of the type.
 fn anonymous(report: &PackageReport) -> PackageReport {
     let strip =
         |r: &Reason| Reason { op: String::new(), text: String::new(), function: String::new(), ..r.clone() };
@@ -53,7 +53,7 @@ fn anonymous(report: &PackageReport) -> PackageReport {
     report
 }
 
-/// Facts that a rule can look at are the same in a program that is lowered without weights, for every shard.
+/// Checks, for every shard, that a program lowered without weights has the facts of the built one.
 fn same_facts(family: &dyn Family, plan: &Plan, bundle: &Path) {
     for shard in &plan.shards {
         let built = Package::open(&bundle.join(shard.package_file())).unwrap();
@@ -98,16 +98,16 @@ fn plans_are_judged_as_their_packages_are() {
     }
 }
 
-/// Shards of the two models that were measured on an M4 Max, all of them on the ANE. Those whose graph is not the one that was
-/// measured are unknown.
+/// Checks shards of the two models that were measured on an M4 Max, all of them on the ANE. Shards with another graph
+/// than the measured one are unknown.
 #[test]
 fn measured_shards_are_predicted_where_they_were_seen() {
     for (model, kind, expected) in [
-        // 40 MoE shards in lut4 (101 MB) and in int8-tensor (202 MB) were measured, and attention that kept no rows of
+        // Measured: 40 MoE shards in lut4 (101 MB) and in int8-tensor (202 MB), and attention without rows of
         // convolutions in its state.
         ("synthetic:zaya1-8b", "lut4", "attention unknown 40, head ane 5, moe ane 40"),
         ("synthetic:zaya1-8b", "int8-tensor", "attention unknown 40, head ane 5, moe ane 40"),
-        // Packs of 16 experts in lut4 (46 and 54 MB) and in fp16 (191 and 226 MB), and 30 attention shards.
+        // Measured: packs of 16 experts in lut4 (46 and 54 MB) and in fp16 (191 and 226 MB), and 30 attention shards.
         (
             "synthetic:gemma4-26b-a4b",
             "lut4",

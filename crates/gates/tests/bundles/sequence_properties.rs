@@ -1,5 +1,5 @@
-//! Random histories of sequences: whatever was appended, cut, forked, saved, restored and batched, a sequence is bit for bit one
-//! that went straight to its tokens.
+//! Random histories of sequences: after any appends, cuts, forks, saves, restores and batches, a sequence has the
+//! bits of one that went straight to its tokens.
 
 use crate::common::{fixed, fixture, ids};
 use anemoe_convert::build::build;
@@ -13,23 +13,23 @@ use std::path::Path;
 
 /// Most sequences that live at once.
 const SEQUENCES: usize = 4;
-/// Positions that a history does not pass; the window of sliding layers is 16, rings have 96 slots.
+/// Most positions of a history; the window of sliding layers is 16, rings have 96 slots.
 const LONGEST: usize = 180;
 
-/// A step of a history. Numbers choose a sequence and a length, in thousandths of what there is.
+/// Step of a history. Numbers choose a sequence, and a length in tokens or thousandths of the sequence.
 #[derive(Clone, Debug)]
 enum Change {
-    /// Tokens for one sequence.
+    /// Appends tokens to one sequence.
     Append { sequence: usize, tokens: usize },
-    /// Tokens for all sequences in one pass.
+    /// Appends tokens to all sequences in one pass.
     AppendAll { tokens: Vec<usize> },
-    /// A cut by few tokens, as behind drafts.
+    /// Cuts off a few tokens, as after drafts.
     CutBack { sequence: usize, tokens: usize },
-    /// A cut to any length.
+    /// Cuts to any length.
     CutTo { sequence: usize, thousandths: usize },
-    /// A copy beside it.
+    /// Forks a sequence.
     Fork { sequence: usize },
-    /// Bytes, and a sequence made of them in its place.
+    /// Saves a sequence, and replaces it by the restored one.
     SaveAndRestore { sequence: usize },
 }
 
@@ -48,7 +48,7 @@ fn changes() -> impl Strategy<Value = Vec<Change>> {
     prop::collection::vec(change, 1..14)
 }
 
-/// A sequence, and the tokens that lead to it.
+/// Sequence with the tokens that lead to it.
 struct Tracked {
     sequence: Sequence,
     ids: Vec<u32>,
@@ -61,7 +61,7 @@ impl Tracked {
     }
 }
 
-/// Makes the changes in order, with tokens that none of them repeats; gives the sequences at the end.
+/// Makes the changes in order, with other tokens in every step; returns the sequences at the end.
 fn follow(model: &Model, changes: &[Change]) -> Vec<Tracked> {
     let mut all = vec![Tracked { sequence: model.sequence(), ids: Vec::new() }];
     for (step, change) in changes.iter().enumerate() {
@@ -112,7 +112,7 @@ fn follow(model: &Model, changes: &[Change]) -> Vec<Tracked> {
     all
 }
 
-/// Forms in which states are kept by the backend, and by the host.
+/// Returns forms in which the backend keeps states, and in which the host does.
 fn holders(name: &str) -> [ShardForm; 2] {
     let form = ShardForm::default();
     let history = if name == "tiny-zaya" { HistoryForm::Host } else { HistoryForm::State };

@@ -1,5 +1,4 @@
-//! Models that many sequences share: whatever a batch holds, and however a sequence came to its tokens, each token has the bits
-//! that it has alone.
+//! Models that many sequences share: in any batch and after any history, each token has the bits that it has alone.
 
 use crate::common::{AsDeclared, alone, fixed, fixture, ids};
 use anemoe_bundle::TokenCount;
@@ -9,7 +8,7 @@ use anemoe_runtime::cpu::{CpuBackend, Options, Precision};
 use anemoe_runtime::model::{Logits, Model, Request, Sequence};
 use std::path::{Path, PathBuf};
 
-/// The two families, with sliding windows and rings, and with rows that are carried from call to call.
+/// Fixtures of both families: one with sliding windows and rings, one with carried rows.
 const MODELS: [&str; 2] = ["tiny-gemma4-moe", "tiny-zaya"];
 
 fn bundle(dir: &Path, name: &str, tokens: &[TokenCount]) -> PathBuf {
@@ -33,7 +32,7 @@ fn open(bundle: &Path, half_states: bool) -> Model {
     Model::open(bundle, &CpuBackend { options }).unwrap()
 }
 
-/// Logits of the next tokens.
+/// Returns the logits of three fixed tokens after a sequence.
 fn after(model: &Model, sequence: &mut Sequence) -> Vec<Vec<f32>> {
     model.append(sequence, &[3, 90, 17], Logits::All, None).unwrap()
 }
@@ -56,7 +55,7 @@ fn any_number_of_tokens_is_one_call_and_has_the_same_bits() {
                 let before = passes(&model);
                 let got = model.append(&mut sequence, &ids[..n], Logits::All, None).unwrap();
                 assert!(got == want[..n], "{name} {functions:?}: {n} tokens");
-                // Rings that are made for calls of one token have no room for more.
+                // Rings for calls of one token have no room for more.
                 if most > 1 {
                     assert_eq!(passes(&model) - before, of_one_token, "{name} {functions:?}: {n} tokens");
                 }
@@ -78,7 +77,7 @@ fn sequences_of_a_batch_do_not_know_of_each_other() {
             let want: Vec<_> = all.iter().map(|ids| alone(&model, ids)).collect();
             let mut sequences: Vec<Sequence> = all.iter().map(|_| model.sequence()).collect();
             let mut at = [0; 5];
-            // Each sequence takes another number of tokens in each batch, none among them.
+            // Each sequence takes another number of tokens in each batch, also none.
             for round in 0.. {
                 let counts: Vec<usize> =
                     (0..5).map(|s| ([1, 7, 0, 20, 3][(s + round) % 5]).min(40 - at[s])).collect();
@@ -105,7 +104,7 @@ fn sequences_of_a_batch_do_not_know_of_each_other() {
                     at[s] += counts[s];
                 }
             }
-            // One pass for all: functions with states are called once, too. And what it leaves can be cut back.
+            // All sequences run in one pass, functions with states included, and the sequences can be cut back afterwards.
             let passes = |model: &Model| model.stats().calls + model.stats().skipped;
             let before = passes(&model);
             alone(&model, &[7]);
@@ -147,7 +146,7 @@ fn declared_functions_are_filled_up_and_repeated() {
                 let dot = |x: &[f32], y: &[f32]| x.iter().zip(y).map(|(p, q)| f64::from(p * q)).sum::<f64>();
                 dot(a, b) / (dot(a, a) * dot(b, b)).sqrt()
             };
-            // A range runs step by step, which rounds otherwise.
+            // A range runs step by step, with other rounding.
             let is_fixed = functions.iter().all(|t| t.min == t.max);
             for (got, want) in got.iter().flatten().zip(want.iter().flatten()) {
                 assert!(got == want || !is_fixed && cosine(got, want) > 0.9999, "{name} {functions:?}");
@@ -181,7 +180,7 @@ fn a_sequence_that_was_cut_back_is_one_that_went_there() {
         let model = open(&bundle(dir.path(), name, &fixed(&[1, 64])), true);
         let (prompt, more) = (ids(0, 50), ids(3, 64));
         for length in [0, 1, 5, 29, 30, 31, 49, 50] {
-            // In calls of several sizes, and cut in the last one, before it, and twice.
+            // Several sizes of calls; cuts in the last call, before it, and twice.
             for calls in [vec![50], vec![30, 20], vec![49, 1], vec![40, 4, 6]] {
                 let mut sequence = model.sequence();
                 let mut at = 0;
@@ -224,7 +223,7 @@ fn a_saved_sequence_goes_on() {
             let mut sequence = model.sequence();
             model.append(&mut sequence, &ids(0, 45), Logits::None, None).unwrap();
             let bytes = sequence.save(&model).unwrap();
-            // In another process it would be another model of the same bundle.
+            // A second model of the same bundle, as in another process.
             let model = open(&out, half_states);
             let mut again = model.restore(&bytes).unwrap();
             let mut direct = model.sequence();
@@ -252,7 +251,7 @@ fn saved_sequences_that_are_cut_or_changed_are_refused() {
     let mut longer = bytes.clone();
     longer.push(0);
     assert!(model.restore(&longer).is_err());
-    // Whatever a byte becomes: an error, or a sequence that runs or fails, but no panic.
+    // Any changed byte gives an error, or a sequence that runs or fails, but no panic.
     for at in (0..bytes.len().min(4000)).step_by(7) {
         let mut changed = bytes.clone();
         changed[at] ^= 0x55;

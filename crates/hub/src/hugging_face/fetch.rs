@@ -1,4 +1,4 @@
-//! A checkpoint of the hub in the cache: what is there is used, what is missing is fetched.
+//! Fetches a checkpoint of the hub into the cache: files that are there are used, missing files are downloaded.
 
 use super::hub_cache::{HubCache, MAX_INDEX};
 use super::hub_settings::HubSettings;
@@ -14,19 +14,19 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use url::Url;
 
-/// Times that a list of files is asked for.
+/// Tries of a request for a list of files.
 const LIST_TRIES: u32 = 3;
-/// Largest list of files.
+/// Most bytes of a list of files.
 const MAX_LISTING: u64 = 64 << 20;
-/// Largest file beside the weights; Gemma's tokenizer has 32 MB.
+/// Most bytes of a file beside the weights; Gemma's tokenizer has 32 MB.
 const MAX_SMALL_FILE: u64 = 512 << 20;
 
 /// Progress of a download.
 #[derive(Clone, Copy, Debug)]
 pub struct DownloadProgress<'a> {
-    /// File that comes now.
+    /// File that is downloaded now.
     pub file: &'a str,
-    /// Bytes of all files that are there.
+    /// Bytes of all files that are complete or received.
     pub done: u64,
     /// Bytes of all files.
     pub total: u64,
@@ -37,20 +37,20 @@ pub struct DownloadProgress<'a> {
 pub struct Snapshot {
     /// The folder, or the GGUF file.
     pub path: PathBuf,
-    /// Its name with the commit in place of a branch.
+    /// Name of the checkpoint, with the commit in place of a branch.
     pub pinned: HubSpec,
-    /// Reason why the hub was not asked, where that was not meant.
+    /// Reason why the hub was not asked, unless the user wanted that.
     pub warning: Option<String>,
 }
 
-/// The hub, as it is reached from here.
+/// Access to the hub, by settings.
 #[derive(Clone)]
 pub struct Hub {
     settings: HubSettings,
     client: Arc<HttpClient>,
 }
 
-/// A repository and the commit of it that is fetched.
+/// A repository and the commit that is fetched.
 pub(super) struct Target<'a> {
     pub spec: &'a HubSpec,
     pub cache: &'a HubCache,
@@ -58,7 +58,7 @@ pub(super) struct Target<'a> {
 }
 
 impl Hub {
-    /// Reaches the hub by these settings.
+    /// Makes access to the hub by these settings.
     ///
     /// # Errors
     /// The certificates cannot be read.
@@ -77,11 +77,11 @@ impl Hub {
         &self.client
     }
 
-    /// Brings a checkpoint into the cache. `accept` looks at the folder when its `config.json` is there, before anything large
-    /// comes.
+    /// Fetches a checkpoint into the cache. `accept` checks the folder once its `config.json` is there, before any
+    /// large download.
     ///
     /// # Errors
-    /// It is not there and cannot be fetched, `accept` refuses it, or the disk has too little room.
+    /// The checkpoint is not in the cache and cannot be fetched, `accept` refuses it, or the disk has too little room.
     pub fn fetch(
         &self,
         spec: &HubSpec,
@@ -110,7 +110,7 @@ impl Hub {
         Ok(Snapshot { path, pinned: spec.at(&listing.commit), warning: None })
     }
 
-    /// Refuses what the cache lacks, where the hub is not asked.
+    /// Makes the error about something that the cache lacks while the hub may not be asked.
     pub(super) fn not_asked(&self, spec: &HubSpec, missing: &str) -> Error {
         let what = format!(
             "the hub is not asked (--offline or HF_HUB_OFFLINE), and {missing} is not in {}",
@@ -119,7 +119,7 @@ impl Hub {
         Error::io(spec.to_string(), io::Error::new(io::ErrorKind::NotFound, what))
     }
 
-    /// A whole checkpoint of a commit, of which nothing has to be asked.
+    /// Returns a complete checkpoint of a commit, for which the hub need not be asked; `None` for branches and incomplete ones.
     pub(super) fn settled(
         &self,
         spec: &HubSpec,
@@ -130,7 +130,7 @@ impl Hub {
         has_all.then(|| snapshot.clone())
     }
 
-    /// The checkpoint as it lies in the cache, or what is missing of it.
+    /// Returns the complete checkpoint in the cache, or the name of a missing part as the error.
     pub(super) fn whole(&self, spec: &HubSpec, cache: &HubCache) -> std::result::Result<Snapshot, String> {
         let commit = cache.commit(&spec.revision).ok_or_else(|| format!("revision {}", spec.revision))?;
         match cache.missing(&commit, spec.file.as_deref()) {
@@ -157,7 +157,7 @@ impl Hub {
         url
     }
 
-    /// The files of a revision. What may pass by itself is tried again, for some seconds at most.
+    /// Lists the files of a revision. Passing faults are tried again, for a few seconds at most.
     pub(super) fn list(&self, spec: &HubSpec) -> std::result::Result<Listing, (Trouble, Error)> {
         let mut tries = 0;
         loop {
@@ -208,7 +208,7 @@ impl Hub {
         Listing::parse(&text).map_err(|what| lasting(Error::invalid(spec.to_string(), what)))
     }
 
-    /// Says what a status means and what to do.
+    /// Makes the error for a status, with its meaning and what to do about it.
     fn refused(&self, spec: &HubSpec, file: Option<&str>, status: u16, code: Option<&str>) -> Error {
         let page = shown(&self.address(&[&spec.owner, &spec.name]));
         let of = file.map_or(String::new(), |file| format!("{file}: "));
@@ -247,7 +247,7 @@ impl Hub {
         Ok(folder)
     }
 
-    /// Brings the files beside the weights, and gives those of the weights; none where a GGUF file is wanted, which holds all.
+    /// Fetches the files beside the weights. Returns the weight files, or `None` for a GGUF file, which holds everything.
     pub(super) fn bring_small(
         &self,
         target: &Target,
@@ -284,7 +284,7 @@ impl Hub {
         files.collect::<Result<_>>().map(Some)
     }
 
-    /// Brings files that are not there.
+    /// Downloads the files that are not in the cache.
     pub(super) fn bring_files(
         &self,
         target: &Target,
@@ -336,7 +336,7 @@ impl Hub {
                 before += size;
             }
             target.cache.link(target.commit, name, hash).map_err(failed)?;
-            // Parts of it that came before are of no use any more.
+            // Its parts in ranges are not needed any more.
             let _ = std::fs::remove_file(target.cache.ranges(hash));
         }
         Ok(())
@@ -366,7 +366,7 @@ impl Hub {
         })
     }
 
-    /// Says why a file, or a part of it, did not come.
+    /// Makes the error for a file, or a part of one, that did not come.
     pub(super) fn explain(&self, spec: &HubSpec, name: &str, failure: DownloadFailure) -> Error {
         match failure {
             DownloadFailure::Disk(e) => Error::io(&self.settings.cache, e),
@@ -380,7 +380,7 @@ impl Hub {
         }
     }
 
-    /// Size and hash of a file that the list tells neither of.
+    /// Asks the hub for the size and hash of a file when its list tells neither.
     pub(super) fn ask(&self, target: &Target, file: &RemoteFile) -> Result<(u64, BlobHash)> {
         let url = self.file_address(target.spec, target.commit, &file.name);
         let request = HttpRequest {

@@ -1,12 +1,12 @@
-//! The cache as Hugging Face's libraries lay it out.
+//! The cache in the layout of Hugging Face's libraries.
 //!
 //! ```text
 //! CACHE/models--OWNER--NAME/
 //!   blobs/HASH                     contents; HASH.incomplete while they come
 //!   refs/REVISION                  a commit
 //!   snapshots/COMMIT/FILE       -> ../../blobs/HASH
-//!   ranges/HASH                    parts of contents that never came whole: ours alone, in a form of its own
-//!   ranges/COMMIT.json             sizes and hashes of such files
+//!   ranges/HASH                    parts of contents that were never fetched whole; only anemoe writes and reads them
+//!   ranges/COMMIT.json             sizes and hashes of weight files
 //! CACHE/.locks/models--OWNER--NAME/HASH.lock
 //! ```
 
@@ -18,11 +18,11 @@ use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-/// Largest index that is read.
+/// Most bytes of an index that is read.
 pub const MAX_INDEX: u64 = 64 << 20;
-/// Longest reference: a commit and a line end.
+/// Most bytes of a reference: a commit and a line end.
 const MAX_REF: u64 = 64;
-/// Largest list of files of weights.
+/// Most bytes of a list of weight files.
 const MAX_WEIGHTS: u64 = 16 << 20;
 
 /// Folder of one repository in the cache.
@@ -33,13 +33,13 @@ pub struct HubCache {
 }
 
 impl HubCache {
-    /// The folder of a repository.
+    /// Makes the cache of a repository.
     pub fn new(cache: &Path, spec: &HubSpec) -> HubCache {
         let name = format!("models--{}--{}", spec.owner, spec.name);
         HubCache { repository: cache.join(&name), locks: cache.join(".locks").join(name) }
     }
 
-    /// The commit that a revision was when it was last fetched.
+    /// Returns the commit that a revision pointed to when it was last fetched.
     pub fn commit(&self, revision: &str) -> Option<String> {
         if is_commit(revision) {
             return Some(revision.into());
@@ -48,7 +48,7 @@ impl HubCache {
         Some(text.trim().to_string()).filter(|commit| is_commit(commit))
     }
 
-    /// Keeps which commit a revision is.
+    /// Records the commit that a revision points to.
     pub fn remember(&self, revision: &str, commit: &str) -> io::Result<()> {
         if is_commit(revision) {
             return Ok(());
@@ -58,17 +58,17 @@ impl HubCache {
         write_atomic(&path, |file| file.write_all(commit.as_bytes()))
     }
 
-    /// Folder of a commit's files.
+    /// Returns the folder of a commit's files.
     pub fn snapshot(&self, commit: &str) -> PathBuf {
         self.repository.join("snapshots").join(commit)
     }
 
-    /// Place of contents.
+    /// Returns the path of contents.
     pub fn blob(&self, hash: &BlobHash) -> PathBuf {
         self.repository.join("blobs").join(hash.hex())
     }
 
-    /// Place of parts of contents.
+    /// Returns the path of the log that keeps parts of contents.
     pub fn ranges(&self, hash: &BlobHash) -> PathBuf {
         self.repository.join("ranges").join(hash.hex())
     }
@@ -77,7 +77,7 @@ impl HubCache {
         self.repository.join("ranges").join(format!("{commit}.json"))
     }
 
-    /// Keeps which files of weights a commit has.
+    /// Records a commit's weight files.
     pub fn keep_weights(&self, commit: &str, files: &[KnownFile]) -> io::Result<()> {
         let path = self.weights_path(commit);
         fs::create_dir_all(path.parent().unwrap_or(&self.repository))?;
@@ -85,12 +85,12 @@ impl HubCache {
         write_atomic(&path, |file| file.write_all(&text))
     }
 
-    /// Files of weights of a commit, where they were kept.
+    /// Returns a commit's weight files, where they were recorded.
     pub fn weights(&self, commit: &str) -> Option<Vec<KnownFile>> {
         read_known(&read_input(&self.weights_path(commit), MAX_WEIGHTS).ok()?)
     }
 
-    /// Waits until no other process brings these contents.
+    /// Waits until no other process downloads these contents. Returns the lock.
     pub fn lock(&self, hash: &BlobHash) -> io::Result<File> {
         fs::create_dir_all(&self.locks)?;
         let path = self.locks.join(format!("{}.lock", hash.hex()));
@@ -99,7 +99,7 @@ impl HubCache {
         Ok(file)
     }
 
-    /// Puts a file into a snapshot: a link to its contents, or a copy where the system has no links.
+    /// Puts a file into a snapshot: a link to its contents, or a copy on systems without links.
     pub fn link(&self, commit: &str, name: &str, hash: &BlobHash) -> io::Result<()> {
         let path = self.snapshot(commit).join(name);
         fs::create_dir_all(path.parent().unwrap_or(&path))?;
@@ -115,7 +115,7 @@ impl HubCache {
         fs::copy(self.blob(hash), &path).map(|_| ())
     }
 
-    /// Names what a commit's folder lacks of a checkpoint; nothing where it is whole.
+    /// Returns the name of a part of a checkpoint that a commit's folder lacks; `None` where it is complete.
     pub fn missing(&self, commit: &str, file: Option<&str>) -> Option<String> {
         let folder = self.snapshot(commit);
         let lacks = |name: &str| (!folder.join(name).is_file()).then(|| name.to_string());
@@ -142,7 +142,7 @@ impl HubCache {
         }
     }
 
-    /// The one GGUF file of a commit's folder.
+    /// Returns the GGUF file of a commit's folder; `None` unless there is exactly one.
     pub fn only_gguf(&self, commit: &str) -> Option<PathBuf> {
         let entries = fs::read_dir(self.snapshot(commit)).ok()?;
         let mut found = entries

@@ -1,4 +1,4 @@
-//! A file of weights on the hub, of which parts are read.
+//! A weight file on the hub that is read in ranges.
 
 use super::fetch::Hub;
 use super::hub_cache::HubCache;
@@ -12,10 +12,10 @@ use std::io;
 use std::sync::Mutex;
 use url::Url;
 
-/// Bytes that are asked for at least: vectors of a layer often lie side by side.
+/// Fewest bytes of a request: vectors of a layer often lie side by side.
 const READ_AHEAD: u64 = 64 << 10;
 
-/// A file of weights that is read in ranges. What came is kept in the cache.
+/// A weight file that is read in ranges. Parts that came are kept in the cache.
 pub struct HubFile {
     hub: Hub,
     spec: HubSpec,
@@ -25,14 +25,14 @@ pub struct HubFile {
     parts: Mutex<ReceivedParts>,
 }
 
-/// Parts that came, and where the last one came from.
+/// Parts that came, and the address that served the last one.
 struct ReceivedParts {
     log: RangeLog,
     redirect: Option<Url>,
 }
 
 impl HubFile {
-    /// A file at a commit of a repository.
+    /// Makes access to a weight file at a commit of a repository.
     pub fn new(hub: &Hub, spec: &HubSpec, cache: &HubCache, commit: &str, file: KnownFile) -> HubFile {
         let log = RangeLog::open(&cache.ranges(&file.hash));
         HubFile {
@@ -45,10 +45,10 @@ impl HubFile {
         }
     }
 
-    /// Brings what is missing of the first `bytes`.
+    /// Fetches the missing parts of the first `bytes` bytes.
     ///
     /// # Errors
-    /// It does not come.
+    /// A part does not come.
     pub fn bring_head(&self, bytes: u64) -> std::result::Result<(), RangeFailure> {
         let mut parts = locked(&self.parts);
         self.bring(&mut parts, 0, bytes.min(self.file.size))
@@ -64,7 +64,7 @@ impl HubFile {
         let wanted = PartlyWanted { url: &self.url, token: settings.token.as_ref(), size: self.file.size };
         for gap in parts.log.gaps(start..end) {
             let bytes = bring_range(self.hub.client(), &wanted, gap.clone(), &mut parts.redirect)?;
-            // A cache that cannot be written to costs the next command the same again.
+            // A cache that cannot be written costs the next command another download.
             let lock = self.cache.lock(&self.file.hash);
             let _ = parts.log.keep(gap.start, &bytes);
             drop(lock);

@@ -1,43 +1,43 @@
-//! Settings from the environment, by the names that Hugging Face's own libraries use.
+//! Settings of the hub from the environment, by the names that Hugging Face's libraries use.
 
 use crate::http_client::Token;
 use crate::{Error, Result};
 use std::path::{Path, PathBuf};
 use url::Url;
 
-/// The hub itself.
+/// Address of the Hugging Face hub.
 const ENDPOINT: &str = "https://huggingface.co";
-/// Largest file that holds a token.
+/// Most bytes of a file that holds a token.
 const MAX_TOKEN_FILE: u64 = 4096;
 
 /// Addresses, folders and token of the hub.
 #[derive(Clone, Debug)]
 pub struct HubSettings {
-    /// Server (`HF_ENDPOINT`).
+    /// Address of the server (`HF_ENDPOINT`).
     pub endpoint: Url,
-    /// Cache (`HF_HUB_CACHE`, or `hub` in `HF_HOME`).
+    /// Folder of the cache (`HF_HUB_CACHE`, or `hub` in `HF_HOME`).
     pub cache: PathBuf,
     /// Token of requests (`HF_TOKEN`, or the file that `huggingface-cli login` writes).
     pub(crate) token: Option<Token>,
-    /// Nothing is asked (`HF_HUB_OFFLINE`).
+    /// True if the hub must not be asked (`HF_HUB_OFFLINE`).
     pub offline: bool,
-    /// Certificates to trust (`SSL_CERT_FILE`).
+    /// File of certificates to trust (`SSL_CERT_FILE`).
     pub certificates: Option<PathBuf>,
 }
 
 impl HubSettings {
-    /// Settings of this process.
+    /// Reads the settings from this process's environment.
     ///
     /// # Errors
-    /// A variable holds what it cannot.
+    /// A variable has an invalid value.
     pub fn from_environment() -> Result<HubSettings> {
         HubSettings::from_variables(|name| std::env::var(name).ok())
     }
 
-    /// Settings by a function that reads variables.
+    /// Reads the settings by a function that returns the value of a variable.
     ///
     /// # Errors
-    /// A variable holds what it cannot.
+    /// A variable has an invalid value.
     pub fn from_variables(variable: impl Fn(&str) -> Option<String>) -> Result<HubSettings> {
         let set = |name: &str| variable(name).filter(|value| !value.trim().is_empty());
         let is_on = |name: &str| {
@@ -67,7 +67,7 @@ impl HubSettings {
         let given = given.or_else(|| if is_on("HF_HUB_DISABLE_IMPLICIT_TOKEN") { None } else { from_file() });
         let given = given.filter(|(text, _)| !text.trim().is_empty());
         let token = given.map(|(text, place)| {
-            // Without it, the hub would say that the checkpoint is not there.
+            // Without a token, the hub would answer that the checkpoint does not exist.
             let unfit = || {
                 Error::usage(format!(
                     "{place} holds no token: only letters, digits and signs fit in one, on one line"

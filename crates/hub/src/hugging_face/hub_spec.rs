@@ -5,29 +5,29 @@ use crate::{Error, Result};
 use std::fmt;
 use std::path::Path;
 
-/// Beginning of such a name.
+/// Prefix of a checkpoint's name on the hub.
 const PREFIX: &str = "hf:";
-/// Revision where none is named.
+/// Revision where the name has none.
 const DEFAULT_REVISION: &str = "main";
 
-/// `hf:OWNER/NAME[/FILE.gguf][@REV]`, taken apart.
+/// A checkpoint's name `hf:OWNER/NAME[/FILE.gguf][@REV]`, parsed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HubSpec {
-    /// User or organization that it belongs to.
+    /// User or organization that owns the repository.
     pub owner: String,
-    /// Its name.
+    /// Name of the repository.
     pub name: String,
-    /// The one file that is wanted, where the repository holds several models.
+    /// File that is wanted, for repositories with several models.
     pub file: Option<String>,
-    /// A branch, a tag or a commit.
+    /// Branch, tag or commit.
     pub revision: String,
 }
 
 impl HubSpec {
-    /// Reads a name that begins with `hf:`; none where it does not.
+    /// Parses a name that begins with `hf:`; `None` for other names.
     ///
     /// # Errors
-    /// It begins so, and goes on otherwise.
+    /// The name begins with `hf:` but does not have the form.
     pub fn parse(path: &Path) -> Option<Result<HubSpec>> {
         let text = path.to_str()?;
         let rest = text.strip_prefix(PREFIX)?;
@@ -39,7 +39,7 @@ impl HubSpec {
         }))
     }
 
-    /// The same at another revision.
+    /// Returns the same checkpoint at another revision.
     #[must_use]
     pub fn at(&self, revision: &str) -> HubSpec {
         HubSpec { revision: revision.into(), ..self.clone() }

@@ -1,11 +1,11 @@
-//! Files of a repository, as the hub lists them, and those of them that a checkpoint needs.
+//! Files of a repository as the hub lists them, and the selection that a checkpoint needs.
 
 use crate::blob_hash::BlobHash;
 use crate::safe_name::is_safe_name;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 
-/// Files beside the weights, where there are any: those that a build copies or reads.
+/// Files beside the weights that a build copies or reads, where they exist.
 pub const SMALL_FILES: [&str; 5] = [
     "config.json",
     "generation_config.json",
@@ -13,11 +13,11 @@ pub const SMALL_FILES: [&str; 5] = [
     "tokenizer_config.json",
     "chat_template.jinja",
 ];
-/// Names the files of weights that are in several.
+/// Index of weights in several files.
 pub const INDEX: &str = "model.safetensors.index.json";
-/// Weights in one file.
+/// Weights in a single file.
 pub const SINGLE: &str = "model.safetensors";
-/// Most names of files in a message.
+/// Most file names in a message.
 const MAX_NAMED: usize = 8;
 
 /// One file of a repository.
@@ -25,24 +25,24 @@ const MAX_NAMED: usize = 8;
 pub struct RemoteFile {
     /// Relative path.
     pub name: String,
-    /// Bytes, where the list says so.
+    /// Length in bytes, where the list tells it.
     pub size: Option<u64>,
-    /// Hash, where the list says so.
+    /// Hash, where the list tells it.
     pub hash: Option<BlobHash>,
 }
 
-/// One file whose size and hash are known.
+/// A file whose size and hash are known.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KnownFile {
     /// Relative path.
     pub name: String,
-    /// Bytes.
+    /// Length in bytes.
     pub size: u64,
-    /// Contents.
+    /// Hash of the contents.
     pub hash: BlobHash,
 }
 
-/// A known file as it is written down.
+/// A known file in its JSON form.
 #[derive(Deserialize, Serialize)]
 struct WrittenFile {
     name: String,
@@ -50,16 +50,16 @@ struct WrittenFile {
     hash: String,
 }
 
-/// Writes files down.
+/// Writes known files as JSON.
 ///
 /// # Errors
-/// The serializer's.
+/// The JSON library fails.
 pub fn write_known(files: &[KnownFile]) -> serde_json::Result<Vec<u8>> {
     let one = |f: &KnownFile| WrittenFile { name: f.name.clone(), size: f.size, hash: f.hash.hex().into() };
     serde_json::to_vec(&files.iter().map(one).collect::<Vec<_>>())
 }
 
-/// Reads what [`write_known`] wrote; nothing where it is something else.
+/// Reads the JSON of [`write_known`]; `None` where the text is something else.
 pub fn read_known(text: &[u8]) -> Option<Vec<KnownFile>> {
     let files: Vec<WrittenFile> = serde_json::from_slice(text).ok()?;
     let one = |f: WrittenFile| {
@@ -69,12 +69,12 @@ pub fn read_known(text: &[u8]) -> Option<Vec<KnownFile>> {
     files.into_iter().map(one).collect()
 }
 
-/// A repository at one commit.
+/// The files of a repository at one commit.
 #[derive(Clone, Debug)]
 pub struct Listing {
-    /// The commit.
+    /// Commit.
     pub commit: String,
-    /// Its files whose names are safe.
+    /// Files with safe names.
     pub files: Vec<RemoteFile>,
 }
 
@@ -106,10 +106,10 @@ pub fn is_commit(text: &str) -> bool {
 }
 
 impl Listing {
-    /// Reads the hub's answer.
+    /// Parses the hub's answer.
     ///
     /// # Errors
-    /// It is something else.
+    /// The answer is not a list of files.
     pub fn parse(text: &[u8]) -> Result<Listing, String> {
         let written: ListingWritten =
             serde_json::from_slice(text).map_err(|e| match text.trim_ascii_start().starts_with(b"<") {
@@ -134,20 +134,20 @@ impl Listing {
         Ok(Listing { commit: written.sha, files: files.collect() })
     }
 
-    /// A file by its name.
+    /// Returns a file by its name.
     pub fn file(&self, name: &str) -> Option<&RemoteFile> {
         self.files.iter().find(|f| f.name == name)
     }
 
-    /// Small files that are there.
+    /// Returns the files beside the weights that exist, see [`SMALL_FILES`].
     pub fn small_files(&self) -> Vec<&RemoteFile> {
         SMALL_FILES.iter().filter_map(|name| self.file(name)).collect()
     }
 
-    /// The one GGUF file: that of this name, or the only one.
+    /// Returns the GGUF file named `wanted`, or the only GGUF file where none is named.
     ///
     /// # Errors
-    /// There is none of this name, or several and none is named.
+    /// No file has this name, or several exist and none is named.
     pub fn gguf(&self, wanted: Option<&str>) -> Result<&RemoteFile, String> {
         let all: Vec<&RemoteFile> =
             self.files.iter().filter(|f| f.name.to_ascii_lowercase().ends_with(".gguf")).collect();
@@ -173,10 +173,10 @@ impl Listing {
     }
 }
 
-/// Files of weights that an index names, in order.
+/// Returns the weight files that an index names, sorted.
 ///
 /// # Errors
-/// It is no index, or names a file outside of its folder.
+/// The text is no index, or names a file outside its folder.
 pub fn indexed_files(text: &[u8]) -> Result<BTreeSet<String>, String> {
     #[derive(Deserialize)]
     struct Index {

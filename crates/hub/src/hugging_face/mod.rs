@@ -1,4 +1,4 @@
-//! `hf:OWNER/NAME`: names, settings, the cache, and what brings files into it.
+//! `hf:OWNER/NAME`: names, settings, the cache, and downloads into it.
 
 mod fetch;
 mod hub_cache;

@@ -1,4 +1,4 @@
-//! A checkpoint of the hub without its weights: of those, only the parts that are read come.
+//! Opens a checkpoint of the hub without its weights: only the parts of weights that are read are fetched.
 
 use super::fetch::{DownloadProgress, Hub, Snapshot, Target};
 use super::hub_cache::{HubCache, MAX_INDEX};
@@ -13,16 +13,16 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Bytes of each file that come at once: headers have up to about 100 kB.
+/// Bytes fetched first from each file: its header, which has up to about 100 kB.
 const HEAD: u64 = 256 << 10;
-/// Files whose heads come at the same time.
+/// Files whose headers are fetched at the same time.
 const AT_ONCE: usize = 8;
 
-/// A checkpoint to be looked at.
+/// A checkpoint that was opened without its weights.
 pub struct Peeked {
-    /// Its folder, without files of weights that never came; or the GGUF file.
+    /// The folder, without weight files that were never downloaded; or the GGUF file.
     pub snapshot: Snapshot,
-    /// Files of weights that are read in ranges.
+    /// Weight files that are read in ranges.
     pub weights: RangedFiles,
 }
 
@@ -33,11 +33,11 @@ impl Peeked {
 }
 
 impl Hub {
-    /// Brings a checkpoint as [`Hub::fetch`] does, but for its weights: of files that are not in the cache, ranges come when they
-    /// are read. GGUF files come whole, and all does from a server that knows no ranges.
+    /// Fetches a checkpoint like [`Hub::fetch`], but not its weights: weight files that are not in the cache are read
+    /// in ranges. GGUF files are downloaded whole, and so is everything from a server without ranges.
     ///
     /// # Errors
-    /// Fails as [`Hub::fetch`] does.
+    /// Fails like [`Hub::fetch`].
     pub fn peek(
         &self,
         spec: &HubSpec,
@@ -102,7 +102,7 @@ impl Hub {
         Ok(Peeked { snapshot, weights })
     }
 
-    /// The checkpoint as an earlier look left it in the cache.
+    /// Returns the checkpoint as an earlier peek left it in the cache.
     fn known(&self, spec: &HubSpec, cache: &HubCache) -> Option<Peeked> {
         let commit = cache.commit(&spec.revision).filter(|_| spec.file.is_none())?;
         let folder = cache.snapshot(&commit);
@@ -121,7 +121,7 @@ impl Hub {
         })
     }
 
-    /// Sizes and hashes of files of weights.
+    /// Returns the weight files with their sizes and hashes, asking the hub for unknown ones.
     fn known_files(&self, target: &Target, files: &[RemoteFile]) -> Result<Vec<KnownFile>> {
         let known = |file: &RemoteFile| {
             let (size, hash) = match (file.size, file.hash.clone()) {
@@ -133,7 +133,8 @@ impl Hub {
         files.iter().map(known).collect()
     }
 
-    /// Files that are not in the cache. Those whose contents came under another commit are put into this one's folder.
+    /// Returns the files that are not in the cache. Files whose contents came under another commit are linked into this
+    /// commit's folder.
     fn absent(&self, target: &Target, files: Vec<KnownFile>) -> Vec<(String, HubFile)> {
         let folder = target.cache.snapshot(target.commit);
         let has_size = |path: &Path, size: u64| path.metadata().is_ok_and(|m| m.is_file() && m.len() == size);
@@ -150,7 +151,7 @@ impl Hub {
         absent
     }
 
-    /// Brings the heads of files, several at a time.
+    /// Fetches the headers of files, several at a time.
     fn bring_heads(
         &self,
         files: &[(String, HubFile)],
@@ -165,7 +166,7 @@ impl Hub {
                     while let Some((name, file)) = files.get(next.fetch_add(1, Ordering::Relaxed)) {
                         let ended = file.bring_head(HEAD);
                         let failed = ended.is_err();
-                        // Nobody listens any more behind a failure.
+                        // After a failure nobody receives any more.
                         if send.send((name, file.bytes().min(HEAD), ended)).is_err() || failed {
                             next.store(files.len(), Ordering::Relaxed);
                         }

@@ -1,12 +1,12 @@
-//! Parts of a file that came so far.
+//! Log of the parts of a file that were received.
 //!
 //! ```text
 //! file    record*
 //! record  start u64 | length u64 | SHA-256 of the bytes | bytes        little-endian
 //! ```
 //!
-//! A file of its own form, so that nobody takes it for the file that the parts are of. A record that is cut short or damaged ends
-//! the log: it and what is behind it come again.
+//! The form is the log's own, so that nobody takes it for the file itself. A record that is truncated or damaged ends
+//! the log: that record and all after it are fetched again.
 
 use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
@@ -15,22 +15,22 @@ use std::io::{self, Write};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-/// Largest log; what does not fit is kept in memory alone.
+/// Most bytes of a log; further parts are kept in memory only.
 const MAX_LOG: u64 = 512 << 20;
-/// Bytes of a record before its contents.
+/// Bytes of a record's header.
 const HEAD: usize = 8 + 8 + 32;
 
-/// Parts of one file, in memory and on the disk.
+/// Parts of one file, in memory and on disk.
 pub struct RangeLog {
     path: PathBuf,
-    /// Contents by their place in the file; none overlap.
+    /// Contents by their offset in the file; parts do not overlap.
     parts: BTreeMap<u64, Vec<u8>>,
-    /// Bytes of the log that are good.
+    /// Bytes of the log up to the end of the last valid record.
     good: u64,
 }
 
 impl RangeLog {
-    /// Reads what is there; nothing where no log is.
+    /// Reads the log at `path`; a missing log is empty.
     pub fn open(path: &Path) -> RangeLog {
         let mut log = RangeLog { path: path.into(), parts: BTreeMap::new(), good: 0 };
         log.load();
@@ -54,7 +54,7 @@ impl RangeLog {
         }
     }
 
-    /// Ranges within `range` that are not there, in order.
+    /// Returns the parts of `range` that are missing, in order.
     pub fn gaps(&self, range: Range<u64>) -> Vec<Range<u64>> {
         let (mut gaps, mut at) = (Vec::new(), range.start);
         let first = self.parts.range(..=range.start).next_back().map_or(range.start, |(start, _)| *start);
@@ -70,7 +70,7 @@ impl RangeLog {
         gaps
     }
 
-    /// Fills `out` with the bytes from `start` on, all of which are there.
+    /// Fills `out` with the bytes from `start` on; all of them must be there.
     pub fn copy(&self, start: u64, out: &mut [u8]) {
         let end = start + out.len() as u64;
         let first = self.parts.range(..=start).next_back().map_or(start, |(first, _)| *first);
@@ -83,10 +83,10 @@ impl RangeLog {
         }
     }
 
-    /// Keeps a part. The caller holds the lock of the file.
+    /// Adds a part to memory and log. The caller holds the lock of the file.
     ///
     /// # Errors
-    /// The log cannot be written; the part is in memory all the same.
+    /// The log cannot be written; memory has the part all the same.
     pub fn keep(&mut self, start: u64, contents: &[u8]) -> io::Result<()> {
         self.insert(start, contents);
         if let Some(folder) = self.path.parent() {
@@ -94,7 +94,7 @@ impl RangeLog {
         }
         let mut file = File::options().create(true).append(true).open(&self.path)?;
         if file.metadata()?.len() != self.good {
-            // Another process wrote meanwhile, or a record was cut short.
+            // Another process wrote to the log, or a record was truncated.
             self.load();
             file.set_len(self.good)?;
         }
@@ -112,7 +112,7 @@ impl RangeLog {
     }
 }
 
-/// Splits off a record: its place, its contents, and what is behind it; none where it is damaged.
+/// Splits off the first record: its offset, its contents, and the bytes after it; `None` where it is damaged.
 fn record(bytes: &[u8]) -> Option<(u64, &[u8], &[u8])> {
     let (head, rest) = bytes.split_at_checked(HEAD)?;
     let number = |at: usize| Some(u64::from_le_bytes(*head.get(at..)?.first_chunk()?));

@@ -1,4 +1,4 @@
-//! A pull: objects become files, in a folder that gets its name when all of them are there.
+//! Pull: turns objects into files, in a folder that gets its final name when all files are there.
 //!
 //! ```text
 //! PARENT/.NAME.anemoe-pull/lock          held while a pull runs
@@ -19,13 +19,13 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-/// End of the name of the folder that a pull fills.
+/// Suffix of the folder that a pull fills.
 const PULL_SUFFIX: &str = ".anemoe-pull";
-/// The bundle in it.
+/// Folder in it for the bundle.
 const FILES: &str = "files";
-/// Contents that are not whole.
+/// Folder in it for incomplete contents.
 const PARTIAL: &str = "partial";
-/// Lock of a pull.
+/// Lock file in it.
 const LOCK: &str = "lock";
 
 /// Result of a pull.
@@ -33,26 +33,26 @@ const LOCK: &str = "lock";
 pub struct BringReport {
     /// Files of the bundle.
     pub files: usize,
-    /// Bytes of them.
+    /// Bytes of the bundle.
     pub bytes: u64,
-    /// Files that were fetched.
+    /// Number of files that were fetched.
     pub files_fetched: usize,
     /// Bytes that were fetched.
     pub bytes_fetched: u64,
-    /// Bytes that were there, or that several files share.
+    /// Bytes that were there already, or that several files share.
     pub bytes_there: u64,
-    /// Seconds.
+    /// Duration in seconds.
     pub seconds: f64,
 }
 
-/// The folder beside a bundle in which a pull keeps what is not whole.
+/// The folder beside a bundle that holds incomplete files of a pull.
 struct PullDir {
     folder: OwnedDir,
     _lock: File,
 }
 
 impl PullDir {
-    /// Opens the folder for a bundle, locked.
+    /// Opens and locks the folder for the bundle `target`.
     fn open(target: &Path) -> Result<PullDir> {
         let absolute = std::path::absolute(target).map_err(|e| Error::io(target, e))?;
         let (Some(parent), Some(name)) = (absolute.parent(), absolute.file_name()) else {
@@ -77,7 +77,7 @@ impl PullDir {
         Ok(PullDir { folder, _lock: lock })
     }
 
-    /// Removes the folder where nothing has come into it: nothing is lost.
+    /// Removes the folder unless it has a file: nothing is lost.
     fn tidy(self) {
         fn has_file(folder: &Path) -> bool {
             let entries = fs::read_dir(folder).into_iter().flatten().flatten();
@@ -97,12 +97,12 @@ impl PullDir {
     }
 }
 
-/// Brings a bundle to the new folder `target`, which is not there before all files are and `accept` takes them. A pull that
-/// broke off goes on. Where the folder is that very bundle already, but for the files of `own`, nothing is brought.
+/// Fetches a bundle to the new folder `target`, which appears once all files are there and `accept` has passed them. An
+/// interrupted pull continues. If the folder is the same bundle already, apart from files named in `own`, nothing is fetched.
 ///
 /// # Errors
-/// The folder is something else, the disk has too little room, an object does not come or is not what the manifest says, or
-/// `accept` refuses it.
+/// The folder is something else, the disk has too little room, an object is missing or differs from the manifest, or
+/// `accept` refuses the bundle.
 pub fn bring_bundle(
     store: &dyn ObjectStore,
     manifest: &BundleManifest,
@@ -163,10 +163,10 @@ pub fn bring_bundle(
     Ok(BringReport { seconds: started.elapsed().as_secs_f64(), ..report })
 }
 
-/// Brings those files of a manifest into the folder `target` that it lacks or that are others there. Other files stay.
+/// Fetches files of a manifest into the folder `target` where they are missing or differ. Other files stay.
 ///
 /// # Errors
-/// Fails like [`bring_bundle`]; what came whole stays.
+/// Fails like [`bring_bundle`]; complete files stay.
 pub fn bring_files(
     store: &dyn ObjectStore,
     files: &[ManifestFile],
@@ -187,7 +187,7 @@ pub fn bring_files(
     Ok(BringReport { seconds: started.elapsed().as_secs_f64(), ..report })
 }
 
-/// Tells whether a folder has a file with its contents.
+/// Tells whether a folder has a file with the manifest's contents.
 fn is_file(folder: &OwnedDir, file: &ManifestFile) -> bool {
     let path = folder.expect(&file.path, false).ok();
     let path = path.filter(|path| path.metadata().is_ok_and(|m| m.len() == file.bytes));
@@ -202,7 +202,7 @@ fn bring_missing(
     jobs: usize,
     tell: &(dyn Fn(TransferProgress) + Sync),
 ) -> Result<BringReport> {
-    // What has the same contents comes once.
+    // Equal contents are fetched once.
     let mut wanted: BTreeMap<Contents, Vec<&ManifestFile>> = BTreeMap::new();
     let mut report = BringReport { files: files.len(), ..BringReport::default() };
     for file in files {
@@ -239,7 +239,7 @@ fn bring_missing(
     Ok(report)
 }
 
-/// The path of a file, whose folder exists from then on.
+/// Returns the path of a file, and makes its folder.
 fn made(into: &OwnedDir, file: &str) -> Result<PathBuf> {
     let path = into.expect(file, false)?;
     if let Some((folder, _)) = file.rsplit_once('/') {
@@ -250,7 +250,7 @@ fn made(into: &OwnedDir, file: &str) -> Result<PathBuf> {
     Ok(path)
 }
 
-/// Holds what is to come against the room on the disk, less what lies there of it.
+/// Checks that the disk has room for the wanted contents, minus bytes that an earlier pull left.
 fn check_room(pull: &PullDir, wanted: &[(Contents, Vec<&ManifestFile>)]) -> Result<()> {
     let root = pull.folder.root();
     let begun = |contents: &Contents| {
@@ -272,7 +272,7 @@ fn check_room(pull: &PullDir, wanted: &[(Contents, Vec<&ManifestFile>)]) -> Resu
     Ok(())
 }
 
-/// Removes files of an earlier pull that are not in the manifest, as it is now.
+/// Removes files of an earlier pull that are not in the current manifest.
 fn remove_others(files: &OwnedDir, manifest: &BundleManifest) -> Result<()> {
     fn walk(files: &OwnedDir, inside: &str, keep: &dyn Fn(&str) -> bool) -> Result<()> {
         for name in files.names(inside)? {
@@ -283,7 +283,7 @@ fn remove_others(files: &OwnedDir, manifest: &BundleManifest) -> Result<()> {
                 false => files.remove(&path)?,
             }
         }
-        // A folder that has become empty; any other one stays.
+        // Succeeds only for an empty folder.
         let _ = fs::remove_dir(files.path(inside)?);
         Ok(())
     }

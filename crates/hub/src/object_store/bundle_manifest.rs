@@ -1,4 +1,4 @@
-//! Manifests: the files of a bundle, or of one part of it, by path, length and hash.
+//! Manifests: the files of a bundle or of a part of one, by path, length and hash.
 
 use super::object::Contents;
 use crate::safe_name::is_safe_name;
@@ -9,25 +9,25 @@ use std::collections::{BTreeMap, BTreeSet};
 const VERSION: u64 = 1;
 /// Most files of a bundle: a model has hundreds of packages of three files each.
 const MAX_FILES: usize = 200_000;
-/// Most folders in each other; a package has four.
+/// Most nested folders; a package has four.
 const MAX_DEPTH: usize = 12;
-/// Beginning of the names of folders of ours that begin with a dot.
+/// Prefix of names, beginning with a dot, of folders that anemoe makes.
 const OURS: &str = ".anemoe-";
 
-/// One file.
+/// A file of a manifest.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ManifestFile {
     /// Relative path with slashes.
     pub path: String,
-    /// Length.
+    /// Length in bytes.
     pub bytes: u64,
     /// SHA-256 in hexadecimal.
     pub sha256: String,
 }
 
 impl ManifestFile {
-    /// The contents of the file.
+    /// Returns the length and hash of the file's contents.
     pub fn contents(&self) -> Contents {
         Contents { bytes: self.bytes, sha256: self.sha256.clone() }
     }
@@ -43,7 +43,7 @@ pub struct ManifestPart {
     pub of: usize,
     /// Hash of the plan and its inputs: only parts of one plan make a bundle.
     pub plan_sha256: String,
-    /// True if the part has all its shards, and its gates passed or were left out.
+    /// True if the part has all its shards, and its gates passed or were skipped.
     pub finished: bool,
 }
 
@@ -53,21 +53,21 @@ pub struct ManifestPart {
 pub struct BundleManifest {
     /// Version of the format.
     anemoe_store: u64,
-    /// The part; none for a finished bundle.
+    /// The part; `None` for a finished bundle.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub part: Option<ManifestPart>,
-    /// Sorted by path.
+    /// Files, sorted by path.
     pub files: Vec<ManifestFile>,
 }
 
 impl BundleManifest {
-    /// A manifest of these files.
+    /// Makes a manifest of these files.
     pub fn new(part: Option<ManifestPart>, mut files: Vec<ManifestFile>) -> BundleManifest {
         files.sort_by(|a, b| a.path.cmp(&b.path));
         BundleManifest { anemoe_store: VERSION, part, files }
     }
 
-    /// Key of the manifest of a bundle of this name, or of a part of it.
+    /// Returns the key of the manifest of a bundle, or of a part (index, number of parts) of it.
     pub fn key(name: &str, part: Option<(usize, usize)>) -> String {
         match part {
             None => format!("bundles/{name}/bundle.json"),
@@ -75,18 +75,18 @@ impl BundleManifest {
         }
     }
 
-    /// The part that a file of this name in a bundle's folder is the manifest of.
+    /// Parses the name of a part's manifest in a bundle's folder: index, and number of parts.
     pub fn part_of_key(name: &str) -> Option<(usize, usize)> {
         let (index, of) = name.strip_prefix("part-")?.strip_suffix(".json")?.split_once("of")?;
         let part = (index.parse().ok()?, of.parse().ok()?);
         (BundleManifest::key("", Some(part)).ends_with(name) && part.0 < part.1).then_some(part)
     }
 
-    /// Reads a manifest and checks every entry: a hostile one may not name a file outside the bundle, the same file twice, or
-    /// more bytes than can be counted.
+    /// Parses a manifest and checks every entry: a path may not leave the bundle or occur twice, and the total length
+    /// may not overflow.
     ///
     /// # Errors
-    /// It breaks the format; the text says how.
+    /// The text breaks the format; the error says how.
     pub fn parse(text: &[u8]) -> Result<BundleManifest, String> {
         let value: serde_json::Value = anemoe_io::json::parse(text).map_err(|e| format!("manifest: {e}"))?;
         if !value.is_object() {
@@ -116,7 +116,7 @@ impl BundleManifest {
                 part.plan_sha256.escape_debug()
             ));
         }
-        // Disks that take capitals and small letters for the same hold one file where there are two names.
+        // On disks that ignore case, two names that differ in case only are one file.
         let mut paths = BTreeSet::new();
         let (mut total, mut lengths) = (0u64, BTreeMap::new());
         for file in &self.files {
@@ -148,15 +148,15 @@ impl BundleManifest {
         Ok(())
     }
 
-    /// The manifest as text.
+    /// Returns the manifest as JSON text.
     pub fn to_text(&self) -> Vec<u8> {
-        // Strings and numbers alone: JSON has all of them.
+        // Strings and numbers only, which JSON can always represent.
         let mut text = serde_json::to_vec_pretty(self).expect("manifests are representable in JSON");
         text.push(b'\n');
         text
     }
 
-    /// Bytes of all files.
+    /// Returns the bytes of all files.
     pub fn bytes(&self) -> u64 {
         self.files.iter().map(|f| f.bytes).sum()
     }
@@ -165,17 +165,17 @@ impl BundleManifest {
 /// The files of all parts of a build.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MergedParts {
-    /// Each path once.
+    /// The merged manifest, each path once.
     pub manifest: BundleManifest,
-    /// Further contents of paths that may differ from part to part.
+    /// Other contents of paths that may differ from part to part.
     pub others: Vec<ManifestFile>,
 }
 
-/// Puts the parts of a build together. Paths of `differing` may have other contents in each part, as journals have: the first
-/// part's is taken.
+/// Merges the parts of a build. Paths in `differing`, such as journals, may have other contents in each part: the first
+/// part's contents go into the manifest.
 ///
 /// # Errors
-/// Parts are missing or not finished, are of different plans, or have other contents under one path; the text says which.
+/// Parts are missing or not finished, belong to different plans, or have different contents under one path; the error says which.
 pub fn merge_parts(mut parts: Vec<BundleManifest>, differing: &[&str]) -> Result<MergedParts, String> {
     let number = |m: &BundleManifest| m.part.as_ref().map_or((0, 0), |p| (p.of, p.index));
     parts.sort_by_key(number);
@@ -193,7 +193,7 @@ pub fn merge_parts(mut parts: Vec<BundleManifest>, differing: &[&str]) -> Result
     let counts: BTreeSet<usize> = known.iter().map(|p| p.of).collect();
     let finished =
         |of: usize, index: usize| known.iter().any(|p| (p.of, p.index) == (of, index) && p.finished);
-    // Parts of several counts may lie there: one of them is enough.
+    // Parts of several divisions may exist: one complete division is enough.
     let lacking = |of: usize| (0..of).filter(|i| !finished(of, *i)).collect::<Vec<_>>();
     let fewest = counts.into_iter().map(|of| (of, lacking(of))).min_by_key(|(_, missing)| missing.len());
     let (of, missing) = fewest.unwrap_or_default();
@@ -338,7 +338,7 @@ mod tests {
         let mut other = b.clone();
         other.part.as_mut().unwrap().plan_sha256 = hash('b');
         assert!(refused(vec![a.clone(), other]).contains("parts 0/2 and 1/2 were built with other options"));
-        // Of another count some are there: no matter.
+        // Some parts of another division exist, which does not matter.
         let merged = merge_parts(vec![part(1, 3, true, vec![]), a, b], &["journal"]).unwrap();
         assert_eq!(merged.manifest.files.len(), 4);
     }

@@ -1,4 +1,4 @@
-//! A store in a folder, which may be on a disk that many machines see.
+//! A store in a folder, for instance on a disk that many machines share.
 
 use super::object::{Contents, ObjectStore, copy_hashed};
 use crate::{Error, Result};
@@ -8,18 +8,18 @@ use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// The folder.
+/// A store in a folder.
 pub struct FolderStore {
     folder: OwnedDir,
 }
 
 impl FolderStore {
-    /// A store in a folder, which need not exist yet.
+    /// Makes a store in a folder, which need not exist yet.
     pub fn new(folder: &Path) -> FolderStore {
         FolderStore { folder: OwnedDir::new(folder) }
     }
 
-    /// Path of an object, and of its folder, which exists from then on.
+    /// Returns the paths of an object and of its folder, and makes the folder.
     fn made(&self, key: &str) -> Result<(PathBuf, PathBuf)> {
         let path = self.folder.path(key)?;
         let parent = path.parent().unwrap_or(self.folder.root()).to_path_buf();
@@ -27,7 +27,7 @@ impl FolderStore {
         Ok((path, parent))
     }
 
-    /// The object's file; none where there is none.
+    /// Opens an object's file; `None` where the object does not exist.
     fn open(&self, key: &str) -> Result<Option<(File, PathBuf)>> {
         let path = self.folder.path(key)?;
         match open_input(&path, u64::MAX) {
@@ -118,7 +118,7 @@ impl ObjectStore for FolderStore {
             );
             return Err(Error::invalid(path, what));
         }
-        // A copy on the same machine begins anew: to hash what is there takes as long.
+        // A copy on one machine starts anew: hashing the existing part would take as long.
         let mut to = File::create(partial).map_err(|e| Error::io(partial, e))?;
         let found = copy_hashed(&mut from, &mut to, moved)
             .and_then(|found| to.sync_all().map(|()| found))

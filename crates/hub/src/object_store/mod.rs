@@ -9,14 +9,15 @@
 //! pull   manifest, checked ──> room on the disk ──> objects, hashed as they come ──> the folder gets its name
 //! ```
 //!
-//! A store is written by adding: nothing is deleted, and a manifest is replaced as a whole, so that any number of processes push at
-//! the same time. Parts have manifests of their own and never lose each other's entries. A reader believes a store nothing: paths may not leave the bundle,
-//! sizes are held against the disk before the first byte comes, and hashes are computed of what came.
+//! A store only grows: nothing is deleted, and a manifest is replaced as a whole, so that any number of processes can
+//! push at the same time. Parts have manifests of their own, so that none loses another's entries. A reader does not
+//! trust a store: paths may not leave the bundle, sizes are compared with the disk's room before the first byte comes,
+//! and hashes are computed of the received bytes.
 //!
-//! S3 is signed by `rusty-s3`, which does no input or output, and spoken by this crate's own HTTP client: that adds 8 small crates
-//! to the lock file and keeps one set of rules for proxies, certificates, retries and secrets. The alternative, `object_store`
-//! with its feature `aws`, adds 41, among them a second HTTP client (`reqwest`), HTTP/2, a second TLS library in C (`aws-lc`) and
-//! a runtime for asynchronous code in a room that has none.
+//! `rusty-s3` signs requests without doing input or output, and this crate's own HTTP client sends them. That adds 8
+//! small crates to the lock file and keeps one set of rules for proxies, certificates, retries and secrets. The
+//! alternative, `object_store` with its feature `aws`, adds 41 crates, among them a second HTTP client (`reqwest`),
+//! HTTP/2, a second TLS library in C (`aws-lc`) and an asynchronous runtime.
 
 mod bring_files;
 mod bundle_manifest;
@@ -43,10 +44,10 @@ use crate::Result;
 use folder_store::FolderStore;
 use s3_store::S3Store;
 
-/// Most bytes of a manifest that are read: some hundred thousand files.
+/// Most bytes of a manifest: some hundred thousand files.
 const MAX_MANIFEST: u64 = 64 << 20;
 
-/// Opens a store. That it cannot be reached shows with the first object.
+/// Opens a store. An unreachable store fails at the first request.
 ///
 /// # Errors
 /// The settings for an object store (`AWS_*`) are wrong.
@@ -60,7 +61,7 @@ pub fn open_store(
     })
 }
 
-/// Reads a manifest of a bundle; none where there is none.
+/// Reads a manifest of a bundle; `None` where it does not exist.
 ///
 /// # Errors
 /// The store cannot be read, or the manifest breaks its format.
@@ -69,7 +70,7 @@ pub fn read_manifest(store: &dyn ObjectStore, key: &str) -> Result<Option<Bundle
     BundleManifest::parse(&text).map(Some).map_err(|what| crate::Error::invalid(store.place(key), what))
 }
 
-/// Lists the names of the finished bundles and of those whose parts are there.
+/// Returns the names of finished bundles and of bundles with parts.
 ///
 /// # Errors
 /// The store cannot be listed.

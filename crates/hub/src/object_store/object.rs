@@ -1,4 +1,4 @@
-//! Operations that every store has.
+//! Operations that every store supports.
 
 use crate::Result;
 use anemoe_io::hex;
@@ -7,32 +7,32 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::path::Path;
 
-/// Bytes that are read at a time.
+/// Bytes of one read.
 const PIECE: usize = 1 << 20;
 
-/// Contents of a file, by which it is known.
+/// Length and hash of a file's contents, which identify them.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Contents {
-    /// Length.
+    /// Length in bytes.
     pub bytes: u64,
     /// SHA-256 in hexadecimal.
     pub sha256: String,
 }
 
 impl Contents {
-    /// The contents of a regular file.
+    /// Computes the length and hash of a regular file.
     ///
     /// # Errors
-    /// It is none, or cannot be read.
+    /// The path is no regular file, or cannot be read.
     pub fn of(path: &Path) -> io::Result<Contents> {
         let mut file = anemoe_io::open_input(path, u64::MAX)?;
         Contents::of_reader(&mut file)
     }
 
-    /// The contents of what a reader gives.
+    /// Computes the length and hash of all bytes of a reader.
     ///
     /// # Errors
-    /// It cannot be read.
+    /// The reader fails.
     pub fn of_reader(reader: &mut dyn Read) -> io::Result<Contents> {
         let (mut hasher, mut bytes, mut piece) = (Sha256::new(), 0, vec![0; PIECE]);
         loop {
@@ -47,7 +47,7 @@ impl Contents {
         }
     }
 
-    /// The key of the object that holds them.
+    /// Returns the key of the object with these contents.
     pub fn key(&self) -> String {
         format!("objects/{}/{}", &self.sha256[..2], self.sha256)
     }
@@ -55,48 +55,49 @@ impl Contents {
 
 /// A store of objects by key. Keys are relative paths of safe names.
 pub trait ObjectStore: Send + Sync {
-    /// Makes the store ready to be written, and finds out early what would fail later.
+    /// Readies the store for writing, and reports early what would fail later.
     ///
     /// # Errors
-    /// It cannot be reached, or not written by this user.
+    /// The store cannot be reached, or this user cannot write to it.
     fn prepare(&self) -> Result<()>;
 
-    /// Length of an object, and its SHA-256 where the store tells it; none where it is not there.
+    /// Returns an object's length, and its SHA-256 where the store tells it; `None` where the object does not exist.
     ///
     /// # Errors
     /// The store does not answer.
     fn find(&self, key: &str) -> Result<Option<(u64, Option<String>)>>;
 
-    /// Reads an object back and tells whether it holds these contents.
+    /// Tells whether an object holds these contents, by reading it back.
     ///
     /// # Errors
     /// The store does not answer.
     fn holds(&self, key: &str, contents: &Contents) -> Result<bool>;
 
-    /// Writes a small object, in place of one of this key. Readers see the old one or the new one.
+    /// Writes a small object and replaces an object of the same key. Readers see the old or the new object.
     ///
     /// # Errors
     /// The store refuses it.
     fn write(&self, key: &str, bytes: &[u8]) -> Result<()>;
 
-    /// Sends a file that has these contents, and gives the bytes that went out: fewer where an earlier run had sent some. `moved`
-    /// is told of both, and takes some back where a try failed.
+    /// Sends a file with these contents. Returns the bytes sent, fewer where an earlier run had sent a part. `moved` is
+    /// called with bytes sent and bytes found there, and with a negative number for a failed try.
     ///
     /// # Errors
-    /// The store refuses it, or the file has other contents by now; then there is no such object.
+    /// The store refuses the object, or the file's contents have changed; then the object does not exist.
     fn send(&self, key: &str, file: &Path, contents: &Contents, moved: &dyn Fn(i64)) -> Result<u64>;
 
-    /// Reads an object of at most `limit` bytes; none where it is not there.
+    /// Reads an object of at most `limit` bytes; `None` where it does not exist.
     ///
     /// # Errors
     /// The store does not answer, or the object is longer.
     fn read(&self, key: &str, limit: u64) -> Result<Option<Vec<u8>>>;
 
-    /// Brings an object with these contents to `target`, over `partial`, which lies on the same disk and where a later try goes on.
-    /// Gives the bytes that came: fewer where an earlier run had brought some. `moved` is told of both.
+    /// Fetches an object with these contents to `target`. `partial`, on the same disk, collects the bytes, and a later
+    /// try continues from it. Returns the bytes received, fewer where an earlier run had received a part. `moved` is
+    /// called with bytes received and bytes found there.
     ///
     /// # Errors
-    /// It does not come, or something else does; then nothing lies in `target`.
+    /// The object does not come, or its contents are wrong; then `target` does not exist.
     fn bring(
         &self,
         key: &str,
@@ -106,20 +107,20 @@ pub trait ObjectStore: Send + Sync {
         moved: &dyn Fn(i64),
     ) -> Result<u64>;
 
-    /// Names of what lies directly below a folder of keys, sorted.
+    /// Returns the names directly below a folder of keys, sorted.
     ///
     /// # Errors
     /// The store does not answer.
     fn list(&self, folder: &str) -> Result<Vec<String>>;
 
-    /// The name of an object in messages.
+    /// Returns the name of an object in messages.
     fn place(&self, key: &str) -> String;
 }
 
-/// Copies a file while its contents are computed. `moved` is told how many bytes were written.
+/// Copies a file and computes its length and hash. `moved` is called with the number of bytes written.
 ///
 /// # Errors
-/// One of them cannot be read or written.
+/// A file cannot be read or written.
 pub fn copy_hashed(from: &mut File, to: &mut File, moved: &dyn Fn(i64)) -> io::Result<Contents> {
     struct Copied<'a> {
         from: &'a mut File,

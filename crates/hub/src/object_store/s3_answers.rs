@@ -1,13 +1,13 @@
-//! Answers of object stores that are no success: which of them another try may help, and what the others mean.
+//! Error answers of object stores: which may succeed on another try, and what the others mean.
 
 use super::s3_settings::S3Settings;
 use crate::Error;
 use crate::http_client::{Answer, xml_text};
 use std::io;
 
-/// Largest body of such an answer.
+/// Most bytes of the body of an error.
 const MAX_BODY: u64 = 64 << 10;
-/// Longest text of a server in a message.
+/// Most characters of a server's text in a message.
 const MAX_SHOWN: usize = 200;
 
 /// Answer by which a server refuses a request.
@@ -15,19 +15,19 @@ const MAX_SHOWN: usize = 200;
 pub struct S3Refusal {
     /// Status.
     pub status: u16,
-    /// Name of the error, where the body has one.
+    /// Code of the error, where the body has one.
     pub code: Option<String>,
     message: Option<String>,
     region: Option<String>,
 }
 
 impl S3Refusal {
-    /// A refusal of which only the status and perhaps the code are known.
+    /// Makes a refusal with only a status and an optional code.
     pub fn of_status(status: u16, code: Option<String>) -> S3Refusal {
         S3Refusal { status, code, message: None, region: None }
     }
 
-    /// Reads an answer that is no success.
+    /// Reads the body of an error answer.
     pub fn of(answer: Answer) -> S3Refusal {
         let status = answer.status;
         let region = answer.header("x-amz-bucket-region").map(str::to_string);
@@ -36,7 +36,7 @@ impl S3Refusal {
         S3Refusal { region: region.or(refusal.region), ..refusal }
     }
 
-    /// Reads the document of an error.
+    /// Parses the XML document of an error.
     pub fn of_body(status: u16, body: &str) -> S3Refusal {
         S3Refusal {
             status,
@@ -53,12 +53,12 @@ impl S3Refusal {
         is_busy || matches!(self.status, 429 | 500 | 502..=504)
     }
 
-    /// Tells whether it says that there is no such object.
+    /// Tells whether the object does not exist.
     pub fn is_absence(&self) -> bool {
         self.status == 404 && self.code.as_deref() != Some("NoSuchBucket")
     }
 
-    /// The refusal in a few words.
+    /// Returns the refusal in a few words.
     pub fn words(&self) -> String {
         let said = match (&self.code, &self.message) {
             (Some(code), Some(message)) => format!(" ({code}: {message})"),
@@ -69,7 +69,7 @@ impl S3Refusal {
         format!("status {}{said}", self.status)
     }
 
-    /// Says what it means and what to do.
+    /// Makes the error of the refusal, with its meaning and what to do about it.
     pub fn error(&self, place: &str, bucket: &str, settings: &S3Settings) -> Error {
         let (status, code) = (self.status, self.code.as_deref().unwrap_or_default());
         let server = crate::http_client::shown(&settings.endpoint);
@@ -115,10 +115,10 @@ impl S3Refusal {
     }
 }
 
-/// Takes an answer's text, where it is a success.
+/// Reads the text of a success.
 ///
 /// # Errors
-/// It is longer than `limit`, or the connection broke.
+/// The text is longer than `limit` or not UTF-8, or the connection broke.
 pub fn text_of(answer: Answer, limit: u64) -> std::result::Result<String, String> {
     let bytes = answer.read(limit).map_err(|e| e.to_string())?;
     String::from_utf8(bytes).map_err(|_| "the answer is not UTF-8".to_string())

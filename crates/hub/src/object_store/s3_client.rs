@@ -1,4 +1,4 @@
-//! Requests to an S3-compatible server: signed in their addresses, sent again where that may help, and never redirected.
+//! Requests to an S3-compatible server: signed in their addresses, tried again where that may help, never redirected.
 
 use super::s3_answers::S3Refusal;
 use super::s3_settings::S3Settings;
@@ -14,16 +14,16 @@ use std::path::Path;
 use std::time::Duration;
 use url::Url;
 
-/// Validity of a signed address. A download may take long, and its address is asked again where the connection breaks.
+/// Validity of a signed address. A download may take long, and reconnects to the same address.
 pub const VALID: Duration = Duration::from_secs(24 * 3600);
 /// Tries of a request.
 const TRIES: u32 = 6;
-/// Rest before the second one; each further one rests twice as long.
+/// Pause before the second try; each later pause is twice as long.
 const REST: Duration = Duration::from_millis(500);
 /// Header with the SHA-256 of an object.
 pub const CHECKSUM: &str = "x-amz-checksum-sha256";
 
-/// Bucket, credentials and client.
+/// Bucket, credentials and HTTP client.
 pub struct S3Client {
     pub bucket: Bucket,
     prefix: String,
@@ -31,30 +31,30 @@ pub struct S3Client {
     http: HttpClient,
 }
 
-/// A request that is signed anew for each try.
+/// A request that is signed for each try.
 pub struct S3Request<'a> {
     /// `GET`, `HEAD`, `PUT` or `POST`.
     pub method: &'static str,
-    /// Makes a signed address.
+    /// Makes the signed address.
     pub sign: &'a dyn Fn() -> Url,
     /// Headers of an upload.
     pub headers: &'a [(&'static str, String)],
     /// Body of an upload.
     pub body: &'a [u8],
-    /// Told what went out, and what of it was in vain.
+    /// Called with bytes sent, and with a negative number for bytes of a failed try.
     pub moved: &'a dyn Fn(i64),
 }
 
 impl S3Client {
-    /// A client for a bucket, with keys below a prefix.
+    /// Makes a client for a bucket, with all keys below a prefix.
     ///
     /// # Errors
-    /// The certificates cannot be read, or the server's address has no place for a bucket.
+    /// The certificates cannot be read, or the server's address cannot contain a bucket.
     pub fn new(settings: S3Settings, bucket: &str, prefix: &str) -> Result<S3Client> {
         let certificates = settings.certificates.as_deref();
         let http = HttpClient::new(certificates)
             .map_err(|e| Error::io(certificates.unwrap_or(Path::new("SSL_CERT_FILE")), e))?;
-        // A certificate of `*.server` does not fit a bucket with a dot in its name.
+        // A certificate for `*.server` does not cover a bucket with a dot in its name.
         let style = match settings.virtual_hosted && !bucket.contains('.') {
             true => UrlStyle::VirtualHost,
             false => UrlStyle::Path,
@@ -64,30 +64,30 @@ impl S3Client {
         Ok(S3Client { bucket, prefix: prefix.to_string(), settings, http })
     }
 
-    /// Key in the bucket.
+    /// Returns a key with the prefix, as it is in the bucket.
     pub fn full(&self, key: &str) -> String {
         if self.prefix.is_empty() { key.to_string() } else { format!("{}/{key}", self.prefix) }
     }
 
-    /// Credentials that requests are signed with.
+    /// Returns the credentials that sign requests; `None` for unsigned requests.
     pub fn credentials(&self) -> Option<&Credentials> {
         self.settings.credentials.as_ref()
     }
 
-    /// Says what a refusal means for an object.
+    /// Makes the error of a refusal for an object.
     pub fn refused(&self, key: &str, refusal: &S3Refusal) -> Error {
         refusal.error(&self.place(key), self.bucket.name(), &self.settings)
     }
 
-    /// An error of the network or of a server that breaks the rules.
+    /// Makes the error of a network fault or of a server that breaks the rules.
     pub fn failed(&self, key: &str, what: impl Into<String>) -> Error {
         Error::io(self.place(key), io::Error::other(what.into()))
     }
 
-    /// Sends a request until it is answered by something that lasts: a success, or a refusal.
+    /// Sends a request, again after passing faults, until it succeeds or is refused for good.
     ///
     /// # Errors
-    /// There is no answer, or none that lasts.
+    /// No answer comes, or only passing faults.
     pub fn request(&self, key: &str, request: &S3Request) -> Result<std::result::Result<Answer, S3Refusal>> {
         let mut tries = 0;
         loop {
@@ -104,7 +104,7 @@ impl S3Client {
                 return Err(self.failed(key, what));
             }
             let rest = REST * 2u32.pow(tries - 1);
-            // Another try often helps at once; a person is told from the second one on.
+            // The second try often succeeds; warnings start after it.
             if tries > 1 {
                 tracing::warn!("{}: {why}; the next try is in {} s", self.place(key), rest.as_secs());
             }
@@ -149,7 +149,8 @@ impl S3Client {
         })
     }
 
-    /// Length of an object, and its SHA-256 where the server tells it; none where it is not there or not shown.
+    /// Returns an object's length, and its SHA-256 where the server tells it; `None` where the object does not exist or
+    /// may not be seen.
     ///
     /// # Errors
     /// The server does not answer, or refuses for another reason.
@@ -165,24 +166,24 @@ impl S3Client {
         let request = S3Request { method: "HEAD", sign: &sign, headers: &headers, body: &[], moved: &|_| () };
         let answer = match self.request(key, &request)? {
             Ok(answer) => answer,
-            // Who may not list gets 403 for what is not there. Where more is wrong, the upload says so.
+            // A user who may not list gets 403 for a missing object. Other causes show when the upload fails.
             Err(refusal) if matches!(refusal.status, 403 | 404) => return Ok(None),
             Err(refusal) => return Err(self.refused(key, &refusal)),
         };
         let bytes = answer.header("content-length").and_then(|n| n.parse().ok());
         let Some(bytes) = bytes else { return Err(self.failed(key, "the server does not tell its length")) };
-        // Of an object in parts it is a hash of hashes, with a `-` in it.
+        // An object in parts has a hash of hashes, with a `-` in it.
         let told = answer.header(CHECKSUM).and_then(|text| BASE64_STANDARD.decode(text).ok());
         let sha256 = told.filter(|hash| hash.len() == 32).map(|hash| hex(&hash));
         Ok(Some((bytes, sha256)))
     }
 
-    /// The http client, for downloads.
+    /// Returns the HTTP client, for downloads.
     pub fn http(&self) -> &HttpClient {
         &self.http
     }
 
-    /// The name of an object in messages.
+    /// Returns the name of an object in messages.
     pub fn place(&self, key: &str) -> String {
         format!("s3://{}/{}", self.bucket.name(), self.full(key))
     }

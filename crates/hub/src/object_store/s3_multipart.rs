@@ -1,4 +1,4 @@
-//! Uploads in parts: a file of any size with one part of it in memory, and an upload that broke off goes on.
+//! Multipart uploads: a file of any size with one part in memory; an interrupted upload continues.
 
 use super::object::Contents;
 use super::s3_answers::{S3Refusal, text_of};
@@ -17,32 +17,32 @@ use std::io::Read;
 use std::path::Path;
 use url::Url;
 
-/// Size of a part, and of the largest object that goes in one piece. S3 wants 5 MiB at least; memory is this times the jobs.
+/// Bytes of a part, and of the largest object sent in one piece. S3 requires at least 5 MiB; memory is this times the jobs.
 pub const PART_BYTES: u64 = 16 << 20;
-/// Most parts of an object.
+/// Most parts of an object; the limit of S3.
 const MAX_PARTS: u64 = 10_000;
-/// Most uploads of one object that are looked at.
+/// Most unfinished uploads of one object that are inspected.
 const MAX_UPLOADS: usize = 8;
-/// Largest answer that is read.
+/// Most bytes of an answer.
 const MAX_ANSWER: u64 = 4 << 20;
 
-/// An upload under way: its id, and its parts that are there.
+/// An unfinished upload: its id, and the parts that the server has.
 struct Upload {
     id: String,
-    /// Length and MD5 by number.
+    /// Length and MD5 by part number.
     parts: BTreeMap<u16, (u64, String)>,
 }
 
-/// Size of the parts of a file. It depends on the length alone: parts of an earlier run are those of this one.
+/// Returns the part size of a file in bytes. It depends on the length alone, so that a later run makes the same parts.
 fn part_bytes(bytes: u64) -> u64 {
     const MIB: u64 = 1 << 20;
     PART_BYTES.max(bytes.div_ceil(MAX_PARTS).div_ceil(MIB) * MIB)
 }
 
-/// Sends a file in parts, those of an earlier run excepted.
+/// Sends a file in parts, without the parts that an earlier run sent.
 ///
 /// # Errors
-/// Fails like [`ObjectStore::send`](super::object::ObjectStore::send); the parts that were sent stay.
+/// Fails like [`ObjectStore::send`](super::object::ObjectStore::send); parts that were sent stay.
 pub fn send_parts(
     client: &S3Client,
     key: &str,
@@ -95,7 +95,7 @@ pub fn send_parts(
             key,
             format!("the server put {bytes} bytes together where {} were sent", contents.bytes),
         )),
-        // Who may write may not always look.
+        // Some users may write but not read.
         None => Ok(sent),
     }
 }
@@ -112,7 +112,8 @@ fn create(client: &S3Client, key: &str) -> Result<String> {
         .map_err(|e| client.failed(key, format!("upload: {e}")))
 }
 
-/// The upload of this object that an earlier run brought furthest; none where there is none, or the server does not tell.
+/// Returns the unfinished upload of this object with the most parts; `None` where there is none or the server does not
+/// list uploads.
 fn begun(client: &S3Client, key: &str) -> Option<Upload> {
     let full = client.full(key);
     let sign = || sign_list(client, &full);
@@ -126,7 +127,7 @@ fn begun(client: &S3Client, key: &str) -> Option<Upload> {
     uploads.max_by_key(|upload| upload.parts.len())
 }
 
-/// An address that lists uploads; rusty-s3 has no such action.
+/// Makes a signed address that lists uploads; rusty-s3 has no such action.
 fn sign_list(client: &S3Client, key: &str) -> Url {
     let query = [("prefix", key), ("uploads", "")];
     let mut url = client.bucket.base_url().clone();
@@ -152,7 +153,7 @@ fn sign_list(client: &S3Client, key: &str) -> Url {
     )
 }
 
-/// Parts of an upload that are there.
+/// Returns the parts of an upload that the server has.
 fn parts(client: &S3Client, key: &str, id: &str) -> Option<BTreeMap<u16, (u64, String)>> {
     let full = client.full(key);
     let (mut found, mut after) = (BTreeMap::new(), None);
@@ -166,7 +167,7 @@ fn parts(client: &S3Client, key: &str, id: &str) -> Option<BTreeMap<u16, (u64, S
         };
         let request = S3Request { method: "GET", sign: &sign, headers: &[], body: &[], moved: &|_| () };
         let text = text_of(client.request(key, &request).ok()?.ok()?, MAX_ANSWER).ok()?;
-        // By hand: servers do not agree on the name of the list.
+        // Parsed by hand: servers name the list differently.
         for part in text.split("<Part>").skip(1) {
             let number = xml_text(part, "PartNumber")?.parse().ok()?;
             let bytes = xml_text(part, "Size")?.parse().ok()?;
@@ -192,7 +193,7 @@ fn complete(client: &S3Client, key: &str, id: &str, tags: &[String]) -> Result<(
     let request =
         S3Request { method: "POST", sign: &sign, headers: &headers, body: body.as_bytes(), moved: &|_| () };
     let refusal = match client.request(key, &request)? {
-        // A server that had answered before it was done says here that it failed.
+        // A server may answer before it has finished, and report a failure in the body.
         Ok(answer) => {
             let text = text_of(answer, MAX_ANSWER).map_err(|what| client.failed(key, what))?;
             if !text.contains("<Error>") {

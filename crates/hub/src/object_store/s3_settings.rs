@@ -1,42 +1,42 @@
-//! Settings of object stores, by the names that AWS's own tools and `object_store` use.
+//! Settings of object stores from the environment, by the names that AWS's tools and `object_store` use.
 
 use crate::{Error, Result};
 use rusty_s3::Credentials;
 use std::path::PathBuf;
 use url::Url;
 
-/// Region where none is named.
+/// Region where the environment names none.
 const REGION: &str = "us-east-1";
 
 /// Server, region and credentials.
 #[derive(Clone, Debug)]
 pub struct S3Settings {
-    /// Server (`AWS_ENDPOINT_URL_S3`, `AWS_ENDPOINT_URL`, `AWS_ENDPOINT`).
+    /// Address of the server (`AWS_ENDPOINT_URL_S3`, `AWS_ENDPOINT_URL`, `AWS_ENDPOINT`).
     pub endpoint: Url,
     /// Region (`AWS_REGION`, `AWS_DEFAULT_REGION`).
     pub region: String,
-    /// Credentials (`AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY`, `AWS_SESSION_TOKEN`); none where they are not set, or with
-    /// `AWS_SKIP_SIGNATURE`.
+    /// Credentials (`AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY`, `AWS_SESSION_TOKEN`); `None` where they are not set,
+    /// or with `AWS_SKIP_SIGNATURE`.
     pub(super) credentials: Option<Credentials>,
-    /// The bucket is a part of the server's name, not of the path (`AWS_VIRTUAL_HOSTED_STYLE_REQUEST`).
+    /// True if the bucket is part of the server's name instead of the path (`AWS_VIRTUAL_HOSTED_STYLE_REQUEST`).
     pub(super) virtual_hosted: bool,
-    /// Certificates to trust (`SSL_CERT_FILE`).
+    /// File of certificates to trust (`SSL_CERT_FILE`).
     pub certificates: Option<PathBuf>,
 }
 
 impl S3Settings {
-    /// Settings of this process.
+    /// Reads the settings from this process's environment.
     ///
     /// # Errors
-    /// A variable holds what it cannot.
+    /// A variable has an invalid value.
     pub fn from_environment() -> Result<S3Settings> {
         S3Settings::from_variables(|name| std::env::var(name).ok())
     }
 
-    /// Settings by a function that reads variables.
+    /// Reads the settings by a function that returns the value of a variable.
     ///
     /// # Errors
-    /// A variable holds what it cannot.
+    /// A variable has an invalid value.
     pub fn from_variables(variable: impl Fn(&str) -> Option<String>) -> Result<S3Settings> {
         let set = |name: &str| variable(name).map(|v| v.trim().to_string()).filter(|v| !v.is_empty());
         let switch = |name: &str| match set(name).map(|v| v.to_ascii_lowercase()).as_deref() {

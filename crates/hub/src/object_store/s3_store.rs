@@ -18,19 +18,19 @@ use sha2::{Digest, Sha256};
 use std::collections::BTreeSet;
 use std::path::Path;
 
-/// Largest list that is read: a thousand keys of a kilobyte, with what is said of each.
+/// Most bytes of a list: a thousand keys of a kilobyte, with their attributes.
 const MAX_LIST: u64 = 4 << 20;
 
-/// A part of a bucket.
+/// A store in a bucket.
 pub struct S3Store {
     client: S3Client,
 }
 
 impl S3Store {
-    /// A store in a bucket, below a prefix.
+    /// Makes a store in a bucket, below a prefix.
     ///
     /// # Errors
-    /// The certificates cannot be read, or the server's address has no place for a bucket.
+    /// The certificates cannot be read, or the server's address cannot contain a bucket.
     pub fn new(settings: S3Settings, bucket: &str, prefix: &str) -> Result<S3Store> {
         Ok(S3Store { client: S3Client::new(settings, bucket, prefix)? })
     }
@@ -42,7 +42,7 @@ impl S3Store {
             .request(key, &S3Request { method: "GET", sign: &sign, headers: &[], body: &[], moved: &|_| () })
     }
 
-    /// Sends an object in one piece; the server holds it against its hash.
+    /// Sends an object in one piece; the server checks its hash.
     fn put(&self, key: &str, body: &[u8], moved: &dyn Fn(i64)) -> Result<()> {
         let full = self.client.full(key);
         let checksum = BASE64_STANDARD.encode(Sha256::digest(body));
@@ -59,7 +59,7 @@ impl S3Store {
 
 impl ObjectStore for S3Store {
     fn prepare(&self) -> Result<()> {
-        // Who may not read may still be allowed to write; every other refusal is one of what comes, too.
+        // A user who may not read may still write; every other refusal would hit later requests, too.
         match self.get("bundles/none")? {
             Err(refusal) if !refusal.is_absence() && refusal.code.as_deref() != Some("AccessDenied") => {
                 Err(self.client.refused("", &refusal))
@@ -118,7 +118,7 @@ impl ObjectStore for S3Store {
             self.client.bucket.get_object(self.client.credentials(), &self.client.full(key)).sign(VALID);
         let hash = BlobHash::Sha256(contents.sha256.clone());
         let wanted = Wanted { url: &url, token: None, hash: &hash, size: contents.bytes, follow: false };
-        // The first word is of what lay there; a later one of nothing says that it begins anew.
+        // The first report counts bytes that were there; a later report of 0 means that the download starts anew.
         let (mut there, mut begun) = (0, None);
         let mut told = |now: u64| {
             moved(now as i64 - there);
@@ -172,7 +172,7 @@ impl ObjectStore for S3Store {
                 (!name.is_empty() && !name.contains('/')).then_some(name)
             }));
             match list.next_continuation_token {
-                // A server that sends the same page for ever is left.
+                // Stops at a server that sends the same page forever.
                 Some(token) if names.len() > before => next = Some(token),
                 _ => return Ok(names.into_iter().collect()),
             }

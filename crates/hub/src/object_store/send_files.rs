@@ -1,4 +1,4 @@
-//! A push: files become objects, and a manifest when all of them are there.
+//! Push: turns files into objects, and writes a manifest when all are there.
 
 use super::bundle_manifest::{BundleManifest, ManifestFile, ManifestPart};
 use super::object::{Contents, ObjectStore};
@@ -14,9 +14,9 @@ use std::time::Instant;
 
 /// Options of a push.
 pub struct SendOptions {
-    /// Files at a time.
+    /// Files sent at the same time.
     pub jobs: usize,
-    /// Objects that are there are read back, and sent again where they are damaged.
+    /// True if existing objects are read back, and sent again where they are damaged.
     pub verify: bool,
 }
 
@@ -25,20 +25,20 @@ pub struct SendOptions {
 pub struct SendReport {
     /// Files of the bundle.
     pub files: usize,
-    /// Bytes of them.
+    /// Bytes of the bundle.
     pub bytes: u64,
-    /// Files that were sent.
+    /// Number of files that were sent.
     pub files_sent: usize,
     /// Bytes that were sent.
     pub bytes_sent: u64,
-    /// Bytes that were there, or that several files share.
+    /// Bytes that were there already, or that several files share.
     pub bytes_there: u64,
-    /// Seconds.
+    /// Duration in seconds.
     pub seconds: f64,
 }
 
 impl SendReport {
-    /// Counts a file, of which so many bytes were sent; none where it was there.
+    /// Counts a file. `sent` is the number of bytes sent, or `None` where the object existed.
     fn add(&mut self, file: &ManifestFile, sent: Option<u64>) {
         self.files += 1;
         self.bytes += file.bytes;
@@ -47,7 +47,7 @@ impl SendReport {
         self.bytes_there += file.bytes - sent.unwrap_or(0).min(file.bytes);
     }
 
-    /// Adds up two pushes.
+    /// Adds the report of another push.
     pub fn merge(&mut self, other: &SendReport) {
         self.files += other.files;
         self.bytes += other.bytes;
@@ -58,11 +58,11 @@ impl SendReport {
     }
 }
 
-/// Sends those files of a folder that the store lacks, and gives the entries of a manifest. `files` are relative paths with
+/// Sends the files of a folder that the store lacks. Returns their manifest entries. `files` are relative paths with
 /// slashes.
 ///
 /// # Errors
-/// A file cannot be read, or the store refuses one. What was sent stays, and the next push goes on from there.
+/// A file cannot be read, or the store refuses one. Sent objects stay, and the next push continues from there.
 pub fn send_files(
     store: &dyn ObjectStore,
     folder: &Path,
@@ -78,7 +78,7 @@ pub fn send_files(
         let bytes = path.metadata().map_err(|e| Error::io(&path, e))?.len();
         sized.push((file.as_str(), path, bytes));
     }
-    // A refusal comes with the first small file, before gigabytes are on their way.
+    // Small files go first, so that a refusal comes before gigabytes are sent.
     sized.sort_by_key(|(_, _, bytes)| *bytes);
     let count = TransferCount::new(sized.iter().map(|(_, _, bytes)| bytes).sum(), tell);
     let claimed: Mutex<HashSet<String>> = Mutex::default();
@@ -107,10 +107,10 @@ pub fn send_files(
     Ok((entries, SendReport { seconds: started.elapsed().as_secs_f64(), ..report }))
 }
 
-/// Writes the manifest of a bundle, or of a part of one, whose files are in the store.
+/// Writes the manifest of a bundle or of a part of one, whose files are in the store.
 ///
 /// # Errors
-/// The name cannot be one in a store, an entry cannot be one of a manifest, or the store refuses it.
+/// The name or an entry is not allowed in a store, or the store refuses the manifest.
 pub fn write_manifest(
     store: &dyn ObjectStore,
     name: &str,
@@ -124,10 +124,10 @@ pub fn write_manifest(
     store.write(&key, &text)
 }
 
-/// Checks the name of a bundle in a store.
+/// Checks that a name is allowed for a bundle in a store.
 ///
 /// # Errors
-/// It cannot be a part of a key.
+/// The name cannot be part of a key.
 pub fn check_bundle_name(name: &str) -> Result<()> {
     if is_safe_name(name) && !name.contains('/') {
         return Ok(());
@@ -136,7 +136,7 @@ pub fn check_bundle_name(name: &str) -> Result<()> {
     Err(Error::usage(format!("`{name}` is no name for a bundle in a store, which has {what}")))
 }
 
-/// Tells whether an object is there and is what it should be, as far as the store says or `verify` finds out.
+/// Tells whether an object exists with the right contents, as far as the store tells or, with `verify`, by reading it back.
 fn is_there(store: &dyn ObjectStore, key: &str, contents: &Contents, verify: bool) -> Result<bool> {
     let Some((bytes, sha256)) = store.find(key)? else { return Ok(false) };
     if bytes != contents.bytes || sha256.is_some_and(|hash| hash != contents.sha256) {

@@ -5,7 +5,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use url::Url;
 
-/// Longest key of an object, in bytes; S3 takes 1024, of which what is behind the prefix needs some.
+/// Most bytes of a prefix; S3 allows keys of 1024 bytes, and the rest of a key needs some.
 const MAX_PREFIX: usize = 600;
 
 /// Place of a store.
@@ -15,18 +15,18 @@ pub enum StoreLocation {
     Folder(PathBuf),
     /// A part of a bucket.
     Bucket {
-        /// Its name.
+        /// Name of the bucket.
         bucket: String,
-        /// Beginning of all keys; empty, or without a slash at its ends.
+        /// Prefix of all keys; empty, or without slashes at its ends.
         prefix: String,
     },
 }
 
 impl StoreLocation {
-    /// Reads the name of a store.
+    /// Parses the name of a store.
     ///
     /// # Errors
-    /// It has a scheme that is not known, or names no bucket.
+    /// The name has an unknown scheme, or no bucket.
     pub fn parse(path: &Path) -> Result<StoreLocation> {
         let Some(text) = path.to_str() else { return Ok(StoreLocation::Folder(path.into())) };
         if text.is_empty() {

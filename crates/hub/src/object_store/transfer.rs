@@ -1,4 +1,4 @@
-//! Transfers of many files at a time, with one count of bytes for all of them.
+//! Transfers of several files at a time, with one count of bytes.
 
 use crate::{Error, Result};
 use anemoe_io::locked;
@@ -10,13 +10,13 @@ use std::sync::{Mutex, PoisonError};
 pub struct TransferProgress<'a> {
     /// File that moved last.
     pub file: &'a str,
-    /// Bytes that this run has moved.
+    /// Bytes moved by this run.
     pub done: u64,
-    /// Bytes that it has to move, as far as that is known.
+    /// Bytes that this run has to move, as far as known.
     pub total: u64,
 }
 
-/// Bytes of one run.
+/// Count of the bytes of one run.
 pub struct TransferCount<'a> {
     done: AtomicU64,
     total: AtomicU64,
@@ -24,12 +24,12 @@ pub struct TransferCount<'a> {
 }
 
 impl<'a> TransferCount<'a> {
-    /// A count that begins with nothing.
+    /// Makes a count at 0 of `total` bytes.
     pub fn new(total: u64, tell: &'a (dyn Fn(TransferProgress) + Sync)) -> TransferCount<'a> {
         TransferCount { done: AtomicU64::new(0), total: AtomicU64::new(total), tell }
     }
 
-    /// Counts bytes of a file; fewer where a try failed.
+    /// Counts moved bytes of a file; a failed try subtracts its bytes.
     pub fn moved(&self, file: &str, bytes: i64) {
         let done = self.done.fetch_add(bytes as u64, Ordering::Relaxed).wrapping_add(bytes as u64);
         (self.tell)(TransferProgress { file, done, total: self.total.load(Ordering::Relaxed) });
@@ -42,10 +42,10 @@ impl<'a> TransferCount<'a> {
     }
 }
 
-/// Does `work` for each of the items, `jobs` at a time, until one fails.
+/// Calls `work` for each item, `jobs` at a time, until one fails.
 ///
 /// # Errors
-/// The first one that `work` gave.
+/// The first error of `work`.
 pub fn for_each<T: Sync>(items: &[T], jobs: usize, work: &(dyn Fn(&T) -> Result<()> + Sync)) -> Result<()> {
     let (next, failed) = (AtomicUsize::new(0), AtomicBool::new(false));
     let failure: Mutex<Option<Error>> = Mutex::new(None);

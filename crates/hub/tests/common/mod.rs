@@ -1,4 +1,4 @@
-//! A server for tests: one thread, one request a connection, and as unfriendly as a test wants.
+//! A server for tests: one thread, one request per connection, and faults that a test chooses.
 #![allow(dead_code)]
 
 use anemoe_hub::{Hub, HubSettings, Result};
@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
-/// A request as it came.
+/// A request as received.
 #[derive(Clone, Debug)]
 pub struct Asked {
     pub method: String,
@@ -20,17 +20,17 @@ pub struct Asked {
 }
 
 impl Asked {
-    /// A header, by its name in small letters.
+    /// Returns a header by its lower-case name.
     pub fn header(&self, name: &str) -> Option<&str> {
         self.headers.iter().find(|(n, _)| n == name).map(|(_, v)| v.as_str())
     }
 
-    /// First byte that is asked for.
+    /// Returns the first byte asked for; 0 without a range.
     pub fn from(&self) -> usize {
         self.range().map_or(0, |(from, _)| from.parse().unwrap())
     }
 
-    /// Last byte that is asked for, where one is named.
+    /// Returns the last byte asked for, where the range names it.
     pub fn last(&self) -> Option<usize> {
         self.range().and_then(|(_, last)| last.parse().ok())
     }
@@ -40,7 +40,7 @@ impl Asked {
     }
 }
 
-/// Answers of the server.
+/// An answer of the server.
 #[derive(Clone, Debug, Default)]
 pub struct Reply {
     pub status: u16,
@@ -48,7 +48,7 @@ pub struct Reply {
     pub body: Vec<u8>,
     /// Bytes of the body after which the connection is dropped.
     pub cut: Option<usize>,
-    /// Another length than that of the body.
+    /// Announced length, where it is wrong.
     pub length: Option<usize>,
 }
 
@@ -70,7 +70,7 @@ impl Reply {
         Reply::new(302, "").with("location", location)
     }
 
-    /// Contents from where they are asked for.
+    /// Makes the answer to a request for contents, in the range that it asks for.
     pub fn part(asked: &Asked, all: &[u8]) -> Reply {
         let from = asked.from();
         match asked.last().or((from > 0).then(|| all.len().saturating_sub(1))) {
@@ -85,7 +85,7 @@ impl Reply {
     }
 }
 
-/// A running server; it ends with its value.
+/// A running server; dropping the value stops it.
 pub struct TestServer {
     pub address: String,
     asked: Arc<Mutex<Vec<Asked>>>,
@@ -113,12 +113,12 @@ impl TestServer {
         TestServer { address, asked, stop, thread: Some(thread) }
     }
 
-    /// Requests so far.
+    /// Returns the requests so far.
     pub fn asked(&self) -> Vec<Asked> {
         self.asked.lock().unwrap().clone()
     }
 
-    /// Requests whose path holds a text.
+    /// Returns the requests whose path contains a text.
     pub fn asked_for(&self, text: &str) -> Vec<Asked> {
         self.asked().into_iter().filter(|a| a.path.contains(text)).collect()
     }
@@ -163,11 +163,11 @@ fn write_reply(stream: &mut TcpStream, asked: &Asked, reply: &Reply) {
         "HEAD" => &[][..],
         _ => &reply.body[..reply.cut.unwrap_or(reply.body.len())],
     };
-    // A client that leaves early is no concern of the server.
+    // The server ignores a client that disconnects early.
     let _ = stream.write_all((head + "\r\n").as_bytes()).and_then(|()| stream.write_all(body));
 }
 
-/// Hash that the hub gives a small file: git's.
+/// Computes the hash by which the hub names a small file: git's SHA-1 of a blob.
 pub fn git_hash(bytes: &[u8]) -> String {
     use sha1::{Digest, Sha1};
     let mut hasher = Sha1::new_with_prefix(format!("blob {}\0", bytes.len()));
@@ -175,7 +175,7 @@ pub fn git_hash(bytes: &[u8]) -> String {
     hasher.finalize().iter().map(|b| format!("{b:02x}")).collect()
 }
 
-/// Hash of a large file.
+/// Computes the hash by which the hub names a large file.
 pub fn sha256(bytes: &[u8]) -> String {
     use sha2::{Digest, Sha256};
     Sha256::digest(bytes).iter().map(|b| format!("{b:02x}")).collect()
@@ -184,16 +184,16 @@ pub fn sha256(bytes: &[u8]) -> String {
 /// The commit of every test repository.
 pub const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
 
-/// A repository that holds files: its list, and its files by name.
+/// A repository of files, with its list.
 #[derive(Clone, Default)]
 pub struct TestRepository {
     pub files: Vec<(String, Vec<u8>)>,
-    /// The list tells neither sizes nor hashes; headers do.
+    /// True if the list omits sizes and hashes, so that only headers tell them.
     pub bare: bool,
 }
 
 impl TestRepository {
-    /// The files of a folder.
+    /// Makes a repository of the files of a folder.
     pub fn of(folder: &Path) -> TestRepository {
         let entries = std::fs::read_dir(folder).unwrap().map(|e| e.unwrap().path()).filter(|p| p.is_file());
         let file = |p: std::path::PathBuf| {
@@ -223,7 +223,7 @@ impl TestRepository {
         serde_json::json!({"id": "o/n", "sha": COMMIT, "siblings": siblings}).to_string()
     }
 
-    /// The answer of an honest hub.
+    /// Returns the answer of an honest hub to a request.
     pub fn answer(&self, asked: &Asked) -> Reply {
         if asked.path.starts_with("/api/models/") {
             return Reply::new(200, self.list());
@@ -239,7 +239,7 @@ impl TestRepository {
     }
 }
 
-/// A hub's user, with a cache and variables of its own.
+/// A user of the hub, with its own cache and variables.
 pub struct TestUser {
     pub dir: tempfile::TempDir,
     variables: Vec<(&'static str, String)>,
@@ -253,14 +253,14 @@ impl TestUser {
         }
     }
 
-    /// Sets a variable, in place of what it was.
+    /// Sets a variable, replacing an earlier value.
     pub fn with(mut self, name: &'static str, value: &str) -> TestUser {
         self.variables.retain(|(n, _)| *n != name);
         self.variables.push((name, value.into()));
         self
     }
 
-    /// The hub as these variables say.
+    /// Makes access to the hub by the user's variables.
     pub fn hub(&self) -> Result<Hub> {
         let home = self.dir.path().to_str().unwrap().to_string();
         Hub::new(HubSettings::from_variables(|name| match name {
@@ -269,7 +269,7 @@ impl TestUser {
         })?)
     }
 
-    /// The cache of the repository `o/n`.
+    /// Returns the cache folder of the repository `o/n`.
     pub fn cache(&self) -> PathBuf {
         self.dir.path().join("hub/models--o--n")
     }

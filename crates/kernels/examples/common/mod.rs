@@ -9,7 +9,7 @@ pub fn argument(name: &str) -> Option<String> {
     std::env::args().find_map(|a| Some(a.strip_prefix(name)?.strip_prefix('=')?.to_string()))
 }
 
-/// Returns the number of `name=` on the command line.
+/// Returns the value of `name=` on the command line as a number, or else `default`.
 pub fn number(name: &str, default: usize) -> usize {
     argument(name).map_or(default, |v| v.parse().unwrap_or_else(|_| panic!("{name}={v} is no number")))
 }

@@ -6,7 +6,7 @@ use crate::simd::{Bf16Kernel, Bf16x32, LANES, dispatch_bf16};
 /// Columns of a line of 64 bytes.
 pub(crate) const COLUMNS_PER_LINE: usize = 32;
 
-/// Rounds f32 vectors, of which two make a line.
+/// Rounds f32 vectors to bf16; two vectors make a line of 64 bytes.
 pub(crate) fn pack(data: &[[f32; LANES]], out: &mut [[u8; 64]]) {
     dispatch_bf16(Isa::best(), PackBf16 { data, out });
 }

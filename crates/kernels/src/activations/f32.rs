@@ -6,14 +6,14 @@ use crate::simd::{F32x16, LANES, simd_fn};
 use std::cell::RefCell;
 
 thread_local! {
-    /// A token in the order of its layout, from which integers or bf16 are made.
+    /// One token's f32 vectors in the order of its layout: the input of packing as integers or bf16.
     static ARRANGED: RefCell<AlignedVec<[f32; LANES]>> = const { RefCell::new(AlignedVec::new()) };
 }
 
 /// Writes the vectors of token t in the order of a layout.
 pub(super) type WriteToken<'a> = dyn Fn(usize, &mut [f32]) + Sync + 'a;
 
-/// Calls `then` with the vectors of one token, of `padded` channels.
+/// Calls `then` with the vectors of token `t`, padded to `padded` channels.
 pub(super) fn with_arranged(
     token: &WriteToken<'_>,
     t: usize,
@@ -27,7 +27,7 @@ pub(super) fn with_arranged(
     ARRANGED.set(vectors);
 }
 
-/// Arranges one token whose channels lie together.
+/// Arranges one token whose channels are contiguous.
 pub(super) fn arrange(layout: Layout, x: &[f32], out: &mut [f32]) {
     match layout {
         Layout::F32 | Layout::Bf16 => {
@@ -40,12 +40,12 @@ pub(super) fn arrange(layout: Layout, x: &[f32], out: &mut [f32]) {
 }
 
 simd_fn! {
-    /// Writes vectors of which vector k of a block has column `8 l + k` in lane l.
+    /// Writes a token's vectors: lane l of vector k of a block has column `8 l + k`.
     fn to_interleaved(x: &[f32], out: &mut [f32]) = interleave_8
 }
 
 simd_fn! {
-    /// Writes vectors of which vector k of a block has column `64 (k / 4) + 4 l + k % 4` in lane l.
+    /// Writes a token's vectors: lane l of vector k of a block has column `64 (k / 4) + 4 l + k % 4`.
     fn to_byte_groups(x: &[f32], out: &mut [f32]) = interleave_4
 }
 
@@ -59,10 +59,11 @@ fn interleave_4<L: F32x16>(x: &[f32], out: &mut [f32]) {
     interleave::<L, 4>(x, out);
 }
 
-/// Columns that are transposed together.
+/// Columns of one transposition: 16 vectors of 16 lanes.
 const COLUMNS: usize = LANES * LANES;
 
-/// Writes vectors of every Pth of `16 P` columns, in order; `out` is whole blocks, zeros follow the end of `x`.
+/// Writes P vectors for each `16 P` columns of `x`: lane l of vector k has column `P l + k`. `out` is whole blocks;
+/// zeros pad `x`.
 #[inline(always)]
 fn interleave<L: F32x16, const P: usize>(x: &[f32], out: &mut [f32]) {
     let (whole, rest) = x.as_chunks::<COLUMNS>();

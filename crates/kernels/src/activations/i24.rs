@@ -6,25 +6,26 @@
 //!   q = 4096 * high + low,    -2048 <= low < 2048, |high| <= 2048
 //! ```
 //!
-//! At most half a unit of the last of 23 bits of the largest of 32 columns is lost. `docs/kernels.md` has the error bound.
+//! Rounding loses at most half a unit of the last of 23 bits, by the largest of 32 columns. `docs/kernels.md` has the
+//! error bound.
 //!
-//! Integers do not serve a token of which an element is not finite, or the largest of a lane is 2^64 or more, or below 2^-104
-//! but not zero: it is refused, and multiplied in f32.
+//! A token is refused, and multiplied in f32, if an element is not finite, or if the largest magnitude of a lane is
+//! 2^64 or more, or below 2^-104 but not zero.
 
 use crate::Pool;
 use crate::matrix::BLOCK;
 use crate::memory::AlignedVec;
 use crate::simd::{I16x32, LANES, MIN_EXPONENT, simd_fn};
 
-/// Blocks under one scale of a lane: as many products of 15 and 12 bits as 32 bits hold.
+/// Blocks that share a lane's scale: the sum of their products of 15 by 12 bits fits into 32 bits.
 pub(crate) const BLOCKS_PER_SCALE: usize = 4;
-/// Vectors of 32 words of a block.
+/// Vectors of 32 words in a block, per digit.
 pub(crate) const VECTORS: usize = 4;
 /// f32 vectors of a block.
 const F32_VECTORS: usize = BLOCK / LANES;
-/// Magnitude from which on sums in units of a table's step could become infinite.
+/// Bound on magnitudes: from here on, sums in units of a table's step could become infinite.
 const MAX_MAGNITUDE: f32 = (1u128 << 64) as f32;
-/// Elements that one thread packs at a time; 32 KB of f32, so that a part stays in the first cache. Not tuned.
+/// Elements that one thread packs at a time: 32 KB of f32, which stay in L1. Not tuned.
 const PART: usize = 1 << 13;
 
 /// Holds tokens as 24-bit integers.
@@ -33,7 +34,7 @@ pub(crate) struct Int24Activations {
     /// Vector j holds columns `8 l + j` and `8 l + j + 4` as words `2 l` and `2 l + 1`: its high digits, then its low ones.
     pub words: AlignedVec<[u8; 64]>, // [tokens, blocks, 4, 2, 32] i16
     pub scales: AlignedVec<[f32; LANES]>, // [tokens, blocks / 4 rounded up, 16]
-    /// Tokens that integers do not serve.
+    /// True for tokens that are multiplied in f32 instead.
     pub refused: Vec<bool>, // [tokens]
 }
 
@@ -47,7 +48,7 @@ impl Int24Activations {
         self.refused[..tokens].fill(false);
         let per_part = (PART / (blocks * BLOCK).max(1)).max(1);
         let (words, scales, refused) = (&mut *self.words, &mut *self.scales, &mut self.refused[..tokens]);
-        // A single part needs no list of parts: decoding allocates nothing.
+        // A single part needs no list of parts, so that decoding allocates nothing.
         if tokens <= per_part {
             return pack_tokens(data, blocks, (words, scales, refused));
         }
@@ -64,7 +65,7 @@ impl Int24Activations {
     }
 }
 
-/// Words, scales and refusals of some tokens, see [`Int24Activations`].
+/// Words, scales and refusals of consecutive tokens, see [`Int24Activations`].
 type Int24Part<'a> = (&'a mut [[u8; 64]], &'a mut [[f32; LANES]], &'a mut [bool]);
 
 fn pack_tokens(data: &[[f32; LANES]], blocks: usize, (words, scales, refused): Int24Part<'_>) {
@@ -90,7 +91,7 @@ fn pack_token_simd<L: I16x32>(
     scales: &mut [[f32; LANES]],
     refused: &mut bool,
 ) {
-    // Lanes of `served` are 1 where integers serve them, of `wrong` 0, or NaN where an element is not finite.
+    // `served` is 1 in lanes that integers can hold; `wrong` is 0, or NaN where an element is not finite.
     let (mut served, mut wrong) = (L::splat(1.0), L::splat(0.0));
     let parts =
         data.chunks(BLOCKS_PER_SCALE * F32_VECTORS).zip(words.chunks_mut(BLOCKS_PER_SCALE * 2 * VECTORS));
@@ -116,6 +117,6 @@ fn pack_token_simd<L: I16x32>(
             }
         }
     }
-    // A lane that is not served, or NaN, makes the sum anything but 16.
+    // The sum is 16 unless a lane is not served or NaN.
     *refused = served.add(wrong).horizontal_sum() != LANES as f32;
 }

@@ -4,7 +4,7 @@
 //! lane l of 8 blocks (64 columns):  scale = max |x| / 127,  q = round(x / scale),  |q| <= 127
 //! ```
 //!
-//! The 64 columns are those whose products one lane of the dot product adds up, so a sum of integers has one scale. An
+//! One lane of the dot product adds up the products of these 64 columns, so that a sum of integers has one scale. An
 //! element that is not finite makes its scale NaN.
 
 use super::f32::{WriteToken, with_arranged};
@@ -13,11 +13,11 @@ use crate::matrix::BLOCK;
 use crate::memory::AlignedVec;
 use crate::simd::{LANES, U8x64, simd_fn};
 
-/// Blocks under one scale of a lane: 64 products of 8 and 8 bits fit into f32 without rounding.
+/// Blocks that share a lane's scale: f32 holds the sum of 64 products of 8 by 8 bits without rounding.
 pub(crate) const BLOCKS_PER_SCALE: usize = 8;
 /// f32 vectors of a block.
 const VECTORS: usize = BLOCK / LANES;
-/// Elements that one thread packs at a time; 32 KB of f32, so that a part stays in the first cache. Not tuned.
+/// Elements that one thread packs at a time: 32 KB of f32, which stay in L1. Not tuned.
 const PART: usize = 1 << 13;
 
 /// Holds tokens as 8-bit integers.
@@ -31,21 +31,21 @@ pub(crate) struct Int8Activations {
     pub sums: Vec<f32>, // [tokens]
 }
 
-/// Says which vectors of a block are bytes 0, 1, 2, 3 of the lanes of its two lines.
+/// Vectors of a block that become bytes 0, 1, 2, 3 of the lanes of its two lines.
 type ByteOrder = [[usize; 4]; 2];
 
-/// Byte order for weights of 4 bits: a line of even columns, a line of odd ones, as the low and high nibbles of a byte.
+/// Byte order for weights of 4 bits: a line of even columns and a line of odd columns, as a byte's low and high nibbles.
 pub(super) const NIBBLES: ByteOrder = [[0, 2, 4, 6], [1, 3, 5, 7]];
 /// Byte order for weights of 8 bits: columns 0 to 63, columns 64 to 127.
 pub(super) const BYTES: ByteOrder = [[0, 1, 2, 3], [4, 5, 6, 7]];
 
 impl Int8Activations {
-    /// Returns the number of elements that there is memory for.
+    /// Returns the number of elements that fit into the allocated memory.
     pub fn capacity(&self) -> usize {
         self.bytes.len() * 64
     }
 
-    /// Packs tokens, whose vectors `token` arranges.
+    /// Packs `tokens` tokens of `blocks` blocks; `token` writes a token's vectors in the order of the layout.
     pub fn pack(
         &mut self,
         pool: &Pool,
@@ -72,7 +72,7 @@ impl Int8Activations {
                 });
             }
         };
-        // A single part needs no list of parts: decoding allocates nothing.
+        // A single part needs no list of parts, so that decoding allocates nothing.
         if tokens <= per_part {
             return pack_part(0, (bytes, scales, lane_sums, sums));
         }
@@ -88,7 +88,7 @@ impl Int8Activations {
     }
 }
 
-/// Bytes, scales, lane sums and sums of some tokens, see [`Int8Activations`].
+/// Bytes, scales, lane sums and sums of consecutive tokens, see [`Int8Activations`].
 type Int8Part<'a> = (&'a mut [[u8; 64]], &'a mut [[f32; LANES]], &'a mut [[f32; LANES]], &'a mut [f32]);
 
 simd_fn! {
@@ -112,7 +112,7 @@ fn pack_token_simd<L: U8x64>(
         for v in data {
             let v = L::load(v);
             largest = largest.max(v).max(v.mul(L::splat(-1.0)));
-            // 0, or NaN where an element is not finite; it makes the scale NaN, and with it the results.
+            // 0, or NaN where an element is not finite. NaN makes the scale NaN, and so the results.
             wrong = v.mul_add(L::splat(0.0), wrong);
         }
         let inverse = L::splat(127.0).div(largest.max(L::splat(1e-30)));

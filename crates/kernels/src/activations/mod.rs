@@ -31,27 +31,27 @@ use crate::simd::LANES;
 use f32::{WriteToken, arrange, with_arranged};
 use std::cell::RefCell;
 
-/// Holds the tokens of a matmul in the layout that a matrix needs. Its memory is kept from use to use.
+/// Holds the tokens of a matmul in the layout that a matrix needs. Reuses its memory from use to use.
 #[derive(Clone, Debug, Default)]
 pub struct PackedActivations {
-    /// For the layouts of f32, and I24.
+    /// f32 vectors, of the f32 layouts and of I24.
     pub(crate) data: AlignedVec<[f32; LANES]>, // [tokens, blocks, 8, 16]
     pub(crate) tokens: usize,
     pub(crate) cols: usize,
     pub(crate) layout: Layout,
-    /// For the layouts of 8-bit integers.
+    /// Elements of the layouts of 8-bit integers.
     pub(crate) int8: Int8Activations,
-    /// For [`Layout::I24`].
+    /// Elements of [`Layout::I24`].
     pub(crate) int24: Int24Activations,
-    /// For [`Layout::Bf16`].
+    /// Elements of [`Layout::Bf16`].
     pub(crate) bf16: AlignedVec<[u8; 64]>, // [tokens, lines, 32] bf16
 }
 
-/// Elements that one thread packs at a time; 32 KB of f32, so that a part stays in the first cache. Not tuned.
+/// Elements that one thread packs at a time: 32 KB of f32, which stay in L1. Not tuned.
 const PART: usize = 1 << 13;
 
 thread_local! {
-    /// The columns of a token that do not lie together.
+    /// The channels of one token, gathered where they are not contiguous.
     static GATHERED: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
 }
 
@@ -74,7 +74,7 @@ impl PackedActivations {
         self.cols.next_multiple_of(BLOCK)
     }
 
-    /// Returns the number of blocks of a token.
+    /// Returns the number of blocks per token.
     pub(crate) fn blocks(&self) -> usize {
         self.cols.div_ceil(BLOCK)
     }
@@ -86,7 +86,7 @@ impl PackedActivations {
         &self.data[token * n..(token + 1) * n]
     }
 
-    /// Checks that there is memory for all tokens in the layout.
+    /// Tells whether memory for all tokens is allocated in the layout.
     pub(crate) fn is_packed(&self) -> bool {
         let elements = self.tokens * self.padded();
         match self.layout {
@@ -104,7 +104,7 @@ impl PackedActivations {
     /// Packs `tokens` tokens of `cols` channels.
     ///
     /// # Panics
-    /// An element is outside of `x`.
+    /// An element lies outside `x`.
     pub fn pack(&mut self, pool: &Pool, layout: Layout, x: Columns<'_>, tokens: usize, cols: usize) {
         self.pack_tokens(pool, layout, tokens, cols, &|t, out| {
             let start = x.first + t * x.token_stride;
@@ -121,7 +121,7 @@ impl PackedActivations {
         });
     }
 
-    /// Packs `tokens` tokens of `cols` channels, each written in order by `gather`.
+    /// Packs `tokens` tokens of `cols` channels; `gather` writes a token's channels in order.
     pub(crate) fn pack_gathered(
         &mut self,
         pool: &Pool,
@@ -143,7 +143,7 @@ impl PackedActivations {
         });
     }
 
-    /// Packs `tokens` tokens of `cols` channels; `token` writes the vectors of one, in the order of the layout.
+    /// Packs `tokens` tokens of `cols` channels; `token` writes a token's vectors in the order of the layout.
     fn pack_tokens(
         &mut self,
         pool: &Pool,

@@ -7,24 +7,24 @@ use crate::memory::AlignedVec;
 use crate::simd::{F32x16, LANES, simd_fn};
 use std::ops::Range;
 
-/// Slots whose values are added before the next channels.
+/// Slots whose values are added before the loop goes on to the next channels.
 const SLOTS_PER_STEP: usize = 16;
 
-/// Tokens that take turns, so that their queries stay in L1 with the keys: 8 * 128 channels are 4 KB.
+/// Tokens that alternate on a block, so that their queries stay in L1 with the keys: 8 * 128 channels are 4 KB.
 const TOKENS_PER_STEP: usize = 8;
 /// Elements of values that stay in L1: 32 KB of f32.
 const L1_VALUES: usize = 8192;
 
-/// Holds a thread's widened keys and values of a block.
+/// Holds one thread's widened keys and values of a block.
 #[derive(Default)]
 pub(super) struct Scratch {
-    /// Widened keys and values of a block.
+    /// Widened keys.
     keys: AlignedVec<[f32; LANES]>,
     values: AlignedVec<[f32; LANES]>,
 }
 
 simd_fn! {
-    /// Computes the states of a job.
+    /// Computes the softmax states of a job.
     pub(super) fn compute_job(part: &ChunkJob<'_>, k: &CacheView<'_>, v: &CacheView<'_>, scratch: &mut Scratch) = compute_job_simd
 }
 
@@ -55,7 +55,7 @@ fn compute_job_simd<L: F32x16>(
     }
 }
 
-/// Widens some slots of the part's head to f32.
+/// Widens slots of the job's head to f32.
 #[inline(always)]
 fn widen<'o, L: F32x16>(
     part: &ChunkJob<'_>,
@@ -85,7 +85,7 @@ fn widen<'o, L: F32x16>(
     SlotView { values: out.as_flattened(), first: 0usize.wrapping_sub(slots.start * stride), stride }
 }
 
-/// Computes all heads and tokens of a part over one block.
+/// Computes all heads and tokens of a job over one block.
 #[inline(always)]
 fn compute_block<L: F32x16, T: CacheElements>(
     part: &ChunkJob<'_>,
@@ -102,7 +102,7 @@ fn compute_block<L: F32x16, T: CacheElements>(
     }
 }
 
-/// Computes up to G tokens; sixteen sums are under way, whatever the number of heads.
+/// Computes up to G tokens; sixteen sums are in flight for any number of heads.
 #[inline(always)]
 fn compute_tokens<L: F32x16, T: CacheElements, const G: usize>(
     part: &ChunkJob<'_>,
@@ -119,8 +119,8 @@ fn compute_tokens<L: F32x16, T: CacheElements, const G: usize>(
     }
 }
 
-/// Computes up to N heads of up to G tokens over one block, S slots' scores and WIDE vectors of values at a time. Tokens take
-/// turns every [`SLOTS_PER_STEP`] slots, which stay in L1.
+/// Computes up to N heads of up to G tokens over one block: scores of S slots and WIDE vectors of values at a time.
+/// Tokens alternate every [`SLOTS_PER_STEP`] slots, which stay in L1.
 #[inline(always)]
 fn compute_heads<
     L: F32x16,
@@ -137,9 +137,9 @@ fn compute_heads<
     v: SlotView<T>,
 ) {
     let n = part.heads.len();
-    // Weights of the slots that each token sees, for N heads: the first `counts` of each.
+    // Weights of the slots that each token sees, for N heads; the first `counts` weights of each token are set.
     let (mut all, mut counts) = ([[[0f32; SLOTS_PER_BLOCK]; N]; G], [0; G]);
-    // One token needs no turns.
+    // One token does not alternate.
     let step = if G == 1 { SLOTS_PER_BLOCK } else { SLOTS_PER_STEP };
     for first in slots.clone().step_by(step) {
         let these = first..slots.end.min(first + step);
@@ -154,7 +154,7 @@ fn compute_heads<
                     let mut scores = [0f32; SUMS];
                     sums.mul(L::splat(part.scale)).store(&mut scores);
                     for (weights, scores) in weights.iter_mut().zip(scores.as_chunks::<S>().0) {
-                        // Scores past the run are overwritten.
+                        // Scores past the run are overwritten later.
                         match weights[*seen..].first_chunk_mut() {
                             Some(weights) => *weights = *scores,
                             None => {
@@ -176,7 +176,7 @@ fn compute_heads<
     }
     for (g, token) in tokens.clone().enumerate() {
         for h in 0..n {
-            // SAFETY: the part's own; dropped before the next one is made.
+            // SAFETY: the head and token are the part's own; the state is dropped before the next one is made.
             let state = unsafe { part.state(part.heads.start + h, token) };
             update_softmax::<L>(&mut all[g][h][..counts[g]], state);
         }
@@ -186,7 +186,8 @@ fn compute_heads<
     for first in slots.clone().step_by(step) {
         let these = first..slots.end.min(first + step);
         for ((token, weights), added) in tokens.clone().zip(&all).zip(&mut added) {
-            // SAFETY: the part's own heads and token, each once; dropped before the next ones are made.
+            // SAFETY: the heads and the token are the part's own, each taken once; the states are dropped before the
+            // next ones are made.
             let mut states: [Option<SoftmaxState<'_>>; N] =
                 std::array::from_fn(|h| (h < n).then(|| unsafe { part.state(part.heads.start + h, token) }));
             let next = (G == 1).then_some((k, part.end(token)));
@@ -199,7 +200,7 @@ fn compute_heads<
     }
 }
 
-/// Turns scores into weights against the largest score so far, and scales the state to it.
+/// Turns scores into weights relative to the largest score so far, and rescales the state to it.
 #[inline(always)]
 fn update_softmax<L: F32x16>(weights: &mut [f32], state: SoftmaxState<'_>) {
     if weights.is_empty() {
@@ -223,11 +224,11 @@ fn update_softmax<L: F32x16>(weights: &mut [f32], state: SoftmaxState<'_>) {
     *state.sum += exp_from::<L>(weights, top);
 }
 
-/// Sums under way: of N queries with S keys.
+/// Sums in flight: N queries times S keys.
 const SUMS: usize = LANES;
 
-/// Returns the dot products of N queries with S keys from slot `first` on, `[N, S]`; `last` is repeated past the end.
-/// Prefetches `next` in the same slots.
+/// Returns the dot products `[N, S]` of N queries with S keys from slot `first` on; keys past `last` repeat `last`.
+/// Prefetches the same slots of `next`.
 #[inline(always)]
 fn dot_products<L: F32x16, T: CacheElements, const N: usize, const S: usize>(
     q: &[&[f32]; N],
@@ -252,11 +253,11 @@ fn dot_products<L: F32x16, T: CacheElements, const N: usize, const S: usize>(
             }
             let mut queries = [L::splat(0.0); N];
             for h in 0..N {
-                // SAFETY: c + LANES is at most d, and so many elements are there, as asserted.
+                // SAFETY: c + LANES is at most d, and the query has d elements, as asserted.
                 queries[h] = unsafe { q[h].vector(c) };
             }
             for s in 0..S {
-                // SAFETY: c + LANES is at most d, and so many elements are there, as asserted.
+                // SAFETY: c + LANES is at most d, and the key has d elements, as asserted.
                 let key = unsafe { k.values.vector::<L>(at[s] + c) };
                 for h in 0..N {
                     acc[s][h] = key.mul_add(queries[h], acc[s][h]);
@@ -264,7 +265,7 @@ fn dot_products<L: F32x16, T: CacheElements, const N: usize, const S: usize>(
             }
         }
     } else {
-        // Four sums at a time, of as few keys as possible.
+        // Four sums at a time, with as few keys as possible.
         let (heads, keys) = (N.min(4), 4 / N.min(4));
         for group in 0..SUMS / 4 {
             let (s, h) = (group * 4 / N, group * 4 % N);
@@ -274,10 +275,10 @@ fn dot_products<L: F32x16, T: CacheElements, const N: usize, const S: usize>(
                     if h == 0 {
                         prefetch_slot(next, (first + s + j).min(last), c);
                     }
-                    // SAFETY: c + LANES is at most d, and so many elements are there, as asserted.
+                    // SAFETY: c + LANES is at most d, and the key has d elements, as asserted.
                     let key = unsafe { k.values.vector::<L>(at[s + j] + c) };
                     for i in 0..heads {
-                        // SAFETY: c + LANES is at most d, and so many elements are there, as asserted.
+                        // SAFETY: c + LANES is at most d, and the query has d elements, as asserted.
                         let query = unsafe { q[h + i].vector::<L>(c) };
                         four[j * heads + i] = key.mul_add(query, four[j * heads + i]);
                     }
@@ -307,7 +308,7 @@ fn dot_products<L: F32x16, T: CacheElements, const N: usize, const S: usize>(
     L::load(&all)
 }
 
-/// Prefetches two vectors of a slot from channel c on, at every other c.
+/// Prefetches two vectors of a slot from channel c on; every second call does nothing.
 #[inline(always)]
 fn prefetch_slot<T: CacheElements>(next: Option<SlotView<T>>, slot: usize, c: usize) {
     if let Some(next) = next
@@ -317,8 +318,8 @@ fn prefetch_slot<T: CacheElements>(next: Option<SlotView<T>>, slot: usize, c: us
     }
 }
 
-/// Adds the weighted values of some slots, the first of which has weight i. Prefetches `next` in the next block, up to the slot
-/// that is given.
+/// Adds the weighted values of `slots`; `weights[h][i]` belongs to the first slot. Prefetches `next` in the next block,
+/// up to the given slot.
 #[inline(always)]
 fn add_values<L: F32x16, T: CacheElements, const N: usize, const WIDE: usize>(
     weights: &[[f32; SLOTS_PER_BLOCK]; N],
@@ -350,7 +351,7 @@ fn add_values<L: F32x16, T: CacheElements, const N: usize, const WIDE: usize>(
     }
 }
 
-/// Adds WIDE vectors of weighted values from channel c on, as [`add_values`] does.
+/// Adds WIDE vectors of weighted values from channel c on, see [`add_values`].
 #[inline(always)]
 fn add_vectors<L: F32x16, T: CacheElements, const N: usize, const WIDE: usize>(
     weights: &[[f32; SLOTS_PER_BLOCK]; N],
@@ -381,7 +382,7 @@ fn add_vectors<L: F32x16, T: CacheElements, const N: usize, const WIDE: usize>(
             factors[h] = L::splat(weights[h][i + n]);
         }
         for j in 0..WIDE {
-            // SAFETY: so many vectors are there, as asserted.
+            // SAFETY: the slot has WIDE vectors from `at` on, as asserted.
             let value = unsafe { v.values.vector::<L>(at + j * LANES) };
             for h in 0..N {
                 acc[h][j] = value.mul_add(factors[h], acc[h][j]);

@@ -3,17 +3,17 @@
 use crate::memory::CacheLevel;
 use crate::simd::F32x16;
 
-/// Holds the elements of a cache.
+/// Holds a cache's elements.
 #[derive(Clone, Copy, Debug)]
 pub enum CacheValues<'a> {
-    /// fp16, as bits.
+    /// fp16 values as bits.
     F16(&'a [u16]),
-    /// f32.
+    /// f32 values.
     F32(&'a [f32]),
 }
 
 impl CacheValues<'_> {
-    /// Returns the bytes of an element.
+    /// Returns the size of an element in bytes.
     pub(super) fn size(&self) -> usize {
         match self {
             CacheValues::F16(_) => size_of::<u16>(),
@@ -46,7 +46,7 @@ pub struct HeadStrides {
     pub token: usize,
 }
 
-/// Holds the sizes of an attention.
+/// Holds the sizes of an attention call.
 #[derive(Clone, Copy, Debug)]
 pub struct AttentionShape {
     /// Query heads, a multiple of `kv_heads`.
@@ -57,7 +57,7 @@ pub struct AttentionShape {
     pub tokens: usize,
     /// Channels of a head.
     pub head_dim: usize,
-    /// Slots.
+    /// Slots of the cache.
     pub slots: usize,
 }
 
@@ -76,7 +76,7 @@ pub(super) trait CacheElements: Copy {
     /// Loads sixteen elements.
     ///
     /// # Safety
-    /// There are sixteen from `at` on.
+    /// The elements `at..at + 16` exist.
     unsafe fn vector<L: F32x16>(self, at: usize) -> L;
     fn element(self, at: usize) -> f32;
     /// Prefetches `n` elements from `at` on.
@@ -110,7 +110,7 @@ impl CacheElements for &[f32] {
     }
     #[inline(always)]
     unsafe fn vector<L: F32x16>(self, at: usize) -> L {
-        // SAFETY: the caller promises sixteen elements.
+        // SAFETY: the caller promises sixteen elements from `at` on.
         L::load(unsafe { &*self.as_ptr().add(at).cast() })
     }
     #[inline(always)]

@@ -1,18 +1,18 @@
-//! One part of an attention: some heads and tokens over one chunk, and their online softmax.
+//! One part of an attention call: some heads and tokens over one chunk, and their online softmax.
 
 use super::cache::{AttentionShape, HeadStrides, Mask};
 use super::visible::VisibleSlots;
 use crate::simd::LANES;
 use std::ops::Range;
 
-/// Slots of a block: scores, then weights of a head in two cache lines per token.
+/// Slots of a block: the scores, and then the weights, of a head and token fill four cache lines.
 pub(super) const SLOTS_PER_BLOCK: usize = 64;
-/// Slots of a chunk, the part of a job.
+/// Slots of a chunk, the unit that a job covers.
 pub(super) const CHUNK: usize = 16 * SLOTS_PER_BLOCK;
 
-/// Online softmax of one head of a token: the largest score m, the sum of weights against it, and of weighted values.
+/// Online softmax of one head and token: the largest score m, the sum of weights relative to m, and the sum of weighted values.
 ///
-/// Stored as a vector of m and the sum, then the vectors of the values.
+/// Stored as one vector that has m and the sum of weights in lanes 0 and 1, then the vectors of the values.
 pub(super) struct SoftmaxState<'a> {
     pub(super) top: &'a mut f32,
     pub(super) sum: &'a mut f32,
@@ -34,13 +34,13 @@ pub(super) struct ChunkJob<'a> {
     pub(super) states: *mut [f32; LANES],
 }
 
-/// Returns the vectors of a state.
+/// Returns the number of vectors of a state.
 pub(super) fn state_len(head_dim: usize) -> usize {
     1 + head_dim.div_ceil(LANES)
 }
 
 impl ChunkJob<'_> {
-    /// Iterates over the runs that a token sees in `slots`.
+    /// Iterates over the runs within `slots` that a token sees.
     #[inline(always)]
     pub(super) fn runs(&self, token: usize, slots: &Range<usize>) -> impl Iterator<Item = Range<usize>> + '_ {
         let (slots, all) = (slots.clone(), self.seen.runs(token));
@@ -49,14 +49,14 @@ impl ChunkJob<'_> {
         some.map(move |r| r.start.max(slots.start)..r.end.min(slots.end))
     }
 
-    /// Returns the state of a head and a token.
+    /// Returns the softmax state of a head and a token.
     ///
     /// # Safety
-    /// The head and the token are the part's own, and nobody else has their state.
+    /// The head and the token are the part's own, and no other reference to their state exists.
     #[inline(always)]
     pub(super) unsafe fn state<'s>(&self, head: usize, token: usize) -> SoftmaxState<'s> {
         let n = state_len(self.s.head_dim);
-        // SAFETY: inside of the states, `[chunks, heads, tokens, n]`; the caller promises that nobody else has this one.
+        // SAFETY: lies within the states, `[chunks, heads, tokens, n]`; the caller promises that no other reference to it exists.
         let state =
             unsafe { std::slice::from_raw_parts_mut(self.states.add((head * self.s.tokens + token) * n), n) };
         let (first, values) = state.split_at_mut(1);
@@ -69,7 +69,7 @@ impl ChunkJob<'_> {
         &q[at.first + head * at.head + token * at.token..][..self.s.head_dim]
     }
 
-    /// Returns the queries of N heads; where there are fewer, the first is repeated.
+    /// Returns the queries of N heads of a token; missing heads repeat the first.
     #[inline(always)]
     pub(super) fn queries<const N: usize>(&self, token: usize) -> [&[f32]; N] {
         let mut queries = [self.query(self.heads.start, token); N];
@@ -79,16 +79,16 @@ impl ChunkJob<'_> {
         queries
     }
 
-    /// Returns the end of the last slot that a token sees.
+    /// Returns the index behind the last slot that a token sees; 0 if it sees none.
     pub(super) fn end(&self, token: usize) -> usize {
         self.seen.runs(token).last().map_or(0, |r| r.end)
     }
 
-    /// Resets the states.
+    /// Resets the softmax states of all heads and tokens of the part.
     pub(super) fn clear(&self) {
         for head in self.heads.clone() {
             for token in self.tokens.clone() {
-                // SAFETY: the part's own; dropped at once.
+                // SAFETY: the head and token are the part's own; the state is dropped at once.
                 let state = unsafe { self.state(head, token) };
                 (*state.top, *state.sum) = (f32::NEG_INFINITY, 0.0);
                 state.values.fill(0.0);
@@ -96,7 +96,7 @@ impl ChunkJob<'_> {
         }
     }
 
-    /// Iterates over the blocks of which a token sees something, with the slots from the first to the last that any sees.
+    /// Iterates over the blocks that any token sees. Gives the block's slots, and the range from the first slot seen to the last.
     pub(super) fn blocks(&self) -> impl Iterator<Item = (Range<usize>, Range<usize>)> + '_ {
         self.slots.clone().step_by(SLOTS_PER_BLOCK).filter_map(|start| {
             let slots = start..self.slots.end.min(start + SLOTS_PER_BLOCK);

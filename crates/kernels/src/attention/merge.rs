@@ -2,7 +2,7 @@
 
 use crate::simd::LANES;
 
-/// Merges the states of the chunks, in order.
+/// Merges the softmax states of the chunks, in order, into `out = sum_c e^(m_c - m) values_c / sum_c e^(m_c - m) sum_c`.
 pub(super) fn merge_chunks<'a>(chunks: impl Iterator<Item = &'a [[f32; LANES]]> + Clone, out: &mut [f32]) {
     let top = chunks.clone().map(|c| c[0][0]).fold(f32::NEG_INFINITY, f32::max);
     let mut total = 0.0;

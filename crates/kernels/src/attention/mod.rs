@@ -10,8 +10,8 @@
 //!   out = sum_c e^(m_c - m) values_c / sum_c e^(m_c - m) sum_c
 //! ```
 //!
-//! Chunks are parts of a job, so threads share a long context. A token's result depends neither on the other tokens nor on the
-//! number of threads, since blocks and chunks start at fixed slots.
+//! Chunks are parts of a job, so that threads share a long context. A token's result depends neither on the other
+//! tokens nor on the number of threads, since blocks and chunks start at fixed slots.
 
 mod blocks;
 mod cache;
@@ -33,7 +33,7 @@ use std::ops::Range;
 pub use visible::MASK_CUTOFF;
 use visible::{PARALLEL_ATTENTION, TOKENS_PER_JOB, VisibleSlots};
 
-/// Query heads that read a key together, at most.
+/// Largest number of query heads that read a key together.
 const MAX_SHARED_HEADS: usize = 8;
 
 thread_local! {
@@ -43,11 +43,11 @@ thread_local! {
 
 /// Computes `softmax(scale q k^T + mask) v` for each head. Masked slots are not read.
 ///
-/// A token's result does not depend on the other tokens or the number of threads. Returns the bytes of keys and values read,
-/// each counted once; for several tokens those from the first slot to the last that any sees.
+/// A token's result does not depend on the other tokens or the number of threads. Returns the bytes of keys and values
+/// read, each counted once; several tokens count all slots from the first to the last that any token sees.
 ///
 /// # Panics
-/// Lengths do not fit.
+/// Lengths do not match.
 #[allow(clippy::too_many_arguments)]
 pub fn attention(
     pool: &Pool,
@@ -81,7 +81,7 @@ pub fn attention(
     );
     let mut seen = SEEN.take();
     seen.find(pool, s, mask);
-    // Chunks at either end that no token sees are skipped.
+    // Skips chunks at either end that no token sees.
     let start = seen.runs.iter().map(|r| r.start / CHUNK).min().unwrap_or(0);
     let end = seen.runs.iter().map(|r| r.end.div_ceil(CHUNK)).max().unwrap_or(0).max(start + 1);
     let work: usize = seen.runs.iter().map(Range::len).sum();
@@ -90,7 +90,7 @@ pub fn attention(
     let mut states = std::mem::take(&mut seen.states);
     states.grow((end - start) * chunk, [0.0; LANES]);
     struct OutputRows<T>(*mut T);
-    // SAFETY: each part writes what belongs to its own heads, tokens and chunk.
+    // SAFETY: each part writes only the states of its own heads, tokens and chunk.
     unsafe impl<T> Sync for OutputRows<T> {}
     let target = OutputRows(states.as_mut_ptr());
     let group = s.heads / s.kv_heads;
@@ -111,7 +111,7 @@ pub fn attention(
             heads: kv_head * group + first..kv_head * group + group.min(first + MAX_SHARED_HEADS),
             tokens: block * TOKENS_PER_JOB..s.tokens.min((block + 1) * TOKENS_PER_JOB),
             slots: slots..s.slots.min(slots + CHUNK),
-            // SAFETY: inside of `states`.
+            // SAFETY: lies within `states`.
             states: unsafe { target.0.add(c * chunk) },
         };
         let mut scratch = SCRATCH.take();
@@ -131,7 +131,7 @@ pub fn attention(
         for token in 0..s.tokens {
             let of = |c: usize| &states[c * chunk + (head * s.tokens + token) * state..][..state];
             let at = out_at.first + head * out_at.head + token * out_at.token;
-            // SAFETY: inside of `out`, as asserted; heads and tokens do not overlap.
+            // SAFETY: lies within `out`, as asserted; heads and tokens do not overlap.
             let out = unsafe { std::slice::from_raw_parts_mut(target.0.add(at), s.head_dim) };
             merge_chunks((0..end - start).map(of), out);
         }
@@ -149,7 +149,7 @@ pub fn attention(
     (read * s.kv_heads * s.head_dim * (k.values.size() + v.values.size())) as u64
 }
 
-/// Checks that pieces of `len` elements on two axes, each a count and a stride, do not overlap.
+/// Tells whether pieces of `len` elements on two axes, each a count and a stride, are disjoint.
 fn are_disjoint(a: (usize, usize), b: (usize, usize), len: usize) -> bool {
     let (inner, outer) = if a.1 <= b.1 && a.0 > 1 || b.0 == 1 { (a, b) } else { (b, a) };
     let width = (inner.0 - 1).checked_mul(inner.1).and_then(|w| w.checked_add(len));

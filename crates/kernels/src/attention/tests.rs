@@ -68,7 +68,7 @@ fn attention_is_that_of_f64_and_a_token_does_not_depend_on_others() {
                     }
                 }
             }
-            // The last token by itself.
+            // Compares the last token alone.
             let t = tokens - 1;
             let alone = AttentionShape { tokens: 1, ..s };
             let mut single = vec![0f32; heads * d];
@@ -124,7 +124,7 @@ fn unseen_slots_are_in_no_run() {
     found.clear();
     add_runs(&mask, &mut found);
     assert_eq!(found, [3..4, 16..40, 69..70]);
-    // What is not a number is seen, and does not hide what the largest is.
+    // A NaN in the mask counts as seen, and does not change the largest value.
     mask[19] = f32::NAN;
     found.clear();
     add_runs(&mask, &mut found);
@@ -145,7 +145,7 @@ fn many_tokens_see_what_each_sees_alone() {
         noise(7, tokens * slots).into_iter().map(|v| if v < 0.1 { -30000.0 } else { v }).collect();
     let pool = Pool::new(3);
     let mut seen = VisibleSlots::default();
-    // What an earlier call left is gone.
+    // Runs that an earlier call left are gone.
     for values in [vec![0.0; tokens * slots], values] {
         seen.find(&pool, &s, Some(Mask { values: &values, token_stride: slots }));
         for (t, mask) in values.chunks(slots).enumerate() {

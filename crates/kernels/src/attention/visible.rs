@@ -7,16 +7,16 @@ use crate::memory::AlignedVec;
 use crate::simd::{F32x16, LANES, simd_fn};
 use std::ops::Range;
 
-/// Multiplications from which on several threads are used: some microseconds.
+/// Multiplications from which on several threads are used: a few microseconds of work.
 pub(super) const PARALLEL_ATTENTION: usize = 1 << 16;
-/// Tokens of a part, for which fp16 is widened once.
+/// Tokens of a part; it widens fp16 once for them.
 pub(super) const TOKENS_PER_JOB: usize = 16;
 
-/// Difference below a token's largest mask value from which a slot is skipped: `e^-20000` is zero by far.
+/// Distance below a token's largest mask value from which on a slot is skipped; `e^-20000` is 0 in f32.
 pub const MASK_CUTOFF: f32 = 20_000.0;
 
 simd_fn! {
-    /// Appends the runs of slots that a token sees.
+    /// Appends the runs of slots that a token sees, by its row of the mask.
     pub(super) fn add_runs(mask: &[f32], out: &mut Vec<Range<usize>>) = add_runs_simd
 }
 
@@ -26,7 +26,7 @@ fn add_runs_simd<L: F32x16>(mask: &[f32], out: &mut Vec<Range<usize>>) {
     let bound = if largest.is_finite() { largest - MASK_CUTOFF } else { f32::NEG_INFINITY };
     let mut start = None;
     for (i, chunk) in mask.chunks(LANES).enumerate() {
-        // Most chunks are seen as a whole, or not at all.
+        // Most chunks are seen as a whole or not at all.
         let below: u32 = chunk.iter().map(|m| u32::from(*m < bound)).sum();
         if below == chunk.len() as u32 {
             if let Some(start) = start.take() {
@@ -52,20 +52,20 @@ fn add_runs_simd<L: F32x16>(mask: &[f32], out: &mut Vec<Range<usize>>) {
     }
 }
 
-/// Holds the runs of slots that the tokens of a call see, and the states of its parts.
+/// Holds the runs of slots that the tokens of a call see, and the softmax states of its parts.
 #[derive(Default)]
 pub(super) struct VisibleSlots {
     pub(super) runs: Vec<Range<usize>>,
-    /// First run of each token, and the end.
+    /// Index of each token's first run, and the number of runs.
     pub(super) first: Vec<usize>,
-    /// Runs of 16 tokens each, and the end of each token's.
+    /// Per part of 16 tokens: the runs, and the end of each token's runs.
     found: Vec<(Vec<Range<usize>>, Vec<usize>)>,
     /// `[chunks, heads, tokens, state]`, see [`super::job::SoftmaxState`].
     pub(super) states: AlignedVec<[f32; LANES]>,
 }
 
 impl VisibleSlots {
-    /// Finds the runs of all tokens of a call.
+    /// Finds the runs of slots that each token of a call sees.
     pub(super) fn find(&mut self, pool: &Pool, s: &AttentionShape, mask: Option<Mask<'_>>) {
         let VisibleSlots { runs, first, found, .. } = self;
         runs.clear();

@@ -1,11 +1,11 @@
-//! Batches of 8-bit matmul in the tiles of AMX. It runs only with `ANEMOE_CPU=amx`: no processor has timed it.
+//! Multiplies batches of 8-bit codes in AMX tiles. Runs only with `ANEMOE_CPU=amx`: its speed was never measured on a processor.
 //!
 //! ```text
 //! tile of tokens [16 tokens, 64 columns of one lane]  x  tile of codes [64 columns of this lane, 16 rows]  =  256 sums
 //! ```
 //!
-//! A scale belongs to the 64 columns that a lane adds up, so a tile holds the columns of one lane. Tokens and codes are
-//! transposed for that: the words of four bytes of sixteen vectors become sixteen vectors, one per lane. Sums are scaled and
+//! A scale belongs to the 64 columns that one lane adds up, so a tile holds the columns of one lane. Tokens and codes
+//! are transposed for it: the 4-byte words of sixteen vectors become sixteen vectors, one per lane. Sums are scaled and
 //! added in the order of [`super::int8`], which gives the same bits.
 
 use super::int8_codes::DecodedInt8;
@@ -20,7 +20,7 @@ use crate::{Isa, Matrix, Pool};
 use std::arch::x86_64::*;
 use std::cell::RefCell;
 
-/// Vectors of the codes under one scale, transposed.
+/// Vectors of the transposed codes under one scale.
 const CODES: usize = LANES * VECTORS;
 
 const _: () = assert!(LANES == 16 && VECTORS == 2 * BLOCKS_PER_SCALE && ROWS_PER_PASS == 16);
@@ -28,9 +28,9 @@ const _: () = assert!(LANES == 16 && VECTORS == 2 * BLOCKS_PER_SCALE && ROWS_PER
 /// Fewest rows of weights for which transposing the tokens pays.
 const MIN_TRANSPOSED_ROWS: usize = 64;
 
-/// Transposes the tokens of a batch where AMX will multiply them by `w`; returns whether it does.
+/// Transposes the tokens of a batch if AMX will multiply them by `w`. Tells whether it does.
 ///
-/// `out` is `[tokens / 16 rounded up, scales, 16 lanes, 16 tokens]` vectors then.
+/// `out` then is `[tokens / 16 rounded up, scales, 16 lanes, 16 tokens]` vectors of 64 bytes.
 pub(super) fn transpose_tokens(
     isa: Isa,
     pool: &Pool,
@@ -38,7 +38,7 @@ pub(super) fn transpose_tokens(
     x: TokenSelection<'_>,
     out: &mut AlignedVec<[u8; 64]>,
 ) -> bool {
-    // Scales per block of columns have no tiles.
+    // Scales per block of columns have no AMX kernel.
     let whole = !matches!(w.weight.format, WeightFormat::Int { block_cols, .. } if block_cols != w.cols);
     let each = group_len(x.x.blocks());
     if isa != Isa::Amx
@@ -59,12 +59,12 @@ pub(super) fn transpose_tokens(
     true
 }
 
-/// Lines of sixteen tokens.
+/// Returns the number of 64-byte lines of sixteen transposed tokens.
 fn group_len(blocks: usize) -> usize {
     blocks.div_ceil(BLOCKS_PER_SCALE) * LANES * TOKENS
 }
 
-/// Transposes up to sixteen selected tokens from `first` on: vector t of lane l and scale s holds the lane's columns of token t.
+/// Transposes up to sixteen selected tokens from `first` on: vector t of lane l and scale s holds lane l's columns of token t.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx2,fma,f16c")]
 fn transpose_group(x: TokenSelection<'_>, first: usize, out: &mut [[u8; 64]]) {
     let blocks = x.x.blocks();
@@ -85,7 +85,7 @@ fn transpose_group(x: TokenSelection<'_>, first: usize, out: &mut [[u8; 64]]) {
 
 #[inline(always)]
 fn put(v: Avx512, out: &mut [u8; 64]) {
-    // SAFETY: there is room for 64 bytes; the processor has AVX-512 F, see `simd`.
+    // SAFETY: `out` has 64 bytes; the processor has AVX-512 F, see `simd`.
     unsafe { _mm512_storeu_ps(out.as_mut_ptr().cast(), v.0) }
 }
 
@@ -93,7 +93,7 @@ thread_local! {
     static SPACE: RefCell<Space> = RefCell::default();
 }
 
-/// Holds a thread's transposed codes and sums.
+/// Holds one thread's transposed codes and sums.
 #[derive(Default)]
 struct Space {
     /// `[scales, 16 lanes, 16 vectors, 16 rows]` words of four codes.
@@ -120,7 +120,7 @@ pub(super) unsafe fn multiply_decoded(
 /// Multiplies decoded rows by transposed tokens with the tiles of `M`.
 ///
 /// # Safety
-/// The processor has AVX-512 VNNI, and M's instructions.
+/// The processor has AVX-512 VNNI and the instructions of `M`.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx2,fma,f16c")]
 unsafe fn multiply_in_tiles<M: Multiply>(
     tiles: M,
@@ -142,7 +142,7 @@ unsafe fn multiply_in_tiles<M: Multiply>(
         for k in 0..VECTORS {
             let mut v = [Avx512::splat(0.0); LANES];
             let column = s * VECTORS + k;
-            // Behind a token's end are zeros, so it does not matter what codes are there.
+            // Tokens end with zeros, so the codes there do not matter.
             if column < blocks * 2 {
                 for (row, v) in v.iter_mut().enumerate().take(n) {
                     *v = Avx512::from_f32(&rows.codes[row / ROWS * blocks * 2 + column][row % ROWS]);
@@ -157,7 +157,7 @@ unsafe fn multiply_in_tiles<M: Multiply>(
     for first in (0..tokens).step_by(TOKENS) {
         let some = TOKENS.min(tokens - first);
         rows.next.prefetch_pieces(first..first + some, tokens);
-        // SAFETY: as this function's.
+        // SAFETY: the caller promises the same.
         unsafe { tiles.shape(some) };
         let scales = |t: usize, s: usize| &x.x.int8.scales[x.at(first + t) * scaled + s];
         let mut scale_of = [&[0f32; LANES]; TOKENS];
@@ -168,11 +168,11 @@ unsafe fn multiply_in_tiles<M: Multiply>(
             for (t, scale) in scale_of.iter_mut().enumerate().take(some) {
                 *scale = scales(t, s);
             }
-            // A lane's sums are scaled while the next one's tiles are multiplied.
+            // Scales a lane's sums while the tiles of the next lane are multiplied.
             for l in 0..=LANES {
                 if l < LANES {
                     let (a, b) = (&transposed[s * LANES + l], &tile_codes[s * LANES + l]);
-                    // SAFETY: the thread was prepared above; as this function's.
+                    // SAFETY: the thread was prepared above; the caller promises the rest.
                     unsafe { tiles.multiply(a, b, &mut found[l % 2]) };
                 }
                 let Some(l) = l.checked_sub(1) else { continue };
@@ -202,12 +202,12 @@ unsafe fn multiply_in_tiles<M: Multiply>(
             store_rows(y, which, first + t, v);
         }
     }
-    // SAFETY: as this function's.
+    // SAFETY: the caller promises the same.
     unsafe { tiles.end() };
     SPACE.set(Space { codes: tile_codes, sums });
 }
 
-/// Adds the sums of T tokens in lane l, scaled, to `all`, or puts them there where they are the first.
+/// Adds the scaled sums of T tokens in lane l to `all`; the first scale's sums (`first`) replace `all`.
 #[inline(always)]
 fn scale<const T: usize>(
     found: &[[i32; LANES]],
@@ -218,7 +218,7 @@ fn scale<const T: usize>(
 ) {
     assert!(found.len() >= T && scales.len() >= T && all.len() >= T && l < LANES);
     for t in 0..T {
-        // SAFETY: sixteen sums are there; the processor has AVX-512 F.
+        // SAFETY: `found[t]` has sixteen sums; the processor has AVX-512 F.
         let v = Avx512(unsafe { _mm512_cvtepi32_ps(_mm512_loadu_si512(found[t].as_ptr().cast())) });
         let before = if first { Avx512::splat(0.0) } else { Avx512::load(&all[t]) };
         v.mul_add(Avx512::splat(scales[t][l]), before).store(&mut all[t]);
@@ -232,7 +232,7 @@ mod tests {
     use crate::{Columns, Layout, MatMul, PackedActivations, matmul_batch_on};
     use std::cell::Cell;
 
-    /// Does what tiles do, for processors without them. Knows how many tokens it was prepared for, 0 at the end.
+    /// Multiplies tiles in scalar code, for processors without AMX. Remembers the prepared number of tokens, 0 after the end.
     #[derive(Clone, Copy)]
     struct Loops<'a>(&'a Cell<usize>);
 
@@ -268,7 +268,7 @@ mod tests {
             [(16usize, 1024, 16), (16, 2816, 33), (16, 100, 9), (5, 1100, 20), (1, 8, 1), (13, 2048, 15)]
         {
             let mut x = noise(1, cols * tokens);
-            // A token of zeros, and one with something that is not finite.
+            // A token of zeros, and a token with an element that is not finite.
             x[..cols].fill(0.0);
             x[cols * tokens - 1] = f32::INFINITY;
             let packed = pack(&x, cols, tokens);
@@ -286,7 +286,7 @@ mod tests {
             chosen[0] = 0;
             for (bias, taken) in [(None, None), (Some(bias.as_slice()), Some(chosen.as_slice()))] {
                 let x = TokenSelection::new(&packed, taken);
-                // With rubbish where no token is.
+                // Lines without a token hold arbitrary bytes.
                 let mut transposed = vec![[9; 64]; tokens.div_ceil(TOKENS) * group_len(blocks)];
                 let prepared = Cell::new(77);
                 let (mut expected, mut found) = (vec![9f32; tokens * rows], vec![7f32; tokens * rows]);
@@ -313,8 +313,7 @@ mod tests {
         }
     }
 
-    /// Checks everything from matrices to results where there are tiles: several matmuls of one job, each with
-    /// its own tokens and its own kind.
+    /// Checks whole matmuls where AMX is available: several matmuls of one job, each with its own tokens and weight format.
     #[test]
     fn batches_through_tiles_have_the_bits_of_others() {
         if !Isa::Amx.is_available() {
@@ -342,7 +341,7 @@ mod tests {
                 packed.pack(&Pool::new(1), w.layout(), at, tokens, cols);
                 packed
             });
-            // All of them, and fewer, in another order.
+            // All tokens, then fewer, in another order.
             let chosen: Vec<u32> = (0..tokens as u32).rev().filter(|t| t % 4 != 1 || tokens < 12).collect();
             let taken = [None, Some(chosen.as_slice()), Some(&chosen[1..]), Some(&chosen[..3])];
             let slots = [Some(0), None, Some(1), Some(2), Some(3)];

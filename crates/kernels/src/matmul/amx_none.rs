@@ -1,11 +1,11 @@
-//! Stands in for `amx` on other processors than x86-64.
+//! Stands in for `amx` on processors other than x86-64.
 
 use super::int8_codes::DecodedInt8;
 use super::schedule::*;
 use crate::memory::AlignedVec;
 use crate::{Isa, Matrix, Pool};
 
-/// Returns false: there are no tiles.
+/// Returns false: this processor has no tiles.
 pub(super) fn transpose_tokens(
     _: Isa,
     _: &Pool,
@@ -16,10 +16,10 @@ pub(super) fn transpose_tokens(
     false
 }
 
-/// Never runs.
+/// Panics; nothing calls it without transposed tokens.
 ///
 /// # Safety
-/// There are no transposed tokens, see [`transpose_tokens`].
+/// Never called: no tokens are transposed, see [`transpose_tokens`].
 pub(super) unsafe fn multiply_decoded(
     _: &DecodedInt8<'_>,
     _: &[usize],

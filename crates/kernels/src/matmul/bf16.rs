@@ -6,7 +6,7 @@
 //! result   the lanes, added by halves
 //! ```
 //!
-//! Numbers below the normal ones are zero, as with the instruction. Scalar code gives the same bits.
+//! Subnormal numbers count as zero, as in the instruction. Scalar code gives the same bits.
 
 use super::schedule::*;
 use crate::activations::COLUMNS_PER_LINE as COLUMNS;
@@ -16,10 +16,10 @@ use crate::weight_format::WeightFormat;
 use crate::{Isa, Matrix};
 use std::cell::RefCell;
 
-/// Tokens per pass over decoded rows: 24 sums are registers of AVX-512.
+/// Tokens per pass over decoded rows: their 24 sums fit into the registers of AVX-512.
 const TOKENS_PER_PASS: usize = 6;
 
-/// Multiplies some rows of `w`, which is of fp16 or f32, by all selected tokens.
+/// Multiplies some rows of `w` (fp16 or f32) by all selected tokens.
 pub(super) fn multiply_rows(
     isa: Isa,
     w: &Matrix<'_>,
@@ -48,17 +48,17 @@ thread_local! {
     static DECODED: RefCell<AlignedVec<[u8; 64]>> = const { RefCell::new(AlignedVec::new()) };
 }
 
-/// Multiplies all rows of a part.
+/// Multiplies all rows of a part by all selected tokens.
 #[inline(always)]
 fn multiply_tiles<L: Bf16x32>(w: &Matrix<'_>, x: TokenSelection<'_>, rows: &RowTiles, y: &OutputRows<'_>) {
     let (data, halves) = (w.weight.elements, w.weight.format == WeightFormat::Fp16);
     let (stored, lines) = (RowBytes::new(w, data, if halves { 16 } else { 32 }), x.x.padded() / COLUMNS);
     if x.tokens() <= SMALL_BATCH {
         for (which, n) in rows.each() {
-            // Loops, not closures: those given to other functions would be compiled without this one's instructions.
+            // Loops, not closures: a closure passed to another function is compiled without this function's instructions.
             let mut bytes: [&[u8]; ROWS] = [&[]; ROWS];
             for i in 0..ROWS {
-                // SAFETY: tiles have rows of the matrix.
+                // SAFETY: every row of a tile is a row of the matrix.
                 bytes[i] = unsafe { stored.row(which[i]) };
             }
             if halves {
@@ -73,7 +73,7 @@ fn multiply_tiles<L: Bf16x32>(w: &Matrix<'_>, x: TokenSelection<'_>, rows: &RowT
     decoded.grow(ROWS_PER_PASS * lines, [0; 64]);
     for (which, n) in rows.rows::<ROWS_PER_PASS>() {
         for (i, &r) in which[..n].iter().enumerate() {
-            // SAFETY: tiles have rows of the matrix.
+            // SAFETY: every row of a tile is a row of the matrix.
             let bytes = unsafe { stored.row(r) };
             let (tile, _) = decoded[i / ROWS * ROWS * lines..][..ROWS * lines].as_chunks_mut::<ROWS>();
             if halves {
@@ -98,7 +98,7 @@ fn multiply_tiles<L: Bf16x32>(w: &Matrix<'_>, x: TokenSelection<'_>, rows: &RowT
     DECODED.set(decoded);
 }
 
-/// Rounds a row, of which 32 columns have BYTES bytes, to row k of a tile.
+/// Rounds a row to bf16 as row k of a tile; `BYTES` is the size of 32 columns.
 #[inline(always)]
 fn round_row<L: Bf16x32, const BYTES: usize>(bytes: &[u8], tile: &mut [[[u8; 64]; ROWS]], k: usize) {
     let (whole, rest) = bytes.as_chunks::<BYTES>();
@@ -114,7 +114,7 @@ fn round_row<L: Bf16x32, const BYTES: usize>(bytes: &[u8], tile: &mut [[[u8; 64]
     }
 }
 
-/// Rounds thirty-two columns to a line.
+/// Rounds thirty-two columns to a line of bf16.
 #[inline(always)]
 fn round<L: Bf16x32, const BYTES: usize>(bytes: &[u8; BYTES], out: &mut [u8; 64]) {
     let (low, high) = bytes.split_at(BYTES / 2);
@@ -126,7 +126,7 @@ fn round<L: Bf16x32, const BYTES: usize>(bytes: &[u8; BYTES], out: &mut [u8; 64]
     L::pack_bf16(low, high, out);
 }
 
-/// Returns the lines of T tokens, and their number.
+/// Returns the lines of T tokens from `first` on, and the number of lines of each.
 #[inline(always)]
 fn tokens_of<'a, const T: usize>(x: TokenSelection<'a>, first: usize) -> ([&'a [[u8; 64]]; T], usize) {
     let lines = x.x.padded() / COLUMNS;
@@ -137,7 +137,7 @@ fn tokens_of<'a, const T: usize>(x: TokenSelection<'a>, first: usize) -> ([&'a [
     (tokens, lines)
 }
 
-/// Multiplies rows `which` of a tile by a small batch, and rounds them in registers for each four tokens.
+/// Multiplies rows `which` of a tile by a small batch; rounds the weights in registers once per four tokens.
 #[inline(always)]
 fn small_batch<L: Bf16x32, const BYTES: usize>(
     bytes: [&[u8]; ROWS],
@@ -155,7 +155,7 @@ fn small_batch<L: Bf16x32, const BYTES: usize>(
     }
 }
 
-/// Multiplies four rows by T tokens. Returns T.
+/// Multiplies four rows by T tokens from `first` on. Returns T.
 #[inline(always)]
 fn small_batch_tile<L: Bf16x32, const BYTES: usize, const T: usize>(
     bytes: [&[u8]; ROWS],
@@ -204,7 +204,7 @@ fn chunk<const N: usize>(bytes: &[u8]) -> &[u8; N] {
     bytes.first_chunk().expect("half of a line's columns")
 }
 
-/// Multiplies rounded rows `[tiles, lines, 4, 64]` by T tokens. Returns T.
+/// Multiplies rounded rows `[tiles, lines, 4, 64]` by T tokens from `first` on. Returns T.
 #[inline(always)]
 fn large_batch_tiles<L: Bf16x32, const T: usize>(
     rows: &[[[u8; 64]; ROWS]],
@@ -258,7 +258,7 @@ mod tests {
         let mut packed = PackedActivations::default();
         let of = |values, stride| Columns { values, first: 0, token_stride: stride, channel_stride: 1 };
         let pool = Pool::new(threads);
-        // Rubbish of an earlier use.
+        // Data of an earlier use, which must not matter.
         packed.pack(&pool, Layout::Bf16, of(&[7.0; 1900], 0), 9, 1900);
         packed.pack(&pool, w.layout(), of(x, w.cols()), t, w.cols());
         let n = chosen.map_or(t, <[u32]>::len);
@@ -289,7 +289,7 @@ mod tests {
                         let terms =
                             || (0..cols).map(|c| f64::from(dense[r * cols + c]) * f64::from(x[k * cols + c]));
                         let error = f64::from(expected[k * rows + r]) - terms().sum::<f64>();
-                        // Two factors, each half of a 2^-8 off, and fp16.
+                        // Two factors with an error of half of 2^-8 each, and the error of fp16.
                         let bound = terms().map(f64::abs).sum::<f64>() * 1.1 / 128.0 + 1e-6;
                         assert!(error.abs() <= bound, "[{rows}, {cols}] {error} of {bound}");
                     }
@@ -339,7 +339,7 @@ mod tests {
         for (i, v) in data.as_flattened_mut().iter_mut().enumerate() {
             *v = match special.get(i) {
                 Some(v) => *v,
-                // Of all sizes.
+                // Numbers of all magnitudes.
                 None => f32::from_bits((i as u32).wrapping_mul(0x9e37_79b9)),
             };
         }

@@ -1,15 +1,15 @@
 //! Decodes stored rows to f32 vectors, a block of 128 columns at a time.
 //!
-//! A format is decoded in the order of columns that costs least; activations are packed to match
-//! ([`crate::Layout`]). Packed indices are never unpacked. With 4 bits, for example:
+//! Each format is decoded in the order of columns that costs least, and activations are packed to match
+//! ([`crate::Layout`]). Packed indices are not unpacked. With 4 bits, for example:
 //!
 //! ```text
 //! 64 bytes = 16 words u32, one per lane      word l = | i7 | i6 | i5 | i4 | i3 | i2 | i1 | i0 |   columns 8 l + 7 .. 8 l
 //! vector k = table[(word >> 4 k) & 15]       lane l = column 8 l + k
 //! ```
 //!
-//! The lookup instruction ignores the upper bits, so a shift is all that an index costs. Tables of fewer than 16 entries are
-//! repeated to 16 for that.
+//! The lookup instruction ignores the upper bits, so an index costs one shift. Tables of fewer than 16 entries are
+//! therefore repeated to 16.
 
 use crate::lut_tables::HalfLut;
 use crate::matrix::{BLOCK, Divisor};
@@ -24,17 +24,17 @@ pub(crate) const MAX_BLOCK_BYTES: usize = 4 * BLOCK;
 pub(crate) trait Decode: Copy {
     /// Bytes of a block.
     const BYTES: usize;
-    /// Has a kernel for small batches that decodes into registers; otherwise rows are decoded into memory first.
+    /// True if a kernel for small batches decodes into registers; otherwise rows are decoded into memory first.
     const SMALL_BATCH_KERNEL: bool = false;
-    /// Table or scales of a row.
+    /// A row's table or scales.
     type Row<L: F32x16>: Copy;
-    /// Returns table or scales of row `row` of the storage.
+    /// Returns the table or scales of row `row` of the storage.
     fn row<L: F32x16>(&self, row: usize) -> Self::Row<L>;
-    /// A block as it is stored.
+    /// A block in its storage form.
     type Raw<'b, L: F32x16>: Copy;
     /// Loads block `b` of a row from its `BYTES` bytes.
     fn raw<'b, L: F32x16>(&self, row: Self::Row<L>, b: usize, bytes: &'b [u8]) -> Self::Raw<'b, L>;
-    /// Loads the last block of a row from fewer bytes, filled with zeros in `whole`.
+    /// Loads the last block of a row from fewer bytes; zeros follow in `whole`.
     #[inline(always)]
     fn rest<'b, L: F32x16>(
         &self,
@@ -47,7 +47,7 @@ pub(crate) trait Decode: Copy {
         whole[bytes.len()..Self::BYTES].fill(0);
         self.raw::<L>(row, b, &whole[..Self::BYTES])
     }
-    /// Decodes vector k of a block; k is a constant once loops are unrolled.
+    /// Decodes vector k of a block; unrolled loops make k a constant.
     fn vector<L: F32x16>(&self, row: Self::Row<L>, b: usize, raw: Self::Raw<'_, L>, k: usize) -> L;
 }
 
@@ -59,7 +59,7 @@ fn part<const N: usize>(bytes: &[u8], at: usize) -> &[u8; N] {
     }
 }
 
-/// 4-bit indices.
+/// LUT weights with 4-bit indices.
 #[derive(Clone, Copy)]
 pub(crate) struct Lut4<'a> {
     pub lut: &'a [f32],
@@ -77,7 +77,7 @@ fn repeat_table<L: F32x16>(lut: &[f32], group: usize, bits: usize) -> L {
     L::load(&full)
 }
 
-/// Gives each row a table of sixteen entries.
+/// Gives a row's table of sixteen entries.
 pub(crate) trait Table16: Copy {
     /// See [`Decode::SMALL_BATCH_KERNEL`].
     const SMALL_BATCH_KERNEL: bool;
@@ -95,7 +95,7 @@ impl Table16 for Lut4<'_> {
     }
 }
 
-/// Looks up elements of 4 bits in their row's table.
+/// Looks up 4-bit elements in their row's table.
 #[derive(Clone, Copy)]
 pub(crate) struct Nibbles<T>(pub T);
 
@@ -122,7 +122,7 @@ impl<T: Table16> Decode for Nibbles<T> {
     }
 }
 
-/// Indices of 1, 2 or 3 bits.
+/// LUT weights with indices of 1, 2 or 3 bits.
 #[derive(Clone, Copy)]
 pub(crate) struct LutSmall<'a, const BITS: usize> {
     pub lut: &'a [f32],
@@ -151,7 +151,7 @@ impl<const BITS: usize> Decode for LutSmall<'_, BITS> {
     }
 }
 
-/// 6-bit indices.
+/// LUT weights with 6-bit indices.
 #[derive(Clone, Copy)]
 pub(crate) struct Lut6<'a> {
     pub lut: &'a [f32],
@@ -179,7 +179,7 @@ impl<'a> Decode for Lut6<'a> {
     }
 }
 
-/// 8-bit indices.
+/// LUT weights with 8-bit indices.
 #[derive(Clone, Copy)]
 pub(crate) struct Lut8<'a> {
     pub lut: &'a [f32],
@@ -207,7 +207,7 @@ impl<'a> Decode for Lut8<'a> {
     }
 }
 
-/// 6-bit indices into tables of fp16.
+/// LUT weights with 6-bit indices into fp16 tables.
 ///
 /// ```text
 /// 96 bytes = 16 lanes of 48 bits = eight indices each      vector k, lane l = column 8 l + k
@@ -233,7 +233,7 @@ impl Decode for HalfLut6<'_> {
     }
     #[inline(always)]
     fn vector<L: F32x16>(&self, _: L::HalfTable, _: usize, pairs: [L::Halves; 4], k: usize) -> L {
-        // Pair and place of each index, see `HALF_PAIRS`.
+        // Pair of vectors and place in it of each index, see `HALF_PAIRS`.
         const PLACES: [(usize, bool); VECTORS] =
             [(0, false), (0, true), (1, false), (2, false), (2, true), (1, true), (3, false), (3, true)];
         let (pair, second) = PLACES[k];
@@ -241,7 +241,7 @@ impl Decode for HalfLut6<'_> {
     }
 }
 
-/// 8-bit indices into tables of fp16.
+/// LUT weights with 8-bit indices into fp16 tables.
 #[derive(Clone, Copy)]
 pub(crate) struct HalfLut8<'a> {
     pub lut: &'a HalfLut,
@@ -271,7 +271,7 @@ impl<'a> Decode for HalfLut8<'a> {
     }
 }
 
-/// fp16.
+/// Dense fp16 weights.
 #[derive(Clone, Copy)]
 pub(crate) struct Half;
 
@@ -292,7 +292,7 @@ impl Decode for Half {
     }
 }
 
-/// f32.
+/// Dense f32 weights.
 #[derive(Clone, Copy)]
 pub(crate) struct Single;
 
@@ -312,32 +312,32 @@ impl Decode for Single {
     }
 }
 
-/// Finds scales and offsets of blocks of rows and columns.
+/// Finds the scales and offsets of blocks of rows and columns.
 #[derive(Clone, Copy)]
 pub(crate) struct Scales<'a> {
     pub scale: &'a [f32],
     pub offset: Option<&'a [f32]>,
     block_rows: Divisor,
-    /// Columns of a block.
+    /// Columns per block.
     block: Divisor,
-    /// Blocks of a row.
+    /// Blocks per row.
     blocks: usize,
 }
 
 impl<'a> Scales<'a> {
-    /// Makes them for blocks of `block.0` rows and `block.1` columns, of rows of `cols` columns.
+    /// Makes the scales of blocks of `block.0` rows and `block.1` columns; rows have `cols` columns.
     pub fn new(scale: &'a [f32], offset: Option<&'a [f32]>, block: (usize, usize), cols: usize) -> Self {
         let (block_rows, columns) = (Divisor::new(block.0), Divisor::new(block.1));
         Scales { scale, offset, block_rows, block: columns, blocks: cols / block.1 }
     }
 
-    /// Returns the first block of a row.
+    /// Returns the index of a row's first block.
     #[inline(always)]
     pub fn first(&self, row: usize) -> usize {
         self.block_rows.divide(row) * self.blocks
     }
 
-    /// Loads the values of the lanes, of which lane l holds column `column + step * l`.
+    /// Loads one value of `of` per lane; lane l holds column `column + step * l`.
     #[inline(always)]
     pub(crate) fn lanes<L: F32x16>(&self, of: &[f32], first: usize, column: usize, step: usize) -> L {
         let last = first + self.blocks - 1;
@@ -346,7 +346,7 @@ impl<'a> Scales<'a> {
         if block.is_multiple_of(BLOCK) || (step == 1 && block.is_multiple_of(LANES)) {
             return L::splat(of[at.min(last)]);
         }
-        // Blocks of a few lanes each, all of them inside the row.
+        // Blocks of a few lanes each, all within the row.
         let lanes = block / step;
         if block.is_multiple_of(step)
             && matches!(lanes, 1 | 2 | 4 | 8)
@@ -375,7 +375,7 @@ impl<'a> Scales<'a> {
     }
 }
 
-/// 8-bit integers.
+/// 8-bit integers with scales per block.
 #[derive(Clone, Copy)]
 pub(crate) struct Int8<'a> {
     pub scales: Scales<'a>,
@@ -408,12 +408,12 @@ impl Decode for Int8<'_> {
 pub(crate) struct RowScales<'a> {
     pub scale: &'a [f32],
     pub offset: Option<&'a [f32]>,
-    /// Rows that share them.
+    /// Rows that share a scale and offset.
     pub block_rows: Divisor,
 }
 
 impl RowScales<'_> {
-    /// Returns scale and offset of a row.
+    /// Returns a row's scale and offset.
     #[inline(always)]
     pub fn get(&self, row: usize) -> (f32, f32) {
         let at = self.block_rows.divide(row);
@@ -421,7 +421,7 @@ impl RowScales<'_> {
     }
 }
 
-/// 8-bit integers with a scale for the row.
+/// 8-bit integers with one scale per row.
 #[derive(Clone, Copy)]
 pub(crate) struct Int8Rows<'a> {
     pub scales: RowScales<'a>,
@@ -451,7 +451,7 @@ impl Decode for Int8Rows<'_> {
     }
 }
 
-/// 4-bit integers with a scale for the row: its sixteen values are a table.
+/// 4-bit integers with one scale per row: the sixteen values are a table.
 #[derive(Clone, Copy)]
 pub(crate) struct Int4Rows<'a> {
     pub scales: RowScales<'a>,
@@ -467,7 +467,7 @@ impl Table16 for Int4Rows<'_> {
     }
 }
 
-/// Returns the sixteen values of 4-bit integers.
+/// Returns the values of the sixteen 4-bit integers.
 #[inline(always)]
 fn integers<L: F32x16>(signed: bool) -> L {
     let mut values = [0f32; LANES];
@@ -477,7 +477,7 @@ fn integers<L: F32x16>(signed: bool) -> L {
     L::load(&values)
 }
 
-/// 4-bit integers.
+/// 4-bit integers with scales per block.
 #[derive(Clone, Copy)]
 pub(crate) struct Int4<'a> {
     pub scales: Scales<'a>,
@@ -494,7 +494,7 @@ impl Decode for Int4<'_> {
     }
     #[inline(always)]
     fn raw<L: F32x16>(&self, first: usize, b: usize, bytes: &[u8]) -> (L::U32s, L, L) {
-        // Eight columns of a lane are of one block, see `Matrix::has_native_kernel`.
+        // The eight columns of a lane belong to one block, see `Matrix::has_native_kernel`.
         let scale = self.scales.lanes::<L>(self.scales.scale, first, b * BLOCK, VECTORS);
         let zero = match self.scales.offset {
             Some(offset) => self.scales.lanes::<L>(offset, first, b * BLOCK, VECTORS),

@@ -1,4 +1,4 @@
-//! Exact matmul in f32, of any format.
+//! Exact matmul in f32, for any format.
 //!
 //! ```text
 //! one token        decode a block of 4 rows into registers
@@ -8,7 +8,7 @@
 //!                  3 tokens
 //! ```
 //!
-//! Formats whose rows no kernel reads in place are dequantized row by row first; scalar code always is, as the reference.
+//! Formats whose rows no kernel reads in place are dequantized row by row first. Scalar code, the reference, always does so.
 
 use super::decode::{self, Decode, MAX_BLOCK_BYTES, VECTORS};
 use super::schedule::*;
@@ -77,7 +77,7 @@ pub(super) fn multiply_rows(
     }
 }
 
-/// Multiplies the rows of one format.
+/// Multiplies rows of one weight format.
 struct MultiplyRowsF32<'a, D> {
     weights: F32Weights<'a, D>,
     x: TokenSelection<'a>,
@@ -97,7 +97,7 @@ impl<D: Decode> Kernel for MultiplyRowsF32<'_, D> {
     }
 }
 
-/// Multiplies decoded rows, which are rows `which` of the matrix.
+/// Multiplies decoded rows; they are rows `which` of the matrix.
 struct MultiplyDecodedF32<'a> {
     rows: DecodedF32<'a>,
     which: &'a [usize],
@@ -109,7 +109,7 @@ impl Kernel for MultiplyDecodedF32<'_> {
     type Output = ();
     #[inline(always)]
     fn run<S: Simd>(self) {
-        // Four sums of six tokens, and what they are made of, are registers of AVX-512.
+        // The 24 sums of four rows and six tokens and their operands fit into the registers of AVX-512.
         if S::REGISTERS >= 32 {
             large_batch::<S, 6>(&self.rows, self.which, self.x, self.y);
         } else {
@@ -121,7 +121,7 @@ impl Kernel for MultiplyDecodedF32<'_> {
 /// Multiplies some columns of decoded rows by some tokens, and adds the products to the lanes of each token and row.
 struct MultiplyPieceF32<'a> {
     tiles: &'a [[[f32; LANES]; ROWS]], // [tiles, vectors, 4, 16]
-    /// Vectors of the columns.
+    /// Range of vectors that holds the columns.
     vectors: Range<usize>,
     x: TokenSelection<'a>,
     tokens: Range<usize>,
@@ -147,10 +147,10 @@ impl Kernel for MultiplyPieceF32<'_> {
     }
 }
 
-/// Tokens that a register of four rows is multiplied by: twelve sums, and a register of each token and of a row.
+/// Tokens per register of four rows: twelve sums, a register of each token and one of a row.
 const REGISTER_TOKENS: usize = 3;
 
-/// Multiplies a piece by T tokens, see [`MultiplyPieceF32`].
+/// Multiplies a piece by T tokens from `first` on, see [`MultiplyPieceF32`].
 #[inline(always)]
 fn multiply_piece<L: Simd, const T: usize>(
     tiles: &[[[f32; LANES]; ROWS]],
@@ -193,7 +193,7 @@ fn multiply_piece<L: Simd, const T: usize>(
     }
 }
 
-/// Holds up to sixteen rows as f32.
+/// Holds up to sixteen decoded rows as f32.
 struct DecodedF32<'a> {
     vectors: &'a [[[f32; LANES]; ROWS]], // [tiles, vectors, 4, 16]
     /// The rows that are decoded next.
@@ -204,14 +204,14 @@ thread_local! {
     static DECODED: RefCell<AlignedVec<[f32; LANES]>> = const { RefCell::new(AlignedVec::new()) };
 }
 
-/// A row, and its vectors in a tile.
+/// A dequantized row, and its vectors as a tile.
 type OneRow = (Vec<f32>, Vec<[[f32; LANES]; ROWS]>);
 
 thread_local! {
     static DEQUANTIZED: RefCell<OneRow> = RefCell::default();
 }
 
-/// Dequantizes rows one by one, and multiplies each.
+/// Dequantizes rows one by one, and multiplies each by all tokens.
 fn dequantize_fallback(isa: Isa, w: &Matrix<'_>, x: TokenSelection<'_>, rows: &RowTiles, y: &OutputRows<'_>) {
     let n = x.x.padded();
     let mut memory = DEQUANTIZED.take();
@@ -234,7 +234,7 @@ fn dequantize_fallback(isa: Isa, w: &Matrix<'_>, x: TokenSelection<'_>, rows: &R
     DEQUANTIZED.set(memory);
 }
 
-/// Holds the weights of one format.
+/// Holds the weights of one format, and their decoder.
 struct F32Weights<'a, D> {
     decoder: D,
     rows: RowBytes<'a>,
@@ -242,7 +242,7 @@ struct F32Weights<'a, D> {
     first: usize,
 }
 
-/// Multiplies all rows of a part.
+/// Multiplies all rows of a part by all tokens.
 #[inline(always)]
 fn multiply_tiles<L: Simd, D: Decode>(
     s: &F32Weights<'_, D>,
@@ -275,7 +275,7 @@ fn multiply_tiles<L: Simd, D: Decode>(
     for (which, n) in rows.rows::<ROWS_PER_PASS>() {
         let len = x.x.padded() / LANES;
         decoded.grow(n.next_multiple_of(ROWS) * len, [0.0; LANES]);
-        // Rows of streams are prefetched here, others while tokens pass.
+        // Prefetches rows of streams here; other rows are prefetched while tokens are multiplied.
         let distance = if t <= SMALL_BATCH { PREFETCH_DISTANCE } else { 0 };
         decode_piece::<L, D>(
             s,
@@ -291,7 +291,7 @@ fn multiply_tiles<L: Simd, D: Decode>(
     DECODED.set(decoded);
 }
 
-/// Multiplies all rows of a part by several tokens, where there are few registers.
+/// Multiplies all rows of a part by several tokens, on processors with few registers.
 #[inline(always)]
 fn multiply_tiles_in_pieces<L: Simd, D: Decode>(
     s: &F32Weights<'_, D>,
@@ -327,7 +327,7 @@ fn multiply_tiles_in_pieces<L: Simd, D: Decode>(
 /// Vectors of columns that are decoded together for sixteen rows: 16 KB, which stay in L1 with those of three tokens.
 const PIECE_VECTORS: usize = 16;
 
-/// Decoded rows, and the lanes of each row and token.
+/// Decoded rows, and the lane sums of each row and token.
 type F32Pieces = (AlignedVec<[f32; LANES]>, AlignedVec<[f32; LANES]>);
 
 /// Multiplies up to sixteen rows by all tokens; the rows are decoded N vectors at a time.
@@ -361,8 +361,8 @@ fn multiply_in_pieces<L: Simd, D: Decode, const N: usize>(
     }
 }
 
-/// Decodes some vectors, which are whole blocks, of rows to `[tiles, vectors, 4]`, and prefetches what comes a distance
-/// after them; none where it is zero.
+/// Decodes some vectors of rows (whole blocks) to `[tiles, vectors, 4]`, and prefetches the bytes `prefetch_distance`
+/// after them; 0 prefetches nothing.
 #[inline(always)]
 fn decode_piece<L: F32x16, D: Decode>(
     s: &F32Weights<'_, D>,
@@ -376,7 +376,7 @@ fn decode_piece<L: F32x16, D: Decode>(
     let (n, first) = (vectors.len(), vectors.start / VECTORS);
     for (i, &r) in which.iter().enumerate() {
         let (out, i) = (&mut out[i / ROWS * n..][..n], i % ROWS);
-        // SAFETY: tiles have rows of the matrix.
+        // SAFETY: every row of a tile is a row of the matrix.
         let (row, bytes) = (s.decoder.row::<L>(s.first + r), unsafe { s.rows.row(r) });
         for (b, out) in (first..).zip(out.as_chunks_mut::<VECTORS>().0) {
             let raw = match bytes.get(b * D::BYTES..(b + 1) * D::BYTES) {
@@ -395,14 +395,15 @@ fn decode_piece<L: F32x16, D: Decode>(
     }
 }
 
-/// Prefetches into L1 where weights have few bits and wait for instructions rather than memory, else into L2.
+/// Prefetches a block `distance` bytes ahead: into L1 for weights of few bits, which wait for instructions rather than
+/// memory, else into L2.
 #[inline(always)]
 fn prefetch_block<D: Decode>(bytes: &[u8], distance: usize) {
     let cache = if D::BYTES < BLOCK { CacheLevel::L1 } else { CacheLevel::L2 };
     crate::memory::prefetch(cache, bytes.as_ptr().wrapping_add(distance), bytes.len());
 }
 
-/// Multiplies four rows, of which n exist, by T tokens, and decodes them into registers. Returns T.
+/// Multiplies four rows, of which n exist, by T tokens; decodes the weights into registers. Returns T.
 #[inline(always)]
 fn small_batch_tile<L: F32x16, D: Decode, const T: usize>(
     s: &F32Weights<'_, D>,
@@ -413,12 +414,12 @@ fn small_batch_tile<L: F32x16, D: Decode, const T: usize>(
     y: &OutputRows<'_>,
 ) -> usize {
     let mut acc = [[L::splat(0.0); ROWS]; T];
-    // Loops, not closures: those given to other functions would be compiled without this one's instructions.
+    // Loops, not closures: a closure passed to another function is compiled without this function's instructions.
     let mut rows = [s.decoder.row::<L>(s.first + which[0]); ROWS];
     let mut bytes: [&[u8]; ROWS] = [&[]; ROWS];
     for i in 0..ROWS {
         rows[i] = s.decoder.row::<L>(s.first + which[i]);
-        // SAFETY: tiles have rows of the matrix.
+        // SAFETY: every row of a tile is a row of the matrix.
         bytes[i] = unsafe { s.rows.row(which[i]) };
     }
     let mut tokens: [&[[[f32; LANES]; VECTORS]]; T] = [&[]; T];
@@ -440,7 +441,7 @@ fn small_batch_tile<L: F32x16, D: Decode, const T: usize>(
         ];
         accumulate_block::<L, D, T>(&s.decoder, &rows, b, raw, &tokens, &mut acc);
     }
-    // The end of a row, less than a block.
+    // The end of a row, shorter than a block.
     if whole < tokens[0].len() {
         let mut space = [[0u8; MAX_BLOCK_BYTES]; ROWS];
         let [p, q, r, t] = &mut space;
@@ -461,7 +462,7 @@ fn small_batch_tile<L: F32x16, D: Decode, const T: usize>(
     T
 }
 
-/// Adds one block of four rows; the rows take turns, so that four sums are under way at any time.
+/// Adds the products of one block of four rows; the rows alternate, so that four sums are always in flight.
 #[inline(always)]
 fn accumulate_block<L: F32x16, D: Decode, const T: usize>(
     d: &D,
@@ -488,7 +489,7 @@ fn accumulate_block<L: F32x16, D: Decode, const T: usize>(
 /// Vectors of columns per pass over the tiles: 2 KB per token, so that six tokens stay in L1 while rows come from L2.
 const L1_VECTORS: usize = 32;
 
-/// Multiplies decoded rows by all tokens, up to WIDE at a time.
+/// Multiplies decoded rows by all tokens, up to WIDE tokens at a time.
 #[inline(always)]
 fn large_batch<L: F32x16, const WIDE: usize>(
     rows: &DecodedF32<'_>,
@@ -499,7 +500,7 @@ fn large_batch<L: F32x16, const WIDE: usize>(
     let mut first = 0;
     while first < x.tokens() {
         first += match x.tokens() - first {
-            // Four and four rather than six and two.
+            // Eight tokens go four and four rather than six and two.
             8 | 9 if WIDE > 4 => large_batch_tiles::<L, 4>(rows, which, x, first, y),
             left if left >= WIDE => large_batch_tiles::<L, WIDE>(rows, which, x, first, y),
             4.. if WIDE > 4 => large_batch_tiles::<L, 4>(rows, which, x, first, y),
@@ -509,7 +510,7 @@ fn large_batch<L: F32x16, const WIDE: usize>(
     }
 }
 
-/// Multiplies decoded rows by T tokens. Returns T.
+/// Multiplies decoded rows by T tokens from `first` on. Returns T.
 #[inline(always)]
 fn large_batch_tiles<L: F32x16, const T: usize>(
     rows: &DecodedF32<'_>,
@@ -520,11 +521,11 @@ fn large_batch_tiles<L: F32x16, const T: usize>(
 ) -> usize {
     let len = x.x.padded() / LANES;
     let tiles = if len == 0 { 0 } else { which.len().div_ceil(ROWS) };
-    // Writing zeros would take as long as some of the multiplications.
+    // Left uninitialized: writing zeros would take as long as some of the multiplications.
     let mut sums = [[MaybeUninit::<L>::uninit(); ROWS_PER_PASS]; T];
     for start in (0..len).step_by(L1_VECTORS) {
         let columns = start..len.min(start + L1_VECTORS);
-        // Loops, not closures: those given to other functions would be compiled without this one's instructions.
+        // Loops, not closures: a closure passed to another function is compiled without this function's instructions.
         let mut tokens: [&[[f32; LANES]]; T] = [&[]; T];
         for t in 0..T {
             tokens[t] = &x.x.vectors(x.at(first + t))[columns.clone()];
@@ -534,7 +535,7 @@ fn large_batch_tiles<L: F32x16, const T: usize>(
             if start > 0 {
                 for t in 0..T {
                     for r in 0..ROWS {
-                        // SAFETY: written where start was 0.
+                        // SAFETY: the pass with start 0 has written it.
                         before[t][r] = unsafe { sums[t][i * ROWS + r].assume_init() };
                     }
                 }
@@ -556,7 +557,7 @@ fn large_batch_tiles<L: F32x16, const T: usize>(
         for (i, partial_sums) in partial_sums.iter_mut().enumerate().take(tiles) {
             let mut four = [L::splat(0.0); ROWS];
             for r in 0..ROWS {
-                // SAFETY: written above.
+                // SAFETY: the loop above has written it.
                 four[r] = unsafe { sums[t][i * ROWS + r].assume_init() };
             }
             *partial_sums = L::partial_sums(four);
@@ -579,7 +580,7 @@ fn accumulate<L: F32x16, const T: usize>(
             four[i] = L::load(&rows[i]);
         }
         for t in 0..T {
-            // SAFETY: as many vectors as the rows have.
+            // SAFETY: tokens have as many vectors as the rows.
             let v = L::load(unsafe { tokens[t].get_unchecked(k) });
             for i in 0..ROWS {
                 acc[t][i] = four[i].mul_add(v, acc[t][i]);

@@ -11,7 +11,7 @@
 //!   vector j = table16[(word >> 4 j) & 15]        columns 4 m + j, as words of a lane: 8 l + j, 8 l + j + 4
 //! ```
 //!
-//! This takes two thirds of the instructions of f32: 16 in place of 23 for 64 bytes of indices.
+//! Takes two thirds of the instructions of f32: 16 instead of 23 per 64 bytes of indices.
 
 use super::schedule::*;
 use crate::activations::{I24_BLOCKS_PER_SCALE as BLOCKS_PER_SCALE, I24_VECTORS as VECTORS};
@@ -24,18 +24,19 @@ use crate::{Isa, Matrix};
 use std::cell::RefCell;
 use std::ops::Range;
 
-/// Bytes of a block of a row.
+/// Bytes of a row's block.
 const BYTES: usize = BLOCK / 2;
 /// Radix of an activation's digits: activation = 4096 * high + low.
 const RADIX: f32 = 4096.0;
-/// Tokens per pass over decoded rows: their 24 sums and four words of weights are registers of AVX-512.
+/// Tokens per pass over decoded rows: their 24 sums and four vectors of weights fit into the registers of AVX-512.
 const TOKENS_PER_PASS: usize = 3;
-/// Tokens that words in registers are multiplied by: six sums and four words are registers of AVX2.
+/// Tokens that words in registers are multiplied by: six sums and four words fit into the registers of AVX2.
 const REGISTER_TOKENS: usize = 3;
-/// Lines of the words of a tile under one scale.
+/// Lines of a tile's words under one scale.
 const PIECE_LINES: usize = BLOCKS_PER_SCALE * VECTORS * ROWS;
 
-/// Multiplies some rows of `w`, whose tables `lut` holds, by all selected tokens; integers serve all of them.
+/// Multiplies some rows of `w`, whose tables `lut` holds, by all selected tokens, none of which is refused (see
+/// `activations::i24`).
 pub(super) fn multiply_rows(
     isa: Isa,
     w: &Matrix<'_>,
@@ -67,7 +68,7 @@ impl Kernel for MultiplyRowsInt16<'_> {
     }
 }
 
-/// Holds indices, tables and activations.
+/// Holds the indices, tables and activations of a matmul.
 struct Int16Weights<'a> {
     rows: RowBytes<'a>,
     /// Row of the storage that is row 0 of the matrix.
@@ -78,7 +79,7 @@ struct Int16Weights<'a> {
 }
 
 impl Int16Weights<'_> {
-    /// Returns the table of a row, and its step.
+    /// Returns a row's table and its step.
     #[inline(always)]
     fn row<L: I16x32>(&self, row: usize) -> (L::Table, f32) {
         let at = self.group.divide(self.first + row);
@@ -96,7 +97,7 @@ impl Int16Weights<'_> {
     }
 }
 
-/// Words of a block of a token: for four vectors the high digits, then the low ones.
+/// Words of a token's block: for each of four vectors the high digits, then the low digits.
 type DigitBlock = [[[u8; 64]; 2]; VECTORS];
 
 const NOTHING: DigitBlock = [[[0; 64]; 2]; VECTORS];
@@ -105,12 +106,12 @@ thread_local! {
     static DECODED: RefCell<AlignedVec<[u8; 64]>> = const { RefCell::new(AlignedVec::new()) };
 }
 
-/// Multiplies all rows of a part.
+/// Multiplies all rows of a part by all tokens.
 #[inline(always)]
 fn multiply_tiles<L: Simd>(s: &Int16Weights<'_>, rows: &RowTiles, y: &OutputRows<'_>) {
     let tokens = s.x.tokens();
     if L::REGISTERS < 32 {
-        // Loops, not closures: those given to other functions would be compiled without this one's instructions.
+        // Loops, not closures: a closure passed to another function is compiled without this function's instructions.
         if tokens <= REGISTER_TOKENS {
             for (which, n) in rows.each() {
                 match tokens {
@@ -143,7 +144,7 @@ fn multiply_tiles<L: Simd>(s: &Int16Weights<'_>, rows: &RowTiles, y: &OutputRows
             let mut t = 0;
             while t < tokens {
                 t += match tokens - t {
-                    // Sums of R rows and T tokens in two digits: sixteen registers. A lookup serves T tokens.
+                    // Sums of R rows and T tokens in two digits: sixteen registers. One lookup serves T tokens.
                     4.. => small_batch_tile::<L, { ROWS / 2 }, 4>(s, (which, n), t, y),
                     3 => small_batch_tile::<L, { ROWS / 2 }, 3>(s, (which, n), t, y),
                     2 => small_batch_tile::<L, ROWS, 2>(s, (which, n), t, y),
@@ -162,7 +163,7 @@ fn multiply_tiles<L: Simd>(s: &Int16Weights<'_>, rows: &RowTiles, y: &OutputRows
         for (i, &r) in which.iter().enumerate() {
             let (table, step) = s.row::<L>(r);
             steps[i] = step;
-            // SAFETY: tiles have rows of the matrix.
+            // SAFETY: every row of a tile is a row of the matrix.
             let bytes = unsafe { s.rows.row(r) };
             let tile = memory[i / ROWS * ROWS * lines..][..ROWS * lines].as_chunks_mut().0;
             for (b, out) in tile.as_chunks_mut::<VECTORS>().0.iter_mut().enumerate() {
@@ -183,7 +184,7 @@ fn multiply_tiles<L: Simd>(s: &Int16Weights<'_>, rows: &RowTiles, y: &OutputRows
     DECODED.set(memory);
 }
 
-/// Loads block b of a row; zeros follow the end of the row.
+/// Loads block b of a row; zeros follow the row's end.
 #[inline(always)]
 fn indices<L: I16x32>(bytes: &[u8], b: usize) -> L::Bytes {
     let bytes = &bytes[b * BYTES..];
@@ -193,13 +194,13 @@ fn indices<L: I16x32>(bytes: &[u8], b: usize) -> L::Bytes {
     }
 }
 
-/// Joins the sums of high and low digits: `4096 * high + low`.
+/// Joins the sums of the digits: `4096 * high + low`.
 #[inline(always)]
 fn join_digits<L: I16x32>([high, low]: [L::Sums; 2]) -> L {
     L::sums_to_f32(high).mul_add(L::splat(RADIX), L::sums_to_f32(low))
 }
 
-/// Multiplies four rows, of which n exist, R at a time, by T tokens; looks words up into registers. Returns T.
+/// Multiplies four rows, of which n exist, by T tokens, R rows at a time; looks the words up into registers. Returns T.
 #[inline(always)]
 fn small_batch_tile<L: Simd, const R: usize, const T: usize>(
     s: &Int16Weights<'_>,
@@ -207,12 +208,12 @@ fn small_batch_tile<L: Simd, const R: usize, const T: usize>(
     first: usize,
     y: &OutputRows<'_>,
 ) -> usize {
-    // Loops, not closures: those given to other functions would be compiled without this one's instructions.
+    // Loops, not closures: a closure passed to another function is compiled without this function's instructions.
     let (table, step) = s.row::<L>(which[0]);
     let (mut tables, mut steps, mut bytes) = ([table; ROWS], [step; ROWS], [&[] as &[u8]; ROWS]);
     for i in 0..ROWS {
         (tables[i], steps[i]) = s.row::<L>(which[i]);
-        // SAFETY: tiles have rows of the matrix.
+        // SAFETY: every row of a tile is a row of the matrix.
         bytes[i] = unsafe { s.rows.row(which[i]) };
     }
     let (mut tokens, mut scales) = ([&[] as &[DigitBlock]; T], [&[] as &[[f32; LANES]]; T]);
@@ -220,7 +221,7 @@ fn small_batch_tile<L: Simd, const R: usize, const T: usize>(
         (tokens[t], scales[t]) = s.token(first + t);
     }
     let blocks = s.x.x.blocks();
-    // Blocks that are whole in all rows, which are as long as each other.
+    // Blocks that are whole in all rows, which have equal lengths.
     let whole = blocks.min(bytes[0].len() / BYTES);
     assert!(tokens.iter().all(|t| t.len() == blocks));
     let mut totals = [[L::splat(0.0); ROWS]; T];
@@ -244,7 +245,7 @@ fn small_batch_tile<L: Simd, const R: usize, const T: usize>(
                 }
                 let mut x = [&NOTHING; T];
                 for t in 0..T {
-                    // SAFETY: b is below `blocks`, as many as each token has.
+                    // SAFETY: b is below `blocks`, the number of blocks of each token.
                     x[t] = unsafe { tokens[t].get_unchecked(b) };
                 }
                 let tables = tables[start..].first_chunk().expect("R tables");
@@ -270,7 +271,7 @@ fn small_batch_tile<L: Simd, const R: usize, const T: usize>(
     T
 }
 
-/// Adds vector J of a block of R rows times T tokens.
+/// Adds the products of vector J of a block, of R rows and T tokens.
 #[inline(always)]
 fn accumulate_vector<L: Simd, const R: usize, const T: usize, const J: usize>(
     tables: &[L::Table; R],
@@ -288,7 +289,7 @@ fn accumulate_vector<L: Simd, const R: usize, const T: usize, const J: usize>(
     }
 }
 
-/// Holds up to sixteen rows as words.
+/// Holds up to sixteen decoded rows as words.
 struct DecodedInt16<'a> {
     words: &'a [[[u8; 64]; ROWS]], // [tiles, blocks, 4, 4, 32] i16
     steps: [f32; LANES],
@@ -296,7 +297,7 @@ struct DecodedInt16<'a> {
     next: Prefetch,
 }
 
-/// Multiplies decoded rows by T tokens. Returns T.
+/// Multiplies decoded rows by T tokens from `first` on. Returns T.
 #[inline(always)]
 fn large_batch_tiles<L: Simd, const T: usize>(
     rows: &DecodedInt16<'_>,
@@ -319,7 +320,7 @@ fn large_batch_tiles<L: Simd, const T: usize>(
         let mut totals = [[L::splat(0.0); ROWS]; T];
         for part in 0..blocks.div_ceil(BLOCKS_PER_SCALE) {
             let columns = part * BLOCKS_PER_SCALE..blocks.min((part + 1) * BLOCKS_PER_SCALE);
-            // SAFETY: words and tokens have as many blocks.
+            // SAFETY: words and tokens have `blocks` blocks.
             let sums = unsafe { accumulate::<L, T>(words, &tokens, columns) };
             for t in 0..T {
                 let scale = L::load(&scales[t][part]);
@@ -339,7 +340,7 @@ fn large_batch_tiles<L: Simd, const T: usize>(
     T
 }
 
-/// Returns the sums of products of four rows and T tokens over some blocks.
+/// Returns the sums of products of four rows and T tokens over the blocks `blocks`, for the high and low digits.
 ///
 /// # Safety
 /// Rows and tokens have these blocks.
@@ -372,7 +373,7 @@ unsafe fn accumulate<L: Simd, const T: usize>(
     sums
 }
 
-/// Adds the sums of a register under one scale to its lanes of `total`.
+/// Scales the sums of register r and adds them to its lanes of `total`.
 #[inline(always)]
 fn add_scaled<L: Simd>(
     [high, low]: [L::SumRegister; 2],
@@ -386,14 +387,14 @@ fn add_scaled<L: Simd>(
     L::store_register(L::mul_add_register(sum, L::load_register(scale, r), before), total, r);
 }
 
-/// Multiplies up to four rows by all T tokens; a register of a row looks words up and multiplies them by each token.
+/// Multiplies up to four rows by all T tokens; each register of words is looked up once and multiplied by each token.
 #[inline(always)]
 fn register_tile<L: Simd, const T: usize>(s: &Int16Weights<'_>, which: &[usize], y: &OutputRows<'_>) {
     let (table, step) = s.row::<L>(which[0]);
     let (mut tables, mut steps, mut bytes) = ([table; ROWS], [step; ROWS], [&[] as &[u8]; ROWS]);
     for (i, &r) in which.iter().enumerate() {
         (tables[i], steps[i]) = s.row::<L>(r);
-        // SAFETY: tiles have rows of the matrix.
+        // SAFETY: every row of a tile is a row of the matrix.
         bytes[i] = unsafe { s.rows.row(r) };
     }
     let (mut tokens, mut scales) = ([&[] as &[DigitBlock]; T], [&[] as &[[f32; LANES]]; T]);
@@ -452,10 +453,10 @@ fn register_tile<L: Simd, const T: usize>(s: &Int16Weights<'_>, which: &[usize],
     }
 }
 
-/// Words of the rows of a pass under one scale, and the lanes of each row and token.
+/// Words of the rows of a pass under one scale, and the lane sums of each row and token.
 type Int16Pieces = (AlignedVec<[u8; 64]>, AlignedVec<[f32; LANES]>);
 
-/// Multiplies up to sixteen rows by all tokens: the rows are decoded 512 columns at a time, which stay in L1 with a token's.
+/// Multiplies up to sixteen rows by all tokens. Decodes 512 columns of the rows at a time, which stay in L1 with a token's words.
 #[inline(always)]
 fn multiply_in_pieces<L: Simd>(
     s: &Int16Weights<'_>,
@@ -474,7 +475,7 @@ fn multiply_in_pieces<L: Simd>(
             for (i, &r) in which.iter().enumerate() {
                 let (table, step) = s.row::<L>(r);
                 steps[i] = step;
-                // SAFETY: tiles have rows of the matrix.
+                // SAFETY: every row of a tile is a row of the matrix.
                 let bytes = unsafe { s.rows.row(r) };
                 if first == 0 {
                     let from = bytes.as_ptr().wrapping_add(start * BYTES + prefetch_distance);
@@ -503,7 +504,7 @@ fn multiply_in_pieces<L: Simd>(
     }
 }
 
-/// Looks up a block of row i of a tile.
+/// Looks up a block of indices and stores its words as row i of a tile.
 #[inline(always)]
 fn store_words<L: Simd>(table: L::Table, at: L::Bytes, i: usize, out: &mut [[[u8; 64]; ROWS]; VECTORS]) {
     L::store_bytes(L::lookup_i16::<0>(table, at), &mut out[0][i]);
@@ -512,7 +513,7 @@ fn store_words<L: Simd>(table: L::Table, at: L::Bytes, i: usize, out: &mut [[[u8
     L::store_bytes(L::lookup_i16::<3>(table, at), &mut out[3][i]);
 }
 
-/// Adds a token's products with the words of a tile to its lanes, two rows at a time.
+/// Adds a token's products with a tile's words to its lanes, two rows at a time.
 #[inline(always)]
 fn accumulate_piece<L: Simd>(
     tile: &[[[[u8; 64]; ROWS]; VECTORS]],

@@ -1,4 +1,4 @@
-//! Tests of exact matmul of integers.
+//! Tests exact matmul with integer lookup tables.
 
 use super::*;
 use crate::test_data::{bytes, cases, noise};
@@ -21,7 +21,7 @@ fn run(isa: Isa, w: &Matrix<'_>, x: &[f32], tokens: Option<&[u32]>) -> Vec<f32> 
     y
 }
 
-/// Makes tables of whole numbers, one for each two rows.
+/// Makes tables of whole numbers, one for every two rows.
 fn tables(seed: u64, rows: usize) -> Vec<f32> {
     let mut lut = noise(seed, rows / 2 * 16);
     lut.chunks_mut(16).for_each(round_to_int16);
@@ -58,7 +58,7 @@ proptest! {
 fn tables_that_words_do_not_hold_are_refused() {
     let good: Vec<f32> = (0..16).map(|i| i as f32 * 0.25).collect();
     assert!(Int16Lut::new(&good).is_some());
-    // The smallest step below four.
+    // The smallest step for a largest entry below four.
     assert!(Int16Lut::new(&[&good[1..], &[1.0 / 8192.0]].concat()).is_some());
     assert!(Int16Lut::new(&[]).is_some());
     assert!(Int16Lut::new(&[0.0; 32]).is_some());
@@ -69,11 +69,11 @@ fn tables_that_words_do_not_hold_are_refused() {
         let mut table = good.clone();
         table[3] = bad;
         assert!(Int16Lut::new(&table).is_none(), "{bad}");
-        // As the second one.
+        // The bad table comes second.
         assert!(Int16Lut::new(&[good.clone(), table].concat()).is_none(), "{bad}");
     }
     assert!(Int16Lut::new(&[1e-30; 16]).is_none());
-    // The largest would be rounded up to the next power of two.
+    // Rounding would raise the largest entry to the next power of two.
     let mut table: Vec<f32> = (0..16).map(|i| i as f32 / 16384.0).collect();
     table[15] = f32::from_bits(2f32.to_bits() - 1);
     round_to_int16(&mut table);
@@ -102,7 +102,7 @@ fn the_largest_sums_do_not_overflow() {
     }
 }
 
-/// Returns the root of the mean square of the errors, over that of the results.
+/// Returns the root mean square of the errors, divided by that of the exact results.
 fn error(w: &Matrix<'_>, x: &[f32]) -> f64 {
     let mut dense = vec![0f32; w.rows * w.cols];
     w.to_dense(&mut dense);
@@ -116,7 +116,7 @@ fn error(w: &Matrix<'_>, x: &[f32]) -> f64 {
     (wrong / all).sqrt()
 }
 
-/// Also where one element is far larger than the others.
+/// Checks errors against their bound, also where one element is far larger than the others.
 #[test]
 fn errors_are_within_their_bound() {
     let (rows, cols) = (64, 2048);
@@ -143,7 +143,7 @@ fn words_are_as_exact_as_f32() {
     let lut = tables(3, rows);
     let (words, indices) = (Int16Lut::new(&lut).unwrap(), bytes(4, rows * cols / 2));
     let f32s = Matrix::lut(4, &indices, &lut, 2, rows, cols).unwrap();
-    // Of sizes that differ much, too.
+    // Elements of similar and of very different magnitudes.
     for power in [1, 5] {
         let x: Vec<f32> = noise(5, cols).into_iter().map(|v| v.powi(power)).collect();
         let (words, f32s) = (error(&f32s.with_int16_lut(Some(&words)), &x), error(&f32s, &x));
@@ -154,7 +154,7 @@ fn words_are_as_exact_as_f32() {
 #[test]
 fn what_is_finite_stays_so() {
     let (rows, cols) = (8, 256);
-    // Of a small step, in units of which sums are large.
+    // A small step, in units of which sums are large.
     let mut lut: Vec<f32> = (0..16).map(|i| (i as f32 - 7.5) / 400.0).collect();
     round_to_int16(&mut lut);
     let (words, indices) = (Int16Lut::new(&lut).unwrap(), bytes(4, rows * cols / 2));
@@ -182,7 +182,7 @@ fn tokens_that_integers_do_not_serve_are_multiplied_in_f32() {
     x[2 * cols + 699] = f32::NAN;
     x[4 * cols + 1] = f32::INFINITY;
     x[7 * cols..8 * cols].fill(1e-33);
-    // Zeros are served.
+    // Tokens of zeros are not refused.
     x[9 * cols..10 * cols].fill(0.0);
     for isa in Isa::available() {
         let (all, other) = (run(isa, &w, &x, None), run(isa, &in_f32, &x, None));

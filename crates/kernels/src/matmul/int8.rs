@@ -6,8 +6,8 @@
 //! result      step * sum(scale * sum(code * q)) + low * sum(x)
 //! ```
 //!
-//! The inner sum, over at most 64 columns, is of integers. Lanes are scaled and added in f32 after each eight blocks, then
-//! added by halves, so the result has the same bits for all tokens, threads and instruction sets.
+//! The inner sum, over at most 64 columns, is exact in integers. Lanes are scaled and added in f32 after each eight
+//! blocks, then added by halves. The result has the same bits for any number of tokens and threads, and for each instruction set.
 
 use super::amx;
 use super::decode::RowScales;
@@ -23,11 +23,11 @@ use crate::{Isa, Matrix};
 use std::cell::RefCell;
 use std::ops::Range;
 
-/// Tokens per pass over decoded rows: with four rows they have twelve sums of integers and twelve of f32, which fit into 32
-/// registers. With six, sums would be stored and loaded again under each scale, which takes longer than loading codes twice.
+/// Tokens per pass over decoded rows. Three tokens and four rows have twelve integer sums and twelve f32 sums, which
+/// fit into 32 registers. Six tokens would store and reload sums under each scale, which takes longer than loading codes twice.
 const TOKENS_PER_PASS: usize = 3;
 
-/// Multiplies some rows of `w`, whose scales are for whole rows, by all selected tokens.
+/// Multiplies some rows of `w`, which have scales per row, by all selected tokens.
 pub(super) fn multiply_rows(
     isa: Isa,
     w: &Matrix<'_>,
@@ -66,7 +66,7 @@ pub(super) fn multiply_rows(
     }
 }
 
-/// Multiplies the rows of one format.
+/// Multiplies rows of one weight format.
 struct MultiplyRowsInt8<'a, F> {
     weights: Weights<'a>,
     format: F,
@@ -83,7 +83,7 @@ impl<F: Format> Kernel for MultiplyRowsInt8<'_, F> {
     }
 }
 
-/// Multiplies decoded rows, which are rows `which` of the matrix.
+/// Multiplies decoded rows; they are rows `which` of the matrix.
 pub(super) struct MultiplyDecoded<'a> {
     pub rows: &'a DecodedInt8<'a>,
     pub which: &'a [usize],
@@ -104,7 +104,7 @@ thread_local! {
     static DECODED: RefCell<AlignedVec<[u8; 64]>> = const { RefCell::new(AlignedVec::new()) };
 }
 
-/// Multiplies all rows of a part.
+/// Multiplies all rows of a part by all tokens.
 #[inline(always)]
 fn multiply_tiles<L: Simd, F: Format>(s: &Weights<'_>, format: F, rows: &RowTiles, y: &OutputRows<'_>) {
     let (x, first) = (s.x, s.w.first);
@@ -114,12 +114,12 @@ fn multiply_tiles<L: Simd, F: Format>(s: &Weights<'_>, format: F, rows: &RowTile
     }
     if x.tokens() <= if several { SMALL_BATCH } else { 1 } {
         for (which, n) in rows.each() {
-            // Loops, not closures: those given to other functions would be compiled without this one's instructions.
+            // Loops, not closures: a closure passed to another function is compiled without this function's instructions.
             let (code, line) = format.row::<L>(first + which[0]);
             let (mut codes, mut lines, mut bytes) = ([code; ROWS], [line; ROWS], [&[] as &[u8]; ROWS]);
             for i in 0..ROWS {
                 (codes[i], lines[i]) = format.row::<L>(first + which[i]);
-                // SAFETY: tiles have rows of the matrix.
+                // SAFETY: every row of a tile is a row of the matrix.
                 bytes[i] = unsafe { s.rows.row(which[i]) };
             }
             let rows = FourRows { codes, bytes, lines, which, n };
@@ -142,7 +142,7 @@ fn multiply_tiles<L: Simd, F: Format>(s: &Weights<'_>, format: F, rows: &RowTile
         for (i, &r) in which[..n].iter().enumerate() {
             let (code, line) = format.row::<L>(first + r);
             (steps[i], lows[i]) = line;
-            // SAFETY: tiles have rows of the matrix.
+            // SAFETY: every row of a tile is a row of the matrix.
             let bytes = unsafe { s.rows.row(r) };
             let (tile, _) = memory[i / ROWS * ROWS * lines..][..ROWS * lines].as_chunks_mut::<{ 2 * ROWS }>();
             for (b, out) in tile.iter_mut().enumerate() {
@@ -183,7 +183,7 @@ fn large_batch<L: U8x64>(rows: &DecodedInt8<'_>, which: &[usize], x: TokenSelect
     }
 }
 
-/// Multiplies decoded rows by T tokens. Returns T.
+/// Multiplies decoded rows by T tokens from `first` on. Returns T.
 #[inline(always)]
 fn large_batch_tiles<L: U8x64, const T: usize>(
     rows: &DecodedInt8<'_>,
@@ -230,7 +230,7 @@ fn large_batch_tiles<L: U8x64, const T: usize>(
     T
 }
 
-/// Returns the sums of products of four rows and T tokens over some lines.
+/// Returns the integer sums of products of four rows and T tokens over the lines `lines`.
 ///
 /// # Safety
 /// Rows and tokens have these lines.
@@ -259,13 +259,13 @@ unsafe fn accumulate<L: U8x64, const T: usize>(
 struct FourRows<'a, C> {
     codes: [C; ROWS],
     bytes: [&'a [u8]; ROWS],
-    /// Step and low value.
+    /// Step and low value of each row.
     lines: [(f32, f32); ROWS],
     which: [usize; ROWS],
     n: usize,
 }
 
-/// Multiplies four rows by T tokens, and decodes them into registers. Returns T.
+/// Multiplies four rows by T tokens; decodes the codes into registers. Returns T.
 #[inline(always)]
 fn small_batch_tile<L: U8x64, C: Coded<L>, const T: usize>(
     rows: &FourRows<'_, C>,
@@ -290,14 +290,14 @@ fn small_batch_tile<L: U8x64, C: Coded<L>, const T: usize>(
         let end = blocks.min((s + 1) * BLOCKS_PER_SCALE);
         for c in s * BLOCKS_PER_SCALE..end.min(whole) {
             for i in 0..ROWS {
-                // SAFETY: c is below `whole`, by which all rows' bytes were measured.
+                // SAFETY: c is below `whole`, which is the number of whole blocks of every row.
                 let bytes = unsafe { rows.bytes[i].get_unchecked(c * C::BYTES..(c + 1) * C::BYTES) };
                 if T == 1 || C::BYTES < BLOCK {
                     prefetch_row(bytes);
                 }
                 let (a, b) = rows.codes[i].codes(bytes);
                 for t in 0..T {
-                    // SAFETY: c is below `blocks`, as many as each token has.
+                    // SAFETY: c is below `blocks`, the number of blocks of each token.
                     let x = unsafe { tokens[t].get_unchecked(c) };
                     sums[t][i] = L::dot_u8i8(L::dot_u8i8(sums[t][i], a, &x[0]), b, &x[1]);
                 }
@@ -351,7 +351,7 @@ mod tests {
         y
     }
 
-    /// Calls `check` with a matrix of each kind, the bits of its tables or 0, and how long its rows are.
+    /// Calls `check` with a matrix of each format: its name, the bits of its tables (0 without), and the matrix.
     fn each_matrix(seed: u64, rows: usize, cols: usize, mut check: impl FnMut(&str, usize, &Matrix<'_>)) {
         let group = (1..=4).rev().find(|g| rows.is_multiple_of(*g)).unwrap();
         for bits in [1, 2, 3, 4, 6, 8] {
@@ -416,7 +416,7 @@ mod tests {
                 for r in 0..rows {
                     let pairs = || (0..cols).map(|c| (dense[r * cols + c], x[k * cols + c]));
                     let exact: f64 = pairs().map(|(w, x)| f64::from(w) * f64::from(x)).sum();
-                    // Half a step of each factor in the worst case; x is at most 0.5, a step of tables of at most 1 a 255th.
+                    // Half a step of each factor in the worst case: x is at most 0.5, and a step of tables at most 1/255.
                     let half_step = if bits > 0 { 0.5 / 255.0 } else { 0.0 };
                     let terms: f64 =
                         pairs().map(|(w, _)| f64::from(w).abs() * 0.25 / 127.0 + 0.51 * half_step).sum();
@@ -442,7 +442,7 @@ mod tests {
         }
     }
 
-    /// Checks the error as a share of the norm, since random signs average out.
+    /// Checks the error relative to the norm, since random signs average out.
     #[test]
     fn the_error_of_a_product_is_below_one_percent() {
         let (rows, cols) = (256, 2816);

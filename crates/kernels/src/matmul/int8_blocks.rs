@@ -5,7 +5,8 @@
 //! result   sum(x_scale * sum(scale * (sum(code * q) - zero * sum(q))))
 //! ```
 //!
-//! A lane holds 4 (int4: 8) neighbouring columns of a block of 128, which have one scale: its sum is scaled before it is added.
+//! A lane holds 4 (int4: 8) neighbouring columns of a block of 128. They have one scale, and the lane's sum is scaled
+//! before it is added.
 
 use super::decode::Scales;
 use super::int8_codes::*;
@@ -42,8 +43,8 @@ pub(super) fn multiply_rows(
     }
 }
 
-/// Multiplies rows of which a lane of one of HALVES parts of a block has columns of one scale: 8 that lie together, or 4 in
-/// each half.
+/// Multiplies rows whose scales are per block of columns. HALVES is 1 where a lane holds 8 neighbouring columns of one
+/// scale, 2 where it holds 4 in each half of a block, each with a scale.
 struct MultiplyRowsInt8Blocks<'a, C, const HALVES: usize> {
     weights: Weights<'a>,
     codes: C,
@@ -63,7 +64,7 @@ impl<C: StoredIntegers, const HALVES: usize> Kernel for MultiplyRowsInt8Blocks<'
     }
 }
 
-/// Multiplies all rows of a part.
+/// Multiplies all rows of a part by all tokens.
 #[inline(always)]
 fn multiply_tiles<L: U8x64, C: Coded<L>, const HALVES: usize>(
     s: &Weights<'_>,
@@ -86,7 +87,7 @@ fn multiply_tiles<L: U8x64, C: Coded<L>, const HALVES: usize>(
     }
 }
 
-/// Multiplies four rows by T tokens. Returns T.
+/// Multiplies four rows by T tokens from `first` on. Returns T.
 #[inline(always)]
 fn multiply_tile<L: U8x64, C: Coded<L>, const HALVES: usize, const T: usize>(
     s: &Weights<'_>,
@@ -109,7 +110,7 @@ fn multiply_tile<L: U8x64, C: Coded<L>, const HALVES: usize, const T: usize>(
         let mut sums = [[L::splat(0.0); ROWS]; T];
         for c in part * BLOCKS_PER_SCALE..row_blocks.min((part + 1) * BLOCKS_PER_SCALE) {
             for i in 0..ROWS {
-                // SAFETY: tiles have rows of the matrix.
+                // SAFETY: every row of a tile is a row of the matrix.
                 let bytes = unsafe { s.rows.row(which[i]) };
                 prefetch_row(&bytes[c * C::BYTES..bytes.len().min((c + 1) * C::BYTES)]);
                 let (a, b) = decode_block::<L, C>(coded, bytes, c);

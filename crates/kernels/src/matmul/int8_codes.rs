@@ -13,15 +13,15 @@ use crate::matrix::{BLOCK, Divisor};
 use crate::memory::Prefetch;
 use crate::simd::U8x64;
 
-/// Decodes the bytes of a row to codes.
+/// Decodes a row's bytes to codes.
 pub(super) trait Coded<L: U8x64>: Copy {
     /// Bytes of a block.
     const BYTES: usize;
-    /// Has a kernel for small batches that decodes into registers; otherwise rows are decoded into memory first.
+    /// True if a kernel for small batches decodes into registers; otherwise rows are decoded into memory first.
     const SMALL_BATCH_KERNEL: bool = false;
     /// Decodes a block of `BYTES` bytes.
     fn codes(self, block: &[u8]) -> (L::Bytes, L::Bytes);
-    /// Decodes the last block of a row from fewer bytes, filled with zeros.
+    /// Decodes the last block of a row from fewer bytes; zeros follow.
     #[inline(always)]
     fn rest(self, bytes: &[u8]) -> (L::Bytes, L::Bytes) {
         let mut block = [0u8; BLOCK];
@@ -38,7 +38,7 @@ fn line<const N: usize>(block: &[u8], i: usize) -> &[u8; N] {
     }
 }
 
-/// 4-bit indices.
+/// LUT weights with 4-bit indices.
 #[derive(Clone, Copy)]
 pub(super) struct Indices<L: U8x64>(pub L::Bytes);
 
@@ -57,7 +57,7 @@ impl<L: U8x64> Coded<L> for Indices<L> {
     }
 }
 
-/// Indices of 1, 2 or 3 bits.
+/// LUT weights with indices of 1, 2 or 3 bits.
 #[derive(Clone, Copy)]
 pub(super) struct Small<L: U8x64, const BITS: usize>(pub L::Bytes);
 
@@ -70,7 +70,7 @@ impl<L: U8x64, const BITS: usize> Coded<L> for Small<L, BITS> {
     }
 }
 
-/// 6-bit indices.
+/// LUT weights with 6-bit indices.
 #[derive(Clone, Copy)]
 pub(super) struct Six<'a>(pub &'a [u8; 64]);
 
@@ -83,7 +83,7 @@ impl<L: U8x64> Coded<L> for Six<'_> {
     }
 }
 
-/// 8-bit indices.
+/// LUT weights with 8-bit indices.
 #[derive(Clone, Copy)]
 pub(super) struct Eight<'a>(pub &'a [u8; 256]);
 
@@ -98,7 +98,7 @@ impl<L: U8x64> Coded<L> for Eight<'_> {
     }
 }
 
-/// 8-bit integers, with these bits flipped: signed ones become 128 more.
+/// 8-bit integers; the field's bits are flipped, which adds 128 to signed integers.
 #[derive(Clone, Copy)]
 pub(super) struct Whole(pub u8);
 
@@ -117,7 +117,7 @@ impl<L: U8x64> Coded<L> for Whole {
     }
 }
 
-/// 4-bit integers, with these bits flipped: signed ones become 8 more.
+/// 4-bit integers; the field's bits are flipped, which adds 8 to signed integers.
 #[derive(Clone, Copy)]
 pub(super) struct Nibbles(pub u8);
 
@@ -133,15 +133,15 @@ impl<L: U8x64> Coded<L> for Nibbles {
     }
 }
 
-/// Says how the rows of one weight format become codes.
+/// Decodes the rows of one weight format to codes.
 pub(super) trait Format: Copy {
-    /// Codes of a row.
+    /// The decoder of a row.
     type Code<L: U8x64>: Coded<L>;
-    /// Returns the codes of row `row` of the storage, its step and its low value: weight = step * code + low.
+    /// Returns the decoder, step and low value of row `row` of the storage: `weight = step * code + low`.
     fn row<L: U8x64>(&self, row: usize) -> (Self::Code<L>, (f32, f32));
 }
 
-/// Finds the table of a row.
+/// Finds a row's table.
 #[derive(Clone, Copy)]
 pub(super) struct TableOf<'a> {
     pub lut: &'a Int8Lut,
@@ -167,35 +167,35 @@ macro_rules! tables {
 }
 
 tables!(
-    /// 1, 2 or 3 bits.
+    /// Tables of 1, 2 or 3 bits.
     SmallTables[BITS],
     Small<L, BITS>,
     |table| Small(L::load_byte_table(table))
 );
 tables!(
-    /// 4 bits.
+    /// Tables of 4 bits.
     Tables4,
     Indices<L>,
     |table| Indices(L::load_byte_table(table))
 );
 tables!(
-    /// 6 bits.
+    /// Tables of 6 bits.
     Tables6,
     Six<'a>,
     |table| Six(table)
 );
 tables!(
-    /// 8 bits.
+    /// Tables of 8 bits.
     Tables8,
     Eight<'a>,
     |table| Eight(table)
 );
 
-/// Stored integers, which are codes as they are once their sign bit is flipped.
+/// Stored integers, which are codes once their sign bit is flipped.
 pub(super) trait StoredIntegers: Copy {
-    /// Type of the codes.
+    /// The decoder.
     type Code<L: U8x64>: Coded<L>;
-    /// Returns the codes.
+    /// Returns the decoder.
     fn code<L: U8x64>(self) -> Self::Code<L>;
 }
 
@@ -213,12 +213,12 @@ macro_rules! stored_integers {
 stored_integers!(Whole);
 stored_integers!(Nibbles);
 
-/// Integers with a scale per row.
+/// Integers with one scale per row.
 #[derive(Clone, Copy)]
 pub(super) struct Integers<'a, C> {
     pub codes: C,
     pub scales: RowScales<'a>,
-    /// Amount by which codes exceed the integers, see [`code_excess`].
+    /// Codes minus integers, see [`code_excess`].
     pub excess: f32,
 }
 
@@ -231,24 +231,24 @@ impl<C: StoredIntegers> Format for Integers<'_, C> {
     }
 }
 
-/// Returns the sign bit of integers; flipping it adds half their range, which makes them codes without signs.
+/// Returns the sign bit of integers, 0 for unsigned ones. Flipping it adds half their range and makes unsigned codes.
 pub(super) fn sign_bit(bits: u8, signed: bool) -> u8 {
     if signed { 1 << (bits - 1) } else { 0 }
 }
 
-/// Returns by how much codes exceed the integers.
+/// Returns codes minus integers: half the range of signed integers, 0 for unsigned ones.
 pub(super) fn code_excess(bits: u8, signed: bool) -> f32 {
     f32::from(sign_bit(bits, signed))
 }
 
-/// Holds weights and activations of a matmul of bytes.
+/// Holds the weights and activations of an 8-bit matmul.
 pub(super) struct Weights<'a> {
     pub rows: RowBytes<'a>,
     pub w: &'a Matrix<'a>,
     pub x: TokenSelection<'a>,
 }
 
-/// Holds up to sixteen rows as codes.
+/// Holds up to sixteen decoded rows as codes.
 pub(super) struct DecodedInt8<'a> {
     pub codes: &'a [[[u8; 64]; ROWS]], // [tiles, blocks, 2, 4, 64]
     pub steps: [f32; ROWS_PER_PASS],
@@ -257,7 +257,7 @@ pub(super) struct DecodedInt8<'a> {
     pub next: Prefetch,
 }
 
-/// Int8Lut of chunk b of a row; behind the row's end are zeros.
+/// Decodes block b of a row to codes; zeros follow the row's end.
 #[inline(always)]
 pub(super) fn decode_block<L: U8x64, C: Coded<L>>(coded: C, bytes: &[u8], b: usize) -> (L::Bytes, L::Bytes) {
     let bytes = &bytes[b * C::BYTES..];

@@ -1,4 +1,4 @@
-//! Approximate matmul of 8-bit codes for processors that multiply words of 16 bits only: AVX2.
+//! Approximate matmul of 8-bit codes on processors that multiply 16-bit words only: AVX2.
 //!
 //! ```text
 //! 32 bytes of codes   even bytes, as words | odd bytes, as words     widened once, 8 rows and 1024 columns at a time: 16 KB
@@ -6,8 +6,8 @@
 //! sum of lane l       codes 4 l, 4 l + 2 of the even words, then 4 l + 1, 4 l + 3 of the odd ones
 //! ```
 //!
-//! A dot product of bytes would widen both factors each time: nine instructions for 32 products, of which four remain here.
-//! Sums of integers are exact, so the results have the bits of [`super::int8`].
+//! A dot product of bytes would widen both factors each time: nine instructions for 32 products, of which four remain
+//! here. Sums of integers are exact, so the results have the bits of [`super::int8`].
 
 use super::int8_codes::{Format, Weights, decode_block};
 use super::schedule::*;
@@ -16,16 +16,16 @@ use crate::memory::{AlignedVec, CacheLevel, prefetch};
 use crate::simd::{I16x32, Kernel, LANES, Simd};
 use std::cell::RefCell;
 
-/// Rows of a piece: a sum of each, two words of x and one of codes are registers of AVX2.
+/// Rows of a piece: eight sums, two words of x and one of codes fit into the registers of AVX2.
 const PIECE_ROWS: usize = 8;
-/// Lines of words of a block: even and odd bytes of its two lines.
+/// Lines of words per block: even and odd bytes of its two lines of codes.
 const LINES: usize = 4;
 
-/// Words of a piece: for each line those of each row.
+/// One line of words for each row of a piece.
 type WordLines = [[u8; 64]; PIECE_ROWS]; // [8, 32] i16
 
 thread_local! {
-    /// Words of a piece.
+    /// Words of a thread's piece.
     static WORDS: RefCell<AlignedVec<[u8; 64]>> = const { RefCell::new(AlignedVec::new()) };
 }
 
@@ -57,7 +57,7 @@ pub(super) fn multiply_tiles<L: Simd, F: Format>(
                     let words = words.as_chunks_mut::<PIECE_ROWS>().0;
                     for (i, &r) in which.iter().enumerate() {
                         let code = format.row::<L>(first_row + r).0;
-                        // SAFETY: tiles have rows of the matrix.
+                        // SAFETY: every row of a tile is a row of the matrix.
                         let bytes = unsafe { s.rows.row(r) };
                         for (b, out) in (start..end).zip(words.as_chunks_mut::<LINES>().0) {
                             if first == 0 {
@@ -89,7 +89,7 @@ pub(super) fn multiply_tiles<L: Simd, F: Format>(
     LANE_SUMS.set(totals);
 }
 
-/// Prefetches what comes a distance after block b of a row.
+/// Prefetches the bytes `distance` after block b of a row.
 #[inline(always)]
 fn prefetch_block<L: Simd, F: Format>(bytes: &[u8], b: usize, distance: usize) {
     use super::int8_codes::Coded;
@@ -97,7 +97,7 @@ fn prefetch_block<L: Simd, F: Format>(bytes: &[u8], b: usize, distance: usize) {
     prefetch(CacheLevel::L2, bytes.as_ptr().wrapping_add(b * size + distance), size);
 }
 
-/// Columns under one scale, from block `start` on, and n tokens from `first` on.
+/// Columns under one scale from block `start` on, and n tokens from `first` on.
 #[derive(Clone, Copy)]
 struct ScaledColumns {
     part: usize,
@@ -106,7 +106,7 @@ struct ScaledColumns {
     n: usize,
 }
 
-/// Adds the products of a piece to the lanes of its rows: rows `8 half ..` of sixteen.
+/// Adds a piece's products to the lanes of its rows, rows `8 half ..` of sixteen.
 struct AddProducts<'a> {
     words: &'a [WordLines], // [blocks, 4]
     x: TokenSelection<'a>,
@@ -133,7 +133,7 @@ impl Kernel for AddProducts<'_> {
     }
 }
 
-/// Adds the products of eight rows and a token.
+/// Adds the products of eight rows and one token to their lanes.
 #[inline(always)]
 fn add_token<L: I16x32>(
     words: &[WordLines],

@@ -10,9 +10,9 @@
 //!                                                                    bf16         large fp16 and f32
 //! ```
 //!
-//! An element of the result is a sum in sixteen lanes, each of which adds its columns in ascending order of blocks and
-//! vectors; then the lanes are added by halves. This order does not depend on the number of tokens, threads or rows that are
-//! computed together, nor on whether AVX2, AVX-512 or NEON runs: a token has the same bits alone and in a batch.
+//! An element of the result is a sum in sixteen lanes. Each lane adds its columns in ascending order of blocks and
+//! vectors; then the lanes are added by halves. This order does not depend on the number of tokens, threads or rows
+//! computed together, nor on the instruction set (AVX2, AVX-512, NEON): a token has the same bits alone and in a batch.
 //!
 //! This file makes jobs and chooses engines.
 
@@ -41,17 +41,17 @@ use crate::{Isa, Matrix, Pool};
 use schedule::{ROWS, SMALL_BATCH, TILES_PER_PASS};
 use std::cell::RefCell;
 
-/// Bytes of weights in one part of a job: about 10 microseconds of reading, so that threads end together.
+/// Bytes of weights in one part of a job: about 10 microseconds of reading, so that threads end at about the same time.
 const PART_BYTES: usize = 32 << 10;
-/// Bytes of a part at least, for matrices that have fewer than `MIN_PARTS` parts otherwise.
+/// Fewest bytes of a part, for matrices that would have fewer than `MIN_PARTS` parts.
 const MIN_PART_BYTES: usize = 4 << 10;
-/// Parts of a small matrix, so that each of eight threads has one.
+/// Parts of a small matrix: one for each of eight threads.
 const MIN_PARTS: usize = 8;
-/// Matmuls of one job: the expert packs of a layer.
+/// Most matmuls of one job: the expert packs of a layer.
 const JOB_SIZE: usize = 8;
-/// Multiplications from which on a job is worth several threads: some microseconds.
+/// Multiplications from which on a job uses several threads: a few microseconds of work.
 pub(crate) const PARALLEL_MATMUL: usize = 1 << 15;
-/// Rows and columns from which on bf16 is used: routers, of which a rounded sum may choose another expert, have fewer.
+/// Fewest rows and columns for bf16. Routers are smaller: rounding their sums could choose another expert.
 const MIN_BF16_SIZE: usize = 512;
 
 /// Describes one matmul `y = w x + bias`.
@@ -61,9 +61,9 @@ pub struct MatMul<'a> {
     pub w: Matrix<'a>, // [rows, cols]
     /// Activations in `w`'s layout.
     pub x: &'a PackedActivations, // [tokens, cols]
-    /// Tokens of `x` that are wanted; all, in order, where absent.
+    /// Indices of the wanted tokens of `x`; `None` means all, in order.
     pub tokens: Option<&'a [u32]>,
-    /// Result, of which the first `rows` of each token are written.
+    /// Result; the first `rows` elements of each token are written.
     pub y: &'a mut [f32], // [tokens, stride]
     /// Elements from token to token of `y`.
     pub stride: usize,
@@ -86,28 +86,28 @@ fn selection<'a>(p: &MatMul<'a>) -> TokenSelection<'a> {
     TokenSelection::new(p.x, p.tokens)
 }
 
-/// Returns the row tiles of a part.
+/// Returns the number of row tiles of a part.
 fn part_tiles(w: &Matrix<'_>, tokens: usize) -> usize {
     let bytes = w.bytes_read() as usize;
     let tile = (ROWS * bytes / w.rows.max(1)).max(1);
     let part = (bytes / MIN_PARTS).clamp(MIN_PART_BYTES, PART_BYTES);
-    // Rows cost more with more tokens.
+    // A row costs more with more tokens.
     let step = if tokens <= SMALL_BATCH { 1 } else { TILES_PER_PASS };
     (part / tile / tokens.div_ceil(8).clamp(1, 8)).max(1).next_multiple_of(step)
 }
 
-/// Computes independent matmuls as one job; `None` entries are skipped.
+/// Computes independent matmuls as one job; skips `None`.
 ///
 /// # Panics
-/// Lengths or layouts do not fit.
+/// Lengths or layouts do not match.
 pub fn matmul_batch(pool: &Pool, all: &mut [Option<MatMul<'_>>]) {
     matmul_batch_on(Isa::best(), pool, all);
 }
 
-/// Computes independent matmuls as [`matmul_batch`] does, with the instructions of `isa`.
+/// Computes independent matmuls like [`matmul_batch`], with the instructions of `isa`.
 ///
 /// # Panics
-/// Lengths or layouts do not fit, or the processor lacks `isa`.
+/// Lengths or layouts do not match, or the processor lacks `isa`.
 pub fn matmul_batch_on(isa: Isa, pool: &Pool, all: &mut [Option<MatMul<'_>>]) {
     assert!(isa.is_available());
     let mut work = 0;
@@ -129,7 +129,7 @@ pub fn matmul_batch_on(isa: Isa, pool: &Pool, all: &mut [Option<MatMul<'_>>]) {
 
 /// Computes up to `JOB_SIZE` matmuls as one job.
 fn run_job(isa: Isa, pool: &Pool, all: &mut [Option<MatMul<'_>>]) {
-    // Tiles of each matmul, tiles of its parts, and the number of its first part.
+    // Per matmul: its tiles, the tiles of a part, and the index of its first part.
     let mut plan: [Option<(RowTiles, usize, usize)>; JOB_SIZE] = [const { None }; JOB_SIZE];
     let mut parts = 0;
     let (mut memory, mut is_transposed) = (TRANSPOSED.take(), [false; JOB_SIZE]);
@@ -143,7 +143,7 @@ fn run_job(isa: Isa, pool: &Pool, all: &mut [Option<MatMul<'_>>]) {
         parts += n;
     }
     struct SharedMatMuls<'s, 'a>(&'s [Option<MatMul<'a>>]);
-    // SAFETY: parts write disjoint rows of `y` and read everything else.
+    // SAFETY: parts write disjoint rows of `y` and only read the rest.
     unsafe impl Sync for SharedMatMuls<'_, '_> {}
     let shared = SharedMatMuls(all);
     pool.run(parts, &|i| {
@@ -165,7 +165,7 @@ fn run_job(isa: Isa, pool: &Pool, all: &mut [Option<MatMul<'_>>]) {
 }
 
 thread_local! {
-    /// Tokens for AMX of each matmul of a job.
+    /// Transposed tokens for AMX, per matmul of a job.
     static TRANSPOSED: RefCell<[AlignedVec<[u8; 64]>; JOB_SIZE]> = RefCell::default();
 }
 
@@ -191,7 +191,7 @@ pub(crate) fn multiply_rows(
     }
 }
 
-/// Multiplies tokens as integers, and those that integers do not serve in f32; then each token passes by itself.
+/// Multiplies all tokens as integers if none is refused; else one token at a time, refused tokens in f32.
 fn multiply_accepted(
     isa: Isa,
     w: &Matrix<'_>,
@@ -206,7 +206,7 @@ fn multiply_accepted(
     }
     for t in 0..x.tokens() {
         let token = [x.at(t) as u32];
-        // SAFETY: a token of `y`, see `check`.
+        // SAFETY: points to token t of `y`, see `check`.
         let y = OutputRows { y: unsafe { y.y.add(t * y.stride) }, ..*y };
         let one = TokenSelection::new(x.x, Some(&token));
         if is_refused(t) {
@@ -218,7 +218,7 @@ fn multiply_accepted(
 }
 
 impl<'a> Matrix<'a> {
-    /// Prepares for approximate matmuls, where the format has them; others stay exact.
+    /// Prepares for approximate matmul where the format has it; other formats stay exact.
     ///
     /// ```text
     /// LUT1 to LUT8             8-bit entries, `int8_lut`
@@ -247,9 +247,9 @@ impl<'a> Matrix<'a> {
         self
     }
 
-    /// Prepares for exact matmuls of integers, where the format has them: 4-bit indices, rows that start at bytes.
+    /// Prepares for exact integer matmul where the format has it: 4-bit indices, rows that start at bytes.
     ///
-    /// They take two thirds of the instructions of f32; [`Int16Lut`] states their error.
+    /// Takes two thirds of the instructions of f32; [`Int16Lut`] states its error.
     pub fn with_int16_lut(mut self, lut: Option<&'a Int16Lut>) -> Self {
         self.int16_lut = match self.weight.format {
             WeightFormat::Lut { bits: 4, .. } if self.has_native_kernel() => {
@@ -260,7 +260,7 @@ impl<'a> Matrix<'a> {
         self
     }
 
-    /// Prepares for exact matmuls that look fp16 up: tables of 64 or 256 entries. The bits of results stay.
+    /// Prepares for exact matmul with fp16 lookup tables of 64 or 256 entries. Results keep their bits.
     pub fn with_half_lut(mut self, lut: Option<&'a HalfLut>) -> Self {
         self.half_lut = match self.weight.format {
             WeightFormat::Lut { bits: 6 | 8, .. } if self.has_native_kernel() => {
@@ -271,7 +271,7 @@ impl<'a> Matrix<'a> {
         self
     }
 
-    /// Returns the layout of the activations that this matrix is multiplied by.
+    /// Returns the layout that this matrix needs its activations in.
     pub fn layout(&self) -> Layout {
         use WeightFormat::{F32, Fp16, Int, Lut};
         match self.weight.format {
@@ -293,7 +293,7 @@ mod tests {
     use crate::{Columns, Layout};
     use proptest::prelude::*;
 
-    /// Calls `check` with a matrix of each kind.
+    /// Calls `check` with the name and the matrix of each format.
     fn each_matrix(seed: u64, rows: usize, cols: usize, mut check: impl FnMut(&str, &Matrix<'_>)) {
         let n = rows * cols;
         let dense = noise(seed, n);
@@ -312,7 +312,7 @@ mod tests {
                 let halves = crate::HalfLut::new(&lut).unwrap();
                 let w = plain.with_half_lut(Some(&halves));
                 check(&format!("lut{bits} of fp16"), &w);
-                // The bits are those of tables of f32.
+                // fp16 tables give the bits of f32 tables.
                 let x = noise(seed + 9, cols * 2);
                 for isa in Isa::available() {
                     let run = |w: &Matrix<'_>| run(isa, &Pool::new(1), w, &x, 2, None);
@@ -349,7 +349,7 @@ mod tests {
 
     fn run(isa: Isa, pool: &Pool, w: &Matrix<'_>, x: &[f32], t: usize, bias: Option<&[f32]>) -> Vec<f32> {
         let mut packed = PackedActivations::default();
-        // Rubbish of an earlier use.
+        // Data of an earlier use, which must not matter.
         packed.pack(
             pool,
             Layout::F32Interleaved,
@@ -368,7 +368,7 @@ mod tests {
         y
     }
 
-    /// Generates any number of columns, and numbers that end a little before or after a block.
+    /// Generates numbers of columns, many of them just below or above whole blocks.
     fn columns() -> impl Strategy<Value = usize> {
         prop_oneof![1usize..400, (1usize..4, 0usize..9).prop_map(|(blocks, more)| 128 * blocks + more - 2)]
     }
@@ -396,7 +396,7 @@ mod tests {
                             let bound = 1e-6 * (terms(f64::abs) + exact.abs()) + 1e-12;
                             assert!(error <= bound, "{kind} {isa:?} [{rows}, {cols}] t {t}: {} for {exact}", y[k * rows + r]);
                         }
-                        // A token by itself has the same result.
+                        // A token alone has the same result.
                         let alone = run(isa, &one, w, &x[k * cols..(k + 1) * cols], 1, Some(&bias));
                         assert_eq!(alone, &y[k * rows..(k + 1) * rows], "{kind} {isa:?} [{rows}, {cols}] t {t}");
                     }
@@ -407,7 +407,7 @@ mod tests {
                         _ => {}
                     }
                 }
-                // Some rows by themselves.
+                // Some rows alone.
                 let part = w.row_range(rows / 2, rows);
                 let all = run(Isa::best(), &one, w, &x, t, None);
                 let some = run(Isa::best(), &one, &part, &x, t, None);

@@ -1,4 +1,4 @@
-//! Says which rows, tokens and results a part of a job has, and in which order rows are read.
+//! Chooses the rows, tokens and results of a part of a job, and the order in which rows are read.
 
 use crate::Matrix;
 use crate::activations::PackedActivations;
@@ -8,17 +8,17 @@ use std::cell::RefCell;
 use std::marker::PhantomData;
 use std::ops::Range;
 
-/// Rows of a tile, which are computed together: four sums per token are under way, as many as hide the latency of one.
+/// Rows of a tile, computed together: four sums per token are in flight, enough to hide the latency of one.
 pub(crate) const ROWS: usize = 4;
-/// Largest batch, in tokens, that decodes weights anew for each pass, in registers, instead of once into memory.
+/// Largest batch, in tokens, that decodes weights in registers once per pass instead of once into memory.
 pub(crate) const SMALL_BATCH: usize = 8;
-/// Tiles that are decoded together for larger batches: each token is read once for all of them.
+/// Tiles decoded together for larger batches: each token is read once for all four.
 pub(crate) const TILES_PER_PASS: usize = 4;
-/// Rows of these tiles: the lanes of a vector of results.
+/// Rows of these tiles: the lanes of one vector of results.
 pub(crate) const ROWS_PER_PASS: usize = TILES_PER_PASS * ROWS;
-/// Tokens whose sums are kept while rows are decoded piece by piece, where there are few registers: 64 KB per pass of rows.
+/// Tokens whose sums are kept while rows are decoded piece by piece, on processors with few registers: 64 KB per pass of rows.
 pub(crate) const PIECE_TOKENS: usize = 64;
-/// Bytes between what is read and what is prefetched, in each stream; measured on an EPYC 9004, see docs/results.md.
+/// Bytes between the read and the prefetch in each stream; measured on an EPYC 9004, see docs/results.md.
 pub(crate) const PREFETCH_DISTANCE: usize = 2048;
 
 /// Orders the rows of a matrix into tiles of four.
@@ -28,8 +28,8 @@ pub(crate) const PREFETCH_DISTANCE: usize = 2048;
 /// more tokens:     tile t = rows 4t, 4t + 1, 4t + 2, 4t + 3  (sixteen results of a token are one line)
 /// ```
 ///
-/// Streams far apart keep about half as many more reads under way than neighbouring rows, which share pages and with them
-/// what the processor knows of streams: 1.2 times (integers) to 1.6 times (f32) the speed on an EPYC 9004, one token.
+/// Streams far apart keep about half as many more reads in flight than neighbouring rows, which share pages and the
+/// processor's stream tracking: 1.2 times (integers) to 1.6 times (f32) the speed on an EPYC 9004 with one token.
 #[derive(Clone, Debug)]
 pub(crate) struct RowTiles {
     tiles: Range<usize>,
@@ -42,7 +42,7 @@ pub(crate) struct RowTiles {
 }
 
 impl RowTiles {
-    /// Covers all rows of `w`.
+    /// Makes the tiles of all rows of `w`.
     pub fn all(w: &Matrix<'_>, tokens: usize) -> RowTiles {
         if tokens > SMALL_BATCH {
             return RowTiles { tiles: 0..w.rows.div_ceil(ROWS), step: ROWS, stream: 1, rows: w.rows };
@@ -56,13 +56,13 @@ impl RowTiles {
         self.tiles.len()
     }
 
-    /// Returns piece i of `size` tiles.
+    /// Returns tiles `i * size .. (i + 1) * size`, without those past the end.
     pub fn piece(&self, size: usize, i: usize) -> RowTiles {
         let (start, end) = (self.tiles.start + i * size, self.tiles.end);
         RowTiles { tiles: start..(start + size).min(end), ..*self }
     }
 
-    /// Iterates over the tiles: four rows, and how many of them exist; the others repeat the first.
+    /// Iterates over the tiles: their four rows, and the number of rows that exist; missing rows repeat the first.
     pub fn each(&self) -> impl Iterator<Item = ([usize; ROWS], usize)> + use<> {
         let RowTiles { tiles, step, stream, rows } = self.clone();
         // A division would take as long as a short row.
@@ -74,7 +74,7 @@ impl RowTiles {
         })
     }
 
-    /// Iterates over N rows at a time, and how many of them exist.
+    /// Iterates over N rows at a time, with the number of rows that exist.
     pub fn rows<const N: usize>(&self) -> impl Iterator<Item = ([usize; N], usize)> + use<N> {
         let all = self.clone();
         (0..self.len().div_ceil(N / ROWS)).map(move |i| {
@@ -88,17 +88,17 @@ impl RowTiles {
     }
 }
 
-/// Returns the rows of a stream: a quarter, padded by up to 16 so that the streams do not alias at 4 KB.
+/// Returns the rows of a stream: a quarter of all rows, plus up to 16 so that the streams do not alias at 4 KB.
 fn stream(rows: usize, row_bytes: usize) -> usize {
     let quarter = rows.div_ceil(ROWS);
-    // Of few rows, a few more would leave the last stream without its part.
+    // With few rows, extra rows would leave the last stream empty.
     let most = if quarter < 256 { 0 } else { 16 };
     let apart =
         |more: &usize| (1..ROWS).all(|i| (512..=3584).contains(&(i * (quarter + more) * row_bytes % 4096)));
     quarter + (0..=most).find(apart).unwrap_or(0)
 }
 
-/// Describes where results go: element (t, r) is `y[t * stride + r]`.
+/// Describes the place of results: element (t, r) is `y[t * stride + r]`.
 #[derive(Clone, Copy)]
 pub(crate) struct OutputRows<'a> {
     pub y: *mut f32,
@@ -113,14 +113,14 @@ unsafe impl Sync for OutputRows<'_> {}
 #[derive(Clone, Copy)]
 pub(crate) struct TokenSelection<'a> {
     pub x: &'a PackedActivations,
-    /// Numbers of the tokens; all, in order, where absent.
+    /// Indices of the tokens; `None` means all, in order.
     pub(super) which: Option<&'a [u32]>,
-    /// The tokens for AMX, where its tiles multiply them.
+    /// Transposed tokens, where AMX tiles multiply them.
     pub transposed: Option<&'a [[u8; 64]]>,
 }
 
 impl<'a> TokenSelection<'a> {
-    /// Selects tokens of `x`, or all.
+    /// Selects tokens `which` of `x`, or all.
     pub fn new(x: &'a PackedActivations, which: Option<&'a [u32]>) -> TokenSelection<'a> {
         TokenSelection { x, which, transposed: None }
     }
@@ -137,20 +137,20 @@ impl<'a> TokenSelection<'a> {
     }
 }
 
-/// Stores row r of token t, with its bias.
+/// Stores the result of row r and token t, with its bias.
 #[inline(always)]
 pub(crate) fn store(y: &OutputRows<'_>, r: usize, t: usize, v: f32) {
     let v = v + y.bias.map_or(0.0, |b| b[r]);
-    // SAFETY: the token's row r lies inside of y, see `check`; no other part writes row r.
+    // SAFETY: row r of the token lies within y, see `check`; no other part writes row r.
     unsafe { *y.y.add(t * y.stride + r) = v };
 }
 
 thread_local! {
-    /// Lanes that a thread has added up for each row and token of a piece.
+    /// A thread's lane sums for each row and token of a piece.
     pub(super) static LANE_SUMS: RefCell<AlignedVec<[f32; LANES]>> = const { RefCell::new(AlignedVec::new()) };
 }
 
-/// Finds the stored rows of a matrix without bounds checks, which take as long as the matmul of a short row.
+/// Finds a matrix's stored rows without bounds checks, which would take as long as the matmul of a short row.
 #[derive(Clone, Copy)]
 pub(crate) struct RowBytes<'a> {
     start: *const u8,
@@ -159,33 +159,32 @@ pub(crate) struct RowBytes<'a> {
 }
 
 impl<'a> RowBytes<'a> {
-    /// Finds rows in `data`, with `bits` bits per element.
+    /// Makes a finder of the rows of `w` in `data`, with `bits` bits per element.
     ///
     /// # Panics
-    /// There are fewer rows than `w` has.
+    /// `data` has fewer rows than `w`.
     pub fn new(w: &Matrix<'_>, data: &'a [u8], bits: usize) -> Self {
         let row_bytes = w.cols * bits / 8;
         let own = &data[w.first * row_bytes..(w.first + w.rows) * row_bytes];
         RowBytes { start: own.as_ptr(), row_bytes, data: PhantomData }
     }
 
-    /// Returns the bytes of a row.
+    /// Returns a row's bytes.
     ///
     /// # Safety
     /// The matrix has a row `row`.
     #[inline(always)]
     pub unsafe fn row(&self, row: usize) -> &'a [u8] {
-        // SAFETY: `new` has seen the bytes of all rows of the matrix.
+        // SAFETY: `new` has checked that all rows of the matrix lie in the data.
         unsafe { std::slice::from_raw_parts(self.start.add(row * self.row_bytes), self.row_bytes) }
     }
 
-    /// Returns the number of bytes of a row.
+    /// Returns the bytes per row.
     pub fn row_bytes(&self) -> usize {
         self.row_bytes
     }
 
-    /// Returns the prefetch of the rows that are decoded after `rows`. Rows of streams need none: they are read ahead where
-    /// they are decoded.
+    /// Returns the prefetch of the rows that are decoded after `rows`. Rows of streams need none: decoding prefetches them.
     #[inline(always)]
     pub fn prefetch_after(&self, rows: &[usize]) -> Prefetch {
         match rows {
@@ -198,7 +197,7 @@ impl<'a> RowBytes<'a> {
     }
 }
 
-/// Adds up the lanes of the rows of `tiles` tiles: lane r is row r.
+/// Adds up the lanes of each row of `tiles` tiles: lane r of the result is the sum of row r.
 #[inline(always)]
 pub(crate) fn add_lanes<L: F32x16>(rows: &[[f32; LANES]; ROWS_PER_PASS], tiles: usize) -> L {
     let mut partial_sums = [L::splat(0.0); TILES_PER_PASS];
@@ -211,13 +210,13 @@ pub(crate) fn add_lanes<L: F32x16>(rows: &[[f32; LANES]; ROWS_PER_PASS], tiles: 
 /// Stores rows `which` of token t, at most sixteen, with their biases.
 #[inline(always)]
 pub(crate) fn store_rows<L: F32x16>(y: &OutputRows<'_>, which: &[usize], t: usize, v: L) {
-    // Sixteen rows lie together or are of streams, where the second is as far from the first as streams are.
+    // Sixteen rows are contiguous or belong to streams; in streams, the second row is a stream's length after the first.
     if which.len() == LANES && which[1] == which[0] + 1 && which[LANES - 1] == which[0] + LANES - 1 {
         let bias = match y.bias {
             Some(all) => L::load(all[which[0]..].first_chunk().expect("a bias per row")),
             None => L::splat(0.0),
         };
-        // SAFETY: as in `store`, for rows that lie together.
+        // SAFETY: as in `store`, for contiguous rows.
         return v.add(bias).store(unsafe { &mut *y.y.add(t * y.stride + which[0]).cast::<[f32; LANES]>() });
     }
     let mut all = [0f32; LANES];
@@ -225,7 +224,7 @@ pub(crate) fn store_rows<L: F32x16>(y: &OutputRows<'_>, which: &[usize], t: usiz
     which.iter().zip(all).for_each(|(&r, v)| store(y, r, t, v));
 }
 
-/// Prefetches what comes `PREFETCH_DISTANCE` after some bytes of a row, into L2.
+/// Prefetches the bytes `PREFETCH_DISTANCE` after some bytes of a row, into L2.
 #[inline(always)]
 pub(crate) fn prefetch_row(bytes: &[u8]) {
     crate::memory::prefetch(CacheLevel::L2, bytes.as_ptr().wrapping_add(PREFETCH_DISTANCE), bytes.len());

@@ -1,4 +1,4 @@
-//! A vector of 64-byte lines, each at a cache line: a load that crosses two lines costs two reads.
+//! A vector of 64-byte lines, each on a cache line: a load that crosses two cache lines costs two reads.
 
 use std::ops::{Deref, DerefMut};
 
@@ -7,7 +7,7 @@ use std::ops::{Deref, DerefMut};
 #[repr(C, align(64))]
 struct CacheLine<T>(T);
 
-/// Holds lines of 64 bytes, of numbers or bytes, each at a cache line.
+/// Holds lines of 64 bytes (numbers or bytes), each on a cache line.
 #[derive(Clone, Debug)]
 pub(crate) struct AlignedVec<T>(Vec<CacheLine<T>>);
 
@@ -25,7 +25,7 @@ impl<T: Copy> AlignedVec<T> {
         AlignedVec(Vec::new())
     }
 
-    /// Grows to at least `n` lines; new ones are `value`.
+    /// Grows to at least `n` lines; new lines are `value`.
     pub fn grow(&mut self, n: usize, value: T) {
         let () = Self::SIZE;
         if self.0.len() < n {
@@ -37,14 +37,14 @@ impl<T: Copy> AlignedVec<T> {
 impl<T> Deref for AlignedVec<T> {
     type Target = [T];
     fn deref(&self) -> &[T] {
-        // SAFETY: a line is its only field, of 64 bytes (`SIZE`), without padding.
+        // SAFETY: a line's only field has 64 bytes (`SIZE`) and no padding.
         unsafe { std::slice::from_raw_parts(self.0.as_ptr().cast(), self.0.len()) }
     }
 }
 
 impl<T> DerefMut for AlignedVec<T> {
     fn deref_mut(&mut self) -> &mut [T] {
-        // SAFETY: a line is its only field, of 64 bytes (`SIZE`), without padding.
+        // SAFETY: a line's only field has 64 bytes (`SIZE`) and no padding.
         unsafe { std::slice::from_raw_parts_mut(self.0.as_mut_ptr().cast(), self.0.len()) }
     }
 }

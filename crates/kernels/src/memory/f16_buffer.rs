@@ -1,4 +1,4 @@
-//! Buffers of fp16 that take memory where they were written to.
+//! fp16 buffers whose pages take memory only after a write.
 
 use crate::Pool;
 use memmap2::MmapMut;
@@ -9,9 +9,9 @@ const PAGE: usize = 2 << 20;
 /// Bytes of a small page.
 const SMALL_PAGE: usize = 4 << 10;
 
-/// Holds fp16 values as bits, from 2 MB on in a mapping whose pages take no memory until they are written to: of a cache for
-/// 4096 slots, a short text takes the first of each head. Attention over a long context would look up a page for every few slots,
-/// so the mapping can be made one of large pages, see [`F16Buffer::use_large_pages`].
+/// Holds fp16 values as bits. From 2 MB on they lie in a mapping whose pages take no memory until they are written to:
+/// a short text uses only the first pages of each head of a cache of 4096 slots. Attention over a long context would
+/// look up a page every few slots, so [`F16Buffer::use_large_pages`] moves the mapping to large pages.
 #[derive(Debug)]
 pub struct F16Buffer(F16Memory);
 
@@ -26,7 +26,7 @@ struct Mapping {
     map: MmapMut,
     /// Number of values.
     len: usize,
-    /// Its pages are large, or cannot be.
+    /// True if large pages were asked for, even if the system has none.
     is_large: bool,
 }
 
@@ -43,14 +43,14 @@ impl Mapping {
 }
 
 impl F16Buffer {
-    /// Makes a buffer of `n` zeros. Pages that nothing is written to take no memory.
+    /// Makes a buffer of `n` zeros. Pages take no memory until a write.
     pub fn zeros(n: usize) -> F16Buffer {
         let mapping = Some(n).filter(|n| n * size_of::<u16>() >= PAGE).and_then(|n| Mapping::zeros(n, false));
         F16Buffer(mapping.map_or_else(|| F16Memory::Small(vec![0; n]), F16Memory::Mapped))
     }
 
-    /// Moves the values to large pages, unless they are there or in no mapping. Each takes 2 MB once anything of it is written to,
-    /// and the system fills it with zeros first: of 40 caches for 4608 slots that is 0.3 GB for a single token.
+    /// Moves mapped values to large pages, once. Each large page takes 2 MB from the first write on, and the system
+    /// fills it with zeros first: 0.3 GB for 40 caches of 4608 slots with a single token.
     pub fn use_large_pages(&mut self) {
         let F16Memory::Mapped(old) = &self.0 else { return };
         if old.is_large {
@@ -63,7 +63,7 @@ impl F16Buffer {
         }
     }
 
-    /// Takes the values of a buffer as long, over zeros: pages of zeros are left alone.
+    /// Copies a buffer of the same length over zeros; skips pages of zeros.
     fn copy_written(&mut self, from: &F16Buffer) {
         let page = SMALL_PAGE / size_of::<u16>();
         for (to, from) in self.chunks_mut(page).zip(from.chunks(page)) {
@@ -73,7 +73,7 @@ impl F16Buffer {
         }
     }
 
-    /// Sets all to zero. Pages that nothing was written to still take no memory.
+    /// Sets all values to zero. Pages that were never written take no memory afterwards either.
     pub fn zero(&mut self, pool: &Pool) {
         pool.for_chunks(self, PAGE / size_of::<u16>(), &|_, part| {
             for page in part.chunks_mut(SMALL_PAGE / size_of::<u16>()) {
@@ -90,7 +90,7 @@ impl Deref for F16Buffer {
     fn deref(&self) -> &[u16] {
         match &self.0 {
             F16Memory::Small(v) => v,
-            // SAFETY: the mapping has 2 n bytes from a page on, all of them initialized.
+            // SAFETY: the mapping starts at a page and has 2 n initialized bytes.
             F16Memory::Mapped(m) => unsafe { std::slice::from_raw_parts(m.map.as_ptr().cast(), m.len) },
         }
     }
@@ -100,7 +100,7 @@ impl DerefMut for F16Buffer {
     fn deref_mut(&mut self) -> &mut [u16] {
         match &mut self.0 {
             F16Memory::Small(v) => v,
-            // SAFETY: the mapping has 2 n bytes from a page on, all of them initialized.
+            // SAFETY: the mapping starts at a page and has 2 n initialized bytes.
             F16Memory::Mapped(m) => unsafe {
                 std::slice::from_raw_parts_mut(m.map.as_mut_ptr().cast(), m.len)
             },

@@ -1,4 +1,4 @@
-//! Memory at cache lines, large pages for caches of fp16, and prefetching.
+//! Cache-line-aligned vectors, fp16 buffers in large pages, prefetching.
 
 mod aligned;
 mod f16_buffer;

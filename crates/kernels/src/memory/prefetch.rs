@@ -1,4 +1,4 @@
-//! Prefetching, at once or in pieces.
+//! Prefetching, whole or in pieces.
 
 use std::ops::Range;
 
@@ -6,18 +6,18 @@ use std::ops::Range;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum CacheLevel {
     L1,
-    /// Slower to read, but more prefetches can be under way; faster for weights of 8 bits and more on an EPYC 9004, the only
-    /// machine that was measured.
+    /// Slower to read than L1, but more prefetches can be in flight; faster for weights of 8 bits and more on an EPYC
+    /// 9004, the only machine that was measured.
     L2,
 }
 
-/// Prefetches `bytes` bytes from an address on, which may be any.
+/// Prefetches `bytes` bytes from `from` on; any address is allowed.
 #[inline(always)]
 pub(crate) fn prefetch(to: CacheLevel, from: *const u8, bytes: usize) {
     for at in (0..bytes).step_by(64) {
         let line = from.wrapping_add(at);
         #[cfg(target_arch = "x86_64")]
-        // SAFETY: prefetching reads nothing; the address may be any.
+        // SAFETY: prefetching reads nothing, and any address is allowed.
         unsafe {
             use std::arch::x86_64::{_MM_HINT_T0, _MM_HINT_T1, _mm_prefetch};
             match to {
@@ -26,7 +26,7 @@ pub(crate) fn prefetch(to: CacheLevel, from: *const u8, bytes: usize) {
             }
         }
         #[cfg(target_arch = "aarch64")]
-        // SAFETY: prefetching reads nothing; the address may be any.
+        // SAFETY: prefetching reads nothing, and any address is allowed.
         unsafe {
             use std::arch::asm;
             let at = line.addr();
@@ -44,7 +44,7 @@ pub(crate) fn prefetch(to: CacheLevel, from: *const u8, bytes: usize) {
     }
 }
 
-/// Memory that is prefetched in pieces during a computation, so that prefetches wait neither for each other nor for reads.
+/// Memory that is prefetched in pieces during a computation, so that prefetches do not wait for each other or for reads.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Prefetch {
     pub from: *const u8,
@@ -54,7 +54,7 @@ pub(crate) struct Prefetch {
 impl Prefetch {
     pub const NOTHING: Prefetch = Prefetch { from: std::ptr::null(), bytes: 0 };
 
-    /// Prefetches pieces `which` of `all` into L2.
+    /// Prefetches pieces `which` of `all` equal pieces into L2.
     #[inline(always)]
     pub fn prefetch_pieces(&self, which: Range<usize>, all: usize) {
         let lines = self.bytes.div_ceil(64);

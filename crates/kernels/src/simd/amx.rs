@@ -1,22 +1,22 @@
-//! Tiles of bytes of AMX, as inline assembly: the intrinsics are not stable.
+//! AMX byte tiles, in inline assembly: the intrinsics are not stable.
 
 use super::traits::LANES;
 use std::arch::x86_64::*;
 
 /// Tokens of a tile.
 pub(crate) const TILE_TOKENS: usize = 16;
-/// Vectors of 64 bytes that a tile of codes has.
+/// Vectors of 64 bytes in a tile of codes.
 pub(crate) const TILE_VECTORS: usize = 16;
 
-/// Multiplies tiles of bytes.
+/// Multiplies byte tiles.
 pub(crate) trait Multiply: Copy {
     /// Prepares this thread for tiles of `tokens` tokens, at most 16.
     ///
     /// # Safety
     /// The processor has the instructions.
     unsafe fn shape(self, tokens: usize);
-    /// Multiplies `a`, signed bytes `[tokens, 64]`, by `b`, unsigned bytes `[16, 16, 4]`: sum n of a token is
-    /// `sum(a[4 k + j] * b[k][n][j])`. Only the tokens that the thread is prepared for have sums.
+    /// Multiplies `a`, signed bytes `[tokens, 64]`, by `b`, unsigned bytes `[16, 16, 4]`. Sum n of a token is
+    /// `sum(a[4 k + j] * b[k][n][j])`. Only tokens that the thread is prepared for get sums.
     ///
     /// # Safety
     /// The processor has the instructions, and the thread is prepared.
@@ -28,7 +28,7 @@ pub(crate) trait Multiply: Copy {
     unsafe fn end(self);
 }
 
-/// Holds the sums of a tile, each token's in a cache line.
+/// Holds the sums of a tile, a cache line per token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C, align(64))]
 pub(crate) struct Sums(pub [[i32; LANES]; TILE_TOKENS]);
@@ -50,12 +50,12 @@ struct Config {
 impl Multiply for Amx {
     #[inline(always)]
     unsafe fn shape(self, tokens: usize) {
-        // Tile 0 holds sums, 1 tokens, 2 codes.
+        // Tile 0 holds sums, tile 1 tokens, tile 2 codes.
         let mut config =
             Config { palette: 1, start_row: 0, reserved: [0; 14], row_bytes: [0; 16], rows: [0; 16] };
         config.row_bytes[..3].fill(64);
         config.rows[..3].copy_from_slice(&[tokens as u8, tokens as u8, 16]);
-        // SAFETY: 64 bytes are read; as this function's.
+        // SAFETY: 64 bytes are read; the caller promises the rest.
         unsafe {
             std::arch::asm!(
                 "ldtilecfg [{}]",
@@ -69,7 +69,7 @@ impl Multiply for Amx {
 
     #[inline(always)]
     unsafe fn multiply(self, a: &[[u8; 64]; TILE_TOKENS], b: &[[u8; 64]; TILE_VECTORS], sums: &mut Sums) {
-        // SAFETY: as this function's; no more than 16 lines of each are read or written.
+        // SAFETY: the caller promises the same; at most 16 lines of each operand are read or written.
         unsafe {
             std::arch::asm!(
                 "tilezero tmm0",
@@ -89,7 +89,7 @@ impl Multiply for Amx {
 
     #[inline(always)]
     unsafe fn end(self) {
-        // SAFETY: as this function's.
+        // SAFETY: the caller promises the same.
         unsafe {
             std::arch::asm!(
                 "tilerelease",
@@ -101,7 +101,7 @@ impl Multiply for Amx {
     }
 }
 
-/// Checks that the processor has tiles of bytes, that this process may use them, and that they do what [`Multiply`] says.
+/// Tells whether the processor has byte tiles, this process may use them, and they compute as [`Multiply`] says.
 pub(crate) fn is_available() -> bool {
     static AVAILABLE: std::sync::OnceLock<bool> = std::sync::OnceLock::new();
     *AVAILABLE.get_or_init(|| has_tiles() && is_permitted() && works())
@@ -112,7 +112,7 @@ pub(crate) fn has_tiles() -> bool {
     std::arch::is_x86_feature_detected!("avx512vnni")
         && __cpuid(0).eax >= 7
         && __cpuid_count(7, 0).edx & TILES_AND_BYTES == TILES_AND_BYTES
-        // The palette has three tiles of 16 rows of 64 bytes.
+        // The palette has at least three tiles of 16 rows of 64 bytes.
         && __cpuid(0).eax >= 0x1d
         && __cpuid_count(0x1d, 0).eax >= 1
         && __cpuid_count(0x1d, 1).ebx & 0xffff >= 64
@@ -120,14 +120,14 @@ pub(crate) fn has_tiles() -> bool {
         && __cpuid_count(0x1d, 1).ecx & 0xffff >= 16
 }
 
-/// Asks Linux for permission: it saves the tiles of a thread only for processes that requested them.
+/// Asks Linux for permission to use tiles: Linux saves them only for processes that requested them. Tells whether it is granted.
 #[cfg(target_os = "linux")]
 pub(crate) fn is_permitted() -> bool {
     const ARCH_PRCTL: usize = 158;
     const REQUEST_PERMISSION: usize = 0x1023;
     const TILE_DATA: usize = 18;
     let done: isize;
-    // SAFETY: the call changes what this process may do, nothing in its memory; it writes the two registers and its result.
+    // SAFETY: the call changes the process's permissions and none of its memory; it writes two registers and its result.
     unsafe {
         std::arch::asm!(
             "syscall",
@@ -147,7 +147,7 @@ pub(crate) fn is_permitted() -> bool {
     false
 }
 
-/// Multiplies one tile and checks the sums.
+/// Tells whether one tile gives the sums of scalar code.
 fn works() -> bool {
     let a: [[u8; 64]; TILE_TOKENS] =
         std::array::from_fn(|t| std::array::from_fn(|i| (t * 37 + i * 11) as u8));
@@ -156,7 +156,7 @@ fn works() -> bool {
         let mut sums = Sums([[i32::MIN; LANES]; TILE_TOKENS]);
         let mut expected = sums;
         multiply_plainly(tokens, &a, &b, &mut expected);
-        // SAFETY: the processor has tiles, for which `has_tiles` and `is_permitted` were asked.
+        // SAFETY: `has_tiles` and `is_permitted` confirmed the tiles.
         unsafe {
             Amx.shape(tokens);
             Amx.multiply(&a, &b, &mut sums);
@@ -166,7 +166,7 @@ fn works() -> bool {
     })
 }
 
-/// Computes the sums of a tile of `tokens` tokens with scalar code; others stay.
+/// Computes the sums of `tokens` tokens of a tile in scalar code; leaves other sums as they are.
 pub(crate) fn multiply_plainly(tokens: usize, a: &[[u8; 64]], b: &[[u8; 64]], sums: &mut Sums) {
     let Sums(sums) = sums;
     for (sums, a) in sums.iter_mut().zip(a).take(tokens) {

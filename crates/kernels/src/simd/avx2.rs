@@ -1,4 +1,4 @@
-//! AVX2, FMA and F16C: sixteen lanes are two registers.
+//! AVX2, FMA and F16C: sixteen lanes in two registers.
 
 use super::traits::*;
 use std::arch::x86_64::*;
@@ -39,10 +39,10 @@ macro_rules! halves {
 
 const NEAREST: i32 = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
 
-/// Returns the sums of four times eight lanes, added by halves.
+/// Returns the sums of four vectors of eight lanes, added by halves.
 #[inline(always)]
 pub(super) fn add_lanes_by_halves(v: [__m256; 4]) -> [f32; 4] {
-    // SAFETY: the processor has AVX2, see the module; there is room for four numbers.
+    // SAFETY: the processor has AVX2, see the module; the result has room for four numbers.
     unsafe {
         let [a, b, c, d] = v;
         let a = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps::<1>(a));
@@ -279,7 +279,8 @@ impl F32x16 for Avx2 {
     }
     #[inline(always)]
     fn lookup_halves_6(planes: Self::HalfTable, at: &[u8; 96]) -> [Self::Halves; 4] {
-        /// The two bytes of each pair of indices of two lanes, from byte `first` on: pairs 0 of both, then 1, 2 and 3.
+        /// Returns the byte indices of pairs of 6-bit indices, two bytes each, for two lanes from byte `first` on: pair
+        /// 0 of both lanes, then pairs 1, 2 and 3.
         const fn pairs(first: u8) -> [u8; 16] {
             let mut all = [0; 16];
             let mut i = 0;
@@ -291,7 +292,7 @@ impl F32x16 for Avx2 {
             }
             all
         }
-        /// Factors by which each pair begins at bit 4.
+        /// Factors that shift each pair so that it begins at bit 4.
         const FACTORS: [i16; 8] = [16, 16, 1, 1, 16, 16, 1, 1];
         const PAIRS: [[u8; 16]; 2] = [pairs(0), pairs(4)];
         // SAFETY: 16 bytes are there from 0, 12, .. 72 and from 80 on; the processor has AVX2, see `simd`.
@@ -299,7 +300,7 @@ impl F32x16 for Avx2 {
             let first = _mm_loadu_si128(PAIRS[0].as_ptr().cast());
             let last = _mm_loadu_si128(PAIRS[1].as_ptr().cast());
             let factors = _mm256_broadcastsi128_si256(_mm_loadu_si128(FACTORS.as_ptr().cast()));
-            // Indices of lanes 2 i and 2 i + 1, and in the upper half of lanes 8 + 2 i and 9 + 2 i.
+            // Indices of lanes 2 i and 2 i + 1; in the upper half, of lanes 8 + 2 i and 9 + 2 i.
             let mut indices = [_mm256_setzero_si256(); 4];
             for (i, indices) in indices.iter_mut().enumerate() {
                 let (upper, places) = if i < 3 { (48 + 12 * i, first) } else { (80, last) };
@@ -313,7 +314,7 @@ impl F32x16 for Avx2 {
                 let odd = _mm256_and_si256(_mm256_srli_epi16::<2>(pairs), _mm256_set1_epi16(0x3f00));
                 *indices = _mm256_or_si256(even, odd);
             }
-            // Word l of vector w: pair w of lane l.
+            // Word l of vector w is pair w of lane l.
             let [a, b, c, d] = indices;
             let (ab, ab_high) = (_mm256_unpacklo_epi32(a, b), _mm256_unpackhi_epi32(a, b));
             let (cd, cd_high) = (_mm256_unpacklo_epi32(c, d), _mm256_unpackhi_epi32(c, d));
@@ -325,8 +326,8 @@ impl F32x16 for Avx2 {
             ];
             let mut vectors = [(a, b); 4];
             for (vectors, index) in vectors.iter_mut().zip(pairs) {
-                // A shuffle gives zero where an index is negative. So entry 16 k + j is the sum, without carries, of entries
-                // j of parts 0 to k, each of which holds its difference to the one before.
+                // A shuffle gives zero where an index is negative. So entry 16 k + j is the sum, without carries, of
+                // entries j of parts 0 to k; each part holds its difference to the part before.
                 let sixteen = _mm256_set1_epi8(16);
                 let second = _mm256_sub_epi8(index, sixteen);
                 let third = _mm256_sub_epi8(second, sixteen);
@@ -408,7 +409,7 @@ impl F32x16 for Avx2 {
     fn finish_partial_sums(v: [Self; 4]) -> Self {
         // SAFETY: the processor has AVX2, see `simd`.
         unsafe {
-            // Lane 4 i + q of each half: vector i of `v[q]`.
+            // Lane 4 i + q of each half belongs to vector i of `v[q]`.
             let mut halves = [[v[0].0, v[1].0, v[2].0, v[3].0], [v[0].1, v[1].1, v[2].1, v[3].1]];
             for half in &mut halves {
                 let (a, b) = (_mm256_castps_pd(half[0]), _mm256_castps_pd(half[1]));
@@ -424,7 +425,7 @@ impl F32x16 for Avx2 {
             let (a, b) = (halves[0][0], halves[1][0]);
             let (even, odd) = (_mm256_permute2f128_ps::<0x20>(a, b), _mm256_permute2f128_ps::<0x31>(a, b));
             let (low, high) = (_mm256_unpacklo_ps(even, odd), _mm256_unpackhi_ps(even, odd));
-            // Of `v[q]`: vectors 0 and 1 in the lower half, 2 and 3 in the upper.
+            // Vectors 0 and 1 of `v[q]` in the lower half, 2 and 3 in the upper.
             let first = _mm256_permute4x64_pd::<0b11_01_10_00>(_mm256_castps_pd(low));
             let second = _mm256_permute4x64_pd::<0b11_01_10_00>(_mm256_castps_pd(high));
             Avx2(_mm256_castpd_ps(first), _mm256_castpd_ps(second))
@@ -445,7 +446,7 @@ impl F32x16 for Avx2 {
     }
 }
 
-/// Says how elements of 2, 3 or 6 bits become bytes, sixteen of them in each 128 bits.
+/// Tables for unpacking elements of 2, 3 or 6 bits to bytes, sixteen elements in each 128 bits.
 ///
 /// ```text
 /// move words      the 128 bits start at the word in which their first element begins
@@ -454,13 +455,13 @@ impl F32x16 for Avx2 {
 /// mask            element 0 to the low byte, element 1, shifted, to the high byte
 /// ```
 pub(super) struct Unpack {
-    /// First word of 32 bits of each 128 bits, and the three after it.
+    /// Indices of the four 32-bit words for each 128 bits.
     pub(super) words: [u32; 16],
-    /// The two bytes of each pair of elements.
+    /// Indices of the two bytes that hold each pair of elements.
     pub(super) bytes: [u8; 64],
-    /// The bit at which each pair begins.
+    /// Bit at which each pair begins.
     pub(super) shift: [u16; 32],
-    /// The factor by which each pair begins at bit [`last`].
+    /// Factor that shifts each pair to begin at bit [`last`].
     pub(super) factor: [u16; 32],
 }
 
@@ -514,14 +515,14 @@ macro_rules! halves_of {
 /// Unpacks thirty-two elements of BITS bits.
 ///
 /// # Safety
-/// There are 4 * BITS bytes, and the processor has AVX2.
+/// `v` points to 4 * BITS bytes, and the processor has AVX2.
 #[inline(always)]
 unsafe fn unpack_32<const BITS: usize>(v: *const u8) -> __m256i {
-    // SAFETY: 4 * BITS bytes are there, and no others are loaded; the processor has AVX2.
+    // SAFETY: only the 4 * BITS bytes at `v` are loaded; the processor has AVX2.
     unsafe {
         if BITS == 1 {
             let v = _mm256_set1_epi32(v.cast::<i32>().read_unaligned());
-            // Each byte serves eight elements, each of which tests its bit.
+            // Each byte is repeated for eight elements; each element tests its own bit.
             let bytes =
                 _mm256_setr_epi64x(0, 0x0101_0101_0101_0101, 0x0202_0202_0202_0202, 0x0303_0303_0303_0303);
             let bit = _mm256_set1_epi64x(0x8040_2010_0804_0201_u64 as i64);
@@ -591,7 +592,7 @@ impl U8x64 for Avx2 {
     }
     #[inline(always)]
     fn lookup_bytes_64(table: &[u8; 64], at: Self::Bytes) -> Self::Bytes {
-        // SAFETY: four times 16 bytes are there; the processor has AVX2.
+        // SAFETY: the table has four times 16 bytes; the processor has AVX2.
         unsafe {
             let p = table.as_ptr();
             let a = _mm256_broadcastsi128_si256(_mm_loadu_si128(p.cast()));
@@ -600,7 +601,7 @@ impl U8x64 for Avx2 {
             let d = _mm256_broadcastsi128_si256(_mm_loadu_si128(p.add(48).cast()));
             halves_of!(
                 |at| {
-                    // Bits 4 and 5, moved to the sign.
+                    // Bits 4 and 5, each moved to the sign.
                     let (fourth, fifth) = (_mm256_slli_epi16::<3>(at), _mm256_slli_epi16::<2>(at));
                     let low =
                         _mm256_blendv_epi8(_mm256_shuffle_epi8(a, at), _mm256_shuffle_epi8(b, at), fourth);
@@ -628,7 +629,7 @@ impl U8x64 for Avx2 {
     #[inline(always)]
     fn dot_u8i8(sums: Self::Sums, codes: Self::Bytes, x: &[u8; 64]) -> Self::Sums {
         let x = Self::load_bytes(x);
-        // Even and odd bytes apart: a sum of two products can exceed 16 bits.
+        // Even and odd bytes are multiplied separately: a sum of two products can exceed 16 bits.
         // SAFETY: the processor has AVX2.
         unsafe {
             halves_of!(
@@ -677,7 +678,7 @@ impl U8x64 for Avx2 {
 }
 
 impl I16x32 for Avx2 {
-    /// The lower and the upper bytes of the words, repeated twice.
+    /// Lower bytes and upper bytes of the words, each stored twice.
     type Table = (__m256i, __m256i);
     #[inline(always)]
     fn load_i16_table(table: &[i16; 16]) -> Self::Table {
@@ -731,7 +732,7 @@ impl I16x32 for Avx2 {
         // SAFETY: the processor has AVX2.
         unsafe {
             let (nibble, byte) = (_mm256_set1_epi8(15), _mm256_set1_epi16(255));
-            // Lower and upper bytes of the words that each byte of `at` selects: of J 0 and 2, then of J 1 and 3.
+            // Lower and upper bytes of the words that each byte of `at` selects: for J 0 and 2, then for J 1 and 3.
             let mut words = [at; 4];
             for (j, at) in [at, _mm256_srli_epi16::<4>(at)].into_iter().enumerate() {
                 let at = _mm256_and_si256(at, nibble);

@@ -101,7 +101,7 @@ impl F32x16 for Avx512 {
     #[inline(always)]
     fn repeat_lanes(v: &[f32], shift: u32) -> Self {
         assert!(v.len() >= LANES >> shift);
-        // SAFETY: so many numbers are there, and no others are loaded; the processor has AVX-512 F, see `simd`.
+        // SAFETY: `v` has LANES >> shift numbers, and no others are loaded; the processor has AVX-512 F, see `simd`.
         unsafe {
             let lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
             let at = _mm512_srl_epi32(lanes, _mm_cvtsi32_si128(shift as i32));
@@ -186,7 +186,7 @@ impl F32x16 for Avx512 {
     }
     #[inline(always)]
     fn lookup(table: Self, at: Self::U32s) -> Self {
-        // The instruction ignores all but the lowest four bits.
+        // The instruction reads only the lowest four bits of an index.
         // SAFETY: the processor has AVX-512 F, see `simd`.
         unsafe { Avx512(_mm512_permutexvar_ps(at, table.0)) }
     }
@@ -197,7 +197,7 @@ impl F32x16 for Avx512 {
             let p = table.as_ptr();
             let (a, b) = (_mm512_loadu_ps(p), _mm512_loadu_ps(p.add(16)));
             let (c, d) = (_mm512_loadu_ps(p.add(32)), _mm512_loadu_ps(p.add(48)));
-            // Each ignores all but the lowest five bits.
+            // Each lookup reads only the lowest five bits.
             let (low, high) = (_mm512_permutex2var_ps(a, at, b), _mm512_permutex2var_ps(c, at, d));
             Avx512(_mm512_mask_blend_ps(_mm512_test_epi32_mask(at, _mm512_set1_epi32(32)), low, high))
         }
@@ -221,7 +221,7 @@ impl F32x16 for Avx512 {
             [_mm512_loadu_epi16(halves[0].as_ptr().cast()), _mm512_loadu_epi16(halves[1].as_ptr().cast())]
         }
     }
-    /// A lane's eight indices are three words, `3 l` to `3 l + 2`:
+    /// Looks up 128 indices of 6 bits. A lane's eight indices lie in three words, `3 l` to `3 l + 2`:
     ///
     /// ```text
     ///  bit 47    42    36 | 35 30    24    18    | 12     6     0
@@ -229,7 +229,8 @@ impl F32x16 for Avx512 {
     /// ```
     #[inline(always)]
     fn lookup_halves_6([a, b]: [__m512i; 2], at: &[u8; 96]) -> [__m512i; 4] {
-        /// Words `3 l + first` of the lanes, then `3 l + second`: from the first 64 bytes, those above 31 from the last 64.
+        /// Returns the numbers of words `3 l + first` of all lanes, then of words `3 l + second`. Words above 31 come
+        /// from the last 64 bytes.
         const fn words(first: u16, second: u16) -> [u16; 32] {
             let mut all = [0; 32];
             let mut l = 0;
@@ -432,7 +433,7 @@ impl U8x64 for Avx512 {
             let b = _mm512_broadcast_i32x4(_mm_loadu_si128(p.add(16).cast()));
             let c = _mm512_broadcast_i32x4(_mm_loadu_si128(p.add(32).cast()));
             let d = _mm512_broadcast_i32x4(_mm_loadu_si128(p.add(48).cast()));
-            // A lookup sees the lowest four bits, and the highest, which is zero.
+            // A lookup reads the lowest four bits, and the highest bit, which is zero.
             let upper = _mm512_and_si512(at, _mm512_set1_epi8(0x30));
             let is_b = _mm512_cmpeq_epi8_mask(upper, _mm512_set1_epi8(0x10));
             let is_c = _mm512_cmpeq_epi8_mask(upper, _mm512_set1_epi8(0x20));
@@ -504,12 +505,12 @@ impl U8x64 for Avx512 {
     }
 }
 
-/// Multiplies and adds words with `vpdpwssd`. For `_mm512_dpwssd_epi32` the compiler emits `vpmaddwd` and `vpaddd`, half as many
-/// instructions again.
+/// Multiplies and adds words with `vpdpwssd`. The compiler emits `vpmaddwd` and `vpaddd` for `_mm512_dpwssd_epi32`,
+/// which is half as many instructions again.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
 fn dot_native(mut sums: __m512i, w: __m512i, x: __m512i) -> __m512i {
-    // SAFETY: it has no other effects than on its operands.
+    // SAFETY: the instruction affects nothing but its operands.
     unsafe {
         asm!(
             "vpdpwssd {sums}, {w}, {x}",
@@ -526,7 +527,7 @@ impl I16x32 for Avx512 {
     type Table = __m512i;
     #[inline(always)]
     fn load_i16_table(table: &[i16; 16]) -> __m512i {
-        // Repeated twice: a lookup sees five bits.
+        // Stored twice: a lookup reads five bits.
         // SAFETY: sixteen words are there; the processor has AVX-512 F, see `simd`.
         unsafe { _mm512_broadcast_i64x4(_mm256_loadu_si256(table.as_ptr().cast())) }
     }
@@ -545,7 +546,7 @@ impl I16x32 for Avx512 {
     }
     #[inline(always)]
     fn dot_i16(sums: __m512i, w: __m512i, x: &[u8; 64]) -> __m512i {
-        // SAFETY: 64 bytes are there; the processor has AVX-512 BW, and VNNI where it is said to.
+        // SAFETY: `x` has 64 bytes; the processor has AVX-512 BW and VNNI, which `Isa::Avx512` needs.
         unsafe {
             let x = _mm512_loadu_si512(x.as_ptr().cast());
             dot_native(sums, w, x)
@@ -573,7 +574,7 @@ impl I16x32 for Avx512 {
     }
     #[inline(always)]
     fn dot_word_register(sums: __m512i, w: __m512i, x: __m512i) -> __m512i {
-        // SAFETY: the processor has AVX-512 BW, and VNNI where it is said to.
+        // SAFETY: the processor has AVX-512 BW and VNNI, which `Isa::Avx512` needs.
         unsafe { dot_native(sums, w, x) }
     }
     #[inline(always)]
@@ -598,7 +599,7 @@ impl I16x32 for Avx512 {
             let (even, odd) = (_mm512_cvtps_epi32(even.0), _mm512_cvtps_epi32(odd.0));
             let half = _mm512_set1_epi32(2048);
             let (a, b) = (_mm512_add_epi32(even, half), _mm512_add_epi32(odd, half));
-            // Even words from one, odd words from the other; the blend drops the other bits.
+            // Even words come from one vector, odd words from the other; the blend drops the other bits.
             let places = 0xaaaa_aaaa;
             let upper =
                 _mm512_mask_blend_epi16(places, _mm512_srai_epi32::<12>(a), _mm512_slli_epi32::<4>(b));
@@ -650,10 +651,10 @@ impl Simd for Avx512 {
     }
 }
 
-/// Runs a kernel of bf16.
+/// Runs a bf16 kernel.
 ///
 /// # Safety
-/// The processor has AVX-512 and its BF16.
+/// The processor has AVX-512 and AVX512-BF16.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512bf16,avx2,fma,f16c")]
 pub(super) unsafe fn call_bf16<K: Bf16Kernel>(kernel: K) {
     kernel.run::<Avx512>();

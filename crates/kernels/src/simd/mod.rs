@@ -9,8 +9,8 @@
 //! Bf16x32   32 bf16               bf16 dot products (AVX512-BF16 only, and the scalar reference)
 //! ```
 //!
-//! A value of a vector type exists only inside a function that was entered through [`dispatch`] or [`Simd::call`], after
-//! the processor was asked for the instructions. The SAFETY lines of the backends rely on that.
+//! A value of a vector type exists only in functions entered through [`dispatch`] or [`Simd::call`], which check that
+//! the processor has the instructions. The SAFETY comments of the backends rely on that.
 
 use crate::Isa;
 
@@ -32,11 +32,11 @@ pub(crate) use traits::{
     Bf16Kernel, Bf16x32, F32x16, I16x32, Kernel, LANES, MIN_EXPONENT, ROUND, Simd, U8x64,
 };
 
-/// Runs a kernel with the instructions of `isa`, which the processor has.
+/// Runs a kernel with the instructions of `isa`, which the processor must have. Returns the kernel's output.
 ///
 /// This and [`dispatch_bf16`] are the only places that match on an instruction set.
 pub(crate) fn dispatch<K: Kernel>(isa: Isa, kernel: K) -> K::Output {
-    // The usual case takes one load.
+    // The usual case costs one load.
     assert!(isa == Isa::best() || isa.is_available());
     // SAFETY: the processor has the instructions, as asserted.
     unsafe {
@@ -64,7 +64,7 @@ pub(crate) fn dispatch_bf16<K: Bf16Kernel>(isa: Isa, kernel: K) {
     kernel.run::<Scalar>();
 }
 
-/// Checks that the processor multiplies bf16 with the instructions of `isa`.
+/// Tells whether the processor has bf16 dot products among the instructions of `isa`.
 pub(crate) fn has_bf16(isa: Isa) -> bool {
     #[cfg(target_arch = "x86_64")]
     return isa >= Isa::Avx512 && std::arch::is_x86_feature_detected!("avx512bf16");
@@ -75,7 +75,7 @@ pub(crate) fn has_bf16(isa: Isa) -> bool {
     }
 }
 
-/// Checks that fp16 are looked up in tables of `entries` by a few instructions of `isa`, see [`F32x16::LARGEST_HALF_TABLE`].
+/// Tells whether `isa` looks up fp16 tables of `entries` in a few instructions, see [`F32x16::LARGEST_HALF_TABLE`].
 pub(crate) fn has_half_tables(isa: Isa, entries: usize) -> bool {
     struct Asked;
     impl Kernel for Asked {
@@ -91,7 +91,7 @@ pub(crate) fn has_half_tables(isa: Isa, entries: usize) -> bool {
 /// Holds the arguments of a function as a [`Kernel`], see [`simd_fn`].
 pub(crate) struct Args<T, F>(pub T, pub std::marker::PhantomData<F>);
 
-/// Defines a function that runs a generic one with the instructions of [`Isa::best`], or of an argument `isa`.
+/// Defines a function that runs a generic function with the instructions of [`Isa::best`], or of an argument `isa`.
 macro_rules! simd_fn {
     ($(#[$doc:meta])* $vis:vis fn $name:ident($($arg:ident: $ty:ty),* $(,)?) $(-> $out:ty)? = $generic:ident) => {
         $(#[$doc])*

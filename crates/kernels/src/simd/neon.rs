@@ -1,4 +1,4 @@
-//! NEON, which every AArch64 processor has, and its three ways to multiply bytes.
+//! NEON, which every AArch64 processor has, and three ways to multiply bytes with it.
 
 use super::traits::*;
 use std::arch::aarch64::*;
@@ -6,7 +6,7 @@ use std::arch::{asm, is_aarch64_feature_detected};
 use std::array::from_fn;
 use std::marker::PhantomData;
 
-/// Sixteen lanes in four registers. `D` multiplies bytes, see [`Dots`].
+/// Sixteen lanes in four registers. `D` chooses the dot product of bytes, see [`Dots`].
 #[derive(Clone, Copy)]
 pub(crate) struct Neon<D = Widening>(pub(crate) [float32x4_t; 4], PhantomData<D>);
 
@@ -25,7 +25,7 @@ macro_rules! each {
     }};
 }
 
-/// Sixteen integers, byte j of each in register j: a lookup reads one register.
+/// Sixteen 32-bit integers as planes: register j holds byte j of each, so that a lookup of bytes reads one register.
 pub(crate) type Planes = [uint8x16_t; 4];
 
 #[inline(always)]
@@ -51,7 +51,7 @@ fn planes(v: [float32x4_t; 4]) -> Planes {
     }
 }
 
-/// Joins planes to sixteen numbers.
+/// Joins planes to sixteen numbers, the inverse of [`planes`].
 #[inline(always)]
 fn numbers(v: Planes) -> [float32x4_t; 4] {
     // SAFETY: the processor has NEON.
@@ -69,7 +69,7 @@ fn numbers(v: Planes) -> [float32x4_t; 4] {
     }
 }
 
-/// Converts integers 0 to 7 and 8 to 15.
+/// Converts sixteen 16-bit integers: 0 to 7 in `low`, 8 to 15 in `high`.
 #[inline(always)]
 fn from_i16<D>(low: int16x8_t, high: int16x8_t) -> Neon<D> {
     // SAFETY: the processor has NEON.
@@ -145,7 +145,7 @@ impl<D: Copy> F32x16 for Neon<D> {
     }
     #[inline(always)]
     fn min(self, b: Self) -> Self {
-        // The instruction returns NaN for NaN of either operand; here the second operand is returned.
+        // The instruction returns NaN if either operand is NaN; this function returns the second operand then.
         self.if_below(b, self, b)
     }
     #[inline(always)]
@@ -195,9 +195,9 @@ impl<D: Copy> F32x16 for Neon<D> {
                 [v.0, v.1, v.2, zeros()]
             }
             6 => {
-                // Every second triple of 31: the first and the last sixteen of them.
+                // Every second triple of 31: two loads read the first and the last sixteen triples.
                 let v = &v[..N + 15 * 3];
-                // SAFETY: 93 bytes are there, of which the last 48 are loaded again; the processor has NEON.
+                // SAFETY: `v` has 93 bytes; the second load starts at byte 45. The processor has NEON.
                 unsafe {
                     let (a, b) = (vld3q_u8(v.as_ptr()), vld3q_u8(v.as_ptr().add(15 * 3)));
                     let every_second = |a: uint8x16_t, b: uint8x16_t| {
@@ -213,7 +213,7 @@ impl<D: Copy> F32x16 for Neon<D> {
     fn shift_right(v: Planes, bits: u32) -> Planes {
         let (whole, bits) = ((bits / 8) as usize, (bits % 8) as i8);
         let at = |j: usize| v.get(j).copied().unwrap_or_else(zeros);
-        // SAFETY: the processor has NEON. Shifts to the left by eight or by negative numbers, to the right, give what they say.
+        // SAFETY: the processor has NEON. A shift left by eight and a shift by a negative number, to the right, are defined.
         from_fn(|j| unsafe {
             let low = vshlq_u8(at(j + whole), vdupq_n_s8(-bits));
             vorrq_u8(low, vshlq_u8(at(j + whole + 1), vdupq_n_s8(8 - bits)))
@@ -238,7 +238,7 @@ impl<D: Copy> F32x16 for Neon<D> {
     }
     #[inline(always)]
     fn from_f32(v: &[u8; 64]) -> Self {
-        // SAFETY: 64 bytes are there, which may lie anywhere; the processor has NEON.
+        // SAFETY: `v` has 64 bytes, of any alignment; the processor has NEON.
         Neon::of(from_fn(|i| unsafe { vreinterpretq_f32_u8(vld1q_u8(v.as_ptr().add(16 * i))) }))
     }
     #[inline(always)]
@@ -253,8 +253,8 @@ impl<D: Copy> F32x16 for Neon<D> {
             unsafe { vst1_u8(out.as_mut_ptr().add(8 * i), vreinterpret_u8_f16(vcvt_f16_f32(self.0[i]))) };
         }
     }
-    // Looks up the first bytes of sixteen numbers, then their second bytes and so on. That costs less than lookups of whole numbers
-    // by the indices of their bytes.
+    // Looks up the first bytes of sixteen numbers, then their second bytes and so on. Lookups of whole numbers by the
+    // indices of their bytes would cost more.
     #[inline(always)]
     fn lookup(table: Self, at: Planes) -> Self {
         // SAFETY: the processor has NEON.
@@ -321,7 +321,7 @@ impl<D: Copy> F32x16 for Neon<D> {
     }
 }
 
-/// Returns the sums of four times four numbers, added by halves.
+/// Returns the sums of four vectors of four numbers, added by halves.
 #[inline(always)]
 fn add_lanes_by_halves(v: [float32x4_t; 4]) -> float32x4_t {
     // SAFETY: the processor has NEON.
@@ -335,34 +335,34 @@ fn add_lanes_by_halves(v: [float32x4_t; 4]) -> float32x4_t {
     }
 }
 
-/// Adds sixteen lanes to eight, these to four.
+/// Adds sixteen lanes to eight, and eight lanes to four.
 #[inline(always)]
 fn quarter(v: [float32x4_t; 4]) -> float32x4_t {
     // SAFETY: the processor has NEON.
     unsafe { vaddq_f32(vaddq_f32(v[0], v[2]), vaddq_f32(v[1], v[3])) }
 }
 
-/// Multiplies bytes.
+/// Dot products of bytes.
 ///
-/// Values with one that the processor lacks do not exist: that is what the SAFETY lines of [`Dots::dot`] rely on.
+/// A value whose dot products the processor lacks never exists; the SAFETY comments of [`Dots::dot`] rely on that.
 pub(crate) trait Dots: Copy {
     /// Adds the products of four bytes to each sum; codes are unsigned, `x` signed and above -128.
     fn dot(sums: int32x4_t, codes: uint8x16_t, x: int8x16_t) -> int32x4_t;
 }
 
-/// Multiplies with widening multiplications, which every processor has.
+/// Uses widening multiplications, which every processor has.
 #[derive(Clone, Copy)]
 pub(crate) struct Widening;
 
-/// Multiplies with `sdot`: signed times signed.
+/// Uses `sdot`: signed times signed.
 #[derive(Clone, Copy)]
 pub(crate) struct SignedDots;
 
-/// Multiplies with `usdot`: unsigned times signed.
+/// Uses `usdot`: unsigned times signed.
 #[derive(Clone, Copy)]
 pub(crate) struct MixedDots;
 
-/// Returns codes as signed numbers, 128 less.
+/// Returns `codes - 128` as signed bytes.
 #[inline(always)]
 fn signed(codes: uint8x16_t) -> int8x16_t {
     // SAFETY: the processor has NEON.
@@ -372,24 +372,24 @@ fn signed(codes: uint8x16_t) -> int8x16_t {
 impl Dots for Widening {
     #[inline(always)]
     fn dot(sums: int32x4_t, codes: uint8x16_t, x: int8x16_t) -> int32x4_t {
-        // A sum of two products of at most 128 * 127 just fits into 16 bits.
+        // A sum of two products of at most 128 * 127 fits into 16 bits.
         // SAFETY: the processor has NEON.
         unsafe {
             let signed = signed(codes);
             let pairs = vpaddq_s16(vmull_s8(vget_low_s8(signed), vget_low_s8(x)), vmull_high_s8(signed, x));
-            // 128 x, which the signed codes lack.
+            // The signed codes are 128 too small: 128 x is added.
             let rest = vshlq_n_s32::<7>(vpaddlq_s16(vpaddlq_s8(x)));
             vpadalq_s16(vaddq_s32(sums, rest), pairs)
         }
     }
 }
 
-// The intrinsics are not stable. Assembly names the extension, since functions are compiled for every processor.
+// The intrinsics are not stable. The assembly names its extension, since the functions are compiled for every processor.
 
 impl Dots for SignedDots {
     #[inline(always)]
     fn dot(mut sums: int32x4_t, codes: uint8x16_t, x: int8x16_t) -> int32x4_t {
-        // SAFETY: the processor has `dotprod`, which `call_fastest` asks for.
+        // SAFETY: the processor has `dotprod`, which `call_fastest` checks.
         unsafe {
             let rest = vshlq_n_s32::<7>(vpaddlq_s16(vpaddlq_s8(x)));
             asm!(
@@ -408,7 +408,7 @@ impl Dots for SignedDots {
 impl Dots for MixedDots {
     #[inline(always)]
     fn dot(mut sums: int32x4_t, codes: uint8x16_t, x: int8x16_t) -> int32x4_t {
-        // SAFETY: the processor has `i8mm`, which `call_fastest` asks for.
+        // SAFETY: the processor has `i8mm`, which `call_fastest` checks.
         unsafe {
             asm!(
                 ".arch_extension i8mm",
@@ -423,11 +423,11 @@ impl Dots for MixedDots {
     }
 }
 
-/// Says how eight elements of BITS bits, BITS bytes, become words of 16 bits.
+/// Tables for unpacking eight elements of BITS bits, BITS bytes in all, to words of 16 bits.
 struct UnpackBytes<const BITS: usize>;
 
 impl<const BITS: usize> UnpackBytes<BITS> {
-    /// The two bytes of each element.
+    /// Indices of the two bytes that hold each element.
     const BYTES: [u8; 16] = {
         let mut bytes = [0; 16];
         let mut i = 0;
@@ -437,7 +437,7 @@ impl<const BITS: usize> UnpackBytes<BITS> {
         }
         bytes
     };
-    /// Left shift, negative for right, by which each element comes first.
+    /// Shift that moves each element to bit 0; negative numbers shift right.
     const SHIFT: [i16; 8] = {
         let mut shift = [0; 8];
         let mut i = 0;
@@ -452,7 +452,7 @@ impl<const BITS: usize> UnpackBytes<BITS> {
 impl<D: Dots> U8x64 for Neon<D> {
     type Bytes = [uint8x16_t; 4];
     type Sums = [int32x4_t; 4];
-    /// Sums of four rows with one token fill half of the registers.
+    /// False: the sums of four rows with one token already fill half of the registers.
     const MULTIPLIES_SEVERAL_TOKENS: bool = false;
     #[inline(always)]
     fn load_bytes(v: &[u8; 64]) -> Self::Bytes {
@@ -483,7 +483,7 @@ impl<D: Dots> U8x64 for Neon<D> {
     fn unpack<const BITS: usize>(v: &[u8]) -> Self::Bytes {
         assert!(v.len() >= 8 * BITS && matches!(BITS, 1 | 2 | 3 | 6));
         let v = v.as_ptr();
-        // SAFETY: 8 * BITS bytes are there, and no others are loaded; the processor has NEON.
+        // SAFETY: only the 8 * BITS bytes of `v` are loaded; the processor has NEON.
         unsafe {
             let half = |at| vcombine_u8(vld1_u8(v.add(at)), vdup_n_u8(0));
             let none = vdupq_n_u8(0);
@@ -493,7 +493,7 @@ impl<D: Dots> U8x64 for Neon<D> {
                 3 => (vld1q_u8(v), half(16), none),
                 _ => (vld1q_u8(v), vld1q_u8(v.add(16)), vld1q_u8(v.add(32))),
             };
-            // A lookup finds zeros past the last byte.
+            // A lookup past the last byte gives zero.
             let find = |at| match BITS {
                 1 | 2 => vqtbl1q_u8(a, at),
                 3 => vqtbl2q_u8(uint8x16x2_t(a, b), at),
@@ -570,7 +570,7 @@ impl<D: Dots> U8x64 for Neon<D> {
 }
 
 impl<D: Dots> I16x32 for Neon<D> {
-    /// The lower and the upper bytes of the words.
+    /// Lower bytes and upper bytes of the words.
     type Table = (uint8x16_t, uint8x16_t);
     #[inline(always)]
     fn load_i16_table(table: &[i16; 16]) -> Self::Table {
@@ -690,12 +690,12 @@ impl<D: Dots> Simd for Neon<D> {
     }
 }
 
-/// Runs a kernel with the fastest dot products of bytes that this processor has, where it needs them.
+/// Runs a kernel with the fastest dot products of bytes that this processor has, if the kernel needs them.
 ///
 /// # Safety
 /// The processor has NEON.
 pub(super) unsafe fn call_fastest<K: Kernel>(kernel: K) -> K::Output {
-    // SAFETY: the processor has NEON, and the dot products that are chosen.
+    // SAFETY: the processor has NEON and the chosen dot products.
     unsafe {
         if K::INT8 && is_aarch64_feature_detected!("i8mm") {
             Neon::<MixedDots>::call(kernel)

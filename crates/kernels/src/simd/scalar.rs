@@ -299,7 +299,7 @@ impl I16x32 for Scalar {
     }
 }
 
-/// Rounds to bf16, ties to even; NaN stays NaN, numbers below the normal ones become zero.
+/// Rounds to bf16, ties to even. NaN stays NaN, subnormal numbers become zero.
 #[inline(always)]
 pub(crate) fn bf16_bits(v: f32) -> u16 {
     let bits = v.to_bits();
@@ -312,7 +312,7 @@ pub(crate) fn bf16_bits(v: f32) -> u16 {
     ((sign | rounded) >> 16) as u16
 }
 
-/// Returns zero in place of numbers below the normal ones.
+/// Returns `v`, or zero where it is subnormal.
 #[inline(always)]
 fn normal(v: f32) -> f32 {
     if v.is_subnormal() { 0f32.copysign(v) } else { v }

@@ -8,14 +8,14 @@ fn lanes<L: F32x16>(v: L) -> [f32; LANES] {
     out
 }
 
-/// Checks that bits are the same, where they are not NaN.
+/// Checks that bits are equal, except where both are NaN.
 #[track_caller]
 fn same(what: &str, found: &[f32], expected: &[f32]) {
     let equal = |(a, b): (&f32, &f32)| a.to_bits() == b.to_bits() || a.is_nan() && b.is_nan();
     assert!(found.iter().zip(expected).all(equal), "{what}: {found:?} for {expected:?}");
 }
 
-/// Checks that every function gives the bits of [`Scalar`], but that products are not rounded before they are added.
+/// Checks that every function gives the bits of [`Scalar`], except that products are not rounded before they are added.
 fn check<L: F32x16>() {
     let noise: Vec<f32> = noise(1, 48 * 20).into_iter().map(|v| v * 40.0).collect();
     let mut special = [0.0, -0.0, f32::NAN, f32::INFINITY, f32::NEG_INFINITY, 1.0, -3.0, 1e-40].repeat(6);
@@ -73,7 +73,7 @@ fn check<L: F32x16>() {
     }
 }
 
-/// Returns the lowest bytes of integers.
+/// Returns the lowest byte of each integer.
 fn lowest<L: F32x16>(v: L::U32s) -> [f32; LANES] {
     lanes(L::lookup_256(&std::array::from_fn(|i| i as f32), v))
 }
@@ -132,14 +132,14 @@ fn check_conversions<L: F32x16>() {
     }
 }
 
-/// Returns some bytes as they are stored.
+/// Returns a vector's bytes in memory order.
 fn put<L: U8x64>(v: L::Bytes) -> [u8; 64] {
     let mut out = [0; 64];
     L::store_bytes(v, &mut out);
     out
 }
 
-/// Checks that every function gives what [`Scalar`] gives.
+/// Checks that every byte function gives the results of [`Scalar`].
 fn check_bytes<L: U8x64>() {
     let data = bytes(1, 64 * 200);
     let (chunks, _) = data.as_chunks::<64>();
@@ -183,7 +183,7 @@ fn check_bytes<L: U8x64>() {
     let (mut found, mut expected) = (L::zero_sums(), Scalar::zero_sums());
     let mut extreme = [[255u8; 64], [0; 64], [128; 64], [127; 64]].into_iter().cycle();
     for (i, pair) in chunks.chunks_exact(2).enumerate() {
-        // Not more than a float holds, and the numbers that 8 bits with a sign have, but for the lowest.
+        // Integers that a float holds exactly, and all signed 8-bit numbers but the lowest.
         if i % BLOCKS_PER_SCALE == 0 {
             (found, expected) = (L::zero_sums(), Scalar::zero_sums());
         }
@@ -205,7 +205,7 @@ fn check_bytes<L: U8x64>() {
     }
 }
 
-/// Checks that registers hold what vectors hold, and that words have the sums of [`Scalar`].
+/// Checks that registers hold the contents of vectors, and that words have the sums of [`Scalar`].
 fn check_registers<L: I16x32>() {
     let (data, table) = (bytes(3, 64 * 60), noise(4, 16));
     let table: [i16; 16] = std::array::from_fn(|i| (table[i] * 65_000.0) as i16);
@@ -225,7 +225,7 @@ fn check_registers<L: I16x32>() {
             L::store_register(L::mul_add_register(load(&x), load(&y), load(&z)), &mut out, r);
         }
         same("mul_add_register", &out, &lanes(L::load(&x).mul_add(L::load(&y), L::load(&z))));
-        // Words of at most 8 bits, whose sums f32 holds.
+        // Words of at most 8 bits, whose sums f32 holds exactly.
         let words = |v: &[u8; 64]| {
             let mut words = *v;
             words.as_chunks_mut::<2>().0.iter_mut().for_each(|w| *w = i16::from(w[0]).to_le_bytes());
@@ -284,7 +284,7 @@ fn every_instruction_set_gives_the_bits_of_scalar_code() {
     }
 }
 
-/// Checks NEON's slower dot products of bytes, which [`dispatch`] does not choose where there are faster ones.
+/// Checks NEON's slower dot products of bytes, which [`dispatch`] does not choose where faster ones exist.
 #[cfg(target_arch = "aarch64")]
 #[test]
 fn every_dot_product_of_neon_gives_the_bits_of_scalar_code() {

@@ -1,16 +1,16 @@
-//! Vector traits that every backend implements, and the kernels that are written with them.
+//! Vector traits that every backend implements, and the kernels written with them.
 
-/// Number of lanes.
+/// Lanes of a vector.
 pub(crate) const LANES: usize = 16;
 
-/// Rounds to the nearest integer where it is added and subtracted, ties to even, for magnitudes below 2^22: 1.5 * 2^23.
+/// Rounding constant, 1.5 * 2^23: adding and subtracting it rounds magnitudes below 2^22 to the nearest integer, ties to even.
 pub(crate) const ROUND: f32 = 12_582_912.0;
 
 /// Sixteen f32 lanes.
 pub(crate) trait F32x16: Copy {
-    /// Vectors of 16 lanes that the registers hold.
+    /// Vectors of 16 lanes that fit into the registers.
     const REGISTERS: usize;
-    /// Is the scalar reference.
+    /// True if this is the scalar reference.
     const IS_REFERENCE: bool = false;
 
     fn splat(v: f32) -> Self;
@@ -28,10 +28,10 @@ pub(crate) trait F32x16: Copy {
     /// Rounds to the nearest integer, ties to even, for magnitudes below 2^22.
     fn round(self) -> Self;
 
-    /// Registers of a vector.
+    /// Registers per vector.
     const REGISTERS_PER_VECTOR: usize;
-    /// One register: `LANES / REGISTERS_PER_VECTOR` lanes. A tile of registers is wider in rows and tokens than one of
-    /// vectors, so that fewer loads serve its sums.
+    /// One register: `LANES / REGISTERS_PER_VECTOR` lanes. A tile of registers is wider in rows and tokens than a tile
+    /// of vectors, so that fewer loads serve its sums.
     type Register: Copy;
     /// Loads register r of a vector.
     fn load_register(v: &[f32; LANES], r: usize) -> Self::Register;
@@ -43,12 +43,12 @@ pub(crate) trait F32x16: Copy {
     /// Returns `x` where `self < bound`, else `y`.
     fn if_below(self, bound: Self, x: Self, y: Self) -> Self;
 
-    /// Sixteen unsigned integers of 32 bits.
+    /// Sixteen unsigned 32-bit integers.
     type U32s: Copy;
 
-    /// Loads little-endian words.
+    /// Loads little-endian 32-bit words.
     fn load_u32(v: &[u8; 64]) -> Self::U32s;
-    /// Loads at most 64 bytes, filled with zeros.
+    /// Loads at most 64 bytes; zeros follow.
     #[inline(always)]
     fn load_partial_u32(v: &[u8]) -> Self::U32s {
         let mut whole = [0; 64];
@@ -58,41 +58,41 @@ pub(crate) trait F32x16: Copy {
     fn load_u16(v: &[u8; 32]) -> Self::U32s;
     fn load_u8(v: &[u8; 16]) -> Self::U32s;
     fn shift_right(v: Self::U32s, bits: u32) -> Self::U32s;
-    /// Converts signed bytes.
+    /// Converts sixteen signed bytes.
     fn from_i8(v: &[u8; 16]) -> Self;
     fn from_u8(v: &[u8; 16]) -> Self;
-    /// Loads little-endian f32.
+    /// Loads sixteen little-endian f32.
     fn from_f32(v: &[u8; 64]) -> Self;
-    /// Converts little-endian fp16.
+    /// Converts sixteen little-endian fp16.
     fn from_f16(v: &[u8; 32]) -> Self;
     /// Rounds to little-endian fp16, ties to even; values out of range become infinite.
     fn to_f16(self, out: &mut [u8; 32]);
-    /// Returns `table[i & 15]` for each i.
+    /// Returns `table[i & 15]` for each index i.
     fn lookup(table: Self, at: Self::U32s) -> Self;
-    /// Returns `table[i & 63]` for each i.
+    /// Returns `table[i & 63]` for each index i.
     fn lookup_64(table: &[f32; 64], at: Self::U32s) -> Self;
-    /// Returns `table[i & 255]` for each i.
+    /// Returns `table[i & 255]` for each index i.
     fn lookup_256(table: &[f32; 256], at: Self::U32s) -> Self;
-    /// Returns `2^self`, for integers from -126 to 127.
+    /// Returns `2^self` for integers from -126 to 127.
     fn power_of_two(self) -> Self;
 
-    /// Entries of the largest table in which fp16 are looked up by a few instructions, 64 or 256; in larger ones tables of f32 take
-    /// less time.
+    /// Entries of the largest fp16 table that takes a few instructions, 64 or 256; f32 tables are faster for larger
+    /// ones. 0 where f32 tables are always faster.
     const LARGEST_HALF_TABLE: usize = 0;
-    /// A table of 64 fp16.
+    /// A table of 64 fp16 entries.
     type HalfTable: Copy;
-    /// Thirty-two fp16.
+    /// Two vectors of sixteen fp16.
     type Halves: Copy;
     fn load_half_table(table: &[u16; 64]) -> Self::HalfTable;
-    /// Looks up 128 indices of 6 bits, of which lane l has eight, 6 bytes from 6 l on: the vectors of its first and second index,
-    /// third and sixth, fourth and fifth, seventh and eighth.
+    /// Looks up 128 indices of 6 bits; lane l has eight, in the 6 bytes from 6 l on. Returns pairs of vectors, see
+    /// [`HALF_PAIRS`]: of each lane's first and second index, third and sixth, fourth and fifth, seventh and eighth.
     fn lookup_halves_6(table: Self::HalfTable, at: &[u8; 96]) -> [Self::Halves; 4];
-    /// Looks up 32 indices of 8 bits: the vector of the first sixteen, then of the others.
+    /// Looks up 32 indices of 8 bits: a vector for the first sixteen, one for the others.
     fn lookup_halves_8(table: &[u16; 256], at: &[u8; 32]) -> Self::Halves;
-    /// Converts the first or second vector of two.
+    /// Converts the first or the second of two vectors to f32.
     fn half_vector(v: Self::Halves, second: bool) -> Self;
 
-    /// Loads little-endian integers of 24 bits, `stride` bytes apart; the four bytes of the last one lie inside `v`.
+    /// Loads sixteen little-endian 24-bit integers, `stride` bytes apart. Four bytes from the last integer on lie within `v`.
     #[inline(always)]
     fn load_u24(v: &[u8], stride: usize) -> Self::U32s {
         let mut wide = [0u8; 64];
@@ -112,13 +112,13 @@ pub(crate) trait F32x16: Copy {
         Self::load(&lanes)
     }
 
-    /// Returns the horizontal sums of four vectors.
+    /// Returns the horizontal sum of each of four vectors.
     #[inline(always)]
     fn horizontal_sums(v: [Self; 4]) -> [f32; 4] {
         v.map(Self::horizontal_sum)
     }
 
-    /// Adds sixteen lanes to four: lane `4 i + l` is `(v[i][l] + v[i][l + 8]) + (v[i][l + 4] + v[i][l + 12])`.
+    /// Adds the sixteen lanes of each vector to four: lane `4 i + l` is `(v[i][l] + v[i][l + 8]) + (v[i][l + 4] + v[i][l + 12])`.
     #[inline(always)]
     fn partial_sums(v: [Self; 4]) -> Self {
         let mut all = [0f32; LANES];
@@ -132,7 +132,8 @@ pub(crate) trait F32x16: Copy {
         Self::load(&all)
     }
 
-    /// Finishes the horizontal sums of sixteen vectors from four [`F32x16::partial_sums`]: lane `4 q + i` is that of vector i of `v[q]`.
+    /// Finishes the horizontal sums of sixteen vectors from four [`F32x16::partial_sums`]: lane `4 q + i` is the sum of
+    /// vector i of `v[q]`.
     #[inline(always)]
     fn finish_partial_sums(v: [Self; 4]) -> Self {
         let mut all = [0f32; LANES];
@@ -146,7 +147,7 @@ pub(crate) trait F32x16: Copy {
         Self::load(&all)
     }
 
-    /// Transposes: lane i of vector j becomes lane j of vector i.
+    /// Transposes sixteen vectors: lane i of vector j becomes lane j of vector i.
     #[inline(always)]
     fn transpose(v: [Self; LANES]) -> [Self; LANES] {
         let mut from = [[0f32; LANES]; LANES];
@@ -164,7 +165,7 @@ pub(crate) trait F32x16: Copy {
         transposed
     }
 
-    /// Returns the number of the first smallest lane, and its value. No lane is NaN.
+    /// Returns the index of the first smallest lane, and its value. No lane may be NaN.
     #[inline(always)]
     fn argmin(self) -> (usize, f32) {
         let mut v = [0f32; LANES];
@@ -192,7 +193,7 @@ pub(crate) trait F32x16: Copy {
     }
 }
 
-/// [`F32x16::lookup_halves_6`] in plain code.
+/// Computes [`F32x16::lookup_halves_6`] in scalar code.
 #[inline(always)]
 pub(crate) fn plain_halves_6(table: &[u16; 64], at: &[u8; 96]) -> [[u16; 32]; 4] {
     HALF_PAIRS.map(|pair| {
@@ -205,10 +206,10 @@ pub(crate) fn plain_halves_6(table: &[u16; 64], at: &[u8; 96]) -> [[u16; 32]; 4]
     })
 }
 
-/// Indices of a lane whose vectors [`F32x16::lookup_halves_6`] gives together.
+/// Pairs of a lane's indices whose vectors [`F32x16::lookup_halves_6`] returns together.
 pub(crate) const HALF_PAIRS: [[usize; 2]; 4] = [[0, 1], [2, 5], [3, 4], [6, 7]];
 
-/// Lookups of fp16 in plain code, for instruction sets that do not use them.
+/// Implements fp16 lookups in scalar code, for instruction sets that do not use them.
 macro_rules! plain_half_tables {
     () => {
         type HalfTable = [u16; 64];
@@ -243,7 +244,7 @@ pub(crate) trait U8x64: F32x16 {
     type Bytes: Copy;
     /// Sixteen i32 sums.
     type Sums: Copy;
-    /// Multiplies several tokens together; with few registers their sums would be stored and loaded again.
+    /// True if several tokens are multiplied together; with few registers their sums would be stored and reloaded.
     const MULTIPLIES_SEVERAL_TOKENS: bool = true;
     fn load_bytes(v: &[u8; 64]) -> Self::Bytes;
     /// Loads at most 64 bytes, filled with zeros.
@@ -255,7 +256,7 @@ pub(crate) trait U8x64: F32x16 {
     }
     /// Repeats sixteen bytes four times.
     fn load_byte_table(v: &[u8; 16]) -> Self::Bytes;
-    /// Flips these bits of each byte.
+    /// Flips the bits `bits` of each byte.
     fn xor_bytes(v: Self::Bytes, bits: u8) -> Self::Bytes;
     /// Splits each byte into its lower and its upper four bits.
     fn split_nibbles(v: Self::Bytes) -> (Self::Bytes, Self::Bytes);
@@ -303,15 +304,15 @@ pub(crate) trait I16x32: U8x64 {
     fn load_i16_table(table: &[i16; 16]) -> Self::Table;
     /// Looks up bits `4 J .. 4 J + 4` of each word of `at`.
     fn lookup_i16<const J: usize>(table: Self::Table, at: Self::Bytes) -> Self::Bytes;
-    /// Adds `w[2 l] * x[2 l] + w[2 l + 1] * x[2 l + 1]`, of words, to sum l.
+    /// Adds `w[2 l] * x[2 l] + w[2 l + 1] * x[2 l + 1]` (16-bit words) to sum l.
     fn dot_i16(sums: Self::Sums, w: Self::Bytes, x: &[u8; 64]) -> Self::Sums;
-    /// The words of one register.
+    /// Words of one register.
     type WordRegister: Copy;
-    /// The sums of one register.
+    /// Sums of one register.
     type SumRegister: Copy;
     /// Loads register r of thirty-two words.
     fn load_word_register(v: &[u8; 64], r: usize) -> Self::WordRegister;
-    /// Looks up register r of [`I16x32::lookup_i16`] for J of 0 to 3.
+    /// Looks up register r of the results of [`I16x32::lookup_i16`] for J from 0 to 3.
     fn lookup_word_registers(table: Self::Table, at: &[u8; 64], r: usize) -> [Self::WordRegister; 4];
     fn zero_sum_register() -> Self::SumRegister;
     /// Adds products to one register of sums, see [`I16x32::dot_i16`].
@@ -322,22 +323,22 @@ pub(crate) trait I16x32: U8x64 {
     ) -> Self::SumRegister;
     fn sum_register_to_f32(v: Self::SumRegister) -> Self::Register;
 
-    /// Bytes are multiplied as words, since there is no dot product of bytes.
+    /// True if bytes are multiplied as words, for lack of dot products of bytes.
     const MULTIPLIES_BYTES_AS_WORDS: bool = false;
-    /// Widens unsigned bytes to words: the even ones, then the odd ones.
+    /// Widens unsigned bytes to words: the even bytes, then the odd bytes.
     fn widen_codes(codes: Self::Bytes) -> [Self::Bytes; 2];
-    /// Widens register r of signed bytes to words: the even ones, then the odd ones.
+    /// Widens register r of signed bytes to words: the even bytes, then the odd bytes.
     fn widen_signed_register(v: &[u8; 64], r: usize) -> [Self::WordRegister; 2];
 
-    /// Rounds to integers q, |q| <= 2^23, and splits them: `q = 4096 * out[0] + out[1]`. Words `2 l` are lane l of `even`, words
-    /// `2 l + 1` of `odd`.
+    /// Rounds to integers q, |q| <= 2^23, and splits them into digits: `q = 4096 * out[0] + out[1]`. Words `2 l` are
+    /// lane l of `even`, words `2 l + 1` lane l of `odd`.
     fn split_digits(even: Self, odd: Self, out: &mut [[u8; 64]; 2]);
-    /// Returns `2^(22 - e)` and `2^(e - 22)` for lanes `2^e <= v < 2^(e + 1)`, any powers for zero. Other lanes are 2^-104 or
-    /// more, and finite.
+    /// Returns `2^(22 - e)` and `2^(e - 22)` for lanes `2^e <= v < 2^(e + 1)`, and any powers for zero. Lanes other
+    /// than zero are finite and at least 2^-104.
     fn exponent_scales(self) -> (Self, Self);
 }
 
-/// Exponents as the bits of f32: of 2^-104, of the product of a scale and its inverse, and of 2^22.
+/// f32 exponent bits of 2^-104, of the product of a scale and its inverse, and of 2^22.
 pub(crate) const MIN_EXPONENT: u32 = 23 << 23;
 pub(crate) const INVERSE_EXPONENT: u32 = (254 + 22) << 23;
 pub(crate) const STEP_EXPONENT: u32 = 22 << 23;
@@ -350,11 +351,11 @@ pub(crate) trait Bf16x32: F32x16 {
     fn dot_bf16(sums: Self, w: &[u8; 64], x: &[u8; 64]) -> Self;
 }
 
-/// All vectors of one instruction set.
+/// All vector traits of one instruction set.
 pub(crate) trait Simd: I16x32 {
-    /// Runs a kernel as a function of its own that is compiled for the instruction set.
+    /// Runs a kernel in a function of its own, compiled for the instruction set.
     ///
-    /// One function for all kinds of weights would take a compiler minutes.
+    /// A single function for all weight formats would take minutes to compile.
     ///
     /// # Safety
     /// The processor has the instructions.
@@ -364,15 +365,15 @@ pub(crate) trait Simd: I16x32 {
 /// A computation that is written once and compiled for each instruction set.
 pub(crate) trait Kernel {
     type Output;
-    /// Multiplies bytes: NEON then takes the fastest of its three dot products.
+    /// True if the kernel multiplies bytes: NEON then takes the fastest of its three dot products.
     #[cfg_attr(not(target_arch = "aarch64"), expect(dead_code, reason = "one dot product elsewhere"))]
     const INT8: bool = false;
-    /// Computes; always inlined, so that it is compiled with the caller's instructions.
+    /// Runs the computation; always inlined, so that it is compiled with the caller's instructions.
     fn run<S: Simd>(self) -> Self::Output;
 }
 
 /// A [`Kernel`] of bf16.
 pub(crate) trait Bf16Kernel {
-    /// See [`Kernel::run`].
+    /// Runs the computation, see [`Kernel::run`].
     fn run<S: Bf16x32>(self);
 }

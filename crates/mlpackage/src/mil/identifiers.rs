@@ -7,7 +7,7 @@ const RESERVED: [&str; 29] = [
     "uint32", "uint4", "uint64", "uint8", "fp8",
 ];
 
-/// Checks a name: it matches `[A-Za-z_][A-Za-z0-9_@]*` and is no word of MIL.
+/// Checks a name: it matches `[A-Za-z_][A-Za-z0-9_@]*` and is not a reserved word of MIL.
 pub(crate) fn check(name: &str) -> Result<(), String> {
     let mut chars = name.chars();
     let first = chars.next().is_some_and(|c| c.is_ascii_alphabetic() || c == '_');

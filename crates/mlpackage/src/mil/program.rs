@@ -8,7 +8,7 @@ use std::fmt;
 /// A model as one `model.mlmodel` holds it: the program, and the description of each function's features.
 #[derive(Clone, Debug, PartialEq)]
 pub struct MlModel {
-    /// 6 (iOS15) to 10 (iOS26); goes with the functions' opset.
+    /// Specification version, 6 (iOS15) to 10 (iOS26); follows from the functions' opset.
     pub specification_version: i32,
     /// One description per function, in stored order. A model with the one function `main` stores it at top level.
     pub functions: Vec<FunctionDescription>,
@@ -40,7 +40,7 @@ pub struct Feature {
     pub name: String,
     /// fp16, fp32, fp64, int32 or int8.
     pub dtype: DataType,
-    /// Its shape or shapes.
+    /// Shape, or shapes that it may take.
     pub shape: FeatureShape,
 }
 
@@ -49,9 +49,9 @@ pub struct Feature {
 pub enum FeatureShape {
     /// One shape.
     Fixed(Vec<u64>),
-    /// Each dimension between two bounds, both included; no upper bound is `None`.
+    /// Each dimension between two bounds, both included; `None` means no upper bound.
     Range {
-        /// The shape used when nothing else is said.
+        /// The shape used when the caller asks for no other.
         default: Vec<u64>,
         /// Bounds per dimension.
         ranges: Vec<(u64, Option<u64>)>,
@@ -104,11 +104,11 @@ pub enum Opset {
 }
 
 impl Opset {
-    /// All, oldest first.
+    /// All opsets, oldest first.
     pub const ALL: [Opset; 5] =
         [Opset::CoreML5, Opset::CoreML6, Opset::CoreML7, Opset::CoreML8, Opset::CoreML9];
 
-    /// Name of the opset in the file format.
+    /// Returns the opset's name in the file format.
     pub const fn name(self) -> &'static str {
         match self {
             Opset::CoreML5 => "CoreML5",
@@ -119,7 +119,7 @@ impl Opset {
         }
     }
 
-    /// The specification version that goes with it: 6 for CoreML5 (iOS15) up to 10 for CoreML9 (iOS26).
+    /// Returns the specification version of the opset: 6 for CoreML5 (iOS15) up to 10 for CoreML9 (iOS26).
     pub const fn specification_version(self) -> i32 {
         match self {
             Opset::CoreML5 => 6,
@@ -130,7 +130,7 @@ impl Opset {
         }
     }
 
-    /// The opset named `name`.
+    /// Returns the opset named `name`.
     pub fn from_name(name: &str) -> Option<Opset> {
         Opset::ALL.into_iter().find(|o| o.name() == name)
     }
@@ -156,14 +156,14 @@ pub struct Function {
 /// A name with its type.
 #[derive(Clone, Debug, PartialEq)]
 pub struct NamedType {
-    /// Unique in its function.
+    /// Name, unique in the function.
     pub name: String,
     /// Type.
     pub ty: ValueType,
 }
 
 impl NamedType {
-    /// A tensor.
+    /// Makes a named tensor type.
     pub fn tensor(name: impl Into<String>, ty: TensorType) -> Self {
         NamedType { name: name.into(), ty: ValueType::Tensor(ty) }
     }
@@ -191,12 +191,12 @@ pub struct Operation {
     pub outputs: Vec<NamedType>,
     /// Nested blocks of `cond` and `while_loop`.
     pub blocks: Vec<Block>,
-    /// `name`, and for `const` `val`, and for iOS16 `constexpr_*` the operands.
+    /// `name`; `val` of a `const`; operands of an iOS16 `constexpr_*`.
     pub attributes: BTreeMap<String, Value>,
 }
 
 impl Operation {
-    /// The `name` attribute, or the first output's name, or the type.
+    /// Returns the `name` attribute, or else the first output's name, or else the op type.
     pub fn name(&self) -> &str {
         self.attributes
             .get("name")
@@ -206,7 +206,7 @@ impl Operation {
     }
 }
 
-/// Bindings of a parameter: one, or several for a tuple such as `concat`'s `values`.
+/// Bindings of a parameter: one, or several for a variadic parameter such as `concat`'s `values`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Argument(pub Vec<Binding>);
 

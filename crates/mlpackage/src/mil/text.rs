@@ -1,4 +1,4 @@
-//! MIL as readable text, one operation a line. Constants are written where they are used; blobs by their offset.
+//! MIL as readable text, one operation a line. Constants are written where they are used; blobs are named by their offset.
 
 use super::{
     Argument, Binding, Block, DataType, Function, Immediate, NamedType, Operation, Program, TensorData,
@@ -8,10 +8,10 @@ use half::f16;
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-/// Elements of a constant that are written out.
+/// Most elements of a constant that are written out.
 const MAX_SHOWN: usize = 8;
 
-/// Text of a whole program.
+/// Writes a program as text.
 pub fn program(program: &Program) -> String {
     let mut out = String::new();
     for (name, f) in &program.functions {

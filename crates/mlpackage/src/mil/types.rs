@@ -31,7 +31,7 @@ pub enum DataType {
 }
 
 impl DataType {
-    /// Bits of one element as stored; 0 for strings, which have no fixed size.
+    /// Returns the bits of one stored element; 0 for strings, which have no fixed size.
     pub const fn bits(self) -> usize {
         use DataType::*;
         match self {
@@ -48,24 +48,23 @@ impl DataType {
         }
     }
 
-    /// Bytes that `count` elements take, sub-byte types packed without padding between elements.
-    /// `None` when the product overflows.
+    /// Returns the bytes of `count` elements; sub-byte types are packed without padding. `None` when the product overflows.
     pub fn packed_bytes(self, count: u64) -> Option<u64> {
         Some(count.checked_mul(self.bits() as u64)?.div_ceil(8))
     }
 
-    /// Floating point of any width.
+    /// Tells whether the type is floating point, of any width.
     pub const fn is_float(self) -> bool {
         use DataType::*;
         matches!(self, Float16 | Float32 | Float64 | BFloat16 | Float8E4M3FN | Float8E5M2)
     }
 
-    /// Signed or unsigned integer of any width; bool is not one.
+    /// Tells whether the type is a signed or unsigned integer of any width; bool is not one.
     pub const fn is_int(self) -> bool {
         !self.is_float() && !matches!(self, DataType::Bool | DataType::String)
     }
 
-    /// The name in MIL text and in `cast`'s `dtype` argument, for instance `fp16`.
+    /// Returns the name in MIL text and in `cast`'s `dtype` argument, for instance `fp16`.
     pub const fn name(self) -> &'static str {
         use DataType::*;
         match self {
@@ -94,7 +93,7 @@ impl DataType {
         }
     }
 
-    /// The unsigned type of `bits` bits that LUT indices use: 1, 2, 3, 4, 6 or 8.
+    /// Returns the unsigned type of `bits` bits that LUT indices use; `None` unless `bits` is 1, 2, 3, 4, 6 or 8.
     pub const fn uint_of_bits(bits: usize) -> Option<DataType> {
         match bits {
             1 => Some(DataType::UInt1),
@@ -124,7 +123,7 @@ pub enum Dim {
 }
 
 impl Dim {
-    /// The size, if it is known.
+    /// Returns the size; `None` if it is unknown.
     pub const fn fixed(self) -> Option<u64> {
         match self {
             Dim::Fixed(n) => Some(n),
@@ -158,32 +157,32 @@ pub struct TensorType {
 }
 
 impl TensorType {
-    /// A type with known dimensions.
+    /// Makes a type with known dimensions.
     pub fn fixed(dtype: DataType, dims: &[u64]) -> Self {
         TensorType { dtype, dims: dims.iter().copied().map(Dim::Fixed).collect() }
     }
 
-    /// A type with any dimensions.
+    /// Makes a type with known or unknown dimensions.
     pub fn new(dtype: DataType, dims: Vec<Dim>) -> Self {
         TensorType { dtype, dims }
     }
 
-    /// A type without dimensions.
+    /// Makes the type of a scalar, which has no dimensions.
     pub fn scalar(dtype: DataType) -> Self {
         TensorType { dtype, dims: Vec::new() }
     }
 
-    /// Number of dimensions.
+    /// Returns the number of dimensions.
     pub fn rank(&self) -> usize {
         self.dims.len()
     }
 
-    /// All dimensions, when every one is known.
+    /// Returns all sizes; `None` when one is unknown.
     pub fn shape(&self) -> Option<Vec<u64>> {
         self.dims.iter().map(|d| d.fixed()).collect()
     }
 
-    /// Number of elements, when every dimension is known and the product fits.
+    /// Returns the number of elements; `None` when a size is unknown or the product overflows.
     pub fn elements(&self) -> Option<u64> {
         self.dims.iter().try_fold(1u64, |n, d| n.checked_mul(d.fixed()?))
     }
@@ -225,7 +224,7 @@ pub enum ValueType {
 }
 
 impl ValueType {
-    /// The tensor type of a tensor or of what a state wraps.
+    /// Returns the type of a tensor, or of the tensor that a state wraps; `None` for other types.
     pub fn tensor(&self) -> Option<&TensorType> {
         match self {
             ValueType::Tensor(t) | ValueType::State(t) => Some(t),

@@ -6,7 +6,7 @@ use half::f16;
 /// A typed constant.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Value {
-    /// Its type; for a tensor every dimension is known.
+    /// Type; every dimension of a tensor is known.
     pub ty: ValueType,
     /// Data, or its place in a weight file.
     pub data: ValueData,
@@ -69,52 +69,52 @@ impl Value {
         }
     }
 
-    /// A bool scalar.
+    /// Makes a bool scalar.
     pub fn bool(v: bool) -> Self {
         Value::tensor(DataType::Bool, &[], TensorData::Bools(vec![v]))
     }
 
-    /// A string scalar.
+    /// Makes a string scalar.
     pub fn string(v: impl Into<String>) -> Self {
         Value::tensor(DataType::String, &[], TensorData::Strings(vec![v.into()]))
     }
 
-    /// An int32 scalar.
+    /// Makes an int32 scalar.
     pub fn int32(v: i32) -> Self {
         Value::tensor(DataType::Int32, &[], TensorData::Ints(vec![v]))
     }
 
-    /// An int32 vector.
+    /// Makes an int32 vector.
     pub fn int32s(v: &[i32]) -> Self {
         Value::tensor(DataType::Int32, &[v.len() as u64], TensorData::Ints(v.to_vec()))
     }
 
-    /// A bool vector.
+    /// Makes a bool vector.
     pub fn bools(v: &[bool]) -> Self {
         Value::tensor(DataType::Bool, &[v.len() as u64], TensorData::Bools(v.to_vec()))
     }
 
-    /// An fp32 scalar.
+    /// Makes an fp32 scalar.
     pub fn fp32(v: f32) -> Self {
         Value::tensor(DataType::Float32, &[], TensorData::Floats(vec![v]))
     }
 
-    /// An fp16 scalar.
+    /// Makes an fp16 scalar.
     pub fn fp16(v: f16) -> Self {
         Value::tensor(DataType::Float16, &[], TensorData::Bytes(v.to_le_bytes().to_vec()))
     }
 
-    /// An immediate tensor of a type whose elements live in `bytes` (fp16, int8, uint8, uint32, sub-byte types).
+    /// Makes an immediate tensor of a type that the format stores as bytes (fp16, int8, uint8, uint32, sub-byte types).
     pub fn bytes(dtype: DataType, dims: &[u64], bytes: Vec<u8>) -> Self {
         Value::tensor(dtype, dims, TensorData::Bytes(bytes))
     }
 
-    /// An immediate fp16 tensor.
+    /// Makes an immediate fp16 tensor.
     pub fn fp16_tensor(dims: &[u64], v: &[f16]) -> Self {
         Value::bytes(DataType::Float16, dims, v.iter().flat_map(|x| x.to_le_bytes()).collect())
     }
 
-    /// A reference to the blob whose metadata lies at `offset` of the package's weight file.
+    /// Makes a reference to the blob whose metadata lies at `offset` of the package's weight file.
     pub fn blob(dtype: DataType, dims: &[u64], offset: u64) -> Self {
         Value {
             ty: ValueType::Tensor(TensorType::fixed(dtype, dims)),
@@ -122,7 +122,7 @@ impl Value {
         }
     }
 
-    /// The immediate tensor data, if there is any.
+    /// Returns the immediate tensor data; `None` for a blob or another type.
     pub fn tensor_data(&self) -> Option<&TensorData> {
         match &self.data {
             ValueData::Immediate(Immediate::Tensor(t)) => Some(t),
@@ -130,7 +130,7 @@ impl Value {
         }
     }
 
-    /// The one string of an immediate string scalar.
+    /// Returns the string of an immediate string scalar.
     pub fn as_str(&self) -> Option<&str> {
         match self.tensor_data()? {
             TensorData::Strings(v) if v.len() == 1 => Some(&v[0]),
@@ -138,7 +138,7 @@ impl Value {
         }
     }
 
-    /// The int32 elements of an immediate tensor.
+    /// Returns the int32 elements of an immediate tensor.
     pub fn as_ints(&self) -> Option<&[i32]> {
         match self.tensor_data()? {
             TensorData::Ints(v) => Some(v),
@@ -146,7 +146,7 @@ impl Value {
         }
     }
 
-    /// The one element of an immediate bool scalar.
+    /// Returns the element of an immediate bool scalar.
     pub fn as_bool(&self) -> Option<bool> {
         match self.tensor_data()? {
             TensorData::Bools(v) if v.len() == 1 => Some(v[0]),

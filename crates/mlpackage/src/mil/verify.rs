@@ -1,4 +1,4 @@
-//! Checks a model against MIL's rules, as Core ML's compiler would before it looks at a device.
+//! Checks a model against MIL's rules, as Core ML's compiler does before it chooses a device.
 
 use super::ops::{self, Context, Operand};
 use super::{
@@ -13,16 +13,16 @@ use std::fmt;
 pub enum Severity {
     /// Legal, but not checked completely, or refused by some compilers.
     Warning,
-    /// Against the rules.
+    /// Breaks a rule of MIL.
     Error,
 }
 
-/// One thing that is wrong.
+/// One fault of a model.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Finding {
     /// Severity.
     pub severity: Severity,
-    /// Function, empty for the model as a whole.
+    /// Function; empty for the model as a whole.
     pub function: String,
     /// Operation, input or output.
     pub place: String,
@@ -37,7 +37,7 @@ impl fmt::Display for Finding {
     }
 }
 
-/// All findings of a model.
+/// Returns all findings of a model.
 pub fn verify(model: &MlModel) -> Vec<Finding> {
     let mut v = Verifier { findings: Vec::new(), function: String::new() };
     let newest = model.program.functions.values().map(|f| f.opset.specification_version()).max().unwrap_or(0);
@@ -71,7 +71,7 @@ struct Verifier {
     function: String,
 }
 
-/// Known facts of a name: its type, and its value where it is a constant.
+/// Type of a named value, and its constant value if it has one.
 #[derive(Clone)]
 struct KnownValue<'a> {
     ty: &'a ValueType,
@@ -192,7 +192,7 @@ impl Verifier {
         }
     }
 
-    /// Checks operations in order; gives the types of the block's results.
+    /// Checks operations in order. Returns the types of the block's results.
     fn block<'a>(
         &mut self,
         block: &'a Block,
@@ -330,7 +330,7 @@ impl Verifier {
                 self.check_name(place, &input.name);
                 inner.insert(&input.name, KnownValue { ty: &input.ty, value: None });
             }
-            // What a block defines is known only in it; another block may use the same names.
+            // Names that a block defines are known only in it; another block may use the same names.
             let mut taken = all.clone();
             let results = self.block(block, opset, &mut inner, &mut taken);
             context.add_block(results);
@@ -362,8 +362,8 @@ fn is_constant(op_type: &str) -> bool {
     op_type == "const" || op_type.starts_with("constexpr_")
 }
 
-/// Declared and inferred type agree where both know the size. (An inference that knows less than the converter did is not
-/// the converter's fault.)
+/// Tells whether the declared and the inferred type agree where both know a size. Inference may know less than the
+/// converter did, which is no fault of the model.
 fn agrees(declared: &ValueType, inferred: &ValueType) -> bool {
     match (declared, inferred) {
         (ValueType::Tensor(a), ValueType::Tensor(b)) => {

@@ -1,4 +1,4 @@
-//! Decodes models from protobuf, and checks everything that later code relies on.
+//! Decodes models from protobuf and checks everything that later code relies on.
 
 use super::{DATA_TYPES, FEATURE_TYPES, MAX_DEPTH, METADATA_FIELDS};
 use crate::mil::{
@@ -11,7 +11,7 @@ use prost::Message;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-/// Reads a serialized `model.mlmodel`; `path` names it in errors.
+/// Decodes a serialized `model.mlmodel`; errors name `path`.
 ///
 /// # Errors
 /// The bytes are not a model, the model is not an ML Program (*unsupported*), or it breaks the format's rules: the error
@@ -20,8 +20,8 @@ pub fn decode(bytes: &[u8], path: &Path) -> Result<MlModel> {
     decode_some(bytes, path, None)
 }
 
-/// Decodes a model like [`decode`], with only those functions of the program that are `wanted`, where some
-/// are: the others' bodies are not looked at. Functions that are wanted and not there are not in the result.
+/// Decodes a model like [`decode`]. With `wanted`, it decodes functions of these names only; a wanted function that the
+/// program lacks is absent from the result.
 ///
 /// # Errors
 /// Fails like [`decode`].
@@ -33,7 +33,7 @@ pub fn decode_some(bytes: &[u8], path: &Path, wanted: Option<&[&str]>) -> Result
     reader.model(model, wanted)
 }
 
-/// `CoreML.Specification.Model` with the functions of its program as bytes: most of them may not be needed.
+/// `CoreML.Specification.Model` whose functions stay encoded, since most may not be needed.
 #[derive(Clone, PartialEq, prost::Message)]
 struct Outline {
     #[prost(int32, tag = "1")]
@@ -57,7 +57,7 @@ struct MilReader<'a> {
     path: &'a Path,
 }
 
-/// Result whose error says what is wrong; the place is added on the way out.
+/// A decoded value, or the fault in words; callers add the place.
 type Decoded<T> = std::result::Result<T, String>;
 
 impl MilReader<'_> {
@@ -207,7 +207,7 @@ fn array_type(array: pb::ArrayFeatureType) -> Decoded<(DataType, FeatureShape)> 
         .ok_or_else(|| format!("unknown element type {}", array.data_type))?;
     let default = unsigned(&array.shape)?;
     let shape = match array.shape_flexibility {
-        // An output without a shape is dynamic; so is a scalar, whose shape has no dimensions either.
+        // An output without a shape is dynamic, and so is a scalar, whose shape has no dimensions.
         None if default.is_empty() => FeatureShape::Dynamic,
         None => FeatureShape::Fixed(default),
         Some(ShapeFlexibility::EnumeratedShapes(e)) => {
@@ -260,7 +260,7 @@ fn operation(op: pb::Operation, depth: usize) -> Decoded<Operation> {
         inputs.insert(name.clone(), Argument(bindings.map_err(|e| format!("parameter `{name}`: {e}"))?));
     }
     Ok(Operation {
-        // Only the text form and plan reports carry an opset prefix, but it costs nothing to accept one.
+        // Only text forms and plan reports write an opset prefix; accepting one here is harmless.
         op_type: match op.r#type.split_once('.') {
             Some((prefix, rest)) if prefix.starts_with("ios") => rest.to_string(),
             _ => op.r#type,
@@ -382,7 +382,8 @@ fn value(v: pb::Value, depth: usize) -> Decoded<Value> {
     Ok(value)
 }
 
-/// The type has a fixed size, and immediate data is as long as the type says, in the field that belongs to the type.
+/// Checks a value: its type has a fixed size, and immediate data has the type's length and lies in the field that
+/// belongs to the type.
 fn check_value(v: &Value) -> Decoded<()> {
     let ValueType::Tensor(ty) = &v.ty else {
         return match &v.data {

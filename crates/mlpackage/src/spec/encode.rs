@@ -10,7 +10,7 @@ use crate::{Error, Result};
 use prost::Message;
 use std::collections::BTreeMap;
 
-/// The serialized `model.mlmodel`; the same model always gives the same bytes.
+/// Encodes a model as `model.mlmodel`; the same model always gives the same bytes.
 ///
 /// # Errors
 /// A feature has a type that features cannot have, or the description and the program name different functions.
@@ -18,7 +18,7 @@ pub fn encode(model: &MlModel) -> Result<Vec<u8>> {
     encode_with(model, &model.metadata)
 }
 
-/// Encodes a model like [`encode`], with this metadata in place of its own.
+/// Encodes a model like [`encode`], with `fields` in place of its own metadata.
 ///
 /// # Errors
 /// Fails like [`encode`].

@@ -1,4 +1,4 @@
-//! The owned program to and from the protobuf specification.
+//! Converts the owned program to and from the protobuf specification.
 
 mod decode;
 mod encode;
@@ -8,7 +8,7 @@ pub use encode::{encode, encode_with};
 
 use crate::mil::DataType;
 
-/// Deepest nesting of blocks and of value types that is read.
+/// Deepest nesting of blocks and of value types that is decoded.
 const MAX_DEPTH: usize = 32;
 
 /// Data types with their numbers in `MIL.proto`.
@@ -46,5 +46,5 @@ const FEATURE_TYPES: [(DataType, i32); 5] = [
     (DataType::Int8, 131080),
 ];
 
-/// Metadata fields that have their own place in the description; all others are user-defined.
+/// Metadata fields that have a field of their own in the description; all others are user-defined.
 const METADATA_FIELDS: [&str; 4] = ["author", "license", "shortDescription", "versionString"];

@@ -5,16 +5,16 @@ use crate::tokenizer::Tokenizer;
 use crate::{Error, Result};
 use serde_json::Value;
 
-/// Way out of a context that is full.
+/// Behaviour when the context is full.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Overflow {
-    /// The oldest questions and answers go; the system prompt stays.
+    /// Removes the oldest questions and answers; the system prompt stays.
     Slide,
-    /// The question is refused.
+    /// Refuses the question.
     Stop,
 }
 
-/// A conversation: its messages, and the text and tokens that the last turn left.
+/// A conversation: its messages, and the text and tokens of the last turn.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct History {
     /// Messages, oldest first; a system prompt is the first of them.
@@ -26,14 +26,14 @@ pub struct History {
 /// The prompt of a turn.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Turn {
-    /// Text and tokens.
+    /// Text and tokens of the prompt.
     pub prompt: PromptText,
     /// Messages that were left out to make room.
     pub dropped: usize,
 }
 
 impl History {
-    /// A conversation that begins with a system prompt, if there is one.
+    /// Makes a conversation that begins with a system prompt if there is one.
     pub fn new(system: Option<&str>) -> History {
         History {
             messages: system.map(|text| message("system", text)).into_iter().collect(),
@@ -41,11 +41,11 @@ impl History {
         }
     }
 
-    /// Adds a question and gives the prompt of its answer. At most `room` tokens are in it: as `overflow` says, the oldest
-    /// messages behind the system prompt go, or the question is refused.
+    /// Adds a question and returns the prompt for its answer, at most `room` tokens. If the prompt is longer, `overflow` says
+    /// whether the oldest messages behind the system prompt are removed or the question is refused.
     ///
     /// # Errors
-    /// There is no room for the question, or the template refuses it; it is not in the conversation then.
+    /// There is no room for the question, or the template refuses it. The conversation does not hold the question then.
     pub fn ask(
         &mut self,
         question: &str,
@@ -61,7 +61,7 @@ impl History {
         loop {
             let text = template.render(&messages, None, true)?;
             let ids = self.known.encode(tokenizer, &text)?;
-            // Once something goes, a quarter of the room becomes free: the next turns then go on from where this one ends.
+            // Once messages go, a quarter of the room becomes free: the next turns then continue this turn's tokens.
             let is_last = messages.len() <= system + 1;
             if ids.len() <= if dropped == 0 || is_last { room } else { room - room / 4 } {
                 self.messages = messages;
@@ -78,14 +78,15 @@ impl History {
                     ids.len()
                 )));
             }
-            // Up to the next question, so that roles still alternate.
+            // Remove up to the next question, so that roles still alternate.
             let next = messages[system + 1..].iter().position(|m| m["role"] == "user").unwrap_or(0);
             messages.drain(system..=system + next);
             dropped += next + 1;
         }
     }
 
-    /// Adds the answer to the prompt of the last question. `ids` are its tokens, where they are the text and no more.
+    /// Adds the answer to the prompt of the last question. `ids` are the answer's tokens, if they are exactly
+    /// the tokens of `text`.
     pub fn answer(&mut self, prompt: PromptText, text: &str, ids: Option<&[u32]>) {
         self.messages.push(message("assistant", text));
         self.known = prompt;

@@ -8,12 +8,12 @@ use serde_json::Value as Json;
 use serde_json::ser::{Formatter, PrettyFormatter, Serializer};
 use std::io;
 
-/// Instructions that a template may run. A conversation of a thousand messages takes some 100,000; an endless loop ends.
+/// Instructions that a template may run: a thousand messages take about 100,000; an endless loop is stopped.
 const MOST_STEPS: u64 = 5_000_000;
-/// Depth of macros that call each other.
+/// Largest depth of macros that call each other.
 const MOST_DEPTH: usize = 200;
 
-/// An environment as Hugging Face transformers makes one for chat templates.
+/// Makes an environment like the one of Hugging Face transformers for chat templates.
 pub fn environment() -> Environment<'static> {
     let mut environment = Environment::new();
     environment.set_trim_blocks(true);
@@ -30,7 +30,7 @@ pub fn environment() -> Environment<'static> {
     environment
 }
 
-/// Prints as Python does.
+/// Prints a value as Python does.
 fn print_value(out: &mut Output<'_>, state: &State<'_, '_>, value: &Value) -> Result<(), Error> {
     match value.kind() {
         ValueKind::Bool => out.write_str(if value.is_true() { "True" } else { "False" }).map_err(Error::from),
@@ -43,7 +43,7 @@ fn print_value(out: &mut Output<'_>, state: &State<'_, '_>, value: &Value) -> Re
     }
 }
 
-/// Text of a value as Python's `repr` gives it.
+/// Returns a value as Python's `repr` writes it.
 fn representation(value: &Json) -> String {
     match value {
         Json::Null => "None".into(),
@@ -61,7 +61,7 @@ fn representation(value: &Json) -> String {
     }
 }
 
-/// A text in the quotes that Python chooses.
+/// Returns a text in the quotes that Python's `repr` chooses.
 fn quoted(text: &str) -> String {
     let quote = if text.contains('\'') && !text.contains('"') { '"' } else { '\'' };
     let mut out = String::from(quote);
@@ -80,30 +80,30 @@ fn quoted(text: &str) -> String {
     out
 }
 
-/// Tells whether a loop can go over a value: not over `none`.
+/// Tells whether a loop can iterate over a value; `none` is not iterable.
 fn is_iterable(value: &Value) -> bool {
     value.kind() != ValueKind::None && value.try_iter().is_ok()
 }
 
-/// Ends a template with its own message.
+/// Ends the template with an error whose message is `what`.
 fn raise_exception(what: String) -> Result<Value, Error> {
     Err(Error::new(ErrorKind::InvalidOperation, what))
 }
 
-/// The date now, in UTC.
+/// Formats the current date and time, in UTC.
 fn strftime_now(format: String) -> Result<String, Error> {
     let now = jiff::Timestamp::now().to_zoned(jiff::tz::TimeZone::UTC);
     jiff::fmt::strtime::format(&format, &now)
         .map_err(|e| Error::new(ErrorKind::InvalidOperation, format!("strftime_now: {e}")))
 }
 
-/// JSON with Python's blanks behind commas and colons; `indent=N` puts values on lines.
+/// Writes a value as JSON with Python's blanks behind commas and colons; `indent=N` puts each value on a line of its own.
 fn to_json(value: Value, indent: Option<usize>, options: Kwargs) -> Result<String, Error> {
     let failed = |e: String| Error::new(ErrorKind::BadSerialization, format!("tojson: {e}"));
     let indent = options.get::<Option<usize>>("indent")?.or(indent);
     let is_ascii = options.get::<Option<bool>>("ensure_ascii")?.unwrap_or(false);
     let is_sorted = options.get::<Option<bool>>("sort_keys")?.unwrap_or(false);
-    // Accepted; only the usual ones are written.
+    // Accepted but ignored: the usual separators are always written.
     let _ = options.get::<Option<Value>>("separators")?;
     options.assert_all_used()?;
     let mut value = serde_json::to_value(&value).map_err(|e| failed(e.to_string()))?;
@@ -123,7 +123,7 @@ fn to_json(value: Value, indent: Option<usize>, options: Kwargs) -> Result<Strin
     Ok(if is_ascii { in_ascii(&text) } else { text })
 }
 
-/// JSON whose other characters are escaped.
+/// Escapes the characters of a JSON text that are not ASCII.
 fn in_ascii(json: &str) -> String {
     let mut out = String::with_capacity(json.len());
     for c in json.chars() {

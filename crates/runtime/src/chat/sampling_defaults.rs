@@ -1,27 +1,27 @@
-//! Sampling that a model's makers recommend.
+//! Sampling that the makers of a model recommend.
 
 use crate::{Error, Result};
 use serde_json::Value;
 use std::path::Path;
 
-/// Sampling of a bundle's `generation_config.json`, as far as it says.
+/// Sampling settings in a bundle's `generation_config.json`; `None` where the file does not give one.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct SamplingDefaults {
-    /// The model is meant to be sampled from.
+    /// True if the model is meant to be sampled from.
     pub do_sample: bool,
-    /// Divides the logits.
+    /// Divisor of the logits.
     pub temperature: Option<f32>,
-    /// Most probable tokens that count.
+    /// Number of most probable tokens that are sampled from.
     pub top_k: Option<usize>,
-    /// Probability that they reach.
+    /// Probability that the sampled tokens reach together.
     pub top_p: Option<f32>,
 }
 
-/// Largest file that is read.
+/// Largest file that is read, in bytes.
 const MAX_BYTES: u64 = 1 << 20;
 
 impl SamplingDefaults {
-    /// Reads those of a bundle; without a file, nothing is said.
+    /// Reads the settings of a bundle; without a file, all settings are empty.
     ///
     /// # Errors
     /// The file is damaged.

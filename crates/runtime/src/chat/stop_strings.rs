@@ -1,7 +1,7 @@
-//! Ends an answer at a text.
+//! Ends an answer at one of several texts.
 
-/// Texts that end an answer, looked for in what comes piece by piece. What may be the beginning of one is held back until it
-/// is one or is not.
+/// Texts that end an answer, looked for in a stream of pieces. Text that may be the beginning of a stop string is held back
+/// until the next pieces decide.
 pub struct StopStrings {
     stops: Vec<String>,
     /// Text that may begin a stop string.
@@ -9,12 +9,12 @@ pub struct StopStrings {
 }
 
 impl StopStrings {
-    /// Looks for these texts; empty ones do not count.
+    /// Makes a search for `stops`; empty ones do not count.
     pub fn new(stops: impl IntoIterator<Item = String>) -> StopStrings {
         StopStrings { stops: stops.into_iter().filter(|s| !s.is_empty()).collect(), held: String::new() }
     }
 
-    /// Adds a piece. Gives the text that can be shown, and whether a stop string follows it.
+    /// Adds a piece. Returns the text that can be shown, and whether a stop string follows it.
     pub fn push(&mut self, piece: &str) -> (String, bool) {
         if self.stops.is_empty() {
             return (piece.to_string(), false);
@@ -31,13 +31,13 @@ impl StopStrings {
         (std::mem::replace(&mut self.held, held), false)
     }
 
-    /// Text that was held back when the answer ended in another way.
+    /// Returns the text that was held back, when the answer ends without a stop string.
     pub fn finish(&mut self) -> String {
         std::mem::take(&mut self.held)
     }
 }
 
-/// Bytes of the longest end of `text` that begins `stop`, and is not all of it.
+/// Returns the length in bytes of the longest end of `text` that is a beginning of `stop`, but not all of it.
 fn overlap(text: &str, stop: &str) -> usize {
     let most = text.len().min(stop.len().saturating_sub(1));
     (1..=most).rev().find(|n| text.as_bytes().ends_with(&stop.as_bytes()[..*n])).unwrap_or(0)
@@ -47,7 +47,7 @@ fn overlap(text: &str, stop: &str) -> usize {
 mod tests {
     use super::*;
 
-    /// All that is shown, and whether a stop string ended it.
+    /// Returns the text that is shown, and whether a stop string ended it.
     fn shown(stops: &[&str], pieces: &[&str]) -> (String, bool) {
         let mut stop = StopStrings::new(stops.iter().map(|s| s.to_string()));
         let mut text = String::new();

@@ -1,4 +1,4 @@
-//! The chat template of a model: what its `tokenizer_config.json` or `chat_template.jinja` makes of messages.
+//! The chat template of a model, from `chat_template.jinja` or `tokenizer_config.json`.
 
 use super::python::environment;
 use super::{message, prompt_text};
@@ -9,48 +9,48 @@ use minijinja::Environment;
 use serde_json::{Map, Value};
 use std::path::{Path, PathBuf};
 
-/// File of a template alone, which goes before `tokenizer_config.json`.
+/// File of a template alone; read before `tokenizer_config.json`.
 const TEMPLATE_FILE: &str = "chat_template.jinja";
 const CONFIG_FILE: &str = "tokenizer_config.json";
-/// Largest file that is read; templates with tools have about 20 kB, a configuration with all special tokens some MB.
+/// Largest file that is read, in bytes: templates with tools have about 20 kB, a configuration with all special tokens some MB.
 const MAX_BYTES: u64 = 64 << 20;
-/// Most bytes of a template: those of published ones have up to 50 kB.
+/// Largest template, in bytes: published ones have up to 50 kB.
 const MAX_TEMPLATE_BYTES: usize = 256 << 10;
-/// Stack of the thread that compiles a template, whose expressions lie in each other as deep as its text is long.
+/// Stack of the thread that compiles a template, in bytes: expressions may nest as deep as the text is long.
 const COMPILING_STACK: usize = 512 << 20;
-/// Memory that a template may take for a conversation, besides the conversation.
+/// Memory that rendering may take besides the conversation, in bytes.
 const MAX_MEMORY: usize = 256_000_000;
 /// Name of the template in its environment.
 const NAME: &str = "chat";
 /// Special tokens that templates name, by their keys in `tokenizer_config.json`.
 const SPECIAL_TOKENS: [&str; 6] =
     ["bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token"];
-/// Roles as words, for models without a template.
+/// The plain template, for models without one: roles as words.
 const FALLBACK: &str = "{{ bos_token }}{% for m in messages %}{% if m.role == 'system' %}{{ m.content }}
 
 {% else %}{% if m.role == 'user' %}User{% elif m.role == 'assistant' %}Assistant{% else %}{{ m.role }}{% endif %}: {{ m.content }}
 {% endif %}{% endfor %}{% if add_generation_prompt %}Assistant:{% endif %}";
 /// Text that ends an answer of [`FALLBACK`].
 const FALLBACK_STOP: &str = "\nUser:";
-/// An answer that stands in no other text, to see what a template puts around answers.
+/// An answer whose text appears nowhere else, to find what a template puts around answers.
 const MARK: &str = "MARKOFANANSWER";
 
-/// A template with the special tokens that it names.
+/// A chat template with its special tokens.
 pub struct ChatTemplate {
     environment: Environment<'static>,
     /// Variables besides messages and tools.
     variables: Map<String, Value>,
     path: PathBuf,
     is_fallback: bool,
-    /// The template names `tools`.
+    /// True if the template names `tools`.
     takes_tools: bool,
-    /// Text before an answer, where the template does not know `add_generation_prompt`.
+    /// Text before an answer, where the template ignores `add_generation_prompt`.
     before_answer: Option<String>,
-    /// Token that ends an answer, as text, where it is one token.
+    /// Text behind an answer; a special token at its beginning ends answers.
     turn_end: String,
 }
 
-/// Compiles a template, the only one of its environment.
+/// Compiles a template into an environment of its own.
 fn compiled(text: String) -> std::result::Result<Environment<'static>, String> {
     let compile = move || {
         let mut environment = environment();
@@ -63,11 +63,11 @@ fn compiled(text: String) -> std::result::Result<Environment<'static>, String> {
 }
 
 impl ChatTemplate {
-    /// The template of a bundle: that of `file`, else of `chat_template.jinja`, else of `tokenizer_config.json`, else a plain one
-    /// with roles as words.
+    /// Opens the template of a bundle: `file`, else `chat_template.jinja`, else the template in `tokenizer_config.json`, else the
+    /// plain template with roles as words.
     ///
     /// # Errors
-    /// A file cannot be read, or the template in it is wrong.
+    /// A file cannot be read, or the template is wrong.
     pub fn open(bundle: &Path, file: Option<&Path>) -> Result<ChatTemplate> {
         let config_path = bundle.join(CONFIG_FILE);
         let config: Map<String, Value> = match config_path.symlink_metadata() {
@@ -103,12 +103,12 @@ impl ChatTemplate {
         }
     }
 
-    /// A template from its text and a `tokenizer_config.json`; `path` names it in errors.
+    /// Makes a template from its text and the special tokens of a `tokenizer_config.json`; `path` names the template in errors.
     ///
     /// # Errors
-    /// It is no template.
+    /// The text is no template, or too long.
     pub fn new(text: &str, config: &Map<String, Value>, path: &Path) -> Result<ChatTemplate> {
-        // As Jinja does.
+        // Jinja does the same.
         let text = &text.replace("\r\n", "\n").replace('\r', "\n");
         let wrong = |what: String| Error::invalid(path, format!("chat template: {what}"));
         if text.len() > MAX_TEMPLATE_BYTES {
@@ -144,17 +144,17 @@ impl ChatTemplate {
         self.variables.insert(name.into(), value);
     }
 
-    /// The bundle has no template, and this is the plain one.
+    /// Tells whether this is the plain template because the bundle has none.
     pub fn is_fallback(&self) -> bool {
         self.is_fallback
     }
 
-    /// The template reads `tools`.
+    /// Tells whether the template reads `tools`.
     pub fn takes_tools(&self) -> bool {
         self.takes_tools
     }
 
-    /// Text of a conversation, with what begins an answer if `answer` is wanted.
+    /// Renders a conversation to text; if `answer` is set, the text ends with the beginning of an answer.
     ///
     /// # Errors
     /// The template refuses the messages, or fails.
@@ -162,7 +162,7 @@ impl ChatTemplate {
         self.render_with(messages, tools, answer, &Map::new())
     }
 
-    /// The same with variables of one conversation, which go before those of the template.
+    /// Renders a conversation like [`ChatTemplate::render`], with variables `own`, which replace the template's of the same name.
     ///
     /// # Errors
     /// The template refuses the messages, or fails.
@@ -190,7 +190,7 @@ impl ChatTemplate {
         Ok(text)
     }
 
-    /// Finds what stands before and behind an answer.
+    /// Finds the texts that the template puts before and behind an answer.
     fn look_around_answers(&mut self) {
         let question = [message("user", "x")];
         let answered = [message("user", "x"), message("assistant", MARK)];
@@ -210,18 +210,18 @@ impl ChatTemplate {
         self.turn_end = behind.trim_start().to_string();
     }
 
-    /// Tokens that end an answer besides the model's own: the special token that the template puts behind one.
+    /// Returns the tokens that end an answer besides the model's own: the special token that the template puts behind an answer.
     pub fn end_tokens(&self, tokenizer: &Tokenizer) -> Vec<u32> {
         prompt_text::first_special(tokenizer, &self.turn_end).into_iter().collect()
     }
 
-    /// Texts that end an answer.
+    /// Returns the texts that end an answer.
     pub fn stop_strings(&self) -> &[&str] {
         if self.is_fallback { &[FALLBACK_STOP] } else { &[] }
     }
 }
 
-/// The text of `chat_template`, or the one named `default` of several.
+/// Returns the text of `chat_template`, or of its entry `default` where it is a list.
 fn template_text(template: &Value) -> Option<&str> {
     match template {
         Value::String(text) => Some(text),
@@ -233,7 +233,7 @@ fn template_text(template: &Value) -> Option<&str> {
     }
 }
 
-/// Leaves out `{% generation %}` and its end, which mark answers for training and print nothing.
+/// Replaces `{% generation %}` and `{% endgeneration %}`, which mark answers for training and print nothing, by comments.
 fn without_generation_tags(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     let mut rest = text;
@@ -244,7 +244,7 @@ fn without_generation_tags(text: &str) -> String {
         if inner == "generation" || inner == "endgeneration" {
             let tag = &rest[start..end];
             out.push_str(&rest[..start]);
-            // A comment keeps what the tag does to the blanks around it.
+            // A comment trims the blanks around it as the tag does.
             out.push_str(if tag.starts_with("{%-") { "{#-" } else { "{#" });
             out.push_str(if tag.ends_with("-%}") { "-#}" } else { "#}" });
         } else {
@@ -255,7 +255,7 @@ fn without_generation_tags(text: &str) -> String {
     out + rest
 }
 
-/// The message of a template's error, its line, and its causes.
+/// Describes a template's error: message and line.
 fn in_words(e: &minijinja::Error) -> String {
     let mut text = match (e.detail(), e.kind()) {
         (Some(detail), minijinja::ErrorKind::InvalidOperation) => detail.to_string(),

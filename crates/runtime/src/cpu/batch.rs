@@ -17,7 +17,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Functions made for numbers of tokens that are kept: a pass has up to 64 tokens, and most have one of a few numbers.
+/// Most functions kept of a stage, one for each token count: a pass has up to 64 tokens, but few counts are frequent.
 pub(super) const KEPT_COUNTS: usize = 32;
 
 /// A value of a batch: an input of the whole function, or an output of a stage.
@@ -27,17 +27,17 @@ enum ValueOrigin {
     Stage(usize, usize),
 }
 
-/// A stage, its compiled functions by their numbers of tokens, and where its inputs come from.
+/// A stage, its compiled functions by token count, and the origins of its inputs.
 struct CompiledStage {
     stage: ResizableFunction,
     functions: Mutex<Recent<usize, Arc<CompiledFunction>>>,
     inputs: Vec<ValueOrigin>,
-    /// Axis of the tokens of each input; none where each sequence has its own.
+    /// Token axis of each input; none where each sequence has a value of its own.
     input_axes: Vec<Option<usize>>,
     output_axes: Vec<usize>,
 }
 
-/// A function in stages: before the states, once per sequence, and behind them.
+/// A function in three stages: before the states, once per sequence, and after the states.
 pub(super) struct StagedFunction {
     package: Arc<Package>,
     described: FunctionDescription,
@@ -51,7 +51,7 @@ pub(super) struct StagedFunction {
     gone: Mutex<Counts>,
 }
 
-/// Outputs of the stages, each for all tokens of the batch, and memory of single calls.
+/// Outputs of the stages for all tokens of the batch, and memory of single calls.
 #[derive(Default)]
 struct StageValues {
     stages: [Vec<Tensor>; 3],
@@ -59,14 +59,14 @@ struct StageValues {
     parts: Vec<Mutex<PartValues>>,
 }
 
-/// Inputs and outputs of the stage of the states, for the tokens of one sequence.
+/// Inputs and outputs of the stage with states, for the tokens of one sequence.
 #[derive(Default)]
 struct PartValues {
     inputs: Vec<Tensor>,
     outputs: Vec<Tensor>,
 }
 
-/// Copies `count` entries of `axis` of one tensor, from `first` on, to entries `to_first` on of another one, which has `width`.
+/// Copies entries `first..first + count` of `axis` to entries `to_first..` of a tensor whose axis has `width` entries.
 fn copy_entries(
     from: &Tensor,
     axis: usize,
@@ -100,7 +100,7 @@ fn copy_entries(
 }
 
 impl StagedFunction {
-    /// Prepares the stages of a function; each is compiled for the numbers of tokens that come.
+    /// Prepares the stages of a function; each is compiled for a token count when a call has it.
     pub fn new(
         package: Arc<Package>,
         options: Options,
@@ -150,13 +150,13 @@ impl StagedFunction {
         })
     }
 
-    /// Functions that the stages were compiled to so far.
+    /// Returns the functions that the stages were compiled to so far.
     pub fn compiled(&self) -> Vec<Arc<CompiledFunction>> {
         let of = |c: &CompiledStage| locked(&c.functions).values().cloned().collect::<Vec<_>>();
         self.stages.iter().flatten().flat_map(of).collect()
     }
 
-    /// The function of a stage for so many tokens.
+    /// Returns the function of a stage for `tokens` tokens, compiled if it is not kept.
     fn function(&self, compiled: &CompiledStage, tokens: usize) -> Result<Arc<CompiledFunction>> {
         let functions = || locked(&compiled.functions);
         if let Some(found) = functions().get(&tokens) {
@@ -174,7 +174,7 @@ impl StagedFunction {
         Ok(made)
     }
 
-    /// Work of functions that are no longer kept.
+    /// Returns the work of functions that are no longer kept.
     pub fn gone(&self) -> Counts {
         *locked(&self.gone)
     }
@@ -197,7 +197,7 @@ impl StagedFunction {
         let StageValues { stages, inputs: copies, .. } = values;
         copies.resize_with(copies.len().max(compiled.inputs.len()), Tensor::default);
         for ((from, axis), copy) in compiled.inputs.iter().zip(&compiled.input_axes).zip(copies.iter_mut()) {
-            // What each sequence has for itself is put together.
+            // Concatenate the inputs that each sequence has for itself.
             if let ValueOrigin::Input(i) = from
                 && let BatchInput::Own(own) = &inputs[*i]
             {
@@ -227,7 +227,7 @@ impl StagedFunction {
         done.map(|_| ())
     }
 
-    /// Runs the stage of the states for one sequence; `stages` are the outputs of the stages so far.
+    /// Runs the stage with states for one sequence; `stages` are the outputs of the earlier stages.
     fn run_part(
         &self,
         compiled: &CompiledStage,
@@ -269,8 +269,8 @@ impl StagedFunction {
         backend::BackendFunction::run(function.as_ref(), &operands, states, outputs)
     }
 
-    /// Runs the stage of the states for each sequence: on a thread each, where none has more than a thread's share of the
-    /// tokens, else one after the other, each on all threads.
+    /// Runs the stage with states for each sequence. If no sequence has more than a thread's share of the tokens, each runs on
+    /// a thread of its own; else they run one after the other, each on all threads.
     fn run_parts(
         &self,
         inputs: &[BatchInput<'_>],

@@ -4,8 +4,8 @@
 //! as written   cache (input) -> cache * keep + placed -> attention        rows (output)
 //! as it runs   cache (state) -> cache * keep + placed -> written back, and read by attention
 //! ```
-//! A function that takes the first slots of the cache alone reads and writes these slots of the same state.
-//! The rows of a call are then written in place, where the caller would write them, and nothing copies a cache.
+//! The rows of a call are written into the state in place; no cache is copied. A function that takes only the first slots of
+//! the cache reads and writes these slots of the same state.
 
 use crate::backend::KeptCache;
 use anemoe_mlpackage::mil::{
@@ -14,7 +14,7 @@ use anemoe_mlpackage::mil::{
 };
 use std::collections::BTreeMap;
 
-/// Rewrites `function` so that `cache` is a state of it, and its rows are no output.
+/// Rewrites `function` so that `cache` is one of its states and the cache's rows are no output.
 ///
 /// # Errors
 /// The function has no such input or output, or it does not blend rows into the cache; the text says which.
@@ -99,7 +99,7 @@ fn argument(param: &str, name: &str) -> (String, Argument) {
     (param.into(), Argument(vec![Binding::Name(name.into())]))
 }
 
-/// Replaces a name that operations read.
+/// Renames a value in the inputs of operations.
 fn rename(operations: &mut [Operation], from: &str, to: &str) {
     let arguments = operations.iter_mut().flat_map(|op| op.inputs.values_mut());
     for binding in arguments.flat_map(|Argument(bindings)| bindings) {
@@ -109,7 +109,7 @@ fn rename(operations: &mut [Operation], from: &str, to: &str) {
     }
 }
 
-/// The sum that holds a product of `old`, where nothing else reads `old` or the product.
+/// Finds the operation `old * keep + rows`, where nothing else reads `old` or the product. Returns the number of its `add`.
 fn blended(operations: &[Operation], old: &str) -> Option<usize> {
     let only_reader = |name: &str, op_type: &str| {
         let reads = |op: &Operation| {

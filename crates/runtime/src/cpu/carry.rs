@@ -1,4 +1,4 @@
-//! Keeps of a call what cuts a sequence back into it.
+//! Keeps the values of a call that are needed to cut a sequence back into it.
 
 use crate::backend::BackendFunction;
 use crate::tensor::Tensor;
@@ -8,54 +8,54 @@ use std::sync::Arc;
 /// Values that a function carries from call to call besides slots of caches.
 #[derive(Clone)]
 pub(super) enum Carry {
-    /// Nothing: whatever was in a call, its rows can stay and be masked.
+    /// Nothing: rows of any call can stay in the caches and be masked.
     Nothing,
-    /// Rows of windows, which the function gives as its last outputs, after those of its description: one for each layer.
+    /// Rows of windows, one window for each layer. The function returns the windows behind the outputs of its description.
     Rows(Arc<Vec<CarriedWindow>>),
-    /// Values that only running tokens again brings back.
+    /// Values that only running the tokens again restores.
     Unknown,
 }
 
-/// Rows that are carried, see [`super::tokens`].
+/// A window that rows are carried from; see [`super::tokens`].
 pub(super) struct CarriedWindow {
-    /// Number of the input that selects the rows.
+    /// Index of the input that selects the rows.
     pub selection: usize,
-    /// Rows that are carried.
+    /// Number of rows that are carried.
     pub rows: usize,
     pub state: String,
-    /// First row of the state that is theirs.
+    /// First row of the state that holds carried rows.
     pub first: usize,
-    /// Number of the output that is the window.
+    /// Index of the output that is the window.
     pub output: usize,
     /// Makes rows of the state from carried ones.
     pub tail: Box<dyn BackendFunction>,
 }
 
-/// The rows that the last call left.
+/// The carried rows of the last call.
 #[derive(Clone, Default)]
 pub(super) struct LastCall {
     pub rows: Option<Arc<Vec<CarriedWindow>>>,
-    /// Rows carried before the call, and those of its tokens, by window.
+    /// For each window, the rows carried before the call, then those of the call's tokens.
     pub windows: Vec<Tensor>,
-    /// Tokens of the call that are still there; none where the window is another call's.
+    /// Tokens of the call that are not cut off; none where the windows are another call's.
     pub tokens: Option<usize>,
-    /// True if nothing is carried.
+    /// True if the function carries nothing.
     pub is_nothing: bool,
 }
 
 impl Carry {
-    /// Outputs of the function that its description does not have.
+    /// Returns the number of outputs that the function has beyond its description.
     pub fn outputs(&self) -> usize {
         if let Carry::Rows(rows) = self { rows.len() } else { 0 }
     }
 
-    /// Keeps what a call that ran leaves.
+    /// Keeps the windows that a call wrote.
     pub fn keep(&self, inputs: &[&Tensor], outputs: &mut [Tensor], last: &mut LastCall) {
         match self {
             Carry::Nothing => last.is_nothing = true,
             Carry::Unknown => {}
             Carry::Rows(rows) => {
-                // The first row that is selected comes behind those of the call's own tokens; layers share the selection.
+                // The first selected row follows the rows of the call's own tokens; layers share the selection.
                 let selection = rows.first().and_then(|r| inputs.get(r.selection)?.as_f32());
                 let selected = selection.and_then(|v| v.iter().position(|v| *v == 1.0));
                 let Some(tokens) = selected.filter(|_| rows.iter().all(|r| r.output < outputs.len())) else {
@@ -82,12 +82,12 @@ impl fmt::Debug for LastCall {
 }
 
 impl LastCall {
-    /// Tells that the last `tokens` tokens of the call can be undone.
+    /// Tells whether the last `tokens` tokens of the call can be undone.
     pub fn holds(&self, tokens: usize) -> bool {
         self.is_nothing || self.rows.is_some() && self.tokens.is_some_and(|left| tokens <= left)
     }
 
-    /// Forgets the last call, as another one begins.
+    /// Forgets the last call, because another one begins.
     pub fn forget(&mut self) {
         (self.tokens, self.is_nothing) = (None, false);
     }

@@ -1,4 +1,4 @@
-//! Compiler of functions: to a plan where that is possible, else to steps.
+//! Compiles functions to a plan where possible, else to steps.
 
 mod carrying;
 mod constants;
@@ -22,7 +22,7 @@ use function_compiler::{CompileTarget, lower};
 use sections::Sections;
 use std::sync::Arc;
 
-/// Compiles a function to a plan where that is possible, else to steps.
+/// Compiles a function to a plan where possible, else to steps.
 pub(super) fn compile(
     context: CompileContext<'_>,
     function: &str,
@@ -32,7 +32,7 @@ pub(super) fn compile(
     compile_kept(context, function, body, described).map(|(compiled, _)| compiled)
 }
 
-/// Does what [`compile`] does, and gives what a plan was made of.
+/// Compiles a function like [`compile`], and returns also the function that its plan was made from.
 fn compile_kept(
     context: CompileContext<'_>,
     function: &str,
@@ -51,7 +51,7 @@ fn compile_kept(
     let steps = |body: &Function, sections: Sections| {
         lower(context, function, body, described, CompileTarget::Steps(sections))?.interpreted(described)
     };
-    // Everything is checked as one function first: errors name operations of the package then, and its limits hold.
+    // The function is checked as a whole first: errors then name operations of the package, and its limits apply.
     let mut compiled = steps(body, Sections::new())?;
     if sectioned {
         let section = |body: &Function, described: &FunctionDescription| {
@@ -68,7 +68,7 @@ fn compile_kept(
     Ok((compiled, None))
 }
 
-/// Compiles a function whose shapes were found by a run to a plan, if its shapes do not depend on what is in its inputs.
+/// Compiles a function whose shapes a run has found to a plan, if the shapes do not depend on the contents of its inputs.
 fn compile_for_shapes(
     context: CompileContext<'_>,
     body: &Function,
@@ -87,7 +87,7 @@ fn compile_for_shapes(
     }
 }
 
-/// No control flow, and every shape is known.
+/// Tells whether a block has no control flow and knows the shape of every result.
 fn is_fixed(block: &Block) -> bool {
     block.operations.iter().all(|op| {
         let known = |t: &ValueType| t.tensor().is_none_or(|t| t.shape().is_some());

@@ -1,11 +1,11 @@
-//! Convolution with a constant weight, prepared once: plans and the interpreter run the same.
+//! Convolution with a constant weight, prepared once; plans and the interpreter run it in the same way.
 //!
 //! ```text
 //! weights               columns                kernel
-//! 1 x k, unpadded       as stored              conv          (what carried rows are convolved with)
+//! 1 x k, unpadded       as stored              conv          (for example over carried rows)
 //! compressed            as stored              conv
 //! depthwise             [taps, channels] f32   depthwise_conv
-//! other                 [taps, channels]       conv          windows are copies of neighbouring channels
+//! other                 [taps, channels]       conv          taps read neighbouring channels together
 //! ```
 
 use super::located::OpErrorAt;
@@ -18,10 +18,10 @@ use anemoe_kernels::{Conv, DepthwiseConv, Image, Pool, Strided, Window, conv, de
 use std::cell::RefCell;
 use std::sync::Arc;
 
-/// Channels of a group from which on copies of neighbouring channels are worth a rearranged weight.
+/// Fewest channels of a group for which a weight is rearranged, so that a tap's channels are copied together.
 const MIN_CHANNELS: usize = 8;
 
-/// Columns of the weight.
+/// Layout of the weight's columns.
 enum TapLayout {
     Stored,
     TapsFirst,
@@ -38,12 +38,12 @@ pub(super) struct Convolution {
 }
 
 thread_local! {
-    /// An image with its channels together, and a result.
+    /// Memory of a thread: an image with channels last, and a result with channels last.
     static IMAGES: RefCell<(Vec<f32>, Vec<f32>)> = RefCell::default();
 }
 
 impl Convolution {
-    /// Prepares a weight `[O, C / groups, taps..]`.
+    /// Prepares a weight `[O, C / groups, taps..]` and chooses the layout of its columns.
     pub fn new(weight: Arc<StoredWeight>, groups: usize, params: WindowParams) -> OpErrorAt<Convolution> {
         let (taps, channels) = (params.taps(), weight.cols() / params.taps().max(1));
         let row = params.is_plain()
@@ -68,17 +68,17 @@ impl Convolution {
         Ok(Convolution { weight, groups, params, form })
     }
 
-    /// The other one does the same with the same weight.
+    /// Tells whether `other` is the same convolution with the same weight.
     pub fn is_same(&self, other: &Convolution) -> bool {
         self.weight.is_same(&other.weight) && self.groups == other.groups && self.params == other.params
     }
 
-    /// A convolution of single elements, which is a matmul of tokens.
+    /// Tells whether the kernel has size 1 and there is one group: the convolution is a matmul over tokens then.
     pub fn is_matmul(&self) -> bool {
         self.matmul_groups() == Some(1)
     }
 
-    /// Groups of a convolution of single elements, which is a matmul of tokens for each.
+    /// Returns the number of groups if the kernel has size 1: the convolution is a matmul over tokens for each group then.
     pub fn matmul_groups(&self) -> Option<usize> {
         (self.params.taps() == 1 && self.params.is_plain()).then_some(self.groups)
     }
@@ -87,7 +87,7 @@ impl Convolution {
         &self.weight
     }
 
-    /// Bytes that were made of the stored weight.
+    /// Returns the bytes that were made from the stored weight.
     pub fn prepared_bytes(&self) -> u64 {
         match &self.form {
             TapLayout::Stored => 0,
@@ -96,12 +96,12 @@ impl Convolution {
         }
     }
 
-    /// Reads neighbouring channels, which had better lie together.
+    /// Tells whether the convolution reads neighbouring channels, and runs faster if they lie together in memory.
     pub fn wants_channels_last(&self) -> bool {
         !matches!(self.form, TapLayout::Stored) || self.params.taps() == 1
     }
 
-    /// Windows over an input `[batch, channels, spatial..]`, and the shape of the result.
+    /// Returns the windows over an input `[batch, channels, spatial..]`, and the shape of the result.
     pub fn over(&self, shape: &[usize]) -> OpResult<(Window, Vec<usize>)> {
         let (&[batch, channels, ..], rows) = (shape, self.weight.rows()) else {
             return Err(OpError::Invalid(format!("input of shape {shape:?}")));
@@ -117,7 +117,7 @@ impl Convolution {
         Ok((window, [batch, rows].into_iter().chain(spatial).collect()))
     }
 
-    /// Computes `[batch * positions, rows]`; counts its work.
+    /// Computes `[batch * positions, rows]` and returns the work.
     pub fn run(
         &self,
         window: &Window,
@@ -139,7 +139,7 @@ impl Convolution {
         Ok(Counts::product(bytes, results, depth))
     }
 
-    /// Computes a dense result of a dense input `[batch, channels, spatial..]`.
+    /// Computes a dense result `[batch, rows, spatial..]` from a dense input `[batch, channels, spatial..]` and returns the work.
     pub fn run_dense(
         &self,
         window: &Window,

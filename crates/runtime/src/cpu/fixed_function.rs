@@ -1,11 +1,11 @@
-//! Functions of fixed shapes, lowered to steps, of which plans are made; and those between two of them.
+//! Functions of fixed shapes, lowered to steps for planning; and functions interpolated between two of them.
 //!
 //! ```text
-//! A, B    numbers of tokens of two functions that were lowered
+//! A, B    token counts of two functions that were lowered
 //! n(T)  = n(A) + (n(B) - n(A)) / (B - A) * (T - A)        every size, and every integer of a constant
 //! ```
-//! Lowering a function takes ten times as long as planning it. Two that differ in sizes alone say what all others of their kind
-//! are: every number in them lies on a line over the tokens.
+//! Lowering a function takes ten times as long as planning it. Where two functions differ only in sizes, every number in them
+//! is a linear function of the token count, so the function of any other count follows from the two.
 
 use super::convolution::Convolution;
 use super::function::{CompiledFunction, Executable};
@@ -28,7 +28,7 @@ pub(super) struct FixedFunction {
     pub need: MemoryNeed,
 }
 
-/// Bytes of a value of this type in memory, where its shape is known; 0 otherwise.
+/// Returns the bytes of a value of this type in memory; 0 where its shape is unknown.
 pub(super) fn bytes_of(ty: &TensorType) -> u64 {
     let element = if ty.dtype == DataType::Bool { 1 } else { 4 };
     match ty.shape() {
@@ -38,10 +38,10 @@ pub(super) fn bytes_of(ty: &TensorType) -> u64 {
 }
 
 impl FixedFunction {
-    /// Plans the function; none where something is not of a form that plans have.
+    /// Plans the function; none where an operation or a shape does not fit a plan.
     ///
     /// # Errors
-    /// It takes more memory than is allowed.
+    /// The function takes more memory than is allowed.
     pub fn plan(&self, context: CompileContext<'_>, function: &str) -> Result<Option<CompiledFunction>> {
         let Some(mut plan) = plan::plan(&self.source) else { return Ok(None) };
         let CompileContext { package, options, .. } = context;
@@ -66,8 +66,8 @@ impl FixedFunction {
         )))
     }
 
-    /// The function for `to` tokens, between or beyond this one for `from` and `other`; none where they differ in more than
-    /// numbers on lines, or a value would be too large.
+    /// Makes the function for `to` tokens from this one for `from` tokens and `other` for `at` tokens. Returns none where the two
+    /// differ in more than numbers, a number is not an integer at `to`, or a value would be too large.
     pub fn between(
         &self,
         from: usize,
@@ -111,12 +111,12 @@ impl FixedFunction {
     }
 }
 
-/// Numbers over tokens: `n(from) + (n(other) - n(from)) / tokens * steps`.
+/// Linear function of the token count: `n(from) + (n(other) - n(from)) / tokens * steps`.
 #[derive(Clone, Copy)]
 struct Line {
-    /// Tokens between the two known ones.
+    /// Difference of the two known token counts.
     tokens: i64,
-    /// Tokens from the first to the wanted one.
+    /// Wanted token count minus the first known one.
     steps: i64,
 }
 
@@ -140,7 +140,7 @@ impl Line {
         usize::try_from(self.number(i64::try_from(a).ok()?, i64::try_from(b).ok()?)?).ok()
     }
 
-    /// A shape that is not too large.
+    /// Returns the shape; none where it has too many elements.
     fn shape(self, a: &[usize], b: &[usize]) -> Option<Vec<usize>> {
         let shape = self.each(a, b, |line, a, b| line.size(*a, *b))?;
         count(&shape).is_ok().then_some(shape)
@@ -195,7 +195,7 @@ impl Line {
     }
 }
 
-/// The steps do the same with the same values.
+/// Tells whether two steps compute the same with the same operands.
 fn is_same_work(a: &Instr, b: &Instr) -> bool {
     match (&a.work, &b.work) {
         (

@@ -1,4 +1,4 @@
-//! A compiled function, and its inputs as they are checked.
+//! A compiled function and the checks of its inputs.
 
 use super::Options;
 use super::carry::Carry;
@@ -23,7 +23,7 @@ use std::time::Duration;
 pub(super) enum Executable {
     /// Fused nodes over planned buffers.
     Plan(Plan),
-    /// Instructions one after the other.
+    /// Instructions that run one after the other.
     Steps(Interpreter),
 }
 
@@ -37,12 +37,12 @@ pub struct CompiledFunction {
     /// Types of the inputs in the program, in the order of the description.
     inputs: Vec<TensorType>,
     states: Vec<(String, TensorType)>,
-    /// Slots of each state that are held in fp16; none where it is in f32.
+    /// Slots of each state that are held in fp16; none where the state is in f32.
     caches: Vec<Option<usize>>,
-    /// Bytes that a run may take.
+    /// Memory that a run may take.
     allowance: Allowance,
     code: Executable,
-    /// Plans for shapes that come with the inputs.
+    /// Plans for shapes that are known only with the inputs.
     shape_plans: Option<ShapePlans<CompiledFunction>>,
     carry: Carry,
     bytes_read: AtomicU64,
@@ -51,9 +51,9 @@ pub struct CompiledFunction {
     skipped: AtomicU64,
 }
 
-/// Adds to `sum`, `[1, channels, 1, tokens]`, the results of functions of several packages that are sums of experts, as one
-/// job. Writes to `counts` the work of each. False, and nothing has been done, where they are anything else, or do not read
-/// the same.
+/// Adds the results of functions of several packages, each a sum of experts, to `sum`, `[1, channels, 1, tokens]`, as one job
+/// of the pool. Writes the work of each function to `counts`. Returns false and does nothing where a function is no sum of
+/// experts, or the functions do not read the same input.
 ///
 /// # Errors
 /// Fails like [`CompiledFunction::run`].
@@ -116,17 +116,17 @@ impl CompiledFunction {
         }
     }
 
-    /// Tells that the function is fused, at once or for the shapes that come.
+    /// Tells whether the function is fused: when it was compiled, or for the shapes of each call's inputs.
     pub(super) fn is_planned(&self) -> bool {
         matches!(self.code, Executable::Plan(_)) || self.shape_plans.is_some()
     }
 
-    /// Makes plans for the shapes that come.
+    /// Sets the plans for shapes that are known only with the inputs.
     pub(super) fn set_shape_plans(&mut self, plans: ShapePlans<CompiledFunction>) {
         self.shape_plans = Some(plans);
     }
 
-    /// Shapes of all values of a run on copies of states.
+    /// Runs the steps on copies of the states and returns the shapes of all values; none where the run fails.
     fn trace(&self, steps: &Interpreter, inputs: &[&Tensor], states: &CpuStates) -> Option<ValueShapes> {
         let value = |(name, _): &(String, TensorType)| states.get(name);
         let mut values: Vec<Tensor> = self.states.iter().map(value).collect::<Option<_>>()?;
@@ -136,18 +136,18 @@ impl CompiledFunction {
         Some(shapes)
     }
 
-    /// Says what the function carries; outputs that callers do not know of get no names.
+    /// Sets what the function carries; outputs beyond the description get no names, because callers do not know them.
     pub(super) fn set_carry(&mut self, carry: Carry) {
         self.output_names.truncate(self.described.outputs.len() - carry.outputs());
         self.carry = carry;
     }
 
-    /// Rows or values that the function carries from call to call.
+    /// Returns what the function carries from call to call.
     pub(super) fn carry(&self) -> &Carry {
         &self.carry
     }
 
-    /// True if the function carries this and nothing else, by what it writes to its states besides slots of caches.
+    /// Tells whether the function's writes to its states fit `carry`: besides slots of caches, it carries nothing else.
     pub(super) fn allows(&self, carry: &Carry) -> bool {
         let slots_of = |state: &str| {
             let Executable::Plan(plan) = &self.code else { return None };
@@ -156,7 +156,7 @@ impl CompiledFunction {
         };
         match carry {
             Carry::Unknown => true,
-            // Rows before the carried ones are slots of a cache, and no more.
+            // The state's first rows are slots of a cache, up to the first carried row.
             Carry::Rows(rows) => rows.iter().all(|row| slots_of(&row.state) == Some(row.first)),
             Carry::Nothing => self.states.iter().all(|(state, ty)| {
                 let rows = ty.dims.get(2).and_then(|d| d.fixed());
@@ -165,44 +165,44 @@ impl CompiledFunction {
         }
     }
 
-    /// Names of the inputs, in order.
+    /// Returns the names of the inputs, in order.
     pub(super) fn input_names(&self) -> &[String] {
         &self.input_names
     }
 
-    /// Names of the outputs, in order.
+    /// Returns the names of the outputs, in order.
     pub(super) fn output_names(&self) -> &[String] {
         &self.output_names
     }
 
-    /// Frees memory that the next run makes anew.
+    /// Frees memory that the next run allocates again.
     pub(super) fn release(&self) {
         if let Executable::Steps(steps) = &self.code {
             steps.release();
         }
     }
 
-    /// Inputs, in the order of [`CompiledFunction::run`].
+    /// Returns the inputs, in the order of [`CompiledFunction::run`].
     pub fn inputs(&self) -> &[Feature] {
         &self.described.inputs
     }
 
-    /// Outputs, in the order of [`CompiledFunction::run`].
+    /// Returns the outputs, in the order of [`CompiledFunction::run`].
     pub fn outputs(&self) -> &[Feature] {
         &self.described.outputs
     }
 
-    /// States.
+    /// Returns the states.
     pub fn states(&self) -> &[Feature] {
         &self.described.states
     }
 
-    /// The package.
+    /// Returns the path of the package.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Work done since compiling.
+    /// Returns the work done since compiling.
     pub fn counts(&self) -> Counts {
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         Counts {
@@ -213,7 +213,7 @@ impl CompiledFunction {
         }
     }
 
-    /// Time by operation since compiling; none unless [`Options::profile`] is set and the function is fused.
+    /// Returns the time of each operation since compiling; empty unless [`Options::profile`] is set and the function is fused.
     pub fn op_times(&self) -> Vec<OpTime> {
         match &self.code {
             Executable::Plan(plan) => plan.op_times(),
@@ -221,8 +221,8 @@ impl CompiledFunction {
         }
     }
 
-    /// Runs the function and writes its results to the first of `outputs`, whose memory is kept where it is large enough.
-    /// `states` holds at least the function's states.
+    /// Runs the function, writes its results to the first of `outputs`, and returns the work. Memory of `outputs` is used again
+    /// where it is large enough. `states` holds at least the function's states.
     ///
     /// # Errors
     /// An input has the wrong shape or type, a state is missing, or an operation fails on these shapes.
@@ -251,7 +251,7 @@ impl CompiledFunction {
                 i.ok_or_else(|| Error::input(format!("state `{name}` is missing")))
             })
             .collect::<Result<_>>()?;
-        // The states move in for the run, and out again whatever happens.
+        // The states move into `values` for the run, and back even if the run fails.
         let mut values: SmallVec<[StateValue; 2]> =
             places.iter().map(|&i| std::mem::take(&mut states.values[i])).collect();
         let result = match &self.code {
@@ -278,7 +278,7 @@ impl CompiledFunction {
         result
     }
 
-    /// Adds to the counters.
+    /// Adds the work of a run to the counters.
     fn count(&self, counts: Counts) {
         self.bytes_read.fetch_add(counts.bytes_read, Ordering::Relaxed);
         self.multiply_adds.fetch_add(counts.multiply_adds, Ordering::Relaxed);
@@ -286,7 +286,7 @@ impl CompiledFunction {
         self.skipped.fetch_add(counts.skipped, Ordering::Relaxed);
     }
 
-    /// Adds a run by `add_experts` to the counters.
+    /// Adds a run by `add_experts` to the counters and times.
     pub fn count_experts(&self, counts: Counts, time: Duration) {
         self.count(counts);
         if let Executable::Plan(plan) = &self.code {
@@ -294,7 +294,7 @@ impl CompiledFunction {
         }
     }
 
-    /// True if the function is a sum of experts and nothing else, which `add_experts` can add up with others'.
+    /// Tells whether the function is only a sum of experts, which `add_experts` can add to others.
     pub fn is_experts(&self) -> bool {
         matches!(&self.code, Executable::Plan(plan) if plan.is_experts())
     }
@@ -321,7 +321,7 @@ impl CompiledFunction {
                 )));
             }
         }
-        // The program's own types, which a description may contradict or leave open. A plan's places are theirs.
+        // A description may contradict the program's own types or leave them open; a plan's buffers have the program's types.
         for ((feature, input), ty) in self.described.inputs.iter().zip(inputs).zip(&self.inputs) {
             let fits = match ty.dims.as_slice() {
                 [] => input.shape.iter().product::<usize>() == 1,
@@ -376,7 +376,7 @@ impl Section for CompiledFunction {
 }
 
 impl CpuStates {
-    /// The states of a function, all zero.
+    /// Makes the states of a function, all zero.
     pub fn new(function: &CompiledFunction) -> CpuStates {
         let mut states = CpuStates::default();
         for ((name, ty), cache) in function.states.iter().zip(&function.caches) {
@@ -385,7 +385,7 @@ impl CpuStates {
         states
     }
 
-    /// Adds the states of another function of the same package; those of equal name are shared.
+    /// Adds the states of another function of the same package; states of equal name are shared.
     pub(super) fn add_states_of(&mut self, function: &CompiledFunction) -> std::result::Result<(), String> {
         for ((name, ty), cache) in function.states.iter().zip(&function.caches) {
             match self.names.iter().position(|n| n == name) {

@@ -1,5 +1,5 @@
-//! Runs instructions one after the other: those of functions with control flow or shapes that come with their inputs, and calls of
-//! the sections between them.
+//! Runs instructions one after the other, for functions with control flow or with shapes that are known only with their inputs;
+//! runs of operations between control flow are calls of compiled sections.
 
 use super::ir::{Instr, InstrKind, Projection, ValueRef, ZeroSkip};
 use super::located::{Located, OpErrorAt};
@@ -19,15 +19,15 @@ use anemoe_mlpackage::mil::{DataType, TensorType};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
-/// Rounds of a loop before it is taken for endless.
+/// Most rounds of a loop: a loop with more counts as endless.
 const MAX_ROUNDS: usize = 1 << 20;
 
-/// Instructions of a function, and what they read that no run changes.
+/// Instructions of a function, with the data that no run changes.
 pub(super) struct Interpreter {
     pub path: PathBuf,
     pub function: String,
     pub options: Options,
-    /// Bytes that a run may take, but for what its inputs add.
+    /// Memory that a run may take, without the share of its inputs.
     pub allowance: Allowance,
     /// Buffer and type of each input.
     pub inputs: Vec<(usize, TensorType)>,
@@ -37,17 +37,17 @@ pub(super) struct Interpreter {
     pub constants: Vec<Arc<Tensor>>,
     pub steps: Vec<Instr>,
     pub guards: Vec<ZeroSkip>,
-    /// Zero skip of each step.
+    /// Index of the zero skip of each step.
     pub guard_of: Vec<Option<usize>>,
-    /// Memory of runs that ended, for the next ones.
+    /// Memory of earlier runs, for the next ones.
     pub spare: Mutex<Vec<Buffers>>,
 }
 
-/// Values of a run.
+/// Values of a run, by buffer.
 #[derive(Default)]
 pub(super) struct Buffers {
     values: Vec<Tensor>,
-    /// Set for values that are known to be all zero.
+    /// True for values that are known to be all zero.
     zero: Vec<bool>,
 }
 
@@ -62,7 +62,8 @@ struct Execution<'a> {
 }
 
 impl Interpreter {
-    /// Runs the function on inputs that were checked; `states` are in the function's order. Writes results to `outputs`.
+    /// Runs the function on checked inputs, writes its results to `outputs` and returns the work. `states` are in the function's
+    /// order.
     ///
     /// # Errors
     /// An instruction fails, or would take more memory than its inputs justify.
@@ -70,7 +71,7 @@ impl Interpreter {
         self.run_traced(inputs, states, outputs, None)
     }
 
-    /// Runs the function and writes the shapes of all values to `shapes`.
+    /// Runs the function like [`Interpreter::run`] and writes the shapes of all values to `shapes`.
     ///
     /// # Errors
     /// Fails like [`Interpreter::run`].
@@ -106,7 +107,7 @@ impl Interpreter {
         result.map(|()| counts)
     }
 
-    /// Frees the memory of runs that ended.
+    /// Frees the memory of earlier runs.
     pub fn release(&self) {
         locked(&self.spare).clear();
     }
@@ -168,12 +169,12 @@ impl Execution<'_> {
         Ok(())
     }
 
-    /// Shape of a product whose other factor was not computed: its declared type, with sizes of the tokens' axis from the
-    /// weight that was. None where that may be less than the other factor's.
+    /// Returns the shape of a product whose other factor was not computed: the declared type, with unknown sizes taken from the
+    /// factor `weight`. Returns none where the other factor may be larger than `weight`.
     fn product_shape(&self, step: &Instr, weight: usize) -> Option<Vec<usize>> {
         let ty = step.types.first()?;
         let known = &self.buffers[weight].shape;
-        // A single token; otherwise a weight of size 1 may be that of all tokens.
+        // With a single token a size of 1 is right; otherwise a weight of size 1 may apply to all tokens.
         let single = || {
             self.program.inputs.iter().all(|(buffer, ty)| {
                 let sizes = ty.dims.iter().zip(&self.buffers[*buffer].shape);
@@ -201,7 +202,7 @@ impl Execution<'_> {
     }
 
     fn step(&mut self, step: &Instr) -> Result<()> {
-        // What a kernel makes is known when it runs; what its result took before is in its hands.
+        // The size of a kernel's result is known only when it runs. The step's own buffers do not count: the kernel reuses them.
         let writes = step.writes();
         let held = self.buffers.iter().enumerate().filter(|(b, _)| !writes.contains(b));
         let held = held.map(|(_, t)| t.len() as u64 * 4).fold(0, u64::saturating_add);
@@ -220,7 +221,7 @@ impl Execution<'_> {
         }
     }
 
-    /// An operation's own error inside, a nested step's error (already located) outside.
+    /// Executes one step. The outer result holds an error of the step itself, the inner one a nested step's located error.
     fn work(&mut self, step: &Instr) -> OpErrorAt<Result<()>> {
         match &step.work {
             InstrKind::Kernel { kernel, inputs, values, outputs } => {
@@ -262,7 +263,7 @@ impl Execution<'_> {
             InstrKind::WriteState { state, data } => {
                 let mut value = std::mem::take(&mut self.state_values[*state]);
                 let source = match data {
-                    // Written with itself.
+                    // The state is written with itself.
                     ValueRef::State(s) if s == state => {
                         self.state_values[*state] = value;
                         return Ok(Ok(()));
@@ -332,7 +333,7 @@ impl Execution<'_> {
         value.ok_or_else(|| OpError::Invalid("a condition that is not bool".into()))
     }
 
-    /// Copies values to buffers, all at once: a value may be another's old buffer.
+    /// Copies values to buffers, all values first: a value may lie in a buffer that is written.
     fn assign(&mut self, from: &[ValueRef], to: &[usize]) {
         let values: Vec<Tensor> = from.iter().map(|&p| self.place(p).clone()).collect();
         for (&b, value) in to.iter().zip(values) {
@@ -350,7 +351,7 @@ impl Execution<'_> {
         }
     }
 
-    /// Computes a product with a stored weight, and counts its work.
+    /// Computes a product with a stored weight and returns its work.
     fn project(
         &self,
         projection: &Projection,
@@ -392,7 +393,7 @@ impl Execution<'_> {
                         x.shape
                     )));
                 };
-                // Tokens of a matrix are its other axis; of a vector there is one.
+                // The tokens of a matrix are its other axis; a vector is one token.
                 let across = (*input == 2).then(|| x.shape[axis + 1]);
                 let mut shape = x.shape.clone();
                 shape.remove(axis);

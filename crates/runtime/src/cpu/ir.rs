@@ -1,4 +1,4 @@
-//! Instructions that a function compiles to, over numbered values.
+//! Instructions that a function is compiled to, over numbered values.
 
 use super::convolution::Convolution;
 use super::located::Located;
@@ -28,7 +28,7 @@ pub(super) struct ParamRef {
 #[derive(Clone)]
 pub(super) enum Projection {
     Conv(Arc<Convolution>),
-    /// A matmul with `[O, I]`: axes of x and of the result that have the features, counted from the end.
+    /// A matmul with `[O, I]`; `input` and `output` are the feature axes of `x` and of the result, counted from the end.
     Linear {
         weight: Arc<StoredWeight>,
         input: usize,
@@ -72,7 +72,7 @@ pub(super) enum InstrKind {
         cond: Nested,
         body: Nested,
     },
-    /// A section of the function, compiled by itself.
+    /// A section of the function, compiled as a function of its own.
     Call {
         section: Arc<dyn Section>,
         inputs: Vec<ValueRef>,
@@ -80,16 +80,16 @@ pub(super) enum InstrKind {
     },
 }
 
-/// A compiled section of a function: values in, values out, no states.
+/// A compiled section of a function: it has inputs and outputs, but no states.
 pub(super) trait Section: Send + Sync {
-    /// Runs the section and writes its results to `outputs`, as many as it has.
+    /// Runs the section, writes its results to the first of `outputs`, and returns the work.
     ///
     /// # Errors
     /// An operation fails on these inputs.
     fn run(&self, inputs: &[&Tensor], outputs: &mut Vec<Tensor>) -> Result<Counts>;
 }
 
-/// One step, with the operation that it comes from.
+/// One step, with the operation that it was made from.
 #[derive(Clone)]
 pub(super) struct Instr {
     pub op_type: String,
@@ -100,13 +100,13 @@ pub(super) struct Instr {
     pub work: InstrKind,
 }
 
-/// Steps that are left out when `weight` is all zero.
+/// Steps that are skipped when `weight` is all zero.
 pub(super) struct ZeroSkip {
     /// Buffer of the small factor.
     pub weight: usize,
-    /// Instruction that multiplies by it, whose result is zero then.
+    /// Index of the instruction that multiplies by `weight`; its result is zero then.
     pub product: usize,
-    /// Buffer of that result.
+    /// Buffer of the product's result.
     pub out: usize,
 }
 
@@ -119,7 +119,7 @@ impl Instr {
         Instr { op_type: at.op_type.to_string(), name: at.name.to_string(), types, results: Vec::new(), work }
     }
 
-    /// Values that the step reads.
+    /// Returns the values that the step reads.
     fn operands(&self) -> Vec<ValueRef> {
         let mut places: Vec<ValueRef> = Vec::new();
         match &self.work {
@@ -152,18 +152,18 @@ impl Instr {
         places
     }
 
-    /// Buffers that the step reads.
+    /// Returns the buffers that the step reads.
     pub fn reads(&self) -> Vec<usize> {
         let buffer = |place| if let ValueRef::Buffer(b) = place { Some(b) } else { None };
         self.operands().into_iter().filter_map(buffer).collect()
     }
 
-    /// True if the step reads this state.
+    /// Tells whether the step reads this state.
     pub fn reads_state(&self, state: usize) -> bool {
         self.operands().contains(&ValueRef::State(state))
     }
 
-    /// Buffers that the step writes.
+    /// Returns the buffers that the step writes.
     pub fn writes(&self) -> Vec<usize> {
         match &self.work {
             InstrKind::Kernel { outputs, .. } | InstrKind::Call { outputs, .. } => outputs.clone(),
@@ -180,7 +180,7 @@ impl Instr {
         }
     }
 
-    /// A kernel's operand.
+    /// Returns the operand of a kernel by parameter.
     pub fn argument(&self, param: &str) -> Option<ValueRef> {
         match &self.work {
             InstrKind::Kernel { inputs, .. } => inputs.iter().find(|o| o.param == param).map(|o| o.place),
@@ -188,7 +188,7 @@ impl Instr {
         }
     }
 
-    /// A kernel's variadic operands.
+    /// Returns the variadic operands of a kernel.
     pub fn values(&self) -> &[ValueRef] {
         match &self.work {
             InstrKind::Kernel { values, .. } => values,
@@ -196,7 +196,7 @@ impl Instr {
         }
     }
 
-    /// Leaving the step out has no effect but on its results.
+    /// Tells whether skipping the step has no effect beyond its results.
     pub fn is_pure(&self) -> bool {
         matches!(self.work, InstrKind::Kernel { .. } | InstrKind::Project { .. })
     }
@@ -205,7 +205,7 @@ impl Instr {
         matches!(self.work, InstrKind::Project { .. })
     }
 
-    /// Factors and result of a product.
+    /// Returns the two factors and the result's buffer of a `mul`.
     pub fn product(&self) -> Option<(ValueRef, ValueRef, usize)> {
         match &self.work {
             InstrKind::Kernel { inputs, outputs, .. } if self.op_type == "mul" => {
@@ -216,8 +216,8 @@ impl Instr {
         }
     }
 
-    /// The result has the shape of `value`, and `weight` only repeats: whether its type says so is not known here, so the
-    /// check is made when the product runs. Only fp16 and fp32 results qualify.
+    /// Tells whether the product may be `value` scaled by `weight`: two different operands and a float result. Whether the result
+    /// has the shape of `value` is checked when the product runs.
     pub fn scales(&self, value: ValueRef, weight: ValueRef) -> bool {
         value != weight && self.types.first().is_some_and(|t| t.dtype.is_float())
     }

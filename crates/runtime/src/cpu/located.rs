@@ -1,10 +1,10 @@
-//! Places of operations, for errors.
+//! Locations of operations, for errors.
 
 use super::ops::OpError;
 use crate::Error;
 use std::path::Path;
 
-/// Result of something that happens inside an operation.
+/// Result of work inside an operation; the caller adds the location to the error.
 pub(super) type OpErrorAt<T> = std::result::Result<T, OpError>;
 
 /// Location of an operation, for errors.

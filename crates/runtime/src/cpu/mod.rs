@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! CpuPackage --compile(function)---> CompiledFunction: constants folded, weights left as stored, values assigned to buffers
-//!            --run(inputs, states)--> a plan's fused nodes, or instructions one after the other
+//!            --run(inputs, states)--> a plan's fused nodes, or instructions that run one after the other
 //! ```
 //! Ops compute in f32; with [`Precision::Fp16`] every result whose type is fp16 is rounded to fp16.
 
@@ -49,24 +49,24 @@ pub enum Precision {
 /// Options of execution.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Options {
-    /// Rounding.
+    /// Rounding of results.
     pub precision: Precision,
-    /// Leave out what is multiplied by zero: experts whose routing weight is zero for every token.
+    /// Skip steps whose result is multiplied by zero: experts whose routing weight is zero for every token.
     pub skip_zero: bool,
-    /// Run functions of fixed shapes as fused nodes over planned buffers; without rounding only.
+    /// Run functions of fixed shapes as fused nodes over planned buffers.
     pub fuse: bool,
-    /// Hold keys and values of type fp16 in fp16, as a device does, also where nothing else is rounded: half the memory and
-    /// half the reading at long contexts. Fused functions only.
+    /// Hold keys and values of type fp16 in fp16, as a device does, even if nothing else is rounded: half the memory, and half
+    /// the bytes read at long contexts. Applies to fused functions with [`Precision::Fp32`].
     pub half_states: bool,
-    /// Multiply integers of 8 bits where weights are tables or integers, see [`anemoe_kernels::Int8Lut`], and bf16 where they are
-    /// large and of fp16 or f32 and the processor has it: faster, with an error of about half a percent of a product's norm.
+    /// Multiply 8-bit integers where weights are tables or integers, see [`anemoe_kernels::Int8Lut`]. Multiply bf16 where weights
+    /// are large and of fp16 or f32, and the processor has bf16. Faster; the error is about half a percent of a product's norm.
     pub fast: bool,
     /// Measure the time of every node of fused functions.
     pub profile: bool,
 }
 
 impl Options {
-    /// Keys and values of type fp16 are held as such.
+    /// Tells whether keys and values of type fp16 are held in fp16.
     fn holds_halves(&self) -> bool {
         self.half_states && self.fuse && self.precision == Precision::Fp32
     }

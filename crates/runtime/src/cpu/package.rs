@@ -1,4 +1,4 @@
-//! Packages on the CPU: functions compiled when they are first asked for.
+//! Packages on the CPU: each function is compiled at its first use.
 
 use super::batch::{KEPT_COUNTS, StagedFunction};
 use super::cache_states::make_state_of;
@@ -32,17 +32,17 @@ impl CpuPackage {
     /// Opens a package.
     ///
     /// # Errors
-    /// It is missing or invalid.
+    /// The package is missing or invalid.
     pub fn open(path: &Path) -> Result<CpuPackage> {
         Ok(CpuPackage { package: Arc::new(Package::open(path)?) })
     }
 
-    /// The package.
+    /// Returns the package.
     pub fn package(&self) -> &Package {
         &self.package
     }
 
-    /// Compiles a function; the default one when none is named.
+    /// Compiles a function; the default function when none is named.
     ///
     /// # Errors
     /// There is no such function, or it uses an operation or a form that is not implemented (named in the error).
@@ -52,7 +52,7 @@ impl CpuPackage {
         compile::compile(context, &described.name, body, described)
     }
 
-    /// The program and the description of a function, the default one when none is named.
+    /// Returns the program and the description of a function; of the default function when none is named.
     fn function(&self, function: Option<&str>) -> Result<(&Function, &FunctionDescription)> {
         let model = self.package.model();
         let name = function.unwrap_or(&model.default_function);
@@ -76,14 +76,14 @@ pub struct CpuBackend {
 }
 
 impl Default for CpuBackend {
-    /// Weights as stored, everything else in f32: the CPU's own way.
+    /// Makes the usual backend: weights as stored, everything else in f32.
     fn default() -> Self {
         CpuBackend::with(Precision::Fp32)
     }
 }
 
 impl CpuBackend {
-    /// Runs with this rounding of results.
+    /// Makes a backend with this rounding of results.
     pub fn with(precision: Precision) -> Self {
         CpuBackend { options: Options { precision, ..Options::default() } }
     }
@@ -91,7 +91,7 @@ impl CpuBackend {
 
 impl Backend for CpuBackend {
     fn open_with(&self, path: &Path, caches: &[KeptCache]) -> Result<Box<dyn backend::BackendPackage>> {
-        // Fails early if this is no package.
+        // An invalid package fails here, not at its first function.
         Package::open_to_run(path, &[], &WeightFiles::default())?;
         Ok(Box::new(LoadedPackage {
             weights: Mutex::default(),
@@ -110,31 +110,31 @@ impl Backend for CpuBackend {
 /// A compiled function and its inputs.
 type CompiledTerm<'a> = (&'a CompiledFunction, &'a [&'a Tensor]);
 
-/// A package whose functions are compiled when they are first asked for.
+/// A package whose functions are compiled at their first use.
 struct LoadedPackage {
-    /// Mapped for the functions that are compiled.
+    /// Weight files, mapped for the compiled functions.
     weights: Mutex<WeightFiles>,
     path: PathBuf,
-    /// Caches that become states.
+    /// Caches that become states of functions.
     caches: Vec<KeptCache>,
     options: Options,
     /// Compiled functions by name.
     functions: Mutex<BTreeMap<String, Arc<CompiledFunction>>>,
-    /// Functions made for numbers of tokens, by name and number.
+    /// Functions compiled for a token count, by name and count.
     resized: Mutex<Recent<(String, usize), Arc<CompiledFunction>>>,
-    /// Work of those that are no longer kept.
+    /// Work of functions that are no longer kept.
     gone: Mutex<Counts>,
-    /// Functions in stages, for batches, by name; none where a function has no stages.
+    /// Functions in stages, for batches, by name; none for functions that cannot be split into stages.
     staged: Mutex<BTreeMap<String, Option<Arc<StagedFunction>>>>,
-    /// The function that was made for some number of tokens last, as it was read, and its name.
+    /// The function that was last compiled for a token count, as read from the package, with its name.
     resizable: Mutex<Option<(String, Arc<ResizableFunction>)>>,
 }
 
-/// A function's package, program and description.
+/// Package, program and description of a function.
 type ReadFunction = (Arc<Package>, Function, FunctionDescription);
 
 impl LoadedPackage {
-    /// Every function that was compiled so far.
+    /// Returns every function that is compiled and kept.
     fn compiled(&self) -> Vec<Arc<CompiledFunction>> {
         let mut all: Vec<Arc<CompiledFunction>> = locked(&self.functions).values().cloned().collect();
         all.extend(locked(&self.resized).values().cloned());
@@ -142,8 +142,8 @@ impl LoadedPackage {
         all
     }
 
-    /// Reads the program and the description of a function, whose caches are states. Programs take more memory than what is made
-    /// of them, so only one of each package is kept, see [`LoadedPackage::resizable`].
+    /// Reads the program and the description of a function and makes states of its caches. Programs take more memory than
+    /// compiled functions, so only one of each package is kept, see [`LoadedPackage::resizable`].
     fn read(&self, function: &str) -> Result<ReadFunction> {
         let weights = locked(&self.weights).clone();
         let package = Package::open_to_run(&self.path, &[function], &weights)?;
@@ -151,7 +151,7 @@ impl LoadedPackage {
         let package = CpuPackage { package: Arc::new(package) };
         let (body, described) = package.function(Some(function))?;
         let (mut body, mut described) = (body.clone(), described.clone());
-        // Functions that place no rows, such as those of experts beside attention, have no cache.
+        // Functions without the input `place`, such as experts beside attention, have no cache.
         let has_place = |cache: &&KeptCache| described.inputs.iter().any(|i| i.name == cache.place);
         let caches: Vec<&KeptCache> = self.caches.iter().filter(has_place).collect();
         for cache in caches {
@@ -163,8 +163,8 @@ impl LoadedPackage {
         Ok((package.package, body, described))
     }
 
-    /// A function of which others are made for numbers of tokens. Reading it takes as long as making one, so it is kept for the
-    /// next.
+    /// Returns a function as read, from which functions for token counts are compiled. Reading takes as long as compiling, so the
+    /// last one is kept.
     fn resizable(&self, function: &str) -> Result<Arc<ResizableFunction>> {
         if let Some((name, read)) = &*locked(&self.resizable)
             && name == function
@@ -201,7 +201,7 @@ impl backend::BackendPackage for LoadedPackage {
             return Ok(Some(found.clone()));
         }
         let resizable = self.resizable(function)?;
-        // What cannot be compiled for these tokens runs as it is declared.
+        // A function that cannot be compiled for this token count runs as it is declared.
         let Ok(compiled) = resizable.for_tokens(axes, declared, tokens) else { return Ok(None) };
         let mut resized = locked(&self.resized);
         if let Some(found) = resized.get(&key) {
@@ -292,7 +292,7 @@ impl backend::BackendFunction for CompiledFunction {
         }
         states.carried.forget();
         CompiledFunction::run(self, inputs, states, outputs)?;
-        // Of several functions with states of their own, none knows what the others carry.
+        // Only a function that holds all states of the package knows everything that is carried.
         if self.states().len() == states.names().len() {
             self.carry().keep(inputs, outputs, &mut states.carried);
         }

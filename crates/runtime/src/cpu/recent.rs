@@ -1,8 +1,8 @@
-//! A few values by key, of which those that were used last stay.
+//! A cache of a few values by key; the least recently used value is removed first.
 
-/// Keeps up to `most` values.
+/// A cache of up to `most` values.
 pub(crate) struct Recent<K, V> {
-    /// Time of the last use, key and value.
+    /// For each entry: time of its last use, key and value.
     entries: Vec<(u64, K, V)>,
     clock: u64,
     most: usize,
@@ -13,7 +13,7 @@ impl<K: PartialEq, V> Recent<K, V> {
         Recent { entries: Vec::new(), clock: 0, most }
     }
 
-    /// The value of a key, which is used now.
+    /// Returns the value of a key, and marks it as used now.
     pub fn get(&mut self, key: &K) -> Option<&V> {
         self.clock += 1;
         let entry = self.entries.iter_mut().find(|(_, k, _)| k == key)?;
@@ -21,7 +21,7 @@ impl<K: PartialEq, V> Recent<K, V> {
         Some(&entry.2)
     }
 
-    /// Adds a value and gives the one that went for it, the least recently used.
+    /// Adds a value; returns the least recently used value if it had to be removed.
     pub fn insert(&mut self, key: K, value: V) -> Option<V> {
         self.clock += 1;
         let oldest = (0..self.entries.len()).min_by_key(|&i| self.entries[i].0);

@@ -1,8 +1,8 @@
-//! A function, compiled for one number of tokens after another.
+//! A function that is compiled for one token count after another.
 //!
 //! ```text
-//! the first two numbers    the program rewritten --lower--> a fixed function --plan--> compiled
-//! all others                                      the fixed function between those two --plan--> compiled
+//! first two counts    the program rewritten --lower--> a fixed function --plan--> compiled
+//! other counts        a fixed function interpolated between those two --plan--> compiled
 //! ```
 
 use super::Options;
@@ -19,19 +19,19 @@ use anemoe_mlpackage::package::Package;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
-/// A function of a package that is compiled for any number of tokens.
+/// A function of a package that can be compiled for any token count.
 pub(super) struct ResizableFunction {
     package: Arc<Package>,
     options: Options,
     function: Function,
     described: FunctionDescription,
     constants: SharedConstants,
-    /// The function as it was rewritten last: copying it takes twice as long as rewriting it.
+    /// The function as last rewritten, to be rewritten again: a new copy would take twice as long as rewriting.
     copy: Mutex<Option<Function>>,
     known: Mutex<Vec<Arc<KnownFunction>>>,
 }
 
-/// A function that was lowered for a number of tokens.
+/// A function that was lowered for a token count.
 struct KnownFunction {
     tokens: usize,
     fixed: FixedFunction,
@@ -39,15 +39,15 @@ struct KnownFunction {
 }
 
 impl KnownFunction {
-    /// True if the function for `tokens` tokens differs in sizes alone: those that carry rows give their windows where calls
-    /// can be cut back.
+    /// Tells whether the function for `tokens` tokens differs from this one only in sizes: a function that carries rows has its
+    /// windows as outputs only if calls of its token count can be cut back.
     fn is_like(&self, tokens: usize) -> bool {
         matches!(self.carry, Carry::Nothing) || (self.tokens <= MOST_CUT_BACK) == (tokens <= MOST_CUT_BACK)
     }
 }
 
 impl ResizableFunction {
-    /// Takes a function of a package and its description.
+    /// Makes it from a function of a package and its description.
     pub fn new(
         package: Arc<Package>,
         options: Options,
@@ -65,10 +65,10 @@ impl ResizableFunction {
         }
     }
 
-    /// Compiles the function, written for `from` tokens, for `to`; `axes` names the axis of the tokens of each input that has any.
+    /// Compiles the function, written for `from` tokens, for `to` tokens. `axes` gives the token axis of each input that has one.
     ///
     /// # Errors
-    /// An operation may mean something else with another number of tokens, is not implemented, or takes too much memory.
+    /// An operation may compute something else with another token count, is not implemented, or takes too much memory.
     pub fn for_tokens(
         &self,
         axes: &BTreeMap<String, usize>,
@@ -102,7 +102,7 @@ impl ResizableFunction {
         CompileContext { package: &self.package, options: self.options, constants: Some(&self.constants) }
     }
 
-    /// The function for `to` tokens, from two that are known; none where there are no two, or it does not follow from them.
+    /// Makes the function for `to` tokens from two known ones; none where fewer are known, or it does not follow from them.
     fn between(&self, to: usize) -> Option<CompiledFunction> {
         let like: Vec<_> = locked(&self.known).iter().filter(|known| known.is_like(to)).cloned().collect();
         let [a, b] = like.as_slice() else { return None };
@@ -130,7 +130,7 @@ mod tests {
 
     const CHANNELS: u64 = 24;
 
-    /// Heads of a convolution's result, by a reshape that names the tokens, plus the input.
+    /// Makes a package: a convolution, a softmax over heads made by a reshape that names the token count, plus the input.
     fn package(dir: &Path, tokens: u64) -> CpuPackage {
         let path = dir.join("heads.mlpackage");
         let mut writer = PackageWriter::create(&path).unwrap();
@@ -154,12 +154,12 @@ mod tests {
         CpuPackage::open(&path).unwrap()
     }
 
-    /// The axes of its inputs' tokens.
+    /// Returns the token axis of the input `x`.
     fn axes() -> BTreeMap<String, usize> {
         BTreeMap::from([("x".to_string(), 3)])
     }
 
-    /// The package's function, compiled for 5 and for 3 tokens.
+    /// Compiles the package's function for 5 and for 3 tokens.
     fn known(package: &CpuPackage) -> ResizableFunction {
         let known = resizable(package);
         for tokens in [5, 3] {

@@ -1,10 +1,10 @@
-//! Plans of functions whose shapes come with their inputs: one for each set of shapes.
+//! Plans of functions whose shapes are known only with their inputs: one plan for each set of shapes.
 //!
 //! ```text
 //! new shapes    run step by step on copies of the states: the shape of every value --> types --> plan, or none
 //! known shapes  the plan
 //! ```
-//! A shape that depends on what is in a value, and not on shapes alone, may be another in the next call: then there is no plan.
+//! A shape that depends on the contents of a value may change from call to call: such a function gets no plan.
 
 use super::Options;
 use super::ir::{Instr, InstrKind, ValueRef};
@@ -20,7 +20,7 @@ use anemoe_mlpackage::package::Package;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
-/// Sets of shapes for which plans are kept.
+/// Most sets of input shapes for which plans are kept.
 const KEPT_SHAPES: usize = 16;
 
 /// Operations whose results have shapes that follow from the shapes of their operands.
@@ -68,7 +68,7 @@ const BY_SHAPES: &[&str] = &[
     "quantize",
     "dequantize",
 ];
-/// Operands that shapes do not depend on, or whose shapes alone matter.
+/// Operands whose contents do not determine shapes.
 const VALUES: &[&str] = &["x", "data", "indices", "input"];
 
 /// Shapes of a function's inputs, in order.
@@ -77,23 +77,23 @@ type InputShapes = Vec<Vec<usize>>;
 /// Shapes of values by name.
 pub(super) type ValueShapes = BTreeMap<String, Vec<usize>>;
 
-/// Compiles a function of known shapes to a plan; none where there can be no plan.
+/// Function that compiles a function of known shapes to a plan; it returns none where there can be no plan.
 type Compile<F> = fn(CompileContext<'_>, &Function, &FunctionDescription) -> Result<Option<F>>;
 
-/// A function whose shapes come with its inputs, and its plans, compiled to `F`.
+/// A function whose shapes are known only with its inputs, and its plans, compiled to `F`.
 pub(super) struct ShapePlans<F> {
     package: Arc<Package>,
     body: Function,
     described: FunctionDescription,
     options: Options,
-    /// Constants of the function, whatever its shapes.
+    /// Constants of the function, the same for all shapes.
     constants: SharedConstants,
     compile: Compile<F>,
     /// Plans by the shapes of the inputs; none where there can be no plan.
     plans: Mutex<Recent<InputShapes, Option<Arc<F>>>>,
 }
 
-/// The shape of the step's result follows from shapes and constants.
+/// Tells whether the shape of the step's result follows from shapes and constants.
 pub(super) fn follows_from_shapes(step: &Instr) -> bool {
     let InstrKind::Kernel { inputs, .. } = &step.work else { return true };
     let op = step.op_type.as_str();
@@ -102,7 +102,7 @@ pub(super) fn follows_from_shapes(step: &Instr) -> bool {
     op != "non_zero" && (BY_SHAPES.contains(&op) || others().all(|o| constant(o.place)))
 }
 
-/// Tells that the shape of an operation's result may depend on what is in a value, where `is_constant` knows the constants.
+/// Tells whether the shape of an operation's result may depend on the contents of a value; `is_constant` knows the constants.
 pub(super) fn depends_on_values(op: &Operation, is_constant: &dyn Fn(&str) -> bool) -> bool {
     let read = |(param, Argument(bindings)): (&String, &Argument)| {
         let mut names = bindings.iter().filter_map(|b| if let Binding::Name(n) = b { Some(n) } else { None });
@@ -120,7 +120,7 @@ fn fixed(ty: &mut ValueType, shape: &[usize]) {
 }
 
 impl<F> ShapePlans<F> {
-    /// Plans of a function without control flow.
+    /// Makes an empty set of plans for a function without control flow.
     pub fn new(
         package: &Arc<Package>,
         body: &Function,
@@ -140,7 +140,7 @@ impl<F> ShapePlans<F> {
         }
     }
 
-    /// The plan for inputs of these shapes; `trace` says the shapes of all values, where they are new.
+    /// Returns the plan for inputs of these shapes; for new shapes, `trace` gives the shapes of all values and a plan is made.
     pub fn find(&self, inputs: &[&Tensor], trace: impl FnOnce() -> Option<ValueShapes>) -> Option<Arc<F>> {
         let plans = || locked(&self.plans);
         let key: InputShapes = inputs.iter().map(|t| t.shape.clone()).collect();
@@ -156,7 +156,7 @@ impl<F> ShapePlans<F> {
         let (mut body, mut described) = (self.body.clone(), self.described.clone());
         for (feature, shape) in described.inputs.iter_mut().zip(inputs) {
             let input = body.inputs.iter_mut().find(|i| i.name == feature.name)?;
-            // A scalar is described as one element.
+            // The description of a scalar has one element.
             if input.ty.tensor()?.rank() > 0 {
                 fixed(&mut input.ty, shape);
             }

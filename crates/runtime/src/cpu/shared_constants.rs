@@ -1,4 +1,4 @@
-//! Constants of a program, made once for all functions that are made of it for numbers of tokens or shapes.
+//! Constants of a program, made once for all token counts and shapes that the program is compiled for.
 
 use super::Options;
 use super::weights::Constant;
@@ -9,21 +9,21 @@ use smallvec::SmallVec;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
-/// Results of a constant operation; the joint sparse forms have two.
+/// Results of a constant operation; the joint sparse forms have two results.
 pub(super) type Results = SmallVec<[Constant; 1]>;
 
-/// Package, options and known constants of a function that is compiled.
+/// Package, options and known constants for compiling a function.
 #[derive(Clone, Copy)]
 pub(super) struct CompileContext<'a> {
     pub package: &'a Arc<Package>,
     pub options: Options,
-    /// Constants that the function shares with others, which have the same values under the same names.
+    /// Constants that the function shares with others: equal names have equal values.
     pub constants: Option<&'a SharedConstants>,
 }
 
-/// Results of a program's constant operations, and its stored weights that were decoded, by name.
+/// Results of a program's constant operations and its decoded weights, by name.
 ///
-/// Decoding scales and tables, and preparing them for products, takes long and depends on no number of tokens.
+/// Decoding scales and tables and preparing them for products takes long, and does not depend on the token count.
 #[derive(Default)]
 pub(super) struct SharedConstants {
     results: Mutex<HashMap<String, Results>>,
@@ -31,7 +31,7 @@ pub(super) struct SharedConstants {
 }
 
 impl SharedConstants {
-    /// Results of the operation whose first result is `name`; those of `make` where none are known.
+    /// Returns the results of the operation whose first result is `name`; makes them with `make` the first time.
     ///
     /// # Errors
     /// Fails like `make`.
@@ -44,7 +44,7 @@ impl SharedConstants {
         Ok(made)
     }
 
-    /// The dense tensor of the weight `name`; that of `make` where it is not known.
+    /// Returns the dense tensor of the weight `name`; makes it with `make` the first time.
     pub fn decoded(&self, name: &str, make: impl FnOnce() -> Tensor) -> Arc<Tensor> {
         if let Some(known) = locked(&self.decoded).get(name) {
             return known.clone();

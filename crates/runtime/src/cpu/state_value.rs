@@ -13,12 +13,12 @@ pub(super) enum StateValue {
     Full(Tensor),
 }
 
-/// Keys and values, of each head `slots` rows in fp16, and rows behind them in f32. Attention reads the former, also those of
-/// the call's own tokens. The latter go past it from call to call: rounded, they would make what a token gives depend on how
-/// a prompt is cut into calls.
+/// Keys or values: for each head, `slots` rows in fp16 and the rows behind them in f32. Attention reads the slots, also the rows
+/// of the call's own tokens. The rows behind are carried from call to call: if they were rounded, results would depend on how
+/// a prompt is split into calls.
 #[derive(Clone, Debug)]
 pub(super) struct HalfCache {
-    /// `[1, heads, all, d]`, as bits; zero behind the slots.
+    /// `[1, heads, all, d]`, as bits of fp16; zero behind the slots.
     pub bits: F16Buffer,
     /// `[heads, all - slots, d]`
     pub behind: Vec<f32>,
@@ -26,22 +26,22 @@ pub(super) struct HalfCache {
     pub slots: usize,
 }
 
-/// Elements that change between fp16 and f32 together.
+/// Elements that are converted between fp16 and f32 together.
 const CONVERTED_CHUNK: usize = 64;
-/// Elements of a head from which on large pages are worth their memory: those of 1024 slots of 128.
+/// Elements of a head from which on large pages are worth their memory: 1024 slots of 128 elements.
 const LARGE_FROM: usize = 1 << 17;
-/// Heads of keys and values of most models.
+/// Inline capacity for heads of keys and values.
 const HEADS: usize = 16;
 
 impl HalfCache {
-    /// Zeros. `shape` is `[1, heads, all, d]`, with as many slots or more.
+    /// Makes a cache of zeros. `shape` is `[1, heads, all, d]`, with `all >= slots`.
     pub fn zeros(shape: Vec<usize>, slots: usize) -> HalfCache {
         let n = shape.iter().product();
         let behind = vec![0.0; shape[1] * (shape[2] - slots) * shape[3]];
         HalfCache { bits: F16Buffer::zeros(n), behind, shape, slots }
     }
 
-    /// Elements of a head, and those of its slots.
+    /// Returns the elements of a head, and the elements of its slots.
     fn head(&self) -> (usize, usize) {
         (self.shape[2] * self.shape[3], self.slots * self.shape[3])
     }
@@ -55,14 +55,14 @@ impl HalfCache {
         })
     }
 
-    /// Gets ready for writing slot `slot`: a cache that holds much lies in large pages.
+    /// Prepares for writing slot `slot`: from [`LARGE_FROM`] elements of a head on, the cache uses large pages.
     pub fn reach(&mut self, slot: usize) {
         if slot * self.shape[3] >= LARGE_FROM {
             self.bits.use_large_pages();
         }
     }
 
-    /// Elements `first`, `first + step` and so on.
+    /// Reads elements `first`, `first + step`, .. into `out`.
     pub fn read(&self, first: usize, step: usize, out: &mut [f32]) {
         let (all, slots) = self.head();
         let (head, at) = (first / all.max(1), first % all.max(1));
@@ -95,7 +95,7 @@ impl Default for StateValue {
 }
 
 impl StateValue {
-    /// Zeros, of which so many slots are held in fp16.
+    /// Makes a state of zeros; `cache` gives the slots that are held in fp16.
     pub fn zero(ty: &TensorType, cache: Option<usize>) -> StateValue {
         let shape: Vec<usize> = ty.dims.iter().map(|d| d.fixed().unwrap_or(0) as usize).collect();
         match cache {
@@ -123,7 +123,7 @@ impl StateValue {
         }
     }
 
-    /// Converts the state to the form that a plan takes: with so many slots in fp16, or a tensor of f32.
+    /// Converts the state to the form that a plan needs: `cache` slots in fp16, or a tensor of f32.
     pub fn convert_to(&mut self, cache: Option<usize>) {
         match (&*self, cache) {
             (StateValue::Cache(c), Some(slots)) if c.slots == slots => return,
@@ -141,7 +141,7 @@ impl StateValue {
         };
     }
 
-    /// Elements for a kernel; of those in fp16 the slots.
+    /// Returns the elements for a kernel; of a cache, the fp16 elements.
     pub fn values(&self) -> CacheValues<'_> {
         match self {
             StateValue::Cache(c) => CacheValues::F16(&c.bits),
@@ -149,7 +149,7 @@ impl StateValue {
         }
     }
 
-    /// Sets elements from `first` on.
+    /// Sets the elements from `first` on.
     pub fn set(&mut self, first: usize, values: &[f32]) {
         match self {
             StateValue::Cache(c) => {
@@ -170,7 +170,7 @@ impl StateValue {
         }
     }
 
-    /// Calls `write` with each head, on several threads where `parallel` says so; the state is `[1, heads, slots, d]`.
+    /// Calls `write` for each head, on several threads if `parallel` is set; the state is `[1, heads, slots, d]`.
     pub fn heads(&mut self, pool: &Pool, parallel: bool, write: &(dyn Fn(usize, StatePiece<'_>) + Sync)) {
         match self {
             StateValue::Cache(c) => each(pool, parallel, c.heads(), write),
@@ -182,7 +182,7 @@ impl StateValue {
         }
     }
 
-    /// Steps work on tensors.
+    /// Converts the state to a tensor, which steps need.
     pub fn into_tensor(self) -> Tensor {
         match self {
             StateValue::Full(t) => t,
@@ -206,9 +206,9 @@ fn each<'a>(
     });
 }
 
-/// Elements of a state, next to each other.
+/// Neighbouring elements of a state.
 pub(super) enum StatePiece<'a> {
-    /// Elements of a head; the last bits belong to what is behind the slots, and say nothing.
+    /// Elements of a head; the last bits stand in place of the rows behind the slots, and are not used.
     HalfCache {
         bits: &'a mut [u16],
         behind: &'a mut [f32],
@@ -227,7 +227,7 @@ impl StatePiece<'_> {
         }
     }
 
-    /// Sets elements from `first` on.
+    /// Sets the elements from `first` on.
     pub fn set(&mut self, first: usize, values: &[f32]) {
         match self {
             StatePiece::HalfCache { bits, behind } => {
@@ -246,7 +246,7 @@ impl StatePiece<'_> {
 mod tests {
     use super::*;
 
-    /// Values as a state holds them: rounded to fp16 up to the slots.
+    /// Rounds the values in slots to fp16, as a cache holds them.
     fn expected(values: &[f32], [rows, slots, d]: [usize; 3]) -> Vec<f32> {
         let rounded = |v: f32| f16::from_f32(v).to_f32();
         let held = values.iter().enumerate();

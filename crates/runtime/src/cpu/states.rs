@@ -8,10 +8,10 @@ use crate::{Error, Result};
 use anemoe_kernels::Pool;
 use anemoe_mlpackage::mil::{DataType, TensorType};
 
-/// Dimensions of a state.
+/// Most dimensions of a saved state.
 const MAX_RANK: usize = 8;
 
-/// Values that outlive a call.
+/// States of a sequence on the CPU.
 #[derive(Clone, Debug, Default)]
 pub struct CpuStates {
     pub(super) names: Vec<String>,
@@ -21,19 +21,19 @@ pub struct CpuStates {
 }
 
 impl CpuStates {
-    /// Adds a state of zeros.
+    /// Adds a state of zeros; `cache` gives the slots that are held in fp16.
     pub(super) fn add(&mut self, name: &str, ty: &TensorType, cache: Option<usize>) {
         self.names.push(name.to_string());
         self.types.push(ty.clone());
         self.values.push(StateValue::zero(ty, cache));
     }
 
-    /// Names, in order.
+    /// Returns the names of the states, in order.
     pub fn names(&self) -> &[String] {
         &self.names
     }
 
-    /// A state's value.
+    /// Returns the value of a state.
     pub fn get(&self, name: &str) -> Option<Tensor> {
         self.names.iter().position(|n| n == name).map(|i| self.values[i].to_tensor())
     }
@@ -62,7 +62,7 @@ impl CpuStates {
         self.carried.forget();
         for value in &mut self.values {
             match value {
-                // Fresh pages would have to be cleared by the system as well, while they are written.
+                // New pages would be cleared by the system anyway, later, while they are written.
                 StateValue::Cache(c) => {
                     c.bits.zero(Pool::global());
                     c.behind.fill(0.0);
@@ -72,10 +72,10 @@ impl CpuStates {
         }
     }
 
-    /// Undoes `tokens` tokens; false where what the last call left does not say how.
+    /// Undoes `tokens` tokens. Returns false where the last call did not leave the rows to do so.
     ///
     /// # Errors
-    /// The rows cannot be computed.
+    /// The function that makes the state's rows fails.
     fn cut_back(&mut self, tokens: usize) -> Result<bool> {
         let LastCall { rows, windows, tokens: left, is_nothing } = &mut self.carried;
         if *is_nothing || self.values.is_empty() {
@@ -120,11 +120,11 @@ impl CpuStates {
     }
 }
 
-/// Rows of the state `[1, heads, n, d]` after the first `stay` tokens of the call that left `window`; none where it does not hold
-/// them.
+/// Makes the rows of the state, `[1, heads, n, d]`, after the first `stay` tokens of the call that left `window`; none where
+/// the window does not hold them.
 ///
 /// # Errors
-/// They cannot be computed.
+/// The function that makes the rows fails.
 fn tail_after(rows: &CarriedWindow, window: &Tensor, stay: usize) -> Result<Option<Tensor>> {
     let &[1, heads, all, d] = window.shape.as_slice() else { return Ok(None) };
     let Some(values) = window.as_f32().filter(|_| stay + rows.rows <= all) else { return Ok(None) };
@@ -139,7 +139,7 @@ fn tail_after(rows: &CarriedWindow, window: &Tensor, stay: usize) -> Result<Opti
     Ok(tail.filter(|t| matches!(t.shape.as_slice(), [1, _, _, _]) && t.as_f32().is_some()))
 }
 
-/// First byte of a saved state: all in f32, or slots in fp16 and rows behind them in f32.
+/// First byte of a saved state: `FULL` for all in f32, `CACHE` for slots in fp16 and rows behind them in f32.
 const FULL: u8 = 0;
 const CACHE: u8 = 1;
 
@@ -201,7 +201,7 @@ impl backend::SequenceStates for CpuStates {
     }
 }
 
-/// Reads what [`backend::SequenceStates::save`] wrote; none where it ends early or says something impossible.
+/// Reads states that [`backend::SequenceStates::save`] wrote; none where the bytes end early or are impossible.
 fn read_states(bytes: &mut &[u8]) -> Option<CpuStates> {
     fn number(bytes: &mut &[u8]) -> Option<usize> {
         usize::try_from(u64::from_le_bytes(bytes.split_off(..8)?.try_into().ok()?)).ok()

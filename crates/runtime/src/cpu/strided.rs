@@ -1,4 +1,4 @@
-//! Loops over elements by strides, as the plan and the op library run them.
+//! Loops over elements by strides, for plans and the op library.
 //!
 //! ```text
 //! shape [2, 3], strides [1, 2], start 5:   5 7 9
@@ -9,12 +9,12 @@ use crate::tensor::{Data, Tensor};
 use anemoe_kernels::{Pool, Strided};
 use smallvec::{SmallVec, smallvec};
 
-/// Elements that a thread takes at a time, where threads share loops.
+/// Elements that a thread computes in one part of a job.
 const SPLIT: usize = 1 << 14;
-/// Elements of a line of a cache.
+/// Elements of a cache line.
 const LINE: usize = 16;
 
-/// Row-major strides.
+/// Returns row-major strides, in elements.
 pub(super) fn dense_strides(shape: &[usize]) -> Vec<usize> {
     let mut strides = vec![1; shape.len()];
     for i in (1..shape.len()).rev() {
@@ -23,7 +23,8 @@ pub(super) fn dense_strides(shape: &[usize]) -> Vec<usize> {
     strides
 }
 
-/// Strides of elements of `shape` seen as `wanted`, with NumPy's broadcasting: 0 where they repeat. None where they do not fit.
+/// Returns the strides of elements of `shape` broadcast to `wanted` as in NumPy: 0 along repeated axes. None where they do not
+/// fit.
 pub(super) fn broadcast_strides(shape: &[usize], strides: &[usize], wanted: &[usize]) -> Option<Vec<usize>> {
     let missing = wanted.len().checked_sub(shape.len())?;
     let mut result = vec![0; wanted.len()];
@@ -37,8 +38,8 @@ pub(super) fn broadcast_strides(shape: &[usize], strides: &[usize], wanted: &[us
     Some(result)
 }
 
-/// Loops over equally shaped operands: dimensions of size 1 left out, joined where all strides allow, sorted so that the
-/// first operand is walked in order.
+/// Loops over equally shaped operands. Dimensions of size 1 are left out, and dimensions are joined where all strides allow.
+/// They are sorted so that the first operand is walked in order.
 #[derive(Clone, Debug)]
 pub(in crate::cpu) struct StridedLoops<const N: usize> {
     /// Outer loops.
@@ -66,7 +67,7 @@ impl<const N: usize> StridedLoops<N> {
         StridedLoops { outer: joined, inner: if empty { (0, inner.1) } else { inner }, start }
     }
 
-    /// Calls `row` with the first place of each operand, the number of elements and the step of each.
+    /// Calls `row` with the first place of each operand, the number of elements, and the step of each operand.
     #[inline]
     pub fn each(&self, mut row: impl FnMut([usize; N], usize, &[usize; N])) {
         let (n, strides) = (self.inner.0, &self.inner.1);
@@ -106,15 +107,15 @@ impl<const N: usize> StridedLoops<N> {
         }
     }
 
-    /// Calls `element` with each place of each operand, in the order of the first operand's.
+    /// Calls `element` with the places of each element in all operands, in the order of the first operand.
     pub fn each_element(&self, mut element: impl FnMut([usize; N])) {
         self.each(|at, n, strides| {
             (0..n).for_each(|k| element(std::array::from_fn(|i| at[i] + k * strides[i])));
         });
     }
 
-    /// Calls `run` with these loops and `y`, whose elements are the first operand's, or with pieces of both on several threads
-    /// where there are many elements; `row` elements are written from each place on.
+    /// Calls `run` with these loops and `y`, which holds the first operand. With many elements, calls `run` with parts of both
+    /// on several threads. Each place of the loops writes `row` elements.
     pub fn split(
         &self,
         pool: &Pool,
@@ -125,8 +126,8 @@ impl<const N: usize> StridedLoops<N> {
         self.split_by(pool, y, (row, row), run);
     }
 
-    /// Splits loops like [`StridedLoops::split`]; for each place `read` elements are read and `row` are
-    /// written.
+    /// Splits loops like [`StridedLoops::split`]; each place of the loops reads `read` elements and writes
+    /// `row` elements.
     pub fn split_by(
         &self,
         pool: &Pool,
@@ -146,7 +147,7 @@ impl<const N: usize> StridedLoops<N> {
             extent += n.saturating_sub(1) * strides[0];
         }
         let at_a_time = (SPLIT / elements.max(1)).max(1);
-        // Of what is added up, places that lie together share lines.
+        // Neighbouring results of a reduction share cache lines: a part takes whole lines.
         let at_a_time = if read > row { at_a_time.next_multiple_of(LINE) } else { at_a_time };
         if count <= at_a_time || extent == 0 || strides[0] < extent {
             return run(self, y);
@@ -166,17 +167,17 @@ impl<const N: usize> StridedLoops<N> {
     }
 }
 
-/// A copy that exchanges rows and columns.
+/// A copy that transposes rows and columns.
 pub(in crate::cpu) struct Exchange {
-    /// Rows and columns of what is written.
+    /// Rows and columns of the result.
     pub sizes: (usize, usize),
     pub from: Strided,
     pub to: Strided,
 }
 
 impl StridedLoops<2> {
-    /// Gives the exchange of rows and columns, where the loops is one: the columns of the first operand lie
-    /// together, and the rows of the second.
+    /// Returns the transpose that the loops describe, if they are one: columns lie together in the first operand,
+    /// rows in the second.
     pub fn exchange(&self) -> Option<Exchange> {
         let &[(m, outer)] = self.outer.as_slice() else { return None };
         let (n, inner) = self.inner;
@@ -195,7 +196,7 @@ impl StridedLoops<2> {
     }
 }
 
-/// `out = f(x, y)` for each element.
+/// Computes `out = f(x, y)` for each element.
 #[inline(always)]
 pub(super) fn zip_elements<A: Copy, B: Copy, R>(
     loops: &StridedLoops<3>,
@@ -217,7 +218,7 @@ pub(super) fn zip_elements<A: Copy, B: Copy, R>(
     });
 }
 
-/// Copies elements; the first operand of `loops` is what is written.
+/// Copies elements of `x` to `out`, the first operand of `loops`.
 pub(super) fn copy_elements<T: Copy>(loops: &StridedLoops<2>, x: &[T], out: &mut [T]) {
     loops.each(|[o, i], n, s| match s {
         [1, 1] => out[o..o + n].copy_from_slice(&x[i..i + n]),
@@ -226,7 +227,7 @@ pub(super) fn copy_elements<T: Copy>(loops: &StridedLoops<2>, x: &[T], out: &mut
     });
 }
 
-/// Copies floats on all threads, rows and columns that change places in blocks.
+/// Copies floats on all threads; a transpose is copied in blocks.
 pub(super) fn copy_floats(loops: &StridedLoops<2>, x: &[f32], out: &mut [f32]) {
     if let Some(e) = loops.exchange() {
         return anemoe_kernels::transpose(Pool::global(), e.sizes, (x, e.from), (out, e.to));
@@ -234,7 +235,7 @@ pub(super) fn copy_floats(loops: &StridedLoops<2>, x: &[f32], out: &mut [f32]) {
     loops.split(Pool::global(), out, 1, &|loops, out| copy_elements(loops, x, out));
 }
 
-/// Copies elements of a tensor of any type, as a tensor of `shape`; those of strings are all copied.
+/// Copies elements of a tensor of any type to a tensor of `shape`; a tensor of strings is cloned as it is.
 pub(super) fn copy_tensor_elements(loops: &StridedLoops<2>, x: &Tensor, shape: &[usize], out: &mut Tensor) {
     match &x.data {
         Data::F32(v) => copy_floats(loops, v, out.reset_f32(shape)),
@@ -251,7 +252,7 @@ mod tests {
     #[test]
     fn pieces_of_loops_do_what_the_loops_do() {
         let pool = Pool::new(3);
-        // Tokens with channels together, the other way round, and one whose tokens are in each other's way.
+        // Channels last, channels first, strided rows, rows that overlap, and no elements.
         for (shape, out) in [
             ([1, 70, 1, 900], [63000, 1, 70, 70]),
             ([1, 900, 1, 70], [63000, 70, 70, 1]),
@@ -274,7 +275,7 @@ mod tests {
 
     #[test]
     fn loops_visit_every_element_once() {
-        // Of `[2, 3, 1, 4]` with its axes in the order 3, 2, 0, 1.
+        // A tensor `[2, 3, 1, 4]` with its axes in the order 3, 2, 0, 1.
         let (shape, strides) = ([4, 1, 2, 3], [1, 4, 12, 4]);
         let out = dense_strides(&shape);
         let mut seen = [usize::MAX; 24];

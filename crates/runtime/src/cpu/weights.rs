@@ -15,43 +15,43 @@ use half::{bf16, f16};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, Weak};
 
-/// Key of a rearranged weight: the blob that it was made of, its columns, and their taps, or none where it
-/// was transposed.
+/// Key of a rearranged weight: the blob that it is made from, its columns, and the taps of its columns (none if
+/// it was transposed).
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
 struct Rearrangement {
-    /// Address and bytes.
+    /// Address and length in bytes.
     blob: (usize, usize),
     cols: usize,
     taps: Option<usize>,
     fast: bool,
 }
 
-/// Rearranged weights that functions hold. The blob keeps its address from being another's.
+/// Rearranged weights that functions hold. The kept blob ensures that no other blob gets the same address.
 static REARRANGED: Mutex<BTreeMap<Rearrangement, (SharedBlob, Weak<StoredWeight>)>> =
     Mutex::new(BTreeMap::new());
 
 /// A constant value of a program.
 #[derive(Clone)]
 pub(super) enum Constant {
-    /// Decoded.
+    /// A decoded tensor.
     Dense(Arc<Tensor>),
-    /// Left as it is stored.
+    /// A weight left as stored.
     Stored(Arc<StoredWeight>),
 }
 
-/// A weight tensor that kernels read as it is stored.
+/// A weight tensor that kernels read as stored.
 pub(super) struct StoredWeight {
     matrix: OwnedMatrix<Elements>,
-    /// Shape of the dense tensor; the first dimension counts rows, all others columns.
+    /// Shape of the dense tensor; the first dimension gives the rows, all others the columns.
     pub shape: Vec<usize>,
 }
 
 enum Elements {
-    /// In the mapped package.
+    /// Elements in the mapped package.
     Blob(SharedBlob),
-    /// Decoded, of a format that kernels do not read as it is stored.
+    /// Decoded elements, for formats that kernels do not read as stored.
     Dense(Arc<Tensor>),
-    /// Rearranged, in the format of the blob.
+    /// Rearranged elements, in the format of the blob.
     Owned(Vec<u8>),
 }
 
@@ -73,7 +73,7 @@ impl StoredWeight {
         Ok(StoredWeight { matrix, shape })
     }
 
-    /// Makes a weight whose elements stay in the package, with its tables or scales and its offsets.
+    /// Makes a weight whose elements stay in the package, with its tables or scales, and its offsets.
     fn mapped(
         package: &Package,
         data: &Value,
@@ -92,7 +92,7 @@ impl StoredWeight {
         StoredWeight::new(Weight { format, elements, values: None, offsets: None }, shape)
     }
 
-    /// The other one reads the same elements, tables and scales in the same way.
+    /// Tells whether the other weight has the same elements in the same shape: the same object or the same dense tensor.
     pub fn is_same(&self, other: &StoredWeight) -> bool {
         let is_same_tensor = match (self.matrix.elements(), other.matrix.elements()) {
             (Elements::Dense(a), Elements::Dense(b)) => Arc::ptr_eq(a, b) && self.shape == other.shape,
@@ -101,27 +101,27 @@ impl StoredWeight {
         is_same_tensor || std::ptr::eq(self, other)
     }
 
-    /// Makes what exact or fast products look up; until then products are exact, of f32.
+    /// Makes the tables that exact or fast products read; without them products are exact, in f32.
     pub fn prepare(&mut self, fast: bool) {
         self.matrix.prepare(fast);
     }
 
-    /// Rows: the first dimension; columns: all others.
+    /// Returns the number of rows: the size of the first dimension.
     pub fn rows(&self) -> usize {
         self.matrix().rows()
     }
 
-    /// Elements of a row.
+    /// Returns the number of elements of a row: the product of all other dimensions.
     pub fn cols(&self) -> usize {
         self.matrix().cols()
     }
 
-    /// A view for kernels.
+    /// Returns a view of the weight for kernels.
     pub fn matrix(&self) -> Matrix<'_> {
         self.matrix.view()
     }
 
-    /// Bytes that do not lie in the package.
+    /// Returns the bytes of the elements that are not in the package.
     pub fn owned_bytes(&self) -> u64 {
         match self.matrix.elements() {
             Elements::Blob(_) => 0,
@@ -130,7 +130,7 @@ impl StoredWeight {
         }
     }
 
-    /// The same weight with columns `[taps, channels]` instead of `[channels, taps]`; none where it is compressed.
+    /// Returns the same weight with columns `[taps, channels]` instead of `[channels, taps]`; none where it is compressed.
     pub fn with_taps_first(&self, taps: usize) -> Option<Arc<StoredWeight>> {
         let (rows, cols) = (self.rows(), self.cols());
         let channels = cols / taps.max(1);
@@ -142,7 +142,7 @@ impl StoredWeight {
         })
     }
 
-    /// The transposed matrix; a compressed one is decoded.
+    /// Returns the transposed matrix; a compressed one is decoded.
     pub fn transposed(&self) -> OpErrorAt<Arc<StoredWeight>> {
         let (rows, cols) = (self.rows(), self.cols());
         let made = self.shared(None, || self.rearranged(vec![cols, rows], |i| i % rows * cols + i / rows));
@@ -155,8 +155,8 @@ impl StoredWeight {
         Ok(Arc::new(StoredWeight::dense(Arc::new(Tensor::f32(&[cols, rows], transposed)))?))
     }
 
-    /// Gives the result of `make`, or the one that it gave to another function that reads the same blob:
-    /// functions of a package, and of other numbers of tokens, share their weights.
+    /// Returns the result of `make`, or its result for another function that reads the same blob: functions of a
+    /// package, for one or for several token counts, share their weights.
     fn shared(
         &self,
         taps: Option<usize>,
@@ -182,7 +182,7 @@ impl StoredWeight {
         Some(made)
     }
 
-    /// The weight whose element i is element `from(i)` of this one; none where it is compressed.
+    /// Returns the weight whose element i is element `from(i)` of this one; none where it is compressed.
     fn rearranged(&self, shape: Vec<usize>, from: impl Fn(usize) -> usize) -> Option<StoredWeight> {
         let format = self.matrix.format();
         let elements = match (format, self.matrix.elements()) {
@@ -203,7 +203,7 @@ impl StoredWeight {
         Some(made)
     }
 
-    /// The dense tensor.
+    /// Decodes the weight to a dense tensor.
     pub fn to_dense(&self) -> Tensor {
         let mut out = Tensor::default();
         self.matrix().to_dense(out.reset_f32(&self.shape));
@@ -211,7 +211,7 @@ impl StoredWeight {
     }
 }
 
-/// Operands of a constant operation, from attributes (iOS16) or inputs (iOS18), or results of other `constexpr_*`.
+/// Operands of a constant operation: attributes (iOS16), inputs (iOS18), or results of other `constexpr_*` operations.
 pub(super) struct Operands<'a> {
     package: &'a Arc<Package>,
     values: BTreeMap<&'a str, &'a Value>,
@@ -264,7 +264,7 @@ impl<'a> Operands<'a> {
         }
     }
 
-    /// A blob that may stay where it is, with its type.
+    /// Returns an operand that is a blob in the package, with its type.
     fn blob(&self, name: &str) -> Option<(&'a Value, DataType)> {
         let value = self.values.get(name)?;
         let dtype = value.ty.tensor()?.dtype;
@@ -303,7 +303,7 @@ fn shape_of(value: &Value) -> OpErrorAt<Vec<usize>> {
     }
 }
 
-/// The constant of a `const` operation; large fp16 blobs stay where they are.
+/// Returns the constant of a `const` operation; fp16 blobs of two dimensions or more stay in the package.
 pub(super) fn const_value(package: &Arc<Package>, value: &Value) -> OpErrorAt<Constant> {
     let shape = shape_of(value)?;
     let stays = value.ty.tensor().is_some_and(|t| t.dtype == DataType::Float16) && shape.len() >= 2;
@@ -314,7 +314,7 @@ pub(super) fn const_value(package: &Arc<Package>, value: &Value) -> OpErrorAt<Co
     Ok(Constant::Dense(Arc::new(dense_value(package, value)?)))
 }
 
-/// Elements of a value as a tensor.
+/// Decodes the elements of a value to a tensor.
 fn dense_value(package: &Package, value: &Value) -> OpErrorAt<Tensor> {
     let shape = shape_of(value)?;
     if let Some(TensorData::Strings(v)) = value.tensor_data() {
@@ -363,7 +363,7 @@ fn decode(bytes: &[u8], dtype: DataType, shape: Vec<usize>) -> OpErrorAt<Tensor>
     Ok(out)
 }
 
-/// The results of a `constexpr_*` operation; the joint sparse forms have two.
+/// Returns the results of a `constexpr_*` operation; the joint sparse forms have two results.
 pub(super) fn constexpr(op: &Operation, o: &Operands<'_>) -> OpErrorAt<Vec<Constant>> {
     let dense = |t: Tensor| Ok(vec![Constant::Dense(Arc::new(t))]);
     match op.op_type.as_str() {
@@ -410,7 +410,7 @@ pub(super) fn constexpr(op: &Operation, o: &Operands<'_>) -> OpErrorAt<Vec<Const
             let (_, data) = o.floats("nonzero_data")?;
             let (scale_shape, scale) = o.floats("scale")?;
             let offset = o.has("offset").then(|| o.floats("offset")).transpose()?.map(|(_, v)| v);
-            // Scales lie on the dense grid: expand, scale, and pick the same places again.
+            // Scales are per block of the dense grid: expand the data, scale it, and pick the set places again.
             let full = expand(&mask, &data)?;
             let v = blockwise(&mask_shape, &full, &scale_shape, &scale, offset.as_deref())?;
             let kept: Vec<f32> = v.iter().zip(&mask).filter(|(_, m)| **m != 0.0).map(|(v, _)| *v).collect();
@@ -426,7 +426,7 @@ fn sparse_pair(mask_shape: Vec<usize>, mask: &[f32], values: Vec<f32>) -> Vec<Co
     vec![Constant::Dense(Arc::new(mask)), Constant::Dense(Arc::new(Tensor::f32(&[n], values)))]
 }
 
-/// Nonzero data put where the mask is set.
+/// Expands nonzero values to a dense list: values where the mask is set, zeros elsewhere.
 fn expand(mask: &[f32], values: &[f32]) -> OpErrorAt<Vec<f32>> {
     let set = mask.iter().filter(|m| **m != 0.0).count();
     if set != values.len() {
@@ -436,7 +436,7 @@ fn expand(mask: &[f32], values: &[f32]) -> OpErrorAt<Vec<f32>> {
     Ok(mask.iter().map(|&m| if m != 0.0 { values.next().copied().unwrap_or(0.0) } else { 0.0 }).collect())
 }
 
-/// Tables per group of rows over scalar indices in a blob.
+/// Makes a stored weight of tables per group of rows, over scalar indices in a blob; none where the form is another.
 fn stored_lut(o: &Operands<'_>) -> OpErrorAt<Option<StoredWeight>> {
     let Some((indices, dtype)) = o.blob("indices") else { return Ok(None) };
     if o.chained.contains_key("lut") {
@@ -455,7 +455,7 @@ fn stored_lut(o: &Operands<'_>) -> OpErrorAt<Option<StoredWeight>> {
     StoredWeight::mapped(o.package, indices, format, (Some(lut), None), shape).map(Some)
 }
 
-/// Scales per block of rows and of the second axis over integers in a blob.
+/// Makes a stored weight of integers in a blob, with scales per block of rows and of the second axis; none for other forms.
 fn stored_int(o: &Operands<'_>) -> OpErrorAt<Option<StoredWeight>> {
     let Some((data, dtype)) = o.blob("data") else { return Ok(None) };
     let (bits, signed) = match dtype {
@@ -470,7 +470,7 @@ fn stored_int(o: &Operands<'_>) -> OpErrorAt<Option<StoredWeight>> {
     let fits = shape.len() >= 2
         && scale_shape.len() == shape.len()
         && scale_shape.iter().zip(&shape).all(|(&s, &d)| s > 0 && d % s == 0);
-    // Blocks along further axes are not blocks of a row.
+    // Kernels have no blocks along further axes.
     if !fits || scale_shape[2..].iter().any(|&s| s != 1) {
         return Ok(None);
     }
@@ -490,7 +490,7 @@ fn stored_int(o: &Operands<'_>) -> OpErrorAt<Option<StoredWeight>> {
     StoredWeight::mapped(o.package, data, format, values, shape).map(Some)
 }
 
-/// One scale and zero point for all, or of each row.
+/// Makes a stored weight of integers in a blob, with a scale and a zero point for all rows or for each row; none for other forms.
 fn stored_affine(o: &Operands<'_>) -> OpErrorAt<Option<StoredWeight>> {
     let Some((data, dtype)) = o.blob("quantized_data") else { return Ok(None) };
     let signed = match dtype {
@@ -505,7 +505,7 @@ fn stored_affine(o: &Operands<'_>) -> OpErrorAt<Option<StoredWeight>> {
     if shape.len() < 2 || shape.contains(&0) || !(rows == 1 || (axis == Some(0) && rows == shape[0])) {
         return Ok(None);
     }
-    // One of them may be for all rows.
+    // A single scale or zero point applies to all rows.
     let all = |v: Vec<f32>| match v.as_slice() {
         &[one] => Some(vec![one; rows]),
         _ => (v.len() == rows).then_some(v),
@@ -522,7 +522,7 @@ fn stored_affine(o: &Operands<'_>) -> OpErrorAt<Option<StoredWeight>> {
     StoredWeight::mapped(o.package, data, format, (Some(scale), offset), shape).map(Some)
 }
 
-/// One table, and indices packed in a blob of bytes.
+/// Makes a stored weight of one table and indices packed in a blob of bytes; none where the form is another.
 fn stored_lut_ios16(o: &Operands<'_>) -> OpErrorAt<Option<StoredWeight>> {
     let Some((packed, DataType::UInt8)) = o.blob("indices") else { return Ok(None) };
     let (shape, (_, lut)) = (packed_shape(o)?, o.floats("lut")?);
@@ -531,7 +531,7 @@ fn stored_lut_ios16(o: &Operands<'_>) -> OpErrorAt<Option<StoredWeight>> {
         return Ok(None);
     }
     let format = WeightFormat::Lut { bits: bits as u8, rows_per_table: shape[0] };
-    // With bytes to spare it is decoded, where that is refused or not.
+    // A blob with bytes to spare is refused here, and decoded instead.
     Ok(StoredWeight::mapped(o.package, packed, format, (Some(lut), None), shape).ok())
 }
 
@@ -546,7 +546,7 @@ fn lut_bits(lut: &[f32]) -> OpErrorAt<usize> {
     }
 }
 
-/// Any table layout: `lut` `[groups.., entries, vector]`.
+/// Looks indices up in tables of any layout, `lut` `[groups.., entries, vector]`. Returns shape and elements of the dense tensor.
 fn lookup(
     o: &Operands<'_>,
     shape: &[usize],
@@ -583,7 +583,7 @@ fn lookup(
     Ok((out_shape, out))
 }
 
-/// Nonzero indices looked up; the mask widens along the vector axis.
+/// Looks the nonzero indices up; the mask is repeated along the vector axis. Returns mask and nonzero values.
 fn lut_to_sparse(
     o: &Operands<'_>,
     mask_shape: Vec<usize>,
@@ -656,7 +656,7 @@ fn affine(o: &Operands<'_>) -> OpErrorAt<Tensor> {
     Ok(Tensor::f32(&shape, out))
 }
 
-/// Packed bits or indices of the iOS16 forms, whose shape is a constant beside them.
+/// Reads the operand `shape` of the iOS16 forms: the dense shape of packed bits or indices.
 fn packed_shape(o: &Operands<'_>) -> OpErrorAt<Vec<usize>> {
     let t = o.dense("shape")?;
     let v = t.as_i32().ok_or_else(|| OpError::Invalid("parameter `shape` must be integers".into()))?;
@@ -710,7 +710,7 @@ pub(super) fn to_f16(v: f32) -> f32 {
     f16::from_f32(v).to_f32()
 }
 
-/// Adds the operation to an error of a kernel.
+/// Adds the operation's location to an error of a kernel.
 pub(super) fn located<T>(at: &Located<'_>, result: OpErrorAt<T>) -> Result<T> {
     result.map_err(|e| at.error(e))
 }

@@ -1,9 +1,9 @@
 //! One package call of a chain: registers in, function, registers out.
 //!
 //! ```text
-//! registers [1, C, 1, M] --columns of the piece, rows, fill-up--> inputs [1, C', 1, T] --function--> outputs --columns--> registers
+//! registers [1, C, 1, M] --piece's columns, rows, padding--> inputs [1, C', 1, T] --function--> outputs --columns--> registers
 //! ```
-//! A piece is the tokens of one call: all of the pass where the function has no states, those of one sequence where it has.
+//! A piece is the tokens of one call: all of a pass if the function has no states, those of one sequence if it has.
 
 use super::host;
 use crate::backend::{
@@ -19,11 +19,11 @@ use std::ops::Range;
 use std::path::Path;
 use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 
-/// Cost of one more token in a call, as a share of a call for one, on a device whose time goes into reading weights. It decides
-/// between one padded call and several small ones.
+/// Cost of one more token in a call, relative to a call for one token, on a device that is limited by reading weights. It
+/// decides between one padded call and several small ones.
 const COST_PER_TOKEN: f64 = 0.05;
 
-/// Picks the function to call for `n` tokens that are left: the one that is cheapest per token.
+/// Picks the function to call when `n` tokens are left: the cheapest one per token.
 fn pick(counts: &[TokenCount], n: usize) -> TokenCount {
     let per_token = |c: &TokenCount| {
         let width = if c.min == c.max { c.max } else { n.min(c.max) };
@@ -33,19 +33,19 @@ fn pick(counts: &[TokenCount], n: usize) -> TokenCount {
     best.unwrap_or(TokenCount { min: 1, max: 1 })
 }
 
-/// Numbers of tokens, and contexts, for which a call keeps its function.
+/// Most prepared functions that a call keeps, by token count and context.
 const KEPT_FUNCTIONS: usize = 32;
 
-/// A prepared function, and the slots and the tokens for which it was.
+/// A prepared function, with the visible slots and the tokens that it was prepared for.
 type PreparedFor = ((usize, usize), Arc<Prepared>);
 
-/// Packages and names of functions by the tokens for which they are declared.
+/// Package index and function name, by the token count that the function is declared for.
 type ByTokens = BTreeMap<TokenCount, (usize, String)>;
 
-/// The functions of a call by the positions that a sequence may have behind it.
+/// The functions of a call, by the positions that a sequence has after the call.
 #[derive(Default)]
 pub(super) struct CallFunctions {
-    /// Functions that see the first slots of a cache alone, by the number of slots.
+    /// Functions that see only the first slots of a cache, by the number of these slots.
     of_contexts: BTreeMap<usize, ByTokens>,
     whole: ByTokens,
 }
@@ -60,12 +60,12 @@ impl CallFunctions {
         own.insert(tokens, function);
     }
 
-    /// Gives the functions that see all slots.
+    /// Returns the functions that see all slots.
     pub fn whole(&self) -> &ByTokens {
         &self.whole
     }
 
-    /// The smallest context that holds `positions`, by the slots that its functions see.
+    /// Returns the smallest context that holds `positions`, as the slots that its functions see; the maximum where none does.
     fn context(&self, positions: usize) -> usize {
         self.of_contexts.range(positions..).next().map_or(usize::MAX, |(context, _)| *context)
     }
@@ -82,65 +82,65 @@ impl CallFunctions {
     }
 }
 
-/// A value that a call reads.
+/// Origin of an input of a call.
 #[derive(Clone, Copy)]
 pub(super) enum InputSource {
     Register { index: usize, rows: Option<RowRange>, rescale: bool },
     Host(usize),
 }
 
-/// The register that takes an output.
+/// The register that receives an output.
 #[derive(Clone, Copy)]
 pub(super) struct OutputSink {
     pub register: usize,
-    /// Rows that are written, and the rows of the whole register.
+    /// Rows that are written, and the number of rows of the whole register.
     pub rows: Option<(RowRange, usize)>,
     pub accumulate: bool,
 }
 
-/// A call of a package, by names; what they mean in a function is found when it is prepared.
+/// A call of a package, by names; names are resolved when a function is prepared.
 pub(super) struct Call {
     shard: String,
     /// Layer of the shard.
     layer: Option<usize>,
-    /// The layer that begins with this call, where the stream before it is what the layer before left: a package may reach from
-    /// a layer into the next one.
+    /// Layer that begins with this call, if its stream is the output of the layer before: a package may reach from a layer into
+    /// the next one.
     pub begins: Option<usize>,
-    /// Number of its package; of the first, where each token count has its own. Its states are those of all of them.
+    /// Index of the package; of the first one, where each token count has a package of its own. Its states serve all of them.
     pub package: usize,
     pub when: Option<(usize, RowRange)>,
     inputs: BTreeMap<String, InputSource>,
     outputs: BTreeMap<String, OutputSink>,
     functions: CallFunctions,
-    /// Axis of the tokens of each input that has any.
+    /// Token axis of each input that has one.
     axes: BTreeMap<String, usize>,
-    /// Registers go in and out as `[1, 1, T, C]`.
+    /// True if registers go in and out as `[1, 1, T, C]`.
     channels_last: bool,
-    /// Prepared functions by context and tokens of a call, up to [`KEPT_FUNCTIONS`], the oldest first.
+    /// Prepared functions by context and tokens of a call, up to [`KEPT_FUNCTIONS`], oldest first.
     prepared: RwLock<Vec<PreparedFor>>,
     has_states: OnceLock<bool>,
-    /// Functions for several sequences, by context; none where the backend has no such.
+    /// Functions for several sequences, by context; none where the backend does not have them.
     batches: RwLock<BTreeMap<usize, Option<Arc<PreparedBatch>>>>,
 }
 
-/// Packages of a model, by number.
+/// Packages of a model, by index.
 type Packages = [Box<dyn BackendPackage>];
 
-/// A function that is ready for tokens of several sequences.
+/// A function that is prepared for tokens of several sequences.
 pub(super) struct PreparedBatch {
-    /// Number of its package.
+    /// Index of its package.
     pub package: usize,
     function: Arc<dyn BatchFunction>,
     inputs: Vec<InputSource>,
     outputs: Vec<OutputSink>,
     channels_last: bool,
-    /// Slots of a cache that it sees, the first ones, where there are as many.
+    /// First slots of a cache that the function sees; the maximum if it sees all.
     seen: usize,
 }
 
-/// A function that is ready for calls of so many tokens.
+/// A function that is prepared for calls of `width` tokens.
 pub(super) struct Prepared {
-    /// Number of its package.
+    /// Index of its package.
     pub package: usize,
     pub function: Arc<dyn BackendFunction>,
     /// Sources of the function's inputs, in their order.
@@ -148,40 +148,40 @@ pub(super) struct Prepared {
     /// Targets of the function's outputs, in their order.
     outputs: Vec<OutputSink>,
     channels_last: bool,
-    /// Tokens of the function's own call: those of the piece, or more, and then the piece is filled up.
+    /// Tokens of the function's call; a piece with fewer tokens is padded.
     pub width: usize,
-    /// Slots of a cache that it sees, the first ones, where there are as many.
+    /// First slots of a cache that the function sees; the maximum if it sees all.
     seen: usize,
 }
 
-/// Tokens of one call among those of the pass.
+/// Tokens of one call, as columns of the pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Piece {
     /// First column.
     pub first: usize,
-    /// Columns.
+    /// Number of columns.
     pub tokens: usize,
-    /// Sequence of the pass, where the function has states.
+    /// Index of the sequence in the pass, if the function has states.
     pub sequence: Option<usize>,
 }
 
 /// Memory of calls.
 #[derive(Default)]
 pub(super) struct CallScratch {
-    /// Copy of some rows or columns of a register, for each input; true if the call takes the copy.
+    /// For each input, a copy of rows or columns of a register, and whether the call reads the copy.
     copies: Vec<(Tensor, bool)>,
-    /// Copies of each term of a sum.
+    /// The same copies for each term of a sum.
     terms: Vec<Vec<(Tensor, bool)>>,
     outputs: Vec<Tensor>,
     transposed: TransposeBuffer,
 }
 
-/// Memory of values whose axes change places.
+/// Memory for transposing outputs.
 #[derive(Default)]
 struct TransposeBuffer(Vec<f32>);
 
 impl TransposeBuffer {
-    /// Makes an output `[1, 1, T, C]` one of `[1, C, 1, T]`.
+    /// Transposes an output `[1, 1, T, C]` to `[1, C, 1, T]`.
     fn put_channels_first(&mut self, output: &mut Tensor) -> std::result::Result<(), String> {
         let &[1, 1, tokens, channels] = output.shape.as_slice() else {
             return Err(format!("an output of shape {:?}, expected [1, 1, T, C]", output.shape));
@@ -196,7 +196,7 @@ impl TransposeBuffer {
     }
 }
 
-/// Writes rows of `from`, so many of so many, as columns of `to`.
+/// Transposes `from`, `[rows, columns]`, to `to`, `[columns, rows]`.
 fn transpose((rows, columns): (usize, usize), from: &[f32], to: &mut [f32]) {
     if rows == 1 || columns == 1 {
         return to.copy_from_slice(from);
@@ -205,7 +205,7 @@ fn transpose((rows, columns): (usize, usize), from: &[f32], to: &mut [f32]) {
     anemoe_kernels::transpose(Pool::global(), (columns, rows), (from, dense(columns)), (to, dense(rows)));
 }
 
-/// Lays inputs that are registers, or copies of them, out as `[1, 1, T, C]`.
+/// Transposes inputs from registers to copies `[1, 1, T, C]`.
 fn put_channels_last(inputs: &[InputSource], copies: &mut [(Tensor, bool)], registers: &[Tensor]) {
     for (source, (copy, taken)) in inputs.iter().zip(copies) {
         let InputSource::Register { index, .. } = source else { continue };
@@ -219,11 +219,11 @@ fn put_channels_last(inputs: &[InputSource], copies: &mut [(Tensor, bool)], regi
     }
 }
 
-/// Host inputs of a piece, filled for `width` tokens when they are asked for.
+/// Host inputs of pieces, filled on demand.
 pub(super) trait HostValues {
-    /// Fills host inputs for a piece of a call that is `width` tokens wide and sees the first slots of a cache.
+    /// Fills host inputs for a piece of a call that is `width` tokens wide and sees the first `seen` slots of a cache.
     fn fill(&mut self, piece: Piece, inputs: &[usize], width: usize, seen: usize);
-    /// A host input, as filled last for the piece's sequence.
+    /// Returns a host input, as last filled for the piece's sequence.
     fn get(&self, piece: Piece, input: usize) -> &Tensor;
 }
 
@@ -258,12 +258,12 @@ impl Call {
         }
     }
 
-    /// Numbers of its packages.
+    /// Returns the indices of its packages.
     pub fn packages(&self) -> impl Iterator<Item = usize> {
         self.functions.packages()
     }
 
-    /// The calls are of one layer and add to one register, which neither reads.
+    /// Tells whether both calls are of one layer and add to the same register, which neither reads.
     pub fn is_like(&self, other: &Call) -> bool {
         let sum = |c: &Call| match c.outputs.values().collect::<Vec<_>>().as_slice() {
             [OutputSink { register, rows: None, accumulate: true }] => Some(*register),
@@ -285,7 +285,7 @@ impl Call {
         Error::invalid(bundle.join(CHAIN_FILE), format!("chain: shard `{}`: {what}", self.shard))
     }
 
-    /// The function has states, so that each sequence needs a call of its own.
+    /// Tells whether the function has states: each sequence then needs a call of its own.
     ///
     /// # Errors
     /// Fails like [`Call::prepare`].
@@ -298,8 +298,9 @@ impl Call {
         Ok(*self.has_states.get_or_init(|| found))
     }
 
-    /// Prepares the function for pieces of at most `tokens` tokens, behind which a sequence has at most `positions`. Where the
-    /// backend runs functions only as they are declared, that may be one for fewer tokens, and the piece has to be cut.
+    /// Prepares the function for pieces of at most `tokens` tokens, after which a sequence has at most `positions` positions.
+    /// Where the backend runs functions only as they are declared, the function may be for fewer tokens, and the piece has to
+    /// be split.
     ///
     /// # Errors
     /// The package has no such function, it is invalid, or its inputs and outputs are not those of the chain.
@@ -330,7 +331,7 @@ impl Call {
         }))
     }
 
-    /// Sources and sinks of a function's inputs and outputs.
+    /// Returns the sources and sinks of a function's inputs and outputs.
     fn bind(
         &self,
         inputs: &[String],
@@ -359,8 +360,8 @@ impl Call {
         Ok((sources, sinks))
     }
 
-    /// Prepares the function for tokens of several sequences at once, none of which has more than `positions` behind the call;
-    /// none where the backend runs them one by one.
+    /// Prepares the function for tokens of several sequences at once, each with at most `positions` positions after the call;
+    /// none where the backend runs sequences one by one.
     ///
     /// # Errors
     /// Fails like [`Call::prepare`].
@@ -392,8 +393,8 @@ impl Call {
         Ok(all.entry(seen).or_insert(made).clone())
     }
 
-    /// The number of a package, its function for `tokens` tokens, and the width of its calls: a declared one, else one that the
-    /// backend makes for exactly these, else the cheapest declared one.
+    /// Chooses the function for `tokens` tokens; returns its package's index, the function, and the width of its calls. Prefers a
+    /// function declared for exactly these tokens, then one that the backend makes for them, then the cheapest declared one.
     fn choose(
         &self,
         packages: &Packages,
@@ -407,7 +408,7 @@ impl Call {
         {
             return Ok((*package, packages[*package].prepare(name)?, tokens));
         }
-        // A function of many tokens says more about where they lie than one of a single token, and one of a fixed shape runs
+        // A function of many tokens shows their axes better than one of a single token. A function of a fixed shape runs
         // faster than one of a range.
         let larger = || functions.iter().find(|(c, _)| c.max > tokens);
         if let Some((count, (package, name))) = exact.or_else(larger).or_else(|| functions.iter().next_back())
@@ -427,7 +428,7 @@ impl Call {
         }
     }
 
-    /// Runs a piece: gathers its inputs from registers of `all` columns and host values, and scatters its outputs.
+    /// Runs a piece: gathers its inputs from registers of `all` columns and from host values, and scatters its outputs.
     ///
     /// # Errors
     /// A register does not fit, or the function fails.
@@ -461,7 +462,7 @@ impl Call {
     }
 }
 
-/// Adds up the results of calls that are alike and have no states, as one job where the backend can. Gives the time of each.
+/// Adds up the results of calls that are alike and have no states, as one job if the backend can. Returns the time of each call.
 ///
 /// # Errors
 /// Fails like [`Call::run`].
@@ -498,7 +499,7 @@ pub(super) fn run_sum(
     times
 }
 
-/// Calls of a sum read registers alone.
+/// Host inputs of calls of a sum, which read only registers.
 struct NoHost;
 
 impl HostValues for NoHost {
@@ -512,12 +513,12 @@ impl HostValues for NoHost {
 type CallOperands<'a> = SmallVec<[&'a Tensor; INLINE_TERMS]>;
 
 impl Prepared {
-    /// The call takes the tokens as they are: none are filled up.
+    /// Tells whether the call takes exactly `tokens` tokens, without padding.
     pub fn is_exact(&self, tokens: usize) -> bool {
         self.width == tokens
     }
 
-    /// Inputs are registers alone.
+    /// Tells whether all inputs come from registers.
     pub fn reads_registers(&self) -> bool {
         self.inputs.iter().all(|s| matches!(s, InputSource::Register { .. }))
     }
@@ -545,7 +546,7 @@ impl Prepared {
         Ok(())
     }
 
-    /// Inputs of the call, behind [`Prepared::gather`].
+    /// Returns the inputs of the call, after [`Prepared::gather`].
     fn operands<'a>(
         &self,
         piece: Piece,
@@ -562,7 +563,7 @@ impl Prepared {
     }
 }
 
-/// Copies inputs that are some rows or columns of a register, or a register in another scale, for a call of `width` tokens.
+/// Copies inputs that are rows or columns of a register, or a rescaled register, for a call of `width` tokens.
 fn gather(
     inputs: &[InputSource],
     width: usize,
@@ -672,7 +673,7 @@ impl PreparedBatch {
     }
 }
 
-/// Copies `columns` of rows of `width` to the front of rows of `to_width`, and zeros behind them.
+/// Copies `columns` of each row of `width` elements to the front of a row of `to_width`, and fills the rest with zeros.
 fn copy_columns(from: &[f32], width: usize, columns: Range<usize>, to: &mut [f32], to_width: usize) {
     let n = columns.len();
     for (from, to) in from.chunks_exact(width.max(1)).zip(to.chunks_exact_mut(to_width.max(1))) {

@@ -8,12 +8,12 @@ use anemoe_bundle::{CHAIN_FILE, Chain, HostInput, InputBinding, OutputBinding, S
 use std::collections::BTreeMap;
 use std::path::Path;
 
-/// The `steps` or the `head` of a chain.
+/// The steps of a chain or of its head.
 pub(super) struct ChainProgram {
     pub steps: Vec<ChainOp>,
-    /// Token counts for which every package has a function.
+    /// Token counts that every package has a function for.
     pub counts: Vec<TokenCount>,
-    /// Host inputs in use.
+    /// Host inputs that calls read.
     pub host: Vec<HostInput>,
 }
 
@@ -43,34 +43,34 @@ pub(super) enum ChainOp {
         weights: usize,
         row: usize,
     },
-    /// Calls that follow each other; several where each adds to one register, that none of them reads.
+    /// Calls that follow each other. Several calls add to one register that none of them reads.
     Calls(Vec<Call>),
 }
 
-/// Register names to indices.
+/// Indices of registers by name.
 #[derive(Default)]
 pub(super) struct Names(BTreeMap<String, usize>);
 
 impl Names {
-    /// Gives the index of a name, the next free one if the name is new.
+    /// Returns the index of a name; a new name gets the next free index.
     pub fn index(&mut self, name: &str) -> usize {
         let next = self.0.len();
         *self.0.entry(name.to_string()).or_insert(next)
     }
 
-    /// Gives the index of a known name.
+    /// Returns the index of a known name.
     pub fn find(&self, name: &str) -> Option<usize> {
         self.0.get(name).copied()
     }
 
-    /// Number of names.
+    /// Returns the number of names.
     pub fn len(&self) -> usize {
         self.0.len()
     }
 }
 
 impl ChainProgram {
-    /// Resolves the names of `steps` to indices; new names of registers go into `names`.
+    /// Resolves the names of `steps` to indices, and adds new names of registers to `names`.
     ///
     /// # Errors
     /// A vector that a step names is missing or not finite, or the shards have no function for one token in common.
@@ -85,9 +85,9 @@ impl ChainProgram {
         let mut host_inputs: Vec<HostInput> = Vec::new();
         let mut counts: Option<Vec<TokenCount>> = None;
         let mut ops = Vec::new();
-        // The last layer that a call has reached.
+        // The last layer that an earlier call has reached.
         let mut reached: Option<usize> = None;
-        // Registers that are written in pieces are as large as all of the pieces.
+        // A register that is written in pieces has the rows of all of them.
         let mut sizes: BTreeMap<&str, usize> = BTreeMap::new();
         for step in steps {
             if let Step::Run(run) = step {

@@ -1,4 +1,4 @@
-//! Rows of the embedding, read from the bundle's file as they are needed.
+//! Rows of the embedding, read from the bundle's file on demand.
 
 use crate::{Error, Result};
 use anemoe_bundle::{Embedding, WeightFormat};
@@ -8,24 +8,24 @@ use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 
-/// The open file.
+/// The open embedding file of a bundle.
 pub struct EmbeddingFile {
     path: PathBuf,
     file: File,
     info: Embedding,
-    /// Bytes of the elements, and of the fp16 values behind them.
+    /// Bytes of the elements; `values`: bytes of the fp16 values behind them.
     elements: u64,
     values: u64,
     buffer: Vec<u8>,
-    /// A table, or scales; zero points.
+    /// A table or scales; `zeros`: zero points.
     table: Vec<f32>,
     zeros: Vec<f32>,
-    /// The row, and what stands before it in its first byte.
+    /// The row, with the elements before it in its first byte.
     decoded: Vec<f32>,
 }
 
 impl EmbeddingFile {
-    /// Opens the file and checks its length.
+    /// Opens the file and checks its length against `info`.
     pub fn open(bundle: &Path, info: &Embedding) -> Result<EmbeddingFile> {
         let path = bundle.join(&info.file);
         let file = anemoe_io::open_input(&path, u64::MAX).map_err(|e| Error::io(&path, e))?;
@@ -66,7 +66,7 @@ impl EmbeddingFile {
             .map_err(|e| Error::io(&self.path, e))
     }
 
-    /// Reads n fp16 values into the table.
+    /// Reads `n` fp16 values, from value `first` on, into the table.
     fn read_table(&mut self, first: u64, n: usize) -> Result<()> {
         self.read(self.elements + 2 * first, 2 * n)?;
         self.table.clear();
@@ -74,7 +74,7 @@ impl EmbeddingFile {
         Ok(())
     }
 
-    /// Row `row`, scaled and rounded to fp16; `out` has one element per column.
+    /// Reads row `row`, scaled and rounded to fp16, into `out`, one element per column.
     pub fn row(&mut self, row: usize, out: &mut [f32]) -> Result<()> {
         let (cols, scale, storage) = (self.info.cols, self.info.scale, self.info.storage);
         let bits = storage.bits();
@@ -98,7 +98,7 @@ impl EmbeddingFile {
             }
             _ => {}
         }
-        // Eight elements start at a byte, whatever their bits are.
+        // Every eighth element starts at a byte, for any number of bits.
         let first = row as u64 * cols as u64;
         let lead = (first % 8) as usize;
         let n = lead + cols;
@@ -118,7 +118,7 @@ impl EmbeddingFile {
         out.copy_from_slice(&self.decoded[lead..]);
         if matches!(storage, WeightFormat::Int { .. }) {
             for ((block, s), z) in out.chunks_exact_mut(block).zip(&self.table).zip(&self.zeros) {
-                // As a program's weight: rounded to fp16 before anything else.
+                // The weight is rounded to fp16 first, as in a program.
                 block.iter_mut().for_each(|q| *q = f16::from_f32(s * (*q - z)).to_f32());
             }
         }

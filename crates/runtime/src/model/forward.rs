@@ -1,4 +1,4 @@
-//! Passes of tokens through the layers and the head.
+//! Runs tokens through the layers and the head.
 
 use super::call::{Call, HostValues, Piece, Prepared, run_sum};
 use super::chain_program::{ChainOp, ChainProgram};
@@ -16,23 +16,23 @@ use smallvec::SmallVec;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Observes the residual stream `[1, C, 1, T]` of a pass before layer `i` (first argument), and behind the last one.
+/// Observes the residual stream `[1, C, 1, T]` of a pass before layer `i` (first argument), and after the last layer.
 pub type LayerObserver<'a> = dyn FnMut(usize, &Tensor) + 'a;
 
-/// Sequences of a pass up to which nothing is allocated for them.
+/// Inline capacity for the sequences of a pass.
 const INLINE_SEQUENCES: usize = 8;
-/// Rows of logits that are transposed together: those of 512 tokens would take half a gigabyte besides.
+/// Rows of logits that are transposed together: the logits of 512 tokens would take half a gigabyte more.
 const LOGIT_ROWS: usize = 16;
-/// Most rows of logits that are kept for the next pass: those of as many streams.
+/// Most rows of logits that are kept for the next pass: enough for as many streams.
 const SPARE_ROWS: usize = 32;
-/// Positions behind a call of a function that sees none.
+/// Positions after a call of a function that sees no positions.
 const NO_POSITION: usize = 0;
 
 /// One sequence of a batch, and its next tokens.
 pub struct Request<'a> {
-    /// The sequence that grows.
+    /// The sequence that the tokens are appended to.
     pub sequence: &'a mut Sequence,
-    /// Its next tokens.
+    /// The next tokens of the sequence.
     pub ids: &'a [u32],
     /// Tokens whose logits are wanted.
     pub logits: Logits,
@@ -42,12 +42,12 @@ pub struct Request<'a> {
 struct PassPart<'a> {
     sequence: &'a mut Sequence,
     ids: &'a [u32],
-    /// First column of the pass.
+    /// First column of these tokens in the pass.
     first: usize,
 }
 
 impl PassPart<'_> {
-    /// Positions behind the pass.
+    /// Returns the sequence's positions after the pass.
     fn end(&self) -> usize {
         self.sequence.position() + self.ids.len()
     }
@@ -84,19 +84,19 @@ impl HostValues for Host<'_, '_> {
     }
 }
 
-/// Most tokens of a pass, where no function is declared for more. Backends that run functions only as they are declared cut a
+/// Most tokens of a pass, if no function is declared for more. Backends that run functions only as they are declared split a
 /// pass into pieces.
 const MAX_UNDECLARED_TOKENS: usize = 64;
 
 impl ChainProgram {
-    /// Most tokens of one pass.
+    /// Returns the most tokens of one pass.
     pub fn most(&self) -> usize {
         self.counts.iter().map(|c| c.max).max().unwrap_or(1).max(MAX_UNDECLARED_TOKENS)
     }
 }
 
-/// Most tokens that a call may append at `position`, so that the rows that its first token sees are not overwritten by its last
-/// one: a ring of `slots` rows holds the newest positions, and a token sees `window` of them.
+/// Returns how many tokens a call may append at `position` such that its last token does not overwrite a row that its first
+/// token sees. A ring of `slots` rows holds the newest positions, and a token sees `window` of them.
 fn most_in_rings(chain: &Chain, position: usize) -> usize {
     let most = |cache: &Cache| {
         let ahead = cache.slots.saturating_sub(position);
@@ -109,19 +109,19 @@ fn most_in_rings(chain: &Chain, position: usize) -> usize {
 }
 
 impl Model {
-    /// Appends tokens to several sequences at once and gives the logits that are wanted: of each request, one row of
-    /// `vocab_size` per token.
+    /// Appends tokens to several sequences at once. Returns the wanted logits: for each request, one row of `vocab_size`
+    /// values per token.
     ///
     /// # Errors
-    /// An id is outside the vocabulary, a context is full, a sequence is another model's or there twice; nothing has been
-    /// appended then. A package fails; then the sequences of its pass have to be cleared.
+    /// An id is outside the vocabulary, a context is full, or a sequence is of another model or given twice: nothing is
+    /// appended then. Or a package fails: the sequences of its pass have to be cleared then.
     pub fn forward(&self, requests: &mut [Request<'_>]) -> Result<Vec<Vec<Vec<f32>>>> {
         let mut logits = vec![Vec::new(); requests.len()];
         self.run(requests, None, &mut |_, _| (), &mut |request, row| logits[request].push(row))?;
         Ok(logits)
     }
 
-    /// Appends `ids` to one sequence and gives the logits that are wanted, one row of `vocab_size` per token.
+    /// Appends `ids` to one sequence and returns the wanted logits, one row of `vocab_size` values per token.
     ///
     /// `chunk` limits the tokens of one pass; the result does not depend on it.
     ///
@@ -137,7 +137,7 @@ impl Model {
         self.append_watched(sequence, ids, logits, chunk, &mut |_, _| ())
     }
 
-    /// Appends `ids` as [`Model::append`] does, and shows the residual stream between layers.
+    /// Appends `ids` like [`Model::append`], and shows `watch` the residual stream between layers.
     ///
     /// # Errors
     /// Fails like [`Model::forward`].
@@ -155,16 +155,15 @@ impl Model {
         Ok(rows)
     }
 
-    /// Takes rows of logits back, so that the next pass fills their memory and the system maps none anew: a row of 262,144
-    /// tokens has 256 pages.
+    /// Takes back rows of logits, whose memory the next pass uses instead of new pages: a row for 262,144 tokens has 256 pages.
     pub fn reuse_rows(&self, rows: impl IntoIterator<Item = Vec<f32>>) {
         let mut spare = locked(&self.spare_rows);
         let room = SPARE_ROWS.saturating_sub(spare.len());
         spare.extend(rows.into_iter().take(room));
     }
 
-    /// Appends one token whose registers are given: `hidden` in place of an embedding, and what else the steps read before they
-    /// write it. Shows `read` the registers that the steps leave.
+    /// Appends one token whose registers are given: `hidden` in place of an embedding, and all registers that the steps read
+    /// before they write them. Shows `read` the registers after the steps.
     ///
     /// # Errors
     /// Fails like [`Model::pass_from`].
@@ -177,11 +176,11 @@ impl Model {
         self.pass_from(sequence, 1, registers, read)
     }
 
-    /// Appends `tokens` tokens in one pass, as [`Model::step_from`] appends one; registers are `[channels, tokens]`.
+    /// Appends `tokens` tokens in one pass like [`Model::step_from`]; registers are `[channels, tokens]`.
     ///
     /// # Errors
     /// There are no tokens, or more than the context or a ring of a cache has room for; a register is not one of the chain's, or
-    /// not of so many tokens; a package fails.
+    /// not of `tokens` tokens; a package fails.
     pub fn pass_from<T>(
         &self,
         sequence: &mut Sequence,
@@ -209,7 +208,7 @@ impl Model {
             let register = &mut workspace.registers[index];
             register.reset_f32(&[1, values.len() / tokens, 1, tokens]).copy_from_slice(values);
         }
-        // Ids stand for the tokens in their count alone.
+        // Only the number of ids matters.
         let ids = vec![0; tokens];
         let mut parts = [PassPart { sequence, ids: &ids, first: 0 }];
         parts[0].sequence.is_broken = true;
@@ -222,19 +221,19 @@ impl Model {
         Ok(found)
     }
 
-    /// Most tokens that one pass may append to a sequence: as many as the context and the rings of caches have room for.
+    /// Returns the most tokens that one pass may append to a sequence: the room in the context and in the rings of caches.
     pub fn room_for_pass(&self, sequence: &Sequence) -> usize {
         let position = sequence.position();
         let left = self.chain.model.max_context.saturating_sub(position);
         left.min(most_in_rings(&self.chain, position))
     }
 
-    /// Most tokens of one pass, where callers limit it to `chunk`.
+    /// Returns the most tokens of one pass, where callers limit it to `chunk`.
     pub fn most_tokens(&self, chunk: Option<usize>) -> usize {
         chunk.unwrap_or(usize::MAX).clamp(1, self.body.most())
     }
 
-    /// Memory for a pass.
+    /// Takes memory for a pass: from an earlier pass, or new.
     fn workspace(&self) -> PassWorkspace {
         let mut workspace = locked(&self.workspaces).pop().unwrap_or_default();
         workspace.registers.resize_with(self.names.len(), Tensor::default);
@@ -244,7 +243,7 @@ impl Model {
         workspace
     }
 
-    /// Refuses requests of which nothing could be run, or not all.
+    /// Refuses requests that could not be run completely.
     fn check_requests(&self, requests: &[Request<'_>]) -> Result<()> {
         let model = &self.chain.model;
         for request in requests {
@@ -267,8 +266,8 @@ impl Model {
         Ok(())
     }
 
-    /// Runs requests in passes of as many tokens as one call takes, or `chunk`. Gives each row of logits to `out`, with the
-    /// number of its request.
+    /// Runs requests in passes of as many tokens as one call takes, at most `chunk`. Calls `out` with the request's index and
+    /// each row of logits.
     fn run(
         &self,
         requests: &mut [Request<'_>],
@@ -318,7 +317,7 @@ impl Model {
         }
     }
 
-    /// One pass of `tokens` tokens through the layers; register `hidden` holds the result.
+    /// Runs one pass of `tokens` tokens through the layers; register `hidden` holds the result.
     fn pass(
         &self,
         parts: &mut [PassPart<'_>],
@@ -352,7 +351,7 @@ impl Model {
         Ok(())
     }
 
-    /// Computes the logits of columns of register `hidden`, each with the number of its request.
+    /// Computes the logits of columns of register `hidden`, each given with the index of its request.
     fn read_logits(
         &self,
         columns: &[(usize, usize)],
@@ -362,7 +361,7 @@ impl Model {
         if columns.is_empty() {
             return Ok(());
         }
-        // The head reads a register of its own while this one is read.
+        // Register `hidden` takes the input of the head, so the layers' result moves out of it first.
         let column = std::mem::take(&mut workspace.column);
         let hidden = std::mem::replace(&mut workspace.registers[self.hidden], column);
         let done = self.logits_of(&hidden, columns, workspace, out);
@@ -487,7 +486,7 @@ impl Model {
         Ok(())
     }
 
-    /// Runs those of `calls` whose experts are chosen.
+    /// Runs the calls whose experts are chosen, and those without a condition.
     fn calls(
         &self,
         calls: &[Call],
@@ -509,7 +508,7 @@ impl Model {
             }
         }
         locked(&self.stats).all.skipped += (calls.len() - wanted.len()) as u64;
-        // A sum is one job even where only one term is left, so that its order is that of other calls.
+        // Even a single term runs as a sum, so that its result is the same as beside other terms.
         if calls.len() > 1 && !wanted.is_empty() && !self.low_memory && self.sum(calls, tokens, workspace)? {
             return Ok(());
         }
@@ -523,8 +522,8 @@ impl Model {
         Ok(())
     }
 
-    /// Runs calls that add to one register as one job. False, and nothing has been done, where they have states or take more
-    /// tokens than there are.
+    /// Runs calls that add to one register as one job. Returns false and does nothing where they have states, read host
+    /// inputs, or need padding.
     fn sum(&self, calls: &[Call], tokens: usize, workspace: &mut PassWorkspace) -> Result<bool> {
         let mut terms: SmallVec<[(&Call, Arc<Prepared>); INLINE_TERMS]> = SmallVec::new();
         for &i in &workspace.wanted {
@@ -554,8 +553,8 @@ impl Model {
         counters.shards[package].1 += time;
     }
 
-    /// Runs one call: once over all tokens, or once per sequence where the function has states, and in pieces where the backend
-    /// has functions for fewer tokens only.
+    /// Runs one call: once over all tokens, or once per sequence if the function has states; in several pieces where the backend
+    /// has only functions for fewer tokens.
     fn call(
         &self,
         call: &Call,
@@ -596,7 +595,7 @@ impl Model {
                 .enumerate()
                 .map(|(i, p)| Piece { first: p.first, tokens: p.ids.len(), sequence: Some(i) })
                 .collect();
-            // The states leave their sequences while host inputs read positions.
+            // The states move out of their sequences, because host inputs borrow the sequences to read positions.
             let mut taken: SmallVec<[Box<dyn SequenceStates>; INLINE_SEQUENCES]> = parts
                 .iter_mut()
                 .map(|p| std::mem::replace(&mut p.sequence.states[call.package], Box::new(NoStates)))
@@ -616,7 +615,7 @@ impl Model {
         for i in 0..parts.len() {
             let (mut first, end) = (parts[i].first, parts[i].first + parts[i].ids.len());
             let positions = parts[i].end();
-            // The states leave the sequence while host inputs read its position.
+            // The states move out of the sequence, because host inputs borrow it to read its position.
             let mut states =
                 std::mem::replace(&mut parts[i].sequence.states[call.package], Box::new(NoStates));
             let mut host = Host { model: &self.chain, inputs: &program.host, values, parts, pass };

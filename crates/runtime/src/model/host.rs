@@ -1,29 +1,29 @@
-//! Host computations between package calls: rotary rows, masks, cache placement, expert choice.
+//! Host computations between package calls: rotary rows, masks, cache placement, choice of experts.
 
 use crate::tensor::Tensor;
 use anemoe_bundle::{Cache, Chain, HostInput, Rope};
 
-/// Added to the score of a slot that a token does not see: far below any score, and finite in fp16 with a score added.
+/// Addend to the score of a slot that a token does not see: far below any score, and still finite in fp16 after the addition.
 const MASKED: f32 = -30_000.0;
 
-/// Tokens of a call for which host inputs are made.
+/// Tokens of a call that host inputs are made for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct CallTokens {
-    /// Position of the first.
+    /// Position of the first token.
     pub first: usize,
     /// Number of tokens.
     pub n: usize,
-    /// Tokens that the call has room for.
+    /// Tokens that the call has room for; tokens from `n` on are padding.
     pub width: usize,
-    /// Slots of a cache that the call sees, the first ones, where there are as many.
+    /// First slots of a cache that the call sees; more than the cache has if it sees all.
     pub seen: usize,
 }
 
-/// Fills `out` for the tokens of a call.
+/// Fills host input `input` in `out` for the tokens of a call.
 pub(super) fn fill(out: &mut Tensor, input: &HostInput, chain: &Chain, tokens: CallTokens) {
     let CallTokens { first, n, width, seen } = tokens;
-    // `Chain::read` has checked that the names exist. All positions lie below the slots of a function that sees some alone, so
-    // that its cache is like a smaller one.
+    // `Chain::read` has checked that the names exist. A function that sees only the first slots runs only for positions in
+    // them, so its cache is treated as a smaller one.
     let cache = |name: &String| {
         let cache = &chain.caches[name];
         Cache { slots: cache.slots.min(seen), ..cache.clone() }
@@ -61,7 +61,7 @@ pub(super) fn fill(out: &mut Tensor, input: &HostInput, chain: &Chain, tokens: C
     }
 }
 
-/// Axis of a host input on which tokens lie; none where it has one value for all of them.
+/// Returns the token axis of a host input; none where one value serves all tokens.
 pub(super) fn token_axis(input: &HostInput) -> Option<usize> {
     match input {
         HostInput::RopeCos(_) | HostInput::RopeSin(_) | HostInput::Mask(_) => Some(2),
@@ -70,8 +70,8 @@ pub(super) fn token_axis(input: &HostInput) -> Option<usize> {
     }
 }
 
-/// `[1, 1, rows, rows + width]`: of the old rows and the call's `n` own tokens the newest; tokens that only fill the call up
-/// are left out.
+/// Fills the selection of carried rows, `[1, 1, rows, rows + width]`: the newest `rows` of the old rows and the call's `n` own
+/// tokens. Padding is never selected.
 fn carry_rows(out: &mut Tensor, rows: usize, n: usize, width: usize) {
     let v = out.reset_f32(&[1, 1, rows, rows + width]);
     v.fill(0.0);
@@ -80,13 +80,13 @@ fn carry_rows(out: &mut Tensor, rows: usize, n: usize, width: usize) {
     }
 }
 
-/// `[1, 1, width, rope.width]`; sines are negated in the first half.
+/// Fills cosines or sines of the rotary embedding, `[1, 1, width, rope.width]`; sines are negated in the first half.
 fn rope_rows(out: &mut Tensor, rope: &Rope, first: usize, width: usize, sine: bool) {
     let half = rope.inv_freq.len();
     let v = out.reset_f32(&[1, 1, width, rope.width]);
     for (t, row) in v.chunks_exact_mut(rope.width.max(1)).enumerate() {
         for (c, inv_freq) in rope.inv_freq.iter().enumerate() {
-            // In f64: at position 10^5 an f32 angle is off by 0.004 radians.
+            // f64, because an f32 angle at position 10^5 is off by 0.004 radians.
             let (sin, cos) = ((first + t) as f64 * inv_freq).sin_cos();
             (row[c], row[half + c]) = if sine { (-sin as f32, sin as f32) } else { (cos as f32, cos as f32) };
         }
@@ -94,7 +94,7 @@ fn rope_rows(out: &mut Tensor, rope: &Rope, first: usize, width: usize, sine: bo
     }
 }
 
-/// `[1, 1, width, slots]`: which slots each token sees after the call's own `n` tokens are written.
+/// Fills the mask `[1, 1, width, slots]`: 0 for slots that a token sees after the call's `n` tokens are written, else [`MASKED`].
 fn mask_rows(out: &mut Tensor, cache: &Cache, first: usize, n: usize, width: usize) {
     let slots = cache.slots;
     let v = out.reset_f32(&[1, 1, width, slots]);
@@ -103,19 +103,19 @@ fn mask_rows(out: &mut Tensor, cache: &Cache, first: usize, n: usize, width: usi
     for (t, row) in v.chunks_exact_mut(slots).enumerate().take(n) {
         let position = first + t;
         let oldest = cache.window.map_or(0, |w| (position + 1).saturating_sub(w));
-        // Of a ring only the newest `slots` positions are still there.
+        // A ring holds only the newest `slots` positions.
         let oldest = oldest.max((newest + 1).saturating_sub(slots));
         for p in oldest..=position {
             row[p % slots] = 0.0;
         }
     }
-    // Tokens that only fill the call up see one slot: a row without any would mean all of them.
+    // Padding sees one slot: a row without any would count as seeing all slots.
     for row in v.chunks_exact_mut(slots).skip(n) {
         row[first % slots] = 0.0;
     }
 }
 
-/// Routing: how many experts are chosen, and their weights.
+/// Routing: number of chosen experts, and their weights.
 pub(super) struct Routing {
     pub top_k: usize,
     pub scale: Option<Vec<f32>>,
@@ -123,14 +123,15 @@ pub(super) struct Routing {
     pub over_all: bool,
 }
 
-/// Memory of [`route`].
+/// Memory of [`route`], reused from call to call.
 #[derive(Default)]
 pub(super) struct Ranking {
     order: Vec<usize>,
     exps: Vec<f32>,
 }
 
-/// Chooses each token's `top_k` most probable classes, of equals the one with the lowest index.
+/// Chooses the `top_k` most probable classes of each token and writes their weights to `weights`, `[1, classes, 1, tokens]`;
+/// other weights are 0. Of equally probable classes, the one with the lowest index is chosen.
 pub(super) fn route(
     logits: &Tensor,
     weights: &mut Tensor,
@@ -156,7 +157,7 @@ pub(super) fn route(
         order.clear();
         order.extend(0..classes);
         match &r.bias {
-            // The order of logits is that of probabilities, and exact.
+            // Logits have the same order as probabilities, but no rounding.
             None => order.sort_unstable_by(|&a, &b| logit(b).total_cmp(&logit(a)).then(a.cmp(&b))),
             Some(bias) => {
                 let score = |e: usize| exps[e] / all + bias[e];
@@ -172,7 +173,7 @@ pub(super) fn route(
     Ok(())
 }
 
-/// `to += from * weights[row]`, each token by itself.
+/// Computes `to += from * weights[row]`, for each token by itself.
 pub(super) fn add_scaled(to: &mut Tensor, from: &Tensor, weights: &Tensor, row: usize) -> Result<(), String> {
     let width = weights.shape.last().copied().unwrap_or(0);
     let shapes = || format!("add: row {row} of {:?} to {:?} from {:?}", weights.shape, to.shape, from.shape);
@@ -193,11 +194,11 @@ pub(super) fn add_scaled(to: &mut Tensor, from: &Tensor, weights: &Tensor, row: 
     Ok(())
 }
 
-/// Largest value that a function is given as it is: what is computed from it (a sum of two, a product with a norm's weight)
-/// has room in fp16.
+/// Largest value that a function gets without scaling: results of simple operations on it (a sum of two, a product with a
+/// norm's weight) fit in fp16.
 const LARGEST: f32 = 16_384.0;
 
-/// A value is above [`LARGEST`].
+/// Tells whether a magnitude is above [`LARGEST`].
 pub(super) fn is_large(values: &[f32]) -> bool {
     let mut lanes = [0f32; 16];
     let (chunks, rest) = values.as_chunks::<16>();
@@ -207,8 +208,8 @@ pub(super) fn is_large(values: &[f32]) -> bool {
     lanes.iter().copied().chain(rest.iter().map(|v| v.abs())).any(|m| m > LARGEST)
 }
 
-/// Divides tokens (columns of `[C, width]`) whose largest value is above [`LARGEST`] by a power of two, so that no digit
-/// is lost.
+/// Divides each token (column of `[C, width]`) whose largest magnitude is above [`LARGEST`] by a power of two, which keeps all
+/// digits.
 pub(super) fn rescale(values: &mut [f32], width: usize) {
     for t in 0..width {
         let largest = values.iter().skip(t).step_by(width).fold(0f32, |m, v| m.max(v.abs()));
@@ -274,7 +275,7 @@ mod tests {
             let v = out.as_f32().unwrap();
             v.chunks(2 + width).map(|r| r.iter().position(|&x| x == 1.0).unwrap()).collect::<Vec<_>>()
         };
-        // Of rows [old 0, old 1, new 0, new 1, ..].
+        // Indices of rows [old 0, old 1, new 0, new 1, ..].
         assert_eq!(chain(1, 1), [1, 2]);
         assert_eq!(chain(4, 4), [4, 5]);
         assert_eq!(chain(1, 4), [1, 2]);

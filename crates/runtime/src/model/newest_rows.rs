@@ -1,10 +1,10 @@
 //! Rows of the newest tokens that a function takes as an input, kept beside the states of its package.
 //!
 //! ```text
-//! call n      rows of tokens before --input--> function --output--> rows of the call's own tokens
-//! call n + 1  the newest of both    --input--> ...
+//! call n      rows of earlier tokens  --input--> function --output--> rows of the call's own tokens
+//! call n + 1  the newest of both      --input--> ...
 //! ```
-//! A package that is wrapped here looks to the model like one whose states hold the rows.
+//! To the model, a package wrapped here looks like one whose states hold the rows.
 
 use crate::backend::{
     BackendFunction, BackendPackage, BatchFunction, BatchInput, Counts, OpTime, SequenceStates,
@@ -19,36 +19,36 @@ use std::sync::Arc;
 /// Most tokens of a pass that can be undone one by one.
 pub const MOST_UNDONE: usize = 31;
 
-/// Rows `[1, heads, count, channels]` of the newest tokens.
+/// Rows of the newest tokens, `[1, heads, count, channels]`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct NewestRows {
-    /// Input that takes them.
+    /// Name of the input that takes the rows.
     pub input: String,
-    /// Output with those of the call's own tokens.
+    /// Name of the output with the rows of the call's own tokens.
     pub rows: String,
-    /// Input `[1, 1, slots, T]` with a column of zeros for tokens that only fill a call up.
+    /// Name of the input `[1, 1, slots, T]` whose columns are zero for padding.
     pub place: String,
     pub count: usize,
     pub heads: usize,
     pub channels: usize,
 }
 
-/// A package and the rows that are kept for it.
+/// A package, with the rows that are kept for it.
 pub(super) struct RowsPackage {
     pub inner: Box<dyn BackendPackage>,
     pub kept: Arc<[NewestRows]>,
 }
 
-/// Places of kept rows among a function's inputs and outputs.
+/// Kept rows among a function's inputs and outputs.
 struct RowsPlaces {
     kept: Arc<[NewestRows]>,
-    /// Inputs and outputs that callers see.
+    /// Inputs that callers see; `outputs`: outputs that callers see.
     inputs: Vec<String>,
     outputs: Vec<String>,
-    /// Kept rows that each input of the function takes; other inputs are the callers', in order.
+    /// Kept rows that each input of the function takes; the other inputs are the callers', in order.
     taken: Vec<Option<usize>>,
     given: Vec<Option<usize>>,
-    /// Callers' input that places tokens, for each kept rows.
+    /// For each kept rows, the callers' input `place`, by index.
     places: Vec<usize>,
 }
 
@@ -62,16 +62,16 @@ struct RowsBatch {
     at: RowsPlaces,
 }
 
-/// The rows of one [`NewestRows`] in a sequence.
+/// Kept rows of a sequence, for one [`NewestRows`].
 #[derive(Clone, Debug, Default)]
 struct SequenceRows {
-    /// Values of each of the newest tokens, `heads * channels`, the last one behind.
+    /// Values of each of the newest tokens, `heads * channels` each, newest last.
     of_tokens: VecDeque<Vec<f32>>,
-    /// Rows of older tokens are gone, so that what lies before those here is not zero.
+    /// True if rows of older tokens were dropped, so that the rows before these are not zero.
     has_more: bool,
 }
 
-/// States of a package, and rows of the newest tokens.
+/// States of a package, with the rows of a sequence's newest tokens.
 struct RowsStates {
     inner: Box<dyn SequenceStates>,
     kept: Arc<[NewestRows]>,
@@ -79,14 +79,14 @@ struct RowsStates {
 }
 
 impl NewestRows {
-    /// Tokens whose rows are kept, so that the newest can be undone.
+    /// Returns how many tokens' rows are kept, so that the newest tokens can be undone.
     fn most(&self) -> usize {
         self.count + MOST_UNDONE
     }
 }
 
 impl SequenceRows {
-    /// The input: zeros where there were no tokens.
+    /// Makes the input of a call: the newest rows, with zeros before the first token.
     fn input(&self, of: &NewestRows) -> Tensor {
         let mut tensor = Tensor::default();
         let values = tensor.reset_f32(&[1, of.heads, of.count, of.channels]);
@@ -101,7 +101,7 @@ impl SequenceRows {
         tensor
     }
 
-    /// Appends tokens of an output `[1, heads, T, channels]`.
+    /// Appends the rows of `tokens` from an output `[1, heads, T, channels]`.
     fn append(&mut self, of: &NewestRows, output: &Tensor, tokens: Range<usize>) -> Result<()> {
         let wrong = || {
             let expected = format!("[1, {}, T, {}]", of.heads, of.channels);
@@ -131,7 +131,7 @@ impl SequenceRows {
     }
 }
 
-/// Tokens of a call that are not there to fill it up.
+/// Returns the number of a call's tokens that are not padding: the last column of `place` that is not zero, plus one.
 fn tokens_of(place: Option<&Tensor>) -> usize {
     let Some((&[_, _, slots, width], values)) = place.and_then(|p| Some((p.shape.as_slice(), p.as_f32()?)))
     else {
@@ -164,7 +164,7 @@ impl RowsPlaces {
         Ok(RowsPlaces { kept: kept.clone(), inputs: own, outputs, taken, given, places })
     }
 
-    /// Moves outputs that callers see to the front, in order, and gives the others with their kept rows.
+    /// Moves outputs that callers see to the front, in order, and returns the others with the index of their kept rows.
     fn sort_outputs(&self, outputs: &mut Vec<Tensor>) -> Vec<(usize, Tensor)> {
         let (mut own, mut rows) = (Vec::new(), Vec::new());
         for (output, given) in outputs.drain(..).zip(&self.given) {
@@ -178,7 +178,7 @@ impl RowsPlaces {
     }
 }
 
-/// A sequence's states, where they are of a package with rows.
+/// Returns a sequence's states as states of a package with kept rows; an error for other states.
 fn states_of(states: &mut dyn SequenceStates) -> Result<&mut RowsStates> {
     let states: &mut dyn Any = states;
     states.downcast_mut().ok_or_else(|| Error::input("states of another backend"))
@@ -415,7 +415,7 @@ mod tests {
         NewestRows { input: name("i"), rows: name("r"), place: name("p"), count, heads: 2, channels: 3 }
     }
 
-    /// Rows of tokens `first..first + n` in a call of `width`, whose values name head, token and channel.
+    /// Makes an output for tokens `first..first + n` in a call of `width`; each value encodes head, token and channel.
     fn output(first: usize, n: usize, width: usize) -> Tensor {
         let value = |h: usize, t: usize, c: usize| match t < n {
             true => (100 * h + 10 * (first + t) + c) as f32,

@@ -1,4 +1,4 @@
-//! Holds one sequence: its tokens, and the states that they left.
+//! One sequence: its tokens, and the states after them.
 
 use super::newest_rows::MOST_UNDONE;
 use super::{Logits, Model};
@@ -7,34 +7,34 @@ use crate::{Error, Result};
 use anemoe_bundle::Cache;
 use std::collections::BTreeMap;
 
-/// Token of a position that was given by registers or filled with noise, so that it cannot be run again.
+/// Id of a token that was given by registers or filled with noise: it cannot be run again.
 const UNKNOWN: u32 = u32::MAX;
-/// Most tokens that a cut runs again behind the place where states can go back to: those of one pass.
+/// Most tokens that a cut may run again after going back to earlier states: the tokens of one pass.
 const MOST_RUN_AGAIN: usize = 64;
 /// First bytes of a saved sequence.
 const MAGIC: &[u8; 20] = b"anemoe sequence v1\0\0";
 
-/// One sequence of tokens in a [`Model`]: its position and one set of states per package. Making one is cheap; the memory of
-/// its states comes with its first token.
+/// One sequence of tokens in a [`Model`], with one set of states per package. Making a sequence is cheap: memory for its states
+/// is allocated with its first token.
 pub struct Sequence {
-    /// Number of the model that it belongs to.
+    /// Number of the sequence's model.
     pub(super) model: u64,
     pub(super) states: Vec<Box<dyn SequenceStates>>,
     /// Every token so far.
     pub(super) ids: Vec<u32>,
-    /// The end of the highest position whose row is in the caches, also of tokens that were cut off since.
+    /// One more than the highest position whose row is in the caches; tokens that were cut off count.
     pub(super) highest: usize,
-    /// A call failed half-way, and its states are those of no sequence.
+    /// True if a call failed half-way, so that the states do not fit the tokens.
     pub(super) is_broken: bool,
 }
 
 impl Sequence {
-    /// Tokens so far.
+    /// Returns the number of tokens.
     pub fn position(&self) -> usize {
         self.ids.len()
     }
 
-    /// Tokens at the beginning that are those of `ids`; none after a call that failed.
+    /// Returns the number of tokens at the beginning that are equal to those of `ids`; 0 after a failed call.
     pub fn shared_with(&self, ids: &[u32]) -> usize {
         if self.is_broken {
             return 0;
@@ -49,7 +49,7 @@ impl Sequence {
         (self.highest, self.is_broken) = (0, false);
     }
 
-    /// A copy that goes its own way from here, for instance behind a prompt that several answers share.
+    /// Copies the sequence, for instance after a prompt that several answers share.
     ///
     /// # Errors
     /// The backend cannot read states.
@@ -63,23 +63,23 @@ impl Sequence {
         })
     }
 
-    /// Notes a token that was given by its registers.
+    /// Adds tokens that were given by their registers.
     pub(super) fn push_unknown(&mut self, tokens: usize) {
         self.ids.extend(std::iter::repeat_n(UNKNOWN, tokens));
         self.highest = self.highest.max(self.ids.len());
     }
 
-    /// Rows of ring caches from `position - window` on are those of the sequence's own tokens, and not of tokens cut off since.
+    /// Tells whether the rows of ring caches from `position - window` on are of the sequence's own tokens, not of tokens cut off.
     pub(super) fn has_rows_before(&self, position: usize, caches: &BTreeMap<String, Cache>) -> bool {
         caches.values().all(|cache| {
             let seen = cache.window.map_or(position, |w| position.min(w.saturating_sub(1)));
-            // The row of a position is overwritten by that of the position `slots` later.
+            // The row of a position is overwritten by the position `slots` later.
             let oldest = position - seen;
             seen == 0 || self.highest <= oldest + cache.slots
         })
     }
 
-    /// Bytes from which [`Model::restore`] makes the same sequence again, in this version of the program.
+    /// Returns bytes from which [`Model::restore`] makes the same sequence, in this version of the program.
     ///
     /// # Errors
     /// The backend cannot read states, or an earlier call failed half-way.
@@ -99,17 +99,17 @@ impl Sequence {
 }
 
 impl Model {
-    /// Fills the caches of a sequence with noise for `tokens` tokens: for measurements of time, which does not depend on them.
+    /// Fills the caches of a sequence with noise for `tokens` tokens, for measurements of time, which does not depend on values.
     ///
     /// # Errors
-    /// The context holds fewer, or the backend cannot write states.
+    /// The context holds fewer tokens, or the backend cannot write states.
     pub fn fill_with_noise(&self, sequence: &mut Sequence, tokens: usize, seed: u64) -> Result<()> {
         let room = self.chain.model.max_context;
         if tokens > room {
             return Err(Error::input(format!("a context of {tokens} tokens, where the bundle holds {room}")));
         }
         sequence.clear();
-        // States come into being with the first token.
+        // States are allocated with the first token.
         self.append(sequence, &[0], Logits::None, None)?;
         sequence.clear();
         for (i, states) in sequence.states.iter_mut().enumerate() {
@@ -121,7 +121,7 @@ impl Model {
         Ok(())
     }
 
-    /// Refuses a sequence of another model, and one whose states a failed call left half-way.
+    /// Refuses a sequence of another model, or one with a failed call.
     pub(super) fn check(&self, sequence: &Sequence) -> Result<()> {
         if sequence.model != self.number {
             return Err(Error::input("a sequence of another model"));
@@ -143,12 +143,12 @@ impl Model {
         }
     }
 
-    /// Cuts a sequence back to its first `length` tokens. Tokens of the last call go at once; before it, ring caches and rows
-    /// that layers carry from call to call may lack what is needed, and then the tokens that stay are run again. Either way
-    /// the sequence is bit for bit what it was after those tokens.
+    /// Cuts a sequence back to its first `length` tokens. Tokens of the last call are undone at once. For earlier tokens, ring
+    /// caches and carried rows may lack the needed rows, and then the remaining tokens are run again. In both cases the
+    /// sequence is bit for bit as it was after these tokens.
     ///
     /// # Errors
-    /// The sequence is shorter, or tokens that have to run again were given by registers; nothing has changed then. A package
+    /// The sequence is shorter, or tokens that have to run again were given by registers: nothing changes then. Or a package
     /// fails.
     pub fn truncate(&self, sequence: &mut Sequence, length: usize) -> Result<()> {
         self.check(sequence)?;
@@ -182,10 +182,10 @@ impl Model {
         self.append(sequence, &ids, Logits::None, None).map(|_| ())
     }
 
-    /// Tokens that states rewind so that `length` are left, or fewer, of which the others run again; none where states cannot.
+    /// Returns how many tokens the states can rewind to reach `length`, or less and run the rest again; none where they cannot.
     fn tokens_to_rewind(&self, sequence: &Sequence, length: usize) -> Option<usize> {
         let position = sequence.position();
-        // Where a backend undoes whole calls alone, those of their tokens that stay run again.
+        // A backend may undo only whole calls: tokens that remain of such a call run again.
         let can = |back: &usize| {
             let kept = position - back;
             sequence.has_rows_before(kept, &self.chain.caches)
@@ -196,7 +196,7 @@ impl Model {
         (undone..=position.min(undone + MOST_RUN_AGAIN)).find(can)
     }
 
-    /// Tokens that [`Model::truncate`] would run again to cut a sequence back to `length`.
+    /// Returns how many tokens [`Model::truncate`] would run again to cut a sequence back to `length`.
     pub fn tokens_to_run_again(&self, sequence: &Sequence, length: usize) -> usize {
         let position = sequence.position();
         if length == 0 || length >= position {
@@ -205,14 +205,14 @@ impl Model {
         self.tokens_to_rewind(sequence, length).map_or(length, |back| length + back - position)
     }
 
-    /// Most tokens, `most` at most, that a pass may append behind one more token so that [`Model::truncate`] cuts them off again
-    /// without running others. 0 where the states do not say, as behind a long pass.
+    /// Returns how many tokens, at most `most`, a pass may append after one more token such that [`Model::truncate`] cuts them
+    /// off without running tokens again. Returns 0 where the states do not tell, as after a long pass.
     pub fn most_to_undo(&self, sequence: &Sequence, most: usize) -> usize {
         if !sequence.states.iter().all(|states| states.can_rewind(1)) {
             return 0;
         }
         let length = sequence.position() + 1;
-        // As in `has_rows_before`, with the rows of all appended tokens in the rings.
+        // The condition of `has_rows_before`, with the rows of all appended tokens in the rings.
         let room = |cache: &Cache| {
             let seen = cache.window.map_or(length, |w| length.min(w.saturating_sub(1)));
             (length - seen + cache.slots).saturating_sub(length)

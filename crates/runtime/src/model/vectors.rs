@@ -1,4 +1,4 @@
-//! Vectors that steps of the host use, from a file of the bundle.
+//! Vectors that host steps use, from a file of the bundle.
 
 use crate::tensor::Tensor;
 use crate::{Error, Result};
@@ -8,12 +8,12 @@ use anemoe_npz::{Array, read_npz};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-/// Tokens whose sums are made together.
+/// Tokens whose sums are computed together.
 const TOKENS: usize = 64;
-/// Numbers of a part of a job.
+/// Elements of a part of a job.
 const PART: usize = 1 << 15;
 
-/// Channels, of `width` tokens each, that are a part of a job.
+/// Returns the channels of a part of a job, with `width` tokens each.
 fn rows_of_piece(width: usize) -> usize {
     (PART / width).max(1)
 }
@@ -48,12 +48,12 @@ impl VectorFile {
         }
     }
 
-    /// The vector of a norm.
+    /// Returns a norm with its vector.
     pub fn norm(&self, name: &str, eps: f32) -> Result<Norm> {
         Ok(Norm { weight: self.vector(name.to_string())?, eps })
     }
 
-    /// The vectors of a residual.
+    /// Returns a residual with its vectors.
     pub fn mix(&self, name: &str, with_branch: bool) -> Result<Mix> {
         let vector = |part: &str| self.vector(format!("{name}.{part}"));
         let branch_scale = if with_branch { Some(vector("branch_scale")?) } else { None };
@@ -61,7 +61,7 @@ impl VectorFile {
     }
 }
 
-/// `stream * scale + branch * branch_scale + shift`, per channel.
+/// A residual: `stream * scale + branch * branch_scale + shift`, per channel.
 pub(super) struct Mix {
     scale: Vec<f32>,
     branch_scale: Option<Vec<f32>>,
@@ -69,7 +69,7 @@ pub(super) struct Mix {
 }
 
 impl Mix {
-    /// Changes `[1, C, 1, T]` in place.
+    /// Computes the residual of `stream`, `[1, C, 1, T]`, in place.
     pub fn apply(&self, stream: &mut Tensor, branch: Option<&Tensor>) -> std::result::Result<(), String> {
         let channels = self.scale.len();
         let of = |shape: &[usize]| format!("residual: {shape:?} with vectors of {channels} channels");
@@ -86,7 +86,7 @@ impl Mix {
                 if branch_scale.len() != c {
                     return Err(wrong());
                 }
-                // From a channel on.
+                // Vectors from channel `c` on.
                 let vectors = |c: usize| self.scale[c..].iter().zip(&branch_scale[c..]).zip(&self.shift[c..]);
                 let mixed = |s: f32, b: f32, ((scale, branch_scale), shift): ((&f32, &f32), &f32)| {
                     s * scale + (b * branch_scale + shift)
@@ -115,14 +115,14 @@ impl Mix {
     }
 }
 
-/// `x / sqrt(mean(x^2) + eps) * weight`, over the channels of each token.
+/// A norm: `x / sqrt(mean(x^2) + eps) * weight`, over the channels of each token.
 pub(super) struct Norm {
     weight: Vec<f32>,
     eps: f32,
 }
 
 impl Norm {
-    /// Normalizes one `[1, C, 1, T]` into another.
+    /// Normalizes `from`, `[1, C, 1, T]`, to `to`.
     pub fn apply(&self, from: &Tensor, to: &mut Tensor) -> std::result::Result<(), String> {
         let channels = self.weight.len();
         let (&[1, c, 1, width], Some(x)) = (from.shape.as_slice(), from.as_f32()) else {
@@ -132,7 +132,7 @@ impl Norm {
             return Err(format!("norm: {:?} with a weight of {channels} channels", from.shape));
         }
         let eps = f64::from(self.eps);
-        // Zero stays zero, also without an epsilon.
+        // Zero stays zero even without an epsilon.
         let factor = |sum: f64| match sum / c as f64 + eps {
             0.0 => 0.0,
             mean => mean.sqrt().recip(),
@@ -140,7 +140,7 @@ impl Norm {
         let square = |v: &f32| f64::from(*v) * f64::from(*v);
         let out = to.reset_f32(&from.shape);
         if width == 1 {
-            // Several sums, so that one addition does not wait for the one before.
+            // Several sums, so that additions do not wait for each other.
             let (chunks, rest) = x.as_chunks::<8>();
             let mut sums = [0f64; 8];
             for chunk in chunks {
@@ -150,7 +150,7 @@ impl Norm {
             out.iter_mut().zip(x).zip(&self.weight).for_each(|((o, v), w)| *o = v * f * w);
             return Ok(());
         }
-        // The same sums, for the same bits.
+        // The same sums as for one token, so that results have the same bits.
         let (mut factors, whole) = (vec![0f32; width], c / 8 * 8);
         let pool = Pool::global();
         pool.for_chunks(&mut factors, TOKENS, &|piece, factors| {

@@ -1,4 +1,4 @@
-//! Memory that passes use one after the other.
+//! Memory that is reused from pass to pass.
 
 use super::call::{CallScratch, Piece};
 use super::host::{CallTokens, Ranking};
@@ -13,20 +13,20 @@ pub(super) struct PassWorkspace {
     pub wanted: Vec<usize>,
     pub ranking: Ranking,
     pub scratch: CallScratch,
-    /// A token's embedding, and what the head reads.
+    /// Embedding of a token; `column`: the head's register `hidden`.
     pub row: Vec<f32>,
     pub column: Tensor,
-    /// Logits of some tokens, a row for each.
+    /// Logits of several tokens, one row per token.
     pub logit_rows: Vec<f32>,
-    /// Number of the pass: host inputs of an earlier one are filled anew.
+    /// Number of the pass; host inputs of an earlier pass are filled again.
     pub pass: u64,
 }
 
-/// A host input, for each sequence of the pass.
+/// A host input, by sequence of the pass.
 #[derive(Default)]
 pub(super) struct HostValue {
     pub of_sequence: Vec<(Tensor, Filled)>,
 }
 
-/// Pass, piece, and tokens of the call for which a host input was filled.
+/// Pass, piece and tokens of the call that a host input was last filled for.
 pub(super) type Filled = Option<(u64, Piece, CallTokens)>;

@@ -1,12 +1,12 @@
-//! Steps of a tokenizer, bounded by the text that they are given.
+//! Steps of a tokenizer, limited by the length of the text that they get.
 //!
 //! ```text
 //! text -> normalizer steps -> pre-tokenizer -> model -> post-processor -> ids
 //! ids -> tokens -> decoder steps -> text
 //! ```
-//! Every step of a chain may make a text longer, and a chain multiplies: 26 steps that double a text make 67 million
-//! characters of one. Normalizers and decoders are measured before every step; pre-tokenizers and post-processors, whose
-//! steps have few forms, are judged when they are loaded.
+//! Every step of a chain may lengthen a text, and the growth multiplies: 26 steps that double a text make 67 million characters
+//! of one. Normalizers and decoders are measured before every step. Pre-tokenizers and post-processors, whose steps have few
+//! forms, are checked when they are loaded.
 
 use super::contain::refuse;
 use serde::{Deserialize, Deserializer, de::Error as _};
@@ -18,29 +18,29 @@ use tokenizers::tokenizer::pattern::Pattern;
 use tokenizers::utils::SysRegex;
 use tokenizers::{Decoder, NormalizedString, Normalizer};
 
-/// A chain may make a text this many times as long. Metaspace makes 3 bytes of a space, NFKC up to 11 bytes of one.
+/// Largest growth of a text in a chain. Metaspace makes 3 bytes of a space, NFKC up to 11 bytes of one.
 const MAX_GROWTH: usize = 16;
-/// A chain may add this many bytes to a short text.
+/// Bytes that a chain may add to a text of any length.
 const MAX_ADDED: usize = 64 << 10;
-/// Steps of a chain; published tokenizers have up to 10.
+/// Most steps of a chain; published tokenizers have up to 10.
 const MAX_STEPS: usize = 64;
-/// Arrays and objects inside each other in a chain: a sequence in a sequence has 4.
+/// Deepest nesting of arrays and objects in a chain: a sequence in a sequence has depth 4.
 const MAX_DEPTH: usize = 16;
-/// Bytes of a regular expression; published ones have up to 5 thousand.
+/// Largest regular expression, in bytes; published ones have up to 5 thousand.
 const MAX_REGEX_BYTES: usize = 64 << 10;
-/// Product of the counts `{n}` of a regular expression, which copy what they count.
+/// Largest product of the counts `{n}` of a regular expression: each count copies its operand.
 const MAX_REGEX_COUNTS: u64 = 10_000;
-/// Bytes of a table of replacements in base64; published ones have 320 thousand.
+/// Largest table of replacements, in bytes of base64; published ones have 320 thousand.
 const MAX_TABLE_BYTES: usize = 4 << 20;
-/// Times that a post-processor may repeat a text, and times that a pre-tokenizer may lengthen it.
+/// Most times that a post-processor may repeat a text; [`MAX_PRE_GROWTH`]: largest growth of a text by a pre-tokenizer.
 const MAX_REPEATS: u64 = 4;
 const MAX_PRE_GROWTH: u64 = 64;
-/// Tokens that a post-processor may add.
+/// Most tokens that a post-processor may add.
 const MAX_ADDED_TOKENS: u64 = 4096;
-/// Longest word that a WordPiece model may search: its time grows with the cube. The format's default is 100.
+/// Longest word that a WordPiece model may search, in characters: its time grows with the cube. The format's default is 100.
 pub const MAX_WORD_CHARS: usize = 1000;
 
-/// Longest text that a chain may make of `bytes` bytes.
+/// Returns the longest text, in bytes, that a chain may make of `bytes` bytes.
 fn limit(bytes: usize) -> usize {
     bytes.saturating_mul(MAX_GROWTH).saturating_add(MAX_ADDED)
 }
@@ -49,7 +49,7 @@ fn too_long(step: &str, bytes: usize, limit: usize) -> String {
     format!("step {step} makes {bytes} bytes or more of the text, more than {limit}")
 }
 
-/// Refuses a part of a tokenizer that is nested deeply, or whose regular expressions would be compiled to much.
+/// Refuses a part of a tokenizer that is nested too deeply, or whose regular expressions or tables are too large.
 pub fn check_part(value: &Value) -> Result<(), String> {
     fn walk(value: &Value, depth: usize) -> Result<(), String> {
         if depth > MAX_DEPTH {
@@ -68,7 +68,8 @@ pub fn check_part(value: &Value) -> Result<(), String> {
     walk(value, 0)
 }
 
-/// Refuses a table of replacements that claims more than it has: its first four bytes are the length of the part behind them.
+/// Refuses a table of replacements that claims more bytes than it has: its first four bytes are the length of the part behind
+/// them.
 fn check_table(table: &str) -> Result<(), String> {
     let what = "`precompiled_charsmap`";
     if table.len() > MAX_TABLE_BYTES {
@@ -82,7 +83,7 @@ fn check_table(table: &str) -> Result<(), String> {
         b'/' => Some(63),
         _ => None,
     };
-    // Six digits are 36 bits, most significant first.
+    // Six digits of base64 are 36 bits, most significant first.
     let digits: Option<Vec<u8>> = table.bytes().take(6).map(digit).collect();
     let Some(digits) = digits.filter(|d| d.len() == 6) else {
         return Err(format!("{what}: not the base64 of a table"));
@@ -118,16 +119,16 @@ fn check_regex(regex: &str) -> Result<(), String> {
     }
 }
 
-/// Name of a step in its file.
+/// Returns the type of a step as named in its file.
 fn type_name(value: &Value) -> String {
     value["type"].as_str().unwrap_or("without a type").to_string()
 }
 
-/// Pattern and content of a replacement: what it makes of a text is known without making it.
+/// Pattern and content of a replacement; they give the length of its result without computing the result.
 pub(super) struct Replacement {
     regex: SysRegex,
     content: usize,
-    /// `content` bytes replace one or more, or stand between two characters.
+    /// Fewest bytes of a match; 0 if the pattern also matches between two characters.
     least: usize,
 }
 
@@ -143,7 +144,7 @@ impl Replacement {
         Ok(Replacement { regex, content: replace.content.len(), least })
     }
 
-    /// Bytes that it may make of `bytes` bytes at most.
+    /// Returns the most bytes that the replacement may make of `bytes` bytes.
     pub(super) fn worst(&self, bytes: usize) -> usize {
         match self.least {
             0 => bytes.saturating_add(bytes.saturating_add(1).saturating_mul(self.content)),
@@ -151,7 +152,7 @@ impl Replacement {
         }
     }
 
-    /// Bytes that it makes of `text`.
+    /// Returns the bytes that the replacement makes of `text`.
     pub(super) fn exact(&self, text: &str) -> Result<usize, String> {
         let pieces = (&self.regex).find_matches(text).map_err(|e| e.to_string())?;
         let length = |((start, end), found): &((usize, usize), bool)| match found {
@@ -162,7 +163,7 @@ impl Replacement {
     }
 }
 
-/// A pattern that matches `text` itself.
+/// Makes a regular expression that matches exactly `text`.
 fn regex_of(text: &str) -> String {
     let mut out = String::new();
     for c in text.chars() {
@@ -190,10 +191,10 @@ impl NormalizerStep {
         Ok(NormalizerStep { name, normalizer, replacement })
     }
 
-    /// Bytes of the result, or more than `limit` where there would be more.
+    /// Returns the bytes of the result or an upper bound of them; a number above `limit` if the result would be longer than that.
     fn measure(&self, text: &str, limit: usize) -> Result<usize, String> {
         use NormalizerWrapper::*;
-        // Times that a byte becomes, and bytes of text that are tried at a time.
+        // Largest growth of a byte, and bytes of text that are normalized at a time.
         let (growth, piece) = match &self.normalizer {
             Replace(_) => {
                 let replacement = self.replacement.as_ref().ok_or("a replacement without a pattern")?;
@@ -205,15 +206,15 @@ impl NormalizerStep {
             Prepend(prepend) => return Ok(text.len().saturating_add(prepend.prepend.len())),
             StripNormalizer(_) | StripAccents(_) | Nmt(_) => return Ok(text.len()),
             ByteLevel(_) => (2, 4096),
-            // `İ` of 2 bytes becomes `i̇` of 3.
+            // `İ`, 2 bytes, becomes `i̇`, 3 bytes.
             Lowercase(_) => (2, 4096),
             NFC(_) | NFD(_) => (3, 4096),
             BertNormalizer(_) => (9, 4096),
-            // U+FDFA of 3 bytes becomes 33.
+            // U+FDFA, 3 bytes, becomes 33 bytes.
             NFKC(_) | NFKD(_) => (11, 4096),
-            // Any character may become any text.
+            // Any character may become a text of any length.
             Precompiled(_) => (usize::MAX, 16),
-            // Taken apart when it was loaded.
+            // Sequences are flattened when they are loaded.
             Sequence(_) => return Err("a sequence in a chain".into()),
         };
         let worst = text.len().saturating_mul(growth);
@@ -233,7 +234,7 @@ impl NormalizerStep {
     }
 }
 
-/// Normalizers one after the other, each measured before it runs.
+/// Normalizers that run one after the other, each measured before it runs.
 pub struct BoundedNormalizer {
     steps: Vec<NormalizerStep>,
 }
@@ -275,7 +276,8 @@ impl BoundedNormalizer {
 }
 
 impl Normalizer for BoundedNormalizer {
-    /// Normalizes `text`. A refusal unwinds to [`contain`](super::contain::contain): the library drops errors of normalizers.
+    /// Normalizes `text`. A refusal unwinds to [`contain`](super::contain::contain), because the library drops errors of
+    /// normalizers.
     fn normalize(&self, text: &mut NormalizedString) -> tokenizers::Result<()> {
         self.run(text).unwrap_or_else(|what| refuse(format!("normalizer: {what}")));
         Ok(())
@@ -288,7 +290,7 @@ struct DecoderStep {
     replacement: Option<Replacement>,
 }
 
-/// Decoders one after the other, each measured before it runs.
+/// Decoders that run one after the other, each measured before it runs.
 pub struct BoundedDecoder {
     steps: Vec<DecoderStep>,
 }
@@ -307,7 +309,7 @@ impl<'de> Deserialize<'de> for BoundedDecoder {
             steps.push(DecoderStep { name, decoder, replacement });
             check_steps(steps.len())
         }
-        // The library expects any value here; anything else is an error of the text.
+        // Any JSON value is read first; a value that is no decoder then gets an error of its own.
         let value = Value::deserialize(deserializer)?;
         let decoder: DecoderWrapper = serde_json::from_value(value).map_err(D::Error::custom)?;
         let mut steps = Vec::new();
@@ -332,7 +334,7 @@ impl Decoder for BoundedDecoder {
                 }
             }
             if made <= limit {
-                // Every other decoder adds a space to a character or a token at most.
+                // Every other decoder adds at most a space to a character or a token.
                 tokens = step.decoder.decode_chain(tokens)?;
                 made = bytes(&tokens);
             }
@@ -344,7 +346,7 @@ impl Decoder for BoundedDecoder {
     }
 }
 
-/// Steps of a part in the library's own form, sequences taken apart.
+/// Lists the steps of a part in the library's own form, with sequences flattened.
 fn steps<'a>(value: &'a Value, list: &str, out: &mut Vec<&'a Value>) {
     match value[list].as_array() {
         Some(inner) => inner.iter().for_each(|v| steps(v, list, out)),
@@ -352,7 +354,7 @@ fn steps<'a>(value: &'a Value, list: &str, out: &mut Vec<&'a Value>) {
     }
 }
 
-/// Refuses a pre-tokenizer that may make a text much longer; `value` is the library's own form.
+/// Refuses a pre-tokenizer that may lengthen a text too much; `value` is the library's own form of it.
 pub fn check_pre_tokenizer(value: &Value) -> Result<(), String> {
     let mut all = Vec::new();
     steps(value, "pretokenizers", &mut all);
@@ -360,7 +362,7 @@ pub fn check_pre_tokenizer(value: &Value) -> Result<(), String> {
     let mut growth = 1u64;
     for step in all {
         growth = growth.saturating_mul(match step["type"].as_str() {
-            // Two bytes for each, and a space before each word.
+            // Two bytes for each byte, and a space before each word.
             Some("ByteLevel") => 4,
             // Four bytes for a space, and four before each word.
             Some("Metaspace") => 8,
@@ -376,8 +378,8 @@ pub fn check_pre_tokenizer(value: &Value) -> Result<(), String> {
     }
 }
 
-/// Refuses a post-processor that repeats a text, adds many tokens or names tokens that it does not have; `value` is the
-/// library's own form.
+/// Refuses a post-processor that repeats a text too often, adds too many tokens, or names tokens that it does not define;
+/// `value` is the library's own form of it.
 pub fn check_post_processor(value: &Value) -> Result<(), String> {
     let mut all = Vec::new();
     steps(value, "processors", &mut all);

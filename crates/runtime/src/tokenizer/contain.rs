@@ -1,4 +1,4 @@
-//! Panics of a library, and refusals from inside it, as errors.
+//! Turns panics of a library, and refusals inside its calls, into errors.
 
 use std::any::Any;
 use std::cell::Cell;
@@ -6,21 +6,21 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind, set_hook, take_h
 use std::sync::Once;
 
 thread_local! {
-    /// Panics of this thread are caught and told as errors.
+    /// True while panics of this thread are caught and returned as errors.
     static CAUGHT: Cell<bool> = const { Cell::new(false) };
 }
 
 struct TextRefusal(String);
 
-/// Leaves the call that [`contain`] runs, with `what` as its error.
+/// Unwinds out of the call that [`contain`] runs, with `what` as its error.
 pub fn refuse(what: String) -> ! {
     resume_unwind(Box::new(TextRefusal(what)))
 }
 
-/// Runs `call` of the library; a panic in it becomes its message, and nothing is printed.
+/// Runs `call` of the library. A panic in it becomes an error with its message, and nothing is printed.
 ///
 /// # Errors
-/// `call` panicked, or it came to [`refuse`].
+/// `call` panicked, or called [`refuse`].
 pub fn contain<T>(call: impl FnOnce() -> T) -> Result<T, String> {
     static HOOK: Once = Once::new();
     HOOK.call_once(|| {

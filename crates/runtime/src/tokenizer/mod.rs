@@ -1,7 +1,7 @@
 //! The tokenizer of a bundle.
 //!
 //! A `tokenizer.json` is a program: a chain of replacements, regular expressions and templates, which the `tokenizers`
-//! library runs. It is checked when it is loaded, its steps are bounded while they run, and panics of the library are errors.
+//! library runs. The file is checked when it is loaded, steps are bounded while they run, and panics of the library are errors.
 
 mod bounded;
 mod contain;
@@ -18,22 +18,21 @@ use std::path::{Path, PathBuf};
 use tokenizers::models::ModelWrapper;
 use tokenizers::{PostProcessorWrapper, PreTokenizerWrapper, TokenizerImpl};
 
-/// Largest `tokenizer.json` that is read; Gemma's is about 32 MB.
+/// Largest `tokenizer.json` that is read, in bytes; Gemma's has about 32 MB.
 const MAX_TOKENIZER_BYTES: u64 = 512 << 20;
 
 type Inner =
     TokenizerImpl<ModelWrapper, BoundedNormalizer, PreTokenizerWrapper, PostProcessorWrapper, BoundedDecoder>;
 
-/// Text to ids and back, as `tokenizer.json` says.
+/// Converts text to ids and back, by a `tokenizer.json`.
 ///
-/// The whole text is tokenized, and nothing is added to fill it up: `truncation` and `padding` of the file are for training
-/// and are not used.
+/// The whole text is tokenized, without padding: `truncation` and `padding` of the file are for training and are not used.
 pub struct Tokenizer {
     inner: Inner,
     path: PathBuf,
 }
 
-/// The parts of a `tokenizer.json` that are looked at before the library has it.
+/// The parts of a `tokenizer.json` that are checked before the library reads it.
 #[derive(Deserialize)]
 struct TokenizerParts {
     #[serde(default)]
@@ -48,14 +47,14 @@ struct TokenizerParts {
     model: ModelHead,
 }
 
-/// Fields of a model besides its vocabulary.
+/// Fields of a model, without its vocabulary.
 #[derive(Default, Deserialize)]
 struct ModelHead {
     #[serde(default)]
     continuing_subword_prefix: Value,
 }
 
-/// Merges of a BPE model, in both forms.
+/// Merges of a BPE model, in both forms of the file.
 #[derive(Deserialize)]
 struct Merging {
     model: Merges,
@@ -74,8 +73,8 @@ enum Merge {
     Text(String),
 }
 
-/// Refuses merges whose second token is shorter than the prefix that the library cuts off, or is cut inside a character: it
-/// does not look.
+/// Refuses merges whose second token is shorter than the prefix that the library cuts off it, or would be cut inside a
+/// character: the library does not check.
 fn check_merges(text: &[u8], prefix: &str) -> std::result::Result<(), String> {
     let Merging { model } = serde_json::from_slice(text).map_err(|e| format!("model: {e}"))?;
     for merge in &model.merges {
@@ -97,13 +96,13 @@ impl Tokenizer {
     /// Reads a `tokenizer.json`.
     ///
     /// # Errors
-    /// The file cannot be read, or as [`Tokenizer::from_bytes`].
+    /// The file cannot be read, or it fails like [`Tokenizer::from_bytes`].
     pub fn open(path: &Path) -> Result<Tokenizer> {
         let text = anemoe_io::read_input(path, MAX_TOKENIZER_BYTES).map_err(|e| Error::io(path, e))?;
         Tokenizer::from_bytes(&text, path)
     }
 
-    /// Reads the text of a `tokenizer.json`; `path` names it in errors.
+    /// Reads the text of a `tokenizer.json`; `path` names the file in errors.
     ///
     /// # Errors
     /// The text is not a tokenizer, or one of its parts may make a text much longer.
@@ -112,10 +111,10 @@ impl Tokenizer {
         Ok(Tokenizer { inner, path: path.to_path_buf() })
     }
 
-    /// Ids of `text`, special tokens recognised, started by `bos` where the tokenizer itself does not add it.
+    /// Returns the ids of `text`, with special tokens recognised. `bos` is put first where the tokenizer itself does not add it.
     ///
     /// # Errors
-    /// The tokenizer fails at the text, or makes it much longer.
+    /// The tokenizer fails on the text, or lengthens it too much.
     pub fn encode(&self, text: &str, bos: Option<u32>) -> Result<Vec<u32>> {
         let encoding = called(|| self.inner.encode(text, true))
             .map_err(|e| Error::invalid(&self.path, format!("tokenizer: cannot encode the text: {e}")))?;
@@ -126,7 +125,7 @@ impl Tokenizer {
         Ok(ids)
     }
 
-    /// Ids of a text in which special tokens are written out, as chat templates write them: none is added.
+    /// Returns the ids of a text in which special tokens are written out, as by chat templates; no token is added.
     ///
     /// # Errors
     /// Fails like [`Tokenizer::encode`].
@@ -136,33 +135,33 @@ impl Tokenizer {
         Ok(encoding.get_ids().to_vec())
     }
 
-    /// Tells whether a token is one of the special ones, which stand for no text.
+    /// Tells whether a token is special: it stands for no text.
     pub fn is_special(&self, id: u32) -> bool {
         self.inner.get_added_vocabulary().is_special_token(&self.name(id))
     }
 
-    /// Id of the special token of this name; none where it is no token, or stands for text.
+    /// Returns the id of the special token `name`; none where it is no token, or stands for text.
     pub fn special_id(&self, name: &str) -> Option<u32> {
         let added = self.inner.get_added_vocabulary();
         self.inner.token_to_id(name).filter(|_| added.is_special_token(name))
     }
 
-    /// The token's name in the vocabulary; empty for an id that has none.
+    /// Returns the token's name in the vocabulary; empty for an id that has none.
     pub fn name(&self, id: u32) -> String {
         self.inner.id_to_token(id).unwrap_or_default()
     }
 
-    /// Text of `ids`, special tokens left out.
+    /// Returns the text of `ids`, without special tokens.
     ///
     /// # Errors
-    /// The tokenizer fails at the ids, or makes much text of them.
+    /// The tokenizer fails on the ids, or makes too long a text of them.
     pub fn decode(&self, ids: &[u32]) -> Result<String> {
         called(|| self.inner.decode(ids, true))
             .map_err(|e| Error::invalid(&self.path, format!("tokenizer: cannot decode tokens: {e}")))
     }
 }
 
-/// Calls the library: its errors and its panics as text.
+/// Calls the library; its errors and its panics become text.
 fn called<T>(call: impl FnOnce() -> tokenizers::Result<T>) -> std::result::Result<T, String> {
     contain(call)?.map_err(|e| e.to_string())
 }
@@ -184,7 +183,7 @@ fn load(text: &[u8]) -> std::result::Result<Inner, String> {
     let mut inner: Inner = called(|| Ok(serde_json::from_slice(text)?))?;
     inner.with_padding(None);
     called(|| inner.with_truncation(None).map(|_| ()))?;
-    // In the library's own form every step says its type.
+    // In the library's own form every step has its type.
     if let Some(part) = inner.get_pre_tokenizer() {
         let value = serde_json::to_value(part).map_err(|e| e.to_string())?;
         bounded::check_pre_tokenizer(&value).map_err(in_part("pre_tokenizer"))?;
@@ -202,36 +201,36 @@ fn load(text: &[u8]) -> std::result::Result<Inner, String> {
     Ok(inner)
 }
 
-/// Text that grows token by token. A character whose bytes are spread over tokens appears with its last one.
+/// Text that grows token by token. A character whose bytes are in several tokens appears with its last token.
 pub struct TextStream<'a> {
     tokenizer: &'a Tokenizer,
     ids: Vec<u32>,
-    /// Tokens whose text is settled; those behind are decoded again with every token, since a decoder may join them.
+    /// Number of tokens whose text is final. Later ones are decoded again with every token, because a decoder may join them.
     settled: usize,
     shown: usize,
-    /// Special tokens whose names are text.
+    /// Special tokens whose names appear in the text.
     marks: Vec<u32>,
 }
 
 impl<'a> TextStream<'a> {
-    /// A stream that continues `prompt`, whose text is not repeated.
+    /// Makes a stream that continues `prompt`, without the prompt's text.
     pub fn new(tokenizer: &'a Tokenizer, prompt: &[u32]) -> Result<Self> {
-        // A few tokens of context decide whether the first new token starts with a space.
+        // A few tokens of context: they decide whether the first new token starts with a space.
         let ids = prompt[prompt.len().saturating_sub(4)..].to_vec();
         let shown = tokenizer.decode(&ids)?.len();
         Ok(TextStream { tokenizer, ids, settled: 0, shown, marks: Vec::new() })
     }
 
-    /// The stream with the names of these special tokens as text, which it leaves out otherwise.
+    /// Returns the stream with these special tokens shown by name; other special tokens are left out.
     #[must_use]
     pub fn with_marks(self, marks: Vec<u32>) -> Self {
         TextStream { marks, ..self }
     }
 
-    /// Adds a token and returns the text that it settles; empty while a character is incomplete.
+    /// Adds a token and returns the text that becomes final; empty while a character is incomplete.
     ///
     /// # Errors
-    /// The tokenizer refuses the ids.
+    /// The tokenizer fails on the ids.
     pub fn push(&mut self, id: u32) -> Result<String> {
         let mut text = self.settle(id)?;
         if self.marks.contains(&id) {
@@ -240,7 +239,7 @@ impl<'a> TextStream<'a> {
         Ok(text)
     }
 
-    /// Adds a token whose name is no text where it is special.
+    /// Adds a token and returns the text that becomes final, without names of special tokens.
     fn settle(&mut self, id: u32) -> Result<String> {
         self.ids.push(id);
         let text = self.tokenizer.decode(&self.ids[self.settled..])?;
@@ -250,7 +249,7 @@ impl<'a> TextStream<'a> {
         let new = text.get(self.shown..).unwrap_or_default().to_string();
         self.shown = text.len();
         if self.ids.len() - self.settled > 32 {
-            // Keeps the cost per token constant; the last tokens stay as context.
+            // This keeps the cost per token constant; the last tokens stay as context.
             self.settled = self.ids.len() - 4;
             self.shown = self.tokenizer.decode(&self.ids[self.settled..])?.len();
         }

@@ -1,17 +1,17 @@
-//! Tokenizers that are broken or hostile: by hand, and by deterministic mutations of good ones.
+//! Tests with broken or hostile tokenizers: written by hand, and made by deterministic mutations of good ones.
 
 use super::*;
 use anemoe_io::Random;
 use serde_json::{Map, json};
 use std::time::{Duration, Instant};
 
-/// Texts that every tokenizer which loads is tried with.
+/// Texts that are tried with every tokenizer that loads.
 const TEXTS: [&str; 5] =
     ["", "a", "The quick brown fox, 12345 times.", "née 東京 \u{fdfa} İ\n\t  ", "<bos>aaaaaaaaaaaaaaa"];
-/// Longest time that one file may take, many times what any of them needs.
+/// Longest time that one file may take; all files need far less.
 const MAX_TIME: Duration = Duration::from_secs(20);
 
-/// The tokenizer of the small model, with the part of its vocabulary that its first tokens make up.
+/// Makes the tokenizer of the small model, with the first 500 tokens of its vocabulary and the merges among them.
 fn small_bpe() -> Value {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/small-gemma4/tokenizer.json");
     let mut value: Value = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
@@ -41,7 +41,7 @@ fn vocabulary(tokens: &[&str]) -> Value {
     tokens.iter().enumerate().map(|(id, t)| (t.to_string(), json!(id))).collect::<Map<_, _>>().into()
 }
 
-/// Letters and bytes as tokens, so that every text has ids.
+/// Makes a BPE tokenizer of a few letters in byte-level form.
 fn byte_level_bpe() -> Value {
     let tokens = ["<s>", "a", "b", "e", "n", "Ġ", "an", "Ġa", "1", "2"];
     json!({
@@ -89,7 +89,7 @@ fn load_value(value: &Value) -> Result<Tokenizer> {
     Tokenizer::from_bytes(value.to_string().as_bytes(), Path::new("tokenizer.json"))
 }
 
-/// Loads and uses a tokenizer; what it says where it was refused.
+/// Loads a tokenizer and encodes and decodes [`TEXTS`] with it; returns the last error, if any.
 fn try_all(text: &[u8]) -> Option<String> {
     let from = Instant::now();
     let mut said = None;
@@ -117,7 +117,7 @@ fn try_all(text: &[u8]) -> Option<String> {
     said
 }
 
-/// Pointers to all values, those of the vocabulary left out but for a few.
+/// Lists JSON pointers to all values, but only to a few of vocabularies and merges.
 fn pointers(value: &Value, at: String, out: &mut Vec<String>) {
     let few = match at.ends_with("/vocab") || at.ends_with("/merges") {
         true => 4,
@@ -208,7 +208,7 @@ fn mutations_are_errors_or_tokenizers() {
             mutate(&mut value, &mut random);
         }
         let mut text = value.to_string().into_bytes();
-        // Now and then the text itself is cut off or damaged.
+        // Now and then, the text itself is truncated or damaged.
         match random.below(16) {
             0 => text.truncate(random.below(text.len())),
             1 => {
@@ -242,7 +242,7 @@ fn every_cut_of_the_structure_is_an_error() {
         for at in structure.iter().step_by(structure.len() / 100 + 1) {
             assert!(try_all(&text.as_bytes()[..*at]).is_some(), "{at}");
         }
-        // Where the last parts are, every cut.
+        // Every cut around the last parts.
         let decoder = text.find("\"decoder\"").unwrap();
         for at in decoder..decoder + 120 {
             assert!(try_all(&text.as_bytes()[..at]).is_some(), "{at}");

@@ -1,22 +1,22 @@
-//! Keys, and pages of other origins that may ask.
+//! API keys, and origins whose pages may send requests.
 
 use axum::http::{HeaderMap, HeaderName, HeaderValue, header};
 use subtle::{Choice as Equal, ConstantTimeEq};
 
-/// Seconds for which a browser need not ask again if it may ask: Chromium takes 7200 at most.
+/// Seconds for which a browser may cache a preflight's answer; Chromium allows at most 7200.
 const PREFLIGHT_SECONDS: &str = "7200";
 
-/// API keys, as hashes: all have one length, and a comparison says nothing of where they differ.
+/// API keys as SHA-256 hashes: all have one length, so that the time of a comparison does not depend on a key.
 #[derive(Default)]
 pub struct ApiKeys(Vec<String>);
 
 impl ApiKeys {
-    /// Keys that are accepted; without any, everybody is.
+    /// Makes the set of accepted keys; an empty set accepts every request.
     pub fn new(keys: &[String]) -> ApiKeys {
         ApiKeys(keys.iter().map(|key| anemoe_bundle::sha256(key.as_bytes())).collect())
     }
 
-    /// Tells whether a request has one of the keys, in a time that does not depend on which.
+    /// Tells whether a request has one of the keys. The time does not depend on which key.
     pub fn accept(&self, headers: &HeaderMap) -> bool {
         if self.0.is_empty() {
             return true;
@@ -33,17 +33,17 @@ impl ApiKeys {
     }
 }
 
-/// Origins whose pages may ask; none by default.
+/// Origins whose pages may send requests; none by default.
 #[derive(Default)]
 pub struct Origins(Vec<String>);
 
 impl Origins {
-    /// Origins as browsers name them, or `*`.
+    /// Makes the set of origins, named as browsers do, or `*`.
     pub fn new(origins: Vec<String>) -> Origins {
         Origins(origins)
     }
 
-    /// Headers that let the page of a request read the answer.
+    /// Returns the headers that let a request's page read the answer; none for other origins.
     pub fn headers(&self, request: &HeaderMap) -> Vec<(HeaderName, HeaderValue)> {
         let Some(origin) = request.get(header::ORIGIN) else { return Vec::new() };
         let any = self.0.iter().any(|o| o == "*");
@@ -51,7 +51,7 @@ impl Origins {
             return Vec::new();
         }
         let allowed = if any { HeaderValue::from_static("*") } else { origin.clone() };
-        // Clients send headers of their own: OpenAI's for JavaScript has a dozen.
+        // Clients send headers of their own: OpenAI's client for JavaScript has a dozen.
         let wanted = request.get(header::ACCESS_CONTROL_REQUEST_HEADERS).cloned();
         vec![
             (header::ACCESS_CONTROL_ALLOW_ORIGIN, allowed),

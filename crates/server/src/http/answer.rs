@@ -1,4 +1,4 @@
-//! Documents of answers, whole and in pieces, of both kinds of requests.
+//! JSON documents of answers, whole and streamed, for chats and completions.
 
 use crate::batching::{ChosenToken, EndReason, Usage};
 use crate::grammar::TokenWords;
@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// Kind of a request.
+/// Kind of a request, by its path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Endpoint {
     /// `/v1/chat/completions`.
@@ -19,7 +19,7 @@ pub enum Endpoint {
 }
 
 impl Endpoint {
-    /// Key of a body that holds the prompt.
+    /// Returns the body's key for the prompt.
     pub fn prompt_key(self) -> &'static str {
         match self {
             Endpoint::Chat => "messages",
@@ -28,38 +28,38 @@ impl Endpoint {
     }
 }
 
-/// Fields that the documents of one request share.
+/// Fields that all documents of a request's answer share.
 #[derive(Clone)]
 pub struct AnswerHeader {
     /// Kind of the request.
     pub endpoint: Endpoint,
     /// Name of the model.
     pub model: String,
-    /// Name of the answer.
+    /// Id of the answer.
     pub id: String,
-    /// Seconds since 1970.
+    /// Time of the request, in seconds since 1970.
     pub created: u64,
-    /// Makes text of tokens.
+    /// Tokenizer that decodes tokens.
     pub tokenizer: Arc<Tokenizer>,
-    /// Bytes of all tokens, where probabilities are wanted; none where the tokenizer does not tell them.
+    /// Bytes of all tokens where probabilities are wanted; `None` where the tokenizer does not tell them.
     pub words: Option<Arc<TokenWords>>,
 }
 
-/// Answer to one prompt.
+/// Complete answer to one prompt.
 #[derive(Default)]
 pub struct Complete {
-    /// All text, but for calls.
+    /// All text outside calls.
     pub text: String,
-    /// Calls of tools.
+    /// Tool calls.
     pub calls: Vec<ToolCall>,
-    /// Tokens with probabilities, where they are wanted.
+    /// Tokens with probabilities, where wanted.
     pub choices: Vec<ChosenToken>,
-    /// Reason for which it ended, once it has.
+    /// Reason why the answer ended; `None` before that.
     pub reason: Option<EndReason>,
 }
 
 impl Complete {
-    /// Adds parts of its text.
+    /// Adds parts to text and calls.
     pub fn add(&mut self, parts: Vec<AnswerPart>) {
         for part in parts {
             match part {
@@ -79,7 +79,7 @@ fn reason_name(reason: EndReason, has_calls: bool) -> &'static str {
 }
 
 impl AnswerHeader {
-    /// A new answer.
+    /// Makes the header of a new answer, with a new id.
     pub fn new(endpoint: Endpoint, model: &str, tokenizer: Arc<Tokenizer>) -> AnswerHeader {
         static NUMBER: AtomicU64 = AtomicU64::new(0);
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
@@ -97,7 +97,7 @@ impl AnswerHeader {
         }
     }
 
-    /// The whole answer.
+    /// Returns the document of a whole answer.
     pub fn complete(&self, all: &[Complete], usage: Usage) -> Value {
         let choice = |(index, answer): (usize, &Complete)| {
             let reason = answer.reason.map(|reason| reason_name(reason, !answer.calls.is_empty()));
@@ -136,7 +136,7 @@ impl AnswerHeader {
         }
     }
 
-    /// The first piece of an answer, which only a chat has.
+    /// Returns the first chunk of a streamed choice; `None` for completions, which have none.
     pub fn opening(&self, index: usize) -> Option<Value> {
         (self.endpoint == Endpoint::Chat).then(|| {
             let delta = json!({"role": "assistant", "content": ""});
@@ -145,7 +145,7 @@ impl AnswerHeader {
         })
     }
 
-    /// A piece of text; the tokens before it have `offset` characters.
+    /// Returns a chunk of text. `offset` is the number of characters of the tokens before it.
     pub fn piece(&self, index: usize, text: &str, choice: Option<&ChosenToken>, offset: usize) -> Value {
         let logprobs = self.logprobs(choice.map(std::slice::from_ref).unwrap_or_default(), offset);
         let choice = match self.endpoint {
@@ -159,14 +159,14 @@ impl AnswerHeader {
         self.document(self.chunk_object(), json!([choice])).into()
     }
 
-    /// Call number `n` of an answer.
+    /// Returns call number `n` of the choice `index`.
     fn call(&self, index: usize, n: usize, call: &ToolCall) -> Value {
         let number = self.id.rsplit('-').next().unwrap_or_default();
         let function = json!({"name": call.name, "arguments": call.arguments});
         json!({"id": format!("call_{number}_{index}_{n}"), "type": "function", "function": function})
     }
 
-    /// Call number `n` of an answer, as a piece of a stream.
+    /// Returns call number `n` of the choice `index` as a chunk of a stream.
     pub fn call_piece(&self, index: usize, n: usize, call: &ToolCall) -> Value {
         let mut entry = self.call(index, n, call);
         entry["index"] = n.into();
@@ -175,7 +175,7 @@ impl AnswerHeader {
         self.document(self.chunk_object(), json!([choice])).into()
     }
 
-    /// The end of an answer.
+    /// Returns the last chunk of a streamed choice.
     pub fn ending(&self, index: usize, reason: EndReason, has_calls: bool) -> Value {
         let reason = reason_name(reason, has_calls);
         let choice = match self.endpoint {
@@ -187,14 +187,14 @@ impl AnswerHeader {
         self.document(self.chunk_object(), json!([choice])).into()
     }
 
-    /// The counts behind all answers of a stream.
+    /// Returns the chunk of token counts at the end of a stream.
     pub fn counts(&self, usage: Usage) -> Value {
         let mut document = self.document(self.chunk_object(), json!([]));
         document.insert("usage".into(), usage_json(usage));
         document.into()
     }
 
-    /// Text of one token; the name of a special one.
+    /// Returns the text of a token; the name of a special token.
     pub fn token(&self, id: u32) -> String {
         if let Some(word) = self.word(id) {
             return String::from_utf8_lossy(word).into_owned();
@@ -203,12 +203,12 @@ impl AnswerHeader {
         if text.is_empty() { self.tokenizer.name(id) } else { text }
     }
 
-    /// Bytes of a token that is not special.
+    /// Returns the bytes of a token; `None` for special tokens.
     fn word(&self, id: u32) -> Option<&[u8]> {
         self.words.as_ref()?.get(id)
     }
 
-    /// Probabilities of tokens, before which are `offset` characters; null where none are wanted.
+    /// Returns the probabilities of tokens, null where not wanted. `offset` is the number of characters before the tokens.
     fn logprobs(&self, choices: &[ChosenToken], mut offset: usize) -> Value {
         if choices.iter().all(|c| c.logprob.is_none()) {
             return Value::Null;

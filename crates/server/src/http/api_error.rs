@@ -1,4 +1,4 @@
-//! Errors in the shape of OpenAI's API.
+//! Errors in the form of OpenAI's API.
 
 use axum::Json;
 use axum::http::StatusCode;
@@ -6,43 +6,43 @@ use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 use std::borrow::Cow;
 
-/// An error that a client is told.
+/// An error that a client receives.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ApiError {
-    /// Status of the answer.
+    /// HTTP status.
     pub status: StatusCode,
-    /// Message: what is wrong, and what helps.
+    /// Message: the fault, and what to do about it.
     pub message: String,
-    /// Parameter that is wrong.
+    /// Parameter at fault.
     pub param: Option<Cow<'static, str>>,
-    /// Word for programs.
+    /// Code for programs.
     pub code: Option<&'static str>,
 }
 
 impl ApiError {
-    /// An error with a status.
+    /// Makes an error with a status.
     pub fn new(status: StatusCode, message: impl Into<String>) -> ApiError {
         ApiError { status, message: message.into(), param: None, code: None }
     }
 
-    /// A request that is wrong.
+    /// Makes the error of an invalid request.
     pub fn invalid(message: impl Into<String>) -> ApiError {
         ApiError::new(StatusCode::BAD_REQUEST, message)
     }
 
-    /// A parameter that is wrong.
+    /// Makes the error of an invalid parameter.
     pub fn param(name: impl Into<Cow<'static, str>>, message: impl std::fmt::Display) -> ApiError {
         let name = name.into();
         ApiError { message: format!("{name}: {message}"), param: Some(name), ..ApiError::invalid("") }
     }
 
-    /// The same with a word for programs.
+    /// Returns the error with a code for programs.
     #[must_use]
     pub fn with_code(self, code: &'static str) -> ApiError {
         ApiError { code: Some(code), ..self }
     }
 
-    /// The document.
+    /// Returns the JSON document of the error.
     pub fn to_json(&self) -> Value {
         let kind = match self.status.as_u16() {
             401 => "authentication_error",

@@ -15,17 +15,17 @@ use std::time::Duration;
 /// Limits and names of a server.
 #[derive(Clone, Debug)]
 pub struct ServerSettings {
-    /// Name under which the model is asked for.
+    /// Name of the model in requests.
     pub model_id: String,
-    /// API keys; without any, everybody may ask.
+    /// API keys; an empty list accepts every request.
     pub keys: Vec<String>,
-    /// Origins whose pages may ask.
+    /// Origins whose pages may send requests.
     pub origins: Vec<String>,
     /// Limits of the engine.
     pub engine: BatchLimits,
-    /// Options of drafts, for streams that run alone.
+    /// Settings of drafts, for streams that run alone.
     pub speculation: Speculation,
-    /// Sampling where a request says nothing.
+    /// Sampling where a request sets nothing.
     pub defaults: SamplingDefaults,
     /// Most new tokens of an answer.
     pub max_tokens: Option<usize>,
@@ -33,11 +33,11 @@ pub struct ServerSettings {
     pub max_body: usize,
     /// Most open connections.
     pub max_connections: usize,
-    /// Most time from request to the end of its answer.
+    /// Most time from a request to the end of its answer.
     pub request_timeout: Duration,
-    /// Most time for the head of a request or its body to arrive, and for a client to take what is sent.
+    /// Most time for a request's head or body to arrive, and for a client to take what is sent.
     pub body_timeout: Duration,
-    /// Time that running answers have when the server ends.
+    /// Time that running answers get when the server ends.
     pub grace: Duration,
 }
 
@@ -47,29 +47,29 @@ pub struct App {
     pub settings: ServerSettings,
     /// The model.
     pub model: Arc<Model>,
-    /// Its tokenizer.
+    /// Tokenizer of the model.
     pub tokenizer: Arc<Tokenizer>,
-    /// Its chat template.
+    /// Chat template of the model.
     pub template: ChatTemplate,
-    /// Form of calls in its answers, where it is a known one.
+    /// Form of tool calls in the model's answers; `None` for an unknown form.
     pub call_form: Option<CallForm>,
-    /// Tokens that end an answer of a chat.
+    /// Tokens that end a chat's answer.
     pub ends: Vec<u32>,
-    /// Batcher, which runs jobs.
+    /// Engine that runs jobs.
     pub engine: Batcher,
     /// Maker of grammars.
     pub grammars: Grammars,
     /// Counters.
     pub metrics: Arc<ServerCounters>,
-    /// Keys that are needed.
+    /// Accepted API keys.
     pub keys: ApiKeys,
-    /// Origins whose pages may ask.
+    /// Origins whose pages may send requests.
     pub origins: Origins,
     /// Start of the server, in seconds since 1970.
     pub created: u64,
 }
 
-/// A sink whose request is not connected yet.
+/// A sink in place of a request's own until that is connected.
 pub struct Unconnected;
 
 impl Sink for Unconnected {

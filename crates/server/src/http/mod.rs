@@ -1,4 +1,4 @@
-//! The HTTP side: connections, limits, and the paths of OpenAI's API.
+//! HTTP side of the server: connections, limits, and the paths of OpenAI's API.
 
 mod access;
 mod answer;
@@ -37,34 +37,35 @@ use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 
-/// Threads that serve connections; the model computes on others.
+/// Threads that serve connections; others run the model.
 const HTTP_THREADS: usize = 2;
-/// Stack of threads that read requests: grammars of schemas lie in themselves.
+/// Bytes of stack of threads that read requests: grammars of schemas are nested.
 const HTTP_STACK: usize = 64 << 20;
-/// Threads that render templates and cut texts into tokens.
+/// Threads that render templates and tokenize texts.
 const PREPARING_THREADS: usize = 4;
-/// Time that streams have to send their last words.
+/// Time that streams get to send their last bytes.
 const LAST_WORDS: Duration = Duration::from_secs(2);
-/// Answer to a connection too many.
+/// Answer to a connection beyond the limit.
 const TOO_MANY: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\nretry-after: 1\r\n\
 connection: close\r\ncontent-length: 118\r\n\r\n{\"error\": {\"message\": \"too many connections; try again later\", \
 \"type\": \"server_error\", \"param\": null, \"code\": \"busy\"}}";
 
-/// Ends a server; any thread may.
+/// Switch that ends a server, from any thread.
 #[derive(Default)]
 pub struct ShutdownSwitch(Notify);
 
 impl ShutdownSwitch {
-    /// Asks for the end; the second time, running answers are given up.
+    /// Ends the server. The second call makes running answers fail.
     pub fn stop(&self) {
         self.0.notify_one();
     }
 }
 
-/// Serves a model at `listeners` until `stop`; then running answers have [`ServerSettings::grace`] to end, unless it is said again.
+/// Serves a model at `listeners` until `stop`. Running answers then get [`ServerSettings::grace`] to end, unless `stop`
+/// comes a second time.
 ///
 /// # Errors
-/// The system gives no threads, or a listener fails.
+/// The system cannot start threads, or a listener fails.
 pub fn serve(
     settings: ServerSettings,
     model: Model,
@@ -130,7 +131,7 @@ fn router(app: &Arc<App>) -> Router {
         .with_state(Arc::clone(app))
 }
 
-/// Takes connections until `stop`, and lets those that are open end.
+/// Accepts connections until `stop`, then waits for open ones to end.
 async fn accept(app: &Arc<App>, listeners: Vec<TcpListener>, stop: &Notify) -> std::io::Result<()> {
     let listeners: Vec<_> =
         listeners.into_iter().map(tokio::net::TcpListener::from_std).collect::<std::io::Result<_>>()?;
@@ -142,7 +143,7 @@ async fn accept(app: &Arc<App>, listeners: Vec<TcpListener>, stop: &Notify) -> s
             accepted = any_connection(&listeners) => match accepted {
                 Ok(stream) => stream,
                 Err(e) => {
-                    // Out of file descriptors, for instance: others will be closed.
+                    // For instance out of file descriptors: other connections will be closed.
                     tracing::warn!("a connection failed: {e}");
                     tokio::time::sleep(Duration::from_millis(50)).await;
                     continue;
@@ -171,7 +172,7 @@ async fn accept(app: &Arc<App>, listeners: Vec<TcpListener>, stop: &Notify) -> s
     Ok(())
 }
 
-/// Waits for the next connection at any of the listeners.
+/// Waits for the next connection of any listener.
 async fn any_connection(listeners: &[tokio::net::TcpListener]) -> std::io::Result<TcpStream> {
     std::future::poll_fn(|context| {
         let accepted = listeners.iter().map(|listener| listener.poll_accept(context)).find(Poll::is_ready);
@@ -180,7 +181,7 @@ async fn any_connection(listeners: &[tokio::net::TcpListener]) -> std::io::Resul
     .await
 }
 
-/// Tells a client that there are too many.
+/// Answers a connection beyond the limit.
 async fn refuse(mut stream: TcpStream) {
     let _ = tokio::time::timeout(LAST_WORDS, async {
         stream.write_all(TOO_MANY).await?;
@@ -197,7 +198,7 @@ fn talk(
     service: &Router,
     graceful: &GracefulShutdown,
 ) {
-    // Tokens are small and are not to wait for each other.
+    // Tokens are small and should not wait for each other.
     let _ = stream.set_nodelay(true);
     let io = TokioIo::new(TimedIo::new(stream, app.settings.body_timeout));
     let connection = hyper::server::conn::http1::Builder::new()

@@ -1,4 +1,4 @@
-//! Parameters of requests: what clients may say, and what of it is meant.
+//! Parameters of requests: which are accepted, and how they are read.
 
 use super::api_error::ApiError;
 use anemoe_runtime::chat::SamplingDefaults;
@@ -15,7 +15,7 @@ const MOST_STOPS: usize = 16;
 const HIGHEST_TEMPERATURE: f64 = 2.0;
 /// Most alternatives to a token, as in OpenAI's API.
 const MOST_LOGPROBS: u64 = 20;
-/// Numbers of other servers that would change an answer, and the values at which they do not.
+/// Numeric parameters of other servers that would change an answer, with their neutral values.
 const OTHER_NUMBERS: [(&str, f64); 11] = [
     ("repeat_penalty", 1.0),
     ("typical_p", 1.0),
@@ -29,7 +29,7 @@ const OTHER_NUMBERS: [(&str, f64); 11] = [
     ("tfs_z", 1.0),
     ("truncate_prompt_tokens", -1.0),
 ];
-/// Switches of other servers, and the values at which they change nothing.
+/// Switches of other servers that would change an answer, with their neutral values.
 const OTHER_SWITCHES: [(&str, bool); 6] = [
     ("use_beam_search", false),
     ("include_stop_str_in_output", false),
@@ -38,7 +38,7 @@ const OTHER_SWITCHES: [(&str, bool); 6] = [
     ("continue_final_message", false),
     ("add_generation_prompt", true),
 ];
-/// Formats, lists and texts of other servers.
+/// Formats, lists and texts of other servers that would change an answer.
 const OTHER_FORMATS: [&str; 18] = [
     "grammar",
     "json_schema",
@@ -59,11 +59,11 @@ const OTHER_FORMATS: [&str; 18] = [
     "chat_template",
     "documents",
 ];
-/// Variables of a template that requests do not set.
+/// Variables of a template that requests may not set.
 const TEMPLATE_OWN: [&str; 4] = ["messages", "tools", "documents", "add_generation_prompt"];
 const ROLES: [&str; 6] = ["system", "developer", "user", "assistant", "tool", "function"];
 
-/// One text or several.
+/// One text or several texts.
 #[derive(Deserialize)]
 #[serde(untagged, expecting = "neither a text nor a list of texts")]
 enum OneOrMoreTexts {
@@ -77,11 +77,11 @@ enum OneOrMoreTexts {
 pub enum Prompts {
     /// A text.
     Text(String),
-    /// Tokens.
+    /// Token ids.
     Ids(Vec<u32>),
     /// Several texts.
     Texts(Vec<String>),
-    /// Tokens of several prompts.
+    /// Token ids of several prompts.
     AllIds(Vec<Vec<u32>>),
 }
 
@@ -90,7 +90,7 @@ struct StreamOptions {
     include_usage: Option<bool>,
 }
 
-/// Body of `/v1/chat/completions` and `/v1/completions`. Keys that are not known have no effect.
+/// Body of `/v1/chat/completions` and `/v1/completions`. Unknown keys have no effect.
 #[derive(Deserialize)]
 pub struct Body {
     /// Name of the model.
@@ -101,7 +101,7 @@ pub struct Body {
     /// Prompt of a completion.
     #[serde(default)]
     pub prompt: Option<Prompts>,
-    /// Functions that the model may name.
+    /// Tools that the model may call.
     pub tools: Option<Vec<Value>>,
     tool_choice: Option<Value>,
     chat_template_kwargs: Option<Map<String, Value>>,
@@ -136,47 +136,47 @@ pub struct Body {
 /// Tools of a request.
 #[derive(Clone, Debug, PartialEq)]
 pub struct OfferedTools<'a> {
-    /// Tools that the model is told of.
+    /// Tools that the model sees.
     pub shown: &'a [Value],
-    /// Tools one of which it has to call; none where it may answer.
+    /// Tools one of which the model must call; empty where it may answer with text.
     pub forced: Vec<&'a Value>,
 }
 
 impl OfferedTools<'_> {
-    /// Names of the tools.
+    /// Returns the names of the tools.
     pub fn names(&self) -> Vec<String> {
         self.shown.iter().filter_map(|t| Some(t["function"]["name"].as_str()?.to_string())).collect()
     }
 }
 
-/// Parameters that both kinds of requests have.
+/// Parameters of both kinds of requests.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Params {
-    /// Most new tokens, where the request says.
+    /// Most new tokens, where the request sets it.
     pub max_new: Option<usize>,
     /// Sampling: how tokens are chosen.
     pub sampling: Sampling,
-    /// Answers to each prompt.
+    /// Number of answers to each prompt.
     pub choices: usize,
     /// Texts that end an answer.
     pub stops: Vec<String>,
-    /// Alternatives that are reported with each token.
+    /// Number of alternatives reported with each token.
     pub logprobs: Option<usize>,
-    /// Send tokens as they come.
+    /// True if tokens are sent as they come.
     pub stream: bool,
-    /// Send counts at the end of a stream.
+    /// True if a stream ends with token counts.
     pub include_usage: bool,
     /// JSON schema of the answer.
     pub schema: Option<Value>,
-    /// Go on behind end tokens.
+    /// True if the answer continues after end tokens.
     pub ignore_eos: bool,
 }
 
 impl Body {
-    /// Reads a body.
+    /// Parses a body.
     ///
     /// # Errors
-    /// It is not JSON, or a key has another type.
+    /// The body is not JSON, or a key has the wrong type.
     pub fn parse(bytes: &[u8]) -> Result<Body, ApiError> {
         let value: Value = anemoe_io::json::parse(bytes)
             .map_err(|e| ApiError::invalid(format!("the body is not valid JSON: {e}")))?;
@@ -190,10 +190,10 @@ impl Body {
         })
     }
 
-    /// Tools that the model may call, and those one of which it has to call.
+    /// Returns the tools that the model may call, and those of which it must call one.
     ///
     /// # Errors
-    /// A tool has no name, or one is to be called that is not there.
+    /// A tool has no name, or the chosen tool does not exist.
     pub fn tools(&self) -> Result<OfferedTools<'_>, ApiError> {
         let shown = self.tools.as_deref().unwrap_or_default();
         for (i, tool) in shown.iter().enumerate() {
@@ -227,10 +227,10 @@ impl Body {
         Ok(OfferedTools { shown, forced })
     }
 
-    /// Variables of the template that this request sets, such as `enable_thinking`.
+    /// Returns the template variables that this request sets, such as `enable_thinking`.
     ///
     /// # Errors
-    /// One is the template's own.
+    /// A variable is one that only the server sets.
     pub fn template_variables(&self) -> Result<Map<String, Value>, ApiError> {
         let variables = self.chat_template_kwargs.clone().unwrap_or_default();
         match variables.keys().find(|key| TEMPLATE_OWN.contains(&key.as_str())) {
@@ -241,20 +241,20 @@ impl Body {
         }
     }
 
-    /// Checks parameters; `own` are those of the model where the request says nothing.
+    /// Checks the parameters; `own` are the model's values for parameters that the request leaves out.
     ///
     /// # Errors
     /// A parameter is out of range or not supported.
     pub fn params(&self, own: &SamplingDefaults, is_chat: bool) -> Result<Params, ApiError> {
         self.refuse_unsupported()?;
         let max_new = match self.max_completion_tokens.or(self.max_tokens) {
-            // As llama.cpp's server has it: as many as there is room for.
+            // Like llama.cpp's server: as many as fit.
             Some(-1) => None,
             Some(..=0) => {
                 return Err(ApiError::param("max_tokens", "at least 1 is needed, or -1 for all that fit"));
             }
             Some(n) => Some(usize::try_from(n).unwrap_or(usize::MAX)),
-            // As in OpenAI's API.
+            // The default of OpenAI's API.
             None if !is_chat => Some(16),
             None => None,
         };
@@ -269,7 +269,7 @@ impl Body {
         if !(top_p > 0.0 && top_p <= 1.0) {
             return Err(ApiError::param("top_p", format!("{top_p} is not above 0 and at most 1")));
         }
-        // Below 0 is all of them, as 0 is.
+        // Negative numbers mean all tokens, like 0.
         let top_k = self.top_k.map(|k| usize::try_from(k.max(0)).unwrap_or(usize::MAX));
         let top_k = top_k.or(own.top_k).unwrap_or(0);
         let seed = self.seed.map_or_else(fresh_seed, |seed| seed as u64);
@@ -368,7 +368,7 @@ impl Body {
     }
 }
 
-/// A message about a type with JSON's words in place of Rust's.
+/// Translates a message about a type from Rust's words to JSON's.
 fn in_words(message: &str) -> String {
     let words = [
         ("expected f64", "expected a number"),
@@ -383,7 +383,7 @@ fn in_words(message: &str) -> String {
     words.iter().fold(message.to_string(), |text, (from, to)| text.replace(from, to))
 }
 
-/// Refuses options of other servers that would change the answer, and are not known here.
+/// Refuses options of other servers that would change the answer and have no effect here.
 fn refuse_others(body: &Value) -> Result<(), ApiError> {
     let number = |(name, neutral): &&(&'static str, f64)| body[*name].as_f64().is_some_and(|n| n != *neutral);
     let switch =
@@ -404,12 +404,12 @@ fn refuse_others(body: &Value) -> Result<(), ApiError> {
     }
 }
 
-/// A seed that nobody chose.
+/// Returns a random seed.
 fn fresh_seed() -> u64 {
     std::collections::hash_map::RandomState::new().build_hasher().finish()
 }
 
-/// Messages as templates read them: contents as one text, arguments of calls as objects.
+/// Converts messages to the form of templates: contents as one text, arguments of calls as objects.
 ///
 /// # Errors
 /// A message has no role or content of the API, or holds something else than text.

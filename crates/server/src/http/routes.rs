@@ -1,4 +1,4 @@
-//! Routes: the answer of each path.
+//! Routes: the handler of each path.
 
 use super::answer::{AnswerHeader, Endpoint};
 use super::api_error::ApiError;
@@ -23,18 +23,18 @@ use tokio::sync::mpsc::unbounded_channel;
 
 /// Most prompts of a completion.
 const MOST_PROMPTS: usize = 64;
-/// The chat page: one file, no script or style from elsewhere.
+/// The chat page: one file without external scripts or styles.
 const PAGE: &str = include_str!("page.html");
 const PAGE_POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; \
                            base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
-/// A request that has been understood.
+/// A request whose body is parsed and checked.
 struct PreparedRequest {
     header: AnswerHeader,
     params: Params,
     prompts: Vec<PromptText>,
     jobs: Vec<Job>,
-    /// Finds calls of tools, where there are any to call.
+    /// Parser of tool calls, if the request has tools.
     calls: Option<CallParser>,
 }
 
@@ -50,7 +50,7 @@ async fn answer(app: Arc<App>, request: Request, endpoint: Endpoint) -> Result<R
     let bytes = read_body(&app, request).await?;
     let (sender, events) = unbounded_channel();
     let engine = Arc::clone(&app);
-    // Templates, tokenizers and grammars take their time, and may not hold up connections.
+    // Templates, tokenizers and grammars take time, which must not block connections.
     let prepared = tokio::task::spawn_blocking(move || {
         let prepared = prepare(&app, &bytes, endpoint)?;
         Ok::<_, ApiError>(prepared)
@@ -88,7 +88,7 @@ async fn read_body(app: &App, request: Request) -> Result<Vec<u8>, ApiError> {
         let what = format!("the body has more than {} bytes", app.settings.max_body);
         ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, what).with_code("body_too_large")
     };
-    // A page of another origin can send anything but this without being asked.
+    // A page of another origin can send any content type but this one without a preflight.
     let kind = request.headers().get(header::CONTENT_TYPE).and_then(|v| v.to_str().ok()).unwrap_or_default();
     let kind = kind.split(';').next().unwrap_or_default().trim();
     let length =
@@ -195,7 +195,7 @@ fn prepare(app: &App, bytes: &[u8], endpoint: Endpoint) -> Result<PreparedReques
     Ok(PreparedRequest { header, params, prompts, jobs, calls })
 }
 
-/// Grammar of an answer: a call of one of the forced tools, or a schema.
+/// Makes the grammar of an answer: a call of one of the forced tools, or a schema; `None` where neither is asked for.
 fn grammar(app: &App, params: &Params, tools: &OfferedTools) -> Result<Option<Matcher>, ApiError> {
     if tools.forced.is_empty() {
         let grammar = params.schema.clone().map(|schema| app.grammars.json(&app.model, schema)).transpose();
@@ -313,7 +313,7 @@ pub async fn wrong_method() -> ApiError {
     ApiError::new(StatusCode::METHOD_NOT_ALLOWED, "this path takes another method")
 }
 
-/// The path as metrics name it: few names, whatever clients ask for.
+/// Returns the path's name in metrics: one of few names for any path.
 fn known_path(path: &str) -> &'static str {
     const PATHS: [&str; 8] = [
         "/",
@@ -331,7 +331,7 @@ fn known_path(path: &str) -> &'static str {
     PATHS.into_iter().find(|p| *p == path).unwrap_or("other")
 }
 
-/// Checks keys, adds headers for pages of other origins, counts and logs.
+/// Checks the API key, adds CORS headers, counts and logs the request.
 pub async fn watch(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
     let started = Instant::now();
     let path = known_path(request.uri().path());

@@ -1,4 +1,4 @@
-//! Events of the engine as a whole answer, or as server-sent events.
+//! Turns events of the engine into a whole answer, or into server-sent events.
 
 use super::answer::{AnswerHeader, Complete};
 use super::api_error::ApiError;
@@ -13,11 +13,11 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender};
 
-/// Sends events of one choice to its request. What waits in the channel is bounded by the tokens of the answer.
+/// Sends the events of one choice to its request. The answer's tokens bound the number of waiting events.
 pub struct ChannelSink {
-    /// Number of the choice.
+    /// Index of the choice.
     pub index: usize,
-    /// The request's channel.
+    /// Channel of the request.
     pub sender: UnboundedSender<(usize, AnswerEvent)>,
 }
 
@@ -31,7 +31,7 @@ impl Sink for ChannelSink {
     }
 }
 
-/// Adds up the counts of choices; those of one prompt are counted once.
+/// Adds up the token counts of choices; the prompt of several choices counts once.
 #[derive(Default)]
 struct UsageCounts {
     usage: Usage,
@@ -47,7 +47,7 @@ impl UsageCounts {
     }
 }
 
-/// The error that a client sees when an answer fails.
+/// Makes the error that a client receives when an answer fails.
 fn failure(failure: &JobFailure) -> ApiError {
     let status = StatusCode::SERVICE_UNAVAILABLE;
     match failure {
@@ -62,16 +62,16 @@ fn failure(failure: &JobFailure) -> ApiError {
     }
 }
 
-/// The engine ended without a word.
+/// Makes the error of an engine that ended without an answer.
 fn lost() -> ApiError {
     ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "the answer was lost")
 }
 
-/// Parts of a choice's text: all of it is text, unless calls are looked for.
+/// Splits a choice's text into parts; without a parser, all of it is text.
 #[derive(Clone, Default)]
 struct ChoiceText {
     parser: Option<CallParser>,
-    /// Calls so far.
+    /// Number of calls so far.
     calls: usize,
 }
 
@@ -88,7 +88,7 @@ impl ChoiceText {
     }
 }
 
-/// Waits for the whole answer of `n` choices, `per_prompt` to each prompt; `calls` finds calls of tools in it.
+/// Waits for the complete answer of `n` choices, `per_prompt` for each prompt. `calls` parses tool calls.
 ///
 /// # Errors
 /// A choice failed.
@@ -134,15 +134,15 @@ pub struct EventStream {
     /// Characters of each choice's tokens so far.
     offsets: Vec<usize>,
     texts: Vec<ChoiceText>,
-    /// Choices that have not ended.
+    /// Number of choices that have not ended.
     left: usize,
-    /// Pieces that are to be sent.
+    /// Events that are ready to be sent.
     ready: VecDeque<String>,
     is_done: bool,
 }
 
 impl EventStream {
-    /// A stream of `n` choices, `per_prompt` to each prompt; `calls` finds calls of tools in it.
+    /// Makes a stream of `n` choices, `per_prompt` for each prompt. `calls` parses tool calls.
     pub fn new(
         header: AnswerHeader,
         events: UnboundedReceiver<(usize, AnswerEvent)>,
@@ -180,9 +180,9 @@ impl EventStream {
         }
     }
 
-    /// Sends parts of a choice's text; the token that brought them goes with the first text, or alone.
+    /// Queues parts of a choice's text. The token that completed them goes with the first text, or alone if there is none.
     fn send(&mut self, index: usize, parts: Vec<AnswerPart>, mut choice: Option<&ChosenToken>) {
-        // Tokens without text say nothing, unless their probabilities are wanted.
+        // A token without text is sent only if its probability is wanted.
         let is_wanted = choice.is_some_and(|c| c.logprob.is_some());
         if is_wanted && !parts.iter().any(|part| matches!(part, AnswerPart::Text(_))) {
             let piece = self.header.piece(index, "", choice.take(), self.offsets[index]);

@@ -1,4 +1,4 @@
-//! A connection whose reader may not stop for long.
+//! A connection whose writes time out.
 
 use std::future::Future;
 use std::io::{self, ErrorKind};
@@ -9,16 +9,16 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::time::{Sleep, sleep};
 
-/// A connection that fails when a write waits too long: a client that does not read gives its place to others.
+/// A connection that fails when a write waits too long, so that clients that do not read free their place.
 pub struct TimedIo {
     stream: TcpStream,
     patience: Duration,
-    /// Runs while a write waits.
+    /// Timer that runs while a write waits.
     waiting: Option<Pin<Box<Sleep>>>,
 }
 
 impl TimedIo {
-    /// A connection whose writes wait at most `patience`.
+    /// Makes a connection whose writes wait at most `patience`.
     pub fn new(stream: TcpStream, patience: Duration) -> TimedIo {
         TimedIo { stream, patience, waiting: None }
     }

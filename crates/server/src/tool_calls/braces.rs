@@ -1,4 +1,4 @@
-//! Calls as a name with arguments in braces, as Gemma 4 writes them.
+//! Tool calls as a name with arguments in braces, as Gemma 4 writes them.
 //!
 //! ```text
 //! call:NAME{KEY:VALUE,KEY:VALUE}
@@ -13,11 +13,11 @@ use anemoe_runtime::tokenizer::Tokenizer;
 use serde_json::{Map, Value};
 use std::fmt::Write;
 
-/// Characters that no key without marks has.
+/// Characters that an unquoted key cannot have.
 const MARKS: [char; 5] = ['{', '}', '[', ']', ','];
-/// Depth of values within each other that is read.
+/// Most nested values that are read.
 const MAX_DEPTH: usize = 64;
-/// Depth of a schema that becomes rules of its own; below it any value is taken.
+/// Most nested schemas that become rules; deeper values are not restricted.
 const MAX_SCHEMA_DEPTH: usize = 16;
 
 /// Spelling of calls between their tags.
@@ -25,13 +25,13 @@ const MAX_SCHEMA_DEPTH: usize = 16;
 pub(super) struct BraceCalls {
     /// Text before the name.
     word: String,
-    /// Mark before and behind a text.
+    /// Mark before and after a text.
     quote: String,
 }
 
 impl BraceCalls {
-    /// Finds the spelling of a call whose only argument is `key`, a text: `word` stands before its name, `behind` behind it.
-    /// Gives what follows the call, too.
+    /// Finds the spelling of a call whose only argument is the text `key`: `word` precedes the call's name, `behind`
+    /// follows it. Returns the spelling and the text after the call.
     pub fn find<'a>(
         word: &str,
         behind: &'a str,
@@ -44,12 +44,12 @@ impl BraceCalls {
         (!quote.is_empty()).then_some((calls, rest))
     }
 
-    /// Mark before and behind a text.
+    /// Returns the mark before and after a text.
     pub fn quote(&self) -> &str {
         &self.quote
     }
 
-    /// Reads calls one behind the other; none where the text is something else.
+    /// Parses consecutive calls; `None` where the text is something else.
     pub fn read(&self, text: &str) -> Option<Vec<ToolCall>> {
         let mut rest = text.trim();
         let mut calls = Vec::new();
@@ -64,9 +64,9 @@ impl BraceCalls {
         (!calls.is_empty() && calls.iter().all(|call| !call.name.is_empty())).then_some(calls)
     }
 
-    /// A grammar in Lark of one call between these tags, of one of these tools.
+    /// Makes a grammar in Lark for one call, between these tags, of one of these tools.
     pub fn grammar(&self, tools: &[&Value], (begin, end): (&str, &str), tokenizer: &Tokenizer) -> String {
-        // A special token is no text to a grammar.
+        // A grammar does not match a special token as text.
         let mark = |text: &str| match tokenizer.special_id(text) {
             Some(id) => format!("<[{id}]>"),
             None => quoted(text),
@@ -101,7 +101,7 @@ impl BraceCalls {
     }
 }
 
-/// Values at the beginning of a text.
+/// Parser of values at the beginning of a text.
 struct BraceValues<'a> {
     rest: &'a str,
     quote: &'a str,
@@ -114,7 +114,7 @@ impl<'a> BraceValues<'a> {
         rest.is_some()
     }
 
-    /// A text between marks, or in quotation marks as JSON has them.
+    /// Parses a text between marks, or in quotation marks as in JSON.
     fn text(&mut self) -> Option<Option<String>> {
         if self.skip(self.quote) {
             let (text, rest) = self.rest.split_once(self.quote)?;
@@ -181,7 +181,7 @@ impl<'a> BraceValues<'a> {
                 let end = self.rest.find([',', '}', ']'])?;
                 let word = self.rest[..end].trim();
                 self.rest = &self.rest[end..];
-                // A word without marks is a text, since models forget them.
+                // A word without marks is a text, since models forget marks.
                 let known = serde_json::from_str(word).ok();
                 (!word.is_empty()).then(|| known.unwrap_or_else(|| word.into()))
             }
@@ -189,16 +189,16 @@ impl<'a> BraceValues<'a> {
     }
 }
 
-/// Rules of a grammar in Lark that schemas become.
+/// Rules in Lark that are made of schemas.
 struct Rules {
     lines: String,
     count: usize,
-    /// The mark around texts.
+    /// Mark around texts.
     quote: String,
 }
 
 impl Rules {
-    /// Adds a rule and gives its name.
+    /// Adds a rule. Returns its name.
     fn add(&mut self, body: &str) -> String {
         let name = format!("rule{}", self.count);
         self.count += 1;
@@ -206,7 +206,8 @@ impl Rules {
         name
     }
 
-    /// The rule of an object with the properties of a schema, in their order; those that are not required may be missing.
+    /// Makes the rule of an object with a schema's properties, in their order; optional properties may be missing.
+    /// Returns its name.
     fn object(&mut self, schema: &Value, depth: usize) -> String {
         let properties = schema["properties"].as_object();
         let Some(properties) = properties.filter(|p| !p.is_empty() && depth < MAX_SCHEMA_DEPTH) else {
@@ -221,7 +222,7 @@ impl Rules {
                 (format!("{} {value}", quoted(&format!("{name}:"))), is_required(name))
             })
             .collect();
-        // Pairs from one on, behind others and as the first: `rest` begins with a comma, `first` does not.
+        // Rules for the pairs from one on: `rest` follows other pairs and begins with a comma, `first` comes first.
         let (mut rest, mut first): (Option<String>, Option<String>) = (None, None);
         for (pair, is_required) in pairs.iter().rev() {
             let tail = rest.clone().unwrap_or_default();
@@ -242,7 +243,7 @@ impl Rules {
         self.add(&body)
     }
 
-    /// The rule of a value of a schema; any value where it asks for what has no rule here.
+    /// Makes the rule of a schema's value; any value where the schema has no rule here. Returns its name.
     fn value(&mut self, schema: &Value, depth: usize) -> String {
         if let Some(words) = schema["enum"].as_array().filter(|words| !words.is_empty()) {
             let one = |word: &Value| match word {
@@ -254,7 +255,7 @@ impl Rules {
         }
         match schema["type"].as_str() {
             Some("string") => "text".into(),
-            // These look as they do in JSON.
+            // These types are written as in JSON.
             Some("integer" | "number" | "boolean" | "null") => self.add(&format!("%json {schema}")),
             Some("object") => self.object(schema, depth),
             Some("array") if depth < MAX_SCHEMA_DEPTH => {

@@ -1,4 +1,4 @@
-//! Form in which a chat template writes calls.
+//! The form in which a chat template writes tool calls.
 
 use super::ToolCall;
 use super::braces::BraceCalls;
@@ -7,29 +7,29 @@ use anemoe_runtime::chat::{ChatTemplate, message};
 use anemoe_runtime::tokenizer::Tokenizer;
 use serde_json::{Map, Value, json};
 
-/// Names that stand in no other text.
+/// Markers that occur in no other text.
 const TOOL: &str = "MARKOFATOOL";
 const CALL: &str = "MARKOFACALL";
-/// Key and value of the only argument of that call.
+/// Key and value of the marker call's only argument.
 const ARGUMENT: (&str, &str) = ("key", "value");
-/// Longest tag before or behind a call.
+/// Most bytes of a tag before or after a call.
 const MAX_TAG: usize = 64;
 
-/// Form in which a template writes calls.
+/// The form in which a template writes tool calls.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CallForm {
-    /// Tags before and behind a call; none where the call is the whole answer.
+    /// Tags before and after a call; `None` where the call is the whole answer.
     pub(super) tags: Option<(String, String)>,
-    /// Text between them.
+    /// Syntax between the tags.
     pub(super) syntax: CallSyntax,
 }
 
-/// Text of a call between its tags.
+/// Syntax of a call between its tags.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum CallSyntax {
-    /// An object with a name and arguments.
+    /// A JSON object with a name and arguments.
     Json {
-        /// Text between a tag and the object, as the template has it.
+        /// Text between a tag and the object, as in the template.
         blank: String,
         /// Key of the arguments: `arguments` or `parameters`.
         key: String,
@@ -38,14 +38,14 @@ pub(super) enum CallSyntax {
     Braces(BraceCalls),
 }
 
-/// Describes one tool, as requests do.
+/// Returns the description of a tool, in the form of requests.
 fn marked_tool() -> Value {
     let parameters = json!({"type": "object", "properties": {ARGUMENT.0: {"type": "string"}}});
     json!({"type": "function", "function": {"name": TOOL, "description": "", "parameters": parameters}})
 }
 
 impl CallForm {
-    /// Finds the form of a template; none where it has none of these.
+    /// Finds the form of a template; `None` where it writes no calls, or in an unknown form.
     pub fn of(template: &ChatTemplate) -> Option<CallForm> {
         if !template.takes_tools() {
             return None;
@@ -59,7 +59,7 @@ impl CallForm {
         CallForm::of_json(&whole).or_else(|| CallForm::of_braces(&whole))
     }
 
-    /// Finds the object of the call in a rendered conversation.
+    /// Finds the JSON object of the marker call in a rendered conversation.
     fn of_json(whole: &str) -> Option<CallForm> {
         let start = whole[..whole.find(CALL)?].rfind('{')?;
         let mut calls = serde_json::Deserializer::from_str(&whole[start..]).into_iter::<Map<String, Value>>();
@@ -81,7 +81,7 @@ impl CallForm {
             (Some(tags), _) => {
                 Some(CallForm { tags: Some(tags), syntax: CallSyntax::Json { blank, key: key.into() } })
             }
-            // Without tags, this key alone tells a call from another object.
+            // Without tags, only this key distinguishes a call from another object.
             (None, "parameters") => Some(CallForm {
                 tags: None,
                 syntax: CallSyntax::Json { blank: String::new(), key: key.into() },
@@ -90,7 +90,7 @@ impl CallForm {
         }
     }
 
-    /// Finds the name with its braces in a rendered conversation.
+    /// Finds the marker call with braces in a rendered conversation.
     fn of_braces(whole: &str) -> Option<CallForm> {
         let at = whole.find(CALL)?;
         let (begin, word) = last_tag(&whole[..at])?;
@@ -99,7 +99,7 @@ impl CallForm {
         Some(CallForm { tags: Some((begin, end)), syntax: CallSyntax::Braces(calls) })
     }
 
-    /// Special tokens that stand for text of a call, so that it must be shown.
+    /// Returns the special tokens that are part of a call's text, so that decoding must show them.
     pub fn marks(&self, tokenizer: &Tokenizer) -> Vec<u32> {
         let tags = self.tags.iter().flat_map(|(begin, end)| [begin.as_str(), end.as_str()]);
         let quote = match &self.syntax {
@@ -109,7 +109,7 @@ impl CallForm {
         tags.chain(quote).filter_map(|mark| tokenizer.special_id(mark)).collect()
     }
 
-    /// A grammar in Lark of one call, of one of these tools.
+    /// Makes a grammar in Lark for one call of one of these tools.
     pub fn grammar(&self, tools: &[&Value], tokenizer: &Tokenizer) -> String {
         match &self.syntax {
             CallSyntax::Json { blank, key } => self.json_grammar(tools, blank, key),
@@ -141,7 +141,7 @@ impl CallForm {
         grammar
     }
 
-    /// The calls that a text between tags is, one at least; none where it is something else.
+    /// Parses the text between tags as calls, at least one; `None` where it is something else.
     pub(super) fn read(&self, text: &str) -> Option<Vec<ToolCall>> {
         match &self.syntax {
             CallSyntax::Json { key, .. } => self.read_json(text, key).map(|call| vec![call]),
@@ -164,13 +164,13 @@ impl CallForm {
     }
 }
 
-/// The tag that a text begins with.
+/// Returns the tag with which a text begins.
 fn first_tag(text: &str) -> Option<String> {
     let end = text.find('>').filter(|end| *end < MAX_TAG)?;
     text.starts_with('<').then(|| text[..=end].to_string())
 }
 
-/// The last tag of a text, and what stands behind it.
+/// Returns the last tag of a text, and the text after it.
 fn last_tag(text: &str) -> Option<(String, &str)> {
     let tag = first_tag(&text[text.rfind('<')?..])?;
     let behind = &text[text.rfind('<')? + tag.len()..];

@@ -1,4 +1,4 @@
-//! Calls of tools in the text of an answer.
+//! Tool calls in the text of an answer.
 //!
 //! ```text
 //! Tagged   some words <tool_call>{"name": "f", "arguments": {..}}</tool_call> <tool_call>..     Qwen, Hermes
@@ -6,8 +6,8 @@
 //! Bare     {"name": "f", "parameters": {..}}                                                    Llama 3; the whole answer
 //! ```
 //!
-//! The form of a model is found by rendering a call that its template did not see before. Templates that write calls in
-//! another way have no form here: their calls stay text.
+//! The form of a model is found by rendering a marker call with its template. Templates that write calls in another way
+//! have no form here: their calls stay text.
 
 mod braces;
 mod call_form;
@@ -21,16 +21,16 @@ pub use parser::CallParser;
 pub struct ToolCall {
     /// Name of the tool.
     pub name: String,
-    /// Its arguments, JSON as text.
+    /// Arguments as JSON text.
     pub arguments: String,
 }
 
-/// Piece of an answer.
+/// Part of an answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum AnswerPart {
-    /// Text for people.
+    /// Text for the user.
     Text(String),
-    /// A call.
+    /// A tool call.
     Call(ToolCall),
 }
 
@@ -69,7 +69,7 @@ mod tests {
         }
     }
 
-    /// All parts of an answer that is cut into these pieces, with neighbouring texts joined.
+    /// Returns all parts of an answer that arrives in these pieces, neighbouring texts joined.
     fn parts(form: &CallForm, pieces: &[&str]) -> Vec<AnswerPart> {
         let mut parser = CallParser::new(form.clone(), vec!["f".into(), "g".into()]);
         let mut all: Vec<AnswerPart> = Vec::new();
@@ -83,7 +83,7 @@ mod tests {
         all
     }
 
-    /// Checks an answer however it is cut in three.
+    /// Checks the parts of an answer for every way to cut it in three pieces.
     fn check(form: &CallForm, text: &str, expected: &[AnswerPart]) {
         let places: Vec<usize> = text.char_indices().map(|(i, _)| i).chain([text.len()]).collect();
         for &a in &places {
@@ -112,7 +112,7 @@ mod tests {
         check(&form, one, &[call("f", r#"{"p":"Kö<"}"#)]);
         let two = format!("So:\n\n{one}\n<tool_call>{{\"name\":\"g\"}}</tool_call> x");
         check(&form, &two, &[text("So:"), call("f", r#"{"p":"Kö<"}"#), call("g", "{}"), text(" x")]);
-        // Arguments as text, and an end without its tag.
+        // Arguments as a text, and an answer that ends without the end tag.
         let open = r#"<tool_call>{"name": "f", "arguments": "{\"a\": 1}"}"#;
         check(&form, open, &[call("f", r#"{"a": 1}"#)]);
     }
@@ -146,7 +146,7 @@ mod tests {
         ] {
             check(&form, same, &[text(same)]);
         }
-        // Words are not held back.
+        // Plain words are not held back.
         let mut parser = CallParser::new(form, vec![]);
         assert_eq!(parser.push("So "), [text("So ")]);
         assert_eq!(parser.push("{"), [text("{")]);
@@ -171,7 +171,7 @@ mod tests {
                 r#"call:a-b.c{x:{y:[1,-2.5e3,true,null,<|"|>z<|"|>]},w:[]}"#,
                 vec![("a-b.c", r#"{"x":{"y":[1,-2.5e3,true,null,"z"]},"w":[]}"#)],
             ),
-            // Marks around keys, quotation marks as in JSON, blanks, and words without any.
+            // Marks around keys, JSON's quotation marks, blanks, and words without marks.
             (
                 r#" call:f { <|"|>k 1<|"|> : "a\"b" , city: New York } "#,
                 vec![("f", r#"{"k 1":"a\"b","city":"New York"}"#)],

@@ -1,28 +1,28 @@
-//! Calls in an answer that comes piece by piece.
+//! Finds tool calls in an answer that arrives in pieces.
 
 use super::{AnswerPart, CallForm, ToolCall};
 
-/// Finds calls in an answer that comes piece by piece. What may be a call or the blanks before one is held back.
+/// Finds tool calls in an answer that arrives in pieces. Holds back text that may begin a call, and blanks before it.
 #[derive(Clone)]
 pub struct CallParser {
     form: CallForm,
     /// Names of the request's tools.
     names: Vec<String>,
-    /// Text that was not given away.
+    /// Text that is held back.
     held: String,
-    /// The begin tag came, and the end tag did not.
+    /// True if the begin tag came, but not the end tag.
     is_inside: bool,
-    /// Text that is no blank came: the whole answer is no call.
+    /// True if the answer begins with other text, so that it is no call.
     is_text: bool,
 }
 
 impl CallParser {
-    /// Looks for calls of these tools.
+    /// Makes a parser of calls of the tools `names`.
     pub fn new(form: CallForm, names: Vec<String>) -> CallParser {
         CallParser { form, names, held: String::new(), is_inside: false, is_text: false }
     }
 
-    /// Adds a piece; gives what is known now.
+    /// Adds a piece of the answer. Returns the parts that are certain now.
     pub fn push(&mut self, piece: &str) -> Vec<AnswerPart> {
         self.held.push_str(piece);
         let mut parts = Vec::new();
@@ -47,7 +47,7 @@ impl CallParser {
             let mut before = std::mem::replace(&mut self.held, rest);
             before.truncate(at);
             match (self.is_inside, self.form.read(&before)) {
-                // Blanks before a call are none of the text.
+                // Blanks before a call are not part of the text.
                 (false, _) => add_text(parts, before.trim_end().to_string()),
                 (true, Some(calls)) => parts.extend(calls.into_iter().map(AnswerPart::Call)),
                 (true, None) => add_text(parts, format!("{begin}{before}{end}")),
@@ -55,7 +55,7 @@ impl CallParser {
             self.is_inside = !self.is_inside;
         }
         if !self.is_inside {
-            // What may begin a tag, and blanks before it.
+            // Text that may begin a tag, and blanks before it.
             let (tag, held) = (begin.as_bytes(), self.held.as_bytes());
             let kept = (1..tag.len()).rev().find(|n| held.ends_with(&tag[..*n]));
             let shown = self.held[..self.held.len() - kept.unwrap_or(0)].trim_end().len();
@@ -64,7 +64,7 @@ impl CallParser {
         }
     }
 
-    /// Gives what was held back when the answer ended; a call whose end tag did not come counts where it is whole.
+    /// Returns the parts of the held text when the answer has ended; a complete call without its end tag counts.
     pub fn finish(&mut self) -> Vec<AnswerPart> {
         let held = std::mem::take(&mut self.held);
         let mut parts = Vec::new();

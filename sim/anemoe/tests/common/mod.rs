@@ -1,4 +1,4 @@
-//! Runs the program that is built against the fake.
+//! Runs the program that is built with the fake Core ML.
 #![allow(dead_code)]
 
 use serde_json::Value;
@@ -6,10 +6,10 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use tempfile::TempDir;
 
-/// A bundle's checkpoint of each family.
+/// Fixtures of checkpoints, one of each family.
 pub const TINY: [&str; 2] = ["tiny-gemma4-moe", "tiny-zaya"];
 
-/// Folders of one test, faults included.
+/// Folder of one test: bundles, caches, planted faults.
 pub struct Sandbox {
     pub dir: TempDir,
 }
@@ -19,12 +19,12 @@ impl Sandbox {
         Sandbox { dir: tempfile::tempdir().unwrap() }
     }
 
-    /// A path in the sandbox.
+    /// Returns a path in the sandbox.
     pub fn path(&self, name: &str) -> PathBuf {
         self.dir.path().join(name)
     }
 
-    /// The program, with a cache of its own.
+    /// Makes a command of the program with the sandbox's cache, temporary folder and faults.
     pub fn anemoe(&self, args: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_anemoe"));
         command.args(args).env("XDG_CACHE_HOME", self.path("cache")).env("TMPDIR", self.path(""));
@@ -35,26 +35,26 @@ impl Sandbox {
         command
     }
 
-    /// Plants faults from now on, a line each; none with an empty text.
+    /// Plants faults, a line each, that apply from now on; an empty text plants none.
     pub fn plant(&self, lines: &str) {
         std::fs::write(self.path("faults"), lines).unwrap();
     }
 
-    /// Runs it and gives its exit status, standard output and standard error.
+    /// Runs the program. Returns its exit status, standard output and standard error.
     pub fn run(&self, args: &[&str]) -> (i32, String, String) {
         let output = self.anemoe(args).output().unwrap();
         let text = |b: Vec<u8>| String::from_utf8_lossy(&b).into_owned();
         (output.status.code().unwrap_or(-1), text(output.stdout), text(output.stderr))
     }
 
-    /// Runs it with `--json`, expecting this exit status, and gives the document.
+    /// Runs the program with `--json`, checks its exit status and returns the document.
     pub fn json(&self, expected: i32, args: &[&str]) -> Value {
         let (code, out, err) = self.run(&[args, &["--json"]].concat());
         assert_eq!(code, expected, "{args:?}\n{out}\n{err}");
         serde_json::from_str(&out).unwrap_or_else(|e| panic!("{args:?}: {e}\n{out}"))
     }
 
-    /// Runs it expecting exit status 2, no panic, and each of `says` in the message.
+    /// Runs the program and checks that it ends with status 2, without a panic, and with each of `says` in its message.
     pub fn refused(&self, args: &[&str], says: &[&str]) {
         let (code, out, err) = self.run(args);
         assert_eq!(code, 2, "{args:?}\n{out}\n{err}");
@@ -64,7 +64,7 @@ impl Sandbox {
         }
     }
 
-    /// Builds a bundle of a fixture, without gates.
+    /// Builds a bundle of a fixture, without gates. Returns its path.
     pub fn build(&self, fixture: &str, options: &[&str]) -> PathBuf {
         let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures").join(fixture);
         let bundle = self.path(&format!("{fixture}.anemoe"));

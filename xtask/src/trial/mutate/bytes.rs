@@ -1,11 +1,11 @@
-//! Damage by bytes.
+//! Damages bytes of a file.
 
 use super::super::choices::Choices;
 
-/// Cuts, flips, overwrites, removes, repeats or adds bytes.
+/// Truncates the file, or flips, overwrites, removes, repeats or adds bytes.
 pub fn damage_bytes(file: &mut Vec<u8>, r: &mut Choices) {
     let n = file.len();
-    // Heads decide more than data: half of all places are in the first kilobyte.
+    // Headers matter more than data: half of all places are in the first kilobyte.
     let at = if r.once_in(2) { r.below(n.min(1024)) } else { r.below(n) };
     let len = 1 + r.below(64.min(n - at.min(n)).max(1));
     let end = (at + len).min(n);
@@ -29,7 +29,7 @@ pub fn damage_bytes(file: &mut Vec<u8>, r: &mut Choices) {
     }
 }
 
-/// Overwrites 4 or 8 bytes with a number at which readers fail.
+/// Overwrites 1, 2, 4 or 8 bytes with a number at which readers tend to fail.
 pub fn overwrite_number(file: &mut [u8], at: usize, r: &mut Choices) {
     let value = r.edge().to_le_bytes();
     let width = *r.pick(&[1, 2, 4, 8]);

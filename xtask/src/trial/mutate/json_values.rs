@@ -1,13 +1,13 @@
-//! Changes of JSON: values of other types and sizes, keys that are missing or there twice, text that is no JSON.
+//! Damages JSON: values of other types and sizes, missing and repeated keys, text that is not JSON.
 
 use super::super::choices::Choices;
 use super::bytes::damage_bytes;
 use serde_json::{Map, Value, json};
 
-/// Marks a key that is written under the name behind it, so that a name is there twice.
+/// Prefix of a key that is written without it, so that the key occurs twice.
 const TWICE: &str = "@twice@";
 
-/// Changes a document, or what is written of it.
+/// Changes values of a JSON document, or its text.
 pub fn edit(text: &mut Vec<u8>, r: &mut Choices) {
     let Ok(mut value) = serde_json::from_slice::<Value>(text) else { return damage_bytes(text, r) };
     if r.once_in(8) {
@@ -19,12 +19,12 @@ pub fn edit(text: &mut Vec<u8>, r: &mut Choices) {
     *text = write(&value);
 }
 
-/// The text of a document; marked keys lose their mark.
+/// Writes a document as text; marked keys lose their mark.
 pub fn write(value: &Value) -> Vec<u8> {
     value.to_string().replace(TWICE, "").into_bytes()
 }
 
-/// Changes a random place of a document.
+/// Changes a random value of a document.
 pub fn change(value: &mut Value, r: &mut Choices) {
     let n = count(value);
     let mut at = r.below(n);
@@ -39,7 +39,7 @@ fn count(value: &Value) -> usize {
     }
 }
 
-/// Calls `then` on the value at a place, counted from the outside.
+/// Calls `then` on value number `at`, counted from the outside in. Tells whether it was found.
 fn visit(value: &mut Value, at: &mut usize, then: &mut dyn FnMut(&mut Value)) -> bool {
     if *at == 0 {
         then(value);
@@ -114,7 +114,7 @@ fn keys(all: &mut Map<String, Value>, r: &mut Choices) {
     }
 }
 
-/// A value that is seldom expected.
+/// Draws a value that readers seldom expect.
 fn hostile(r: &mut Choices) -> Value {
     match r.below(20) {
         0 => Value::Null,
@@ -140,7 +140,7 @@ fn hostile(r: &mut Choices) -> Value {
     }
 }
 
-/// Changes the text so that it may be JSON no longer.
+/// Changes the text so that it may not be JSON any more.
 fn spoil(text: &mut Vec<u8>, r: &mut Choices) {
     let digits: Vec<usize> =
         text.iter().enumerate().filter(|(_, b)| b.is_ascii_digit()).map(|(i, _)| i).collect();

@@ -1,4 +1,4 @@
-//! Damage to files: by bytes, and by the structure of their format.
+//! Damages files, by bytes and by the structure of their format.
 
 mod bytes;
 mod json_values;
@@ -24,7 +24,7 @@ pub enum FileFormat {
     Other,
 }
 
-/// The format of a file.
+/// Returns the format of a file by its name.
 pub fn format(path: &Path) -> FileFormat {
     match path.extension().and_then(|e| e.to_str()).unwrap_or_default() {
         "json" => FileFormat::Json,
@@ -39,7 +39,7 @@ pub fn format(path: &Path) -> FileFormat {
     }
 }
 
-/// Changes the structure of a file.
+/// Changes the structure of a file of this format.
 pub fn structure(file: &mut Vec<u8>, format: FileFormat, r: &mut Choices) {
     match format {
         FileFormat::Json => json_values::edit(file, r),
@@ -76,11 +76,11 @@ fn lines(file: &mut Vec<u8>, r: &mut Choices) {
     *file = lines.concat();
 }
 
-/// Changes the header of a weight file or the metadata of a blob, which start at multiples of 64 bytes.
+/// Changes the header of a weight file or a blob's metadata, which start at multiples of 64 bytes.
 fn blobs(file: &mut [u8], r: &mut Choices) {
     let units = file.len() / 64;
     let unit = if r.once_in(4) { 0 } else { r.below(units) };
-    // Count and version of the file; sentinel, type, size, offset and unused bits of a blob.
+    // Fields: count and version of the file; sentinel, type, size, offset and unused bits of a blob.
     let (at, width) = *r.pick(&[(0, 4), (4, 4), (8, 8), (16, 8), (24, 8)]);
     let value = if width == 4 && r.once_in(2) { r.below(32) as u64 } else { r.edge() };
     for (to, from) in file.iter_mut().skip(unit * 64 + at).zip(&value.to_le_bytes()[..width]) {

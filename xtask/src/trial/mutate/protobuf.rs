@@ -1,17 +1,17 @@
-//! Changes of protocol buffers, without their schema: fields of other values, missing, repeated, swapped or cut.
+//! Damages protocol buffers without their schema: fields with other values, missing, repeated, swapped or truncated.
 
 use super::super::choices::Choices;
 use super::bytes::damage_bytes;
 
-/// A field as it is in the file.
+/// A field as stored.
 struct Field {
     number: u64,
     wire: u8,
-    /// Without the key, and without the length where there is one.
+    /// Value, without the key and without the length.
     value: Vec<u8>,
 }
 
-/// Changes one field, at any depth. Lengths around it follow, but for once in ten times.
+/// Changes one field, at any depth. Enclosing lengths are adjusted, except once in ten times.
 pub fn edit(message: &[u8], r: &mut Choices) -> Vec<u8> {
     let Some(mut fields) = parse(message).filter(|f| !f.is_empty()) else {
         let mut bytes = message.to_vec();

@@ -1,4 +1,4 @@
-//! Changes of files of tensors: lies about types, shapes, places and lengths, and values that are no numbers.
+//! Damages tensor files: wrong types, shapes, offsets and lengths, and values that are NaN or infinite.
 
 use super::super::choices::Choices;
 use super::bytes::{damage_bytes, overwrite_number};
@@ -60,7 +60,7 @@ pub fn safetensors(file: &mut Vec<u8>, r: &mut Choices) {
     *file = out;
 }
 
-/// Writes the tiny model as a GGUF file with wrong counts, types, places, keys or values.
+/// Writes the tiny model as a GGUF file with wrong counts, types, offsets, keys or values.
 pub fn gguf(file: &mut Vec<u8>, r: &mut Choices) {
     if r.once_in(3) {
         let head = r.below(file.len().min(8192));
@@ -104,7 +104,7 @@ pub fn gguf(file: &mut Vec<u8>, r: &mut Choices) {
     *file = g.write();
 }
 
-/// Changes the header of an array, or its values.
+/// Changes the header of a NumPy array, or its values.
 pub fn npy(file: &mut Vec<u8>, r: &mut Choices) {
     let length = file.get(8..10).map_or(0, |n| usize::from(n[0]) | usize::from(n[1]) << 8);
     let data = 10 + length;
@@ -113,7 +113,7 @@ pub fn npy(file: &mut Vec<u8>, r: &mut Choices) {
         return overwrite_number(file, at, r);
     }
     if r.once_in(3) && data < file.len() {
-        // NaN and infinity in f32 and f64; far outside of any vocabulary as integers.
+        // NaN and infinity in f32 and f64; as integers, far outside any vocabulary.
         let value = *r.pick(&[f64::NAN.to_bits(), 0x7f80_0000_7f80_0000, u64::MAX, 0x7fff_ffff_7fff_ffff, 0]);
         let at = data + r.below((file.len() - data) / 8 + 1) * 8;
         let n = 8.min(file.len() - at.min(file.len()));
@@ -138,7 +138,7 @@ pub fn npy(file: &mut Vec<u8>, r: &mut Choices) {
         _ => text.replacen(char::is_numeric, &edge.to_string(), 1),
     };
     let mut header = edited.into_bytes();
-    // The length of the header follows, but for once in five times.
+    // The header's length is adjusted, except once in five times.
     let said = if r.once_in(5) { length } else { header.len() } as u16;
     let mut out = file[..8].to_vec();
     out.extend(said.to_le_bytes());
@@ -147,10 +147,10 @@ pub fn npy(file: &mut Vec<u8>, r: &mut Choices) {
     *file = out;
 }
 
-/// Writes an archive again with an array that is changed, missing, or under another name.
+/// Rewrites an archive of arrays with an array that is changed, missing, or renamed.
 pub fn npz(file: &mut Vec<u8>, r: &mut Choices) {
     if r.once_in(4) {
-        // The directory is at the end.
+        // The directory is at the end of the archive.
         let at = file.len().saturating_sub(1 + r.below(256));
         return overwrite_number(file, at, r);
     }

@@ -11,21 +11,21 @@ use anemoe_io::{Error, Temporary};
 use serde_json::{Map, Value, json};
 use std::path::Path;
 
-/// Longest reason in an event.
+/// Longest reason in an event, in characters.
 const MAX_REASON: usize = 600;
 
 /// Additions of an import.
 pub struct Added {
-    /// The report was there already.
+    /// True if the report was there already.
     pub already: bool,
-    /// Events that the book got.
+    /// Number of events that the book got.
     pub events: usize,
 }
 
-/// Adds what a report found, unless it is there.
+/// Adds the findings of a report to the evidence and to the book, unless they are there.
 ///
 /// # Errors
-/// A folder or the book cannot be written, or is something else.
+/// A folder or the book cannot be written, is a bundle or a file, or the book is damaged.
 pub fn add(found: &ReportFindings, digest: &str, evidence: &Path, book: &Path) -> anyhow::Result<Added> {
     for folder in [evidence, book] {
         let what = "evidence: this is a bundle; give a folder of its own";
@@ -36,7 +36,7 @@ pub fn add(found: &ReportFindings, digest: &str, evidence: &Path, book: &Path) -
             return Err(Error::invalid(folder, "evidence: a file, where a folder is wanted").into());
         }
     }
-    // A book that is damaged is found before anything is written.
+    // A damaged book is found before anything is written.
     journal::read(book)?;
     let target = evidence.join(&found.report);
     let already = target.join(REPORT_FILE).is_file();
@@ -72,7 +72,8 @@ fn write_folder(found: &ReportFindings, digest: &str, evidence: &Path, target: &
     Ok(anemoe_io::sync_dir(evidence).map_err(|e| Error::io(evidence, e))?)
 }
 
-/// Begins the experiment of a report, and adds an event for each stage that was run; what is there stays.
+/// Begins the experiment of a report and adds an event for each stage that was run. Existing events stay. Returns the
+/// number of new events.
 fn write_book(found: &ReportFindings, book: &Path) -> anyhow::Result<usize> {
     let before = if book.is_dir() { journal::read(book)?.events } else { Vec::new() };
     let mut added = 0;
@@ -131,7 +132,7 @@ fn event(found: &ReportFindings, record: &StageRecord) -> Event {
     }
 }
 
-/// A text of bounded length without control characters.
+/// Cuts a text to `MAX_REASON` characters, with blanks for control characters.
 fn shortened(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(MAX_REASON).collect()
 }

@@ -1,5 +1,5 @@
-//! Findings of a report: rows of a table of outcomes, a profile of the chip, and how stages ended. Nothing is taken on trust that
-//! can be held against another entry.
+//! Findings of a report: rows of a table of outcomes, a profile of the chip, and how stages ended. Every entry that another
+//! entry can contradict is checked against it.
 
 use super::placed::{PlacedPackages, has_document};
 use crate::mac_report::archive::ReportArchive;
@@ -16,13 +16,13 @@ use cells::OutcomeCells;
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Hexadecimal digits of a report's name.
+/// Number of hexadecimal digits of the digest in a report's name.
 const DIGITS: usize = 10;
-/// Longest name of a package, a system or a chip.
+/// Longest name of a package, a system or a chip, in bytes.
 const MAX_NAME: usize = 200;
-/// Longest cell.
+/// Longest cell, in bytes.
 const MAX_CELL: usize = 4096;
-/// Most packages.
+/// Most packages of a report.
 const MAX_PACKAGES: usize = 10_000;
 /// Columns that the import fills itself.
 const OWN_COLUMNS: [&str; 9] = ["id", "project", "label", "units", "target", "chip", "os", "name", "source"];
@@ -31,22 +31,22 @@ const OWN_COLUMNS: [&str; 9] = ["id", "project", "label", "units", "target", "ch
 pub struct ReportFindings {
     /// Name of the report: the chip and a digest of its content.
     pub report: String,
-    /// Program that wrote it.
+    /// Program that wrote the report.
     pub generator: String,
-    /// Machine and model.
+    /// Machine and model of the report.
     pub system: ReportSystem,
     /// Rows of a table of outcomes.
     pub rows: Vec<OutcomeCells>,
-    /// Calibrated profile.
+    /// Calibrated profile of the chip; none if the report allows none.
     pub profile: Option<ChipProfile>,
-    /// Findings that are no evidence, and why.
+    /// Findings that are no evidence, and the reasons.
     pub left_out: Vec<String>,
-    /// Stages.
+    /// Records of the stages.
     pub stages: Vec<StageRecord>,
 }
 
 impl ReportFindings {
-    /// Reads what a report found.
+    /// Reads the findings of a report.
     ///
     /// # Errors
     /// An entry is missing, is not as expected, or contradicts another one; the message names it.
@@ -88,7 +88,7 @@ impl ReportFindings {
         Ok(ReportFindings { report, generator, system, rows, profile, left_out, stages })
     }
 
-    /// The table of the rows, as `check --outcomes` reads it.
+    /// Formats the rows as the table that `check --outcomes` reads.
     pub fn table(&self) -> String {
         table(&self.rows)
     }
@@ -152,7 +152,7 @@ fn check_packages(packages: &[DescribedPackage]) -> Result<(), String> {
     Ok(())
 }
 
-/// One row for each program and label.
+/// Makes one row for each program and label.
 fn rows(
     report: &str,
     system: &ReportSystem,
@@ -189,7 +189,7 @@ fn rows(
         ] {
             row.insert(column.into(), text);
         }
-        // A mistake in a cell names its package.
+        // An error in a cell names its package.
         outcomes::parse(&table(std::slice::from_ref(&row))).map_err(|e| {
             format!("entry `{PACKAGES}`: package `{}`: {}", p.name, e.trim_start_matches("line 2: "))
         })?;
@@ -203,7 +203,7 @@ fn rows(
     Ok(rows)
 }
 
-/// Calibrates a profile, or says why there is none.
+/// Calibrates a profile of the chip; the inner error is the reason why there is none.
 fn profile(
     archive: &ReportArchive,
     report: &str,
@@ -233,6 +233,6 @@ fn profile(
     let mut profile =
         calibrate(bench, &forecast, &base, &source).map_err(|e| format!("entry `{BENCH}`: {e}"))?;
     profile.chip = format!("{slug}{CALIBRATED}");
-    // Figures that are out of all bounds are refused as those of a file are.
+    // Figures out of bounds are refused, like those of a profile's file.
     ChipProfile::parse(&profile.text()).map(Ok).map_err(|e| format!("entry `{BENCH}`: {e}"))
 }

@@ -1,14 +1,14 @@
-//! Labels of packages: where they ran, from the documents of compile, check and soak.
+//! Labels of packages by the device that they ran on, from the documents of compile, check and soak.
 
 use crate::mac_report::stage::{StageEnd, StageName, StageRecord};
 use anemoe_gates::residency::device::{Device, DeviceCounts, PlanReport};
 use serde_json::Value;
 use std::collections::BTreeMap;
 
-/// Compute units of reports that count.
+/// Compute units of reports that count as evidence.
 const UNITS: &str = "cpuAndNeuralEngine";
 
-/// Labels by package, and what gave none.
+/// Labels by package, and reasons why packages have none.
 #[derive(Default)]
 pub struct PlacedPackages {
     pub labels: BTreeMap<String, &'static str>,
@@ -20,10 +20,10 @@ fn text<'a>(v: &'a Value, key: &str) -> &'a str {
 }
 
 impl PlacedPackages {
-    /// Reads the labels. A package that does not load or run has the label of that, whatever its plan says.
+    /// Reads the labels. A package that does not load or run has the label of that failure, whatever its plan says.
     ///
     /// # Errors
-    /// A document speaks of a package that the report does not have, or of another machine; the message names the entry.
+    /// A document names a package that the report does not have, or another machine; the message names the entry.
     pub fn of(
         known: &[&str],
         stages: &[StageRecord],
@@ -135,7 +135,7 @@ impl PlacedPackages {
     }
 }
 
-/// True if a stage was run to some end that its document tells of.
+/// Tells whether a stage ended with a document.
 pub fn has_document(record: &StageRecord) -> bool {
     matches!(record.end, StageEnd::Done | StageEnd::Failed) && !record.document.is_null()
 }

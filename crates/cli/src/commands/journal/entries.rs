@@ -1,4 +1,4 @@
-//! Entries: events that belong together, with what they say under each heading.
+//! Entries: groups of events of a journal, with texts and results under headings.
 
 use super::figures;
 use crate::experiment::{BEGINS, Experiment};
@@ -12,37 +12,37 @@ use std::collections::{HashMap, HashSet};
 /// Events that belong together: a build with its gates, or what was done for one intent.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Entry {
-    /// Id of its first event.
+    /// Id of the entry's first event.
     pub id: String,
-    /// Time at which that was written.
+    /// Time of the entry's first event.
     pub time: String,
-    /// The experiment that an entry of a book is.
+    /// Experiment, if the entry is one of a book.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub experiment: Option<Experiment>,
-    /// Kinds of its events in order, each once.
+    /// Kinds of the entry's events in order, each once.
     pub kinds: Vec<String>,
     /// Intents.
     pub intent: Vec<String>,
     /// Setup: model, options and machine.
     pub setup: Vec<String>,
-    /// Results of its runs.
+    /// Results of the entry's runs.
     pub result: Vec<RunOutcome>,
-    /// Notes besides.
+    /// Other notes.
     pub notes: Vec<String>,
-    /// Surprises, by the facts or by people.
+    /// Surprises, found by the program or written by people.
     pub surprise: Vec<String>,
     /// Lessons.
     pub lesson: Vec<String>,
     /// Next steps.
     pub next: Vec<String>,
-    /// Files by their hashes, and what people refer to.
+    /// Files by their hashes, and references that people gave.
     pub refs: Vec<String>,
-    /// The events as they are.
+    /// The events, unchanged.
     pub events: Vec<Event>,
 }
 
 impl Entry {
-    /// Texts of people and of the program about it, under their headings.
+    /// Returns the texts of people and of the program, under their headings.
     pub fn texts(&self) -> [(&'static str, &[String]); 6] {
         [
             ("intent", &self.intent),
@@ -60,13 +60,13 @@ impl Entry {
 pub struct RunOutcome {
     /// Id of the event.
     pub id: String,
-    /// Time at which it was written.
+    /// Time of the event.
     pub time: String,
     /// Kind of the event.
     pub kind: String,
     /// State of the event.
     pub status: String,
-    /// Duration.
+    /// Duration, in seconds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub seconds: Option<f64>,
     /// Figures with their names, as shown.
@@ -75,11 +75,11 @@ pub struct RunOutcome {
 
 /// Groups events, oldest entry first.
 ///
-/// An event that names another one belongs to its entry. Any other goes to the newest entry, unless it has an intent of its own
-/// and that entry has another.
+/// An event that names another event joins the entry of that event. Any other event joins the newest entry, unless it
+/// begins an experiment, or both have intents and these differ.
 pub fn entries(events: Vec<Event>) -> Vec<Entry> {
     let mut groups: Vec<Vec<Event>> = Vec::new();
-    // Of the newest group.
+    // Intents of the newest group.
     let mut intents: HashSet<String> = HashSet::new();
     let mut places: HashMap<String, usize> = HashMap::new();
     for event in events {
@@ -107,12 +107,12 @@ pub fn entries(events: Vec<Event>) -> Vec<Entry> {
     groups.into_iter().map(entry).collect()
 }
 
-/// Time to the second, as people read it.
+/// Formats the time of an event to the second, in UTC.
 pub fn time(event: &Event) -> String {
     event.time.strftime("%Y-%m-%d %H:%M:%S UTC").to_string()
 }
 
-/// Texts in order, each once.
+/// Texts in order, without repetitions.
 #[derive(Default)]
 struct DistinctTexts {
     list: Vec<String>,
@@ -139,7 +139,7 @@ fn entry(events: Vec<Event>) -> Entry {
     for event in &events {
         kinds.push(event.kind.clone());
     }
-    // In a book, `of` is the experiment, and a fact names the beginning.
+    // In a book, `of` names the experiment, and the fact `ends` the event that began.
     let begun =
         |e: &'_ Event| e.facts.get("ends").and_then(Value::as_str).map(str::to_string).or(e.of.clone());
     let ended: HashSet<(&str, String)> =
@@ -202,7 +202,7 @@ fn outcome(event: &Event) -> RunOutcome {
     }
 }
 
-/// Figures of the registry, of a run for an experiment.
+/// Formats the figures of the registry that a run for an experiment measured.
 fn measured(event: &Event) -> impl Iterator<Item = String> {
     let figures = event.facts.get("figures").and_then(Value::as_object).into_iter().flatten();
     figures.map(|(name, x)| match (registry::find(name), x.as_f64()) {
@@ -211,7 +211,7 @@ fn measured(event: &Event) -> impl Iterator<Item = String> {
     })
 }
 
-/// A machine in one line.
+/// Formats a machine in one line.
 pub fn machine(m: &Machine) -> String {
     let parts = [
         m.cpu.clone(),
@@ -224,7 +224,7 @@ pub fn machine(m: &Machine) -> String {
     parts.into_iter().flatten().collect::<Vec<_>>().join(", ")
 }
 
-/// Options that were given or have a default.
+/// Formats the options that were given or have a default.
 fn options(event: &Event) -> String {
     let one = |(key, value): (&String, &Value)| {
         let name = key.replace('_', "-");
@@ -268,7 +268,7 @@ fn references(events: &[Event]) -> Vec<String> {
     found.list
 }
 
-/// Finds surprises: runs that failed, were interrupted or have no end. A person writes the others.
+/// Finds surprises: runs that failed, were interrupted or have no end. People write all other surprises.
 fn surprises(event: &Event, resumed: Option<&Event>, open: bool, found: &mut DistinctTexts) {
     let fact = |key| event.facts.get(key).and_then(Value::as_str);
     let part = fact("part").map(|p| format!(" of part {p}")).unwrap_or_default();
@@ -319,7 +319,7 @@ mod tests {
         assert_eq!(list[0].intent, ["why"]);
         assert_eq!(list[0].lesson, ["learned"]);
         assert_eq!(list[0].time, "2026-01-02 03:04:05 UTC");
-        // A beginning that has its end is not shown by itself, nor is a note.
+        // A beginning with an end is not shown by itself, nor is a note.
         let shown: Vec<&str> = list[0].result.iter().map(|r| r.id.as_str()).collect();
         assert_eq!(shown, ["b", "c", "d"]);
         assert!(list[0].surprise.is_empty());

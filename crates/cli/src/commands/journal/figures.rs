@@ -16,7 +16,7 @@ pub enum FigureUnit {
     Plain,
 }
 
-/// Facts whose names would say too little, by their path.
+/// Names of facts whose paths would say too little, by path.
 const KNOWN: [(&str, &str); 11] = [
     ("package_bytes", "bytes of packages"),
     ("embedding_bytes", "bytes of the embedding"),
@@ -31,11 +31,11 @@ const KNOWN: [(&str, &str); 11] = [
     ("verdicts.unknown", "packages undecided"),
 ];
 
-/// Facts that are no figures: they stand in other places of an entry.
+/// Facts that are no figures: an entry shows them in other places.
 const ELSEWHERE: &str = "family source pass strict conditions golden goldens cosine_map chain_sha256 resumes ends \
     error title expect replaces bundles bundle state milestone figures";
 
-/// Words of paths, and what is said instead.
+/// Words of paths, and the words that replace them.
 const WORDS: [(&str, &str); 8] = [
     ("min", "lowest"),
     ("max", "largest"),
@@ -47,7 +47,7 @@ const WORDS: [(&str, &str); 8] = [
     ("cpu", "CPU"),
 ];
 
-/// Name and unit of a fact, by its path.
+/// Returns the name and the unit of a fact, by its path.
 pub fn known(path: &str) -> (String, FigureUnit) {
     let unit = match path {
         p if p.ends_with("bytes") => FigureUnit::Bytes,
@@ -70,7 +70,7 @@ pub fn known(path: &str) -> (String, FigureUnit) {
     (name.replace(" : ", ": ").trim().into(), unit)
 }
 
-/// Every figure by its path: members of objects, no lists but of plain values, no hashes.
+/// Lists every figure by its path: members of objects and lists of plain values, without hashes.
 pub fn flatten(facts: &Facts) -> Vec<(String, Value)> {
     fn walk(path: &str, value: &Value, found: &mut Vec<(String, Value)>) {
         match value {
@@ -92,7 +92,7 @@ pub fn flatten(facts: &Facts) -> Vec<(String, Value)> {
     found
 }
 
-/// A value in its unit.
+/// Formats a value in its unit.
 pub fn text(value: &Value, unit: FigureUnit) -> String {
     match (value, unit) {
         (Value::String(s), _) => s.clone(),
@@ -111,7 +111,7 @@ pub fn text(value: &Value, unit: FigureUnit) -> String {
     }
 }
 
-/// A number in its unit.
+/// Formats a number in its unit.
 fn real(x: f64, unit: FigureUnit) -> String {
     match unit {
         FigureUnit::Bytes => ui::bytes(x as u64),

@@ -154,7 +154,7 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     Ok(Outcome::Done)
 }
 
-/// Accepts a book or a bundle.
+/// Accepts a book or a bundle, and tells whether it is a book.
 fn expect_journal(path: &Path) -> anyhow::Result<bool> {
     let is_book = path.join(BOOK_FILE).symlink_metadata().is_ok();
     if !is_book {
@@ -203,7 +203,7 @@ fn find<'a>(entries: &'a [Entry], wanted: &str, bundle: &Path) -> anyhow::Result
 struct Document<'a> {
     #[serde(serialize_with = "anemoe_bundle::path_text")]
     bundle: &'a Path,
-    /// The last line was cut off.
+    /// True if the last line was cut off.
     torn: bool,
     entries: &'a [Entry],
 }
@@ -219,7 +219,7 @@ fn show(args: ShowArgs, ui: &Ui) -> anyhow::Result<()> {
     let name = args.bundle.display();
     ui.line(format!("# {} {name}", if is_book { "Book of experiments in" } else { "Journal of" }))?;
     if is_book && args.entry.is_none() {
-        // Markdown leaves a block of code as it is.
+        // Markdown leaves a block of code unchanged.
         let fence = |end| if args.table { Ok(()) } else { ui.line(format!("{end}```")) };
         fence("\n")?;
         table(&entries, ui)?;
@@ -250,7 +250,7 @@ fn show(args: ShowArgs, ui: &Ui) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// All experiments of a book.
+/// Prints all experiments of a book.
 fn table(entries: &[Entry], ui: &Ui) -> std::io::Result<()> {
     let mut table =
         Table::ending_in_text(&["experiment", "state", "expectations", "begun", "replaces", "intent"]);
@@ -309,7 +309,7 @@ fn print(entry: &Entry, ui: &Ui) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Longest line of an entry.
+/// Longest line of an entry, in characters.
 const WIDTH: usize = 110;
 
 /// Wraps an item of a list at `max` characters; its further lines are indented.

@@ -1,32 +1,32 @@
-//! Charts as SVG: a map of bars, a grid of colours, and points over two axes. Colours are classes, which the page's style gives a
-//! light and a dark form.
+//! Charts as SVG: a map of bars, a grid of colours, and points over two axes. Colours are CSS classes, for which the page's
+//! style has a light and a dark form.
 
 use super::markup::Markup;
 
-/// Width of every chart.
+/// Width of every chart, in pixels.
 const WIDTH: f64 = 920.0;
-/// Room for names on the left.
+/// Room for names on the left, in pixels.
 const LEFT: f64 = 90.0;
-/// Room on the right.
+/// Room on the right, in pixels.
 const RIGHT: f64 = 20.0;
-/// Colours of a grid, `h0` to `h9`.
+/// Number of colours of a grid, `h0` to `h9`.
 pub const SHADES: usize = 10;
-/// Their classes.
+/// CSS classes of the colours.
 const CLASSES: [&str; SHADES] = ["h0", "h1", "h2", "h3", "h4", "h5", "h6", "h7", "h8", "h9"];
-/// Room for a grid's scale of colours.
+/// Height of a grid's scale of colours, in pixels.
 const SCALE_HEIGHT: f64 = 28.0;
-/// Most numbers of columns over a grid.
+/// Most column numbers over a grid.
 const MAX_NUMBERS: usize = 16;
-/// Fewest ticks that tell an axis's scale.
+/// Fewest ticks that show the scale of an axis.
 const MIN_TICKS: usize = 3;
 
 /// One bar of a map.
 pub struct MapBar {
-    /// Row that it stands in.
+    /// Name of the bar's row.
     pub row: String,
-    /// Length.
+    /// Length, on one scale for all bars.
     pub size: f64,
-    /// Class of its colour.
+    /// CSS class of the bar's colour.
     pub class: &'static str,
     /// Text that is shown at the pointer.
     pub title: String,
@@ -71,11 +71,12 @@ pub struct Grid {
     pub rows: Vec<String>,
     /// Values, row by row; none where there is no value.
     pub values: Vec<Vec<Option<f64>>>,
-    /// Names of columns where there are few, else nothing.
+    /// Names of the columns; empty if the columns have numbers.
     pub columns: Vec<String>,
 }
 
-/// Draws a grid, coloured by the logarithm of its values: the larger, the stronger. `shown` writes a value for the pointer.
+/// Draws a grid, coloured by the logarithm of its values: a larger value has a stronger colour. `shown` formats a value for
+/// the pointer.
 pub fn grid(label: &str, grid: &Grid, shown: impl Fn(f64) -> String) -> Markup {
     let columns = grid.values.iter().map(Vec::len).max().unwrap_or(0).max(1);
     let row_height = 14.0;
@@ -84,7 +85,7 @@ pub fn grid(label: &str, grid: &Grid, shown: impl Fn(f64) -> String) -> Markup {
     let range = log_range(grid.values.iter().flatten().flatten().copied());
     let foot = head + row_height * grid.rows.len() as f64;
     let mut svg = open(label, foot + SCALE_HEIGHT);
-    // Positions have numbers, as many as there is room for.
+    // Columns without names have numbers, as many as there is room for.
     let step = columns.div_ceil(MAX_NUMBERS);
     let numbers = (0..columns).step_by(step).map(|j| (j, j.to_string()));
     let names = grid.columns.iter().cloned().enumerate();
@@ -121,7 +122,7 @@ pub fn grid(label: &str, grid: &Grid, shown: impl Fn(f64) -> String) -> Markup {
     svg
 }
 
-/// Draws the colours of a grid from the smallest value to the largest.
+/// Draws the scale of a grid's colours, from the smallest value to the largest.
 fn color_scale(svg: &mut Markup, y: f64, (low, high): (f64, f64), shown: impl Fn(f64) -> String) {
     const STEP: f64 = 22.0;
     if low > high {
@@ -138,7 +139,7 @@ fn color_scale(svg: &mut Markup, y: f64, (low, high): (f64, f64), shown: impl Fn
     svg.text(shown(10f64.powf(high))).raw("</text>");
 }
 
-/// Logarithms of the smallest and the largest positive value.
+/// Returns the decimal logarithms of the smallest and the largest positive value; `(inf, -inf)` if there is none.
 pub fn log_range(values: impl Iterator<Item = f64>) -> (f64, f64) {
     let mut range = (f64::INFINITY, f64::NEG_INFINITY);
     for log in values.filter(|v| *v > 0.0 && v.is_finite()).map(f64::log10) {
@@ -147,7 +148,7 @@ pub fn log_range(values: impl Iterator<Item = f64>) -> (f64, f64) {
     range
 }
 
-/// Gives the shade of a value in a range of logarithms, below `SHADES`.
+/// Returns the shade of a value in a range of logarithms, 0 to `SHADES - 1`.
 pub fn shade(value: f64, (low, high): (f64, f64)) -> usize {
     if !(value > 0.0 && value.is_finite() && high > low) {
         return 0;
@@ -158,13 +159,13 @@ pub fn shade(value: f64, (low, high): (f64, f64)) -> usize {
 
 /// A point of a plot.
 pub struct PlotPoint {
-    /// Place along.
+    /// Value on the horizontal axis.
     pub x: f64,
-    /// Place up.
+    /// Value on the vertical axis.
     pub y: f64,
-    /// Class of its colour.
+    /// CSS class of the point's colour.
     pub class: &'static str,
-    /// Text beside it.
+    /// Text beside the point.
     pub name: String,
 }
 
@@ -174,9 +175,9 @@ pub struct Plot {
     pub along: &'static str,
     /// Name of the vertical axis.
     pub up: &'static str,
-    /// Points; others than positive ones are left out.
+    /// Points; only those with positive coordinates are drawn.
     pub points: Vec<PlotPoint>,
-    /// Lines by their class.
+    /// Lines, each with its CSS class.
     pub lines: Vec<(&'static str, Vec<(f64, f64)>)>,
 }
 
@@ -253,8 +254,8 @@ pub fn plot(label: &str, plot: &Plot) -> Markup {
     svg
 }
 
-/// Values 1, 2 and 5 times powers of ten between two logarithms, the powers alone where those are many, or values at equal
-/// distances where those are few.
+/// Returns the ticks between two logarithms: 1, 2 and 5 times powers of ten, the powers alone over more than two decades,
+/// or values at equal distances if these are fewer than [`MIN_TICKS`].
 fn ticks(low: f64, high: f64) -> Vec<f64> {
     let steps: &[f64] = if high - low > 2.0 { &[1.0] } else { &[1.0, 2.0, 5.0] };
     let powers = (low.floor() as i32..=high.ceil() as i32).map(|p| 10f64.powi(p));
@@ -273,7 +274,7 @@ fn ticks(low: f64, high: f64) -> Vec<f64> {
     steps.into_iter().map(between).find(|ticks| ticks.len() >= MIN_TICKS).unwrap_or(found)
 }
 
-/// A number in a few characters.
+/// Formats a number in a few characters.
 pub fn short(x: f64) -> String {
     match x.abs() {
         0.0 => "0".into(),
@@ -327,7 +328,7 @@ mod tests {
                 && text.contains("a &quot;map&quot;")
                 && text.ends_with("</svg></div>")
         );
-        // The longest row fills the width, the other one half of it.
+        // The longest row fills the width, the other row half of it.
         assert!(text.contains("width=\"606.5\"") && text.contains("width=\"404.0\""), "{text}");
         assert_eq!(count(&bar_map("empty", &[]), "<rect"), 0);
     }
@@ -340,7 +341,7 @@ mod tests {
         }
         let values = vec![vec![Some(0.1), None], vec![Some(0.0), Some(1.0)]];
         let made = Grid { rows: vec!["a".into(), "b".into()], values, columns: vec![] };
-        // One for each value, and the scale with both of its ends.
+        // One rectangle for each value and each shade; the scale has texts at both ends.
         let svg = grid("g", &made, |v| format!("value {v}"));
         assert_eq!(count(&svg, "<rect"), 3 + SHADES);
         assert!(count(&svg, ">value 0.1</text>") == 1 && count(&svg, ">value 1</text>") == 1);

@@ -1,4 +1,4 @@
-//! Facts of a report, gathered from what a bundle records of itself.
+//! Facts of a report, gathered from the records of a bundle.
 
 use super::form_speeds::{FormSpeeds, form_speeds};
 use crate::commands::journal::entries::{Entry, entries};
@@ -27,9 +27,9 @@ pub struct BundleReport {
     pub family: String,
     /// Name of the checkpoint.
     pub source: String,
-    /// Layers.
+    /// Number of layers.
     pub layers: usize,
-    /// Positions that its caches hold.
+    /// Positions that the caches hold.
     pub max_context: usize,
     /// Bytes of all packages.
     pub bytes: u64,
@@ -39,13 +39,13 @@ pub struct BundleReport {
     pub weights: u64,
     /// Packages.
     pub shards: Vec<ShardRow>,
-    /// Cosine of the hidden state to the golden's: behind each layer, at each position.
+    /// Cosines of the hidden state to the golden's, after each layer and at each position.
     pub cosines: Option<CosineMap>,
-    /// Bytes against quality.
+    /// Size and quality of this bundle, of the others, and of the models of a search.
     pub qualities: Vec<QualityPoint>,
-    /// Speeds beside the bandwidth of the memory, as measured last.
+    /// Measured speeds beside the bandwidth of the memory, from the newest bench.
     pub roofline: Option<Roofline>,
-    /// Gates as they were at the end of the build, and each run of one since.
+    /// Gates at the end of the build, and each later run of a gate.
     pub gates: Vec<GateLine>,
     /// Predicted speed of the Neural Engine, by chip.
     pub speeds: Vec<PredictedSpeed>,
@@ -62,9 +62,9 @@ pub struct ShardRow {
     pub name: String,
     /// Kind.
     pub kind: &'static str,
-    /// Layer, where it belongs to one.
+    /// Layer; none for a package of no layer.
     pub layer: Option<usize>,
-    /// The last layer that it has a part of, where it has parts of several.
+    /// Last layer, if the package has parts of several layers.
     pub last_layer: Option<usize>,
     /// Bytes of the package.
     pub bytes: u64,
@@ -72,13 +72,13 @@ pub struct ShardRow {
     pub quant: BTreeMap<String, String>,
     /// Predicted device.
     pub verdict: Verdict,
-    /// It is too small for the Neural Engine to matter.
+    /// True if the package is too small for its device to matter.
     pub too_small: bool,
-    /// Rule that decides, with its text.
+    /// Deciding rule, with its text.
     pub rule: String,
     /// Lowest cosine between a matrix and its compressed form.
     pub min_weight_cosine: f64,
-    /// Squared error of its matrices over their squares.
+    /// Squared error of the matrices over their squares.
     pub output_error: f64,
 }
 
@@ -87,14 +87,14 @@ pub struct ShardRow {
 pub struct CosineMap {
     /// Time of the trace.
     pub time: String,
-    /// Cosines before the first layer, then after each where no package goes on.
+    /// Cosines before the first layer, then after each layer at whose end no package goes on.
     pub rows: Vec<Vec<f64>>,
     /// Number of layers before each row.
     pub behind: Vec<usize>,
 }
 
 impl CosineMap {
-    /// Name of a row.
+    /// Returns the name of a row: the embedding, or a layer.
     pub fn row_name(&self, row: usize) -> String {
         match self.behind.get(row).copied().unwrap_or(row) {
             0 => "embedding".into(),
@@ -112,9 +112,9 @@ pub struct QualityPoint {
     pub bytes: u64,
     /// Lowest cosine of the logits.
     pub min_cosine: f64,
-    /// Measured while kinds were chosen, on matrices alone.
+    /// True if it was measured while kinds were chosen, on matrices alone.
     pub is_search: bool,
-    /// Nothing else of its sort is smaller and better.
+    /// True if no other point of the same sort is smaller and better.
     pub is_best: bool,
 }
 
@@ -123,7 +123,7 @@ pub struct QualityPoint {
 pub struct Roofline {
     /// Time of the measurement.
     pub time: String,
-    /// Gigabytes that all threads read a second.
+    /// Gigabytes per second that all threads read.
     pub read_gb_s: f64,
     /// Measurements.
     pub points: Vec<SpeedPoint>,
@@ -134,22 +134,22 @@ pub struct Roofline {
 pub struct SpeedPoint {
     /// Name of the measurement.
     pub name: String,
-    /// Tokens a second.
+    /// Tokens per second.
     pub tok_s: f64,
-    /// Gigabytes read for each.
+    /// Gigabytes read per token.
     pub gb_per_token: f64,
 }
 
 /// One gate.
 #[derive(Serialize)]
 pub struct GateLine {
-    /// Time of the entry; nothing for what the contract says.
+    /// Time of the entry; none for a gate that the contract records.
     pub time: Option<String>,
-    /// Gate.
+    /// Name of the gate.
     pub gate: String,
-    /// Its message.
+    /// Message of the gate.
     pub said: String,
-    /// Lowest cosine, where it measures one.
+    /// Lowest cosine; none if the gate measures none.
     pub min_cosine: Option<f64>,
 }
 
@@ -158,14 +158,14 @@ pub struct GateLine {
 pub struct PredictedSpeed {
     /// Chip.
     pub chip: String,
-    /// Tokens a second.
+    /// Tokens per second.
     pub tok_s: Span,
-    /// Milliseconds a token.
+    /// Milliseconds per token.
     pub ms: Span,
 }
 
-/// Gathers the facts of a bundle, and the qualities of others beside it. Shapes of other forms come from `checkpoint`, or else from
-/// the one that the build recorded.
+/// Gathers the facts of a bundle, and the qualities of the bundles `others`. Shapes of other forms come from `checkpoint`,
+/// else from the checkpoint that the build recorded.
 ///
 /// # Errors
 /// A file of a bundle is missing or invalid, or `checkpoint` is not the bundle's.
@@ -230,7 +230,7 @@ fn time(event: &Event) -> String {
     crate::commands::journal::entries::time(event)
 }
 
-/// Cosines that a trace wrote down.
+/// Reads the cosines that a trace recorded; none if the event has no map.
 fn cosines(event: &Event) -> Option<CosineMap> {
     let rows = event.facts.get("cosine_map")?.as_array()?;
     let row = |row: &Value| row.as_array()?.iter().map(Value::as_f64).collect::<Option<Vec<f64>>>();
@@ -240,7 +240,7 @@ fn cosines(event: &Event) -> Option<CosineMap> {
     Some(CosineMap { time: time(event), rows, behind })
 }
 
-/// Whole models of one kind, and the chosen one, as a search measured them.
+/// Returns the points that a search measured: whole models of one kind, and the chosen model.
 fn search_points(chain: &Chain) -> Vec<QualityPoint> {
     let Some(auto) = &chain.auto else { return Vec::new() };
     let point = |name: &str, bytes, min_cosine| QualityPoint {
@@ -254,7 +254,7 @@ fn search_points(chain: &Chain) -> Vec<QualityPoint> {
     auto.uniform.iter().map(|u| point(&u.kind, u.bytes, u.min_cosine)).chain(chosen).collect()
 }
 
-/// A bundle with the newest lowest cosine of its logits.
+/// Returns the point of a bundle: its bytes, and the newest lowest cosine of its logits; none if none was measured.
 fn bundle_point(bundle: &Path, chain: &Chain, events: &[Event]) -> Option<QualityPoint> {
     let measured = |e: &Event| {
         let is_golden = e.kind == "validate" || e.facts.get("stage")? == "full_stack golden";
@@ -265,7 +265,7 @@ fn bundle_point(bundle: &Path, chain: &Chain, events: &[Event]) -> Option<Qualit
     Some(QualityPoint { name: name_of(bundle), bytes, min_cosine, is_search: false, is_best: false })
 }
 
-/// Marks the points that no other of their sort beats in size and quality.
+/// Marks the points that no other point of their sort beats in size and quality.
 fn mark_best(points: &mut [QualityPoint]) {
     let all = points.to_vec();
     for p in points {
@@ -279,7 +279,7 @@ fn mark_best(points: &mut [QualityPoint]) {
     }
 }
 
-/// Speeds that `bench` wrote down: `decode_at_64_tok_s` beside `decode_at_64_gb_s`.
+/// Reads the speeds that `bench` recorded: `decode_at_64_tok_s` beside `decode_at_64_gb_s`; none for other events.
 fn roofline(event: &Event) -> Option<Roofline> {
     if event.kind != "bench" {
         return None;

@@ -20,7 +20,7 @@ use std::path::{Path, PathBuf};
 /// Speeds by form and chip, or the reason why there are none.
 #[derive(Debug, Serialize)]
 pub struct FormSpeeds {
-    /// Checkpoint that the shapes come from.
+    /// Checkpoint that gave the shapes.
     pub checkpoint: Option<PathBuf>,
     /// Chips, in the order of each form's speeds.
     pub chips: Vec<String>,
@@ -36,15 +36,16 @@ pub struct FormSpeeds {
 pub struct FormSpeed {
     /// Options of `build` that differ from the bundle's.
     pub name: String,
-    /// Calls of a pass.
+    /// Calls per pass.
     pub calls: f64,
-    /// Tokens a second on each chip.
+    /// Tokens per second on each chip.
     pub tok_s: Vec<Span>,
-    /// Packages by predicted placement, but for those that are too small to matter.
+    /// Packages by predicted placement, without those that are too small to matter.
     pub verdicts: Verdicts,
 }
 
-/// Finds the checkpoint that a bundle's newest build named: nothing is fetched from the hub for it.
+/// Finds the checkpoint that a bundle's newest build named. Fails for a checkpoint of the hub, from which a report fetches
+/// nothing.
 fn recorded(events: &[Event]) -> Result<PathBuf, String> {
     let named = events.iter().rev().filter(|e| e.kind == "build");
     let named = named.filter_map(|e| e.options.get("checkpoint")?.as_str().map(PathBuf::from)).next();
@@ -55,8 +56,8 @@ fn recorded(events: &[Event]) -> Result<PathBuf, String> {
     }
 }
 
-/// Predicts the speed of each form. `given` is the checkpoint that the user names; without it the one that the build recorded is
-/// used, where it is there.
+/// Predicts the speed of each form. `given` is the checkpoint that the user named; without it the checkpoint that the build
+/// recorded is used, if it is still in its place.
 ///
 /// # Errors
 /// The checkpoint that the user names is not the bundle's, or cannot be read.
@@ -106,7 +107,7 @@ fn costed(
     let costed = forms::all(family.as_ref(), &plan.options, &setting);
     bar.finish_and_clear();
     let forms = costed.into_iter().enumerate().map(|(i, form)| FormSpeed {
-        // The first is the plan as it was asked for.
+        // The first form is the bundle's own.
         name: if i == 0 { "as built".into() } else { form.name },
         calls: form.forecast.calls,
         tok_s: std::iter::once(&form.forecast).chain(&form.further).map(|f| f.tok_s).collect(),

@@ -8,11 +8,11 @@ pub struct LayerErrors {
     pub rows: Vec<String>,
     /// Kinds of packages.
     pub kinds: Vec<&'static str>,
-    /// Largest error of a layer's packages of a kind; none where it has no such package.
+    /// Largest error of a layer's packages of a kind; none without such a package.
     pub values: Vec<Vec<Option<f64>>>, // [rows, kinds]
 }
 
-/// Names the packages that begin in a layer: all of their layers, where there is one that has several.
+/// Names the packages that begin in a layer. A single package of several layers is named by all of them.
 pub fn layer_name(shards: &[ShardRow], layer: Option<usize>) -> String {
     let Some(first) = layer else { return "head".into() };
     let own: Vec<&ShardRow> = shards.iter().filter(|s| s.layer == layer).collect();

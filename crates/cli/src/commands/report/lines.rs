@@ -11,13 +11,13 @@ use std::path::Path;
 
 /// Characters of a heat map, from the smallest value to the largest.
 const HEAT: [char; SHADES] = ['.', ',', ':', '-', '=', '+', '*', '%', '#', '@'];
-/// Most columns of a heat map: with its names it fits a terminal of 80.
+/// Most columns of a heat map: with names it fits a terminal of 80 columns.
 const MAX_COLUMNS: usize = 44;
 
-/// Longest line of the journal.
+/// Longest line of the journal, in characters.
 const WIDTH: usize = 80;
 
-/// Prints the report.
+/// Prints the report for terminals.
 pub fn print(r: &BundleReport, bundle: &Path, ui: &Ui) -> std::io::Result<()> {
     let name = crate::shell::quoted(bundle);
     ui.line(format!("{}: {} of the family {}, {} layers", r.name, r.source, r.family, r.layers))?;
@@ -54,7 +54,7 @@ pub fn print(r: &BundleReport, bundle: &Path, ui: &Ui) -> std::io::Result<()> {
     let mut table = Table::ending_in_text(&["when", "said", "cosine", "gate"]);
     for g in &r.gates {
         let cosine = g.min_cosine.map(|c| format!("{c:.6}")).unwrap_or_default();
-        // To the minute: the line fits.
+        // Cut to the minute, so that the line fits.
         let when = g.time.as_deref().map_or("build", |time| time.get(..16).unwrap_or(time));
         table.row(vec![when.into(), g.said.clone(), cosine, g.gate.clone()]);
     }
@@ -93,7 +93,7 @@ fn print_errors(r: &BundleReport, ui: &Ui) -> std::io::Result<()> {
     table.print(ui)
 }
 
-/// Takes the worst of neighbouring positions, `step` at a time.
+/// Returns the largest distance from a cosine of 1 of every `step` neighbouring positions.
 fn worst_of(row: &[f64], step: usize) -> Vec<f64> {
     row.chunks(step).map(|cosines| cosines.iter().map(|&c| distance(c)).fold(0.0, f64::max)).collect()
 }

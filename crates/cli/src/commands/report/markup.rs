@@ -1,4 +1,4 @@
-//! HTML and SVG as text in which nothing from outside can be more than text.
+//! HTML and SVG as text: nothing from outside can become markup.
 
 use crate::ui::printable;
 use std::fmt::{Display, Write};
@@ -10,13 +10,13 @@ pub struct Markup {
 }
 
 impl Markup {
-    /// Adds markup of the program's own.
+    /// Adds markup from the program's own text, not escaped.
     pub fn raw(&mut self, markup: &'static str) -> &mut Markup {
         self.out.push_str(markup);
         self
     }
 
-    /// Adds text, also inside the quotes of an attribute.
+    /// Adds escaped text, which may also stand in the quotes of an attribute.
     pub fn text(&mut self, text: impl Display) -> &mut Markup {
         let text = text.to_string();
         for c in printable(&text).chars() {
@@ -32,14 +32,14 @@ impl Markup {
         self
     }
 
-    /// Adds a coordinate.
+    /// Adds a coordinate with one decimal; 0 if it is not finite.
     pub fn number(&mut self, x: f64) -> &mut Markup {
         let x = if x.is_finite() { x } else { 0.0 };
         let _ = write!(self.out, "{:.1}", x);
         self
     }
 
-    /// Adds an attribute that is a coordinate.
+    /// Adds an attribute whose value is a coordinate.
     pub fn at(&mut self, name: &'static str, x: f64) -> &mut Markup {
         self.raw(" ").raw(name).raw("=\"").number(x).raw("\"")
     }
@@ -50,7 +50,7 @@ impl Markup {
         self
     }
 
-    /// The text.
+    /// Returns the markup as text.
     pub fn finish(self) -> String {
         self.out
     }

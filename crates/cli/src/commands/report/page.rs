@@ -10,17 +10,17 @@ use anemoe_gates::residency::rule::Verdict;
 use std::collections::BTreeSet;
 use std::path::Path;
 
-/// Smallest difference from a cosine of 1 that is told apart; the journal has seven digits.
+/// Smallest difference from a cosine of 1 that counts, since the journal has seven digits.
 const LEAST_DIFFERENCE: f64 = 1e-6;
 /// Style of the page: light, dark, and on paper.
 const STYLE: &str = include_str!("page.css");
 
-/// Gives the difference of a cosine from 1; 0 where it cannot be told from it, so that it stretches no scale.
+/// Computes `1 - cosine`; returns 0 up to `LEAST_DIFFERENCE`, so that rounding stretches no scale.
 pub fn distance(cosine: f64) -> f64 {
     if 1.0 - cosine > LEAST_DIFFERENCE { 1.0 - cosine } else { 0.0 }
 }
 
-/// Writes the page. `bundle` is the path that commands on it name.
+/// Writes the page. The commands that it shows name the bundle by the path `bundle`.
 pub fn page(report: &BundleReport, bundle: &Path) -> String {
     let name = crate::shell::quoted(bundle);
     let mut m = Markup::default();
@@ -65,12 +65,12 @@ fn section(m: &mut Markup, title: &'static str, note: impl std::fmt::Display) {
     m.raw("<h2>").raw(title).raw("</h2><p>").text(note).raw("</p>");
 }
 
-/// Says which command brings what a section lacks.
+/// Adds a note with the command that records the content of a section.
 fn absent(m: &mut Markup, command: impl std::fmt::Display) {
     m.raw("<p class=\"absent\">Nothing is recorded. This brings it: <code>").text(command).raw("</code></p>");
 }
 
-/// Class and words of a prediction.
+/// Returns the CSS class and the words of a predicted placement.
 pub fn verdict(shard: &ShardRow) -> (&'static str, &'static str) {
     match (shard.verdict, shard.too_small) {
         (_, true) => ("small", "too small for the Neural Engine, runs on the CPU, which is fine"),
@@ -300,7 +300,7 @@ fn speeds(m: &mut Markup, r: &BundleReport, name: &str) {
     m.raw("</table></div>");
 }
 
-/// Counts packages by predicted device, but for those that are too small to matter.
+/// Counts packages by predicted device, in words, without those that are too small to matter.
 fn placement(v: &Verdicts) -> String {
     let counts = [(v.ane, "Neural Engine"), (v.unknown, "unknown"), (v.not_ane, "elsewhere")];
     let counts = counts.iter().filter(|(n, _)| *n > 0).map(|(n, words)| format!("{n} {words}"));

@@ -8,28 +8,28 @@ use anyhow::Context;
 use serde::Deserialize;
 use serde_json::Value;
 
-/// A command that brings figures. The gates of a recipe are some of these, in their order.
+/// A command that brings figures. The gates of a recipe are such commands, in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum GateCommand {
-    /// Sizes, counts, predicted placement; of the whole model.
+    /// Sizes, counts and predicted placement of the whole model.
     Plan,
     /// Gates of the representative shards, scale-out, gates of the whole.
     Build,
     /// Placement of the packages.
     Check,
-    /// Logits, tokens, and with `--probes` shards.
+    /// Logits and tokens; with `--probes`, shards.
     Validate,
-    /// Hidden states behind every layer.
+    /// Hidden states after every layer.
     Trace,
-    /// Text, and drafts.
+    /// Text and drafts.
     Generate,
     /// Speed.
     Bench,
 }
 
 impl GateCommand {
-    /// Name on the command line and in the registry.
+    /// Returns the name on the command line and in the registry.
     pub const fn name(self) -> &'static str {
         match self {
             GateCommand::Plan => "plan",
@@ -42,20 +42,20 @@ impl GateCommand {
         }
     }
 
-    /// True if it reads the bundle that `build` makes.
+    /// Tells whether the command reads the bundle that `build` makes.
     pub const fn needs_bundle(self) -> bool {
         !matches!(self, GateCommand::Plan | GateCommand::Build)
     }
 
-    /// True if it compares with a golden.
+    /// Tells whether the command compares with a golden.
     pub const fn needs_golden(self) -> bool {
         matches!(self, GateCommand::Validate | GateCommand::Trace)
     }
 
-    /// Runs the command with these arguments and gives its document, and whether its gate passed.
+    /// Runs the command with these arguments; returns its document, and whether its gate passed.
     ///
     /// # Errors
-    /// Fails like the command.
+    /// The command fails.
     pub fn run(self, arguments: &[String]) -> anyhow::Result<(Value, bool)> {
         let name = self.name();
         let ui = Ui::inner();
@@ -73,16 +73,16 @@ impl GateCommand {
     }
 }
 
-/// Runs the checkpoint in f32.
+/// Runs the checkpoint in f32 and writes the golden.
 ///
 /// # Errors
-/// Fails like the command.
+/// The command fails.
 pub(super) fn make_golden(arguments: &[String]) -> anyhow::Result<()> {
     golden::run(parse("golden", arguments)?, &Ui::inner())?;
     Ok(())
 }
 
-/// Reads arguments as the command line of a command.
+/// Parses arguments as the command line of a command.
 pub fn parse<A: clap::Args>(name: &'static str, arguments: &[String]) -> anyhow::Result<A> {
     let command = A::augment_args(clap::Command::new(name).no_binary_name(true));
     let read = command.try_get_matches_from(arguments).and_then(|m| A::from_arg_matches(&m));

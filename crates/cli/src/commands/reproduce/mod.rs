@@ -55,7 +55,7 @@ pub struct Args {
     figures: bool,
 }
 
-/// Member of a build's document: a gate stopped it, and it was built again without gates.
+/// Member of a build's document: a gate stopped the build, which was then repeated without gates.
 const BUILT_AGAIN: &str = "built_again";
 
 /// Document that `--json` prints.
@@ -177,8 +177,8 @@ struct BuildSite<'a> {
 }
 
 impl BuildSite<'_> {
-    /// Runs the gates that bring figures, in the recipe's order, but for those that ran before. Gives a reason where not all
-    /// could be run.
+    /// Runs the gates that bring figures in the recipe's order, without those that ran before. Returns a reason if not all
+    /// of them could run.
     fn run(&self, record: &mut RunRecord) -> anyhow::Result<Option<String>> {
         let name = self.build.name.as_str();
         for &gate in self.recipe.gates.iter().filter(|g| self.is_needed(**g)) {
@@ -202,7 +202,7 @@ impl BuildSite<'_> {
                 self.check_layers(&document)?;
             }
             let at = gate_that_stopped(&document).filter(|_| gate == GateCommand::Build);
-            // Placement does not depend on weights: what stops there stops for good.
+            // Placement does not depend on weights: without gates, a synthetic model would fail in the same way.
             let of_quality = document["failed"].as_str().is_some_and(|gate| !gate.ends_with("residency"));
             let goes_on = self.source.is_synthetic && of_quality && document["bundle"].is_null();
             if let Some(at) = at.filter(|_| goes_on) {
@@ -220,7 +220,7 @@ impl BuildSite<'_> {
         Ok(None)
     }
 
-    /// Checks that the goldens that options of gates name are there: no gate makes them.
+    /// Checks that the goldens named in options of gates exist, since no gate makes them.
     fn check_goldens(&self) -> anyhow::Result<()> {
         for &gate in &self.recipe.gates {
             let options = self.options(gate);
@@ -243,18 +243,18 @@ impl BuildSite<'_> {
         Ok(())
     }
 
-    /// Options of a gate: those of the recipe, then those of the build.
+    /// Returns the options of a gate: the recipe's, then the build's.
     fn options(&self, gate: GateCommand) -> Vec<String> {
         let given = [&self.recipe.options, &self.build.gates].into_iter().filter_map(|o| o.get(&gate));
         given.flatten().cloned().collect()
     }
 
-    /// True if a gate brings a figure of this build, or makes what such a one needs.
+    /// Tells whether a gate brings a figure of this build, or makes what such a figure needs.
     fn is_needed(&self, gate: GateCommand) -> bool {
         let index = self.recipe.builds.iter().position(|b| b.name == self.build.name);
         let figures = || self.recipe.figures.iter().filter(|f| Some(f.build) == index);
         let brings = figures().any(|f| f.figure.commands().any(|c| c == gate.name()));
-        // A figure that the plan has asks for no build.
+        // A figure that the plan has needs no build.
         let beyond = figures().any(|f| !f.figure.commands().any(|c| c == GateCommand::Plan.name()));
         match gate {
             GateCommand::Plan => true,
@@ -263,7 +263,7 @@ impl BuildSite<'_> {
         }
     }
 
-    /// Reason for which nothing can follow: the build has no bundle.
+    /// Returns the reason why a gate cannot run: a gate stopped the build, which left no bundle. None if the gate can run.
     fn stopped(&self, record: &RunRecord, gate: GateCommand) -> Option<String> {
         if !gate.needs_bundle() {
             return None;
@@ -273,7 +273,7 @@ impl BuildSite<'_> {
         Some(format!("the gate {at} stopped the build"))
     }
 
-    /// The recipe's family is that of the source.
+    /// Checks that the source is of the recipe's family.
     fn check_family(&self, plan: &serde_json::Value) -> anyhow::Result<()> {
         let found = plan["family"].as_str().unwrap_or_default();
         match &self.recipe.family {
@@ -288,7 +288,7 @@ impl BuildSite<'_> {
         }
     }
 
-    /// The model has the layers that are to be built.
+    /// Checks that the model has the layers that are to be built.
     fn check_layers(&self, plan: &serde_json::Value) -> anyhow::Result<()> {
         let shards = plan["shards"].as_array().into_iter().flatten();
         let all = shards.filter_map(|s| s["layer"].as_u64()).max().map_or(0, |last| last + 1);
@@ -304,7 +304,7 @@ impl BuildSite<'_> {
         self.folder.join(format!("{}.anemoe", self.build.name)).to_string_lossy().into_owned()
     }
 
-    /// One for all builds of the recipe's source and prompt, and one for each of another.
+    /// Returns the path of the golden: one file for the recipe's source and prompt, and one for each build with its own.
     fn golden_file(&self) -> PathBuf {
         let own = self.build.source.is_some() || !self.build.prompt_ids.is_empty();
         let own = if own { format!("{}.", self.build.name) } else { String::new() };
@@ -317,7 +317,7 @@ impl BuildSite<'_> {
         ids.join(",")
     }
 
-    /// Makes the golden, once.
+    /// Makes the golden, unless its file exists.
     fn golden(&self) -> anyhow::Result<()> {
         let file = self.golden_file();
         if file.is_file() {
@@ -356,7 +356,7 @@ impl BuildSite<'_> {
         all.extend(options.iter().cloned());
         if gate == GateCommand::Validate && options.iter().any(|o| o.starts_with("--probes")) {
             all.extend(["--checkpoint".into(), self.source.built.clone()]);
-            // Beside the bundles there is room for them.
+            // The folder of the bundles has room for scratch files.
             if !options.iter().any(|o| o.starts_with("--scratch")) {
                 all.extend(["--scratch".into(), self.folder.to_string_lossy().into_owned()]);
             }
@@ -365,7 +365,7 @@ impl BuildSite<'_> {
     }
 }
 
-/// Paths of the bundles that were built.
+/// Returns the absolute paths of the bundles that were built.
 fn bundles(recipe: &Recipe, record: &RunRecord) -> Vec<String> {
     let built = recipe.builds.iter().filter_map(|b| record.get(&b.name, GateCommand::Build));
     let paths = built.filter_map(|document| document["bundle"].as_str());
@@ -373,7 +373,7 @@ fn bundles(recipe: &Recipe, record: &RunRecord) -> Vec<String> {
     paths.map(absolute).collect()
 }
 
-/// The gate at which a build ended, from its document, with the packages that failed there.
+/// Returns the gate at which a build ended, from its document, with the packages that failed there; none if none failed.
 fn gate_that_stopped(build: &serde_json::Value) -> Option<String> {
     let failed = build["failed"].as_str()?;
     let places =
@@ -388,7 +388,7 @@ fn gate_that_stopped(build: &serde_json::Value) -> Option<String> {
     Some(format!("`{}`{at}", failed.replace('_', " ")))
 }
 
-/// Adds to a document the members of another one that it lacks.
+/// Adds the members of another document that a document lacks.
 fn fill(document: &mut serde_json::Value, other: serde_json::Value) {
     let (Some(document), serde_json::Value::Object(other)) = (document.as_object_mut(), other) else {
         return;

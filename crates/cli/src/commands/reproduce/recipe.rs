@@ -8,7 +8,7 @@ use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-/// Recipes that come with the program, by name. They stand in `recipes/` of the repository.
+/// Recipes that come with the program, by name; their files are in `recipes/` of the repository.
 const BUILT_IN: [(&str, &str); 7] = [
     ("exp-34", include_str!("../../../../../recipes/exp-34.toml")),
     ("exp-35", include_str!("../../../../../recipes/exp-35.toml")),
@@ -22,20 +22,20 @@ const BUILT_IN: [(&str, &str); 7] = [
 /// Other names of built-in recipes.
 const ALIASES: [(&str, &str); 2] = [("t4.4", "exp-36"), ("l0", "l0-probe")];
 
-/// Largest recipe that is read: one has a few kilobytes.
+/// Largest recipe that is read, in bytes; a recipe has a few kilobytes.
 const MAX_RECIPE_BYTES: u64 = 1 << 20;
 
 /// A recipe, read and checked.
 pub(super) struct Recipe {
     pub name: String,
-    /// Text as it was read, for [`super::record`].
+    /// Text of the file, for [`super::record`].
     pub text: String,
     pub title: String,
     pub intent: String,
     pub lesson: Option<String>,
     pub source: PathBuf,
     pub family: Option<String>,
-    /// Layers of a synthetic source that are built where nobody asks for others.
+    /// Layers of a synthetic source that are built by default.
     pub layers: usize,
     pub prompt_ids: Vec<u32>,
     pub new_tokens: usize,
@@ -53,12 +53,12 @@ pub(super) struct RecipeBuild {
     /// Options of the plan, as on the command line of `plan` and `build`.
     #[serde(default)]
     pub options: Vec<String>,
-    /// Another source than the recipe's, which --checkpoint does not replace.
+    /// Source of this build, if it is not the recipe's; `--checkpoint` does not replace it.
     pub source: Option<PathBuf>,
-    /// Tokens of its prompt, where they are not those of the recipe.
+    /// Tokens of this build's prompt, if it is not the recipe's.
     #[serde(default)]
     pub prompt_ids: Vec<u32>,
-    /// Options of single gates, behind those of the recipe.
+    /// Options of single gates, which follow those of the recipe.
     #[serde(default)]
     pub gates: BTreeMap<GateCommand, Vec<String>>,
 }
@@ -67,12 +67,12 @@ pub(super) struct RecipeBuild {
 pub(super) struct RecipeFigure {
     pub figure: &'static Figure,
     pub book: Bound,
-    /// Index of the build that it is of.
+    /// Index of the figure's build.
     pub build: usize,
     pub from: String,
-    /// Reason for which ours is another one, where that is known.
+    /// Reason why our figure differs from the book's, if it is known.
     pub why: Option<String>,
-    /// Our figure then: a reason explains this difference, and no other.
+    /// Our expected figure: the reason explains this difference, and no other.
     pub ours: Option<Bound>,
     pub needs: FigureNeeds,
 }
@@ -116,18 +116,18 @@ struct FigureText {
     needs: Option<FigureNeeds>,
 }
 
-/// Every built-in recipe.
+/// Reads every built-in recipe.
 ///
 /// # Errors
-/// None is expected: a test reads them all.
+/// A recipe is wrong; a test reads them all.
 pub(super) fn built_in() -> anyhow::Result<Vec<Recipe>> {
     BUILT_IN.iter().map(|(name, text)| parse(name, text)).collect()
 }
 
-/// The built-in recipe of this name, or the recipe in this file.
+/// Opens the built-in recipe of this name, or the recipe in this file.
 ///
 /// # Errors
-/// There is neither, or it is wrong.
+/// Neither exists, or the recipe is wrong.
 pub(super) fn open(wanted: &Path) -> anyhow::Result<Recipe> {
     let name = wanted.to_string_lossy().to_lowercase().replace([' ', '_'], "-");
     let name = ALIASES.iter().find(|(alias, _)| *alias == name).map_or(name.as_str(), |(_, name)| name);
@@ -147,7 +147,7 @@ pub(super) fn open(wanted: &Path) -> anyhow::Result<Recipe> {
 
 fn parse(name: &str, text: &str) -> anyhow::Result<Recipe> {
     let read: RecipeText = toml::from_str(text).map_err(|e| {
-        // The span is what a reader needs; the excerpt of the file is not.
+        // The message names the line; toml's excerpt of the file is left out.
         let line = e.span().map(|s| text[..s.start.min(text.len())].matches('\n').count() + 1);
         let place = line.map(|n| format!("line {n}: ")).unwrap_or_default();
         anyhow::anyhow!("{place}{}", e.message().trim())
@@ -192,7 +192,7 @@ fn parse(name: &str, text: &str) -> anyhow::Result<Recipe> {
     })
 }
 
-/// Checks that every gate finds what it needs when its turn comes.
+/// Checks that no gate stands twice, and that gates that read the bundle follow `build`.
 fn check_order(gates: &[GateCommand]) -> anyhow::Result<()> {
     if let Some((_, twice)) = gates.iter().enumerate().find(|(i, g)| gates[..*i].contains(g)) {
         bail!("gates: `{}` stands twice, and every gate runs once for each build", twice.name());

@@ -9,10 +9,10 @@ use std::path::{Path, PathBuf};
 
 /// Name of the file.
 const FILE: &str = "reproduce.json";
-/// Largest file that is read: a document of a check of a large model has some megabytes.
+/// Largest file that is read, in bytes; a document of a check of a large model has some megabytes.
 const MAX_BYTES: u64 = 1 << 30;
 
-/// Identity of a run: documents of another one say nothing about it.
+/// Identity of a run; documents of another run say nothing about it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct RunIdentity {
     pub version: String,
@@ -30,15 +30,16 @@ pub(super) struct RunRecord {
 }
 
 impl RunRecord {
-    /// One that is kept in memory.
+    /// Makes a record that is kept in memory.
     pub fn in_memory(run: RunIdentity) -> RunRecord {
         RunRecord { run, builds: BTreeMap::new(), folder: None }
     }
 
-    /// One in a folder, which is made; with what an earlier run of the same left there.
+    /// Opens the record in a folder, with the documents that an earlier run of the same identity left; makes the folder if
+    /// needed.
     ///
     /// # Errors
-    /// The folder cannot be written, or holds another run.
+    /// The folder cannot be written, or holds another run or something else.
     pub fn open(folder: &Path, run: RunIdentity) -> anyhow::Result<RunRecord> {
         let file = folder.join(FILE);
         if file.symlink_metadata().is_ok() {
@@ -74,12 +75,12 @@ impl RunRecord {
         Ok(new)
     }
 
-    /// Document of a command about a build.
+    /// Returns the document of a command about a build.
     pub fn get(&self, build: &str, command: GateCommand) -> Option<&Value> {
         self.builds.get(build)?.get(command.name())
     }
 
-    /// Adds what a command said.
+    /// Adds the document of a command, and writes the file.
     ///
     /// # Errors
     /// The file cannot be written.

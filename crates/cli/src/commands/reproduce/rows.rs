@@ -1,4 +1,4 @@
-//! The table: a figure of the book, ours, and what becomes of the two.
+//! Table of a recipe: the book's figures, ours, and verdicts.
 
 use super::command::GateCommand;
 use super::recipe::{Recipe, RecipeFigure};
@@ -57,13 +57,13 @@ pub(super) struct FigureRow {
 }
 
 impl FigureRow {
-    /// True if it does not differ, or the recipe says why.
+    /// Tells whether the figure agrees, was not compared, or differs for a reason that the recipe gives.
     pub fn is_explained(&self) -> bool {
         self.verdict != RowVerdict::Differs || self.explained
     }
 }
 
-/// Rows of a recipe, from what its commands said about each build's source. `reasons` tell why a build's gates did not all run.
+/// Makes the rows of a recipe from the documents of its commands. `reasons` says why a build's gates did not all run.
 pub(super) fn rows(
     recipe: &Recipe,
     record: &RunRecord,
@@ -73,7 +73,7 @@ pub(super) fn rows(
     let row = |f: &RecipeFigure| {
         let build = recipe.builds[f.build].name.as_str();
         let read = |gate: &GateCommand| f.figure.read(gate.name(), record.get(build, *gate)?);
-        // As the registry orders its commands: the most telling first.
+        // In the registry's order of commands, the most telling first.
         let mut gates = recipe.gates.clone();
         let place = |g: &GateCommand| f.figure.commands().position(|c| c == g.name());
         gates.sort_by_key(|g| place(g).unwrap_or(usize::MAX));
@@ -103,7 +103,7 @@ fn judge(
     source: &Source,
     reason: Option<&str>,
 ) -> (Option<f64>, RowVerdict, String) {
-    // The recipe knows more of its rows than their names say.
+    // A recipe's own reason comes before the general reason of the figure.
     let why = f.why.clone().unwrap_or_else(|| f.figure.needs_because(f.needs).to_string());
     let join = |said: String| if why.is_empty() { said } else { format!("{said}; {why}") };
     let by = |x: f64, from: &Bound| {
@@ -111,7 +111,7 @@ fn judge(
         if by.is_finite() { format!("by {by:+.1} %, not explained") } else { "not explained".into() }
     };
     let shown = found.map(|x| format!("{} {}", f.figure.show(x), f.figure.unit));
-    // Of placement there are predictions, of speed figures of this processor.
+    // Placement is predicted; speed is measured on this processor.
     let predicts = f.figure.commands().any(|c| c == GateCommand::Plan.name());
     let here = match source.layers {
         _ if predicts => "predicted here".to_string(),
@@ -119,7 +119,7 @@ fn judge(
         None => "on this CPU".into(),
     };
     match (f.needs, found) {
-        // A prediction, or a figure of this processor, is none of the Neural Engine's.
+        // A prediction or a figure of this processor is no figure of the Neural Engine.
         (FigureNeeds::Mac, _) => {
             (None, RowVerdict::NeedsMac, shown.map_or(why.clone(), |s| join(format!("{here}: {s}"))))
         }
@@ -136,7 +136,7 @@ fn judge(
             let said = match &f.ours {
                 Some(ours) if ours.holds(x) => why,
                 Some(ours) => format!("{}, which would be {} here: {why}", by(x, ours), ours.text()),
-                // A reason without a figure of ours is one of other weights, or of another machine.
+                // A reason without a figure of ours is about other weights or another machine.
                 None => by(x, &f.book),
             };
             (found, RowVerdict::Differs, said)

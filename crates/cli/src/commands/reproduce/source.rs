@@ -1,4 +1,4 @@
-//! Sources of builds: checkpoints, and synthetic models that are cut.
+//! Sources of builds: checkpoints, and synthetic models cut to fewer layers.
 
 use super::recipe::Recipe;
 use crate::args::hub_checkpoint::{Extent, locate};
@@ -7,21 +7,21 @@ use anemoe_convert::path_kind::PathKind;
 use anyhow::{Context, bail};
 use std::path::Path;
 
-/// Checkpoint that is planned, and the one that is built.
+/// Checkpoint that is planned, and checkpoint that is built.
 pub(super) struct Source {
     pub planned: String,
-    /// The same, with fewer layers where it is synthetic.
+    /// Checkpoint that is built: the planned one, with fewer layers if it is synthetic.
     pub built: String,
     pub is_synthetic: bool,
-    /// Layers of the model that are built, where that is not all.
+    /// Layers of the model that are built; none for all.
     pub layers: Option<usize>,
 }
 
 impl Source {
-    /// The one at `path`, of which a synthetic one is cut to `layers`, or to those of the recipe.
+    /// Makes the source of the checkpoint at `path`; cuts a synthetic one to `layers`, else to the recipe's layers.
     ///
     /// # Errors
-    /// There is no checkpoint.
+    /// There is no checkpoint at `path`.
     pub fn new(recipe: &Recipe, path: &Path, layers: Option<usize>) -> anyhow::Result<Source> {
         let planned = path.to_str().with_context(|| format!("{}: not UTF-8", path.display()))?.to_string();
         let is_synthetic = models::is_synthetic(&planned);

@@ -1,4 +1,4 @@
-//! Power, as `powermetrics` reads it: at rest, and while the bundle runs.
+//! Power as `powermetrics` reads it: at rest, and while the bundle runs.
 
 use crate::step::{Ended, Limit, Work, Worker};
 use anemoe_gates::soak::RunFigures;
@@ -6,12 +6,12 @@ use serde::Serialize;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-/// Samples at rest.
+/// Samples at rest, one per second.
 const AT_REST: u64 = 5;
 /// Program that reads power.
 const POWERMETRICS: &str = "powermetrics";
 
-/// Power in milliwatts, of what `powermetrics` has a line for.
+/// Power in milliwatts; none where `powermetrics` has no line.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct PowerMilliwatts {
     /// Neural Engine.
@@ -23,12 +23,13 @@ pub struct PowerMilliwatts {
     /// GPU.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub gpu: Option<f64>,
-    /// Samples that are averaged.
+    /// Number of samples that are averaged.
     pub samples: usize,
 }
 
 impl PowerMilliwatts {
-    /// Power above that at rest, and the names of what counts: what both have a line for. None where there is no such line.
+    /// Computes the sum of `self - at_rest` over the lines that both have, in milliwatts and at least 0, and returns the
+    /// names of these lines. None if both have no line in common.
     fn above(&self, at_rest: &PowerMilliwatts) -> Option<(f64, Vec<&'static str>)> {
         let pairs =
             [("ane", self.ane, at_rest.ane), ("cpu", self.cpu, at_rest.cpu), ("gpu", self.gpu, at_rest.gpu)];
@@ -50,16 +51,16 @@ pub struct EnergyFigures {
     pub at_rest: PowerMilliwatts,
     /// Power while tokens of random prompts run through the bundle, with everything loaded.
     pub running: PowerMilliwatts,
-    /// Tokens a second meanwhile, passes of all token counts mixed.
+    /// Tokens per second while the bundle runs, over passes of all token counts.
     pub tok_s: f64,
-    /// Millijoules for a token, those at rest left out.
+    /// Millijoules per token above those at rest.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mj_per_token: Option<f64>,
-    /// Names of the lines that the millijoules are of: `ane`, `cpu`, `gpu`.
+    /// Names of the lines that the millijoules count: `ane`, `cpu`, `gpu`.
     pub counted: Vec<&'static str>,
 }
 
-/// End of a measurement.
+/// Result of a measurement.
 pub enum PowerReading {
     /// Power was read.
     Measured(EnergyFigures),
@@ -69,8 +70,9 @@ pub enum PowerReading {
     Unreadable(String),
 }
 
-/// Measures power at rest and while `work`, which runs a bundle until it is stopped, does so: from behind its first report, when
-/// everything is loaded, to before it is told to stop. `limit` holds for what it does before, and for its end.
+/// Measures power at rest, and while `work` runs a bundle. The second measurement begins after the first report of `work`,
+/// when everything is loaded, and ends before `work` is told to stop. `limit` holds for the time before it, and for the end
+/// of `work`.
 ///
 /// # Errors
 /// No process can be started.
@@ -81,7 +83,7 @@ pub fn measure(work: &Work, seconds: u64, limit: Duration) -> anyhow::Result<Pow
     };
     let mut worker = Worker::start(work)?;
     if !worker.wait_for_progress(limit)? {
-        // It has ended, or its time is over.
+        // The child process has ended, or its time is over.
         let ended = worker.wait(Limit::Whole(limit))?;
         return Ok(PowerReading::DidNotRun(ended.reason()));
     }
@@ -102,7 +104,7 @@ pub fn measure(work: &Work, seconds: u64, limit: Duration) -> anyhow::Result<Pow
     Ok(PowerReading::Measured(EnergyFigures { at_rest, running, tok_s, mj_per_token, counted }))
 }
 
-/// Mean power of so many samples of a second: directly, or through `sudo` where that asks for nothing.
+/// Measures the mean power of samples, one per second; directly, or through `sudo` if that asks for no password.
 fn power(samples: u64) -> Result<PowerMilliwatts, String> {
     let n = samples.to_string();
     let arguments = ["--samplers", "cpu_power", "-i", "1000", "-n", &n];
@@ -121,7 +123,7 @@ fn power(samples: u64) -> Result<PowerMilliwatts, String> {
     })
 }
 
-/// Standard output of a program that ends well; else its last words.
+/// Runs a program and returns its standard output; the error is the last line of its standard error.
 fn said(program: &str, arguments: &[&str]) -> Result<String, String> {
     let output = Command::new(program).args(arguments).stdin(Stdio::null()).output();
     let output = output.map_err(|e| format!("{program}: {e}"))?;
@@ -132,7 +134,7 @@ fn said(program: &str, arguments: &[&str]) -> Result<String, String> {
     Err(words.lines().last().unwrap_or("it failed").trim().chars().take(200).collect())
 }
 
-/// Reads lines such as `ANE Power: 123 mW`; none where there is no such line at all.
+/// Averages the values of lines such as `ANE Power: 123 mW`; none without any such line.
 fn read_power(text: &str) -> Option<PowerMilliwatts> {
     let mut samples = 0;
     let mut mean = |name: &str| {
@@ -166,7 +168,7 @@ mod tests {
         assert_eq!(cpu, PowerMilliwatts { cpu: Some(1.0), samples: 1, ..PowerMilliwatts::default() });
         let no_gpu = read_power("CPU Power: 5 mW\nANE Power: 9 mW\nCPU Power: 7 mW\n").unwrap();
         assert_eq!((no_gpu.ane, no_gpu.cpu, no_gpu.gpu, no_gpu.samples), (Some(9.0), Some(6.0), None, 2));
-        // What only one of two readings has does not count.
+        // A line that only one of two readings has does not count.
         assert_eq!(no_gpu.above(&cpu), Some((5.0, vec!["cpu"])));
         assert_eq!(no_gpu.above(&PowerMilliwatts::default()), None);
         assert_eq!(read_power("Combined Power (CPU + GPU + ANE): 160 mW\nGPU Power: none\n"), None);

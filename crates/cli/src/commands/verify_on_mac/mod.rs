@@ -29,10 +29,11 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use work_folder::WorkFolder;
 
-/// Largest document of a stage that goes into the report, or saved file.
+/// Largest document of a stage, and largest saved file, that goes into the report, in bytes.
 const MAX_DOCUMENT_BYTES: u64 = 128 << 20;
 
-/// Rough times. Nobody has run this on a Mac: they are guesses, from the numbers of calls and from what compilers of others take.
+/// Rough times of the stages. They are guesses, since nobody has run this on a Mac: from the numbers of calls, and from the
+/// times of other compilers.
 const ROUGH: [(StageName, &str, &str); 10] = [
     (StageName::Doctor, "seconds", "system, chip, memory, disks"),
     (StageName::Tune, "10 to 40 min", "each sort of shard in each form: compiled, placed, timed, compared"),
@@ -58,7 +59,7 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
         Some(path) => path.clone(),
         None => find_model().context("give --checkpoint")?,
     };
-    // A report of an earlier run may be replaced, and nothing else may.
+    // Without `--force`, only a report of an earlier run may be replaced.
     let replaces = args.out.is_file() && read_archive(&args.out).is_ok();
     let output = Overwrite { force: args.overwrite.force || replaces }.output(&args.out)?;
     let work = args.work.clone().unwrap_or_else(|| args.out.with_extension("work"));
@@ -105,7 +106,7 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     Ok(if failed == 0 { Outcome::Done } else { Outcome::GateFailed })
 }
 
-/// Facts on which all documents of a work folder depend.
+/// Returns the facts on which all documents of a work folder depend.
 fn settings(args: &Args, checkpoint: &Path, system: &SystemFacts) -> Value {
     let checkpoint = std::path::absolute(checkpoint).unwrap_or_else(|_| checkpoint.to_path_buf());
     serde_json::json!({
@@ -114,7 +115,7 @@ fn settings(args: &Args, checkpoint: &Path, system: &SystemFacts) -> Value {
     })
 }
 
-/// The last part of a checkpoint's name.
+/// Returns the last part of a checkpoint's path.
 fn model_name(checkpoint: &Path) -> String {
     checkpoint.file_name().map_or_else(|| "checkpoint".into(), |n| n.to_string_lossy().into_owned())
 }
@@ -140,7 +141,7 @@ fn dry_run(args: &Args, ui: &Ui) -> anyhow::Result<Outcome> {
     Ok(Outcome::Done)
 }
 
-/// The entries of a report.
+/// Makes the entries of a report, without private words.
 fn entries(
     system: &ReportSystem,
     records: &[(StageRecord, bool)],
@@ -176,7 +177,7 @@ fn entries(
     Ok(entries)
 }
 
-/// Caches and disks tell what else a user has.
+/// Removes caches and disks from a document of `doctor`: they tell what else a user has.
 fn leave_out_foreign(doctor: &mut Value) {
     if let Some(map) = doctor.as_object_mut() {
         map.remove("caches");
@@ -184,7 +185,7 @@ fn leave_out_foreign(doctor: &mut Value) {
     }
 }
 
-/// The packages of a bundle, with the cells that follow from their programs.
+/// Describes the packages of a bundle, with the cells that follow from their programs.
 fn described(bundle: &Path) -> anyhow::Result<Vec<DescribedPackage>> {
     let chain = Chain::read(bundle)?;
     let one = |shard: &anemoe_bundle::Shard| {

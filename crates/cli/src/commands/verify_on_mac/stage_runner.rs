@@ -16,15 +16,15 @@ use serde_json::{Value, json};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// Limit of stages that have limits of their own inside, or do nothing risky.
+/// Time limit of stages that have limits of their own, or do nothing risky.
 const LONG: Duration = Duration::from_secs(24 * 3600);
 /// Prompt of a golden that has to be made: ids that every vocabulary has.
 const PROMPT_IDS: &str = "2,7,11,19,5,3,23,8";
-/// Bytes of a reason at most.
+/// Longest reason, in characters.
 const LONGEST_REASON: usize = 600;
-/// Shards at fault that are looked for.
+/// Most shards at fault that are named.
 const MOST_CULPRITS: usize = 8;
-/// Passes for which a single shard is soaked behind the pass at which the whole failed.
+/// Passes for which single shards are soaked beyond the pass at which the whole bundle failed.
 const BEHIND: u64 = 100;
 
 /// Runner of the stages of one verification.
@@ -49,7 +49,7 @@ impl StageResult {
 }
 
 impl StageRunner<'_> {
-    /// Runs a stage, or gives what an earlier run has found; says which.
+    /// Runs a stage, or returns the record of an earlier run; the flag is true for a record of an earlier run.
     ///
     /// # Errors
     /// No process can be started, or the record cannot be written.
@@ -88,7 +88,7 @@ impl StageRunner<'_> {
             ));
         }
         if self.folder.record(stage).is_some() {
-            // What has a record is made anew; an unfinished tune or build goes on.
+            // A stage with a record is repeated from the start; an unfinished tune or build goes on.
             self.folder.forget(&[stage])?;
         }
         if matches!(stage, StageName::Tune | StageName::Build) {
@@ -114,7 +114,7 @@ impl StageRunner<'_> {
         Duration::from_secs(self.args.risky.timeout)
     }
 
-    /// Arguments of a stage that is one command.
+    /// Returns the arguments of a stage that is one command.
     fn arguments(&self, stage: StageName) -> anyhow::Result<Vec<String>> {
         let text = |path: &Path| path.display().to_string();
         let (folder, args) = (self.folder, self.args);
@@ -150,7 +150,7 @@ impl StageRunner<'_> {
             StageName::Bench => self.bench_arguments(&bundle)?,
             StageName::Predict => {
                 let slug = chip_slug(&self.system.chip);
-                // A chip that the table does not have yet is calibrated from the best known one.
+                // A chip that the table of chips lacks is calibrated from the best known one.
                 let chip = if chips::names().contains(&slug) { slug } else { STAND_IN.into() };
                 words(&[&bundle, "--chip", &chip])
             }
@@ -158,7 +158,8 @@ impl StageRunner<'_> {
         })
     }
 
-    /// Every token count: passes that verify drafts up to [`MOST_UNDONE`], prompts above. Contexts fit the bundle's.
+    /// Returns the arguments of the bench over every token count: passes that verify drafts up to [`MOST_UNDONE`], prompts
+    /// above. Contexts fit the context of the bundle.
     fn bench_arguments(&self, bundle: &str) -> anyhow::Result<Vec<String>> {
         let chain = Chain::read(Path::new(bundle))?;
         let room = chain.model.max_context;
@@ -194,7 +195,7 @@ impl StageRunner<'_> {
         Ok(all.map(String::from).into())
     }
 
-    /// Does a whole command in a child.
+    /// Runs a whole command in a child process.
     fn command(
         &self,
         stage: StageName,
@@ -232,10 +233,10 @@ impl StageRunner<'_> {
         self.command(StageName::Validate, "validate", arguments.into(), self.limit())
     }
 
-    /// Soaks the whole bundle; where that does not end well, each shard by itself, to name the one that is at fault.
+    /// Soaks the whole bundle. If that does not end well, soaks groups of shards to name the shards at fault.
     fn soak(&self) -> anyhow::Result<StageResult> {
         let length = SoakLength { passes: self.args.soak_passes, seconds: self.args.soak_seconds as f64 };
-        // However long it is: a pass that does not come is a hang, and many that do are none.
+        // The limit holds for one pass: a missing pass is a hang, and many passes are none.
         let limit = Limit::Silence(self.limit());
         let bundle = self.folder.bundle();
         let soak = |only: &[String], length: SoakLength| {
@@ -293,7 +294,7 @@ impl StageRunner<'_> {
     }
 }
 
-/// The end of a child that gave no result.
+/// Makes the result of a stage from the end of its child process, without a document.
 fn of_child(ended: Ended) -> StageResult {
     let end = match &ended {
         Ended::Done(_) => StageEnd::Done,
@@ -304,7 +305,7 @@ fn of_child(ended: Ended) -> StageResult {
     StageResult::new(end, ended.reason())
 }
 
-/// Result of some shards on the device.
+/// Result of running some shards on the device.
 struct GroupResult {
     end: StageEnd,
     reason: String,
@@ -324,8 +325,8 @@ fn alone(ended: Ended) -> anyhow::Result<GroupResult> {
     })
 }
 
-/// Finds the shards that fail by halving, each by itself in the end; the others ended well together. A group whose halves do
-/// well, and shards behind [`MOST_CULPRITS`], are not in the result.
+/// Finds the shards that fail, by halving groups down to single shards; all other shards end well together. Shards beyond
+/// the first [`MOST_CULPRITS`], and groups whose halves end well, are not in the result.
 fn find_culprits(
     mut all: Vec<String>,
     run: &dyn Fn(&[String]) -> anyhow::Result<GroupResult>,
@@ -360,7 +361,7 @@ fn find_culprits(
     Ok(found)
 }
 
-/// Says from a document why its gate failed.
+/// Returns the reason why a stage's gate failed, from its document.
 fn reason_of(stage: StageName, document: &Value) -> String {
     let text = |v: &Value, key: &str| v[key].as_str().unwrap_or_default().to_string();
     let failures = |key: &str| -> Vec<String> {
@@ -418,7 +419,7 @@ mod tests {
             found.iter().filter(|v| v["end"] == "crashed").filter_map(|v| v["shard"].as_str()).collect();
         assert_eq!((bad, found.len()), (vec!["17", "64"], 100));
         assert!(runs.get() < 25, "{}", runs.get());
-        // One that fails only beside another is none that can be named.
+        // A shard that fails only beside another shard cannot be named.
         let both = |group: &[String]| {
             let bad = ["17", "64"].iter().all(|s| group.iter().any(|g| g == s));
             Ok(GroupResult {

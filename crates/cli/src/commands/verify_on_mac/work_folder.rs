@@ -5,11 +5,11 @@ use anemoe_io::{Error, Result};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 
-/// File that says what the folder's documents depend on.
+/// File with the settings that the folder's documents depend on.
 const SETTINGS: &str = "settings.json";
-/// Largest record that is read.
+/// Largest record that is read, in bytes.
 const MAX_RECORD_BYTES: u64 = 128 << 20;
-/// Largest file of settings.
+/// Largest file of settings that is read, in bytes.
 const MAX_SETTINGS_BYTES: u64 = 1 << 20;
 
 /// Folder of one verification.
@@ -18,10 +18,10 @@ pub struct WorkFolder {
 }
 
 impl WorkFolder {
-    /// Opens or makes the folder. With `again`, what was done with other settings goes.
+    /// Opens or makes the folder. With `again`, deletes the results of other settings.
     ///
     /// # Errors
-    /// It is another folder, or was begun with other settings.
+    /// The folder is no work folder, or was begun with other settings.
     pub fn open(path: &Path, settings: &Value, again: bool) -> Result<WorkFolder> {
         let folder = WorkFolder { path: path.to_path_buf() };
         let file = path.join(SETTINGS);
@@ -52,37 +52,37 @@ impl WorkFolder {
         Ok(folder)
     }
 
-    /// The folder.
+    /// Returns the path of the folder.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The bundle.
+    /// Returns the path of the bundle.
     pub fn bundle(&self) -> PathBuf {
         self.path.join("bundle.anemoe")
     }
 
-    /// Folder of the trials of forms.
+    /// Returns the folder of the trials of forms.
     pub fn trials(&self) -> PathBuf {
         self.path.join("tune")
     }
 
-    /// File of the forms that were chosen.
+    /// Returns the file of the forms that were chosen.
     pub fn forms(&self) -> PathBuf {
         self.path.join("forms.toml")
     }
 
-    /// Plan report.
+    /// Returns the file of the plan report.
     pub fn plan(&self) -> PathBuf {
         self.path.join("plan.json")
     }
 
-    /// Document of the bench.
+    /// Returns the file of the bench's document.
     pub fn bench(&self) -> PathBuf {
         self.path.join("bench.json")
     }
 
-    /// Golden that is made where the checkpoint has none.
+    /// Returns the file of the golden that is made if the checkpoint has none.
     pub fn golden(&self) -> PathBuf {
         self.path.join("golden.npz")
     }
@@ -91,27 +91,27 @@ impl WorkFolder {
         self.path.join(stage.entry())
     }
 
-    /// The record of a stage that was finished; one that is damaged is none.
+    /// Reads the record of a stage; none if it is missing or damaged, or the stage was not finished.
     pub fn record(&self, stage: StageName) -> Option<StageRecord> {
         let text = anemoe_io::read_input(&self.record_file(stage), MAX_RECORD_BYTES).ok()?;
         let record: StageRecord = anemoe_io::json::parse(&text).ok()?;
         (record.stage == stage && record.end.is_finished()).then_some(record)
     }
 
-    /// Keeps the record of a stage.
+    /// Writes the record of a stage.
     ///
     /// # Errors
-    /// It cannot be written.
+    /// The file cannot be written.
     pub fn keep(&self, record: &StageRecord) -> Result<()> {
         let file = self.record_file(record.stage);
         let text = serde_json::to_vec_pretty(record).map_err(|e| Error::io(&file, e.into()))?;
         anemoe_bundle::write_atomic(&file, &text)
     }
 
-    /// Removes the records of stages, and what they have made.
+    /// Removes the records of stages and the files that these stages made.
     ///
     /// # Errors
-    /// Something cannot be removed.
+    /// A file or a folder cannot be removed.
     pub fn forget(&self, stages: &[StageName]) -> Result<()> {
         for stage in stages {
             let mut gone = vec![self.record_file(*stage)];
@@ -135,7 +135,7 @@ impl WorkFolder {
     }
 }
 
-/// Error of a work folder.
+/// Makes an error about a work folder.
 fn not_ours(path: &Path, what: &str) -> Error {
     Error::invalid(path, format!("work folder: {what}"))
 }

@@ -1,11 +1,11 @@
-//! Runs the built binary.
+//! Helpers that run the built binary.
 #![allow(dead_code)]
 
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-/// A fixture of the repository.
+/// Returns the path of a fixture of the repository.
 pub fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures").join(name)
 }
@@ -13,8 +13,8 @@ pub fn fixture(name: &str) -> PathBuf {
 /// Options with which kinds are searched for.
 const GOALS: [&str; 5] = ["--quant", "--max-kl", "--max-bytes", "--auto-text", "--objective"];
 
-/// The binary with these arguments. Plans and builds that say nothing of kinds get lut4: to search for kinds takes a binary
-/// that is not optimized long.
+/// Makes a command of the binary with these arguments. Plans and builds without a kind get lut4, since a binary that is not
+/// optimized searches long for kinds.
 pub fn anemoe(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_anemoe"));
     match args {
@@ -26,25 +26,25 @@ pub fn anemoe(args: &[&str]) -> Command {
     command
 }
 
-/// The binary with exactly these arguments.
+/// Makes a command of the binary with exactly these arguments.
 pub fn anemoe_as_is(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_anemoe"));
     command.args(args);
     command
 }
 
-/// Runs it and gives its exit status, standard output and standard error.
+/// Runs the binary and returns its exit status, standard output and standard error.
 pub fn run(args: &[&str]) -> (i32, String, String) {
     finish(anemoe(args).output().unwrap())
 }
 
-/// Exit status (-1 for a signal), standard output and standard error.
+/// Returns the exit status (-1 for a signal), standard output and standard error.
 pub fn finish(output: Output) -> (i32, String, String) {
     let text = |b: Vec<u8>| String::from_utf8_lossy(&b).into_owned();
     (output.status.code().unwrap_or(-1), text(output.stdout), text(output.stderr))
 }
 
-/// Runs it with `--json`, expecting this exit status, and gives the document.
+/// Runs the binary with `--json`, checks its exit status, and returns the document.
 pub fn json(expected: i32, args: &[&str]) -> Value {
     let mut all = args.to_vec();
     all.push("--json");
@@ -53,7 +53,7 @@ pub fn json(expected: i32, args: &[&str]) -> Value {
     serde_json::from_str(&out).unwrap_or_else(|e| panic!("{args:?}: {e}\n{out}"))
 }
 
-/// Runs it expecting exit status 2, no panic, and each of `says` in the message.
+/// Checks that the binary ends with exit status 2, no panic, and each of `says` in its message.
 pub fn refused(args: &[&str], says: &[&str]) {
     let (code, out, err) = run(args);
     assert_eq!(code, 2, "{args:?}\n{out}\n{err}");
@@ -63,7 +63,7 @@ pub fn refused(args: &[&str], says: &[&str]) {
     }
 }
 
-/// Builds a bundle, without gates: what they want to know is what tests ask themselves.
+/// Builds a bundle without gates, since tests check themselves what gates would.
 pub fn build(checkpoint: &Path, bundle: &Path, options: &[&str]) {
     let mut args = vec!["build", checkpoint.to_str().unwrap(), "-o", bundle.to_str().unwrap()];
     args.push("--skip-gates");
@@ -72,18 +72,18 @@ pub fn build(checkpoint: &Path, bundle: &Path, options: &[&str]) {
     assert_eq!(code, 0, "{args:?}\n{out}\n{err}");
 }
 
-/// Runs the golden gate.
+/// Runs the golden gate, checks its exit status, and returns the document.
 pub fn validate(bundle: &Path, golden: &Path, min_cosine: &str, status: i32) -> Value {
     let (bundle, golden) = (bundle.to_str().unwrap(), golden.to_str().unwrap());
     json(status, &["validate", bundle, "--golden", golden, "--min-cosine", min_cosine])
 }
 
-/// Token ids of a document.
+/// Reads the token ids of a document.
 pub fn ids(value: &Value) -> Vec<u64> {
     value.as_array().unwrap().iter().map(|v| v.as_u64().unwrap()).collect()
 }
 
-/// Generates behind a prompt of 29 tokens, in one call and in chunks of each of these sizes: always the same 24 tokens.
+/// Checks that a prompt of 29 tokens gives the same 24 tokens in one call and in chunks of each of these sizes.
 pub fn same_in_chunks(bundle: &Path, chunks: &[&str]) {
     let prompt: Vec<String> = (0..29).map(|i| ((i * 37 + 2) % 512).to_string()).collect();
     let prompt = prompt.join(",");
@@ -103,7 +103,7 @@ pub fn same_in_chunks(bundle: &Path, chunks: &[&str]) {
     }
 }
 
-/// Every file of a folder with its contents, by relative path; without the journal of a bundle, which holds times.
+/// Returns every file of a folder with its contents, by relative path; without a bundle's journal, which holds times.
 pub fn contents(dir: &Path) -> Vec<(PathBuf, Vec<u8>)> {
     fn walk(dir: &Path, files: &mut Vec<PathBuf>) {
         for entry in std::fs::read_dir(dir).unwrap() {

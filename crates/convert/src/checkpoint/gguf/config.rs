@@ -1,30 +1,30 @@
-//! Metadata of arch `gemma4` as the `config.json` that says the same.
+//! `config.json` made from the metadata of arch `gemma4`.
 
 use super::metadata::Metadata;
 use crate::{Error, Result};
 use serde_json::{Map, Value, json};
 
-/// The one architecture that is read.
+/// The only architecture that is read.
 pub const ARCH: &str = "gemma4";
 
-/// Share of a head's pairs that rotate on full layers where the file does not say (`rope_freqs.weight`).
+/// Share of a head's pairs that rotate on full layers, where the file has no `rope_freqs.weight`.
 const PARTIAL_ROTARY_FACTOR: f64 = 0.25;
-/// `final_logit_softcapping` where the file does not say.
+/// `final_logit_softcapping` where the file has none.
 const SOFTCAPPING: f64 = 30.0;
-/// Divisors of a frequency from here on mean that a pair does not rotate; writers use 1e30.
+/// Least divisor of a frequency that means no rotation of its pair; writers use 1e30.
 const NO_ROTATION: f32 = 1e20;
 
-/// Tensors that tell of the configuration.
+/// Facts about tensors that the configuration needs.
 pub struct Tensors<'a> {
     /// Names in the file.
     pub names: Vec<&'a str>,
     /// Rows of the embedding.
     pub vocab_size: Option<u64>,
-    /// The divisors of the full layers' frequencies.
+    /// Divisors of the full layers' frequencies.
     pub rope_freqs: Option<Vec<f32>>,
 }
 
-/// The configuration; what it leaves out is as in the one published.
+/// Makes the configuration. Keys that it leaves out have the values of the published one.
 pub fn config(m: Metadata<'_>, tensors: &Tensors<'_>) -> Result<Value> {
     let key = |name: &str| format!("{ARCH}.{name}");
     let size = |name: &str| -> Result<u64> { m.needed(&key(name), m.unsigned(&key(name))?) };
@@ -33,7 +33,7 @@ pub fn config(m: Metadata<'_>, tensors: &Tensors<'_>) -> Result<Value> {
         return Err(m.invalid(&key("block_count"), format!("is {layers}, expected 1 to 1000")));
     }
     let layers = layers as usize;
-    // Arrays whose entries have to be equal here, since `config.json` has one number for them.
+    // The entries of these arrays have to be equal, since `config.json` has one number for them.
     let one_size = |name: &str| -> Result<u64> {
         let all = m.needed(&key(name), m.unsigneds(&key(name), layers)?)?;
         match all.iter().find(|n| **n != all[0]) {
@@ -85,7 +85,7 @@ pub fn config(m: Metadata<'_>, tensors: &Tensors<'_>) -> Result<Value> {
     }
     let softcapping = m.number(&key("final_logit_softcapping"))?.unwrap_or(SOFTCAPPING);
     set("final_logit_softcapping", json!(softcapping));
-    // Features that are refused elsewhere unless they are off.
+    // The configuration's reader refuses these features unless they are off.
     for (name, hf) in [
         ("embedding_length_per_layer_input", "hidden_size_per_layer_input"),
         ("attention.shared_kv_layers", "num_kv_shared_layers"),
@@ -113,7 +113,7 @@ pub fn config(m: Metadata<'_>, tensors: &Tensors<'_>) -> Result<Value> {
     if !others.is_empty() {
         set("per_layer_config", others.into());
     }
-    // Where one full layer has no values of its own, none has; a superfluous tensor is found by the tensor table.
+    // If one full layer has no values of its own, no full layer has; the tensor table finds a superfluous tensor.
     let has_v = |l: usize| tensors.names.contains(&format!("blk.{l}.attn_v.weight").as_str());
     let k_eq_v = (0..layers).any(|l| !sliding[l] && !has_v(l));
     set("attention_k_eq_v", json!(k_eq_v));
@@ -151,13 +151,13 @@ pub fn config(m: Metadata<'_>, tensors: &Tensors<'_>) -> Result<Value> {
     Ok(c.into())
 }
 
-/// Tokens that end a text or a turn, the text's own first.
+/// Returns the tokens that end a text or a turn, the text's end first.
 pub fn end_tokens(m: Metadata<'_>) -> Result<Vec<u64>> {
     let mut ids = Vec::new();
     for name in ["eos", "eot", "eom"] {
         ids.extend(m.unsigned(&format!("tokenizer.ggml.{name}_token_id"))?);
     }
-    // Files often name only the text's end; runtimes know the others by their text.
+    // Files often name only the text's end; runtimes know the other tokens by their text.
     if let Some(tokens) = m.texts("tokenizer.ggml.tokens")? {
         let types = m.unsigneds("tokenizer.ggml.token_type", tokens.len())?;
         for (id, text) in tokens.iter().enumerate() {
@@ -172,7 +172,8 @@ pub fn end_tokens(m: Metadata<'_>) -> Result<Vec<u64>> {
     Ok(ids)
 }
 
-/// The part of the pairs that rotate: divisor 1, before those that are divided out of sight.
+/// Returns the share of pairs that rotate: those of divisor 1, before pairs whose divisors are so large that they
+/// stand still.
 fn rotary_factor(m: Metadata<'_>, divisors: &[f32], head_dim: u64) -> Result<f64> {
     let pairs = divisors.len();
     let refused = |what: String| Error::unsupported(m.path, format!("tensor `rope_freqs.weight`: {what}"));
@@ -188,12 +189,12 @@ fn rotary_factor(m: Metadata<'_>, divisors: &[f32], head_dim: u64) -> Result<f64
         return Err(refused("no pair rotates".into()));
     }
     let factor = rotating as f64 / pairs as f64;
-    // The configuration's reader multiplies it with the pairs again and cuts off.
+    // The configuration's reader multiplies this factor by the pairs again and rounds down.
     let exact = (factor * head_dim as f64 / 2.0) as usize == rotating;
     Ok(if exact { factor } else { factor.next_up() })
 }
 
-/// `generation_config.json`, where the file names tokens that end a text.
+/// Makes `generation_config.json`; none where the file names no tokens that end a text.
 pub fn generation_config(m: Metadata<'_>) -> Result<Option<Value>> {
     let eos = end_tokens(m)?;
     if eos.is_empty() {

@@ -1,7 +1,8 @@
-//! GGML's block types as f32.
+//! Decoding of GGML's block types to f32.
 //!
-//! The operations and their order are those of the `gguf` Python package, so that the results are equal bit by bit. Every
-//! type's block is described at its function; a nibble pair holds two elements half a block (or group) apart.
+//! The operations and their order are those of the `gguf` Python package, so that the results are equal bit by bit.
+//! Every function describes the block of its type. A nibble pair is a byte whose low and high nibble are elements
+//! half a block (or group) apart.
 
 use super::super::Dtype;
 use half::{bf16, f16};
@@ -11,7 +12,7 @@ const IQ4_NL_LEVELS: [i8; 16] = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13
 /// The 16 values of FP4 (E2M1), doubled.
 const FP4_DOUBLED: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
 
-/// Elements `first..first + out.len()` of a tensor that starts where `bytes` does and holds them.
+/// Decodes elements `first..first + out.len()` of the tensor that `bytes` starts with.
 pub fn dequantize(dtype: Dtype, bytes: &[u8], first: usize, out: &mut [f32]) {
     match dtype {
         Dtype::F32 => scalars(bytes, first, out, f32::from_le_bytes),
@@ -37,7 +38,7 @@ fn scalars<const B: usize>(bytes: &[u8], first: usize, out: &mut [f32], value: i
     }
 }
 
-/// Blocks of `B` bytes and `N` elements. Only those that the range cuts go through a buffer.
+/// Decodes blocks of `B` bytes and `N` elements. Only blocks that the range cuts go through a buffer.
 fn blocks<const B: usize, const N: usize>(
     bytes: &[u8],
     first: usize,
@@ -70,7 +71,7 @@ fn half_at(b: &[u8], at: usize) -> f32 {
     f16::from_le_bytes([b[at], b[at + 1]]).to_f32()
 }
 
-/// f16 scale; 16 bytes of nibble pairs, less 8.
+/// Decodes `d * (q - 8)` from a block `f16 d | 16 bytes of nibble pairs q`.
 #[inline(always)]
 fn q4_0(b: &[u8; 18], out: &mut [f32; 32]) {
     let d = half_at(b, 0);
@@ -80,7 +81,7 @@ fn q4_0(b: &[u8; 18], out: &mut [f32; 32]) {
     }
 }
 
-/// f16 scale, f16 minimum; 16 bytes of nibble pairs.
+/// Decodes `d * q + m` from a block `f16 d | f16 m | 16 bytes of nibble pairs q`.
 #[inline(always)]
 fn q4_1(b: &[u8; 20], out: &mut [f32; 32]) {
     let (d, m) = (half_at(b, 0), half_at(b, 2));
@@ -90,14 +91,14 @@ fn q4_1(b: &[u8; 20], out: &mut [f32; 32]) {
     }
 }
 
-/// The fifth bits of 32 elements, and their lower four.
+/// Joins nibble pair `q`, byte `j` of a block, with fifth bits from `high`: elements j and j + 16.
 #[inline(always)]
 fn five_bits(high: u32, q: u8, j: usize) -> (u8, u8) {
     let fifth = |i: usize| ((high >> i & 1) as u8) << 4;
     (q & 15 | fifth(j), q >> 4 | fifth(j + 16))
 }
 
-/// f16 scale; 32 fifth bits; 16 bytes of nibble pairs; less 16.
+/// Decodes `d * (q - 16)` from a block `f16 d | 32 fifth bits of q | 16 bytes of nibble pairs`.
 #[inline(always)]
 fn q5_0(b: &[u8; 22], out: &mut [f32; 32]) {
     let d = half_at(b, 0);
@@ -109,7 +110,7 @@ fn q5_0(b: &[u8; 22], out: &mut [f32; 32]) {
     }
 }
 
-/// f16 scale, f16 minimum; 32 fifth bits; 16 bytes of nibble pairs.
+/// Decodes `d * q + m` from a block `f16 d | f16 m | 32 fifth bits of q | 16 bytes of nibble pairs`.
 #[inline(always)]
 fn q5_1(b: &[u8; 24], out: &mut [f32; 32]) {
     let (d, m) = (half_at(b, 0), half_at(b, 2));
@@ -121,7 +122,7 @@ fn q5_1(b: &[u8; 24], out: &mut [f32; 32]) {
     }
 }
 
-/// f16 scale; 32 signed bytes.
+/// Decodes `d * q` from a block `f16 d | 32 signed bytes q`.
 #[inline(always)]
 fn q8_0(b: &[u8; 34], out: &mut [f32; 32]) {
     let d = half_at(b, 0);
@@ -130,8 +131,12 @@ fn q8_0(b: &[u8; 34], out: &mut [f32; 32]) {
     }
 }
 
-/// Scale and minimum of group `g` of 8, of 6 bits each. The first four have bytes of their own; the other four have nibbles
-/// in the last four bytes and their two upper bits in the first eight.
+/// Returns scale and minimum of group `g` of 8, of 6 bits each, from 12 bytes `s`:
+///
+/// ```text
+/// g < 4:   scale = s[g] & 63                              minimum = s[g + 4] & 63
+/// g >= 4:  scale = s[g + 4] & 15 | s[g - 4] >> 2 & 0x30   minimum = s[g + 4] >> 4 | s[g] >> 2 & 0x30
+/// ```
 #[inline(always)]
 fn scale_min(s: &[u8], g: usize) -> (f32, f32) {
     let (scale, min) = match g {
@@ -141,7 +146,11 @@ fn scale_min(s: &[u8], g: usize) -> (f32, f32) {
     (f32::from(scale), f32::from(min))
 }
 
-/// f16 scale of scales, f16 scale of minima; 12 bytes of those; 4 times 32 bytes of nibble pairs of two groups of 32.
+/// Decodes `d * scale * q - dmin * minimum` from a block of 8 groups of 32:
+///
+/// ```text
+/// f16 d | f16 dmin | 12 bytes of scales and minima | 4 times 32 bytes of nibble pairs q, of two groups each
+/// ```
 #[inline(always)]
 fn q4_k(b: &[u8; 144], out: &mut [f32; 256]) {
     let (d, dmin) = (half_at(b, 0), half_at(b, 2));
@@ -156,7 +165,11 @@ fn q4_k(b: &[u8; 144], out: &mut [f32; 256]) {
     }
 }
 
-/// Q4_K with 32 bytes of fifth bits before the nibbles: bit `g` of a byte belongs to group `g`.
+/// Decodes Q5_K, which is Q4_K with fifth bits of q. Bit `g` of a byte of these belongs to group `g`:
+///
+/// ```text
+/// f16 d | f16 dmin | 12 bytes of scales and minima | 32 bytes of fifth bits | 4 times 32 bytes of nibble pairs
+/// ```
 #[inline(always)]
 fn q5_k(b: &[u8; 176], out: &mut [f32; 256]) {
     let (d, dmin) = (half_at(b, 0), half_at(b, 2));
@@ -172,8 +185,12 @@ fn q5_k(b: &[u8; 176], out: &mut [f32; 256]) {
     }
 }
 
-/// 128 bytes of nibble pairs; 64 bytes of two upper bits; 16 signed scales of 16 elements; f16 scale of those; less 32.
-/// Both halves of a block have four groups of 32, of which the nibbles pair the first with the third.
+/// Decodes `d * scale * (q - 32)`, with a signed scale for 16 elements, from a block:
+///
+/// ```text
+/// 128 bytes of nibble pairs | 64 bytes of two upper bits | 16 signed scales | f16 d
+/// ```
+/// Both halves of a block have four groups of 32; a nibble pair belongs to groups 0 and 2, or 1 and 3.
 #[inline(always)]
 fn q6_k(b: &[u8; 210], out: &mut [f32; 256]) {
     let (low, high, scales, d) = (&b[..128], &b[128..192], &b[192..208], half_at(b, 208));
@@ -189,7 +206,7 @@ fn q6_k(b: &[u8; 210], out: &mut [f32; 256]) {
     }
 }
 
-/// f16 scale; 16 bytes of nibble pairs that choose levels.
+/// Decodes `d * IQ4_NL_LEVELS[q]` from a block `f16 d | 16 bytes of nibble pairs q`.
 #[inline(always)]
 fn iq4_nl(b: &[u8; 18], out: &mut [f32; 32]) {
     let d = half_at(b, 0);
@@ -199,8 +216,8 @@ fn iq4_nl(b: &[u8; 18], out: &mut [f32; 32]) {
     }
 }
 
-/// A power of two (its exponent, biased by 127); 16 bytes of nibble pairs that are FP4. The values are doubled, so the
-/// power is halved, which below 2 makes it subnormal.
+/// Decodes `2^(e - 127) * fp4(q)` from a block `u8 e | 16 bytes of nibble pairs q`. The values of the table are
+/// doubled, so the power is halved, which makes it subnormal for e below 2.
 #[inline(always)]
 fn mxfp4(b: &[u8; 17], out: &mut [f32; 32]) {
     let e = u32::from(b[0]);
@@ -231,13 +248,13 @@ mod tests {
         Dtype::Mxfp4,
     ];
 
-    /// Any range gives what the whole gives, whichever blocks it cuts.
+    /// Checks that any range gives what the whole tensor gives, whichever blocks it cuts.
     #[test]
     fn pieces_are_parts_of_the_whole() {
         for dtype in ALL {
             let n = 3 * dtype.block_elements().max(8);
             let size = n / dtype.block_elements() * dtype.block_bytes();
-            // The upper bits of a half stay small, so that no scale is infinite.
+            // The upper bits of an f16 stay small, so that no scale is infinite.
             let bytes: Vec<u8> =
                 (0..size as u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 13) as u8 & 0x3b).collect();
             let mut whole = vec![0f32; n];

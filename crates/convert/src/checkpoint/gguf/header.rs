@@ -1,4 +1,4 @@
-//! The head of a GGUF file: keys with values, then every tensor's name, dimensions, type and place.
+//! Head of a GGUF file: keys with values, then every tensor's name, dimensions, type and place.
 //!
 //! ```text
 //! "GGUF", u32 version, u64 tensors, u64 keys        all little endian
@@ -6,9 +6,9 @@
 //! tensors:  string name, u32 n, u64 * n dimensions (fastest first), u32 type, u64 offset
 //! padding to a multiple of `general.alignment` (32); offsets count from there
 //! ```
-//! A string is a u64 length and bytes; an array is a u32 kind, a u64 length and values. Every length is checked against
-//! what the file still has before anything is made of it, and values stay in the file until they are asked for, so that
-//! memory is bounded by the file's size.
+//! A string is a u64 length and bytes; an array is a u32 kind, a u64 length and values. Every length is checked
+//! against the bytes that the file still has, before memory is taken for it. Values stay in the file until they are
+//! asked for. So the file's size bounds the memory.
 
 use super::super::Dtype;
 use super::super::safetensors_header::RefusedFile;
@@ -20,20 +20,21 @@ use std::ops::Range;
 pub const MAGIC: &[u8; 4] = b"GGUF";
 /// Alignment of the data where the file does not name one.
 const ALIGNMENT: u64 = 32;
-/// Largest alignment in bytes, that of the largest page of memory; all padding is looked at.
+/// Largest alignment in bytes, that of the largest memory page. It has a limit since all padding is looked at.
 const MAX_ALIGNMENT: u64 = 64 << 10;
 /// Key that names the alignment.
 const ALIGNMENT_KEY: &str = "general.alignment";
-/// Longest key, from the format's description.
+/// Longest key in bytes, from the format's description.
 const MAX_KEY_BYTES: usize = 65535;
-/// Longest name of a tensor, likewise.
+/// Longest name of a tensor in bytes, from the format's description.
 const MAX_NAME_BYTES: usize = 64;
-/// Most dimensions of a tensor, likewise.
+/// Most dimensions of a tensor, from the format's description.
 const MAX_RANK: u32 = 4;
-/// Arrays in arrays; nothing known nests them at all.
+/// Most levels of arrays in arrays; no known file nests arrays.
 const MAX_DEPTH: u32 = 4;
-/// Least bytes of a key with its value, and of a tensor's description.
+/// Least bytes of a key with its value.
 const MIN_KEY_BYTES: u64 = 8 + 4 + 1;
+/// Least bytes of a tensor's description.
 const MIN_TENSOR_BYTES: u64 = 8 + 4 + 4 + 8;
 
 type HeadResult<T> = std::result::Result<T, RefusedFile>;
@@ -67,7 +68,7 @@ impl ValueKind {
         all.get(n as usize).copied()
     }
 
-    /// Bytes of a value; strings and arrays have lengths of their own.
+    /// Returns the bytes of a value; none for strings and arrays, whose lengths differ.
     pub const fn bytes(self) -> Option<usize> {
         match self {
             ValueKind::U8 | ValueKind::I8 | ValueKind::Bool => Some(1),
@@ -78,7 +79,7 @@ impl ValueKind {
         }
     }
 
-    /// Name in messages.
+    /// Returns the name in messages.
     pub const fn name(self) -> &'static str {
         match self {
             ValueKind::U8 => "u8",
@@ -103,20 +104,20 @@ impl ValueKind {
 pub struct StoredValue {
     /// Kind of the value, or of each value of an array.
     pub kind: ValueKind,
-    /// Values of an array.
+    /// Number of values of an array; none for a single value.
     pub array: Option<usize>,
-    /// The bytes, without an array's kind and length but with those of the strings in it.
+    /// Bytes of the value, without an array's kind and length but with the lengths of the strings in it.
     pub bytes: Range<usize>,
 }
 
-/// A tensor's description, checked.
+/// Checked description of a tensor.
 #[derive(Clone, Debug, PartialEq)]
 pub struct GgufTensor {
     pub name: String,
     pub dtype: Dtype,
-    /// Outermost first.
+    /// Dimensions, outermost first.
     pub shape: Vec<u64>,
-    /// Its bytes in the file.
+    /// Bytes of the tensor in the file.
     pub bytes: Range<usize>,
 }
 
@@ -128,7 +129,7 @@ pub struct GgufHead {
     pub tensors: Vec<GgufTensor>,
 }
 
-/// Reads forward through the file.
+/// Reader that goes forward through the file.
 pub struct Cursor<'a> {
     pub file: &'a [u8],
     pub at: usize,
@@ -166,7 +167,7 @@ impl<'a> Cursor<'a> {
         Ok(u64::from_le_bytes(self.array(what)?))
     }
 
-    /// The bytes of a string.
+    /// Reads a string: its length, then its bytes, which are returned.
     pub fn string(&mut self, what: &str) -> HeadResult<&'a [u8]> {
         let n = self.u64(what)?;
         self.take(n, what)
@@ -191,7 +192,7 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    /// Passes over a value.
+    /// Passes over a value and returns its kind and place.
     fn value(&mut self, kind: ValueKind, what: &str, depth: u32) -> HeadResult<StoredValue> {
         if let Some(n) = kind.bytes() {
             let start = self.at;
@@ -207,7 +208,7 @@ impl<'a> Cursor<'a> {
         }
         let of = self.kind(what)?;
         let len = self.u64(what)?;
-        // Of a string its length is there at least, of an array its kind and length.
+        // A string has at least its length, an array at least its kind and length.
         let least = of.bytes().unwrap_or(if of == ValueKind::Text { 8 } else { 12 }) as u64;
         if len > self.left() / least {
             let (of, left) = (of.name(), self.left());
@@ -225,7 +226,7 @@ impl<'a> Cursor<'a> {
     }
 }
 
-/// Checks the head of a whole file.
+/// Checks the head of a whole file and returns it.
 pub fn parse(file: &[u8]) -> HeadResult<GgufHead> {
     let mut c = Cursor { file, at: 0 };
     let magic: [u8; 4] = c.array("GGUF header")?;
@@ -290,7 +291,7 @@ fn alignment(file: &[u8], values: &BTreeMap<String, StoredValue>) -> HeadResult<
     }
 }
 
-/// GGML's numbers of the types that are read.
+/// Returns the type with this number of GGML's; none for types that are not read.
 fn dtype(number: u32) -> Option<Dtype> {
     Some(match number {
         0 => Dtype::F32,
@@ -310,7 +311,7 @@ fn dtype(number: u32) -> Option<Dtype> {
     })
 }
 
-/// Names of GGML's other types, for messages.
+/// Names a type of GGML that is not read, for messages: ` (q2_K)`.
 fn other_type(number: u32) -> &'static str {
     match number {
         9 => " (q8_1)",
@@ -336,7 +337,7 @@ fn other_type(number: u32) -> &'static str {
 
 fn places(c: &mut Cursor<'_>, tensors: u64, alignment: u64) -> HeadResult<Vec<GgufTensor>> {
     let mut found: BTreeMap<String, ()> = BTreeMap::new();
-    // Offsets first: where the data starts is known behind the last description.
+    // Offsets are collected first: the data starts behind the last description.
     let mut placed = Vec::new();
     for i in 0..tensors {
         let name = c.name(&format!("tensor {i} of {tensors}"), MAX_NAME_BYTES)?.to_string();
@@ -379,7 +380,7 @@ fn places(c: &mut Cursor<'_>, tensors: u64, alignment: u64) -> HeadResult<Vec<Gg
         }
         placed.push((name, dtype, shape, offset, bytes));
     }
-    // Both are below 2^63: a file's length and a u32.
+    // The sum cannot overflow: a file's length is below 2^63, and the alignment is a u32.
     let start = (c.at as u64).next_multiple_of(alignment);
     let data = (c.file.len() as u64).saturating_sub(start);
     let mut out = Vec::new();
@@ -396,8 +397,8 @@ fn places(c: &mut Cursor<'_>, tensors: u64, alignment: u64) -> HeadResult<Vec<Gg
             }
         }
     }
-    // Tensors cover the data, as in GGML's own reader: a type or a shape that is not the tensor's leaves a gap. One that is
-    // shorter than the alignment leaves values in the padding, which llama.cpp and gguf-py fill with zeros.
+    // Tensors have to cover the data, as in GGML's own reader: a wrong type or shape leaves a gap. A gap shorter than
+    // the alignment leaves values in the padding, which llama.cpp and gguf-py fill with zeros.
     let padding = |from: u64, to: u64, before: &str| {
         // A file without tensors may end before its data would begin.
         let bytes = c.file.get((start + from) as usize..(start + to) as usize).unwrap_or_default();
@@ -443,7 +444,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// One key of each kind and two tensors; the data ends where the file does.
+    /// Makes a file with keys of several kinds and three tensors; the data ends where the file does.
     fn example() -> Gguf {
         let mut g = Gguf::new();
         g.text("general.architecture", "none");
@@ -459,7 +460,7 @@ mod tests {
         g
     }
 
-    /// An array in `depth` arrays of one value.
+    /// Makes an array of two numbers, inside `depth` arrays of one value.
     fn nested(depth: u32) -> Vec<u8> {
         let mut out = Vec::new();
         for _ in 0..depth {
@@ -522,7 +523,7 @@ mod tests {
     }
 
     proptest! {
-        /// A file with any wrong bytes gives an error, or tensors inside the file.
+        /// Checks that a file with any wrong bytes gives an error, or tensors inside the file.
         #[test]
         fn a_file_with_wrong_bytes(changes in prop::collection::vec((0usize..420, any::<u8>()), 1..6)) {
             let mut file = example().write();
@@ -558,7 +559,7 @@ mod tests {
                 file[at..at + 8].copy_from_slice(&count.to_le_bytes());
                 assert!(refused_bytes(&file).contains(&count.to_string()), "{at} {count}");
             }
-            // One more than there are: the next thing in the file is read as one.
+            // One more than there are: the reader takes the next thing in the file for one.
             let mut file = example().write();
             file[at] += 1;
             parse(&file).unwrap_err();
@@ -658,7 +659,7 @@ mod tests {
 
     #[test]
     fn tensors_that_leave_a_gap() {
-        // A tensor in f16 that lies there in f32: before another one, and as the last.
+        // A tensor of f32 that is said to be f16: before another tensor, and as the last.
         for (at, says) in [
             (0, "tensor `two`: 32 bytes between it and `one`, expected 0 of padding"),
             (2, "file: 32 bytes behind `end`, the last tensor"),
@@ -679,7 +680,7 @@ mod tests {
         let mut file = g.write();
         file.resize(file.len() + 64, 0);
         assert!(refused_bytes(&file).contains("tensor `one`: 32 bytes between it and `the header`"));
-        // Padding behind the last tensor, as other writers have it.
+        // Padding behind the last tensor, which other writers add.
         let mut g = example();
         g.tensors[2].data.truncate(60);
         g.tensors[2].ne = vec![15];

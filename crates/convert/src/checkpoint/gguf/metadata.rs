@@ -1,11 +1,11 @@
-//! Values of keys, typed.
+//! Typed access to the values of keys.
 
 use super::header::{Cursor, StoredValue, ValueKind};
 use crate::{Error, Result};
 use std::collections::BTreeMap;
 use std::path::Path;
 
-/// The keys of a file. A key that is not there is `None`; one of another kind is an error that names it.
+/// Keys of a file. A key that is not there gives `None`; a key of another kind gives an error that names it.
 #[derive(Clone, Copy)]
 pub struct Metadata<'a> {
     pub path: &'a Path,
@@ -14,12 +14,12 @@ pub struct Metadata<'a> {
 }
 
 impl<'a> Metadata<'a> {
-    /// An error about a key.
+    /// Makes the error of a key with a wrong value.
     pub fn invalid(&self, key: &str, what: impl std::fmt::Display) -> Error {
         Error::invalid(self.path, format!("metadata: `{key}` {what}"))
     }
 
-    /// A feature that a key asks for.
+    /// Makes the error of a key that asks for a feature that is not implemented.
     pub fn unsupported(&self, key: &str, what: impl std::fmt::Display) -> Error {
         Error::unsupported(self.path, format!("metadata: `{key}` {what}"))
     }
@@ -42,7 +42,7 @@ impl<'a> Metadata<'a> {
         self.values.get(key).filter(|v| v.array.is_none())
     }
 
-    /// An integer that is not negative.
+    /// Reads an integer that is not negative.
     pub fn unsigned(&self, key: &str) -> Result<Option<u64>> {
         let Some(found) = self.values.get(key) else { return Ok(None) };
         match self.scalar(key).and_then(|v| integer(v.kind, self.bytes(v))) {
@@ -52,18 +52,18 @@ impl<'a> Metadata<'a> {
         }
     }
 
-    /// A finite number of floating point.
+    /// Reads a finite floating-point number.
     pub fn number(&self, key: &str) -> Result<Option<f64>> {
         let Some(found) = self.values.get(key) else { return Ok(None) };
         match self.scalar(key).and_then(|v| float(v.kind, self.bytes(v))) {
-            // JSON, which it becomes, has no word for others.
+            // The number goes into JSON, which has no word for others.
             Some(n) if !n.is_finite() => Err(self.invalid(key, format!("is {n}, expected a finite number"))),
             Some(n) => Ok(Some(n)),
             None => self.wrong(key, found, "f32"),
         }
     }
 
-    /// True or false.
+    /// Reads a boolean.
     pub fn flag(&self, key: &str) -> Result<Option<bool>> {
         let Some(found) = self.values.get(key) else { return Ok(None) };
         match self.scalar(key).map(|v| (v.kind, self.bytes(v))) {
@@ -79,7 +79,7 @@ impl<'a> Metadata<'a> {
         }
     }
 
-    /// A string.
+    /// Reads a string.
     pub fn text(&self, key: &str) -> Result<Option<&'a str>> {
         let Some(found) = self.values.get(key) else { return Ok(None) };
         match self.scalar(key) {
@@ -93,7 +93,7 @@ impl<'a> Metadata<'a> {
             .map_err(|_| self.invalid(key, format!("has `{}`, which is not UTF-8", bytes.escape_ascii())))
     }
 
-    /// An array of booleans.
+    /// Reads an array of booleans.
     pub fn flags(&self, key: &str) -> Result<Option<Vec<bool>>> {
         let Some(found) = self.values.get(key) else { return Ok(None) };
         match (found.kind, found.array) {
@@ -105,7 +105,7 @@ impl<'a> Metadata<'a> {
         }
     }
 
-    /// An array of integers that are not negative; a single one stands for `len` equal ones.
+    /// Reads an array of `len` integers that are not negative; a single integer stands for `len` equal ones.
     pub fn unsigneds(&self, key: &str, len: usize) -> Result<Option<Vec<u64>>> {
         let Some(found) = self.values.get(key) else { return Ok(None) };
         if found.array.is_none() {
@@ -124,12 +124,12 @@ impl<'a> Metadata<'a> {
         all.map(Some)
     }
 
-    /// Values of an array.
+    /// Returns the number of an array's values; none where there is no array.
     pub fn array_len(&self, key: &str) -> Option<u64> {
         self.values.get(key).and_then(|v| v.array).map(|n| n as u64)
     }
 
-    /// An array of strings.
+    /// Reads an array of strings.
     pub fn texts(&self, key: &str) -> Result<Option<Vec<&'a str>>> {
         let Some(found) = self.values.get(key) else { return Ok(None) };
         let (ValueKind::Text, Some(len)) = (found.kind, found.array) else {
@@ -138,7 +138,7 @@ impl<'a> Metadata<'a> {
         let mut cursor = Cursor { file: &self.file[..found.bytes.end], at: found.bytes.start };
         let mut all = Vec::new();
         for _ in 0..len {
-            // Their lengths were checked when the head was read.
+            // The strings' lengths were checked when the head was read.
             let text = cursor.string(key).map_err(|_| self.invalid(key, "is cut off"))?;
             all.push(self.utf8(key, text)?);
         }
@@ -146,7 +146,7 @@ impl<'a> Metadata<'a> {
     }
 }
 
-/// `Err` of an integer below zero.
+/// Reads an integer of any kind; `Err` for an integer below zero, none for other kinds.
 fn integer(kind: ValueKind, bytes: &[u8]) -> Option<std::result::Result<u64, i64>> {
     let n = match (kind, bytes) {
         (ValueKind::U8, [b]) => i64::from(*b),

@@ -25,7 +25,7 @@ use tensor_names::Role;
 /// Most elements of `rope_freqs.weight`: half a head.
 const MAX_ROPE_FREQS: u64 = 1 << 20;
 
-/// A file that is named `.gguf`, or starts as one.
+/// Tells whether a file is named `.gguf`, or starts as a GGUF file.
 pub fn is_gguf(path: &Path) -> bool {
     if path.extension().is_some_and(|e| e.eq_ignore_ascii_case("gguf")) {
         return true;
@@ -35,7 +35,7 @@ pub fn is_gguf(path: &Path) -> bool {
     opened.is_ok_and(|mut f| f.read_exact(&mut magic).is_ok()) && magic == *header::MAGIC
 }
 
-/// Opens a file.
+/// Opens a GGUF file.
 pub fn open(path: &Path) -> Result<Checkpoint> {
     let (source, config) = Gguf::open(path)?;
     let generation_config = config::generation_config(source.metadata())?;
@@ -50,7 +50,7 @@ pub fn open(path: &Path) -> Result<Checkpoint> {
     })
 }
 
-/// A tensor's bytes in the file.
+/// Bytes of a tensor in the file.
 #[derive(Clone, Debug)]
 struct TensorBytes {
     dtype: Dtype,
@@ -60,7 +60,7 @@ struct TensorBytes {
 #[derive(Clone, Debug)]
 enum Place {
     Whole(TensorBytes),
-    /// Per expert, `elements` of the gate and as many of the up projection.
+    /// For each expert, `elements` elements of the gate, then as many of the up projection.
     Joined {
         gate: TensorBytes,
         up: TensorBytes,
@@ -68,7 +68,7 @@ enum Place {
     },
 }
 
-/// A memory-mapped file.
+/// A memory-mapped GGUF file.
 struct Gguf {
     path: PathBuf,
     map: Mmap,
@@ -117,7 +117,7 @@ impl Gguf {
     }
 }
 
-/// The divisors of the full layers' frequencies.
+/// Reads the divisors of the full layers' frequencies; none where the file has none.
 fn rope_freqs(path: &Path, file: &[u8], tensors: &[GgufTensor]) -> Result<Option<Vec<f32>>> {
     let Some(t) = tensors.iter().find(|t| t.name == "rope_freqs.weight") else { return Ok(None) };
     if t.dtype != Dtype::F32 || t.shape.iter().product::<u64>() > MAX_ROPE_FREQS {
@@ -130,7 +130,7 @@ fn rope_freqs(path: &Path, file: &[u8], tensors: &[GgufTensor]) -> Result<Option
     Ok(Some(out))
 }
 
-/// Every tensor under its other name, sorted by it.
+/// Lists every tensor under its Hugging Face name, sorted by that name.
 fn tensors(path: &Path, placed: &[GgufTensor]) -> Result<Vec<(TensorInfo, Place)>> {
     let invalid = |what: String| Error::invalid(path, what);
     let mut found: BTreeMap<String, (TensorInfo, Place)> = BTreeMap::new();
@@ -190,7 +190,7 @@ fn tensors(path: &Path, placed: &[GgufTensor]) -> Result<Vec<(TensorInfo, Place)
                 up.name, gate.name
             )));
         }
-        // Both are in the file and apart, so twice the elements of one are below 2^64 as well.
+        // Both tensors are in the file and do not overlap, so twice the elements of one are below 2^64.
         let info = info(&name, gate, vec![experts, 2 * rows, columns], gate.bytes.len() + up.bytes.len());
         let place = Place::Joined { gate: part(gate), up: part(up), elements: rows * columns };
         found.insert(name, (info, place));
@@ -258,7 +258,7 @@ mod tests {
         Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/gguf").join(name)
     }
 
-    /// Every type of a file that the `gguf` package wrote, against what it reads there, bit by bit.
+    /// Checks that every type of a file that the `gguf` package wrote is read as that package reads it, bit by bit.
     #[test]
     fn every_type_is_read_as_the_reference_reads_it() {
         let (blocks, head) = map(&fixture("blocks.gguf")).unwrap();

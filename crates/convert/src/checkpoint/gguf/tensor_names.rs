@@ -1,4 +1,4 @@
-//! Names of GGUF tensors and what they are in a Hugging Face checkpoint.
+//! Names of GGUF tensors, and their names in a Hugging Face checkpoint.
 
 /// Names under `blk.N.` and under `model.layers.N.`.
 const LAYER: [(&str, &str); 21] = [
@@ -25,7 +25,7 @@ const LAYER: [(&str, &str); 21] = [
     ("layer_output_scale.weight", "layer_scalar"),
 ];
 
-/// The two ways to keep the first matrices of the experts.
+/// Names of the experts' first matrices: gate and up in one tensor, or in two.
 const FUSED: &str = "ffn_gate_up_exps.weight";
 const GATE: &str = "ffn_gate_exps.weight";
 const UP: &str = "ffn_up_exps.weight";
@@ -35,13 +35,13 @@ const UP: &str = "ffn_up_exps.weight";
 pub enum Role {
     /// A tensor of this name.
     Whole(String),
-    /// The first half of every expert's rows of this tensor.
+    /// First half of every expert's rows of the tensor of this name.
     Gate(String),
-    /// The second half.
+    /// Second half of every expert's rows of the tensor of this name.
     Up(String),
 }
 
-/// The role of a GGUF tensor; nothing where the model has none of that name.
+/// Returns the role of a GGUF tensor; none where the model has no tensor of that name.
 pub fn role(name: &str) -> Option<Role> {
     match name {
         "token_embd.weight" => return Some(Role::Whole("model.embed_tokens.weight".into())),
@@ -49,7 +49,7 @@ pub fn role(name: &str) -> Option<Role> {
         _ => {}
     }
     let (layer, rest) = name.strip_prefix("blk.")?.split_once('.')?;
-    // One spelling of a number, so that no two names are one tensor.
+    // A layer's number has one spelling, so that no two names are one tensor.
     let number: u32 = layer.parse().ok()?;
     if number.to_string() != layer {
         return None;

@@ -1,5 +1,5 @@
-//! Metadata of the tokenizer `gemma4` as the `tokenizer.json` that says the same: byte pair encoding of text whose spaces
-//! are `▁`, with bytes for what the vocabulary does not have.
+//! `tokenizer.json` made from the metadata of the tokenizer `gemma4`: byte pair encoding of text whose spaces are
+//! `▁`, with bytes for characters that the vocabulary does not have.
 
 use super::metadata::Metadata;
 use crate::Result;
@@ -59,7 +59,7 @@ impl<'a> Vocabulary<'a> {
     }
 }
 
-/// `tokenizer.json`, where the file has a tokenizer.
+/// Makes `tokenizer.json`; none where the file has no tokenizer.
 pub fn tokenizer(m: Metadata<'_>) -> Result<Option<Value>> {
     let Some(v) = Vocabulary::read(m)? else { return Ok(None) };
     let ids = ids(m, &v)?;
@@ -77,7 +77,7 @@ pub fn tokenizer(m: Metadata<'_>) -> Result<Option<Value>> {
         if kind == UNKNOWN {
             unknown = unknown.or(Some(text));
         }
-        // An empty one would be found everywhere.
+        // An empty token would be found everywhere.
         if matches!(kind, UNKNOWN | CONTROL | USER_DEFINED) && !text.is_empty() {
             added.push(json!({
                 "id": id, "content": text, "single_word": false, "lstrip": false, "rstrip": false, "normalized": false,
@@ -131,13 +131,13 @@ fn ids<'a>(m: Metadata<'_>, v: &Vocabulary<'a>) -> Result<HashMap<&'a str, usize
     Ok(ids)
 }
 
-/// Pairs of tokens that make a third.
+/// Reads the merges: pairs of tokens that make a third.
 fn merges(m: Metadata<'_>, ids: &HashMap<&str, usize>) -> Result<Vec<Value>> {
     let mut joined = String::new();
     let mut pairs = Vec::new();
     for (i, merge) in m.texts(MERGES)?.unwrap_or_default().into_iter().enumerate() {
         let wrong = |what: &str| m.invalid(MERGES, format!("has `{}` as {i}, {what}", merge.escape_debug()));
-        // A first token that is a space itself would start with one.
+        // The search skips the first byte: the first token may begin with a space itself.
         let space = merge.bytes().skip(1).position(|b| b == b' ').map(|at| at + 1);
         let Some((left, right)) = space.map(|at| (&merge[..at], &merge[at + 1..])) else {
             return Err(wrong("which is not two tokens"));
@@ -153,7 +153,8 @@ fn merges(m: Metadata<'_>, ids: &HashMap<&str, usize>) -> Result<Vec<Value>> {
     Ok(pairs)
 }
 
-/// Puts the tokens around a text that the file asks for. The start is added unless it says otherwise.
+/// Makes the post-processor, which puts the tokens around a text that the file asks for. By default it adds the
+/// start.
 fn post_processor(m: Metadata<'_>, v: &Vocabulary<'_>) -> Result<Value> {
     let add_bos = m.flag("tokenizer.ggml.add_bos_token")?.unwrap_or(true);
     let add_eos = m.flag("tokenizer.ggml.add_eos_token")?.unwrap_or(false);
@@ -180,7 +181,7 @@ fn post_processor(m: Metadata<'_>, v: &Vocabulary<'_>) -> Result<Value> {
     Ok(json!({"type": "TemplateProcessing", "single": single, "pair": pair, "special_tokens": specials}))
 }
 
-/// `tokenizer_config.json`, where the file has a tokenizer.
+/// Makes `tokenizer_config.json`; none where the file has no tokenizer.
 pub fn tokenizer_config(m: Metadata<'_>) -> Result<Option<Value>> {
     let Some(v) = Vocabulary::read(m)? else { return Ok(None) };
     let mut c = Map::new();

@@ -10,7 +10,7 @@ use std::path::Path;
 pub struct Gemma4Config {
     /// Width of the residual stream.
     pub hidden_size: usize,
-    /// Layers.
+    /// Number of layers.
     pub num_hidden_layers: usize,
     /// Query heads.
     pub num_attention_heads: usize,
@@ -26,9 +26,9 @@ pub struct Gemma4Config {
     pub moe_intermediate_size: usize,
     /// Epsilon of every RMS norm.
     pub rms_norm_eps: f32,
-    /// Vocabulary.
+    /// Tokens of the vocabulary.
     pub vocab_size: usize,
-    /// `cap * tanh(logits / cap)`.
+    /// Cap of the logits, `cap * tanh(logits / cap)`.
     pub final_logit_softcapping: Option<f32>,
     /// Positions that the model was made for.
     pub max_position_embeddings: usize,
@@ -114,28 +114,29 @@ impl Gemma4Config {
         Ok(c)
     }
 
-    /// Layer `l` attends to all tokens, not only to a window.
+    /// Tells whether layer `l` attends to all tokens, not only to a window.
     pub fn is_full(&self, l: usize) -> bool {
         self.layers[l].full
     }
 
-    /// Channels of a head of layer `l`.
+    /// Returns the channels of a head of layer `l`.
     pub fn head_dim(&self, l: usize) -> usize {
         self.layers[l].head_dim
     }
 
-    /// Key/value heads of layer `l`.
+    /// Returns the key/value heads of layer `l`.
     pub fn kv_heads(&self, l: usize) -> usize {
         self.layers[l].kv_heads
     }
 
-    /// Layer `l` has no `v_proj`: its values are the output of `k_proj`.
+    /// Tells whether layer `l` has no `v_proj`: its values are the output of `k_proj`.
     pub fn k_eq_v(&self, l: usize) -> bool {
         self.layers[l].k_eq_v
     }
 
-    /// Radians per position of each channel pair of layer `l`. Pairs that do not rotate have 0; the exponent's denominator
-    /// is the whole head either way ("proportional").
+    /// Computes the radians per position of each channel pair of layer `l`, `[head_dim / 2]`:
+    /// `theta^(-2 c / head_dim)` for pair c, and 0 for pairs that do not rotate. The exponent's denominator is the
+    /// whole head for all ropes ("proportional").
     pub fn inv_freq(&self, l: usize) -> Vec<f64> {
         let layer = &self.layers[l];
         let d = layer.head_dim;
@@ -146,7 +147,7 @@ impl Gemma4Config {
         (0..d / 2).map(frequency).collect()
     }
 
-    /// Parameters of one expert.
+    /// Returns the parameters of one expert.
     pub fn expert_parameters(&self) -> u64 {
         3 * self.hidden_size as u64 * self.moe_intermediate_size as u64
     }
@@ -200,7 +201,7 @@ fn layers(k: &Keys<'_>, c: &Gemma4Config) -> Result<Vec<LayerConfig>> {
             }
         }
         if let Some(own) = overrides.and_then(|o| o.get(&l.to_string())) {
-            // The saved form names them layer by layer.
+            // The saved form names these sizes layer by layer.
             let own = own
                 .as_object()
                 .ok_or_else(|| k.invalid(format!("`per_layer_config.{l}` is not an object")))?;
@@ -253,7 +254,7 @@ fn rope(k: &Keys<'_>, full: bool, head_dim: usize) -> Result<(f64, usize)> {
     for key in map.keys().filter(|key| r.get(key).is_some()) {
         match key.as_str() {
             "rope_type" | "rope_theta" | "partial_rotary_factor" => {}
-            // Both are 1 where they are absent.
+            // Both factors are 1 where they are absent.
             "factor" | "attention_factor" if r.number(key)? == Some(1.0) => {}
             _ => return Err(k.unsupported(format!("`{place}.{key}`"))),
         }
@@ -274,7 +275,7 @@ fn rope(k: &Keys<'_>, full: bool, head_dim: usize) -> Result<(f64, usize)> {
     }
 }
 
-/// The published configuration of Gemma-4-26B-A4B.
+/// Returns the published configuration of Gemma-4-26B-A4B.
 pub fn published_config() -> Value {
     let layer_types: Vec<&str> =
         (0..30).map(|l| if l % 6 == 5 { "full_attention" } else { "sliding_attention" }).collect();

@@ -14,7 +14,7 @@ use crate::checkpoint::Checkpoint;
 
 /// An opened Gemma 4 checkpoint.
 pub struct Gemma4 {
-    /// Its configuration.
+    /// Configuration of the text model.
     pub config: Gemma4Config,
     checkpoint: CheckedCheckpoint,
     eos_token_ids: Vec<u32>,
@@ -23,7 +23,7 @@ pub struct Gemma4 {
 /// Prefixes of the text model's tensors: beside other modalities, and alone.
 pub const PREFIXES: [&str; 2] = ["model.language_model.", "model."];
 
-/// Tensors that text does not need: other modalities, and a copy of the tied embedding.
+/// Tells whether text does not need a tensor: it is of another modality, or a copy of the tied embedding.
 fn is_skipped(name: &str) -> bool {
     const OTHER: [&str; 6] = [
         "model.vision_tower.",
@@ -37,7 +37,7 @@ fn is_skipped(name: &str) -> bool {
 }
 
 impl Gemma4 {
-    /// Reads the configuration and checks every tensor's name, shape and type.
+    /// Reads the configuration and checks the name and shape of every tensor.
     ///
     /// # Errors
     /// The configuration has a feature that is not implemented, or a tensor is missing, superfluous or of another shape.

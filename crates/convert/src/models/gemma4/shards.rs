@@ -1,4 +1,4 @@
-//! Gemma 4 MoE as shards: what goes into which package, and the program of each.
+//! Shards of Gemma 4 MoE: the contents of each package, and its program.
 
 use super::Gemma4;
 use crate::form::{IoForm, LAYERS_PER_SHARD, ShardForm};
@@ -22,17 +22,17 @@ use std::ops::Range;
 
 /// Reason of the preset of kinds, measured by benches/held_out.py.
 const PRESET_REASON: &str = "these two lower the mean divergence of small-gemma4 from 0.0235 to 0.0096 nats over 16 prompts, for 22 % more bytes a token";
-/// Name of the function that joins a layer's branches, where that is not part of an expert function.
+/// Name of the unit that joins a layer's branches, where no unit with experts does so.
 const COMBINE: &str = "combine";
-/// Beginning of the names of the attention that follows the last pack of the layer before in its package.
+/// Prefix of the names of attention in a package that begins with the last pack of the layer before.
 const NEXT_SCOPE: &str = "next_";
 
-/// A layer's kind, which names its rope and its cache in the chain.
+/// Returns a layer's kind, `full` or `sliding`, which names its rope and its cache in the chain.
 fn kind_name(full: bool) -> &'static str {
     if full { "full" } else { "sliding" }
 }
 
-/// Functions of a pack; the last one of a layer's packs joins its branches.
+/// Returns the units of a pack; the last unit of a layer's last pack joins the layer's branches.
 fn units(first: usize, packing: Packing, last: bool) -> Vec<ExpertUnit<Joins>> {
     if packing.per_call == packing.per_package {
         return vec![ExpertUnit {
@@ -53,7 +53,7 @@ fn units(first: usize, packing: Packing, last: bool) -> Vec<ExpertUnit<Joins>> {
     units
 }
 
-/// True if the unit ends the layer.
+/// True for the unit that joins the branches of a layer.
 struct Joins(bool);
 
 fn attention_name(layer: usize) -> String {
@@ -64,13 +64,13 @@ fn pack_name(layer: usize, pack: usize, packs: usize) -> String {
     format!("L{layer:02}.ffn.p{pack}of{packs}")
 }
 
-/// Names the package of a layer's last pack and the attention of the next one.
+/// Names the package of a layer's last pack and the next layer's attention.
 fn joined_name(layer: usize, packs: usize) -> String {
     format!("{}.{}", pack_name(layer, packs - 1, packs), attention_name(layer + 1))
 }
 
-/// Packages that reach from a layer into the next one. The host chooses experts inside of each layer, so that none reaches over
-/// two borders.
+/// Returns the pairs of layers that share a package. The host chooses experts inside each layer, so no package
+/// crosses two borders of layers.
 fn joined_layers(layers: usize, options: &PlanOptions) -> Vec<Range<usize>> {
     match options.layers_per_shard() {
         Some(most) if most.get() > 1 => (1..layers).map(|next| next - 1..next + 1).collect(),
@@ -78,7 +78,7 @@ fn joined_layers(layers: usize, options: &PlanOptions) -> Vec<Range<usize>> {
     }
 }
 
-/// Bindings of what attention and router give, whose names begin with `scope`.
+/// Binds the outputs of attention and router, whose names begin with `scope`.
 fn attention_outputs(form: ShardForm, scope: &str) -> BTreeMap<String, OutputBinding> {
     let outputs =
         [("attended", "hidden"), ("expert_input", "expert_input"), ("router_logits", "router_logits")];
@@ -91,7 +91,7 @@ impl Gemma4 {
         let c = &self.config;
         let slots = match c.is_full(layer) {
             true => context,
-            // The slots that a call of the most tokens overwrites must not be seen by its first token.
+            // A call of the most tokens must not overwrite slots that its first token sees.
             false => (c.sliding_window + options.max_tokens() - 1).min(context),
         };
         self.shape_with(layer, slots.next_multiple_of(32))
@@ -149,7 +149,7 @@ impl Gemma4 {
         shard
     }
 
-    /// A pack of experts, laid out as the form of the sort `form_of` says, or that of its own.
+    /// Plans a pack of experts, whose matrices have the layout of the sort `form_of`, or of the shard's own sort.
     fn expert_shard(
         &self,
         layer: usize,
@@ -199,7 +199,7 @@ impl Gemma4 {
         shard
     }
 
-    /// The last pack of a layer and the attention of the next one in a package.
+    /// Plans the package of a layer's last pack and the next layer's attention.
     fn joined_shard(
         &self,
         layer: usize,
@@ -220,7 +220,7 @@ impl Gemma4 {
         let name = joined_name(layer, packs);
         let mut shard = PlannedShard::new(name, ShardKind::Layers, Some(layer), matrices, vectors);
         shard.last_layer = Some(layer + 1);
-        // The unit that ends the layer is the one in front of the next attention.
+        // The unit that ends the layer holds the next layer's attention.
         let units = units((packs - 1) * packing.per_package, packing, true);
         let joins = units.iter().find(|unit| unit.role.0).and_then(|unit| unit.name.clone());
         let names: Vec<Option<String>> = units.iter().map(|unit| unit.name.clone()).collect();
@@ -243,7 +243,7 @@ impl Gemma4 {
         }
     }
 
-    /// Bindings of what the attention of a layer takes from positions.
+    /// Binds the inputs of a layer's attention that follow from positions.
     fn position_inputs(&self, layer: usize, form: ShardForm) -> BTreeMap<String, InputBinding> {
         let kind = kind_name(self.config.is_full(layer)).to_string();
         named(vec![
@@ -396,7 +396,7 @@ impl Gemma4 {
         self.attention(l, &hidden, layer, &at, &shape)
     }
 
-    /// Lowers attention, the stream behind it, and the router, which end the function.
+    /// Lowers attention, the residual stream after it, and the router, and ends the function.
     fn attention(
         &self,
         mut l: Lowering<'_>,
@@ -443,8 +443,8 @@ impl Gemma4 {
         l.finish_attention(&[&attended, &expert_input, &router_logits], &kept)
     }
 
-    /// Experts, what joins the layer's branches where the unit ends it, and the attention of `next`, a layer with the shape of its
-    /// attention, behind that.
+    /// Lowers the experts of a unit. The unit that ends the layer also joins the layer's branches, and goes on with
+    /// the attention of `next`, a layer and the shape of its attention.
     fn lower_experts(
         &self,
         unit: &ExpertUnit<Joins>,
@@ -491,7 +491,8 @@ impl Gemma4 {
         self.attention(l, &out, layer, &at, &shape)
     }
 
-    /// Plans with packages that reach from the first layer of each of `joined` into the second, all else in parts.
+    /// Plans with one package for each pair of `joined`, from its first layer into its second; all other layers are
+    /// in parts.
     fn plan_joining(&self, options: &PlanOptions, joined: &[Range<usize>]) -> Result<Plan> {
         options.check()?;
         options.check_forms(self.has_history())?;

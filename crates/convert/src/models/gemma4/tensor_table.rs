@@ -3,7 +3,7 @@
 use super::config::Gemma4Config;
 use crate::models::{ModelPart, TensorRow};
 
-/// The tensor table: names without prefix, shapes, parts. Linear weights are `[out, in]`.
+/// Lists the tensors of the text model: names without prefix, shapes, parts. Linear weights are `[out, in]`.
 pub fn tensor_table(c: &Gemma4Config) -> Vec<TensorRow> {
     use ModelPart::*;
     let h = c.hidden_size;
@@ -53,7 +53,7 @@ pub fn tensor_table(c: &Gemma4Config) -> Vec<TensorRow> {
 }
 
 impl Gemma4Config {
-    /// Parameters of the text model; the tied embedding counts once.
+    /// Counts the parameters of the text model; the tied embedding counts once.
     pub fn parameters(&self) -> u64 {
         tensor_table(self).iter().map(|r| r.elements()).sum()
     }

@@ -5,10 +5,10 @@ use crate::{Error, Result};
 use serde_json::{Value, json};
 use std::path::Path;
 
-/// Kernel of both of CCA's convolutions, and so the columns of `[q; k]` before the current one that they see together.
+/// Kernel of each of CCA's two convolutions. Together they see two columns of `[q; k]` before the current one.
 const CCA_KERNEL: usize = 2;
 
-/// Experts of a layer have a name each in one of the layouts; so many are far more than any model has.
+/// Most experts of a layer: far more than any model has. One layout has a tensor for each expert.
 const MAX_EXPERTS: usize = 4096;
 
 /// Configuration of the model.
@@ -36,7 +36,7 @@ pub struct ZayaConfig {
     pub router_hidden_size: usize,
     /// Epsilon of every RMS norm.
     pub rms_norm_eps: f32,
-    /// Vocabulary.
+    /// Tokens of the vocabulary.
     pub vocab_size: usize,
     /// Positions that the model was made for.
     pub max_position_embeddings: usize,
@@ -114,28 +114,29 @@ impl ZayaConfig {
         Ok(c)
     }
 
-    /// Channels of all query heads.
+    /// Returns the channels of all query heads.
     pub fn q_size(&self) -> usize {
         self.num_attention_heads * self.head_dim
     }
 
-    /// Channels of all key heads.
+    /// Returns the channels of all key heads.
     pub fn kv_size(&self) -> usize {
         self.num_key_value_heads * self.head_dim
     }
 
-    /// Classes that the router chooses from: the experts, and the class that skips them.
+    /// Returns the number of classes that the router chooses from: the experts, and the class that skips them.
     pub fn classes(&self) -> usize {
         self.num_experts + 1
     }
 
-    /// Radians per position of each channel pair that rotates.
+    /// Computes the radians per position of each channel pair that rotates, `[rotary_dim / 2]`:
+    /// `theta^(-2 c / rotary_dim)`.
     pub fn inv_freq(&self) -> Vec<f64> {
         let d = self.rotary_dim as f64;
         (0..self.rotary_dim / 2).map(|c| self.rope_theta.powf(-((2 * c) as f64) / d)).collect()
     }
 
-    /// Parameters of one expert.
+    /// Returns the parameters of one expert.
     pub fn expert_parameters(&self) -> u64 {
         3 * self.hidden_size as u64 * self.moe_intermediate_size as u64
     }
@@ -164,7 +165,7 @@ fn rope(k: &Keys<'_>, head_dim: usize) -> Result<(f64, usize)> {
     Ok((theta, rotary_dim))
 }
 
-/// The published configuration of ZAYA1-8B.
+/// Returns the published configuration of ZAYA1-8B.
 pub fn published_config() -> Value {
     json!({
         "model_type": "zaya", "hidden_size": 2048, "num_hidden_layers": 40, "layer_types": vec!["hybrid"; 40],
@@ -177,7 +178,7 @@ pub fn published_config() -> Value {
     })
 }
 
-/// Makes a configuration one of `layers` layers.
+/// Sets the number of layers of a configuration.
 pub fn limit_layers(config: &mut Value, layers: usize) {
     config["num_hidden_layers"] = json!(layers);
     config["layer_types"] = json!(vec!["hybrid"; layers]);

@@ -13,13 +13,13 @@ use std::path::{Path, PathBuf};
 
 const PREFIX: &str = "model.";
 
-/// The configuration has a key that only the original layout has, and lacks that of transformers.
+/// Tells whether the configuration has a key that only the original layout has, and lacks transformers' key.
 pub fn is_legacy(checkpoint: &Checkpoint) -> bool {
     let has = |key: &str| checkpoint.config.get(key).is_some_and(|v| !v.is_null());
     (has("ffn_hidden_size") || has("ffn_hidden_size_list")) && !has("moe_intermediate_size")
 }
 
-/// Gives a checkpoint in the original layout the names of transformers.
+/// Renames the tensors and keys of a checkpoint in the original layout to those of transformers.
 ///
 /// # Errors
 /// A configuration key is missing or asks for something that is not implemented; a tensor is missing (an expert's is named),
@@ -32,7 +32,7 @@ pub fn normalize_layout(checkpoint: Checkpoint) -> Result<Checkpoint> {
     Ok(Checkpoint { config, source, ..checkpoint })
 }
 
-/// The configuration under transformers' keys.
+/// Translates a configuration of the original layout to transformers' keys.
 fn config(legacy: &Value, path: &Path) -> Result<Value> {
     let map = legacy.as_object().ok_or_else(|| Error::invalid(path, "configuration: not a JSON object"))?;
     let k = Keys { map, path };
@@ -69,7 +69,7 @@ fn config(legacy: &Value, path: &Path) -> Result<Value> {
             k.invalid(format!("`num_hidden_layers` is {halves}: attention and MoE half-layers alternate"))
         );
     }
-    // Some releases say a size for each half-layer, 0 where it has none.
+    // Some releases give a size for each half-layer, 0 for a half-layer without it.
     let size = |names: &[&str]| -> Result<usize> {
         let found = names.iter().find(|n| k.get(n).is_some());
         let name = found.ok_or_else(|| k.invalid(format!("`{}` is missing", names[0])))?;
@@ -94,7 +94,7 @@ fn config(legacy: &Value, path: &Path) -> Result<Value> {
         "hidden_size": size(&["hidden_size"])?,
         "num_hidden_layers": layers,
         "layer_types": vec!["hybrid"; layers.min(1001)],
-        // The first release counted 16 heads before compression beside these.
+        // The first release also counts 16 heads before compression, under the second key.
         "num_attention_heads": size(&["cca_num_q_heads", "num_attention_heads"])?,
         "num_key_value_heads": size(&["num_query_groups", "num_query_groups_list", "num_key_value_heads"])?,
         "head_dim": size(&["head_dim", "kv_channels"])?,
@@ -128,11 +128,11 @@ fn config(legacy: &Value, path: &Path) -> Result<Value> {
     Ok(out)
 }
 
-/// Tensors under their other names, experts stacked.
+/// Tensors under transformers' names, with the experts stacked.
 struct Renamed {
     inner: Box<dyn TensorSource>,
     tensors: Vec<TensorInfo>,
-    /// Names of the pieces of each tensor, in order, and elements of one.
+    /// Names of the pieces of each tensor, in order, and elements of one piece.
     pieces: Vec<(Vec<String>, u64)>,
 }
 

@@ -1,4 +1,4 @@
-//! The programs of ZAYA's shards: attention, experts with their router, and whole layers.
+//! Programs of ZAYA's shards: attention, experts with their router, and whole layers.
 
 use super::Zaya;
 use crate::Result;
@@ -11,29 +11,29 @@ use anemoe_bundle::{ShardFunction, TokenCount};
 use anemoe_mlpackage::mil::builder::{BuiltFunction, Var};
 use std::ops::Range;
 
-/// Name of the function that chooses experts, where they are called one by one.
+/// Name of the unit that chooses experts, where one call does not compute all of them.
 const ROUTER: &str = "router";
-/// Input by which a router gets what the one of the layer before left.
+/// Input with the state that the previous layer's router left.
 pub(super) const ROUTER_STATE: &str = "router_state";
-/// Norms and residuals of a layer, where they are in its package.
+/// Names of a layer's norms and residuals, where the layer's package computes them.
 pub(super) const ATTENTION_NORM: &str = "attention_norm";
 pub(super) const MOE_NORM: &str = "moe_norm";
 pub(super) const ATTENTION_RESIDUAL: &str = "attention_residual";
 pub(super) const MOE_RESIDUAL: &str = "moe_residual";
-/// Vectors of a residual: `(branch + bias) scale + (stream + stream_bias) stream_scale`.
+/// Names of the vectors of a residual: `(branch + bias) scale + (stream + stream_bias) stream_scale`.
 pub(super) const BRANCH_SCALE: &str = "branch_scale";
 pub(super) const BRANCH_BIAS: &str = "branch_bias";
 pub(super) const STREAM_SCALE: &str = "stream_scale";
 pub(super) const STREAM_BIAS: &str = "stream_bias";
-/// Sum of what branches add.
+/// Name of the sum of what branches add to the stream.
 const ADDED: &str = "added";
 
-/// Names the output of `layers` layers with what they add to the stream.
+/// Names the output that holds what `layers` layers of a package add to the stream.
 pub(super) fn added_output(layers: usize) -> String {
     format!("{}{MOE_RESIDUAL}_{ADDED}", layer_scope(layers.saturating_sub(1)))
 }
 
-/// Names the output of `layers` layers with the state for the next router.
+/// Names the output of `layers` layers of a package that holds the state for the next router.
 pub(super) fn state_output(layers: usize) -> String {
     format!("{}router_state_out", layer_scope(layers.saturating_sub(1)))
 }
@@ -49,8 +49,8 @@ pub(super) enum MoeRole {
     Experts,
 }
 
-/// Functions of one package. The first one of a layer has the router; where one call computes all experts, the router is
-/// part of it.
+/// Returns the units of one package. A layer's first package has the router; where one call computes all experts, the
+/// router is part of that call.
 pub(super) fn units(pack: usize, packing: Packing, experts: usize) -> Vec<ExpertUnit<MoeRole>> {
     let first = pack * packing.per_package;
     if packing.per_call == experts {
@@ -104,7 +104,7 @@ impl Zaya {
         l.finish_attention(&[&attended], &kept)
     }
 
-    /// Attention's branch of the normalized stream, and the rows that the host keeps.
+    /// Computes attention's branch from the normalized stream, and returns it with the rows that the host keeps.
     fn attention(
         &self,
         l: &mut Lowering<'_>,
@@ -124,8 +124,8 @@ impl Zaya {
         Ok((l.project("attended", &context, "o_proj")?, kept))
     }
 
-    /// Logits over the classes, and the state for the next layer's router, from the normalized stream and the state of the layer
-    /// before.
+    /// Computes the router's logits over the classes, and the state for the next layer's router, from the normalized
+    /// stream and the state of the previous layer's router.
     fn route(&self, l: &mut Lowering<'_>, x: &Var, before: Option<&Var>) -> Result<(Var, Var)> {
         let c = &self.config;
         let norm = NormShape { axis: 1, eps: c.rms_norm_eps };
@@ -172,14 +172,14 @@ impl Zaya {
         l.finish_streams(&[&out, &state])
     }
 
-    /// Declares the state of the router of the layer before; the first layer has none.
+    /// Declares the input with the state of the previous layer's router; the first layer has none.
     fn router_state_input(&self, l: &mut Lowering<'_>, layer: usize) -> Result<Option<Var>> {
         let width = self.config.router_hidden_size;
         Ok(if layer == 0 { None } else { Some(l.stream_input(ROUTER_STATE, width)?) })
     }
 
-    /// The branch of all experts, the state for the next layer's router, and the logits of this one, from the normalized stream
-    /// and the state of the layer before.
+    /// Computes the branch of all experts, the state for the next layer's router, and the logits of this router, from
+    /// the normalized stream and the state of the previous layer's router.
     fn moe(
         &self,
         l: &mut Lowering<'_>,
@@ -205,15 +205,16 @@ impl Zaya {
         Ok((out, state, logits))
     }
 
-    /// Whole layers: from the stream to what they add to it, and the state for the next layer's router.
+    /// Lowers whole layers: from the stream to what the layers add to it, and the state for the next layer's router.
     ///
-    /// The stream of the host stays in f32: it is no output. With the stream s that goes in, each half-layer with a branch b makes
+    /// The host keeps the stream in f32; the stream is no output. From the stream s that goes in, each half-layer
+    /// with branch b makes
     ///
     /// ```text
     /// s <- (b + bias) scale + (s + residual_bias) residual_scale
     /// a <- b scale + a residual_scale                              what branches add, 0 at first
     /// ```
-    /// and the host adds a to its own stream, which it scales and shifts by what is known before.
+    /// and the host adds a to its own stream, which it scales and shifts by vectors that are known before the run.
     pub(super) fn lower_layers(
         &self,
         layers: Range<usize>,
@@ -231,7 +232,7 @@ impl Zaya {
         let mut stream = l.stream_input("hidden", c.hidden_size)?;
         let mut state = self.router_state_input(&mut l, layers.start)?;
         let at = l.position_inputs(&shape, c.rotary_dim)?;
-        // The selection of rows is that of all layers, the rows are those of each.
+        // One carry selects the rows of all layers; rows that the host keeps are an input of each layer.
         let carry = match form.history {
             HistoryForm::State => Some(l.history_input(&shape)?),
             HistoryForm::Host => None,
@@ -259,8 +260,8 @@ impl Zaya {
     }
 }
 
-/// Joins a branch with the stream and with what branches before it have added. The stream behind a package's last branch is not
-/// made: the host has its own.
+/// Joins a branch with the stream and with the sum of earlier branches; returns both. Behind a package's last branch
+/// the stream is not computed: the host has its own.
 fn join(
     l: &mut Lowering<'_>,
     residual: &str,

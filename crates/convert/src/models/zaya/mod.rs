@@ -18,7 +18,7 @@ use crate::variants::ZayaSkip;
 
 /// An opened ZAYA checkpoint.
 pub struct Zaya {
-    /// Its configuration.
+    /// Configuration of the model.
     pub config: ZayaConfig,
     checkpoint: CheckedCheckpoint,
     skip: ZayaSkip,
@@ -29,7 +29,7 @@ pub struct Zaya {
 pub const PREFIXES: [&str; 1] = ["model."];
 
 impl Zaya {
-    /// Reads the configuration and checks every tensor's name, shape and type.
+    /// Reads the configuration and checks the name and shape of every tensor.
     ///
     /// # Errors
     /// The configuration has a feature that is not implemented, or a tensor is missing, superfluous or of another shape.
@@ -37,7 +37,7 @@ impl Zaya {
         let config = ZayaConfig::parse(&checkpoint.config, &checkpoint.config_path())?;
         let eos_token_ids = eos_token_ids(&checkpoint, &config.eos_token_ids);
         let skip = checkpoint.variants.zaya_skip.unwrap_or_default();
-        // A copy of the tied embedding may be there.
+        // The checkpoint may have a copy of the tied embedding.
         let checkpoint =
             CheckedCheckpoint::new(checkpoint, &PREFIXES, &tensor_table(&config), |n| n == "lm_head.weight")?;
         Ok(Zaya { config, checkpoint, skip, eos_token_ids })

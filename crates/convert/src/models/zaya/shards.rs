@@ -1,4 +1,4 @@
-//! ZAYA as shards: what goes into which package, the program of each, and what the host does between them.
+//! Shards of ZAYA: the contents of each package, its program, and the host's steps between packages.
 
 use super::Zaya;
 use super::lowering::{
@@ -27,7 +27,7 @@ use std::ops::Range;
 
 /// Reason of the preset of kinds, measured by benches/held_out.py.
 const PRESET_REASON: &str = "it lowers the mean divergence of small-zaya from 0.0306 to 0.0196 nats over 16 prompts, for 16 % more bytes a token";
-/// Name of the rope and the cache: all layers are alike.
+/// Name of the only rope and the only cache: all layers are alike.
 const KIND: &str = "hybrid";
 /// Register with the stream.
 const HIDDEN: &str = "hidden";
@@ -47,7 +47,7 @@ fn moe_name(layer: usize, pack: usize, packs: usize) -> String {
     }
 }
 
-/// Names the package of whole layers, and the vectors of the host behind it.
+/// Names the package of whole layers, and the host's vectors of the residual behind the package.
 fn layers_name(layers: &Range<usize>) -> String {
     match layers.len() {
         1 => format!("L{:02}.attn.moe", layers.start),
@@ -90,7 +90,7 @@ impl Zaya {
             per_head("depthwise_now", depthwise, (1, 2)),
             per_head("depthwise_bias", "qkv_proj.conv_qk_depthwise.bias", (0, 1)),
             VectorPlan::bias("conv_grouped_bias", own("qkv_proj.conv_qk_grouped.bias"), q + kv),
-            // The temperature, and the scale of the scores.
+            // Keys are scaled by the temperature, and by the 1/sqrt(head_dim) of the scores.
             VectorPlan {
                 scale: (d as f32).sqrt().recip(),
                 ..VectorPlan::channels("k_norm_weight", own("qk_norm.temp"), c.num_key_value_heads)
@@ -103,7 +103,7 @@ impl Zaya {
         shard
     }
 
-    /// A pack of experts, laid out as the form of the sort `form_of` says, or that of its own.
+    /// Plans a pack of experts, whose matrices have the layout of the sort `form_of`, or of the shard's own sort.
     fn moe_shard(
         &self,
         layer: usize,
@@ -162,7 +162,7 @@ impl Zaya {
         shard
     }
 
-    /// Whole layers in a package: the matrices and vectors of their parts, with norms and residuals.
+    /// Plans a package of whole layers: the matrices and vectors of their parts, with norms and residuals.
     fn layers_shard(
         &self,
         layers: &Range<usize>,
@@ -186,7 +186,7 @@ impl Zaya {
                 let t = tensor(layer, &format!("{weight}.weight"));
                 own.push(VectorPlan::channels(format!("{norm}_weight"), t, h));
                 let mut parts = vec![(BRANCH_SCALE, "hidden_states_scale"), (STREAM_SCALE, "residual_scale")];
-                // The stream behind the last branch is the host's.
+                // Behind the last branch the host computes the stream, and the package needs no biases.
                 if layer + 1 < layers.end || residual == ATTENTION_RESIDUAL {
                     parts.extend([(BRANCH_BIAS, "hidden_states_bias"), (STREAM_BIAS, "residual_bias")]);
                 }
@@ -225,7 +225,7 @@ impl Zaya {
         }
     }
 
-    /// Bindings of what attention takes from positions, of all layers of a package.
+    /// Binds the inputs of attention that follow from positions, for all layers of a package.
     fn position_inputs(&self, form: ShardForm) -> BTreeMap<String, InputBinding> {
         let host = |input: fn(String) -> HostInput| InputBinding::Host(input(KIND.into()));
         let mut inputs = named(vec![
@@ -241,7 +241,7 @@ impl Zaya {
         inputs
     }
 
-    /// Rows that the host keeps of a layer whose names begin with `scope`.
+    /// Binds the rows that the host keeps of a layer whose names begin with `scope`.
     fn kept_rows(&self, form: ShardForm, scope: &str) -> BTreeMap<String, Kept> {
         let mut kept = chain_builder::kept_cache(form, scope);
         if form.history == HistoryForm::Host {
@@ -258,7 +258,7 @@ impl Zaya {
         kept
     }
 
-    /// Steps of a package of whole layers: its run, and the host's own stream behind it.
+    /// Adds the steps of a package of whole layers: its run, then the residual of the host's own stream.
     fn joined_steps(&self, layers: &Range<usize>, options: &PlanOptions, steps: &mut Vec<Step>) {
         let form = options.form_of(ShardKind::Layers);
         let (shard, n) = (layers_name(layers), layers.len());
@@ -417,7 +417,7 @@ impl Zaya {
         })
     }
 
-    /// Plans with `joined` layers in packages of whole layers, the others in parts.
+    /// Plans with each range of `joined` layers in a package of whole layers, all other layers in parts.
     fn plan_joining(&self, options: &PlanOptions, joined: &[Range<usize>]) -> Result<Plan> {
         options.check()?;
         options.check_forms(self.has_history())?;
@@ -473,8 +473,8 @@ impl Zaya {
         chain_builder::plan(self, options, shards, head, chain, facts)
     }
 
-    /// Vectors that scale and shift the stream and a branch where they meet: `(branch + b) g + (stream + b')
-    /// g'`.
+    /// Adds the vectors of a residual, `(branch + b) g + (stream + b') g'`, to `out`: `scale` is g', `branch_scale`
+    /// is g, and `shift` is b g + b' g'.
     fn residual(&self, tensors: &str, name: &str, out: &mut BTreeMap<String, Vec<f32>>) -> Result<()> {
         let h = self.config.hidden_size;
         let read = |part: &str| self.checkpoint.vector(&format!("{tensors}.{part}"), h);
@@ -492,8 +492,9 @@ impl Zaya {
     }
 }
 
-/// The least probability p with which a class of this bias can be chosen before experts of those biases: its score p + bias
-/// has to exceed each expert's bias, and their scores when they share 1 - p as evenly as that allows.
+/// Computes the least probability p with which a class of this bias can be chosen before experts of those biases. The
+/// class's score p + bias has to exceed each expert's bias, and the experts' scores when they share 1 - p as evenly
+/// as possible.
 fn needed_probability(experts: &[f32], bias: f32) -> f32 {
     let n = experts.len() as f32;
     let best = experts.iter().copied().fold(f32::NEG_INFINITY, f32::max);
@@ -501,8 +502,9 @@ fn needed_probability(experts: &[f32], bias: f32) -> f32 {
     (best - bias).max(shared).max(0.0)
 }
 
-/// Attention in int8-tensor where nothing is said and all else has fewer bits: that form of stateful shard was measured on the
-/// ANE, palettized stateful models were reported to crash there (coremltools #2716), and it is a fortieth of the weights.
+/// Sets attention to int8-tensor where the options name no kind for it and `--quant` has fewer than 8 bits; returns
+/// the options and a remark. That form of stateful shard was measured on the ANE, palettized stateful models were
+/// reported to crash there (coremltools #2716), and attention is a fortieth of the weights.
 fn attention_kind(options: &PlanOptions) -> (PlanOptions, Option<String>) {
     let mut options = options.clone();
     if options.parts.attention.is_some() || options.quant.bits() >= 8 {
@@ -517,8 +519,8 @@ fn attention_kind(options: &PlanOptions) -> (PlanOptions, Option<String>) {
     (options, Some(fact))
 }
 
-/// Vectors of the residual behind a package of whole layers: those of its residuals, one after the other, without their branches,
-/// which the package has scaled and added up.
+/// Computes the vectors of the residual behind a package of whole layers: the layers' residuals one after the other,
+/// without the branches, which the package has scaled and added up.
 fn joined_residual(
     layers: &Range<usize>,
     hidden: usize,
@@ -536,7 +538,7 @@ fn joined_residual(
     vectors.into_iter().map(|(part, values)| (format!("{name}.{part}"), values)).collect()
 }
 
-/// Name of the vectors of the residual behind a layer's experts.
+/// Names the vectors of the residual behind a layer's experts: `L00.moe`.
 fn moe_vectors(layer: usize) -> String {
     format!("L{layer:02}.moe")
 }
@@ -623,7 +625,7 @@ impl Family for Zaya {
         Ok(out)
     }
 
-    /// Tells if the two readings of the class behind the last expert can differ, and from which probability
+    /// Explains whether the two readings of the class behind the last expert can differ, and from which probability
     /// on.
     fn remarks(&self) -> Result<Vec<String>> {
         let c = &self.config;
@@ -700,7 +702,7 @@ mod tests {
     fn what_a_class_needs_to_be_chosen() {
         // Without biases, more than an equal share.
         assert!((needed_probability(&[0.0; 3], 0.0) - 0.25).abs() < 1e-6);
-        // As training starts: never.
+        // Never, with the biases that training starts with.
         assert!(needed_probability(&[0.0, 0.01, -0.01], -1.0) >= 1.0);
         assert!((needed_probability(&[-0.1, -0.2], -1.0) - 0.9).abs() < 1e-6);
         // Two experts at 0.3 + 0.2, the class at 0.4 + 0.1.

@@ -1,4 +1,4 @@
-//! Every tensor of ZAYA, and where the original layout of the same network has it.
+//! Every tensor of ZAYA, and its place in the original layout of the same network.
 
 use super::config::ZayaConfig;
 use crate::models::{ModelPart, TensorRow};
@@ -13,12 +13,12 @@ pub enum Legacy {
     PerExpert(Vec<String>),
 }
 
-/// The tensor table: names without prefix, shapes, parts. Linear weights are `[out, in]`.
+/// Lists the tensors of the model: names without prefix, shapes, parts. Linear weights are `[out, in]`.
 pub fn tensor_table(c: &ZayaConfig) -> Vec<TensorRow> {
     rows(c).into_iter().map(|(row, _)| row).collect()
 }
 
-/// The tensor table with both names of each tensor.
+/// Lists the tensors of the model, each with its place in the original layout.
 pub fn rows(c: &ZayaConfig) -> Vec<(TensorRow, Legacy)> {
     use ModelPart::*;
     let (h, d, r) = (c.hidden_size, c.head_dim, c.router_hidden_size);
@@ -100,7 +100,7 @@ pub fn rows(c: &ZayaConfig) -> Vec<(TensorRow, Legacy)> {
 }
 
 impl ZayaConfig {
-    /// Parameters; the tied embedding counts once.
+    /// Counts the parameters; the tied embedding counts once.
     pub fn parameters(&self) -> u64 {
         tensor_table(self).iter().map(|r| r.elements()).sum()
     }

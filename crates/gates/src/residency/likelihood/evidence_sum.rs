@@ -1,15 +1,15 @@
-//! A sum of evidence: each feature is cut into low, middle and high, and each part adds the log-odds that its examples have.
+//! Evidence sum: cuts each feature into low, middle and high, and adds the log-odds of the examples in each part.
 //!
-//! It is the other design that was tried; the tests compare both by leaving out projects.
+//! This design was tried and is not used. The tests compare it with the regression by leaving out projects.
 
 use super::logistic::Example;
 
-/// Values up to which a feature is low, and from which it is high.
+/// Value up to which a feature is low, and value from which on it is high.
 const CUTS: (f64, f64) = (-0.5, 0.5);
-/// Examples that every part is given before it is counted.
+/// Examples that are added to every part before counting.
 const PRIOR: f64 = 1.0;
 
-/// Log-odds of each part of each feature.
+/// Log-odds of the parts of each feature.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct EvidenceSum {
     offset: f64,
@@ -21,7 +21,7 @@ fn part(value: f64) -> usize {
 }
 
 impl EvidenceSum {
-    /// Counts examples.
+    /// Fits the log-odds by counting weighted examples.
     pub fn fit(examples: &[Example]) -> EvidenceSum {
         let features = examples.first().map_or(0, |e| e.values.len());
         let count = |wanted: &dyn Fn(&Example) -> bool| -> f64 {
@@ -40,7 +40,7 @@ impl EvidenceSum {
         EvidenceSum { offset: libm::log((totals[1] + PRIOR) / (totals[0] + PRIOR)), parts }
     }
 
-    /// Log-odds of a graph.
+    /// Computes the log-odds that the ANE runs a graph.
     pub fn log_odds(&self, values: &[f64]) -> f64 {
         self.offset + self.parts.iter().zip(values).map(|(p, &x)| p[part(x)]).sum::<f64>()
     }

@@ -1,44 +1,46 @@
-//! Features of a function: what graphs have in common, as numbers.
+//! Features of a function: properties that graphs share, as numbers.
 //!
-//! Each value is near 0 for a common graph and about 1 apart between graphs that differ, so that one strength of regularization fits all.
+//! Each value is near 0 for a common graph, and graphs that differ are about 1 apart, so that one strength of
+//! regularization fits all.
 
 use super::super::graph::{Form, Grain, Graph, Op, SMALL_CONSTANT, Shapes};
 use super::super::rule::{Conditions, Units};
 use anemoe_mlpackage::mil::DataType;
 
-/// One feature.
+/// Feature of a function.
 pub struct GraphFeature {
-    /// Name, stable.
+    /// Name of the feature, stable.
     pub name: &'static str,
-    /// Meaning of a large value, for the list of reasons.
+    /// Meaning of a large value, for the list of influences.
     pub text: &'static str,
-    /// Its weight before any outcome is seen, by what is generally known: the ANE gains where there is work and loses by calls,
-    /// Apple recommends whole layers of 1x1 convolutions with tables or INT8, and fixed shapes.
+    /// Weight before any outcome is seen, by general knowledge: the ANE gains by work and loses by calls. Apple
+    /// recommends whole layers of 1x1 convolutions with tables or INT8, and fixed shapes.
     pub prior: f64,
-    /// Its value.
+    /// Computes the value of the feature.
     pub value: fn(&FunctionView<'_>) -> f64,
 }
 
-/// A function with what several features need.
+/// Function with values that several features need.
 pub struct FunctionView<'a> {
     g: &'a Graph,
     c: &'a Conditions,
-    /// Multiply-adds of a call, where weights are known.
+    /// Multiply-adds of a call, where the weights are known.
     work: Option<f64>,
-    /// Share of the bytes that are stored with tables, and with integers of 8 bits.
+    /// Share of the weights' bytes that are stored with tables.
     tables: f64,
+    /// Share of the weights' bytes that are stored as 8-bit integers with a scale per tensor or channel.
     integers: f64,
 }
 
 /// Depth from which on Core ML gives a lone fp16 product of one vector to the ANE: between 4864 and 5120.
 const LONE_DEPTH: f64 = 4992.0;
-/// Middle of the measured graphs: multiply-adds of a 32 MB graph in fp16 for one token.
+/// Multiply-adds of a call of a 32 MB graph in fp16 for one token: the middle of the measured graphs.
 const MIDDLE_WORK: f64 = 16e6;
-/// Fewest ops that count as a layer.
+/// Fewest ops of a graph that counts as a layer.
 const LAYER_OPS: u64 = 12;
-/// Tokens of a call from which on a graph has the work of a prompt.
+/// Positions of a call from which on a graph has the work of a prompt.
 const PROMPT: u64 = 64;
-/// Bytes of weights from which on programs come near their largest size.
+/// Bytes of weights from which on programs approach their largest size.
 const LARGE: f64 = 1e9;
 
 impl<'a> FunctionView<'a> {
@@ -97,7 +99,7 @@ fn flag(value: bool) -> f64 {
     f64::from(value)
 }
 
-/// Bits of a stored weight, by the largest.
+/// Returns the bits per weight of the largest weight.
 fn bits(g: &Graph) -> f64 {
     let largest = g.weights.iter().max_by_key(|w| w.bytes).map(|w| &w.form);
     match largest {
@@ -107,7 +109,7 @@ fn bits(g: &Graph) -> f64 {
     }
 }
 
-/// The features.
+/// All features, in the order of their values.
 pub static FEATURES: &[GraphFeature] = &[
     GraphFeature {
         name: "work",
@@ -252,13 +254,13 @@ pub static FEATURES: &[GraphFeature] = &[
     },
 ];
 
-/// The values of all features.
+/// Computes the values of all features of a function.
 pub fn values(g: &Graph, c: &Conditions) -> Vec<f64> {
     let view = FunctionView::new(g, c);
     FEATURES.iter().map(|f| (f.value)(&view)).collect()
 }
 
-/// Values that were computed elsewhere, in the order of [`FEATURES`]: 0 where one is missing, and those of other versions left out.
+/// Puts values that were computed elsewhere into the order of [`FEATURES`]. Missing values are 0, unknown names are left out.
 pub fn named_values(named: &[(String, f64)]) -> Vec<f64> {
     let of =
         |f: &GraphFeature| named.iter().find(|(name, _)| name == f.name).map_or(0.0, |(_, value)| *value);

@@ -1,41 +1,41 @@
-//! Logistic regression with a ridge: log-odds = offset + sum of weight x value. The ridge pulls weights towards a prior.
+//! Logistic regression with a ridge: `log_odds = offset + sum(weight * value)`. The ridge pulls weights towards a prior.
 //!
-//! The loss is convex, so Newton's method finds the one minimum, with the same bits on every machine: `libm` in place of the
-//! system's functions, sums in one order.
+//! The loss is convex, so Newton's method finds its only minimum. The bits are the same on every machine: `libm`
+//! replaces the system's functions, and sums have a fixed order.
 
-/// A graph with where it ran.
+/// Graph with its outcome.
 #[derive(Clone, Debug)]
 pub struct Example {
     /// Values of the features.
     pub values: Vec<f64>,
-    /// True if it ran on the ANE as a whole.
+    /// True if the whole graph ran on the ANE.
     pub ane: bool,
-    /// Weight in the sum of losses.
+    /// Weight of the example in the sum of losses.
     pub weight: f64,
 }
 
-/// Log-odds that are linear in the features.
+/// Linear model of log-odds.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Logistic {
     /// Log-odds of a graph whose features are all 0.
     pub offset: f64,
-    /// Log-odds of a feature of 1.
+    /// Log-odds per unit of each feature.
     pub weights: Vec<f64>,
 }
 
-/// Penalty of the square by which a weight leaves its prior, against examples that count 1: a standard deviation of 0.7. By
-/// leaving out projects, 1 to 4 differ by .005 in the Brier score.
+/// Factor of the squared distance of a weight from its prior, relative to an example of weight 1: a normal prior with
+/// a standard deviation of 0.7. With projects left out, values from 1 to 4 differ by 0.005 in the Brier score.
 const RIDGE: f64 = 2.0;
-/// Newton steps; six are enough, and the rest changes nothing.
+/// Number of Newton steps; six are enough, and further steps change nothing.
 const STEPS: usize = 25;
 
-/// The probability of log-odds.
+/// Computes the probability of log-odds: `1 / (1 + exp(-x))`.
 pub fn probability(log_odds: f64) -> f64 {
     1.0 / (1.0 + libm::exp(-log_odds))
 }
 
 impl Logistic {
-    /// Fits weights to examples; without any, they are those of the prior.
+    /// Fits weights to examples. Without examples, the weights are the prior's.
     pub fn fit(examples: &[Example], prior: &[f64]) -> Logistic {
         let n = prior.len();
         let before = |i: usize| if i == 0 { 0.0 } else { prior[i - 1] };
@@ -64,7 +64,7 @@ impl Logistic {
         Logistic { offset: beta[0], weights: beta[1..].to_vec() }
     }
 
-    /// Log-odds of a graph.
+    /// Computes the log-odds that the ANE runs a graph.
     pub fn log_odds(&self, values: &[f64]) -> f64 {
         self.offset + self.weights.iter().zip(values).map(|(w, x)| w * x).sum::<f64>()
     }

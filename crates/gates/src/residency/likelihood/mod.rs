@@ -1,9 +1,9 @@
-//! Probability that the ANE runs a function, from features that graphs share, where rules leave the question
-//! open.
+//! Predicts the probability that the ANE runs a function, from features that graphs share, where rules leave the
+//! question open.
 //!
 //! ```text
-//! published outcomes --rules--> those that no rule decides --features--> regression --> log-odds of a new graph
-//!                          \--> those that a rule speaks against --> how often such rules are right
+//! published outcomes --rules--> outcomes that no rule decides --features--> regression --> log-odds of a new graph
+//!                          \--> outcomes that a rule speaks against --> error rate of such rules
 //! ```
 
 mod evidence_sum;

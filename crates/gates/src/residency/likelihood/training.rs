@@ -1,4 +1,4 @@
-//! Published outcomes as examples.
+//! Makes training examples of published outcomes.
 
 use super::super::graph::Op;
 use super::super::outcomes::read::read;
@@ -9,16 +9,16 @@ use super::features;
 use super::logistic::Example;
 use std::collections::BTreeMap;
 
-/// An outcome with what follows from its graph, whatever is left out later.
+/// Outcome with the facts that follow from its graph; projects can be left out later.
 pub struct PreparedOutcome {
     project: String,
     ane: bool,
     values: Vec<f64>,
-    /// Rules that decide something and apply, but those that speak for the ANE.
+    /// Rules that apply, decide something, and do not speak for the ANE.
     against: Vec<&'static Rule>,
 }
 
-/// Prepares the rows whose label says something.
+/// Prepares the rows whose label states an outcome.
 pub fn prepare(rows: &[Row]) -> Vec<PreparedOutcome> {
     let labelled = rows.iter().filter_map(|row| Some((row, row.truth()?)));
     labelled
@@ -58,15 +58,15 @@ fn applies(rule: &Rule, facts: &PackageFacts, c: &Conditions) -> bool {
 }
 
 impl PreparedOutcome {
-    /// True if a rule with this verdict speaks about it, among those that stand without a project's findings.
+    /// Tells whether a rule with this verdict applies, among the rules that have evidence outside of the project `without`.
     fn says(&self, verdict: Verdict, without: Option<&str>) -> bool {
         let stands = |r: &&Rule| r.verdict == verdict && without.is_none_or(|p| r.stands_without(p));
         self.against.iter().copied().any(|r| stands(&r))
     }
 }
 
-/// Outcomes that no rule decides, as examples, and the record of rules that speak against the ANE: how many outcomes they were
-/// asked about, and on how many of those they were wrong. Rows and rules of one project may be left out.
+/// Returns the outcomes that no rule decides, as examples, and the record of rules against the ANE: the number of
+/// outcomes that they ruled out, and how many of these ran on the ANE. Rows and rules of the project `without` are left out.
 pub fn examples(prepared: &[PreparedOutcome], without: Option<&str>) -> (Vec<Example>, (usize, usize)) {
     let kept = || prepared.iter().filter(|p| without != Some(p.project.as_str()));
     let open = |p: &&PreparedOutcome| !p.says(Verdict::NotAne, without) && !p.says(Verdict::Unknown, without);
@@ -79,7 +79,7 @@ pub fn examples(prepared: &[PreparedOutcome], without: Option<&str>) -> (Vec<Exa
         .map(|p| Example {
             values: p.values.clone(),
             ane: p.ane,
-            // Graphs of one project resemble each other: ten of them count as much as three that know nothing of each other.
+            // Graphs of one project resemble each other: n of them weigh as much as `sqrt(n)` independent ones.
             weight: EVEN / (counts[p.project.as_str()] as f64).sqrt(),
         })
         .collect();
@@ -87,5 +87,5 @@ pub fn examples(prepared: &[PreparedOutcome], without: Option<&str>) -> (Vec<Exa
     (examples, (vetoed.len(), vetoed.iter().filter(|p| p.ane).count()))
 }
 
-/// Weight of a project's only outcome. With 3, a project of nine counts 1 for each.
+/// Weight of an outcome that is the only one of its project; in a project of nine, each outcome weighs 1.
 const EVEN: f64 = 3.0;

@@ -1,4 +1,4 @@
-//! Writes a program that was measured as a line of a table, in the columns that tables of facts have.
+//! Writes a measured program as a line of a table of facts.
 
 use super::super::graph::{Form, Grain, Graph, Shapes};
 use super::super::likelihood::features::{self, FEATURES};
@@ -9,40 +9,40 @@ use super::columns::{MARK, NEEDED};
 use anemoe_mlpackage::mil::DataType;
 use std::collections::BTreeMap;
 
-/// Columns besides those that every table needs.
+/// Columns besides the needed ones.
 const MORE: [&str; 5] = ["os", "name", "source", "program", "features"];
-/// Fewest ops of something that is called a layer.
+/// Fewest ops of a graph that is called a layer.
 const LAYER_OPS: u64 = 12;
 
-/// Cells of a line by the names of their columns; those that are missing are not known.
+/// Cells of a line, by column name; missing cells are unknown.
 pub type OutcomeCells = BTreeMap<String, String>;
 
-/// All columns that are written, in order.
+/// Returns all columns that are written, in order.
 pub fn columns() -> impl Iterator<Item = &'static str> {
     NEEDED.into_iter().chain(MORE)
 }
 
-/// The line of headings.
+/// Returns the line of headings.
 pub fn heading_line() -> String {
     columns().collect::<Vec<_>>().join("\t")
 }
 
-/// A line of these cells; what would break the line is replaced.
+/// Returns a line with these cells. Control characters, which would break the line, become spaces.
 pub fn line(cells: &OutcomeCells) -> String {
     let text = |name: &str| cells.get(name).map(|c| c.trim()).filter(|c| !c.is_empty()).unwrap_or("-");
     let plain = |c: char| if c.is_control() { ' ' } else { c };
     columns().map(|name| text(name).chars().map(plain).collect::<String>()).collect::<Vec<_>>().join("\t")
 }
 
-/// Cells that follow from a package's programs. Ops are not counted in them: a count without names stands for a network that
-/// nobody described.
+/// Returns the cells that follow from a package's programs. The number of ops is left out: with unnamed ops it would
+/// stand for a network that nobody described.
 pub fn program_cells(facts: &PackageFacts) -> OutcomeCells {
     let mut cells = OutcomeCells::new();
     cells.insert("program".into(), program_digest(facts));
     if let Some(bytes) = facts.weight_bytes {
         cells.insert("mb".into(), format!("{}", bytes as f64 / 1e6));
     }
-    // The function of the fewest positions stands for the package, as in tables of others.
+    // The function with the fewest positions represents the package, as in published tables.
     let Some(g) = facts.graphs.iter().min_by_key(|g| g.positions.unwrap_or(1)) else { return cells };
     let mut put = |name: &str, text: String| cells.insert(name.into(), text);
     let kind = kind(g);
@@ -95,7 +95,7 @@ fn kind(g: &Graph) -> &'static str {
     }
 }
 
-/// Op types that some rule speaks against.
+/// Returns the op types that some rule speaks against, with spaces.
 fn named(g: &Graph) -> String {
     let against = |op_type: &str| {
         rules::all().any(|r| match r.matcher {
@@ -109,7 +109,7 @@ fn named(g: &Graph) -> String {
     types.join(" ")
 }
 
-/// The form of the largest weight, in the words of the column.
+/// Returns the storage form of the largest weight, in the words of the column `weights`.
 fn weights(g: &Graph) -> String {
     let largest = g.weights.iter().max_by_key(|w| w.bytes).map(|w| &w.form);
     match largest {

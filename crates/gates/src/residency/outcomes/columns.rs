@@ -1,4 +1,4 @@
-//! Reads a line of a table whose cells are facts: one column for each thing that graphs have in common.
+//! Reads a line of a table of facts: one column per property that graphs share.
 
 use super::super::graph::{Form, Grain, GraphState, Shapes};
 use super::super::rule::{Chip, Conditions, DeviceTarget, Units};
@@ -7,10 +7,10 @@ use super::sketch::Sketch;
 use anemoe_mlpackage::mil::DataType;
 use std::str::FromStr;
 
-/// Column by which a table of facts is told from one of words.
+/// Column that tells a table of facts from a table of words.
 pub const MARK: &str = "graph";
 
-/// Columns that such a table needs. `-` in a cell stands for what the source does not say.
+/// Columns that a table of facts needs. A cell `-` stands for what the source does not state.
 pub const NEEDED: [&str; 28] = [
     "id",
     "project",
@@ -42,17 +42,17 @@ pub const NEEDED: [&str; 28] = [
     "chip",
 ];
 
-/// Largest value of a feature: they lie near 0, and one that does not would decide every fit.
+/// Largest magnitude of a feature's value. Values lie near 0; a far one would decide every fit.
 const MOST_OF_A_FEATURE: f64 = 10.0;
 
-/// The cells of a line by the names of their columns.
+/// Cells of a line, by column name.
 pub struct Cells<'a> {
     pub headings: &'a [&'a str],
     pub cells: &'a [&'a str],
 }
 
 impl<'a> Cells<'a> {
-    /// The text of a cell; nothing where the source does not say.
+    /// Returns the text of a cell; empty where the source does not state it.
     fn text(&self, name: &str) -> &'a str {
         let at = self.headings.iter().position(|h| *h == name);
         let cell = at.and_then(|i| self.cells.get(i)).map_or("", |c| c.trim());
@@ -92,7 +92,7 @@ impl<'a> Cells<'a> {
     }
 }
 
-/// Reads a line.
+/// Reads a row from the cells of a line.
 ///
 /// # Errors
 /// A cell is not what its column holds; the message names both.
@@ -123,7 +123,7 @@ pub fn row(cells: &Cells<'_>) -> Result<Row, String> {
     })
 }
 
-/// Reads values by name: `work=0.31 layers=1`.
+/// Reads values of features by name: `work=0.31 layers=1`.
 fn features(text: &str) -> Result<Vec<(String, f64)>, String> {
     let value = |word: &str| {
         let (name, value) = word.split_once('=')?;
@@ -182,7 +182,7 @@ fn sketch(cells: &Cells<'_>, megabytes: Option<f64>) -> Result<Sketch, String> {
     })
 }
 
-/// `fixed`, `enumerated`, `range`, or `range4` for four sizes.
+/// Reads `fixed`, `enumerated`, `range`, or `range4` for four sizes.
 fn shapes(text: &str) -> Result<Shapes, String> {
     match text {
         "" | "fixed" => Ok(Shapes::Fixed),
@@ -196,7 +196,8 @@ fn shapes(text: &str) -> Result<Shapes, String> {
     }
 }
 
-/// `fp16`, `fp32`, `lut4`, `lut4-tensor`, `int8-channel`: with words behind for what is odd about tables.
+/// Reads a storage form, and whether it is fp32: `fp16`, `fp32`, `lut4`, `lut4-tensor`, `int8-channel`. Words after a
+/// dash describe tables or scales.
 fn weights(text: &str) -> Result<(Form, bool), String> {
     let mut words = text.split('-');
     let stem = words.next().unwrap_or("");

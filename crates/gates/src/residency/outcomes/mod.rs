@@ -1,7 +1,7 @@
-//! Scores predictions on published outcomes: a table of graphs that someone measured, with where they ran.
+//! Scores predictions on published outcomes: a table of measured graphs, with their outcomes.
 //!
-//! A row is judged from the facts of its graph. Its label is what the verdict is compared with, and its project what
-//! [`leave_out_projects`] leaves out.
+//! A row is judged by the facts of its graph. Its label is compared with the verdict, and its project is left out by
+//! [`leave_out_projects`].
 
 pub mod cells;
 mod columns;
@@ -25,51 +25,51 @@ use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-/// A row and what the rules say about it.
+/// Row with its prediction.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Judged {
-    /// Short name of the row.
+    /// Id of the row.
     pub id: String,
     /// Model and part, in words.
     pub model: String,
-    /// Label: where it ran.
+    /// Label of the row: where the graph ran, or how it failed.
     pub label: String,
-    /// Prediction.
+    /// Predicted verdict.
     pub verdict: Verdict,
-    /// Probability that the ANE runs it.
+    /// Probability that the ANE runs the graph.
     pub probability: f64,
-    /// The prediction is decided and agrees; `None` where it is `unknown` or the label says nothing.
+    /// Whether a decided prediction agrees with the label; `None` for `unknown`, or a label without an outcome.
     pub right: Option<bool>,
     /// True if the row states enough to be rebuilt as a program.
     pub rebuilt: bool,
-    /// Rules that decided.
+    /// Ids of the rules that decided.
     pub rules: Vec<&'static str>,
 }
 
-/// Figures over a table.
+/// Score of the predictions over a table.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Score {
-    /// Rows with a label that says something.
+    /// Number of rows whose label states an outcome.
     pub rows: usize,
-    /// Rows with a verdict other than `unknown`.
+    /// Number of rows with a verdict other than `unknown`.
     pub decided: usize,
-    /// Decided rows whose verdict agrees with the label.
+    /// Number of decided rows whose verdict agrees with the label.
     pub right: usize,
-    /// `right` of `decided`; none where nothing is decided.
+    /// `right / decided`; `None` where no row is decided.
     pub accuracy: Option<f64>,
-    /// Rows that are `unknown`.
+    /// Number of rows with the verdict `unknown`.
     pub unknown: usize,
-    /// `unknown` of `rows`.
+    /// `unknown / rows`.
     pub unknown_share: f64,
-    /// Share of the more frequent truth among all rows: what always saying the same would get.
+    /// Share of the more frequent truth among all rows: the score of a constant answer.
     pub majority: f64,
-    /// The same among decided rows.
+    /// Share of the more frequent truth among the decided rows.
     pub majority_of_decided: f64,
-    /// Rows that were rebuilt as programs.
+    /// Number of rows that were rebuilt as programs.
     pub rebuilt: usize,
-    /// Rows whose probability lies on the right side of one half: the share that is right when every row has to be decided.
+    /// Share of rows whose probability is on the right side of one half: the accuracy if every row has to be decided.
     pub forced: f64,
-    /// Mean square of what probabilities miss: 0 at best, .25 for always saying one half.
+    /// Brier score, the mean of `(probability - truth)^2`: 0 is perfect, 0.25 is the score of always one half.
     pub brier: f64,
 }
 
@@ -99,7 +99,7 @@ fn judge_row(row: &Row, judge: Judge) -> Judged {
     }
 }
 
-/// Counts.
+/// Computes the score of judged rows.
 pub fn score(rows: &[Row], judged: &[Judged]) -> Score {
     let labelled: Vec<(Verdict, &Judged)> =
         rows.iter().zip(judged).filter_map(|(row, j)| row.truth().map(|t| (t, j))).collect();
@@ -132,23 +132,23 @@ pub fn score(rows: &[Row], judged: &[Judged]) -> Score {
     }
 }
 
-/// The mean; 0 of nothing.
+/// Computes the mean; 0 without values.
 fn mean(values: impl Iterator<Item = f64>) -> f64 {
     let (n, sum) = values.fold((0usize, 0.0), |(n, sum), v| (n + 1, sum + v));
     if n == 0 { 0.0 } else { sum / n as f64 }
 }
 
-/// Rows judged by what other projects know about them.
+/// Scores of rows that are judged without their own project's findings.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct LeftOut {
-    /// All of them.
+    /// Score of all rows.
     pub all: Score,
     /// Score of each project's rows.
     pub projects: BTreeMap<String, Score>,
 }
 
-/// Judges the rows of each project without what that project found: its outcomes are not fitted, and rules that rest on it alone
-/// do not apply. (A threshold that several projects support stays as it is.)
+/// Judges the rows of each project without that project's findings: its outcomes are not fitted, and rules without
+/// other evidence do not apply. (A threshold that several projects support stays as it is.)
 pub fn leave_out_projects(rows: &[Row], design: Design) -> LeftOut {
     let known = prepare(&published::parse(KNOWN).unwrap_or_default());
     let projects: BTreeSet<&str> = rows.iter().map(|r| r.project.as_str()).collect();

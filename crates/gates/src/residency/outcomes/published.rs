@@ -1,17 +1,17 @@
-//! Tables of published outcomes: lines of facts, and lines of words as people write them.
+//! Tables of published outcomes: lines of facts, or lines of words for people.
 
 use super::columns::{self, Cells, MARK, NEEDED};
 use super::row::Row;
 use super::words::WordRow;
 
-/// The published outcomes that anemoe brings. The rules were compared with most of them while they were written.
+/// Table of published outcomes that anemoe ships. The rules were written with most of them in view.
 pub const KNOWN: &str = include_str!("known.tsv");
 
-/// Reads a table: tab-separated, with a line of headings, columns by name in any order. With a column `graph` its cells are facts;
-/// without, they are words.
+/// Reads a table: tab-separated, with a line of headings, columns in any order. With a column `graph` the cells are
+/// facts, without it they are words.
 ///
 /// # Errors
-/// A column that is needed is missing, a line has too few cells, or a cell says nothing that is known; the message names the line.
+/// A needed column is missing, a line has too few cells, or a cell has an unknown value; the message names the line.
 pub fn parse(text: &str) -> Result<Vec<Row>, String> {
     let mut lines = text.lines().enumerate().filter(|(_, l)| !l.trim().is_empty() && !l.starts_with('#'));
     let (_, headings) = lines.next().ok_or("it is empty")?;

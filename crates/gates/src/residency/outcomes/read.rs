@@ -1,21 +1,21 @@
-//! The facts of a row as the rules take them.
+//! Reads the facts of a row as rules take them.
 
 use super::super::rule::PackageFacts;
 use super::rebuild;
 use super::sketch::Sketch;
 
-/// A row as the rules take it.
+/// Facts of a row, as rules take them.
 pub struct Read {
-    /// The graph.
+    /// Facts of the row's graphs.
     pub facts: PackageFacts,
-    /// True if it was rebuilt as a program.
+    /// True if the graph was rebuilt as a program.
     pub rebuilt: bool,
 }
 
-/// Builds the program that a row describes; where it states too little for that, a summary.
+/// Rebuilds the program that a row describes, or makes a summary where the row states too little.
 pub fn read(sketch: &Sketch) -> Read {
     if let Some(mut facts) = rebuild::facts(sketch) {
-        // What was measured counts: the size that is stated, and the ops that are named beside the dimensions.
+        // The measured size counts, where it is stated.
         if let Some(bytes) = sketch.bytes {
             facts.weight_bytes = Some(bytes);
             for g in &mut facts.graphs {

@@ -1,4 +1,4 @@
-//! Rows that state their dimensions, as real programs: the rules then see what they would see in a package.
+//! Rebuilds rows that state their dimensions as real programs, so that rules see the same facts as in a package.
 
 use super::super::graph::{Form, Grain, Shapes};
 use super::super::rule::PackageFacts;
@@ -7,7 +7,8 @@ use anemoe_mlpackage::Result;
 use anemoe_mlpackage::mil::builder::{ConvParams, FunctionBuilder, Var, model};
 use anemoe_mlpackage::mil::{DataType, Opset, TensorType, Value};
 
-/// Facts of the program that a row describes; `None` when it states too little, or something that is not rebuilt.
+/// Returns the facts of the program that a row describes; `None` where the row states too little, or something that
+/// is not rebuilt.
 pub fn facts(s: &Sketch) -> Option<PackageFacts> {
     if s.shapes != Shapes::Fixed
         || !s.named.is_empty()
@@ -46,7 +47,7 @@ fn plain(form: &Form) -> bool {
 struct Maker<'a> {
     f: FunctionBuilder,
     s: &'a Sketch,
-    /// Offset of the next blob. Only types are looked at, so there is no data.
+    /// Offset of the last blob. Only types are read, so blobs have no data.
     offset: u64,
 }
 
@@ -64,7 +65,7 @@ impl Maker<'_> {
         Value::blob(dtype, dims, self.offset)
     }
 
-    /// A matrix `[n, k]`, or the weight of a 1x1 convolution `[n, k, 1, 1]`.
+    /// Adds a matrix `[n, k]`, or the weight of a 1x1 convolution `[n, k, 1, 1]`, in the row's storage form.
     fn weight(&mut self, name: &str, n: u64, k: u64, conv: bool) -> Result<Var> {
         let mut dims = vec![n, k];
         let mut ones = vec![1, 1];
@@ -167,7 +168,7 @@ fn mlp(s: &Sketch, d: u64, width: u64) -> Result<FunctionBuilder> {
     Ok(m.f)
 }
 
-/// Decoder layers with grouped-query attention over a cache that is a state, or comes in.
+/// Builds decoder layers with grouped-query attention over a cache, which is a state or an input.
 fn layers(s: &Sketch, d: u64, width: u64, (heads, kv): (u64, u64)) -> Result<FunctionBuilder> {
     let t = tokens(s);
     let slots = s.slots.filter(|&n| (32..=1 << 20).contains(&n)).unwrap_or(512);

@@ -1,67 +1,67 @@
-//! Facts of a graph that a row of a table states, and the summary that rules take.
+//! Facts of a graph that a row of a table states, and the graph that rules take.
 
 use super::super::graph::{Contraction, Form, Graph, GraphState, GraphWeight, Op, Shapes};
 use anemoe_mlpackage::mil::{DataType, TensorType};
 
-/// Fewest ops of something that is called a layer.
+/// Fewest ops of a graph that is called a layer.
 const LAYER_OPS: u64 = 12;
 
-/// Known facts of a graph that someone measured.
+/// Known facts of a measured graph; open where the row does not state them.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sketch {
     /// Storage form of the matrices.
     pub form: Form,
-    /// All floats are wider than fp16.
+    /// True if all floats are wider than fp16.
     pub fp32: bool,
-    /// Activations are quantized.
+    /// True if activations are quantized.
     pub activations: bool,
     /// Bytes of weights.
     pub bytes: Option<u64>,
-    /// Token counts, ascending; two for a package of two functions.
+    /// Token counts, ascending; a package of two functions has two.
     pub positions: Vec<u64>,
     /// Shapes of the inputs.
     pub shapes: Shapes,
-    /// States.
+    /// States of the graph.
     pub states: Vec<GraphState>,
-    /// Op types that are named and that rules look for.
+    /// Named op types that rules look for.
     pub named: Vec<String>,
     /// Number of ops, where it is stated.
     pub op_count: Option<u64>,
-    /// Layers, where they are stated.
+    /// Number of layers, where it is stated.
     pub layers: Option<u64>,
-    /// Only one product: `linear`, `conv`, `matmul`, `scaled_dot_product_attention`.
+    /// Op type of a graph that is only one product: `linear`, `conv`, `matmul`, `scaled_dot_product_attention`.
     pub lone: Option<&'static str>,
-    /// Depth and width of the lone product.
+    /// Depth and outputs of the lone product.
     pub arrow: Option<(u64, u64)>,
-    /// Depths that are stated.
+    /// Depths of products that are stated.
     pub depths: Vec<u64>,
-    /// Extents as of a product or an attention.
+    /// Extents of a product of two computed matrices, or of an attention.
     pub extents: Option<Vec<u64>>,
-    /// Hidden size.
+    /// Hidden size in channels.
     pub width: Option<u64>,
-    /// Width of the MLP.
+    /// Width of the MLP in channels.
     pub mlp: Option<u64>,
-    /// Query and key/value heads.
+    /// Numbers of query heads and key/value heads.
     pub heads: Option<(u64, u64)>,
-    /// Width of a head.
+    /// Width of a head in channels.
     pub head_dim: Option<u64>,
-    /// Slots of the cache.
+    /// Number of slots of the cache.
     pub slots: Option<u64>,
-    /// True if it is nothing but a gated MLP.
+    /// True if the graph is only a gated MLP.
     pub gated_mlp: bool,
-    /// True if it has the context of a layer.
+    /// True if the graph has the ops of a layer around its products.
     pub layered: bool,
-    /// True if it joins other graphs.
+    /// True if the graph joins other graphs.
     pub glue: bool,
-    /// True if it holds the projection to a vocabulary.
+    /// True if the graph holds the projection to a vocabulary.
     pub head: bool,
-    /// Inputs of its products have two dimensions.
+    /// True if inputs of products have two dimensions.
     pub rank_2: bool,
-    /// Positions lie on the first axis, each with an image of one pixel.
+    /// True if positions lie on the first axis, each with an image of one pixel.
     pub batch_over_pixels: bool,
-    /// Products are convolutions.
+    /// True if products are convolutions.
     pub conv: bool,
-    /// Shapes or positions are known only at run time.
+    /// True if shapes or positions are known only at run time.
     pub runtime_bound: bool,
 }
 
@@ -106,7 +106,7 @@ impl Sketch {
         if self.activations {
             g.ops.push(Op { name: "quantize".into(), op_type: "quantize".into(), ..Op::default() });
         }
-        // Nothing named is a reason to think that there is nothing else: what is called a layer is one.
+        // A row does not name all ops: a graph that is called a layer has the ops of a layer.
         let stated = self.op_count.or(self.layered.then(|| LAYER_OPS * self.layers.unwrap_or(1).max(1)));
         let named = g.ops.len() as u64;
         g.op_count =

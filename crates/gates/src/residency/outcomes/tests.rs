@@ -1,4 +1,4 @@
-//! The scores that the documentation states, and how rows are read.
+//! Tests of the scores in the documentation, and of how rows are read.
 
 use super::read::read;
 use super::words::WordRow;
@@ -18,7 +18,7 @@ fn known_outcomes_are_judged_as_the_documentation_says() {
     assert!(s.rebuilt >= 40, "{s:?}");
 }
 
-/// Each project by what the others know. Regression is the design that is used.
+/// Checks that each project's rows are predicted from the other projects' outcomes. Regression is the design in use.
 #[test]
 fn projects_that_are_left_out_are_predicted() {
     let rows = parse(KNOWN).unwrap();
@@ -35,7 +35,7 @@ fn projects_that_are_left_out_are_predicted() {
     assert!(used.all.brier < other.all.brier, "{:?}", other.all);
 }
 
-/// Sizes that follow from stated dimensions are those that are stated.
+/// Checks that sizes from stated dimensions agree with stated sizes.
 #[test]
 fn rebuilt_programs_have_the_stated_size() {
     let mut rebuilt = 0;
@@ -49,7 +49,7 @@ fn rebuilt_programs_have_the_stated_size() {
             continue;
         };
         rebuilt += 1;
-        // Stated in MB or MiB, rounded, and some estimated.
+        // Sizes are stated in MB or MiB, rounded, and some are estimates.
         let off = bytes as f64 / stated as f64;
         assert!(
             (0.88..1.12).contains(&off) || stated < 1_000_000,
@@ -144,14 +144,14 @@ fn tables_that_are_none_are_refused() {
         let message = parse(text).unwrap_err();
         assert!(message.contains(says), "{message}");
     }
-    // Labels that say nothing are not counted.
+    // Labels without an outcome are not counted.
     let rows =
         parse("model_or_op\tgraph_facts\tquant\tMB\tshape/state\tlabel\nx\ty\tz\t?\ts\tNOT_RUN\n").unwrap();
     let s = score(&rows, &judge(&rows));
     assert_eq!((s.rows, s.unknown), (0, 0));
 }
 
-/// Rows of odd text are read without a panic.
+/// Checks that rows of odd text are read without a panic.
 #[test]
 fn odd_text_is_no_danger() {
     for text in [

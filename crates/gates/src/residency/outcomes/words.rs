@@ -1,4 +1,4 @@
-//! Facts of a graph, found in the words of a row: for tables that people wrote for people.
+//! Finds the facts of a graph in the words of a row, for tables that were written for people.
 
 use super::super::graph::{Form, Grain, GraphState, Shapes};
 use super::super::rule::{Chip, Conditions, DeviceTarget, Units, family_of};
@@ -7,14 +7,14 @@ use super::row::Row;
 use super::sketch::Sketch;
 use anemoe_mlpackage::mil::DataType;
 
-/// One line of a table of words.
+/// Row of a table of words.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct WordRow {
-    /// Short name.
+    /// Id of the row.
     pub id: String,
     /// Model and part, in words.
     pub model: String,
-    /// Its dimensions and ops, in words.
+    /// Dimensions and ops of the graph, in words.
     pub facts: String,
     /// Compression, in words.
     pub quant: String,
@@ -22,9 +22,9 @@ pub struct WordRow {
     pub mb: Option<f64>,
     /// Token count and states, in words.
     pub shape: String,
-    /// Machine and system.
+    /// Chip and system, in words.
     pub chip: String,
-    /// Label: where it ran.
+    /// Label: where the graph ran, or how it failed.
     pub label: String,
     /// Source of the row.
     pub source: String,
@@ -61,7 +61,7 @@ fn conditions(row: &WordRow, around: &Words) -> Conditions {
     }
 }
 
-/// Words for graphs with the context of a layer.
+/// Words for graphs that have the ops of a layer around their products.
 const LAYERS: [&str; 27] = [
     "layer",
     "layers",
@@ -92,10 +92,10 @@ const LAYERS: [&str; 27] = [
     "whole",
 ];
 
-/// Words for what joins other graphs.
+/// Words for graphs that join other graphs.
 const GLUE: [&str; 6] = ["combiner", "joint", "joiner", "vad", "glue", "joint_decision"];
 
-/// Lower-case words of a text.
+/// Lower-case words of texts, with a bar between texts.
 pub struct Words {
     words: Vec<String>,
 }
@@ -103,11 +103,11 @@ pub struct Words {
 impl Words {
     pub fn new(texts: &[&str]) -> Words {
         let split = |c: char| c.is_whitespace() || matches!(c, ',' | ';' | '(' | ')' | '+' | ':');
-        // A bar between texts, so that words of two columns are never neighbours.
+        // A bar between texts keeps words of two columns from being neighbours.
         let words = texts.iter().flat_map(|t| t.split(split).chain(["|"])).filter(|w| !w.is_empty());
         let words = words.map(|w| {
             let w = w.to_ascii_lowercase();
-            // Op names carry the opset in front: `ios16.cumsum`.
+            // Op names may have an opset in front: `ios16.cumsum`.
             match w.split_once('.') {
                 Some((opset, op)) if opset.starts_with("ios") && !op.is_empty() => op.to_string(),
                 _ => w,
@@ -128,7 +128,7 @@ impl Words {
         self.words.windows(2).any(|w| w[0] == first && w[1] == second)
     }
 
-    /// True if a word stands there without being denied.
+    /// Tells whether the words hold `word` without a denial beside it.
     fn affirms(&self, word: &str) -> bool {
         self.words.iter().enumerate().any(|(i, w)| {
             let denied = i > 0 && matches!(self.words[i - 1].as_str(), "no" | "without" | "minus" | "not");
@@ -137,7 +137,7 @@ impl Words {
         })
     }
 
-    /// Numbers behind a prefix: `k=4096`, `d3072`, and `ffn 512` where the prefix is a word of its own.
+    /// Returns the numbers after a prefix: `k=4096`, `d3072`, and `ffn 512` where the prefix is a word of its own.
     fn numbers(&self, prefix: &str) -> Vec<u64> {
         let mut found = Vec::new();
         for (i, w) in self.words.iter().enumerate() {
@@ -157,17 +157,17 @@ impl Words {
         prefixes.iter().find_map(|p| self.numbers(p).first().copied())
     }
 
-    /// A number in front of a word: `18 ops`, `32 layers`.
+    /// Returns the number before a word: `18 ops`, `32 layers`.
     fn before(&self, units: &[&str]) -> Option<u64> {
         self.words.windows(2).find_map(|w| units.contains(&w[1].as_str()).then(|| number(&w[0]))?)
     }
 
-    /// A number with a suffix: `24l`, `768-wide`, `12-layer`.
+    /// Returns the number before a suffix: `24l`, `768-wide`, `12-layer`.
     fn suffixed(&self, suffix: &str) -> Option<u64> {
         self.words.iter().find_map(|w| w.strip_suffix(suffix).and_then(number))
     }
 
-    /// The two sides of an arrow: `4096->5120`, `d3072 -> ~50k`.
+    /// Returns the numbers on both sides of an arrow: `4096->5120`, `d3072 -> ~50k`.
     fn arrow(&self) -> Option<(u64, u64)> {
         for (i, w) in self.words.iter().enumerate() {
             if w == "->" {
@@ -188,7 +188,7 @@ impl Words {
         None
     }
 
-    /// Products of extents: `512x512x512`, `512^3`, `1x16x2048x64`.
+    /// Returns the factors of a product: `512x512x512`, `512^3`, `1x16x2048x64`.
     fn extents(&self) -> Option<Vec<u64>> {
         self.words.iter().find_map(|w| {
             if let Some((n, power)) = w.split_once('^') {
@@ -200,7 +200,7 @@ impl Words {
     }
 }
 
-/// `4096`, `~50k`, `1024.`
+/// Parses a number: `4096`, `~50k`, `1024.`.
 fn number(text: &str) -> Option<u64> {
     let text = text.trim_start_matches(['~', '=']).trim_end_matches('.');
     let (digits, factor) = match text.strip_suffix('k') {
@@ -211,7 +211,7 @@ fn number(text: &str) -> Option<u64> {
     n.checked_mul(factor).filter(|&n| n < 1 << 24)
 }
 
-/// Reads the words of a row.
+/// Reads the facts from the words of a row.
 pub fn sketch(row: &WordRow, words: &Words) -> Sketch {
     let shape = Words::new(&[&row.shape]);
     let everywhere = Words::new(&[&row.model, &row.facts, &row.shape, &row.quant]);
@@ -247,7 +247,7 @@ pub fn sketch(row: &WordRow, words: &Words) -> Sketch {
         .or_else(|| words.suffixed("-layer"))
         .or_else(|| words.suffixed("l"))
         .or_else(|| layer_range(&text));
-    // The one joint above this size that was measured had a wide output, and was on the ANE.
+    // One larger joint was measured: it had a wide output, and ran on the ANE.
     let joins = words.has("combiner") || words.any(&GLUE) && row.mb.is_none_or(|mb| mb <= 15.0);
     let glue = joins && !words.any(&["pack", "packs", "encoder", "layer", "layers"]);
     let head = words.any(&["head", "lm_head"]) && words.any(&["lm", "incl", "vocab", "vocabulary", "with"])
@@ -284,7 +284,7 @@ pub fn sketch(row: &WordRow, words: &Words) -> Sketch {
     }
 }
 
-/// Layers `[16,24)` of a model are 8.
+/// Returns the number of layers of a range: `[16,24)` has 8.
 fn layer_range(text: &str) -> Option<u64> {
     let inside = text.split('[').skip(1).find_map(|t| t.split_once(')')).map(|(inside, _)| inside)?;
     let (from, to) = inside.split_once(',')?;
@@ -325,9 +325,9 @@ fn form(quant: &str) -> Form {
     let block =
         quant.contains("block") || quant.contains(" g3") || quant.contains(" g6") || quant.contains(" bs");
     match (four, eight) {
-        // Both, without saying which where.
+        // Both integer widths, without their places.
         (true, true) if quant.contains("int8") && quant.contains("int4") => Form::Unstated,
-        // INT4 is not stored otherwise: one scale for a channel of 4-bit integers is useless.
+        // INT4 is always stored per block: one scale for a channel of 4-bit integers is useless.
         (true, _) => Form::Linear { bits: 4, grain: Grain::Block },
         (_, true) if block => Form::Linear { bits: 8, grain: Grain::Block },
         (_, true) if quant.contains("channel") => Form::Linear { bits: 8, grain: Grain::Channel },
@@ -357,7 +357,8 @@ fn states(shape: &Words, everywhere: &Words) -> Vec<GraphState> {
     (0..count.min(64)).map(|i| GraphState { name: format!("state{i}"), dims: Vec::new() }).collect()
 }
 
-/// The upper bound of a range. Beside a state, whose size is fixed, only the tokens of a decoding step can vary: those are few.
+/// Returns the upper bound of a range. Beside a state, whose size is fixed, only the few tokens of a decoding step
+/// can vary: 4.
 fn range(words: &Words, states: &[GraphState]) -> Option<u64> {
     let bound = words.words.iter().find_map(|w| number(w.split_once("..")?.1.trim_end_matches(']')));
     bound.or((!states.is_empty()).then_some(4))
@@ -369,7 +370,7 @@ fn positions(shape: &Words, words: &Words, stateful: bool) -> Vec<u64> {
         found = ["t=", "m="].iter().flat_map(|p| words.numbers(p)).collect();
     }
     if found.is_empty() {
-        // A sequence length is a token count where there is no cache that it could be the length of.
+        // A sequence length is a token count, unless it may be the length of a cache.
         found = words
             .numbers("s=")
             .into_iter()
@@ -402,7 +403,7 @@ fn lone(words: &Words) -> Option<&'static str> {
         .windows(2)
         .find_map(|w| known(&w[1]).filter(|_| matches!(w[0].as_str(), "single" | "one" | "lone")));
     let only = words.words.windows(2).find_map(|w| known(&w[0]).filter(|_| w[1] == "only"));
-    // A slice of a head is a product of its own.
+    // A slice of a head is a lone product.
     let head = (words.any(&["head"])
         && words.any(&["lm"])
         && words.arrow().is_some()
@@ -412,7 +413,7 @@ fn lone(words: &Words) -> Option<&'static str> {
 }
 
 fn named(words: &Words) -> Vec<String> {
-    // These are words of English, or of model names, before they are ops.
+    // Words that also occur in English or in model names.
     const WORDS: [&str; 5] = ["mod", "shape", "cond", "tan", "rnn"];
     let mut found: Vec<String> = rules::off_the_ane()
         .filter(|op| !WORDS.contains(op) && words.affirms(op))

@@ -1,5 +1,5 @@
-//! Typed methods of the ops that lowerings call. Any other op of the table is built by its name, with [`FunctionBuilder::op`]
-//! or [`FunctionBuilder::single`].
+//! Typed methods of the ops that lowerings call. [`FunctionBuilder::op`] and [`FunctionBuilder::single`] build every
+//! other op of the table by its name.
 
 use super::{Arg, FunctionBuilder, Var};
 use crate::Result;
@@ -17,12 +17,12 @@ pub enum GeluMode {
     SigmoidApproximation,
 }
 
-/// Parameters of `conv`; empty lists stand for ones (strides, dilations) and zeros (pad).
+/// Parameters of `conv`. Empty lists mean ones (strides, dilations) and zeros (pad).
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ConvParams {
     /// One per spatial axis.
     pub strides: Vec<i32>,
-    /// Before and after each spatial axis; any makes `pad_type` custom.
+    /// Padding before and after each spatial axis; a list that is not empty makes `pad_type` custom.
     pub pad: Vec<i32>,
     /// One per spatial axis.
     pub dilations: Vec<i32>,
@@ -30,7 +30,7 @@ pub struct ConvParams {
     pub groups: i32,
 }
 
-/// Parameters of `slice_by_index`; empty lists are left out.
+/// Parameters of `slice_by_index`; a list that is empty is not written.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct SliceParams {
     /// First index per axis.
@@ -43,7 +43,7 @@ pub struct SliceParams {
     pub begin_mask: Vec<bool>,
     /// Axes whose `end` is ignored.
     pub end_mask: Vec<bool>,
-    /// Axes that are taken at one index and removed.
+    /// Axes that are reduced to one index and removed.
     pub squeeze_mask: Vec<bool>,
 }
 
@@ -57,12 +57,12 @@ impl From<GeluMode> for Arg {
     }
 }
 
-/// Makes a list, or a default of `n` elements where it is empty.
+/// Makes a list argument: `list`, or `n` times `default` where `list` is empty.
 fn list_or(list: Vec<i32>, default: i32, n: usize) -> Arg {
     Arg::from(if list.is_empty() { vec![default; n] } else { list }.as_slice())
 }
 
-/// Declares methods by their parameters, in the order in which constants are written.
+/// Declares methods by op and parameters. The parameters' order is the order in which constants are written.
 macro_rules! ops {
     ($($op:ident($($param:ident: $ty:ty),*)),* $(,)?) => {$(
         #[doc = concat!("`", stringify!($op($($param),*)), "`")]
@@ -113,7 +113,7 @@ impl FunctionBuilder {
         constexpr_lut_to_dense(indices: Value, lut: Value),
     }
 
-    /// `1 / sqrt(x + epsilon)`, epsilon in the element type of `x`.
+    /// Computes `1 / sqrt(x + epsilon)`, epsilon in the element type of `x`.
     ///
     /// # Errors
     /// The operand does not fit.
@@ -125,7 +125,7 @@ impl FunctionBuilder {
         self.single("rsqrt", name, vec![("x", x.into()), ("epsilon", epsilon.into())])
     }
 
-    /// `conv(x, weight, bias)`: x `[N, C, spatial..]`, weight `[O, C/groups, kernel..]`, bias `[O]`.
+    /// Computes `conv(x, weight, bias)`: x `[N, C, spatial..]`, weight `[O, C/groups, kernel..]`, bias `[O]`.
     ///
     /// # Errors
     /// The operands do not fit.
@@ -152,7 +152,7 @@ impl FunctionBuilder {
         self.single("conv", name, args)
     }
 
-    /// Cuts a tensor into `n` equal parts along `axis`.
+    /// Splits a tensor into `n` equal parts along `axis`.
     ///
     /// # Errors
     /// The axis is not divisible.
@@ -161,7 +161,7 @@ impl FunctionBuilder {
         self.op("split", name, vec![("x", x.into()), ("num_splits", n.into()), ("axis", axis.into())])
     }
 
-    /// Cuts a tensor into parts of these sizes along `axis`.
+    /// Splits a tensor into parts of `sizes` elements along `axis`.
     ///
     /// # Errors
     /// The sizes do not add up.
@@ -169,7 +169,7 @@ impl FunctionBuilder {
         self.op("split", name, vec![("x", x.into()), ("split_sizes", sizes.into()), ("axis", axis.into())])
     }
 
-    /// `x[begin:end:stride]`
+    /// Computes `x[begin:end:stride]`.
     ///
     /// # Errors
     /// The operand or a parameter does not fit.
@@ -189,7 +189,7 @@ impl FunctionBuilder {
         self.single("slice_by_index", name, args)
     }
 
-    /// `x` with `update` in place of `x[begin:end]`.
+    /// Returns `x` with `update` in place of `x[begin:end]`.
     ///
     /// # Errors
     /// The operand or a parameter does not fit.
@@ -215,7 +215,7 @@ impl FunctionBuilder {
         self.single("slice_update", name, args)
     }
 
-    /// Sets a state; the operation is named after the value, as coremltools does.
+    /// Writes a state. The operation is named after the value, as in coremltools.
     ///
     /// # Errors
     /// The value has another type than the state.

@@ -25,29 +25,29 @@ pub struct Var(Arc<VarData>);
 struct VarData {
     name: String,
     ty: ValueType,
-    /// Set for constants, so that inference sees axes and shapes.
+    /// The constant's value, for inference of axes and shapes; `None` for any other value.
     constant: Option<Value>,
-    /// A function input or a constant, which cannot be an output as it is.
+    /// A function input or a constant, which cannot be an output without an `identity`.
     fixed: bool,
 }
 
 impl Var {
-    /// Its name, unique in the function.
+    /// Returns the value's name, unique in the function.
     pub fn name(&self) -> &str {
         &self.0.name
     }
 
-    /// Its type.
+    /// Returns the value's type.
     pub fn ty(&self) -> &ValueType {
         &self.0.ty
     }
 
-    /// Dimensions of a tensor; none for anything else.
+    /// Returns the dimensions of a tensor or state; none for any other type.
     pub fn dims(&self) -> &[Dim] {
         self.0.ty.tensor().map_or(&[], |t| &t.dims)
     }
 
-    /// Element type of a tensor or state; fp16 for anything else, of which the builder makes none.
+    /// Returns the element type of a tensor or state; fp16 for any other type, which the builder never makes.
     pub fn dtype(&self) -> DataType {
         self.0.ty.tensor().map_or(DataType::Float16, |t| t.dtype)
     }
@@ -60,9 +60,9 @@ pub enum Arg {
     Var(Var),
     /// Several values, for variadic parameters.
     Vars(Vec<Var>),
-    /// A constant; the builder makes a `const` operation of it, or writes it in place for `constexpr_*`.
+    /// A constant. The builder makes a `const` operation for it; operands of `constexpr_*` are written in place.
     Value(Value),
-    /// Nothing: an optional parameter that is left out.
+    /// No value: an optional parameter that is left out.
     Absent,
 }
 
@@ -90,7 +90,7 @@ impl<T: Into<Arg>> From<Option<T>> for Arg {
     }
 }
 
-/// Constants as arguments.
+/// Converts Rust constants to arguments.
 macro_rules! constants {
     ($($ty:ty, $value:path);* $(;)?) => {$(
         impl From<$ty> for Arg {
@@ -112,12 +112,12 @@ constants! {
 pub struct FunctionBuilder {
     opset: Opset,
     inputs: Vec<NamedType>,
-    /// Features of ranged and enumerated inputs; fixed ones follow from their types.
+    /// Feature shapes of ranged and enumerated inputs. The type of a fixed input gives its shape.
     flexible: BTreeMap<String, FeatureShape>,
     operations: Vec<Operation>,
     outputs: Vec<String>,
     names: BTreeSet<String>,
-    /// Beginning of the names of new values.
+    /// Prefix of the names of new values.
     scope: String,
 }
 
@@ -130,7 +130,7 @@ pub struct BuiltFunction {
 }
 
 impl FunctionBuilder {
-    /// An empty function.
+    /// Makes an empty function.
     pub fn new(opset: Opset) -> Self {
         FunctionBuilder {
             opset,
@@ -143,7 +143,7 @@ impl FunctionBuilder {
         }
     }
 
-    /// Lets the names of all values from now on begin with `scope`, so that a block can be built several times.
+    /// Sets the prefix of all later names, so that a block can be built several times.
     pub fn set_scope(&mut self, scope: &str) {
         self.scope = scope.to_string();
     }
@@ -166,7 +166,7 @@ impl FunctionBuilder {
         Ok(Var(Arc::new(VarData { name: name.into(), ty, constant: None, fixed: true })))
     }
 
-    /// A tensor input of fixed shape.
+    /// Adds a tensor input of fixed shape.
     ///
     /// # Errors
     /// The name is illegal or taken.
@@ -174,7 +174,7 @@ impl FunctionBuilder {
         self.add_input(&self.scoped(name), ValueType::Tensor(ty))
     }
 
-    /// A tensor input whose dimensions lie in ranges, both ends included.
+    /// Adds a tensor input whose dimensions lie in ranges, both ends included; `default` is its default shape.
     ///
     /// # Errors
     /// The name is illegal or taken, or the default is outside a range.
@@ -199,7 +199,7 @@ impl FunctionBuilder {
         self.add_input(&name, ValueType::Tensor(TensorType { dtype, dims }))
     }
 
-    /// A state: fp16, of fixed shape.
+    /// Adds a state: fp16, of fixed shape.
     ///
     /// # Errors
     /// The name is illegal or taken, the type is not fp16, or the opset has no states.
@@ -213,7 +213,7 @@ impl FunctionBuilder {
         self.add_input(&self.scoped(name), ValueType::State(ty))
     }
 
-    /// A constant.
+    /// Adds a constant; the scope is put before its name.
     ///
     /// # Errors
     /// The name is illegal or taken.
@@ -221,7 +221,7 @@ impl FunctionBuilder {
         self.constant_named(&self.scoped(name), value)
     }
 
-    /// Adds a constant whose name has its scope.
+    /// Adds a constant whose name has its scope already.
     fn constant_named(&mut self, name: &str, value: Value) -> Result<Var> {
         self.claim(name)?;
         let ty = value.ty.clone();
@@ -235,8 +235,8 @@ impl FunctionBuilder {
         Ok(Var(Arc::new(VarData { name: name.into(), ty, constant: Some(value), fixed: true })))
     }
 
-    /// Any operation of the op table. With one result, `name` is its name; with several, they are `name_0`, `name_1` and so
-    /// on. Parameters with a default that are not in `args` are written with it.
+    /// Adds any operation of the op table and returns its results. One result is named `name`; several are named
+    /// `name_0`, `name_1` and so on. A parameter that is not in `args` is written with its default.
     ///
     /// # Errors
     /// The op is unknown, newer than the opset, or its operands do not fit.
@@ -323,7 +323,7 @@ impl FunctionBuilder {
         Ok(outputs)
     }
 
-    /// Any operation of the op table that has one result; see [`FunctionBuilder::op`].
+    /// Adds any operation of the op table that has one result; see [`FunctionBuilder::op`].
     ///
     /// # Errors
     /// Fails like [`FunctionBuilder::op`], or the operation has several results.
@@ -351,7 +351,7 @@ impl FunctionBuilder {
     /// Ends the function.
     ///
     /// # Errors
-    /// It has no output.
+    /// The function has no output.
     pub fn finish(self) -> Result<BuiltFunction> {
         if self.outputs.is_empty() {
             return Err(Error::invalid_program("a function without outputs"));
@@ -372,7 +372,7 @@ fn default_value(default: &OpDefault, dtype: DataType) -> Value {
     }
 }
 
-/// A model of these functions. A single one should be named `main`, as Core ML expects.
+/// Makes a model of these functions. A single function should be named `main`, as Core ML expects.
 ///
 /// # Errors
 /// There is no function, or a feature has no representable type.

@@ -3,7 +3,7 @@
 use crate::mil::{DataType, Dim, TensorType, Value, ValueType};
 use std::collections::BTreeMap;
 
-/// An operand: its type, and its value where that is a constant in the program.
+/// An operand: its type, and its value if the program has it as a constant.
 #[derive(Clone, Debug)]
 pub struct Operand<'a> {
     /// Type.
@@ -20,10 +20,10 @@ pub struct Context<'a> {
     blocks: Vec<Vec<ValueType>>,
 }
 
-/// Types of an operation's results, or the reason for which its operands do not fit.
+/// Types of an operation's results, or the reason why its operands do not fit.
 pub type Inferred = Result<Vec<ValueType>, String>;
 
-/// A result or what is wrong with an operand.
+/// A value, or the fault of an operand in words.
 pub(super) type Checked<T> = Result<T, String>;
 
 impl<'a> Context<'a> {
@@ -41,7 +41,7 @@ impl<'a> Context<'a> {
         &self.blocks
     }
 
-    /// The parameter is bound.
+    /// Tells whether the parameter has operands.
     pub fn has(&self, param: &str) -> bool {
         self.operands.get(param).is_some_and(|o| !o.is_empty())
     }
@@ -57,7 +57,7 @@ impl<'a> Context<'a> {
         self.operands.get(param).map_or(&[], Vec::as_slice)
     }
 
-    /// Tensor type of an operand.
+    /// Returns the tensor type of an operand; an error for other types.
     pub(super) fn tensor(&self, param: &str) -> Checked<&'a TensorType> {
         match self.operand(param)?.ty {
             ValueType::Tensor(t) => Ok(t),
@@ -65,7 +65,7 @@ impl<'a> Context<'a> {
         }
     }
 
-    /// Tensor types of a variadic parameter.
+    /// Returns the tensor types of a variadic parameter.
     pub(super) fn tensors(&self, param: &str) -> Checked<Vec<&'a TensorType>> {
         let types: Checked<Vec<_>> = self
             .operands(param)
@@ -88,12 +88,12 @@ impl<'a> Context<'a> {
         self.operands.get(param)?.first()?.value
     }
 
-    /// Integers of a constant operand; `None` when the operand is absent or not constant.
+    /// Returns the integers of a constant operand; `None` when the operand is absent or not constant.
     pub(super) fn ints(&self, param: &str) -> Option<Vec<i64>> {
         self.value(param)?.as_ints().map(|v| v.iter().map(|&x| i64::from(x)).collect())
     }
 
-    /// Integers that must be constant.
+    /// Returns the integers of an operand that must be constant.
     pub(super) fn const_ints(&self, param: &str) -> Checked<Vec<i64>> {
         self.ints(param).ok_or_else(|| format!("parameter `{param}` must be an int32 constant"))
     }
@@ -131,14 +131,14 @@ impl<'a> Context<'a> {
         }
     }
 
-    /// An axis of a tensor of `rank`, counted from the end when negative.
+    /// Returns an axis of a tensor of `rank`; a negative parameter counts from the end.
     pub(super) fn axis(&self, param: &str, default: i64, rank: usize) -> Checked<usize> {
         let axis = self.int(param, default)?;
         normalize_axis(axis, rank)
             .ok_or_else(|| format!("parameter `{param}`: axis {axis} of a tensor of rank {rank}"))
     }
 
-    /// Axes of a tensor of `rank`; all of them when the parameter is absent.
+    /// Returns axes of a tensor of `rank`; all axes when the parameter is absent.
     pub(super) fn axes(&self, param: &str, rank: usize) -> Checked<Vec<usize>> {
         if !self.has(param) {
             return Ok((0..rank).collect());
@@ -150,7 +150,7 @@ impl<'a> Context<'a> {
         self.const_ints(param)?.into_iter().map(normalize).collect()
     }
 
-    /// The operand, if bound, has the element type of `x`.
+    /// Checks that the operand, if bound, has the element type `dtype`.
     pub(super) fn same_dtype(&self, param: &str, dtype: DataType) -> Checked<()> {
         if !self.has(param) {
             return Ok(());
@@ -169,25 +169,25 @@ pub(super) fn normalize_axis(axis: i64, rank: usize) -> Option<usize> {
     usize::try_from(axis).ok().filter(|&a| a < rank)
 }
 
-/// Result of broadcasting two dimensions.
+/// Broadcasts two dimensions.
 pub(super) fn broadcast_dim(a: Dim, b: Dim) -> Checked<Dim> {
     match (a, b) {
         (Dim::Fixed(1), d) | (d, Dim::Fixed(1)) => Ok(d),
         (Dim::Fixed(x), Dim::Fixed(y)) if x == y => Ok(a),
         (Dim::Fixed(x), Dim::Fixed(y)) => Err(format!("dimensions {x} and {y} do not broadcast")),
-        // An unknown dimension that is not 1 can only be equal to the other.
+        // An unknown dimension broadcasts with a size above 1 only if it is equal.
         (Dim::Unknown, d) | (d, Dim::Unknown) => Ok(d),
     }
 }
 
-/// NumPy broadcasting, aligned at the last axis.
+/// Broadcasts two shapes as NumPy does, aligned at the last axis.
 pub(super) fn broadcast(a: &[Dim], b: &[Dim]) -> Checked<Vec<Dim>> {
     let rank = a.len().max(b.len());
     let at = |s: &[Dim], i: usize| if i + s.len() < rank { Dim::Fixed(1) } else { s[i + s.len() - rank] };
     (0..rank).map(|i| broadcast_dim(at(a, i), at(b, i))).collect()
 }
 
-/// Product of dimensions, when all are known and it fits.
+/// Returns the product of dimensions; `None` when one is unknown or the product overflows.
 pub(super) fn product(dims: &[Dim]) -> Option<u64> {
     dims.iter().try_fold(1u64, |n, d| n.checked_mul(d.fixed()?))
 }

@@ -7,13 +7,13 @@ pub(super) fn one(dtype: DataType, dims: Vec<Dim>) -> Inferred {
     Ok(vec![ValueType::Tensor(TensorType { dtype, dims })])
 }
 
-/// The type of `x`.
+/// Infers the type of `x`.
 pub(super) fn same(c: &Context<'_>) -> Inferred {
     let x = c.tensor("x")?;
     one(x.dtype, x.dims.clone())
 }
 
-/// The type of `x`, whose elements must be floats.
+/// Infers the type of `x`, whose elements must be floats.
 pub(super) fn same_float(c: &Context<'_>) -> Inferred {
     let x = c.tensor("x")?;
     if !x.dtype.is_float() {
@@ -64,7 +64,7 @@ pub(super) fn identity(c: &Context<'_>) -> Inferred {
     Ok(vec![c.operand("x")?.ty.clone()])
 }
 
-/// Size of a window op along one axis.
+/// Computes the output size of a window op (convolution, pooling) along one axis.
 fn window(n: Dim, kernel: u64, stride: u64, dilation: u64, pad: (u64, u64), ceil: bool) -> Checked<Dim> {
     let Dim::Fixed(n) = n else { return Ok(Dim::Unknown) };
     let reach = kernel.checked_sub(1).and_then(|k| k.checked_mul(dilation)).ok_or("kernel of size 0")?;
@@ -80,7 +80,7 @@ fn window(n: Dim, kernel: u64, stride: u64, dilation: u64, pad: (u64, u64), ceil
     Ok(Dim::Fixed(out))
 }
 
-/// Positive constants, one per spatial axis; ones when absent.
+/// Returns positive constants, one per spatial axis; ones when the parameter is absent.
 fn per_axis(c: &Context<'_>, param: &str, n: usize) -> Checked<Vec<u64>> {
     if !c.has(param) {
         return Ok(vec![1; n]);
@@ -90,7 +90,7 @@ fn per_axis(c: &Context<'_>, param: &str, n: usize) -> Checked<Vec<u64>> {
     v.filter(|v| v.len() == n).ok_or_else(|| format!("parameter `{param}`: expected {n} positive integers"))
 }
 
-/// Padding before and after each spatial axis, by `pad_type`.
+/// Returns the padding before and after each spatial axis, by `pad_type`.
 fn padding(
     c: &Context<'_>,
     sizes: &[Dim],
@@ -404,7 +404,7 @@ pub(super) fn cond(c: &Context<'_>) -> Inferred {
     }
 }
 
-/// A type that both branches fit.
+/// Merges the types of two branches into a type that both fit; sizes that differ become unknown.
 fn merge(a: &ValueType, b: &ValueType) -> Checked<ValueType> {
     match (a, b) {
         (ValueType::Tensor(x), ValueType::Tensor(y)) if x.dtype == y.dtype && x.rank() == y.rank() => {
@@ -454,7 +454,7 @@ pub(super) fn lut_to_dense(c: &Context<'_>) -> Inferred {
     one(lut.dtype, dims)
 }
 
-/// Every dimension of `parts` divides that of `whole`.
+/// Checks that each dimension of `parts` divides the dimension of `whole` on the same axis. Both must be known.
 fn divides(parts: &[Dim], whole: &[Dim], what: &str) -> Checked<()> {
     for (i, (p, n)) in parts.iter().zip(whole).enumerate() {
         match (p.fixed(), n.fixed()) {
@@ -524,7 +524,7 @@ pub(super) fn constexpr_cast(c: &Context<'_>) -> Inferred {
     one(dtype, c.tensor("source_val")?.dims.clone())
 }
 
-/// Mask and values of the joint sparse forms.
+/// Infers the types of mask and values of the joint sparse forms.
 pub(super) fn to_sparse(c: &Context<'_>) -> Inferred {
     let (mask_param, values_param, source) = if c.has("indices_mask") {
         ("indices_mask", "indices_nonzero_data", "lut")

@@ -23,7 +23,7 @@ pub(super) fn gather(c: &Context<'_>) -> Inferred {
     let mut dims = x.dims[..axis].to_vec();
     dims.extend_from_slice(&indices.dims[batch..]);
     dims.extend_from_slice(&x.dims[axis + 1..]);
-    // A scalar index gives a vector of one element, as coremltools has it for a vector x.
+    // A scalar index into a vector gives a scalar.
     if dims.is_empty() && indices.rank() == 0 && x.rank() == 1 {
         return one(x.dtype, vec![]);
     }
@@ -59,7 +59,7 @@ pub(super) fn gather_nd(c: &Context<'_>) -> Inferred {
     one(x.dtype, dims)
 }
 
-/// The scatter family: the type of `data`.
+/// Infers the type of scatter ops: the type of `data`.
 pub(super) fn scatter(c: &Context<'_>) -> Inferred {
     int_indices(c)?;
     let data = c.tensor("data")?;

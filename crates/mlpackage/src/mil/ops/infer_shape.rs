@@ -11,7 +11,7 @@ fn dim(n: i64) -> Checked<Dim> {
 pub(super) fn reshape(c: &Context<'_>) -> Inferred {
     let x = c.tensor("x")?;
     let Some(shape) = c.ints("shape") else {
-        // Its length is known even where its values are not.
+        // The shape's length is known even where its values are not.
         let rank =
             c.tensor("shape")?.dims.first().and_then(|d| d.fixed()).ok_or("a shape of unknown length")?;
         if rank > 16 {
@@ -114,7 +114,7 @@ pub(super) fn squeeze(c: &Context<'_>) -> Inferred {
     one(x.dtype, x.dims.iter().enumerate().filter(|(i, _)| !axes.contains(i)).map(|(_, d)| *d).collect())
 }
 
-/// Shape of `x[begin:end:stride]` with masks; `None` where it is known only at run time.
+/// Computes the shape of `x[begin:end:stride]` with masks; a size that is known only at run time is `Dim::Unknown`.
 pub(super) fn sliced(c: &Context<'_>, x: &TensorType) -> Checked<Vec<Dim>> {
     let rank = x.rank();
     let mask = |param: &str| c.bools(param).unwrap_or_default();
@@ -154,7 +154,7 @@ pub(super) fn sliced(c: &Context<'_>, x: &TensorType) -> Checked<Vec<Dim>> {
     Ok(dims)
 }
 
-/// Number of elements of a Python slice of a sequence of `n`.
+/// Computes the number of elements of the Python slice `[begin:end:stride]` of a sequence of `n` elements.
 pub(crate) fn slice_len(n: u64, begin: Option<i64>, end: Option<i64>, stride: i64) -> u64 {
     let n = i128::from(n);
     let stride = i128::from(stride);
@@ -358,7 +358,7 @@ pub(super) fn range_1d(c: &Context<'_>) -> Inferred {
     one(dtype, vec![length])
 }
 
-/// Blocks of channels become blocks of space, or the other way round.
+/// Infers the type of an op that moves blocks of `param` x `param` elements from channels to space (`to_space`) or back.
 fn rearranged(c: &Context<'_>, param: &str, to_space: bool) -> Inferred {
     let x = c.tensor("x")?;
     let block = u64::try_from(c.int(param, 0)?).ok().filter(|b| (1..=65536).contains(b));
@@ -400,7 +400,8 @@ pub(super) fn pixel_unshuffle(c: &Context<'_>) -> Inferred {
     rearranged(c, "downscale_factor", false)
 }
 
-/// `space_to_batch` and `batch_to_space`: rank 4, a 2 x 2 matrix of paddings or crops.
+/// Infers the type of `space_to_batch` and `batch_to_space`: `block_shape` for every axis but the first two, and a pair
+/// of paddings or crops for each.
 pub(super) fn batch_space(c: &Context<'_>) -> Inferred {
     let x = c.tensor("x")?;
     let block = c.const_ints("block_shape")?;
@@ -447,7 +448,7 @@ pub(super) fn sliding_windows(c: &Context<'_>) -> Inferred {
     one(x.dtype, dims)
 }
 
-/// Upsampling by constant factors.
+/// Infers the type of upsampling by constant factors; factors that are not constant give unknown sizes.
 pub(super) fn upsample(c: &Context<'_>) -> Inferred {
     let x = c.tensor("x")?;
     let rank = x.rank();
@@ -481,7 +482,7 @@ pub(super) fn upsample(c: &Context<'_>) -> Inferred {
     one(x.dtype, dims)
 }
 
-/// Resizing to constant sizes.
+/// Infers the type of resizing to constant sizes.
 pub(super) fn resize_to(c: &Context<'_>) -> Inferred {
     let x = c.tensor("x")?;
     let rank = x.rank();

@@ -39,11 +39,11 @@ pub struct Param {
 /// Presence of a parameter.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Presence {
-    /// The parameter must be there.
+    /// The parameter must be bound.
     Required,
-    /// The parameter may be left out, and has no default that could be written.
+    /// The parameter may be left out; it has no default that could be written.
     Optional,
-    /// The parameter may be left out; then it is this.
+    /// The parameter may be left out; this is its value then.
     Default(Default),
 }
 
@@ -54,19 +54,19 @@ pub enum Default {
     Bool(bool),
     /// int32
     Int(i32),
-    /// A number of the first operand's element type.
+    /// A number, stored in the element type of the first operand.
     Number(f32),
     /// string
     Text(&'static str),
 }
 
 impl OpDef {
-    /// The parameter named `name`.
+    /// Returns the parameter named `name`.
     pub fn param(&self, name: &str) -> Option<&Param> {
         self.params.iter().find(|p| p.name == name)
     }
 
-    /// Types of the results.
+    /// Infers the types of the results.
     ///
     /// # Errors
     /// A required operand is missing, or the operands' types do not fit the op.
@@ -116,12 +116,12 @@ static OPS: LazyLock<BTreeMap<&'static str, OpDef>> = LazyLock::new(|| {
     rows.map(|&(name, opset, params, infer)| (name, OpDef::parse(name, opset, params, infer))).collect()
 });
 
-/// The definition of an op type.
+/// Returns the definition of the op type `name`.
 pub fn op(name: &str) -> Option<&'static OpDef> {
     OPS.get(name)
 }
 
-/// All op types, sorted by name.
+/// Returns the definitions of all op types, sorted by name.
 pub fn all() -> impl Iterator<Item = &'static OpDef> {
     OPS.values()
 }

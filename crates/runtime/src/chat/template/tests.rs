@@ -1,7 +1,7 @@
 use super::*;
 use serde_json::json;
 
-/// A template without configuration.
+/// Makes a template whose only special token is `<s>`.
 fn template(text: &str) -> Result<ChatTemplate> {
     let mut config = Map::new();
     config.insert("bos_token".into(), "<s>".into());
@@ -41,7 +41,7 @@ fn answers_begin_as_the_template_writes_them_without_a_generation_prompt() {
     )
     .unwrap();
     assert_eq!(t.render(&question, None, true).unwrap(), "q|>");
-    // In the shape of Mistral's: the blank before an answer is part of it.
+    // Mistral's template writes a blank before an answer: it is part of the answer.
     let t = template(
         "{% for m in messages %}{% if m.role == 'user' %}[INST] {{ m.content }} [/INST]{% else %} {{ m.content }}</s>{% endif %}{% endfor %}",
     )

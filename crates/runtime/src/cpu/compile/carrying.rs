@@ -1,4 +1,4 @@
-//! Functions with what they carry from call to call.
+//! Compiles functions together with the rows that they carry from call to call.
 
 use super::super::carry::{CarriedWindow, Carry};
 use super::super::fixed_function::FixedFunction;
@@ -11,11 +11,12 @@ use anemoe_mlpackage::mil::{Feature, FeatureShape, Function, FunctionDescription
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-/// Most tokens of a call into which a sequence can be cut back without running tokens again: the window of a longer one would
+/// Largest call, in tokens, into which a sequence can be cut back without running tokens again. Windows of longer calls would
 /// take much memory, and calls that are cut back are short.
 pub(in crate::cpu) const MOST_CUT_BACK: usize = 32;
 
-/// Compiles a function, and what is needed to cut its calls back; gives what its plan was made of, too. `body` is left as it was.
+/// Compiles a function and the parts that cut its calls back. Returns also the function that its plan was made from, if it is
+/// kept. `body` is the same afterwards.
 ///
 /// # Errors
 /// Fails like [`compile`].
@@ -74,7 +75,7 @@ pub(in crate::cpu) fn compile_with_carry(
     Ok((compiled, fixed))
 }
 
-/// Type of the window that carried rows are selected from, where a call has few enough tokens to be cut back.
+/// Returns the type of the window that carried rows are selected from, if a call has at most [`MOST_CUT_BACK`] tokens.
 fn window_of<'a>(body: &'a Function, rows: &CarriedRows) -> Option<&'a TensorType> {
     let selection = body.inputs.iter().find(|i| i.name == rows.selection)?.ty.tensor()?.shape()?;
     let tokens = selection.last()?.checked_sub(rows.rows as u64)?;

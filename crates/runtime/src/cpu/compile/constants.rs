@@ -1,4 +1,4 @@
-//! Constants that a program says.
+//! Makes the constants of a program.
 
 use super::super::located::Located;
 use super::super::ops::OpError;
@@ -11,7 +11,7 @@ use anemoe_mlpackage::mil::Operation;
 use smallvec::smallvec;
 use std::sync::Arc;
 
-/// Results of a `const` or `constexpr_*` operation.
+/// Returns the results of a `const` or `constexpr_*` operation, made once where constants are shared.
 pub(super) fn constants_of(
     context: CompileContext<'_>,
     known: &KnownValues<'_>,
@@ -50,7 +50,7 @@ fn make_constants(
     }
 }
 
-/// The dense tensor of the weight `name`.
+/// Returns the dense tensor of the weight `name`.
 pub(super) fn decoded(context: CompileContext<'_>, name: &str, weight: &StoredWeight) -> Arc<Tensor> {
     match context.constants {
         Some(shared) => shared.decoded(name, || weight.to_dense()),

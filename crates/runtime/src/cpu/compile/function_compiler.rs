@@ -1,7 +1,7 @@
-//! Compiler of a function's operations to steps over buffers.
+//! Compiles a function's operations to steps over buffers.
 //!
-//! Constants are decoded or left as stored, what depends on constants alone is computed once, and every other value gets
-//! one of a few buffers, reused as soon as its last reader is done.
+//! Constants are decoded or left as stored. Values that depend only on constants are computed once. Every other value gets a
+//! buffer, which another value reuses after its last reader.
 
 use super::super::Precision;
 use super::super::fixed_function::{FixedFunction, bytes_of};
@@ -29,13 +29,13 @@ use anemoe_mlpackage::mil::{
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
-/// Results larger than this are not computed at load even when they could be: they would be kept for good.
+/// Largest result that is computed at load, in elements: results computed at load stay in memory.
 const MAX_FOLDED: usize = 1 << 24;
 
-/// Target of compilation: fused nodes, or instructions one after the other.
+/// Target of compilation: fused nodes, or instructions that run one after the other.
 pub(super) enum CompileTarget {
     Plan,
-    /// Instructions, and the sections that they call.
+    /// Instructions, with the sections that they call.
     Steps(Sections),
 }
 
@@ -46,30 +46,30 @@ struct FunctionCompiler<'a> {
     states: Vec<String>,
     /// Number of buffers so far.
     buffers: usize,
-    /// Buffers that no value needs any more.
+    /// Buffers that hold no value with readers left.
     free: Vec<usize>,
-    /// Readers that each name has left, outputs of blocks included.
+    /// Number of readers left of each name, outputs of blocks included.
     uses: BTreeMap<&'a str, usize>,
-    /// Depth of nested blocks: inside them buffers are not reused, since a loop's body runs again.
+    /// Depth of nested blocks. Inside them buffers are not reused, because a loop's body runs again.
     depth: usize,
-    /// Every value gets a buffer of its own, for a plan.
+    /// True if every value gets a buffer of its own, as a plan needs.
     unique_buffers: bool,
     sections: Sections,
-    /// Type of each buffer, where it is one of fixed shape; kept for a plan.
+    /// Type of each buffer's value, kept for a plan.
     buffer_types: Vec<Option<TensorType>>,
-    /// Most bytes that each buffer has held, as far as shapes are known.
+    /// Most bytes that each buffer has held; values of unknown shape do not count.
     buffer_bytes: Vec<u64>,
     allowance: Allowance,
     need: MemoryNeed,
 }
 
-/// Bytes of a tensor in memory.
+/// Returns the bytes of a tensor in memory: 1 per bool, 4 per other element.
 fn tensor_bytes(t: &Tensor) -> u64 {
     let element = if t.as_bool().is_some() { 1 } else { 4 };
     (t.len() as u64).saturating_mul(element)
 }
 
-/// A function whose operations are steps.
+/// A function lowered to steps.
 pub(super) struct LoweredFunction<'a> {
     compiler: FunctionCompiler<'a>,
     pub steps: Vec<Instr>,
@@ -79,7 +79,7 @@ pub(super) struct LoweredFunction<'a> {
     states: Vec<(String, TensorType)>,
 }
 
-/// Makes steps of a function's operations.
+/// Lowers a function's operations to steps.
 pub(super) fn lower<'a>(
     context: CompileContext<'a>,
     function: &'a str,
@@ -140,7 +140,7 @@ pub(super) fn lower<'a>(
                 ));
             }
         };
-        // Inputs stay until the end: the same buffer takes the next call's input.
+        // An input has one reader more than its operations: its buffer is not reused, so that the next call finds it.
         *c.uses.entry(input.name.as_str()).or_default() += 1;
         c.known.names.insert(&input.name, Definition::Value(place));
         c.known.types.insert(&input.name, &input.ty);
@@ -175,7 +175,7 @@ pub(super) fn lower<'a>(
 }
 
 impl LoweredFunction<'_> {
-    /// The input of a plan; none where a shape is not known or too large.
+    /// Returns the input of a plan; none where a shape is unknown or too large.
     pub fn fixed(self, described: &FunctionDescription) -> Option<FixedFunction> {
         let LoweredFunction { compiler: c, steps, inputs, outputs, states } = self;
         let shape = |ty: &TensorType| {
@@ -199,7 +199,7 @@ impl LoweredFunction<'_> {
         Some(FixedFunction { described: described.clone(), inputs, states, source, need: c.need })
     }
 
-    /// A function that runs step by step.
+    /// Makes a function that runs step by step.
     pub fn interpreted(self, described: &FunctionDescription) -> Result<CompiledFunction> {
         let LoweredFunction { compiler: c, steps, inputs, outputs, states } = self;
         let (package, function, options) = (c.context.package, c.function, c.context.options);
@@ -239,7 +239,7 @@ impl<'a> FunctionCompiler<'a> {
         self.buffers - 1
     }
 
-    /// Counts the bytes of a constant.
+    /// Adds the bytes of a constant to the need, and checks the sum against the allowance.
     fn count_constant(&mut self, t: &Tensor) -> std::result::Result<(), String> {
         self.need.constants = self.need.constants.saturating_add(tensor_bytes(t));
         self.allowance.check("constants up to here", self.need.constants)
@@ -267,7 +267,7 @@ impl<'a> FunctionCompiler<'a> {
         ValueRef::Constant(self.known.constants.len() - 1)
     }
 
-    /// Gives the place where a value can be read; a stored weight is decoded first.
+    /// Returns the place where a value can be read; a stored weight is decoded first.
     fn operand_place(&mut self, name: &str) -> std::result::Result<ValueRef, String> {
         let constant = match self.known.names.get(name) {
             None => return Err(format!("`{name}` is used before it is defined")),
@@ -308,15 +308,15 @@ impl<'a> FunctionCompiler<'a> {
         Ok(steps)
     }
 
-    /// Buffers whose last reader was this operation may be reused. What nested blocks read counts as read by the operation
-    /// around them.
+    /// Frees the buffers whose last reader was this operation. Reads in nested blocks count as reads of the operation that
+    /// contains them.
     fn release(&mut self, op: &'a Operation) {
         if self.depth > 0 {
             return;
         }
         let mut read = BTreeMap::new();
         count_op(op, &mut read);
-        // Results that nobody reads are free at once.
+        // Results without readers are free at once.
         for output in &op.outputs {
             read.entry(output.name.as_str()).or_insert(0);
         }
@@ -415,7 +415,7 @@ impl<'a> FunctionCompiler<'a> {
         }
     }
 
-    /// Reading a state costs nothing when nothing writes it before the value's last reader; else it is copied.
+    /// Defines the value of a state: the state itself if nothing writes it before the value's last reader, else a copy.
     fn read_state(
         &mut self,
         op: &'a Operation,
@@ -441,9 +441,9 @@ impl<'a> FunctionCompiler<'a> {
                     .is_some_and(|a| a.0.iter().any(|b| matches!(b, Binding::Name(n) if *n == state_name)))
         };
         let first_write = later.iter().position(writes);
-        // The write itself may read the value: it is taken before the state changes.
+        // The write itself may read the value: the value is read before the state changes.
         let safe = first_write.is_none_or(|w| !later[w + 1..].iter().any(mentions));
-        // An output of the function is read after everything.
+        // An output of the function is read after all operations.
         let readers: usize = later.iter().filter(|op| mentions(op)).count();
         let is_output =
             self.uses.get(output.name.as_str()).copied().unwrap_or(0) > readers && first_write.is_some();
@@ -457,7 +457,7 @@ impl<'a> FunctionCompiler<'a> {
         Ok(())
     }
 
-    /// Operands by parameter. Variadic parameters go into the second list.
+    /// Returns the operands of an operation by parameter, and those of its variadic parameter as a list.
     fn operands(&mut self, op: &Operation, at: &Located<'_>) -> Result<(Vec<ParamRef>, Vec<ValueRef>)> {
         let (mut inputs, mut values) = (Vec::new(), Vec::new());
         for (param, Argument(bindings)) in &op.inputs {
@@ -567,7 +567,7 @@ impl<'a> FunctionCompiler<'a> {
         Ok(())
     }
 
-    /// Refuses a result that alone takes more than is allowed, and remembers the largest.
+    /// Refuses a result that alone takes more bytes than allowed, and keeps the largest one.
     fn check_results(&mut self, types: &[TensorType], at: &Located<'_>) -> Result<()> {
         for ty in types {
             let bytes = bytes_of(ty);
@@ -606,7 +606,7 @@ impl<'a> FunctionCompiler<'a> {
         Ok(out)
     }
 
-    /// Steps of a nested block, and where its results are.
+    /// Returns the steps of a nested block, and the places of its results.
     fn nested(
         &mut self,
         block: &'a Block,
@@ -616,7 +616,7 @@ impl<'a> FunctionCompiler<'a> {
         if block.inputs.len() != inputs.len() {
             return Err(at.error(OpError::Invalid(format!("a block with {} inputs", block.inputs.len()))));
         }
-        // What a block defines is known only in it; another block may use the same names.
+        // Names that a block defines are known only inside it; another block may use the same names.
         let outside = (self.known.names.clone(), self.known.types.clone());
         for (input, &buffer) in block.inputs.iter().zip(inputs) {
             if self.known.names.insert(&input.name, Definition::Value(ValueRef::Buffer(buffer))).is_some() {

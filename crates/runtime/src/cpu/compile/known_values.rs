@@ -7,14 +7,14 @@ use anemoe_mlpackage::mil::{TensorType, ValueType};
 use std::collections::HashMap;
 use std::sync::Arc;
 
-/// Definition of a name: a constant that nothing reads yet, or a value that has its place.
+/// Definition of a name: a constant that nothing reads yet, or a value that has a place.
 #[derive(Clone)]
 pub(super) enum Definition {
     Constant(Constant),
     Value(ValueRef),
 }
 
-/// Names that were defined so far.
+/// Names defined so far, with their values and types.
 #[derive(Default)]
 pub(super) struct KnownValues<'a> {
     pub names: HashMap<&'a str, Definition>,
@@ -24,7 +24,7 @@ pub(super) struct KnownValues<'a> {
 }
 
 impl KnownValues<'_> {
-    /// The constant of a name; none where it is computed.
+    /// Returns the constant of a name; none where it is computed.
     pub fn constant(&self, name: &str) -> Option<Constant> {
         match self.names.get(name)? {
             Definition::Constant(c) => Some(c.clone()),
@@ -33,7 +33,7 @@ impl KnownValues<'_> {
         }
     }
 
-    /// Rank of a tensor; 0 for other values.
+    /// Returns the rank of a tensor; 0 for other values.
     pub fn rank(&self, name: &str) -> usize {
         self.types.get(name).and_then(|ty| ty.tensor()).map_or(0, TensorType::rank)
     }

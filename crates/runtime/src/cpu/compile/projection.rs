@@ -1,4 +1,4 @@
-//! Products with constants, prepared once.
+//! Prepares matmuls and convolutions with constant weights.
 
 use super::super::convolution::Convolution;
 use super::super::ir::Projection;
@@ -12,8 +12,9 @@ use anemoe_mlpackage::mil::{Argument, Binding, Operation};
 use anemoe_mlpackage::package::Package;
 use std::sync::Arc;
 
-/// A product with a constant, prepared once; its other operand; and the bytes that were made of the constant. None where the
-/// op library has to say what is wrong, or where both are constants, which are folded.
+/// Prepares a matmul or convolution with a constant weight. Returns it with the name of its other operand and the bytes made
+/// from the weight. Returns none where both operands are constants, which are folded, or where the op library has to report
+/// an error.
 pub(super) fn projection(
     package: &Arc<Package>,
     known: &KnownValues<'_>,
@@ -72,7 +73,7 @@ pub(super) fn projection(
             let is_matrix = |w: &Arc<StoredWeight>| has_elements(w) && w.shape.len() == 2;
             let right = (constant("y").filter(is_matrix), value("x"));
             let left = (constant("x").filter(is_matrix), value("y"));
-            // Rows of a weight are outputs: those of a right operand that is transposed, or of a left one that is not.
+            // Rows of a weight are outputs: of a transposed right operand, or of a left operand that is not transposed.
             let (weight, x, rows_first, input, output) = match (right, left) {
                 ((Some(w), Some(x)), _) => (w, x, ty, if tx { 2 } else { 1 }, 1),
                 (_, (Some(w), Some(y))) => (w, y, !tx, if ty { 1 } else { 2 }, 2),
@@ -92,7 +93,7 @@ pub(super) fn projection(
     }
 }
 
-/// Parameters of an operation but for some; none where one is not a constant.
+/// Returns the parameters of an operation except `without`; none where one is not a constant.
 fn constant_parameters(
     package: &Arc<Package>,
     known: &KnownValues<'_>,

@@ -1,10 +1,10 @@
-//! Sections of functions that cannot be one plan: runs of operations beside control flow, and beside operations whose shapes depend
-//! on what is in a value.
+//! Sections of functions that cannot be one plan: runs of operations between control flow and operations whose shapes depend
+//! on the contents of a value.
 //!
 //! ```text
 //! a, b, while(c, d, e, non_zero, f, g)   -->   call(a b), while(call(c d e), non_zero, call(f g))
 //! ```
-//! Each section becomes a function of its own, which is fused as any other, and an operation `call` in its place.
+//! Each section becomes a function of its own, fused like any other. An operation `call` takes its place.
 
 use super::super::ir::Section;
 use super::super::shapes::depends_on_values;
@@ -19,19 +19,19 @@ use std::sync::Arc;
 /// Type of the operation that runs a section. No MIL operation has this name.
 pub(super) const CALL: &str = "call";
 
-/// Parameter of a call that has the section's inputs, in order.
+/// Parameter of a call that lists the section's inputs in order.
 pub(super) const CALL_INPUTS: &str = "inputs";
 
-/// Fewest operations that are worth a call.
+/// Smallest section that becomes a call, in operations.
 const MIN_SECTION_OPS: usize = 2;
 
-/// Compiled sections by the name of their call.
+/// Compiled sections, by the names of their calls.
 pub(super) type Sections = BTreeMap<String, Arc<dyn Section>>;
 
-/// Compiles a section; none where it is no plan.
+/// Function that compiles a section; it returns none where no plan can be made.
 type CompileSection<'a> = dyn Fn(&Function, &FunctionDescription) -> Option<Arc<dyn Section>> + 'a;
 
-/// Tells that a function has control flow, or an operation whose shape depends on what is in a value.
+/// Tells whether a function has control flow, or an operation whose shape depends on the contents of a value.
 pub(super) fn needs_sections(block: &Block) -> bool {
     let mut constants = BTreeSet::new();
     block.operations.iter().any(|op| {
@@ -41,7 +41,7 @@ pub(super) fn needs_sections(block: &Block) -> bool {
     })
 }
 
-/// Moves sections of a function into functions of their own, where `compile` makes a plan of them.
+/// Moves sections of a function, where `compile` makes plans of them, into functions of their own.
 pub(super) fn outline(body: &Function, compile: &CompileSection<'_>) -> (Function, Sections) {
     let mut outliner = Outliner { body, compile, sections: Sections::new() };
     let mut scope = SectionScope::default();
@@ -51,13 +51,13 @@ pub(super) fn outline(body: &Function, compile: &CompileSection<'_>) -> (Functio
     (Function { block, ..body.clone() }, outliner.sections)
 }
 
-/// Names that are known where an operation stands.
+/// Names that are known at an operation.
 #[derive(Clone, Default)]
 struct SectionScope<'a> {
     types: BTreeMap<String, ValueType>,
-    /// Constants, as the operations that define them.
+    /// Constants, with the operations that define them.
     constants: BTreeMap<&'a str, &'a Operation>,
-    /// Values that follow from constants alone.
+    /// Values that depend only on constants.
     folded: BTreeSet<String>,
 }
 
@@ -76,7 +76,7 @@ fn names(op: &Operation) -> impl Iterator<Item = &str> {
     bindings.filter_map(|b| if let Binding::Name(name) = b { Some(name.as_str()) } else { None })
 }
 
-/// Adds the results of an operation that reads constants alone.
+/// Adds the results of an operation that reads only constants.
 fn note_constant(op: &Operation, constants: &mut BTreeSet<String>) {
     let folds = op.blocks.is_empty() && names(op).all(|n| constants.contains(n));
     if is_constant(op) || folds && op.op_type != "read_state" {
@@ -112,7 +112,7 @@ impl<'a> Outliner<'a> {
         Block { operations, ..block.clone() }
     }
 
-    /// Replaces a run by a call, or keeps its operations.
+    /// Replaces a run of operations by a call, or keeps them where the call is not possible.
     fn end(
         &mut self,
         run: &mut Vec<&'a Operation>,
@@ -181,7 +181,7 @@ fn feature(name: &str, ty: &TensorType) -> Feature {
     Feature { name: name.into(), dtype: ty.dtype, shape }
 }
 
-/// Operations of a section with the constants that they read, and the values that come from outside.
+/// Operations of a section with the constants that they read, and the section's inputs.
 #[derive(Default)]
 struct SectionBody {
     operations: Vec<Operation>,
@@ -190,7 +190,7 @@ struct SectionBody {
 }
 
 impl SectionBody {
-    /// Adds an operation behind what it reads; none where that is no tensor.
+    /// Adds an operation after the constants that it reads; none where it reads a value that is no tensor.
     fn add(&mut self, op: &Operation, scope: &SectionScope<'_>) -> Option<()> {
         for name in names(op) {
             if self.known.contains(name) {
@@ -211,7 +211,7 @@ impl SectionBody {
     }
 }
 
-/// Removes constants that sections alone read.
+/// Removes constants that are now read only inside sections.
 fn drop_unread_constants(block: &mut Block) {
     loop {
         let mut uses = BTreeMap::new();
@@ -249,7 +249,7 @@ mod tests {
         }
     }
 
-    /// Operations of a block that are no constants, in order, with those of nested blocks in brackets.
+    /// Lists the operation types of a block in order, without constants; nested blocks are in brackets.
     fn outline_text(block: &Block) -> String {
         let one = |op: &Operation| {
             let nested: Vec<String> = op.blocks.iter().map(outline_text).collect();

@@ -1,9 +1,9 @@
-//! Readers of the values of a program.
+//! Counts readers of the values of a program.
 
 use anemoe_mlpackage::mil::{Argument, Binding, Block, Operation};
 use std::collections::BTreeMap;
 
-/// Counts readers of every name, in nested blocks too.
+/// Counts the readers of every name, nested blocks included; an output of a block is a reader.
 pub(super) fn count_uses<'a>(block: &'a Block, uses: &mut BTreeMap<&'a str, usize>) {
     block.operations.iter().for_each(|op| count_op(op, uses));
     for name in &block.outputs {
@@ -11,7 +11,7 @@ pub(super) fn count_uses<'a>(block: &'a Block, uses: &mut BTreeMap<&'a str, usiz
     }
 }
 
-/// Counts what an operation reads, its nested blocks included.
+/// Counts the names that an operation reads, its nested blocks included.
 pub(super) fn count_op<'a>(op: &'a Operation, uses: &mut BTreeMap<&'a str, usize>) {
     for Argument(bindings) in op.inputs.values() {
         for binding in bindings {

@@ -1,18 +1,18 @@
-//! Products that are zero whatever one factor is.
+//! Finds steps that need not run because their result is multiplied by zero.
 
 use super::super::ir::{Instr, ValueRef, ZeroSkip};
 use std::collections::BTreeMap;
 
-/// Finds products `a * w` whose factor `w` is much smaller than `a`, where the steps that compute `a` serve nothing else:
-/// when `w` is all zero, they can be left out. Gives the guards, and the guard of each step.
+/// Finds products `a * w` where `w` is much smaller than `a`, and the steps that compute `a` have no other readers. If `w` is
+/// all zero, the product and those steps can be skipped. Returns the guards, and the guard of each step.
 ///
 /// Buffers are reused, so readers are found by walking the steps in order: a read belongs to the last write before it.
 pub(super) fn find_guards(steps: &[Instr], outputs: &[ValueRef]) -> (Vec<ZeroSkip>, Vec<Option<usize>>) {
     let mut writer: BTreeMap<usize, usize> = BTreeMap::new();
-    // For each step, the steps that produce its operands; for each, the steps that read its results.
+    // For each step: the steps that produce its operands, and the steps that read its results.
     let mut producers: Vec<Vec<usize>> = vec![Vec::new(); steps.len()];
     let mut readers: Vec<Vec<usize>> = vec![Vec::new(); steps.len()];
-    // Producer of each operand by buffer, at the time of the step.
+    // For each step: the producer of each operand, by buffer.
     let mut sources: Vec<BTreeMap<usize, usize>> = vec![BTreeMap::new(); steps.len()];
     for (i, step) in steps.iter().enumerate() {
         for b in step.reads() {
@@ -41,7 +41,7 @@ pub(super) fn find_guards(steps: &[Instr], outputs: &[ValueRef]) -> (Vec<ZeroSki
             let (Some(&v), weight_step) = (sources[m].get(&vb), sources[m].get(&wb).copied()) else {
                 continue;
             };
-            // Steps whose results only lead to this product, by way of `value`.
+            // Steps whose results are read only to compute `value` and this product.
             let mut region = vec![v];
             let mut grown = true;
             let only_here = |s: usize, region: &[usize]| {
@@ -65,7 +65,7 @@ pub(super) fn find_guards(steps: &[Instr], outputs: &[ValueRef]) -> (Vec<ZeroSki
             let known_before = weight_step.is_none_or(|w| w < first);
             let worth = region.iter().any(|&s| steps[s].is_projection());
             let free = region.iter().all(|&s| guard_of[s].is_none());
-            // The weight's buffer must still hold it when the first step of the region runs.
+            // The weight's buffer must not be overwritten before the region's first step.
             let between = steps.get(weight_step.map_or(0, |w| w + 1)..first).unwrap_or_default();
             let intact = !between.iter().any(|s| s.writes().contains(&wb));
             if known_before && worth && free && intact && step.scales(value, weight) {

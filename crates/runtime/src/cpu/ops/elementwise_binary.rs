@@ -6,10 +6,10 @@ use super::shape::{broadcast_shape, count, invalid, pair_loops, repeated, unsupp
 use crate::tensor::{Data, Tensor};
 use anemoe_kernels::Pool;
 
-/// An op on pairs of floats, over all elements of its loops: result, `x`, `y`.
+/// An op on pairs of floats: runs over all elements of the loops, with the arguments result, `x`, `y`.
 pub(in crate::cpu) type BinaryLoops = fn(&StridedLoops<3>, &mut [f32], &[f32], &[f32]);
 
-/// The loops of an op on pairs of floats.
+/// Returns the loops of an op on pairs of floats; none for other ops.
 #[rustfmt::skip]
 pub(in crate::cpu) fn binary_loops(op: &str) -> Option<BinaryLoops> {
     Some(match op {

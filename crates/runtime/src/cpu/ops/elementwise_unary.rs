@@ -6,10 +6,10 @@ use crate::tensor::{Data, Tensor};
 use anemoe_kernels::{GELU_FP16, Gate, Pool};
 use anemoe_mlpackage::mil::DataType;
 
-/// Elements that a thread computes at a time.
+/// Elements that a thread computes in one part of a job.
 const MAPPED: usize = 1 << 12;
 
-/// `y = f(x)` on all threads.
+/// Computes `y = f(x)` on all threads.
 fn map_all(x: &[f32], y: &mut [f32], f: &(dyn Fn(f32) -> f32 + Sync)) {
     Pool::global().for_chunks(y, MAPPED, &|i, y| {
         y.iter_mut().zip(&x[i * MAPPED..]).for_each(|(y, &x)| *y = f(x));
@@ -19,7 +19,7 @@ fn map_all(x: &[f32], y: &mut [f32], f: &(dyn Fn(f32) -> f32 + Sync)) {
 /// A function of one float.
 pub(in crate::cpu) type UnaryFunction = fn(f32) -> f32;
 
-/// The function of an op on floats that has no parameters.
+/// Returns the function of an op on floats without parameters; none for other ops.
 pub(in crate::cpu) fn unary_function(op: &str) -> Option<UnaryFunction> {
     Some(match op {
         "abs" => f32::abs,
@@ -60,7 +60,7 @@ pub(in crate::cpu) fn unary_function(op: &str) -> Option<UnaryFunction> {
     })
 }
 
-/// Applies the function of the op's name.
+/// Applies the unary function that the op names.
 pub(super) fn unary(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
     let x = c.arg("x")?;
     if let Data::I32(v) = &x.data {
@@ -86,7 +86,7 @@ fn integer(c: &OpContext<'_>, shape: &[usize], x: &[i32], out: &mut [Tensor]) ->
     Ok(())
 }
 
-/// Ops with scalar parameters.
+/// Computes ops with scalar parameters, such as `clip` and `gelu`.
 pub(super) fn with_parameters(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
     if let ("clip" | "threshold", Data::I32(v)) = (c.op, &c.arg("x")?.data) {
         let low = c.int("alpha", i32::MIN)?;
@@ -159,7 +159,7 @@ pub(super) fn with_parameters(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult
     Ok(())
 }
 
-/// `prelu` and `softplus_parametric`: parameters per channel, axis 1.
+/// Computes `prelu` and `softplus_parametric`, whose parameters are per channel (axis 1).
 pub(super) fn per_channel(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
     let (shape, x) = c.f32s("x")?;
     let channels = *shape.get(1).ok_or_else(|| OpError::Invalid("input without a channel axis".into()))?;
@@ -228,13 +228,13 @@ pub(super) fn logical_not(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
     Ok(())
 }
 
-/// `identity`, and everything that only renames.
+/// Copies `x`, for `identity`.
 pub(super) fn identity(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
     copy(c.arg("x")?, &c.arg("x")?.shape, &mut out[0]);
     Ok(())
 }
 
-/// The elements of `x` in another shape of as many elements.
+/// Copies the elements of `x` to `out`, in another shape of as many elements.
 pub(super) fn copy(x: &Tensor, shape: &[usize], out: &mut Tensor) {
     match &x.data {
         Data::F32(v) => out.reset_f32(shape).copy_from_slice(v),
@@ -286,7 +286,7 @@ pub(super) fn convert(x: &Tensor, target: DataType, out: &mut Tensor) -> OpResul
     Ok(())
 }
 
-/// An activation, one element at a time.
+/// Returns an activation as a function of one element.
 pub(in crate::cpu) fn activation(kind: Gate) -> fn(f32) -> f32 {
     match kind {
         Gate::Gelu => |v| 0.5 * v * (1.0 + libm::erff(v * std::f32::consts::FRAC_1_SQRT_2)),
@@ -306,7 +306,7 @@ fn softplus(v: f32) -> f32 {
     v.max(0.0) + (-v.abs()).exp().ln_1p()
 }
 
-/// `0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))`
+/// Computes `0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))`.
 fn gelu_tanh(v: f32) -> f32 {
     let inner = 0.797_884_6 * (v + 0.044_715 * v * v * v);
     0.5 * v * (1.0 + inner.tanh())

@@ -1,8 +1,8 @@
-//! Images that convolutions read, and their results in the order of tensors.
+//! Images that convolutions read, and convolution results in the order of tensors.
 
 use anemoe_kernels::{Image, Pool, Strided, Window, transpose};
 
-/// An image `[batch, channels, spatial..]`, row-major.
+/// Makes an image from `values`, `[batch, channels, spatial..]`, row-major.
 pub(in crate::cpu) fn dense_image<'a>(
     window: &Window,
     (batch, channels): (usize, usize),
@@ -12,7 +12,7 @@ pub(in crate::cpu) fn dense_image<'a>(
     Image { values, first: 0, batch, channels, strides: [channels * d * h * w, d * h * w, h * w, w, 1] }
 }
 
-/// Writes `[batch * positions, rows]` as `[batch, rows, positions]`.
+/// Transposes `[batch * positions, rows]` to `[batch, rows, positions]`.
 pub(in crate::cpu) fn to_channels_first(window: &Window, rows: usize, y: &[f32], out: &mut [f32]) {
     let positions = window.positions();
     let one = (positions * rows).max(1);

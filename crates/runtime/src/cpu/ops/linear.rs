@@ -1,4 +1,4 @@
-//! Contractions over dense tensors.
+//! Products and sums over dense tensors: `linear`, `matmul`, `einsum`, attention.
 
 use super::super::strided::{StridedLoops, copy_elements, dense_strides};
 use super::operands::{OpContext, OpError, OpResult};
@@ -6,10 +6,10 @@ use super::shape::{broadcast_shape, count, invalid, repeated, unsupported};
 use crate::tensor::Tensor;
 use anemoe_kernels::Pool;
 
-/// Multiplications of a part of a job: some microseconds.
+/// Multiplications in a part of a job: some microseconds.
 const MULTIPLIED: usize = 1 << 16;
 
-/// `c[m, n] = a[m, k] b[k, n]`, all row-major; the innermost loop runs along n.
+/// Computes `c[m, n] = a[m, k] b[k, n]`, all row-major; the innermost loop runs along n.
 fn product(a: &[f32], b: &[f32], c: &mut [f32], (k, n): (usize, usize)) {
     for (a, c) in a.chunks_exact(k.max(1)).zip(c.chunks_exact_mut(n.max(1))) {
         c.fill(0.0);
@@ -19,7 +19,7 @@ fn product(a: &[f32], b: &[f32], c: &mut [f32], (k, n): (usize, usize)) {
     }
 }
 
-/// The sum of products, in sixteen lanes.
+/// Computes the dot product of `a` and `b`, in sixteen lanes.
 pub(in crate::cpu) fn dot(a: &[f32], b: &[f32]) -> f32 {
     // Partial sums let the compiler use vectors.
     let mut acc = [0f32; 16];
@@ -34,14 +34,14 @@ pub(in crate::cpu) fn dot(a: &[f32], b: &[f32]) -> f32 {
     acc.iter().sum::<f32>() + rest
 }
 
-/// `c[m, n] = a[m, k] b[n, k]^T`
+/// Computes `c[m, n] = a[m, k] b[n, k]^T`.
 fn product_transposed(a: &[f32], b: &[f32], c: &mut [f32], (k, n): (usize, usize)) {
     for (a, c) in a.chunks_exact(k.max(1)).zip(c.chunks_exact_mut(n.max(1))) {
         b.chunks_exact(k.max(1)).zip(c).for_each(|(b, c)| *c = dot(a, b));
     }
 }
 
-/// Transposes `x[rows, cols]`.
+/// Transposes `x`, `[rows, cols]`, to `[cols, rows]`.
 pub(crate) fn transposed(x: &[f32], rows: usize, cols: usize) -> Vec<f32> {
     let mut out = vec![0f32; x.len()];
     for (r, row) in x.chunks_exact(cols.max(1)).enumerate() {
@@ -69,7 +69,7 @@ pub(super) fn linear(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
     add_bias(c, y, n)
 }
 
-/// Adds `bias`, if bound, to rows of `n`.
+/// Adds `bias`, if it is given, to each row of `n` values of `y`.
 pub(crate) fn add_bias(c: &OpContext<'_>, y: &mut [f32], n: usize) -> OpResult {
     let Some(bias) = c.get("bias").and_then(Tensor::as_f32) else { return Ok(()) };
     if bias.len() != n {
@@ -132,7 +132,7 @@ pub(super) fn matmul(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
     Ok(())
 }
 
-/// `einsum` for any equation of two operands without repeated labels in one of them.
+/// Computes `einsum` for any equation of two operands in which no label occurs twice in one operand.
 pub(super) fn einsum(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
     let equation: String = c.str("equation", "")?.split_whitespace().collect();
     let parsed = equation.split_once("->").and_then(|(i, o)| Some((i.split_once(',')?, o)));
@@ -191,7 +191,7 @@ pub(super) fn einsum(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
     Ok(())
 }
 
-/// `softmax(q k^T / sqrt(E) + mask) v`
+/// Computes `softmax(q k^T / sqrt(E) + mask) v`, with query `[.., L, E]`, key `[.., S, E]` and value `[.., S, EV]`.
 pub(super) fn attention(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
     let ((qs, q), (ks, k), (vs, v)) = (c.f32s("query")?, c.f32s("key")?, c.f32s("value")?);
     let rank = qs.len();

@@ -1,5 +1,5 @@
-//! The op library: one pure function per MIL op over dense host tensors. Nothing here knows about programs, weights
-//! that are still compressed, states or control flow; `cpu::compile` handles those.
+//! The op library: one pure function per MIL op over dense host tensors. Programs, compressed weights, states and control flow
+//! are handled in `cpu::compile`.
 //!
 //! An op's kernel computes in f32 and does not round: the executor rounds a result to fp16 where its type is fp16.
 
@@ -26,12 +26,12 @@ pub(super) use reduction::{Reduce, ReductionLoops, exact_reduction, fast_reducti
 use crate::tensor::{Data, Tensor};
 use anemoe_mlpackage::mil::{DataType, TensorType};
 
-/// Makes `to` equal to `from`, keeping its allocation.
+/// Copies `from` to `to`, whose allocation is kept.
 pub(super) fn copy_tensor(from: &Tensor, to: &mut Tensor) {
     elementwise_unary::copy(from, &from.shape, to);
 }
 
-/// The kernel of an op type, if this library has it.
+/// Returns the kernel of an op type, if the library has one.
 #[rustfmt::skip]
 pub fn kernel(op_type: &str) -> Option<OpFunction> {
     Some(match op_type {
@@ -104,7 +104,7 @@ pub fn kernel(op_type: &str) -> Option<OpFunction> {
     })
 }
 
-/// Refuses a kernel's result that has another type than declared.
+/// Refuses a kernel's result whose shape or element type is not the declared one.
 pub(super) fn check_result(t: &Tensor, ty: &TensorType) -> OpResult {
     let fits = t.rank() == ty.rank()
         && t.shape.iter().zip(&ty.dims).all(|(&d, declared)| declared.fixed().is_none_or(|n| n == d as u64));

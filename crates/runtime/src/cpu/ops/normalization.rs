@@ -1,11 +1,11 @@
-//! Normalizations.
+//! Normalization ops.
 
 use super::operands::{OpContext, OpResult};
 use super::shape::{invalid, unsupported};
 use crate::tensor::Tensor;
 use anemoe_kernels::Pool;
 
-/// Elements that a thread normalizes at a time.
+/// Elements that a thread normalizes in one part of a job.
 const NORMALIZED: usize = 1 << 12;
 
 pub(super) fn layer_norm(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
@@ -16,7 +16,7 @@ pub(super) fn layer_norm(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
         None => (0..rank).collect(),
     };
     axes.sort_unstable();
-    // Adjacent axes are one: sizes before, of, and behind them.
+    // Adjacent axes count as one axis of `n` elements, with `inner` elements behind it.
     let (Some(&first), Some(&last)) = (axes.first(), axes.last()) else { return invalid("no axes") };
     if last - first + 1 != axes.len() {
         return unsupported(format!("layer_norm over the axes {axes:?}, which are not adjacent"));
@@ -39,7 +39,7 @@ pub(super) fn layer_norm(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
     Ok(())
 }
 
-/// An optional parameter of `n` values.
+/// Reads an optional parameter of `n` values.
 fn affine<'a>(c: &OpContext<'a>, name: &str, n: usize) -> OpResult<Option<&'a [f32]>> {
     match c.get(name) {
         None => Ok(None),
@@ -50,7 +50,7 @@ fn affine<'a>(c: &OpContext<'a>, name: &str, n: usize) -> OpResult<Option<&'a [f
     }
 }
 
-/// Mean 0 and variance 1 over `n` values.
+/// Normalizes `n` values to mean 0 and variance 1; `epsilon` is added to the variance.
 fn normalize(n: usize, get: impl Fn(usize) -> f32, epsilon: f32, mut put: impl FnMut(usize, f32)) {
     let mean = (0..n).map(|k| f64::from(get(k))).sum::<f64>() / n as f64;
     let variance = (0..n).map(|k| (f64::from(get(k)) - mean).powi(2)).sum::<f64>() / n as f64;
@@ -58,7 +58,7 @@ fn normalize(n: usize, get: impl Fn(usize) -> f32, epsilon: f32, mut put: impl F
     (0..n).for_each(|k| put(k, ((f64::from(get(k)) - mean) * scale) as f32));
 }
 
-/// `batch_norm` and `instance_norm`: per channel, axis 1.
+/// Computes `batch_norm` and `instance_norm`, per channel (axis 1).
 pub(super) fn channel_norm(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
     let (shape, x) = c.f32s("x")?;
     if shape.len() < 2 {
@@ -85,7 +85,7 @@ pub(super) fn channel_norm(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
     Ok(())
 }
 
-/// `x / sqrt(sum(x^2) + epsilon)` over the last three axes.
+/// Computes `x / sqrt(sum(x^2) + epsilon)` over the last three axes.
 pub(super) fn l2_norm(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
     let (shape, x) = c.f32s("x")?;
     if shape.len() < 3 {

@@ -3,13 +3,13 @@
 use crate::tensor::{Data, Tensor};
 use anemoe_mlpackage::mil::TensorType;
 
-/// Reason for which a kernel did not run. The executor adds the op's name and the file.
+/// Reason why a kernel did not run. The executor adds the op's name and the file.
 #[derive(Debug, thiserror::Error)]
 pub enum OpError {
     /// The operands break the op's definition.
     #[error("{0}")]
     Invalid(String),
-    /// The operands are legal, but this form is not implemented.
+    /// The operands are legal, but the kernel does not implement this form.
     #[error("unsupported: {0}")]
     Unsupported(String),
 }
@@ -17,12 +17,12 @@ pub enum OpError {
 /// Result of a kernel.
 pub type OpResult<T = ()> = Result<T, OpError>;
 
-/// Operands of one call.
+/// Operands of one call of a kernel.
 pub struct OpContext<'a> {
     /// Op type, for instance `reduce_sum`; families of ops share one kernel.
     pub op: &'a str,
-    /// Operands by parameter name. Optional parameters that the program omits are absent; the kernel uses the op
-    /// definition's default.
+    /// Operands by parameter name. Optional parameters that the program omits are absent; the kernel then uses the default of
+    /// the op's definition.
     pub inputs: &'a [(&'a str, &'a Tensor)],
     /// Operands of a variadic parameter (`values` of `concat` and `stack`), in order; empty otherwise.
     pub values: &'a [&'a Tensor],
@@ -30,21 +30,21 @@ pub struct OpContext<'a> {
     pub outputs: &'a [TensorType],
 }
 
-/// A kernel writes every output (see [`Tensor::reset_f32`] and its siblings).
+/// Kernel of an op: writes every output (see [`Tensor::reset_f32`] and its siblings).
 pub type OpFunction = fn(&OpContext<'_>, &mut [Tensor]) -> OpResult;
 
 impl<'a> OpContext<'a> {
-    /// An optional operand.
+    /// Returns an optional operand.
     pub fn get(&self, name: &str) -> Option<&'a Tensor> {
         self.inputs.iter().find(|(n, _)| *n == name).map(|(_, t)| *t)
     }
 
-    /// A required operand.
+    /// Returns a required operand.
     pub fn arg(&self, name: &str) -> OpResult<&'a Tensor> {
         self.get(name).ok_or_else(|| OpError::Invalid(format!("required parameter `{name}` is missing")))
     }
 
-    /// A required float operand's shape and elements.
+    /// Returns the shape and the elements of a required float operand.
     pub fn f32s(&self, name: &str) -> OpResult<(&'a [usize], &'a [f32])> {
         let t = self.arg(name)?;
         let v = t
@@ -53,7 +53,7 @@ impl<'a> OpContext<'a> {
         Ok((&t.shape, v))
     }
 
-    /// An optional integer vector or scalar.
+    /// Returns the elements of an optional integer vector or scalar.
     pub fn ints(&self, name: &str) -> OpResult<Option<&'a [i32]>> {
         match self.get(name) {
             None => Ok(None),
@@ -64,12 +64,12 @@ impl<'a> OpContext<'a> {
         }
     }
 
-    /// An optional integer scalar, or `default`.
+    /// Returns an optional integer scalar, or `default`.
     pub fn int(&self, name: &str, default: i32) -> OpResult<i32> {
         Ok(self.ints(name)?.and_then(|v| v.first().copied()).unwrap_or(default))
     }
 
-    /// An optional float scalar, or `default`.
+    /// Returns an optional float scalar, or `default`.
     pub fn float(&self, name: &str, default: f32) -> OpResult<f32> {
         match self.get(name) {
             None => Ok(default),
@@ -79,7 +79,7 @@ impl<'a> OpContext<'a> {
         }
     }
 
-    /// An optional bool scalar, or `default`.
+    /// Returns an optional bool scalar, or `default`.
     pub fn bool(&self, name: &str, default: bool) -> OpResult<bool> {
         match self.get(name) {
             None => Ok(default),
@@ -88,7 +88,7 @@ impl<'a> OpContext<'a> {
         }
     }
 
-    /// An optional string, or `default`.
+    /// Returns an optional string, or `default`.
     pub fn str(&self, name: &str, default: &'a str) -> OpResult<&'a str> {
         match self.get(name) {
             None => Ok(default),

@@ -6,27 +6,27 @@ use super::shape::{invalid, unsupported};
 use crate::tensor::{Data, Tensor};
 use anemoe_kernels::Pool;
 
-/// Results that lie beside each other and are computed together, one pass over their elements for all.
+/// Most neighbouring results that one pass over their elements computes together.
 const BESIDE: usize = 64;
-/// Results beside each other from which on that pays.
+/// Fewest neighbouring results for which a joint pass pays.
 const MIN_BESIDE: usize = 8;
 
 /// Loops of a reduction: over the results, and over the elements of each.
 pub(in crate::cpu) struct ReductionLoops {
-    /// Places of a result and of its first element.
+    /// Positions of each result and of its first element.
     results: StridedLoops<2>,
-    /// Places of the elements of a result, from the first on.
+    /// Positions of the elements of a result, relative to its first element.
     elements: StridedLoops<1>,
-    /// Elements of a result.
+    /// Number of elements of a result.
     n: usize,
 }
 
-/// A reduction of floats: loops, elements, results.
+/// A reduction of floats; arguments: loops, elements, results.
 pub(in crate::cpu) type Reduce = fn(&ReductionLoops, &[f32], &mut [f32]);
 
 impl ReductionLoops {
-    /// Reduces elements of `shape`, with these strides and their first place, over the axes that are `reduced`. `out` has the
-    /// strides of the results, also along reduced axes.
+    /// Makes the loops of a reduction of elements of `shape`, at `strides` from `first` on, over the axes with `reduced` set.
+    /// `out` holds the strides of the results, also along reduced axes.
     pub fn new(
         shape: &[usize],
         reduced: &[bool],
@@ -44,7 +44,7 @@ impl ReductionLoops {
         }
     }
 
-    /// Folds floats on all threads.
+    /// Folds floats on all threads: `f` adds an element to the sum, `finish` makes the result of the sum and the element count.
     #[inline(always)]
     fn fold_floats<A: Copy + Sync>(
         &self,
@@ -60,7 +60,7 @@ impl ReductionLoops {
     }
 }
 
-/// Folds the elements of each result in order, and finishes it.
+/// Folds the elements of each result in order, and makes the result with `finish`.
 #[inline(always)]
 fn fold<T: Copy, A: Copy>(
     results: &StridedLoops<2>,
@@ -95,7 +95,7 @@ fn fold<T: Copy, A: Copy>(
     });
 }
 
-/// Reductions that sum in f32; none for other ops.
+/// Returns a reduction that sums in f32; none for other ops.
 pub(in crate::cpu) fn fast_reduction(op: &str) -> Option<Reduce> {
     Some(match op {
         "reduce_sum" => |l, x, y| l.fold_floats(x, y, 0.0, |a, b| a + b, |v, _| v),
@@ -106,7 +106,7 @@ pub(in crate::cpu) fn fast_reduction(op: &str) -> Option<Reduce> {
     })
 }
 
-/// Reductions that sum in f64.
+/// Returns a reduction that sums in f64; none for other ops.
 #[rustfmt::skip]
 pub(in crate::cpu) fn exact_reduction(op: &str) -> Option<Reduce> {
     fn sum(a: f64, b: f32) -> f64 {
@@ -130,7 +130,7 @@ pub(in crate::cpu) fn exact_reduction(op: &str) -> Option<Reduce> {
     })
 }
 
-/// `max + ln(sum(e^(x - max)))`, so that nothing overflows.
+/// Computes `max + ln(sum(e^(x - max)))`, which does not overflow.
 fn log_sum_exp(loops: &ReductionLoops, x: &[f32], y: &mut [f32]) {
     loops.results.each(|[o, a], m, s| {
         for i in 0..m {
@@ -143,7 +143,7 @@ fn log_sum_exp(loops: &ReductionLoops, x: &[f32], y: &mut [f32]) {
     });
 }
 
-/// Axes as flags.
+/// Returns a flag for each axis: whether the op reduces it.
 fn reduced_axes(c: &OpContext<'_>, rank: usize) -> OpResult<Vec<bool>> {
     let mut flags = vec![c.ints("axes")?.is_none(); rank];
     for &a in c.ints("axes")?.unwrap_or(&[]) {
@@ -194,7 +194,7 @@ fn integers(c: &OpContext<'_>, loops: &ReductionLoops, x: &[i32], y: &mut [i32])
     Ok(())
 }
 
-/// Index of the largest or smallest element; the first of equals.
+/// Computes `reduce_argmax` and `reduce_argmin`: the index of the largest or smallest element, the first of equal ones.
 pub(super) fn arg(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
     let x = c.arg("x")?;
     let axis = super::shape::axis(c.int("axis", -1)?, x.rank())?;

@@ -1,11 +1,11 @@
-//! Looking elements up and putting them in place.
+//! Gather and scatter ops.
 
 use super::super::strided::dense_strides;
 use super::operands::{OpContext, OpError, OpResult};
 use super::shape::{around, count, invalid, unsupported};
 use crate::tensor::{Data, Tensor};
 
-/// An index into `n` elements, counted from the end when negative.
+/// Returns the position that an index into `n` elements names; a negative index counts from the end.
 fn place(index: i32, n: usize) -> OpResult<usize> {
     let at = if index < 0 { i64::from(index) + n as i64 } else { i64::from(index) };
     match usize::try_from(at) {
@@ -14,7 +14,7 @@ fn place(index: i32, n: usize) -> OpResult<usize> {
     }
 }
 
-/// Integer elements of an operand.
+/// Returns the shape and the elements of the operand `indices`.
 fn indices<'a>(c: &OpContext<'a>) -> OpResult<(&'a [usize], &'a [i32])> {
     let t = c.arg("indices")?;
     let v =
@@ -22,7 +22,7 @@ fn indices<'a>(c: &OpContext<'a>) -> OpResult<(&'a [usize], &'a [i32])> {
     Ok((&t.shape, v))
 }
 
-/// Builds a result by copying runs of `run` elements from these places of `x`.
+/// Copies runs of `run` elements, which begin at `places` of `x`, to `out`, one after the other.
 fn copy_runs(x: &Tensor, shape: &[usize], run: usize, places: &[usize], out: &mut Tensor) {
     fn runs<T: Copy>(x: &[T], run: usize, places: &[usize], out: &mut [T]) {
         for (o, &p) in out.chunks_exact_mut(run.max(1)).zip(places) {
@@ -112,7 +112,7 @@ pub(super) fn gather_nd(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
     Ok(())
 }
 
-/// Combines an old element with its update, as `mode` says.
+/// Combines an old element with its update according to `mode`.
 fn combine<T: Copy + PartialOrd>(
     mode: &str,
     arithmetic: fn(&str, T, T) -> Option<T>,
@@ -162,7 +162,7 @@ fn int_arithmetic(mode: &str, a: i32, b: i32) -> Option<i32> {
     })
 }
 
-/// Applies runs of updates at these places of a copy of `data`.
+/// Copies `data` to `out` and applies runs of `run` updates, which begin at `places`.
 fn update_runs(c: &OpContext<'_>, run: usize, places: &[usize], out: &mut Tensor) -> OpResult {
     let (data, updates, mode) = (c.arg("data")?, c.arg("updates")?, c.str("mode", "add")?);
     if updates.len() != places.len() * run {

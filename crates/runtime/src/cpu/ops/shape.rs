@@ -8,11 +8,11 @@ use std::cell::Cell;
 pub(in crate::cpu) const MAX_ELEMENTS: usize = 1 << 30;
 
 thread_local! {
-    /// Elements that a result may have now.
+    /// Most elements that a result may have now.
     static LIMIT: Cell<usize> = const { Cell::new(MAX_ELEMENTS) };
 }
 
-/// Runs `call`, in which results have at most `elements`.
+/// Runs `call`, in which each result may have at most `elements` elements.
 pub(in crate::cpu) fn with_limit<T>(elements: usize, call: impl FnOnce() -> T) -> T {
     struct Restore(usize);
     impl Drop for Restore {
@@ -24,17 +24,17 @@ pub(in crate::cpu) fn with_limit<T>(elements: usize, call: impl FnOnce() -> T) -
     call()
 }
 
-/// An [`OpError::Invalid`].
+/// Makes an [`OpError::Invalid`].
 pub(super) fn invalid<T>(what: impl Into<String>) -> OpResult<T> {
     Err(OpError::Invalid(what.into()))
 }
 
-/// An [`OpError::Unsupported`].
+/// Makes an [`OpError::Unsupported`].
 pub(super) fn unsupported<T>(what: impl Into<String>) -> OpResult<T> {
     Err(OpError::Unsupported(what.into()))
 }
 
-/// Number of elements, refused when it is unreasonable.
+/// Returns the number of elements of a result; an error where it exceeds the limit of [`with_limit`].
 pub(in crate::cpu) fn count(shape: &[usize]) -> OpResult<usize> {
     let limit = LIMIT.get();
     let n = shape.iter().try_fold(1usize, |n, &d| n.checked_mul(d)).filter(|&n| n <= limit);
@@ -45,7 +45,7 @@ pub(in crate::cpu) fn count(shape: &[usize]) -> OpResult<usize> {
     })
 }
 
-/// An axis, counted from the end when negative.
+/// Returns the index of an axis; a negative axis counts from the end.
 pub(super) fn axis(axis: i32, rank: usize) -> OpResult<usize> {
     let a = if axis < 0 { axis as i64 + rank as i64 } else { axis as i64 };
     match usize::try_from(a) {
@@ -54,7 +54,7 @@ pub(super) fn axis(axis: i32, rank: usize) -> OpResult<usize> {
     }
 }
 
-/// Result shape of NumPy broadcasting.
+/// Returns the result shape of NumPy broadcasting.
 pub(super) fn broadcast_shape(a: &[usize], b: &[usize]) -> OpResult<Vec<usize>> {
     let rank = a.len().max(b.len());
     let at = |s: &[usize], i: usize| if i + s.len() < rank { 1 } else { s[i + s.len() - rank] };
@@ -67,19 +67,19 @@ pub(super) fn broadcast_shape(a: &[usize], b: &[usize]) -> OpResult<Vec<usize>> 
         .collect()
 }
 
-/// Strides of a dense tensor of `shape` seen as one of shape `wanted`: 0 where it repeats.
+/// Returns the strides of a dense tensor of `shape` broadcast to `wanted`: 0 along repeated axes.
 pub(super) fn repeated(shape: &[usize], wanted: &[usize]) -> OpResult<Vec<usize>> {
     let strides = broadcast_strides(shape, &dense_strides(shape), wanted);
     strides.ok_or_else(|| OpError::Invalid(format!("shape {shape:?} does not broadcast to {wanted:?}")))
 }
 
-/// Loops over the elements of a result of `shape` and of two operands that broadcast to it.
+/// Makes the loops over the elements of a result of `shape` and of two operands that are broadcast to it.
 pub(super) fn pair_loops(x: &[usize], y: &[usize], shape: &[usize]) -> OpResult<StridedLoops<3>> {
     let (x, y) = (repeated(x, shape)?, repeated(y, shape)?);
     Ok(StridedLoops::new(shape, [&dense_strides(shape), &x, &y], [0; 3]))
 }
 
-/// Sizes before, along and behind an axis.
+/// Returns the number of elements before an axis, along it, and behind it.
 pub(super) fn around(shape: &[usize], axis: usize) -> (usize, usize, usize) {
     (shape[..axis].iter().product(), shape[axis], shape[axis + 1..].iter().product())
 }

@@ -1,4 +1,4 @@
-//! Convolutions with weights that are computed, transposed convolutions, and pools, over 1 to 3 spatial axes.
+//! Convolutions whose weights are not constant, transposed convolutions, and pools, over 1 to 3 spatial axes.
 
 use super::super::strided::dense_strides;
 use super::image::{dense_image, to_channels_first};
@@ -170,7 +170,7 @@ pub(super) fn pool(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
         return Ok(());
     }
     let skip = 3 - spatial.len();
-    // Elements that count for an average on each axis. With ceil_mode a window may reach beyond the padding, which does not.
+    // Elements of an axis that count for an average. With ceil_mode a window may reach beyond the padding; that part does not.
     let counted = |axis: usize, index: usize| match axis.checked_sub(skip) {
         Some(axis) if !exclude => params.padded_taps(axis, index, spatial[axis]),
         _ => window.inside(axis, index).len(),
@@ -193,7 +193,7 @@ pub(super) fn pool(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
     Ok(())
 }
 
-/// Calls `f` with every position, its indices, and the taps of its window that lie inside.
+/// Calls `f` for every position with its indices, and with the taps of its window that lie inside the input.
 fn each_window(window: &Window, mut f: impl FnMut(usize, [usize; 3], &[Range<usize>; 3])) {
     let inside: [Vec<Range<usize>>; 3] =
         std::array::from_fn(|axis| (0..window.out[axis]).map(|i| window.inside(axis, i)).collect());
@@ -205,7 +205,7 @@ fn each_window(window: &Window, mut f: impl FnMut(usize, [usize; 3], &[Range<usi
     }
 }
 
-/// Folds what a window of a plane reads.
+/// Folds the elements of a plane that a window reads.
 #[inline(always)]
 fn fold_window(
     window: &Window,

@@ -1,4 +1,4 @@
-//! Making, ordering, joining and padding tensors.
+//! Ops that make, order, join and pad tensors.
 
 use super::super::strided::{StridedLoops, copy_tensor_elements, dense_strides};
 use super::operands::{OpContext, OpError, OpResult};
@@ -9,7 +9,7 @@ use anemoe_mlpackage::mil::DataType;
 pub(super) fn concat(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
     let Some(first) = c.values.first() else { return invalid("no values") };
     if first.rank() == 0 {
-        // Scalars make a vector, as a stack of them would.
+        // Scalars are joined to a vector, like a stack of them.
         return stack(&OpContext { inputs: &[("axis", &Tensor::i32(&[], vec![0]))], ..*c }, out);
     }
     let axis = super::shape::axis(c.int("axis", i32::MAX)?, first.rank())?;
@@ -43,7 +43,7 @@ pub(super) fn concat(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
                         at += size;
                     }
                 }
-                // Slices of the axis in turn from each part.
+                // Slices along the axis, from each part in turn.
                 Some((n, inner)) => {
                     for k in 0..n {
                         for (p, part) in parts.iter().enumerate() {
@@ -153,13 +153,13 @@ pub(super) fn tile(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
     Ok(())
 }
 
-/// Elements of `x` read by `dims` and `strides`, as a tensor of `shape`.
+/// Copies the elements of `x`, read by `dims` and `strides`, to a tensor of `shape`.
 pub(super) fn rearrange(x: &Tensor, dims: &[usize], strides: &[usize], shape: &[usize], out: &mut Tensor) {
     let loops = StridedLoops::new(dims, [&dense_strides(dims), strides], [0, 0]);
     copy_tensor_elements(&loops, x, shape, out);
 }
 
-/// Numbers of one operand as f32, one each.
+/// Fills a tensor of `shape` and `dtype` with the one number of `value`; with zero if there is no value.
 fn filled(value: Option<&Tensor>, shape: &[usize], dtype: DataType, out: &mut Tensor) -> OpResult {
     count(shape)?;
     let (float, int, flag) = match value.map(|t| &t.data) {
@@ -314,7 +314,7 @@ pub(super) fn one_hot(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
     let float = c.outputs.first().is_some_and(|t| t.dtype.is_float());
     let place = |o: usize, i: usize| {
         let index = iv[o * inner + i];
-        // Negative indices count from the end; anything else outside leaves only `off_value`.
+        // Negative indices count from the end; for any other index outside the vector all elements are `off_value`.
         let at = if index < 0 { i64::from(index) + n as i64 } else { i64::from(index) };
         usize::try_from(at).ok().filter(|&k| k < n).map(|k| (o * n + k) * inner + i)
     };
@@ -338,7 +338,7 @@ pub(super) fn one_hot(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
     Ok(())
 }
 
-/// Positions along an axis in order of their values; equals keep their order.
+/// Calls `each` with outer index, inner index and the positions along the axis in order of their values; equal values keep order.
 fn order(x: &Tensor, axis: usize, ascending: bool, mut each: impl FnMut(usize, usize, &[usize])) -> OpResult {
     let values: Vec<f64> = match &x.data {
         Data::F32(v) => v.iter().map(|&v| f64::from(v)).collect(),
@@ -428,7 +428,7 @@ pub(super) fn pad(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
     let shape = shape.map_err(|_| OpError::Invalid(format!("padding {pad:?} of shape {:?}", x.shape)))?;
     count(&shape)?;
     let mode = c.str("mode", "constant")?;
-    // Per axis, where each output position reads; `None` is the constant.
+    // For each axis, the input position that each output position reads; `None` is the constant.
     let mut reads: Vec<Vec<Option<usize>>> = Vec::new();
     for i in 0..rank {
         let n = x.shape[i] as i64;
@@ -483,7 +483,7 @@ pub(super) fn pad(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
     Ok(())
 }
 
-/// `quantize` and `dequantize`: scale and zero point per tensor or along an axis.
+/// Computes `quantize` and `dequantize`, with scale and zero point per tensor or along an axis.
 pub(super) fn quantization(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
     let x = c.arg("input")?;
     let (scale_shape, scale) = c.f32s("scale")?;
@@ -493,7 +493,7 @@ pub(super) fn quantization(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
         Some(Data::F32(v)) => v.clone(),
         Some(_) => return invalid("parameter `zero_point` must be numbers"),
     };
-    // A vector lies along the axis.
+    // Shape of `n` scales or zero points: a vector lies along the axis.
     let along = |n: usize| -> OpResult<Vec<usize>> {
         let mut shape = vec![1; x.rank()];
         if n > 1 {

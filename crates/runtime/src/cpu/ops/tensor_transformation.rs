@@ -1,4 +1,4 @@
-//! Reshaping, slicing and moving elements.
+//! Ops that reshape, slice and move elements.
 
 use super::super::strided::dense_strides;
 use super::elementwise_unary::copy;
@@ -60,7 +60,7 @@ pub(super) fn reshape_like(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
     Ok(())
 }
 
-/// `expand_dims`, `squeeze` and `flatten2d`.
+/// Computes `expand_dims`, `squeeze` and `flatten2d`.
 pub(super) fn reranked(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
     let x = c.arg("x")?;
     let shape = match c.op {
@@ -113,7 +113,7 @@ pub(super) fn transpose(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
     Ok(())
 }
 
-/// A slice as a list of places per axis.
+/// A slice: the positions that it reads along each axis, and its shape.
 struct Slice {
     places: Vec<Vec<usize>>,
     shape: Vec<usize>,
@@ -177,7 +177,7 @@ fn slice(c: &OpContext<'_>, x: &Tensor) -> OpResult<Slice> {
     Ok(Slice { places, shape })
 }
 
-/// Calls `f` with the offset of each run along the last axis, and gives the last axis' places.
+/// Calls `f` with the offset of each run along the last axis, and with the slice's positions on the last axis.
 fn each_run(x: &Tensor, s: &Slice, mut f: impl FnMut(usize, &[usize])) {
     let own = dense_strides(&x.shape);
     let Some((last, outer)) = s.places.split_last() else {
@@ -335,7 +335,7 @@ pub(super) fn sliding_windows(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult
     Ok(())
 }
 
-/// Blocks of channels to blocks of space and back, for inputs `[N, C, H, W]`.
+/// Moves blocks between channels and space, for inputs `[N, C, H, W]`: `depth_to_space`, `pixel_shuffle` and their inverses.
 pub(super) fn blocks(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
     let x = c.arg("x")?;
     let &[n, ch, h, w] = x.shape.as_slice() else {
@@ -354,7 +354,7 @@ pub(super) fn blocks(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
     if to_space && ch % (b * b) != 0 || !to_space && (h % b != 0 || w % b != 0) {
         return invalid(format!("shape {:?} in blocks of {b}", x.shape));
     }
-    // The input seen with its blocks as axes of their own, and the order in which the output reads them.
+    // The input's shape with its blocks as axes of their own, the order in which the output reads these axes, and its shape.
     let (dims, order, shape) = match c.op {
         "depth_to_space" => {
             ([n, b, b, ch / (b * b), h, w], [0, 3, 4, 1, 5, 2], [n, ch / (b * b), h * b, w * b])
@@ -371,7 +371,7 @@ pub(super) fn blocks(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
     Ok(())
 }
 
-/// `space_to_batch` and `batch_to_space` for inputs `[N, C, H, W]` and the like.
+/// Computes `space_to_batch` and `batch_to_space`, for inputs `[N, C, spatial..]`.
 pub(super) fn batches(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
     let x = c.arg("x")?;
     let to_batch = c.op == "space_to_batch";
@@ -413,7 +413,7 @@ pub(super) fn batches(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
     let total = count(&shape)?;
     let (own, target) = (dense_strides(&x.shape), dense_strides(&shape));
     let batch = shape[0].min(x.shape[0]);
-    // Where output element `k` reads, `None` in the padding.
+    // Input element that output element `k` reads; `None` in the padding.
     let from = |k: usize| -> Option<usize> {
         let at = |i: usize| k / target[i] % shape[i];
         let mut offset = at(1) * own[1];
@@ -474,7 +474,7 @@ pub(super) fn crop(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
     read_slice(x, &Slice { places, shape }, &mut out[0])
 }
 
-/// Nearest-neighbour and bilinear resizing of the last two axes.
+/// Resizes the last two axes, by nearest neighbour or bilinearly.
 pub(super) fn resize(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
     let (xs, x) = c.f32s("x")?;
     let rank = xs.len();
@@ -502,7 +502,7 @@ pub(super) fn resize(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
     if h == 0 || w == 0 {
         return invalid("an empty image");
     }
-    // Where each output position reads: two neighbours and the weight of the second.
+    // For each output position of an axis: the two neighbours that it reads, and the weight of the second.
     let nearest = c.op.ends_with("nearest_neighbor");
     let aligned = c.op == "upsample_bilinear" && c.bool("align_corners", true)?;
     let half = c.op == "upsample_bilinear" && c.bool("half_pixel_centers", !aligned)?;

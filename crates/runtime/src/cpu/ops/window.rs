@@ -9,11 +9,11 @@ use anemoe_kernels::Window;
 enum Padding {
     /// Elements before and after each axis.
     Custom(Vec<(usize, usize)>),
-    /// Elements that keep the size, divided by strides; the odd one after, or before where `lower`.
+    /// Padding that keeps the size, divided by strides; an odd element goes after the input, or before it if `lower` is set.
     Same { lower: bool },
 }
 
-/// Parameters of windows, which with the size of an input give a [`Window`].
+/// Parameters of windows; with the size of an input they give a [`Window`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::cpu) struct WindowParams {
     kernel: Vec<usize>,
@@ -22,7 +22,7 @@ pub(in crate::cpu) struct WindowParams {
     padding: Padding,
 }
 
-/// Positive integers, one per spatial axis; ones when absent.
+/// Returns a parameter of `n` positive integers, one per spatial axis; ones where it is absent.
 pub(super) fn per_axis(c: &OpContext<'_>, name: &str, n: usize) -> OpResult<Vec<usize>> {
     match c.ints(name)? {
         None => Ok(vec![1; n]),
@@ -36,7 +36,7 @@ pub(super) fn per_axis(c: &OpContext<'_>, name: &str, n: usize) -> OpResult<Vec<
     }
 }
 
-/// Values of the spatial axes on d, h and w.
+/// Returns values of 1 to 3 spatial axes as values for d, h and w; leading axes that are absent get `missing`.
 fn on_three_axes(v: &[usize], missing: usize) -> [usize; 3] {
     let mut all = [missing; 3];
     all[3 - v.len()..].copy_from_slice(v);
@@ -44,7 +44,7 @@ fn on_three_axes(v: &[usize], missing: usize) -> [usize; 3] {
 }
 
 impl WindowParams {
-    /// Parameters of an operation with a kernel of 1 to 3 axes.
+    /// Reads the parameters of an operation whose kernel has 1 to 3 axes; `dilated` says whether the op has dilations.
     pub fn new(c: &OpContext<'_>, kernel: &[usize], dilated: bool) -> OpResult<WindowParams> {
         let n = kernel.len();
         let strides = per_axis(c, "strides", n)?;
@@ -70,7 +70,7 @@ impl WindowParams {
         Ok(WindowParams { kernel: kernel.to_vec(), strides, dilations, padding })
     }
 
-    /// Windows go from element to element and read nothing beyond the input.
+    /// Tells whether windows have stride 1 and no padding.
     pub fn is_plain(&self) -> bool {
         let unpadded = match &self.padding {
             Padding::Custom(pad) => pad.iter().all(|p| *p == (0, 0)),
@@ -79,22 +79,22 @@ impl WindowParams {
         unpadded && self.strides.iter().all(|s| *s == 1)
     }
 
-    /// Taps are neighbours.
+    /// Tells whether the taps of a window are neighbours.
     pub fn is_undilated(&self) -> bool {
         self.dilations.iter().all(|d| *d == 1)
     }
 
-    /// Number of taps.
+    /// Returns the number of taps.
     pub fn taps(&self) -> usize {
         self.kernel.iter().product()
     }
 
-    /// Taps of each spatial axis.
+    /// Returns the number of taps of each spatial axis.
     pub fn kernel(&self) -> &[usize] {
         &self.kernel
     }
 
-    /// Padding before and after an axis of `size` elements.
+    /// Returns the padding before and after an axis of `size` elements.
     fn padding(&self, axis: usize, size: usize) -> (usize, usize) {
         match &self.padding {
             Padding::Custom(pad) => pad[axis],
@@ -109,7 +109,7 @@ impl WindowParams {
         }
     }
 
-    /// Windows over an input of these spatial sizes, and the sizes of the result.
+    /// Returns the windows over an input of these spatial sizes, and the sizes of the result; `ceil` rounds the sizes up.
     pub fn over(&self, spatial: &[usize], ceil: bool) -> OpResult<(Window, Vec<usize>)> {
         if spatial.len() != self.kernel.len() {
             return invalid(format!("a kernel of {} axes over {spatial:?}", self.kernel.len()));
@@ -142,14 +142,14 @@ impl WindowParams {
         Ok((window, out))
     }
 
-    /// Taps of the window at `index` of an axis that lie in the input or its padding.
+    /// Returns how many taps of the window at `index` of an axis lie in the input or its padding.
     pub fn padded_taps(&self, axis: usize, index: usize, size: usize) -> usize {
         let (before, after) = self.padding(axis, size);
         (size + before + after).saturating_sub(index * self.strides[axis]).min(self.kernel[axis])
     }
 }
 
-/// Strides of batch, channels and three spatial axes from those of a value of rank 3 to 5.
+/// Returns the strides of batch, channels and three spatial axes, from the strides of a value of rank 3 to 5.
 pub(in crate::cpu) fn image_strides(strides: &[usize]) -> [usize; 5] {
     let mut all = [0; 5];
     let (outer, spatial) = strides.split_at(2);

@@ -1,9 +1,9 @@
-//! Builder of nodes from steps.
+//! Builds nodes from steps.
 //!
 //! ```text
 //! plan_builder   views, nodes and buffers so far
 //! fused          several steps as one node          products   products with weights
-//! native         views, and ops with own loops      library    everything else
+//! native         views, and ops with own loops      library    all other ops
 //! buffers        memory of the values
 //! ```
 
@@ -44,7 +44,7 @@ pub(in crate::cpu) struct PlanInput {
     pub round: bool,
 }
 
-/// Makes a plan; none where something is not of a fixed form, and then the steps are executed as they are.
+/// Makes a plan; none where something has no fixed form: the steps are then executed as they are.
 pub(in crate::cpu) fn plan(source: &PlanInput) -> Option<Plan> {
     let PlanInput { steps, constants, shapes, types, inputs, outputs, states, skip_zero, round } = source;
     let (skip_zero, round) = (*skip_zero, *round);

@@ -1,4 +1,4 @@
-//! A sum of gated MLPs, each times a weight per token: only those with a weight are read, and only for their tokens.
+//! A sum of gated MLPs, each times a weight per token. Only experts with a nonzero weight are read, and only for their tokens.
 
 use super::super::located::OpErrorAt;
 use super::super::weights::StoredWeight;
@@ -10,21 +10,21 @@ use anemoe_kernels::{Columns, Gate, Layout, MatMul, Matrix, PackedActivations, P
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Experts whose products are one job.
+/// Experts whose products run as one job.
 const EXPERTS_PER_JOB: usize = 8;
-/// Experts of one token from which several threads share what is between their products.
+/// Fewest experts of one token whose activations are computed on several threads.
 const MIN_SHARED_EXPERTS: usize = 4;
-/// Tokens to which a thread adds at a time.
+/// Tokens to which a thread adds results in one part of a job.
 const ADDED: usize = 16;
 
-/// Rows of a weight: an expert's own matrix, or its part of a bank.
+/// Rows of a weight: an expert's own matrix, or its rows of a bank.
 pub(super) struct WeightRows {
     weight: Arc<StoredWeight>,
     rows: Range<usize>,
 }
 
 impl WeightRows {
-    /// Part `place` of `of` equal ones.
+    /// Makes part `place` of `of` equal parts of a weight; none where the rows cannot be divided so.
     pub fn new(weight: Arc<StoredWeight>, place: usize, of: usize) -> Option<WeightRows> {
         let each = weight.rows().checked_div(of)?;
         let fits = place < of && each * of == weight.rows();
@@ -80,23 +80,23 @@ const _: () = {
 /// Memory of experts while they run.
 #[derive(Default)]
 pub(super) struct ExpertWorkspace {
-    /// The tokens in each order that the packs multiply.
+    /// The input, packed in each layout that the packs multiply.
     x: [PackedActivations; ORDERS.len()],
-    /// Tokens with their channels together, where they do not come so.
+    /// The input with the channels of a token together, where it is not stored so.
     transposed: Vec<f32>,
     scratch: [ExpertScratch; EXPERTS_PER_JOB],
-    /// Pack and expert of each chosen expert, as indices.
+    /// Indices of pack and expert, for each chosen expert.
     chosen: Vec<(usize, usize)>,
 }
 
-/// Experts of one function with what they read.
+/// Experts of one function, with the values that they read.
 pub(super) struct Pack<'a> {
     pub experts: &'a Experts,
     pub sources: NodeInputs<'a>,
 }
 
 impl Pack<'_> {
-    /// Routing weight of expert `i` for token `t`.
+    /// Returns the routing weight of expert `i` for token `t`.
     fn weight(&self, i: usize, t: usize) -> f32 {
         let weight = &self.experts.branches[i].weight;
         self.sources.get(weight.base)[weight.offset + t * weight.strides[3]]
@@ -112,7 +112,7 @@ impl Pack<'_> {
         }
     }
 
-    /// The packs can be one sum: they read the same elements.
+    /// Tells whether the packs read the same elements and have results of the same shape, so that they can be one sum.
     fn is_like(&self, other: &Pack<'_>) -> bool {
         let (a, b) = (self.columns(), other.columns());
         let shapes = |e: &Experts| (e.tokens, e.rows, e.x.shape[1]);
@@ -122,7 +122,7 @@ impl Pack<'_> {
     }
 }
 
-/// The packs can be one sum.
+/// Tells whether all packs can be one sum.
 pub(super) fn are_alike(packs: &[Pack<'_>]) -> bool {
     !packs.is_empty() && packs.windows(2).all(|pair| pair[0].is_like(&pair[1]))
 }
@@ -132,7 +132,7 @@ impl Experts {
         Experts { x, branches, tokens, rows, out }
     }
 
-    /// Tokens and channels of the result.
+    /// Returns the numbers of tokens and channels of the result.
     pub fn result(&self) -> (usize, usize) {
         (self.tokens, self.rows)
     }
@@ -141,14 +141,14 @@ impl Experts {
 /// Options of the sum of experts.
 #[derive(Clone, Copy)]
 pub(super) struct How {
-    /// Leave out experts without a weight.
+    /// Skip experts whose routing weights are all zero.
     pub skip_zero: bool,
-    /// Round every result to fp16, as the operations one after the other do.
+    /// Round every result to fp16, as separate operations do.
     pub round: bool,
 }
 
-/// Adds up what all experts of packs that are alike give; `y` is `[tokens, rows]`. Counts for each pack the bytes of weights
-/// that were read, and the experts that were left out.
+/// Writes the sum of all experts of packs that are alike to `y`, `[tokens, rows]`. Counts for each pack the bytes of weights
+/// read and the experts skipped.
 pub(super) fn sum(
     pool: &Pool,
     packs: &[Pack<'_>],
@@ -170,7 +170,7 @@ pub(super) fn sum(
             }
         }
     }
-    // One token's first expert writes in place of zeros.
+    // For one token, the first expert writes its result, so zeros need not be written first.
     let mut first = tokens == 1 && !chosen.is_empty();
     if chosen.is_empty() {
         y.fill(0.0);
@@ -231,7 +231,7 @@ pub(super) fn sum(
         };
         let own = &mut scratch[..chosen.len()];
         if tokens == 1 && own.len() < MIN_SHARED_EXPERTS {
-            // Less than what a job costs.
+            // The work costs less than a job.
             own.iter_mut().enumerate().for_each(|(k, s)| activate(k, s));
         } else {
             pool.for_chunks(own, 1, &|k, s| s.iter_mut().for_each(|s| activate(k, s)));
@@ -252,7 +252,7 @@ pub(super) fn sum(
             });
         }
         if std::mem::take(&mut first) && !round {
-            // As what is added to zero, also where it is a negative one.
+            // Adding to zero turns -0 into 0, as in the sum.
             y.iter_mut().zip(&scratch[0].out[..rows]).for_each(|(y, o)| *y = 0.0 + o);
             add(&scratch[1..chosen.len()], y, 0, rows, false);
             continue;
@@ -268,7 +268,7 @@ pub(super) fn sum(
     Ok(())
 }
 
-/// Adds what experts gave to tokens `first..` of the result, in the order of the experts, whatever threads there are.
+/// Adds the results of experts to tokens `first..` of the sum, in the order of the experts, for any number of threads.
 fn add(experts: &[ExpertScratch], y: &mut [f32], first: u32, rows: usize, round: bool) {
     let end = first + (y.len() / rows.max(1)) as u32;
     for s in experts {
@@ -284,7 +284,7 @@ fn add(experts: &[ExpertScratch], y: &mut [f32], first: u32, rows: usize, round:
     }
 }
 
-/// The first n of a buffer that only grows.
+/// Returns the first `n` elements of a buffer, which only grows.
 fn at_least(buffer: &mut Vec<f32>, n: usize) -> &mut [f32] {
     if buffer.len() < n {
         buffer.resize(n, 0.0);

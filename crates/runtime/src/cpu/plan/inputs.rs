@@ -4,7 +4,7 @@ use super::view::Base;
 use crate::tensor::Tensor;
 use std::sync::Arc;
 
-/// Values that nodes read.
+/// Values that nodes read, by base.
 pub(super) struct NodeInputs<'a> {
     pub buffers: &'a [Vec<f32>],
     pub tensors: &'a [Tensor],

@@ -1,14 +1,14 @@
 //! Functions of fixed shapes, compiled to a list of fused nodes over planned buffers.
 //!
 //! ```text
-//! steps (every buffer written once) --patterns--> what several steps mean together
+//! steps (every buffer written once) --patterns--> groups of steps that one node computes
 //!                                   --build-----> nodes over views; reshapes, splits and transposes are views
-//!                                   --run-------> one node after the other; nothing is looked up by name
+//!                                   --run-------> nodes run one after the other; nothing is looked up by name
 //! ```
-//! Tokens lie one after the other with their channels together, whatever the axis order of the program says, so that a token
-//! goes through the same code by itself and in a batch. With [`super::Precision::Fp16`] nodes round what they compute, and give
-//! the bits of their operations one after the other. Shapes known only when they come: [`super::shapes`]. Control flow: the
-//! operations between are plans, see `super::compile::sections`.
+//! Tokens lie one after the other with their channels together, for any axis order of the program. A token therefore goes through
+//! the same code alone and in a batch. With [`super::Precision::Fp16`] nodes round their results, and give the same bits as
+//! separate operations. Functions whose shapes are known only with their inputs: [`super::shapes`]. Functions with control flow:
+//! the operations in between are plans, see `super::compile::sections`.
 
 mod build;
 mod experts;
@@ -44,27 +44,27 @@ use view::{Base, View};
 
 pub(super) use build::{PlanInput, plan};
 
-/// A function, ready to run.
+/// A planned function.
 pub(super) struct Plan {
     nodes: Vec<Node>,
     /// Elements of each buffer.
     sizes: Vec<usize>,
     packed: usize,
-    /// Results of kernels, and copies of what they read.
+    /// Number of tensors: results of kernels, and copies of their operands.
     tensors: usize,
     constants: Vec<Arc<Tensor>>,
     /// Slots of each state that may be held in fp16.
     caches: Vec<Option<usize>>,
-    /// The function's results.
+    /// Results of the function: each view, and the loops that copy it to a dense tensor.
     outputs: Vec<(StridedLoops<2>, View)>,
     skip_zero: bool,
-    /// Every result of type fp16 is rounded.
+    /// True if every result of type fp16 is rounded.
     round: bool,
-    /// Nanoseconds that each node took; empty where nothing is measured.
+    /// Nanoseconds that each node took in all runs; empty unless the plan is profiled.
     times: Vec<AtomicU64>,
 }
 
-/// Memory of a call's nodes. Nothing in it outlives the call, so the plans of a thread share one.
+/// Memory of the nodes of a call. The plans of a thread share one arena, because nothing in it outlives a call.
 #[derive(Default)]
 struct Arena {
     buffers: Vec<Vec<f32>>,
@@ -78,7 +78,7 @@ thread_local! {
     static ARENA: RefCell<Arena> = RefCell::default();
 }
 
-/// Frees what this thread's calls work in; the next one makes it anew.
+/// Frees this thread's arena; the next call allocates it again.
 pub(super) fn release_memory() {
     drop(ARENA.take());
 }
@@ -102,8 +102,8 @@ impl Arena {
     }
 }
 
-/// Adds what functions that are nothing but experts give, each on its inputs, to `sum`, `[1, channels, 1, tokens]`. Counts
-/// for each the bytes of weights that were read, and the experts that were left out. False where they cannot be one sum.
+/// Adds the results of functions that are only a sum of experts, each on its own inputs, to `sum`, `[1, channels, 1, tokens]`.
+/// Counts for each function the bytes of weights read and the experts skipped. Returns false where they cannot be one sum.
 pub(super) fn add_experts(
     calls: &[(&Plan, &[&Tensor])],
     sum: &mut Tensor,
@@ -112,7 +112,7 @@ pub(super) fn add_experts(
     let pool = Pool::global();
     let mut packs: SmallVec<[_; super::INLINE_TERMS]> = SmallVec::new();
     for (plan, inputs) in calls {
-        // Sums of several packages are not rounded, and those of one are.
+        // A function's sum is rounded, but a sum over packages is not.
         let Some(experts) = plan.experts().filter(|_| !plan.round) else { return Ok(false) };
         let sources = NodeInputs { buffers: &[], tensors: &[], constants: &plan.constants, inputs };
         packs.push(Pack { experts, sources });
@@ -139,11 +139,11 @@ pub(super) fn add_experts(
 }
 
 impl Plan {
-    /// Runs the function on inputs that were checked; `states` are in the function's order. Writes results to `outputs`, as many
-    /// as the function has, and keeps their allocations.
+    /// Runs the function on checked inputs, writes its results to the first of `outputs`, and returns the work. `states` are
+    /// in the function's order; allocations of `outputs` are kept.
     ///
     /// # Errors
-    /// A node fails; its index is given.
+    /// A node fails; the error holds its index.
     pub fn run(
         &self,
         inputs: &[&Tensor],
@@ -198,7 +198,7 @@ impl Plan {
         }
     }
 
-    /// Bytes of what a run works in: buffers, results of kernels, and outputs.
+    /// Returns the memory of a run in bytes: buffers, results of kernels, and outputs.
     pub fn bytes(&self) -> u64 {
         let kernels = self.nodes.iter().filter_map(|node| match &node.work {
             NodeKind::Kernel(call) => Some(call.types.iter().filter_map(TensorType::elements)),
@@ -212,18 +212,18 @@ impl Plan {
             .fold(0, |sum, n| n.saturating_mul(4).saturating_add(sum))
     }
 
-    /// Slots of each state that may be held in fp16; none where it has to be in f32.
+    /// Returns the slots of each state that may be held in fp16; none where the state has to be in f32.
     pub fn caches(&self) -> &[Option<usize>] {
         &self.caches
     }
 
-    /// The function is a sum of experts, see [`add_experts`].
+    /// Tells whether the function is only a sum of experts, see [`add_experts`].
     pub fn is_experts(&self) -> bool {
         self.experts().is_some()
     }
 
-    /// The experts, where the function gives their sum, `[1, channels, 1, tokens]` or `[1, 1, tokens, channels]`, and does nothing
-    /// else.
+    /// Returns the experts, if the function only computes their sum, `[1, channels, 1, tokens]` or `[1, 1, tokens, channels]`,
+    /// with the channels of a token together.
     fn experts(&self) -> Option<&experts::Experts> {
         let ([Node { work: NodeKind::Experts(e), .. }], [(_, view)]) =
             (self.nodes.as_slice(), self.outputs.as_slice())
@@ -241,7 +241,7 @@ impl Plan {
         (whole && known).then_some(e)
     }
 
-    /// Adds the time of a run of its only node by [`add_experts`].
+    /// Adds the time of a run by [`add_experts`] to the plan's only node.
     pub fn add_experts_time(&self, time: Duration) {
         self.add_time(0, time);
     }
@@ -251,7 +251,7 @@ impl Plan {
         self.times = self.nodes.iter().map(|_| AtomicU64::new(0)).collect();
     }
 
-    /// Time by operation.
+    /// Returns the time of each operation in all runs; empty unless the plan is profiled.
     pub fn op_times(&self) -> Vec<OpTime> {
         let of = |(node, time): (&Node, &AtomicU64)| OpTime {
             op_type: node.op_type.clone(),
@@ -261,13 +261,13 @@ impl Plan {
         self.nodes.iter().zip(&self.times).map(of).collect()
     }
 
-    /// Operation and name of a node.
+    /// Returns the operation type and the name of a node.
     pub fn describe(&self, node: usize) -> (&str, &str) {
         (&self.nodes[node].op_type, &self.nodes[node].name)
     }
 }
 
-/// Elements of a state that are read at a time.
+/// Elements of a state that are converted at a time.
 const STATE_CHUNK: usize = 64;
 
 fn copy_state(loops: &StridedLoops<2>, state: &StateValue, out: &mut [f32]) {
@@ -284,15 +284,15 @@ fn copy_state(loops: &StridedLoops<2>, state: &StateValue, out: &mut [f32]) {
     }
 }
 
-/// Elements that a thread rounds at a time.
+/// Elements that a thread rounds in one part of a job.
 const ROUNDED: usize = 1 << 14;
 
-/// Rounds to fp16 on all threads.
+/// Rounds values to fp16 on all threads.
 fn round(pool: &Pool, values: &mut [f32]) {
     pool.for_chunks(values, ROUNDED, &|_, values| anemoe_kernels::round_to_f16(values));
 }
 
-/// Values and options that all nodes of a run read.
+/// Values and options of a run that all nodes read.
 struct PlanRun<'a> {
     constants: &'a [Arc<Tensor>],
     inputs: &'a [&'a Tensor],
@@ -408,7 +408,7 @@ fn run_node(
                 true => rounded::attention(pool, shape, q, &k, &v, m, (&mut taken, out.1)),
                 false => anemoe_kernels::attention(pool, shape, 1.0, q, &k, &v, Some(m), (&mut taken, out.1)),
             };
-            // Each key and value meets the queries of its group, for each token.
+            // Each key and value is multiplied by the queries of its group, for each token.
             let element =
                 if matches!(k.values, CacheValues::F32(_)) { size_of::<f32>() } else { size_of::<u16>() };
             let queries = shape.tokens * (shape.heads / shape.kv_heads.max(1));
@@ -479,7 +479,7 @@ fn run_node(
         NodeKind::MatMul { rows, sizes: (k, n), strides: (xk, yk, yn), x, y: other, out } => {
             with_out!(*out, |sources, y| {
                 let (x, w) = (sources.get(*x), sources.get(*other));
-                // Each row of the result by itself.
+                // Each row of the result is computed by itself.
                 rows.split_by(pool, y, (*n, *k * *n), &|rows, y| {
                     rows.each(|[o, a, b], m, s| {
                         for i in 0..m {
@@ -504,7 +504,7 @@ fn run_node(
         NodeKind::WriteState { state, loops, x } => {
             let sources = NodeInputs { buffers, tensors, constants, inputs };
             let x = sources.get(*x);
-            // Those that are written whole are no caches, see `caches`.
+            // States that are written whole are not caches, see `caches`.
             if let StateValue::Full(t) = &mut states[*state] {
                 copy_floats(loops, x, t.as_f32_mut().unwrap_or_default());
             }
@@ -553,14 +553,14 @@ fn run_node(
     Ok(())
 }
 
-/// Layout in which the products of a node read packed activations.
+/// Returns the layout in which the products of a node read the packed activations `packed`.
 fn order_of(items: &[Item], packed: usize) -> OpErrorAt<Layout> {
     let item = items.iter().find(|i| i.packed == packed);
     let item = item.ok_or_else(|| OpError::Invalid("packed activations that nothing reads".into()))?;
     Ok(item.weight.matrix().layout())
 }
 
-/// Channels of a view's tokens, as the kernels read them.
+/// Returns the tokens of a view as columns for the kernels.
 fn columns<'a>(
     sources: &NodeInputs<'a>,
     x: &View,
@@ -569,14 +569,14 @@ fn columns<'a>(
     Columns { values: sources.get(x.base), first: x.offset, token_stride, channel_stride }
 }
 
-/// Copies of an element that take as long as a function of it.
+/// Copies of one element that take as long as a unary function of it.
 const COPIES: usize = 4;
-/// Elements that a thread activates at a time.
+/// Elements that a thread activates in one part of a job.
 const ACTIVATED: usize = 1 << 12;
 /// Most products of one job.
 const TOGETHER: usize = 8;
 
-/// Products of one node as one job; counts their work.
+/// Computes the products of one node, at most [`TOGETHER`] as one job, and returns their work.
 fn products(
     pool: &Pool,
     items: &[Item],

@@ -1,4 +1,4 @@
-//! Nodes of a plan, and what they read and write.
+//! Nodes of a plan, with the values that they read and write.
 
 use super::super::convolution::Convolution;
 use super::super::ops::{BinaryLoops, OpFunction, Reduce, ReductionLoops, UnaryFunction};
@@ -10,7 +10,7 @@ use anemoe_kernels::{AttentionShape, Gate, HeadStrides, RmsNorm, Window};
 use anemoe_mlpackage::mil::TensorType;
 use std::sync::Arc;
 
-/// A product in a node.
+/// A product with a weight, one of a node.
 pub(super) struct Item {
     pub weight: Arc<StoredWeight>,
     pub packed: usize,
@@ -18,7 +18,7 @@ pub(super) struct Item {
     pub bias: Option<Base>,
 }
 
-/// Packed activations, by number, and what is packed.
+/// Packing of activations: the index of the packed activations, and the view that is packed.
 pub(super) struct Fill {
     pub packed: usize,
     pub x: View,
@@ -79,9 +79,9 @@ pub(super) enum NodeKind {
         keep: View,
         place: View,
         tail: Option<View>,
-        /// Rows before the tail, of which the update sees the first.
+        /// Rows of the state before the tail; the update may cover only the first of these rows.
         slots: usize,
-        /// The same slots change as in the update before.
+        /// True if the same slots change as in the update before.
         as_before: bool,
     },
     Experts(Box<Experts>),
@@ -103,14 +103,14 @@ pub(super) enum NodeKind {
         x: Base,
         kind: Gate,
         out: usize,
-        /// Elements.
+        /// Number of elements.
         n: usize,
     },
     Copy {
         loops: StridedLoops<2>,
         x: Base,
         out: usize,
-        /// Value and number of the elements of `out` that are filled before the copy.
+        /// Value that fills `out` before the copy, and the number of elements of `out`.
         fill: Option<(f32, usize)>,
     },
     Softmax {
@@ -142,11 +142,11 @@ pub(super) enum NodeKind {
     Kernel(Box<KernelCall>),
 }
 
-/// A kernel of the op library on dense tensors.
+/// A call of a kernel of the op library on dense tensors.
 pub(super) struct KernelCall {
     pub kernel: OpFunction,
     pub op_type: String,
-    /// Parameters; views that are not dense tensors are copied first.
+    /// Operands by parameter; views that are no dense tensors are copied first.
     pub inputs: Vec<(String, KernelOperand)>,
     pub values: Vec<KernelOperand>,
     pub outputs: Vec<usize>,
@@ -155,7 +155,7 @@ pub(super) struct KernelCall {
 
 pub(super) enum KernelOperand {
     Whole(Base),
-    /// A view that is no dense tensor, and the number of the arena's tensor to which it is copied.
+    /// A view that is no dense tensor, and the index of the arena's tensor that it is copied to.
     Copied {
         loops: StridedLoops<2>,
         x: Base,
@@ -166,9 +166,9 @@ pub(super) enum KernelOperand {
 
 pub(super) struct Node {
     pub work: NodeKind,
-    /// Buffers whose results are rounded to fp16, and their elements.
+    /// Buffers that are rounded to fp16 after the node, each with its number of elements.
     pub round: Vec<(usize, usize)>,
-    /// Operation that it is or ends with, for errors and times.
+    /// Type of the operation that the node computes, or of the last one, for errors and times.
     pub op_type: String,
     pub name: String,
 }

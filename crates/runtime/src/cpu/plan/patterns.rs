@@ -1,8 +1,8 @@
 //! Patterns of operations that one node replaces: normalization, rotary embedding, gates, experts, attention; `update_pattern.rs`
 //! has updates of caches.
 //!
-//! A pattern is found by what is computed, whoever wrote the program, and it stands for its operations only if nothing else
-//! reads what they compute in between.
+//! A pattern is found by its computation, not by names. It replaces its operations only if no other operation reads their
+//! intermediate results.
 
 use super::super::ir::{Instr, InstrKind, Projection, ValueRef};
 use crate::tensor::Tensor;
@@ -10,21 +10,21 @@ use anemoe_kernels::{GELU_FP16, Gate, RmsNorm};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// Steps in which every buffer is written once, and who reads what.
+/// Steps in which every buffer is written once, with the writer and the readers of each buffer.
 pub(super) struct Graph<'a> {
     pub steps: &'a [Instr],
     pub constants: &'a [Arc<Tensor>],
     /// Shape of each buffer.
     pub shapes: &'a [Vec<usize>],
-    /// Instruction that writes each buffer.
+    /// Step that writes each buffer.
     pub producer: Vec<Option<usize>>,
     /// Steps that read each buffer, with repetition; `usize::MAX` for the function's results.
     pub readers: Vec<Vec<usize>>,
-    /// Every result of type fp16 is rounded.
+    /// True if every result of type fp16 is rounded.
     pub round: bool,
 }
 
-/// Fused form of a step and of the steps before it that it replaces.
+/// Fused form of a step, which also replaces steps before it.
 pub(super) enum Fused {
     Norm {
         x: ValueRef,
@@ -32,7 +32,7 @@ pub(super) enum Fused {
         norm: RmsNorm,
         weight: Option<ValueRef>,
     },
-    /// `x cos + swapped sin`, where the first two pieces of `half` channels are swapped.
+    /// `x cos + swapped sin`, where `swapped` is `x` with its first two pieces of `half` channels swapped.
     Rotate {
         x: ValueRef,
         cos: ValueRef,
@@ -47,7 +47,7 @@ pub(super) enum Fused {
     Experts {
         branches: Vec<Branch>,
     },
-    /// Result `[1, heads, T, head_dim]`.
+    /// Attention with the result `[1, heads, T, head_dim]`.
     Attention {
         q: ValueRef,
         k: ValueRef,
@@ -61,15 +61,15 @@ pub(super) enum Fused {
         keep: ValueRef,
         place: ValueRef,
         tail: Option<ValueRef>,
-        /// Rows before the tail, of which the update sees the first.
+        /// Rows of the state before the tail; the update may cover only the first of these rows.
         slots: usize,
     },
 }
 
-/// A vector that is divided by a multiple of its largest magnitude.
+/// A vector divided by a multiple of its largest magnitude: `x / (max|x| factor + floor)`.
 struct Scaled {
     x: ValueRef,
-    /// The divisor.
+    /// The divisor, `max|x| factor + floor`.
     scale: ValueRef,
     factor: f32,
     floor: f32,
@@ -80,13 +80,13 @@ struct Scaled {
 #[derive(Clone)]
 pub(super) struct Branch {
     pub x: ValueRef,
-    /// Instruction of the projection to gate and up.
+    /// Step of the gate and up projection.
     pub gate_up: usize,
-    /// Instruction of the projection down.
+    /// Step of the down projection.
     pub down: usize,
     /// `[1, of, 1, T]`
     pub weight: ValueRef,
-    /// Its place in matrices and weights of so many experts: 0 of 1 where they are its own.
+    /// Index of the expert among the `of` experts of its matrices and weights; 0 of 1 where the expert has its own.
     pub place: usize,
     pub of: usize,
     pub kind: Gate,
@@ -102,7 +102,7 @@ impl Graph<'_> {
         }
     }
 
-    /// The step that computes `place` by operation `op`.
+    /// Returns the step that computes `place` by operation `op`.
     pub fn by(&self, place: ValueRef, op: &str) -> Option<usize> {
         self.step(place).filter(|&s| {
             self.steps[s].op_type == op && matches!(self.steps[s].work, InstrKind::Kernel { .. })
@@ -154,7 +154,7 @@ impl Graph<'_> {
         super::super::ops_axis(value, rank)
     }
 
-    /// Operands of a commutative operation, both ways.
+    /// Returns the operands of a commutative operation in both orders.
     pub fn both(&self, step: usize) -> Vec<(ValueRef, ValueRef)> {
         match (self.arg(step, "x"), self.arg(step, "y")) {
             (Some(x), Some(y)) => vec![(x, y), (y, x)],
@@ -162,7 +162,7 @@ impl Graph<'_> {
         }
     }
 
-    /// True if nothing but these steps and the root reads what the steps compute.
+    /// Tells whether only `root` and the steps `inside` read the results of the steps `inside`.
     pub fn closed(&self, inside: &[usize], root: usize) -> bool {
         inside.iter().all(|&s| {
             let mut written = self.steps[s].writes().into_iter();
@@ -170,7 +170,7 @@ impl Graph<'_> {
         })
     }
 
-    /// A reduction over one axis that stays: its axis and operand.
+    /// Finds a reduction over one axis that keeps its dimensions; returns its step, axis and operand.
     fn reduction(&self, place: ValueRef, op: &str) -> Option<(usize, usize, ValueRef)> {
         let s = self.by(place, op)?;
         let x = self.arg(s, "x")?;
@@ -192,7 +192,7 @@ impl Graph<'_> {
         (self.number(self.arg(s, "y")?)? == 2.0).then_some((s, self.arg(s, "x")?))
     }
 
-    /// `x / sqrt(mean(x^2) + eps)`, also where x is divided by its largest magnitude first.
+    /// Finds `x / sqrt(mean(x^2) + eps)`, also with `x` divided by its largest magnitude first.
     pub fn norm(&self, root: usize) -> FusedSteps {
         if self.steps[root].op_type != "mul" {
             return None;
@@ -258,7 +258,7 @@ impl Graph<'_> {
         })
     }
 
-    /// `x / (max|x| factor + floor)`, also without a factor.
+    /// Finds `x / (max|x| factor + floor)`, also without a factor.
     fn scaled(&self, place: ValueRef, axis: usize) -> Option<Scaled> {
         let d = self.by(place, "real_div")?;
         let (x, scale) = (self.arg(d, "x")?, self.arg(d, "y")?);
@@ -281,7 +281,7 @@ impl Graph<'_> {
         })
     }
 
-    /// The product behind a norm with a vector along its axis.
+    /// Finds the product of a norm's result with a vector along its axis; returns its step and the vector.
     pub fn weighted(&self, root: usize, axis: usize) -> Option<(usize, ValueRef)> {
         let b = self.out(root)?;
         let &[reader] = self.readers[b].as_slice() else { return None };
@@ -336,18 +336,18 @@ impl Graph<'_> {
         })
     }
 
-    /// An activation of a value: the steps that compute it, its kind, and the value.
+    /// Finds an activation; returns the steps that compute it, its kind, and its input.
     fn gate_of(&self, place: ValueRef) -> Option<(Vec<usize>, Gate, ValueRef)> {
         let s = self.step(place)?;
         match self.activation(s) {
             Some(kind) => Some((vec![s], kind, self.arg(s, "x")?)),
-            // Rounded, the parts of a product would give other bits than one op.
+            // With rounding, the parts of a product give other bits than one op.
             None if self.round => None,
             None => self.gate_by_sigmoid(place),
         }
     }
 
-    /// `x sigmoid(x)`, and `x sigmoid(x (a + b x^2))` with the factors of [`GELU_FP16`].
+    /// Finds `x sigmoid(x)`, and `x sigmoid(x (a + b x^2))` with the factors of [`GELU_FP16`].
     fn gate_by_sigmoid(&self, place: ValueRef) -> Option<(Vec<usize>, Gate, ValueRef)> {
         let m = self.by(place, "mul")?;
         self.both(m).into_iter().find_map(|(x, part)| {
@@ -371,7 +371,7 @@ impl Graph<'_> {
         })
     }
 
-    /// The kind of an activation's step.
+    /// Returns the kind of activation that a step computes.
     pub fn activation(&self, step: usize) -> Option<Gate> {
         match self.steps[step].op_type.as_str() {
             "silu" => Some(Gate::Silu),
@@ -390,7 +390,7 @@ impl Graph<'_> {
         }
     }
 
-    /// `activation(gate) * up`
+    /// Finds `activation(gate) * up`.
     pub fn gated(&self, root: usize) -> FusedSteps {
         if self.steps[root].op_type != "mul" {
             return None;
@@ -403,7 +403,7 @@ impl Graph<'_> {
         })
     }
 
-    /// Input of a convolution that is a matmul of tokens in so many groups, without a bias.
+    /// Returns the input of a convolution without a bias that is a matmul over tokens in `groups` groups.
     fn tokenwise_in(&self, step: usize, groups: usize) -> Option<ValueRef> {
         match &self.steps[step].work {
             InstrKind::Project { projection: Projection::Conv(conv), x, bias: None, .. }
@@ -419,7 +419,7 @@ impl Graph<'_> {
         self.tokenwise_in(step, 1)
     }
 
-    /// The input of a reshape from one shape to another.
+    /// Returns the input of a reshape from shape `from` to shape `to`, and adds the reshape to `inside`.
     fn reshaped(
         &self,
         place: ValueRef,
@@ -433,7 +433,7 @@ impl Graph<'_> {
         (self.shape(x)? == from && self.shape(place)? == to).then_some(x)
     }
 
-    /// Halves of a split of axis 1: what is split, and the step.
+    /// Finds a split of axis 1 into the halves `gate` and `up`; returns its input and its step.
     fn halves(&self, gate: ValueRef, up: ValueRef) -> Option<(ValueRef, usize)> {
         let split = self.by(gate, "split")?;
         let parts = self.steps[split].writes();
@@ -444,7 +444,8 @@ impl Graph<'_> {
         (halves && equal && self.axis(*axis, 4)? == 1).then_some((self.arg(split, "x")?, split))
     }
 
-    /// A projection of what is multiplied by one weight per token: `W_down (gated * w)` with both halves of `W_gate_up x`.
+    /// Finds an expert: `W_down (activation(gate) * up * w)`, with `gate` and `up` the halves of `W_gate_up x`, and `w` per
+    /// token.
     fn branch(&self, down: usize) -> Option<(Branch, Vec<usize>)> {
         let x = self.tokenwise(down)?;
         let product = self.by(x, "mul")?;
@@ -465,7 +466,8 @@ impl Graph<'_> {
         })
     }
 
-    /// Experts in banks: `sum over e of W_down_e (gated_e w_e)`, E of them with F channels inside; root is the last reshape.
+    /// Finds experts in banks: `sum over e of W_down_e (gated_e w_e)`, E experts with F inner channels; `root` is the last
+    /// reshape.
     ///
     /// ```text
     /// x [1, H, 1, T] -> conv [2FE, H] -> [E, 2F, 1, T] -> gated * w [E, 1, 1, T] -> [1, FE, 1, T]
@@ -512,7 +514,7 @@ impl Graph<'_> {
         })
     }
 
-    /// Sums of branches, by the step that gives each sum. With `in_order` sums of one branch more each time, and no others.
+    /// Finds sums of experts, by the step that computes the sum. With `in_order`, only sums that add one expert at a time.
     pub fn experts(&self, in_order: bool) -> BTreeMap<usize, (Fused, Vec<usize>)> {
         let mut sums: BTreeMap<usize, (Vec<Branch>, Vec<usize>)> = BTreeMap::new();
         for (i, step) in self.steps.iter().enumerate() {
@@ -520,7 +522,7 @@ impl Graph<'_> {
                 sums.insert(i, (vec![branch], inside));
                 continue;
             }
-            // A bank is summed at once; rounding in the order of separate experts would give other bits.
+            // A bank is summed at once: rounding after each expert would give other bits.
             if let Some(bank) = if in_order { None } else { self.bank(i) } {
                 sums.insert(i, bank);
                 continue;
@@ -550,7 +552,7 @@ impl Graph<'_> {
         sums.into_iter().map(|(i, (branches, inside))| (i, (Fused::Experts { branches }, inside))).collect()
     }
 
-    /// Value before a reshape, if there is one.
+    /// Returns the value before a reshape and adds the reshape to `inside`; returns the value itself if no reshape made it.
     fn before_reshape(&self, place: ValueRef, inside: &mut Vec<usize>) -> Option<ValueRef> {
         match self.by(place, "reshape") {
             Some(s) => {
@@ -561,7 +563,7 @@ impl Graph<'_> {
         }
     }
 
-    /// Grouped attention with a mask; root is the reshape to heads behind the product with the values.
+    /// Finds grouped attention with a mask; `root` is the reshape to heads after the product with the values.
     pub fn attention(&self, root: usize) -> FusedSteps {
         if self.steps[root].op_type != "reshape" {
             return None;
@@ -607,7 +609,7 @@ impl Graph<'_> {
         (fits && self.closed(&inside, root)).then_some((Fused::Attention { q, k, v, mask, kv_heads }, inside))
     }
 
-    /// Attention with each query head by itself and keys on the channel axis of the softmax; root is the concat of heads.
+    /// Finds attention computed head by head, with the softmax over keys on the channel axis; `root` is the concat of heads.
     pub fn attention_per_head(&self, root: usize) -> FusedSteps {
         if self.steps[root].op_type != "concat" {
             return None;
@@ -637,7 +639,7 @@ impl Graph<'_> {
             if self.axis(*axis, 4)? != 1 || own != tokens {
                 return None;
             }
-            // Scores come out of a reshape; the mask does not.
+            // A reshape makes the scores, but not the mask.
             let (scores, mask) = self.both(sum).into_iter().find(|(v, m)| {
                 self.by(*v, "reshape").is_some()
                     && self.shape(*m) == Some(&[1, slots, 1, tokens])
@@ -671,7 +673,7 @@ impl Graph<'_> {
         (fits && self.closed(&inside, root)).then_some((Fused::Attention { q, k, v, mask, kv_heads }, inside))
     }
 
-    /// The value whose heads, along axis 1 and each `repeats` times, are these.
+    /// Returns the value that `heads` are split from along axis 1, each head `repeats` times; adds the split to `inside`.
     fn all_heads(&self, heads: &[ValueRef], repeats: usize, inside: &mut Vec<usize>) -> Option<ValueRef> {
         let first = *heads.first()?;
         if heads.len() == repeats {

@@ -1,5 +1,4 @@
-//! Fused nodes where every result is rounded to fp16: they give the bits of the operations one after the
-//! other.
+//! Fused nodes that round every result to fp16: they give the same bits as separate operations.
 
 use super::super::ops::{activation, dot};
 use anemoe_kernels::{
@@ -7,7 +6,7 @@ use anemoe_kernels::{
 };
 use std::cell::RefCell;
 
-/// `activation(gate) * up * factor`, each rounded.
+/// Computes `activation(gate) * up * factor`, and rounds after each operation.
 pub(super) fn gate(gate: &[f32], up: &[f32], factor: f32, kind: Gate, out: &mut [f32]) {
     let f = activation(kind);
     out.iter_mut().zip(gate).for_each(|(o, g)| *o = f(*g));
@@ -21,7 +20,7 @@ pub(super) fn gate(gate: &[f32], up: &[f32], factor: f32, kind: Gate, out: &mut 
 #[derive(Default)]
 struct RoundingBuffers {
     scores: Vec<f32>,
-    /// A row of keys or values where it does not lie in f32.
+    /// A row of keys or values converted to f32.
     row: Vec<f32>,
 }
 
@@ -29,7 +28,7 @@ thread_local! {
     static SCRATCH: RefCell<RoundingBuffers> = RefCell::default();
 }
 
-/// A row of a cache.
+/// Returns `d` elements of a cache's row; a row in fp16 is converted into `space`.
 fn row<'a>(cache: &CacheView<'a>, head: usize, slot: usize, d: usize, space: &'a mut Vec<f32>) -> &'a [f32] {
     let from = cache.first + head * cache.head_stride + slot * cache.slot_stride;
     match cache.values {
@@ -42,16 +41,16 @@ fn row<'a>(cache: &CacheView<'a>, head: usize, slot: usize, d: usize, space: &'a
     }
 }
 
-/// Slots that a token sees.
+/// Returns the slots that a token sees: those at most [`MASK_CUTOFF`] below the largest value of its mask.
 fn visible(mask: &[f32]) -> Vec<usize> {
     let largest = mask.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let bound = if largest.is_finite() { largest - MASK_CUTOFF } else { f32::NEG_INFINITY };
-    // NaN is seen.
+    // NaN counts as seen.
     mask.iter().enumerate().filter(|(_, m)| **m >= bound || m.is_nan()).map(|(slot, _)| slot).collect()
 }
 
-/// Attention with each of its results rounded: scores, masked scores, probabilities, and what they give. Masked slots are not
-/// read. Gives the bytes of keys and values that were read.
+/// Computes attention and rounds each result: scores, masked scores, probabilities, and context. Masked slots are not read.
+/// Returns the bytes of keys and values read.
 pub(super) fn attention(
     pool: &Pool,
     shape: &AttentionShape,

@@ -1,4 +1,4 @@
-//! Slots of a state that a call changes, in place: which ones, and what is written there.
+//! Changes slots of a state in place: finds the slots that a call changes, and writes them.
 
 use super::inputs::NodeInputs;
 use super::nodes::{Node, NodeKind};
@@ -8,30 +8,30 @@ use anemoe_kernels::Pool;
 use std::cell::RefCell;
 use std::ops::Range;
 
-/// Slots that are looked at together.
+/// Slots that are tested together.
 const RUN: usize = 32;
-/// Slots that a thread looks at for several tokens.
+/// Slots that a thread tests in one part of a job.
 const SCANNED: usize = 256;
-/// Elements of `place` from which on several threads look at them: about 20 microseconds of one.
+/// Fewest elements of `place` that several threads test: one thread needs about 20 microseconds for them.
 const SEVERAL: usize = 1 << 17;
 
 thread_local! {
     static ROW: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
-    /// Addend of a row.
+    /// Sum that is added to a row.
     static PLACED: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
 }
 
-/// A slot that changes.
+/// A slot that a call changes.
 #[derive(Clone)]
 pub(super) struct Change {
     slot: usize,
-    /// The first and the last token that change it, and those between.
+    /// Range from the first to the last token that changes the slot.
     tokens: Range<usize>,
 }
 
-/// Counts for each state, `[1, heads, rows, d]`, the rows of a head that may be held in fp16: slots that
-/// updates alone write, so that what a call computes is read back from there too. None where anything else is
-/// written, or where attention reads rows that are no slots.
+/// Returns for each state, `[1, heads, rows, d]`, how many rows of a head may be held in fp16: slots that only updates
+/// write, so that later operations of the call also read them rounded. None where other operations write the state, or
+/// attention reads rows that are no slots.
 pub(super) fn caches(nodes: &[Node], states: &[Vec<usize>]) -> Vec<Option<usize>> {
     let mut slots = vec![None; states.len()];
     let mut others = vec![false; states.len()];
@@ -59,8 +59,8 @@ pub(super) fn caches(nodes: &[Node], states: &[Vec<usize>]) -> Vec<Option<usize>
     slots.into_iter().zip(others).map(|(slots, others)| slots.filter(|_| !others)).collect()
 }
 
-/// The slots that do not stay as they are: `keep`, `[1, 1, slots, 1]`, is not 1, or some of the `tokens` of `place`, `[1, 1, slots,
-/// tokens]`, goes there.
+/// Finds the slots that change: `keep`, `[1, 1, slots, 1]`, is not 1, or `place`, `[1, 1, slots, tokens]`, is not 0 for one of
+/// the `tokens`.
 pub(super) fn find_changes(
     pool: &Pool,
     sources: &NodeInputs<'_>,
@@ -95,7 +95,7 @@ pub(super) fn find_changes(
         });
         return changes.retain(|c| c.slot != usize::MAX);
     }
-    // Most slots are told to stay in whole runs.
+    // Most slots do not change; whole runs of them are skipped.
     let mut slot = 0;
     while slot < slots {
         if in_order && slot + RUN <= slots {
@@ -111,8 +111,8 @@ pub(super) fn find_changes(
     }
 }
 
-/// `state = state * keep + sum over tokens of place * new`, where slots that stay are not touched; rows behind all slots, `tail`
-/// with its first row, are written whole. `changes` are the slots that do not stay.
+/// Computes `state = state * keep + sum over tokens of place * new` for the slots in `changes`; other slots are not touched.
+/// `tail`, a view and its first row, is written whole behind all slots.
 pub(super) fn update(
     pool: &Pool,
     state: &mut StateValue,
@@ -178,8 +178,8 @@ pub(super) fn update(
     state.heads(pool, tokens > 1, &write);
 }
 
-/// Adds rows of `values`, each times a factor, to `row`, and rounds both parts and their sum to fp16; rows are given by factor
-/// and first element.
+/// Adds rows of `values`, each times a factor, to `row`; both parts and their sum are rounded to fp16. `rows` gives the factor
+/// and the first element of each row.
 fn add_rounded(row: &mut [f32], rows: impl Iterator<Item = (f32, usize)>, values: &[f32], step: usize) {
     let mut placed = PLACED.take();
     placed.clear();
@@ -198,7 +198,7 @@ fn add_rounded(row: &mut [f32], rows: impl Iterator<Item = (f32, usize)>, values
 mod tests {
     use super::*;
 
-    /// Slots, and the first and the last of the tokens that change them, as they are defined.
+    /// Computes the changed slots by the definition, each with the range of tokens that change it.
     fn expected(keep: &[f32], place: &[f32], tokens: usize) -> Vec<(usize, Range<usize>)> {
         let slots = keep.iter().enumerate().map(|(slot, keep)| {
             let own: Vec<_> = (0..tokens).filter(|t| place[slot * tokens + t] != 0.0).collect();

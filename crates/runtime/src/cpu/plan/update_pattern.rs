@@ -1,4 +1,4 @@
-//! The pattern of an update: slots of a state that a mask keeps or replaces.
+//! Pattern of an update of a state: a mask keeps or replaces its slots.
 //!
 //! ```text
 //! updated = old * keep + placed            old: the state, or its first slots
@@ -8,18 +8,18 @@
 use super::super::ir::{InstrKind, ValueRef};
 use super::patterns::{Fused, FusedSteps, Graph};
 
-/// A value that is written to a state.
+/// A value that is written to a state, in parts.
 struct WrittenRows {
-    /// Its first rows.
+    /// The first rows.
     updated: ValueRef,
-    /// Rows behind the slots.
+    /// Rows behind all slots.
     tail: Option<ValueRef>,
     /// Rows of the state before the tail.
     slots: usize,
 }
 
 impl Graph<'_> {
-    /// `state = state * keep + new placed`, and rows behind it that are written whole.
+    /// Finds `state = state * keep + placed`, with `placed` made of `new` by `place`, and rows behind it that are written whole.
     pub fn update(&self, root: usize, state_shape: &[usize]) -> FusedSteps {
         let InstrKind::WriteState { state, data } = &self.steps[root].work else { return None };
         let &[1, rows, all, d] = state_shape else { return None };
@@ -66,8 +66,8 @@ impl Graph<'_> {
         })
     }
 
-    /// Takes apart a value that is written to a state: all rows at once, joined with a tail, or put in place of the first rows
-    /// and of a tail.
+    /// Splits a value that is written to a state into its parts: all rows at once, rows joined with a tail, or an update of the
+    /// first rows and of a tail.
     fn take_apart(
         &self,
         data: ValueRef,
@@ -86,7 +86,7 @@ impl Graph<'_> {
         let Some(last) = self.by(data, "slice_update") else {
             return Some(WrittenRows { updated: data, tail: None, slots: all });
         };
-        // Rows `begin..` of axis 2, whole on the others.
+        // Returns the first row and the update of a slice of axis 2; the slice is whole on the other axes.
         let part = |s: usize| {
             let [begin, end] = ["begin", "end"].map(|name| self.ints(self.arg(s, name)));
             let update = self.arg(s, "update")?;
@@ -122,7 +122,7 @@ impl Graph<'_> {
         }
     }
 
-    /// A constant without a truth in it.
+    /// Tells whether a value is a constant of bools that are all false.
     fn are_false(&self, place: ValueRef) -> bool {
         match place {
             ValueRef::Constant(c) => self.constants[c].as_bool().is_some_and(|all| all.iter().all(|v| !v)),
@@ -130,7 +130,7 @@ impl Graph<'_> {
         }
     }
 
-    /// `old` is the state's first `slots` rows.
+    /// Tells whether `old` is the first `slots` rows of the state, and adds its step to `inside`.
     fn is_start_of(&self, old: ValueRef, state: usize, slots: usize, inside: &mut Vec<usize>) -> bool {
         let Some(s) = self.by(old, "slice_by_size") else { return false };
         let zeros = self.ints(self.arg(s, "begin")).is_some_and(|b| b.iter().all(|&v| v == 0));

@@ -1,4 +1,4 @@
-//! Views: the places of a value's elements, by an offset and a stride for each dimension.
+//! Views: the places of a value's elements, given by an offset and a stride for each dimension.
 
 use super::super::strided::{broadcast_strides, dense_strides};
 
@@ -11,13 +11,13 @@ pub(super) enum Base {
     Tensor(usize),
     /// A constant.
     Constant(usize),
-    /// An input of the function, where the caller has it.
+    /// An input of the function, in the caller's memory.
     Input(usize),
     /// A state.
     State(usize),
 }
 
-/// Elements of a value.
+/// Elements of a value in their storage.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct View {
     pub base: Base,
@@ -28,7 +28,7 @@ pub(super) struct View {
 }
 
 impl View {
-    /// Row-major.
+    /// Makes a row-major view of the whole base.
     pub fn dense(base: Base, shape: &[usize]) -> View {
         View { base, offset: 0, shape: shape.to_vec(), strides: dense_strides(shape) }
     }
@@ -41,7 +41,7 @@ impl View {
         self.shape.len()
     }
 
-    /// Row-major from its offset on.
+    /// Tells whether the elements are row-major from the offset on.
     pub fn is_dense(&self) -> bool {
         let dense = dense_strides(&self.shape);
         (0..self.rank()).all(|i| self.shape[i] == 1 || self.strides[i] == dense[i])
@@ -52,7 +52,7 @@ impl View {
         View { shape: permuted(&self.shape), strides: permuted(&self.strides), ..*self }
     }
 
-    /// `size` elements of `axis` from `begin` on.
+    /// Returns a view of `size` elements of `axis`, from `begin` on.
     pub fn sliced(&self, axis: usize, begin: usize, size: usize) -> View {
         let mut v = self.clone();
         v.offset += begin * v.strides[axis];
@@ -60,7 +60,7 @@ impl View {
         v
     }
 
-    /// The same elements in the same order under another shape, if strides can say so.
+    /// Returns a view of the same elements in the same order with another shape; none where strides cannot express it.
     pub fn reshaped(&self, shape: &[usize]) -> Option<View> {
         if self.len() != shape.iter().product::<usize>() || self.len() == 0 {
             return None;
@@ -70,7 +70,7 @@ impl View {
         let mut strides = vec![0; shape.len()];
         let (mut i, mut j) = (0, 0);
         while i < old.len() {
-            // A run of old dimensions with the elements of a run of new ones.
+            // Match a run of old dimensions with a run of new dimensions of as many elements.
             let (mut a, mut b) = (old[i].0, 1);
             let (first_i, first_j) = (i, j);
             i += 1;
@@ -94,7 +94,7 @@ impl View {
                 strides[k] = stride;
                 stride *= shape[k];
             }
-            // Between the dimensions of a run that was not joined above.
+            // The old dimensions of a run must be contiguous with each other.
             if (first_i + 1..i).any(|k| old[k - 1].1 != old[k].1 * old[k].0) {
                 return None;
             }
@@ -106,7 +106,7 @@ impl View {
         })
     }
 
-    /// Strides for a larger shape, with NumPy's broadcasting.
+    /// Returns the strides for a larger shape, with NumPy's broadcasting; none where the shapes do not fit.
     pub fn broadcast(&self, shape: &[usize]) -> Option<Vec<usize>> {
         broadcast_strides(&self.shape, &self.strides, shape)
     }

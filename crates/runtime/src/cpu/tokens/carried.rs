@@ -1,11 +1,12 @@
-//! Rows that a layer carries from call to call beside its cache, and how they were after fewer tokens of a call.
+//! Rows that a layer carries from call to call beside its cache, and their values after fewer tokens of a call.
 //!
 //! ```text
-//! window  [.., R + T, d] = the R rows carried so far, then one for each of the T tokens of the call
-//! carried [.., R, d]     = matmul(selection, window), rows n.. of it for n tokens
+//! window  [.., R + T, d] = the R rows carried before the call, then one row for each of its T tokens
+//! carried [.., R, d]     = matmul(selection, window), window rows n.. for n tokens
 //! state                  = concat(cache, tail(carried)), or state[rows behind the slots] = tail(carried)
 //! ```
-//! A call keeps its window. For k of its n tokens the rows carried are those from k on, and `tail` makes them rows of the state.
+//! A call keeps its window. After k of its n tokens, the carried rows are window rows k..; `tail` makes rows of the state of
+//! them.
 
 use anemoe_mlpackage::mil::{Argument, Binding};
 use anemoe_mlpackage::mil::{
@@ -13,31 +14,31 @@ use anemoe_mlpackage::mil::{
 };
 use std::collections::BTreeSet;
 
-/// Rows that a function carries, by names of its values.
+/// Rows that a function carries, by the names of its values.
 pub struct CarriedRows {
     /// Input that selects the rows.
     pub selection: String,
-    /// Value that holds the rows before and those of the call.
+    /// Value with the rows carried before the call and those of its tokens.
     pub window: String,
-    /// Rows that are carried.
+    /// Number of rows that are carried.
     pub rows: usize,
-    /// State that they are a part of, and the first of its rows that are theirs.
+    /// State that holds the rows, from row `first` on.
     pub state: String,
-    /// See `state`.
+    /// First row of the state that holds carried rows.
     pub first: usize,
-    /// The function from carried rows to rows of the state.
+    /// Function that makes rows of the state of carried rows.
     pub tail: Function,
     /// Description of `tail`.
     pub described: FunctionDescription,
 }
 
-/// State that a function writes.
+/// Kind of values that a function writes to its states.
 pub enum Carried {
-    /// Slots of caches alone, as far as the program says.
+    /// Only slots of caches, as far as the program shows.
     Nothing,
-    /// Slots of caches, and behind those of each cache rows that go from call to call.
+    /// Slots of caches, and behind the slots rows that are carried from call to call.
     Rows(Vec<CarriedRows>),
-    /// Values of which nothing is known.
+    /// Values of unknown meaning.
     Unknown,
 }
 
@@ -64,7 +65,7 @@ pub fn carried(function: &Function) -> Carried {
     if states.len() < writes.len() {
         return Carried::Unknown;
     }
-    // One write for each layer of a package.
+    // A package has one write for each layer.
     let joins = |op: &&Operation| {
         op.op_type == "concat" || find_first_row(operations, op).is_some_and(|first| first > 0)
     };
@@ -77,7 +78,7 @@ pub fn carried(function: &Function) -> Carried {
     each.collect::<Option<Vec<_>>>().map_or(Carried::Unknown, Carried::Rows)
 }
 
-/// Finds the first row of axis 2 that a `slice_update` of constant bounds writes.
+/// Finds the first row of axis 2 that a `slice_update` with constant bounds writes.
 fn find_first_row(operations: &[Operation], op: &Operation) -> Option<u64> {
     let value = match op.inputs.get("begin").filter(|_| op.op_type == "slice_update")?.0.first()? {
         Binding::Value(value) => value,
@@ -110,7 +111,7 @@ fn rows(function: &Function, write: &Operation, joined: &Operation) -> Option<Ca
     if whole.len() != 4 || rows_of_tail.len() != 4 || whole[2] != slots.checked_add(rows_of_tail[2])? {
         return None;
     }
-    // Backwards from the tail to the product with the selection.
+    // Walk back from the tail to the product with the selection.
     let (mut inside, mut product) = (BTreeSet::new(), None);
     let mut open = vec![tail];
     while let Some(name) = open.pop() {

@@ -1,5 +1,5 @@
-//! Follows tokens through a function: the axes on which they lie, the function for other numbers of them, its stages, and the rows
-//! that it carries from call to call.
+//! Follows tokens through a function: the token axes of its values, the function for other token counts, its stages, and the
+//! rows that it carries from call to call.
 
 mod carried;
 mod resize;

@@ -1,12 +1,12 @@
-//! Makes functions for other numbers of tokens than they were written for.
+//! Makes functions for other token counts than they were written for.
 //!
 //! ```text
-//! function for T0 tokens, the axis of each input on which they lie, T1
+//! function for T0 tokens, the token axis of each input, T1
 //!   --> every type inferred again; constants that hold T0 (shapes of reshapes) replaced
 //! ```
-//! A fixed shape is a promise to the Neural Engine. The operations of a layer treat tokens alike, so that a function for T0
-//! tokens says how T1 are computed. Every value has its tokens on one axis of size `fixed + per_token * T`, found by comparing
-//! its old with its new shape. Operations that could mean something else with another size on that axis are refused.
+//! Fixed shapes are for the Neural Engine. The operations of a layer treat tokens alike, so a function for T0 tokens defines the
+//! one for T1. Every value has its tokens on one axis of size `fixed + per_token * T`, found by comparing its old and its new
+//! shape. Operations that may compute something else with another size of that axis are refused.
 
 use anemoe_mlpackage::mil::ops::{self, Context, Operand};
 use anemoe_mlpackage::mil::{
@@ -16,7 +16,7 @@ use anemoe_mlpackage::mil::{
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 
-/// Tokens of a value: axis `axis` has the size `fixed + per_token * T`.
+/// Token axis of a value: axis `axis` has the size `fixed + per_token * T`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::cpu) struct TokenAxis {
     pub axis: usize,
@@ -24,14 +24,14 @@ pub(in crate::cpu) struct TokenAxis {
     pub fixed: u64,
 }
 
-/// A function for another number of tokens.
+/// A function for another token count.
 pub(in crate::cpu) struct Resized {
     pub function: Function,
-    /// Token axes of its values and inputs; values without tokens are left out.
+    /// Token axes of values and inputs; values without tokens have no entry.
     pub axes: BTreeMap<String, TokenAxis>,
 }
 
-/// A value, in the function as written and in the new one.
+/// A value's type in the function as written and in the new one.
 pub(in crate::cpu) struct ResizedValue<'a> {
     old: &'a ValueType,
     new: Cow<'a, ValueType>,
@@ -40,7 +40,7 @@ pub(in crate::cpu) struct ResizedValue<'a> {
 }
 
 impl<'a> ResizedValue<'a> {
-    /// A value that does not depend on the number of tokens.
+    /// Makes a value that does not depend on the token count.
     fn unchanged(ty: &'a ValueType, value: Option<&'a Value>) -> Self {
         ResizedValue { old: ty, new: Cow::Borrowed(ty), value }
     }
@@ -50,12 +50,12 @@ impl<'a> ResizedValue<'a> {
     }
 }
 
-/// The values of a function so far, by name.
+/// The values of a function up to an operation, by name.
 pub(in crate::cpu) type Scope<'a> = BTreeMap<&'a str, ResizedValue<'a>>;
 
-/// Elementwise operations of two operands.
+/// Elementwise operations with two operands.
 const BINARY: [&str; 8] = ["add", "sub", "mul", "real_div", "maximum", "minimum", "pow", "floor_div"];
-/// Operations that take any size on the token axis and treat each token alike, besides those that are checked by name.
+/// Operations that take any size of the token axis and treat tokens alike, besides those that are checked by name.
 const TOKENWISE: [&str; 31] = [
     "relu",
     "relu6",
@@ -89,7 +89,7 @@ const TOKENWISE: [&str; 31] = [
     "pad",
     "concat",
 ];
-/// Reductions and norms, which must not go over tokens.
+/// Reductions and norms, whose axes must not include the token axis.
 const OVER_AXES: [&str; 8] = [
     "reduce_max",
     "reduce_mean",
@@ -101,11 +101,11 @@ const OVER_AXES: [&str; 8] = [
     "reduce_prod",
 ];
 
-/// Rewrites `function`, written for `from` tokens, or for a range that begins there, for `to` tokens. `axes` names the axis of
-/// the tokens of each input that has any.
+/// Rewrites `function`, written for `from` tokens or for a range that begins there, for `to` tokens. `axes` gives the token axis
+/// of each input that has one.
 ///
 /// # Errors
-/// An operation may mean something else with another number of tokens; the text names it.
+/// An operation may compute something else with another token count; the text names it.
 pub(in crate::cpu) fn resize(
     function: &Function,
     described: &FunctionDescription,
@@ -120,7 +120,7 @@ pub(in crate::cpu) fn resize(
     Ok(Resized { function: new, axes })
 }
 
-/// Does what [`resize`] does in `new`: a copy of `function`, as it is or as it was rewritten for other tokens. Gives its values.
+/// Does the work of [`resize`] in `new`, a copy of `function` as written or as rewritten before. Returns the values by name.
 pub(in crate::cpu) fn rewrite<'a>(
     function: &'a Function,
     new: &mut Function,
@@ -146,7 +146,7 @@ pub(in crate::cpu) fn rewrite<'a>(
                         fixed.ok_or_else(|| format!("input `{name}`: {n} on the axis of {from} tokens"))?;
                     Dim::Fixed(fixed + counts.1)
                 }
-                // The default of a range is that of its lowest number of tokens.
+                // The default of a range is the size for its lowest token count.
                 Dim::Unknown => {
                     let feature = described.inputs.iter().find(|f| f.name == *name);
                     let default = match feature.map(|f| &f.shape) {
@@ -173,7 +173,7 @@ pub(in crate::cpu) fn rewrite<'a>(
     Ok(scope)
 }
 
-/// The axis on which a value's tokens lie; none where nothing depends on their number.
+/// Returns the token axis of a value; none where its shape does not depend on the token count.
 fn token_axis(known: &ResizedValue<'_>, (from, to): (u64, u64)) -> Option<TokenAxis> {
     let (old, new) = (known.old.tensor()?.shape()?, known.new.tensor()?.shape()?);
     let axis = (0..old.len()).find(|&i| old[i] != new[i])?;
@@ -182,7 +182,7 @@ fn token_axis(known: &ResizedValue<'_>, (from, to): (u64, u64)) -> Option<TokenA
     Some(TokenAxis { axis, per_token, fixed: old[axis].checked_sub(per_token * from)? })
 }
 
-/// Rewrites one operation: `op` as it was written, and `new`, which is that or what it was rewritten to before.
+/// Rewrites one operation: `op` is the operation as written, `new` the same or an earlier rewrite of it.
 fn operation<'a>(
     op: &'a Operation,
     new: &mut Operation,
@@ -275,7 +275,7 @@ fn infer(op: &Operation, scope: &Scope<'_>) -> Result<Vec<ValueType>, String> {
     def.infer(&context)
 }
 
-/// Integers of a constant operand.
+/// Returns the integers of a constant operand.
 fn ints(op: &Operation, param: &str, scope: &Scope<'_>) -> Option<Vec<i32>> {
     let value = match op.inputs.get(param)?.0.first()? {
         Binding::Value(value) => value,
@@ -284,7 +284,7 @@ fn ints(op: &Operation, param: &str, scope: &Scope<'_>) -> Option<Vec<i32>> {
     value.as_ints().map(<[i32]>::to_vec)
 }
 
-/// Flags of a constant operand.
+/// Returns the flags of a constant operand.
 fn flags(op: &Operation, param: &str, scope: &Scope<'_>) -> Option<Vec<bool>> {
     let value = match op.inputs.get(param)?.0.first()? {
         Binding::Value(value) => value,
@@ -300,8 +300,8 @@ fn argument<'a>(op: &'a Operation, param: &str) -> Option<&'a str> {
     op.inputs.get(param).and_then(|a| a.0.first()).and_then(name_of)
 }
 
-/// Replaces constants of an operation that hold the number of tokens, and refuses operations for which another number may mean
-/// something else.
+/// Replaces constants of an operation that hold the token count. Refuses operations that may compute something else with
+/// another token count.
 fn adapt(
     op: &mut Operation,
     scope: &Scope<'_>,
@@ -346,7 +346,7 @@ fn adapt(
             };
             let (Some(b), Some(s)) = (begin.get(axis.axis), size.get_mut(axis.axis)) else { return other() };
             let before = axis.fixed + axis.per_token * counts.0;
-            // To the end, said in either way.
+            // The slice goes to the end, given as -1 or as a size.
             let to_end = *b >= 0 && (*s == -1 || i64::from(*b) + i64::from(*s) == before as i64);
             if !to_end {
                 return other();
@@ -396,8 +396,8 @@ fn adapt(
     }
 }
 
-/// Turns the product of a column and a row for one token, `[.., S, 1] * [.., 1, D]`, into the sum over tokens of such products: a
-/// matrix product.
+/// Turns the product of a column and a row for one token, `[.., S, 1] * [.., 1, D]`, into the sum of these products over tokens:
+/// a matmul.
 fn outer_product(
     op: &mut Operation,
     (x, x_axis): (String, usize),
@@ -425,10 +425,10 @@ fn outer_product(
     Ok(())
 }
 
-/// The new shape of a reshape of `before`, whose tokens are on `axis`, to what was `result`.
+/// Returns the new shape of a reshape from `before`, with its tokens on `axis`, to a shape that was `result`.
 ///
-/// A reshape keeps the order of elements. So tokens that are `stride` elements apart stay so, and the axis of the result that
-/// holds this stride has them.
+/// A reshape keeps the order of elements, so tokens that are `stride` elements apart stay so. The axis of the result that
+/// contains this stride holds the tokens.
 fn reshaped(
     before: &[u64],
     axis: TokenAxis,
@@ -444,7 +444,7 @@ fn reshaped(
     let new_size = axis.fixed + axis.per_token * to;
     let mut new = result.to_vec();
     if axis.per_token == 1 || axis.fixed > 0 {
-        // The whole axis again, of equal ones the one in the same place.
+        // The result has the whole axis again; of several such axes, take the nearest.
         let whole = (0..result.len()).filter(|&i| result[i] == old_size && behind(result, i) == stride);
         if let Some(i) = whole.min_by_key(|i| i.abs_diff(axis.axis)) {
             new[i] = new_size;
@@ -454,7 +454,7 @@ fn reshaped(
     if axis.fixed > 0 {
         return Err("an axis that holds more than tokens is split or joined".into());
     }
-    // Tokens lie innermost on their axis.
+    // Tokens are innermost on their axis.
     let holds = |i: &usize| {
         let (size, inner) = (result[*i], behind(result, *i));
         inner > 0
@@ -462,7 +462,7 @@ fn reshaped(
             && size >= stride / inner * from
             && size % (stride / inner * from) == 0
     };
-    // With one token several axes may hold it: an axis of one element is its own, then one that it lies innermost on.
+    // With one token several axes qualify: prefer an axis of one element, then the axis on which the token is innermost.
     let best = (0..result.len())
         .filter(holds)
         .min_by_key(|&i| (result[i] != from, behind(result, i) != stride, i.abs_diff(axis.axis)));
@@ -475,7 +475,7 @@ fn reshaped(
     Ok(new)
 }
 
-/// Describes a rewritten function: shapes of inputs and outputs are those of its program.
+/// Returns the description of a rewritten function: `described` with the shapes of the program's inputs and outputs.
 pub(in crate::cpu) fn describe(function: &Function, described: &FunctionDescription) -> FunctionDescription {
     let mut new = described.clone();
     let operations = || function.block.operations.iter().flat_map(|op| &op.outputs);

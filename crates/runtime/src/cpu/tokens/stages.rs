@@ -1,4 +1,4 @@
-//! Cuts a function with states into what treats every token alike and what belongs to one sequence.
+//! Splits a function with states into stages: those that treat all tokens alike, and the one that depends on a sequence.
 //!
 //! ```text
 //! before: projections of all tokens, once ----> each: caches and attention, once per sequence ----> after: projections, once
@@ -12,7 +12,7 @@ use anemoe_mlpackage::mil::{
 };
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Tokens for which stages are written.
+/// Token count that stages are written for.
 pub(in crate::cpu) const WRITTEN_FOR: usize = 2;
 
 /// A stage of a function, written for [`WRITTEN_FOR`] tokens.
@@ -26,7 +26,7 @@ pub(in crate::cpu) struct Stages {
     pub before: Option<Stage>,
     pub each: Stage,
     pub after: Option<Stage>,
-    /// Axis of the tokens of each input and of each value that goes from stage to stage.
+    /// Token axis of each input and of each value that goes from stage to stage.
     pub axes: BTreeMap<String, usize>,
 }
 
@@ -37,7 +37,7 @@ fn names(op: &Operation) -> impl Iterator<Item = &str> {
     })
 }
 
-/// The operation may look at neighbours of a token: a convolution of more than one tap.
+/// Tells whether the operation may read neighbours of a token: a convolution with more than one tap.
 fn has_taps(op: &Operation, shapes: &BTreeMap<&str, &ValueType>) -> bool {
     let weight = op.inputs.get("weight").and_then(|a| a.0.first());
     let ty = match weight {
@@ -48,8 +48,8 @@ fn has_taps(op: &Operation, shapes: &BTreeMap<&str, &ValueType>) -> bool {
     op.op_type == "conv" && ty.is_none_or(|ty| ty.dims.iter().skip(2).any(|d| *d != Dim::Fixed(1)))
 }
 
-/// Cuts `function`, written for `declared` tokens or a range from there on. None where it has no states, or where a value that would
-/// go from stage to stage has no axis of its own for tokens.
+/// Splits `function`, written for `declared` tokens or for a range that begins there. Returns none where it has no states, or
+/// where a value that would go from stage to stage has no axis of tokens only.
 pub(in crate::cpu) fn stages(
     function: &Function,
     described: &FunctionDescription,
@@ -64,7 +64,7 @@ pub(in crate::cpu) fn stages(
         base.inputs.iter().map(|i| (i.name.as_str(), &i.ty)).collect();
     types.extend(operations.iter().flat_map(|op| &op.outputs).map(|o| (o.name.as_str(), &o.ty)));
 
-    // Values that depend on nothing but constants, and those that belong to one sequence.
+    // Values that depend only on constants, and values that belong to one sequence.
     let (mut constant, mut own) = (BTreeSet::new(), BTreeSet::new());
     for input in &base.inputs {
         if !of_values.get(&input.name).is_some_and(is_pure) {
@@ -91,7 +91,7 @@ pub(in crate::cpu) fn stages(
             && (names(op).chain(op.outputs.iter().map(|o| o.name.as_str())).any(|n| own.contains(n))
                 || has_taps(op, &types))
     };
-    // Behind a mixing operation; and of those the ones before another.
+    // `behind`: operations that depend on a mixing one; `ahead`: operations that a mixing one depends on.
     let n = operations.len();
     let (mut behind, mut ahead) = (vec![false; n], vec![false; n]);
     for (i, op) in operations.iter().enumerate() {
@@ -113,7 +113,7 @@ pub(in crate::cpu) fn stages(
             (true, false) => 2,
         })
         .collect();
-    // Heads that are split for products of one sequence, and joined behind them, are a part of these.
+    // Splits into heads before products of one sequence, and concats after them, belong to the stage of these products.
     for i in (0..n).rev().filter(|&i| operations[i].op_type == "split") {
         let makes_one = |name: &str| operations[i].outputs.iter().any(|o| o.name == name);
         let mut readers = (0..n).filter(|&r| names(&operations[r]).any(makes_one)).peekable();
@@ -139,7 +139,7 @@ pub(in crate::cpu) fn stages(
             stages.push(None);
             continue;
         }
-        // Constants that are read inside, and what they are made of.
+        // Constants that the stage reads, with the operations that make them.
         let mut all = inside.clone();
         let mut open: Vec<&str> = inside.iter().flat_map(|&i| names(&operations[i])).collect();
         while let Some(name) = open.pop() {

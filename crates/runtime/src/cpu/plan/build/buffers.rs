@@ -1,10 +1,10 @@
-//! Memory of the values of a plan.
+//! Assigns memory to the values of a plan.
 
 use super::super::super::strided::StridedLoops;
 use super::super::nodes::{KernelOperand, Node, NodeKind};
 use super::super::view::{Base, View};
 
-/// Gives buffers whose times of use do not overlap the same memory; returns the sizes.
+/// Assigns the same memory to buffers whose lifetimes do not overlap; returns the sizes in elements.
 pub(super) fn assign(
     nodes: &mut [Node],
     sizes: &[usize],
@@ -48,7 +48,7 @@ pub(super) fn assign(
 }
 
 impl NodeKind {
-    /// Every buffer that the node reads or writes.
+    /// Calls `f` with every buffer that the node reads or writes.
     pub(super) fn each_buffer(&mut self, f: &mut dyn FnMut(&mut usize)) {
         fn base(b: &mut Base, f: &mut dyn FnMut(&mut usize)) {
             if let Base::Buffer(b) = b {

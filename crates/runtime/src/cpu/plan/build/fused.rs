@@ -1,4 +1,4 @@
-//! Nodes that stand for several steps.
+//! Nodes that compute several steps at once.
 
 use super::super::super::ir::{InstrKind, Projection, ValueRef};
 use super::super::super::strided::StridedLoops;
@@ -14,12 +14,12 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 impl PlanBuilder<'_> {
-    /// Steps that stand for more, and those that are inside of them.
+    /// Finds groups of steps that one node computes. Returns the node of each group by its last step, and marks the other steps.
     pub(super) fn fuse(&self) -> (BTreeMap<usize, Fused>, Vec<bool>) {
         let n = self.g.steps.len();
         let (mut fused, mut inside) = (BTreeMap::new(), vec![false; n]);
         let mut take = |root: usize, f: Fused, steps: Vec<usize>, inside: &mut Vec<bool>| {
-            // A state that is read inside must not be written before the root reads it.
+            // A state that the group reads must not be written before its last step.
             let first = steps.iter().copied().min().unwrap_or(root);
             let is_read =
                 |state: usize| steps.iter().chain([&root]).any(|&s| self.g.steps[s].reads_state(state));
@@ -54,7 +54,7 @@ impl PlanBuilder<'_> {
                     take(root, f, steps, &mut inside);
                 }
             } else if self.round {
-                // Others compute without rounding.
+                // The other fused nodes compute without rounding.
             } else if let Some((Fused::Norm { x, axis, norm, .. }, mut steps)) = self.g.norm(root) {
                 match self.g.weighted(root, axis) {
                     Some((product, weight)) => {
@@ -75,7 +75,7 @@ impl PlanBuilder<'_> {
         (fused, inside)
     }
 
-    /// Every result of these steps is of type fp16.
+    /// Tells whether every result of these steps has type fp16.
     fn are_halves(&self, root: usize, steps: &[usize]) -> bool {
         let all = steps.iter().chain([&root]).flat_map(|&s| &self.g.steps[s].types);
         all.into_iter().all(|ty| ty.dtype == DataType::Float16)
@@ -198,7 +198,7 @@ impl PlanBuilder<'_> {
 
     fn experts(&mut self, branches: &[patterns::Branch]) -> Option<()> {
         let view = self.float(branches.first()?.x)?;
-        // As it is, so that what only adds up experts reads its input itself, see `add_experts`.
+        // The input is not made contiguous: packs that `add_experts` adds up have to read the same elements.
         let x = self.out_of_state(view);
         let &[1, channels, 1, tokens] = x.shape.as_slice() else { return None };
         let (_, shape) = self.result()?;
@@ -241,7 +241,7 @@ impl PlanBuilder<'_> {
         let (k, v) = (cache(self, k)?, cache(self, v)?);
         let mut view = self.float(mask)?;
         if view.shape[1] == k.shape[2] && view.shape[2] == 1 {
-            // Slots on the channel axis.
+            // The mask has its slots on the channel axis.
             for order in [&mut view.shape, &mut view.strides] {
                 *order = vec![order[0], order[2], order[3], order[1]];
             }

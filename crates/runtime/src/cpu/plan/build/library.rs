@@ -1,4 +1,4 @@
-//! Calls of the op library.
+//! Nodes that call the op library.
 
 use super::super::super::ir::{InstrKind, ValueRef};
 use super::super::super::strided::{StridedLoops, dense_strides};
@@ -55,13 +55,13 @@ impl PlanBuilder<'_> {
         Some(())
     }
 
-    /// The view is all of what it is a view of, under the same shape.
+    /// Tells whether the view covers its whole base, in the same shape.
     fn whole(&self, view: &View, place: ValueRef) -> bool {
         match place {
             ValueRef::Constant(_) => true,
             ValueRef::Buffer(b) => {
                 let own = match view.base {
-                    // Defined by a kernel or an input and not looked at otherwise since.
+                    // A kernel or an input defined the value, and no view changed it.
                     Base::Tensor(_) => self.g.producer[b].is_some_and(|p| {
                         matches!(self.g.steps[p].work, InstrKind::Kernel { .. })
                             && !matches!(

@@ -1,4 +1,4 @@
-//! Operations that are views, and those with loops of their own.
+//! Operations that become views, and operations with loops of their own.
 
 use super::super::super::ir::ValueRef;
 use super::super::super::ops::{
@@ -11,12 +11,12 @@ use super::plan_builder::{PlanBuilder, buffer_of};
 use crate::tensor::Data;
 
 impl PlanBuilder<'_> {
-    /// Operations on views, and those with loops of their own.
+    /// Defines the step's result as a view, or adds a node with loops of its own; none where the op library has to compute it.
     pub(super) fn native(&mut self) -> Option<()> {
         let step = &self.g.steps[self.step];
         let op = step.op_type.clone();
         match op.as_str() {
-            // The op library's order of sums, and its functions.
+            // Rounded results need the op library's order of sums and its functions.
             "matmul" | "softmax" if self.round => None,
             "reshape" | "expand_dims" | "squeeze" | "identity" | "transpose" | "split" | "slice_by_size"
             | "slice_by_index" | "concat" | "pad"
@@ -56,7 +56,7 @@ impl PlanBuilder<'_> {
         }
     }
 
-    /// A float operand, also of a state.
+    /// Returns a float operand as a view, which may be a view of a state.
     fn view_argument(&self, name: &str) -> Option<View> {
         let place = self.g.steps[self.step].argument(name)?;
         self.place(place).filter(|_| self.is_float(place))
@@ -121,7 +121,7 @@ impl PlanBuilder<'_> {
             }
             view = view.sliced(d, start, shape[d]);
         }
-        // An early read of a state: what is written later must not be seen.
+        // A view of a state is copied before a later write.
         self.define(view)
     }
 
@@ -223,7 +223,7 @@ impl PlanBuilder<'_> {
         }
         let (xk, yk, yn) = (x.strides[x.rank() - 1], y.strides[y.rank() - 2], y.strides[y.rank() - 1]);
         let out = self.allocate_dense(&shape);
-        // Rows of the result: the columns of y are inside, its rows are summed over.
+        // Loops over the rows of the result: the node computes y's columns and sums over y's rows.
         let mut rows = shape.clone();
         rows[rank - 1] = 1;
         let (mut xv, mut yv) = (x.clone(), y.clone());

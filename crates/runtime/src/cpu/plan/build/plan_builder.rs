@@ -1,4 +1,4 @@
-//! The state of a plan that is being built: views of values, nodes, and buffers.
+//! The state of a plan while it is built: views of values, nodes, and buffers.
 
 use super::super::super::ir::{InstrKind, ValueRef};
 use super::super::super::strided::StridedLoops;
@@ -9,21 +9,21 @@ use super::super::view::{Base, View};
 use crate::tensor::Data;
 use anemoe_mlpackage::mil::{DataType, TensorType};
 
-/// A plan that is being built.
+/// A plan while it is built.
 pub(super) struct PlanBuilder<'a> {
     pub g: Graph<'a>,
     pub states: &'a [Vec<usize>],
     /// Type of each buffer of the steps.
     pub types: &'a [DataType],
     pub round: bool,
-    /// View of each buffer of the steps, once it is there.
+    /// View of each buffer of the steps; none before its step.
     pub views: Vec<Option<View>>,
     pub nodes: Vec<Node>,
     /// Elements of each buffer of the plan.
     pub sizes: Vec<usize>,
     pub packed: usize,
     pub tensors: usize,
-    /// Node and packed of the products of a value.
+    /// For each value with products: its view, the products' node, and the packed activations.
     pub products: Vec<(View, usize, usize)>,
     pub step: usize,
 }
@@ -35,14 +35,14 @@ impl PlanBuilder<'_> {
         self.nodes.push(Node { work, round: Vec::new(), op_type, name });
     }
 
-    /// A node that computes the step's result into a new buffer.
+    /// Adds a node that computes the step's result into `buffer`, and its rounding.
     pub fn push_result(&mut self, work: NodeKind, buffer: usize) {
         self.push(work);
         let node = self.nodes.len() - 1;
         self.round_result(node, buffer);
     }
 
-    /// Rounds the step's result behind `node`, where it is rounded.
+    /// Adds a rounding to fp16 behind `node`, if the plan rounds and the step's result has type fp16.
     pub fn round_result(&mut self, node: usize, buffer: usize) {
         let is_half = |ty: &TensorType| ty.dtype == DataType::Float16;
         if self.round && self.g.steps[self.step].types.first().is_some_and(is_half) {
@@ -50,7 +50,7 @@ impl PlanBuilder<'_> {
         }
     }
 
-    /// The value needs no rounding to fp16.
+    /// Tells whether the value's elements are fp16 numbers already.
     pub fn is_rounded(&self, place: ValueRef) -> bool {
         match place {
             ValueRef::Buffer(b) => self.types[b] == DataType::Float16,
@@ -62,7 +62,7 @@ impl PlanBuilder<'_> {
         }
     }
 
-    /// The step's result is rounded, and an operand that it takes over is not.
+    /// Tells whether the step's result is rounded to fp16, but an operand that it moves is not.
     pub fn moves_unrounded(&self) -> bool {
         let step = &self.g.steps[self.step];
         let InstrKind::Kernel { inputs, values, .. } = &step.work else { return false };
@@ -88,7 +88,7 @@ impl PlanBuilder<'_> {
         }
     }
 
-    /// A float operand that is not a state.
+    /// Returns a float operand as a view; a view of a state is copied first.
     pub fn float(&mut self, place: ValueRef) -> Option<View> {
         let view = self.place(place).filter(|_| self.is_float(place))?;
         Some(self.out_of_state(view))
@@ -99,14 +99,14 @@ impl PlanBuilder<'_> {
         self.float(place)
     }
 
-    /// The shape and buffer of the step's only result.
+    /// Returns the buffer and the shape of the step's only result.
     pub fn result(&self) -> Option<(usize, Vec<usize>)> {
         let step = &self.g.steps[self.step];
         let &[b] = step.writes().as_slice() else { return None };
         Some((b, self.g.shapes[b].clone()))
     }
 
-    /// A new buffer whose elements lie in the order of dimensions `order`, outermost first.
+    /// Makes a buffer whose elements lie in the order of dimensions `order`, outermost first.
     pub fn allocate(&mut self, shape: &[usize], order: &[usize]) -> View {
         let mut strides = vec![0; shape.len()];
         let mut n = 1;
@@ -122,7 +122,7 @@ impl PlanBuilder<'_> {
         self.allocate(shape, &(0..shape.len()).collect::<Vec<_>>())
     }
 
-    /// A copy with `last` as the innermost dimension.
+    /// Adds a node that copies a view to a new buffer, with dimensions in `order`, outermost first.
     pub fn copied(&mut self, view: &View, order: &[usize]) -> View {
         let out = self.allocate(&view.shape, order);
         let loops = StridedLoops::new(&view.shape, [&out.strides, &view.strides], [0, view.offset]);
@@ -140,7 +140,7 @@ impl PlanBuilder<'_> {
         copy
     }
 
-    /// Later readers of the same elements take the copy.
+    /// Makes later readers of the same elements read the copy.
     pub fn replace(&mut self, view: &View, copy: &View) {
         for v in self.views.iter_mut().flatten() {
             if v == view {
@@ -149,7 +149,7 @@ impl PlanBuilder<'_> {
         }
     }
 
-    /// The view, or a copy of it, in which the elements along `axis` lie together.
+    /// Returns the view, or a copy of it, in which the elements along `axis` lie together.
     pub fn make_contiguous(&mut self, view: View, axis: usize) -> View {
         let view = self.out_of_state(view);
         if view.shape[axis] == 1 || view.strides[axis] == 1 {
@@ -161,7 +161,7 @@ impl PlanBuilder<'_> {
         copy
     }
 
-    /// Dimensions by stride, the largest first.
+    /// Returns the dimensions by stride, the largest first.
     pub fn order(view: &View) -> Vec<usize> {
         let mut order: Vec<usize> = (0..view.rank()).collect();
         order.sort_by_key(|&d| std::cmp::Reverse((view.shape[d] == 1, view.strides[d])));
@@ -173,7 +173,7 @@ impl PlanBuilder<'_> {
         (view.shape == shape).then(|| self.views[b] = Some(view))
     }
 
-    /// Values that are still a view of the state, and are read behind the write, are copied before it.
+    /// Copies values that are still a view of the state and are read after the write.
     pub fn before_write(&mut self, state: usize) {
         for b in 0..self.views.len() {
             let Some(view) = self.views[b].clone() else { continue };
@@ -184,7 +184,7 @@ impl PlanBuilder<'_> {
         }
     }
 
-    /// A rounded copy of an input.
+    /// Adds a node that copies an input, rounded to fp16.
     pub fn rounded_input(&mut self, view: &View) -> View {
         let out = self.allocate_dense(&view.shape);
         let loops = StridedLoops::new(&view.shape, [&out.strides, &view.strides], [0, view.offset]);
@@ -196,7 +196,7 @@ impl PlanBuilder<'_> {
     }
 }
 
-/// Buffer of a view that was allocated.
+/// Returns the buffer of a view that [`PlanBuilder::allocate`] made.
 pub(super) fn buffer_of(view: &View) -> usize {
     match view.base {
         Base::Buffer(b) => b,

@@ -1,4 +1,4 @@
-//! Products with weights.
+//! Nodes of products with weights.
 
 use super::super::super::ir::{Projection, ValueRef};
 use super::super::super::weights::StoredWeight;
@@ -43,14 +43,14 @@ impl PlanBuilder<'_> {
         }
     }
 
-    /// Place of a bias of `rows` elements; `Some(None)` where there is no bias, `None` where it does not fit.
+    /// Returns the place of a bias of `rows` elements; `Some(None)` where there is no bias, `None` where it does not fit.
     fn bias(&mut self, bias: Option<ValueRef>, rows: usize) -> Option<Option<Base>> {
         let Some(bias) = bias else { return Some(None) };
         let v = self.float(bias)?;
         (v.len() == rows && v.is_dense() && v.offset == 0).then_some(Some(v.base))
     }
 
-    /// A matmul of every token of x, whose channels are on one axis, and those of the result on another.
+    /// Adds a matmul over the tokens of `x`. `axis` holds the channels of `x`, `to_axis` the channels of the result.
     fn tokenwise(
         &mut self,
         x: View,
@@ -64,7 +64,7 @@ impl PlanBuilder<'_> {
             return None;
         }
         let view = self.make_contiguous(x, axis);
-        // All dimensions but the channels', as one.
+        // All dimensions except the channels become one.
         let others: Vec<usize> = (0..rank).filter(|&d| d != axis).collect();
         let tokens_view = view.transposed(&others.iter().copied().chain([axis]).collect::<Vec<_>>());
         let tokens: usize = tokens_view.shape[..rank - 1].iter().product();
@@ -92,7 +92,7 @@ impl PlanBuilder<'_> {
         self.packed - 1
     }
 
-    /// Adds a product of `x` `[tokens, channels]` to the node of earlier products of `x`, or to a new one.
+    /// Adds a product of `x`, `[tokens, channels]`, to the node of earlier products of `x`, or to a new node.
     fn add_product(
         &mut self,
         x: View,
