@@ -1,4 +1,4 @@
-//! Prompt in, tokens out.
+//! Generates tokens from a prompt.
 
 use crate::model::{Logits, Model, Sequence};
 use crate::sampler::{Sampler, Sampling};
@@ -11,26 +11,26 @@ use std::time::{Duration, Instant};
 pub struct GenerateOptions {
     /// Most new tokens.
     pub max_new: usize,
-    /// Sampling: how tokens are chosen.
+    /// Settings for choosing tokens.
     pub sampling: Sampling,
-    /// Go on behind the model's end tokens.
+    /// True to continue after the model's end tokens.
     pub ignore_eos: bool,
     /// Most tokens of one prefill call.
     pub prefill_chunk: Option<usize>,
-    /// Drafts of several tokens at a time.
+    /// Settings for drafts of several tokens.
     pub speculation: Speculation,
 }
 
-/// Reason for which generation ended.
+/// Reason why generation ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stop {
-    /// The model said so.
+    /// The model chose this end token.
     EndToken(u32),
     /// `max_new` tokens were generated.
     MaxNew,
     /// The caches are full.
     ContextFull,
-    /// The caller's callback said so.
+    /// The callback of the caller returned false.
     Caller,
 }
 
@@ -39,29 +39,29 @@ pub enum Stop {
 pub struct Generated {
     /// New tokens; an end token is not among them.
     pub ids: Vec<u32>,
-    /// Reason for which it ended.
+    /// Reason why generation ended.
     pub stop: Stop,
-    /// Prompt tokens that were run.
+    /// Prompt tokens that were run; shared ones are not.
     pub prefill_tokens: usize,
-    /// Time for the prompt, first logits included.
+    /// Time for the prompt, up to the first logits.
     pub prefill: Duration,
-    /// Tokens that went through the model behind the prompt.
+    /// Tokens that were run after the prompt.
     pub decode_tokens: usize,
-    /// Time for them.
+    /// Time for the tokens after the prompt.
     pub decode: Duration,
-    /// Figures of drafts, where any may be made.
+    /// Figures of drafts, if drafting was possible.
     pub speculation: Option<SpeculationReport>,
 }
 
 impl Generated {
-    /// Decoded tokens per second; 0 when none was decoded.
+    /// Returns decoded tokens per second; 0 when none was decoded.
     pub fn tokens_per_second(&self) -> f64 {
         if self.decode_tokens == 0 { 0.0 } else { self.decode_tokens as f64 / self.decode.as_secs_f64() }
     }
 }
 
-/// Continues `prompt` in `sequence`, which is cleared first. `on_token` sees each new token as soon as it is chosen and may end it
-/// by returning false. With speculation the tokens are the same, and come several at a time.
+/// Continues `prompt` in `sequence`, which is cleared first. `on_token` gets each new token as soon as it is chosen, and ends
+/// generation by returning false. With speculation the tokens are the same, but come several at a time.
 ///
 /// # Errors
 /// The prompt is empty, holds an id outside the vocabulary, or is longer than the context; a package fails.
@@ -76,8 +76,8 @@ pub fn generate(
     generate_behind(model, sequence, prompt, options, on_token)
 }
 
-/// Continues `prompt` as [`generate`] does, with the same tokens. The beginning that `sequence` and `prompt` share is not run
-/// again; [`Generated::prefill_tokens`] counts the others.
+/// Continues `prompt` like [`generate`], with the same tokens. The beginning that `sequence` and `prompt` share is not run again;
+/// [`Generated::prefill_tokens`] counts the other tokens.
 ///
 /// # Errors
 /// Fails like [`generate`].
@@ -101,12 +101,11 @@ pub fn generate_behind(
         )));
     }
     let mut sampler = Sampler::new(options.sampling.clone());
-    let mut drafter = Drafter::new(options.speculation.clone());
     let started = Instant::now();
-    // The last token runs in any case: its logits choose the first new one.
+    // The last token always runs, because its logits choose the first new token.
     let shared = sequence.shared_with(&prompt[..prompt.len() - 1]);
     match shared {
-        // A sequence whose last call failed begins anew, too.
+        // Clearing also repairs a sequence whose last call failed.
         0 => sequence.clear(),
         _ => model.truncate(sequence, shared)?,
     }
@@ -114,16 +113,16 @@ pub fn generate_behind(
     for tokens in [options.prefill_chunk.unwrap_or(usize::MAX).min(rest.len()), 1] {
         model.prepare(tokens, Logits::Last);
     }
-    drafter.assume_preparing(model.shortest_preparation());
+    let mut drafter = Drafter::new(options.speculation.clone(), model);
     let mut logits = model.append(sequence, rest, Logits::Last, options.prefill_chunk)?;
     let prefill = started.elapsed();
     prompt.iter().for_each(|&id| drafter.push(id));
     let mut ids: Vec<u32> = Vec::new();
-    // Since the prompt, and of the last pass, which the prompt's is not.
+    // `decode`: time since the prompt. `pass_time`: time of the last pass after the prompt.
     let mut decode = Duration::ZERO;
     let mut pass_time: Option<Duration> = None;
     let stop = loop {
-        // Rows of logits choose tokens as long as each agrees with the draft that the next row stands behind.
+        // A row of logits chooses a token; the next row is valid only if that token agrees with the draft.
         let before = ids.len();
         let mut stop = None;
         for (i, row) in logits.iter().enumerate() {
@@ -150,7 +149,7 @@ pub fn generate_behind(
                 break;
             }
         }
-        // All new tokens but the last one, which no pass has seen; an end token is not among them.
+        // The passes saw all new tokens except the last one; an end token is not among the new tokens.
         let seen = match stop {
             Some(Stop::EndToken(_)) => ids.len() - before,
             _ => (ids.len() - before).saturating_sub(1),

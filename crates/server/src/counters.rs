@@ -1,4 +1,4 @@
-//! Counters, and their text for Prometheus.
+//! Counters of a server, and their text for Prometheus.
 
 use anemoe_io::locked;
 use std::collections::BTreeMap;
@@ -9,22 +9,22 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// Upper bounds of a histogram's buckets, in seconds.
 const BOUNDS: [f64; 12] = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0];
 
-/// A number that grows, or that is set.
+/// A counter, or a gauge that is set.
 #[derive(Default)]
 pub struct Number(AtomicU64);
 
 impl Number {
-    /// Adds to it.
+    /// Adds `n`.
     pub fn add(&self, n: u64) {
         self.0.fetch_add(n, Ordering::Relaxed);
     }
 
-    /// Takes from it.
+    /// Subtracts `n`.
     pub fn remove(&self, n: u64) {
         self.0.fetch_sub(n, Ordering::Relaxed);
     }
 
-    /// Sets it.
+    /// Sets the value.
     pub fn set(&self, n: u64) {
         self.0.store(n, Ordering::Relaxed);
     }
@@ -34,16 +34,16 @@ impl Number {
     }
 }
 
-/// Times by size.
+/// Histogram of durations.
 #[derive(Default)]
 pub struct TimeHistogram {
-    /// Counts of each bound, and of all above the last.
+    /// Counts per bound, and of durations above the last bound.
     counts: [AtomicU64; BOUNDS.len() + 1],
     nanoseconds: AtomicU64,
 }
 
 impl TimeHistogram {
-    /// Counts a time.
+    /// Counts a duration.
     pub fn note(&self, seconds: f64) {
         let bucket = BOUNDS.iter().position(|bound| seconds <= *bound).unwrap_or(BOUNDS.len());
         self.counts[bucket].fetch_add(1, Ordering::Relaxed);
@@ -54,7 +54,7 @@ impl TimeHistogram {
 /// All counters of a server.
 #[derive(Default)]
 pub struct ServerCounters {
-    /// Answers to requests by path and status.
+    /// Number of answers by path and status.
     requests: Mutex<BTreeMap<(&'static str, u16), u64>>,
     /// Open connections.
     pub connections: Number,
@@ -62,14 +62,18 @@ pub struct ServerCounters {
     pub running: Number,
     /// Jobs in the queue.
     pub waiting: Number,
-    /// Sequences that are kept for prompts that begin with them.
+    /// Sequences that are kept as prefixes of later prompts.
     pub prefixes: Number,
     /// Tokens of prompts.
     pub prompt_tokens: Number,
-    /// Prompt tokens that were known.
+    /// Prompt tokens that were reused.
     pub reused_tokens: Number,
     /// New tokens.
     pub generated_tokens: Number,
+    /// Passes over a draft.
+    pub verifier_passes: Number,
+    /// Passes without a draft although there was a match.
+    pub draft_fallbacks: Number,
     /// Tokens that were drafted.
     pub drafted_tokens: Number,
     /// Drafted tokens that were right.
@@ -78,22 +82,22 @@ pub struct ServerCounters {
     pub passes: Number,
     /// Tokens of all passes.
     pub pass_tokens: Number,
-    /// Time of a pass.
+    /// Duration of a pass.
     pub pass_seconds: TimeHistogram,
-    /// Time from admission to the first token.
+    /// Duration from admission to the first token.
     pub first_token_seconds: TimeHistogram,
-    /// Time between tokens of a stream.
+    /// Duration between two tokens of a stream.
     pub between_tokens_seconds: TimeHistogram,
 }
 
 impl ServerCounters {
-    /// Counts an answer to a request.
+    /// Counts an answer to a request by path and status.
     pub fn count_request(&self, path: &'static str, status: u16) {
         let mut requests = locked(&self.requests);
         *requests.entry((path, status)).or_insert(0) += 1;
     }
 
-    /// Text in the format of Prometheus.
+    /// Returns the counters in Prometheus's text format.
     pub fn render(&self) -> String {
         let mut out = String::new();
         let requests = locked(&self.requests);
@@ -112,6 +116,8 @@ impl ServerCounters {
             ("prompt_tokens_total", "counter", "Tokens of prompts.", &self.prompt_tokens),
             ("reused_tokens_total", "counter", "Tokens of prompts that were known.", &self.reused_tokens),
             ("generated_tokens_total", "counter", "New tokens.", &self.generated_tokens),
+            ("verifier_passes_total", "counter", "Passes over a draft.", &self.verifier_passes),
+            ("draft_fallbacks_total", "counter", "Matches that no draft was worth.", &self.draft_fallbacks),
             ("drafted_tokens_total", "counter", "Tokens that were drafted.", &self.drafted_tokens),
             ("accepted_tokens_total", "counter", "Drafted tokens that were right.", &self.accepted_tokens),
             ("passes_total", "counter", "Passes of the model.", &self.passes),

@@ -21,7 +21,7 @@ pub struct PromptArgs {
 }
 
 impl PromptArgs {
-    /// The ids; `tokenizer` opens the model's tokenizer, which only a text needs.
+    /// Returns the prompt's token ids; `tokenizer` opens the model's tokenizer, which only a text needs.
     pub fn ids(
         &self,
         tokenizer: impl FnOnce() -> anyhow::Result<Tokenizer>,
@@ -31,7 +31,9 @@ impl PromptArgs {
             return Ok(ids.clone());
         }
         let text = match (&self.prompt, &self.prompt_file) {
-            (Some(text), _) if text == "-" => bounded_text(std::io::stdin().lock(), "standard input")?,
+            (Some(text), _) if text == "-" => {
+                bounded_text(std::io::stdin().lock(), "standard input", "prompt")?
+            }
             (Some(text), _) if text.is_empty() => anyhow::bail!("--prompt: the prompt is empty"),
             (Some(text), _) => text.clone(),
             (None, Some(path)) => text_of(path)?,
@@ -53,23 +55,23 @@ fn text_of(path: &Path) -> anyhow::Result<String> {
     }
     let found = std::fs::metadata(path).with_context(what)?;
     anyhow::ensure!(found.is_file(), "{}: not a regular file; --prompt - reads standard input", what());
-    bounded_text(anemoe_io::open_input(path, u64::MAX).with_context(what)?, &what())
+    bounded_text(anemoe_io::open_input(path, u64::MAX).with_context(what)?, &what(), "prompt")
 }
 
-/// Reads a text of at most [`MAX_PROMPT`] bytes, without the end of its last line. `what` names it in errors.
-pub fn bounded_text(source: impl Read, what: &str) -> anyhow::Result<String> {
+/// Reads a text of at most [`MAX_PROMPT`] bytes, without the end of its last line; `what` names the source in errors.
+pub fn bounded_text(source: impl Read, what: &str, kind: &str) -> anyhow::Result<String> {
     let mut bytes = Vec::new();
     source.take(MAX_PROMPT + 1).read_to_end(&mut bytes).with_context(|| what.to_string())?;
     let room = bytes.len() as u64 <= MAX_PROMPT;
-    anyhow::ensure!(room, "{what}: the prompt has more than {} MB", MAX_PROMPT / 1_000_000);
-    let Ok(mut text) = String::from_utf8(bytes) else { anyhow::bail!("{what}: the prompt is not UTF-8") };
+    anyhow::ensure!(room, "{what}: the {kind} has more than {} MB", MAX_PROMPT / 1_000_000);
+    let Ok(mut text) = String::from_utf8(bytes) else { anyhow::bail!("{what}: the {kind} is not UTF-8") };
     if text.ends_with('\n') {
         text.pop();
         if text.ends_with('\r') {
             text.pop();
         }
     }
-    anyhow::ensure!(!text.is_empty(), "{what}: the prompt is empty");
+    anyhow::ensure!(!text.is_empty(), "{what}: the {kind} is empty");
     Ok(text)
 }
 

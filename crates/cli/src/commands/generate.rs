@@ -62,6 +62,9 @@ pub struct Args {
     verify: Verify,
 }
 
+/// Most tokens of a corpus; the automaton of one takes some 150 bytes a token.
+const MAX_CORPUS: usize = 2_000_000;
+
 /// Drafts from repetitions. Tokens stay the same, whatever is drafted.
 #[derive(clap::Args, Clone)]
 pub struct Speculate {
@@ -75,7 +78,7 @@ pub struct Speculate {
     /// Fewest tokens that have to repeat.
     #[arg(long, value_name = "N", default_value = "2", value_parser = at_least_one)]
     ngram_min: usize,
-    /// Most tokens of a repetition that count.
+    /// Most tokens of a repetition: of a longer one the newest N are looked for, and what followed them last.
     #[arg(long, value_name = "N", default_value = "24", value_parser = at_least_one)]
     ngram_max: usize,
     /// Text from which tokens are drafted too.
@@ -101,18 +104,27 @@ enum DraftsWhen {
 }
 
 impl Speculate {
-    /// The options; `tokenizer` reads the corpus.
+    /// Makes the options of drafts; `tokenizer` encodes the corpus.
     pub fn options(&self, tokenizer: Option<&Tokenizer>) -> anyhow::Result<Speculation> {
         let corpus = match &self.ngram_corpus {
             None => None,
             Some(path) => {
                 let tokenizer = tokenizer.context("--ngram-corpus needs the model's tokenizer")?;
+                let what = format!("--ngram-corpus {}", path.display());
                 let text = bounded_text(
-                    anemoe_io::open_input(path, MAX_PROMPT)
-                        .with_context(|| format!("--ngram-corpus {}", path.display()))?,
-                    &format!("--ngram-corpus {}", path.display()),
+                    anemoe_io::open_input(path, MAX_PROMPT).with_context(|| what.clone())?,
+                    &what,
+                    "text",
                 )?;
-                Some(std::sync::Arc::new(Corpus::new(&tokenizer.encode(&text, None)?)))
+                let ids = tokenizer.encode(&text, None)?;
+                anyhow::ensure!(
+                    ids.len() <= MAX_CORPUS,
+                    "{what}: {} tokens, where {MAX_CORPUS} are the most",
+                    ids.len()
+                );
+                // Where nothing is drafted, the file is only checked.
+                let is_used = self.speculate != DraftsWhen::Off;
+                is_used.then(|| std::sync::Arc::new(Corpus::new(&ids)))
             }
         };
         let options = Speculation {
@@ -125,14 +137,14 @@ impl Speculate {
             ngram_min: self.ngram_min,
             ngram_max: self.ngram_max,
             corpus,
-            replay: None,
+            ..Speculation::default()
         };
         options.check().map_err(|what| anyhow::anyhow!("--ngram-min, --ngram-max: {what}"))?;
         Ok(options)
     }
 }
 
-/// Refuses limits on random choices where nothing is chosen at random.
+/// Refuses `--top-k` and `--top-p` at temperature 0, at which nothing is chosen at random.
 fn check_sampling(args: &Args) -> anyhow::Result<()> {
     let limits = [("--top-k", args.top_k.is_some_and(|k| k > 0)), ("--top-p", args.top_p.is_some())];
     if let Some((name, _)) = limits.iter().find(|(_, given)| *given).filter(|_| args.temperature == 0.0) {
@@ -159,7 +171,7 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     let tokenizer_file = bundle.join("tokenizer.json");
     let prompt =
         args.prompt.ids(|| Ok(Tokenizer::open(&tokenizer_file)?), model.chain().model.bos_token_id)?;
-    // For the prompt, and for the tokens behind it.
+    // One preparation for the prompt, one for decoding.
     model.prepare(args.prefill_chunk.unwrap_or(usize::MAX).min(prompt.len()), Logits::Last);
     model.prepare(1, Logits::Last);
     drop(model.populate());
@@ -226,7 +238,7 @@ pub fn stream(
     Ok(generated)
 }
 
-/// The contract's `timing`.
+/// Returns `timing` of the JSON document: tokens, seconds, and tokens per second.
 pub fn timing(g: &Generated, load: Duration) -> serde_json::Value {
     serde_json::json!({
         "load_s": load.as_secs_f64(),
@@ -238,13 +250,15 @@ pub fn timing(g: &Generated, load: Duration) -> serde_json::Value {
     })
 }
 
-/// Figures of drafts, for JSON.
+/// Returns the figures of drafts as JSON.
 pub fn figures(r: &SpeculationReport) -> serde_json::Value {
     let passes = r
         .passes
         .iter()
         .map(|(tokens, ms, calls)| serde_json::json!({"tokens": tokens, "ms_per_call": ms, "calls": calls}));
-    let break_even = r.break_even.iter().map(|(k, a)| serde_json::json!({"drafted": k, "acceptance": a}));
+    let break_even = r.break_even.iter().map(
+        |b| serde_json::json!({"drafted": b.drafted, "acceptance": b.acceptance, "is_measured": b.is_measured}),
+    );
     serde_json::json!({
         "verifier_calls": r.verifier_calls,
         "drafted": r.drafted,
@@ -256,18 +270,19 @@ pub fn figures(r: &SpeculationReport) -> serde_json::Value {
     })
 }
 
-/// Figures of drafts, in one line each.
+/// Formats the figures of drafts, one line each.
 fn drafts(r: &SpeculationReport) -> String {
     let passes = r.passes.iter().map(|(tokens, ms, calls)| format!("{tokens}: {ms:.1} ms ({calls})"));
-    let break_even = r.break_even.iter().map(|(k, a)| match a {
-        Some(a) => format!("{k}: {a:.2}"),
-        None => format!("{k}: never"),
+    let break_even = r.break_even.iter().map(|b| {
+        let acceptance = b.acceptance.map_or("never".into(), |a| format!("{a:.2}"));
+        let estimated = if b.is_measured { "" } else { "~" };
+        format!("{}: {estimated}{acceptance}", b.drafted)
     });
     let break_even: Vec<String> = break_even.collect();
     format!(
         "drafts: {} of {} accepted ({:.0} %) in {}, {} without\n\
          tokens of a pass, its time and how many: {}\n\
-         drafted tokens, and the acceptance that pays for them: {}",
+         drafted tokens, and the acceptance that pays for them (~ estimated): {}",
         r.accepted,
         ui::counted(r.drafted, "token"),
         100.0 * r.acceptance,
@@ -275,7 +290,7 @@ fn drafts(r: &SpeculationReport) -> String {
         ui::counted(r.fallbacks, "pass"),
         passes.collect::<Vec<_>>().join(", "),
         if break_even.is_empty() {
-            "no draft was measured beside a pass for one".into()
+            "no pass for one token was measured".into()
         } else {
             break_even.join(", ")
         }

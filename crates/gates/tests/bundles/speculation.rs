@@ -1,4 +1,4 @@
-//! Drafts change no token: generation with them gives what plain decoding gives, at any temperature.
+//! Checks that drafts change no token: generation with drafts gives the tokens of plain decoding, at any temperature.
 
 use crate::common::{fixed, fixture};
 use anemoe_convert::build::build;
@@ -7,11 +7,16 @@ use anemoe_runtime::cpu::{CpuBackend, Options, Precision};
 use anemoe_runtime::generate::{GenerateOptions, generate};
 use anemoe_runtime::model::{Logits, Model};
 use anemoe_runtime::sampler::Sampling;
-use anemoe_runtime::speculate::{Corpus, Mode, Speculation};
+use anemoe_runtime::speculate::{Controller, Corpus, DraftStatistics, Mode, Speculation, prepare_drafts};
 use std::path::Path;
 use std::sync::Arc;
 
 fn open(dir: &Path, name: &str, counts: &[usize], half_states: bool) -> Model {
+    let options = Options { precision: Precision::Fp32, half_states, ..Options::default() };
+    open_with(dir, name, counts, options)
+}
+
+fn open_with(dir: &Path, name: &str, counts: &[usize], options: Options) -> Model {
     let out = dir.join(format!("{name}-{}", counts.len()));
     if !out.exists() {
         let family = fixture(name);
@@ -19,13 +24,12 @@ fn open(dir: &Path, name: &str, counts: &[usize], half_states: bool) -> Model {
         let options = PlanOptions { quant: "lut4".parse().unwrap(), tokens, ..PlanOptions::default() };
         build(family.as_ref(), &family.plan(&options).unwrap(), None, &out, 2, &|_| ()).unwrap();
     }
-    let options = Options { precision: Precision::Fp32, half_states, ..Options::default() };
     Model::open(&out, &CpuBackend { options }).unwrap()
 }
 
 fn prompt(kind: usize) -> Vec<u32> {
     match kind {
-        // Random, periodic, and one token again and again.
+        // Random tokens, periodic tokens, and one repeated token.
         0 => (0..30).map(|i| (i * i * 31 + i * 17 + 5) % 120).collect(),
         1 => (0..48).map(|i| (i % 7) * 13 + 3).collect(),
         _ => vec![9; 20],
@@ -88,13 +92,75 @@ fn drafts_change_no_token() {
                             );
                             let report = made.speculation.unwrap();
                             assert!(report.accepted <= report.drafted);
-                            // The controller's depend on the time that passes take.
+                            // The controller's drafts depend on the times of passes.
                             drafted += if mode == Mode::Ngram { report.drafted } else { 0 };
                         }
                     }
                 }
             }
             assert!(drafted > 500 || counts == [1], "{name}: {drafted}");
+        }
+    }
+}
+
+/// Returns statistics by which drafts of up to eight tokens pay after any match.
+fn promising() -> DraftStatistics {
+    let mut c = Controller::new(DraftStatistics::new(8));
+    (0..20).for_each(|_| c.note(1, 0, 0, 1.0));
+    for matched in [1, 2, 3, 5, 8, 16, 24] {
+        (0..40).for_each(|_| c.note_followed(matched, true));
+    }
+    for drafted in [1, 2, 4, 8] {
+        (0..3).for_each(|_| c.note(24, drafted, drafted, 1e-3));
+    }
+    c.statistics().clone()
+}
+
+#[test]
+fn drafts_change_no_token_in_other_arithmetic() {
+    let dir = tempfile::tempdir().unwrap();
+    for name in ["tiny-gemma4-moe", "tiny-zaya"] {
+        for (fast, precision) in [(true, Precision::Fp32), (false, Precision::Fp16), (false, Precision::Fp32)]
+        {
+            let options = Options { fast, precision, half_states: true, ..Options::default() };
+            let model = open_with(dir.path(), name, &[1, 64], options);
+            let mut drafted = [0; 2];
+            for kind in 0..3 {
+                let run = |speculation| {
+                    let options = GenerateOptions {
+                        max_new: 100,
+                        sampling: Sampling { temperature: 0.0, top_k: 0, top_p: 1.0, seed: 0 },
+                        ignore_eos: true,
+                        prefill_chunk: None,
+                        speculation,
+                    };
+                    generate(&model, &mut model.sequence(), &prompt(kind), &options, |_| true).unwrap()
+                };
+                let plain = run(Speculation::default());
+                let corpus = Some(Arc::new(Corpus::new(&plain.ids)));
+                for (i, mode) in [Mode::Ngram, Mode::Auto].into_iter().enumerate() {
+                    for draft_max in [8, 31] {
+                        let statistics = if draft_max == 8 { promising().into() } else { Default::default() };
+                        let corpus = corpus.clone();
+                        let s = Speculation {
+                            mode,
+                            draft_max,
+                            ngram_min: 1,
+                            corpus,
+                            statistics,
+                            ..Speculation::default()
+                        };
+                        prepare_drafts(&model, &s);
+                        let made = run(s);
+                        assert_eq!(
+                            made.ids, plain.ids,
+                            "{name}, {fast}, {precision:?}, {mode:?}, {draft_max}"
+                        );
+                        drafted[i] += made.speculation.unwrap().drafted;
+                    }
+                }
+            }
+            assert!(drafted[0] > 200 && drafted[1] > 0, "{name}, {fast}, {precision:?}: {drafted:?}");
         }
     }
 }
@@ -122,7 +188,7 @@ fn a_text_that_is_known_takes_few_passes() {
     assert!(report.acceptance > 0.8 && report.verifier_calls <= 16, "{report:?}");
 }
 
-/// Probabilities of the `k` most probable tokens at a temperature.
+/// Returns the probabilities of the `k` most probable tokens at a temperature.
 fn probabilities(logits: &[f32], temperature: f64, k: usize) -> Vec<(u32, f64)> {
     let mut all: Vec<(u32, f64)> = logits.iter().zip(0..).map(|(&v, id)| (id, f64::from(v))).collect();
     all.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
@@ -145,7 +211,7 @@ fn drafts_leave_the_distribution_of_samples() {
         sequence.clear();
         model.append(sequence, ids, Logits::Last, None).unwrap().remove(0)
     };
-    // Of the second new token: the sum over the first ones.
+    // Distribution of the second new token: the sum over the first tokens.
     let mut expected = std::collections::BTreeMap::<u32, f64>::new();
     let first = probabilities(&row(&prompt, &mut sequence), 1.5, K);
     for &(id, p) in &first {
@@ -154,7 +220,7 @@ fn drafts_leave_the_distribution_of_samples() {
             *expected.entry(id).or_default() += p * q * RUNS as f64;
         }
     }
-    // A corpus from which likely tokens are drafted, some of which are refused.
+    // The corpus drafts likely tokens, some of which are refused.
     let mut corpus = prompt.clone();
     for &(id, _) in &first {
         let ids: Vec<u32> = prompt.iter().copied().chain([id]).collect();
@@ -188,7 +254,7 @@ fn drafts_leave_the_distribution_of_samples() {
     }
     assert!(drafted > RUNS / 2 && accepted > 100 && accepted < drafted - 100, "{accepted} of {drafted}");
     assert!(seen.keys().all(|id| expected.contains_key(id)), "a token that cannot be drawn");
-    // Chi-squared, rare tokens together.
+    // Chi-squared test, with rare tokens as one cell.
     let (mut rare, mut chi, mut cells) = ((0.0, 0.0), 0.0, 0);
     for (id, &e) in &expected {
         let o = seen.get(id).copied().unwrap_or(0.0);

@@ -2,9 +2,9 @@
 //!
 //! ```text
 //! Model: chain, packages, prepared functions, embedding      Sequence: tokens, states of each package
-//! forward(batch of (sequence, its next tokens, logits wanted)):
+//! forward(batch of (sequence, its next tokens, wanted logits)):
 //!   functions without states run once over the tokens of all sequences, so that weights are read once,
-//!   functions with states once per sequence
+//!   functions with states run once per sequence
 //! ```
 
 mod call;
@@ -56,7 +56,7 @@ pub enum Logits {
 pub struct ModelStats {
     /// Package calls.
     pub calls: u64,
-    /// Calls left out because no expert of the pack was chosen.
+    /// Calls skipped because no expert of the pack was chosen.
     pub skipped: u64,
     /// Time inside packages.
     pub in_packages: Duration,
@@ -65,26 +65,26 @@ pub struct ModelStats {
 /// Time and calls of one shard since the model was opened.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ShardStats {
-    /// Its name in the chain.
+    /// Name of the shard in the chain.
     pub shard: String,
-    /// Calls.
+    /// Number of calls.
     pub calls: u64,
-    /// Time in them, copies of inputs and outputs included.
+    /// Time of the calls, copies of inputs and outputs included.
     pub time: Duration,
-    /// Work done, as far as the backend knows it.
+    /// Work done; zeros where the backend does not count.
     pub counts: Counts,
-    /// Time by operation, where the backend measures it.
+    /// Time of each operation, where the backend measures it.
     pub ops: Vec<OpTime>,
 }
 
 /// A loaded bundle. It does not change when it runs: threads share it, and any number of sequences.
 pub struct Model {
-    /// Number of this model in the process, by which it knows its sequences.
+    /// Number of this model in the process; a sequence holds the number of its model.
     number: u64,
     bundle: PathBuf,
     chain: Chain,
     packages: Vec<Box<dyn BackendPackage>>,
-    /// Opened when it is first needed.
+    /// The embedding, opened at its first use.
     embedding: Mutex<Option<EmbeddingFile>>,
     body: ChainProgram,
     head: ChainProgram,
@@ -93,10 +93,10 @@ pub struct Model {
     logits: usize,
     fp16_stream: bool,
     low_memory: bool,
-    /// Times of preparing functions for calls of so many tokens, and so many of the head.
+    /// Time of preparing functions, by the tokens of a call and of a call of the head.
     preparations: Mutex<BTreeMap<(usize, usize), Duration>>,
     stats: Mutex<Counters>,
-    /// Memory of passes that ended, for the next ones.
+    /// Memory of finished passes, for the next ones.
     workspaces: Mutex<Vec<PassWorkspace>>,
     /// Rows of logits that callers gave back.
     spare_rows: Mutex<Vec<Vec<f32>>>,
@@ -109,7 +109,7 @@ struct Counters {
     shards: Vec<(u64, Duration)>,
 }
 
-/// Rows that the host keeps between calls of a shard, by input, and the slots of the cache that their places are made for.
+/// Returns the rows that the host keeps between calls of a shard, by input, with the slots of the cache of their `place`.
 fn kept_of<'a>(chain: &'a Chain, shard: &str) -> BTreeMap<&'a str, (&'a Kept, usize)> {
     let runs = chain.steps.iter().filter_map(|step| match step {
         Step::Run(run) if run.shards().any(|name| name == shard) => Some(run),
@@ -126,7 +126,7 @@ fn kept_of<'a>(chain: &'a Chain, shard: &str) -> BTreeMap<&'a str, (&'a Kept, us
     runs.flat_map(kept).collect()
 }
 
-/// Opens a package with what is kept for it: caches by the backend, newest rows around it.
+/// Opens a package with its kept rows: the backend keeps caches, and a [`RowsPackage`] keeps newest rows.
 fn open_package(
     backend: &dyn Backend,
     path: &Path,
@@ -150,7 +150,7 @@ fn open_package(
 }
 
 impl Model {
-    /// Opens a bundle. Functions are prepared when they are first needed.
+    /// Opens a bundle. Functions are prepared at their first use.
     ///
     /// # Errors
     /// The bundle or one of its packages is missing, invalid, or does not fit `chain.json`.
@@ -161,9 +161,9 @@ impl Model {
         Ok(model)
     }
 
-    /// Opens packages under a contract of one's own: one that is not written yet, a part of one, or one whose packages are
-    /// elsewhere. `package` gives the path of a shard's package; files beside the shards are those of `bundle`, the embedding
-    /// when it is first needed.
+    /// Opens packages with a given chain: one that is not written yet, a part of one, or one whose packages are elsewhere.
+    /// `package` returns the path of a shard's package. Files beside the shards are read from `bundle`, the embedding at its
+    /// first use.
     ///
     /// # Errors
     /// Fails like [`Model::open`].
@@ -218,28 +218,28 @@ impl Model {
         })
     }
 
-    /// The contract.
+    /// Returns the chain.
     pub fn chain(&self) -> &Chain {
         &self.chain
     }
 
-    /// The bundle's folder.
+    /// Returns the path of the bundle's folder.
     pub fn bundle(&self) -> &Path {
         &self.bundle
     }
 
-    /// Bytes that tell this bundle from others: a hash of its contract.
+    /// Returns bytes that identify the bundle: a hash of its chain.
     pub(super) fn identity(&self) -> Vec<u8> {
         let text = serde_json::to_vec(&self.chain).unwrap_or_default();
         anemoe_bundle::sha256(&text).into_bytes()
     }
 
-    /// Counters since opening.
+    /// Returns the counters since opening.
     pub fn stats(&self) -> ModelStats {
         locked(&self.stats).all
     }
 
-    /// Time and calls of each shard since opening.
+    /// Returns time and calls of each shard since opening.
     pub fn shard_stats(&self) -> Vec<ShardStats> {
         let counters = locked(&self.stats);
         let all = self.chain.shards.iter().zip(&counters.shards).zip(&self.packages);
@@ -253,19 +253,19 @@ impl Model {
         .collect()
     }
 
-    /// Rounds the residual stream to fp16 whenever the host has changed it, to show what that costs.
+    /// Sets whether the residual stream is rounded to fp16 after each change by the host, to measure the loss.
     pub fn set_fp16_stream(&mut self, on: bool) {
         self.fp16_stream = on;
     }
 
-    /// Frees a package's weights and intermediate values after each call, so that resident memory stays small however large the
-    /// bundle is. They come back with the next call, which takes time.
+    /// Sets whether a package's weights and intermediate values are freed after each call. Resident memory then stays small
+    /// for any size of bundle, but each call reads the weights again, which takes time.
     pub fn set_low_memory(&mut self, on: bool) {
         self.low_memory = on;
     }
 
-    /// Prepares the functions for calls of `tokens` tokens, and for their logits or those of one, on several threads; otherwise
-    /// each is prepared when it is first needed. Functions that cannot be prepared say so then.
+    /// Prepares the functions for calls of `tokens` tokens, and the head for as many logits as `logits` asks for, on several
+    /// threads. Without it, each function is prepared at its first use, where errors are reported, too.
     pub fn prepare(&self, tokens: usize, logits: Logits) {
         let started = Instant::now();
         let of_head = if logits == Logits::All { tokens.max(1) } else { 1 };
@@ -283,19 +283,24 @@ impl Model {
             };
             let _ = wanted[i].iter().all(prepare);
         });
-        // Later ones find what this one made.
+        // The first preparation counts: later ones find prepared functions.
         locked(&self.preparations).entry((tokens, of_head)).or_insert(started.elapsed());
     }
 
-    /// Time of the shortest [`Model::prepare`] so far: what another number of tokens, which was never run, costs at most. The
-    /// first ones read packages, too.
+    /// Tells whether [`Model::prepare`] was called for these tokens and logits.
+    pub fn has_prepared(&self, tokens: usize, logits: Logits) -> bool {
+        let of_head = if logits == Logits::All { tokens } else { 1 };
+        locked(&self.preparations).contains_key(&(tokens, of_head))
+    }
+
+    /// Returns the time of the shortest [`Model::prepare`] so far: an upper bound for preparing a new token count, because the
+    /// first preparations also read packages.
     pub fn shortest_preparation(&self) -> Option<Duration> {
         locked(&self.preparations).values().min().copied()
     }
 
-    /// Maps all weights in the background, so that reading one for the first time does not stop at every few pages. Does
-    /// nothing where the machine's free memory does not hold them, or does not say what it has. Gives the thread, for callers
-    /// that want to wait.
+    /// Maps all weights in the background, so that reading them for the first time does not stop at every few pages. Returns the
+    /// thread, for callers that want to wait; none where free memory is too small or unknown, or no thread starts.
     pub fn populate(&self) -> Option<JoinHandle<()>> {
         let bytes: u64 = self.chain.shards.iter().map(|s| s.bytes).sum();
         if anemoe_io::free_memory().is_none_or(|free| free < bytes) {
@@ -303,7 +308,7 @@ impl Model {
         }
         let jobs: Vec<_> = self.packages.iter().filter_map(|p| p.populate()).collect();
         let map = move || jobs.into_iter().for_each(|job| job());
-        // Without a thread, pages are mapped as they are read.
+        // Without a thread, pages are mapped when they are read.
         std::thread::Builder::new().name("anemoe-map".into()).spawn(map).ok()
     }
 
@@ -312,14 +317,14 @@ impl Model {
     }
 }
 
-/// Registers as a pass left them.
+/// Registers after a pass.
 pub struct Registers<'a> {
     names: &'a Names,
     values: &'a [Tensor],
 }
 
 impl Registers<'_> {
-    /// A register by its name in the chain: `[1, channels, 1, tokens]`.
+    /// Returns a register by its name in the chain: `[1, channels, 1, tokens]`.
     pub fn get(&self, name: &str) -> Option<&Tensor> {
         self.values.get(self.names.find(name)?)
     }

@@ -1,104 +1,209 @@
-//! Decides how many tokens of a draft are worth a pass, by what passes took and what was accepted.
+//! Decides how many tokens to draft, from the measured times of passes and the measured acceptance.
 //!
 //! ```text
-//! t(T)    seconds of a pass over T tokens, measured          a(m)  acceptance of a token behind a match of m tokens, measured
+//! t(T)    seconds of a pass over T tokens, measured          a(m)  acceptance of a token after a match of m tokens, measured
 //! S_i     = a(m) a(m + 1) .. a(m + i - 1): probability that the first i drafted tokens are accepted
 //! lambda  tokens per second so far, at least 1 / t(1)
 //! k*      = argmax over k of (1 + S_1 + .. + S_k) - lambda t(k + 1), and only if (1 + S_1 + .. + S_k) / t(k + 1) > 1 / t(1)
 //! ```
-//! Every k is tested, since t is concave where experts saturate: a long draft can pay where a short one does not.
+//! Every prepared k is tested, because t is concave where experts saturate: a long draft can pay where a short one does not.
 //!
-//! Drafts that are not made are followed all the same: whether the next tokens are those that it would have had costs nothing to
-//! see. So acceptance is known before anything is spent. A length that was never run has to be prepared first; that is done
-//! once what was seen says that the tokens left gain at least [`WORTH`] times the cost, or [`SURE_WORTH`] times where much was
-//! seen.
+//! Drafts that are not made are compared with the next tokens all the same, which costs nothing. So acceptance is known before
+//! any time is spent.
 //!
-//! A draft also has to be affordable: what drafts have cost so far, plus what this one costs if nothing of it is accepted, stays
-//! below [`SHARE`] of the time, beside [`ADVANCE`]. So the loss is bounded whatever the text is.
+//! ```text
+//! loss    sum over drafts of t(k + 1) - t(1) (accepted + 1); gains count up to CREDIT passes
+//! a draft is made only if      loss + t(k + 1) - t(1)  <=  SHARE * time so far + ADVANCE passes
+//! ```
+//! So drafts lose little for any text. t(1) and t(k + 1) change while a generation runs, because other work disturbs them: a plain
+//! pass is due after [`MOST_WITHOUT_PLAIN`] drafts, and times that were not confirmed are measured again, see [`PassTimes`].
+//!
+//! A length that was never run has to be prepared first: an investment, made once the tokens left are expected to gain
+//! [`WORTH`] times its cost, and drafts that were followed or made have already been worth it.
 
 /// Share of the time that drafts may lose.
 const SHARE: f64 = 0.005;
-/// Passes for one token that drafts may lose before there was time for a share.
+/// Loss that drafts may make at the start, in passes for one token, and as a share of the tokens of a short generation.
 const ADVANCE: f64 = 0.65;
-/// Passes for one token that gains count for at most, so that old ones do not pay for long losses.
-const CREDIT: f64 = 8.0;
+const ADVANCE_SHARE: f64 = 0.008;
+/// Largest credit for gains, in passes for one token: old gains must not pay for long losses.
+const CREDIT: f64 = 32.0;
 /// Weight of the newest tokens in lambda.
 const NEWEST: f64 = 0.05;
-/// Measurements of a pass that count: the newest.
+/// Weight of the newest plain pass in the mean time that drafts are charged with.
+const NEWEST_PLAIN: f64 = 0.1;
+/// Newest measurements of a pass that count.
 const RECENT: usize = 5;
-/// Passes behind which a time that was measured fewer than [`SURE`] times is forgotten, so that one disturbed measurement does
-/// not keep a length from being tried again.
-const FORGET: u64 = 512;
-/// Measurements of a pass that are enough.
-const SURE: usize = 3;
-/// Lengths of matches that share statistics: 1, 2, 3, 4 to 5, 6 to 8, 9 to 16, more.
+/// Passes after which a time that was not measured again is forgotten; twice as many each time that it is found to be the same.
+const PATIENCE: u64 = 32;
+const MOST_PATIENCE: u64 = 1024;
+/// Drafts in a row after which a plain pass is due, because t(1) may have changed; fewer where a time was shorter than expected.
+const MOST_WITHOUT_PLAIN: u64 = 64;
+const DOUBTED_WITHOUT_PLAIN: u64 = 16;
+/// Share of the expected time below which a measured time casts doubt on the others.
+const DOUBT: f64 = 0.75;
+/// Number of groups of match lengths with shared statistics: 1, 2, 3, 4 to 5, 6 to 8, 9 to 16, more.
 const BUCKETS: usize = 7;
-/// Assumed cost of each token more in a pass, as a share of a pass for one, until one was measured.
+/// Assumed cost of each further token in a pass, in passes for one token, until one was measured.
 const ASSUMED_COST: f64 = 0.6;
-/// Assumed acceptance of matches in each bucket, and the number of drafted tokens that this assumption counts for.
+/// Assumed acceptance in each bucket; [`ASSUMED_WEIGHT`] is the number of drafted tokens that it counts for.
 const ASSUMED: [f64; BUCKETS] = [0.3, 0.45, 0.55, 0.65, 0.75, 0.85, 0.9];
 const ASSUMED_WEIGHT: f64 = 4.0;
 
-/// Drafted tokens of `auto`: each length has to be prepared.
-const LENGTHS: [usize; 6] = [1, 2, 4, 8, 16, 31];
-/// Gain over cost from which a length is prepared.
-const WORTH: f64 = 4.0;
-/// The same behind twice the evidence.
-const SURE_WORTH: f64 = 2.0;
-/// Assumed cost of preparing a length, in passes for one token, until one was.
+/// Lengths of drafts that mode `auto` prepares; few, because each takes time.
+pub const PREPARED_LENGTHS: [usize; 6] = [1, 2, 4, 8, 16, 31];
+/// Expected gain over cost from which a length is prepared.
+const WORTH: f64 = 2.0;
+/// Assumed cost of preparing a length, in passes for one token, until one was prepared.
 const ASSUMED_PREPARING: f64 = 2.0;
-/// Tokens that have to be seen behind matches of one bucket before a length is prepared.
+/// Tokens that must have been compared after matches of a bucket before a length is prepared.
 const EVIDENCE: f64 = 8.0;
 
-/// Newest seconds of passes of one length.
-#[derive(Clone, Debug, Default)]
+/// Seconds of the newest passes of one length.
+///
+/// One disturbed measurement can say that a length does not pay; then it is not run, and not measured again. So a time is
+/// forgotten after a while without measurements.
+#[derive(Clone, Debug)]
 struct PassTimes {
     newest: Vec<f64>,
-    calls: u64,
-    /// Number of the pass that was measured last.
+    /// Number of the pass of the newest measurement.
     last: u64,
+    /// Passes without a measurement after which the time is forgotten.
+    patience: u64,
+}
+
+impl Default for PassTimes {
+    fn default() -> Self {
+        PassTimes { newest: Vec::new(), last: 0, patience: PATIENCE }
+    }
 }
 
 impl PassTimes {
     fn push(&mut self, seconds: f64, pass: u64) {
+        if self.is_stale(pass) {
+            self.newest.clear();
+            self.patience = (2 * self.patience).min(MOST_PATIENCE);
+        }
         if self.newest.len() == RECENT {
             self.newest.remove(0);
+            // The length is in use.
+            self.patience = PATIENCE;
         }
         self.newest.push(seconds);
-        (self.calls, self.last) = (self.calls + 1, pass);
+        self.last = pass;
     }
 
-    /// The lower median, so that of two the undisturbed one counts.
+    /// Tells whether the newest measurement is too old to count.
+    fn is_stale(&self, pass: u64) -> bool {
+        pass.saturating_sub(self.last) > self.patience
+    }
+
+    /// Returns the lower median of the seconds: of two measurements, the less disturbed one.
     fn seconds(&self) -> Option<f64> {
         let mut sorted = self.newest.clone();
         sorted.sort_by(f64::total_cmp);
         sorted.get((sorted.len().max(1) - 1) / 2).copied()
     }
 
-    /// Seconds, unless they are too few and too old to rely on.
+    /// Returns the seconds of a pass, unless they are forgotten.
     fn known(&self, pass: u64) -> Option<f64> {
-        let stale = self.newest.len() < SURE && pass - self.last > FORGET;
-        if stale { None } else { self.seconds() }
+        if self.is_stale(pass) { None } else { self.seconds() }
     }
 }
 
-/// Measurements of one generation.
+/// Times of passes and acceptance of drafts: what one generation learns for the next.
 #[derive(Clone, Debug)]
-pub struct Controller {
-    /// Times of passes by drafted tokens.
+pub struct DraftStatistics {
+    /// Times of passes, by number of drafted tokens.
     times: Vec<PassTimes>,
     passes: u64,
-    /// Passes in front of which there was a match.
+    /// Drafted tokens that were compared and those that were accepted, by bucket of the match. Older tokens count less.
+    compared: [f64; BUCKETS],
+    accepted: [f64; BUCKETS],
+}
+
+impl DraftStatistics {
+    /// Makes statistics of drafts of at most `draft_max` tokens, without measurements.
+    pub fn new(draft_max: usize) -> DraftStatistics {
+        DraftStatistics {
+            times: vec![PassTimes::default(); draft_max + 1],
+            passes: 0,
+            compared: [0.0; BUCKETS],
+            accepted: [0.0; BUCKETS],
+        }
+    }
+
+    /// Returns the largest number of drafted tokens that the statistics are made for.
+    pub fn draft_max(&self) -> usize {
+        self.times.len() - 1
+    }
+
+    /// Returns the median seconds of a pass over one token.
+    fn one(&self) -> Option<f64> {
+        self.times[0].seconds()
+    }
+
+    /// Returns the seconds that each further token of a pass costs: the least that a length measured, or [`ASSUMED_COST`] where
+    /// none was measured twice and measured more.
+    fn slope(&self, one: f64) -> f64 {
+        let assumed = ASSUMED_COST * one;
+        let measured = (1..self.times.len()).filter_map(|k| {
+            let slope = (self.times[k].known(self.passes)? - one) / k as f64;
+            Some(if self.times[k].newest.len() == 1 { slope.min(assumed) } else { slope })
+        });
+        measured.reduce(f64::min).map_or(assumed, |slope| slope.max(0.0))
+    }
+
+    /// Returns the seconds of passes over 1, 2, .. tokens: measured, or estimated from the nearest shorter measured pass with
+    /// the cost of each further token. None before a pass for one token was measured.
+    fn estimates(&self, most: usize) -> Option<Vec<f64>> {
+        let one = self.one()?;
+        let slope = self.slope(one);
+        let mut times = vec![one];
+        for k in 1..=most {
+            times.push(self.times[k].known(self.passes).unwrap_or(times[k - 1] + slope));
+        }
+        Some(times)
+    }
+
+    fn acceptance(&self, matched: usize) -> f64 {
+        let b = bucket(matched);
+        (self.accepted[b] + ASSUMED[b] * ASSUMED_WEIGHT) / (self.compared[b] + ASSUMED_WEIGHT)
+    }
+
+    /// Notes whether the token after a match of `matched` tokens was the drafted one.
+    fn note_token(&mut self, matched: usize, was_right: bool) {
+        let b = bucket(matched);
+        let accepted = if was_right { 1.0 } else { 0.0 };
+        self.compared[b] = self.compared[b] * 0.95 + 1.0;
+        self.accepted[b] = self.accepted[b] * 0.95 + accepted;
+    }
+}
+
+/// Choice of drafts in one generation.
+#[derive(Clone, Debug)]
+pub struct Controller {
+    statistics: DraftStatistics,
+    /// Passes of this generation, by number of drafted tokens.
+    calls: Vec<u64>,
+    /// Passes of this generation, and those that had a match.
+    passes: u64,
     matches: u64,
-    /// Drafted tokens that were looked at, and those that were accepted, by length of the match; older ones count less.
-    tried: [f64; BUCKETS],
-    kept: [f64; BUCKETS],
-    /// Seconds of all passes, and of those with drafts beyond what plain passes for their tokens would have taken.
+    /// Seconds of all passes; `lost`: seconds that drafts took beyond plain passes for the same tokens.
     elapsed: f64,
     lost: f64,
-    /// Newest tokens, and their seconds; older ones count less.
+    /// Seconds that preparing took; `worth`: seconds that drafts gained, or would have gained where they were only followed.
+    invested: f64,
+    worth: f64,
+    /// Mean seconds of a plain pass; older ones count less.
+    plain_mean: Option<f64>,
+    /// Newest tokens and their seconds; older ones count less.
     recent: (f64, f64),
-    /// Lengths whose passes are prepared, by drafted tokens, and the seconds that the next one takes at most.
+    /// Expected seconds of the chosen draft.
+    expected: Option<f64>,
+    /// True if a pass took less than expected since the newest plain one.
+    is_doubtful: bool,
+    /// Prepared lengths, by drafted tokens; `preparing`: upper bound for preparing the next one, in seconds.
     prepared: Vec<bool>,
     preparing: Option<f64>,
     verifier_calls: u64,
@@ -107,7 +212,7 @@ pub struct Controller {
     fallbacks: u64,
 }
 
-/// Figures of a generation.
+/// Figures of drafts in a generation.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct SpeculationReport {
     /// Passes over a draft.
@@ -120,11 +225,21 @@ pub struct SpeculationReport {
     pub fallbacks: u64,
     /// `accepted / drafted`; zero without drafts.
     pub acceptance: f64,
-    /// Tokens of a pass, its milliseconds, and how many there were.
+    /// For each length of a pass in this generation: its tokens, its milliseconds, and the number of passes.
     pub passes: Vec<(usize, f64, u64)>,
-    /// Drafted tokens, and the acceptance of each at which a pass over them costs what it gains; none where even all accepted
-    /// would lose. Only of lengths that were measured, beside a pass for one token.
-    pub break_even: Vec<(usize, Option<f64>)>,
+    /// For each draft length. Empty until a pass for one token was measured.
+    pub break_even: Vec<BreakEven>,
+}
+
+/// Acceptance at which a pass over a draft costs what it gains.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct BreakEven {
+    /// Drafted tokens.
+    pub drafted: usize,
+    /// The acceptance; none where even full acceptance would lose.
+    pub acceptance: Option<f64>,
+    /// True if the pass was measured; its time is an estimate otherwise.
+    pub is_measured: bool,
 }
 
 fn bucket(matched: usize) -> usize {
@@ -139,13 +254,13 @@ fn bucket(matched: usize) -> usize {
     }
 }
 
-/// Tokens that a pass over `k` drafted ones gives, each accepted with probability `a` if those before it were.
+/// Returns the expected tokens of a pass over `k` drafted ones, each accepted with probability `a` if those before it were.
 fn expected(a: f64, k: usize) -> f64 {
     (1..=k).fold((1.0, 1.0), |(sum, s), _| (sum + s * a, s * a)).0
 }
 
-/// The acceptance at which a pass of `cost` passes for one, over `k` drafted tokens, gains nothing: the root of
-/// `1 + a + .. + a^k = cost`. None where even `a = 1` loses.
+/// Returns the acceptance at which a pass over `k` drafted tokens, which costs `cost` passes for one token, gains nothing: the
+/// root of `1 + a + .. + a^k = cost`. None where even `a = 1` loses.
 pub fn break_even(cost: f64, k: usize) -> Option<f64> {
     if cost > (k + 1) as f64 {
         return None;
@@ -159,18 +274,23 @@ pub fn break_even(cost: f64, k: usize) -> Option<f64> {
 }
 
 impl Controller {
-    /// A controller for drafts of at most `draft_max` tokens that has measured nothing.
-    pub fn new(draft_max: usize) -> Controller {
+    /// Makes a controller for one generation that begins with what others have learned.
+    pub fn new(statistics: DraftStatistics) -> Controller {
+        let lengths = statistics.times.len();
         Controller {
-            times: vec![PassTimes::default(); draft_max + 1],
+            plain_mean: statistics.one(),
+            statistics,
+            calls: vec![0; lengths],
             passes: 0,
             matches: 0,
-            tried: [0.0; BUCKETS],
-            kept: [0.0; BUCKETS],
             elapsed: 0.0,
             lost: 0.0,
+            invested: 0.0,
+            worth: 0.0,
             recent: (0.0, 0.0),
-            prepared: (0..=draft_max).map(|drafted| drafted == 0).collect(),
+            expected: None,
+            is_doubtful: false,
+            prepared: (0..lengths).map(|drafted| drafted == 0).collect(),
             preparing: None,
             verifier_calls: 0,
             drafted: 0,
@@ -179,70 +299,64 @@ impl Controller {
         }
     }
 
-    /// Seconds of passes over 1, 2, .. tokens: measured, or estimated from the nearest shorter pass that was, at the measured or
-    /// assumed cost of each token more. None before a pass for one token was measured.
-    fn estimates(&self, most: usize) -> Option<Vec<f64>> {
-        let one = self.times[0].seconds()?;
-        let known = |k: usize| self.times[k].known(self.passes);
-        let slope = (1..self.times.len())
-            .filter_map(|k| Some((known(k)? - one) / k as f64))
-            .reduce(f64::min)
-            .map_or(ASSUMED_COST * one, |slope| slope.max(0.0));
-        let mut times = vec![one];
-        for k in 1..=most {
-            times.push(known(k).unwrap_or(times[k - 1] + slope));
-        }
-        Some(times)
+    /// Returns what this generation and those before it have learned.
+    pub fn statistics(&self) -> &DraftStatistics {
+        &self.statistics
     }
 
-    fn acceptance(&self, matched: usize) -> f64 {
-        let b = bucket(matched);
-        (self.kept[b] + ASSUMED[b] * ASSUMED_WEIGHT) / (self.tried[b] + ASSUMED_WEIGHT)
+    /// Tells whether the next pass has to be a plain one, because t(1) may have changed since the newest.
+    fn is_plain_due(&self, one: f64) -> bool {
+        let plain = &self.statistics.times[0];
+        let since = self.statistics.passes - plain.last;
+        let most = if self.is_doubtful { DOUBTED_WITHOUT_PLAIN } else { MOST_WITHOUT_PLAIN };
+        since >= most || plain.newest.last().is_some_and(|&newest| newest < DOUBT * one)
     }
 
-    /// True if preparing a pass that takes `time` for `tokens` tokens on average is justified by the passes
-    /// so far.
+    /// Tells whether preparing a pass that takes `time` for `tokens` tokens on average is justified by the
+    /// statistics so far.
     fn is_worth_preparing(&self, matched: usize, one: f64, time: f64, tokens: f64, left: usize) -> bool {
-        // Matches are this often; before any pass there is none.
+        // Share of passes with a match; 0 before the first pass.
         let share = self.matches as f64 / (self.passes as f64).max(1.0);
         let gain = (one - time / tokens) * left as f64 * share.min(1.0);
         let cost = self.preparing.unwrap_or(ASSUMED_PREPARING * one);
-        let seen = self.tried[bucket(matched)];
-        let worth = if seen >= 2.0 * EVIDENCE { SURE_WORTH } else { WORTH };
-        seen >= EVIDENCE && gain >= worth * cost
+        let was_worth = self.worth >= self.invested + cost;
+        self.statistics.compared[bucket(matched)] >= EVIDENCE && gain >= WORTH * cost && was_worth
     }
 
-    /// The number of drafted tokens, `most` at most, of the pass that gains most where `left` tokens are still wanted; 0 where
-    /// none does, can be afforded, or is worth preparing.
+    /// Chooses the number of drafted tokens, at most `most`, for the pass that gains most when `left` tokens are still wanted.
+    /// Returns 0 where no draft gains, can be afforded, or is worth preparing.
     pub fn choose(&mut self, matched: usize, most: usize, left: usize) -> usize {
         self.matches += 1;
-        let most = most.min(self.times.len() - 1);
-        let chosen = self.estimates(most).and_then(|times| {
+        let most = most.min(self.statistics.draft_max());
+        let times = self.statistics.estimates(most).filter(|times| !self.is_plain_due(times[0]));
+        let chosen = times.and_then(|times| {
             let one = times[0];
-            let room = SHARE * self.elapsed + ADVANCE * one - self.lost;
+            let advance = ADVANCE.min(ADVANCE_SHARE * (self.passes as f64 + left as f64));
+            let room = SHARE * self.elapsed + advance * one - self.lost;
             let lambda = match self.recent {
                 (tokens, seconds) if seconds > 0.0 => (tokens / seconds).max(1.0 / one),
                 _ => 1.0 / one,
             };
             let (mut tokens, mut survives) = (1.0, 1.0);
-            let mut best: Option<(usize, f64)> = None;
+            let mut best: Option<(usize, f64, f64)> = None;
             for (k, &time) in times.iter().enumerate().skip(1) {
-                survives *= self.acceptance(matched + k - 1);
+                survives *= self.statistics.acceptance(matched + k - 1);
                 tokens += survives;
-                if !LENGTHS.contains(&k) && k != most {
+                if !self.prepared[k] && !PREPARED_LENGTHS.contains(&k) && k != most {
                     continue;
                 }
                 let score = tokens - lambda * time;
                 let pays = tokens * one > time && time - one <= room;
                 let ready = || self.prepared[k] || self.is_worth_preparing(matched, one, time, tokens, left);
-                if pays && best.is_none_or(|(_, most)| score > most) && ready() {
-                    best = Some((k, score));
+                if pays && best.is_none_or(|(_, most, _)| score > most) && ready() {
+                    best = Some((k, score, time));
                 }
             }
             best
         });
+        self.expected = chosen.map(|(_, _, time)| time);
         match chosen {
-            Some((k, _)) => k,
+            Some((k, _, _)) => k,
             None => {
                 self.fallbacks += 1;
                 0
@@ -250,152 +364,98 @@ impl Controller {
         }
     }
 
-    /// Takes preparing a length to cost so many seconds, until one was.
+    /// Sets the cost of preparing a length to `seconds`, until one was prepared.
     pub fn assume_preparing(&mut self, seconds: f64) {
         self.preparing = Some(seconds);
     }
 
-    /// True if a pass with `drafted` tokens is prepared.
+    /// Tells whether a pass with `drafted` tokens is prepared.
     pub fn is_prepared(&self, drafted: usize) -> bool {
         self.prepared.get(drafted).copied().unwrap_or(true)
     }
 
-    /// Notes that a pass with `drafted` tokens was prepared, in so many seconds.
-    pub fn note_prepared(&mut self, drafted: usize, seconds: f64) {
+    /// Notes that a pass with `drafted` tokens was prepared before this generation.
+    pub fn set_prepared(&mut self, drafted: usize) {
         if let Some(prepared) = self.prepared.get_mut(drafted) {
             *prepared = true;
-            // One that another sequence has prepared takes no time, and says little.
-            self.preparing = Some(self.preparing.map_or(seconds, |was| seconds.max(was / 2.0)));
         }
     }
 
-    /// Notes whether the token behind a match of `matched` tokens was the one that a draft has or would have had.
-    pub fn note_token(&mut self, matched: usize, was_right: bool) {
-        let b = bucket(matched);
-        let kept = if was_right { 1.0 } else { 0.0 };
-        (self.tried[b], self.kept[b]) = (self.tried[b] * 0.95 + 1.0, self.kept[b] * 0.95 + kept);
+    /// Notes that a pass with `drafted` tokens was prepared in `seconds`.
+    pub fn note_prepared(&mut self, drafted: usize, seconds: f64) {
+        self.set_prepared(drafted);
+        self.invested += seconds;
+        // A length that another sequence prepared takes no time here, so a short time halves the bound at most.
+        self.preparing = Some(self.preparing.map_or(seconds, |was| seconds.max(was / 2.0)));
     }
 
-    /// Notes a pass over one token and `drafted` more, behind a match of `matched` tokens.
+    /// Notes whether the token after a match of `matched` tokens was the one that a draft would have had, which was not made.
+    pub fn note_followed(&mut self, matched: usize, was_right: bool) {
+        self.statistics.note_token(matched, was_right);
+        if let Some(one) = self.statistics.one() {
+            let slope = self.statistics.slope(one);
+            self.worth = (self.worth + if was_right { one - slope } else { -slope }).max(0.0);
+        }
+    }
+
+    /// Notes a pass over one token and `drafted` more, after a match of `matched` tokens.
     pub fn note(&mut self, matched: usize, drafted: usize, accepted: usize, seconds: f64) {
-        let Some(times) = self.times.get_mut(drafted) else { return };
+        if drafted > self.statistics.draft_max() {
+            return;
+        }
+        let expected = self.expected.take();
+        self.statistics.passes += 1;
+        self.statistics.times[drafted].push(seconds, self.statistics.passes);
         self.passes += 1;
-        times.push(seconds, self.passes);
+        self.calls[drafted] += 1;
         self.elapsed += seconds;
         let (tokens, time) = self.recent;
         self.recent = (tokens * (1.0 - NEWEST) + (accepted + 1) as f64, time * (1.0 - NEWEST) + seconds);
         if drafted == 0 {
+            self.is_doubtful = false;
+            let mean = self.plain_mean.get_or_insert(seconds);
+            *mean += NEWEST_PLAIN * (seconds - *mean);
             return;
         }
+        self.is_doubtful |= expected.is_some_and(|expected| seconds < DOUBT * expected);
         self.verifier_calls += 1;
         self.drafted += drafted as u64;
         self.accepted += accepted as u64;
-        if let Some(one) = self.times[0].seconds() {
-            self.lost = (self.lost + seconds - one * (accepted + 1) as f64).max(-CREDIT * one);
+        if let (Some(one), Some(mean)) = (self.statistics.one(), self.plain_mean) {
+            // The median of the newest is high by chance where drafts seem to pay, the mean is old: the smaller one counts.
+            let gained = one.min(mean) * (accepted + 1) as f64 - seconds;
+            self.lost = (self.lost - gained).max(-CREDIT * one);
+            self.worth = (self.worth + gained).max(0.0);
         }
-        // The first that is refused is looked at, too.
+        // The first refused token counts, too.
         for i in 0..(accepted + 1).min(drafted) {
-            self.note_token(matched + i, i < accepted);
+            self.statistics.note_token(matched + i, i < accepted);
         }
     }
 
-    /// Figures so far.
+    /// Returns the figures so far.
     pub fn report(&self) -> SpeculationReport {
-        let measured = self.times.iter().enumerate();
-        let one = self.times[0].seconds();
-        let cost = |k: usize| Some(self.times[k].seconds()? / one?);
+        let times = &self.statistics.times;
+        let passes = self.calls.iter().enumerate().filter(|(_, calls)| **calls > 0);
+        let costs = self.statistics.estimates(self.statistics.draft_max()).unwrap_or_default();
         SpeculationReport {
             verifier_calls: self.verifier_calls,
             drafted: self.drafted,
             accepted: self.accepted,
             fallbacks: self.fallbacks,
             acceptance: if self.drafted > 0 { self.accepted as f64 / self.drafted as f64 } else { 0.0 },
-            passes: measured.filter_map(|(k, t)| Some((k + 1, t.seconds()? * 1e3, t.calls))).collect(),
-            break_even: (1..self.times.len()).filter_map(|k| Some((k, break_even(cost(k)?, k)))).collect(),
+            passes: passes.filter_map(|(k, &n)| Some((k + 1, times[k].seconds()? * 1e3, n))).collect(),
+            break_even: (1..costs.len())
+                .map(|drafted| BreakEven {
+                    drafted,
+                    acceptance: break_even(costs[drafted] / costs[0], drafted),
+                    is_measured: times[drafted].known(self.statistics.passes).is_some(),
+                })
+                .collect(),
         }
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn break_even_is_where_a_pass_costs_what_it_gives() {
-        // 1 + a = 1.5, and 1 + a + a^2 + a^3 = 4 at a = 1.
-        assert!((break_even(1.5, 1).unwrap() - 0.5).abs() < 1e-9);
-        assert!((break_even(4.0, 3).unwrap() - 1.0).abs() < 1e-9);
-        assert!(
-            break_even(4.4, 3).is_none(),
-            "a verification that costs 4.4 tokens never pays for 3 drafted ones"
-        );
-        assert!(break_even(1.0, 3).unwrap() < 1e-9);
-    }
-
-    /// Seconds of plain decoding over those with the controller, where drafted tokens are accepted with probability `a` and a
-    /// pass over T tokens costs `cost(T)`.
-    fn speedup(a: f64, cost: impl Fn(usize) -> f64, tokens: usize) -> f64 {
-        let mut c = Controller::new(8);
-        let (mut random, mut made, mut seconds) = (anemoe_io::Random::new(7), 0, 0.0);
-        while made < tokens {
-            let k = c.choose(4, 8, tokens - made);
-            if !c.is_prepared(k) {
-                c.note_prepared(k, 1.0);
-                seconds += 1.0;
-            }
-            let accepted = (0..k).take_while(|_| random.uniform() < a).count();
-            if k == 0 {
-                c.note_token(4, random.uniform() < a);
-            }
-            c.note(4, k, accepted, cost(k + 1));
-            (made, seconds) = (made + accepted + 1, seconds + cost(k + 1));
-        }
-        made as f64 * cost(1) / seconds
-    }
-
-    #[test]
-    fn it_gains_where_there_is_something_to_gain_and_loses_nothing_elsewhere() {
-        let cheap = |t: usize| 1.0 + 0.1 * (t - 1) as f64;
-        let linear = |t: usize| t as f64;
-        let notes = |t: usize| if t == 1 { 1.0 } else { 4.4 };
-        assert!(speedup(0.9, cheap, 500) > 2.0);
-        for a in [0.0, 0.2, 0.5, 0.7, 0.9] {
-            assert!(speedup(a, cheap, 500) >= 0.99, "{a}: {}", speedup(a, cheap, 500));
-            assert!(speedup(a, linear, 500) >= 0.99, "{a}: {}", speedup(a, linear, 500));
-            assert!(speedup(a, notes, 500) >= 0.99, "{a}: {}", speedup(a, notes, 500));
-        }
-    }
-
-    /// Figures of the field notes: 108 ms for one token, 483 ms for four, and what three drafted tokens would have to gain.
-    #[test]
-    fn the_notes_formula_is_not_the_break_even() {
-        let (one, four) = (108.1f64, 483.0f64);
-        let wrong = 1.0 - one / (four / 4.0);
-        assert!((wrong - 0.10).abs() < 0.01, "{wrong}");
-        assert_eq!(break_even(four / one, 3), None);
-        assert!(expected(wrong, 3) / four < 1.0 / one, "three tokens drafted at that acceptance lose");
-        assert!(expected(1.0, 3) / four < 1.0 / one, "and at any other");
-    }
-
-    #[test]
-    fn one_disturbed_time_is_forgotten() {
-        let mut c = Controller::new(1);
-        c.note_prepared(1, 0.0);
-        (0..20).for_each(|_| c.note(4, 0, 0, 1.0));
-        c.note(4, 1, 1, 30.0);
-        c.lost = 0.0;
-        assert_eq!(c.choose(4, 1, 100), 0);
-        (0..600).for_each(|_| c.note(4, 0, 0, 1.0));
-        assert_eq!(c.choose(4, 1, 100), 1);
-    }
-
-    #[test]
-    fn nothing_is_prepared_without_evidence() {
-        let mut c = Controller::new(8);
-        (0..20).for_each(|_| c.note(4, 0, 0, 1.0));
-        assert_eq!(c.choose(20, 8, 1000), 0, "nothing was seen behind such matches");
-        (0..16).for_each(|_| c.note_token(20, true));
-        assert_eq!(c.choose(20, 8, 2), 0, "too few tokens are left");
-        assert!(c.choose(20, 8, 1000) > 0);
-    }
-}
+#[path = "controller_tests.rs"]
+mod tests;

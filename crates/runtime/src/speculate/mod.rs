@@ -1,54 +1,89 @@
-//! Speculative decoding without a draft model: drafts from repetitions, verified in one pass, and only where that pays.
+//! Speculative decoding without a draft model: drafts from repetitions, verified in one pass, and only where they pay.
 //!
 //! ```text
 //! tokens so far --ngrams--> draft d1..dk --one pass over [last, d1..dk]--> k + 1 rows of logits
-//! row i chooses a token as plain decoding would; drafts that it agrees with are kept, the sequence is cut back behind them
+//! row i chooses a token as plain decoding would; drafts that agree are kept, and the sequence is cut back after them
 //! ```
-//! A token has the same bits in a pass of several tokens and alone, and tokens are chosen one by one from the same rows by the
-//! same sampler. So the tokens are those of plain decoding, at any temperature.
+//! A token has the same bits in a pass of several tokens and alone. Tokens are chosen one by one from the same rows by the same
+//! sampler. So the tokens are those of plain decoding, at any temperature.
 
 mod controller;
 mod ngrams;
 
-pub use controller::{Controller, SpeculationReport, break_even};
+pub use controller::{
+    BreakEven, Controller, DraftStatistics, PREPARED_LENGTHS, SpeculationReport, break_even,
+};
 pub use ngrams::{Corpus, Ngrams};
 
 use crate::model::{Logits, MOST_UNDONE, Model, Sequence};
-use std::sync::Arc;
+use anemoe_io::locked;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-/// Condition for drafts.
+/// Condition for drafting.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Mode {
-    /// Never.
+    /// Never draft.
     #[default]
     Off,
-    /// Whenever there is a match.
+    /// Draft whenever there is a match.
     Ngram,
-    /// Only if it pays by measured times and acceptance.
+    /// Draft only if it pays by measured times and acceptance.
     Auto,
 }
 
-/// Options of drafts.
+/// Settings for drafting.
 #[derive(Clone, Debug)]
 pub struct Speculation {
-    /// Condition for drafts.
+    /// Condition for drafting.
     pub mode: Mode,
     /// Most tokens of a draft.
     pub draft_max: usize,
     /// Fewest tokens that have to repeat before a draft is made.
     pub ngram_min: usize,
-    /// Most tokens of a match that count.
+    /// Most tokens of a match: of a longer repetition its newest tokens count, and what followed them last.
     pub ngram_max: usize,
-    /// Tokens that drafts may come from besides the sequence's own.
+    /// Tokens to find matches in, besides the sequence's own.
     pub corpus: Option<Arc<Corpus>>,
-    /// For measurements: the token to draft at each place behind the prompt, in place of what repeats.
+    /// For measurements: the tokens to draft at each place after the prompt, instead of repetitions.
     pub replay: Option<Arc<Vec<u32>>>,
+    /// Times and acceptance that generations of one model share: each begins with what those before it measured.
+    pub statistics: SharedStatistics,
+}
+
+/// Statistics that the generations of a model share.
+#[derive(Clone, Debug, Default)]
+pub struct SharedStatistics(Arc<Mutex<Option<DraftStatistics>>>);
+
+impl From<DraftStatistics> for SharedStatistics {
+    fn from(statistics: DraftStatistics) -> SharedStatistics {
+        SharedStatistics(Arc::new(Mutex::new(Some(statistics))))
+    }
+}
+
+impl SharedStatistics {
+    /// Returns the statistics of drafts of at most `draft_max` tokens; empty ones where none are known.
+    fn get(&self, draft_max: usize) -> DraftStatistics {
+        let known = locked(&self.0).clone().filter(|known| known.draft_max() == draft_max);
+        known.unwrap_or_else(|| DraftStatistics::new(draft_max))
+    }
+
+    fn set(&self, statistics: &DraftStatistics) {
+        *locked(&self.0) = Some(statistics.clone());
+    }
 }
 
 impl Default for Speculation {
     fn default() -> Self {
-        Speculation { mode: Mode::Off, draft_max: 8, ngram_min: 2, ngram_max: 24, corpus: None, replay: None }
+        Speculation {
+            mode: Mode::Off,
+            draft_max: 8,
+            ngram_min: 2,
+            ngram_max: 24,
+            corpus: None,
+            replay: None,
+            statistics: SharedStatistics::default(),
+        }
     }
 }
 
@@ -65,63 +100,77 @@ impl Speculation {
             return Err(format!("drafts of {} tokens, where {MOST_UNDONE} are the most", self.draft_max));
         }
         if self.ngram_min > self.ngram_max {
-            return Err(format!("matches of {} to {} tokens", self.ngram_min, self.ngram_max));
+            return Err(format!(
+                "the shortest match has {} tokens, which is more than the {} of the longest",
+                self.ngram_min, self.ngram_max
+            ));
         }
         Ok(())
     }
 }
 
-/// Tokens that were not drafted.
+/// A draft that was not made, compared with the tokens that come.
 #[derive(Default)]
 struct Followed {
     ids: Vec<u32>,
-    /// Next of them.
+    /// Index of the next token to compare.
     at: usize,
-    /// Tokens of the match before the first of them.
+    /// Tokens of the match before the first token.
     matched: usize,
 }
 
-/// Drafts for one sequence, and the controller that says how many tokens of them are verified.
+/// Drafts for one sequence, with the controller that decides how many tokens are drafted.
 ///
-/// A pass is planned ([`Drafter::plan`]), run by the caller, its rows choose tokens as long as they agree with the draft
-/// ([`Drafter::agrees`]), and the sequence is cut back behind these ([`Drafter::settle`]).
+/// [`Drafter::plan`] plans a pass, and the caller runs it. The rows of its logits choose tokens as long as they agree with the
+/// draft ([`Drafter::agrees`]). [`Drafter::settle`] cuts the sequence back after these tokens.
 pub struct Drafter {
     options: Speculation,
     ngrams: Ngrams,
     corpus: Option<ngrams::Walk>,
     controller: Controller,
-    /// The newest token, and a draft behind it.
+    /// Tokens of the pass: the newest token, and the draft after it.
     pass: Vec<u32>,
-    /// Draft that was not made, and its match: the tokens that come are compared with it.
+    /// Draft that was not made, with its match: the next tokens are compared with it.
     followed: Followed,
     /// Tokens of the match that the draft comes from.
     matched: usize,
+    /// True if there was a match that no draft was worth.
+    fell_back: bool,
 }
 
 impl Drafter {
-    /// A drafter that has seen nothing.
-    pub fn new(options: Speculation) -> Drafter {
-        let corpus = options.corpus.clone().map(ngrams::Walk::new);
-        let controller = Controller::new(options.draft_max);
+    /// Makes a drafter that has seen no tokens. It knows which passes the model has prepared.
+    pub fn new(options: Speculation, model: &Model) -> Drafter {
+        let corpus = options.corpus.clone().map(|corpus| ngrams::Walk::new(corpus, options.ngram_max));
+        let mut controller = Controller::new(options.statistics.get(options.draft_max));
+        for drafted in 1..=options.draft_max {
+            if model.has_prepared(drafted + 1, Logits::All) {
+                controller.set_prepared(drafted);
+            }
+        }
+        if let Some(time) = model.shortest_preparation() {
+            controller.assume_preparing(time.as_secs_f64());
+        }
         Drafter {
-            ngrams: Ngrams::default(),
+            ngrams: Ngrams::new(options.ngram_max),
             corpus,
             controller,
             pass: Vec::new(),
             followed: Followed::default(),
             matched: 0,
+            fell_back: false,
             options,
         }
     }
 
-    /// Sees the next token of the sequence.
+    /// Adds the next token of the sequence.
     pub fn push(&mut self, id: u32) {
         if self.options.mode == Mode::Off {
             return;
         }
         let Followed { ids, at, matched } = &mut self.followed;
         if let Some(&drafted) = ids.get(*at) {
-            self.controller.note_token(*matched + *at, drafted == id);
+            self.controller.note_followed(*matched + *at, drafted == id);
             *at = if drafted == id { *at + 1 } else { ids.len() };
         }
         self.ngrams.push(id);
@@ -130,15 +179,8 @@ impl Drafter {
         }
     }
 
-    /// Tells the controller what it takes at most to prepare a number of tokens, before one was prepared.
-    pub fn assume_preparing(&mut self, time: Option<Duration>) {
-        if let Some(time) = time {
-            self.controller.assume_preparing(time.as_secs_f64());
-        }
-    }
-
-    /// Sets what the next pass is over: `newest`, which no pass has seen, and a draft behind it where that pays. `generated` tokens
-    /// are behind the prompt, and `left` are wanted yet. Gives the time that preparing such a pass took.
+    /// Plans the next pass: `newest`, which no pass has seen, and a draft after it if that pays. `generated` tokens follow the
+    /// prompt, and `left` are still wanted. Returns the time that preparing the pass took.
     pub fn plan(
         &mut self,
         model: &Model,
@@ -154,7 +196,7 @@ impl Drafter {
         let room = model.chain().model.max_context.saturating_sub(sequence.position() + 1);
         let room = model.most_to_undo(sequence, room.min(left.saturating_sub(1)));
         self.draft(generated, room, left);
-        // What is prepared inside a pass would count as its time.
+        // Functions that are prepared inside a pass would count in its time.
         if self.controller.is_prepared(self.drafted()) {
             return Duration::ZERO;
         }
@@ -165,34 +207,40 @@ impl Drafter {
         time
     }
 
-    /// Sets a pass over `newest` alone.
+    /// Plans a pass over only `newest`.
     pub fn plan_plain(&mut self, newest: u32) {
+        self.fell_back = false;
         self.pass.clear();
         self.pass.push(newest);
     }
 
-    /// Tokens of the next pass, or of the last one; none before one was planned.
+    /// Returns the tokens of the next pass, or of the last one; empty before one was planned.
     pub fn pass(&self) -> &[u32] {
         &self.pass
     }
 
-    /// Logits that the pass has to give.
+    /// Returns which logits the pass has to compute.
     pub fn wanted(&self) -> Logits {
         if self.drafted() > 0 { Logits::All } else { Logits::Last }
     }
 
-    /// Tokens of the pass that are a draft.
+    /// Returns the number of drafted tokens in the pass.
     pub fn drafted(&self) -> usize {
         self.pass.len().saturating_sub(1)
     }
 
-    /// Tells whether `id`, chosen from row `row` of the pass's logits, is what was drafted there, so that the next row counts.
+    /// Tells whether the pass has no draft although there was a match.
+    pub fn fell_back(&self) -> bool {
+        self.fell_back
+    }
+
+    /// Tells whether `id`, chosen from row `row` of the pass's logits, is the drafted token, so that the next row counts.
     pub fn agrees(&self, row: usize, id: u32) -> bool {
         self.pass.get(row + 1) == Some(&id)
     }
 
-    /// Cuts `sequence` back behind the first `right` tokens of the draft, and notes what the pass took, in seconds, where it is
-    /// known for it alone.
+    /// Cuts `sequence` back after the first `right` tokens of the draft. Notes the time of the pass, in seconds, if it is
+    /// known for this sequence alone.
     ///
     /// # Errors
     /// The states cannot be cut back.
@@ -215,13 +263,13 @@ impl Drafter {
         Ok(())
     }
 
-    /// Figures of the drafts, where any may be made.
+    /// Returns the figures of the drafts; none if drafting is off.
     pub fn report(&self) -> Option<SpeculationReport> {
         (self.options.mode != Mode::Off).then(|| self.controller.report())
     }
 
-    /// Appends to the pass what may come next behind `generated` tokens, `most` tokens at most, and none where a pass over them
-    /// would not pay.
+    /// Appends a draft to the pass: at most `most` tokens that may follow the `generated` ones, and none where a pass over
+    /// them would not pay.
     fn draft(&mut self, generated: usize, most: usize, left: usize) {
         let most = most.min(self.options.draft_max);
         if most == 0 {
@@ -235,7 +283,7 @@ impl Drafter {
                 if other.0 > own.0 && !other.1.is_empty() { other } else { own }
             }
         };
-        self.matched = length.min(self.options.ngram_max);
+        self.matched = length;
         if self.matched < self.options.ngram_min || next.is_empty() {
             return;
         }
@@ -243,6 +291,7 @@ impl Drafter {
             Mode::Auto => self.controller.choose(self.matched, most, left),
             _ => most,
         };
+        self.fell_back = n == 0;
         let Followed { ids, at, matched } = &mut self.followed;
         if n > 0 {
             ids.clear();
@@ -253,9 +302,26 @@ impl Drafter {
         }
         let first = self.pass.len();
         self.pass.extend(next.iter().take(n));
-        // A text that goes on as it repeats.
+        // A match near the end: the text is continued periodically.
         for i in next.len()..n {
             self.pass.push(self.pass[first + i - next.len()]);
         }
+    }
+}
+
+impl Drop for Drafter {
+    /// Hands what was measured to the next generation.
+    fn drop(&mut self) {
+        if self.options.mode != Mode::Off {
+            self.options.statistics.set(self.controller.statistics());
+        }
+    }
+}
+
+/// Prepares the passes that drafts of mode `auto` need, so that no generation has to wait for them.
+pub fn prepare_drafts(model: &Model, options: &Speculation) {
+    if options.mode == Mode::Auto {
+        let lengths = PREPARED_LENGTHS.into_iter().filter(|&drafted| drafted <= options.draft_max);
+        lengths.for_each(|drafted| model.prepare(drafted + 1, Logits::All));
     }
 }

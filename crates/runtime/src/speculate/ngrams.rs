@@ -1,25 +1,26 @@
-//! The longest suffix of a sequence that occurred before, kept while the sequence grows.
+//! Finds the longest suffix of a sequence that occurred before, while the sequence grows.
 //!
-//! A suffix automaton: its states stand for sets of substrings that end at the same positions. When a token is appended, the
-//! suffix link of the newest state is the longest suffix that occurred before. Time is constant per token on average, memory
-//! proportional to the tokens.
+//! A suffix automaton: a state stands for a set of substrings that end at the same positions. When a token is appended, the
+//! suffix link of the newest state gives the longest suffix that occurred before. Time per token is constant on average, and
+//! memory is proportional to the number of tokens.
 
 use std::collections::HashMap;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
-/// State of the empty string.
+/// Index of the state of the empty string.
 const ROOT: u32 = 0;
-/// No state.
+/// Index that stands for no state.
 const NONE: u32 = u32::MAX;
 
 #[derive(Clone, Debug)]
 struct State {
-    /// Length of its longest substring.
+    /// Length of the state's longest substring.
     length: u32,
     link: u32,
-    /// An end position of its substrings, the most recent that is known.
+    /// An end position of the state's substrings: the newest that is known.
     end: u32,
-    /// Tokens that lead on from here.
+    /// Tokens with a transition from this state.
     tokens: Vec<u32>,
 }
 
@@ -27,7 +28,7 @@ struct State {
 #[derive(Clone, Debug)]
 struct Automaton {
     states: Vec<State>,
-    /// The state behind a state and a token.
+    /// Transitions: from a state and a token to a state.
     next: HashMap<(u32, u32), u32>,
     last: u32,
     ids: Vec<u32>,
@@ -71,7 +72,7 @@ impl Automaton {
         self.last = new;
     }
 
-    /// Takes the substrings of `old` that are at most `length` long into a state of their own.
+    /// Moves the substrings of `old` that are at most `length` long to a new state, and returns it.
     fn split(&mut self, at: u32, id: u32, old: u32, length: u32) -> u32 {
         let copy = self.states.len() as u32;
         let state = State { length, ..self.state(old).clone() };
@@ -90,15 +91,23 @@ impl Automaton {
     }
 }
 
-/// Tokens of one sequence.
-#[derive(Clone, Debug, Default)]
+/// Tokens of one sequence, with their longest repeated suffix of at most `longest` tokens.
+#[derive(Clone, Debug)]
 pub struct Ngrams {
     automaton: Automaton,
-    /// State of the longest suffix that occurred before, and where it ended then.
+    longest: usize,
+    /// Position where the newest occurrence of `longest` tokens ends, by their hash.
+    windows: HashMap<u64, u32>,
+    /// Length of the longest suffix that occurred before, and the position where that occurrence ended.
     matched: Option<(u32, u32)>,
 }
 
 impl Ngrams {
+    /// Makes an empty sequence whose matches have at most `longest` tokens.
+    pub fn new(longest: usize) -> Ngrams {
+        Ngrams { automaton: Automaton::default(), longest, windows: HashMap::new(), matched: None }
+    }
+
     /// Appends a token.
     pub fn push(&mut self, id: u32) {
         self.automaton.push(id);
@@ -106,12 +115,24 @@ impl Ngrams {
         let end = self.automaton.ids.len() as u32 - 1;
         self.matched = (link != ROOT && link != NONE).then(|| {
             let state = &mut self.automaton.states[link as usize];
-            // From now on, the most recent one is this.
+            // From now on, this is the newest occurrence.
             (state.length, std::mem::replace(&mut state.end, end))
         });
+        // Of a longer match only the newest tokens count, and where these occurred last.
+        let ids = &self.automaton.ids;
+        if let Some(window) = ids.len().checked_sub(self.longest).map(|first| &ids[first..]) {
+            let before = self.windows.insert(hash(window), end);
+            let before = before.filter(|&at| ids[..=at as usize].ends_with(window));
+            match (before, self.matched) {
+                (Some(at), Some((length, _))) if length as usize > self.longest => {
+                    self.matched = Some((self.longest as u32, at));
+                }
+                _ => {}
+            }
+        }
     }
 
-    /// Length of the longest suffix that occurred before, and the tokens that came behind it then.
+    /// Returns the length of the longest suffix that occurred before, and the tokens that followed it there.
     pub fn longest_match(&self) -> (usize, &[u32]) {
         match self.matched {
             Some((length, end)) => (length as usize, &self.automaton.ids[end as usize + 1..]),
@@ -120,12 +141,19 @@ impl Ngrams {
     }
 }
 
-/// Tokens that drafts may come from besides a sequence's own.
+/// Computes the hash of some tokens.
+fn hash(ids: &[u32]) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    ids.hash(&mut hasher);
+    hasher.finish()
+}
+
+/// Tokens in which drafts find matches, besides a sequence's own.
 #[derive(Clone, Debug, Default)]
 pub struct Corpus(Automaton);
 
 impl Corpus {
-    /// Reads the tokens of a text.
+    /// Makes a corpus of the tokens of a text.
     pub fn new(ids: &[u32]) -> Corpus {
         let mut automaton = Automaton::default();
         ids.iter().for_each(|&id| automaton.push(id));
@@ -133,17 +161,18 @@ impl Corpus {
     }
 }
 
-/// The longest suffix of a sequence that is in a corpus.
+/// Finds the longest suffix of a sequence that occurs in a corpus.
 #[derive(Clone, Debug)]
 pub(super) struct Walk {
     corpus: Arc<Corpus>,
+    longest: usize,
     state: u32,
     length: u32,
 }
 
 impl Walk {
-    pub fn new(corpus: Arc<Corpus>) -> Walk {
-        Walk { corpus, state: ROOT, length: 0 }
+    pub fn new(corpus: Arc<Corpus>, longest: usize) -> Walk {
+        Walk { corpus, longest, state: ROOT, length: 0 }
     }
 
     pub fn push(&mut self, id: u32) {
@@ -168,7 +197,7 @@ impl Walk {
             return (0, &[]);
         }
         let end = self.corpus.0.state(self.state).end as usize;
-        (self.length as usize, &self.corpus.0.ids[end + 1..])
+        ((self.length as usize).min(self.longest), &self.corpus.0.ids[end + 1..])
     }
 }
 
@@ -177,7 +206,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// The longest suffix that ends earlier too.
+    /// Computes the length of the longest suffix that also ends earlier.
     fn expected(ids: &[u32]) -> usize {
         (1..ids.len())
             .rev()
@@ -187,19 +216,25 @@ mod tests {
 
     proptest! {
         #[test]
-        fn the_longest_repeated_suffix_is_found(ids in prop::collection::vec(0u32..4, 0..60)) {
-            let mut ngrams = Ngrams::default();
+        fn the_longest_repeated_suffix_is_found(ids in prop::collection::vec(0u32..4, 0..60), longest in 1..12usize) {
+            let mut ngrams = Ngrams::new(longest);
             for (i, &id) in ids.iter().enumerate() {
                 ngrams.push(id);
                 let so_far = &ids[..=i];
                 let (length, next) = ngrams.longest_match();
-                prop_assert_eq!(length, expected(so_far));
+                prop_assert_eq!(length, expected(so_far).min(longest));
                 if length > 0 {
-                    // What is proposed came behind the same tokens.
+                    // The proposed tokens followed the same tokens.
                     let at = so_far.len() - next.len();
                     prop_assert!(at >= length && !next.is_empty());
                     prop_assert_eq!(&so_far[at - length..at], &so_far[so_far.len() - length..]);
                     prop_assert_eq!(next, &so_far[at..]);
+                    if length == longest {
+                        // No newer occurrence of these tokens.
+                        let suffix = &so_far[so_far.len() - length..];
+                        let newer = (at + 1..so_far.len()).any(|end| so_far[..end].ends_with(suffix));
+                        prop_assert!(!newer || expected(so_far) == longest);
+                    }
                 }
             }
         }
@@ -209,13 +244,13 @@ mod tests {
             corpus in prop::collection::vec(0u32..4, 0..60),
             ids in prop::collection::vec(0u32..4, 0..30),
         ) {
-            let mut walk = Walk::new(Arc::new(Corpus::new(&corpus)));
+            let mut walk = Walk::new(Arc::new(Corpus::new(&corpus)), 8);
             for (i, &id) in ids.iter().enumerate() {
                 walk.push(id);
                 let so_far = &ids[..=i];
                 let is_in = |n: &usize| corpus.windows(*n).any(|w| w == &so_far[so_far.len() - n..]);
                 let (length, next) = walk.longest_match();
-                prop_assert_eq!(length, (1..=so_far.len()).rev().find(is_in).unwrap_or(0));
+                prop_assert_eq!(length, (1..=so_far.len()).rev().find(is_in).unwrap_or(0).min(8));
                 if length > 0 {
                     let at = corpus.len() - next.len();
                     prop_assert_eq!(&corpus[at - length..at], &so_far[so_far.len() - length..]);

@@ -1,4 +1,4 @@
-//! The choice of a token from its row of logits.
+//! Chooses a token from its row of logits.
 
 use crate::grammar::in_short;
 use anemoe_runtime::sampler::Sampler;
@@ -7,18 +7,19 @@ use llguidance::Matcher;
 /// A chosen token.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ChosenToken {
-    /// Its id.
+    /// Id of the token.
     pub id: u32,
-    /// Natural logarithm of its probability, before temperature, where it is wanted.
+    /// Natural logarithm of its probability, before temperature; `None` unless wanted.
     pub logprob: Option<f32>,
-    /// Most probable tokens, the first the most.
+    /// Most probable tokens with their logarithms, in descending order.
     pub top: Vec<(u32, f32)>,
 }
 
-/// Chooses the next token: by the sampler, among those that the grammar allows.
+/// Chooses the next token with the sampler, among the tokens that the grammar allows. `logprobs` is the number of
+/// alternatives to report.
 ///
 /// # Errors
-/// The grammar fails, or allows nothing.
+/// The grammar fails, or allows no token.
 pub fn choose(
     row: &mut [f32],
     sampler: &mut Sampler,
@@ -48,7 +49,7 @@ pub fn choose(
     Ok(choice)
 }
 
-/// Logarithms of the softmax.
+/// Returns the logarithms of the softmax of a row.
 fn log_softmax(row: &[f32]) -> Vec<f32> {
     let max = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let sum: f64 = row.iter().map(|v| f64::from(v - max).exp()).sum();
@@ -56,7 +57,7 @@ fn log_softmax(row: &[f32]) -> Vec<f32> {
     row.iter().map(|v| (f64::from(v - max) - log) as f32).collect()
 }
 
-/// The `n` largest values with their indices, the largest first.
+/// Returns the `n` largest values with their indices, in descending order.
 fn largest(values: &[f32], n: usize) -> Vec<(u32, f32)> {
     let mut all: Vec<(u32, f32)> = values.iter().enumerate().map(|(i, v)| (i as u32, *v)).collect();
     let descending = |a: &(u32, f32), b: &(u32, f32)| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0));

@@ -1,4 +1,4 @@
-//! Jobs: prompts to be continued, and what comes of them.
+//! Jobs (prompts to continue) and their results.
 
 use super::choice::ChosenToken;
 use anemoe_runtime::chat::PromptText;
@@ -6,11 +6,11 @@ use anemoe_runtime::sampler::Sampling;
 use llguidance::Matcher;
 use std::time::Instant;
 
-/// A prompt to be continued.
+/// A prompt to continue.
 pub struct Job {
     /// Name of the answer, for logs.
     pub id: String,
-    /// Text and tokens of the prompt; the text may be empty where it is not known.
+    /// Text and tokens of the prompt; the text is empty where it is not known.
     pub prompt: PromptText,
     /// Most new tokens.
     pub max_new: usize,
@@ -22,13 +22,13 @@ pub struct Job {
     pub ends: Vec<u32>,
     /// Special tokens whose names are text of the answer.
     pub marks: Vec<u32>,
-    /// Go on behind end tokens.
+    /// True if the answer continues after end tokens.
     pub ignore_eos: bool,
-    /// Most probable tokens that are reported with each chosen one.
+    /// Number of most probable tokens reported with each chosen token.
     pub logprobs: Option<usize>,
     /// Grammar that the answer has to follow.
     pub grammar: Option<Matcher>,
-    /// Time at which the job is given up.
+    /// Time at which the job fails with a timeout.
     pub deadline: Option<Instant>,
     /// Receiver of the answer.
     pub sink: Box<dyn Sink>,
@@ -36,74 +36,74 @@ pub struct Job {
 
 /// Receiver of an answer.
 pub trait Sink: Send {
-    /// Takes an event; false when nobody wants more.
+    /// Takes an event. Returns false if the receiver wants no more events.
     fn send(&mut self, event: AnswerEvent) -> bool;
 
-    /// Nobody wants the answer any more.
+    /// Tells whether nobody wants the answer any more.
     fn is_gone(&self) -> bool;
 }
 
-/// Piece of an answer.
+/// Event of an answer.
 #[derive(Clone, Debug, PartialEq)]
 pub enum AnswerEvent {
-    /// A new token and the text that it settles, which may be none.
+    /// A new token, and the text that it completes, which may be empty.
     Token {
         /// Text to be shown.
         text: String,
-        /// The token, with its probability where that is wanted.
+        /// The token, with its probability where wanted.
         choice: ChosenToken,
     },
-    /// The answer is complete; text that was held back comes with its end.
+    /// The answer is complete; text that was held back comes with this event.
     Finished {
         /// Text to be shown.
         text: String,
-        /// Reason for which it ended.
+        /// Reason why the answer ended.
         reason: EndReason,
-        /// Counts.
+        /// Token counts.
         usage: Usage,
     },
     /// The answer failed.
     Failed(JobFailure),
 }
 
-/// Reason for which an answer ended.
+/// Reason why an answer ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EndReason {
     /// An end token, a stop string, or a complete sentence of the grammar.
     Stop,
-    /// The answer has as many tokens as wanted, or as the context holds.
+    /// The answer reached its token limit or the end of the context.
     Length,
 }
 
-/// Reason for which an answer failed.
+/// Reason why an answer failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum JobFailure {
-    /// It took longer than allowed.
+    /// The answer took longer than allowed.
     Timeout,
-    /// The server ends.
+    /// The server is closing.
     Closing,
-    /// The grammar of the answer takes too much, or allows nothing.
+    /// The grammar needs too much work, or allows no token.
     Grammar(String),
     /// The model failed.
     Broken(String),
 }
 
-/// Counts of an answer.
+/// Token counts of an answer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
     /// Tokens of the prompt.
     pub prompt: usize,
-    /// Tokens of the prompt that were known from earlier answers.
+    /// Tokens of the prompt that were reused from earlier answers.
     pub reused: usize,
     /// New tokens.
     pub generated: usize,
 }
 
-/// Reason for which a job was refused.
+/// Reason why a job was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refusal {
-    /// Too many wait.
+    /// Too many jobs wait.
     QueueFull,
-    /// The engine ends, or has failed.
+    /// The engine is closing, or has failed.
     Closed,
 }

@@ -6,12 +6,14 @@
 //!       rows of logits -> mask of the grammar -> sampler -> text -> Sink
 //! end:  the sequence goes to the prefixes, for a prompt that begins with it
 //! ```
-//! A stream that runs alone drafts tokens from what repeats, as `generate` does: then its part of a pass is its last token and the
-//! draft, and each row that agrees with it gives one more token. Where several decode, they fill the passes themselves.
+//! A stream that runs alone drafts tokens from repetitions, as `generate` does: its part of a pass is its last token
+//! and the draft, and each row that agrees with the draft gives one more token. Several decoding streams do not draft,
+//! since together they fill the passes.
 //!
-//! Prompts that come together while nobody decodes are read but for their last tokens, which one pass reads for all: so no prompt
-//! is read between tokens of the others' answers. Chunks fill a pass up to its most tokens, or to those that take
-//! [`BatchLimits::stall`] where others decode, so that no stream waits longer than one pass, however long a prompt is.
+//! Prompts that arrive together while nobody decodes are read up to their last tokens, which one pass then reads for
+//! all: no prompt is read between tokens of another's answer. Chunks of prompts fill a pass up to its most tokens.
+//! While others decode, they fill it only up to [`BatchLimits::stall`], so that no stream waits longer than one pass
+//! for a prompt of any length.
 
 mod choice;
 mod jobs;
@@ -37,7 +39,7 @@ use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
-/// The engine as others see it.
+/// Handle of the engine.
 pub struct Batcher {
     shared: Arc<Shared>,
     sender: Mutex<Option<Sender<Job>>>,
@@ -45,10 +47,10 @@ pub struct Batcher {
 }
 
 impl Batcher {
-    /// Starts the thread.
+    /// Starts the engine's thread.
     ///
     /// # Errors
-    /// The system gives no thread.
+    /// The system cannot start a thread.
     pub fn start(
         model: Arc<Model>,
         tokenizer: Arc<Tokenizer>,
@@ -77,10 +79,10 @@ impl Batcher {
         Ok(Batcher { shared, sender: Mutex::new(Some(sender)), thread: Mutex::new(Some(thread)) })
     }
 
-    /// Hands over jobs that belong together: all of them, or none.
+    /// Submits jobs that belong together: all, or none.
     ///
     /// # Errors
-    /// They do not fit the queue, or the engine takes no more.
+    /// The jobs do not fit into the queue, or the engine takes no more.
     pub fn submit(&self, jobs: Vec<Job>) -> std::result::Result<(), Refusal> {
         if self.is_closing() {
             return Err(Refusal::Closed);
@@ -88,7 +90,7 @@ impl Batcher {
         let sender = locked(&self.sender);
         let sender = sender.as_ref().ok_or(Refusal::Closed)?;
         let (limits, n) = (self.shared.limits, jobs.len());
-        // Counted under the lock of the sender, so that two callers do not both take the last place.
+        // Counted under the sender's lock, so that two callers do not both take the last place.
         if self.shared.jobs.load(Ordering::SeqCst) + n > limits.sequences + limits.queue {
             return Err(Refusal::QueueFull);
         }
@@ -99,7 +101,7 @@ impl Batcher {
         Ok(())
     }
 
-    /// Tokens of a text: those of the longest earlier answer that it begins with, and of the rest.
+    /// Returns the tokens of a text. Reuses the tokens of the longest earlier answer with which the text begins.
     ///
     /// # Errors
     /// The tokenizer fails.
@@ -114,38 +116,38 @@ impl Batcher {
         longest.as_deref().unwrap_or(&PromptText::default()).encode(&self.shared.tokenizer, text)
     }
 
-    /// The engine takes no more jobs.
+    /// Tells whether the engine takes no more jobs.
     pub fn is_closing(&self) -> bool {
         self.shared.is_closing.load(Ordering::SeqCst)
     }
 
-    /// Jobs that wait or run.
+    /// Returns the number of jobs that wait or run.
     pub fn jobs(&self) -> usize {
         self.shared.jobs.load(Ordering::SeqCst)
     }
 
-    /// Takes no more jobs; those it has are finished.
+    /// Takes no more jobs; jobs that wait or run are finished.
     pub fn close(&self) {
         self.shared.is_closing.store(true, Ordering::SeqCst);
         *locked(&self.sender) = None;
     }
 
-    /// Gives up the jobs that are left.
+    /// Takes no more jobs, and makes those that wait or run fail.
     pub fn give_up(&self) {
         self.shared.is_aborted.store(true, Ordering::SeqCst);
         self.close();
     }
 
-    /// Gives up the jobs that are left, and waits for the thread.
+    /// Makes all jobs fail, and waits for the thread to end.
     pub fn abort(&self) {
         self.give_up();
         let thread = locked(&self.thread).take();
-        // A panic of the thread was reported when it came.
+        // A panic of the thread was reported when it happened.
         let _ = thread.map(JoinHandle::join);
     }
 }
 
-/// Closes the engine when its thread ends, however that comes.
+/// Closes the engine when its thread ends, also by a panic.
 struct Closes<'a>(&'a Shared);
 
 impl Drop for Closes<'_> {

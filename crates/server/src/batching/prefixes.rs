@@ -1,37 +1,38 @@
-//! Sequences of ended answers, and of beginnings that several prompts share.
+//! Sequences of ended answers and of prefixes that several prompts share.
 
 use anemoe_runtime::Result;
 use anemoe_runtime::model::{Model, Sequence};
 use std::collections::VecDeque;
 
-/// Fewest tokens of a prompt that are worth looking for.
+/// Fewest shared tokens for which a sequence is reused.
 pub const MIN_SHARED_TOKENS: usize = 16;
-/// Most tokens that run again in one go where a sequence is cut back: those of a pass.
+/// Most tokens that run again when a sequence is cut back: those of one pass.
 const MOST_RUN_AGAIN: usize = 64;
-/// Prompts that are remembered to see which beginnings come again.
+/// Recent prompts that are compared to find shared prefixes.
 const RECENT: usize = 32;
 
-/// A sequence that nobody runs.
+/// A sequence that no job runs.
 struct KeptPrefix {
     sequence: Sequence,
     ids: Vec<u32>,
-    /// The beginning of several prompts: copies of it run, and it stays.
+    /// True if several prompts share it: jobs run copies, and it stays.
     is_shared: bool,
 }
 
-/// Sequences that prompts may begin with; the longest unused goes first, those of one prompt before shared ones.
+/// Kept sequences with which prompts may begin. The least recently used goes first; sequences of one prompt go before
+/// shared ones.
 pub struct Prefixes {
     most: usize,
-    /// The newest is the last.
+    /// Kept sequences, the newest last.
     kept: VecDeque<KeptPrefix>,
     recent: VecDeque<Vec<u32>>,
 }
 
 /// Sequence that a prompt continues.
 pub struct Found {
-    /// Sequence with the prompt's first tokens, and none else.
+    /// Sequence of exactly the prompt's first tokens.
     pub sequence: Sequence,
-    /// Length at which a copy is to be kept, since another prompt parts there.
+    /// Length at which a copy should be kept, since a recent prompt diverges there.
     pub parts_at: Option<usize>,
 }
 
@@ -40,20 +41,20 @@ fn shared(a: &[u32], b: &[u32]) -> usize {
 }
 
 impl Prefixes {
-    /// Keeps at most so many sequences.
+    /// Makes a store of at most `most` sequences.
     pub fn new(most: usize) -> Prefixes {
         Prefixes { most, kept: VecDeque::new(), recent: VecDeque::new() }
     }
 
-    /// Sequences that are kept.
+    /// Returns the number of kept sequences.
     pub fn len(&self) -> usize {
         self.kept.len()
     }
 
-    /// Finds the longest beginning of a prompt; an empty sequence where there is none.
+    /// Finds the longest kept prefix of a prompt; an empty sequence where there is none.
     ///
     /// # Errors
-    /// States cannot be copied, or tokens that run again fail.
+    /// States cannot be copied, or running tokens again fails.
     pub fn find(&mut self, model: &Model, prompt: &[u32]) -> Result<Found> {
         let all = &prompt[..prompt.len() - 1];
         let usable = |kept: &KeptPrefix| {
@@ -84,7 +85,7 @@ impl Prefixes {
         Ok(Found { sequence, parts_at: parts_at.filter(|_| self.most > 0) })
     }
 
-    /// Remembers a prompt, to see where others part from it.
+    /// Records a prompt, to find prefixes that later prompts share with it.
     pub fn note(&mut self, prompt: &[u32]) {
         if self.most == 0 {
             return;
@@ -96,13 +97,13 @@ impl Prefixes {
         }
     }
 
-    /// Keeps a sequence.
+    /// Keeps a sequence of the tokens `ids`.
     pub fn keep(&mut self, sequence: Sequence, ids: &[u32], is_shared: bool) {
         let ids = ids[..sequence.position().min(ids.len())].to_vec();
         if self.most == 0 || ids.len() < MIN_SHARED_TOKENS {
             return;
         }
-        // An older one of the same tokens says no more.
+        // An older sequence of the same tokens is redundant.
         self.kept.retain(|kept| kept.ids != ids);
         self.kept.push_back(KeptPrefix { sequence, ids, is_shared });
         while self.kept.len() > self.most {
@@ -112,8 +113,8 @@ impl Prefixes {
     }
 }
 
-/// Index of the sequence that makes room: the longest unused that one prompt alone had, so that answers that end together do not
-/// take the beginning of all of them with them. Where shared ones hold more than half of the places, the longest unused of those.
+/// Returns the index of the sequence to drop: the least recently used one that is not shared, so that answers that end
+/// together do not displace their common prefix. If more than half of the places are shared, the least recently used shared one.
 fn first_to_go(is_shared: &[bool], most: usize) -> usize {
     let too_many = is_shared.iter().filter(|shared| **shared).count() > most / 2;
     is_shared.iter().position(|shared| *shared == too_many).unwrap_or(0)

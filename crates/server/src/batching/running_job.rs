@@ -1,4 +1,4 @@
-//! A job that runs.
+//! A running job.
 
 use super::choice::{ChosenToken, choose};
 use super::jobs::{AnswerEvent, EndReason, Job, JobFailure, Usage};
@@ -16,31 +16,31 @@ use std::time::Instant;
 pub struct RunningJob<'a> {
     /// The job.
     pub job: Job,
-    /// Tokens that passes have seen: the first of [`RunningJob::ids`].
+    /// States of the tokens that passes have run: the first of [`RunningJob::ids`].
     pub sequence: Sequence,
-    /// Prompt and answer.
+    /// Tokens of prompt and answer.
     pub ids: Vec<u32>,
-    /// Length at which a copy of the sequence is kept.
+    /// Length at which a copy of the sequence is kept, see [`Found::parts_at`](super::prefixes::Found::parts_at).
     pub parts_at: Option<usize>,
-    /// Tokens of the prompt that were known.
+    /// Tokens of the prompt that were reused.
     pub reused: usize,
     /// Time at which the job was admitted.
     pub started: Instant,
-    /// Time at which the newest token came.
+    /// Time of the newest token.
     pub newest: Option<Instant>,
-    /// Drafts, and what the next pass is over once the prompt has been read.
+    /// Drafts tokens, and holds the tokens of the next pass once the prompt is read.
     pub drafter: Drafter,
     prompt: usize,
     text: String,
     sampler: Sampler,
     stream: TextStream<'a>,
     stops: StopStrings,
-    /// Reason of its end; None while it runs.
+    /// Outcome; `None` while the job runs.
     pub ended: Option<std::result::Result<EndReason, JobFailure>>,
 }
 
 impl<'a> RunningJob<'a> {
-    /// A job that goes on from `sequence`, which holds the beginning of its prompt.
+    /// Makes a running job that continues `sequence`, which holds the first tokens of its prompt.
     pub fn new(
         mut job: Job,
         sequence: Sequence,
@@ -49,9 +49,8 @@ impl<'a> RunningJob<'a> {
     ) -> Result<RunningJob<'a>> {
         let stops = StopStrings::new(std::mem::take(&mut job.stops));
         let ids = job.prompt.ids.clone();
-        let mut drafter = Drafter::new(shared.speculation.clone());
+        let mut drafter = Drafter::new(shared.speculation.clone(), &shared.model);
         ids.iter().for_each(|&id| drafter.push(id));
-        drafter.assume_preparing(shared.model.shortest_preparation());
         Ok(RunningJob {
             drafter,
             sampler: Sampler::new(job.sampling.clone()),
@@ -70,12 +69,12 @@ impl<'a> RunningJob<'a> {
         })
     }
 
-    /// Tokens that no pass has seen.
+    /// Returns the number of tokens that no pass has run.
     pub fn pending(&self) -> usize {
         self.ids.len() - self.sequence.position()
     }
 
-    /// The prompt has been read.
+    /// Tells whether the whole prompt has been read.
     pub fn is_decoding(&self) -> bool {
         self.ids.len() > self.prompt
     }
@@ -84,12 +83,12 @@ impl<'a> RunningJob<'a> {
         self.ids.len() - self.prompt
     }
 
-    /// Counts of tokens so far.
+    /// Returns the token counts so far.
     pub fn usage(&self) -> Usage {
         Usage { prompt: self.prompt, reused: self.reused, generated: self.generated() }
     }
 
-    /// Sets what the next pass is over: the newest token, and where nothing else runs a draft behind it.
+    /// Plans the next pass: the newest token, followed by a draft if the job runs alone.
     pub fn plan_pass(&mut self, shared: &Shared, is_alone: bool) {
         let Some(&newest) = self.ids.last() else { return };
         if !is_alone {
@@ -99,12 +98,13 @@ impl<'a> RunningJob<'a> {
         self.drafter.plan(&shared.model, &self.sequence, newest, self.generated(), left);
     }
 
-    /// Tells whether the newest token is the one that was drafted at this place, from 0, so that the next row of logits counts.
+    /// Tells whether the newest token equals the drafted token at `place`, from 0, so that the next row of logits counts.
     pub fn agrees(&self, place: usize) -> bool {
         self.ended.is_none() && self.ids.last().is_some_and(|&id| self.drafter.agrees(place, id))
     }
 
-    /// Cuts the sequence back behind the drafted tokens that were right, and notes what the pass took where nothing else ran in it.
+    /// Cuts the sequence back to the drafted tokens that were right. Records `seconds`, the time of a pass that this
+    /// job had alone.
     ///
     /// # Errors
     /// The states cannot be cut back.
@@ -116,18 +116,20 @@ impl<'a> RunningJob<'a> {
         let right = right.count();
         self.drafter.settle(&shared.model, &mut self.sequence, right, seconds)?;
         if seconds.is_some() {
+            shared.metrics.verifier_passes.add(u64::from(drafted > 0));
+            shared.metrics.draft_fallbacks.add(u64::from(self.drafter.fell_back()));
             shared.metrics.drafted_tokens.add(drafted as u64);
             shared.metrics.accepted_tokens.add(right as u64);
         }
         Ok(())
     }
 
-    /// Chooses a token from its logits; the work that slots do side by side.
+    /// Chooses a token from its logits; threads do this for several jobs in parallel.
     pub fn choose(&mut self, row: &mut [f32]) -> std::result::Result<ChosenToken, String> {
         choose(row, &mut self.sampler, self.job.grammar.as_mut(), self.job.logprobs)
     }
 
-    /// Adds a chosen token, and ends the job where it says so.
+    /// Adds a chosen token, and ends the job at an end token, a stop string or a limit.
     pub fn push(&mut self, choice: std::result::Result<ChosenToken, String>, eos: &[u32], context: usize) {
         let choice = match choice {
             Ok(choice) => choice,
@@ -154,7 +156,7 @@ impl<'a> RunningJob<'a> {
             return;
         }
         if found {
-            // The tokens are more than the text now.
+            // The tokens now cover more than the text.
             self.text.clear();
             return self.finish(EndReason::Stop);
         }
@@ -180,7 +182,7 @@ impl<'a> RunningJob<'a> {
         self.ended = Some(Err(failure));
     }
 
-    /// Text and tokens of prompt and answer, where they fit each other.
+    /// Returns text and tokens of prompt and answer; `None` where they do not correspond.
     pub fn known(&self) -> Option<PromptText> {
         let whole = !self.job.prompt.text.is_empty() && !self.text.is_empty() && self.is_decoding();
         whole.then(|| PromptText {

@@ -14,18 +14,18 @@ use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, TryRecvError};
 use std::time::{Duration, Instant};
 
-/// Logits of a pass from which on tokens are chosen on several threads.
+/// Logits of a pass from which on several threads choose tokens.
 const MANY_LOGITS: usize = 1 << 16;
-/// Stalls for which prompts that came together wait for each other, by measured times of passes.
+/// Longest wait of prompts that came together for each other, in stalls, by measured times of passes.
 const LONGEST_WAIT: u32 = 16;
-/// Part of the time that a first prompt takes for which others that come with it are awaited.
+/// Wait for jobs that come with a first one, as a share of the time that its prompt takes.
 const GATHERING: f64 = 0.02;
-/// Time for which they are awaited at most.
+/// Longest wait for jobs that come with a first one.
 const LONGEST_GATHERING: Duration = Duration::from_millis(5);
-/// Tokens of prompts that a pass reads at least, however many sequences decode.
+/// Fewest prompt tokens that a pass reads, for any number of decoding sequences.
 const LEAST_CHUNK: usize = 16;
 
-/// State of the thread.
+/// State of the engine's thread.
 struct Scheduler<'a> {
     shared: &'a Shared,
     slots: Vec<RunningJob<'a>>,
@@ -33,11 +33,11 @@ struct Scheduler<'a> {
     prefixes: Prefixes,
     eos: Vec<u32>,
     context: usize,
-    /// Seconds that a token takes in passes with pieces of prompts, of late.
+    /// Recent time of a token, in seconds, in passes with parts of prompts.
     token_seconds: Option<f64>,
 }
 
-/// Runs until all senders are gone and all jobs have ended.
+/// Runs the engine until all senders are dropped and all jobs have ended.
 pub fn run(shared: &Shared, receiver: &Receiver<Job>) {
     let model = &shared.model.chain().model;
     let mut scheduler = Scheduler {
@@ -56,7 +56,7 @@ pub fn run(shared: &Shared, receiver: &Receiver<Job>) {
             if !is_open {
                 return;
             }
-            if !warm_up.step(&shared.model) {
+            if !warm_up.step(&shared.model, &shared.speculation) {
                 match receiver.recv() {
                     Ok(job) => scheduler.gather(job, receiver),
                     Err(_) => return,
@@ -86,7 +86,7 @@ impl<'a> Scheduler<'a> {
         self.slots.is_empty() && self.queue.is_empty()
     }
 
-    /// Queues a first job, and those that come with it: within a small part of the time that its prompt takes.
+    /// Queues a first job, and jobs that arrive soon after: within a small share of the time that its prompt takes.
     fn gather(&mut self, job: Job, receiver: &Receiver<Job>) {
         let prompt = job.prompt.ids.len() as f64 * self.token_seconds.unwrap_or(0.0);
         let until = Instant::now() + Duration::from_secs_f64(GATHERING * prompt).min(LONGEST_GATHERING);
@@ -96,17 +96,17 @@ impl<'a> Scheduler<'a> {
         }
     }
 
-    /// Says of each slot whether its prompt keeps its last token until the others' are read, see [`join`].
+    /// Returns for each slot whether its prompt holds back its last token until the other prompts are read, see [`join`].
     fn joined(&self) -> Vec<bool> {
         let waited = self.slots.iter().map(|slot| slot.started.elapsed()).max().unwrap_or_default();
         let left = (self.shared.limits.stall * LONGEST_WAIT).saturating_sub(waited).as_secs_f64();
-        // A cast of infinity, or of what is no number, is a bound of an integer.
+        // Casting infinity or NaN gives a bound of the integer type.
         let tokens = self.token_seconds.map_or(0, |seconds| (left / seconds) as usize);
         let pending = |slot: &RunningJob<'_>| (!slot.is_decoding()).then(|| slot.pending());
         join(&self.slots.iter().map(pending).collect::<Vec<_>>(), tokens)
     }
 
-    /// Ends jobs that nobody waits for, that are late, or that come too late.
+    /// Ends jobs whose receiver is gone, that are past their deadline, or that the engine aborts.
     fn drop_unwanted(&mut self) {
         let now = Instant::now();
         let is_aborted = self.shared.is_aborted.load(Ordering::SeqCst);
@@ -132,7 +132,7 @@ impl<'a> Scheduler<'a> {
         self.collect();
     }
 
-    /// Tells whether a job's prompt begins with tokens that a slot is reading just now: then it waits for a copy of them.
+    /// Tells whether a job should wait: its prompt begins with tokens that a slot is reading now, and a copy of them will follow.
     fn waits(&mut self, job: &Job) -> bool {
         if self.shared.limits.prefixes == 0 {
             return false;
@@ -148,7 +148,7 @@ impl<'a> Scheduler<'a> {
         false
     }
 
-    /// Moves jobs from the queue to slots, first come, first served.
+    /// Moves jobs from the queue to free slots, in order of arrival.
     fn admit(&mut self) {
         let mut waiting = VecDeque::new();
         while self.slots.len() < self.shared.limits.sequences {
@@ -166,7 +166,7 @@ impl<'a> Scheduler<'a> {
                     self.shared.metrics.reused_tokens.add(slot.reused as u64);
                     self.slots.push(slot);
                 }
-                // Its sink goes with it, and that is what its receiver sees.
+                // Dropping the job closes its sink, which its receiver sees.
                 Err(e) => {
                     tracing::error!("a job could not begin: {e}");
                     self.shared.jobs.fetch_sub(1, Ordering::SeqCst);
@@ -177,7 +177,7 @@ impl<'a> Scheduler<'a> {
         self.queue = waiting;
     }
 
-    /// Tokens that each slot gets in the next pass.
+    /// Returns the number of tokens that each slot gets in the next pass.
     fn shares(&self) -> Vec<usize> {
         let decoding = self.slots.iter().filter(|s| s.is_decoding()).count();
         let pass = self.shared.model.most_tokens(None);
@@ -187,7 +187,7 @@ impl<'a> Scheduler<'a> {
             .zip(self.joined())
             .map(|(slot, is_joined)| match slot.is_decoding() {
                 true => 0,
-                // A copy is made where a prompt parts from another.
+                // A pass ends where a prompt diverges from another, so that a copy can be made there.
                 false => slot
                     .parts_at
                     .map_or(slot.pending(), |n| n - slot.sequence.position())
@@ -221,7 +221,7 @@ impl<'a> Scheduler<'a> {
             shares.iter().zip(&self.slots).any(|(share, slot)| *share > 0 && !slot.is_decoding());
         let mut parts: Vec<(usize, &mut RunningJob<'a>)> =
             self.slots.iter_mut().enumerate().filter(|(i, _)| shares[*i] > 0).collect();
-        // Streams go first: where a pass is too small for all, chunks wait and not they.
+        // Decoding streams go first: if a pass is too small for all, chunks of prompts wait.
         parts.sort_by_key(|(_, slot)| !slot.is_decoding());
         let numbers: Vec<usize> = parts.iter().map(|(i, _)| *i).collect();
         let mut requests: Vec<Request<'_>> =
@@ -256,8 +256,8 @@ impl<'a> Scheduler<'a> {
         }
     }
 
-    /// Chooses tokens from rows of logits, and keeps copies of prompts where others part. `seconds` is what the pass took where it
-    /// was one stream's alone.
+    /// Chooses tokens from rows of logits, and keeps copies of sequences where prompts diverge. `seconds` is the time
+    /// of a pass that one stream had alone.
     fn hand_out(&mut self, mut rows: Vec<Vec<Vec<f32>>>, seconds: Option<f64>) {
         for slot in &mut self.slots {
             if slot.parts_at == Some(slot.sequence.position()) {
@@ -282,7 +282,7 @@ impl<'a> Scheduler<'a> {
             let Some(choice) = choice else { continue };
             let was_decoding = slot.is_decoding();
             Self::push(slot, choice, self.shared, &self.eos, self.context);
-            // Each token that was drafted as it came makes the next row one that plain decoding would have had.
+            // While drafted tokens equal chosen ones, the next row is that of plain decoding.
             for (place, row) in rows.enumerate() {
                 if !slot.agrees(place) {
                     break;
@@ -297,7 +297,7 @@ impl<'a> Scheduler<'a> {
         self.shared.model.reuse_rows(rows.into_iter().flatten());
     }
 
-    /// Adds a chosen token to a slot's answer.
+    /// Adds a chosen token to a slot's answer, and records its time.
     fn push(
         slot: &mut RunningJob<'a>,
         choice: Result<ChosenToken, String>,
@@ -314,7 +314,7 @@ impl<'a> Scheduler<'a> {
         slot.push(choice, eos, context);
     }
 
-    /// Takes ended jobs out of their slots, and keeps their sequences.
+    /// Removes ended jobs from their slots, and keeps their sequences.
     fn collect(&mut self) {
         let mut i = 0;
         while i < self.slots.len() {
@@ -349,7 +349,7 @@ impl<'a> Scheduler<'a> {
     }
 }
 
-/// The next `tokens` tokens of a slot.
+/// Makes the request for a slot's next `tokens` tokens.
 fn request<'s>(slot: &'s mut RunningJob<'_>, tokens: usize) -> Request<'s> {
     let first = slot.sequence.position();
     if slot.is_decoding() {
@@ -364,22 +364,22 @@ fn request<'s>(slot: &'s mut RunningJob<'_>, tokens: usize) -> Request<'s> {
     }
 }
 
-/// The tokens that a pass may have so that it takes no longer than `stall`, where a token takes `seconds`: a power of two, since
-/// each number of tokens has to be prepared, and no more than `most`.
+/// Returns the number of tokens, at most `most`, of a pass that takes no longer than `stall`, if a token takes
+/// `seconds`. A power of two or `most`, since each number of tokens needs a prepared function.
 fn within(stall: Duration, seconds: Option<f64>, most: usize) -> usize {
     let Some(seconds) = seconds.filter(|s| *s > 0.0) else { return most };
     let tokens = (stall.as_secs_f64() / seconds).clamp(1.0, most as f64) as usize;
     if tokens >= most { most } else { 1 << tokens.ilog2() }
 }
 
-/// Says which prompts keep their last token until the others have no more than that left, from the tokens that each has: `None`
-/// decodes. The shortest of them are those that may wait, as many as `left` tokens hold. So their answers begin together, and no
-/// prompt is read between their tokens.
+/// Chooses the prompts that hold back their last token until the others have only that left. `pending` is the number of
+/// unread tokens of each slot; `None` decodes. The shortest prompts wait, as many as fit into `left` tokens. Their
+/// answers then begin together, and no prompt is read between tokens of another's answer.
 fn join(pending: &[Option<usize>], mut left: usize) -> Vec<bool> {
     let mut joined = vec![false; pending.len()];
     let mut prompts: Vec<(usize, usize)> =
         pending.iter().enumerate().filter_map(|(i, n)| Some(((*n)?, i))).collect();
-    // A stream that decodes would wait for each of their passes.
+    // A decoding stream would wait for each of their passes.
     if prompts.len() < pending.len() {
         return joined;
     }
@@ -395,8 +395,8 @@ fn join(pending: &[Option<usize>], mut left: usize) -> Vec<bool> {
     joined
 }
 
-/// Shares `room` tokens among prompts that want so many each, oldest first: half of it for the oldest, so that it goes on, then
-/// the shortest first, so that a short prompt does not wait for a long one.
+/// Divides `room` tokens among prompts that want `wanted` tokens each, oldest first. Half goes to the oldest, which
+/// thus advances; the rest goes to the shortest first, so that short prompts do not wait for long ones.
 fn share(wanted: &[usize], mut room: usize) -> Vec<usize> {
     let mut shares = vec![0; wanted.len()];
     let mut give = |i: usize, most: usize, room: &mut usize| {

@@ -1,4 +1,4 @@
-//! State that the engine's thread shares with those who ask it.
+//! State that the engine's thread shares with its callers.
 
 use crate::counters::ServerCounters;
 use anemoe_io::locked;
@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
-/// Texts of ended answers whose tokens are remembered.
+/// Most texts of ended answers whose tokens are kept.
 pub const KNOWN_TEXTS: usize = 64;
 
 /// Limits of an engine.
@@ -19,38 +19,38 @@ pub const KNOWN_TEXTS: usize = 64;
 pub struct BatchLimits {
     /// Most sequences that run at the same time.
     pub sequences: usize,
-    /// Most jobs that wait for one.
+    /// Most jobs that wait.
     pub queue: usize,
-    /// Most sequences that are kept for prompts that begin with them.
+    /// Most sequences that are kept as prefixes of later prompts.
     pub prefixes: usize,
-    /// Time that a pass with pieces of prompts may take while others decode.
+    /// Time that a pass with parts of prompts may take while others decode.
     pub stall: Duration,
 }
 
-/// State that the engine's thread shares with those who ask it.
+/// State that the engine's thread shares with its callers.
 pub struct Shared {
     /// The model.
     pub model: Arc<Model>,
-    /// Its tokenizer.
+    /// Tokenizer of the model.
     pub tokenizer: Arc<Tokenizer>,
     /// Counters.
     pub metrics: Arc<ServerCounters>,
     /// Limits.
     pub limits: BatchLimits,
-    /// Options of drafts.
+    /// Settings of drafts.
     pub speculation: Speculation,
-    /// Jobs that wait or run.
+    /// Number of jobs that wait or run.
     pub jobs: AtomicUsize,
-    /// No more jobs are taken.
+    /// True if no more jobs are taken.
     pub is_closing: AtomicBool,
-    /// Jobs that are left are given up.
+    /// True if all jobs are made to fail.
     pub is_aborted: AtomicBool,
-    /// Texts of ended answers with their tokens.
+    /// Texts of ended answers with their tokens, the newest last.
     pub known: Mutex<VecDeque<Arc<PromptText>>>,
 }
 
 impl Shared {
-    /// Known texts, the newest the last.
+    /// Locks the texts of ended answers, the newest last.
     pub fn known(&self) -> MutexGuard<'_, VecDeque<Arc<PromptText>>> {
         locked(&self.known)
     }

@@ -1,15 +1,17 @@
-//! Preparation of likely passes while nobody asks.
+//! Prepares likely passes while no job runs.
 
 use anemoe_runtime::model::{Logits, Model, Request, Sequence};
+use anemoe_runtime::speculate::{Speculation, prepare_drafts};
 use std::time::{Duration, Instant};
 
-/// Time that all preparations may take together.
+/// Most time of all preparations together.
 const BUDGET: Duration = Duration::from_secs(20);
-/// Most sequences whose passes are prepared: functions for 32 numbers of tokens are kept (`runtime/cpu`), some of them for prompts.
+/// Most sequences whose passes are prepared: the executor keeps functions for 32 numbers of tokens (`runtime/cpu`),
+/// some for prompts.
 const MAX_WARM_SEQUENCES: usize = 30;
 
-/// Runs passes of 1, 2, 3 .. sequences, each also with a chunk of a prompt, so that their functions are there when they are
-/// needed: a new number of tokens takes longer than a pass.
+/// Runs passes of 1, 2, 3 .. sequences, each also with a chunk of a prompt, so that their functions are ready before a
+/// job needs them: a new number of tokens takes longer than a pass.
 pub struct WarmUp {
     sequences: Vec<Sequence>,
     most: usize,
@@ -17,13 +19,13 @@ pub struct WarmUp {
 }
 
 impl WarmUp {
-    /// Prepares passes of up to so many sequences.
+    /// Makes a warm-up for passes of up to `most` sequences.
     pub fn new(most: usize) -> WarmUp {
         WarmUp { sequences: Vec::new(), most: most.min(MAX_WARM_SEQUENCES), left: BUDGET }
     }
 
-    /// Prepares the next passes; false when there are none.
-    pub fn step(&mut self, model: &Model) -> bool {
+    /// Prepares the next passes. Returns false when there are none left.
+    pub fn step(&mut self, model: &Model, speculation: &Speculation) -> bool {
         if self.sequences.len() >= self.most || self.left.is_zero() {
             self.most = 0;
             self.sequences = Vec::new();
@@ -31,6 +33,10 @@ impl WarmUp {
         }
         let started = Instant::now();
         let n = self.sequences.len();
+        if n == 1 {
+            // A stream that runs alone comes first.
+            prepare_drafts(model, speculation);
+        }
         let chunk = model.most_tokens(None).saturating_sub(n).clamp(1, model.chain().model.max_context);
         let ran = self.pass(model, chunk).and_then(|()| {
             self.sequences.push(model.sequence());
@@ -44,7 +50,7 @@ impl WarmUp {
         true
     }
 
-    /// Runs one token of every sequence, and a chunk of another one.
+    /// Runs one token of every sequence, and a chunk of `chunk` tokens of another sequence.
     fn pass(&mut self, model: &Model, chunk: usize) -> anemoe_runtime::Result<()> {
         let ids = vec![0; chunk];
         let mut prompt = model.sequence();

@@ -88,7 +88,7 @@ pub struct Args {
     pub(super) journal: JournalArgs,
 }
 
-/// Reads a number of tokens that a pass over a draft may have; 0 for none.
+/// Parses the tokens of a pass over a draft, 2 to `MOST_UNDONE + 1`; 0 for no pass.
 fn verified(text: &str) -> Result<usize, String> {
     let n = count(text)?;
     if n == 1 || n > MOST_UNDONE + 1 {
@@ -97,7 +97,7 @@ fn verified(text: &str) -> Result<usize, String> {
     Ok(n)
 }
 
-/// Reads a probability.
+/// Parses a probability, 0 to 1.
 fn probability(text: &str) -> Result<f64, String> {
     let p: Option<f64> = text.trim().parse().ok();
     p.filter(|p| (0.0..=1.0).contains(p)).ok_or_else(|| format!("`{text}` is not a probability from 0 to 1"))

@@ -1,4 +1,4 @@
-//! Says for each kind of shard whether reading or multiplying bounds it.
+//! Bound of each kind of shard in a pass: reading or multiplying.
 
 use super::report::{BoundBy, KindBound};
 use anemoe_bundle::ShardKind;
@@ -7,12 +7,12 @@ use anemoe_runtime::backend::Counts;
 use anemoe_runtime::model::{Model, ShardStats};
 use std::collections::BTreeMap;
 
-/// Rounds in which multiply-adds are measured.
+/// Rounds of a measurement of multiply-adds.
 const ROUNDS: usize = 20;
-/// Bytes per weight up to which weights count as indices of 4, 6 and 8 bits: halfway to the next format.
+/// Largest bytes per weight that count as indices of 4, 6 and 8 bits: halfway to the next format.
 const FORMATS: [(f64, usize); 3] = [(0.63, 4), (0.88, 6), (1.5, 8)];
 
-/// Work of the shards in a pass over `tokens` tokens, on average over passes.
+/// Work of the shards in a pass over `tokens` tokens, averaged over passes.
 pub(super) struct PassWork {
     tokens: usize,
     /// Seconds, bytes and multiply-adds by kind.
@@ -35,7 +35,7 @@ impl PassWork {
     }
 }
 
-/// Holds the work of `passes` against the bandwidth, in GB/s, and against multiply-adds measured now with weights in the caches.
+/// Compares the work of `passes` with the bandwidth, in GB/s, and with multiply-adds measured now on weights in the caches.
 pub(super) fn of_kinds(passes: &[PassWork], pool: &Pool, fast: bool, read_gb_s: f64) -> Vec<KindBound> {
     let mut speeds: BTreeMap<(usize, usize), f64> = BTreeMap::new();
     let one = passes.iter().find(|p| p.tokens == 1);
@@ -45,7 +45,7 @@ pub(super) fn of_kinds(passes: &[PassWork], pool: &Pool, fast: bool, read_gb_s: 
             if multiply_adds == 0.0 {
                 continue;
             }
-            // One token multiplies once by each weight that it reads.
+            // A pass over one token has one multiply-add for each weight that it reads.
             let (_, read, each) = one.and_then(|p| p.kinds.get(&kind)).copied().unwrap_or_default();
             let bits = format_of(read / each);
             let speed = *speeds.entry((bits, pass.tokens)).or_insert_with(|| {
@@ -68,7 +68,8 @@ pub(super) fn of_kinds(passes: &[PassWork], pool: &Pool, fast: bool, read_gb_s: 
 }
 
 impl BoundBy {
-    /// The bound of a pass that took `ms`: the longer of reading and multiplying, unless both together are less than half of it.
+    /// Returns the bound of a pass of `ms` milliseconds: the longer of reading and multiplying, or `Calls` if both together
+    /// take less than half of it.
     fn of(ms: f64, read_ms: f64, multiply_ms: f64) -> BoundBy {
         match () {
             () if read_ms + multiply_ms < ms / 2.0 => BoundBy::Calls,
@@ -78,7 +79,7 @@ impl BoundBy {
     }
 }
 
-/// Bits of a weight whose format takes `bytes` bytes for each, tables and scales included.
+/// Returns the bits of a weight whose format takes `bytes` bytes, tables and scales included.
 fn format_of(bytes: f64) -> usize {
     FORMATS.iter().find(|(most, _)| bytes <= *most).map_or(16, |f| f.1)
 }
@@ -95,7 +96,8 @@ mod tests {
             kinds: [(ShardKind::Moe, (1e-3, bytes, multiply_adds))].into(),
         };
         let passes = [pass(1, 5e8, 1e9), pass(4, 5e8, 4e9)];
-        // Memory that takes a minute for it, and one that takes nothing. A millisecond is less than either.
+        // Reading takes 50 s at the first bandwidth and next to nothing at the second. The passes took 1 ms, so calls never
+        // bound them.
         for (gb_s, bound) in [(0.01, "bandwidth"), (1e9, "arithmetic")] {
             let bounds = of_kinds(&passes, &pool, false, gb_s);
             assert_eq!(bounds.len(), 2);

@@ -13,7 +13,7 @@ use anemoe_runtime::model::{Logits, Model};
 use serde::Serialize;
 use std::time::Instant;
 
-/// Decoding with bundles that differ in the experts of a call.
+/// Decoding with bundles that differ in the number of experts per call.
 #[derive(Serialize)]
 struct Study {
     checkpoint: String,
@@ -23,7 +23,7 @@ struct Study {
     tokens: usize,
     repetitions: usize,
     rows: Vec<DispatchRow>,
-    /// Numbers of experts that the model cannot be built with, and why.
+    /// Numbers of experts per call that the model cannot be built with, and the reasons.
     left_out: Vec<LeftOutDispatch>,
 }
 
@@ -31,13 +31,14 @@ struct Study {
 struct DispatchRow {
     experts_per_shard: usize,
     packages: usize,
-    /// Calls of packages for a token, and those left out because no expert of theirs was chosen.
+    /// Calls of packages per token.
     calls_per_token: f64,
+    /// Calls per token that were left out because no expert of the package was chosen.
     skipped_per_token: f64,
     gb_per_token: f64,
     tok_s: f64,
     ms_per_token: f64,
-    /// Speed over that of the first row, by pairs measured in turn.
+    /// Speed over the speed of the first row, from pairs measured in turn.
     over_first: f64,
 }
 
@@ -47,7 +48,7 @@ struct LeftOutDispatch {
     why: String,
 }
 
-/// One of the bundles.
+/// A bundle with its number of experts per call, and its measurements.
 struct Built {
     experts: usize,
     model: Model,
@@ -58,7 +59,7 @@ struct Built {
     bytes: f64,
 }
 
-/// Builds a bundle for each number of experts per call, and decodes with them in turn.
+/// Builds a bundle for each number of experts per call, and decodes with the bundles in turn.
 pub(super) fn run(args: &Args, backend: &CpuBackend, ui: &Ui) -> anyhow::Result<Outcome> {
     let context = args.context.first().copied().unwrap_or(0);
     anyhow::ensure!(args.decode > 0, "--dispatch measures decoding: give --decode at least 1");
@@ -112,7 +113,7 @@ pub(super) fn run(args: &Args, backend: &CpuBackend, ui: &Ui) -> anyhow::Result<
         for b in &mut built {
             let seconds = b.decode(args, context)?;
             let first = *first.get_or_insert(seconds);
-            // The first repetition reads what no other has read.
+            // The first repetition reads weights that later ones find in memory, and does not count.
             if i > 0 {
                 b.seconds.push(seconds);
                 b.over_first.push(first / seconds);
@@ -140,7 +141,7 @@ pub(super) fn run(args: &Args, backend: &CpuBackend, ui: &Ui) -> anyhow::Result<
 }
 
 impl Built {
-    /// Decodes once, and gives the seconds.
+    /// Decodes `args.decode` tokens once, and returns the seconds.
     fn decode(&mut self, args: &Args, context: usize) -> anyhow::Result<f64> {
         let model = &self.model;
         let mut sequence = model.sequence();

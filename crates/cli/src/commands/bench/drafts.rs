@@ -12,7 +12,7 @@ use std::time::Instant;
 
 /// Passes of each length in a repetition.
 const EACH: usize = 4;
-/// Tokens of the pass whose bounds are shown beside those of one token.
+/// Tokens of the pass whose bounds are shown beside the bounds of a pass over one token.
 const BOUNDED: usize = 4;
 
 /// Measurements of passes over `tokens` tokens.
@@ -20,7 +20,7 @@ const BOUNDED: usize = 4;
 struct Passes {
     tokens: usize,
     seconds: Vec<f64>,
-    /// Seconds over those of one token, measured in turn.
+    /// Seconds over the seconds of a pass over one token, measured in turn.
     over_one: Vec<f64>,
     bytes: f64,
     experts: Option<f64>,
@@ -29,7 +29,7 @@ struct Passes {
 }
 
 impl Bench<'_> {
-    /// Runs passes over several tokens with logits of each, in turn with passes over one.
+    /// Measures passes over several tokens with logits of each, in turn with passes over one token.
     pub fn verify(&mut self) -> anyhow::Result<Vec<DraftPass>> {
         let Bench { args, model, sequence, tokens, bar, passes: works, .. } = self;
         let counts = std::iter::once(1).chain(args.verify_tokens.iter().copied().filter(|&n| n > 0));
@@ -50,13 +50,14 @@ impl Bench<'_> {
                     let started = Instant::now();
                     model.append(sequence, &ids, Logits::All, None)?;
                     seconds += started.elapsed().as_secs_f64() / EACH as f64;
-                    // States of functions that are not fused cannot be cut back; noise cannot be run again.
+                    // Unfused functions cannot cut back their states, and noise has no tokens to run again: the caches are
+                    // filled anew.
                     if model.truncate(sequence, context).is_err() {
                         model.fill_with_noise(sequence, context, args.seed)?;
                     }
                 }
                 one = if p.tokens == 1 { seconds } else { one };
-                // The first repetition reads what no other has read.
+                // The first repetition reads weights that later ones find in memory, and does not count.
                 if i > 0 {
                     p.seconds.push(seconds);
                     p.over_one.push(seconds / one);
@@ -110,7 +111,7 @@ impl Bench<'_> {
             anyhow::ensure!(with.ids == plain.ids, "drafts changed the tokens");
             let without = run(model, &prompt, args.decode, Speculation::default())?;
             bar.inc(1);
-            // Caches and pages are as they will be from the second repetition on.
+            // The first repetition warms caches and pages, and does not count.
             if i > 0 {
                 let (with_s, plain_s) = (with.tokens_per_second(), without.tokens_per_second());
                 speeds.0.push(with_s);

@@ -11,10 +11,10 @@ use anemoe_runtime::model::{Logits, Model, Request, Sequence, ShardStats};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-/// Bytes that are read between repetitions.
+/// Bytes that are read between repetitions to measure the bandwidth.
 const GAUGE: usize = 256 << 20;
 
-/// Random tokens.
+/// Source of random tokens.
 pub(super) struct Tokens {
     random: Random,
     vocabulary: usize,
@@ -29,13 +29,13 @@ impl Tokens {
         (0..n).map(|_| self.random.below(self.vocabulary) as u32).collect()
     }
 
-    /// `ids`, each of which is another one unless it is right, with probability `right`.
+    /// Copies `ids`; each id stays right with probability `right`, and becomes another id otherwise.
     pub fn mistaken(&mut self, ids: &[u32], right: f64) -> Vec<u32> {
         ids.iter().map(|&id| if self.random.uniform() < right { id } else { id ^ 1 }).collect()
     }
 }
 
-/// Median seconds of several runs, behind one that is not counted.
+/// Returns the median seconds of `repetitions` runs, after one run that does not count.
 pub(super) fn median(
     repetitions: usize,
     bar: &indicatif::ProgressBar,
@@ -52,23 +52,23 @@ pub(super) fn median(
     Ok(middle(&mut times).max(1e-9))
 }
 
-/// The median.
+/// Sorts the values and returns their median.
 pub(super) fn middle(values: &mut [f64]) -> f64 {
     values.sort_by(f64::total_cmp);
     let n = values.len();
     (values[(n - 1) / 2] + values[n / 2]) / 2.0
 }
 
-/// Memory that is read between repetitions.
+/// Memory that is read between repetitions to measure the bandwidth.
 pub(super) struct Gauge(Vec<u8>);
 
 impl Gauge {
     pub fn new() -> Gauge {
-        // Pages that nothing was written to are all the same one.
+        // Written pages: pages that were never written all map to one page of zeros.
         Gauge(vec![1; GAUGE])
     }
 
-    /// Gigabytes per second that all threads read.
+    /// Reads the memory with all threads, and returns the bandwidth in GB/s.
     pub fn gb_s(&self, pool: &Pool) -> f64 {
         let started = Instant::now();
         std::hint::black_box(anemoe_kernels::read(pool, &self.0));
@@ -80,7 +80,7 @@ pub(super) fn bytes_read(model: &Model) -> u64 {
     model.shard_stats().iter().map(|s| s.counts.bytes_read).sum()
 }
 
-/// Different experts that a layer ran in a pass since `before`, on average over layers with experts.
+/// Returns the mean number of different experts that a layer ran per pass since `before`, over layers with experts.
 pub(super) fn distinct_experts(model: &Model, before: &[ShardStats], passes: usize) -> Option<f64> {
     let mut layers = BTreeMap::<Option<usize>, u64>::new();
     for ((now, before), shard) in model.shard_stats().iter().zip(before).zip(&model.chain().shards) {
@@ -93,7 +93,7 @@ pub(super) fn distinct_experts(model: &Model, before: &[ShardStats], passes: usi
     (passes > 0 && !layers.is_empty()).then(|| all as f64 / (layers.len() * passes) as f64)
 }
 
-/// Measures one model.
+/// Measurement of one model.
 pub(super) struct Bench<'a> {
     pub args: &'a Args,
     pub model: &'a Model,
@@ -101,13 +101,13 @@ pub(super) struct Bench<'a> {
     pub tokens: Tokens,
     pool: &'a Pool,
     pub bar: indicatif::ProgressBar,
-    /// Figures of shards by kind, of each, and of operations, in the first measurement.
+    /// Figures by kind of shard, by shard and by operation, in the first measurement.
     parts: Option<TimedParts>,
-    /// Work of shards by kind, in passes of one token and of several.
+    /// Work by kind of shard, in passes over one token and over several.
     pub passes: Vec<PassWork>,
 }
 
-/// Shards by kind, each shard, and operations.
+/// Figures by kind of shard, by shard, and by operation.
 type TimedParts = (Vec<Part>, Vec<Part>, Vec<OpPart>);
 
 impl<'a> Bench<'a> {
@@ -127,13 +127,13 @@ impl<'a> Bench<'a> {
         Bench { args, model, sequence, tokens, pool, bar, parts: None, passes: Vec::new() }
     }
 
-    /// Ends the progress, and gives what shards and operations did in the first measurement.
+    /// Ends the progress bar, and returns the figures of shards and operations in the first measurement.
     pub fn finish(self) -> TimedParts {
         self.bar.finish_and_clear();
         self.parts.unwrap_or_default()
     }
 
-    /// Decodes in each context.
+    /// Measures decoding in each context.
     pub fn decodes(&mut self) -> anyhow::Result<Vec<DecodeSpeed>> {
         let contexts: &[usize] = if self.args.decode > 0 { &self.args.context } else { &[] };
         let gauge = Gauge::new();
@@ -156,7 +156,7 @@ impl<'a> Bench<'a> {
             }
             let elapsed = started.elapsed();
             bytes = (bytes_read(model) - read) as f64;
-            // Other work on a machine comes and goes: what memory gives is measured close by.
+            // Other work on the machine varies: the bandwidth is measured right before and after.
             let read = (first + gauge.gb_s(pool)) / 2.0;
             reads.push(read);
             shares.push(bytes / 1e9 / elapsed.as_secs_f64() / read);
@@ -184,7 +184,7 @@ impl<'a> Bench<'a> {
         })
     }
 
-    /// Runs prompts of each length.
+    /// Measures prompts of each length.
     pub fn prefills(&mut self) -> anyhow::Result<Vec<PrefillSpeed>> {
         let lengths = self.args.prefill.iter().filter(|&&n| n > 0);
         lengths.map(|&n| self.prefill(n)).collect()
@@ -207,7 +207,7 @@ impl<'a> Bench<'a> {
             Ok(elapsed)
         })?;
         let gb = bytes / 1e9;
-        // Of the first prompt where nothing is decoded.
+        // If nothing is decoded, the first prompt gives the figures of the parts.
         parts.get_or_insert_with(|| parts_of(model, &first, (args.repetitions + 1) * n));
         Ok(PrefillSpeed {
             tokens: n,
@@ -219,7 +219,7 @@ impl<'a> Bench<'a> {
         })
     }
 
-    /// Decodes in so many sequences at once, each number of --sequences.
+    /// Measures decoding of several sequences at once, for each number of `--sequences`.
     pub fn batches(&mut self) -> anyhow::Result<Vec<Batch>> {
         let counts: &[usize] = if self.args.decode > 0 { &self.args.sequences } else { &[] };
         let mut batches: Vec<Batch> = Vec::new();
@@ -273,7 +273,7 @@ impl<'a> Bench<'a> {
     }
 }
 
-/// Gives what shards and operations have done since `before`, for each of `tokens` tokens.
+/// Returns the work of shards and operations since `before`, per token of `tokens`.
 fn parts_of(model: &Model, before: &[ShardStats], tokens: usize) -> TimedParts {
     let after = model.shard_stats();
     let all: f64 = after.iter().zip(before).map(|(a, b)| (a.time - b.time).as_secs_f64()).sum();
@@ -316,7 +316,7 @@ fn parts_of(model: &Model, before: &[ShardStats], tokens: usize) -> TimedParts {
     (kinds, shards, ops)
 }
 
-/// Resident bytes of this process: its own, and of mapped files.
+/// Returns the resident bytes of this process: its own, and those of mapped files; none on systems other than Linux.
 pub(super) fn memory() -> Memory {
     #[cfg(target_os = "linux")]
     {

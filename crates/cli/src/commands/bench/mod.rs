@@ -23,7 +23,7 @@ use std::time::Instant;
 
 /// Bytes that are read to measure bandwidth.
 const MEMORY: usize = 512 << 20;
-/// Times that they are read.
+/// Times that the bytes are read.
 const PASSES: usize = 5;
 
 pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
@@ -55,7 +55,7 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     let mut tokens = Tokens::new(args.seed, model.chain().model.vocab_size);
     model.append(&mut sequence, &tokens.some(1), Logits::Last, None)?;
     let first_token_s = started.elapsed().as_secs_f64();
-    // What is measured from here on is not what a first minute is like.
+    // Waits until the weights are in memory: later figures are not those of a cold start.
     if let Some(mapped) = mapped {
         let _ = mapped.join();
     }
@@ -107,7 +107,7 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     if args.ops && report.ops.is_empty() {
         ui.line("operations: only those of fused functions are measured, and none is fused here")?;
     }
-    // Behind what is shown, which is not lost then where a file cannot be written.
+    // Files are written after the output is shown, so that a failure does not lose it.
     for (path, bytes) in [(&args.save, saved.as_slice()), (&args.csv, lines.as_bytes())] {
         if let Some(path) = path {
             anemoe_bundle::write_atomic(path, bytes)?;

@@ -6,9 +6,9 @@ use anyhow::Context;
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 
-/// Version of the document.
+/// Version of the JSON document.
 pub(super) const SCHEMA: u32 = 1;
-/// Most bytes of a document that is compared with.
+/// Largest document that is compared with, in bytes.
 const MAX_BYTES: u64 = 64 << 20;
 
 /// Figures of one run.
@@ -19,7 +19,7 @@ pub(super) struct BenchReport {
     #[serde(serialize_with = "anemoe_bundle::path_text")]
     pub bundle: PathBuf,
     pub source: String,
-    /// `exact`, or `fast` where products are of integers and bf16; and what is not as it is by default.
+    /// `exact` or `fast` (products of 8-bit integers and bf16), and the first option that does not have its default.
     pub mode: String,
     pub machine: MachineReport,
     pub repetitions: usize,
@@ -32,10 +32,10 @@ pub(super) struct BenchReport {
     /// Batches of `--sequences`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub batches: Vec<Batch>,
-    /// Passes over drafts, beside one over one token; with --verify.
+    /// Passes over drafts, beside a pass over one token; with `--verify-tokens`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub verify: Vec<DraftPass>,
-    /// Decoding with drafts beside plain decoding; with --drafts.
+    /// Decoding with drafts beside plain decoding; with `--drafts`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub drafts: Vec<Drafts>,
     /// Shards of one kind together, while decoding in the first context.
@@ -58,13 +58,13 @@ pub(super) struct Against {
     pub file: PathBuf,
     /// Differences between the two runs besides their speed.
     pub differs: Vec<String>,
-    /// Measurements of both.
+    /// Measurements that both runs have.
     pub beside: Vec<Beside>,
 }
 
 #[derive(Serialize, Deserialize)]
 pub(super) struct Beside {
-    /// For instance `decode at 64`.
+    /// Name of the measurement, for instance `decode at 64`.
     pub what: String,
     pub earlier_tok_s: f64,
     /// This run's speed over the earlier one's.
@@ -114,7 +114,7 @@ impl PrefillSpeed {
 }
 
 impl BenchReport {
-    /// Tokens per second of each measurement.
+    /// Returns the name and the tokens per second of each measurement.
     pub fn speeds(&self) -> Vec<(String, f64)> {
         let decode = self.decode.iter().map(|d| (d.name(), d.tok_s));
         let batches = self.batches.iter().map(|b| (b.name(), b.tok_s));
@@ -127,8 +127,9 @@ pub(super) struct MachineReport {
     #[serde(flatten)]
     pub machine: Machine,
     pub threads: usize,
-    /// Gigabytes per second that all threads read together, before and after the rest.
+    /// Bandwidth of all threads together before the measurements, in GB/s.
     pub read_gb_s: f64,
+    /// Bandwidth of all threads together after the measurements, in GB/s.
     pub read_gb_s_after: f64,
 }
 
@@ -156,7 +157,7 @@ pub(super) struct Batch {
     /// Tokens per second of all sequences together.
     pub tok_s: f64,
     pub tok_s_per_sequence: f64,
-    /// Speed of all together over that of one sequence, where one was measured too.
+    /// Speed of all sequences over the speed of one sequence; absent if that was not measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub over_one: Option<f64>,
     pub gb_per_token: f64,
@@ -173,14 +174,14 @@ pub(super) struct DecodeSpeed {
     pub seconds: f64,
     pub tok_s: f64,
     pub ms_per_token: f64,
-    /// Gigabytes of weights and caches read for a token.
+    /// Gigabytes of weights and caches read per token.
     pub gb_per_token: f64,
     pub gb_s: f64,
-    /// Gigabytes per second that all threads read beside it.
+    /// Bandwidth of all threads, measured right before and after, in GB/s.
     pub read_gb_s: f64,
-    /// Median over the repetitions, each beside its own reading.
+    /// Median share of the bandwidth over the repetitions, each compared with its own measurement of the bandwidth.
     pub share_of_bandwidth: f64,
-    /// Tokens per second if nothing took time but reading these bytes.
+    /// Tokens per second if reading these bytes were all that takes time.
     pub ceiling_tok_s: f64,
 }
 
@@ -192,13 +193,12 @@ pub(super) struct Part {
     pub share: f64,
     pub gb_per_token: f64,
     pub gb_s: f64,
-    /// Millions of multiplications by weights, keys and values for a token, each with its addition; absent where they are not
-    /// counted.
+    /// Millions of multiply-adds by weights, keys and values per token; absent if they are not counted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub million_multiply_adds_per_token: Option<f64>,
 }
 
-/// The work of shards of one kind in a pass, and what bounds it.
+/// Work of the shards of one kind in a pass, and its bound.
 #[derive(Serialize, Deserialize)]
 pub(super) struct KindBound {
     pub kind: String,
@@ -209,9 +209,9 @@ pub(super) struct KindBound {
     pub million_multiply_adds: f64,
     /// Milliseconds that reading takes at the bandwidth measured in this run.
     pub read_ms: f64,
-    /// Milliseconds that products take with weights in the caches, for these tokens and this mode, measured in this run.
+    /// Milliseconds that products take with weights in the caches, measured in this run for these tokens and this mode.
     pub multiply_ms: f64,
-    /// The longer of the two.
+    /// The longer of `read_ms` and `multiply_ms`, or calls.
     pub bound: BoundBy,
 }
 
@@ -221,7 +221,7 @@ pub(super) struct KindBound {
 pub(super) enum BoundBy {
     Bandwidth,
     Arithmetic,
-    /// Neither: what calls cost besides, and passing values on.
+    /// Neither: the cost of calls and of passing values on.
     Calls,
 }
 
@@ -242,7 +242,7 @@ pub(super) struct OpPart {
     pub share: f64,
 }
 
-/// Resident memory behind the last measurement, where the system tells.
+/// Resident memory after the last measurement; absent if the system does not tell.
 #[derive(Serialize, Deserialize)]
 pub(super) struct Memory {
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -293,7 +293,7 @@ pub(super) fn event(report: &BenchReport) -> crate::recorder::Facts {
 pub(super) fn csv(report: &BenchReport) -> String {
     let mut lines = vec!["what,size,figure,unit".to_string()];
     let mut add = |what: &str, size: &dyn std::fmt::Display, figure: f64, unit: &str| {
-        // Names hold no quotes: they are of shards and operations.
+        // Names of shards and operations contain no quotes.
         lines.push(format!("{what},{size},{figure},{unit}"));
     };
     add("read bandwidth", &"", report.machine.read_gb_s, "GB/s");
@@ -342,16 +342,16 @@ pub(super) struct DraftPass {
     pub tokens: usize,
     pub context: usize,
     pub ms: f64,
-    /// t(T) / t(1), by times measured in turn.
+    /// `t(T) / t(1)`, from times measured in turn.
     pub over_one: f64,
-    /// Bytes read by such a pass over those of a pass for one token.
+    /// Bytes read by this pass over bytes read by a pass over one token.
     pub bytes_over_one: f64,
     pub gb: f64,
     pub gb_s: f64,
     /// Different experts that a layer ran in a pass, on average; absent without experts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub distinct_experts: Option<f64>,
-    /// Acceptance of each drafted token from which `T - 1` of them pay; absent where none does.
+    /// Acceptance per drafted token from which drafts of `T - 1` tokens pay; absent if none does.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub break_even: Option<f64>,
 }
@@ -364,7 +364,7 @@ pub(super) struct Drafts {
     pub tokens: usize,
     pub plain_tok_s: f64,
     pub tok_s: f64,
-    /// Speed over that of plain decoding: the median of pairs measured in turn.
+    /// Speed over the speed of plain decoding: the median of pairs measured in turn.
     pub gain: f64,
     pub verifier_calls: u64,
     pub drafted: u64,

@@ -3,7 +3,7 @@
 use super::report::{BenchReport, Part};
 use crate::ui::{Table, Ui};
 
-/// Operations in the table.
+/// Most operations in the table.
 const MOST_OPS: usize = 24;
 
 pub(super) fn print(report: &BenchReport, shards: bool, ui: &Ui) -> anyhow::Result<()> {
@@ -143,7 +143,7 @@ pub(super) fn print(report: &BenchReport, shards: bool, ui: &Ui) -> anyhow::Resu
     Ok(())
 }
 
-/// Prints for each kind of shard how long reading and multiplying alone would take.
+/// Prints how long reading alone and multiplying alone would take, by kind of shard.
 fn bounds(report: &BenchReport, ui: &Ui) -> std::io::Result<()> {
     ui.line("")?;
     let mut table = Table::new(&[
@@ -208,6 +208,7 @@ fn passes_over_drafts(report: &BenchReport, ui: &Ui) -> anyhow::Result<()> {
             "passes",
             "accepted",
             "drafted",
+            "without",
         ]);
         for d in &report.drafts {
             table.row(vec![
@@ -218,9 +219,13 @@ fn passes_over_drafts(report: &BenchReport, ui: &Ui) -> anyhow::Result<()> {
                 d.verifier_calls.to_string(),
                 d.accepted.to_string(),
                 d.drafted.to_string(),
+                d.fallbacks.to_string(),
             ]);
         }
         table.print(ui)?;
+        if report.drafts.iter().any(|d| d.planted > 0.0 && d.drafted == 0) {
+            ui.line("where nothing was drafted, the gain is the difference of two equal runs: a longer --decode gives drafts time to pay")?;
+        }
     }
     Ok(())
 }

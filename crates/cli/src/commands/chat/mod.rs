@@ -20,6 +20,7 @@ use anemoe_runtime::chat::{ChatTemplate, History, Overflow, SamplingDefaults};
 use anemoe_runtime::generate::GenerateOptions;
 use anemoe_runtime::model::{Logits, Model};
 use anemoe_runtime::sampler::Sampling;
+use anemoe_runtime::speculate::prepare_drafts;
 use anemoe_runtime::tokenizer::Tokenizer;
 use anyhow::Context;
 use reader::Questions;
@@ -86,7 +87,7 @@ enum OverflowArg {
 }
 
 impl Args {
-    /// The model's own sampling where the command line says nothing.
+    /// Returns the sampling of the command line; the model's own defaults fill the gaps.
     fn sampling(&self) -> anyhow::Result<Sampling> {
         let own = SamplingDefaults::open(&self.bundle)?;
         let own = if own.do_sample { own } else { SamplingDefaults::default() };
@@ -122,13 +123,19 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     };
     model.prepare(1, Logits::Last);
     drop(model.populate());
+    let speculation = args.speculate.options(Some(&tokenizer))?;
+    let mut questions = Questions::open();
+    if questions.is_terminal() {
+        // While a person reads and types.
+        prepare_drafts(&model, &speculation);
+    }
     let settings = ChatSettings {
         options: GenerateOptions {
             max_new: args.max_new,
             sampling,
             ignore_eos: false,
             prefill_chunk: None,
-            speculation: args.speculate.options(Some(&tokenizer))?,
+            speculation,
         },
         overflow: match args.overflow {
             OverflowArg::Slide => Overflow::Slide,
@@ -144,7 +151,6 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
             message("--system has no effect: the session has its own beginning");
         }
     }
-    let mut questions = Questions::open();
     if talk.has_fallback_template() {
         message("the bundle has no chat template: roles are written as words (--chat-template F gives one)");
     }
@@ -158,14 +164,14 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     let talk = Arc::new(Mutex::new(talk));
     handle_signals(&talk, &stop, questions.is_terminal());
     let talked = converse(&talk, &stop, &mut questions, ui);
-    // The model goes with the conversation, and not with the process.
+    // Drops the handler's reference to the conversation, so that the model is freed here and not at the end of the process.
     signals::handle(|_| false);
     let talk = locked(&talk);
     let saved = talk.save_session();
     if let (Err(_), Err(e)) = (&talked, &saved) {
         message(format!("error: {}", sentence(&e)));
     }
-    // The answers that were given are part of what an error prints for programs.
+    // An error's document for programs has the answers that were given.
     talked.and(saved).with_context(|| PartialDocument(talk.document()))?;
     ui.document(&talk.document())?;
     Ok(Outcome::Done)
@@ -181,7 +187,7 @@ fn converse(talk: &Mutex<Talk>, stop: &StopFlag, questions: &mut Questions, ui: 
         match reaction {
             Ok(true) => {}
             Ok(false) => break,
-            // At a terminal the chat goes on.
+            // At a terminal the chat goes on after an error.
             Err(e) if questions.is_terminal() => message(format!("error: {}", sentence(&e))),
             Err(e) => return Err(e),
         }

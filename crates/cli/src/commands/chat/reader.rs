@@ -17,7 +17,7 @@ const BLOCK_MARK: &str = "\"\"\"";
 /// Text that a terminal shows before a question.
 const PROMPT: &str = "> ";
 
-/// Keeps a question open until its last line.
+/// Helper of the editor that keeps a question open until its last line.
 struct OpenLines;
 
 impl Helper for OpenLines {}
@@ -53,7 +53,7 @@ pub struct AtTerminal {
 }
 
 impl AtTerminal {
-    /// The next question, which may have been typed already; none at an end.
+    /// Returns the next question, which may have been typed ahead; none at the end of input.
     fn next(&mut self) -> anyhow::Result<Option<String>> {
         loop {
             take_from_stdin(&mut self.typed, is_complete).context("terminal")?;
@@ -76,7 +76,7 @@ impl AtTerminal {
         }
     }
 
-    /// Keeps a question for the arrow keys, and gives it without its marks.
+    /// Adds a question to the history of the arrow keys, and returns it without its marks.
     fn remember(&mut self, text: &str) -> String {
         if !text.trim().is_empty() && self.earlier.last().is_none_or(|last| last != text) {
             self.earlier.push(text.to_string());
@@ -86,7 +86,7 @@ impl AtTerminal {
 }
 
 impl Questions {
-    /// Standard input.
+    /// Opens standard input.
     pub fn open() -> Questions {
         match std::io::stdin().is_terminal() {
             true => Questions::Terminal(AtTerminal::default()),
@@ -94,12 +94,12 @@ impl Questions {
         }
     }
 
-    /// A person sits at the other end.
+    /// Tells whether standard input is a terminal.
     pub fn is_terminal(&self) -> bool {
         matches!(self, Questions::Terminal(_))
     }
 
-    /// The next question or command; none at the end.
+    /// Returns the next question or command; none at the end.
     ///
     /// # Errors
     /// Standard input cannot be read, is not UTF-8, or holds a question without end.
@@ -111,9 +111,9 @@ impl Questions {
     }
 }
 
-/// An editor of one question. It handles Ctrl-C in its own way while it lives, so none lives during an answer.
+/// Makes an editor of one question. The editor handles Ctrl-C itself while it lives, so none lives during an answer.
 fn editor(earlier: &[String]) -> rustyline::Result<Editor<OpenLines, MemHistory>> {
-    // Standard output may be a file, which is not to hold prompts and what is typed.
+    // Standard output may be a file, which must not get prompts and typed text.
     let behavior = match std::io::stdout().is_terminal() {
         true => Behavior::Stdio,
         false => Behavior::PreferTerm,
@@ -128,7 +128,7 @@ fn editor(earlier: &[String]) -> rustyline::Result<Editor<OpenLines, MemHistory>
     Ok(editor)
 }
 
-/// Reads one question from a pipe.
+/// Reads one question from a pipe; none at its end.
 fn piped(source: &mut impl BufRead) -> anyhow::Result<Option<String>> {
     let mut text = String::new();
     let mut source = source.take(MAX_PROMPT + 1);
@@ -160,11 +160,11 @@ fn is_complete(text: &str) -> bool {
     }
 }
 
-/// A question without the marks that let it have several lines.
+/// Removes the marks that let a question have several lines.
 fn unfolded(text: &str) -> String {
     let text = text.trim();
     if let Some(block) = text.strip_prefix(BLOCK_MARK) {
-        // Text behind the closing mark belongs to the question, too.
+        // Text after the closing mark belongs to the question, too.
         let (inside, tail) = block.split_once(BLOCK_MARK).unwrap_or((block, ""));
         return format!("{}{tail}", inside.trim_matches('\n'));
     }

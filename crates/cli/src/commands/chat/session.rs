@@ -12,15 +12,15 @@ use std::io::{Read, Write};
 use std::path::Path;
 
 const MAGIC: &[u8; 18] = b"anemoe session v1\n";
-/// Hex digits of a SHA-256.
+/// Number of hex digits of a SHA-256.
 const DIGEST: usize = 64;
-/// Largest file that is read; the caches of a long conversation have some GB.
+/// Largest session file that is read, in bytes; the caches of a long conversation have some GB.
 const MAX_BYTES: u64 = 64 << 30;
 
-/// Checks that a session can be written to this file, before there is one to lose.
+/// Checks that a session can be written to this file, before there is a session to lose.
 ///
 /// # Errors
-/// Its folder is missing or cannot be written to, or the file is something else than a session.
+/// The folder is missing or cannot be written to, or the file is something other than a session.
 pub fn check_place(path: &Path) -> anyhow::Result<()> {
     check_replaced(path)?;
     let folder = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
@@ -35,7 +35,7 @@ pub fn check_place(path: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Refuses to replace what is no session.
+/// Refuses to replace a file that is no session.
 fn check_replaced(path: &Path) -> anyhow::Result<()> {
     let Ok(kind) = path.metadata() else { return Ok(()) };
     let mut start = [0; MAGIC.len()];
@@ -53,10 +53,10 @@ fn check_replaced(path: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Writes a session; the file is whole or as it was.
+/// Writes a session; if that fails, the file stays as it was.
 ///
 /// # Errors
-/// The file cannot be written or is something else than a session, or the backend cannot read states.
+/// The file cannot be written or is something other than a session, or the backend cannot read states.
 pub fn save(path: &Path, model: &Model, sequence: &Sequence, history: &History) -> anyhow::Result<()> {
     check_replaced(path)?;
     let json = history.to_json().to_string();

@@ -28,9 +28,9 @@ const HELP: &str = "\
 
 /// Options of a chat.
 pub struct ChatSettings {
-    /// Answers.
+    /// Options of the answers.
     pub options: GenerateOptions,
-    /// Way out of a full context.
+    /// Reaction to a full context.
     pub overflow: Overflow,
     /// Texts that end an answer.
     pub stops: Vec<String>,
@@ -63,7 +63,7 @@ struct ChatTotals {
     decode: Duration,
 }
 
-/// Tells an answer that a signal stops it.
+/// Flag by which a signal stops an answer.
 #[derive(Clone, Default)]
 pub struct StopFlag {
     answering: Arc<AtomicBool>,
@@ -83,13 +83,13 @@ impl StopFlag {
         self.wanted.load(Ordering::SeqCst) || self.is_ending()
     }
 
-    /// A signal ends the program; its thread saves the session and needs the conversation for that.
+    /// Tells whether a signal is ending the program; the signal's thread needs the conversation to save the session.
     pub fn is_ending(&self) -> bool {
         self.ending.load(Ordering::SeqCst)
     }
 }
 
-/// Handles signals of a chat. Ctrl-C stops an answer, if a person sits at the other end; all others end the program once the
+/// Handles signals of a chat. Ctrl-C at a terminal stops a running answer; every other signal ends the program once the
 /// session is saved.
 pub fn handle_signals(talk: &Arc<Mutex<Talk>>, stop: &StopFlag, is_terminal: bool) {
     let (talk, stop) = (Arc::clone(talk), stop.clone());
@@ -99,7 +99,7 @@ pub fn handle_signals(talk: &Arc<Mutex<Talk>>, stop: &StopFlag, is_terminal: boo
             return true;
         }
         stop.ending.store(true, Ordering::SeqCst);
-        // Free once the answer has stopped.
+        // The lock is free once the answer has stopped.
         let talk = locked(&talk);
         if let Err(e) = talk.save_session() {
             message(format!("error: {}", sentence(&e)));
@@ -108,7 +108,7 @@ pub fn handle_signals(talk: &Arc<Mutex<Talk>>, stop: &StopFlag, is_terminal: boo
     });
 }
 
-/// Ends of an answer that the chat adds to those of generation.
+/// Reasons for the end of an answer, besides those of generation.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum AnswerEnd {
     Interrupted,
@@ -116,7 +116,7 @@ enum AnswerEnd {
     EndToken,
 }
 
-/// Tokens and text of an answer while it comes.
+/// Tokens and text of an unfinished answer.
 struct ComingAnswer<'a> {
     text: String,
     ids: Vec<u32>,
@@ -126,7 +126,7 @@ struct ComingAnswer<'a> {
 }
 
 impl ComingAnswer<'_> {
-    /// Adds a token; gives the text that it lets show.
+    /// Adds a token, and returns the text that can be shown now.
     fn push(&mut self, id: u32) -> anemoe_runtime::Result<String> {
         self.ids.push(id);
         let (shown, found) = self.stops.push(&self.stream.push(id)?);
@@ -139,7 +139,7 @@ impl ComingAnswer<'_> {
 }
 
 impl Talk {
-    /// A conversation that has this history, and an empty sequence.
+    /// Makes a conversation with this history and an empty sequence.
     pub fn new(
         model: Model,
         tokenizer: Tokenizer,
@@ -161,7 +161,7 @@ impl Talk {
         }
     }
 
-    /// The flag that stops its answers.
+    /// Returns the flag that stops the conversation's answers.
     pub fn stop_flag(&self) -> StopFlag {
         self.stop.clone()
     }
@@ -171,10 +171,10 @@ impl Talk {
         self.template.is_fallback()
     }
 
-    /// Answers a question or follows a command; false ends the chat.
+    /// Answers a question or runs a command; returns false to end the chat.
     ///
     /// # Errors
-    /// The question has no room, a file cannot be used, the model fails.
+    /// The question has no room, a file cannot be used, or the model fails.
     pub fn react(&mut self, line: &str, ui: &Ui) -> anyhow::Result<bool> {
         match line.strip_prefix('/') {
             Some(rest) if !rest.starts_with('/') => self.command(rest),
@@ -214,21 +214,21 @@ impl Talk {
         self.settings.session.as_deref().map_or(Ok(()), |path| self.save(path))
     }
 
-    /// Writes the session.
+    /// Writes the session to a file.
     fn save(&self, path: &Path) -> anyhow::Result<()> {
         session::save(path, &self.model, &self.sequence, &self.history)?;
         message(format!("saved {} tokens to {}", self.sequence.position(), path.display()));
         Ok(())
     }
 
-    /// Reads a session.
+    /// Reads the session of a file.
     pub fn load(&mut self, path: &Path) -> anyhow::Result<()> {
         (self.sequence, self.history) = session::load(path, &self.model)?;
         message(format!("loaded {} tokens from {}", self.sequence.position(), path.display()));
         Ok(())
     }
 
-    /// Tokens and times so far.
+    /// Formats the tokens and times so far.
     fn stats(&self) -> String {
         let t = &self.totals;
         let rate = |n: usize, d: Duration| if n == 0 { 0.0 } else { n as f64 / d.as_secs_f64().max(1e-9) };
@@ -250,7 +250,7 @@ impl Talk {
         )
     }
 
-    /// The chat, for programs.
+    /// Returns the chat as a document for programs.
     pub fn document(&self) -> Value {
         json!({"turns": self.turns, "messages": self.history.messages, "fallback_template": self.template.is_fallback()})
     }
@@ -258,7 +258,7 @@ impl Talk {
     /// Answers one question.
     fn turn(&mut self, question: &str, ui: &Ui) -> anyhow::Result<()> {
         let context = self.model.chain().model.max_context;
-        // At least a quarter of the context, or all that an answer may have, stays free for it.
+        // An answer gets at least a quarter of the context, or all the tokens that it may have.
         let room = context - self.settings.options.max_new.min(context / 4);
         let overflow = self.settings.overflow;
         let turn = self.history.ask(question, &self.template, &self.tokenizer, room, overflow)?;
@@ -270,13 +270,14 @@ impl Talk {
         self.stop.set_answering(false);
         if answered.is_err() {
             self.history.take_back();
-            // Some states may have seen a token that others have not.
+            // A failed pass may have changed some states and not others.
             self.sequence.clear();
         }
         answered
     }
 
-    /// Runs the tokens of a prompt that the sequence does not begin with, but for those of the last pass. False if Ctrl-C came.
+    /// Runs the tokens of a prompt that the sequence does not begin with, except those of the last pass; returns false
+    /// after Ctrl-C.
     fn prefill(&mut self, prompt: &[u32]) -> anyhow::Result<bool> {
         let shared = self.sequence.shared_with(&prompt[..prompt.len() - 1]);
         match shared {
@@ -316,7 +317,7 @@ impl Talk {
             ended: None,
         };
         let mut options = self.settings.options.clone();
-        // Another random sequence in every turn.
+        // Every turn has another seed.
         options.sampling.seed = options.sampling.seed.wrapping_add(self.turns.len() as u64);
         let (ends, stop) = (&self.ends, &self.stop);
         let mut failure: Option<anyhow::Error> = None;
@@ -360,8 +361,11 @@ impl Talk {
         self.totals.prefill += prefill;
         self.totals.decoded += generated.decode_tokens;
         self.totals.decode += generated.decode;
+        let drafts = generated.speculation.as_ref().filter(|r| r.drafted > 0);
+        let drafts =
+            drafts.map_or(String::new(), |r| format!(" ({} of {} drafted right)", r.accepted, r.drafted));
         message(format!(
-            "[prompt {prompt_tokens} tokens, {reused} of them known, {:.2} s; {} tokens, {:.1} tok/s; context {} of {}; {}]",
+            "[prompt {prompt_tokens} tokens, {reused} of them known, {:.2} s; {} tokens, {:.1} tok/s{drafts}; context {} of {}; {}]",
             prefill.as_secs_f64(),
             answer.ids.len(),
             generated.tokens_per_second(),
@@ -384,7 +388,7 @@ impl Talk {
             },
             "speculation": generated.speculation.as_ref().map(figures),
         }));
-        // Behind a stop string, tokens are more than the text.
+        // After a stop string, the tokens hold more than the text.
         let ids = (answer.ended != Some(AnswerEnd::StopString)).then_some(answer.ids.as_slice());
         self.history.answer(prompt, &answer.text, ids);
         Ok(())

@@ -1,21 +1,22 @@
 //! Lines that were typed at the terminal while nobody read it: during an answer, or while the model was loaded.
 //!
-//! The terminal gathers them in its own way of lines, in which Ctrl-D is an end and no character. They are taken before an editor
-//! changes that way: it would see an end as nothing at all, and keep the second of two lines from the editor of the next question.
+//! The terminal gathers the lines in canonical mode, in which Ctrl-D is an end of input and no character. They are taken
+//! before an editor leaves that mode: in its own mode an end is lost, and the second of two lines does not reach the next
+//! question's editor.
 
 use std::collections::VecDeque;
 use std::io;
 
-/// Most bytes that are taken at once; a paste can be larger, and comes then as questions one after the other.
+/// Most bytes that are taken at once; a larger paste arrives as several questions.
 const MAX_BYTES: usize = 1 << 20;
 
-/// Questions that wait.
+/// Questions that were typed ahead.
 #[derive(Default)]
 pub struct TypedAhead {
     questions: VecDeque<String>,
-    /// Beginning of a question that goes on.
+    /// Beginning of a question whose end is missing.
     open: String,
-    /// Ctrl-D was typed behind them.
+    /// True if Ctrl-D was typed after the questions.
     is_ended: bool,
 }
 
@@ -24,17 +25,18 @@ pub struct TypedAhead {
 pub enum NextTyped {
     /// A question.
     Question(String),
-    /// An end.
+    /// The end of input.
     End,
-    /// A question has to be asked for; its beginning was typed.
+    /// No complete question: the user is asked, and this beginning is already typed.
     Ask(String),
 }
 
 impl TypedAhead {
-    /// Takes what came. `read` gives a line, or nothing where an end was typed; `is_ready` says that it does not wait.
+    /// Takes the typed lines. `read` returns a line, or nothing at an end of input; `is_ready` tells that `read` would not
+    /// wait.
     ///
     /// # Errors
-    /// The terminal cannot be read, or gives what is not UTF-8.
+    /// The terminal cannot be read, or the text is not UTF-8.
     pub fn take(
         &mut self,
         is_ready: &mut dyn FnMut() -> bool,
@@ -56,7 +58,7 @@ impl TypedAhead {
         Ok(())
     }
 
-    /// Gives what comes next.
+    /// Takes the next question, end of input, or beginning of a question.
     pub fn next(&mut self) -> NextTyped {
         match self.questions.pop_front() {
             Some(question) => NextTyped::Question(question),
@@ -66,10 +68,10 @@ impl TypedAhead {
     }
 }
 
-/// Takes what waits at standard input.
+/// Takes the lines that wait at standard input.
 ///
 /// # Errors
-/// It cannot be read.
+/// Standard input cannot be read, or is not UTF-8.
 #[cfg(unix)]
 pub fn take_from_stdin(typed: &mut TypedAhead, is_complete: fn(&str) -> bool) -> io::Result<()> {
     use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -82,7 +84,7 @@ pub fn take_from_stdin(typed: &mut TypedAhead, is_complete: fn(&str) -> bool) ->
         poll(&mut waiting, PollTimeout::ZERO).is_ok() && is_in(&waiting[0])
     };
     let mut read = || {
-        // A terminal gives one line at a time: the buffer is empty behind it.
+        // A terminal gives one line at a time: the buffer is empty after it.
         let mut stdin = stdin.lock();
         let line = stdin.fill_buf()?.to_vec();
         stdin.consume(line.len());
@@ -119,7 +121,7 @@ mod tests {
             [question("one"), question("two\\\nlines"), NextTyped::End]
         );
         assert_eq!(all.next(), NextTyped::Ask(String::new()));
-        // Ctrl-D in a line hands over what is there of it.
+        // Ctrl-D inside a line hands over the line so far.
         let mut open = typed(&["one\n", "abc"]);
         assert_eq!([open.next(), open.next()], [question("one"), NextTyped::Ask("abc".into())]);
     }
