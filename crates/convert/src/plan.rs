@@ -383,6 +383,10 @@ pub struct PlannedShard {
     pub matrices: Vec<MatrixPlan>,
     /// Vectors in the order in which they are stored, behind the matrices.
     pub vectors: Vec<VectorPlan>,
+    /// Size n of the triangle `[1, 1, n, n]` that is stored behind the vectors, where the package chooses experts; see
+    /// [`crate::lower::TRIANGLE`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub triangle: Option<usize>,
     /// Experts, as first and count.
     pub experts: Option<(usize, usize)>,
     /// Experts of one call.
@@ -554,6 +558,7 @@ impl PlannedShard {
             bytes: 0,
             matrices,
             vectors,
+            triangle: None,
             experts: None,
             experts_per_call: None,
             cache_slots: None,

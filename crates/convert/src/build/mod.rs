@@ -32,7 +32,7 @@ pub use weight_errors::{FAR, WeightFault};
 
 use crate::bank_scales::BankScales;
 use crate::importance::Importance;
-use crate::lower::{Stored, store_matrix, store_vector};
+use crate::lower::{Stored, store_matrix, store_triangle, store_vector};
 use crate::models::Family;
 use crate::plan::{Plan, PlanOptions, PlannedShard};
 use crate::quantize::Metrics;
@@ -515,6 +515,9 @@ pub fn write_shard(
     quality.roles = weight_errors::by_role(&errors);
     for vector in &shard.vectors {
         store_vector(writer.weights(), checkpoint, vector, &mut stored)?;
+    }
+    if let Some(n) = shard.triangle {
+        store_triangle(writer.weights(), n, &mut stored)?;
     }
     writer.finish(&lower_shard(family, shard, &stored)?)?;
     Ok(quality)

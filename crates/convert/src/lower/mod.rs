@@ -14,8 +14,8 @@ pub use attention::{Attention, HeadNorm, KV_CACHE, KV_PLACE, KV_ROWS, PositionIn
 pub use cca::{CCA_HISTORY, HISTORY, HISTORY_ROWS, HistoryInput};
 pub use norm::NormShape;
 pub use store::{
-    Stored, StoredMatrix, add_constant, element_type, encode_matrix, join_operands, store_matrix,
-    store_vector,
+    Stored, StoredMatrix, TRIANGLE, add_constant, element_type, encode_matrix, join_operands, store_matrix,
+    store_triangle, store_vector,
 };
 
 use crate::form::{ActivationForm, IoForm, ShardForm};

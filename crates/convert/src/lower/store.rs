@@ -16,6 +16,8 @@ use std::collections::BTreeMap;
 
 /// Fewest elements of a tensor that goes to the weight file, as in coremltools.
 const BLOB_ELEMENTS: u64 = 10;
+/// Name of the stored triangle: row i has ones for the classes before i, so that a product with it adds these up.
+pub const TRIANGLE: &str = "routing_triangle";
 
 /// Weights that a package already holds, by name.
 #[derive(Debug, Default)]
@@ -56,6 +58,9 @@ impl Stored {
         }
         for plan in &shard.vectors {
             stored.vectors.insert(plan.name.clone(), place(DataType::Float16, &plan.dims, false)?);
+        }
+        if let Some(n) = shard.triangle {
+            stored.vectors.insert(TRIANGLE.into(), place(DataType::Float16, &triangle_dims(n), false)?);
         }
         Ok(stored)
     }
@@ -232,12 +237,31 @@ pub fn store_vector(
     values.iter_mut().for_each(|v| *v *= plan.scale);
     let mut halves = Vec::new();
     to_f16(&values, &mut halves).map_err(|e| checkpoint.refuse(&plan.tensor, 0, &e.to_string()))?;
-    let value = if n >= BLOB_ELEMENTS {
-        let bytes: Vec<u8> = halves.iter().flat_map(|v| v.to_le_bytes()).collect();
-        Value::blob(DataType::Float16, &plan.dims, blobs.append(DataType::Float16, n, &bytes)?)
-    } else {
-        Value::fp16_tensor(&plan.dims, &halves)
-    };
-    stored.vectors.insert(plan.name.clone(), value);
+    stored.vectors.insert(plan.name.clone(), store_halves(blobs, &plan.dims, &halves)?);
     Ok(())
+}
+
+/// Writes the strictly lower triangle of ones `[1, 1, n, n]` as [`TRIANGLE`].
+///
+/// # Errors
+/// The weight file cannot be written.
+pub fn store_triangle(blobs: &mut BlobWriter, n: usize, stored: &mut Stored) -> Result<()> {
+    let is_before = |i: usize| if i % n < i / n { f16::ONE } else { f16::ZERO };
+    let halves: Vec<f16> = (0..n * n).map(is_before).collect();
+    stored.vectors.insert(TRIANGLE.into(), store_halves(blobs, &triangle_dims(n), &halves)?);
+    Ok(())
+}
+
+fn triangle_dims(n: usize) -> [u64; 4] {
+    [1, 1, n as u64, n as u64]
+}
+
+/// Writes fp16 values to the weight file; few become a value of the program.
+fn store_halves(blobs: &mut BlobWriter, dims: &[u64], halves: &[f16]) -> Result<Value> {
+    let n = halves.len() as u64;
+    if n < BLOB_ELEMENTS {
+        return Ok(Value::fp16_tensor(dims, halves));
+    }
+    let bytes: Vec<u8> = halves.iter().flat_map(|v| v.to_le_bytes()).collect();
+    Ok(Value::blob(DataType::Float16, dims, blobs.append(DataType::Float16, n, &bytes)?))
 }

@@ -13,7 +13,7 @@
 //!
 //! ```text
 //! loss    sum over drafts of t(k + 1) - t(1) (accepted + 1); gains count up to CREDIT passes
-//! a draft is made only if      loss + t(k + 1) - t(1)  <=  SHARE * time so far + ADVANCE passes
+//! a draft is made only if      loss + t(k + 1) - t(1)  <=  SHARE * time so far + ADVANCE passes + PROVEN * gains of followed drafts
 //! ```
 //! So drafts lose little for any text. t(1) and t(k + 1) change while a generation runs, because other work disturbs them: a plain
 //! pass is due after [`MOST_WITHOUT_PLAIN`] drafts, and times that were not confirmed are measured again, see [`PassTimes`].
@@ -22,10 +22,13 @@
 //! [`WORTH`] times its cost, and drafts that were followed or made have already been worth it.
 
 /// Share of the time that drafts may lose.
-const SHARE: f64 = 0.005;
+const SHARE: f64 = 0.003;
 /// Loss that drafts may make at the start, in passes for one token, and as a share of the tokens of a short generation.
 const ADVANCE: f64 = 0.65;
 const ADVANCE_SHARE: f64 = 0.008;
+/// Part of what followed drafts would have gained that drafts may lose besides, and its limit as a share of the tokens.
+const PROVEN: f64 = 0.25;
+const PROVEN_SHARE: f64 = 0.004;
 /// Largest credit for gains, in passes for one token: old gains must not pay for long losses.
 const CREDIT: f64 = 32.0;
 /// Weight of the newest tokens in lambda.
@@ -34,6 +37,10 @@ const NEWEST: f64 = 0.05;
 const NEWEST_PLAIN: f64 = 0.1;
 /// Newest measurements of a pass that count.
 const RECENT: usize = 5;
+/// Factor of the expected time above which the time of a pass is not charged to its draft.
+const DISTURBED: f64 = 3.0;
+/// Longest time of the first pass of a length, over that of later ones.
+const COLD: f64 = 2.0;
 /// Passes after which a time that was not measured again is forgotten; twice as many each time that it is found to be the same.
 const PATIENCE: u64 = 32;
 const MOST_PATIENCE: u64 = 1024;
@@ -62,10 +69,13 @@ const EVIDENCE: f64 = 8.0;
 /// Seconds of the newest passes of one length.
 ///
 /// One disturbed measurement can say that a length does not pay; then it is not run, and not measured again. So a time is
-/// forgotten after a while without measurements.
+/// forgotten after a while without measurements. The first pass of a length is cold, takes up to [`COLD`] times as long as later
+/// ones, and does not count beside these.
 #[derive(Clone, Debug)]
 struct PassTimes {
     newest: Vec<f64>,
+    /// True if the only measurement is that of the first pass.
+    is_cold: bool,
     /// Number of the pass of the newest measurement.
     last: u64,
     /// Passes without a measurement after which the time is forgotten.
@@ -74,15 +84,19 @@ struct PassTimes {
 
 impl Default for PassTimes {
     fn default() -> Self {
-        PassTimes { newest: Vec::new(), last: 0, patience: PATIENCE }
+        PassTimes { newest: Vec::new(), is_cold: true, last: 0, patience: PATIENCE }
     }
 }
 
 impl PassTimes {
     fn push(&mut self, seconds: f64, pass: u64) {
-        if self.is_stale(pass) {
+        if !self.newest.is_empty() && self.is_stale(pass) {
             self.newest.clear();
             self.patience = (2 * self.patience).min(MOST_PATIENCE);
+        }
+        if self.is_cold && !self.newest.is_empty() {
+            self.newest.clear();
+            self.is_cold = false;
         }
         if self.newest.len() == RECENT {
             self.newest.remove(0);
@@ -144,12 +158,12 @@ impl DraftStatistics {
     }
 
     /// Returns the seconds that each further token of a pass costs: the least that a length measured, or [`ASSUMED_COST`] where
-    /// none was measured twice and measured more.
+    /// none was measured, and no more while only cold passes were.
     fn slope(&self, one: f64) -> f64 {
         let assumed = ASSUMED_COST * one;
         let measured = (1..self.times.len()).filter_map(|k| {
             let slope = (self.times[k].known(self.passes)? - one) / k as f64;
-            Some(if self.times[k].newest.len() == 1 { slope.min(assumed) } else { slope })
+            Some(if self.times[k].is_cold { slope.min(assumed) } else { slope })
         });
         measured.reduce(f64::min).map_or(assumed, |slope| slope.max(0.0))
     }
@@ -161,7 +175,12 @@ impl DraftStatistics {
         let slope = self.slope(one);
         let mut times = vec![one];
         for k in 1..=most {
-            times.push(self.times[k].known(self.passes).unwrap_or(times[k - 1] + slope));
+            let estimate = times[k - 1] + slope;
+            let warm = |time: f64| match self.times[k].is_cold {
+                true => time.min(estimate).max(time / COLD),
+                false => time,
+            };
+            times.push(self.times[k].known(self.passes).map_or(estimate, warm));
         }
         Some(times)
     }
@@ -331,7 +350,9 @@ impl Controller {
         let times = self.statistics.estimates(most).filter(|times| !self.is_plain_due(times[0]));
         let chosen = times.and_then(|times| {
             let one = times[0];
-            let advance = ADVANCE.min(ADVANCE_SHARE * (self.passes as f64 + left as f64));
+            let tokens = self.passes as f64 + left as f64;
+            let proven = (PROVEN * self.worth / one).min(PROVEN_SHARE * tokens);
+            let advance = ADVANCE.min(ADVANCE_SHARE * tokens) + proven;
             let room = SHARE * self.elapsed + advance * one - self.lost;
             let lambda = match self.recent {
                 (tokens, seconds) if seconds > 0.0 => (tokens / seconds).max(1.0 / one),
@@ -346,7 +367,9 @@ impl Controller {
                     continue;
                 }
                 let score = tokens - lambda * time;
-                let pays = tokens * one > time && time - one <= room;
+                // A time that was forgotten may have been true.
+                let forgotten = self.statistics.times[k].seconds().unwrap_or(0.0).min(DISTURBED * one);
+                let pays = tokens * one > time && time.max(forgotten) - one <= room;
                 let ready = || self.prepared[k] || self.is_worth_preparing(matched, one, time, tokens, left);
                 if pays && best.is_none_or(|(_, most, _)| score > most) && ready() {
                     best = Some((k, score, time));
@@ -404,6 +427,8 @@ impl Controller {
             return;
         }
         let expected = self.expected.take();
+        // A pass that takes several times what was expected was disturbed by something else than its draft.
+        let charged = expected.map_or(seconds, |expected| seconds.min(DISTURBED * expected));
         self.statistics.passes += 1;
         self.statistics.times[drafted].push(seconds, self.statistics.passes);
         self.passes += 1;
@@ -423,7 +448,7 @@ impl Controller {
         self.accepted += accepted as u64;
         if let (Some(one), Some(mean)) = (self.statistics.one(), self.plain_mean) {
             // The median of the newest is high by chance where drafts seem to pay, the mean is old: the smaller one counts.
-            let gained = one.min(mean) * (accepted + 1) as f64 - seconds;
+            let gained = one.min(mean) * (accepted + 1) as f64 - charged;
             self.lost = (self.lost - gained).max(-CREDIT * one);
             self.worth = (self.worth + gained).max(0.0);
         }

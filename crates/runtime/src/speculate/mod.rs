@@ -318,6 +318,18 @@ impl Drop for Drafter {
     }
 }
 
+/// Largest bundle for which preparing takes longer than a pass: 8 ms beside 0.3 ms of a pass with 11 MB of packages, and 13
+/// beside 9 with 1.1 GB (2 processors of an EPYC of the fifth generation).
+const SMALL_BUNDLE: u64 = 200_000_000;
+
+/// Prepares the passes that drafts of mode `auto` need where preparing takes longer than a pass. With larger bundles it takes so
+/// little that it waits until drafts are known to pay.
+pub fn prepare_drafts_of_small(model: &Model, options: &Speculation) {
+    if model.chain().shards.iter().map(|s| s.bytes).sum::<u64>() <= SMALL_BUNDLE {
+        prepare_drafts(model, options);
+    }
+}
+
 /// Prepares the passes that drafts of mode `auto` need, so that no generation has to wait for them.
 pub fn prepare_drafts(model: &Model, options: &Speculation) {
     if options.mode == Mode::Auto {

@@ -159,6 +159,7 @@ impl Zaya {
         shard.functions = functions(&names, &options.tokens);
         shard.experts = Some((first, packing.per_package));
         shard.experts_per_call = Some(packing.per_call);
+        shard.triangle = (pack == 0 && packing.per_call == c.num_experts).then(|| c.classes());
         shard
     }
 
@@ -211,6 +212,7 @@ impl Zaya {
         shard.cache_slots = Some(slots);
         shard.experts = Some((0, packing.per_package));
         shard.experts_per_call = Some(packing.per_call);
+        shard.triangle = Some(self.config.classes());
         shard
     }
 
