@@ -11,7 +11,7 @@ use crate::ui::{self, Ui};
 use anemoe_runtime::generate::{GenerateOptions, Generated, Stop, generate};
 use anemoe_runtime::model::{Logits, MOST_UNDONE, Model};
 use anemoe_runtime::sampler::Sampling;
-use anemoe_runtime::speculate::{Corpus, Mode, Speculation, SpeculationReport, prepare_drafts_of_small};
+use anemoe_runtime::speculate::{Corpus, Mode, Speculation, SpeculationReport, is_small, measure_drafts};
 use anemoe_runtime::tokenizer::{TextStream, Tokenizer};
 use anyhow::Context;
 use std::path::PathBuf;
@@ -62,8 +62,8 @@ pub struct Args {
     verify: Verify,
 }
 
-/// Fewest new tokens for which drafts of a small model are prepared before the first.
-const WORTH_PREPARING: usize = 64;
+/// Fewest new tokens for which lengths of drafts of a small model are measured before the first.
+const WORTH_MEASURING: usize = 256;
 /// Most tokens of a corpus; the automaton of one takes some 150 bytes a token.
 const MAX_CORPUS: usize = 2_000_000;
 
@@ -175,11 +175,11 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
         args.prompt.ids(|| Ok(Tokenizer::open(&tokenizer_file)?), model.chain().model.bos_token_id)?;
     let tokenizer = tokenizer_file.exists().then(|| Tokenizer::open(&tokenizer_file)).transpose()?;
     let speculation = args.speculate.options(tokenizer.as_ref())?;
-    // One preparation for the prompt, one for decoding, and those of drafts.
+    // One preparation for the prompt, one for decoding, and those of drafts, whose passes run for a moment.
     model.prepare(args.prefill_chunk.unwrap_or(usize::MAX).min(prompt.len()), Logits::Last);
     model.prepare(1, Logits::Last);
-    if args.max_new >= WORTH_PREPARING {
-        prepare_drafts_of_small(&model, &speculation);
+    if args.max_new >= WORTH_MEASURING && is_small(&model) {
+        measure_drafts(&model, &speculation)?;
     }
     drop(model.populate());
     let load = started.elapsed();

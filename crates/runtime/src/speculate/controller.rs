@@ -26,9 +26,10 @@ const SHARE: f64 = 0.003;
 /// Loss that drafts may make at the start, in passes for one token, and as a share of the tokens of a short generation.
 const ADVANCE: f64 = 0.65;
 const ADVANCE_SHARE: f64 = 0.008;
-/// Part of what followed drafts would have gained that drafts may lose besides, and its limit as a share of the tokens.
-const PROVEN: f64 = 0.25;
-const PROVEN_SHARE: f64 = 0.004;
+/// Part of what followed drafts would have gained that lengths of a known time may lose besides, and its limit as a share of the
+/// tokens: with time and acceptance measured, a draft that seems to pay is no gamble.
+const PROVEN: f64 = 0.5;
+const PROVEN_SHARE: f64 = 0.02;
 /// Largest credit for gains, in passes for one token: old gains must not pay for long losses.
 const CREDIT: f64 = 32.0;
 /// Weight of the newest tokens in lambda.
@@ -41,7 +42,8 @@ const RECENT: usize = 5;
 const DISTURBED: f64 = 3.0;
 /// Longest time of the first pass of a length, over that of later ones.
 const COLD: f64 = 2.0;
-/// Passes after which a time that was not measured again is forgotten; twice as many each time that it is found to be the same.
+/// Passes after which a time that was measured once is forgotten: four times as many for each further measurement, and twice as
+/// many each time that it is found to be the same.
 const PATIENCE: u64 = 32;
 const MOST_PATIENCE: u64 = 1024;
 /// Drafts in a row after which a plain pass is due, because t(1) may have changed; fewer where a time was shorter than expected.
@@ -109,7 +111,8 @@ impl PassTimes {
 
     /// Tells whether the newest measurement is too old to count.
     fn is_stale(&self, pass: u64) -> bool {
-        pass.saturating_sub(self.last) > self.patience
+        let measured = self.newest.len().clamp(1, 3) as u32 - 1;
+        pass.saturating_sub(self.last) > self.patience << (2 * measured)
     }
 
     /// Returns the lower median of the seconds: of two measurements, the less disturbed one.
@@ -183,6 +186,18 @@ impl DraftStatistics {
             times.push(self.times[k].known(self.passes).map_or(estimate, warm));
         }
         Some(times)
+    }
+
+    /// Tells whether the time of a pass with `drafted` tokens is known, and not only that of a cold pass.
+    fn is_known(&self, drafted: usize) -> bool {
+        let times = &self.times[drafted];
+        !times.is_cold && times.known(self.passes).is_some()
+    }
+
+    /// Adds a measured pass with `drafted` tokens, which no generation ran.
+    pub(super) fn note_time(&mut self, drafted: usize, seconds: f64) {
+        self.passes += 1;
+        self.times[drafted].push(seconds, self.passes);
     }
 
     fn acceptance(&self, matched: usize) -> f64 {
@@ -352,7 +367,7 @@ impl Controller {
             let one = times[0];
             let tokens = self.passes as f64 + left as f64;
             let proven = (PROVEN * self.worth / one).min(PROVEN_SHARE * tokens);
-            let advance = ADVANCE.min(ADVANCE_SHARE * tokens) + proven;
+            let advance = ADVANCE.min(ADVANCE_SHARE * tokens);
             let room = SHARE * self.elapsed + advance * one - self.lost;
             let lambda = match self.recent {
                 (tokens, seconds) if seconds > 0.0 => (tokens / seconds).max(1.0 / one),
@@ -369,7 +384,8 @@ impl Controller {
                 let score = tokens - lambda * time;
                 // A time that was forgotten may have been true.
                 let forgotten = self.statistics.times[k].seconds().unwrap_or(0.0).min(DISTURBED * one);
-                let pays = tokens * one > time && time.max(forgotten) - one <= room;
+                let more = if self.statistics.is_known(k) { proven * one } else { 0.0 };
+                let pays = tokens * one > time && time.max(forgotten) - one <= room + more;
                 let ready = || self.prepared[k] || self.is_worth_preparing(matched, one, time, tokens, left);
                 if pays && best.is_none_or(|(_, most, _)| score > most) && ready() {
                     best = Some((k, score, time));
@@ -429,8 +445,7 @@ impl Controller {
         let expected = self.expected.take();
         // A pass that takes several times what was expected was disturbed by something else than its draft.
         let charged = expected.map_or(seconds, |expected| seconds.min(DISTURBED * expected));
-        self.statistics.passes += 1;
-        self.statistics.times[drafted].push(seconds, self.statistics.passes);
+        self.statistics.note_time(drafted, seconds);
         self.passes += 1;
         self.calls[drafted] += 1;
         self.elapsed += seconds;
@@ -474,7 +489,7 @@ impl Controller {
                 .map(|drafted| BreakEven {
                     drafted,
                     acceptance: break_even(costs[drafted] / costs[0], drafted),
-                    is_measured: times[drafted].known(self.statistics.passes).is_some(),
+                    is_measured: self.statistics.is_known(drafted),
                 })
                 .collect(),
         }

@@ -87,9 +87,7 @@ fn it_gains_where_there_is_something_to_gain_and_loses_nothing_elsewhere() {
     assert!(of(0.9, CHEAP) > 2.0);
     for a in [0.0, 0.2, 0.5, 0.7, 0.9] {
         for cost in [CHEAP, &linear, &notes] {
-            // 500 tokens; one length was tried that costs 4.4 passes, and once more.
-            let least = if cost(0, 2) > 4.0 { 0.985 } else { 0.99 };
-            assert!(of(a, cost) >= least, "{a}, {}: {}", cost(0, 2), of(a, cost));
+            assert!(of(a, cost) >= 0.99, "{a}, {}: {}", cost(0, 2), of(a, cost));
         }
     }
 }
@@ -190,7 +188,8 @@ fn short_generations_lose_little() {
             preparing: 0.0,
             ..Simulation::default()
         };
-        assert!(simulation.speedup() >= 0.99, "{tokens}: {}", simulation.speedup());
+        // A text that was right twelve times and is never right again costs a few drafts.
+        assert!(simulation.speedup() >= 0.985, "{tokens}: {}", simulation.speedup());
     }
 }
 

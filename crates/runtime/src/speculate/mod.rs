@@ -322,12 +322,42 @@ impl Drop for Drafter {
 /// beside 9 with 1.1 GB (2 processors of an EPYC of the fifth generation).
 const SMALL_BUNDLE: u64 = 200_000_000;
 
-/// Prepares the passes that drafts of mode `auto` need where preparing takes longer than a pass. With larger bundles it takes so
-/// little that it waits until drafts are known to pay.
-pub fn prepare_drafts_of_small(model: &Model, options: &Speculation) {
-    if model.chain().shards.iter().map(|s| s.bytes).sum::<u64>() <= SMALL_BUNDLE {
-        prepare_drafts(model, options);
+/// Passes of each length that [`measure_drafts`] times, a cold one included.
+const TIMED: usize = 4;
+
+/// Tells whether the passes of a model take less time than preparing them, so that a generation pays more for trying lengths of
+/// drafts than it may lose.
+pub fn is_small(model: &Model) -> bool {
+    model.chain().shards.iter().map(|s| s.bytes).sum::<u64>() <= SMALL_BUNDLE
+}
+
+/// Prepares the passes that drafts of mode `auto` need and times them beside plain ones, so that generations know from their
+/// first token which lengths can pay.
+///
+/// # Errors
+/// A pass fails.
+pub fn measure_drafts(model: &Model, options: &Speculation) -> crate::Result<()> {
+    if options.mode != Mode::Auto {
+        return Ok(());
     }
+    prepare_drafts(model, options);
+    let mut statistics = options.statistics.get(options.draft_max);
+    let mut sequence = model.sequence();
+    for drafted in PREPARED_LENGTHS.into_iter().filter(|&drafted| drafted <= options.draft_max) {
+        for _ in 0..TIMED {
+            for (drafted, logits) in [(0, Logits::Last), (drafted, Logits::All)] {
+                if sequence.position() + drafted >= model.chain().model.max_context {
+                    sequence.clear();
+                }
+                let ids = vec![0; drafted + 1];
+                let started = Instant::now();
+                model.append(&mut sequence, &ids, logits, None)?;
+                statistics.note_time(drafted, started.elapsed().as_secs_f64());
+            }
+        }
+    }
+    options.statistics.set(&statistics);
+    Ok(())
 }
 
 /// Prepares the passes that drafts of mode `auto` need, so that no generation has to wait for them.

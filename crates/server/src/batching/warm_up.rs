@@ -1,7 +1,7 @@
 //! Prepares likely passes while no job runs.
 
 use anemoe_runtime::model::{Logits, Model, Request, Sequence};
-use anemoe_runtime::speculate::{Speculation, prepare_drafts};
+use anemoe_runtime::speculate::{Speculation, measure_drafts};
 use std::time::{Duration, Instant};
 
 /// Most time of all preparations together.
@@ -35,7 +35,9 @@ impl WarmUp {
         let n = self.sequences.len();
         if n == 1 {
             // A stream that runs alone comes first.
-            prepare_drafts(model, speculation);
+            if let Err(e) = measure_drafts(model, speculation) {
+                tracing::warn!("passes of drafts cannot be measured: {e}");
+            }
         }
         let chunk = model.most_tokens(None).saturating_sub(n).clamp(1, model.chain().model.max_context);
         let ran = self.pass(model, chunk).and_then(|()| {

@@ -20,7 +20,7 @@ use anemoe_runtime::chat::{ChatTemplate, History, Overflow, SamplingDefaults};
 use anemoe_runtime::generate::GenerateOptions;
 use anemoe_runtime::model::{Logits, Model};
 use anemoe_runtime::sampler::Sampling;
-use anemoe_runtime::speculate::prepare_drafts;
+use anemoe_runtime::speculate::{is_small, measure_drafts, prepare_drafts};
 use anemoe_runtime::tokenizer::Tokenizer;
 use anyhow::Context;
 use reader::Questions;
@@ -127,7 +127,10 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     let mut questions = Questions::open();
     if questions.is_terminal() {
         // While a person reads and types.
-        prepare_drafts(&model, &speculation);
+        match is_small(&model) {
+            true => measure_drafts(&model, &speculation)?,
+            false => prepare_drafts(&model, &speculation),
+        }
     }
     let settings = ChatSettings {
         options: GenerateOptions {
