@@ -49,8 +49,10 @@ pub struct KeptCache {
     pub input: String,
     /// Name of the output with a row for each token of the call, `[1, heads, T, channels]`.
     pub rows: String,
-    /// Name of the input `[1, 1, slots, T]` that is 1 in the slot of each token's row.
+    /// Name of the input that is 1 in the slot of each token's row: `[1, 1, slots, T]`, or `[1, 1, T, slots]` with slots last.
     pub place: String,
+    /// True if `place` has slots on its last axis.
+    pub is_place_last: bool,
     /// Slots of the whole cache.
     pub slots: usize,
 }

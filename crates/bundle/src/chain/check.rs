@@ -231,7 +231,9 @@ impl Chain {
                     HostInput::Mask(name)
                     | HostInput::MaskColumns(name)
                     | HostInput::Place(name)
-                    | HostInput::Keep(name),
+                    | HostInput::PlaceRows(name)
+                    | HostInput::Keep(name)
+                    | HostInput::KeepRow(name),
                 ) => {
                     if !self.caches.contains_key(name) {
                         return Err(format!("shard `{}`, input `{input}`: no cache `{name}`", run.shard));
@@ -258,7 +260,7 @@ impl Kept {
     fn check(&self, run: &Run) -> std::result::Result<(), String> {
         let place = self.place();
         match run.inputs.get(place) {
-            Some(InputBinding::Host(HostInput::Place(_))) => {}
+            Some(InputBinding::Host(HostInput::Place(_) | HostInput::PlaceRows(_))) => {}
             _ => return Err(format!("input `{place}` does not place rows in slots")),
         }
         if let Kept::Newest { count, heads, channels, .. } = self

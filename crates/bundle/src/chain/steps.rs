@@ -179,8 +179,12 @@ pub enum HostInput {
     MaskColumns(String),
     /// `[1, 1, slots, T]` of the named cache: 1 in the slot of a token's key and value, else 0.
     Place(String),
+    /// `[1, 1, T, slots]`: the values of [`HostInput::Place`], with slots on the last axis.
+    PlaceRows(String),
     /// `[1, 1, slots, 1]` of the named cache: 0 in the slots that this call writes, else 1.
     Keep(String),
+    /// `[1, 1, 1, slots]`: the values of [`HostInput::Keep`], with slots on the last axis.
+    KeepRow(String),
     /// `[1, 1, rows, rows + T]`: selects the newest `rows` rows of the `rows` old and T new ones, by one 1 per row.
     Carry(usize),
 }
@@ -192,7 +196,9 @@ impl HostInput {
             HostInput::Mask(name)
             | HostInput::MaskColumns(name)
             | HostInput::Place(name)
-            | HostInput::Keep(name) => Some(name),
+            | HostInput::PlaceRows(name)
+            | HostInput::Keep(name)
+            | HostInput::KeepRow(name) => Some(name),
             HostInput::RopeCos(_) | HostInput::RopeSin(_) | HostInput::Carry(_) => None,
         }
     }

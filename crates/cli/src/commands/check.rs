@@ -240,8 +240,11 @@ fn score(file: &Path, ui: &Ui) -> anyhow::Result<Outcome> {
             anemoe_io::read_text(file, MAX_REPORT_BYTES).map_err(|e| anemoe_mlpackage::Error::io(file, e))?
         }
     };
-    let rows = outcomes::parse(&text)
-        .map_err(|what| anemoe_mlpackage::Error::invalid(file, format!("table of outcomes: {what}")))?;
+    let wrong = |what: String| anemoe_mlpackage::Error::invalid(file, format!("table of outcomes: {what}"));
+    let rows = outcomes::parse(&text).map_err(wrong)?;
+    if rows.is_empty() {
+        return Err(wrong("it has headings and no row".into()).into());
+    }
     let judged = outcomes::judge(&rows);
     let score = outcomes::score(&rows, &judged);
     let left_out = outcomes::leave_out_projects(&rows, Design::Regression);

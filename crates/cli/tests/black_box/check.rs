@@ -326,6 +326,8 @@ fn tables_of_outcomes_are_scored() {
     let (code, out, _) = run(&["check", "--outcomes", text(&file)]);
     assert_eq!(code, 0);
     assert!(out.contains("WRONG") && out.contains("majority") && out.contains("left out"), "{out}");
+    std::fs::write(&file, lines.lines().next().unwrap()).unwrap();
+    refused(&["check", "--outcomes", text(&file)], &["own.tsv", "no row"]);
     // A table of facts has a column for each fact; an error names the allowed values of a cell.
     let known = include_str!("../../../gates/src/residency/outcomes/known.tsv");
     std::fs::write(&file, known.replacen("\tconv\t", "\tsideways\t", 1)).unwrap();

@@ -46,7 +46,7 @@ fn options_of_other_tools_find_the_option() {
     refused(&["chat", "x", "--system-prompt=Be brief."], &["'--system'"]);
     refused(&["serve", "x", "--parallel", "4"], &["'--max-sequences'"]);
     refused(&["serve", "x", "--ctx-size", "4096"], &["tip: a bundle has the context that it was built for"]);
-    refused(&["generate", "--model", "x"], &["tip: the checkpoint or bundle is named without an option"]);
+    refused(&["chat", "--model", "x"], &["tip: the checkpoint or bundle is named without an option"]);
     // A command without such an option gives no such tip.
     let (code, _, err) = run(&["inspect", "x", "--n-predict", "8"]);
     assert!(code == 2 && !err.contains("--max-new"), "{err}");

@@ -89,9 +89,13 @@ fn bad_input_is_refused() {
     refused(&["predict-speed", "synthetic:zaya1-8b", "--memory-gb", "-1"], &["-1"]);
     refused(&["predict-speed", text(&dir.path().join("nothing"))], &["nothing"]);
     let bench = dir.path().join("bench.json");
-    for (content, says) in
-        [("{", "bench"), (r#"{"schema": 7, "kinds": [], "decode": []}"#, "schema 7"), ("[]", "bench")]
-    {
+    for (content, says) in [
+        ("{", "bench"),
+        (r#"{"schema": 7, "kinds": [], "decode": []}"#, "schema 7"),
+        ("[]", "bench"),
+        (r#"{"schema": 1, "kinds": [], "decode": [{"ms_per_token": 1e308}]}"#, "no machine"),
+        (r#"{"schema": 1, "kinds": [], "decode": [{"ms_per_token": 1e-308}]}"#, "no machine"),
+    ] {
         std::fs::write(&bench, content).unwrap();
         let out = dir.path().join("o.toml");
         let args = ["predict-speed", "synthetic:zaya1-8b", "--calibrate", text(&bench), "-o", text(&out)];

@@ -1,7 +1,7 @@
 //! Grouped-query attention over a key/value cache that is one Core ML state, or an input that the host keeps.
 
 use super::{Lowering, NormShape};
-use crate::form::{AttentionForm, CacheForm};
+use crate::form::{AttentionForm, CacheForm, IoForm};
 use anemoe_mlpackage::Result;
 use anemoe_mlpackage::mil::builder::Var;
 use anemoe_mlpackage::mil::{DataType, TensorType, Value};
@@ -79,16 +79,29 @@ impl Lowering<'_> {
     /// Declares the inputs that depend on positions: rotary rows, mask and cache placement.
     pub fn position_inputs(&mut self, shape: &Attention, rotary_dim: usize) -> Result<PositionInputs> {
         let (d, s) = (rotary_dim as u64, shape.seen as u64);
-        Ok(PositionInputs {
-            cos: self.input("rope_cos", &[1, 1, 0, d], Some(2))?,
-            sin: self.input("rope_sin", &[1, 1, 0, d], Some(2))?,
-            mask: match self.form.attention {
+        let cos = self.input("rope_cos", &[1, 1, 0, d], Some(2))?;
+        let sin = self.input("rope_sin", &[1, 1, 0, d], Some(2))?;
+        if self.form.io == IoForm::ChannelsFirst {
+            let mask = match self.form.attention {
                 AttentionForm::Grouped => self.input("mask", &[1, 1, 0, s], Some(2))?,
                 AttentionForm::PerHead => self.input("mask", &[1, s, 1, 0], Some(3))?,
-            },
-            keep: self.input("kv_keep", &[1, 1, s, 1], None)?,
-            place: self.input(KV_PLACE, &[1, 1, s, 0], Some(3))?,
-        })
+            };
+            let keep = self.input("kv_keep", &[1, 1, s, 1], None)?;
+            let place = self.input(KV_PLACE, &[1, 1, s, 0], Some(3))?;
+            return Ok(PositionInputs { cos, sin, mask, keep, place });
+        }
+        // No value at the border ends in an axis of 1: slots are last there, and turned to where they are used.
+        let mask = self.input("mask", &[1, 1, 0, s], Some(2))?;
+        let keep = self.input("kv_keep", &[1, 1, 1, s], None)?;
+        let place = self.input(KV_PLACE, &[1, 1, 0, s], Some(2))?;
+        let turned = [0, 1, 3, 2];
+        let mask = match self.form.attention {
+            AttentionForm::Grouped => mask,
+            AttentionForm::PerHead => self.f().transpose("mask_columns", &mask, &[0, 3, 1, 2])?,
+        };
+        let keep = self.f().transpose("kv_keep_column", &keep, &turned)?;
+        let place = self.f().transpose("kv_place_columns", &place, &turned)?;
+        Ok(PositionInputs { cos, sin, mask, keep, place })
     }
 
     /// Turns `[1, heads * head_dim, 1, T]` to `[1, heads, T, head_dim]`: the head's channels become the last axis,

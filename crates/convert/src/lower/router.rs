@@ -62,6 +62,7 @@ impl Lowering<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use half::f16;
     use proptest::prelude::*;
 
     fn rounded(v: f32) -> f32 {

@@ -128,9 +128,25 @@ pub fn stream_outputs(
 
 /// Returns the mask input that attention of a form takes.
 pub fn mask_input(form: ShardForm, cache: String) -> HostInput {
-    match form.attention {
-        AttentionForm::Grouped => HostInput::Mask(cache),
-        AttentionForm::PerHead => HostInput::MaskColumns(cache),
+    match (form.attention, form.io) {
+        (AttentionForm::PerHead, IoForm::ChannelsFirst) => HostInput::MaskColumns(cache),
+        _ => HostInput::Mask(cache),
+    }
+}
+
+/// Returns the input of a form that marks the slots of a call's tokens.
+pub fn place_input(form: ShardForm, cache: String) -> HostInput {
+    match form.io {
+        IoForm::ChannelsFirst => HostInput::Place(cache),
+        IoForm::ChannelsLast => HostInput::PlaceRows(cache),
+    }
+}
+
+/// Returns the input of a form that marks the slots which a call leaves as they are.
+pub fn keep_input(form: ShardForm, cache: String) -> HostInput {
+    match form.io {
+        IoForm::ChannelsFirst => HostInput::Keep(cache),
+        IoForm::ChannelsLast => HostInput::KeepRow(cache),
     }
 }
 

@@ -211,22 +211,26 @@ impl HostArray {
     }
 
     /// Writes rows of tokens `[1, heads, T, channels]` into this cache `[1, heads, slots, channels]`: each token into
-    /// the slot where `place`, `[1, 1, slots, T]`, is 1. A token without a slot only fills its call up and is skipped.
-    pub fn write_rows(&mut self, rows: &Tensor, place: &Tensor) -> Result<(), String> {
+    /// the slot where `place` is 1: `[1, 1, slots, T]`, or `[1, 1, T, slots]` where slots are last. A token without a slot
+    /// only fills its call up and is skipped.
+    pub fn write_rows(&mut self, rows: &Tensor, place: &Tensor, is_place_last: bool) -> Result<(), String> {
         let wrong = || {
             let [rows, place] = [rows, place].map(|t| &t.shape);
             format!("rows {rows:?} placed by {place:?} do not fit the cache {:?}", self.shape)
         };
-        let (&[1, heads, slots, channels], Some(&tokens)) = (&*self.shape, place.shape.last()) else {
+        let (&[1, heads, slots, channels], &[_, _, rows_of_place, columns]) = (&*self.shape, &*place.shape)
+        else {
             return Err(wrong());
         };
+        let tokens = if is_place_last { rows_of_place } else { columns };
+        let fits = if is_place_last { [1, 1, tokens, slots] } else { [1, 1, slots, tokens] };
         let (Some(values), Some(places)) = (rows.as_f32(), place.as_f32()) else { return Err(wrong()) };
-        if rows.shape != [1, heads, tokens, channels] || place.shape != [1, 1, slots, tokens] {
+        if rows.shape != [1, heads, tokens, channels] || place.shape != fits {
             return Err(wrong());
         }
         let own = self.own_bits()?;
         for (i, _) in places.iter().enumerate().filter(|(_, value)| **value != 0.0) {
-            let (slot, token) = (i / tokens, i % tokens);
+            let (slot, token) = if is_place_last { (i % slots, i / slots) } else { (i / tokens, i % tokens) };
             for head in 0..heads {
                 let row = &values[(head * tokens + token) * channels..][..channels];
                 anemoe_kernels::f32_to_f16(row, &mut own[(head * slots + slot) * channels..][..channels]);

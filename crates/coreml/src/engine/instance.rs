@@ -284,7 +284,7 @@ impl Instance {
         }
         for (((output, rows), slot), cache) in buffers.rows.iter_mut().zip(&interface.caches).zip(caches) {
             output.read(&result, &slot.rows, rows)?;
-            let written = cache.write_rows(rows, inputs[slot.place]);
+            let written = cache.write_rows(rows, inputs[slot.place], slot.is_place_last);
             written.map_err(|what| Failure::Misfit(format!("output `{}`: {what}", slot.rows.name)))?;
         }
         Ok(())

@@ -41,6 +41,8 @@ pub(crate) struct CacheSlot {
     pub rows: Slot,
     /// Index of the input that places the rows.
     pub place: usize,
+    /// True if that input has slots on its last axis.
+    pub is_place_last: bool,
 }
 
 /// Inputs and outputs of a function.
@@ -118,7 +120,7 @@ impl Interface {
             let place = place.ok_or_else(|| {
                 Failure::Misfit(format!("cache `{}`: no input is named `{}`", named.input, named.place))
             })?;
-            Ok(CacheSlot { cache, rows, place })
+            Ok(CacheSlot { cache, rows, place, is_place_last: named.is_place_last })
         };
         let caches = kept.into_iter().map(found).collect::<Result<_, Failure>>()?;
         Ok(Interface { inputs, outputs, caches, has_states: !described.states.is_empty() })

@@ -28,6 +28,9 @@ const SCHEMA: u32 = 1;
 /// Relative error of a calibrated figure: medians of runs on one machine differ by as much.
 const SPREAD: f64 = 0.1;
 
+/// Milliseconds for a token that a machine can have: 100 ns to 1000 s.
+const PLAUSIBLE_MS: std::ops::RangeInclusive<f64> = 1e-4..=1e6;
+
 /// Least share of the predicted time besides the fixed cost of calls, for a bench to show speeds. Below it, only the
 /// cost of a call is fitted, and rates stay as published.
 const TELLING: f64 = 0.25;
@@ -51,6 +54,10 @@ pub fn calibrate(
             "schema {}: this version reads bench documents of schema {SCHEMA}",
             bench.schema
         ));
+    }
+    let times = bench.kinds.iter().map(|k| k.ms_per_token).chain(bench.decode.iter().map(|d| d.ms_per_token));
+    if let Some(ms) = times.into_iter().find(|ms| *ms != 0.0 && !PLAUSIBLE_MS.contains(ms)) {
+        return Err(format!("{ms:e} ms for a token are a time that no machine has"));
     }
     let call = chip.call_ms.likely;
     let mut rows: Vec<(f64, f64, f64)> = Vec::new();
@@ -77,18 +84,17 @@ pub fn calibrate(
         source: source.into(),
     };
     profile.call_ms = figure(call);
-    if !tells_speeds {
-        return Ok(profile);
-    }
-    for f in [
+    let mut speeds = [
         &mut profile.bandwidth_gb_s,
         &mut profile.rate_gw_s,
         &mut profile.head_rate_gw_s,
         &mut profile.peak_tmac_s,
-    ] {
-        *f = figure(f.likely / factor);
+    ];
+    if tells_speeds {
+        speeds.iter_mut().for_each(|f| **f = figure(f.likely / factor));
     }
-    Ok(profile)
+    let checked = profile.check().map_err(|what| format!("times that no machine has: {what}"));
+    checked.map(|()| profile)
 }
 
 /// Fits the milliseconds of a call alone, where calls take nearly all of the time. Rows are calls, predicted

@@ -61,11 +61,12 @@ impl ChipFigure {
 
     fn check(&self, name: &str) -> Result<(), String> {
         let ChipFigure { low, likely, high, .. } = *self;
-        let ascending = low.is_finite() && high.is_finite() && 0.0 < low && low <= likely && likely <= high;
-        if ascending {
+        // No figure of a chip is near these bounds, and sums and quotients of such figures stay finite.
+        let plausible = 1e-6..=1e6;
+        if plausible.contains(&low) && plausible.contains(&high) && low <= likely && likely <= high {
             Ok(())
         } else {
-            Err(format!("{name}: {low}, {likely}, {high} are not above 0 and ascending"))
+            Err(format!("{name}: {low:e}, {likely:e}, {high:e} are not between 1e-6 and 1e6 and ascending"))
         }
     }
 }
@@ -209,7 +210,11 @@ impl ChipProfile {
         self.chip.trim_end_matches(CALIBRATED)
     }
 
-    fn check(&self) -> Result<(), String> {
+    /// Checks that every figure is one that a chip can have.
+    ///
+    /// # Errors
+    /// A figure is not; the message names it.
+    pub(super) fn check(&self) -> Result<(), String> {
         self.figures().iter().try_for_each(|(name, figure)| figure.check(name))
     }
 

@@ -163,11 +163,19 @@ fn rungs(family: &dyn Family, options: &PlanOptions) -> Vec<FormCandidate> {
         rung.form != options.form && rung.form.layers_per_shard.is_none() && rung.experts_per_shard.is_none()
     };
     let others = rungs.unwrap_or_default().into_iter().filter(is_other);
+    let asked = options.form.differences();
     let candidate = |rung: Rung| {
-        let name = match rung.build_args.is_empty() {
+        let mut name = match rung.build_args.is_empty() {
             true => DEFAULT_FORM.into(),
             false => rung.build_args.join(" "),
         };
+        // A rung replaces the form that was asked for: what it leaves out has to go.
+        let own = rung.form.differences();
+        let gone = asked.iter().filter(|(option, _)| own.iter().all(|(other, _)| other != option));
+        let gone: Vec<String> = gone.map(|(option, _)| option.to_string()).collect();
+        if !gone.is_empty() && !rung.build_args.is_empty() {
+            name += &format!(", without {}", gone.join(" and "));
+        }
         (name, PlanOptions { form: rung.form, ..options.clone() })
     };
     others.map(candidate).collect()

@@ -49,9 +49,20 @@ pub(super) fn fill(out: &mut Tensor, input: &HostInput, chain: &Chain, tokens: C
                 v[(first + t) % slots * width + t] = 1.0;
             }
         }
-        HostInput::Keep(name) => {
+        HostInput::PlaceRows(name) => {
             let slots = cache(name).slots;
-            let v = out.reset_f32(&[1, 1, slots, 1]);
+            let v = out.reset_f32(&[1, 1, width, slots]);
+            v.fill(0.0);
+            for t in 0..n {
+                v[t * slots + (first + t) % slots] = 1.0;
+            }
+        }
+        HostInput::Keep(name) | HostInput::KeepRow(name) => {
+            let slots = cache(name).slots;
+            let v = match input {
+                HostInput::Keep(_) => out.reset_f32(&[1, 1, slots, 1]),
+                _ => out.reset_f32(&[1, 1, 1, slots]),
+            };
             v.fill(1.0);
             for t in 0..n {
                 v[(first + t) % slots] = 0.0;
@@ -64,9 +75,11 @@ pub(super) fn fill(out: &mut Tensor, input: &HostInput, chain: &Chain, tokens: C
 /// Returns the token axis of a host input; none where one value serves all tokens.
 pub(super) fn token_axis(input: &HostInput) -> Option<usize> {
     match input {
-        HostInput::RopeCos(_) | HostInput::RopeSin(_) | HostInput::Mask(_) => Some(2),
+        HostInput::RopeCos(_) | HostInput::RopeSin(_) | HostInput::Mask(_) | HostInput::PlaceRows(_) => {
+            Some(2)
+        }
         HostInput::Place(_) | HostInput::Carry(_) | HostInput::MaskColumns(_) => Some(3),
-        HostInput::Keep(_) => None,
+        HostInput::Keep(_) | HostInput::KeepRow(_) => None,
     }
 }
 

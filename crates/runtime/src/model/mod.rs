@@ -24,7 +24,7 @@ pub use sequence::Sequence;
 use crate::backend::{Backend, BackendPackage, Counts, KeptCache, OpTime};
 use crate::tensor::Tensor;
 use crate::{Error, Result};
-use anemoe_bundle::{CHAIN_FILE, Chain, InputBinding, Kept, Run, Shard, Step};
+use anemoe_bundle::{CHAIN_FILE, Chain, HostInput, InputBinding, Kept, Run, Shard, Step};
 use anemoe_io::locked;
 use anemoe_kernels::Pool;
 use call::Call;
@@ -109,20 +109,30 @@ struct Counters {
     shards: Vec<(u64, Duration)>,
 }
 
-/// Returns the rows that the host keeps between calls of a shard, by input, with the slots of the cache of their `place`.
-fn kept_of<'a>(chain: &'a Chain, shard: &str) -> BTreeMap<&'a str, (&'a Kept, usize)> {
+/// Rows that the host keeps between calls of a shard.
+struct KeptRows<'a> {
+    kept: &'a Kept,
+    /// Slots of the cache that the input `place` of the rows describes.
+    slots: usize,
+    /// True if `place` has slots on its last axis.
+    is_place_last: bool,
+}
+
+/// Returns the rows that the host keeps between calls of a shard, by input.
+fn kept_of<'a>(chain: &'a Chain, shard: &str) -> BTreeMap<&'a str, KeptRows<'a>> {
     let runs = chain.steps.iter().filter_map(|step| match step {
         Step::Run(run) if run.shards().any(|name| name == shard) => Some(run),
         _ => None,
     });
-    let slots = |run: &Run, kept: &Kept| match run.inputs.get(kept.place()) {
+    let rows = |run: &Run, kept: &'a Kept| match run.inputs.get(kept.place()) {
         Some(InputBinding::Host(input)) => {
-            input.cache().and_then(|name| chain.caches.get(name)).map_or(0, |c| c.slots)
+            let cache = input.cache().and_then(|name| chain.caches.get(name));
+            let is_place_last = matches!(input, HostInput::PlaceRows(_));
+            KeptRows { kept, slots: cache.map_or(0, |c| c.slots), is_place_last }
         }
-        _ => 0,
+        _ => KeptRows { kept, slots: 0, is_place_last: false },
     };
-    let kept =
-        |run: &'a Run| run.kept.iter().map(move |(input, kept)| (input.as_str(), (kept, slots(run, kept))));
+    let kept = |run: &'a Run| run.kept.iter().map(move |(input, kept)| (input.as_str(), rows(run, kept)));
     runs.flat_map(kept).collect()
 }
 
@@ -130,15 +140,17 @@ fn kept_of<'a>(chain: &'a Chain, shard: &str) -> BTreeMap<&'a str, (&'a Kept, us
 fn open_package(
     backend: &dyn Backend,
     path: &Path,
-    kept: &BTreeMap<&str, (&Kept, usize)>,
+    kept: &BTreeMap<&str, KeptRows<'_>>,
 ) -> Result<Box<dyn BackendPackage>> {
     let (mut caches, mut newest) = (Vec::new(), Vec::new());
-    for (input, (kept, slots)) in kept {
-        let (input, slots) = (input.to_string(), *slots);
-        match (*kept).clone() {
-            Kept::Cache { rows, place } => caches.push(KeptCache { input, rows, place, slots }),
+    for (input, &KeptRows { kept, slots, is_place_last }) in kept {
+        let input = input.to_string();
+        match kept.clone() {
+            Kept::Cache { rows, place } => {
+                caches.push(KeptCache { input, rows, place, is_place_last, slots });
+            }
             Kept::Newest { rows, place, count, heads, channels } => {
-                newest.push(NewestRows { input, rows, place, count, heads, channels });
+                newest.push(NewestRows { input, rows, place, is_place_last, count, heads, channels });
             }
         }
     }

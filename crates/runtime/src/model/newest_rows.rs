@@ -26,8 +26,10 @@ pub(super) struct NewestRows {
     pub input: String,
     /// Name of the output with the rows of the call's own tokens.
     pub rows: String,
-    /// Name of the input `[1, 1, slots, T]` whose columns are zero for padding.
+    /// Name of the input that is zero in all slots for padding: `[1, 1, slots, T]`, or `[1, 1, T, slots]` with slots last.
     pub place: String,
+    /// True if `place` has slots on its last axis.
+    pub is_place_last: bool,
     pub count: usize,
     pub heads: usize,
     pub channels: usize,
@@ -131,13 +133,15 @@ impl SequenceRows {
     }
 }
 
-/// Returns the number of a call's tokens that are not padding: the last column of `place` that is not zero, plus one.
-fn tokens_of(place: Option<&Tensor>) -> usize {
-    let Some((&[_, _, slots, width], values)) = place.and_then(|p| Some((p.shape.as_slice(), p.as_f32()?)))
+/// Returns the number of a call's tokens that are not padding: the last token of `place` that has a slot, plus one.
+fn tokens_of(place: Option<&Tensor>, is_place_last: bool) -> usize {
+    let Some((&[_, _, rows, columns], values)) = place.and_then(|p| Some((p.shape.as_slice(), p.as_f32()?)))
     else {
         return 0;
     };
-    let is_there = |t: usize| (0..slots).any(|s| values.get(s * width + t).is_some_and(|v| *v != 0.0));
+    let (slots, width) = if is_place_last { (columns, rows) } else { (rows, columns) };
+    let at = |s: usize, t: usize| if is_place_last { t * slots + s } else { s * width + t };
+    let is_there = |t: usize| (0..slots).any(|s| values.get(at(s, t)).is_some_and(|v| *v != 0.0));
     (0..width).rev().find(|t| is_there(*t)).map_or(0, |last| last + 1)
 }
 
@@ -271,7 +275,7 @@ impl BackendFunction for RowsFunction {
         let all = all.ok_or_else(|| Error::input("too few inputs"))?;
         self.inner.run(&all, states.inner.as_mut(), outputs)?;
         for (k, output) in self.at.sort_outputs(outputs) {
-            let tokens = tokens_of(inputs.get(self.at.places[k]).copied());
+            let tokens = tokens_of(inputs.get(self.at.places[k]).copied(), self.at.kept[k].is_place_last);
             states.rows[k].append(&self.at.kept[k], &output, 0..tokens)?;
         }
         Ok(())
@@ -412,7 +416,15 @@ mod tests {
 
     fn of(count: usize) -> NewestRows {
         let name = |s: &str| s.to_string();
-        NewestRows { input: name("i"), rows: name("r"), place: name("p"), count, heads: 2, channels: 3 }
+        NewestRows {
+            input: name("i"),
+            rows: name("r"),
+            place: name("p"),
+            is_place_last: false,
+            count,
+            heads: 2,
+            channels: 3,
+        }
     }
 
     /// Makes an output for tokens `first..first + n` in a call of `width`; each value encodes head, token and channel.
@@ -463,9 +475,13 @@ mod tests {
             columns.iter().enumerate().for_each(|(t, slot)| values[slot * width + t] = 1.0);
             Tensor::f32(&[1, 1, 4, width], values)
         };
-        assert_eq!(tokens_of(Some(&place(&[3], 1))), 1);
-        assert_eq!(tokens_of(Some(&place(&[3, 0], 4))), 2);
-        assert_eq!(tokens_of(Some(&place(&[0, 1, 2], 3))), 3);
-        assert_eq!(tokens_of(None), 0);
+        assert_eq!(tokens_of(Some(&place(&[3], 1)), false), 1);
+        assert_eq!(tokens_of(Some(&place(&[3, 0], 4)), false), 2);
+        assert_eq!(tokens_of(Some(&place(&[0, 1, 2], 3)), false), 3);
+        // Two tokens of a call for three, with four slots last.
+        let mut rows = Tensor::default();
+        rows.reset_f32(&[1, 1, 3, 4]).copy_from_slice(&[0., 0., 0., 1., 1., 0., 0., 0., 0., 0., 0., 0.]);
+        assert_eq!(tokens_of(Some(&rows), true), 2);
+        assert_eq!(tokens_of(None, false), 0);
     }
 }

@@ -250,8 +250,8 @@ impl Gemma4 {
             ("rope_cos", InputBinding::Host(HostInput::RopeCos(kind.clone()))),
             ("rope_sin", InputBinding::Host(HostInput::RopeSin(kind.clone()))),
             ("mask", InputBinding::Host(chain_builder::mask_input(form, kind.clone()))),
-            ("kv_keep", InputBinding::Host(HostInput::Keep(kind.clone()))),
-            ("kv_place", InputBinding::Host(HostInput::Place(kind))),
+            ("kv_keep", InputBinding::Host(chain_builder::keep_input(form, kind.clone()))),
+            ("kv_place", InputBinding::Host(chain_builder::place_input(form, kind))),
         ])
     }
 

@@ -234,8 +234,8 @@ impl Zaya {
             ("rope_cos", host(HostInput::RopeCos)),
             ("rope_sin", host(HostInput::RopeSin)),
             ("mask", InputBinding::Host(chain_builder::mask_input(form, KIND.into()))),
-            ("kv_keep", host(HostInput::Keep)),
-            ("kv_place", host(HostInput::Place)),
+            ("kv_keep", InputBinding::Host(chain_builder::keep_input(form, KIND.into()))),
+            ("kv_place", InputBinding::Host(chain_builder::place_input(form, KIND.into()))),
         ]);
         if form.history == HistoryForm::State {
             inputs.insert("carry".into(), InputBinding::Host(HostInput::Carry(CCA_HISTORY)));
@@ -505,7 +505,7 @@ fn needed_probability(experts: &[f32], bias: f32) -> f32 {
 }
 
 /// Sets attention to int8-tensor where the options name no kind for it and `--quant` has fewer than 8 bits; returns
-/// the options and a remark. That form of stateful shard was measured on the ANE, palettized stateful models were
+/// the options and a remark. Stateful shards in INT8 were measured on the ANE, palettized stateful models were
 /// reported to crash there (coremltools #2716), and attention is a fortieth of the weights.
 fn attention_kind(options: &PlanOptions) -> (PlanOptions, Option<String>) {
     let mut options = options.clone();
@@ -515,8 +515,8 @@ fn attention_kind(options: &PlanOptions) -> (PlanOptions, Option<String>) {
     let kind = Quant::Int { granularity: Granularity::Tensor, asymmetric: false };
     options.defaults.attention = Some(kind);
     let fact = format!(
-        "attention is {kind} where neither --attn-quant nor a search says otherwise: the kind that stateful shards were \
-         measured with on the ANE"
+        "attention is {kind} where neither --attn-quant nor a search says otherwise: stateful shards were measured in \
+         INT8 on the ANE, of which some palettized ones crashed"
     );
     (options, Some(fact))
 }
