@@ -42,10 +42,12 @@ def random_inputs(checker, function, seed):
         inputs[name] = rng.standard_normal(shape).astype(np.float16)
         # A cache row is written by at most one token, as the host does it.
         if name == "kv_place":
-            slots, tokens = shape[2], shape[3]
-            inputs[name][:] = 0
-            for token in range(tokens):
-                inputs[name][0, 0, (seed * 7 + token) % slots, token] = 1
+            # Channels-last forms have slots last: [1, 1, T, slots].
+            is_last = checker.input_shapes(function)["kv_keep"][0][3] > 1
+            rows = inputs[name][0, 0] if is_last else inputs[name][0, 0].T
+            rows[:] = 0
+            for token, row in enumerate(rows):
+                row[(seed * 7 + token) % len(row)] = 1
         if name == "kv_keep":
             inputs[name] = rng.integers(0, 2, shape).astype(np.float16)
         # Some experts are not chosen.

@@ -408,18 +408,19 @@ def inputs_of(ins, rng, step):
             v = rng.normal(0, 1, sh)
         x[nm] = v
     if "kv_place" in x:
-        sh = dict(ins)["kv_place"]
-        t = sh[3]
-        place = np.zeros(sh)
-        slots = (np.arange(t) + step * t) % sh[2]
+        shape, kept = dict(ins)["kv_place"], dict(ins)["kv_keep"]
+        # Channels-last forms have slots last: [1, 1, T, slots] and [1, 1, 1, slots].
+        is_last = kept[3] > 1
+        count, t = (shape[3], shape[2]) if is_last else (shape[2], shape[3])
+        slots = (np.arange(t) + step * t) % count
+        place, keep = np.zeros((1, 1, count, t)), np.ones(count)
         place[0, 0, slots, np.arange(t)] = 1
-        x["kv_place"] = place
-        keep = np.ones(dict(ins)["kv_keep"])
-        keep[0, 0, slots, 0] = 0
-        x["kv_keep"] = keep
+        keep[slots] = 0
+        x["kv_place"] = place.transpose(0, 1, 3, 2) if is_last else place
+        x["kv_keep"] = keep.reshape(kept)
         # Slots are the last axis of a mask, or channels where heads are apart.
         seen = [slice(None)] * 4
-        seen[3 if x["mask"].shape[3] == sh[2] else 1] = slots
+        seen[3 if x["mask"].shape[3] == count else 1] = slots
         x["mask"][tuple(seen)] = 0
     return {k: v.astype(np.float16) for k, v in x.items()}
 

@@ -267,14 +267,14 @@ fn lowest(document: &Value, list: &str, figure: &str) -> Option<f64> {
 }
 
 /// Lists the boundaries of a trace after layers, in order, without the embedding.
-fn behind_layers(document: &Value) -> Option<Vec<&Value>> {
+fn boundaries_after_layers(document: &Value) -> Option<Vec<&Value>> {
     let all = document["layers"].as_array()?;
     Some(all.iter().filter(|l| l["boundary"].as_u64() > Some(0)).collect())
 }
 
 /// Returns the mean cosine of the hidden state after one of n layers; `choose` maps n to a number from 1 to n.
 fn mean_behind(document: &Value, choose: impl Fn(usize) -> usize) -> Option<f64> {
-    let all = behind_layers(document)?;
+    let all = boundaries_after_layers(document)?;
     all.get(choose(all.len()).checked_sub(1)?)?.pointer("/fidelity/mean_cosine")?.as_f64()
 }
 
@@ -283,7 +283,7 @@ fn failed_layer(document: &Value) -> Option<f64> {
     let too_low = |l: &&Value| {
         l.pointer("/fidelity/min_cosine").and_then(Value::as_f64).is_some_and(|c| c < MIN_COSINE)
     };
-    Some(behind_layers(document)?.into_iter().find(too_low)?["boundary"].as_f64()? - 1.0)
+    Some(boundaries_after_layers(document)?.into_iter().find(too_low)?["boundary"].as_f64()? - 1.0)
 }
 
 fn outlier_ratio(document: &Value) -> Option<f64> {

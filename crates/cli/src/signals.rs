@@ -96,6 +96,6 @@ fn is_ignored(signal: i32) -> bool {
 }
 
 /// Announces that the running command ends by itself soon after an interruption.
-pub fn comes_to_rest() {
+pub fn announce_rest() {
     RESTS.store(true, Ordering::Relaxed);
 }

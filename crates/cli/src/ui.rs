@@ -44,7 +44,7 @@ impl Ui {
         if self.json {
             return Ok(());
         }
-        writeln!(io::stdout(), "{}", printable(text.as_ref())).map_err(of_stdout)
+        writeln!(io::stdout(), "{}", printable(text.as_ref())).map_err(name_stdout)
     }
 
     /// Prints part of a line at once.
@@ -53,7 +53,7 @@ impl Ui {
             return Ok(());
         }
         let mut out = io::stdout();
-        out.write_all(printable(text).as_bytes()).and_then(|()| out.flush()).map_err(of_stdout)
+        out.write_all(printable(text).as_bytes()).and_then(|()| out.flush()).map_err(name_stdout)
     }
 
     /// Prints the result for programs.
@@ -64,7 +64,7 @@ impl Ui {
         if self.json && !self.silent {
             let mut out = io::stdout().lock();
             let written = serde_json::to_writer_pretty(&mut out, value).map_err(io::Error::from);
-            written.and_then(|()| writeln!(out)).map_err(of_stdout)?;
+            written.and_then(|()| writeln!(out)).map_err(name_stdout)?;
         }
         Ok(())
     }
@@ -129,7 +129,7 @@ impl Write for LogWriter {
 }
 
 /// Names standard output, which has no path, in an error.
-fn of_stdout(e: io::Error) -> io::Error {
+fn name_stdout(e: io::Error) -> io::Error {
     io::Error::new(e.kind(), format!("standard output: {e}"))
 }
 

@@ -160,7 +160,7 @@ impl std::fmt::Display for Outlier {
 }
 
 /// Returns the matrices of a plan, with their shards, whose kind has the same steps for a whole tensor.
-pub fn concerned(plan: &Plan) -> impl Iterator<Item = (&PlannedShard, &MatrixPlan)> {
+pub fn matrices_at_risk(plan: &Plan) -> impl Iterator<Item = (&PlannedShard, &MatrixPlan)> {
     let all = plan.shards.iter().flat_map(|s| s.matrices.iter().map(move |m| (s, m)));
     all.filter(|(_, m)| tensor_levels(m.quant.kind).is_some())
 }
@@ -172,7 +172,7 @@ pub fn concerned(plan: &Plan) -> impl Iterator<Item = (&PlannedShard, &MatrixPla
 /// The checkpoint cannot be read, or holds a value that is not a finite number.
 pub fn find(family: &dyn Family, plan: &Plan, progress: &mut dyn FnMut(u64)) -> Result<Vec<Outlier>> {
     let mut found = Vec::new();
-    for (shard, m) in concerned(plan) {
+    for (shard, m) in matrices_at_risk(plan) {
         let spread = Spread::of(family, m)?;
         if !spread.largest.is_finite() || !spread.mean.is_finite() {
             let what = "holds a value that is not a finite number";

@@ -575,7 +575,7 @@ impl PlannedShard {
     }
 
     /// Makes the shard's entry of a chain, without the hash and the errors that only a finished package has.
-    pub fn draft(&self) -> Shard {
+    pub fn chain_entry(&self) -> Shard {
         Shard {
             name: self.name.clone(),
             file: self.package_file(),

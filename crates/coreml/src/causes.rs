@@ -41,7 +41,7 @@ struct CauseRule {
     end: Option<End>,
     step: Option<&'static str>,
     /// Texts in lower case; the message must contain one of them. An empty list matches every message.
-    says: &'static [&'static str],
+    message_parts: &'static [&'static str],
     causes: &'static [Cause],
 }
 
@@ -71,7 +71,7 @@ const RULES: &[CauseRule] = &[
     CauseRule {
         end: None,
         step: None,
-        says: &["no space left", "disk is full", "nospc"],
+        message_parts: &["no space left", "disk is full", "nospc"],
         causes: &[Cause {
             text: "the disk is full",
             advice: "free some room (anemoe doctor --clean lists caches)",
@@ -81,7 +81,7 @@ const RULES: &[CauseRule] = &[
     CauseRule {
         end: None,
         step: None,
-        says: &["bad_cast"],
+        message_parts: &["bad_cast"],
         causes: &[Cause {
             text: "flexible numbers of tokens beside states",
             advice: "build with fixed numbers of tokens: --tokens 1,8",
@@ -91,7 +91,7 @@ const RULES: &[CauseRule] = &[
     CauseRule {
         end: None,
         step: None,
-        says: NO_PLAN,
+        message_parts: NO_PLAN,
         causes: &[
             STALE,
             Cause {
@@ -120,7 +120,7 @@ const RULES: &[CauseRule] = &[
     CauseRule {
         end: None,
         step: None,
-        says: &["aneccompile", "anef", "error 11", "code 11", "error=11"],
+        message_parts: &["aneccompile", "anef", "error 11", "code 11", "error=11"],
         causes: &[Cause {
             text: "the Neural Engine's compiler refuses a function: too large, too long, or several numbers of tokens with states",
             advice: "smaller packages (--ffn-shards), a shorter --max-context, or --functions apart",
@@ -135,7 +135,7 @@ const RULES: &[CauseRule] = &[
     CauseRule {
         end: None,
         step: None,
-        says: &["0x1d", "coreml 29"],
+        message_parts: &["0x1d", "coreml 29"],
         causes: &[Cause {
             text: "a state that is written: the second of two was refused elsewhere",
             advice: "",
@@ -145,7 +145,7 @@ const RULES: &[CauseRule] = &[
     CauseRule {
         end: None,
         step: None,
-        says: &["0x20004", "failed to allocate", "iosurface", "out of memory", "signal 9"],
+        message_parts: &["0x20004", "failed to allocate", "iosurface", "out of memory", "signal 9"],
         causes: &[Cause {
             text: "memory of the Neural Engine or of the machine",
             advice: "smaller packages (--experts-per-shard, --ffn-shards), less loaded at once (--max-loaded)",
@@ -155,7 +155,13 @@ const RULES: &[CauseRule] = &[
     CauseRule {
         end: None,
         step: None,
-        says: &["opset", "specification version", "newer version", "unsupported version", "parse ml program"],
+        message_parts: &[
+            "opset",
+            "specification version",
+            "newer version",
+            "unsupported version",
+            "parse ml program",
+        ],
         causes: &[Cause {
             text: "the system is older than the package's operations",
             advice: "macOS 15 or later",
@@ -165,7 +171,12 @@ const RULES: &[CauseRule] = &[
     CauseRule {
         end: None,
         step: None,
-        says: &["compile the model with xcode", "unable to load model", "coremldata.bin", "no such file"],
+        message_parts: &[
+            "compile the model with xcode",
+            "unable to load model",
+            "coremldata.bin",
+            "no such file",
+        ],
         causes: &[Cause {
             text: "the compiled model is damaged or half there",
             advice: "anemoe compile --again",
@@ -175,7 +186,7 @@ const RULES: &[CauseRule] = &[
     CauseRule {
         end: None,
         step: None,
-        says: &["tensor data type", "data type"],
+        message_parts: &["tensor data type", "data type"],
         causes: &[Cause {
             text: "elements of a type that the Neural Engine does not have",
             advice: "anemoe check --ops names them",
@@ -185,7 +196,7 @@ const RULES: &[CauseRule] = &[
     CauseRule {
         end: Some(End::Crashed),
         step: None,
-        says: &["dequantize", "mlir", "mpsgraph"],
+        message_parts: &["dequantize", "mlir", "mpsgraph"],
         causes: &[Cause {
             text: "the GPU's compiler stumbles over compressed weights",
             advice: "another kind of compression: --quant lut4 without scales",
@@ -195,7 +206,7 @@ const RULES: &[CauseRule] = &[
     CauseRule {
         end: Some(End::Crashed),
         step: None,
-        says: &[],
+        message_parts: &[],
         causes: &[Cause {
             text: "a C++ exception or a fault inside of Core ML, which ends the process that asks",
             advice: "report it with the message; anemoe tune finds forms that do not do this",
@@ -205,7 +216,7 @@ const RULES: &[CauseRule] = &[
     CauseRule {
         end: Some(End::Hung),
         step: Some("compile"),
-        says: &[],
+        message_parts: &[],
         causes: &[Cause {
             text: "a large package: compilation takes minutes for some hundred MB",
             advice: "a longer --timeout, or smaller packages (--experts-per-shard, --ffn-shards)",
@@ -215,7 +226,7 @@ const RULES: &[CauseRule] = &[
     CauseRule {
         end: Some(End::Hung),
         step: None,
-        says: &[],
+        message_parts: &[],
         causes: &[Cause {
             text: "Core ML's service compiles for minutes at a first load, or hangs",
             advice: "a longer --timeout; log out and in, or restart, if other programs hang too",
@@ -225,7 +236,7 @@ const RULES: &[CauseRule] = &[
     CauseRule {
         end: None,
         step: None,
-        says: &[],
+        message_parts: &[],
         causes: &[Cause { text: "not known", advice: "report it with the message", forms: ANY_FORM }],
     },
 ];
@@ -236,7 +247,7 @@ pub fn of(end: End, step: &str, message: &str) -> Vec<Cause> {
     let fits = |rule: &&CauseRule| {
         rule.end.is_none_or(|e| e == end)
             && rule.step.is_none_or(|s| s == step)
-            && (rule.says.is_empty() || rule.says.iter().any(|part| message.contains(part)))
+            && (rule.message_parts.is_empty() || rule.message_parts.iter().any(|part| message.contains(part)))
     };
     RULES.iter().find(fits).map(|rule| rule.causes.to_vec()).unwrap_or_default()
 }

@@ -17,7 +17,7 @@ pub mod causes;
 mod compiled;
 #[cfg(any(target_vendor = "apple", feature = "sim"))]
 mod engine;
-pub mod plan;
+pub mod op_plan;
 mod settings;
 mod system_facts;
 #[cfg(not(any(target_vendor = "apple", feature = "sim")))]

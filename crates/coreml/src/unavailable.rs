@@ -1,6 +1,6 @@
 //! The backend on systems without Core ML: every function fails.
 
-use crate::plan::OpPlan;
+use crate::op_plan::OpPlan;
 use crate::{ComputeUnits, CoreMlSettings, Error, Result};
 use anemoe_runtime::backend::{Backend, BackendPackage, KeptCache};
 use std::convert::Infallible;

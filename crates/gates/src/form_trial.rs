@@ -162,7 +162,7 @@ fn cut_out(family: &dyn Family, plan: &Plan, own: &[&PlannedShard]) -> Result<(P
         }
     }
     cut.chain.head.clone_from(&cut.chain.steps);
-    cut.chain.shards.extend(others.iter().map(|s| s.draft()));
+    cut.chain.shards.extend(others.iter().map(|s| s.chain_entry()));
     Ok((around, cut))
 }
 

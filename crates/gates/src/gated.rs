@@ -26,7 +26,7 @@ use std::path::{Path, PathBuf};
 pub struct GateOptions<'a> {
     /// Number of shards that are built at a time.
     pub jobs: usize,
-    /// Whether to skip the gates, and record them as skipped.
+    /// True to skip the gates, and record them as skipped.
     pub skip_gates: bool,
     /// Cosine that shards and logits have to reach, at every position and step.
     pub min_cosine: f64,
@@ -44,7 +44,7 @@ pub struct GateOptions<'a> {
     pub scratch: Option<&'a Path>,
     /// Token that starts a text.
     pub bos: Option<u32>,
-    /// Whether the golden is the user's. A failure with the user's golden counts even if the model has not learned.
+    /// True if the golden is the user's. A failure with the user's golden counts even if the model has not learned.
     pub reference_given: bool,
     /// Makes the golden when it is needed: with hidden states, of the same checkpoint.
     pub reference: &'a mut dyn FnMut() -> Result<Golden>,
@@ -188,7 +188,7 @@ pub struct FullStackGates {
 }
 
 /// Largest bundle, in bytes, that the gates keep in memory as a whole.
-const FRUGAL: u64 = 1 << 30;
+const MAX_RESIDENT_BYTES: u64 = 1 << 30;
 
 impl GatedReport {
     fn new(needs: Option<Needs>) -> GatedReport {
@@ -259,13 +259,13 @@ fn stages(
     needs.check()?;
     let mut report = GatedReport::new(Some(needs));
     build.host_files()?;
-    let is_part = build.own().len() < plan.shards.len();
+    let is_part = build.own_shards().len() < plan.shards.len();
     let min_cosine = Some(options.min_cosine);
     let gates = |representative, full_stack| Gates { representative, full_stack, min_cosine };
     if options.skip_gates {
         build.note_skipped()?;
         on_event(GatedEvent::Stage(GateStage::Shards));
-        build.shards(&build.own(), options.jobs, &on_build)?;
+        build.shards(&build.own_shards(), options.jobs, &on_build)?;
         return Ok((report, Some(Gates::skipped())));
     }
 
@@ -275,7 +275,7 @@ fn stages(
         Err(stage) => return Ok((report.fails(stage), None)),
     };
     on_event(GatedEvent::Stage(GateStage::Shards));
-    build.shards(&build.own(), options.jobs, &on_build)?;
+    build.shards(&build.own_shards(), options.jobs, &on_build)?;
     if let Some(fault) = build.weight_fault() {
         report.weight_fault = Some(fault);
         return Ok((report.fails(GateStage::Shards), None));
@@ -414,7 +414,7 @@ struct WantedGates<'a> {
     residency: &'a residency::CheckOptions,
     golden: &'a Golden,
     also: &'a [NamedGolden],
-    /// Whether the golden is the user's.
+    /// True if the golden is the user's.
     given: bool,
     min_cosine: f64,
 }
@@ -432,7 +432,7 @@ fn full_stack(
     on_event(GatedEvent::Stage(GateStage::Golden));
     let open = |backend: &anemoe_runtime::cpu::CpuBackend| {
         let mut model = Model::with_chain(bundle, chain.clone(), backend, &|s| bundle.join(&s.file))?;
-        model.set_low_memory(chain.shards.iter().map(|s| s.bytes).sum::<u64>() > FRUGAL);
+        model.set_low_memory(chain.shards.iter().map(|s| s.bytes).sum::<u64>() > MAX_RESIDENT_BYTES);
         Ok(model)
     };
     build::check_interrupted()?;
@@ -476,7 +476,7 @@ pub struct GateReference {
     pub golden: Golden,
     /// Further goldens of the user, which have to pass, too.
     pub also: Vec<NamedGolden>,
-    /// Whether the golden is the user's. A failure with the user's golden counts even if the model has not learned.
+    /// True if the golden is the user's. A failure with the user's golden counts even if the model has not learned.
     pub given: bool,
 }
 

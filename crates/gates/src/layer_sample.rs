@@ -57,7 +57,7 @@ pub fn choose(build: &Build<'_>, outliers: &[Outlier], known: &[usize], count: u
     if count == 0 {
         return Ok(LayerSample::default());
     }
-    let (plan, own) = (build.plan(), build.own());
+    let (plan, own) = (build.plan(), build.own_shards());
     let layers: BTreeSet<usize> = own.iter().filter_map(|&i| plan.shards[i].layer).collect();
     let layers: Vec<usize> = layers.into_iter().collect();
     let spread = spread(&layers, count);

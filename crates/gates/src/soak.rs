@@ -179,7 +179,7 @@ pub fn soak(
                 lap.first = logits;
             } else {
                 let number = found.passes;
-                count_wrong(&mut found, number, closeness(&lap.first, &logits));
+                count_wrong(&mut found, number, cosine_or_zero(&lap.first, &logits));
             }
             let own = found.by_tokens.iter_mut().find(|t| t.tokens == lap.ids.len());
             own.into_iter().for_each(|t| t.passes += 1);
@@ -302,11 +302,11 @@ fn states_hold(model: &Model, sequence: &mut Sequence, ids: &[u32]) -> Result<bo
     model.truncate(sequence, at)?;
     let cut = last(model, sequence, &ids[..1])?;
     model.truncate(sequence, at)?;
-    Ok([&forked, &again, &cut].iter().all(|other| closeness(&own, other) >= LEAST_CYCLE_COSINE))
+    Ok([&forked, &again, &cut].iter().all(|other| cosine_or_zero(&own, other) >= LEAST_CYCLE_COSINE))
 }
 
 /// Computes the cosine, or 0 where a value is not a number or lengths differ.
-fn closeness(a: &[f32], b: &[f32]) -> f64 {
+fn cosine_or_zero(a: &[f32], b: &[f32]) -> f64 {
     if a.len() != b.len() || a.iter().chain(b).any(|v| !v.is_finite()) { 0.0 } else { cosine(a, b) }
 }
 
@@ -324,7 +324,7 @@ fn beside_cpu(bundle: &Path, laps: &[Lap], told: &mut dyn FnMut()) -> Result<f64
     let mut sequence = model.sequence();
     let mut all = Vec::new();
     for lap in laps {
-        all.push(closeness(&last(&model, &mut sequence, &lap.ids)?, &lap.first));
+        all.push(cosine_or_zero(&last(&model, &mut sequence, &lap.ids)?, &lap.first));
         told();
     }
     all.sort_by(f64::total_cmp);
@@ -395,9 +395,9 @@ mod tests {
     #[test]
     fn numbers_that_are_none_are_wrong() {
         let mut found = SoakFigures { min_cosine: 1.0, ..SoakFigures::default() };
-        count_wrong(&mut found, 3, closeness(&[1.0, 2.0], &[1.0, 2.0]));
+        count_wrong(&mut found, 3, cosine_or_zero(&[1.0, 2.0], &[1.0, 2.0]));
         assert_eq!(found.first_wrong, None);
-        count_wrong(&mut found, 4, closeness(&[1.0, 2.0], &[1.0, f32::NAN]));
+        count_wrong(&mut found, 4, cosine_or_zero(&[1.0, 2.0], &[1.0, f32::NAN]));
         assert_eq!((found.first_wrong, found.min_cosine), (Some(4), 0.0));
     }
 }

@@ -14,7 +14,7 @@ use url::Url;
 /// Tries in a row without a new byte after which the download fails.
 pub const TRIES: u32 = 5;
 /// Pause before the second try; each later pause is twice as long.
-pub const REST: Duration = Duration::from_millis(500);
+pub const RETRY_PAUSE: Duration = Duration::from_millis(500);
 /// Bytes of one read.
 const PIECE: usize = 1 << 18;
 
@@ -40,7 +40,7 @@ pub enum DownloadFailure {
     /// The server refused the request: status, and error code if it gave one.
     Status(u16, Option<String>),
     /// The server sent something else than announced.
-    Lie(String),
+    WrongContents(String),
     /// The connection failed.
     Network(String),
 }
@@ -94,14 +94,14 @@ pub fn download(
     // `partial` may hold wrong bytes of an earlier run: a second round starts from nothing.
     let had_part = partial.metadata().is_ok_and(|m| m.len() > 0);
     match fill(client, wanted, partial, progress) {
-        Err(DownloadFailure::Lie(_)) if had_part => {
+        Err(DownloadFailure::WrongContents(_)) if had_part => {
             fs::remove_file(partial)?;
             fill(client, wanted, partial, progress)
         }
         ended => ended,
     }
     .inspect_err(|failure| {
-        if matches!(failure, DownloadFailure::Lie(_)) {
+        if matches!(failure, DownloadFailure::WrongContents(_)) {
             let _ = fs::remove_file(partial);
         }
     })?;
@@ -141,7 +141,7 @@ fn fill(
             return Err(DownloadFailure::Network(format!("{why} (after {there} of {} bytes)", wanted.size)));
         }
         if tries > 0 {
-            let rest = REST * 2u32.pow(tries - 1);
+            let rest = RETRY_PAUSE * 2u32.pow(tries - 1);
             if tries > 1 {
                 tracing::warn!("{}: {why}; the next try is in {} s", shown(wanted.url), rest.as_secs());
             }
@@ -151,7 +151,10 @@ fn fill(
     file.sync_all()?;
     let found = hasher.hex();
     if found != wanted.hash.hex() {
-        return Err(DownloadFailure::Lie(format!("its hash is {found}, not {}", wanted.hash.hex())));
+        return Err(DownloadFailure::WrongContents(format!(
+            "its hash is {found}, not {}",
+            wanted.hash.hex()
+        )));
     }
     Ok(())
 }
@@ -187,7 +190,7 @@ fn receive(
     };
     let answer = client.send(&request).map_err(|t| match t {
         Trouble::Passing(what) => DownloadFailure::Network(what),
-        Trouble::Lasting(what) => DownloadFailure::Lie(what),
+        Trouble::Lasting(what) => DownloadFailure::WrongContents(what),
     })?;
     match answer.status {
         206 if range_start(&answer) == Some(*there) => {}
@@ -202,7 +205,7 @@ fn receive(
                 return Err(DownloadFailure::Network(format!("{} has no such bytes", shown(wanted.url))));
             }
         }
-        206 => return Err(DownloadFailure::Lie("it sends another part than was asked for".into())),
+        206 => return Err(DownloadFailure::WrongContents("it sends another part than was asked for".into())),
         429 | 500..=599 => {
             return Err(DownloadFailure::Network(format!(
                 "status {} of {}",
@@ -215,7 +218,7 @@ fn receive(
     let length = answer.header("content-length").and_then(|n| n.parse::<u64>().ok());
     if length.is_some_and(|n| *there + n != wanted.size) {
         let found = *there + length.unwrap_or(0);
-        return Err(DownloadFailure::Lie(format!("it has {found} bytes, not {}", wanted.size)));
+        return Err(DownloadFailure::WrongContents(format!("it has {found} bytes, not {}", wanted.size)));
     }
     let mut body = answer.reader();
     let mut piece = vec![0; PIECE];
@@ -227,7 +230,7 @@ fn receive(
             return Ok(());
         }
         if *there + n as u64 > wanted.size {
-            return Err(DownloadFailure::Lie(format!("it has more than {} bytes", wanted.size)));
+            return Err(DownloadFailure::WrongContents(format!("it has more than {} bytes", wanted.size)));
         }
         file.write_all(&piece[..n])?;
         hasher.update(&piece[..n]);

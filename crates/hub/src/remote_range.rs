@@ -1,6 +1,6 @@
 //! Download of a part of a file over any number of interruptions.
 
-use crate::download::{DownloadFailure, REST, TRIES};
+use crate::download::{DownloadFailure, RETRY_PAUSE, TRIES};
 use crate::http_client::{Answer, HttpClient, HttpRequest, Token, Trouble, shown};
 use std::io::Read;
 use std::ops::Range;
@@ -63,7 +63,7 @@ pub fn bring_range(
             return Err(DownloadFailure::Network(why).into());
         }
         if tries > 0 {
-            std::thread::sleep(REST * 2u32.pow(tries - 1));
+            std::thread::sleep(RETRY_PAUSE * 2u32.pow(tries - 1));
         }
     }
 }
@@ -88,7 +88,7 @@ fn receive(
     };
     let answer = client.send(&request).map_err(|t| match t {
         Trouble::Passing(what) => DownloadFailure::Network(what),
-        Trouble::Lasting(what) => DownloadFailure::Lie(what),
+        Trouble::Lasting(what) => DownloadFailure::WrongContents(what),
     })?;
     match answer.status {
         206 => check_range(&answer, &range, wanted.size)?,
@@ -96,7 +96,7 @@ fn receive(
         200 => return Err(RangeFailure::WholeOnly),
         416 => {
             let what = format!("the server has no bytes from {} on, of {}", range.start, wanted.size);
-            return Err(DownloadFailure::Lie(what).into());
+            return Err(DownloadFailure::WrongContents(what).into());
         }
         429 | 500..=599 => {
             let what = format!("status {} of {}", answer.status, shown(url));
@@ -121,12 +121,12 @@ fn check_range(answer: &Answer, range: &Range<u64>, size: u64) -> Result<(), Ran
     });
     match said {
         Some((start, _)) if start != range.start => {
-            Err(DownloadFailure::Lie("it sends another part than was asked for".into()).into())
+            Err(DownloadFailure::WrongContents("it sends another part than was asked for".into()).into())
         }
         Some((_, Some(total))) if total != size => {
-            Err(DownloadFailure::Lie(format!("it has {total} bytes, not {size}")).into())
+            Err(DownloadFailure::WrongContents(format!("it has {total} bytes, not {size}")).into())
         }
         Some(_) => Ok(()),
-        None => Err(DownloadFailure::Lie("it does not say which part it sends".into()).into()),
+        None => Err(DownloadFailure::WrongContents("it does not say which part it sends".into()).into()),
     }
 }

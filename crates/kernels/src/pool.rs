@@ -14,7 +14,7 @@ use std::sync::{Condvar, Mutex, OnceLock, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
 /// Time that a thread polls for work before it sleeps. Not tuned; longer than the gaps between the jobs of a token.
-const PATIENCE: Duration = Duration::from_micros(200);
+const POLL_TIME: Duration = Duration::from_micros(200);
 /// Largest number of threads of a pool.
 pub const MAX_THREADS: usize = 256;
 
@@ -159,7 +159,7 @@ impl Pool {
         piece: &(dyn Fn(usize, &mut [T]) + Sync),
     ) {
         let (size, n) = (size.max(1), values.len());
-        let all = Pieces(values.as_mut_ptr());
+        let all = SharedPointer(values.as_mut_ptr());
         self.run(n.div_ceil(size), &|i| {
             let all = &all;
             let len = size.min(n - i * size);
@@ -177,9 +177,9 @@ impl Drop for Pool {
     }
 }
 
-struct Pieces<T>(*mut T);
+struct SharedPointer<T>(*mut T);
 // SAFETY: threads access disjoint parts of the memory.
-unsafe impl<T: Send> Sync for Pieces<T> {}
+unsafe impl<T: Send> Sync for SharedPointer<T> {}
 
 impl PoolShared {
     /// Returns the first part of a thread's run.
@@ -238,7 +238,7 @@ impl PoolShared {
                 continue;
             }
             rounds = rounds.wrapping_add(1);
-            if !rounds.is_multiple_of(64) || idle.elapsed() < PATIENCE {
+            if !rounds.is_multiple_of(64) || idle.elapsed() < POLL_TIME {
                 std::hint::spin_loop();
                 continue;
             }
@@ -302,7 +302,7 @@ mod tests {
     fn sleeping_threads_wake_up() {
         let pool = Pool::new(2);
         for _ in 0..3 {
-            std::thread::sleep(PATIENCE * 5);
+            std::thread::sleep(POLL_TIME * 5);
             let both = std::sync::Barrier::new(2);
             pool.run(2, &|_| {
                 both.wait();

@@ -19,7 +19,7 @@ use std::sync::Arc;
 const VERSION: u32 = 2;
 const SENTINEL: u32 = 0xDEAD_BEEF;
 /// Bytes of the header, bytes of a blob's metadata, and alignment of metadata.
-const UNIT: u64 = 64;
+const METADATA_BYTES: u64 = 64;
 /// Bytes of one write: two of the 2 MB pages in which Linux caches a file that is written at this size.
 const BUFFER: usize = 4 << 20;
 
@@ -117,19 +117,19 @@ impl BlobWriter {
         let size =
             size.ok_or_else(|| Error::invalid(&self.shown, format!("use: a blob of {count} elements")))?;
         if self.position == 0 {
-            self.put(&[0; UNIT as usize])?;
+            self.put(&[0; METADATA_BYTES as usize])?;
         }
         let metadata = metadata_offset(self.position);
         let fill = metadata - self.position;
-        self.put(&[0; UNIT as usize][..fill as usize])?;
+        self.put(&[0; METADATA_BYTES as usize][..fill as usize])?;
         let unused_bits = size * 8 - count * dtype.bits() as u64;
-        let mut head = Vec::with_capacity(UNIT as usize);
+        let mut head = Vec::with_capacity(METADATA_BYTES as usize);
         head.extend(SENTINEL.to_le_bytes());
         head.extend(code.to_le_bytes());
         head.extend(size.to_le_bytes());
-        head.extend((metadata + UNIT).to_le_bytes());
+        head.extend((metadata + METADATA_BYTES).to_le_bytes());
         head.extend(unused_bits.to_le_bytes());
-        head.resize(UNIT as usize, 0);
+        head.resize(METADATA_BYTES as usize, 0);
         self.put(&head)?;
         self.count += 1;
         self.open = Some(OpenBlob { metadata, remaining: size });
@@ -193,7 +193,7 @@ impl BlobWriter {
 
 /// Computes the offset of the next blob's metadata in a file of `position` bytes.
 fn metadata_offset(position: u64) -> u64 {
-    position.max(UNIT).next_multiple_of(UNIT)
+    position.max(METADATA_BYTES).next_multiple_of(METADATA_BYTES)
 }
 
 /// Computes the offsets that a [`BlobWriter`] gives its blobs, without their data.
@@ -210,7 +210,7 @@ impl BlobOffsets {
     /// The file would exceed 2^63 - 1 bytes.
     pub fn append(&mut self, dtype: DataType, count: u64) -> Result<u64> {
         let metadata = metadata_offset(self.position);
-        let end = dtype.packed_bytes(count).and_then(|size| (metadata + UNIT).checked_add(size));
+        let end = dtype.packed_bytes(count).and_then(|size| (metadata + METADATA_BYTES).checked_add(size));
         // Files are shorter than 2^63 bytes.
         let end = end.filter(|&end| end <= i64::MAX as u64);
         self.position =
@@ -365,21 +365,21 @@ fn index(bytes: &[u8]) -> std::result::Result<BTreeMap<u64, BlobEntry>, String> 
         u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
     };
     let u64_at = |at: u64| u64::from(u32_at(at)) | u64::from(u32_at(at + 4)) << 32;
-    if len < UNIT {
-        return Err(format!("{len} bytes, the header alone takes {UNIT}"));
+    if len < METADATA_BYTES {
+        return Err(format!("{len} bytes, the header alone takes {METADATA_BYTES}"));
     }
     if u32_at(4) != VERSION {
         return Err(format!("version {} where {VERSION} is read", u32_at(4)));
     }
     let count = u64::from(u32_at(0));
     // The count sizes no allocation: the walk stops at the end of the file.
-    if count > len / UNIT {
+    if count > len / METADATA_BYTES {
         return Err(format!("{count} blobs in {len} bytes"));
     }
     let mut blobs = BTreeMap::new();
-    let mut at = UNIT;
+    let mut at = METADATA_BYTES;
     for i in 0..count {
-        if at.checked_add(UNIT).is_none_or(|end| end > len) {
+        if at.checked_add(METADATA_BYTES).is_none_or(|end| end > len) {
             return Err(format!(
                 "blob {i} of {count}: its metadata at {at} is outside the file of {len} bytes"
             ));
@@ -392,10 +392,10 @@ fn index(bytes: &[u8]) -> std::result::Result<BTreeMap<u64, BlobEntry>, String> 
         let dtype = BLOB_TYPES.iter().find(|(_, c)| *c == code).map(|(t, _)| *t);
         let dtype = dtype.ok_or_else(|| format!("{place}: unknown data type {code}"))?;
         let (size, start, unused_bits) = (u64_at(at + 8), u64_at(at + 16), u64_at(at + 24));
-        if start != at + UNIT {
+        if start != at + METADATA_BYTES {
             return Err(format!(
                 "{place}: its data is said to be at {start}, expected directly behind at {}",
-                at + UNIT
+                at + METADATA_BYTES
             ));
         }
         let end = start.checked_add(size).filter(|&end| end <= len);
@@ -408,7 +408,7 @@ fn index(bytes: &[u8]) -> std::result::Result<BTreeMap<u64, BlobEntry>, String> 
         let used =
             used.ok_or_else(|| format!("{place}: {unused_bits} unused bits in {size} bytes of {dtype}"))?;
         blobs.insert(at, BlobEntry { dtype, count: used / bits, start: start as usize, end: end as usize });
-        at = end.checked_next_multiple_of(UNIT).ok_or_else(|| format!("{place}: overflow"))?;
+        at = end.checked_next_multiple_of(METADATA_BYTES).ok_or_else(|| format!("{place}: overflow"))?;
     }
     Ok(blobs)
 }

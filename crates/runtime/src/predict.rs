@@ -61,7 +61,7 @@ impl Prediction {
         let every = self.outputs.to_string_lossy().contains("{}");
         let mut written = Vec::new();
         for (step, path) in self.inputs.iter().enumerate() {
-            let arrays = read_npz_within(path, justified(&function))?;
+            let arrays = read_npz_within(path, justified_bytes(&function))?;
             let inputs = bind(&function, &mut states, arrays, path)?;
             function.run(&inputs.iter().collect::<Vec<_>>(), &mut states, &mut outputs)?;
             if every || step + 1 == self.inputs.len() {
@@ -77,7 +77,7 @@ impl Prediction {
 }
 
 /// Returns the bytes that arrays of a function's inputs and states may take: numbers of 8 bytes, and headers.
-fn justified(function: &CompiledFunction) -> u64 {
+fn justified_bytes(function: &CompiledFunction) -> u64 {
     const HEADER: u64 = 1 << 10;
     let elements = |shape: &[u64]| shape.iter().fold(1, |n: u64, &d| n.saturating_mul(d));
     let bytes = function.inputs().iter().chain(function.states()).map(|f| {

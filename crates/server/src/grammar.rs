@@ -21,13 +21,13 @@ const MAX_MESSAGE: usize = 200;
 #[derive(Default)]
 pub struct Grammars {
     factory: OnceLock<Result<ParserFactory, String>>,
-    words: OnceLock<Result<Arc<TokenWords>, String>>,
+    words: OnceLock<Result<Arc<TokenBytes>, String>>,
 }
 
 /// Bytes of every token, by id.
-pub struct TokenWords(Vec<Vec<u8>>);
+pub struct TokenBytes(Vec<Vec<u8>>);
 
-impl TokenWords {
+impl TokenBytes {
     /// Returns the bytes of a token; `None` for a special token or an id outside the vocabulary.
     pub fn get(&self, id: u32) -> Option<&[u8]> {
         let word = self.0.get(id as usize)?;
@@ -40,8 +40,8 @@ impl Grammars {
     ///
     /// # Errors
     /// The tokenizer does not tell the bytes of its tokens.
-    pub fn words(&self, model: &Model) -> Result<Arc<TokenWords>, String> {
-        self.words.get_or_init(|| contained(|| words(model)).map(|w| Arc::new(TokenWords(w)))).clone()
+    pub fn words(&self, model: &Model) -> Result<Arc<TokenBytes>, String> {
+        self.words.get_or_init(|| catch_panics(|| words(model)).map(|w| Arc::new(TokenBytes(w)))).clone()
     }
 
     /// Makes a matcher for JSON that fits `schema`.
@@ -51,7 +51,7 @@ impl Grammars {
     pub fn json(&self, model: &Model, mut schema: Value) -> Result<Matcher, String> {
         schema_limits::check(&schema)?;
         if let Some(schema) = schema.as_object_mut() {
-            spell(schema);
+            set_spacing(schema);
         }
         self.matcher(model, TopLevelGrammar::from_json_schema(schema))
     }
@@ -65,13 +65,13 @@ impl Grammars {
     }
 
     fn matcher(&self, model: &Model, grammar: TopLevelGrammar) -> Result<Matcher, String> {
-        let factory = self.factory.get_or_init(|| contained(|| factory(model)));
+        let factory = self.factory.get_or_init(|| catch_panics(|| factory(model)));
         let factory = factory.as_ref().map_err(Clone::clone)?;
-        contained(|| {
-            let parser = factory.create_parser(grammar).map_err(|e| in_short(&e.to_string()))?;
+        catch_panics(|| {
+            let parser = factory.create_parser(grammar).map_err(|e| first_line(&e.to_string()))?;
             let mut matcher = Matcher::new(Ok(parser));
             // An unusable grammar fails at its first mask.
-            matcher.compute_mask().map_err(|e| in_short(&e.to_string()))?;
+            matcher.compute_mask().map_err(|e| first_line(&e.to_string()))?;
             Ok(matcher)
         })
     }
@@ -83,18 +83,18 @@ pub fn quoted(text: &str) -> String {
 }
 
 /// Makes a schema's JSON use the spacing that models are trained on, which also excludes endless blanks.
-pub fn spell(schema: &mut Map<String, Value>) {
+pub fn set_spacing(schema: &mut Map<String, Value>) {
     let spelling = json!({"whitespace_flexible": false, "item_separator": ", ", "key_separator": ": "});
     schema.entry("x-guidance").or_insert(spelling);
 }
 
 /// Returns the first line of a library's message, at most `MAX_MESSAGE` characters.
-pub fn in_short(message: &str) -> String {
+pub fn first_line(message: &str) -> String {
     message.lines().next().unwrap_or_default().chars().take(MAX_MESSAGE).collect()
 }
 
 /// Turns panics of the library into errors.
-fn contained<T>(call: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
+fn catch_panics<T>(call: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
     catch_unwind(AssertUnwindSafe(call)).unwrap_or_else(|_| Err("the grammar library failed".into()))
 }
 
@@ -133,12 +133,12 @@ fn factory(model: &Model) -> Result<ParserFactory, String> {
 
 #[cfg(test)]
 mod tests {
-    use super::{TokTrie, TokenWords};
+    use super::{TokTrie, TokenBytes};
 
     #[test]
     fn a_byte_of_a_character_is_a_word_and_a_special_token_is_none() {
         let words =
-            TokenWords(vec![vec![TokTrie::SPECIAL_TOKEN_MARKER, b'<'], vec![0xe2], b" a".to_vec(), vec![]]);
+            TokenBytes(vec![vec![TokTrie::SPECIAL_TOKEN_MARKER, b'<'], vec![0xe2], b" a".to_vec(), vec![]]);
         assert_eq!(
             [0, 1, 2, 3, 4].map(|id| words.get(id)),
             [None, Some(&[0xe2][..]), Some(b" a"), None, None]

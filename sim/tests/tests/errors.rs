@@ -1,7 +1,7 @@
 //! Checks errors and exceptions of Core ML as a user sees them.
 
 use anemoe_convert::plan::PlanOptions;
-use anemoe_coreml::plan::PlanDevice;
+use anemoe_coreml::op_plan::PlanDevice;
 use anemoe_coreml::{CompiledModels, ComputeUnits, CoreMlBackend, CoreMlSettings, plan_of};
 use anemoe_io::Kind;
 use anemoe_runtime::backend::{Backend, NoStates};

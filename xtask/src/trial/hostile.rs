@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 
 /// Class of damage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Class {
+pub enum DamageClass {
     /// Random bytes of a file.
     Bytes,
     /// Structure of a file: lengths, counts, types, values.
@@ -30,32 +30,38 @@ pub enum Class {
     Output,
 }
 
-impl Class {
+impl DamageClass {
     /// All classes.
-    pub const ALL: [Class; 6] =
-        [Class::Bytes, Class::Structure, Class::Files, Class::Names, Class::Options, Class::Output];
+    pub const ALL: [DamageClass; 6] = [
+        DamageClass::Bytes,
+        DamageClass::Structure,
+        DamageClass::Files,
+        DamageClass::Names,
+        DamageClass::Options,
+        DamageClass::Output,
+    ];
 
     /// Returns the name of the class in tables.
     pub const fn name(self) -> &'static str {
         match self {
-            Class::Bytes => "bytes",
-            Class::Structure => "structure",
-            Class::Files => "files",
-            Class::Names => "names",
-            Class::Options => "options",
-            Class::Output => "output",
+            DamageClass::Bytes => "bytes",
+            DamageClass::Structure => "structure",
+            DamageClass::Files => "files",
+            DamageClass::Names => "names",
+            DamageClass::Options => "options",
+            DamageClass::Output => "output",
         }
     }
 
     /// Draws a class; most draws damage contents.
-    pub fn choose(r: &mut Choices) -> Class {
+    pub fn choose(r: &mut Choices) -> DamageClass {
         match r.below(20) {
-            0..5 => Class::Bytes,
-            5..13 => Class::Structure,
-            13..16 => Class::Files,
-            16 => Class::Names,
-            17..19 => Class::Options,
-            _ => Class::Output,
+            0..5 => DamageClass::Bytes,
+            5..13 => DamageClass::Structure,
+            13..16 => DamageClass::Files,
+            16 => DamageClass::Names,
+            17..19 => DamageClass::Options,
+            _ => DamageClass::Output,
         }
     }
 }
@@ -73,16 +79,16 @@ pub struct Damaged {
 }
 
 /// Damages the inputs in `folder/in`, the outputs in `folder/out`, or the arguments.
-pub fn damage(case: &Case, class: Class, folder: &Path, r: &mut Choices) -> io::Result<Damaged> {
+pub fn damage(case: &Case, class: DamageClass, folder: &Path, r: &mut Choices) -> io::Result<Damaged> {
     let mut args: Vec<OsString> = vec![case.command.into()];
     args.extend(case.args.split(' ').map(OsString::from));
     let mut done = Damaged { what: String::new(), args, allowed: Vec::new(), is_small: true };
     match class {
-        Class::Bytes | Class::Structure => contents(class, folder, &mut done, r)?,
-        Class::Files => files(folder, &mut done, r)?,
-        Class::Names => names(case, folder, &mut done, r)?,
-        Class::Options => options(case, &mut done, r),
-        Class::Output => output(case, folder, &mut done, r)?,
+        DamageClass::Bytes | DamageClass::Structure => contents(class, folder, &mut done, r)?,
+        DamageClass::Files => files(folder, &mut done, r)?,
+        DamageClass::Names => names(case, folder, &mut done, r)?,
+        DamageClass::Options => options(case, &mut done, r),
+        DamageClass::Output => output(case, folder, &mut done, r)?,
     }
     Ok(done)
 }
@@ -117,13 +123,13 @@ fn choose_file(folder: &Path, r: &mut Choices) -> io::Result<PathBuf> {
     Ok(r.pick(files).clone())
 }
 
-fn contents(class: Class, folder: &Path, done: &mut Damaged, r: &mut Choices) -> io::Result<()> {
+fn contents(class: DamageClass, folder: &Path, done: &mut Damaged, r: &mut Choices) -> io::Result<()> {
     let path = choose_file(folder, r)?;
     let mut file = fs::read(&path)?;
     let times = 1 + r.below(3);
     for _ in 0..times {
         match class {
-            Class::Bytes => mutate::damage_bytes(&mut file, r),
+            DamageClass::Bytes => mutate::damage_bytes(&mut file, r),
             _ => mutate::structure(&mut file, format(&path), r),
         }
     }
@@ -248,7 +254,7 @@ fn names(case: &Case, folder: &Path, done: &mut Damaged, r: &mut Choices) -> io:
     }
     // Half of these inputs are damaged, too, so that the name occurs in an error message.
     if r.once_in(2) {
-        contents(Class::Bytes, folder, done, r)?;
+        contents(DamageClass::Bytes, folder, done, r)?;
     }
     done.what = format!("{input} is named {name:?}; {}", done.what);
     Ok(())

@@ -12,7 +12,7 @@ mod snapshot;
 use crate::options::TaskOptions;
 use crate::task::Passed;
 use cases::{CASES, Case, InputPool};
-use hostile::Class;
+use hostile::DamageClass;
 use one::{OneTrial, TrialOutcome};
 use std::collections::BTreeMap;
 use std::fs;
@@ -88,7 +88,7 @@ impl TrialBase {
 /// Counts of one command.
 #[derive(Default)]
 struct TrialRow {
-    classes: BTreeMap<Class, u64>,
+    classes: BTreeMap<DamageClass, u64>,
     statuses: BTreeMap<String, u64>,
     peak_bytes: u64,
     longest: f64,
@@ -148,12 +148,12 @@ fn print_table(outcomes: &[TrialOutcome]) {
             row.longest = row.longest.max(o.seconds);
         }
     }
-    let classes: Vec<String> = Class::ALL.iter().map(|c| format!(" {} |", c.name())).collect();
+    let classes: Vec<String> = DamageClass::ALL.iter().map(|c| format!(" {} |", c.name())).collect();
     println!("| command | runs |{} exit statuses | peak MiB | longest s |", classes.concat());
     println!("|---|---|{}---|---|---|", "---|".repeat(classes.len()));
     for (name, row) in &rows {
-        let count = |c: &Class| format!(" {} |", row.classes.get(c).copied().unwrap_or(0));
-        let classes: String = Class::ALL.iter().map(count).collect();
+        let count = |c: &DamageClass| format!(" {} |", row.classes.get(c).copied().unwrap_or(0));
+        let classes: String = DamageClass::ALL.iter().map(count).collect();
         let statuses: Vec<String> = row.statuses.iter().map(|(s, n)| format!("{s}: {n}")).collect();
         let runs: u64 = row.classes.values().sum();
         let peak = row.peak_bytes >> 20;

@@ -2,7 +2,7 @@
 
 use super::cases::{Case, InputPool, allowed};
 use super::choices::Choices;
-use super::hostile::{Class, damage};
+use super::hostile::{DamageClass, damage};
 use super::process::{self, Ran};
 use super::snapshot;
 use std::ffi::OsString;
@@ -33,7 +33,7 @@ pub struct OneTrial<'a> {
 pub struct TrialOutcome {
     pub seed: u64,
     pub command: &'static str,
-    pub class: Class,
+    pub class: DamageClass,
     pub damage: String,
     pub status: String,
     pub peak_bytes: u64,
@@ -49,7 +49,7 @@ impl OneTrial<'_> {
         if case.command == "bench" && !r.once_in(BENCH_ONCE_IN) {
             case = *r.pick(&self.cases);
         }
-        let class = Class::choose(&mut r);
+        let class = DamageClass::choose(&mut r);
         let home = self.scratch.join(format!("run-{seed}"));
         let folder = home.join("work");
         plant(&folder)?;

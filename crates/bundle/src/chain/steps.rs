@@ -92,7 +92,7 @@ pub struct Run {
     /// Rows that the host keeps for each sequence between calls, by the name of the input that takes them.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub kept: BTreeMap<String, Kept>,
-    /// Whether registers go in and out as `[1, 1, T, C]` instead of `[1, C, 1, T]`.
+    /// True if registers go in and out as `[1, 1, T, C]` instead of `[1, C, 1, T]`.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub channels_last: bool,
 }
@@ -156,7 +156,7 @@ pub enum InputBinding {
         /// Channels that the function takes; all where absent.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         rows: Option<RowRange>,
-        /// Whether tokens may be divided by a power of two, where fp16 could not hold their values: the function
+        /// True if tokens may be divided by a power of two, where fp16 could not hold their values: the function
         /// normalizes its input, so that the factor cancels out.
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         rescale: bool,
@@ -213,7 +213,7 @@ pub struct OutputBinding {
     /// Channels of the register that are written; the whole register where absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rows: Option<RowRange>,
-    /// Whether the output is added to the register, in f32, instead of replacing it.
+    /// True if the output is added to the register, in f32, instead of replacing it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub accumulate: bool,
 }

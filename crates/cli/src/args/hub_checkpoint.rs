@@ -1,7 +1,7 @@
 //! Checkpoints of the Hugging Face hub: an argument that names a checkpoint may be `hf:OWNER/NAME`.
 
 use crate::ui;
-use anemoe_convert::models::check_model_type;
+use anemoe_convert::models::family_of;
 use anemoe_hub::{DownloadProgress, Hub, HubSettings, HubSpec, Peeked};
 use anemoe_io::{Error, RangedFiles, locked};
 use indicatif::ProgressBar;
@@ -94,9 +94,9 @@ fn fetch(spec: &HubSpec, extent: Extent) -> anyhow::Result<Fetched> {
         }
     };
     let fetched = match extent {
-        Extent::Headers => hub.peek(spec, &is_of_a_known_family, &mut told),
+        Extent::Headers => hub.peek(spec, &check_family, &mut told),
         Extent::Whole => hub
-            .fetch(spec, &is_of_a_known_family, &mut told)
+            .fetch(spec, &check_family, &mut told)
             .map(|snapshot| Peeked { snapshot, weights: RangedFiles::new() }),
     };
     if let Some((_, bar)) = bar {
@@ -110,9 +110,9 @@ fn fetch(spec: &HubSpec, extent: Extent) -> anyhow::Result<Fetched> {
 }
 
 /// Checks that `config.json` names a known family, before weights are fetched.
-fn is_of_a_known_family(folder: &Path) -> anemoe_io::Result<()> {
+fn check_family(folder: &Path) -> anemoe_io::Result<()> {
     let path = folder.join("config.json");
     let text = anemoe_io::read_input(&path, MAX_CONFIG).map_err(|e| Error::io(&path, e))?;
     let config = anemoe_io::json::parse(&text).map_err(|e| Error::invalid(&path, format!("JSON: {e}")))?;
-    check_model_type(&config, &path).map(|_| ())
+    family_of(&config, &path).map(|_| ())
 }

@@ -351,7 +351,7 @@ pub fn plan_checkpoint(
         );
     }
     let is_measured = matches!(choice, KindChoice::Search(_))
-        || (!options.skip_outliers && outliers::concerned(&plan).next().is_some());
+        || (!options.skip_outliers && outliers::matrices_at_risk(&plan).next().is_some());
     if extent == Extent::Headers && is_measured {
         family = models::open(options.reading.open(spec)?)?;
     }
@@ -464,7 +464,7 @@ pub fn find_outliers(
     if options.skip_outliers {
         return Ok(Vec::new());
     }
-    let weights: u64 = outliers::concerned(plan).map(|(_, m)| m.weights()).sum();
+    let weights: u64 = outliers::matrices_at_risk(plan).map(|(_, m)| m.weights()).sum();
     let bar = ui.bar(weights, "looking for outliers");
     let found = outliers::find(family, plan, &mut |n| bar.inc(n));
     bar.finish_and_clear();

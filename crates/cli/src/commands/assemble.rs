@@ -71,7 +71,7 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
         ));
     }
     expect_begun_bundle(&args.bundle)?;
-    signals::comes_to_rest();
+    signals::announce_rest();
     let assembly = anemoe_convert::build::assemble(&args.bundle)?;
     let reference = match given {
         Some(golden) => Some(GateReference { golden, also, given: true }),

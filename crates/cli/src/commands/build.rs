@@ -173,7 +173,7 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     }
     let outliers = find_outliers(family, &plan, &args.options, ui)?;
     print_outliers(&outliers, ui)?;
-    signals::comes_to_rest();
+    signals::announce_rest();
     let checkpoint = &family.checked_checkpoint().checkpoint;
     let mut reference = || reference(checkpoint, &plan, golden.as_ref(), ui);
     let options = gated::GateOptions {
@@ -219,7 +219,7 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     recorder.begin(&args.out, facts::begun(&plan, part_name.clone()));
     build.remember(&source(&args.checkpoint, &checkpoint.variants)?)?;
     let all = plan.shards.len();
-    let progress = Progress::new(&plan, build.own(), ui);
+    let progress = Progress::new(&plan, build.own_shards(), ui);
     // A part that is complete in the store stays complete there: it is sent again as a whole, and not shard by shard.
     let pusher = resumed
         .filter(|(_, _, resumed)| !resumed.finished)

@@ -85,7 +85,10 @@ pub struct Args {
     #[command(flatten)]
     overwrite: Overwrite,
     /// Print the fit to published rows, and rows that it never saw, instead.
-    #[arg(long, conflicts_with_all = ["path", "calibrate"])]
+    #[arg(long, conflicts_with_all = [
+        "path", "calibrate", "chip", "profile", "memory_gb", "context", "context_buckets", "tokens", "quant",
+        "experts_per_shard", "layers_per_shard",
+    ])]
     held_out: bool,
     #[command(flatten)]
     verify: Verify,

@@ -7,7 +7,7 @@ use crate::outcome::Outcome;
 use crate::step::{CommandDone, LoadSeconds, ParentLink, Work, serve};
 use crate::ui::Ui;
 use anemoe_bundle::Chain;
-use anemoe_coreml::plan::OpPlan;
+use anemoe_coreml::op_plan::OpPlan;
 use anemoe_coreml::{CompiledModels, ComputeUnits, CoreMlBackend, CoreMlSettings};
 use anemoe_gates::form_trial::run_trial;
 use anemoe_gates::soak::{MemoryFigure, SoakLength, run_until, soak};

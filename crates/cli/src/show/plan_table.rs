@@ -131,7 +131,7 @@ const RATIO_LIMIT: u32 = 55;
 /// `outliers` is none with `--skip-outliers`.
 pub fn print_scales(plan: &Plan, outliers: Option<&[Outlier]>, ui: &Ui) -> std::io::Result<()> {
     let mut scales: BTreeMap<(&str, &str, &str), u64> = BTreeMap::new();
-    for (shard, m) in outliers::concerned(plan) {
+    for (shard, m) in outliers::matrices_at_risk(plan) {
         let own = if m.bank { "" } else { m.name.as_str() };
         *scales.entry((&shard.name, &m.tensor, own)).or_default() += m.weights();
     }

@@ -85,6 +85,7 @@ fn bad_input_is_refused() {
         &["broken.toml", "profile"],
     );
     refused(&["predict-speed"], &["PATH"]);
+    refused(&["predict-speed", "--held-out", "--chip", "m1"], &["--chip"]);
     refused(&["predict-speed", "synthetic:zaya1-8b", "--quant", "auto"], &["auto"]);
     refused(&["predict-speed", "synthetic:zaya1-8b", "--memory-gb", "-1"], &["-1"]);
     refused(&["predict-speed", text(&dir.path().join("nothing"))], &["nothing"]);

@@ -30,7 +30,13 @@ fn whole(dir: &Path, model: &str) -> Vec<(PathBuf, Vec<u8>)> {
 }
 
 /// Kills a build up to `most` times, at moments up to `longest` after its start, and continues it each time.
-fn killed(expected: &[(PathBuf, Vec<u8>)], bundle: &Path, more: &[&str], most: usize, longest: Duration) {
+fn kill_and_resume(
+    expected: &[(PathBuf, Vec<u8>)],
+    bundle: &Path,
+    more: &[&str],
+    most: usize,
+    longest: Duration,
+) {
     let model = fixture("tiny-zaya");
     let mut random = anemoe_io::Random::new(7);
     let (mut kills, mut finished) = (0, 0);
@@ -87,7 +93,7 @@ fn fifty_kills() {
     let dir = tempfile::tempdir().unwrap();
     let expected = whole(dir.path(), "tiny-zaya");
     let more = ["--jobs", "1", "--skip-gates"];
-    killed(&expected, &dir.path().join("killed"), &more, 50, Duration::from_millis(60));
+    kill_and_resume(&expected, &dir.path().join("killed"), &more, 50, Duration::from_millis(60));
 }
 
 /// Checks that a build with gates survives kills at any moment, also during a gate.
@@ -95,7 +101,7 @@ fn fifty_kills() {
 fn kills_between_gates() {
     let dir = tempfile::tempdir().unwrap();
     let expected = gated(dir.path(), "tiny-zaya");
-    killed(&expected, &dir.path().join("killed"), &["--jobs", "1"], 15, Duration::from_millis(1500));
+    kill_and_resume(&expected, &dir.path().join("killed"), &["--jobs", "1"], 15, Duration::from_millis(1500));
 }
 
 /// Checks that parts in any order, one of them twice, some at the same time, give the bytes of one build.

@@ -161,7 +161,7 @@ impl<'a> Build<'a> {
     }
 
     /// Returns the indices of the shards that this process builds.
-    pub fn own(&self) -> Vec<usize> {
+    pub fn own_shards(&self) -> Vec<usize> {
         let (index, of) = self.part.map_or((0, 1), |p| (p.index, p.of.max(1)));
         (index..self.plan.shards.len()).step_by(of).collect()
     }
@@ -169,12 +169,12 @@ impl<'a> Build<'a> {
     /// Returns the index of the first own shard of each type.
     pub fn representatives(&self) -> Vec<usize> {
         let mut seen = std::collections::BTreeSet::new();
-        self.own().into_iter().filter(|&i| seen.insert(self.plan.shards[i].signature())).collect()
+        self.own_shards().into_iter().filter(|&i| seen.insert(self.plan.shards[i].signature())).collect()
     }
 
     /// Counts the bytes of own shards that are not built yet, and of the files beside the shards.
     pub fn bytes_to_write(&self) -> u64 {
-        let shards = self.own().into_iter().map(|i| &self.plan.shards[i]);
+        let shards = self.own_shards().into_iter().map(|i| &self.plan.shards[i]);
         let missing =
             shards.filter(|s| !self.package(s).is_dir()).map(PlannedShard::package_bytes).sum::<u64>();
         let embedding = self.site.bundle.join(&self.plan.chain.embedding.file);
@@ -299,7 +299,10 @@ impl<'a> Build<'a> {
 
     /// Returns the contract as far as it is known before the shards are built, with the shards `which`.
     pub fn draft(&self, which: impl Iterator<Item = usize>) -> Chain {
-        Chain { shards: which.map(|i| self.plan.shards[i].draft()).collect(), ..self.plan.chain.clone() }
+        Chain {
+            shards: which.map(|i| self.plan.shards[i].chain_entry()).collect(),
+            ..self.plan.chain.clone()
+        }
     }
 
     /// Writes `chain.json` with the results of the gates, and ends the build. A part writes only the results of its
@@ -386,7 +389,7 @@ pub fn build(
     on_event: &(dyn Fn(BuildEvent<'_>) + Sync),
 ) -> Result<BuildReport> {
     let mut build = Build::begin(family, plan, importance, bundle, None)?;
-    match build.host_files().and_then(|()| build.shards(&build.own(), jobs, on_event)) {
+    match build.host_files().and_then(|()| build.shards(&build.own_shards(), jobs, on_event)) {
         Ok(()) => build.finish(Gates::skipped()),
         Err(e) => {
             build.abandon(&e);

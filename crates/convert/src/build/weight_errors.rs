@@ -13,13 +13,13 @@ use std::collections::BTreeMap;
 
 /// Factor on the usual relative squared error above which a matrix is far: its error is twice as long. Over all
 /// matrices of two small trained models and two synthetic ones in seven kinds, the largest error of a role is at most
-/// 3.65 times its median (INT8 with one scale, 0.00045), and at most 1.14 times where errors are above `HARMLESS`.
+/// 3.65 times its median (INT8 with one scale, 0.00045), and at most 1.14 times where errors are above `HARMLESS_SPREAD`.
 pub const FAR: f64 = 4.0;
 
 /// Relative squared error that does no harm, usual or not: a cosine of 0.9995. The bound is low, since an outlier
 /// also raises the sum that the error is divided by. Where an outlier of 361 times the mean magnitude has erased all
 /// other weights of a matrix of 2048, the relative squared error is 0.0097.
-const HARMLESS: f64 = 1e-3;
+const HARMLESS_SPREAD: f64 = 1e-3;
 
 /// Errors of the matrices of one role in one shard.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -113,10 +113,11 @@ impl Usual {
         Usual(roles.into_iter().map(|(role, all)| (role, median(all))).collect())
     }
 
-    /// Finds the matrix of a shard that is farthest off: more than [`FAR`] times the usual error, and more than [`HARMLESS`].
+    /// Finds the matrix of a shard that is farthest off: more than [`FAR`] times the usual error, and more than [`HARMLESS_SPREAD`].
     pub fn fault(&self, shard: &PlannedShard, errors: &[RoleError]) -> Option<WeightFault> {
         let off = |e: &&RoleError| {
-            let far = |usual: &f64| e.largest.is_nan() || e.largest > HARMLESS && e.largest > FAR * usual;
+            let far =
+                |usual: &f64| e.largest.is_nan() || e.largest > HARMLESS_SPREAD && e.largest > FAR * usual;
             self.0.get(&e.role).is_some_and(far)
         };
         let worst = errors.iter().filter(off).max_by(|a, b| a.largest.total_cmp(&b.largest))?;

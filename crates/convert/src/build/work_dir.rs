@@ -435,7 +435,7 @@ impl WorkDir {
                 sha256: r.sha256.clone(),
                 min_weight_cosine: r.min_weight_cosine,
                 output_error: r.output_error,
-                ..s.draft()
+                ..s.chain_entry()
             })
             .collect();
         Ok(chain)

@@ -69,7 +69,7 @@ impl Folder {
             }
             let path = folder.join(name);
             let (file, tensors) = match elsewhere.get(name) {
-                Some(file) => look_at(&path, file)?,
+                Some(file) => read_header_elsewhere(&path, file)?,
                 None => map(&path)?,
             };
             for (info, start) in tensors {
@@ -117,16 +117,16 @@ impl Folder {
     }
 }
 
-type Opened = (WeightFile, Vec<(TensorInfo, usize)>);
+type MappedFile = (WeightFile, Vec<(TensorInfo, usize)>);
 
-fn map(path: &Path) -> Result<Opened> {
+fn map(path: &Path) -> Result<MappedFile> {
     let map = map_file(path)?;
     let tensors = safetensors_header::parse(&map).map_err(|e| e.at(path))?;
     Ok((WeightFile::Mapped(map), placed(path, tensors)))
 }
 
 /// Reads only the header of a file that is elsewhere.
-fn look_at(path: &Path, file: &Arc<dyn RangedFile>) -> Result<Opened> {
+fn read_header_elsewhere(path: &Path, file: &Arc<dyn RangedFile>) -> Result<MappedFile> {
     let bytes = file.bytes();
     let mut first = vec![0; (LENGTH_BYTES as u64).min(bytes) as usize];
     file.read_range(0, &mut first)?;

@@ -272,7 +272,7 @@ pub fn plan(
     shards.extend(head);
     shards.iter_mut().for_each(|shard| shard.form = options.form_of(shard.kind));
     let mut chain = chain;
-    let shards = put_apart(shards, &mut chain);
+    let shards = split_by_token_count(shards, &mut chain);
     let buckets: BTreeSet<usize> = options.context_buckets().flat_map(ContextBuckets::iter).collect();
     let has = |bucket: usize| shards.iter().flat_map(|s| &s.functions).any(|f| f.context == Some(bucket));
     let mut facts = facts;
@@ -309,7 +309,7 @@ pub fn plan(
 
 /// Splits each shard whose form asks for it into one shard per token count, the first of which takes one token, and
 /// lets the chain run them.
-fn put_apart(shards: Vec<PlannedShard>, chain: &mut Chain) -> Vec<PlannedShard> {
+fn split_by_token_count(shards: Vec<PlannedShard>, chain: &mut Chain) -> Vec<PlannedShard> {
     let mut names: BTreeMap<String, Vec<String>> = BTreeMap::new();
     let mut all = Vec::new();
     for shard in shards {

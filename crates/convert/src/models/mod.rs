@@ -55,7 +55,7 @@ pub fn load_in_ranges(path: &Path, elsewhere: &RangedFiles) -> Result<Checkpoint
 /// # Errors
 /// The family is not known, or the checkpoint does not fit it.
 pub fn open(checkpoint: Checkpoint) -> Result<Box<dyn Family>> {
-    match check_model_type(&checkpoint.config, &checkpoint.config_path())? {
+    match family_of(&checkpoint.config, &checkpoint.config_path())? {
         KnownFamily::Gemma4 => Ok(Box::new(gemma4::Gemma4::open(checkpoint)?)),
         KnownFamily::Zaya => Ok(Box::new(zaya::Zaya::open(checkpoint)?)),
     }
@@ -74,7 +74,7 @@ pub enum KnownFamily {
 ///
 /// # Errors
 /// The configuration names no family, or an unknown one.
-pub fn check_model_type(config: &serde_json::Value, path: &Path) -> Result<KnownFamily> {
+pub fn family_of(config: &serde_json::Value, path: &Path) -> Result<KnownFamily> {
     match config.get("model_type").and_then(|v| v.as_str()) {
         Some("gemma4" | "gemma4_text") => Ok(KnownFamily::Gemma4),
         Some("zaya") => Ok(KnownFamily::Zaya),

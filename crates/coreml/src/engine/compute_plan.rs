@@ -2,7 +2,7 @@
 
 use super::failure::{Failure, caught};
 use super::loading::{Handover, configuration, file_url};
-use crate::plan::{OpPlan, PlanDevice};
+use crate::op_plan::{OpPlan, PlanDevice};
 use crate::settings::ComputeUnits;
 use crate::{Error, Result};
 use block2::RcBlock;

@@ -109,7 +109,7 @@ const LAYERS: [usize; 4] = [1, 2, 4, 8];
 /// Contexts that are tried, in positions.
 const CONTEXTS: [usize; 3] = [512, 2048, 8192];
 /// Compression kinds that are tried.
-const KINDS: [&str; 3] = ["lut4", "int8-tensor", "fp16"];
+const PROBED_KINDS: [&str; 3] = ["lut4", "int8-tensor", "fp16"];
 
 /// Name of the form without any option, where another form was asked for.
 const DEFAULT_FORM: &str = "default form";
@@ -223,7 +223,7 @@ fn combinations(family: &dyn Family, options: &PlanOptions) -> Vec<FormCandidate
 /// Lists all forms: those of the same model, other kinds, other contexts.
 pub fn all(family: &dyn Family, options: &PlanOptions, setting: &Setting<'_>) -> Vec<CostedForm> {
     let mut forms = buildable(family, options, setting);
-    for kind in KINDS {
+    for kind in PROBED_KINDS {
         let Ok(quant) = kind.parse() else { continue };
         if quant != options.quant {
             let changed = PlanOptions { quant, ..options.clone() };

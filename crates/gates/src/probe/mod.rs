@@ -404,7 +404,7 @@ impl Compared {
 /// [`Family::plan_around`]), `chain` the bundle's.
 pub(crate) fn segment_of(around: &Plan, chain: &Chain, shard: &PlannedShard) -> Result<Segment> {
     // A plan's chain has no shards yet; its steps need the shards' functions only.
-    let shards = around.shards.iter().map(PlannedShard::draft).collect();
+    let shards = around.shards.iter().map(PlannedShard::chain_entry).collect();
     let known = Chain { shards, steps: around.chain.steps.clone(), ..chain.clone() };
     segment(&known, &shard.name)
         .ok_or_else(|| Error::usage(format!("no step of the chain runs shard {}", shard.name)))

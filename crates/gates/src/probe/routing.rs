@@ -156,7 +156,8 @@ impl OwnRouter {
             }
         }
         let other = |s: &&PlannedShard| s.name != shard.name;
-        let shards = around.shards.iter().filter(other).chain([&router]).map(PlannedShard::draft).collect();
+        let shards =
+            around.shards.iter().filter(other).chain([&router]).map(PlannedShard::chain_entry).collect();
         let chain = Chain { vectors: site.chain.vectors.clone(), steps, shards, ..around.chain.clone() };
         let mut routers = Vec::new();
         for (layer, logits) in layers.zip(names) {
@@ -234,7 +235,7 @@ fn router_chain(plan: &Plan, planned: &PlannedShard, router: &PlannedShard, run:
         }
         other => Some(other.clone()),
     });
-    let own = |s: &PlannedShard| if s.name == planned.name { router.draft() } else { s.draft() };
+    let own = |s: &PlannedShard| if s.name == planned.name { router.chain_entry() } else { s.chain_entry() };
     Chain { steps: steps.collect(), shards: plan.shards.iter().map(own).collect(), ..plan.chain.clone() }
 }
 

@@ -7,9 +7,9 @@ use std::collections::BTreeMap;
 /// Values that a reference run records besides logits and tokens.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RunOptions {
-    /// Whether to record the residual stream of the prompt, before the first layer and after each layer.
+    /// True to record the residual stream of the prompt, before the first layer and after each layer.
     pub hidden: bool,
-    /// Whether to record the experts that each layer chose for each prompt token, and the router states between layers.
+    /// True to record the experts that each layer chose for each prompt token, and the router states between layers.
     pub routing: bool,
 }
 

@@ -59,7 +59,7 @@ enum ProducedBy {
 }
 
 #[derive(Clone)]
-struct KnownConstant<'a> {
+struct KnownInScope<'a> {
     ty: &'a ValueType,
     origin: ProducedBy,
     value: Option<&'a Value>,
@@ -71,9 +71,9 @@ struct KnownConstant<'a> {
     later_piece: bool,
 }
 
-impl<'a> KnownConstant<'a> {
-    fn new(ty: &'a ValueType, origin: ProducedBy) -> KnownConstant<'a> {
-        KnownConstant {
+impl<'a> KnownInScope<'a> {
+    fn new(ty: &'a ValueType, origin: ProducedBy) -> KnownInScope<'a> {
+        KnownInScope {
             ty,
             origin,
             value: None,
@@ -87,7 +87,7 @@ impl<'a> KnownConstant<'a> {
 
 struct Walker<'a> {
     graph: Graph,
-    scope: HashMap<&'a str, KnownConstant<'a>>,
+    scope: HashMap<&'a str, KnownInScope<'a>>,
     /// Bytes of the blobs that the function uses, by file and offset.
     blobs: HashMap<(&'a str, u64), u64>,
     immediate_bytes: u64,
@@ -110,7 +110,7 @@ impl<'a> Walker<'a> {
         let mut graph = Graph { function: name.to_string(), op_count: Some(0), ..Graph::default() };
         let mut scope = HashMap::new();
         for input in &f.inputs {
-            scope.insert(input.name.as_str(), KnownConstant::new(&input.ty, ProducedBy::Data));
+            scope.insert(input.name.as_str(), KnownInScope::new(&input.ty, ProducedBy::Data));
             if input.ty.tensor().is_some() {
                 graph.borders.push((input.name.clone(), shape(&input.ty)));
             }
@@ -151,8 +151,7 @@ impl<'a> Walker<'a> {
         weight: Option<usize>,
         from_state: bool,
     ) {
-        self.scope
-            .insert(name, KnownConstant { value, weight, from_state, ..KnownConstant::new(ty, origin) });
+        self.scope.insert(name, KnownInScope { value, weight, from_state, ..KnownInScope::new(ty, origin) });
     }
 
     /// Adds the bytes of a stored value to the function's, a blob once however often it is used. Returns the bytes.
@@ -195,7 +194,7 @@ impl<'a> Walker<'a> {
         &'b self,
         op: &'a Operation,
         param: &str,
-    ) -> Option<(&'a ValueType, Option<&'a Value>, Option<&'b KnownConstant<'a>>)> {
+    ) -> Option<(&'a ValueType, Option<&'a Value>, Option<&'b KnownInScope<'a>>)> {
         if let Some(value) = op.attributes.get(param) {
             return Some((&value.ty, Some(value), None));
         }
@@ -369,9 +368,9 @@ impl<'a> Walker<'a> {
         }
         for (i, output) in op.outputs.iter().enumerate() {
             let later_piece = self.is_later_piece(op, i);
-            let known = KnownConstant::new(&output.ty, origin);
+            let known = KnownInScope::new(&output.ty, origin);
             let joined = op.op_type == "concat";
-            self.scope.insert(&output.name, KnownConstant { from_state, joined, later_piece, ..known });
+            self.scope.insert(&output.name, KnownInScope { from_state, joined, later_piece, ..known });
         }
     }
 
@@ -439,7 +438,7 @@ impl<'a> Walker<'a> {
             }
             "matmul" => {
                 let (x, y) = (self.operand(op, "x")?, self.operand(op, "y")?);
-                let stored = |o: &(&ValueType, Option<&Value>, Option<&KnownConstant<'_>>)| {
+                let stored = |o: &(&ValueType, Option<&Value>, Option<&KnownInScope<'_>>)| {
                     o.2.is_none_or(|k| k.origin == ProducedBy::Constant)
                 };
                 let transposed =

@@ -6,6 +6,9 @@
 use anemoe_mlpackage::mil::{DataType, TensorType};
 use std::collections::BTreeMap;
 
+/// Fewest ops of a graph that counts as a layer, the context in which the ANE also takes small depths.
+pub const LAYER_OPS: u64 = 12;
+
 /// Function as a graph.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Graph {

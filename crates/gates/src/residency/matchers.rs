@@ -1,7 +1,7 @@
 //! Matchers of the rules: functions that decide whether a rule applies. Each threshold is stated here once; the
 //! rule's evidence names its measurement.
 
-use super::graph::{Form, Grain, Graph, GraphWeight, Op, SMALL_CONSTANT, Shapes};
+use super::graph::{Form, Grain, Graph, GraphWeight, LAYER_OPS, Op, SMALL_CONSTANT, Shapes};
 use super::rule::{BundleFacts, Conditions, DeviceTarget, Hit, PackageFacts, Units};
 use anemoe_mlpackage::mil::DataType;
 
@@ -42,8 +42,6 @@ const FEW_MOST: u64 = 127_000_000;
 const NEAREST: u64 = 2;
 /// Bytes of packs that are said to go to the GPU: 364 and 398 MB, where MB may be MiB.
 const DISPUTED_BYTES: (u64, u64) = (364_000_000, 417_400_000);
-/// Fewest ops of a layer, the context in which the ANE also takes small depths.
-const LAYER_OPS: u64 = 12;
 /// Bytes of a few fp16 products: up to the first on the CPU, from the second on the ANE.
 const FEW_OPS_BYTES: (u64, u64) = (25_200_000, 50_000_000);
 /// Bytes below which graphs with block-scaled INT4 always ran on the CPU; above, on either side.
@@ -316,7 +314,7 @@ fn many_channels(op: &Op) -> Option<Hit> {
 }
 
 pub(super) fn channels_old(op: &Op, _: &Graph, c: &Conditions) -> Option<Hit> {
-    many_channels(op).filter(|_| c.chip.is_some_and(|chip| chip.few_channels()))
+    many_channels(op).filter(|_| c.chip.is_some_and(|chip| chip.limits_channels()))
 }
 
 pub(super) fn channels(op: &Op, _: &Graph, c: &Conditions) -> Option<Hit> {
@@ -517,7 +515,7 @@ pub(super) fn product_large(g: &Graph, _: &Conditions) -> Option<Hit> {
 }
 
 /// Tells whether a graph has several weighted products and few other ops.
-fn few(g: &Graph) -> bool {
+fn has_few_ops(g: &Graph) -> bool {
     let n = g.matrices().count();
     n >= 2 && g.at_least_ops() < LAYER_OPS
 }
@@ -525,13 +523,13 @@ fn few(g: &Graph) -> bool {
 pub(super) fn few_small(g: &Graph, _: &Conditions) -> Option<Hit> {
     let bytes = g.weight_bytes?;
     let shallow = g.matrices().all(|(_, c)| c.depth.is_none_or(|k| k < LONE_FP16.1));
-    (few(g) && g.is_fp16() && shallow && few_positions(g) && bytes <= FEW_OPS_BYTES.0)
+    (has_few_ops(g) && g.is_fp16() && shallow && few_positions(g) && bytes <= FEW_OPS_BYTES.0)
         .then(|| Hit { detail: format!("{} ops, {}", g.at_least_ops(), size(bytes)), advice: None })
 }
 
 pub(super) fn few_large(g: &Graph, _: &Conditions) -> Option<Hit> {
     let bytes = g.weight_bytes.filter(|&b| b <= NEAREST * FEW_MOST)?;
-    (few(g) && g.is_fp16() && bytes >= FEW_OPS_BYTES.1)
+    (has_few_ops(g) && g.is_fp16() && bytes >= FEW_OPS_BYTES.1)
         .then(|| Hit { detail: format!("{} ops, {}", g.at_least_ops(), size(bytes)), advice: None })
 }
 
@@ -539,7 +537,7 @@ pub(super) fn few_int8_convs(g: &Graph, _: &Conditions) -> Option<Hit> {
     let bytes = g.weight_bytes?;
     let convs = g.matrices().all(|(op, _)| op.op_type == "conv");
     let stored = g.weights.iter().filter(|w| w.bytes >= SMALL_CONSTANT).all(|w| int8(&w.form));
-    (few(g) && convs && stored && (LAYER_BYTES..=NEAREST * FEED_FORWARD_MOST.int8).contains(&bytes))
+    (has_few_ops(g) && convs && stored && (LAYER_BYTES..=NEAREST * FEED_FORWARD_MOST.int8).contains(&bytes))
         .then(|| Hit { detail: format!("{} ops, {}", g.at_least_ops(), size(bytes)), advice: None })
 }
 
@@ -585,7 +583,7 @@ pub(super) fn below_measured(g: &Graph, _: &Conditions) -> Option<Hit> {
     let bytes = g.weight_bytes.filter(|&b| b > TINY_BYTES)?;
     let decodes = g.positions.is_none_or(|p| p < MANY_POSITIONS);
     // Graphs of few ops in FP16 have rules of their own.
-    let alike = layers(g) || few(g) && !g.is_fp16();
+    let alike = layers(g) || has_few_ops(g) && !g.is_fp16();
     (alike && decodes && g.forms_seen() && NEAREST * bytes < smallest(g)).then(|| Hit {
         detail: format!("{}, and the smallest measured in this form has {}", size(bytes), size(smallest(g))),
         advice: None,
@@ -631,9 +629,9 @@ fn largest(g: &Graph) -> u64 {
 
 pub(super) fn beyond_measured(g: &Graph, _: &Conditions) -> Option<Hit> {
     let bytes = g.weight_bytes?;
-    let most = if few(g) && g.is_fp16() { FEW_MOST } else { largest(g) };
+    let most = if has_few_ops(g) && g.is_fp16() { FEW_MOST } else { largest(g) };
     let kind = if feeds_forward(g) { "without attention" } else { "with attention" };
-    ((layers(g) || few(g)) && bytes > NEAREST * most).then(|| Hit {
+    ((layers(g) || has_few_ops(g)) && bytes > NEAREST * most).then(|| Hit {
         detail: format!("{}, and the largest measured {kind} in this form has {}", size(bytes), size(most)),
         advice: Some(format!("split the package below {}", size(NEAREST * most))),
     })
@@ -641,7 +639,7 @@ pub(super) fn beyond_measured(g: &Graph, _: &Conditions) -> Option<Hit> {
 
 pub(super) fn size_disputed(g: &Graph, _: &Conditions) -> Option<Hit> {
     let bytes = g.weight_bytes.filter(|b| (DISPUTED_BYTES.0..=DISPUTED_BYTES.1).contains(b))?;
-    ((layers(g) || few(g)) && feeds_forward(g)).then(|| Hit { detail: size(bytes), advice: None })
+    ((layers(g) || has_few_ops(g)) && feeds_forward(g)).then(|| Hit { detail: size(bytes), advice: None })
 }
 
 pub(super) fn many_positions(g: &Graph, _: &Conditions) -> Option<Hit> {

@@ -51,9 +51,9 @@ use std::sync::Arc;
 pub struct CheckOptions {
     /// Conditions under which the packages will run.
     pub conditions: Conditions,
-    /// Whether `unknown` fails, too.
+    /// True if `unknown` fails, too.
     pub strict: bool,
-    /// Whether to list every op.
+    /// True to list every op.
     pub list_ops: bool,
     /// Imported outcomes of the user's Macs.
     pub evidence: Option<Arc<ImportedEvidence>>,

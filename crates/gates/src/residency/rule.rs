@@ -142,7 +142,7 @@ impl Chip {
     }
 
     /// Tells whether the chip's validator allows at most 65536 channels: up to M3 and A16.
-    pub const fn few_channels(self) -> bool {
+    pub const fn limits_channels(self) -> bool {
         if self.mac { self.number <= 3 } else { self.number <= 16 }
     }
 

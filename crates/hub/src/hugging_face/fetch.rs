@@ -5,7 +5,7 @@ use super::hub_settings::HubSettings;
 use super::hub_spec::HubSpec;
 use super::listing::{INDEX, Listing, RemoteFile, SINGLE, indexed_files, is_commit};
 use crate::blob_hash::BlobHash;
-use crate::download::{DownloadFailure, REST, Wanted, download};
+use crate::download::{DownloadFailure, RETRY_PAUSE, Wanted, download};
 use crate::http_client::{HttpClient, HttpRequest, Trouble, shown};
 use crate::{Error, Result};
 use anemoe_io::read_input;
@@ -93,7 +93,7 @@ impl Hub {
         if self.settings.offline {
             return whole.map_err(|missing| self.not_asked(spec, &missing));
         }
-        if let Some(snapshot) = self.settled(spec, &whole) {
+        if let Some(snapshot) = self.complete_commit(spec, &whole) {
             return Ok(snapshot);
         }
         let listing = match self.list(spec) {
@@ -120,7 +120,7 @@ impl Hub {
     }
 
     /// Returns a complete checkpoint of a commit, for which the hub need not be asked; `None` for branches and incomplete ones.
-    pub(super) fn settled(
+    pub(super) fn complete_commit(
         &self,
         spec: &HubSpec,
         whole: &std::result::Result<Snapshot, String>,
@@ -163,7 +163,9 @@ impl Hub {
         loop {
             tries += 1;
             match self.list_once(spec) {
-                Err((Trouble::Passing(_), _)) if tries < LIST_TRIES => std::thread::sleep(REST * tries),
+                Err((Trouble::Passing(_), _)) if tries < LIST_TRIES => {
+                    std::thread::sleep(RETRY_PAUSE * tries)
+                }
                 ended => return ended,
             }
         }
@@ -301,7 +303,7 @@ impl Hub {
             }
             let (size, hash) = match (file.size, file.hash.clone()) {
                 (Some(size), Some(hash)) => (size, hash),
-                _ => self.ask(target, &file)?,
+                _ => self.request_size_and_hash(target, &file)?,
             };
             missing.push((file.name, size, hash));
         }
@@ -371,7 +373,9 @@ impl Hub {
         match failure {
             DownloadFailure::Disk(e) => Error::io(&self.settings.cache, e),
             DownloadFailure::Status(status, code) => self.refused(spec, Some(name), status, code.as_deref()),
-            DownloadFailure::Lie(what) => Error::invalid(spec.to_string(), format!("{name}: {what}")),
+            DownloadFailure::WrongContents(what) => {
+                Error::invalid(spec.to_string(), format!("{name}: {what}"))
+            }
             DownloadFailure::Network(what) => {
                 let what =
                     format!("{name}: {what}; what came stays, and the same command goes on from there");
@@ -381,7 +385,11 @@ impl Hub {
     }
 
     /// Asks the hub for the size and hash of a file when its list tells neither.
-    pub(super) fn ask(&self, target: &Target, file: &RemoteFile) -> Result<(u64, BlobHash)> {
+    pub(super) fn request_size_and_hash(
+        &self,
+        target: &Target,
+        file: &RemoteFile,
+    ) -> Result<(u64, BlobHash)> {
         let url = self.file_address(target.spec, target.commit, &file.name);
         let request = HttpRequest {
             method: "HEAD",

@@ -54,7 +54,7 @@ impl Hub {
             };
         }
         if is_commit(&spec.revision) {
-            if let Some(snapshot) = self.settled(spec, &whole) {
+            if let Some(snapshot) = self.complete_commit(spec, &whole) {
                 return Ok(Peeked::whole(snapshot));
             }
             if let Some(known) = self.known(spec, &cache) {
@@ -126,7 +126,7 @@ impl Hub {
         let known = |file: &RemoteFile| {
             let (size, hash) = match (file.size, file.hash.clone()) {
                 (Some(size), Some(hash)) => (size, hash),
-                _ => self.ask(target, file)?,
+                _ => self.request_size_and_hash(target, file)?,
             };
             Ok(KnownFile { name: file.name.clone(), size, hash })
         };

@@ -51,7 +51,7 @@ pub fn send_parts(
     moved: &dyn Fn(i64),
 ) -> Result<u64> {
     let full = client.full(key);
-    let upload = match begun(client, key) {
+    let upload = match find_unfinished_upload(client, key) {
         Some(upload) => upload,
         None => Upload { id: create(client, key)?, parts: BTreeMap::new() },
     };
@@ -114,7 +114,7 @@ fn create(client: &S3Client, key: &str) -> Result<String> {
 
 /// Returns the unfinished upload of this object with the most parts; `None` where there is none or the server does not
 /// list uploads.
-fn begun(client: &S3Client, key: &str) -> Option<Upload> {
+fn find_unfinished_upload(client: &S3Client, key: &str) -> Option<Upload> {
     let full = client.full(key);
     let sign = || sign_list(client, &full);
     let request = S3Request { method: "GET", sign: &sign, headers: &[], body: &[], moved: &|_| () };

@@ -131,7 +131,7 @@ impl ObjectStore for S3Store {
                 DownloadFailure::Status(status, code) => {
                     self.client.refused(key, &S3Refusal::of_status(status, code))
                 }
-                DownloadFailure::Lie(what) => Error::invalid(
+                DownloadFailure::WrongContents(what) => Error::invalid(
                     self.client.place(key),
                     format!("object: {what}; push the bundle again with --verify"),
                 ),

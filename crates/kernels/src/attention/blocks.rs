@@ -17,7 +17,7 @@ const L1_VALUES: usize = 8192;
 
 /// Holds one thread's widened keys and values of a block.
 #[derive(Default)]
-pub(super) struct Scratch {
+pub(super) struct AttentionMemory {
     /// Widened keys.
     keys: AlignedVec<[f32; LANES]>,
     values: AlignedVec<[f32; LANES]>,
@@ -25,7 +25,7 @@ pub(super) struct Scratch {
 
 simd_fn! {
     /// Computes the softmax states of a job.
-    pub(super) fn compute_job(part: &ChunkJob<'_>, k: &CacheView<'_>, v: &CacheView<'_>, scratch: &mut Scratch) = compute_job_simd
+    pub(super) fn compute_job(part: &ChunkJob<'_>, k: &CacheView<'_>, v: &CacheView<'_>, scratch: &mut AttentionMemory) = compute_job_simd
 }
 
 #[inline(always)]
@@ -33,7 +33,7 @@ fn compute_job_simd<L: F32x16>(
     part: &ChunkJob<'_>,
     k: &CacheView<'_>,
     v: &CacheView<'_>,
-    scratch: &mut Scratch,
+    scratch: &mut AttentionMemory,
 ) {
     part.clear();
     for (slots, seen) in part.blocks() {

@@ -25,7 +25,7 @@ pub use cache::{AttentionShape, CacheValues, CacheView, HeadStrides, Mask};
 
 use crate::Pool;
 use crate::simd::LANES;
-use blocks::{Scratch, compute_job};
+use blocks::{AttentionMemory, compute_job};
 use job::{CHUNK, ChunkJob, state_len};
 use merge::merge_chunks;
 use std::cell::RefCell;
@@ -37,7 +37,7 @@ use visible::{PARALLEL_ATTENTION, TOKENS_PER_JOB, VisibleSlots};
 const MAX_SHARED_HEADS: usize = 8;
 
 thread_local! {
-    static SCRATCH: RefCell<Scratch> = RefCell::default();
+    static SCRATCH: RefCell<AttentionMemory> = RefCell::default();
     static SEEN: RefCell<VisibleSlots> = RefCell::default();
 }
 
@@ -89,10 +89,10 @@ pub fn attention(
     let chunk = s.heads * s.tokens * state;
     let mut states = std::mem::take(&mut seen.states);
     states.grow((end - start) * chunk, [0.0; LANES]);
-    struct OutputRows<T>(*mut T);
+    struct ChunkOutput<T>(*mut T);
     // SAFETY: each part writes only the states of its own heads, tokens and chunk.
-    unsafe impl<T> Sync for OutputRows<T> {}
-    let target = OutputRows(states.as_mut_ptr());
+    unsafe impl<T> Sync for ChunkOutput<T> {}
+    let target = ChunkOutput(states.as_mut_ptr());
     let group = s.heads / s.kv_heads;
     let (groups, blocks) = (group.div_ceil(MAX_SHARED_HEADS), s.tokens.div_ceil(TOKENS_PER_JOB));
     let part = |i: usize| {
@@ -125,7 +125,7 @@ pub fn attention(
     } else {
         (0..parts).for_each(part)
     }
-    let target = OutputRows(out.as_mut_ptr());
+    let target = ChunkOutput(out.as_mut_ptr());
     let last = |head: usize| {
         let target = &target;
         for token in 0..s.tokens {

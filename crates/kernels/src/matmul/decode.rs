@@ -222,17 +222,17 @@ pub(crate) struct HalfLut6<'a> {
 impl Decode for HalfLut6<'_> {
     const BYTES: usize = 96;
     type Row<L: F32x16> = L::HalfTable;
-    type Raw<'b, L: F32x16> = [L::Halves; 4];
+    type Raw<'b, L: F32x16> = [L::F16x32; 4];
     #[inline(always)]
     fn row<L: F32x16>(&self, row: usize) -> L::HalfTable {
         L::load_half_table(self.lut.table(self.group.divide(row)))
     }
     #[inline(always)]
-    fn raw<L: F32x16>(&self, table: L::HalfTable, _: usize, bytes: &[u8]) -> [L::Halves; 4] {
+    fn raw<L: F32x16>(&self, table: L::HalfTable, _: usize, bytes: &[u8]) -> [L::F16x32; 4] {
         L::lookup_halves_6(table, part(bytes, 0))
     }
     #[inline(always)]
-    fn vector<L: F32x16>(&self, _: L::HalfTable, _: usize, pairs: [L::Halves; 4], k: usize) -> L {
+    fn vector<L: F32x16>(&self, _: L::HalfTable, _: usize, pairs: [L::F16x32; 4], k: usize) -> L {
         // Pair of vectors and place in it of each index, see `HALF_PAIRS`.
         const PLACES: [(usize, bool); VECTORS] =
             [(0, false), (0, true), (1, false), (2, false), (2, true), (1, true), (3, false), (3, true)];
@@ -251,13 +251,13 @@ pub(crate) struct HalfLut8<'a> {
 impl<'a> Decode for HalfLut8<'a> {
     const BYTES: usize = 128;
     type Row<L: F32x16> = &'a [u16; 256];
-    type Raw<'b, L: F32x16> = [L::Halves; 4];
+    type Raw<'b, L: F32x16> = [L::F16x32; 4];
     #[inline(always)]
     fn row<L: F32x16>(&self, row: usize) -> Self::Row<L> {
         self.lut.table(self.group.divide(row))
     }
     #[inline(always)]
-    fn raw<L: F32x16>(&self, table: Self::Row<L>, _: usize, bytes: &[u8]) -> [L::Halves; 4] {
+    fn raw<L: F32x16>(&self, table: Self::Row<L>, _: usize, bytes: &[u8]) -> [L::F16x32; 4] {
         [
             L::lookup_halves_8(table, part(bytes, 0)),
             L::lookup_halves_8(table, part(bytes, 32)),
@@ -266,7 +266,7 @@ impl<'a> Decode for HalfLut8<'a> {
         ]
     }
     #[inline(always)]
-    fn vector<L: F32x16>(&self, _: Self::Row<L>, _: usize, pairs: [L::Halves; 4], k: usize) -> L {
+    fn vector<L: F32x16>(&self, _: Self::Row<L>, _: usize, pairs: [L::F16x32; 4], k: usize) -> L {
         L::half_vector(pairs[k / 2], !k.is_multiple_of(2))
     }
 }

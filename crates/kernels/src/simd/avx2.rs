@@ -254,7 +254,7 @@ impl F32x16 for Avx2 {
     }
     const LARGEST_HALF_TABLE: usize = 64;
     type HalfTable = [[__m256i; 4]; 2];
-    type Halves = (__m256i, __m256i);
+    type F16x32 = (__m256i, __m256i);
     #[inline(always)]
     fn load_half_table(table: &[u16; 64]) -> Self::HalfTable {
         // SAFETY: four times sixteen words are there; the processor has AVX2, see `simd`.
@@ -278,7 +278,7 @@ impl F32x16 for Avx2 {
         }
     }
     #[inline(always)]
-    fn lookup_halves_6(planes: Self::HalfTable, at: &[u8; 96]) -> [Self::Halves; 4] {
+    fn lookup_halves_6(planes: Self::HalfTable, at: &[u8; 96]) -> [Self::F16x32; 4] {
         /// Returns the byte indices of pairs of 6-bit indices, two bytes each, for two lanes from byte `first` on: pair
         /// 0 of both lanes, then pairs 1, 2 and 3.
         const fn pairs(first: u8) -> [u8; 16] {
@@ -351,7 +351,7 @@ impl F32x16 for Avx2 {
         }
     }
     #[inline(always)]
-    fn lookup_halves_8(table: &[u16; 256], at: &[u8; 32]) -> Self::Halves {
+    fn lookup_halves_8(table: &[u16; 256], at: &[u8; 32]) -> Self::F16x32 {
         let words = at.map(|i| table[usize::from(i)]);
         // SAFETY: thirty-two words are there; the processor has AVX2, see `simd`.
         unsafe {
@@ -359,7 +359,7 @@ impl F32x16 for Avx2 {
         }
     }
     #[inline(always)]
-    fn half_vector(v: Self::Halves, second: bool) -> Self {
+    fn half_vector(v: Self::F16x32, second: bool) -> Self {
         let v = if second { v.1 } else { v.0 };
         // SAFETY: the processor has F16C, see `simd`.
         unsafe {

@@ -212,7 +212,7 @@ impl F32x16 for Avx512 {
     }
     const LARGEST_HALF_TABLE: usize = 256;
     type HalfTable = [__m512i; 2];
-    type Halves = __m512i;
+    type F16x32 = __m512i;
     #[inline(always)]
     fn load_half_table(table: &[u16; 64]) -> [__m512i; 2] {
         let (halves, _) = table.as_chunks::<32>();

@@ -82,15 +82,15 @@ pub(crate) trait F32x16: Copy {
     /// A table of 64 fp16 entries.
     type HalfTable: Copy;
     /// Two vectors of sixteen fp16.
-    type Halves: Copy;
+    type F16x32: Copy;
     fn load_half_table(table: &[u16; 64]) -> Self::HalfTable;
     /// Looks up 128 indices of 6 bits; lane l has eight, in the 6 bytes from 6 l on. Returns pairs of vectors, see
     /// [`HALF_PAIRS`]: of each lane's first and second index, third and sixth, fourth and fifth, seventh and eighth.
-    fn lookup_halves_6(table: Self::HalfTable, at: &[u8; 96]) -> [Self::Halves; 4];
+    fn lookup_halves_6(table: Self::HalfTable, at: &[u8; 96]) -> [Self::F16x32; 4];
     /// Looks up 32 indices of 8 bits: a vector for the first sixteen, one for the others.
-    fn lookup_halves_8(table: &[u16; 256], at: &[u8; 32]) -> Self::Halves;
+    fn lookup_halves_8(table: &[u16; 256], at: &[u8; 32]) -> Self::F16x32;
     /// Converts the first or the second of two vectors to f32.
-    fn half_vector(v: Self::Halves, second: bool) -> Self;
+    fn half_vector(v: Self::F16x32, second: bool) -> Self;
 
     /// Loads sixteen little-endian 24-bit integers, `stride` bytes apart. Four bytes from the last integer on lie within `v`.
     #[inline(always)]
@@ -213,7 +213,7 @@ pub(crate) const HALF_PAIRS: [[usize; 2]; 4] = [[0, 1], [2, 5], [3, 4], [6, 7]];
 macro_rules! plain_half_tables {
     () => {
         type HalfTable = [u16; 64];
-        type Halves = [u16; 32];
+        type F16x32 = [u16; 32];
         #[inline(always)]
         fn load_half_table(table: &[u16; 64]) -> [u16; 64] {
             *table

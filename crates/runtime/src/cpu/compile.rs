@@ -42,7 +42,8 @@ fn compile_kept(
     let CompileContext { package, options, .. } = context;
     if options.fuse
         && is_fixed(&body.block)
-        && let Some(fixed) = lower(context, function, body, described, CompileTarget::Plan)?.fixed(described)
+        && let Some(fixed) =
+            lower(context, function, body, described, CompileTarget::FusedPlan)?.fixed(described)
         && let Some(compiled) = fixed.plan(context, function)?
     {
         return Ok((compiled, Some(fixed)));
@@ -77,7 +78,7 @@ fn compile_for_shapes(
     if !is_fixed(&body.block) {
         return Ok(None);
     }
-    let lowered = lower(context, &described.name, body, described, CompileTarget::Plan)?;
+    let lowered = lower(context, &described.name, body, described, CompileTarget::FusedPlan)?;
     if !lowered.steps.iter().all(follows_from_shapes) {
         return Ok(None);
     }

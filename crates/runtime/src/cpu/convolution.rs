@@ -8,7 +8,6 @@
 //! other                 [taps, channels]       conv          taps read neighbouring channels together
 //! ```
 
-use super::located::OpErrorAt;
 use super::ops::image::{dense_image, to_channels_first};
 use super::ops::window::WindowParams;
 use super::ops::{OpError, OpResult};
@@ -44,7 +43,7 @@ thread_local! {
 
 impl Convolution {
     /// Prepares a weight `[O, C / groups, taps..]` and chooses the layout of its columns.
-    pub fn new(weight: Arc<StoredWeight>, groups: usize, params: WindowParams) -> OpErrorAt<Convolution> {
+    pub fn new(weight: Arc<StoredWeight>, groups: usize, params: WindowParams) -> OpResult<Convolution> {
         let (taps, channels) = (params.taps(), weight.cols() / params.taps().max(1));
         let row = params.is_plain()
             && params.is_undilated()
@@ -124,7 +123,7 @@ impl Convolution {
         x: Image<'_>,
         y: &mut [f32],
         bias: Option<&[f32]>,
-    ) -> OpErrorAt<Counts> {
+    ) -> OpResult<Counts> {
         let pool = Pool::global();
         let positions: usize = window.out.iter().product();
         let (results, depth) = (x.batch * positions * self.weight.rows(), self.weight.cols());
@@ -147,7 +146,7 @@ impl Convolution {
         x: &[f32],
         out: &mut [f32],
         bias: Option<&[f32]>,
-    ) -> OpErrorAt<Counts> {
+    ) -> OpResult<Counts> {
         let (n, rows) = (window.size.iter().product::<usize>(), self.weight.rows());
         let (mut transposed, mut y) = IMAGES.take();
         let image = if self.wants_channels_last() && n > 1 && channels > 1 {

@@ -9,9 +9,9 @@
 
 use super::convolution::Convolution;
 use super::function::{CompiledFunction, Executable};
+use super::fused::{self, PlanInput};
 use super::ir::{Instr, InstrKind, Projection};
 use super::ops::shape::count;
-use super::plan::{self, PlanInput};
 use super::shared_constants::CompileContext;
 use crate::memory_limit::{Allowance, MemoryNeed};
 use crate::tensor::{Data, Tensor};
@@ -43,7 +43,7 @@ impl FixedFunction {
     /// # Errors
     /// The function takes more memory than is allowed.
     pub fn plan(&self, context: CompileContext<'_>, function: &str) -> Result<Option<CompiledFunction>> {
-        let Some(mut plan) = plan::plan(&self.source) else { return Ok(None) };
+        let Some(mut plan) = fused::plan(&self.source) else { return Ok(None) };
         let CompileContext { package, options, .. } = context;
         let bytes =
             |types: &mut dyn Iterator<Item = &TensorType>| types.map(bytes_of).fold(0, u64::saturating_add);
@@ -62,7 +62,7 @@ impl FixedFunction {
             self.described.clone(),
             self.inputs.clone(),
             self.states.clone(),
-            Executable::Plan(plan),
+            Executable::FusedPlan(plan),
         )))
     }
 

@@ -2,10 +2,10 @@
 
 use super::Options;
 use super::carry::Carry;
+use super::fused::FusedPlan;
 use super::interpreter::Interpreter;
 use super::ir::Section;
 use super::located::Located;
-use super::plan::Plan;
 use super::shapes::{ShapePlans, ValueShapes};
 use super::state_value::StateValue;
 use super::states::CpuStates;
@@ -22,7 +22,7 @@ use std::time::Duration;
 /// Executable form of a function.
 pub(super) enum Executable {
     /// Fused nodes over planned buffers.
-    Plan(Plan),
+    FusedPlan(FusedPlan),
     /// Instructions that run one after the other.
     Steps(Interpreter),
 }
@@ -65,10 +65,10 @@ pub fn add_experts(
     let mut plans: SmallVec<[_; super::INLINE_TERMS]> = SmallVec::new();
     for (function, inputs) in calls {
         function.check_inputs(inputs)?;
-        let Executable::Plan(plan) = &function.code else { return Ok(false) };
+        let Executable::FusedPlan(plan) = &function.code else { return Ok(false) };
         plans.push((plan, *inputs));
     }
-    super::plan::add_experts(&plans, sum, counts).map_err(|e| {
+    super::fused::add_experts(&plans, sum, counts).map_err(|e| {
         let Some((function, _)) = calls.first() else { return Error::input("no calls") };
         let (op_type, name) = plans[0].0.describe(0);
         Located { path: &function.path, function: &function.name, op_type, name }.error(e)
@@ -88,7 +88,7 @@ impl CompiledFunction {
         code: Executable,
     ) -> CompiledFunction {
         let mut caches = vec![None; states.len()];
-        if let Executable::Plan(plan) = &code
+        if let Executable::FusedPlan(plan) = &code
             && options.holds_halves()
         {
             for ((cache, found), (_, ty)) in caches.iter_mut().zip(plan.caches()).zip(&states) {
@@ -118,7 +118,7 @@ impl CompiledFunction {
 
     /// Tells whether the function is fused: when it was compiled, or for the shapes of each call's inputs.
     pub(super) fn is_planned(&self) -> bool {
-        matches!(self.code, Executable::Plan(_)) || self.shape_plans.is_some()
+        matches!(self.code, Executable::FusedPlan(_)) || self.shape_plans.is_some()
     }
 
     /// Sets the plans for shapes that are known only with the inputs.
@@ -150,7 +150,7 @@ impl CompiledFunction {
     /// Tells whether the function's writes to its states fit `carry`: besides slots of caches, it carries nothing else.
     pub(super) fn allows(&self, carry: &Carry) -> bool {
         let slots_of = |state: &str| {
-            let Executable::Plan(plan) = &self.code else { return None };
+            let Executable::FusedPlan(plan) = &self.code else { return None };
             let i = self.states.iter().position(|(name, _)| name == state)?;
             plan.caches().get(i).copied().flatten()
         };
@@ -216,7 +216,7 @@ impl CompiledFunction {
     /// Returns the time of each operation since compiling; empty unless [`Options::profile`] is set and the function is fused.
     pub fn op_times(&self) -> Vec<OpTime> {
         match &self.code {
-            Executable::Plan(plan) => plan.op_times(),
+            Executable::FusedPlan(plan) => plan.op_times(),
             Executable::Steps(_) => Vec::new(),
         }
     }
@@ -255,7 +255,7 @@ impl CompiledFunction {
         let mut values: SmallVec<[StateValue; 2]> =
             places.iter().map(|&i| std::mem::take(&mut states.values[i])).collect();
         let result = match &self.code {
-            Executable::Plan(plan) => {
+            Executable::FusedPlan(plan) => {
                 values.iter_mut().zip(&self.caches).for_each(|(value, cache)| value.convert_to(*cache));
                 let limit = self.allowance.elements_beside(0);
                 let run = || plan.run(inputs, &mut values, outputs);
@@ -289,14 +289,14 @@ impl CompiledFunction {
     /// Adds a run by `add_experts` to the counters and times.
     pub fn count_experts(&self, counts: Counts, time: Duration) {
         self.count(counts);
-        if let Executable::Plan(plan) = &self.code {
+        if let Executable::FusedPlan(plan) = &self.code {
             plan.add_experts_time(time);
         }
     }
 
     /// Tells whether the function is only a sum of experts, which `add_experts` can add to others.
     pub fn is_experts(&self) -> bool {
-        matches!(&self.code, Executable::Plan(plan) if plan.is_experts())
+        matches!(&self.code, Executable::FusedPlan(plan) if plan.is_experts())
     }
 
     fn check_inputs(&self, inputs: &[&Tensor]) -> Result<()> {

@@ -2,7 +2,8 @@
 //! runs of operations between control flow are calls of compiled sections.
 
 use super::ir::{Instr, InstrKind, Projection, ValueRef, ZeroSkip};
-use super::located::{Located, OpErrorAt};
+use super::located::Located;
+use super::ops::OpResult;
 use super::ops::shape::{count, with_limit};
 use super::ops::{OpContext, OpError, check_result};
 use super::shapes::ValueShapes;
@@ -36,9 +37,9 @@ pub(super) struct Interpreter {
     pub buffers: usize,
     pub constants: Vec<Arc<Tensor>>,
     pub steps: Vec<Instr>,
-    pub guards: Vec<ZeroSkip>,
+    pub zero_skips: Vec<ZeroSkip>,
     /// Index of the zero skip of each step.
-    pub guard_of: Vec<Option<usize>>,
+    pub zero_skip_of: Vec<Option<usize>>,
     /// Memory of earlier runs, for the next ones.
     pub spare: Mutex<Vec<Buffers>>,
 }
@@ -137,23 +138,23 @@ impl Execution<'_> {
 
     fn steps(&mut self, mut shapes: Option<&mut ValueShapes>) -> Result<()> {
         let steps = &self.program.steps;
-        let mut skip: Vec<Option<bool>> = vec![None; self.program.guards.len()];
+        let mut skip: Vec<Option<bool>> = vec![None; self.program.zero_skips.len()];
         for (i, step) in steps.iter().enumerate() {
-            if let Some(g) = self.program.guard_of.get(i).copied().flatten() {
-                let guard = &self.program.guards[g];
+            if let Some(g) = self.program.zero_skip_of.get(i).copied().flatten() {
+                let zero_skip = &self.program.zero_skips[g];
                 let all_zero = *skip[g].get_or_insert_with(|| {
                     let zero = |v: &[f32]| v.iter().all(|&x| x == 0.0);
-                    self.buffers[guard.weight].as_f32().is_some_and(zero)
-                        && self.product_shape(&steps[guard.product], guard.weight).is_some()
+                    self.buffers[zero_skip.weight].as_f32().is_some_and(zero)
+                        && self.product_shape(&steps[zero_skip.product], zero_skip.weight).is_some()
                 });
                 let all_zero = all_zero && shapes.is_none();
-                if all_zero && i != guard.product {
+                if all_zero && i != zero_skip.product {
                     self.counts.skipped += 1;
                     continue;
                 }
-                if all_zero && let Some(shape) = self.product_shape(step, guard.weight) {
+                if all_zero && let Some(shape) = self.product_shape(step, zero_skip.weight) {
                     self.counts.skipped += 1;
-                    let out = guard.out;
+                    let out = zero_skip.out;
                     self.buffers[out].reset_f32(&shape).fill(0.0);
                     self.zero[out] = true;
                     continue;
@@ -222,7 +223,7 @@ impl Execution<'_> {
     }
 
     /// Executes one step. The outer result holds an error of the step itself, the inner one a nested step's located error.
-    fn work(&mut self, step: &Instr) -> OpErrorAt<Result<()>> {
+    fn work(&mut self, step: &Instr) -> OpResult<Result<()>> {
         match &step.work {
             InstrKind::Kernel { kernel, inputs, values, outputs } => {
                 let mut results: Vec<Tensor> =
@@ -328,7 +329,7 @@ impl Execution<'_> {
         Ok(Ok(()))
     }
 
-    fn flag(&self, place: ValueRef) -> OpErrorAt<bool> {
+    fn flag(&self, place: ValueRef) -> OpResult<bool> {
         let value = self.place(place).as_bool().and_then(|v| v.first().copied());
         value.ok_or_else(|| OpError::Invalid("a condition that is not bool".into()))
     }
@@ -359,7 +360,7 @@ impl Execution<'_> {
         bias: Option<ValueRef>,
         known_zero: bool,
         y: &mut Tensor,
-    ) -> OpErrorAt<Counts> {
+    ) -> OpResult<Counts> {
         let x = self.place(x);
         let values =
             x.as_f32().ok_or_else(|| OpError::Invalid("parameter `x` must be a float tensor".into()))?;

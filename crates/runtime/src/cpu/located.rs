@@ -4,9 +4,6 @@ use super::ops::OpError;
 use crate::Error;
 use std::path::Path;
 
-/// Result of work inside an operation; the caller adds the location to the error.
-pub(super) type OpErrorAt<T> = std::result::Result<T, OpError>;
-
 /// Location of an operation, for errors.
 pub(super) struct Located<'a> {
     pub path: &'a Path,

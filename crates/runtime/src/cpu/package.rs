@@ -256,7 +256,7 @@ impl backend::BackendPackage for LoadedPackage {
     fn release(&self) {
         locked(&self.weights).release();
         self.compiled().iter().for_each(|f| f.release());
-        super::plan::release_memory();
+        super::fused::release_memory();
     }
 }
 

@@ -31,7 +31,7 @@ const CONVERTED_CHUNK: usize = 64;
 /// Elements of a head from which on large pages are worth their memory: 1024 slots of 128 elements.
 const LARGE_FROM: usize = 1 << 17;
 /// Inline capacity for heads of keys and values.
-const HEADS: usize = 16;
+const INLINE_HEADS: usize = 16;
 
 impl HalfCache {
     /// Makes a cache of zeros. `shape` is `[1, heads, all, d]`, with `all >= slots`.
@@ -200,7 +200,7 @@ fn each<'a>(
     if !parallel {
         return heads.enumerate().for_each(|(i, head)| write(i, head));
     }
-    let mut heads: SmallVec<[_; HEADS]> = heads.map(Some).collect();
+    let mut heads: SmallVec<[_; INLINE_HEADS]> = heads.map(Some).collect();
     pool.for_chunks(&mut heads, 1, &|i, head| {
         head.iter_mut().filter_map(Option::take).for_each(|h| write(i, h))
     });

@@ -1,6 +1,7 @@
 //! Constants of a program: dense tensors, or matrices that stay compressed in the mapped package.
 
-use super::located::{Located, OpErrorAt};
+use super::located::Located;
+use super::ops::OpResult;
 use super::strided::dense_strides;
 use crate::Result;
 use crate::cpu::ops::OpError;
@@ -66,7 +67,7 @@ impl AsRef<[u8]> for Elements {
 }
 
 impl StoredWeight {
-    fn new(weight: Weight<Elements, Vec<f32>>, shape: Vec<usize>) -> OpErrorAt<StoredWeight> {
+    fn new(weight: Weight<Elements, Vec<f32>>, shape: Vec<usize>) -> OpResult<StoredWeight> {
         let (rows, cols) = (shape.first().copied().unwrap_or(1), shape.iter().skip(1).product());
         let matrix =
             OwnedMatrix::new(weight, rows, cols).map_err(|e| OpError::Invalid(format!("matrix: {e}")))?;
@@ -80,13 +81,13 @@ impl StoredWeight {
         format: WeightFormat,
         (values, offsets): (Option<Vec<f32>>, Option<Vec<f32>>),
         shape: Vec<usize>,
-    ) -> OpErrorAt<StoredWeight> {
+    ) -> OpResult<StoredWeight> {
         let blob = package.shared_blob(data).map_err(|e| OpError::Invalid(e.to_string()))?;
         StoredWeight::new(Weight { format, elements: Elements::Blob(blob), values, offsets }, shape)
     }
 
     /// Makes a weight of f32 elements.
-    pub fn dense(tensor: Arc<Tensor>) -> OpErrorAt<StoredWeight> {
+    pub fn dense(tensor: Arc<Tensor>) -> OpResult<StoredWeight> {
         let shape = tensor.shape.clone();
         let (format, elements) = (WeightFormat::F32, Elements::Dense(tensor));
         StoredWeight::new(Weight { format, elements, values: None, offsets: None }, shape)
@@ -143,7 +144,7 @@ impl StoredWeight {
     }
 
     /// Returns the transposed matrix; a compressed one is decoded.
-    pub fn transposed(&self) -> OpErrorAt<Arc<StoredWeight>> {
+    pub fn transposed(&self) -> OpResult<Arc<StoredWeight>> {
         let (rows, cols) = (self.rows(), self.cols());
         let made = self.shared(None, || self.rearranged(vec![cols, rows], |i| i % rows * cols + i / rows));
         if let Some(weight) = made {
@@ -244,7 +245,7 @@ impl<'a> Operands<'a> {
         o
     }
 
-    fn dense(&self, name: &str) -> OpErrorAt<Tensor> {
+    fn dense(&self, name: &str) -> OpResult<Tensor> {
         if let Some(constant) = self.chained.get(name) {
             return constant.to_tensor();
         }
@@ -254,7 +255,7 @@ impl<'a> Operands<'a> {
         dense_value(self.package, value)
     }
 
-    fn floats(&self, name: &str) -> OpErrorAt<(Vec<usize>, Vec<f32>)> {
+    fn floats(&self, name: &str) -> OpResult<(Vec<usize>, Vec<f32>)> {
         let t = self.dense(name)?;
         let shape = t.shape.clone();
         match t.data {
@@ -275,14 +276,14 @@ impl<'a> Operands<'a> {
         self.values.contains_key(name) || self.chained.contains_key(name)
     }
 
-    fn int(&self, name: &str) -> OpErrorAt<i32> {
+    fn int(&self, name: &str) -> OpResult<i32> {
         let value = self.values.get(name).and_then(|v| v.as_ints()).and_then(|v| v.first().copied());
         value.ok_or_else(|| OpError::Invalid(format!("parameter `{name}` must be an integer")))
     }
 }
 
 impl Constant {
-    pub fn to_tensor(&self) -> OpErrorAt<Tensor> {
+    pub fn to_tensor(&self) -> OpResult<Tensor> {
         match self {
             Constant::Dense(t) => Ok(t.as_ref().clone()),
             Constant::Stored(w) => Ok(w.to_dense()),
@@ -290,7 +291,7 @@ impl Constant {
     }
 }
 
-fn shape_of(value: &Value) -> OpErrorAt<Vec<usize>> {
+fn shape_of(value: &Value) -> OpResult<Vec<usize>> {
     let ValueType::Tensor(ty) = &value.ty else {
         return Err(OpError::Unsupported(format!("a constant of type {}", value.ty)));
     };
@@ -304,7 +305,7 @@ fn shape_of(value: &Value) -> OpErrorAt<Vec<usize>> {
 }
 
 /// Returns the constant of a `const` operation; fp16 blobs of two dimensions or more stay in the package.
-pub(super) fn const_value(package: &Arc<Package>, value: &Value) -> OpErrorAt<Constant> {
+pub(super) fn const_value(package: &Arc<Package>, value: &Value) -> OpResult<Constant> {
     let shape = shape_of(value)?;
     let stays = value.ty.tensor().is_some_and(|t| t.dtype == DataType::Float16) && shape.len() >= 2;
     if stays && package.blob(value).is_ok() {
@@ -315,7 +316,7 @@ pub(super) fn const_value(package: &Arc<Package>, value: &Value) -> OpErrorAt<Co
 }
 
 /// Decodes the elements of a value to a tensor.
-fn dense_value(package: &Package, value: &Value) -> OpErrorAt<Tensor> {
+fn dense_value(package: &Package, value: &Value) -> OpResult<Tensor> {
     let shape = shape_of(value)?;
     if let Some(TensorData::Strings(v)) = value.tensor_data() {
         return Ok(Tensor { shape, data: crate::tensor::Data::Str(v.clone()) });
@@ -325,7 +326,7 @@ fn dense_value(package: &Package, value: &Value) -> OpErrorAt<Tensor> {
     decode(&bytes, dtype, shape)
 }
 
-fn decode(bytes: &[u8], dtype: DataType, shape: Vec<usize>) -> OpErrorAt<Tensor> {
+fn decode(bytes: &[u8], dtype: DataType, shape: Vec<usize>) -> OpResult<Tensor> {
     use DataType as T;
     let n: usize = shape.iter().product();
     let mut out = Tensor::default();
@@ -364,7 +365,7 @@ fn decode(bytes: &[u8], dtype: DataType, shape: Vec<usize>) -> OpErrorAt<Tensor>
 }
 
 /// Returns the results of a `constexpr_*` operation; the joint sparse forms have two results.
-pub(super) fn constexpr(op: &Operation, o: &Operands<'_>) -> OpErrorAt<Vec<Constant>> {
+pub(super) fn constexpr(op: &Operation, o: &Operands<'_>) -> OpResult<Vec<Constant>> {
     let dense = |t: Tensor| Ok(vec![Constant::Dense(Arc::new(t))]);
     match op.op_type.as_str() {
         "constexpr_lut_to_dense" if o.has("shape") => match stored_lut_ios16(o)? {
@@ -427,7 +428,7 @@ fn sparse_pair(mask_shape: Vec<usize>, mask: &[f32], values: Vec<f32>) -> Vec<Co
 }
 
 /// Expands nonzero values to a dense list: values where the mask is set, zeros elsewhere.
-fn expand(mask: &[f32], values: &[f32]) -> OpErrorAt<Vec<f32>> {
+fn expand(mask: &[f32], values: &[f32]) -> OpResult<Vec<f32>> {
     let set = mask.iter().filter(|m| **m != 0.0).count();
     if set != values.len() {
         return Err(OpError::Invalid(format!("a mask with {set} bits for {} values", values.len())));
@@ -437,7 +438,7 @@ fn expand(mask: &[f32], values: &[f32]) -> OpErrorAt<Vec<f32>> {
 }
 
 /// Makes a stored weight of tables per group of rows, over scalar indices in a blob; none where the form is another.
-fn stored_lut(o: &Operands<'_>) -> OpErrorAt<Option<StoredWeight>> {
+fn stored_lut(o: &Operands<'_>) -> OpResult<Option<StoredWeight>> {
     let Some((indices, dtype)) = o.blob("indices") else { return Ok(None) };
     if o.chained.contains_key("lut") {
         return Ok(None);
@@ -456,7 +457,7 @@ fn stored_lut(o: &Operands<'_>) -> OpErrorAt<Option<StoredWeight>> {
 }
 
 /// Makes a stored weight of integers in a blob, with scales per block of rows and of the second axis; none for other forms.
-fn stored_int(o: &Operands<'_>) -> OpErrorAt<Option<StoredWeight>> {
+fn stored_int(o: &Operands<'_>) -> OpResult<Option<StoredWeight>> {
     let Some((data, dtype)) = o.blob("data") else { return Ok(None) };
     let (bits, signed) = match dtype {
         DataType::Int8 => (8, true),
@@ -491,7 +492,7 @@ fn stored_int(o: &Operands<'_>) -> OpErrorAt<Option<StoredWeight>> {
 }
 
 /// Makes a stored weight of integers in a blob, with a scale and a zero point for all rows or for each row; none for other forms.
-fn stored_affine(o: &Operands<'_>) -> OpErrorAt<Option<StoredWeight>> {
+fn stored_affine(o: &Operands<'_>) -> OpResult<Option<StoredWeight>> {
     let Some((data, dtype)) = o.blob("quantized_data") else { return Ok(None) };
     let signed = match dtype {
         DataType::Int8 => true,
@@ -523,7 +524,7 @@ fn stored_affine(o: &Operands<'_>) -> OpErrorAt<Option<StoredWeight>> {
 }
 
 /// Makes a stored weight of one table and indices packed in a blob of bytes; none where the form is another.
-fn stored_lut_ios16(o: &Operands<'_>) -> OpErrorAt<Option<StoredWeight>> {
+fn stored_lut_ios16(o: &Operands<'_>) -> OpResult<Option<StoredWeight>> {
     let Some((packed, DataType::UInt8)) = o.blob("indices") else { return Ok(None) };
     let (shape, (_, lut)) = (packed_shape(o)?, o.floats("lut")?);
     let bits = lut_bits(&lut)?;
@@ -535,7 +536,7 @@ fn stored_lut_ios16(o: &Operands<'_>) -> OpErrorAt<Option<StoredWeight>> {
     Ok(StoredWeight::mapped(o.package, packed, format, (Some(lut), None), shape).ok())
 }
 
-fn lut_bits(lut: &[f32]) -> OpErrorAt<usize> {
+fn lut_bits(lut: &[f32]) -> OpResult<usize> {
     match lut.len() {
         2 => Ok(1),
         4 => Ok(2),
@@ -553,7 +554,7 @@ fn lookup(
     indices: &[f32],
     lut_shape: &[usize],
     lut: &[f32],
-) -> OpErrorAt<(Vec<usize>, Vec<f32>)> {
+) -> OpResult<(Vec<usize>, Vec<f32>)> {
     let k = shape.len();
     let wrong = || OpError::Invalid(format!("lut of shape {lut_shape:?} for indices of shape {shape:?}"));
     if lut_shape.len() != k + 2 || !lut_shape.iter().zip(shape).take(k).all(|(&g, &d)| g > 0 && d % g == 0) {
@@ -591,7 +592,7 @@ fn lut_to_sparse(
     indices: &[f32],
     lut_shape: &[usize],
     lut: &[f32],
-) -> OpErrorAt<Vec<Constant>> {
+) -> OpResult<Vec<Constant>> {
     let full = expand(&mask, indices)?;
     let (shape, values) = lookup(o, &mask_shape, &full, lut_shape, lut)?;
     let vector = lut_shape.last().copied().unwrap_or(1);
@@ -617,7 +618,7 @@ fn blockwise(
     scale_shape: &[usize],
     scale: &[f32],
     offset: Option<&[f32]>,
-) -> OpErrorAt<Vec<f32>> {
+) -> OpResult<Vec<f32>> {
     let fits =
         scale_shape.len() == shape.len() && scale_shape.iter().zip(shape).all(|(&s, &d)| s > 0 && d % s == 0);
     if !fits || offset.is_some_and(|o| o.len() != scale.len()) {
@@ -637,7 +638,7 @@ fn blockwise(
         .collect())
 }
 
-fn affine(o: &Operands<'_>) -> OpErrorAt<Tensor> {
+fn affine(o: &Operands<'_>) -> OpResult<Tensor> {
     let (shape, q) = o.floats("quantized_data")?;
     let (_, scale) = o.floats("scale")?;
     let (_, zero) = o.floats("zero_point")?;
@@ -657,14 +658,14 @@ fn affine(o: &Operands<'_>) -> OpErrorAt<Tensor> {
 }
 
 /// Reads the operand `shape` of the iOS16 forms: the dense shape of packed bits or indices.
-fn packed_shape(o: &Operands<'_>) -> OpErrorAt<Vec<usize>> {
+fn packed_shape(o: &Operands<'_>) -> OpResult<Vec<usize>> {
     let t = o.dense("shape")?;
     let v = t.as_i32().ok_or_else(|| OpError::Invalid("parameter `shape` must be integers".into()))?;
     let shape: Option<Vec<usize>> = v.iter().map(|&d| usize::try_from(d).ok()).collect();
     shape.filter(|s| count(s).is_ok()).ok_or_else(|| OpError::Invalid(format!("parameter `shape` is {v:?}")))
 }
 
-fn lut_ios16(o: &Operands<'_>) -> OpErrorAt<Tensor> {
+fn lut_ios16(o: &Operands<'_>) -> OpResult<Tensor> {
     let shape = packed_shape(o)?;
     let (_, lut) = o.floats("lut")?;
     let bits = lut_bits(&lut)?;
@@ -684,7 +685,7 @@ fn lut_ios16(o: &Operands<'_>) -> OpErrorAt<Tensor> {
     Ok(Tensor::f32(&shape, indices.iter().map(|&i| lut[usize::from(i)]).collect()))
 }
 
-fn sparse(o: &Operands<'_>) -> OpErrorAt<Tensor> {
+fn sparse(o: &Operands<'_>) -> OpResult<Tensor> {
     let (_, values) = o.floats("nonzero_data")?;
     let (shape, mask) = if o.has("shape") {
         let shape = packed_shape(o)?;
@@ -711,6 +712,6 @@ pub(super) fn to_f16(v: f32) -> f32 {
 }
 
 /// Adds the operation's location to an error of a kernel.
-pub(super) fn located<T>(at: &Located<'_>, result: OpErrorAt<T>) -> Result<T> {
+pub(super) fn located<T>(at: &Located<'_>, result: OpResult<T>) -> Result<T> {
     result.map_err(|e| at.error(e))
 }

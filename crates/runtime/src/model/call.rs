@@ -46,7 +46,7 @@ type ByTokens = BTreeMap<TokenCount, (usize, String)>;
 #[derive(Default)]
 pub(super) struct CallFunctions {
     /// Functions that see only the first slots of a cache, by the number of these slots.
-    of_contexts: BTreeMap<usize, ByTokens>,
+    by_context: BTreeMap<usize, ByTokens>,
     whole: ByTokens,
 }
 
@@ -54,7 +54,7 @@ impl CallFunctions {
     /// Adds a function.
     pub fn insert(&mut self, context: Option<usize>, tokens: TokenCount, function: (usize, String)) {
         let own = match context {
-            Some(context) => self.of_contexts.entry(context).or_default(),
+            Some(context) => self.by_context.entry(context).or_default(),
             None => &mut self.whole,
         };
         own.insert(tokens, function);
@@ -67,17 +67,17 @@ impl CallFunctions {
 
     /// Returns the smallest context that holds `positions`, as the slots that its functions see; the maximum where none does.
     fn context(&self, positions: usize) -> usize {
-        self.of_contexts.range(positions..).next().map_or(usize::MAX, |(context, _)| *context)
+        self.by_context.range(positions..).next().map_or(usize::MAX, |(context, _)| *context)
     }
 
     fn of(&self, context: usize) -> &ByTokens {
-        self.of_contexts.get(&context).unwrap_or(&self.whole)
+        self.by_context.get(&context).unwrap_or(&self.whole)
     }
 
     fn packages(&self) -> impl Iterator<Item = usize> {
         self.whole
             .values()
-            .chain(self.of_contexts.values().flat_map(BTreeMap::values))
+            .chain(self.by_context.values().flat_map(BTreeMap::values))
             .map(|(package, _)| *package)
     }
 }

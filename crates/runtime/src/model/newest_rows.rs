@@ -134,7 +134,7 @@ impl SequenceRows {
 }
 
 /// Returns the number of a call's tokens that are not padding: the last token of `place` that has a slot, plus one.
-fn tokens_of(place: Option<&Tensor>, is_place_last: bool) -> usize {
+fn count_unpadded(place: Option<&Tensor>, is_place_last: bool) -> usize {
     let Some((&[_, _, rows, columns], values)) = place.and_then(|p| Some((p.shape.as_slice(), p.as_f32()?)))
     else {
         return 0;
@@ -275,7 +275,8 @@ impl BackendFunction for RowsFunction {
         let all = all.ok_or_else(|| Error::input("too few inputs"))?;
         self.inner.run(&all, states.inner.as_mut(), outputs)?;
         for (k, output) in self.at.sort_outputs(outputs) {
-            let tokens = tokens_of(inputs.get(self.at.places[k]).copied(), self.at.kept[k].is_place_last);
+            let tokens =
+                count_unpadded(inputs.get(self.at.places[k]).copied(), self.at.kept[k].is_place_last);
             states.rows[k].append(&self.at.kept[k], &output, 0..tokens)?;
         }
         Ok(())
@@ -475,13 +476,13 @@ mod tests {
             columns.iter().enumerate().for_each(|(t, slot)| values[slot * width + t] = 1.0);
             Tensor::f32(&[1, 1, 4, width], values)
         };
-        assert_eq!(tokens_of(Some(&place(&[3], 1)), false), 1);
-        assert_eq!(tokens_of(Some(&place(&[3, 0], 4)), false), 2);
-        assert_eq!(tokens_of(Some(&place(&[0, 1, 2], 3)), false), 3);
+        assert_eq!(count_unpadded(Some(&place(&[3], 1)), false), 1);
+        assert_eq!(count_unpadded(Some(&place(&[3, 0], 4)), false), 2);
+        assert_eq!(count_unpadded(Some(&place(&[0, 1, 2], 3)), false), 3);
         // Two tokens of a call for three, with four slots last.
         let mut rows = Tensor::default();
         rows.reset_f32(&[1, 1, 3, 4]).copy_from_slice(&[0., 0., 0., 1., 1., 0., 0., 0., 0., 0., 0., 0.]);
-        assert_eq!(tokens_of(Some(&rows), true), 2);
-        assert_eq!(tokens_of(None, false), 0);
+        assert_eq!(count_unpadded(Some(&rows), true), 2);
+        assert_eq!(count_unpadded(None, false), 0);
     }
 }

@@ -136,7 +136,7 @@ impl Replacement {
     pub(super) fn of(replace: &Replace) -> Result<Replacement, String> {
         let value = serde_json::to_value(replace).map_err(|e| e.to_string())?;
         let (text, least) = match (value["pattern"]["String"].as_str(), value["pattern"]["Regex"].as_str()) {
-            (Some(text), _) => (regex_of(text), text.len()),
+            (Some(text), _) => (escaped_regex(text), text.len()),
             (_, Some(regex)) => (regex.to_string(), 0),
             _ => return Err("a replacement without a pattern".into()),
         };
@@ -164,7 +164,7 @@ impl Replacement {
 }
 
 /// Makes a regular expression that matches exactly `text`.
-fn regex_of(text: &str) -> String {
+fn escaped_regex(text: &str) -> String {
     let mut out = String::new();
     for c in text.chars() {
         if c.is_ascii() && !c.is_ascii_alphanumeric() && !c.is_ascii_whitespace() && !c.is_ascii_control() {

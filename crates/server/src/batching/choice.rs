@@ -1,6 +1,6 @@
 //! Chooses a token from its row of logits.
 
-use crate::grammar::in_short;
+use crate::grammar::first_line;
 use anemoe_runtime::sampler::Sampler;
 use llguidance::Matcher;
 
@@ -28,7 +28,7 @@ pub fn choose(
 ) -> Result<ChosenToken, String> {
     let probabilities = logprobs.map(|most| (most, log_softmax(row)));
     if let Some(grammar) = grammar {
-        let mask = grammar.compute_mask_or_eos().map_err(|e| in_short(&e.to_string()))?;
+        let mask = grammar.compute_mask_or_eos().map_err(|e| first_line(&e.to_string()))?;
         let mut any = false;
         for (id, logit) in row.iter_mut().enumerate() {
             match id < mask.len() && mask.get(id) {

@@ -3,7 +3,7 @@
 use super::choice::{ChosenToken, choose};
 use super::jobs::{AnswerEvent, EndReason, Job, JobFailure, Usage};
 use super::shared::Shared;
-use crate::grammar::in_short;
+use crate::grammar::first_line;
 use anemoe_runtime::Result;
 use anemoe_runtime::chat::{PromptText, StopStrings};
 use anemoe_runtime::model::Sequence;
@@ -142,7 +142,7 @@ impl<'a> RunningJob<'a> {
         if let Some(grammar) = &mut self.job.grammar
             && let Err(e) = grammar.consume_token(id)
         {
-            return self.fail(JobFailure::Grammar(in_short(&e.to_string())));
+            return self.fail(JobFailure::Grammar(first_line(&e.to_string())));
         }
         self.ids.push(id);
         self.drafter.push(id);

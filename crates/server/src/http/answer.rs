@@ -1,7 +1,7 @@
 //! JSON documents of answers, whole and streamed, for chats and completions.
 
 use crate::batching::{ChosenToken, EndReason, Usage};
-use crate::grammar::TokenWords;
+use crate::grammar::TokenBytes;
 use crate::tool_calls::{AnswerPart, ToolCall};
 use anemoe_runtime::tokenizer::Tokenizer;
 use serde_json::{Map, Value, json};
@@ -42,7 +42,7 @@ pub struct AnswerHeader {
     /// Tokenizer that decodes tokens.
     pub tokenizer: Arc<Tokenizer>,
     /// Bytes of all tokens where probabilities are wanted; `None` where the tokenizer does not tell them.
-    pub words: Option<Arc<TokenWords>>,
+    pub words: Option<Arc<TokenBytes>>,
 }
 
 /// Complete answer to one prompt.

@@ -44,7 +44,7 @@ const HTTP_STACK: usize = 64 << 20;
 /// Threads that render templates and tokenize texts.
 const PREPARING_THREADS: usize = 4;
 /// Time that streams get to send their last bytes.
-const LAST_WORDS: Duration = Duration::from_secs(2);
+const CLOSING_TIME: Duration = Duration::from_secs(2);
 /// Answer to a connection beyond the limit.
 const TOO_MANY: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\nretry-after: 1\r\n\
 connection: close\r\ncontent-length: 118\r\n\r\n{\"error\": {\"message\": \"too many connections; try again later\", \
@@ -111,7 +111,7 @@ pub fn serve(
         .map_err(failed)?;
     let served = runtime.block_on(accept(&app, listeners, &stop.0));
     app.engine.abort();
-    runtime.shutdown_timeout(LAST_WORDS);
+    runtime.shutdown_timeout(CLOSING_TIME);
     served.map_err(failed)
 }
 
@@ -127,7 +127,7 @@ fn router(app: &Arc<App>) -> Router {
         .route("/v1/embeddings", post(routes::embeddings))
         .fallback(routes::nothing_here)
         .method_not_allowed_fallback(routes::wrong_method)
-        .layer(axum::middleware::from_fn_with_state(Arc::clone(app), routes::watch))
+        .layer(axum::middleware::from_fn_with_state(Arc::clone(app), routes::authorize_and_log))
         .with_state(Arc::clone(app))
 }
 
@@ -152,7 +152,7 @@ async fn accept(app: &Arc<App>, listeners: Vec<TcpListener>, stop: &Notify) -> s
             () = stop.notified() => break,
         };
         match Arc::clone(&places).try_acquire_owned() {
-            Ok(place) => talk(app, stream, place, &service, &graceful),
+            Ok(place) => serve_connection(app, stream, place, &service, &graceful),
             Err(_) => {
                 tokio::spawn(refuse(stream));
             }
@@ -168,7 +168,7 @@ async fn accept(app: &Arc<App>, listeners: Vec<TcpListener>, stop: &Notify) -> s
         () = stop.notified() => {}
     }
     app.engine.give_up();
-    let _ = tokio::time::timeout(LAST_WORDS, ended).await;
+    let _ = tokio::time::timeout(CLOSING_TIME, ended).await;
     Ok(())
 }
 
@@ -183,7 +183,7 @@ async fn any_connection(listeners: &[tokio::net::TcpListener]) -> std::io::Resul
 
 /// Answers a connection beyond the limit.
 async fn refuse(mut stream: TcpStream) {
-    let _ = tokio::time::timeout(LAST_WORDS, async {
+    let _ = tokio::time::timeout(CLOSING_TIME, async {
         stream.write_all(TOO_MANY).await?;
         stream.shutdown().await
     })
@@ -191,7 +191,7 @@ async fn refuse(mut stream: TcpStream) {
 }
 
 /// Serves one connection.
-fn talk(
+fn serve_connection(
     app: &Arc<App>,
     stream: TcpStream,
     place: OwnedSemaphorePermit,

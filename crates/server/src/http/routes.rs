@@ -332,7 +332,7 @@ fn known_path(path: &str) -> &'static str {
 }
 
 /// Checks the API key, adds CORS headers, counts and logs the request.
-pub async fn watch(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
+pub async fn authorize_and_log(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
     let started = Instant::now();
     let path = known_path(request.uri().path());
     let method = request.method().clone();

@@ -2,7 +2,7 @@
 
 use super::ToolCall;
 use super::braces::BraceCalls;
-use crate::grammar::{quoted, spell};
+use crate::grammar::{quoted, set_spacing};
 use anemoe_runtime::chat::{ChatTemplate, message};
 use anemoe_runtime::tokenizer::Tokenizer;
 use serde_json::{Map, Value, json};
@@ -133,7 +133,7 @@ impl CallForm {
                 Value::Object(schema) => schema.clone(),
                 _ => Map::from_iter([("type".to_string(), "object".into())]),
             };
-            spell(&mut schema);
+            set_spacing(&mut schema);
             let tail = quoted(&format!("}}{behind}"));
             grammar += &format!("call{i}: {} arguments{i} {tail}\n", quoted(&head));
             grammar += &format!("arguments{i}: %json {}\n", Value::from(schema));

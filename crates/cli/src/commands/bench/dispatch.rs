@@ -1,7 +1,7 @@
 //! Decodes with each number of experts per call: `anemoe bench --dispatch`.
 
 use super::args::Args;
-use super::measure::{Tokens, bytes_read, middle};
+use super::measure::{Tokens, bytes_read, median};
 use crate::args::reading::Reading;
 use crate::outcome::Outcome;
 use crate::ui::{Table, Ui};
@@ -147,7 +147,7 @@ impl Built {
         let mut sequence = model.sequence();
         model.fill_with_noise(&mut sequence, context, args.seed)?;
         // The same tokens for every bundle.
-        let ids = Tokens::new(args.seed, model.chain().model.vocab_size).some(args.decode);
+        let ids = Tokens::new(args.seed, model.chain().model.vocab_size).random_ids(args.decode);
         let (stats, read) = (model.stats(), bytes_read(model));
         let started = Instant::now();
         for id in ids {
@@ -163,7 +163,7 @@ impl Built {
 
     fn row(&mut self, tokens: usize) -> DispatchRow {
         let n = tokens as f64;
-        let seconds = middle(&mut self.seconds);
+        let seconds = median(&mut self.seconds);
         DispatchRow {
             experts_per_shard: self.experts,
             packages: self.model.chain().shards.len(),
@@ -172,7 +172,7 @@ impl Built {
             gb_per_token: self.bytes / n / 1e9,
             tok_s: n / seconds,
             ms_per_token: seconds / n * 1e3,
-            over_first: middle(&mut self.over_first),
+            over_first: median(&mut self.over_first),
         }
     }
 }

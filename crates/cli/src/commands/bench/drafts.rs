@@ -1,7 +1,7 @@
 //! Measures passes over drafts, and decoding with drafts beside plain decoding.
 
 use super::bounds::PassWork;
-use super::measure::{Bench, bytes_read, distinct_experts, middle};
+use super::measure::{Bench, bytes_read, distinct_experts, median};
 use super::report::{DraftPass, Drafts};
 use anemoe_runtime::generate::{GenerateOptions, Generated, generate};
 use anemoe_runtime::model::{Logits, Model};
@@ -46,7 +46,7 @@ impl Bench<'_> {
                 let (read, before) = (bytes_read(model), model.shard_stats());
                 let mut seconds = 0.0;
                 for _ in 0..EACH {
-                    let ids = tokens.some(p.tokens);
+                    let ids = tokens.random_ids(p.tokens);
                     let started = Instant::now();
                     model.append(sequence, &ids, Logits::All, None)?;
                     seconds += started.elapsed().as_secs_f64() / EACH as f64;
@@ -71,7 +71,7 @@ impl Bench<'_> {
         works.extend(passes.iter_mut().filter(|p| p.tokens == BOUNDED).filter_map(|p| p.work.take()));
         let one = passes[0].bytes;
         let report = |p: &mut Passes| {
-            let (seconds, over_one) = (middle(&mut p.seconds).max(1e-9), middle(&mut p.over_one));
+            let (seconds, over_one) = (median(&mut p.seconds).max(1e-9), median(&mut p.over_one));
             DraftPass {
                 tokens: p.tokens,
                 context,
@@ -96,12 +96,12 @@ impl Bench<'_> {
     fn drafts_of(&mut self, planted: f64) -> anyhow::Result<Drafts> {
         let Bench { args, model, tokens, bar, .. } = self;
         let context = args.context.first().copied().unwrap_or(0).max(1);
-        let prompt = tokens.some(context);
+        let prompt = tokens.random_ids(context);
         let plain = run(model, &prompt, args.decode, Speculation::default())?;
         let mut speeds = (Vec::new(), Vec::new(), Vec::new());
         let mut report: Option<SpeculationReport> = None;
         for i in 0..=args.repetitions {
-            let replay = Some(Arc::new(tokens.mistaken(&plain.ids, planted)));
+            let replay = Some(Arc::new(tokens.corrupt_ids(&plain.ids, planted)));
             let with = run(
                 model,
                 &prompt,
@@ -124,9 +124,9 @@ impl Bench<'_> {
         Ok(Drafts {
             planted,
             tokens: args.decode,
-            plain_tok_s: middle(&mut speeds.1),
-            tok_s: middle(&mut speeds.0),
-            gain: middle(&mut speeds.2),
+            plain_tok_s: median(&mut speeds.1),
+            tok_s: median(&mut speeds.0),
+            gain: median(&mut speeds.2),
             verifier_calls: counts.verifier_calls,
             drafted: counts.drafted,
             accepted: counts.accepted,

@@ -25,18 +25,18 @@ impl Tokens {
         Tokens { random: Random::new(seed), vocabulary }
     }
 
-    pub fn some(&mut self, n: usize) -> Vec<u32> {
+    pub fn random_ids(&mut self, n: usize) -> Vec<u32> {
         (0..n).map(|_| self.random.below(self.vocabulary) as u32).collect()
     }
 
     /// Copies `ids`; each id stays right with probability `right`, and becomes another id otherwise.
-    pub fn mistaken(&mut self, ids: &[u32], right: f64) -> Vec<u32> {
+    pub fn corrupt_ids(&mut self, ids: &[u32], right: f64) -> Vec<u32> {
         ids.iter().map(|&id| if self.random.uniform() < right { id } else { id ^ 1 }).collect()
     }
 }
 
 /// Returns the median seconds of `repetitions` runs, after one run that does not count.
-pub(super) fn median(
+pub(super) fn median_seconds(
     repetitions: usize,
     bar: &indicatif::ProgressBar,
     mut run: impl FnMut() -> anyhow::Result<Duration>,
@@ -49,11 +49,11 @@ pub(super) fn median(
             times.push(time);
         }
     }
-    Ok(middle(&mut times).max(1e-9))
+    Ok(median(&mut times).max(1e-9))
 }
 
 /// Sorts the values and returns their median.
-pub(super) fn middle(values: &mut [f64]) -> f64 {
+pub(super) fn median(values: &mut [f64]) -> f64 {
     values.sort_by(f64::total_cmp);
     let n = values.len();
     (values[(n - 1) / 2] + values[n / 2]) / 2.0
@@ -145,10 +145,10 @@ impl<'a> Bench<'a> {
         let before = model.shard_stats();
         let mut bytes = 0.0;
         let (mut reads, mut shares) = (Vec::new(), Vec::new());
-        let seconds = median(args.repetitions, bar, || {
+        let seconds = median_seconds(args.repetitions, bar, || {
             model.fill_with_noise(sequence, context, args.seed)?;
             let first = gauge.gb_s(pool);
-            let ids = tokens.some(args.decode);
+            let ids = tokens.random_ids(args.decode);
             let read = bytes_read(model);
             let started = Instant::now();
             for id in ids {
@@ -162,7 +162,7 @@ impl<'a> Bench<'a> {
             shares.push(bytes / 1e9 / elapsed.as_secs_f64() / read);
             Ok(elapsed)
         })?;
-        let (read_gb_s, share_of_bandwidth) = (middle(&mut reads[1..]), middle(&mut shares[1..]));
+        let (read_gb_s, share_of_bandwidth) = (median(&mut reads[1..]), median(&mut shares[1..]));
         let n = args.decode as f64;
         let gb_per_token = bytes / n / 1e9;
         let all = (args.repetitions + 1) * args.decode;
@@ -195,9 +195,9 @@ impl<'a> Bench<'a> {
         let first = model.shard_stats();
         let (mut bytes, mut experts) = (0.0, None);
         let passes = n.div_ceil(model.most_tokens(args.prefill_chunk));
-        let seconds = median(args.repetitions, bar, || {
+        let seconds = median_seconds(args.repetitions, bar, || {
             sequence.clear();
-            let ids = tokens.some(n);
+            let ids = tokens.random_ids(n);
             let (read, before) = (bytes_read(model), model.shard_stats());
             let started = Instant::now();
             model.append(sequence, &ids, Logits::Last, args.prefill_chunk)?;
@@ -236,11 +236,11 @@ impl<'a> Bench<'a> {
         let context = args.context.first().copied().unwrap_or(0);
         let mut sequences: Vec<Sequence> = (0..n).map(|_| model.sequence()).collect();
         let (mut bytes, mut experts) = (0.0, None);
-        let seconds = median(args.repetitions, bar, || {
+        let seconds = median_seconds(args.repetitions, bar, || {
             for (i, sequence) in sequences.iter_mut().enumerate() {
                 model.fill_with_noise(sequence, context, args.seed + i as u64)?;
             }
-            let ids: Vec<Vec<u32>> = (0..args.decode).map(|_| tokens.some(n)).collect();
+            let ids: Vec<Vec<u32>> = (0..args.decode).map(|_| tokens.random_ids(n)).collect();
             let (read, before) = (bytes_read(model), model.shard_stats());
             let started = Instant::now();
             for ids in &ids {

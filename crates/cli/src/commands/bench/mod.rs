@@ -53,7 +53,7 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     let load_s = started.elapsed().as_secs_f64();
     check(&args, &model)?;
     let mut tokens = Tokens::new(args.seed, model.chain().model.vocab_size);
-    model.append(&mut sequence, &tokens.some(1), Logits::Last, None)?;
+    model.append(&mut sequence, &tokens.random_ids(1), Logits::Last, None)?;
     let first_token_s = started.elapsed().as_secs_f64();
     // Waits until the weights are in memory: later figures are not those of a cold start.
     if let Some(mapped) = mapped {

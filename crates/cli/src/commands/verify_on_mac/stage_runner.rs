@@ -211,7 +211,7 @@ impl StageRunner<'_> {
                 let end = if passed { StageEnd::Done } else { StageEnd::Failed };
                 StageResult { end, reason, document }
             }
-            other => of_child(other),
+            other => result_of_child(other),
         })
     }
 
@@ -255,7 +255,7 @@ impl StageRunner<'_> {
                 (end, reason, Some(figures), reached)
             }
             other => {
-                let found = of_child(other);
+                let found = result_of_child(other);
                 let reason = format!("behind {said} passes: {}", found.reason);
                 (found.end, reason, None, said)
             }
@@ -295,7 +295,7 @@ impl StageRunner<'_> {
 }
 
 /// Makes the result of a stage from the end of its child process, without a document.
-fn of_child(ended: Ended) -> StageResult {
+fn result_of_child(ended: Ended) -> StageResult {
     let end = match &ended {
         Ended::Done(_) => StageEnd::Done,
         Ended::Failed(_) => StageEnd::Refused,
@@ -319,7 +319,7 @@ fn alone(ended: Ended) -> anyhow::Result<GroupResult> {
             GroupResult { end, reason: figures.faults.join("; ") }
         }
         other => {
-            let StageResult { end, reason, .. } = of_child(other);
+            let StageResult { end, reason, .. } = result_of_child(other);
             GroupResult { end, reason }
         }
     })

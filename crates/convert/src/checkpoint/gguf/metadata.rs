@@ -67,12 +67,12 @@ impl<'a> Metadata<'a> {
     pub fn flag(&self, key: &str) -> Result<Option<bool>> {
         let Some(found) = self.values.get(key) else { return Ok(None) };
         match self.scalar(key).map(|v| (v.kind, self.bytes(v))) {
-            Some((ValueKind::Bool, [b])) => self.truth(key, *b).map(Some),
+            Some((ValueKind::Bool, [b])) => self.parse_bool(key, *b).map(Some),
             _ => self.wrong(key, found, "bool"),
         }
     }
 
-    fn truth(&self, key: &str, byte: u8) -> Result<bool> {
+    fn parse_bool(&self, key: &str, byte: u8) -> Result<bool> {
         match byte {
             0 | 1 => Ok(byte == 1),
             _ => Err(self.invalid(key, format!("has the byte {byte}, expected 0 or 1"))),
@@ -98,7 +98,7 @@ impl<'a> Metadata<'a> {
         let Some(found) = self.values.get(key) else { return Ok(None) };
         match (found.kind, found.array) {
             (ValueKind::Bool, Some(_)) => {
-                let all: Result<_> = self.bytes(found).iter().map(|&b| self.truth(key, b)).collect();
+                let all: Result<_> = self.bytes(found).iter().map(|&b| self.parse_bool(key, b)).collect();
                 all.map(Some)
             }
             _ => self.wrong(key, found, "array of bool"),

@@ -427,7 +427,7 @@ impl Zaya {
         if options.parts.dense_mlp.is_some() {
             return Err(Error::usage("--mlp-quant: zaya has no MLP that every token meets"));
         }
-        let (options, attention) = attention_kind(options);
+        let (options, attention) = with_attention_kind(options);
         let options = &options;
         let context = options.context(c.max_position_embeddings)?;
         let packing = options.packing(c.num_experts)?;
@@ -507,7 +507,7 @@ fn needed_probability(experts: &[f32], bias: f32) -> f32 {
 /// Sets attention to int8-tensor where the options name no kind for it and `--quant` has fewer than 8 bits; returns
 /// the options and a remark. Stateful shards in INT8 were measured on the ANE, palettized stateful models were
 /// reported to crash there (coremltools #2716), and attention is a fortieth of the weights.
-fn attention_kind(options: &PlanOptions) -> (PlanOptions, Option<String>) {
+fn with_attention_kind(options: &PlanOptions) -> (PlanOptions, Option<String>) {
     let mut options = options.clone();
     if options.parts.attention.is_some() || options.quant.bits() >= 8 {
         return (options, None);

@@ -3,7 +3,7 @@
 //! Each value is near 0 for a common graph, and graphs that differ are about 1 apart, so that one strength of
 //! regularization fits all.
 
-use super::super::graph::{Form, Grain, Graph, Op, SMALL_CONSTANT, Shapes};
+use super::super::graph::{Form, Grain, Graph, LAYER_OPS, Op, SMALL_CONSTANT, Shapes};
 use super::super::rule::{Conditions, Units};
 use anemoe_mlpackage::mil::DataType;
 
@@ -36,8 +36,6 @@ pub struct FunctionView<'a> {
 const LONE_DEPTH: f64 = 4992.0;
 /// Multiply-adds of a call of a 32 MB graph in fp16 for one token: the middle of the measured graphs.
 const MIDDLE_WORK: f64 = 16e6;
-/// Fewest ops of a graph that counts as a layer.
-const LAYER_OPS: u64 = 12;
 /// Positions of a call from which on a graph has the work of a prompt.
 const PROMPT: u64 = 64;
 /// Bytes of weights from which on programs approach their largest size.
@@ -77,7 +75,7 @@ impl<'a> FunctionView<'a> {
         self.g.at_least_ops() < LAYER_OPS && self.matrices() <= 1 && !self.g.glue
     }
 
-    fn few(&self) -> bool {
+    fn has_few_ops(&self) -> bool {
         self.g.at_least_ops() < LAYER_OPS && self.matrices() > 1
     }
 
@@ -139,7 +137,7 @@ pub static FEATURES: &[GraphFeature] = &[
         name: "few",
         text: "several products with little around them",
         prior: 0.0,
-        value: |v| flag(v.few()),
+        value: |v| flag(v.has_few_ops()),
     },
     GraphFeature {
         name: "lone_depth",

@@ -1,6 +1,6 @@
 //! Writes a measured program as a line of a table of facts.
 
-use super::super::graph::{Form, Grain, Graph, Shapes};
+use super::super::graph::{Form, Grain, Graph, LAYER_OPS, Shapes};
 use super::super::likelihood::features::{self, FEATURES};
 use super::super::program_digest::program_digest;
 use super::super::rule::{Conditions, Matcher, PackageFacts, Verdict};
@@ -11,8 +11,6 @@ use std::collections::BTreeMap;
 
 /// Columns besides the needed ones.
 const MORE: [&str; 5] = ["os", "name", "source", "program", "features"];
-/// Fewest ops of a graph that is called a layer.
-const LAYER_OPS: u64 = 12;
 
 /// Cells of a line, by column name; missing cells are unknown.
 pub type OutcomeCells = BTreeMap<String, String>;

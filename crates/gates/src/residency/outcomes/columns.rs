@@ -163,7 +163,7 @@ fn sketch(cells: &Cells<'_>, megabytes: Option<f64>) -> Result<Sketch, String> {
         op_count: cells.number("ops")?,
         layers: cells.number("layers")?,
         lone,
-        arrow: cells.pair("product")?,
+        lone_product: cells.pair("product")?,
         depths: cells.list("depths")?,
         extents: Some(cells.list("extents")?).filter(|e| !e.is_empty()),
         width: cells.number("hidden")?,

@@ -38,7 +38,7 @@ pub struct Judged {
     pub verdict: Verdict,
     /// Probability that the ANE runs the graph.
     pub probability: f64,
-    /// Whether a decided prediction agrees with the label; `None` for `unknown`, or a label without an outcome.
+    /// True if a decided prediction agrees with the label; `None` for `unknown`, or a label without an outcome.
     pub right: Option<bool>,
     /// True if the row states enough to be rebuilt as a program.
     pub rebuilt: bool,

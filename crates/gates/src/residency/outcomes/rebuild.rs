@@ -19,7 +19,7 @@ pub fn facts(s: &Sketch) -> Option<PackageFacts> {
         return None;
     }
     let build = || -> Option<Result<FunctionBuilder>> {
-        match (s.lone, s.extents.as_deref(), s.arrow) {
+        match (s.lone, s.extents.as_deref(), s.lone_product) {
             (Some("matmul"), Some(extents), _) => Some(product(s, extents)),
             (Some("scaled_dot_product_attention"), Some(&[b, h, n, d]), _) => {
                 Some(attention(s, [b, h, n, d]))

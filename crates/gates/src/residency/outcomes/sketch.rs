@@ -1,10 +1,7 @@
 //! Facts of a graph that a row of a table states, and the graph that rules take.
 
-use super::super::graph::{Contraction, Form, Graph, GraphState, GraphWeight, Op, Shapes};
+use super::super::graph::{Contraction, Form, Graph, GraphState, GraphWeight, LAYER_OPS, Op, Shapes};
 use anemoe_mlpackage::mil::{DataType, TensorType};
-
-/// Fewest ops of a graph that is called a layer.
-const LAYER_OPS: u64 = 12;
 
 /// Known facts of a measured graph; open where the row does not state them.
 #[derive(Clone, Debug, PartialEq)]
@@ -32,7 +29,7 @@ pub struct Sketch {
     /// Op type of a graph that is only one product: `linear`, `conv`, `matmul`, `scaled_dot_product_attention`.
     pub lone: Option<&'static str>,
     /// Depth and outputs of the lone product.
-    pub arrow: Option<(u64, u64)>,
+    pub lone_product: Option<(u64, u64)>,
     /// Depths of products that are stated.
     pub depths: Vec<u64>,
     /// Extents of a product of two computed matrices, or of an attention.
@@ -99,7 +96,7 @@ impl Sketch {
             }
         }
         for name in &self.named {
-            let wide = self.arrow.map(|a| a.1).or(self.head.then_some(1 << 15));
+            let wide = self.lone_product.map(|a| a.1).or(self.head.then_some(1 << 15));
             let axis_extent = matches!(name.as_str(), "topk" | "reduce_argmax").then_some(wide).flatten();
             g.ops.push(Op { name: name.clone(), op_type: name.clone(), axis_extent, ..Op::default() });
         }
@@ -126,7 +123,7 @@ impl Sketch {
         }
         let contraction = Contraction {
             depth,
-            outputs: self.arrow.map(|a| a.1),
+            outputs: self.lone_product.map(|a| a.1),
             positions: self.positions.first().copied(),
             groups: 1,
             ..Contraction::default()

@@ -265,7 +265,7 @@ pub fn sketch(row: &WordRow, words: &Words) -> Sketch {
         op_count: words.before(&["ops", "op", "ops)"]),
         layers,
         lone,
-        arrow,
+        lone_product: arrow,
         depths,
         extents: words.extents(),
         width: words.first(&["d=", "d", "h", "hidden", "hidden="]).or_else(|| words.suffixed("-wide")),

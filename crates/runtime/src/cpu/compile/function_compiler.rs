@@ -6,12 +6,12 @@
 use super::super::Precision;
 use super::super::fixed_function::{FixedFunction, bytes_of};
 use super::super::function::{CompiledFunction, Executable};
+use super::super::fused::PlanInput;
 use super::super::interpreter::Interpreter;
 use super::super::ir::{Instr, InstrKind, ParamRef, ValueRef};
 use super::super::located::Located;
 use super::super::ops::shape::{MAX_ELEMENTS, with_limit};
 use super::super::ops::{self, OpContext, OpError};
-use super::super::plan::PlanInput;
 use super::super::shared_constants::CompileContext;
 use super::super::weights::{Constant, const_value, located, to_f16};
 use super::constants::{constants_of, decoded};
@@ -19,7 +19,7 @@ use super::known_values::{Definition, KnownValues};
 use super::projection::projection;
 use super::sections::{CALL, CALL_INPUTS, Sections};
 use super::uses::{count_op, count_uses};
-use super::zero_skip::find_guards;
+use super::zero_skip::find_zero_skips;
 use crate::memory_limit::{Allowance, MemoryNeed};
 use crate::tensor::{Data, Tensor};
 use crate::{Error, Result};
@@ -34,7 +34,7 @@ const MAX_FOLDED: usize = 1 << 24;
 
 /// Target of compilation: fused nodes, or instructions that run one after the other.
 pub(super) enum CompileTarget {
-    Plan,
+    FusedPlan,
     /// Instructions, with the sections that they call.
     Steps(Sections),
 }
@@ -97,7 +97,7 @@ pub(super) fn lower<'a>(
     count_uses(&body.block, &mut uses);
     let (unique_buffers, sections) = match target {
         CompileTarget::Steps(sections) => (false, sections),
-        CompileTarget::Plan => (true, Sections::new()),
+        CompileTarget::FusedPlan => (true, Sections::new()),
     };
     let mut c = FunctionCompiler {
         context,
@@ -207,8 +207,8 @@ impl LoweredFunction<'_> {
         let state_bytes = states.iter().map(|(_, ty)| bytes_of(ty)).fold(0, u64::saturating_add);
         let checked = c.need.check(c.allowance, values, state_bytes);
         checked.map_err(|what| Error::invalid(package.path(), format!("function `{function}`: {what}")))?;
-        let (guards, guard_of) = match options.skip_zero {
-            true => find_guards(&steps, &outputs),
+        let (zero_skips, zero_skip_of) = match options.skip_zero {
+            true => find_zero_skips(&steps, &outputs),
             false => (Vec::new(), vec![None; steps.len()]),
         };
         let types = inputs.iter().map(|(_, ty)| ty.clone()).collect();
@@ -222,8 +222,8 @@ impl LoweredFunction<'_> {
             buffers: c.buffers,
             constants: c.known.constants,
             steps,
-            guards,
-            guard_of,
+            zero_skips,
+            zero_skip_of,
             spare: Mutex::default(),
         });
         let (path, name) = (package.path().to_path_buf(), function.to_string());

@@ -2,8 +2,8 @@
 
 use super::super::convolution::Convolution;
 use super::super::ir::Projection;
-use super::super::located::OpErrorAt;
 use super::super::ops::OpContext;
+use super::super::ops::OpResult;
 use super::super::ops::window::WindowParams;
 use super::super::weights::{Constant, StoredWeight, const_value};
 use super::known_values::KnownValues;
@@ -19,7 +19,7 @@ pub(super) fn projection(
     package: &Arc<Package>,
     known: &KnownValues<'_>,
     op: &Operation,
-) -> OpErrorAt<Option<(Projection, String, u64)>> {
+) -> OpResult<Option<(Projection, String, u64)>> {
     let constant = |param: &str| match op.inputs.get(param).and_then(|a| a.0.first()) {
         Some(Binding::Name(name)) => match known.constant(name)? {
             Constant::Stored(weight) => Some(weight),

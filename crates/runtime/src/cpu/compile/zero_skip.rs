@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 /// all zero, the product and those steps can be skipped. Returns the guards, and the guard of each step.
 ///
 /// Buffers are reused, so readers are found by walking the steps in order: a read belongs to the last write before it.
-pub(super) fn find_guards(steps: &[Instr], outputs: &[ValueRef]) -> (Vec<ZeroSkip>, Vec<Option<usize>>) {
+pub(super) fn find_zero_skips(steps: &[Instr], outputs: &[ValueRef]) -> (Vec<ZeroSkip>, Vec<Option<usize>>) {
     let mut writer: BTreeMap<usize, usize> = BTreeMap::new();
     // For each step: the steps that produce its operands, and the steps that read its results.
     let mut producers: Vec<Vec<usize>> = vec![Vec::new(); steps.len()];
@@ -32,8 +32,8 @@ pub(super) fn find_guards(steps: &[Instr], outputs: &[ValueRef]) -> (Vec<ZeroSki
             escapes[w] = true;
         }
     }
-    let mut guards: Vec<ZeroSkip> = Vec::new();
-    let mut guard_of: Vec<Option<usize>> = vec![None; steps.len()];
+    let mut zero_skips: Vec<ZeroSkip> = Vec::new();
+    let mut zero_skip_of: Vec<Option<usize>> = vec![None; steps.len()];
     for (m, step) in steps.iter().enumerate() {
         let Some((x, y, out)) = step.product() else { continue };
         for (value, weight) in [(x, y), (y, x)] {
@@ -64,17 +64,17 @@ pub(super) fn find_guards(steps: &[Instr], outputs: &[ValueRef]) -> (Vec<ZeroSki
             let first = region.iter().copied().min().unwrap_or(m);
             let known_before = weight_step.is_none_or(|w| w < first);
             let worth = region.iter().any(|&s| steps[s].is_projection());
-            let free = region.iter().all(|&s| guard_of[s].is_none());
+            let free = region.iter().all(|&s| zero_skip_of[s].is_none());
             // The weight's buffer must not be overwritten before the region's first step.
             let between = steps.get(weight_step.map_or(0, |w| w + 1)..first).unwrap_or_default();
             let intact = !between.iter().any(|s| s.writes().contains(&wb));
             if known_before && worth && free && intact && step.scales(value, weight) {
-                let index = guards.len();
-                guards.push(ZeroSkip { weight: wb, product: m, out });
-                region.iter().chain([&m]).for_each(|&s| guard_of[s] = Some(index));
+                let index = zero_skips.len();
+                zero_skips.push(ZeroSkip { weight: wb, product: m, out });
+                region.iter().chain([&m]).for_each(|&s| zero_skip_of[s] = Some(index));
                 break;
             }
         }
     }
-    (guards, guard_of)
+    (zero_skips, zero_skip_of)
 }

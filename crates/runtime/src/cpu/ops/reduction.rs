@@ -7,7 +7,7 @@ use crate::tensor::{Data, Tensor};
 use anemoe_kernels::Pool;
 
 /// Most neighbouring results that one pass over their elements computes together.
-const BESIDE: usize = 64;
+const MAX_BESIDE: usize = 64;
 /// Fewest neighbouring results for which a joint pass pays.
 const MIN_BESIDE: usize = 8;
 
@@ -74,12 +74,12 @@ fn fold<T: Copy, A: Copy>(
     results.each(|[o, a], m, s| {
         let x = x.get(a..).unwrap_or_default();
         if *s == [1, 1] && m >= MIN_BESIDE {
-            for (i, y) in y[o..o + m].chunks_mut(BESIDE).enumerate() {
-                let mut sums = [first; BESIDE];
+            for (i, y) in y[o..o + m].chunks_mut(MAX_BESIDE).enumerate() {
+                let mut sums = [first; MAX_BESIDE];
                 let sums = &mut sums[..y.len()];
                 elements.each(|[a], n, s| {
                     for k in 0..n {
-                        let x = &x[a + i * BESIDE + k * s[0]..];
+                        let x = &x[a + i * MAX_BESIDE + k * s[0]..];
                         sums.iter_mut().zip(x).for_each(|(sum, x)| *sum = f(*sum, *x));
                     }
                 });

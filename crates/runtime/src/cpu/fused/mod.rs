@@ -20,7 +20,7 @@ mod update;
 mod update_pattern;
 mod view;
 
-use super::located::OpErrorAt;
+use super::ops::OpResult;
 use super::ops::window::image_strides;
 use super::ops::{OpContext, OpError};
 use super::state_value::StateValue;
@@ -45,7 +45,7 @@ use view::{Base, View};
 pub(super) use build::{PlanInput, plan};
 
 /// A planned function.
-pub(super) struct Plan {
+pub(super) struct FusedPlan {
     nodes: Vec<Node>,
     /// Elements of each buffer.
     sizes: Vec<usize>,
@@ -105,10 +105,10 @@ impl Arena {
 /// Adds the results of functions that are only a sum of experts, each on its own inputs, to `sum`, `[1, channels, 1, tokens]`.
 /// Counts for each function the bytes of weights read and the experts skipped. Returns false where they cannot be one sum.
 pub(super) fn add_experts(
-    calls: &[(&Plan, &[&Tensor])],
+    calls: &[(&FusedPlan, &[&Tensor])],
     sum: &mut Tensor,
     counts: &mut [Counts],
-) -> OpErrorAt<bool> {
+) -> OpResult<bool> {
     let pool = Pool::global();
     let mut packs: SmallVec<[_; super::INLINE_TERMS]> = SmallVec::new();
     for (plan, inputs) in calls {
@@ -138,7 +138,7 @@ pub(super) fn add_experts(
     done.map(|()| true)
 }
 
-impl Plan {
+impl FusedPlan {
     /// Runs the function on checked inputs, writes its results to the first of `outputs`, and returns the work. `states` are
     /// in the function's order; allocations of `outputs` are kept.
     ///
@@ -306,7 +306,7 @@ fn run_node(
     &PlanRun { constants, inputs, skip_zero, round: is_rounded }: &PlanRun<'_>,
     states: &mut [StateValue],
     counts: &mut Counts,
-) -> OpErrorAt<()> {
+) -> OpResult<()> {
     let pool = Pool::global();
     let Arena { buffers, packed, tensors, experts: workspace, changes } = arena;
     macro_rules! with_out {
@@ -322,7 +322,7 @@ fn run_node(
         NodeKind::Products { fills, items } => {
             let sources = NodeInputs { buffers, tensors, constants, inputs };
             for fill in fills.iter() {
-                let order = order_of(items, fill.packed)?;
+                let order = layout_of(items, fill.packed)?;
                 let x = columns(&sources, &fill.x, fill.strides);
                 packed[fill.packed].pack(Pool::global(), order, x, fill.tokens, fill.channels);
             }
@@ -439,7 +439,7 @@ fn run_node(
         }
         NodeKind::Unary { f, loops, x, out } => with_out!(*out, |sources, y| {
             let x = sources.get(*x);
-            loops.split_by(pool, y, (1, COPIES), &|loops, y| {
+            loops.split_by(pool, y, (1, UNARY_COST_IN_COPIES), &|loops, y| {
                 loops.each(|[o, a], n, s| (0..n).for_each(|k| y[o + k * s[0]] = f(x[a + k * s[1]])));
             });
         }),
@@ -532,8 +532,8 @@ fn run_node(
                 KernelOperand::Copied { copy, .. } => Ok(&sources.tensors[*copy]),
             };
             let bound: Vec<(&str, &Tensor)> =
-                call.inputs.iter().map(|(n, o)| Ok((n.as_str(), get(o)?))).collect::<OpErrorAt<_>>()?;
-            let values: Vec<&Tensor> = call.values.iter().map(get).collect::<OpErrorAt<_>>()?;
+                call.inputs.iter().map(|(n, o)| Ok((n.as_str(), get(o)?))).collect::<OpResult<_>>()?;
+            let values: Vec<&Tensor> = call.values.iter().map(get).collect::<OpResult<_>>()?;
             let context =
                 OpContext { op: &call.op_type, inputs: &bound, values: &values, outputs: &call.types };
             (call.kernel)(&context, &mut results)?;
@@ -554,7 +554,7 @@ fn run_node(
 }
 
 /// Returns the layout in which the products of a node read the packed activations `packed`.
-fn order_of(items: &[Item], packed: usize) -> OpErrorAt<Layout> {
+fn layout_of(items: &[Item], packed: usize) -> OpResult<Layout> {
     let item = items.iter().find(|i| i.packed == packed);
     let item = item.ok_or_else(|| OpError::Invalid("packed activations that nothing reads".into()))?;
     Ok(item.weight.matrix().layout())
@@ -570,13 +570,13 @@ fn columns<'a>(
 }
 
 /// Copies of one element that take as long as a unary function of it.
-const COPIES: usize = 4;
+const UNARY_COST_IN_COPIES: usize = 4;
 /// Elements that a thread activates in one part of a job.
 const ACTIVATED: usize = 1 << 12;
 /// Most products of one job.
-const TOGETHER: usize = 8;
+const PRODUCTS_PER_JOB: usize = 8;
 
-/// Computes the products of one node, at most [`TOGETHER`] as one job, and returns their work.
+/// Computes the products of one node, at most [`PRODUCTS_PER_JOB`] as one job, and returns their work.
 fn products(
     pool: &Pool,
     items: &[Item],
@@ -585,15 +585,15 @@ fn products(
     tensors: &[Tensor],
     constants: &[Arc<Tensor>],
     inputs: &[&Tensor],
-) -> OpErrorAt<Counts> {
+) -> OpResult<Counts> {
     let mut counts = Counts::default();
-    for items in items.chunks(TOGETHER) {
-        let mut taken: [Vec<f32>; TOGETHER] = Default::default();
+    for items in items.chunks(PRODUCTS_PER_JOB) {
+        let mut taken: [Vec<f32>; PRODUCTS_PER_JOB] = Default::default();
         for (item, taken) in items.iter().zip(&mut taken) {
             *taken = std::mem::take(&mut buffers[item.out]);
         }
         let sources = NodeInputs { buffers, tensors, constants, inputs };
-        let mut all: [Option<MatMul<'_>>; TOGETHER] = Default::default();
+        let mut all: [Option<MatMul<'_>>; PRODUCTS_PER_JOB] = Default::default();
         for ((item, y), product) in items.iter().zip(&mut taken).zip(&mut all) {
             let w = item.weight.matrix();
             counts += Counts::product(w.bytes_read(), packed[item.packed].tokens() * w.rows(), w.cols());

@@ -1,6 +1,6 @@
 //! A sum of gated MLPs, each times a weight per token. Only experts with a nonzero weight are read, and only for their tokens.
 
-use super::super::located::OpErrorAt;
+use super::super::ops::OpResult;
 use super::super::weights::StoredWeight;
 use super::inputs::NodeInputs;
 use super::rounded;
@@ -67,12 +67,12 @@ pub(super) struct Experts {
 }
 
 /// Layouts by number.
-const ORDERS: [Layout; 6] =
+const LAYOUTS: [Layout; 6] =
     [Layout::F32, Layout::F32Interleaved, Layout::I24, Layout::I8Nibbles, Layout::I8, Layout::Bf16];
 const _: () = {
     let mut i = 0;
-    while i < ORDERS.len() {
-        assert!(ORDERS[i] as usize == i);
+    while i < LAYOUTS.len() {
+        assert!(LAYOUTS[i] as usize == i);
         i += 1;
     }
 };
@@ -81,7 +81,7 @@ const _: () = {
 #[derive(Default)]
 pub(super) struct ExpertWorkspace {
     /// The input, packed in each layout that the packs multiply.
-    x: [PackedActivations; ORDERS.len()],
+    x: [PackedActivations; LAYOUTS.len()],
     /// The input with the channels of a token together, where it is not stored so.
     transposed: Vec<f32>,
     scratch: [ExpertScratch; EXPERTS_PER_JOB],
@@ -156,7 +156,7 @@ pub(super) fn sum(
     How { skip_zero, round }: How,
     workspace: &mut ExpertWorkspace,
     counts: &mut [Counts],
-) -> OpErrorAt<()> {
+) -> OpResult<()> {
     let Some(Pack { experts: Experts { tokens, rows, x, .. }, .. }) = packs.first() else { return Ok(()) };
     let (tokens, rows) = (*tokens, *rows);
     let ExpertWorkspace { x: packed, transposed, scratch, chosen } = workspace;
@@ -183,11 +183,11 @@ pub(super) fn sum(
             anemoe_kernels::transpose(pool, (tokens, channels), (columns.values, from), (out, to));
             columns = Columns { values: out, first: 0, token_stride: channels, channel_stride: 1 };
         }
-        let mut wanted = [false; ORDERS.len()];
+        let mut wanted = [false; LAYOUTS.len()];
         for &(p, i) in &*chosen {
             wanted[packs[p].experts.branches[i].gate_up.matrix().layout() as usize] = true;
         }
-        for ((order, packed), _) in ORDERS.into_iter().zip(packed.iter_mut()).zip(wanted).filter(|(_, w)| *w)
+        for ((order, packed), _) in LAYOUTS.into_iter().zip(packed.iter_mut()).zip(wanted).filter(|(_, w)| *w)
         {
             packed.pack(pool, order, columns, tokens, channels);
         }

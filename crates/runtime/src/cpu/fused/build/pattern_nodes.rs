@@ -196,7 +196,7 @@ impl PlanBuilder<'_> {
         }
     }
 
-    fn experts(&mut self, branches: &[patterns::Branch]) -> Option<()> {
+    fn experts(&mut self, branches: &[patterns::ExpertTerm]) -> Option<()> {
         let view = self.float(branches.first()?.x)?;
         // The input is not made contiguous: packs that `add_experts` adds up have to read the same elements.
         let x = self.out_of_state(view);

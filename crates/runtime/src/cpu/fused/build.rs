@@ -8,17 +8,17 @@
 //! ```
 
 mod buffers;
-mod fused;
 mod library;
 mod native;
+mod pattern_nodes;
 mod plan_builder;
 mod products;
 
 use super::super::ir::{Instr, InstrKind, ValueRef};
 use super::super::strided::{StridedLoops, dense_strides};
-use super::Plan;
+use super::FusedPlan;
 use super::nodes::NodeKind;
-use super::patterns::Graph;
+use super::patterns::InstrGraph;
 use super::update::caches;
 use super::view::{Base, View};
 use crate::tensor::Tensor;
@@ -45,7 +45,7 @@ pub(in crate::cpu) struct PlanInput {
 }
 
 /// Makes a plan; none where something has no fixed form: the steps are then executed as they are.
-pub(in crate::cpu) fn plan(source: &PlanInput) -> Option<Plan> {
+pub(in crate::cpu) fn plan(source: &PlanInput) -> Option<FusedPlan> {
     let PlanInput { steps, constants, shapes, types, inputs, outputs, states, skip_zero, round } = source;
     let (skip_zero, round) = (*skip_zero, *round);
     let mut producer = vec![None; shapes.len()];
@@ -59,7 +59,7 @@ pub(in crate::cpu) fn plan(source: &PlanInput) -> Option<Plan> {
             readers[*b].push(usize::MAX);
         }
     }
-    let g = Graph { steps, constants, shapes, producer, readers, round };
+    let g = InstrGraph { steps, constants, shapes, producer, readers, round };
     let mut b = PlanBuilder {
         views: vec![None; shapes.len()],
         types,
@@ -99,7 +99,7 @@ pub(in crate::cpu) fn plan(source: &PlanInput) -> Option<Plan> {
     let PlanBuilder { mut nodes, sizes, packed, tensors, .. } = b;
     let caches = caches(&nodes, states);
     let sizes = assign(&mut nodes, &sizes, &mut results);
-    Some(Plan {
+    Some(FusedPlan {
         nodes,
         sizes,
         packed,

@@ -6,7 +6,7 @@
 //! ```
 
 use super::super::ir::{InstrKind, ValueRef};
-use super::patterns::{Fused, FusedSteps, Graph};
+use super::patterns::{Fused, FusedSteps, InstrGraph};
 
 /// A value that is written to a state, in parts.
 struct WrittenRows {
@@ -18,7 +18,7 @@ struct WrittenRows {
     slots: usize,
 }
 
-impl Graph<'_> {
+impl InstrGraph<'_> {
     /// Finds `state = state * keep + placed`, with `placed` made of `new` by `place`, and rows behind it that are written whole.
     pub fn update(&self, root: usize, state_shape: &[usize]) -> FusedSteps {
         let InstrKind::WriteState { state, data } = &self.steps[root].work else { return None };

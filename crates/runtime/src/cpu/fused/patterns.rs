@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// Steps in which every buffer is written once, with the writer and the readers of each buffer.
-pub(super) struct Graph<'a> {
+pub(super) struct InstrGraph<'a> {
     pub steps: &'a [Instr],
     pub constants: &'a [Arc<Tensor>],
     /// Shape of each buffer.
@@ -45,7 +45,7 @@ pub(super) enum Fused {
         kind: Gate,
     },
     Experts {
-        branches: Vec<Branch>,
+        branches: Vec<ExpertTerm>,
     },
     /// Attention with the result `[1, heads, T, head_dim]`.
     Attention {
@@ -78,7 +78,7 @@ struct Scaled {
 
 /// One gated MLP times a weight per token.
 #[derive(Clone)]
-pub(super) struct Branch {
+pub(super) struct ExpertTerm {
     pub x: ValueRef,
     /// Step of the gate and up projection.
     pub gate_up: usize,
@@ -94,7 +94,7 @@ pub(super) struct Branch {
 
 pub(super) type FusedSteps = Option<(Fused, Vec<usize>)>;
 
-impl Graph<'_> {
+impl InstrGraph<'_> {
     fn step(&self, place: ValueRef) -> Option<usize> {
         match place {
             ValueRef::Buffer(b) => self.producer[b],
@@ -446,7 +446,7 @@ impl Graph<'_> {
 
     /// Finds an expert: `W_down (activation(gate) * up * w)`, with `gate` and `up` the halves of `W_gate_up x`, and `w` per
     /// token.
-    fn branch(&self, down: usize) -> Option<(Branch, Vec<usize>)> {
+    fn branch(&self, down: usize) -> Option<(ExpertTerm, Vec<usize>)> {
         let x = self.tokenwise(down)?;
         let product = self.by(x, "mul")?;
         self.both(product).into_iter().find_map(|(hidden, weight)| {
@@ -461,7 +461,7 @@ impl Graph<'_> {
             let gate_up = self.step(both)?;
             let input = self.tokenwise(gate_up)?;
             inside.extend([product, m, split, gate_up]);
-            let branch = Branch { x: input, gate_up, down, weight, place: 0, of: 1, kind };
+            let branch = ExpertTerm { x: input, gate_up, down, weight, place: 0, of: 1, kind };
             self.closed(&inside, down).then_some((branch, inside))
         })
     }
@@ -473,7 +473,7 @@ impl Graph<'_> {
     /// x [1, H, 1, T] -> conv [2FE, H] -> [E, 2F, 1, T] -> gated * w [E, 1, 1, T] -> [1, FE, 1, T]
     ///                -> conv [HE, F] in E groups -> [1, E, H, T] -> reduce_sum -> [1, H, 1, T]
     /// ```
-    fn bank(&self, root: usize) -> Option<(Vec<Branch>, Vec<usize>)> {
+    fn bank(&self, root: usize) -> Option<(Vec<ExpertTerm>, Vec<usize>)> {
         if self.steps[root].op_type != "reshape" {
             return None;
         }
@@ -509,14 +509,14 @@ impl Graph<'_> {
             let x = self.tokenwise(gate_up)?;
             inside.extend(gated);
             inside.extend([m, split, gate_up]);
-            let branch = |place| Branch { x, gate_up, down, weight, place, of, kind };
+            let branch = |place| ExpertTerm { x, gate_up, down, weight, place, of, kind };
             self.closed(&inside, root).then(|| ((0..of).map(branch).collect(), inside))
         })
     }
 
     /// Finds sums of experts, by the step that computes the sum. With `in_order`, only sums that add one expert at a time.
     pub fn experts(&self, in_order: bool) -> BTreeMap<usize, (Fused, Vec<usize>)> {
-        let mut sums: BTreeMap<usize, (Vec<Branch>, Vec<usize>)> = BTreeMap::new();
+        let mut sums: BTreeMap<usize, (Vec<ExpertTerm>, Vec<usize>)> = BTreeMap::new();
         for (i, step) in self.steps.iter().enumerate() {
             if let Some((branch, inside)) = self.branch(i) {
                 sums.insert(i, (vec![branch], inside));

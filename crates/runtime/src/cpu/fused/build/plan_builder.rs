@@ -4,14 +4,14 @@ use super::super::super::ir::{InstrKind, ValueRef};
 use super::super::super::strided::StridedLoops;
 use super::super::super::weights::to_f16;
 use super::super::nodes::{Node, NodeKind};
-use super::super::patterns::Graph;
+use super::super::patterns::InstrGraph;
 use super::super::view::{Base, View};
 use crate::tensor::Data;
 use anemoe_mlpackage::mil::{DataType, TensorType};
 
 /// A plan while it is built.
 pub(super) struct PlanBuilder<'a> {
-    pub g: Graph<'a>,
+    pub g: InstrGraph<'a>,
     pub states: &'a [Vec<usize>],
     /// Type of each buffer of the steps.
     pub types: &'a [DataType],
