@@ -18,7 +18,7 @@ const ORPHANED: i32 = 3;
 /// Pause between two checks of a child.
 const PAUSE: Duration = Duration::from_millis(5);
 /// Bytes that are kept of the end of a child's standard error.
-const LAST_WORDS: usize = 2000;
+const STDERR_END: usize = 2000;
 /// Longest line of a child's standard output, in bytes: the plan of a large package has some thousand ops.
 const MAX_LINE: u64 = 256 << 20;
 /// Line that tells a child that it may stop.
@@ -256,7 +256,7 @@ fn last_words(mut from: impl Read + Send + 'static, speaks: bool) -> JoinHandle<
                 let _ = std::io::stderr().write_all(&piece[..n]);
             }
             kept.extend_from_slice(&piece[..n]);
-            let beyond = kept.len().saturating_sub(LAST_WORDS);
+            let beyond = kept.len().saturating_sub(STDERR_END);
             kept.drain(..beyond);
         }
         String::from_utf8_lossy(&kept).trim().to_string()
