@@ -331,39 +331,45 @@ pub fn is_small(model: &Model) -> bool {
     model.chain().shards.iter().map(|s| s.bytes).sum::<u64>() <= SMALL_BUNDLE
 }
 
-/// Prepares the passes that drafts of mode `auto` need and times them beside plain ones, so that generations know from their
-/// first token which lengths can pay.
+/// Returns the lengths of drafts that mode `auto` needs prepared; none in other modes.
+pub fn draft_lengths(options: &Speculation) -> impl Iterator<Item = usize> + use<> {
+    let most = if options.mode == Mode::Auto { options.draft_max } else { 0 };
+    PREPARED_LENGTHS.into_iter().filter(move |&drafted| drafted <= most)
+}
+
+/// Prepares the passes that drafts need and times them beside plain ones, so that generations know from their first token which
+/// lengths can pay.
 ///
 /// # Errors
 /// A pass fails.
 pub fn measure_drafts(model: &Model, options: &Speculation) -> crate::Result<()> {
-    if options.mode != Mode::Auto {
-        return Ok(());
-    }
-    prepare_drafts(model, options);
+    draft_lengths(options).try_for_each(|drafted| measure_draft(model, options, drafted))
+}
+
+/// Prepares a pass over `drafted` drafted tokens and times it beside plain passes.
+///
+/// # Errors
+/// A pass fails.
+pub fn measure_draft(model: &Model, options: &Speculation, drafted: usize) -> crate::Result<()> {
+    model.prepare(drafted + 1, Logits::All);
     let mut statistics = options.statistics.get(options.draft_max);
     let mut sequence = model.sequence();
-    for drafted in PREPARED_LENGTHS.into_iter().filter(|&drafted| drafted <= options.draft_max) {
-        for _ in 0..TIMED {
-            for (drafted, logits) in [(0, Logits::Last), (drafted, Logits::All)] {
-                if sequence.position() + drafted >= model.chain().model.max_context {
-                    sequence.clear();
-                }
-                let ids = vec![0; drafted + 1];
-                let started = Instant::now();
-                model.append(&mut sequence, &ids, logits, None)?;
-                statistics.note_time(drafted, started.elapsed().as_secs_f64());
+    for _ in 0..TIMED {
+        for (drafted, logits) in [(0, Logits::Last), (drafted, Logits::All)] {
+            if sequence.position() + drafted >= model.chain().model.max_context {
+                sequence.clear();
             }
+            let ids = vec![0; drafted + 1];
+            let started = Instant::now();
+            model.append(&mut sequence, &ids, logits, None)?;
+            statistics.note_time(drafted, started.elapsed().as_secs_f64());
         }
     }
     options.statistics.set(&statistics);
     Ok(())
 }
 
-/// Prepares the passes that drafts of mode `auto` need, so that no generation has to wait for them.
+/// Prepares the passes that drafts need, so that no generation has to wait for them.
 pub fn prepare_drafts(model: &Model, options: &Speculation) {
-    if options.mode == Mode::Auto {
-        let lengths = PREPARED_LENGTHS.into_iter().filter(|&drafted| drafted <= options.draft_max);
-        lengths.for_each(|drafted| model.prepare(drafted + 1, Logits::All));
-    }
+    draft_lengths(options).for_each(|drafted| model.prepare(drafted + 1, Logits::All));
 }

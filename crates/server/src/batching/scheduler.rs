@@ -49,7 +49,7 @@ pub fn run(shared: &Shared, receiver: &Receiver<Job>) {
         context: model.max_context,
         token_seconds: None,
     };
-    let mut warm_up = WarmUp::new(shared.limits.sequences);
+    let mut warm_up = WarmUp::new(shared.limits.sequences, &shared.speculation);
     let mut is_open = true;
     loop {
         if scheduler.is_idle() {

@@ -1,7 +1,7 @@
 //! Prepares likely passes while no job runs.
 
 use anemoe_runtime::model::{Logits, Model, Request, Sequence};
-use anemoe_runtime::speculate::{Speculation, measure_drafts};
+use anemoe_runtime::speculate::{Speculation, draft_lengths, measure_draft};
 use std::time::{Duration, Instant};
 
 /// Most time of all preparations together.
@@ -14,31 +14,41 @@ const MAX_WARM_SEQUENCES: usize = 30;
 /// job needs them: a new number of tokens takes longer than a pass.
 pub struct WarmUp {
     sequences: Vec<Sequence>,
+    /// Lengths of drafts that are not measured yet, the next one last.
+    lengths: Vec<usize>,
     most: usize,
     left: Duration,
 }
 
 impl WarmUp {
     /// Makes a warm-up for passes of up to `most` sequences.
-    pub fn new(most: usize) -> WarmUp {
-        WarmUp { sequences: Vec::new(), most: most.min(MAX_WARM_SEQUENCES), left: BUDGET }
+    pub fn new(most: usize, speculation: &Speculation) -> WarmUp {
+        let mut lengths: Vec<usize> = draft_lengths(speculation).collect();
+        lengths.reverse();
+        WarmUp { sequences: Vec::new(), lengths, most: most.min(MAX_WARM_SEQUENCES), left: BUDGET }
     }
 
     /// Prepares the next passes. Returns false when there are none left.
     pub fn step(&mut self, model: &Model, speculation: &Speculation) -> bool {
+        let started = Instant::now();
+        // A stream that runs alone comes first: one length of drafts in a step, since a request waits for the step.
+        if self.sequences.len() == 1
+            && !self.left.is_zero()
+            && let Some(drafted) = self.lengths.pop()
+        {
+            if let Err(e) = measure_draft(model, speculation, drafted) {
+                tracing::warn!("passes of drafts cannot be measured: {e}");
+                self.lengths.clear();
+            }
+            self.left = self.left.saturating_sub(started.elapsed());
+            return true;
+        }
         if self.sequences.len() >= self.most || self.left.is_zero() {
             self.most = 0;
             self.sequences = Vec::new();
             return false;
         }
-        let started = Instant::now();
         let n = self.sequences.len();
-        if n == 1 {
-            // A stream that runs alone comes first.
-            if let Err(e) = measure_drafts(model, speculation) {
-                tracing::warn!("passes of drafts cannot be measured: {e}");
-            }
-        }
         let chunk = model.most_tokens(None).saturating_sub(n).clamp(1, model.chain().model.max_context);
         let ran = self.pass(model, chunk).and_then(|()| {
             self.sequences.push(model.sequence());

@@ -172,7 +172,7 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     let talk = locked(&talk);
     let saved = talk.save_session();
     if let (Err(_), Err(e)) = (&talked, &saved) {
-        message(format!("error: {}", sentence(&e)));
+        message(format!("error: {}", sentence(e)));
     }
     // An error's document for programs has the answers that were given.
     talked.and(saved).with_context(|| PartialDocument(talk.document()))?;
