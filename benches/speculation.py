@@ -2,7 +2,7 @@
 """`anemoe generate` with --speculate auto and off in turn: are all tokens equal, and what is gained or lost?
 
     speculation.py --anemoe target/release/anemoe --bundle B.anemoe [--bundle C.anemoe ..] --text FILE..
-                   [--prompts 200] [--rounds 1] [--max-new 64] [--mode auto] [--json OUT]
+                   [--prompts 200] [--rounds 1] [--max-new 400] [--mode auto] [--json OUT]
 
 A fifth of the prompts are random ids (the worst case: nothing repeats in them), a fifth are one passage of the texts, a fifth
 a passage said twice and begun again (a code edit, a quotation), a fifth a short list of ids again and again, and a fifth
@@ -56,7 +56,7 @@ def main():
     p.add_argument("--text", action="append", required=True)
     p.add_argument("--prompts", type=int, default=200)
     p.add_argument("--rounds", type=int, default=1)
-    p.add_argument("--max-new", type=int, default=64)
+    p.add_argument("--max-new", type=int, default=400)
     p.add_argument("--mode", default="auto")
     p.add_argument("--vocabulary", type=int, default=0, help="random ids are below it; by default the bundle's")
     p.add_argument("--seed", type=int, default=1)
@@ -98,6 +98,8 @@ def main():
         json.dump({"max_new": a.max_new, "rounds": a.rounds, "rows": rows}, open(a.json, "w"))
     if any(r["differ"] for r in rows):
         sys.exit("tokens differ")
+    if not sum(r["drafted"] for r in rows):
+        sys.exit("nothing was drafted, so that equal tokens say nothing: a larger --max-new gives drafts time to pay")
 
 
 if __name__ == "__main__":
