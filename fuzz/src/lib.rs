@@ -15,7 +15,7 @@ pub const SEPARATOR: &[u8] = b"\n--8<--\n";
 /// Elements that a target reads of a tensor; a larger one says nothing more about a reader.
 const MAX_ELEMENTS: u64 = 1 << 12;
 
-/// The files of an input.
+/// Splits an input into its files.
 pub fn files(input: &[u8]) -> Vec<&[u8]> {
     let mut files = Vec::new();
     let mut rest = input;
@@ -27,7 +27,7 @@ pub fn files(input: &[u8]) -> Vec<&[u8]> {
     files
 }
 
-/// The folder of this process for files, in memory where `TMPDIR` is.
+/// Returns the folder of this process for files, in memory where `TMPDIR` is.
 pub fn folder() -> &'static Path {
     static FOLDER: OnceLock<PathBuf> = OnceLock::new();
     FOLDER.get_or_init(|| {

@@ -1,4 +1,5 @@
-//! Checks the first words of doc comments: they name the thing, "Bytes of a token" and not "What a token takes".
+//! Checks the first words of doc comments: they name the thing, "Bytes of a token" and not "What a token takes". Those of functions
+//! begin with a verb, "Returns the bytes of a token".
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -52,6 +53,12 @@ pub fn check(root: &Path) -> io::Result<bool> {
             println!("{shown}:{line}: a doc comment begins with `{word}`; name the thing first");
             count += 1;
         }
+        for (line, word) in find_functions(&text) {
+            println!(
+                "{shown}:{line}: a function's doc comment begins with `{word}`; say what it does, as in `Returns ..`"
+            );
+            count += 1;
+        }
     }
     match count {
         0 => println!("every doc comment names its thing first; {} files", files.len()),
@@ -93,6 +100,49 @@ fn find(text: &str) -> Vec<(usize, &'static str)> {
     found
 }
 
+/// Finds the doc comments of functions whose first word is no verb in the third person: it does not end in `s`. Returns line
+/// numbers, from 1, and words.
+fn find_functions(text: &str) -> Vec<(usize, &str)> {
+    let mut found = Vec::new();
+    // First line of the comment above, behind which nothing but attributes came.
+    let mut opening: Option<(usize, &str)> = None;
+    let mut in_comment = false;
+    for (i, line) in text.lines().enumerate() {
+        let code = line.trim();
+        match doc_text(line) {
+            Some(("///", words)) => {
+                if !in_comment {
+                    opening = Some((i + 1, words.trim()));
+                }
+                in_comment = true;
+                continue;
+            }
+            _ => in_comment = false,
+        }
+        if code.starts_with("#[") || code.is_empty() {
+            continue;
+        }
+        if let Some((number, words)) = opening.take().filter(|_| is_function(code)) {
+            let first =
+                words.split(|c: char| c.is_whitespace() || ".,:;".contains(c)).next().unwrap_or_default();
+            let is_verb = first.starts_with(char::is_uppercase) && first.ends_with('s');
+            if !words.is_empty() && (!is_verb || matches!(first, "This" | "Its" | "Is")) {
+                found.push((number, first));
+            }
+        }
+    }
+    found
+}
+
+/// Tells whether a line of code begins a function.
+fn is_function(code: &str) -> bool {
+    let words = code.split_whitespace().skip_while(|word| {
+        word.starts_with("pub")
+            || matches!(*word, "const" | "unsafe" | "async" | "extern" | "\"C\"" | "in" | "super)" | "crate)")
+    });
+    words.take(1).any(|word| word == "fn")
+}
+
 /// Splits a line of a doc comment into its marker and its text; `None` for other lines.
 fn doc_text(line: &str) -> Option<(&str, &str)> {
     let line = line.trim_start();
@@ -102,7 +152,7 @@ fn doc_text(line: &str) -> Option<(&str, &str)> {
 
 #[cfg(test)]
 mod tests {
-    use super::find;
+    use super::{find, find_functions};
 
     #[test]
     fn a_comment_that_opens_with_a_clause_is_found() {
@@ -126,5 +176,14 @@ mod tests {
     #[test]
     fn comments_of_two_markers_are_two() {
         assert_eq!(find("//! Words.\n/// Those of a line.\nfn f() {}\n"), [(2, "Those")]);
+    }
+
+    #[test]
+    fn a_function_comment_without_a_verb_is_found() {
+        let text = concat!(
+            "/// The bytes.\n/// Of a token.\n#[inline]\npub(super) fn f() {}\n/// Returns bytes.\nconst fn g() {}\n",
+            "/// `a + b`.\nfn h() {}\n/// Offset.\nstruct S;\n///\nfn i() {}\n/// This is.\nasync fn j() {}\n",
+        );
+        assert_eq!(find_functions(text), [(1, "The"), (7, "`a"), (13, "This")]);
     }
 }
