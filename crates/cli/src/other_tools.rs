@@ -11,7 +11,7 @@ const COMMANDS: [(&str, &[&str]); 13] = [
     ("serve", &["server", "start", "api"]),
     ("validate", &["eval", "evaluate", "test", "verify"]),
     ("bench", &["benchmark", "perf", "speed"]),
-    ("inspect", &["info", "show", "list", "ls", "lsit", "ps", "models", "print"]),
+    ("inspect", &["info", "show", "list", "ls", "ps", "models", "print"]),
     ("perplexity", &["ppl", "score"]),
     ("golden", &["reference", "logits"]),
     ("journal", &["log", "history"]),
@@ -31,7 +31,7 @@ const OPTIONS: [(&str, &[&str]); 8] = [
     ("temperature", &["--temp"]),
     ("max-sequences", &["--parallel", "--max-num-seqs", "--num-parallel", "--slots"]),
     ("max-queue", &["--queue-size"]),
-    ("chat-template", &["--chat-template-file", "--jinja"]),
+    ("chat-template", &["--chat-template-file"]),
     ("model-name", &["--alias", "--served-model-name"]),
     ("output", &["--out", "--outfile", "--output-dir", "--mlx-path"]),
 ];

@@ -32,7 +32,6 @@ fn mistyped_commands_and_words_of_other_tools_find_the_command() {
         ("server", "serve"),
         ("benchmark", "bench"),
         ("eval", "validate"),
-        ("lsit", "inspect"),
         ("ps", "inspect"),
     ] {
         refused(&[said], &["a similar subcommand exists", &format!("'{meant}'")]);

@@ -71,7 +71,7 @@ pub trait Family: Send + Sync {
     fn plan(&self, options: &PlanOptions) -> Result<Plan>;
 
     /// Plans like [`Family::plan`], but joins only the layers that `shard` joins and leaves all others in parts.
-    /// Where `shard` begins in the middle of a layer, the layer's first part has a package of its own.
+    /// If `shard` begins in the middle of a layer, the layer's first part has a package of its own.
     ///
     /// # Errors
     /// The options do not fit the model.

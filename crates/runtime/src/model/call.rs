@@ -299,7 +299,7 @@ impl Call {
     }
 
     /// Prepares the function for pieces of at most `tokens` tokens, after which a sequence has at most `positions` positions.
-    /// Where the backend runs functions only as they are declared, the function may be for fewer tokens, and the piece has to
+    /// If the backend runs functions only as they are declared, the function may be for fewer tokens, and the piece has to
     /// be split.
     ///
     /// # Errors

@@ -76,6 +76,8 @@ const EVIDENCE: f64 = 8.0;
 #[derive(Clone, Debug)]
 struct PassTimes {
     newest: Vec<f64>,
+    /// Lower median of these seconds: of two measurements, the less disturbed one. Each token asks for it some forty times.
+    median: Option<f64>,
     /// True if the only measurement is that of the first pass.
     is_cold: bool,
     /// Number of the pass of the newest measurement.
@@ -86,7 +88,7 @@ struct PassTimes {
 
 impl Default for PassTimes {
     fn default() -> Self {
-        PassTimes { newest: Vec::new(), is_cold: true, last: 0, patience: PATIENCE }
+        PassTimes { newest: Vec::new(), median: None, is_cold: true, last: 0, patience: PATIENCE }
     }
 }
 
@@ -107,6 +109,9 @@ impl PassTimes {
         }
         self.newest.push(seconds);
         self.last = pass;
+        let mut sorted = self.newest.clone();
+        sorted.sort_by(f64::total_cmp);
+        self.median = sorted.get((sorted.len() - 1) / 2).copied();
     }
 
     /// Tells whether the newest measurement is too old to count.
@@ -115,16 +120,9 @@ impl PassTimes {
         pass.saturating_sub(self.last) > self.patience << (2 * measured)
     }
 
-    /// Returns the lower median of the seconds: of two measurements, the less disturbed one.
-    fn seconds(&self) -> Option<f64> {
-        let mut sorted = self.newest.clone();
-        sorted.sort_by(f64::total_cmp);
-        sorted.get((sorted.len().max(1) - 1) / 2).copied()
-    }
-
     /// Returns the seconds of a pass, unless they are forgotten.
     fn known(&self, pass: u64) -> Option<f64> {
-        if self.is_stale(pass) { None } else { self.seconds() }
+        if self.is_stale(pass) { None } else { self.median }
     }
 }
 
@@ -157,7 +155,7 @@ impl DraftStatistics {
 
     /// Returns the median seconds of a pass over one token.
     fn one(&self) -> Option<f64> {
-        self.times[0].seconds()
+        self.times[0].median
     }
 
     /// Returns the seconds that each further token of a pass costs: the least that a length measured, or [`ASSUMED_COST`] where
@@ -365,9 +363,9 @@ impl Controller {
         let times = self.statistics.estimates(most).filter(|times| !self.is_plain_due(times[0]));
         let chosen = times.and_then(|times| {
             let one = times[0];
-            let tokens = self.passes as f64 + left as f64;
-            let proven = (PROVEN * self.worth / one).min(PROVEN_SHARE * tokens);
-            let advance = ADVANCE.min(ADVANCE_SHARE * tokens);
+            let all = self.passes as f64 + left as f64;
+            let proven = (PROVEN * self.worth / one).min(PROVEN_SHARE * all);
+            let advance = ADVANCE.min(ADVANCE_SHARE * all);
             let room = SHARE * self.elapsed + advance * one - self.lost;
             let lambda = match self.recent {
                 (tokens, seconds) if seconds > 0.0 => (tokens / seconds).max(1.0 / one),
@@ -383,7 +381,7 @@ impl Controller {
                 }
                 let score = tokens - lambda * time;
                 // A time that was forgotten may have been true.
-                let forgotten = self.statistics.times[k].seconds().unwrap_or(0.0).min(DISTURBED * one);
+                let forgotten = self.statistics.times[k].median.unwrap_or(0.0).min(DISTURBED * one);
                 let more = if self.statistics.is_known(k) { proven * one } else { 0.0 };
                 let pays = tokens * one > time && time.max(forgotten) - one <= room + more;
                 let ready = || self.prepared[k] || self.is_worth_preparing(matched, one, time, tokens, left);
@@ -484,7 +482,7 @@ impl Controller {
             accepted: self.accepted,
             fallbacks: self.fallbacks,
             acceptance: if self.drafted > 0 { self.accepted as f64 / self.drafted as f64 } else { 0.0 },
-            passes: passes.filter_map(|(k, &n)| Some((k + 1, times[k].seconds()? * 1e3, n))).collect(),
+            passes: passes.filter_map(|(k, &n)| Some((k + 1, times[k].median? * 1e3, n))).collect(),
             break_even: (1..costs.len())
                 .map(|drafted| BreakEven {
                     drafted,
