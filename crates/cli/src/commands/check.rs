@@ -17,7 +17,7 @@ use anemoe_gates::integrity;
 use anemoe_gates::residency::compare::compare;
 use anemoe_gates::residency::device::PlanReport;
 use anemoe_gates::residency::outcomes::{self, Design, Score};
-use anemoe_gates::residency::rule::{Chip, Conditions, DeviceTarget, Units};
+use anemoe_gates::residency::rule::{Chip, Conditions, DeviceTarget, SystemRelease, Units};
 use anemoe_gates::residency::{self, CheckOptions, Report, rules as rule_list};
 use serde::Serialize;
 use std::path::{Path, PathBuf};
@@ -46,6 +46,9 @@ pub struct Args {
     /// Chip, for the few rules that depend on it: m1 to m5, a11 to a19.
     #[arg(long, value_name = "CHIP", value_parser = chip)]
     chip: Option<Chip>,
+    /// Release of the system that runs the packages, such as 15 or 26; by default any.
+    #[arg(long, value_name = "RELEASE", value_parser = system)]
+    system: Option<SystemRelease>,
     /// Fail on `unknown` too.
     #[arg(long)]
     strict: bool,
@@ -97,6 +100,11 @@ fn chip(text: &str) -> Result<Chip, String> {
     Chip::parse(text).ok_or_else(|| format!("`{text}` is not a known chip: {}", Chip::names()))
 }
 
+fn system(text: &str) -> Result<SystemRelease, String> {
+    SystemRelease::parse(text)
+        .ok_or_else(|| format!("`{text}` is not a release of macOS or iOS, such as 15 or 26"))
+}
+
 pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     if args.rules {
         return rules(ui);
@@ -118,6 +126,7 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
             UnitsArg::All => Units::All,
         },
         chip: args.chip,
+        system: args.system,
     };
     let plan = args.report.as_deref().map(read_plan).transpose()?;
     let list_ops = args.ops || plan.is_some() || args.device;

@@ -3,8 +3,8 @@
 use super::graph::{Contraction, Form, Grain, Graph, GraphState, GraphWeight, Op, Shapes};
 use super::rule::PackageFacts;
 use anemoe_mlpackage::mil::{
-    Argument, Binding, Block, DataType, Dim, FeatureShape, Function, FunctionDescription, MlModel, Operation,
-    TensorData, TensorType, Value, ValueData, ValueType,
+    Argument, Binding, Block, DataType, Dim, FeatureShape, Function, FunctionDescription, Immediate, MlModel,
+    Operation, TensorData, TensorType, Value, ValueData, ValueType,
 };
 use std::collections::{BTreeSet, HashMap, HashSet};
 
@@ -95,10 +95,30 @@ struct Walker<'a> {
     reach: u64,
 }
 
+/// Largest finite value of fp16.
+const MOST_OF_FP16: f32 = 65504.0;
+/// Bits of infinity in fp16.
+const FP16_INFINITY: u16 = 0x7c00;
+
 /// Returns the bytes of a value's elements; 0 where its shape is not fixed.
 fn stored_bytes(value: &Value) -> u64 {
     let ty = value.ty.tensor();
     ty.and_then(|t| t.dtype.packed_bytes(t.elements()?)).unwrap_or(0)
+}
+
+/// Tells whether a float that the program itself holds is an infinity, or larger than fp16 can hold. Values of weight
+/// files are not read.
+fn is_beyond_fp16(value: &Value) -> bool {
+    let ValueData::Immediate(Immediate::Tensor(data)) = &value.data else { return false };
+    let is_half = value.ty.tensor().is_some_and(|t| t.dtype == DataType::Float16);
+    match data {
+        TensorData::Floats(all) => all.iter().any(|x| x.abs() > MOST_OF_FP16),
+        TensorData::Bytes(all) if is_half => {
+            let mut halves = all.chunks_exact(2).map(|b| u16::from_le_bytes([b[0], b[1]]));
+            halves.any(|bits| bits & 0x7fff == FP16_INFINITY)
+        }
+        _ => false,
+    }
 }
 
 fn shape(ty: &ValueType) -> Vec<u64> {
@@ -168,6 +188,9 @@ impl<'a> Walker<'a> {
         self.without_device(op);
         let (Some(value), Some(output)) = (op.attributes.get("val"), op.outputs.first()) else { return };
         let bytes = self.count(value);
+        if self.graph.beyond_fp16.is_none() && is_beyond_fp16(value) {
+            self.graph.beyond_fp16 = Some(output.name.clone());
+        }
         let weight = output.ty.tensor().filter(|t| t.rank() >= 1 && t.dtype.is_float()).map(|t| {
             self.weight(GraphWeight {
                 name: output.name.clone(),

@@ -1,7 +1,7 @@
 //! Matchers of forms that differ from those that Apple's own exporters write.
 
 use super::graph::{Graph, Op};
-use super::rule::{Conditions, Hit, PackageFacts};
+use super::rule::{BundleFacts, Conditions, Hit, PackageFacts};
 
 /// Slots from which on a separate function for short contexts saves more than a call costs: 8 MB of cache per layer
 /// at heads of width 256.
@@ -21,6 +21,29 @@ fn count(states: usize) -> String {
 pub(super) fn one_position_last(g: &Graph, _: &Conditions) -> Option<Hit> {
     let found = g.borders.iter().find(|(_, dims)| dims.len() == 4 && dims[3] == 1)?;
     Hit::new(format!("`{}` {:?}", found.0, found.1))
+}
+
+/// Fewest elements of a last axis by Apple's rule: 64 bytes in fp16.
+const LAST_AXIS: u64 = 32;
+
+/// Matches a value whose last axis is longer than 1, and shorter than 32 or no power of two, at the border of the function.
+pub(super) fn uneven_last_axis(g: &Graph, _: &Conditions) -> Option<Hit> {
+    let uneven = |n: u64| n > 1 && (n < LAST_AXIS || !n.is_power_of_two());
+    let mut found = g.borders.iter().filter(|(_, dims)| dims.len() == 4 && uneven(dims[3]));
+    let (name, dims) = found.next()?;
+    // A width of the model is what it is; tokens on the last axis are a matter of the form.
+    let advice = (dims[3] >= LAST_AXIS).then(|| "none: it is a width of the model".to_string());
+    Some(Hit { detail: format!("`{name}` {dims:?}"), advice })
+}
+
+/// Matches a constant of a mask that fp16 cannot hold: it becomes an infinity, and a row of infinities NaN.
+pub(super) fn beyond_fp16(g: &Graph, _: &Conditions) -> Option<Hit> {
+    Hit::new(format!("`{}`", g.beyond_fp16.as_ref()?))
+}
+
+/// Matches a language model that takes its prompts token by token.
+pub(super) fn prompts_by_token(b: &BundleFacts, _: &Conditions) -> Option<Hit> {
+    (b.most_positions == Some(1)).then(Hit::default)
 }
 
 pub(super) fn heads_together(op: &Op, _: &Graph, _: &Conditions) -> Option<Hit> {

@@ -41,6 +41,8 @@ pub struct Graph {
     pub input_bytes: BTreeMap<String, u64>,
     /// Inputs (without states) and outputs, by name with their dimensions; 0 stands for a dimension that is not fixed.
     pub borders: Vec<(String, Vec<u64>)>,
+    /// Name of a constant with an element that fp16 cannot hold: an infinity, or beyond +-65504.
+    pub beyond_fp16: Option<String>,
     /// True if the graph ends in the projection to a vocabulary, or holds it.
     pub vocabulary_head: bool,
     /// True if the graph joins other shards: norms, sums, a router, without attention or experts of its own.

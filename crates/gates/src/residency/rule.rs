@@ -136,6 +136,16 @@ impl Chip {
         (known.contains(&number) && (is_size || rest.starts_with(' '))).then_some(Chip { mac, number })
     }
 
+    /// Returns the generation, counted as Mac chips are: A14 shares its generation with M1, A19 with M5.
+    pub fn generation(self) -> i32 {
+        match (self.mac, self.number as i32) {
+            (true, number) => number,
+            (false, number @ ..=15) => number - 13,
+            // A16 has the cores of A15.
+            (false, number) => number - 14,
+        }
+    }
+
     /// Tells whether the chip takes wider extents, as reported from A16 and M4 on.
     pub const fn wide_extents(self) -> bool {
         if self.mac { self.number >= 4 } else { self.number >= 16 }
@@ -158,6 +168,32 @@ impl Serialize for Chip {
     }
 }
 
+/// Release of the operating system, as a number of macOS: 15, 26, 27. iOS 18 shares its Core ML with macOS 15.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+pub struct SystemRelease(pub u32);
+
+impl SystemRelease {
+    /// First release of macOS with an ANE.
+    const FIRST: u32 = 11;
+    /// Last release of iOS whose number is not macOS's.
+    const LAST_OWN_IOS: u32 = 18;
+    /// Difference between the numbers of iOS and macOS up to [`SystemRelease::LAST_OWN_IOS`].
+    const BEHIND_IOS: u32 = 3;
+
+    /// Reads words such as `macOS 15.7.4`, `iOS 26` or `26`. Returns `None` where no release is named, or several are.
+    pub fn parse(text: &str) -> Option<SystemRelease> {
+        let lower = text.trim().to_ascii_lowercase();
+        let of_phone = lower.strip_prefix("ios");
+        let digits = of_phone.or(lower.strip_prefix("macos")).unwrap_or(&lower).trim_start();
+        let (number, rest) =
+            digits.split_at(digits.find(|c: char| !c.is_ascii_digit()).unwrap_or(digits.len()));
+        let number: u32 = number.parse().ok().filter(|n| *n < 100)?;
+        let behind = if of_phone.is_some() && number <= Self::LAST_OWN_IOS { Self::BEHIND_IOS } else { 0 };
+        let release = number.checked_sub(behind).filter(|n| *n >= Self::FIRST)?;
+        (rest.is_empty() || rest.starts_with(['.', ' '])).then_some(SystemRelease(release))
+    }
+}
+
 /// Conditions under which packages will run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Conditions {
@@ -167,6 +203,8 @@ pub struct Conditions {
     pub units: Units,
     /// Chip, where it is known.
     pub chip: Option<Chip>,
+    /// Release of the operating system, where it is known.
+    pub system: Option<SystemRelease>,
 }
 
 /// Facts of a package: its functions and weights.
@@ -178,6 +216,13 @@ pub struct PackageFacts {
     pub graphs: Vec<Graph>,
 }
 
+impl PackageFacts {
+    /// Returns the most positions that a call of a function takes, where they are known.
+    pub fn most_positions(&self) -> Option<u64> {
+        self.graphs.iter().filter_map(|g| g.positions).max()
+    }
+}
+
 /// Facts of a bundle's packages together.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct BundleFacts {
@@ -185,6 +230,8 @@ pub struct BundleFacts {
     pub packages: u64,
     /// Bytes of all packages.
     pub bytes: u64,
+    /// Most positions that a call takes, where packages are of a language model.
+    pub most_positions: Option<u64>,
 }
 
 /// Match of a rule.

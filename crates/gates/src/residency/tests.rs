@@ -2,7 +2,8 @@
 
 use super::graph::{Contraction, Form, Grain, Graph, GraphState, GraphWeight, Op, Shapes};
 use super::rule::{
-    BundleFacts, Chip, Conditions, DeviceTarget, Matcher, PackageFacts, RuleSeverity, Units, Verdict,
+    BundleFacts, Chip, Conditions, DeviceTarget, Matcher, PackageFacts, RuleSeverity, SystemRelease, Units,
+    Verdict,
 };
 use super::verdict::{IMPROBABLE, Judge, LIKELY, NO_SIGHTING, PackageReport, UNDECIDED};
 use super::{facts, rules};
@@ -430,6 +431,17 @@ fn cases() -> Vec<Case> {
         // Channels on the last axis; the layout inside a function is free.
         ("apple.one_position_last", bordered(&[1, 1, 1, 64]), mac(), false),
         ("apple.one_position_last", with(op("conv", &[1, 64, 1, 1])), mac(), false),
+        // Two tokens on the last axis, a width that is no power of two, and one that is.
+        ("apple.uneven_last_axis", bordered(&[1, 64, 1, 2]), mac(), true),
+        ("apple.uneven_last_axis", bordered(&[1, 1, 1, 2816]), mac(), true),
+        ("apple.uneven_last_axis", bordered(&[1, 1, 1, 2048]), mac(), false),
+        (
+            "value.beyond_fp16",
+            changed(layers(9_000_000), |g| g.beyond_fp16 = Some("mask".into())),
+            mac(),
+            true,
+        ),
+        ("value.beyond_fp16", layers(9_000_000), mac(), false),
         ("apple.heads_together", heads(2), mac(), true),
         ("apple.heads_together", heads(1), mac(), false),
         ("apple.native_activation", with(op("gelu", &[1, 64])), mac(), true),
@@ -514,8 +526,13 @@ fn bundle_rules_warn_and_decide_nothing() {
         });
         bundle.inspect(|r| assert_eq!(r.severity, RuleSeverity::Warning)).map(|r| r.id).collect()
     };
-    assert_eq!(said(&BundleFacts { packages: 20, bytes: 2_000_000_000 }, &mac()), [""; 0]);
-    let large = BundleFacts { packages: 270, bytes: 13_000_000_000 };
+    assert_eq!(
+        said(&BundleFacts { packages: 20, bytes: 2_000_000_000, most_positions: Some(64) }, &mac()),
+        [""; 0]
+    );
+    let by_token = BundleFacts { packages: 1, bytes: 1_000_000, most_positions: Some(1) };
+    assert_eq!(said(&by_token, &mac()), ["apple.prompts_by_token"]);
+    let large = BundleFacts { packages: 270, bytes: 13_000_000_000, most_positions: None };
     assert_eq!(said(&large, &mac()), ["load.together", "load.programs"]);
     assert_eq!(said(&large, &on("m1")), ["load.together", "load.together_m1", "load.programs"]);
 }
@@ -727,6 +744,40 @@ fn chips_are_read_and_others_refused() {
     for text in ["", "m", "m0", "a4", "x86", "m4fast", "macOS 26", "é"] {
         assert_eq!(Chip::parse(text), None, "{text}");
     }
+}
+
+#[test]
+fn systems_are_read_and_others_refused() {
+    for (text, release) in
+        [("macOS 15.7.4", 15), ("macos26", 26), ("26", 26), ("26.0.1", 26), ("iOS 18", 15), ("iOS 26", 26)]
+    {
+        assert_eq!(SystemRelease::parse(text), Some(SystemRelease(release)), "{text}");
+    }
+    // Several releases, none, one before the ANE, and words.
+    for text in ["", "macOS", "macOS 15/26", "macOS 10.15", "iOS 13", "999999999999", "M4", "26beta", "é"] {
+        assert_eq!(SystemRelease::parse(text), None, "{text}");
+    }
+}
+
+#[test]
+fn constants_that_fp16_cannot_hold_are_named() {
+    let found = |value: Value| {
+        let model = small_model(|f, outputs| {
+            let mask = f.constant("mask", value.clone()).unwrap();
+            outputs[0] = f.add("masked", &outputs[0].clone(), &mask).unwrap();
+        });
+        facts(&model).graphs[0].beyond_fp16.clone()
+    };
+    let half = |bits: u16| Value::bytes(F16, &[], bits.to_le_bytes().to_vec());
+    for infinity in [0x7c00, 0xfc00] {
+        assert_eq!(found(half(infinity)).as_deref(), Some("mask"), "{infinity:#x}");
+    }
+    // -65504, the lowest value that is finite, and NaN.
+    for other in [0xfbff, 0x7e00] {
+        assert_eq!(found(half(other)), None, "{other:#x}");
+    }
+    let report = check(&facts(&small_model(|_, _| {})), mac());
+    assert!(!rules(&report).contains("value.beyond_fp16"));
 }
 
 #[test]

@@ -250,6 +250,18 @@ pub static FEATURES: &[GraphFeature] = &[
             flag(fp16 && v.g.positions.is_none_or(|p| p < PROMPT))
         },
     },
+    GraphFeature {
+        name: "chip",
+        text: "generation of the chip (pairs of generations above M4)",
+        prior: 0.0,
+        value: |v| v.c.chip.map_or(0.0, |chip| f64::from(chip.generation() - 4) / 2.0),
+    },
+    GraphFeature {
+        name: "system",
+        text: "macOS 26, iOS 26 and later",
+        prior: 0.0,
+        value: |v| v.c.system.map_or(0.0, |s| if s.0 >= 26 { 0.5 } else { -0.5 }),
+    },
 ];
 
 /// Computes the values of all features of a function.
@@ -258,9 +270,23 @@ pub fn values(g: &Graph, c: &Conditions) -> Vec<f64> {
     FEATURES.iter().map(|f| (f.value)(&view)).collect()
 }
 
-/// Puts values that were computed elsewhere into the order of [`FEATURES`]. Missing values are 0, unknown names are left out.
-pub fn named_values(named: &[(String, f64)]) -> Vec<f64> {
-    let of =
-        |f: &GraphFeature| named.iter().find(|(name, _)| name == f.name).map_or(0.0, |(_, value)| *value);
+/// Names of the features that the machine alone decides.
+const OF_MACHINE: [&str; 2] = ["chip", "system"];
+
+/// Puts values that were computed elsewhere into the order of [`FEATURES`]. Missing values are 0, unknown names are
+/// left out, and features of the machine follow from the conditions.
+pub fn named_values(named: &[(String, f64)], c: &Conditions) -> Vec<f64> {
+    let nothing = Graph::default();
+    let machine = FunctionView::new(&nothing, c);
+    let of = |f: &GraphFeature| match OF_MACHINE.contains(&f.name) {
+        true => (f.value)(&machine),
+        false => named.iter().find(|(name, _)| name == f.name).map_or(0.0, |(_, value)| *value),
+    };
     FEATURES.iter().map(of).collect()
+}
+
+/// Returns the values of a program without those of the machine, by name.
+pub fn program_values(g: &Graph) -> impl Iterator<Item = (&'static str, f64)> {
+    let all = FEATURES.iter().zip(values(g, &Conditions::default()));
+    all.filter(|(f, _)| !OF_MACHINE.contains(&f.name)).map(|(f, value)| (f.name, value))
 }

@@ -11,8 +11,8 @@ use super::training::{PreparedOutcome, examples, prepare};
 use serde::Serialize;
 use std::sync::{Arc, OnceLock};
 
-/// Factor that stretches log-odds. With projects left out, 1 has the lowest Brier score (0.124) and leaves 35 % of the
-/// rows undecided. 1.5 costs 0.003 and leaves 28 % (`docs/residency.md`).
+/// Factor that stretches log-odds. With projects left out, 1 has the lowest Brier score (0.114) and leaves 34 % of the
+/// rows undecided. 1.5 costs 0.005 and leaves 26 % (`docs/residency.md`).
 const STRETCH: f64 = 1.5;
 /// Least magnitude of an influence that is listed, in log-odds.
 const LISTED: f64 = 0.1;

@@ -27,7 +27,7 @@ pub fn prepare(rows: &[Row]) -> Vec<PreparedOutcome> {
             let first = facts.graphs.first();
             let values = match row.features.is_empty() {
                 true => first.map_or_else(Vec::new, |g| features::values(g, &row.conditions)),
-                false => features::named_values(&row.features),
+                false => features::named_values(&row.features, &row.conditions),
             };
             PreparedOutcome {
                 project: row.project.clone(),

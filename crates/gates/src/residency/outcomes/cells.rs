@@ -1,9 +1,9 @@
 //! Writes a measured program as a line of a table of facts.
 
 use super::super::graph::{Form, Grain, Graph, LAYER_OPS, Shapes};
-use super::super::likelihood::features::{self, FEATURES};
+use super::super::likelihood::features;
 use super::super::program_digest::program_digest;
-use super::super::rule::{Conditions, Matcher, PackageFacts, Verdict};
+use super::super::rule::{Matcher, PackageFacts, Verdict};
 use super::super::rules;
 use super::columns::{MARK, NEEDED};
 use anemoe_mlpackage::mil::DataType;
@@ -74,8 +74,7 @@ pub fn program_cells(facts: &PackageFacts) -> OutcomeCells {
     put("vocabulary", if g.vocabulary_head { "yes".into() } else { String::new() });
     let runtime = g.ops.iter().any(|op| !op.runtime_bounds.is_empty());
     put("runtime_shapes", if runtime { "yes".into() } else { String::new() });
-    let values = features::values(g, &Conditions::default());
-    let pairs = FEATURES.iter().zip(values).map(|(f, v)| format!("{}={:.4}", f.name, v));
+    let pairs = features::program_values(g).map(|(name, value)| format!("{name}={value:.4}"));
     put("features", pairs.collect::<Vec<_>>().join(" "));
     cells
 }

@@ -1,7 +1,7 @@
 //! Reads a line of a table of facts: one column per property that graphs share.
 
 use super::super::graph::{Form, Grain, GraphState, Shapes};
-use super::super::rule::{Chip, Conditions, DeviceTarget, Units};
+use super::super::rule::{Chip, Conditions, DeviceTarget, SystemRelease, Units};
 use super::row::Row;
 use super::sketch::Sketch;
 use anemoe_mlpackage::mil::DataType;
@@ -115,7 +115,7 @@ pub fn row(cells: &Cells<'_>) -> Result<Row, String> {
         model: cells.text("name").into(),
         label: cells.text("label").to_ascii_uppercase(),
         project: cells.text("project").into(),
-        conditions: Conditions { target, units, chip },
+        conditions: Conditions { target, units, chip, system: SystemRelease::parse(cells.text("os")) },
         machine: [cells.text("chip"), cells.text("os")].join(", ").trim_matches([',', ' ']).into(),
         program: cells.text("program").into(),
         features: features(cells.text("features"))?,

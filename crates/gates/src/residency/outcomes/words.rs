@@ -1,7 +1,7 @@
 //! Finds the facts of a graph in the words of a row, for tables that were written for people.
 
 use super::super::graph::{Form, Grain, GraphState, Shapes};
-use super::super::rule::{Chip, Conditions, DeviceTarget, Units, family_of};
+use super::super::rule::{Chip, Conditions, DeviceTarget, SystemRelease, Units, family_of};
 use super::super::rules;
 use super::row::Row;
 use super::sketch::Sketch;
@@ -58,6 +58,9 @@ fn conditions(row: &WordRow, around: &Words) -> Conditions {
         target: if phone { DeviceTarget::Iphone } else { DeviceTarget::Mac },
         units: if all { Units::All } else { Units::CpuAndNe },
         chip,
+        system: row.chip.split([',', '(']).find_map(|part| {
+            part.trim().starts_with(|c: char| c.is_alphabetic()).then(|| SystemRelease::parse(part))?
+        }),
     }
 }
 
