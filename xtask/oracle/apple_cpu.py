@@ -15,7 +15,8 @@ Ops that it lacks end the run with the op's name. A C++ error of the runtime end
 Exit status 1 where a difference exceeds the limit.
 """
 
-import argparse, asyncio, glob, os, struct, subprocess, sys, tempfile
+import argparse, asyncio, glob, multiprocessing, os, struct, subprocess, sys, tempfile, traceback
+from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 from pathlib import Path
 import logging
@@ -509,10 +510,30 @@ def main():
         sys.exit("no packages")
     if len(packages) == 1:
         sys.exit(asyncio.run(compare(packages[0], a)))
-    flags = ["--anemoe", a.anemoe, "--precision", a.precision, "--limit", str(a.limit)] + (
-        ["--function", a.function] if a.function else []
-    )
-    bad = [p for p in packages if subprocess.run([sys.executable, __file__, p] + flags).returncode]
+    # Each child is a fork of this process, which has loaded the runtime and not used it.
+    forks = multiprocessing.get_context("fork")
+
+    def judge(package):
+        code = 1
+        try:
+            code = asyncio.run(compare(package, a))
+        except BaseException:
+            traceback.print_exc()
+        sys.stdout.flush()
+        # The runtime's own cleanup does not expect a fork.
+        os._exit(code)
+
+    def run(package):
+        child = forks.Process(target=judge, args=(package,))
+        child.start()
+        child.join()
+        return child.exitcode
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        codes = list(pool.map(run, packages))
+    bad = [p for p, code in zip(packages, codes) if code]
+    for p in bad:
+        print(f"{p} does not agree")
     print(f"{len(packages)-len(bad)} of {len(packages)} packages agree")
     sys.exit(1 if bad else 0)
 

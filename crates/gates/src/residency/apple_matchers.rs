@@ -29,11 +29,14 @@ const LAST_AXIS: u64 = 32;
 /// Matches a value whose last axis is longer than 1, and shorter than 32 or no power of two, at the border of the function.
 pub(super) fn uneven_last_axis(g: &Graph, _: &Conditions) -> Option<Hit> {
     let uneven = |n: u64| n > 1 && (n < LAST_AXIS || !n.is_power_of_two());
-    let mut found = g.borders.iter().filter(|(_, dims)| dims.len() == 4 && uneven(dims[3]));
-    let (name, dims) = found.next()?;
-    // A width of the model is what it is; tokens on the last axis are a matter of the form.
-    let advice = (dims[3] >= LAST_AXIS).then(|| "none: it is a width of the model".to_string());
-    Some(Hit { detail: format!("`{name}` {dims:?}"), advice })
+    let tokens_last = |dims: &[u64]| dims[1] > 1 && dims[3] < LAST_AXIS;
+    let found = || g.borders.iter().filter(|(_, dims)| dims.len() == 4 && uneven(dims[3]));
+    if let Some((name, dims)) = found().find(|(_, dims)| tokens_last(dims)) {
+        return Hit::new(format!("`{name}` {dims:?}"));
+    }
+    let (name, dims) = found().next()?;
+    // No form changes a width of the model, or a small matrix that the host makes.
+    Some(Hit { detail: format!("`{name}` {dims:?}"), advice: Some("no form has it otherwise".into()) })
 }
 
 /// Matches a constant of a mask that fp16 cannot hold: it becomes an infinity, and a row of infinities NaN.
@@ -43,7 +46,7 @@ pub(super) fn beyond_fp16(g: &Graph, _: &Conditions) -> Option<Hit> {
 
 /// Matches a language model that takes its prompts token by token.
 pub(super) fn prompts_by_token(b: &BundleFacts, _: &Conditions) -> Option<Hit> {
-    (b.most_positions == Some(1)).then(Hit::default)
+    (b.most_tokens == Some(1)).then(Hit::default)
 }
 
 pub(super) fn heads_together(op: &Op, _: &Graph, _: &Conditions) -> Option<Hit> {

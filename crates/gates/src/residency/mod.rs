@@ -75,12 +75,11 @@ pub fn package(path: &Path, options: &CheckOptions) -> Result<Report, anemoe_mlp
     let judge = options.judge();
     let facts = facts(package.model());
     let report = judge.package(&name, &facts, options.list_ops);
-    // A package alone is a language model's if it has a cache.
-    let with_cache = facts.graphs.iter().any(|g| !g.states.is_empty());
+    let with_cache = facts.graphs.iter().filter(|g| !g.states.is_empty());
     let bundle = BundleFacts {
         packages: 1,
         bytes: package.total_bytes(),
-        most_positions: facts.most_positions().filter(|_| with_cache),
+        most_tokens: with_cache.filter_map(|g| g.positions).max(),
     };
     Ok(summary(vec![report], bundle, &judge, options))
 }
@@ -98,21 +97,19 @@ pub fn bundle(
     let judge = options.judge();
     let one = |shard: &anemoe_bundle::Shard| {
         let package = Package::open(&path.join(&shard.file))?;
-        let facts = facts(package.model());
-        let mut report = judge.package(&shard.name, &facts, options.list_ops);
+        let mut report = judge.package(&shard.name, &facts(package.model()), options.list_ops);
         report.kind = Some(shard.kind.name().into());
         done();
-        Ok((report, facts.most_positions()))
+        Ok(report)
     };
-    let judged: Result<Vec<(PackageReport, Option<u64>)>, anemoe_mlpackage::Error> =
+    let packages: Result<Vec<PackageReport>, anemoe_mlpackage::Error> =
         chain.shards.par_iter().map(one).collect();
-    let (packages, positions): (Vec<PackageReport>, Vec<Option<u64>>) = judged?.into_iter().unzip();
     let bundle = BundleFacts {
         packages: chain.shards.len() as u64,
         bytes: chain.shards.iter().map(|s| s.bytes).sum(),
-        most_positions: positions.into_iter().flatten().max(),
+        most_tokens: most_tokens(chain),
     };
-    Ok(summary(packages, bundle, &judge, options))
+    Ok(summary(packages?, bundle, &judge, options))
 }
 
 /// Checks the packages that a plan makes, before they are built, by their programs without weights. Only the first
@@ -161,9 +158,14 @@ pub fn programs(plan: &Plan, programs: &PlannedPrograms, options: &CheckOptions)
     let bundle = BundleFacts {
         packages: plan.shards.len() as u64,
         bytes: plan.shards.iter().map(PlannedShard::package_bytes).sum(),
-        most_positions: programs.types().iter().filter_map(|facts| facts.most_positions()).max(),
+        most_tokens: most_tokens(&plan.chain),
     };
     summary(packages, bundle, &judge, options)
+}
+
+/// Returns the most tokens that a call of a bundle takes.
+fn most_tokens(chain: &Chain) -> Option<u64> {
+    chain.tokens.iter().map(|count| count.max as u64).max()
 }
 
 fn summary(

@@ -216,13 +216,6 @@ pub struct PackageFacts {
     pub graphs: Vec<Graph>,
 }
 
-impl PackageFacts {
-    /// Returns the most positions that a call of a function takes, where they are known.
-    pub fn most_positions(&self) -> Option<u64> {
-        self.graphs.iter().filter_map(|g| g.positions).max()
-    }
-}
-
 /// Facts of a bundle's packages together.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct BundleFacts {
@@ -230,8 +223,8 @@ pub struct BundleFacts {
     pub packages: u64,
     /// Bytes of all packages.
     pub bytes: u64,
-    /// Most positions that a call takes, where packages are of a language model.
-    pub most_positions: Option<u64>,
+    /// Most tokens that a call takes; `None` for a package without a cache, which may be no language model's.
+    pub most_tokens: Option<u64>,
 }
 
 /// Match of a rule.

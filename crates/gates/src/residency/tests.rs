@@ -527,12 +527,12 @@ fn bundle_rules_warn_and_decide_nothing() {
         bundle.inspect(|r| assert_eq!(r.severity, RuleSeverity::Warning)).map(|r| r.id).collect()
     };
     assert_eq!(
-        said(&BundleFacts { packages: 20, bytes: 2_000_000_000, most_positions: Some(64) }, &mac()),
+        said(&BundleFacts { packages: 20, bytes: 2_000_000_000, most_tokens: Some(64) }, &mac()),
         [""; 0]
     );
-    let by_token = BundleFacts { packages: 1, bytes: 1_000_000, most_positions: Some(1) };
+    let by_token = BundleFacts { packages: 1, bytes: 1_000_000, most_tokens: Some(1) };
     assert_eq!(said(&by_token, &mac()), ["apple.prompts_by_token"]);
-    let large = BundleFacts { packages: 270, bytes: 13_000_000_000, most_positions: None };
+    let large = BundleFacts { packages: 270, bytes: 13_000_000_000, most_tokens: None };
     assert_eq!(said(&large, &mac()), ["load.together", "load.programs"]);
     assert_eq!(said(&large, &on("m1")), ["load.together", "load.together_m1", "load.programs"]);
 }
