@@ -8,8 +8,8 @@
 //! weight_format  formats of stored weights, and their operands
 //! matrix         views of weights                              lut_tables   tables as integers
 //! activations/   packs tokens as f32, int8, int24 or bf16
-//! matmul/        jobs and schedule; one engine per arithmetic: f32, int16_lut, int8, int8_blocks, bf16, amx
-//! owned_matrix   matrices with their memory, prepared for their engine
+//! matmul/        jobs and schedule; one tile loop per arithmetic: f32, int16_lut, int8, int8_blocks, bf16, amx
+//! owned_matrix   matrices with their memory, prepared for their tile loop
 //! attention/     masked attention over a KV cache
 //! elementwise    gates, soft cap, exponentials                rms_norm     RMS norms
 //! conv           convolutions, as matmuls or depthwise         transpose    transposing copies

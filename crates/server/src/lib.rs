@@ -1,11 +1,11 @@
 //! Serves a bundle over HTTP with OpenAI's API.
 //!
 //! ```text
-//! connection ── http (async): limits, key, parameters, template, tokens ──Job──> engine (one thread): batches, samples
+//! connection ── http (async): limits, key, parameters, template, tokens ──Job──> batcher (one thread): batches, samples
 //!      ^                                                                            │
 //!      └───────────────── JSON or server-sent events <──── Events through a Sink ───┘
 //! ```
-//! The engine does not depend on HTTP, and [`http`] does not know sequences. [`http`] is the only asynchronous code of
+//! The batcher does not depend on HTTP, and [`http`] does not know sequences. [`http`] is the only asynchronous code of
 //! the workspace.
 //!
 //! # Tests

@@ -99,7 +99,7 @@ impl Args {
             model_id: self.model_name.clone().unwrap_or_else(|| name_of(&self.bundle)),
             keys: self.api_key_file.as_deref().map(keys).transpose()?.unwrap_or_default(),
             origins: self.cors.clone(),
-            engine: BatchLimits {
+            batch_limits: BatchLimits {
                 sequences: self.max_sequences,
                 queue: self.max_queue,
                 prefixes: self.prefix_cache,

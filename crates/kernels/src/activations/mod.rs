@@ -1,4 +1,4 @@
-//! Packs activations in the layouts that the matmul engines read.
+//! Packs activations in the layouts that the tile loops read.
 //!
 //! ```text
 //! [tokens, channels], strided           a token, packed: blocks of 128 columns, the last one filled with zeros

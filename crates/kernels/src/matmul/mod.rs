@@ -1,7 +1,7 @@
 //! Multiplies stored matrices by packed activations.
 //!
 //! ```text
-//! MatMul, MatMul, ..  --jobs-->  parts of row tiles  --threads-->  one engine per arithmetic
+//! MatMul, MatMul, ..  --jobs-->  parts of row tiles  --threads-->  one tile loop per arithmetic
 //!                                                                    f32          any format
 //!                                                                    int16_lut    tables of 16 whole numbers, 24-bit tokens
 //!                                                                    int8         tables and integers, 8-bit tokens; hands
@@ -14,7 +14,7 @@
 //! vectors; then the lanes are added by halves. This order does not depend on the number of tokens, threads or rows
 //! computed together, nor on the instruction set (AVX2, AVX-512, NEON): a token has the same bits alone and in a batch.
 //!
-//! This file makes jobs and chooses engines.
+//! This file makes jobs and chooses tile loops.
 
 #[cfg(target_arch = "x86_64")]
 mod amx;
@@ -169,7 +169,7 @@ thread_local! {
     static TRANSPOSED: RefCell<[AlignedVec<[u8; 64]>; JOB_SIZE]> = RefCell::default();
 }
 
-/// Multiplies some rows of `w` by all selected tokens, with the engine that the matrix is prepared for.
+/// Multiplies some rows of `w` by all selected tokens, with the tile loop that the matrix is prepared for.
 pub(crate) fn multiply_rows(
     isa: Isa,
     w: &Matrix<'_>,

@@ -1,7 +1,7 @@
 //! Compiles functions to a plan where possible, else to steps.
 
-mod carrying;
 mod constants;
+mod cutting_back;
 mod function_compiler;
 mod known_values;
 mod projection;
@@ -9,7 +9,7 @@ mod sections;
 mod uses;
 mod zero_skip;
 
-pub(super) use carrying::{MOST_CUT_BACK, compile_with_carry};
+pub(super) use cutting_back::{MOST_CUT_BACK, compile_with_cut_back};
 
 use super::fixed_function::FixedFunction;
 use super::function::CompiledFunction;

@@ -1,7 +1,7 @@
 //! A compiled function and the checks of its inputs.
 
 use super::Options;
-use super::carry::Carry;
+use super::cut_back::CutBack;
 use super::fused::FusedPlan;
 use super::interpreter::Interpreter;
 use super::ir::Section;
@@ -44,7 +44,7 @@ pub struct CompiledFunction {
     code: Executable,
     /// Plans for shapes that are known only with the inputs.
     shape_plans: Option<ShapePlans<CompiledFunction>>,
-    carry: Carry,
+    cut_back: CutBack,
     bytes_read: AtomicU64,
     multiply_adds: AtomicU64,
     experts: AtomicU64,
@@ -108,7 +108,7 @@ impl CompiledFunction {
             allowance,
             code,
             shape_plans: None,
-            carry: Carry::Unknown,
+            cut_back: CutBack::Unknown,
             bytes_read: AtomicU64::new(0),
             multiply_adds: AtomicU64::new(0),
             experts: AtomicU64::new(0),
@@ -137,28 +137,28 @@ impl CompiledFunction {
     }
 
     /// Sets what the function carries; outputs beyond the description get no names, because callers do not know them.
-    pub(super) fn set_carry(&mut self, carry: Carry) {
-        self.output_names.truncate(self.described.outputs.len() - carry.outputs());
-        self.carry = carry;
+    pub(super) fn set_cut_back(&mut self, cut_back: CutBack) {
+        self.output_names.truncate(self.described.outputs.len() - cut_back.outputs());
+        self.cut_back = cut_back;
     }
 
     /// Returns what the function carries from call to call.
-    pub(super) fn carry(&self) -> &Carry {
-        &self.carry
+    pub(super) fn cut_back(&self) -> &CutBack {
+        &self.cut_back
     }
 
-    /// Tells whether the function's writes to its states fit `carry`: besides slots of caches, it carries nothing else.
-    pub(super) fn allows(&self, carry: &Carry) -> bool {
+    /// Tells whether the function's writes to its states fit this way of cutting back.
+    pub(super) fn allows(&self, cut_back: &CutBack) -> bool {
         let slots_of = |state: &str| {
             let Executable::FusedPlan(plan) = &self.code else { return None };
             let i = self.states.iter().position(|(name, _)| name == state)?;
             plan.caches().get(i).copied().flatten()
         };
-        match carry {
-            Carry::Unknown => true,
+        match cut_back {
+            CutBack::Unknown => true,
             // The state's first rows are slots of a cache, up to the first carried row.
-            Carry::Rows(rows) => rows.iter().all(|row| slots_of(&row.state) == Some(row.first)),
-            Carry::Nothing => self.states.iter().all(|(state, ty)| {
+            CutBack::Rows(rows) => rows.iter().all(|row| slots_of(&row.state) == Some(row.first)),
+            CutBack::Masks => self.states.iter().all(|(state, ty)| {
                 let rows = ty.dims.get(2).and_then(|d| d.fixed());
                 slots_of(state).is_some_and(|slots| rows == Some(slots as u64))
             }),

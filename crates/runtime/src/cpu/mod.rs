@@ -8,9 +8,9 @@
 
 mod batch;
 mod cache_states;
-mod carry;
 mod compile;
 mod convolution;
+mod cut_back;
 mod fixed_function;
 mod function;
 mod fused;

@@ -2,7 +2,7 @@
 
 use super::batch::{KEPT_COUNTS, StagedFunction};
 use super::cache_states::make_state_of;
-use super::compile::compile_with_carry;
+use super::compile::compile_with_cut_back;
 use super::function::{CompiledFunction, add_experts};
 use super::recent::Recent;
 use super::resizable::ResizableFunction;
@@ -185,7 +185,7 @@ impl backend::BackendPackage for LoadedPackage {
         }
         let (package, mut body, described) = self.read(function)?;
         let context = CompileContext { package: &package, options: self.options, constants: None };
-        let (compiled, _) = compile_with_carry(context, &mut body, &described)?;
+        let (compiled, _) = compile_with_cut_back(context, &mut body, &described)?;
         Ok(locked(&self.functions).entry(function.to_string()).or_insert(Arc::new(compiled)).clone())
     }
 
@@ -294,7 +294,7 @@ impl backend::BackendFunction for CompiledFunction {
         CompiledFunction::run(self, inputs, states, outputs)?;
         // Only a function that holds all states of the package knows everything that is carried.
         if self.states().len() == states.names().len() {
-            self.carry().keep(inputs, outputs, &mut states.carried);
+            self.cut_back().keep(inputs, outputs, &mut states.carried);
         }
         Ok(())
     }

@@ -6,8 +6,8 @@
 //! ```
 
 use super::Options;
-use super::carry::Carry;
-use super::compile::{MOST_CUT_BACK, compile_with_carry};
+use super::compile::{MOST_CUT_BACK, compile_with_cut_back};
+use super::cut_back::CutBack;
 use super::fixed_function::FixedFunction;
 use super::function::CompiledFunction;
 use super::shared_constants::{CompileContext, SharedConstants};
@@ -35,14 +35,14 @@ pub(super) struct ResizableFunction {
 struct KnownFunction {
     tokens: usize,
     fixed: FixedFunction,
-    carry: Carry,
+    cut_back: CutBack,
 }
 
 impl KnownFunction {
     /// Tells whether the function for `tokens` tokens differs from this one only in sizes: a function that carries rows has its
     /// windows as outputs only if calls of its token count can be cut back.
     fn is_like(&self, tokens: usize) -> bool {
-        matches!(self.carry, Carry::Nothing) || (self.tokens <= MOST_CUT_BACK) == (tokens <= MOST_CUT_BACK)
+        matches!(self.cut_back, CutBack::Masks) || (self.tokens <= MOST_CUT_BACK) == (tokens <= MOST_CUT_BACK)
     }
 }
 
@@ -86,14 +86,14 @@ impl ResizableFunction {
         let mut new = kept.unwrap_or_else(|| self.function.clone());
         rewrite(&self.function, &mut new, &self.described, axes, (from, to)).map_err(wrong)?;
         let described = describe(&new, &self.described);
-        let (compiled, fixed) = compile_with_carry(self.context(), &mut new, &described)?;
+        let (compiled, fixed) = compile_with_cut_back(self.context(), &mut new, &described)?;
         *locked(&self.copy) = Some(new);
         let mut known = locked(&self.known);
         if let Some(fixed) = fixed
             && known.iter().filter(|known| known.is_like(to)).count() < 2
             && known.iter().all(|known| known.tokens != to)
         {
-            known.push(Arc::new(KnownFunction { tokens: to, fixed, carry: compiled.carry().clone() }));
+            known.push(Arc::new(KnownFunction { tokens: to, fixed, cut_back: compiled.cut_back().clone() }));
         }
         Ok(compiled)
     }
@@ -106,13 +106,13 @@ impl ResizableFunction {
     fn between(&self, to: usize) -> Option<CompiledFunction> {
         let like: Vec<_> = locked(&self.known).iter().filter(|known| known.is_like(to)).cloned().collect();
         let [a, b] = like.as_slice() else { return None };
-        let is_same = match (&a.carry, &b.carry) {
-            (Carry::Rows(a), Carry::Rows(b)) => a.len() == b.len(),
+        let is_same = match (&a.cut_back, &b.cut_back) {
+            (CutBack::Rows(a), CutBack::Rows(b)) => a.len() == b.len(),
             (a, b) => std::mem::discriminant(a) == std::mem::discriminant(b),
         };
         let fixed = a.fixed.between(a.tokens, (&b.fixed, b.tokens), to).filter(|_| is_same)?;
         let mut compiled = fixed.plan(self.context(), &self.described.name).ok()??;
-        compiled.allows(&a.carry).then(|| compiled.set_carry(a.carry.clone()))?;
+        compiled.allows(&a.cut_back).then(|| compiled.set_cut_back(a.cut_back.clone()))?;
         Some(compiled)
     }
 }

@@ -1,6 +1,6 @@
 //! States of a sequence: values that outlive a call.
 
-use super::carry::{CarriedWindow, LastCall};
+use super::cut_back::{CarriedWindow, LastCall};
 use super::state_value::{HalfCache, StateValue};
 use crate::backend;
 use crate::tensor::{Data, Tensor};

@@ -104,6 +104,6 @@ pub struct Usage {
 pub enum Refusal {
     /// Too many jobs wait.
     QueueFull,
-    /// The engine is closing, or has failed.
+    /// The batcher is closing, or has failed.
     Closed,
 }

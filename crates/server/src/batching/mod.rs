@@ -39,7 +39,7 @@ use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
-/// Handle of the engine.
+/// Handle of the batcher.
 pub struct Batcher {
     shared: Arc<Shared>,
     sender: Mutex<Option<Sender<Job>>>,
@@ -47,7 +47,7 @@ pub struct Batcher {
 }
 
 impl Batcher {
-    /// Starts the engine's thread.
+    /// Starts the batcher's thread.
     ///
     /// # Errors
     /// The system cannot start a thread.
@@ -75,14 +75,14 @@ impl Batcher {
             let _closes = Closes(&mine);
             scheduler::run(&mine, &receiver);
         };
-        let thread = std::thread::Builder::new().name("anemoe-engine".into()).spawn(run)?;
+        let thread = std::thread::Builder::new().name("anemoe-batcher".into()).spawn(run)?;
         Ok(Batcher { shared, sender: Mutex::new(Some(sender)), thread: Mutex::new(Some(thread)) })
     }
 
     /// Submits jobs that belong together: all, or none.
     ///
     /// # Errors
-    /// The jobs do not fit into the queue, or the engine takes no more.
+    /// The jobs do not fit into the queue, or the batcher takes no more.
     pub fn submit(&self, jobs: Vec<Job>) -> std::result::Result<(), Refusal> {
         if self.is_closing() {
             return Err(Refusal::Closed);
@@ -116,7 +116,7 @@ impl Batcher {
         longest.as_deref().unwrap_or(&PromptText::default()).encode(&self.shared.tokenizer, text)
     }
 
-    /// Tells whether the engine takes no more jobs.
+    /// Tells whether the batcher takes no more jobs.
     pub fn is_closing(&self) -> bool {
         self.shared.is_closing.load(Ordering::SeqCst)
     }
@@ -147,7 +147,7 @@ impl Batcher {
     }
 }
 
-/// Closes the engine when its thread ends, also by a panic.
+/// Closes the batcher when its thread ends, also by a panic.
 struct Closes<'a>(&'a Shared);
 
 impl Drop for Closes<'_> {

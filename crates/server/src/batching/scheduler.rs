@@ -1,4 +1,4 @@
-//! The engine's thread: admits jobs, runs passes, hands out tokens.
+//! The batcher's thread: admits jobs, runs passes, hands out tokens.
 
 use super::choice::ChosenToken;
 use super::jobs::{AnswerEvent, Job, JobFailure, Usage};
@@ -25,7 +25,7 @@ const LONGEST_GATHERING: Duration = Duration::from_millis(5);
 /// Fewest prompt tokens that a pass reads, for any number of decoding sequences.
 const LEAST_CHUNK: usize = 16;
 
-/// State of the engine's thread.
+/// State of the batcher's thread.
 struct Scheduler<'a> {
     shared: &'a Shared,
     slots: Vec<RunningJob<'a>>,
@@ -37,7 +37,7 @@ struct Scheduler<'a> {
     token_seconds: Option<f64>,
 }
 
-/// Runs the engine until all senders are dropped and all jobs have ended.
+/// Runs the batcher until all senders are dropped and all jobs have ended.
 pub fn run(shared: &Shared, receiver: &Receiver<Job>) {
     let model = &shared.model.chain().model;
     let mut scheduler = Scheduler {
@@ -106,7 +106,7 @@ impl<'a> Scheduler<'a> {
         join(&self.slots.iter().map(pending).collect::<Vec<_>>(), tokens)
     }
 
-    /// Ends jobs whose receiver is gone, that are past their deadline, or that the engine aborts.
+    /// Ends jobs whose receiver is gone, that are past their deadline, or that the batcher aborts.
     fn drop_unwanted(&mut self) {
         let now = Instant::now();
         let is_aborted = self.shared.is_aborted.load(Ordering::SeqCst);

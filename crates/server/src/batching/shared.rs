@@ -1,4 +1,4 @@
-//! State that the engine's thread shares with its callers.
+//! State that the batcher's thread shares with its callers.
 
 use crate::counters::ServerCounters;
 use anemoe_io::locked;
@@ -14,7 +14,7 @@ use std::time::Duration;
 /// Most texts of ended answers whose tokens are kept.
 pub const KNOWN_TEXTS: usize = 64;
 
-/// Limits of an engine.
+/// Limits of a batcher.
 #[derive(Clone, Copy, Debug)]
 pub struct BatchLimits {
     /// Most sequences that run at the same time.
@@ -27,7 +27,7 @@ pub struct BatchLimits {
     pub stall: Duration,
 }
 
-/// State that the engine's thread shares with its callers.
+/// State that the batcher's thread shares with its callers.
 pub struct Shared {
     /// The model.
     pub model: Arc<Model>,

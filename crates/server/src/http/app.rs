@@ -21,8 +21,8 @@ pub struct ServerSettings {
     pub keys: Vec<String>,
     /// Origins whose pages may send requests.
     pub origins: Vec<String>,
-    /// Limits of the engine.
-    pub engine: BatchLimits,
+    /// Limits of the batcher.
+    pub batch_limits: BatchLimits,
     /// Settings of drafts, for streams that run alone.
     pub speculation: Speculation,
     /// Sampling where a request sets nothing.
@@ -55,8 +55,8 @@ pub struct App {
     pub call_form: Option<CallForm>,
     /// Tokens that end a chat's answer.
     pub ends: Vec<u32>,
-    /// Engine that runs jobs.
-    pub engine: Batcher,
+    /// Batcher that runs jobs.
+    pub batcher: Batcher,
     /// Maker of grammars.
     pub grammars: Grammars,
     /// Counters.

@@ -77,11 +77,11 @@ pub fn serve(
     let failed = |e| Error::io(Path::new("server"), e);
     let (model, tokenizer, metrics) =
         (Arc::new(model), Arc::new(tokenizer), Arc::new(ServerCounters::default()));
-    let engine = Batcher::start(
+    let batcher = Batcher::start(
         Arc::clone(&model),
         Arc::clone(&tokenizer),
         Arc::clone(&metrics),
-        settings.engine,
+        settings.batch_limits,
         settings.speculation.clone(),
     );
     let app = Arc::new(App {
@@ -90,7 +90,7 @@ pub fn serve(
         keys: ApiKeys::new(&settings.keys),
         origins: Origins::new(settings.origins.clone()),
         created: SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs(),
-        engine: engine.map_err(failed)?,
+        batcher: batcher.map_err(failed)?,
         grammars: Grammars::default(),
         settings,
         model,
@@ -110,7 +110,7 @@ pub fn serve(
         .build()
         .map_err(failed)?;
     let served = runtime.block_on(accept(&app, listeners, &stop.0));
-    app.engine.abort();
+    app.batcher.abort();
     runtime.shutdown_timeout(CLOSING_TIME);
     served.map_err(failed)
 }
@@ -159,15 +159,15 @@ async fn accept(app: &Arc<App>, listeners: Vec<TcpListener>, stop: &Notify) -> s
         }
     }
     drop(listeners);
-    app.engine.close();
-    tracing::info!("closing: {} answers are running", app.engine.jobs());
+    app.batcher.close();
+    tracing::info!("closing: {} answers are running", app.batcher.jobs());
     let mut ended = pin!(graceful.shutdown());
     tokio::select! {
         () = &mut ended => return Ok(()),
         () = tokio::time::sleep(app.settings.grace) => {}
         () = stop.notified() => {}
     }
-    app.engine.give_up();
+    app.batcher.give_up();
     let _ = tokio::time::timeout(CLOSING_TIME, ended).await;
     Ok(())
 }

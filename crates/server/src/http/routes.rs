@@ -49,7 +49,7 @@ pub async fn completions(State(app): State<Arc<App>>, request: Request) -> Resul
 async fn answer(app: Arc<App>, request: Request, endpoint: Endpoint) -> Result<Response, ApiError> {
     let bytes = read_body(&app, request).await?;
     let (sender, events) = unbounded_channel();
-    let engine = Arc::clone(&app);
+    let shared = Arc::clone(&app);
     // Templates, tokenizers and grammars take time, which must not block connections.
     let prepared = tokio::task::spawn_blocking(move || {
         let prepared = prepare(&app, &bytes, endpoint)?;
@@ -62,7 +62,7 @@ async fn answer(app: Arc<App>, request: Request, endpoint: Endpoint) -> Result<R
     }
     drop(sender);
     let n = prompts.len() * params.choices;
-    engine.engine.submit(jobs).map_err(|refusal| match refusal {
+    shared.batcher.submit(jobs).map_err(|refusal| match refusal {
         Refusal::QueueFull => {
             ApiError::new(StatusCode::TOO_MANY_REQUESTS, "too many requests wait; try again later")
                 .with_code("queue_full")
@@ -138,7 +138,7 @@ fn prepare(app: &App, bytes: &[u8], endpoint: Endpoint) -> Result<PreparedReques
         Endpoint::Chat => vec![chat_prompt(app, &body, &tools)?],
         Endpoint::Completion => completion_prompts(app, &body)?,
     };
-    let (limits, wanted) = (&app.settings.engine, prompts.len() * params.choices);
+    let (limits, wanted) = (&app.settings.batch_limits, prompts.len() * params.choices);
     if wanted > limits.sequences + limits.queue {
         let most = limits.sequences + limits.queue;
         let what = format!("{wanted} answers to all prompts together, where this server has {most} places");
@@ -226,7 +226,7 @@ fn chat_prompt(app: &App, body: &Body, tools: &OfferedTools) -> Result<PromptTex
     let wrong = |e: anemoe_runtime::Error| ApiError::param("messages", e.what());
     let variables = body.template_variables()?;
     let text = app.template.render_with(&messages, tools, true, &variables).map_err(wrong)?;
-    let ids = app.engine.encode(&text).map_err(wrong)?;
+    let ids = app.batcher.encode(&text).map_err(wrong)?;
     Ok(PromptText { text, ids })
 }
 
@@ -279,9 +279,9 @@ pub async fn embeddings() -> ApiError {
 }
 
 pub async fn health(State(app): State<Arc<App>>) -> Response {
-    let status = if app.engine.is_closing() { StatusCode::SERVICE_UNAVAILABLE } else { StatusCode::OK };
-    let word = if app.engine.is_closing() { "closing" } else { "ok" };
-    (status, Json(json!({"status": word, "model": app.settings.model_id, "jobs": app.engine.jobs()})))
+    let status = if app.batcher.is_closing() { StatusCode::SERVICE_UNAVAILABLE } else { StatusCode::OK };
+    let word = if app.batcher.is_closing() { "closing" } else { "ok" };
+    (status, Json(json!({"status": word, "model": app.settings.model_id, "jobs": app.batcher.jobs()})))
         .into_response()
 }
 

@@ -1,4 +1,4 @@
-//! Turns events of the engine into a whole answer, or into server-sent events.
+//! Turns events of the batcher into a whole answer, or into server-sent events.
 
 use super::answer::{AnswerHeader, Complete};
 use super::api_error::ApiError;
@@ -62,7 +62,7 @@ fn failure(failure: &JobFailure) -> ApiError {
     }
 }
 
-/// Makes the error of an engine that ended without an answer.
+/// Makes the error of a batcher that ended without an answer.
 fn lost() -> ApiError {
     ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "the answer was lost")
 }

@@ -5,14 +5,15 @@ use crate::tensor::Tensor;
 use std::fmt;
 use std::sync::Arc;
 
-/// Values that a function carries from call to call besides slots of caches.
+/// Way in which a sequence can be cut back into a call of a function.
 #[derive(Clone)]
-pub(super) enum Carry {
-    /// Nothing: rows of any call can stay in the caches and be masked.
-    Nothing,
-    /// Rows of windows, one window for each layer. The function returns the windows behind the outputs of its description.
+pub(super) enum CutBack {
+    /// Masks: the function carries nothing but slots of caches, whose rows may stay and be masked.
+    Masks,
+    /// Rows that are carried from call to call are restored from windows, one for each layer. The function returns the
+    /// windows behind the outputs of its description.
     Rows(Arc<Vec<CarriedWindow>>),
-    /// Values that only running the tokens again restores.
+    /// The function carries values that only running the tokens again restores.
     Unknown,
 }
 
@@ -43,18 +44,18 @@ pub(super) struct LastCall {
     pub is_nothing: bool,
 }
 
-impl Carry {
+impl CutBack {
     /// Returns the number of outputs that the function has beyond its description.
     pub fn outputs(&self) -> usize {
-        if let Carry::Rows(rows) = self { rows.len() } else { 0 }
+        if let CutBack::Rows(rows) = self { rows.len() } else { 0 }
     }
 
     /// Keeps the windows that a call wrote.
     pub fn keep(&self, inputs: &[&Tensor], outputs: &mut [Tensor], last: &mut LastCall) {
         match self {
-            Carry::Nothing => last.is_nothing = true,
-            Carry::Unknown => {}
-            Carry::Rows(rows) => {
+            CutBack::Masks => last.is_nothing = true,
+            CutBack::Unknown => {}
+            CutBack::Rows(rows) => {
                 // The first selected row follows the rows of the call's own tokens; layers share the selection.
                 let selection = rows.first().and_then(|r| inputs.get(r.selection)?.as_f32());
                 let selected = selection.and_then(|v| v.iter().position(|v| *v == 1.0));

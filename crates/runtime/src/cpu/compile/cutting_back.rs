@@ -1,6 +1,6 @@
 //! Compiles functions together with the rows that they carry from call to call.
 
-use super::super::carry::{CarriedWindow, Carry};
+use super::super::cut_back::{CarriedWindow, CutBack};
 use super::super::fixed_function::FixedFunction;
 use super::super::function::CompiledFunction;
 use super::super::shared_constants::CompileContext;
@@ -20,7 +20,7 @@ pub(in crate::cpu) const MOST_CUT_BACK: usize = 32;
 ///
 /// # Errors
 /// Fails like [`compile`].
-pub(in crate::cpu) fn compile_with_carry(
+pub(in crate::cpu) fn compile_with_cut_back(
     context: CompileContext<'_>,
     body: &mut Function,
     described: &FunctionDescription,
@@ -29,13 +29,13 @@ pub(in crate::cpu) fn compile_with_carry(
     let found = carried(body);
     let Carried::Rows(found) = found else {
         let (mut compiled, fixed) = compile_kept(context, name, body, described)?;
-        let is_nothing = matches!(found, Carried::Nothing) && compiled.allows(&Carry::Nothing);
-        compiled.set_carry(if is_nothing { Carry::Nothing } else { Carry::Unknown });
+        let is_nothing = matches!(found, Carried::Nothing) && compiled.allows(&CutBack::Masks);
+        compiled.set_cut_back(if is_nothing { CutBack::Masks } else { CutBack::Unknown });
         return Ok((compiled, fixed));
     };
     let unknown = |body: &Function| {
         let (mut compiled, fixed) = compile_kept(context, name, body, described)?;
-        compiled.set_carry(Carry::Unknown);
+        compiled.set_cut_back(CutBack::Unknown);
         Ok((compiled, fixed))
     };
     let selections: BTreeSet<&str> = found.iter().map(|f| f.selection.as_str()).collect();
@@ -67,11 +67,11 @@ pub(in crate::cpu) fn compile_with_carry(
             tail: Box::new(tail),
         });
     }
-    let carry = Carry::Rows(Arc::new(windows));
-    if !compiled.allows(&carry) {
+    let cut_back = CutBack::Rows(Arc::new(windows));
+    if !compiled.allows(&cut_back) {
         return unknown(body);
     }
-    compiled.set_carry(carry);
+    compiled.set_cut_back(cut_back);
     Ok((compiled, fixed))
 }
 
