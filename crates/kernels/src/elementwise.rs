@@ -28,7 +28,7 @@ pub const GELU_FP16: [f32; 2] = [1.595_703_1, 0.071_350_1];
 
 /// Names the activation of a gate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Gate {
+pub enum ActivationFunction {
     /// GELU with the error function.
     Gelu,
     /// GELU in its tanh form.
@@ -55,21 +55,21 @@ fn erfc<L: F32x16>(z: L) -> L {
 
 /// Computes the activation of a gate, mostly as `x * sigmoid(u)`; the tanh form has `(1 + tanh u) / 2 = sigmoid(2 u)`.
 #[inline(always)]
-fn activate<L: F32x16>(x: L, gate: Gate) -> L {
+fn activate<L: F32x16>(x: L, gate: ActivationFunction) -> L {
     let u = match gate {
-        Gate::Silu => x,
-        Gate::Gelu => {
+        ActivationFunction::Silu => x,
+        ActivationFunction::Gelu => {
             let z = x.max(x.mul(L::splat(-1.0))).mul(L::splat(std::f32::consts::FRAC_1_SQRT_2));
             let tail = erfc(z).mul(L::splat(0.5));
             return x.mul(x.if_below(L::splat(0.0), tail, tail.neg_mul_add(L::splat(1.0), L::splat(1.0))));
         }
-        Gate::GeluSigmoid => x.mul(L::splat(1.702)),
-        Gate::GeluTanh => {
+        ActivationFunction::GeluSigmoid => x.mul(L::splat(1.702)),
+        ActivationFunction::GeluTanh => {
             let square = x.mul(x);
             let inner = square.mul(L::splat(0.044_715)).add(L::splat(1.0));
             x.mul(inner).mul(L::splat(2.0 * 0.797_884_6))
         }
-        Gate::GeluFp16 => {
+        ActivationFunction::GeluFp16 => {
             let [linear, cubic] = GELU_FP16;
             x.mul(x).mul(L::splat(cubic)).add(L::splat(linear)).mul(x)
         }
@@ -105,7 +105,7 @@ pub(crate) fn put<L: F32x16>(out: &mut [f32], i: usize, v: L) {
 }
 
 #[inline(always)]
-fn gated_on<L: F32x16>(gate: &[f32], up: &[f32], factor: f32, kind: Gate, out: &mut [f32]) {
+fn gated_on<L: F32x16>(gate: &[f32], up: &[f32], factor: f32, kind: ActivationFunction, out: &mut [f32]) {
     let n = out.len();
     let (gate, up) = (&gate[..n], &up[..n]);
     for i in (0..n).step_by(LANES) {
@@ -119,11 +119,11 @@ simd_fn! {
     ///
     /// # Panics
     /// A slice is shorter than `out`.
-    pub fn apply_gate(gate: &[f32], up: &[f32], factor: f32, kind: Gate, out: &mut [f32]) = gated_on
+    pub fn apply_gate(gate: &[f32], up: &[f32], factor: f32, kind: ActivationFunction, out: &mut [f32]) = gated_on
 }
 
 #[inline(always)]
-fn activated_on<L: F32x16>(x: &mut [f32], kind: Gate) {
+fn activated_on<L: F32x16>(x: &mut [f32], kind: ActivationFunction) {
     for i in (0..x.len()).step_by(LANES) {
         let v = activate::<L>(get(x, i), kind);
         put(x, i, v);
@@ -132,7 +132,7 @@ fn activated_on<L: F32x16>(x: &mut [f32], kind: Gate) {
 
 simd_fn! {
     /// Computes `x = activation(x)`.
-    pub fn apply_activation(x: &mut [f32], kind: Gate) = activated_on
+    pub fn apply_activation(x: &mut [f32], kind: ActivationFunction) = activated_on
 }
 
 #[inline(always)]
@@ -198,11 +198,15 @@ mod tests {
             assert!((f64::from(a) - b).abs() <= 3e-6 * b.abs().max(1.0), "{what}({x}): {a}, expected {b}");
         };
         for (kind, f) in [
-            (Gate::Silu, (|v| v / (1.0 + (-v).exp())) as fn(f64) -> f64),
-            (Gate::Gelu, |v| 0.5 * v * libm::erfc(-v * std::f64::consts::FRAC_1_SQRT_2)),
-            (Gate::GeluSigmoid, |v| v / (1.0 + (-1.702 * v).exp())),
-            (Gate::GeluTanh, |v| 0.5 * v * (1.0 + (0.797_884_560_8 * (v + 0.044_715 * v * v * v)).tanh())),
-            (Gate::GeluFp16, |v| v / (1.0 + (-v * (1.595_703_125 + 0.071_350_097_656_25 * v * v)).exp())),
+            (ActivationFunction::Silu, (|v| v / (1.0 + (-v).exp())) as fn(f64) -> f64),
+            (ActivationFunction::Gelu, |v| 0.5 * v * libm::erfc(-v * std::f64::consts::FRAC_1_SQRT_2)),
+            (ActivationFunction::GeluSigmoid, |v| v / (1.0 + (-1.702 * v).exp())),
+            (ActivationFunction::GeluTanh, |v| {
+                0.5 * v * (1.0 + (0.797_884_560_8 * (v + 0.044_715 * v * v * v)).tanh())
+            }),
+            (ActivationFunction::GeluFp16, |v| {
+                v / (1.0 + (-v * (1.595_703_125 + 0.071_350_097_656_25 * v * v)).exp())
+            }),
         ] {
             let mut y = x.clone();
             apply_activation(&mut y, kind);
@@ -225,7 +229,7 @@ mod tests {
         let mut extreme = [-1e9, -100.0, 0.0, f32::NAN];
         exp_and_sum(&mut extreme[..3], &mut sum);
         assert_eq!(extreme[..3], [0.0, 0.0, 1.0]);
-        apply_activation(&mut extreme[3..], Gate::Silu);
+        apply_activation(&mut extreme[3..], ActivationFunction::Silu);
         assert!(extreme[3].is_nan());
     }
 }

@@ -6,8 +6,8 @@
 mod test_data;
 
 use anemoe_kernels::{
-    AttentionShape, CacheValues, CacheView, Columns, Gate, HeadStrides, Int8Lut, Int16Lut, Isa, MatMul,
-    Matrix, PackedActivations, Pool, RmsNorm, apply_gate, attention, matmul_batch_on, rms_norm,
+    ActivationFunction, AttentionShape, CacheValues, CacheView, Columns, HeadStrides, Int8Lut, Int16Lut, Isa,
+    MatMul, Matrix, PackedActivations, Pool, RmsNorm, apply_gate, attention, matmul_batch_on, rms_norm,
     round_to_int16, softcap,
 };
 use test_data::{bytes, noise};
@@ -113,9 +113,9 @@ fn vector_functions_have_these_bits() {
         }
     };
     let mut y = vec![0f32; 1003];
-    apply_gate(&x, &noise(7, 1003), 0.7, Gate::GeluTanh, &mut y);
+    apply_gate(&x, &noise(7, 1003), 0.7, ActivationFunction::GeluTanh, &mut y);
     check("gelu", &y, 0x5496_965b_80d6_c5ca);
-    apply_gate(&x, &noise(7, 1003), 0.7, Gate::Silu, &mut y);
+    apply_gate(&x, &noise(7, 1003), 0.7, ActivationFunction::Silu, &mut y);
     check("silu", &y, 0x6701_ed49_fd70_74cc);
     rms_norm(
         &x,

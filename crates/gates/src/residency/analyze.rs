@@ -1,7 +1,8 @@
 //! Reads MIL programs into [`Graph`]s. Weight data is never read: sizes and compression follow from types.
 
-use super::graph::{Contraction, Form, Grain, Graph, GraphState, GraphWeight, Op, Shapes};
+use super::graph::{Contraction, Form, Graph, GraphState, GraphWeight, Op, Shapes};
 use super::rule::PackageFacts;
+use anemoe_convert::quant::Granularity;
 use anemoe_mlpackage::mil::{
     Argument, Binding, Block, DataType, Dim, FeatureShape, Function, FunctionDescription, Immediate, MlModel,
     Operation, TensorData, TensorType, Value, ValueData, ValueType,
@@ -310,9 +311,9 @@ impl<'a> Walker<'a> {
                 let cut: Vec<usize> = (0..scale.rank()).filter(|&i| scale.dims[i] != Dim::Fixed(1)).collect();
                 let whole = |i: usize| data.dims.get(i) == scale.dims.get(i);
                 let grain = match cut.as_slice() {
-                    [] => Grain::Tensor,
-                    [i] if whole(*i) => Grain::Channel,
-                    _ => Grain::Block,
+                    [] => Granularity::Tensor,
+                    [i] if whole(*i) => Granularity::Channel,
+                    _ => Granularity::Block,
                 };
                 Form::Linear { bits: data.dtype.bits() as u64, grain }
             }
@@ -320,7 +321,7 @@ impl<'a> Walker<'a> {
                 let data = self.operand(op, "quantized_data").and_then(|o| o.0.tensor());
                 let scale = self.operand(op, "scale").and_then(|o| o.0.tensor());
                 let per_channel = scale.is_some_and(|s| s.elements().unwrap_or(1) > 1);
-                let grain = if per_channel { Grain::Channel } else { Grain::Tensor };
+                let grain = if per_channel { Granularity::Channel } else { Granularity::Tensor };
                 Form::Linear { bits: data.map_or(8, |d| d.dtype.bits() as u64), grain }
             }
             "constexpr_cast" => Form::Dense(dense.map_or(DataType::Float16, |t| t.dtype)),

@@ -3,6 +3,7 @@
 //! A real program fills every field (see [`super::analyze`]). A published measurement names only some facts of its
 //! graph (see [`super::outcomes`]) and leaves the other fields open, so that the same rules judge both.
 
+use anemoe_convert::quant::Granularity;
 use anemoe_mlpackage::mil::{DataType, TensorType};
 use std::collections::BTreeMap;
 
@@ -158,23 +159,12 @@ pub enum Form {
         /// Bits of an integer.
         bits: u64,
         /// Elements that share a scale.
-        grain: Grain,
+        grain: Granularity,
     },
     /// Nonzero elements only.
     Sparse,
     /// A compression that the text does not describe.
     Unstated,
-}
-
-/// Elements that share a scale.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Grain {
-    /// The whole tensor.
-    Tensor,
-    /// One output channel.
-    Channel,
-    /// A block within a channel.
-    Block,
 }
 
 impl Graph {
@@ -198,7 +188,7 @@ impl Graph {
             Form::Lut { entries, vector, scaled, grouped_axes, .. } => {
                 *entries == DataType::Float16 && *vector == 1 && !scaled && grouped_axes.len() <= 1
             }
-            Form::Linear { bits: 8, grain: Grain::Tensor | Grain::Channel } => true,
+            Form::Linear { bits: 8, grain: Granularity::Tensor | Granularity::Channel } => true,
             Form::Linear { .. } | Form::Sparse | Form::Unstated => false,
         })
     }
@@ -231,9 +221,9 @@ impl Form {
             }
             Form::Linear { bits, grain } => {
                 let grain = match grain {
-                    Grain::Tensor => "tensor",
-                    Grain::Channel => "channel",
-                    Grain::Block => "block",
+                    Granularity::Tensor => "tensor",
+                    Granularity::Channel => "channel",
+                    Granularity::Block => "block",
                 };
                 format!("int{bits} per {grain}")
             }

@@ -1,8 +1,9 @@
 //! Matchers of the rules: functions that decide whether a rule applies. Each threshold is stated here once; the
 //! rule's evidence names its measurement.
 
-use super::graph::{Form, Grain, Graph, GraphWeight, LAYER_OPS, Op, SMALL_CONSTANT, Shapes};
+use super::graph::{Form, Graph, GraphWeight, LAYER_OPS, Op, SMALL_CONSTANT, Shapes};
 use super::rule::{BundleFacts, Conditions, DeviceTarget, Hit, PackageFacts, Units};
+use anemoe_convert::quant::Granularity;
 use anemoe_mlpackage::mil::DataType;
 
 /// Deepest sum of products that every chip takes, in terms.
@@ -367,7 +368,9 @@ pub(super) fn sparse(op: &Op, g: &Graph, _: &Conditions) -> Option<Hit> {
 }
 
 pub(super) fn int4_whole(op: &Op, g: &Graph, _: &Conditions) -> Option<Hit> {
-    table_where(op, g, |f| matches!(f, Form::Linear { bits: 0..=7, grain: Grain::Tensor | Grain::Channel }))
+    table_where(op, g, |f| {
+        matches!(f, Form::Linear { bits: 0..=7, grain: Granularity::Tensor | Granularity::Channel })
+    })
 }
 
 pub(super) fn unstated_form(op: &Op, g: &Graph, _: &Conditions) -> Option<Hit> {
@@ -375,7 +378,7 @@ pub(super) fn unstated_form(op: &Op, g: &Graph, _: &Conditions) -> Option<Hit> {
 }
 
 fn blocks(g: &Graph) -> Option<(u64, u64)> {
-    let blocked = |w: &&GraphWeight| matches!(w.form, Form::Linear { grain: Grain::Block, .. });
+    let blocked = |w: &&GraphWeight| matches!(w.form, Form::Linear { grain: Granularity::Block, .. });
     let bits = g.weights.iter().filter(blocked).filter_map(|w| match w.form {
         Form::Linear { bits, .. } => Some(bits),
         _ => None,
@@ -469,7 +472,7 @@ fn lone_form<'a>(op: &Op, g: &'a Graph) -> Option<&'a Form> {
 }
 
 fn int8(form: &Form) -> bool {
-    matches!(form, Form::Linear { bits: 8, grain: Grain::Tensor | Grain::Channel })
+    matches!(form, Form::Linear { bits: 8, grain: Granularity::Tensor | Granularity::Channel })
 }
 
 fn few_positions(g: &Graph) -> bool {

@@ -1,12 +1,13 @@
 //! Tests each rule where it applies and where it does not, and whole programs.
 
-use super::graph::{Contraction, Form, Grain, Graph, GraphState, GraphWeight, Op, Shapes};
+use super::graph::{Contraction, Form, Graph, GraphState, GraphWeight, Op, Shapes};
 use super::rule::{
     BundleFacts, Chip, Conditions, DeviceTarget, Matcher, PackageFacts, RuleSeverity, SystemRelease, Units,
     Verdict,
 };
 use super::verdict::{IMPROBABLE, Judge, LIKELY, NO_SIGHTING, PackageReport, UNDECIDED};
 use super::{facts, rules};
+use anemoe_convert::quant::Granularity;
 use anemoe_mlpackage::mil::builder::{ConvParams, FunctionBuilder, SliceParams, model};
 use anemoe_mlpackage::mil::{DataType, MlModel, Opset, TensorType, Value};
 use std::collections::BTreeSet;
@@ -129,7 +130,7 @@ fn lut(grouped_axes: &[usize], entries: DataType, vector: u64, scaled: bool) -> 
     Form::Lut { bits: 4, grouped_axes: grouped_axes.to_vec(), entries, vector, scaled }
 }
 
-fn lin(bits: u64, grain: Grain) -> Form {
+fn lin(bits: u64, grain: Granularity) -> Form {
     Form::Linear { bits, grain }
 }
 
@@ -229,7 +230,7 @@ fn cases() -> Vec<Case> {
         PackageFacts { graphs, ..layers(100_000_000) }
     };
     let written = |joined: bool| with(Op { writes_joined: joined, ..op("write_state", &[1, 64]) });
-    let int8 = || lin(8, Grain::Tensor);
+    let int8 = || lin(8, Granularity::Tensor);
     vec![
         ("op.state_update", with(update.clone()), mac(), true),
         ("op.state_update", with(op("slice_update", &[1, 64])), mac(), false),
@@ -325,12 +326,12 @@ fn cases() -> Vec<Case> {
             true,
         ),
         ("weight.depthwise_table", with(kernel(&[3], 512, 1)), mac(), false),
-        ("weight.blocks_small", layers_of(lin(4, Grain::Block), 90_000_000), mac(), true),
-        ("weight.blocks_small", layers_of(lin(4, Grain::Block), 205_000_000), mac(), false),
-        ("weight.blocks_large", layers_of(lin(4, Grain::Block), 205_000_000), mac(), true),
+        ("weight.blocks_small", layers_of(lin(4, Granularity::Block), 90_000_000), mac(), true),
+        ("weight.blocks_small", layers_of(lin(4, Granularity::Block), 205_000_000), mac(), false),
+        ("weight.blocks_large", layers_of(lin(4, Granularity::Block), 205_000_000), mac(), true),
         ("weight.blocks_large", layers_of(int8(), 205_000_000), mac(), false),
-        ("weight.int4_whole", weight(lin(4, Grain::Channel)), mac(), true),
-        ("weight.int4_whole", weight(lin(8, Grain::Channel)), mac(), false),
+        ("weight.int4_whole", weight(lin(4, Granularity::Channel)), mac(), true),
+        ("weight.int4_whole", weight(lin(8, Granularity::Channel)), mac(), false),
         ("weight.sparse", weight(Form::Sparse), mac(), true),
         ("weight.sparse", weight(dense()), mac(), false),
         ("weight.unstated", weight(Form::Unstated), mac(), true),
@@ -698,10 +699,10 @@ fn compression_is_told_by_its_shape_and_not_by_the_name_of_its_op() {
             f.constexpr_blockwise_shift_scale("w", data, Value::blob(F16, &scale, 128), None).unwrap()
         }
     };
-    assert_eq!(form(&shift([1, 1, 1, 1], DataType::Int8)), lin(8, Grain::Tensor));
-    assert_eq!(form(&shift([128, 1, 1, 1], DataType::Int8)), lin(8, Grain::Channel));
-    assert_eq!(form(&shift([128, 2, 1, 1], DataType::Int4)), lin(4, Grain::Block));
-    assert_eq!(form(&shift([4, 1, 1, 1], DataType::Int4)), lin(4, Grain::Block));
+    assert_eq!(form(&shift([1, 1, 1, 1], DataType::Int8)), lin(8, Granularity::Tensor));
+    assert_eq!(form(&shift([128, 1, 1, 1], DataType::Int8)), lin(8, Granularity::Channel));
+    assert_eq!(form(&shift([128, 2, 1, 1], DataType::Int4)), lin(4, Granularity::Block));
+    assert_eq!(form(&shift([4, 1, 1, 1], DataType::Int4)), lin(4, Granularity::Block));
     let table = |groups: [u64; 2]| {
         move |f: &mut FunctionBuilder| {
             let indices = Value::blob(DataType::UInt4, &[128, 64, 1, 1], 64);
@@ -828,7 +829,7 @@ fn the_nearest_measured_graph_has_a_reach() {
 /// Checks that a probability decides where no rule does, and comes with its influences.
 #[test]
 fn probabilities_decide_where_rules_do_not() {
-    let likely = check(&layers_of(lin(8, Grain::Tensor), 100_000_000), mac());
+    let likely = check(&layers_of(lin(8, Granularity::Tensor), 100_000_000), mac());
     assert!(likely.verdict == Verdict::Ane && likely.probability >= 0.8, "{likely:#?}");
     assert!(likely.functions[0].influences.iter().any(|i| i.feature == "layers" && i.log_odds > 0.5));
     let lone = check(&few("linear", &[4900], Form::Dense(F16), 50_000_000), mac());
@@ -843,13 +844,13 @@ fn probabilities_decide_where_rules_do_not() {
 #[test]
 fn packs_of_disputed_sizes_are_unknown_with_both_sides() {
     for mb in [364, 382, 398, 417] {
-        let p = check(&layers_of(lin(8, Grain::Tensor), mb * 1_000_000), mac());
+        let p = check(&layers_of(lin(8, Granularity::Tensor), mb * 1_000_000), mac());
         assert_eq!(p.verdict, Verdict::Unknown, "{mb}");
         let reason = p.reasons.iter().find(|r| r.rule == "prefer.size_disputed").unwrap();
         let says = |words: &str| reason.evidence.iter().any(|e| e.finding.starts_with(words));
         assert!(says("for the GPU") && says("for the ANE"), "{reason:?}");
     }
-    assert_eq!(check(&layers_of(lin(8, Grain::Tensor), 300_000_000), mac()).verdict, Verdict::Ane);
+    assert_eq!(check(&layers_of(lin(8, Granularity::Tensor), 300_000_000), mac()).verdict, Verdict::Ane);
 }
 
 /// Checks that tiny functions excuse a package only where they hold its weights.

@@ -3,8 +3,9 @@
 //! Each value is near 0 for a common graph, and graphs that differ are about 1 apart, so that one strength of
 //! regularization fits all.
 
-use super::super::graph::{Form, Grain, Graph, LAYER_OPS, Op, SMALL_CONSTANT, Shapes};
+use super::super::graph::{Form, Graph, LAYER_OPS, Op, SMALL_CONSTANT, Shapes};
 use super::super::rule::{Conditions, Units};
+use anemoe_convert::quant::Granularity;
 use anemoe_mlpackage::mil::DataType;
 
 /// Feature of a function.
@@ -55,8 +56,9 @@ impl<'a> FunctionView<'a> {
             }
         };
         let tables = sized(|f| matches!(f, Form::Lut { .. }));
-        let integers =
-            sized(|f| matches!(f, Form::Linear { bits: 8, grain: Grain::Tensor | Grain::Channel }));
+        let integers = sized(|f| {
+            matches!(f, Form::Linear { bits: 8, grain: Granularity::Tensor | Granularity::Channel })
+        });
         let positions = g.positions.unwrap_or(1).max(1) as f64;
         let stored = |bytes: u64| bytes as f64 * 8.0 / bits(g) * positions;
         let work = g.weight_bytes.filter(|_| !g.weights.is_empty()).map(stored).or_else(|| {
@@ -161,7 +163,7 @@ pub static FEATURES: &[GraphFeature] = &[
         prior: -1.5,
         value: |v| {
             let odd = |f: &Form| {
-                matches!(f, Form::Linear { grain: Grain::Block, .. } | Form::Linear { bits: 0..=7, .. })
+                matches!(f, Form::Linear { grain: Granularity::Block, .. } | Form::Linear { bits: 0..=7, .. })
             };
             flag(v.g.weights.iter().any(|w| odd(&w.form)))
         },

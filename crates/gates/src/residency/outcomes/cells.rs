@@ -1,11 +1,12 @@
 //! Writes a measured program as a line of a table of facts.
 
-use super::super::graph::{Form, Grain, Graph, LAYER_OPS, Shapes};
+use super::super::graph::{Form, Graph, LAYER_OPS, Shapes};
 use super::super::likelihood::features;
 use super::super::program_digest::program_digest;
 use super::super::rule::{Matcher, PackageFacts, Verdict};
 use super::super::rules;
 use super::columns::{MARK, NEEDED};
+use anemoe_convert::quant::Granularity;
 use anemoe_mlpackage::mil::DataType;
 use std::collections::BTreeMap;
 
@@ -115,9 +116,9 @@ fn weights(g: &Graph) -> String {
         Some(Form::Sparse) => "sparse".into(),
         Some(Form::Linear { bits, grain }) => {
             let grain = match grain {
-                Grain::Tensor => "tensor",
-                Grain::Channel => "channel",
-                Grain::Block => "block",
+                Granularity::Tensor => "tensor",
+                Granularity::Channel => "channel",
+                Granularity::Block => "block",
             };
             format!("int{bits}-{grain}")
         }

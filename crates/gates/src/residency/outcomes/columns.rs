@@ -1,9 +1,10 @@
 //! Reads a line of a table of facts: one column per property that graphs share.
 
-use super::super::graph::{Form, Grain, GraphState, Shapes};
+use super::super::graph::{Form, GraphState, Shapes};
 use super::super::rule::{Chip, Conditions, DeviceTarget, SystemRelease, Units};
 use super::row::Row;
 use super::sketch::Sketch;
+use anemoe_convert::quant::Granularity;
 use anemoe_mlpackage::mil::DataType;
 use std::str::FromStr;
 
@@ -222,9 +223,9 @@ fn weights(text: &str) -> Result<(Form, bool), String> {
     }
     if let Some(bits) = stem.strip_prefix("int") {
         let grain = match rest.as_slice() {
-            ["tensor"] => Grain::Tensor,
-            ["channel"] => Grain::Channel,
-            ["block"] => Grain::Block,
+            ["tensor"] => Granularity::Tensor,
+            ["channel"] => Granularity::Channel,
+            ["block"] => Granularity::Block,
             _ => return Err(bad()),
         };
         let bits = bits.parse().ok().filter(|bits| (1..=8).contains(bits)).ok_or_else(bad)?;

@@ -1,8 +1,9 @@
 //! Rebuilds rows that state their dimensions as real programs, so that rules see the same facts as in a package.
 
-use super::super::graph::{Form, Grain, Shapes};
+use super::super::graph::{Form, Shapes};
 use super::super::rule::PackageFacts;
 use super::sketch::Sketch;
+use anemoe_convert::quant::Granularity;
 use anemoe_mlpackage::Result;
 use anemoe_mlpackage::mil::builder::{ConvParams, FunctionBuilder, Var, model};
 use anemoe_mlpackage::mil::{DataType, Opset, TensorType, Value};
@@ -38,7 +39,7 @@ pub fn facts(s: &Sketch) -> Option<PackageFacts> {
 fn plain(form: &Form) -> bool {
     match form {
         Form::Dense(_) => true,
-        Form::Linear { grain, bits } => *grain != Grain::Block && *bits == 8,
+        Form::Linear { grain, bits } => *grain != Granularity::Block && *bits == 8,
         Form::Lut { scaled, vector, .. } => !scaled && *vector == 1,
         Form::Sparse | Form::Unstated => false,
     }
@@ -77,7 +78,7 @@ impl Maker<'_> {
         match self.s.form.clone() {
             Form::Linear { grain, .. } => {
                 let data = self.blob(DataType::Int8, &dims);
-                if grain == Grain::Channel {
+                if grain == Granularity::Channel {
                     ones[0] = n;
                 }
                 let scale = self.blob(dtype, &ones);

@@ -1,10 +1,11 @@
 //! Finds the facts of a graph in the words of a row, for tables that were written for people.
 
-use super::super::graph::{Form, Grain, GraphState, Shapes};
+use super::super::graph::{Form, GraphState, Shapes};
 use super::super::rule::{Chip, Conditions, DeviceTarget, SystemRelease, Units, family_of};
 use super::super::rules;
 use super::row::Row;
 use super::sketch::Sketch;
+use anemoe_convert::quant::Granularity;
 use anemoe_mlpackage::mil::DataType;
 
 /// Row of a table of words.
@@ -331,10 +332,10 @@ fn form(quant: &str) -> Form {
         // Both integer widths, without their places.
         (true, true) if quant.contains("int8") && quant.contains("int4") => Form::Unstated,
         // INT4 is always stored per block: one scale for a channel of 4-bit integers is useless.
-        (true, _) => Form::Linear { bits: 4, grain: Grain::Block },
-        (_, true) if block => Form::Linear { bits: 8, grain: Grain::Block },
-        (_, true) if quant.contains("channel") => Form::Linear { bits: 8, grain: Grain::Channel },
-        (_, true) => Form::Linear { bits: 8, grain: Grain::Tensor },
+        (true, _) => Form::Linear { bits: 4, grain: Granularity::Block },
+        (_, true) if block => Form::Linear { bits: 8, grain: Granularity::Block },
+        (_, true) if quant.contains("channel") => Form::Linear { bits: 8, grain: Granularity::Channel },
+        (_, true) => Form::Linear { bits: 8, grain: Granularity::Tensor },
         _ if quant.contains("fp32") => Form::Dense(DataType::Float32),
         _ if quant.contains("fp16") || quant.contains("f16") => Form::Dense(DataType::Float16),
         _ if quant.is_empty() || quant == "-" || quant == "?" => Form::Unstated,

@@ -6,7 +6,7 @@ use super::inputs::NodeInputs;
 use super::rounded;
 use super::view::View;
 use crate::backend::Counts;
-use anemoe_kernels::{Columns, Gate, Layout, MatMul, Matrix, PackedActivations, Pool, Strided};
+use anemoe_kernels::{ActivationFunction, Columns, Layout, MatMul, Matrix, PackedActivations, Pool, Strided};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -41,7 +41,7 @@ pub(super) struct Branch {
     pub down: WeightRows,
     /// `[1, 1, 1, T]`
     pub weight: View,
-    pub kind: Gate,
+    pub kind: ActivationFunction,
 }
 
 /// Memory of one expert while it runs.

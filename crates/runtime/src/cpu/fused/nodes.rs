@@ -6,7 +6,7 @@ use super::super::strided::StridedLoops;
 use super::super::weights::StoredWeight;
 use super::experts::Experts;
 use super::view::{Base, View};
-use anemoe_kernels::{AttentionShape, Gate, HeadStrides, RmsNorm, Window};
+use anemoe_kernels::{ActivationFunction, AttentionShape, HeadStrides, RmsNorm, Window};
 use anemoe_mlpackage::mil::TensorType;
 use std::sync::Arc;
 
@@ -45,7 +45,7 @@ pub(super) enum NodeKind {
         n: usize,
         gate: Base,
         up: Base,
-        kind: Gate,
+        kind: ActivationFunction,
         out: usize,
     },
     Norm {
@@ -101,7 +101,7 @@ pub(super) enum NodeKind {
     Activate {
         loops: StridedLoops<2>,
         x: Base,
-        kind: Gate,
+        kind: ActivationFunction,
         out: usize,
         /// Number of elements.
         n: usize,

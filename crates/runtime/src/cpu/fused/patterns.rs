@@ -6,7 +6,7 @@
 
 use super::super::ir::{Instr, InstrKind, Projection, ValueRef};
 use crate::tensor::Tensor;
-use anemoe_kernels::{GELU_FP16, Gate, RmsNorm};
+use anemoe_kernels::{ActivationFunction, GELU_FP16, RmsNorm};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -42,7 +42,7 @@ pub(super) enum Fused {
     Gated {
         gate: ValueRef,
         up: ValueRef,
-        kind: Gate,
+        kind: ActivationFunction,
     },
     Experts {
         branches: Vec<ExpertTerm>,
@@ -89,7 +89,7 @@ pub(super) struct ExpertTerm {
     /// Index of the expert among the `of` experts of its matrices and weights; 0 of 1 where the expert has its own.
     pub place: usize,
     pub of: usize,
-    pub kind: Gate,
+    pub kind: ActivationFunction,
 }
 
 pub(super) type FusedSteps = Option<(Fused, Vec<usize>)>;
@@ -337,7 +337,7 @@ impl InstrGraph<'_> {
     }
 
     /// Finds an activation; returns the steps that compute it, its kind, and its input.
-    fn gate_of(&self, place: ValueRef) -> Option<(Vec<usize>, Gate, ValueRef)> {
+    fn gate_of(&self, place: ValueRef) -> Option<(Vec<usize>, ActivationFunction, ValueRef)> {
         let s = self.step(place)?;
         match self.activation(s) {
             Some(kind) => Some((vec![s], kind, self.arg(s, "x")?)),
@@ -348,13 +348,13 @@ impl InstrGraph<'_> {
     }
 
     /// Finds `x sigmoid(x)`, and `x sigmoid(x (a + b x^2))` with the factors of [`GELU_FP16`].
-    fn gate_by_sigmoid(&self, place: ValueRef) -> Option<(Vec<usize>, Gate, ValueRef)> {
+    fn gate_by_sigmoid(&self, place: ValueRef) -> Option<(Vec<usize>, ActivationFunction, ValueRef)> {
         let m = self.by(place, "mul")?;
         self.both(m).into_iter().find_map(|(x, part)| {
             let s = self.by(part, "sigmoid")?;
             let argument = self.arg(s, "x")?;
             if argument == x {
-                return Some((vec![m, s], Gate::Silu, x));
+                return Some((vec![m, s], ActivationFunction::Silu, x));
             }
             let product = self.by(argument, "mul")?;
             let (_, slope) = self.both(product).into_iter().find(|(v, _)| *v == x)?;
@@ -365,24 +365,24 @@ impl InstrGraph<'_> {
             let (q, of) = self.square_of(square)?;
             (of == x && [linear, cubic] == GELU_FP16).then_some((
                 vec![m, s, product, sum, c, q],
-                Gate::GeluFp16,
+                ActivationFunction::GeluFp16,
                 x,
             ))
         })
     }
 
     /// Returns the kind of activation that a step computes.
-    pub fn activation(&self, step: usize) -> Option<Gate> {
+    pub fn activation(&self, step: usize) -> Option<ActivationFunction> {
         match self.steps[step].op_type.as_str() {
-            "silu" => Some(Gate::Silu),
+            "silu" => Some(ActivationFunction::Silu),
             "gelu" => {
-                let Some(mode) = self.arg(step, "mode") else { return Some(Gate::Gelu) };
+                let Some(mode) = self.arg(step, "mode") else { return Some(ActivationFunction::Gelu) };
                 let ValueRef::Constant(c) = mode else { return None };
                 let crate::tensor::Data::Str(mode) = &self.constants[c].data else { return None };
                 match mode.first()?.as_str() {
-                    "EXACT" => Some(Gate::Gelu),
-                    "TANH_APPROXIMATION" => Some(Gate::GeluTanh),
-                    "SIGMOID_APPROXIMATION" => Some(Gate::GeluSigmoid),
+                    "EXACT" => Some(ActivationFunction::Gelu),
+                    "TANH_APPROXIMATION" => Some(ActivationFunction::GeluTanh),
+                    "SIGMOID_APPROXIMATION" => Some(ActivationFunction::GeluSigmoid),
                     _ => None,
                 }
             }

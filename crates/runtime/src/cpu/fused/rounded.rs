@@ -2,12 +2,13 @@
 
 use super::super::ops::{activation, dot};
 use anemoe_kernels::{
-    AttentionShape, CacheValues, CacheView, Gate, HeadStrides, MASK_CUTOFF, Mask, Pool, round_to_f16,
+    ActivationFunction, AttentionShape, CacheValues, CacheView, HeadStrides, MASK_CUTOFF, Mask, Pool,
+    round_to_f16,
 };
 use std::cell::RefCell;
 
 /// Computes `activation(gate) * up * factor`, and rounds after each operation.
-pub(super) fn gate(gate: &[f32], up: &[f32], factor: f32, kind: Gate, out: &mut [f32]) {
+pub(super) fn gate(gate: &[f32], up: &[f32], factor: f32, kind: ActivationFunction, out: &mut [f32]) {
     let f = activation(kind);
     out.iter_mut().zip(gate).for_each(|(o, g)| *o = f(*g));
     round_to_f16(out);

@@ -3,7 +3,7 @@
 use super::operands::{OpContext, OpError, OpResult};
 use super::shape::{count, invalid, unsupported};
 use crate::tensor::{Data, Tensor};
-use anemoe_kernels::{GELU_FP16, Gate, Pool};
+use anemoe_kernels::{ActivationFunction, GELU_FP16, Pool};
 use anemoe_mlpackage::mil::DataType;
 
 /// Elements that a thread computes in one part of a job.
@@ -53,7 +53,7 @@ pub(in crate::cpu) fn unary_function(op: &str) -> Option<UnaryFunction> {
         "relu" => |v| v.max(0.0),
         "relu6" => |v| v.clamp(0.0, 6.0),
         "sigmoid" => sigmoid,
-        "silu" => activation(Gate::Silu),
+        "silu" => activation(ActivationFunction::Silu),
         "softplus" => softplus,
         "softsign" => |v| v / (1.0 + v.abs()),
         _ => return None,
@@ -149,9 +149,9 @@ pub(super) fn with_parameters(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult
             map(&|v| if v >= a { v } else { 0.0 });
         }
         "gelu" => match c.str("mode", "EXACT")? {
-            "EXACT" => map(&activation(Gate::Gelu)),
-            "TANH_APPROXIMATION" => map(&activation(Gate::GeluTanh)),
-            "SIGMOID_APPROXIMATION" => map(&activation(Gate::GeluSigmoid)),
+            "EXACT" => map(&activation(ActivationFunction::Gelu)),
+            "TANH_APPROXIMATION" => map(&activation(ActivationFunction::GeluTanh)),
+            "SIGMOID_APPROXIMATION" => map(&activation(ActivationFunction::GeluSigmoid)),
             other => return invalid(format!("gelu mode `{other}`")),
         },
         _ => return unsupported(format!("op `{}`", c.op)),
@@ -287,13 +287,13 @@ pub(super) fn convert(x: &Tensor, target: DataType, out: &mut Tensor) -> OpResul
 }
 
 /// Returns an activation as a function of one element.
-pub(in crate::cpu) fn activation(kind: Gate) -> fn(f32) -> f32 {
+pub(in crate::cpu) fn activation(kind: ActivationFunction) -> fn(f32) -> f32 {
     match kind {
-        Gate::Gelu => |v| 0.5 * v * (1.0 + libm::erff(v * std::f32::consts::FRAC_1_SQRT_2)),
-        Gate::GeluTanh => gelu_tanh,
-        Gate::GeluFp16 => |v| v * sigmoid(v * (GELU_FP16[0] + GELU_FP16[1] * v * v)),
-        Gate::GeluSigmoid => |v| v * sigmoid(1.702 * v),
-        Gate::Silu => |v| v * sigmoid(v),
+        ActivationFunction::Gelu => |v| 0.5 * v * (1.0 + libm::erff(v * std::f32::consts::FRAC_1_SQRT_2)),
+        ActivationFunction::GeluTanh => gelu_tanh,
+        ActivationFunction::GeluFp16 => |v| v * sigmoid(v * (GELU_FP16[0] + GELU_FP16[1] * v * v)),
+        ActivationFunction::GeluSigmoid => |v| v * sigmoid(1.702 * v),
+        ActivationFunction::Silu => |v| v * sigmoid(v),
     }
 }
 
