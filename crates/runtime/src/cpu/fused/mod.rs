@@ -13,27 +13,30 @@
 mod build;
 mod experts;
 mod inputs;
+mod kernel_call;
 mod nodes;
 mod patterns;
 mod rounded;
+mod row_loops;
 mod update;
 mod update_pattern;
 mod view;
 
+use super::ops::OpError;
 use super::ops::OpResult;
 use super::ops::window::image_strides;
-use super::ops::{OpContext, OpError};
 use super::state_value::StateValue;
 use super::strided::{StridedLoops, copy_floats};
 use crate::backend::{Counts, OpTime};
 use crate::tensor::{Data, Tensor};
 use anemoe_kernels::{
-    CacheValues, CacheView, Columns, Image, Layout, Mask, MatMul, PackedActivations, Pool, Strided,
+    AttentionShape, CacheValues, CacheView, Columns, HeadStrides, Image, Layout, Mask, MatMul,
+    PackedActivations, Pool, Strided,
 };
-use anemoe_mlpackage::mil::{DataType, TensorType};
+use anemoe_mlpackage::mil::TensorType;
 use experts::Pack;
 use inputs::NodeInputs;
-use nodes::{Item, KernelOperand, Node, NodeKind};
+use nodes::{Item, Node, NodeKind};
 use smallvec::SmallVec;
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -342,78 +345,21 @@ fn run_node(
             });
         }
         NodeKind::Gated { rows, n, gate, up, kind, out } => with_out!(*out, |sources, y| {
-            let (g, u) = (sources.get(*gate), sources.get(*up));
-            rows.split(pool, y, *n, &|rows, y| {
-                rows.each(|[o, a, b], m, s| {
-                    for i in 0..m {
-                        let (o, a, b) = (o + i * s[0], a + i * s[1], b + i * s[2]);
-                        anemoe_kernels::apply_gate(
-                            &g[a..a + *n],
-                            &u[b..b + *n],
-                            1.0,
-                            *kind,
-                            &mut y[o..o + *n],
-                        );
-                    }
-                });
-            });
+            row_loops::apply_gates(pool, (rows, *n), (sources.get(*gate), sources.get(*up)), *kind, y);
         }),
         NodeKind::Norm { rows, n, x, weight, norm, out } => with_out!(*out, |sources, y| {
-            let (x, weight) = (sources.get(*x), weight.map(|w| sources.get(w)));
-            rows.split(pool, y, *n, &|rows, y| {
-                rows.each(|[o, a], m, s| {
-                    for i in 0..m {
-                        let (o, a) = (o + i * s[0], a + i * s[1]);
-                        anemoe_kernels::rms_norm(&x[a..a + *n], weight, *norm, &mut y[o..o + *n]);
-                    }
-                });
-            });
+            let weight = weight.map(|w| sources.get(w));
+            row_loops::norms(pool, (rows, *n), sources.get(*x), weight, *norm, y);
         }),
         NodeKind::Rotate { rows, half, n, x, cos, sin, out } => with_out!(*out, |sources, y| {
-            let (x, cos, sin) = (sources.get(*x), sources.get(*cos), sources.get(*sin));
-            let (half, n) = (*half, *n);
-            rows.split(pool, y, n, &|rows, y| {
-                rows.each(|[o, a, c, s], m, step| {
-                    for i in 0..m {
-                        let y = &mut y[o + i * step[0]..][..n];
-                        let x = &x[a + i * step[1]..][..n];
-                        let (cos, sin) = (&cos[c + i * step[2]..][..n], &sin[s + i * step[3]..][..n]);
-                        for k in 0..half {
-                            y[k] = x[k] * cos[k] + x[half + k] * sin[k];
-                        }
-                        for k in half..2 * half {
-                            y[k] = x[k] * cos[k] + x[k - half] * sin[k];
-                        }
-                        for k in 2 * half..n {
-                            y[k] = x[k] * cos[k] + x[k] * sin[k];
-                        }
-                    }
-                });
-            });
+            let angles = (sources.get(*cos), sources.get(*sin));
+            row_loops::rotate(pool, (rows, *n), *half, sources.get(*x), angles, y);
         }),
         NodeKind::Attention { shape, q, k, v, mask, out } => {
-            let mut taken = std::mem::take(&mut buffers[out.0]);
-            let sources = NodeInputs { buffers, tensors, constants, inputs };
-            let cache = |v: &View| {
-                let values = match v.base {
-                    Base::State(s) => states[s].values(),
-                    base => CacheValues::F32(sources.get(base)),
-                };
-                CacheView { values, first: v.offset, head_stride: v.strides[1], slot_stride: v.strides[2] }
-            };
-            let m = Mask { values: &sources.get(mask.0.base)[mask.0.offset..], token_stride: mask.1 };
-            let (k, v) = (cache(k), cache(v));
-            let q = (sources.get(q.0), q.1);
-            let bytes = match is_rounded {
-                true => rounded::attention(pool, shape, q, &k, &v, m, (&mut taken, out.1)),
-                false => anemoe_kernels::attention(pool, shape, 1.0, q, &k, &v, Some(m), (&mut taken, out.1)),
-            };
-            // Each key and value is multiplied by the queries of its group, for each token.
-            let element =
-                if matches!(k.values, CacheValues::F32(_)) { size_of::<f32>() } else { size_of::<u16>() };
-            let queries = shape.tokens * (shape.heads / shape.kv_heads.max(1));
-            *counts += Counts::product(bytes, bytes as usize / element, queries);
-            buffers[out.0] = taken;
+            let (q, out) = ((q.0, q.1), (out.0, out.1));
+            with_out!(out.0, |sources, y| {
+                *counts += attend(pool, &sources, states, (shape, q, [k, v], mask), (y, out.1), is_rounded);
+            });
         }
         NodeKind::Update { state, new, keep, place, tail, slots, as_before } => {
             let sources = NodeInputs { buffers, tensors, constants, inputs };
@@ -457,50 +403,14 @@ fn run_node(
             });
         }
         NodeKind::Softmax { rows, n, step, x, out } => with_out!(*out, |sources, y| {
-            let x = sources.get(*x);
-            rows.split(pool, y, *n, &|rows, y| {
-                rows.each(|[o, a], m, s| {
-                    for i in 0..m {
-                        let (x, y) = (&x[a + i * s[1]..], &mut y[o + i * s[0]..][..*n]);
-                        match *step {
-                            1 => y.copy_from_slice(&x[..*n]),
-                            step => y.iter_mut().enumerate().for_each(|(k, y)| *y = x[k * step]),
-                        }
-                        let mut sum = 0.0;
-                        anemoe_kernels::exp_and_sum(y, &mut sum);
-                        y.iter_mut().for_each(|y| *y /= sum);
-                    }
-                });
-            });
+            row_loops::softmax(pool, (rows, *n), *step, sources.get(*x), y);
         }),
         NodeKind::Reduce { f, loops, x, out } => {
             with_out!(*out, |sources, y| f(loops, sources.get(*x), y));
         }
-        NodeKind::MatMul { rows, sizes: (k, n), strides: (xk, yk, yn), x, y: other, out } => {
-            with_out!(*out, |sources, y| {
-                let (x, w) = (sources.get(*x), sources.get(*other));
-                // Each row of the result is computed by itself.
-                rows.split_by(pool, y, (*n, *k * *n), &|rows, y| {
-                    rows.each(|[o, a, b], m, s| {
-                        for i in 0..m {
-                            let (o, a, b) = (o + i * s[0], a + i * s[1], b + i * s[2]);
-                            let y = &mut y[o..o + *n];
-                            y.fill(0.0);
-                            for c in 0..*k {
-                                let (v, w) = (x[a + c * *xk], &w[b + c * *yk..]);
-                                if v == 0.0 && w[0].is_finite() {
-                                    continue;
-                                }
-                                match *yn {
-                                    1 => y.iter_mut().zip(w).for_each(|(y, w)| *y += v * w),
-                                    yn => y.iter_mut().enumerate().for_each(|(j, y)| *y += v * w[j * yn]),
-                                }
-                            }
-                        }
-                    });
-                });
-            });
-        }
+        NodeKind::MatMul { rows, sizes, strides, x, y: other, out } => with_out!(*out, |sources, y| {
+            row_loops::products(pool, (rows, *sizes), *strides, (sources.get(*x), sources.get(*other)), y);
+        }),
         NodeKind::WriteState { state, loops, x } => {
             let sources = NodeInputs { buffers, tensors, constants, inputs };
             let x = sources.get(*x);
@@ -510,47 +420,42 @@ fn run_node(
             }
         }
         NodeKind::Kernel(call) => {
-            let operands = || call.inputs.iter().map(|(_, o)| o).chain(&call.values);
-            for operand in operands() {
-                if let KernelOperand::Copied { loops, x, shape, copy: to } = operand {
-                    let mut taken = std::mem::take(&mut tensors[*to]);
-                    let sources = NodeInputs { buffers, tensors, constants, inputs };
-                    match x {
-                        Base::State(s) => copy_state(loops, &states[*s], taken.reset_f32(shape)),
-                        base => copy_floats(loops, sources.get(*base), taken.reset_f32(shape)),
-                    }
-                    tensors[*to] = taken;
-                }
-            }
-            let mut results: Vec<Tensor> =
-                call.outputs.iter().map(|&t| std::mem::take(&mut tensors[t])).collect();
-            let sources = NodeInputs { buffers, tensors, constants, inputs };
-            let get = |o| match o {
-                &KernelOperand::Whole(base) => {
-                    sources.tensor(base).ok_or_else(|| OpError::Invalid("no tensor".into()))
-                }
-                KernelOperand::Copied { copy, .. } => Ok(&sources.tensors[*copy]),
-            };
-            let bound: Vec<(&str, &Tensor)> =
-                call.inputs.iter().map(|(n, o)| Ok((n.as_str(), get(o)?))).collect::<OpResult<_>>()?;
-            let values: Vec<&Tensor> = call.values.iter().map(get).collect::<OpResult<_>>()?;
-            let context =
-                OpContext { op: &call.op_type, inputs: &bound, values: &values, outputs: &call.types };
-            (call.kernel)(&context, &mut results)?;
-            for ((&t, result), ty) in call.outputs.iter().zip(results).zip(&call.types) {
-                super::ops::check_result(&result, ty)?;
-                let mut result = result;
-                if is_rounded
-                    && ty.dtype == DataType::Float16
-                    && let Some(values) = result.as_f32_mut()
-                {
-                    round(pool, values);
-                }
-                tensors[t] = result;
-            }
+            kernel_call::run(call, (buffers, tensors), (constants, inputs), states, is_rounded)?;
         }
     }
     Ok(())
+}
+
+/// Operands of an attention node: its shape, queries, keys and values, and the mask.
+type AttentionOperands<'a> = (&'a AttentionShape, (Base, HeadStrides), [&'a View; 2], &'a (View, usize));
+
+/// Computes attention into `out`. Returns what it read and multiplied.
+fn attend(
+    pool: &Pool,
+    sources: &NodeInputs<'_>,
+    states: &[StateValue],
+    (shape, q, kv, mask): AttentionOperands<'_>,
+    out: (&mut [f32], HeadStrides),
+    is_rounded: bool,
+) -> Counts {
+    let cache = |v: &View| {
+        let values = match v.base {
+            Base::State(s) => states[s].values(),
+            base => CacheValues::F32(sources.get(base)),
+        };
+        CacheView { values, first: v.offset, head_stride: v.strides[1], slot_stride: v.strides[2] }
+    };
+    let mask = Mask { values: &sources.get(mask.0.base)[mask.0.offset..], token_stride: mask.1 };
+    let [k, v] = kv.map(cache);
+    let q = (sources.get(q.0), q.1);
+    let bytes = match is_rounded {
+        true => rounded::attention(pool, shape, q, &k, &v, mask, out),
+        false => anemoe_kernels::attention(pool, shape, 1.0, q, &k, &v, Some(mask), out),
+    };
+    // Each key and value is multiplied by the queries of its group, for each token.
+    let element = if matches!(k.values, CacheValues::F32(_)) { size_of::<f32>() } else { size_of::<u16>() };
+    let queries = shape.tokens * (shape.heads / shape.kv_heads.max(1));
+    Counts::product(bytes, bytes as usize / element, queries)
 }
 
 /// Returns the layout in which the products of a node read the packed activations `packed`.
