@@ -12,7 +12,7 @@ use std::time::Duration;
 use url::Url;
 
 /// Tries in a row without a new byte after which the download fails.
-pub const TRIES: u32 = 5;
+pub const TRIES: u32 = 6;
 /// Pause before the second try; each later pause is twice as long.
 pub const RETRY_PAUSE: Duration = Duration::from_millis(500);
 /// Bytes of one read.

@@ -125,6 +125,8 @@ pub struct UploadRequest<'a> {
     pub headers: &'a [(&'static str, String)],
     /// Body.
     pub body: &'a [u8],
+    /// True if the server is asked to accept the headers before the body follows (`expect: 100-continue`).
+    pub asks_first: bool,
     /// Called with the number of bytes sent since the last call.
     pub sent: &'a dyn Fn(u64),
 }
@@ -221,6 +223,9 @@ impl HttpClient {
         builder = builder.header("content-length", request.body.len());
         for (name, value) in request.headers {
             builder = builder.header(*name, value);
+        }
+        if request.asks_first {
+            builder = builder.header("expect", "100-continue");
         }
         let mut body = CountedBody { left: request.body, sent: request.sent };
         let wrong = |e: ureq::http::Error| Trouble::Lasting(format!("{}: {e}", shown(request.url)));

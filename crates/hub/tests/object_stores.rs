@@ -25,6 +25,12 @@ struct Kept {
     came: Vec<u16>,
     /// True if the next upload is assembled wrongly.
     forgets: bool,
+    /// Part number at which another push ends the upload, and the contents that it leaves, if any.
+    ended_at: Option<(u16, Option<Vec<u8>>)>,
+    /// Times that the server says, of parts to put together, that one is another.
+    rewritten: usize,
+    /// Times that the server breaks off in an object.
+    breaks_off: usize,
 }
 
 fn md5(bytes: &[u8]) -> String {
@@ -59,11 +65,21 @@ fn answer(kept: &mut Kept, asked: &Asked) -> Reply {
         ("PUT", Some(_), Some(number)) if kept.refused.contains(&number) => {
             Reply::new(403, "<Error><Code>AccessDenied</Code></Error>")
         }
+        ("PUT", Some(id), Some(_)) if kept.ended_at.as_ref().is_some_and(|(at, _)| Some(*at) == number) => {
+            let left = kept.ended_at.take().and_then(|(_, left)| left);
+            kept.uploads.remove(&id);
+            kept.objects.extend(left.map(|bytes| (key, bytes)));
+            Reply::new(404, "<Error><Code>NoSuchUpload</Code></Error>")
+        }
         ("PUT", Some(id), Some(number)) => {
             let tag = md5(&asked.body);
             kept.came.push(number);
             kept.uploads.get_mut(&id).unwrap().1.insert(number, asked.body.clone());
             Reply::new(200, "").with("etag", format!("\"{tag}\""))
+        }
+        ("POST", Some(_), None) if kept.rewritten > 0 => {
+            kept.rewritten -= 1;
+            Reply::new(400, "<Error><Code>InvalidPart</Code></Error>")
         }
         ("POST", Some(id), None) => {
             let (key, parts) = kept.uploads.remove(&id).unwrap();
@@ -110,6 +126,10 @@ fn answer(kept: &mut Kept, asked: &Asked) -> Reply {
             Reply::new(200, "")
         }
         _ => match kept.objects.get(&key) {
+            Some(bytes) if asked.method == "GET" && kept.breaks_off > 0 => {
+                kept.breaks_off -= 1;
+                Reply { cut: Some(bytes.len() / 2), ..Reply::part(asked, bytes) }
+            }
             Some(bytes) => Reply::part(asked, bytes),
             None => Reply::new(404, "<Error><Code>NoSuchKey</Code></Error>"),
         },
@@ -179,6 +199,53 @@ fn an_upload_goes_on_with_the_parts_that_are_there() {
     // The object exists now.
     let (_, report) = send_files(store.as_ref(), &folder, &files, &OPTIONS, &|_| ()).unwrap();
     assert_eq!((report.files_sent, report.bytes_there), (0, bytes.len() as u64));
+}
+
+#[test]
+fn an_upload_that_another_push_ends_is_no_failure() {
+    let machine = Machine::new(|_, reply| reply);
+    let (folder, bytes) = machine.bundle();
+    let files = ["weights".to_string()];
+    let store = machine.store();
+    let progress = Mutex::new((0, 0));
+    let tell = |p: anemoe_hub::TransferProgress| *progress.lock().unwrap() = (p.done, p.total);
+    let send = || send_files(store.as_ref(), &folder, &files, &OPTIONS, &tell).unwrap().1;
+    let whole = bytes.len() as u64;
+    let key = format!("p/objects/{}/{}", &sha256(&bytes)[..2], sha256(&bytes));
+    // The other push completed it: one part of this one was sent for nothing.
+    machine.kept.lock().unwrap().ended_at = Some((2, Some(bytes.clone())));
+    assert_eq!(send().bytes_sent, PART as u64);
+    assert_eq!(*progress.lock().unwrap(), (whole, whole));
+    // The other push aborted it: all is sent to an upload of this one's own.
+    machine.kept.lock().unwrap().objects.clear();
+    machine.kept.lock().unwrap().ended_at = Some((2, None));
+    assert_eq!(send().bytes_sent, PART as u64 + whole);
+    assert_eq!(*progress.lock().unwrap(), (whole, whole));
+    assert!(machine.kept.lock().unwrap().objects[&key] == bytes);
+    // The other push rewrites a part while this one completes: for a moment, and until this one gives the upload up.
+    for rewritten in [1, 4] {
+        machine.kept.lock().unwrap().objects.clear();
+        machine.kept.lock().unwrap().rewritten = rewritten;
+        assert_eq!(send().bytes_sent, whole * if rewritten == 1 { 1 } else { 2 });
+        assert!(machine.kept.lock().unwrap().objects[&key] == bytes);
+    }
+}
+
+#[test]
+fn an_object_that_the_server_cannot_read_to_its_end_is_sent_again() {
+    let machine = Machine::new(|_, reply| reply);
+    let (folder, bytes) = machine.bundle();
+    std::fs::write(folder.join("weights"), &bytes[..1000]).unwrap();
+    let files = ["weights".to_string()];
+    let send = |verify| {
+        let options = SendOptions { verify, ..OPTIONS };
+        send_files(machine.store().as_ref(), &folder, &files, &options, &|_| ()).unwrap().1.files_sent
+    };
+    assert_eq!(send(false), 1);
+    machine.kept.lock().unwrap().breaks_off = 2;
+    assert_eq!(send(true), 0);
+    machine.kept.lock().unwrap().breaks_off = usize::MAX;
+    assert_eq!(send(true), 1);
 }
 
 #[test]

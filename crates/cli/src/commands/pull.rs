@@ -80,31 +80,33 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     Ok(Outcome::Done)
 }
 
+/// Lists the first names, and says whether there are more.
+fn first_of(names: &[String]) -> String {
+    let more = if names.len() > MAX_NAMED { ", .." } else { "" };
+    names[..names.len().min(MAX_NAMED)].join(", ") + more
+}
+
 /// Makes the error for a missing bundle, with the parts or bundles that the store has.
 fn missing(store: &OpenStore, bundle: &Path) -> anyhow::Error {
     let objects = store.objects.as_ref();
     let there = objects.list(&format!("bundles/{}", store.name)).unwrap_or_default();
-    let parts: Vec<String> = there
-        .iter()
-        .filter_map(|name| BundleManifest::part_of_key(name))
-        .map(|(index, of)| format!("{index}/{of}"))
-        .collect();
+    let mut parts: Vec<(usize, usize)> =
+        there.iter().filter_map(|name| BundleManifest::part_of_key(name)).collect();
+    parts.sort_unstable();
     let what = if parts.is_empty() {
         let names = bundle_names(objects).unwrap_or_default();
-        let shown: Vec<&str> = names.iter().take(MAX_NAMED).map(String::as_str).collect();
-        let more = if names.len() > shown.len() { ", .." } else { "" };
-        match shown.is_empty() {
+        match names.is_empty() {
             true => format!("there is no bundle `{}`", store.name),
             false => {
-                let list = shown.join(", ");
-                format!("there is no bundle `{}`; --name takes one of {list}{more}", store.name)
+                format!("there is no bundle `{}`; --name takes one of {}", store.name, first_of(&names))
             }
         }
     } else {
+        let parts: Vec<String> = parts.iter().map(|(index, of)| format!("{index}/{of}")).collect();
         format!(
             "`{}` is there in parts only ({}); put them together: anemoe assemble {} --pull {}",
             store.name,
-            parts.join(", "),
+            first_of(&parts),
             quoted(bundle),
             store.shown
         )

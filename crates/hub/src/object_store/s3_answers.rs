@@ -21,6 +21,17 @@ pub struct S3Refusal {
     region: Option<String>,
 }
 
+/// What is wrong with credentials.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum CredentialFault {
+    /// The server does not know the key.
+    Key,
+    /// The secret is not the key's.
+    Secret,
+    /// The server answers no request without credentials.
+    Missing,
+}
+
 impl S3Refusal {
     /// Makes a refusal with only a status and an optional code.
     pub fn of_status(status: u16, code: Option<String>) -> S3Refusal {
@@ -50,12 +61,39 @@ impl S3Refusal {
     pub fn is_passing(&self) -> bool {
         let busy = ["RequestTimeout", "SlowDown", "InternalError", "ServiceUnavailable", "OperationAborted"];
         let is_busy = self.code.as_deref().is_some_and(|code| busy.contains(&code));
-        is_busy || matches!(self.status, 429 | 500 | 502..=504)
+        // 417: the server does not know `expect: 100-continue`, which the next try does without.
+        is_busy || matches!(self.status, 417 | 429 | 500 | 502..=504)
     }
 
     /// Tells whether the object does not exist.
     pub fn is_absence(&self) -> bool {
         self.status == 404 && self.code.as_deref() != Some("NoSuchBucket")
+    }
+
+    /// Tells whether the server does not know the upload that a part is for.
+    pub fn is_lost_upload(&self) -> bool {
+        self.code.as_deref() == Some("NoSuchUpload")
+    }
+
+    /// Tells what is wrong with the credentials; `None` where the server knows them. Garage says it in words alone.
+    fn fault_of_credentials(&self) -> Option<CredentialFault> {
+        let says = |words: &str| {
+            self.message.as_ref().is_some_and(|message| message.to_ascii_lowercase().contains(words))
+        };
+        match self.code.as_deref()? {
+            "InvalidAccessKeyId" => Some(CredentialFault::Key),
+            "SignatureDoesNotMatch" => Some(CredentialFault::Secret),
+            "AccessDenied" if says("no such key") => Some(CredentialFault::Key),
+            "AccessDenied" if says("invalid signature") => Some(CredentialFault::Secret),
+            "AccessDenied" if says("anonymous access") => Some(CredentialFault::Missing),
+            _ => None,
+        }
+    }
+
+    /// Tells whether other requests may succeed: what is asked for is not there, or may not be seen.
+    pub fn is_of_this_request(&self) -> bool {
+        let is_denied = self.code.as_deref() == Some("AccessDenied");
+        self.is_absence() || is_denied && self.fault_of_credentials().is_none()
     }
 
     /// Returns the refusal in a few words.
@@ -74,10 +112,13 @@ impl S3Refusal {
         let (status, code) = (self.status, self.code.as_deref().unwrap_or_default());
         let server = crate::http_client::shown(&settings.endpoint);
         let words = self.words();
+        // Some servers name the region in every error.
+        let other_region = self.region.as_deref().filter(|region| *region != settings.region);
+        let fault = self.fault_of_credentials();
         let what = match (status, code) {
             (_, "NoSuchBucket") => format!("there is no bucket `{bucket}` at {server}"),
-            (301 | 302 | 307 | 308 | 400, _) if self.region.is_some() => {
-                let region = self.region.as_deref().unwrap_or_default();
+            (301 | 302 | 307 | 308 | 400, _) if other_region.is_some() => {
+                let region = other_region.unwrap_or_default();
                 format!("the bucket `{bucket}` is in the region {region}; set AWS_REGION={region}")
             }
             (301 | 302 | 307 | 308, _) => {
@@ -85,8 +126,10 @@ impl S3Refusal {
                     "{server} redirects to another server; AWS_REGION or AWS_ENDPOINT_URL is not that of the bucket"
                 )
             }
-            (_, "InvalidAccessKeyId") => format!("{server} does not know this AWS_ACCESS_KEY_ID ({words})"),
-            (_, "SignatureDoesNotMatch") => {
+            _ if fault == Some(CredentialFault::Key) => {
+                format!("{server} does not know this AWS_ACCESS_KEY_ID ({words})")
+            }
+            _ if fault == Some(CredentialFault::Secret) => {
                 format!(
                     "AWS_SECRET_ACCESS_KEY is not the secret of AWS_ACCESS_KEY_ID, or AWS_REGION is another one ({words})"
                 )
@@ -165,6 +208,25 @@ mod tests {
                 "<Code>AuthorizationHeaderMalformed</Code><Region>eu-west-1</Region>",
                 "set AWS_REGION=eu-west-1",
             ),
+            // Garage names its region in every error, and tells what is wrong with a key in words.
+            (
+                &known,
+                400,
+                "<Code>InvalidPart</Code><Message>do not match</Message><Region>us-east-1</Region>",
+                "answers with status 400 (InvalidPart: do not match)",
+            ),
+            (
+                &known,
+                403,
+                "<Code>AccessDenied</Code><Message>Forbidden: Invalid signature</Message>",
+                "AWS_SECRET_ACCESS_KEY is not the secret",
+            ),
+            (
+                &known,
+                403,
+                "<Code>AccessDenied</Code><Message>Forbidden: No such key: x</Message>",
+                "does not know this AWS_ACCESS_KEY_ID",
+            ),
             (&known, 301, "", "redirects to another server"),
             (&known, 404, "<Code>NoSuchKey</Code>", "not there"),
             (&known, 418, "", "answers with status 418"),
@@ -178,6 +240,13 @@ mod tests {
         assert!(
             S3Refusal::of_status(503, None).is_passing() && !S3Refusal::of_status(501, None).is_passing()
         );
+        let denied = |message: &str| {
+            S3Refusal::of_body(403, &format!("<Code>AccessDenied</Code><Message>{message}</Message>"))
+        };
+        assert!(denied("not allowed for this key").is_of_this_request());
+        for about_the_key in ["Invalid signature", "No such key: x", "does not support anonymous access"] {
+            assert!(!denied(about_the_key).is_of_this_request(), "{about_the_key}");
+        }
         assert!(S3Refusal::of_status(404, None).is_absence());
         assert!(!S3Refusal::of_body(404, "<Code>NoSuchBucket</Code>").is_absence());
     }

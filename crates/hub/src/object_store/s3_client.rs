@@ -19,7 +19,7 @@ pub const VALID: Duration = Duration::from_secs(24 * 3600);
 /// Tries of a request.
 const TRIES: u32 = 6;
 /// Pause before the second try; each later pause is twice as long.
-const REST: Duration = Duration::from_millis(500);
+pub const REST: Duration = Duration::from_millis(500);
 /// Header with the SHA-256 of an object.
 pub const CHECKSUM: &str = "x-amz-checksum-sha256";
 
@@ -92,7 +92,7 @@ impl S3Client {
         let mut tries = 0;
         loop {
             tries += 1;
-            let why = match self.try_once(request) {
+            let why = match self.try_once(request, tries) {
                 Ok(Ok(answer)) => return Ok(Ok(answer)),
                 Ok(Err(refusal)) if !refusal.is_passing() => return Ok(Err(refusal)),
                 Ok(Err(refusal)) => refusal.words(),
@@ -100,7 +100,7 @@ impl S3Client {
                 Err(Trouble::Passing(what)) => what,
             };
             if tries >= TRIES {
-                let what = format!("{why} ({TRIES} tries); the same command goes on from what was sent");
+                let what = format!("{why} ({TRIES} tries); the same command goes on where this one stopped");
                 return Err(self.failed(key, what));
             }
             let rest = REST * 2u32.pow(tries - 1);
@@ -115,6 +115,7 @@ impl S3Client {
     fn try_once(
         &self,
         request: &S3Request,
+        tries: u32,
     ) -> std::result::Result<std::result::Result<Answer, S3Refusal>, Trouble> {
         let url = (request.sign)();
         let answer = if matches!(request.method, "GET" | "HEAD") {
@@ -137,7 +138,17 @@ impl S3Client {
                 (request.moved)(n as i64);
             };
             let (method, headers, body) = (request.method, request.headers, request.body);
-            let answer = self.http.upload(&UploadRequest { method, url: &url, headers, body, sent: &sent });
+            // A server that refuses early closes the connection, and its reason is lost while the body is written. Each
+            // second try asks before it sends; some servers do not know the question.
+            let asks_first = tries.is_multiple_of(2);
+            let answer = self.http.upload(&UploadRequest {
+                method,
+                url: &url,
+                headers,
+                body,
+                asks_first,
+                sent: &sent,
+            });
             if !matches!(&answer, Ok(a) if a.status < 300) {
                 (request.moved)(-went.get());
             }

@@ -2,7 +2,7 @@
 
 use super::object::Contents;
 use super::s3_answers::{S3Refusal, text_of};
-use super::s3_client::{S3Client, S3Request, VALID};
+use super::s3_client::{REST, S3Client, S3Request, VALID};
 use crate::http_client::xml_text;
 use crate::{Error, Result};
 use anemoe_io::{hex, open_input};
@@ -12,6 +12,7 @@ use md5::Md5;
 use rusty_s3::actions::{CreateMultipartUpload, ListParts};
 use rusty_s3::{Method, S3Action};
 use sha2::{Digest, Sha256};
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::io::Read;
 use std::path::Path;
@@ -23,6 +24,10 @@ pub const PART_BYTES: u64 = 16 << 20;
 const MAX_PARTS: u64 = 10_000;
 /// Most unfinished uploads of one object that are inspected.
 const MAX_UPLOADS: usize = 8;
+/// Most uploads of one object that may be lost to other pushes.
+const MAX_LOST: usize = 4;
+/// Most requests to put parts together while the server says that a part is another one.
+const MAX_COMPLETIONS: usize = 4;
 /// Most bytes of an answer.
 const MAX_ANSWER: u64 = 4 << 20;
 
@@ -39,7 +44,8 @@ fn part_bytes(bytes: u64) -> u64 {
     PART_BYTES.max(bytes.div_ceil(MAX_PARTS).div_ceil(MIB) * MIB)
 }
 
-/// Sends a file in parts, without the parts that an earlier run sent.
+/// Sends a file in parts, without the parts that an earlier run sent. Another push may fill the same upload, and end it
+/// first: then the object is there, or an upload of its own follows.
 ///
 /// # Errors
 /// Fails like [`ObjectStore::send`](super::object::ObjectStore::send); parts that were sent stay.
@@ -50,16 +56,66 @@ pub fn send_parts(
     contents: &Contents,
     moved: &dyn Fn(i64),
 ) -> Result<u64> {
+    // An object that is there before is to be replaced; one that is there later is another push's.
+    let was_there = client.find(key)?.is_some();
+    let is_there = || Ok(!was_there && client.find(key)?.is_some_and(|(bytes, _)| bytes == contents.bytes));
+    let mut sent = 0;
+    for attempt in 0..MAX_LOST {
+        let known = if attempt == 0 { find_unfinished_upload(client, key) } else { None };
+        let upload = match known {
+            Some(upload) => upload,
+            None => Upload { id: create(client, key)?, parts: BTreeMap::new() },
+        };
+        let told = Cell::new(0);
+        let counted = |n: i64| {
+            told.set(told.get() + n);
+            moved(n);
+        };
+        match send_missing(client, key, file, contents, &upload, (&counted, &mut sent)) {
+            Ok(UploadOutcome::Complete) => {
+                return match client.find(key)? {
+                    Some((found, _)) if found != contents.bytes => Err(client.failed(
+                        key,
+                        format!("the server put {found} bytes together where {} were sent", contents.bytes),
+                    )),
+                    // Some users may write but not read.
+                    _ => Ok(sent),
+                };
+            }
+            _ if is_there()? => {
+                moved(contents.bytes as i64 - told.get());
+                return Ok(sent);
+            }
+            Ok(UploadOutcome::Lost) => moved(-told.get()),
+            Err(e) => return Err(e),
+        }
+    }
+    Err(client.failed(key, format!("{MAX_LOST} uploads were ended by others before they were complete")))
+}
+
+/// How an upload ended.
+enum UploadOutcome {
+    /// The server put the parts together.
+    Complete,
+    /// The server does not know the upload or its parts any more: another push completed or aborted it.
+    Lost,
+}
+
+/// Sends the missing parts of a file to an upload, and completes it. Adds the bytes that were sent to `sent`.
+fn send_missing(
+    client: &S3Client,
+    key: &str,
+    file: &Path,
+    contents: &Contents,
+    upload: &Upload,
+    (moved, sent): (&dyn Fn(i64), &mut u64),
+) -> Result<UploadOutcome> {
     let full = client.full(key);
-    let upload = match find_unfinished_upload(client, key) {
-        Some(upload) => upload,
-        None => Upload { id: create(client, key)?, parts: BTreeMap::new() },
-    };
     let failed = |e| Error::io(file, e);
     let mut from = open_input(file, u64::MAX).map_err(failed)?;
     let (mut hasher, mut tags) = (Sha256::new(), Vec::new());
     let size = part_bytes(contents.bytes);
-    let (mut left, mut sent) = (contents.bytes, 0);
+    let mut left = contents.bytes;
     let mut piece = Vec::new();
     for number in 1..=u16::MAX {
         piece.clear();
@@ -80,24 +136,19 @@ pub fn send_parts(
         let sign = || client.bucket.upload_part(client.credentials(), &full, number, &upload.id).sign(VALID);
         let headers = [("content-md5", BASE64_STANDARD.encode(md5))];
         let request = S3Request { method: "PUT", sign: &sign, headers: &headers, body: &piece, moved };
-        let answer = client.request(key, &request)?.map_err(|refusal| client.refused(key, &refusal))?;
-        sent += piece.len() as u64;
+        let answer = match client.request(key, &request)? {
+            Ok(answer) => answer,
+            Err(refusal) if refusal.is_lost_upload() => return Ok(UploadOutcome::Lost),
+            Err(refusal) => return Err(client.refused(key, &refusal)),
+        };
+        *sent += piece.len() as u64;
         let tag = answer.header("etag").map(str::to_string);
         tags.push(tag.ok_or_else(|| client.failed(key, "the server gives a part no tag"))?);
     }
     if left > 0 || from.read(&mut [0]).map_err(failed)? > 0 || hex(hasher.finalize()) != contents.sha256 {
         return Err(Error::invalid(file, "file: it changed while it was sent"));
     }
-    complete(client, key, &upload.id, &tags)?;
-    match client.find(key)? {
-        Some((bytes, _)) if bytes == contents.bytes => Ok(sent),
-        Some((bytes, _)) => Err(client.failed(
-            key,
-            format!("the server put {bytes} bytes together where {} were sent", contents.bytes),
-        )),
-        // Some users may write but not read.
-        None => Ok(sent),
-    }
+    complete(client, key, &upload.id, &tags)
 }
 
 fn create(client: &S3Client, key: &str) -> Result<String> {
@@ -181,7 +232,8 @@ fn parts(client: &S3Client, key: &str, id: &str) -> Option<BTreeMap<u16, (u64, S
     }
 }
 
-fn complete(client: &S3Client, key: &str, id: &str, tags: &[String]) -> Result<()> {
+/// Asks the server to put the parts together, again while another push rewrites one of them.
+fn complete(client: &S3Client, key: &str, id: &str, tags: &[String]) -> Result<UploadOutcome> {
     let full = client.full(key);
     let action = || {
         let tags = tags.iter().map(String::as_str);
@@ -192,22 +244,27 @@ fn complete(client: &S3Client, key: &str, id: &str, tags: &[String]) -> Result<(
     let headers = [("content-type", "application/xml".to_string())];
     let request =
         S3Request { method: "POST", sign: &sign, headers: &headers, body: body.as_bytes(), moved: &|_| () };
-    let refusal = match client.request(key, &request)? {
-        // A server may answer before it has finished, and report a failure in the body.
-        Ok(answer) => {
-            let text = text_of(answer, MAX_ANSWER).map_err(|what| client.failed(key, what))?;
-            if !text.contains("<Error>") {
-                return Ok(());
+    for tries in 1.. {
+        let refusal = match client.request(key, &request)? {
+            // A server may answer before it has finished, and report a failure in the body.
+            Ok(answer) => {
+                let text = text_of(answer, MAX_ANSWER).map_err(|what| client.failed(key, what))?;
+                if !text.contains("<Error>") {
+                    return Ok(UploadOutcome::Complete);
+                }
+                S3Refusal::of_body(200, &text)
             }
-            S3Refusal::of_body(200, &text)
+            Err(refusal) => refusal,
+        };
+        match refusal.code.as_deref() {
+            // Another push of the same contents was faster, or the answer to an earlier try was lost.
+            Some("NoSuchUpload") => break,
+            Some("InvalidPart" | "InvalidPartOrder") if tries < MAX_COMPLETIONS => std::thread::sleep(REST),
+            Some("InvalidPart" | "InvalidPartOrder") => break,
+            _ => return Err(client.refused(key, &refusal)),
         }
-        // Another push of the same contents was faster, or the answer to an earlier try was lost.
-        Err(refusal) if refusal.code.as_deref() == Some("NoSuchUpload") && client.find(key)?.is_some() => {
-            return Ok(());
-        }
-        Err(refusal) => refusal,
-    };
-    Err(client.refused(key, &refusal))
+    }
+    Ok(UploadOutcome::Lost)
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 
 use super::object::{Contents, ObjectStore};
 use super::s3_answers::{S3Refusal, text_of};
-use super::s3_client::{CHECKSUM, S3Client, S3Request, VALID};
+use super::s3_client::{CHECKSUM, REST, S3Client, S3Request, VALID};
 use super::s3_multipart::{PART_BYTES, send_parts};
 use super::s3_settings::S3Settings;
 use crate::blob_hash::BlobHash;
@@ -20,6 +20,9 @@ use std::path::Path;
 
 /// Most bytes of a list: a thousand keys of a kilobyte, with their attributes.
 const MAX_LIST: u64 = 4 << 20;
+
+/// Tries to read an object to its end.
+const READ_TRIES: u32 = 4;
 
 /// A store in a bucket.
 pub struct S3Store {
@@ -61,9 +64,7 @@ impl ObjectStore for S3Store {
     fn prepare(&self) -> Result<()> {
         // A user who may not read may still write; every other refusal would hit later requests, too.
         match self.get("bundles/none")? {
-            Err(refusal) if !refusal.is_absence() && refusal.code.as_deref() != Some("AccessDenied") => {
-                Err(self.client.refused("", &refusal))
-            }
+            Err(refusal) if !refusal.is_of_this_request() => Err(self.client.refused("", &refusal)),
             _ => Ok(()),
         }
     }
@@ -73,14 +74,24 @@ impl ObjectStore for S3Store {
     }
 
     fn holds(&self, key: &str, contents: &Contents) -> Result<bool> {
-        match self.get(key)? {
-            Ok(answer) => {
-                let found = Contents::of_reader(&mut answer.reader());
-                found.map(|found| found == *contents).map_err(|e| self.client.failed(key, e.to_string()))
+        for tries in 1.. {
+            let why = match self.get(key)? {
+                Ok(answer) => match Contents::of_reader(&mut answer.reader()) {
+                    Ok(found) => return Ok(found == *contents),
+                    Err(e) => e,
+                },
+                Err(refusal) if refusal.is_absence() => return Ok(false),
+                Err(refusal) => return Err(self.client.refused(key, &refusal)),
+            };
+            // A server may have lost a piece of an object, and end the connection there each time.
+            if tries >= READ_TRIES {
+                let place = self.client.place(key);
+                tracing::warn!("{place} cannot be read to its end ({why}): it is sent again");
+                break;
             }
-            Err(refusal) if refusal.is_absence() => Ok(false),
-            Err(refusal) => Err(self.client.refused(key, &refusal)),
+            std::thread::sleep(REST * 2u32.pow(tries - 1));
         }
+        Ok(false)
     }
 
     fn write(&self, key: &str, bytes: &[u8]) -> Result<()> {
@@ -135,9 +146,13 @@ impl ObjectStore for S3Store {
                     self.client.place(key),
                     format!("object: {what}; push the bundle again with --verify"),
                 ),
-                DownloadFailure::Network(what) => self
-                    .client
-                    .failed(key, format!("{what}; what came stays, and the same command goes on from there")),
+                DownloadFailure::Network(what) => self.client.failed(
+                    key,
+                    format!(
+                        "{what}; what came stays, and the same command goes on from there; if it ends at the same byte, \
+                         push the bundle again with --verify"
+                    ),
+                ),
             },
         )?;
         Ok(contents.bytes - begun.unwrap_or(0).min(contents.bytes))
