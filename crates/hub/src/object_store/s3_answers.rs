@@ -21,7 +21,7 @@ pub struct S3Refusal {
     region: Option<String>,
 }
 
-/// What is wrong with credentials.
+/// Fault of credentials.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum CredentialFault {
     /// The server does not know the key.

@@ -93,7 +93,7 @@ pub fn send_parts(
     Err(client.failed(key, format!("{MAX_LOST} uploads were ended by others before they were complete")))
 }
 
-/// How an upload ended.
+/// End of an upload.
 enum UploadOutcome {
     /// The server put the parts together.
     Complete,

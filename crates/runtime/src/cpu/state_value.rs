@@ -1,5 +1,6 @@
 //! Values of states: caches in fp16, and tensors.
 
+use super::strided::{StridedLoops, copy_floats};
 use crate::tensor::{Data, Tensor};
 use anemoe_kernels::{CacheValues, F16Buffer, Pool};
 use anemoe_mlpackage::mil::TensorType;
@@ -95,6 +96,21 @@ impl Default for StateValue {
 }
 
 impl StateValue {
+    /// Copies elements to `out`, by loops over the result and the state.
+    pub fn copy_to(&self, loops: &StridedLoops<2>, out: &mut [f32]) {
+        match self {
+            StateValue::Cache(cache) => loops.each(|[o, i], n, s| {
+                let mut values = [0f32; CONVERTED_CHUNK];
+                for first in (0..n).step_by(CONVERTED_CHUNK) {
+                    let values = &mut values[..CONVERTED_CHUNK.min(n - first)];
+                    cache.read(i + first * s[1], s[1], values);
+                    values.iter().enumerate().for_each(|(k, v)| out[o + (first + k) * s[0]] = *v);
+                }
+            }),
+            StateValue::Full(t) => copy_floats(loops, t.as_f32().unwrap_or_default(), out),
+        }
+    }
+
     /// Makes a state of zeros; `cache` gives the slots that are held in fp16.
     pub fn zero(ty: &TensorType, cache: Option<usize>) -> StateValue {
         let shape: Vec<usize> = ty.dims.iter().map(|d| d.fixed().unwrap_or(0) as usize).collect();

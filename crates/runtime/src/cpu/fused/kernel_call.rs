@@ -5,8 +5,8 @@ use super::super::state_value::StateValue;
 use super::super::strided::copy_floats;
 use super::inputs::NodeInputs;
 use super::nodes::{KernelCall, KernelOperand};
+use super::rounded::round;
 use super::view::Base;
-use super::{copy_state, round};
 use crate::tensor::Tensor;
 use anemoe_kernels::Pool;
 use anemoe_mlpackage::mil::DataType;
@@ -29,7 +29,7 @@ pub(super) fn run(
             let mut taken = std::mem::take(&mut tensors[*to]);
             let sources = NodeInputs { buffers, tensors, constants, inputs };
             match x {
-                Base::State(s) => copy_state(loops, &states[*s], taken.reset_f32(shape)),
+                Base::State(s) => states[*s].copy_to(loops, taken.reset_f32(shape)),
                 base => copy_floats(loops, sources.get(*base), taken.reset_f32(shape)),
             }
             tensors[*to] = taken;

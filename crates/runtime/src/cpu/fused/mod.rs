@@ -174,7 +174,7 @@ impl FusedPlan {
                 PlanRun { constants: &self.constants, inputs, skip_zero: self.skip_zero, round: self.round };
             run_node(&node.work, arena, &run, states, &mut counts).map_err(|e| (e, at))?;
             for &(buffer, n) in &node.round {
-                round(Pool::global(), &mut arena.buffers[buffer][..n]);
+                rounded::round(Pool::global(), &mut arena.buffers[buffer][..n]);
             }
             if let Some(started) = started {
                 self.add_time(at, started.elapsed());
@@ -184,7 +184,7 @@ impl FusedPlan {
         let sources = NodeInputs { buffers, tensors, constants: &self.constants, inputs };
         for ((loops, view), out) in self.outputs.iter().zip(outputs) {
             match (view.base, sources.tensor(view.base)) {
-                (Base::State(s), _) => copy_state(loops, &states[s], out.reset_f32(&view.shape)),
+                (Base::State(s), _) => states[s].copy_to(loops, out.reset_f32(&view.shape)),
                 (_, Some(Tensor { data: Data::I32(v), .. })) => out.reset_i32(&view.shape).copy_from_slice(v),
                 (_, Some(Tensor { data: Data::Bool(v), .. })) => {
                     out.reset_bool(&view.shape).copy_from_slice(v)
@@ -268,31 +268,6 @@ impl FusedPlan {
     pub fn describe(&self, node: usize) -> (&str, &str) {
         (&self.nodes[node].op_type, &self.nodes[node].name)
     }
-}
-
-/// Elements of a state that are converted at a time.
-const STATE_CHUNK: usize = 64;
-
-fn copy_state(loops: &StridedLoops<2>, state: &StateValue, out: &mut [f32]) {
-    match state {
-        StateValue::Cache(cache) => loops.each(|[o, i], n, s| {
-            let mut values = [0f32; STATE_CHUNK];
-            for first in (0..n).step_by(STATE_CHUNK) {
-                let values = &mut values[..STATE_CHUNK.min(n - first)];
-                cache.read(i + first * s[1], s[1], values);
-                values.iter().enumerate().for_each(|(k, v)| out[o + (first + k) * s[0]] = *v);
-            }
-        }),
-        StateValue::Full(t) => copy_floats(loops, t.as_f32().unwrap_or_default(), out),
-    }
-}
-
-/// Elements that a thread rounds in one part of a job.
-const ROUNDED: usize = 1 << 14;
-
-/// Rounds values to fp16 on all threads.
-fn round(pool: &Pool, values: &mut [f32]) {
-    pool.for_chunks(values, ROUNDED, &|_, values| anemoe_kernels::round_to_f16(values));
 }
 
 /// Values and options of a run that all nodes read.
@@ -398,7 +373,7 @@ fn run_node(
                 buffers[*out][..*n].fill(*v);
             }
             with_out!(*out, |sources, y| match x {
-                Base::State(s) => copy_state(loops, &states[*s], y),
+                Base::State(s) => states[*s].copy_to(loops, y),
                 base => copy_floats(loops, sources.get(*base), y),
             });
         }

@@ -7,6 +7,14 @@ use anemoe_kernels::{
 };
 use std::cell::RefCell;
 
+/// Elements that a thread rounds in one part of a job.
+const ROUNDED: usize = 1 << 14;
+
+/// Rounds values to fp16 on all threads.
+pub(super) fn round(pool: &Pool, values: &mut [f32]) {
+    pool.for_chunks(values, ROUNDED, &|_, values| round_to_f16(values));
+}
+
 /// Computes `activation(gate) * up * factor`, and rounds after each operation.
 pub(super) fn gate(gate: &[f32], up: &[f32], factor: f32, kind: ActivationFunction, out: &mut [f32]) {
     let f = activation(kind);
