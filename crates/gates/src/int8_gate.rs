@@ -10,7 +10,7 @@ use std::path::Path;
 
 /// Cosine to the exact logits that the median of all positions has to reach. A near tie of experts that a small error
 /// turns costs a few positions, as in [`crate::golden_gate::Rounded`].
-pub const MIN_COSINE: f64 = 0.999;
+pub const MIN_FAST_COSINE: f64 = 0.999;
 
 /// Cosine that every position has to reach.
 const LOWEST: f64 = crate::golden_gate::MIN_COSINE;

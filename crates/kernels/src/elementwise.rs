@@ -182,6 +182,26 @@ fn exp_sum_on<L: F32x16>(x: &mut [f32], sum: &mut f32) {
     *sum = exp_from::<L>(x, largest::<L>(x));
 }
 
+#[inline(always)]
+fn exp_and_sum_from_on<L: F32x16>(x: &mut [f32], from: f32) -> f32 {
+    exp_from::<L>(x, from)
+}
+
+simd_fn! {
+    /// Computes `x = e^(x - from)` in place. Returns the sum of the results.
+    pub fn exp_and_sum_from(x: &mut [f32], from: f32) -> f32 = exp_and_sum_from_on
+}
+
+#[inline(always)]
+fn largest_on<L: F32x16>(x: &[f32]) -> f32 {
+    largest::<L>(x)
+}
+
+simd_fn! {
+    /// Returns the largest element; skips NaN. Negative infinity where there is none.
+    pub fn largest_element(x: &[f32]) -> f32 = largest_on
+}
+
 simd_fn! {
     /// Computes `x = e^(x - max x)` in place, and the sum of the results.
     pub fn exp_and_sum(x: &mut [f32], sum: &mut f32) = exp_sum_on

@@ -54,7 +54,10 @@ pub use activations::{Columns, Layout, PackedActivations};
 pub use attention::{AttentionShape, CacheValues, CacheView, HeadStrides, MASK_CUTOFF, Mask, attention};
 pub use bandwidth::{measure_bandwidth, read};
 pub use conv::{Conv, DepthwiseConv, Image, Window, conv, depthwise_conv};
-pub use elementwise::{ActivationFunction, GELU_FP16, apply_activation, apply_gate, exp_and_sum, softcap};
+pub use elementwise::{
+    ActivationFunction, GELU_FP16, apply_activation, apply_gate, exp_and_sum, exp_and_sum_from,
+    largest_element, softcap,
+};
 pub use f16::{f16_bits_to_f32, f16_to_f32, f32_to_f16, round_to_f16};
 pub use isa::Isa;
 pub use lut_tables::{HalfLut, Int8Lut, Int16Lut, round_to_int16};

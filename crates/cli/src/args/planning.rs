@@ -18,6 +18,7 @@ use anemoe_convert::outliers::{self, Outlier};
 use anemoe_convert::plan::{PartKinds, Plan, PlanOptions, ScaleScope};
 use anemoe_convert::quant::{Groups, MatrixQuant, Quant};
 use anemoe_gates::auto::{Goal, KindSearch, MAX_WHOLE, SearchBound, choose};
+use anemoe_gates::golden_gate::MIN_COSINE;
 use anemoe_gates::perplexity::windows;
 use anemoe_io::{Error, Kind};
 use anyhow::bail;
@@ -29,8 +30,6 @@ use std::str::FromStr;
 const TOKENS: usize = 192;
 /// Most tokens of a window of the text.
 const WINDOW: usize = 96;
-/// Default lowest cosine of `--quant auto`: the bound of the golden gate.
-const MIN_COSINE: f64 = 0.97;
 /// Default bound of the mean divergence if `--quant` is not given, in nats.
 const DEFAULT_MAX_KL: f64 = 0.0025;
 

@@ -21,7 +21,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 /// Share of the time below which a difference does not count: the simpler form stays.
-const NEAR_TIE: f64 = 0.03;
+const SAME_TIME: f64 = 0.03;
 /// File with the result of a trial.
 const RESULT_FILE: &str = "result.json";
 /// Largest result file that is read, in bytes.
@@ -463,7 +463,7 @@ fn choose(tried: &[(ShardForm, TrialResult)]) -> (Option<usize>, String) {
     };
     let placed: Vec<usize> = right.iter().copied().filter(|&i| tried[i].1.residency == Some(best)).collect();
     let fastest = placed.iter().copied().map(time).fold(f64::INFINITY, f64::min);
-    let near = |i: &&usize| time(**i) <= fastest * (1.0 + NEAR_TIE);
+    let near = |i: &&usize| time(**i) <= fastest * (1.0 + SAME_TIME);
     let simplicity = |i: &&usize| (tried[**i].0.differences().len(), **i);
     let Some(&chosen) = placed.iter().filter(near).min_by_key(simplicity) else {
         return (None, "no form was measured".into());
@@ -485,7 +485,7 @@ fn choose(tried: &[(ShardForm, TrialResult)]) -> (Option<usize>, String) {
         reason += &format!(
             "; another takes {:.1} % less, which is a tie ({:.0} %), and it is simpler",
             100.0 * (1.0 - fastest / time(chosen)),
-            100.0 * NEAR_TIE
+            100.0 * SAME_TIME
         );
     }
     (Some(chosen), reason)

@@ -99,7 +99,7 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     let fast = args.fast.then(|| {
         let ids: Vec<u32> = expected.prompt_ids.iter().chain(&expected.decode_tokens).copied().collect();
         let room = chain.model.max_context.min(ids.len());
-        int8_gate::compare(&args.bundle, &ids[..room], int8_gate::MIN_COSINE)
+        int8_gate::compare(&args.bundle, &ids[..room], int8_gate::MIN_FAST_COSINE)
     });
     let fast = fast.transpose()?;
     let pass = fast.as_ref().is_none_or(|f| f.pass)

@@ -1,7 +1,7 @@
 //! The zip file of a report: written at once, and checked when it is read.
 
 use super::stage::StageName;
-use super::{BENCH, FORMAT, FORMS, MANIFEST, PACKAGES, PLAN, SYSTEM};
+use super::{BENCH, FORMAT, FORMS, PACKAGES, PLAN, REPORT_MANIFEST, SYSTEM};
 use anemoe_bundle::sha256;
 use anemoe_io::{Error, Output, Result};
 use serde::{Deserialize, Serialize};
@@ -71,7 +71,8 @@ pub fn write_archive(output: &Output, entries: &BTreeMap<String, Vec<u8>>) -> Re
         .compression_method(CompressionMethod::Deflated)
         .last_modified_time(zip::DateTime::default())
         .unix_permissions(0o644);
-    let all = std::iter::once((MANIFEST, &manifest)).chain(entries.iter().map(|(n, b)| (n.as_str(), b)));
+    let all =
+        std::iter::once((REPORT_MANIFEST, &manifest)).chain(entries.iter().map(|(n, b)| (n.as_str(), b)));
     for (name, bytes) in all {
         zip.start_file(name, options).map_err(|e| failed(e.into()))?;
         zip.write_all(bytes).map_err(failed)?;
@@ -110,7 +111,7 @@ pub fn read_archive(path: &Path) -> Result<ReportArchive> {
         let mut entry = archive.by_index(i).map_err(|e| invalid(format!("entry {i}: {e}")))?;
         let name = entry.name().to_string();
         let of = |what: &str| invalid(format!("entry `{}`: {what}", name.escape_debug()));
-        if name != MANIFEST && !is_known(&name) {
+        if name != REPORT_MANIFEST && !is_known(&name) {
             return Err(of("no report has an entry of this name"));
         }
         let claimed = entry.size();
@@ -129,17 +130,18 @@ pub fn read_archive(path: &Path) -> Result<ReportArchive> {
         }
         entries.insert(name, content);
     }
-    let manifest =
-        entries.remove(MANIFEST).ok_or_else(|| invalid(format!("entry `{MANIFEST}` is missing")))?;
+    let manifest = entries
+        .remove(REPORT_MANIFEST)
+        .ok_or_else(|| invalid(format!("entry `{REPORT_MANIFEST}` is missing")))?;
     let listed: ReportManifest = match anemoe_io::json::parse::<FormatOnly>(&manifest) {
         Ok(found) if found.format == FORMAT => anemoe_io::json::parse(&manifest),
         Ok(found) => {
-            let what = format!("entry `{MANIFEST}`: format {}, {FORMAT} is read", found.format);
+            let what = format!("entry `{REPORT_MANIFEST}`: format {}, {FORMAT} is read", found.format);
             return Err(Error::unsupported(path, format!("report: {what}")));
         }
         Err(e) => Err(e),
     }
-    .map_err(|e| invalid(format!("entry `{MANIFEST}`: {e}")))?;
+    .map_err(|e| invalid(format!("entry `{REPORT_MANIFEST}`: {e}")))?;
     for (name, wanted) in &listed.entries {
         let of = |what: &str| invalid(format!("entry `{}`: {what}", name.escape_debug()));
         let found = entries.get(name).ok_or_else(|| of("it is missing, and the manifest lists it"))?;

@@ -21,7 +21,7 @@ use serde::{Deserialize, Serialize};
 /// Version of the format.
 pub const FORMAT: u32 = 1;
 /// Entry with the list of all other entries.
-pub const MANIFEST: &str = "manifest.json";
+pub const REPORT_MANIFEST: &str = "manifest.json";
 /// Entry with the system.
 pub const SYSTEM: &str = "system.json";
 /// Entry with the packages.

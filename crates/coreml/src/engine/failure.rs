@@ -1,6 +1,7 @@
 //! Errors and exceptions of Core ML, turned into errors of this crate.
 
 use crate::Error;
+use crate::causes::is_no_plan;
 use objc2::exception;
 use objc2::rc::Retained;
 use objc2::runtime::AnyObject;
@@ -25,8 +26,6 @@ pub(crate) enum Failure {
 
 /// Most underlying errors whose texts are shown.
 const MOST_BELOW: usize = 4;
-/// Text of the error about an execution plan that could not be built.
-const NO_PLAN: &str = "error code: -14";
 
 impl Failure {
     /// Makes a failure of an `NSError` and its underlying errors, which carry messages of the Neural Engine's compiler
@@ -53,7 +52,7 @@ impl Failure {
             Failure::Misfit(what) => what,
             Failure::Thrown { name, reason } => format!("exception {name}: {reason}"),
             Failure::Reported { domain, code, text } => {
-                let hint = if code == -14 || text.contains(NO_PLAN) { hint() } else { "" };
+                let hint = if code == -14 || is_no_plan(&text) { hint() } else { "" };
                 format!("{domain} {code}: {text}{hint}")
             }
         };

@@ -19,7 +19,7 @@ mod workspace;
 
 pub use forward::{LayerObserver, Request};
 pub use newest_rows::MOST_UNDONE;
-pub use sequence::Sequence;
+pub use sequence::{MOST_RUN_AGAIN, Sequence};
 
 use crate::backend::{Backend, BackendPackage, Counts, KeptCache, OpTime};
 use crate::tensor::Tensor;

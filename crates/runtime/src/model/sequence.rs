@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 /// Id of a token that was given by registers or filled with noise: it cannot be run again.
 const UNKNOWN: u32 = u32::MAX;
 /// Most tokens that a cut may run again after going back to earlier states: the tokens of one pass.
-const MOST_RUN_AGAIN: usize = 64;
+pub const MOST_RUN_AGAIN: usize = 64;
 /// First bytes of a saved sequence.
 const MAGIC: &[u8; 20] = b"anemoe sequence v1\0\0";
 

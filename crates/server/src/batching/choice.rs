@@ -1,7 +1,7 @@
 //! Chooses a token from its row of logits.
 
 use crate::grammar::first_line;
-use anemoe_runtime::sampler::Sampler;
+use anemoe_runtime::sampler::{Sampler, log_sum_exp, most_probable};
 use llguidance::Matcher;
 
 /// A chosen token.
@@ -26,7 +26,8 @@ pub fn choose(
     grammar: Option<&mut Matcher>,
     logprobs: Option<usize>,
 ) -> Result<ChosenToken, String> {
-    let probabilities = logprobs.map(|most| (most, log_softmax(row)));
+    // Of all tokens, also of those that the grammar forbids.
+    let probabilities = logprobs.map(|most| (log_sum_exp(row), most_probable(row, most)));
     if let Some(grammar) = grammar {
         let mask = grammar.compute_mask_or_eos().map_err(|e| first_line(&e.to_string()))?;
         let mut any = false;
@@ -42,32 +43,12 @@ pub fn choose(
     }
     let id = sampler.next(row) as u32;
     let mut choice = ChosenToken { id, logprob: None, top: Vec::new() };
-    if let Some((most, all)) = probabilities {
-        choice.logprob = all.get(id as usize).copied();
-        choice.top = largest(&all, most);
+    if let Some((log, top)) = probabilities {
+        let logprob = |logit: f32| (f64::from(logit) - log) as f32;
+        choice.logprob = row.get(id as usize).map(|&logit| logprob(logit));
+        choice.top = top.into_iter().map(|(id, logit)| (id, logprob(logit))).collect();
     }
     Ok(choice)
-}
-
-/// Returns the logarithms of the softmax of a row.
-fn log_softmax(row: &[f32]) -> Vec<f32> {
-    let max = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    let sum: f64 = row.iter().map(|v| f64::from(v - max).exp()).sum();
-    let log = sum.ln();
-    row.iter().map(|v| (f64::from(v - max) - log) as f32).collect()
-}
-
-/// Returns the `n` largest values with their indices, in descending order.
-fn largest(values: &[f32], n: usize) -> Vec<(u32, f32)> {
-    let mut all: Vec<(u32, f32)> = values.iter().enumerate().map(|(i, v)| (i as u32, *v)).collect();
-    let descending = |a: &(u32, f32), b: &(u32, f32)| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0));
-    let n = n.min(all.len());
-    if n < all.len() {
-        all.select_nth_unstable_by(n, descending);
-        all.truncate(n);
-    }
-    all.sort_unstable_by(descending);
-    all
 }
 
 #[cfg(test)]

@@ -1,13 +1,11 @@
 //! Sequences of ended answers and of prefixes that several prompts share.
 
 use anemoe_runtime::Result;
-use anemoe_runtime::model::{Model, Sequence};
+use anemoe_runtime::model::{MOST_RUN_AGAIN, Model, Sequence};
 use std::collections::VecDeque;
 
 /// Fewest shared tokens for which a sequence is reused.
 pub const MIN_SHARED_TOKENS: usize = 16;
-/// Most tokens that run again when a sequence is cut back: those of one pass.
-const MOST_RUN_AGAIN: usize = 64;
 /// Recent prompts that are compared to find shared prefixes.
 const RECENT: usize = 32;
 
