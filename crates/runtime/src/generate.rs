@@ -47,7 +47,7 @@ pub struct Generated {
     pub prefill: Duration,
     /// Tokens that were run after the prompt.
     pub decode_tokens: usize,
-    /// Time for the tokens after the prompt.
+    /// Time for the tokens after the prompt: passes, and choosing tokens from their logits.
     pub decode: Duration,
     /// Figures of drafts, if drafting was possible.
     pub speculation: Option<SpeculationReport>,
@@ -118,7 +118,7 @@ pub fn generate_behind(
     let prefill = started.elapsed();
     prompt.iter().for_each(|&id| drafter.push(id));
     let mut ids: Vec<u32> = Vec::new();
-    // `decode`: time since the prompt. `pass_time`: time of the last pass after the prompt.
+    // `decode`: time since the prompt, without what the caller does with tokens. `pass_time`: time of the last pass after the prompt.
     let mut decode = Duration::ZERO;
     let mut pass_time: Option<Duration> = None;
     let stop = loop {
@@ -130,7 +130,9 @@ pub fn generate_behind(
                 stop = Some(Stop::MaxNew);
                 break;
             }
+            let started = Instant::now();
             let id = sampler.next(row) as u32;
+            decode += started.elapsed();
             if !options.ignore_eos && model.chain().model.eos_token_ids.contains(&id) {
                 stop = Some(Stop::EndToken(id));
                 break;
