@@ -8,6 +8,7 @@
 mod cycles;
 mod defects;
 mod doc_openings;
+mod doc_paths;
 mod fuzz;
 mod mac_check;
 mod module_tree;
@@ -29,7 +30,8 @@ use task::Passed;
 
 const USAGE: &str = "usage: cargo xtask TASK
   cycles [CRATE..]            lists files of a crate that use each other
-  names                       lists types and files of one name, and doc comments that open with a clause
+  names                       lists types and files of one name, doc comments that open with a clause, and
+                              sources that documents name and that are not there
   proto                       writes crates/mlpackage/src/proto/generated.rs
   plots                       draws docs/plots from docs/results.json
   fuzz [TARGET..]             runs fuzz targets; docs/fuzzing.md

@@ -2,12 +2,15 @@
 //!
 //! Lists types that several files declare, public or not, and files of equal names in different crates or in different
 //! folders of a crate. Intended duplicates are listed in `names.allow` with a reason; entries without need are listed,
-//! too. Code for tests does not count. The first words of doc comments are checked as well, see [`doc_openings`].
+//! too. Code for tests does not count. The first words of doc comments are checked as well, see [`doc_openings`], and
+//! the sources that documents name, see [`doc_paths`].
 
 use crate::doc_openings;
+use crate::doc_paths;
 use crate::module_tree::{self, Declared};
 use crate::task::{Passed, root};
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
 
 /// Intended duplicates, with reasons.
 const ALLOWED: &str = include_str!("names.allow");
@@ -39,7 +42,7 @@ pub fn check() -> Passed {
                 stem => stem,
             };
             let name = name.map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
-            if !COMMON.contains(&name.as_str()) && !file.starts_with(COMMANDS) {
+            if !COMMON.contains(&name.as_str()) && !is_of_command(file) {
                 let place = format!("{}/{}", read.name, file.display());
                 modules.entry(name).or_default().insert(place);
             }
@@ -70,8 +73,15 @@ pub fn check() -> Passed {
         0 => println!("every name has one meaning; {} are allowed more places", allowed.len()),
         _ => println!("{count} names"),
     }
-    let docs_pass = doc_openings::check(&root())?;
-    Ok(count == 0 && docs_pass)
+    let openings_pass = doc_openings::check(&root())?;
+    let paths_pass = doc_paths::check(&root())?;
+    Ok(count == 0 && openings_pass && paths_pass)
+}
+
+/// Tells whether a file is a sub-command's own: `commands/check.rs` or `commands/bench/mod.rs`.
+fn is_of_command(file: &Path) -> bool {
+    let depth = if file.ends_with("mod.rs") { 3 } else { 2 };
+    file.starts_with(COMMANDS) && file.components().count() == depth
 }
 
 /// Parses lines `type NAME: reason` and `file NAME: reason`. Returns kinds and names.

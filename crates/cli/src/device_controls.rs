@@ -6,7 +6,7 @@
 //! ```
 //! The first control shows that the reader sees a device that was asked for, the second that it sees a choice of Core ML.
 
-use crate::step::{Risky, StepFailure, Work};
+use crate::child_work::{ChildFailure, Risky, Work};
 use anemoe_gates::residency::device::{Device, PlannedOp};
 use anemoe_io::{Error, Temporary};
 use anemoe_mlpackage::mil::builder::{FunctionBuilder, model};
@@ -39,7 +39,7 @@ pub struct Control {
 }
 
 /// Plans of a package's functions, or the failure of the child process that asked for them.
-pub type PlanAnswer = Result<Vec<(String, Vec<PlannedOp>)>, StepFailure>;
+pub type PlanAnswer = Result<Vec<(String, Vec<PlannedOp>)>, ChildFailure>;
 
 impl Control {
     /// Judges the plans of a package of the bundle with the CPU alone allowed; `answer` is none if no package has a plan.
@@ -130,7 +130,7 @@ mod tests {
         assert!(judged(vec![op(None), op(Some(Device::Cpu))]).pass);
         assert!(!judged(vec![op(Some(Device::Cpu)), op(Some(Device::Ane))]).pass);
         assert!(judged(vec![op(None)]).meaning().contains("DOES NOT SAY NO"));
-        let crashed = StepFailure::refused("a", "plan", "signal 6 (abort)".into());
+        let crashed = ChildFailure::refused("a", "plan", "signal 6 (abort)".into());
         for control in [Control::cpu_alone("a", Some(Err(crashed))), Control::cpu_alone("", None)] {
             assert!(!control.pass && control.meaning().contains("not proven"), "{}", control.meaning());
         }

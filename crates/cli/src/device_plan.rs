@@ -1,8 +1,8 @@
 //! Placement as this Mac plans it: `MLComputePlan` for every function of a bundle, each package in a process of its own.
 
+use crate::child_work::{ChildFailure, Risky, Work};
 use crate::commands::compile::form_of;
 use crate::device_controls::{Control, PlanAnswer};
-use crate::step::{Risky, StepFailure, Work};
 use crate::ui::{Ui, bytes, message};
 use anemoe_bundle::{Chain, Shard};
 use anemoe_coreml::CompiledModels;
@@ -18,7 +18,7 @@ pub struct DevicePlans {
     /// Report, as `check --report` reads it. A package without a plan has no operations in it, which means `unknown`.
     pub report: PlanReport,
     /// Failures of the packages that gave no plan.
-    pub failures: Vec<StepFailure>,
+    pub failures: Vec<ChildFailure>,
     /// Negative controls.
     pub controls: Vec<Control>,
     /// Sizes of compiled models.
@@ -76,7 +76,7 @@ pub fn of_bundle(
         bar.set_message(shard.name.clone());
         let package = bundle.join(&shard.file);
         if let Err(e) = models.expect(&package) {
-            let failure = StepFailure::refused(&shard.name, "plan", e.to_string());
+            let failure = ChildFailure::refused(&shard.name, "plan", e.to_string());
             bar.suspend(|| failure.lines().iter().for_each(message));
             found.report.plans.extend(functions(shard).map(|function| plan(shard, function, Vec::new())));
             found.failures.push(failure);

@@ -7,6 +7,7 @@
 
 mod args;
 mod bundle;
+mod child_work;
 mod commands;
 mod device_controls;
 mod device_plan;
@@ -26,7 +27,6 @@ mod shell;
 mod show;
 mod signals;
 mod standing;
-mod step;
 mod target;
 mod ui;
 mod welcome;

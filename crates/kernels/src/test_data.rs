@@ -10,7 +10,7 @@ pub(crate) fn cases() -> ProptestConfig {
     ProptestConfig { cases, ..default }
 }
 
-/// Iterates over pseudorandom 64-bit numbers (xorshift64).
+/// Iterates over pseudorandom 64-bit numbers (xorshift64, not `anemoe_io::Random`: the digests of tests are of these numbers).
 pub(crate) fn random_bits(seed: u64) -> impl Iterator<Item = u64> {
     let mut s = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     std::iter::repeat_with(move || {

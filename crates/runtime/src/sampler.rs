@@ -1,6 +1,7 @@
 //! Chooses the next token from logits.
 
 use anemoe_io::Random;
+use std::cmp::Ordering;
 
 /// Settings for choosing the next token.
 #[derive(Clone, Debug, PartialEq)]
@@ -45,8 +46,10 @@ pub fn argmax(logits: &[f32]) -> usize {
 /// Returns the `n` most probable tokens with their logits, in descending order, equal ones by id. Tokens with a logit of
 /// negative infinity or NaN are left out.
 pub fn most_probable(logits: &[f32], n: usize) -> Vec<(u32, f32)> {
-    let descending = |a: &(u32, f32), b: &(u32, f32)| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0));
-    let most = 2 * n.max(CANDIDATES);
+    // NaN is left out, so that all logits can be compared.
+    let descending =
+        |a: &(u32, f32), b: &(u32, f32)| b.1.partial_cmp(&a.1).unwrap_or(Ordering::Equal).then(a.0.cmp(&b.0));
+    let most = n.max(CANDIDATES).saturating_mul(2);
     let (mut found, mut least) = (Vec::new(), f32::NEG_INFINITY);
     for (i, &v) in logits.iter().enumerate() {
         // Of equal logits the earlier one is found already.
@@ -79,7 +82,8 @@ pub fn log_sum_exp(logits: &[f32]) -> f64 {
     f64::from(largest) + logits.chunks(CHUNK).map(sum_of).sum::<f64>().ln()
 }
 
-/// Draws tokens by [`Sampling`] like Hugging Face transformers: temperature, then top-k, then top-p.
+/// Draws tokens by [`Sampling`] in the order of Hugging Face transformers: temperature, then top-k, then top-p. Of equal
+/// tokens at an edge those with the lower ids stay.
 ///
 /// A token's weight is `e^((logit - largest logit) / temperature)`. Of the tokens that top-k and top-p leave, the one is
 /// drawn in which the running sum of weights passes a random share of their sum.
@@ -161,7 +165,8 @@ impl Sampler {
                 left -= sum;
                 continue;
             }
-            // Rounding may leave a share that the chunk does not use up: then its last token is drawn.
+            // The sum was added up in f32: its error is spread over the chunk.
+            left *= chunk.iter().map(|w| f64::from(*w)).sum::<f64>() / sum;
             for (k, w) in chunk.iter().enumerate().filter(|(_, w)| **w > 0.0) {
                 left -= f64::from(*w);
                 drawn = Some(i * CHUNK + k);
@@ -281,21 +286,68 @@ mod tests {
         }
     }
 
-    #[test]
-    fn frequencies_of_many_tokens_follow_the_softmax() {
-        // Groups of a thousand tokens with the same logit.
-        let logits: Vec<f32> = (0..8000).map(|i| (i / 1000) as f32 * 0.5).collect();
-        let total: f64 = (0..8).map(|g| (f64::from(g) * 0.5).exp()).sum();
-        for (top_k, top_p) in [(0, 1.0), (0, 0.999_999), (7999, 1.0)] {
-            let mut sampler = Sampler::new(sampling(1.0, top_k, top_p));
-            let mut counts = [0usize; 8];
-            let draws = 20_000;
-            (0..draws).for_each(|_| counts[sampler.next(&logits) / 1000] += 1);
-            for (g, count) in counts.iter().enumerate() {
-                let expected = (g as f64 * 0.5).exp() / total;
-                assert!((*count as f64 / f64::from(draws) - expected).abs() < 0.015, "{counts:?}");
+    /// Returns the probabilities of tokens: temperature, top-k, then top-p among those that stay.
+    fn probabilities(logits: &[f32], s: &Sampling) -> Vec<f64> {
+        let mut all = sorted(logits);
+        all.truncate(if s.top_k == 0 { all.len() } else { s.top_k });
+        let weight = |v: f32| (f64::from(v - all[0].1) / f64::from(s.temperature)).exp();
+        let total: f64 = all.iter().map(|(_, v)| weight(*v)).sum();
+        let mut kept = 0.0;
+        let mut found = vec![0.0; logits.len()];
+        for (id, v) in &all {
+            if kept >= f64::from(s.top_p) * total {
+                break;
             }
+            kept += weight(*v);
+            found[*id as usize] = weight(*v);
         }
+        found.iter().map(|w| w / kept).collect()
+    }
+
+    #[test]
+    fn frequencies_are_those_of_temperature_top_k_and_top_p() {
+        // Tokens in groups of a hundred with the same logit, so that the edges lie among equal ones.
+        let logits: Vec<f32> = (0..3000).map(|i| ((i * 7) % 3000 / 100) as f32 * 0.25).collect();
+        let draws = 20_000;
+        for (temperature, top_k, top_p) in [
+            (1.0, 0, 1.0),
+            (0.7, 0, 0.5),
+            (1.3, 0, 0.9),
+            (1.0, 0, 0.001),
+            (1.0, 250, 1.0),
+            (0.8, 250, 0.7),
+            (1.0, 40, 0.9),
+            (1.0, 2999, 0.999),
+            (1.0, 1, 1.0),
+        ] {
+            let sampling = sampling(temperature, top_k, top_p);
+            let expected = probabilities(&logits, &sampling);
+            let mut counts = vec![0usize; logits.len()];
+            let mut sampler = Sampler::new(sampling.clone());
+            (0..draws).for_each(|_| counts[sampler.next(&logits)] += 1);
+            let forbidden = counts.iter().zip(&expected).filter(|(n, p)| **n > 0 && **p == 0.0).count();
+            assert_eq!(forbidden, 0, "{sampling:?}");
+            // Chunks of ids, and tokens of one logit.
+            let group = |of: &dyn Fn(usize) -> bool| {
+                let n: usize = (0..logits.len()).filter(|i| of(*i)).map(|i| counts[i]).sum();
+                let p: f64 = (0..logits.len()).filter(|i| of(*i)).map(|i| expected[i]).sum();
+                let spread = 4.5 * (f64::from(draws) * p * (1.0 - p)).max(0.0).sqrt() + 1.0;
+                assert!((n as f64 - f64::from(draws) * p).abs() <= spread, "{sampling:?}: {n} of {p}");
+            };
+            (0..6).for_each(|c| group(&|i| i / 512 == c));
+            (0..30).for_each(|g| group(&|i| logits[i] == g as f32 * 0.25));
+        }
+    }
+
+    #[test]
+    fn an_improbable_last_token_gets_no_share_of_rounding() {
+        // A chunk whose sum in f32 is larger than that of its weights.
+        let small = -22.0 * std::f32::consts::LN_2;
+        let mut logits = vec![small; CHUNK];
+        logits[..16].fill(0.0);
+        logits[CHUNK - 1] = small - 10.0;
+        let mut sampler = Sampler::new(sampling(1.0, 0, 1.0));
+        assert!((0..200_000).all(|_| sampler.next(&logits) != CHUNK - 1));
     }
 
     #[test]

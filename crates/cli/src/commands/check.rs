@@ -3,13 +3,13 @@
 use crate::args::evidence::EvidenceArgs;
 use crate::args::runner::CompiledArgs;
 use crate::bundle::Verify;
+use crate::child_work::{ChildFailure, RiskyArgs};
 use crate::device_controls::Control;
 use crate::device_plan::{self, CompiledSize, DevicePlans};
 use crate::files::Overwrite;
 use crate::outcome::Outcome;
 use crate::recorder::{JournalArgs, Recorder, facts};
 use crate::show::placement::{Sources, print, print_ops};
-use crate::step::{RiskyArgs, StepFailure};
 use crate::target::expect_bundle;
 use crate::ui::{Table, Ui};
 use anemoe_bundle::{CHAIN_FILE, Chain};
@@ -188,7 +188,7 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
 struct WithPlans<'a> {
     #[serde(flatten)]
     report: &'a Report,
-    plan_failures: &'a [StepFailure],
+    plan_failures: &'a [ChildFailure],
     /// True if every control was answered, and correctly.
     no_is_proven: bool,
     controls: &'a [Control],

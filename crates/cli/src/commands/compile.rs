@@ -2,8 +2,8 @@
 
 use crate::args::runner::CompiledArgs;
 use crate::bundle::Verify;
+use crate::child_work::{ChildFailure, LoadSeconds, Risky, RiskyArgs, Work};
 use crate::outcome::Outcome;
-use crate::step::{LoadSeconds, Risky, RiskyArgs, StepFailure, Work};
 use crate::target::expect_bundle;
 use crate::ui::{Table, Ui, bytes, message};
 use anemoe_bundle::{Chain, Shard, ShardKind};
@@ -58,7 +58,7 @@ struct CompileReport {
     of_other_systems: usize,
     failed: usize,
     packages: Vec<CompiledPackage>,
-    failures: Vec<StepFailure>,
+    failures: Vec<ChildFailure>,
 }
 
 #[derive(Serialize)]
@@ -137,7 +137,7 @@ impl BundleCompiler<'_> {
     }
 
     /// Compiles a package if needed, and loads its functions.
-    fn shard(&self, shard: &Shard, report: &mut CompileReport) -> anyhow::Result<Result<(), StepFailure>> {
+    fn shard(&self, shard: &Shard, report: &mut CompileReport) -> anyhow::Result<Result<(), ChildFailure>> {
         let package = self.package(shard);
         let mut seconds = None;
         if self.is_missing(shard) {
@@ -184,7 +184,7 @@ impl BundleCompiler<'_> {
     }
 
     /// Compiles a package in a child process, moves the result to its place, and returns the seconds.
-    fn compile(&self, shard: &Shard, package: &Path) -> anyhow::Result<Result<f64, StepFailure>> {
+    fn compile(&self, shard: &Shard, package: &Path) -> anyhow::Result<Result<f64, ChildFailure>> {
         // Beside the package if the system has no name, and therefore no place in the cache.
         let target = self.models.place(package).unwrap_or_else(|| package.with_extension(COMPILED));
         let parent = target.parent().unwrap_or(Path::new("."));
@@ -206,7 +206,7 @@ impl BundleCompiler<'_> {
     }
 
     /// Loads every function in a child process, and returns the seconds by function.
-    fn load(&self, shard: &Shard, package: &Path) -> anyhow::Result<Result<LoadSeconds, StepFailure>> {
+    fn load(&self, shard: &Shard, package: &Path) -> anyhow::Result<Result<LoadSeconds, ChildFailure>> {
         if self.args.no_load {
             return Ok(Ok(LoadSeconds::new()));
         }

@@ -3,8 +3,8 @@
 use super::reproduce::command::parse;
 use super::{bench, build, check, compile, doctor, golden, predict_speed, tune, validate};
 use crate::args::runner::CompiledArgs;
+use crate::child_work::{CommandDone, LoadSeconds, ParentLink, Work, serve};
 use crate::outcome::Outcome;
-use crate::step::{CommandDone, LoadSeconds, ParentLink, Work, serve};
 use crate::ui::Ui;
 use anemoe_bundle::Chain;
 use anemoe_coreml::op_plan::OpPlan;

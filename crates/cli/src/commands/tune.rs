@@ -1,9 +1,9 @@
 //! `anemoe tune`
 
 use crate::args::planning::{PlanArgs, PlanUse, PlannedCheckpoint, QuantChoice, plan_checkpoint};
+use crate::child_work::{ChildFailure, Risky, RiskyArgs, Work};
 use crate::files::Overwrite;
 use crate::outcome::Outcome;
-use crate::step::{Risky, RiskyArgs, StepFailure, Work};
 use crate::ui::{Table, Ui, message};
 use anemoe_bundle::{ShardKind, sha256};
 use anemoe_convert::build::check_room;
@@ -320,7 +320,7 @@ impl Tuner<'_> {
         bar: &indicatif::ProgressBar,
     ) -> anyhow::Result<Result<(), String>> {
         let sort = own.first().map(|s| s.kind);
-        let told = |failure: StepFailure| {
+        let told = |failure: ChildFailure| {
             bar.suspend(|| failure.lines().iter().for_each(message));
             format!("{} {}: {}", failure.step, failure.end.word(), failure.message)
         };

@@ -1,16 +1,15 @@
 //! Weight distributions that the quantizers are tested on.
 
+use anemoe_io::Random;
+
 /// Number of distributions of [`weights`].
 pub const KINDS: usize = 8;
 
 /// Makes `n` weights of distribution `kind`, from 0: gaussian, with outliers, heavy tails, few distinct values,
 /// denormals of fp16, two far clusters, a grid, constant.
 pub fn weights(seed: u64, n: usize, kind: usize) -> Vec<f32> {
-    let mut s = seed | 1;
-    let mut uniform = move || {
-        s = s.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-        ((s >> 33) as f64 / (1u64 << 31) as f64).max(1e-9)
-    };
+    let mut random = Random::new(seed);
+    let mut uniform = move || random.uniform().max(1e-9);
     (0..n)
         .map(|_| {
             let gauss = (-2.0 * uniform().ln()).sqrt() * (std::f64::consts::TAU * uniform()).cos();

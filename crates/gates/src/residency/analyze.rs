@@ -1,6 +1,6 @@
 //! Reads MIL programs into [`Graph`]s. Weight data is never read: sizes and compression follow from types.
 
-use super::graph::{Contraction, Form, Graph, GraphState, GraphWeight, Op, Shapes};
+use super::graph::{Contraction, Graph, GraphState, GraphWeight, Op, Shapes, StoredForm};
 use super::rule::PackageFacts;
 use anemoe_convert::quant::Granularity;
 use anemoe_mlpackage::mil::{
@@ -189,14 +189,11 @@ impl<'a> Walker<'a> {
         self.without_device(op);
         let (Some(value), Some(output)) = (op.attributes.get("val"), op.outputs.first()) else { return };
         let bytes = self.count(value);
-        if self.graph.beyond_fp16.is_none() && is_beyond_fp16(value) {
-            self.graph.beyond_fp16 = Some(output.name.clone());
-        }
         let weight = output.ty.tensor().filter(|t| t.rank() >= 1 && t.dtype.is_float()).map(|t| {
             self.weight(GraphWeight {
                 name: output.name.clone(),
                 dims: shape(&output.ty),
-                form: Form::Dense(t.dtype),
+                form: StoredForm::Dense(t.dtype),
                 bytes,
             })
         });
@@ -261,20 +258,20 @@ impl<'a> Walker<'a> {
         self.define(&output.name, &output.ty, ProducedBy::Constant, None, Some(weight), false);
     }
 
-    fn form(&self, op: &'a Operation, dense: Option<&TensorType>, inner: &[usize]) -> Form {
+    fn form(&self, op: &'a Operation, dense: Option<&TensorType>, inner: &[usize]) -> StoredForm {
         let inner_compressed =
-            inner.iter().map(|&i| &self.graph.weights[i].form).find(|f| !matches!(f, Form::Dense(_)));
+            inner.iter().map(|&i| &self.graph.weights[i].form).find(|f| !matches!(f, StoredForm::Dense(_)));
         let chained = inner_compressed.is_some();
         match op.op_type.as_str() {
             "constexpr_lut_to_dense" => {
                 let lut = self.operand(op, "lut").and_then(|o| o.0.tensor());
                 let indices = self.operand(op, "indices").and_then(|o| o.0.tensor());
-                let (Some(lut), Some(indices)) = (lut, indices) else { return Form::Unstated };
+                let (Some(lut), Some(indices)) = (lut, indices) else { return StoredForm::Unstated };
                 if indices.rank() + 2 != lut.rank() {
                     // Before iOS18: one table of 2^bits entries, and packed indices.
                     let entries = lut.elements().unwrap_or(1).max(1);
                     let bits = u64::from(entries.ilog2());
-                    return Form::Lut {
+                    return StoredForm::Lut {
                         bits,
                         grouped_axes: vec![],
                         entries: lut.dtype,
@@ -285,7 +282,7 @@ impl<'a> Walker<'a> {
                 let groups = &lut.dims[..indices.rank()];
                 let grouped_axes = (0..groups.len()).filter(|&i| groups[i] != Dim::Fixed(1)).collect();
                 let vector = lut.dims[lut.rank() - 1].fixed().unwrap_or(1);
-                Form::Lut {
+                StoredForm::Lut {
                     bits: indices.dtype.bits() as u64,
                     grouped_axes,
                     // Tables of scaled integers have the type of the scales here.
@@ -295,9 +292,9 @@ impl<'a> Walker<'a> {
                 }
             }
             "constexpr_blockwise_shift_scale" => {
-                if let Some(Form::Lut { bits, grouped_axes, entries, vector, .. }) = inner_compressed {
+                if let Some(StoredForm::Lut { bits, grouped_axes, entries, vector, .. }) = inner_compressed {
                     let (bits, grouped_axes) = (*bits, grouped_axes.clone());
-                    return Form::Lut {
+                    return StoredForm::Lut {
                         bits,
                         grouped_axes,
                         entries: *entries,
@@ -307,7 +304,7 @@ impl<'a> Walker<'a> {
                 }
                 let data = self.operand(op, "data").and_then(|o| o.0.tensor());
                 let scale = self.operand(op, "scale").and_then(|o| o.0.tensor());
-                let (Some(data), Some(scale)) = (data, scale) else { return Form::Unstated };
+                let (Some(data), Some(scale)) = (data, scale) else { return StoredForm::Unstated };
                 let cut: Vec<usize> = (0..scale.rank()).filter(|&i| scale.dims[i] != Dim::Fixed(1)).collect();
                 let whole = |i: usize| data.dims.get(i) == scale.dims.get(i);
                 let grain = match cut.as_slice() {
@@ -315,17 +312,17 @@ impl<'a> Walker<'a> {
                     [i] if whole(*i) => Granularity::Channel,
                     _ => Granularity::Block,
                 };
-                Form::Linear { bits: data.dtype.bits() as u64, grain }
+                StoredForm::Linear { bits: data.dtype.bits() as u64, grain }
             }
             "constexpr_affine_dequantize" => {
                 let data = self.operand(op, "quantized_data").and_then(|o| o.0.tensor());
                 let scale = self.operand(op, "scale").and_then(|o| o.0.tensor());
                 let per_channel = scale.is_some_and(|s| s.elements().unwrap_or(1) > 1);
                 let grain = if per_channel { Granularity::Channel } else { Granularity::Tensor };
-                Form::Linear { bits: data.map_or(8, |d| d.dtype.bits() as u64), grain }
+                StoredForm::Linear { bits: data.map_or(8, |d| d.dtype.bits() as u64), grain }
             }
-            "constexpr_cast" => Form::Dense(dense.map_or(DataType::Float16, |t| t.dtype)),
-            _ => Form::Sparse,
+            "constexpr_cast" => StoredForm::Dense(dense.map_or(DataType::Float16, |t| t.dtype)),
+            _ => StoredForm::Sparse,
         }
     }
 
@@ -343,6 +340,13 @@ impl<'a> Walker<'a> {
                 let Binding::Name(name) = binding else { continue };
                 let Some(known) = self.scope.get(name.as_str()) else { continue };
                 origin = origin.max(known.origin);
+                // Infinite bounds of a `clip` mean none.
+                if self.graph.beyond_fp16.is_none()
+                    && op.op_type != "clip"
+                    && known.value.is_some_and(is_beyond_fp16)
+                {
+                    self.graph.beyond_fp16 = Some(name.clone());
+                }
                 if known.origin != ProducedBy::Constant
                     && let ValueType::Tensor(ty) = known.ty
                 {

@@ -29,14 +29,15 @@ const LAST_AXIS: u64 = 32;
 /// Matches a value whose last axis is longer than 1, and shorter than 32 or no power of two, at the border of the function.
 pub(super) fn uneven_last_axis(g: &Graph, _: &Conditions) -> Option<Hit> {
     let uneven = |n: u64| n > 1 && (n < LAST_AXIS || !n.is_power_of_two());
-    let tokens_last = |dims: &[u64]| dims[1] > 1 && dims[3] < LAST_AXIS;
+    let tokens_last = |dims: &[u64]| dims[1] > 1 && uneven(dims[3]);
     let found = || g.borders.iter().filter(|(_, dims)| dims.len() == 4 && uneven(dims[3]));
     if let Some((name, dims)) = found().find(|(_, dims)| tokens_last(dims)) {
         return Hit::new(format!("`{name}` {dims:?}"));
     }
     let (name, dims) = found().next()?;
-    // No form changes a width of the model, or a small matrix that the host makes.
-    Some(Hit { detail: format!("`{name}` {dims:?}"), advice: Some("no form has it otherwise".into()) })
+    // No form changes a width of the model, or a matrix that the host makes: masks follow from the numbers of tokens.
+    let advice = "a form keeps this width: it is the model's, or follows from tokens and context";
+    Some(Hit { detail: format!("`{name}` {dims:?}"), advice: Some(advice.into()) })
 }
 
 /// Matches a constant of a mask that fp16 cannot hold: it becomes an infinity, and a row of infinities NaN.

@@ -42,7 +42,8 @@ pub struct Graph {
     pub input_bytes: BTreeMap<String, u64>,
     /// Inputs (without states) and outputs, by name with their dimensions; 0 stands for a dimension that is not fixed.
     pub borders: Vec<(String, Vec<u64>)>,
-    /// Name of a constant with an element that fp16 cannot hold: an infinity, or beyond +-65504.
+    /// Name of an operand, a constant of the program itself, with an element that fp16 cannot hold: an infinity, or beyond
+    /// +-65504. Bounds of `clip` do not count.
     pub beyond_fp16: Option<String>,
     /// True if the graph ends in the projection to a vocabulary, or holds it.
     pub vocabulary_head: bool,
@@ -131,14 +132,14 @@ pub struct GraphWeight {
     /// Dimensions of the dense weight.
     pub dims: Vec<u64>,
     /// Storage form.
-    pub form: Form,
+    pub form: StoredForm,
     /// Bytes as stored, tables and scales included.
     pub bytes: u64,
 }
 
 /// Storage form of a weight.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Form {
+pub enum StoredForm {
     /// Dense elements without compression.
     Dense(DataType),
     /// Indices into tables.
@@ -184,12 +185,12 @@ impl Graph {
     /// Tells whether every weight is stored in a form that was seen on the ANE in layer graphs.
     pub fn forms_seen(&self) -> bool {
         self.weights.iter().all(|w| match &w.form {
-            Form::Dense(dtype) => *dtype == DataType::Float16 || w.bytes < SMALL_CONSTANT,
-            Form::Lut { entries, vector, scaled, grouped_axes, .. } => {
+            StoredForm::Dense(dtype) => *dtype == DataType::Float16 || w.bytes < SMALL_CONSTANT,
+            StoredForm::Lut { entries, vector, scaled, grouped_axes, .. } => {
                 *entries == DataType::Float16 && *vector == 1 && !scaled && grouped_axes.len() <= 1
             }
-            Form::Linear { bits: 8, grain: Granularity::Tensor | Granularity::Channel } => true,
-            Form::Linear { .. } | Form::Sparse | Form::Unstated => false,
+            StoredForm::Linear { bits: 8, grain: Granularity::Tensor | Granularity::Channel } => true,
+            StoredForm::Linear { .. } | StoredForm::Sparse | StoredForm::Unstated => false,
         })
     }
 
@@ -197,29 +198,29 @@ impl Graph {
     pub fn lut_bytes(&self) -> u64 {
         self.weights
             .iter()
-            .filter(|w| matches!(w.form, Form::Lut { .. }))
+            .filter(|w| matches!(w.form, StoredForm::Lut { .. }))
             .fold(0, |n, w| n.saturating_add(w.bytes))
     }
 
     /// Tells whether every weight is stored without compression.
     pub fn is_fp16(&self) -> bool {
-        self.weights.iter().all(|w| matches!(w.form, Form::Dense(_)))
+        self.weights.iter().all(|w| matches!(w.form, StoredForm::Dense(_)))
     }
 }
 
 /// Bytes below which a weight is a scalar or vector, which says nothing about the storage form of a graph's matrices.
 pub const SMALL_CONSTANT: u64 = 1 << 16;
 
-impl Form {
+impl StoredForm {
     /// Returns the name for messages, for instance `lut4 in groups with fp16 entries`, `int8 per tensor`, `fp16`.
     pub fn describe(&self) -> String {
         match self {
-            Form::Dense(dtype) => dtype.name().into(),
-            Form::Lut { bits, grouped_axes, entries, .. } => {
+            StoredForm::Dense(dtype) => dtype.name().into(),
+            StoredForm::Lut { bits, grouped_axes, entries, .. } => {
                 let grouped = if grouped_axes.is_empty() { "per tensor" } else { "in groups" };
                 format!("lut{bits} {grouped} with {entries} entries")
             }
-            Form::Linear { bits, grain } => {
+            StoredForm::Linear { bits, grain } => {
                 let grain = match grain {
                     Granularity::Tensor => "tensor",
                     Granularity::Channel => "channel",
@@ -227,8 +228,8 @@ impl Form {
                 };
                 format!("int{bits} per {grain}")
             }
-            Form::Sparse => "sparse".into(),
-            Form::Unstated => "a compression that is not stated".into(),
+            StoredForm::Sparse => "sparse".into(),
+            StoredForm::Unstated => "a compression that is not stated".into(),
         }
     }
 }

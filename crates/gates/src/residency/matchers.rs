@@ -1,7 +1,7 @@
 //! Matchers of the rules: functions that decide whether a rule applies. Each threshold is stated here once; the
 //! rule's evidence names its measurement.
 
-use super::graph::{Form, Graph, GraphWeight, LAYER_OPS, Op, SMALL_CONSTANT, Shapes};
+use super::graph::{Graph, GraphWeight, LAYER_OPS, Op, SMALL_CONSTANT, Shapes, StoredForm};
 use super::rule::{BundleFacts, Conditions, DeviceTarget, Hit, PackageFacts, Units};
 use anemoe_convert::quant::Granularity;
 use anemoe_mlpackage::mil::DataType;
@@ -75,11 +75,9 @@ fn types_of(op: &Op, wanted: impl Fn(DataType) -> bool) -> Option<DataType> {
 }
 
 fn weights<'a>(op: &Op, g: &'a Graph) -> impl Iterator<Item = &'a GraphWeight> {
-    op.weights
-        .clone()
-        .into_iter()
-        .filter_map(|i| g.weights.get(i))
-        .filter(|w| w.bytes >= SMALL_CONSTANT || matches!(w.form, Form::Lut { .. } | Form::Linear { .. }))
+    op.weights.clone().into_iter().filter_map(|i| g.weights.get(i)).filter(|w| {
+        w.bytes >= SMALL_CONSTANT || matches!(w.form, StoredForm::Lut { .. } | StoredForm::Linear { .. })
+    })
 }
 
 // Types
@@ -292,7 +290,8 @@ fn depthwise(op: &Op) -> bool {
 }
 
 pub(super) fn depthwise_table(op: &Op, g: &Graph, _: &Conditions) -> Option<Hit> {
-    let table = |i: &usize| matches!(g.weights.get(*i).map(|w| &w.form), Some(Form::Lut { bits: 4, .. }));
+    let table =
+        |i: &usize| matches!(g.weights.get(*i).map(|w| &w.form), Some(StoredForm::Lut { bits: 4, .. }));
     (depthwise(op) && op.weights.iter().any(table)).then(Hit::default)
 }
 
@@ -336,51 +335,55 @@ pub(super) fn joined_pieces_any(op: &Op, _: &Graph, c: &Conditions) -> Option<Hi
 
 pub(super) fn table_stride(op: &Op, g: &Graph, _: &Conditions) -> Option<Hit> {
     let stride = op.stride.filter(|&n| op.op_type == "conv" && n > 2)?;
-    table_where(op, g, |f| matches!(f, Form::Lut { .. }))
+    table_where(op, g, |f| matches!(f, StoredForm::Lut { .. }))
         .map(|hit| Hit { detail: format!("stride {stride}, {}", hit.detail), ..hit })
 }
 
 // Compression
 
-fn table_where(op: &Op, g: &Graph, wanted: impl Fn(&Form) -> bool) -> Option<Hit> {
+fn table_where(op: &Op, g: &Graph, wanted: impl Fn(&StoredForm) -> bool) -> Option<Hit> {
     let w = weights(op, g).find(|w| wanted(&w.form))?;
     Hit::new(format!("weight `{}` {:?}: {}", w.name, w.dims, w.form.describe()))
 }
 
 pub(super) fn table_two_axes(op: &Op, g: &Graph, _: &Conditions) -> Option<Hit> {
-    table_where(op, g, |f| matches!(f, Form::Lut { grouped_axes, .. } if grouped_axes.len() > 1))
+    table_where(op, g, |f| matches!(f, StoredForm::Lut { grouped_axes, .. } if grouped_axes.len() > 1))
 }
 
 pub(super) fn table_scaled(op: &Op, g: &Graph, _: &Conditions) -> Option<Hit> {
-    table_where(op, g, |f| matches!(f, Form::Lut { scaled: true, entries, .. } if *entries != DataType::Int8))
+    table_where(
+        op,
+        g,
+        |f| matches!(f, StoredForm::Lut { scaled: true, entries, .. } if *entries != DataType::Int8),
+    )
 }
 
 pub(super) fn table_int8(op: &Op, g: &Graph, _: &Conditions) -> Option<Hit> {
-    table_where(op, g, |f| matches!(f, Form::Lut { entries: DataType::Int8 | DataType::UInt8, .. }))
+    table_where(op, g, |f| matches!(f, StoredForm::Lut { entries: DataType::Int8 | DataType::UInt8, .. }))
 }
 
 pub(super) fn table_vector(op: &Op, g: &Graph, _: &Conditions) -> Option<Hit> {
-    table_where(op, g, |f| matches!(f, Form::Lut { vector, .. } if *vector > 1))
+    table_where(op, g, |f| matches!(f, StoredForm::Lut { vector, .. } if *vector > 1))
 }
 
 pub(super) fn sparse(op: &Op, g: &Graph, _: &Conditions) -> Option<Hit> {
-    table_where(op, g, |f| matches!(f, Form::Sparse))
+    table_where(op, g, |f| matches!(f, StoredForm::Sparse))
 }
 
 pub(super) fn int4_whole(op: &Op, g: &Graph, _: &Conditions) -> Option<Hit> {
     table_where(op, g, |f| {
-        matches!(f, Form::Linear { bits: 0..=7, grain: Granularity::Tensor | Granularity::Channel })
+        matches!(f, StoredForm::Linear { bits: 0..=7, grain: Granularity::Tensor | Granularity::Channel })
     })
 }
 
 pub(super) fn unstated_form(op: &Op, g: &Graph, _: &Conditions) -> Option<Hit> {
-    table_where(op, g, |f| matches!(f, Form::Unstated))
+    table_where(op, g, |f| matches!(f, StoredForm::Unstated))
 }
 
 fn blocks(g: &Graph) -> Option<(u64, u64)> {
-    let blocked = |w: &&GraphWeight| matches!(w.form, Form::Linear { grain: Granularity::Block, .. });
+    let blocked = |w: &&GraphWeight| matches!(w.form, StoredForm::Linear { grain: Granularity::Block, .. });
     let bits = g.weights.iter().filter(blocked).filter_map(|w| match w.form {
-        Form::Linear { bits, .. } => Some(bits),
+        StoredForm::Linear { bits, .. } => Some(bits),
         _ => None,
     });
     // All ops of a small graph leave the ANE with its blocks, so the bytes of the whole graph count.
@@ -467,12 +470,12 @@ fn lone(g: &Graph) -> Option<(&Op, u64)> {
     (matrices.next().is_none() && g.at_least_ops() < LAYER_OPS).then_some((op, c.depth?))
 }
 
-fn lone_form<'a>(op: &Op, g: &'a Graph) -> Option<&'a Form> {
+fn lone_form<'a>(op: &Op, g: &'a Graph) -> Option<&'a StoredForm> {
     op.weights.iter().filter_map(|&i| g.weights.get(i)).max_by_key(|w| w.bytes).map(|w| &w.form)
 }
 
-fn int8(form: &Form) -> bool {
-    matches!(form, Form::Linear { bits: 8, grain: Granularity::Tensor | Granularity::Channel })
+fn int8(form: &StoredForm) -> bool {
+    matches!(form, StoredForm::Linear { bits: 8, grain: Granularity::Tensor | Granularity::Channel })
 }
 
 fn few_positions(g: &Graph) -> bool {
@@ -481,7 +484,7 @@ fn few_positions(g: &Graph) -> bool {
 
 pub(super) fn lone_shallow(g: &Graph, _: &Conditions) -> Option<Hit> {
     let (op, k) = lone(g)?;
-    let dense = matches!(lone_form(op, g)?, Form::Dense(_));
+    let dense = matches!(lone_form(op, g)?, StoredForm::Dense(_));
     (dense && op.op_type != "conv" && k <= LONE_FP16.0 && few_positions(g))
         .then(|| Hit { detail: format!("one product of depth {k}"), advice: None })
 }
@@ -491,7 +494,7 @@ pub(super) fn lone_deep(g: &Graph, _: &Conditions) -> Option<Hit> {
     let form = lone_form(op, g)?;
     let conv = op.op_type == "conv";
     let from = match form {
-        Form::Dense(_) => LONE_FP16.1,
+        StoredForm::Dense(_) => LONE_FP16.1,
         f if int8(f) && conv => LONE_INT8.1,
         f if int8(f) => LONE_INT8.0,
         _ => return None,

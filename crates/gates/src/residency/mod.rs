@@ -33,6 +33,7 @@ pub use analyze::facts;
 pub use planned_programs::PlannedPrograms;
 pub use report::{Comparison, Report, VerdictReason, Verdicts};
 
+use crate::residency::graph::Shapes;
 use crate::residency::imported::ImportedEvidence;
 use crate::residency::op_summary::OpSummary;
 use crate::residency::report::passes;
@@ -76,10 +77,11 @@ pub fn package(path: &Path, options: &CheckOptions) -> Result<Report, anemoe_mlp
     let facts = facts(package.model());
     let report = judge.package(&name, &facts, options.list_ops);
     let with_cache = facts.graphs.iter().filter(|g| !g.states.is_empty());
+    let is_fixed = with_cache.clone().all(|g| g.shapes == Shapes::Fixed);
     let bundle = BundleFacts {
         packages: 1,
         bytes: package.total_bytes(),
-        most_tokens: with_cache.filter_map(|g| g.positions).max(),
+        most_tokens: with_cache.filter_map(|g| g.positions).max().filter(|_| is_fixed),
     };
     Ok(summary(vec![report], bundle, &judge, options))
 }

@@ -57,12 +57,17 @@ fn write_weight(text: &mut String, w: &GraphWeight) -> std::fmt::Result {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::residency::graph::{Form, Op};
+    use crate::residency::graph::{Op, StoredForm};
     use anemoe_mlpackage::mil::DataType;
 
     fn program(name: &str, op_type: &str, dims: &[u64], bits: u64) -> PackageFacts {
-        let form =
-            Form::Lut { bits, grouped_axes: vec![0], entries: DataType::Float16, vector: 1, scaled: false };
+        let form = StoredForm::Lut {
+            bits,
+            grouped_axes: vec![0],
+            entries: DataType::Float16,
+            vector: 1,
+            scaled: false,
+        };
         let weight = GraphWeight { name: format!("{name}_weight"), dims: vec![8, 4], form, bytes: 32 };
         let op = Op {
             name: name.into(),

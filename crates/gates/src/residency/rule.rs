@@ -173,24 +173,31 @@ impl Serialize for Chip {
 pub struct SystemRelease(pub u32);
 
 impl SystemRelease {
-    /// First release of macOS with an ANE.
-    const FIRST: u32 = 11;
-    /// Last release of iOS whose number is not macOS's.
-    const LAST_OWN_IOS: u32 = 18;
-    /// Difference between the numbers of iOS and macOS up to [`SystemRelease::LAST_OWN_IOS`].
+    /// First release of macOS with an ANE, and last release before numbers became years.
+    const BEFORE_YEARS: std::ops::RangeInclusive<u32> = 11..=15;
+    /// First release that is numbered by its year.
+    const FIRST_YEAR: u32 = 26;
+    /// Difference between the numbers of iOS and macOS before they became years.
     const BEHIND_IOS: u32 = 3;
 
-    /// Reads words such as `macOS 15.7.4`, `iOS 26` or `26`. Returns `None` where no release is named, or several are.
+    /// Reads words such as `macOS 15.7.4`, `iOS 26` or `26`. Returns `None` where they are anything else.
     pub fn parse(text: &str) -> Option<SystemRelease> {
         let lower = text.trim().to_ascii_lowercase();
         let of_phone = lower.strip_prefix("ios");
         let digits = of_phone.or(lower.strip_prefix("macos")).unwrap_or(&lower).trim_start();
-        let (number, rest) =
-            digits.split_at(digits.find(|c: char| !c.is_ascii_digit()).unwrap_or(digits.len()));
-        let number: u32 = number.parse().ok().filter(|n| *n < 100)?;
-        let behind = if of_phone.is_some() && number <= Self::LAST_OWN_IOS { Self::BEHIND_IOS } else { 0 };
-        let release = number.checked_sub(behind).filter(|n| *n >= Self::FIRST)?;
-        (rest.is_empty() || rest.starts_with(['.', ' '])).then_some(SystemRelease(release))
+        let mut numbers = digits.split('.');
+        let number = |part: &str| {
+            let plain = !part.is_empty() && part.len() <= 2 && part.bytes().all(|b| b.is_ascii_digit());
+            part.parse::<u32>().ok().filter(|_| plain && (part == "0" || !part.starts_with('0')))
+        };
+        let first = number(numbers.next()?)?;
+        if !numbers.all(|part| number(part).is_some()) {
+            return None;
+        }
+        let is_year = first >= Self::FIRST_YEAR;
+        let release =
+            if of_phone.is_some() && !is_year { first.checked_sub(Self::BEHIND_IOS)? } else { first };
+        (is_year || Self::BEFORE_YEARS.contains(&release)).then_some(SystemRelease(release))
     }
 }
 

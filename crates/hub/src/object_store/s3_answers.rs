@@ -61,8 +61,12 @@ impl S3Refusal {
     pub fn is_passing(&self) -> bool {
         let busy = ["RequestTimeout", "SlowDown", "InternalError", "ServiceUnavailable", "OperationAborted"];
         let is_busy = self.code.as_deref().is_some_and(|code| busy.contains(&code));
-        // 417: the server does not know `expect: 100-continue`, which the next try does without.
-        is_busy || matches!(self.status, 417 | 429 | 500 | 502..=504)
+        is_busy || matches!(self.status, 429 | 500 | 502..=504)
+    }
+
+    /// Tells whether the server does not know `expect: 100-continue`.
+    pub fn is_about_question(&self) -> bool {
+        self.status == 417
     }
 
     /// Tells whether the object does not exist.

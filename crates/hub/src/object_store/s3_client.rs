@@ -11,6 +11,7 @@ use rusty_s3::{Bucket, Credentials, S3Action, UrlStyle};
 use std::cell::Cell;
 use std::io;
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use url::Url;
 
@@ -29,6 +30,8 @@ pub struct S3Client {
     prefix: String,
     settings: S3Settings,
     http: HttpClient,
+    /// True once the server has refused to be asked before a body is sent.
+    knows_no_question: AtomicBool,
 }
 
 /// A request that is signed for each try.
@@ -61,7 +64,13 @@ impl S3Client {
         };
         let made = Bucket::new(settings.endpoint.clone(), style, bucket.to_string(), settings.region.clone());
         let bucket = made.map_err(|e| Error::usage(format!("s3://{bucket}: {e}")))?;
-        Ok(S3Client { bucket, prefix: prefix.to_string(), settings, http })
+        Ok(S3Client {
+            bucket,
+            prefix: prefix.to_string(),
+            settings,
+            http,
+            knows_no_question: AtomicBool::new(false),
+        })
     }
 
     /// Returns a key with the prefix, as it is in the bucket.
@@ -94,6 +103,14 @@ impl S3Client {
             tries += 1;
             let why = match self.try_once(request, tries) {
                 Ok(Ok(answer)) => return Ok(Ok(answer)),
+                Ok(Err(refusal)) if refusal.is_about_question() => {
+                    // Only the question was refused: this is no try.
+                    if !self.knows_no_question.swap(true, Ordering::Relaxed) {
+                        tries -= 1;
+                        continue;
+                    }
+                    refusal.words()
+                }
                 Ok(Err(refusal)) if !refusal.is_passing() => return Ok(Err(refusal)),
                 Ok(Err(refusal)) => refusal.words(),
                 Err(Trouble::Lasting(what)) => return Err(self.failed(key, what)),
@@ -140,7 +157,9 @@ impl S3Client {
             let (method, headers, body) = (request.method, request.headers, request.body);
             // A server that refuses early closes the connection, and its reason is lost while the body is written. Each
             // second try asks before it sends; some servers do not know the question.
-            let asks_first = tries.is_multiple_of(2);
+            let asks_first = tries.is_multiple_of(2)
+                && !request.body.is_empty()
+                && !self.knows_no_question.load(Ordering::Relaxed);
             let answer = self.http.upload(&UploadRequest {
                 method,
                 url: &url,

@@ -58,10 +58,12 @@ pub fn send_parts(
 ) -> Result<u64> {
     // An object that is there before is to be replaced; one that is there later is another push's.
     let was_there = client.find(key)?.is_some();
-    let is_there = || Ok(!was_there && client.find(key)?.is_some_and(|(bytes, _)| bytes == contents.bytes));
-    let mut sent = 0;
+    let is_there =
+        || !was_there && matches!(client.find(key), Ok(Some((bytes, _))) if bytes == contents.bytes);
+    let (mut sent, mut last) = (0, None);
     for attempt in 0..MAX_LOST {
         let known = if attempt == 0 { find_unfinished_upload(client, key) } else { None };
+        let is_joined = known.is_some();
         let upload = match known {
             Some(upload) => upload,
             None => Upload { id: create(client, key)?, parts: BTreeMap::new() },
@@ -71,8 +73,8 @@ pub fn send_parts(
             told.set(told.get() + n);
             moved(n);
         };
-        match send_missing(client, key, file, contents, &upload, (&counted, &mut sent)) {
-            Ok(UploadOutcome::Complete) => {
+        match send_missing(client, key, file, contents, &upload, (&counted, &mut sent))? {
+            UploadOutcome::Complete => {
                 return match client.find(key)? {
                     Some((found, _)) if found != contents.bytes => Err(client.failed(
                         key,
@@ -82,23 +84,30 @@ pub fn send_parts(
                     _ => Ok(sent),
                 };
             }
-            _ if is_there()? => {
+            _ if is_there() => {
                 moved(contents.bytes as i64 - told.get());
                 return Ok(sent);
             }
-            Ok(UploadOutcome::Lost) => moved(-told.get()),
-            Err(e) => return Err(e),
+            UploadOutcome::Lost(refusal) if is_joined || refusal.is_lost_upload() => {
+                moved(-told.get());
+                last = Some(refusal);
+            }
+            UploadOutcome::Lost(refusal) => return Err(client.refused(key, &refusal)),
+            UploadOutcome::Failed(e) => return Err(e),
         }
     }
-    Err(client.failed(key, format!("{MAX_LOST} uploads were ended by others before they were complete")))
+    Err(last
+        .map_or_else(|| client.failed(key, "no upload was made"), |refusal| client.refused(key, &refusal)))
 }
 
 /// End of an upload.
 enum UploadOutcome {
     /// The server put the parts together.
     Complete,
-    /// The server does not know the upload or its parts any more: another push completed or aborted it.
-    Lost,
+    /// The server does not know the upload or its parts any more: another push completed, aborted or rewrites it.
+    Lost(S3Refusal),
+    /// The server did not answer, or only with passing faults.
+    Failed(Error),
 }
 
 /// Sends the missing parts of a file to an upload, and completes it. Adds the bytes that were sent to `sent`.
@@ -136,10 +145,11 @@ fn send_missing(
         let sign = || client.bucket.upload_part(client.credentials(), &full, number, &upload.id).sign(VALID);
         let headers = [("content-md5", BASE64_STANDARD.encode(md5))];
         let request = S3Request { method: "PUT", sign: &sign, headers: &headers, body: &piece, moved };
-        let answer = match client.request(key, &request)? {
-            Ok(answer) => answer,
-            Err(refusal) if refusal.is_lost_upload() => return Ok(UploadOutcome::Lost),
-            Err(refusal) => return Err(client.refused(key, &refusal)),
+        let answer = match client.request(key, &request) {
+            Ok(Ok(answer)) => answer,
+            Ok(Err(refusal)) if refusal.is_lost_upload() => return Ok(UploadOutcome::Lost(refusal)),
+            Ok(Err(refusal)) => return Err(client.refused(key, &refusal)),
+            Err(e) => return Ok(UploadOutcome::Failed(e)),
         };
         *sent += piece.len() as u64;
         let tag = answer.header("etag").map(str::to_string);
@@ -244,7 +254,9 @@ fn complete(client: &S3Client, key: &str, id: &str, tags: &[String]) -> Result<U
     let headers = [("content-type", "application/xml".to_string())];
     let request =
         S3Request { method: "POST", sign: &sign, headers: &headers, body: body.as_bytes(), moved: &|_| () };
-    for tries in 1.. {
+    let mut tries = 0;
+    loop {
+        tries += 1;
         let refusal = match client.request(key, &request)? {
             // A server may answer before it has finished, and report a failure in the body.
             Ok(answer) => {
@@ -258,13 +270,12 @@ fn complete(client: &S3Client, key: &str, id: &str, tags: &[String]) -> Result<U
         };
         match refusal.code.as_deref() {
             // Another push of the same contents was faster, or the answer to an earlier try was lost.
-            Some("NoSuchUpload") => break,
+            Some("NoSuchUpload") => return Ok(UploadOutcome::Lost(refusal)),
             Some("InvalidPart" | "InvalidPartOrder") if tries < MAX_COMPLETIONS => std::thread::sleep(REST),
-            Some("InvalidPart" | "InvalidPartOrder") => break,
+            Some("InvalidPart" | "InvalidPartOrder") => return Ok(UploadOutcome::Lost(refusal)),
             _ => return Err(client.refused(key, &refusal)),
         }
     }
-    Ok(UploadOutcome::Lost)
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! Bound of each kind of shard in a pass: reading or multiplying.
 
-use super::report::{BoundBy, KindBound};
+use super::bench_report::{BoundBy, KindBound};
 use anemoe_bundle::ShardKind;
 use anemoe_kernels::Pool;
 use anemoe_runtime::backend::Counts;

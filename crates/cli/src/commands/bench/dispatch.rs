@@ -1,6 +1,6 @@
 //! Decodes with each number of experts per call: `anemoe bench --dispatch`.
 
-use super::args::Args;
+use super::bench_args::Args;
 use super::measure::{Tokens, bytes_read, median};
 use crate::args::reading::Reading;
 use crate::outcome::Outcome;

@@ -1,8 +1,8 @@
 //! Measures passes over drafts, and decoding with drafts beside plain decoding.
 
+use super::bench_report::{DraftPass, Drafts};
 use super::bounds::PassWork;
 use super::measure::{Bench, bytes_read, distinct_experts, median};
-use super::report::{DraftPass, Drafts};
 use anemoe_runtime::generate::{GenerateOptions, Generated, generate};
 use anemoe_runtime::model::{Logits, Model};
 use anemoe_runtime::sampler::Sampling;

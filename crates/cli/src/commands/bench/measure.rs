@@ -1,8 +1,8 @@
 //! Measurements of `anemoe bench`.
 
-use super::args::Args;
+use super::bench_args::Args;
+use super::bench_report::{Batch, DecodeSpeed, Memory, OpPart, Part, PrefillSpeed};
 use super::bounds::PassWork;
-use super::report::{Batch, DecodeSpeed, Memory, OpPart, Part, PrefillSpeed};
 use crate::ui::Ui;
 use anemoe_io::Random;
 use anemoe_kernels::Pool;

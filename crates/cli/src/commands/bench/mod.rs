@@ -1,14 +1,14 @@
 //! `anemoe bench`
 
-mod args;
+mod bench_args;
+mod bench_report;
 mod bounds;
 mod dispatch;
 mod drafts;
 mod measure;
-mod report;
-mod show;
+mod show_bench;
 
-pub use args::Args;
+pub use bench_args::Args;
 
 use crate::outcome::Outcome;
 use crate::recorder::Recorder;
@@ -16,8 +16,8 @@ use crate::target::expect_bundle;
 use crate::ui::Ui;
 use anemoe_kernels::Pool;
 use anemoe_runtime::model::{Logits, Model};
+use bench_report::{Against, BenchReport, MachineReport, SCHEMA, csv, event, read_report};
 use measure::{Bench, Tokens, memory};
-use report::{Against, BenchReport, MachineReport, SCHEMA, csv, event, read_report};
 use std::path::Path;
 use std::time::Instant;
 
@@ -103,7 +103,7 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     let (saved, lines) = (serde_json::to_vec_pretty(&report)?, csv(&report));
     report.against = args.against.as_deref().zip(earlier).map(|(file, e)| Against::new(file, &report, &e));
     ui.document(&report)?;
-    show::print(&report, args.shards, ui)?;
+    show_bench::print(&report, args.shards, ui)?;
     if args.ops && report.ops.is_empty() {
         ui.line("operations: only those of fused functions are measured, and none is fused here")?;
     }

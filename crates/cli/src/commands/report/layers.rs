@@ -1,6 +1,6 @@
 //! Packages of a report by layer.
 
-use super::facts::ShardRow;
+use super::bundle_facts::ShardRow;
 
 /// Errors by layer and kind of package.
 pub struct LayerErrors {

@@ -1,7 +1,7 @@
 //! The report for terminals.
 
+use super::bundle_facts::{BundleReport, CosineMap, ShardRow};
 use super::chart::{SHADES, log_range, shade, short};
-use super::facts::{BundleReport, CosineMap, ShardRow};
 use super::layers::{by_layer, layer_errors};
 use super::page::{device, distance};
 use crate::commands::journal::wrapped;

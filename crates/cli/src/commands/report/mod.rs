@@ -1,7 +1,7 @@
 //! `anemoe report`
 
+mod bundle_facts;
 mod chart;
-mod facts;
 mod form_speeds;
 mod layers;
 mod lines;
@@ -57,7 +57,7 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     let chain = args.verify.open(&args.bundle, ui)?;
     let others = args.against.iter().map(|path| Ok((path.as_path(), Chain::read(path)?)));
     let others: Vec<(&Path, Chain)> = others.collect::<anyhow::Result<_>>()?;
-    let report = facts::gather(&args.bundle, &chain, &others, args.checkpoint.as_deref(), ui)?;
+    let report = bundle_facts::gather(&args.bundle, &chain, &others, args.checkpoint.as_deref(), ui)?;
     ui.document(&report)?;
     if args.text || output.is_none() {
         lines::print(&report, &args.bundle, ui)?;

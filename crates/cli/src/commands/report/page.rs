@@ -1,7 +1,7 @@
 //! The report as one HTML file: no script, nothing from a network.
 
+use super::bundle_facts::{BundleReport, ShardRow};
 use super::chart::{Grid, MapBar, Plot, PlotPoint, bar_map, grid, plot, short};
-use super::facts::{BundleReport, ShardRow};
 use super::layers::{layer_errors, layer_name};
 use super::markup::Markup;
 use crate::ui;

@@ -4,8 +4,8 @@
 mod arithmetic;
 pub mod command;
 mod recipe;
-mod record;
 mod rows;
+mod run_record;
 mod source;
 
 use crate::outcome::Outcome;
@@ -14,8 +14,8 @@ use crate::ui::{self, Table, Ui};
 use anyhow::{Context, bail};
 use command::GateCommand;
 use recipe::{Recipe, RecipeBuild};
-use record::{RunIdentity, RunRecord};
 use rows::{FigureRow, RowVerdict};
+use run_record::{RunIdentity, RunRecord};
 use source::Source;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

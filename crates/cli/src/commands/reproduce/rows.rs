@@ -2,7 +2,7 @@
 
 use super::command::GateCommand;
 use super::recipe::{Recipe, RecipeFigure};
-use super::record::RunRecord;
+use super::run_record::RunRecord;
 use super::source::Source;
 use crate::registry::{Bound, FigureNeeds};
 use serde::{Serialize, Serializer};

@@ -1,6 +1,6 @@
 //! Power as `powermetrics` reads it: at rest, and while the bundle runs.
 
-use crate::step::{Ended, Limit, Work, Worker};
+use crate::child_work::{Ended, Limit, Work, Worker};
 use anemoe_gates::soak::RunFigures;
 use serde::Serialize;
 use std::process::{Command, Stdio};

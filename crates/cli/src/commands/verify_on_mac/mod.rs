@@ -1,11 +1,11 @@
 //! `anemoe verify-on-mac`
 
-mod args;
 mod energy;
 mod stage_runner;
+mod verify_args;
 mod work_folder;
 
-pub use args::Args;
+pub use verify_args::Args;
 
 use super::quickstart::find_model;
 use crate::files::Overwrite;

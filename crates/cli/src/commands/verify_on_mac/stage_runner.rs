@@ -1,11 +1,11 @@
 //! Runs the stages, each in a process of its own.
 
-use super::args::Args;
 use super::energy::{self, PowerReading};
+use super::verify_args::Args;
 use super::work_folder::WorkFolder;
+use crate::child_work::{CommandDone, Ended, Limit, Work, Worker, in_child};
 use crate::mac_report::stage::{StageEnd, StageName, StageRecord};
 use crate::mac_report::{STAND_IN, chip_slug};
-use crate::step::{CommandDone, Ended, Limit, Work, Worker, in_child};
 use crate::ui::message;
 use anemoe_bundle::Chain;
 use anemoe_coreml::SystemFacts;

@@ -3,7 +3,7 @@
 //! Each value is near 0 for a common graph, and graphs that differ are about 1 apart, so that one strength of
 //! regularization fits all.
 
-use super::super::graph::{Form, Graph, LAYER_OPS, Op, SMALL_CONSTANT, Shapes};
+use super::super::graph::{Graph, LAYER_OPS, Op, SMALL_CONSTANT, Shapes, StoredForm};
 use super::super::rule::{Conditions, Units};
 use anemoe_convert::quant::Granularity;
 use anemoe_mlpackage::mil::DataType;
@@ -44,8 +44,8 @@ const LARGE: f64 = 1e9;
 
 impl<'a> FunctionView<'a> {
     fn new(g: &'a Graph, c: &'a Conditions) -> FunctionView<'a> {
-        let sized = |wanted: fn(&Form) -> bool| -> f64 {
-            let bytes = |of: &dyn Fn(&Form) -> bool| {
+        let sized = |wanted: fn(&StoredForm) -> bool| -> f64 {
+            let bytes = |of: &dyn Fn(&StoredForm) -> bool| {
                 g.weights.iter().filter(|w| of(&w.form)).fold(0u64, |n, w| n.saturating_add(w.bytes)) as f64
             };
             let all = bytes(&|_| true);
@@ -55,9 +55,9 @@ impl<'a> FunctionView<'a> {
                 f64::from(g.weights.iter().any(|w| wanted(&w.form)))
             }
         };
-        let tables = sized(|f| matches!(f, Form::Lut { .. }));
+        let tables = sized(|f| matches!(f, StoredForm::Lut { .. }));
         let integers = sized(|f| {
-            matches!(f, Form::Linear { bits: 8, grain: Granularity::Tensor | Granularity::Channel })
+            matches!(f, StoredForm::Linear { bits: 8, grain: Granularity::Tensor | Granularity::Channel })
         });
         let positions = g.positions.unwrap_or(1).max(1) as f64;
         let stored = |bytes: u64| bytes as f64 * 8.0 / bits(g) * positions;
@@ -103,8 +103,8 @@ fn flag(value: bool) -> f64 {
 fn bits(g: &Graph) -> f64 {
     let largest = g.weights.iter().max_by_key(|w| w.bytes).map(|w| &w.form);
     match largest {
-        Some(Form::Lut { bits, .. } | Form::Linear { bits, .. }) => *bits as f64,
-        Some(Form::Dense(DataType::Float32)) => 32.0,
+        Some(StoredForm::Lut { bits, .. } | StoredForm::Linear { bits, .. }) => *bits as f64,
+        Some(StoredForm::Dense(DataType::Float32)) => 32.0,
         _ => 16.0,
     }
 }
@@ -162,8 +162,12 @@ pub static FEATURES: &[GraphFeature] = &[
         text: "weights stored as integers with a scale for a block, or in fewer than 8 bits",
         prior: -1.5,
         value: |v| {
-            let odd = |f: &Form| {
-                matches!(f, Form::Linear { grain: Granularity::Block, .. } | Form::Linear { bits: 0..=7, .. })
+            let odd = |f: &StoredForm| {
+                matches!(
+                    f,
+                    StoredForm::Linear { grain: Granularity::Block, .. }
+                        | StoredForm::Linear { bits: 0..=7, .. }
+                )
             };
             flag(v.g.weights.iter().any(|w| odd(&w.form)))
         },
@@ -172,7 +176,7 @@ pub static FEATURES: &[GraphFeature] = &[
         name: "unstated",
         text: "how the weights are stored is not known",
         prior: 0.0,
-        value: |v| flag(v.g.weights.iter().any(|w| w.form == Form::Unstated)),
+        value: |v| flag(v.g.weights.iter().any(|w| w.form == StoredForm::Unstated)),
     },
     GraphFeature {
         name: "attention",
@@ -248,7 +252,7 @@ pub static FEATURES: &[GraphFeature] = &[
         value: |v| {
             let mut all =
                 v.g.weights.iter().filter(|w| w.bytes >= SMALL_CONSTANT || w.dims.is_empty()).peekable();
-            let fp16 = all.peek().is_some() && all.all(|w| matches!(w.form, Form::Dense(_)));
+            let fp16 = all.peek().is_some() && all.all(|w| matches!(w.form, StoredForm::Dense(_)));
             flag(fp16 && v.g.positions.is_none_or(|p| p < PROMPT))
         },
     },

@@ -1,6 +1,6 @@
 //! Writes a measured program as a line of a table of facts.
 
-use super::super::graph::{Form, Graph, LAYER_OPS, Shapes};
+use super::super::graph::{Graph, LAYER_OPS, Shapes, StoredForm};
 use super::super::likelihood::features;
 use super::super::program_digest::program_digest;
 use super::super::rule::{Matcher, PackageFacts, Verdict};
@@ -111,10 +111,10 @@ fn named(g: &Graph) -> String {
 fn weights(g: &Graph) -> String {
     let largest = g.weights.iter().max_by_key(|w| w.bytes).map(|w| &w.form);
     match largest {
-        Some(Form::Dense(DataType::Float16)) => "fp16".into(),
-        Some(Form::Dense(DataType::Float32)) => "fp32".into(),
-        Some(Form::Sparse) => "sparse".into(),
-        Some(Form::Linear { bits, grain }) => {
+        Some(StoredForm::Dense(DataType::Float16)) => "fp16".into(),
+        Some(StoredForm::Dense(DataType::Float32)) => "fp32".into(),
+        Some(StoredForm::Sparse) => "sparse".into(),
+        Some(StoredForm::Linear { bits, grain }) => {
             let grain = match grain {
                 Granularity::Tensor => "tensor",
                 Granularity::Channel => "channel",
@@ -122,7 +122,7 @@ fn weights(g: &Graph) -> String {
             };
             format!("int{bits}-{grain}")
         }
-        Some(Form::Lut { bits, grouped_axes, entries, scaled, .. }) => {
+        Some(StoredForm::Lut { bits, grouped_axes, entries, scaled, .. }) => {
             let mut text = format!("lut{bits}");
             match grouped_axes.len() {
                 0 => text += "-tensor",

@@ -1,6 +1,6 @@
 //! Reads a line of a table of facts: one column per property that graphs share.
 
-use super::super::graph::{Form, GraphState, Shapes};
+use super::super::graph::{GraphState, Shapes, StoredForm};
 use super::super::rule::{Chip, Conditions, DeviceTarget, SystemRelease, Units};
 use super::row::Row;
 use super::sketch::Sketch;
@@ -199,7 +199,7 @@ fn shapes(text: &str) -> Result<Shapes, String> {
 
 /// Reads a storage form, and whether it is fp32: `fp16`, `fp32`, `lut4`, `lut4-tensor`, `int8-channel`. Words after a
 /// dash describe tables or scales.
-fn weights(text: &str) -> Result<(Form, bool), String> {
+fn weights(text: &str) -> Result<(StoredForm, bool), String> {
     let mut words = text.split('-');
     let stem = words.next().unwrap_or("");
     let rest: Vec<&str> = words.collect();
@@ -217,7 +217,7 @@ fn weights(text: &str) -> Result<(Form, bool), String> {
         let entries = if rest.contains(&"int8") { DataType::Int8 } else { DataType::Float16 };
         let scaled = rest.contains(&"scaled");
         return Ok((
-            Form::Lut { bits: bits.ok_or_else(bad)?, grouped_axes, entries, vector: 1, scaled },
+            StoredForm::Lut { bits: bits.ok_or_else(bad)?, grouped_axes, entries, vector: 1, scaled },
             false,
         ));
     }
@@ -229,13 +229,13 @@ fn weights(text: &str) -> Result<(Form, bool), String> {
             _ => return Err(bad()),
         };
         let bits = bits.parse().ok().filter(|bits| (1..=8).contains(bits)).ok_or_else(bad)?;
-        return Ok((Form::Linear { bits, grain }, false));
+        return Ok((StoredForm::Linear { bits, grain }, false));
     }
     match text {
-        "fp16" => Ok((Form::Dense(DataType::Float16), false)),
-        "fp32" => Ok((Form::Dense(DataType::Float32), true)),
-        "sparse" => Ok((Form::Sparse, false)),
-        "" => Ok((Form::Unstated, false)),
+        "fp16" => Ok((StoredForm::Dense(DataType::Float16), false)),
+        "fp32" => Ok((StoredForm::Dense(DataType::Float32), true)),
+        "sparse" => Ok((StoredForm::Sparse, false)),
+        "" => Ok((StoredForm::Unstated, false)),
         _ => Err(bad()),
     }
 }

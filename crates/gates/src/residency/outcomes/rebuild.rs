@@ -1,6 +1,6 @@
 //! Rebuilds rows that state their dimensions as real programs, so that rules see the same facts as in a package.
 
-use super::super::graph::{Form, Shapes};
+use super::super::graph::{Shapes, StoredForm};
 use super::super::rule::PackageFacts;
 use super::sketch::Sketch;
 use anemoe_convert::quant::Granularity;
@@ -36,12 +36,12 @@ pub fn facts(s: &Sketch) -> Option<PackageFacts> {
     Some(super::super::analyze::facts(&built))
 }
 
-fn plain(form: &Form) -> bool {
+fn plain(form: &StoredForm) -> bool {
     match form {
-        Form::Dense(_) => true,
-        Form::Linear { grain, bits } => *grain != Granularity::Block && *bits == 8,
-        Form::Lut { scaled, vector, .. } => !scaled && *vector == 1,
-        Form::Sparse | Form::Unstated => false,
+        StoredForm::Dense(_) => true,
+        StoredForm::Linear { grain, bits } => *grain != Granularity::Block && *bits == 8,
+        StoredForm::Lut { scaled, vector, .. } => !scaled && *vector == 1,
+        StoredForm::Sparse | StoredForm::Unstated => false,
     }
 }
 
@@ -76,7 +76,7 @@ impl Maker<'_> {
         }
         let dtype = self.dtype();
         match self.s.form.clone() {
-            Form::Linear { grain, .. } => {
+            StoredForm::Linear { grain, .. } => {
                 let data = self.blob(DataType::Int8, &dims);
                 if grain == Granularity::Channel {
                     ones[0] = n;
@@ -84,7 +84,7 @@ impl Maker<'_> {
                 let scale = self.blob(dtype, &ones);
                 self.f.constexpr_blockwise_shift_scale(name, data, scale, None)
             }
-            Form::Lut { bits, grouped_axes, entries, .. } => {
+            StoredForm::Lut { bits, grouped_axes, entries, .. } => {
                 let indices = DataType::uint_of_bits(bits as usize).unwrap_or(DataType::UInt4);
                 let indices = self.blob(indices, &dims);
                 for axis in grouped_axes {

@@ -1,13 +1,13 @@
 //! Facts of a graph that a row of a table states, and the graph that rules take.
 
-use super::super::graph::{Contraction, Form, Graph, GraphState, GraphWeight, LAYER_OPS, Op, Shapes};
+use super::super::graph::{Contraction, Graph, GraphState, GraphWeight, LAYER_OPS, Op, Shapes, StoredForm};
 use anemoe_mlpackage::mil::{DataType, TensorType};
 
 /// Known facts of a measured graph; open where the row does not state them.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sketch {
     /// Storage form of the matrices.
-    pub form: Form,
+    pub form: StoredForm,
     /// True if all floats are wider than fp16.
     pub fp32: bool,
     /// True if activations are quantized.

@@ -3,7 +3,7 @@
 use super::read::read;
 use super::words::WordRow;
 use super::{Design, KNOWN, Row, judge, leave_out_projects, parse, score};
-use crate::residency::graph::{Form, Graph, Shapes};
+use crate::residency::graph::{Graph, Shapes, StoredForm};
 use crate::residency::rule::{DeviceTarget, Units};
 use anemoe_convert::quant::Granularity;
 
@@ -106,7 +106,7 @@ fn words_become_facts() {
     let g = graph(&r);
     assert!(g.ops.iter().all(|op| op.op_type == "linear"), "{:?}", g.ops);
     assert_eq!((g.shapes, g.states.len(), g.op_count), (Shapes::Ranged(Some(16)), 2, Some(60)));
-    assert_eq!(g.weights[0].form, Form::Linear { bits: 8, grain: Granularity::Channel });
+    assert_eq!(g.weights[0].form, StoredForm::Linear { bits: 8, grain: Granularity::Channel });
     assert_eq!(r.conditions.units, Units::All);
 
     let r = row("decoder", "lstm, 24 ops", "fp16", 20.0, "stateless T=1", "M5");

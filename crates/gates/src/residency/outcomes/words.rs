@@ -1,6 +1,6 @@
 //! Finds the facts of a graph in the words of a row, for tables that were written for people.
 
-use super::super::graph::{Form, GraphState, Shapes};
+use super::super::graph::{GraphState, Shapes, StoredForm};
 use super::super::rule::{Chip, Conditions, DeviceTarget, SystemRelease, Units, family_of};
 use super::super::rules;
 use super::row::Row;
@@ -59,7 +59,7 @@ fn conditions(row: &WordRow, around: &Words) -> Conditions {
         target: if phone { DeviceTarget::Iphone } else { DeviceTarget::Mac },
         units: if all { Units::All } else { Units::CpuAndNe },
         chip,
-        system: row.chip.split([',', '(']).find_map(|part| {
+        system: row.chip.split([',', '(', ')']).find_map(|part| {
             part.trim().starts_with(|c: char| c.is_alphabetic()).then(|| SystemRelease::parse(part))?
         }),
     }
@@ -295,7 +295,7 @@ fn layer_range(text: &str) -> Option<u64> {
     number(to.trim())?.checked_sub(number(from.trim())?).filter(|&n| n > 0)
 }
 
-fn form(quant: &str) -> Form {
+fn form(quant: &str) -> StoredForm {
     let bits = |word: &str| {
         quant
             .split(word)
@@ -310,7 +310,7 @@ fn form(quant: &str) -> Form {
         let int8 =
             quant.contains("int8 entries") || quant.contains("int8 lut") || quant.contains("int8-entry");
         let bits = bits("lut").or(bits("int")).unwrap_or(4);
-        return Form::Lut {
+        return StoredForm::Lut {
             bits: u64::from(bits),
             grouped_axes: if two {
                 vec![0, 1]
@@ -330,16 +330,16 @@ fn form(quant: &str) -> Form {
         quant.contains("block") || quant.contains(" g3") || quant.contains(" g6") || quant.contains(" bs");
     match (four, eight) {
         // Both integer widths, without their places.
-        (true, true) if quant.contains("int8") && quant.contains("int4") => Form::Unstated,
+        (true, true) if quant.contains("int8") && quant.contains("int4") => StoredForm::Unstated,
         // INT4 is always stored per block: one scale for a channel of 4-bit integers is useless.
-        (true, _) => Form::Linear { bits: 4, grain: Granularity::Block },
-        (_, true) if block => Form::Linear { bits: 8, grain: Granularity::Block },
-        (_, true) if quant.contains("channel") => Form::Linear { bits: 8, grain: Granularity::Channel },
-        (_, true) => Form::Linear { bits: 8, grain: Granularity::Tensor },
-        _ if quant.contains("fp32") => Form::Dense(DataType::Float32),
-        _ if quant.contains("fp16") || quant.contains("f16") => Form::Dense(DataType::Float16),
-        _ if quant.is_empty() || quant == "-" || quant == "?" => Form::Unstated,
-        _ => Form::Unstated,
+        (true, _) => StoredForm::Linear { bits: 4, grain: Granularity::Block },
+        (_, true) if block => StoredForm::Linear { bits: 8, grain: Granularity::Block },
+        (_, true) if quant.contains("channel") => StoredForm::Linear { bits: 8, grain: Granularity::Channel },
+        (_, true) => StoredForm::Linear { bits: 8, grain: Granularity::Tensor },
+        _ if quant.contains("fp32") => StoredForm::Dense(DataType::Float32),
+        _ if quant.contains("fp16") || quant.contains("f16") => StoredForm::Dense(DataType::Float16),
+        _ if quant.is_empty() || quant == "-" || quant == "?" => StoredForm::Unstated,
+        _ => StoredForm::Unstated,
     }
 }
 

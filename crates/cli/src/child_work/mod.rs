@@ -10,7 +10,7 @@ mod child;
 mod risky;
 
 pub use child::{Ended, Limit, ParentLink, Worker, in_child, serve};
-pub use risky::{Risky, RiskyArgs, StepFailure};
+pub use risky::{ChildFailure, Risky, RiskyArgs};
 
 use anemoe_gates::soak::SoakLength;
 use serde::{Deserialize, Serialize};

@@ -1,6 +1,6 @@
 //! Tables of `anemoe bench`.
 
-use super::report::{BenchReport, Part};
+use super::bench_report::{BenchReport, Part};
 use crate::ui::{Table, Ui};
 
 /// Most operations in the table.

@@ -1,8 +1,8 @@
 //! Command line of `anemoe verify-on-mac`.
 
+use crate::child_work::RiskyArgs;
 use crate::files::Overwrite;
 use crate::mac_report::stage::StageName;
-use crate::step::RiskyArgs;
 use anemoe_convert::quant::Quant;
 use std::path::PathBuf;
 

@@ -24,7 +24,7 @@ pub struct Risky {
 
 /// A step that did not end well.
 #[derive(Clone, Debug, Serialize)]
-pub struct StepFailure {
+pub struct ChildFailure {
     /// Package, function or form of the step.
     pub what: String,
     /// Step: `compile`, `load`, `plan` or `measure`.
@@ -59,7 +59,7 @@ impl Risky {
         what: &str,
         work: &Work,
         of: Option<(ShardKind, ShardForm)>,
-    ) -> anyhow::Result<Result<Value, StepFailure>> {
+    ) -> anyhow::Result<Result<Value, ChildFailure>> {
         let ended = in_child(work, self.limit)?;
         let message = ended.reason();
         let end = match ended {
@@ -70,7 +70,7 @@ impl Risky {
         };
         let found = causes::of(end, work.name(), &message);
         let list = |f: fn(&Cause) -> &'static str| found.iter().map(f).filter(|t| !t.is_empty()).collect();
-        Ok(Err(StepFailure {
+        Ok(Err(ChildFailure {
             what: what.into(),
             step: work.name(),
             end,
@@ -82,11 +82,11 @@ impl Risky {
     }
 }
 
-impl StepFailure {
+impl ChildFailure {
     /// Makes the failure of a step that was not tried, or whose refusal says everything.
-    pub fn refused(what: &str, step: &'static str, message: String) -> StepFailure {
+    pub fn refused(what: &str, step: &'static str, message: String) -> ChildFailure {
         let (causes, advice) = (Vec::new(), Vec::new());
-        StepFailure { what: what.into(), step, end: End::Refused, message, causes, advice, try_form: None }
+        ChildFailure { what: what.into(), step, end: End::Refused, message, causes, advice, try_form: None }
     }
 
     /// Removes the cause that the model is of another system, since it was compiled just before.
@@ -98,7 +98,7 @@ impl StepFailure {
 
     /// Formats the failure in lines, for people.
     pub fn lines(&self) -> Vec<String> {
-        let StepFailure { what, step, end, message, .. } = self;
+        let ChildFailure { what, step, end, message, .. } = self;
         let mut lines = vec![format!("{what}: {step} {}: {message}", end.word())];
         lines.extend(self.causes.iter().map(|c| format!("    likely: {c}")));
         lines.extend(self.advice.iter().map(|a| format!("    do: {a}")));
