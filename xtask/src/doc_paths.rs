@@ -3,32 +3,30 @@
 use std::collections::BTreeSet;
 use std::io;
 use std::path::Path;
-use std::process::Command;
 
 /// Folder of the documents.
 const DOCS: &str = "docs";
+/// Folder of build outputs.
+const OUTPUTS: &str = "target";
 /// Endings of sources. Documents also name scripts of Python's own library, as texts of measurements.
 const ENDINGS: [&str; 2] = [".rs", ".sh"];
 
-/// Prints file, line and path of every source that a document names and git does not track. Passes when there is none.
+/// Prints file, line and path of every source that a document names and the repository lacks. Passes when there is none.
 ///
 /// # Errors
-/// A document cannot be read, or git does not list the files.
+/// A folder or document cannot be read.
 pub fn check(root: &Path) -> io::Result<bool> {
-    let listed = Command::new("git").arg("ls-files").current_dir(root).output()?;
-    if !listed.status.success() {
-        return Err(io::Error::other("git does not list the files of the repository"));
-    }
-    let listed = String::from_utf8_lossy(&listed.stdout);
-    let tracked: BTreeSet<&str> = listed.lines().collect();
-    let documents = tracked.iter().filter(|path| {
+    let mut found = BTreeSet::new();
+    list(root, root, &mut found)?;
+    let known: BTreeSet<&str> = found.iter().map(String::as_str).collect();
+    let documents = known.iter().filter(|path| {
         path.ends_with(".md") && (path.starts_with(DOCS) || !path.contains('/')) && **path != "CHANGELOG.md"
     });
     let mut count = 0;
     for path in documents {
         let text = std::fs::read_to_string(root.join(path))?;
         for (line, named) in named_sources(&text) {
-            if !exists(&named, &tracked) {
+            if !exists(&named, &known) {
                 println!("{path}:{line}: there is no `{named}`");
                 count += 1;
             }
@@ -41,11 +39,28 @@ pub fn check(root: &Path) -> io::Result<bool> {
     Ok(count == 0)
 }
 
-/// Tells whether a tracked file has this path, or ends in it. The folder `src` of a crate may be left out.
-fn exists(named: &str, tracked: &BTreeSet<&str>) -> bool {
+/// Adds the paths of all files below a folder, without build outputs and hidden folders.
+fn list(root: &Path, folder: &Path, found: &mut BTreeSet<String>) -> io::Result<()> {
+    for entry in folder.read_dir()? {
+        let entry = entry?;
+        let name = entry.file_name().to_string_lossy().into_owned();
+        let path = entry.path();
+        if entry.file_type()?.is_dir() {
+            if !name.starts_with('.') && name != OUTPUTS {
+                list(root, &path, found)?;
+            }
+        } else if let Ok(relative) = path.strip_prefix(root) {
+            found.insert(relative.to_string_lossy().into_owned());
+        }
+    }
+    Ok(())
+}
+
+/// Tells whether a known file has this path, or ends in it. The folder `src` of a crate may be left out.
+fn exists(named: &str, known: &BTreeSet<&str>) -> bool {
     let in_folder = format!("/{named}");
     let ends = |path: &str| path == named || path.ends_with(&in_folder);
-    tracked.iter().any(|path| ends(path) || ends(&path.replacen("/src/", "/", 1)))
+    known.iter().any(|path| ends(path) || ends(&path.replacen("/src/", "/", 1)))
 }
 
 /// Returns the sources that a text names in code, with their lines; braces are expanded. Names with capitals stand for
@@ -91,9 +106,9 @@ mod tests {
 
     #[test]
     fn a_path_may_leave_out_folders() {
-        let tracked = BTreeSet::from(["crates/runtime/src/cpu/batch.rs"]);
-        assert!(exists("batch.rs", &tracked) && exists("cpu/batch.rs", &tracked));
-        assert!(exists("runtime/cpu/batch.rs", &tracked));
-        assert!(!exists("atch.rs", &tracked) && !exists("gpu/batch.rs", &tracked));
+        let known = BTreeSet::from(["crates/runtime/src/cpu/batch.rs"]);
+        assert!(exists("batch.rs", &known) && exists("cpu/batch.rs", &known));
+        assert!(exists("runtime/cpu/batch.rs", &known));
+        assert!(!exists("atch.rs", &known) && !exists("gpu/batch.rs", &known));
     }
 }

@@ -488,7 +488,7 @@ static APPLE: &[Rule] = &[
     rule("apple.uneven_last_axis", Preferred, Warning, Unknown, Graph(apple::uneven_last_axis),
         "Apple's rule is a last axis of 32 and more that is a power of two, at inputs and outputs", "try --io channels-last",
         &[e("apple/coreai-models: engine rules", "", "", A, "the last axis is contiguous, at least 64 bytes, and a power of two"),
-          e("AB: journal 093 to 112", "M4 Max", "macOS 26", A, "on the other side, every op of shards with 2816 channels and with 4 tokens on the ANE")]),
+          e("AB: exp 26, 35", "M4 Max", "", A, "on the other side, every op of shards for 1 to 4 tokens on the last axis on the ANE")]),
     rule("value.beyond_fp16", Loads, Warning, Unknown, Graph(apple::beyond_fp16),
         "a constant that fp16 cannot hold: as a mask it becomes an infinity, and a softmax over a row of them NaN", "use -40000, or -30000 as anemoe does",
         &[e("apple/coreai-models: engine rules", "", "", A, "masks are -40000, never an infinity")]),
