@@ -20,12 +20,33 @@ pub(crate) const VECTORS: usize = BLOCK / LANES;
 /// Bytes of a block in the widest format, f32.
 pub(crate) const MAX_BLOCK_BYTES: usize = 4 * BLOCK;
 
+/// Batches whose rows are decoded into registers, block by block; rows of larger batches are decoded into memory first.
+pub(crate) struct RegisterBatch {
+    /// Most tokens of such a batch.
+    pub most: usize,
+    /// Tokens that a decoded block is multiplied by; more tokens decode it again.
+    pub at_once: usize,
+}
+
+impl RegisterBatch {
+    /// One token alone: formats that were not timed, or where memory is faster from two tokens on.
+    pub const NONE: RegisterBatch = RegisterBatch { most: 1, at_once: 1 };
+    /// Formats whose second decoding takes longer than memory. On machine T two tokens take 0.67 (HalfLut8), 0.85 (Lut6)
+    /// and 0.88 (Lut8) of the time through memory, four 1.16, 1.62 and 1.71.
+    pub const PAIR: RegisterBatch = RegisterBatch { most: 2, at_once: 2 };
+    /// Formats whose tables or loads leave registers for two tokens. On machine T two, three and four tokens take 0.49,
+    /// 0.71 and 0.86 of the time through memory (HalfLut6), and 0.55, 0.65 and 0.73 (Single).
+    pub const PAIRS: RegisterBatch = RegisterBatch { most: 4, at_once: 2 };
+    /// Formats that decode with few instructions and registers.
+    pub const FOURS: RegisterBatch = RegisterBatch { most: 8, at_once: 4 };
+}
+
 /// Decodes the rows of one weight format.
 pub(crate) trait Decode: Copy {
     /// Bytes of a block.
     const BYTES: usize;
-    /// True if a kernel for small batches decodes into registers; otherwise rows are decoded into memory first.
-    const SMALL_BATCH_KERNEL: bool = false;
+    /// Batches whose rows are decoded into registers, where there are 32 of them.
+    const REGISTER_BATCH: RegisterBatch = RegisterBatch::NONE;
     /// A row's table or scales.
     type Row<L: F32x16>: Copy;
     /// Returns the table or scales of row `row` of the storage.
@@ -79,13 +100,13 @@ fn repeat_table<L: F32x16>(lut: &[f32], group: usize, bits: usize) -> L {
 
 /// Gives a row's table of sixteen entries.
 pub(crate) trait Table16: Copy {
-    /// See [`Decode::SMALL_BATCH_KERNEL`].
-    const SMALL_BATCH_KERNEL: bool;
+    /// See [`Decode::REGISTER_BATCH`].
+    const REGISTER_BATCH: RegisterBatch;
     fn table<L: F32x16>(&self, row: usize) -> L;
 }
 
 impl Table16 for Lut4<'_> {
-    const SMALL_BATCH_KERNEL: bool = true;
+    const REGISTER_BATCH: RegisterBatch = RegisterBatch::FOURS;
     #[inline(always)]
     fn table<L: F32x16>(&self, row: usize) -> L {
         match self.lut[self.group.divide(row) * 16..][..16].try_into() {
@@ -101,7 +122,7 @@ pub(crate) struct Nibbles<T>(pub T);
 
 impl<T: Table16> Decode for Nibbles<T> {
     const BYTES: usize = 64;
-    const SMALL_BATCH_KERNEL: bool = T::SMALL_BATCH_KERNEL;
+    const REGISTER_BATCH: RegisterBatch = T::REGISTER_BATCH;
     type Row<L: F32x16> = L;
     type Raw<'b, L: F32x16> = L::U32s;
     #[inline(always)]
@@ -160,6 +181,7 @@ pub(crate) struct Lut6<'a> {
 
 impl<'a> Decode for Lut6<'a> {
     const BYTES: usize = 96;
+    const REGISTER_BATCH: RegisterBatch = RegisterBatch::PAIR;
     type Row<L: F32x16> = &'a [f32; 64];
     type Raw<'b, L: F32x16> = [L::U32s; 2];
     #[inline(always)]
@@ -188,6 +210,7 @@ pub(crate) struct Lut8<'a> {
 
 impl<'a> Decode for Lut8<'a> {
     const BYTES: usize = 128;
+    const REGISTER_BATCH: RegisterBatch = RegisterBatch::PAIR;
     type Row<L: F32x16> = &'a [f32; 256];
     type Raw<'b, L: F32x16> = &'b [u8];
     #[inline(always)]
@@ -221,6 +244,7 @@ pub(crate) struct HalfLut6<'a> {
 
 impl Decode for HalfLut6<'_> {
     const BYTES: usize = 96;
+    const REGISTER_BATCH: RegisterBatch = RegisterBatch::PAIRS;
     type Row<L: F32x16> = L::HalfTable;
     type Raw<'b, L: F32x16> = [L::F16x32; 4];
     #[inline(always)]
@@ -250,6 +274,7 @@ pub(crate) struct HalfLut8<'a> {
 
 impl<'a> Decode for HalfLut8<'a> {
     const BYTES: usize = 128;
+    const REGISTER_BATCH: RegisterBatch = RegisterBatch::PAIR;
     type Row<L: F32x16> = &'a [u16; 256];
     type Raw<'b, L: F32x16> = [L::F16x32; 4];
     #[inline(always)]
@@ -277,7 +302,7 @@ pub(crate) struct Half;
 
 impl Decode for Half {
     const BYTES: usize = 256;
-    const SMALL_BATCH_KERNEL: bool = true;
+    const REGISTER_BATCH: RegisterBatch = RegisterBatch::FOURS;
     type Row<L: F32x16> = ();
     type Raw<'b, L: F32x16> = &'b [u8];
     #[inline(always)]
@@ -298,6 +323,7 @@ pub(crate) struct Single;
 
 impl Decode for Single {
     const BYTES: usize = 512;
+    const REGISTER_BATCH: RegisterBatch = RegisterBatch::PAIRS;
     type Row<L: F32x16> = ();
     type Raw<'b, L: F32x16> = &'b [u8];
     #[inline(always)]
@@ -384,7 +410,7 @@ pub(crate) struct Int8<'a> {
 
 impl Decode for Int8<'_> {
     const BYTES: usize = 128;
-    const SMALL_BATCH_KERNEL: bool = true;
+    const REGISTER_BATCH: RegisterBatch = RegisterBatch::FOURS;
     type Row<L: F32x16> = usize;
     type Raw<'b, L: F32x16> = &'b [u8];
     #[inline(always)]
@@ -430,7 +456,7 @@ pub(crate) struct Int8Rows<'a> {
 
 impl Decode for Int8Rows<'_> {
     const BYTES: usize = 128;
-    const SMALL_BATCH_KERNEL: bool = true;
+    const REGISTER_BATCH: RegisterBatch = RegisterBatch::FOURS;
     /// Scale and offset.
     type Row<L: F32x16> = (L, L);
     type Raw<'b, L: F32x16> = &'b [u8];
@@ -459,7 +485,7 @@ pub(crate) struct Int4Rows<'a> {
 }
 
 impl Table16 for Int4Rows<'_> {
-    const SMALL_BATCH_KERNEL: bool = false;
+    const REGISTER_BATCH: RegisterBatch = RegisterBatch::FOURS;
     #[inline(always)]
     fn table<L: F32x16>(&self, row: usize) -> L {
         let (scale, zero) = self.scales.get(row);

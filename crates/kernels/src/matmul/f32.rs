@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! one token        decode a block of 4 rows into registers
-//! AVX-512          up to 8 tokens: the same, multiplied by 2 or 4 tokens   (formats that decode cheaply)
+//! AVX-512          2 to 8 tokens: the same, multiplied by 2 or 4 tokens   (see `RegisterBatch`, by format)
 //!                  otherwise: decode 16 rows into memory, multiply by 6 tokens, 512 columns per pass
 //! AVX2, NEON       decode 512 columns of 4 rows (up to 8 tokens) or 256 of 16 into L1, multiply a register of each row by
 //!                  3 tokens
@@ -254,17 +254,15 @@ fn multiply_tiles<L: Simd, D: Decode>(
     if L::REGISTERS < 32 && t > 1 {
         return multiply_tiles_in_pieces::<L, D>(s, x, rows, y);
     }
-    if t <= if D::SMALL_BATCH_KERNEL && L::REGISTERS >= 32 { SMALL_BATCH } else { 1 } {
+    let has_registers = L::REGISTERS >= 32;
+    if t <= if has_registers { D::REGISTER_BATCH.most } else { 1 } {
+        let at_once = if has_registers { D::REGISTER_BATCH.at_once } else { 1 };
         for (which, n) in rows.each() {
             let mut first = 0;
             while first < t {
                 first += match t - first {
-                    4.. if L::REGISTERS >= 32 && D::SMALL_BATCH_KERNEL => {
-                        small_batch_tile::<L, D, 4>(s, which, n, x, first, y)
-                    }
-                    2.. if L::REGISTERS >= 32 && D::SMALL_BATCH_KERNEL => {
-                        small_batch_tile::<L, D, 2>(s, which, n, x, first, y)
-                    }
+                    4.. if at_once >= 4 => small_batch_tile::<L, D, 4>(s, which, n, x, first, y),
+                    2.. if at_once >= 2 => small_batch_tile::<L, D, 2>(s, which, n, x, first, y),
                     _ => small_batch_tile::<L, D, 1>(s, which, n, x, first, y),
                 };
             }
