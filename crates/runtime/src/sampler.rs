@@ -37,6 +37,9 @@ const CHUNK: usize = 1024;
 /// Fewest candidates that are collected before they are cut to the wanted number.
 const CANDIDATES: usize = 1024;
 
+/// Number of classes of weights by their bits.
+const KEYS: usize = 1024;
+
 /// Returns the most probable token; the lowest id of equally probable ones.
 pub fn argmax(logits: &[f32]) -> usize {
     let largest = anemoe_kernels::largest_element(logits);
@@ -46,6 +49,9 @@ pub fn argmax(logits: &[f32]) -> usize {
 /// Returns the `n` most probable tokens with their logits, in descending order, equal ones by id. Tokens with a logit of
 /// negative infinity or NaN are left out.
 pub fn most_probable(logits: &[f32], n: usize) -> Vec<(u32, f32)> {
+    if n == 0 {
+        return Vec::new();
+    }
     // NaN is left out, so that all logits can be compared.
     let descending =
         |a: &(u32, f32), b: &(u32, f32)| b.1.partial_cmp(&a.1).unwrap_or(Ordering::Equal).then(a.0.cmp(&b.0));
@@ -56,13 +62,10 @@ pub fn most_probable(logits: &[f32], n: usize) -> Vec<(u32, f32)> {
         if v > least {
             found.push((i as u32, v));
         }
-        if found.len() == most && n > 0 {
+        if found.len() == most {
             found.select_nth_unstable_by(n - 1, descending);
             found.truncate(n);
             least = found[n - 1].1;
-        }
-        if n == 0 {
-            break;
         }
     }
     found.sort_unstable_by(descending);
@@ -210,9 +213,6 @@ fn cut_to(weights: &mut [f32], wanted: f64) -> f64 {
     edge[stays..].iter().for_each(|(_, i)| weights[*i] = 0.0);
     kept
 }
-
-/// Number of classes of weights by their bits.
-const KEYS: usize = 1024;
 
 #[cfg(test)]
 mod tests {
