@@ -2,7 +2,7 @@
 """Models that coremltools converts, run by anemoe and by torch in turn: medians, ratios, and whether outputs agree.
 
     cargo build --release -p anemoe-runtime --example time_package
-    coremltools_models.py [--models resnet18,unet,gpt2,gpt2-token] [--rounds 9] [--threads 2] [--keep FOLDER]
+    coremltools_models.py [--models resnet18,unet,segmenter,generator,gpt2,gpt2-token] [--rounds 9] [--threads 2] [--keep FOLDER]
                           [--time target/release/examples/time_package] [--before OTHER/time_package] [--json OUT.json]
 
 Weights are random. torch runs in float32; the packages are coremltools' own (mlprogram, fp16), run with `--precision fp32`
@@ -72,6 +72,41 @@ class UNet(nn.Module):
         return self.last(nn.functional.silu(self.norm(x)))
 
 
+class Segmenter(nn.Module):
+    """A U-Net as segmentation has them: 32 to 256 channels, four levels, each enlarged by a transposed convolution."""
+    def __init__(self, c=(32, 64, 128, 256)):
+        super().__init__()
+        two = lambda a, b: nn.Sequential(nn.Conv2d(a, b, 3, padding=1), nn.BatchNorm2d(b), nn.ReLU(),
+                                         nn.Conv2d(b, b, 3, padding=1), nn.BatchNorm2d(b), nn.ReLU())
+        self.down = nn.ModuleList([two(a, b) for a, b in zip((3, *c), c)])
+        self.larger = nn.ModuleList([nn.ConvTranspose2d(a, b, 2, 2) for a, b in zip(c[:0:-1], c[-2::-1])])
+        self.up = nn.ModuleList([two(2 * b, b) for b in c[-2::-1]])
+        self.last = nn.Conv2d(c[0], 2, 1)
+
+    def forward(self, x):
+        kept = []
+        for i, block in enumerate(self.down):
+            x = block(nn.functional.max_pool2d(x, 2) if i else x)
+            kept.append(x)
+        kept.pop()
+        for larger, block in zip(self.larger, self.up):
+            x = block(torch.cat([larger(x), kept.pop()], 1))
+        return self.last(x)
+
+
+class Generator(nn.Module):
+    """The generator of DCGAN: transposed convolutions alone, from 100 numbers to an image of 64 x 64."""
+    def __init__(self, c=(512, 256, 128, 64)):
+        super().__init__()
+        layers = [nn.ConvTranspose2d(100, c[0], 4, 1, 0, bias=False), nn.BatchNorm2d(c[0]), nn.ReLU()]
+        for a, b in zip(c, c[1:]):
+            layers += [nn.ConvTranspose2d(a, b, 4, 2, 1, bias=False), nn.BatchNorm2d(b), nn.ReLU()]
+        self.layers = nn.Sequential(*layers, nn.ConvTranspose2d(c[-1], 3, 4, 2, 1), nn.Tanh())
+
+    def forward(self, x):
+        return self.layers(x)
+
+
 class Gpt2(nn.Module):
     """GPT-2 without a cache, logits of all positions; blocks are transformers' own."""
     def __init__(self):
@@ -103,6 +138,10 @@ def make(name):
         return mobilenet_v2(weights=None), {"image": torch.randn(1, 3, 224, 224)}
     if name == "unet":
         return UNet(), {"latent": torch.randn(1, 4, 64, 64), "step": torch.randn(1, 256)}
+    if name == "segmenter":
+        return Segmenter(), {"image": torch.randn(1, 3, 256, 256)}
+    if name == "generator":
+        return Generator(), {"noise": torch.randn(1, 100, 1, 1)}
     tokens = {"gpt2": 128, "gpt2-token": 1}[name]
     return Gpt2(), {"ids": torch.randint(0, 50257, (1, tokens), dtype=torch.int32)}
 
@@ -137,7 +176,7 @@ class Timed:
 
 def main():
     p = argparse.ArgumentParser()
-    p.add_argument("--models", default="resnet18,unet,gpt2,gpt2-token")
+    p.add_argument("--models", default="resnet18,unet,segmenter,generator,gpt2,gpt2-token")
     p.add_argument("--rounds", type=int, default=9)
     p.add_argument("--threads", type=int, default=2)
     p.add_argument("--time", default="target/release/examples/time_package")

@@ -72,6 +72,14 @@ impl Window {
         from.min(self.kernel[axis])..end.min(self.kernel[axis]).max(from.min(self.kernel[axis]))
     }
 
+    /// Returns the range of windows whose tap `tap` lies within the input, on one axis.
+    pub fn windows_inside(&self, axis: usize, tap: usize) -> Range<usize> {
+        let (first, step) = (tap * self.dilations[axis], self.strides[axis]);
+        let from = self.before[axis].saturating_sub(first).div_ceil(step);
+        let end = (self.size[axis] + self.before[axis]).saturating_sub(first).div_ceil(step);
+        from.min(self.out[axis])..end.min(self.out[axis]).max(from.min(self.out[axis]))
+    }
+
     /// Returns the input index that a tap of window `index` reads; the tap must lie within the input.
     #[inline]
     pub fn at(&self, axis: usize, index: usize, tap: usize) -> usize {

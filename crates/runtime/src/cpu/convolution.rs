@@ -8,12 +8,12 @@
 //! other                 [taps, channels]       conv          taps read neighbouring channels together
 //! ```
 
-use super::ops::image::{dense_image, to_channels_first};
+use super::ops::image::{dense_image, to_channels_first, to_channels_last};
 use super::ops::window::WindowParams;
 use super::ops::{OpError, OpResult};
 use super::weights::StoredWeight;
 use crate::backend::Counts;
-use anemoe_kernels::{Conv, DepthwiseConv, Image, Pool, Strided, Window, conv, depthwise_conv, transpose};
+use anemoe_kernels::{Conv, DepthwiseConv, Image, Pool, Window, conv, depthwise_conv};
 use std::cell::RefCell;
 use std::sync::Arc;
 
@@ -150,18 +150,7 @@ impl Convolution {
         let (n, rows) = (window.size.iter().product::<usize>(), self.weight.rows());
         let (mut transposed, mut y) = IMAGES.take();
         let image = if self.wants_channels_last() && n > 1 && channels > 1 {
-            transposed.resize(batch * n * channels, 0.0);
-            for (x, transposed) in
-                x.chunks_exact((n * channels).max(1)).zip(transposed.chunks_exact_mut(n * channels))
-            {
-                let from = Strided { first: 0, stride: n };
-                transpose(
-                    Pool::global(),
-                    (n, channels),
-                    (x, from),
-                    (transposed, Strided { first: 0, stride: channels }),
-                );
-            }
+            to_channels_last(n, channels, x, &mut transposed);
             let [_, h, w] = window.size;
             let strides = [n * channels, 1, h * w * channels, w * channels, channels];
             Image { values: &transposed, first: 0, batch, channels, strides }

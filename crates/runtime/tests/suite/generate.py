@@ -158,3 +158,9 @@ def found(x):
 
 program("loop_block", [(1, 3, 16), ((1,), types.int32)], loop_block)
 program("found_rows", [(5, 6)], found)
+program("transposed_convs", [(2, 16, 6, 5), (1, 8, 9), (1, 8, 2, 3, 4)], lambda x, y, z: (
+    mb.conv_transpose(x=x, weight=normal(16, 6, 2, 2), strides=[2, 2]),
+    mb.conv_transpose(x=x, weight=normal(16, 3, 3, 3), groups=2, dilations=[2, 1], bias=normal(6)),
+    mb.conv_transpose(x=x, weight=normal(16, 1, 4, 4), groups=16, strides=[2, 2], pad_type="custom", pad=[1, 1, 1, 1]),
+    mb.conv_transpose(x=y, weight=normal(8, 5, 5), strides=[3], pad_type="custom", pad=[2, 1]),
+    mb.conv_transpose(x=z, weight=normal(8, 4, 2, 3, 2), strides=[1, 2, 2])))

@@ -21,3 +21,13 @@ pub(in crate::cpu) fn to_channels_first(window: &Window, rows: usize, y: &[f32],
         transpose(Pool::global(), (rows, positions), (y, from), (out, to));
     }
 }
+
+/// Transposes images `[channels, positions]`, one after the other, to `[positions, channels]`; replaces what `out` holds.
+pub(in crate::cpu) fn to_channels_last(positions: usize, channels: usize, x: &[f32], out: &mut Vec<f32>) {
+    let one = (positions * channels).max(1);
+    out.resize(x.len(), 0.0);
+    for (x, out) in x.chunks_exact(one).zip(out.chunks_exact_mut(one)) {
+        let (from, to) = (Strided { first: 0, stride: positions }, Strided { first: 0, stride: channels });
+        transpose(Pool::global(), (positions, channels), (x, from), (out, to));
+    }
+}

@@ -3,6 +3,7 @@
 //!
 //! An op's kernel computes in f32 and does not round: the executor rounds a result to fp16 where its type is fp16.
 
+mod conv_transpose;
 mod elementwise_binary;
 mod elementwise_unary;
 pub(super) mod image;
@@ -51,7 +52,7 @@ pub fn kernel(op_type: &str) -> Option<OpFunction> {
         | "logical_xor" => elementwise_binary::compare,
         "select" => elementwise_binary::select,
         "conv" => sliding::conv,
-        "conv_transpose" => sliding::conv_transpose,
+        "conv_transpose" => conv_transpose::conv_transpose,
         "avg_pool" | "max_pool" | "l2_pool" => sliding::pool,
         "linear" => linear::linear,
         "matmul" => linear::matmul,

@@ -1,6 +1,5 @@
-//! Convolutions whose weights are not constant, transposed convolutions, and pools, over 1 to 3 spatial axes.
+//! Convolutions whose weights are not constant, and pools, over 1 to 3 spatial axes.
 
-use super::super::strided::dense_strides;
 use super::image::{dense_image, to_channels_first};
 use super::operands::{OpContext, OpError, OpResult};
 use super::shape::{count, invalid};
@@ -8,29 +7,6 @@ use super::window::{WindowParams, per_axis};
 use crate::tensor::Tensor;
 use anemoe_kernels::{Conv, Matrix, Pool, Window};
 use std::ops::Range;
-
-/// Calls `f` with each multi-index of `shape`.
-fn each_index(shape: &[usize], mut f: impl FnMut(&[usize])) {
-    if shape.contains(&0) {
-        return;
-    }
-    let mut index = vec![0; shape.len()];
-    loop {
-        f(&index);
-        let mut axis = shape.len();
-        loop {
-            if axis == 0 {
-                return;
-            }
-            axis -= 1;
-            index[axis] += 1;
-            if index[axis] < shape[axis] {
-                break;
-            }
-            index[axis] = 0;
-        }
-    }
-}
 
 pub(super) fn conv(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
     let ((xs, x), (ws, w)) = (c.f32s("x")?, c.f32s("weight")?);
@@ -58,96 +34,6 @@ pub(super) fn conv(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
     let mut job = Conv { w, groups, taps_first: false, window: &window, x, y: &mut tokens, bias };
     anemoe_kernels::conv(Pool::global(), &mut job);
     to_channels_first(&window, outputs, &tokens, y);
-    Ok(())
-}
-
-pub(super) fn conv_transpose(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
-    let ((xs, x), (ws, w)) = (c.f32s("x")?, c.f32s("weight")?);
-    if xs.len() < 3 || xs.len() > 5 || ws.len() != xs.len() {
-        return invalid(format!("input of shape {xs:?} with a weight of shape {ws:?}"));
-    }
-    let n = xs.len() - 2;
-    let groups = usize::try_from(c.int("groups", 1)?).unwrap_or(0);
-    let (batch, channels, per_out) = (xs[0], xs[1], ws[1]);
-    if groups == 0 || channels % groups != 0 || ws[0] != channels {
-        return invalid(format!("{channels} channels in {groups} groups with a weight of shape {ws:?}"));
-    }
-    let outputs = per_out * groups;
-    let bias = c.get("bias").and_then(Tensor::as_f32);
-    if bias.is_some_and(|b| b.len() != outputs) {
-        return invalid(format!("bias for {outputs} output channels"));
-    }
-    let (step, dilations) = (per_axis(c, "strides", n)?, per_axis(c, "dilations", n)?);
-    let spatial = &xs[2..];
-    let kernel = &ws[2..];
-    let full = |i: usize| (spatial[i].max(1) - 1) * step[i] + (kernel[i].max(1) - 1) * dilations[i] + 1;
-    let mut before = vec![0usize; n];
-    let mut sizes: Vec<usize> = (0..n).map(full).collect();
-    match c.str("pad_type", "valid")? {
-        "custom" => {
-            let pad = c.ints("pad")?.unwrap_or(&[]);
-            if pad.len() != 2 * n || pad.iter().any(|&p| p < 0) {
-                return invalid(format!("parameter `pad`: expected {} integers", 2 * n));
-            }
-            for i in 0..n {
-                before[i] = pad[2 * i] as usize;
-                sizes[i] = sizes[i].saturating_sub(pad[2 * i] as usize + pad[2 * i + 1] as usize);
-            }
-        }
-        same @ ("same" | "same_lower") => {
-            for i in 0..n {
-                let size = spatial[i] * step[i];
-                let cut = sizes[i].saturating_sub(size);
-                before[i] = if same == "same" { cut / 2 } else { cut - cut / 2 };
-                sizes[i] = size;
-            }
-        }
-        _ => {}
-    }
-    if let Some(shape) = c.ints("output_shape")? {
-        let Some(tail) = shape.len().checked_sub(n).and_then(|s| shape.get(s..)) else {
-            return invalid("parameter `output_shape` is too short");
-        };
-        for i in 0..n {
-            sizes[i] =
-                usize::try_from(tail[i]).map_err(|_| OpError::Invalid("negative output_shape".into()))?;
-        }
-    }
-    let mut shape = vec![batch, outputs];
-    shape.extend(&sizes);
-    count(&shape)?;
-    let y = out[0].reset_f32(&shape);
-    let (in_size, out_size, taps): (usize, usize, usize) =
-        (spatial.iter().product(), sizes.iter().product(), kernel.iter().product());
-    let out_strides = dense_strides(&sizes);
-    for (i, y) in y.chunks_exact_mut(out_size.max(1)).enumerate() {
-        y.fill(bias.map_or(0.0, |b| b[i % outputs]));
-    }
-    let per_in = channels / groups;
-    let mut position = 0;
-    each_index(spatial, |p| {
-        let mut tap_index = 0;
-        each_index(kernel, |tap| {
-            let at = |i: usize| {
-                let at = (p[i] * step[i] + tap[i] * dilations[i]).checked_sub(before[i])?;
-                (at < sizes[i]).then_some(at * out_strides[i])
-            };
-            if let Some(target) = (0..n).try_fold(0, |sum, i| at(i).map(|v| sum + v)) {
-                for b in 0..batch {
-                    for ch in 0..channels {
-                        let v = x[(b * channels + ch) * in_size + position];
-                        let group = ch / per_in;
-                        for o in 0..per_out {
-                            let weight = w[(ch * per_out + o) * taps + tap_index];
-                            y[(b * outputs + group * per_out + o) * out_size + target] += v * weight;
-                        }
-                    }
-                }
-            }
-            tap_index += 1;
-        });
-        position += 1;
-    });
     Ok(())
 }
 

@@ -37,7 +37,7 @@ pub(super) fn per_axis(c: &OpContext<'_>, name: &str, n: usize) -> OpResult<Vec<
 }
 
 /// Returns values of 1 to 3 spatial axes as values for d, h and w; leading axes that are absent get `missing`.
-fn on_three_axes(v: &[usize], missing: usize) -> [usize; 3] {
+pub(super) fn on_three_axes(v: &[usize], missing: usize) -> [usize; 3] {
     let mut all = [missing; 3];
     all[3 - v.len()..].copy_from_slice(v);
     all
