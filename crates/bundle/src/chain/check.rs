@@ -34,6 +34,9 @@ impl Chain {
                 "model: vocab_size, hidden_size and max_context must be from 1 to {MAX_SIZE}"
             ));
         }
+        if m.num_experts.is_some_and(|n| n == 0 || n > MAX_SIZE) {
+            return Err(format!("model: num_experts must be from 1 to {MAX_SIZE}"));
+        }
         if (self.embedding.rows, self.embedding.cols) != (m.vocab_size, m.hidden_size) {
             return Err(format!(
                 "embedding: [{}, {}] where the model says [{}, {}]",

@@ -67,6 +67,9 @@ pub struct ModelInfo {
     pub hidden_size: usize,
     /// Number of layers.
     pub num_layers: usize,
+    /// Experts of a layer; absent in models without experts, and in bundles of earlier versions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub num_experts: Option<usize>,
     /// Most positions that the caches hold.
     pub max_context: usize,
     /// Token that starts every prompt.
@@ -243,6 +246,16 @@ impl Chain {
             Step::Run(run) => run.inputs.values().any(carries) || run.kept.values().any(newest),
             _ => false,
         })
+    }
+
+    /// Returns the number of experts of a layer: as the model says, in bundles of earlier versions as the host chooses among
+    /// them. None where neither does.
+    pub fn experts(&self) -> Option<usize> {
+        let runs =
+            self.steps.iter().filter_map(|step| if let Step::Run(run) = step { Some(run) } else { None });
+        let routed =
+            || runs.filter_map(|run| run.when.as_ref()).map(|when| when.rows.start + when.rows.count).max();
+        self.model.num_experts.or_else(routed)
     }
 
     /// Returns the context buckets for which functions exist, in positions, ascending, without the whole context.

@@ -4,7 +4,7 @@ use crate::args::hub_checkpoint::{Extent, locate};
 use crate::args::reading::Reading;
 use crate::outcome::Outcome;
 use crate::ui::Ui;
-use anemoe_bundle::{Chain, ShardKind, Step};
+use anemoe_bundle::{Chain, ShardKind};
 use anemoe_convert::form::ShardForm;
 use anemoe_convert::form_ladder::{LadderModel, Rung, Sighting, ladder};
 use anemoe_convert::models;
@@ -38,9 +38,11 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
                 args.path.display()
             );
             let chain = Chain::read(&args.path)?;
-            let experts = routed_experts(&chain);
-            let model =
-                LadderModel { has_history: chain.has_history(), context: chain.model.max_context, experts };
+            let model = LadderModel {
+                has_history: chain.has_history(),
+                context: chain.model.max_context,
+                experts: chain.experts(),
+            };
             (model, Some(OwnForm::of(&chain)))
         }
         _ => {
@@ -64,12 +66,6 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     }
     ui.line("of each sort of shard: anemoe build --forms FILE, see docs/ane-form.md")?;
     Ok(Outcome::Done)
-}
-
-/// Returns the number of experts of a layer if the host chooses among them; none if packages choose.
-fn routed_experts(chain: &Chain) -> Option<usize> {
-    let runs = chain.steps.iter().filter_map(|step| if let Step::Run(run) = step { Some(run) } else { None });
-    runs.filter_map(|run| run.when.as_ref()).map(|when| when.rows.start + when.rows.count).max()
 }
 
 /// Form of a bundle by its `chain.json`: of all shards, and of the sorts that `--forms` names. None if this version does

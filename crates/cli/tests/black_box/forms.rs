@@ -28,6 +28,30 @@ fn the_ladder_names_options_and_what_was_seen() {
     }
 }
 
+/// Checks that a bundle whose packages choose the experts has the forms of its checkpoint, few experts in a call included.
+#[test]
+fn a_bundle_has_the_forms_of_its_checkpoint() {
+    let dir = tempfile::tempdir().unwrap();
+    let bundle = dir.path().join("whole.anemoe");
+    build(&fixture("tiny-zaya"), &bundle, &["--tokens", "1,16", "--layers-per-shard", "2"]);
+    let forms = |path: &str| json(0, &["forms", path])["forms"].clone();
+    let of_bundle = forms(bundle.to_str().unwrap());
+    assert_eq!(of_bundle, forms(&text("tiny-zaya")));
+    assert!(of_bundle.to_string().contains("--experts-per-shard"));
+}
+
+#[test]
+fn a_bundle_of_no_experts_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let bundle = dir.path().join("none.anemoe");
+    build(&fixture("tiny-gemma4-moe"), &bundle, &["--tokens", "1"]);
+    let path = bundle.join("chain.json");
+    let mut chain: serde_json::Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+    chain["model"]["num_experts"] = 0.into();
+    fs::write(&path, chain.to_string()).unwrap();
+    refused(&["forms", bundle.to_str().unwrap()], &["chain.json", "num_experts must be from 1"]);
+}
+
 #[test]
 fn choices_that_do_not_fit_are_refused_by_name() {
     let dir = tempfile::tempdir().unwrap();

@@ -368,6 +368,7 @@ impl Gemma4 {
             vocab_size: c.vocab_size,
             hidden_size: c.hidden_size,
             num_layers: c.num_hidden_layers,
+            num_experts: Some(c.num_experts),
             max_context: context,
             bos_token_id: c.bos_token_id,
             eos_token_ids: self.eos_token_ids.clone(),
