@@ -25,8 +25,8 @@ pub const KINDS: [Quant; 8] = [
     Quant::lut(4),
     Quant::lut(6),
     Quant::lut(8),
-    Quant::Int { granularity: Granularity::Tensor, asymmetric: false },
-    Quant::Int { granularity: Granularity::Channel, asymmetric: false },
+    Quant::int(8, Granularity::Tensor),
+    Quant::int(8, Granularity::Channel),
     Quant::Fp16,
 ];
 
@@ -372,11 +372,10 @@ pub fn explain(groups: &[Group], choice: &Choice) -> Vec<TensorChoice> {
                     c.bytes - own.bytes
                 ));
             }
-            let dominated = g.candidates.iter().find(|c| {
-                matches!(c.kind, Quant::Int { granularity: Granularity::Tensor, .. })
-                    && c.error > 4.0 * own.error
-                    && c.bytes >= own.bytes
-            });
+            let dominated = g
+                .candidates
+                .iter()
+                .find(|c| c.kind.has_one_scale() && c.error > 4.0 * own.error && c.bytes >= own.bytes);
             if let Some(c) = dominated {
                 reason.push(format!(
                     "{} would be {:.0} times as wrong and no smaller: outliers set its one scale",

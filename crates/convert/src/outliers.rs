@@ -97,7 +97,7 @@ impl Spread {
 /// Returns the number of equal steps of a kind that has the same steps for a whole tensor; none for other kinds.
 pub fn tensor_levels(kind: Quant) -> Option<u32> {
     match kind {
-        Quant::Int { granularity: Granularity::Tensor, .. } => Some(254),
+        Quant::Int { bits, granularity: Granularity::Tensor, .. } => Some((1u32 << bits) - 2),
         Quant::Lut { bits, uniform: true, per_tensor: true } => Some((1u32 << bits) - 1),
         _ => None,
     }

@@ -22,7 +22,9 @@ pub enum Quant {
     },
     /// Linear: an integer times an fp16 scale, `constexpr_blockwise_shift_scale`.
     Int {
-        /// Elements that share a scale: 8-bit integers per tensor or channel, 4-bit integers per block.
+        /// 4 or 8.
+        bits: u8,
+        /// Elements that share a scale.
         granularity: Granularity,
         /// True if every scale has an offset.
         asymmetric: bool,
@@ -41,12 +43,21 @@ pub enum Granularity {
 }
 
 impl Granularity {
-    /// Returns the bits of an element: 4 for blocks, else 8.
-    pub const fn bits(self) -> u8 {
+    /// All of them.
+    pub const ALL: [Granularity; 3] = [Granularity::Tensor, Granularity::Channel, Granularity::Block];
+
+    /// Returns the name in kinds and tables: `tensor`, `channel`, `block`.
+    pub const fn name(self) -> &'static str {
         match self {
-            Granularity::Tensor | Granularity::Channel => 8,
-            Granularity::Block => 4,
+            Granularity::Tensor => "tensor",
+            Granularity::Channel => "channel",
+            Granularity::Block => "block",
         }
+    }
+
+    /// Finds a granularity by its name.
+    pub fn of_name(name: &str) -> Option<Granularity> {
+        Granularity::ALL.into_iter().find(|g| g.name() == name)
     }
 }
 
@@ -94,17 +105,25 @@ fn foreign_name(text: &str) -> Option<&'static str> {
 }
 
 impl Quant {
+    /// Names of all kinds, for help and messages.
+    pub const NAMES_EXPECTED: &str = "fp16, int8-tensor, int8-channel or int4-block with -asymmetric as an option, or \
+                                      lut{1,2,3,4,6,8} with -uniform and -tensor as options";
+
     /// Makes the kind of k-means tables per group of rows, with indices of `bits` bits.
     pub const fn lut(bits: u8) -> Quant {
         Quant::Lut { bits, uniform: false, per_tensor: false }
+    }
+
+    /// Makes the kind of integers of `bits` bits without offsets.
+    pub const fn int(bits: u8, granularity: Granularity) -> Quant {
+        Quant::Int { bits, granularity, asymmetric: false }
     }
 
     /// Returns the bits of a stored element.
     pub const fn bits(self) -> u8 {
         match self {
             Quant::Fp16 => 16,
-            Quant::Lut { bits, .. } => bits,
-            Quant::Int { granularity, .. } => granularity.bits(),
+            Quant::Lut { bits, .. } | Quant::Int { bits, .. } => bits,
         }
     }
 
@@ -116,7 +135,7 @@ impl Quant {
 
     /// Tells whether the whole matrix has one scale, and no offset.
     pub const fn has_one_scale(self) -> bool {
-        matches!(self, Quant::Int { granularity: Granularity::Tensor, asymmetric: false })
+        matches!(self, Quant::Int { granularity: Granularity::Tensor, asymmetric: false, .. })
     }
 
     /// Tells whether the whole matrix has one table or scale.
@@ -135,7 +154,7 @@ impl Quant {
                 Some("before iOS18 a table belongs to a whole tensor: add -tensor".into())
             }
             Quant::Lut { bits: 3, .. } => Some("before iOS18 there are no 3-bit indices".into()),
-            Quant::Int { granularity: Granularity::Block, .. } => {
+            Quant::Int { bits: 4, .. } | Quant::Int { granularity: Granularity::Block, .. } => {
                 Some("before iOS18 there are neither 4-bit integers nor scales per block".into())
             }
             _ => None,
@@ -157,12 +176,8 @@ impl fmt::Display for Quant {
                 }
                 Ok(())
             }
-            Quant::Int { granularity, asymmetric } => {
-                f.write_str(match granularity {
-                    Granularity::Tensor => "int8-tensor",
-                    Granularity::Channel => "int8-channel",
-                    Granularity::Block => "int4-block",
-                })?;
+            Quant::Int { bits, granularity, asymmetric } => {
+                write!(f, "int{bits}-{}", granularity.name())?;
                 if *asymmetric {
                     f.write_str("-asymmetric")?;
                 }
@@ -179,10 +194,7 @@ impl FromStr for Quant {
         let unknown = || {
             let meant = foreign_name(text).or_else(|| nearest(text, NAMES));
             let question = meant.map(|name| format!("did you mean `{name}`? ")).unwrap_or_default();
-            format!(
-                "unknown compression kind `{text}`: {question}expected fp16, int8-tensor, int8-channel or int4-block with \
-                 -asymmetric as an option, or lut{{1,2,3,4,6,8}} with -uniform and -tensor as options"
-            )
+            format!("unknown compression kind `{text}`: {question}expected {}", Quant::NAMES_EXPECTED)
         };
         if text == "fp16" {
             return Ok(Quant::Fp16);
@@ -195,7 +207,11 @@ impl FromStr for Quant {
                 "int4-block" => Granularity::Block,
                 _ => return Err(unknown()),
             };
-            return Ok(Quant::Int { granularity, asymmetric });
+            return Ok(Quant::Int {
+                bits: if name.starts_with("int4") { 4 } else { 8 },
+                granularity,
+                asymmetric,
+            });
         }
         let rest = text.strip_prefix("lut").ok_or_else(unknown)?;
         let (rest, per_tensor) = rest.strip_suffix("-tensor").map_or((rest, false), |r| (r, true));
@@ -301,13 +317,9 @@ impl MatrixQuant {
         match self.kind {
             Quant::Fp16 => WeightFormat::Fp16,
             Quant::Lut { bits, .. } => WeightFormat::Lut { bits, rows_per_table: block_rows },
-            Quant::Int { granularity, asymmetric } => WeightFormat::Int {
-                bits: granularity.bits(),
-                signed: true,
-                block_rows,
-                block_cols,
-                offsets: asymmetric,
-            },
+            Quant::Int { bits, asymmetric, .. } => {
+                WeightFormat::Int { bits, signed: true, block_rows, block_cols, offsets: asymmetric }
+            }
         }
     }
 
@@ -321,8 +333,8 @@ impl MatrixQuant {
                 Quant::Fp16 => 0,
                 Quant::Lut { bits, .. } => sides * (2 << bits),
                 Quant::Int { asymmetric: false, .. } => 2 * sides,
-                Quant::Int { granularity, asymmetric: true } => {
-                    2 * sides + (sides * u64::from(granularity.bits())).div_ceil(8)
+                Quant::Int { bits, asymmetric: true, .. } => {
+                    2 * sides + (sides * u64::from(bits)).div_ceil(8)
                 }
             }
     }

@@ -33,14 +33,19 @@ const WINDOW: usize = 96;
 /// Default bound of the mean divergence if `--quant` is not given, in nats.
 const DEFAULT_MAX_KL: f64 = 0.0025;
 
+/// Returns the help of `--quant`.
+fn quant_help() -> String {
+    format!(
+        "Compression: {}; or auto: a kind per tensor, chosen from measured errors [default: auto for speed, with a divergence \
+         that passes on texts it was not chosen on; a preset of the family above 64 million parameters]",
+        Quant::NAMES_EXPECTED
+    )
+}
+
 /// Options that decide a plan, shared with `build`.
 #[derive(clap::Args, Clone)]
 pub struct PlanArgs {
-    /// Compression: fp16, int8-tensor, int8-channel, int4-block (each integer kind also with -asymmetric), or
-    /// lut{1,2,3,4,6,8} with -uniform and -tensor as options (lut4, lut6-tensor, ...); or auto: a kind per tensor,
-    /// chosen from measured errors [default: auto for speed, with a divergence that passes on texts it was not chosen on; a
-    /// preset of the family above 64 million parameters].
-    #[arg(long, value_name = "KIND")]
+    #[arg(long, value_name = "KIND", help = quant_help())]
     pub quant: Option<QuantChoice>,
     /// For --quant auto: the fewest bytes with at least this cosine of logits. For the gates of a build: the least cosine
     /// that passes [default: 0.97].
@@ -83,7 +88,7 @@ pub struct PlanArgs {
     /// Output channels that share a table.
     #[arg(long, value_name = "N", default_value_t = 32)]
     pub group_size: usize,
-    /// Input channels that share a scale in int4-block.
+    /// Input channels that share a scale in kinds with -block.
     #[arg(long, value_name = "N", default_value_t = 32)]
     pub block_size: usize,
     /// Experts that one call computes; fewer than 16 become functions of one package [default: 16].

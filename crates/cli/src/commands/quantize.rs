@@ -22,14 +22,12 @@ use std::time::Instant;
 pub struct Args {
     /// F.npy, or F.safetensors with :TENSOR where it holds several.
     tensor: PathBuf,
-    /// Compression: fp16, int8-tensor, int8-channel, int4-block (each integer kind also with -asymmetric), or
-    /// lut{1,2,3,4,6,8} with -uniform and -tensor as options.
-    #[arg(long, value_name = "KIND", default_value = "lut4")]
+    #[arg(long, value_name = "KIND", default_value = "lut4", help = format!("Compression: {}", Quant::NAMES_EXPECTED))]
     quant: Quant,
     /// Output channels that share a table.
     #[arg(long, value_name = "N", default_value_t = 32)]
     group_size: usize,
-    /// Input channels that share a scale in int4-block.
+    /// Input channels that share a scale in kinds with -block.
     #[arg(long, value_name = "N", default_value_t = 32)]
     block_size: usize,
     /// Operation that the weight belongs to, which decides its axes: conv [out, in, kernel..], linear [out, in], matmul [in,

@@ -84,8 +84,9 @@ impl Stored {
 pub fn element_type(kind: Quant) -> DataType {
     match kind {
         Quant::Fp16 => DataType::Float16,
-        Quant::Int { .. } if kind.bits() == 4 => DataType::Int4,
-        Quant::Int { .. } => DataType::Int8,
+        Quant::Int { bits, .. } => {
+            DataType::int_of_bits(usize::from(bits)).expect("bits of a kind have an integer type")
+        }
         Quant::Lut { bits, .. } => {
             DataType::uint_of_bits(usize::from(bits)).expect("bits of a kind have an index type")
         }

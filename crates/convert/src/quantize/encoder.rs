@@ -6,7 +6,7 @@ use super::histogram::{Histogram, order};
 use super::integers::{self, Scale};
 use super::metrics::Metrics;
 use super::palettize::{LutTable, Palettizer, TableMode};
-use crate::quant::{Granularity, MatrixQuant, Quant};
+use crate::quant::{MatrixQuant, Quant};
 use anemoe_io::locked;
 use anemoe_kernels::{
     Isa, Matrix, MatrixError, ScaleAndZero, Weight, f32_to_f16, find_extremes, quantize_linear, round_to_f16,
@@ -240,9 +240,9 @@ impl Encoder<'_> {
                 side.values.extend_from_slice(&table.values);
                 Ok(SharedGrid::Table(Box::new(table)))
             }
-            Quant::Int { asymmetric, granularity } => {
+            Quant::Int { bits, asymmetric, .. } => {
                 let masses: Vec<f32> = (0..all.values().len()).map(|i| all.mass(i) as f32).collect();
-                let scale = integers::fit(all.values(), Some(&masses), granularity.bits(), asymmetric);
+                let scale = integers::fit(all.values(), Some(&masses), bits, asymmetric);
                 side.values.push(scale.scale);
                 if asymmetric {
                     side.offsets.push(scale.offset);
@@ -280,14 +280,10 @@ impl Encoder<'_> {
                 }
                 (pack_sub_byte(&worker.indices, usize::from(bits)), side)
             }
-            Quant::Int { granularity, asymmetric } => {
-                let (isa, bits) = (Isa::best(), granularity.bits());
+            Quant::Int { bits, asymmetric, .. } => {
+                let isa = Isa::best();
                 worker.codes.resize(n, 0);
-                let width = match granularity {
-                    Granularity::Block => self.quant.group,
-                    Granularity::Tensor | Granularity::Channel => self.cols,
-                };
-                let width = width.max(1);
+                let width = self.quant.block(self.rows, self.cols).1.max(1);
                 // Codes are made for whole rows at a time, since importances belong to columns.
                 let cols = self.cols.max(1);
                 for (values, codes) in

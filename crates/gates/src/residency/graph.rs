@@ -220,14 +220,7 @@ impl StoredForm {
                 let grouped = if grouped_axes.is_empty() { "per tensor" } else { "in groups" };
                 format!("lut{bits} {grouped} with {entries} entries")
             }
-            StoredForm::Linear { bits, grain } => {
-                let grain = match grain {
-                    Granularity::Tensor => "tensor",
-                    Granularity::Channel => "channel",
-                    Granularity::Block => "block",
-                };
-                format!("int{bits} per {grain}")
-            }
+            StoredForm::Linear { bits, grain } => format!("int{bits} per {}", grain.name()),
             StoredForm::Sparse => "sparse".into(),
             StoredForm::Unstated => "a compression that is not stated".into(),
         }

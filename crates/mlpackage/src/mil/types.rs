@@ -105,6 +105,24 @@ impl DataType {
             _ => None,
         }
     }
+
+    /// Returns the signed type of `bits` bits that weights have; `None` unless `bits` is 4 or 8.
+    pub const fn int_of_bits(bits: usize) -> Option<DataType> {
+        match bits {
+            4 => Some(DataType::Int4),
+            8 => Some(DataType::Int8),
+            _ => None,
+        }
+    }
+
+    /// Tells whether integers of the type are two's complement; `None` for other types than [`DataType::int_of_bits`] and
+    /// [`DataType::uint_of_bits`] give.
+    pub fn weight_is_signed(self) -> Option<bool> {
+        let is = |of: Option<DataType>| of == Some(self);
+        let (signed, unsigned) =
+            (is(DataType::int_of_bits(self.bits())), is(DataType::uint_of_bits(self.bits())));
+        (signed || unsigned).then_some(signed)
+    }
 }
 
 impl fmt::Display for DataType {

@@ -459,12 +459,8 @@ fn stored_lut(o: &Operands<'_>) -> OpResult<Option<StoredWeight>> {
 /// Makes a stored weight of integers in a blob, with scales per block of rows and of the second axis; none for other forms.
 fn stored_int(o: &Operands<'_>) -> OpResult<Option<StoredWeight>> {
     let Some((data, dtype)) = o.blob("data") else { return Ok(None) };
-    let (bits, signed) = match dtype {
-        DataType::Int8 => (8, true),
-        DataType::UInt8 => (8, false),
-        DataType::Int4 => (4, true),
-        DataType::UInt4 => (4, false),
-        _ => return Ok(None),
+    let (Some(signed), bits @ (4 | 8)) = (dtype.weight_is_signed(), dtype.bits() as u8) else {
+        return Ok(None);
     };
     let shape = shape_of(data)?;
     let (scale_shape, scale) = o.floats("scale")?;
@@ -494,11 +490,7 @@ fn stored_int(o: &Operands<'_>) -> OpResult<Option<StoredWeight>> {
 /// Makes a stored weight of integers in a blob, with a scale and a zero point for all rows or for each row; none for other forms.
 fn stored_affine(o: &Operands<'_>) -> OpResult<Option<StoredWeight>> {
     let Some((data, dtype)) = o.blob("quantized_data") else { return Ok(None) };
-    let signed = match dtype {
-        DataType::Int8 => true,
-        DataType::UInt8 => false,
-        _ => return Ok(None),
-    };
+    let (Some(signed), 8) = (dtype.weight_is_signed(), dtype.bits()) else { return Ok(None) };
     let shape = shape_of(data)?;
     let ((_, scale), (_, zero)) = (o.floats("scale")?, o.floats("zero_point")?);
     let axis = super::ops_axis(o.int("axis")?, shape.len());

@@ -513,7 +513,7 @@ fn with_attention_kind(options: &PlanOptions) -> (PlanOptions, Option<String>) {
     if options.parts.attention.is_some() || options.quant.bits() >= 8 {
         return (options, None);
     }
-    let kind = Quant::Int { granularity: Granularity::Tensor, asymmetric: false };
+    let kind = Quant::int(8, Granularity::Tensor);
     options.defaults.attention = Some(kind);
     let fact = format!(
         "attention is {kind} where neither --attn-quant nor a search says otherwise: stateful shards were measured in \

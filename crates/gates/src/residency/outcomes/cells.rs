@@ -6,7 +6,6 @@ use super::super::program_digest::program_digest;
 use super::super::rule::{Matcher, PackageFacts, Verdict};
 use super::super::rules;
 use super::columns::{MARK, NEEDED};
-use anemoe_convert::quant::Granularity;
 use anemoe_mlpackage::mil::DataType;
 use std::collections::BTreeMap;
 
@@ -114,14 +113,7 @@ fn weights(g: &Graph) -> String {
         Some(StoredForm::Dense(DataType::Float16)) => "fp16".into(),
         Some(StoredForm::Dense(DataType::Float32)) => "fp32".into(),
         Some(StoredForm::Sparse) => "sparse".into(),
-        Some(StoredForm::Linear { bits, grain }) => {
-            let grain = match grain {
-                Granularity::Tensor => "tensor",
-                Granularity::Channel => "channel",
-                Granularity::Block => "block",
-            };
-            format!("int{bits}-{grain}")
-        }
+        Some(StoredForm::Linear { bits, grain }) => format!("int{bits}-{}", grain.name()),
         Some(StoredForm::Lut { bits, grouped_axes, entries, scaled, .. }) => {
             let mut text = format!("lut{bits}");
             match grouped_axes.len() {

@@ -222,12 +222,8 @@ fn weights(text: &str) -> Result<(StoredForm, bool), String> {
         ));
     }
     if let Some(bits) = stem.strip_prefix("int") {
-        let grain = match rest.as_slice() {
-            ["tensor"] => Granularity::Tensor,
-            ["channel"] => Granularity::Channel,
-            ["block"] => Granularity::Block,
-            _ => return Err(bad()),
-        };
+        let [name] = rest.as_slice() else { return Err(bad()) };
+        let grain = Granularity::of_name(name).ok_or_else(bad)?;
         let bits = bits.parse().ok().filter(|bits| (1..=8).contains(bits)).ok_or_else(bad)?;
         return Ok((StoredForm::Linear { bits, grain }, false));
     }
