@@ -15,13 +15,13 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import mil_check
 
 LUTS = [f"lut{bits}{uniform}{tensor}" for bits in (1, 2, 3, 4, 6, 8) for uniform in ("", "-uniform") for tensor in ("", "-tensor")]
-INTS = [f"{kind}{suffix}" for kind in ("int8-tensor", "int8-channel", "int4-block") for suffix in ("", "-asymmetric")]
+INTS = [f"int{bits}-{shared}{suffix}" for bits in (4, 8) for shared in ("tensor", "channel", "block") for suffix in ("", "-asymmetric")]
 # Shapes whose channels 32 divides, and others whose groups have to shrink.
 SHAPES = {"conv": [(64, 96, 1, 1), (24, 40, 3, 3)], "linear": [(64, 96), (36, 45)], "matmul": [(96, 64), (45, 36)]}
 
 
 def refused_by_ios16(kind):
-    return kind.startswith("int4") or kind.startswith("lut3") or (kind.startswith("lut") and not kind.endswith("-tensor"))
+    return kind.startswith("int4") or "block" in kind or kind.startswith("lut3") or (kind.startswith("lut") and not kind.endswith("-tensor"))
 
 
 def main():

@@ -62,12 +62,18 @@ impl Granularity {
 }
 
 /// Kinds that are suggested for a mistyped name.
-const NAMES: [&str; 22] = [
+const NAMES: [&str; 28] = [
     "fp16",
     "int8-tensor",
     "int8-tensor-asymmetric",
     "int8-channel",
     "int8-channel-asymmetric",
+    "int8-block",
+    "int8-block-asymmetric",
+    "int4-tensor",
+    "int4-tensor-asymmetric",
+    "int4-channel",
+    "int4-channel-asymmetric",
     "int4-block",
     "int4-block-asymmetric",
     "lut1",
@@ -95,7 +101,8 @@ fn foreign_name(text: &str) -> Option<&'static str> {
         }
         "int4" | "q4" | "q4_0" | "4bit" | "w4" => "int4-block",
         "q4_1" => "int4-block-asymmetric",
-        "int8" | "q8" | "q8_0" | "8bit" | "w8" => "int8-channel",
+        "int8" | "q8" | "8bit" | "w8" => "int8-channel",
+        "q8_0" => "int8-block",
         "q4_k" | "q4_k_m" | "q4_k_s" | "iq4_nl" | "nf4" => "lut4",
         "q6_k" => "lut6",
         "q3_k" | "q3_k_m" | "q3_k_s" => "lut3",
@@ -106,7 +113,7 @@ fn foreign_name(text: &str) -> Option<&'static str> {
 
 impl Quant {
     /// Names of all kinds, for help and messages.
-    pub const NAMES_EXPECTED: &str = "fp16, int8-tensor, int8-channel or int4-block with -asymmetric as an option, or \
+    pub const NAMES_EXPECTED: &str = "fp16, int{4,8} with -tensor, -channel or -block and -asymmetric as an option, or \
                                       lut{1,2,3,4,6,8} with -uniform and -tensor as options";
 
     /// Makes the kind of k-means tables per group of rows, with indices of `bits` bits.
@@ -201,17 +208,14 @@ impl FromStr for Quant {
         }
         if text.starts_with("int") {
             let (name, asymmetric) = text.strip_suffix("-asymmetric").map_or((text, false), |t| (t, true));
-            let granularity = match name {
-                "int8-tensor" => Granularity::Tensor,
-                "int8-channel" => Granularity::Channel,
-                "int4-block" => Granularity::Block,
+            let (stem, shared) = name.split_once('-').ok_or_else(unknown)?;
+            let granularity = Granularity::of_name(shared).ok_or_else(unknown)?;
+            let bits = match stem {
+                "int4" => 4,
+                "int8" => 8,
                 _ => return Err(unknown()),
             };
-            return Ok(Quant::Int {
-                bits: if name.starts_with("int4") { 4 } else { 8 },
-                granularity,
-                asymmetric,
-            });
+            return Ok(Quant::Int { bits, granularity, asymmetric });
         }
         let rest = text.strip_prefix("lut").ok_or_else(unknown)?;
         let (rest, per_tensor) = rest.strip_suffix("-tensor").map_or((rest, false), |r| (r, true));
@@ -383,8 +387,12 @@ mod tests {
             "lut8-uniform-tensor",
             "int8-tensor",
             "int8-channel",
+            "int8-block",
+            "int4-tensor",
+            "int4-channel",
             "int4-block",
             "int8-channel-asymmetric",
+            "int4-channel-asymmetric",
         ] {
             assert_eq!(text.parse::<Quant>().unwrap().to_string(), text);
         }
@@ -392,14 +400,16 @@ mod tests {
             ("lut5", "5-bit"),
             ("lut7-uniform", "7-bit"),
             ("int3", "unknown"),
-            ("int4-tensor", "unknown"),
+            ("int4-row", "unknown"),
+            ("int16-tensor", "unknown"),
+            ("int4-", "unknown"),
             ("lut", "unknown"),
             ("lut44", "unknown"),
             ("", "unknown"),
             ("LUT4", "did you mean `lut4`?"),
             ("int4", "did you mean `int4-block`?"),
             ("q4_0", "did you mean `int4-block`?"),
-            ("Q8_0", "did you mean `int8-channel`?"),
+            ("Q8_0", "did you mean `int8-block`?"),
             ("lut4-unifrom", "did you mean `lut4-uniform`?"),
         ] {
             let err = text.parse::<Quant>().unwrap_err();
@@ -442,6 +452,9 @@ mod tests {
         assert_eq!(bytes("lut3-tensor"), 2304 + 16);
         assert_eq!(bytes("int8-tensor"), 6144 + 2);
         assert_eq!(bytes("int8-channel-asymmetric"), 6144 + 64 * 3);
+        assert_eq!(bytes("int8-block"), 6144 + 64 * 3 * 2);
+        assert_eq!(bytes("int4-channel"), 3072 + 64 * 2);
+        assert_eq!(bytes("int4-channel-asymmetric"), 3072 + 64 * 2 + 32);
         assert_eq!(bytes("int4-block"), 3072 + 64 * 3 * 2);
         assert_eq!(bytes("int4-block-asymmetric"), 3072 + 64 * 3 * 2 + 96);
     }
@@ -451,7 +464,9 @@ mod tests {
         let refused = |kind: &str| kind.parse::<Quant>().unwrap().refused_by_ios16();
         assert!(refused("lut3-tensor").unwrap().contains("3-bit"));
         assert!(refused("lut4").unwrap().contains("-tensor"));
-        assert!(refused("int4-block").unwrap().contains("4-bit"));
+        for kind in ["int4-block", "int4-channel", "int4-tensor-asymmetric", "int8-block"] {
+            assert!(refused(kind).unwrap().contains("4-bit"), "{kind}");
+        }
         for kind in ["fp16", "lut4-tensor", "int8-tensor", "int8-channel", "int8-channel-asymmetric"] {
             assert_eq!(refused(kind), None, "{kind}");
         }

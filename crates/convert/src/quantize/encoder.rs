@@ -363,7 +363,7 @@ mod tests {
     use crate::quant::Groups;
     use proptest::prelude::*;
 
-    const NAMES: [&str; 13] = [
+    const NAMES: [&str; 16] = [
         "fp16",
         "lut1",
         "lut2",
@@ -375,6 +375,9 @@ mod tests {
         "lut3-tensor",
         "int8-tensor",
         "int8-channel",
+        "int8-block",
+        "int4-tensor",
+        "int4-channel",
         "int4-block",
         "int8-channel-asymmetric",
     ];

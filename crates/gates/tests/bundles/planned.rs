@@ -25,8 +25,16 @@ fn quantized(kind: &str) -> PlanOptions {
 fn all_options() -> Vec<PlanOptions> {
     let default = PlanOptions::default;
     let range = vec![TokenCount { min: 1, max: 4 }];
-    let kinds =
-        ["fp16", "lut2-uniform", "lut6-tensor", "int8-tensor", "int8-channel-asymmetric", "int4-block"];
+    let kinds = [
+        "fp16",
+        "lut2-uniform",
+        "lut6-tensor",
+        "int8-tensor",
+        "int8-channel-asymmetric",
+        "int8-block",
+        "int4-channel",
+        "int4-block",
+    ];
     let mut all: Vec<PlanOptions> = kinds.map(quantized).into();
     all.extend([
         default(),
