@@ -35,9 +35,10 @@ impl RegisterBatch {
     /// and 0.88 (Lut8) of the time through memory, four 1.16, 1.62 and 1.71.
     pub const PAIR: RegisterBatch = RegisterBatch { most: 2, at_once: 2 };
     /// Formats whose tables or loads leave registers for two tokens. On machine T two, three and four tokens take 0.49,
-    /// 0.71 and 0.86 of the time through memory (HalfLut6), and 0.55, 0.65 and 0.73 (Single).
+    /// 0.71 and 0.86 of the time through memory (HalfLut6), 0.55, 0.65 and 0.73 (Single), and 0.50, 0.66 and 0.94 (Int4).
     pub const PAIRS: RegisterBatch = RegisterBatch { most: 4, at_once: 2 };
-    /// Formats that decode with few instructions and registers.
+    /// Formats that decode with few instructions and registers. On machine T two, three, four and eight tokens take 0.30, 0.40,
+    /// 0.47 and 0.61 of the time through memory (LutSmall of 2 bits).
     pub const FOURS: RegisterBatch = RegisterBatch { most: 8, at_once: 4 };
 }
 
@@ -152,6 +153,7 @@ pub(crate) struct LutSmall<'a, const BITS: usize> {
 
 impl<const BITS: usize> Decode for LutSmall<'_, BITS> {
     const BYTES: usize = 16 * BITS;
+    const REGISTER_BATCH: RegisterBatch = RegisterBatch::FOURS;
     type Row<L: F32x16> = L;
     type Raw<'b, L: F32x16> = L::U32s;
     #[inline(always)]
@@ -348,13 +350,21 @@ pub(crate) struct Scales<'a> {
     block: Divisor,
     /// Blocks per row.
     blocks: usize,
+    /// s for blocks of 2^s columns, where 2^s is 16, 32 or 64, and 7 for multiples of 128: scale (16 k) >> s, counted from that
+    /// of column 0 of a [`BLOCK`], belongs to vector k of it. None for other blocks.
+    pub vector_shift: Option<u32>,
 }
 
 impl<'a> Scales<'a> {
     /// Makes the scales of blocks of `block.0` rows and `block.1` columns; rows have `cols` columns.
     pub fn new(scale: &'a [f32], offset: Option<&'a [f32]>, block: (usize, usize), cols: usize) -> Self {
         let (block_rows, columns) = (Divisor::new(block.0), Divisor::new(block.1));
-        Scales { scale, offset, block_rows, block: columns, blocks: cols / block.1 }
+        let vector_shift = match block.1 {
+            16 | 32 | 64 => Some(block.1.trailing_zeros()),
+            n if n.is_multiple_of(BLOCK) => Some(BLOCK.trailing_zeros()),
+            _ => None,
+        };
+        Scales { scale, offset, block_rows, block: columns, blocks: cols / block.1, vector_shift }
     }
 
     /// Returns the index of a row's first block.
@@ -398,6 +408,49 @@ impl<'a> Scales<'a> {
             }
         };
         q.mul(self.lanes::<L>(self.scale, first, column, step))
+    }
+
+    /// Returns the scale of column 0 of block `b` of a row, as an index.
+    #[inline(always)]
+    fn of_block(&self, first: usize, b: usize) -> usize {
+        first + self.block.divide(b * BLOCK)
+    }
+}
+
+/// 8-bit integers with scales per block, of which a vector of sixteen columns has one.
+#[derive(Clone, Copy)]
+pub(crate) struct Int8Blocks<'a> {
+    pub scales: Scales<'a>,
+    /// See [`Scales::vector_shift`].
+    pub shift: u32,
+    pub signed: bool,
+}
+
+impl Decode for Int8Blocks<'_> {
+    const BYTES: usize = 128;
+    const REGISTER_BATCH: RegisterBatch = RegisterBatch::FOURS;
+    type Row<L: F32x16> = usize;
+    /// Bytes, and the index of the scale of the first.
+    type Raw<'b, L: F32x16> = (&'b [u8], usize);
+    #[inline(always)]
+    fn row<L: F32x16>(&self, row: usize) -> usize {
+        self.scales.first(row)
+    }
+    #[inline(always)]
+    fn raw<'b, L: F32x16>(&self, first: usize, b: usize, bytes: &'b [u8]) -> (&'b [u8], usize) {
+        (bytes, self.scales.of_block(first, b))
+    }
+    #[inline(always)]
+    fn vector<L: F32x16>(&self, first: usize, _: usize, (bytes, at): (&[u8], usize), k: usize) -> L {
+        let bytes = part(bytes, 16 * k);
+        let q = if self.signed { L::from_i8(bytes) } else { L::from_u8(bytes) };
+        // Columns behind the last have no scale.
+        let at = (at + (LANES * k >> self.shift)).min(first + self.scales.blocks - 1);
+        let q = match self.scales.offset {
+            None => q,
+            Some(offset) => L::splat(offset[at]).neg_mul_add(L::splat(1.0), q),
+        };
+        q.mul(L::splat(self.scales.scale[at]))
     }
 }
 
@@ -512,6 +565,7 @@ pub(crate) struct Int4<'a> {
 
 impl Decode for Int4<'_> {
     const BYTES: usize = 64;
+    const REGISTER_BATCH: RegisterBatch = RegisterBatch::PAIRS;
     type Row<L: F32x16> = usize;
     type Raw<'b, L: F32x16> = (L::U32s, L, L);
     #[inline(always)]

@@ -69,9 +69,10 @@ pub(super) fn multiply_rows(
         }
         WeightFormat::Int { bits, signed, block_rows, block_cols, .. } => {
             let scales = decode::Scales::new(values, offset, (block_rows, block_cols), w.cols);
-            match bits {
-                4 => run!(decode::Int4 { scales, signed }, 4),
-                _ => run!(decode::Int8 { scales, signed }, 8),
+            match (bits, scales.vector_shift) {
+                (4, _) => run!(decode::Int4 { scales, signed }, 4),
+                (_, Some(shift)) => run!(decode::Int8Blocks { scales, shift, signed }, 8),
+                (_, None) => run!(decode::Int8 { scales, signed }, 8),
             }
         }
     }

@@ -171,6 +171,43 @@ impl F32x16 for Avx2 {
         unsafe { pair!(|at| _mm256_cvtepu8_epi32(_mm_loadl_epi64(v.as_ptr().add(at).cast())), 0, 8) }
     }
     #[inline(always)]
+    fn load_u24(v: &[u8], stride: usize) -> Self::U32s {
+        let v = &v[..15 * stride + 3];
+        match stride {
+            // Each part of 128 bits takes the 12 bytes of four integers, the last four from byte 4 on.
+            3 => {
+                // SAFETY: 48 bytes are there; the processor has AVX2, see `simd`.
+                unsafe {
+                    let load = |at: usize| _mm_loadu_si128(v.as_ptr().add(at).cast());
+                    let first = _mm_setr_epi8(0, 1, 2, -1, 3, 4, 5, -1, 6, 7, 8, -1, 9, 10, 11, -1);
+                    let last = _mm_setr_epi8(4, 5, 6, -1, 7, 8, 9, -1, 10, 11, 12, -1, 13, 14, 15, -1);
+                    (
+                        _mm256_shuffle_epi8(
+                            _mm256_set_m128i(load(12), load(0)),
+                            _mm256_set_m128i(first, first),
+                        ),
+                        _mm256_shuffle_epi8(
+                            _mm256_set_m128i(load(32), load(24)),
+                            _mm256_set_m128i(last, first),
+                        ),
+                    )
+                }
+            }
+            // Four bytes at each integer, the last of which is read from one byte before it.
+            6 => {
+                // SAFETY: the last read ends with the 93 bytes that are there; the processor has AVX2, see `simd`.
+                unsafe {
+                    let at = _mm256_setr_epi32(0, 6, 12, 18, 24, 30, 36, 42);
+                    let at_last = _mm256_setr_epi32(0, 6, 12, 18, 24, 30, 36, 41);
+                    let low = _mm256_i32gather_epi32::<1>(v.as_ptr().cast(), at);
+                    let high = _mm256_i32gather_epi32::<1>(v.as_ptr().add(48).cast(), at_last);
+                    (low, _mm256_srlv_epi32(high, _mm256_setr_epi32(0, 0, 0, 0, 0, 0, 0, 8)))
+                }
+            }
+            _ => unreachable!("integers beside each other or every second of them"),
+        }
+    }
+    #[inline(always)]
     fn shift_right(v: Self::U32s, bits: u32) -> Self::U32s {
         // SAFETY: the processor has AVX2, see `simd`.
         unsafe {

@@ -152,6 +152,38 @@ impl F32x16 for Avx512 {
         unsafe { _mm512_cvtepu8_epi32(_mm_loadu_si128(v.as_ptr().cast())) }
     }
     #[inline(always)]
+    fn load_u24(v: &[u8], stride: usize) -> Self::U32s {
+        let v = &v[..15 * stride + 3];
+        match stride {
+            // Each part of 128 bits takes the 12 bytes of four integers; then bytes move within it.
+            3 => {
+                // SAFETY: the 48 bytes that are there are read; the processor has AVX-512 BW, see `simd`.
+                unsafe {
+                    let parts = _mm512_setr_epi32(0, 1, 2, 2, 3, 4, 5, 5, 6, 7, 8, 8, 9, 10, 11, 11);
+                    let within = _mm_setr_epi8(0, 1, 2, 2, 3, 4, 5, 5, 6, 7, 8, 8, 9, 10, 11, 11);
+                    let bytes = _mm512_maskz_loadu_epi8(first_bytes(48), v.as_ptr().cast());
+                    let parts = _mm512_permutexvar_epi32(parts, bytes);
+                    _mm512_shuffle_epi8(parts, _mm512_broadcast_i32x4(within))
+                }
+            }
+            // Words 3 l and 3 l + 1 of 47, the last of which has one byte.
+            6 => {
+                let mut words = [0u16; 32];
+                for l in 0..LANES {
+                    (words[2 * l], words[2 * l + 1]) = (3 * l as u16, 3 * l as u16 + 1);
+                }
+                // SAFETY: 64 bytes and the 29 behind them are there; the processor has AVX-512 BW, see `simd`.
+                unsafe {
+                    let words = _mm512_loadu_si512(words.as_ptr().cast());
+                    let low = _mm512_loadu_si512(v.as_ptr().cast());
+                    let high = _mm512_maskz_loadu_epi8(first_bytes(29), v.as_ptr().add(64).cast());
+                    _mm512_permutex2var_epi16(low, words, high)
+                }
+            }
+            _ => unreachable!("integers beside each other or every second of them"),
+        }
+    }
+    #[inline(always)]
     fn shift_right(v: Self::U32s, bits: u32) -> Self::U32s {
         // SAFETY: the processor has AVX-512 F, see `simd`.
         unsafe { _mm512_srl_epi32(v, _mm_cvtsi32_si128(bits as i32)) }

@@ -117,7 +117,8 @@ fn check_conversions<L: F32x16>() {
         for stride in [3, 6] {
             let data = &data[..stride * 15 + 3];
             let (v, expected) = (L::load_u24(data, stride), Scalar::load_u24(data, stride));
-            for bits in 0..24 {
+            // The byte above the 24 bits is undefined.
+            for bits in 0..=16 {
                 let (v, expected) = (L::shift_right(v, bits), Scalar::shift_right(expected, bits));
                 same("load_u24", &lowest::<L>(v), &lowest::<Scalar>(expected));
             }

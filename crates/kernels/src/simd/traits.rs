@@ -92,7 +92,8 @@ pub(crate) trait F32x16: Copy {
     /// Converts the first or the second of two vectors to f32.
     fn half_vector(v: Self::F16x32, second: bool) -> Self;
 
-    /// Loads sixteen little-endian 24-bit integers, `stride` bytes apart. Four bytes from the last integer on lie within `v`.
+    /// Loads sixteen little-endian 24-bit integers, `stride` bytes apart, 3 or 6. The last of them lies within `v`. The upper
+    /// byte of a lane is undefined.
     #[inline(always)]
     fn load_u24(v: &[u8], stride: usize) -> Self::U32s {
         let mut wide = [0u8; 64];
