@@ -13,12 +13,9 @@ pub enum Isa {
     Avx2,
     /// AVX-512 F, BW, VL and VNNI on top of [`Isa::Avx2`]; BF16 where the processor has it.
     Avx512,
-    /// Tiles of bytes (AMX) for batches of integers, [`Isa::Avx512`] for everything else. Never chosen by default: no
-    /// processor has timed it.
-    Amx,
 }
 
-const ALL: [Isa; 5] = [Isa::Scalar, Isa::Neon, Isa::Avx2, Isa::Avx512, Isa::Amx];
+const ALL: [Isa; 4] = [Isa::Scalar, Isa::Neon, Isa::Avx2, Isa::Avx512];
 
 impl Isa {
     /// Returns the instruction set's name in the environment variable `ANEMOE_CPU`.
@@ -28,7 +25,6 @@ impl Isa {
             Isa::Neon => "neon",
             Isa::Avx2 => "avx2",
             Isa::Avx512 => "avx512",
-            Isa::Amx => "amx",
         }
     }
 
@@ -52,7 +48,6 @@ impl Isa {
                         && std::arch::is_x86_feature_detected!("avx512vl")
                         && std::arch::is_x86_feature_detected!("avx512vnni")
                 }
-                Isa::Amx => Isa::Avx512.is_available() && crate::simd::amx::is_available(),
             }
         }
         #[cfg(not(target_arch = "x86_64"))]
@@ -67,7 +62,7 @@ impl Isa {
         ALL.into_iter().filter(|isa| isa.is_available())
     }
 
-    /// Reads the environment variable `ANEMOE_CPU` (`scalar`, `neon`, `avx2`, `avx512`, `amx`); `None` where it is not set.
+    /// Reads the environment variable `ANEMOE_CPU` (`scalar`, `neon`, `avx2`, `avx512`); `None` where it is not set.
     ///
     /// # Errors
     /// The name is unknown, or this processor lacks the instruction set.
@@ -76,7 +71,6 @@ impl Isa {
             return Ok(None);
         };
         let wanted = ALL.into_iter().find(|isa| isa.name() == name);
-        // Probes only the requested set: AMX needs a permission from the kernel.
         match wanted {
             Some(isa) if isa.is_available() => Ok(Some(isa)),
             _ => {
@@ -87,13 +81,13 @@ impl Isa {
         }
     }
 
-    /// Returns the set that is [asked for](Isa::asked_for), or else the widest that this processor has, except AMX.
-    /// No processor has timed AMX, nor NEON; NEON is taken all the same, since scalar code is the only other choice there.
+    /// Returns the set that is [asked for](Isa::asked_for), or else the widest that this processor has. No processor has timed
+    /// NEON; it is taken all the same, since scalar code is the only other choice there.
     pub fn best() -> Isa {
         static BEST: OnceLock<Isa> = OnceLock::new();
         *BEST.get_or_init(|| match Isa::asked_for() {
             Ok(Some(isa)) => isa,
-            _ => ALL.into_iter().rfind(|isa| *isa != Isa::Amx && isa.is_available()).unwrap_or(Isa::Scalar),
+            _ => Isa::available().next_back().unwrap_or(Isa::Scalar),
         })
     }
 }

@@ -9,7 +9,6 @@
 //! The inner sum, over at most 64 columns, is exact in integers. Lanes are scaled and added in f32 after each eight
 //! blocks, then added by halves. The result has the same bits for any number of tokens and threads, and for each instruction set.
 
-use super::amx;
 use super::decode::RowScales;
 use super::int8_codes::*;
 use super::int8_words;
@@ -157,11 +156,6 @@ fn multiply_tiles<L: Simd, F: Format>(s: &Weights<'_>, format: F, rows: &RowTile
         }
         let next = s.rows.prefetch_after(&which[..n]);
         let decoded = DecodedInt8 { codes: memory.as_chunks().0, steps, lows, next };
-        if let Some(transposed) = x.transposed {
-            // SAFETY: tokens are transposed only where the processor has AMX.
-            unsafe { amx::multiply_decoded(&decoded, &which[..n], x, transposed, y) };
-            continue;
-        }
         // SAFETY: this function was compiled for L's instructions, so the processor has them.
         unsafe { L::call(MultiplyDecoded { rows: &decoded, which: &which[..n], x, y }) };
     }
@@ -436,7 +430,7 @@ mod tests {
             assert_eq!(run(isa, three, w, &x, t), y, "{kind} {isa:?}");
             match (isa, &of_avx2) {
                 (Isa::Avx2, _) => of_avx2 = Some(y),
-                (Isa::Avx512 | Isa::Amx, Some(other)) => assert_eq!(other, &y, "{isa:?} {kind}"),
+                (Isa::Avx512, Some(other)) => assert_eq!(other, &y, "{isa:?} {kind}"),
                 _ => {}
             }
         }

@@ -5,7 +5,7 @@
 //!                                                                    f32          any format
 //!                                                                    int16_lut    tables of 16 whole numbers, 24-bit tokens
 //!                                                                    int8         tables and integers, 8-bit tokens; hands
-//!                                                                                 batches to amx, or int8_words (AVX2)
+//!                                                                                 batches to int8_words (AVX2)
 //!                                                                    int8_blocks  integers with a scale per block of columns
 //!                                                                    bf16         large fp16 and f32
 //! ```
@@ -16,11 +16,6 @@
 //!
 //! This file makes jobs and chooses tile loops.
 
-#[cfg(target_arch = "x86_64")]
-mod amx;
-#[cfg(not(target_arch = "x86_64"))]
-#[path = "amx_none.rs"]
-mod amx;
 mod bf16;
 mod decode;
 mod f32;
@@ -35,11 +30,9 @@ pub(crate) use schedule::{OutputRows, RowTiles, TokenSelection};
 
 use crate::activations::{Layout, PackedActivations};
 use crate::lut_tables::{HalfLut, Int8Lut, Int16Lut};
-use crate::memory::AlignedVec;
 use crate::weight_format::WeightFormat;
 use crate::{Isa, Matrix, Pool};
 use schedule::{ROWS, SMALL_BATCH, TILES_PER_PASS};
-use std::cell::RefCell;
 
 /// Bytes of weights in one part of a job: about 10 microseconds of reading, so that threads end at about the same time.
 const PART_BYTES: usize = 32 << 10;
@@ -132,10 +125,8 @@ fn run_job(isa: Isa, pool: &Pool, all: &mut [Option<MatMul<'_>>]) {
     // Per matmul: its tiles, the tiles of a part, and the index of its first part.
     let mut plan: [Option<(RowTiles, usize, usize)>; JOB_SIZE] = [const { None }; JOB_SIZE];
     let mut parts = 0;
-    let (mut memory, mut is_transposed) = (TRANSPOSED.take(), [false; JOB_SIZE]);
     for (i, p) in all.iter().enumerate() {
         let Some(p) = p else { continue };
-        is_transposed[i] = amx::transpose_tokens(isa, pool, &p.w, selection(p), &mut memory[i]);
         let tokens = selection(p).tokens();
         let (tiles, size) = (RowTiles::all(&p.w, tokens), part_tiles(&p.w, tokens));
         let n = tiles.len().div_ceil(size);
@@ -148,25 +139,15 @@ fn run_job(isa: Isa, pool: &Pool, all: &mut [Option<MatMul<'_>>]) {
     let shared = SharedMatMuls(all);
     pool.run(parts, &|i| {
         let shared = &shared;
-        let found = shared.0.iter().zip(&plan).enumerate().rev().find_map(|(k, (p, plan))| match (p, plan) {
-            (Some(p), Some((tiles, size, first))) if *first <= i => {
-                Some((k, p, tiles.piece(*size, i - first)))
-            }
+        let found = shared.0.iter().zip(&plan).rev().find_map(|(p, plan)| match (p, plan) {
+            (Some(p), Some((tiles, size, first))) if *first <= i => Some((p, tiles.piece(*size, i - first))),
             _ => None,
         });
-        if let Some((k, p, tiles)) = found {
+        if let Some((p, tiles)) = found {
             let y = OutputRows { y: p.y.as_ptr().cast_mut(), stride: p.stride, bias: p.bias };
-            let transposed = is_transposed[k].then_some(&*memory[k]);
-            let x = TokenSelection { transposed, ..selection(p) };
-            multiply_rows(isa, &p.w, x, &tiles, &y);
+            multiply_rows(isa, &p.w, selection(p), &tiles, &y);
         }
     });
-    TRANSPOSED.set(memory);
-}
-
-thread_local! {
-    /// Transposed tokens for AMX, per matmul of a job.
-    static TRANSPOSED: RefCell<[AlignedVec<[u8; 64]>; JOB_SIZE]> = RefCell::default();
 }
 
 /// Multiplies some rows of `w` by all selected tokens, with the tile loop that the matrix is prepared for.
@@ -403,7 +384,7 @@ mod tests {
                     assert_eq!(run(isa, &three, w, &x, t, Some(&bias)), y, "{kind} {isa:?}");
                     match (isa, &avx2) {
                         (Isa::Avx2, _) => avx2 = Some(y),
-                        (Isa::Avx512 | Isa::Amx, Some(other)) => assert_eq!(other, &y, "{isa:?} {kind}"),
+                        (Isa::Avx512, Some(other)) => assert_eq!(other, &y, "{isa:?} {kind}"),
                         _ => {}
                     }
                 }

@@ -115,14 +115,12 @@ pub(crate) struct TokenSelection<'a> {
     pub x: &'a PackedActivations,
     /// Indices of the tokens; `None` means all, in order.
     pub(super) which: Option<&'a [u32]>,
-    /// Transposed tokens, where AMX tiles multiply them.
-    pub transposed: Option<&'a [[u8; 64]]>,
 }
 
 impl<'a> TokenSelection<'a> {
     /// Selects tokens `which` of `x`, or all.
     pub fn new(x: &'a PackedActivations, which: Option<&'a [u32]>) -> TokenSelection<'a> {
-        TokenSelection { x, which, transposed: None }
+        TokenSelection { x, which }
     }
 
     /// Returns the number of selected tokens.

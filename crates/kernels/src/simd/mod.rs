@@ -15,8 +15,6 @@
 use crate::Isa;
 
 #[cfg(target_arch = "x86_64")]
-pub(crate) mod amx;
-#[cfg(target_arch = "x86_64")]
 pub(crate) mod avx2;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod avx512;
@@ -45,7 +43,7 @@ pub(crate) fn dispatch<K: Kernel>(isa: Isa, kernel: K) -> K::Output {
             #[cfg(target_arch = "x86_64")]
             Isa::Avx2 => avx2::Avx2::call(kernel),
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx512 | Isa::Amx => avx512::Avx512::call(kernel),
+            Isa::Avx512 => avx512::Avx512::call(kernel),
             #[cfg(target_arch = "aarch64")]
             Isa::Neon => neon::call_fastest(kernel),
             _ => unreachable!("asserted above"),
