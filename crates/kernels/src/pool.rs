@@ -2,14 +2,21 @@
 //!
 //! Decoding a token takes some hundred jobs of a few microseconds to a millisecond each. After work, a thread polls for
 //! the next job for 200 microseconds before it sleeps, so that a job starts within a microsecond. The caller works on
-//! its job too, and never waits for a thread that has not joined.
+//! its job too, and never waits for a thread that has not begun.
 //!
 //! ```text
-//! state:  | job number, 32 bits | open | threads at work, 31 bits |
+//! seat of a thread, a cache line of its own:
+//!
+//!   EMPTY --caller--> OFFERED --thread--> TAKEN --thread--> EMPTY
+//!                        |
+//!                        +----caller, when its own work is done----> EMPTY
+//!
 //! parts:  thread i first takes run i of the parts, in order; then the parts left in the other runs
 //! ```
+//!
+//! A job of n parts is offered to n - 1 threads, so that a small one costs a few cache lines on a processor of many cores.
 
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering, fence};
 use std::sync::{Condvar, Mutex, OnceLock, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
@@ -24,19 +31,23 @@ pub struct Pool {
     threads: usize,
 }
 
-/// Fields of the current job's state: its number, an open flag, and the number of threads at work.
-const OPEN: u64 = 1 << 31;
-const WORKERS: u64 = OPEN - 1;
-const JOB: u64 = 1 << 32;
+/// States of a seat.
+const EMPTY: u32 = 0;
+const OFFERED: u32 = 1;
+const TAKEN: u32 = 2;
 
 struct PoolShared {
-    /// `JOB * number | OPEN | workers`
-    state: AtomicU64,
+    /// A seat for each thread; that of the caller, the first, stays empty.
+    seats: Vec<Line<AtomicU32>>,
     /// Next part of each thread's run of parts.
-    next: Vec<Next>,
+    next: Vec<Line<AtomicUsize>>,
+    /// Parts of the job, and runs that they are divided into.
     parts: AtomicUsize,
+    runs: AtomicUsize,
     /// Address of a `PoolJob` on the stack of the thread that started it.
     job: AtomicUsize,
+    /// Jobs so far: threads to which none is offered see that others are, and do not sleep.
+    jobs: Line<AtomicUsize>,
     /// Held by the thread whose job runs: one job at a time.
     busy: Mutex<()>,
     sleepers: AtomicUsize,
@@ -46,9 +57,10 @@ struct PoolShared {
     quit: AtomicUsize,
 }
 
-/// A counter in cache lines of its own.
+/// A value in cache lines of its own.
 #[repr(align(128))]
-struct Next(AtomicUsize);
+#[derive(Default)]
+struct Line<T>(T);
 
 struct PoolJob<'a>(&'a (dyn Fn(usize) + Sync));
 
@@ -61,10 +73,12 @@ impl Pool {
         let threads = threads.clamp(1, MAX_THREADS);
         // Threads may read it after the pool is dropped, so it lives as long as the process.
         let shared: &'static PoolShared = Box::leak(Box::new(PoolShared {
-            state: AtomicU64::new(0),
-            next: (0..threads).map(|_| Next(AtomicUsize::new(0))).collect(),
+            seats: (0..threads).map(|_| Line::default()).collect(),
+            next: (0..threads).map(|_| Line::default()).collect(),
             parts: AtomicUsize::new(0),
+            runs: AtomicUsize::new(1),
             job: AtomicUsize::new(0),
+            jobs: Line::default(),
             busy: Mutex::new(()),
             sleepers: AtomicUsize::new(0),
             asleep: Mutex::new(()),
@@ -108,7 +122,16 @@ impl Pool {
     /// # Panics
     /// A part panicked.
     pub fn run(&self, parts: usize, part: &(dyn Fn(usize) + Sync)) {
-        let alone = self.threads == 1 || parts < 2;
+        self.run_on(self.threads, parts, part);
+    }
+
+    /// Calls `part` as [`Pool::run`] does, on at most `threads` threads.
+    ///
+    /// # Panics
+    /// A part panicked.
+    pub fn run_on(&self, threads: usize, parts: usize, part: &(dyn Fn(usize) + Sync)) {
+        let threads = threads.min(self.threads);
+        let alone = threads < 2 || parts < 2;
         let free = || match self.shared.busy.try_lock() {
             Ok(guard) => Some(guard),
             // A job that panicked has ended as well.
@@ -119,31 +142,28 @@ impl Pool {
             return (0..parts).for_each(part);
         };
         let s = self.shared;
+        let runs = threads.min(parts);
         let job = PoolJob(part);
         s.job.store(&raw const job as usize, Ordering::Relaxed);
         s.parts.store(parts, Ordering::Relaxed);
-        for (i, next) in s.next.iter().enumerate() {
-            next.0.store(s.first(i, parts), Ordering::Relaxed);
+        s.runs.store(runs, Ordering::Relaxed);
+        for (i, next) in s.next[..runs].iter().enumerate() {
+            next.0.store(first_part(i, parts, runs), Ordering::Relaxed);
         }
-        let number = (s.state.load(Ordering::Relaxed) / JOB + 1) & u64::from(u32::MAX);
-        // A sleeper either sees the new job when it looks a last time, or is counted here.
-        s.state.store((number * JOB) | OPEN, Ordering::SeqCst);
-        if s.sleepers.load(Ordering::SeqCst) > 0 {
+        let offered = &s.seats[1..runs];
+        offered.iter().for_each(|seat| seat.0.store(OFFERED, Ordering::Release));
+        s.jobs.0.fetch_add(1, Ordering::Relaxed);
+        // A sleeper either sees the offer when it looks a last time, or is counted here.
+        fence(Ordering::SeqCst);
+        if s.sleepers.load(Ordering::Relaxed) > 0 {
             drop(s.asleep.lock().unwrap_or_else(PoisonError::into_inner));
             s.wake.notify_all();
         }
-        let own = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| s.work(0, part, parts)));
+        let own = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| s.work(0, part, parts, runs)));
         if own.is_err() {
-            s.stop(parts);
+            s.stop(parts, runs);
         }
-        // No further thread joins; those that have joined hold references to `job`.
-        s.state.fetch_and(!OPEN, Ordering::AcqRel);
-        let mut rounds = 0u32;
-        while s.state.load(Ordering::Acquire) & WORKERS != 0 {
-            rounds += 1;
-            // A thread that works may have lost its processor to this one.
-            if rounds.is_multiple_of(4096) { std::thread::yield_now() } else { std::hint::spin_loop() }
-        }
+        offered.iter().for_each(|seat| take_back(&seat.0));
         let failed = s.failed.swap(0, Ordering::Relaxed);
         if let Err(panic) = own {
             std::panic::resume_unwind(panic);
@@ -182,24 +202,20 @@ struct SharedPointer<T>(*mut T);
 unsafe impl<T: Send> Sync for SharedPointer<T> {}
 
 impl PoolShared {
-    /// Returns the first part of a thread's run.
-    fn first(&self, thread: usize, parts: usize) -> usize {
-        (thread as u128 * parts as u128 / self.next.len() as u128) as usize
-    }
-
     /// Keeps threads from starting another part.
-    fn stop(&self, parts: usize) {
-        self.next.iter().for_each(|next| next.0.store(parts, Ordering::Relaxed));
+    fn stop(&self, parts: usize, runs: usize) {
+        self.next[..runs].iter().for_each(|next| next.0.store(parts, Ordering::Relaxed));
     }
 
     /// Works on the parts of the thread's own run, in order, then on parts left in other runs.
-    fn work(&self, thread: usize, part: &(dyn Fn(usize) + Sync), parts: usize) {
-        let n = self.next.len();
-        for i in 0..n {
-            let run = (thread + i) % n;
-            let end = self.first(run + 1, parts);
-            loop {
-                let i = self.next[run].0.fetch_add(1, Ordering::Relaxed);
+    fn work(&self, thread: usize, part: &(dyn Fn(usize) + Sync), parts: usize, runs: usize) {
+        for i in 0..runs {
+            let run = (thread + i) % runs;
+            let end = first_part(run + 1, parts, runs);
+            let next = &self.next[run].0;
+            // Looks before it takes: a run that is done stays in the caches of all threads.
+            while next.load(Ordering::Relaxed) < end {
+                let i = next.fetch_add(1, Ordering::Relaxed);
                 if i >= end {
                     break;
                 }
@@ -210,43 +226,44 @@ impl PoolShared {
 
     /// Waits for jobs until the pool is dropped.
     fn serve(&self, index: usize) {
-        let mut seen = 0;
+        let seat = &self.seats[index].0;
         let mut idle = Instant::now();
-        let mut rounds = 0u32;
+        let (mut rounds, mut jobs) = (0u32, 0);
         loop {
-            let state = self.state.load(Ordering::SeqCst);
-            if state & OPEN != 0 && state / JOB != seen {
-                let join =
-                    self.state.compare_exchange_weak(state, state + 1, Ordering::AcqRel, Ordering::Relaxed);
-                if join.is_err() {
-                    continue;
-                }
-                seen = state / JOB;
+            let take = || seat.compare_exchange(OFFERED, TAKEN, Ordering::Acquire, Ordering::Relaxed).is_ok();
+            if seat.load(Ordering::Relaxed) == OFFERED && take() {
                 let job = self.job.load(Ordering::Relaxed) as *const PoolJob<'_>;
-                let parts = self.parts.load(Ordering::Relaxed);
-                // SAFETY: the state counted this thread in while the job was open. The thread that started the job
-                // keeps it alive until the count is zero again.
+                let (parts, runs) = (self.parts.load(Ordering::Relaxed), self.runs.load(Ordering::Relaxed));
+                // SAFETY: the thread that started the job keeps it alive until this seat is empty again.
                 let part = unsafe { (*job).0 };
-                let done =
-                    std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| self.work(index, part, parts)));
+                let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+                    self.work(index, part, parts, runs);
+                }));
                 if done.is_err() {
                     self.failed.store(1, Ordering::Relaxed);
-                    self.stop(parts);
+                    self.stop(parts, runs);
                 }
-                self.state.fetch_sub(1, Ordering::AcqRel);
+                seat.store(EMPTY, Ordering::Release);
                 idle = Instant::now();
                 continue;
             }
             rounds = rounds.wrapping_add(1);
-            if !rounds.is_multiple_of(64) || idle.elapsed() < POLL_TIME {
+            if !rounds.is_multiple_of(64) {
                 std::hint::spin_loop();
+                continue;
+            }
+            let started = self.jobs.0.load(Ordering::Relaxed);
+            if started != std::mem::replace(&mut jobs, started) {
+                idle = Instant::now();
+            }
+            if idle.elapsed() < POLL_TIME {
                 continue;
             }
             let asleep = self.asleep.lock().unwrap_or_else(PoisonError::into_inner);
             self.sleepers.fetch_add(1, Ordering::SeqCst);
-            let state = self.state.load(Ordering::SeqCst);
+            fence(Ordering::SeqCst);
             let quit = self.quit.load(Ordering::SeqCst) != 0;
-            if !quit && (state & OPEN == 0 || state / JOB == seen) {
+            if !quit && seat.load(Ordering::Relaxed) == EMPTY {
                 drop(self.wake.wait(asleep).unwrap_or_else(PoisonError::into_inner));
             }
             self.sleepers.fetch_sub(1, Ordering::SeqCst);
@@ -255,6 +272,27 @@ impl PoolShared {
             }
             idle = Instant::now();
         }
+    }
+}
+
+/// Returns the first part of run `run` of `runs`.
+fn first_part(run: usize, parts: usize, runs: usize) -> usize {
+    (run as u128 * parts as u128 / runs as u128) as usize
+}
+
+/// Takes the offer at a seat back, or waits until the thread that took it is done.
+fn take_back(seat: &AtomicU32) {
+    let mut rounds = 0u32;
+    loop {
+        let state = seat.load(Ordering::Acquire);
+        let is_taken_back =
+            || seat.compare_exchange(OFFERED, EMPTY, Ordering::Relaxed, Ordering::Relaxed).is_ok();
+        if state == EMPTY || (state == OFFERED && is_taken_back()) {
+            return;
+        }
+        rounds += 1;
+        // A thread that works may have lost its processor to this one.
+        if rounds.is_multiple_of(4096) { std::thread::yield_now() } else { std::hint::spin_loop() }
     }
 }
 

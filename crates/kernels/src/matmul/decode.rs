@@ -445,7 +445,7 @@ impl Decode for Int8Blocks<'_> {
         let bytes = part(bytes, 16 * k);
         let q = if self.signed { L::from_i8(bytes) } else { L::from_u8(bytes) };
         // Columns behind the last have no scale.
-        let at = (at + (LANES * k >> self.shift)).min(first + self.scales.blocks - 1);
+        let at = (at + ((LANES * k) >> self.shift)).min(first + self.scales.blocks - 1);
         let q = match self.scales.offset {
             None => q,
             Some(offset) => L::splat(offset[at]).neg_mul_add(L::splat(1.0), q),

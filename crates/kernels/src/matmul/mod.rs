@@ -44,6 +44,9 @@ const MIN_PARTS: usize = 8;
 const JOB_SIZE: usize = 8;
 /// Multiplications from which on a job uses several threads: a few microseconds of work.
 pub(crate) const PARALLEL_MATMUL: usize = 1 << 15;
+/// Multiplications that each thread of a job has at least: a microsecond or two, while a further thread delays the start and
+/// the end of a job by .2 to .3 us (examples/pool.rs on 16 threads).
+const THREAD_MATMUL: usize = 1 << 17;
 /// Fewest rows and columns for bf16. Routers are smaller: rounding their sums could choose another expert.
 const MIN_BF16_SIZE: usize = 512;
 
@@ -116,12 +119,12 @@ pub fn matmul_batch_on(isa: Isa, pool: &Pool, all: &mut [Option<MatMul<'_>>]) {
         return;
     }
     for job in all.chunks_mut(JOB_SIZE) {
-        run_job(isa, pool, job);
+        run_job(isa, pool, job, work.div_ceil(THREAD_MATMUL));
     }
 }
 
-/// Computes up to `JOB_SIZE` matmuls as one job.
-fn run_job(isa: Isa, pool: &Pool, all: &mut [Option<MatMul<'_>>]) {
+/// Computes up to `JOB_SIZE` matmuls as one job, on at most `threads` threads.
+fn run_job(isa: Isa, pool: &Pool, all: &mut [Option<MatMul<'_>>], threads: usize) {
     // Per matmul: its tiles, the tiles of a part, and the index of its first part.
     let mut plan: [Option<(RowTiles, usize, usize)>; JOB_SIZE] = [const { None }; JOB_SIZE];
     let mut parts = 0;
@@ -137,7 +140,7 @@ fn run_job(isa: Isa, pool: &Pool, all: &mut [Option<MatMul<'_>>]) {
     // SAFETY: parts write disjoint rows of `y` and only read the rest.
     unsafe impl Sync for SharedMatMuls<'_, '_> {}
     let shared = SharedMatMuls(all);
-    pool.run(parts, &|i| {
+    pool.run_on(threads, parts, &|i| {
         let shared = &shared;
         let found = shared.0.iter().zip(&plan).rev().find_map(|(p, plan)| match (p, plan) {
             (Some(p), Some((tiles, size, first))) if *first <= i => Some((p, tiles.piece(*size, i - first))),
