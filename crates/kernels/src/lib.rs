@@ -8,7 +8,7 @@
 //! weight_format  formats of stored weights, and their operands
 //! matrix         views of weights                              lut_tables   tables as integers
 //! activations/   packs tokens as f32, int8, int24 or bf16
-//! matmul/        jobs and schedule; one tile loop per arithmetic: f32, int16_lut, int8, int8_blocks, bf16
+//! matmul/        jobs and schedule; one tile loop per arithmetic: f32, int16_lut, int8, bf16
 //! owned_matrix   matrices with their memory, prepared for their tile loop
 //! attention/     masked attention over a KV cache
 //! elementwise    gates, soft cap, exponentials                rms_norm     RMS norms

@@ -62,7 +62,7 @@ fn matmul_has_these_bits() {
         Matrix::int(bits, signed, &stored[..n * bits / 8], scale, Some(offset), (1, block), rows, cols)
             .unwrap()
     };
-    let expected: [(&str, Matrix<'_>, u64); 23] = [
+    let expected: [(&str, Matrix<'_>, u64); 21] = [
         ("f32", Matrix::f32(&dense, rows, cols).unwrap(), 0x5087_a996_90ad_67e3),
         ("f16", Matrix::f16(&halves, rows, cols).unwrap(), 0x9f1e_f3bc_dc36_7672),
         ("lut1", lut(1), 0xa66c_eaae_bc4e_c310),
@@ -84,8 +84,6 @@ fn matmul_has_these_bits() {
         ("fast int4", int(4, true, cols).with_fast(None), 0x0d7d_fa36_5734_1307),
         ("fast int8", int(8, true, cols).with_fast(None), 0xd4d8_c4d8_9d1c_1d2a),
         ("fast uint8", int(8, false, cols).with_fast(None), 0x01cd_e106_b067_f301),
-        ("fast int4 by 32", int(4, true, 32).with_fast(None), 0x3bd2_c944_3bf1_3761),
-        ("fast uint8 by 32", int(8, false, 32).with_fast(None), 0xaafa_668b_efd6_d7b3),
     ];
     let mut wrong = Vec::new();
     for isa in Isa::available().filter(|isa| *isa != Isa::Scalar) {

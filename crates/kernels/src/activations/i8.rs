@@ -25,8 +25,6 @@ const PART: usize = 1 << 13;
 pub(crate) struct Int8Activations {
     pub bytes: AlignedVec<[u8; 64]>,      // [tokens, blocks, 2, 64]
     pub scales: AlignedVec<[f32; LANES]>, // [tokens, blocks / 8 rounded up, 16]
-    /// Sums of the bytes of each lane, for weights with offsets per block of columns.
-    pub lane_sums: AlignedVec<[f32; LANES]>, // [tokens, blocks, 2, 16]
     /// Sum of all elements of each token.
     pub sums: Vec<f32>, // [tokens]
 }
@@ -57,42 +55,38 @@ impl Int8Activations {
         let scales_per_token = blocks.div_ceil(BLOCKS_PER_SCALE);
         self.bytes.grow(tokens * blocks * 2, [0; 64]);
         self.scales.grow(tokens * scales_per_token, [0.0; LANES]);
-        self.lane_sums.grow(tokens * blocks * 2, [0.0; LANES]);
         self.sums.resize(self.sums.len().max(tokens), 0.0);
-        let (bytes, scales, lane_sums, sums) =
-            (&mut *self.bytes, &mut *self.scales, &mut *self.lane_sums, &mut self.sums[..tokens]);
+        let (bytes, scales, sums) = (&mut *self.bytes, &mut *self.scales, &mut self.sums[..tokens]);
         let per_part = (PART / (blocks * BLOCK).max(1)).max(1);
-        let pack_part = |first: usize, (bytes, scales, lane_sums, sums): Int8Part<'_>| {
+        let pack_part = |first: usize, (bytes, scales, sums): Int8Part<'_>| {
             for (t, sum) in sums.iter_mut().enumerate() {
-                let lines = t * blocks * 2..(t + 1) * blocks * 2;
-                let (bytes, lane_sums) = (&mut bytes[lines.clone()], &mut lane_sums[lines]);
+                let bytes = &mut bytes[t * blocks * 2..(t + 1) * blocks * 2];
                 let scales = &mut scales[t * scales_per_token..(t + 1) * scales_per_token];
                 with_arranged(token, first + t, blocks * BLOCK, |x| {
-                    pack_token(x, byte_order, bytes, scales, lane_sums, sum)
+                    pack_token(x, byte_order, bytes, scales, sum)
                 });
             }
         };
         // A single part needs no list of parts, so that decoding allocates nothing.
         if tokens <= per_part {
-            return pack_part(0, (bytes, scales, lane_sums, sums));
+            return pack_part(0, (bytes, scales, sums));
         }
         let bytes = bytes[..tokens * blocks * 2].chunks_mut((per_part * blocks * 2).max(1));
         let scales = scales[..tokens * scales_per_token].chunks_mut((per_part * scales_per_token).max(1));
-        let lane_sums = lane_sums[..tokens * blocks * 2].chunks_mut((per_part * blocks * 2).max(1));
-        let mut parts: Vec<_> = bytes.zip(scales).zip(lane_sums).zip(sums.chunks_mut(per_part)).collect();
+        let mut parts: Vec<_> = bytes.zip(scales).zip(sums.chunks_mut(per_part)).collect();
         pool.for_chunks(&mut parts, 1, &|i, parts| {
-            for (((bytes, scales), lane_sums), sums) in parts {
-                pack_part(i * per_part, (bytes, scales, lane_sums, sums));
+            for ((bytes, scales), sums) in parts {
+                pack_part(i * per_part, (bytes, scales, sums));
             }
         });
     }
 }
 
-/// Bytes, scales, lane sums and sums of consecutive tokens, see [`Int8Activations`].
-type Int8Part<'a> = (&'a mut [[u8; 64]], &'a mut [[f32; LANES]], &'a mut [[f32; LANES]], &'a mut [f32]);
+/// Bytes, scales and sums of consecutive tokens, see [`Int8Activations`].
+type Int8Part<'a> = (&'a mut [[u8; 64]], &'a mut [[f32; LANES]], &'a mut [f32]);
 
 simd_fn! {
-    fn pack_token(data: &[[f32; LANES]], byte_order: &ByteOrder, bytes: &mut [[u8; 64]], scales: &mut [[f32; LANES]], lanes: &mut [[f32; LANES]], sum: &mut f32) = pack_token_simd
+    fn pack_token(data: &[[f32; LANES]], byte_order: &ByteOrder, bytes: &mut [[u8; 64]], scales: &mut [[f32; LANES]], sum: &mut f32) = pack_token_simd
 }
 
 #[inline(always)]
@@ -101,13 +95,12 @@ fn pack_token_simd<L: U8x64>(
     byte_order: &ByteOrder,
     bytes: &mut [[u8; 64]],
     scales: &mut [[f32; LANES]],
-    lanes: &mut [[f32; LANES]],
     sum: &mut f32,
 ) {
     let mut total = L::splat(0.0);
     let parts =
         data.chunks(BLOCKS_PER_SCALE * VECTORS).zip(bytes.chunks_mut(BLOCKS_PER_SCALE * 2)).zip(scales);
-    for (((data, bytes), scale), lanes) in parts.zip(lanes.chunks_mut(BLOCKS_PER_SCALE * 2)) {
+    for ((data, bytes), scale) in parts {
         let (mut largest, mut wrong) = (L::splat(0.0), L::splat(0.0));
         for v in data {
             let v = L::load(v);
@@ -120,15 +113,13 @@ fn pack_token_simd<L: U8x64>(
         step.store(scale);
         let mut q = L::splat(0.0);
         let blocks = data.as_chunks::<VECTORS>().0.iter().zip(bytes.as_chunks_mut::<2>().0);
-        for ((block, out), lanes) in blocks.zip(lanes.as_chunks_mut::<2>().0) {
-            for ((vectors, out), lanes) in byte_order.iter().zip(out).zip(lanes) {
+        for (block, out) in blocks {
+            for (vectors, out) in byte_order.iter().zip(out) {
                 let mut four = [q; 4];
                 for j in 0..4 {
                     four[j] = L::load(&block[vectors[j]]).mul(inverse).round();
                 }
-                let sum = four[0].add(four[1]).add(four[2]).add(four[3]);
-                sum.store(lanes);
-                q = q.add(sum);
+                q = q.add(four[0].add(four[1]).add(four[2]).add(four[3]));
                 L::pack_i8(four, out);
             }
         }

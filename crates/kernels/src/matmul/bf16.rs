@@ -6,7 +6,8 @@
 //! result   the lanes, added by halves
 //! ```
 //!
-//! Subnormal numbers count as zero, as in the instruction. Scalar code gives the same bits.
+//! Subnormal numbers count as zero, as in the instruction. Scalar code gives the same bits. 64 tokens take 633 us where the f32
+//! loop takes 1346 (docs/kernels.md).
 
 use super::schedule::*;
 use crate::activations::COLUMNS_PER_LINE as COLUMNS;

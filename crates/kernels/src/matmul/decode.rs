@@ -375,7 +375,7 @@ impl<'a> Scales<'a> {
 
     /// Loads one value of `of` per lane; lane l holds column `column + step * l`.
     #[inline(always)]
-    pub(crate) fn lanes<L: F32x16>(&self, of: &[f32], first: usize, column: usize, step: usize) -> L {
+    fn lanes<L: F32x16>(&self, of: &[f32], first: usize, column: usize, step: usize) -> L {
         let last = first + self.blocks - 1;
         let at = first + self.block.divide(column);
         let block = self.block.by();

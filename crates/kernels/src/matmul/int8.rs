@@ -8,6 +8,7 @@
 //!
 //! The inner sum, over at most 64 columns, is exact in integers. Lanes are scaled and added in f32 after each eight
 //! blocks, then added by halves. The result has the same bits for any number of tokens and threads, and for each instruction set.
+//! A token of LUT4 takes 12 us where the f32 loop takes 33, 64 tokens 360 where it takes 1302 (docs/kernels.md).
 
 use super::decode::RowScales;
 use super::int8_codes::*;
@@ -359,16 +360,10 @@ mod tests {
         for (bits, signed) in [(8, true), (8, false), (4, true), (4, false)] {
             let cols = cols.next_multiple_of(32);
             let data = bytes(seed + 3, rows * cols * bits / 8);
-            for block in [cols, 8, 32, 64, 96, 128] {
-                if !cols.is_multiple_of(block) {
-                    continue;
-                }
-                let n = rows / group * (cols / block);
-                let (scale, offset) = (noise(seed + 4, n), noise(seed + 5, n));
-                for offset in [None, Some(offset.as_slice())] {
-                    let m = Matrix::int(bits, signed, &data, &scale, offset, (group, block), rows, cols);
-                    check(&format!("int{bits} {signed} by {block}"), 0, &m.unwrap().with_fast(None));
-                }
+            let (scale, offset) = (noise(seed + 4, rows / group), noise(seed + 5, rows / group));
+            for offset in [None, Some(offset.as_slice())] {
+                let m = Matrix::int(bits, signed, &data, &scale, offset, (group, cols), rows, cols);
+                check(&format!("int{bits} {signed}"), 0, &m.unwrap().with_fast(None));
             }
         }
     }
@@ -403,7 +398,7 @@ mod tests {
         let x = noise(seed + 9, cols * t);
         let mut dense = vec![0f32; rows * cols];
         w.to_dense(&mut dense);
-        let mut of_avx2: Option<Vec<f32>> = None;
+        let mut of_vectors: Option<Vec<f32>> = None;
         for isa in Isa::available() {
             let y = run(isa, one, w, &x, t);
             for k in 0..t {
@@ -428,10 +423,10 @@ mod tests {
                 assert_eq!(alone, &y[k * rows..(k + 1) * rows], "{kind} {isa:?} [{rows}, {cols}] t {t}");
             }
             assert_eq!(run(isa, three, w, &x, t), y, "{kind} {isa:?}");
-            match (isa, &of_avx2) {
-                (Isa::Avx2, _) => of_avx2 = Some(y),
-                (Isa::Avx512, Some(other)) => assert_eq!(other, &y, "{isa:?} {kind}"),
-                _ => {}
+            match &of_vectors {
+                _ if isa == Isa::Scalar => {}
+                None => of_vectors = Some(y),
+                Some(other) => assert_eq!(other, &y, "{isa:?} {kind}"),
             }
         }
     }

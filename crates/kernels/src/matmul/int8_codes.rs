@@ -123,6 +123,7 @@ pub(super) struct Nibbles(pub u8);
 
 impl<L: U8x64> Coded<L> for Nibbles {
     const BYTES: usize = BLOCK / 2;
+    const SMALL_BATCH_KERNEL: bool = true;
     #[inline(always)]
     fn codes(self, block: &[u8]) -> (L::Bytes, L::Bytes) {
         L::split_nibbles(L::xor_bytes(L::load_bytes(line(block, 0)), self.0))

@@ -6,7 +6,6 @@
 //!                                                                    int16_lut    tables of 16 whole numbers, 24-bit tokens
 //!                                                                    int8         tables and integers, 8-bit tokens; hands
 //!                                                                                 batches to int8_words (AVX2)
-//!                                                                    int8_blocks  integers with a scale per block of columns
 //!                                                                    bf16         large fp16 and f32
 //! ```
 //!
@@ -21,7 +20,6 @@ mod decode;
 mod f32;
 mod int16_lut;
 mod int8;
-mod int8_blocks;
 mod int8_codes;
 mod int8_words;
 mod schedule;
@@ -166,9 +164,6 @@ pub(crate) fn multiply_rows(
     }
     match (w.weight.format, w.int16_lut) {
         (WeightFormat::Fp16 | WeightFormat::F32, _) if w.fast => bf16::multiply_rows(isa, w, x, rows, y),
-        (WeightFormat::Int { block_cols, .. }, _) if w.fast && block_cols != w.cols => {
-            int8_blocks::multiply_rows(isa, w, x, rows, y);
-        }
         _ if w.fast => int8::multiply_rows(isa, w, x, rows, y),
         (_, Some(lut)) => multiply_accepted(isa, w, lut, x, rows, y),
         _ => f32::multiply_rows(isa, w, x, rows, y),
@@ -206,7 +201,7 @@ impl<'a> Matrix<'a> {
     ///
     /// ```text
     /// LUT1 to LUT8             8-bit entries, `int8_lut`
-    /// int8, int4               scales for whole rows, or for blocks of a multiple of 4 columns (int4: 8)
+    /// int8, int4               scales for whole rows
     /// fp16, f32                bf16, from 512 rows and columns on, on processors with AVX512-BF16
     /// ```
     ///
@@ -219,10 +214,8 @@ impl<'a> Matrix<'a> {
                 let fitting = int8_lut.filter(|c| is_whole && c.fits(lut, usize::from(bits)));
                 (fitting.is_some(), fitting)
             }
-            WeightFormat::Int { bits, block_cols, .. } => {
-                let lane = if bits == 4 { 8 } else { 4 };
-                (is_whole && (block_cols == self.cols || block_cols.is_multiple_of(lane)), None)
-            }
+            // In bytes, scales of blocks cost more than they save: f32 is faster.
+            WeightFormat::Int { block_cols, .. } => (is_whole && block_cols == self.cols, None),
             WeightFormat::Fp16 | WeightFormat::F32 => {
                 let is_large = self.rows >= MIN_BF16_SIZE && self.cols >= MIN_BF16_SIZE;
                 (is_large && crate::simd::has_bf16(Isa::best()), None)
@@ -367,7 +360,7 @@ mod tests {
                 let bias = noise(seed + 10, rows);
                 let mut dense = vec![0f32; rows * cols];
                 w.to_dense(&mut dense);
-                let mut avx2 = None;
+                let mut of_vectors = None;
                 for isa in Isa::available() {
                     let y = run(isa, &one, w, &x, t, Some(&bias));
                     for k in 0..t {
@@ -385,10 +378,10 @@ mod tests {
                         assert_eq!(alone, &y[k * rows..(k + 1) * rows], "{kind} {isa:?} [{rows}, {cols}] t {t}");
                     }
                     assert_eq!(run(isa, &three, w, &x, t, Some(&bias)), y, "{kind} {isa:?}");
-                    match (isa, &avx2) {
-                        (Isa::Avx2, _) => avx2 = Some(y),
-                        (Isa::Avx512, Some(other)) => assert_eq!(other, &y, "{isa:?} {kind}"),
-                        _ => {}
+                    match &of_vectors {
+                        _ if isa == Isa::Scalar => {}
+                        None => of_vectors = Some(y),
+                        Some(other) => assert_eq!(other, &y, "{isa:?} {kind}"),
                     }
                 }
                 // Some rows alone.
