@@ -11,11 +11,13 @@ pub enum Isa {
     Neon,
     /// AVX2, FMA and F16C.
     Avx2,
+    /// AVX-VNNI on top of [`Isa::Avx2`]: dot products of bytes and words, for processors without AVX-512.
+    AvxVnni,
     /// AVX-512 F, BW, VL and VNNI on top of [`Isa::Avx2`]; BF16 where the processor has it.
     Avx512,
 }
 
-const ALL: [Isa; 4] = [Isa::Scalar, Isa::Neon, Isa::Avx2, Isa::Avx512];
+const ALL: [Isa; 5] = [Isa::Scalar, Isa::Neon, Isa::Avx2, Isa::AvxVnni, Isa::Avx512];
 
 impl Isa {
     /// Returns the instruction set's name in the environment variable `ANEMOE_CPU`.
@@ -24,6 +26,7 @@ impl Isa {
             Isa::Scalar => "scalar",
             Isa::Neon => "neon",
             Isa::Avx2 => "avx2",
+            Isa::AvxVnni => "avxvnni",
             Isa::Avx512 => "avx512",
         }
     }
@@ -41,6 +44,7 @@ impl Isa {
                 Isa::Scalar => true,
                 Isa::Neon => false,
                 Isa::Avx2 => avx2(),
+                Isa::AvxVnni => avx2() && std::arch::is_x86_feature_detected!("avxvnni"),
                 Isa::Avx512 => {
                     avx2()
                         && std::arch::is_x86_feature_detected!("avx512f")
@@ -62,7 +66,7 @@ impl Isa {
         ALL.into_iter().filter(|isa| isa.is_available())
     }
 
-    /// Reads the environment variable `ANEMOE_CPU` (`scalar`, `neon`, `avx2`, `avx512`); `None` where it is not set.
+    /// Reads the environment variable `ANEMOE_CPU` (`scalar`, `neon`, `avx2`, `avxvnni`, `avx512`); `None` where it is not set.
     ///
     /// # Errors
     /// The name is unknown, or this processor lacks the instruction set.

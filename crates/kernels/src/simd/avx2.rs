@@ -1,11 +1,11 @@
-//! AVX2, FMA and F16C: sixteen lanes in two registers.
+//! AVX2, FMA and F16C, and AVX-VNNI where the processor has it: sixteen lanes in two registers.
 
 use super::traits::*;
 use std::arch::x86_64::*;
 
-/// Sixteen lanes in two registers.
+/// Sixteen lanes in two registers. With `VNNI` bytes and words are multiplied and added by one instruction.
 #[derive(Clone, Copy)]
-pub(crate) struct Avx2(pub(crate) __m256, pub(crate) __m256);
+pub(crate) struct Avx2<const VNNI: bool = false>(pub(crate) __m256, pub(crate) __m256);
 
 macro_rules! both {
     ($f:ident, $($v:expr),*) => {
@@ -59,7 +59,7 @@ pub(super) fn add_lanes_by_halves(v: [__m256; 4]) -> [f32; 4] {
     }
 }
 
-impl F32x16 for Avx2 {
+impl<const VNNI: bool> F32x16 for Avx2<VNNI> {
     const REGISTERS: usize = 8;
 
     #[inline(always)]
@@ -581,7 +581,7 @@ unsafe fn unpack_32<const BITS: usize>(v: *const u8) -> __m256i {
     }
 }
 
-impl U8x64 for Avx2 {
+impl<const VNNI: bool> U8x64 for Avx2<VNNI> {
     type Bytes = (__m256i, __m256i);
     type Sums = (__m256i, __m256i);
     #[inline(always)]
@@ -666,6 +666,12 @@ impl U8x64 for Avx2 {
     #[inline(always)]
     fn dot_u8i8(sums: Self::Sums, codes: Self::Bytes, x: &[u8; 64]) -> Self::Sums {
         let x = Self::load_bytes(x);
+        if VNNI {
+            // SAFETY: the processor has AVX-VNNI.
+            return unsafe {
+                halves_of!(|sums, codes, x| _mm256_dpbusd_avx_epi32(sums, codes, x), sums, codes, x)
+            };
+        }
         // Even and odd bytes are multiplied separately: a sum of two products can exceed 16 bits.
         // SAFETY: the processor has AVX2.
         unsafe {
@@ -714,7 +720,7 @@ impl U8x64 for Avx2 {
     }
 }
 
-impl I16x32 for Avx2 {
+impl<const VNNI: bool> I16x32 for Avx2<VNNI> {
     /// Lower bytes and upper bytes of the words, each stored twice.
     type Table = (__m256i, __m256i);
     #[inline(always)]
@@ -752,8 +758,7 @@ impl I16x32 for Avx2 {
     #[inline(always)]
     fn dot_i16(sums: Self::Sums, w: Self::Bytes, x: &[u8; 64]) -> Self::Sums {
         let x = <Self as U8x64>::load_bytes(x);
-        // SAFETY: the processor has AVX2.
-        unsafe { halves_of!(|sums, w, x| _mm256_add_epi32(sums, _mm256_madd_epi16(w, x)), sums, w, x) }
+        (Self::dot_word_register(sums.0, w.0, x.0), Self::dot_word_register(sums.1, w.1, x.1))
     }
     type WordRegister = __m256i;
     type SumRegister = __m256i;
@@ -787,15 +792,21 @@ impl I16x32 for Avx2 {
     }
     #[inline(always)]
     fn dot_word_register(sums: __m256i, w: __m256i, x: __m256i) -> __m256i {
-        // SAFETY: the processor has AVX2.
-        unsafe { _mm256_add_epi32(sums, _mm256_madd_epi16(w, x)) }
+        // SAFETY: the processor has AVX2, and AVX-VNNI where VNNI says so.
+        unsafe {
+            if VNNI {
+                _mm256_dpwssd_avx_epi32(sums, w, x)
+            } else {
+                _mm256_add_epi32(sums, _mm256_madd_epi16(w, x))
+            }
+        }
     }
     #[inline(always)]
     fn sum_register_to_f32(v: __m256i) -> __m256 {
         // SAFETY: the processor has AVX2.
         unsafe { _mm256_cvtepi32_ps(v) }
     }
-    const MULTIPLIES_BYTES_AS_WORDS: bool = true;
+    const MULTIPLIES_BYTES_AS_WORDS: bool = !VNNI;
     #[inline(always)]
     fn widen_codes(codes: Self::Bytes) -> [Self::Bytes; 2] {
         // SAFETY: the processor has AVX2.
@@ -867,6 +878,13 @@ impl I16x32 for Avx2 {
 
 impl Simd for Avx2 {
     #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn call<K: Kernel>(kernel: K) -> K::Output {
+        kernel.run::<Self>()
+    }
+}
+
+impl Simd for Avx2<true> {
+    #[target_feature(enable = "avx2,fma,f16c,avxvnni")]
     unsafe fn call<K: Kernel>(kernel: K) -> K::Output {
         kernel.run::<Self>()
     }

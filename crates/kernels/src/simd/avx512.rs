@@ -121,7 +121,7 @@ impl F32x16 for Avx512 {
     #[inline(always)]
     fn horizontal_sum(self) -> f32 {
         // SAFETY: the processor has AVX-512 F, see `simd`.
-        unsafe { Avx2(_mm512_castps512_ps256(self.0), upper(self.0)).horizontal_sum() }
+        unsafe { Avx2::<false>(_mm512_castps512_ps256(self.0), upper(self.0)).horizontal_sum() }
     }
     #[inline(always)]
     fn round(self) -> Self {
