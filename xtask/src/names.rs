@@ -10,7 +10,7 @@ use crate::doc_paths;
 use crate::module_tree::{self, Declared};
 use crate::task::{Passed, root};
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// Intended duplicates, with reasons.
 const ALLOWED: &str = include_str!("names.allow");
@@ -18,6 +18,10 @@ const ALLOWED: &str = include_str!("names.allow");
 const COMMON: [&str; 4] = ["lib", "main", "error", "tests"];
 /// Folder of the sub-commands: its files have the names that users type.
 const COMMANDS: &str = "commands";
+/// Folder of the model families: each has a folder in it, with files of equal names.
+const FAMILIES: &str = "models";
+/// Folder of the references: each has the name of its family.
+const REFERENCES: &str = "reference";
 /// Type of the arguments of every sub-command.
 const ARGUMENTS: &str = "Args";
 
@@ -26,7 +30,10 @@ const ARGUMENTS: &str = "Args";
 pub fn check() -> Passed {
     let mut types: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
     let mut modules: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
-    for read in module_tree::read_workspace(&root())? {
+    let workspace = module_tree::read_workspace(&root())?;
+    let files = || workspace.iter().flat_map(|read| &read.files);
+    let families: BTreeSet<PathBuf> = files().filter_map(|file| family_of(file)).collect();
+    for read in &workspace {
         for module in &read.modules {
             let place = format!("{}/{}", read.name, read.files[module.file].display());
             let is_command = read.files[module.file].starts_with(COMMANDS);
@@ -42,8 +49,14 @@ pub fn check() -> Passed {
                 stem => stem,
             };
             let name = name.map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
-            if !COMMON.contains(&name.as_str()) && !is_of_command(file) {
-                let place = format!("{}/{}", read.name, file.display());
+            let is_reference = folder.is_some_and(|f| f == REFERENCES) && families.contains(Path::new(&name));
+            if !COMMON.contains(&name.as_str()) && !is_of_command(file) && !is_reference {
+                // The same file of every family is one place.
+                let place = match (family_of(file), file.file_name()) {
+                    (Some(_), Some(own)) if own != "mod.rs" => Path::new(FAMILIES).join("FAMILY").join(own),
+                    _ => file.clone(),
+                };
+                let place = format!("{}/{}", read.name, place.display());
                 modules.entry(name).or_default().insert(place);
             }
         }
@@ -84,6 +97,13 @@ fn is_of_command(file: &Path) -> bool {
     file.starts_with(COMMANDS) && file.components().count() == depth
 }
 
+/// Returns the name of the family that a file belongs to: `gemma4` for `models/gemma4/config.rs`.
+fn family_of(file: &Path) -> Option<PathBuf> {
+    let inside = file.strip_prefix(FAMILIES).ok()?;
+    let folder = inside.parent().filter(|folder| !folder.as_os_str().is_empty())?;
+    Some(folder.to_path_buf())
+}
+
 /// Parses lines `type NAME: reason` and `file NAME: reason`. Returns kinds and names.
 fn parse_allowed(text: &str) -> Result<BTreeSet<(String, String)>, String> {
     let lines = text.lines().filter(|line| !line.is_empty() && !line.starts_with('#'));
@@ -102,6 +122,15 @@ fn parse_allowed(text: &str) -> Result<BTreeSet<(String, String)>, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_file_belongs_to_the_family_of_its_folder() {
+        let family = |file: &str| family_of(Path::new(file));
+        assert_eq!(family("models/zaya/legacy.rs"), Some(PathBuf::from("zaya")));
+        assert_eq!(family("models/zaya/mod.rs"), Some(PathBuf::from("zaya")));
+        assert_eq!(family("models/checked.rs"), None);
+        assert_eq!(family("lower/cca.rs"), None);
+    }
 
     #[test]
     fn an_allowed_name_needs_a_reason() {
