@@ -38,16 +38,16 @@ const TAKEN: u32 = 2;
 
 struct PoolShared {
     /// A seat for each thread; that of the caller, the first, stays empty.
-    seats: Vec<Line<AtomicU32>>,
+    seats: Vec<OwnLine<AtomicU32>>,
     /// Next part of each thread's run of parts.
-    next: Vec<Line<AtomicUsize>>,
+    next: Vec<OwnLine<AtomicUsize>>,
     /// Parts of the job, and runs that they are divided into.
     parts: AtomicUsize,
     runs: AtomicUsize,
     /// Address of a `PoolJob` on the stack of the thread that started it.
     job: AtomicUsize,
     /// Jobs so far: threads to which none is offered see that others are, and do not sleep.
-    jobs: Line<AtomicUsize>,
+    jobs: OwnLine<AtomicUsize>,
     /// Held by the thread whose job runs: one job at a time.
     busy: Mutex<()>,
     sleepers: AtomicUsize,
@@ -60,7 +60,7 @@ struct PoolShared {
 /// A value in cache lines of its own.
 #[repr(align(128))]
 #[derive(Default)]
-struct Line<T>(T);
+struct OwnLine<T>(T);
 
 struct PoolJob<'a>(&'a (dyn Fn(usize) + Sync));
 
@@ -73,12 +73,12 @@ impl Pool {
         let threads = threads.clamp(1, MAX_THREADS);
         // Threads may read it after the pool is dropped, so it lives as long as the process.
         let shared: &'static PoolShared = Box::leak(Box::new(PoolShared {
-            seats: (0..threads).map(|_| Line::default()).collect(),
-            next: (0..threads).map(|_| Line::default()).collect(),
+            seats: (0..threads).map(|_| OwnLine::default()).collect(),
+            next: (0..threads).map(|_| OwnLine::default()).collect(),
             parts: AtomicUsize::new(0),
             runs: AtomicUsize::new(1),
             job: AtomicUsize::new(0),
-            jobs: Line::default(),
+            jobs: OwnLine::default(),
             busy: Mutex::new(()),
             sleepers: AtomicUsize::new(0),
             asleep: Mutex::new(()),
