@@ -7,9 +7,6 @@ use half::f16;
 use rayon::prelude::*;
 use std::collections::BTreeMap;
 
-/// Largest signed integer of 8 bits.
-const LAST: f32 = 127.0;
-
 /// Scales of a shard's banks, by tensor. Each is computed when the first matrix of its tensor is stored.
 #[derive(Default)]
 pub struct BankScales(BTreeMap<String, f16>);
@@ -36,8 +33,9 @@ impl BankScales {
         for m in shard.matrices.iter().filter(|m| m.bank && m.tensor == matrix.tensor) {
             largest = largest.max(largest_of(family, m)?);
         }
-        // The largest weight becomes 127, as in hand-made converters. The scale is never zero.
-        let scale = f16::from_f32(largest / LAST).max(f16::from_bits(1)).min(f16::MAX);
+        // The largest weight becomes the last integer (127 of 8 bits), as in hand-made converters. The scale is never zero.
+        let last = (1u32 << (matrix.quant.kind.bits() - 1)) - 1;
+        let scale = f16::from_f32(largest / last as f32).max(f16::from_bits(1)).min(f16::MAX);
         self.0.insert(matrix.tensor.clone(), scale);
         Ok(Some(scale))
     }

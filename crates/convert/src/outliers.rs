@@ -103,6 +103,10 @@ pub fn tensor_levels(kind: Quant) -> Option<u32> {
     }
 }
 
+/// Largest over mean magnitude that values without outliers may have: a billion normal deviates have 8. Kinds of few steps
+/// lose 1 % without any outlier.
+const NORMAL_RATIO: f64 = 12.0;
+
 /// A matrix whose compression an outlier spoils.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Outlier {
@@ -129,10 +133,10 @@ pub struct Outlier {
 
 impl Outlier {
     /// Makes the report of an outlier, where `m` has the same steps for a whole tensor and `spread` predicts a loss
-    /// above [`LOSS`].
+    /// above [`LOSS`], with a largest value above [`NORMAL_RATIO`].
     pub fn of(shard: &PlannedShard, m: &MatrixPlan, spread: Spread) -> Option<Outlier> {
         let predicted_loss = spread.uniform_loss(tensor_levels(m.quant.kind)?);
-        (predicted_loss > LOSS).then(|| Outlier {
+        (predicted_loss > LOSS && spread.ratio() > NORMAL_RATIO).then(|| Outlier {
             shard: shard.name.clone(),
             layer: m.layer(),
             part: m.part.clone(),

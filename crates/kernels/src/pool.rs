@@ -89,8 +89,11 @@ impl Pool {
         let mut started = 1;
         for i in 1..threads {
             let thread = std::thread::Builder::new().name(format!("anemoe-{i}"));
-            // A pool works with fewer threads than asked for.
-            started += usize::from(thread.spawn(move || shared.serve(i)).is_ok());
+            if thread.spawn(move || shared.serve(i)).is_err() {
+                // A pool works with fewer threads than asked for: those that have the first seats.
+                break;
+            }
+            started += 1;
         }
         Pool { shared, threads: started }
     }
@@ -290,7 +293,7 @@ fn take_back(seat: &AtomicU32) {
         if state == EMPTY || (state == OFFERED && is_taken_back()) {
             return;
         }
-        rounds += 1;
+        rounds = rounds.wrapping_add(1);
         // A thread that works may have lost its processor to this one.
         if rounds.is_multiple_of(4096) { std::thread::yield_now() } else { std::hint::spin_loop() }
     }

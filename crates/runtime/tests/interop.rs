@@ -137,8 +137,17 @@ fn packages_of_coremltools_give_their_results() {
     run_folder("interop");
 }
 
-/// Runs the cases that `suite/generate.py` makes.
+/// Runs the cases that `suite/generate.py` makes, all of which are there.
 #[test]
 fn programs_of_the_op_suite_give_their_results() {
+    let suite = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/suite");
+    let generator = std::fs::read_to_string(suite.join("generate.py")).unwrap();
+    let names = generator
+        .lines()
+        .filter_map(|line| line.strip_prefix("program(\"").or_else(|| line.strip_prefix("compressed(\"")))
+        .filter_map(|rest| rest.split_once('"'));
+    for (name, _) in names {
+        assert!(suite.join(name).join("case.json").exists(), "{name}");
+    }
     run_folder("suite");
 }

@@ -143,7 +143,7 @@ pub fn print_scales(plan: &Plan, outliers: Option<&[Outlier]>, ui: &Ui) -> std::
     };
     ui.line(format!(
         "one scale for up to {}. The rule of thumb of the field notes is none above 10,000,000; what counts is the \
-         largest weight over the mean magnitude, of which {RATIO_LIMIT} lose 1 %: {found}",
+         largest weight over the mean magnitude, of which {RATIO_LIMIT} lose 1 % in int8: {found}",
         ui::counted(*most, "weight")
     ))
 }

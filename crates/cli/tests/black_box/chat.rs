@@ -289,6 +289,19 @@ impl AtTerminal {
         }
     }
 
+    /// Waits until the next question is asked for behind so many answers: keys before that are typed ahead.
+    fn wait_for_question_behind(&self, answers: usize) {
+        let started = std::time::Instant::now();
+        let is_asked = || {
+            let shown = self.shown.lock().unwrap();
+            shown.match_indices("[prompt").nth(answers - 1).is_some_and(|(at, _)| shown[at..].contains("> "))
+        };
+        while !is_asked() {
+            assert!(started.elapsed().as_secs() < 60, "no question: {}", self.shown.lock().unwrap());
+            std::thread::sleep(std::time::Duration::from_millis(10));
+        }
+    }
+
     /// Waits until an answer to a question has begun.
     fn wait_for_words_behind(&self, question: &str) {
         let started = std::time::Instant::now();
@@ -383,13 +396,14 @@ fn a_terminal_takes_lines_in_one_piece_and_keeps_output_apart() {
     chat.wait_for("[prompt", 1);
     // A line that is typed ahead, before the next question is asked for.
     chat.press("import os\r");
-    chat.wait_for("[prompt", 2);
+    chat.wait_for_question_behind(2);
     // The arrow key brings the line above again.
     chat.press("\u{1b}[A\r");
     chat.wait_for("[prompt", 3);
     chat.press("/quit\r");
     assert_eq!(chat.status(), 0);
-    assert!(chat.shown.lock().unwrap().matches("import os").count() >= 2);
+    let shown = chat.shown.lock().unwrap().clone();
+    assert!(shown.matches("import os").count() >= 2, "{shown}");
 
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("x.json");

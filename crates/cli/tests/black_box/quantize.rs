@@ -200,6 +200,27 @@ fn a_compressed_embedding_is_close_to_the_plain_one() {
     }
 }
 
+/// Checks that a scale that all experts share is made for the kind's integers: random experts have nearly equal ranges.
+#[test]
+fn one_scale_for_a_bank_suits_the_bits_of_its_kind() {
+    let dir = tempfile::tempdir().unwrap();
+    let cosine = |kind: &str, scope: &str| {
+        let bundle = dir.path().join(format!("{kind}-{scope}"));
+        let options = ["--quant", kind, "--scale-scope", scope, "--tokens", "1", "--skip-outliers"];
+        build(&fixture("tiny-gemma4-moe"), &bundle, &options);
+        let chain: Value =
+            serde_json::from_slice(&std::fs::read(bundle.join("chain.json")).unwrap()).unwrap();
+        let shards = chain["shards"].as_array().unwrap().clone();
+        shards.iter().filter_map(|s| s["min_weight_cosine"].as_f64()).fold(1.0, f64::min)
+    };
+    for (kind, least) in [("int8-tensor", 0.9999), ("int4-tensor", 0.98)] {
+        for scope in ["matrix", "bank"] {
+            let found = cosine(kind, scope);
+            assert!(found > least && found < 1.0, "{kind} {scope}: {found}");
+        }
+    }
+}
+
 #[test]
 fn groups_that_do_not_divide_are_noted() {
     let plan = json(0, &["plan", text(&fixture("tiny-gemma4-moe")), "--group-size", "48"]);

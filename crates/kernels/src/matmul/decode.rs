@@ -35,7 +35,7 @@ impl RegisterBatch {
     /// and 0.88 (Lut8) of the time through memory, four 1.16, 1.62 and 1.71.
     pub const PAIR: RegisterBatch = RegisterBatch { most: 2, at_once: 2 };
     /// Formats whose tables or loads leave registers for two tokens. On machine T two, three and four tokens take 0.49,
-    /// 0.71 and 0.86 of the time through memory (HalfLut6), 0.55, 0.65 and 0.73 (Single), and 0.50, 0.66 and 0.94 (Int4).
+    /// 0.71 and 0.86 of the time through memory (HalfLut6), 0.55, 0.65 and 0.73 (Single), and 0.50, 0.71 and 0.90 (Int4).
     pub const PAIRS: RegisterBatch = RegisterBatch { most: 4, at_once: 2 };
     /// Formats that decode with few instructions and registers. On machine T two, three, four and eight tokens take 0.30, 0.40,
     /// 0.47 and 0.61 of the time through memory (LutSmall of 2 bits).

@@ -42,8 +42,8 @@ const MIN_PARTS: usize = 8;
 const JOB_SIZE: usize = 8;
 /// Multiplications from which on a job uses several threads: a few microseconds of work.
 pub(crate) const PARALLEL_MATMUL: usize = 1 << 15;
-/// Multiplications that each thread of a job has at least: a microsecond or two, while a further thread delays the start and
-/// the end of a job by .2 to .3 us (examples/pool.rs on 16 threads).
+/// Multiplications that each thread of a job has at least with AVX-512: a microsecond or two, while a further thread delays the
+/// start and the end of a job by .2 to .3 us (examples/pool.rs on 16 threads). Others take up to ten times as long.
 const THREAD_MATMUL: usize = 1 << 17;
 /// Fewest rows and columns for bf16. Routers are smaller: rounding their sums could choose another expert.
 const MIN_BF16_SIZE: usize = 512;
@@ -117,7 +117,8 @@ pub fn matmul_batch_on(isa: Isa, pool: &Pool, all: &mut [Option<MatMul<'_>>]) {
         return;
     }
     for job in all.chunks_mut(JOB_SIZE) {
-        run_job(isa, pool, job, work.div_ceil(THREAD_MATMUL));
+        let per_thread = if isa == Isa::Avx512 { THREAD_MATMUL } else { PARALLEL_MATMUL };
+        run_job(isa, pool, job, work.div_ceil(per_thread));
     }
 }
 
@@ -308,7 +309,7 @@ mod tests {
             }
         }
         for (bits, signed) in [(4, true), (4, false), (8, true), (8, false)] {
-            for most in [cols, 32, 8, 5] {
+            for most in [cols, 128, 64, 32, 16, 8, 5] {
                 let block = (
                     (1..=2).rev().find(|g| rows.is_multiple_of(*g)).unwrap(),
                     (1..=most).rev().find(|g| cols.is_multiple_of(*g)).unwrap(),

@@ -18,8 +18,8 @@ use std::ops::Range;
 
 /// Fewest channels of a group for which a product pays.
 const MIN_CHANNELS: usize = 8;
-/// Most terms that are kept at a time, 16 MB of f32.
-const MAX_TERMS: usize = 4 << 20;
+/// Most terms that are kept at a time, 16 MB of f32; few in tests, so that blocks end within rows.
+const MAX_TERMS: usize = if cfg!(test) { 200 } else { 4 << 20 };
 
 pub(super) fn conv_transpose(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
     let ((xs, x), (ws, w)) = (c.f32s("x")?, c.f32s("weight")?);
@@ -122,6 +122,16 @@ fn adjoint_window(c: &OpContext<'_>, spatial: &[usize], kernel: &[usize]) -> OpR
     let n = spatial.len();
     let (strides, dilations) = (per_axis(c, "strides", n)?, per_axis(c, "dilations", n)?);
     let full = |i: usize| (spatial[i].max(1) - 1) * strides[i] + (kernel[i].max(1) - 1) * dilations[i] + 1;
+    let wanted = match c.ints("output_shape")? {
+        None => None,
+        Some(shape) => {
+            let tail = shape.len().checked_sub(n).and_then(|s| shape.get(s..));
+            let sizes: Option<Vec<usize>> =
+                tail.and_then(|tail| tail.iter().map(|&size| usize::try_from(size).ok()).collect());
+            let wrong = || OpError::Invalid(format!("parameter `output_shape`: {shape:?} for {n} axes"));
+            Some(sizes.ok_or_else(wrong)?)
+        }
+    };
     let mut before = vec![0usize; n];
     let mut sizes: Vec<usize> = (0..n).map(full).collect();
     match c.str("pad_type", "valid")? {
@@ -137,23 +147,17 @@ fn adjoint_window(c: &OpContext<'_>, spatial: &[usize], kernel: &[usize]) -> OpR
         }
         same @ ("same" | "same_lower") => {
             for i in 0..n {
-                let size = spatial[i] * strides[i];
+                // The convolution that is transposed pads its input, of the size wanted here, until windows fit.
+                let size = wanted.as_ref().map_or(spatial[i] * strides[i], |wanted| wanted[i]);
                 let cut = sizes[i].saturating_sub(size);
                 before[i] = if same == "same" { cut / 2 } else { cut - cut / 2 };
                 sizes[i] = size;
             }
         }
-        _ => {}
+        "valid" => {}
+        other => return invalid(format!("pad_type `{other}`")),
     }
-    if let Some(shape) = c.ints("output_shape")? {
-        let Some(tail) = shape.len().checked_sub(n).and_then(|s| shape.get(s..)) else {
-            return invalid("parameter `output_shape` is too short");
-        };
-        for i in 0..n {
-            sizes[i] =
-                usize::try_from(tail[i]).map_err(|_| OpError::Invalid("negative output_shape".into()))?;
-        }
-    }
+    let sizes = wanted.unwrap_or(sizes);
     let window = Window {
         size: on_three_axes(&sizes, 1),
         out: on_three_axes(spatial, 1),
