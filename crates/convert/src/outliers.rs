@@ -202,6 +202,8 @@ mod tests {
         let expected = (9.8f64 / 254.0).powi(2) / 12.0;
         assert!((normal.int8_tensor_loss() / expected - 1.0).abs() < 0.01);
         assert!(normal.int8_tensor_loss() < LOSS);
+        // Fourteen steps lose more than that without any outlier.
+        assert!(normal.uniform_loss(14) > LOSS && normal.ratio() < NORMAL_RATIO);
         let planted = Spread { largest: 490.0, mean: 0.798 };
         assert!(planted.int8_tensor_loss() == 1.0);
         assert_eq!(Spread { largest: 0.0, mean: 0.0 }.int8_tensor_loss(), 0.0);
@@ -211,6 +213,7 @@ mod tests {
     fn kinds_with_one_step_per_tensor() {
         let levels = |kind: &str| tensor_levels(kind.parse().unwrap());
         assert_eq!(levels("int8-tensor"), Some(254));
+        assert_eq!(levels("int4-tensor"), Some(14));
         assert_eq!(levels("lut4-uniform-tensor"), Some(15));
         for other in ["fp16", "int8-channel", "int4-block", "lut4", "lut4-tensor", "lut4-uniform"] {
             assert_eq!(levels(other), None, "{other}");

@@ -213,9 +213,9 @@ impl Chain {
         if let Some(when) = &run.when {
             check_read(&when.register, written)?;
             check_rows(&when.rows)?;
-            let (experts, end) = (self.model.num_experts, when.rows.start + when.rows.count);
-            if experts.is_some_and(|n| end > n) {
-                return Err(format!("experts up to {end} are routed, where the model says num_experts"));
+            let end = when.rows.start + when.rows.count;
+            if let Some(experts) = self.model.num_experts.filter(|experts| end > *experts) {
+                return Err(format!("routing weights of {end} experts, where num_experts is {experts}"));
             }
         }
         for (input, binding) in &run.inputs {

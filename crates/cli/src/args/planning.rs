@@ -111,8 +111,8 @@ pub struct PlanArgs {
     /// Most weights in a package, in MB.
     #[arg(long, value_name = "MB", default_value_t = 1900)]
     pub max_shard_mb: u64,
-    /// Experts that share a scale in kinds with one for a tensor (int8-tensor): each `matrix` has its own, or all of a package share one per `bank`, as ports
-    /// by hand have it. A bank is ruined by one outlier.
+    /// Experts that share a scale in kinds with one for a tensor (int8-tensor): each `matrix` has its own, or all of a package
+    /// share one per `bank`, as ports by hand have it. A bank is ruined by one outlier.
     #[arg(long, value_enum, default_value = "matrix")]
     pub scale_scope: ScaleScopeArg,
     /// Do not look for outliers. It takes reading every weight whose kind has one step for a whole tensor (int8-tensor).

@@ -41,15 +41,17 @@ fn a_bundle_has_the_forms_of_its_checkpoint() {
 }
 
 #[test]
-fn a_bundle_of_no_experts_is_refused() {
+fn a_bundle_of_fewer_experts_than_are_routed_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     let bundle = dir.path().join("none.anemoe");
-    build(&fixture("tiny-gemma4-moe"), &bundle, &["--tokens", "1"]);
+    build(&fixture("tiny-gemma4-moe"), &bundle, &["--tokens", "1", "--experts-per-shard", "1"]);
     let path = bundle.join("chain.json");
     let mut chain: serde_json::Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
-    chain["model"]["num_experts"] = 0.into();
-    fs::write(&path, chain.to_string()).unwrap();
-    refused(&["forms", bundle.to_str().unwrap()], &["chain.json", "num_experts must be from 1"]);
+    for (experts, says) in [(0, "num_experts must be from 1"), (1, "where num_experts is 1")] {
+        chain["model"]["num_experts"] = experts.into();
+        fs::write(&path, chain.to_string()).unwrap();
+        refused(&["forms", bundle.to_str().unwrap()], &["chain.json", says]);
+    }
 }
 
 #[test]

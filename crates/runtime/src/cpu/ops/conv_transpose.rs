@@ -327,4 +327,32 @@ mod tests {
             }
         }
     }
+
+    /// Checks that `same` pads as the convolution does whose input has the size in `output_shape`.
+    #[test]
+    fn same_padding_follows_the_size_that_is_asked_for() {
+        let list = |v: &[i32]| Tensor::i32(&[v.len()], v.to_vec());
+        let text = |v: &str| Tensor { shape: vec![], data: Data::Str(vec![v.into()]) };
+        let run = |others: &[(&str, Tensor)]| {
+            let x = Tensor::f32(&[1, 1, 3], vec![1.0, 10.0, 100.0]);
+            let weight = Tensor::f32(&[1, 1, 3], vec![1.0, 2.0, 3.0]);
+            let strides = list(&[2]);
+            let mut inputs = vec![("x", &x), ("weight", &weight), ("strides", &strides)];
+            inputs.extend(others.iter().map(|(name, t)| (*name, t)));
+            let c = OpContext { op: "conv_transpose", inputs: &inputs, values: &[], outputs: &[] };
+            let mut out = vec![Tensor::f32(&[0], vec![])];
+            conv_transpose(&c, &mut out).map(|()| out[0].as_f32().unwrap().to_vec())
+        };
+        // Without padding: 1, 2, 3 + 10, 20, 30 + 100, 200, 300.
+        assert_eq!(run(&[]).unwrap(), [1.0, 2.0, 13.0, 20.0, 130.0, 200.0, 300.0]);
+        let wanted = |n: i32| ("output_shape", list(&[1, 1, n]));
+        let same = || ("pad_type", text("same"));
+        assert_eq!(run(&[same()]).unwrap(), [1.0, 2.0, 13.0, 20.0, 130.0, 200.0]);
+        assert_eq!(run(&[same(), wanted(5)]).unwrap(), [2.0, 13.0, 20.0, 130.0, 200.0]);
+        let lower = ("pad_type", text("same_lower"));
+        assert_eq!(run(&[lower]).unwrap(), [2.0, 13.0, 20.0, 130.0, 200.0, 300.0]);
+        assert_eq!(run(&[wanted(8)]).unwrap(), [1.0, 2.0, 13.0, 20.0, 130.0, 200.0, 300.0, 0.0]);
+        assert!(run(&[("pad_type", text("some"))]).is_err());
+        assert!(run(&[wanted(-1)]).is_err());
+    }
 }
