@@ -61,6 +61,12 @@ impl Isa {
         }
     }
 
+    /// Returns the multiplications that each thread of a matmul has at least: a microsecond or two of work, of which a further
+    /// thread takes .2 to .3 us to start and end (examples/pool.rs on 16 threads).
+    pub(crate) fn least_of_thread(self) -> usize {
+        if self >= Isa::Avx512 { 1 << 17 } else { 1 << 15 }
+    }
+
     /// Iterates over the instruction sets that this processor has.
     pub fn available() -> impl DoubleEndedIterator<Item = Isa> {
         ALL.into_iter().filter(|isa| isa.is_available())

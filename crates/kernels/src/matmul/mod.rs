@@ -40,11 +40,9 @@ const MIN_PART_BYTES: usize = 4 << 10;
 const MIN_PARTS: usize = 8;
 /// Most matmuls of one job: the expert packs of a layer.
 const JOB_SIZE: usize = 8;
-/// Multiplications from which on a job uses several threads: a few microseconds of work.
+/// Multiplications from which on a job uses several threads: a third of a microsecond of work with AVX-512, some three with the
+/// slowest set, while a second thread delays the start and the end of a job by .2 to .3 us (examples/pool.rs).
 pub(crate) const PARALLEL_MATMUL: usize = 1 << 15;
-/// Multiplications that each thread of a job has at least with AVX-512: a microsecond or two, while a further thread delays the
-/// start and the end of a job by .2 to .3 us (examples/pool.rs on 16 threads). Others take up to ten times as long.
-const THREAD_MATMUL: usize = 1 << 17;
 /// Fewest rows and columns for bf16. Routers are smaller: rounding their sums could choose another expert.
 const MIN_BF16_SIZE: usize = 512;
 
@@ -117,8 +115,7 @@ pub fn matmul_batch_on(isa: Isa, pool: &Pool, all: &mut [Option<MatMul<'_>>]) {
         return;
     }
     for job in all.chunks_mut(JOB_SIZE) {
-        let per_thread = if isa == Isa::Avx512 { THREAD_MATMUL } else { PARALLEL_MATMUL };
-        run_job(isa, pool, job, work.div_ceil(per_thread));
+        run_job(isa, pool, job, work.div_ceil(isa.least_of_thread()));
     }
 }
 
