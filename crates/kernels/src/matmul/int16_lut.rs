@@ -63,6 +63,7 @@ struct MultiplyRowsInt16<'a> {
 
 impl Kernel for MultiplyRowsInt16<'_> {
     type Output = ();
+    const HAS_DOT_PRODUCTS: bool = true;
     #[inline(always)]
     fn run<S: Simd>(self) {
         multiply_tiles::<S>(&self.weights, self.rows, self.y);

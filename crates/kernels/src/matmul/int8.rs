@@ -76,7 +76,7 @@ struct MultiplyRowsInt8<'a, F> {
 
 impl<F: Format> Kernel for MultiplyRowsInt8<'_, F> {
     type Output = ();
-    const INT8: bool = true;
+    const HAS_DOT_PRODUCTS: bool = true;
     #[inline(always)]
     fn run<S: Simd>(self) {
         multiply_tiles::<S, F>(&self.weights, self.format, self.rows, self.y);
@@ -93,7 +93,7 @@ pub(super) struct MultiplyDecoded<'a> {
 
 impl Kernel for MultiplyDecoded<'_> {
     type Output = ();
-    const INT8: bool = true;
+    const HAS_DOT_PRODUCTS: bool = true;
     #[inline(always)]
     fn run<S: Simd>(self) {
         large_batch::<S>(self.rows, self.which, self.x, self.y);

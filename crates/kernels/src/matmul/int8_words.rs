@@ -118,6 +118,7 @@ struct AddProducts<'a> {
 
 impl Kernel for AddProducts<'_> {
     type Output = ();
+    const HAS_DOT_PRODUCTS: bool = true;
     #[inline(always)]
     fn run<S: Simd>(self) {
         let AddProducts { words, x, columns, half, totals } = self;

@@ -41,9 +41,9 @@ pub(crate) fn dispatch<K: Kernel>(isa: Isa, kernel: K) -> K::Output {
         match isa {
             Isa::Scalar => Scalar::call(kernel),
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx2 => avx2::Avx2::<false>::call(kernel),
+            Isa::AvxVnni if K::HAS_DOT_PRODUCTS => avx2::Avx2::<true>::call(kernel),
             #[cfg(target_arch = "x86_64")]
-            Isa::AvxVnni => avx2::Avx2::<true>::call(kernel),
+            Isa::Avx2 | Isa::AvxVnni => avx2::Avx2::<false>::call(kernel),
             #[cfg(target_arch = "x86_64")]
             Isa::Avx512 => avx512::Avx512::call(kernel),
             #[cfg(target_arch = "aarch64")]

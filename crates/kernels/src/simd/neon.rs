@@ -697,9 +697,9 @@ impl<D: Dots> Simd for Neon<D> {
 pub(super) unsafe fn call_fastest<K: Kernel>(kernel: K) -> K::Output {
     // SAFETY: the processor has NEON and the chosen dot products.
     unsafe {
-        if K::INT8 && is_aarch64_feature_detected!("i8mm") {
+        if K::HAS_DOT_PRODUCTS && is_aarch64_feature_detected!("i8mm") {
             Neon::<MixedDots>::call(kernel)
-        } else if K::INT8 && is_aarch64_feature_detected!("dotprod") {
+        } else if K::HAS_DOT_PRODUCTS && is_aarch64_feature_detected!("dotprod") {
             Neon::<SignedDots>::call(kernel)
         } else {
             Neon::<Widening>::call(kernel)

@@ -267,7 +267,7 @@ struct Check;
 
 impl Kernel for Check {
     type Output = ();
-    const INT8: bool = true;
+    const HAS_DOT_PRODUCTS: bool = true;
     fn run<S: Simd>(self) {
         if !S::IS_REFERENCE {
             check::<S>();

@@ -366,9 +366,9 @@ pub(crate) trait Simd: I16x32 {
 /// A computation that is written once and compiled for each instruction set.
 pub(crate) trait Kernel {
     type Output;
-    /// True if the kernel multiplies bytes: NEON then takes the fastest of its three dot products.
-    #[cfg_attr(not(target_arch = "aarch64"), expect(dead_code, reason = "one dot product elsewhere"))]
-    const INT8: bool = false;
+    /// True if the kernel multiplies integers: AVX2 and NEON then take the fastest dot products that the processor has. Other
+    /// kernels are compiled without these.
+    const HAS_DOT_PRODUCTS: bool = false;
     /// Runs the computation; always inlined, so that it is compiled with the caller's instructions.
     fn run<S: Simd>(self) -> Self::Output;
 }

@@ -348,7 +348,8 @@ impl Body {
         }
         match wanted {
             Some(n) if n > MOST_LOGPROBS => {
-                Err(ApiError::param("top_logprobs", format!("{n} is more than {MOST_LOGPROBS}")))
+                let name = if is_chat { "top_logprobs" } else { "logprobs" };
+                Err(ApiError::param(name, format!("{n} is more than {MOST_LOGPROBS}")))
             }
             wanted => Ok(wanted.map(|n| n as usize)),
         }
@@ -519,6 +520,8 @@ mod tests {
             let e = params(body.clone(), true).unwrap_err();
             assert_eq!((e.status.as_u16(), e.param.as_deref()), (400, Some(name)), "{body}");
         }
+        let e = params(json!({"logprobs": 21}), false).unwrap_err();
+        assert_eq!(e.param.as_deref(), Some("logprobs"), "of /v1/completions");
         for body in [
             json!({"repeat_penalty": 1.0, "mirostat": 0, "grammar": "", "json_schema": null, "top_k": -1}),
             json!({"min_p": 0, "repetition_penalty": 1, "functions": [], "function_call": "none"}),
