@@ -61,8 +61,8 @@ impl Isa {
         }
     }
 
-    /// Returns the multiplications that each thread of a matmul has at least: a microsecond or two of work, of which a further
-    /// thread takes .2 to .3 us to start and end (examples/pool.rs on 16 threads).
+    /// Returns the fewest multiplications of a thread in a matmul: one to three microseconds of work. A further thread delays the
+    /// start and the end of a job by .2 to .3 us (examples/pool.rs on 16 threads).
     pub(crate) fn least_of_thread(self) -> usize {
         if self >= Isa::Avx512 { 1 << 17 } else { 1 << 15 }
     }

@@ -366,8 +366,12 @@ pub(crate) trait Simd: I16x32 {
 /// A computation that is written once and compiled for each instruction set.
 pub(crate) trait Kernel {
     type Output;
-    /// True if the kernel multiplies integers: AVX2 and NEON then take the fastest dot products that the processor has. Other
-    /// kernels are compiled without these.
+    /// True if the kernel multiplies bytes or words: AVX2 and NEON then take the fastest dot products that the processor has.
+    /// Other kernels are compiled without these. (NEON has the choice for bytes only; its kernels of words are compiled alike.)
+    #[cfg_attr(
+        not(any(target_arch = "x86_64", target_arch = "aarch64")),
+        expect(dead_code, reason = "scalar code has one dot product")
+    )]
     const HAS_DOT_PRODUCTS: bool = false;
     /// Runs the computation; always inlined, so that it is compiled with the caller's instructions.
     fn run<S: Simd>(self) -> Self::Output;

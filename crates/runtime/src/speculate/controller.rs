@@ -26,8 +26,8 @@ const SHARE: f64 = 0.003;
 /// Loss that drafts may make at the start, in passes for one token, and as a share of the tokens of a short generation.
 const ADVANCE: f64 = 0.65;
 const ADVANCE_SHARE: f64 = 0.008;
-/// Part of what followed drafts would have gained that lengths of a measured time may lose besides, and its limit as a share of
-/// the tokens: with time and acceptance measured, a draft that seems to pay is no gamble.
+/// Part of what followed drafts would have gained that lengths may lose besides which pay by a time that was measured once, and
+/// its limit as a share of the tokens: with time and acceptance measured, a draft that seems to pay is no gamble.
 const PROVEN: f64 = 0.5;
 const PROVEN_SHARE: f64 = 0.02;
 /// Largest credit for gains, in passes for one token: old gains must not pay for long losses.
@@ -118,6 +118,11 @@ impl PassTimes {
     fn is_stale(&self, pass: u64) -> bool {
         let measured = self.newest.len().clamp(1, 3) as u32 - 1;
         pass.saturating_sub(self.last) > self.patience << (2 * measured)
+    }
+
+    /// Returns the fewest seconds that a pass takes by its measurements, forgotten ones and that of a cold pass included.
+    fn least(&self) -> Option<f64> {
+        Some(self.median? / if self.is_cold { COLD } else { 1.0 })
     }
 
     /// Returns the seconds of a pass, unless they are forgotten.
@@ -380,11 +385,10 @@ impl Controller {
                     continue;
                 }
                 let score = tokens - lambda * time;
-                // The time of a cold pass counts: a length that failed once would not become known otherwise.
-                let known = self.statistics.times[k].known(self.statistics.passes);
                 // A time that was forgotten may have been true.
                 let forgotten = self.statistics.times[k].median.unwrap_or(0.0).min(DISTURBED * one);
-                let more = if known.is_some() { proven * one } else { 0.0 };
+                let is_proven = self.statistics.times[k].least().is_some_and(|least| tokens * one > least);
+                let more = if is_proven { proven * one } else { 0.0 };
                 let pays = tokens * one > time && time.max(forgotten) - one <= room + more;
                 let ready = || self.prepared[k] || self.is_worth_preparing(matched, one, time, tokens, left);
                 if pays && best.is_none_or(|(_, most, _)| score > most) && ready() {

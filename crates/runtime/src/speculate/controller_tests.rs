@@ -14,6 +14,8 @@ struct Simulation<'a> {
     preparing: f64,
     /// Largest factor of a random disturbance of each pass is `1 + noise`, the smallest its inverse.
     noise: f64,
+    /// Factor of the first pass of each length.
+    cold: f64,
     seed: u64,
 }
 
@@ -28,6 +30,7 @@ impl Default for Simulation<'_> {
             matched: &|_| 4,
             preparing: 1.0,
             noise: 0.0,
+            cold: 1.0,
             seed: 7,
         }
     }
@@ -40,6 +43,7 @@ impl Simulation<'_> {
         c.assume_preparing(self.preparing);
         let mut random = Random::new(self.seed);
         let (mut made, mut seconds, mut plain) = (0, 0.0, 0.0);
+        let mut was_run = [false; 9];
         while made < self.tokens {
             let (left, matched) = (self.tokens - made, (self.matched)(made));
             let k = if matched == 0 { 0 } else { c.choose(matched, 8.min(left - 1), left) };
@@ -53,7 +57,8 @@ impl Simulation<'_> {
                 c.note_followed(matched, random.uniform() < a);
             }
             let disturbed = (1.0 + self.noise).powf(2.0 * random.uniform() - 1.0);
-            let time = (self.cost)(made, k + 1) * disturbed;
+            let is_first = k > 0 && !std::mem::replace(&mut was_run[k], true);
+            let time = (self.cost)(made, k + 1) * disturbed * if is_first { self.cold } else { 1.0 };
             c.note(matched, k, accepted, time);
             seconds += time;
             plain += (made..=made + accepted).map(|at| (self.cost)(at, 1)).sum::<f64>();
@@ -188,6 +193,7 @@ fn drafts_that_fail_at_first_are_made_again() {
             matched: &|_| 24,
             preparing: 3.0,
             noise: 0.1,
+            cold: 1.6,
             seed,
         };
         let (speedup, report) = simulation.run();
@@ -208,6 +214,30 @@ fn short_generations_lose_little() {
         };
         // A text that was right twelve times and is never right again costs a few drafts.
         assert!(simulation.speedup() >= 0.985, "{tokens}: {}", simulation.speedup());
+    }
+}
+
+#[test]
+fn texts_that_stop_repeating_lose_what_their_beginning_was_worth() {
+    // Lengths are tried while all is right, each first with a cold pass, and nothing is right any more when they could pay.
+    for (tokens, right, slope, least) in
+        [(128, 20, 0.3, 0.98), (128, 40, 0.6, 0.98), (128, 60, 0.9, 0.975), (400, 20, 0.45, 0.99)]
+    {
+        let speedups = (1..=40).map(|seed| {
+            let simulation = Simulation {
+                tokens,
+                acceptance: &move |at| if at < right { 1.0 } else { 0.0 },
+                cost: &move |_, t| 1.0 + slope * (t - 1) as f64,
+                matched: &|_| 24,
+                preparing: 0.0,
+                noise: 0.1,
+                cold: 1.6,
+                seed,
+            };
+            simulation.speedup()
+        });
+        let mean = speedups.sum::<f64>() / 40.0;
+        assert!(mean >= least, "{tokens}, {right}, {slope}: {mean}");
     }
 }
 

@@ -366,6 +366,7 @@ pub(super) struct Drafts {
     pub tok_s: f64,
     /// Speed over the speed of plain decoding: the median of pairs measured in turn.
     pub gain: f64,
+    /// Counts of the last pair.
     pub verifier_calls: u64,
     pub drafted: u64,
     pub accepted: u64,

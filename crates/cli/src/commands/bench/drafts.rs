@@ -87,51 +87,69 @@ impl Bench<'_> {
         Ok(passes[1..].iter_mut().map(report).collect())
     }
 
-    /// Decodes with drafts that are right with each probability of --drafts, in turn with plain decoding.
+    /// Decodes with drafts that are right with each probability of --drafts, in turn with plain decoding. Each repetition has a
+    /// text of its own, the same for all probabilities: what a pass costs depends on the experts that its tokens choose.
     pub fn drafts(&mut self) -> anyhow::Result<Vec<Drafts>> {
-        let wanted = self.args.drafts.clone();
-        wanted.into_iter().map(|planted| self.drafts_of(planted)).collect()
-    }
-
-    fn drafts_of(&mut self, planted: f64) -> anyhow::Result<Drafts> {
         let Bench { args, model, tokens, bar, .. } = self;
         let context = args.context.first().copied().unwrap_or(0).max(1);
-        let prompt = tokens.random_ids(context);
-        let plain = run(model, &prompt, args.decode, Speculation::default())?;
-        let mut speeds = (Vec::new(), Vec::new(), Vec::new());
-        let mut report: Option<SpeculationReport> = None;
-        for i in 0..=args.repetitions {
-            let replay = Some(Arc::new(tokens.corrupt_ids(&plain.ids, planted)));
-            let with = run(
-                model,
-                &prompt,
-                args.decode,
-                Speculation { mode: Mode::Auto, replay, ..Speculation::default() },
-            )?;
-            anyhow::ensure!(with.ids == plain.ids, "drafts changed the tokens");
-            let without = run(model, &prompt, args.decode, Speculation::default())?;
-            bar.inc(1);
-            // The first repetition warms caches and pages, and does not count.
-            if i > 0 {
-                let (with_s, plain_s) = (with.tokens_per_second(), without.tokens_per_second());
-                speeds.0.push(with_s);
-                speeds.1.push(plain_s);
-                speeds.2.push(with_s / plain_s);
-                report = with.speculation;
+        let mut of_planted: Vec<DraftRuns> = args.drafts.iter().map(|_| DraftRuns::default()).collect();
+        let repetitions = if args.drafts.is_empty() { 0 } else { args.repetitions + 1 };
+        for i in 0..repetitions {
+            let prompt = tokens.random_ids(context);
+            let plain = run(model, &prompt, args.decode, Speculation::default())?;
+            for (&planted, runs) in args.drafts.iter().zip(&mut of_planted) {
+                let replay = Some(Arc::new(tokens.corrupt_ids(&plain.ids, planted)));
+                let with = run(
+                    model,
+                    &prompt,
+                    args.decode,
+                    Speculation { mode: Mode::Auto, replay, ..Speculation::default() },
+                )?;
+                anyhow::ensure!(with.ids == plain.ids, "drafts changed the tokens");
+                let without = run(model, &prompt, args.decode, Speculation::default())?;
+                bar.inc(1);
+                // The first repetition warms caches and pages, and does not count.
+                if i > 0 {
+                    runs.add(&with, &without);
+                }
             }
         }
-        let counts = report.unwrap_or_default();
-        Ok(Drafts {
+        let reports = args.drafts.iter().zip(of_planted);
+        Ok(reports.map(|(&planted, runs)| runs.report(planted, args.decode)).collect())
+    }
+}
+
+/// Runs with drafts of one probability, and the plain runs after them.
+#[derive(Default)]
+struct DraftRuns {
+    tok_s: Vec<f64>,
+    plain_tok_s: Vec<f64>,
+    gains: Vec<f64>,
+    /// Counts of the last run.
+    counts: SpeculationReport,
+}
+
+impl DraftRuns {
+    fn add(&mut self, with: &Generated, without: &Generated) {
+        let (with_s, plain_s) = (with.tokens_per_second(), without.tokens_per_second());
+        self.tok_s.push(with_s);
+        self.plain_tok_s.push(plain_s);
+        self.gains.push(with_s / plain_s);
+        self.counts = with.speculation.clone().unwrap_or_default();
+    }
+
+    fn report(mut self, planted: f64, tokens: usize) -> Drafts {
+        Drafts {
             planted,
-            tokens: args.decode,
-            plain_tok_s: median(&mut speeds.1),
-            tok_s: median(&mut speeds.0),
-            gain: median(&mut speeds.2),
-            verifier_calls: counts.verifier_calls,
-            drafted: counts.drafted,
-            accepted: counts.accepted,
-            fallbacks: counts.fallbacks,
-        })
+            tokens,
+            plain_tok_s: median(&mut self.plain_tok_s),
+            tok_s: median(&mut self.tok_s),
+            gain: median(&mut self.gains),
+            verifier_calls: self.counts.verifier_calls,
+            drafted: self.counts.drafted,
+            accepted: self.counts.accepted,
+            fallbacks: self.counts.fallbacks,
+        }
     }
 }
 
