@@ -39,7 +39,19 @@ def main():
     old = client.completions.create(model=model, prompt=["def f", "class A"], max_tokens=6, temperature=0, logprobs=2, stop=["\n\n\n"])
     assert len(old.choices) == 2 and len(old.choices[0].logprobs.tokens) >= 1
     assert "".join(p.choices[0].text for p in client.completions.create(model=model, prompt="def f", max_tokens=6, temperature=0, stream=True)) == old.choices[0].text
+    respond = dict(model=model, input="def main():", max_output_tokens=12, temperature=0)
+    response = client.responses.create(**respond)
+    assert response.output_text == choice.message.content, (response, choice)
+    assert response.usage.output_tokens == whole.usage.completion_tokens
+    with client.responses.stream(**respond) as stream:
+        kinds = [event.type for event in stream]
+        last = stream.get_final_response()
+    assert kinds[0] == "response.created" and kinds[-1] in ("response.completed", "response.incomplete"), kinds
+    assert last.output_text == response.output_text
+    turns = [{"role": "user", "content": "def main():"}, *[item.to_dict() for item in response.output], {"role": "user", "content": "more"}]
+    assert client.responses.create(**{**respond, "input": turns}).usage.input_tokens > response.usage.input_tokens
     for error, call in [
+        (openai.BadRequestError, lambda: client.responses.create(**respond, previous_response_id="resp_1")),
         (openai.NotFoundError, lambda: client.chat.completions.create(**{**ask, "model": "other"})),
         (openai.BadRequestError, lambda: client.chat.completions.create(**{**ask, "temperature": -1})),
         (openai.BadRequestError, lambda: client.embeddings.create(model=model, input="x")),

@@ -164,24 +164,35 @@ def memory_mb():
             return int(line.split()[1]) / 1e3
 
 
+# A small request of each API.
+GOOD = {
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1},
+    "/v1/completions": {"prompt": "x", "max_tokens": 1},
+    "/v1/responses": {"input": [{"role": "user", "content": "x"}], "max_output_tokens": 1},
+    "/v1/messages": {"messages": [{"role": "user", "content": [{"type": "text", "text": "x"}]}], "max_tokens": 1},
+}
+
+
 async def malformed(pick):
-    good = json.dumps({"messages": [{"role": "user", "content": "x"}], "max_tokens": 1})
+    path = pick.choice(list(GOOD))
+    good = json.dumps(GOOD[path])
     kind = pick.randrange(5)
     if kind == 0:
         data = bytearray(good.encode())
         for _ in range(pick.randrange(1, 6)):
             data[pick.randrange(len(data))] = pick.randrange(256)
-        raw = request("/v1/chat/completions", bytes(data))
+        raw = request(path, bytes(data))
     elif kind == 1:
         raw = bytes(pick.randrange(256) for _ in range(pick.randrange(1, 400)))
     elif kind == 2:
-        raw = request("/v1/chat/completions", good.encode()[: pick.randrange(len(good))])
+        raw = request(path, good.encode()[: pick.randrange(len(good))])
     elif kind == 3:
-        value = pick.choice(["-1", "1e999", "null", "[]", "{}", '"x"', "NaN", "true", "18446744073709551616"])
-        key = pick.choice(["messages", "temperature", "top_p", "n", "max_tokens", "stop", "seed", "response_format", "tools", "stream"])
-        raw = request("/v1/chat/completions", f'{{"max_tokens": 1, "messages": [{{"role": "user", "content": "x"}}], "{key}": {value}}}'.encode())
+        value = pick.choice(["-1", "1e999", "null", "[]", "{}", '"x"', "NaN", "true", "18446744073709551616", "[1]", '[{"type": 3}]'])
+        key = pick.choice(["messages", "temperature", "top_p", "n", "max_tokens", "stop", "seed", "response_format", "tools", "stream", "input",
+                           "text", "reasoning", "tool_choice", "system", "thinking", "include", "instructions", "stop_sequences"])
+        raw = request(path, f'{good[:-1]}, "{key}": {value}}}'.encode() if key not in GOOD[path] else json.dumps({**GOOD[path], key: 0}).replace(f'"{key}": 0', f'"{key}": {value}').encode())
     else:
-        raw = request("/v1/completions", good.encode()).replace(b"content-length: ", b"content-length: " + str(pick.randrange(9)).encode())
+        raw = request(path, good.encode()).replace(b"content-length: ", b"content-length: " + str(pick.randrange(9)).encode())
     reader, writer = await connect()
     try:
         writer.write(raw)

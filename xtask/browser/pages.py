@@ -91,7 +91,7 @@ def check_chat(browser, origin, out):
     page = browser.page()
     page.look()
     page.go(origin + "/")
-    page.until("document.getElementById('model').textContent !== ''")
+    page.until("document.getElementById('model').value !== ''")
     # The same answer each time, and slow enough to press buttons meanwhile.
     page.value("document.getElementById('temperature').value = '0'")
     page.send("Network.emulateNetworkConditions", offline=False, latency=0, downloadThroughput=SLOW, uploadThroughput=-1)

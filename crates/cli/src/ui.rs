@@ -56,6 +56,20 @@ impl Ui {
         out.write_all(printable(text).as_bytes()).and_then(|()| out.flush()).map_err(name_stdout)
     }
 
+    /// Prints part of a model's thoughts at once: dimmed on a terminal, else on standard error, so that the result alone is
+    /// on standard output.
+    pub fn thought(&self, text: &str) -> io::Result<()> {
+        let mut out = io::stdout();
+        match (self.json, out.is_terminal()) {
+            (true, _) => Ok(()),
+            (false, true) => {
+                let written = write!(out, "\u{1b}[2m{}\u{1b}[0m", printable(text));
+                written.and_then(|()| out.flush()).map_err(name_stdout)
+            }
+            (false, false) => io::stderr().write_all(printable(text).as_bytes()),
+        }
+    }
+
     /// Prints the result for programs.
     pub fn document<T: Serialize>(&self, value: &T) -> anyhow::Result<()> {
         if let Some(kept) = &self.kept {

@@ -11,6 +11,7 @@ pub mod origin;
 pub mod planning;
 pub mod prompt;
 pub mod reading;
+pub mod reasoning;
 pub mod runner;
 pub mod store_args;
 pub mod text_windows;

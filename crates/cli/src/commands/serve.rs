@@ -4,47 +4,63 @@ use super::generate::Speculate;
 use crate::args::executor::ExecutorArgs;
 use crate::args::listen_host::{ListenHost, Listening};
 use crate::args::numbers::at_least_one;
+use crate::args::reasoning::ReasoningArgs;
 use crate::args::runner::RunnerArgs;
 use crate::bundle::Verify;
 use crate::outcome::Outcome;
 use crate::signals;
 use crate::target::expect_bundle;
 use crate::ui::{Ui, message};
+use anemoe_bundle::Chain;
+use anemoe_io::locked;
 use anemoe_runtime::chat::{ChatTemplate, SamplingDefaults};
 use anemoe_runtime::model::{Logits, Model};
 use anemoe_runtime::tokenizer::Tokenizer;
+use anemoe_server::Error;
 use anemoe_server::batching::BatchLimits;
-use anemoe_server::http::{ServerSettings, ShutdownSwitch, serve};
+use anemoe_server::http::{Models, OpenBundle, OpenedBundle, ServerSettings, ShutdownSwitch, serve};
 use anyhow::Context;
 use std::net::Ipv6Addr;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 /// Largest file of API keys, in bytes.
 const MAX_KEYS: u64 = 1 << 20;
 
-/// Serve a model as OpenAI's API does.
+/// Serve models as OpenAI's API does, and Anthropic's.
 #[derive(clap::Args)]
 #[command(
-    after_help = "Examples:\n  anemoe serve small.anemoe\n  anemoe serve small.anemoe --port 9000 --api-key-file keys.txt\n  curl http://127.0.0.1:8080/v1/chat/completions -H 'content-type: application/json' -d '{\"messages\": [{\"role\": \"user\", \"content\": \"Hello\"}]}'\n\nA chat page is at http://127.0.0.1:8080/. Ctrl-C lets running answers end; a second Ctrl-C does not."
+    after_help = "Examples:\n  anemoe serve small.anemoe\n  anemoe serve small.anemoe --port 9000 --api-key-file keys.txt\n  anemoe serve small.anemoe large.anemoe --max-models 1 --idle 600\n  curl http://127.0.0.1:8080/v1/chat/completions -H 'content-type: application/json' -d '{\"messages\": [{\"role\": \"user\", \"content\": \"Hello\"}]}'\n\nOf several bundles, `model` of a request names one: the file's name without its ending. Each is opened when it is first asked for.\nA chat page is at http://127.0.0.1:8080/. Ctrl-C lets running answers end; a second Ctrl-C does not."
 )]
 pub struct Args {
-    /// Bundle that `anemoe build` or `anemoe pull` wrote.
-    bundle: PathBuf,
+    /// Bundles that `anemoe build` or `anemoe pull` wrote.
+    #[arg(required = true, value_name = "BUNDLE")]
+    bundles: Vec<PathBuf>,
     /// Address to listen at, or localhost (127.0.0.1 and ::1); other machines reach only another one than these.
     #[arg(long, value_name = "IP", default_value = "127.0.0.1")]
     host: ListenHost,
     /// Port to listen at; 0 takes a free one.
     #[arg(long, value_name = "N", default_value_t = 8080)]
     port: u16,
-    /// Name of the model for clients [default: that of the bundle].
+    /// Name of the model for clients, of a single bundle [default: that of the bundle].
     #[arg(long, value_name = "NAME", value_parser = clap::builder::NonEmptyStringValueParser::new())]
     model_name: Option<String>,
     /// File of API keys, one a line; without it, everybody who reaches the port may ask.
     #[arg(long, value_name = "F")]
     api_key_file: Option<PathBuf>,
+    /// Most bundles that are open together: the longest unused one is closed for another. Each takes the memory of its weights
+    /// and of the caches of `--max-sequences` and `--prefix-cache` [default: all].
+    #[arg(long, value_name = "N", value_parser = at_least_one)]
+    max_models: Option<usize>,
+    /// Seconds without a request after which one of several bundles is closed; the next request opens it again [default: never].
+    #[arg(long, value_name = "S", value_parser = at_least_one)]
+    idle: Option<usize>,
+    /// Name of this server in its clients' URLs, besides localhost and addresses; may be given several times, * allows all.
+    /// With API keys any name does.
+    #[arg(long, value_name = "NAME", value_parser = clap::builder::NonEmptyStringValueParser::new())]
+    allow_host: Vec<String>,
     /// Origin whose pages may ask, such as http://localhost:3000, or *; may be given several times.
     #[arg(long, value_name = "ORIGIN", value_parser = origin)]
     cors: Vec<String>,
@@ -83,6 +99,8 @@ pub struct Args {
     #[arg(long, value_name = "S", default_value_t = 30)]
     grace: u64,
     #[command(flatten)]
+    reasoning: ReasoningArgs,
+    #[command(flatten)]
     speculate: Speculate,
     #[command(flatten)]
     runner: RunnerArgs,
@@ -93,26 +111,68 @@ pub struct Args {
 }
 
 impl Args {
-    fn settings(&self, tokenizer: &Tokenizer) -> anyhow::Result<ServerSettings> {
+    fn settings(&self) -> anyhow::Result<ServerSettings> {
         let seconds = |n: usize| Duration::from_secs(n as u64);
         Ok(ServerSettings {
-            model_id: self.model_name.clone().unwrap_or_else(|| name_of(&self.bundle)),
             keys: self.api_key_file.as_deref().map(keys).transpose()?.unwrap_or_default(),
+            hosts: self.allow_host.clone(),
             origins: self.cors.clone(),
-            batch_limits: BatchLimits {
-                sequences: self.max_sequences,
-                queue: self.max_queue,
-                prefixes: self.prefix_cache,
-                stall: Duration::from_millis(self.max_stall),
-            },
-            speculation: self.speculate.options(Some(tokenizer))?,
-            defaults: SamplingDefaults::open(&self.bundle)?,
+            shows_thoughts: self.reasoning.is_shown(),
+            most_answers: self.max_sequences + self.max_queue,
             max_tokens: self.max_tokens,
             max_body: self.max_body,
             max_connections: self.max_connections,
             request_timeout: seconds(self.timeout),
             body_timeout: seconds(self.client_timeout),
             grace: Duration::from_secs(self.grace),
+        })
+    }
+
+    fn batch_limits(&self) -> BatchLimits {
+        BatchLimits {
+            sequences: self.max_sequences,
+            queue: self.max_queue,
+            prefixes: self.prefix_cache,
+            stall: Duration::from_millis(self.max_stall),
+        }
+    }
+
+    /// Returns the bundles with their names.
+    fn names(&self) -> anyhow::Result<Vec<(String, &Path)>> {
+        let mut all: Vec<(String, &Path)> = Vec::new();
+        anyhow::ensure!(
+            self.model_name.is_none() || self.bundles.len() == 1,
+            "--model-name names the model of a single bundle; of several, each has the name of its file"
+        );
+        for bundle in &self.bundles {
+            let name = self.model_name.clone().unwrap_or_else(|| name_of(bundle));
+            if let Some((_, other)) = all.iter().find(|(known, _)| *known == name) {
+                anyhow::bail!("{} and {}: both are called `{name}`", other.display(), bundle.display());
+            }
+            all.push((name, bundle));
+        }
+        Ok(all)
+    }
+
+    /// Opens a bundle to be served.
+    fn open(&self, bundle: &Path, chain: &Chain) -> anyhow::Result<OpenedBundle> {
+        let file = bundle.join("tokenizer.json");
+        let tokenizer = Tokenizer::open(&file).context("a server needs the model's tokenizer")?;
+        let mut template = ChatTemplate::open(bundle, self.chat_template.as_deref())?;
+        self.reasoning.apply(&mut template);
+        let model = match self.runner.core_ml(bundle, chain, !self.executor.is_default())? {
+            Some(core_ml) => Model::open(bundle, &core_ml)?,
+            None => Model::open(bundle, &self.executor.backend()?)?,
+        };
+        model.prepare(1, Logits::Last);
+        drop(model.populate());
+        let defaults = SamplingDefaults::open(bundle)?;
+        Ok(OpenedBundle {
+            speculation: self.speculate.options(Some(&tokenizer))?,
+            model,
+            tokenizer,
+            template,
+            defaults,
         })
     }
 }
@@ -162,22 +222,34 @@ fn keys(path: &Path) -> anyhow::Result<Vec<String>> {
 }
 
 pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
-    let backend = args.executor.backend()?;
-    expect_bundle(&args.bundle)?;
-    let file = args.bundle.join("tokenizer.json");
-    let tokenizer = Tokenizer::open(&file).context("a server needs the model's tokenizer")?;
-    let settings = args.settings(&tokenizer)?;
+    args.executor.backend()?;
+    args.bundles.iter().try_for_each(|bundle| expect_bundle(bundle))?;
+    let args = Arc::new(args);
+    let names = args.names()?;
+    let settings = args.settings()?;
     let Listening { listeners, url } = args.host.listen(args.port)?;
-    let chain = args.verify.open(&args.bundle, ui)?;
-    let core_ml = args.runner.core_ml(&args.bundle, &chain, !args.executor.is_default())?;
     let started = Instant::now();
-    let template = ChatTemplate::open(&args.bundle, args.chat_template.as_deref())?;
-    let model = match &core_ml {
-        Some(core_ml) => Model::open(&args.bundle, core_ml)?,
-        None => Model::open(&args.bundle, &backend)?,
-    };
-    model.prepare(1, Logits::Last);
-    drop(model.populate());
+    let mut bundles: Vec<(String, OpenBundle)> = Vec::new();
+    for (name, bundle) in &names {
+        let chain = args.verify.open(bundle, ui)?;
+        // The first request should not find what is wrong with the only bundle.
+        let opened = if names.len() == 1 { Some(args.open(bundle, &chain)?) } else { None };
+        if opened.as_ref().is_some_and(|opened| opened.template.is_fallback()) {
+            message(
+                "the bundle has no chat template: roles are written as words (--chat-template F gives one)",
+            );
+        }
+        let (args, bundle, opened) = (Arc::clone(&args), bundle.to_path_buf(), Mutex::new(opened));
+        let open = move || match locked(&opened).take() {
+            Some(opened) => Ok(opened),
+            None => args.open(&bundle, &chain).map_err(|e| Error::input(format!("{e:#}"))),
+        };
+        bundles.push((name.clone(), Box::new(open)));
+    }
+    let ids: Vec<String> = names.iter().map(|(name, _)| name.clone()).collect();
+    let idle = args.idle.filter(|_| ids.len() > 1).map(|s| Duration::from_secs(s as u64));
+    let models = Models::new(bundles, args.max_models.unwrap_or(usize::MAX), idle, args.batch_limits());
+    models.open_single()?;
     let stop = Arc::new(ShutdownSwitch::default());
     let asked = Arc::clone(&stop);
     let is_first = AtomicBool::new(true);
@@ -191,15 +263,13 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
         left -= 1;
         left >= 0
     });
-    if template.is_fallback() {
-        message("the bundle has no chat template: roles are written as words (--chat-template F gives one)");
-    }
     if !args.host.is_loopback() && settings.keys.is_empty() {
         message("warning: everybody who reaches this port may ask; --api-key-file F asks for a key");
     }
-    ui.document(&serde_json::json!({"url": url, "model": settings.model_id}))?;
-    ui.line(format!("{} at {url} (loaded in {:.1} s)", settings.model_id, started.elapsed().as_secs_f64()))?;
-    serve(settings, model, tokenizer, template, listeners, &stop)?;
+    ui.document(&serde_json::json!({"url": url, "model": ids[0], "models": ids}))?;
+    let seconds = started.elapsed().as_secs_f64();
+    ui.line(format!("{} at {url} (loaded in {seconds:.1} s)", ids.join(", ")))?;
+    serve(settings, models, listeners, &stop)?;
     Ok(Outcome::Done)
 }
 

@@ -32,6 +32,22 @@ const FALLBACK: &str = "{{ bos_token }}{% for m in messages %}{% if m.role == 's
 {% endif %}{% endfor %}{% if add_generation_prompt %}Assistant:{% endif %}";
 /// Text that ends an answer of [`FALLBACK`].
 const FALLBACK_STOP: &str = "\nUser:";
+/// Tokens that end a turn in the templates of published models. The files of a checkpoint often name only some of them.
+const TURN_ENDS: [&str; 9] = [
+    "<end_of_turn>",
+    "<|im_end|>",
+    "<|eot_id|>",
+    "<|eom_id|>",
+    "<|call|>",
+    "<|return|>",
+    "<|tool_response>",
+    "<|end_of_text|>",
+    "<|endoftext|>",
+];
+/// Keys of a message's thoughts in templates of published models.
+const THOUGHT_KEYS: [&str; 3] = ["reasoning_content", "reasoning", "thinking"];
+/// Switches of thinking in templates of published models.
+const THINKING: [&str; 2] = ["enable_thinking", "thinking"];
 /// An answer whose text appears nowhere else, to find what a template puts around answers.
 const MARK: &str = "MARKOFANANSWER";
 
@@ -44,6 +60,8 @@ pub struct ChatTemplate {
     is_fallback: bool,
     /// True if the template names `tools`.
     takes_tools: bool,
+    /// Key of a message's thoughts; none where the template reads no thoughts.
+    thought_key: Option<&'static str>,
     /// Text before an answer, where the template ignores `add_generation_prompt`.
     before_answer: Option<String>,
     /// Text behind an answer; a special token at its beginning ends answers.
@@ -132,6 +150,7 @@ impl ChatTemplate {
             path: path.to_path_buf(),
             is_fallback: false,
             takes_tools,
+            thought_key: THOUGHT_KEYS.into_iter().find(|key| reads_key(text, key)),
             before_answer: None,
             turn_end: String::new(),
         };
@@ -210,15 +229,35 @@ impl ChatTemplate {
         self.turn_end = behind.trim_start().to_string();
     }
 
-    /// Returns the tokens that end an answer besides the model's own: the special token that the template puts behind an answer.
+    /// Returns the tokens that end an answer besides the model's own: the special token that the template puts behind an answer,
+    /// and those that end a turn in published templates.
     pub fn end_tokens(&self, tokenizer: &Tokenizer) -> Vec<u32> {
-        prompt_text::first_special(tokenizer, &self.turn_end).into_iter().collect()
+        let known = TURN_ENDS.iter().filter_map(|name| tokenizer.id(name));
+        prompt_text::first_special(tokenizer, &self.turn_end).into_iter().chain(known).collect()
+    }
+
+    /// Returns the variables that switch thinking on or off.
+    pub fn thinking(on: bool) -> impl Iterator<Item = (String, Value)> {
+        THINKING.into_iter().map(move |name| (name.to_string(), on.into()))
+    }
+
+    /// Returns the key of a message's thoughts; none where the template reads no thoughts.
+    pub fn thought_key(&self) -> Option<&'static str> {
+        self.thought_key
     }
 
     /// Returns the texts that end an answer.
     pub fn stop_strings(&self) -> &[&str] {
         if self.is_fallback { &[FALLBACK_STOP] } else { &[] }
     }
+}
+
+/// Tells whether a template reads a key of an object: as `.key`, `'key'` or `"key"`.
+fn reads_key(template: &str, key: &str) -> bool {
+    template.match_indices(key).any(|(at, _)| {
+        let is_word = |c: char| c.is_alphanumeric() || c == '_';
+        template[..at].ends_with(['.', '\'', '"']) && !template[at + key.len()..].starts_with(is_word)
+    })
 }
 
 /// Returns the text of `chat_template`, or of its entry `default` where it is a list.

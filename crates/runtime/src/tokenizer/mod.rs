@@ -146,6 +146,11 @@ impl Tokenizer {
         self.inner.token_to_id(name).filter(|_| added.is_special_token(name))
     }
 
+    /// Returns the id of a token by its name in the vocabulary.
+    pub fn id(&self, name: &str) -> Option<u32> {
+        self.inner.token_to_id(name)
+    }
+
     /// Returns the token's name in the vocabulary; empty for an id that has none.
     pub fn name(&self, id: u32) -> String {
         self.inner.id_to_token(id).unwrap_or_default()

@@ -1,6 +1,7 @@
-//! API keys, and origins whose pages may send requests.
+//! API keys, names of the server, and origins whose pages may send requests.
 
 use axum::http::{HeaderMap, HeaderName, HeaderValue, header};
+use std::net::IpAddr;
 use subtle::{Choice as Equal, ConstantTimeEq};
 
 /// Seconds for which a browser may cache a preflight's answer; Chromium allows at most 7200.
@@ -16,20 +17,54 @@ impl ApiKeys {
         ApiKeys(keys.iter().map(|key| anemoe_bundle::sha256(key.as_bytes())).collect())
     }
 
+    /// Tells whether no key is asked for.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
     /// Tells whether a request has one of the keys. The time does not depend on which key.
     pub fn accept(&self, headers: &HeaderMap) -> bool {
         if self.0.is_empty() {
             return true;
         }
-        let given = headers.get(header::AUTHORIZATION).and_then(|v| v.to_str().ok());
-        let Some(key) =
-            given.and_then(|v| v.split_once(' ')).filter(|(kind, _)| kind.eq_ignore_ascii_case("bearer"))
-        else {
-            return false;
-        };
-        let hash = anemoe_bundle::sha256(key.1.trim().as_bytes());
+        let text = |name: &str| headers.get(name).and_then(|v| v.to_str().ok());
+        let bearer = text("authorization").and_then(|v| v.split_once(' '));
+        let bearer = bearer.filter(|(kind, _)| kind.eq_ignore_ascii_case("bearer")).map(|(_, key)| key);
+        // Clients of Anthropic's API send the second.
+        let Some(key) = bearer.or_else(|| text("x-api-key")) else { return false };
+        let hash = anemoe_bundle::sha256(key.trim().as_bytes());
         let equal = |all: Equal, known: &String| all | known.as_bytes().ct_eq(hash.as_bytes());
         self.0.iter().fold(Equal::from(0), equal).into()
+    }
+}
+
+/// Names under which the server may be asked. A page of any site can reach this machine by a name of its own that it lets
+/// point here; it cannot by an address, or by `localhost`.
+#[derive(Default)]
+pub struct Hosts(Vec<String>);
+
+impl Hosts {
+    /// Makes the set of names besides addresses and `localhost`.
+    pub fn new(names: &[String]) -> Hosts {
+        Hosts(names.iter().map(|name| name.to_ascii_lowercase()).collect())
+    }
+
+    /// Tells whether a request is meant for one of the names: by its target, if that has a host, else by its header.
+    pub fn accept(&self, target: Option<&str>, headers: &HeaderMap) -> bool {
+        let header = headers.get(header::HOST).map(|v| v.to_str().unwrap_or_default());
+        target.into_iter().chain(header).all(|host| {
+            let host = host.to_ascii_lowercase();
+            let name = match host.rsplit_once(':') {
+                Some((name, port)) if !port.ends_with(']') => name,
+                _ => &host,
+            };
+            let name = name.strip_suffix('.').unwrap_or(name);
+            let address = name.strip_prefix('[').and_then(|n| n.strip_suffix(']')).unwrap_or(name);
+            address.parse::<IpAddr>().is_ok()
+                || name == "localhost"
+                || name.ends_with(".localhost")
+                || self.0.iter().any(|known| known == name || known == "*")
+        })
     }
 }
 
@@ -80,7 +115,35 @@ mod tests {
         let accept = |value: &str| keys.accept(&headers(header::AUTHORIZATION, value));
         assert!(accept("Bearer first") && accept("bearer second") && accept("Bearer  second "));
         assert!(!accept("Bearer third") && !accept("first") && !accept("Basic first") && !accept("Bearer "));
+        assert!(keys.accept(&headers(HeaderName::from_static("x-api-key"), "second")));
+        assert!(!keys.accept(&headers(HeaderName::from_static("x-api-key"), "third")));
         assert!(!keys.accept(&HeaderMap::new()) && ApiKeys::default().accept(&HeaderMap::new()));
+    }
+
+    #[test]
+    fn names_that_anybody_may_point_here_are_refused() {
+        let hosts = Hosts::new(&["My.Server".into()]);
+        let accept = |host: &str| hosts.accept(None, &headers(header::HOST, host));
+        for good in [
+            "127.0.0.1:80",
+            "localhost",
+            "localhost:8080",
+            "[::1]:80",
+            "[::1]",
+            "a.localhost",
+            "my.server:1",
+            "10.0.0.2",
+        ] {
+            assert!(accept(good), "{good}");
+        }
+        for wrong in
+            ["evil.example", "evil.example:8080", "127.0.0.1.evil.example", "localhost.evil", "", "[x]:80"]
+        {
+            assert!(!accept(wrong), "{wrong}");
+        }
+        assert!(hosts.accept(None, &HeaderMap::new()));
+        assert!(!hosts.accept(Some("evil.example"), &headers(header::HOST, "localhost")));
+        assert!(Hosts::new(&["*".into()]).accept(None, &headers(header::HOST, "evil.example")));
     }
 
     #[test]

@@ -1,4 +1,6 @@
-//! Errors in the form of OpenAI's API.
+//! Errors in the form of each API.
+
+use super::requests::Api;
 
 use axum::Json;
 use axum::http::StatusCode;
@@ -42,25 +44,50 @@ impl ApiError {
         ApiError { code: Some(code), ..self }
     }
 
-    /// Returns the JSON document of the error.
-    pub fn to_json(&self) -> Value {
+    /// Returns the JSON document of the error, in the form of an API.
+    pub fn to_json(&self, api: Api) -> Value {
+        let is_openai = api != Api::Messages;
         let kind = match self.status.as_u16() {
             401 => "authentication_error",
+            403 if !is_openai => "permission_error",
+            404 if !is_openai => "not_found_error",
+            413 if !is_openai => "request_too_large",
             429 => "rate_limit_error",
-            500.. => "server_error",
+            503 if !is_openai => "overloaded_error",
+            500.. if is_openai => "server_error",
+            500.. => "api_error",
             _ => "invalid_request_error",
         };
-        json!({"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}})
+        match is_openai {
+            true => {
+                json!({"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}})
+            }
+            false => json!({"type": "error", "error": {"type": kind, "message": self.message}}),
+        }
     }
-}
 
-impl IntoResponse for ApiError {
-    fn into_response(self) -> Response {
-        let mut response = (self.status, Json(self.to_json())).into_response();
+    /// Returns the HTTP response, in the form of an API.
+    pub fn response(&self, api: Api) -> Response {
+        let mut response = (self.status, Json(self.to_json(api))).into_response();
         let headers = response.headers_mut();
         if matches!(self.status.as_u16(), 429 | 503) {
             headers.insert("retry-after", axum::http::HeaderValue::from_static("1"));
         }
         response
+    }
+
+    /// Returns the error with the names that an API has for its fields.
+    #[must_use]
+    pub fn named_for(self, api: Api) -> ApiError {
+        let Some(param) = &self.param else { return self };
+        let name = api.field(param).to_string();
+        let rest = self.message.strip_prefix(&**param).map(|rest| format!("{name}{rest}"));
+        ApiError { message: rest.unwrap_or(self.message), param: Some(name.into()), ..self }
+    }
+}
+
+impl IntoResponse for ApiError {
+    fn into_response(self) -> Response {
+        self.response(Api::Chat)
     }
 }

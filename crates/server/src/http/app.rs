@@ -1,32 +1,24 @@
 //! State that requests share.
 
-use super::access::{ApiKeys, Origins};
-use crate::batching::{AnswerEvent, BatchLimits, Batcher, Sink};
-use crate::counters::ServerCounters;
-use crate::grammar::Grammars;
-use crate::tool_calls::CallForm;
-use anemoe_runtime::chat::{ChatTemplate, SamplingDefaults};
-use anemoe_runtime::model::Model;
-use anemoe_runtime::speculate::Speculation;
-use anemoe_runtime::tokenizer::Tokenizer;
-use std::sync::Arc;
+use super::access::{ApiKeys, Hosts, Origins};
+use super::models::Models;
+use crate::batching::{AnswerEvent, Sink};
 use std::time::Duration;
+use tokio::sync::Semaphore;
 
 /// Limits and names of a server.
 #[derive(Clone, Debug)]
 pub struct ServerSettings {
-    /// Name of the model in requests.
-    pub model_id: String,
     /// API keys; an empty list accepts every request.
     pub keys: Vec<String>,
+    /// Names by which the server may be asked besides addresses and `localhost`.
+    pub hosts: Vec<String>,
     /// Origins whose pages may send requests.
     pub origins: Vec<String>,
-    /// Limits of the batcher.
-    pub batch_limits: BatchLimits,
-    /// Settings of drafts, for streams that run alone.
-    pub speculation: Speculation,
-    /// Sampling where a request sets nothing.
-    pub defaults: SamplingDefaults,
+    /// True if thoughts are part of answers.
+    pub shows_thoughts: bool,
+    /// Most answers of a request.
+    pub most_answers: usize,
     /// Most new tokens of an answer.
     pub max_tokens: Option<usize>,
     /// Most bytes of a body.
@@ -45,26 +37,16 @@ pub struct ServerSettings {
 pub struct App {
     /// Limits and names.
     pub settings: ServerSettings,
-    /// The model.
-    pub model: Arc<Model>,
-    /// Tokenizer of the model.
-    pub tokenizer: Arc<Tokenizer>,
-    /// Chat template of the model.
-    pub template: ChatTemplate,
-    /// Form of tool calls in the model's answers; `None` for an unknown form.
-    pub call_form: Option<CallForm>,
-    /// Tokens that end a chat's answer.
-    pub ends: Vec<u32>,
-    /// Batcher that runs jobs.
-    pub batcher: Batcher,
-    /// Maker of grammars.
-    pub grammars: Grammars,
-    /// Counters.
-    pub metrics: Arc<ServerCounters>,
+    /// The models.
+    pub models: Models,
     /// Accepted API keys.
     pub keys: ApiKeys,
+    /// Names of the server.
+    pub hosts: Hosts,
     /// Origins whose pages may send requests.
     pub origins: Origins,
+    /// Places of requests with large bodies that are prepared at the same time.
+    pub large: Semaphore,
     /// Start of the server, in seconds since 1970.
     pub created: u64,
 }

@@ -1,28 +1,26 @@
-//! HTTP side of the server: connections, limits, and the paths of OpenAI's API.
+//! HTTP side of the server: connections, limits, and the paths of OpenAI's and Anthropic's APIs.
 
 mod access;
-mod answer;
+mod answers;
 mod api_error;
 mod app;
-mod params;
+mod body;
+mod models;
+mod prepare;
+mod requests;
 mod routes;
 mod stream;
 mod timed_io;
 
 pub use app::ServerSettings;
+pub use models::{Models, OpenBundle, OpenedBundle};
 
-use crate::batching::Batcher;
-use crate::counters::ServerCounters;
-use crate::grammar::Grammars;
-use crate::tool_calls::CallForm;
 use crate::{Error, Result};
-use access::{ApiKeys, Origins};
-use anemoe_runtime::chat::ChatTemplate;
-use anemoe_runtime::model::Model;
-use anemoe_runtime::tokenizer::Tokenizer;
+use access::{ApiKeys, Hosts, Origins};
 use app::App;
 use axum::Router;
 use axum::routing::{get, post};
+use hyper::service::Service;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulShutdown;
 use hyper_util::service::TowerToHyperService;
@@ -41,8 +39,11 @@ use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 const HTTP_THREADS: usize = 2;
 /// Bytes of stack of threads that read requests: grammars of schemas are nested.
 const HTTP_STACK: usize = 64 << 20;
-/// Threads that render templates and tokenize texts.
-const PREPARING_THREADS: usize = 4;
+/// Threads that render templates, tokenize texts and compile grammars. Each of these has a budget of time; many threads let
+/// a quick request pass slow ones.
+const PREPARING_THREADS: usize = 16;
+/// Requests with large bodies that are prepared at the same time.
+const LARGE_AT_ONCE: usize = 2;
 /// Time that streams get to send their last bytes.
 const CLOSING_TIME: Duration = Duration::from_secs(2);
 /// Answer to a connection beyond the limit.
@@ -61,42 +62,26 @@ impl ShutdownSwitch {
     }
 }
 
-/// Serves a model at `listeners` until `stop`. Running answers then get [`ServerSettings::grace`] to end, unless `stop`
+/// Serves models at `listeners` until `stop`. Running answers then get [`ServerSettings::grace`] to end, unless `stop`
 /// comes a second time.
 ///
 /// # Errors
 /// The system cannot start threads, or a listener fails.
 pub fn serve(
     settings: ServerSettings,
-    model: Model,
-    tokenizer: Tokenizer,
-    template: ChatTemplate,
+    models: Models,
     listeners: Vec<TcpListener>,
     stop: &ShutdownSwitch,
 ) -> Result<()> {
     let failed = |e| Error::io(Path::new("server"), e);
-    let (model, tokenizer, metrics) =
-        (Arc::new(model), Arc::new(tokenizer), Arc::new(ServerCounters::default()));
-    let batcher = Batcher::start(
-        Arc::clone(&model),
-        Arc::clone(&tokenizer),
-        Arc::clone(&metrics),
-        settings.batch_limits,
-        settings.speculation.clone(),
-    );
     let app = Arc::new(App {
-        call_form: CallForm::of(&template),
-        ends: template.end_tokens(&tokenizer),
         keys: ApiKeys::new(&settings.keys),
+        hosts: Hosts::new(&settings.hosts),
         origins: Origins::new(settings.origins.clone()),
         created: SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs(),
-        batcher: batcher.map_err(failed)?,
-        grammars: Grammars::default(),
+        large: Semaphore::new(LARGE_AT_ONCE),
         settings,
-        model,
-        tokenizer,
-        template,
-        metrics,
+        models,
     });
     for listener in &listeners {
         listener.set_nonblocking(true).map_err(failed)?;
@@ -110,7 +95,7 @@ pub fn serve(
         .build()
         .map_err(failed)?;
     let served = runtime.block_on(accept(&app, listeners, &stop.0));
-    app.batcher.abort();
+    app.models.close(true);
     runtime.shutdown_timeout(CLOSING_TIME);
     served.map_err(failed)
 }
@@ -121,9 +106,12 @@ fn router(app: &Arc<App>) -> Router {
         .route("/health", get(routes::health))
         .route("/metrics", get(routes::metrics))
         .route("/v1/models", get(routes::models))
-        .route("/v1/models/{id}", get(routes::model))
+        .route("/v1/models/{*id}", get(routes::model))
         .route("/v1/chat/completions", post(routes::chat))
         .route("/v1/completions", post(routes::completions))
+        .route("/v1/responses", post(routes::responses))
+        .route("/v1/messages", post(routes::messages))
+        .route("/v1/messages/count_tokens", post(routes::message_tokens))
         .route("/v1/embeddings", post(routes::embeddings))
         .fallback(routes::nothing_here)
         .method_not_allowed_fallback(routes::wrong_method)
@@ -138,6 +126,14 @@ async fn accept(app: &Arc<App>, listeners: Vec<TcpListener>, stop: &Notify) -> s
     let service = router(app);
     let graceful = GracefulShutdown::new();
     let places = Arc::new(Semaphore::new(app.settings.max_connections));
+    let idle = Arc::clone(app);
+    tokio::spawn(async move {
+        loop {
+            let app = Arc::clone(&idle);
+            let next = tokio::task::spawn_blocking(move || app.models.close_idle()).await;
+            tokio::time::sleep(next.unwrap_or(CLOSING_TIME)).await;
+        }
+    });
     loop {
         let stream = tokio::select! {
             accepted = any_connection(&listeners) => match accepted {
@@ -159,15 +155,15 @@ async fn accept(app: &Arc<App>, listeners: Vec<TcpListener>, stop: &Notify) -> s
         }
     }
     drop(listeners);
-    app.batcher.close();
-    tracing::info!("closing: {} answers are running", app.batcher.jobs());
+    app.models.close(false);
+    tracing::info!("closing: {} answers are running", app.models.jobs());
     let mut ended = pin!(graceful.shutdown());
     tokio::select! {
         () = &mut ended => return Ok(()),
         () = tokio::time::sleep(app.settings.grace) => {}
         () = stop.notified() => {}
     }
-    app.batcher.give_up();
+    app.models.close(true);
     let _ = tokio::time::timeout(CLOSING_TIME, ended).await;
     Ok(())
 }
@@ -200,19 +196,26 @@ fn serve_connection(
 ) {
     // Tokens are small and should not wait for each other.
     let _ = stream.set_nodelay(true);
+    let routed = TowerToHyperService::new(service.clone());
     let io = TokioIo::new(TimedIo::new(stream, app.settings.body_timeout));
     let connection = hyper::server::conn::http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(app.settings.body_timeout)
-        .serve_connection(io, TowerToHyperService::new(service.clone()));
+        .serve_connection(
+            io,
+            hyper::service::service_fn(move |mut request| {
+                routes::tidy_path(request.uri_mut());
+                routed.call(request)
+            }),
+        );
     let connection = graceful.watch(connection);
     let app = Arc::clone(app);
     tokio::spawn(async move {
-        app.metrics.connections.add(1);
+        app.models.metrics.connections.add(1);
         if let Err(e) = connection.await {
             tracing::debug!("a connection ended: {e}");
         }
-        app.metrics.connections.remove(1);
+        app.models.metrics.connections.remove(1);
         drop(place);
     });
 }

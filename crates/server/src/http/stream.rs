@@ -1,9 +1,10 @@
 //! Turns events of the batcher into a whole answer, or into server-sent events.
 
-use super::answer::{AnswerHeader, Complete};
+use super::answers::{AnswerWriter, ChoiceAnswer, Counts, Part, PlacedToken};
 use super::api_error::ApiError;
-use crate::batching::{AnswerEvent, ChosenToken, EndReason, JobFailure, Sink, Usage};
-use crate::tool_calls::{AnswerPart, CallParser};
+use crate::batching::{AnswerEvent, ChosenToken, JobFailure, Sink};
+use crate::tool_calls::{AnswerPart as CallPart, CallParser};
+use anemoe_runtime::chat::{AnswerPiece, ThoughtSplitter};
 use axum::http::StatusCode;
 use futures_core::Stream;
 use serde_json::Value;
@@ -31,22 +32,6 @@ impl Sink for ChannelSink {
     }
 }
 
-/// Adds up the token counts of choices; the prompt of several choices counts once.
-#[derive(Default)]
-struct UsageCounts {
-    usage: Usage,
-}
-
-impl UsageCounts {
-    fn add(&mut self, usage: Usage, is_first_of_prompt: bool) {
-        if is_first_of_prompt {
-            self.usage.prompt += usage.prompt;
-            self.usage.reused += usage.reused;
-        }
-        self.usage.generated += usage.generated;
-    }
-}
-
 /// Makes the error that a client receives when an answer fails.
 fn failure(failure: &JobFailure) -> ApiError {
     let status = StatusCode::SERVICE_UNAVAILABLE;
@@ -67,169 +52,206 @@ fn lost() -> ApiError {
     ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "the answer was lost")
 }
 
-/// Splits a choice's text into parts; without a parser, all of it is text.
-#[derive(Clone, Default)]
-struct ChoiceText {
-    parser: Option<CallParser>,
-    /// Number of calls so far.
-    calls: usize,
+/// Splits the text of a choice into parts: thoughts first, then calls in what is left.
+#[derive(Clone)]
+pub struct PartSplitter {
+    /// Splitter of thoughts; `None` where they stay in the text.
+    pub thoughts: Option<ThoughtSplitter>,
+    /// True if thoughts are part of the answer.
+    pub shows_thoughts: bool,
+    /// Parser of calls, if the request has tools.
+    pub calls: Option<CallParser>,
+    /// Number of calls that may follow.
+    pub calls_left: usize,
 }
 
-impl ChoiceText {
-    fn parts(&mut self, text: &str, is_end: bool) -> Vec<AnswerPart> {
-        let Some(parser) = &mut self.parser else {
-            return (!text.is_empty()).then(|| AnswerPart::Text(text.into())).into_iter().collect();
+impl PartSplitter {
+    fn parts(&mut self, text: &str, is_end: bool) -> Vec<Part> {
+        let mut pieces = match &mut self.thoughts {
+            Some(splitter) => splitter.push(text),
+            None => vec![AnswerPiece::Text(text.into())],
         };
-        let mut parts = parser.push(text);
-        if is_end {
-            parts.extend(parser.finish());
+        if let Some(splitter) = self.thoughts.as_mut().filter(|_| is_end) {
+            pieces.extend(splitter.finish());
         }
+        let mut parts = Vec::new();
+        for piece in pieces {
+            match piece {
+                AnswerPiece::Thought(text) if self.shows_thoughts => parts.push(Part::Thought(text)),
+                AnswerPiece::Thought(_) => {}
+                AnswerPiece::Text(text) => match &mut self.calls {
+                    Some(parser) => parts.extend(parser.push(&text).into_iter().map(Part::from)),
+                    None => parts.push(Part::Text(text)),
+                },
+            }
+        }
+        if let Some(parser) = self.calls.as_mut().filter(|_| is_end) {
+            parts.extend(parser.finish().into_iter().map(Part::from));
+        }
+        parts.retain(|part| match part {
+            Part::Text(text) | Part::Thought(text) => !text.is_empty(),
+            Part::Call(_) => {
+                let is_wanted = self.calls_left > 0;
+                self.calls_left = self.calls_left.saturating_sub(1);
+                is_wanted
+            }
+        });
         parts
     }
+
+    fn is_thinking(&self) -> bool {
+        self.thoughts.as_ref().is_some_and(ThoughtSplitter::is_thinking)
+    }
 }
 
-/// Waits for the complete answer of `n` choices, `per_prompt` for each prompt. `calls` parses tool calls.
-///
-/// # Errors
-/// A choice failed.
-pub async fn collect(
-    header: &AnswerHeader,
-    mut events: UnboundedReceiver<(usize, AnswerEvent)>,
-    n: usize,
-    per_prompt: usize,
-    calls: Option<CallParser>,
-) -> Result<Value, ApiError> {
-    let mut texts = vec![ChoiceText { parser: calls, calls: 0 }; n];
-    let mut all: Vec<Complete> = (0..n).map(|_| Complete::default()).collect();
-    let mut counts = UsageCounts::default();
-    let mut left = n;
-    while left > 0 {
-        let (index, event) = events.recv().await.ok_or_else(lost)?;
-        match event {
-            AnswerEvent::Token { text, choice } => {
-                all[index].add(texts[index].parts(&text, false));
-                if choice.logprob.is_some() {
-                    all[index].choices.push(choice);
-                }
-            }
-            AnswerEvent::Finished { text, reason, usage } => {
-                all[index].add(texts[index].parts(&text, true));
-                all[index].reason = Some(reason);
-                counts.add(usage, index.is_multiple_of(per_prompt));
-                left -= 1;
-            }
-            AnswerEvent::Failed(what) => return Err(failure(&what)),
+impl From<CallPart> for Part {
+    fn from(part: CallPart) -> Part {
+        match part {
+            CallPart::Text(text) => Part::Text(text),
+            CallPart::Call(call) => Part::Call(call),
         }
     }
-    Ok(header.complete(&all, counts.usage))
 }
 
-/// Server-sent events of `n` choices.
-pub struct EventStream {
-    header: AnswerHeader,
+/// Answers to a request while they arrive.
+pub struct ComingAnswers {
+    writer: Box<dyn AnswerWriter>,
     events: UnboundedReceiver<(usize, AnswerEvent)>,
+    /// Splitter of each choice's text.
+    splitters: Vec<PartSplitter>,
+    answers: Vec<ChoiceAnswer>,
+    /// Number of choices to each prompt.
     per_prompt: usize,
-    include_usage: bool,
-    counts: UsageCounts,
-    /// Characters of each choice's tokens so far.
-    offsets: Vec<usize>,
-    texts: Vec<ChoiceText>,
+    counts: Counts,
     /// Number of choices that have not ended.
     left: usize,
+}
+
+/// Parts of a choice's answer that an event brought.
+struct NewParts {
+    index: usize,
+    parts: Vec<Part>,
+    token: Option<ChosenToken>,
+    is_end: bool,
+}
+
+impl ComingAnswers {
+    /// Makes the answers of one choice for each of `splitters`, `per_prompt` for each prompt.
+    pub fn new(
+        writer: Box<dyn AnswerWriter>,
+        events: UnboundedReceiver<(usize, AnswerEvent)>,
+        splitters: Vec<PartSplitter>,
+        per_prompt: usize,
+    ) -> ComingAnswers {
+        let answers = splitters.iter().map(|_| ChoiceAnswer::default()).collect();
+        let (left, counts) = (splitters.len(), Counts::default());
+        ComingAnswers { writer, events, splitters, answers, per_prompt, counts, left }
+    }
+
+    /// Takes an event, and returns the parts that it brought.
+    ///
+    /// # Errors
+    /// The choice failed.
+    fn take(&mut self, index: usize, event: AnswerEvent) -> Result<NewParts, ApiError> {
+        let splitter = &mut self.splitters[index];
+        match event {
+            AnswerEvent::Token { text, choice } => {
+                let was_thinking = splitter.is_thinking();
+                let parts = splitter.parts(&text, false);
+                self.counts.thoughts += usize::from(was_thinking || splitter.is_thinking());
+                let token = choice.logprob.is_some().then_some(choice);
+                Ok(NewParts { index, parts, token, is_end: false })
+            }
+            AnswerEvent::Finished { text, reason, usage } => {
+                let parts = splitter.parts(&text, true);
+                self.answers[index].reason = Some(reason);
+                self.counts.add(usage, index.is_multiple_of(self.per_prompt));
+                self.left -= 1;
+                Ok(NewParts { index, parts, token: None, is_end: true })
+            }
+            AnswerEvent::Failed(what) => Err(failure(&what)),
+        }
+    }
+
+    /// Waits for the whole answers, and returns their document.
+    ///
+    /// # Errors
+    /// A choice failed.
+    pub async fn collect(mut self) -> Result<Value, ApiError> {
+        while self.left > 0 {
+            let (index, event) = self.events.recv().await.ok_or_else(lost)?;
+            let new = self.take(index, event)?;
+            self.answers[index].choices.extend(new.token);
+            new.parts.into_iter().for_each(|part| self.answers[index].add(part));
+        }
+        Ok(self.writer.whole(&self.answers, self.counts))
+    }
+
+    /// Returns the server-sent events of the answers; `wants_usage` asks for token counts at their end.
+    pub fn stream(mut self, wants_usage: bool) -> EventStream {
+        let ready = self.writer.begin(self.answers.len()).into();
+        let offsets = vec![0; self.answers.len()];
+        EventStream { coming: self, wants_usage, offsets, ready, is_done: false }
+    }
+}
+
+/// Server-sent events of answers.
+pub struct EventStream {
+    coming: ComingAnswers,
+    wants_usage: bool,
+    /// Characters of each choice's tokens so far.
+    offsets: Vec<usize>,
     /// Events that are ready to be sent.
     ready: VecDeque<String>,
     is_done: bool,
 }
 
 impl EventStream {
-    /// Makes a stream of `n` choices, `per_prompt` for each prompt. `calls` parses tool calls.
-    pub fn new(
-        header: AnswerHeader,
-        events: UnboundedReceiver<(usize, AnswerEvent)>,
-        n: usize,
-        per_prompt: usize,
-        include_usage: bool,
-        calls: Option<CallParser>,
-    ) -> EventStream {
-        let ready = (0..n).filter_map(|i| header.opening(i)).map(|v| data(&v)).collect();
-        EventStream {
-            header,
-            events,
-            per_prompt,
-            include_usage,
-            counts: UsageCounts::default(),
-            offsets: vec![0; n],
-            texts: vec![ChoiceText { parser: calls, calls: 0 }; n],
-            left: n,
-            ready,
-            is_done: false,
-        }
-    }
-
     fn take(&mut self, index: usize, event: AnswerEvent) {
-        match event {
-            AnswerEvent::Token { text, choice } => {
-                let parts = self.texts[index].parts(&text, false);
-                self.send(index, parts, Some(&choice));
-                if choice.logprob.is_some() {
-                    self.offsets[index] += self.header.token(choice.id).chars().count();
-                }
-            }
-            AnswerEvent::Finished { text, reason, usage } => self.finish(index, &text, reason, usage),
-            AnswerEvent::Failed(what) => self.end_with(&failure(&what)),
+        match self.coming.take(index, event) {
+            Ok(new) => self.send(new),
+            Err(e) => self.end_with(&e),
         }
     }
 
-    /// Queues parts of a choice's text. The token that completed them goes with the first text, or alone if there is none.
-    fn send(&mut self, index: usize, parts: Vec<AnswerPart>, mut choice: Option<&ChosenToken>) {
-        // A token without text is sent only if its probability is wanted.
-        let is_wanted = choice.is_some_and(|c| c.logprob.is_some());
-        if is_wanted && !parts.iter().any(|part| matches!(part, AnswerPart::Text(_))) {
-            let piece = self.header.piece(index, "", choice.take(), self.offsets[index]);
-            self.ready.push_back(data(&piece));
+    /// Queues parts of a choice. Its token goes with the first text, or alone if there is none.
+    fn send(&mut self, new: NewParts) {
+        let NewParts { index, mut parts, token, is_end } = new;
+        let is_text = |part: &Part| matches!(part, Part::Text(_) | Part::Thought(_));
+        if token.is_some() && !parts.iter().any(is_text) {
+            parts.insert(0, Part::Text(String::new()));
         }
+        let offset = self.offsets[index];
+        let mut placed = token.as_ref().map(|choice| PlacedToken { choice, offset });
         for part in parts {
-            let piece = match part {
-                AnswerPart::Text(text) => self.header.piece(index, &text, choice.take(), self.offsets[index]),
-                AnswerPart::Call(call) => {
-                    let n = self.texts[index].calls;
-                    self.texts[index].calls += 1;
-                    self.header.call_piece(index, n, &call)
-                }
-            };
-            self.ready.push_back(data(&piece));
+            let answer = &mut self.coming.answers[index];
+            answer.add(part.clone());
+            let token = if is_text(&part) { placed.take() } else { None };
+            self.ready.extend(self.coming.writer.part(index, answer, &part, token));
         }
-    }
-
-    fn finish(&mut self, index: usize, text: &str, reason: EndReason, usage: Usage) {
-        let parts = self.texts[index].parts(text, true);
-        self.send(index, parts, None);
-        let has_calls = self.texts[index].calls > 0;
-        self.ready.push_back(data(&self.header.ending(index, reason, has_calls)));
-        self.counts.add(usage, index.is_multiple_of(self.per_prompt));
-        self.left -= 1;
-        if self.left == 0 {
-            if self.include_usage {
-                self.ready.push_back(data(&self.header.counts(self.counts.usage)));
+        if let Some(choice) = &token {
+            self.offsets[index] += self.coming.writer.header().characters(choice.id);
+        }
+        if is_end {
+            let answer = &self.coming.answers[index];
+            self.ready.extend(self.coming.writer.end(index, answer));
+            if self.coming.left == 0 {
+                let last = self.coming.writer.close(answer, self.coming.counts, self.wants_usage);
+                self.ready.extend(last);
+                self.end();
             }
-            self.end();
         }
     }
 
     fn end_with(&mut self, error: &ApiError) {
-        self.ready.push_back(data(&error.to_json()));
+        self.ready.extend(self.coming.writer.fail(error));
         self.end();
     }
 
     fn end(&mut self) {
-        self.ready.push_back("data: [DONE]\n\n".into());
         self.is_done = true;
-        self.events.close();
+        self.coming.events.close();
     }
-}
-
-fn data(value: &Value) -> String {
-    format!("data: {value}\n\n")
 }
 
 impl Stream for EventStream {
@@ -243,7 +265,7 @@ impl Stream for EventStream {
             if self.is_done {
                 return Poll::Ready(None);
             }
-            match self.events.poll_recv(context) {
+            match self.coming.events.poll_recv(context) {
                 Poll::Ready(Some((index, event))) => self.take(index, event),
                 Poll::Ready(None) => self.end_with(&lost()),
                 Poll::Pending => return Poll::Pending,

@@ -7,6 +7,7 @@ mod typed_ahead;
 
 use crate::args::executor::ExecutorArgs;
 use crate::args::numbers::at_least_one;
+use crate::args::reasoning::ReasoningArgs;
 use crate::args::runner::RunnerArgs;
 use crate::bundle::Verify;
 use crate::commands::generate::Speculate;
@@ -70,6 +71,8 @@ pub struct Args {
     #[arg(long, value_name = "N", default_value_t = 0)]
     seed: u64,
     #[command(flatten)]
+    reasoning: ReasoningArgs,
+    #[command(flatten)]
     speculate: Speculate,
     #[command(flatten)]
     runner: RunnerArgs,
@@ -116,7 +119,8 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     let started = Instant::now();
     let tokenizer =
         Tokenizer::open(&args.bundle.join("tokenizer.json")).context("a chat needs the model's tokenizer")?;
-    let template = ChatTemplate::open(&args.bundle, args.chat_template.as_deref())?;
+    let mut template = ChatTemplate::open(&args.bundle, args.chat_template.as_deref())?;
+    args.reasoning.apply(&mut template);
     let model = match &core_ml {
         Some(core_ml) => Model::open(&args.bundle, core_ml)?,
         None => Model::open(&args.bundle, &backend)?,
@@ -145,6 +149,7 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
             OverflowArg::Stop => Overflow::Stop,
         },
         stops: args.stop.clone(),
+        shows_thoughts: args.reasoning.is_shown(),
         session: args.session.clone(),
     };
     let mut talk = Talk::new(model, tokenizer, template, settings, History::new(args.system.as_deref()));

@@ -6,7 +6,9 @@ use crate::error_report::sentence;
 use crate::signals;
 use crate::ui::{Ui, message};
 use anemoe_io::locked;
-use anemoe_runtime::chat::{ChatTemplate, History, Overflow, PromptText, StopStrings};
+use anemoe_runtime::chat::{
+    AnswerPiece, ChatTemplate, History, Overflow, PromptText, StopStrings, ThoughtSplitter,
+};
 use anemoe_runtime::generate::{GenerateOptions, Stop, generate_behind};
 use anemoe_runtime::model::{Logits, Model, Sequence};
 use anemoe_runtime::tokenizer::{TextStream, Tokenizer};
@@ -34,6 +36,8 @@ pub struct ChatSettings {
     pub overflow: Overflow,
     /// Texts that end an answer.
     pub stops: Vec<String>,
+    /// True if thoughts are shown.
+    pub shows_thoughts: bool,
     /// File of `/save` and `/load` without a name.
     pub session: Option<PathBuf>,
 }
@@ -48,6 +52,8 @@ pub struct Talk {
     sequence: Sequence,
     /// Tokens that end an answer besides the model's own.
     ends: Vec<u32>,
+    /// Special tokens around thoughts, which have to be text.
+    marks: Vec<u32>,
     stop: StopFlag,
     turns: Vec<Value>,
     totals: ChatTotals,
@@ -119,22 +125,43 @@ enum AnswerEnd {
 /// Tokens and text of an unfinished answer.
 struct ComingAnswer<'a> {
     text: String,
+    thoughts: String,
     ids: Vec<u32>,
     stream: TextStream<'a>,
     stops: StopStrings,
+    splitter: ThoughtSplitter,
     ended: Option<AnswerEnd>,
 }
 
 impl ComingAnswer<'_> {
-    /// Adds a token, and returns the text that can be shown now.
-    fn push(&mut self, id: u32) -> anemoe_runtime::Result<String> {
+    /// Adds a token, and returns the pieces that can be shown now.
+    fn push(&mut self, id: u32) -> anemoe_runtime::Result<Vec<AnswerPiece>> {
         self.ids.push(id);
         let (shown, found) = self.stops.push(&self.stream.push(id)?);
         if found {
             self.ended = Some(AnswerEnd::StopString);
         }
-        self.text += &shown;
-        Ok(shown)
+        let pieces = self.splitter.push(&shown);
+        Ok(self.keep(pieces))
+    }
+
+    /// Returns the pieces that were held back, when the answer has ended.
+    fn finish(&mut self) -> Vec<AnswerPiece> {
+        let held =
+            if self.ended == Some(AnswerEnd::StopString) { String::new() } else { self.stops.finish() };
+        let mut pieces = self.splitter.push(&held);
+        pieces.extend(self.splitter.finish());
+        self.keep(pieces)
+    }
+
+    fn keep(&mut self, pieces: Vec<AnswerPiece>) -> Vec<AnswerPiece> {
+        for piece in &pieces {
+            match piece {
+                AnswerPiece::Text(text) => self.text += text,
+                AnswerPiece::Thought(text) => self.thoughts += text,
+            }
+        }
+        pieces
     }
 }
 
@@ -150,6 +177,7 @@ impl Talk {
         Talk {
             sequence: model.sequence(),
             ends: template.end_tokens(&tokenizer),
+            marks: ThoughtSplitter::marks().filter_map(|name| tokenizer.special_id(name)).collect(),
             stop: StopFlag::default(),
             turns: Vec::new(),
             totals: ChatTotals::default(),
@@ -311,8 +339,10 @@ impl Talk {
         let own_stops = self.template.stop_strings().iter().map(|s| s.to_string());
         let mut answer = ComingAnswer {
             text: String::new(),
+            thoughts: String::new(),
             ids: Vec::new(),
-            stream: TextStream::new(&self.tokenizer, &prompt.ids)?,
+            stream: TextStream::new(&self.tokenizer, &prompt.ids)?.with_marks(self.marks.clone()),
+            splitter: ThoughtSplitter::new(&prompt.text),
             stops: StopStrings::new(own_stops.chain(self.settings.stops.iter().cloned())),
             ended: None,
         };
@@ -320,14 +350,15 @@ impl Talk {
         // Every turn has another seed.
         options.sampling.seed = options.sampling.seed.wrapping_add(self.turns.len() as u64);
         let (ends, stop) = (&self.ends, &self.stop);
+        let mut shown = ShownAnswer { ui, shows_thoughts: self.settings.shows_thoughts, is_thinking: false };
         let mut failure: Option<anyhow::Error> = None;
         let generated = generate_behind(&self.model, &mut self.sequence, &prompt.ids, &options, |id| {
             if ends.contains(&id) {
                 answer.ended = Some(AnswerEnd::EndToken);
                 return false;
             }
-            let shown = answer.push(id).map_err(anyhow::Error::from);
-            if let Err(e) = shown.and_then(|text| Ok(ui.part(&text)?)) {
+            let pieces = answer.push(id).map_err(anyhow::Error::from);
+            if let Err(e) = pieces.and_then(|pieces| shown.add(&pieces)) {
                 failure = Some(e);
                 return false;
             }
@@ -339,11 +370,8 @@ impl Talk {
         if let Some(e) = failure {
             return Err(e);
         }
-        if answer.ended != Some(AnswerEnd::StopString) {
-            let held = answer.stops.finish();
-            ui.part(&held)?;
-            answer.text += &held;
-        }
+        shown.add(&answer.finish())?;
+        shown.end_thoughts()?;
         ui.line("")?;
         prefill += generated.prefill;
         let ended = match (answer.ended, generated.stop) {
@@ -375,6 +403,7 @@ impl Talk {
         ));
         self.turns.push(json!({
             "text": answer.text,
+            "thoughts": answer.thoughts,
             "generated_ids": answer.ids,
             "stop": ended,
             "prompt_tokens": prompt_tokens,
@@ -388,9 +417,43 @@ impl Talk {
             },
             "speculation": generated.speculation.as_ref().map(figures),
         }));
-        // After a stop string, the tokens hold more than the text.
-        let ids = (answer.ended != Some(AnswerEnd::StopString)).then_some(answer.ids.as_slice());
+        // After a stop string or thoughts, the tokens hold more than the text.
+        let is_text = answer.ended != Some(AnswerEnd::StopString) && answer.thoughts.is_empty();
+        let ids = is_text.then_some(answer.ids.as_slice());
         self.history.answer(prompt, &answer.text, ids);
+        Ok(())
+    }
+}
+
+/// An answer on the screen, its thoughts on lines of their own.
+struct ShownAnswer<'a> {
+    ui: &'a Ui,
+    shows_thoughts: bool,
+    is_thinking: bool,
+}
+
+impl ShownAnswer<'_> {
+    fn add(&mut self, pieces: &[AnswerPiece]) -> anyhow::Result<()> {
+        for piece in pieces {
+            match piece {
+                AnswerPiece::Thought(text) if self.shows_thoughts => {
+                    self.ui.thought(text)?;
+                    self.is_thinking = true;
+                }
+                AnswerPiece::Thought(_) => {}
+                AnswerPiece::Text(text) => {
+                    self.end_thoughts()?;
+                    self.ui.part(text)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn end_thoughts(&mut self) -> anyhow::Result<()> {
+        if std::mem::take(&mut self.is_thinking) {
+            self.ui.thought("\n\n")?;
+        }
         Ok(())
     }
 }

@@ -1,0 +1,169 @@
+//! Answers of Anthropic's `/v1/messages`: a list of blocks, each begun, filled and ended by events.
+
+use super::{AnswerHeader, AnswerWriter, ChoiceAnswer, Counts, Part, PlacedToken, event};
+use crate::batching::EndReason;
+use crate::http::api_error::ApiError;
+use crate::http::requests::Api;
+use serde_json::{Value, json};
+
+/// Block that is being written.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum OpenBlock {
+    Text,
+    Thought,
+}
+
+/// Writes answers of Anthropic's messages.
+pub struct AnthropicAnswer {
+    header: AnswerHeader,
+    /// Number of blocks that were begun.
+    blocks: usize,
+    open: Option<OpenBlock>,
+    /// Blanks that belong to a text if one follows.
+    blanks: String,
+}
+
+fn stop_reason(answer: &ChoiceAnswer) -> &'static str {
+    match answer.reason {
+        Some(EndReason::Length) => "max_tokens",
+        _ if answer.calls().next().is_some() => "tool_use",
+        _ => "end_turn",
+    }
+}
+
+impl AnthropicAnswer {
+    /// Makes the writer of an answer.
+    pub fn new(header: AnswerHeader) -> AnthropicAnswer {
+        AnthropicAnswer { header, blocks: 0, open: None, blanks: String::new() }
+    }
+
+    fn message(&self, content: Value, reason: Option<&str>, output: usize) -> Value {
+        json!({
+            "id": self.header.id, "type": "message", "role": "assistant", "model": self.header.model, "content": content,
+            "stop_reason": reason, "stop_sequence": null, "usage": self.usage(output),
+        })
+    }
+
+    fn usage(&self, output: usize) -> Value {
+        json!({
+            "input_tokens": self.header.prompt, "cache_creation_input_tokens": 0, "cache_read_input_tokens": 0,
+            "output_tokens": output,
+        })
+    }
+
+    fn tool_use(&self, n: usize, name: &str, input: Value) -> Value {
+        json!({"type": "tool_use", "id": self.header.id_of("toolu", n), "name": name, "input": input})
+    }
+
+    fn begin_block(&mut self, block: &Value, events: &mut Vec<String>) {
+        events.push(event(
+            &json!({"type": "content_block_start", "index": self.blocks, "content_block": block}),
+        ));
+        self.blocks += 1;
+    }
+
+    fn delta(&self, delta: &Value) -> String {
+        event(&json!({"type": "content_block_delta", "index": self.blocks - 1, "delta": delta}))
+    }
+
+    fn end_block(&mut self, events: &mut Vec<String>) {
+        if self.open.take() == Some(OpenBlock::Thought) {
+            events.push(self.delta(&json!({"type": "signature_delta", "signature": ""})));
+        }
+        events.push(event(&json!({"type": "content_block_stop", "index": self.blocks - 1})));
+    }
+}
+
+impl AnswerWriter for AnthropicAnswer {
+    fn header(&self) -> &AnswerHeader {
+        &self.header
+    }
+
+    fn whole(&mut self, all: &[ChoiceAnswer], counts: Counts) -> Value {
+        let Some(answer) = all.first() else { return Value::Null };
+        let mut blocks = Vec::new();
+        for part in &answer.parts {
+            blocks.push(match part {
+                Part::Text(text) if text.trim().is_empty() => continue,
+                Part::Text(text) => json!({"type": "text", "text": text}),
+                Part::Thought(text) => json!({"type": "thinking", "thinking": text, "signature": ""}),
+                Part::Call(call) => {
+                    let input = serde_json::from_str(&call.arguments).unwrap_or_else(|_| json!({}));
+                    self.tool_use(blocks.len(), &call.name, input)
+                }
+            });
+        }
+        self.message(blocks.into(), Some(stop_reason(answer)), counts.usage.generated)
+    }
+
+    fn begin(&mut self, _n: usize) -> Vec<String> {
+        vec![event(&json!({"type": "message_start", "message": self.message(json!([]), None, 0)}))]
+    }
+
+    fn part(
+        &mut self,
+        _index: usize,
+        _answer: &ChoiceAnswer,
+        part: &Part,
+        _token: Option<PlacedToken<'_>>,
+    ) -> Vec<String> {
+        let mut events = Vec::new();
+        let (kind, text) = match part {
+            Part::Text(text) => (OpenBlock::Text, text),
+            Part::Thought(text) => (OpenBlock::Thought, text),
+            Part::Call(call) => {
+                if self.open.is_some() {
+                    self.end_block(&mut events);
+                }
+                self.blanks.clear();
+                let block = self.tool_use(self.blocks, &call.name, json!({}));
+                self.begin_block(&block, &mut events);
+                events.push(self.delta(&json!({"type": "input_json_delta", "partial_json": call.arguments})));
+                self.end_block(&mut events);
+                return events;
+            }
+        };
+        if self.open != Some(kind) {
+            if text.trim().is_empty() {
+                self.blanks.push_str(text);
+                return events;
+            }
+            if self.open.is_some() {
+                self.end_block(&mut events);
+            }
+            let block = match kind {
+                OpenBlock::Text => json!({"type": "text", "text": ""}),
+                OpenBlock::Thought => json!({"type": "thinking", "thinking": "", "signature": ""}),
+            };
+            self.begin_block(&block, &mut events);
+            self.open = Some(kind);
+        }
+        let text = std::mem::take(&mut self.blanks) + text;
+        events.push(self.delta(&match kind {
+            OpenBlock::Text => json!({"type": "text_delta", "text": text}),
+            OpenBlock::Thought => json!({"type": "thinking_delta", "thinking": text}),
+        }));
+        events
+    }
+
+    fn end(&mut self, _index: usize, _answer: &ChoiceAnswer) -> Vec<String> {
+        let mut events = Vec::new();
+        if self.open.is_some() {
+            self.end_block(&mut events);
+        }
+        events
+    }
+
+    fn close(&mut self, answer: &ChoiceAnswer, counts: Counts, _wants_usage: bool) -> Vec<String> {
+        let delta = json!({"stop_reason": stop_reason(answer), "stop_sequence": null});
+        let usage = self.usage(counts.usage.generated);
+        vec![
+            event(&json!({"type": "message_delta", "delta": delta, "usage": usage})),
+            event(&json!({"type": "message_stop"})),
+        ]
+    }
+
+    fn fail(&mut self, error: &ApiError) -> Vec<String> {
+        vec![event(&error.to_json(Api::Messages))]
+    }
+}

@@ -1,0 +1,171 @@
+//! Answers of `/v1/chat/completions` and `/v1/completions`.
+
+use super::{AnswerHeader, AnswerWriter, ChoiceAnswer, Counts, Part, PlacedToken, data};
+use crate::batching::{ChosenToken, EndReason};
+use crate::http::api_error::ApiError;
+use crate::http::requests::Api;
+use crate::tool_calls::ToolCall;
+use serde_json::{Map, Value, json};
+
+/// End of a stream.
+const DONE: &str = "data: [DONE]\n\n";
+
+/// Writes answers of OpenAI's chats and completions.
+pub struct ChatAnswer(pub AnswerHeader);
+
+fn reason_name(answer: &ChoiceAnswer) -> Option<&'static str> {
+    answer.reason.as_ref().map(|reason| match reason {
+        EndReason::Length => "length",
+        EndReason::Stop if answer.calls().next().is_some() => "tool_calls",
+        EndReason::Stop => "stop",
+    })
+}
+
+impl ChatAnswer {
+    fn is_chat(&self) -> bool {
+        self.0.api == Api::Chat
+    }
+
+    fn document(&self, object: &str, choices: Value) -> Value {
+        json!({"id": self.0.id, "object": object, "created": self.0.created, "model": self.0.model, "choices": choices})
+    }
+
+    /// Returns an event of one choice.
+    fn chunk(&self, index: usize, content: Value, logprobs: Value, reason: Option<&str>) -> String {
+        let (key, object) = match self.is_chat() {
+            true => ("delta", "chat.completion.chunk"),
+            false => ("text", "text_completion"),
+        };
+        let choice = json!({"index": index, key: content, "logprobs": logprobs, "finish_reason": reason});
+        data(&self.document(object, json!([choice])))
+    }
+
+    /// Returns call number `n` of the choice `index`.
+    fn call(&self, index: usize, n: usize, call: &ToolCall) -> Value {
+        let function = json!({"name": call.name, "arguments": call.arguments});
+        json!({"id": self.0.id_of(&format!("call_{index}"), n), "type": "function", "function": function})
+    }
+
+    /// Returns the probabilities of tokens, null where not wanted. `offset` is the number of characters before the tokens.
+    fn logprobs(&self, choices: &[ChosenToken], mut offset: usize) -> Value {
+        if choices.iter().all(|c| c.logprob.is_none()) {
+            return Value::Null;
+        }
+        if self.is_chat() {
+            return json!({"content": self.0.logprobs(choices), "refusal": null});
+        }
+        let mut offsets = Vec::new();
+        let tokens: Vec<String> = choices.iter().map(|c| self.0.token(c.id)).collect();
+        for token in &tokens {
+            offsets.push(offset);
+            offset += token.chars().count();
+        }
+        let top = |c: &ChosenToken| -> Map<String, Value> {
+            c.top.iter().map(|(id, p)| (self.0.token(*id), json!(p))).collect()
+        };
+        json!({
+            "tokens": tokens,
+            "token_logprobs": choices.iter().map(|c| c.logprob.unwrap_or(f32::MIN)).collect::<Vec<_>>(),
+            "top_logprobs": choices.iter().map(top).collect::<Vec<_>>(),
+            "text_offset": offsets,
+        })
+    }
+
+    fn message(&self, index: usize, answer: &ChoiceAnswer) -> Value {
+        let text = answer.text();
+        let mut message = json!({"role": "assistant", "content": text, "refusal": null});
+        if let Some(thoughts) = answer.thoughts() {
+            message["reasoning_content"] = thoughts.into();
+        }
+        let calls: Vec<Value> =
+            answer.calls().enumerate().map(|(n, call)| self.call(index, n, call)).collect();
+        if !calls.is_empty() {
+            message["tool_calls"] = calls.into();
+            if text.trim().is_empty() {
+                message["content"] = Value::Null;
+            }
+        }
+        message
+    }
+}
+
+impl AnswerWriter for ChatAnswer {
+    fn header(&self) -> &AnswerHeader {
+        &self.0
+    }
+
+    fn whole(&mut self, all: &[ChoiceAnswer], counts: Counts) -> Value {
+        let choice = |(index, answer): (usize, &ChoiceAnswer)| {
+            let (key, content) = match self.is_chat() {
+                true => ("message", self.message(index, answer)),
+                false => ("text", answer.text().into()),
+            };
+            let logprobs = self.logprobs(&answer.choices, 0);
+            json!({"index": index, key: content, "logprobs": logprobs, "finish_reason": reason_name(answer)})
+        };
+        let choices = all.iter().enumerate().map(choice).collect();
+        let mut document =
+            self.document(if self.is_chat() { "chat.completion" } else { "text_completion" }, choices);
+        document["usage"] = usage_json(counts);
+        document
+    }
+
+    fn begin(&mut self, n: usize) -> Vec<String> {
+        let opening = |i| self.chunk(i, json!({"role": "assistant", "content": ""}), Value::Null, None);
+        if self.is_chat() { (0..n).map(opening).collect() } else { Vec::new() }
+    }
+
+    fn part(
+        &mut self,
+        index: usize,
+        answer: &ChoiceAnswer,
+        part: &Part,
+        token: Option<PlacedToken<'_>>,
+    ) -> Vec<String> {
+        let logprobs = token.map_or(Value::Null, |t| self.logprobs(std::slice::from_ref(t.choice), t.offset));
+        let content = match part {
+            Part::Text(text) if self.is_chat() => json!({"content": text}),
+            Part::Text(text) => text.as_str().into(),
+            Part::Thought(text) => json!({"reasoning_content": text}),
+            Part::Call(call) => {
+                let n = answer.calls().count().saturating_sub(1);
+                let mut entry = self.call(index, n, call);
+                entry["index"] = n.into();
+                json!({"tool_calls": [entry]})
+            }
+        };
+        vec![self.chunk(index, content, logprobs, None)]
+    }
+
+    fn end(&mut self, index: usize, answer: &ChoiceAnswer) -> Vec<String> {
+        let content = if self.is_chat() { json!({}) } else { "".into() };
+        vec![self.chunk(index, content, Value::Null, reason_name(answer))]
+    }
+
+    fn close(&mut self, _answer: &ChoiceAnswer, counts: Counts, wants_usage: bool) -> Vec<String> {
+        let mut events = Vec::new();
+        if wants_usage {
+            let object = if self.is_chat() { "chat.completion.chunk" } else { "text_completion" };
+            let mut document = self.document(object, json!([]));
+            document["usage"] = usage_json(counts);
+            events.push(data(&document));
+        }
+        events.push(DONE.into());
+        events
+    }
+
+    fn fail(&mut self, error: &ApiError) -> Vec<String> {
+        vec![data(&error.to_json(self.0.api)), DONE.into()]
+    }
+}
+
+fn usage_json(counts: Counts) -> Value {
+    let usage = counts.usage;
+    json!({
+        "prompt_tokens": usage.prompt,
+        "completion_tokens": usage.generated,
+        "total_tokens": usage.prompt + usage.generated,
+        "prompt_tokens_details": {"cached_tokens": usage.reused},
+        "completion_tokens_details": {"reasoning_tokens": counts.thoughts},
+    })
+}

@@ -1,0 +1,194 @@
+//! Makes jobs of a request: parameters, template, tokens, grammar.
+
+use super::answers::AnswerHeader;
+use super::api_error::ApiError;
+use super::app::{App, Unconnected};
+use super::models::ServedModel;
+use super::requests::{Api, Body, OfferedTools, Params, Prompts, ShownThoughts, template_messages};
+use super::stream::PartSplitter;
+use crate::batching::Job;
+use crate::schema_limits;
+use crate::tool_calls::CallParser;
+use anemoe_runtime::chat::{PromptText, ThoughtSplitter};
+use llguidance::Matcher;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// Most prompts of a completion.
+const MOST_PROMPTS: usize = 64;
+
+/// A request that is ready to run.
+pub struct PreparedRequest {
+    /// The model that answers.
+    pub model: Arc<ServedModel>,
+    /// Fields that all documents of the answer share.
+    pub header: AnswerHeader,
+    /// Parameters.
+    pub params: Params,
+    /// A job for each choice.
+    pub jobs: Vec<Job>,
+    /// Splitter of each choice's text.
+    pub splitters: Vec<PartSplitter>,
+}
+
+/// Prepares a request; its answers have to end by `deadline`.
+///
+/// # Errors
+/// The request is wrong, or asks for what the model or this server does not have.
+pub fn prepare(app: &App, bytes: &[u8], api: Api, deadline: Instant) -> Result<PreparedRequest, ApiError> {
+    let mut body = api.parse(bytes)?;
+    let model = app.models.get(body.model.as_deref())?;
+    let params = body.params(&model.defaults, api)?;
+    let context = model.model.chain().model.max_context;
+    let most = app.settings.max_tokens.unwrap_or(usize::MAX);
+    if let Some(wanted) = params.max_new.filter(|n| *n > most) {
+        let what = format!("{wanted} is more than {most}, the most that this server gives");
+        return Err(ApiError::param("max_tokens", what));
+    }
+    let repeated = std::mem::take(&mut body.repeated);
+    let tools = body.tools()?;
+    let prompts = match api {
+        Api::Completion => completion_prompts(&model, &body)?,
+        _ => vec![chat_prompt(&model, &body, &tools)?],
+    };
+    let (most, wanted) = (app.settings.most_answers, prompts.len() * params.choices);
+    if wanted > most {
+        let what = format!("{wanted} answers to all prompts together, where this server has {most} places");
+        return Err(ApiError::param("n", what));
+    }
+    for prompt in &prompts {
+        check_length(prompt, context)?;
+    }
+    let grammar = grammar(&model, &params, &tools)?;
+    let mut stops = params.stops.clone();
+    let mut ends = params.ends.clone();
+    let calls = model.call_form.as_ref().filter(|_| !tools.shown.is_empty());
+    let mut marks = calls.map(|form| form.marks(&model.tokenizer)).unwrap_or_default();
+    if api != Api::Completion {
+        stops.extend(model.template.stop_strings().iter().map(|s| s.to_string()));
+        ends.extend(&model.ends);
+        marks.extend(&model.marks);
+    }
+    let max_new = params.max_new.unwrap_or(context).min(app.settings.max_tokens.unwrap_or(context));
+    let mut header = AnswerHeader::new(api, &model.id, Arc::clone(&model.tokenizer));
+    header.prompt = prompts.iter().map(|prompt| prompt.ids.len()).sum();
+    header.repeated = repeated;
+    if params.logprobs.is_some() {
+        header.words = model.grammars.words(&model.model).ok();
+    }
+    let calls = calls.map(|form| CallParser::new(form.clone(), tools.names()));
+    let (mut jobs, mut splitters) = (Vec::new(), Vec::new());
+    for prompt in &prompts {
+        let splits = api != Api::Completion && params.thoughts != ShownThoughts::Inside;
+        let splitter = PartSplitter {
+            thoughts: splits.then(|| ThoughtSplitter::new(&prompt.text)),
+            shows_thoughts: app.settings.shows_thoughts && params.thoughts == ShownThoughts::Apart,
+            calls: calls.clone(),
+            calls_left: tools.most_calls,
+        };
+        for choice in 0..params.choices {
+            let mut sampling = params.sampling.clone();
+            sampling.seed = sampling.seed.wrapping_add(choice as u64);
+            splitters.push(splitter.clone());
+            jobs.push(Job {
+                id: header.id.clone(),
+                prompt: prompt.clone(),
+                max_new,
+                sampling,
+                stops: stops.clone(),
+                ends: ends.clone(),
+                marks: marks.clone(),
+                ignore_eos: params.ignore_eos,
+                logprobs: params.logprobs,
+                grammar: grammar.as_ref().map(|g| g.deep_clone()),
+                deadline: Some(deadline),
+                sink: Box::new(Unconnected),
+            });
+        }
+    }
+    Ok(PreparedRequest { model, header, params, jobs, splitters })
+}
+
+/// Counts the tokens of a request's prompt.
+///
+/// # Errors
+/// The request is wrong.
+pub fn count_tokens(app: &App, bytes: &[u8], api: Api) -> Result<usize, ApiError> {
+    let body = api.parse(bytes)?;
+    let model = app.models.get(body.model.as_deref())?;
+    Ok(chat_prompt(&model, &body, &body.tools()?)?.ids.len())
+}
+
+fn check_length(prompt: &PromptText, context: usize) -> Result<(), ApiError> {
+    match prompt.ids.len() {
+        0 => Err(ApiError::param("messages", "the prompt is empty")),
+        n if n > context => {
+            let what = format!("the prompt has {n} tokens, and the context of this model holds {context}");
+            Err(ApiError::param("messages", what).with_code("context_length_exceeded"))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Makes the grammar of an answer: a call of one of the forced tools, or a schema; `None` where neither is asked for.
+fn grammar(
+    model: &ServedModel,
+    params: &Params,
+    tools: &OfferedTools<'_>,
+) -> Result<Option<Matcher>, ApiError> {
+    if tools.forced.is_empty() {
+        let schema = params.schema.clone();
+        let grammar = schema.map(|schema| model.grammars.json(&model.model, schema)).transpose();
+        return grammar.map_err(|e| ApiError::param("response_format", e));
+    }
+    if params.schema.is_some() {
+        return Err(ApiError::param("response_format", "an answer that has to be a call has no format"));
+    }
+    let form = model.call_form.as_ref().ok_or_else(|| {
+        let what =
+            "a call cannot be forced: the form in which this model's template writes calls is not known";
+        ApiError::param("tool_choice", what)
+    })?;
+    for tool in &tools.forced {
+        schema_limits::check(&tool["function"]["parameters"]).map_err(|e| ApiError::param("tools", e))?;
+    }
+    let grammar = model.grammars.lark(&model.model, form.grammar(&tools.forced, &model.tokenizer));
+    grammar.map(Some).map_err(|e| ApiError::param("tools", e))
+}
+
+fn chat_prompt(model: &ServedModel, body: &Body, tools: &OfferedTools<'_>) -> Result<PromptText, ApiError> {
+    let messages = body.messages.as_ref().ok_or_else(|| ApiError::param("messages", "it is missing"))?;
+    let template = &model.template;
+    let messages = template_messages(messages, template.thought_key())?;
+    let tools = Some(tools.shown).filter(|tools| !tools.is_empty());
+    if tools.is_some() && !template.takes_tools() {
+        return Err(ApiError::param("tools", "the chat template of this model has none"));
+    }
+    let wrong = |e: anemoe_runtime::Error| ApiError::param("messages", e.what());
+    let variables = body.template_variables()?;
+    let text = template.render_with(&messages, tools, true, &variables).map_err(wrong)?;
+    let ids = model.batcher.encode(&text).map_err(wrong)?;
+    Ok(PromptText { text, ids })
+}
+
+fn completion_prompts(model: &ServedModel, body: &Body) -> Result<Vec<PromptText>, ApiError> {
+    let info = &model.model.chain().model;
+    let wrong = |e: anemoe_runtime::Error| ApiError::param("prompt", e.what());
+    let encode = |text: &String| model.tokenizer.encode(text, info.bos_token_id).map_err(wrong);
+    let all: Vec<Vec<u32>> =
+        match body.prompt.as_ref().ok_or_else(|| ApiError::param("prompt", "it is missing"))? {
+            Prompts::Text(text) => vec![encode(text)?],
+            Prompts::Texts(texts) => texts.iter().map(encode).collect::<Result<_, _>>()?,
+            Prompts::Ids(ids) => vec![ids.clone()],
+            Prompts::AllIds(all) => all.clone(),
+        };
+    if all.is_empty() || all.len() > MOST_PROMPTS {
+        let what = format!("{} prompts, where 1 to {MOST_PROMPTS} are meant", all.len());
+        return Err(ApiError::param("prompt", what));
+    }
+    if let Some(id) = all.iter().flatten().find(|id| **id as usize >= info.vocab_size) {
+        let what = format!("token {id} is outside the vocabulary of {} tokens", info.vocab_size);
+        return Err(ApiError::param("prompt", what));
+    }
+    Ok(all.into_iter().map(|ids| PromptText { text: String::new(), ids }).collect())
+}

@@ -1,0 +1,215 @@
+//! The body of Anthropic's `/v1/messages`, as one of `/v1/chat/completions`.
+
+use super::chat_body::{Body, OneOrMoreTexts};
+use crate::http::api_error::ApiError;
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct OutputConfig {
+    format: Option<Value>,
+}
+
+/// Fields of the API that have an effect.
+#[derive(Default, Deserialize)]
+#[serde(default)]
+pub struct AnthropicBody {
+    model: Option<String>,
+    messages: Option<Vec<Value>>,
+    system: Option<Value>,
+    max_tokens: Option<i64>,
+    tools: Option<Vec<Value>>,
+    tool_choice: Option<Value>,
+    thinking: Option<Value>,
+    output_config: Option<OutputConfig>,
+    temperature: Option<f64>,
+    top_p: Option<f64>,
+    top_k: Option<i64>,
+    stop_sequences: Option<Vec<String>>,
+    stream: Option<bool>,
+}
+
+/// Translates a body.
+///
+/// # Errors
+/// A block or a tool is of a kind that this server does not have.
+pub fn body(from: AnthropicBody) -> Result<Body, ApiError> {
+    let all = from.messages.ok_or_else(|| ApiError::param("messages", "it is missing"))?;
+    let mut messages = Vec::new();
+    if let Some(system) = from.system.filter(|system| !system.is_null()) {
+        let text = texts(&system).map_err(|what| ApiError::param("system", what))?;
+        messages.push(json!({"role": "system", "content": text}));
+    }
+    for (i, message) in all.iter().enumerate() {
+        let wrong = |what: String| ApiError::param("messages", format!("message {i}: {what}"));
+        add(message, &mut messages).map_err(wrong)?;
+    }
+    let (tool_choice, parallel_tool_calls) =
+        from.tool_choice.map(tool_choice).transpose()?.unwrap_or_default();
+    let thinking = match &from.thinking {
+        None | Some(Value::Null) => None,
+        Some(thinking) => match thinking.get("type").and_then(Value::as_str) {
+            Some("enabled" | "adaptive") => Some(true),
+            Some("disabled") => Some(false),
+            _ => return Err(ApiError::param("thinking", "type is not enabled, adaptive or disabled")),
+        },
+    };
+    let variables = thinking.map(|on| anemoe_runtime::chat::ChatTemplate::thinking(on).collect());
+    let format = from.output_config.and_then(|config| config.format).filter(|format| !format.is_null());
+    Ok(Body {
+        model: from.model,
+        messages: Some(messages),
+        tools: from.tools.map(|tools| tools.iter().map(tool).collect()).transpose()?,
+        tool_choice,
+        parallel_tool_calls,
+        chat_template_kwargs: variables,
+        max_completion_tokens: from.max_tokens,
+        temperature: from.temperature,
+        top_p: from.top_p,
+        top_k: from.top_k,
+        stop: from.stop_sequences.map(OneOrMoreTexts::Several),
+        stream: from.stream,
+        response_format: format.map(|format| json!({"type": format["type"], "json_schema": format})),
+        ..Body::default()
+    })
+}
+
+/// Adds the messages that one of Anthropic's stands for: results of tools are messages of their own.
+fn add(message: &Value, messages: &mut Vec<Value>) -> Result<(), String> {
+    let role = message.get("role").and_then(Value::as_str).ok_or("`role` is missing")?;
+    if !["user", "assistant", "system"].contains(&role) {
+        return Err(format!("there is no role `{}`; roles are user and assistant", role.escape_debug()));
+    }
+    let blocks = match message.get("content") {
+        Some(Value::String(text)) => {
+            messages.push(json!({"role": role, "content": text}));
+            return Ok(());
+        }
+        Some(Value::Array(blocks)) => blocks,
+        _ => return Err("`content` is neither a text nor a list of blocks".into()),
+    };
+    let (mut text, mut thoughts, mut calls) = (None::<String>, None::<String>, Vec::new());
+    for block in blocks {
+        let kind = block.get("type").and_then(Value::as_str).unwrap_or("?");
+        let field = |key: &str| {
+            block.get(key).and_then(Value::as_str).ok_or(format!("a block `{kind}` has no `{key}`"))
+        };
+        match (kind, role) {
+            ("text", _) => *text.get_or_insert_default() += field("text")?,
+            ("thinking", "assistant") => *thoughts.get_or_insert_default() += field("thinking")?,
+            ("redacted_thinking", "assistant") => {}
+            ("tool_use", "assistant") => {
+                let function =
+                    json!({"name": field("name")?, "arguments": block.get("input").unwrap_or(&json!({}))});
+                calls.push(json!({"id": field("id")?, "type": "function", "function": function}));
+            }
+            ("tool_result", "user") => {
+                let content = block.get("content").map_or(Ok(String::new()), texts)?;
+                messages
+                    .push(json!({"role": "tool", "tool_call_id": field("tool_use_id")?, "content": content}));
+            }
+            _ => return Err(format!("a block of type `{}` is not supported here", kind.escape_debug())),
+        }
+    }
+    if role == "assistant" {
+        let mut answer = Map::from_iter([
+            ("role".to_string(), role.into()),
+            ("content".to_string(), text.unwrap_or_default().into()),
+        ]);
+        answer.extend(thoughts.map(|thoughts| ("reasoning_content".to_string(), thoughts.into())));
+        if !calls.is_empty() {
+            answer.insert("tool_calls".into(), calls.into());
+        }
+        messages.push(answer.into());
+    } else if let Some(text) = text {
+        messages.push(json!({"role": role, "content": text}));
+    }
+    Ok(())
+}
+
+/// Returns the text of a content: a text, or blocks of texts.
+fn texts(content: &Value) -> Result<String, String> {
+    match content {
+        Value::String(text) => Ok(text.clone()),
+        Value::Array(blocks) => {
+            let text = |block: &Value| {
+                let is_text = block.get("type").is_some_and(|kind| kind == "text");
+                block.get("text").and_then(Value::as_str).filter(|_| is_text).map(str::to_string)
+            };
+            blocks.iter().map(text).collect::<Option<String>>().ok_or("a block is not of type `text`".into())
+        }
+        _ => Err("neither a text nor a list of blocks".into()),
+    }
+}
+
+fn tool(tool: &Value) -> Result<Value, ApiError> {
+    match tool.get("type").and_then(Value::as_str) {
+        None | Some("custom") => {
+            let description = tool.get("description").unwrap_or(&Value::Null);
+            let function =
+                json!({"name": tool["name"], "description": description, "parameters": tool["input_schema"]});
+            Ok(json!({"type": "function", "function": function}))
+        }
+        Some(kind) => {
+            let what =
+                format!("tools of type `{}` are not supported, those of a client are", kind.escape_debug());
+            Err(ApiError::param("tools", what))
+        }
+    }
+}
+
+/// Returns OpenAI's choice of tools, and whether several calls may follow each other.
+fn tool_choice(choice: Value) -> Result<(Option<Value>, Option<bool>), ApiError> {
+    let several = choice.get("disable_parallel_tool_use").and_then(Value::as_bool).map(|no| !no);
+    let openai = match (choice.get("type").and_then(Value::as_str), choice.get("name")) {
+        (Some("auto"), _) => json!("auto"),
+        (Some("none"), _) => json!("none"),
+        (Some("any"), _) => json!("required"),
+        (Some("tool"), Some(name)) => json!({"type": "function", "function": {"name": name}}),
+        _ => return Err(ApiError::param("tool_choice", "type is not auto, any, none, or tool with a name")),
+    };
+    Ok((Some(openai), several))
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::http::requests::Api;
+    use serde_json::{Value, json};
+
+    fn messages(all: Value) -> Result<Value, String> {
+        let body = json!({"messages": all, "max_tokens": 5, "system": [{"type": "text", "text": "s", "cache_control": {"type": "ephemeral"}}]});
+        let body = Api::Messages.parse(body.to_string().as_bytes()).map_err(|e| e.message)?;
+        Ok(body.messages.unwrap_or_default().into())
+    }
+
+    #[test]
+    fn blocks_become_messages() {
+        let got = messages(json!([
+            {"role": "user", "content": "q"},
+            {"role": "assistant", "content": [{"type": "thinking", "thinking": "so", "signature": ""}, {"type": "text", "text": "a"},
+                {"type": "tool_use", "id": "1", "name": "f", "input": {"a": 1}}]},
+            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "1", "content": [{"type": "text", "text": "r"}]},
+                {"type": "text", "text": "and"}]},
+        ]));
+        let got = got.unwrap();
+        let roles: Vec<&str> = got.as_array().unwrap().iter().map(|m| m["role"].as_str().unwrap()).collect();
+        assert_eq!(roles, ["system", "user", "assistant", "tool", "user"]);
+        assert_eq!((&got[2]["reasoning_content"], &got[2]["content"]), (&json!("so"), &json!("a")));
+        assert_eq!(got[2]["tool_calls"][0]["function"]["arguments"], json!({"a": 1}));
+        assert_eq!((&got[3]["content"], &got[4]["content"]), (&json!("r"), &json!("and")));
+    }
+
+    #[test]
+    fn blocks_of_other_kinds_are_refused_by_name() {
+        for (content, named) in [
+            (json!([{"type": "image", "source": {}}]), "image"),
+            (json!([{"type": "tool_use", "id": "1", "name": "f"}]), "tool_use"),
+            (json!([{"type": "text"}]), "text"),
+            (json!(3), "content"),
+        ] {
+            let e = messages(json!([{"role": "user", "content": content}])).unwrap_err();
+            assert!(e.contains(named), "{e}");
+        }
+    }
+}

@@ -1,0 +1,403 @@
+//! Bodies of `/v1/chat/completions` and `/v1/completions`, into which those of the other APIs are translated.
+
+use super::Api;
+use crate::http::api_error::ApiError;
+use anemoe_runtime::chat::{ChatTemplate, SamplingDefaults};
+use anemoe_runtime::sampler::Sampling;
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+use std::hash::{BuildHasher, Hasher};
+
+/// Most choices of a request.
+const MOST_CHOICES: u64 = 8;
+/// Most stop strings of a request.
+const MOST_STOPS: usize = 16;
+/// Highest temperature, as in OpenAI's API.
+const HIGHEST_TEMPERATURE: f64 = 2.0;
+/// Most alternatives to a token, as in OpenAI's API.
+const MOST_LOGPROBS: u64 = 20;
+/// Variables of a template that requests may not set.
+const TEMPLATE_OWN: [&str; 4] = ["messages", "tools", "documents", "add_generation_prompt"];
+/// Values of `reasoning_effort`.
+const EFFORTS: [&str; 6] = ["none", "minimal", "low", "medium", "high", "xhigh"];
+
+/// One text or several texts.
+#[derive(Deserialize)]
+#[serde(untagged, expecting = "neither a text nor a list of texts")]
+pub(super) enum OneOrMoreTexts {
+    One(String),
+    Several(Vec<String>),
+}
+
+/// Prompt of a completion.
+#[derive(Debug, Deserialize)]
+#[serde(untagged, expecting = "neither a text, nor a list of token ids, nor a list of either")]
+pub enum Prompts {
+    /// A text.
+    Text(String),
+    /// Token ids.
+    Ids(Vec<u32>),
+    /// Several texts.
+    Texts(Vec<String>),
+    /// Token ids of several prompts.
+    AllIds(Vec<Vec<u32>>),
+}
+
+#[derive(Debug, Default, Deserialize)]
+pub(super) struct StreamOptions {
+    pub(super) include_usage: Option<bool>,
+}
+
+/// Body of a request. [`fields`](super::fields) says what becomes of other keys.
+#[derive(Default, Deserialize)]
+#[serde(default)]
+pub struct Body {
+    /// Name of the model.
+    pub model: Option<String>,
+    /// Messages of a chat.
+    pub messages: Option<Vec<Value>>,
+    /// Prompt of a completion.
+    pub prompt: Option<Prompts>,
+    /// Tools that the model may call.
+    pub tools: Option<Vec<Value>>,
+    /// Facts of the request that its answer repeats; only of `/v1/responses`.
+    #[serde(skip)]
+    pub repeated: Map<String, Value>,
+    pub(super) tool_choice: Option<Value>,
+    pub(super) parallel_tool_calls: Option<bool>,
+    pub(super) chat_template_kwargs: Option<Map<String, Value>>,
+    pub(super) reasoning_effort: Option<String>,
+    pub(super) reasoning_format: Option<String>,
+    pub(super) include_reasoning: Option<bool>,
+    pub(super) max_tokens: Option<i64>,
+    pub(super) max_completion_tokens: Option<i64>,
+    pub(super) temperature: Option<f64>,
+    pub(super) top_p: Option<f64>,
+    pub(super) top_k: Option<i64>,
+    pub(super) n: Option<u64>,
+    pub(super) stream: Option<bool>,
+    pub(super) stream_options: Option<StreamOptions>,
+    pub(super) stop: Option<OneOrMoreTexts>,
+    pub(super) stop_token_ids: Option<Vec<u32>>,
+    pub(super) seed: Option<i64>,
+    pub(super) logprobs: Option<Value>,
+    pub(super) top_logprobs: Option<u64>,
+    pub(super) response_format: Option<Value>,
+    pub(super) ignore_eos: Option<bool>,
+}
+
+/// Tools of a request.
+#[derive(Clone, Debug, PartialEq)]
+pub struct OfferedTools<'a> {
+    /// Tools that the model sees.
+    pub shown: &'a [Value],
+    /// Tools one of which the model must call; empty where it may answer with text.
+    pub forced: Vec<&'a Value>,
+    /// Most calls of an answer.
+    pub most_calls: usize,
+}
+
+impl OfferedTools<'_> {
+    /// Returns the names of the tools.
+    pub fn names(&self) -> Vec<String> {
+        self.shown.iter().filter_map(|t| Some(t["function"]["name"].as_str()?.to_string())).collect()
+    }
+}
+
+/// Parameters of both kinds of requests.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Params {
+    /// Most new tokens, where the request sets it.
+    pub max_new: Option<usize>,
+    /// Sampling: how tokens are chosen.
+    pub sampling: Sampling,
+    /// Number of answers to each prompt.
+    pub choices: usize,
+    /// Texts that end an answer.
+    pub stops: Vec<String>,
+    /// Number of alternatives reported with each token.
+    pub logprobs: Option<usize>,
+    /// True if tokens are sent as they come.
+    pub stream: bool,
+    /// True if a stream ends with token counts.
+    pub include_usage: bool,
+    /// JSON schema of the answer.
+    pub schema: Option<Value>,
+    /// True if the answer continues after end tokens.
+    pub ignore_eos: bool,
+    /// Tokens that end the answer besides the model's own.
+    pub ends: Vec<u32>,
+    /// Place of the model's thoughts in the answer.
+    pub thoughts: ShownThoughts,
+}
+
+/// Place of a model's thoughts in an answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ShownThoughts {
+    /// In a field of their own.
+    Apart,
+    /// In the text, as the model writes them.
+    Inside,
+    /// Left out.
+    Nowhere,
+}
+
+impl Body {
+    /// Returns the tools that the model may call, and those of which it must call one.
+    ///
+    /// # Errors
+    /// A tool has no name, or the chosen tool does not exist.
+    pub fn tools(&self) -> Result<OfferedTools<'_>, ApiError> {
+        let shown = self.tools.as_deref().unwrap_or_default();
+        let most_calls = if self.parallel_tool_calls == Some(false) { 1 } else { usize::MAX };
+        for (i, tool) in shown.iter().enumerate() {
+            let name = tool.pointer("/function/name").and_then(Value::as_str);
+            if name.is_none_or(str::is_empty) {
+                return Err(ApiError::param("tools", format!("tool {i} has no `function.name`")));
+            }
+            if tool.pointer("/function/parameters").is_some_and(|p| !p.is_object() && !p.is_null()) {
+                let what = format!("tool {i}: `function.parameters` is not an object");
+                return Err(ApiError::param("tools", what));
+            }
+        }
+        let forced = match self.tool_choice.as_ref() {
+            None | Some(Value::Null) => Vec::new(),
+            Some(choice) if choice == "auto" => Vec::new(),
+            Some(choice) if choice == "none" => {
+                return Ok(OfferedTools { shown: &[], forced: Vec::new(), most_calls });
+            }
+            Some(choice) if choice == "required" => shown.iter().collect(),
+            Some(choice) => {
+                let name = choice.pointer("/function/name").and_then(Value::as_str).ok_or_else(|| {
+                    let what = "neither \"auto\", \"none\", \"required\" nor a function by its name";
+                    ApiError::param("tool_choice", what)
+                })?;
+                let named = shown.iter().find(|tool| tool["function"]["name"] == name);
+                let missing = || format!("there is no tool `{}`", name.escape_debug());
+                vec![named.ok_or_else(|| ApiError::param("tool_choice", missing()))?]
+            }
+        };
+        if forced.is_empty() && self.tool_choice.as_ref().is_some_and(|choice| choice == "required") {
+            return Err(ApiError::param("tool_choice", "there are no tools"));
+        }
+        Ok(OfferedTools { shown, forced, most_calls })
+    }
+
+    /// Returns the template variables that this request sets, such as `enable_thinking`.
+    ///
+    /// # Errors
+    /// A variable is one that only the server sets.
+    pub fn template_variables(&self) -> Result<Map<String, Value>, ApiError> {
+        let own = self.chat_template_kwargs.clone().unwrap_or_default();
+        if let Some(key) = own.keys().find(|key| TEMPLATE_OWN.contains(&key.as_str())) {
+            return Err(ApiError::param("chat_template_kwargs", format!("`{key}` is set by the server")));
+        }
+        let mut variables = Map::new();
+        if let Some(effort) = &self.reasoning_effort {
+            if !EFFORTS.contains(&effort.as_str()) {
+                let what = format!("`{}` is not one of {}", effort.escape_debug(), EFFORTS.join(", "));
+                return Err(ApiError::param("reasoning_effort", what));
+            }
+            variables.extend(ChatTemplate::thinking(effort != "none"));
+            variables.insert("reasoning_effort".into(), effort.as_str().into());
+        }
+        variables.extend(own);
+        Ok(variables)
+    }
+
+    /// Checks the parameters; `own` are the model's values for parameters that the request leaves out.
+    ///
+    /// # Errors
+    /// A parameter is out of range or not supported.
+    pub fn params(&self, own: &SamplingDefaults, api: Api) -> Result<Params, ApiError> {
+        let is_chat = api != Api::Completion;
+        let max_new = match self.max_completion_tokens.or(self.max_tokens) {
+            // Like llama.cpp's server: as many as fit.
+            Some(-1) => None,
+            Some(..=0) => {
+                return Err(ApiError::param("max_tokens", "at least 1 is needed, or -1 for all that fit"));
+            }
+            Some(n) => Some(usize::try_from(n).unwrap_or(usize::MAX)),
+            // The default of OpenAI's API.
+            None if !is_chat => Some(16),
+            None => None,
+        };
+        let temperature = self.temperature.unwrap_or_else(|| own.temperature.map_or(1.0, f64::from));
+        if !(0.0..=HIGHEST_TEMPERATURE).contains(&temperature) {
+            return Err(ApiError::param(
+                "temperature",
+                format!("{temperature} is not from 0 to {HIGHEST_TEMPERATURE}"),
+            ));
+        }
+        let top_p = self.top_p.unwrap_or_else(|| own.top_p.map_or(1.0, f64::from));
+        if !(top_p > 0.0 && top_p <= 1.0) {
+            return Err(ApiError::param("top_p", format!("{top_p} is not above 0 and at most 1")));
+        }
+        // Negative numbers mean all tokens, like 0.
+        let top_k = self.top_k.map(|k| usize::try_from(k.max(0)).unwrap_or(usize::MAX));
+        let top_k = top_k.or(own.top_k).unwrap_or(0);
+        let seed = self.seed.map_or_else(fresh_seed, |seed| seed as u64);
+        let sampling = Sampling {
+            temperature: temperature as f32,
+            top_k,
+            top_p: (top_p as f32).max(f32::MIN_POSITIVE),
+            seed,
+        };
+        sampling.check().map_err(ApiError::invalid)?;
+        let choices = self.n.unwrap_or(1);
+        if !(1..=MOST_CHOICES).contains(&choices) {
+            return Err(ApiError::param("n", format!("{choices} is not from 1 to {MOST_CHOICES}")));
+        }
+        Ok(Params {
+            max_new,
+            sampling,
+            choices: choices as usize,
+            stops: self.stops()?,
+            logprobs: self.logprobs(is_chat)?,
+            stream: self.stream.unwrap_or(false),
+            include_usage: self.stream_options.as_ref().and_then(|o| o.include_usage).unwrap_or(false),
+            schema: self.schema()?,
+            ignore_eos: self.ignore_eos.unwrap_or(false),
+            ends: self.stop_token_ids.clone().unwrap_or_default(),
+            thoughts: self.thoughts()?,
+        })
+    }
+
+    fn thoughts(&self) -> Result<ShownThoughts, ApiError> {
+        match (self.reasoning_format.as_deref(), self.include_reasoning) {
+            (Some("none"), _) => Ok(ShownThoughts::Inside),
+            (None | Some("auto" | "deepseek"), Some(false)) => Ok(ShownThoughts::Nowhere),
+            (None | Some("auto" | "deepseek"), _) => Ok(ShownThoughts::Apart),
+            (Some(_), _) => Err(ApiError::param("reasoning_format", "not auto, deepseek or none")),
+        }
+    }
+
+    fn stops(&self) -> Result<Vec<String>, ApiError> {
+        let stops = match &self.stop {
+            None => Vec::new(),
+            Some(OneOrMoreTexts::One(text)) => vec![text.clone()],
+            Some(OneOrMoreTexts::Several(texts)) => texts.clone(),
+        };
+        if stops.len() > MOST_STOPS || stops.iter().any(String::is_empty) {
+            return Err(ApiError::param("stop", format!("at most {MOST_STOPS} texts, none of them empty")));
+        }
+        Ok(stops)
+    }
+
+    fn logprobs(&self, is_chat: bool) -> Result<Option<usize>, ApiError> {
+        let wanted = match (&self.logprobs, is_chat) {
+            (None | Some(Value::Null) | Some(Value::Bool(false)), _) => None,
+            (Some(Value::Bool(true)), true) => Some(self.top_logprobs.unwrap_or(0)),
+            (Some(n), false) if n.is_u64() => n.as_u64(),
+            (Some(_), true) => return Err(ApiError::param("logprobs", "not true or false")),
+            (Some(_), false) => return Err(ApiError::param("logprobs", "not a number from 0 on")),
+        };
+        if wanted.is_none() && self.top_logprobs.is_some_and(|n| n > 0) {
+            return Err(ApiError::param("top_logprobs", "needs logprobs: true"));
+        }
+        match wanted {
+            Some(n) if n > MOST_LOGPROBS => {
+                let name = if is_chat { "top_logprobs" } else { "logprobs" };
+                Err(ApiError::param(name, format!("{n} is more than {MOST_LOGPROBS}")))
+            }
+            wanted => Ok(wanted.map(|n| n as usize)),
+        }
+    }
+
+    fn schema(&self) -> Result<Option<Value>, ApiError> {
+        let Some(format) = &self.response_format else { return Ok(None) };
+        match format.get("type").and_then(Value::as_str) {
+            Some("text") => Ok(None),
+            // A schema beside it is an addition of llama.cpp's server.
+            Some("json_object") => match format.get("schema") {
+                None | Some(Value::Null) => Ok(Some(json!({"type": "object"}))),
+                Some(schema) if schema.is_object() => Ok(Some(schema.clone())),
+                Some(_) => Err(ApiError::param("response_format", "schema is not an object")),
+            },
+            Some("json_schema") => match format.pointer("/json_schema/schema") {
+                Some(schema) if schema.is_object() => Ok(Some(schema.clone())),
+                _ => Err(ApiError::param("response_format", "json_schema.schema is not an object")),
+            },
+            _ => Err(ApiError::param("response_format", "type is not text, json_object or json_schema")),
+        }
+    }
+}
+
+/// Returns a random seed.
+fn fresh_seed() -> u64 {
+    std::collections::hash_map::RandomState::new().build_hasher().finish()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn params(body: Value, api: Api) -> Result<Params, ApiError> {
+        api.parse(body.to_string().as_bytes())?.params(&SamplingDefaults::default(), api)
+    }
+
+    #[test]
+    fn parameters_out_of_range_are_named() {
+        for (body, name) in [
+            (json!({"temperature": -0.1}), "temperature"),
+            (json!({"temperature": 2.5}), "temperature"),
+            (json!({"top_p": 0}), "top_p"),
+            (json!({"top_p": 1.01}), "top_p"),
+            (json!({"max_tokens": 0}), "max_tokens"),
+            (json!({"n": 0}), "n"),
+            (json!({"n": 1000}), "n"),
+            (json!({"stop": [""]}), "stop"),
+            (json!({"top_logprobs": 3}), "top_logprobs"),
+            (json!({"logprobs": true, "top_logprobs": 21}), "top_logprobs"),
+            (json!({"logprobs": 3}), "logprobs"),
+            (json!({"max_tokens": -2}), "max_tokens"),
+            (json!({"response_format": {"type": "xml"}}), "response_format"),
+            (json!({"response_format": {"type": "json_object", "schema": 1}}), "response_format"),
+            (json!({"reasoning_format": "x"}), "reasoning_format"),
+            (json!({"response_format": {"type": "json_schema", "json_schema": {}}}), "response_format"),
+        ] {
+            let e = params(body.clone(), Api::Chat).unwrap_err();
+            assert_eq!((e.status.as_u16(), e.param.as_deref()), (400, Some(name)), "{body}");
+        }
+        let e = params(json!({"logprobs": 21}), Api::Completion).unwrap_err();
+        assert_eq!(e.param.as_deref(), Some("logprobs"), "of /v1/completions");
+        for (body, name) in [
+            (json!({"max_tokens": "2"}), "max_tokens"),
+            (json!({"prompt": {"a": 1}}), "prompt"),
+            (json!({"stop": 1}), "stop"),
+            (json!({"stream_options": {"include_usage": 1}}), "stream_options.include_usage"),
+        ] {
+            let e = params(body.clone(), Api::Chat).unwrap_err();
+            assert_eq!((e.status.as_u16(), e.param.as_deref()), (400, Some(name)), "{body}");
+            assert!(!e.message.contains("untagged"), "{}", e.message);
+        }
+        for body in [json!({"temperature": "hot"}), json!({"max_tokens": 1.5}), json!({"n": 1.5}), json!([1])]
+        {
+            assert_eq!(params(body.clone(), Api::Chat).unwrap_err().status.as_u16(), 400, "{body}");
+        }
+        for text in
+            ["", "{", "{\"temperature\": NaN}", "{\"seed\": 1e999}", "\u{feff}{}", "{\"n\":1,\"n\":2}"]
+        {
+            assert!(Api::Chat.parse(text.as_bytes()).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn what_is_not_said_is_as_in_the_api_or_the_models_own() {
+        let p =
+            params(json!({"seed": -1, "temperature": null, "stop": "x", "unknown": 1}), Api::Chat).unwrap();
+        assert_eq!((p.max_new, p.sampling.temperature, p.sampling.seed, p.choices), (None, 1.0, u64::MAX, 1));
+        assert_eq!(p.stops, ["x"]);
+        assert_eq!(params(json!({}), Api::Completion).unwrap().max_new, Some(16));
+        let p = params(json!({"max_tokens": -1, "top_k": -1}), Api::Completion).unwrap();
+        assert_eq!((p.max_new, p.sampling.top_k), (None, 0));
+        let own = SamplingDefaults {
+            temperature: Some(0.5),
+            top_k: Some(64),
+            top_p: Some(0.9),
+            ..Default::default()
+        };
+        let p = Api::Chat.parse(b"{\"top_p\": 1}").unwrap().params(&own, Api::Chat).unwrap();
+        assert_eq!((p.sampling.temperature, p.sampling.top_k, p.sampling.top_p), (0.5, 64, 1.0));
+    }
+}

@@ -1,0 +1,121 @@
+//! Messages of a request in the form that chat templates read.
+
+use crate::http::api_error::ApiError;
+use serde_json::{Map, Value};
+
+const ROLES: [&str; 6] = ["system", "developer", "user", "assistant", "tool", "function"];
+
+/// Converts messages to the form of templates: contents as one text, arguments of calls as objects, thoughts under
+/// `thought_key`, the template's own name for them; left out where it has none.
+///
+/// # Errors
+/// A message has no role or content of the API, or holds something else than text.
+pub fn template_messages(messages: &[Value], thought_key: Option<&str>) -> Result<Vec<Value>, ApiError> {
+    if messages.is_empty() {
+        return Err(ApiError::param("messages", "at least one message is needed"));
+    }
+    let convert = |(i, message): (usize, &Value)| {
+        let wrong = |what| ApiError::param("messages", format!("message {i}: {what}"));
+        template_message(message, thought_key).map_err(wrong)
+    };
+    messages.iter().enumerate().map(convert).collect()
+}
+
+fn template_message(message: &Value, thought_key: Option<&str>) -> Result<Value, String> {
+    let message = message.as_object().ok_or("not an object")?;
+    let role = message.get("role").and_then(Value::as_str).ok_or("`role` is missing")?;
+    if !ROLES.contains(&role) {
+        return Err(format!("there is no role `{}`; roles are {}", role.escape_debug(), ROLES.join(", ")));
+    }
+    let role = if role == "developer" { "system" } else { role };
+    let calls = message.get("tool_calls").filter(|calls| !calls.is_null());
+    let thoughts = ["reasoning_content", "reasoning"].iter().find_map(|key| message.get(*key)?.as_str());
+    let content = match message.get("content") {
+        Some(Value::String(text)) => text.clone(),
+        Some(Value::Array(parts)) => text_of_parts(parts)?,
+        None | Some(Value::Null) if role == "assistant" && (calls.is_some() || thoughts.is_some()) => {
+            String::new()
+        }
+        _ => return Err("`content` is not a text".into()),
+    };
+    let mut out = Map::new();
+    out.insert("role".into(), role.into());
+    out.insert("content".into(), content.into());
+    for key in ["name", "tool_call_id"] {
+        if let Some(value) = message.get(key).filter(|v| v.is_string()) {
+            out.insert(key.into(), value.clone());
+        }
+    }
+    if let (Some(key), Some(thoughts)) = (thought_key, thoughts) {
+        out.insert(key.into(), thoughts.into());
+    }
+    if let Some(calls) = calls {
+        let mut calls = calls.clone();
+        for call in calls.as_array_mut().ok_or("`tool_calls` is not a list")? {
+            let Some(arguments) = call.pointer_mut("/function/arguments") else {
+                return Err("a tool call has no `function.arguments`".into());
+            };
+            if let Some(object) = arguments.as_str().and_then(|text| serde_json::from_str::<Value>(text).ok())
+            {
+                *arguments = object;
+            }
+        }
+        out.insert("tool_calls".into(), calls);
+    }
+    Ok(out.into())
+}
+
+fn text_of_parts(parts: &[Value]) -> Result<String, String> {
+    let mut text = String::new();
+    for part in parts {
+        let kind = part.get("type").and_then(Value::as_str);
+        let key = if kind == Some("refusal") { "refusal" } else { "text" };
+        match (kind, part.get(key).and_then(Value::as_str)) {
+            (Some("text" | "input_text" | "output_text" | "refusal"), Some(part)) => text += part,
+            (kind, _) => {
+                return Err(format!("content of type `{}` is not supported, text is", kind.unwrap_or("?")));
+            }
+        }
+    }
+    Ok(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn messages_become_what_templates_read() {
+        let call =
+            json!({"id": "1", "type": "function", "function": {"name": "f", "arguments": "{\"a\": 1}"}});
+        let messages = [
+            json!({"role": "developer", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}),
+            json!({"role": "assistant", "content": null, "tool_calls": [call], "reasoning": "so"}),
+            json!({"role": "tool", "content": "r", "tool_call_id": "1", "other": 1}),
+            json!({"role": "assistant", "reasoning_content": "so"}),
+        ];
+        let all = template_messages(&messages, Some("thinking")).unwrap();
+        assert_eq!(all[0], json!({"role": "system", "content": "ab"}));
+        assert_eq!(all[1]["tool_calls"][0]["function"]["arguments"], json!({"a": 1}));
+        assert_eq!(all[1]["thinking"], "so");
+        assert_eq!(all[2], json!({"role": "tool", "content": "r", "tool_call_id": "1"}));
+        assert_eq!(
+            template_messages(&messages, None).unwrap()[3],
+            json!({"role": "assistant", "content": ""})
+        );
+        for wrong in [
+            json!({"role": "wizard", "content": "x"}),
+            json!({"content": "x"}),
+            json!({"role": "user"}),
+            json!({"role": "user", "content": 3}),
+            json!({"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}),
+            json!({"role": "assistant", "content": "", "tool_calls": [{}]}),
+            json!("text"),
+        ] {
+            let e = template_messages(std::slice::from_ref(&wrong), None).unwrap_err();
+            assert_eq!(e.param.as_deref(), Some("messages"), "{wrong}");
+        }
+        assert!(template_messages(&[], None).is_err());
+    }
+}
