@@ -11,6 +11,8 @@ use std::hash::{BuildHasher, Hasher};
 const MOST_CHOICES: u64 = 8;
 /// Most stop strings of a request.
 const MOST_STOPS: usize = 16;
+/// Most bytes of all stop strings together.
+const MAX_STOP_BYTES: usize = 16 << 10;
 /// Highest temperature, as in OpenAI's API.
 const HIGHEST_TEMPERATURE: f64 = 2.0;
 /// Most alternatives to a token, as in OpenAI's API.
@@ -140,13 +142,6 @@ pub struct OfferedTools<'a> {
     pub shown: &'a [Value],
     /// Tools one of which the model must call; empty where it may answer with text.
     pub forced: Vec<&'a Value>,
-}
-
-impl OfferedTools<'_> {
-    /// Returns the names of the tools.
-    pub fn names(&self) -> Vec<String> {
-        self.shown.iter().filter_map(|t| Some(t["function"]["name"].as_str()?.to_string())).collect()
-    }
 }
 
 /// Parameters of both kinds of requests.
@@ -332,6 +327,9 @@ impl Body {
         if stops.len() > MOST_STOPS || stops.iter().any(String::is_empty) {
             return Err(ApiError::param("stop", format!("at most {MOST_STOPS} texts, none of them empty")));
         }
+        if stops.iter().map(String::len).sum::<usize>() > MAX_STOP_BYTES {
+            return Err(ApiError::param("stop", format!("more than {MAX_STOP_BYTES} bytes together")));
+        }
         Ok(stops)
     }
 
@@ -497,6 +495,7 @@ mod tests {
             (json!({"n": 0}), "n"),
             (json!({"n": 1000}), "n"),
             (json!({"stop": [""]}), "stop"),
+            (json!({"stop": ["x".repeat(9000), "y".repeat(9000)]}), "stop"),
             (json!({"top_logprobs": 3}), "top_logprobs"),
             (json!({"logprobs": true, "top_logprobs": 21}), "top_logprobs"),
             (json!({"logprobs": 3}), "logprobs"),

@@ -6,16 +6,14 @@ use super::app::{App, Unconnected};
 use super::params::{Body, OfferedTools, Params, Prompts, template_messages};
 use super::stream::{ChannelSink, EventStream, collect};
 use crate::batching::{Job, Refusal};
-use crate::schema_limits;
+use crate::grammar::AnswerGrammar;
 use crate::tool_calls::CallParser;
-use anemoe_runtime::chat::PromptText;
 use axum::Json;
 use axum::body::Body as HttpBody;
 use axum::extract::{Path, Request, State};
 use axum::http::{HeaderMap, HeaderValue, StatusCode, Uri, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
-use llguidance::Matcher;
 use serde_json::{Value, json};
 use std::sync::Arc;
 use std::time::Instant;
@@ -32,7 +30,7 @@ const PAGE_POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; script
 struct PreparedRequest {
     header: AnswerHeader,
     params: Params,
-    prompts: Vec<PromptText>,
+    prompts: Vec<Vec<u32>>,
     jobs: Vec<Job>,
     /// Parser of tool calls, if the request has tools.
     calls: Option<CallParser>,
@@ -145,13 +143,13 @@ fn prepare(app: &App, bytes: &[u8], endpoint: Endpoint) -> Result<PreparedReques
         return Err(ApiError::param("n", what));
     }
     for prompt in &prompts {
-        if prompt.ids.is_empty() {
+        if prompt.is_empty() {
             return Err(ApiError::param(endpoint.prompt_key(), "the prompt is empty"));
         }
-        if prompt.ids.len() > context {
+        if prompt.len() > context {
             let what = format!(
                 "the prompt has {} tokens, and the context of this model holds {context}",
-                prompt.ids.len()
+                prompt.len()
             );
             return Err(ApiError::param(endpoint.prompt_key(), what).with_code("context_length_exceeded"));
         }
@@ -169,7 +167,7 @@ fn prepare(app: &App, bytes: &[u8], endpoint: Endpoint) -> Result<PreparedReques
         header.words = app.grammars.words(&app.model).ok();
     }
     let calls = app.call_form.as_ref().filter(|_| !tools.shown.is_empty());
-    let marks = calls.map(|form| form.marks(&app.tokenizer)).unwrap_or_default();
+    let marks = calls.map(|form| form.special_tokens(&app.tokenizer)).unwrap_or_default();
     let mut jobs = Vec::new();
     for prompt in &prompts {
         for choice in 0..params.choices {
@@ -185,18 +183,18 @@ fn prepare(app: &App, bytes: &[u8], endpoint: Endpoint) -> Result<PreparedReques
                 marks: marks.clone(),
                 ignore_eos: params.ignore_eos,
                 logprobs: params.logprobs,
-                grammar: grammar.as_ref().map(|g| g.deep_clone()),
+                grammar: grammar.as_ref().map(AnswerGrammar::another),
                 deadline: Some(Instant::now() + app.settings.request_timeout),
                 sink: Box::new(Unconnected),
             });
         }
     }
-    let calls = calls.map(|form| CallParser::new(form.clone(), tools.names()));
+    let calls = calls.map(|form| CallParser::new(form.clone(), tools.shown));
     Ok(PreparedRequest { header, params, prompts, jobs, calls })
 }
 
 /// Makes the grammar of an answer: a call of one of the forced tools, or a schema; `None` where neither is asked for.
-fn grammar(app: &App, params: &Params, tools: &OfferedTools) -> Result<Option<Matcher>, ApiError> {
+fn grammar(app: &App, params: &Params, tools: &OfferedTools) -> Result<Option<AnswerGrammar>, ApiError> {
     if tools.forced.is_empty() {
         let grammar = params.schema.clone().map(|schema| app.grammars.json(&app.model, schema)).transpose();
         return grammar.map_err(|e| ApiError::param("response_format", e));
@@ -209,14 +207,13 @@ fn grammar(app: &App, params: &Params, tools: &OfferedTools) -> Result<Option<Ma
             "a call cannot be forced: the form in which this model's template writes calls is not known";
         ApiError::param("tool_choice", what)
     })?;
-    for tool in &tools.forced {
-        schema_limits::check(&tool["function"]["parameters"]).map_err(|e| ApiError::param("tools", e))?;
-    }
-    let grammar = app.grammars.lark(&app.model, form.grammar(&tools.forced, &app.tokenizer));
+    let parameters = tools.forced.iter().map(|tool| &tool["function"]["parameters"]);
+    let lark = || form.grammar(&tools.forced, &app.tokenizer);
+    let grammar = app.grammars.calls(&app.model, parameters, lark);
     grammar.map(Some).map_err(|e| ApiError::param("tools", e))
 }
 
-fn chat_prompt(app: &App, body: &Body, tools: &OfferedTools) -> Result<PromptText, ApiError> {
+fn chat_prompt(app: &App, body: &Body, tools: &OfferedTools) -> Result<Vec<u32>, ApiError> {
     let messages = body.messages.as_ref().ok_or_else(|| ApiError::param("messages", "it is missing"))?;
     let messages = template_messages(messages)?;
     let tools = Some(tools.shown).filter(|tools| !tools.is_empty());
@@ -226,11 +223,10 @@ fn chat_prompt(app: &App, body: &Body, tools: &OfferedTools) -> Result<PromptTex
     let wrong = |e: anemoe_runtime::Error| ApiError::param("messages", e.what());
     let variables = body.template_variables()?;
     let text = app.template.render_with(&messages, tools, true, &variables).map_err(wrong)?;
-    let ids = app.batcher.encode(&text).map_err(wrong)?;
-    Ok(PromptText { text, ids })
+    app.tokenizer.encode_written(&text).map_err(wrong)
 }
 
-fn completion_prompts(app: &App, body: &Body) -> Result<Vec<PromptText>, ApiError> {
+fn completion_prompts(app: &App, body: &Body) -> Result<Vec<Vec<u32>>, ApiError> {
     let info = &app.model.chain().model;
     let wrong = |e: anemoe_runtime::Error| ApiError::param("prompt", e.what());
     let encode = |text: &String| app.tokenizer.encode(text, info.bos_token_id).map_err(wrong);
@@ -253,7 +249,7 @@ fn completion_prompts(app: &App, body: &Body) -> Result<Vec<PromptText>, ApiErro
             format!("token {id} is outside the vocabulary of {} tokens", info.vocab_size),
         ));
     }
-    Ok(all.into_iter().map(|ids| PromptText { text: String::new(), ids }).collect())
+    Ok(all)
 }
 
 fn model_json(app: &App) -> Value {

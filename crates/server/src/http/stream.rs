@@ -76,13 +76,13 @@ struct ChoiceText {
 }
 
 impl ChoiceText {
-    fn parts(&mut self, text: &str, is_end: bool) -> Vec<AnswerPart> {
+    fn parts(&mut self, text: &str, end: Option<EndReason>) -> Vec<AnswerPart> {
         let Some(parser) = &mut self.parser else {
             return (!text.is_empty()).then(|| AnswerPart::Text(text.into())).into_iter().collect();
         };
         let mut parts = parser.push(text);
-        if is_end {
-            parts.extend(parser.finish());
+        if let Some(reason) = end {
+            parts.extend(parser.finish(reason == EndReason::Length));
         }
         parts
     }
@@ -107,13 +107,13 @@ pub async fn collect(
         let (index, event) = events.recv().await.ok_or_else(lost)?;
         match event {
             AnswerEvent::Token { text, choice } => {
-                all[index].add(texts[index].parts(&text, false));
+                all[index].add(texts[index].parts(&text, None));
                 if choice.logprob.is_some() {
                     all[index].choices.push(choice);
                 }
             }
             AnswerEvent::Finished { text, reason, usage } => {
-                all[index].add(texts[index].parts(&text, true));
+                all[index].add(texts[index].parts(&text, Some(reason)));
                 all[index].reason = Some(reason);
                 counts.add(usage, index.is_multiple_of(per_prompt));
                 left -= 1;
@@ -169,7 +169,7 @@ impl EventStream {
     fn take(&mut self, index: usize, event: AnswerEvent) {
         match event {
             AnswerEvent::Token { text, choice } => {
-                let parts = self.texts[index].parts(&text, false);
+                let parts = self.texts[index].parts(&text, None);
                 self.send(index, parts, Some(&choice));
                 if choice.logprob.is_some() {
                     self.offsets[index] += self.header.token(choice.id).chars().count();
@@ -202,7 +202,7 @@ impl EventStream {
     }
 
     fn finish(&mut self, index: usize, text: &str, reason: EndReason, usage: Usage) {
-        let parts = self.texts[index].parts(text, true);
+        let parts = self.texts[index].parts(text, Some(reason));
         self.send(index, parts, None);
         let has_calls = self.texts[index].calls > 0;
         self.ready.push_back(data(&self.header.ending(index, reason, has_calls)));
