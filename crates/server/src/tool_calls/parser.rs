@@ -18,7 +18,7 @@ pub struct CallParser {
     blanks: String,
     /// Text that is held back, without a tag before it.
     held: String,
-    /// True before the first character that is not blank, and after the last one of a line.
+    /// True if the held text begins a line.
     is_line_start: bool,
     /// True if anything but blanks came before the held text.
     is_begun: bool,
@@ -31,8 +31,8 @@ enum State {
     Text,
     /// A call behind a tag. The guess is that of the held text.
     Tagged { tag: String, guess: Guess },
-    /// A call without a tag before it.
-    Untagged,
+    /// A call without a tag before it, at the beginning of a line or within one.
+    Untagged { is_line_start: bool },
     /// A call came, and the answer has only one.
     Done,
 }
@@ -76,7 +76,7 @@ impl CallParser {
                     self.decide(parts);
                 }
             }
-            State::Tagged { .. } | State::Untagged => {
+            State::Tagged { .. } | State::Untagged { .. } => {
                 self.held.push(c);
                 let ends = |tag: &&String| c == last(tag) && self.held.ends_with(tag.as_str());
                 if let Some(tag) = self.form.end.iter().find(ends) {
@@ -114,10 +114,10 @@ impl CallParser {
             if self.held.is_empty() || self.form.begins.iter().any(|tag| tag.starts_with(&self.held)) {
                 return;
             }
-            if self.is_line_start {
+            if self.is_line_start || !self.blanks.is_empty() {
                 match self.tools.guess(&self.held, &self.form.marks(), false) {
                     Guess::Yes => {
-                        self.state = State::Untagged;
+                        self.state = State::Untagged { is_line_start: self.is_line_start };
                         return;
                     }
                     Guess::Unsure => return,
@@ -171,10 +171,11 @@ impl CallParser {
     /// Reads the held text as calls.
     fn calls(&self, is_tagged: bool, is_ended: bool) -> Option<Vec<super::ToolCall>> {
         let marks = self.form.marks();
-        // Without tags, an object is a call if it is the whole answer and has arguments; a word marks the others.
+        // Without tags, an object is a call if it is the whole answer and has arguments; what a word marks begins a line.
         let is_object = self.held.starts_with(['{', '[', '`']);
         let has_arguments = || ["arguments", "parameters"].iter().any(|key| self.held.contains(key));
-        let is_meant = is_tagged || !is_object || !self.is_begun && has_arguments();
+        let is_line_start = !matches!(self.state, State::Untagged { is_line_start: false });
+        let is_meant = is_tagged || is_line_start && (!is_object || !self.is_begun && has_arguments());
         self.tools.read(&self.held, &marks, is_ended).filter(|_| is_meant)
     }
 
@@ -196,7 +197,7 @@ impl CallParser {
         match &self.state {
             State::Done => {}
             State::Text => self.release("", &mut parts),
-            State::Tagged { .. } | State::Untagged => match self.calls(is_tagged, !is_cut) {
+            State::Tagged { .. } | State::Untagged { .. } => match self.calls(is_tagged, !is_cut) {
                 Some(calls) => self.emit(calls, &mut parts),
                 None => self.release("", &mut parts),
             },

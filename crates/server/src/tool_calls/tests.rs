@@ -176,6 +176,9 @@ fn tagged_calls_are_found_wherever_pieces_are_cut() {
         "<|tool_call>call:f{q:Oslo}\n<|tool_call>call:f{n:1}",
         &[call("f", r#"{"q":"Oslo"}"#), call("f", r#"{"n":1}"#)],
     );
+    check(&gemma(), "So: call:f{n:1}<tool_call|>", &[text("So:"), call("f", r#"{"n":1}"#)]);
+    check(&tagged(), "So: {\"name\": \"f\"}</tool_call>", &[text("So:"), call("f", "{}")]);
+    check(&gemma(), "So: call:f{n:1}", &[text("So: call:f{n:1}")]);
     check(&gemma(), "So:\n call:f{n:1}<tool_call|>.", &[text("So:"), call("f", r#"{"n":1}"#), text(".")]);
 }
 
@@ -199,7 +202,7 @@ fn what_is_no_call_stays_text() {
     }
     // What cannot be a call is not held back.
     let mut parser = CallParser::new(tagged(), &tools());
-    for piece in ["So ", "{", "<tool_call>x", "\n{\"a\"", "\n```py\nx", "\nThe"] {
+    for piece in ["So ", "{x", "<tool_call>x", "\n{\"a\"", "\n```py\nx", "\nThe"] {
         assert_eq!(joined(parser.push(piece)).len(), 1, "{piece}");
     }
     assert_eq!(parser.finish(false), []);
@@ -293,6 +296,11 @@ fn arguments_in_braces_are_read_as_models_write_them() {
             "call:f{list:<|\"|>['a','b']<|\"|>,o:\"{'n': '1'}\",n:many}",
             json!([["f", {"list": ["a", "b"], "o": {"n": 1}, "n": "many"}]]),
         ),
+        (
+            "call:f{q:[a, b],r:{x: 1, y: 'z'},n:1}",
+            json!([["f", {"q": "[a, b]", "r": "{x: 1, y: 'z'}", "n": 1}]]),
+        ),
+        ("call:f{q:[1] of {2} things,n:1}", json!([["f", {"q": "[1] of {2} things", "n": 1}]])),
         // Ends that are missing, or one too many.
         ("call:f{q:Oslo", json!([["f", {"q": "Oslo"}]])),
         ("call:f{list:['a','b'}", json!([["f", {"list": ["a", "b"]}]])),

@@ -143,9 +143,22 @@ impl<'a> ValueReader<'a> {
         if !self.mark.is_empty() && self.rest().starts_with(self.mark) {
             return self.marked(object).map(|text| fit(text, shape, depth));
         }
+        let types = shape.types();
         match first {
-            '{' => return self.object(shape, depth).map(Value::from),
-            '[' => return self.list(shape, depth).map(Value::from),
+            '{' | '[' => {
+                let (start, is_mended) = (self.at, self.is_mended);
+                let value = match first {
+                    '{' => self.object(shape, depth).map(Value::from),
+                    _ => self.list(shape, depth).map(Value::from),
+                };
+                if types & if first == '{' { OBJECT } else { LIST } != 0 || types & TEXT == 0 {
+                    return value;
+                }
+                if value.is_some() && is_end(self.rest(), &[',', '}', ']']) {
+                    return Some(self.text[start..self.at].into());
+                }
+                (self.at, self.is_mended) = (start, is_mended);
+            }
             '"' | '\'' => {
                 if let Some(text) = self.quoted(first, &[',', '}', ']']) {
                     return Some(fit(text, shape, depth));
@@ -156,7 +169,7 @@ impl<'a> ValueReader<'a> {
             }
             _ => {}
         }
-        match self.bare(object, shape.types() & TEXT != 0)? {
+        match self.bare(object, types & TEXT != 0)? {
             ("", _) => None,
             (text, true) => Some(fit(text.into(), shape, depth)),
             (word, false) => Some(fit_word(word, shape)),
