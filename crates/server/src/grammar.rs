@@ -1,27 +1,67 @@
 //! Grammars of answers: JSON (by a schema, or any object) and tool calls.
+//!
+//! ```text
+//! schema --limits--> source --a thread, LONGEST--> prepared grammar --copy or share--> AnswerGrammar of each answer
+//! ```
+//! Time and memory are bounded four times: by limits of the schema, of the time to prepare it, of the number that are
+//! prepared together, and by what each token may take.
 
 use crate::schema_limits;
+use anemoe_io::locked;
 use anemoe_runtime::model::Model;
-use llguidance::api::TopLevelGrammar;
-use llguidance::toktrie::{ApproximateTokEnv, TokEnv, TokRxInfo, TokTrie};
-use llguidance::{Matcher, ParserFactory, token_bytes_from_tokenizer_json};
+use llguidance::api::{StopReason, TopLevelGrammar};
+use llguidance::toktrie::{ApproximateTokEnv, SimpleVob, TokEnv, TokRxInfo, TokTrie};
+use llguidance::{ParserFactory, TokenParser, token_bytes_from_tokenizer_json};
 use serde_json::{Map, Value, json};
+use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
 
 /// Most bytes of `tokenizer.json` that are read.
 const MAX_BYTES: u64 = 512 << 20;
 
 /// Most work of the library's lexer for one token, in its own unit: some milliseconds.
 const MAX_LEXER_FUEL: u64 = 50_000;
+/// Longest preparation of a grammar; schemas of people take milliseconds.
+const LONGEST: Duration = Duration::from_secs(3);
+/// Most grammars that are prepared at the same time. The library cannot be stopped before it is done.
+const MOST_PREPARING: usize = 2;
+/// Most prepared grammars that are kept, and most bytes of theirs.
+const MOST_KEPT: usize = 32;
+const MAX_KEPT: usize = 128 << 20;
+/// Bytes of a prepared grammar for each byte of its source, as measured for schemas of many properties.
+const BYTES_PER_SOURCE_BYTE: usize = 500;
+/// Most bytes of an automaton, in the library's count, which is a fifth of what it takes.
+const MAX_AUTOMATON: usize = 16 << 20;
+/// Bytes of an automaton from which on answers share it; smaller ones are copied, so that no answer waits for another.
+const SHARED_AUTOMATON: usize = 256 << 10;
+/// Time that an answer's masks may take beside [`MASK_TIME`] for each token.
+const SPARE_TIME: Duration = Duration::from_secs(1);
+const MASK_TIME: Duration = Duration::from_millis(5);
 /// Most characters of a library's message that are passed on.
 const MAX_MESSAGE: usize = 200;
 
-/// Makes matchers over a model's vocabulary, which is prepared on first use.
+/// Prepares grammars over a model's vocabulary, which is prepared on first use.
 #[derive(Default)]
 pub struct Grammars {
-    factory: OnceLock<Result<ParserFactory, String>>,
+    factory: OnceLock<Result<Arc<ParserFactory>, String>>,
     words: OnceLock<Result<Arc<TokenBytes>, String>>,
+    kept: Arc<KeptGrammars>,
+}
+
+/// Grammars that are prepared or being prepared, the latest used last.
+#[derive(Default)]
+struct KeptGrammars {
+    all: Mutex<(VecDeque<Arc<KeptGrammar>>, usize)>,
+    /// Tells that a preparation ended.
+    changed: Condvar,
+}
+
+struct KeptGrammar {
+    /// JSON of a schema, or a grammar in Lark.
+    source: String,
+    prepared: OnceLock<Result<TokenParser, String>>,
 }
 
 /// Bytes of every token, by id.
@@ -44,36 +84,200 @@ impl Grammars {
         self.words.get_or_init(|| catch_panics(|| words(model)).map(|w| Arc::new(TokenBytes(w)))).clone()
     }
 
-    /// Makes a matcher for JSON that fits `schema`.
+    /// Makes a grammar of JSON that fits `schema`.
     ///
     /// # Errors
-    /// The schema is wrong, too large or not supported, or the tokenizer has no bytes of its tokens.
-    pub fn json(&self, model: &Model, mut schema: Value) -> Result<Matcher, String> {
-        schema_limits::check(&schema)?;
+    /// The schema is wrong, not supported, or takes too much; or the tokenizer has no bytes of its tokens.
+    pub fn json(&self, model: &Model, mut schema: Value) -> Result<AnswerGrammar, String> {
+        schema_limits::check([&schema])?;
         if let Some(schema) = schema.as_object_mut() {
             set_spacing(schema);
         }
-        self.matcher(model, TopLevelGrammar::from_json_schema(schema))
+        self.prepare(model, schema.to_string())
     }
 
-    /// Makes a matcher for a grammar in Lark.
+    /// Makes a grammar of a call of one of the tools with these `parameters`, which `lark` writes.
     ///
     /// # Errors
-    /// The grammar is wrong or not supported, or the tokenizer has no bytes of its tokens.
-    pub fn lark(&self, model: &Model, grammar: String) -> Result<Matcher, String> {
-        self.matcher(model, TopLevelGrammar::from_lark(grammar))
+    /// The schema of a tool is wrong, not supported, or takes too much; or the tokenizer has no bytes of its tokens.
+    pub fn calls<'a>(
+        &self,
+        model: &Model,
+        parameters: impl IntoIterator<Item = &'a Value>,
+        lark: impl FnOnce() -> String,
+    ) -> Result<AnswerGrammar, String> {
+        schema_limits::check(parameters)?;
+        self.prepare(model, lark())
     }
 
-    fn matcher(&self, model: &Model, grammar: TopLevelGrammar) -> Result<Matcher, String> {
-        let factory = self.factory.get_or_init(|| catch_panics(|| factory(model)));
-        let factory = factory.as_ref().map_err(Clone::clone)?;
+    fn prepare(&self, model: &Model, source: String) -> Result<AnswerGrammar, String> {
+        let factory = self.factory.get_or_init(|| catch_panics(|| factory(model)).map(Arc::new));
+        self.kept.prepare(factory.as_ref().map_err(Clone::clone)?, source, LONGEST)
+    }
+}
+
+impl KeptGrammars {
+    /// Returns a grammar, kept or prepared within the time `longest`.
+    fn prepare(
+        self: &Arc<Self>,
+        factory: &Arc<ParserFactory>,
+        source: String,
+        longest: Duration,
+    ) -> Result<AnswerGrammar, String> {
+        let deadline = Instant::now() + longest;
+        let mut all = locked(&self.all);
+        let wait = |all| {
+            let left = deadline.saturating_duration_since(Instant::now());
+            let all = self.changed.wait_timeout(all, left).unwrap_or_else(PoisonError::into_inner).0;
+            (all, Instant::now() >= deadline)
+        };
+        let kept = loop {
+            if let Some(i) = all.0.iter().position(|kept| kept.source == source) {
+                let Some(kept) = all.0.remove(i) else { continue };
+                // An automaton that grew too large, or failed, is made anew.
+                if kept.prepared.get().is_some_and(|p| p.as_ref().is_ok_and(|p| automaton(p).is_err())) {
+                    continue;
+                }
+                all.0.push_back(Arc::clone(&kept));
+                break kept;
+            }
+            if all.1 < MOST_PREPARING {
+                all.1 += 1;
+                let kept = Arc::new(KeptGrammar { source, prepared: OnceLock::new() });
+                all.0.push_back(Arc::clone(&kept));
+                let (mine, shared, factory) = (Arc::clone(&kept), Arc::clone(self), Arc::clone(factory));
+                let run = move || {
+                    let prepared = catch_panics(|| parser(&factory, &mine.source));
+                    let _ = mine.prepared.set(prepared);
+                    let mut all = locked(&shared.all);
+                    all.1 -= 1;
+                    drop_oldest(&mut all.0);
+                    shared.changed.notify_all();
+                };
+                // Parts of a schema are 64 within each other, and each takes some frames.
+                let thread = std::thread::Builder::new().name("anemoe-grammar".into()).stack_size(8 << 20);
+                if let Err(e) = thread.spawn(run) {
+                    all.1 -= 1;
+                    all.0.pop_back();
+                    return Err(format!("no thread: {e}"));
+                }
+                break kept;
+            }
+            let (next, is_late) = wait(all);
+            all = next;
+            if is_late {
+                return Err("other grammars are being prepared; try again later".into());
+            }
+        };
+        let mut is_late = false;
+        while kept.prepared.get().is_none() && !is_late {
+            (all, is_late) = wait(all);
+        }
+        drop(all);
+        let prepared = kept.prepared.get().ok_or("it takes too long to prepare a grammar of it")?;
+        let prepared = prepared.as_ref().map_err(Clone::clone)?;
+        let parser = match automaton(prepared)? {
+            ..SHARED_AUTOMATON => prepared.deep_clone(),
+            _ => prepared.clone(),
+        };
+        Ok(AnswerGrammar { parser, time: SPARE_TIME })
+    }
+}
+
+/// Drops the oldest grammars beyond the limits; those that are being prepared stay.
+fn drop_oldest(all: &mut VecDeque<Arc<KeptGrammar>>) {
+    let bytes = |kept: &Arc<KeptGrammar>| match kept.prepared.get() {
+        Some(Ok(parser)) => {
+            kept.source.len() * BYTES_PER_SOURCE_BYTE + automaton(parser).unwrap_or(MAX_AUTOMATON) * 5
+        }
+        _ => kept.source.len(),
+    };
+    let mut sum: usize = all.iter().map(bytes).sum();
+    while all.len() > 1 && (all.len() > MOST_KEPT || sum > MAX_KEPT) {
+        let oldest = all.iter().position(|kept| kept.prepared.get().is_some());
+        let Some(kept) = oldest.and_then(|i| all.remove(i)) else { return };
+        sum -= bytes(&kept);
+    }
+}
+
+/// Prepares a grammar up to its first mask.
+fn parser(factory: &ParserFactory, source: &str) -> Result<TokenParser, String> {
+    let grammar = match source.starts_with("start:") {
+        true => TopLevelGrammar::from_lark(source.into()),
+        false => TopLevelGrammar::from_json_schema(serde_json::from_str(source).map_err(|e| e.to_string())?),
+    };
+    let mut parser = factory.create_parser(grammar).map_err(|e| in_one_line(&e.to_string()))?;
+    parser.start_without_prompt();
+    // An unusable grammar fails at its first mask.
+    parser.compute_mask().map_err(|e| in_one_line(&e.to_string()))?;
+    automaton(&parser)?;
+    Ok(parser)
+}
+
+/// Returns the bytes of a grammar's automaton.
+///
+/// # Errors
+/// It failed, or is too large.
+fn automaton(parser: &TokenParser) -> Result<usize, String> {
+    let stats = catch_panics(|| Ok(parser.parser.lexer_stats()))?;
+    match stats.num_bytes {
+        _ if stats.error => Err("it takes too much work for a token".into()),
+        ..=MAX_AUTOMATON => Ok(stats.num_bytes),
+        _ => Err("it takes too much memory".into()),
+    }
+}
+
+/// Grammar of one answer, at some token of it.
+pub struct AnswerGrammar {
+    parser: TokenParser,
+    /// Time that masks may still take.
+    time: Duration,
+}
+
+impl AnswerGrammar {
+    /// Makes the grammar of another answer, which begins at the same token.
+    pub fn another(&self) -> AnswerGrammar {
+        let is_small = automaton(&self.parser).is_ok_and(|bytes| bytes < SHARED_AUTOMATON);
+        let parser = if is_small { self.parser.deep_clone() } else { self.parser.clone() };
+        AnswerGrammar { parser, time: self.time }
+    }
+
+    /// Returns the tokens that may come next; those that end the answer where it is complete.
+    ///
+    /// # Errors
+    /// No token fits, or the grammar takes too much time or memory.
+    pub fn mask(&mut self) -> Result<SimpleVob, String> {
+        let started = Instant::now();
+        let parser = &mut self.parser;
+        let mask = catch_panics(|| match parser.stopped() {
+            true => Ok(parser.token_env.tok_trie().eos_token_set()),
+            false => parser.compute_mask().map_err(|e| in_one_line(&e.to_string())),
+        })?;
+        automaton(&self.parser)?;
+        // Others wait for the masks of all.
+        let left = (self.time + MASK_TIME).checked_sub(started.elapsed());
+        self.time = left.ok_or("it takes too much time for a token")?.min(SPARE_TIME);
+        Ok(mask)
+    }
+
+    /// Takes the chosen token.
+    ///
+    /// # Errors
+    /// The token does not fit.
+    pub fn accept(&mut self, id: u32) -> Result<(), String> {
+        let parser = &mut self.parser;
         catch_panics(|| {
-            let parser = factory.create_parser(grammar).map_err(|e| first_line(&e.to_string()))?;
-            let mut matcher = Matcher::new(Ok(parser));
-            // An unusable grammar fails at its first mask.
-            matcher.compute_mask().map_err(|e| first_line(&e.to_string()))?;
-            Ok(matcher)
-        })
+            parser
+                .consume_token(id)
+                .and_then(|_| parser.check_stop())
+                .map_err(|e| in_one_line(&e.to_string()))
+        })?;
+        Ok(())
+    }
+
+    /// Tells whether the answer is complete.
+    pub fn is_complete(&self) -> bool {
+        self.parser.stop_reason() != StopReason::NotStopped
     }
 }
 
@@ -88,9 +292,17 @@ pub fn set_spacing(schema: &mut Map<String, Value>) {
     schema.entry("x-guidance").or_insert(spelling);
 }
 
-/// Returns the first line of a library's message, at most `MAX_MESSAGE` characters.
-pub fn first_line(message: &str) -> String {
-    message.lines().next().unwrap_or_default().chars().take(MAX_MESSAGE).collect()
+/// Returns a library's message in one line, at most `MAX_MESSAGE` characters: its first line, and what a regular
+/// expression says is wrong below a picture of it.
+fn in_one_line(message: &str) -> String {
+    let mut lines = message.lines();
+    let first = lines.next().unwrap_or_default();
+    let error = lines.clone().find_map(|line| line.strip_prefix("error: "));
+    let line = match (error, lines.next()) {
+        (Some(error), Some(pattern)) => format!("{first} `{}`: {error}", pattern.trim()),
+        _ => first.to_string(),
+    };
+    line.chars().take(MAX_MESSAGE).collect()
 }
 
 /// Turns panics of the library into errors.
@@ -122,8 +334,12 @@ fn factory(model: &Model) -> Result<ParserFactory, String> {
     let Some(&end) = ends.first() else { return Err("the model has no token that ends a text".into()) };
     let size = u32::try_from(words.len()).map_err(|e| e.to_string())?;
     let trie = TokTrie::from(&TokRxInfo::new(size, end), &words).with_eos_tokens(&ends);
-    let environment: TokEnv = Arc::new(ApproximateTokEnv::new(trie));
-    let mut factory = ParserFactory::new_simple(&environment).map_err(|e| e.to_string())?;
+    limited(&(Arc::new(ApproximateTokEnv::new(trie)) as TokEnv))
+}
+
+/// Makes a factory with limits of what a token may take.
+fn limited(environment: &TokEnv) -> Result<ParserFactory, String> {
+    let mut factory = ParserFactory::new_simple(environment).map_err(|e| e.to_string())?;
     factory.quiet();
     let limits = factory.limits_mut();
     limits.verbose_errors = false;
@@ -133,7 +349,7 @@ fn factory(model: &Model) -> Result<ParserFactory, String> {
 
 #[cfg(test)]
 mod tests {
-    use super::{TokTrie, TokenBytes};
+    use super::*;
 
     #[test]
     fn a_byte_of_a_character_is_a_word_and_a_special_token_is_none() {
@@ -143,5 +359,109 @@ mod tests {
             [0, 1, 2, 3, 4].map(|id| words.get(id)),
             [None, Some(&[0xe2][..]), Some(b" a"), None, None]
         );
+    }
+
+    /// Makes a factory whose tokens are bytes.
+    fn bytes() -> Arc<ParserFactory> {
+        Arc::new(limited(&ApproximateTokEnv::single_byte_env()).unwrap())
+    }
+
+    fn prepared(schema: &Value) -> Result<AnswerGrammar, String> {
+        schema_limits::check([schema])?;
+        Arc::<KeptGrammars>::default().prepare(&bytes(), schema.to_string(), Duration::from_secs(60))
+    }
+
+    /// Tells whether an answer may be this text.
+    fn takes(mut grammar: AnswerGrammar, text: &str) -> bool {
+        text.bytes().all(|byte| {
+            grammar.mask().unwrap().is_allowed(byte.into()) && grammar.accept(byte.into()).is_ok()
+        })
+    }
+
+    #[test]
+    fn answers_share_a_large_automaton_and_are_independent() {
+        let grammar = prepared(&json!({"type": "integer", "multipleOf": 19_997})).unwrap();
+        assert!(automaton(&grammar.parser).unwrap() > SHARED_AUTOMATON);
+        let all: Vec<AnswerGrammar> = (0..50).map(|_| grammar.another()).collect();
+        for (i, one) in all.into_iter().enumerate() {
+            assert_eq!(takes(one, &format!("{}", 19_997 * (i + 7))), true);
+        }
+        let mut other = grammar.another();
+        for byte in *b"1999" {
+            other.accept(byte.into()).unwrap();
+        }
+        let next: Vec<u32> = other.mask().unwrap().iter().collect();
+        assert!(next.contains(&b'7'.into()) && takes(grammar, "39994"), "{next:?}");
+    }
+
+    #[test]
+    fn what_is_wrong_with_a_schema_is_said() {
+        for (schema, says) in [
+            (json!({"type": "string", "pattern": "(a"}), "`(a`: unclosed group"),
+            (json!({"type": "string", "pattern": "a(?=b)"}), "look-around"),
+            (json!({"type": "integer", "minimum": 3, "maximum": 2}), "minimum"),
+            (json!({"not": {}}), "not"),
+            (json!({"$ref": "#/nowhere"}), "nowhere"),
+        ] {
+            let error = prepared(&schema).err().unwrap();
+            assert!(error.contains(says) && !error.contains('\n'), "{error}");
+        }
+    }
+
+    #[test]
+    fn schemas_that_take_much_are_prepared_or_refused_soon() {
+        let names = |n: usize| (0..n).map(|i| format!("p{i}")).collect::<Vec<_>>();
+        let object = |n: usize| json!({"type": "object", "properties": names(n).into_iter().map(|k| (k, json!({}))).collect::<Map<_, _>>()});
+        let patterns = |n: usize| {
+            (0..n).map(|i| (format!("^a{{{i}}}b.*$"), json!({"type": "string"}))).collect::<Map<_, _>>()
+        };
+        let started = Instant::now();
+        for schema in [
+            json!({"type": "integer", "multipleOf": 999_983}),
+            json!({"type": "object", "required": names(19_000)}),
+            json!({"type": "object", "required": names(400)}),
+            json!({"type": "object", "patternProperties": patterns(300)}),
+            json!({"type": "object", "patternProperties": patterns(30)}),
+            json!({"enum": names(15_000)}),
+            json!({"oneOf": names(5000).into_iter().map(|name| json!({"const": name})).collect::<Vec<_>>()}),
+            json!({"allOf": vec![object(300); 20]}),
+            json!({"$defs": {"a": object(300)}, "allOf": vec![json!({"$ref": "#/$defs/a"}); 3000]}),
+            json!({"type": "string", "pattern": "(a|b)*a(a|b){500}"}),
+            json!({"type": "string", "pattern": "^((a{1,1000}){1,1000}){1,1000}$"}),
+            json!({"type": "string", "minLength": 1_000_000_000, "maxLength": 2_000_000_000}),
+            json!({"type": "array", "minItems": 1_000_000_000, "items": object(300)}),
+            json!({"const": "x".repeat(1 << 20)}),
+            (0..60).fold(json!({}), |inner, _| json!({"anyOf": [{"items": inner.clone()}, {"type": "object", "properties": {"a": {}}}]})),
+        ] {
+            // Walks along the first token that fits, as an answer would.
+            if let Ok(mut grammar) = prepared(&schema) {
+                for _ in 0..20 {
+                    let Ok(mask) = grammar.mask() else { break };
+                    let Some(id) = mask.iter().last() else { break };
+                    if grammar.accept(id).is_err() || grammar.is_complete() {
+                        break;
+                    }
+                }
+            }
+        }
+        // Some seconds; without limits, minutes.
+        assert!(started.elapsed().as_secs() < 60, "{:?}", started.elapsed());
+    }
+
+    #[test]
+    fn who_asks_for_a_slow_grammar_does_not_wait_and_finds_it_later() {
+        let kept = Arc::<KeptGrammars>::default();
+        let source = |n: usize| json!({"type": "integer", "multipleOf": n}).to_string();
+        let (factory, soon, late) = (bytes(), Duration::from_millis(1), Duration::from_secs(60));
+        let error = kept.prepare(&factory, source(19_997), soon).err().unwrap();
+        assert!(error.contains("too long"), "{error}");
+        kept.prepare(&factory, source(19_993), soon).err().unwrap();
+        let error = kept.prepare(&factory, source(19_991), soon).err().unwrap();
+        assert!(error.contains("other grammars"), "{error}");
+        assert!(takes(kept.prepare(&factory, source(19_997), late).ok().unwrap(), "19997"));
+        for n in 2..100 {
+            kept.prepare(&factory, source(n), late).ok().unwrap();
+        }
+        assert_eq!(locked(&kept.all).0.len(), MOST_KEPT);
     }
 }

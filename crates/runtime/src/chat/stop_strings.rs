@@ -1,46 +1,75 @@
 //! Ends an answer at one of several texts.
 
 /// Texts that end an answer, looked for in a stream of pieces. Text that may be the beginning of a stop string is held back
-/// until the next pieces decide.
+/// until the next pieces decide. Each byte is looked at once for each stop string, however long these are.
 pub struct StopStrings {
-    stops: Vec<String>,
+    stops: Vec<StopString>,
     /// Text that may begin a stop string.
     held: String,
+}
+
+/// A stop string, and how much of it the text ends with (the search of Knuth, Morris and Pratt).
+struct StopString {
+    text: String,
+    /// For each beginning of the text, the length of the longest shorter one that it ends with.
+    shorter: Vec<usize>,
+    matched: usize,
+}
+
+impl StopString {
+    fn new(text: String) -> StopString {
+        let mut stop = StopString { shorter: vec![0; text.len() + 1], text, matched: 0 };
+        for i in 1..stop.text.len() {
+            stop.push(stop.text.as_bytes()[i]);
+            stop.shorter[i + 1] = stop.matched;
+        }
+        stop.matched = 0;
+        stop
+    }
+
+    /// Adds a byte of the text. Tells whether the text now ends with the stop string.
+    fn push(&mut self, byte: u8) -> bool {
+        let bytes = self.text.as_bytes();
+        while self.matched > 0 && bytes.get(self.matched) != Some(&byte) {
+            self.matched = self.shorter[self.matched];
+        }
+        self.matched += usize::from(bytes[self.matched] == byte);
+        self.matched == bytes.len()
+    }
 }
 
 impl StopStrings {
     /// Makes a search for `stops`; empty ones do not count.
     pub fn new(stops: impl IntoIterator<Item = String>) -> StopStrings {
-        StopStrings { stops: stops.into_iter().filter(|s| !s.is_empty()).collect(), held: String::new() }
+        let stops = stops.into_iter().filter(|s| !s.is_empty()).map(StopString::new).collect();
+        StopStrings { stops, held: String::new() }
     }
 
-    /// Adds a piece. Returns the text that can be shown, and whether a stop string follows it.
+    /// Adds a piece. Returns the text that can be shown, and whether a stop string follows it: the one that ends first.
     pub fn push(&mut self, piece: &str) -> (String, bool) {
-        if self.stops.is_empty() {
-            return (piece.to_string(), false);
+        for (i, byte) in piece.bytes().enumerate() {
+            let mut longest = 0;
+            for stop in &mut self.stops {
+                if stop.push(byte) {
+                    longest = longest.max(stop.text.len());
+                }
+            }
+            if longest > 0 {
+                let mut shown = std::mem::take(&mut self.held);
+                shown.push_str(&piece[..=i]);
+                shown.truncate(shown.len() - longest);
+                return (shown, true);
+            }
         }
         self.held.push_str(piece);
-        let first = self.stops.iter().filter_map(|stop| self.held.find(stop.as_str())).min();
-        if let Some(at) = first {
-            let mut shown = std::mem::take(&mut self.held);
-            shown.truncate(at);
-            return (shown, true);
-        }
-        let kept = self.stops.iter().map(|stop| overlap(&self.held, stop)).max().unwrap_or(0);
-        let held = self.held.split_off(self.held.len() - kept);
-        (std::mem::replace(&mut self.held, held), false)
+        let kept = self.stops.iter().map(|stop| stop.matched).max().unwrap_or(0);
+        (self.held.drain(..self.held.len() - kept).collect(), false)
     }
 
     /// Returns the text that was held back, when the answer ends without a stop string.
     pub fn finish(&mut self) -> String {
         std::mem::take(&mut self.held)
     }
-}
-
-/// Returns the length in bytes of the longest end of `text` that is a beginning of `stop`, but not all of it.
-fn overlap(text: &str, stop: &str) -> usize {
-    let most = text.len().min(stop.len().saturating_sub(1));
-    (1..=most).rev().find(|n| text.as_bytes().ends_with(&stop.as_bytes()[..*n])).unwrap_or(0)
 }
 
 #[cfg(test)]
@@ -82,5 +111,22 @@ mod tests {
         assert_eq!(stop.push("cÄ"), ("c".into(), false));
         assert_eq!(stop.push("Ä"), ("Ä".into(), false));
         assert_eq!(stop.push("Ö."), (String::new(), true));
+    }
+
+    #[test]
+    fn the_stop_string_that_ends_first_counts_and_long_ones_cost_as_much_as_short_ones() {
+        let text = "aabaabaaab aabaac";
+        for n in 1..text.len() {
+            let pieces: Vec<&str> =
+                text.as_bytes().chunks(n).map(|c| std::str::from_utf8(c).unwrap()).collect();
+            assert_eq!(shown(&["aabaac", "zz"], &pieces), ("aabaabaaab ".into(), true), "{n}");
+            assert_eq!(shown(&["aaab", "baaab aab"], &pieces), ("aabaab".into(), true), "{n}");
+            assert_eq!(shown(&["abaaba", "ba"], &pieces), ("aa".into(), true), "{n}");
+        }
+        let mut stops = StopStrings::new((0..16).map(|i| format!("{}{i}", "x".repeat(100_000))));
+        let started = std::time::Instant::now();
+        assert_eq!((0..50_000).map(|_| stops.push("xy").0.len()).sum::<usize>(), 100_000);
+        assert_eq!((0..50_000).map(|_| stops.push("x").0.len()).sum::<usize>(), 0);
+        assert!(started.elapsed().as_secs() < 20, "{:?}", started.elapsed());
     }
 }

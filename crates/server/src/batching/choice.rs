@@ -1,8 +1,7 @@
 //! Chooses a token from its row of logits.
 
-use crate::grammar::first_line;
+use crate::grammar::AnswerGrammar;
 use anemoe_runtime::sampler::{Sampler, log_sum_exp, most_probable};
-use llguidance::Matcher;
 
 /// A chosen token.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -23,13 +22,13 @@ pub struct ChosenToken {
 pub fn choose(
     row: &mut [f32],
     sampler: &mut Sampler,
-    grammar: Option<&mut Matcher>,
+    grammar: Option<&mut AnswerGrammar>,
     logprobs: Option<usize>,
 ) -> Result<ChosenToken, String> {
     // Of all tokens, also of those that the grammar forbids.
     let probabilities = logprobs.map(|most| (log_sum_exp(row), most_probable(row, most)));
     if let Some(grammar) = grammar {
-        let mask = grammar.compute_mask_or_eos().map_err(|e| first_line(&e.to_string()))?;
+        let mask = grammar.mask()?;
         let mut any = false;
         for (id, logit) in row.iter_mut().enumerate() {
             match id < mask.len() && mask.get(id) {

@@ -1,17 +1,16 @@
 //! Jobs (prompts to continue) and their results.
 
 use super::choice::ChosenToken;
-use anemoe_runtime::chat::PromptText;
+use crate::grammar::AnswerGrammar;
 use anemoe_runtime::sampler::Sampling;
-use llguidance::Matcher;
 use std::time::Instant;
 
 /// A prompt to continue.
 pub struct Job {
     /// Name of the answer, for logs.
     pub id: String,
-    /// Text and tokens of the prompt; the text is empty where it is not known.
-    pub prompt: PromptText,
+    /// Tokens of the prompt, at least one.
+    pub prompt: Vec<u32>,
     /// Most new tokens.
     pub max_new: usize,
     /// Sampling: how tokens are chosen.
@@ -27,7 +26,7 @@ pub struct Job {
     /// Number of most probable tokens reported with each chosen token.
     pub logprobs: Option<usize>,
     /// Grammar that the answer has to follow.
-    pub grammar: Option<Matcher>,
+    pub grammar: Option<AnswerGrammar>,
     /// Time at which the job fails with a timeout.
     pub deadline: Option<Instant>,
     /// Receiver of the answer.

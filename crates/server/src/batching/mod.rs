@@ -29,7 +29,6 @@ pub use shared::BatchLimits;
 
 use crate::counters::ServerCounters;
 use anemoe_io::locked;
-use anemoe_runtime::chat::PromptText;
 use anemoe_runtime::model::Model;
 use anemoe_runtime::speculate::Speculation;
 use anemoe_runtime::tokenizer::Tokenizer;
@@ -67,7 +66,6 @@ impl Batcher {
             jobs: AtomicUsize::new(0),
             is_closing: AtomicBool::new(false),
             is_aborted: AtomicBool::new(false),
-            known: Mutex::default(),
         });
         let (sender, receiver) = channel();
         let mine = Arc::clone(&shared);
@@ -99,21 +97,6 @@ impl Batcher {
             sender.send(job).map_err(|_| Refusal::Closed)?;
         }
         Ok(())
-    }
-
-    /// Returns the tokens of a text. Reuses the tokens of the longest earlier answer with which the text begins.
-    ///
-    /// # Errors
-    /// The tokenizer fails.
-    pub fn encode(&self, text: &str) -> anemoe_runtime::Result<Vec<u32>> {
-        let longest = self
-            .shared
-            .known()
-            .iter()
-            .filter(|k| text.starts_with(k.text.trim_end()))
-            .max_by_key(|k| k.text.len())
-            .cloned();
-        longest.as_deref().unwrap_or(&PromptText::default()).encode(&self.shared.tokenizer, text)
     }
 
     /// Tells whether the batcher takes no more jobs.

@@ -3,9 +3,9 @@
 use super::choice::{ChosenToken, choose};
 use super::jobs::{AnswerEvent, EndReason, Job, JobFailure, Usage};
 use super::shared::Shared;
-use crate::grammar::first_line;
+use crate::grammar::AnswerGrammar;
 use anemoe_runtime::Result;
-use anemoe_runtime::chat::{PromptText, StopStrings};
+use anemoe_runtime::chat::StopStrings;
 use anemoe_runtime::model::Sequence;
 use anemoe_runtime::sampler::Sampler;
 use anemoe_runtime::speculate::Drafter;
@@ -31,7 +31,6 @@ pub struct RunningJob<'a> {
     /// Drafts tokens, and holds the tokens of the next pass once the prompt is read.
     pub drafter: Drafter,
     prompt: usize,
-    text: String,
     sampler: Sampler,
     stream: TextStream<'a>,
     stops: StopStrings,
@@ -48,7 +47,7 @@ impl<'a> RunningJob<'a> {
         shared: &'a Shared,
     ) -> Result<RunningJob<'a>> {
         let stops = StopStrings::new(std::mem::take(&mut job.stops));
-        let ids = job.prompt.ids.clone();
+        let ids = std::mem::take(&mut job.prompt);
         let mut drafter = Drafter::new(shared.speculation.clone(), &shared.model);
         ids.iter().for_each(|&id| drafter.push(id));
         Ok(RunningJob {
@@ -58,7 +57,6 @@ impl<'a> RunningJob<'a> {
             reused: sequence.position(),
             parts_at: parts_at.filter(|n| *n > sequence.position()),
             prompt: ids.len(),
-            text: String::new(),
             started: Instant::now(),
             newest: None,
             ended: None,
@@ -130,19 +128,24 @@ impl<'a> RunningJob<'a> {
     }
 
     /// Adds a chosen token, and ends the job at an end token, a stop string or a limit.
-    pub fn push(&mut self, choice: std::result::Result<ChosenToken, String>, eos: &[u32], context: usize) {
+    pub fn push(
+        &mut self,
+        choice: std::result::Result<ChosenToken, JobFailure>,
+        eos: &[u32],
+        context: usize,
+    ) {
         let choice = match choice {
             Ok(choice) => choice,
-            Err(what) => return self.fail(JobFailure::Grammar(what)),
+            Err(failure) => return self.fail(failure),
         };
         let id = choice.id;
         if !self.job.ignore_eos && (eos.contains(&id) || self.job.ends.contains(&id)) {
             return self.finish(EndReason::Stop);
         }
         if let Some(grammar) = &mut self.job.grammar
-            && let Err(e) = grammar.consume_token(id)
+            && let Err(what) = grammar.accept(id)
         {
-            return self.fail(JobFailure::Grammar(first_line(&e.to_string())));
+            return self.fail(JobFailure::Grammar(what));
         }
         self.ids.push(id);
         self.drafter.push(id);
@@ -150,17 +153,11 @@ impl<'a> RunningJob<'a> {
             Ok(piece) => self.stops.push(&piece),
             Err(e) => return self.fail(JobFailure::Broken(e.to_string())),
         };
-        self.text += &text;
         if !self.job.sink.send(AnswerEvent::Token { text, choice }) {
             self.ended = Some(Err(JobFailure::Closing));
             return;
         }
-        if found {
-            // The tokens now cover more than the text.
-            self.text.clear();
-            return self.finish(EndReason::Stop);
-        }
-        if self.job.grammar.as_ref().is_some_and(|g| g.is_stopped()) {
+        if found || self.job.grammar.as_ref().is_some_and(AnswerGrammar::is_complete) {
             return self.finish(EndReason::Stop);
         }
         if self.generated() >= self.job.max_new || self.ids.len() > context {
@@ -171,7 +168,6 @@ impl<'a> RunningJob<'a> {
     fn finish(&mut self, reason: EndReason) {
         let text = self.stops.finish();
         let usage = self.usage();
-        self.text += &text;
         self.job.sink.send(AnswerEvent::Finished { text, reason, usage });
         self.ended = Some(Ok(reason));
     }
@@ -180,14 +176,5 @@ impl<'a> RunningJob<'a> {
     pub fn fail(&mut self, failure: JobFailure) {
         self.job.sink.send(AnswerEvent::Failed(failure.clone()));
         self.ended = Some(Err(failure));
-    }
-
-    /// Returns text and tokens of prompt and answer; `None` where they do not correspond.
-    pub fn known(&self) -> Option<PromptText> {
-        let whole = !self.job.prompt.text.is_empty() && !self.text.is_empty() && self.is_decoding();
-        whole.then(|| PromptText {
-            text: format!("{}{}", self.job.prompt.text, self.text),
-            ids: self.ids.clone(),
-        })
     }
 }

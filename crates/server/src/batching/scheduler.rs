@@ -4,12 +4,12 @@ use super::choice::ChosenToken;
 use super::jobs::{AnswerEvent, Job, JobFailure, Usage};
 use super::prefixes::{MIN_SHARED_TOKENS, Prefixes};
 use super::running_job::RunningJob;
-use super::shared::{KNOWN_TEXTS, Shared};
+use super::shared::Shared;
 use super::warm_up::WarmUp;
 use anemoe_runtime::model::{Logits, Request};
 use rayon::prelude::*;
 use std::collections::VecDeque;
-use std::sync::Arc;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, TryRecvError};
 use std::time::{Duration, Instant};
@@ -73,22 +73,37 @@ pub fn run(shared: &Shared, receiver: &Receiver<Job>) {
                 }
             }
         }
-        scheduler.drop_unwanted();
-        scheduler.admit();
-        scheduler.step();
-        scheduler.collect();
-        scheduler.report();
+        if let Err(failure) = contained(|| scheduler.turn()) {
+            scheduler.slots.iter_mut().for_each(|slot| slot.fail(failure.clone()));
+            scheduler.prefixes = Prefixes::new(shared.limits.prefixes);
+            scheduler.collect();
+        }
     }
 }
 
+/// Turns a panic into a failure, so that it ends no other job.
+fn contained<T>(call: impl FnOnce() -> T) -> Result<T, JobFailure> {
+    catch_unwind(AssertUnwindSafe(call))
+        .map_err(|_| JobFailure::Broken("the server failed at this answer".into()))
+}
+
 impl<'a> Scheduler<'a> {
+    /// Admits jobs and runs a pass.
+    fn turn(&mut self) {
+        self.drop_unwanted();
+        self.admit();
+        self.step();
+        self.collect();
+        self.report();
+    }
+
     fn is_idle(&self) -> bool {
         self.slots.is_empty() && self.queue.is_empty()
     }
 
     /// Queues a first job, and jobs that arrive soon after: within a small share of the time that its prompt takes.
     fn gather(&mut self, job: Job, receiver: &Receiver<Job>) {
-        let prompt = job.prompt.ids.len() as f64 * self.token_seconds.unwrap_or(0.0);
+        let prompt = job.prompt.len() as f64 * self.token_seconds.unwrap_or(0.0);
         let until = Instant::now() + Duration::from_secs_f64(GATHERING * prompt).min(LONGEST_GATHERING);
         self.queue.push_back(job);
         while let Ok(job) = receiver.recv_timeout(until.saturating_duration_since(Instant::now())) {
@@ -137,7 +152,7 @@ impl<'a> Scheduler<'a> {
         if self.shared.limits.prefixes == 0 {
             return false;
         }
-        let all = &job.prompt.ids[..job.prompt.ids.len() - 1];
+        let all = &job.prompt[..job.prompt.len() - 1];
         for slot in self.slots.iter_mut().filter(|slot| !slot.is_decoding()) {
             let shared = slot.ids.iter().zip(all).take_while(|(a, b)| a == b).count();
             if shared >= slot.sequence.position() + 2 * MIN_SHARED_TOKENS && shared < slot.ids.len() {
@@ -157,10 +172,13 @@ impl<'a> Scheduler<'a> {
                 waiting.push_back(job);
                 continue;
             }
-            let found = self.prefixes.find(&self.shared.model, &job.prompt.ids);
-            self.prefixes.note(&job.prompt.ids);
-            let slot = found.and_then(|f| RunningJob::new(job, f.sequence, f.parts_at, self.shared));
-            match slot {
+            let slot = contained(|| {
+                let found = self.prefixes.find(&self.shared.model, &job.prompt)?;
+                self.prefixes.note(&job.prompt);
+                RunningJob::new(job, found.sequence, found.parts_at, self.shared)
+            });
+            let slot = slot.map_err(|failure| format!("{failure:?}"));
+            match slot.and_then(|slot: anemoe_runtime::Result<_>| slot.map_err(|e| e.to_string())) {
                 Ok(slot) => {
                     self.shared.metrics.prompt_tokens.add(slot.ids.len() as u64);
                     self.shared.metrics.reused_tokens.add(slot.reused as u64);
@@ -271,36 +289,47 @@ impl<'a> Scheduler<'a> {
         let logits: usize = rows.iter().flatten().map(Vec::len).sum();
         let mut iterators: Vec<_> = rows.iter_mut().map(|rows| rows.iter_mut()).collect();
         let first: Vec<Option<&mut Vec<f32>>> = iterators.iter_mut().map(Iterator::next).collect();
-        let choose =
-            |(slot, row): (&mut RunningJob<'a>, Option<&mut Vec<f32>>)| row.map(|row| slot.choose(row));
-        let choices: Vec<Option<Result<ChosenToken, String>>> = if logits >= MANY_LOGITS {
+        let choose = |(slot, row): (&mut RunningJob<'a>, Option<&mut Vec<f32>>)| {
+            row.map(|row| Self::choose(slot, row))
+        };
+        let choices: Vec<Option<Result<ChosenToken, JobFailure>>> = if logits >= MANY_LOGITS {
             self.slots.par_iter_mut().zip(first).map(choose).collect()
         } else {
             self.slots.iter_mut().zip(first).map(choose).collect()
         };
         for ((slot, choice), rows) in self.slots.iter_mut().zip(choices).zip(iterators) {
             let Some(choice) = choice else { continue };
-            let was_decoding = slot.is_decoding();
-            Self::push(slot, choice, self.shared, &self.eos, self.context);
-            // While drafted tokens equal chosen ones, the next row is that of plain decoding.
-            for (place, row) in rows.enumerate() {
-                if !slot.agrees(place) {
-                    break;
-                }
-                let choice = slot.choose(row);
+            let hand_out = contained(|| {
+                let was_decoding = slot.is_decoding();
                 Self::push(slot, choice, self.shared, &self.eos, self.context);
-            }
-            if was_decoding && let Err(e) = slot.settle(self.shared, seconds) {
-                slot.fail(JobFailure::Broken(e.to_string()));
+                // While drafted tokens equal chosen ones, the next row is that of plain decoding.
+                for (place, row) in rows.enumerate() {
+                    if !slot.agrees(place) {
+                        break;
+                    }
+                    let choice = Self::choose(slot, row);
+                    Self::push(slot, choice, self.shared, &self.eos, self.context);
+                }
+                if was_decoding && let Err(e) = slot.settle(self.shared, seconds) {
+                    slot.fail(JobFailure::Broken(e.to_string()));
+                }
+            });
+            if let Err(failure) = hand_out {
+                slot.fail(failure);
             }
         }
         self.shared.model.reuse_rows(rows.into_iter().flatten());
     }
 
+    /// Chooses a token for a slot.
+    fn choose(slot: &mut RunningJob<'a>, row: &mut [f32]) -> Result<ChosenToken, JobFailure> {
+        contained(|| slot.choose(row).map_err(JobFailure::Grammar))?
+    }
+
     /// Adds a chosen token to a slot's answer, and records its time.
     fn push(
         slot: &mut RunningJob<'a>,
-        choice: Result<ChosenToken, String>,
+        choice: Result<ChosenToken, JobFailure>,
         shared: &Shared,
         eos: &[u32],
         context: usize,
@@ -329,13 +358,6 @@ impl<'a> Scheduler<'a> {
             self.shared.jobs.fetch_sub(1, Ordering::SeqCst);
             if matches!(ended, Err(JobFailure::Broken(_))) {
                 continue;
-            }
-            if let Some(known) = slot.known() {
-                let mut all = self.shared.known();
-                all.push_back(Arc::new(known));
-                if all.len() > KNOWN_TEXTS {
-                    all.pop_front();
-                }
             }
             self.prefixes.keep(slot.sequence, &slot.ids, false);
         }

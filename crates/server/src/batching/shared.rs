@@ -1,18 +1,12 @@
 //! State that the batcher's thread shares with its callers.
 
 use crate::counters::ServerCounters;
-use anemoe_io::locked;
-use anemoe_runtime::chat::PromptText;
 use anemoe_runtime::model::Model;
 use anemoe_runtime::speculate::Speculation;
 use anemoe_runtime::tokenizer::Tokenizer;
-use std::collections::VecDeque;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize};
-use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
-
-/// Most texts of ended answers whose tokens are kept.
-pub const KNOWN_TEXTS: usize = 64;
 
 /// Limits of a batcher.
 #[derive(Clone, Copy, Debug)]
@@ -45,13 +39,4 @@ pub struct Shared {
     pub is_closing: AtomicBool,
     /// True if all jobs are made to fail.
     pub is_aborted: AtomicBool,
-    /// Texts of ended answers with their tokens, the newest last.
-    pub known: Mutex<VecDeque<Arc<PromptText>>>,
-}
-
-impl Shared {
-    /// Locks the texts of ended answers, the newest last.
-    pub fn known(&self) -> MutexGuard<'_, VecDeque<Arc<PromptText>>> {
-        locked(&self.known)
-    }
 }

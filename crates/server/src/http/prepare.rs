@@ -7,10 +7,9 @@ use super::models::ServedModel;
 use super::requests::{Api, Body, OfferedTools, Params, Prompts, ShownThoughts, template_messages};
 use super::stream::PartSplitter;
 use crate::batching::Job;
-use crate::schema_limits;
+use crate::grammar::AnswerGrammar;
 use crate::tool_calls::CallParser;
-use anemoe_runtime::chat::{PromptText, ThoughtSplitter};
-use llguidance::Matcher;
+use anemoe_runtime::chat::ThoughtSplitter;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -63,7 +62,7 @@ pub fn prepare(app: &App, bytes: &[u8], api: Api, deadline: Instant) -> Result<P
     let mut stops = params.stops.clone();
     let mut ends = params.ends.clone();
     let calls = model.call_form.as_ref().filter(|_| !tools.shown.is_empty());
-    let mut marks = calls.map(|form| form.marks(&model.tokenizer)).unwrap_or_default();
+    let mut marks = calls.map(|form| form.special_tokens(&model.tokenizer)).unwrap_or_default();
     if api != Api::Completion {
         stops.extend(model.template.stop_strings().iter().map(|s| s.to_string()));
         ends.extend(&model.ends);
@@ -76,7 +75,10 @@ pub fn prepare(app: &App, bytes: &[u8], api: Api, deadline: Instant) -> Result<P
     if params.logprobs.is_some() {
         header.words = model.grammars.words(&model.model).ok();
     }
-    let calls = calls.map(|form| CallParser::new(form.clone(), tools.names()));
+    let calls = calls.map(|form| {
+        let parser = CallParser::new(form.clone(), tools.shown);
+        if tools.is_single { parser.single() } else { parser }
+    });
     let (mut jobs, mut splitters) = (Vec::new(), Vec::new());
     for prompt in &prompts {
         let splits = api != Api::Completion && params.thoughts != ShownThoughts::Inside;
@@ -84,7 +86,6 @@ pub fn prepare(app: &App, bytes: &[u8], api: Api, deadline: Instant) -> Result<P
             thoughts: splits.then(|| ThoughtSplitter::new(&prompt.text)),
             shows_thoughts: app.settings.shows_thoughts && params.thoughts == ShownThoughts::Apart,
             calls: calls.clone(),
-            calls_left: tools.most_calls,
         };
         for choice in 0..params.choices {
             let mut sampling = params.sampling.clone();
@@ -92,7 +93,7 @@ pub fn prepare(app: &App, bytes: &[u8], api: Api, deadline: Instant) -> Result<P
             splitters.push(splitter.clone());
             jobs.push(Job {
                 id: header.id.clone(),
-                prompt: prompt.clone(),
+                prompt: prompt.ids.clone(),
                 max_new,
                 sampling,
                 stops: stops.clone(),
@@ -100,7 +101,7 @@ pub fn prepare(app: &App, bytes: &[u8], api: Api, deadline: Instant) -> Result<P
                 marks: marks.clone(),
                 ignore_eos: params.ignore_eos,
                 logprobs: params.logprobs,
-                grammar: grammar.as_ref().map(|g| g.deep_clone()),
+                grammar: grammar.as_ref().map(AnswerGrammar::another),
                 deadline: Some(deadline),
                 sink: Box::new(Unconnected),
             });
@@ -119,7 +120,7 @@ pub fn count_tokens(app: &App, bytes: &[u8], api: Api) -> Result<usize, ApiError
     Ok(chat_prompt(&model, &body, &body.tools()?)?.ids.len())
 }
 
-fn check_length(prompt: &PromptText, context: usize) -> Result<(), ApiError> {
+fn check_length(prompt: &Prompt, context: usize) -> Result<(), ApiError> {
     match prompt.ids.len() {
         0 => Err(ApiError::param("messages", "the prompt is empty")),
         n if n > context => {
@@ -135,7 +136,7 @@ fn grammar(
     model: &ServedModel,
     params: &Params,
     tools: &OfferedTools<'_>,
-) -> Result<Option<Matcher>, ApiError> {
+) -> Result<Option<AnswerGrammar>, ApiError> {
     if tools.forced.is_empty() {
         let schema = params.schema.clone();
         let grammar = schema.map(|schema| model.grammars.json(&model.model, schema)).transpose();
@@ -149,14 +150,19 @@ fn grammar(
             "a call cannot be forced: the form in which this model's template writes calls is not known";
         ApiError::param("tool_choice", what)
     })?;
-    for tool in &tools.forced {
-        schema_limits::check(&tool["function"]["parameters"]).map_err(|e| ApiError::param("tools", e))?;
-    }
-    let grammar = model.grammars.lark(&model.model, form.grammar(&tools.forced, &model.tokenizer));
+    let parameters = tools.forced.iter().map(|tool| &tool["function"]["parameters"]);
+    let lark = || form.grammar(&tools.forced, &model.tokenizer);
+    let grammar = model.grammars.calls(&model.model, parameters, lark);
     grammar.map(Some).map_err(|e| ApiError::param("tools", e))
 }
 
-fn chat_prompt(model: &ServedModel, body: &Body, tools: &OfferedTools<'_>) -> Result<PromptText, ApiError> {
+/// A prompt's text, empty where it is not known, and its tokens.
+struct Prompt {
+    text: String,
+    ids: Vec<u32>,
+}
+
+fn chat_prompt(model: &ServedModel, body: &Body, tools: &OfferedTools<'_>) -> Result<Prompt, ApiError> {
     let messages = body.messages.as_ref().ok_or_else(|| ApiError::param("messages", "it is missing"))?;
     let template = &model.template;
     let messages = template_messages(messages, template.thought_key())?;
@@ -167,11 +173,11 @@ fn chat_prompt(model: &ServedModel, body: &Body, tools: &OfferedTools<'_>) -> Re
     let wrong = |e: anemoe_runtime::Error| ApiError::param("messages", e.what());
     let variables = body.template_variables()?;
     let text = template.render_with(&messages, tools, true, &variables).map_err(wrong)?;
-    let ids = model.batcher.encode(&text).map_err(wrong)?;
-    Ok(PromptText { text, ids })
+    let ids = model.tokenizer.encode_written(&text).map_err(wrong)?;
+    Ok(Prompt { text, ids })
 }
 
-fn completion_prompts(model: &ServedModel, body: &Body) -> Result<Vec<PromptText>, ApiError> {
+fn completion_prompts(model: &ServedModel, body: &Body) -> Result<Vec<Prompt>, ApiError> {
     let info = &model.model.chain().model;
     let wrong = |e: anemoe_runtime::Error| ApiError::param("prompt", e.what());
     let encode = |text: &String| model.tokenizer.encode(text, info.bos_token_id).map_err(wrong);
@@ -190,5 +196,5 @@ fn completion_prompts(model: &ServedModel, body: &Body) -> Result<Vec<PromptText
         let what = format!("token {id} is outside the vocabulary of {} tokens", info.vocab_size);
         return Err(ApiError::param("prompt", what));
     }
-    Ok(all.into_iter().map(|ids| PromptText { text: String::new(), ids }).collect())
+    Ok(all.into_iter().map(|ids| Prompt { text: String::new(), ids }).collect())
 }

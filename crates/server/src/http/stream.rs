@@ -2,7 +2,7 @@
 
 use super::answers::{AnswerWriter, ChoiceAnswer, Counts, Part, PlacedToken};
 use super::api_error::ApiError;
-use crate::batching::{AnswerEvent, ChosenToken, JobFailure, Sink};
+use crate::batching::{AnswerEvent, ChosenToken, EndReason, JobFailure, Sink};
 use crate::tool_calls::{AnswerPart as CallPart, CallParser};
 use anemoe_runtime::chat::{AnswerPiece, ThoughtSplitter};
 use axum::http::StatusCode;
@@ -61,17 +61,15 @@ pub struct PartSplitter {
     pub shows_thoughts: bool,
     /// Parser of calls, if the request has tools.
     pub calls: Option<CallParser>,
-    /// Number of calls that may follow.
-    pub calls_left: usize,
 }
 
 impl PartSplitter {
-    fn parts(&mut self, text: &str, is_end: bool) -> Vec<Part> {
+    fn parts(&mut self, text: &str, end: Option<EndReason>) -> Vec<Part> {
         let mut pieces = match &mut self.thoughts {
             Some(splitter) => splitter.push(text),
             None => vec![AnswerPiece::Text(text.into())],
         };
-        if let Some(splitter) = self.thoughts.as_mut().filter(|_| is_end) {
+        if let (Some(splitter), Some(_)) = (&mut self.thoughts, end) {
             pieces.extend(splitter.finish());
         }
         let mut parts = Vec::new();
@@ -85,17 +83,10 @@ impl PartSplitter {
                 },
             }
         }
-        if let Some(parser) = self.calls.as_mut().filter(|_| is_end) {
-            parts.extend(parser.finish().into_iter().map(Part::from));
+        if let (Some(parser), Some(reason)) = (&mut self.calls, end) {
+            parts.extend(parser.finish(reason == EndReason::Length).into_iter().map(Part::from));
         }
-        parts.retain(|part| match part {
-            Part::Text(text) | Part::Thought(text) => !text.is_empty(),
-            Part::Call(_) => {
-                let is_wanted = self.calls_left > 0;
-                self.calls_left = self.calls_left.saturating_sub(1);
-                is_wanted
-            }
-        });
+        parts.retain(|part| !matches!(part, Part::Text(text) | Part::Thought(text) if text.is_empty()));
         parts
     }
 
@@ -157,13 +148,13 @@ impl ComingAnswers {
         match event {
             AnswerEvent::Token { text, choice } => {
                 let was_thinking = splitter.is_thinking();
-                let parts = splitter.parts(&text, false);
+                let parts = splitter.parts(&text, None);
                 self.counts.thoughts += usize::from(was_thinking || splitter.is_thinking());
                 let token = choice.logprob.is_some().then_some(choice);
                 Ok(NewParts { index, parts, token, is_end: false })
             }
             AnswerEvent::Finished { text, reason, usage } => {
-                let parts = splitter.parts(&text, true);
+                let parts = splitter.parts(&text, Some(reason));
                 self.answers[index].reason = Some(reason);
                 self.counts.add(usage, index.is_multiple_of(self.per_prompt));
                 self.left -= 1;

@@ -1,8 +1,7 @@
 //! The form in which a chat template writes tool calls.
 
-use super::ToolCall;
-use super::braces::BraceCalls;
-use crate::grammar::{quoted, set_spacing};
+use super::call_grammar::{CallGrammar, terminals};
+use super::read::CallMarks;
 use anemoe_runtime::chat::{ChatTemplate, message};
 use anemoe_runtime::tokenizer::Tokenizer;
 use serde_json::{Map, Value, json};
@@ -10,16 +9,23 @@ use serde_json::{Map, Value, json};
 /// Markers that occur in no other text.
 const TOOL: &str = "MARKOFATOOL";
 const CALL: &str = "MARKOFACALL";
+const TEXT: &str = "*MARKOFATEXT";
 /// Key and value of the marker call's only argument.
 const ARGUMENT: (&str, &str) = ("key", "value");
 /// Most bytes of a tag before or after a call.
 const MAX_TAG: usize = 64;
+/// Tag before calls that Llama 3 writes, but its template does not.
+const PYTHON_TAG: &str = "<|python_tag|>";
+/// Recipient of gpt-oss's calls; it follows the role or the channel.
+const RECIPIENT: &str = " to=functions.";
 
 /// The form in which a template writes tool calls.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CallForm {
-    /// Tags before and after a call; `None` where the call is the whole answer.
-    pub(super) tags: Option<(String, String)>,
+    /// Tags before a call, the usual one first; none where the call is the whole answer.
+    pub(super) begins: Vec<String>,
+    /// Tag after a call.
+    pub(super) end: Option<String>,
     /// Syntax between the tags.
     pub(super) syntax: CallSyntax,
 }
@@ -29,19 +35,25 @@ pub struct CallForm {
 pub(super) enum CallSyntax {
     /// A JSON object with a name and arguments.
     Json {
-        /// Text between a tag and the object, as in the template.
-        blank: String,
+        /// Text between the tags and the object: blanks, and brackets of a list.
+        around: (String, String),
         /// Key of the arguments: `arguments` or `parameters`.
         key: String,
     },
-    /// Names with arguments in braces.
-    Braces(BraceCalls),
-}
-
-/// Returns the description of a tool, in the form of requests.
-fn marked_tool() -> Value {
-    let parameters = json!({"type": "object", "properties": {ARGUMENT.0: {"type": "string"}}});
-    json!({"type": "function", "function": {"name": TOOL, "description": "", "parameters": parameters}})
+    /// A name, with arguments in braces whose keys have no quotation marks.
+    Braces {
+        /// Text before the name.
+        word: String,
+        /// Mark before and after a text.
+        quote: String,
+    },
+    /// A name, a text behind it, and arguments in JSON.
+    Named {
+        /// Text between name and arguments.
+        between: String,
+    },
+    /// `<function=NAME>`, `<parameter=KEY>text</parameter>`.
+    Tags,
 }
 
 impl CallForm {
@@ -50,129 +62,172 @@ impl CallForm {
         if !template.takes_tools() {
             return None;
         }
-        let tools = [marked_tool()];
-        let function = json!({"name": CALL, "arguments": {ARGUMENT.0: ARGUMENT.1}});
-        let mut called = Map::from_iter(message("assistant", "").as_object().cloned().unwrap_or_default());
-        called.insert("tool_calls".into(), json!([{"id": "x", "type": "function", "function": function}]));
-        let question = message("user", "x");
-        let whole = template.render(&[question, called.into()], Some(&tools), false).ok()?;
-        CallForm::of_json(&whole).or_else(|| CallForm::of_braces(&whole))
+        let parameters = json!({"type": "object", "properties": {ARGUMENT.0: {"type": "string"}}});
+        let tool = json!({"name": TOOL, "description": "", "parameters": parameters});
+        let tools = [json!({"type": "function", "function": tool})];
+        let render =
+            |answer: Value| template.render(&[message("user", "x"), answer], Some(&tools), false).ok();
+        let call = |arguments: Value| {
+            // Mistral's templates ask for ids of nine characters.
+            let call = json!({"id": "call00001", "type": "function", "function": {"name": CALL, "arguments": arguments}});
+            let mut called =
+                Map::from_iter(message("assistant", "").as_object().cloned().unwrap_or_default());
+            called.insert("tool_calls".into(), json!([call]));
+            render(called.into())
+        };
+        let arguments = json!({ARGUMENT.0: ARGUMENT.1});
+        let whole = call(arguments.clone()).or_else(|| call(arguments.to_string().into()))?;
+        // What an answer of text does not have is the call's.
+        let text = render(message("assistant", TEXT)).unwrap_or_default();
+        let same = text.split(TEXT).next().unwrap_or_default();
+        let common = whole.bytes().zip(same.bytes()).take_while(|(a, b)| a == b).count();
+        let at = whole.find(CALL)?;
+        let start = (0..=common.min(at)).rev().find(|i| whole.is_char_boundary(*i))?;
+        CallForm::of_call(&whole[start..at], &whole[at + CALL.len()..])
     }
 
-    /// Finds the JSON object of the marker call in a rendered conversation.
-    fn of_json(whole: &str) -> Option<CallForm> {
-        let start = whole[..whole.find(CALL)?].rfind('{')?;
-        let mut calls = serde_json::Deserializer::from_str(&whole[start..]).into_iter::<Map<String, Value>>();
+    /// Finds the form of the marker call by what stands before its name, and behind it.
+    fn of_call(before: &str, behind: &str) -> Option<CallForm> {
+        if before.ends_with(RECIPIENT) {
+            return Some(CallForm::of_harmony());
+        }
+        if before.trim_end().ends_with("<function=") {
+            let begin = before.trim_end().strip_suffix("<function=")?.trim();
+            // Models often leave out the outer tag; the inner one then begins an untagged call.
+            let (begin, end) = (first_tag(begin)?, "</tool_call>".to_string());
+            return Some(CallForm { begins: vec![begin], end: Some(end), syntax: CallSyntax::Tags });
+        }
+        if before.trim_end().ends_with('"') {
+            return CallForm::of_json(before, behind);
+        }
+        CallForm::of_braces(before, behind).or_else(|| {
+            let (between, rest) = behind.split_once('{')?;
+            let mut arguments =
+                serde_json::Deserializer::from_str(&behind[between.len()..]).into_iter::<Value>();
+            arguments.next()?.ok().filter(|arguments| arguments[ARGUMENT.0] == ARGUMENT.1)?;
+            let (begin, between) = (first_tag(before.trim())?, between.to_string());
+            let end = rest.split_once('}').and_then(|(_, behind)| mirrored(&begin, behind));
+            let is_whole = before.trim() == begin;
+            is_whole.then(|| CallForm { begins: vec![begin], end, syntax: CallSyntax::Named { between } })
+        })
+    }
+
+    /// Returns gpt-oss's form. The model writes the recipient behind the channel, the template before it.
+    fn of_harmony() -> CallForm {
+        let heads = [
+            "<|channel|>commentary",
+            "<|start|>assistant<|channel|>commentary",
+            "<|start|>assistant",
+            "<|channel|>analysis",
+        ];
+        CallForm {
+            begins: heads.iter().map(|head| format!("{head}{RECIPIENT}")).collect(),
+            end: Some("<|call|>".into()),
+            syntax: CallSyntax::Named { between: " <|constrain|>json<|message|>".into() },
+        }
+    }
+
+    /// Finds the JSON object around the marker call.
+    fn of_json(before: &str, behind: &str) -> Option<CallForm> {
+        let start = before.rfind('{')?;
+        let whole = format!("{}{CALL}{behind}", &before[start..]);
+        let mut calls = serde_json::Deserializer::from_str(&whole).into_iter::<Map<String, Value>>();
         let call = calls.next()?.ok()?;
-        let behind = &whole[start + calls.byte_offset()..];
+        let (before, behind) = (&before[..start], &whole[calls.byte_offset()..]);
         let key = ["arguments", "parameters"]
             .into_iter()
             .find(|key| call.get(*key).is_some_and(|arguments| arguments[ARGUMENT.0] == ARGUMENT.1))?;
         if call.get("name").is_none_or(|name| name != CALL) {
             return None;
         }
-        let before = &whole[..start];
-        let blank = before[before.trim_end().len()..].to_string();
-        let tags = first_tag(behind.trim_start()).and_then(|end| {
-            let begin = end.replacen("</", "<", 1);
-            (begin != end && before.trim_end().ends_with(&begin)).then_some((begin, end))
-        });
-        match (tags, key) {
-            (Some(tags), _) => {
-                Some(CallForm { tags: Some(tags), syntax: CallSyntax::Json { blank, key: key.into() } })
-            }
+        let key = key.to_string();
+        let tagged = before.trim_end_matches(|c: char| c.is_whitespace() || c == '[');
+        let Some(begin) = first_tag(tagged.trim()).filter(|tag| tagged.trim() == tag) else {
             // Without tags, only this key distinguishes a call from another object.
-            (None, "parameters") => Some(CallForm {
-                tags: None,
-                syntax: CallSyntax::Json { blank: String::new(), key: key.into() },
-            }),
-            _ => None,
+            let syntax = CallSyntax::Json { around: Default::default(), key };
+            let begins = vec![PYTHON_TAG.to_string()];
+            return matches!(&syntax, CallSyntax::Json { key, .. } if key == "parameters")
+                .then_some(CallForm { begins, end: None, syntax });
+        };
+        let tail = behind.trim_start_matches(|c: char| c.is_whitespace() || c == ']');
+        let end = mirrored(&begin, tail);
+        let closed = behind.len() - tail.len();
+        let around =
+            (before[tagged.len()..].to_string(), behind[..closed].trim_end_matches('\n').to_string());
+        let around = match &end {
+            Some(_) => (around.0, behind[..closed].to_string()),
+            None => around,
+        };
+        Some(CallForm { begins: vec![begin], end, syntax: CallSyntax::Json { around, key } })
+    }
+
+    /// Finds the marker call with braces.
+    fn of_braces(before: &str, behind: &str) -> Option<CallForm> {
+        let begin = first_tag(before.trim_start())?;
+        let word = before.trim_start()[begin.len()..].to_string();
+        let argument = behind.strip_prefix('{')?.strip_prefix(ARGUMENT.0)?.strip_prefix(':')?;
+        let (quote, rest) = argument.split_once(ARGUMENT.1)?;
+        let end = first_tag(rest.strip_prefix(quote)?.strip_prefix('}')?);
+        let syntax = CallSyntax::Braces { word, quote: quote.into() };
+        (!quote.is_empty()).then_some(CallForm { begins: vec![begin], end, syntax })
+    }
+
+    /// Returns the tag that ends a call. As a stop string it keeps an answer to a single call.
+    pub fn end_tag(&self) -> Option<&str> {
+        self.end.as_deref()
+    }
+
+    /// Returns what stands around names and texts.
+    pub(super) fn marks(&self) -> CallMarks<'_> {
+        match &self.syntax {
+            CallSyntax::Braces { word, quote } => CallMarks { word, quote },
+            _ => CallMarks { word: "", quote: "" },
         }
     }
 
-    /// Finds the marker call with braces in a rendered conversation.
-    fn of_braces(whole: &str) -> Option<CallForm> {
-        let at = whole.find(CALL)?;
-        let (begin, word) = last_tag(&whole[..at])?;
-        let (calls, behind) = BraceCalls::find(word, &whole[at + CALL.len()..], ARGUMENT)?;
-        let end = first_tag(behind)?;
-        Some(CallForm { tags: Some((begin, end)), syntax: CallSyntax::Braces(calls) })
-    }
-
     /// Returns the special tokens that are part of a call's text, so that decoding must show them.
-    pub fn marks(&self, tokenizer: &Tokenizer) -> Vec<u32> {
-        let tags = self.tags.iter().flat_map(|(begin, end)| [begin.as_str(), end.as_str()]);
-        let quote = match &self.syntax {
-            CallSyntax::Json { .. } => None,
-            CallSyntax::Braces(calls) => Some(calls.quote()),
+    pub fn special_tokens(&self, tokenizer: &Tokenizer) -> Vec<u32> {
+        let between = match &self.syntax {
+            CallSyntax::Named { between } => between.as_str(),
+            _ => "",
         };
-        tags.chain(quote).filter_map(|mark| tokenizer.special_id(mark)).collect()
+        let texts =
+            self.begins.iter().map(String::as_str).chain(self.end_tag()).chain([self.marks().quote, between]);
+        let mut ids: Vec<u32> = texts.flat_map(tags).filter_map(|tag| tokenizer.special_id(tag)).collect();
+        ids.sort_unstable();
+        ids.dedup();
+        ids
     }
 
     /// Makes a grammar in Lark for one call of one of these tools.
     pub fn grammar(&self, tools: &[&Value], tokenizer: &Tokenizer) -> String {
-        match &self.syntax {
-            CallSyntax::Json { blank, key } => self.json_grammar(tools, blank, key),
-            CallSyntax::Braces(calls) => {
-                let (begin, end) = self.tags.clone().unwrap_or_default();
-                calls.grammar(tools, (&begin, &end), tokenizer)
-            }
-        }
-    }
-
-    fn json_grammar(&self, tools: &[&Value], blank: &str, key: &str) -> String {
-        let (before, behind) = match &self.tags {
-            Some((begin, end)) => (format!("{begin}{blank}"), format!("{blank}{end}")),
-            None => (String::new(), String::new()),
+        let begin = match (&self.syntax, self.begins.first()) {
+            // The template writes no tag.
+            (_, Some(tag)) if tag == PYTHON_TAG => "",
+            (_, tag) => tag.map_or("", String::as_str),
         };
-        let names: Vec<String> = (0..tools.len()).map(|i| format!("call{i}")).collect();
-        let mut grammar = format!("start: {}\n", names.join(" | "));
-        for (i, tool) in tools.iter().enumerate() {
-            let head = format!("{before}{{\"name\": {}, {}: ", tool["function"]["name"], quoted(key));
-            let mut schema = match &tool["function"]["parameters"] {
-                Value::Object(schema) => schema.clone(),
-                _ => Map::from_iter([("type".to_string(), "object".into())]),
-            };
-            set_spacing(&mut schema);
-            let tail = quoted(&format!("}}{behind}"));
-            grammar += &format!("call{i}: {} arguments{i} {tail}\n", quoted(&head));
-            grammar += &format!("arguments{i}: %json {}\n", Value::from(schema));
-        }
-        grammar
-    }
-
-    /// Parses the text between tags as calls, at least one; `None` where it is something else.
-    pub(super) fn read(&self, text: &str) -> Option<Vec<ToolCall>> {
-        match &self.syntax {
-            CallSyntax::Json { key, .. } => self.read_json(text, key).map(|call| vec![call]),
-            CallSyntax::Braces(calls) => calls.read(text),
-        }
-    }
-
-    fn read_json(&self, text: &str, key: &str) -> Option<ToolCall> {
-        let call: Map<String, Value> = serde_json::from_str(text.trim()).ok()?;
-        let name = call.get("name")?.as_str()?.to_string();
-        let arguments = match call.get(key).or_else(|| call.get("arguments")) {
-            None if self.tags.is_some() => "{}".into(),
-            Some(Value::String(text)) if serde_json::from_str::<Map<String, Value>>(text).is_ok() => {
-                text.clone()
-            }
-            Some(arguments @ Value::Object(_)) => arguments.to_string(),
-            _ => return None,
-        };
-        Some(ToolCall { name, arguments })
+        let mark = |text: &str| terminals(text, tokenizer);
+        CallGrammar::new(&self.syntax, &mark).write(tools, begin, self.end_tag().unwrap_or_default())
     }
 }
 
-/// Returns the tag with which a text begins.
+/// Returns the tag `<..>` or `[..]` with which a text begins.
 fn first_tag(text: &str) -> Option<String> {
-    let end = text.find('>').filter(|end| *end < MAX_TAG)?;
-    text.starts_with('<').then(|| text[..=end].to_string())
+    let close = match text.chars().next()? {
+        '<' => '>',
+        '[' => ']',
+        _ => return None,
+    };
+    let end = text.find(close).filter(|end| (2..MAX_TAG).contains(end))?;
+    Some(text[..=end].to_string())
 }
 
-/// Returns the last tag of a text, and the text after it.
-fn last_tag(text: &str) -> Option<(String, &str)> {
-    let tag = first_tag(&text[text.rfind('<')?..])?;
-    let behind = &text[text.rfind('<')? + tag.len()..];
-    Some((tag, behind))
+/// Returns the tag with which a text begins if it closes the tag `begin`.
+fn mirrored(begin: &str, text: &str) -> Option<String> {
+    first_tag(text.trim_start()).filter(|end| end.replacen('/', "", 1) == begin)
+}
+
+/// Returns all tags of a text.
+pub(super) fn tags(text: &str) -> impl Iterator<Item = &str> {
+    text.match_indices(['<', '[']).filter_map(|(i, _)| Some(&text[i..i + first_tag(&text[i..])?.len()]))
 }

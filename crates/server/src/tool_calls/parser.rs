@@ -1,91 +1,211 @@
 //! Finds tool calls in an answer that arrives in pieces.
 
-use super::{AnswerPart, CallForm, ToolCall};
+use super::read::{Guess, Tools};
+use super::{AnswerPart, CallForm};
+use serde_json::Value;
+use std::sync::Arc;
 
-/// Finds tool calls in an answer that arrives in pieces. Holds back text that may begin a call, and blanks before it.
+/// Finds tool calls in an answer that arrives in pieces. Holds back text as long as it may begin a call, and blanks
+/// before it. The parts do not depend on how the answer is cut.
 #[derive(Clone)]
 pub struct CallParser {
     form: CallForm,
-    /// Names of the request's tools.
-    names: Vec<String>,
-    /// Text that is held back.
+    tools: Arc<Tools>,
+    /// True if a call ends the answer.
+    is_single: bool,
+    state: State,
+    /// Blanks that are not part of the text if a call follows.
+    blanks: String,
+    /// Text that is held back, without a tag before it.
     held: String,
-    /// True if the begin tag came, but not the end tag.
-    is_inside: bool,
-    /// True if the answer begins with other text, so that it is no call.
-    is_text: bool,
+    /// True if the held text begins a line.
+    is_line_start: bool,
+    /// True if anything but blanks came before the held text.
+    is_begun: bool,
+}
+
+/// State of the parser.
+#[derive(Clone)]
+enum State {
+    /// Text; what is held may become a tag or a call without a tag.
+    Text,
+    /// A call behind a tag. The guess is that of the held text.
+    Tagged { tag: String, guess: Guess },
+    /// A call without a tag before it, at the beginning of a line or within one.
+    Untagged { is_line_start: bool },
+    /// A call came, and the answer has only one.
+    Done,
 }
 
 impl CallParser {
-    /// Makes a parser of calls of the tools `names`.
-    pub fn new(form: CallForm, names: Vec<String>) -> CallParser {
-        CallParser { form, names, held: String::new(), is_inside: false, is_text: false }
+    /// Makes a parser of calls of the request's `tools`, in the form of requests.
+    pub fn new(form: CallForm, tools: &[Value]) -> CallParser {
+        CallParser {
+            form,
+            tools: Arc::new(Tools::new(tools)),
+            is_single: false,
+            state: State::Text,
+            blanks: String::new(),
+            held: String::new(),
+            is_line_start: true,
+            is_begun: false,
+        }
+    }
+
+    /// Makes the first call the end of the answer (`parallel_tool_calls: false`).
+    pub fn single(self) -> CallParser {
+        CallParser { is_single: true, ..self }
     }
 
     /// Adds a piece of the answer. Returns the parts that are certain now.
     pub fn push(&mut self, piece: &str) -> Vec<AnswerPart> {
-        self.held.push_str(piece);
         let mut parts = Vec::new();
-        match self.form.tags.clone() {
-            Some((begin, end)) => self.push_tagged(&begin, &end, &mut parts),
-            None => {
-                let start = self.held.trim_start();
-                self.is_text |= !start.is_empty() && !start.starts_with('{');
-                if self.is_text {
-                    add_text(&mut parts, std::mem::take(&mut self.held));
-                }
-            }
-        }
+        piece.chars().for_each(|c| self.add(c, &mut parts));
         parts
     }
 
-    fn push_tagged(&mut self, begin: &str, end: &str, parts: &mut Vec<AnswerPart>) {
-        loop {
-            let tag = if self.is_inside { end } else { begin };
-            let Some(at) = self.held.find(tag) else { break };
-            let rest = self.held.split_off(at + tag.len());
-            let mut before = std::mem::replace(&mut self.held, rest);
-            before.truncate(at);
-            match (self.is_inside, self.form.read(&before)) {
-                // Blanks before a call are not part of the text.
-                (false, _) => add_text(parts, before.trim_end().to_string()),
-                (true, Some(calls)) => parts.extend(calls.into_iter().map(AnswerPart::Call)),
-                (true, None) => add_text(parts, format!("{begin}{before}{end}")),
+    fn add(&mut self, c: char, parts: &mut Vec<AnswerPart>) {
+        match &mut self.state {
+            State::Done => {}
+            State::Text => {
+                if self.held.is_empty() && c.is_whitespace() {
+                    self.is_line_start |= c == '\n';
+                    self.blanks.push(c);
+                } else {
+                    self.held.push(c);
+                    self.decide(parts);
+                }
             }
-            self.is_inside = !self.is_inside;
-        }
-        if !self.is_inside {
-            // Text that may begin a tag, and blanks before it.
-            let (tag, held) = (begin.as_bytes(), self.held.as_bytes());
-            let kept = (1..tag.len()).rev().find(|n| held.ends_with(&tag[..*n]));
-            let shown = self.held[..self.held.len() - kept.unwrap_or(0)].trim_end().len();
-            let held = self.held.split_off(shown);
-            add_text(parts, std::mem::replace(&mut self.held, held));
+            State::Tagged { .. } | State::Untagged { .. } => {
+                self.held.push(c);
+                let ends = |tag: &&String| c == last(tag) && self.held.ends_with(tag.as_str());
+                if let Some(tag) = self.form.end.iter().find(ends) {
+                    let (length, tag) = (self.held.len() - tag.len(), tag.clone());
+                    self.held.truncate(length);
+                    self.close(&tag, parts);
+                } else if let Some(tag) = self.form.begins.iter().filter(ends).max_by_key(|tag| tag.len()) {
+                    // The end tag is missing.
+                    let (length, tag) = (self.held.len() - tag.len(), tag.clone());
+                    self.held.truncate(length);
+                    self.close("", parts);
+                    if !matches!(self.state, State::Done) {
+                        self.state = State::Tagged { tag, guess: Guess::Unsure };
+                    }
+                } else if let State::Tagged { guess, .. } = &mut self.state
+                    && *guess == Guess::Unsure
+                {
+                    *guess = self.tools.guess(&self.held, &self.form.marks(), true);
+                    if *guess == Guess::No {
+                        self.release("", parts);
+                    }
+                }
+            }
         }
     }
 
-    /// Returns the parts of the held text when the answer has ended; a complete call without its end tag counts.
-    pub fn finish(&mut self) -> Vec<AnswerPart> {
-        let held = std::mem::take(&mut self.held);
-        let mut parts = Vec::new();
-        let is_known = |calls: &Vec<ToolCall>| calls.iter().all(|call| self.names.contains(&call.name));
-        let calls = match &self.form.tags {
-            Some(_) if self.is_inside => self.form.read(&held),
-            Some(_) => None,
-            None => self.form.read(&held).filter(is_known),
-        };
-        match (calls, &self.form.tags) {
-            (Some(calls), _) => parts.extend(calls.into_iter().map(AnswerPart::Call)),
-            (None, Some((begin, _))) if self.is_inside => add_text(&mut parts, format!("{begin}{held}")),
-            (None, _) => add_text(&mut parts, held),
+    /// Decides whether the held text begins a tag, a call, or is text.
+    fn decide(&mut self, parts: &mut Vec<AnswerPart>) {
+        loop {
+            if let Some(tag) = self.form.begins.iter().find(|tag| **tag == self.held) {
+                self.state = State::Tagged { tag: tag.clone(), guess: Guess::Unsure };
+                self.held.clear();
+                return;
+            }
+            if self.held.is_empty() || self.form.begins.iter().any(|tag| tag.starts_with(&self.held)) {
+                return;
+            }
+            if self.is_line_start || !self.blanks.is_empty() {
+                match self.tools.guess(&self.held, &self.form.marks(), false) {
+                    Guess::Yes => {
+                        self.state = State::Untagged { is_line_start: self.is_line_start };
+                        return;
+                    }
+                    Guess::Unsure => return,
+                    Guess::No => {}
+                }
+            }
+            // The first character is text; the next one may begin a tag.
+            let rest = self.held.split_off(self.held.chars().next().map_or(0, char::len_utf8));
+            let first = std::mem::replace(&mut self.held, rest);
+            self.text(&first, parts);
+            while let Some(blank) = self.held.chars().next().filter(|c| c.is_whitespace()) {
+                self.is_line_start |= blank == '\n';
+                self.blanks.push(blank);
+                self.held.remove(0);
+            }
         }
-        self.is_inside = false;
+    }
+
+    /// Emits text, with the blanks before it.
+    fn text(&mut self, text: &str, parts: &mut Vec<AnswerPart>) {
+        if !matches!(parts.last(), Some(AnswerPart::Text(_))) && !(self.blanks.is_empty() && text.is_empty())
+        {
+            parts.push(AnswerPart::Text(String::new()));
+        }
+        if let Some(AnswerPart::Text(all)) = parts.last_mut() {
+            *all += &std::mem::take(&mut self.blanks);
+            *all += text;
+        }
+        self.is_begun |= !text.is_empty();
+        self.is_line_start = text.ends_with('\n');
+    }
+
+    /// Emits the held text, with the tags around it.
+    fn release(&mut self, end: &str, parts: &mut Vec<AnswerPart>) {
+        let held = std::mem::take(&mut self.held);
+        match std::mem::replace(&mut self.state, State::Text) {
+            State::Tagged { tag, .. } => self.text(&format!("{tag}{held}{end}"), parts),
+            _ => self.text(&format!("{held}{end}"), parts),
+        }
+    }
+
+    /// Ends a call at its end tag; at an empty one another tag or the end of the answer follows.
+    fn close(&mut self, end: &str, parts: &mut Vec<AnswerPart>) {
+        let is_tagged = matches!(self.state, State::Tagged { .. }) || !end.is_empty();
+        match self.calls(is_tagged, true) {
+            Some(calls) => self.emit(calls, parts),
+            None => self.release(end, parts),
+        }
+    }
+
+    /// Reads the held text as calls.
+    fn calls(&self, is_tagged: bool, is_ended: bool) -> Option<Vec<super::ToolCall>> {
+        let marks = self.form.marks();
+        // Without tags, an object is a call if it is the whole answer and has arguments; what a word marks begins a line.
+        let is_object = self.held.starts_with(['{', '[', '`']);
+        let has_arguments = || ["arguments", "parameters"].iter().any(|key| self.held.contains(key));
+        let is_line_start = !matches!(self.state, State::Untagged { is_line_start: false });
+        let is_meant = is_tagged || is_line_start && (!is_object || !self.is_begun && has_arguments());
+        self.tools.read(&self.held, &marks, is_ended).filter(|_| is_meant)
+    }
+
+    fn emit(&mut self, calls: Vec<super::ToolCall>, parts: &mut Vec<AnswerPart>) {
+        let most = if self.is_single { 1 } else { usize::MAX };
+        parts.extend(calls.into_iter().take(most).map(AnswerPart::Call));
+        self.blanks.clear();
+        self.held.clear();
+        self.is_begun = true;
+        self.is_line_start = true;
+        self.state = if self.is_single { State::Done } else { State::Text };
+    }
+
+    /// Returns the parts of the held text when the answer has ended. A call without its end tag counts; if the answer
+    /// `is_cut` at its most tokens, only a complete one.
+    pub fn finish(&mut self, is_cut: bool) -> Vec<AnswerPart> {
+        let mut parts = Vec::new();
+        let is_tagged = matches!(self.state, State::Tagged { .. });
+        match &self.state {
+            State::Done => {}
+            State::Text => self.release("", &mut parts),
+            State::Tagged { .. } | State::Untagged { .. } => match self.calls(is_tagged, !is_cut) {
+                Some(calls) => self.emit(calls, &mut parts),
+                None => self.release("", &mut parts),
+            },
+        }
         parts
     }
 }
 
-fn add_text(parts: &mut Vec<AnswerPart>, text: String) {
-    if !text.is_empty() {
-        parts.push(AnswerPart::Text(text));
-    }
+fn last(text: &str) -> char {
+    text.chars().next_back().unwrap_or_default()
 }

@@ -12,6 +12,8 @@ use std::hash::{BuildHasher, Hasher};
 const MOST_CHOICES: u64 = 8;
 /// Most stop strings of a request.
 const MOST_STOPS: usize = 16;
+/// Most bytes of all stop strings together.
+const MAX_STOP_BYTES: usize = 16 << 10;
 /// Highest temperature, as in OpenAI's API.
 const HIGHEST_TEMPERATURE: f64 = 2.0;
 /// Most alternatives to a token, as in OpenAI's API.
@@ -93,15 +95,8 @@ pub struct OfferedTools<'a> {
     pub shown: &'a [Value],
     /// Tools one of which the model must call; empty where it may answer with text.
     pub forced: Vec<&'a Value>,
-    /// Most calls of an answer.
-    pub most_calls: usize,
-}
-
-impl OfferedTools<'_> {
-    /// Returns the names of the tools.
-    pub fn names(&self) -> Vec<String> {
-        self.shown.iter().filter_map(|t| Some(t["function"]["name"].as_str()?.to_string())).collect()
-    }
+    /// True if an answer has one call at most.
+    pub is_single: bool,
 }
 
 /// Parameters of both kinds of requests.
@@ -149,7 +144,7 @@ impl Body {
     /// A tool has no name, or the chosen tool does not exist.
     pub fn tools(&self) -> Result<OfferedTools<'_>, ApiError> {
         let shown = self.tools.as_deref().unwrap_or_default();
-        let most_calls = if self.parallel_tool_calls == Some(false) { 1 } else { usize::MAX };
+        let is_single = self.parallel_tool_calls == Some(false);
         for (i, tool) in shown.iter().enumerate() {
             let name = tool.pointer("/function/name").and_then(Value::as_str);
             if name.is_none_or(str::is_empty) {
@@ -164,7 +159,7 @@ impl Body {
             None | Some(Value::Null) => Vec::new(),
             Some(choice) if choice == "auto" => Vec::new(),
             Some(choice) if choice == "none" => {
-                return Ok(OfferedTools { shown: &[], forced: Vec::new(), most_calls });
+                return Ok(OfferedTools { shown: &[], forced: Vec::new(), is_single });
             }
             Some(choice) if choice == "required" => shown.iter().collect(),
             Some(choice) => {
@@ -180,7 +175,7 @@ impl Body {
         if forced.is_empty() && self.tool_choice.as_ref().is_some_and(|choice| choice == "required") {
             return Err(ApiError::param("tool_choice", "there are no tools"));
         }
-        Ok(OfferedTools { shown, forced, most_calls })
+        Ok(OfferedTools { shown, forced, is_single })
     }
 
     /// Returns the template variables that this request sets, such as `enable_thinking`.
@@ -281,6 +276,9 @@ impl Body {
         if stops.len() > MOST_STOPS || stops.iter().any(String::is_empty) {
             return Err(ApiError::param("stop", format!("at most {MOST_STOPS} texts, none of them empty")));
         }
+        if stops.iter().map(String::len).sum::<usize>() > MAX_STOP_BYTES {
+            return Err(ApiError::param("stop", format!("more than {MAX_STOP_BYTES} bytes together")));
+        }
         Ok(stops)
     }
 
@@ -347,6 +345,7 @@ mod tests {
             (json!({"n": 0}), "n"),
             (json!({"n": 1000}), "n"),
             (json!({"stop": [""]}), "stop"),
+            (json!({"stop": ["x".repeat(9000), "y".repeat(9000)]}), "stop"),
             (json!({"top_logprobs": 3}), "top_logprobs"),
             (json!({"logprobs": true, "top_logprobs": 21}), "top_logprobs"),
             (json!({"logprobs": 3}), "logprobs"),

@@ -1,0 +1,116 @@
+//! The part of a JSON schema that decides how a written value is read: its types, properties and items.
+
+use serde_json::Value;
+
+/// Most alternatives of a schema (`anyOf`, `$ref` and their like) that are looked at.
+const MOST_BRANCHES: usize = 64;
+
+/// Set of JSON types.
+pub type Types = u8;
+pub const NULL: Types = 1;
+pub const BOOLEAN: Types = 2;
+pub const INTEGER: Types = 4;
+/// Numbers that are not whole.
+pub const FRACTION: Types = 8;
+pub const TEXT: Types = 16;
+pub const LIST: Types = 32;
+pub const OBJECT: Types = 64;
+const ALL: Types = 127;
+
+/// A schema with its alternatives side by side. Without a schema, any value fits.
+#[derive(Clone)]
+pub struct Shape<'s> {
+    root: &'s Value,
+    branches: Vec<&'s Value>,
+}
+
+impl<'s> Shape<'s> {
+    /// Makes the shape of `schema`, whose references begin at `root`.
+    pub fn new(root: &'s Value, schema: &'s Value) -> Shape<'s> {
+        let mut open = vec![schema];
+        let mut branches: Vec<&Value> = Vec::new();
+        while let Some(schema) = open.pop() {
+            if branches.len() == MOST_BRANCHES || branches.iter().any(|known| std::ptr::eq(*known, schema)) {
+                continue;
+            }
+            branches.push(schema);
+            let target = schema["$ref"].as_str().and_then(|name| root.pointer(name.strip_prefix('#')?));
+            let inner = ["anyOf", "oneOf", "allOf"].into_iter().filter_map(|key| schema[key].as_array());
+            open.extend(inner.flatten().rev().chain(target));
+        }
+        Shape { root, branches }
+    }
+
+    /// Returns the types that the schema allows.
+    pub fn types(&self) -> Types {
+        let mut types = 0;
+        for schema in &self.branches {
+            match &schema["type"] {
+                Value::String(name) => types |= named(name),
+                Value::Array(names) => {
+                    types |= names.iter().filter_map(Value::as_str).fold(0, |all, name| all | named(name));
+                }
+                _ => {
+                    let values = schema["enum"].as_array().into_iter().flatten().chain(schema.get("const"));
+                    types |= values.fold(0, |all, value| all | type_of(value));
+                    types |= if schema["properties"].is_object() { OBJECT } else { 0 };
+                }
+            }
+            types |= if types != 0 && schema["nullable"] == true { NULL } else { 0 };
+        }
+        if types == 0 { ALL } else { types }
+    }
+
+    fn properties(&self) -> impl Iterator<Item = &'s serde_json::Map<String, Value>> {
+        self.branches.iter().filter_map(|schema| schema["properties"].as_object())
+    }
+
+    /// Tells whether the schema has a property of this name.
+    pub fn has(&self, key: &str) -> bool {
+        self.properties().any(|all| all.contains_key(key))
+    }
+
+    /// Tells whether the schema names properties.
+    pub fn has_properties(&self) -> bool {
+        self.properties().any(|all| !all.is_empty())
+    }
+
+    /// Returns the shape of a property.
+    pub fn property(&self, key: &str) -> Shape<'s> {
+        let named = self.properties().find_map(|all| all.get(key));
+        let other = || self.branches.iter().find_map(|schema| schema.get("additionalProperties"));
+        Shape::new(self.root, named.or_else(other).unwrap_or(&Value::Null))
+    }
+
+    /// Returns the shape of a list's items.
+    pub fn items(&self) -> Shape<'s> {
+        let items = self.branches.iter().find_map(|schema| schema.get("items"));
+        Shape::new(self.root, items.unwrap_or(&Value::Null))
+    }
+}
+
+fn named(name: &str) -> Types {
+    match name {
+        "null" => NULL,
+        "boolean" => BOOLEAN,
+        "integer" => INTEGER,
+        "number" => INTEGER | FRACTION,
+        "string" => TEXT,
+        "array" => LIST,
+        "object" => OBJECT,
+        _ => 0,
+    }
+}
+
+/// Returns the type of a value.
+pub fn type_of(value: &Value) -> Types {
+    match value {
+        Value::Null => NULL,
+        Value::Bool(_) => BOOLEAN,
+        Value::Number(n) if n.is_f64() => FRACTION,
+        Value::Number(_) => INTEGER,
+        Value::String(_) => TEXT,
+        Value::Array(_) => LIST,
+        Value::Object(_) => OBJECT,
+    }
+}
