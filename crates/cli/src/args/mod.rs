@@ -12,5 +12,6 @@ pub mod planning;
 pub mod prompt;
 pub mod reading;
 pub mod runner;
+pub mod sampling;
 pub mod store_args;
 pub mod text_windows;

@@ -5,12 +5,13 @@ use crate::args::executor::ExecutorArgs;
 use crate::args::listen_host::{ListenHost, Listening};
 use crate::args::numbers::at_least_one;
 use crate::args::runner::RunnerArgs;
+use crate::args::sampling::SamplingArgs;
 use crate::bundle::Verify;
 use crate::outcome::Outcome;
 use crate::signals;
 use crate::target::expect_bundle;
 use crate::ui::{Ui, message};
-use anemoe_runtime::chat::{ChatTemplate, SamplingDefaults};
+use anemoe_runtime::chat::ChatTemplate;
 use anemoe_runtime::model::{Logits, Model};
 use anemoe_runtime::tokenizer::Tokenizer;
 use anemoe_server::batching::BatchLimits;
@@ -83,6 +84,8 @@ pub struct Args {
     #[arg(long, value_name = "S", default_value_t = 30)]
     grace: u64,
     #[command(flatten)]
+    sampling: SamplingArgs,
+    #[command(flatten)]
     speculate: Speculate,
     #[command(flatten)]
     runner: RunnerArgs,
@@ -106,7 +109,7 @@ impl Args {
                 stall: Duration::from_millis(self.max_stall),
             },
             speculation: self.speculate.options(Some(tokenizer))?,
-            defaults: SamplingDefaults::open(&self.bundle)?,
+            defaults: self.sampling.defaults(&self.bundle)?,
             max_tokens: self.max_tokens,
             max_body: self.max_body,
             max_connections: self.max_connections,

@@ -51,9 +51,10 @@ impl<'a> RunningJob<'a> {
         let ids = job.prompt.ids.clone();
         let mut drafter = Drafter::new(shared.speculation.clone(), &shared.model);
         ids.iter().for_each(|&id| drafter.push(id));
+        let ends = [shared.model.chain().model.eos_token_ids.as_slice(), &job.ends].concat();
         Ok(RunningJob {
             drafter,
-            sampler: Sampler::new(job.sampling.clone()),
+            sampler: Sampler::new(job.sampling.clone(), &ids, &ends),
             stream: TextStream::new(&shared.tokenizer, &ids)?.with_marks(std::mem::take(&mut job.marks)),
             reused: sequence.position(),
             parts_at: parts_at.filter(|n| *n > sequence.position()),

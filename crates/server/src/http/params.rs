@@ -2,7 +2,7 @@
 
 use super::api_error::ApiError;
 use anemoe_runtime::chat::SamplingDefaults;
-use anemoe_runtime::sampler::Sampling;
+use anemoe_runtime::sampler::{Sampling, SamplingSettings};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use std::hash::{BuildHasher, Hasher};
@@ -258,28 +258,21 @@ impl Body {
             None if !is_chat => Some(16),
             None => None,
         };
-        let temperature = self.temperature.unwrap_or_else(|| own.temperature.map_or(1.0, f64::from));
+        let temperature = self.temperature.unwrap_or_else(|| own.settings.temperature.map_or(1.0, f64::from));
         if !(0.0..=HIGHEST_TEMPERATURE).contains(&temperature) {
             return Err(ApiError::param(
                 "temperature",
                 format!("{temperature} is not from 0 to {HIGHEST_TEMPERATURE}"),
             ));
         }
-        let top_p = self.top_p.unwrap_or_else(|| own.top_p.map_or(1.0, f64::from));
-        if !(top_p > 0.0 && top_p <= 1.0) {
-            return Err(ApiError::param("top_p", format!("{top_p} is not above 0 and at most 1")));
-        }
-        // Negative numbers mean all tokens, like 0.
-        let top_k = self.top_k.map(|k| usize::try_from(k.max(0)).unwrap_or(usize::MAX));
-        let top_k = top_k.or(own.top_k).unwrap_or(0);
-        let seed = self.seed.map_or_else(fresh_seed, |seed| seed as u64);
-        let sampling = Sampling {
-            temperature: temperature as f32,
-            top_k,
-            top_p: (top_p as f32).max(f32::MIN_POSITIVE),
-            seed,
-        };
-        sampling.check().map_err(ApiError::invalid)?;
+        let sampling = own.sampling(&SamplingSettings {
+            temperature: Some(temperature as f32),
+            top_k: self.top_k,
+            top_p: self.top_p.map(|p| p as f32),
+            seed: self.seed.or(own.settings.seed).or_else(|| Some(fresh_seed() as i64)),
+            ..SamplingSettings::default()
+        });
+        sampling.check().map_err(|e| ApiError::param(e.field, e.what))?;
         let choices = self.n.unwrap_or(1);
         if !(1..=MOST_CHOICES).contains(&choices) {
             return Err(ApiError::param("n", format!("{choices} is not from 1 to {MOST_CHOICES}")));
@@ -558,12 +551,8 @@ mod tests {
         assert_eq!(params(json!({}), false).unwrap().max_new, Some(16));
         let p = params(json!({"max_tokens": -1, "top_k": -1}), false).unwrap();
         assert_eq!((p.max_new, p.sampling.top_k), (None, 0));
-        let own = SamplingDefaults {
-            temperature: Some(0.5),
-            top_k: Some(64),
-            top_p: Some(0.9),
-            ..Default::default()
-        };
+        let own = json!({"temperature": 0.5, "top_k": 64, "top_p": 0.9});
+        let own = SamplingDefaults::parse(&own).unwrap();
         let p = Body::parse(b"{\"top_p\": 1}").unwrap().params(&own, true).unwrap();
         assert_eq!((p.sampling.temperature, p.sampling.top_k, p.sampling.top_p), (0.5, 64, 1.0));
     }
