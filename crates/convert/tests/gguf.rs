@@ -260,6 +260,62 @@ fn metadata_that_may_be_missing() {
     models::open(checkpoint).unwrap();
 }
 
+/// Checks that `general.sampling` becomes the words of `generation_config.json`, whatever kinds of numbers it has.
+#[test]
+fn recommended_sampling_is_kept() {
+    let made = |change: &dyn Fn(&mut Gguf)| {
+        let mut g = tiny(FUSED);
+        for key in ["bos", "eos", "padding"] {
+            g.remove(&format!("tokenizer.ggml.{key}_token_id"));
+        }
+        change(&mut g);
+        Written::new(&g).open().unwrap().generation_config
+    };
+    let i32 =
+        |g: &mut Gguf, key: &str, n: i32| g.raw(&format!("general.sampling.{key}"), 5, &n.to_le_bytes());
+    let f32 = |g: &mut Gguf, key: &str, v: f32| g.f32(&format!("general.sampling.{key}"), v);
+    let all = made(&|g| {
+        i32(g, "top_k", 64);
+        f32(g, "top_p", 0.95);
+        f32(g, "min_p", 0.05);
+        i32(g, "temp", 1);
+        f32(g, "penalty_repeat", 1.1);
+    });
+    assert_eq!(
+        all,
+        Some(json!({"do_sample": true, "top_k": 64, "top_p": 0.95, "min_p": 0.05, "temperature": 1.0,
+            "repetition_penalty": 1.1, "penalty_last_n": 64}))
+    );
+    // No key means all tokens, and a temperature of 0 the most probable one.
+    assert_eq!(
+        made(&|g| f32(g, "temp", 0.0)),
+        Some(json!({"do_sample": false, "temperature": 0.0, "top_k": 0}))
+    );
+    // What a sequence leaves out does not run; what it asks for and does not happen is kept for its name.
+    let left_out = made(&|g| {
+        f32(g, "min_p", 0.05);
+        f32(g, "temp", 0.7);
+        f32(g, "xtc_probability", 0.5);
+        i32(g, "penalty_last_n", -1);
+        g.text("general.sampling.sequence", "penalties;top-k;min_p;temp");
+    });
+    assert_eq!(
+        left_out,
+        Some(json!({"do_sample": true, "min_p": 0.05, "temperature": 0.7, "top_k": 0, "penalty_last_n": -1,
+            "sequence": "penalties;top-k;min_p;temp"}))
+    );
+    let mut g = tiny(FUSED);
+    g.text("general.sampling.temp", "hot");
+    assert!(
+        Written::new(&g)
+            .open()
+            .err()
+            .unwrap()
+            .to_string()
+            .contains("`general.sampling.temp` is of type string")
+    );
+}
+
 #[test]
 fn metadata_that_is_impossible_or_not_implemented() {
     let with = |key: &str, change: &dyn Fn(&mut Gguf, &str)| {

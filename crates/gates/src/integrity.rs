@@ -14,7 +14,7 @@ use anemoe_convert::checkpoint::SIDE_FILES;
 use anemoe_convert::models::token_ids;
 use anemoe_io::{OwnedDir, json, locked, read_input};
 use anemoe_mlpackage::package::Package;
-use anemoe_runtime::chat::ChatTemplate;
+use anemoe_runtime::chat::{ChatTemplate, SamplingDefaults};
 use anemoe_runtime::cpu::CpuBackend;
 use anemoe_runtime::model::{Logits, Model};
 use anemoe_runtime::tokenizer::Tokenizer;
@@ -200,7 +200,7 @@ pub fn run_once(bundle: &Path) -> anemoe_runtime::Result<()> {
 /// end tokens in `generation_config.json` would have no effect.
 ///
 /// # Errors
-/// A file is damaged, or `generation_config.json` names end tokens that the contract does not have.
+/// A file is damaged, or `generation_config.json` has a setting out of range or end tokens that the contract does not have.
 pub fn check_side_files(bundle: &Path, chain: &Chain) -> anemoe_runtime::Result<()> {
     for name in SIDE_FILES {
         let path = bundle.join(name);
@@ -218,13 +218,15 @@ pub fn check_side_files(bundle: &Path, chain: &Chain) -> anemoe_runtime::Result<
         }
         let invalid = |what: String| Error::invalid(&path, what);
         let value: Value = json::parse(&text).map_err(|e| invalid(format!("JSON: {e}")))?;
-        let known = &chain.model.eos_token_ids;
-        if name == GENERATION
-            && let Some(id) = token_ids(value.get("eos_token_id")).iter().find(|id| !known.contains(id))
-        {
-            let what =
-                format!("eos_token_id: {id} ends a text here, and chain.json, which decides, has {known:?}");
-            return Err(invalid(what));
+        if name == GENERATION {
+            SamplingDefaults::parse(&value).map_err(invalid)?;
+            let known = &chain.model.eos_token_ids;
+            if let Some(id) = token_ids(value.get("eos_token_id")).iter().find(|id| !known.contains(id)) {
+                let what = format!(
+                    "eos_token_id: {id} ends a text here, and chain.json, which decides, has {known:?}"
+                );
+                return Err(invalid(what));
+            }
         }
     }
     Ok(())

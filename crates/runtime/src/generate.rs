@@ -91,7 +91,7 @@ pub fn generate_behind(
     if prompt.is_empty() {
         return Err(Error::input("the prompt is empty: give at least one token"));
     }
-    options.sampling.check().map_err(Error::input)?;
+    options.sampling.check().map_err(|e| Error::input(e.to_string()))?;
     options.speculation.check().map_err(Error::input)?;
     let max_context = model.chain().model.max_context;
     if prompt.len() > max_context {
@@ -100,7 +100,8 @@ pub fn generate_behind(
             prompt.len()
         )));
     }
-    let mut sampler = Sampler::new(options.sampling.clone());
+    let ends = &model.chain().model.eos_token_ids;
+    let mut sampler = Sampler::new(options.sampling.clone(), prompt, ends);
     let started = Instant::now();
     // The last token always runs, because its logits choose the first new token.
     let shared = sequence.shared_with(&prompt[..prompt.len() - 1]);
@@ -125,7 +126,7 @@ pub fn generate_behind(
         // A row of logits chooses a token; the next row is valid only if that token agrees with the draft.
         let before = ids.len();
         let mut stop = None;
-        for (i, row) in logits.iter().enumerate() {
+        for (i, row) in logits.iter_mut().enumerate() {
             if ids.len() == options.max_new {
                 stop = Some(Stop::MaxNew);
                 break;
@@ -133,7 +134,7 @@ pub fn generate_behind(
             let started = Instant::now();
             let id = sampler.next(row) as u32;
             decode += started.elapsed();
-            if !options.ignore_eos && model.chain().model.eos_token_ids.contains(&id) {
+            if !options.ignore_eos && ends.contains(&id) {
                 stop = Some(Stop::EndToken(id));
                 break;
             }

@@ -85,7 +85,7 @@ pub fn ids(sequence: usize, n: usize) -> Vec<u32> {
 
 /// Returns the 24 most likely tokens that follow a prompt (greedy decoding).
 pub fn greedy(model: &Model, prompt: &[u32], speculation: Speculation) -> Vec<u32> {
-    let sampling = Sampling { temperature: 0.0, top_k: 0, top_p: 1.0, seed: 0 };
+    let sampling = Sampling::GREEDY;
     let options =
         GenerateOptions { max_new: 24, sampling, ignore_eos: true, prefill_chunk: None, speculation };
     generate(model, &mut model.sequence(), prompt, &options, |_| true).unwrap().ids

@@ -13,5 +13,6 @@ pub mod prompt;
 pub mod reading;
 pub mod reasoning;
 pub mod runner;
+pub mod sampling;
 pub mod store_args;
 pub mod text_windows;

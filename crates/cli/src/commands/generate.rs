@@ -4,13 +4,13 @@ use crate::args::executor::ExecutorArgs;
 use crate::args::numbers::at_least_one;
 use crate::args::prompt::{MAX_PROMPT, PromptArgs, bounded_text};
 use crate::args::runner::RunnerArgs;
+use crate::args::sampling::SamplingArgs;
 use crate::bundle::Verify;
 use crate::outcome::Outcome;
 use crate::target::expect_bundle;
 use crate::ui::{self, Ui};
 use anemoe_runtime::generate::{GenerateOptions, Generated, Stop, generate};
 use anemoe_runtime::model::{Logits, MOST_UNDONE, Model};
-use anemoe_runtime::sampler::Sampling;
 use anemoe_runtime::speculate::{Corpus, Mode, Speculation, SpeculationReport, is_small, measure_drafts};
 use anemoe_runtime::tokenizer::{TextStream, Tokenizer};
 use anyhow::Context;
@@ -31,21 +31,11 @@ pub struct Args {
     model: Option<PathBuf>,
     #[command(flatten)]
     prompt: PromptArgs,
-    /// Most new tokens.
-    #[arg(short = 'n', long, value_name = "N", default_value_t = 128)]
-    max_new: usize,
-    /// Divides the logits; 0 always takes the most probable token.
-    #[arg(long, value_name = "X", default_value_t = 0.0, allow_negative_numbers = true)]
-    temperature: f32,
-    /// Draw among the N most probable tokens only; 0 for all. Needs --temperature.
-    #[arg(long, value_name = "N")]
-    top_k: Option<usize>,
-    /// Draw among the most probable tokens only that together reach this probability. Needs --temperature.
-    #[arg(long, value_name = "P")]
-    top_p: Option<f32>,
-    /// Starts the random sequence.
-    #[arg(long, value_name = "N", default_value_t = 0)]
-    seed: u64,
+    /// Most new tokens [default: the model's own, else 128].
+    #[arg(short = 'n', long, value_name = "N")]
+    max_new: Option<usize>,
+    #[command(flatten)]
+    sampling: SamplingArgs,
     /// Go on behind the model's end tokens.
     #[arg(long)]
     ignore_eos: bool,
@@ -62,6 +52,8 @@ pub struct Args {
     verify: Verify,
 }
 
+/// Most new tokens where neither the command line nor the model says how many.
+const MAX_NEW: usize = 128;
 /// Fewest new tokens for which lengths of drafts of a small model are measured before the first.
 const WORTH_MEASURING: usize = 256;
 /// Most tokens of a corpus; the automaton of one takes some 150 bytes a token.
@@ -146,24 +138,12 @@ impl Speculate {
     }
 }
 
-/// Refuses `--top-k` and `--top-p` at temperature 0, at which nothing is chosen at random.
-fn check_sampling(args: &Args) -> anyhow::Result<()> {
-    let limits = [("--top-k", args.top_k.is_some_and(|k| k > 0)), ("--top-p", args.top_p.is_some())];
-    if let Some((name, _)) = limits.iter().find(|(_, given)| *given).filter(|_| args.temperature == 0.0) {
-        anyhow::bail!(
-            "{name} has no effect without --temperature: at 0, the default, the most probable token is always taken; \
-             add for instance --temperature 0.7"
-        );
-    }
-    Ok(())
-}
-
 pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
-    check_sampling(&args)?;
     let backend = args.executor.backend()?;
     let bundle = args.bundle.as_ref().or(args.model.as_ref()).context("give the bundle")?;
     expect_bundle(bundle)?;
     let chain = args.verify.open(bundle, ui)?;
+    let chosen = args.sampling.choose(bundle, chain.model.vocab_size)?;
     let core_ml = args.runner.core_ml(bundle, &chain, !args.executor.is_default())?;
     let started = Instant::now();
     let model = match &core_ml {
@@ -178,19 +158,15 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     // One preparation for the prompt, one for decoding, and those of drafts, whose passes run for a moment.
     model.prepare(args.prefill_chunk.unwrap_or(usize::MAX).min(prompt.len()), Logits::Last);
     model.prepare(1, Logits::Last);
-    if args.max_new >= WORTH_MEASURING && is_small(&model) {
+    let max_new = args.max_new.or_else(|| chosen.own.max_new(prompt.len())).unwrap_or(MAX_NEW);
+    if max_new >= WORTH_MEASURING && is_small(&model) {
         measure_drafts(&model, &speculation)?;
     }
     drop(model.populate());
     let load = started.elapsed();
     let options = GenerateOptions {
-        max_new: args.max_new,
-        sampling: Sampling {
-            temperature: args.temperature,
-            top_k: args.top_k.unwrap_or(0),
-            top_p: args.top_p.unwrap_or(1.0),
-            seed: args.seed,
-        },
+        max_new,
+        sampling: chosen.sampling.clone(),
         ignore_eos: args.ignore_eos,
         prefill_chunk: args.prefill_chunk,
         speculation,
@@ -202,6 +178,7 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
         "generated_ids": generated.ids,
         "text": text,
         "stop": stop_name(generated.stop),
+        "sampling": chosen.document(),
         "timing": timing(&generated, load),
         "speculation": generated.speculation.as_ref().map(figures),
     }))?;

@@ -114,7 +114,7 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
         let tokenizer = Tokenizer::open(&bundle.join("tokenizer.json"))?;
         let prompt = tokenizer.encode(&args.prompt, loaded.chain().model.bos_token_id)?;
         // Sampling, since so small a model repeats itself when it always takes the most probable token.
-        let sampling = Sampling { temperature: 0.7, top_k: 40, top_p: 0.95, seed: 3 };
+        let sampling = Sampling { temperature: 0.7, top_k: 40, top_p: 0.95, seed: 3, ..Sampling::GREEDY };
         let options = GenerateOptions {
             max_new: args.max_new,
             sampling,

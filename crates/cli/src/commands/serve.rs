@@ -6,6 +6,7 @@ use crate::args::listen_host::{ListenHost, Listening};
 use crate::args::numbers::at_least_one;
 use crate::args::reasoning::ReasoningArgs;
 use crate::args::runner::RunnerArgs;
+use crate::args::sampling::SamplingArgs;
 use crate::bundle::Verify;
 use crate::outcome::Outcome;
 use crate::signals;
@@ -13,7 +14,7 @@ use crate::target::expect_bundle;
 use crate::ui::{Ui, message};
 use anemoe_bundle::Chain;
 use anemoe_io::locked;
-use anemoe_runtime::chat::{ChatTemplate, SamplingDefaults};
+use anemoe_runtime::chat::ChatTemplate;
 use anemoe_runtime::model::{Logits, Model};
 use anemoe_runtime::tokenizer::Tokenizer;
 use anemoe_server::Error;
@@ -99,6 +100,8 @@ pub struct Args {
     #[arg(long, value_name = "S", default_value_t = 30)]
     grace: u64,
     #[command(flatten)]
+    sampling: SamplingArgs,
+    #[command(flatten)]
     reasoning: ReasoningArgs,
     #[command(flatten)]
     speculate: Speculate,
@@ -166,7 +169,7 @@ impl Args {
         };
         model.prepare(1, Logits::Last);
         drop(model.populate());
-        let defaults = SamplingDefaults::open(bundle)?;
+        let defaults = self.sampling.defaults(bundle)?;
         Ok(OpenedBundle {
             speculation: self.speculate.options(Some(&tokenizer))?,
             model,

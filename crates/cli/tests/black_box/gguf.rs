@@ -92,6 +92,30 @@ fn a_text_needs_nothing_but_the_file() {
     assert!(std::fs::read(&out).unwrap() == std::fs::read(&of_folder).unwrap());
 }
 
+/// Checks that what a file's makers recommend for sampling reaches the tokens.
+#[test]
+fn recommended_sampling_is_followed() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut g = with_tokenizer();
+    g.raw("general.sampling.top_k", 5, &40i32.to_le_bytes());
+    g.f32("general.sampling.temp", 1.5);
+    g.f32("general.sampling.penalty_repeat", 1.1);
+    let file = write(&g, dir.path());
+    let bundle = dir.path().join("tiny.anemoe");
+    build(&file, &bundle, &["--quant", "fp16", "--tokens", "1"]);
+    let bundle = bundle.to_str().unwrap();
+    let generate = |options: &[&str]| {
+        json(0, &[&["generate", bundle, "-p", "def in", "-n", "8", "--ignore-eos"], options].concat())
+    };
+    let (one, two) = (generate(&["--seed", "1"]), generate(&["--seed", "2"]));
+    assert_ne!(one["generated_ids"], two["generated_ids"]);
+    let sampling = &one["sampling"];
+    assert_eq!(sampling["from_model"], serde_json::json!(["temperature", "top_k", "repetition_penalty"]));
+    assert_eq!((&sampling["temperature"], &sampling["top_k"]), (&1.5.into(), &40.into()));
+    let cold = |seed| generate(&["--temperature", "0", "--seed", seed])["generated_ids"].clone();
+    assert_eq!(cold("1"), cold("2"));
+}
+
 #[test]
 fn a_file_is_inspected_and_planned() {
     let dir = tempfile::tempdir().unwrap();

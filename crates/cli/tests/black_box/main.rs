@@ -31,6 +31,7 @@ mod quantize;
 mod report;
 mod reproduce;
 mod rewritten;
+mod sampling;
 mod scale_out;
 mod serve;
 mod spine;

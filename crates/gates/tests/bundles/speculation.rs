@@ -6,7 +6,7 @@ use anemoe_convert::plan::PlanOptions;
 use anemoe_runtime::cpu::{CpuBackend, Options, Precision};
 use anemoe_runtime::generate::{GenerateOptions, generate};
 use anemoe_runtime::model::{Logits, Model};
-use anemoe_runtime::sampler::Sampling;
+use anemoe_runtime::sampler::{Sampling, TokenBias};
 use anemoe_runtime::speculate::{Controller, Corpus, DraftStatistics, Mode, Speculation, prepare_drafts};
 use std::path::Path;
 use std::sync::Arc;
@@ -47,7 +47,7 @@ fn drafts_change_no_token() {
             for kind in 0..3 {
                 let prompt = prompt(kind);
                 for temperature in [0.0, 0.8] {
-                    let sampling = Sampling { temperature, top_k: 0, top_p: 1.0, seed: 11 };
+                    let sampling = Sampling { temperature, seed: 11, ..Sampling::GREEDY };
                     let run = |speculation: Speculation, (max_new, ignore_eos): (usize, bool)| {
                         let options = GenerateOptions {
                             max_new,
@@ -103,6 +103,60 @@ fn drafts_change_no_token() {
     }
 }
 
+/// Checks that every drafted position is chosen with the tokens before it in mind, and through each filter.
+#[test]
+fn drafts_change_no_token_with_penalties_and_filters() {
+    let dir = tempfile::tempdir().unwrap();
+    let greedy = Sampling::GREEDY;
+    let warm = Sampling { temperature: 0.9, seed: 5, ..Sampling::GREEDY };
+    let follows = |tokens: &[u32], bias| TokenBias { tokens: tokens.to_vec(), bias };
+    let samplings = [
+        Sampling { repetition_penalty: 1.4, ..greedy.clone() },
+        Sampling { repetition_penalty: 1.4, repeat_last_n: Some(3), ..greedy.clone() },
+        Sampling { presence_penalty: 0.5, frequency_penalty: 0.4, ..greedy.clone() },
+        Sampling {
+            biases: vec![follows(&[5], 3.0), follows(&[5, 9], 9.0), follows(&[9, 4], 9.0)],
+            ..greedy.clone()
+        },
+        Sampling { biases: vec![follows(&[1], 9.0)], min_new: 9, begin_suppress: vec![9, 3], ..greedy },
+        Sampling { repetition_penalty: 0.7, frequency_penalty: -0.5, ..warm.clone() },
+        Sampling { top_k: 5, ..warm.clone() },
+        Sampling { top_p: 0.7, ..warm.clone() },
+        Sampling { min_p: 0.2, ..warm.clone() },
+        Sampling { typical_p: 0.5, ..warm.clone() },
+        Sampling { top_k: 20, top_p: 0.9, min_p: 0.05, typical_p: 0.8, repetition_penalty: 1.1, ..warm },
+    ];
+    for name in ["tiny-gemma4-moe", "tiny-zaya"] {
+        let model = open(dir.path(), name, &[1, 64], true);
+        for sampling in &samplings {
+            let (mut drafted, mut accepted) = (0, 0);
+            for kind in 0..3 {
+                let run = |speculation: Speculation| {
+                    let options = GenerateOptions {
+                        max_new: 40,
+                        sampling: sampling.clone(),
+                        ignore_eos: false,
+                        prefill_chunk: None,
+                        speculation,
+                    };
+                    generate(&model, &mut model.sequence(), &prompt(kind), &options, |_| true).unwrap()
+                };
+                let plain = run(Speculation::default());
+                assert!(plain.ids.len() >= sampling.min_new, "{sampling:?}");
+                // A text whose tokens are sometimes right.
+                let known = plain.ids.iter().enumerate().map(|(i, id)| if i % 7 == 6 { 2 } else { *id });
+                let corpus = Some(Arc::new(Corpus::new(&known.collect::<Vec<_>>())));
+                let mode = Mode::Ngram;
+                let made = run(Speculation { mode, ngram_min: 1, corpus, ..Speculation::default() });
+                assert_eq!((&made.ids, made.stop), (&plain.ids, plain.stop), "{name}, {kind}: {sampling:?}");
+                let report = made.speculation.unwrap();
+                (drafted, accepted) = (drafted + report.drafted, accepted + report.accepted);
+            }
+            assert!(accepted > 9 && accepted < drafted, "{name}, {sampling:?}: {accepted} of {drafted}");
+        }
+    }
+}
+
 /// Returns statistics by which drafts of up to eight tokens pay after any match.
 fn promising() -> DraftStatistics {
     let mut c = Controller::new(DraftStatistics::new(8));
@@ -129,7 +183,7 @@ fn drafts_change_no_token_in_other_arithmetic() {
                 let run = |speculation| {
                     let options = GenerateOptions {
                         max_new: 100,
-                        sampling: Sampling { temperature: 0.0, top_k: 0, top_p: 1.0, seed: 0 },
+                        sampling: Sampling::GREEDY,
                         ignore_eos: true,
                         prefill_chunk: None,
                         speculation,
@@ -171,7 +225,7 @@ fn a_text_that_is_known_takes_few_passes() {
     let model = open(dir.path(), "tiny-zaya", &[1, 64], true);
     let options = |speculation| GenerateOptions {
         max_new: 80,
-        sampling: Sampling { temperature: 0.0, top_k: 0, top_p: 1.0, seed: 0 },
+        sampling: Sampling::GREEDY,
         ignore_eos: true,
         prefill_chunk: None,
         speculation,
@@ -237,7 +291,7 @@ fn drafts_leave_the_distribution_of_samples() {
     for seed in 0..RUNS {
         let options = GenerateOptions {
             max_new: 3,
-            sampling: Sampling { temperature: 1.5, top_k: K, top_p: 1.0, seed },
+            sampling: Sampling { temperature: 1.5, top_k: K, seed, ..Sampling::GREEDY },
             ignore_eos: true,
             prefill_chunk: None,
             speculation: Speculation {

@@ -66,6 +66,12 @@ impl StopStrings {
         (self.held.drain(..self.held.len() - kept).collect(), false)
     }
 
+    /// Returns the stop string that ended the text; the longest of several.
+    pub fn found(&self) -> Option<&str> {
+        let found = self.stops.iter().filter(|stop| stop.matched == stop.text.len());
+        found.map(|stop| stop.text.as_str()).max_by_key(|text| text.len())
+    }
+
     /// Returns the text that was held back, when the answer ends without a stop string.
     pub fn finish(&mut self) -> String {
         std::mem::take(&mut self.held)
@@ -110,7 +116,7 @@ mod tests {
         assert_eq!(stop.push("b"), ("\nb".into(), false));
         assert_eq!(stop.push("cÄ"), ("c".into(), false));
         assert_eq!(stop.push("Ä"), ("Ä".into(), false));
-        assert_eq!(stop.push("Ö."), (String::new(), true));
+        assert_eq!((stop.push("Ö."), stop.found()), ((String::new(), true), Some("ÄÖ")));
     }
 
     #[test]

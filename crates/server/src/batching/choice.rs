@@ -8,7 +8,7 @@ use anemoe_runtime::sampler::{Sampler, log_sum_exp, most_probable};
 pub struct ChosenToken {
     /// Id of the token.
     pub id: u32,
-    /// Natural logarithm of its probability, before temperature; `None` unless wanted.
+    /// Natural logarithm of its probability, before biases, penalties and temperature; `None` unless wanted.
     pub logprob: Option<f32>,
     /// Most probable tokens with their logarithms, in descending order.
     pub top: Vec<(u32, f32)>,
@@ -58,12 +58,13 @@ mod tests {
     #[test]
     fn probabilities_are_those_of_all_tokens() {
         let mut row = [1.0, 3.0, 2.0, -1.0];
-        let choice = choose(&mut row, &mut Sampler::new(Sampling::GREEDY), None, Some(2)).unwrap();
+        let choice = choose(&mut row, &mut Sampler::new(Sampling::GREEDY, &[], &[]), None, Some(2)).unwrap();
         let sum: f32 = [1.0f32, 3.0, 2.0, -1.0].iter().map(|v| v.exp()).sum();
         assert_eq!(choice.id, 1);
         assert!((choice.logprob.unwrap() - (3.0 - sum.ln())).abs() < 1e-6);
         assert_eq!(choice.top.iter().map(|(id, _)| *id).collect::<Vec<_>>(), [1, 2]);
-        let none = choose(&mut [0.0, 1.0], &mut Sampler::new(Sampling::GREEDY), None, None).unwrap();
+        let none =
+            choose(&mut [0.0, 1.0], &mut Sampler::new(Sampling::GREEDY, &[], &[]), None, None).unwrap();
         assert_eq!(none, ChosenToken { id: 1, ..ChosenToken::default() });
     }
 }

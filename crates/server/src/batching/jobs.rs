@@ -58,6 +58,8 @@ pub enum AnswerEvent {
         text: String,
         /// Reason why the answer ended.
         reason: EndReason,
+        /// Stop string that ended it.
+        stop: Option<String>,
         /// Token counts.
         usage: Usage,
     },

@@ -50,9 +50,10 @@ impl<'a> RunningJob<'a> {
         let ids = std::mem::take(&mut job.prompt);
         let mut drafter = Drafter::new(shared.speculation.clone(), &shared.model);
         ids.iter().for_each(|&id| drafter.push(id));
+        let ends = [shared.model.chain().model.eos_token_ids.as_slice(), &job.ends].concat();
         Ok(RunningJob {
             drafter,
-            sampler: Sampler::new(job.sampling.clone()),
+            sampler: Sampler::new(job.sampling.clone(), &ids, &ends),
             stream: TextStream::new(&shared.tokenizer, &ids)?.with_marks(std::mem::take(&mut job.marks)),
             reused: sequence.position(),
             parts_at: parts_at.filter(|n| *n > sequence.position()),
@@ -168,7 +169,8 @@ impl<'a> RunningJob<'a> {
     fn finish(&mut self, reason: EndReason) {
         let text = self.stops.finish();
         let usage = self.usage();
-        self.job.sink.send(AnswerEvent::Finished { text, reason, usage });
+        let stop = self.stops.found().map(str::to_string);
+        self.job.sink.send(AnswerEvent::Finished { text, reason, stop, usage });
         self.ended = Some(Ok(reason));
     }
 

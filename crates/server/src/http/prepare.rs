@@ -8,7 +8,7 @@ use super::requests::{Api, Body, OfferedTools, Params, Prompts, ShownThoughts, t
 use super::stream::PartSplitter;
 use crate::batching::Job;
 use crate::grammar::AnswerGrammar;
-use crate::tool_calls::CallParser;
+use crate::tool_calls::{CallForm, CallParser};
 use anemoe_runtime::chat::ThoughtSplitter;
 use std::sync::Arc;
 use std::time::Instant;
@@ -37,8 +37,8 @@ pub struct PreparedRequest {
 pub fn prepare(app: &App, bytes: &[u8], api: Api, deadline: Instant) -> Result<PreparedRequest, ApiError> {
     let mut body = api.parse(bytes)?;
     let model = app.models.get(body.model.as_deref())?;
-    let params = body.params(&model.defaults, api)?;
-    let context = model.model.chain().model.max_context;
+    let info = &model.model.chain().model;
+    let (params, context) = (body.params(&model.defaults, info.vocab_size, api)?, info.max_context);
     let most = app.settings.max_tokens.unwrap_or(usize::MAX);
     if let Some(wanted) = params.max_new.filter(|n| *n > most) {
         let what = format!("{wanted} is more than {most}, the most that this server gives");
@@ -72,6 +72,7 @@ pub fn prepare(app: &App, bytes: &[u8], api: Api, deadline: Instant) -> Result<P
     let mut header = AnswerHeader::new(api, &model.id, Arc::clone(&model.tokenizer));
     header.prompt = prompts.iter().map(|prompt| prompt.ids.len()).sum();
     header.repeated = repeated;
+    header.stops.clone_from(&params.stops);
     if params.logprobs.is_some() {
         header.words = model.grammars.words(&model.model).ok();
     }
@@ -79,6 +80,10 @@ pub fn prepare(app: &App, bytes: &[u8], api: Api, deadline: Instant) -> Result<P
         let parser = CallParser::new(form.clone(), tools.shown);
         if tools.is_single { parser.single() } else { parser }
     });
+    // Nothing behind a single call would be kept.
+    let end_tag =
+        model.call_form.as_ref().filter(|_| tools.is_single && calls.is_some()).and_then(CallForm::end_tag);
+    stops.extend(end_tag.map(str::to_string));
     let (mut jobs, mut splitters) = (Vec::new(), Vec::new());
     for prompt in &prompts {
         let splits = api != Api::Completion && params.thoughts != ShownThoughts::Inside;

@@ -153,9 +153,10 @@ impl ComingAnswers {
                 let token = choice.logprob.is_some().then_some(choice);
                 Ok(NewParts { index, parts, token, is_end: false })
             }
-            AnswerEvent::Finished { text, reason, usage } => {
+            AnswerEvent::Finished { text, reason, stop, usage } => {
                 let parts = splitter.parts(&text, Some(reason));
                 self.answers[index].reason = Some(reason);
+                self.answers[index].stop = stop;
                 self.counts.add(usage, index.is_multiple_of(self.per_prompt));
                 self.left -= 1;
                 Ok(NewParts { index, parts, token: None, is_end: true })

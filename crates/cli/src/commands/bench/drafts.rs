@@ -154,7 +154,7 @@ impl DraftRuns {
 }
 
 fn run(model: &Model, prompt: &[u32], max_new: usize, speculation: Speculation) -> anyhow::Result<Generated> {
-    let sampling = Sampling { temperature: 0.0, top_k: 0, top_p: 1.0, seed: 0 };
+    let sampling = Sampling::GREEDY;
     let options = GenerateOptions { max_new, sampling, ignore_eos: true, prefill_chunk: None, speculation };
     Ok(generate(model, &mut model.sequence(), prompt, &options, |_| true)?)
 }

@@ -9,6 +9,7 @@ use crate::args::executor::ExecutorArgs;
 use crate::args::numbers::at_least_one;
 use crate::args::reasoning::ReasoningArgs;
 use crate::args::runner::RunnerArgs;
+use crate::args::sampling::SamplingArgs;
 use crate::bundle::Verify;
 use crate::commands::generate::Speculate;
 use crate::error_report::{PartialDocument, sentence};
@@ -17,10 +18,9 @@ use crate::signals;
 use crate::target::expect_bundle;
 use crate::ui::{Ui, message};
 use anemoe_io::locked;
-use anemoe_runtime::chat::{ChatTemplate, History, Overflow, SamplingDefaults};
+use anemoe_runtime::chat::{ChatTemplate, History, Overflow};
 use anemoe_runtime::generate::GenerateOptions;
 use anemoe_runtime::model::{Logits, Model};
-use anemoe_runtime::sampler::Sampling;
 use anemoe_runtime::speculate::{is_small, measure_drafts, prepare_drafts};
 use anemoe_runtime::tokenizer::Tokenizer;
 use anyhow::Context;
@@ -48,9 +48,9 @@ pub struct Args {
     /// end, also when an error or a signal ends the chat.
     #[arg(long, value_name = "F")]
     session: Option<PathBuf>,
-    /// Most tokens of an answer.
-    #[arg(short = 'n', long, value_name = "N", default_value_t = 1024, value_parser = at_least_one)]
-    max_new: usize,
+    /// Most tokens of an answer [default: the model's own, else 1024].
+    #[arg(short = 'n', long, value_name = "N", value_parser = at_least_one)]
+    max_new: Option<usize>,
     /// Action when the context is full: `slide` forgets the oldest questions and answers, and never the
     /// system prompt; `stop` refuses the question.
     #[arg(long, value_enum, value_name = "HOW", default_value_t = OverflowArg::Slide)]
@@ -58,18 +58,8 @@ pub struct Args {
     /// Text that ends an answer; may be given several times.
     #[arg(long, value_name = "TEXT", value_parser = clap::builder::NonEmptyStringValueParser::new())]
     stop: Vec<String>,
-    /// Divides the logits; 0 always takes the most probable token [default: the model's own, else 0].
-    #[arg(long, value_name = "X", allow_negative_numbers = true)]
-    temperature: Option<f32>,
-    /// Draw among the N most probable tokens only; 0 for all [default: the model's own].
-    #[arg(long, value_name = "N")]
-    top_k: Option<usize>,
-    /// Draw among the most probable tokens only that together reach this probability [default: the model's own].
-    #[arg(long, value_name = "P")]
-    top_p: Option<f32>,
-    /// Starts the random sequence.
-    #[arg(long, value_name = "N", default_value_t = 0)]
-    seed: u64,
+    #[command(flatten)]
+    sampling: SamplingArgs,
     #[command(flatten)]
     reasoning: ReasoningArgs,
     #[command(flatten)]
@@ -89,23 +79,8 @@ enum OverflowArg {
     Stop,
 }
 
-impl Args {
-    /// Returns the sampling of the command line; the model's own defaults fill the gaps.
-    fn sampling(&self) -> anyhow::Result<Sampling> {
-        let own = SamplingDefaults::open(&self.bundle)?;
-        let own = if own.do_sample { own } else { SamplingDefaults::default() };
-        let temperature =
-            self.temperature.or(own.temperature).unwrap_or(if own.do_sample { 1.0 } else { 0.0 });
-        let sampling = Sampling {
-            temperature,
-            top_k: self.top_k.or(own.top_k).unwrap_or(0),
-            top_p: self.top_p.or(own.top_p).unwrap_or(1.0),
-            seed: self.seed,
-        };
-        sampling.check().map_err(anyhow::Error::msg)?;
-        Ok(sampling)
-    }
-}
+/// Most tokens of an answer where neither the command line nor the model says how many.
+const MAX_NEW: usize = 1024;
 
 pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     let backend = args.executor.backend()?;
@@ -113,8 +88,8 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     if let Some(path) = &args.session {
         session::check_place(path)?;
     }
-    let sampling = args.sampling()?;
     let chain = args.verify.open(&args.bundle, ui)?;
+    let sampling = args.sampling.choose(&args.bundle, chain.model.vocab_size)?;
     let core_ml = args.runner.core_ml(&args.bundle, &chain, !args.executor.is_default())?;
     let started = Instant::now();
     let tokenizer =
@@ -138,8 +113,8 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     }
     let settings = ChatSettings {
         options: GenerateOptions {
-            max_new: args.max_new,
-            sampling,
+            max_new: args.max_new.or(sampling.own.max_new_tokens).unwrap_or(MAX_NEW),
+            sampling: sampling.sampling.clone(),
             ignore_eos: false,
             prefill_chunk: None,
             speculation,
@@ -180,8 +155,10 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
         message(format!("error: {}", sentence(e)));
     }
     // An error's document for programs has the answers that were given.
-    talked.and(saved).with_context(|| PartialDocument(talk.document()))?;
-    ui.document(&talk.document())?;
+    let mut document = talk.document();
+    document["sampling"] = sampling.document();
+    talked.and(saved).with_context(|| PartialDocument(document.clone()))?;
+    ui.document(&document)?;
     Ok(Outcome::Done)
 }
 

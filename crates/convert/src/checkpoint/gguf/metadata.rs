@@ -63,6 +63,14 @@ impl<'a> Metadata<'a> {
         }
     }
 
+    /// Reads a finite number of any kind.
+    pub fn any_number(&self, key: &str) -> Result<Option<f64>> {
+        match self.scalar(key).and_then(|v| integer(v.kind, self.bytes(v))) {
+            Some(n) => Ok(Some(n.map_or_else(|n| n as f64, |n| n as f64))),
+            None => self.number(key),
+        }
+    }
+
     /// Reads a boolean.
     pub fn flag(&self, key: &str) -> Result<Option<bool>> {
         let Some(found) = self.values.get(key) else { return Ok(None) };
@@ -209,6 +217,7 @@ mod tests {
         with(&g, |m| {
             for i in 0..8 {
                 assert_eq!(m.unsigned(&format!("n{i}")).unwrap(), Some(7));
+                assert_eq!(m.any_number(&format!("n{i}")).unwrap(), Some(7.0));
             }
             assert_eq!((m.number("float").unwrap(), m.number("double").unwrap()), (Some(0.25), Some(0.25)));
             assert_eq!(m.flag("flag").unwrap(), Some(true));

@@ -23,25 +23,34 @@ pub struct AnthropicAnswer {
     blanks: String,
 }
 
-fn stop_reason(answer: &ChoiceAnswer) -> &'static str {
-    match answer.reason {
-        Some(EndReason::Length) => "max_tokens",
-        _ if answer.calls().next().is_some() => "tool_use",
-        _ => "end_turn",
-    }
-}
-
 impl AnthropicAnswer {
     /// Makes the writer of an answer.
     pub fn new(header: AnswerHeader) -> AnthropicAnswer {
         AnthropicAnswer { header, blocks: 0, open: None, blanks: String::new() }
     }
 
-    fn message(&self, content: Value, reason: Option<&str>, output: usize) -> Value {
-        json!({
+    /// Returns the reason why an answer ended, and its stop sequence.
+    fn stop(&self, answer: &ChoiceAnswer) -> Value {
+        let own = answer.stop.as_ref().filter(|stop| self.header.stops.contains(stop));
+        let reason = match answer.reason {
+            None => None,
+            Some(EndReason::Length) => Some("max_tokens"),
+            Some(_) if answer.calls().next().is_some() => Some("tool_use"),
+            Some(_) if own.is_some() => Some("stop_sequence"),
+            Some(_) => Some("end_turn"),
+        };
+        json!({"stop_reason": reason, "stop_sequence": own})
+    }
+
+    fn message(&self, content: Value, answer: &ChoiceAnswer, output: usize) -> Value {
+        let mut message = json!({
             "id": self.header.id, "type": "message", "role": "assistant", "model": self.header.model, "content": content,
-            "stop_reason": reason, "stop_sequence": null, "usage": self.usage(output),
-        })
+            "usage": self.usage(output),
+        });
+        if let (Value::Object(message), Value::Object(stop)) = (&mut message, self.stop(answer)) {
+            message.extend(stop);
+        }
+        message
     }
 
     fn usage(&self, output: usize) -> Value {
@@ -93,11 +102,13 @@ impl AnswerWriter for AnthropicAnswer {
                 }
             });
         }
-        self.message(blocks.into(), Some(stop_reason(answer)), counts.usage.generated)
+        self.message(blocks.into(), answer, counts.usage.generated)
     }
 
     fn begin(&mut self, _n: usize) -> Vec<String> {
-        vec![event(&json!({"type": "message_start", "message": self.message(json!([]), None, 0)}))]
+        vec![event(
+            &json!({"type": "message_start", "message": self.message(json!([]), &ChoiceAnswer::default(), 0)}),
+        )]
     }
 
     fn part(
@@ -155,7 +166,7 @@ impl AnswerWriter for AnthropicAnswer {
     }
 
     fn close(&mut self, answer: &ChoiceAnswer, counts: Counts, _wants_usage: bool) -> Vec<String> {
-        let delta = json!({"stop_reason": stop_reason(answer), "stop_sequence": null});
+        let delta = self.stop(answer);
         let usage = self.usage(counts.usage.generated);
         vec![
             event(&json!({"type": "message_delta", "delta": delta, "usage": usage})),

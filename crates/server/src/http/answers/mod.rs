@@ -35,6 +35,8 @@ pub struct ChoiceAnswer {
     pub choices: Vec<ChosenToken>,
     /// Reason why the answer ended; `None` before that.
     pub reason: Option<EndReason>,
+    /// Stop string that ended it.
+    pub stop: Option<String>,
 }
 
 impl ChoiceAnswer {
@@ -99,6 +101,8 @@ pub struct AnswerHeader {
     pub created: u64,
     /// Tokens of the prompt.
     pub prompt: usize,
+    /// Stop strings of the request.
+    pub stops: Vec<String>,
     /// Facts of the request that the answer repeats.
     pub repeated: Map<String, Value>,
     /// Tokenizer that decodes tokens.
@@ -121,7 +125,8 @@ impl AnswerHeader {
         };
         let id = format!("{prefix}{:x}{number:06x}", now.as_micros());
         let (created, model) = (now.as_secs(), model.to_string());
-        AnswerHeader { api, model, id, created, prompt: 0, repeated: Map::new(), tokenizer, words: None }
+        let (prompt, stops) = (0, Vec::new());
+        AnswerHeader { api, model, id, created, prompt, stops, repeated: Map::new(), tokenizer, words: None }
     }
 
     /// Returns the id of another thing of this answer.

@@ -3,7 +3,7 @@
 use super::Api;
 use crate::http::api_error::ApiError;
 use anemoe_runtime::chat::{ChatTemplate, SamplingDefaults};
-use anemoe_runtime::sampler::Sampling;
+use anemoe_runtime::sampler::{Sampling, SamplingSettings};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use std::hash::{BuildHasher, Hasher};
@@ -15,7 +15,7 @@ const MOST_STOPS: usize = 16;
 /// Most bytes of all stop strings together.
 const MAX_STOP_BYTES: usize = 16 << 10;
 /// Highest temperature, as in OpenAI's API.
-const HIGHEST_TEMPERATURE: f64 = 2.0;
+const HIGHEST_TEMPERATURE: f32 = 2.0;
 /// Most alternatives to a token, as in OpenAI's API.
 const MOST_LOGPROBS: u64 = 20;
 /// Variables of a template that requests may not set.
@@ -65,6 +65,9 @@ pub struct Body {
     /// Facts of the request that its answer repeats; only of `/v1/responses`.
     #[serde(skip)]
     pub repeated: Map<String, Value>,
+    /// Sampling settings.
+    #[serde(skip)]
+    pub sampling: SamplingSettings,
     pub(super) tool_choice: Option<Value>,
     pub(super) parallel_tool_calls: Option<bool>,
     pub(super) chat_template_kwargs: Option<Map<String, Value>>,
@@ -73,15 +76,11 @@ pub struct Body {
     pub(super) include_reasoning: Option<bool>,
     pub(super) max_tokens: Option<i64>,
     pub(super) max_completion_tokens: Option<i64>,
-    pub(super) temperature: Option<f64>,
-    pub(super) top_p: Option<f64>,
-    pub(super) top_k: Option<i64>,
     pub(super) n: Option<u64>,
     pub(super) stream: Option<bool>,
     pub(super) stream_options: Option<StreamOptions>,
     pub(super) stop: Option<OneOrMoreTexts>,
     pub(super) stop_token_ids: Option<Vec<u32>>,
-    pub(super) seed: Option<i64>,
     pub(super) logprobs: Option<Value>,
     pub(super) top_logprobs: Option<u64>,
     pub(super) response_format: Option<Value>,
@@ -200,11 +199,12 @@ impl Body {
         Ok(variables)
     }
 
-    /// Checks the parameters; `own` are the model's values for parameters that the request leaves out.
+    /// Checks the parameters; `own` are the model's values for parameters that the request leaves out, `vocab_size` the number
+    /// of its tokens.
     ///
     /// # Errors
     /// A parameter is out of range or not supported.
-    pub fn params(&self, own: &SamplingDefaults, api: Api) -> Result<Params, ApiError> {
+    pub fn params(&self, own: &SamplingDefaults, vocab_size: usize, api: Api) -> Result<Params, ApiError> {
         let is_chat = api != Api::Completion;
         let max_new = match self.max_completion_tokens.or(self.max_tokens) {
             // Like llama.cpp's server: as many as fit.
@@ -217,28 +217,18 @@ impl Body {
             None if !is_chat => Some(16),
             None => None,
         };
-        let temperature = self.temperature.unwrap_or_else(|| own.temperature.map_or(1.0, f64::from));
-        if !(0.0..=HIGHEST_TEMPERATURE).contains(&temperature) {
-            return Err(ApiError::param(
-                "temperature",
-                format!("{temperature} is not from 0 to {HIGHEST_TEMPERATURE}"),
-            ));
+        let said = &self.sampling;
+        let sampling = own.sampling(&SamplingSettings {
+            temperature: said.temperature.or(own.settings.temperature).or(Some(1.0)),
+            seed: said.seed.or(own.settings.seed).or_else(|| Some(fresh_seed() as i64)),
+            ..said.clone()
+        });
+        if sampling.temperature > HIGHEST_TEMPERATURE {
+            let what = format!("{} is more than {HIGHEST_TEMPERATURE}", sampling.temperature);
+            return Err(ApiError::param("temperature", what));
         }
-        let top_p = self.top_p.unwrap_or_else(|| own.top_p.map_or(1.0, f64::from));
-        if !(top_p > 0.0 && top_p <= 1.0) {
-            return Err(ApiError::param("top_p", format!("{top_p} is not above 0 and at most 1")));
-        }
-        // Negative numbers mean all tokens, like 0.
-        let top_k = self.top_k.map(|k| usize::try_from(k.max(0)).unwrap_or(usize::MAX));
-        let top_k = top_k.or(own.top_k).unwrap_or(0);
-        let seed = self.seed.map_or_else(fresh_seed, |seed| seed as u64);
-        let sampling = Sampling {
-            temperature: temperature as f32,
-            top_k,
-            top_p: (top_p as f32).max(f32::MIN_POSITIVE),
-            seed,
-        };
-        sampling.check().map_err(ApiError::invalid)?;
+        let checked = sampling.check().and_then(|()| said.check(vocab_size));
+        checked.map_err(|e| ApiError::param(e.field, e.what))?;
         let choices = self.n.unwrap_or(1);
         if !(1..=MOST_CHOICES).contains(&choices) {
             return Err(ApiError::param("n", format!("{choices} is not from 1 to {MOST_CHOICES}")));
@@ -331,7 +321,7 @@ mod tests {
     use super::*;
 
     fn params(body: Value, api: Api) -> Result<Params, ApiError> {
-        api.parse(body.to_string().as_bytes())?.params(&SamplingDefaults::default(), api)
+        api.parse(body.to_string().as_bytes())?.params(&SamplingDefaults::default(), 9, api)
     }
 
     #[test]
@@ -350,6 +340,9 @@ mod tests {
             (json!({"logprobs": true, "top_logprobs": 21}), "top_logprobs"),
             (json!({"logprobs": 3}), "logprobs"),
             (json!({"max_tokens": -2}), "max_tokens"),
+            (json!({"logit_bias": {"9": 1}}), "logit_bias"),
+            (json!({"min_p": 2}), "min_p"),
+            (json!({"presence_penalty": 3}), "presence_penalty"),
             (json!({"response_format": {"type": "xml"}}), "response_format"),
             (json!({"response_format": {"type": "json_object", "schema": 1}}), "response_format"),
             (json!({"reasoning_format": "x"}), "reasoning_format"),
@@ -390,13 +383,9 @@ mod tests {
         assert_eq!(params(json!({}), Api::Completion).unwrap().max_new, Some(16));
         let p = params(json!({"max_tokens": -1, "top_k": -1}), Api::Completion).unwrap();
         assert_eq!((p.max_new, p.sampling.top_k), (None, 0));
-        let own = SamplingDefaults {
-            temperature: Some(0.5),
-            top_k: Some(64),
-            top_p: Some(0.9),
-            ..Default::default()
-        };
-        let p = Api::Chat.parse(b"{\"top_p\": 1}").unwrap().params(&own, Api::Chat).unwrap();
+        let own = json!({"temperature": 0.5, "top_k": 64, "top_p": 0.9});
+        let own = SamplingDefaults::parse(&own).unwrap();
+        let p = Api::Chat.parse(b"{\"top_p\": 1}").unwrap().params(&own, 9, Api::Chat).unwrap();
         assert_eq!((p.sampling.temperature, p.sampling.top_k, p.sampling.top_p), (0.5, 64, 1.0));
     }
 }

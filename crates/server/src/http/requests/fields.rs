@@ -97,7 +97,7 @@ const FIELDS: &[Field] = &[
     honoured("max_completion_tokens", &[Chat], "3"),
     honoured("max_output_tokens", &[Responses], "3"),
     refused("n_predict", BOTH, "8", &[]),
-    refused("min_tokens", BOTH, "3", &["0"]),
+    honoured("min_tokens", BOTH, "3"),
     honoured("ignore_eos", BOTH, "true"),
     honoured("stop", BOTH, r#""x""#),
     honoured("stop_sequences", &[Messages], r#"["x"]"#),
@@ -110,13 +110,14 @@ const FIELDS: &[Field] = &[
     honoured("top_p", ALL, "0.5"),
     honoured("top_k", &[Chat, Completion, Messages], "7"),
     honoured("seed", BOTH, "9"),
-    refused("min_p", BOTH, "0.1", &["0"]),
-    refused("typical_p", BOTH, "0.5", &["1"]),
-    refused("presence_penalty", OPENAI, "0.5", &["0"]),
-    refused("frequency_penalty", OPENAI, "0.5", &["0"]),
-    refused("repetition_penalty", BOTH, "1.1", &["1"]),
-    refused("repeat_penalty", BOTH, "1.1", &["1"]),
-    refused("logit_bias", BOTH, r#"{"5": 1}"#, &[]),
+    honoured("min_p", BOTH, "0.1"),
+    honoured("typical_p", BOTH, "0.5"),
+    honoured("presence_penalty", OPENAI, "0.5"),
+    honoured("frequency_penalty", OPENAI, "0.5"),
+    honoured("repetition_penalty", BOTH, "1.1"),
+    honoured("repeat_penalty", BOTH, "1.1"),
+    honoured("repeat_last_n", BOTH, "5"),
+    honoured("logit_bias", BOTH, r#"{"5": 1}"#),
     refused("mirostat", BOTH, "2", &["0"]),
     refused("dry_multiplier", BOTH, "0.8", &["0"]),
     refused("xtc_probability", BOTH, "0.5", &["0"]),
@@ -278,7 +279,7 @@ mod tests {
     /// Returns all that the server makes of a request; the seed is left out where a request cannot set it.
     fn effect(api: Api, body: &Value) -> Result<String, ApiError> {
         let body = api.parse(body.to_string().as_bytes())?;
-        let mut params = body.params(&SamplingDefaults::default(), api)?;
+        let mut params = body.params(&SamplingDefaults::default(), 9, api)?;
         if matches!(api, Responses | Messages) {
             params.sampling.seed = 0;
         }

@@ -17,7 +17,7 @@ pub use chat_body::{Body, OfferedTools, Params, Prompts, ShownThoughts};
 pub use template_messages::template_messages;
 
 use super::api_error::ApiError;
-use serde::de::DeserializeOwned;
+use serde::{Deserialize, Deserializer};
 use serde_json::Value;
 
 /// API that a request speaks, by its path.
@@ -60,16 +60,20 @@ impl Api {
             return Err(ApiError::invalid("the body is not a JSON object"));
         }
         fields::refuse(self, &value)?;
-        match self {
+        let sampling = typed(&value)?;
+        let body = match self {
             Api::Chat | Api::Completion => typed(value),
             Api::Responses => responses_body::body(typed(value)?),
             Api::Messages => anthropic_body::body(typed(value)?),
-        }
+        };
+        Ok(Body { sampling, ..body? })
     }
 }
 
 /// Reads a value into a type; the error names the field at fault.
-fn typed<T: DeserializeOwned>(value: Value) -> Result<T, ApiError> {
+fn typed<'de, T: Deserialize<'de>>(
+    value: impl Deserializer<'de, Error = serde_json::Error>,
+) -> Result<T, ApiError> {
     serde_path_to_error::deserialize(value).map_err(|e| {
         let key = e.path().to_string();
         ApiError::param(key, format!("of another type: {}", in_words(&e.inner().to_string())))
@@ -80,8 +84,10 @@ fn typed<T: DeserializeOwned>(value: Value) -> Result<T, ApiError> {
 fn in_words(message: &str) -> String {
     let words = [
         ("expected f64", "expected a number"),
+        ("expected f32", "expected a number"),
         ("expected i64", "expected a whole number"),
         ("expected u64", "expected a whole number from 0 on"),
+        ("expected usize", "expected a whole number from 0 on"),
         ("expected u32", "expected a whole number from 0 on"),
         ("floating point", "number"),
         ("invalid type: ", ""),
