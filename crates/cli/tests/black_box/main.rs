@@ -7,6 +7,7 @@ mod files;
 #[path = "../../../hub/tests/common/mod.rs"]
 mod hub_server;
 
+mod apis;
 mod bad_input;
 mod bench;
 mod book;

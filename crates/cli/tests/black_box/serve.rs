@@ -42,19 +42,24 @@ fn bundle_with_marks(dir: &Path) -> PathBuf {
 }
 
 /// A running server; it is killed at the end.
-struct Server {
+pub struct Server {
     child: Child,
     address: String,
     errors: Option<ChildStderr>,
 }
 
 impl Server {
-    fn start(options: &[&str]) -> Server {
+    pub fn start(options: &[&str]) -> Server {
         Server::of(bundle(), options)
     }
 
-    fn of(bundle: &Path, options: &[&str]) -> Server {
-        let mut args = vec!["serve", bundle.to_str().unwrap(), "--port", "0"];
+    pub fn of(bundle: &Path, options: &[&str]) -> Server {
+        Server::of_all(&[bundle], options)
+    }
+
+    pub fn of_all(bundles: &[&Path], options: &[&str]) -> Server {
+        let mut args = vec!["serve", "--port", "0"];
+        args.extend(bundles.iter().map(|bundle| bundle.to_str().unwrap()));
         args.extend(options);
         let mut child = anemoe(&args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let mut line = String::new();
@@ -76,7 +81,7 @@ impl Server {
     }
 
     /// Sends bytes and reads all that comes back.
-    fn raw(&self, bytes: &[u8]) -> String {
+    pub fn raw(&self, bytes: &[u8]) -> String {
         let mut stream = self.connect();
         // A server that refuses may close before it has read all.
         let _ = stream.write_all(bytes);
@@ -86,9 +91,9 @@ impl Server {
     }
 
     /// Sends a request and returns status, headers and body.
-    fn ask(&self, method: &str, path: &str, headers: &str, body: &str) -> (u16, String, String) {
+    pub fn ask(&self, method: &str, path: &str, headers: &str, body: &str) -> (u16, String, String) {
         let request = format!(
-            "{method} {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-type: application/json\r\n{headers}content-length: {}\r\n\r\n{body}",
+            "{method} {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-type: application/json\r\n{headers}content-length: {}\r\n\r\n{body}",
             body.len()
         );
         let answer = self.raw(request.as_bytes());
@@ -99,30 +104,30 @@ impl Server {
         (status, head.to_lowercase(), body)
     }
 
-    fn get(&self, path: &str) -> (u16, String) {
+    pub fn get(&self, path: &str) -> (u16, String) {
         let (status, _, body) = self.ask("GET", path, "", "");
         (status, body)
     }
 
-    fn post(&self, path: &str, body: &Value) -> (u16, Value) {
+    pub fn post(&self, path: &str, body: &Value) -> (u16, Value) {
         let (status, _, text) = self.ask("POST", path, "", &body.to_string());
         (status, serde_json::from_str(&text).unwrap_or_else(|e| panic!("{e}: {text}")))
     }
 
-    fn complete(&self, body: Value) -> Value {
+    pub fn complete(&self, body: Value) -> Value {
         let (status, v) = self.post("/v1/completions", &body);
         assert_eq!(status, 200, "{body}: {v}");
         v
     }
 
-    fn chat(&self, body: Value) -> Value {
+    pub fn chat(&self, body: Value) -> Value {
         let (status, v) = self.post("/v1/chat/completions", &body);
         assert_eq!(status, 200, "{body}: {v}");
         v
     }
 
     /// Sends a request for a stream, and returns its events without the last, `[DONE]`.
-    fn stream(&self, path: &str, body: &Value) -> Vec<Value> {
+    pub fn stream(&self, path: &str, body: &Value) -> Vec<Value> {
         let (status, head, text) = self.ask("POST", path, "", &body.to_string());
         assert!(status == 200 && head.contains("text/event-stream"), "{head}{text}");
         let mut events: Vec<&str> = text.split("\n\n").filter(|e| !e.is_empty()).collect();
@@ -131,7 +136,7 @@ impl Server {
     }
 
     /// Asks the server to end, and returns its exit status and messages.
-    fn terminate(mut self) -> (Option<i32>, String) {
+    pub fn terminate(mut self) -> (Option<i32>, String) {
         let kill = std::process::Command::new("kill").arg(self.child.id().to_string()).status().unwrap();
         assert!(kill.success());
         let status = self.child.wait().unwrap().code();
@@ -462,7 +467,7 @@ fn localhost_is_reached_by_both_of_its_addresses() {
             continue;
         }
         let mut stream = TcpStream::connect(format!("{address}:{port}")).unwrap();
-        stream.write_all(b"GET /health HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").unwrap();
+        stream.write_all(b"GET /health HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n").unwrap();
         let mut answer = String::new();
         stream.read_to_string(&mut answer).unwrap();
         assert!(answer.starts_with("HTTP/1.1 200"), "{address}: {answer}");
@@ -610,7 +615,7 @@ fn what_is_wrong_gets_an_error_and_the_server_lives() {
     let (_, page) = server.get("/");
     assert!(page.contains("<!doctype html>") && !page.contains("http://") && !page.contains("https://"));
     // Requests that are not HTTP, lie about their length, or stop half-way.
-    let post = "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n";
+    let post = "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n";
     let started = Instant::now();
     for bytes in [
         "\r\n\r\n\r\n".to_string(),
@@ -640,7 +645,7 @@ fn what_is_wrong_gets_an_error_and_the_server_lives() {
     assert!(answer.contains("408") && answer.contains("took too long"), "{answer}");
     // A head that does not come.
     let waited = Instant::now();
-    assert!(server.raw(b"GET /health HTTP/1.1\r\nhost: x\r\n").is_empty());
+    assert!(server.raw(b"GET /health HTTP/1.1\r\nhost: localhost\r\n").is_empty());
     assert!(waited.elapsed() < Duration::from_secs(15));
     // Clients that leave while their answer comes.
     let body = json!({"prompt": "def f", "max_tokens": 64, "stream": true, "ignore_eos": true}).to_string();
@@ -702,7 +707,7 @@ fn requests_too_many_are_refused_and_running_ones_end_well() {
         json!({"prompt": "def f", "max_tokens": 400, "stream": true, "ignore_eos": true, "temperature": 0})
             .to_string();
     let post = format!(
-        "POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
+        "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
         body.len()
     );
     let mut running = server.connect();

@@ -194,7 +194,7 @@ pub async fn page() -> Response {
 pub async fn nothing_here(uri: Uri) -> ApiError {
     let path = uri.path();
     let what = match known_path(&format!("/v1{path}")) {
-        "other" => "there is nothing at this path; there is /v1/chat/completions, /v1/completions, /v1/responses, /v1/messages, \
+        "other" => "there is nothing at this path; this is OpenAI's API and Anthropic's: /v1/chat/completions, /v1/completions, /v1/responses, /v1/messages, \
                     /v1/models"
             .to_string(),
         meant => format!("there is nothing at {}; {meant} is", path.escape_debug()),

@@ -1,6 +1,8 @@
 //! Helpers that run the built binary.
 #![allow(dead_code)]
 
+pub mod scripted;
+
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
