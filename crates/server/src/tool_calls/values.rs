@@ -151,12 +151,11 @@ impl<'a> ValueReader<'a> {
                     '{' => self.object(shape, depth).map(Value::from),
                     _ => self.list(shape, depth).map(Value::from),
                 };
-                if types & if first == '{' { OBJECT } else { LIST } != 0 || types & TEXT == 0 {
+                let is_whole = value.is_some() && is_end(self.rest(), &[',', '}', ']']);
+                if is_whole || types & TEXT == 0 {
                     return value;
                 }
-                if value.is_some() && is_end(self.rest(), &[',', '}', ']']) {
-                    return Some(self.text[start..self.at].into());
-                }
+                // A text that begins with a bracket.
                 (self.at, self.is_mended) = (start, is_mended);
             }
             '"' | '\'' => {
