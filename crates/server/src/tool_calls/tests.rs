@@ -1,4 +1,4 @@
-use super::call_form::CallSyntax;
+use super::call_syntax::CallSyntax;
 use super::*;
 use anemoe_runtime::chat::ChatTemplate;
 use serde_json::{Value, json};
