@@ -306,6 +306,22 @@ fn a_chat_goes_on_from_its_last_turn_and_may_be_held_to_a_schema() {
 }
 
 #[test]
+fn answers_do_not_depend_on_earlier_ones() {
+    let (one, other) = (Server::start(&[]), Server::start(&[]));
+    for seed in 0..8 {
+        let question = json!({"role": "user", "content": format!("write number {seed}")});
+        let first = one.chat(json!({"messages": [question], "max_tokens": 40, "temperature": 2.0, "seed": seed}));
+        let answer = json!({"role": "assistant", "content": content(&first)});
+        let messages = json!([question, answer, {"role": "user", "content": "go on"}]);
+        let goes_on = |server: &Server| {
+            let v = server.chat(json!({"messages": messages, "max_tokens": 20, "temperature": 0}));
+            (content(&v).to_string(), v["usage"]["prompt_tokens"].clone())
+        };
+        assert_eq!(goes_on(&one), goes_on(&other), "{messages}");
+    }
+}
+
+#[test]
 fn schemas_without_measure_are_refused_and_the_server_lives() {
     let server = Server::start(&[]);
     let all = |n: usize, one: &dyn Fn(usize) -> Value| -> Value {
@@ -324,6 +340,11 @@ fn schemas_without_measure_are_refused_and_the_server_lives() {
         json!({"type": "string", "pattern": classes}),
         json!({"type": "string", "pattern": "(".repeat(20_000)}),
         json!({"$ref": "#"}),
+        json!({"type": "integer", "multipleOf": 999_983}),
+        json!({"type": "object", "required": (0..19_000).map(|i| format!("r{i}")).collect::<Vec<_>>()}),
+        json!({"type": "object", "patternProperties": all(300, &text)}),
+        json!({"$defs": {"a": {"anyOf": all(8, &text).as_object().unwrap().values().collect::<Vec<_>>()}},
+            "allOf": vec![json!({"$ref": "#/$defs/a"}); 6]}),
     ] {
         let format = json!({"type": "json_schema", "json_schema": {"name": "s", "schema": schema}});
         let body = json!({"messages": [{"role": "user", "content": "x"}], "max_tokens": 4, "response_format": format});

@@ -1,7 +1,8 @@
 //! The form in which a chat template writes tool calls.
 
 use super::call_grammar::{CallGrammar, terminals};
-use super::read::CallMarks;
+use super::call_reader::CallMarks;
+use super::call_syntax::{CallSyntax, first_tag, tags};
 use anemoe_runtime::chat::{ChatTemplate, message};
 use anemoe_runtime::tokenizer::Tokenizer;
 use serde_json::{Map, Value, json};
@@ -12,8 +13,6 @@ const CALL: &str = "MARKOFACALL";
 const TEXT: &str = "*MARKOFATEXT";
 /// Key and value of the marker call's only argument.
 const ARGUMENT: (&str, &str) = ("key", "value");
-/// Most bytes of a tag before or after a call.
-const MAX_TAG: usize = 64;
 /// Tag before calls that Llama 3 writes, but its template does not.
 const PYTHON_TAG: &str = "<|python_tag|>";
 /// Recipient of gpt-oss's calls; it follows the role or the channel.
@@ -28,32 +27,6 @@ pub struct CallForm {
     pub(super) end: Option<String>,
     /// Syntax between the tags.
     pub(super) syntax: CallSyntax,
-}
-
-/// Syntax of a call between its tags.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum CallSyntax {
-    /// A JSON object with a name and arguments.
-    Json {
-        /// Text between the tags and the object: blanks, and brackets of a list.
-        around: (String, String),
-        /// Key of the arguments: `arguments` or `parameters`.
-        key: String,
-    },
-    /// A name, with arguments in braces whose keys have no quotation marks.
-    Braces {
-        /// Text before the name.
-        word: String,
-        /// Mark before and after a text.
-        quote: String,
-    },
-    /// A name, a text behind it, and arguments in JSON.
-    Named {
-        /// Text between name and arguments.
-        between: String,
-    },
-    /// `<function=NAME>`, `<parameter=KEY>text</parameter>`.
-    Tags,
 }
 
 impl CallForm {
@@ -140,25 +113,22 @@ impl CallForm {
         if call.get("name").is_none_or(|name| name != CALL) {
             return None;
         }
-        let key = key.to_string();
         let tagged = before.trim_end_matches(|c: char| c.is_whitespace() || c == '[');
         let Some(begin) = first_tag(tagged.trim()).filter(|tag| tagged.trim() == tag) else {
             // Without tags, only this key distinguishes a call from another object.
-            let syntax = CallSyntax::Json { around: Default::default(), key };
-            let begins = vec![PYTHON_TAG.to_string()];
-            return matches!(&syntax, CallSyntax::Json { key, .. } if key == "parameters")
-                .then_some(CallForm { begins, end: None, syntax });
+            let syntax = CallSyntax::Json { around: Default::default(), key: key.into() };
+            return (key == "parameters").then(|| CallForm {
+                begins: vec![PYTHON_TAG.into()],
+                end: None,
+                syntax,
+            });
         };
         let tail = behind.trim_start_matches(|c: char| c.is_whitespace() || c == ']');
         let end = mirrored(&begin, tail);
-        let closed = behind.len() - tail.len();
-        let around =
-            (before[tagged.len()..].to_string(), behind[..closed].trim_end_matches('\n').to_string());
-        let around = match &end {
-            Some(_) => (around.0, behind[..closed].to_string()),
-            None => around,
-        };
-        Some(CallForm { begins: vec![begin], end, syntax: CallSyntax::Json { around, key } })
+        let close = &behind[..behind.len() - tail.len()];
+        let close = if end.is_some() { close } else { close.trim_end() };
+        let around = (before[tagged.len()..].to_string(), close.to_string());
+        Some(CallForm { begins: vec![begin], end, syntax: CallSyntax::Json { around, key: key.into() } })
     }
 
     /// Finds the marker call with braces.
@@ -211,23 +181,7 @@ impl CallForm {
     }
 }
 
-/// Returns the tag `<..>` or `[..]` with which a text begins.
-fn first_tag(text: &str) -> Option<String> {
-    let close = match text.chars().next()? {
-        '<' => '>',
-        '[' => ']',
-        _ => return None,
-    };
-    let end = text.find(close).filter(|end| (2..MAX_TAG).contains(end))?;
-    Some(text[..=end].to_string())
-}
-
 /// Returns the tag with which a text begins if it closes the tag `begin`.
 fn mirrored(begin: &str, text: &str) -> Option<String> {
     first_tag(text.trim_start()).filter(|end| end.replacen('/', "", 1) == begin)
-}
-
-/// Returns all tags of a text.
-pub(super) fn tags(text: &str) -> impl Iterator<Item = &str> {
-    text.match_indices(['<', '[']).filter_map(|(i, _)| Some(&text[i..i + first_tag(&text[i..])?.len()]))
 }

@@ -1,6 +1,6 @@
 //! Grammars in Lark of calls that an answer must make.
 
-use super::call_form::{CallSyntax, tags};
+use super::call_syntax::{CallSyntax, tags};
 use crate::grammar::{quoted, set_spacing};
 use anemoe_runtime::tokenizer::Tokenizer;
 use serde_json::{Map, Value};

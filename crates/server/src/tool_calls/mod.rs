@@ -11,14 +11,15 @@
 //! ```
 //!
 //! The form of a model is found by rendering a marker call with its template. Templates that write calls in another way
-//! have no form here: their calls stay text. The form says where calls begin and end; [`read`] takes what stands there in
+//! have no form here: their calls stay text. The form says where calls begin and end; [`call_reader`] takes what stands there in
 //! any syntax, since small models mix them, and [`values`] reads arguments by the schema of the tool. A call of a tool
 //! that the request does not have stays text.
 
 mod call_form;
 mod call_grammar;
+mod call_reader;
+mod call_syntax;
 mod parser;
-mod read;
 mod schema;
 mod values;
 

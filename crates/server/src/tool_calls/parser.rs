@@ -1,6 +1,6 @@
 //! Finds tool calls in an answer that arrives in pieces.
 
-use super::read::{Guess, Tools};
+use super::call_reader::{Guess, Tools};
 use super::{AnswerPart, CallForm};
 use serde_json::Value;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ pub struct CallParser {
     tools: Arc<Tools>,
     /// True if a call ends the answer.
     is_single: bool,
-    state: State,
+    state: ParserState,
     /// Blanks that are not part of the text if a call follows.
     blanks: String,
     /// Text that is held back, without a tag before it.
@@ -24,9 +24,9 @@ pub struct CallParser {
     is_begun: bool,
 }
 
-/// State of the parser.
+/// ParserState of the parser.
 #[derive(Clone)]
-enum State {
+enum ParserState {
     /// Text; what is held may become a tag or a call without a tag.
     Text,
     /// A call behind a tag. The guess is that of the held text.
@@ -44,7 +44,7 @@ impl CallParser {
             form,
             tools: Arc::new(Tools::new(tools)),
             is_single: false,
-            state: State::Text,
+            state: ParserState::Text,
             blanks: String::new(),
             held: String::new(),
             is_line_start: true,
@@ -66,8 +66,8 @@ impl CallParser {
 
     fn add(&mut self, c: char, parts: &mut Vec<AnswerPart>) {
         match &mut self.state {
-            State::Done => {}
-            State::Text => {
+            ParserState::Done => {}
+            ParserState::Text => {
                 if self.held.is_empty() && c.is_whitespace() {
                     self.is_line_start |= c == '\n';
                     self.blanks.push(c);
@@ -76,7 +76,7 @@ impl CallParser {
                     self.decide(parts);
                 }
             }
-            State::Tagged { .. } | State::Untagged { .. } => {
+            ParserState::Tagged { .. } | ParserState::Untagged { .. } => {
                 self.held.push(c);
                 let ends = |tag: &&String| c == last(tag) && self.held.ends_with(tag.as_str());
                 if let Some(tag) = self.form.end.iter().find(ends) {
@@ -88,10 +88,10 @@ impl CallParser {
                     let (length, tag) = (self.held.len() - tag.len(), tag.clone());
                     self.held.truncate(length);
                     self.close("", parts);
-                    if !matches!(self.state, State::Done) {
-                        self.state = State::Tagged { tag, guess: Guess::Unsure };
+                    if !matches!(self.state, ParserState::Done) {
+                        self.state = ParserState::Tagged { tag, guess: Guess::Unsure };
                     }
-                } else if let State::Tagged { guess, .. } = &mut self.state
+                } else if let ParserState::Tagged { guess, .. } = &mut self.state
                     && *guess == Guess::Unsure
                 {
                     *guess = self.tools.guess(&self.held, &self.form.marks(), true);
@@ -107,7 +107,7 @@ impl CallParser {
     fn decide(&mut self, parts: &mut Vec<AnswerPart>) {
         loop {
             if let Some(tag) = self.form.begins.iter().find(|tag| **tag == self.held) {
-                self.state = State::Tagged { tag: tag.clone(), guess: Guess::Unsure };
+                self.state = ParserState::Tagged { tag: tag.clone(), guess: Guess::Unsure };
                 self.held.clear();
                 return;
             }
@@ -117,7 +117,7 @@ impl CallParser {
             if self.is_line_start || !self.blanks.is_empty() {
                 match self.tools.guess(&self.held, &self.form.marks(), false) {
                     Guess::Yes => {
-                        self.state = State::Untagged { is_line_start: self.is_line_start };
+                        self.state = ParserState::Untagged { is_line_start: self.is_line_start };
                         return;
                     }
                     Guess::Unsure => return,
@@ -153,15 +153,15 @@ impl CallParser {
     /// Emits the held text, with the tags around it.
     fn release(&mut self, end: &str, parts: &mut Vec<AnswerPart>) {
         let held = std::mem::take(&mut self.held);
-        match std::mem::replace(&mut self.state, State::Text) {
-            State::Tagged { tag, .. } => self.text(&format!("{tag}{held}{end}"), parts),
+        match std::mem::replace(&mut self.state, ParserState::Text) {
+            ParserState::Tagged { tag, .. } => self.text(&format!("{tag}{held}{end}"), parts),
             _ => self.text(&format!("{held}{end}"), parts),
         }
     }
 
     /// Ends a call at its end tag; at an empty one another tag or the end of the answer follows.
     fn close(&mut self, end: &str, parts: &mut Vec<AnswerPart>) {
-        let is_tagged = matches!(self.state, State::Tagged { .. }) || !end.is_empty();
+        let is_tagged = matches!(self.state, ParserState::Tagged { .. }) || !end.is_empty();
         match self.calls(is_tagged, true) {
             Some(calls) => self.emit(calls, parts),
             None => self.release(end, parts),
@@ -174,7 +174,7 @@ impl CallParser {
         // Without tags, an object is a call if it is the whole answer and has arguments; what a word marks begins a line.
         let is_object = self.held.starts_with(['{', '[', '`']);
         let has_arguments = || ["arguments", "parameters"].iter().any(|key| self.held.contains(key));
-        let is_line_start = !matches!(self.state, State::Untagged { is_line_start: false });
+        let is_line_start = !matches!(self.state, ParserState::Untagged { is_line_start: false });
         let is_meant = is_tagged || is_line_start && (!is_object || !self.is_begun && has_arguments());
         self.tools.read(&self.held, &marks, is_ended).filter(|_| is_meant)
     }
@@ -186,18 +186,19 @@ impl CallParser {
         self.held.clear();
         self.is_begun = true;
         self.is_line_start = true;
-        self.state = if self.is_single { State::Done } else { State::Text };
+        self.state = if self.is_single { ParserState::Done } else { ParserState::Text };
     }
 
     /// Returns the parts of the held text when the answer has ended. A call without its end tag counts; if the answer
     /// `is_cut` at its most tokens, only a complete one.
     pub fn finish(&mut self, is_cut: bool) -> Vec<AnswerPart> {
         let mut parts = Vec::new();
-        let is_tagged = matches!(self.state, State::Tagged { .. });
+        let is_tagged = matches!(self.state, ParserState::Tagged { .. });
         match &self.state {
-            State::Done => {}
-            State::Text => self.release("", &mut parts),
-            State::Tagged { .. } | State::Untagged { .. } => match self.calls(is_tagged, !is_cut) {
+            ParserState::Done => {}
+            ParserState::Text => self.release("", &mut parts),
+            ParserState::Tagged { .. } | ParserState::Untagged { .. } => match self.calls(is_tagged, !is_cut)
+            {
                 Some(calls) => self.emit(calls, &mut parts),
                 None => self.release("", &mut parts),
             },

@@ -19,14 +19,14 @@ const ALL: Types = 127;
 
 /// A schema with its alternatives side by side. Without a schema, any value fits.
 #[derive(Clone)]
-pub struct Shape<'s> {
+pub struct ArgumentShape<'s> {
     root: &'s Value,
     branches: Vec<&'s Value>,
 }
 
-impl<'s> Shape<'s> {
+impl<'s> ArgumentShape<'s> {
     /// Makes the shape of `schema`, whose references begin at `root`.
-    pub fn new(root: &'s Value, schema: &'s Value) -> Shape<'s> {
+    pub fn new(root: &'s Value, schema: &'s Value) -> ArgumentShape<'s> {
         let mut open = vec![schema];
         let mut branches: Vec<&Value> = Vec::new();
         while let Some(schema) = open.pop() {
@@ -38,7 +38,7 @@ impl<'s> Shape<'s> {
             let inner = ["anyOf", "oneOf", "allOf"].into_iter().filter_map(|key| schema[key].as_array());
             open.extend(inner.flatten().rev().chain(target));
         }
-        Shape { root, branches }
+        ArgumentShape { root, branches }
     }
 
     /// Returns the types that the schema allows.
@@ -76,16 +76,16 @@ impl<'s> Shape<'s> {
     }
 
     /// Returns the shape of a property.
-    pub fn property(&self, key: &str) -> Shape<'s> {
+    pub fn property(&self, key: &str) -> ArgumentShape<'s> {
         let named = self.properties().find_map(|all| all.get(key));
         let other = || self.branches.iter().find_map(|schema| schema.get("additionalProperties"));
-        Shape::new(self.root, named.or_else(other).unwrap_or(&Value::Null))
+        ArgumentShape::new(self.root, named.or_else(other).unwrap_or(&Value::Null))
     }
 
     /// Returns the shape of a list's items.
-    pub fn items(&self) -> Shape<'s> {
+    pub fn items(&self) -> ArgumentShape<'s> {
         let items = self.branches.iter().find_map(|schema| schema.get("items"));
-        Shape::new(self.root, items.unwrap_or(&Value::Null))
+        ArgumentShape::new(self.root, items.unwrap_or(&Value::Null))
     }
 }
 

@@ -1,4 +1,4 @@
-use super::call_form::CallSyntax;
+use super::call_syntax::CallSyntax;
 use super::*;
 use anemoe_runtime::chat::ChatTemplate;
 use serde_json::{Value, json};
@@ -296,10 +296,7 @@ fn arguments_in_braces_are_read_as_models_write_them() {
             "call:f{list:<|\"|>['a','b']<|\"|>,o:\"{'n': '1'}\",n:many}",
             json!([["f", {"list": ["a", "b"], "o": {"n": 1}, "n": "many"}]]),
         ),
-        (
-            "call:f{q:[a, b],r:{x: 1, y: 'z'},n:1}",
-            json!([["f", {"q": "[a, b]", "r": "{x: 1, y: 'z'}", "n": 1}]]),
-        ),
+        ("call:f{q:['a','b'],n:1}", json!([["f", {"q": ["a", "b"], "n": 1}]])),
         ("call:f{q:[1] of {2} things,n:1}", json!([["f", {"q": "[1] of {2} things", "n": 1}]])),
         // Ends that are missing, or one too many.
         ("call:f{q:Oslo", json!([["f", {"q": "Oslo"}]])),

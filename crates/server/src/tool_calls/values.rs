@@ -6,7 +6,7 @@
 //! Marks around a text may be missing on either side. The schema of the tool decides where such a text ends (before the
 //! next property), and whether `5` is a number or a text. What it leaves undecided is no value.
 
-use super::schema::{FRACTION, INTEGER, LIST, NULL, OBJECT, Shape, TEXT, type_of};
+use super::schema::{ArgumentShape, FRACTION, INTEGER, LIST, NULL, OBJECT, TEXT, type_of};
 use serde_json::{Map, Number, Value};
 
 /// Most nested values that are read.
@@ -75,7 +75,7 @@ impl<'a> ValueReader<'a> {
     }
 
     /// Reads an object; `None` where the text has another form.
-    pub fn object(&mut self, shape: &Shape<'_>, depth: usize) -> Option<Map<String, Value>> {
+    pub fn object(&mut self, shape: &ArgumentShape<'_>, depth: usize) -> Option<Map<String, Value>> {
         if depth >= MAX_DEPTH || !self.skip('{') {
             return None;
         }
@@ -102,7 +102,7 @@ impl<'a> ValueReader<'a> {
         Some(object)
     }
 
-    fn list(&mut self, shape: &Shape<'_>, depth: usize) -> Option<Vec<Value>> {
+    fn list(&mut self, shape: &ArgumentShape<'_>, depth: usize) -> Option<Vec<Value>> {
         if depth >= MAX_DEPTH || !self.skip('[') {
             return None;
         }
@@ -138,7 +138,12 @@ impl<'a> ValueReader<'a> {
     }
 
     /// Reads a value that fits a schema, if its text does. `object` is the shape of the object that holds it.
-    fn value(&mut self, shape: &Shape<'_>, object: Option<&Shape<'_>>, depth: usize) -> Option<Value> {
+    fn value(
+        &mut self,
+        shape: &ArgumentShape<'_>,
+        object: Option<&ArgumentShape<'_>>,
+        depth: usize,
+    ) -> Option<Value> {
         let first = self.peek()?;
         if !self.mark.is_empty() && self.rest().starts_with(self.mark) {
             return self.marked(object).map(|text| fit(text, shape, depth));
@@ -151,12 +156,11 @@ impl<'a> ValueReader<'a> {
                     '{' => self.object(shape, depth).map(Value::from),
                     _ => self.list(shape, depth).map(Value::from),
                 };
-                if types & if first == '{' { OBJECT } else { LIST } != 0 || types & TEXT == 0 {
+                let is_whole = value.is_some() && is_end(self.rest(), &[',', '}', ']']);
+                if is_whole || types & TEXT == 0 {
                     return value;
                 }
-                if value.is_some() && is_end(self.rest(), &[',', '}', ']']) {
-                    return Some(self.text[start..self.at].into());
-                }
+                // A text that begins with a bracket.
                 (self.at, self.is_mended) = (start, is_mended);
             }
             '"' | '\'' => {
@@ -177,7 +181,7 @@ impl<'a> ValueReader<'a> {
     }
 
     /// Reads a text that begins with a mark.
-    fn marked(&mut self, object: Option<&Shape<'_>>) -> Option<String> {
+    fn marked(&mut self, object: Option<&ArgumentShape<'_>>) -> Option<String> {
         self.at += self.mark.len();
         let rest = self.rest();
         if let Some((text, behind)) = rest.split_once(self.mark)
@@ -227,7 +231,7 @@ impl<'a> ValueReader<'a> {
 
     /// Reads a text without an opening mark, up to the end of the list or before the next key of `object`; a word, which
     /// is no text, up to the next comma or bracket. Returns it, and whether a closing mark followed it.
-    fn bare(&mut self, object: Option<&Shape<'_>>, is_text: bool) -> Option<(&'a str, bool)> {
+    fn bare(&mut self, object: Option<&ArgumentShape<'_>>, is_text: bool) -> Option<(&'a str, bool)> {
         let rest = self.rest();
         let (mut end, mut braces, mut is_odd) = (None, 0, false);
         for (i, byte) in rest.bytes().enumerate() {
@@ -277,7 +281,7 @@ impl<'a> ValueReader<'a> {
     }
 
     /// Tells whether a text, which follows a comma, begins with a key: one of `object`, or what looks like one.
-    fn key_follows(&self, text: &str, object: &Shape<'_>) -> bool {
+    fn key_follows(&self, text: &str, object: &ArgumentShape<'_>) -> bool {
         let rest = text.trim_start();
         let has_blank = rest.len() < text.len();
         let open = [self.mark, "\"", "'"].into_iter().find(|q| !q.is_empty() && rest.starts_with(q));
@@ -303,7 +307,7 @@ impl<'a> ValueReader<'a> {
             None | Some('}' | ']' | '{' | ';' | '`' | '<') => true,
             Some(',') => {
                 let next = rest[1..].trim_start();
-                let any = Shape::new(&Value::Null, &Value::Null);
+                let any = ArgumentShape::new(&Value::Null, &Value::Null);
                 next.is_empty() || next.starts_with(['{', '[', '"', '\'']) || self.key_follows(next, &any)
             }
             // The word of the next call.
@@ -339,7 +343,7 @@ fn escaped(chars: &mut std::str::CharIndices<'_>) -> char {
 }
 
 /// Returns the value of a written text: the text, or what it says where the schema takes no texts.
-pub fn fit(text: String, shape: &Shape<'_>, depth: usize) -> Value {
+pub fn fit(text: String, shape: &ArgumentShape<'_>, depth: usize) -> Value {
     let types = shape.types();
     if types & TEXT != 0 || depth >= MAX_DEPTH {
         return text.into();
@@ -359,7 +363,7 @@ pub fn fit(text: String, shape: &Shape<'_>, depth: usize) -> Value {
 }
 
 /// Returns the value of a word without marks.
-fn fit_word(word: &str, shape: &Shape<'_>) -> Value {
+fn fit_word(word: &str, shape: &ArgumentShape<'_>) -> Value {
     let types = shape.types();
     let literal = match word {
         "None" => Some(Value::Null),

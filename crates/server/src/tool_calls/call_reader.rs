@@ -7,7 +7,7 @@
 //! ```
 
 use super::ToolCall;
-use super::schema::Shape;
+use super::schema::ArgumentShape;
 use super::values::{ValueReader, fit};
 use serde_json::{Map, Value, json};
 use std::sync::LazyLock;
@@ -35,7 +35,7 @@ pub struct Tools {
     tools: Vec<(String, Value)>,
 }
 
-/// Answer to whether a text begins a call.
+/// Guess whether a text begins a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Guess {
     /// It begins none.
@@ -46,7 +46,7 @@ pub enum Guess {
     Yes,
 }
 
-/// What calls look like in a model's answers.
+/// Marks around names and texts of calls.
 pub struct CallMarks<'a> {
     /// Text before a name.
     pub word: &'a str,
@@ -97,12 +97,12 @@ impl Tools {
         marks: &CallMarks<'t>,
         is_ended: bool,
     ) -> Option<(ToolCall, &'t str)> {
-        let any = Shape::new(&Value::Null, &Value::Null);
+        let any = ArgumentShape::new(&Value::Null, &Value::Null);
         let whole = ValueReader::new(text, marks.quote, is_ended).object(&any, 0);
         let named = whole.as_ref().and_then(|whole| self.find(part(whole, &["name"])?.as_str()?));
         let (name, parameters) = named.or_else(|| self.find(&scan_name(text)?))?;
         let mut reader = ValueReader::new(text, marks.quote, is_ended);
-        let call = reader.object(&Shape::new(parameters, &CALL), 0)?;
+        let call = reader.object(&ArgumentShape::new(parameters, &CALL), 0)?;
         let arguments = match part(&call, &["arguments", "parameters"]) {
             None | Some(Value::Null) => Map::new(),
             Some(Value::Object(arguments)) => arguments.clone(),
@@ -130,7 +130,7 @@ impl Tools {
             behind = word.or_else(mark)?.trim_start();
         }
         let mut reader = ValueReader::new(behind, marks.quote, is_ended);
-        let arguments = reader.object(&Shape::new(parameters, parameters), 0)?;
+        let arguments = reader.object(&ArgumentShape::new(parameters, parameters), 0)?;
         let rest = reader.rest().trim_start().trim_start_matches("```");
         Some((made(name, parameters, arguments, reader.is_mended)?, rest))
     }
@@ -139,7 +139,7 @@ impl Tools {
     fn read_tags<'t>(&self, text: &'t str, is_ended: bool) -> Option<(ToolCall, &'t str)> {
         let (name, mut rest) = tag_name(text)?;
         let (name, parameters) = self.find(name)?;
-        let shape = Shape::new(parameters, parameters);
+        let shape = ArgumentShape::new(parameters, parameters);
         if rest.trim_start().starts_with('{') {
             let mut reader = ValueReader::new(rest, "", is_ended);
             let arguments = reader.object(&shape, 0)?;
