@@ -3,7 +3,7 @@
 
     anemoe serve small.anemoe & python benches/anthropic_client.py http://127.0.0.1:8080
 
-Fails at the first thing that is not as the client expects. Needs the package anthropic (written with 0.75).
+Fails at the first thing that is not as the client expects. Needs the package anthropic (written with 2.14).
 """
 
 import sys
@@ -13,7 +13,7 @@ import anthropic
 
 def main():
     client = anthropic.Anthropic(base_url=sys.argv[1], api_key=sys.argv[2] if len(sys.argv) > 2 else "none", max_retries=0)
-    ask = dict(model=sys.argv[3] if len(sys.argv) > 3 else "small", max_tokens=12, temperature=0, messages=[{"role": "user", "content": "def main():"}])
+    ask = dict(model=sys.argv[3] if len(sys.argv) > 3 else "small", max_tokens=12, messages=[{"role": "user", "content": "def main():"}], extra_body={"temperature": 0})
     whole = client.messages.create(**ask)
     assert whole.role == "assistant" and whole.stop_reason in ("end_turn", "max_tokens"), whole
     text = "".join(block.text for block in whole.content if block.type == "text")
@@ -33,7 +33,7 @@ def main():
         (anthropic.BadRequestError, {"mcp_servers": [{"name": "x"}]}),
     ]:
         try:
-            client.post("/v1/messages", body={**ask, **change}, cast_to=object)
+            client.messages.create(**{**ask, "extra_body": change})
         except error as e:
             assert e.body["type"] == "error" and e.body["error"]["message"], e
         else:

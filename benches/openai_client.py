@@ -44,10 +44,9 @@ def main():
     assert response.output_text == choice.message.content, (response, choice)
     assert response.usage.output_tokens == whole.usage.completion_tokens
     with client.responses.stream(**respond) as stream:
-        kinds = [event.type for event in stream]
-        last = stream.get_final_response()
-    assert kinds[0] == "response.created" and kinds[-1] in ("response.completed", "response.incomplete"), kinds
-    assert last.output_text == response.output_text
+        events = list(stream)
+    assert events[0].type == "response.created" and events[-1].type in ("response.completed", "response.incomplete"), events
+    assert events[-1].response.output_text == response.output_text
     turns = [{"role": "user", "content": "def main():"}, *[item.to_dict() for item in response.output], {"role": "user", "content": "more"}]
     assert client.responses.create(**{**respond, "input": turns}).usage.input_tokens > response.usage.input_tokens
     for error, call in [
