@@ -197,7 +197,7 @@ async def malformed(pick):
     try:
         writer.write(raw)
         # A server may drop a request whose client has ended its side.
-        if kind == 1:
+        if kind in (1, 4):
             writer.write_eof()
         answer = await reader.read()
         return int(answer.split()[1]) if answer.startswith(b"HTTP/1.1 ") else 0
