@@ -156,7 +156,11 @@ impl Prediction {
             let path = self.target(step);
             if let Some(target) = &path {
                 let is_png = target.extension().is_some_and(|e| e.eq_ignore_ascii_case("png"));
-                if is_png { write_picture(target, &described.outputs, &entries)? } else { write_npz(target, &entries)? }
+                if is_png {
+                    write_picture(target, &described.outputs, &entries)?
+                } else {
+                    write_npz(target, &entries)?
+                }
             }
             let arrays = entries.into_iter().map(|(name, array)| (name, array.shape)).collect();
             all.push(StepResults { path, arrays, classes });
@@ -212,27 +216,40 @@ fn classify(
     let place = place.ok_or_else(|| format!("no output `{tensor}`"))?;
     let values = entries[place].1.to_f32();
     if values.len() != classes.len() {
-        return Err(format!("output `{probabilities}`: {} values for {} classes", values.len(), classes.len()));
+        return Err(format!(
+            "output `{probabilities}`: {} values for {} classes",
+            values.len(),
+            classes.len()
+        ));
     }
     let mut ranked: Vec<_> = classes.iter().cloned().zip(values.iter().copied()).collect();
     ranked.sort_by(|a, b| b.1.total_cmp(&a.1));
     let entry = (probabilities.clone(), Array { shape: vec![values.len()], data: values.into() });
-    if is_output { entries.push(entry) } else { entries[place] = entry }
+    if is_output {
+        entries.push(entry)
+    } else {
+        entries[place] = entry
+    }
     Ok(PredictedClasses { label: label.clone(), probabilities: probabilities.clone(), ranked })
 }
 
 /// Writes the only image among a function's outputs.
 fn write_picture(target: &Path, outputs: &[Feature], entries: &[(String, Array)]) -> Result<()> {
-    let color = |f: &Feature| if let FeatureKind::Image(color) = f.kind { Some((f.name.clone(), color)) } else { None };
+    let color = |f: &Feature| {
+        if let FeatureKind::Image(color) = f.kind { Some((f.name.clone(), color)) } else { None }
+    };
     let images: Vec<_> = outputs.iter().filter_map(color).collect();
     let [(name, color)] = images.as_slice() else {
-        let what = format!("{}: the function gives {} images; a .png takes one", target.display(), images.len());
+        let what =
+            format!("{}: the function gives {} images; a .png takes one", target.display(), images.len());
         return Err(Error::usage(what));
     };
     let array = entries.iter().find(|(n, _)| n == name).map(|(_, array)| array);
     let array = array.ok_or_else(|| Error::input(format!("no output `{name}`")))?;
-    let png = picture::encode(array, *color).map_err(|what| Error::input(format!("output `{name}`: {what}")))?;
-    anemoe_io::write_atomic(target, |file| std::io::Write::write_all(file, &png)).map_err(|e| Error::io(target, e))
+    let png =
+        picture::encode(array, *color).map_err(|what| Error::input(format!("output `{name}`: {what}")))?;
+    anemoe_io::write_atomic(target, |file| std::io::Write::write_all(file, &png))
+        .map_err(|e| Error::io(target, e))
 }
 
 /// Returns the bytes that arrays of a function's inputs and states may take: numbers of 8 bytes, and headers.
@@ -367,4 +384,31 @@ fn numbered(outputs: &Path, step: usize) -> PathBuf {
         None => part.to_os_string(),
     };
     outputs.components().map(|c| number(c.as_os_str())).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_are_cut_into_steps() {
+        let single = |input: Option<&str>, path: &str| InputFile::Single {
+            input: input.map(Into::into),
+            path: path.into(),
+        };
+        let archive = |path: &str| InputFile::Archive(path.into());
+        let steps = |files: &[&str]| InputFile::steps(files.iter().map(|f| InputFile::parse(Path::new(f))));
+        assert_eq!(steps(&[]), [vec![]]);
+        assert_eq!(steps(&["a.npz", "b.npz"]), [vec![archive("a.npz")], vec![archive("b.npz")]]);
+        let (a, b) = (single(None, "a.png"), single(None, "b.JPG"));
+        assert_eq!(steps(&["a.png", "b.JPG"]), [vec![a], vec![b]]);
+        let (left, right) = (single(Some("left"), "x.png"), single(Some("right"), "x=y.npy"));
+        assert_eq!(
+            steps(&["left=x.png", "a.npz", "right=x=y.npy", "left=x.png"]),
+            [vec![left.clone(), archive("a.npz"), right], vec![left]]
+        );
+        // A path with `=` in a folder's name, and an archive's.
+        assert_eq!(steps(&["d/x=1/a.png"]), [vec![single(None, "d/x=1/a.png")]]);
+        assert_eq!(steps(&["x=1.npz"]), [vec![archive("x=1.npz")]]);
+    }
 }

@@ -155,9 +155,8 @@ fn package(path: &Path, text: bool, ui: &Ui) -> anyhow::Result<()> {
         for op in &f.block.operations {
             *ops.entry(op.op_type.as_str()).or_default() += 1;
         }
-        let list = |features: &[Feature]| -> Vec<serde_json::Value> {
-            features.iter().map(feature).collect()
-        };
+        let list =
+            |features: &[Feature]| -> Vec<serde_json::Value> { features.iter().map(feature).collect() };
         functions.insert(
             described.name.clone(),
             serde_json::json!({

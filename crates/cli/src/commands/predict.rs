@@ -81,7 +81,8 @@ fn shown((label, probability): &(anemoe_runtime::cpu::ClassLabel, f32)) -> Strin
 
 /// Returns the outputs of a classifier as the package names them.
 fn by_name(classes: &PredictedClasses) -> Value {
-    let all: Map<String, Value> = classes.ranked.iter().map(|(label, p)| (label.to_string(), json!(p))).collect();
+    let all: Map<String, Value> =
+        classes.ranked.iter().map(|(label, p)| (label.to_string(), json!(p))).collect();
     let first = classes.ranked.first().map(|(label, _)| label);
     json!({classes.label.as_str(): first, classes.probabilities.as_str(): all})
 }

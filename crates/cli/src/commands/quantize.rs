@@ -9,7 +9,7 @@ use anemoe_convert::one_tensor::{CompressedTensor, SystemTarget, TensorJob, Weig
 use anemoe_convert::quant::{Groups, Quant};
 use anemoe_convert::quantize::Metrics;
 use anemoe_io::Output;
-use anemoe_mlpackage::mil::{DataType, TensorType, Value};
+use anemoe_mlpackage::mil::{DataType, TensorType, Value, ValueData};
 use anemoe_mlpackage::package::{Package, is_model_name};
 use anemoe_npz::{Array, read_npy, read_npz, write_npy, write_npz};
 use anyhow::{Context, bail};
@@ -124,7 +124,7 @@ fn load(spec: &Path) -> anyhow::Result<LoadedTensor> {
     })
 }
 
-/// Reads a weight of a package: a constant of two or more axes that is not compressed yet.
+/// Reads a weight of a package: a constant in its weight file that is not compressed yet.
 fn load_weight(path: &Path, name: Option<&str>) -> anyhow::Result<LoadedTensor> {
     let (package, file) = (Package::open(path)?, path.display());
     let functions = package.model().program.functions.values();
@@ -132,9 +132,10 @@ fn load_weight(path: &Path, name: Option<&str>) -> anyhow::Result<LoadedTensor> 
     let weights: BTreeMap<&str, (&Value, &TensorType)> = constants
         .filter_map(|op| {
             let (output, value) = (op.outputs.first()?, op.attributes.get("val")?);
-            let ty = value.ty.tensor().filter(|ty| ty.rank() >= 2)?;
-            matches!(ty.dtype, DataType::Float16 | DataType::Float32)
-                .then_some((output.name.as_str(), (value, ty)))
+            let ty = value.ty.tensor()?;
+            let is_weight = matches!(value.data, ValueData::Blob { .. }) && ty.rank() >= 2;
+            let is_dense = matches!(ty.dtype, DataType::Float16 | DataType::Float32);
+            (is_weight && is_dense).then_some((output.name.as_str(), (value, ty)))
         })
         .collect();
     let (name, (value, ty)) = match (name, weights.len()) {
@@ -142,16 +143,24 @@ fn load_weight(path: &Path, name: Option<&str>) -> anyhow::Result<LoadedTensor> 
         (None, 0) => bail!("{file}: holds no weight of two or more axes that is not compressed"),
         (None, n) => {
             let names: Vec<&str> = weights.keys().copied().take(5).collect();
-            bail!("{file}: holds {n} weights that are not compressed, name one with :TENSOR ({}, ..)", names.join(", "))
+            bail!(
+                "{file}: holds {n} weights that are not compressed, name one with :TENSOR ({}, ..)",
+                names.join(", ")
+            )
         }
-        (Some(name), _) => (name, *weights.get(name).with_context(|| {
-            let names = weights.keys().copied();
-            format!("{file}: no weight `{name}` that is not compressed{}", did_you_mean(name, names))
-        })?),
+        (Some(name), _) => (
+            name,
+            *weights.get(name).with_context(|| {
+                let names = weights.keys().copied();
+                format!("{file}: no weight `{name}` that is not compressed{}", did_you_mean(name, names))
+            })?,
+        ),
     };
     let bytes = package.tensor_bytes(value)?;
     let values = match ty.dtype {
-        DataType::Float16 => bytes.chunks_exact(2).map(|b| half::f16::from_le_bytes([b[0], b[1]]).to_f32()).collect(),
+        DataType::Float16 => {
+            bytes.chunks_exact(2).map(|b| half::f16::from_le_bytes([b[0], b[1]]).to_f32()).collect()
+        }
         _ => bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect(),
     };
     let shape = ty.shape().unwrap_or_default().iter().map(|&d| d as usize).collect();

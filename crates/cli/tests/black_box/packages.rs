@@ -100,8 +100,11 @@ fn a_classifier_names_the_class_of_a_picture() {
     assert_eq!(label(&colors(dir.path(), bgr), &red)["classLabel"], "blue");
     // Numbers as labels.
     let numbered = colors(dir.path(), |m| {
-        for (feature, kind) in m.functions[0].outputs.iter_mut().zip([FeatureKind::Scalar, FeatureKind::Dictionary]) {
-            *feature = Feature { kind, ..Feature::array(&*feature.name, DataType::Int64, FeatureShape::Dynamic) };
+        for (feature, kind) in
+            m.functions[0].outputs.iter_mut().zip([FeatureKind::Scalar, FeatureKind::Dictionary])
+        {
+            *feature =
+                Feature { kind, ..Feature::array(&*feature.name, DataType::Int64, FeatureShape::Dynamic) };
         }
         let operations = &mut m.program.functions.get_mut("main").unwrap().block.operations;
         let op = operations.iter_mut().find(|op| op.op_type == "classify").unwrap();
@@ -111,7 +114,8 @@ fn a_classifier_names_the_class_of_a_picture() {
             data: ValueData::Immediate(Immediate::Tensor(TensorData::LongInts(vec![n]))),
         };
         let ty = ValueType::List { element: Box::new(scalar.clone()), length: 4.into() };
-        let list = Value { ty, data: ValueData::Immediate(Immediate::List([7, -1, 1 << 40, 9].map(number).into())) };
+        let list =
+            Value { ty, data: ValueData::Immediate(Immediate::List([7, -1, 1 << 40, 9].map(number).into())) };
         op.inputs.insert("classes".into(), Argument(vec![Binding::Value(list)]));
         op.outputs[0].ty = scalar.clone();
         let value = Box::new(ValueType::Tensor(TensorType::scalar(DataType::Float64)));
@@ -165,7 +169,10 @@ fn images_come_out_and_defaults_stand_in() {
     let by = dir.path().join("by.npy");
     anemoe_npz::write_npy(&by, &Array::new(vec![1], vec![0f32]).unwrap()).unwrap();
     let by = format!("by={}", text(&by));
-    json(0, &["predict", text(&package), "--inputs", text(&picture), &by, "--outputs", text(&out), "--force"]);
+    json(
+        0,
+        &["predict", text(&package), "--inputs", text(&picture), &by, "--outputs", text(&out), "--force"],
+    );
     expected = pixels;
     assert_eq!(image::open(&out).unwrap().to_rgb8().into_raw(), expected);
     let inspected = json(0, &["inspect", text(&package)]);
@@ -181,7 +188,10 @@ fn images_come_out_and_defaults_stand_in() {
 
     refused(&["predict", text(&package)], &["no array `x`", "x, by"]);
     refused(&["predict", text(&package), "--inputs", "z=in.png"], &["`z` is not an input", "x, by"]);
-    refused(&["predict", text(&package), "--inputs", &format!("by={}", text(&picture))], &["`by` is no image"]);
+    refused(
+        &["predict", text(&package), "--inputs", &format!("by={}", text(&picture))],
+        &["`by` is no image"],
+    );
     fs::write(&picture, "no picture").unwrap();
     refused(&["predict", text(&package), "--inputs", text(&picture)], &["in.png", "PNG and JPEG"]);
 }
@@ -203,7 +213,9 @@ fn other_models_are_refused_by_name() {
     let dir = tempfile::tempdir().unwrap();
     let package = colors(dir.path(), |_| ());
     let single = dir.path().join("single.mlmodel");
-    for (field, name) in [(500, "a neural network (specification version 4)"), (202, "a pipeline"), (610, "suppression")] {
+    for (field, name) in
+        [(500, "a neural network (specification version 4)"), (202, "a pipeline"), (610, "suppression")]
+    {
         fs::write(package.join(MODEL), other_model(field)).unwrap();
         fs::write(&single, other_model(field)).unwrap();
         for path in [text(&package), text(&single)] {

@@ -2,8 +2,8 @@
 
 use super::ops::{self, Context, Operand};
 use super::{
-    Argument, Binding, Block, DataType, Dim, Feature, FeatureKind, FeatureShape, Function, FunctionDescription,
-    MlModel, Operation, Opset, TensorType, Value, ValueData, ValueType, identifiers,
+    Argument, Binding, Block, DataType, Dim, Feature, FeatureKind, FeatureShape, Function,
+    FunctionDescription, MlModel, Operation, Opset, TensorType, Value, ValueData, ValueType, identifiers,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -149,7 +149,8 @@ impl Verifier {
         if feature.dtype != ty.dtype && !(is_image && ty.dtype.is_float()) {
             self.error(&feature.name, format!("described as {}, its type is {ty}", feature.dtype));
         }
-        if feature.dtype == DataType::Float16 && !is_image && version < Opset::CoreML6.specification_version() {
+        if feature.dtype == DataType::Float16 && !is_image && version < Opset::CoreML6.specification_version()
+        {
             self.error(&feature.name, "fp16 features need specification version 7".into());
         }
         let fits = |shape: &[u64], ty: &TensorType| {

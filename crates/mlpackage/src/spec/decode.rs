@@ -3,8 +3,8 @@
 use super::{COLOR_SPACES, DATA_TYPES, FEATURE_TYPES, MAX_DEPTH, METADATA_FIELDS, OTHER_MODELS};
 use crate::mil::{
     Argument, Binding, Block, ColorSpace, DataType, Dim, Feature, FeatureKind, FeatureShape, Function,
-    FunctionDescription, Immediate, MlModel, NamedType, Operation, Opset, Program, TensorData, TensorType, Value,
-    ValueData, ValueType,
+    FunctionDescription, Immediate, MlModel, NamedType, Operation, Opset, Program, TensorData, TensorType,
+    Value, ValueData, ValueType,
 };
 use crate::proto as pb;
 use crate::{Error, Result};
@@ -49,7 +49,8 @@ fn other_kind(mut bytes: &[u8]) -> Option<&'static str> {
         if let Some((_, name)) = OTHER_MODELS.iter().find(|(number, _)| *number == field) {
             return Some(name);
         }
-        prost::encoding::skip_field(wire, field, &mut bytes, prost::encoding::DecodeContext::default()).ok()?;
+        prost::encoding::skip_field(wire, field, &mut bytes, prost::encoding::DecodeContext::default())
+            .ok()?;
     }
     None
 }

@@ -2,8 +2,8 @@
 
 use super::{COLOR_SPACES, DATA_TYPES, FEATURE_TYPES};
 use crate::mil::{
-    Argument, Binding, Block, DataType, Dim, Feature, FeatureKind, FeatureShape, Function, Immediate, MlModel,
-    NamedType, Operation, TensorData, TensorType, Value, ValueData, ValueType,
+    Argument, Binding, Block, DataType, Dim, Feature, FeatureKind, FeatureShape, Function, Immediate,
+    MlModel, NamedType, Operation, TensorData, TensorType, Value, ValueData, ValueType,
 };
 use crate::proto as pb;
 use crate::{Error, Result};
@@ -138,10 +138,7 @@ fn features(features: &[Feature], state: bool) -> Result<Vec<pb::FeatureDescript
 }
 
 fn size_range(&(low, high): &(u64, Option<u64>)) -> pb::SizeRange {
-    pb::SizeRange {
-        lower_bound: low,
-        upper_bound: high.map_or(-1, |h| i64::try_from(h).unwrap_or(i64::MAX)),
-    }
+    pb::SizeRange { lower_bound: low, upper_bound: high.map_or(-1, |h| i64::try_from(h).unwrap_or(i64::MAX)) }
 }
 
 fn array_type(f: &Feature) -> Option<pb::ArrayFeatureType> {

@@ -2,8 +2,8 @@
 
 use crate::{Error, Result};
 use anemoe_mlpackage::mil::{
-    Argument, Binding, Block, DataType, Feature, FeatureShape, Function, FunctionDescription, Immediate, TensorData,
-    Value, ValueData,
+    Argument, Binding, Block, DataType, Feature, FeatureShape, Function, FunctionDescription, Immediate,
+    TensorData, Value, ValueData,
 };
 use std::fmt;
 use std::path::Path;
@@ -45,7 +45,8 @@ impl Classifier {
     pub(super) fn of(body: &Function, path: &Path) -> Result<Option<Classifier>> {
         let mut found = body.block.operations.iter().filter(|op| op.op_type == "classify");
         let Some(op) = found.next() else { return Ok(None) };
-        let wrong = |what: &str| Error::invalid(path, format!("operation `{}` (classify): {what}", op.name()));
+        let wrong =
+            |what: &str| Error::invalid(path, format!("operation `{}` (classify): {what}", op.name()));
         if found.next().is_some() {
             return Err(wrong("the function has two"));
         }
@@ -60,7 +61,8 @@ impl Classifier {
             Binding::Value(value) => Some(value),
             Binding::Name(name) => constant(&body.block, name),
         };
-        let classes = classes.and_then(labels).ok_or_else(|| wrong("`classes` is no list of strings or integers"))?;
+        let classes =
+            classes.and_then(labels).ok_or_else(|| wrong("`classes` is no list of strings or integers"))?;
         let [label, probabilities] = op.outputs.as_slice() else {
             return Err(wrong("two outputs are expected"));
         };

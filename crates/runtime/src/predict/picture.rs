@@ -123,7 +123,10 @@ pub(super) fn encode(array: &Array, color: ColorSpace) -> std::result::Result<Ve
         }
     };
     let mut out = Cursor::new(Vec::new());
-    picture.ok_or("an output without pixels")?.write_to(&mut out, ImageFormat::Png).map_err(|e| e.to_string())?;
+    picture
+        .ok_or("an output without pixels")?
+        .write_to(&mut out, ImageFormat::Png)
+        .map_err(|e| e.to_string())?;
     Ok(out.into_inner())
 }
 
@@ -153,7 +156,10 @@ mod tests {
         assert_eq!(bgr.to_f32()[..4], rgb.to_f32()[8..]);
         let gray = planes(&picture(), ColorSpace::Grayscale, &fixed(1)).unwrap().to_f32();
         let half = planes(&picture(), ColorSpace::GrayscaleFloat16, &fixed(1)).unwrap().to_f32();
-        assert!(gray[3] == 255.0 && half[3] == 1.0 && gray[1] > gray[0] && gray[0] > gray[2], "{gray:?} {half:?}");
+        assert!(
+            gray[3] == 255.0 && half[3] == 1.0 && gray[1] > gray[0] && gray[0] > gray[2],
+            "{gray:?} {half:?}"
+        );
         for (array, color) in [(&rgb, ColorSpace::Rgb), (&bgr, ColorSpace::Bgr)] {
             let png = image::load_from_memory(&encode(array, color).unwrap()).unwrap();
             assert_eq!(png.to_rgb8(), picture().to_rgb8());
@@ -169,7 +175,8 @@ mod tests {
     fn sizes_follow_the_input() {
         let shape = |picture: &DynamicImage, shape| planes(picture, ColorSpace::Rgb, &shape).unwrap().shape;
         assert_eq!(shape(&picture(), FeatureShape::Fixed(vec![1, 3, 5, 7])), [1, 3, 5, 7]);
-        let listed = |sizes: [[u64; 2]; 2]| FeatureShape::Enumerated(sizes.map(|[h, w]| vec![1, 3, h, w]).to_vec());
+        let listed =
+            |sizes: [[u64; 2]; 2]| FeatureShape::Enumerated(sizes.map(|[h, w]| vec![1, 3, h, w]).to_vec());
         assert_eq!(shape(&picture(), listed([[4, 4], [2, 2]])), [1, 3, 2, 2]);
         assert_eq!(shape(&picture(), listed([[4, 6], [3, 2]])), [1, 3, 4, 6]);
         let range = |low| FeatureShape::Range {

@@ -139,9 +139,8 @@ fn rows(function: &Function, write: &Operation, joined: &Operation) -> Option<Ca
     if !fits {
         return None;
     }
-    let feature = |name: &str, ty: &TensorType| {
-        Some(Feature::array(name, ty.dtype, FeatureShape::Fixed(ty.shape()?)))
-    };
+    let feature =
+        |name: &str, ty: &TensorType| Some(Feature::array(name, ty.dtype, FeatureShape::Fixed(ty.shape()?)));
     let tail_type = operations[by(tail)?].outputs.iter().find(|o| o.name == tail)?.ty.tensor()?.clone();
     let described = FunctionDescription {
         name: "tail".into(),
