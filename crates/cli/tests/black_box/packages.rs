@@ -1,6 +1,6 @@
 //! Packages of other tools: images, labels, defaults, and models that are no ML Programs.
 
-use crate::common::{copy, fixture, json, refused, run};
+use crate::common::{build, copy, fixture, json, refused, run};
 use anemoe_mlpackage::blob::BlobFile;
 use anemoe_mlpackage::mil::builder::{FunctionBuilder, model};
 use anemoe_mlpackage::mil::{
@@ -266,6 +266,16 @@ fn git_lfs_pointers_are_named_everywhere() {
         copy(&fixture("tiny-zaya"), &checkpoint);
         fs::write(checkpoint.join(file), POINTER).unwrap();
         refused(&["inspect", text(&checkpoint)], says);
+    }
+    let bundle = dir.path().join("b.anemoe");
+    build(&fixture("tiny-zaya"), &bundle, &["--no-journal"]);
+    let weights = format!("shards/L00.attn.mlpackage/{WEIGHTS}");
+    for file in ["chain.json", "embed.bin", &weights] {
+        let kept = fs::read(bundle.join(file)).unwrap();
+        fs::write(bundle.join(file), POINTER).unwrap();
+        refused(&["check", text(&bundle), "--no-journal"], says);
+        refused(&["generate", text(&bundle), "--prompt-ids", "1,2", "--max-new", "1"], says);
+        fs::write(bundle.join(file), kept).unwrap();
     }
     let npz = dir.path().join("in.npz");
     fs::write(&npz, POINTER).unwrap();
