@@ -19,7 +19,7 @@ pub enum PathKind {
     Bundle,
     /// A bundle whose build did not finish.
     Unfinished,
-    /// A Core ML package.
+    /// A Core ML package, or a model by itself.
     Package,
     /// A checkpoint in the Hugging Face layout.
     Checkpoint,
@@ -65,6 +65,7 @@ impl PathKind {
                 Err(_) => PathKind::Nothing,
                 Ok(_) if is_gguf(path) => PathKind::Gguf,
                 Ok(_) if ends("safetensors") => PathKind::Safetensors,
+                Ok(_) if ends("mlmodel") => PathKind::Package,
                 Ok(_) => PathKind::File,
             };
         }
@@ -75,7 +76,7 @@ impl PathKind {
         if path.join(plan).symlink_metadata().is_ok() || has(JOURNAL_FILE) {
             return PathKind::Unfinished;
         }
-        if ends("mlpackage") || has("Manifest.json") {
+        if ends("mlpackage") || ends("mlmodelc") || has("Manifest.json") {
             return PathKind::Package;
         }
         if has("config.json") {
@@ -223,6 +224,8 @@ mod tests {
             ("models/notes.txt", "x"),
             ("other/notes.txt", "x"),
             ("w.safetensors", "x"),
+            ("m.mlmodel", "x"),
+            ("m.mlmodelc/x", "x"),
         ] {
             file(name, text);
         }
@@ -231,6 +234,7 @@ mod tests {
         assert_eq!(at("bundle"), PathKind::Bundle);
         assert_eq!(at("begun"), PathKind::Unfinished);
         assert_eq!(at("one.mlpackage"), PathKind::Package);
+        assert_eq!((at("m.mlmodel"), at("m.mlmodelc")), (PathKind::Package, PathKind::Package));
         assert_eq!(at("models/b"), PathKind::Checkpoint);
         assert_eq!(at("models/a.gguf"), PathKind::Gguf);
         assert_eq!(at("w.safetensors"), PathKind::Safetensors);

@@ -12,7 +12,7 @@ use anemoe_bundle::{
 use anemoe_convert::build;
 use anemoe_convert::checkpoint::SIDE_FILES;
 use anemoe_convert::models::token_ids;
-use anemoe_io::{OwnedDir, json, locked, read_input};
+use anemoe_io::{OwnedDir, json, locked, open_input, read_input};
 use anemoe_mlpackage::package::Package;
 use anemoe_runtime::chat::{ChatTemplate, SamplingDefaults};
 use anemoe_runtime::cpu::CpuBackend;
@@ -70,7 +70,7 @@ pub fn verify(
 ) -> Result<Vec<PathBuf>, Error> {
     let sized = |path: &Path, found: u64, wanted: u64| {
         let what = format!("size: {found} bytes where chain.json says {wanted}");
-        if found == wanted { Ok(()) } else { Err(Error::invalid(path, what)) }
+        if found == wanted { Ok(()) } else { Err(find_refused(path).unwrap_or(Error::invalid(path, what))) }
     };
     let folder = OwnedDir::new(bundle);
     build::check_layout(&folder, chain.shards.iter().map(|s| s.file.as_str()))?;
@@ -148,6 +148,12 @@ pub fn verify(
     rewritten.sort();
     rewritten.dedup();
     Ok(rewritten)
+}
+
+/// Finds a file that cannot be opened as an input, such as a Git LFS pointer, at `path` or in the folder there.
+fn find_refused(path: &Path) -> Option<Error> {
+    let files = if path.is_dir() { package_files(path).ok()? } else { vec![path.into()] };
+    files.iter().find_map(|file| open_input(file, u64::MAX).err().map(|e| Error::io(file, e)))
 }
 
 /// Tells whether a package with other bytes than the contract's holds the same program and weights: with its program

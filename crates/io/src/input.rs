@@ -1,13 +1,19 @@
 //! Inputs: regular files of a bounded size.
 
 use std::fs::{File, Metadata, OpenOptions};
-use std::io::{self, Read};
+use std::io::{self, Read, Seek};
 use std::path::Path;
 
-/// Opens a regular file for reading. Refuses a pipe without a writer and an endless device instead of waiting for them.
+/// First line of a file that Git LFS leaves in place of a file that it has not fetched, behind `version `.
+const LFS_VERSIONS: [&str; 2] = ["https://git-lfs.github.com/spec/", "https://hawser.github.com/spec/"];
+/// Most bytes of such a pointer, from its specification.
+const LFS_BYTES: u64 = 1024;
+
+/// Opens a regular file for reading. Refuses a pipe without a writer and an endless device instead of waiting for them, and a
+/// Git LFS pointer instead of taking it for the file's contents.
 ///
 /// # Errors
-/// The file cannot be opened, is not a regular file, or is longer than `limit` bytes.
+/// The file cannot be opened, is not a regular file, is a Git LFS pointer, or is longer than `limit` bytes.
 pub fn open_input(path: &Path, limit: u64) -> io::Result<File> {
     let mut options = OpenOptions::new();
     options.read(true);
@@ -22,7 +28,32 @@ pub fn open_input(path: &Path, limit: u64) -> io::Result<File> {
     if found.len() > limit {
         return Err(too_long(found.len(), limit));
     }
+    if found.len() <= LFS_BYTES {
+        refuse_lfs_pointer(&file, path)?;
+    }
     Ok(file)
+}
+
+/// Refuses a Git LFS pointer with the command that fetches its file. Rewinds the file.
+fn refuse_lfs_pointer(mut file: &File, path: &Path) -> io::Result<()> {
+    let mut bytes = Vec::new();
+    // A file without a position, such as one of /proc, is no pointer.
+    if file.take(LFS_BYTES).read_to_end(&mut bytes).and_then(|_| file.rewind()).is_err() {
+        return Ok(());
+    }
+    let text = std::str::from_utf8(&bytes).unwrap_or_default();
+    let version = text.strip_prefix("version ").unwrap_or_default();
+    if !LFS_VERSIONS.iter().any(|v| version.starts_with(v)) {
+        return Ok(());
+    }
+    let size = text.lines().find_map(|line| line.strip_prefix("size ")).unwrap_or("unknown");
+    let folder = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    Err(invalid(format!(
+        "a Git LFS pointer, not the file itself ({size} bytes), which git has not fetched; fetch it: \
+         git -C '{}' lfs pull --include '{name}'",
+        folder.display()
+    )))
 }
 
 /// Reads a regular file of at most `limit` bytes. Also refuses a file that grows beyond it meanwhile.
@@ -98,6 +129,20 @@ mod tests {
         assert!(e.starts_with("5 bytes, more than the 4"), "{e}");
         fs::write(&path, b"ab\xffcd").unwrap();
         assert!(read_text(&path, 9).unwrap_err().to_string().ends_with("from byte 2 on"));
+    }
+
+    #[test]
+    fn a_git_lfs_pointer_is_named() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("weight.bin");
+        let pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 123456\n";
+        fs::write(&path, pointer).unwrap();
+        let e = open_input(&path, 9999).unwrap_err().to_string();
+        assert!(e.starts_with("a Git LFS pointer") && e.contains("123456 bytes"), "{e}");
+        assert!(e.contains("lfs pull --include 'weight.bin'"), "{e}");
+        // A text about pointers is a text.
+        fs::write(&path, format!("# {pointer}")).unwrap();
+        assert_eq!(read_text(&path, 9999).unwrap(), format!("# {pointer}"));
     }
 
     #[test]

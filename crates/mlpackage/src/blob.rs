@@ -6,7 +6,8 @@
 //!          u32 0xDEADBEEF, u32 data type, u64 size in bytes, u64 offset of the data, u64 unused bits in the last byte, zeros
 //!          the data, directly behind
 //! ```
-//! Little endian throughout. The offset of its metadata identifies a blob.
+//! Little endian throughout. The offset of its metadata identifies a blob. What is written as zeros is not read, and neither
+//! are the unused bits of types of whole bytes: writers before coremltools 8 left these fields to chance.
 
 use crate::mil::DataType;
 use crate::{Error, Result};
@@ -391,7 +392,9 @@ fn index(bytes: &[u8]) -> std::result::Result<BTreeMap<u64, BlobEntry>, String> 
         let code = u32_at(at + 4);
         let dtype = BLOB_TYPES.iter().find(|(_, c)| *c == code).map(|(t, _)| *t);
         let dtype = dtype.ok_or_else(|| format!("{place}: unknown data type {code}"))?;
-        let (size, start, unused_bits) = (u64_at(at + 8), u64_at(at + 16), u64_at(at + 24));
+        let bits = dtype.bits() as u64;
+        let unused_bits = if bits < 8 { u64_at(at + 24) } else { 0 };
+        let (size, start) = (u64_at(at + 8), u64_at(at + 16));
         if start != at + METADATA_BYTES {
             return Err(format!(
                 "{place}: its data is said to be at {start}, expected directly behind at {}",
@@ -402,7 +405,6 @@ fn index(bytes: &[u8]) -> std::result::Result<BTreeMap<u64, BlobEntry>, String> 
         let end = end.ok_or_else(|| {
             format!("{place}: {size} bytes from {start} are outside the file of {len} bytes")
         })?;
-        let bits = dtype.bits() as u64;
         let used = size.checked_mul(8).and_then(|b| b.checked_sub(unused_bits));
         let used = used.filter(|used| unused_bits < 8 && used % bits == 0);
         let used =
@@ -611,6 +613,20 @@ mod tests {
         assert!(refused(|b| b[68] = 99).contains("data type 99"));
         assert!(refused(|b| put(b, 192 + 24, 2)).contains("unused bits"));
         assert!(refused(|b| put(b, 192 + 24, 9)).contains("unused bits"));
+    }
+
+    #[test]
+    fn unused_fields_may_hold_anything() {
+        let (_dir, path) = sample();
+        let mut bytes = std::fs::read(&path).unwrap();
+        bytes[8..64].fill(0xab);
+        bytes[64 + 24..128].fill(0xcd);
+        bytes[192 + 32..256].fill(0xef);
+        std::fs::write(&path, bytes).unwrap();
+        let file = BlobFile::open(&path).unwrap();
+        let blob = file.blob(64).unwrap();
+        assert_eq!((blob.dtype, blob.count, blob.data), (DataType::Float16, 20, &[7; 40][..]));
+        assert_eq!(file.blob(192).unwrap().count, 5);
     }
 
     #[test]

@@ -198,6 +198,11 @@ fn write_files(root: &Path, model: &[u8], has_weights: bool) -> Result<()> {
     make_readable(root)
 }
 
+/// Tells whether a path is named as Core ML's models are: `.mlpackage`, `.mlmodel` or, compiled, `.mlmodelc`.
+pub fn is_model_name(path: &Path) -> bool {
+    path.extension().is_some_and(|e| ["mlpackage", "mlmodel", "mlmodelc"].iter().any(|known| e == *known))
+}
+
 fn check_extension(path: &Path) -> Result<()> {
     if path.extension().is_some_and(|e| e == "mlpackage") {
         Ok(())
@@ -303,7 +308,8 @@ impl std::fmt::Debug for Package {
 }
 
 impl Package {
-    /// Opens and checks a package: manifest, model, and every blob that the program names.
+    /// Opens and checks a package: manifest, model, and every blob that the program names. A `.mlmodel` is a model without a
+    /// manifest; its weight files, if it has any, lie beside it.
     ///
     /// # Errors
     /// A file is missing or wrong, or the model is not an ML Program.
@@ -321,6 +327,27 @@ impl Package {
     }
 
     fn open_with(path: &Path, wanted: Option<&[&str]>, mapped: &WeightFiles) -> Result<Package> {
+        let (model_path, manifest_bytes) = match path.extension().and_then(|e| e.to_str()) {
+            Some("mlmodel") => (path.to_path_buf(), 0),
+            Some("mlmodelc") => {
+                let what = "package: a compiled model, which only Core ML reads; give the .mlpackage that it was compiled from";
+                return Err(Error::unsupported(path, what));
+            }
+            _ => Package::read_manifest(path)?,
+        };
+        let bytes = read_limited(&model_path, MAX_MODEL_BYTES)?;
+        let model = spec::decode_some(&bytes, &model_path, wanted)?;
+        let mut package =
+            Package { path: path.to_path_buf(), model, weights: WeightFiles::default(), total_bytes: 0 };
+        let open = if wanted.is_some() { BlobFile::open_to_run } else { BlobFile::open };
+        package.open_weights(&model_path, mapped, &open)?;
+        package.total_bytes =
+            manifest_bytes + bytes.len() as u64 + package.weights.0.values().map(|w| w.len()).sum::<u64>();
+        Ok(package)
+    }
+
+    /// Returns the path of the model that a package's manifest names, and the manifest's length.
+    fn read_manifest(path: &Path) -> Result<(PathBuf, u64)> {
         check_extension(path)?;
         let manifest_path = path.join(MANIFEST);
         let text = read_limited(&manifest_path, MAX_MANIFEST_BYTES)?;
@@ -339,16 +366,7 @@ impl Package {
         let root = root.ok_or_else(|| {
             Error::invalid(&manifest_path, format!("manifest: root model `{}` is not an item", manifest.root))
         })?;
-        let model_path = path.join(DATA).join(root);
-        let bytes = read_limited(&model_path, MAX_MODEL_BYTES)?;
-        let model = spec::decode_some(&bytes, &model_path, wanted)?;
-        let mut package =
-            Package { path: path.to_path_buf(), model, weights: WeightFiles::default(), total_bytes: 0 };
-        let open = if wanted.is_some() { BlobFile::open_to_run } else { BlobFile::open };
-        package.open_weights(&model_path, mapped, &open)?;
-        package.total_bytes =
-            (text.len() + bytes.len()) as u64 + package.weights.0.values().map(|w| w.len()).sum::<u64>();
-        Ok(package)
+        Ok((path.join(DATA).join(root), text.len() as u64))
     }
 
     fn open_weights(
@@ -742,7 +760,21 @@ mod tests {
         let file = path.join("Data/com.apple.CoreML/model.mlmodel");
         // Only specificationVersion = 4.
         fs::write(&file, [8, 4]).unwrap();
-        refused(&path, "not an ML Program");
+        refused(&path, "a model of no known kind (specification version 4), not an ML Program");
+        for (field, says) in
+            [(500, "a neural network (spec"), (202, "a pipeline"), (403, "a neural network classifier")]
+        {
+            let mut bytes = vec![8, 4];
+            prost::encoding::encode_key(field, prost::encoding::WireType::LengthDelimited, &mut bytes);
+            bytes.push(0);
+            fs::write(&file, &bytes).unwrap();
+            refused(&path, says);
+            let single = path.with_file_name("p.mlpackage.mlmodel");
+            fs::write(&single, &bytes).unwrap();
+            refused(&single, says);
+        }
+        let compiled = path.with_file_name("p.mlpackage.mlmodelc");
+        refused(&compiled, "only Core ML reads");
         let truncated = {
             write(&path.with_file_name("q.mlpackage")).unwrap();
             let good =

@@ -196,7 +196,7 @@ struct WithPlans<'a> {
 }
 
 fn check(path: &Path, options: &CheckOptions, verify: Verify, ui: &Ui) -> anyhow::Result<Report> {
-    if path.extension().is_some_and(|e| e == "mlpackage") {
+    if anemoe_mlpackage::package::is_model_name(path) {
         return Ok(residency::package(path, options)?);
     }
     expect_bundle(path)?;

@@ -9,8 +9,8 @@ use anemoe_bundle::Chain;
 use anemoe_convert::inspect::{self, CheckpointReport};
 use anemoe_convert::path_kind::{self, PathKind};
 use anemoe_io::Error;
-use anemoe_mlpackage::mil::Feature;
-use anemoe_mlpackage::package::Package;
+use anemoe_mlpackage::mil::{Feature, FeatureKind};
+use anemoe_mlpackage::package::{Package, is_model_name};
 use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -43,7 +43,7 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
             let source = io::Error::new(io::ErrorKind::NotFound, what);
             return Err(Error::io(path, source).into());
         }
-        _ if path.extension().is_some_and(|e| e == "mlpackage") => package(path, args.text, ui)?,
+        _ if is_model_name(path) => package(path, args.text, ui)?,
         PathKind::Bundle => bundle(path, ui)?,
         PathKind::Unfinished => expect_bundle(path)?,
         _ => {
@@ -130,6 +130,21 @@ fn bundle(path: &Path, ui: &Ui) -> anyhow::Result<()> {
     Ok(())
 }
 
+fn feature(f: &Feature) -> serde_json::Value {
+    let kind = match f.kind {
+        FeatureKind::MultiArray => "array",
+        FeatureKind::Image(_) => "image",
+        FeatureKind::Scalar => "scalar",
+        FeatureKind::Dictionary => "dictionary",
+        FeatureKind::Sequence => "sequence",
+    };
+    let color = if let FeatureKind::Image(color) = f.kind { Some(color.name()) } else { None };
+    serde_json::json!({
+        "name": f.name, "kind": kind, "dtype": f.dtype.name(), "shape": f.shape.to_string(), "color": color,
+        "default": f.default,
+    })
+}
+
 fn package(path: &Path, text: bool, ui: &Ui) -> anyhow::Result<()> {
     let package = Package::open(path)?;
     let model = package.model();
@@ -140,10 +155,8 @@ fn package(path: &Path, text: bool, ui: &Ui) -> anyhow::Result<()> {
         for op in &f.block.operations {
             *ops.entry(op.op_type.as_str()).or_default() += 1;
         }
-        let list = |features: &[Feature]| -> Vec<serde_json::Value> {
-            let one = |f: &Feature| serde_json::json!({"name": f.name, "dtype": f.dtype.name(), "shape": f.shape.to_string()});
-            features.iter().map(one).collect()
-        };
+        let list =
+            |features: &[Feature]| -> Vec<serde_json::Value> { features.iter().map(feature).collect() };
         functions.insert(
             described.name.clone(),
             serde_json::json!({
@@ -174,7 +187,7 @@ fn package(path: &Path, text: bool, ui: &Ui) -> anyhow::Result<()> {
             [("input", &described.inputs), ("output", &described.outputs), ("state", &described.states)]
         {
             for f in features {
-                ui.line(format!("  {what:6} {} {} {}", f.name, f.dtype, f.shape))?;
+                ui.line(format!("  {what:6} {} {f}", f.name))?;
             }
         }
         let mut ops: BTreeMap<&str, u64> = BTreeMap::new();

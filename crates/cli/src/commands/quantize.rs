@@ -9,8 +9,11 @@ use anemoe_convert::one_tensor::{CompressedTensor, SystemTarget, TensorJob, Weig
 use anemoe_convert::quant::{Groups, Quant};
 use anemoe_convert::quantize::Metrics;
 use anemoe_io::Output;
+use anemoe_mlpackage::mil::{DataType, TensorType, Value, ValueData};
+use anemoe_mlpackage::package::{Package, is_model_name};
 use anemoe_npz::{Array, read_npy, read_npz, write_npy, write_npz};
 use anyhow::{Context, bail};
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
@@ -20,7 +23,7 @@ use std::time::Instant;
     after_help = "Examples:\n  anemoe quantize weight.npy --quant lut4\n  anemoe quantize model.safetensors:layers.0.mlp.weight --quant int8-channel -o out.mlpackage"
 )]
 pub struct Args {
-    /// F.npy, or F.safetensors with :TENSOR where it holds several.
+    /// F.npy, or F.safetensors or F.mlpackage with :TENSOR where it holds several.
     tensor: PathBuf,
     #[arg(long, value_name = "KIND", default_value = "lut4", help = format!("Compression: {}", Quant::NAMES_EXPECTED))]
     quant: Quant,
@@ -71,12 +74,13 @@ struct LoadedTensor {
     values: Vec<f32>,
 }
 
-/// Splits `F.safetensors:TENSOR` into file and tensor; the tensor is none without the colon.
+/// Splits `F.safetensors:TENSOR` or `F.mlpackage:TENSOR` into file and tensor; the tensor is none without the colon.
 fn file_and_tensor(spec: &Path) -> (PathBuf, Option<String>) {
-    const MARK: &[u8] = b".safetensors:";
+    const MARKS: [&[u8]; 3] = [b".safetensors:", b".mlpackage:", b".mlmodel:"];
     let bytes = spec.as_os_str().as_encoded_bytes();
-    let Some(i) = bytes.windows(MARK.len()).rposition(|w| w == MARK) else { return (spec.into(), None) };
-    let (file, tensor) = (&bytes[..i + MARK.len() - 1], &bytes[i + MARK.len()..]);
+    let end = |mark: &&[u8]| Some(bytes.windows(mark.len()).rposition(|w| w == *mark)? + mark.len());
+    let Some(i) = MARKS.iter().filter_map(end).max() else { return (spec.into(), None) };
+    let (file, tensor) = (&bytes[..i - 1], &bytes[i..]);
     #[cfg(unix)]
     let file = <std::ffi::OsStr as std::os::unix::ffi::OsStrExt>::from_bytes(file);
     #[cfg(not(unix))]
@@ -92,8 +96,11 @@ fn load(spec: &Path) -> anyhow::Result<LoadedTensor> {
     }
     let (path, tensor) = file_and_tensor(spec);
     let file = path.display();
+    if is_model_name(&path) {
+        return load_weight(&path, tensor.as_deref());
+    }
     if path.extension().is_none_or(|e| e != "safetensors") {
-        bail!("{file}: expected F.npy, or F.safetensors with :TENSOR");
+        bail!("{file}: expected F.npy, or F.safetensors or F.mlpackage with :TENSOR");
     }
     let source = open_safetensors(&path)?;
     let info = match (tensor.as_deref(), source.tensors()) {
@@ -115,6 +122,49 @@ fn load(spec: &Path) -> anyhow::Result<LoadedTensor> {
         shape: info.shape.iter().map(|&d| d as usize).collect(),
         values,
     })
+}
+
+/// Reads a weight of a package: a constant in its weight file that is not compressed yet.
+fn load_weight(path: &Path, name: Option<&str>) -> anyhow::Result<LoadedTensor> {
+    let (package, file) = (Package::open(path)?, path.display());
+    let functions = package.model().program.functions.values();
+    let constants = functions.flat_map(|f| &f.block.operations).filter(|op| op.op_type == "const");
+    let weights: BTreeMap<&str, (&Value, &TensorType)> = constants
+        .filter_map(|op| {
+            let (output, value) = (op.outputs.first()?, op.attributes.get("val")?);
+            let ty = value.ty.tensor()?;
+            let is_weight = matches!(value.data, ValueData::Blob { .. }) && ty.rank() >= 2;
+            let is_dense = matches!(ty.dtype, DataType::Float16 | DataType::Float32);
+            (is_weight && is_dense).then_some((output.name.as_str(), (value, ty)))
+        })
+        .collect();
+    let (name, (value, ty)) = match (name, weights.len()) {
+        (None, 1) => weights.first_key_value().map(|(n, w)| (*n, *w)).context("one weight")?,
+        (None, 0) => bail!("{file}: holds no weight of two or more axes that is not compressed"),
+        (None, n) => {
+            let names: Vec<&str> = weights.keys().copied().take(5).collect();
+            bail!(
+                "{file}: holds {n} weights that are not compressed, name one with :TENSOR ({}, ..)",
+                names.join(", ")
+            )
+        }
+        (Some(name), _) => (
+            name,
+            *weights.get(name).with_context(|| {
+                let names = weights.keys().copied();
+                format!("{file}: no weight `{name}` that is not compressed{}", did_you_mean(name, names))
+            })?,
+        ),
+    };
+    let bytes = package.tensor_bytes(value)?;
+    let values = match ty.dtype {
+        DataType::Float16 => {
+            bytes.chunks_exact(2).map(|b| half::f16::from_le_bytes([b[0], b[1]]).to_f32()).collect()
+        }
+        _ => bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect(),
+    };
+    let shape = ty.shape().unwrap_or_default().iter().map(|&d| d as usize).collect();
+    Ok(LoadedTensor { name: name.into(), shape, values })
 }
 
 /// Reads the importances of the input channels, `[in]`.

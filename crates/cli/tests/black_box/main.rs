@@ -27,6 +27,7 @@ mod layout;
 mod messages;
 mod outputs;
 mod ownership;
+mod packages;
 mod predict_speed;
 mod quantize;
 mod report;

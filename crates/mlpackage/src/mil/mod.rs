@@ -10,8 +10,8 @@ mod value;
 pub mod verify;
 
 pub use program::{
-    Argument, Binding, Block, Feature, FeatureShape, Function, FunctionDescription, MlModel, NamedType,
-    Operation, Opset, Program,
+    Argument, Binding, Block, ColorSpace, Feature, FeatureKind, FeatureShape, Function, FunctionDescription,
+    MlModel, NamedType, Operation, Opset, Program,
 };
 pub use types::{DataType, Dim, TensorType, ValueType};
 pub use value::{Immediate, TensorData, Value, ValueData};

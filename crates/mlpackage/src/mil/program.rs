@@ -31,6 +31,10 @@ pub struct FunctionDescription {
     pub outputs: Vec<Feature>,
     /// States, in order.
     pub states: Vec<Feature>,
+    /// Output with the class or the value that was predicted; empty unless the function is a classifier or regressor.
+    pub predicted_feature: String,
+    /// Output with the probability of each class; may be empty.
+    pub predicted_probabilities: String,
 }
 
 /// One input, output or state.
@@ -38,10 +42,85 @@ pub struct FunctionDescription {
 pub struct Feature {
     /// Name, the same as in the program.
     pub name: String,
-    /// fp16, fp32, fp64, int32 or int8.
+    /// Kind of value that callers pass.
+    pub kind: FeatureKind,
+    /// Element type: of an array fp16, fp32, fp64, int32 or int8; of a dictionary the type of its keys.
     pub dtype: DataType,
-    /// Shape, or shapes that it may take.
+    /// Shape, or shapes that it may take; of an image `[1, channels, height, width]`, as in the program.
     pub shape: FeatureShape,
+    /// Value of every element where a caller leaves the input out; `None` where it has to be given.
+    pub default: Option<f64>,
+}
+
+impl Feature {
+    /// Makes a multi-array that callers have to give.
+    pub fn array(name: impl Into<String>, dtype: DataType, shape: FeatureShape) -> Feature {
+        Feature { name: name.into(), kind: FeatureKind::MultiArray, dtype, shape, default: None }
+    }
+}
+
+impl fmt::Display for Feature {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.kind {
+            FeatureKind::MultiArray => write!(f, "{} {}", self.dtype, self.shape)?,
+            FeatureKind::Image(color) => write!(f, "image {} {}", color.name(), self.shape)?,
+            FeatureKind::Scalar => write!(f, "{}", self.dtype)?,
+            FeatureKind::Dictionary => write!(f, "dictionary of {}", self.dtype)?,
+            FeatureKind::Sequence => write!(f, "sequence of {}", self.dtype)?,
+        }
+        match self.default {
+            Some(value) => write!(f, ", {value} if left out"),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Kind of value that callers pass for a feature.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FeatureKind {
+    /// An array.
+    MultiArray,
+    /// An image; the program takes its channels apart, each from 0 to 255.
+    Image(ColorSpace),
+    /// One int64, fp64 or string, such as the label that a classifier gives.
+    Scalar,
+    /// Numbers by class, from int64 or string.
+    Dictionary,
+    /// A list of int64 or strings.
+    Sequence,
+}
+
+/// Order and type of an image's channels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ColorSpace {
+    /// One channel, from 0 to 255.
+    Grayscale,
+    /// Red, green, blue.
+    Rgb,
+    /// Blue, green, red.
+    Bgr,
+    /// One channel of fp16 numbers.
+    GrayscaleFloat16,
+}
+
+impl ColorSpace {
+    /// Returns the name in the specification.
+    pub const fn name(self) -> &'static str {
+        match self {
+            ColorSpace::Grayscale => "GRAYSCALE",
+            ColorSpace::Rgb => "RGB",
+            ColorSpace::Bgr => "BGR",
+            ColorSpace::GrayscaleFloat16 => "GRAYSCALE_FLOAT16",
+        }
+    }
+
+    /// Returns the number of channels.
+    pub const fn channels(self) -> u64 {
+        match self {
+            ColorSpace::Grayscale | ColorSpace::GrayscaleFloat16 => 1,
+            ColorSpace::Rgb | ColorSpace::Bgr => 3,
+        }
+    }
 }
 
 /// The shapes that a feature may take.
@@ -60,6 +139,17 @@ pub enum FeatureShape {
     Enumerated(Vec<Vec<u64>>),
     /// An output whose shape depends on the inputs.
     Dynamic,
+}
+
+impl FeatureShape {
+    /// Returns the shape that is meant where a caller asks for none; `None` where any is.
+    pub fn default(&self) -> Option<&[u64]> {
+        match self {
+            FeatureShape::Fixed(shape) | FeatureShape::Range { default: shape, .. } => Some(shape),
+            FeatureShape::Enumerated(all) => all.first().map(Vec::as_slice),
+            FeatureShape::Dynamic => None,
+        }
+    }
 }
 
 impl fmt::Display for FeatureShape {

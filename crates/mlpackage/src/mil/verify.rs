@@ -2,8 +2,8 @@
 
 use super::ops::{self, Context, Operand};
 use super::{
-    Argument, Binding, Block, DataType, Dim, Feature, FeatureShape, Function, FunctionDescription, MlModel,
-    Operation, Opset, TensorType, Value, ValueData, ValueType, identifiers,
+    Argument, Binding, Block, DataType, Dim, Feature, FeatureKind, FeatureShape, Function,
+    FunctionDescription, MlModel, Operation, Opset, TensorType, Value, ValueData, ValueType, identifiers,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -120,8 +120,8 @@ impl Verifier {
         for input in f.inputs.iter().filter(|i| !seen.contains(i.name.as_str())) {
             self.error(&input.name, "an input that the description leaves out".into());
         }
-        let outputs: Vec<&str> = described.outputs.iter().map(|f| f.name.as_str()).collect();
-        if outputs != f.block.outputs.iter().map(String::as_str).collect::<Vec<_>>() {
+        let outputs: BTreeSet<&str> = described.outputs.iter().map(|f| f.name.as_str()).collect();
+        if outputs != f.block.outputs.iter().map(String::as_str).collect::<BTreeSet<_>>() {
             self.error(
                 "outputs",
                 format!("described are {outputs:?}, the function gives {:?}", f.block.outputs),
@@ -130,17 +130,27 @@ impl Verifier {
         for feature in &described.outputs {
             let produced =
                 f.block.operations.iter().flat_map(|op| &op.outputs).find(|o| o.name == feature.name);
-            if let Some(ValueType::Tensor(ty)) = produced.map(|o| &o.ty) {
-                self.feature(feature, ty, version);
+            match produced.map(|o| &o.ty) {
+                Some(ValueType::Tensor(ty)) => self.feature(feature, ty, version),
+                Some(ty @ ValueType::Dictionary { key, .. }) => {
+                    let fits = key.tensor().is_some_and(|t| t.dtype == feature.dtype);
+                    if feature.kind != FeatureKind::Dictionary || !fits {
+                        self.error(&feature.name, format!("described as {feature}, its type is {ty}"));
+                    }
+                }
+                _ => {}
             }
         }
     }
 
     fn feature(&mut self, feature: &Feature, ty: &TensorType, version: i32) {
-        if feature.dtype != ty.dtype {
+        // A program takes pixels in the float type that suits it.
+        let is_image = matches!(feature.kind, FeatureKind::Image(_));
+        if feature.dtype != ty.dtype && !(is_image && ty.dtype.is_float()) {
             self.error(&feature.name, format!("described as {}, its type is {ty}", feature.dtype));
         }
-        if feature.dtype == DataType::Float16 && version < Opset::CoreML6.specification_version() {
+        if feature.dtype == DataType::Float16 && !is_image && version < Opset::CoreML6.specification_version()
+        {
             self.error(&feature.name, "fp16 features need specification version 7".into());
         }
         let fits = |shape: &[u64], ty: &TensorType| {

@@ -87,20 +87,99 @@ pub mod feature_type {
         #[prost(message, tag = "3")]
         StringType(super::Other),
         #[prost(message, tag = "4")]
-        ImageType(super::Other),
+        ImageType(super::ImageFeatureType),
         #[prost(message, tag = "5")]
         MultiArrayType(super::ArrayFeatureType),
         #[prost(message, tag = "6")]
-        DictionaryType(super::Other),
+        DictionaryType(super::DictionaryFeatureType),
         #[prost(message, tag = "7")]
-        SequenceType(super::Other),
+        SequenceType(super::SequenceFeatureType),
         #[prost(message, tag = "8")]
         StateType(super::StateFeatureType),
     }
 }
-/// A feature of a kind that tensors cannot stand for; only its presence matters.
+/// A type without fields; only its presence matters.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Other {}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct SizeRange {
+    #[prost(uint64, tag = "1")]
+    pub lower_bound: u64,
+    #[prost(int64, tag = "2")]
+    pub upper_bound: i64,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct ImageFeatureType {
+    #[prost(int64, tag = "1")]
+    pub width: i64,
+    #[prost(int64, tag = "2")]
+    pub height: i64,
+    #[prost(int32, tag = "3")]
+    pub color_space: i32,
+    #[prost(oneof = "image_feature_type::SizeFlexibility", tags = "21, 31")]
+    pub size_flexibility: ::core::option::Option<image_feature_type::SizeFlexibility>,
+}
+/// Nested message and enum types in `ImageFeatureType`.
+pub mod image_feature_type {
+    #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+    pub struct ImageSize {
+        #[prost(uint64, tag = "1")]
+        pub width: u64,
+        #[prost(uint64, tag = "2")]
+        pub height: u64,
+    }
+    #[derive(Clone, PartialEq, ::prost::Message)]
+    pub struct EnumeratedImageSizes {
+        #[prost(message, repeated, tag = "1")]
+        pub sizes: ::prost::alloc::vec::Vec<ImageSize>,
+    }
+    #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+    pub struct ImageSizeRange {
+        #[prost(message, optional, tag = "1")]
+        pub width_range: ::core::option::Option<super::SizeRange>,
+        #[prost(message, optional, tag = "2")]
+        pub height_range: ::core::option::Option<super::SizeRange>,
+    }
+    #[derive(Clone, PartialEq, ::prost::Oneof)]
+    pub enum SizeFlexibility {
+        #[prost(message, tag = "21")]
+        EnumeratedSizes(EnumeratedImageSizes),
+        #[prost(message, tag = "31")]
+        ImageSizeRange(ImageSizeRange),
+    }
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct DictionaryFeatureType {
+    #[prost(oneof = "dictionary_feature_type::KeyType", tags = "1, 2")]
+    pub key_type: ::core::option::Option<dictionary_feature_type::KeyType>,
+}
+/// Nested message and enum types in `DictionaryFeatureType`.
+pub mod dictionary_feature_type {
+    #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Oneof)]
+    pub enum KeyType {
+        #[prost(message, tag = "1")]
+        Int64KeyType(super::Other),
+        #[prost(message, tag = "2")]
+        StringKeyType(super::Other),
+    }
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct SequenceFeatureType {
+    #[prost(message, optional, tag = "101")]
+    pub size_range: ::core::option::Option<SizeRange>,
+    #[prost(oneof = "sequence_feature_type::Type", tags = "1, 3")]
+    pub r#type: ::core::option::Option<sequence_feature_type::Type>,
+}
+/// Nested message and enum types in `SequenceFeatureType`.
+pub mod sequence_feature_type {
+    #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Oneof)]
+    pub enum Type {
+        #[prost(message, tag = "1")]
+        Int64Type(super::Other),
+        #[prost(message, tag = "3")]
+        StringType(super::Other),
+    }
+}
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct ArrayFeatureType {
     #[prost(int64, repeated, tag = "1")]
@@ -109,6 +188,10 @@ pub struct ArrayFeatureType {
     pub data_type: i32,
     #[prost(oneof = "array_feature_type::ShapeFlexibility", tags = "21, 31")]
     pub shape_flexibility: ::core::option::Option<array_feature_type::ShapeFlexibility>,
+    #[prost(oneof = "array_feature_type::DefaultOptionalValue", tags = "41, 51, 61")]
+    pub default_optional_value: ::core::option::Option<
+        array_feature_type::DefaultOptionalValue,
+    >,
 }
 /// Nested message and enum types in `ArrayFeatureType`.
 pub mod array_feature_type {
@@ -125,14 +208,7 @@ pub mod array_feature_type {
     #[derive(Clone, PartialEq, ::prost::Message)]
     pub struct ShapeRange {
         #[prost(message, repeated, tag = "1")]
-        pub size_ranges: ::prost::alloc::vec::Vec<SizeRange>,
-    }
-    #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
-    pub struct SizeRange {
-        #[prost(uint64, tag = "1")]
-        pub lower_bound: u64,
-        #[prost(int64, tag = "2")]
-        pub upper_bound: i64,
+        pub size_ranges: ::prost::alloc::vec::Vec<super::SizeRange>,
     }
     #[derive(Clone, PartialEq, ::prost::Oneof)]
     pub enum ShapeFlexibility {
@@ -140,6 +216,15 @@ pub mod array_feature_type {
         EnumeratedShapes(EnumeratedShapes),
         #[prost(message, tag = "31")]
         ShapeRange(ShapeRange),
+    }
+    #[derive(Clone, Copy, PartialEq, ::prost::Oneof)]
+    pub enum DefaultOptionalValue {
+        #[prost(int32, tag = "41")]
+        IntDefaultValue(i32),
+        #[prost(float, tag = "51")]
+        FloatDefaultValue(f32),
+        #[prost(double, tag = "61")]
+        DoubleDefaultValue(f64),
     }
 }
 #[derive(Clone, PartialEq, ::prost::Message)]

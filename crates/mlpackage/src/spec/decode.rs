@@ -1,9 +1,10 @@
 //! Decodes models from protobuf and checks everything that later code relies on.
 
-use super::{DATA_TYPES, FEATURE_TYPES, MAX_DEPTH, METADATA_FIELDS};
+use super::{COLOR_SPACES, DATA_TYPES, FEATURE_TYPES, MAX_DEPTH, METADATA_FIELDS, OTHER_MODELS};
 use crate::mil::{
-    Argument, Binding, Block, DataType, Dim, Feature, FeatureShape, Function, FunctionDescription, Immediate,
-    MlModel, NamedType, Operation, Opset, Program, TensorData, TensorType, Value, ValueData, ValueType,
+    Argument, Binding, Block, ColorSpace, DataType, Dim, Feature, FeatureKind, FeatureShape, Function,
+    FunctionDescription, Immediate, MlModel, NamedType, Operation, Opset, Program, TensorData, TensorType,
+    Value, ValueData, ValueType,
 };
 use crate::proto as pb;
 use crate::{Error, Result};
@@ -29,8 +30,29 @@ pub fn decode_some(bytes: &[u8], path: &Path, wanted: Option<&[&str]>) -> Result
     // prost itself refuses messages nested more than 100 deep.
     let model =
         Outline::decode(bytes).map_err(|e| Error::invalid(path, format!("model specification: {e}")))?;
+    if model.ml_program.is_none() {
+        let kind = other_kind(bytes).unwrap_or("a model of no known kind");
+        let what = format!(
+            "model: {kind} (specification version {}), not an ML Program",
+            model.specification_version
+        );
+        return Err(Error::unsupported(path, what));
+    }
     let reader = MilReader { path };
     reader.model(model, wanted)
+}
+
+/// Names the kind of a model that is not an ML Program, by its field; `None` for kinds that are not known.
+fn other_kind(mut bytes: &[u8]) -> Option<&'static str> {
+    while !bytes.is_empty() {
+        let (field, wire) = prost::encoding::decode_key(&mut bytes).ok()?;
+        if let Some((_, name)) = OTHER_MODELS.iter().find(|(number, _)| *number == field) {
+            return Some(name);
+        }
+        prost::encoding::skip_field(wire, field, &mut bytes, prost::encoding::DecodeContext::default())
+            .ok()?;
+    }
+    None
 }
 
 /// `CoreML.Specification.Model` whose functions stay encoded, since most may not be needed.
@@ -66,14 +88,7 @@ impl MilReader<'_> {
     }
 
     fn model(&self, model: Outline, wanted: Option<&[&str]>) -> Result<MlModel> {
-        let Some(program) = model.ml_program else {
-            return Err(Error::unsupported_here(format!(
-                "{}: not an ML Program model (specification version {}): neural networks, pipelines and classical models \
-                 are not read",
-                self.path.display(),
-                model.specification_version
-            )));
-        };
+        let program = model.ml_program.unwrap_or_default();
         let mut functions = BTreeMap::new();
         if program.functions.is_empty() {
             return Err(self.invalid("program: no function"));
@@ -96,16 +111,18 @@ impl MilReader<'_> {
         let mut described = Vec::new();
         let mut default_function = description.default_function_name;
         if description.functions.is_empty() {
-            described.push(self.features(
-                "main",
-                description.input,
-                description.output,
-                description.state,
-            )?);
+            described.push(self.features(pb::FunctionDescription {
+                name: "main".into(),
+                input: description.input,
+                output: description.output,
+                predicted_feature_name: description.predicted_feature_name,
+                predicted_probabilities_name: description.predicted_probabilities_name,
+                state: description.state,
+            })?);
             default_function = "main".into();
         } else {
             for f in description.functions {
-                described.push(self.features(&f.name, f.input, f.output, f.state)?);
+                described.push(self.features(f)?);
             }
         }
         for f in &described {
@@ -127,43 +144,22 @@ impl MilReader<'_> {
         })
     }
 
-    fn features(
-        &self,
-        function: &str,
-        inputs: Vec<pb::FeatureDescription>,
-        outputs: Vec<pb::FeatureDescription>,
-        states: Vec<pb::FeatureDescription>,
-    ) -> Result<FunctionDescription> {
+    fn features(&self, f: pb::FunctionDescription) -> Result<FunctionDescription> {
         let read = |list: Vec<pb::FeatureDescription>| -> Result<Vec<Feature>> {
-            list.into_iter().map(|f| self.feature(function, f)).collect()
+            let one = |feature: pb::FeatureDescription| {
+                let place = format!("feature `{}` of function `{}`", feature.name, f.name);
+                self::feature(feature).map_err(|e| self.invalid(format!("{place}: {e}")))
+            };
+            list.into_iter().map(one).collect()
         };
         Ok(FunctionDescription {
-            name: function.to_string(),
-            inputs: read(inputs)?,
-            outputs: read(outputs)?,
-            states: read(states)?,
+            inputs: read(f.input)?,
+            outputs: read(f.output)?,
+            states: read(f.state)?,
+            predicted_feature: f.predicted_feature_name,
+            predicted_probabilities: f.predicted_probabilities_name,
+            name: f.name,
         })
-    }
-
-    fn feature(&self, function: &str, f: pb::FeatureDescription) -> Result<Feature> {
-        use pb::feature_type::Type;
-        let name = f.name;
-        let place = format!("feature `{name}` of function `{function}`");
-        let array = match f.r#type.and_then(|t| t.r#type) {
-            Some(Type::MultiArrayType(array)) => array,
-            Some(Type::StateType(state)) => state
-                .array_type
-                .ok_or_else(|| self.invalid(format!("{place}: a state without an array type")))?,
-            Some(_) => {
-                return Err(Error::unsupported_here(format!(
-                    "{}: {place} is not a multi-array (images, strings, numbers and dictionaries are not read)",
-                    self.path.display()
-                )));
-            }
-            None => return Err(self.invalid(format!("{place}: no type"))),
-        };
-        let (dtype, shape) = array_type(array).map_err(|e| self.invalid(format!("{place}: {e}")))?;
-        Ok(Feature { name, dtype, shape })
     }
 
     fn function(&self, f: pb::Function) -> Decoded<Function> {
@@ -198,42 +194,124 @@ fn unsigned(shape: &[i64]) -> Decoded<Vec<u64>> {
     shape.iter().map(|&n| u64::try_from(n).map_err(|_| format!("negative dimension {n}"))).collect()
 }
 
-fn array_type(array: pb::ArrayFeatureType) -> Decoded<(DataType, FeatureShape)> {
-    use pb::array_feature_type::ShapeFlexibility;
+fn feature(f: pb::FeatureDescription) -> Decoded<Feature> {
+    use pb::dictionary_feature_type::KeyType;
+    use pb::feature_type::Type;
+    use pb::sequence_feature_type::Type as Element;
+    let ty = f.r#type.unwrap_or_default();
+    let plain = |kind: FeatureKind, dtype: DataType| Feature {
+        kind,
+        ..Feature::array(f.name.as_str(), dtype, FeatureShape::Dynamic)
+    };
+    let (dtype, shape, default) = match ty.r#type.ok_or("no type")? {
+        Type::MultiArrayType(array) => array_type(array)?,
+        Type::StateType(state) => array_type(state.array_type.ok_or("a state without an array type")?)?,
+        Type::ImageType(image) => {
+            let (color, shape) = image_type(image)?;
+            // The program may take the pixels as another float type; callers give them as numbers.
+            let dtype = match color {
+                ColorSpace::GrayscaleFloat16 => DataType::Float16,
+                _ => DataType::Float32,
+            };
+            return Ok(Feature { shape, ..plain(FeatureKind::Image(color), dtype) });
+        }
+        Type::Int64Type(_) => return Ok(plain(FeatureKind::Scalar, DataType::Int64)),
+        Type::DoubleType(_) => return Ok(plain(FeatureKind::Scalar, DataType::Float64)),
+        Type::StringType(_) => return Ok(plain(FeatureKind::Scalar, DataType::String)),
+        Type::DictionaryType(dictionary) => {
+            let dtype = match dictionary.key_type {
+                Some(KeyType::Int64KeyType(_)) => DataType::Int64,
+                Some(KeyType::StringKeyType(_)) | None => DataType::String,
+            };
+            return Ok(plain(FeatureKind::Dictionary, dtype));
+        }
+        Type::SequenceType(sequence) => {
+            let dtype = match sequence.r#type {
+                Some(Element::Int64Type(_)) => DataType::Int64,
+                Some(Element::StringType(_)) | None => DataType::String,
+            };
+            return Ok(plain(FeatureKind::Sequence, dtype));
+        }
+    };
+    // An optional input without a default is zero.
+    let default = ty.is_optional.then_some(default.unwrap_or(0.0));
+    Ok(Feature { default, ..Feature::array(f.name, dtype, shape) })
+}
+
+fn image_type(image: pb::ImageFeatureType) -> Decoded<(ColorSpace, FeatureShape)> {
+    use pb::image_feature_type::SizeFlexibility;
+    let color = COLOR_SPACES.iter().find(|(_, n)| *n == image.color_space).map(|(color, _)| *color);
+    let color = color.ok_or_else(|| format!("unknown color space {}", image.color_space))?;
+    let planes = |height, width| vec![1, color.channels(), height, width];
+    let own = match unsigned(&[image.height, image.width])?[..] {
+        [height, width] if height > 0 && width > 0 => Some(planes(height, width)),
+        _ => None,
+    };
+    let shape = match image.size_flexibility {
+        None => FeatureShape::Fixed(own.ok_or("an image without a size")?),
+        Some(SizeFlexibility::EnumeratedSizes(e)) => {
+            enumerated(own, e.sizes.iter().map(|s| planes(s.height, s.width)).collect())?
+        }
+        Some(SizeFlexibility::ImageSizeRange(r)) => {
+            let one = |n| pb::SizeRange { lower_bound: n, upper_bound: n as i64 };
+            let any = pb::SizeRange { lower_bound: 1, upper_bound: -1 };
+            let (height, width) = (r.height_range.unwrap_or(any), r.width_range.unwrap_or(any));
+            ranged(own, &[one(1), one(color.channels()), height, width])?
+        }
+    };
+    Ok((color, shape))
+}
+
+/// Makes the shapes that a feature lists; the default comes first.
+fn enumerated(default: Option<Vec<u64>>, mut shapes: Vec<Vec<u64>>) -> Decoded<FeatureShape> {
+    let rank = shapes.first().ok_or("no enumerated shape")?.len();
+    if shapes.iter().any(|s| s.len() != rank) {
+        return Err("enumerated shapes of different rank".into());
+    }
+    if let Some(i) = shapes.iter().position(|s| Some(s) == default.as_ref()) {
+        shapes[..=i].rotate_right(1);
+    }
+    Ok(FeatureShape::Enumerated(shapes))
+}
+
+/// Makes a shape of ranges; the lower bounds are the default where there is no other.
+fn ranged(default: Option<Vec<u64>>, ranges: &[pb::SizeRange]) -> Decoded<FeatureShape> {
+    let bound = |s: &pb::SizeRange| (s.lower_bound, u64::try_from(s.upper_bound).ok());
+    let ranges: Vec<(u64, Option<u64>)> = ranges.iter().map(bound).collect();
+    let default = default.unwrap_or_else(|| ranges.iter().map(|(low, _)| *low).collect());
+    if ranges.len() != default.len() {
+        return Err(format!("{} ranges for {} dimensions", ranges.len(), default.len()));
+    }
+    let reversed = |(low, high): &(u64, Option<u64>)| Some((*low, high.filter(|h| h < low)?));
+    if let Some((low, high)) = ranges.iter().find_map(reversed) {
+        return Err(format!("range from {low} to {high}"));
+    }
+    Ok(FeatureShape::Range { default, ranges })
+}
+
+/// Returns element type, shapes and default value of an array.
+fn array_type(array: pb::ArrayFeatureType) -> Decoded<(DataType, FeatureShape, Option<f64>)> {
+    use pb::array_feature_type::{DefaultOptionalValue, ShapeFlexibility};
     let dtype = FEATURE_TYPES
         .iter()
         .find(|(_, n)| *n == array.data_type)
         .map(|(t, _)| *t)
         .ok_or_else(|| format!("unknown element type {}", array.data_type))?;
-    let default = unsigned(&array.shape)?;
+    // An output without a shape is dynamic, and so is a scalar, whose shape has no dimensions.
+    let own = Some(unsigned(&array.shape)?).filter(|shape| !shape.is_empty());
     let shape = match array.shape_flexibility {
-        // An output without a shape is dynamic, and so is a scalar, whose shape has no dimensions.
-        None if default.is_empty() => FeatureShape::Dynamic,
-        None => FeatureShape::Fixed(default),
+        None => own.map_or(FeatureShape::Dynamic, FeatureShape::Fixed),
         Some(ShapeFlexibility::EnumeratedShapes(e)) => {
-            let shapes: Vec<Vec<u64>> =
-                e.shapes.iter().map(|s| unsigned(&s.shape)).collect::<Decoded<_>>()?;
-            let rank = shapes.first().ok_or("no enumerated shape")?.len();
-            if shapes.iter().any(|s| s.len() != rank) {
-                return Err("enumerated shapes of different rank".into());
-            }
-            FeatureShape::Enumerated(shapes)
+            enumerated(own, e.shapes.iter().map(|s| unsigned(&s.shape)).collect::<Decoded<_>>()?)?
         }
-        Some(ShapeFlexibility::ShapeRange(r)) => {
-            if r.size_ranges.len() != default.len() {
-                return Err(format!("{} ranges for {} dimensions", r.size_ranges.len(), default.len()));
-            }
-            let bound =
-                |s: &pb::array_feature_type::SizeRange| (s.lower_bound, u64::try_from(s.upper_bound).ok());
-            let ranges: Vec<(u64, Option<u64>)> = r.size_ranges.iter().map(bound).collect();
-            let reversed = |(low, high): &(u64, Option<u64>)| Some((*low, high.filter(|h| h < low)?));
-            if let Some((low, high)) = ranges.iter().find_map(reversed) {
-                return Err(format!("range from {low} to {high}"));
-            }
-            FeatureShape::Range { default, ranges }
-        }
+        Some(ShapeFlexibility::ShapeRange(r)) => ranged(own, &r.size_ranges)?,
     };
-    Ok((dtype, shape))
+    let default = array.default_optional_value.map(|value| match value {
+        DefaultOptionalValue::IntDefaultValue(v) => f64::from(v),
+        DefaultOptionalValue::FloatDefaultValue(v) => f64::from(v),
+        DefaultOptionalValue::DoubleDefaultValue(v) => v,
+    });
+    Ok((dtype, shape, default))
 }
 
 fn read_block(b: pb::Block, depth: usize) -> Decoded<Block> {

@@ -1,9 +1,9 @@
 //! Encodes models as protobuf.
 
-use super::{DATA_TYPES, FEATURE_TYPES};
+use super::{COLOR_SPACES, DATA_TYPES, FEATURE_TYPES};
 use crate::mil::{
-    Argument, Binding, Block, DataType, Dim, Feature, FeatureShape, Function, Immediate, MlModel, NamedType,
-    Operation, TensorData, TensorType, Value, ValueData, ValueType,
+    Argument, Binding, Block, DataType, Dim, Feature, FeatureKind, FeatureShape, Function, Immediate,
+    MlModel, NamedType, Operation, TensorData, TensorType, Value, ValueData, ValueType,
 };
 use crate::proto as pb;
 use crate::{Error, Result};
@@ -40,6 +40,8 @@ pub fn encode_with(model: &MlModel, fields: &BTreeMap<String, String>) -> Result
             description.input = features(&only.inputs, false)?;
             description.output = features(&only.outputs, false)?;
             description.state = features(&only.states, true)?;
+            description.predicted_feature_name = only.predicted_feature.clone();
+            description.predicted_probabilities_name = only.predicted_probabilities.clone();
         }
         several => {
             for f in several {
@@ -48,7 +50,8 @@ pub fn encode_with(model: &MlModel, fields: &BTreeMap<String, String>) -> Result
                     input: features(&f.inputs, false)?,
                     output: features(&f.outputs, false)?,
                     state: features(&f.states, true)?,
-                    ..Default::default()
+                    predicted_feature_name: f.predicted_feature.clone(),
+                    predicted_probabilities_name: f.predicted_probabilities.clone(),
                 });
             }
             description.default_function_name = model.default_function.clone();
@@ -93,50 +96,92 @@ fn signed(shape: &[u64]) -> Vec<i64> {
 }
 
 fn features(features: &[Feature], state: bool) -> Result<Vec<pb::FeatureDescription>> {
-    use pb::array_feature_type as aft;
-    let mut out = Vec::new();
-    for f in features {
-        let data_type =
-            FEATURE_TYPES.iter().find(|(t, _)| *t == f.dtype).map(|(_, n)| *n).ok_or_else(|| {
-                Error::invalid_program(format!(
-                    "feature `{}` has type {}, which features cannot have",
-                    f.name, f.dtype
-                ))
-            })?;
-        let mut array = pb::ArrayFeatureType { data_type, ..Default::default() };
-        match &f.shape {
-            FeatureShape::Fixed(shape) => array.shape = signed(shape),
-            FeatureShape::Range { default, ranges } => {
-                array.shape = signed(default);
-                let bound = |&(low, high): &(u64, Option<u64>)| aft::SizeRange {
-                    lower_bound: low,
-                    upper_bound: high.map_or(-1, |h| i64::try_from(h).unwrap_or(i64::MAX)),
-                };
-                array.shape_flexibility = Some(aft::ShapeFlexibility::ShapeRange(aft::ShapeRange {
-                    size_ranges: ranges.iter().map(bound).collect(),
-                }));
-            }
-            FeatureShape::Enumerated(shapes) => {
-                array.shape = shapes.first().map(|s| signed(s)).unwrap_or_default();
-                array.shape_flexibility =
-                    Some(aft::ShapeFlexibility::EnumeratedShapes(aft::EnumeratedShapes {
-                        shapes: shapes.iter().map(|s| aft::Shape { shape: signed(s) }).collect(),
-                    }));
-            }
-            FeatureShape::Dynamic => {}
-        }
-        let ty = if state {
-            pb::feature_type::Type::StateType(pb::StateFeatureType { array_type: Some(array) })
-        } else {
-            pb::feature_type::Type::MultiArrayType(array)
+    use pb::feature_type::Type;
+    let one = |f: &Feature| -> Result<pb::FeatureDescription> {
+        let wrong = || {
+            let what = format!("feature `{}` has type {}, which features cannot have", f.name, f.dtype);
+            Error::invalid_program(what)
         };
-        out.push(pb::FeatureDescription {
+        let (int, text) = (f.dtype == DataType::Int64, f.dtype == DataType::String);
+        let ty = match f.kind {
+            FeatureKind::MultiArray => {
+                let array = array_type(f).ok_or_else(wrong)?;
+                match state {
+                    true => Type::StateType(pb::StateFeatureType { array_type: Some(array) }),
+                    false => Type::MultiArrayType(array),
+                }
+            }
+            FeatureKind::Image(_) => Type::ImageType(image_type(f).ok_or_else(wrong)?),
+            FeatureKind::Scalar if int => Type::Int64Type(pb::Other {}),
+            FeatureKind::Scalar if text => Type::StringType(pb::Other {}),
+            FeatureKind::Scalar if f.dtype == DataType::Float64 => Type::DoubleType(pb::Other {}),
+            FeatureKind::Dictionary if int || text => {
+                use pb::dictionary_feature_type::KeyType;
+                let key = if int { KeyType::Int64KeyType } else { KeyType::StringKeyType };
+                Type::DictionaryType(pb::DictionaryFeatureType { key_type: Some(key(pb::Other {})) })
+            }
+            FeatureKind::Sequence if int || text => {
+                use pb::sequence_feature_type::Type as Element;
+                let element = if int { Element::Int64Type } else { Element::StringType };
+                let ty = Some(element(pb::Other {}));
+                Type::SequenceType(pb::SequenceFeatureType { size_range: None, r#type: ty })
+            }
+            FeatureKind::Scalar | FeatureKind::Dictionary | FeatureKind::Sequence => return Err(wrong()),
+        };
+        Ok(pb::FeatureDescription {
             name: f.name.clone(),
-            r#type: Some(pb::FeatureType { r#type: Some(ty), is_optional: false }),
+            r#type: Some(pb::FeatureType { r#type: Some(ty), is_optional: f.default.is_some() }),
             ..Default::default()
-        });
-    }
-    Ok(out)
+        })
+    };
+    features.iter().map(one).collect()
+}
+
+fn size_range(&(low, high): &(u64, Option<u64>)) -> pb::SizeRange {
+    pb::SizeRange { lower_bound: low, upper_bound: high.map_or(-1, |h| i64::try_from(h).unwrap_or(i64::MAX)) }
+}
+
+fn array_type(f: &Feature) -> Option<pb::ArrayFeatureType> {
+    use pb::array_feature_type as aft;
+    let (_, data_type) = *FEATURE_TYPES.iter().find(|(t, _)| *t == f.dtype)?;
+    let default_optional_value = f.default.map(|v| match f.dtype {
+        DataType::Float64 => aft::DefaultOptionalValue::DoubleDefaultValue(v),
+        t if t.is_float() => aft::DefaultOptionalValue::FloatDefaultValue(v as f32),
+        _ => aft::DefaultOptionalValue::IntDefaultValue(v as i32),
+    });
+    let shape_flexibility = match &f.shape {
+        FeatureShape::Fixed(_) | FeatureShape::Dynamic => None,
+        FeatureShape::Range { ranges, .. } => Some(aft::ShapeFlexibility::ShapeRange(aft::ShapeRange {
+            size_ranges: ranges.iter().map(size_range).collect(),
+        })),
+        FeatureShape::Enumerated(all) => {
+            let shapes = all.iter().map(|s| aft::Shape { shape: signed(s) }).collect();
+            Some(aft::ShapeFlexibility::EnumeratedShapes(aft::EnumeratedShapes { shapes }))
+        }
+    };
+    let shape = f.shape.default().map(signed).unwrap_or_default();
+    Some(pb::ArrayFeatureType { shape, data_type, shape_flexibility, default_optional_value })
+}
+
+fn image_type(f: &Feature) -> Option<pb::ImageFeatureType> {
+    use pb::image_feature_type as ift;
+    let FeatureKind::Image(color) = f.kind else { return None };
+    let (_, color_space) = *COLOR_SPACES.iter().find(|(c, _)| *c == color)?;
+    let size = |shape: &[u64]| Some(ift::ImageSize { height: *shape.get(2)?, width: *shape.get(3)? });
+    let size_flexibility = match &f.shape {
+        FeatureShape::Fixed(_) | FeatureShape::Dynamic => None,
+        FeatureShape::Range { ranges, .. } => {
+            let (height, width) = (size_range(ranges.get(2)?), size_range(ranges.get(3)?));
+            let range = ift::ImageSizeRange { width_range: Some(width), height_range: Some(height) };
+            Some(ift::SizeFlexibility::ImageSizeRange(range))
+        }
+        FeatureShape::Enumerated(all) => {
+            let sizes = all.iter().map(|s| size(s)).collect::<Option<_>>()?;
+            Some(ift::SizeFlexibility::EnumeratedSizes(ift::EnumeratedImageSizes { sizes }))
+        }
+    };
+    let ift::ImageSize { width, height } = size(f.shape.default()?)?;
+    Some(pb::ImageFeatureType { width: width as i64, height: height as i64, color_space, size_flexibility })
 }
 
 fn function(f: &Function) -> pb::Function {

@@ -88,6 +88,7 @@ impl FixedFunction {
             inputs: line.each(&x.inputs, &y.inputs, Line::feature)?,
             outputs: line.each(&x.outputs, &y.outputs, Line::feature)?,
             states: (x.states == y.states).then(|| x.states.clone())?,
+            ..FunctionDescription::default()
         };
         let source = PlanInput {
             steps: line.each(&a.steps, &b.steps, Line::step)?,
@@ -169,8 +170,8 @@ impl Line {
             }
             (a, b) => (a == b).then(|| a.clone())?,
         };
-        let is_same = (&a.name, a.dtype) == (&b.name, b.dtype);
-        is_same.then(|| Feature { name: a.name.clone(), dtype: a.dtype, shape })
+        let joined = Feature { shape, ..a.clone() };
+        (joined == Feature { shape: joined.shape.clone(), ..b.clone() }).then_some(joined)
     }
 
     fn constant(self, a: &Arc<Tensor>, b: &Arc<Tensor>) -> Option<Arc<Tensor>> {

@@ -8,6 +8,7 @@
 
 mod batch;
 mod cache_states;
+mod classifier;
 mod compile;
 mod convolution;
 mod cut_back;
@@ -29,6 +30,7 @@ mod strided;
 mod tokens;
 mod weights;
 
+pub use classifier::{ClassLabel, Classifier};
 pub use function::CompiledFunction;
 pub use package::{CpuBackend, CpuPackage};
 pub use states::CpuStates;

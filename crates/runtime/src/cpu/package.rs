@@ -2,6 +2,7 @@
 
 use super::batch::{KEPT_COUNTS, StagedFunction};
 use super::cache_states::make_state_of;
+use super::classifier::Classifier;
 use super::compile::compile_with_cut_back;
 use super::function::{CompiledFunction, add_experts};
 use super::recent::Recent;
@@ -42,14 +43,37 @@ impl CpuPackage {
         &self.package
     }
 
-    /// Compiles a function; the default function when none is named.
+    /// Compiles a function; the default function when none is named. A classifier has its tensor of probabilities as output,
+    /// in place of what [`CpuPackage::classifier`] names.
     ///
     /// # Errors
     /// There is no such function, or it uses an operation or a form that is not implemented (named in the error).
     pub fn compile(&self, function: Option<&str>, options: Options) -> Result<CompiledFunction> {
         let (body, described) = self.function(function)?;
         let context = CompileContext { package: &self.package, options, constants: None };
-        compile::compile(context, &described.name, body, described)
+        match self.classifier(function)? {
+            None => compile::compile(context, &described.name, body, described),
+            Some(classifier) => {
+                let (body, described) = classifier.without(body, described);
+                compile::compile(context, &described.name, &body, &described)
+            }
+        }
+    }
+
+    /// Returns the classifier of a function; `None` where it is none.
+    ///
+    /// # Errors
+    /// There is no such function, or its operation `classify` is wrong.
+    pub fn classifier(&self, function: Option<&str>) -> Result<Option<Classifier>> {
+        Classifier::of(self.function(function)?.0, self.package.path())
+    }
+
+    /// Returns the description of a function; of the default function when none is named.
+    ///
+    /// # Errors
+    /// There is no such function.
+    pub fn description(&self, function: Option<&str>) -> Result<&FunctionDescription> {
+        Ok(self.function(function)?.1)
     }
 
     /// Returns the program and the description of a function; of the default function when none is named.

@@ -414,7 +414,7 @@ fn describe(name: &str, built: &BuiltFunction) -> Result<FunctionDescription> {
                 return Err(Error::invalid_program(format!("input `{}` has no fixed shape", input.name)));
             }
         };
-        let feature = Feature { name: input.name.clone(), dtype: ty.dtype, shape };
+        let feature = Feature::array(&input.name, ty.dtype, shape);
         if matches!(input.ty, ValueType::State(_)) { d.states.push(feature) } else { d.inputs.push(feature) }
     }
     for output in &f.block.outputs {
@@ -423,7 +423,7 @@ fn describe(name: &str, built: &BuiltFunction) -> Result<FunctionDescription> {
             Error::invalid_program(format!("output `{output}` is not the result of an operation"))
         })?;
         let shape = ty.shape().map_or(FeatureShape::Dynamic, FeatureShape::Fixed);
-        d.outputs.push(Feature { name: output.clone(), dtype: ty.dtype, shape });
+        d.outputs.push(Feature::array(output, ty.dtype, shape));
     }
     Ok(d)
 }

@@ -64,6 +64,25 @@ pub(super) fn identity(c: &Context<'_>) -> Inferred {
     Ok(vec![c.operand("x")?.ty.clone()])
 }
 
+/// Infers the label and the probability of each class.
+pub(super) fn classify(c: &Context<'_>) -> Inferred {
+    let probabilities = c.tensor("probabilities")?;
+    let ValueType::List { element, length } = c.operand("classes")?.ty else {
+        return Err("parameter `classes` is no list".into());
+    };
+    if !matches!(element.tensor(), Some(t) if matches!(t.dtype, DataType::String | DataType::Int64) && t.rank() == 0)
+    {
+        return Err(format!("parameter `classes` is a list of {element}, expected string or int64"));
+    }
+    if let (Some(found), Some(classes)) = (probabilities.elements(), length.fixed())
+        && found != classes
+    {
+        return Err(format!("{found} probabilities of {classes} classes"));
+    }
+    let value = Box::new(ValueType::Tensor(TensorType::scalar(DataType::Float64)));
+    Ok(vec![(**element).clone(), ValueType::Dictionary { key: element.clone(), value }])
+}
+
 /// Computes the output size of a window op (convolution, pooling) along one axis.
 fn window(n: Dim, kernel: u64, stride: u64, dilation: u64, pad: (u64, u64), ceil: bool) -> Checked<Dim> {
     let Dim::Fixed(n) = n else { return Ok(Dim::Unknown) };

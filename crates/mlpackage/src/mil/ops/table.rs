@@ -77,6 +77,8 @@ pub(super) static ROWS: &[OpRow] = &[
     ("reduce_prod", iOS15, "x axes? keep_dims=false", reduce),
     ("reduce_sum", iOS15, "x axes? keep_dims=false", reduce),
     ("reduce_sum_square", iOS15, "x axes? keep_dims=false", reduce),
+    // classify
+    ("classify", iOS15, "probabilities classes", classify),
     // scatter_gather
     ("gather", iOS15, "x indices axis=0 batch_dims? validate_indices?", gather),
     ("gather_along_axis", iOS15, "x indices axis=0 validate_indices?", gather_along_axis),

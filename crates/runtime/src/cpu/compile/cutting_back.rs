@@ -45,7 +45,7 @@ pub(in crate::cpu) fn compile_with_cut_back(
             return unknown(body);
         };
         let shape = window.shape().map_or(FeatureShape::Dynamic, FeatureShape::Fixed);
-        with_windows.outputs.push(Feature { name: rows.window.clone(), dtype: window.dtype, shape });
+        with_windows.outputs.push(Feature::array(&rows.window, window.dtype, shape));
     }
     let declared = body.block.outputs.len();
     body.block.outputs.extend(found.iter().map(|rows| rows.window.clone()));

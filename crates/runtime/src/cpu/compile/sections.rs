@@ -155,7 +155,7 @@ impl<'a> Outliner<'a> {
             name: name.clone(),
             inputs: section.inputs.iter().map(|(name, ty)| feature(name, ty)).collect(),
             outputs: outputs.iter().map(|o| Some(feature(&o.name, o.ty.tensor()?))).collect::<Option<_>>()?,
-            states: Vec::new(),
+            ..FunctionDescription::default()
         };
         let block = Block { outputs: outputs.iter().map(|o| o.name.clone()).collect(), ..block };
         let inputs =
@@ -178,7 +178,7 @@ fn feature(name: &str, ty: &TensorType) -> Feature {
         Some(shape) if !shape.is_empty() => FeatureShape::Fixed(shape),
         _ => FeatureShape::Dynamic,
     };
-    Feature { name: name.into(), dtype: ty.dtype, shape }
+    Feature::array(name, ty.dtype, shape)
 }
 
 /// Operations of a section with the constants that they read, and the section's inputs.

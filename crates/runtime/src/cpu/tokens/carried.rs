@@ -139,16 +139,14 @@ fn rows(function: &Function, write: &Operation, joined: &Operation) -> Option<Ca
     if !fits {
         return None;
     }
-    let feature = |name: &str, ty: &TensorType| {
-        let shape = FeatureShape::Fixed(ty.shape()?);
-        Some(Feature { name: name.to_string(), dtype: ty.dtype, shape })
-    };
+    let feature =
+        |name: &str, ty: &TensorType| Some(Feature::array(name, ty.dtype, FeatureShape::Fixed(ty.shape()?)));
     let tail_type = operations[by(tail)?].outputs.iter().find(|o| o.name == tail)?.ty.tensor()?.clone();
     let described = FunctionDescription {
         name: "tail".into(),
         inputs: vec![feature(&result.name, result.ty.tensor()?)?],
         outputs: vec![feature(tail, &tail_type)?],
-        states: Vec::new(),
+        ..FunctionDescription::default()
     };
     let block = Block {
         inputs: Vec::new(),

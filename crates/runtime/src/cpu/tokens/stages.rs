@@ -166,7 +166,7 @@ pub(in crate::cpu) fn stages(
         }
         let feature = |name: &str, ty: &ValueType| {
             let ty = ty.tensor()?;
-            Some(Feature { name: name.into(), dtype: ty.dtype, shape: FeatureShape::Fixed(ty.shape()?) })
+            Some(Feature::array(name, ty.dtype, FeatureShape::Fixed(ty.shape()?)))
         };
         let inputs: Vec<NamedType> = read
             .iter()
@@ -181,6 +181,7 @@ pub(in crate::cpu) fn stages(
             inputs: of(false)?,
             outputs: written.iter().map(|o| feature(&o.name, &o.ty)).collect::<Option<_>>()?,
             states: of(true)?,
+            ..FunctionDescription::default()
         };
         let block = Block {
             inputs: Vec::new(),
