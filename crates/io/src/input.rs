@@ -4,23 +4,31 @@ use std::fs::{File, Metadata, OpenOptions};
 use std::io::{self, Read};
 use std::path::Path;
 
-/// Opens a regular file for reading. Refuses a pipe without a writer and an endless device instead of waiting for them.
+/// Opens a regular file with these options. Refuses a pipe, a socket or a device at once: opening a pipe would wait for
+/// its other end, and reading a device might never end.
 ///
 /// # Errors
-/// The file cannot be opened, is not a regular file, or is longer than `limit` bytes.
-pub fn open_input(path: &Path, limit: u64) -> io::Result<File> {
-    let mut options = OpenOptions::new();
-    options.read(true);
-    // Without this flag, opening a pipe waits for a writer.
+/// The file cannot be opened, or is not a regular file.
+pub fn open_regular(path: &Path, options: &mut OpenOptions) -> io::Result<File> {
+    let regular = |found: Metadata| if found.is_file() { Ok(()) } else { Err(not_regular(&found)) };
+    path.metadata().map_or(Ok(()), regular)?;
+    // Something else may have the name by now: with this flag, opening a pipe does not wait.
     #[cfg(unix)]
-    std::os::unix::fs::OpenOptionsExt::custom_flags(&mut options, libc::O_NONBLOCK);
+    std::os::unix::fs::OpenOptionsExt::custom_flags(options, libc::O_NONBLOCK);
     let file = options.open(path)?;
-    let found = file.metadata()?;
-    if !found.is_file() {
-        return Err(not_regular(&found));
-    }
-    if found.len() > limit {
-        return Err(too_long(found.len(), limit));
+    regular(file.metadata()?)?;
+    Ok(file)
+}
+
+/// Opens a regular file for reading.
+///
+/// # Errors
+/// Fails like [`open_regular`], or the file is longer than `limit` bytes.
+pub fn open_input(path: &Path, limit: u64) -> io::Result<File> {
+    let file = open_regular(path, OpenOptions::new().read(true))?;
+    let bytes = file.metadata()?.len();
+    if bytes > limit {
+        return Err(too_long(bytes, limit));
     }
     Ok(file)
 }
@@ -116,6 +124,10 @@ mod tests {
         let pipe = dir.path().join("pipe");
         assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
         assert!(read_input(&pipe, 9).unwrap_err().to_string().starts_with("a pipe, where"));
+        for path in [&pipe, &link] {
+            let e = open_regular(path, OpenOptions::new().append(true).create(true)).unwrap_err().to_string();
+            assert!(e.contains(", where a regular file is expected"), "{e}");
+        }
     }
 
     #[cfg(target_os = "linux")]
