@@ -5,7 +5,7 @@
 //! kept as they are.
 
 use crate::{Error, Result};
-use anemoe_io::hex;
+use anemoe_io::{hex, json, open_regular};
 use jiff::{Timestamp, Unit};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -194,11 +194,11 @@ struct Fault {
     what: String,
 }
 
-fn parse_line(line: &[u8]) -> std::result::Result<Event, Fault> {
+fn parse_line(line: &[u8], left: &mut u64) -> std::result::Result<Event, Fault> {
     // Some file systems leave zeros where data had not arrived before a power failure; a later append ends that line.
     let end = line.iter().rposition(|&b| b != 0 && !b.is_ascii_whitespace()).map_or(0, |i| i + 1);
     let line = &line[..end];
-    let value: Value = anemoe_io::json::parse(line).map_err(|e| {
+    let value: Value = json::parse_within(line, left).map_err(|e| {
         let torn = e.is_eof() && line.trim_ascii_start().first().is_none_or(|&b| b == b'{');
         let text = e.to_string();
         let what = text.split(" at line ").next().unwrap_or(&text);
@@ -206,13 +206,14 @@ fn parse_line(line: &[u8]) -> std::result::Result<Event, Fault> {
     })?;
     let fault = |what: String| Fault { torn: false, what };
     let event: Event =
-        serde_json::from_value(value).map_err(|e| fault(anemoe_io::json::JsonError::from(e).to_string()))?;
+        serde_json::from_value(value).map_err(|e| fault(json::JsonError::from(e).to_string()))?;
     event.check().map_err(fault)?;
     Ok(event)
 }
 
 fn parse(path: &Path, bytes: &[u8]) -> Result<Journal> {
     let mut journal = Journal::default();
+    let mut left = json::form_limit(bytes.len() as u64);
     for (i, line) in bytes.split_inclusive(|&b| b == b'\n').enumerate() {
         let invalid = |what: String| Err(Error::invalid(path, format!("journal: line {}: {what}", i + 1)));
         if line.len() > MAX_LINE_BYTES {
@@ -221,7 +222,7 @@ fn parse(path: &Path, bytes: &[u8]) -> Result<Journal> {
         if line.trim_ascii().is_empty() {
             continue;
         }
-        match parse_line(line) {
+        match parse_line(line, &mut left) {
             Ok(event) => journal.events.push(event),
             Err(fault) if fault.torn && !line.ends_with(b"\n") => journal.torn = true,
             Err(fault) => return invalid(fault.what),
@@ -260,7 +261,7 @@ pub fn make_book(folder: &Path) -> Result<()> {
     let io = |e| Error::io(&path, e);
     std::fs::create_dir_all(folder).map_err(|e| Error::io(folder, e))?;
     if !exists(&path)? {
-        OpenOptions::new().append(true).create(true).open(&path).map_err(io)?;
+        open_regular(&path, OpenOptions::new().append(true).create(true)).map_err(io)?;
     }
     Ok(())
 }
@@ -298,7 +299,8 @@ pub fn append(bundle: &Path, mut event: Event) -> Result<Event> {
         return Err(invalid(format!("an event of {} bytes, more than {MAX_LINE_BYTES}", line.len())));
     }
     let is_new = !exists(&path)?;
-    let mut file = OpenOptions::new().read(true).append(true).create(true).open(&path).map_err(io)?;
+    let mut file =
+        open_regular(&path, OpenOptions::new().read(true).append(true).create(true)).map_err(io)?;
     let locked = lock(&file).map_err(io)?;
     let end = mend(&path, &mut file, locked)?;
     if end.lacks_newline {

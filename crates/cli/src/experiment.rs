@@ -168,7 +168,7 @@ impl ExperimentRun {
         goldens: Vec<Value>,
         options: Map<String, Value>,
     ) -> ExperimentRun {
-        let facts = facts_of(json!({"bundle": bundle}));
+        let facts = facts_of(json!({"bundle": bundle.as_ref().map(|b| b.display().to_string())}));
         let begun = at.append(Event { facts, ..Event::new(command, status::STARTED) });
         ExperimentRun {
             at,
@@ -189,7 +189,7 @@ impl ExperimentRun {
         }
         let packages = self.bundle.as_deref().and_then(standing::packages_sha256);
         let mut facts = facts_of(json!({
-            "bundle": self.bundle, "ends": self.begun, standing::GOLDENS: self.goldens, standing::PACKAGES: packages,
+            "bundle": self.bundle.as_ref().map(|b| b.display().to_string()), "ends": self.begun, standing::GOLDENS: self.goldens, standing::PACKAGES: packages,
         }));
         let status = match result {
             Ok(Outcome::Done) => status::DONE,

@@ -76,9 +76,10 @@ impl Ui {
             *kept.lock().unwrap_or_else(|e| e.into_inner()) = Some(serde_json::to_value(value)?);
         }
         if self.json && !self.silent {
-            let mut out = io::stdout().lock();
-            let written = serde_json::to_writer_pretty(&mut out, value).map_err(io::Error::from);
-            written.and_then(|()| writeln!(out)).map_err(name_stdout)?;
+            // Whole or not at all: an error half-way has a document of its own.
+            let mut text = serde_json::to_vec_pretty(value)?;
+            text.push(b'\n');
+            io::stdout().write_all(&text).map_err(name_stdout)?;
         }
         Ok(())
     }

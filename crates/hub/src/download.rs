@@ -1,8 +1,8 @@
 //! Download of one file over any number of interruptions.
 
 use crate::blob_hash::BlobHash;
-use crate::http_client::{Answer, HttpClient, HttpRequest, Token, Trouble, shown};
-use anemoe_io::hex;
+use crate::http_client::{Answer, HttpClient, HttpRequest, Token, Trouble, is_passing, shown};
+use anemoe_io::{hex, open_regular};
 use sha1::Sha1;
 use sha2::{Digest, Sha256};
 use std::fs::{self, File};
@@ -43,6 +43,22 @@ pub enum DownloadFailure {
     WrongContents(String),
     /// The connection failed.
     Network(String),
+}
+
+impl DownloadFailure {
+    /// Makes the failure of an error answer. After a passing fault, waits as long as the server asks.
+    pub fn of_status(url: &Url, answer: Answer) -> DownloadFailure {
+        let status = answer.status;
+        if is_passing(status, None) {
+            answer.wait_as_asked();
+        }
+        match answer.error_code() {
+            code if is_passing(status, code.as_deref()) => {
+                DownloadFailure::Network(format!("status {status} of {}", shown(url)))
+            }
+            code => DownloadFailure::Status(status, code),
+        }
+    }
 }
 
 impl From<io::Error> for DownloadFailure {
@@ -115,7 +131,8 @@ fn fill(
     partial: &Path,
     progress: &mut dyn FnMut(u64),
 ) -> Result<(), DownloadFailure> {
-    let mut file = File::options().create(true).truncate(false).read(true).write(true).open(partial)?;
+    let options = &mut File::options();
+    let mut file = open_regular(partial, options.create(true).truncate(false).read(true).write(true))?;
     let mut hasher = Hasher::new(wanted.hash, wanted.size);
     let mut there = file.metadata()?.len();
     if there > wanted.size {
@@ -206,18 +223,15 @@ fn receive(
             }
         }
         206 => return Err(DownloadFailure::WrongContents("it sends another part than was asked for".into())),
-        429 | 500..=599 => {
-            return Err(DownloadFailure::Network(format!(
-                "status {} of {}",
-                answer.status,
-                shown(wanted.url)
-            )));
-        }
-        status => return Err(DownloadFailure::Status(status, answer.error_code())),
+        _ => return Err(DownloadFailure::of_status(wanted.url, answer)),
     }
-    let length = answer.header("content-length").and_then(|n| n.parse::<u64>().ok());
+    let length = answer.length();
     if length.is_some_and(|n| *there + n != wanted.size) {
         let found = *there + length.unwrap_or(0);
+        // A server may report an error in spite of the status.
+        if answer.error_code().is_some_and(|code| is_passing(200, Some(&code))) {
+            return Err(DownloadFailure::Network(format!("an error in place of {}", shown(wanted.url))));
+        }
         return Err(DownloadFailure::WrongContents(format!("it has {found} bytes, not {}", wanted.size)));
     }
     let mut body = answer.reader();

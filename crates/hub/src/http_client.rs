@@ -1,5 +1,7 @@
 //! A blocking HTTP client that follows redirects itself, so that secrets go only to the server that they are for.
 
+use crate::xml;
+use jiff::Timestamp;
 use std::io::{self, Read};
 use std::time::Duration;
 use ureq::tls::{Certificate, PemItem, RootCerts, TlsConfig, parse_pem};
@@ -10,7 +12,9 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// Longest time until a server answers a complete upload: it may assemble gigabytes first.
 const UPLOAD_PATIENCE: Duration = Duration::from_secs(300);
 /// Most bytes of the body of an error.
-const MAX_ERROR: u64 = 64 << 10;
+pub const MAX_ERROR: u64 = 64 << 10;
+/// Longest wait that a server's `retry-after` asks for and gets.
+const MAX_WAIT: Duration = Duration::from_secs(30);
 /// Most redirects of one request.
 const MAX_REDIRECTS: usize = 5;
 /// Most bytes of the certificates that `SSL_CERT_FILE` names.
@@ -23,7 +27,7 @@ pub struct Token(String);
 impl Token {
     /// Makes a token; `None` for an empty text, or a text that a header cannot hold.
     pub fn new(text: &str) -> Option<Token> {
-        let text = text.trim();
+        let text = text.trim_start_matches('\u{feff}').trim();
         let fits = !text.is_empty() && text.bytes().all(|b| b.is_ascii_graphic());
         fits.then(|| Token(text.to_string()))
     }
@@ -80,19 +84,49 @@ impl Answer {
             return Some(code.to_string());
         }
         let body = self.read(MAX_ERROR).ok()?;
-        xml_text(&String::from_utf8_lossy(&body), "Code")
+        let body = String::from_utf8_lossy(&body);
+        xml::text(xml::parse(&body).ok()?.root(), "Code")
     }
 
     /// Reads the whole body, at most `limit` bytes.
     ///
     /// # Errors
     /// The body is longer, or the connection broke.
-    pub fn read(self, limit: u64) -> io::Result<Vec<u8>> {
+    pub fn read(self, limit: u64) -> Result<Vec<u8>, Trouble> {
+        let (from, announced) = (shown(&self.url), self.length());
         let mut bytes = Vec::new();
-        self.reader().take(limit + 1).read_to_end(&mut bytes)?;
-        match bytes.len() as u64 > limit {
-            true => Err(io::Error::other(format!("the answer has more than {limit} bytes"))),
-            false => Ok(bytes),
+        let read = self.reader().take(limit + 1).read_to_end(&mut bytes);
+        read.map_err(|e| Trouble::Passing(format!("{from}: {e}")))?;
+        match bytes.len() as u64 {
+            n if n > limit => {
+                Err(Trouble::Lasting(format!("{from}: the answer has more than {limit} bytes")))
+            }
+            n if announced.is_some_and(|all| n < all) => {
+                Err(Trouble::Passing(format!("{from}: the connection ended early")))
+            }
+            _ => Ok(bytes),
+        }
+    }
+
+    /// Returns the length of the body, where the server announces it.
+    pub fn length(&self) -> Option<u64> {
+        self.header("content-length")?.parse().ok()
+    }
+
+    /// Waits as long as the server asks before another try (`retry-after`), but not for minutes.
+    pub fn wait_as_asked(&self) {
+        let asked = self.header("retry-after").and_then(|text| wait(text, Timestamp::now()));
+        std::thread::sleep(asked.unwrap_or_default().min(MAX_WAIT));
+    }
+}
+
+/// Reads the value of `retry-after`: seconds, or a date.
+fn wait(text: &str, now: Timestamp) -> Option<Duration> {
+    match text.trim().parse() {
+        Ok(seconds) => Some(Duration::from_secs(seconds)),
+        Err(_) => {
+            let until = jiff::fmt::rfc2822::parse(text.trim()).ok()?.timestamp();
+            until.duration_since(now).try_into().ok()
         }
     }
 }
@@ -282,12 +316,29 @@ pub fn shown(url: &Url) -> String {
     url.to_string()
 }
 
-/// Returns the text of the first element of this name in an XML document, its entities resolved.
-pub fn xml_text(xml: &str, name: &str) -> Option<String> {
-    let from = xml.split_once(&format!("<{name}>"))?.1;
-    let text = from.split_once(&format!("</{name}>"))?.0;
-    let known = [("&lt;", "<"), ("&gt;", ">"), ("&quot;", "\""), ("&apos;", "'"), ("&amp;", "&")];
-    Some(known.iter().fold(text.to_string(), |text, (escaped, plain)| text.replace(escaped, plain)))
+/// Codes by which object stores say that another try may help, whatever the status.
+const PASSING_CODES: [&str; 14] = [
+    "BandwidthLimitExceeded",
+    "ConditionalRequestConflict",
+    "InternalError",
+    "OperationAborted",
+    "RequestLimitExceeded",
+    "RequestTimeout",
+    "ServerBusy",
+    "ServiceUnavailable",
+    "SlowDown",
+    "SlowDownRead",
+    "SlowDownWrite",
+    "Throttling",
+    "ThrottlingException",
+    "TooManyRequests",
+];
+
+/// Tells whether another try may help after an error with this status and code.
+pub fn is_passing(status: u16, code: Option<&str>) -> bool {
+    // 520 to 530 are those of proxies that do not reach the server.
+    matches!(status, 408 | 425 | 429 | 500 | 502..=504 | 509 | 520..=530)
+        || code.is_some_and(|code| PASSING_CODES.contains(&code))
 }
 
 fn trouble(url: &Url, e: &ureq::Error) -> Trouble {
@@ -306,6 +357,20 @@ fn trouble(url: &Url, e: &ureq::Error) -> Trouble {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn waits_are_seconds_or_dates() {
+        let now: Timestamp = "2026-01-01T00:00:00Z".parse().unwrap();
+        let seconds = |text: &str| wait(text, now).map(|wait| wait.as_secs());
+        assert_eq!((seconds("7"), seconds(" 0 ")), (Some(7), Some(0)));
+        assert_eq!(seconds("Thu, 01 Jan 2026 00:00:09 GMT"), Some(9));
+        for wrong in ["", "soon", "-1", "Wed, 31 Dec 2025 23:00:00 GMT"] {
+            assert_eq!(seconds(wrong), None, "{wrong}");
+        }
+        assert!(
+            is_passing(200, Some("SlowDown")) && is_passing(503, None) && !is_passing(404, Some("NoSuchKey"))
+        );
+    }
 
     #[test]
     fn secrets_are_not_shown_and_not_sent_in_the_clear() {

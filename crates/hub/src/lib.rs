@@ -25,6 +25,8 @@ mod hugging_face;
 mod object_store;
 mod remote_range;
 mod safe_name;
+mod variables;
+mod xml;
 
 pub use hugging_face::{DownloadProgress, Hub, HubSettings, HubSpec, Peeked, Snapshot};
 pub use object_store::{

@@ -98,11 +98,7 @@ fn receive(
             let what = format!("the server has no bytes from {} on, of {}", range.start, wanted.size);
             return Err(DownloadFailure::WrongContents(what).into());
         }
-        429 | 500..=599 => {
-            let what = format!("status {} of {}", answer.status, shown(url));
-            return Err(DownloadFailure::Network(what).into());
-        }
-        status => return Err(DownloadFailure::Status(status, answer.error_code()).into()),
+        _ => return Err(DownloadFailure::of_status(url, answer).into()),
     }
     let (status, from) = (answer.status, answer.url.clone());
     let broken = |e| DownloadFailure::Network(format!("{}: {e}", shown(wanted.url)));

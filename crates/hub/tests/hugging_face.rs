@@ -362,3 +362,33 @@ fn one_gguf_of_several_is_named() {
     assert_eq!(std::fs::read(&snapshot.path).unwrap(), vec![2; 20]);
     assert!(server.asked_for("a-Q4_0").is_empty());
 }
+
+#[test]
+fn sizes_that_only_headers_tell_are_asked_for_again() {
+    let repository = TestRepository { bare: true, ..repository() };
+    let (served, count) = (repository.clone(), AtomicUsize::new(0));
+    let server = TestServer::start(move |asked| match asked.method.as_str() {
+        "HEAD" if count.fetch_add(1, Ordering::SeqCst) == 0 => Reply::new(503, ""),
+        _ => served.answer(asked),
+    });
+    has_all(&TestUser::new(&server).fetch("hf:o/n").unwrap(), &repository);
+}
+
+#[cfg(unix)]
+#[test]
+fn pipes_in_the_cache_are_refused_at_once() {
+    let repository = repository();
+    let served = repository.clone();
+    let server = TestServer::start(move |asked| served.answer(asked));
+    let hash = git_hash(repository.file("config.json").unwrap());
+    for inside in
+        [format!("models--o--n/blobs/{hash}.incomplete"), format!(".locks/models--o--n/{hash}.lock")]
+    {
+        let user = TestUser::new(&server);
+        let pipe = user.dir.path().join("hub").join(inside);
+        std::fs::create_dir_all(pipe.parent().unwrap()).unwrap();
+        assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+        let refused = user.fetch("hf:o/n").unwrap_err().to_string();
+        assert!(refused.contains("a pipe, where a regular file is expected"), "{refused}");
+    }
+}

@@ -3,8 +3,8 @@
 mod common;
 
 use anemoe_hub::{
-    BundleManifest, ObjectStore, S3Settings, SendOptions, StoreLocation, bring_bundle, open_store,
-    read_manifest, send_files, write_manifest,
+    BundleManifest, ObjectStore, S3Settings, SendOptions, StoreLocation, bring_bundle, bundle_names,
+    open_store, read_manifest, send_files, write_manifest,
 };
 use common::{Asked, Reply, TestServer, sha256};
 use std::collections::BTreeMap;
@@ -82,7 +82,9 @@ fn answer(kept: &mut Kept, asked: &Asked) -> Reply {
             Reply::new(400, "<Error><Code>InvalidPart</Code></Error>")
         }
         ("POST", Some(id), None) => {
-            let (key, parts) = kept.uploads.remove(&id).unwrap();
+            let Some((key, parts)) = kept.uploads.remove(&id) else {
+                return Reply::new(404, "<Error><Code>NoSuchUpload</Code></Error>");
+            };
             let tags: Vec<String> = parts.values().map(|p| md5(p)).collect();
             let body = String::from_utf8(asked.body.clone()).unwrap();
             assert!(tags.iter().all(|tag| body.contains(tag.as_str())), "{body}");
@@ -121,6 +123,21 @@ fn answer(kept: &mut Kept, asked: &Asked) -> Reply {
                 .collect();
             Reply::new(200, format!("<ListMultipartUploadsResult>{uploads}</ListMultipartUploadsResult>"))
         }
+        ("GET", None, _) if query(asked, "list-type").is_some() => {
+            let prefix = query(asked, "prefix").unwrap().replace("%2F", "/");
+            let below = kept.objects.keys().filter_map(|key| key.strip_prefix(&prefix)?.split_once('/'));
+            let names: std::collections::BTreeSet<&str> = below.map(|(name, _)| name).collect();
+            let prefixes: String = names
+                .iter()
+                .map(|name| format!("<CommonPrefixes><Prefix>{prefix}{name}/</Prefix></CommonPrefixes>"))
+                .collect();
+            let xml = format!(
+                "<ListBucketResult xmlns=\"http://s3.amazonaws.com/doc/2006-03-01/\"><Prefix>{prefix}</Prefix>\
+                 <KeyCount>{}</KeyCount><MaxKeys>1000</MaxKeys><IsTruncated>false</IsTruncated>{prefixes}</ListBucketResult>",
+                names.len()
+            );
+            Reply::new(200, xml)
+        }
         ("PUT", None, _) => {
             kept.objects.insert(key, asked.body.clone());
             Reply::new(200, "")
@@ -154,7 +171,7 @@ impl Machine {
         let location = StoreLocation::parse(Path::new("s3://models/p")).unwrap();
         let settings = || {
             S3Settings::from_variables(|name| match name {
-                "AWS_ENDPOINT_URL" => Some(self.server.address.clone()),
+                "AWS_ENDPOINT_URL" => Some(self.server.address.clone().into()),
                 "AWS_ALLOW_HTTP" => Some("1".into()),
                 "AWS_ACCESS_KEY_ID" | "AWS_SECRET_ACCESS_KEY" => Some("x".into()),
                 _ => None,
@@ -299,4 +316,231 @@ fn a_download_that_was_given_up_goes_on_in_the_middle_of_the_file() {
     assert!(!folder.join(".target.anemoe-pull").exists());
     let refused = write_manifest(store.as_ref(), "../b", None, Vec::new()).unwrap_err().to_string();
     assert!(refused.contains("no name for a bundle"), "{refused}");
+}
+
+/// What a server does with its own reply, given how many requests of the same kind came before.
+type Quirk = fn(&Asked, Reply, usize) -> Reply;
+
+/// Rewrites a reply's XML.
+fn xml(reply: Reply, change: impl Fn(String) -> String) -> Reply {
+    match String::from_utf8(reply.body.clone()) {
+        Ok(text) if text.starts_with('<') => Reply { body: change(text).into(), ..reply },
+        _ => reply,
+    }
+}
+
+/// Rewrites the texts between the tags of XML.
+fn texts(xml: &str, change: impl Fn(&str) -> String) -> String {
+    let one = |piece: &str| match piece.split_once('>') {
+        Some((tag, text)) if !text.is_empty() => format!("{tag}>{}", change(text)),
+        _ => piece.to_string(),
+    };
+    xml.split('<').map(one).collect::<Vec<_>>().join("<")
+}
+
+/// Makes a refusal in the place of the first reply of each kind.
+fn first(reply: Reply, before: usize, status: u16, code: &str) -> Reply {
+    let error = format!("<?xml version=\"1.0\"?>\n<Error><Code>{code}</Code></Error>");
+    if before == 0 { Reply::new(status, error).with("retry-after", "0") } else { reply }
+}
+
+fn is_list(asked: &Asked) -> bool {
+    query(asked, "list-type").is_some()
+}
+
+/// Makes a page of a list that says that another one follows.
+fn page(names: &str, token: &str) -> Reply {
+    let xml = format!(
+        "<ListBucketResult><IsTruncated>true</IsTruncated>{names}\
+         <NextContinuationToken>{token}</NextContinuationToken></ListBucketResult>"
+    );
+    Reply::new(200, xml)
+}
+
+/// Quirks of servers, and what an error says where one is right.
+const QUIRKS: [(&str, Quirk, Option<&str>); 21] = [
+    (
+        "no namespace",
+        |_, r, _| xml(r, |x| x.replace(" xmlns=\"http://s3.amazonaws.com/doc/2006-03-01/\"", "")),
+        None,
+    ),
+    ("another namespace", |_, r, _| xml(r, |x| x.replace("s3.amazonaws.com", "s3.example")), None),
+    (
+        "a prefix",
+        |_, r, _| {
+            xml(r, |x| {
+                let named = x.replace(" xmlns=", " xmlns:s=").replace('<', "<s:").replace("<s:/", "</s:");
+                if named.contains("xmlns:s=") { named } else { named.replacen('>', " xmlns:s=\"x\">", 1) }
+            })
+        },
+        None,
+    ),
+    (
+        "white space, and a declaration behind it",
+        |_, r, _| xml(r, |x| format!(" \n\n<?xml version=\"1.0\"?>\n{}", x.replace("><", ">\n  <"))),
+        None,
+    ),
+    ("CDATA", |_, r, _| xml(r, |x| texts(&x, |t| format!("<![CDATA[{t}]]>"))), None),
+    ("entities", |_, r, _| xml(r, |x| texts(&x, |t| t.replace('a', "&#97;").replace('-', "&#x2d;"))), None),
+    (
+        "encoded keys",
+        |a, r, _| match is_list(a) {
+            true => xml(r, |x| {
+                let encoded = texts(&x, |t| t.replace('/', "%2F").replace('.', "%2E"));
+                encoded.replace("<MaxKeys>", "<EncodingType>url</EncodingType><MaxKeys>")
+            }),
+            false => r,
+        },
+        None,
+    ),
+    ("no count of keys", |_, r, _| xml(r, |x| x.replace("<KeyCount>1</KeyCount>", "")), None),
+    (
+        "tags without quotes",
+        |_, mut r, _| {
+            r.headers.iter_mut().filter(|(n, _)| n == "etag").for_each(|(_, v)| *v = v.replace('"', ""));
+            xml(r, |x| x.replace("<ETag>\"", "<ETag>").replace("\"</ETag>", "</ETag>"))
+        },
+        None,
+    ),
+    ("an error in a success", |_, r, n| first(r, n, 200, "InternalError"), None),
+    ("too many requests", |_, r, n| first(r, n, 503, "SlowDown"), None),
+    ("a slow upload", |_, r, n| first(r, n, 400, "RequestTimeout"), None),
+    ("a gateway's page", |_, r, n| if n == 0 { Reply::new(502, "<html><body>Bad") } else { r }, None),
+    (
+        "a connection that breaks",
+        |a, r, n| match n == 0 && a.method != "HEAD" {
+            true => Reply { cut: Some(r.body.len() / 2), length: Some(r.body.len() + 9), ..r },
+            false => r,
+        },
+        None,
+    ),
+    (
+        "an error in a success that no try changes",
+        |a, r, _| if a.method == "PUT" { first(r, 0, 200, "AccessDenied") } else { r },
+        Some("AccessDenied"),
+    ),
+    (
+        "one page forever",
+        |a, r, _| if is_list(a) { page("", "t") } else { r },
+        Some("list does not end, after 0 names"),
+    ),
+    (
+        "empty pages forever",
+        |a, r, n| if is_list(a) { page("", &n.to_string()) } else { r },
+        Some("list does not end"),
+    ),
+    (
+        "other keys forever",
+        |a, r, n| match is_list(a) {
+            true => page("<Contents><Key>other/x</Key></Contents>", &n.to_string()),
+            false => r,
+        },
+        Some("list does not end"),
+    ),
+    (
+        "new names forever",
+        |a, r, n| match is_list(a) {
+            true => {
+                let one = |i| format!("<CommonPrefixes><Prefix>p/bundles/{n}-{i}/</Prefix></CommonPrefixes>");
+                page(&(0..10_000).map(one).collect::<String>(), &n.to_string())
+            }
+            false => r,
+        },
+        Some("list does not end, after 1"),
+    ),
+    (
+        "another region",
+        |_, _, _| {
+            Reply::new(
+                400,
+                "<Error><Code>AuthorizationHeaderMalformed</Code><Region>eu-west-1</Region></Error>",
+            )
+        },
+        Some("set AWS_REGION=eu-west-1"),
+    ),
+    (
+        "a redirect to another region",
+        |_, _, _| {
+            Reply::new(301, "").with("x-amz-bucket-region", "eu-west-2").with("location", "http://127.0.0.2/")
+        },
+        Some("set AWS_REGION=eu-west-2"),
+    ),
+];
+
+#[test]
+fn quirks_of_servers_are_known() {
+    let round = |quirk: Quirk, parts: bool| -> anemoe_hub::Result<()> {
+        let before: Mutex<BTreeMap<_, usize>> = Mutex::default();
+        let machine = Machine::new(move |asked, reply| {
+            let names = ["uploadId", "partNumber", "uploads", "list-type"];
+            let kind = (asked.method.clone(), names.map(|name| query(asked, name).is_some()));
+            let mut before = before.lock().unwrap();
+            let count = before.entry(kind).or_default();
+            *count += 1;
+            quirk(asked, reply, *count - 1)
+        });
+        let folder = machine.dir.path().join("a.b");
+        std::fs::create_dir(&folder).unwrap();
+        let files = ["large", "small"].map(str::to_string);
+        std::fs::write(folder.join("large"), vec![7; if parts { PART + 1 } else { 1 }]).unwrap();
+        std::fs::write(folder.join("small"), "small").unwrap();
+        let store = machine.store();
+        store.prepare()?;
+        let (entries, _) = send_files(store.as_ref(), &folder, &files, &OPTIONS, &|_| ())?;
+        write_manifest(store.as_ref(), "a.b", None, entries)?;
+        assert_eq!(bundle_names(store.as_ref())?, ["a.b"]);
+        let manifest = read_manifest(store.as_ref(), &BundleManifest::key("a.b", None))?.unwrap();
+        let target = machine.dir.path().join("target");
+        bring_bundle(store.as_ref(), &manifest, &target, &[], 1, &|_| Ok(()), &|_| ())?;
+        for file in &files {
+            assert!(std::fs::read(target.join(file)).unwrap() == std::fs::read(folder.join(file)).unwrap());
+        }
+        Ok(())
+    };
+    std::thread::scope(|scope| {
+        let rounds: Vec<_> =
+            QUIRKS.iter().map(|(_, quirk, says)| scope.spawn(|| round(*quirk, says.is_none()))).collect();
+        for ((name, _, says), ended) in QUIRKS.iter().zip(rounds) {
+            match (ended.join().unwrap_or_else(|_| panic!("{name}")), says) {
+                (Ok(()), None) => {}
+                (Err(e), Some(says)) if e.to_string().contains(says) => {}
+                (ended, says) => panic!("{name}: {ended:?}, expected {says:?}"),
+            }
+        }
+    });
+}
+
+#[cfg(unix)]
+#[test]
+fn pipes_in_the_place_of_contents_are_refused_at_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let (folder, store) = (dir.path().join("a"), dir.path().join("store"));
+    std::fs::create_dir(&folder).unwrap();
+    std::fs::write(folder.join("f"), "contents").unwrap();
+    let store = open_store(&StoreLocation::parse(&store).unwrap(), S3Settings::from_environment).unwrap();
+    let files = ["f".to_string()];
+    let (entries, _) = send_files(store.as_ref(), &folder, &files, &OPTIONS, &|_| ()).unwrap();
+    let partial = dir.path().join(".t.anemoe-pull/partial");
+    std::fs::create_dir_all(&partial).unwrap();
+    let pipe = partial.join(&entries[0].sha256);
+    assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    let manifest = BundleManifest::new(None, entries);
+    let bring =
+        || bring_bundle(store.as_ref(), &manifest, &dir.path().join("t"), &[], 1, &|_| Ok(()), &|_| ());
+    let refused = bring().unwrap_err().to_string();
+    assert!(refused.contains("a pipe, where a regular file is expected"), "{refused}");
+    // The same for a download.
+    let machine = Machine::new(|_, reply| reply);
+    send_files(machine.store().as_ref(), &folder, &files, &OPTIONS, &|_| ()).unwrap();
+    let bring = bring_bundle(
+        machine.store().as_ref(),
+        &manifest,
+        &dir.path().join("t"),
+        &[],
+        1,
+        &|_| Ok(()),
+        &|_| (),
+    );
+    let refused = bring.unwrap_err().to_string();
+    assert!(refused.contains("a pipe, where a regular file is expected"), "{refused}");
 }

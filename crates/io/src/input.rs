@@ -9,26 +9,33 @@ const LFS_VERSIONS: [&str; 2] = ["https://git-lfs.github.com/spec/", "https://ha
 /// Most bytes of such a pointer, from its specification.
 const LFS_BYTES: u64 = 1024;
 
-/// Opens a regular file for reading. Refuses a pipe without a writer and an endless device instead of waiting for them, and a
-/// Git LFS pointer instead of taking it for the file's contents.
+/// Opens a regular file with these options. Refuses a pipe, a socket or a device at once: opening a pipe would wait for
+/// its other end, and reading a device might never end.
 ///
 /// # Errors
-/// The file cannot be opened, is not a regular file, is a Git LFS pointer, or is longer than `limit` bytes.
-pub fn open_input(path: &Path, limit: u64) -> io::Result<File> {
-    let mut options = OpenOptions::new();
-    options.read(true);
-    // Without this flag, opening a pipe waits for a writer.
+/// The file cannot be opened, or is not a regular file.
+pub fn open_regular(path: &Path, options: &mut OpenOptions) -> io::Result<File> {
+    let regular = |found: Metadata| if found.is_file() { Ok(()) } else { Err(not_regular(&found)) };
+    path.metadata().map_or(Ok(()), regular)?;
+    // Something else may have the name by now: with this flag, opening a pipe does not wait.
     #[cfg(unix)]
-    std::os::unix::fs::OpenOptionsExt::custom_flags(&mut options, libc::O_NONBLOCK);
+    std::os::unix::fs::OpenOptionsExt::custom_flags(options, libc::O_NONBLOCK);
     let file = options.open(path)?;
-    let found = file.metadata()?;
-    if !found.is_file() {
-        return Err(not_regular(&found));
+    regular(file.metadata()?)?;
+    Ok(file)
+}
+
+/// Opens a regular file for reading. Refuses a Git LFS pointer instead of taking it for the file's contents.
+///
+/// # Errors
+/// Fails like [`open_regular`], or the file is a Git LFS pointer or longer than `limit` bytes.
+pub fn open_input(path: &Path, limit: u64) -> io::Result<File> {
+    let file = open_regular(path, OpenOptions::new().read(true))?;
+    let bytes = file.metadata()?.len();
+    if bytes > limit {
+        return Err(too_long(bytes, limit));
     }
-    if found.len() > limit {
-        return Err(too_long(found.len(), limit));
-    }
-    if found.len() <= LFS_BYTES {
+    if bytes <= LFS_BYTES {
         refuse_lfs_pointer(&file, path)?;
     }
     Ok(file)
@@ -161,6 +168,10 @@ mod tests {
         let pipe = dir.path().join("pipe");
         assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
         assert!(read_input(&pipe, 9).unwrap_err().to_string().starts_with("a pipe, where"));
+        for path in [&pipe, &link] {
+            let e = open_regular(path, OpenOptions::new().append(true).create(true)).unwrap_err().to_string();
+            assert!(e.contains(", where a regular file is expected"), "{e}");
+        }
     }
 
     #[cfg(target_os = "linux")]

@@ -1,9 +1,11 @@
-//! Parses JSON whose objects have every key once.
+//! Parses JSON whose objects have every key once, in bounded memory.
 //!
-//! JSON libraries silently take the last of several equal keys, and two programs may read one file differently.
+//! JSON libraries silently take the last of several equal keys, and two programs may read one file differently. A text
+//! of many small values takes much more memory parsed than as text.
 
-use serde::de::{DeserializeOwned, Deserializer, Error as _, MapAccess, SeqAccess, Visitor};
+use serde::de::{DeserializeOwned, DeserializeSeed, Deserializer, Error as _, MapAccess, SeqAccess, Visitor};
 use std::borrow::Cow;
+use std::cell::Cell;
 use std::collections::HashSet;
 use std::fmt;
 
@@ -123,70 +125,130 @@ fn wanted_words(wanted: &str) -> Cow<'_, str> {
     }
 }
 
-/// Parses JSON text whose objects, at every depth, have every key once.
+/// Most bytes of a parsed form, however short its text.
+const SMALL_FORM: u64 = 64 << 20;
+/// Most bytes of a parsed form for each byte of its text. Documents as people and programs write them take 5 to 12; a
+/// text of nothing but `{"":0}` would take 80.
+const FORM_PER_BYTE: u64 = 16;
+/// Bytes of an object besides its values and keys, and of a key beside its value: entries, hashes and allocations.
+const OBJECT_BYTES: u64 = 200;
+const KEY_BYTES: u64 = 64;
+
+/// Parses JSON text whose objects, at every depth, have every key once, and whose parsed form takes at most 64 MiB or
+/// 16 times the text.
 ///
 /// # Errors
-/// The text is not JSON, an object has a key twice (the error names it), or the value does not fit `T`.
+/// The text is not JSON, an object has a key twice (the error names it), the parsed form would be larger, or the value
+/// does not fit `T`.
 pub fn parse<T: DeserializeOwned>(text: &[u8]) -> Result<T, JsonError> {
-    serde_json::from_slice::<UniqueKeys>(text)?;
+    parse_within(text, &mut form_limit(text.len() as u64))
+}
+
+/// Returns the most bytes that the parsed form of so many bytes of text takes.
+pub fn form_limit(text_bytes: u64) -> u64 {
+    SMALL_FORM.max(text_bytes.saturating_mul(FORM_PER_BYTE))
+}
+
+/// Parses JSON text like [`parse`]. The parsed form takes at most `left` bytes, from which it is subtracted.
+///
+/// # Errors
+/// Fails like [`parse`].
+pub fn parse_within<T: DeserializeOwned>(text: &[u8], left: &mut u64) -> Result<T, JsonError> {
+    let budget = Cell::new(*left);
+    let mut reader = serde_json::Deserializer::from_slice(text);
+    UniqueKeys(&budget).deserialize(&mut reader)?;
+    reader.end()?;
+    *left = budget.get();
     Ok(serde_json::from_slice(text)?)
 }
 
-/// A visitor that accepts any value, keeps nothing, and refuses repeated keys.
-struct UniqueKeys;
+/// Parses JSON text like [`parse`], without a limit of its parsed form: for types that hold no [`serde_json::Value`] and
+/// little for each byte of text.
+///
+/// # Errors
+/// Fails like [`parse`].
+pub fn parse_large<T: DeserializeOwned>(text: &[u8]) -> Result<T, JsonError> {
+    let mut left = u64::MAX;
+    parse_within(text, &mut left)
+}
 
-impl<'de> serde::Deserialize<'de> for UniqueKeys {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_any(UniqueKeys)
+/// A visitor that accepts any value, keeps nothing, and refuses repeated keys. Counts the bytes that the value would
+/// take as a [`serde_json::Value`].
+#[derive(Clone, Copy)]
+struct UniqueKeys<'a>(&'a Cell<u64>);
+
+impl UniqueKeys<'_> {
+    fn take<E: serde::de::Error>(self, bytes: u64) -> Result<(), E> {
+        let left = self.0.get().checked_sub(bytes);
+        self.0.set(
+            left.ok_or_else(|| E::custom("too many values: the parsed form would take too much memory"))?,
+        );
+        Ok(())
+    }
+
+    /// Counts a value whose content has so many bytes.
+    fn value<E: serde::de::Error>(self, content: usize) -> Result<(), E> {
+        self.take((size_of::<serde_json::Value>() + content) as u64)
     }
 }
 
-impl<'de> Visitor<'de> for UniqueKeys {
-    type Value = UniqueKeys;
+impl<'de> DeserializeSeed<'de> for UniqueKeys<'_> {
+    type Value = ();
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
+        deserializer.deserialize_any(self)
+    }
+}
+
+impl<'de> Visitor<'de> for UniqueKeys<'_> {
+    type Value = ();
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("a JSON value")
     }
 
-    fn visit_bool<E>(self, _: bool) -> Result<UniqueKeys, E> {
-        Ok(UniqueKeys)
+    fn visit_bool<E: serde::de::Error>(self, _: bool) -> Result<(), E> {
+        self.value(0)
     }
 
-    fn visit_i64<E>(self, _: i64) -> Result<UniqueKeys, E> {
-        Ok(UniqueKeys)
+    fn visit_i64<E: serde::de::Error>(self, _: i64) -> Result<(), E> {
+        self.value(0)
     }
 
-    fn visit_u64<E>(self, _: u64) -> Result<UniqueKeys, E> {
-        Ok(UniqueKeys)
+    fn visit_u64<E: serde::de::Error>(self, _: u64) -> Result<(), E> {
+        self.value(0)
     }
 
-    fn visit_f64<E>(self, _: f64) -> Result<UniqueKeys, E> {
-        Ok(UniqueKeys)
+    fn visit_f64<E: serde::de::Error>(self, _: f64) -> Result<(), E> {
+        self.value(0)
     }
 
-    fn visit_str<E>(self, _: &str) -> Result<UniqueKeys, E> {
-        Ok(UniqueKeys)
+    fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<(), E> {
+        self.value(text.len())
     }
 
-    fn visit_unit<E>(self) -> Result<UniqueKeys, E> {
-        Ok(UniqueKeys)
+    fn visit_unit<E: serde::de::Error>(self) -> Result<(), E> {
+        self.value(0)
     }
 
-    fn visit_seq<A: SeqAccess<'de>>(self, mut values: A) -> Result<UniqueKeys, A::Error> {
-        while values.next_element::<UniqueKeys>()?.is_some() {}
-        Ok(UniqueKeys)
+    fn visit_seq<A: SeqAccess<'de>>(self, mut values: A) -> Result<(), A::Error> {
+        self.value(0)?;
+        while values.next_element_seed(self)?.is_some() {}
+        Ok(())
     }
 
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<UniqueKeys, A::Error> {
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
+        self.value(0)?;
         let mut keys = HashSet::new();
         while let Some(key) = map.next_key::<String>()? {
             if keys.contains(&key) {
                 return Err(A::Error::custom(format!("key `{}` is there twice", key.escape_debug())));
             }
-            map.next_value::<UniqueKeys>()?;
+            self.take(KEY_BYTES + key.len() as u64 + if keys.is_empty() { OBJECT_BYTES } else { 0 })?;
+            map.next_value_seed(self)?;
             keys.insert(key);
         }
-        Ok(UniqueKeys)
+        Ok(())
     }
 }
 
@@ -261,5 +323,23 @@ mod tests {
             assert_eq!(ours.map_err(|e| e.to_string()), library.map_err(|e| e.to_string()), "{text}");
         }
         assert!(parse::<Value>("[".repeat(100_000).as_bytes()).is_err());
+    }
+
+    #[test]
+    fn a_parsed_form_is_a_small_multiple_of_its_text() {
+        let list =
+            |value: &str, bytes: usize| format!("[{0}0]", format!("{value},").repeat(bytes / value.len()));
+        for value in [r#"{"":0}"#, "[0]", "{\"a\":[]}", "0", "[[[[]]]]"] {
+            let text = list(value, 8 << 20);
+            let e = parse::<Value>(text.as_bytes()).unwrap_err().to_string();
+            assert!(e.starts_with("too many values"), "{value}: {e}");
+            assert!(parse_large::<serde::de::IgnoredAny>(text.as_bytes()).is_ok());
+        }
+        let plain = list(r#"{"name": "a value as programs write it", "count": 1234567}"#, 8 << 20);
+        assert!(parse::<Value>(plain.as_bytes()).is_ok());
+        let mut left = 1000;
+        parse_within::<Value>(b"[1, 2]", &mut left).unwrap();
+        assert_eq!(left, 1000 - 3 * size_of::<Value>() as u64);
+        assert!(parse_within::<Value>(list("0", 40).as_bytes(), &mut left).is_err());
     }
 }

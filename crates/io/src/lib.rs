@@ -1,7 +1,7 @@
 //! Files (opened, written, replaced and removed with care) and random numbers, for every other crate.
 //!
 //! ```text
-//! input    open_input, read_input, read_text     regular files only, at most a stated number of bytes
+//! input    open_regular, open_input, read_text    regular files only, at most a stated number of bytes
 //! atomic   write_atomic                          a file is whole or absent
 //! output   Output                                nothing is overwritten unless asked for, an input never
 //! owned    OwnedDir                              writes and deletions in an owned folder, never through a link
@@ -39,7 +39,7 @@ mod system_memory;
 pub use atomic::{sync_dir, write_atomic};
 pub use error::{Error, Kind, Result};
 pub use hex::hex;
-pub use input::{open_input, read_input, read_text};
+pub use input::{open_input, open_regular, read_input, read_text};
 pub use locked::locked;
 pub use output::Output;
 pub use owned::OwnedDir;

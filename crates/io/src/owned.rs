@@ -1,6 +1,6 @@
 //! A folder that anemoe owns, such as a bundle.
 
-use crate::input::not_regular;
+use crate::input::{not_regular, open_regular};
 use crate::{Error, Result, TEMPORARY, sync_dir, write_atomic};
 use std::fs;
 use std::io::{self, Write};
@@ -155,19 +155,9 @@ impl OwnedDir {
     /// Fails like [`OwnedDir::path`], the path is no regular file, or the system refuses it.
     pub fn lock_file(&self, inside: impl AsRef<Path>) -> Result<fs::File> {
         let path = self.path(inside)?;
-        let open = || {
-            let mut options = fs::OpenOptions::new();
-            options.read(true).write(true).create(true).truncate(false);
-            // Without this flag, opening a pipe waits for its other end.
-            #[cfg(unix)]
-            std::os::unix::fs::OpenOptionsExt::custom_flags(&mut options, libc::O_NONBLOCK);
-            let file = options.open(&path)?;
-            match file.metadata()?.is_file() {
-                true => Ok(file),
-                false => Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file")),
-            }
-        };
-        open().map_err(failed(&path))
+        let options = &mut fs::OpenOptions::new();
+        open_regular(&path, options.read(true).write(true).create(true).truncate(false))
+            .map_err(failed(&path))
     }
 
     /// Returns the names in the folder `inside`, sorted; none where it does not exist.

@@ -10,7 +10,7 @@ use std::path::Path;
 pub const FORMAT: u32 = 1;
 
 /// Largest `chain.json` that is read, in bytes; 30 layers of 128 single-expert units stay far below it.
-const MAX_CHAIN_BYTES: u64 = 256 << 20;
+const MAX_CHAIN_BYTES: u64 = 64 << 20;
 
 impl Chain {
     /// Reads and checks `chain.json` of a bundle.

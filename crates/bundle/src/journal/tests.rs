@@ -37,6 +37,19 @@ fn a_bundle_without_a_journal_has_an_empty_one() {
 }
 
 #[test]
+fn small_values_that_take_much_memory_are_refused() {
+    let line = |i: usize| {
+        let values = r#"{"":0},"#.repeat(20_000);
+        format!("{{\"id\":\"e{i}\",\"time\":\"2026-01-01T00:00:00Z\",\"kind\":\"note\",\"x\":[{values}0]}}\n")
+    };
+    let journal = |lines: usize| (0..lines).map(line).collect::<String>();
+    let dir = tempfile::tempdir().unwrap();
+    fs::write(dir.path().join(JOURNAL_FILE), journal(3)).unwrap();
+    assert_eq!(read(dir.path()).unwrap().events.len(), 3);
+    refused(journal(20).as_bytes(), "too many values");
+}
+
+#[test]
 fn events_come_back_in_order_with_ids_of_their_own() {
     let (dir, _) = two();
     let journal = read(dir.path()).unwrap();

@@ -46,10 +46,11 @@ pub struct Args {
 /// Results of a compilation.
 #[derive(Default, Serialize)]
 struct CompileReport {
+    #[serde(serialize_with = "anemoe_bundle::path_text")]
     bundle: PathBuf,
     /// Folder of this system and chip in the cache.
     #[serde(skip_serializing_if = "Option::is_none")]
-    cache: Option<PathBuf>,
+    cache: Option<String>,
     compiled: usize,
     already_compiled: usize,
     /// Packages whose compiled model was refused with -14, and that are compiled again.
@@ -84,7 +85,7 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     compiler.check_room(&missing)?;
     let mut report = CompileReport {
         bundle: args.bundle.clone(),
-        cache: models.folder().map(Path::to_path_buf),
+        cache: models.folder().map(|folder| folder.display().to_string()),
         of_other_systems: missing.iter().filter(|s| models.has_other(&compiler.package(s))).count(),
         ..CompileReport::default()
     };

@@ -93,6 +93,7 @@ struct CoreMlFacts {
 #[derive(Serialize)]
 struct DiskRoom {
     what: &'static str,
+    #[serde(serialize_with = "anemoe_bundle::path_text")]
     path: PathBuf,
     free_bytes: Option<u64>,
 }
@@ -102,6 +103,7 @@ struct DiskRoom {
 struct CacheUse {
     name: String,
     owner: String,
+    #[serde(serialize_with = "anemoe_bundle::path_text")]
     path: PathBuf,
     bytes: u64,
     /// True if `--clean` may delete the cache.

@@ -39,7 +39,7 @@ pub fn run(args: Args, mut root: Command, ui: &Ui) -> anyhow::Result<Outcome> {
             .map_err(|e| Error::io(&path, e))?;
     }
     let names: Vec<&String> = pages.iter().map(|(name, _)| name).collect();
-    ui.document(&serde_json::json!({"folder": folder, "pages": names}))?;
+    ui.document(&serde_json::json!({"folder": folder.display().to_string(), "pages": names}))?;
     ui.line(format!("{}: {} pages", folder.display(), names.len()))?;
     Ok(Outcome::Done)
 }

@@ -5,8 +5,9 @@ use crate::outcome::Outcome;
 use crate::shell::quoted;
 use crate::ui::{self, Ui};
 use anemoe_bundle::journal::JOURNAL_FILE;
-use anemoe_bundle::{CHAIN_FILE, Error};
+use anemoe_bundle::{CHAIN_FILE, Chain, Error};
 use anemoe_convert::build::{BundleFiles, bundle_files};
+use anemoe_gates::integrity::{self, Hashes};
 use anemoe_hub::{BundleManifest, bring_bundle, bundle_names, read_manifest};
 use serde_json::json;
 use std::io;
@@ -43,19 +44,30 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
         return Err(Error::invalid(objects.place(&key), format!("manifest: it has no {CHAIN_FILE}")).into());
     }
     let bar = TransferBar::new(&format!("pulling {}", store.name));
-    let named = |folder: &Path| {
+    let complete = |folder: &Path| -> Result<(), Error> {
         let BundleFiles::Finished(files) = bundle_files(folder)? else {
             return Err(Error::invalid(objects.place(&key), "manifest: it is one of an unfinished bundle"));
         };
         let listed = |file: &&String| manifest.files.iter().any(|f| f.path == **file);
-        match files.iter().find(|file| !listed(file)) {
-            Some(file) => Err(Error::invalid(objects.place(&key), format!("manifest: it lacks {file}"))),
-            None => Ok(()),
+        if let Some(file) = files.iter().find(|file| !listed(file)) {
+            return Err(Error::invalid(objects.place(&key), format!("manifest: it lacks {file}")));
         }
+        // A package that lacks a file is smaller than the contract says. Contents were hashed as they came.
+        integrity::verify(folder, &Chain::read(folder)?, Hashes::Skipped, || ()).map(drop)
+    };
+    let accept = |folder: &Path| {
+        complete(folder).map_err(|e| match e.path().and_then(|path| path.strip_prefix(folder).ok()) {
+            Some(inside) => {
+                let why = e.io_error().map_or(e.what().to_string(), ToString::to_string);
+                let what = format!("manifest: its files are no whole bundle: {}: {why}", inside.display());
+                Error::invalid(objects.place(&key), what)
+            }
+            None => e,
+        })
     };
     let own = [JOURNAL_FILE];
     let brought =
-        bring_bundle(objects, &manifest, &args.bundle, &own, args.options.jobs, &named, &|p| bar.show(p));
+        bring_bundle(objects, &manifest, &args.bundle, &own, args.options.jobs, &accept, &|p| bar.show(p));
     drop(bar);
     let report = brought?;
     let mut document =
@@ -89,12 +101,19 @@ fn first_of(names: &[String]) -> String {
 /// Makes the error for a missing bundle, with the parts or bundles that the store has.
 fn missing(store: &OpenStore, bundle: &Path) -> anyhow::Error {
     let objects = store.objects.as_ref();
-    let there = objects.list(&format!("bundles/{}", store.name)).unwrap_or_default();
+    let listed = objects.list(&format!("bundles/{}", store.name));
+    let listed = listed.and_then(|parts| Ok((parts, bundle_names(objects)?)));
+    let (there, names) = match listed {
+        Ok(listed) => listed,
+        Err(e) => {
+            let what = format!("there is no bundle `{}`, and others cannot be listed: {e}", store.name);
+            return Error::io(store.shown.as_str(), io::Error::other(what)).into();
+        }
+    };
     let mut parts: Vec<(usize, usize)> =
         there.iter().filter_map(|name| BundleManifest::part_of_key(name)).collect();
     parts.sort_unstable();
     let what = if parts.is_empty() {
-        let names = bundle_names(objects).unwrap_or_default();
         match names.is_empty() {
             true => format!("there is no bundle `{}`", store.name),
             false => {

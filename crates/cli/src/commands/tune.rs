@@ -174,7 +174,7 @@ pub fn run(mut args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     out.write(|file| std::io::Write::write_all(file, text.as_bytes()))
         .map_err(|e| Error::io(&args.out, e))?;
     ui.document(&serde_json::json!({
-        "out": args.out, "work": work, "system": anemoe_coreml::this_system(), "calls": args.calls, "sorts": choices,
+        "out": args.out.display().to_string(), "work": work.display().to_string(), "system": anemoe_coreml::this_system(), "calls": args.calls, "sorts": choices,
     }))?;
     choices.iter().try_for_each(|choice| print(choice, ui))?;
     let works = choices.iter().all(|c| c.chosen.is_some());

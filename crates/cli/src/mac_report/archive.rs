@@ -5,6 +5,7 @@ use super::{BENCH, FORMAT, FORMS, PACKAGES, PLAN, REPORT_MANIFEST, SYSTEM};
 use anemoe_bundle::sha256;
 use anemoe_io::{Error, Output, Result};
 use serde::{Deserialize, Serialize};
+use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{Cursor, Read, Write};
 use std::path::Path;
@@ -17,6 +18,12 @@ const MAX_REPORT_BYTES: u64 = 64 << 20;
 const MAX_ENTRY_BYTES: u64 = 128 << 20;
 /// Largest sum of all entries, in bytes.
 const MAX_TOTAL_BYTES: u64 = 256 << 20;
+/// Most bytes of an entry for each byte of it in the file; reports are packed 5 to 40 times.
+const MAX_PACKED: u64 = 200;
+/// Bytes in the file below which an entry may be packed tighter.
+const MIN_PACKED: u64 = 4096;
+/// Most bytes that the parsed entries of documents take together: a large model's check has a few MB.
+const MAX_PARSED_BYTES: u64 = 64 << 20;
 
 /// List of a report's entries.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -47,6 +54,8 @@ pub struct ReportArchive {
     /// Digest of all entries, which does not depend on their packing.
     pub digest: String,
     entries: BTreeMap<String, Vec<u8>>,
+    /// Bytes that documents may still take, parsed.
+    left: Cell<u64>,
 }
 
 /// Tells whether an entry may have this name.
@@ -121,6 +130,10 @@ pub fn read_archive(path: &Path) -> Result<ReportArchive> {
                 "{claimed} bytes, where an entry has {MAX_ENTRY_BYTES} at most and all have {MAX_TOTAL_BYTES}"
             )));
         }
+        let packed = entry.compressed_size();
+        if claimed > MAX_PACKED * packed.max(MIN_PACKED) {
+            return Err(of(&format!("{claimed} bytes, packed in {packed}, which no report is")));
+        }
         let mut content = Vec::new();
         // The claimed size may be wrong: one byte more shows that.
         let read = (&mut entry).take(claimed + 1).read_to_end(&mut content);
@@ -154,7 +167,8 @@ pub fn read_archive(path: &Path) -> Result<ReportArchive> {
     }
     let digest =
         entries.iter().map(|(name, bytes)| format!("{name} {}\n", sha256(bytes))).collect::<String>();
-    Ok(ReportArchive { manifest: listed, digest: sha256(digest.as_bytes()), entries })
+    let left = Cell::new(MAX_PARSED_BYTES);
+    Ok(ReportArchive { manifest: listed, digest: sha256(digest.as_bytes()), entries, left })
 }
 
 #[derive(Deserialize)]
@@ -174,7 +188,10 @@ impl ReportArchive {
     /// The entry is not as expected; the message names it.
     pub fn json<T: serde::de::DeserializeOwned>(&self, name: &str) -> std::result::Result<Option<T>, String> {
         let Some(bytes) = self.bytes(name) else { return Ok(None) };
-        anemoe_io::json::parse(bytes).map(Some).map_err(|e| format!("entry `{name}`: {e}"))
+        let mut left = self.left.get();
+        let parsed = anemoe_io::json::parse_within(bytes, &mut left);
+        self.left.set(left);
+        parsed.map(Some).map_err(|e| format!("entry `{name}`: {e}"))
     }
 }
 

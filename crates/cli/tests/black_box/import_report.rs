@@ -273,6 +273,14 @@ fn hostile_archives_are_refused_and_leave_nothing() {
     }
     // A bomb: 200 MB of spaces in 200 kB.
     made.refuse(&with("forms.toml", vec![b' '; 200 << 20]), &["entry `forms.toml`", "bytes, where"]);
+    // Small values that take much more memory than their text, packed as no report is, or in a larger file.
+    let soak = |values: String| {
+        format!(r#"{{"stage":"soak","end":"done","seconds":1,"document":[{values}0]}}"#).into_bytes()
+    };
+    let dense = soak(r#"{"":0},"#.repeat(1 << 20));
+    made.refuse(&with("stages/soak.json", dense), &["entry `stages/soak.json`", "which no report is"]);
+    let values = soak((0..400_000).map(|i| format!(r#"{{"":{i}}},"#)).collect());
+    made.refuse(&with("stages/soak.json", values), &["entry `stages/soak.json`", "too many values"]);
     let path = made.dir.path().join("r.zip");
     for (bytes, says) in [(&b""[..], "no zip"), (b"PK\x05\x06", "no zip"), (b"hello", "no zip")] {
         fs::write(&path, bytes).unwrap();

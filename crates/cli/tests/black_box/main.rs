@@ -25,6 +25,8 @@ mod import_report;
 mod journal;
 mod layout;
 mod messages;
+#[cfg(target_os = "linux")]
+mod not_utf8;
 mod outputs;
 mod ownership;
 mod packages;

@@ -139,6 +139,26 @@ fn wrong_recipes_and_sources_are_refused() {
     let folder = tempfile::tempdir().unwrap();
     refused(&["reproduce", "exp-99"], &["exp-34, exp-35", "t4.3"]);
     refused(&["reproduce"], &["--list"]);
+    // A recipe writes into the folder of the run alone, and sends nothing.
+    let victim = folder.path().join("victim");
+    std::fs::write(&victim, "precious").unwrap();
+    let file = own(folder.path(), "");
+    let out = folder.path().join("out");
+    let text = std::fs::read_to_string(&file).unwrap();
+    for (place, options) in [
+        ("'--quant=lut4', ", format!("'--out={}', '--force', ", victim.display())),
+        ("'--quant=lut4', ", format!("'-o', '{}', ", victim.display())),
+        ("build = ['--skip-gates'", format!("build = ['--shard=0/1', '--push={}'", victim.display())),
+        ("bench = [", format!("bench = ['--save={}', '--force', ", victim.display())),
+        ("generate = [", format!("generate = ['--model={}', ", victim.display())),
+    ] {
+        std::fs::write(&file, text.replace(place, &options)).unwrap();
+        refused(
+            &["reproduce", &file, "--out", out.to_str().unwrap()],
+            &["a recipe gives options", "folder of the run"],
+        );
+    }
+    assert!(std::fs::read(&victim).unwrap() == b"precious" && !out.exists());
     refused(
         &["reproduce", "exp-35", "--checkpoint", "nowhere"],
         &["nowhere", "no checkpoint", "synthetic:zaya1-8b"],

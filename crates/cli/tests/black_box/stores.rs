@@ -129,7 +129,29 @@ fn hostile_manifests_write_nothing() {
     hostile(&|m| m["files"].as_array_mut().unwrap().clear(), "no chain.json");
     hostile(&|m| *m = 7.into(), "expected an object");
     // The contract names a file that the manifest lacks: all other files are fetched, and deleted again.
-    hostile(&|m| m["files"].as_array_mut().unwrap().retain(|f| f["path"] != "embed.bin"), "lacks embed.bin");
+    let lacking = |part: &str, says: &str| {
+        let keep = |f: &Value| !f["path"].as_str().unwrap().contains(part);
+        hostile(&|m| m["files"].as_array_mut().unwrap().retain(keep), says);
+    };
+    lacking("embed.bin", "lacks embed.bin");
+    for part in
+        ["L00.attn.mlpackage/Manifest", "L00.attn.mlpackage", "L00.attn.mlpackage/Data", "model.mlmodel"]
+    {
+        lacking(part, "L00.attn.mlpackage");
+    }
+    lacking("weight.bin", ".mlpackage: size: ");
+    // Nor does a folder that lacks the same file count as the bundle of the store.
+    let mut manifest = right.clone();
+    manifest["files"]
+        .as_array_mut()
+        .unwrap()
+        .retain(|f| !f["path"].as_str().unwrap().ends_with("weight.bin"));
+    std::fs::write(&path, manifest.to_string()).unwrap();
+    copy(&bundle, &target);
+    for (file, _) in contents(&target).iter().filter(|(file, _)| file.ends_with("weight.bin")) {
+        std::fs::remove_file(target.join(file)).unwrap();
+    }
+    refused(&["pull", text(&store), text(&target), "--name", "a.anemoe"], &["no whole bundle"]);
 }
 
 #[cfg(unix)]

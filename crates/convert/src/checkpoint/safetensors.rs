@@ -43,7 +43,7 @@ impl Folder {
         let (names, index) = if index_path.exists() {
             let text =
                 anemoe_io::read_input(&index_path, MAX_INDEX_BYTES).map_err(|e| Error::io(&index_path, e))?;
-            let index: ShardIndex = anemoe_io::json::parse(&text)
+            let index: ShardIndex = anemoe_io::json::parse_large(&text)
                 .map_err(|e| Error::invalid(&index_path, format!("index: {e}")))?;
             let index = index.weight_map;
             let names: BTreeSet<String> = index.values().cloned().collect();

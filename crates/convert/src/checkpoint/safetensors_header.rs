@@ -81,7 +81,7 @@ pub fn json_place(first: &[u8], file_bytes: u64) -> Result<Range<usize>, Refused
 /// Checks the JSON of a header against the length of its file, and returns the tensors in the order of their data.
 pub fn parse_json(json: &[u8], file_bytes: u64) -> Result<Vec<HeaderTensor>, RefusedFile> {
     let data_start = LENGTH_BYTES + json.len();
-    let header: HeaderJson = match anemoe_io::json::parse(json) {
+    let header: HeaderJson = match anemoe_io::json::parse_large(json) {
         Ok(header) => header,
         Err(e) => return invalid(format!("safetensors header: {e}")),
     };

@@ -83,7 +83,8 @@ impl PlanReport {
     /// # Errors
     /// The text is not JSON of this [`FORMAT`]; the message names the place.
     pub fn parse(text: &[u8]) -> Result<PlanReport, String> {
-        let report: PlanReport = anemoe_io::json::parse(text).map_err(|e| format!("plan report: {e}"))?;
+        let report: PlanReport =
+            anemoe_io::json::parse_large(text).map_err(|e| format!("plan report: {e}"))?;
         if report.format != FORMAT {
             return Err(format!("plan report: format {}, {FORMAT} is read", report.format));
         }

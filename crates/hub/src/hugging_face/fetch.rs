@@ -6,7 +6,7 @@ use super::hub_spec::HubSpec;
 use super::listing::{INDEX, Listing, RemoteFile, SINGLE, indexed_files, is_commit};
 use crate::blob_hash::BlobHash;
 use crate::download::{DownloadFailure, RETRY_PAUSE, Wanted, download};
-use crate::http_client::{HttpClient, HttpRequest, Trouble, shown};
+use crate::http_client::{HttpClient, HttpRequest, Trouble, is_passing, shown};
 use crate::{Error, Result};
 use anemoe_io::read_input;
 use std::io;
@@ -14,10 +14,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use url::Url;
 
-/// Tries of a request for a list of files.
+/// Tries of a request for a list of files, or for what the list does not tell of a file.
 const LIST_TRIES: u32 = 3;
 /// Most bytes of a list of files.
-const MAX_LISTING: u64 = 64 << 20;
+const MAX_LISTING: u64 = 16 << 20;
 /// Most bytes of a file beside the weights; Gemma's tokenizer has 32 MB.
 const MAX_SMALL_FILE: u64 = 512 << 20;
 
@@ -190,7 +190,7 @@ impl Hub {
         })?;
         match answer.status {
             200 => {}
-            429 | 500..=599 => {
+            status if is_passing(status, None) => {
                 let mut why = format!("{} answers with status {}", shown(&url), answer.status);
                 if answer.status == 429 {
                     why += ": too many requests; wait some minutes, or set HF_TOKEN, which allows more";
@@ -203,9 +203,9 @@ impl Hub {
                 return Err(lasting(self.refused(spec, None, status, code.as_deref())));
             }
         }
-        let text = answer.read(MAX_LISTING).map_err(|e| {
-            let why = format!("{}: {e}", shown(&url));
-            (Trouble::Passing(why.clone()), Error::io(spec.to_string(), io::Error::other(why)))
+        let text = answer.read(MAX_LISTING).map_err(|trouble| {
+            let error = Error::io(spec.to_string(), io::Error::other(trouble.what().to_string()));
+            (trouble, error)
         })?;
         Listing::parse(&text).map_err(|what| lasting(Error::invalid(spec.to_string(), what)))
     }
@@ -400,9 +400,20 @@ impl Hub {
             headers: &[],
             follow: false,
         };
-        let answer = self.client.send(&request).map_err(|trouble| {
-            Error::io(target.spec.to_string(), io::Error::other(trouble.what().to_string()))
-        })?;
+        let mut tries = 1;
+        let answer = loop {
+            match self.client.send(&request) {
+                Ok(answer) if tries == LIST_TRIES || !is_passing(answer.status, None) => break answer,
+                Err(Trouble::Passing(_)) if tries < LIST_TRIES => {}
+                Ok(_) => {}
+                Err(trouble) => {
+                    let failed = io::Error::other(trouble.what().to_string());
+                    return Err(Error::io(target.spec.to_string(), failed));
+                }
+            }
+            std::thread::sleep(RETRY_PAUSE * tries);
+            tries += 1;
+        };
         if !(200..400).contains(&answer.status) {
             let code = answer.header("x-error-code").map(str::to_string);
             return Err(self.refused(target.spec, Some(&file.name), answer.status, code.as_deref()));

@@ -13,13 +13,13 @@
 use super::hub_spec::HubSpec;
 use super::listing::{INDEX, KnownFile, SINGLE, indexed_files, is_commit, read_known, write_known};
 use crate::blob_hash::BlobHash;
-use anemoe_io::{read_input, read_text, write_atomic};
+use anemoe_io::{open_regular, read_input, read_text, write_atomic};
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 /// Most bytes of an index that is read.
-pub const MAX_INDEX: u64 = 64 << 20;
+pub const MAX_INDEX: u64 = 32 << 20;
 /// Most bytes of a reference: a commit and a line end.
 const MAX_REF: u64 = 64;
 /// Most bytes of a list of weight files.
@@ -94,7 +94,7 @@ impl HubCache {
     pub fn lock(&self, hash: &BlobHash) -> io::Result<File> {
         fs::create_dir_all(&self.locks)?;
         let path = self.locks.join(format!("{}.lock", hash.hex()));
-        let file = File::options().create(true).truncate(false).write(true).open(path)?;
+        let file = open_regular(&path, File::options().create(true).truncate(false).write(true))?;
         fs4::fs_std::FileExt::lock_exclusive(&file)?;
         Ok(file)
     }

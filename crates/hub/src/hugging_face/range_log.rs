@@ -92,7 +92,7 @@ impl RangeLog {
         if let Some(folder) = self.path.parent() {
             std::fs::create_dir_all(folder)?;
         }
-        let mut file = File::options().create(true).append(true).open(&self.path)?;
+        let mut file = anemoe_io::open_regular(&self.path, File::options().create(true).append(true))?;
         if file.metadata()?.len() != self.good {
             // Another process wrote to the log, or a record was truncated.
             self.load();

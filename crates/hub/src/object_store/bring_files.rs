@@ -10,7 +10,7 @@ use super::bundle_manifest::{BundleManifest, ManifestFile};
 use super::object::{Contents, ObjectStore};
 use super::transfer::{TransferCount, TransferProgress, for_each};
 use crate::{Error, Result};
-use anemoe_io::{OwnedDir, sync_dir};
+use anemoe_io::{OwnedDir, open_input, open_regular, sync_dir};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::fs::{self, File, TryLockError};
@@ -126,6 +126,7 @@ pub fn bring_bundle(
             );
             return Err(Error::usage(what));
         }
+        accept(target)?;
         let bytes = manifest.bytes();
         let seconds = started.elapsed().as_secs_f64();
         return Ok(BringReport {
@@ -225,8 +226,11 @@ fn bring_missing(
         for other in others {
             let path = made(into, &other.path)?;
             let copy = |partial: &Path| {
-                fs::copy(into.root().join(&first.path), partial)?;
-                File::open(partial)?.sync_all()?;
+                let mut from = open_input(&into.root().join(&first.path), u64::MAX)?;
+                let options = &mut File::options();
+                let mut to = open_regular(partial, options.write(true).create(true).truncate(true))?;
+                io::copy(&mut from, &mut to)?;
+                to.sync_all()?;
                 fs::rename(partial, &path)
             };
             copy(&partial).map_err(|e| Error::io(&path, e))?;

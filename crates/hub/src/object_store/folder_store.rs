@@ -2,7 +2,7 @@
 
 use super::object::{Contents, ObjectStore, copy_hashed};
 use crate::{Error, Result};
-use anemoe_io::{OwnedDir, Temporary, open_input, read_input, sync_dir};
+use anemoe_io::{OwnedDir, Temporary, open_input, open_regular, read_input, sync_dir};
 use std::cell::Cell;
 use std::fs::{self, File};
 use std::io;
@@ -119,7 +119,9 @@ impl ObjectStore for FolderStore {
             return Err(Error::invalid(path, what));
         }
         // A copy on one machine starts anew: hashing the existing part would take as long.
-        let mut to = File::create(partial).map_err(|e| Error::io(partial, e))?;
+        let options = &mut File::options();
+        let mut to = open_regular(partial, options.write(true).create(true).truncate(true))
+            .map_err(|e| Error::io(partial, e))?;
         let found = copy_hashed(&mut from, &mut to, moved)
             .and_then(|found| to.sync_all().map(|()| found))
             .map_err(|e| Error::io(partial, e))?;

@@ -1,12 +1,10 @@
 //! Error answers of object stores: which may succeed on another try, and what the others mean.
 
 use super::s3_settings::S3Settings;
-use crate::Error;
-use crate::http_client::{Answer, xml_text};
+use crate::http_client::{Answer, MAX_ERROR, is_passing};
+use crate::{Error, xml};
 use std::io;
 
-/// Most bytes of the body of an error.
-const MAX_BODY: u64 = 64 << 10;
 /// Most characters of a server's text in a message.
 const MAX_SHOWN: usize = 200;
 
@@ -38,30 +36,35 @@ impl S3Refusal {
         S3Refusal { status, code, message: None, region: None }
     }
 
-    /// Reads the body of an error answer.
+    /// Reads the body of an error answer. After a passing fault, waits as long as the server asks.
     pub fn of(answer: Answer) -> S3Refusal {
         let status = answer.status;
         let region = answer.header("x-amz-bucket-region").map(str::to_string);
-        let body = answer.read(MAX_BODY).unwrap_or_default();
+        if is_passing(status, None) {
+            answer.wait_as_asked();
+        }
+        let body = answer.read(MAX_ERROR).unwrap_or_default();
         let refusal = S3Refusal::of_body(status, &String::from_utf8_lossy(&body));
         S3Refusal { region: region.or(refusal.region), ..refusal }
     }
 
     /// Parses the XML document of an error.
     pub fn of_body(status: u16, body: &str) -> S3Refusal {
-        S3Refusal {
-            status,
-            code: xml_text(body, "Code"),
-            message: xml_text(body, "Message"),
-            region: xml_text(body, "Region"),
-        }
+        let read = xml::parse(body).ok();
+        let text = |name: &str| xml::text(read.as_ref()?.root(), name);
+        S3Refusal { status, code: text("Code"), message: text("Message"), region: text("Region") }
+    }
+
+    /// Parses the body of a success; `None` unless it is an error: a server may begin to answer before it has finished.
+    pub fn in_success(body: &[u8]) -> Option<S3Refusal> {
+        let text = std::str::from_utf8(body).ok()?;
+        let is_error = xml::parse(text).ok()?.root_element().tag_name().name() == "Error";
+        is_error.then(|| S3Refusal::of_body(200, text))
     }
 
     /// Tells whether another try may help.
     pub fn is_passing(&self) -> bool {
-        let busy = ["RequestTimeout", "SlowDown", "InternalError", "ServiceUnavailable", "OperationAborted"];
-        let is_busy = self.code.as_deref().is_some_and(|code| busy.contains(&code));
-        is_busy || matches!(self.status, 429 | 500 | 502..=504)
+        is_passing(self.status, self.code.as_deref())
     }
 
     /// Tells whether the server does not know `expect: 100-continue`.
@@ -162,15 +165,6 @@ impl S3Refusal {
     }
 }
 
-/// Reads the text of a success.
-///
-/// # Errors
-/// The text is longer than `limit` or not UTF-8, or the connection broke.
-pub fn text_of(answer: Answer, limit: u64) -> std::result::Result<String, String> {
-    let bytes = answer.read(limit).map_err(|e| e.to_string())?;
-    String::from_utf8(bytes).map_err(|_| "the answer is not UTF-8".to_string())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -183,7 +177,7 @@ mod tests {
                 "AWS_ACCESS_KEY_ID" | "AWS_SECRET_ACCESS_KEY" => "x",
                 _ => return None,
             };
-            Some(value.to_string())
+            Some(value.into())
         };
         let known = S3Settings::from_variables(variables).unwrap();
         let nobody =
@@ -202,37 +196,47 @@ mod tests {
                 "does not let this AWS_ACCESS_KEY_ID do it (status 403 (AccessDenied: No & no))",
             ),
             (&nobody, 403, "", "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"),
-            (&known, 403, "<Code>InvalidAccessKeyId</Code>", "does not know this AWS_ACCESS_KEY_ID"),
-            (&known, 403, "<Code>SignatureDoesNotMatch</Code>", "AWS_SECRET_ACCESS_KEY is not the secret"),
-            (&known, 403, "<Code>RequestTimeTooSkewed</Code>", "clock of this machine"),
-            (&known, 400, "<Code>ExpiredToken</Code>", "AWS_SESSION_TOKEN"),
+            (
+                &known,
+                403,
+                "<Error><Code>InvalidAccessKeyId</Code></Error>",
+                "does not know this AWS_ACCESS_KEY_ID",
+            ),
+            (
+                &known,
+                403,
+                "<Error><Code>SignatureDoesNotMatch</Code></Error>",
+                "AWS_SECRET_ACCESS_KEY is not the secret",
+            ),
+            (&known, 403, "<Error><Code>RequestTimeTooSkewed</Code></Error>", "clock of this machine"),
+            (&known, 400, "<Error><Code>ExpiredToken</Code></Error>", "AWS_SESSION_TOKEN"),
             (
                 &known,
                 400,
-                "<Code>AuthorizationHeaderMalformed</Code><Region>eu-west-1</Region>",
+                "<Error><Code>AuthorizationHeaderMalformed</Code><Region>eu-west-1</Region></Error>",
                 "set AWS_REGION=eu-west-1",
             ),
             // Garage names its region in every error, and tells what is wrong with a key in words.
             (
                 &known,
                 400,
-                "<Code>InvalidPart</Code><Message>do not match</Message><Region>us-east-1</Region>",
+                "<Error><Code>InvalidPart</Code><Message>do not match</Message><Region>us-east-1</Region></Error>",
                 "answers with status 400 (InvalidPart: do not match)",
             ),
             (
                 &known,
                 403,
-                "<Code>AccessDenied</Code><Message>Forbidden: Invalid signature</Message>",
+                "<Error><Code>AccessDenied</Code><Message>Forbidden: Invalid signature</Message></Error>",
                 "AWS_SECRET_ACCESS_KEY is not the secret",
             ),
             (
                 &known,
                 403,
-                "<Code>AccessDenied</Code><Message>Forbidden: No such key: x</Message>",
+                "<Error><Code>AccessDenied</Code><Message>Forbidden: No such key: x</Message></Error>",
                 "does not know this AWS_ACCESS_KEY_ID",
             ),
             (&known, 301, "", "redirects to another server"),
-            (&known, 404, "<Code>NoSuchKey</Code>", "not there"),
+            (&known, 404, "<Error><Code>NoSuchKey</Code></Error>", "not there"),
             (&known, 418, "", "answers with status 418"),
         ] {
             let refusal = S3Refusal::of_body(status, body);
@@ -240,18 +244,21 @@ mod tests {
             assert!(said.starts_with("s3://b/k: ") && said.contains(says), "{said}");
             assert!(!refusal.is_passing(), "{said}");
         }
-        assert!(S3Refusal::of_body(400, "<Code>RequestTimeout</Code>").is_passing());
+        assert!(S3Refusal::of_body(400, "<Error><Code>RequestTimeout</Code></Error>").is_passing());
         assert!(
             S3Refusal::of_status(503, None).is_passing() && !S3Refusal::of_status(501, None).is_passing()
         );
         let denied = |message: &str| {
-            S3Refusal::of_body(403, &format!("<Code>AccessDenied</Code><Message>{message}</Message>"))
+            S3Refusal::of_body(
+                403,
+                &format!("<Error><Code>AccessDenied</Code><Message>{message}</Message></Error>"),
+            )
         };
         assert!(denied("not allowed for this key").is_of_this_request());
         for about_the_key in ["Invalid signature", "No such key: x", "does not support anonymous access"] {
             assert!(!denied(about_the_key).is_of_this_request(), "{about_the_key}");
         }
         assert!(S3Refusal::of_status(404, None).is_absence());
-        assert!(!S3Refusal::of_body(404, "<Code>NoSuchBucket</Code>").is_absence());
+        assert!(!S3Refusal::of_body(404, "<Error><Code>NoSuchBucket</Code></Error>").is_absence());
     }
 }

@@ -8,6 +8,7 @@ use anemoe_io::hex;
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use rusty_s3::{Bucket, Credentials, S3Action, UrlStyle};
+use std::borrow::Cow;
 use std::cell::Cell;
 use std::io;
 use std::path::Path;
@@ -19,6 +20,8 @@ use url::Url;
 pub const VALID: Duration = Duration::from_secs(24 * 3600);
 /// Tries of a request.
 const TRIES: u32 = 6;
+/// Most bytes of an answer to an upload.
+const MAX_UPLOAD_ANSWER: u64 = 4 << 20;
 /// Pause before the second try; each later pause is twice as long.
 pub const REST: Duration = Duration::from_millis(500);
 /// Header with the SHA-256 of an object.
@@ -47,6 +50,23 @@ pub struct S3Request<'a> {
     /// Called with bytes sent, and with a negative number for bytes of a failed try.
     pub moved: &'a dyn Fn(i64),
 }
+
+/// A whole answer of the server.
+pub struct S3Reply {
+    /// Entity tag, without quotes.
+    pub tag: Option<String>,
+    pub body: Vec<u8>,
+}
+
+impl S3Reply {
+    /// Returns the body as text, for parsing.
+    pub fn text(&self) -> Cow<'_, str> {
+        String::from_utf8_lossy(&self.body)
+    }
+}
+
+/// End of a try: the answer, or a refusal.
+type Tried<T> = std::result::Result<T, S3Refusal>;
 
 impl S3Client {
     /// Makes a client for a bucket, with all keys below a prefix.
@@ -93,15 +113,58 @@ impl S3Client {
         Error::io(self.place(key), io::Error::other(what.into()))
     }
 
-    /// Sends a request, again after passing faults, until it succeeds or is refused for good.
+    /// Sends a request, again after passing faults, until it succeeds or is refused for good. The answer's body is not
+    /// read yet.
     ///
     /// # Errors
     /// No answer comes, or only passing faults.
-    pub fn request(&self, key: &str, request: &S3Request) -> Result<std::result::Result<Answer, S3Refusal>> {
+    pub fn request(&self, key: &str, request: &S3Request) -> Result<Tried<Answer>> {
+        self.retry(key, request, &|answer| Ok(Ok(answer)))
+    }
+
+    /// Sends a request like [`S3Client::request`], and reads the answer, at most `limit` bytes. An answer that breaks
+    /// off, and a success whose body is an error, count as failed tries.
+    ///
+    /// # Errors
+    /// No answer comes, only passing faults, or the answer is longer.
+    pub fn ask(&self, key: &str, request: &S3Request, limit: u64) -> Result<Tried<S3Reply>> {
+        self.retry(key, request, &|answer| {
+            let tag = answer.header("etag").map(|tag| tag.trim_matches('"').to_string());
+            let body = answer.read(limit)?;
+            Ok(match S3Refusal::in_success(&body) {
+                Some(refusal) => Err(refusal),
+                None => Ok(S3Reply { tag, body }),
+            })
+        })
+    }
+
+    /// Sends an upload like [`S3Client::ask`].
+    ///
+    /// # Errors
+    /// Fails like [`S3Client::ask`].
+    pub fn send(&self, key: &str, request: &S3Request) -> Result<Tried<S3Reply>> {
+        self.ask(key, request, MAX_UPLOAD_ANSWER)
+    }
+
+    fn retry<T>(
+        &self,
+        key: &str,
+        request: &S3Request,
+        finish: &dyn Fn(Answer) -> std::result::Result<Tried<T>, Trouble>,
+    ) -> Result<Tried<T>> {
         let mut tries = 0;
         loop {
             tries += 1;
-            let why = match self.try_once(request, tries) {
+            let went = Cell::new(0);
+            let tried = match self.try_once(request, tries, &went) {
+                Ok(Ok(answer)) => finish(answer),
+                Ok(Err(refusal)) => Ok(Err(refusal)),
+                Err(trouble) => Err(trouble),
+            };
+            if !matches!(tried, Ok(Ok(_))) {
+                (request.moved)(-went.get());
+            }
+            let why = match tried {
                 Ok(Ok(answer)) => return Ok(Ok(answer)),
                 Ok(Err(refusal)) if refusal.is_about_question() => {
                     // Only the question was refused: this is no try.
@@ -129,11 +192,13 @@ impl S3Client {
         }
     }
 
+    /// Sends a request once. Adds the bytes sent to `went`.
     fn try_once(
         &self,
         request: &S3Request,
         tries: u32,
-    ) -> std::result::Result<std::result::Result<Answer, S3Refusal>, Trouble> {
+        went: &Cell<i64>,
+    ) -> std::result::Result<Tried<Answer>, Trouble> {
         let url = (request.sign)();
         let answer = if matches!(request.method, "GET" | "HEAD") {
             let headers: Vec<(&'static str, &str)> =
@@ -149,7 +214,6 @@ impl S3Client {
             };
             self.http.send(&request)
         } else {
-            let went = Cell::new(0);
             let sent = |n: u64| {
                 went.set(went.get() + n as i64);
                 (request.moved)(n as i64);
@@ -160,18 +224,8 @@ impl S3Client {
             let asks_first = tries.is_multiple_of(2)
                 && !request.body.is_empty()
                 && !self.knows_no_question.load(Ordering::Relaxed);
-            let answer = self.http.upload(&UploadRequest {
-                method,
-                url: &url,
-                headers,
-                body,
-                asks_first,
-                sent: &sent,
-            });
-            if !matches!(&answer, Ok(a) if a.status < 300) {
-                (request.moved)(-went.get());
-            }
-            answer
+            let upload = UploadRequest { method, url: &url, headers, body, asks_first, sent: &sent };
+            self.http.upload(&upload)
         }?;
         Ok(match answer.status {
             200..=299 => Ok(answer),

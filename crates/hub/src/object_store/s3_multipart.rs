@@ -1,15 +1,14 @@
 //! Multipart uploads: a file of any size with one part in memory; an interrupted upload continues.
 
 use super::object::Contents;
-use super::s3_answers::{S3Refusal, text_of};
+use super::s3_answers::S3Refusal;
 use super::s3_client::{REST, S3Client, S3Request, VALID};
-use crate::http_client::xml_text;
-use crate::{Error, Result};
+use crate::{Error, Result, xml};
 use anemoe_io::{hex, open_input};
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use md5::Md5;
-use rusty_s3::actions::{CreateMultipartUpload, ListParts};
+use rusty_s3::actions::ListParts;
 use rusty_s3::{Method, S3Action};
 use sha2::{Digest, Sha256};
 use std::cell::Cell;
@@ -28,8 +27,8 @@ const MAX_UPLOADS: usize = 8;
 const MAX_LOST: usize = 4;
 /// Most requests to put parts together while the server says that a part is another one.
 const MAX_COMPLETIONS: usize = 4;
-/// Most bytes of an answer.
-const MAX_ANSWER: u64 = 4 << 20;
+/// Most bytes of a list of uploads or parts.
+const MAX_LIST: u64 = 4 << 20;
 
 /// An unfinished upload: its id, and the parts that the server has.
 struct Upload {
@@ -136,8 +135,10 @@ fn send_missing(
         hasher.update(&piece);
         let md5 = Md5::digest(&piece);
         let there = upload.parts.get(&number);
-        if let Some((_, tag)) = there.filter(|(bytes, tag)| *bytes == piece.len() as u64 && *tag == hex(md5))
-        {
+        let is_same = |(bytes, tag): &&(u64, String)| {
+            *bytes == piece.len() as u64 && tag.eq_ignore_ascii_case(&hex(md5))
+        };
+        if let Some((_, tag)) = there.filter(is_same) {
             moved(piece.len() as i64);
             tags.push(format!("\"{tag}\""));
             continue;
@@ -145,15 +146,15 @@ fn send_missing(
         let sign = || client.bucket.upload_part(client.credentials(), &full, number, &upload.id).sign(VALID);
         let headers = [("content-md5", BASE64_STANDARD.encode(md5))];
         let request = S3Request { method: "PUT", sign: &sign, headers: &headers, body: &piece, moved };
-        let answer = match client.request(key, &request) {
-            Ok(Ok(answer)) => answer,
+        let reply = match client.send(key, &request) {
+            Ok(Ok(reply)) => reply,
             Ok(Err(refusal)) if refusal.is_lost_upload() => return Ok(UploadOutcome::Lost(refusal)),
             Ok(Err(refusal)) => return Err(client.refused(key, &refusal)),
             Err(e) => return Ok(UploadOutcome::Failed(e)),
         };
         *sent += piece.len() as u64;
-        let tag = answer.header("etag").map(str::to_string);
-        tags.push(tag.ok_or_else(|| client.failed(key, "the server gives a part no tag"))?);
+        let tag = reply.tag.ok_or_else(|| client.failed(key, "the server gives a part no tag"))?;
+        tags.push(format!("\"{tag}\""));
     }
     if left > 0 || from.read(&mut [0]).map_err(failed)? > 0 || hex(hasher.finalize()) != contents.sha256 {
         return Err(Error::invalid(file, "file: it changed while it was sent"));
@@ -165,12 +166,14 @@ fn create(client: &S3Client, key: &str) -> Result<String> {
     let full = client.full(key);
     let sign = || client.bucket.create_multipart_upload(client.credentials(), &full).sign(VALID);
     let request = S3Request { method: "POST", sign: &sign, headers: &[], body: &[], moved: &|_| () };
-    let answer = client.request(key, &request)?.map_err(|refusal| client.refused(key, &refusal))?;
-    let text = text_of(answer, MAX_ANSWER).map_err(|what| client.failed(key, what))?;
-    let parsed = CreateMultipartUpload::parse_response(&text);
-    parsed
-        .map(|created| created.upload_id().to_string())
-        .map_err(|e| client.failed(key, format!("upload: {e}")))
+    let reply = client.send(key, &request)?.map_err(|refusal| client.refused(key, &refusal))?;
+    let text = reply.text();
+    let id = xml::parse(&text).map(|answer| xml::text(answer.root(), "UploadId").filter(|id| !id.is_empty()));
+    match id {
+        Ok(Some(id)) => Ok(id),
+        Ok(None) => Err(client.failed(key, "the server gives an upload no UploadId")),
+        Err(what) => Err(client.failed(key, format!("upload: {what}"))),
+    }
 }
 
 /// Returns the unfinished upload of this object with the most parts; `None` where there is none or the server does not
@@ -179,11 +182,12 @@ fn find_unfinished_upload(client: &S3Client, key: &str) -> Option<Upload> {
     let full = client.full(key);
     let sign = || sign_list(client, &full);
     let request = S3Request { method: "GET", sign: &sign, headers: &[], body: &[], moved: &|_| () };
-    let text = text_of(client.request(key, &request).ok()?.ok()?, MAX_ANSWER).ok()?;
-    let ids = text.split("<Upload>").skip(1).filter_map(|upload| {
-        let is_it = xml_text(upload, "Key").is_some_and(|found| found == full);
-        xml_text(upload, "UploadId").filter(|_| is_it)
-    });
+    let reply = client.ask(key, &request, MAX_LIST).ok()?.ok()?;
+    let text = reply.text();
+    let answer = xml::parse(&text).ok()?;
+    let is_it = |upload: &xml::Node| xml::text(*upload, "Key").as_ref() == Some(&full);
+    let ids =
+        xml::all(answer.root(), "Upload").filter(is_it).filter_map(|upload| xml::text(upload, "UploadId"));
     let uploads = ids.take(MAX_UPLOADS).filter_map(|id| Some(Upload { parts: parts(client, key, &id)?, id }));
     uploads.max_by_key(|upload| upload.parts.len())
 }
@@ -227,15 +231,16 @@ fn parts(client: &S3Client, key: &str, id: &str) -> Option<BTreeMap<u16, (u64, S
             action.sign(VALID)
         };
         let request = S3Request { method: "GET", sign: &sign, headers: &[], body: &[], moved: &|_| () };
-        let text = text_of(client.request(key, &request).ok()?.ok()?, MAX_ANSWER).ok()?;
-        // Parsed by hand: servers name the list differently.
-        for part in text.split("<Part>").skip(1) {
-            let number = xml_text(part, "PartNumber")?.parse().ok()?;
-            let bytes = xml_text(part, "Size")?.parse().ok()?;
-            found.insert(number, (bytes, xml_text(part, "ETag")?.trim_matches('"').to_string()));
+        let reply = client.ask(key, &request, MAX_LIST).ok()?.ok()?;
+        let text = reply.text();
+        let answer = xml::parse(&text).ok()?;
+        for part in xml::all(answer.root(), "Part") {
+            let number = xml::text(part, "PartNumber")?.parse().ok()?;
+            let bytes = xml::text(part, "Size")?.parse().ok()?;
+            found.insert(number, (bytes, xml::text(part, "ETag")?.trim_matches('"').to_string()));
         }
-        let is_cut = xml_text(&text, "IsTruncated").is_some_and(|word| word == "true");
-        match xml_text(&text, "NextPartNumberMarker").and_then(|n| n.parse().ok()) {
+        let is_cut = xml::text(answer.root(), "IsTruncated").is_some_and(|word| word == "true");
+        match xml::text(answer.root(), "NextPartNumberMarker").and_then(|n| n.parse().ok()) {
             Some(next) if is_cut && Some(next) > after => after = Some(next),
             _ => return Some(found),
         }
@@ -257,17 +262,7 @@ fn complete(client: &S3Client, key: &str, id: &str, tags: &[String]) -> Result<U
     let mut tries = 0;
     loop {
         tries += 1;
-        let refusal = match client.request(key, &request)? {
-            // A server may answer before it has finished, and report a failure in the body.
-            Ok(answer) => {
-                let text = text_of(answer, MAX_ANSWER).map_err(|what| client.failed(key, what))?;
-                if !text.contains("<Error>") {
-                    return Ok(UploadOutcome::Complete);
-                }
-                S3Refusal::of_body(200, &text)
-            }
-            Err(refusal) => refusal,
-        };
+        let Err(refusal) = client.send(key, &request)? else { return Ok(UploadOutcome::Complete) };
         match refusal.code.as_deref() {
             // Another push of the same contents was faster, or the answer to an earlier try was lost.
             Some("NoSuchUpload") => return Ok(UploadOutcome::Lost(refusal)),

@@ -1,7 +1,9 @@
 //! Settings of object stores from the environment, by the names that AWS's tools and `object_store` use.
 
+use crate::variables::Variables;
 use crate::{Error, Result};
 use rusty_s3::Credentials;
+use std::ffi::OsString;
 use std::path::PathBuf;
 use url::Url;
 
@@ -30,22 +32,27 @@ impl S3Settings {
     /// # Errors
     /// A variable has an invalid value.
     pub fn from_environment() -> Result<S3Settings> {
-        S3Settings::from_variables(|name| std::env::var(name).ok())
+        S3Settings::from_variables(|name| std::env::var_os(name))
     }
 
     /// Reads the settings by a function that returns the value of a variable.
     ///
     /// # Errors
     /// A variable has an invalid value.
-    pub fn from_variables(variable: impl Fn(&str) -> Option<String>) -> Result<S3Settings> {
-        let set = |name: &str| variable(name).map(|v| v.trim().to_string()).filter(|v| !v.is_empty());
-        let switch = |name: &str| match set(name).map(|v| v.to_ascii_lowercase()).as_deref() {
+    pub fn from_variables(variable: impl Fn(&str) -> Option<OsString>) -> Result<S3Settings> {
+        let set = Variables(variable);
+        let switch = |name: &str| match set.text(name)?.map(|v| v.to_ascii_lowercase()).as_deref() {
             None => Ok(None),
             Some("1" | "on" | "yes" | "true") => Ok(Some(true)),
             Some("0" | "off" | "no" | "false") => Ok(Some(false)),
             Some(other) => Err(Error::usage(format!("{name}={other} is neither true nor false"))),
         };
-        let region = set("AWS_REGION").or_else(|| set("AWS_DEFAULT_REGION")).unwrap_or_else(|| REGION.into());
+        // The first of these variables that is set, and its value.
+        let first = |names: &[&'static str]| {
+            let set = names.iter().map(|name| -> Result<_> { Ok(set.text(name)?.map(|text| (*name, text))) });
+            set.filter_map(Result::transpose).next().transpose()
+        };
+        let region = first(&["AWS_REGION", "AWS_DEFAULT_REGION"])?.map_or(REGION.into(), |(_, text)| text);
         let is_region = region.len() <= 64 && region.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-');
         if !is_region {
             return Err(Error::usage(format!(
@@ -53,8 +60,7 @@ impl S3Settings {
                 region.escape_debug()
             )));
         }
-        let names = ["AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"];
-        let named = names.iter().find_map(|name| Some((*name, set(name)?)));
+        let named = first(&["AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"])?;
         let is_own = named.is_some();
         let (name, text) = named.unwrap_or_else(|| {
             let domain = if region.starts_with("cn-") { "amazonaws.com.cn" } else { "amazonaws.com" };
@@ -73,10 +79,10 @@ impl S3Settings {
             )));
         }
         let pair = ["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"];
-        let credentials = match (set(pair[0]), set(pair[1])) {
+        let credentials = match (set.text(pair[0])?, set.text(pair[1])?) {
             _ if switch("AWS_SKIP_SIGNATURE")? == Some(true) => None,
             (None, None) => None,
-            (Some(key), Some(secret)) => Some(match set("AWS_SESSION_TOKEN") {
+            (Some(key), Some(secret)) => Some(match set.text("AWS_SESSION_TOKEN")? {
                 Some(token) => Credentials::new_with_token(key, secret, token),
                 None => Credentials::new(key, secret),
             }),
@@ -92,7 +98,7 @@ impl S3Settings {
             region,
             credentials,
             virtual_hosted: switch("AWS_VIRTUAL_HOSTED_STYLE_REQUEST")?.unwrap_or(!is_own),
-            certificates: set("SSL_CERT_FILE").map(PathBuf::from),
+            certificates: set.path("SSL_CERT_FILE")?,
         })
     }
 }
@@ -102,7 +108,7 @@ mod tests {
     use super::*;
 
     fn settings(pairs: &[(&str, &str)]) -> Result<S3Settings> {
-        S3Settings::from_variables(|name| pairs.iter().find(|(k, _)| *k == name).map(|(_, v)| v.to_string()))
+        S3Settings::from_variables(|name| pairs.iter().find(|(k, _)| *k == name).map(|(_, v)| v.into()))
     }
 
     #[test]

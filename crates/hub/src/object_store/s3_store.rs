@@ -1,25 +1,30 @@
 //! A store in a bucket of an S3-compatible server.
 
 use super::object::{Contents, ObjectStore};
-use super::s3_answers::{S3Refusal, text_of};
+use super::s3_answers::S3Refusal;
 use super::s3_client::{CHECKSUM, REST, S3Client, S3Request, VALID};
 use super::s3_multipart::{PART_BYTES, send_parts};
 use super::s3_settings::S3Settings;
 use crate::blob_hash::BlobHash;
 use crate::download::{DownloadFailure, Wanted, download};
-use crate::http_client::Answer;
-use crate::{Error, Result};
+use crate::{Error, Result, xml};
 use anemoe_io::hex;
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
+use percent_encoding::percent_decode_str;
 use rusty_s3::S3Action;
 use rusty_s3::actions::ListObjectsV2;
 use sha2::{Digest, Sha256};
 use std::collections::BTreeSet;
 use std::path::Path;
 
-/// Most bytes of a list: a thousand keys of a kilobyte, with their attributes.
-const MAX_LIST: u64 = 4 << 20;
+/// Most bytes of a page of a list: a thousand keys of a kilobyte, with their attributes.
+const MAX_PAGE: u64 = 4 << 20;
+/// Most pages of a list, and most names; S3 puts a thousand names on a page.
+const MAX_PAGES: usize = 500;
+const MAX_NAMES: usize = 100_000;
+/// Most pages without a new name, one after the other.
+const MAX_IDLE_PAGES: usize = 50;
 
 /// Tries to read an object to its end.
 const READ_TRIES: u32 = 4;
@@ -38,11 +43,11 @@ impl S3Store {
         Ok(S3Store { client: S3Client::new(settings, bucket, prefix)? })
     }
 
-    fn get(&self, key: &str) -> Result<std::result::Result<Answer, S3Refusal>> {
+    /// Makes the request for an object, and hands it to `ask`.
+    fn get<T>(&self, key: &str, ask: impl FnOnce(&S3Request) -> Result<T>) -> Result<T> {
         let full = self.client.full(key);
         let sign = || self.client.bucket.get_object(self.client.credentials(), &full).sign(VALID);
-        self.client
-            .request(key, &S3Request { method: "GET", sign: &sign, headers: &[], body: &[], moved: &|_| () })
+        ask(&S3Request { method: "GET", sign: &sign, headers: &[], body: &[], moved: &|_| () })
     }
 
     /// Sends an object in one piece; the server checks its hash.
@@ -56,14 +61,14 @@ impl S3Store {
         };
         let headers = [(CHECKSUM, checksum.clone())];
         let request = S3Request { method: "PUT", sign: &sign, headers: &headers, body, moved };
-        self.client.request(key, &request)?.map(|_| ()).map_err(|refusal| self.client.refused(key, &refusal))
+        self.client.send(key, &request)?.map(|_| ()).map_err(|refusal| self.client.refused(key, &refusal))
     }
 }
 
 impl ObjectStore for S3Store {
     fn prepare(&self) -> Result<()> {
         // A user who may not read may still write; every other refusal would hit later requests, too.
-        match self.get("bundles/none")? {
+        match self.get("bundles/none", |request| self.client.request("bundles/none", request))? {
             Err(refusal) if !refusal.is_of_this_request() => Err(self.client.refused("", &refusal)),
             _ => Ok(()),
         }
@@ -75,7 +80,7 @@ impl ObjectStore for S3Store {
 
     fn holds(&self, key: &str, contents: &Contents) -> Result<bool> {
         for tries in 1.. {
-            let why = match self.get(key)? {
+            let why = match self.get(key, |request| self.client.request(key, request))? {
                 Ok(answer) => match Contents::of_reader(&mut answer.reader()) {
                     Ok(found) => return Ok(found == *contents),
                     Err(e) => e,
@@ -110,8 +115,8 @@ impl ObjectStore for S3Store {
     }
 
     fn read(&self, key: &str, limit: u64) -> Result<Option<Vec<u8>>> {
-        match self.get(key)? {
-            Ok(answer) => answer.read(limit).map(Some).map_err(|e| self.client.failed(key, e.to_string())),
+        match self.get(key, |request| self.client.ask(key, request, limit))? {
+            Ok(reply) => Ok(Some(reply.body)),
             Err(refusal) if refusal.is_absence() => Ok(None),
             Err(refusal) => Err(self.client.refused(key, &refusal)),
         }
@@ -161,7 +166,8 @@ impl ObjectStore for S3Store {
     fn list(&self, folder: &str) -> Result<Vec<String>> {
         let prefix = format!("{}/", self.client.full(folder));
         let (mut names, mut next): (BTreeSet<String>, Option<String>) = Default::default();
-        loop {
+        let mut idle = 0;
+        for _ in 0..MAX_PAGES {
             let sign = || {
                 let mut action = ListObjectsV2::new(&self.client.bucket, self.client.credentials());
                 action.with_prefix(prefix.as_str());
@@ -172,29 +178,48 @@ impl ObjectStore for S3Store {
                 action.sign(VALID)
             };
             let request = S3Request { method: "GET", sign: &sign, headers: &[], body: &[], moved: &|_| () };
-            let answer = self
-                .client
-                .request(folder, &request)?
-                .map_err(|refusal| self.client.refused(folder, &refusal))?;
-            let text = text_of(answer, MAX_LIST).map_err(|what| self.client.failed(folder, what))?;
-            let list = ListObjectsV2::parse_response(&text)
-                .map_err(|e| self.client.failed(folder, format!("list of objects: {e}")))?;
-            let keys = list.contents.into_iter().map(|c| c.key);
-            let found = keys.chain(list.common_prefixes.into_iter().map(|p| p.prefix));
+            let page = self.client.ask(folder, &request, MAX_PAGE)?;
+            let page = page.map_err(|refusal| self.client.refused(folder, &refusal))?;
+            let (keys, token) = parse_page(&page.text())
+                .map_err(|what| self.client.failed(folder, format!("list of objects: {what}")))?;
             let before = names.len();
-            names.extend(found.filter_map(|key| {
+            names.extend(keys.iter().filter_map(|key| {
                 let name = key.strip_prefix(&prefix)?.trim_end_matches('/').to_string();
                 (!name.is_empty() && !name.contains('/')).then_some(name)
             }));
-            match list.next_continuation_token {
-                // Stops at a server that sends the same page forever.
-                Some(token) if names.len() > before => next = Some(token),
-                _ => return Ok(names.into_iter().collect()),
+            idle = if names.len() > before { 0 } else { idle + 1 };
+            match token {
+                None => return Ok(names.into_iter().collect()),
+                Some(token) if next.as_ref() == Some(&token) => break,
+                Some(_) if names.len() > MAX_NAMES || idle > MAX_IDLE_PAGES => break,
+                token => next = token,
             }
         }
+        let what = format!("the server's list does not end, after {} names", names.len());
+        Err(self.client.failed(folder, what))
     }
 
     fn place(&self, key: &str) -> String {
         self.client.place(key)
     }
+}
+
+/// Reads a page of a list: its keys and common prefixes, and the token of the next page.
+fn parse_page(text: &str) -> std::result::Result<(Vec<String>, Option<String>), String> {
+    let page = xml::parse(text)?;
+    let root = page.root_element();
+    if root.tag_name().name() != "ListBucketResult" {
+        return Err(format!("found <{}>, expected <ListBucketResult>", root.tag_name().name()));
+    }
+    let is_encoded = xml::text(page.root(), "EncodingType").is_some_and(|way| way == "url");
+    let decoded = |key: String| match is_encoded {
+        // S3 writes a blank as `+`.
+        true => percent_decode_str(&key.replace('+', " ")).decode_utf8_lossy().into_owned(),
+        false => key,
+    };
+    let texts = |outer, inner| xml::all(page.root(), outer).filter_map(move |node| xml::text(node, inner));
+    let keys = texts("Contents", "Key").chain(texts("CommonPrefixes", "Prefix")).map(decoded).collect();
+    let is_cut = xml::text(page.root(), "IsTruncated").is_none_or(|word| word == "true");
+    let token = xml::text(page.root(), "NextContinuationToken").filter(|token| is_cut && !token.is_empty());
+    Ok((keys, token))
 }

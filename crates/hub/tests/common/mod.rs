@@ -262,10 +262,9 @@ impl TestUser {
 
     /// Makes access to the hub by the user's variables.
     pub fn hub(&self) -> Result<Hub> {
-        let home = self.dir.path().to_str().unwrap().to_string();
         Hub::new(HubSettings::from_variables(|name| match name {
-            "HF_HOME" => Some(home.clone()),
-            _ => self.variables.iter().find(|(n, _)| *n == name).map(|(_, v)| v.clone()),
+            "HF_HOME" => Some(self.dir.path().into()),
+            _ => self.variables.iter().find(|(n, _)| *n == name).map(|(_, v)| v.into()),
         })?)
     }
 

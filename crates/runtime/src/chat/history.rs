@@ -57,32 +57,53 @@ impl History {
         let mut messages = self.messages.clone();
         messages.push(message("user", question));
         let system = usize::from(messages[0]["role"] == "system");
-        let mut dropped = 0;
-        loop {
-            let text = template.render(&messages, None, true)?;
+        // The message after the system prompt: the oldest, or a question, so that roles still alternate.
+        let is_first = |i: &usize| *i == system || messages[*i]["role"] == "user";
+        let firsts: Vec<usize> = (system..messages.len()).filter(is_first).collect();
+        let last = firsts.len() - 1;
+        let prompt_from = |at: usize| -> Result<PromptText> {
+            let kept = [&messages[..system], &messages[firsts[at]..]].concat();
+            let text = template.render(&kept, None, true)?;
             let ids = self.known.encode(tokenizer, &text)?;
-            // Once messages go, a quarter of the room becomes free: the next turns then continue this turn's tokens.
-            let is_last = messages.len() <= system + 1;
-            if ids.len() <= if dropped == 0 || is_last { room } else { room - room / 4 } {
-                self.messages = messages;
-                return Ok(Turn { prompt: PromptText { text, ids }, dropped });
+            Ok(PromptText { text, ids })
+        };
+        let too_long = |what: &str, ids: &[u32]| {
+            Error::input(format!("{what}: {} tokens, where {room} leave room for an answer", ids.len()))
+        };
+        let mut prompt = prompt_from(0)?;
+        let mut first = 0;
+        if prompt.ids.len() > room {
+            if overflow == Overflow::Stop {
+                return Err(too_long("the context is full", &prompt.ids));
             }
-            if overflow == Overflow::Stop || is_last {
-                let what = match (overflow, system) {
-                    (Overflow::Stop, _) => "the context is full",
-                    (Overflow::Slide, 0) => "the question is too long for the context",
-                    (Overflow::Slide, _) => "the system prompt and the question are too long for the context",
+            prompt = if last == 0 { prompt } else { prompt_from(last)? };
+            if prompt.ids.len() > room {
+                let what = match system {
+                    0 => "the question is too long for the context",
+                    _ => "the system prompt and the question are too long for the context",
                 };
-                return Err(Error::input(format!(
-                    "{what}: {} tokens, where {room} leave room for an answer",
-                    ids.len()
-                )));
+                return Err(too_long(what, &prompt.ids));
             }
-            // Remove up to the next question, so that roles still alternate.
-            let next = messages[system + 1..].iter().position(|m| m["role"] == "user").unwrap_or(0);
-            messages.drain(system..=system + next);
-            dropped += next + 1;
+            // Once messages go, a quarter of the room becomes free: the next turns then continue this turn's tokens.
+            let free = room - room / 4;
+            // `first` fits, `over` does not. From the newest question back in growing steps, then by halves.
+            first = last;
+            let (mut over, mut step) = (0, 1);
+            while first - over > 1 {
+                let at =
+                    if step == 0 { first.midpoint(over) } else { first.saturating_sub(step).max(over + 1) };
+                let longer = prompt_from(at)?;
+                if longer.ids.len() <= free {
+                    (first, prompt, step) = (at, longer, 2 * step);
+                } else {
+                    (over, step) = (at, 0);
+                }
+            }
         }
+        let dropped = firsts[first] - system;
+        messages.drain(system..system + dropped);
+        self.messages = messages;
+        Ok(Turn { prompt, dropped })
     }
 
     /// Adds the answer to the prompt of the last question. `ids` are the answer's tokens, if they are exactly
@@ -126,5 +147,61 @@ impl History {
         let ids = value["ids"].as_array().ok_or("`ids` is no list")?;
         let ids: Option<Vec<u32>> = ids.iter().map(|id| u32::try_from(id.as_u64()?).ok()).collect();
         Ok(History { messages, known: PromptText { text, ids: ids.ok_or("`ids` holds no ids")? } })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::path::Path;
+    use std::time::{Duration, Instant};
+
+    /// Makes a history of this many questions and answers, of one to four words each.
+    fn history(turns: usize, system: bool) -> History {
+        let mut history = History::new(system.then_some("be brief"));
+        for i in 0..turns {
+            history.messages.push(message("user", &"word ".repeat(1 + i % 4)));
+            history.messages.push(message("assistant", "yes"));
+        }
+        history
+    }
+
+    #[test]
+    fn the_fewest_messages_are_forgotten_in_few_renderings() {
+        let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/small-gemma4");
+        let tokenizer = Tokenizer::open(&model.join("tokenizer.json")).unwrap();
+        let template = ChatTemplate::open(&model, None).unwrap();
+        for system in [false, true] {
+            for room in (40..600).step_by(61) {
+                let mut asked = history(20, system);
+                let turn = asked.ask("why?", &template, &tokenizer, room, Overflow::Slide).unwrap();
+                let fits = |dropped: usize| {
+                    let mut kept = history(20, system).messages;
+                    kept.push(message("user", "why?"));
+                    kept.drain(usize::from(system)..usize::from(system) + dropped);
+                    let text = template.render(&kept, None, true).unwrap();
+                    let ids = tokenizer.encode_written(&text).unwrap().len();
+                    ids <= if dropped == 0 || kept.len() <= 1 + usize::from(system) {
+                        room
+                    } else {
+                        room - room / 4
+                    }
+                };
+                let fewest = (0..=40).step_by(2).find(|dropped| fits(*dropped)).unwrap();
+                assert_eq!(turn.dropped, fewest, "{room}");
+                assert_eq!(asked.messages.len(), 41 + usize::from(system) - fewest);
+            }
+        }
+        let mut asked = history(2, false);
+        let refused = asked.ask("why?", &template, &tokenizer, 3, Overflow::Slide).unwrap_err().to_string();
+        assert!(refused.contains("the question is too long") && asked == history(2, false), "{refused}");
+        // With a rendering for each turn that is forgotten, this would take minutes.
+        let started = Instant::now();
+        let turn = history(3000, true).ask("why?", &template, &tokenizer, 500, Overflow::Slide).unwrap();
+        assert!(
+            turn.dropped > 5000 && started.elapsed() < Duration::from_secs(20),
+            "{:?}",
+            started.elapsed()
+        );
     }
 }

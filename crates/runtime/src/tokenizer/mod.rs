@@ -172,7 +172,9 @@ fn called<T>(call: impl FnOnce() -> tokenizers::Result<T>) -> std::result::Resul
 }
 
 fn load(text: &[u8]) -> std::result::Result<Inner, String> {
-    let parts: TokenizerParts = anemoe_io::json::parse(text).map_err(|e| e.to_string())?;
+    // Merges as lists of two short texts take 25 times their text; the library keeps them in less.
+    let mut left = 2 * anemoe_io::json::form_limit(text.len() as u64);
+    let parts: TokenizerParts = anemoe_io::json::parse_within(text, &mut left).map_err(|e| e.to_string())?;
     let in_part = |part: &'static str| move |what: String| format!("{part}: {what}");
     for (part, value) in [
         ("normalizer", &parts.normalizer),

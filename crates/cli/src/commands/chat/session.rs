@@ -4,10 +4,9 @@
 //! magic | u64 bytes of JSON | JSON of the history | bytes of `Sequence::save` | SHA-256 of all before it, as 64 hex digits
 //! ```
 
-use anemoe_io::Error;
+use anemoe_io::{Error, free_memory};
 use anemoe_runtime::chat::History;
 use anemoe_runtime::model::{Model, Sequence};
-use std::fs::File;
 use std::io::{Read, Write};
 use std::path::Path;
 
@@ -40,7 +39,7 @@ fn check_replaced(path: &Path) -> anyhow::Result<()> {
     let Ok(kind) = path.metadata() else { return Ok(()) };
     let mut start = [0; MAGIC.len()];
     let is_session = kind.is_file()
-        && File::open(path).and_then(|mut file| file.read_exact(&mut start)).is_ok()
+        && anemoe_io::open_input(path, u64::MAX).and_then(|mut file| file.read_exact(&mut start)).is_ok()
         && start == *MAGIC;
     if !is_session {
         let what = if kind.is_dir() {
@@ -78,7 +77,8 @@ pub fn save(path: &Path, model: &Model, sequence: &Sequence, history: &History) 
 /// # Errors
 /// The file cannot be read, is damaged, or is of another bundle.
 pub fn load(path: &Path, model: &Model) -> anyhow::Result<(Sequence, History)> {
-    let bytes = anemoe_io::read_input(path, MAX_BYTES).map_err(|e| Error::io(path, e))?;
+    let most = free_memory().map_or(MAX_BYTES, |free| free.min(MAX_BYTES));
+    let bytes = anemoe_io::read_input(path, most).map_err(|e| Error::io(path, e))?;
     let (sequence, history) =
         parse(&bytes, model).map_err(|what| Error::invalid(path, format!("session: {what}")))?;
     Ok((sequence, history))

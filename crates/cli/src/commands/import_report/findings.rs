@@ -218,7 +218,7 @@ fn profile(
     let part = |key: &str| predicted.document.get(key).cloned().unwrap_or(Value::Null);
     let forecast: Forecast = serde_json::from_value(part("one")).map_err(of_entry)?;
     let said: ChipProfile = serde_json::from_value(part("profile")).map_err(of_entry)?;
-    let document: Value = anemoe_io::json::parse(bench).map_err(|e| format!("entry `{BENCH}`: {e}"))?;
+    let document: Value = archive.json(BENCH)?.unwrap_or_default();
     if document["mode"] != "coreml" {
         return Ok(Err(format!("the bench ran in mode {}, not on Core ML", document["mode"])));
     }

@@ -54,7 +54,7 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
         .map(|row| serde_json::json!({"id": row["id"], "label": row["label"], "name": row["name"], "program": row["program"]}))
         .collect();
     ui.document(&serde_json::json!({
-        "report": found.report, "folder": args.evidence.join(&found.report), "already": already,
+        "report": found.report, "folder": args.evidence.join(&found.report).display().to_string(), "already": already,
         "added": {"rows": if already { 0 } else { rows.len() }, "events": events, "chip": found.profile.is_some() && !already},
         "rows": rows, "chip": found.profile, "left_out": found.left_out, "system": found.system,
     }))?;

@@ -163,6 +163,11 @@ fn expect_journal(path: &Path) -> anyhow::Result<bool> {
     Ok(is_book)
 }
 
+/// Returns the bundles of `--link` as text.
+fn links(bundles: &[PathBuf]) -> Vec<String> {
+    bundles.iter().map(|bundle| bundle.display().to_string()).collect()
+}
+
 fn new(args: NewArgs, ui: &Ui) -> anyhow::Result<()> {
     let at = ExperimentPath::split(&args.experiment_path)?;
     if args.intent.trim().is_empty() {
@@ -174,7 +179,7 @@ fn new(args: NewArgs, ui: &Ui) -> anyhow::Result<()> {
         bail!("{}: this is {}; a book is a folder of its own", at.book.display(), kind.name());
     }
     let expect = texts(&args.more.expect);
-    let facts = serde_json::json!({"title": args.title, "replaces": args.replaces, "expect": expect, "bundles": args.more.link});
+    let facts = serde_json::json!({"title": args.title, "replaces": args.replaces, "expect": expect, "bundles": links(&args.more.link)});
     experiment::begin(&at, args.intent, facts)?;
     ui.document(&serde_json::json!({"book": at.book.display().to_string(), "experiment": at.id}))?;
     ui.line(format!(
@@ -332,7 +337,7 @@ fn add(args: AddArgs, ui: &Ui) -> anyhow::Result<()> {
     let is_book = expect_journal(&args.bundle)?;
     let p = args.prose;
     let facts = facts_of(serde_json::json!({
-        "state": p.state.and_then(|s| Some(s.to_possible_value()?.get_name().replace('-', " "))), "milestone": p.milestone, "expect": texts(&p.more.expect), "bundles": p.more.link,
+        "state": p.state.and_then(|s| Some(s.to_possible_value()?.get_name().replace('-', " "))), "milestone": p.milestone, "expect": texts(&p.more.expect), "bundles": links(&p.more.link),
     }));
     if let Some(fact) = facts.keys().next().filter(|_| !is_book) {
         bail!("{}: only experiments of a book have a {fact}", args.bundle.display());

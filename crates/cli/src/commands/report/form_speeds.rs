@@ -21,7 +21,7 @@ use std::path::{Path, PathBuf};
 #[derive(Debug, Serialize)]
 pub struct FormSpeeds {
     /// Checkpoint that gave the shapes.
-    pub checkpoint: Option<PathBuf>,
+    pub checkpoint: Option<String>,
     /// Chips, in the order of each form's speeds.
     pub chips: Vec<String>,
     /// Forms, the bundle's own first.
@@ -114,7 +114,7 @@ fn costed(
         verdicts: form.verdicts,
     });
     Ok(FormSpeeds {
-        checkpoint: Some(path.into()),
+        checkpoint: Some(path.display().to_string()),
         chips: chips.iter().map(|c| c.chip.clone()).collect(),
         forms: forms.collect(),
         missing: None,

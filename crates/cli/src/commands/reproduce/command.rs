@@ -1,12 +1,13 @@
 //! Commands that a recipe runs, in this process.
 
 use super::super::{bench, build, check, generate, golden, plan, trace, validate};
-use crate::args::planning::clap_message;
+use crate::args::planning::{PlanArgs, clap_message};
 use crate::outcome::Outcome;
 use crate::ui::Ui;
-use anyhow::Context;
+use anyhow::{Context, bail};
 use serde::Deserialize;
 use serde_json::Value;
+use std::ffi::{OsStr, OsString};
 
 /// A command that brings figures. The gates of a recipe are such commands, in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
@@ -52,11 +53,77 @@ impl GateCommand {
         matches!(self, GateCommand::Validate | GateCommand::Trace)
     }
 
+    /// Returns the options that a recipe may give, besides those of a plan for `plan` and `build`: none that writes
+    /// outside the folder of the run, sends something away, or replaces what the recipe says.
+    const fn own_options(self) -> &'static str {
+        match self {
+            GateCommand::Plan => "all evidence",
+            GateCommand::Build => {
+                "golden jobs max-memory no-journal note probe-layers probe-seed probes skip-gates"
+            }
+            GateCommand::Check => {
+                "chip device evidence no-journal no-verify note ops report strict system target timeout units"
+            }
+            GateCommand::Validate => {
+                "backend fast golden importance max-loaded min-cosine no-journal no-verify note probes seed shards"
+            }
+            GateCommand::Trace => "checkpoint golden importance no-journal no-verify note precision swap",
+            GateCommand::Generate => {
+                "backend draft-max fast ignore-eos max-loaded ngram-corpus ngram-max ngram-min no-fuse no-verify \
+                 precision prefill-chunk seed speculate states temperature top-k top-p"
+            }
+            GateCommand::Bench => {
+                "against backend context decode drafts fast max-loaded no-fuse no-journal no-verify note ops precision \
+                 prefill prefill-chunk repetitions seed sequences shards states verify-tokens"
+            }
+        }
+    }
+
+    /// Checks that the words of a recipe are options that it may give.
+    ///
+    /// # Errors
+    /// A word is none of these options, nor the value of one.
+    pub fn check_options(self, words: &[String]) -> anyhow::Result<()> {
+        let command = match self {
+            GateCommand::Plan => parser::<plan::Args>(self.name()),
+            GateCommand::Build => parser::<build::Args>(self.name()),
+            GateCommand::Check => parser::<check::Args>(self.name()),
+            GateCommand::Validate => parser::<validate::Args>(self.name()),
+            GateCommand::Trace => parser::<trace::Args>(self.name()),
+            GateCommand::Generate => parser::<generate::Args>(self.name()),
+            GateCommand::Bench => parser::<bench::Args>(self.name()),
+        };
+        let of_plan = parser::<PlanArgs>("plan");
+        let plans = matches!(self, GateCommand::Plan | GateCommand::Build);
+        let is_allowed = |name: &str| {
+            self.own_options().split(' ').any(|own| own == name)
+                || plans && of_plan.get_arguments().any(|a| a.get_long() == Some(name))
+        };
+        let mut words = words.iter().peekable();
+        while let Some(word) = words.next() {
+            let name = word.strip_prefix("--").map(|rest| rest.split('=').next().unwrap_or(rest));
+            let known = name.filter(|name| is_allowed(name));
+            let option = known.and_then(|name| command.get_arguments().find(|a| a.get_long() == Some(name)));
+            let Some(option) = option else {
+                bail!(
+                    "`{}` for `{}`: a recipe gives options as --NAME=VALUE, and none that names outputs or stores: what it \
+                     makes is in the folder of the run",
+                    word.escape_debug(),
+                    self.name()
+                );
+            };
+            if option.get_action().takes_values() && !word.contains('=') {
+                words.next_if(|value| !value.starts_with('-'));
+            }
+        }
+        Ok(())
+    }
+
     /// Runs the command with these arguments; returns its document, and whether its gate passed.
     ///
     /// # Errors
     /// The command fails.
-    pub fn run(self, arguments: &[String]) -> anyhow::Result<(Value, bool)> {
+    pub fn run(self, arguments: &[OsString]) -> anyhow::Result<(Value, bool)> {
         let name = self.name();
         let ui = Ui::inner();
         let outcome = match self {
@@ -77,15 +144,22 @@ impl GateCommand {
 ///
 /// # Errors
 /// The command fails.
-pub(super) fn make_golden(arguments: &[String]) -> anyhow::Result<()> {
+pub(super) fn make_golden(arguments: &[OsString]) -> anyhow::Result<()> {
     golden::run(parse("golden", arguments)?, &Ui::inner())?;
     Ok(())
 }
 
+/// Makes the parser of a command's arguments.
+fn parser<A: clap::Args>(name: &'static str) -> clap::Command {
+    A::augment_args(clap::Command::new(name).no_binary_name(true))
+}
+
 /// Parses arguments as the command line of a command.
-pub fn parse<A: clap::Args>(name: &'static str, arguments: &[String]) -> anyhow::Result<A> {
-    let command = A::augment_args(clap::Command::new(name).no_binary_name(true));
-    let read = command.try_get_matches_from(arguments).and_then(|m| A::from_arg_matches(&m));
-    read.map_err(|e| anyhow::anyhow!("{}", clap_message(&e)))
-        .with_context(|| format!("{name} {}", arguments.join(" ")))
+pub fn parse<A: clap::Args>(name: &'static str, arguments: &[impl AsRef<OsStr>]) -> anyhow::Result<A> {
+    let words = arguments.iter().map(|a| a.as_ref().to_os_string());
+    let read = parser::<A>(name).try_get_matches_from(words).and_then(|m| A::from_arg_matches(&m));
+    read.map_err(|e| anyhow::anyhow!("{}", clap_message(&e))).with_context(|| {
+        let words: Vec<_> = arguments.iter().map(|a| a.as_ref().to_string_lossy()).collect();
+        format!("{name} {}", words.join(" "))
+    })
 }

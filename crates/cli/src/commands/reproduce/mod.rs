@@ -18,6 +18,7 @@ use rows::{FigureRow, RowVerdict};
 use run_record::{RunIdentity, RunRecord};
 use source::Source;
 use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
 /// Run an experiment of the field notes, or one of your own, beside its figures.
@@ -300,8 +301,8 @@ impl BuildSite<'_> {
         }
     }
 
-    fn bundle(&self) -> String {
-        self.folder.join(format!("{}.anemoe", self.build.name)).to_string_lossy().into_owned()
+    fn bundle(&self) -> OsString {
+        self.folder.join(format!("{}.anemoe", self.build.name)).into()
     }
 
     /// Returns the path of the golden: one file for the recipe's source and prompt, and one for each build with its own.
@@ -324,42 +325,43 @@ impl BuildSite<'_> {
             return Ok(());
         }
         ui::message(format!("{}: golden, the checkpoint in f32", self.recipe.name));
-        let file = file.to_string_lossy().into_owned();
         let steps = self.recipe.new_tokens.to_string();
-        let fixed = [&self.source.built, "--prompt-ids", &self.prompt(), "--decode", &steps, "-o", &file];
-        command::make_golden(&fixed.map(str::to_string))
+        let prompt = self.prompt();
+        let fixed =
+            [&self.source.built, "--prompt-ids", &prompt, "--decode", &steps, "-o"].map(OsString::from);
+        command::make_golden(&[&fixed[..], &[file.into()]].concat())
     }
 
-    fn arguments(&self, gate: GateCommand) -> Vec<String> {
+    fn arguments(&self, gate: GateCommand) -> Vec<OsString> {
         let bundle = self.bundle();
-        let golden = self.golden_file().to_string_lossy().into_owned();
+        let golden = self.golden_file().into();
         let options = self.options(gate);
-        let mut all: Vec<String> = match gate {
-            GateCommand::Plan => {
-                let options = self.build.options.iter().cloned();
-                std::iter::once(self.source.planned.clone()).chain(options).collect()
-            }
+        let mut all: Vec<OsString> = match gate {
+            GateCommand::Plan => vec![self.source.planned.clone().into()],
             GateCommand::Build => {
-                let mut all: Vec<String> =
-                    vec![self.source.built.clone(), "-o".into(), bundle, "--intent".into()];
-                all.push(self.recipe.intent.trim().into());
-                all.extend(self.build.options.iter().cloned());
-                all
+                let intent = format!("--intent={}", self.recipe.intent.trim());
+                vec![self.source.built.clone().into(), "-o".into(), bundle, intent.into()]
             }
             GateCommand::Check | GateCommand::Bench => vec![bundle],
             GateCommand::Validate | GateCommand::Trace => vec![bundle, "--golden".into(), golden],
             GateCommand::Generate => {
                 let new = self.recipe.new_tokens.to_string();
-                [bundle, "--prompt-ids".into(), self.prompt(), "--max-new".into(), new].into()
+                vec![bundle, "--prompt-ids".into(), self.prompt().into(), "--max-new".into(), new.into()]
             }
         };
-        all.extend(options.iter().cloned());
+        if !gate.needs_bundle() {
+            all.extend(self.build.options.iter().map(OsString::from));
+        }
+        all.extend(options.iter().map(OsString::from));
         if gate == GateCommand::Validate && options.iter().any(|o| o.starts_with("--probes")) {
-            all.extend(["--checkpoint".into(), self.source.built.clone()]);
             // The folder of the bundles has room for scratch files.
-            if !options.iter().any(|o| o.starts_with("--scratch")) {
-                all.extend(["--scratch".into(), self.folder.to_string_lossy().into_owned()]);
-            }
+            let scratch = self.folder.as_os_str();
+            all.extend([
+                "--checkpoint".into(),
+                self.source.built.clone().into(),
+                "--scratch".into(),
+                scratch.into(),
+            ]);
         }
         all
     }

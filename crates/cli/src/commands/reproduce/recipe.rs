@@ -163,10 +163,14 @@ fn parse(name: &str, text: &str) -> anyhow::Result<Recipe> {
         if read.builds[..i].iter().any(|b| b.name == build.name) {
             bail!("two builds are named `{}`", build.name);
         }
+        let of_build = || format!("build `{}`", build.name);
+        GateCommand::Build.check_options(&build.options).with_context(of_build)?;
+        build.gates.iter().try_for_each(|(gate, words)| gate.check_options(words)).with_context(of_build)?;
     }
     if read.layers == 0 {
         bail!("layers = 0: a model has at least one");
     }
+    read.options.iter().try_for_each(|(gate, words)| gate.check_options(words)).context("[options]")?;
     check_order(&read.gates)?;
     let needs_prompt = |g: &GateCommand| g.needs_golden() || *g == GateCommand::Generate;
     let without = || read.prompt_ids.is_empty() && read.builds.iter().any(|b| b.prompt_ids.is_empty());
@@ -305,6 +309,16 @@ mod tests {
             ("gates = ['plan']", "gates = ['plan', 'build', 'plan']", "`plan` stands twice"),
             ("title = 'a'", "title = 'a", "line 1"),
             ("title = 'a'", "title = 'a'\nlayers = 0", "at least one"),
+            ("name = 'x'", "name = 'x'\noptions = ['--quant', 'lut4', 'y']", "build `x`: `y` for `build`"),
+            ("name = 'x'", "name = 'x'\noptions = ['--out=y']", "`--out=y`"),
+            ("name = 'x'", "name = 'x'\noptions = ['-oy']", "`-oy`"),
+            ("name = 'x'", "name = 'x'\noptions = ['--quant', '--force']", "`--force`"),
+            ("name = 'x'", "name = 'x'\noptions = ['--', 'y']", "`--`"),
+            ("name = 'x'", "name = 'x'\ngates.build = ['--skip-gates', '--push=s3://y']", "`--push=s3://y`"),
+            ("name = 'x'", "name = 'x'\ngates.bench = ['--save', 'y']", "`--save` for `bench`"),
+            ("name = 'x'", "name = 'x'\ngates.validate = ['--scratch=y']", "folder of the run"),
+            ("name = 'x'", "name = 'x'\ngates.generate = ['--compiled=y']", "`--compiled=y`"),
+            ("[[builds]]", "[options]\nplan = ['--out=y']\n[[builds]]", "[options]: `--out=y` for `plan`"),
             ("from = 'd'", "from = 'd'\nneeds = 'luck'", "expected one of `nothing`, `weights`, `mac`"),
         ] {
             assert!(good.contains(old), "{old}");

@@ -23,7 +23,12 @@ impl Source {
     /// # Errors
     /// There is no checkpoint at `path`.
     pub fn new(recipe: &Recipe, path: &Path, layers: Option<usize>) -> anyhow::Result<Source> {
-        let planned = path.to_str().with_context(|| format!("{}: not UTF-8", path.display()))?.to_string();
+        let mut planned =
+            path.to_str().with_context(|| format!("{}: not UTF-8", path.display()))?.to_string();
+        if planned.starts_with('-') {
+            // Commands would read an option.
+            planned.insert_str(0, "./");
+        }
         let is_synthetic = models::is_synthetic(&planned);
         if !is_synthetic {
             if !matches!(

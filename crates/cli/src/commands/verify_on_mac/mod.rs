@@ -94,7 +94,7 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
         })
         .collect();
     ui.document(&serde_json::json!({
-        "out": args.out, "work": work, "system": system, "failed": failed, "stages": shown,
+        "out": args.out.display().to_string(), "work": work.display().to_string(), "system": system, "failed": failed, "stages": shown,
         "entries": entries.keys().collect::<Vec<_>>(),
     }))?;
     print(&records, ui)?;
