@@ -123,11 +123,12 @@ fn wanted_words(wanted: &str) -> Cow<'_, str> {
     }
 }
 
-/// Parses JSON text whose objects, at every depth, have every key once.
+/// Parses JSON text whose objects, at every depth, have every key once; a byte order mark before it does not count.
 ///
 /// # Errors
 /// The text is not JSON, an object has a key twice (the error names it), or the value does not fit `T`.
 pub fn parse<T: DeserializeOwned>(text: &[u8]) -> Result<T, JsonError> {
+    let text = crate::without_mark(text);
     serde_json::from_slice::<UniqueKeys>(text)?;
     Ok(serde_json::from_slice(text)?)
 }
@@ -261,5 +262,7 @@ mod tests {
             assert_eq!(ours.map_err(|e| e.to_string()), library.map_err(|e| e.to_string()), "{text}");
         }
         assert!(parse::<Value>("[".repeat(100_000).as_bytes()).is_err());
+        assert_eq!(parse::<u8>("\u{feff}7".as_bytes()).unwrap(), 7);
+        assert!(parse::<u8>("\u{feff}\u{feff}7".as_bytes()).is_err());
     }
 }
