@@ -544,7 +544,7 @@ fn a_stream_that_runs_alone_drafts_and_its_answer_stays_the_same() {
 fn what_is_wrong_gets_an_error_and_the_server_lives() {
     let dir = tempfile::tempdir().unwrap();
     let keys = dir.path().join("keys");
-    std::fs::write(&keys, "# ours\nsecret-1\n\nsecret-2\n").unwrap();
+    std::fs::write(&keys, "\u{feff}secret-1\n# ours\n\nsecret-2\r\n").unwrap();
     let server = Server::start(&[
         "--max-sequences",
         "4",

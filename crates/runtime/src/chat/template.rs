@@ -1,6 +1,6 @@
 //! The chat template of a model, from `chat_template.jinja` or `tokenizer_config.json`.
 
-use super::jinja::Program;
+use super::jinja::Jinja;
 use super::{message, prompt_text};
 use crate::tokenizer::Tokenizer;
 use crate::{Error, Result};
@@ -30,7 +30,7 @@ const MARK: &str = "MARKOFANANSWER";
 
 /// A chat template with its special tokens.
 pub struct ChatTemplate {
-    program: Program,
+    program: Jinja,
     /// Variables besides messages and tools.
     variables: Map<String, Value>,
     path: PathBuf,
@@ -94,7 +94,7 @@ impl ChatTemplate {
             return Err(wrong(format!("{} bytes, more than {MAX_TEMPLATE_BYTES}", text.len())));
         }
         let takes_tools = text.contains("tools");
-        let program = Program::parse(text).map_err(wrong)?;
+        let program = Jinja::parse(text).map_err(wrong)?;
         let mut variables = Map::new();
         for name in SPECIAL_TOKENS {
             let token = match config.get(name) {

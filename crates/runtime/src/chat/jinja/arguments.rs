@@ -1,23 +1,23 @@
 //! Values that a function, method, filter or test is called with.
 
-use super::ast::Name;
+use super::ast::Identifier;
 use super::meter::{Fallible, fail};
 use super::print::printed;
-use super::value::Value;
+use super::py_value::PyValue;
 
 /// Evaluated arguments.
 #[derive(Clone, Default)]
-pub struct Given {
-    pub positional: Vec<Value>,
-    pub named: Vec<(Name, Value)>,
+pub struct GivenArguments {
+    pub positional: Vec<PyValue>,
+    pub named: Vec<(Identifier, PyValue)>,
 }
 
-impl Given {
+impl GivenArguments {
     /// Returns the value of each parameter in `names`; none where it was not given.
     ///
     /// # Errors
     /// There are more values than names, or a name that is not known.
-    pub fn bind<const N: usize>(&self, function: &str, names: [&str; N]) -> Fallible<[Option<Value>; N]> {
+    pub fn bind<const N: usize>(&self, function: &str, names: [&str; N]) -> Fallible<[Option<PyValue>; N]> {
         let mut bound = [const { None }; N];
         if self.positional.len() > N {
             return fail(format!(
@@ -46,7 +46,7 @@ impl Given {
     ///
     /// # Errors
     /// There is none, or more than one.
-    pub fn one(&self, function: &str) -> Fallible<Value> {
+    pub fn one(&self, function: &str) -> Fallible<PyValue> {
         match (&self.positional[..], self.named.is_empty()) {
             ([value], true) => Ok(value.clone()),
             _ => fail(format!("{function}() takes exactly one argument")),
@@ -58,7 +58,7 @@ impl Given {
 ///
 /// # Errors
 /// Another value was given.
-pub fn int_or(given: &Option<Value>, default: i128) -> Fallible<i128> {
+pub fn int_or(given: &Option<PyValue>, default: i128) -> Fallible<i128> {
     match given {
         None => Ok(default),
         Some(value) => match value.defined()?.as_int() {
@@ -72,9 +72,9 @@ pub fn int_or(given: &Option<Value>, default: i128) -> Fallible<i128> {
 ///
 /// # Errors
 /// Another value was given.
-pub fn text_or_none(given: &Option<Value>) -> Fallible<Option<&str>> {
+pub fn text_or_none(given: &Option<PyValue>) -> Fallible<Option<&str>> {
     match given {
-        None | Some(Value::None) => Ok(None),
+        None | Some(PyValue::None) => Ok(None),
         Some(value) => match value.defined()?.as_str() {
             Some(text) => Ok(Some(text)),
             None => fail(format!("a text expected, not {}", value.type_name())),
@@ -86,7 +86,7 @@ pub fn text_or_none(given: &Option<Value>) -> Fallible<Option<&str>> {
 ///
 /// # Errors
 /// Nothing or another value was given.
-pub fn text_of<'a>(given: &'a Option<Value>, name: &str) -> Fallible<&'a str> {
+pub fn text_of<'a>(given: &'a Option<PyValue>, name: &str) -> Fallible<&'a str> {
     text_or_none(given)?.map_or_else(|| fail(format!("argument `{name}` must be a text")), Ok)
 }
 
@@ -94,19 +94,19 @@ pub fn text_of<'a>(given: &'a Option<Value>, name: &str) -> Fallible<&'a str> {
 ///
 /// # Errors
 /// Nothing was given.
-pub fn needed<'a>(given: &'a Option<Value>, name: &str) -> Fallible<&'a Value> {
+pub fn needed<'a>(given: &'a Option<PyValue>, name: &str) -> Fallible<&'a PyValue> {
     given.as_ref().map_or_else(|| fail(format!("argument `{name}` is missing")), Ok)
 }
 
 /// Tells whether a value that is true was given.
-pub fn is_set(given: &Option<Value>) -> bool {
-    given.as_ref().is_some_and(Value::is_true)
+pub fn is_set(given: &Option<PyValue>) -> bool {
+    given.as_ref().is_some_and(PyValue::is_true)
 }
 
 /// Returns a value that was given as `str` writes it.
 ///
 /// # Errors
 /// The text does not fit.
-pub fn printed_or(given: &Option<Value>, default: &str) -> Fallible<String> {
+pub fn printed_or(given: &Option<PyValue>, default: &str) -> Fallible<String> {
     given.as_ref().map_or_else(|| Ok(default.into()), printed)
 }

@@ -4,7 +4,7 @@ use super::meter::Text;
 use std::sync::Arc;
 
 /// A name of a variable, attribute, filter or test.
-pub type Name = Arc<Text>;
+pub type Identifier = Arc<Text>;
 
 /// A constant.
 #[derive(Clone, Debug)]
@@ -30,7 +30,7 @@ pub enum Operator {
 
 /// A comparison.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Comparison {
+pub enum CompareOp {
     Eq,
     Ne,
     Lt,
@@ -45,16 +45,16 @@ pub enum Comparison {
 #[derive(Debug)]
 pub enum Expr {
     Literal(Literal),
-    Name(Name),
+    Identifier(Identifier),
     List(Vec<Expr>),
     Tuple(Vec<Expr>),
     Dict(Vec<(Expr, Expr)>),
-    Attribute(Box<Expr>, Name),
+    Attribute(Box<Expr>, Identifier),
     Item(Box<Expr>, Box<Expr>),
     Slice(Box<Expr>, [Option<Box<Expr>>; 3]),
     Call(Box<Expr>, Arguments),
-    Filter(Box<Expr>, Name, Arguments),
-    Test(Box<Expr>, Name, Arguments),
+    Filter(Box<Expr>, Identifier, Arguments),
+    Test(Box<Expr>, Identifier, Arguments),
     Not(Box<Expr>),
     Negative(Box<Expr>),
     Positive(Box<Expr>),
@@ -64,14 +64,14 @@ pub enum Expr {
     Either(Box<Expr>, Box<Expr>, Option<Box<Expr>>),
     Binary(Operator, Box<Expr>, Box<Expr>),
     Concat(Vec<Expr>),
-    Compare(Box<Expr>, Vec<(Comparison, Expr)>),
+    Compare(Box<Expr>, Vec<(CompareOp, Expr)>),
 }
 
 /// Arguments of a call.
 #[derive(Debug, Default)]
 pub struct Arguments {
     pub positional: Vec<Expr>,
-    pub named: Vec<(Name, Expr)>,
+    pub named: Vec<(Identifier, Expr)>,
     /// `*list` and `**map`.
     pub list: Option<Box<Expr>>,
     pub map: Option<Box<Expr>>,
@@ -79,11 +79,11 @@ pub struct Arguments {
 
 /// What is assigned to.
 #[derive(Debug)]
-pub enum Target {
-    Name(Name),
+pub enum AssignTarget {
+    Identifier(Identifier),
     /// Attribute of a namespace.
-    Attribute(Name, Name),
-    Tuple(Vec<Target>),
+    Attribute(Identifier, Identifier),
+    Tuple(Vec<AssignTarget>),
 }
 
 /// A statement.
@@ -91,17 +91,17 @@ pub enum Target {
 pub enum Statement {
     Text(Box<str>),
     Print(Expr),
-    Set(Target, Expr),
+    Set(AssignTarget, Expr),
     /// Sets the text of a body, through a filter of [`BODY`].
-    SetBlock(Target, Option<Expr>, Vec<Line>),
-    If(Vec<(Expr, Vec<Line>)>, Vec<Line>),
+    SetBlock(AssignTarget, Option<Expr>, Vec<TemplateLine>),
+    If(Vec<(Expr, Vec<TemplateLine>)>, Vec<TemplateLine>),
     For(Arc<Loop>),
     Macro(Arc<MacroBody>),
     Call(Expr, Arc<MacroBody>),
-    FilterBlock(Expr, Vec<Line>),
-    With(Vec<(Target, Expr)>, Vec<Line>),
+    FilterBlock(Expr, Vec<TemplateLine>),
+    With(Vec<(AssignTarget, Expr)>, Vec<TemplateLine>),
     /// A body with variables of its own: `generation`, `block`.
-    Scope(Vec<Line>),
+    Scope(Vec<TemplateLine>),
     Break,
     Continue,
     /// A statement that has no meaning here, such as `include`.
@@ -113,7 +113,7 @@ pub const BODY: &str = "";
 
 /// A statement with its line.
 #[derive(Debug)]
-pub struct Line {
+pub struct TemplateLine {
     pub line: usize,
     pub statement: Statement,
 }
@@ -121,21 +121,21 @@ pub struct Line {
 /// A `for` loop.
 #[derive(Debug)]
 pub struct Loop {
-    pub target: Target,
+    pub target: AssignTarget,
     pub iterable: Expr,
     pub condition: Option<Expr>,
     pub recursive: bool,
-    pub body: Vec<Line>,
-    pub otherwise: Vec<Line>,
+    pub body: Vec<TemplateLine>,
+    pub otherwise: Vec<TemplateLine>,
 }
 
 /// A macro, or the body of a `call`.
 #[derive(Debug)]
 pub struct MacroBody {
-    pub name: Name,
+    pub name: Identifier,
     /// Parameters, with their defaults.
-    pub parameters: Vec<(Name, Option<Expr>)>,
-    pub body: Vec<Line>,
+    pub parameters: Vec<(Identifier, Option<Expr>)>,
+    pub body: Vec<TemplateLine>,
     /// True if the body names `varargs`, `kwargs`, `caller`.
     pub reads: [bool; 3],
 }

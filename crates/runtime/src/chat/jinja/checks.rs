@@ -1,12 +1,12 @@
 //! The tests behind `is`.
 
-use super::arguments::Given;
+use super::arguments::GivenArguments;
 use super::ast::Operator;
 use super::meter::{Fallible, fail};
 use super::operators::operate;
 use super::print::printed;
+use super::py_value::{PyValue, compare, contains, equal};
 use super::text_methods::has_case;
-use super::value::{Value, compare, contains, equal};
 use std::cmp::Ordering;
 
 /// Names of the filters.
@@ -112,8 +112,8 @@ const CHECKS: &[&str] = &[
 ///
 /// # Errors
 /// There is no such test, or Python refuses it.
-pub fn check(name: &str, value: &Value, given: &Given) -> Fallible<bool> {
-    let remainder = |by: i128| Ok(operate(Operator::Mod, value, &Value::Int(by))?.as_float());
+pub fn check(name: &str, value: &PyValue, given: &GivenArguments) -> Fallible<bool> {
+    let remainder = |by: i128| Ok(operate(Operator::Mod, value, &PyValue::Int(by))?.as_float());
     let ordered = |test: fn(Ordering) -> bool, operator: &str| {
         Ok(compare(value, &given.one(name)?, operator)?.is_some_and(test))
     };
@@ -126,7 +126,7 @@ pub fn check(name: &str, value: &Value, given: &Given) -> Fallible<bool> {
         "ge" | ">=" => ordered(Ordering::is_ge, ">=")?,
         "in" => contains(&given.one(name)?, value)?,
         "sameas" => value.is_same(&given.one(name)?),
-        "divisibleby" => equal(&operate(Operator::Mod, value, &given.one(name)?)?, &Value::Int(0))?,
+        "divisibleby" => equal(&operate(Operator::Mod, value, &given.one(name)?)?, &PyValue::Int(0))?,
         _ => {
             given.bind::<0>(name, [])?;
             match name {
@@ -134,28 +134,28 @@ pub fn check(name: &str, value: &Value, given: &Given) -> Fallible<bool> {
                 "undefined" => value.is_undefined(),
                 "odd" => remainder(2)? == Some(1.0),
                 "even" => remainder(2)? == Some(0.0),
-                "none" => matches!(value, Value::None),
-                "boolean" => matches!(value, Value::Bool(_)),
-                "false" => matches!(value, Value::Bool(false)),
-                "true" => matches!(value, Value::Bool(true)),
-                "integer" => matches!(value, Value::Int(_)),
-                "float" => matches!(value, Value::Float(_)),
-                "number" => matches!(value, Value::Int(_) | Value::Float(_) | Value::Bool(_)),
+                "none" => matches!(value, PyValue::None),
+                "boolean" => matches!(value, PyValue::Bool(_)),
+                "false" => matches!(value, PyValue::Bool(false)),
+                "true" => matches!(value, PyValue::Bool(true)),
+                "integer" => matches!(value, PyValue::Int(_)),
+                "float" => matches!(value, PyValue::Float(_)),
+                "number" => matches!(value, PyValue::Int(_) | PyValue::Float(_) | PyValue::Bool(_)),
                 "string" => value.as_str().is_some(),
-                "escaped" => matches!(value, Value::Markup(_)),
-                "mapping" => matches!(value, Value::Dict(_)),
-                "sequence" => value.length().is_some() && !matches!(value, Value::View(..)),
+                "escaped" => matches!(value, PyValue::Markup(_)),
+                "mapping" => matches!(value, PyValue::Dict(_)),
+                "sequence" => value.length().is_some() && !matches!(value, PyValue::DictView(..)),
                 "iterable" => {
-                    value.length().is_some() || matches!(value, Value::Iterator(_) | Value::Loop(_))
+                    value.length().is_some() || matches!(value, PyValue::Iterator(_) | PyValue::Loop(_))
                 }
                 "callable" => matches!(
                     value,
-                    Value::Macro(_)
-                        | Value::Method(_)
-                        | Value::Function(_)
-                        | Value::Joiner(_)
-                        | Value::Loop(_)
-                        | Value::Undefined(_)
+                    PyValue::Macro(_)
+                        | PyValue::Method(_)
+                        | PyValue::Function(_)
+                        | PyValue::Joiner(_)
+                        | PyValue::Loop(_)
+                        | PyValue::Undefined(_)
                 ),
                 "lower" => has_case(&printed(value)?, char::is_lowercase),
                 "upper" => has_case(&printed(value)?, char::is_uppercase),

@@ -1,11 +1,11 @@
 //! Filters that make a text of a text.
 
-use super::arguments::{Given, int_or, is_set, needed, printed_or, text_of, text_or_none};
+use super::arguments::{GivenArguments, int_or, is_set, needed, printed_or, text_of, text_or_none};
 use super::lexer::is_blank;
-use super::meter::{Fallible, Out, Text, fail, scan, spend};
+use super::meter::{Fallible, Text, TextOut, fail, scan, spend};
 use super::print::{printed, represented};
+use super::py_value::{PyValue, char_count, sort};
 use super::text_methods::{adjusted, capitalized, format_filter, lines, replaced, stripped};
-use super::value::{Value, char_count, sort};
 
 /// Characters of a line of `pprint`, which breaks longer ones.
 const MOST_PRETTY: usize = 80;
@@ -14,12 +14,12 @@ const MOST_PRETTY: usize = 80;
 ///
 /// # Errors
 /// Jinja refuses the call.
-pub fn filter_text(name: &str, value: &Value, given: &Given) -> Fallible<Option<Value>> {
-    let text = |text: String| Ok(Some(Value::text(text)));
+pub fn filter_text(name: &str, value: &PyValue, given: &GivenArguments) -> Fallible<Option<PyValue>> {
+    let text = |text: String| Ok(Some(PyValue::text(text)));
     if ["trim", "replace", "indent", "truncate", "wordwrap", "urlencode"].contains(&name) {
         scan(value.as_str().unwrap_or_default())?;
     }
-    let plain = |value: &Value| {
+    let plain = |value: &PyValue| {
         given.bind::<0>(name, [])?;
         let text = printed(value)?;
         scan(&text)?;
@@ -27,7 +27,7 @@ pub fn filter_text(name: &str, value: &Value, given: &Given) -> Fallible<Option<
     };
     match name {
         "string" => match value {
-            Value::Markup(_) => Ok(Some(value.clone())),
+            PyValue::Markup(_) => Ok(Some(value.clone())),
             _ => text(plain(value)?),
         },
         "upper" => text(plain(value)?.to_uppercase()),
@@ -37,13 +37,13 @@ pub fn filter_text(name: &str, value: &Value, given: &Given) -> Fallible<Option<
         "wordcount" => {
             let is_word = |c: char| c == '_' || c.is_alphanumeric();
             let words = plain(value)?.split(|c| !is_word(c)).filter(|word| !word.is_empty()).count();
-            Ok(Some(Value::Int(words as i128)))
+            Ok(Some(PyValue::Int(words as i128)))
         }
         "escape" | "e" | "forceescape" => match value {
-            Value::Markup(_) if name != "forceescape" => Ok(Some(value.clone())),
-            _ => Ok(Some(Value::Markup(Text::new(escaped(&plain(value)?)?)))),
+            PyValue::Markup(_) if name != "forceescape" => Ok(Some(value.clone())),
+            _ => Ok(Some(PyValue::Markup(Text::new(escaped(&plain(value)?)?)))),
         },
-        "safe" => Ok(Some(Value::Markup(Text::new(plain(value)?)))),
+        "safe" => Ok(Some(PyValue::Markup(Text::new(plain(value)?)))),
         "striptags" => {
             let whole = plain(value)?;
             (0..4).try_for_each(|_| scan(&whole))?;
@@ -64,7 +64,7 @@ pub fn filter_text(name: &str, value: &Value, given: &Given) -> Fallible<Option<
         "replace" => {
             let [old, new, count] = given.bind(name, ["old", "new", "count"])?;
             let (old, new) = (printed(needed(&old, "old")?)?, printed(needed(&new, "new")?)?);
-            let count = if matches!(count, Some(Value::None)) { None } else { count };
+            let count = if matches!(count, Some(PyValue::None)) { None } else { count };
             text(replaced(&printed(value)?, &old, &new, int_or(&count, -1)?)?)
         }
         "format" => format_filter(value, given).map(Some),
@@ -82,7 +82,7 @@ pub fn filter_text(name: &str, value: &Value, given: &Given) -> Fallible<Option<
                 width => " ".repeat(usize::try_from(int_or(width, 4)?.min(1 << 20)).unwrap_or(0)),
             };
             let body = [body, "\n"].concat();
-            let mut out = Out::default();
+            let mut out = TextOut::default();
             out.push(if is_set(&first) { &indent } else { "" })?;
             for (i, line) in lines(&body, false).into_iter().enumerate() {
                 if i > 0 {
@@ -96,7 +96,7 @@ pub fn filter_text(name: &str, value: &Value, given: &Given) -> Fallible<Option<
         "truncate" => {
             let [length, kills, end, leeway] = given.bind(name, ["length", "killwords", "end", "leeway"])?;
             let (length, end) = (int_or(&length, 255)?, printed_or(&end, "...")?);
-            let leeway = if matches!(leeway, Some(Value::None)) { 5 } else { int_or(&leeway, 5)? };
+            let leeway = if matches!(leeway, Some(PyValue::None)) { 5 } else { int_or(&leeway, 5)? };
             let Some(size) = value.length() else {
                 return fail(format!("object of type '{}' has no len()", value.type_name()));
             };
@@ -127,7 +127,7 @@ pub fn filter_text(name: &str, value: &Value, given: &Given) -> Fallible<Option<
             let breaks = breaks.is_none() || is_set(&breaks);
             let hyphens = hyphens.is_none() || is_set(&hyphens);
             let value = Some(value.clone());
-            let mut out = Out::default();
+            let mut out = TextOut::default();
             for (i, line) in lines(text_of(&value, "value")?, false).into_iter().enumerate() {
                 out.push(if i > 0 { wrap } else { "" })?;
                 out.push(&wrapped(line, width, breaks, hyphens)?.join(wrap))?;
@@ -137,19 +137,19 @@ pub fn filter_text(name: &str, value: &Value, given: &Given) -> Fallible<Option<
         "urlencode" => {
             given.bind::<0>(name, [])?;
             let pairs = match value {
-                Value::Dict(dict) => dict.entries().to_vec(),
+                PyValue::Dict(dict) => dict.entries().to_vec(),
                 _ if value.as_str().is_some() || value.values().is_err() => {
                     return text(url_quoted(&printed(value)?, "/")?);
                 }
                 _ => {
-                    let pair = |pair: Value| match &pair.to_vec()?[..] {
+                    let pair = |pair: PyValue| match &pair.to_vec()?[..] {
                         [key, value] => Ok((key.clone(), value.clone())),
                         _ => fail("urlencode: pairs expected"),
                     };
                     value.values()?.map(pair).collect::<Fallible<_>>()?
                 }
             };
-            let mut out = Out::default();
+            let mut out = TextOut::default();
             for (i, (key, value)) in pairs.iter().enumerate() {
                 out.push(if i > 0 { "&" } else { "" })?;
                 out.push(&url_quoted(&printed(key)?, "")?.replace("%20", "+"))?;
@@ -160,10 +160,10 @@ pub fn filter_text(name: &str, value: &Value, given: &Given) -> Fallible<Option<
         }
         "xmlattr" => {
             let [space] = given.bind(name, ["autospace"])?;
-            let Value::Dict(dict) = value else { return fail("xmlattr: a map expected") };
-            let mut out = Out::default();
+            let PyValue::Dict(dict) = value else { return fail("xmlattr: a map expected") };
+            let mut out = TextOut::default();
             for (key, value) in dict.entries() {
-                if matches!(value, Value::None | Value::Undefined(_)) {
+                if matches!(value, PyValue::None | PyValue::Undefined(_)) {
                     continue;
                 }
                 let key = printed(key)?;
@@ -174,7 +174,7 @@ pub fn filter_text(name: &str, value: &Value, given: &Given) -> Fallible<Option<
                 out.push(if !first || space.is_none() || is_set(&space) { " " } else { "" })?;
                 out.push(&escaped(&key)?)?;
                 out.push("=\"")?;
-                out.push(&if let Value::Markup(text) = value {
+                out.push(&if let PyValue::Markup(text) = value {
                     text.to_string()
                 } else {
                     escaped(&printed(value)?)?
@@ -195,16 +195,17 @@ pub fn filter_text(name: &str, value: &Value, given: &Given) -> Fallible<Option<
     }
 }
 
-fn with_sorted_keys(value: &Value) -> Fallible<Value> {
+fn with_sorted_keys(value: &PyValue) -> Fallible<PyValue> {
     match value {
-        Value::List(items) => Value::list(items.iter().map(with_sorted_keys).collect::<Fallible<_>>()?),
-        Value::Tuple(items) => Value::tuple(items.iter().map(with_sorted_keys).collect::<Fallible<_>>()?),
-        Value::Dict(dict) => {
+        PyValue::List(items) => PyValue::list(items.iter().map(with_sorted_keys).collect::<Fallible<_>>()?),
+        PyValue::Tuple(items) => PyValue::tuple(items.iter().map(with_sorted_keys).collect::<Fallible<_>>()?),
+        PyValue::Dict(dict) => {
             let keys =
                 sort(dict.entries().iter().map(|(key, _)| (key.clone(), key.clone())).collect(), false)?;
-            let pair =
-                |key: Value| Ok((key.clone(), with_sorted_keys(dict.get(&key)?.unwrap_or(&Value::None))?));
-            Value::dict(keys.into_iter().map(pair).collect::<Fallible<Vec<_>>>()?)
+            let pair = |key: PyValue| {
+                Ok((key.clone(), with_sorted_keys(dict.get(&key)?.unwrap_or(&PyValue::None))?))
+            };
+            PyValue::dict(keys.into_iter().map(pair).collect::<Fallible<Vec<_>>>()?)
         }
         other => Ok(other.clone()),
     }
@@ -215,7 +216,7 @@ fn with_sorted_keys(value: &Value) -> Fallible<Value> {
 /// # Errors
 /// It does not fit.
 pub fn escaped(text: &str) -> Fallible<String> {
-    let mut out = Out::default();
+    let mut out = TextOut::default();
     let mut rest = text;
     while let Some(at) = rest.find(['&', '<', '>', '"', '\'']) {
         out.push(&rest[..at])?;
@@ -268,7 +269,7 @@ fn without_tags(text: &str) -> String {
 }
 
 fn url_quoted(text: &str, safe: &str) -> Fallible<String> {
-    let mut out = Out::default();
+    let mut out = TextOut::default();
     for byte in text.bytes() {
         let c = char::from(byte);
         if c.is_ascii_alphanumeric() || "_.-~".contains(c) || safe.contains(c) {

@@ -1,9 +1,9 @@
 //! Values in a text: the `%` of Python's texts, `str.format`, and its format specifications.
 
 use super::items::{attribute, item};
-use super::meter::{Fallible, Out, fail};
+use super::meter::{Fallible, TextOut, fail};
 use super::print::{exponent_text, float, print, printed, quote, represented};
-use super::value::{Value, char_count};
+use super::py_value::{PyValue, char_count};
 
 /// Largest width or precision.
 const MOST_WIDTH: usize = 1 << 20;
@@ -24,7 +24,7 @@ struct Spec {
 }
 
 /// Writes a number and its sign into the width of a specification.
-fn padded(out: &mut Out, spec: &Spec, default: char, sign: &str, body: &str) -> Fallible<()> {
+fn padded(out: &mut TextOut, spec: &Spec, default: char, sign: &str, body: &str) -> Fallible<()> {
     let missing = spec.width.saturating_sub(char_count(sign) + char_count(body));
     let fill = spec.fill.unwrap_or(' ');
     let (before, behind) = match spec.align.unwrap_or(default) {
@@ -116,7 +116,7 @@ fn int_digits(n: i128, spec: &Spec, kind: char) -> (&'static str, String) {
 ///
 /// # Errors
 /// The specification is wrong for the value.
-pub fn formatted(value: &Value, specification: &str, out: &mut Out) -> Fallible<()> {
+pub fn formatted(value: &PyValue, specification: &str, out: &mut TextOut) -> Fallible<()> {
     if specification.is_empty() {
         return print(value, out);
     }
@@ -158,7 +158,7 @@ pub fn formatted(value: &Value, specification: &str, out: &mut Out) -> Fallible<
     if spec.width > MOST_WIDTH || spec.precision.is_some_and(|p| p > MOST_WIDTH) {
         return fail("a format that is too wide");
     }
-    let unknown = |value: &Value| {
+    let unknown = |value: &PyValue| {
         fail(format!(
             "Unknown format code '{}' for object of type '{}'",
             spec.kind.unwrap_or(' '),
@@ -166,14 +166,14 @@ pub fn formatted(value: &Value, specification: &str, out: &mut Out) -> Fallible<
         ))
     };
     match value {
-        Value::Str(text) | Value::Markup(text) => match spec.kind {
+        PyValue::Str(text) | PyValue::Markup(text) => match spec.kind {
             None | Some('s') if spec.sign.is_none() && spec.align != Some('=') => {
                 let cut: String = text.chars().take(spec.precision.unwrap_or(usize::MAX)).collect();
                 padded(out, &spec, '<', "", &cut)
             }
             _ => unknown(value),
         },
-        Value::Int(_) | Value::Bool(_)
+        PyValue::Int(_) | PyValue::Bool(_)
             if matches!(spec.kind, None | Some('d' | 'b' | 'o' | 'x' | 'X' | 'c' | 'n')) =>
         {
             let n = value.as_int().unwrap_or(0);
@@ -189,7 +189,7 @@ pub fn formatted(value: &Value, specification: &str, out: &mut Out) -> Fallible<
             let digits = grouped(&digits, spec.grouping, if matches!(kind, 'd' | 'n') { 3 } else { 4 });
             padded(out, &spec, '>', &(sign_text(&spec, n < 0) + mark), &digits)
         }
-        Value::Float(_) | Value::Int(_) | Value::Bool(_) => {
+        PyValue::Float(_) | PyValue::Int(_) | PyValue::Bool(_) => {
             let x = value.as_float().unwrap_or(0.0);
             let kind = spec.kind.unwrap_or('r');
             let digits = match (kind, spec.precision) {
@@ -223,13 +223,13 @@ pub fn formatted(value: &Value, specification: &str, out: &mut Out) -> Fallible<
 ///
 /// # Errors
 /// The values do not fit the format.
-pub fn percent(format: &str, values: &Value) -> Fallible<String> {
-    let given: Vec<Value> = match values {
-        Value::Tuple(items) => items.to_vec(),
+pub fn percent(format: &str, values: &PyValue) -> Fallible<String> {
+    let given: Vec<PyValue> = match values {
+        PyValue::Tuple(items) => items.to_vec(),
         one => vec![one.clone()],
     };
     let mut next = given.iter();
-    let mut out = Out::default();
+    let mut out = TextOut::default();
     let mut uses_names = false;
     let mut rest = format;
     while let Some(at) = rest.find('%') {
@@ -238,7 +238,7 @@ pub fn percent(format: &str, values: &Value) -> Fallible<String> {
         let mut named = None;
         if let Some(inner) = rest.strip_prefix('(') {
             let Some((name, behind)) = inner.split_once(')') else { return fail("incomplete format key") };
-            let Value::Dict(dict) = values else { return fail("format requires a mapping") };
+            let PyValue::Dict(dict) = values else { return fail("format requires a mapping") };
             named = match dict.named(name) {
                 Some(value) => Some(value.clone()),
                 None => return fail(format!("KeyError: {name:?}")),
@@ -260,7 +260,7 @@ pub fn percent(format: &str, values: &Value) -> Fallible<String> {
         let mut number = |rest: &mut &str| -> Fallible<Option<i128>> {
             if let Some(behind) = rest.strip_prefix('*') {
                 *rest = behind;
-                return match next.next().and_then(Value::as_int) {
+                return match next.next().and_then(PyValue::as_int) {
                     Some(n) => Ok(Some(n)),
                     None => fail("* wants int"),
                 };
@@ -296,14 +296,14 @@ pub fn percent(format: &str, values: &Value) -> Fallible<String> {
     }
     out.push(rest)?;
     let accepts_more = uses_names
-        || matches!(values, Value::Dict(_) | Value::List(_) | Value::Range(_) | Value::Undefined(_));
+        || matches!(values, PyValue::Dict(_) | PyValue::List(_) | PyValue::Range(_) | PyValue::Undefined(_));
     if next.next().is_some() && !accepts_more {
         return fail("not all arguments converted during string formatting");
     }
     Ok(out.finish())
 }
 
-fn percent_one(out: &mut Out, spec: &mut Spec, kind: char, value: &Value) -> Fallible<()> {
+fn percent_one(out: &mut TextOut, spec: &mut Spec, kind: char, value: &PyValue) -> Fallible<()> {
     let default = if matches!(spec.fill, Some('0')) && spec.align.is_none() { '=' } else { '>' };
     if spec.align == Some('<') {
         spec.fill = None;
@@ -332,7 +332,7 @@ fn percent_one(out: &mut Out, spec: &mut Spec, kind: char, value: &Value) -> Fal
             value.defined()?;
             let n = match (value, value.as_int()) {
                 (_, Some(n)) => n,
-                (Value::Float(x), _) if matches!(kind, 'd' | 'i' | 'u') && x.is_finite() => *x as i128,
+                (PyValue::Float(x), _) if matches!(kind, 'd' | 'i' | 'u') && x.is_finite() => *x as i128,
                 _ => return wrong(),
             };
             let (mark, mut digits) = int_digits(n, spec, kind);
@@ -355,18 +355,18 @@ fn percent_one(out: &mut Out, spec: &mut Spec, kind: char, value: &Value) -> Fal
 ///
 /// # Errors
 /// The values do not fit the format.
-pub fn braces(format: &str, values: &[Value], names: &Value) -> Fallible<String> {
-    let mut out = Out::default();
+pub fn braces(format: &str, values: &[PyValue], names: &PyValue) -> Fallible<String> {
+    let mut out = TextOut::default();
     let mut count = 0;
     braces_into(&mut out, format, values, names, &mut count, 2)?;
     Ok(out.finish())
 }
 
 fn braces_into(
-    out: &mut Out,
+    out: &mut TextOut,
     format: &str,
-    values: &[Value],
-    names: &Value,
+    values: &[PyValue],
+    names: &PyValue,
     count: &mut usize,
     depth: usize,
 ) -> Fallible<()> {
@@ -407,12 +407,12 @@ fn braces_into(
             None => (field, None),
         };
         let value = field_value(field, values, names, count)?;
-        let mut specified = Out::default();
+        let mut specified = TextOut::default();
         braces_into(&mut specified, specification, values, names, count, depth)?;
         match conversion {
             None => formatted(&value, specified.text(), out)?,
-            Some("s") => formatted(&Value::text(printed(&value)?), specified.text(), out)?,
-            Some("r" | "a") => formatted(&Value::text(represented(&value)?), specified.text(), out)?,
+            Some("s") => formatted(&PyValue::text(printed(&value)?), specified.text(), out)?,
+            Some("r" | "a") => formatted(&PyValue::text(represented(&value)?), specified.text(), out)?,
             Some(other) => return fail(format!("Unknown conversion specifier {other}")),
         }
     }
@@ -420,7 +420,7 @@ fn braces_into(
 }
 
 /// Returns the value of a field such as `0.name[key]`.
-fn field_value(field: &str, values: &[Value], names: &Value, count: &mut usize) -> Fallible<Value> {
+fn field_value(field: &str, values: &[PyValue], names: &PyValue, count: &mut usize) -> Fallible<PyValue> {
     let end = field.find(['.', '[']).unwrap_or(field.len());
     let first = &field[..end];
     let position = match first {
@@ -432,14 +432,16 @@ fn field_value(field: &str, values: &[Value], names: &Value, count: &mut usize) 
     };
     let mut value = match position {
         Some(i) => values.get(i).cloned().ok_or_else(|| {
-            super::meter::Fault::new(format!("Replacement index {i} out of range for positional args tuple"))
+            super::meter::TemplateFault::new(format!(
+                "Replacement index {i} out of range for positional args tuple"
+            ))
         })?,
         None => match names {
-            Value::Dict(dict) if dict.named(first).is_some() => {
-                dict.named(first).cloned().unwrap_or(Value::None)
+            PyValue::Dict(dict) if dict.named(first).is_some() => {
+                dict.named(first).cloned().unwrap_or(PyValue::None)
             }
             _ => {
-                let mut out = Out::default();
+                let mut out = TextOut::default();
                 quote(first, &mut out)?;
                 return fail(format!("KeyError: {}", out.text()));
             }
@@ -451,7 +453,7 @@ fn field_value(field: &str, values: &[Value], names: &Value, count: &mut usize) 
             let Some((key, behind)) = inner.split_once(']') else {
                 return fail("Missing ']' in format string");
             };
-            let key = key.parse().map_or_else(|_| Value::text(key), Value::Int);
+            let key = key.parse().map_or_else(|_| PyValue::text(key), PyValue::Int);
             value = item(&value, &key)?;
             rest = behind;
         } else {

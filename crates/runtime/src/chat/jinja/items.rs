@@ -1,9 +1,9 @@
 //! Attributes, elements and slices of values.
 
-use super::ast::Name;
+use super::ast::Identifier;
 use super::meter::{Fallible, Text, fail, spend};
 use super::print::represented;
-use super::value::{Range, Value, View, char_count, undefined};
+use super::py_value::{DictView, PyValue, Range, char_count, undefined};
 use std::rc::Rc;
 
 /// Names of the methods of texts.
@@ -57,36 +57,36 @@ const TEXT_METHODS: &[&str] = &[
 
 /// Tells whether a value has a method that templates may call; those that change a list or a map are refused, as in Jinja's
 /// sandbox.
-fn has_method(value: &Value, name: &str) -> bool {
+fn has_method(value: &PyValue, name: &str) -> bool {
     match value {
-        Value::Str(_) | Value::Markup(_) => TEXT_METHODS.contains(&name),
-        Value::List(_) => ["index", "count", "copy"].contains(&name),
-        Value::Tuple(_) | Value::Range(_) => ["index", "count"].contains(&name),
-        Value::Dict(_) => ["items", "keys", "values", "get", "copy"].contains(&name),
-        Value::Float(_) => ["is_integer", "hex", "as_integer_ratio", "conjugate"].contains(&name),
-        Value::Int(_) | Value::Bool(_) => ["bit_length", "bit_count", "conjugate"].contains(&name),
-        Value::Cycler(_) => ["next", "reset"].contains(&name),
-        Value::Loop(_) => ["cycle", "changed"].contains(&name),
-        Value::View(View::Keys | View::Items, _) => name == "isdisjoint",
+        PyValue::Str(_) | PyValue::Markup(_) => TEXT_METHODS.contains(&name),
+        PyValue::List(_) => ["index", "count", "copy"].contains(&name),
+        PyValue::Tuple(_) | PyValue::Range(_) => ["index", "count"].contains(&name),
+        PyValue::Dict(_) => ["items", "keys", "values", "get", "copy"].contains(&name),
+        PyValue::Float(_) => ["is_integer", "hex", "as_integer_ratio", "conjugate"].contains(&name),
+        PyValue::Int(_) | PyValue::Bool(_) => ["bit_length", "bit_count", "conjugate"].contains(&name),
+        PyValue::Cycler(_) => ["next", "reset"].contains(&name),
+        PyValue::Loop(_) => ["cycle", "changed"].contains(&name),
+        PyValue::DictView(DictView::Keys | DictView::Items, _) => name == "isdisjoint",
         _ => false,
     }
 }
 
 /// Tells whether a method changes a list or a map.
-fn changes(value: &Value, name: &str) -> bool {
+fn changes(value: &PyValue, name: &str) -> bool {
     match value {
-        Value::List(_) => {
+        PyValue::List(_) => {
             ["append", "clear", "pop", "reverse", "insert", "sort", "extend", "remove"].contains(&name)
         }
-        Value::Dict(_) => ["clear", "pop", "popitem", "setdefault", "update"].contains(&name),
+        PyValue::Dict(_) => ["clear", "pop", "popitem", "setdefault", "update"].contains(&name),
         _ => false,
     }
 }
 
 /// Returns what Python finds as an attribute, without a look at elements.
-fn own_attribute(value: &Value, name: &Name) -> Option<Value> {
+fn own_attribute(value: &PyValue, name: &Identifier) -> Option<PyValue> {
     if has_method(value, name) {
-        return Some(Value::Method(Rc::new((value.clone(), name.clone()))));
+        return Some(PyValue::Method(Rc::new((value.clone(), name.clone()))));
     }
     let none = || {
         let what = format!("access to attribute '{}' of '{}' object is unsafe.", &***name, value.type_name());
@@ -95,44 +95,44 @@ fn own_attribute(value: &Value, name: &Name) -> Option<Value> {
     Some(match (value, &***name) {
         (_, name) if name.starts_with("__") && name.ends_with("__") => none(),
         (value, name) if changes(value, name) => none(),
-        (Value::Namespace(namespace), name) => namespace.borrow().named(name)?.clone(),
-        (Value::Tuple(items), "grouper") if items.is_group => items[0].clone(),
-        (Value::Tuple(items), "list") if items.is_group => items[1].clone(),
-        (Value::Range(range), "start") => Value::Int(range.start),
-        (Value::Range(range), "step") => Value::Int(range.step),
-        (Value::Range(range), "stop") => Value::Int(range.stop),
-        (Value::Int(_) | Value::Bool(_) | Value::Float(_), "real") => match value.as_int() {
-            Some(n) => Value::Int(n),
+        (PyValue::Namespace(namespace), name) => namespace.borrow().named(name)?.clone(),
+        (PyValue::Tuple(items), "grouper") if items.is_group => items[0].clone(),
+        (PyValue::Tuple(items), "list") if items.is_group => items[1].clone(),
+        (PyValue::Range(range), "start") => PyValue::Int(range.start),
+        (PyValue::Range(range), "step") => PyValue::Int(range.step),
+        (PyValue::Range(range), "stop") => PyValue::Int(range.stop),
+        (PyValue::Int(_) | PyValue::Bool(_) | PyValue::Float(_), "real") => match value.as_int() {
+            Some(n) => PyValue::Int(n),
             None => value.clone(),
         },
-        (Value::Float(_), "imag") => Value::Float(0.0),
-        (Value::Int(_) | Value::Bool(_), "imag") => Value::Int(0),
-        (Value::Int(_) | Value::Bool(_), "numerator") => Value::Int(value.as_int()?),
-        (Value::Int(_) | Value::Bool(_), "denominator") => Value::Int(1),
-        (Value::Cycler(turns), "current") => turns.values[turns.at.get()].clone(),
-        (Value::Joiner(turns), "sep") => turns.values[0].clone(),
-        (Value::Macro(it), "name") => Value::Str(it.body.name.clone()),
-        (Value::Macro(it), "arguments") => {
-            let names = it.body.parameters.iter().map(|(name, _)| Value::Str(name.clone()));
-            Value::tuple(names.collect()).ok()?
+        (PyValue::Float(_), "imag") => PyValue::Float(0.0),
+        (PyValue::Int(_) | PyValue::Bool(_), "imag") => PyValue::Int(0),
+        (PyValue::Int(_) | PyValue::Bool(_), "numerator") => PyValue::Int(value.as_int()?),
+        (PyValue::Int(_) | PyValue::Bool(_), "denominator") => PyValue::Int(1),
+        (PyValue::Cycler(turns), "current") => turns.values[turns.at.get()].clone(),
+        (PyValue::Joiner(turns), "sep") => turns.values[0].clone(),
+        (PyValue::Macro(it), "name") => PyValue::Str(it.body.name.clone()),
+        (PyValue::Macro(it), "arguments") => {
+            let names = it.body.parameters.iter().map(|(name, _)| PyValue::Str(name.clone()));
+            PyValue::tuple(names.collect()).ok()?
         }
-        (Value::Macro(it), "catch_varargs") => Value::Bool(it.body.reads[0]),
-        (Value::Macro(it), "catch_kwargs") => Value::Bool(it.body.reads[1]),
-        (Value::Macro(it), "caller") => Value::Bool(it.body.reads[2]),
+        (PyValue::Macro(it), "catch_varargs") => PyValue::Bool(it.body.reads[0]),
+        (PyValue::Macro(it), "catch_kwargs") => PyValue::Bool(it.body.reads[1]),
+        (PyValue::Macro(it), "caller") => PyValue::Bool(it.body.reads[2]),
         _ => return None,
     })
 }
 
 /// Returns the value of a key or index; none where there is none, or the value has no elements.
-fn own_item(value: &Value, key: &Value) -> Fallible<Option<Value>> {
+fn own_item(value: &PyValue, key: &PyValue) -> Fallible<Option<PyValue>> {
     let at = |length: usize| {
         let i = key.as_int()?;
         usize::try_from(if i < 0 { i + length as i128 } else { i }).ok().filter(|i| *i < length)
     };
     Ok(match value {
-        Value::Dict(dict) => dict.get(key).ok().flatten().cloned(),
-        Value::List(items) | Value::Tuple(items) => at(items.len()).map(|i| items[i].clone()),
-        Value::Str(text) | Value::Markup(text) => {
+        PyValue::Dict(dict) => dict.get(key).ok().flatten().cloned(),
+        PyValue::List(items) | PyValue::Tuple(items) => at(items.len()).map(|i| items[i].clone()),
+        PyValue::Str(text) | PyValue::Markup(text) => {
             if key.as_int().is_none() {
                 return Ok(None);
             }
@@ -142,9 +142,9 @@ fn own_item(value: &Value, key: &Value) -> Fallible<Option<Value>> {
                 true => Some(char::from(text.as_bytes()[i])),
                 false => text.chars().nth(i),
             });
-            c.map(|c| Value::text(String::from(c)))
+            c.map(|c| PyValue::text(String::from(c)))
         }
-        Value::Range(range) => at(range.length as usize).map(|i| range.at(i as i128)),
+        PyValue::Range(range) => at(range.length as usize).map(|i| range.at(i as i128)),
         _ => None,
     })
 }
@@ -153,29 +153,29 @@ fn own_item(value: &Value, key: &Value) -> Fallible<Option<Value>> {
 ///
 /// # Errors
 /// `value` is undefined.
-pub fn attribute(value: &Value, name: &Name) -> Fallible<Value> {
+pub fn attribute(value: &PyValue, name: &Identifier) -> Fallible<PyValue> {
     value.defined()?;
     if let Some(found) = own_attribute(value, name) {
         return Ok(found);
     }
-    if let Value::Dict(dict) = value
+    if let PyValue::Dict(dict) = value
         && let Some(found) = dict.named(name)
     {
         return Ok(found.clone());
     }
-    Ok(missing(value, &Value::Str(name.clone())))
+    Ok(missing(value, &PyValue::Str(name.clone())))
 }
 
 /// Returns the value of `value[key]`: the element, else the attribute.
 ///
 /// # Errors
 /// `value` is undefined.
-pub fn item(value: &Value, key: &Value) -> Fallible<Value> {
+pub fn item(value: &PyValue, key: &PyValue) -> Fallible<PyValue> {
     value.defined()?;
     if let Some(found) = own_item(value, key)? {
         return Ok(found);
     }
-    if let Value::Str(name) | Value::Markup(name) = key
+    if let PyValue::Str(name) | PyValue::Markup(name) = key
         && let Some(found) = own_attribute(value, name)
     {
         return Ok(found);
@@ -184,10 +184,10 @@ pub fn item(value: &Value, key: &Value) -> Fallible<Value> {
 }
 
 /// Returns the undefined value of an element that is not there.
-fn missing(value: &Value, key: &Value) -> Value {
+fn missing(value: &PyValue, key: &PyValue) -> PyValue {
     let of = match value {
-        Value::None => "None".to_string(),
-        Value::Namespace(_) => "jinja2.utils.Namespace object".into(),
+        PyValue::None => "None".to_string(),
+        PyValue::Namespace(_) => "jinja2.utils.Namespace object".into(),
         other => format!("{} object", other.type_name()),
     };
     undefined(match key.as_str() {
@@ -200,7 +200,7 @@ fn missing(value: &Value, key: &Value) -> Value {
 ///
 /// # Errors
 /// A part of the path but the last is undefined.
-pub fn path(value: &Value, parts: &[Value]) -> Fallible<Value> {
+pub fn path(value: &PyValue, parts: &[PyValue]) -> Fallible<PyValue> {
     let mut value = value.clone();
     for part in parts {
         value = item(&value, part)?;
@@ -209,22 +209,22 @@ pub fn path(value: &Value, parts: &[Value]) -> Fallible<Value> {
 }
 
 /// Splits a path at its dots; numbers are indices.
-pub fn path_parts(path: &Value) -> Vec<Value> {
+pub fn path_parts(path: &PyValue) -> Vec<PyValue> {
     let part = |part: &str| match part.parse::<u32>() {
-        Ok(n) if part.bytes().all(|b| b.is_ascii_digit()) => Value::Int(i128::from(n)),
-        _ => Value::text(part),
+        Ok(n) if part.bytes().all(|b| b.is_ascii_digit()) => PyValue::Int(i128::from(n)),
+        _ => PyValue::text(part),
     };
     match path {
-        Value::None => Vec::new(),
-        Value::Str(text) | Value::Markup(text) => text.split('.').map(part).collect(),
+        PyValue::None => Vec::new(),
+        PyValue::Str(text) | PyValue::Markup(text) => text.split('.').map(part).collect(),
         other => vec![other.clone()],
     }
 }
 
 /// Returns the indices of a slice of `length` elements: the first, the step, and how many.
-pub fn slice_range(bounds: &[Option<Value>; 3], length: usize) -> Fallible<Range> {
+pub fn slice_range(bounds: &[Option<PyValue>; 3], length: usize) -> Fallible<Range> {
     let bound = |i: usize| match &bounds[i] {
-        None | Some(Value::None) => Ok(None),
+        None | Some(PyValue::None) => Ok(None),
         Some(value) => match value.defined()?.as_int() {
             Some(n) => Ok(Some(n)),
             None => fail("slice indices must be integers or None or have an __index__ method"),
@@ -253,9 +253,9 @@ pub fn slice_range(bounds: &[Option<Value>; 3], length: usize) -> Fallible<Range
 ///
 /// # Errors
 /// The value has no slices, or the bounds are wrong.
-pub fn slice(value: &Value, bounds: &[Option<Value>; 3]) -> Fallible<Value> {
+pub fn slice(value: &PyValue, bounds: &[Option<PyValue>; 3]) -> Fallible<PyValue> {
     match value.defined()? {
-        Value::Str(text) | Value::Markup(text) => {
+        PyValue::Str(text) | PyValue::Markup(text) => {
             let range = slice_range(bounds, char_count(text))?;
             spend(text.len() as u64 / 256)?;
             let part = if range.step == 1 {
@@ -273,21 +273,21 @@ pub fn slice(value: &Value, bounds: &[Option<Value>; 3]) -> Fallible<Value> {
                 (0..range.length).map(|i| chars[(range.start + i * range.step) as usize]).collect()
             };
             Ok(match value {
-                Value::Markup(_) => Value::Markup(Text::new(part)),
-                _ => Value::text(part),
+                PyValue::Markup(_) => PyValue::Markup(Text::new(part)),
+                _ => PyValue::text(part),
             })
         }
-        Value::List(items) | Value::Tuple(items) => {
+        PyValue::List(items) | PyValue::Tuple(items) => {
             let range = slice_range(bounds, items.len())?;
             let part =
                 (0..range.length).map(|i| items[(range.start + i * range.step) as usize].clone()).collect();
-            if matches!(value, Value::List(_)) { Value::list(part) } else { Value::tuple(part) }
+            if matches!(value, PyValue::List(_)) { PyValue::list(part) } else { PyValue::tuple(part) }
         }
-        Value::Range(whole) => {
+        PyValue::Range(whole) => {
             let range = slice_range(bounds, whole.length as usize)?;
             let start = whole.start + whole.step * range.start;
             let stop = whole.start + whole.step * range.stop;
-            Ok(Value::Range(Range { start, stop, step: whole.step * range.step, length: range.length }))
+            Ok(PyValue::Range(Range { start, stop, step: whole.step * range.step, length: range.length }))
         }
         // Jinja refuses some of these, and makes others undefined.
         other => Ok(undefined(format!("'{}' object is not subscriptable", other.type_name()))),

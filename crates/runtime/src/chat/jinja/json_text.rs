@@ -1,9 +1,9 @@
 //! The filter `tojson`, as `json.dumps` writes values.
 
-use super::arguments::Given;
-use super::meter::{Fallible, Out, fail};
+use super::arguments::GivenArguments;
+use super::meter::{Fallible, TextOut, fail};
 use super::print::{float, printed};
-use super::value::{Value, sort};
+use super::py_value::{PyValue, sort};
 
 struct Style {
     is_ascii: bool,
@@ -18,11 +18,11 @@ struct Style {
 ///
 /// # Errors
 /// JSON has no form for the value, or the text does not fit.
-pub fn to_json(value: &Value, given: &Given) -> Fallible<Value> {
+pub fn to_json(value: &PyValue, given: &GivenArguments) -> Fallible<PyValue> {
     let [ascii, indent, separators, sorted] =
         given.bind("tojson", ["ensure_ascii", "indent", "separators", "sort_keys"])?;
     let indent = match indent {
-        None | Some(Value::None) => None,
+        None | Some(PyValue::None) => None,
         Some(indent) => Some(match (indent.as_str(), indent.as_int()) {
             (Some(text), _) => text.to_string(),
             (_, Some(n)) if n <= 1000 => " ".repeat(usize::try_from(n).unwrap_or(0)),
@@ -30,34 +30,36 @@ pub fn to_json(value: &Value, given: &Given) -> Fallible<Value> {
         }),
     };
     let (between, behind_key) = match separators {
-        None | Some(Value::None) => (if indent.is_some() { "," } else { ", " }.to_string(), ": ".to_string()),
+        None | Some(PyValue::None) => {
+            (if indent.is_some() { "," } else { ", " }.to_string(), ": ".to_string())
+        }
         Some(pair) => match &pair.to_vec()?[..] {
             [a, b] if a.as_str().is_some() && b.as_str().is_some() => (printed(a)?, printed(b)?),
             _ => return fail("tojson: separators are two texts"),
         },
     };
-    let is_set = |given: &Option<Value>| given.as_ref().is_some_and(Value::is_true);
+    let is_set = |given: &Option<PyValue>| given.as_ref().is_some_and(PyValue::is_true);
     let style = Style { is_ascii: is_set(&ascii), indent, between, behind_key, is_sorted: is_set(&sorted) };
-    let mut out = Out::default();
+    let mut out = TextOut::default();
     write(value, &style, 1, &mut out)?;
-    Ok(Value::text(out.finish()))
+    Ok(PyValue::text(out.finish()))
 }
 
-fn new_line(style: &Style, level: usize, out: &mut Out) -> Fallible<()> {
+fn new_line(style: &Style, level: usize, out: &mut TextOut) -> Fallible<()> {
     let Some(indent) = &style.indent else { return Ok(()) };
     out.push("\n")?;
     super::meter::reserve(indent.len().saturating_mul(level))?;
     out.push(&indent.repeat(level))
 }
 
-fn write(value: &Value, style: &Style, level: usize, out: &mut Out) -> Fallible<()> {
+fn write(value: &PyValue, style: &Style, level: usize, out: &mut TextOut) -> Fallible<()> {
     match value {
-        Value::None => out.push("null"),
-        Value::Bool(b) => out.push(if *b { "true" } else { "false" }),
-        Value::Int(n) => out.push(&n.to_string()),
-        Value::Float(x) => out.push(&json_float(*x)),
-        Value::Str(text) | Value::Markup(text) => quote(text, style.is_ascii, out),
-        Value::List(items) | Value::Tuple(items) => {
+        PyValue::None => out.push("null"),
+        PyValue::Bool(b) => out.push(if *b { "true" } else { "false" }),
+        PyValue::Int(n) => out.push(&n.to_string()),
+        PyValue::Float(x) => out.push(&json_float(*x)),
+        PyValue::Str(text) | PyValue::Markup(text) => quote(text, style.is_ascii, out),
+        PyValue::List(items) | PyValue::Tuple(items) => {
             if items.is_empty() {
                 return out.push("[]");
             }
@@ -70,13 +72,14 @@ fn write(value: &Value, style: &Style, level: usize, out: &mut Out) -> Fallible<
             new_line(style, level - 1, out)?;
             out.push("]")
         }
-        Value::Dict(dict) => {
+        PyValue::Dict(dict) => {
             let mut entries = dict.entries().to_vec();
             if entries.is_empty() {
                 return out.push("{}");
             }
             if style.is_sorted {
-                let pair = |(key, value): (Value, Value)| Ok((key.clone(), Value::tuple(vec![key, value])?));
+                let pair =
+                    |(key, value): (PyValue, PyValue)| Ok((key.clone(), PyValue::tuple(vec![key, value])?));
                 let sorted = sort(entries.into_iter().map(pair).collect::<Fallible<_>>()?, false)?;
                 entries = Vec::new();
                 for pair in sorted {
@@ -90,11 +93,11 @@ fn write(value: &Value, style: &Style, level: usize, out: &mut Out) -> Fallible<
                 out.push(if i > 0 { &style.between } else { "" })?;
                 new_line(style, level, out)?;
                 let key = match key {
-                    Value::Str(text) | Value::Markup(text) => text.to_string(),
-                    Value::None => "null".into(),
-                    Value::Bool(b) => b.to_string(),
-                    Value::Int(n) => n.to_string(),
-                    Value::Float(x) => json_float(*x),
+                    PyValue::Str(text) | PyValue::Markup(text) => text.to_string(),
+                    PyValue::None => "null".into(),
+                    PyValue::Bool(b) => b.to_string(),
+                    PyValue::Int(n) => n.to_string(),
+                    PyValue::Float(x) => json_float(*x),
                     other => {
                         return fail(format!(
                             "keys must be str, int, float, bool or None, not {}",
@@ -122,7 +125,7 @@ fn json_float(x: f64) -> String {
     }
 }
 
-fn quote(text: &str, is_ascii: bool, out: &mut Out) -> Fallible<()> {
+fn quote(text: &str, is_ascii: bool, out: &mut TextOut) -> Fallible<()> {
     out.push("\"")?;
     let is_plain = |c: char| c >= ' ' && c != '"' && c != '\\' && (!is_ascii || c <= '~');
     let mut rest = text;

@@ -1,16 +1,16 @@
 //! Cuts a template into tokens, with the rules of Jinja for blanks around tags.
 
-use super::meter::{Fallible, Fault};
+use super::meter::{Fallible, TemplateFault};
 
 /// A token.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Token {
+pub enum TemplateToken {
     Data(String),
     VariableBegin,
     VariableEnd,
     BlockBegin,
     BlockEnd,
-    Name(String),
+    Identifier(String),
     Text(String),
     Int(i128),
     Float(f64),
@@ -33,14 +33,14 @@ pub fn is_blank(c: char) -> bool {
 ///
 /// # Errors
 /// The text is no template.
-pub fn tokens(template: &str) -> Fallible<Vec<(Token, usize)>> {
+pub fn tokens(template: &str) -> Fallible<Vec<(TemplateToken, usize)>> {
     let mut text = template.replace("\r\n", "\n").replace('\r', "\n");
     if text.ends_with('\n') {
         text.pop();
     }
     let mut lexer = Lexer { text: &text, at: 0, counted: 0, line: 1, begins_line: true, tokens: Vec::new() };
-    lexer.run().map_err(|what| Fault { what, line: lexer.line })?;
-    lexer.add(Token::End);
+    lexer.run().map_err(|what| TemplateFault { what, line: lexer.line })?;
+    lexer.add(TemplateToken::End);
     Ok(lexer.tokens)
 }
 
@@ -52,7 +52,7 @@ struct Lexer<'a> {
     line: usize,
     /// True if the last match ended with a line end.
     begins_line: bool,
-    tokens: Vec<(Token, usize)>,
+    tokens: Vec<(TemplateToken, usize)>,
 }
 
 type Lexed<T> = Result<T, String>;
@@ -62,7 +62,7 @@ impl<'a> Lexer<'a> {
         &self.text[self.at..]
     }
 
-    fn add(&mut self, token: Token) {
+    fn add(&mut self, token: TemplateToken) {
         self.line += self.text[self.counted..self.at].matches('\n').count();
         self.counted = self.at;
         self.tokens.push((token, self.line));
@@ -84,7 +84,7 @@ impl<'a> Lexer<'a> {
                 rest[*i..].starts_with("{{") || rest[*i..].starts_with("{%") || rest[*i..].starts_with("{#")
             }) else {
                 if !rest.is_empty() {
-                    self.add(Token::Data(rest.to_string()));
+                    self.add(TemplateToken::Data(rest.to_string()));
                     self.at = self.text.len();
                 }
                 return Ok(());
@@ -95,9 +95,9 @@ impl<'a> Lexer<'a> {
             self.at += open;
             match kind {
                 b'{' => {
-                    self.add(Token::VariableBegin);
+                    self.add(TemplateToken::VariableBegin);
                     self.advance(2 + usize::from(sign.is_some()), false);
-                    self.inside("}}", Token::VariableEnd)?;
+                    self.inside("}}", TemplateToken::VariableEnd)?;
                 }
                 b'%' => match raw_begin(self.rest(), "raw") {
                     Some((length, trims)) => {
@@ -105,9 +105,9 @@ impl<'a> Lexer<'a> {
                         self.raw()?;
                     }
                     None => {
-                        self.add(Token::BlockBegin);
+                        self.add(TemplateToken::BlockBegin);
                         self.advance(2 + usize::from(sign.is_some()), false);
-                        self.inside("%}", Token::BlockEnd)?;
+                        self.inside("%}", TemplateToken::BlockEnd)?;
                     }
                 },
                 _ => {
@@ -136,7 +136,7 @@ impl<'a> Lexer<'a> {
             None => {}
         }
         if !text.is_empty() {
-            self.add(Token::Data(text.to_string()));
+            self.add(TemplateToken::Data(text.to_string()));
         }
     }
 
@@ -164,7 +164,7 @@ impl<'a> Lexer<'a> {
     }
 
     /// Adds the tokens of a tag up to its end.
-    fn inside(&mut self, end: &str, end_token: Token) -> Lexed<()> {
+    fn inside(&mut self, end: &str, end_token: TemplateToken) -> Lexed<()> {
         let mut open = Vec::new();
         loop {
             let rest = self.rest();
@@ -184,7 +184,7 @@ impl<'a> Lexer<'a> {
                 self.number()?;
             } else if c == '_' || c.is_alphabetic() {
                 let length = rest.find(|c: char| c != '_' && !c.is_alphanumeric()).unwrap_or(rest.len());
-                self.add(Token::Name(rest[..length].to_string()));
+                self.add(TemplateToken::Identifier(rest[..length].to_string()));
                 self.at += length;
             } else if c == '"' || c == '\'' {
                 let mut escaped = false;
@@ -194,7 +194,7 @@ impl<'a> Lexer<'a> {
                     ends
                 });
                 let (end, _) = end.ok_or("a text without a closing quote")?;
-                self.add(Token::Text(unescaped(&rest[1..end])?));
+                self.add(TemplateToken::Text(unescaped(&rest[1..end])?));
                 self.at += end + 1;
             } else {
                 let operator = OPERATORS.iter().find(|o| rest.starts_with(**o));
@@ -213,7 +213,7 @@ impl<'a> Lexer<'a> {
                     }
                     _ => {}
                 }
-                self.add(Token::Operator(operator));
+                self.add(TemplateToken::Operator(operator));
                 self.at += operator.len();
             }
             self.begins_line = false;
@@ -246,7 +246,7 @@ impl<'a> Lexer<'a> {
         }
         let (token, end) = if end > decimal {
             let value = rest[..end].replace('_', "").parse().map_err(|_| "a wrong number")?;
-            (Token::Float(value), end)
+            (TemplateToken::Float(value), end)
         } else {
             let (radix, from, is_digit): (u32, usize, fn(&u8) -> bool) = match rest.as_bytes().get(..2) {
                 Some(b"0x" | b"0X") => (16, 2, u8::is_ascii_hexdigit),
@@ -256,7 +256,7 @@ impl<'a> Lexer<'a> {
             };
             let end = digits(from, is_digit);
             let value = i128::from_str_radix(&rest[from..end].replace('_', ""), radix);
-            (Token::Int(value.map_err(|_| "a number that is too large")?), end)
+            (TemplateToken::Int(value.map_err(|_| "a number that is too large")?), end)
         };
         self.add(token);
         self.at += end;

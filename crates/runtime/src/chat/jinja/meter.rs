@@ -26,27 +26,27 @@ thread_local! {
 
 /// An error of a template.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Fault {
+pub struct TemplateFault {
     /// What is wrong.
     pub what: String,
     /// Line of the template; 0 where not known.
     pub line: usize,
 }
 
-impl Fault {
+impl TemplateFault {
     /// Makes a fault without a line.
-    pub fn new(what: impl Into<String>) -> Fault {
-        Fault { what: what.into(), line: 0 }
+    pub fn new(what: impl Into<String>) -> TemplateFault {
+        TemplateFault { what: what.into(), line: 0 }
     }
 }
 
 /// Returns a fault as the result of any function.
 pub fn fail<T>(what: impl Into<String>) -> Fallible<T> {
-    Err(Fault::new(what))
+    Err(TemplateFault::new(what))
 }
 
 /// Result of a step.
-pub type Fallible<T> = Result<T, Fault>;
+pub type Fallible<T> = Result<T, TemplateFault>;
 
 /// Begins a count for this thread.
 pub fn begin(deadline: Option<Instant>) {
@@ -142,9 +142,9 @@ impl Drop for Text {
 
 /// A text that grows, within the bounds.
 #[derive(Default)]
-pub struct Out(String);
+pub struct TextOut(String);
 
-impl Out {
+impl TextOut {
     /// Adds a text.
     ///
     /// # Errors
@@ -178,7 +178,7 @@ impl Out {
     }
 }
 
-impl Drop for Out {
+impl Drop for TextOut {
     fn drop(&mut self) {
         release(self.0.len());
     }

@@ -2,7 +2,7 @@
 //! compute as Python's do.
 //!
 //! ```text
-//! text --lexer--> tokens --parser--> ast --interpreter--> text        meter: steps, bytes and time of all of it
+//! text --lexer--> tokens --syntax--> ast --template_run--> text        meter: steps, bytes and time of all of it
 //!                                          |  calls, items, operators: functions, attributes and arithmetic of values
 //!                                          |  filters, filter_text, json_text, checks: what stands behind `|` and `is`
 //!                                          |  text_methods, format, print: texts, and values as text
@@ -17,18 +17,18 @@ mod checks;
 mod filter_text;
 mod filters;
 mod format;
-mod interpreter;
 mod items;
 mod json_text;
 mod lexer;
 mod meter;
 mod operators;
-mod parser;
 mod print;
+mod py_value;
+mod syntax;
+mod template_run;
 #[cfg(test)]
 mod tests;
 mod text_methods;
-mod value;
 
 use serde_json::{Map, Value as Json};
 use std::time::Instant;
@@ -37,10 +37,10 @@ use std::time::Instant;
 const STACK: usize = 64 << 20;
 
 /// A template that was read.
-pub struct Program(Vec<ast::Line>);
+pub struct Jinja(Vec<ast::TemplateLine>);
 
 /// Runs `f` on a thread with the stack that a template may take.
-fn on_own_stack<T: Send>(f: impl FnOnce() -> Result<T, meter::Fault> + Send) -> Result<T, String> {
+fn on_own_stack<T: Send>(f: impl FnOnce() -> Result<T, meter::TemplateFault> + Send) -> Result<T, String> {
     let done = std::thread::scope(|scope| {
         let thread = std::thread::Builder::new().stack_size(STACK).spawn_scoped(scope, f);
         let thread = thread.map_err(|e| format!("no thread to run it: {e}"))?;
@@ -52,13 +52,13 @@ fn on_own_stack<T: Send>(f: impl FnOnce() -> Result<T, meter::Fault> + Send) -> 
     })
 }
 
-impl Program {
+impl Jinja {
     /// Reads a template.
     ///
     /// # Errors
     /// The text is no template, or nested too deeply.
-    pub fn parse(text: &str) -> Result<Program, String> {
-        on_own_stack(|| parser::parse(text)).map(Program)
+    pub fn parse(text: &str) -> Result<Jinja, String> {
+        on_own_stack(|| syntax::parse(text)).map(Jinja)
     }
 
     /// Runs the template.
@@ -69,9 +69,9 @@ impl Program {
         on_own_stack(|| {
             meter::begin(deadline);
             let pair = |(name, value): (&String, &Json)| {
-                Ok((meter::Text::new(name.as_str()), value::Value::from_json(value)?))
+                Ok((meter::Text::new(name.as_str()), py_value::PyValue::from_json(value)?))
             };
-            interpreter::run(&self.0, variables.iter().map(pair).collect::<meter::Fallible<_>>()?)
+            template_run::run(&self.0, variables.iter().map(pair).collect::<meter::Fallible<_>>()?)
         })
     }
 }

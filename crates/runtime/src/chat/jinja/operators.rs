@@ -4,7 +4,7 @@ use super::ast::Operator;
 use super::filter_text::escaped;
 use super::format::percent;
 use super::meter::{Fallible, Text, fail, reserve};
-use super::value::Value;
+use super::py_value::PyValue;
 use std::sync::Arc;
 
 fn joined(a: &str, b: &str) -> Fallible<Arc<Text>> {
@@ -16,39 +16,44 @@ fn joined(a: &str, b: &str) -> Fallible<Arc<Text>> {
 ///
 /// # Errors
 /// Python refuses it, or the result is too large.
-pub fn operate(operator: Operator, a: &Value, b: &Value) -> Fallible<Value> {
+pub fn operate(operator: Operator, a: &PyValue, b: &PyValue) -> Fallible<PyValue> {
     a.defined()?;
     if operator != Operator::Mod || a.as_str().is_none() {
         b.defined()?;
     }
     match (operator, a, b) {
-        (Operator::Add, Value::Str(a), Value::Str(b)) => Ok(Value::Str(joined(a, b)?)),
-        (Operator::Add, Value::Markup(a), Value::Markup(b)) => Ok(Value::Markup(joined(a, b)?)),
-        (Operator::Add, Value::Markup(a), Value::Str(b)) => Ok(Value::Markup(joined(a, &escaped(b)?)?)),
-        (Operator::Add, Value::Str(a), Value::Markup(b)) => Ok(Value::Markup(joined(&escaped(a)?, b)?)),
-        (Operator::Add, Value::List(x), Value::List(y))
-        | (Operator::Add, Value::Tuple(x), Value::Tuple(y)) => {
+        (Operator::Add, PyValue::Str(a), PyValue::Str(b)) => Ok(PyValue::Str(joined(a, b)?)),
+        (Operator::Add, PyValue::Markup(a), PyValue::Markup(b)) => Ok(PyValue::Markup(joined(a, b)?)),
+        (Operator::Add, PyValue::Markup(a), PyValue::Str(b)) => Ok(PyValue::Markup(joined(a, &escaped(b)?)?)),
+        (Operator::Add, PyValue::Str(a), PyValue::Markup(b)) => Ok(PyValue::Markup(joined(&escaped(a)?, b)?)),
+        (Operator::Add, PyValue::List(x), PyValue::List(y))
+        | (Operator::Add, PyValue::Tuple(x), PyValue::Tuple(y)) => {
             let all = [&x[..], &y[..]].concat();
-            if matches!(a, Value::List(_)) { Value::list(all) } else { Value::tuple(all) }
+            if matches!(a, PyValue::List(_)) { PyValue::list(all) } else { PyValue::tuple(all) }
         }
-        (Operator::Mod, Value::Str(format) | Value::Markup(format), values) => {
-            Ok(Value::text(percent(format, values)?))
+        (Operator::Mod, PyValue::Str(format) | PyValue::Markup(format), values) => {
+            Ok(PyValue::text(percent(format, values)?))
         }
         (Operator::Mul, sequence, n) | (Operator::Mul, n, sequence)
             if n.as_int().is_some()
-                && (sequence.as_str().is_some() || matches!(sequence, Value::List(_) | Value::Tuple(_))) =>
+                && (sequence.as_str().is_some()
+                    || matches!(sequence, PyValue::List(_) | PyValue::Tuple(_))) =>
         {
             let n = usize::try_from(n.as_int().unwrap_or(0).max(0)).unwrap_or(usize::MAX);
             match sequence {
-                Value::List(items) | Value::Tuple(items) => {
-                    reserve(items.len().saturating_mul(n).saturating_mul(size_of::<Value>()))?;
-                    let all: Vec<Value> = std::iter::repeat_n(&items[..], n).flatten().cloned().collect();
-                    if matches!(sequence, Value::List(_)) { Value::list(all) } else { Value::tuple(all) }
+                PyValue::List(items) | PyValue::Tuple(items) => {
+                    reserve(items.len().saturating_mul(n).saturating_mul(size_of::<PyValue>()))?;
+                    let all: Vec<PyValue> = std::iter::repeat_n(&items[..], n).flatten().cloned().collect();
+                    if matches!(sequence, PyValue::List(_)) {
+                        PyValue::list(all)
+                    } else {
+                        PyValue::tuple(all)
+                    }
                 }
                 text => {
                     let text = text.as_str().unwrap_or_default();
                     reserve(text.len().saturating_mul(n))?;
-                    Ok(Value::text(text.repeat(n)))
+                    Ok(PyValue::text(text.repeat(n)))
                 }
             }
         }
@@ -74,12 +79,12 @@ pub fn operate(operator: Operator, a: &Value, b: &Value) -> Fallible<Value> {
     }
 }
 
-fn on_ints(operator: Operator, a: i128, b: i128) -> Fallible<Value> {
+fn on_ints(operator: Operator, a: i128, b: i128) -> Fallible<PyValue> {
     let result = match operator {
         Operator::Add => a.checked_add(b),
         Operator::Sub => a.checked_sub(b),
         Operator::Mul => a.checked_mul(b),
-        Operator::Div if b != 0 => return Ok(Value::Float(a as f64 / b as f64)),
+        Operator::Div if b != 0 => return Ok(PyValue::Float(a as f64 / b as f64)),
         Operator::FloorDiv if b != 0 => {
             a.checked_div_euclid(b).map(|q| match a.rem_euclid(b) != 0 && b < 0 {
                 // Euclid's remainder is never negative, Python's has the sign of the divisor.
@@ -95,10 +100,10 @@ fn on_ints(operator: Operator, a: i128, b: i128) -> Fallible<Value> {
             Err(_) => (a.unsigned_abs() < 2).then(|| if b % 2 == 0 { a * a } else { a }),
         },
     };
-    result.map_or_else(|| fail("a number that is too large"), |n| Ok(Value::Int(n)))
+    result.map_or_else(|| fail("a number that is too large"), |n| Ok(PyValue::Int(n)))
 }
 
-fn on_floats(operator: Operator, a: f64, b: f64) -> Fallible<Value> {
+fn on_floats(operator: Operator, a: f64, b: f64) -> Fallible<PyValue> {
     let remainder = || {
         let r = a % b;
         match r {
@@ -107,7 +112,7 @@ fn on_floats(operator: Operator, a: f64, b: f64) -> Fallible<Value> {
             r => r,
         }
     };
-    Ok(Value::Float(match operator {
+    Ok(PyValue::Float(match operator {
         Operator::Add => a + b,
         Operator::Sub => a - b,
         Operator::Mul => a * b,

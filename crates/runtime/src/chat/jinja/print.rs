@@ -1,16 +1,16 @@
 //! Values as Python's `str` and `repr` write them.
 
-use super::meter::{Fallible, Out};
-use super::value::Value;
+use super::meter::{Fallible, TextOut};
+use super::py_value::PyValue;
 
 /// Writes a value as `str` does.
 ///
 /// # Errors
 /// The text does not fit.
-pub fn print(value: &Value, out: &mut Out) -> Fallible<()> {
+pub fn print(value: &PyValue, out: &mut TextOut) -> Fallible<()> {
     match value {
-        Value::Undefined(_) => Ok(()),
-        Value::Str(text) | Value::Markup(text) => out.push(text),
+        PyValue::Undefined(_) => Ok(()),
+        PyValue::Str(text) | PyValue::Markup(text) => out.push(text),
         other => represent(other, out),
     }
 }
@@ -19,8 +19,8 @@ pub fn print(value: &Value, out: &mut Out) -> Fallible<()> {
 ///
 /// # Errors
 /// The text does not fit.
-pub fn printed(value: &Value) -> Fallible<String> {
-    let mut out = Out::default();
+pub fn printed(value: &PyValue) -> Fallible<String> {
+    let mut out = TextOut::default();
     print(value, &mut out)?;
     Ok(out.finish())
 }
@@ -29,8 +29,8 @@ pub fn printed(value: &Value) -> Fallible<String> {
 ///
 /// # Errors
 /// The text does not fit.
-pub fn represented(value: &Value) -> Fallible<String> {
-    let mut out = Out::default();
+pub fn represented(value: &PyValue) -> Fallible<String> {
+    let mut out = TextOut::default();
     represent(value, &mut out)?;
     Ok(out.finish())
 }
@@ -39,8 +39,8 @@ pub fn represented(value: &Value) -> Fallible<String> {
 ///
 /// # Errors
 /// The text does not fit.
-pub fn represent(value: &Value, out: &mut Out) -> Fallible<()> {
-    let list = |out: &mut Out, open: &str, values: &[Value], close: &str| {
+pub fn represent(value: &PyValue, out: &mut TextOut) -> Fallible<()> {
+    let list = |out: &mut TextOut, open: &str, values: &[PyValue], close: &str| {
         out.push(open)?;
         for (i, value) in values.iter().enumerate() {
             out.push(if i > 0 { ", " } else { "" })?;
@@ -48,7 +48,7 @@ pub fn represent(value: &Value, out: &mut Out) -> Fallible<()> {
         }
         out.push(close)
     };
-    let pairs = |out: &mut Out, entries: &[(Value, Value)]| {
+    let pairs = |out: &mut TextOut, entries: &[(PyValue, PyValue)]| {
         out.push("{")?;
         for (i, (key, value)) in entries.iter().enumerate() {
             out.push(if i > 0 { ", " } else { "" })?;
@@ -59,30 +59,30 @@ pub fn represent(value: &Value, out: &mut Out) -> Fallible<()> {
         out.push("}")
     };
     match value {
-        Value::Undefined(_) => out.push("Undefined"),
-        Value::None => out.push("None"),
-        Value::Bool(true) => out.push("True"),
-        Value::Bool(false) => out.push("False"),
-        Value::Int(n) => out.push(&n.to_string()),
-        Value::Float(x) => out.push(&float(*x)),
-        Value::Str(text) => quote(text, out),
-        Value::Markup(text) => {
+        PyValue::Undefined(_) => out.push("Undefined"),
+        PyValue::None => out.push("None"),
+        PyValue::Bool(true) => out.push("True"),
+        PyValue::Bool(false) => out.push("False"),
+        PyValue::Int(n) => out.push(&n.to_string()),
+        PyValue::Float(x) => out.push(&float(*x)),
+        PyValue::Str(text) => quote(text, out),
+        PyValue::Markup(text) => {
             out.push("Markup(")?;
             quote(text, out)?;
             out.push(")")
         }
-        Value::List(items) => list(out, "[", items, "]"),
-        Value::Tuple(items) => list(out, "(", items, if items.len() == 1 { ",)" } else { ")" }),
-        Value::Dict(dict) => pairs(out, dict.entries()),
-        Value::View(..) => {
+        PyValue::List(items) => list(out, "[", items, "]"),
+        PyValue::Tuple(items) => list(out, "(", items, if items.len() == 1 { ",)" } else { ")" }),
+        PyValue::Dict(dict) => pairs(out, dict.entries()),
+        PyValue::DictView(..) => {
             out.push(value.type_name())?;
             list(out, "([", &value.to_vec()?, "])")
         }
-        Value::Range(range) => match range.step {
+        PyValue::Range(range) => match range.step {
             1 => out.push(&format!("range({}, {})", range.start, range.stop)),
             step => out.push(&format!("range({}, {}, {step})", range.start, range.stop)),
         },
-        Value::Namespace(namespace) => match namespace.try_borrow_mut() {
+        PyValue::Namespace(namespace) => match namespace.try_borrow_mut() {
             // A namespace may hold itself: it is taken while its values are written.
             Ok(namespace) => {
                 out.push("<Namespace ")?;
@@ -91,12 +91,12 @@ pub fn represent(value: &Value, out: &mut Out) -> Fallible<()> {
             }
             Err(_) => out.push("<Namespace {...}>"),
         },
-        Value::Macro(it) => {
+        PyValue::Macro(it) => {
             out.push("<Macro ")?;
             quote(&it.body.name, out)?;
             out.push(">")
         }
-        Value::Loop(state) => {
+        PyValue::Loop(state) => {
             let length = state.length.get().unwrap_or(0);
             out.push(&format!("<LoopContext {}/{length}>", state.index.get()))
         }
@@ -114,7 +114,7 @@ pub fn is_printable(c: char) -> bool {
 ///
 /// # Errors
 /// The text does not fit.
-pub fn quote(text: &str, out: &mut Out) -> Fallible<()> {
+pub fn quote(text: &str, out: &mut TextOut) -> Fallible<()> {
     let quote = if text.contains('\'') && !text.contains('"') { "\"" } else { "'" };
     out.push(quote)?;
     let is_plain = |c: char| (' '..='~').contains(&c) && c != '\\' && !quote.contains(c);

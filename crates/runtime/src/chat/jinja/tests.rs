@@ -1,9 +1,9 @@
-use super::Program;
+use super::Jinja;
 use serde_json::{Map, Value, json};
 use std::time::{Duration, Instant};
 
 fn render(template: &str, variables: &Value) -> Result<String, String> {
-    Program::parse(template)?.run(variables.as_object().unwrap_or(&Map::new()), None)
+    Jinja::parse(template)?.run(variables.as_object().unwrap_or(&Map::new()), None)
 }
 
 /// Texts of Python's Jinja, which `xtask/oracle/jinja.py --goldens` writes.
@@ -91,6 +91,6 @@ fn templates_end_within_their_bounds() {
 #[test]
 fn a_deadline_ends_a_template() {
     let endless = "{% for a in range(100000) %}{% for b in range(100000) %}{% endfor %}{% endfor %}";
-    let said = Program::parse(endless).unwrap().run(&Map::new(), Some(Instant::now())).unwrap_err();
+    let said = Jinja::parse(endless).unwrap().run(&Map::new(), Some(Instant::now())).unwrap_err();
     assert!(said.contains("longer than the time"), "{said}");
 }

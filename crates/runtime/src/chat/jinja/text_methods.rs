@@ -1,24 +1,24 @@
 //! Methods of Python's texts.
 
-use super::arguments::{Given, int_or, is_set, needed, text_of, text_or_none};
+use super::arguments::{GivenArguments, int_or, is_set, needed, text_of, text_or_none};
 use super::format::{braces, percent};
 use super::items::slice_range;
 use super::lexer::is_blank;
-use super::meter::{Fallible, Out, fail, reserve, scan, spend};
+use super::meter::{Fallible, TextOut, fail, reserve, scan, spend};
 use super::print::{is_printable, printed};
-use super::value::{Value, char_count};
+use super::py_value::{PyValue, char_count};
 
 /// Calls a method of a text.
 ///
 /// # Errors
 /// Python refuses the call.
-pub fn call(text: &str, method: &str, given: &Given) -> Fallible<Value> {
+pub fn call(text: &str, method: &str, given: &GivenArguments) -> Fallible<PyValue> {
     let only_ends = ["startswith", "endswith", "removeprefix", "removesuffix"].contains(&method)
         && given.positional.len() == 1;
     scan(if only_ends { "" } else { text })?;
     let is_all = |test: fn(char) -> bool| !text.is_empty() && text.chars().all(test);
     let nothing = || given.bind::<0>(method, []).map(|_| ());
-    let new = |text: String| Ok(Value::text(text));
+    let new = |text: String| Ok(PyValue::text(text));
     match method {
         "upper" => nothing().and_then(|()| new(text.to_uppercase())),
         "lower" => nothing().and_then(|()| new(text.to_lowercase())),
@@ -32,21 +32,21 @@ pub fn call(text: &str, method: &str, given: &Given) -> Fallible<Value> {
             };
             new(text.chars().map(swapped).collect())
         }),
-        "isalnum" => Ok(Value::Bool(is_all(char::is_alphanumeric))),
-        "isalpha" => Ok(Value::Bool(is_all(char::is_alphabetic))),
-        "isascii" => Ok(Value::Bool(text.is_ascii())),
-        "isdecimal" | "isdigit" => Ok(Value::Bool(is_all(|c| c.is_numeric() && is_digit(c)))),
-        "isnumeric" => Ok(Value::Bool(is_all(char::is_numeric))),
-        "isidentifier" => Ok(Value::Bool(
+        "isalnum" => Ok(PyValue::Bool(is_all(char::is_alphanumeric))),
+        "isalpha" => Ok(PyValue::Bool(is_all(char::is_alphabetic))),
+        "isascii" => Ok(PyValue::Bool(text.is_ascii())),
+        "isdecimal" | "isdigit" => Ok(PyValue::Bool(is_all(|c| c.is_numeric() && is_digit(c)))),
+        "isnumeric" => Ok(PyValue::Bool(is_all(char::is_numeric))),
+        "isidentifier" => Ok(PyValue::Bool(
             is_all(|c| c == '_' || c.is_alphanumeric()) && !text.starts_with(|c: char| c.is_numeric()),
         )),
-        "islower" => Ok(Value::Bool(has_case(text, char::is_lowercase))),
-        "isupper" => Ok(Value::Bool(has_case(text, char::is_uppercase))),
-        "isprintable" => Ok(Value::Bool(text.chars().all(is_printable))),
-        "isspace" => Ok(Value::Bool(is_all(is_blank))),
+        "islower" => Ok(PyValue::Bool(has_case(text, char::is_lowercase))),
+        "isupper" => Ok(PyValue::Bool(has_case(text, char::is_uppercase))),
+        "isprintable" => Ok(PyValue::Bool(text.chars().all(is_printable))),
+        "isspace" => Ok(PyValue::Bool(is_all(is_blank))),
         "istitle" => {
             let has_letters = text.chars().any(|c| c.is_uppercase() || c.is_lowercase());
-            Ok(Value::Bool(has_letters && titled(text) == text))
+            Ok(PyValue::Bool(has_letters && titled(text) == text))
         }
         "strip" | "lstrip" | "rstrip" => {
             let [chars] = given.bind(method, ["chars"])?;
@@ -68,21 +68,21 @@ pub fn call(text: &str, method: &str, given: &Given) -> Fallible<Value> {
                 None => false,
             };
             match needed(&parts, "parts")? {
-                Value::Tuple(items) => {
+                PyValue::Tuple(items) => {
                     let mut any = false;
                     for part in items.iter() {
                         any |= matches(text_of(&Some(part.clone()), "parts")?);
                     }
-                    Ok(Value::Bool(any))
+                    Ok(PyValue::Bool(any))
                 }
-                _ => Ok(Value::Bool(matches(text_of(&parts, "parts")?))),
+                _ => Ok(PyValue::Bool(matches(text_of(&parts, "parts")?))),
             }
         }
         "find" | "rfind" | "index" | "rindex" | "count" => {
             let [part, start, end] = given.bind(method, ["part", "start", "end"])?;
             let part = text_of(&part, "part")?;
             let offset = match &start {
-                None | Some(Value::None) => 0,
+                None | Some(PyValue::None) => 0,
                 Some(_) => slice_range(&[start.clone(), None, None], char_count(text))?.start as usize,
             };
             let within = part_between(text, start, end)?;
@@ -91,16 +91,16 @@ pub fn call(text: &str, method: &str, given: &Given) -> Fallible<Value> {
                     "" => char_count(within) + 1,
                     part => within.matches(part).count(),
                 });
-                return Ok(Value::Int(count as i128));
+                return Ok(PyValue::Int(count as i128));
             }
             let found = within.and_then(|within| {
                 let at = if method.starts_with('r') { within.rfind(part) } else { within.find(part) };
                 at.map(|at| offset + char_count(&within[..at]))
             });
             match found {
-                Some(at) => Ok(Value::Int(at as i128)),
+                Some(at) => Ok(PyValue::Int(at as i128)),
                 None if method.ends_with("index") => fail("substring not found"),
-                None => Ok(Value::Int(-1)),
+                None => Ok(PyValue::Int(-1)),
             }
         }
         "replace" => {
@@ -114,7 +114,7 @@ pub fn call(text: &str, method: &str, given: &Given) -> Fallible<Value> {
         }
         "splitlines" => {
             let [keep] = given.bind(method, ["keepends"])?;
-            Value::list(lines(text, is_set(&keep)).into_iter().map(Value::text).collect())
+            PyValue::list(lines(text, is_set(&keep)).into_iter().map(PyValue::text).collect())
         }
         "partition" | "rpartition" => {
             let separator = given.one(method)?;
@@ -128,10 +128,10 @@ pub fn call(text: &str, method: &str, given: &Given) -> Fallible<Value> {
                 ("partition", ..) => [text, "", ""],
                 _ => ["", "", text],
             };
-            Value::tuple(parts.into_iter().map(Value::text).collect())
+            PyValue::tuple(parts.into_iter().map(PyValue::text).collect())
         }
         "join" => {
-            let mut out = Out::default();
+            let mut out = TextOut::default();
             for (i, part) in given.one(method)?.values()?.enumerate() {
                 match part.as_str() {
                     Some(part) => {
@@ -165,7 +165,7 @@ pub fn call(text: &str, method: &str, given: &Given) -> Fallible<Value> {
         "expandtabs" => {
             let [size] = given.bind(method, ["tabsize"])?;
             let size = usize::try_from(int_or(&size, 8)?.clamp(0, 1 << 20)).unwrap_or(0);
-            let mut out = Out::default();
+            let mut out = TextOut::default();
             let mut column = 0;
             for c in text.chars() {
                 match c {
@@ -183,8 +183,8 @@ pub fn call(text: &str, method: &str, given: &Given) -> Fallible<Value> {
             new(out.finish())
         }
         "format" => {
-            let names = given.named.iter().map(|(name, value)| (Value::Str(name.clone()), value.clone()));
-            new(braces(text, &given.positional, &Value::dict(names)?)?)
+            let names = given.named.iter().map(|(name, value)| (PyValue::Str(name.clone()), value.clone()));
+            new(braces(text, &given.positional, &PyValue::dict(names)?)?)
         }
         "format_map" => new(braces(text, &[], &given.one(method)?)?),
         _ => fail(format!("'str' object has no attribute '{method}'")),
@@ -246,12 +246,12 @@ pub fn stripped<'a>(text: &'a str, chars: Option<&str>, start: bool, end: bool) 
 }
 
 /// Returns the part of a text between two places; none where the first lies behind the text.
-fn part_between(text: &str, start: Option<Value>, end: Option<Value>) -> Fallible<Option<&str>> {
+fn part_between(text: &str, start: Option<PyValue>, end: Option<PyValue>) -> Fallible<Option<&str>> {
     if start.is_none() && end.is_none() {
         return Ok(Some(text));
     }
     let length = char_count(text);
-    if start.as_ref().and_then(Value::as_int).is_some_and(|n| n > length as i128) {
+    if start.as_ref().and_then(PyValue::as_int).is_some_and(|n| n > length as i128) {
         return Ok(None);
     }
     let range = slice_range(&[start, end, None], length)?;
@@ -270,7 +270,7 @@ pub fn replaced(text: &str, old: &str, new: &str, count: i128) -> Fallible<Strin
     Ok(text.replacen(old, new, count))
 }
 
-fn split(text: &str, separator: Option<&str>, count: i128, from_end: bool) -> Fallible<Value> {
+fn split(text: &str, separator: Option<&str>, count: i128, from_end: bool) -> Fallible<PyValue> {
     let count = usize::try_from(count).unwrap_or(usize::MAX - 1);
     let mut parts: Vec<&str> = match separator {
         Some("") => return fail("empty separator"),
@@ -300,8 +300,8 @@ fn split(text: &str, separator: Option<&str>, count: i128, from_end: bool) -> Fa
         parts.reverse();
     }
     spend(parts.len() as u64)?;
-    reserve(parts.len().saturating_mul(size_of::<Value>() + 48).saturating_add(text.len()))?;
-    Value::list(parts.into_iter().map(Value::text).collect())
+    reserve(parts.len().saturating_mul(size_of::<PyValue>() + 48).saturating_add(text.len()))?;
+    PyValue::list(parts.into_iter().map(PyValue::text).collect())
 }
 
 /// Splits a text at its line ends.
@@ -341,7 +341,7 @@ pub fn adjusted(text: &str, width: i128, fill: char, method: &str) -> Fallible<S
         // Python puts the odd one before the text where the width is odd.
         _ => missing / 2 + (missing & width as usize & 1),
     };
-    let mut out = Out::default();
+    let mut out = TextOut::default();
     out.pad(fill, before)?;
     out.push(text)?;
     out.pad(fill, missing - before)?;
@@ -352,14 +352,14 @@ pub fn adjusted(text: &str, width: i128, fill: char, method: &str) -> Fallible<S
 ///
 /// # Errors
 /// The values do not fit the format.
-pub fn format_filter(format: &Value, given: &Given) -> Fallible<Value> {
+pub fn format_filter(format: &PyValue, given: &GivenArguments) -> Fallible<PyValue> {
     let format = printed(format)?;
     let values = match (given.named.is_empty(), given.positional.is_empty()) {
-        (false, true) => {
-            Value::dict(given.named.iter().map(|(name, value)| (Value::Str(name.clone()), value.clone())))?
-        }
-        (true, _) => Value::tuple(given.positional.clone())?,
+        (false, true) => PyValue::dict(
+            given.named.iter().map(|(name, value)| (PyValue::Str(name.clone()), value.clone())),
+        )?,
+        (true, _) => PyValue::tuple(given.positional.clone())?,
         _ => return fail("can't handle positional and keyword arguments at the same time"),
     };
-    Ok(Value::text(percent(&format, &values)?))
+    Ok(PyValue::text(percent(&format, &values)?))
 }

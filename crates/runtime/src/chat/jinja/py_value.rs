@@ -1,6 +1,6 @@
 //! Values as Python has them: equality, order, truth, iteration and keys.
 
-use super::ast::{Literal, Loop, MacroBody, Name};
+use super::ast::{Identifier, Literal, Loop, MacroBody};
 use super::meter::{Fallible, Text, copied, fail, hold, release, spend};
 use serde_json::Value as Json;
 use std::cell::{Cell, RefCell};
@@ -16,7 +16,7 @@ const INDEXED: usize = 16;
 
 /// A value of a template.
 #[derive(Clone)]
-pub enum Value {
+pub enum PyValue {
     /// Nothing, with the message of the error that its use gives.
     Undefined(Rc<str>),
     None,
@@ -29,7 +29,7 @@ pub enum Value {
     List(Rc<Items>),
     Tuple(Rc<Items>),
     Dict(Rc<Dict>),
-    View(View, Rc<Dict>),
+    DictView(DictView, Rc<Dict>),
     Range(Range),
     Iterator(Rc<Stream>),
     Namespace(Rc<RefCell<Dict>>),
@@ -37,16 +37,16 @@ pub enum Value {
     Joiner(Rc<Turns>),
     Loop(Rc<LoopState>),
     Macro(Rc<Macro>),
-    Method(Rc<(Value, Name)>),
+    Method(Rc<(PyValue, Identifier)>),
     /// A function by its name.
     Function(&'static str),
 }
 
 /// A view of a map.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum View {
+pub enum DictView {
     Keys,
-    Values,
+    PyValues,
     Items,
 }
 
@@ -61,7 +61,7 @@ pub struct Range {
 
 /// Elements of a list or tuple.
 pub struct Items {
-    values: Vec<Value>,
+    values: Vec<PyValue>,
     depth: u32,
     /// True for a tuple of `groupby`, which has names for its two elements.
     pub is_group: bool,
@@ -70,27 +70,27 @@ pub struct Items {
 /// A map in the order of its insertions.
 #[derive(Default)]
 pub struct Dict {
-    entries: Vec<(Value, Value)>,
+    entries: Vec<(PyValue, PyValue)>,
     index: HashMap<Key, usize>,
     depth: u32,
 }
 
 /// Values that can be iterated once.
 pub struct Stream {
-    pub values: RefCell<VecDeque<Value>>,
+    pub values: RefCell<VecDeque<PyValue>>,
     depth: u32,
 }
 
 /// Values that are given in turn: all of a cycler, nothing and then the separator of a joiner.
 pub struct Turns {
-    pub values: Vec<Value>,
+    pub values: Vec<PyValue>,
     pub at: Cell<usize>,
     depth: u32,
 }
 
 /// Variables of a part of a template, and those around it.
 pub struct Scope {
-    pub variables: RefCell<Vec<(Name, Value)>>,
+    pub variables: RefCell<Vec<(Identifier, PyValue)>>,
     pub outer: Option<Rc<Scope>>,
 }
 
@@ -104,36 +104,36 @@ pub struct Macro {
 pub struct LoopState {
     pub of: Arc<Loop>,
     pub scope: Rc<Scope>,
-    pub rest: RefCell<Values>,
+    pub rest: RefCell<PyValues>,
     pub length: Cell<Option<usize>>,
     /// Number of the current element, from 1.
     pub index: Cell<usize>,
     pub depth: usize,
-    pub before: RefCell<Option<Value>>,
-    pub current: RefCell<Option<Value>>,
-    pub after: RefCell<Option<Value>>,
-    pub changed: RefCell<Option<Value>>,
+    pub before: RefCell<Option<PyValue>>,
+    pub current: RefCell<Option<PyValue>>,
+    pub after: RefCell<Option<PyValue>>,
+    pub changed: RefCell<Option<PyValue>>,
     /// Nesting of the values that the loop holds.
     pub nesting: Cell<u32>,
 }
 
 /// Values of an iteration.
-pub enum Values {
+pub enum PyValues {
     Once(Rc<Stream>),
     Shared(Rc<Items>, usize),
-    Own(std::vec::IntoIter<Value>),
+    Own(std::vec::IntoIter<PyValue>),
 }
 
-impl Iterator for Values {
-    type Item = Value;
-    fn next(&mut self) -> Option<Value> {
+impl Iterator for PyValues {
+    type Item = PyValue;
+    fn next(&mut self) -> Option<PyValue> {
         match self {
-            Values::Once(stream) => stream.values.borrow_mut().pop_front(),
-            Values::Shared(items, at) => {
+            PyValues::Once(stream) => stream.values.borrow_mut().pop_front(),
+            PyValues::Shared(items, at) => {
                 *at += 1;
                 items.get(*at - 1).cloned()
             }
-            Values::Own(values) => values.next(),
+            PyValues::Own(values) => values.next(),
         }
     }
 }
@@ -149,20 +149,20 @@ enum Key {
     Other(usize),
 }
 
-const VALUE_BYTES: usize = size_of::<Value>();
+const VALUE_BYTES: usize = size_of::<PyValue>();
 
 /// Returns how deep a value is nested.
 ///
 /// # Errors
 /// A value that holds this one would be nested too deeply.
-pub fn depth_of(value: &Value) -> Fallible<u32> {
+pub fn depth_of(value: &PyValue) -> Fallible<u32> {
     let depth = match value {
-        Value::List(items) | Value::Tuple(items) => items.depth,
-        Value::Dict(dict) | Value::View(_, dict) => dict.depth,
-        Value::Method(method) => depth_of(&method.0)?,
-        Value::Cycler(turns) | Value::Joiner(turns) => turns.depth,
-        Value::Iterator(stream) => stream.depth,
-        Value::Loop(state) => state.nesting.get(),
+        PyValue::List(items) | PyValue::Tuple(items) => items.depth,
+        PyValue::Dict(dict) | PyValue::DictView(_, dict) => dict.depth,
+        PyValue::Method(method) => depth_of(&method.0)?,
+        PyValue::Cycler(turns) | PyValue::Joiner(turns) => turns.depth,
+        PyValue::Iterator(stream) => stream.depth,
+        PyValue::Loop(state) => state.nesting.get(),
         _ => 0,
     };
     match depth {
@@ -172,12 +172,12 @@ pub fn depth_of(value: &Value) -> Fallible<u32> {
 }
 
 /// Returns the depth of a value that holds these.
-fn depth_around(values: &[Value]) -> Fallible<u32> {
+fn depth_around(values: &[PyValue]) -> Fallible<u32> {
     values.iter().try_fold(1, |depth, value| Ok(depth_of(value)?.max(depth - 1) + 1))
 }
 
 impl Items {
-    fn new(values: Vec<Value>, is_group: bool) -> Fallible<Rc<Items>> {
+    fn new(values: Vec<PyValue>, is_group: bool) -> Fallible<Rc<Items>> {
         let depth = depth_around(&values)?;
         spend(1 + values.len() as u64 / 8)?;
         hold((values.len() + 2) * VALUE_BYTES);
@@ -186,8 +186,8 @@ impl Items {
 }
 
 impl std::ops::Deref for Items {
-    type Target = [Value];
-    fn deref(&self) -> &[Value] {
+    type Target = [PyValue];
+    fn deref(&self) -> &[PyValue] {
         &self.values
     }
 }
@@ -200,15 +200,15 @@ impl Drop for Items {
 
 impl Dict {
     /// Returns the entries.
-    pub fn entries(&self) -> &[(Value, Value)] {
+    pub fn entries(&self) -> &[(PyValue, PyValue)] {
         &self.entries
     }
 
-    fn find(&self, key: &Value) -> Fallible<Option<usize>> {
+    fn find(&self, key: &PyValue) -> Fallible<Option<usize>> {
         if !self.index.is_empty() {
             return Ok(self.index.get(&key_of(key)?).copied());
         }
-        if !matches!(key, Value::Str(_)) {
+        if !matches!(key, PyValue::Str(_)) {
             key_of(key)?;
         }
         for (i, (known, _)) in self.entries.iter().enumerate() {
@@ -223,12 +223,12 @@ impl Dict {
     ///
     /// # Errors
     /// The key is a list or map.
-    pub fn get(&self, key: &Value) -> Fallible<Option<&Value>> {
+    pub fn get(&self, key: &PyValue) -> Fallible<Option<&PyValue>> {
         Ok(self.find(key)?.map(|i| &self.entries[i].1))
     }
 
     /// Returns the value of a name.
-    pub fn named(&self, name: &str) -> Option<&Value> {
+    pub fn named(&self, name: &str) -> Option<&PyValue> {
         let at = match self.index.is_empty() {
             true => self.entries.iter().position(|(key, _)| key.as_str() == Some(name)),
             false => self.index.get(&Key::Str(name.into())).copied(),
@@ -240,7 +240,7 @@ impl Dict {
     ///
     /// # Errors
     /// The key is a list or map, or the value is nested too deeply.
-    pub fn set(&mut self, key: Value, value: Value) -> Fallible<()> {
+    pub fn set(&mut self, key: PyValue, value: PyValue) -> Fallible<()> {
         self.depth = self.depth.max(depth_of(&value)?.max(depth_of(&key)?) + 1);
         if let Some(i) = self.find(&key)? {
             self.entries[i].1 = value;
@@ -271,7 +271,7 @@ impl Turns {
     ///
     /// # Errors
     /// They are nested too deeply.
-    pub fn new(values: Vec<Value>) -> Fallible<Rc<Turns>> {
+    pub fn new(values: Vec<PyValue>) -> Fallible<Rc<Turns>> {
         let depth = depth_around(&values)?;
         Ok(Rc::new(Turns { values, at: Cell::new(0), depth }))
     }
@@ -279,33 +279,33 @@ impl Turns {
 
 impl Range {
     /// Returns the element at an index from 0.
-    pub fn at(self, i: i128) -> Value {
-        Value::Int(self.start + self.step * i)
+    pub fn at(self, i: i128) -> PyValue {
+        PyValue::Int(self.start + self.step * i)
     }
 }
 
 /// Returns the key that equal values share.
-fn key_of(value: &Value) -> Fallible<Key> {
+fn key_of(value: &PyValue) -> Fallible<Key> {
     spend(1)?;
     Ok(match value {
-        Value::None => Key::None,
-        Value::Bool(b) => Key::Int(i128::from(*b)),
-        Value::Int(n) => Key::Int(*n),
-        Value::Float(x) if x.fract() == 0.0 && x.abs() < 1e37 => Key::Int(*x as i128),
-        Value::Float(x) => Key::Float(x.to_bits()),
-        Value::Str(text) | Value::Markup(text) => {
+        PyValue::None => Key::None,
+        PyValue::Bool(b) => Key::Int(i128::from(*b)),
+        PyValue::Int(n) => Key::Int(*n),
+        PyValue::Float(x) if x.fract() == 0.0 && x.abs() < 1e37 => Key::Int(*x as i128),
+        PyValue::Float(x) => Key::Float(x.to_bits()),
+        PyValue::Str(text) | PyValue::Markup(text) => {
             copied(text.len());
             Key::Str((***text).into())
         }
-        Value::Tuple(items) => {
+        PyValue::Tuple(items) => {
             spend(16 * items.len() as u64)?;
             Key::Tuple(items.iter().map(key_of).collect::<Fallible<_>>()?)
         }
-        Value::Undefined(_) => Key::Other(0),
-        Value::Range(range) => {
+        PyValue::Undefined(_) => Key::Other(0),
+        PyValue::Range(range) => {
             Key::Tuple(vec![Key::Int(range.start), Key::Int(range.step), Key::Int(range.length)])
         }
-        Value::List(_) | Value::Dict(_) | Value::View(..) => {
+        PyValue::List(_) | PyValue::Dict(_) | PyValue::DictView(..) => {
             return fail(format!("unhashable type: '{}'", value.type_name()));
         }
         other => Key::Other(other.address()),
@@ -313,69 +313,69 @@ fn key_of(value: &Value) -> Fallible<Key> {
 }
 
 /// Makes an undefined value.
-pub fn undefined(message: impl Into<Rc<str>>) -> Value {
-    Value::Undefined(message.into())
+pub fn undefined(message: impl Into<Rc<str>>) -> PyValue {
+    PyValue::Undefined(message.into())
 }
 
-impl Value {
+impl PyValue {
     /// Makes a text.
-    pub fn text(text: impl Into<Box<str>>) -> Value {
-        Value::Str(Text::new(text))
+    pub fn text(text: impl Into<Box<str>>) -> PyValue {
+        PyValue::Str(Text::new(text))
     }
 
     /// Makes a list.
     ///
     /// # Errors
     /// It is nested too deeply.
-    pub fn list(values: Vec<Value>) -> Fallible<Value> {
-        Ok(Value::List(Items::new(values, false)?))
+    pub fn list(values: Vec<PyValue>) -> Fallible<PyValue> {
+        Ok(PyValue::List(Items::new(values, false)?))
     }
 
     /// Makes a tuple.
     ///
     /// # Errors
     /// It is nested too deeply.
-    pub fn tuple(values: Vec<Value>) -> Fallible<Value> {
-        Ok(Value::Tuple(Items::new(values, false)?))
+    pub fn tuple(values: Vec<PyValue>) -> Fallible<PyValue> {
+        Ok(PyValue::Tuple(Items::new(values, false)?))
     }
 
     /// Makes a group: the value that its elements share, and the list of them.
     ///
     /// # Errors
     /// It is nested too deeply.
-    pub fn group(values: Vec<Value>) -> Fallible<Value> {
-        Ok(Value::Tuple(Items::new(values, true)?))
+    pub fn group(values: Vec<PyValue>) -> Fallible<PyValue> {
+        Ok(PyValue::Tuple(Items::new(values, true)?))
     }
 
     /// Makes a map.
     ///
     /// # Errors
     /// A key is a list or map, or the map is nested too deeply.
-    pub fn dict(entries: impl IntoIterator<Item = (Value, Value)>) -> Fallible<Value> {
+    pub fn dict(entries: impl IntoIterator<Item = (PyValue, PyValue)>) -> Fallible<PyValue> {
         let mut dict = Dict::default();
         for (key, value) in entries {
             dict.set(key, value)?;
         }
-        Ok(Value::Dict(Rc::new(dict)))
+        Ok(PyValue::Dict(Rc::new(dict)))
     }
 
     /// Makes what a generator of Python gives.
     ///
     /// # Errors
     /// It is nested too deeply.
-    pub fn stream(values: Vec<Value>) -> Fallible<Value> {
+    pub fn stream(values: Vec<PyValue>) -> Fallible<PyValue> {
         let depth = depth_around(&values)?;
-        Ok(Value::Iterator(Rc::new(Stream { values: RefCell::new(values.into()), depth })))
+        Ok(PyValue::Iterator(Rc::new(Stream { values: RefCell::new(values.into()), depth })))
     }
 
     /// Makes a value of a constant.
-    pub fn literal(literal: &Literal) -> Value {
+    pub fn literal(literal: &Literal) -> PyValue {
         match literal {
-            Literal::None => Value::None,
-            Literal::Bool(b) => Value::Bool(*b),
-            Literal::Int(n) => Value::Int(*n),
-            Literal::Float(x) => Value::Float(*x),
-            Literal::Text(text) => Value::Str(text.clone()),
+            Literal::None => PyValue::None,
+            Literal::Bool(b) => PyValue::Bool(*b),
+            Literal::Int(n) => PyValue::Int(*n),
+            Literal::Float(x) => PyValue::Float(*x),
+            Literal::Text(text) => PyValue::Str(text.clone()),
         }
     }
 
@@ -383,25 +383,25 @@ impl Value {
     ///
     /// # Errors
     /// It is too large, or nested too deeply.
-    pub fn from_json(json: &Json) -> Fallible<Value> {
+    pub fn from_json(json: &Json) -> Fallible<PyValue> {
         spend(1)?;
         Ok(match json {
-            Json::Null => Value::None,
-            Json::Bool(b) => Value::Bool(*b),
+            Json::Null => PyValue::None,
+            Json::Bool(b) => PyValue::Bool(*b),
             Json::Number(n) => match n.as_i128() {
-                Some(n) => Value::Int(n),
-                None => Value::Float(n.as_f64().unwrap_or(f64::NAN)),
+                Some(n) => PyValue::Int(n),
+                None => PyValue::Float(n.as_f64().unwrap_or(f64::NAN)),
             },
-            Json::String(text) => Value::text(text.as_str()),
+            Json::String(text) => PyValue::text(text.as_str()),
             Json::Array(values) => {
-                Value::list(values.iter().map(Value::from_json).collect::<Fallible<_>>()?)?
+                PyValue::list(values.iter().map(PyValue::from_json).collect::<Fallible<_>>()?)?
             }
             Json::Object(map) => {
                 let mut dict = Dict::default();
                 for (key, value) in map {
-                    dict.set(Value::text(key.as_str()), Value::from_json(value)?)?;
+                    dict.set(PyValue::text(key.as_str()), PyValue::from_json(value)?)?;
                 }
-                Value::Dict(Rc::new(dict))
+                PyValue::Dict(Rc::new(dict))
             }
         })
     }
@@ -409,7 +409,7 @@ impl Value {
     /// Returns the text of a text.
     pub fn as_str(&self) -> Option<&str> {
         match self {
-            Value::Str(text) | Value::Markup(text) => Some(text),
+            PyValue::Str(text) | PyValue::Markup(text) => Some(text),
             _ => None,
         }
     }
@@ -417,8 +417,8 @@ impl Value {
     /// Returns the number of a whole number or a truth value.
     pub fn as_int(&self) -> Option<i128> {
         match self {
-            Value::Bool(b) => Some(i128::from(*b)),
-            Value::Int(n) => Some(*n),
+            PyValue::Bool(b) => Some(i128::from(*b)),
+            PyValue::Int(n) => Some(*n),
             _ => None,
         }
     }
@@ -426,23 +426,23 @@ impl Value {
     /// Returns the number of any number.
     pub fn as_float(&self) -> Option<f64> {
         match self {
-            Value::Float(x) => Some(*x),
+            PyValue::Float(x) => Some(*x),
             other => other.as_int().map(|n| n as f64),
         }
     }
 
     /// Tells whether a value is undefined.
     pub fn is_undefined(&self) -> bool {
-        matches!(self, Value::Undefined(_))
+        matches!(self, PyValue::Undefined(_))
     }
 
     /// Refuses an undefined value with its message.
     ///
     /// # Errors
     /// The value is undefined.
-    pub fn defined(&self) -> Fallible<&Value> {
+    pub fn defined(&self) -> Fallible<&PyValue> {
         match self {
-            Value::Undefined(message) => fail(&**message),
+            PyValue::Undefined(message) => fail(&**message),
             _ => Ok(self),
         }
     }
@@ -450,48 +450,48 @@ impl Value {
     /// Returns Python's name of the type.
     pub fn type_name(&self) -> &'static str {
         match self {
-            Value::Undefined(_) => "Undefined",
-            Value::None => "NoneType",
-            Value::Bool(_) => "bool",
-            Value::Int(_) => "int",
-            Value::Float(_) => "float",
-            Value::Str(_) => "str",
-            Value::Markup(_) => "Markup",
-            Value::List(_) => "list",
-            Value::Tuple(_) => "tuple",
-            Value::Dict(_) => "dict",
-            Value::View(View::Keys, _) => "dict_keys",
-            Value::View(View::Values, _) => "dict_values",
-            Value::View(View::Items, _) => "dict_items",
-            Value::Range(_) => "range",
-            Value::Iterator(_) => "generator",
-            Value::Namespace(_) => "Namespace",
-            Value::Cycler(_) => "Cycler",
-            Value::Joiner(_) => "Joiner",
-            Value::Loop(_) => "LoopContext",
-            Value::Macro(_) => "Macro",
-            Value::Method(_) => "method",
-            Value::Function(_) => "function",
+            PyValue::Undefined(_) => "Undefined",
+            PyValue::None => "NoneType",
+            PyValue::Bool(_) => "bool",
+            PyValue::Int(_) => "int",
+            PyValue::Float(_) => "float",
+            PyValue::Str(_) => "str",
+            PyValue::Markup(_) => "Markup",
+            PyValue::List(_) => "list",
+            PyValue::Tuple(_) => "tuple",
+            PyValue::Dict(_) => "dict",
+            PyValue::DictView(DictView::Keys, _) => "dict_keys",
+            PyValue::DictView(DictView::PyValues, _) => "dict_values",
+            PyValue::DictView(DictView::Items, _) => "dict_items",
+            PyValue::Range(_) => "range",
+            PyValue::Iterator(_) => "generator",
+            PyValue::Namespace(_) => "Namespace",
+            PyValue::Cycler(_) => "Cycler",
+            PyValue::Joiner(_) => "Joiner",
+            PyValue::Loop(_) => "LoopContext",
+            PyValue::Macro(_) => "Macro",
+            PyValue::Method(_) => "method",
+            PyValue::Function(_) => "function",
         }
     }
 
     fn address(&self) -> usize {
         match self {
-            Value::List(items) | Value::Tuple(items) => Rc::as_ptr(items).addr(),
-            Value::Dict(dict) => Rc::as_ptr(dict).addr(),
-            Value::Iterator(stream) => Rc::as_ptr(stream).addr(),
-            Value::Namespace(namespace) => Rc::as_ptr(namespace).addr(),
-            Value::Cycler(turns) | Value::Joiner(turns) => Rc::as_ptr(turns).addr(),
-            Value::Loop(state) => Rc::as_ptr(state).addr(),
-            Value::Macro(it) => Rc::as_ptr(it).addr(),
-            Value::Method(method) => Rc::as_ptr(method).addr(),
-            Value::Function(name) => name.as_ptr().addr(),
+            PyValue::List(items) | PyValue::Tuple(items) => Rc::as_ptr(items).addr(),
+            PyValue::Dict(dict) => Rc::as_ptr(dict).addr(),
+            PyValue::Iterator(stream) => Rc::as_ptr(stream).addr(),
+            PyValue::Namespace(namespace) => Rc::as_ptr(namespace).addr(),
+            PyValue::Cycler(turns) | PyValue::Joiner(turns) => Rc::as_ptr(turns).addr(),
+            PyValue::Loop(state) => Rc::as_ptr(state).addr(),
+            PyValue::Macro(it) => Rc::as_ptr(it).addr(),
+            PyValue::Method(method) => Rc::as_ptr(method).addr(),
+            PyValue::Function(name) => name.as_ptr().addr(),
             _ => 0,
         }
     }
 
     /// Tells whether two values are the same object.
-    pub fn is_same(&self, other: &Value) -> bool {
+    pub fn is_same(&self, other: &PyValue) -> bool {
         let address = self.address();
         if address != 0 || other.address() != 0 {
             return address == other.address();
@@ -502,11 +502,11 @@ impl Value {
     /// Tells whether Python counts the value as true.
     pub fn is_true(&self) -> bool {
         match self {
-            Value::Undefined(_) | Value::None => false,
-            Value::Bool(b) => *b,
-            Value::Int(n) => *n != 0,
-            Value::Float(x) => *x != 0.0,
-            Value::Str(text) | Value::Markup(text) => !text.is_empty(),
+            PyValue::Undefined(_) | PyValue::None => false,
+            PyValue::Bool(b) => *b,
+            PyValue::Int(n) => *n != 0,
+            PyValue::Float(x) => *x != 0.0,
+            PyValue::Str(text) | PyValue::Markup(text) => !text.is_empty(),
             other => other.length().is_none_or(|n| n > 0),
         }
     }
@@ -514,14 +514,14 @@ impl Value {
     /// Returns the length of what has one.
     pub fn length(&self) -> Option<usize> {
         Some(match self {
-            Value::Undefined(_) => 0,
-            Value::Str(text) | Value::Markup(text) => {
+            PyValue::Undefined(_) => 0,
+            PyValue::Str(text) | PyValue::Markup(text) => {
                 copied(text.len() * 4);
                 char_count(text)
             }
-            Value::List(items) | Value::Tuple(items) => items.len(),
-            Value::Dict(dict) | Value::View(_, dict) => dict.entries.len(),
-            Value::Range(range) => range.length as usize,
+            PyValue::List(items) | PyValue::Tuple(items) => items.len(),
+            PyValue::Dict(dict) | PyValue::DictView(_, dict) => dict.entries.len(),
+            PyValue::Range(range) => range.length as usize,
             _ => return None,
         })
     }
@@ -530,37 +530,39 @@ impl Value {
     ///
     /// # Errors
     /// The value cannot be iterated.
-    pub fn values(&self) -> Fallible<Values> {
-        let values: Vec<Value> = match self {
-            Value::Undefined(_) => Vec::new(),
-            Value::Str(text) | Value::Markup(text) => {
+    pub fn values(&self) -> Fallible<PyValues> {
+        let values: Vec<PyValue> = match self {
+            PyValue::Undefined(_) => Vec::new(),
+            PyValue::Str(text) | PyValue::Markup(text) => {
                 spend(text.len() as u64)?;
                 super::meter::reserve(text.len().saturating_mul(VALUE_BYTES + 48))?;
-                text.chars().map(|c| Value::text(String::from(c))).collect()
+                text.chars().map(|c| PyValue::text(String::from(c))).collect()
             }
-            Value::List(items) | Value::Tuple(items) => return Ok(Values::Shared(items.clone(), 0)),
-            Value::Dict(dict) | Value::View(View::Keys, dict) => {
+            PyValue::List(items) | PyValue::Tuple(items) => return Ok(PyValues::Shared(items.clone(), 0)),
+            PyValue::Dict(dict) | PyValue::DictView(DictView::Keys, dict) => {
                 dict.entries.iter().map(|(key, _)| key.clone()).collect()
             }
-            Value::View(View::Values, dict) => dict.entries.iter().map(|(_, value)| value.clone()).collect(),
-            Value::View(View::Items, dict) => {
+            PyValue::DictView(DictView::PyValues, dict) => {
+                dict.entries.iter().map(|(_, value)| value.clone()).collect()
+            }
+            PyValue::DictView(DictView::Items, dict) => {
                 let pairs =
-                    dict.entries.iter().map(|(key, value)| Value::tuple(vec![key.clone(), value.clone()]));
+                    dict.entries.iter().map(|(key, value)| PyValue::tuple(vec![key.clone(), value.clone()]));
                 pairs.collect::<Fallible<_>>()?
             }
-            Value::Range(range) => (0..range.length).map(|i| range.at(i)).collect(),
-            Value::Iterator(stream) => return Ok(Values::Once(stream.clone())),
+            PyValue::Range(range) => (0..range.length).map(|i| range.at(i)).collect(),
+            PyValue::Iterator(stream) => return Ok(PyValues::Once(stream.clone())),
             other => return fail(format!("'{}' object is not iterable", other.type_name())),
         };
         spend(values.len() as u64 / 4)?;
-        Ok(Values::Own(values.into_iter()))
+        Ok(PyValues::Own(values.into_iter()))
     }
 
     /// Returns the values that a loop over this value meets as a list.
     ///
     /// # Errors
     /// The value cannot be iterated.
-    pub fn to_vec(&self) -> Fallible<Vec<Value>> {
+    pub fn to_vec(&self) -> Fallible<Vec<PyValue>> {
         let values = self.values()?;
         spend(self.length().unwrap_or(0) as u64 / 4)?;
         Ok(values.collect())
@@ -576,9 +578,9 @@ pub fn char_count(text: &str) -> usize {
 ///
 /// # Errors
 /// No steps are left.
-pub fn equal(a: &Value, b: &Value) -> Fallible<bool> {
+pub fn equal(a: &PyValue, b: &PyValue) -> Fallible<bool> {
     spend(1)?;
-    let all = |a: &[Value], b: &[Value]| -> Fallible<bool> {
+    let all = |a: &[PyValue], b: &[PyValue]| -> Fallible<bool> {
         if a.len() != b.len() {
             return Ok(false);
         }
@@ -590,11 +592,11 @@ pub fn equal(a: &Value, b: &Value) -> Fallible<bool> {
         Ok(true)
     };
     Ok(match (a, b) {
-        (Value::Undefined(_), Value::Undefined(_)) | (Value::None, Value::None) => true,
-        (Value::List(a), Value::List(b)) | (Value::Tuple(a), Value::Tuple(b)) => {
+        (PyValue::Undefined(_), PyValue::Undefined(_)) | (PyValue::None, PyValue::None) => true,
+        (PyValue::List(a), PyValue::List(b)) | (PyValue::Tuple(a), PyValue::Tuple(b)) => {
             Rc::ptr_eq(a, b) || all(a, b)?
         }
-        (Value::Dict(a), Value::Dict(b)) => {
+        (PyValue::Dict(a), PyValue::Dict(b)) => {
             if Rc::ptr_eq(a, b) {
                 return Ok(true);
             }
@@ -609,14 +611,14 @@ pub fn equal(a: &Value, b: &Value) -> Fallible<bool> {
             }
             true
         }
-        (Value::View(View::Keys, a), Value::View(View::Keys, b)) => {
+        (PyValue::DictView(DictView::Keys, a), PyValue::DictView(DictView::Keys, b)) => {
             let mut known = a.entries.len() == b.entries.len();
             for (key, _) in &a.entries {
                 known = known && b.get(key)?.is_some();
             }
             known
         }
-        (Value::Range(a), Value::Range(b)) => {
+        (PyValue::Range(a), PyValue::Range(b)) => {
             a.length == b.length
                 && (a.length == 0 || a.start == b.start && (a.length == 1 || a.step == b.step))
         }
@@ -635,7 +637,7 @@ pub fn equal(a: &Value, b: &Value) -> Fallible<bool> {
 }
 
 /// Compares two numbers; the inner result is none where one is not a number.
-fn numbers(a: &Value, b: &Value) -> Option<Option<Ordering>> {
+fn numbers(a: &PyValue, b: &PyValue) -> Option<Option<Ordering>> {
     if let (Some(a), Some(b)) = (a.as_int(), b.as_int()) {
         return Some(Some(a.cmp(&b)));
     }
@@ -662,7 +664,7 @@ fn numbers(a: &Value, b: &Value) -> Option<Option<Ordering>> {
 ///
 /// # Errors
 /// Python does not order the two; `operator` is named in the message.
-pub fn compare(a: &Value, b: &Value, operator: &str) -> Fallible<Option<Ordering>> {
+pub fn compare(a: &PyValue, b: &PyValue, operator: &str) -> Fallible<Option<Ordering>> {
     spend(1)?;
     if let (Some(a), Some(b)) = (a.as_str(), b.as_str()) {
         copied(a.len().min(b.len()));
@@ -672,7 +674,7 @@ pub fn compare(a: &Value, b: &Value, operator: &str) -> Fallible<Option<Ordering
         return Ok(order);
     }
     match (a, b) {
-        (Value::List(a), Value::List(b)) | (Value::Tuple(a), Value::Tuple(b)) => {
+        (PyValue::List(a), PyValue::List(b)) | (PyValue::Tuple(a), PyValue::Tuple(b)) => {
             for (a, b) in a.iter().zip(b.iter()) {
                 if !equal(a, b)? {
                     return compare(a, b, operator);
@@ -693,7 +695,7 @@ pub fn compare(a: &Value, b: &Value, operator: &str) -> Fallible<Option<Ordering
 ///
 /// # Errors
 /// Python does not order two of the keys.
-pub fn sort(mut pairs: Vec<(Value, Value)>, reverse: bool) -> Fallible<Vec<Value>> {
+pub fn sort(mut pairs: Vec<(PyValue, PyValue)>, reverse: bool) -> Fallible<Vec<PyValue>> {
     let mut width = 1;
     while width < pairs.len() {
         let mut merged = Vec::with_capacity(pairs.len());
@@ -720,17 +722,17 @@ pub fn sort(mut pairs: Vec<(Value, Value)>, reverse: bool) -> Fallible<Vec<Value
 ///
 /// # Errors
 /// Python refuses to search the value, or to search for the other.
-pub fn contains(whole: &Value, part: &Value) -> Fallible<bool> {
+pub fn contains(whole: &PyValue, part: &PyValue) -> Fallible<bool> {
     match whole {
-        Value::Str(text) | Value::Markup(text) => match part.as_str() {
+        PyValue::Str(text) | PyValue::Markup(text) => match part.as_str() {
             Some(part) => {
                 spend(text.len() as u64 / 64)?;
                 Ok(text.contains(part))
             }
             None => fail(format!("'in <string>' requires string as left operand, not {}", part.type_name())),
         },
-        Value::Dict(dict) | Value::View(View::Keys, dict) => Ok(dict.get(part)?.is_some()),
-        Value::None | Value::Bool(_) | Value::Int(_) | Value::Float(_) => {
+        PyValue::Dict(dict) | PyValue::DictView(DictView::Keys, dict) => Ok(dict.get(part)?.is_some()),
+        PyValue::None | PyValue::Bool(_) | PyValue::Int(_) | PyValue::Float(_) => {
             fail(format!("argument of type '{}' is not iterable", whole.type_name()))
         }
         _ => {

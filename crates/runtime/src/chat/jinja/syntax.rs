@@ -1,10 +1,11 @@
 //! Reads a template into its tree, by Jinja's grammar.
 
 use super::ast::{
-    Arguments, BODY, Comparison, Expr, Line, Literal, Loop, MacroBody, Name, Operator, Statement, Target,
+    Arguments, AssignTarget, BODY, CompareOp, Expr, Identifier, Literal, Loop, MacroBody, Operator,
+    Statement, TemplateLine,
 };
-use super::lexer::{Token, tokens};
-use super::meter::{Fallible, Fault, Text};
+use super::lexer::{TemplateToken, tokens};
+use super::meter::{Fallible, TemplateFault, Text};
 use std::sync::Arc;
 
 /// Deepest nesting of expressions and statements: Python's own limit lies near 100.
@@ -16,14 +17,15 @@ const MOST_OPERATORS: usize = 2000;
 ///
 /// # Errors
 /// The text is no template, or nested too deeply.
-pub fn parse(template: &str) -> Fallible<Vec<Line>> {
-    let mut parser = Parser { tokens: tokens(template)?, at: 0, depth: 0, operators: 0, reads: [false; 3] };
+pub fn parse(template: &str) -> Fallible<Vec<TemplateLine>> {
+    let mut parser =
+        TemplateParser { tokens: tokens(template)?, at: 0, depth: 0, operators: 0, reads: [false; 3] };
     let body = parser.body(&[]);
-    body.map_err(|what| Fault { what, line: parser.line() })
+    body.map_err(|what| TemplateFault { what, line: parser.line() })
 }
 
-struct Parser {
-    tokens: Vec<(Token, usize)>,
+struct TemplateParser {
+    tokens: Vec<(TemplateToken, usize)>,
     at: usize,
     depth: usize,
     operators: usize,
@@ -31,31 +33,31 @@ struct Parser {
     reads: [bool; 3],
 }
 
-type Parsed<T> = Result<T, String>;
+type Syntax<T> = Result<T, String>;
 
-fn name(text: &str) -> Name {
+fn name(text: &str) -> Identifier {
     Text::new(text)
 }
 
 /// Describes a token for an error.
-fn words(token: &Token) -> String {
+fn words(token: &TemplateToken) -> String {
     match token {
-        Token::Data(_) => "text of the template".into(),
-        Token::VariableBegin => "`{{`".into(),
-        Token::VariableEnd => "`}}`".into(),
-        Token::BlockBegin => "`{%`".into(),
-        Token::BlockEnd => "`%}`".into(),
-        Token::Name(name) => format!("`{name}`"),
-        Token::Text(text) => format!("the text {text:?}"),
-        Token::Int(n) => format!("`{n}`"),
-        Token::Float(x) => format!("`{x}`"),
-        Token::Operator(operator) => format!("`{operator}`"),
-        Token::End => "the end of the template".into(),
+        TemplateToken::Data(_) => "text of the template".into(),
+        TemplateToken::VariableBegin => "`{{`".into(),
+        TemplateToken::VariableEnd => "`}}`".into(),
+        TemplateToken::BlockBegin => "`{%`".into(),
+        TemplateToken::BlockEnd => "`%}`".into(),
+        TemplateToken::Identifier(name) => format!("`{name}`"),
+        TemplateToken::Text(text) => format!("the text {text:?}"),
+        TemplateToken::Int(n) => format!("`{n}`"),
+        TemplateToken::Float(x) => format!("`{x}`"),
+        TemplateToken::Operator(operator) => format!("`{operator}`"),
+        TemplateToken::End => "the end of the template".into(),
     }
 }
 
-impl Parser {
-    fn token(&self) -> &Token {
+impl TemplateParser {
+    fn token(&self) -> &TemplateToken {
         &self.tokens[self.at.min(self.tokens.len() - 1)].0
     }
 
@@ -64,15 +66,15 @@ impl Parser {
     }
 
     fn is_operator(&self, operator: &str) -> bool {
-        matches!(self.token(), Token::Operator(o) if *o == operator)
+        matches!(self.token(), TemplateToken::Operator(o) if *o == operator)
     }
 
     fn is_name(&self, name: &str) -> bool {
-        matches!(self.token(), Token::Name(n) if n == name)
+        matches!(self.token(), TemplateToken::Identifier(n) if n == name)
     }
 
     fn follows_name(&self, name: &str) -> bool {
-        matches!(self.tokens.get(self.at + 1), Some((Token::Name(n), _)) if n == name)
+        matches!(self.tokens.get(self.at + 1), Some((TemplateToken::Identifier(n), _)) if n == name)
     }
 
     fn skip_operator(&mut self, operator: &str) -> bool {
@@ -87,15 +89,15 @@ impl Parser {
         found
     }
 
-    fn unexpected<T>(&self, wanted: &str) -> Parsed<T> {
+    fn unexpected<T>(&self, wanted: &str) -> Syntax<T> {
         Err(format!("{wanted} expected, found {}", words(self.token())))
     }
 
-    fn operator(&mut self, operator: &str) -> Parsed<()> {
+    fn operator(&mut self, operator: &str) -> Syntax<()> {
         if self.skip_operator(operator) { Ok(()) } else { self.unexpected(&format!("`{operator}`")) }
     }
 
-    fn expect(&mut self, token: Token) -> Parsed<()> {
+    fn expect(&mut self, token: TemplateToken) -> Syntax<()> {
         if *self.token() != token {
             return self.unexpected(&words(&token));
         }
@@ -103,15 +105,15 @@ impl Parser {
         Ok(())
     }
 
-    fn any_name(&mut self) -> Parsed<Name> {
-        let Token::Name(found) = self.token() else { return self.unexpected("a name") };
+    fn any_name(&mut self) -> Syntax<Identifier> {
+        let TemplateToken::Identifier(found) = self.token() else { return self.unexpected("a name") };
         let found = name(found);
         self.at += 1;
         Ok(found)
     }
 
     /// Runs `parse` one level deeper.
-    fn deeper<T>(&mut self, parse: impl FnOnce(&mut Parser) -> Parsed<T>) -> Parsed<T> {
+    fn deeper<T>(&mut self, parse: impl FnOnce(&mut TemplateParser) -> Syntax<T>) -> Syntax<T> {
         self.depth += 1;
         if self.depth > MOST_DEPTH {
             return Err(format!("nested more than {MOST_DEPTH} deep"));
@@ -122,7 +124,7 @@ impl Parser {
     }
 
     /// Counts an operator, which makes the tree of its statement deeper.
-    fn count_operator(&mut self) -> Parsed<()> {
+    fn count_operator(&mut self) -> Syntax<()> {
         self.operators += 1;
         match self.operators {
             n if n > MOST_OPERATORS => Err(format!("more than {MOST_OPERATORS} operators in a statement")),
@@ -131,56 +133,56 @@ impl Parser {
     }
 
     /// Reads statements up to a tag that begins with one of `ends`, or up to the end of the template.
-    fn body(&mut self, ends: &[&str]) -> Parsed<Vec<Line>> {
+    fn body(&mut self, ends: &[&str]) -> Syntax<Vec<TemplateLine>> {
         let mut lines = Vec::new();
         loop {
             let line = self.line();
             self.operators = 0;
             let statement = match self.token() {
-                Token::Data(text) => {
+                TemplateToken::Data(text) => {
                     let text = text.as_str().into();
                     self.at += 1;
                     Statement::Text(text)
                 }
-                Token::VariableBegin => {
+                TemplateToken::VariableBegin => {
                     self.at += 1;
                     let value = self.tuple(true, &[], false)?;
-                    self.expect(Token::VariableEnd)?;
+                    self.expect(TemplateToken::VariableEnd)?;
                     Statement::Print(value)
                 }
-                Token::End if ends.is_empty() => return Ok(lines),
-                Token::End => {
+                TemplateToken::End if ends.is_empty() => return Ok(lines),
+                TemplateToken::End => {
                     return Err(format!("`{}` expected before the end of the template", ends.join("` or `")));
                 }
                 _ => {
-                    self.expect(Token::BlockBegin)?;
+                    self.expect(TemplateToken::BlockBegin)?;
                     if ends.iter().any(|end| self.is_name(end)) {
                         return Ok(lines);
                     }
-                    let statement = self.deeper(Parser::statement)?;
-                    self.expect(Token::BlockEnd)?;
+                    let statement = self.deeper(TemplateParser::statement)?;
+                    self.expect(TemplateToken::BlockEnd)?;
                     statement
                 }
             };
-            lines.push(Line { line, statement });
+            lines.push(TemplateLine { line, statement });
         }
     }
 
     /// Reads the rest of a tag and the body behind it, up to and with `end`.
-    fn block(&mut self, end: &str) -> Parsed<Vec<Line>> {
+    fn block(&mut self, end: &str) -> Syntax<Vec<TemplateLine>> {
         let body = self.block_to(&[end])?;
         self.at += 1;
         Ok(body)
     }
 
     /// Reads the rest of a tag and the body behind it, up to one of `ends`.
-    fn block_to(&mut self, ends: &[&str]) -> Parsed<Vec<Line>> {
+    fn block_to(&mut self, ends: &[&str]) -> Syntax<Vec<TemplateLine>> {
         self.skip_operator(":");
-        self.expect(Token::BlockEnd)?;
+        self.expect(TemplateToken::BlockEnd)?;
         self.body(ends)
     }
 
-    fn statement(&mut self) -> Parsed<Statement> {
+    fn statement(&mut self) -> Syntax<Statement> {
         let tag = self.any_name()?;
         Ok(match &**tag {
             "set" => {
@@ -189,7 +191,7 @@ impl Parser {
                     Statement::Set(target, self.tuple(true, &[], false)?)
                 } else {
                     let filter = match self.is_operator("|") {
-                        true => Some(self.filters(Expr::Name(name(BODY)))?),
+                        true => Some(self.filters(Expr::Identifier(name(BODY)))?),
                         false => None,
                     };
                     Statement::SetBlock(target, filter, self.block("endset")?)
@@ -235,7 +237,7 @@ impl Parser {
             }
             "call" => {
                 let has_parameters = self.is_operator("(");
-                let call = |parser: &mut Parser| match parser.expression()? {
+                let call = |parser: &mut TemplateParser| match parser.expression()? {
                     call @ Expr::Call(..) => Ok(call),
                     _ => Err("a call expected".into()),
                 };
@@ -243,12 +245,12 @@ impl Parser {
                 Statement::Call(call, body)
             }
             "filter" => {
-                let filter = self.filter(Expr::Name(name(BODY)))?;
+                let filter = self.filter(Expr::Identifier(name(BODY)))?;
                 Statement::FilterBlock(self.filters(filter)?, self.block("endfilter")?)
             }
             "with" => {
                 let mut values = Vec::new();
-                while *self.token() != Token::BlockEnd {
+                while *self.token() != TemplateToken::BlockEnd {
                     if !values.is_empty() {
                         self.operator(",")?;
                     }
@@ -284,7 +286,7 @@ impl Parser {
             "break" => Statement::Break,
             "continue" => Statement::Continue,
             "extends" | "include" | "import" | "from" => {
-                while !matches!(self.token(), Token::BlockEnd | Token::End) {
+                while !matches!(self.token(), TemplateToken::BlockEnd | TemplateToken::End) {
                     self.at += 1;
                 }
                 Statement::Refused(format!("`{}`: there are no other templates", &**tag))
@@ -296,12 +298,12 @@ impl Parser {
     /// Reads parameters, what `then` reads behind them, and a body up to `end`.
     fn macro_body<T>(
         &mut self,
-        name: Name,
+        name: Identifier,
         has_parameters: bool,
-        then: impl FnOnce(&mut Parser) -> Parsed<T>,
+        then: impl FnOnce(&mut TemplateParser) -> Syntax<T>,
         end: &str,
-    ) -> Parsed<(T, Arc<MacroBody>)> {
-        let mut parameters: Vec<(Name, Option<Expr>)> = Vec::new();
+    ) -> Syntax<(T, Arc<MacroBody>)> {
+        let mut parameters: Vec<(Identifier, Option<Expr>)> = Vec::new();
         if has_parameters {
             self.operator("(")?;
             while !self.is_operator(")") {
@@ -329,7 +331,7 @@ impl Parser {
         Ok((then, Arc::new(MacroBody { name, parameters, body, reads })))
     }
 
-    fn target(&mut self, ends: &[&str], attributes: bool) -> Parsed<Target> {
+    fn target(&mut self, ends: &[&str], attributes: bool) -> Syntax<AssignTarget> {
         let mut targets = Vec::new();
         let mut is_tuple = false;
         loop {
@@ -343,11 +345,11 @@ impl Parser {
             } else {
                 let name = self.any_name()?;
                 match attributes && self.skip_operator(".") {
-                    true => Target::Attribute(name, self.any_name()?),
+                    true => AssignTarget::Attribute(name, self.any_name()?),
                     false if ["true", "false", "none", "True", "False", "None"].contains(&&**name) => {
                         return Err(format!("`{}` cannot be set", &**name));
                     }
-                    false => Target::Name(name),
+                    false => AssignTarget::Identifier(name),
                 }
             });
             if !self.skip_operator(",") {
@@ -360,23 +362,23 @@ impl Parser {
             None => self.unexpected("a name"),
             Some(last) => {
                 targets.push(last);
-                Ok(Target::Tuple(targets))
+                Ok(AssignTarget::Tuple(targets))
             }
         }
     }
 
     fn ends_tuple(&self, ends: &[&str]) -> bool {
-        matches!(self.token(), Token::VariableEnd | Token::BlockEnd)
+        matches!(self.token(), TemplateToken::VariableEnd | TemplateToken::BlockEnd)
             || self.is_operator(")")
             || ends.iter().any(|end| self.is_name(end))
     }
 
     /// Reads an expression, or several with commas as a tuple.
-    fn tuple(&mut self, with_condition: bool, ends: &[&str], may_be_empty: bool) -> Parsed<Expr> {
+    fn tuple(&mut self, with_condition: bool, ends: &[&str], may_be_empty: bool) -> Syntax<Expr> {
         let mut values = Vec::new();
         let mut is_tuple = may_be_empty;
         while !self.ends_tuple(ends) {
-            values.push(if with_condition { self.expression()? } else { self.deeper(Parser::or)? });
+            values.push(if with_condition { self.expression()? } else { self.deeper(TemplateParser::or)? });
             if !self.skip_operator(",") {
                 is_tuple &= values.len() != 1;
                 break;
@@ -393,7 +395,7 @@ impl Parser {
         }
     }
 
-    fn expression(&mut self) -> Parsed<Expr> {
+    fn expression(&mut self) -> Syntax<Expr> {
         self.deeper(|parser| {
             let mut value = parser.or()?;
             while parser.skip_name("if") {
@@ -412,9 +414,9 @@ impl Parser {
     /// Reads operands with operators between them, which bind from the left.
     fn chain(
         &mut self,
-        operand: fn(&mut Parser) -> Parsed<Expr>,
-        operator: impl Fn(&mut Parser) -> Option<fn(Box<Expr>, Box<Expr>) -> Expr>,
-    ) -> Parsed<Expr> {
+        operand: fn(&mut TemplateParser) -> Syntax<Expr>,
+        operator: impl Fn(&mut TemplateParser) -> Option<fn(Box<Expr>, Box<Expr>) -> Expr>,
+    ) -> Syntax<Expr> {
         let mut left = operand(self)?;
         while let Some(join) = operator(self) {
             self.count_operator()?;
@@ -423,36 +425,36 @@ impl Parser {
         Ok(left)
     }
 
-    fn or(&mut self) -> Parsed<Expr> {
-        self.chain(Parser::and, |p| p.skip_name("or").then_some(Expr::Or))
+    fn or(&mut self) -> Syntax<Expr> {
+        self.chain(TemplateParser::and, |p| p.skip_name("or").then_some(Expr::Or))
     }
 
-    fn and(&mut self) -> Parsed<Expr> {
-        self.chain(Parser::not, |p| p.skip_name("and").then_some(Expr::And))
+    fn and(&mut self) -> Syntax<Expr> {
+        self.chain(TemplateParser::not, |p| p.skip_name("and").then_some(Expr::And))
     }
 
-    fn not(&mut self) -> Parsed<Expr> {
+    fn not(&mut self) -> Syntax<Expr> {
         if self.skip_name("not") {
-            return Ok(Expr::Not(Box::new(self.deeper(Parser::not)?)));
+            return Ok(Expr::Not(Box::new(self.deeper(TemplateParser::not)?)));
         }
         self.comparison()
     }
 
-    fn comparison(&mut self) -> Parsed<Expr> {
+    fn comparison(&mut self) -> Syntax<Expr> {
         let first = self.sum()?;
         let mut rest = Vec::new();
         loop {
             let found = match self.token() {
-                Token::Operator("==") => Comparison::Eq,
-                Token::Operator("!=") => Comparison::Ne,
-                Token::Operator("<") => Comparison::Lt,
-                Token::Operator("<=") => Comparison::Le,
-                Token::Operator(">") => Comparison::Gt,
-                Token::Operator(">=") => Comparison::Ge,
-                _ if self.is_name("in") => Comparison::In,
+                TemplateToken::Operator("==") => CompareOp::Eq,
+                TemplateToken::Operator("!=") => CompareOp::Ne,
+                TemplateToken::Operator("<") => CompareOp::Lt,
+                TemplateToken::Operator("<=") => CompareOp::Le,
+                TemplateToken::Operator(">") => CompareOp::Gt,
+                TemplateToken::Operator(">=") => CompareOp::Ge,
+                _ if self.is_name("in") => CompareOp::In,
                 _ if self.is_name("not") && self.follows_name("in") => {
                     self.at += 1;
-                    Comparison::NotIn
+                    CompareOp::NotIn
                 }
                 _ if rest.is_empty() => return Ok(first),
                 _ => return Ok(Expr::Compare(Box::new(first), rest)),
@@ -462,15 +464,15 @@ impl Parser {
         }
     }
 
-    fn sum(&mut self) -> Parsed<Expr> {
-        self.chain(Parser::concatenation, |p| match () {
+    fn sum(&mut self) -> Syntax<Expr> {
+        self.chain(TemplateParser::concatenation, |p| match () {
             () if p.skip_operator("+") => Some(|l, r| Expr::Binary(Operator::Add, l, r)),
             () if p.skip_operator("-") => Some(|l, r| Expr::Binary(Operator::Sub, l, r)),
             () => None,
         })
     }
 
-    fn concatenation(&mut self) -> Parsed<Expr> {
+    fn concatenation(&mut self) -> Syntax<Expr> {
         let first = self.product()?;
         if !self.is_operator("~") {
             return Ok(first);
@@ -482,8 +484,8 @@ impl Parser {
         Ok(Expr::Concat(parts))
     }
 
-    fn product(&mut self) -> Parsed<Expr> {
-        self.chain(Parser::power, |p| match () {
+    fn product(&mut self) -> Syntax<Expr> {
+        self.chain(TemplateParser::power, |p| match () {
             () if p.skip_operator("*") => Some(|l, r| Expr::Binary(Operator::Mul, l, r)),
             () if p.skip_operator("/") => Some(|l, r| Expr::Binary(Operator::Div, l, r)),
             () if p.skip_operator("//") => Some(|l, r| Expr::Binary(Operator::FloorDiv, l, r)),
@@ -492,7 +494,7 @@ impl Parser {
         })
     }
 
-    fn power(&mut self) -> Parsed<Expr> {
+    fn power(&mut self) -> Syntax<Expr> {
         self.chain(
             |p| p.unary(true),
             |p| match p.skip_operator("**") {
@@ -502,7 +504,7 @@ impl Parser {
         )
     }
 
-    fn unary(&mut self, with_filter: bool) -> Parsed<Expr> {
+    fn unary(&mut self, with_filter: bool) -> Syntax<Expr> {
         let value = if self.skip_operator("-") {
             Expr::Negative(Box::new(self.deeper(|p| p.unary(false))?))
         } else if self.skip_operator("+") {
@@ -529,22 +531,22 @@ impl Parser {
         }
     }
 
-    fn primary(&mut self) -> Parsed<Expr> {
+    fn primary(&mut self) -> Syntax<Expr> {
         let token = self.token().clone();
         match token {
-            Token::Operator("(") => {
+            TemplateToken::Operator("(") => {
                 self.at += 1;
                 let value = self.tuple(true, &[], true)?;
                 self.operator(")")?;
                 return Ok(value);
             }
-            Token::Operator("[") => {
+            TemplateToken::Operator("[") => {
                 self.at += 1;
-                return Ok(Expr::List(self.list("]", Parser::expression)?));
+                return Ok(Expr::List(self.list("]", TemplateParser::expression)?));
             }
-            Token::Operator("{") => {
+            TemplateToken::Operator("{") => {
                 self.at += 1;
-                let pair = |parser: &mut Parser| {
+                let pair = |parser: &mut TemplateParser| {
                     let key = parser.expression()?;
                     parser.operator(":")?;
                     Ok((key, parser.expression()?))
@@ -554,25 +556,25 @@ impl Parser {
             _ => self.at += 1,
         }
         Ok(Expr::Literal(match token {
-            Token::Name(found) => match found.as_str() {
+            TemplateToken::Identifier(found) => match found.as_str() {
                 "true" | "True" => Literal::Bool(true),
                 "false" | "False" => Literal::Bool(false),
                 "none" | "None" => Literal::None,
                 found => {
                     let special = ["varargs", "kwargs", "caller"].iter().position(|s| *s == found);
                     special.into_iter().for_each(|i| self.reads[i] = true);
-                    return Ok(Expr::Name(name(found)));
+                    return Ok(Expr::Identifier(name(found)));
                 }
             },
-            Token::Text(mut text) => {
-                while let Token::Text(more) = self.token() {
+            TemplateToken::Text(mut text) => {
+                while let TemplateToken::Text(more) = self.token() {
                     text += more;
                     self.at += 1;
                 }
                 Literal::Text(Text::new(text))
             }
-            Token::Int(n) => Literal::Int(n),
-            Token::Float(x) => Literal::Float(x),
+            TemplateToken::Int(n) => Literal::Int(n),
+            TemplateToken::Float(x) => Literal::Float(x),
             _ => {
                 self.at -= 1;
                 return self.unexpected("an expression");
@@ -581,7 +583,11 @@ impl Parser {
     }
 
     /// Reads things with commas between them, and the operator that ends them.
-    fn list<T>(&mut self, end: &str, mut one: impl FnMut(&mut Parser) -> Parsed<T>) -> Parsed<Vec<T>> {
+    fn list<T>(
+        &mut self,
+        end: &str,
+        mut one: impl FnMut(&mut TemplateParser) -> Syntax<T>,
+    ) -> Syntax<Vec<T>> {
         let mut values = Vec::new();
         while !self.is_operator(end) {
             if !values.is_empty() {
@@ -596,16 +602,16 @@ impl Parser {
         Ok(values)
     }
 
-    fn postfix(&mut self, mut value: Expr) -> Parsed<Expr> {
+    fn postfix(&mut self, mut value: Expr) -> Syntax<Expr> {
         loop {
             self.count_operator()?;
             value = if self.skip_operator(".") {
                 match self.token().clone() {
-                    Token::Name(attribute) => {
+                    TemplateToken::Identifier(attribute) => {
                         self.at += 1;
                         Expr::Attribute(Box::new(value), name(&attribute))
                     }
-                    Token::Int(n) => {
+                    TemplateToken::Int(n) => {
                         self.at += 1;
                         Expr::Item(Box::new(value), Box::new(Expr::Literal(Literal::Int(n))))
                     }
@@ -623,7 +629,7 @@ impl Parser {
         }
     }
 
-    fn subscript(&mut self, value: Expr) -> Parsed<Expr> {
+    fn subscript(&mut self, value: Expr) -> Syntax<Expr> {
         let value = Box::new(value);
         let mut bounds = [None, None, None];
         let mut n = 0;
@@ -652,7 +658,7 @@ impl Parser {
         }
     }
 
-    fn arguments(&mut self) -> Parsed<Arguments> {
+    fn arguments(&mut self) -> Syntax<Arguments> {
         self.operator("(")?;
         let mut arguments = Arguments::default();
         let mut is_first = true;
@@ -664,8 +670,8 @@ impl Parser {
                 }
             }
             is_first = false;
-            let is_named = matches!(self.token(), Token::Name(_))
-                && matches!(self.tokens.get(self.at + 1), Some((Token::Operator("="), _)));
+            let is_named = matches!(self.token(), TemplateToken::Identifier(_))
+                && matches!(self.tokens.get(self.at + 1), Some((TemplateToken::Operator("="), _)));
             if self.skip_operator("*") {
                 arguments.list = Some(Box::new(self.expression()?));
             } else if self.skip_operator("**") {
@@ -685,7 +691,7 @@ impl Parser {
     }
 
     /// Reads filters, each behind its `|`.
-    fn filters(&mut self, mut value: Expr) -> Parsed<Expr> {
+    fn filters(&mut self, mut value: Expr) -> Syntax<Expr> {
         while self.skip_operator("|") {
             self.count_operator()?;
             value = self.filter(value)?;
@@ -693,7 +699,7 @@ impl Parser {
         Ok(value)
     }
 
-    fn filter(&mut self, value: Expr) -> Parsed<Expr> {
+    fn filter(&mut self, value: Expr) -> Syntax<Expr> {
         let name = self.any_name()?;
         let arguments = match self.is_operator("(") {
             true => self.arguments()?,
@@ -702,14 +708,19 @@ impl Parser {
         Ok(Expr::Filter(Box::new(value), name, arguments))
     }
 
-    fn test(&mut self, value: Expr) -> Parsed<Expr> {
+    fn test(&mut self, value: Expr) -> Syntax<Expr> {
         self.at += 1;
         let negated = self.skip_name("not");
         let name = self.any_name()?;
         let begins_value = match self.token() {
-            Token::Name(found) if found == "is" => return Err("tests with `is` in a row".into()),
-            Token::Name(found) => !["else", "or", "and"].contains(&found.as_str()),
-            Token::Text(_) | Token::Int(_) | Token::Float(_) | Token::Operator("[" | "{") => true,
+            TemplateToken::Identifier(found) if found == "is" => {
+                return Err("tests with `is` in a row".into());
+            }
+            TemplateToken::Identifier(found) => !["else", "or", "and"].contains(&found.as_str()),
+            TemplateToken::Text(_)
+            | TemplateToken::Int(_)
+            | TemplateToken::Float(_)
+            | TemplateToken::Operator("[" | "{") => true,
             _ => false,
         };
         let arguments = if self.is_operator("(") {

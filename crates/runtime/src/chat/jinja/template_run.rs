@@ -1,16 +1,18 @@
 //! Runs the tree of a template.
 
-use super::arguments::Given;
-use super::ast::{Arguments, BODY, Comparison, Expr, Line, Loop, MacroBody, Name, Statement, Target};
+use super::arguments::GivenArguments;
+use super::ast::{
+    Arguments, AssignTarget, BODY, CompareOp, Expr, Identifier, Loop, MacroBody, Statement, TemplateLine,
+};
 use super::calls::{FUNCTIONS, call_function, call_method};
 use super::checks::check;
 use super::filters::filter;
 use super::items::{attribute, item, slice};
-use super::meter::{Fallible, Fault, Out, Text, fail, hold, release, spend};
+use super::meter::{Fallible, TemplateFault, Text, TextOut, fail, hold, release, spend};
 use super::operators::operate;
 use super::print::print;
-use super::value::{
-    Dict, LoopState, Macro, Scope, Value, Values, compare, contains, depth_of, equal, undefined,
+use super::py_value::{
+    Dict, LoopState, Macro, PyValue, PyValues, Scope, compare, contains, depth_of, equal, undefined,
 };
 use std::cell::{Cell, RefCell};
 use std::cmp::Ordering;
@@ -27,14 +29,14 @@ const SCOPE_BYTES: usize = 256;
 
 /// What a statement does to the loop around it.
 enum Next {
-    Line,
+    Statement,
     Break,
     Continue,
 }
 
 /// A running template.
-pub struct Interpreter {
-    out: Vec<Out>,
+pub struct TemplateRun {
+    out: Vec<TextOut>,
     line: usize,
     depth: usize,
     /// Scopes and namespaces that may hold themselves; they are emptied at the end.
@@ -43,7 +45,7 @@ pub struct Interpreter {
 }
 
 /// Returns a variable of a scope, or of one around it.
-fn lookup(scope: &Rc<Scope>, name: &str) -> Option<Value> {
+fn lookup(scope: &Rc<Scope>, name: &str) -> Option<PyValue> {
     let mut scope = Some(scope);
     while let Some(here) = scope {
         let variables = here.variables.borrow();
@@ -56,7 +58,7 @@ fn lookup(scope: &Rc<Scope>, name: &str) -> Option<Value> {
     None
 }
 
-fn set(scope: &Rc<Scope>, name: &Name, value: Value) {
+fn set(scope: &Rc<Scope>, name: &Identifier, value: PyValue) {
     let mut variables = scope.variables.borrow_mut();
     let old = match variables.iter_mut().find(|(known, _)| ***known == ***name) {
         Some((_, known)) => Some(std::mem::replace(known, value)),
@@ -85,9 +87,9 @@ fn inner(scope: &Rc<Scope>) -> Rc<Scope> {
 ///
 /// # Errors
 /// The template fails, or passes its bounds; the error says at which line.
-pub fn run(body: &[Line], variables: Vec<(Name, Value)>) -> Fallible<String> {
-    let mut it = Interpreter {
-        out: vec![Out::default()],
+pub fn run(body: &[TemplateLine], variables: Vec<(Identifier, PyValue)>) -> Fallible<String> {
+    let mut it = TemplateRun {
+        out: vec![TextOut::default()],
         line: 0,
         depth: 0,
         scopes: Vec::new(),
@@ -103,12 +105,12 @@ pub fn run(body: &[Line], variables: Vec<(Name, Value)>) -> Fallible<String> {
     }
     match done {
         Ok(_) => Ok(it.out.swap_remove(0).finish()),
-        Err(fault) => Err(Fault { line: if fault.line > 0 { fault.line } else { it.line }, ..fault }),
+        Err(fault) => Err(TemplateFault { line: if fault.line > 0 { fault.line } else { it.line }, ..fault }),
     }
 }
 
-impl Interpreter {
-    fn write(&mut self, value: &Value) -> Fallible<()> {
+impl TemplateRun {
+    fn write(&mut self, value: &PyValue) -> Fallible<()> {
         self.out.last_mut().map_or(Ok(()), |out| print(value, out))
     }
 
@@ -121,15 +123,15 @@ impl Interpreter {
     }
 
     /// Runs `f` and returns what it writes.
-    fn captured(&mut self, f: impl FnOnce(&mut Interpreter) -> Fallible<()>) -> Fallible<Value> {
-        self.out.push(Out::default());
+    fn captured(&mut self, f: impl FnOnce(&mut TemplateRun) -> Fallible<()>) -> Fallible<PyValue> {
+        self.out.push(TextOut::default());
         let done = f(self);
-        let text = self.out.pop().map(Out::finish).unwrap_or_default();
+        let text = self.out.pop().map(TextOut::finish).unwrap_or_default();
         done?;
-        Ok(Value::text(text))
+        Ok(PyValue::text(text))
     }
 
-    fn deeper<T>(&mut self, f: impl FnOnce(&mut Interpreter) -> Fallible<T>) -> Fallible<T> {
+    fn deeper<T>(&mut self, f: impl FnOnce(&mut TemplateRun) -> Fallible<T>) -> Fallible<T> {
         spend(1)?;
         self.depth += 1;
         if self.depth > MOST_DEPTH {
@@ -140,15 +142,15 @@ impl Interpreter {
         done
     }
 
-    fn body(&mut self, lines: &[Line], scope: &Rc<Scope>) -> Fallible<Next> {
-        for Line { line, statement } in lines {
+    fn body(&mut self, lines: &[TemplateLine], scope: &Rc<Scope>) -> Fallible<Next> {
+        for TemplateLine { line, statement } in lines {
             self.line = *line;
             match self.deeper(|it| it.statement(statement, scope))? {
-                Next::Line => {}
+                Next::Statement => {}
                 next => return Ok(next),
             }
         }
-        Ok(Next::Line)
+        Ok(Next::Statement)
     }
 
     fn statement(&mut self, statement: &Statement, scope: &Rc<Scope>) -> Fallible<Next> {
@@ -189,12 +191,12 @@ impl Interpreter {
                 set(
                     scope,
                     &body.name,
-                    Value::Macro(Rc::new(Macro { body: body.clone(), scope: scope.clone() })),
+                    PyValue::Macro(Rc::new(Macro { body: body.clone(), scope: scope.clone() })),
                 );
             }
             Statement::Call(call, body) => {
                 self.keep(scope);
-                let caller = Value::Macro(Rc::new(Macro { body: body.clone(), scope: scope.clone() }));
+                let caller = PyValue::Macro(Rc::new(Macro { body: body.clone(), scope: scope.clone() }));
                 let Expr::Call(callee, arguments) = call else { return fail("a call expected") };
                 let callee = self.value(callee, scope)?;
                 let mut given = self.given(arguments, scope)?;
@@ -215,11 +217,16 @@ impl Interpreter {
             Statement::Continue => return Ok(Next::Continue),
             Statement::Refused(what) => return fail(what),
         }
-        Ok(Next::Line)
+        Ok(Next::Statement)
     }
 
     /// Returns the text of a body, through a filter.
-    fn filtered(&mut self, filter: Option<&Expr>, body: &[Line], scope: &Rc<Scope>) -> Fallible<Value> {
+    fn filtered(
+        &mut self,
+        filter: Option<&Expr>,
+        body: &[TemplateLine],
+        scope: &Rc<Scope>,
+    ) -> Fallible<PyValue> {
         let within = inner(scope);
         let text = self.captured(|it| it.body(body, &within).map(|_| ()))?;
         let Some(filter) = filter else { return Ok(text) };
@@ -228,19 +235,19 @@ impl Interpreter {
         self.value(filter, &within)
     }
 
-    fn assign(&mut self, target: &Target, value: Value, scope: &Rc<Scope>) -> Fallible<()> {
+    fn assign(&mut self, target: &AssignTarget, value: PyValue, scope: &Rc<Scope>) -> Fallible<()> {
         match target {
-            Target::Name(name) => set(scope, name, value),
-            Target::Attribute(name, attribute) => match lookup(scope, name) {
-                Some(Value::Namespace(namespace)) => {
+            AssignTarget::Identifier(name) => set(scope, name, value),
+            AssignTarget::Attribute(name, attribute) => match lookup(scope, name) {
+                Some(PyValue::Namespace(namespace)) => {
                     if attribute.starts_with('_') {
                         return fail(format!("a namespace has no attribute `{}`", &***attribute));
                     }
-                    namespace.borrow_mut().set(Value::Str(attribute.clone()), value)?;
+                    namespace.borrow_mut().set(PyValue::Str(attribute.clone()), value)?;
                 }
                 _ => return fail("cannot assign attribute on non-namespace object"),
             },
-            Target::Tuple(targets) => {
+            AssignTarget::Tuple(targets) => {
                 let values = value.to_vec()?;
                 if values.len() != targets.len() {
                     let (wanted, found) = (targets.len(), values.len());
@@ -254,7 +261,13 @@ impl Interpreter {
         Ok(())
     }
 
-    fn for_loop(&mut self, of: &Arc<Loop>, iterable: Value, scope: &Rc<Scope>, depth: usize) -> Fallible<()> {
+    fn for_loop(
+        &mut self,
+        of: &Arc<Loop>,
+        iterable: PyValue,
+        scope: &Rc<Scope>,
+        depth: usize,
+    ) -> Fallible<()> {
         let length = iterable.length().filter(|_| of.condition.is_none());
         let state = Rc::new(LoopState {
             of: of.clone(),
@@ -280,7 +293,7 @@ impl Interpreter {
             let before = state.current.replace(Some(next.clone()));
             state.before.replace(before);
             let within = inner(scope);
-            set(&within, &name, Value::Loop(state.clone()));
+            set(&within, &name, PyValue::Loop(state.clone()));
             self.assign(&of.target, next, &within)?;
             if let Next::Break = self.body(&of.body, &within)? {
                 return Ok(());
@@ -293,7 +306,7 @@ impl Interpreter {
     }
 
     /// Returns the next element that passes the loop's condition.
-    fn next_of(&mut self, state: &LoopState) -> Fallible<Option<Value>> {
+    fn next_of(&mut self, state: &LoopState) -> Fallible<Option<PyValue>> {
         loop {
             // An iteration makes a scope with two variables.
             spend(4)?;
@@ -308,13 +321,13 @@ impl Interpreter {
     }
 
     /// Returns an attribute of `loop`; none where it has no such one.
-    fn of_loop(&mut self, state: &Rc<LoopState>, name: &str) -> Fallible<Option<Value>> {
-        let int = |n: usize| Ok(Some(Value::Int(n as i128)));
+    fn of_loop(&mut self, state: &Rc<LoopState>, name: &str) -> Fallible<Option<PyValue>> {
+        let int = |n: usize| Ok(Some(PyValue::Int(n as i128)));
         let index = state.index.get();
         match name {
             "index" => int(index),
             "index0" => int(index.saturating_sub(1)),
-            "first" => Ok(Some(Value::Bool(index == 1))),
+            "first" => Ok(Some(PyValue::Bool(index == 1))),
             "depth" => int(state.depth + 1),
             "depth0" => int(state.depth),
             "last" | "nextitem" => {
@@ -324,7 +337,7 @@ impl Interpreter {
                 }
                 let next = state.after.borrow().clone();
                 Ok(Some(match name {
-                    "last" => Value::Bool(next.is_none()),
+                    "last" => PyValue::Bool(next.is_none()),
                     _ => next.unwrap_or_else(|| undefined("there is no next item")),
                 }))
             }
@@ -341,7 +354,7 @@ impl Interpreter {
                     let after = usize::from(state.after.borrow().is_some());
                     state.length.set(Some(index + after + rest.len()));
                     // They have passed the condition; a second pass gives the same.
-                    state.rest.replace(Values::Own(rest.into_iter()));
+                    state.rest.replace(PyValues::Own(rest.into_iter()));
                 }
                 let length = state.length.get().unwrap_or(0);
                 int(match name {
@@ -354,8 +367,8 @@ impl Interpreter {
         }
     }
 
-    fn given(&mut self, arguments: &Arguments, scope: &Rc<Scope>) -> Fallible<Given> {
-        let mut given = Given::default();
+    fn given(&mut self, arguments: &Arguments, scope: &Rc<Scope>) -> Fallible<GivenArguments> {
+        let mut given = GivenArguments::default();
         for value in &arguments.positional {
             given.positional.push(self.value(value, scope)?);
         }
@@ -367,9 +380,9 @@ impl Interpreter {
         }
         if let Some(map) = &arguments.map {
             match self.value(map, scope)? {
-                Value::Dict(dict) => {
+                PyValue::Dict(dict) => {
                     for (name, value) in dict.entries() {
-                        let Value::Str(name) = name else { return fail("keywords must be strings") };
+                        let PyValue::Str(name) = name else { return fail("keywords must be strings") };
                         given.named.push((name.clone(), value.clone()));
                     }
                 }
@@ -381,28 +394,28 @@ impl Interpreter {
         Ok(given)
     }
 
-    fn call(&mut self, callee: &Value, given: &Given) -> Fallible<Value> {
+    fn call(&mut self, callee: &PyValue, given: &GivenArguments) -> Fallible<PyValue> {
         match callee {
-            Value::Method(method) => call_method(&method.0, &method.1, given),
-            Value::Function(name) => {
+            PyValue::Method(method) => call_method(&method.0, &method.1, given),
+            PyValue::Function(name) => {
                 let value = call_function(name, given)?;
-                if let Value::Namespace(namespace) = &value {
+                if let PyValue::Namespace(namespace) = &value {
                     self.namespaces.push(namespace.clone());
                     hold(SCOPE_BYTES);
                 }
                 Ok(value)
             }
-            Value::Macro(called) => self.call_macro(called, given),
-            Value::Joiner(turns) => {
+            PyValue::Macro(called) => self.call_macro(called, given),
+            PyValue::Joiner(turns) => {
                 given.bind::<0>("joiner", [])?;
-                Ok(if turns.at.replace(1) == 1 { turns.values[0].clone() } else { Value::text("") })
+                Ok(if turns.at.replace(1) == 1 { turns.values[0].clone() } else { PyValue::text("") })
             }
-            Value::Loop(state) if state.of.recursive => {
+            PyValue::Loop(state) if state.of.recursive => {
                 let of = given.one("loop")?;
                 let (state, scope) = (state.clone(), state.scope.clone());
                 self.captured(|it| it.deeper(|it| it.for_loop(&state.of, of, &scope, state.depth + 1)))
             }
-            Value::Loop(_) => fail("The loop must have the 'recursive' marker to be called recursively."),
+            PyValue::Loop(_) => fail("The loop must have the 'recursive' marker to be called recursively."),
             other => {
                 other.defined()?;
                 fail(format!("'{}' object is not callable", other.type_name()))
@@ -410,7 +423,7 @@ impl Interpreter {
         }
     }
 
-    fn call_macro(&mut self, called: &Macro, given: &Given) -> Fallible<Value> {
+    fn call_macro(&mut self, called: &Macro, given: &GivenArguments) -> Fallible<PyValue> {
         let MacroBody { name, parameters, body, reads } = &*called.body;
         let scope = inner(&called.scope);
         let mut named = given.named.clone();
@@ -436,7 +449,7 @@ impl Interpreter {
         }
         let rest = given.positional.get(parameters.len()..).unwrap_or_default();
         if varargs {
-            set(&scope, &Text::new("varargs"), Value::tuple(rest.to_vec())?);
+            set(&scope, &Text::new("varargs"), PyValue::tuple(rest.to_vec())?);
         } else if !rest.is_empty() {
             return fail(format!(
                 "macro '{}' takes not more than {} argument(s)",
@@ -445,8 +458,8 @@ impl Interpreter {
             ));
         }
         if kwargs {
-            let pairs = named.into_iter().map(|(name, value)| (Value::Str(name), value));
-            set(&scope, &Text::new("kwargs"), Value::dict(pairs)?);
+            let pairs = named.into_iter().map(|(name, value)| (PyValue::Str(name), value));
+            set(&scope, &Text::new("kwargs"), PyValue::dict(pairs)?);
         } else if let Some((wrong, _)) = named.first() {
             return fail(format!("macro '{}' takes no keyword argument '{}'", &***name, &***wrong));
         }
@@ -460,27 +473,27 @@ impl Interpreter {
         Ok(text)
     }
 
-    fn value(&mut self, expr: &Expr, scope: &Rc<Scope>) -> Fallible<Value> {
+    fn value(&mut self, expr: &Expr, scope: &Rc<Scope>) -> Fallible<PyValue> {
         self.deeper(|it| match expr {
-            Expr::Literal(literal) => Ok(Value::literal(literal)),
-            Expr::Name(name) => Ok(lookup(scope, name).unwrap_or_else(|| {
+            Expr::Literal(literal) => Ok(PyValue::literal(literal)),
+            Expr::Identifier(name) => Ok(lookup(scope, name).unwrap_or_else(|| {
                 match FUNCTIONS.iter().find(|known| **known == &***name) {
-                    Some(function) => Value::Function(function),
+                    Some(function) => PyValue::Function(function),
                     None => undefined(format!("'{}' is undefined", &***name)),
                 }
             })),
-            Expr::List(values) => Value::list(it.all(values, scope)?),
-            Expr::Tuple(values) => Value::tuple(it.all(values, scope)?),
+            Expr::List(values) => PyValue::list(it.all(values, scope)?),
+            Expr::Tuple(values) => PyValue::tuple(it.all(values, scope)?),
             Expr::Dict(pairs) => {
                 let mut dict = Dict::default();
                 for (key, value) in pairs {
                     dict.set(it.value(key, scope)?, it.value(value, scope)?)?;
                 }
-                Ok(Value::Dict(Rc::new(dict)))
+                Ok(PyValue::Dict(Rc::new(dict)))
             }
             Expr::Attribute(of, name) => {
                 let of = it.value(of, scope)?;
-                if let Value::Loop(state) = &of
+                if let PyValue::Loop(state) = &of
                     && let Some(found) = it.of_loop(state, name)?
                 {
                     return Ok(found);
@@ -490,7 +503,7 @@ impl Interpreter {
             Expr::Item(of, key) => {
                 let of = it.value(of, scope)?;
                 let key = it.value(key, scope)?;
-                if let (Value::Loop(state), Some(name)) = (&of, key.as_str())
+                if let (PyValue::Loop(state), Some(name)) = (&of, key.as_str())
                     && let Some(found) = it.of_loop(state, name)?
                 {
                     return Ok(found);
@@ -518,24 +531,24 @@ impl Interpreter {
             Expr::Test(value, name, arguments) => {
                 let value = it.value(value, scope)?;
                 let given = it.given(arguments, scope)?;
-                check(name, &value, &given).map(Value::Bool)
+                check(name, &value, &given).map(PyValue::Bool)
             }
-            Expr::Not(value) => Ok(Value::Bool(!it.value(value, scope)?.is_true())),
+            Expr::Not(value) => Ok(PyValue::Bool(!it.value(value, scope)?.is_true())),
             Expr::Negative(value) => {
                 let value = it.value(value, scope)?;
                 match (value.defined()?.as_int(), value.as_float()) {
                     (Some(n), _) => n
                         .checked_neg()
-                        .map_or_else(|| fail("a number that is too large"), |n| Ok(Value::Int(n))),
-                    (_, Some(x)) => Ok(Value::Float(-x)),
+                        .map_or_else(|| fail("a number that is too large"), |n| Ok(PyValue::Int(n))),
+                    (_, Some(x)) => Ok(PyValue::Float(-x)),
                     _ => fail(format!("bad operand type for unary -: '{}'", value.type_name())),
                 }
             }
             Expr::Positive(value) => {
                 let value = it.value(value, scope)?;
                 match (value.defined()?.as_int(), value.as_float()) {
-                    (Some(n), _) => Ok(Value::Int(n)),
-                    (_, Some(x)) => Ok(Value::Float(x)),
+                    (Some(n), _) => Ok(PyValue::Int(n)),
+                    (_, Some(x)) => Ok(PyValue::Float(x)),
                     _ => fail(format!("bad operand type for unary +: '{}'", value.type_name())),
                 }
             }
@@ -563,24 +576,24 @@ impl Interpreter {
             }
             Expr::Concat(parts) => {
                 let parts = it.all(parts, scope)?;
-                let mut out = Out::default();
+                let mut out = TextOut::default();
                 parts.iter().try_for_each(|part| print(part, &mut out))?;
-                Ok(Value::text(out.finish()))
+                Ok(PyValue::text(out.finish()))
             }
             Expr::Compare(first, rest) => it.comparison(first, rest, scope),
         })
     }
 
-    fn all(&mut self, exprs: &[Expr], scope: &Rc<Scope>) -> Fallible<Vec<Value>> {
+    fn all(&mut self, exprs: &[Expr], scope: &Rc<Scope>) -> Fallible<Vec<PyValue>> {
         exprs.iter().map(|expr| self.value(expr, scope)).collect()
     }
 
     fn comparison(
         &mut self,
         first: &Expr,
-        rest: &[(Comparison, Expr)],
+        rest: &[(CompareOp, Expr)],
         scope: &Rc<Scope>,
-    ) -> Fallible<Value> {
+    ) -> Fallible<PyValue> {
         let mut left = self.value(first, scope)?;
         for (comparison, right) in rest {
             let right = self.value(right, scope)?;
@@ -588,20 +601,20 @@ impl Interpreter {
                 Ok(compare(&left, &right, operator)?.is_some_and(test))
             };
             let holds = match comparison {
-                Comparison::Eq => equal(&left, &right)?,
-                Comparison::Ne => !equal(&left, &right)?,
-                Comparison::Lt => ordered("<", Ordering::is_lt)?,
-                Comparison::Le => ordered("<=", Ordering::is_le)?,
-                Comparison::Gt => ordered(">", Ordering::is_gt)?,
-                Comparison::Ge => ordered(">=", Ordering::is_ge)?,
-                Comparison::In => contains(&right, &left)?,
-                Comparison::NotIn => !contains(&right, &left)?,
+                CompareOp::Eq => equal(&left, &right)?,
+                CompareOp::Ne => !equal(&left, &right)?,
+                CompareOp::Lt => ordered("<", Ordering::is_lt)?,
+                CompareOp::Le => ordered("<=", Ordering::is_le)?,
+                CompareOp::Gt => ordered(">", Ordering::is_gt)?,
+                CompareOp::Ge => ordered(">=", Ordering::is_ge)?,
+                CompareOp::In => contains(&right, &left)?,
+                CompareOp::NotIn => !contains(&right, &left)?,
             };
             if !holds {
-                return Ok(Value::Bool(false));
+                return Ok(PyValue::Bool(false));
             }
             left = right;
         }
-        Ok(Value::Bool(true))
+        Ok(PyValue::Bool(true))
     }
 }
