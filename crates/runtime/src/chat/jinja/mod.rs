@@ -33,8 +33,8 @@ mod text_methods;
 use serde_json::{Map, Value as Json};
 use std::time::Instant;
 
-/// Stack of the thread that reads or runs a template, in bytes: what its depth may take.
-const STACK: usize = 64 << 20;
+/// Stack of the thread that reads or runs a template, in bytes: what its depth may take, more than twice.
+const STACK: usize = 16 << 20;
 
 /// A template that was read.
 pub struct Jinja(Vec<ast::TemplateLine>);

@@ -518,7 +518,6 @@ impl TemplateParser {
         }
         let mut value = value;
         loop {
-            self.count_operator()?;
             value = if self.is_operator("|") {
                 self.filters(value)?
             } else if self.is_name("is") {
@@ -528,6 +527,7 @@ impl TemplateParser {
             } else {
                 return Ok(value);
             };
+            self.count_operator()?;
         }
     }
 
@@ -582,13 +582,15 @@ impl TemplateParser {
         }))
     }
 
-    /// Reads things with commas between them, and the operator that ends them.
+    /// Reads things with commas between them, and the operator that ends them. The operators of one of them make the tree no
+    /// deeper for the others.
     fn list<T>(
         &mut self,
         end: &str,
         mut one: impl FnMut(&mut TemplateParser) -> Syntax<T>,
     ) -> Syntax<Vec<T>> {
         let mut values = Vec::new();
+        let (before, mut most) = (self.operators, self.operators);
         while !self.is_operator(end) {
             if !values.is_empty() {
                 self.operator(",")?;
@@ -596,15 +598,17 @@ impl TemplateParser {
                     break;
                 }
             }
+            self.operators = before;
             values.push(one(self)?);
+            most = most.max(self.operators);
         }
+        self.operators = most;
         self.at += 1;
         Ok(values)
     }
 
     fn postfix(&mut self, mut value: Expr) -> Syntax<Expr> {
         loop {
-            self.count_operator()?;
             value = if self.skip_operator(".") {
                 match self.token().clone() {
                     TemplateToken::Identifier(attribute) => {
@@ -626,6 +630,7 @@ impl TemplateParser {
             } else {
                 return Ok(value);
             };
+            self.count_operator()?;
         }
     }
 
@@ -661,32 +666,24 @@ impl TemplateParser {
     fn arguments(&mut self) -> Syntax<Arguments> {
         self.operator("(")?;
         let mut arguments = Arguments::default();
-        let mut is_first = true;
-        while !self.is_operator(")") {
-            if !is_first {
-                self.operator(",")?;
-                if self.is_operator(")") {
-                    break;
-                }
-            }
-            is_first = false;
-            let is_named = matches!(self.token(), TemplateToken::Identifier(_))
-                && matches!(self.tokens.get(self.at + 1), Some((TemplateToken::Operator("="), _)));
-            if self.skip_operator("*") {
-                arguments.list = Some(Box::new(self.expression()?));
-            } else if self.skip_operator("**") {
-                arguments.map = Some(Box::new(self.expression()?));
+        self.list(")", |parser| {
+            let is_named = matches!(parser.token(), TemplateToken::Identifier(_))
+                && matches!(parser.tokens.get(parser.at + 1), Some((TemplateToken::Operator("="), _)));
+            if parser.skip_operator("*") {
+                arguments.list = Some(Box::new(parser.expression()?));
+            } else if parser.skip_operator("**") {
+                arguments.map = Some(Box::new(parser.expression()?));
             } else if is_named {
-                let name = self.any_name()?;
-                self.at += 1;
-                arguments.named.push((name, self.expression()?));
+                let name = parser.any_name()?;
+                parser.at += 1;
+                arguments.named.push((name, parser.expression()?));
             } else if arguments.named.is_empty() && arguments.list.is_none() && arguments.map.is_none() {
-                arguments.positional.push(self.expression()?);
+                arguments.positional.push(parser.expression()?);
             } else {
                 return Err("a positional argument behind a named one".into());
             }
-        }
-        self.at += 1;
+            Ok(())
+        })?;
         Ok(arguments)
     }
 

@@ -81,6 +81,9 @@ fn templates_end_within_their_bounds() {
         let said = render(&template, &json!({})).unwrap_err();
         assert!(said.contains(says), "{}: {said}", &template[..template.len().min(200)]);
     }
+    // Long lists of short expressions are no deep ones.
+    let long = ["{{ [", &"(1 + 2).real | string,".repeat(5000), "] | length }}"].concat();
+    assert_eq!(render(&long, &json!({})).as_deref(), Ok("5000"));
     // Macros and namespaces that hold each other end as well.
     let macros =
         chain("{% set before = ns.m %}{% macro m() %}{% endmacro %}{% set ns.m = m %}{% set ns.ns = ns %}");
