@@ -32,13 +32,14 @@ mod ui;
 mod welcome;
 
 use crate::outcome::Outcome;
+use anyhow::Context;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-/// Allocator with memory budgets for the programs that models bring.
+/// Allocator that reports where no memory is left.
 #[global_allocator]
-static ALLOCATOR: anemoe_io::memory_budget::BudgetAllocator = anemoe_io::memory_budget::BudgetAllocator;
+static ALLOCATOR: anemoe_io::ReportingAllocator = anemoe_io::ReportingAllocator;
 
 /// Takes Mixture-of-Experts language models to the Apple Neural Engine, and to any CPU.
 #[derive(Parser)]
@@ -121,6 +122,9 @@ fn main() -> ExitCode {
         )
         .init();
     let json = cli.json;
+    if json {
+        anemoe_io::report_as_json();
+    }
     if let Err(e) = signals::install(move || error_report::interrupted(json)) {
         return error_report::report(&e, cli.json);
     }
@@ -129,9 +133,12 @@ fn main() -> ExitCode {
         Err(e) => return error_report::report(&e, cli.json),
     };
     if let Some(n) = threads {
-        // Fails only if a pool exists already, and nothing has used one yet.
         anemoe_kernels::Pool::set_threads(n);
-        let _ = rayon::ThreadPoolBuilder::new().num_threads(n).build_global();
+    }
+    // At its first use Rayon would panic where its threads cannot start.
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(threads.unwrap_or(0)).build_global();
+    if let Err(e) = pool.context("no thread can be started; --threads 1 needs the fewest") {
+        return error_report::report(&e, cli.json);
     }
     if cli.offline {
         args::hub_checkpoint::stay_offline();

@@ -174,16 +174,19 @@ pub struct PartPusher {
 impl PartPusher {
     /// Starts a thread that sends the shards of a part as they are finished. The part's manifest keeps the files of earlier
     /// runs.
+    ///
+    /// # Errors
+    /// The system cannot start a thread.
     pub fn start(
         store: Arc<OpenStore>,
         bundle: PathBuf,
         part: ManifestPart,
         there: Vec<ManifestFile>,
-    ) -> PartPusher {
+    ) -> std::io::Result<PartPusher> {
         let (shards, finished) = channel();
         let entries = there.into_iter().map(|file| (file.path.clone(), file)).collect();
         let work = move || push_finished(&store, &bundle, &part, entries, &finished);
-        PartPusher { shards, thread: std::thread::spawn(work) }
+        Ok(PartPusher { shards, thread: std::thread::Builder::new().spawn(work)? })
     }
 
     /// Hands a finished shard to the thread.

@@ -77,13 +77,23 @@ pub fn read_input(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
     }
 }
 
-/// Reads a regular file of UTF-8 text of at most `limit` bytes.
+/// Returns a text without the byte order mark that some editors put before it.
+pub fn without_mark(text: &[u8]) -> &[u8] {
+    text.strip_prefix(b"\xef\xbb\xbf").unwrap_or(text)
+}
+
+/// Reads a regular file of UTF-8 text of at most `limit` bytes, without its byte order mark.
 ///
 /// # Errors
 /// Fails like [`read_input`], or the text is not UTF-8; the error says at which byte.
 pub fn read_text(path: &Path, limit: u64) -> io::Result<String> {
-    String::from_utf8(read_input(path, limit)?)
-        .map_err(|e| invalid(format!("not UTF-8 text, from byte {} on", e.utf8_error().valid_up_to())))
+    let bytes = read_input(path, limit)?;
+    let mark = bytes.len() - without_mark(&bytes).len();
+    let text = String::from_utf8(bytes);
+    let mut text =
+        text.map_err(|e| invalid(format!("not UTF-8 text, from byte {} on", e.utf8_error().valid_up_to())))?;
+    text.drain(..mark);
+    Ok(text)
 }
 
 /// Makes the error for something that should be a regular file; it names the kind found.
@@ -136,6 +146,8 @@ mod tests {
         assert!(e.starts_with("5 bytes, more than the 4"), "{e}");
         fs::write(&path, b"ab\xffcd").unwrap();
         assert!(read_text(&path, 9).unwrap_err().to_string().ends_with("from byte 2 on"));
+        fs::write(&path, "\u{feff}a\u{feff}").unwrap();
+        assert_eq!(read_text(&path, 9).unwrap(), "a\u{feff}");
     }
 
     #[test]

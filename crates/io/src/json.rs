@@ -135,7 +135,7 @@ const OBJECT_BYTES: u64 = 200;
 const KEY_BYTES: u64 = 64;
 
 /// Parses JSON text whose objects, at every depth, have every key once, and whose parsed form takes at most 64 MiB or
-/// 16 times the text.
+/// 16 times the text. A byte order mark before it does not count.
 ///
 /// # Errors
 /// The text is not JSON, an object has a key twice (the error names it), the parsed form would be larger, or the value
@@ -154,6 +154,7 @@ pub fn form_limit(text_bytes: u64) -> u64 {
 /// # Errors
 /// Fails like [`parse`].
 pub fn parse_within<T: DeserializeOwned>(text: &[u8], left: &mut u64) -> Result<T, JsonError> {
+    let text = crate::without_mark(text);
     let budget = Cell::new(*left);
     let mut reader = serde_json::Deserializer::from_slice(text);
     UniqueKeys(&budget).deserialize(&mut reader)?;
@@ -323,6 +324,8 @@ mod tests {
             assert_eq!(ours.map_err(|e| e.to_string()), library.map_err(|e| e.to_string()), "{text}");
         }
         assert!(parse::<Value>("[".repeat(100_000).as_bytes()).is_err());
+        assert_eq!(parse::<u8>("\u{feff}7".as_bytes()).unwrap(), 7);
+        assert!(parse::<u8>("\u{feff}\u{feff}7".as_bytes()).is_err());
     }
 
     #[test]

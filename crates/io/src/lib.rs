@@ -1,11 +1,11 @@
 //! Files (opened, written, replaced and removed with care) and random numbers, for every other crate.
 //!
 //! ```text
-//! input    open_regular, open_input, read_text    regular files only, at most a stated number of bytes
+//! input    open_regular, read_text, without_mark  regular files only, at most a stated number of bytes
 //! atomic   write_atomic                          a file is whole or absent
 //! output   Output                                nothing is overwritten unless asked for, an input never
 //! owned    OwnedDir                              writes and deletions in an owned folder, never through a link
-//! memory_budget  within, BudgetAllocator         bounds allocations of a program that comes with a model
+//! reporting_allocator  ReportingAllocator         says so where no memory is left
 //! system_memory  free_memory and others          memory of the system and of this process
 //! ranged_file  RangedFile, RangedFiles           files elsewhere, read in ranges
 //! random   Random                                the one generator, the same bits on every machine
@@ -28,22 +28,23 @@ mod hex;
 mod input;
 pub mod json;
 mod locked;
-pub mod memory_budget;
 mod output;
 mod owned;
 mod random;
 mod ranged_file;
+mod reporting_allocator;
 mod scratch;
 mod system_memory;
 
 pub use atomic::{sync_dir, write_atomic};
 pub use error::{Error, Kind, Result};
 pub use hex::hex;
-pub use input::{open_input, open_regular, read_input, read_text};
+pub use input::{open_input, open_regular, read_input, read_text, without_mark};
 pub use locked::locked;
 pub use output::Output;
 pub use owned::OwnedDir;
 pub use random::Random;
 pub use ranged_file::{RangedFile, RangedFiles};
+pub use reporting_allocator::{ReportingAllocator, report_as_json};
 pub use scratch::{Scratch, TEMPORARY, Temporary, remove_all_temporary};
 pub use system_memory::{free_memory, held_memory, peak_memory};

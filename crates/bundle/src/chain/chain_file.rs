@@ -32,7 +32,7 @@ impl Chain {
                 format!("chain: format {} where this version reads {FORMAT}", version.format),
             ));
         }
-        let chain: Chain = serde_json::from_slice(&text)
+        let chain: Chain = serde_json::from_slice(anemoe_io::without_mark(&text))
             .map_err(|e| Error::invalid(&path, format!("chain: {}", json::JsonError::from(e))))?;
         chain.check().map_err(|what| Error::invalid(&path, format!("chain: {what}")))?;
         Ok(chain)

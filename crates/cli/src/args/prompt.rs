@@ -58,13 +58,14 @@ fn text_of(path: &Path) -> anyhow::Result<String> {
     bounded_text(anemoe_io::open_input(path, u64::MAX).with_context(what)?, &what(), "prompt")
 }
 
-/// Reads a text of at most [`MAX_PROMPT`] bytes, without the end of its last line; `what` names the source in errors.
+/// Reads a text of at most [`MAX_PROMPT`] bytes, without its byte order mark and the end of its last line; `what` names the source in errors.
 pub fn bounded_text(source: impl Read, what: &str, kind: &str) -> anyhow::Result<String> {
     let mut bytes = Vec::new();
     source.take(MAX_PROMPT + 1).read_to_end(&mut bytes).with_context(|| what.to_string())?;
     let room = bytes.len() as u64 <= MAX_PROMPT;
     anyhow::ensure!(room, "{what}: the {kind} has more than {} MB", MAX_PROMPT / 1_000_000);
-    let Ok(mut text) = String::from_utf8(bytes) else { anyhow::bail!("{what}: the {kind} is not UTF-8") };
+    let text = anemoe_io::without_mark(&bytes).to_vec();
+    let Ok(mut text) = String::from_utf8(text) else { anyhow::bail!("{what}: the {kind} is not UTF-8") };
     if text.ends_with('\n') {
         text.pop();
         if text.ends_with('\r') {

@@ -125,9 +125,9 @@ impl Worker {
         let started = Instant::now();
         let mut child = command.spawn().context("a child process")?;
         let heard = Arc::new(Heard { progress: AtomicU64::new(0), at: Mutex::new(started) });
-        let replies = child.stdout.take().map(|out| listen(out, heard.clone()));
+        let replies = child.stdout.take().map(|out| listen(out, heard.clone())).transpose()?;
         let speaks = work.speaks();
-        let words = child.stderr.take().map(|err| last_words(err, speaks));
+        let words = child.stderr.take().map(|err| last_words(err, speaks)).transpose()?;
         let mut input = child.stdin.take();
         if let Some(input) = &mut input {
             // The exit status tells of a child that ended already.
@@ -224,8 +224,8 @@ pub fn in_child(work: &Work, limit: Duration) -> anyhow::Result<Ended> {
 }
 
 /// Listens to a child's standard output: notes reports of progress, and returns the last line that is a reply.
-fn listen(from: impl Read + Send + 'static, heard: Arc<Heard>) -> JoinHandle<Option<Reply>> {
-    thread::spawn(move || {
+fn listen(from: impl Read + Send + 'static, heard: Arc<Heard>) -> std::io::Result<JoinHandle<Option<Reply>>> {
+    thread::Builder::new().spawn(move || {
         let (mut from, mut line, mut last) = (BufReader::new(from), Vec::new(), None);
         loop {
             line.clear();
@@ -247,8 +247,8 @@ fn listen(from: impl Read + Send + 'static, heard: Arc<Heard>) -> JoinHandle<Opt
 }
 
 /// Keeps the end of a child's standard error, within bounds. Repeats it for the user if `speaks`.
-fn last_words(mut from: impl Read + Send + 'static, speaks: bool) -> JoinHandle<String> {
-    thread::spawn(move || {
+fn last_words(mut from: impl Read + Send + 'static, speaks: bool) -> std::io::Result<JoinHandle<String>> {
+    thread::Builder::new().spawn(move || {
         let (mut kept, mut piece) = (Vec::new(), [0; 4096]);
         while let Ok(n @ 1..) = from.read(&mut piece) {
             if speaks {
@@ -326,7 +326,7 @@ pub fn serve(work: impl FnOnce(Work, &mut ParentLink) -> anyhow::Result<Value>) 
         .map_err(|_| anyhow::anyhow!("`step` is for anemoe itself: it does one step of another command"))?;
     let stopped = Arc::new(AtomicBool::new(false));
     let mut link = ParentLink { stopped: stopped.clone(), reported: None };
-    thread::spawn(move || {
+    thread::Builder::new().spawn(move || {
         for line in input.lines() {
             match line {
                 Ok(line) if line == STOP => stopped.store(true, Ordering::SeqCst),
@@ -336,7 +336,7 @@ pub fn serve(work: impl FnOnce(Work, &mut ParentLink) -> anyhow::Result<Value>) 
         }
         anemoe_io::remove_all_temporary();
         std::process::exit(ORPHANED);
-    });
+    })?;
     let reply = match work(asked, &mut link) {
         Ok(value) => Reply::Done(value),
         Err(e) => Reply::Failed(sentence(&e)),

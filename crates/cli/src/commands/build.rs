@@ -223,7 +223,8 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     // A part that is complete in the store stays complete there: it is sent again as a whole, and not shard by shard.
     let pusher = resumed
         .filter(|(_, _, resumed)| !resumed.finished)
-        .map(|(store, part, resumed)| PartPusher::start(store, args.out.clone(), part, resumed.files));
+        .map(|(store, part, resumed)| PartPusher::start(store, args.out.clone(), part, resumed.files))
+        .transpose()?;
     let report = gated::run(build, options, &|event| {
         if let (Some(pusher), gated::GatedEvent::Build(BuildEvent::ShardDone { shard, .. })) =
             (&pusher, &event)

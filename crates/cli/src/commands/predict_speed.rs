@@ -213,7 +213,8 @@ fn write_calibrated(
     ui: &Ui,
 ) -> anyhow::Result<Outcome> {
     let text = anemoe_io::read_input(bench, MAX_BYTES).map_err(|e| anemoe_mlpackage::Error::io(bench, e))?;
-    let written: serde_json::Value = serde_json::from_slice(&text).unwrap_or_default();
+    let written: serde_json::Value =
+        serde_json::from_slice(anemoe_io::without_mark(&text)).unwrap_or_default();
     let system = written.pointer("/machine/os").and_then(|v| v.as_str()).unwrap_or("a system without a name");
     if !system.starts_with("macOS") {
         ui::message(format!(

@@ -310,7 +310,8 @@ fn answers_do_not_depend_on_earlier_ones() {
     let (one, other) = (Server::start(&[]), Server::start(&[]));
     for seed in 0..8 {
         let question = json!({"role": "user", "content": format!("write number {seed}")});
-        let first = one.chat(json!({"messages": [question], "max_tokens": 40, "temperature": 2.0, "seed": seed}));
+        let first =
+            one.chat(json!({"messages": [question], "max_tokens": 40, "temperature": 2.0, "seed": seed}));
         let answer = json!({"role": "assistant", "content": content(&first)});
         let messages = json!([question, answer, {"role": "user", "content": "go on"}]);
         let goes_on = |server: &Server| {
@@ -570,7 +571,7 @@ fn a_stream_that_runs_alone_drafts_and_its_answer_stays_the_same() {
 fn what_is_wrong_gets_an_error_and_the_server_lives() {
     let dir = tempfile::tempdir().unwrap();
     let keys = dir.path().join("keys");
-    std::fs::write(&keys, "# ours\nsecret-1\n\nsecret-2\n").unwrap();
+    std::fs::write(&keys, "\u{feff}secret-1\n# ours\n\nsecret-2\r\n").unwrap();
     let server = Server::start(&[
         "--max-sequences",
         "4",

@@ -6,8 +6,8 @@
 //! The prompt of a later turn begins with the tokens of the turns before it, so that a sequence goes on from where it stands.
 
 mod history;
+mod jinja;
 mod prompt_text;
-mod python;
 mod sampling_defaults;
 mod stop_strings;
 mod template;

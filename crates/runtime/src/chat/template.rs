@@ -1,13 +1,12 @@
 //! The chat template of a model, from `chat_template.jinja` or `tokenizer_config.json`.
 
-use super::python::environment;
+use super::jinja::Jinja;
 use super::{message, prompt_text};
 use crate::tokenizer::Tokenizer;
 use crate::{Error, Result};
-use anemoe_io::memory_budget;
-use minijinja::Environment;
 use serde_json::{Map, Value};
 use std::path::{Path, PathBuf};
+use std::time::Instant;
 
 /// File of a template alone; read before `tokenizer_config.json`.
 const TEMPLATE_FILE: &str = "chat_template.jinja";
@@ -16,12 +15,6 @@ const CONFIG_FILE: &str = "tokenizer_config.json";
 const MAX_BYTES: u64 = 64 << 20;
 /// Largest template, in bytes: published ones have up to 50 kB.
 const MAX_TEMPLATE_BYTES: usize = 256 << 10;
-/// Stack of the thread that compiles a template, in bytes: expressions may nest as deep as the text is long.
-const COMPILING_STACK: usize = 512 << 20;
-/// Memory that rendering may take besides the conversation, in bytes.
-const MAX_MEMORY: usize = 256_000_000;
-/// Name of the template in its environment.
-const NAME: &str = "chat";
 /// Special tokens that templates name, by their keys in `tokenizer_config.json`.
 const SPECIAL_TOKENS: [&str; 6] =
     ["bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token"];
@@ -53,7 +46,7 @@ const MARK: &str = "MARKOFANANSWER";
 
 /// A chat template with its special tokens.
 pub struct ChatTemplate {
-    environment: Environment<'static>,
+    program: Jinja,
     /// Variables besides messages and tools.
     variables: Map<String, Value>,
     path: PathBuf,
@@ -66,18 +59,6 @@ pub struct ChatTemplate {
     before_answer: Option<String>,
     /// Text behind an answer; a special token at its beginning ends answers.
     turn_end: String,
-}
-
-/// Compiles a template into an environment of its own.
-fn compiled(text: String) -> std::result::Result<Environment<'static>, String> {
-    let compile = move || {
-        let mut environment = environment();
-        let added = environment.add_template_owned(NAME, text);
-        added.map(|()| environment).map_err(|e| in_words(&e).to_string())
-    };
-    let thread = std::thread::Builder::new().stack_size(COMPILING_STACK).spawn(compile);
-    let thread = thread.map_err(|e| format!("no thread to compile it: {e}"))?;
-    thread.join().unwrap_or_else(|_| Err("the library that reads it failed".into()))
 }
 
 impl ChatTemplate {
@@ -126,14 +107,12 @@ impl ChatTemplate {
     /// # Errors
     /// The text is no template, or too long.
     pub fn new(text: &str, config: &Map<String, Value>, path: &Path) -> Result<ChatTemplate> {
-        // Jinja does the same.
-        let text = &text.replace("\r\n", "\n").replace('\r', "\n");
         let wrong = |what: String| Error::invalid(path, format!("chat template: {what}"));
         if text.len() > MAX_TEMPLATE_BYTES {
             return Err(wrong(format!("{} bytes, more than {MAX_TEMPLATE_BYTES}", text.len())));
         }
         let takes_tools = text.contains("tools");
-        let environment = compiled(without_generation_tags(text)).map_err(wrong)?;
+        let program = Jinja::parse(text).map_err(wrong)?;
         let mut variables = Map::new();
         for name in SPECIAL_TOKENS {
             let token = match config.get(name) {
@@ -145,7 +124,7 @@ impl ChatTemplate {
             }
         }
         let mut template = ChatTemplate {
-            environment,
+            program,
             variables,
             path: path.to_path_buf(),
             is_fallback: false,
@@ -192,17 +171,29 @@ impl ChatTemplate {
         answer: bool,
         own: &Map<String, Value>,
     ) -> Result<String> {
+        self.render_until(messages, tools, answer, own, None)
+    }
+
+    /// Renders a conversation like [`ChatTemplate::render_with`], up to a deadline.
+    ///
+    /// # Errors
+    /// The template refuses the messages, fails, or takes too many steps, too much memory or time.
+    pub fn render_until(
+        &self,
+        messages: &[Value],
+        tools: Option<&[Value]>,
+        answer: bool,
+        own: &Map<String, Value>,
+        deadline: Option<Instant>,
+    ) -> Result<String> {
         let mut variables = self.variables.clone();
         variables.extend(own.clone());
         variables.insert("messages".into(), messages.into());
         variables.insert("tools".into(), tools.map_or(Value::Null, |t| t.into()));
         variables.insert("documents".into(), Value::Null);
         variables.insert("add_generation_prompt".into(), answer.into());
-        let failed =
-            |e: minijinja::Error| Error::invalid(&self.path, format!("chat template: {}", in_words(&e)));
-        let template = self.environment.get_template(NAME).map_err(failed)?;
-        let render = || template.render(variables);
-        let mut text = memory_budget::within(MAX_MEMORY, "chat template", render).map_err(failed)?;
+        let failed = |what| Error::invalid(&self.path, format!("chat template: {what}"));
+        let mut text = self.program.run(&variables, deadline).map_err(failed)?;
         if answer && let Some(before) = &self.before_answer {
             text += before;
         }
@@ -270,41 +261,6 @@ fn template_text(template: &Value) -> Option<&str> {
         }
         _ => None,
     }
-}
-
-/// Replaces `{% generation %}` and `{% endgeneration %}`, which mark answers for training and print nothing, by comments.
-fn without_generation_tags(text: &str) -> String {
-    let mut out = String::with_capacity(text.len());
-    let mut rest = text;
-    while let Some(start) = rest.find("{%") {
-        let Some(length) = rest[start..].find("%}") else { break };
-        let end = start + length + 2;
-        let inner = rest[start + 2..end - 2].trim_matches(['-', '+']).trim();
-        if inner == "generation" || inner == "endgeneration" {
-            let tag = &rest[start..end];
-            out.push_str(&rest[..start]);
-            // A comment trims the blanks around it as the tag does.
-            out.push_str(if tag.starts_with("{%-") { "{#-" } else { "{#" });
-            out.push_str(if tag.ends_with("-%}") { "-#}" } else { "#}" });
-        } else {
-            out.push_str(&rest[..end]);
-        }
-        rest = &rest[end..];
-    }
-    out + rest
-}
-
-/// Describes a template's error: message and line.
-fn in_words(e: &minijinja::Error) -> String {
-    let mut text = match (e.detail(), e.kind()) {
-        (Some(detail), minijinja::ErrorKind::InvalidOperation) => detail.to_string(),
-        (Some(detail), kind) => format!("{kind}: {detail}"),
-        (None, kind) => kind.to_string(),
-    };
-    if let Some(line) = e.line() {
-        text += &format!(" (line {line})");
-    }
-    text
 }
 
 #[cfg(test)]

@@ -107,7 +107,8 @@ impl Tokenizer {
     /// # Errors
     /// The text is not a tokenizer, or one of its parts may make a text much longer.
     pub fn from_bytes(text: &[u8], path: &Path) -> Result<Tokenizer> {
-        let inner = load(text).map_err(|what| Error::invalid(path, format!("tokenizer: {what}")))?;
+        let inner = load(anemoe_io::without_mark(text))
+            .map_err(|what| Error::invalid(path, format!("tokenizer: {what}")))?;
         Ok(Tokenizer { inner, path: path.to_path_buf() })
     }
 
@@ -250,7 +251,8 @@ impl<'a> TextStream<'a> {
     fn settle(&mut self, id: u32) -> Result<String> {
         self.ids.push(id);
         let text = self.tokenizer.decode(&self.ids[self.settled..])?;
-        if text.ends_with('\u{fffd}') || !text.is_char_boundary(self.shown.min(text.len())) {
+        let is_open = text.ends_with('\u{fffd}') && !self.ends_with_replacement();
+        if is_open || !text.is_char_boundary(self.shown.min(text.len())) {
             return Ok(String::new());
         }
         let new = text.get(self.shown..).unwrap_or_default().to_string();
@@ -261,5 +263,43 @@ impl<'a> TextStream<'a> {
             self.shown = self.tokenizer.decode(&self.ids[self.settled..])?.len();
         }
         Ok(new)
+    }
+
+    /// Tells whether the last tokens name the replacement character itself, U+FFFD, rather than a part of a character: as
+    /// text, as the letters that stand for its three bytes, or as bytes.
+    fn ends_with_replacement(&self) -> bool {
+        let last = &self.ids[self.ids.len().saturating_sub(3)..];
+        let names: String = last.iter().map(|id| self.tokenizer.name(*id)).collect();
+        ["\u{fffd}", "ï¿½", "<0xEF><0xBF><0xBD>"].iter().any(|name| names.ends_with(name))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Returns the pieces of a stream over the tokens of a vocabulary.
+    fn pieces(decoder: &str, names: &[&str], ids: &[u32]) -> Vec<String> {
+        let vocab: serde_json::Map<String, Value> =
+            names.iter().zip(0u32..).map(|(name, id)| (name.to_string(), id.into())).collect();
+        let file = serde_json::json!({
+            "decoder": {"type": decoder, "add_prefix_space": false, "trim_offsets": false, "use_regex": false},
+            "model": {"type": "BPE", "vocab": vocab, "merges": [], "byte_fallback": decoder == "ByteFallback"},
+        });
+        let tokenizer = Tokenizer::from_bytes(file.to_string().as_bytes(), Path::new("t.json")).unwrap();
+        let mut stream = TextStream::new(&tokenizer, &[]).unwrap();
+        ids.iter().map(|id| stream.push(*id).unwrap()).collect()
+    }
+
+    #[test]
+    fn a_replacement_character_of_its_own_is_text_and_a_part_of_a_character_waits() {
+        let letters = ["a", "ï¿½", "ï", "¿", "½", "Ã", "¤"];
+        assert_eq!(pieces("ByteLevel", &letters, &[0, 1, 0]), ["a", "\u{fffd}", "a"]);
+        assert_eq!(pieces("ByteLevel", &letters, &[2, 3, 4]), ["", "", "\u{fffd}"]);
+        assert_eq!(pieces("ByteLevel", &letters, &[0, 5, 6]), ["a", "", "ä"]);
+        let bytes = ["a", "\u{fffd}", "<0xEF>", "<0xBF>", "<0xBD>", "<0xC3>", "<0xA4>"];
+        assert_eq!(pieces("ByteFallback", &bytes, &[0, 1]), ["a", "\u{fffd}"]);
+        assert_eq!(pieces("ByteFallback", &bytes, &[0, 5, 6]), ["a", "", "ä"]);
+        assert_eq!(pieces("ByteFallback", &bytes, &[2, 3, 4]).concat(), "\u{fffd}");
     }
 }

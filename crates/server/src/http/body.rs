@@ -1,17 +1,14 @@
-//! Bodies of requests, read within limits of size, time and memory.
+//! Bodies of requests, read within limits of size and time.
 
 use super::api_error::ApiError;
 use axum::extract::Request;
 use axum::http::{StatusCode, header};
 use std::time::Duration;
 
-/// Most objects and lists of a body: each takes some 400 bytes once it is parsed, whatever it holds.
-const MOST_CONTAINERS: usize = 50_000;
-
 /// Reads a body of at most `most` bytes within `patience`.
 ///
 /// # Errors
-/// The body is too large or too slow, has too many parts, or is not plain JSON by its headers.
+/// The body is too large or too slow, or is not plain JSON by its headers.
 pub async fn read_body(request: Request, most: usize, patience: Duration) -> Result<Vec<u8>, ApiError> {
     let too_large = || {
         let what = format!("the body has more than {most} bytes");
@@ -35,41 +32,10 @@ pub async fn read_body(request: Request, most: usize, patience: Duration) -> Res
         return Err(ApiError::invalid(what));
     }
     let body = axum::body::to_bytes(body, most);
-    let bytes: Vec<u8> = match tokio::time::timeout(patience, body).await {
-        Ok(Ok(bytes)) => bytes.into(),
-        Ok(Err(e)) if format!("{e:?}").contains("LengthLimit") => return Err(too_large()),
-        Ok(Err(_)) => return Err(ApiError::invalid("the body ends early")),
-        Err(_) => return Err(ApiError::new(StatusCode::REQUEST_TIMEOUT, "the body took too long")),
-    };
-    match containers(&bytes) > MOST_CONTAINERS {
-        true => Err(ApiError::invalid(format!("the body has more than {MOST_CONTAINERS} objects and lists"))),
-        false => Ok(bytes),
-    }
-}
-
-/// Returns the number of objects and lists of a JSON text.
-fn containers(text: &[u8]) -> usize {
-    let (mut n, mut is_text, mut is_escaped) = (0, false, false);
-    for byte in text {
-        match byte {
-            _ if is_escaped => is_escaped = false,
-            b'\\' => is_escaped = is_text,
-            b'"' => is_text = !is_text,
-            b'{' | b'[' if !is_text => n += 1,
-            _ => {}
-        }
-    }
-    n
-}
-
-#[cfg(test)]
-mod tests {
-    use super::containers;
-
-    #[test]
-    fn containers_are_counted_outside_of_texts() {
-        for (text, n) in [("{\"a\": [1, {}]}", 3), ("{\"[{\\\"{\": \"[\"}", 1), ("3", 0), ("", 0)] {
-            assert_eq!(containers(text.as_bytes()), n, "{text}");
-        }
+    match tokio::time::timeout(patience, body).await {
+        Ok(Ok(bytes)) => Ok(bytes.into()),
+        Ok(Err(e)) if format!("{e:?}").contains("LengthLimit") => Err(too_large()),
+        Ok(Err(_)) => Err(ApiError::invalid("the body ends early")),
+        Err(_) => Err(ApiError::new(StatusCode::REQUEST_TIMEOUT, "the body took too long")),
     }
 }

@@ -143,6 +143,9 @@ fn piped(source: &mut impl BufRead) -> anyhow::Result<Option<String>> {
             anyhow::ensure!(text.is_empty() || is_complete(&text), "standard input ends {inside}");
             return Ok((!text.is_empty()).then(|| unfolded(&text)));
         }
+        if text.starts_with('\u{feff}') {
+            text.remove(0);
+        }
         let room = text.len() as u64 <= MAX_PROMPT;
         anyhow::ensure!(room, "standard input: a question has more than {} MB", MAX_PROMPT / 1_000_000);
         let line = text.trim_end_matches(['\n', '\r']);

@@ -25,6 +25,8 @@ fn a_template_without_end_is_stopped() {
     assert!(template(endless).unwrap().render(&[], None, true).is_err());
     let deep = "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}";
     assert!(template(deep).unwrap().render(&[], None, true).is_err());
+    let late = template("x").unwrap().render_until(&[], None, true, &Map::new(), Some(Instant::now()));
+    assert!(late.unwrap_err().to_string().contains("chat template: takes longer than the time that is left"));
 }
 
 #[test]
@@ -76,11 +78,11 @@ fn a_file_goes_before_the_bundles_templates() {
         ChatTemplate::open(folder.path(), file).and_then(|t| t.render(&[], None, false))
     };
     let named = json!({"chat_template": [{"name": "tool_use", "template": "t"}, {"name": "default", "template": "config"}]});
-    std::fs::write(at(CONFIG_FILE), named.to_string()).unwrap();
+    std::fs::write(at(CONFIG_FILE), format!("\u{feff}{named}")).unwrap();
     assert_eq!(text(None).unwrap(), "config");
     std::fs::write(at(TEMPLATE_FILE), "{# of the model #}jinja").unwrap();
     assert_eq!(text(None).unwrap(), "jinja");
-    std::fs::write(at("own.jinja"), "own").unwrap();
+    std::fs::write(at("own.jinja"), "\u{feff}own").unwrap();
     assert_eq!(text(Some(&at("own.jinja"))).unwrap(), "own");
     assert!(text(Some(&at("none.jinja"))).unwrap_err().to_string().contains("none.jinja"));
     std::fs::remove_file(at(TEMPLATE_FILE)).unwrap();
