@@ -48,7 +48,7 @@ pub fn prepare(app: &App, bytes: &[u8], api: Api, deadline: Instant) -> Result<P
     let tools = body.tools()?;
     let prompts = match api {
         Api::Completion => completion_prompts(&model, &body)?,
-        _ => vec![chat_prompt(&model, &body, &tools)?],
+        _ => vec![chat_prompt(&model, &body, &tools, deadline)?],
     };
     let (most, wanted) = (app.settings.most_answers, prompts.len() * params.choices);
     if wanted > most {
@@ -119,10 +119,10 @@ pub fn prepare(app: &App, bytes: &[u8], api: Api, deadline: Instant) -> Result<P
 ///
 /// # Errors
 /// The request is wrong.
-pub fn count_tokens(app: &App, bytes: &[u8], api: Api) -> Result<usize, ApiError> {
+pub fn count_tokens(app: &App, bytes: &[u8], api: Api, deadline: Instant) -> Result<usize, ApiError> {
     let body = api.parse(bytes)?;
     let model = app.models.get(body.model.as_deref())?;
-    Ok(chat_prompt(&model, &body, &body.tools()?)?.ids.len())
+    Ok(chat_prompt(&model, &body, &body.tools()?, deadline)?.ids.len())
 }
 
 fn check_length(prompt: &Prompt, context: usize) -> Result<(), ApiError> {
@@ -167,7 +167,12 @@ struct Prompt {
     ids: Vec<u32>,
 }
 
-fn chat_prompt(model: &ServedModel, body: &Body, tools: &OfferedTools<'_>) -> Result<Prompt, ApiError> {
+fn chat_prompt(
+    model: &ServedModel,
+    body: &Body,
+    tools: &OfferedTools<'_>,
+    deadline: Instant,
+) -> Result<Prompt, ApiError> {
     let messages = body.messages.as_ref().ok_or_else(|| ApiError::param("messages", "it is missing"))?;
     let template = &model.template;
     let messages = template_messages(messages, template.thought_key())?;
@@ -177,7 +182,7 @@ fn chat_prompt(model: &ServedModel, body: &Body, tools: &OfferedTools<'_>) -> Re
     }
     let wrong = |e: anemoe_runtime::Error| ApiError::param("messages", e.what());
     let variables = body.template_variables()?;
-    let text = template.render_with(&messages, tools, true, &variables).map_err(wrong)?;
+    let text = template.render_until(&messages, tools, true, &variables, Some(deadline)).map_err(wrong)?;
     let ids = model.tokenizer.encode_written(&text).map_err(wrong)?;
     Ok(Prompt { text, ids })
 }

@@ -45,7 +45,7 @@ pub async fn messages(State(app): State<Arc<App>>, request: Request) -> Response
 pub async fn message_tokens(State(app): State<Arc<App>>, request: Request) -> Response {
     let api = Api::Messages;
     let deadline = Instant::now() + app.settings.request_timeout;
-    let count = move |app: &App, bytes: &[u8]| count_tokens(app, bytes, api);
+    let count = move |app: &App, bytes: &[u8]| count_tokens(app, bytes, api, deadline);
     match prepared(&app, request, deadline, count).await {
         Ok(n) => Json(json!({"input_tokens": n})).into_response(),
         Err(e) => e.named_for(api).response(api),
