@@ -64,8 +64,9 @@ fn a_home_need_not_be_text() {
 fn every_command_takes_such_paths_and_prints_a_whole_document() {
     let place = Place::new();
     let (bundle, out) = (odd("b.anemoe"), odd("out"));
-    build(&fixture("tiny-zaya"), &place.path.join("plain"), &["--tokens", "1"]);
-    std::fs::rename(place.path.join("plain"), place.path.join(&bundle)).unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    build(&fixture("tiny-zaya"), &dir.path().join("b"), &["--tokens", "1"]);
+    std::fs::rename(dir.path().join("b"), place.path.join(&bundle)).unwrap();
     for (command, options) in [
         ("inspect", ""),
         ("check", ""),
