@@ -25,7 +25,7 @@ use anemoe_gates::gated::{self, GateStage, NamedGolden};
 use anemoe_gates::golden_gate::{self as gates, MIN_COSINE};
 use anemoe_gates::{layer_sample, probe, residency};
 use anemoe_hub::SendReport;
-use anemoe_io::locked;
+use anemoe_io::{Error, locked};
 use anyhow::{Context, bail};
 use indicatif::ProgressBar;
 use std::path::{Path, PathBuf};
@@ -151,6 +151,14 @@ impl Share {
 }
 
 pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
+    // Before a search for kinds, which may take minutes.
+    if args.out.exists() && !args.out.is_dir() {
+        return Err(Error::usage(format!("{}: exists and is not a folder", args.out.display())).into());
+    }
+    if let Some(scratch) = &args.scratch {
+        anyhow::ensure!(scratch.is_dir(), "--scratch {}: no such folder", scratch.display());
+    }
+    let mut goldens = read_goldens(&args.golden)?;
     let PlannedCheckpoint { family, plan, importance } =
         plan_checkpoint(&args.checkpoint, &args.options, PlanUse::GatedBuild, ui)?;
     let family = family.as_ref();
@@ -158,16 +166,12 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     let jobs =
         args.max_memory.map_or(jobs, |mb| build::jobs_within(jobs, Some(mb.saturating_mul(1_000_000))));
     let part = args.shard.map(|s| s.part(|name| std::env::var(name).ok())).transpose()?;
-    let mut goldens = read_goldens(&args.golden)?;
     for NamedGolden { path, golden } in &goldens {
         gates::fits(golden, &plan.chain).map_err(|what| anemoe_convert::Error::invalid(path, what))?;
     }
     let also = goldens.split_off(goldens.len().min(1));
     let golden = goldens.pop().map(|g| g.golden);
     let first = args.golden.first().map(PathBuf::as_path);
-    if let Some(scratch) = &args.scratch {
-        anyhow::ensure!(scratch.is_dir(), "--scratch {}: no such folder", scratch.display());
-    }
     for note in &plan.notes {
         ui.line(format!("note: {note}"))?;
     }

@@ -64,8 +64,9 @@ fn a_home_need_not_be_text() {
 fn every_command_takes_such_paths_and_prints_a_whole_document() {
     let place = Place::new();
     let (bundle, out) = (odd("b.anemoe"), odd("out"));
-    build(&fixture("tiny-zaya"), &place.path.join("plain"), &["--tokens", "1"]);
-    std::fs::rename(place.path.join("plain"), place.path.join(&bundle)).unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    build(&fixture("tiny-zaya"), &dir.path().join("b"), &["--tokens", "1"]);
+    std::fs::rename(dir.path().join("b"), place.path.join(&bundle)).unwrap();
     for (command, options) in [
         ("inspect", ""),
         ("check", ""),
@@ -76,24 +77,24 @@ fn every_command_takes_such_paths_and_prints_a_whole_document() {
         ("bench", "--decode 2 --context 4 --prefill 4 --verify-tokens 0 --repetitions 1"),
         ("push", "store --name x"),
     ] {
-        let options = options.split(' ').filter(|o| !o.is_empty()).map(OsStr::new);
-        place.json(0, &[command.as_ref(), &bundle].into_iter().chain(options).collect::<Vec<_>>());
+        let mut args: Vec<&OsStr> = vec![command.as_ref(), &bundle];
+        args.extend(options.split_whitespace().map(OsStr::new));
+        place.json(0, &args);
     }
-    place.json(0, &[&words("pull store")[..], &[&out], &words("--name x")].concat());
+    place.json(0, &["pull".as_ref(), "store".as_ref(), &out, "--name".as_ref(), "x".as_ref()]);
     std::fs::remove_dir_all(place.path.join(&out)).unwrap();
     place.json(0, &["man".as_ref(), "--out".as_ref(), &out]);
-    let new = |id: &str| -> Vec<OsString> {
-        let place = Path::new(&odd("book")).join(id).into();
-        let fixed = ["--intent", "why", "--link"].map(OsString::from);
-        [&["journal".into(), "new".into(), place], &fixed[..], &[bundle.clone()]].concat()
-    };
+    let experiment = |id: &str| Path::new(&odd("book")).join(id);
     for id in ["one", "two"] {
-        place.json(0, &new(id).iter().map(OsString::as_os_str).collect::<Vec<_>>());
+        let at = experiment(id);
+        let mut args = words("journal new --intent why --link");
+        args.extend([bundle.as_os_str(), at.as_os_str()]);
+        place.json(0, &args);
     }
-    let experiment = Path::new(&odd("book")).join("one");
-    let options =
-        [&words("--prompt-ids 2,5 --max-new 2 --experiment")[..], &[experiment.as_os_str()]].concat();
-    place.json(0, &[&["generate".as_ref(), bundle.as_os_str()], &options[..]].concat());
+    let at = experiment("one");
+    let mut args = words("generate --prompt-ids 2,5 --max-new 2 --experiment");
+    args.extend([at.as_os_str(), bundle.as_os_str()]);
+    place.json(0, &args);
     place.json(0, &["journal".as_ref(), &odd("book")]);
     place.json(2, &["import-report".as_ref(), &odd("none.zip"), "--evidence".as_ref(), &odd("e")]);
     let recipe = place.path.join(odd("r.toml"));
