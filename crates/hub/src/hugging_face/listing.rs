@@ -182,7 +182,8 @@ pub fn indexed_files(text: &[u8]) -> Result<BTreeSet<String>, String> {
     struct Index {
         weight_map: std::collections::BTreeMap<String, String>,
     }
-    let index: Index = serde_json::from_slice(anemoe_io::without_mark(text)).map_err(|e| format!("{INDEX}: {e}"))?;
+    let index: Index =
+        serde_json::from_slice(anemoe_io::without_mark(text)).map_err(|e| format!("{INDEX}: {e}"))?;
     let files: BTreeSet<String> = index.weight_map.into_values().collect();
     match files.iter().find(|name| !is_safe_name(name) || name.contains('/')) {
         Some(name) => Err(format!("{INDEX}: it names the file `{}`", name.escape_debug())),
