@@ -58,7 +58,8 @@ fn text_of(path: &Path) -> anyhow::Result<String> {
     bounded_text(anemoe_io::open_input(path, u64::MAX).with_context(what)?, &what(), "prompt")
 }
 
-/// Reads a text of at most [`MAX_PROMPT`] bytes, without its byte order mark and the end of its last line; `what` names the source in errors.
+/// Reads a text of at most [`MAX_PROMPT`] bytes, without its byte order mark and the end of its last line; `what` names the
+/// source in errors.
 pub fn bounded_text(source: impl Read, what: &str, kind: &str) -> anyhow::Result<String> {
     let mut bytes = Vec::new();
     source.take(MAX_PROMPT + 1).read_to_end(&mut bytes).with_context(|| what.to_string())?;

@@ -447,3 +447,29 @@ fn standard_output_that_is_full() {
         assert!(err.contains("standard output: No space left on device"), "{err}");
     }
 }
+
+/// Runs a build with address spaces that are too small for it: each ends with a message, and none is aborted.
+#[cfg(target_os = "linux")]
+#[test]
+fn too_little_memory_is_an_error_like_any_other() {
+    let dir = tempfile::tempdir().unwrap();
+    for (kilobytes, json) in [(200_000, false), (250_000, false), (300_000, true)] {
+        let script = format!("ulimit -v {kilobytes}; exec \"$@\"");
+        let mut command = std::process::Command::new("sh");
+        command.args([
+            "-c",
+            &script,
+            "sh",
+            env!("CARGO_BIN_EXE_anemoe"),
+            "build",
+            "--quant",
+            "lut4",
+            "--skip-gates",
+        ]);
+        command.arg(fixture("../models/small-gemma4")).arg("-o").arg(dir.path().join(format!("{kilobytes}")));
+        let output = command.args(json.then_some("--json")).output().unwrap();
+        let (code, out, err) = finish(output);
+        assert!(code == 0 || code == 2 && err.contains("error: "), "{kilobytes}: {code}: {err}");
+        assert!(code == 0 || !json || out.contains(r#"{"error":"#), "{out}");
+    }
+}

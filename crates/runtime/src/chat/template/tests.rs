@@ -14,7 +14,7 @@ fn a_template_that_is_wrong_says_where() {
     assert!(e.contains("t.jinja") && e.contains("chat template") && e.contains("line"), "{e}");
     let fails = |text: &str| template(text).unwrap().render(&[message("user", "x")], None, true).unwrap_err();
     assert!(fails("{{ raise_exception('only users') }}").to_string().contains("only users (line 1)"));
-    assert!(fails("{{ messages[0].no.where }}").to_string().contains("undefined"));
+    assert!(fails("{{ messages[0].no.where }}").to_string().contains("has no attribute 'no'"));
     assert!(fails("{{ messages | nofilter }}").to_string().contains("nofilter"));
     assert!(fails("{{ strftime_now('%!') }}").to_string().contains("strftime_now"));
 }
