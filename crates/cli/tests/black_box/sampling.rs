@@ -85,7 +85,7 @@ fn a_bundle_is_sampled_as_its_makers_recommend() {
     assert!(chat("1").1.contains("no effect here: num_beams, no_repeat_ngram_size"));
     for (file, says) in [
         (json!({"temperature": "hot"}), "`temperature` is not a number"),
-        (json!({"min_p": 2}), "min_p 2 is not"),
+        (json!({"min_p": 2}), "`min_p`: 2 is not"),
         (json!({"bad_words_ids": 3}), "`bad_words_ids` is not"),
     ] {
         recommend(&path, &file);

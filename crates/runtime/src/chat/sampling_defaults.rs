@@ -150,7 +150,7 @@ impl SamplingDefaults {
             ignored: IGNORED.iter().filter(is_asked).map(|(name, _)| *name).collect(),
         };
         let all = SamplingSettings { temperature: defaults.settings.temperature, ..Default::default() };
-        defaults.sampling(&all).check().map_err(|e| e.to_string())?;
+        defaults.sampling(&all).check().map_err(|e| format!("`{}`: {}", e.field, e.what))?;
         Ok(defaults)
     }
 
@@ -249,11 +249,11 @@ mod tests {
     fn wrong_settings_are_named_and_those_without_effect_are_listed() {
         for (file, says) in [
             (json!({"temperature": "hot"}), "`temperature` is not a number"),
-            (json!({"temperature": -1}), "temperature -1 is not"),
-            (json!({"top_p": 1.5}), "top_p 1.5 is not"),
+            (json!({"temperature": -1}), "`temperature`: -1 is not"),
+            (json!({"top_p": 1.5}), "`top_p`: 1.5 is not"),
             (json!({"top_k": 1.5}), "`top_k` is not a whole number"),
-            (json!({"min_p": 2}), "min_p 2 is not"),
-            (json!({"repetition_penalty": 0}), "repetition_penalty 0 is not"),
+            (json!({"min_p": 2}), "`min_p`: 2 is not"),
+            (json!({"repetition_penalty": 0}), "`repetition_penalty`: 0 is not"),
             (json!({"do_sample": 1}), "`do_sample` is not true or false"),
             (json!({"bad_words_ids": [1]}), "`bad_words_ids` is not a list of lists"),
             (json!({"sequence_bias": {"1": 2}}), "`sequence_bias` is not a list of [["),

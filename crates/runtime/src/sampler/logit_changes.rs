@@ -1,6 +1,6 @@
 //! Changes of logits before a token is chosen: biases, penalties of what was said, tokens that may not come yet.
 
-use super::settings::Sampling;
+use super::sampling_settings::Sampling;
 use std::collections::BTreeMap;
 
 /// Occurrences of a token.

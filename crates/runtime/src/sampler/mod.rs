@@ -1,9 +1,9 @@
 //! Chooses the next token from logits.
 
 mod logit_changes;
-mod settings;
+mod sampling_settings;
 
-pub use settings::{REPEAT_LAST_N, Sampling, SamplingSettings, SettingError, TokenBias};
+pub use sampling_settings::{REPEAT_LAST_N, Sampling, SamplingSettings, SettingError, TokenBias};
 
 use anemoe_io::Random;
 use logit_changes::LogitChanges;
