@@ -24,7 +24,7 @@ pub struct CallParser {
     is_begun: bool,
 }
 
-/// ParserState of the parser.
+/// State of the parser.
 #[derive(Clone)]
 enum ParserState {
     /// Text; what is held may become a tag or a call without a tag.
