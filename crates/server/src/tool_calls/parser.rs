@@ -138,8 +138,8 @@ impl CallParser {
 
     /// Emits text, with the blanks before it.
     fn text(&mut self, text: &str, parts: &mut Vec<AnswerPart>) {
-        if !matches!(parts.last(), Some(AnswerPart::Text(_))) && !(self.blanks.is_empty() && text.is_empty())
-        {
+        let is_empty = self.blanks.is_empty() && text.is_empty();
+        if !is_empty && !matches!(parts.last(), Some(AnswerPart::Text(_))) {
             parts.push(AnswerPart::Text(String::new()));
         }
         if let Some(AnswerPart::Text(all)) = parts.last_mut() {
