@@ -439,8 +439,15 @@ fn share(wanted: &[usize], mut room: usize) -> Vec<usize> {
 
 #[cfg(test)]
 mod tests {
-    use super::{join, share, within};
+    use super::{JobFailure, contained, join, share, within};
     use std::time::Duration;
+
+    #[test]
+    fn a_panic_is_a_failure_of_its_answer() {
+        let failed: Result<(), JobFailure> = contained(|| panic!("a test's own panic"));
+        assert!(matches!(failed, Err(JobFailure::Broken(_))));
+        assert_eq!(contained(|| 1), Ok(1));
+    }
 
     #[test]
     fn a_pass_beside_streams_ends_in_time() {

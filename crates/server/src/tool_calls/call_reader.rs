@@ -3,6 +3,7 @@
 //! ```text
 //! {"name": NAME, "arguments": {..}}     "parameters", or within "function", or in a list
 //! call:NAME{..}   NAME[ARGS]{..}        a word before and marks behind the name
+//! NAME(KEY=VALUE, ..)                   as in Python
 //! <function=NAME><parameter=KEY>text</parameter>..</function>
 //! ```
 
@@ -120,9 +121,18 @@ impl Tools {
     ) -> Option<(ToolCall, &'t str)> {
         let text = text.strip_prefix(marks.word.trim()).unwrap_or(text);
         let text = text.strip_prefix("functions.").unwrap_or(text).trim_start();
-        let end = text.find(|c: char| c.is_whitespace() || "{[<".contains(c))?;
+        let end = text.find(|c: char| c.is_whitespace() || "{[<(".contains(c))?;
         let (name, parameters) = self.find(&text[..end])?;
         let mut behind = text[end..].trim_start();
+        // As a call in Python.
+        if let Some(inner) = behind.strip_prefix('(').and_then(|inner| inner.trim_end().strip_suffix(')')) {
+            let is_object = inner.trim_start().starts_with('{');
+            let written = if is_object { inner.to_string() } else { format!("{{{inner}}}") };
+            let mut reader = ValueReader::new(&written, marks.quote, is_ended);
+            let arguments = reader.object(&ArgumentShape::new(parameters, parameters), 0)?;
+            let call = made(name, parameters, arguments, reader.is_mended)?;
+            return reader.rest().trim().is_empty().then_some((call, ""));
+        }
         while !behind.starts_with('{') {
             let word = WORDS.iter().find_map(|word| behind.strip_prefix(word));
             let close = if behind.starts_with('<') { '>' } else { ']' };
@@ -205,9 +215,9 @@ impl Tools {
         if tail.is_none() && !is_tagged {
             return Guess::No;
         }
-        let tail = tail.unwrap_or(text);
+        let tail = tail.unwrap_or(text).trim_start();
         let tail = tail.strip_prefix("functions.").unwrap_or(tail);
-        match self.guess_name(tail, "{[< \n") {
+        match self.guess_name(tail, "{[<( \n") {
             Guess::No if "functions.".starts_with(tail) => unsure,
             Guess::Unsure => unsure,
             sure => sure,

@@ -24,7 +24,7 @@ pub struct CallParser {
     is_begun: bool,
 }
 
-/// ParserState of the parser.
+/// State of the parser.
 #[derive(Clone)]
 enum ParserState {
     /// Text; what is held may become a tag or a call without a tag.
@@ -138,8 +138,8 @@ impl CallParser {
 
     /// Emits text, with the blanks before it.
     fn text(&mut self, text: &str, parts: &mut Vec<AnswerPart>) {
-        if !matches!(parts.last(), Some(AnswerPart::Text(_))) && !(self.blanks.is_empty() && text.is_empty())
-        {
+        let is_empty = self.blanks.is_empty() && text.is_empty();
+        if !is_empty && !matches!(parts.last(), Some(AnswerPart::Text(_))) {
             parts.push(AnswerPart::Text(String::new()));
         }
         if let Some(AnswerPart::Text(all)) = parts.last_mut() {

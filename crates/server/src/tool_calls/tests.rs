@@ -269,6 +269,9 @@ fn arguments_in_braces_are_read_as_models_write_them() {
             "call:f{o:{k:a, b,n:1},q:print({x}) + 1}",
             json!([["f", {"o": {"k": "a, b", "n": 1}, "q": "print({x}) + 1"}]]),
         ),
+        (r#"call:f{q:weather in Oslo",r:<|"|>a b"}"#, json!([["f", {"q": "weather in Oslo", "r": "a b"}]])),
+        (r#"call:f{q:"weather in Oslo<|"|>,r:"a b}"#, json!([["f", {"q": "weather in Oslo", "r": "a b"}]])),
+        ("call: f{q=Rome, x=1, n=2}", json!([["f", {"q": "Rome", "x": 1, "n": 2}]])),
         // Quotation marks of other languages.
         (
             "call:f{list:['Rome','Oslo'],o:{k:'v'}}",
@@ -364,6 +367,9 @@ fn objects_are_read_as_models_write_them() {
         ("```json\n{\"name\": \"f\", \"arguments\": {}}\n```", json!([["f", {}]])),
         ("<function=f>\n<parameter=q>\nx < 1\n</parameter>\n</function>", json!([["f", {"q": "x < 1"}]])),
         ("f\n{\"n\": 1}", json!([["f", {"n": 1}]])),
+        ("f(q=\"a, (b)\", n=2, list=['x'])", json!([["f", {"q": "a, (b)", "n": 2, "list": ["x"]}]])),
+        ("f({\"n\": 1})", json!([["f", {"n": 1}]])),
+        ("f()", json!([["f", {}]])),
     ] {
         let written = whole(written);
         check_all(&tagged(), [(written.as_str(), Some(read))]);

@@ -87,7 +87,7 @@ impl<'a> ValueReader<'a> {
                 return Some(object).filter(|object| !object.is_empty());
             }
             let key = self.key()?;
-            if key.is_empty() || !self.skip(':') || self.peek().is_none() {
+            if key.is_empty() || !(self.skip(':') || self.skip('=')) || self.peek().is_none() {
                 return None;
             }
             let value = self.value(&shape.property(&key), Some(shape), depth + 1)?;
@@ -131,7 +131,7 @@ impl<'a> ValueReader<'a> {
         if matches!(first, '"' | '\'') {
             return self.quoted(first, &[':']);
         }
-        let length = self.rest().bytes().take(MAX_KEY).position(|b| b":{}[],\"".contains(&b))?;
+        let length = self.rest().bytes().take(MAX_KEY).position(|b| b":={}[],\"".contains(&b))?;
         let key = self.rest().get(..length)?;
         self.at += length;
         Some(key.trim().into())
@@ -277,7 +277,10 @@ impl<'a> ValueReader<'a> {
         }
         let end = end.unwrap_or(rest.len());
         self.at += end;
-        Some((rest[..end].trim(), false))
+        // A quotation mark at the end alone lacks the opening one.
+        let text = rest[..end].trim();
+        let marked = text.strip_suffix('"').filter(|text| is_text && !text.contains('"'));
+        Some((marked.unwrap_or(text), marked.is_some()))
     }
 
     /// Tells whether a text, which follows a comma, begins with a key: one of `object`, or what looks like one.
@@ -294,7 +297,7 @@ impl<'a> ValueReader<'a> {
         let Some(key) = rest.get(..length).filter(|key| !key.is_empty()) else { return false };
         let behind = rest[length..].trim_start();
         if !behind.starts_with(':') {
-            return false;
+            return behind.starts_with('=') && object.has(key);
         }
         let is_word = !key.starts_with(|c: char| c.is_ascii_digit()) && !behind.starts_with("://");
         object.has(key) || is_word && (!has_blank || !object.has_properties())
