@@ -13,7 +13,8 @@ import anthropic
 
 def main():
     client = anthropic.Anthropic(base_url=sys.argv[1], api_key=sys.argv[2] if len(sys.argv) > 2 else "none", max_retries=0)
-    ask = dict(model=sys.argv[3] if len(sys.argv) > 3 else "small", max_tokens=12, messages=[{"role": "user", "content": "def main():"}], extra_body={"temperature": 0})
+    (model,) = [m.id for m in client.models.list()]
+    ask = dict(model=model, max_tokens=12, messages=[{"role": "user", "content": "def main():"}], extra_body={"temperature": 0})
     whole = client.messages.create(**ask)
     assert whole.role == "assistant" and whole.stop_reason in ("end_turn", "max_tokens"), whole
     text = "".join(block.text for block in whole.content if block.type == "text")

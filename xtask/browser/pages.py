@@ -5,7 +5,7 @@
 
 Chat: a question is answered in a stream; "New chat" during an answer forgets all of it. Report: opened without a network, printed.
 Both: no request elsewhere, no complaint in the console, nothing wider than a phone. Pictures in light, dark and on 380 pixels go to
---out. With --openai, the official client (benches/openai_client.py) asks the same server; with --no-browser, it alone does. Fails
+--out. With --clients, the official clients (benches/openai_client.py, anthropic_client.py) ask the same server; with --no-browser, they alone do. Fails
 at the first thing that is wrong.
 """
 
@@ -158,7 +158,7 @@ def main():
     parser.add_argument("--bundle", required=True, help="a bundle with a chat template")
     parser.add_argument("--out", type=pathlib.Path, required=True, help="folder for pictures and the report")
     parser.add_argument("--chromium", default=shutil.which("chromium") or "chromium", help="the browser")
-    parser.add_argument("--openai", action="store_true", help="run the official client too; needs the package openai")
+    parser.add_argument("--clients", action="store_true", help="run the official clients too; needs the packages openai and anthropic")
     parser.add_argument("--no-browser", action="store_true", help="open no page")
     args = parser.parse_args()
     if not args.no_browser:
@@ -171,10 +171,9 @@ def main():
             with Server(args.anemoe, args.bundle) as server:
                 check_chat(browser, server.origin, args.out)
                 print("chat page: as expected")
-    if args.openai:
-        client = HERE.parent.parent / "benches" / "openai_client.py"
+    for name in ["openai_client.py", "anthropic_client.py"] if args.clients else []:
         with Server(args.anemoe, args.bundle) as server:
-            subprocess.run([sys.executable, client, server.origin], check=True)
+            subprocess.run([sys.executable, HERE.parent.parent / "benches" / name, server.origin], check=True)
 
 
 if __name__ == "__main__":
