@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// Upper bounds of a histogram's buckets, in seconds.
 const BOUNDS: [f64; 12] = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0];
 
-/// A counter, or a gauge that is set.
+/// A counter, or a gauge.
 #[derive(Default)]
 pub struct Number(AtomicU64);
 
@@ -22,11 +22,6 @@ impl Number {
     /// Subtracts `n`.
     pub fn remove(&self, n: u64) {
         self.0.fetch_sub(n, Ordering::Relaxed);
-    }
-
-    /// Sets the value.
-    pub fn set(&self, n: u64) {
-        self.0.store(n, Ordering::Relaxed);
     }
 
     fn get(&self) -> u64 {

@@ -291,3 +291,42 @@ fn clients_reach_the_server_as_they_expect() {
     assert!(status == 400 && text.contains("too many values"), "{text}");
     assert_eq!(server.post("/v1/chat/completions/", &question("@@next")).0, 200);
 }
+
+#[test]
+fn many_streams_of_all_kinds_do_not_mix() {
+    let server = Server::of(bundle(), &[]);
+    let tool = json!([{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]);
+    let ask = |kind: usize| match kind % 4 {
+        0 => {
+            let mut body = question("@@think");
+            body["stream"] = true.into();
+            let events = server.stream("/v1/chat/completions", &body);
+            let text: String =
+                events.iter().filter_map(|e| e["choices"][0]["delta"]["content"].as_str()).collect();
+            assert_eq!(text, "Four.");
+        }
+        1 => {
+            let mut body = question("@@call");
+            body["tools"] = tool.clone();
+            assert_eq!(message(&server.chat(body))["tool_calls"][0]["function"]["name"], "f");
+        }
+        2 => {
+            let mut body = question("@@tags");
+            body["stream"] = true.into();
+            let events = named_events(&server, "/v1/messages", &body);
+            let text: String = events.iter().filter_map(|e| e["delta"]["text"].as_str()).collect();
+            assert_eq!(text, "Because.");
+        }
+        _ => {
+            let schema = json!({"type": "object", "required": ["a"], "properties": {"a": {"enum": ["Yes."]}}, "additionalProperties": false});
+            let mut body = question("@@next");
+            body["response_format"] = json!({"type": "json_object", "schema": schema});
+            assert_eq!(message(&server.chat(body))["content"], "{\"a\": \"Yes.\"}");
+        }
+    };
+    std::thread::scope(|scope| {
+        for stream in 0..32 {
+            scope.spawn(move || (0..4).for_each(|turn| ask(stream + turn)));
+        }
+    });
+}

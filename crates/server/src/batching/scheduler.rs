@@ -35,6 +35,8 @@ struct Scheduler<'a> {
     context: usize,
     /// Recent time of a token, in seconds, in passes with parts of prompts.
     token_seconds: Option<f64>,
+    /// Sequences that run, jobs that wait, and prefixes, as reported last.
+    reported: [usize; 3],
 }
 
 /// Runs the batcher until all senders are dropped and all jobs have ended.
@@ -48,6 +50,7 @@ pub fn run(shared: &Shared, receiver: &Receiver<Job>) {
         eos: model.eos_token_ids.clone(),
         context: model.max_context,
         token_seconds: None,
+        reported: [0; 3],
     };
     let mut warm_up = WarmUp::new(shared.limits.sequences, &shared.speculation);
     let mut is_open = true;
@@ -363,11 +366,25 @@ impl<'a> Scheduler<'a> {
         }
     }
 
-    fn report(&self) {
+    fn report(&mut self) {
+        self.report_as([self.slots.len(), self.queue.len(), self.prefixes.len()]);
+    }
+
+    /// Brings the server's gauges, to which each model's batcher adds, from what was reported last to `now`.
+    fn report_as(&mut self, now: [usize; 3]) {
         let metrics = &self.shared.metrics;
-        metrics.running.set(self.slots.len() as u64);
-        metrics.waiting.set(self.queue.len() as u64);
-        metrics.prefixes.set(self.prefixes.len() as u64);
+        let gauges = [&metrics.running, &metrics.waiting, &metrics.prefixes];
+        for ((gauge, was), now) in gauges.into_iter().zip(self.reported).zip(now) {
+            gauge.add(now as u64);
+            gauge.remove(was as u64);
+        }
+        self.reported = now;
+    }
+}
+
+impl Drop for Scheduler<'_> {
+    fn drop(&mut self) {
+        self.report_as([0; 3]);
     }
 }
 
