@@ -86,14 +86,18 @@ pub fn serve(
     for listener in &listeners {
         listener.set_nonblocking(true).map_err(failed)?;
     }
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(HTTP_THREADS)
-        .max_blocking_threads(PREPARING_THREADS)
-        .thread_name("anemoe-http")
-        .thread_stack_size(HTTP_STACK)
-        .enable_all()
-        .build()
-        .map_err(failed)?;
+    let start = || {
+        tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(HTTP_THREADS)
+            .max_blocking_threads(PREPARING_THREADS)
+            .thread_name("anemoe-http")
+            .thread_stack_size(HTTP_STACK)
+            .enable_all()
+            .build()
+    };
+    // The library panics where the system refuses a thread.
+    let no_threads = |_| Err(std::io::Error::other("the system cannot start threads"));
+    let runtime = std::panic::catch_unwind(start).unwrap_or_else(no_threads).map_err(failed)?;
     let served = runtime.block_on(accept(&app, listeners, &stop.0));
     app.models.close(true);
     runtime.shutdown_timeout(CLOSING_TIME);

@@ -68,7 +68,7 @@ pub fn prepare(app: &App, bytes: &[u8], api: Api, deadline: Instant) -> Result<P
         ends.extend(&model.ends);
         marks.extend(&model.marks);
     }
-    let max_new = params.max_new.unwrap_or(context).min(app.settings.max_tokens.unwrap_or(context));
+    let most = app.settings.max_tokens.unwrap_or(context);
     let mut header = AnswerHeader::new(api, &model.id, Arc::clone(&model.tokenizer));
     header.prompt = prompts.iter().map(|prompt| prompt.ids.len()).sum();
     header.repeated = repeated;
@@ -92,6 +92,7 @@ pub fn prepare(app: &App, bytes: &[u8], api: Api, deadline: Instant) -> Result<P
             shows_thoughts: app.settings.shows_thoughts && params.thoughts == ShownThoughts::Apart,
             calls: calls.clone(),
         };
+        let max_new = params.max_new.or_else(|| model.defaults.max_new(prompt.ids.len())).unwrap_or(context);
         for choice in 0..params.choices {
             let mut sampling = params.sampling.clone();
             sampling.seed = sampling.seed.wrapping_add(choice as u64);
@@ -99,7 +100,7 @@ pub fn prepare(app: &App, bytes: &[u8], api: Api, deadline: Instant) -> Result<P
             jobs.push(Job {
                 id: header.id.clone(),
                 prompt: prompt.ids.clone(),
-                max_new,
+                max_new: max_new.min(most),
                 sampling,
                 stops: stops.clone(),
                 ends: ends.clone(),
