@@ -404,7 +404,7 @@ const QUIRKS: [(&str, Quirk, Option<&str>); 21] = [
     ),
     ("an error in a success", |_, r, n| first(r, n, 200, "InternalError"), None),
     ("too many requests", |_, r, n| first(r, n, 503, "SlowDown"), None),
-    ("a slow upload", |_, r, n| first(r, n, 400, "RequestTimeout"), None),
+    ("a slow upload", |a, r, n| if a.body.is_empty() { r } else { first(r, n, 400, "RequestTimeout") }, None),
     ("a gateway's page", |_, r, n| if n == 0 { Reply::new(502, "<html><body>Bad") } else { r }, None),
     (
         "a connection that breaks",
