@@ -398,7 +398,7 @@ mod tests {
         };
         let archive = |path: &str| InputFile::Archive(path.into());
         let steps = |files: &[&str]| InputFile::steps(files.iter().map(|f| InputFile::parse(Path::new(f))));
-        assert_eq!(steps(&[]), [vec![]]);
+        assert_eq!(steps(&[]), [Vec::<InputFile>::new()]);
         assert_eq!(steps(&["a.npz", "b.npz"]), [vec![archive("a.npz")], vec![archive("b.npz")]]);
         let (a, b) = (single(None, "a.png"), single(None, "b.JPG"));
         assert_eq!(steps(&["a.png", "b.JPG"]), [vec![a], vec![b]]);
