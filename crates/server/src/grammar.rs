@@ -110,6 +110,26 @@ impl Grammars {
         self.prepare(model, lark())
     }
 
+    /// Makes a grammar of such a call, or of JSON that fits `schema`.
+    ///
+    /// # Errors
+    /// Fails like [`Grammars::calls`].
+    pub fn calls_or_json<'a>(
+        &self,
+        model: &Model,
+        parameters: impl IntoIterator<Item = &'a Value>,
+        lark: impl FnOnce() -> String,
+        schema: &'a Value,
+    ) -> Result<AnswerGrammar, String> {
+        schema_limits::check(parameters.into_iter().chain([schema]))?;
+        let mut schema = schema.clone();
+        schema.as_object_mut().map(set_spacing);
+        self.prepare(
+            model,
+            format!("{}json: %json {schema}\n", lark().replacen("start: ", "start: json | ", 1)),
+        )
+    }
+
     fn prepare(&self, model: &Model, source: String) -> Result<AnswerGrammar, String> {
         let factory = self.factory.get_or_init(|| catch_panics(|| factory(model)).map(Arc::new));
         self.kept.prepare(factory.as_ref().map_err(Clone::clone)?, source, LONGEST)

@@ -111,6 +111,11 @@ fn thoughts_stand_beside_the_answer_in_every_api() {
         assert_eq!((deltas("thinking").as_str(), deltas("text").as_str()), (thoughts, text));
         assert_eq!(events.last().unwrap()["type"], "message_stop");
     }
+    // Probabilities are those of the answer.
+    let mut body = question("@@think");
+    body["logprobs"] = true.into();
+    let tokens = &server.chat(body)["choices"][0]["logprobs"]["content"];
+    assert_eq!(tokens.as_array().unwrap().len(), 1, "{tokens}");
     // Other places of thoughts.
     let with = |key: &str, value: Value| {
         let mut body = question("@@think");
@@ -152,6 +157,34 @@ fn servers_and_chats_hide_thoughts_and_do_not_keep_them() {
         (&message(&answer)["content"], &message(&answer)["reasoning_content"]),
         (&json!("Four."), &Value::Null)
     );
+    // Thoughts that the prompt opens, and an answer that has to follow a schema.
+    let dir = tempfile::tempdir().unwrap();
+    let opens = dir.path().join("opens.anemoe");
+    let template = "{{ bos_token }}{{ messages[-1]['content'] }}{% if add_generation_prompt %}<think>\n{{ messages[-1]['content'] }}{% endif %}";
+    scripted::write(
+        &dir.path().join("checkpoint"),
+        template,
+        &[&["@@open", "why", "</think>", "Because.", "<|im", "_end|>", "more", "<eos>"]],
+    );
+    build(&dir.path().join("checkpoint"), &opens, &["--quant", "fp16", "--no-journal"]);
+    let server = Server::of(&opens, &[]);
+    let answer = server.chat(question("@@open"));
+    assert_eq!(
+        (&message(&answer)["content"], &message(&answer)["reasoning_content"]),
+        (&json!("Because.<|im_end|>more"), &json!("why"))
+    );
+    let mut held = question("@@open");
+    held["response_format"] =
+        json!({"type": "json_schema", "json_schema": {"name": "s", "schema": {"const": {"a": 1}}}});
+    let answer = server.chat(held);
+    assert_eq!(
+        (&message(&answer)["content"], &message(&answer)["reasoning_content"]),
+        (&json!("{\"a\": 1}"), &Value::Null)
+    );
+    let ending = dir.path().join("ends.jinja");
+    std::fs::write(&ending, format!("{template}{{# <|im_end|> #}}")).unwrap();
+    let server = Server::of(&opens, &["--chat-template", ending.to_str().unwrap()]);
+    assert_eq!(message(&server.chat(question("@@open")))["content"], "Because.");
     let chat = |options: &[&str]| {
         let mut args = vec!["chat", bundle().to_str().unwrap(), "--json"];
         args.extend(options);
@@ -186,6 +219,10 @@ fn an_answer_ends_where_a_turn_ends() {
     assert_eq!(answer["choices"][0]["finish_reason"], "tool_calls", "{answer}");
     assert_eq!(message(&answer)["tool_calls"][0]["function"], json!({"name": "f", "arguments": "{\"a\":1}"}));
     assert!(!answer.to_string().contains("invented"));
+    // Beside tools, a schema allows a call.
+    let mut both = body.clone();
+    both["response_format"] = json!({"type": "json_object"});
+    assert_eq!(message(&server.chat(both))["tool_calls"][0]["function"]["name"], "f");
     let body = json!({"input": "@@call", "temperature": 0, "tools": [{"type": "function", "name": "f", "parameters": tool["parameters"]}]});
     let (_, answer) = server.post("/v1/responses", &body);
     let call = &answer["output"][0];
@@ -229,8 +266,8 @@ fn several_bundles_are_opened_when_asked_for_and_closed_when_idle() {
     scripted::write(&dir.path().join("checkpoint"), scripted::TEMPLATE, &[&["@@next", "No.", "<eos>"]]);
     build(&dir.path().join("checkpoint"), &other, &["--quant", "fp16", "--no-journal"]);
     let server = Server::of_all(&[bundle(), &other], &["--idle", "1", "--max-models", "1"]);
-    let open = || serde_json::from_str::<Value>(&server.get("/health").1).unwrap()["open"].as_u64().unwrap();
-    let of = |model: &str| {
+    let open = &|| serde_json::from_str::<Value>(&server.get("/health").1).unwrap()["open"].as_u64().unwrap();
+    let of = &|model: &str| {
         let mut body = question("@@next");
         body["model"] = model.into();
         message(&server.chat(body))["content"].as_str().unwrap().to_string()
@@ -246,6 +283,15 @@ fn several_bundles_are_opened_when_asked_for_and_closed_when_idle() {
     wrong["model"] = "third".into();
     let (status, answer) = server.post("/v1/chat/completions", &wrong);
     assert_eq!((status, &answer["error"]["code"]), (404, &json!("model_not_found")), "{answer}");
+    // Each waits for the other to be closed.
+    std::thread::scope(|scope| {
+        for i in 0..8 {
+            scope.spawn(move || {
+                let model = ["recites", "other"][i % 2];
+                (0..3).for_each(|_| assert_eq!(of(model), ["Yes.", "No."][i % 2]));
+            });
+        }
+    });
     let started = std::time::Instant::now();
     while open() > 0 {
         assert!(started.elapsed().as_secs() < 60, "an idle model stays open");

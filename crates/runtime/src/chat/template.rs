@@ -26,7 +26,8 @@ const FALLBACK: &str = "{{ bos_token }}{% for m in messages %}{% if m.role == 's
 /// Text that ends an answer of [`FALLBACK`].
 const FALLBACK_STOP: &str = "\nUser:";
 /// Tokens that end a turn in the templates of published models. The files of a checkpoint often name only some of them.
-const TURN_ENDS: [&str; 9] = [
+const TURN_ENDS: [&str; 10] = [
+    "<tool_response>",
     "<end_of_turn>",
     "<|im_end|>",
     "<|eot_id|>",
@@ -59,6 +60,8 @@ pub struct ChatTemplate {
     before_answer: Option<String>,
     /// Text behind an answer; a special token at its beginning ends answers.
     turn_end: String,
+    /// Those of [`TURN_ENDS`] that the template writes.
+    written_ends: Vec<&'static str>,
 }
 
 impl ChatTemplate {
@@ -132,8 +135,13 @@ impl ChatTemplate {
             thought_key: THOUGHT_KEYS.into_iter().find(|key| reads_key(text, key)),
             before_answer: None,
             turn_end: String::new(),
+            written_ends: TURN_ENDS.into_iter().filter(|end| text.contains(end)).collect(),
         };
         template.look_around_answers();
+        // In harmony it ends a message of an answer, which goes on.
+        if text.contains("<|channel|>") && template.turn_end.starts_with("<|end|>") {
+            template.turn_end.clear();
+        }
         Ok(template)
     }
 
@@ -237,9 +245,25 @@ impl ChatTemplate {
         self.thought_key
     }
 
-    /// Returns the texts that end an answer.
-    pub fn stop_strings(&self) -> &[&str] {
-        if self.is_fallback { &[FALLBACK_STOP] } else { &[] }
+    /// Returns the texts that end an answer: those of the template that end a turn, for models that write them in several tokens.
+    pub fn stop_strings(&self) -> Vec<&'static str> {
+        let fallback = self.is_fallback.then_some(FALLBACK_STOP);
+        fallback.into_iter().chain(self.written_ends.iter().copied()).collect()
+    }
+
+    /// Returns the end of the prompt `text` of a conversation that belongs to the answer.
+    ///
+    /// # Errors
+    /// The template fails.
+    pub fn beginning_of_answer(
+        &self,
+        text: &str,
+        messages: &[Value],
+        tools: Option<&[Value]>,
+        own: &Map<String, Value>,
+    ) -> Result<String> {
+        let asked = self.render_with(messages, tools, false, own)?;
+        Ok(text.strip_prefix(&asked).unwrap_or_default().to_string())
     }
 }
 

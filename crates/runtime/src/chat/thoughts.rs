@@ -5,8 +5,10 @@
 //! <|channel>thought\n THOUGHTS <channel|> text                                              Gemma 4; anywhere
 //! <|channel|>analysis<|message|> THOUGHTS <|end|><|start|>assistant<|channel|>final<|message|> text     gpt-oss ("harmony")
 //! ```
-//! A prompt may end inside thoughts: templates of models that always think write the opening mark themselves.
+//! The beginning of an answer may open thoughts: templates of models that always think write the mark themselves.
 
+/// Tags around thoughts.
+const TAGS: [(&str, &str); 2] = [("<think>", "</think>"), ("[THINK]", "[/THINK]")];
 const CHANNEL: &str = "<|channel>";
 const CHANNEL_END: &str = "<channel|>";
 const HARMONY: &str = "<|channel|>";
@@ -74,23 +76,58 @@ pub struct ThoughtSplitter {
     blanks: String,
     /// True if blanks at the beginning of this place are left out.
     is_fresh: bool,
+    /// True if the answer had tags around thoughts: later ones count, too.
+    has_tags: bool,
+    /// True if there were thoughts already, from which later ones are parted by a line end.
+    has_thoughts: bool,
 }
 
 impl ThoughtSplitter {
-    /// Makes a splitter of the answer to `prompt`.
-    pub fn new(prompt: &str) -> ThoughtSplitter {
-        let end = prompt.trim_end();
-        let ends = |with: &str| end.ends_with(with);
-        let is_harmony = ends("<|start|>assistant") || ends(BODY);
-        let place = match () {
-            () if ends("<think>") || ends("[THINK]") || ends("<|channel>thought") => Place::Thought,
-            () if ends("<|channel|>analysis<|message|>") => Place::Thought,
-            () if ends("<|start|>assistant") => Place::Header,
-            () if is_harmony => Place::Text,
+    /// Makes a splitter of an answer that the template begins with `beginning`, the end of the prompt.
+    pub fn new(beginning: &str) -> ThoughtSplitter {
+        let (held, header, receiver, blanks) = Default::default();
+        let mut splitter = ThoughtSplitter {
+            place: Place::Begin,
+            is_harmony: false,
+            held,
+            header,
+            receiver,
+            blanks,
+            is_fresh: true,
+            has_tags: false,
+            has_thoughts: false,
+        };
+        let opens = |mark: &str| beginning.rfind(mark).map(|at| at + mark.len());
+        let unclosed =
+            |open: &str, close: &str| opens(open).is_some_and(|at| !beginning[at..].contains(close));
+        splitter.has_tags = TAGS.iter().any(|(open, close)| unclosed(open, close));
+        splitter.is_harmony = beginning.contains(START);
+        splitter.place = match () {
+            () if splitter.has_tags || unclosed(CHANNEL, CHANNEL_END) => Place::Thought,
+            () if beginning.trim_end().ends_with("<|channel|>analysis<|message|>") => Place::Thought,
+            () if beginning.trim_end().ends_with(BODY) => Place::Text,
+            () if splitter.is_harmony && !beginning[opens(START).unwrap_or(0)..].contains('\n') => {
+                Place::Header
+            }
             () => Place::Begin,
         };
-        let (held, header, receiver, blanks) = Default::default();
-        ThoughtSplitter { place, is_harmony, held, header, receiver, blanks, is_fresh: true }
+        splitter
+    }
+
+    /// Tells whether a prompt may open thoughts, or be of a form that names what follows.
+    pub fn may_begin_in(prompt: &str) -> bool {
+        TAGS.iter().map(|(open, _)| *open).chain([CHANNEL, START]).any(|mark| prompt.contains(mark))
+    }
+
+    /// Returns the text that brings an answer to where its text begins, for answers that have to follow a grammar.
+    pub fn way_to_text(&self) -> &'static str {
+        match (self.place, self.is_harmony) {
+            (Place::Thought, true) => "<|end|><|start|>assistant<|channel|>final<|message|>",
+            (Place::Header, _) => "<|channel|>final<|message|>",
+            (Place::Thought, _) if self.has_tags => "\n</think>\n\n",
+            (Place::Thought, _) => CHANNEL_END,
+            _ => "",
+        }
     }
 
     /// Returns the names of the special tokens that have to be text of an answer, for the marks to be seen.
@@ -145,13 +182,14 @@ impl ThoughtSplitter {
         let is_between = self.is_harmony || self.place == Place::Begin;
         let next = match (self.place, mark) {
             (Place::Begin, "<think>" | "[THINK]") => Place::Thought,
+            (Place::Text, "<think>" | "[THINK]") if self.has_tags => Place::Thought,
             (Place::Thought, "</think>" | "[/THINK]" | CHANNEL_END) if !self.is_harmony => Place::Text,
             (Place::ChannelName, CHANNEL_END) => Place::Text,
             (Place::Begin | Place::Text, CHANNEL) => Place::ChannelName,
             (Place::Header, BODY) => self.place_behind_header(pieces),
             (_, HARMONY) if is_between => {
                 let role = std::mem::take(&mut self.header);
-                self.receiver = role.find(" to=").map(|at| role[at..].to_string()).unwrap_or_default();
+                self.receiver = role.find("to=").map(|at| role[at..].to_string()).unwrap_or_default();
                 self.is_harmony = true;
                 Place::Header
             }
@@ -166,19 +204,28 @@ impl ThoughtSplitter {
             }
             _ => return false,
         };
-        self.place = next;
-        self.is_fresh = true;
+        self.has_tags |= TAGS.iter().any(|(open, _)| *open == mark);
         self.header.clear();
-        self.blanks.clear();
+        self.enter(next);
         true
+    }
+
+    fn enter(&mut self, place: Place) {
+        self.place = place;
+        self.is_fresh = true;
+        self.blanks.clear();
+        if place == Place::Thought && self.has_thoughts {
+            self.blanks.push('\n');
+        }
     }
 
     /// Returns the place that the header of harmony names; begins a call, if it is one.
     fn place_behind_header(&mut self, pieces: &mut Vec<AnswerPiece>) -> Place {
-        let header = format!("{}{}", self.header.trim(), std::mem::take(&mut self.receiver));
-        match header {
+        let header = format!("{} {}", self.header.trim(), std::mem::take(&mut self.receiver));
+        match header.trim_start() {
             call if call.contains("to=") => {
-                put(pieces, AnswerPiece::Text, &format!("{HARMONY}{call}{BODY}"));
+                let to = call.split_whitespace().find(|word| word.starts_with("to=")).unwrap_or_default();
+                put(pieces, AnswerPiece::Text, &format!("{HARMONY}commentary {to}{BODY}"));
                 Place::Call
             }
             header if header.starts_with("analysis") => Place::Thought,
@@ -196,7 +243,7 @@ impl ThoughtSplitter {
                 if line.is_some() || self.header.len() > MAX_NAME {
                     let header = std::mem::take(&mut self.header);
                     let is_name = line.is_some_and(|at| at <= MAX_NAME && !header[..at].trim().contains(' '));
-                    self.place = Place::Thought;
+                    self.enter(Place::Thought);
                     self.add(&header[line.filter(|_| is_name).map_or(0, |at| at + 1)..], pieces);
                 }
             }
@@ -216,6 +263,7 @@ impl ThoughtSplitter {
                 let end = text.trim_end().len();
                 if end > 0 {
                     let blanks = std::mem::take(&mut self.blanks);
+                    self.has_thoughts = true;
                     put(pieces, AnswerPiece::Thought, &(blanks + &text[..end]));
                 }
                 self.blanks.push_str(&text[end..]);
@@ -277,7 +325,10 @@ mod tests {
             ("", "[THINK]so[/THINK]Four.", "so", "Four."),
             ("", "<|channel>thought\nso\n<channel|>Four.", "so", "Four."),
             ("<|channel>thought\n", "so<channel|>Four.", "so", "Four."),
-            ("", "A <|channel>thought\nso<channel|>B <|channel>thought\n<channel|>C", "so", "A B C"),
+            ("", "A <|channel>thought\nso<channel|>B <|channel>thought\nit<channel|>C", "so\nit", "A B C"),
+            ("", "<think>so</think><think>it</think>A", "so\nit", "A"),
+            ("<|turn>model\n<think>\ntrigger", "so</think>A", "so", "A"),
+            ("<think></think>", "A", "", "A"),
             (
                 "",
                 "<|channel|>analysis<|message|>so<|end|><|start|>assistant<|channel|>final<|message|>Four.<|return|>",
@@ -294,7 +345,13 @@ mod tests {
                 "<|start|>assistant",
                 "<|channel|>commentary to=functions.f <|constrain|>json<|message|>{\"a\": 1}<|call|>",
                 "",
-                "<|channel|>commentary to=functions.f <|constrain|>json<|message|>{\"a\": 1}<|call|>",
+                "<|channel|>commentary to=functions.f<|message|>{\"a\": 1}<|call|>",
+            ),
+            (
+                "<|start|>assistant",
+                " to=functions.f<|channel|>commentary json<|message|>{}",
+                "",
+                "<|channel|>commentary to=functions.f<|message|>{}",
             ),
             (
                 "",
@@ -313,6 +370,20 @@ mod tests {
             ("", "", "", ""),
         ] {
             assert_eq!(split(prompt, answer), (thoughts.into(), text.into()), "{prompt:?} {answer:?}");
+        }
+    }
+
+    #[test]
+    fn an_open_thought_can_be_closed() {
+        for (beginning, way) in [
+            ("<think>\n", "\n</think>\n\n"),
+            ("<|channel>thought\n", "<channel|>"),
+            ("<|start|>assistant", "<|channel|>final<|message|>"),
+            ("<|im_start|>assistant\n", ""),
+        ] {
+            let splitter = ThoughtSplitter::new(beginning);
+            assert_eq!(splitter.way_to_text(), way);
+            assert!(!ThoughtSplitter::new(&format!("{beginning}{way}")).is_thinking());
         }
     }
 

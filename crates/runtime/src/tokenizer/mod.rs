@@ -15,6 +15,7 @@ use serde::Deserialize;
 use serde::de::IgnoredAny;
 use serde_json::Value;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 use tokenizers::models::ModelWrapper;
 use tokenizers::{PostProcessorWrapper, PreTokenizerWrapper, TokenizerImpl};
 
@@ -30,6 +31,8 @@ type Inner =
 pub struct Tokenizer {
     inner: Inner,
     path: PathBuf,
+    /// Characters of the longest name in the vocabulary, once it was asked for.
+    longest: OnceLock<usize>,
 }
 
 /// The parts of a `tokenizer.json` that are checked before the library reads it.
@@ -109,7 +112,7 @@ impl Tokenizer {
     pub fn from_bytes(text: &[u8], path: &Path) -> Result<Tokenizer> {
         let inner = load(anemoe_io::without_mark(text))
             .map_err(|what| Error::invalid(path, format!("tokenizer: {what}")))?;
-        Ok(Tokenizer { inner, path: path.to_path_buf() })
+        Ok(Tokenizer { inner, path: path.to_path_buf(), longest: OnceLock::new() })
     }
 
     /// Returns the ids of `text`, with special tokens recognised. `bos` is put first where the tokenizer itself does not add it.
@@ -150,6 +153,12 @@ impl Tokenizer {
     /// Returns the id of a token by its name in the vocabulary.
     pub fn id(&self, name: &str) -> Option<u32> {
         self.inner.token_to_id(name)
+    }
+
+    /// Returns the number of characters of the longest name in the vocabulary: no token stands for more of a text.
+    pub fn longest_token(&self) -> usize {
+        let names = || self.inner.get_vocab(true).keys().map(|name| name.chars().count()).max();
+        *self.longest.get_or_init(|| names().unwrap_or(0).max(1))
     }
 
     /// Returns the token's name in the vocabulary; empty for an id that has none.

@@ -31,10 +31,15 @@ impl ApiKeys {
         let bearer = text("authorization").and_then(|v| v.split_once(' '));
         let bearer = bearer.filter(|(kind, _)| kind.eq_ignore_ascii_case("bearer")).map(|(_, key)| key);
         // Clients of Anthropic's API send the second.
-        let Some(key) = bearer.or_else(|| text("x-api-key")) else { return false };
-        let hash = anemoe_bundle::sha256(key.trim().as_bytes());
-        let equal = |all: Equal, known: &String| all | known.as_bytes().ct_eq(hash.as_bytes());
-        self.0.iter().fold(Equal::from(0), equal).into()
+        let given: Vec<String> = bearer
+            .into_iter()
+            .chain(text("x-api-key"))
+            .map(|key| anemoe_bundle::sha256(key.trim().as_bytes()))
+            .collect();
+        let equal =
+            |all: Equal, (known, hash): (&String, &String)| all | known.as_bytes().ct_eq(hash.as_bytes());
+        let pairs = self.0.iter().flat_map(|known| given.iter().map(move |hash| (known, hash)));
+        pairs.fold(Equal::from(0), equal).into()
     }
 }
 

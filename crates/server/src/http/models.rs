@@ -17,6 +17,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+/// Code of the error of a request whose model has to wait until another one is closed.
+pub const BUSY: &str = "busy";
+/// Time for which a request that waits for a place keeps others from taking one.
+const TURN: Duration = Duration::from_secs(1);
+
 /// What opening a bundle gives.
 pub struct OpenedBundle {
     /// The model.
@@ -135,6 +140,8 @@ pub struct Models {
     limits: BatchLimits,
     pub(super) metrics: Arc<ServerCounters>,
     is_closing: AtomicBool,
+    /// Name of the model that waits for a place, and when it last asked: it comes before those that are open.
+    waiting: Mutex<Option<(String, Instant)>>,
     /// Held while a model is opened: one at a time.
     opening: Mutex<()>,
 }
@@ -150,8 +157,17 @@ impl Models {
     ) -> Models {
         let places =
             bundles.into_iter().map(|(id, open)| Place { id, open, model: Mutex::new(None) }).collect();
-        let (metrics, opening) = Default::default();
-        Models { places, most_open, idle, limits, metrics, is_closing: AtomicBool::new(false), opening }
+        let (metrics, waiting, opening) = Default::default();
+        Models {
+            places,
+            most_open,
+            idle,
+            limits,
+            metrics,
+            is_closing: AtomicBool::new(false),
+            waiting,
+            opening,
+        }
     }
 
     /// Returns the names of all models.
@@ -205,11 +221,21 @@ impl Models {
                     .with_code("model_not_found")
             })?,
         };
+        let busy = || {
+            let what = "all models that may be open together are in use; try again later";
+            ApiError::new(StatusCode::SERVICE_UNAVAILABLE, what).with_code(BUSY)
+        };
+        let is_other = |(id, asked): &(String, Instant)| *id != place.id && asked.elapsed() < TURN;
+        if locked(&self.waiting).as_ref().is_some_and(is_other) {
+            return Err(busy());
+        }
         let is_open = |place: &Place| locked(&place.model).is_some();
         let _alone = (!is_open(place)).then(|| locked(&self.opening));
-        if _alone.is_some() && !is_open(place) {
-            self.make_room()?;
+        if _alone.is_some() && !is_open(place) && !self.make_room() {
+            *locked(&self.waiting) = Some((place.id.clone(), Instant::now()));
+            return Err(busy());
         }
+        locked(&self.waiting).take_if(|(id, _)| *id == place.id);
         self.open(place).map_err(|e| {
             tracing::error!("{e}");
             ApiError::new(
@@ -219,18 +245,15 @@ impl Models {
         })
     }
 
-    /// Closes the model that was unused for longest, if as many are open as may be.
-    fn make_room(&self) -> std::result::Result<(), ApiError> {
+    /// Closes the model that was unused for longest, if as many are open as may be; returns false if all are in use.
+    fn make_room(&self) -> bool {
         let open = || self.places.iter().filter(|place| locked(&place.model).is_some()).count();
         while open() >= self.most_open {
             let unused = self.places.iter().filter_map(|place| Some((place.unused_since()?, place)));
-            let Some((since, place)) = unused.min_by_key(|(since, _)| *since) else {
-                let what = "all models that may be open together are in use; try again later";
-                return Err(ApiError::new(StatusCode::SERVICE_UNAVAILABLE, what).with_code("busy"));
-            };
+            let Some((since, place)) = unused.min_by_key(|(since, _)| *since) else { return false };
             place.close(since);
         }
-        Ok(())
+        true
     }
 
     fn names(&self) -> String {
@@ -239,7 +262,9 @@ impl Models {
 
     /// Returns the models that are open.
     pub fn open_models(&self) -> Vec<Arc<ServedModel>> {
-        self.places.iter().filter_map(|place| Some(Arc::clone(&locked(&place.model).as_ref()?.0))).collect()
+        // A place that is locked is being opened.
+        let open = |place: &Place| Some(Arc::clone(&place.model.try_lock().ok()?.as_ref()?.0));
+        self.places.iter().filter_map(open).collect()
     }
 
     /// Tells whether the server takes no more requests.

@@ -10,6 +10,7 @@ use crate::batching::Job;
 use crate::grammar::AnswerGrammar;
 use crate::tool_calls::{CallForm, CallParser};
 use anemoe_runtime::chat::ThoughtSplitter;
+use serde_json::Value;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -46,9 +47,10 @@ pub fn prepare(app: &App, bytes: &[u8], api: Api, deadline: Instant) -> Result<P
     }
     let repeated = std::mem::take(&mut body.repeated);
     let tools = body.tools()?;
+    let is_held = params.schema.is_some() || !tools.forced.is_empty();
     let prompts = match api {
         Api::Completion => completion_prompts(&model, &body)?,
-        _ => vec![chat_prompt(&model, &body, &tools, deadline)?],
+        _ => vec![chat_prompt(&model, &body, &tools, is_held, deadline)?],
     };
     let (most, wanted) = (app.settings.most_answers, prompts.len() * params.choices);
     if wanted > most {
@@ -64,7 +66,7 @@ pub fn prepare(app: &App, bytes: &[u8], api: Api, deadline: Instant) -> Result<P
     let calls = model.call_form.as_ref().filter(|_| !tools.shown.is_empty());
     let mut marks = calls.map(|form| form.special_tokens(&model.tokenizer)).unwrap_or_default();
     if api != Api::Completion {
-        stops.extend(model.template.stop_strings().iter().map(|s| s.to_string()));
+        stops.extend(model.template.stop_strings().into_iter().map(str::to_string));
         ends.extend(&model.ends);
         marks.extend(&model.marks);
     }
@@ -86,10 +88,11 @@ pub fn prepare(app: &App, bytes: &[u8], api: Api, deadline: Instant) -> Result<P
     stops.extend(end_tag.map(str::to_string));
     let (mut jobs, mut splitters) = (Vec::new(), Vec::new());
     for prompt in &prompts {
-        let splits = api != Api::Completion && params.thoughts != ShownThoughts::Inside;
+        let shows = app.settings.shows_thoughts;
+        let splits = api != Api::Completion && !(shows && params.thoughts == ShownThoughts::Inside);
         let splitter = PartSplitter {
-            thoughts: splits.then(|| ThoughtSplitter::new(&prompt.text)),
-            shows_thoughts: app.settings.shows_thoughts && params.thoughts == ShownThoughts::Apart,
+            thoughts: splits.then(|| ThoughtSplitter::new(&prompt.beginning)),
+            shows_thoughts: shows && params.thoughts == ShownThoughts::Apart,
             calls: calls.clone(),
         };
         let max_new = params.max_new.or_else(|| model.defaults.max_new(prompt.ids.len())).unwrap_or(context);
@@ -123,7 +126,7 @@ pub fn prepare(app: &App, bytes: &[u8], api: Api, deadline: Instant) -> Result<P
 pub fn count_tokens(app: &App, bytes: &[u8], api: Api, deadline: Instant) -> Result<usize, ApiError> {
     let body = api.parse(bytes)?;
     let model = app.models.get(body.model.as_deref())?;
-    Ok(chat_prompt(&model, &body, &body.tools()?, deadline)?.ids.len())
+    Ok(chat_prompt(&model, &body, &body.tools()?, false, deadline)?.ids.len())
 }
 
 fn check_length(prompt: &Prompt, context: usize) -> Result<(), ApiError> {
@@ -137,34 +140,57 @@ fn check_length(prompt: &Prompt, context: usize) -> Result<(), ApiError> {
     }
 }
 
+/// Refuses a text that is too long however it is cut into tokens, before much memory is spent on that.
+fn check_text(model: &ServedModel, text: &str) -> Result<(), ApiError> {
+    let (context, longest) = (model.model.chain().model.max_context, model.tokenizer.longest_token());
+    match text.chars().count().div_ceil(longest) {
+        n if n > context => {
+            let what =
+                format!("the prompt has at least {n} tokens, and the context of this model holds {context}");
+            Err(ApiError::param("messages", what).with_code("context_length_exceeded"))
+        }
+        _ => Ok(()),
+    }
+}
+
 /// Makes the grammar of an answer: a call of one of the forced tools, or a schema; `None` where neither is asked for.
 fn grammar(
     model: &ServedModel,
     params: &Params,
     tools: &OfferedTools<'_>,
 ) -> Result<Option<AnswerGrammar>, ApiError> {
-    if tools.forced.is_empty() {
-        let schema = params.schema.clone();
-        let grammar = schema.map(|schema| model.grammars.json(&model.model, schema)).transpose();
-        return grammar.map_err(|e| ApiError::param("response_format", e));
-    }
-    if params.schema.is_some() {
+    if params.schema.is_some() && !tools.forced.is_empty() {
         return Err(ApiError::param("response_format", "an answer that has to be a call has no format"));
     }
-    let form = model.call_form.as_ref().ok_or_else(|| {
-        let what =
-            "a call cannot be forced: the form in which this model's template writes calls is not known";
-        ApiError::param("tool_choice", what)
-    })?;
-    let parameters = tools.forced.iter().map(|tool| &tool["function"]["parameters"]);
-    let lark = || form.grammar(&tools.forced, &model.tokenizer);
-    let grammar = model.grammars.calls(&model.model, parameters, lark);
-    grammar.map(Some).map_err(|e| ApiError::param("tools", e))
+    let (form, schema) = (model.call_form.as_ref(), &params.schema);
+    let (grammar, field) = match (form, schema) {
+        (None, _) if !tools.forced.is_empty() => {
+            let what =
+                "a call cannot be forced: the form in which this model's template writes calls is not known";
+            return Err(ApiError::param("tool_choice", what));
+        }
+        (Some(form), None) if !tools.forced.is_empty() => {
+            let parameters = tools.forced.iter().map(|tool| &tool["function"]["parameters"]);
+            let lark = || form.grammar(&tools.forced, &model.tokenizer);
+            (model.grammars.calls(&model.model, parameters, lark), "tools")
+        }
+        // A call, or the text of the schema.
+        (Some(form), Some(schema)) if !tools.shown.is_empty() => {
+            let all: Vec<&Value> = tools.shown.iter().collect();
+            let parameters = all.iter().map(|tool| &tool["function"]["parameters"]);
+            let lark = || form.grammar(&all, &model.tokenizer);
+            (model.grammars.calls_or_json(&model.model, parameters, lark, schema), "response_format")
+        }
+        (_, Some(schema)) => (model.grammars.json(&model.model, schema.clone()), "response_format"),
+        (_, None) => return Ok(None),
+    };
+    grammar.map(Some).map_err(|e| ApiError::param(field, e))
 }
 
-/// A prompt's text, empty where it is not known, and its tokens.
+/// A prompt.
 struct Prompt {
-    text: String,
+    /// End of the text that belongs to the answer.
+    beginning: String,
     ids: Vec<u32>,
 }
 
@@ -172,6 +198,7 @@ fn chat_prompt(
     model: &ServedModel,
     body: &Body,
     tools: &OfferedTools<'_>,
+    is_held: bool,
     deadline: Instant,
 ) -> Result<Prompt, ApiError> {
     let messages = body.messages.as_ref().ok_or_else(|| ApiError::param("messages", "it is missing"))?;
@@ -183,15 +210,30 @@ fn chat_prompt(
     }
     let wrong = |e: anemoe_runtime::Error| ApiError::param("messages", e.what());
     let variables = body.template_variables()?;
-    let text = template.render_until(&messages, tools, true, &variables, Some(deadline)).map_err(wrong)?;
+    let mut text =
+        template.render_until(&messages, tools, true, &variables, Some(deadline)).map_err(wrong)?;
+    let mut beginning = match ThoughtSplitter::may_begin_in(&text) {
+        true => template.beginning_of_answer(&text, &messages, tools, &variables).map_err(wrong)?,
+        false => String::new(),
+    };
+    let splitter = ThoughtSplitter::new(&beginning);
+    // A grammar has no thoughts in it. A call says itself where its text begins.
+    if is_held && (splitter.is_thinking() || tools.is_none()) {
+        text += splitter.way_to_text();
+        beginning += splitter.way_to_text();
+    }
+    check_text(model, &text)?;
     let ids = model.tokenizer.encode_written(&text).map_err(wrong)?;
-    Ok(Prompt { text, ids })
+    Ok(Prompt { beginning, ids })
 }
 
 fn completion_prompts(model: &ServedModel, body: &Body) -> Result<Vec<Prompt>, ApiError> {
     let info = &model.model.chain().model;
     let wrong = |e: anemoe_runtime::Error| ApiError::param("prompt", e.what());
-    let encode = |text: &String| model.tokenizer.encode(text, info.bos_token_id).map_err(wrong);
+    let encode = |text: &String| {
+        check_text(model, text)?;
+        model.tokenizer.encode(text, info.bos_token_id).map_err(wrong)
+    };
     let all: Vec<Vec<u32>> =
         match body.prompt.as_ref().ok_or_else(|| ApiError::param("prompt", "it is missing"))? {
             Prompts::Text(text) => vec![encode(text)?],
@@ -207,5 +249,5 @@ fn completion_prompts(model: &ServedModel, body: &Body) -> Result<Vec<Prompt>, A
         let what = format!("token {id} is outside the vocabulary of {} tokens", info.vocab_size);
         return Err(ApiError::param("prompt", what));
     }
-    Ok(all.into_iter().map(|ids| Prompt { text: String::new(), ids }).collect())
+    Ok(all.into_iter().map(|ids| Prompt { beginning: String::new(), ids }).collect())
 }

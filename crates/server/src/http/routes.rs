@@ -3,6 +3,7 @@
 use super::api_error::ApiError;
 use super::app::App;
 use super::body::read_body;
+use super::models::BUSY;
 use super::prepare::{PreparedRequest, count_tokens, prepare};
 use super::requests::Api;
 use super::stream::{ChannelSink, ComingAnswers};
@@ -15,11 +16,13 @@ use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use tokio::sync::mpsc::unbounded_channel;
 
 /// Size of a body from which on few requests are prepared at the same time, in bytes.
 const LARGE_BODY: usize = 256 << 10;
+/// Time after which a request looks again whether its model may be opened.
+const LOOK_AGAIN: Duration = Duration::from_millis(50);
 /// The chat page: one file without external scripts or styles.
 const PAGE: &str = include_str!("page.html");
 const PAGE_POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; \
@@ -93,13 +96,21 @@ async fn prepared<T: Send + 'static>(
     app: &Arc<App>,
     request: Request,
     deadline: Instant,
-    work: impl FnOnce(&App, &[u8]) -> Result<T, ApiError> + Send + 'static,
+    work: impl Fn(&App, &[u8]) -> Result<T, ApiError> + Send + Sync + 'static,
 ) -> Result<T, ApiError> {
     let bytes = read_body(request, app.settings.max_body, app.settings.body_timeout).await?;
+    let (bytes, work) = (Arc::new(bytes), Arc::new(work));
     let prepare = async {
         let _place = if bytes.len() > LARGE_BODY { app.large.acquire().await.ok() } else { None };
-        let shared = Arc::clone(app);
-        tokio::task::spawn_blocking(move || work(&shared, &bytes)).await
+        loop {
+            let (shared, bytes, work) = (Arc::clone(app), Arc::clone(&bytes), Arc::clone(&work));
+            let done = tokio::task::spawn_blocking(move || work(&shared, &bytes)).await;
+            match done {
+                // No thread waits for a model to be closed.
+                Ok(Err(e)) if e.code == Some(BUSY) => tokio::time::sleep(LOOK_AGAIN).await,
+                done => return done,
+            }
+        }
     };
     match tokio::time::timeout_at(deadline.into(), prepare).await {
         Ok(done) => done.unwrap_or_else(|_| {
@@ -194,8 +205,8 @@ pub async fn page() -> Response {
 pub async fn nothing_here(uri: Uri) -> ApiError {
     let path = uri.path();
     let what = match known_path(&format!("/v1{path}")) {
-        "other" => "there is nothing at this path; this is OpenAI's API and Anthropic's: /v1/chat/completions, /v1/completions, /v1/responses, /v1/messages, \
-                    /v1/models"
+        "other" => "there is nothing at this path; this is OpenAI's API: /v1/chat/completions, /v1/completions, /v1/responses, \
+                    /v1/models, and Anthropic's: /v1/messages"
             .to_string(),
         meant => format!("there is nothing at {}; {meant} is", path.escape_debug()),
     };

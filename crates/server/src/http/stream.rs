@@ -149,8 +149,10 @@ impl ComingAnswers {
             AnswerEvent::Token { text, choice } => {
                 let was_thinking = splitter.is_thinking();
                 let parts = splitter.parts(&text, None);
-                self.counts.thoughts += usize::from(was_thinking || splitter.is_thinking());
-                let token = choice.logprob.is_some().then_some(choice);
+                let is_thought = was_thinking || splitter.is_thinking();
+                self.counts.thoughts += usize::from(is_thought);
+                // Probabilities are those of the answer without thoughts.
+                let token = Some(choice).filter(|choice| choice.logprob.is_some() && !is_thought);
                 Ok(NewParts { index, parts, token, is_end: false })
             }
             AnswerEvent::Finished { text, reason, stop, usage } => {

@@ -13,7 +13,7 @@ use anemoe_runtime::generate::{GenerateOptions, Stop, generate_behind};
 use anemoe_runtime::model::{Logits, Model, Sequence};
 use anemoe_runtime::tokenizer::{TextStream, Tokenizer};
 use anyhow::Context;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -336,13 +336,15 @@ impl Talk {
             return Ok(());
         }
         let mut prefill = started.elapsed();
-        let own_stops = self.template.stop_strings().iter().map(|s| s.to_string());
+        let own_stops = self.template.stop_strings().into_iter().map(str::to_string);
+        let messages = &self.history.messages;
+        let beginning = self.template.beginning_of_answer(&prompt.text, messages, None, &Map::new())?;
         let mut answer = ComingAnswer {
             text: String::new(),
             thoughts: String::new(),
             ids: Vec::new(),
             stream: TextStream::new(&self.tokenizer, &prompt.ids)?.with_marks(self.marks.clone()),
-            splitter: ThoughtSplitter::new(&prompt.text),
+            splitter: ThoughtSplitter::new(&beginning),
             stops: StopStrings::new(own_stops.chain(self.settings.stops.iter().cloned())),
             ended: None,
         };

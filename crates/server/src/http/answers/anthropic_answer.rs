@@ -95,7 +95,9 @@ impl AnswerWriter for AnthropicAnswer {
             blocks.push(match part {
                 Part::Text(text) if text.trim().is_empty() => continue,
                 Part::Text(text) => json!({"type": "text", "text": text}),
-                Part::Thought(text) => json!({"type": "thinking", "thinking": text, "signature": ""}),
+                Part::Thought(text) => {
+                    json!({"type": "thinking", "thinking": text.trim_start(), "signature": ""})
+                }
                 Part::Call(call) => {
                     let input = serde_json::from_str(&call.arguments).unwrap_or_else(|_| json!({}));
                     self.tool_use(blocks.len(), &call.name, input)
@@ -134,7 +136,8 @@ impl AnswerWriter for AnthropicAnswer {
                 return events;
             }
         };
-        if self.open != Some(kind) {
+        let is_begun = self.open != Some(kind);
+        if is_begun {
             if text.trim().is_empty() {
                 self.blanks.push_str(text);
                 return events;
@@ -149,7 +152,11 @@ impl AnswerWriter for AnthropicAnswer {
             self.begin_block(&block, &mut events);
             self.open = Some(kind);
         }
-        let text = std::mem::take(&mut self.blanks) + text;
+        let mut text = std::mem::take(&mut self.blanks) + text;
+        if is_begun && kind == OpenBlock::Thought {
+            // A line end that parts it from earlier thoughts.
+            text.drain(..text.len() - text.trim_start().len());
+        }
         events.push(self.delta(&match kind {
             OpenBlock::Text => json!({"type": "text_delta", "text": text}),
             OpenBlock::Thought => json!({"type": "thinking_delta", "thinking": text}),

@@ -57,11 +57,8 @@ impl ChoiceAnswer {
 
     /// Returns the thoughts; `None` where there are none.
     fn thoughts(&self) -> Option<String> {
-        let parts = self.parts.iter();
-        let all: Vec<&str> = parts
-            .filter_map(|part| if let Part::Thought(text) = part { Some(text.as_str()) } else { None })
-            .collect();
-        (!all.is_empty()).then(|| all.join("\n"))
+        let text = |part: &Part| if let Part::Thought(text) = part { Some(text.clone()) } else { None };
+        Some(self.parts.iter().filter_map(text).collect()).filter(|all: &String| !all.is_empty())
     }
 
     fn calls(&self) -> impl Iterator<Item = &ToolCall> {

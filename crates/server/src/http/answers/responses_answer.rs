@@ -218,7 +218,11 @@ impl AnswerWriter for ResponsesAnswer {
             self.end_item("completed", &mut events);
             self.begin_item(is_text, &mut events);
         }
-        let text = std::mem::take(&mut self.blanks) + text;
+        let mut text = std::mem::take(&mut self.blanks) + text;
+        if !is_open && !is_text {
+            // A line end that parts it from earlier thoughts.
+            text.drain(..text.len() - text.trim_start().len());
+        }
         let logprobs =
             token.map(|t| self.header.logprobs(std::slice::from_ref(t.choice))).unwrap_or_default();
         let Some(open) = &mut self.open else { return events };
@@ -251,7 +255,10 @@ impl AnswerWriter for ResponsesAnswer {
     fn fail(&mut self, error: &ApiError) -> Vec<String> {
         let code = error.code.unwrap_or("server_error");
         let what = json!({"code": code, "message": error.message});
+        let mut events = Vec::new();
+        self.end_item("incomplete", &mut events);
         let response = self.response("failed", json!({"error": what}));
-        vec![self.event("response.failed", json!({"response": response}))]
+        events.push(self.event("response.failed", json!({"response": response})));
+        events
     }
 }

@@ -2,6 +2,7 @@
 
 use super::chat_body::{Body, OneOrMoreTexts};
 use crate::http::api_error::ApiError;
+use anemoe_runtime::chat::ChatTemplate;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
@@ -9,6 +10,7 @@ use serde_json::{Map, Value, json};
 #[serde(default)]
 struct OutputConfig {
     format: Option<Value>,
+    effort: Option<String>,
 }
 
 /// Fields of the API that have an effect.
@@ -23,6 +25,8 @@ pub struct AnthropicBody {
     tool_choice: Option<Value>,
     thinking: Option<Value>,
     output_config: Option<OutputConfig>,
+    output_format: Option<Value>,
+    chat_template_kwargs: Option<Map<String, Value>>,
     stop_sequences: Option<Vec<String>>,
     stream: Option<bool>,
 }
@@ -33,6 +37,12 @@ pub struct AnthropicBody {
 /// A block or a tool is of a kind that this server does not have.
 pub fn body(from: AnthropicBody) -> Result<Body, ApiError> {
     let all = from.messages.ok_or_else(|| ApiError::param("messages", "it is missing"))?;
+    if all.last().is_some_and(|message| message["role"] == "assistant") {
+        return Err(ApiError::param(
+            "messages",
+            "the last one is the assistant's: this server begins answers anew",
+        ));
+    }
     let mut messages = Vec::new();
     if let Some(system) = from.system.filter(|system| !system.is_null()) {
         let text = texts(&system).map_err(|what| ApiError::param("system", what))?;
@@ -52,15 +62,21 @@ pub fn body(from: AnthropicBody) -> Result<Body, ApiError> {
             _ => return Err(ApiError::param("thinking", "type is not enabled, adaptive or disabled")),
         },
     };
-    let variables = thinking.map(|on| anemoe_runtime::chat::ChatTemplate::thinking(on).collect());
-    let format = from.output_config.and_then(|config| config.format).filter(|format| !format.is_null());
+    // What the model does without being told is the template's own.
+    let mut variables: Map<String, Value> = thinking.into_iter().flat_map(ChatTemplate::thinking).collect();
+    variables.extend(from.chat_template_kwargs.unwrap_or_default());
+    let is_omitted = from.thinking.is_some_and(|thinking| thinking["display"] == "omitted");
+    let config = from.output_config.unwrap_or_default();
+    let format = config.format.or(from.output_format).filter(|format| !format.is_null());
     Ok(Body {
         model: from.model,
         messages: Some(messages),
         tools: from.tools.map(|tools| tools.iter().map(tool).collect()).transpose()?,
         tool_choice,
         parallel_tool_calls,
-        chat_template_kwargs: variables,
+        chat_template_kwargs: Some(variables),
+        reasoning_effort: config.effort,
+        include_reasoning: is_omitted.then_some(false),
         max_completion_tokens: from.max_tokens,
         stop: from.stop_sequences.map(OneOrMoreTexts::Several),
         stream: from.stream,

@@ -21,7 +21,7 @@ const MOST_LOGPROBS: u64 = 20;
 /// Variables of a template that requests may not set.
 const TEMPLATE_OWN: [&str; 4] = ["messages", "tools", "documents", "add_generation_prompt"];
 /// Values of `reasoning_effort`.
-const EFFORTS: [&str; 6] = ["none", "minimal", "low", "medium", "high", "xhigh"];
+const EFFORTS: [&str; 7] = ["none", "minimal", "low", "medium", "high", "xhigh", "max"];
 
 /// One text or several texts.
 #[derive(Deserialize)]
@@ -223,7 +223,7 @@ impl Body {
             seed: said.seed.or(own.settings.seed).or_else(|| Some(fresh_seed() as i64)),
             ..said.clone()
         });
-        if sampling.temperature > HIGHEST_TEMPERATURE {
+        if said.temperature.is_some_and(|t| t > HIGHEST_TEMPERATURE) {
             let what = format!("{} is more than {HIGHEST_TEMPERATURE}", sampling.temperature);
             return Err(ApiError::param("temperature", what));
         }

@@ -51,6 +51,7 @@ pub struct ResponsesBody {
     text: Option<TextOptions>,
     reasoning: Option<Reasoning>,
     stream: Option<bool>,
+    chat_template_kwargs: Option<Map<String, Value>>,
     /// All other fields.
     #[serde(flatten)]
     others: Map<String, Value>,
@@ -103,6 +104,7 @@ pub fn body(from: ResponsesBody) -> Result<Body, ApiError> {
         reasoning_effort: from.reasoning.and_then(|r| r.effort),
         max_completion_tokens: from.max_output_tokens,
         stream: from.stream,
+        chat_template_kwargs: from.chat_template_kwargs,
         logprobs: (wants_logprobs || from.top_logprobs.is_some_and(|n| n > 0)).then_some(true.into()),
         top_logprobs: from.top_logprobs,
         response_format: format.map(response_format),

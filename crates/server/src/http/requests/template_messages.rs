@@ -55,7 +55,8 @@ fn template_message(message: &Value, thought_key: Option<&str>) -> Result<Value,
             let Some(arguments) = call.pointer_mut("/function/arguments") else {
                 return Err("a tool call has no `function.arguments`".into());
             };
-            if let Some(object) = arguments.as_str().and_then(|text| serde_json::from_str::<Value>(text).ok())
+            if let Some(object) =
+                arguments.as_str().and_then(|text| anemoe_io::json::parse::<Value>(text.as_bytes()).ok())
             {
                 *arguments = object;
             }
