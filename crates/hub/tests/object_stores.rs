@@ -318,7 +318,7 @@ fn a_download_that_was_given_up_goes_on_in_the_middle_of_the_file() {
     assert!(refused.contains("no name for a bundle"), "{refused}");
 }
 
-/// What a server does with its own reply, given how many requests of the same kind came before.
+/// Change of a server to its own reply, given how many requests of the same kind came before.
 type Quirk = fn(&Asked, Reply, usize) -> Reply;
 
 /// Rewrites a reply's XML.

@@ -31,7 +31,7 @@ fn end(bytes: usize) -> ! {
     let mut text = [0; 256];
     let mut write = |output: i32, before: &str, behind: &str| {
         let mut rest = &mut text[..];
-        let _ = write!(rest, "{before}no memory is left: {bytes} bytes more were needed{behind}\n");
+        let _ = writeln!(rest, "{before}no memory is left: {bytes} bytes more were needed{behind}");
         let left = rest.len();
         write_out(output, &text[..text.len() - left]);
     };

@@ -98,7 +98,7 @@ pub struct StepResults {
     pub path: Option<PathBuf>,
     /// Names and shapes of the arrays.
     pub arrays: Vec<(String, Vec<usize>)>,
-    /// What a classifier found.
+    /// Classes that a classifier found.
     pub classes: Option<PredictedClasses>,
 }
 

@@ -2,7 +2,7 @@
 
 use anemoe_runtime::chat::ChatTemplate;
 
-/// What becomes of thoughts.
+/// Treatment of thoughts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Thoughts {
     Show,

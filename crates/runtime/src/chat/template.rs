@@ -60,7 +60,7 @@ pub struct ChatTemplate {
     before_answer: Option<String>,
     /// Text behind an answer; a special token at its beginning ends answers.
     turn_end: String,
-    /// Those of [`TURN_ENDS`] that the template writes.
+    /// Ends of a turn, of [`TURN_ENDS`], that the template writes.
     written_ends: Vec<&'static str>,
 }
 

@@ -44,9 +44,9 @@ pub enum AnswerPiece {
     Thought(String),
 }
 
-/// Place in an answer.
+/// AnswerPlace in an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Place {
+enum AnswerPlace {
     /// Nothing but blanks so far.
     Begin,
     /// Text for the user.
@@ -64,7 +64,7 @@ enum Place {
 /// Splits an answer that arrives in pieces. Holds back text that may begin a mark, and blanks at the ends of thoughts.
 #[derive(Clone, Debug)]
 pub struct ThoughtSplitter {
-    place: Place,
+    place: AnswerPlace,
     is_harmony: bool,
     /// Text that may begin a mark.
     held: String,
@@ -87,7 +87,7 @@ impl ThoughtSplitter {
     pub fn new(beginning: &str) -> ThoughtSplitter {
         let (held, header, receiver, blanks) = Default::default();
         let mut splitter = ThoughtSplitter {
-            place: Place::Begin,
+            place: AnswerPlace::Begin,
             is_harmony: false,
             held,
             header,
@@ -103,13 +103,13 @@ impl ThoughtSplitter {
         splitter.has_tags = TAGS.iter().any(|(open, close)| unclosed(open, close));
         splitter.is_harmony = beginning.contains(START);
         splitter.place = match () {
-            () if splitter.has_tags || unclosed(CHANNEL, CHANNEL_END) => Place::Thought,
-            () if beginning.trim_end().ends_with("<|channel|>analysis<|message|>") => Place::Thought,
-            () if beginning.trim_end().ends_with(BODY) => Place::Text,
+            () if splitter.has_tags || unclosed(CHANNEL, CHANNEL_END) => AnswerPlace::Thought,
+            () if beginning.trim_end().ends_with("<|channel|>analysis<|message|>") => AnswerPlace::Thought,
+            () if beginning.trim_end().ends_with(BODY) => AnswerPlace::Text,
             () if splitter.is_harmony && !beginning[opens(START).unwrap_or(0)..].contains('\n') => {
-                Place::Header
+                AnswerPlace::Header
             }
-            () => Place::Begin,
+            () => AnswerPlace::Begin,
         };
         splitter
     }
@@ -122,10 +122,10 @@ impl ThoughtSplitter {
     /// Returns the text that brings an answer to where its text begins, for answers that have to follow a grammar.
     pub fn way_to_text(&self) -> &'static str {
         match (self.place, self.is_harmony) {
-            (Place::Thought, true) => "<|end|><|start|>assistant<|channel|>final<|message|>",
-            (Place::Header, _) => "<|channel|>final<|message|>",
-            (Place::Thought, _) if self.has_tags => "\n</think>\n\n",
-            (Place::Thought, _) => CHANNEL_END,
+            (AnswerPlace::Thought, true) => "<|end|><|start|>assistant<|channel|>final<|message|>",
+            (AnswerPlace::Header, _) => "<|channel|>final<|message|>",
+            (AnswerPlace::Thought, _) if self.has_tags => "\n</think>\n\n",
+            (AnswerPlace::Thought, _) => CHANNEL_END,
             _ => "",
         }
     }
@@ -137,7 +137,7 @@ impl ThoughtSplitter {
 
     /// Tells whether the newest text belongs to thoughts.
     pub fn is_thinking(&self) -> bool {
-        matches!(self.place, Place::Thought | Place::ChannelName)
+        matches!(self.place, AnswerPlace::Thought | AnswerPlace::ChannelName)
     }
 
     /// Adds text of the answer. Returns the pieces that are certain now.
@@ -171,7 +171,7 @@ impl ThoughtSplitter {
         let mut pieces = Vec::new();
         let held = std::mem::take(&mut self.held);
         self.add(&held, &mut pieces);
-        if self.place == Place::Begin {
+        if self.place == AnswerPlace::Begin {
             put(&mut pieces, AnswerPiece::Text, &std::mem::take(&mut self.blanks));
         }
         pieces
@@ -179,28 +179,30 @@ impl ThoughtSplitter {
 
     /// Goes past a mark; returns false where it is text.
     fn pass(&mut self, mark: &'static str, pieces: &mut Vec<AnswerPiece>) -> bool {
-        let is_between = self.is_harmony || self.place == Place::Begin;
+        let is_between = self.is_harmony || self.place == AnswerPlace::Begin;
         let next = match (self.place, mark) {
-            (Place::Begin, "<think>" | "[THINK]") => Place::Thought,
-            (Place::Text, "<think>" | "[THINK]") if self.has_tags => Place::Thought,
-            (Place::Thought, "</think>" | "[/THINK]" | CHANNEL_END) if !self.is_harmony => Place::Text,
-            (Place::ChannelName, CHANNEL_END) => Place::Text,
-            (Place::Begin | Place::Text, CHANNEL) => Place::ChannelName,
-            (Place::Header, BODY) => self.place_behind_header(pieces),
+            (AnswerPlace::Begin, "<think>" | "[THINK]") => AnswerPlace::Thought,
+            (AnswerPlace::Text, "<think>" | "[THINK]") if self.has_tags => AnswerPlace::Thought,
+            (AnswerPlace::Thought, "</think>" | "[/THINK]" | CHANNEL_END) if !self.is_harmony => {
+                AnswerPlace::Text
+            }
+            (AnswerPlace::ChannelName, CHANNEL_END) => AnswerPlace::Text,
+            (AnswerPlace::Begin | AnswerPlace::Text, CHANNEL) => AnswerPlace::ChannelName,
+            (AnswerPlace::Header, BODY) => self.place_behind_header(pieces),
             (_, HARMONY) if is_between => {
                 let role = std::mem::take(&mut self.header);
                 self.receiver = role.find("to=").map(|at| role[at..].to_string()).unwrap_or_default();
                 self.is_harmony = true;
-                Place::Header
+                AnswerPlace::Header
             }
             (_, START | "<|end|>" | "<|return|>" | CALL)
                 if is_between && (self.is_harmony || mark == START) =>
             {
-                if (self.place, mark) == (Place::Call, CALL) {
+                if (self.place, mark) == (AnswerPlace::Call, CALL) {
                     put(pieces, AnswerPiece::Text, CALL);
                 }
                 self.is_harmony = true;
-                Place::Header
+                AnswerPlace::Header
             }
             _ => return false,
         };
@@ -210,54 +212,54 @@ impl ThoughtSplitter {
         true
     }
 
-    fn enter(&mut self, place: Place) {
+    fn enter(&mut self, place: AnswerPlace) {
         self.place = place;
         self.is_fresh = true;
         self.blanks.clear();
-        if place == Place::Thought && self.has_thoughts {
+        if place == AnswerPlace::Thought && self.has_thoughts {
             self.blanks.push('\n');
         }
     }
 
     /// Returns the place that the header of harmony names; begins a call, if it is one.
-    fn place_behind_header(&mut self, pieces: &mut Vec<AnswerPiece>) -> Place {
+    fn place_behind_header(&mut self, pieces: &mut Vec<AnswerPiece>) -> AnswerPlace {
         let header = format!("{} {}", self.header.trim(), std::mem::take(&mut self.receiver));
         match header.trim_start() {
             call if call.contains("to=") => {
                 let to = call.split_whitespace().find(|word| word.starts_with("to=")).unwrap_or_default();
                 put(pieces, AnswerPiece::Text, &format!("{HARMONY}commentary {to}{BODY}"));
-                Place::Call
+                AnswerPlace::Call
             }
-            header if header.starts_with("analysis") => Place::Thought,
-            _ => Place::Text,
+            header if header.starts_with("analysis") => AnswerPlace::Thought,
+            _ => AnswerPlace::Text,
         }
     }
 
     /// Adds text that is no mark.
     fn add(&mut self, text: &str, pieces: &mut Vec<AnswerPiece>) {
         match self.place {
-            Place::Header => self.header.push_str(text),
-            Place::ChannelName => {
+            AnswerPlace::Header => self.header.push_str(text),
+            AnswerPlace::ChannelName => {
                 self.header.push_str(text);
                 let line = self.header.find('\n');
                 if line.is_some() || self.header.len() > MAX_NAME {
                     let header = std::mem::take(&mut self.header);
                     let is_name = line.is_some_and(|at| at <= MAX_NAME && !header[..at].trim().contains(' '));
-                    self.enter(Place::Thought);
+                    self.enter(AnswerPlace::Thought);
                     self.add(&header[line.filter(|_| is_name).map_or(0, |at| at + 1)..], pieces);
                 }
             }
-            Place::Begin if text.trim().is_empty() => self.blanks.push_str(text),
-            Place::Begin => {
-                self.place = Place::Text;
+            AnswerPlace::Begin if text.trim().is_empty() => self.blanks.push_str(text),
+            AnswerPlace::Begin => {
+                self.place = AnswerPlace::Text;
                 put(pieces, AnswerPiece::Text, &(std::mem::take(&mut self.blanks) + text));
                 self.is_fresh = false;
             }
-            Place::Call => put(pieces, AnswerPiece::Text, text),
-            Place::Text | Place::Thought => {
+            AnswerPlace::Call => put(pieces, AnswerPiece::Text, text),
+            AnswerPlace::Text | AnswerPlace::Thought => {
                 let text = if self.is_fresh { text.trim_start() } else { text };
                 self.is_fresh &= text.is_empty();
-                if self.place == Place::Text {
+                if self.place == AnswerPlace::Text {
                     return put(pieces, AnswerPiece::Text, text);
                 }
                 let end = text.trim_end().len();

@@ -90,7 +90,7 @@ impl Sampler {
         let Some(mut changes) = self.changes.take() else { return self.draw(logits) };
         changes.apply(&self.sampling, logits);
         // Where every token is forbidden, none is.
-        if !(anemoe_kernels::largest_element(logits) > f32::NEG_INFINITY) {
+        if anemoe_kernels::largest_element(logits).max(f32::NEG_INFINITY) == f32::NEG_INFINITY {
             changes.undo(logits);
         }
         let id = self.draw(logits);

@@ -57,7 +57,7 @@ impl TokenBias {
 pub struct SettingError {
     /// Name of the setting in requests and `generation_config.json`.
     pub field: &'static str,
-    /// What is wrong with its value.
+    /// Fault of its value.
     pub what: String,
 }
 

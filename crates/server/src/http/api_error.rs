@@ -1,6 +1,6 @@
 //! Errors in the form of each API.
 
-use super::requests::Api;
+use super::api::Api;
 
 use axum::Json;
 use axum::http::StatusCode;

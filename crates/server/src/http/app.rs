@@ -1,7 +1,7 @@
 //! State that requests share.
 
 use super::access::{ApiKeys, Hosts, Origins};
-use super::models::Models;
+use super::served_models::Models;
 use crate::batching::{AnswerEvent, Sink};
 use std::time::Duration;
 use tokio::sync::Semaphore;

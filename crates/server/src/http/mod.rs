@@ -2,18 +2,19 @@
 
 mod access;
 mod answers;
+mod api;
 mod api_error;
 mod app;
 mod body;
-mod models;
 mod prepare;
 mod requests;
 mod routes;
+mod served_models;
 mod stream;
 mod timed_io;
 
 pub use app::ServerSettings;
-pub use models::{Models, OpenBundle, OpenedBundle};
+pub use served_models::{Models, OpenBundle, OpenedBundle};
 
 use crate::{Error, Result};
 use access::{ApiKeys, Hosts, Origins};

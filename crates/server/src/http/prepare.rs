@@ -1,10 +1,11 @@
 //! Makes jobs of a request: parameters, template, tokens, grammar.
 
 use super::answers::AnswerHeader;
+use super::api::Api;
 use super::api_error::ApiError;
 use super::app::{App, Unconnected};
-use super::models::ServedModel;
-use super::requests::{Api, Body, OfferedTools, Params, Prompts, ShownThoughts, template_messages};
+use super::requests::{Body, OfferedTools, Params, Prompts, ShownThoughts, parse, template_messages};
+use super::served_models::ServedModel;
 use super::stream::PartSplitter;
 use crate::batching::Job;
 use crate::grammar::AnswerGrammar;
@@ -36,7 +37,7 @@ pub struct PreparedRequest {
 /// # Errors
 /// The request is wrong, or asks for what the model or this server does not have.
 pub fn prepare(app: &App, bytes: &[u8], api: Api, deadline: Instant) -> Result<PreparedRequest, ApiError> {
-    let mut body = api.parse(bytes)?;
+    let mut body = parse(api, bytes)?;
     let model = app.models.get(body.model.as_deref())?;
     let info = &model.model.chain().model;
     let (params, context) = (body.params(&model.defaults, info.vocab_size, api)?, info.max_context);
@@ -119,12 +120,12 @@ pub fn prepare(app: &App, bytes: &[u8], api: Api, deadline: Instant) -> Result<P
     Ok(PreparedRequest { model, header, params, jobs, splitters })
 }
 
-/// Counts the tokens of a request's prompt.
+/// AnswerCounts the tokens of a request's prompt.
 ///
 /// # Errors
 /// The request is wrong.
 pub fn count_tokens(app: &App, bytes: &[u8], api: Api, deadline: Instant) -> Result<usize, ApiError> {
-    let body = api.parse(bytes)?;
+    let body = parse(api, bytes)?;
     let model = app.models.get(body.model.as_deref())?;
     Ok(chat_prompt(&model, &body, &body.tools()?, false, deadline)?.ids.len())
 }

@@ -1,11 +1,12 @@
 //! Routes: the handler of each path.
 
+use super::answers::writer;
+use super::api::Api;
 use super::api_error::ApiError;
 use super::app::App;
 use super::body::read_body;
-use super::models::BUSY;
 use super::prepare::{PreparedRequest, count_tokens, prepare};
-use super::requests::Api;
+use super::served_models::BUSY;
 use super::stream::{ChannelSink, ComingAnswers};
 use crate::batching::Refusal;
 use axum::Json;
@@ -44,7 +45,7 @@ pub async fn messages(State(app): State<Arc<App>>, request: Request) -> Response
     answer(app, request, Api::Messages).await
 }
 
-/// Counts the tokens of a prompt of `/v1/messages`.
+/// AnswerCounts the tokens of a prompt of `/v1/messages`.
 pub async fn message_tokens(State(app): State<Arc<App>>, request: Request) -> Response {
     let api = Api::Messages;
     let deadline = Instant::now() + app.settings.request_timeout;
@@ -79,7 +80,7 @@ async fn try_answer(app: Arc<App>, request: Request, api: Api) -> Result<Respons
             ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "the server is closing").with_code("closing")
         }
     })?;
-    let coming = ComingAnswers::new(header.writer(), events, splitters, params.choices);
+    let coming = ComingAnswers::new(writer(header), events, splitters, params.choices);
     if !params.stream {
         return Ok(Json(coming.collect().await?).into_response());
     }

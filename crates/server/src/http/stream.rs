@@ -1,6 +1,6 @@
 //! Turns events of the batcher into a whole answer, or into server-sent events.
 
-use super::answers::{AnswerWriter, ChoiceAnswer, Counts, Part, PlacedToken};
+use super::answers::{AnswerCounts, AnswerWriter, ChoiceAnswer, PlacedToken, ReplyPart};
 use super::api_error::ApiError;
 use crate::batching::{AnswerEvent, ChosenToken, EndReason, JobFailure, Sink};
 use crate::tool_calls::{AnswerPart as CallPart, CallParser};
@@ -64,7 +64,7 @@ pub struct PartSplitter {
 }
 
 impl PartSplitter {
-    fn parts(&mut self, text: &str, end: Option<EndReason>) -> Vec<Part> {
+    fn parts(&mut self, text: &str, end: Option<EndReason>) -> Vec<ReplyPart> {
         let mut pieces = match &mut self.thoughts {
             Some(splitter) => splitter.push(text),
             None => vec![AnswerPiece::Text(text.into())],
@@ -75,18 +75,20 @@ impl PartSplitter {
         let mut parts = Vec::new();
         for piece in pieces {
             match piece {
-                AnswerPiece::Thought(text) if self.shows_thoughts => parts.push(Part::Thought(text)),
+                AnswerPiece::Thought(text) if self.shows_thoughts => parts.push(ReplyPart::Thought(text)),
                 AnswerPiece::Thought(_) => {}
                 AnswerPiece::Text(text) => match &mut self.calls {
-                    Some(parser) => parts.extend(parser.push(&text).into_iter().map(Part::from)),
-                    None => parts.push(Part::Text(text)),
+                    Some(parser) => parts.extend(parser.push(&text).into_iter().map(ReplyPart::from)),
+                    None => parts.push(ReplyPart::Text(text)),
                 },
             }
         }
         if let (Some(parser), Some(reason)) = (&mut self.calls, end) {
-            parts.extend(parser.finish(reason == EndReason::Length).into_iter().map(Part::from));
+            parts.extend(parser.finish(reason == EndReason::Length).into_iter().map(ReplyPart::from));
         }
-        parts.retain(|part| !matches!(part, Part::Text(text) | Part::Thought(text) if text.is_empty()));
+        parts.retain(
+            |part| !matches!(part, ReplyPart::Text(text) | ReplyPart::Thought(text) if text.is_empty()),
+        );
         parts
     }
 
@@ -95,11 +97,11 @@ impl PartSplitter {
     }
 }
 
-impl From<CallPart> for Part {
-    fn from(part: CallPart) -> Part {
+impl From<CallPart> for ReplyPart {
+    fn from(part: CallPart) -> ReplyPart {
         match part {
-            CallPart::Text(text) => Part::Text(text),
-            CallPart::Call(call) => Part::Call(call),
+            CallPart::Text(text) => ReplyPart::Text(text),
+            CallPart::Call(call) => ReplyPart::Call(call),
         }
     }
 }
@@ -113,7 +115,7 @@ pub struct ComingAnswers {
     answers: Vec<ChoiceAnswer>,
     /// Number of choices to each prompt.
     per_prompt: usize,
-    counts: Counts,
+    counts: AnswerCounts,
     /// Number of choices that have not ended.
     left: usize,
 }
@@ -121,7 +123,7 @@ pub struct ComingAnswers {
 /// Parts of a choice's answer that an event brought.
 struct NewParts {
     index: usize,
-    parts: Vec<Part>,
+    parts: Vec<ReplyPart>,
     token: Option<ChosenToken>,
     is_end: bool,
 }
@@ -135,7 +137,7 @@ impl ComingAnswers {
         per_prompt: usize,
     ) -> ComingAnswers {
         let answers = splitters.iter().map(|_| ChoiceAnswer::default()).collect();
-        let (left, counts) = (splitters.len(), Counts::default());
+        let (left, counts) = (splitters.len(), AnswerCounts::default());
         ComingAnswers { writer, events, splitters, answers, per_prompt, counts, left }
     }
 
@@ -211,9 +213,9 @@ impl EventStream {
     /// Queues parts of a choice. Its token goes with the first text, or alone if there is none.
     fn send(&mut self, new: NewParts) {
         let NewParts { index, mut parts, token, is_end } = new;
-        let is_text = |part: &Part| matches!(part, Part::Text(_) | Part::Thought(_));
+        let is_text = |part: &ReplyPart| matches!(part, ReplyPart::Text(_) | ReplyPart::Thought(_));
         if token.is_some() && !parts.iter().any(is_text) {
-            parts.insert(0, Part::Text(String::new()));
+            parts.insert(0, ReplyPart::Text(String::new()));
         }
         let offset = self.offsets[index];
         let mut placed = token.as_ref().map(|choice| PlacedToken { choice, offset });

@@ -77,7 +77,7 @@ pub struct Arguments {
     pub map: Option<Box<Expr>>,
 }
 
-/// What is assigned to.
+/// Target of an assignment.
 #[derive(Debug)]
 pub enum AssignTarget {
     Identifier(Identifier),
@@ -101,7 +101,7 @@ pub enum Statement {
     FilterBlock(Expr, Vec<TemplateLine>),
     With(Vec<(AssignTarget, Expr)>, Vec<TemplateLine>),
     /// A body with variables of its own: `generation`, `block`.
-    Scope(Vec<TemplateLine>),
+    TemplateScope(Vec<TemplateLine>),
     Break,
     Continue,
     /// A statement that has no meaning here, such as `include`.

@@ -10,7 +10,7 @@ const MOST_WIDTH: usize = 1 << 20;
 /// Most digits behind the point: a float has no more.
 const MOST_DIGITS: usize = 1100;
 
-/// How a value is written.
+/// Form in which a value is written.
 #[derive(Clone, Default)]
 struct Spec {
     fill: Option<char>,

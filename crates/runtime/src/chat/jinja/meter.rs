@@ -27,7 +27,7 @@ thread_local! {
 /// An error of a template.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TemplateFault {
-    /// What is wrong.
+    /// Description of the fault.
     pub what: String,
     /// Line of the template; 0 where not known.
     pub line: usize,

@@ -89,21 +89,21 @@ pub struct Turns {
 }
 
 /// Variables of a part of a template, and those around it.
-pub struct Scope {
+pub struct TemplateScope {
     pub variables: RefCell<Vec<(Identifier, PyValue)>>,
-    pub outer: Option<Rc<Scope>>,
+    pub outer: Option<Rc<TemplateScope>>,
 }
 
 /// A macro with the variables around it.
 pub struct Macro {
     pub body: Arc<MacroBody>,
-    pub scope: Rc<Scope>,
+    pub scope: Rc<TemplateScope>,
 }
 
 /// A running loop.
 pub struct LoopState {
     pub of: Arc<Loop>,
-    pub scope: Rc<Scope>,
+    pub scope: Rc<TemplateScope>,
     pub rest: RefCell<PyValues>,
     pub length: Cell<Option<usize>>,
     /// Number of the current element, from 1.

@@ -260,20 +260,20 @@ impl TemplateParser {
                 }
                 Statement::With(values, self.block("endwith")?)
             }
-            "generation" => Statement::Scope(self.block("endgeneration")?),
+            "generation" => Statement::TemplateScope(self.block("endgeneration")?),
             "block" => {
                 let name = self.any_name()?;
                 while self.skip_name("scoped") || self.skip_name("required") {}
                 let body = self.block("endblock")?;
                 self.skip_name(&name);
-                Statement::Scope(body)
+                Statement::TemplateScope(body)
             }
             "autoescape" => {
                 let escapes = !matches!(self.expression()?, Expr::Literal(Literal::Bool(false)));
                 let body = self.block("endautoescape")?;
                 match escapes {
                     true => Statement::Refused("`autoescape` has no meaning in a chat".into()),
-                    false => Statement::Scope(body),
+                    false => Statement::TemplateScope(body),
                 }
             }
             "print" => {

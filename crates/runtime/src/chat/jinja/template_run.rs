@@ -12,7 +12,7 @@ use super::meter::{Fallible, TemplateFault, Text, TextOut, fail, hold, release, 
 use super::operators::operate;
 use super::print::print;
 use super::py_value::{
-    Dict, LoopState, Macro, PyValue, PyValues, Scope, compare, contains, depth_of, equal, undefined,
+    Dict, LoopState, Macro, PyValue, PyValues, TemplateScope, compare, contains, depth_of, equal, undefined,
 };
 use std::cell::{Cell, RefCell};
 use std::cmp::Ordering;
@@ -27,7 +27,7 @@ const VARIABLE_BYTES: usize = 96;
 /// Bytes of a scope or a namespace beside its variables.
 const SCOPE_BYTES: usize = 256;
 
-/// What a statement does to the loop around it.
+/// Effect of a statement on the loop around it.
 enum Next {
     Statement,
     Break,
@@ -40,12 +40,12 @@ pub struct TemplateRun {
     line: usize,
     depth: usize,
     /// Scopes and namespaces that may hold themselves; they are emptied at the end.
-    scopes: Vec<Rc<Scope>>,
+    scopes: Vec<Rc<TemplateScope>>,
     namespaces: Vec<Rc<RefCell<Dict>>>,
 }
 
 /// Returns a variable of a scope, or of one around it.
-fn lookup(scope: &Rc<Scope>, name: &str) -> Option<PyValue> {
+fn lookup(scope: &Rc<TemplateScope>, name: &str) -> Option<PyValue> {
     let mut scope = Some(scope);
     while let Some(here) = scope {
         let variables = here.variables.borrow();
@@ -58,7 +58,7 @@ fn lookup(scope: &Rc<Scope>, name: &str) -> Option<PyValue> {
     None
 }
 
-fn set(scope: &Rc<Scope>, name: &Identifier, value: PyValue) {
+fn set(scope: &Rc<TemplateScope>, name: &Identifier, value: PyValue) {
     let mut variables = scope.variables.borrow_mut();
     let old = match variables.iter_mut().find(|(known, _)| ***known == ***name) {
         Some((_, known)) => Some(std::mem::replace(known, value)),
@@ -73,14 +73,14 @@ fn set(scope: &Rc<Scope>, name: &Identifier, value: PyValue) {
     drop(old);
 }
 
-impl Drop for Scope {
+impl Drop for TemplateScope {
     fn drop(&mut self) {
         release(VARIABLE_BYTES * self.variables.get_mut().len());
     }
 }
 
-fn inner(scope: &Rc<Scope>) -> Rc<Scope> {
-    Rc::new(Scope { variables: RefCell::default(), outer: Some(scope.clone()) })
+fn inner(scope: &Rc<TemplateScope>) -> Rc<TemplateScope> {
+    Rc::new(TemplateScope { variables: RefCell::default(), outer: Some(scope.clone()) })
 }
 
 /// Runs a template with its variables, and returns its text.
@@ -95,7 +95,7 @@ pub fn run(body: &[TemplateLine], variables: Vec<(Identifier, PyValue)>) -> Fall
         scopes: Vec::new(),
         namespaces: Vec::new(),
     };
-    let globals = Rc::new(Scope { variables: RefCell::new(variables), outer: None });
+    let globals = Rc::new(TemplateScope { variables: RefCell::new(variables), outer: None });
     let done = it.body(body, &inner(&globals));
     for scope in &it.scopes {
         drop(scope.variables.take());
@@ -115,7 +115,7 @@ impl TemplateRun {
     }
 
     /// Keeps a scope that a macro sees up to the end.
-    fn keep(&mut self, scope: &Rc<Scope>) {
+    fn keep(&mut self, scope: &Rc<TemplateScope>) {
         if self.scopes.last().is_none_or(|last| !Rc::ptr_eq(last, scope)) {
             self.scopes.push(scope.clone());
             hold(SCOPE_BYTES);
@@ -142,7 +142,7 @@ impl TemplateRun {
         done
     }
 
-    fn body(&mut self, lines: &[TemplateLine], scope: &Rc<Scope>) -> Fallible<Next> {
+    fn body(&mut self, lines: &[TemplateLine], scope: &Rc<TemplateScope>) -> Fallible<Next> {
         for TemplateLine { line, statement } in lines {
             self.line = *line;
             match self.deeper(|it| it.statement(statement, scope))? {
@@ -153,7 +153,7 @@ impl TemplateRun {
         Ok(Next::Statement)
     }
 
-    fn statement(&mut self, statement: &Statement, scope: &Rc<Scope>) -> Fallible<Next> {
+    fn statement(&mut self, statement: &Statement, scope: &Rc<TemplateScope>) -> Fallible<Next> {
         match statement {
             Statement::Text(text) => {
                 self.out.last_mut().map_or(Ok(()), |out| out.push(text))?;
@@ -212,7 +212,7 @@ impl TemplateRun {
                 }
                 return self.body(body, &within);
             }
-            Statement::Scope(body) => return self.body(body, &inner(scope)),
+            Statement::TemplateScope(body) => return self.body(body, &inner(scope)),
             Statement::Break => return Ok(Next::Break),
             Statement::Continue => return Ok(Next::Continue),
             Statement::Refused(what) => return fail(what),
@@ -225,7 +225,7 @@ impl TemplateRun {
         &mut self,
         filter: Option<&Expr>,
         body: &[TemplateLine],
-        scope: &Rc<Scope>,
+        scope: &Rc<TemplateScope>,
     ) -> Fallible<PyValue> {
         let within = inner(scope);
         let text = self.captured(|it| it.body(body, &within).map(|_| ()))?;
@@ -235,7 +235,7 @@ impl TemplateRun {
         self.value(filter, &within)
     }
 
-    fn assign(&mut self, target: &AssignTarget, value: PyValue, scope: &Rc<Scope>) -> Fallible<()> {
+    fn assign(&mut self, target: &AssignTarget, value: PyValue, scope: &Rc<TemplateScope>) -> Fallible<()> {
         match target {
             AssignTarget::Identifier(name) => set(scope, name, value),
             AssignTarget::Attribute(name, attribute) => match lookup(scope, name) {
@@ -265,7 +265,7 @@ impl TemplateRun {
         &mut self,
         of: &Arc<Loop>,
         iterable: PyValue,
-        scope: &Rc<Scope>,
+        scope: &Rc<TemplateScope>,
         depth: usize,
     ) -> Fallible<()> {
         let length = iterable.length().filter(|_| of.condition.is_none());
@@ -367,7 +367,7 @@ impl TemplateRun {
         }
     }
 
-    fn given(&mut self, arguments: &Arguments, scope: &Rc<Scope>) -> Fallible<GivenArguments> {
+    fn given(&mut self, arguments: &Arguments, scope: &Rc<TemplateScope>) -> Fallible<GivenArguments> {
         let mut given = GivenArguments::default();
         for value in &arguments.positional {
             given.positional.push(self.value(value, scope)?);
@@ -473,7 +473,7 @@ impl TemplateRun {
         Ok(text)
     }
 
-    fn value(&mut self, expr: &Expr, scope: &Rc<Scope>) -> Fallible<PyValue> {
+    fn value(&mut self, expr: &Expr, scope: &Rc<TemplateScope>) -> Fallible<PyValue> {
         self.deeper(|it| match expr {
             Expr::Literal(literal) => Ok(PyValue::literal(literal)),
             Expr::Identifier(name) => Ok(lookup(scope, name).unwrap_or_else(|| {
@@ -584,7 +584,7 @@ impl TemplateRun {
         })
     }
 
-    fn all(&mut self, exprs: &[Expr], scope: &Rc<Scope>) -> Fallible<Vec<PyValue>> {
+    fn all(&mut self, exprs: &[Expr], scope: &Rc<TemplateScope>) -> Fallible<Vec<PyValue>> {
         exprs.iter().map(|expr| self.value(expr, scope)).collect()
     }
 
@@ -592,7 +592,7 @@ impl TemplateRun {
         &mut self,
         first: &Expr,
         rest: &[(CompareOp, Expr)],
-        scope: &Rc<Scope>,
+        scope: &Rc<TemplateScope>,
     ) -> Fallible<PyValue> {
         let mut left = self.value(first, scope)?;
         for (comparison, right) in rest {

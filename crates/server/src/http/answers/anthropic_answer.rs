@@ -1,9 +1,11 @@
 //! Answers of Anthropic's `/v1/messages`: a list of blocks, each begun, filled and ended by events.
 
-use super::{AnswerHeader, AnswerWriter, ChoiceAnswer, Counts, Part, PlacedToken, event};
+use super::answer_header::AnswerHeader;
+use super::answer_parts::{AnswerCounts, ChoiceAnswer, ReplyPart};
+use super::answer_writer::{AnswerWriter, PlacedToken, event};
 use crate::batching::EndReason;
+use crate::http::api::Api;
 use crate::http::api_error::ApiError;
-use crate::http::requests::Api;
 use serde_json::{Value, json};
 
 /// Block that is being written.
@@ -88,17 +90,17 @@ impl AnswerWriter for AnthropicAnswer {
         &self.header
     }
 
-    fn whole(&mut self, all: &[ChoiceAnswer], counts: Counts) -> Value {
+    fn whole(&mut self, all: &[ChoiceAnswer], counts: AnswerCounts) -> Value {
         let Some(answer) = all.first() else { return Value::Null };
         let mut blocks = Vec::new();
         for part in &answer.parts {
             blocks.push(match part {
-                Part::Text(text) if text.trim().is_empty() => continue,
-                Part::Text(text) => json!({"type": "text", "text": text}),
-                Part::Thought(text) => {
+                ReplyPart::Text(text) if text.trim().is_empty() => continue,
+                ReplyPart::Text(text) => json!({"type": "text", "text": text}),
+                ReplyPart::Thought(text) => {
                     json!({"type": "thinking", "thinking": text.trim_start(), "signature": ""})
                 }
-                Part::Call(call) => {
+                ReplyPart::Call(call) => {
                     let input = serde_json::from_str(&call.arguments).unwrap_or_else(|_| json!({}));
                     self.tool_use(blocks.len(), &call.name, input)
                 }
@@ -117,14 +119,14 @@ impl AnswerWriter for AnthropicAnswer {
         &mut self,
         _index: usize,
         _answer: &ChoiceAnswer,
-        part: &Part,
+        part: &ReplyPart,
         _token: Option<PlacedToken<'_>>,
     ) -> Vec<String> {
         let mut events = Vec::new();
         let (kind, text) = match part {
-            Part::Text(text) => (OpenBlock::Text, text),
-            Part::Thought(text) => (OpenBlock::Thought, text),
-            Part::Call(call) => {
+            ReplyPart::Text(text) => (OpenBlock::Text, text),
+            ReplyPart::Thought(text) => (OpenBlock::Thought, text),
+            ReplyPart::Call(call) => {
                 if self.open.is_some() {
                     self.end_block(&mut events);
                 }
@@ -172,7 +174,7 @@ impl AnswerWriter for AnthropicAnswer {
         events
     }
 
-    fn close(&mut self, answer: &ChoiceAnswer, counts: Counts, _wants_usage: bool) -> Vec<String> {
+    fn close(&mut self, answer: &ChoiceAnswer, counts: AnswerCounts, _wants_usage: bool) -> Vec<String> {
         let delta = self.stop(answer);
         let usage = self.usage(counts.usage.generated);
         vec![

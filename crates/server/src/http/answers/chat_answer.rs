@@ -1,9 +1,11 @@
 //! Answers of `/v1/chat/completions` and `/v1/completions`.
 
-use super::{AnswerHeader, AnswerWriter, ChoiceAnswer, Counts, Part, PlacedToken, data};
+use super::answer_header::AnswerHeader;
+use super::answer_parts::{AnswerCounts, ChoiceAnswer, ReplyPart};
+use super::answer_writer::{AnswerWriter, PlacedToken, data};
 use crate::batching::{ChosenToken, EndReason};
+use crate::http::api::Api;
 use crate::http::api_error::ApiError;
-use crate::http::requests::Api;
 use crate::tool_calls::ToolCall;
 use serde_json::{Map, Value, json};
 
@@ -94,7 +96,7 @@ impl AnswerWriter for ChatAnswer {
         &self.0
     }
 
-    fn whole(&mut self, all: &[ChoiceAnswer], counts: Counts) -> Value {
+    fn whole(&mut self, all: &[ChoiceAnswer], counts: AnswerCounts) -> Value {
         let choice = |(index, answer): (usize, &ChoiceAnswer)| {
             let (key, content) = match self.is_chat() {
                 true => ("message", self.message(index, answer)),
@@ -119,15 +121,15 @@ impl AnswerWriter for ChatAnswer {
         &mut self,
         index: usize,
         answer: &ChoiceAnswer,
-        part: &Part,
+        part: &ReplyPart,
         token: Option<PlacedToken<'_>>,
     ) -> Vec<String> {
         let logprobs = token.map_or(Value::Null, |t| self.logprobs(std::slice::from_ref(t.choice), t.offset));
         let content = match part {
-            Part::Text(text) if self.is_chat() => json!({"content": text}),
-            Part::Text(text) => text.as_str().into(),
-            Part::Thought(text) => json!({"reasoning_content": text}),
-            Part::Call(call) => {
+            ReplyPart::Text(text) if self.is_chat() => json!({"content": text}),
+            ReplyPart::Text(text) => text.as_str().into(),
+            ReplyPart::Thought(text) => json!({"reasoning_content": text}),
+            ReplyPart::Call(call) => {
                 let n = answer.calls().count().saturating_sub(1);
                 let mut entry = self.call(index, n, call);
                 entry["index"] = n.into();
@@ -142,7 +144,7 @@ impl AnswerWriter for ChatAnswer {
         vec![self.chunk(index, content, Value::Null, reason_name(answer))]
     }
 
-    fn close(&mut self, _answer: &ChoiceAnswer, counts: Counts, wants_usage: bool) -> Vec<String> {
+    fn close(&mut self, _answer: &ChoiceAnswer, counts: AnswerCounts, wants_usage: bool) -> Vec<String> {
         let mut events = Vec::new();
         if wants_usage {
             let object = if self.is_chat() { "chat.completion.chunk" } else { "text_completion" };
@@ -159,7 +161,7 @@ impl AnswerWriter for ChatAnswer {
     }
 }
 
-fn usage_json(counts: Counts) -> Value {
+fn usage_json(counts: AnswerCounts) -> Value {
     let usage = counts.usage;
     json!({
         "prompt_tokens": usage.prompt,

@@ -1,6 +1,8 @@
 //! Answers of `/v1/responses`: a list of items, each begun, filled and ended by events.
 
-use super::{AnswerHeader, AnswerWriter, ChoiceAnswer, Counts, Part, PlacedToken, event};
+use super::answer_header::AnswerHeader;
+use super::answer_parts::{AnswerCounts, ChoiceAnswer, ReplyPart};
+use super::answer_writer::{AnswerWriter, PlacedToken, event};
 use crate::batching::EndReason;
 use crate::http::api_error::ApiError;
 use serde_json::{Map, Value, json};
@@ -146,7 +148,7 @@ impl ResponsesAnswer {
         self.items.push(item);
     }
 
-    fn finished(&mut self, answer: &ChoiceAnswer, counts: Counts) -> (&'static str, Value) {
+    fn finished(&mut self, answer: &ChoiceAnswer, counts: AnswerCounts) -> (&'static str, Value) {
         let usage = counts.usage;
         let usage = json!({
             "input_tokens": usage.prompt,
@@ -173,7 +175,7 @@ impl AnswerWriter for ResponsesAnswer {
         &self.header
     }
 
-    fn whole(&mut self, all: &[ChoiceAnswer], counts: Counts) -> Value {
+    fn whole(&mut self, all: &[ChoiceAnswer], counts: AnswerCounts) -> Value {
         let Some(answer) = all.first() else { return Value::Null };
         for part in &answer.parts {
             self.part(0, answer, part, None);
@@ -195,14 +197,14 @@ impl AnswerWriter for ResponsesAnswer {
         &mut self,
         _index: usize,
         _answer: &ChoiceAnswer,
-        part: &Part,
+        part: &ReplyPart,
         token: Option<PlacedToken<'_>>,
     ) -> Vec<String> {
         let mut events = Vec::new();
         let (is_text, text) = match part {
-            Part::Text(text) => (true, text),
-            Part::Thought(text) => (false, text),
-            Part::Call(call) => {
+            ReplyPart::Text(text) => (true, text),
+            ReplyPart::Thought(text) => (false, text),
+            ReplyPart::Call(call) => {
                 self.end_item("completed", &mut events);
                 self.blanks.clear();
                 self.add_call(&call.name, &call.arguments, &mut events);
@@ -247,7 +249,7 @@ impl AnswerWriter for ResponsesAnswer {
         events
     }
 
-    fn close(&mut self, answer: &ChoiceAnswer, counts: Counts, _wants_usage: bool) -> Vec<String> {
+    fn close(&mut self, answer: &ChoiceAnswer, counts: AnswerCounts, _wants_usage: bool) -> Vec<String> {
         let (kind, response) = self.finished(answer, counts);
         vec![self.event(kind, json!({"response": response}))]
     }

@@ -184,12 +184,13 @@ fn tool_choice(choice: Value) -> Result<(Option<Value>, Option<bool>), ApiError>
 
 #[cfg(test)]
 mod tests {
-    use crate::http::requests::Api;
+    use crate::http::api::Api;
+    use crate::http::requests::parse;
     use serde_json::{Value, json};
 
     fn messages(all: Value) -> Result<Value, String> {
         let body = json!({"messages": all, "max_tokens": 5, "system": [{"type": "text", "text": "s", "cache_control": {"type": "ephemeral"}}]});
-        let body = Api::Messages.parse(body.to_string().as_bytes()).map_err(|e| e.message)?;
+        let body = parse(Api::Messages, body.to_string().as_bytes()).map_err(|e| e.message)?;
         Ok(body.messages.unwrap_or_default().into())
     }
 

@@ -1,6 +1,6 @@
 //! Bodies of `/v1/chat/completions` and `/v1/completions`, into which those of the other APIs are translated.
 
-use super::Api;
+use crate::http::api::Api;
 use crate::http::api_error::ApiError;
 use anemoe_runtime::chat::{ChatTemplate, SamplingDefaults};
 use anemoe_runtime::sampler::{Sampling, SamplingSettings};
@@ -321,7 +321,7 @@ mod tests {
     use super::*;
 
     fn params(body: Value, api: Api) -> Result<Params, ApiError> {
-        api.parse(body.to_string().as_bytes())?.params(&SamplingDefaults::default(), 9, api)
+        parse(api, body.to_string().as_bytes())?.params(&SamplingDefaults::default(), 9, api)
     }
 
     #[test]
@@ -368,7 +368,7 @@ mod tests {
             assert_eq!(params(body.clone(), Api::Chat).unwrap_err().status.as_u16(), 400, "{body}");
         }
         for text in ["", "{", "{\"temperature\": NaN}", "{\"seed\": 1e999}", "{\"n\":1,\"n\":2}"] {
-            assert!(Api::Chat.parse(text.as_bytes()).is_err(), "{text}");
+            assert!(parse(Api::Chat, text.as_bytes()).is_err(), "{text}");
         }
     }
 
@@ -383,7 +383,7 @@ mod tests {
         assert_eq!((p.max_new, p.sampling.top_k), (None, 0));
         let own = json!({"temperature": 0.5, "top_k": 64, "top_p": 0.9});
         let own = SamplingDefaults::parse(&own).unwrap();
-        let p = Api::Chat.parse(b"{\"top_p\": 1}").unwrap().params(&own, 9, Api::Chat).unwrap();
+        let p = parse(Api::Chat, b"{\"top_p\": 1}").unwrap().params(&own, 9, Api::Chat).unwrap();
         assert_eq!((p.sampling.temperature, p.sampling.top_k, p.sampling.top_p), (0.5, 64, 1.0));
     }
 }

@@ -2,12 +2,12 @@
 //!
 //! `docs/serve.md` has these rows as a table; the tests hold it against them, and send every row's example.
 
-use super::Api;
-use super::Api::{Chat, Completion, Messages, Responses};
+use crate::http::api::Api;
+use crate::http::api::Api::{Chat, Completion, Messages, Responses};
 use crate::http::api_error::ApiError;
 use serde_json::Value;
 
-/// What becomes of a field.
+/// Treatment of a field.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Treatment {
     /// The answer follows it.
@@ -19,7 +19,7 @@ enum Treatment {
 }
 
 /// A field of requests.
-struct Field {
+struct RequestField {
     name: &'static str,
     apis: &'static [Api],
     treatment: Treatment,
@@ -28,8 +28,8 @@ struct Field {
     example: &'static str,
 }
 
-const fn honoured(name: &'static str, apis: &'static [Api], example: &'static str) -> Field {
-    Field { name, apis, treatment: Treatment::Honoured, example }
+const fn honoured(name: &'static str, apis: &'static [Api], example: &'static str) -> RequestField {
+    RequestField { name, apis, treatment: Treatment::Honoured, example }
 }
 
 const fn refused(
@@ -37,12 +37,12 @@ const fn refused(
     apis: &'static [Api],
     example: &'static str,
     neutral: &'static [&'static str],
-) -> Field {
-    Field { name, apis, treatment: Treatment::Refused(neutral), example }
+) -> RequestField {
+    RequestField { name, apis, treatment: Treatment::Refused(neutral), example }
 }
 
-const fn harmless(name: &'static str, apis: &'static [Api], example: &'static str) -> Field {
-    Field { name, apis, treatment: Treatment::Harmless, example }
+const fn harmless(name: &'static str, apis: &'static [Api], example: &'static str) -> RequestField {
+    RequestField { name, apis, treatment: Treatment::Harmless, example }
 }
 
 const ALL: &[Api] = &[Chat, Completion, Responses, Messages];
@@ -54,7 +54,7 @@ const TOOL: &str = r#"[{"type": "function", "function": {"name": "f", "parameter
 
 /// All fields, in the order of the document.
 #[rustfmt::skip]
-const FIELDS: &[Field] = &[
+const FIELDS: &[RequestField] = &[
     // What is asked.
     honoured("model", ALL, r#""other""#),
     honoured("messages", &[Chat, Messages], r#"[{"role": "user", "content": "other"}]"#),
@@ -304,7 +304,7 @@ mod tests {
 
     /// Returns all that the server makes of a request; the seed is left out where a request cannot set it.
     fn effect(api: Api, body: &Value) -> Result<String, ApiError> {
-        let body = api.parse(body.to_string().as_bytes())?;
+        let body = parse(api, body.to_string().as_bytes())?;
         let mut params = body.params(&SamplingDefaults::default(), 9, api)?;
         if body.sampling.seed.is_none() {
             params.sampling.seed = 0;

@@ -16,58 +16,29 @@ mod template_messages;
 pub use chat_body::{Body, OfferedTools, Params, Prompts, ShownThoughts};
 pub use template_messages::template_messages;
 
+use super::api::Api;
 use super::api_error::ApiError;
 use serde::{Deserialize, Deserializer};
 use serde_json::Value;
 
-/// API that a request speaks, by its path.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Api {
-    /// `/v1/chat/completions`.
-    Chat,
-    /// `/v1/completions`.
-    Completion,
-    /// `/v1/responses`.
-    Responses,
-    /// `/v1/messages`, Anthropic's.
-    Messages,
-}
-
-impl Api {
-    /// Returns the name that this API has for a field of [`Body`].
-    pub fn field(self, name: &str) -> &str {
-        match (self, name.split('.').next().unwrap_or(name)) {
-            (Api::Completion, "messages") => "prompt",
-            (Api::Responses, "messages") => "input",
-            (Api::Responses, "max_tokens" | "max_completion_tokens") => "max_output_tokens",
-            (Api::Responses, "response_format") => "text.format",
-            (Api::Responses, "reasoning_effort") => "reasoning.effort",
-            (Api::Messages, "max_completion_tokens") => "max_tokens",
-            (Api::Messages, "stop") => "stop_sequences",
-            (Api::Messages, "response_format") => "output_config.format",
-            _ => name,
-        }
+/// Parses the body of a request.
+///
+/// # Errors
+/// The body is not JSON, a field has the wrong type, or it would change the answer and is not supported.
+pub fn parse(api: Api, bytes: &[u8]) -> Result<Body, ApiError> {
+    let value: Value = anemoe_io::json::parse(bytes)
+        .map_err(|e| ApiError::invalid(format!("the body is not valid JSON: {e}")))?;
+    if !value.is_object() {
+        return Err(ApiError::invalid("the body is not a JSON object"));
     }
-
-    /// Parses the body of a request.
-    ///
-    /// # Errors
-    /// The body is not JSON, a field has the wrong type, or it would change the answer and is not supported.
-    pub fn parse(self, bytes: &[u8]) -> Result<Body, ApiError> {
-        let value: Value = anemoe_io::json::parse(bytes)
-            .map_err(|e| ApiError::invalid(format!("the body is not valid JSON: {e}")))?;
-        if !value.is_object() {
-            return Err(ApiError::invalid("the body is not a JSON object"));
-        }
-        fields::refuse(self, &value)?;
-        let sampling = typed(&value)?;
-        let body = match self {
-            Api::Chat | Api::Completion => typed(value),
-            Api::Responses => responses_body::body(typed(value)?),
-            Api::Messages => anthropic_body::body(typed(value)?),
-        };
-        Ok(Body { sampling, ..body? })
-    }
+    fields::refuse(api, &value)?;
+    let sampling = typed(&value)?;
+    let body = match api {
+        Api::Chat | Api::Completion => typed(value),
+        Api::Responses => responses_body::body(typed(value)?),
+        Api::Messages => anthropic_body::body(typed(value)?),
+    };
+    Ok(Body { sampling, ..body? })
 }
 
 /// Reads a value into a type; the error names the field at fault.

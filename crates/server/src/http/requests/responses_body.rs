@@ -221,12 +221,13 @@ fn response_format(format: Value) -> Value {
 
 #[cfg(test)]
 mod tests {
-    use crate::http::requests::Api;
+    use crate::http::api::Api;
+    use crate::http::requests::parse;
     use serde_json::{Value, json};
 
     fn messages(input: Value) -> Result<Value, String> {
         let body = json!({"input": input, "instructions": "i"});
-        let body = Api::Responses.parse(body.to_string().as_bytes()).map_err(|e| e.message)?;
+        let body = parse(Api::Responses, body.to_string().as_bytes()).map_err(|e| e.message)?;
         Ok(body.messages.unwrap_or_default().into())
     }
 

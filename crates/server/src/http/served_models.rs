@@ -22,7 +22,7 @@ pub const BUSY: &str = "busy";
 /// Time for which a request that waits for a place keeps others from taking one.
 const TURN: Duration = Duration::from_secs(1);
 
-/// What opening a bundle gives.
+/// A bundle that was opened.
 pub struct OpenedBundle {
     /// The model.
     pub model: Model,
@@ -101,14 +101,14 @@ impl Drop for ServedModel {
 }
 
 /// A bundle of the server, open or not.
-struct Place {
+struct ModelPlace {
     id: String,
     open: OpenBundle,
     /// The model and the time of its last use, while it is open.
     model: Mutex<Option<(Arc<ServedModel>, Instant)>>,
 }
 
-impl Place {
+impl ModelPlace {
     /// Returns the time of the last use; `None` while the model is closed or in use.
     fn unused_since(&self) -> Option<Instant> {
         let mut place = self.model.try_lock().ok()?;
@@ -132,7 +132,7 @@ impl Place {
 
 /// The models of a server.
 pub struct Models {
-    places: Vec<Place>,
+    places: Vec<ModelPlace>,
     /// Most models that are open together.
     most_open: usize,
     /// Time without use after which a model is closed.
@@ -156,7 +156,7 @@ impl Models {
         limits: BatchLimits,
     ) -> Models {
         let places =
-            bundles.into_iter().map(|(id, open)| Place { id, open, model: Mutex::new(None) }).collect();
+            bundles.into_iter().map(|(id, open)| ModelPlace { id, open, model: Mutex::new(None) }).collect();
         let (metrics, waiting, opening) = Default::default();
         Models {
             places,
@@ -186,7 +186,7 @@ impl Models {
         }
     }
 
-    fn open(&self, place: &Place) -> Result<Arc<ServedModel>> {
+    fn open(&self, place: &ModelPlace) -> Result<Arc<ServedModel>> {
         let mut held = locked(&place.model);
         if let Some((model, used)) = held.as_mut() {
             *used = Instant::now();
@@ -229,7 +229,7 @@ impl Models {
         if locked(&self.waiting).as_ref().is_some_and(is_other) {
             return Err(busy());
         }
-        let is_open = |place: &Place| locked(&place.model).is_some();
+        let is_open = |place: &ModelPlace| locked(&place.model).is_some();
         let _alone = (!is_open(place)).then(|| locked(&self.opening));
         if _alone.is_some() && !is_open(place) && !self.make_room() {
             *locked(&self.waiting) = Some((place.id.clone(), Instant::now()));
@@ -263,7 +263,7 @@ impl Models {
     /// Returns the models that are open.
     pub fn open_models(&self) -> Vec<Arc<ServedModel>> {
         // A place that is locked is being opened.
-        let open = |place: &Place| Some(Arc::clone(&place.model.try_lock().ok()?.as_ref()?.0));
+        let open = |place: &ModelPlace| Some(Arc::clone(&place.model.try_lock().ok()?.as_ref()?.0));
         self.places.iter().filter_map(open).collect()
     }
 
