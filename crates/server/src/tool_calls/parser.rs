@@ -1,6 +1,6 @@
 //! Finds tool calls in an answer that arrives in pieces.
 
-use super::call_reader::{Guess, Tools};
+use super::call_reader::{ARGUMENTS, Guess, Tools};
 use super::{AnswerPart, CallForm};
 use serde_json::Value;
 use std::sync::Arc;
@@ -173,7 +173,7 @@ impl CallParser {
         let marks = self.form.marks();
         // Without tags, an object is a call if it is the whole answer and has arguments; what a word marks begins a line.
         let is_object = self.held.starts_with(['{', '[', '`']);
-        let has_arguments = || ["arguments", "parameters"].iter().any(|key| self.held.contains(key));
+        let has_arguments = || ARGUMENTS.iter().any(|key| self.held.contains(key));
         let is_line_start = !matches!(self.state, ParserState::Untagged { is_line_start: false });
         let is_meant = is_tagged || is_line_start && (!is_object || !self.is_begun && has_arguments());
         self.tools.read(&self.held, &marks, is_ended).filter(|_| is_meant)

@@ -178,6 +178,9 @@ fn tagged_calls_are_found_wherever_pieces_are_cut() {
     );
     check(&gemma(), "So: call:f{n:1}<tool_call|>", &[text("So:"), call("f", r#"{"n":1}"#)]);
     check(&tagged(), "So: {\"name\": \"f\"}</tool_call>", &[text("So:"), call("f", "{}")]);
+    let long = "<|tool_call>call:f{n:12345678901234567890123,any:[-12345678901234567890123]}<tool_call|>";
+    let read = r#"{"n":12345678901234567890123,"any":[-12345678901234567890123]}"#;
+    check(&gemma(), long, &[call("f", read)]);
     check(&gemma(), "So: call:f{n:1}", &[text("So: call:f{n:1}")]);
     check(&gemma(), "So:\n call:f{n:1}<tool_call|>.", &[text("So:"), call("f", r#"{"n":1}"#), text(".")]);
 }
@@ -242,6 +245,10 @@ fn arguments_in_braces_are_read_as_models_write_them() {
     let in_tags = |inner: &str| format!("<|tool_call>{inner}<tool_call|>");
     for (written, read) in [
         ("call:f{}", json!([["f", {}]])),
+        ("call:f", json!([["f", {}]])),
+        ("call:g{a:None}", json!([["g", {"a": "None"}]])),
+        ("call:f{q:None,r:null,n:None,any:None,x:1}", json!([["f", {"any": null, "x": 1}]])),
+        ("call:f{maybe:NaN,q:NaN}", json!([["f", {"maybe": null, "q": "NaN"}]])),
         (
             r#"call:a-b.c{x:{y:[1,-2.5e3,true,null,<|"|>z<|"|>]},w:[]}"#,
             json!([["a-b.c", {"x": {"y": [1, -2.5e3, true, null, "z"]}, "w": []}]]),
@@ -317,7 +324,8 @@ fn arguments_in_braces_are_read_as_models_write_them() {
     let deep = format!("call:f{{any:{}{}}}", "[".repeat(100_000), "]".repeat(100_000));
     for same in [
         "",
-        "call:f",
+        "call:g",
+        "call:f{x:NaN}",
         "call:f{",
         "call:f{a}",
         "call:f{a:}",
@@ -359,6 +367,11 @@ fn objects_are_read_as_models_write_them() {
         ),
         ("{\"name\": \"functions.f\", \"parameters\": \"{'n': 2}\"}", json!([["f", {"n": 2}]])),
         ("{\"arguments\": {\"n\": 2}, \"name\": \"f\"}", json!([["f", {"n": 2}]])),
+        (r#"{"name":"f","args":{"n":"2"}}"#, json!([["f", {"n": 2}]])),
+        (r#"{"name":"f","input":{"q":"x"},"id":"1"}"#, json!([["f", {"q": "x"}]])),
+        (r#"{"name":"f","q":5,"n":"2"}"#, json!([["f", {"q": "5", "n": 2}]])),
+        (r#"{"name":"f","arguments":{"q":"x"},"n":2,"index":0}"#, json!([["f", {"q": "x", "n": 2}]])),
+        (r#"{"name":"f","arguments":""}"#, json!([["f", {}]])),
         (
             "[{\"name\": \"f\", \"arguments\": {}}, {\"name\": \"f\", \"arguments\": null}]",
             json!([["f", {}], ["f", {}]]),
@@ -384,6 +397,8 @@ fn objects_are_read_as_models_write_them() {
             ),
             ("<tool_call>{\"name\": \"f\", \"arguments\": {\"n\": {}}</tool_call", None),
             ("<tool_call>{\"name\": \"f\", \"arguments\": 3}</tool_call>", None),
+            (r#"<tool_call>{"name":"f","q":"x","other":1}</tool_call>"#, None),
+            (r#"<tool_call>{"name":"g","arguments":""}</tool_call>"#, None),
         ],
     );
     check_all(

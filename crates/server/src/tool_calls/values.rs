@@ -6,7 +6,7 @@
 //! Marks around a text may be missing on either side. The schema of the tool decides where such a text ends (before the
 //! next property), and whether `5` is a number or a text. What it leaves undecided is no value.
 
-use super::schema::{ArgumentShape, FRACTION, INTEGER, LIST, NULL, OBJECT, TEXT, type_of};
+use super::schema::{ArgumentShape, FRACTION, INTEGER, LIST, LONG, NULL, OBJECT, TEXT, type_of};
 use serde_json::{Map, Number, Value};
 
 /// Most nested values that are read.
@@ -90,8 +90,13 @@ impl<'a> ValueReader<'a> {
             if key.is_empty() || !(self.skip(':') || self.skip('=')) || self.peek().is_none() {
                 return None;
             }
-            let value = self.value(&shape.property(&key), Some(shape), depth + 1)?;
-            object.insert(key, value);
+            let (start, inner) = (self.at, shape.property(&key));
+            let value = self.value(&inner, Some(shape), depth + 1)?;
+            // What the schema does not let be null is left out.
+            let is_none = ["None", "null"].contains(&self.text[start..self.at].trim());
+            if !is_none || inner.types() & NULL != 0 || shape.requires(&key) {
+                object.insert(key, value);
+            }
             if !self.goes_on('}', ']')? {
                 return Some(object);
             }
@@ -176,7 +181,7 @@ impl<'a> ValueReader<'a> {
         match self.bare(object, types & TEXT != 0)? {
             ("", _) => None,
             (text, true) => Some(fit(text.into(), shape, depth)),
-            (word, false) => Some(fit_word(word, shape)),
+            (word, false) => fit_word(word, shape),
         }
     }
 
@@ -355,7 +360,7 @@ pub fn fit(text: String, shape: &ArgumentShape<'_>, depth: usize) -> Value {
     let read = match inner.peek() {
         Some('{') if types & OBJECT != 0 => inner.object(shape, depth + 1).map(Value::from),
         Some('[') if types & LIST != 0 => inner.list(shape, depth + 1).map(Value::from),
-        _ => Some(fit_word(text.trim(), shape)).filter(|value| type_of(value) & types != 0),
+        _ => fit_word(text.trim(), shape).filter(|value| type_of(value) & types != 0),
     };
     match read {
         Some(value) if inner.rest().is_empty() || !matches!(value, Value::Array(_) | Value::Object(_)) => {
@@ -365,8 +370,8 @@ pub fn fit(text: String, shape: &ArgumentShape<'_>, depth: usize) -> Value {
     }
 }
 
-/// Returns the value of a word without marks.
-fn fit_word(word: &str, shape: &ArgumentShape<'_>) -> Value {
+/// Returns the value of a word without marks; `None` for a number that JSON has not.
+fn fit_word(word: &str, shape: &ArgumentShape<'_>) -> Option<Value> {
     let types = shape.types();
     let literal = match word {
         "None" => Some(Value::Null),
@@ -374,22 +379,48 @@ fn fit_word(word: &str, shape: &ArgumentShape<'_>) -> Value {
         "False" => Some(false.into()),
         _ => serde_json::from_str(word).ok(),
     };
-    match literal {
+    Some(match literal {
         // JSON's own null is meant as it stands.
         Some(Value::Null) if word == "null" || types & NULL != 0 => Value::Null,
+        Some(Value::Number(number)) if number.is_f64() && types & INTEGER != 0 && is_whole(word) => {
+            format!("{LONG}{word}").into()
+        }
         Some(value) if type_of(&value) & types != 0 => value,
         Some(Value::Number(number)) if types & (INTEGER | FRACTION) != 0 => whole(number).into(),
         _ if types & TEXT != 0 => word.into(),
         Some(value) => value,
-        None if types & (INTEGER | FRACTION) != 0 => {
-            let number = word.parse().ok().and_then(Number::from_f64);
-            number.map_or_else(|| word.into(), |number| whole(number).into())
-        }
+        None if types & (INTEGER | FRACTION) != 0 => match word.parse().map(Number::from_f64) {
+            Ok(Some(number)) => whole(number).into(),
+            Ok(None) if types & NULL != 0 => Value::Null,
+            Ok(None) => return None,
+            Err(_) => word.into(),
+        },
         None => match word.to_ascii_lowercase().as_str() {
             "true" => true.into(),
             "false" => false.into(),
             _ => word.into(),
         },
+    })
+}
+
+fn is_whole(word: &str) -> bool {
+    let digits = word.strip_prefix('-').unwrap_or(word);
+    !digits.is_empty() && digits.bytes().all(|b| b.is_ascii_digit())
+}
+
+/// Writes a value as JSON, long whole numbers with all of their digits.
+pub fn written(value: &Value) -> String {
+    match value {
+        Value::String(text) => match text.strip_prefix(LONG).filter(|digits| is_whole(digits)) {
+            Some(digits) => digits.into(),
+            None => value.to_string(),
+        },
+        Value::Array(list) => format!("[{}]", list.iter().map(written).collect::<Vec<_>>().join(",")),
+        Value::Object(object) => {
+            let entry = |(key, value): (&String, &Value)| format!("{}:{}", Value::from(key.as_str()), written(value));
+            format!("{{{}}}", object.iter().map(entry).collect::<Vec<_>>().join(","))
+        }
+        _ => value.to_string(),
     }
 }
 
