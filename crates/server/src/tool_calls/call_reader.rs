@@ -233,8 +233,8 @@ impl Tools {
         if text.starts_with("<function") {
             return Guess::Yes;
         }
-        let tail = text.strip_prefix(marks.word).filter(|_| !marks.word.is_empty());
-        if tail.is_none() && !marks.word.is_empty() && marks.word.starts_with(text) {
+        let tail = text.strip_prefix(marks.word);
+        if tail.is_none() && marks.word.starts_with(text) {
             return unsure;
         }
         if tail.is_none() && !is_tagged {

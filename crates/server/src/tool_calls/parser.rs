@@ -78,15 +78,15 @@ impl CallParser {
             }
             ParserState::Tagged { .. } | ParserState::Untagged { .. } => {
                 self.held.push(c);
-                let ends = |tag: &&String| c == last(tag) && self.held.ends_with(tag.as_str());
-                if let Some(tag) = self.form.end.iter().find(ends) {
-                    let (length, tag) = (self.held.len() - tag.len(), tag.clone());
-                    self.held.truncate(length);
+                let ends = |tag: &&str| tag.ends_with(c) && self.held.ends_with(tag);
+                let end = self.form.ends().find(ends).map(String::from);
+                let begin = self.form.begins().filter(ends).max_by_key(|tag| tag.len()).map(String::from);
+                if let Some(tag) = end {
+                    self.held.truncate(self.held.len() - tag.len());
                     self.close(&tag, parts);
-                } else if let Some(tag) = self.form.begins.iter().filter(ends).max_by_key(|tag| tag.len()) {
+                } else if let Some(tag) = begin {
                     // The end tag is missing.
-                    let (length, tag) = (self.held.len() - tag.len(), tag.clone());
-                    self.held.truncate(length);
+                    self.held.truncate(self.held.len() - tag.len());
                     self.close("", parts);
                     if !matches!(self.state, ParserState::Done) {
                         self.state = ParserState::Tagged { tag, guess: Guess::Unsure };
@@ -106,12 +106,12 @@ impl CallParser {
     /// Decides whether the held text begins a tag, a call, or is text.
     fn decide(&mut self, parts: &mut Vec<AnswerPart>) {
         loop {
-            if let Some(tag) = self.form.begins.iter().find(|tag| **tag == self.held) {
-                self.state = ParserState::Tagged { tag: tag.clone(), guess: Guess::Unsure };
-                self.held.clear();
+            if self.form.begins().any(|tag| tag == self.held) {
+                let tag = std::mem::take(&mut self.held);
+                self.state = ParserState::Tagged { tag, guess: Guess::Unsure };
                 return;
             }
-            if self.held.is_empty() || self.form.begins.iter().any(|tag| tag.starts_with(&self.held)) {
+            if self.held.is_empty() || self.form.begins().any(|tag| tag.starts_with(&self.held)) {
                 return;
             }
             if self.is_line_start || !self.blanks.is_empty() {
@@ -205,8 +205,4 @@ impl CallParser {
         }
         parts
     }
-}
-
-fn last(text: &str) -> char {
-    text.chars().next_back().unwrap_or_default()
 }

@@ -85,6 +85,15 @@ fn forms_are_found_in_templates() {
     assert_eq!(list, Some(made("<|tool_call|>", Some("<|/tool_call|>"), json("[", "]", "arguments"))));
     let harmony = form_as(" to=functions.NAME<|channel|>commentary json<|message|>PARAMS<|call|>").unwrap();
     assert_eq!(harmony.end_tag(), Some("<|call|>"));
+    // As gpt-oss's own template writes messages.
+    let channels = form_of(
+        "{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}{% if m.tool_calls %}\
+         {% set c = m.tool_calls[0].function %}<|start|>assistant to={{ 'functions.' + c.name }}<|channel|>commentary json\
+         <|message|>{{ c.arguments | tojson }}<|call|>{% elif m.role == 'assistant' %}\
+         <|start|>assistant<|channel|>final<|message|>{{ m.content }}<|end|>{% else %}\
+         <|start|>user<|message|>{{ m.content }}<|end|>{% endif %}{% endfor %}",
+    );
+    assert_eq!(channels, Some(harmony));
     for none in ["gemma3.jinja", "zaya.jinja"] {
         assert_eq!(form(none), None, "{none}");
     }
@@ -431,6 +440,13 @@ fn objects_are_read_as_models_write_them() {
         ],
     );
     let harmony = form_as(" to=functions.NAME<|channel|>commentary json<|message|>PARAMS<|call|>").unwrap();
+    for between in ["", " json", " code", " <|constrain|>json", " <|constrain|>json ", "<|constrain|>json"] {
+        for (recipient, end) in [("functions.f", "<|call|>"), ("f", "")] {
+            let written =
+                format!("<|channel|>commentary to={recipient}{between}<|message|>{{\"q\":\"x\"}}{end}");
+            check_all(&harmony, [(written.as_str(), Some(json!([["f", {"q": "x"}]])))]);
+        }
+    }
     check_all(
         &harmony,
         [
@@ -449,6 +465,30 @@ fn objects_are_read_as_models_write_them() {
             ("<|channel|>commentary to=functions.h<|message|>{}", None),
         ],
     );
+}
+
+#[test]
+fn calls_in_another_form_than_the_template_s_are_read() {
+    let named = form_as("[TOOL_CALLS]NAME[ARGS]PARAMS").unwrap();
+    for form in [gemma(), tagged(), mistral(), coder(), named, form("llama3.jinja").unwrap()] {
+        for written in [
+            "<tool_call>{\"name\": \"f\", \"arguments\": {\"q\": \"x\"}}</tool_call>",
+            "<|tool_call>call:f{q:<|\"|>x<|\"|>}<tool_call|>",
+            "<|python_tag|>{\"name\": \"f\", \"parameters\": {\"q\": \"x\"}}",
+            "[TOOL_CALLS] [{\"name\": \"f\", \"arguments\": {\"q\": \"x\"}}]",
+            "[TOOL_CALLS]f[ARGS]{\"q\": \"x\"}",
+            "<tool_call>\n<function=f>\n<parameter=q>\nx\n</parameter>\n</function>\n</tool_call>",
+            "<tool_call>f(q=\"x\")</tool_call>",
+            "call:f(q=<|\"|>x<|\"|>)",
+            "call:f{q=<|\"|>x<|\"|>}",
+            "call:f({\"q\":\"x\"})",
+        ] {
+            check_all(&form, [(written, Some(json!([["f", {"q": "x"}]])))]);
+        }
+        for same in ["<tool_call>{\"name\": \"h\"}</tool_call>", "[TOOL_CALLS] x", "<|python_tag|>h{}"] {
+            check_all(&form, [(same, None)]);
+        }
+    }
 }
 
 #[test]

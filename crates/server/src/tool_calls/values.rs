@@ -417,7 +417,8 @@ pub fn written(value: &Value) -> String {
         },
         Value::Array(list) => format!("[{}]", list.iter().map(written).collect::<Vec<_>>().join(",")),
         Value::Object(object) => {
-            let entry = |(key, value): (&String, &Value)| format!("{}:{}", Value::from(key.as_str()), written(value));
+            let entry =
+                |(key, value): (&String, &Value)| format!("{}:{}", Value::from(key.as_str()), written(value));
             format!("{{{}}}", object.iter().map(entry).collect::<Vec<_>>().join(","))
         }
         _ => value.to_string(),
