@@ -187,6 +187,24 @@ fn tagged_calls_are_found_wherever_pieces_are_cut() {
     );
     check(&gemma(), "So: call:f{n:1}<tool_call|>", &[text("So:"), call("f", r#"{"n":1}"#)]);
     check(&tagged(), "So: {\"name\": \"f\"}</tool_call>", &[text("So:"), call("f", "{}")]);
+    for (inner, before) in [("</tool_call>", ""), ("a\\\"</tool_call></tool_call> b", "So: ")] {
+        let written =
+            format!("{before}<tool_call>{{\"name\":\"f\",\"arguments\":{{\"q\":\"{inner}\"}}}}</tool_call>");
+        let read = call("f", &format!("{{\"q\":\"{inner}\"}}"));
+        let words = (!before.is_empty()).then(|| text("So:"));
+        check(&tagged(), &written, &words.into_iter().chain([read]).collect::<Vec<_>>());
+    }
+    check(
+        &tagged(),
+        "<tool_call>{\"name\":\"f\",\"arguments\":{\"q\":\"x}}</tool_call> \"y\" <tool_call>{\"name\":\"f\"}</tool_call>",
+        &[call("f", r#"{"q":"x"}"#), text(" \"y\""), call("f", "{}")],
+    );
+    check(
+        &tagged(),
+        "So:\n```json\n<tool_call>{\"name\":\"f\"}</tool_call>\n```\nx\n```",
+        &[text("So:"), call("f", "{}"), text("\nx\n```")],
+    );
+    check(&tagged(), "```py\n<tool_call>h</tool_call>\n```", &[text("```py\n<tool_call>h</tool_call>\n```")]);
     let long = "<|tool_call>call:f{n:12345678901234567890123,any:[-12345678901234567890123]}<tool_call|>";
     let read = r#"{"n":12345678901234567890123,"any":[-12345678901234567890123]}"#;
     check(&gemma(), long, &[call("f", read)]);
@@ -256,6 +274,16 @@ fn arguments_in_braces_are_read_as_models_write_them() {
         ("call:f{}", json!([["f", {}]])),
         ("call:f", json!([["f", {}]])),
         ("call:g{a:None}", json!([["g", {"a": "None"}]])),
+        (r#"call:f{q:<|"|>x"}"#, json!([["f", {"q": "x"}]])),
+        (r#"call:f{any:<|"|>x"}"#, json!([["f", {"any": "x"}]])),
+        (r#"call:f{q:"x<|"|>}"#, json!([["f", {"q": "x"}]])),
+        (r#"call:f{q:<|"|>x'}"#, json!([["f", {"q": "x"}]])),
+        (r#"call:f{q:"x'}"#, json!([["f", {"q": "x"}]])),
+        (r#"call:f{q:'x"}"#, json!([["f", {"q": "x"}]])),
+        (r#"call:f{q:x',r:it's}"#, json!([["f", {"q": "x'", "r": "it's"}]])),
+        ("call:f{q:\"\"\"tri\"\"\",r:'''a'''}", json!([["f", {"q": "tri", "r": "a"}]])),
+        (r#"call:f{q:<|"|>a<|"|> r:<|"|>b<|"|>}"#, json!([["f", {"q": "a", "r": "b"}]])),
+        (r#"call:f{list:("a","b"),n:1}"#, json!([["f", {"list": ["a", "b"], "n": 1}]])),
         ("call:f{q:None,r:null,n:None,any:None,x:1}", json!([["f", {"any": null, "x": 1}]])),
         ("call:f{maybe:NaN,q:NaN}", json!([["f", {"maybe": null, "q": "NaN"}]])),
         (

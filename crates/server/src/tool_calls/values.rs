@@ -58,10 +58,10 @@ impl<'a> ValueReader<'a> {
         ends
     }
 
-    /// Skips what separates entries. Returns false where the mark `outer` ends what is around, since the own one is
+    /// Skips what separates entries; before a key of `object` it may be missing. Returns false where the mark `outer` ends what is around, since the own one is
     /// missing; `None` where the text goes on otherwise.
-    fn goes_on(&mut self, own: char, outer: char) -> Option<bool> {
-        if self.skip(',') || self.ends() {
+    fn goes_on(&mut self, own: char, outer: char, object: Option<&ArgumentShape<'_>>) -> Option<bool> {
+        if self.skip(',') || self.ends() || object.is_some_and(|o| self.key_follows(self.rest(), o)) {
             return Some(true);
         }
         match self.peek()? {
@@ -97,7 +97,7 @@ impl<'a> ValueReader<'a> {
             if !is_none || inner.types() & NULL != 0 || shape.requires(&key) {
                 object.insert(key, value);
             }
-            if !self.goes_on('}', ']')? {
+            if !self.goes_on('}', ']', Some(shape))? {
                 return Some(object);
             }
         }
@@ -117,7 +117,7 @@ impl<'a> ValueReader<'a> {
                 break;
             }
             list.push(self.value(&items, None, depth + 1)?);
-            if !self.goes_on(']', '}')? {
+            if !self.goes_on(']', '}', None)? {
                 break;
             }
         }
@@ -168,13 +168,26 @@ impl<'a> ValueReader<'a> {
                 // A text that begins with a bracket.
                 (self.at, self.is_mended) = (start, is_mended);
             }
+            // A tuple of Python.
+            '(' if types & LIST != 0 && types & TEXT == 0 => {
+                let mut ends = self.rest().match_indices(')').map(|(i, _)| i);
+                let end = ends.find(|i| is_end(&self.rest()[i + 1..], &[',', '}', ']']))?;
+                let inner = format!("[{}]", &self.rest()[1..end]);
+                let mut reader = ValueReader::new(&inner, self.mark, false);
+                let list = reader.list(shape, depth)?;
+                self.at += end + 1;
+                return reader.rest().is_empty().then(|| list.into());
+            }
             '"' | '\'' => {
                 if let Some(text) = self.quoted(first, &[',', '}', ']']) {
                     return Some(fit(text, shape, depth));
                 }
                 // The closing mark is missing.
                 self.at += usize::from(first == '"');
-                return self.bare(object, true).map(|(text, _)| fit(text.into(), shape, depth));
+                let (text, is_closed) = self.bare(object, true)?;
+                let opened = text.strip_prefix('\'').filter(|_| is_closed);
+                let text = opened.unwrap_or(if first == '"' { without_close(text) } else { text });
+                return Some(fit(text.into(), shape, depth));
             }
             _ => {}
         }
@@ -190,14 +203,14 @@ impl<'a> ValueReader<'a> {
         self.at += self.mark.len();
         let rest = self.rest();
         if let Some((text, behind)) = rest.split_once(self.mark)
-            && is_end(behind, &[',', '}', ']'])
+            && (is_end(behind, &[',', '}', ']']) || object.is_some_and(|o| self.key_follows(behind, o)))
         {
             self.at += text.len() + self.mark.len();
             return Some(text.into());
         }
         // The closing mark is missing: the text must end before the next one.
         let (text, _) = self.bare(object, true)?;
-        (!text.contains(self.mark)).then(|| text.into())
+        (!text.contains(self.mark)).then(|| without_close(text).into())
     }
 
     /// Reads a text in quotation marks. The closing one is followed by one of `ends`, so that others may stand inside.
@@ -210,6 +223,11 @@ impl<'a> ValueReader<'a> {
         while let Some((i, c)) = chars.next() {
             if c == quote && is_end(&rest[i + 1..], ends) {
                 self.at += i + 2;
+                // Three marks, as in Python.
+                let two = [quote, quote].iter().collect::<String>();
+                if rest[..i].len() >= 4 && rest.starts_with(&two) && rest[..i].ends_with(&two) {
+                    text = text[2..text.len() - 2].into();
+                }
                 return Some(text);
             }
             if c != '\\' {
@@ -322,6 +340,11 @@ impl<'a> ValueReader<'a> {
             Some(_) => rest.starts_with("call:"),
         }
     }
+}
+
+/// Returns a text without the quotation mark at its end that closes another mark.
+fn without_close(text: &str) -> &str {
+    text.strip_suffix('\'').filter(|text| !text.contains('\'')).unwrap_or(text)
 }
 
 /// Tells whether a text is empty or begins with one of `ends`, after blanks.
