@@ -15,8 +15,11 @@ const TEXT: &str = "*MARKOFATEXT";
 const ARGUMENT: (&str, &str) = ("key", "value");
 /// Tag before calls that Llama 3 writes, but its template does not.
 const PYTHON_TAG: &str = "<|python_tag|>";
-/// Recipient of gpt-oss's calls; it follows the role or the channel.
-const RECIPIENT: &str = " to=functions.";
+/// Recipient of gpt-oss's calls; it follows the role or the channel. Models leave out the second half.
+const RECIPIENT: (&str, &str) = (" to=", "functions.");
+/// Tags before and after calls in any form, which models write whatever their template's form is.
+const BEGINS: [&str; 5] = ["<tool_call>", "<|tool_call>", "<|tool_call|>", "[TOOL_CALLS]", PYTHON_TAG];
+const ENDS: [&str; 4] = ["</tool_call>", "<tool_call|>", "<|/tool_call|>", "<|call|>"];
 
 /// The form in which a template writes tool calls.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -61,7 +64,7 @@ impl CallForm {
 
     /// Finds the form of the marker call by what stands before its name, and behind it.
     fn of_call(before: &str, behind: &str) -> Option<CallForm> {
-        if before.ends_with(RECIPIENT) {
+        if before.strip_suffix(RECIPIENT.1).unwrap_or(before).ends_with(RECIPIENT.0) {
             return Some(CallForm::of_harmony());
         }
         if before.trim_end().ends_with("<function=") {
@@ -94,7 +97,10 @@ impl CallForm {
             "<|channel|>analysis",
         ];
         CallForm {
-            begins: heads.iter().map(|head| format!("{head}{RECIPIENT}")).collect(),
+            begins: [RECIPIENT.1, ""]
+                .iter()
+                .flat_map(|half| heads.map(|head| format!("{head}{}{half}", RECIPIENT.0)))
+                .collect(),
             end: Some("<|call|>".into()),
             syntax: CallSyntax::Named { between: " <|constrain|>json<|message|>".into() },
         }
@@ -151,8 +157,18 @@ impl CallForm {
     pub(super) fn marks(&self) -> CallMarks<'_> {
         match &self.syntax {
             CallSyntax::Braces { word, quote } => CallMarks { word, quote },
-            _ => CallMarks { word: "", quote: "" },
+            _ => CallMarks { word: "call:", quote: "<|\"|>" },
         }
+    }
+
+    /// Returns all tags before calls: the form's own, and those of other forms.
+    pub(super) fn begins(&self) -> impl Iterator<Item = &str> {
+        self.begins.iter().map(String::as_str).chain(BEGINS)
+    }
+
+    /// Returns all tags after calls.
+    pub(super) fn ends(&self) -> impl Iterator<Item = &str> {
+        self.end_tag().into_iter().chain(ENDS)
     }
 
     /// Returns the special tokens that are part of a call's text, so that decoding must show them.
@@ -161,8 +177,7 @@ impl CallForm {
             CallSyntax::Named { between } => between.as_str(),
             _ => "",
         };
-        let texts =
-            self.begins.iter().map(String::as_str).chain(self.end_tag()).chain([self.marks().quote, between]);
+        let texts = self.begins().chain(self.ends()).chain([self.marks().quote, between]);
         let mut ids: Vec<u32> = texts.flat_map(tags).filter_map(|tag| tokenizer.special_id(tag)).collect();
         ids.sort_unstable();
         ids.dedup();

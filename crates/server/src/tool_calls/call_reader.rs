@@ -9,22 +9,26 @@
 
 use super::ToolCall;
 use super::schema::ArgumentShape;
-use super::values::{ValueReader, fit};
+use super::values::{ValueReader, fit, written};
 use serde_json::{Map, Value, json};
 use std::sync::LazyLock;
 
 /// Keys with which the object of a call begins.
-const KEYS: [&str; 6] = ["name", "arguments", "parameters", "function", "type", "id"];
+const KEYS: [&str; 8] = ["name", "arguments", "parameters", "args", "input", "function", "type", "id"];
+/// Keys of the arguments; the last two only where the tool has no such property.
+pub const ARGUMENTS: [&str; 4] = ["arguments", "parameters", "args", "input"];
 /// Words between a name and its arguments; besides, there are marks in angle brackets or brackets.
-const WORDS: [&str; 4] = ["json", "commentary", "analysis", "```"];
+const WORDS: [&str; 5] = ["json", "code", "commentary", "analysis", "```"];
 /// Most bytes of a text that may still become a call.
 const MAX_UNSURE: usize = 256;
 
-/// Schema of a call; its arguments have the schema of the tool.
+/// Schema of a call; its arguments have the schema of the tool, also where they stand beside the name.
 static CALL: LazyLock<Value> = LazyLock::new(|| {
     let arguments = json!({"allOf": [{"type": "object"}, {"$ref": "#"}]});
-    let mut call =
-        json!({"properties": {"name": {"type": "string"}, "arguments": arguments, "parameters": arguments}});
+    let mut call = json!({"properties": {"name": {"type": "string"}}, "anyOf": [{"$ref": "#"}]});
+    for key in ARGUMENTS {
+        call["properties"][key] = arguments.clone();
+    }
     let inner = call.clone();
     call["properties"]["function"] = inner;
     call
@@ -104,12 +108,30 @@ impl Tools {
         let (name, parameters) = named.or_else(|| self.find(&scan_name(text)?))?;
         let mut reader = ValueReader::new(text, marks.quote, is_ended);
         let call = reader.object(&ArgumentShape::new(parameters, &CALL), 0)?;
-        let arguments = match part(&call, &["arguments", "parameters"]) {
-            None | Some(Value::Null) => Map::new(),
-            Some(Value::Object(arguments)) => arguments.clone(),
+        let shape = ArgumentShape::new(parameters, parameters);
+        let keys: Vec<&str> =
+            ARGUMENTS.into_iter().filter(|key| KEYS[1..3].contains(key) || !shape.has(key)).collect();
+        let (mut arguments, is_given, is_empty) = match part(&call, &keys) {
+            None | Some(Value::Null) => (Map::new(), false, false),
+            Some(Value::String(text)) if text.trim().is_empty() => (Map::new(), false, true),
+            Some(Value::Object(arguments)) => (arguments.clone(), true, false),
             Some(_) => return None,
         };
-        Some((made(name, parameters, arguments, reader.is_mended)?, reader.rest()))
+        // Arguments beside the name.
+        let inner = call.get("function").and_then(Value::as_object);
+        for (key, value) in call.iter().chain(inner.into_iter().flatten()) {
+            let is_frame = ["name", "function"].contains(&key.as_str()) || keys.contains(&key.as_str());
+            let is_known = ["type", "id"].contains(&key.as_str());
+            if is_frame || is_known && (is_given || !shape.has(key)) {
+                continue;
+            }
+            if shape.has(key) {
+                arguments.entry(key.as_str()).or_insert_with(|| value.clone());
+            } else if !is_given {
+                return None;
+            }
+        }
+        Some((made(name, parameters, arguments, reader.is_mended || is_empty)?, reader.rest()))
     }
 
     /// Reads a name with arguments behind it.
@@ -121,9 +143,12 @@ impl Tools {
     ) -> Option<(ToolCall, &'t str)> {
         let text = text.strip_prefix(marks.word.trim()).unwrap_or(text);
         let text = text.strip_prefix("functions.").unwrap_or(text).trim_start();
-        let end = text.find(|c: char| c.is_whitespace() || "{[<(".contains(c))?;
+        let end = text.find(|c: char| c.is_whitespace() || "{[<(".contains(c)).unwrap_or(text.len());
         let (name, parameters) = self.find(&text[..end])?;
         let mut behind = text[end..].trim_start();
+        if behind.is_empty() && is_ended {
+            return Some((made(name, parameters, Map::new(), true)?, ""));
+        }
         // As a call in Python.
         if let Some(inner) = behind.strip_prefix('(').and_then(|inner| inner.trim_end().strip_suffix(')')) {
             let is_object = inner.trim_start().starts_with('{');
@@ -208,8 +233,8 @@ impl Tools {
         if text.starts_with("<function") {
             return Guess::Yes;
         }
-        let tail = text.strip_prefix(marks.word).filter(|_| !marks.word.is_empty());
-        if tail.is_none() && !marks.word.is_empty() && marks.word.starts_with(text) {
+        let tail = text.strip_prefix(marks.word);
+        if tail.is_none() && marks.word.starts_with(text) {
             return unsure;
         }
         if tail.is_none() && !is_tagged {
@@ -270,7 +295,7 @@ impl Tools {
 fn made(name: &str, parameters: &Value, arguments: Map<String, Value>, is_mended: bool) -> Option<ToolCall> {
     let mut required = parameters["required"].as_array().into_iter().flatten().filter_map(Value::as_str);
     let is_cut = is_mended && required.any(|key| !arguments.contains_key(key));
-    (!is_cut).then(|| ToolCall { name: name.into(), arguments: Value::from(arguments).to_string() })
+    (!is_cut).then(|| ToolCall { name: name.into(), arguments: written(&arguments.into()) })
 }
 
 /// Returns the first of these parts of a call, also from within its `function`.

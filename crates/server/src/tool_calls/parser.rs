@@ -1,9 +1,12 @@
 //! Finds tool calls in an answer that arrives in pieces.
 
-use super::call_reader::{Guess, Tools};
+use super::call_reader::{ARGUMENTS, Guess, Tools};
 use super::{AnswerPart, CallForm};
 use serde_json::Value;
 use std::sync::Arc;
+
+/// Mark before and after a block of code.
+const FENCE: &str = "```";
 
 /// Finds tool calls in an answer that arrives in pieces. Holds back text as long as it may begin a call, and blanks
 /// before it. The parts do not depend on how the answer is cut.
@@ -22,6 +25,12 @@ pub struct CallParser {
     is_line_start: bool,
     /// True if anything but blanks came before the held text.
     is_begun: bool,
+    /// True if a block of code began with the tag of the last call; its end is no text.
+    is_fenced: bool,
+    /// End tag of a call within a text in JSON, if the call goes on behind it.
+    inner: Option<InnerTag>,
+    /// True if end tags within texts are looked for.
+    is_strict: bool,
 }
 
 /// State of the parser.
@@ -37,6 +46,16 @@ enum ParserState {
     Done,
 }
 
+/// End tag within a text in JSON.
+#[derive(Clone)]
+struct InnerTag {
+    tag: String,
+    /// Place of the tag in the held text.
+    at: usize,
+    /// Place behind the last such tag.
+    seen: usize,
+}
+
 impl CallParser {
     /// Makes a parser of calls of the request's `tools`, in the form of requests.
     pub fn new(form: CallForm, tools: &[Value]) -> CallParser {
@@ -49,6 +68,9 @@ impl CallParser {
             held: String::new(),
             is_line_start: true,
             is_begun: false,
+            is_fenced: false,
+            inner: None,
+            is_strict: true,
         }
     }
 
@@ -78,15 +100,24 @@ impl CallParser {
             }
             ParserState::Tagged { .. } | ParserState::Untagged { .. } => {
                 self.held.push(c);
-                let ends = |tag: &&String| c == last(tag) && self.held.ends_with(tag.as_str());
-                if let Some(tag) = self.form.end.iter().find(ends) {
-                    let (length, tag) = (self.held.len() - tag.len(), tag.clone());
-                    self.held.truncate(length);
+                let ends = |tag: &&str| tag.ends_with(c) && self.held.ends_with(tag);
+                let end = self.form.ends().find(ends).map(String::from);
+                let begin = self.form.begins().filter(ends).max_by_key(|tag| tag.len()).map(String::from);
+                if self.inner.is_some() && begin.is_some() {
+                    self.cut(parts);
+                } else if let Some(tag) = end {
+                    if self.is_inner(&tag) {
+                        return;
+                    }
+                    if self.inner.is_some() && !self.is_json(self.held.len() - tag.len()) {
+                        return self.cut(parts);
+                    }
+                    self.inner = None;
+                    self.held.truncate(self.held.len() - tag.len());
                     self.close(&tag, parts);
-                } else if let Some(tag) = self.form.begins.iter().filter(ends).max_by_key(|tag| tag.len()) {
+                } else if let Some(tag) = begin {
                     // The end tag is missing.
-                    let (length, tag) = (self.held.len() - tag.len(), tag.clone());
-                    self.held.truncate(length);
+                    self.held.truncate(self.held.len() - tag.len());
                     self.close("", parts);
                     if !matches!(self.state, ParserState::Done) {
                         self.state = ParserState::Tagged { tag, guess: Guess::Unsure };
@@ -103,15 +134,60 @@ impl CallParser {
         }
     }
 
+    /// Tells whether the end tag of the held text stands within a text in JSON, and notes it then.
+    fn is_inner(&mut self, tag: &str) -> bool {
+        let at = self.held.len() - tag.len();
+        let seen = self.inner.as_ref().map_or(0, |inner| inner.seen);
+        let (mut is_text, mut chars) = (seen > 0, self.held[seen..at].chars());
+        while let Some(c) = chars.next() {
+            is_text ^= c == '"';
+            if c == '\\' {
+                chars.next();
+            }
+        }
+        let is_inner = is_text && self.is_strict && self.held.trim_start().starts_with(['{', '[']);
+        if is_inner {
+            let inner = self.inner.get_or_insert(InnerTag { tag: tag.into(), at, seen });
+            inner.seen = self.held.len();
+        }
+        is_inner
+    }
+
+    fn is_json(&self, end: usize) -> bool {
+        serde_json::from_str::<serde::de::IgnoredAny>(&self.held[..end]).is_ok()
+    }
+
+    /// Ends a call at the first end tag after all, since what follows is no JSON.
+    fn cut(&mut self, parts: &mut Vec<AnswerPart>) {
+        let Some(inner) = self.inner.take() else { return };
+        let rest = self.held.split_off(inner.at + inner.tag.len());
+        self.held.truncate(inner.at);
+        self.is_strict = false;
+        self.close(&inner.tag, parts);
+        rest.chars().for_each(|c| self.add(c, parts));
+        self.is_strict = true;
+    }
+
     /// Decides whether the held text begins a tag, a call, or is text.
     fn decide(&mut self, parts: &mut Vec<AnswerPart>) {
         loop {
-            if let Some(tag) = self.form.begins.iter().find(|tag| **tag == self.held) {
-                self.state = ParserState::Tagged { tag: tag.clone(), guess: Guess::Unsure };
+            if self.is_fenced && self.held == FENCE {
                 self.held.clear();
+                self.blanks.clear();
+                self.is_fenced = false;
                 return;
             }
-            if self.held.is_empty() || self.form.begins.iter().any(|tag| tag.starts_with(&self.held)) {
+            // A block of code may begin with a tag.
+            let fenced = self.held.strip_prefix(FENCE).filter(|_| self.is_line_start);
+            let body = fenced.and_then(|fenced| fenced.split_once('\n')).map(|(_, inner)| inner.trim_start());
+            let body = body.unwrap_or(&self.held);
+            if self.form.begins().any(|tag| tag == body) {
+                let tag = std::mem::take(&mut self.held);
+                self.state = ParserState::Tagged { tag, guess: Guess::Unsure };
+                return;
+            }
+            let may_begin = !body.is_empty() && self.form.begins().any(|tag| tag.starts_with(body));
+            if self.held.is_empty() || may_begin {
                 return;
             }
             if self.is_line_start || !self.blanks.is_empty() {
@@ -147,6 +223,7 @@ impl CallParser {
             *all += text;
         }
         self.is_begun |= !text.is_empty();
+        self.is_fenced &= text.is_empty();
         self.is_line_start = text.ends_with('\n');
     }
 
@@ -173,7 +250,7 @@ impl CallParser {
         let marks = self.form.marks();
         // Without tags, an object is a call if it is the whole answer and has arguments; what a word marks begins a line.
         let is_object = self.held.starts_with(['{', '[', '`']);
-        let has_arguments = || ["arguments", "parameters"].iter().any(|key| self.held.contains(key));
+        let has_arguments = || ARGUMENTS.iter().any(|key| self.held.contains(key));
         let is_line_start = !matches!(self.state, ParserState::Untagged { is_line_start: false });
         let is_meant = is_tagged || is_line_start && (!is_object || !self.is_begun && has_arguments());
         self.tools.read(&self.held, &marks, is_ended).filter(|_| is_meant)
@@ -184,6 +261,7 @@ impl CallParser {
         parts.extend(calls.into_iter().take(most).map(AnswerPart::Call));
         self.blanks.clear();
         self.held.clear();
+        self.is_fenced |= matches!(&self.state, ParserState::Tagged { tag, .. } if tag.starts_with(FENCE));
         self.is_begun = true;
         self.is_line_start = true;
         self.state = if self.is_single { ParserState::Done } else { ParserState::Text };
@@ -193,6 +271,9 @@ impl CallParser {
     /// `is_cut` at its most tokens, only a complete one.
     pub fn finish(&mut self, is_cut: bool) -> Vec<AnswerPart> {
         let mut parts = Vec::new();
+        if self.inner.is_some() && !self.is_json(self.held.len()) {
+            self.cut(&mut parts);
+        }
         let is_tagged = matches!(self.state, ParserState::Tagged { .. });
         match &self.state {
             ParserState::Done => {}
@@ -205,8 +286,4 @@ impl CallParser {
         }
         parts
     }
-}
-
-fn last(text: &str) -> char {
-    text.chars().next_back().unwrap_or_default()
 }

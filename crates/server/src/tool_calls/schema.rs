@@ -16,6 +16,8 @@ pub const TEXT: Types = 16;
 pub const LIST: Types = 32;
 pub const OBJECT: Types = 64;
 const ALL: Types = 127;
+/// First character of a text that stands for a whole number too long for a [`Value`].
+pub const LONG: char = '\0';
 
 /// A schema with its alternatives side by side. Without a schema, any value fits.
 #[derive(Clone)]
@@ -70,6 +72,12 @@ impl<'s> ArgumentShape<'s> {
         self.properties().any(|all| all.contains_key(key))
     }
 
+    /// Tells whether the schema requires a property of this name.
+    pub fn requires(&self, key: &str) -> bool {
+        let lists = self.branches.iter().filter_map(|schema| schema["required"].as_array());
+        lists.flatten().any(|name| name == key)
+    }
+
     /// Tells whether the schema names properties.
     pub fn has_properties(&self) -> bool {
         self.properties().any(|all| !all.is_empty())
@@ -109,6 +117,7 @@ pub fn type_of(value: &Value) -> Types {
         Value::Bool(_) => BOOLEAN,
         Value::Number(n) if n.is_f64() => FRACTION,
         Value::Number(_) => INTEGER,
+        Value::String(text) if text.starts_with(LONG) => INTEGER,
         Value::String(_) => TEXT,
         Value::Array(_) => LIST,
         Value::Object(_) => OBJECT,

@@ -85,6 +85,15 @@ fn forms_are_found_in_templates() {
     assert_eq!(list, Some(made("<|tool_call|>", Some("<|/tool_call|>"), json("[", "]", "arguments"))));
     let harmony = form_as(" to=functions.NAME<|channel|>commentary json<|message|>PARAMS<|call|>").unwrap();
     assert_eq!(harmony.end_tag(), Some("<|call|>"));
+    // As gpt-oss's own template writes messages.
+    let channels = form_of(
+        "{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}{% if m.tool_calls %}\
+         {% set c = m.tool_calls[0].function %}<|start|>assistant to={{ 'functions.' + c.name }}<|channel|>commentary json\
+         <|message|>{{ c.arguments | tojson }}<|call|>{% elif m.role == 'assistant' %}\
+         <|start|>assistant<|channel|>final<|message|>{{ m.content }}<|end|>{% else %}\
+         <|start|>user<|message|>{{ m.content }}<|end|>{% endif %}{% endfor %}",
+    );
+    assert_eq!(channels, Some(harmony));
     for none in ["gemma3.jinja", "zaya.jinja"] {
         assert_eq!(form(none), None, "{none}");
     }
@@ -178,6 +187,27 @@ fn tagged_calls_are_found_wherever_pieces_are_cut() {
     );
     check(&gemma(), "So: call:f{n:1}<tool_call|>", &[text("So:"), call("f", r#"{"n":1}"#)]);
     check(&tagged(), "So: {\"name\": \"f\"}</tool_call>", &[text("So:"), call("f", "{}")]);
+    for (inner, before) in [("</tool_call>", ""), ("a\\\"</tool_call></tool_call> b", "So: ")] {
+        let written =
+            format!("{before}<tool_call>{{\"name\":\"f\",\"arguments\":{{\"q\":\"{inner}\"}}}}</tool_call>");
+        let read = call("f", &format!("{{\"q\":\"{inner}\"}}"));
+        let words = (!before.is_empty()).then(|| text("So:"));
+        check(&tagged(), &written, &words.into_iter().chain([read]).collect::<Vec<_>>());
+    }
+    check(
+        &tagged(),
+        "<tool_call>{\"name\":\"f\",\"arguments\":{\"q\":\"x}}</tool_call> \"y\" <tool_call>{\"name\":\"f\"}</tool_call>",
+        &[call("f", r#"{"q":"x"}"#), text(" \"y\""), call("f", "{}")],
+    );
+    check(
+        &tagged(),
+        "So:\n```json\n<tool_call>{\"name\":\"f\"}</tool_call>\n```\nx\n```",
+        &[text("So:"), call("f", "{}"), text("\nx\n```")],
+    );
+    check(&tagged(), "```py\n<tool_call>h</tool_call>\n```", &[text("```py\n<tool_call>h</tool_call>\n```")]);
+    let long = "<|tool_call>call:f{n:12345678901234567890123,any:[-12345678901234567890123]}<tool_call|>";
+    let read = r#"{"n":12345678901234567890123,"any":[-12345678901234567890123]}"#;
+    check(&gemma(), long, &[call("f", read)]);
     check(&gemma(), "So: call:f{n:1}", &[text("So: call:f{n:1}")]);
     check(&gemma(), "So:\n call:f{n:1}<tool_call|>.", &[text("So:"), call("f", r#"{"n":1}"#), text(".")]);
 }
@@ -242,6 +272,20 @@ fn arguments_in_braces_are_read_as_models_write_them() {
     let in_tags = |inner: &str| format!("<|tool_call>{inner}<tool_call|>");
     for (written, read) in [
         ("call:f{}", json!([["f", {}]])),
+        ("call:f", json!([["f", {}]])),
+        ("call:g{a:None}", json!([["g", {"a": "None"}]])),
+        (r#"call:f{q:<|"|>x"}"#, json!([["f", {"q": "x"}]])),
+        (r#"call:f{any:<|"|>x"}"#, json!([["f", {"any": "x"}]])),
+        (r#"call:f{q:"x<|"|>}"#, json!([["f", {"q": "x"}]])),
+        (r#"call:f{q:<|"|>x'}"#, json!([["f", {"q": "x"}]])),
+        (r#"call:f{q:"x'}"#, json!([["f", {"q": "x"}]])),
+        (r#"call:f{q:'x"}"#, json!([["f", {"q": "x"}]])),
+        (r#"call:f{q:x',r:it's}"#, json!([["f", {"q": "x'", "r": "it's"}]])),
+        ("call:f{q:\"\"\"tri\"\"\",r:'''a'''}", json!([["f", {"q": "tri", "r": "a"}]])),
+        (r#"call:f{q:<|"|>a<|"|> r:<|"|>b<|"|>}"#, json!([["f", {"q": "a", "r": "b"}]])),
+        (r#"call:f{list:("a","b"),n:1}"#, json!([["f", {"list": ["a", "b"], "n": 1}]])),
+        ("call:f{q:None,r:null,n:None,any:None,x:1}", json!([["f", {"any": null, "x": 1}]])),
+        ("call:f{maybe:NaN,q:NaN}", json!([["f", {"maybe": null, "q": "NaN"}]])),
         (
             r#"call:a-b.c{x:{y:[1,-2.5e3,true,null,<|"|>z<|"|>]},w:[]}"#,
             json!([["a-b.c", {"x": {"y": [1, -2.5e3, true, null, "z"]}, "w": []}]]),
@@ -317,7 +361,8 @@ fn arguments_in_braces_are_read_as_models_write_them() {
     let deep = format!("call:f{{any:{}{}}}", "[".repeat(100_000), "]".repeat(100_000));
     for same in [
         "",
-        "call:f",
+        "call:g",
+        "call:f{x:NaN}",
         "call:f{",
         "call:f{a}",
         "call:f{a:}",
@@ -359,6 +404,11 @@ fn objects_are_read_as_models_write_them() {
         ),
         ("{\"name\": \"functions.f\", \"parameters\": \"{'n': 2}\"}", json!([["f", {"n": 2}]])),
         ("{\"arguments\": {\"n\": 2}, \"name\": \"f\"}", json!([["f", {"n": 2}]])),
+        (r#"{"name":"f","args":{"n":"2"}}"#, json!([["f", {"n": 2}]])),
+        (r#"{"name":"f","input":{"q":"x"},"id":"1"}"#, json!([["f", {"q": "x"}]])),
+        (r#"{"name":"f","q":5,"n":"2"}"#, json!([["f", {"q": "5", "n": 2}]])),
+        (r#"{"name":"f","arguments":{"q":"x"},"n":2,"index":0}"#, json!([["f", {"q": "x", "n": 2}]])),
+        (r#"{"name":"f","arguments":""}"#, json!([["f", {}]])),
         (
             "[{\"name\": \"f\", \"arguments\": {}}, {\"name\": \"f\", \"arguments\": null}]",
             json!([["f", {}], ["f", {}]]),
@@ -384,6 +434,8 @@ fn objects_are_read_as_models_write_them() {
             ),
             ("<tool_call>{\"name\": \"f\", \"arguments\": {\"n\": {}}</tool_call", None),
             ("<tool_call>{\"name\": \"f\", \"arguments\": 3}</tool_call>", None),
+            (r#"<tool_call>{"name":"f","q":"x","other":1}</tool_call>"#, None),
+            (r#"<tool_call>{"name":"g","arguments":""}</tool_call>"#, None),
         ],
     );
     check_all(
@@ -416,6 +468,13 @@ fn objects_are_read_as_models_write_them() {
         ],
     );
     let harmony = form_as(" to=functions.NAME<|channel|>commentary json<|message|>PARAMS<|call|>").unwrap();
+    for between in ["", " json", " code", " <|constrain|>json", " <|constrain|>json ", "<|constrain|>json"] {
+        for (recipient, end) in [("functions.f", "<|call|>"), ("f", "")] {
+            let written =
+                format!("<|channel|>commentary to={recipient}{between}<|message|>{{\"q\":\"x\"}}{end}");
+            check_all(&harmony, [(written.as_str(), Some(json!([["f", {"q": "x"}]])))]);
+        }
+    }
     check_all(
         &harmony,
         [
@@ -434,6 +493,30 @@ fn objects_are_read_as_models_write_them() {
             ("<|channel|>commentary to=functions.h<|message|>{}", None),
         ],
     );
+}
+
+#[test]
+fn calls_in_another_form_than_the_template_s_are_read() {
+    let named = form_as("[TOOL_CALLS]NAME[ARGS]PARAMS").unwrap();
+    for form in [gemma(), tagged(), mistral(), coder(), named, form("llama3.jinja").unwrap()] {
+        for written in [
+            "<tool_call>{\"name\": \"f\", \"arguments\": {\"q\": \"x\"}}</tool_call>",
+            "<|tool_call>call:f{q:<|\"|>x<|\"|>}<tool_call|>",
+            "<|python_tag|>{\"name\": \"f\", \"parameters\": {\"q\": \"x\"}}",
+            "[TOOL_CALLS] [{\"name\": \"f\", \"arguments\": {\"q\": \"x\"}}]",
+            "[TOOL_CALLS]f[ARGS]{\"q\": \"x\"}",
+            "<tool_call>\n<function=f>\n<parameter=q>\nx\n</parameter>\n</function>\n</tool_call>",
+            "<tool_call>f(q=\"x\")</tool_call>",
+            "call:f(q=<|\"|>x<|\"|>)",
+            "call:f{q=<|\"|>x<|\"|>}",
+            "call:f({\"q\":\"x\"})",
+        ] {
+            check_all(&form, [(written, Some(json!([["f", {"q": "x"}]])))]);
+        }
+        for same in ["<tool_call>{\"name\": \"h\"}</tool_call>", "[TOOL_CALLS] x", "<|python_tag|>h{}"] {
+            check_all(&form, [(same, None)]);
+        }
+    }
 }
 
 #[test]

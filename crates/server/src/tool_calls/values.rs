@@ -6,7 +6,7 @@
 //! Marks around a text may be missing on either side. The schema of the tool decides where such a text ends (before the
 //! next property), and whether `5` is a number or a text. What it leaves undecided is no value.
 
-use super::schema::{ArgumentShape, FRACTION, INTEGER, LIST, NULL, OBJECT, TEXT, type_of};
+use super::schema::{ArgumentShape, FRACTION, INTEGER, LIST, LONG, NULL, OBJECT, TEXT, type_of};
 use serde_json::{Map, Number, Value};
 
 /// Most nested values that are read.
@@ -58,10 +58,10 @@ impl<'a> ValueReader<'a> {
         ends
     }
 
-    /// Skips what separates entries. Returns false where the mark `outer` ends what is around, since the own one is
+    /// Skips what separates entries; before a key of `object` it may be missing. Returns false where the mark `outer` ends what is around, since the own one is
     /// missing; `None` where the text goes on otherwise.
-    fn goes_on(&mut self, own: char, outer: char) -> Option<bool> {
-        if self.skip(',') || self.ends() {
+    fn goes_on(&mut self, own: char, outer: char, object: Option<&ArgumentShape<'_>>) -> Option<bool> {
+        if self.skip(',') || self.ends() || object.is_some_and(|o| self.key_follows(self.rest(), o)) {
             return Some(true);
         }
         match self.peek()? {
@@ -90,9 +90,14 @@ impl<'a> ValueReader<'a> {
             if key.is_empty() || !(self.skip(':') || self.skip('=')) || self.peek().is_none() {
                 return None;
             }
-            let value = self.value(&shape.property(&key), Some(shape), depth + 1)?;
-            object.insert(key, value);
-            if !self.goes_on('}', ']')? {
+            let (start, inner) = (self.at, shape.property(&key));
+            let value = self.value(&inner, Some(shape), depth + 1)?;
+            // What the schema does not let be null is left out.
+            let is_none = ["None", "null"].contains(&self.text[start..self.at].trim());
+            if !is_none || inner.types() & NULL != 0 || shape.requires(&key) {
+                object.insert(key, value);
+            }
+            if !self.goes_on('}', ']', Some(shape))? {
                 return Some(object);
             }
         }
@@ -112,7 +117,7 @@ impl<'a> ValueReader<'a> {
                 break;
             }
             list.push(self.value(&items, None, depth + 1)?);
-            if !self.goes_on(']', '}')? {
+            if !self.goes_on(']', '}', None)? {
                 break;
             }
         }
@@ -163,20 +168,33 @@ impl<'a> ValueReader<'a> {
                 // A text that begins with a bracket.
                 (self.at, self.is_mended) = (start, is_mended);
             }
+            // A tuple of Python.
+            '(' if types & LIST != 0 && types & TEXT == 0 => {
+                let mut ends = self.rest().match_indices(')').map(|(i, _)| i);
+                let end = ends.find(|i| is_end(&self.rest()[i + 1..], &[',', '}', ']']))?;
+                let inner = format!("[{}]", &self.rest()[1..end]);
+                let mut reader = ValueReader::new(&inner, self.mark, false);
+                let list = reader.list(shape, depth)?;
+                self.at += end + 1;
+                return reader.rest().is_empty().then(|| list.into());
+            }
             '"' | '\'' => {
                 if let Some(text) = self.quoted(first, &[',', '}', ']']) {
                     return Some(fit(text, shape, depth));
                 }
                 // The closing mark is missing.
                 self.at += usize::from(first == '"');
-                return self.bare(object, true).map(|(text, _)| fit(text.into(), shape, depth));
+                let (text, is_closed) = self.bare(object, true)?;
+                let opened = text.strip_prefix('\'').filter(|_| is_closed);
+                let text = opened.unwrap_or(if first == '"' { without_close(text) } else { text });
+                return Some(fit(text.into(), shape, depth));
             }
             _ => {}
         }
         match self.bare(object, types & TEXT != 0)? {
             ("", _) => None,
             (text, true) => Some(fit(text.into(), shape, depth)),
-            (word, false) => Some(fit_word(word, shape)),
+            (word, false) => fit_word(word, shape),
         }
     }
 
@@ -185,14 +203,14 @@ impl<'a> ValueReader<'a> {
         self.at += self.mark.len();
         let rest = self.rest();
         if let Some((text, behind)) = rest.split_once(self.mark)
-            && is_end(behind, &[',', '}', ']'])
+            && (is_end(behind, &[',', '}', ']']) || object.is_some_and(|o| self.key_follows(behind, o)))
         {
             self.at += text.len() + self.mark.len();
             return Some(text.into());
         }
         // The closing mark is missing: the text must end before the next one.
         let (text, _) = self.bare(object, true)?;
-        (!text.contains(self.mark)).then(|| text.into())
+        (!text.contains(self.mark)).then(|| without_close(text).into())
     }
 
     /// Reads a text in quotation marks. The closing one is followed by one of `ends`, so that others may stand inside.
@@ -205,6 +223,11 @@ impl<'a> ValueReader<'a> {
         while let Some((i, c)) = chars.next() {
             if c == quote && is_end(&rest[i + 1..], ends) {
                 self.at += i + 2;
+                // Three marks, as in Python.
+                let two = [quote, quote].iter().collect::<String>();
+                if rest[..i].len() >= 4 && rest.starts_with(&two) && rest[..i].ends_with(&two) {
+                    text = text[2..text.len() - 2].into();
+                }
                 return Some(text);
             }
             if c != '\\' {
@@ -319,6 +342,11 @@ impl<'a> ValueReader<'a> {
     }
 }
 
+/// Returns a text without the quotation mark at its end that closes another mark.
+fn without_close(text: &str) -> &str {
+    text.strip_suffix('\'').filter(|text| !text.contains('\'')).unwrap_or(text)
+}
+
 /// Tells whether a text is empty or begins with one of `ends`, after blanks.
 fn is_end(text: &str, ends: &[char]) -> bool {
     text.trim_start().chars().next().is_none_or(|c| ends.contains(&c))
@@ -355,7 +383,7 @@ pub fn fit(text: String, shape: &ArgumentShape<'_>, depth: usize) -> Value {
     let read = match inner.peek() {
         Some('{') if types & OBJECT != 0 => inner.object(shape, depth + 1).map(Value::from),
         Some('[') if types & LIST != 0 => inner.list(shape, depth + 1).map(Value::from),
-        _ => Some(fit_word(text.trim(), shape)).filter(|value| type_of(value) & types != 0),
+        _ => fit_word(text.trim(), shape).filter(|value| type_of(value) & types != 0),
     };
     match read {
         Some(value) if inner.rest().is_empty() || !matches!(value, Value::Array(_) | Value::Object(_)) => {
@@ -365,8 +393,8 @@ pub fn fit(text: String, shape: &ArgumentShape<'_>, depth: usize) -> Value {
     }
 }
 
-/// Returns the value of a word without marks.
-fn fit_word(word: &str, shape: &ArgumentShape<'_>) -> Value {
+/// Returns the value of a word without marks; `None` for a number that JSON has not.
+fn fit_word(word: &str, shape: &ArgumentShape<'_>) -> Option<Value> {
     let types = shape.types();
     let literal = match word {
         "None" => Some(Value::Null),
@@ -374,22 +402,49 @@ fn fit_word(word: &str, shape: &ArgumentShape<'_>) -> Value {
         "False" => Some(false.into()),
         _ => serde_json::from_str(word).ok(),
     };
-    match literal {
+    Some(match literal {
         // JSON's own null is meant as it stands.
         Some(Value::Null) if word == "null" || types & NULL != 0 => Value::Null,
+        Some(Value::Number(number)) if number.is_f64() && types & INTEGER != 0 && is_whole(word) => {
+            format!("{LONG}{word}").into()
+        }
         Some(value) if type_of(&value) & types != 0 => value,
         Some(Value::Number(number)) if types & (INTEGER | FRACTION) != 0 => whole(number).into(),
         _ if types & TEXT != 0 => word.into(),
         Some(value) => value,
-        None if types & (INTEGER | FRACTION) != 0 => {
-            let number = word.parse().ok().and_then(Number::from_f64);
-            number.map_or_else(|| word.into(), |number| whole(number).into())
-        }
+        None if types & (INTEGER | FRACTION) != 0 => match word.parse().map(Number::from_f64) {
+            Ok(Some(number)) => whole(number).into(),
+            Ok(None) if types & NULL != 0 => Value::Null,
+            Ok(None) => return None,
+            Err(_) => word.into(),
+        },
         None => match word.to_ascii_lowercase().as_str() {
             "true" => true.into(),
             "false" => false.into(),
             _ => word.into(),
         },
+    })
+}
+
+fn is_whole(word: &str) -> bool {
+    let digits = word.strip_prefix('-').unwrap_or(word);
+    !digits.is_empty() && digits.bytes().all(|b| b.is_ascii_digit())
+}
+
+/// Writes a value as JSON, long whole numbers with all of their digits.
+pub fn written(value: &Value) -> String {
+    match value {
+        Value::String(text) => match text.strip_prefix(LONG).filter(|digits| is_whole(digits)) {
+            Some(digits) => digits.into(),
+            None => value.to_string(),
+        },
+        Value::Array(list) => format!("[{}]", list.iter().map(written).collect::<Vec<_>>().join(",")),
+        Value::Object(object) => {
+            let entry =
+                |(key, value): (&String, &Value)| format!("{}:{}", Value::from(key.as_str()), written(value));
+            format!("{{{}}}", object.iter().map(entry).collect::<Vec<_>>().join(","))
+        }
+        _ => value.to_string(),
     }
 }
 
