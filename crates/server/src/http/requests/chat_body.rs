@@ -319,6 +319,7 @@ fn fresh_seed() -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::http::requests::parse;
 
     fn params(body: Value, api: Api) -> Result<Params, ApiError> {
         parse(api, body.to_string().as_bytes())?.params(&SamplingDefaults::default(), 9, api)

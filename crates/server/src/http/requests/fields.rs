@@ -289,6 +289,7 @@ pub fn refuse(api: Api, body: &Value) -> Result<(), ApiError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::http::requests::parse;
     use anemoe_runtime::chat::SamplingDefaults;
     use serde_json::json;
 
