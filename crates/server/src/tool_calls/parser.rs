@@ -101,8 +101,11 @@ impl CallParser {
             ParserState::Tagged { .. } | ParserState::Untagged { .. } => {
                 self.held.push(c);
                 let ends = |tag: &&str| tag.ends_with(c) && self.held.ends_with(tag);
-                let end = self.form.ends().find(ends).map(String::from);
-                let begin = self.form.begins().filter(ends).max_by_key(|tag| tag.len()).map(String::from);
+                let (mut end, mut begin) = (None, None);
+                if ">].=".contains(c) {
+                    end = self.form.ends().find(ends).map(String::from);
+                    begin = self.form.begins().filter(ends).max_by_key(|tag| tag.len()).map(String::from);
+                }
                 if self.inner.is_some() && begin.is_some() {
                     self.cut(parts);
                 } else if let Some(tag) = end {
