@@ -15,6 +15,8 @@ use url::Url;
 pub const TRIES: u32 = 6;
 /// Pause before the second try; each later pause is twice as long.
 pub const RETRY_PAUSE: Duration = Duration::from_millis(500);
+/// Rounds after which contents that are wrong each time fail.
+const ROUNDS: u32 = 3;
 /// Bytes of one read.
 const PIECE: usize = 1 << 18;
 
@@ -107,20 +109,24 @@ pub fn download(
     target: &Path,
     progress: &mut dyn FnMut(u64),
 ) -> Result<(), DownloadFailure> {
-    // `partial` may hold wrong bytes of an earlier run: a second round starts from nothing.
-    let had_part = partial.metadata().is_ok_and(|m| m.len() > 0);
-    match fill(client, wanted, partial, progress) {
-        Err(DownloadFailure::WrongContents(_)) if had_part => {
-            fs::remove_file(partial)?;
-            fill(client, wanted, partial, progress)
+    // Bytes may have broken on the way, or in `partial` since an earlier run: the server's file is wrong only where a
+    // round from nothing brings the same again.
+    let mut before = None;
+    for round in 1.. {
+        match fill(client, wanted, partial, progress) {
+            Err(DownloadFailure::WrongContents(what)) => {
+                fs::remove_file(partial)?;
+                if round == ROUNDS || before.as_ref() == Some(&what) {
+                    return Err(DownloadFailure::WrongContents(what));
+                }
+                before = Some(what);
+            }
+            ended => {
+                ended?;
+                break;
+            }
         }
-        ended => ended,
     }
-    .inspect_err(|failure| {
-        if matches!(failure, DownloadFailure::WrongContents(_)) {
-            let _ = fs::remove_file(partial);
-        }
-    })?;
     Ok(fs::rename(partial, target)?)
 }
 

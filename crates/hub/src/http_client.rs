@@ -229,6 +229,10 @@ impl HttpClient {
             if !matches!(answer.status, 301 | 302 | 303 | 307 | 308) {
                 return Ok(answer);
             }
+            // Without an address, what else it says tells more.
+            if !request.follow && answer.header("location").is_none() {
+                return Ok(answer);
+            }
             let lost = || Trouble::Lasting(format!("{} redirects to nowhere", shown(&url)));
             let next = answer.header("location").and_then(|to| url.join(to).ok()).ok_or_else(lost)?;
             if next.origin() != url.origin() && !request.follow {
@@ -316,10 +320,13 @@ pub fn shown(url: &Url) -> String {
     url.to_string()
 }
 
-/// Codes by which object stores say that another try may help, whatever the status.
-const PASSING_CODES: [&str; 14] = [
+/// Codes by which object stores say that another try may help, whatever the status. A body that differs from its hash
+/// broke on the way.
+const PASSING_CODES: [&str; 18] = [
+    "BadDigest",
     "BandwidthLimitExceeded",
     "ConditionalRequestConflict",
+    "IncompleteBody",
     "InternalError",
     "OperationAborted",
     "RequestLimitExceeded",
@@ -332,13 +339,16 @@ const PASSING_CODES: [&str; 14] = [
     "Throttling",
     "ThrottlingException",
     "TooManyRequests",
+    "XAmzContentSHA256Mismatch",
+    "XMinioServerNotInitialized",
 ];
 
 /// Tells whether another try may help after an error with this status and code.
 pub fn is_passing(status: u16, code: Option<&str>) -> bool {
     // 520 to 530 are those of proxies that do not reach the server.
     matches!(status, 408 | 425 | 429 | 500 | 502..=504 | 509 | 520..=530)
-        || code.is_some_and(|code| PASSING_CODES.contains(&code))
+        // The answer to a HEAD has no code: another request may be at work on the object.
+        || code.map_or(status == 409, |code| PASSING_CODES.contains(&code))
 }
 
 fn trouble(url: &Url, e: &ureq::Error) -> Trouble {
@@ -370,6 +380,16 @@ mod tests {
         assert!(
             is_passing(200, Some("SlowDown")) && is_passing(503, None) && !is_passing(404, Some("NoSuchKey"))
         );
+        assert!(is_passing(409, None) && !is_passing(409, Some("InvalidBucketState")));
+        for (status, code) in [
+            (400, "IncompleteBody"),
+            (400, "BadDigest"),
+            (400, "XAmzContentSHA256Mismatch"),
+            (200, "XMinioServerNotInitialized"),
+            (409, "OperationAborted"),
+        ] {
+            assert!(is_passing(status, Some(code)), "{code}");
+        }
     }
 
     #[test]

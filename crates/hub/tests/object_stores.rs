@@ -358,7 +358,7 @@ fn page(names: &str, token: &str) -> Reply {
 }
 
 /// Quirks of servers, and what an error says where one is right.
-const QUIRKS: [(&str, Quirk, Option<&str>); 21] = [
+const QUIRKS: [(&str, Quirk, Option<&str>); 30] = [
     (
         "no namespace",
         |_, r, _| xml(r, |x| x.replace(" xmlns=\"http://s3.amazonaws.com/doc/2006-03-01/\"", "")),
@@ -405,12 +405,45 @@ const QUIRKS: [(&str, Quirk, Option<&str>); 21] = [
     ("an error in a success", |_, r, n| first(r, n, 200, "InternalError"), None),
     ("too many requests", |_, r, n| first(r, n, 503, "SlowDown"), None),
     ("a slow upload", |a, r, n| if a.body.is_empty() { r } else { first(r, n, 400, "RequestTimeout") }, None),
+    (
+        "a body that broke off",
+        |a, r, n| if a.method == "PUT" { first(r, n, 400, "IncompleteBody") } else { r },
+        None,
+    ),
+    (
+        "a body that changed",
+        |a, r, n| if a.method == "PUT" { first(r, n, 400, "BadDigest") } else { r },
+        None,
+    ),
+    ("a server that starts", |_, r, n| first(r, n, 200, "XMinioServerNotInitialized"), None),
+    ("another request at work", |_, r, n| first(r, n, 409, "OperationAborted"), None),
     ("a gateway's page", |_, r, n| if n == 0 { Reply::new(502, "<html><body>Bad") } else { r }, None),
     (
         "a connection that breaks",
         |a, r, n| match n == 0 && a.method != "HEAD" {
             true => Reply { cut: Some(r.body.len() / 2), length: Some(r.body.len() + 9), ..r },
             false => r,
+        },
+        None,
+    ),
+    (
+        "a byte that changes on the way",
+        |a, mut r, n| {
+            if a.method == "GET" && !is_list(a) && r.status < 300 && n < 4 && n != 2 {
+                r.body.first_mut().into_iter().for_each(|byte| *byte ^= 1);
+            }
+            r
+        },
+        None,
+    ),
+    (
+        "an empty success",
+        |a, r, n| {
+            if a.method == "GET" && !is_list(a) && r.status < 300 && n % 2 == 1 {
+                Reply::new(200, "")
+            } else {
+                r
+            }
         },
         None,
     ),
@@ -465,6 +498,20 @@ const QUIRKS: [(&str, Quirk, Option<&str>); 21] = [
         },
         Some("set AWS_REGION=eu-west-2"),
     ),
+    (
+        "another region without an address",
+        |_, _, _| {
+            let error = "<Error><Code>PermanentRedirect</Code></Error>";
+            Reply::new(301, error).with("x-amz-bucket-region", "eu-west-3")
+        },
+        Some("set AWS_REGION=eu-west-3"),
+    ),
+    (
+        "another region in the error alone",
+        |_, _, _| Reply::new(301, "<Error><Code>PermanentRedirect</Code><Region>eu-west-4</Region></Error>"),
+        Some("set AWS_REGION=eu-west-4"),
+    ),
+    ("an address that is missing", |_, _, _| Reply::new(301, ""), Some("redirects to another server")),
 ];
 
 #[test]

@@ -211,18 +211,23 @@ impl<'a> Build<'a> {
         let next = AtomicUsize::new(0);
         let failure: Mutex<Option<Error>> = Mutex::new(None);
         let failed = || locked(&failure).is_some() || locked(&self.fault).is_some();
-        std::thread::scope(|scope| {
-            for _ in 0..jobs.clamp(1, which.len().max(1)) {
-                scope.spawn(|| {
-                    while !failed() {
-                        let i = next.fetch_add(1, Ordering::Relaxed);
-                        let Some(&index) = which.get(i) else { break };
-                        if let Err(e) = self.shard(index, on_event) {
-                            locked(&failure).get_or_insert(e);
-                        }
-                    }
-                });
+        let work = || {
+            while !failed() {
+                let i = next.fetch_add(1, Ordering::Relaxed);
+                let Some(&index) = which.get(i) else { break };
+                if let Err(e) = self.shard(index, on_event) {
+                    locked(&failure).get_or_insert(e);
+                }
             }
+        };
+        std::thread::scope(|scope| {
+            // This thread works, too, so that a shard is built where no other thread starts.
+            for _ in 1..jobs.min(which.len()) {
+                if std::thread::Builder::new().spawn_scoped(scope, work).is_err() {
+                    break;
+                }
+            }
+            work();
         });
         failure.into_inner().unwrap_or_else(|p| p.into_inner()).map_or(Ok(()), Err)
     }

@@ -160,9 +160,9 @@ impl Hub {
         let total: u64 = files.iter().map(|(_, file)| file.bytes().min(HEAD)).sum();
         let (next, (send, ended)) = (AtomicUsize::new(0), std::sync::mpsc::channel());
         std::thread::scope(|scope| {
-            for _ in 0..AT_ONCE.min(files.len()) {
+            for i in 0..AT_ONCE.min(files.len()) {
                 let (send, next) = (send.clone(), &next);
-                scope.spawn(move || {
+                let work = move || {
                     while let Some((name, file)) = files.get(next.fetch_add(1, Ordering::Relaxed)) {
                         let ended = file.bring_head(HEAD);
                         let failed = ended.is_err();
@@ -171,7 +171,13 @@ impl Hub {
                             next.store(files.len(), Ordering::Relaxed);
                         }
                     }
-                });
+                };
+                if std::thread::Builder::new().spawn_scoped(scope, work.clone()).is_err() {
+                    if i == 0 {
+                        work();
+                    }
+                    break;
+                }
             }
             drop(send);
             let mut done = 0;

@@ -66,8 +66,16 @@ pub fn open_store(
 /// # Errors
 /// The store cannot be read, or the manifest breaks its format.
 pub fn read_manifest(store: &dyn ObjectStore, key: &str) -> Result<Option<BundleManifest>> {
-    let Some(text) = store.read(key, MAX_MANIFEST)? else { return Ok(None) };
-    BundleManifest::parse(&text).map(Some).map_err(|what| crate::Error::invalid(store.place(key), what))
+    let mut is_second = false;
+    loop {
+        let Some(text) = store.read(key, MAX_MANIFEST)? else { return Ok(None) };
+        match BundleManifest::parse(&text) {
+            Ok(manifest) => return Ok(Some(manifest)),
+            // A text that broke on the way comes whole the next time.
+            Err(_) if !is_second => is_second = true,
+            Err(what) => return Err(crate::Error::invalid(store.place(key), what)),
+        }
+    }
 }
 
 /// Returns the names of finished bundles and of bundles with parts.

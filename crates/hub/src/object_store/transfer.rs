@@ -49,18 +49,23 @@ impl<'a> TransferCount<'a> {
 pub fn for_each<T: Sync>(items: &[T], jobs: usize, work: &(dyn Fn(&T) -> Result<()> + Sync)) -> Result<()> {
     let (next, failed) = (AtomicUsize::new(0), AtomicBool::new(false));
     let failure: Mutex<Option<Error>> = Mutex::new(None);
-    std::thread::scope(|scope| {
-        for _ in 0..jobs.clamp(1, items.len().max(1)) {
-            scope.spawn(|| {
-                while !failed.load(Ordering::Relaxed) {
-                    let Some(item) = items.get(next.fetch_add(1, Ordering::Relaxed)) else { break };
-                    if let Err(e) = work(item) {
-                        failed.store(true, Ordering::Relaxed);
-                        locked(&failure).get_or_insert(e);
-                    }
-                }
-            });
+    let work_on = || {
+        while !failed.load(Ordering::Relaxed) {
+            let Some(item) = items.get(next.fetch_add(1, Ordering::Relaxed)) else { break };
+            if let Err(e) = work(item) {
+                failed.store(true, Ordering::Relaxed);
+                locked(&failure).get_or_insert(e);
+            }
         }
+    };
+    std::thread::scope(|scope| {
+        // This thread works, too, so that the items move where no other thread starts.
+        for _ in 1..jobs.min(items.len()) {
+            if std::thread::Builder::new().spawn_scoped(scope, work_on).is_err() {
+                break;
+            }
+        }
+        work_on();
     });
     failure.into_inner().unwrap_or_else(PoisonError::into_inner).map_or(Ok(()), Err)
 }
