@@ -69,3 +69,20 @@ pub fn for_each<T: Sync>(items: &[T], jobs: usize, work: &(dyn Fn(&T) -> Result<
     });
     failure.into_inner().unwrap_or_else(PoisonError::into_inner).map_or(Ok(()), Err)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_job_needs_no_other_thread() {
+        let here = std::thread::current().id();
+        let done = AtomicUsize::new(0);
+        for_each(&[1, 2, 3], 1, &|_| {
+            done.fetch_add(usize::from(std::thread::current().id() == here), Ordering::Relaxed);
+            Ok(())
+        })
+        .unwrap();
+        assert_eq!(done.into_inner(), 3);
+    }
+}
