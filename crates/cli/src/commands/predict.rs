@@ -45,7 +45,7 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
         package: args.package,
         function: args.function,
         precision: args.precision.into(),
-        inputs: InputFile::steps(args.inputs.iter().map(|path| InputFile::parse(path))),
+        inputs: InputFile::steps(args.inputs.iter().map(|path| input_file(path))),
         outputs: args.outputs,
     };
     let inputs: Vec<&Path> = prediction.inputs.iter().flatten().map(InputFile::path).collect();
@@ -73,6 +73,25 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     }
     ui.document(&json!({"steps": prediction.inputs.len(), "outputs": document}))?;
     Ok(Outcome::Done)
+}
+
+/// Reads an input as [`InputFile::parse`] does, also where the path behind `NAME=` is not text.
+fn input_file(given: &Path) -> InputFile {
+    #[cfg(unix)]
+    if given.to_str().is_none() {
+        use std::os::unix::ffi::OsStrExt;
+        let bytes = given.as_os_str().as_bytes();
+        let at = bytes.iter().position(|b| *b == b'=');
+        let named = at.map(|at| (std::str::from_utf8(&bytes[..at]), &bytes[at + 1..]));
+        if let Some((Ok(name), file)) = named
+            && !name.contains('/')
+            && !bytes.to_ascii_lowercase().ends_with(b".npz")
+        {
+            let path = std::ffi::OsStr::from_bytes(file).into();
+            return InputFile::Single { input: Some(name.into()), path };
+        }
+    }
+    InputFile::parse(given)
 }
 
 fn shown((label, probability): &(anemoe_runtime::cpu::ClassLabel, f32)) -> String {

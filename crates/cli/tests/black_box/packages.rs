@@ -1,6 +1,6 @@
 //! Packages of other tools: images, labels, defaults, and models that are no ML Programs.
 
-use crate::common::{build, copy, fixture, json, refused, run};
+use crate::common::{anemoe, build, copy, finish, fixture, json, refused, run};
 use anemoe_mlpackage::blob::BlobFile;
 use anemoe_mlpackage::mil::builder::{FunctionBuilder, model};
 use anemoe_mlpackage::mil::{
@@ -175,6 +175,20 @@ fn images_come_out_and_defaults_stand_in() {
     );
     expected = pixels;
     assert_eq!(image::open(&out).unwrap().to_rgb8().into_raw(), expected);
+    // The path of an input need not be text.
+    #[cfg(target_os = "linux")]
+    {
+        use std::os::unix::ffi::OsStringExt;
+        let odd = dir.path().join(std::ffi::OsString::from_vec(b"\xff=.png".to_vec()));
+        fs::copy(&picture, &odd).unwrap();
+        fs::remove_file(&out).unwrap();
+        let mut given = std::ffi::OsString::from("x=");
+        given.push(&odd);
+        let mut command = anemoe(&["predict", text(&package), "--outputs", text(&out), "--inputs", &by]);
+        let (code, _, err) = finish(command.arg(given).output().unwrap());
+        assert_eq!(code, 0, "{err}");
+        assert_eq!(image::open(&out).unwrap().to_rgb8().into_raw(), expected);
+    }
     let inspected = json(0, &["inspect", text(&package)]);
     assert_eq!(inspected["functions"]["main"]["inputs"][1]["default"], 100.0);
 

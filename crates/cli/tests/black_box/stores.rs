@@ -50,6 +50,17 @@ fn a_bundle_goes_through_a_folder_and_what_is_there_is_not_sent_again() {
     assert!(contents(&pulled) == contents(&bundle));
     let left: Vec<_> = std::fs::read_dir(dir.path()).unwrap().map(|e| e.unwrap().file_name()).collect();
     assert!(left.iter().all(|n| !n.to_string_lossy().starts_with('.')), "{left:?}");
+    // All of it moves on one thread, where no other may start (which root always may).
+    #[cfg(target_os = "linux")]
+    for (command, to) in [("push", "alone"), ("pull", "alone.anemoe")] {
+        let to = dir.path().join(to);
+        let from = if command == "push" { &bundle } else { &store };
+        let line = format!("ulimit -u 1; exec \"$0\" {command} \"$@\" --jobs 4");
+        let mut shell = std::process::Command::new("bash");
+        shell.args(["-c", &line, env!("CARGO_BIN_EXE_anemoe"), text(from), text(&to), "--name", "a.anemoe"]);
+        let (code, _, err) = finish(shell.output().unwrap());
+        assert_eq!(code, 0, "{command}: {err}");
+    }
     // The same pull again finds all files in place, also when the bundle's journal has grown.
     json(0, &["check", text(&pulled)]);
     let report = json(0, &["pull", text(&store), text(&pulled), "--name", "a.anemoe"]);
