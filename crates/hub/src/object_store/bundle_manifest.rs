@@ -3,6 +3,7 @@
 use super::object::Contents;
 use crate::safe_name::is_safe_name;
 use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Version of manifests.
@@ -58,13 +59,17 @@ pub struct BundleManifest {
     pub part: Option<ManifestPart>,
     /// Files, sorted by path.
     pub files: Vec<ManifestFile>,
+    /// SHA-256 of the list of files, see [`list_hash`]; none in manifests of older versions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    files_sha256: Option<String>,
 }
 
 impl BundleManifest {
     /// Makes a manifest of these files.
     pub fn new(part: Option<ManifestPart>, mut files: Vec<ManifestFile>) -> BundleManifest {
         files.sort_by(|a, b| a.path.cmp(&b.path));
-        BundleManifest { anemoe_store: VERSION, part, files }
+        let files_sha256 = Some(list_hash(&files));
+        BundleManifest { anemoe_store: VERSION, part, files, files_sha256 }
     }
 
     /// Returns the key of the manifest of a bundle, or of a part (index, number of parts) of it.
@@ -99,6 +104,9 @@ impl BundleManifest {
             .map_err(|e| format!("manifest: {}", anemoe_io::json::JsonError::from(e)))?;
         manifest.check().map_err(|what| format!("manifest: {what}"))?;
         manifest.files.sort_by(|a, b| a.path.cmp(&b.path));
+        if manifest.files_sha256.as_ref().is_some_and(|hash| *hash != list_hash(&manifest.files)) {
+            return Err("manifest: `files` is not the list that `files_sha256` was made of".into());
+        }
         Ok(manifest)
     }
 
@@ -160,6 +168,19 @@ impl BundleManifest {
     pub fn bytes(&self) -> u64 {
         self.files.iter().map(|f| f.bytes).sum()
     }
+}
+
+/// Returns the SHA-256, in hexadecimal, of a list of files: of each its path, a zero byte, its length as 8 little-endian
+/// bytes, and its own SHA-256 in hexadecimal.
+fn list_hash(files: &[ManifestFile]) -> String {
+    let mut hash = Sha256::new();
+    for file in files {
+        hash.update(&file.path);
+        hash.update([0]);
+        hash.update(file.bytes.to_le_bytes());
+        hash.update(&file.sha256);
+    }
+    anemoe_io::hex(hash.finalize())
 }
 
 /// The files of all parts of a build.
@@ -252,6 +273,13 @@ mod tests {
         let manifest = part(1, 3, true, files);
         assert_eq!(BundleManifest::parse(&manifest.to_text()).unwrap(), manifest);
         assert_eq!((manifest.bytes(), manifest.files[0].path.as_str()), (13, ".anemoe-build/L00.attn.json"));
+        let without = |part: &str| {
+            let mut value: serde_json::Value = serde_json::from_slice(&manifest.to_text()).unwrap();
+            value["files"].as_array_mut().unwrap().retain(|f| f["path"] != part);
+            BundleManifest::parse(value.to_string().as_bytes())
+        };
+        assert!(without("none of them").is_ok());
+        assert!(without("chain.json").unwrap_err().contains("`files_sha256`"));
         assert_eq!(BundleManifest::part_of_key("part-1of3.json"), Some((1, 3)));
         for wrong in ["part-3of3.json", "part-01of3.json", "part-1of3", "bundle.json", "part--1of3.json"] {
             assert_eq!(BundleManifest::part_of_key(wrong), None, "{wrong}");
