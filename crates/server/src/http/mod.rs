@@ -26,6 +26,7 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulShutdown;
 use hyper_util::service::TowerToHyperService;
 use std::net::TcpListener;
+use std::panic::AssertUnwindSafe;
 use std::path::Path;
 use std::pin::pin;
 use std::sync::Arc;
@@ -36,13 +37,13 @@ use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 
-/// Threads that serve connections; others run the model.
-const HTTP_THREADS: usize = 2;
-/// Bytes of stack of threads that read requests: grammars of schemas are nested.
-const HTTP_STACK: usize = 64 << 20;
-/// Threads that render templates, tokenize texts and compile grammars. Each of these has a budget of time; many threads let
-/// a quick request pass slow ones.
+/// Threads that read requests, render templates, tokenize texts and compile grammars. Each of these has a budget of time;
+/// many threads let a quick request pass slow ones.
 const PREPARING_THREADS: usize = 16;
+/// Bytes of stack of these threads: grammars of schemas are nested.
+const PREPARING_STACK: usize = 64 << 20;
+/// Time that an unused thread is kept: the first one for ever, since a system without room for another refuses it later.
+const PREPARING_KEPT: Duration = Duration::from_secs(1 << 32);
 /// Requests with large bodies that are prepared at the same time.
 const LARGE_AT_ONCE: usize = 2;
 /// Time that streams get to send their last bytes.
@@ -87,18 +88,18 @@ pub fn serve(
     for listener in &listeners {
         listener.set_nonblocking(true).map_err(failed)?;
     }
-    let start = || {
-        tokio::runtime::Builder::new_multi_thread()
-            .worker_threads(HTTP_THREADS)
-            .max_blocking_threads(PREPARING_THREADS)
-            .thread_name("anemoe-http")
-            .thread_stack_size(HTTP_STACK)
-            .enable_all()
-            .build()
-    };
-    // The library panics where the system refuses a thread.
-    let no_threads = |_| Err(std::io::Error::other("the system cannot start threads"));
-    let runtime = std::panic::catch_unwind(start).unwrap_or_else(no_threads).map_err(failed)?;
+    // This thread moves the bytes of all connections; others prepare requests and run the models.
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .max_blocking_threads(PREPARING_THREADS)
+        .thread_keep_alive(PREPARING_KEPT)
+        .thread_name("anemoe-http")
+        .thread_stack_size(PREPARING_STACK)
+        .enable_all()
+        .build()
+        .map_err(failed)?;
+    // The library panics where the system refuses the first thread.
+    let first = std::panic::catch_unwind(AssertUnwindSafe(|| runtime.spawn_blocking(|| ())));
+    first.map_err(|_| failed(std::io::Error::other("the system cannot start threads")))?;
     let served = runtime.block_on(accept(&app, listeners, &stop.0));
     app.models.close(true);
     runtime.shutdown_timeout(CLOSING_TIME);
