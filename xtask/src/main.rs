@@ -34,12 +34,12 @@ const USAGE: &str = "usage: cargo xtask TASK
                               sources that documents name and that are not there
   proto                       writes crates/mlpackage/src/proto/generated.rs
   plots                       draws docs/plots from docs/results.json
-  fuzz [TARGET..]             runs fuzz targets; docs/fuzzing.md
+  fuzz [TARGET..]             runs fuzz targets; CONTRIBUTING.md
        [--seconds N] [--runs N] [--sanitizer none|address] [--seed-only]
   sim [FILTER..]              runs the Core ML backend on Linux, against a fake Core ML; docs/mac.md
   defects [WORD..]            puts defects into that backend, one at a time, and lists those that its tests miss
   mac-check                   type-checks the binary for macOS, on Linux
-  trial --anemoe PATH         runs the binary on damaged and hostile inputs; docs/fuzzing.md
+  trial --anemoe PATH         runs the binary on damaged and hostile inputs; CONTRIBUTING.md
        [--runs N] [--seed S] [--jobs J] [--keep] [--only COMMAND] [--interrupt N]";
 
 fn run() -> Passed {
