@@ -8,6 +8,7 @@
 mod args;
 mod bundle;
 mod child_work;
+mod command;
 mod commands;
 mod device_controls;
 mod device_plan;
@@ -33,7 +34,7 @@ mod welcome;
 
 use crate::outcome::Outcome;
 use anyhow::Context;
-use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
+use clap::{CommandFactory, FromArgMatches, Parser};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -62,44 +63,12 @@ struct Cli {
     #[arg(long, global = true)]
     offline: bool,
     #[command(subcommand)]
-    command: Option<Command>,
+    command: Option<commands::AnyCommand>,
 }
 
-#[derive(Subcommand)]
-enum Command {
-    Quickstart(commands::quickstart::Args),
-    Inspect(commands::inspect::Args),
-    Plan(commands::plan::Args),
-    Forms(commands::forms::Args),
-    Build(commands::build::Args),
-    Assemble(commands::assemble::Args),
-    Check(commands::check::Args),
-    Compile(commands::compile::Args),
-    Golden(commands::golden::Args),
-    Calibrate(commands::calibrate::Args),
-    Perplexity(commands::perplexity::Args),
-    Validate(commands::validate::Args),
-    Trace(commands::trace::Args),
-    Tune(commands::tune::Args),
-    Generate(commands::generate::Args),
-    Chat(commands::chat::Args),
-    Serve(commands::serve::Args),
-    Bench(commands::bench::Args),
-    Predict(commands::predict::Args),
-    PredictSpeed(commands::predict_speed::Args),
-    Quantize(commands::quantize::Args),
-    Journal(commands::journal::Args),
-    Reproduce(commands::reproduce::Args),
-    Report(commands::report::Args),
-    Push(commands::push::Args),
-    Pull(commands::pull::Args),
-    Doctor(commands::doctor::Args),
-    VerifyOnMac(commands::verify_on_mac::Args),
-    ImportReport(commands::import_report::Args),
-    Completions(commands::completions::Args),
-    Man(commands::man::Args),
-    #[command(hide = true)]
-    Step(commands::step::Args),
+/// Returns the command line of the program.
+fn command_line() -> clap::Command {
+    Cli::command()
 }
 
 fn main() -> ExitCode {
@@ -148,40 +117,7 @@ fn main() -> ExitCode {
         Err(e) => return error_report::report(&e, cli.json),
     };
     let ui = ui::Ui::new(cli.json, experiment.is_some());
-    let result = match chosen {
-        Command::Quickstart(args) => commands::quickstart::run(args, &ui),
-        Command::Inspect(args) => commands::inspect::run(args, &ui),
-        Command::Plan(args) => commands::plan::run(args, &ui),
-        Command::Forms(args) => commands::forms::run(args, &ui),
-        Command::Build(args) => commands::build::run(args, &ui),
-        Command::Assemble(args) => commands::assemble::run(args, &ui),
-        Command::Check(args) => commands::check::run(args, &ui),
-        Command::Compile(args) => commands::compile::run(args, &ui),
-        Command::Golden(args) => commands::golden::run(args, &ui),
-        Command::Calibrate(args) => commands::calibrate::run(args, &ui),
-        Command::Perplexity(args) => commands::perplexity::run(args, &ui),
-        Command::Validate(args) => commands::validate::run(args, &ui),
-        Command::Trace(args) => commands::trace::run(args, &ui),
-        Command::Tune(args) => commands::tune::run(args, &ui),
-        Command::Generate(args) => commands::generate::run(args, &ui),
-        Command::Chat(args) => commands::chat::run(args, &ui),
-        Command::Serve(args) => commands::serve::run(args, &ui),
-        Command::Bench(args) => commands::bench::run(args, &ui),
-        Command::Predict(args) => commands::predict::run(args, &ui),
-        Command::PredictSpeed(args) => commands::predict_speed::run(args, &ui),
-        Command::Quantize(args) => commands::quantize::run(args, &ui),
-        Command::Journal(args) => commands::journal::run(args, &ui),
-        Command::Reproduce(args) => commands::reproduce::run(args, &ui),
-        Command::Report(args) => commands::report::run(args, &ui),
-        Command::Push(args) => commands::push::run(args, &ui),
-        Command::Pull(args) => commands::pull::run(args, &ui),
-        Command::Doctor(args) => commands::doctor::run(args, &ui),
-        Command::VerifyOnMac(args) => commands::verify_on_mac::run(args, &ui),
-        Command::ImportReport(args) => commands::import_report::run(args, &ui),
-        Command::Completions(args) => commands::completions::run(args, Cli::command(), &ui),
-        Command::Man(args) => commands::man::run(args, Cli::command(), &ui),
-        Command::Step(args) => commands::step::run(args),
-    };
+    let result = chosen.run(&ui);
     if let Some(experiment) = experiment {
         experiment.end(&result, ui.into_document().as_ref());
     }

@@ -7,3 +7,10 @@ pub enum Outcome {
     /// A gate failed.
     GateFailed,
 }
+
+impl Outcome {
+    /// Returns the end of a command that ran a gate.
+    pub fn of_gate(pass: bool) -> Outcome {
+        if pass { Outcome::Done } else { Outcome::GateFailed }
+    }
+}

@@ -6,7 +6,7 @@ use crate::args::prompt::{MAX_PROMPT, PromptArgs, bounded_text};
 use crate::args::runner::RunnerArgs;
 use crate::args::sampling::SamplingArgs;
 use crate::bundle::Verify;
-use crate::outcome::Outcome;
+use crate::command::{Command, Report};
 use crate::target::expect_bundle;
 use crate::ui::{self, Ui};
 use anemoe_runtime::generate::{GenerateOptions, Generated, Stop, generate};
@@ -14,6 +14,9 @@ use anemoe_runtime::model::{Logits, MOST_UNDONE, Model};
 use anemoe_runtime::speculate::{Corpus, Mode, Speculation, SpeculationReport, is_small, measure_drafts};
 use anemoe_runtime::tokenizer::{TextStream, Tokenizer};
 use anyhow::Context;
+use serde::Serialize;
+use serde_json::{Value, json};
+use std::io;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -138,55 +141,87 @@ impl Speculate {
     }
 }
 
-pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
-    let backend = args.executor.backend()?;
-    let bundle = args.bundle.as_ref().or(args.model.as_ref()).context("give the bundle")?;
-    expect_bundle(bundle)?;
-    let chain = args.verify.open(bundle, ui)?;
-    let chosen = args.sampling.choose(bundle, chain.model.vocab_size)?;
-    let core_ml = args.runner.core_ml(bundle, &chain, !args.executor.is_default())?;
-    let started = Instant::now();
-    let model = match &core_ml {
-        Some(core_ml) => Model::open(bundle, core_ml)?,
-        None => Model::open(bundle, &backend)?,
-    };
-    let tokenizer_file = bundle.join("tokenizer.json");
-    let prompt =
-        args.prompt.ids(|| Ok(Tokenizer::open(&tokenizer_file)?), model.chain().model.bos_token_id)?;
-    let tokenizer = tokenizer_file.exists().then(|| Tokenizer::open(&tokenizer_file)).transpose()?;
-    let speculation = args.speculate.options(tokenizer.as_ref())?;
-    // One preparation for the prompt, one for decoding, and those of drafts, whose passes run for a moment.
-    model.prepare(args.prefill_chunk.unwrap_or(usize::MAX).min(prompt.len()), Logits::Last);
-    model.prepare(1, Logits::Last);
-    let max_new = args.max_new.or_else(|| chosen.own.max_new(prompt.len())).unwrap_or(MAX_NEW);
-    if max_new >= WORTH_MEASURING && is_small(&model) {
-        measure_drafts(&model, &speculation)?;
+impl Command for Args {
+    type Report = GenerateReport;
+
+    fn run(self, ui: &Ui) -> anyhow::Result<GenerateReport> {
+        let backend = self.executor.backend()?;
+        let bundle = self.bundle.as_ref().or(self.model.as_ref()).context("give the bundle")?;
+        expect_bundle(bundle)?;
+        let chain = self.verify.open(bundle, ui)?;
+        let chosen = self.sampling.choose(bundle, chain.model.vocab_size)?;
+        let core_ml = self.runner.core_ml(bundle, &chain, !self.executor.is_default())?;
+        let started = Instant::now();
+        let model = match &core_ml {
+            Some(core_ml) => Model::open(bundle, core_ml)?,
+            None => Model::open(bundle, &backend)?,
+        };
+        let tokenizer_file = bundle.join("tokenizer.json");
+        let prompt =
+            self.prompt.ids(|| Ok(Tokenizer::open(&tokenizer_file)?), model.chain().model.bos_token_id)?;
+        let tokenizer = tokenizer_file.exists().then(|| Tokenizer::open(&tokenizer_file)).transpose()?;
+        let speculation = self.speculate.options(tokenizer.as_ref())?;
+        // One preparation for the prompt, one for decoding, and those of drafts, whose passes run for a moment.
+        model.prepare(self.prefill_chunk.unwrap_or(usize::MAX).min(prompt.len()), Logits::Last);
+        model.prepare(1, Logits::Last);
+        let max_new = self.max_new.or_else(|| chosen.own.max_new(prompt.len())).unwrap_or(MAX_NEW);
+        if max_new >= WORTH_MEASURING && is_small(&model) {
+            measure_drafts(&model, &speculation)?;
+        }
+        drop(model.populate());
+        let load = started.elapsed();
+        let options = GenerateOptions {
+            max_new,
+            sampling: chosen.sampling.clone(),
+            ignore_eos: self.ignore_eos,
+            prefill_chunk: self.prefill_chunk,
+            speculation,
+        };
+        let generated = stream(&model, &prompt, &options, tokenizer.as_ref(), ui)?;
+        let text = tokenizer.as_ref().map(|t| t.decode(&generated.ids)).transpose()?;
+        Ok(GenerateReport {
+            stop: stop_name(generated.stop),
+            sampling: chosen.document(),
+            timing: Timing::new(&generated, load),
+            speculation: generated.speculation.as_ref().map(figures),
+            drafts: generated.speculation.as_ref().map(drafts),
+            prompt_ids: prompt,
+            generated_ids: generated.ids,
+            text,
+        })
     }
-    drop(model.populate());
-    let load = started.elapsed();
-    let options = GenerateOptions {
-        max_new,
-        sampling: chosen.sampling.clone(),
-        ignore_eos: args.ignore_eos,
-        prefill_chunk: args.prefill_chunk,
-        speculation,
-    };
-    let generated = stream(&model, &prompt, &options, tokenizer.as_ref(), ui)?;
-    let text = tokenizer.as_ref().map(|t| t.decode(&generated.ids)).transpose()?;
-    ui.document(&serde_json::json!({
-        "prompt_ids": prompt,
-        "generated_ids": generated.ids,
-        "text": text,
-        "stop": stop_name(generated.stop),
-        "sampling": chosen.document(),
-        "timing": timing(&generated, load),
-        "speculation": generated.speculation.as_ref().map(figures),
-    }))?;
-    crate::ui::message(summary(&generated, load));
-    if let Some(report) = &generated.speculation {
-        crate::ui::message(drafts(report));
+}
+
+/// A continuation.
+#[derive(Serialize)]
+pub struct GenerateReport {
+    prompt_ids: Vec<u32>,
+    generated_ids: Vec<u32>,
+    text: Option<String>,
+    stop: &'static str,
+    sampling: Value,
+    timing: Timing,
+    speculation: Option<Value>,
+    /// Figures of drafts in words.
+    #[serde(skip)]
+    drafts: Option<String>,
+}
+
+impl Report for GenerateReport {
+    fn print(&self, _: &Ui) -> io::Result<()> {
+        let t = &self.timing;
+        ui::message(format!(
+            "load {:.2} s; prompt of {} in {:.3} s; {} decoded at {:.1} tok/s; ended by {}",
+            t.load_s,
+            ui::counted(t.prefill_tokens, "token"),
+            t.prefill_s,
+            ui::counted(t.decode_tokens, "token"),
+            t.decode_tok_s,
+            self.stop.replace('_', " ")
+        ));
+        self.drafts.iter().for_each(ui::message);
+        Ok(())
     }
-    Ok(Outcome::Done)
 }
 
 /// Generates, printing text (or ids, without a tokenizer) as it comes.
@@ -221,35 +256,43 @@ pub fn stream(
     Ok(generated)
 }
 
-/// Returns `timing` of the JSON document: tokens, seconds, and tokens per second.
-pub fn timing(g: &Generated, load: Duration) -> serde_json::Value {
-    serde_json::json!({
-        "load_s": load.as_secs_f64(),
-        "prefill_tokens": g.prefill_tokens,
-        "prefill_s": g.prefill.as_secs_f64(),
-        "decode_tokens": g.decode_tokens,
-        "decode_s": g.decode.as_secs_f64(),
-        "decode_tok_s": g.tokens_per_second(),
-    })
+/// Times of a generation.
+#[derive(Serialize)]
+pub struct Timing {
+    pub load_s: f64,
+    pub prefill_tokens: usize,
+    pub prefill_s: f64,
+    decode_tokens: usize,
+    decode_s: f64,
+    pub decode_tok_s: f64,
+}
+
+impl Timing {
+    /// Takes the times of a generation whose model was loaded in `load`.
+    pub fn new(g: &Generated, load: Duration) -> Timing {
+        Timing {
+            load_s: load.as_secs_f64(),
+            prefill_tokens: g.prefill_tokens,
+            prefill_s: g.prefill.as_secs_f64(),
+            decode_tokens: g.decode_tokens,
+            decode_s: g.decode.as_secs_f64(),
+            decode_tok_s: g.tokens_per_second(),
+        }
+    }
 }
 
 /// Returns the figures of drafts as JSON.
-pub fn figures(r: &SpeculationReport) -> serde_json::Value {
+pub fn figures(r: &SpeculationReport) -> Value {
     let passes = r
         .passes
         .iter()
-        .map(|(tokens, ms, calls)| serde_json::json!({"tokens": tokens, "ms_per_call": ms, "calls": calls}));
+        .map(|(tokens, ms, calls)| json!({"tokens": tokens, "ms_per_call": ms, "calls": calls}));
     let break_even = r.break_even.iter().map(
-        |b| serde_json::json!({"drafted": b.drafted, "acceptance": b.acceptance, "is_measured": b.is_measured}),
+        |b| json!({"drafted": b.drafted, "acceptance": b.acceptance, "is_measured": b.is_measured}),
     );
-    serde_json::json!({
-        "verifier_calls": r.verifier_calls,
-        "drafted": r.drafted,
-        "accepted": r.accepted,
-        "fallbacks": r.fallbacks,
-        "acceptance": r.acceptance,
-        "passes": passes.collect::<Vec<_>>(),
-        "break_even": break_even.collect::<Vec<_>>(),
+    json!({
+        "verifier_calls": r.verifier_calls, "drafted": r.drafted, "accepted": r.accepted, "fallbacks": r.fallbacks,
+        "acceptance": r.acceptance, "passes": passes.collect::<Vec<_>>(), "break_even": break_even.collect::<Vec<_>>(),
     })
 }
 
@@ -287,16 +330,4 @@ pub fn stop_name(stop: Stop) -> &'static str {
         Stop::ContextFull => "context_full",
         Stop::Caller => "interrupted",
     }
-}
-
-fn summary(g: &Generated, load: Duration) -> String {
-    format!(
-        "load {:.2} s; prompt of {} in {:.3} s; {} decoded at {:.1} tok/s; ended by {}",
-        load.as_secs_f64(),
-        ui::counted(g.prefill_tokens, "token"),
-        g.prefill.as_secs_f64(),
-        ui::counted(g.decode_tokens, "token"),
-        g.tokens_per_second(),
-        stop_name(g.stop).replace('_', " ")
-    )
 }

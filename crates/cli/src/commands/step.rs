@@ -4,6 +4,7 @@ use super::reproduce::command::parse;
 use super::{bench, build, check, compile, doctor, golden, predict_speed, tune, validate};
 use crate::args::runner::CompiledArgs;
 use crate::child_work::{CommandDone, LoadSeconds, ParentLink, Work, serve};
+use crate::command::execute;
 use crate::outcome::Outcome;
 use crate::ui::Ui;
 use anemoe_bundle::Chain;
@@ -22,7 +23,7 @@ use std::time::Instant;
 #[derive(clap::Args)]
 pub struct Args {}
 
-pub fn run(_: Args) -> anyhow::Result<Outcome> {
+pub fn run(_: Args, _: &Ui) -> anyhow::Result<Outcome> {
     serve(work)?;
     Ok(Outcome::Done)
 }
@@ -101,14 +102,14 @@ fn run_command(name: &str, arguments: &[String]) -> anyhow::Result<CommandDone> 
     let ui = Ui::inner();
     let outcome = match name {
         "bench" => bench::run(parse("bench", arguments)?, &ui),
-        "build" => build::run(parse("build", arguments)?, &ui),
+        "build" => execute::<build::Args>(parse("build", arguments)?, "build", &ui),
         "check" => check::run(parse("check", arguments)?, &ui),
         "compile" => compile::run(parse("compile", arguments)?, &ui),
         "doctor" => doctor::run(parse("doctor", arguments)?, &ui),
-        "golden" => golden::run(parse("golden", arguments)?, &ui),
+        "golden" => execute::<golden::Args>(parse("golden", arguments)?, "golden", &ui),
         "predict-speed" => predict_speed::run(parse("predict-speed", arguments)?, &ui),
         "tune" => tune::run(parse("tune", arguments)?, &ui),
-        "validate" => validate::run(parse("validate", arguments)?, &ui),
+        "validate" => execute::<validate::Args>(parse("validate", arguments)?, "validate", &ui),
         _ => anyhow::bail!("`{name}` is not a command that a step does"),
     }?;
     let passed = matches!(outcome, Outcome::Done);

@@ -2,6 +2,7 @@
 
 use super::super::{bench, build, check, generate, golden, plan, trace, validate};
 use crate::args::planning::{PlanArgs, clap_message};
+use crate::command::execute;
 use crate::outcome::Outcome;
 use crate::ui::Ui;
 use anyhow::{Context, bail};
@@ -127,12 +128,12 @@ impl GateCommand {
         let name = self.name();
         let ui = Ui::inner();
         let outcome = match self {
-            GateCommand::Plan => plan::run(parse(name, arguments)?, &ui),
-            GateCommand::Build => build::run(parse(name, arguments)?, &ui),
+            GateCommand::Plan => execute::<plan::Args>(parse(name, arguments)?, "plan", &ui),
+            GateCommand::Build => execute::<build::Args>(parse(name, arguments)?, "build", &ui),
             GateCommand::Check => check::run(parse(name, arguments)?, &ui),
-            GateCommand::Validate => validate::run(parse(name, arguments)?, &ui),
-            GateCommand::Trace => trace::run(parse(name, arguments)?, &ui),
-            GateCommand::Generate => generate::run(parse(name, arguments)?, &ui),
+            GateCommand::Validate => execute::<validate::Args>(parse(name, arguments)?, "validate", &ui),
+            GateCommand::Trace => execute::<trace::Args>(parse(name, arguments)?, "trace", &ui),
+            GateCommand::Generate => execute::<generate::Args>(parse(name, arguments)?, "generate", &ui),
             GateCommand::Bench => bench::run(parse(name, arguments)?, &ui),
         };
         let passed = matches!(outcome?, Outcome::Done);
@@ -145,7 +146,7 @@ impl GateCommand {
 /// # Errors
 /// The command fails.
 pub(super) fn make_golden(arguments: &[OsString]) -> anyhow::Result<()> {
-    golden::run(parse("golden", arguments)?, &Ui::inner())?;
+    execute::<golden::Args>(parse("golden", arguments)?, "golden", &Ui::inner())?;
     Ok(())
 }
 
