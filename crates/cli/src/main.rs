@@ -13,7 +13,6 @@ mod device_controls;
 mod device_plan;
 mod environment;
 mod error_report;
-mod experiment;
 mod files;
 mod gate_reference;
 mod mac_report;
@@ -26,7 +25,6 @@ mod registry;
 mod shell;
 mod show;
 mod signals;
-mod standing;
 mod target;
 mod ui;
 mod welcome;
@@ -34,7 +32,6 @@ mod welcome;
 use crate::outcome::Outcome;
 use anyhow::Context;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
-use std::path::PathBuf;
 use std::process::ExitCode;
 
 /// Allocator that reports where no memory is left.
@@ -54,10 +51,6 @@ struct Cli {
     /// Threads to compute with; the default is one per processor.
     #[arg(long, global = true, value_name = "N")]
     threads: Option<usize>,
-    /// Experiment that this is done for: its figures are held against what is expected (see `anemoe journal new`). A bundle
-    /// remembers the experiment that it was built for.
-    #[arg(long, global = true, value_name = "BOOK/ID", value_hint = clap::ValueHint::Other)]
-    experiment: Option<PathBuf>,
     /// Fetch nothing: a checkpoint hf:OWNER/NAME is what the cache holds of it.
     #[arg(long, global = true)]
     offline: bool,
@@ -143,11 +136,7 @@ fn main() -> ExitCode {
     if cli.offline {
         args::hub_checkpoint::stay_offline();
     }
-    let experiment = match recorder::experiment(cli.experiment.as_deref()) {
-        Ok(experiment) => experiment,
-        Err(e) => return error_report::report(&e, cli.json),
-    };
-    let ui = ui::Ui::new(cli.json, experiment.is_some());
+    let ui = ui::Ui::new(cli.json);
     let result = match chosen {
         Command::Quickstart(args) => commands::quickstart::run(args, &ui),
         Command::Inspect(args) => commands::inspect::run(args, &ui),
@@ -182,9 +171,6 @@ fn main() -> ExitCode {
         Command::Man(args) => commands::man::run(args, Cli::command(), &ui),
         Command::Step(args) => commands::step::run(args),
     };
-    if let Some(experiment) = experiment {
-        experiment.end(&result, ui.into_document().as_ref());
-    }
     match result {
         Ok(Outcome::Done) => ExitCode::SUCCESS,
         Ok(Outcome::GateFailed) => ExitCode::from(1),
