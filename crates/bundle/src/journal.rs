@@ -20,9 +20,6 @@ use std::time::Duration;
 /// Name of the journal in a bundle.
 pub const JOURNAL_FILE: &str = "journal.jsonl";
 
-/// Name of the journal of a book (a folder of experiments). No bundle has this file.
-pub const BOOK_FILE: &str = "book.jsonl";
-
 /// Largest journal that is read or written, in bytes; an event takes one or two kB.
 pub const MAX_JOURNAL_BYTES: u64 = 16 << 20;
 /// Longest line in bytes, newline included.
@@ -246,33 +243,13 @@ fn too_long(path: &Path, bytes: u64) -> Error {
     Error::invalid(path, format!("journal: {bytes} bytes, more than {MAX_JOURNAL_BYTES}"))
 }
 
-/// Returns the path of a folder's journal: `book.jsonl` where it exists, else `journal.jsonl`.
-pub fn file_of(folder: &Path) -> PathBuf {
-    let book = folder.join(BOOK_FILE);
-    if book.symlink_metadata().is_ok() { book } else { folder.join(JOURNAL_FILE) }
-}
-
-/// Makes a folder a book by adding an empty `book.jsonl`, unless it has one.
-///
-/// # Errors
-/// The folder or the file cannot be made, or `book.jsonl` is not a regular file.
-pub fn make_book(folder: &Path) -> Result<()> {
-    let path = folder.join(BOOK_FILE);
-    let io = |e| Error::io(&path, e);
-    std::fs::create_dir_all(folder).map_err(|e| Error::io(folder, e))?;
-    if !exists(&path)? {
-        open_regular(&path, OpenOptions::new().append(true).create(true)).map_err(io)?;
-    }
-    Ok(())
-}
-
-/// Reads the journal of a bundle or of a book. A missing journal is read as an empty one.
+/// Reads the journal of a bundle. A missing journal is read as an empty one.
 ///
 /// # Errors
 /// The file cannot be read or is too long, or a line is no event (the error names the line). A last line that was cut
 /// off is not an error.
 pub fn read(bundle: &Path) -> Result<Journal> {
-    let path = file_of(bundle);
+    let path = bundle.join(JOURNAL_FILE);
     if !exists(&path)? {
         return Ok(Journal::default());
     }
@@ -286,7 +263,7 @@ pub fn read(bundle: &Path) -> Result<Journal> {
 /// # Errors
 /// The file cannot be written, would become too long, or ends with something that is no event. The file is then as it was.
 pub fn append(bundle: &Path, mut event: Event) -> Result<Event> {
-    let path = file_of(bundle);
+    let path = bundle.join(JOURNAL_FILE);
     let io = |e| Error::io(&path, e);
     let invalid = |what: String| Error::invalid(&path, format!("journal: {what}"));
     if event.id.is_empty() {

@@ -14,7 +14,6 @@ mod device_controls;
 mod device_plan;
 mod environment;
 mod error_report;
-mod experiment;
 mod files;
 mod gate_reference;
 mod mac_report;
@@ -27,7 +26,6 @@ mod registry;
 mod shell;
 mod show;
 mod signals;
-mod standing;
 mod target;
 mod ui;
 mod welcome;
@@ -35,7 +33,6 @@ mod welcome;
 use crate::outcome::Outcome;
 use anyhow::Context;
 use clap::{CommandFactory, FromArgMatches, Parser};
-use std::path::PathBuf;
 use std::process::ExitCode;
 
 /// Allocator that reports where no memory is left.
@@ -46,7 +43,7 @@ static ALLOCATOR: anemoe_io::ReportingAllocator = anemoe_io::ReportingAllocator;
 #[derive(Parser)]
 #[command(name = "anemoe", version, max_term_width = 110)]
 #[command(
-    after_help = "Examples:\n  anemoe quickstart\n  anemoe build models/small-gemma4 -o my.anemoe\n  anemoe generate my.anemoe --prompt 'def main():'\n\nanemoe COMMAND --help says more about a command."
+    after_help = "Examples:\n  anemoe quickstart\n  anemoe build models/small-gemma4 -o my.anemoe\n  anemoe generate my.anemoe --prompt 'def main():'\n\nanemoe COMMAND --help says more about a command. Further commands: compile, verify-on-mac and import-report for work with\na Mac (docs/mac.md); completions and man for shells."
 )]
 struct Cli {
     /// Print one JSON document on standard output; progress and messages go to standard error.
@@ -55,10 +52,6 @@ struct Cli {
     /// Threads to compute with; the default is one per processor.
     #[arg(long, global = true, value_name = "N")]
     threads: Option<usize>,
-    /// Experiment that this is done for: its figures are held against what is expected (see `anemoe journal new`). A bundle
-    /// remembers the experiment that it was built for.
-    #[arg(long, global = true, value_name = "BOOK/ID", value_hint = clap::ValueHint::Other)]
-    experiment: Option<PathBuf>,
     /// Fetch nothing: a checkpoint hf:OWNER/NAME is what the cache holds of it.
     #[arg(long, global = true)]
     offline: bool,
@@ -112,16 +105,7 @@ fn main() -> ExitCode {
     if cli.offline {
         args::hub_checkpoint::stay_offline();
     }
-    let experiment = match recorder::experiment(cli.experiment.as_deref()) {
-        Ok(experiment) => experiment,
-        Err(e) => return error_report::report(&e, cli.json),
-    };
-    let ui = ui::Ui::new(cli.json, experiment.is_some());
-    let result = chosen.run(&ui);
-    if let Some(experiment) = experiment {
-        experiment.end(&result, ui.into_document().as_ref());
-    }
-    match result {
+    match chosen.run(&ui::Ui::new(cli.json)) {
         Ok(Outcome::Done) => ExitCode::SUCCESS,
         Ok(Outcome::GateFailed) => ExitCode::from(1),
         Err(e) => error_report::report(&e, cli.json),

@@ -1,7 +1,7 @@
 //! Figures by name: their units, and how each is read from the `--json` documents of commands.
 //!
 //! ```text
-//! document of plan, build, check, ... --readers--> figure --Bound--> a recipe's row, or an experiment's expectation
+//! document of plan, build, check, ... --readers--> figure --Bound--> a recipe's row
 //! ```
 //!
 //! A figure has one unit. Sizes are of the weights as stored; MB is 10^6 bytes, MiB 2^20.
@@ -11,7 +11,7 @@ use serde_json::Value;
 
 /// One figure that commands bring.
 pub struct Figure {
-    /// Name in recipes and expectations.
+    /// Name in recipes.
     pub name: &'static str,
     /// Unit.
     pub unit: &'static str,
@@ -94,15 +94,6 @@ pub fn find(name: &str) -> Result<&'static Figure, String> {
         let known: Vec<&str> = FIGURES.iter().map(|f| f.name).collect();
         format!("no figure is named `{name}`; there are: {}", known.join(", "))
     })
-}
-
-/// Reads every figure that a document of `command` holds.
-pub fn measured(command: &str, document: &Value) -> Vec<(&'static Figure, f64)> {
-    if let Some(rows) = document["rows"].as_array().filter(|_| command == "reproduce") {
-        let row = |r: &Value| Some((find(r["figure"].as_str()?).ok()?, r["ours"].as_f64()?));
-        return rows.iter().filter_map(row).collect();
-    }
-    FIGURES.iter().filter_map(|f| Some((f, f.read(command, document)?))).collect()
 }
 
 /// Returns all figures.

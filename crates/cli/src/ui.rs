@@ -17,10 +17,9 @@ pub struct Ui {
 }
 
 impl Ui {
-    /// Makes the output of a command: with `json`, one document and nothing else on standard output; with `keep`, the
-    /// document is kept, too.
-    pub fn new(json: bool, keep: bool) -> Self {
-        Ui { json, silent: false, kept: keep.then(Mutex::default) }
+    /// Makes the output of a command: with `json`, one document and nothing else on standard output.
+    pub fn new(json: bool) -> Self {
+        Ui { json, silent: false, kept: None }
     }
 
     /// Makes the output of a command inside another one: the document is kept for [`Ui::into_document`], and nothing goes

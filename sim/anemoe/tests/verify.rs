@@ -173,24 +173,12 @@ fn a_whole_run_is_one_private_report_that_becomes_evidence() {
         .iter()
         .filter(|s| s["verdict"] == "ane" && s["verdict_reason"].as_str().unwrap().contains(report));
     assert!(judged.count() > 0, "{plan:#}");
-    let journal = sandbox.json(0, &["journal", &evidence]);
-    let entry = &journal["entries"][0];
-    assert_eq!(
-        (&entry["id"], &entry["experiment"]["state"]),
-        (&imported["report"], &Value::from("passed")),
-        "{journal:#}"
-    );
     let table = sandbox.path("evidence").join(report).join("outcomes.tsv");
     let scored = sandbox.json(0, &["check", "--outcomes", table.to_str().unwrap()]);
     assert_eq!(scored["score"]["rows"].as_u64(), Some(imported["rows"].as_array().unwrap().len() as u64));
     // Importing the same report again adds nothing.
-    let before = fs::read(sandbox.path("evidence/book.jsonl")).unwrap();
     let (_, again) = import(&sandbox);
-    assert!(
-        again["already"] == true && again["added"]["rows"] == 0 && again["added"]["events"] == 0,
-        "{again:#}"
-    );
-    assert_eq!(before, fs::read(sandbox.path("evidence/book.jsonl")).unwrap());
+    assert!(again["already"] == true && again["added"]["rows"] == 0, "{again:#}");
 }
 
 /// Stages without the tune, which has tests of its own.

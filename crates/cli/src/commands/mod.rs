@@ -46,6 +46,7 @@ commands! {
     Build in build,
     Assemble in assemble,
     Check in check old,
+    #[command(hide = true)]
     Compile in compile old,
     Golden in golden,
     Calibrate in calibrate,
@@ -66,9 +67,13 @@ commands! {
     Push in push,
     Pull in pull,
     Doctor in doctor old,
+    #[command(hide = true)]
     VerifyOnMac in verify_on_mac old,
+    #[command(hide = true)]
     ImportReport in import_report old,
+    #[command(hide = true)]
     Completions in completions,
+    #[command(hide = true)]
     Man in man,
     #[command(hide = true)]
     Step in step old,

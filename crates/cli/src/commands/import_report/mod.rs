@@ -9,19 +9,18 @@ use crate::outcome::Outcome;
 use crate::shell::quoted;
 use crate::ui::{Table, Ui};
 use anemoe_io::Error;
-use evidence_folder::{Added, add};
+use evidence_folder::add;
 use findings::ReportFindings;
 use std::path::PathBuf;
 
 /// Turn the report of a Mac into evidence.
 ///
 /// Reads a file that `anemoe verify-on-mac` wrote, on any machine. Adds a folder to the evidence: rows of a table of outcomes, by
-/// which `check` and `plan` judge the same programs as measured and others as more likely or less; a profile of the chip, calibrated
-/// by the report's bench, with which `predict-speed` counts; and an experiment of the evidence's book. The same report adds nothing a
-/// second time.
+/// which `check` and `plan` judge the same programs as measured and others as more likely or less; and a profile of the chip,
+/// calibrated by the report's bench, with which `predict-speed` counts. The same report adds nothing a second time.
 #[derive(clap::Args)]
 #[command(
-    after_help = "Example:\n  anemoe import-report anemoe-mac-report.zip --evidence evidence\n  anemoe check small.anemoe --evidence evidence\n  anemoe predict-speed small.anemoe --evidence evidence\n  anemoe journal evidence"
+    after_help = "Example:\n  anemoe import-report anemoe-mac-report.zip --evidence evidence\n  anemoe check small.anemoe --evidence evidence\n  anemoe predict-speed small.anemoe --evidence evidence"
 )]
 pub struct Args {
     /// The report.
@@ -30,9 +29,6 @@ pub struct Args {
     /// Folder of evidence, which is made where there is none.
     #[arg(long, value_name = "DIR", default_value = "evidence", value_hint = clap::ValueHint::DirPath)]
     evidence: PathBuf,
-    /// Book of experiments that the report is written into [default: the folder of evidence].
-    #[arg(long, value_name = "BOOK", value_hint = clap::ValueHint::DirPath)]
-    book: Option<PathBuf>,
     /// Accept a report of the fake Core ML, which is no evidence of any Mac: for tests.
     #[arg(long)]
     simulated: bool,
@@ -46,8 +42,7 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
         let what = "report: it comes from the fake Core ML and is no evidence of any Mac; --simulated takes it for tests";
         return Err(Error::unsupported(&args.report, what).into());
     }
-    let book = args.book.as_ref().unwrap_or(&args.evidence);
-    let Added { already, events } = add(&found, &archive.digest, &args.evidence, book)?;
+    let already = add(&found, &archive.digest, &args.evidence)?;
     let rows: Vec<serde_json::Value> = found
         .rows
         .iter()
@@ -55,14 +50,14 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
         .collect();
     ui.document(&serde_json::json!({
         "report": found.report, "folder": args.evidence.join(&found.report).display().to_string(), "already": already,
-        "added": {"rows": if already { 0 } else { rows.len() }, "events": events, "chip": found.profile.is_some() && !already},
+        "added": {"rows": if already { 0 } else { rows.len() }, "chip": found.profile.is_some() && !already},
         "rows": rows, "chip": found.profile, "left_out": found.left_out, "system": found.system,
     }))?;
-    print(&args, &found, already, events, ui)?;
+    print(&args, &found, already, ui)?;
     Ok(Outcome::Done)
 }
 
-fn print(args: &Args, found: &ReportFindings, already: bool, events: usize, ui: &Ui) -> anyhow::Result<()> {
+fn print(args: &Args, found: &ReportFindings, already: bool, ui: &Ui) -> anyhow::Result<()> {
     let system = &found.system.system;
     ui.line(format!(
         "{}: {} on {}, {} ({}), {}",
@@ -88,15 +83,14 @@ fn print(args: &Args, found: &ReportFindings, already: bool, events: usize, ui: 
             ))?;
         }
         ui.line(format!(
-            "added {} rows{} to {}, and {events} events to the book {}",
+            "added {} rows{} to {}",
             found.rows.len(),
             if found.profile.is_some() { " and a profile of the chip" } else { "" },
-            args.evidence.join(&found.report).display(),
-            args.book.as_ref().unwrap_or(&args.evidence).display()
+            args.evidence.join(&found.report).display()
         ))?;
     }
     found.left_out.iter().try_for_each(|what| ui.line(format!("left out: {what}")))?;
     let folder = quoted(&args.evidence);
-    ui.line(format!("next: anemoe check BUNDLE --evidence {folder}; anemoe journal {folder}"))?;
+    ui.line(format!("next: anemoe check BUNDLE --evidence {folder}"))?;
     Ok(())
 }

@@ -1,8 +1,6 @@
 //! Entries: groups of events of a journal, with texts and results under headings.
 
 use super::figures;
-use crate::experiment::{BEGINS, Experiment};
-use crate::registry;
 use crate::ui;
 use anemoe_bundle::journal::{Event, Machine, Prose, status};
 use serde::Serialize;
@@ -16,9 +14,6 @@ pub struct Entry {
     pub id: String,
     /// Time of the entry's first event.
     pub time: String,
-    /// Experiment, if the entry is one of a book.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub experiment: Option<Experiment>,
     /// Kinds of the entry's events in order, each once.
     pub kinds: Vec<String>,
     /// Intents.
@@ -75,8 +70,8 @@ pub struct RunOutcome {
 
 /// Groups events, oldest entry first.
 ///
-/// An event that names another event joins the entry of that event. Any other event joins the newest entry, unless it
-/// begins an experiment, or both have intents and these differ.
+/// An event that names another event joins the entry of that event. Any other event joins the newest entry, unless both
+/// have intents and these differ.
 pub fn entries(events: Vec<Event>) -> Vec<Entry> {
     let mut groups: Vec<Vec<Event>> = Vec::new();
     // Intents of the newest group.
@@ -85,8 +80,7 @@ pub fn entries(events: Vec<Event>) -> Vec<Entry> {
     for event in events {
         let named = event.of.as_ref().and_then(|of| places.get(of).copied());
         let is_other = |intent: &String| !intents.is_empty() && !intents.contains(intent);
-        let begins =
-            groups.is_empty() || event.kind == BEGINS || event.prose.intent.as_ref().is_some_and(is_other);
+        let begins = groups.is_empty() || event.prose.intent.as_ref().is_some_and(is_other);
         let place = match named {
             Some(place) => place,
             None if begins => groups.len(),
@@ -139,14 +133,10 @@ fn entry(events: Vec<Event>) -> Entry {
     for event in &events {
         kinds.push(event.kind.clone());
     }
-    // In a book, `of` names the experiment, and the fact `ends` the event that began.
-    let begun =
-        |e: &'_ Event| e.facts.get("ends").and_then(Value::as_str).map(str::to_string).or(e.of.clone());
-    let ended: HashSet<(&str, String)> =
-        events.iter().filter_map(|e| Some((e.kind.as_str(), begun(e)?))).collect();
-    let is_open =
-        |e: &Event| e.status == status::STARTED && !ended.contains(&(e.kind.as_str(), e.id.clone()));
-    let is_run = |e: &&Event| e.kind != "note" && e.kind != BEGINS;
+    let ended: HashSet<(&str, &str)> =
+        events.iter().filter_map(|e| Some((e.kind.as_str(), e.of.as_deref()?))).collect();
+    let is_open = |e: &Event| e.status == status::STARTED && !ended.contains(&(&e.kind, &e.id));
+    let is_run = |e: &&Event| e.kind != "note";
     let shown = events.iter().filter(is_run).filter(|e| e.status != status::STARTED || is_open(e));
     let result = shown.map(outcome).collect();
     let resumed: HashMap<&str, &Event> =
@@ -155,21 +145,13 @@ fn entry(events: Vec<Event>) -> Entry {
     for event in &events {
         surprises(event, resumed.get(event.id.as_str()).copied(), is_open(event), &mut surprise);
     }
-    let experiment = Experiment::of(&events);
-    let expectations = experiment.iter().flat_map(|x| &x.expectations);
-    for e in expectations.filter(|e| e.holds == Some(false)) {
-        surprise.push(format!("expected {}, found {}", e.text, e.found_text()));
-    }
     let mut surprise = surprise.list;
     surprise.extend(prose(|p| &p.surprise));
     let mut refs = references(&events);
-    refs.extend(experiment.iter().flat_map(|x| x.replaces.iter().map(|id| format!("replaces {id}"))));
-    refs.extend(experiment.iter().flat_map(|x| x.bundles.iter().map(|b| format!("bundle {b}"))));
     refs.extend(prose(|p| &p.refs));
     Entry {
         id: events[0].id.clone(),
         time: time(&events[0]),
-        experiment,
         kinds: kinds.list,
         intent: prose(|p| &p.intent),
         setup: setup(&events),
@@ -190,7 +172,6 @@ fn outcome(event: &Event) -> RunOutcome {
             let (name, unit) = figures::known(path);
             format!("{name} {}", figures::text(value, unit))
         })
-        .chain(measured(event))
         .collect();
     RunOutcome {
         id: event.id.clone(),
@@ -200,15 +181,6 @@ fn outcome(event: &Event) -> RunOutcome {
         seconds: event.seconds,
         figures,
     }
-}
-
-/// Formats the figures of the registry that a run for an experiment measured.
-fn measured(event: &Event) -> impl Iterator<Item = String> {
-    let figures = event.facts.get("figures").and_then(Value::as_object).into_iter().flatten();
-    figures.map(|(name, x)| match (registry::find(name), x.as_f64()) {
-        (Ok(figure), Some(x)) => format!("{name} {} {}", figure.show(x), figure.unit),
-        _ => format!("{name} {x}"),
-    })
 }
 
 /// Formats a machine in one line.

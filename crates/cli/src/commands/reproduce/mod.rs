@@ -51,7 +51,7 @@ pub struct Args {
     /// List the recipes that come with anemoe.
     #[arg(long, conflicts_with_all = ["recipe", "dry_run", "out", "checkpoint", "layers"])]
     list: bool,
-    /// List the figures that recipes and expectations may name.
+    /// List the figures that recipes may name.
     #[arg(long, conflicts_with_all = ["recipe", "dry_run", "out", "checkpoint", "layers"])]
     figures: bool,
 }
