@@ -1,10 +1,10 @@
-//! What sub-commands have in common: arguments go in, a typed report comes out.
+//! Sub-commands: arguments go in, a typed report comes out.
 //!
 //! ```text
-//! arguments --Command::run--> report --Report::record--> journal of the bundle
-//!                                    --Serialize-------> the document of --json
-//!                                    --Report::print---> lines for people
-//!                                    --Report::outcome-> exit status
+//! arguments --Command::run--> report --CommandReport::record--> journal of the bundle
+//!                                    --Serialize--------------> the document of --json
+//!                                    --CommandReport::print---> lines for people
+//!                                    --CommandReport::outcome-> exit status
 //! ```
 
 use crate::outcome::Outcome;
@@ -15,8 +15,8 @@ use std::io;
 
 /// A sub-command with its arguments.
 pub trait Command {
-    /// What the command did or found.
-    type Report: Report;
+    /// Result of the command.
+    type Report: CommandReport;
 
     /// Does the work. Nothing goes to standard output but what has to be seen as it comes.
     ///
@@ -31,7 +31,7 @@ pub trait Command {
 }
 
 /// Report of a command.
-pub trait Report: Serialize {
+pub trait CommandReport: Serialize {
     /// Prints the report for people.
     ///
     /// # Errors

@@ -2,7 +2,7 @@
 
 use crate::args::reading::Reading;
 use crate::args::store_args::OpenStore;
-use crate::command::{Command, Report};
+use crate::command::{Command, CommandReport};
 use crate::error_report::sentence;
 use crate::gate_reference::{gate_prompt, read_goldens, with_bar};
 use crate::outcome::Outcome;
@@ -104,7 +104,7 @@ pub struct AssemblyReport {
     gated: GatedReport,
 }
 
-impl Report for AssemblyReport {
+impl CommandReport for AssemblyReport {
     fn print(&self, ui: &Ui) -> io::Result<()> {
         print(&self.gated, &self.bundle, self.golden.as_deref(), 0, ui)
     }

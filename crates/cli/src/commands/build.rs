@@ -5,7 +5,7 @@ use crate::args::hub_checkpoint::{Extent, locate};
 use crate::args::numbers::at_least_one;
 use crate::args::planning::{PlanArgs, PlanUse, PlannedCheckpoint, find_outliers, plan_checkpoint};
 use crate::args::store_args::{OpenStore, TRANSFERS, sending};
-use crate::command::{Command, Report};
+use crate::command::{Command, CommandReport};
 use crate::commands::push::{PushReport, push_bundle};
 use crate::gate_reference::{read_goldens, reference};
 use crate::outcome::Outcome;
@@ -239,7 +239,7 @@ pub struct BuildSummary {
     push: Option<PushReport>,
 }
 
-impl Report for BuildSummary {
+impl CommandReport for BuildSummary {
     fn print(&self, ui: &Ui) -> io::Result<()> {
         print(&self.gated, &self.bundle, self.golden.as_deref(), self.planned, ui)?;
         self.push.iter().try_for_each(|push| push.print(ui))?;

@@ -2,7 +2,7 @@
 
 use crate::args::reading::Reading;
 use crate::args::text_windows::TextArgs;
-use crate::command::{Command, Report};
+use crate::command::{Command, CommandReport};
 use crate::files::Overwrite;
 use crate::ui::Ui;
 use anemoe_convert::importance::Importance;
@@ -66,7 +66,7 @@ pub struct CalibrationReport {
     seconds: f64,
 }
 
-impl Report for CalibrationReport {
+impl CommandReport for CalibrationReport {
     fn print(&self, ui: &Ui) -> io::Result<()> {
         let CalibrationReport { path, tensors, tokens, seconds, .. } = self;
         ui.line(format!("{path}: inputs of {tensors} tensors over {tokens} tokens, in {seconds:.1} s"))

@@ -1,6 +1,6 @@
 //! `anemoe completions`
 
-use crate::command::{Command, Report};
+use crate::command::{Command, CommandReport};
 use crate::ui::Ui;
 use clap_complete::Shell;
 use serde::Serialize;
@@ -34,7 +34,7 @@ pub struct Completions {
     script: String,
 }
 
-impl Report for Completions {
+impl CommandReport for Completions {
     fn print(&self, ui: &Ui) -> io::Result<()> {
         ui.part(&self.script)
     }

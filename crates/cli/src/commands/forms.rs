@@ -2,7 +2,7 @@
 
 use crate::args::hub_checkpoint::{Extent, locate};
 use crate::args::reading::Reading;
-use crate::command::{Command, Report};
+use crate::command::{Command, CommandReport};
 use crate::ui::Ui;
 use anemoe_bundle::{Chain, ShardKind};
 use anemoe_convert::form::ShardForm;
@@ -68,7 +68,7 @@ pub struct FormsReport {
     bundle: Option<OwnForm>,
 }
 
-impl Report for FormsReport {
+impl CommandReport for FormsReport {
     fn print(&self, ui: &Ui) -> io::Result<()> {
         if let Some(own) = &self.bundle {
             ui.line(format!("this bundle: {}\n", own.text()))?;

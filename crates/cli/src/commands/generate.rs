@@ -6,7 +6,7 @@ use crate::args::prompt::{MAX_PROMPT, PromptArgs, bounded_text};
 use crate::args::runner::RunnerArgs;
 use crate::args::sampling::SamplingArgs;
 use crate::bundle::Verify;
-use crate::command::{Command, Report};
+use crate::command::{Command, CommandReport};
 use crate::target::expect_bundle;
 use crate::ui::{self, Ui};
 use anemoe_runtime::generate::{GenerateOptions, Generated, Stop, generate};
@@ -207,7 +207,7 @@ pub struct GenerateReport {
     drafts: Option<String>,
 }
 
-impl Report for GenerateReport {
+impl CommandReport for GenerateReport {
     fn print(&self, _: &Ui) -> io::Result<()> {
         let t = &self.timing;
         ui::message(format!(

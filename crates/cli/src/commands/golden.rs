@@ -3,7 +3,7 @@
 use crate::args::checkpoint_text::{bos, tokenizer};
 use crate::args::prompt::PromptArgs;
 use crate::args::reading::Reading;
-use crate::command::{Command, Report};
+use crate::command::{Command, CommandReport};
 use crate::files::Overwrite;
 use crate::gate_reference::with_bar;
 use crate::ui::Ui;
@@ -65,7 +65,7 @@ pub struct GoldenReport {
     seconds: f64,
 }
 
-impl Report for GoldenReport {
+impl CommandReport for GoldenReport {
     fn print(&self, ui: &Ui) -> io::Result<()> {
         ui.line(format!(
             "{}: {} prompt tokens, {} decoded, in {:.1} s",

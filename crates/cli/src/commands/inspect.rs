@@ -2,7 +2,7 @@
 
 use crate::args::hub_checkpoint::{Extent, locate};
 use crate::args::reading::Reading;
-use crate::command::{Command, Report};
+use crate::command::{Command, CommandReport};
 use crate::target::expect_bundle;
 use crate::ui::{self, Table, Ui};
 use anemoe_bundle::{Cache, Chain, ModelInfo, Shard, TokenCount};
@@ -75,7 +75,7 @@ pub enum InspectReport {
     Package(PackageReport),
 }
 
-impl Report for InspectReport {
+impl CommandReport for InspectReport {
     fn print(&self, ui: &Ui) -> io::Result<()> {
         match self {
             InspectReport::Checkpoint { found, lists_tensors } => print_checkpoint(found, *lists_tensors, ui),

@@ -1,6 +1,6 @@
 //! `anemoe man`
 
-use crate::command::{Command, Report};
+use crate::command::{Command, CommandReport};
 use crate::files::Overwrite;
 use crate::ui::Ui;
 use anemoe_io::Error;
@@ -51,7 +51,7 @@ pub enum ManReport {
     Folder { folder: String, pages: Vec<String> },
 }
 
-impl Report for ManReport {
+impl CommandReport for ManReport {
     fn print(&self, ui: &Ui) -> io::Result<()> {
         match self {
             ManReport::Page { page } => ui.part(page),

@@ -5,7 +5,7 @@ use crate::args::hub_checkpoint::{Extent, locate};
 use crate::args::reading::Reading;
 use crate::args::text_windows::TextArgs;
 use crate::bundle::Verify;
-use crate::command::{Command, Report};
+use crate::command::{Command, CommandReport};
 use crate::target::expect_bundle;
 use crate::ui::{self, Ui};
 use anemoe_convert::path_kind::PathKind;
@@ -104,7 +104,7 @@ pub struct PerplexityReport {
     tok_s: f64,
 }
 
-impl Report for PerplexityReport {
+impl CommandReport for PerplexityReport {
     fn print(&self, ui: &Ui) -> io::Result<()> {
         ui.line(format!(
             "perplexity {:.4} ({:.5} nats per token) over {} in {} of at most {}; {:.0} tok/s",

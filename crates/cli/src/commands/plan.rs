@@ -2,7 +2,7 @@
 
 use crate::args::evidence::EvidenceArgs;
 use crate::args::planning::{PlanArgs, PlanUse, PlannedCheckpoint, find_outliers, plan_checkpoint};
-use crate::command::Command;
+use crate::command::{Command, CommandReport};
 use crate::files::Overwrite;
 use crate::show::placement::print_measured;
 use crate::show::plan_table::{print, print_outliers, print_scales};
@@ -79,7 +79,7 @@ pub struct PlanReport {
     plan: Plan,
     placement: residency::Report,
     outliers: Vec<Outlier>,
-    /// Of each shard; empty where no document is wanted.
+    /// Ops of each shard; empty where no document is wanted.
     op_types: Vec<OpTypes>,
     recommended: Option<Recommendation>,
     /// True if every shard is printed, not one of each kind.
@@ -111,7 +111,7 @@ impl Serialize for PlanReport {
     }
 }
 
-impl crate::command::Report for PlanReport {
+impl CommandReport for PlanReport {
     fn print(&self, ui: &Ui) -> io::Result<()> {
         let PlanReport { plan, placement, outliers, .. } = self;
         print(plan, placement, self.lists_all, ui)?;

@@ -1,7 +1,7 @@
 //! `anemoe predict`
 
 use crate::args::executor::PrecisionArg;
-use crate::command::{Command, Report};
+use crate::command::{Command, CommandReport};
 use crate::files::Overwrite;
 use crate::target::expect_package;
 use crate::ui::Ui;
@@ -111,7 +111,7 @@ impl StepReport {
     }
 }
 
-impl Report for PredictReport {
+impl CommandReport for PredictReport {
     fn print(&self, ui: &Ui) -> io::Result<()> {
         self.outputs.iter().flat_map(|step| &step.shown).try_for_each(|line| ui.line(line))
     }

@@ -1,7 +1,7 @@
 //! `anemoe pull`
 
 use crate::args::store_args::{OpenStore, StoreArgs, TransferBar};
-use crate::command::{Command, Report};
+use crate::command::{Command, CommandReport};
 use crate::shell::quoted;
 use crate::ui::{self, Ui};
 use anemoe_bundle::journal::JOURNAL_FILE;
@@ -87,7 +87,7 @@ pub struct PullReport {
     brought: BringReport,
 }
 
-impl Report for PullReport {
+impl CommandReport for PullReport {
     fn print(&self, ui: &Ui) -> io::Result<()> {
         let brought = &self.brought;
         let rate = brought.bytes_fetched as f64 / brought.seconds.max(1e-9);

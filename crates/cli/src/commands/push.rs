@@ -2,7 +2,7 @@
 
 use crate::args::store_args::{OpenStore, StoreArgs, TransferBar, sending};
 use crate::bundle::Verify;
-use crate::command::{Command, Report};
+use crate::command::{Command, CommandReport};
 use crate::part_store::push_part;
 use crate::shell::quoted;
 use crate::target::expect_begun_bundle;
@@ -98,7 +98,7 @@ impl PushReport {
     }
 }
 
-impl Report for PushReport {
+impl CommandReport for PushReport {
     fn print(&self, ui: &Ui) -> io::Result<()> {
         let PushReport { store, name, sent, .. } = self;
         let rate = sent.bytes_sent as f64 / sent.seconds.max(1e-9);

@@ -1,6 +1,6 @@
 //! `anemoe quantize`
 
-use crate::command::{Command, Report};
+use crate::command::{Command, CommandReport};
 use crate::files::Overwrite;
 use crate::ui::{self, Ui};
 use anemoe_convert::checkpoint::open_safetensors;
@@ -332,7 +332,7 @@ impl QuantizeReport {
     }
 }
 
-impl Report for QuantizeReport {
+impl CommandReport for QuantizeReport {
     fn print(&self, ui: &Ui) -> io::Result<()> {
         ui.line(format!("{}  {:?}  {}", self.tensor, self.shape, self.quant))?;
         if let Some(note) = &self.note {

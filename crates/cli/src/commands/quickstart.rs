@@ -2,7 +2,7 @@
 
 use super::generate::{self, Timing};
 use crate::args::planning::{PlanArgs, PlanUse, PlannedCheckpoint, plan_checkpoint};
-use crate::command::{Command, Report};
+use crate::command::{Command, CommandReport};
 use crate::outcome::Outcome;
 use crate::recorder::{JournalArgs, Recorder, facts};
 use crate::show;
@@ -164,7 +164,7 @@ struct QuickstartBuild {
     timing: Timing,
 }
 
-impl Report for QuickstartReport {
+impl CommandReport for QuickstartReport {
     fn print(&self, ui: &Ui) -> io::Result<()> {
         ui.line("\n6. FP16 and the chosen kinds side by side\n")?;
         let mut table = Table::new(&[

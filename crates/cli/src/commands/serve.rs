@@ -8,7 +8,7 @@ use crate::args::reasoning::ReasoningArgs;
 use crate::args::runner::RunnerArgs;
 use crate::args::sampling::SamplingArgs;
 use crate::bundle::Verify;
-use crate::command::{Command, Report};
+use crate::command::{Command, CommandReport};
 use crate::signals;
 use crate::target::expect_bundle;
 use crate::ui::{Ui, message};
@@ -300,7 +300,7 @@ struct PreparedServer {
     stop: Arc<ShutdownSwitch>,
 }
 
-impl Report for Serving {
+impl CommandReport for Serving {
     fn print(&self, ui: &Ui) -> io::Result<()> {
         ui.line(format!("{} at {} (loaded in {:.1} s)", self.models.join(", "), self.url, self.seconds))
     }

@@ -3,7 +3,7 @@
 use crate::args::executor::PrecisionArg;
 use crate::args::origin::{Origin, OriginArgs};
 use crate::bundle::Verify;
-use crate::command::{Command, Report};
+use crate::command::{Command, CommandReport};
 use crate::files;
 use crate::recorder::{JournalArgs, Recorder, facts};
 use crate::target::expect_bundle;
@@ -88,7 +88,7 @@ pub struct TraceReport {
     swap: Option<AblationReport>,
 }
 
-impl Report for TraceReport {
+impl CommandReport for TraceReport {
     fn print(&self, ui: &Ui) -> io::Result<()> {
         print(&self.found, ui)?;
         self.swap.iter().try_for_each(|swaps| {

@@ -3,7 +3,7 @@
 use crate::args::origin::{Origin, OriginArgs};
 use crate::args::runner::RunnerArgs;
 use crate::bundle::Verify;
-use crate::command::{Command, Report};
+use crate::command::{Command, CommandReport};
 use crate::files;
 use crate::gate_reference::{read_goldens, reference};
 use crate::outcome::Outcome;
@@ -137,7 +137,7 @@ fn is_single(goldens: &[NamedGate]) -> bool {
     goldens.len() < 2
 }
 
-impl Report for Validation {
+impl CommandReport for Validation {
     fn print(&self, ui: &Ui) -> io::Result<()> {
         let are_several = !is_single(&self.goldens);
         for named in &self.goldens {

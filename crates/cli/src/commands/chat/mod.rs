@@ -11,7 +11,7 @@ use crate::args::reasoning::ReasoningArgs;
 use crate::args::runner::RunnerArgs;
 use crate::args::sampling::SamplingArgs;
 use crate::bundle::Verify;
-use crate::command::{Command, Report};
+use crate::command::{Command, CommandReport};
 use crate::commands::generate::Speculate;
 use crate::error_report::{PartialDocument, sentence};
 use crate::signals;
@@ -171,7 +171,7 @@ impl Command for Args {
 #[derive(Serialize)]
 pub struct Conversation(serde_json::Value);
 
-impl Report for Conversation {
+impl CommandReport for Conversation {
     fn print(&self, _: &Ui) -> io::Result<()> {
         Ok(())
     }
