@@ -1,17 +1,14 @@
 //! `anemoe generate`
 
-use crate::args::executor::ExecutorArgs;
+use crate::args::model_args::ModelArgs;
 use crate::args::numbers::at_least_one;
-use crate::args::prompt::{MAX_PROMPT, PromptArgs, bounded_text};
-use crate::args::runner::RunnerArgs;
-use crate::args::sampling::SamplingArgs;
-use crate::bundle::Verify;
+use crate::args::prompt::PromptArgs;
 use crate::command::{Command, CommandReport};
 use crate::target::expect_bundle;
 use crate::ui::{self, Ui};
 use anemoe_runtime::generate::{GenerateOptions, Generated, Stop, generate};
-use anemoe_runtime::model::{Logits, MOST_UNDONE, Model};
-use anemoe_runtime::speculate::{Corpus, Mode, Speculation, SpeculationReport, is_small, measure_drafts};
+use anemoe_runtime::model::{Logits, Model};
+use anemoe_runtime::speculate::{SpeculationReport, is_small, measure_drafts};
 use anemoe_runtime::tokenizer::{TextStream, Tokenizer};
 use anyhow::Context;
 use serde::Serialize;
@@ -37,8 +34,6 @@ pub struct Args {
     /// Most new tokens [default: the model's own, else 128].
     #[arg(short = 'n', long, value_name = "N")]
     max_new: Option<usize>,
-    #[command(flatten)]
-    sampling: SamplingArgs,
     /// Go on behind the model's end tokens.
     #[arg(long)]
     ignore_eos: bool,
@@ -46,121 +41,30 @@ pub struct Args {
     #[arg(long, value_name = "N", value_parser = at_least_one)]
     prefill_chunk: Option<usize>,
     #[command(flatten)]
-    speculate: Speculate,
-    #[command(flatten)]
-    runner: RunnerArgs,
-    #[command(flatten)]
-    executor: ExecutorArgs,
-    #[command(flatten)]
-    verify: Verify,
+    run: ModelArgs,
 }
 
 /// Most new tokens where neither the command line nor the model says how many.
 const MAX_NEW: usize = 128;
 /// Fewest new tokens for which lengths of drafts of a small model are measured before the first.
 const WORTH_MEASURING: usize = 256;
-/// Most tokens of a corpus; the automaton of one takes some 150 bytes a token.
-const MAX_CORPUS: usize = 2_000_000;
-
-/// Drafts from repetitions. Tokens stay the same, whatever is drafted.
-#[derive(clap::Args, Clone)]
-pub struct Speculate {
-    /// Draft tokens from what repeats, and verify several in one pass: `ngram` wherever something repeats, `auto` where it pays
-    /// as measured, `off` never.
-    #[arg(long, value_enum, value_name = "WHEN", default_value_t = DraftsWhen::Auto)]
-    speculate: DraftsWhen,
-    /// Most tokens of a draft.
-    #[arg(long, value_name = "N", default_value = "8", value_parser = draft_length)]
-    draft_max: usize,
-    /// Fewest tokens that have to repeat.
-    #[arg(long, value_name = "N", default_value = "2", value_parser = at_least_one)]
-    ngram_min: usize,
-    /// Most tokens of a repetition: of a longer one the newest N are looked for, and what followed them last.
-    #[arg(long, value_name = "N", default_value = "24", value_parser = at_least_one)]
-    ngram_max: usize,
-    /// Text from which tokens are drafted too.
-    #[arg(long, value_name = "F")]
-    ngram_corpus: Option<PathBuf>,
-}
-
-fn draft_length(text: &str) -> Result<usize, String> {
-    let n = at_least_one(text)?;
-    if n > MOST_UNDONE {
-        Err(format!("{n} is more than {MOST_UNDONE}, the most tokens of a draft"))
-    } else {
-        Ok(n)
-    }
-}
-
-/// Condition for drafts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-enum DraftsWhen {
-    Off,
-    Ngram,
-    Auto,
-}
-
-impl Speculate {
-    /// Makes the options of drafts; `tokenizer` encodes the corpus.
-    pub fn options(&self, tokenizer: Option<&Tokenizer>) -> anyhow::Result<Speculation> {
-        let corpus = match &self.ngram_corpus {
-            None => None,
-            Some(path) => {
-                let tokenizer = tokenizer.context("--ngram-corpus needs the model's tokenizer")?;
-                let what = format!("--ngram-corpus {}", path.display());
-                let text = bounded_text(
-                    anemoe_io::open_input(path, MAX_PROMPT).with_context(|| what.clone())?,
-                    &what,
-                    "text",
-                )?;
-                let ids = tokenizer.encode(&text, None)?;
-                anyhow::ensure!(
-                    ids.len() <= MAX_CORPUS,
-                    "{what}: {} tokens, where {MAX_CORPUS} are the most",
-                    ids.len()
-                );
-                // Where nothing is drafted, the file is only checked.
-                let is_used = self.speculate != DraftsWhen::Off;
-                is_used.then(|| std::sync::Arc::new(Corpus::new(&ids)))
-            }
-        };
-        let options = Speculation {
-            mode: match self.speculate {
-                DraftsWhen::Off => Mode::Off,
-                DraftsWhen::Ngram => Mode::Ngram,
-                DraftsWhen::Auto => Mode::Auto,
-            },
-            draft_max: self.draft_max,
-            ngram_min: self.ngram_min,
-            ngram_max: self.ngram_max,
-            corpus,
-            ..Speculation::default()
-        };
-        options.check().map_err(|what| anyhow::anyhow!("--ngram-min, --ngram-max: {what}"))?;
-        Ok(options)
-    }
-}
 
 impl Command for Args {
     type Report = GenerateReport;
 
     fn run(self, ui: &Ui) -> anyhow::Result<GenerateReport> {
-        let backend = self.executor.backend()?;
+        self.run.check()?;
         let bundle = self.bundle.as_ref().or(self.model.as_ref()).context("give the bundle")?;
         expect_bundle(bundle)?;
-        let chain = self.verify.open(bundle, ui)?;
-        let chosen = self.sampling.choose(bundle, chain.model.vocab_size)?;
-        let core_ml = self.runner.core_ml(bundle, &chain, !self.executor.is_default())?;
+        let chain = self.run.verify.open(bundle, ui)?;
+        let chosen = self.run.sampling.choose(bundle, chain.model.vocab_size)?;
         let started = Instant::now();
-        let model = match &core_ml {
-            Some(core_ml) => Model::open(bundle, core_ml)?,
-            None => Model::open(bundle, &backend)?,
-        };
+        let model = self.run.open(bundle, &chain)?;
         let tokenizer_file = bundle.join("tokenizer.json");
         let prompt =
             self.prompt.ids(|| Ok(Tokenizer::open(&tokenizer_file)?), model.chain().model.bos_token_id)?;
         let tokenizer = tokenizer_file.exists().then(|| Tokenizer::open(&tokenizer_file)).transpose()?;
-        let speculation = self.speculate.options(tokenizer.as_ref())?;
+        let speculation = self.run.speculate.options(tokenizer.as_ref())?;
         // One preparation for the prompt, one for decoding, and those of drafts, whose passes run for a moment.
         model.prepare(self.prefill_chunk.unwrap_or(usize::MAX).min(prompt.len()), Logits::Last);
         model.prepare(1, Logits::Last);

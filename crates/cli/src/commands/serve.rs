@@ -1,13 +1,9 @@
 //! `anemoe serve`
 
-use super::generate::Speculate;
-use crate::args::executor::ExecutorArgs;
 use crate::args::listen_host::{ListenHost, Listening};
+use crate::args::model_args::ModelArgs;
 use crate::args::numbers::at_least_one;
 use crate::args::reasoning::ReasoningArgs;
-use crate::args::runner::RunnerArgs;
-use crate::args::sampling::SamplingArgs;
-use crate::bundle::Verify;
 use crate::command::{Command, CommandReport};
 use crate::signals;
 use crate::target::expect_bundle;
@@ -15,7 +11,7 @@ use crate::ui::{Ui, message};
 use anemoe_bundle::Chain;
 use anemoe_io::locked;
 use anemoe_runtime::chat::ChatTemplate;
-use anemoe_runtime::model::{Logits, Model};
+use anemoe_runtime::model::Logits;
 use anemoe_runtime::tokenizer::Tokenizer;
 use anemoe_server::Error;
 use anemoe_server::batching::BatchLimits;
@@ -102,17 +98,9 @@ pub struct Args {
     #[arg(long, value_name = "S", default_value_t = 30)]
     grace: u64,
     #[command(flatten)]
-    sampling: SamplingArgs,
-    #[command(flatten)]
     reasoning: ReasoningArgs,
     #[command(flatten)]
-    speculate: Speculate,
-    #[command(flatten)]
-    runner: RunnerArgs,
-    #[command(flatten)]
-    executor: ExecutorArgs,
-    #[command(flatten)]
-    verify: Verify,
+    run: ModelArgs,
 }
 
 impl Args {
@@ -165,15 +153,12 @@ impl Args {
         let tokenizer = Tokenizer::open(&file).context("a server needs the model's tokenizer")?;
         let mut template = ChatTemplate::open(bundle, self.chat_template.as_deref())?;
         self.reasoning.apply(&mut template);
-        let model = match self.runner.core_ml(bundle, chain, !self.executor.is_default())? {
-            Some(core_ml) => Model::open(bundle, &core_ml)?,
-            None => Model::open(bundle, &self.executor.backend()?)?,
-        };
+        let model = self.run.open(bundle, chain)?;
         model.prepare(1, Logits::Last);
         drop(model.populate());
-        let defaults = self.sampling.defaults(bundle)?;
+        let defaults = self.run.sampling.defaults(bundle)?;
         Ok(OpenedBundle {
-            speculation: self.speculate.options(Some(&tokenizer))?,
+            speculation: self.run.speculate.options(Some(&tokenizer))?,
             model,
             tokenizer,
             template,
@@ -230,7 +215,7 @@ impl Command for Args {
     type Report = Serving;
 
     fn run(self, ui: &Ui) -> anyhow::Result<Serving> {
-        self.executor.backend()?;
+        self.run.check()?;
         self.bundles.iter().try_for_each(|bundle| expect_bundle(bundle))?;
         let args = Arc::new(self);
         let names = args.names()?;
@@ -239,7 +224,7 @@ impl Command for Args {
         let started = Instant::now();
         let mut bundles: Vec<(String, OpenBundle)> = Vec::new();
         for (name, bundle) in &names {
-            let chain = args.verify.open(bundle, ui)?;
+            let chain = args.run.verify.open(bundle, ui)?;
             // The first request should not find what is wrong with the only bundle.
             let opened = if names.len() == 1 { Some(args.open(bundle, &chain)?) } else { None };
             if opened.as_ref().is_some_and(|opened| opened.template.is_fallback()) {

@@ -5,14 +5,10 @@ mod session;
 mod talk;
 mod typed_ahead;
 
-use crate::args::executor::ExecutorArgs;
+use crate::args::model_args::ModelArgs;
 use crate::args::numbers::at_least_one;
 use crate::args::reasoning::ReasoningArgs;
-use crate::args::runner::RunnerArgs;
-use crate::args::sampling::SamplingArgs;
-use crate::bundle::Verify;
 use crate::command::{Command, CommandReport};
-use crate::commands::generate::Speculate;
 use crate::error_report::{PartialDocument, sentence};
 use crate::signals;
 use crate::target::expect_bundle;
@@ -20,7 +16,7 @@ use crate::ui::{Ui, message};
 use anemoe_io::locked;
 use anemoe_runtime::chat::{ChatTemplate, History, Overflow};
 use anemoe_runtime::generate::GenerateOptions;
-use anemoe_runtime::model::{Logits, Model};
+use anemoe_runtime::model::Logits;
 use anemoe_runtime::speculate::{is_small, measure_drafts, prepare_drafts};
 use anemoe_runtime::tokenizer::Tokenizer;
 use anyhow::Context;
@@ -61,17 +57,9 @@ pub struct Args {
     #[arg(long, value_name = "TEXT", value_parser = clap::builder::NonEmptyStringValueParser::new())]
     stop: Vec<String>,
     #[command(flatten)]
-    sampling: SamplingArgs,
-    #[command(flatten)]
     reasoning: ReasoningArgs,
     #[command(flatten)]
-    speculate: Speculate,
-    #[command(flatten)]
-    runner: RunnerArgs,
-    #[command(flatten)]
-    executor: ExecutorArgs,
-    #[command(flatten)]
-    verify: Verify,
+    run: ModelArgs,
 }
 
 /// Way out of a full context.
@@ -88,26 +76,22 @@ impl Command for Args {
     type Report = Conversation;
 
     fn run(self, ui: &Ui) -> anyhow::Result<Conversation> {
-        let backend = self.executor.backend()?;
+        self.run.check()?;
         expect_bundle(&self.bundle)?;
         if let Some(path) = &self.session {
             session::check_place(path)?;
         }
-        let chain = self.verify.open(&self.bundle, ui)?;
-        let sampling = self.sampling.choose(&self.bundle, chain.model.vocab_size)?;
-        let core_ml = self.runner.core_ml(&self.bundle, &chain, !self.executor.is_default())?;
+        let chain = self.run.verify.open(&self.bundle, ui)?;
+        let sampling = self.run.sampling.choose(&self.bundle, chain.model.vocab_size)?;
         let started = Instant::now();
         let tokenizer =
             Tokenizer::open(&self.bundle.join("tokenizer.json")).context("a chat needs the model's tokenizer")?;
         let mut template = ChatTemplate::open(&self.bundle, self.chat_template.as_deref())?;
         self.reasoning.apply(&mut template);
-        let model = match &core_ml {
-            Some(core_ml) => Model::open(&self.bundle, core_ml)?,
-            None => Model::open(&self.bundle, &backend)?,
-        };
+        let model = self.run.open(&self.bundle, &chain)?;
         model.prepare(1, Logits::Last);
         drop(model.populate());
-        let speculation = self.speculate.options(Some(&tokenizer))?;
+        let speculation = self.run.speculate.options(Some(&tokenizer))?;
         let mut questions = Questions::open();
         if questions.is_terminal() {
             // While a person reads and types.
