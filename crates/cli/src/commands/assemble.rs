@@ -2,23 +2,19 @@
 
 use crate::args::reading::Reading;
 use crate::args::store_args::OpenStore;
-use crate::command::{Command, CommandReport};
+use crate::command::Command;
+use crate::commands::build::BuildSummary;
 use crate::error_report::sentence;
 use crate::gate_reference::{gate_prompt, read_goldens, with_bar};
-use crate::outcome::Outcome;
 use crate::part_store::pull_parts;
-use crate::recorder::{JournalArgs, Recorder, facts};
-use crate::show::build_report::print;
+use crate::recorder::JournalArgs;
 use crate::signals;
 use crate::target::expect_begun_bundle;
 use crate::ui::{self, Ui};
-use anemoe_bundle::journal::status;
 use anemoe_convert::build::Assembly;
-use anemoe_gates::gated::{self, GateReference, GatedReport};
+use anemoe_gates::gated::{self, GateReference};
 use anemoe_gates::residency;
 use anyhow::Context;
-use serde::Serialize;
-use std::io;
 use std::path::PathBuf;
 
 /// Complete a bundle whose parts were built with `build --shard`.
@@ -58,9 +54,9 @@ fn cosine(text: &str) -> Result<f64, String> {
 }
 
 impl Command for Args {
-    type Report = AssemblyReport;
+    type Report = BuildSummary;
 
-    fn run(self, ui: &Ui) -> anyhow::Result<AssemblyReport> {
+    fn run(self, ui: &Ui) -> anyhow::Result<BuildSummary> {
         let mut also = read_goldens(&self.golden)?;
         let given = (!also.is_empty()).then(|| also.remove(0).golden);
         if let Some(store) = &self.pull {
@@ -84,43 +80,12 @@ impl Command for Args {
         };
         let options = residency::CheckOptions::default();
         let gated = gated::assemble(assembly, reference.as_ref(), &options, self.min_cosine, &|_| ())?;
-        Ok(AssemblyReport { bundle: self.bundle, golden: self.golden.into_iter().next(), gated })
+        let golden = self.golden.into_iter().next();
+        Ok(BuildSummary { bundle: self.bundle, golden, planned: 0, part: None, gated, push: None })
     }
 
     fn journal(&self) -> Option<&JournalArgs> {
         Some(&self.journal)
-    }
-}
-
-/// A bundle that was completed, with its gates.
-#[derive(Serialize)]
-pub struct AssemblyReport {
-    #[serde(skip)]
-    bundle: PathBuf,
-    /// The first golden that was given.
-    #[serde(skip)]
-    golden: Option<PathBuf>,
-    #[serde(flatten)]
-    gated: GatedReport,
-}
-
-impl CommandReport for AssemblyReport {
-    fn print(&self, ui: &Ui) -> io::Result<()> {
-        print(&self.gated, &self.bundle, self.golden.as_deref(), 0, ui)
-    }
-
-    fn outcome(&self) -> Outcome {
-        Outcome::of_gate(self.gated.pass)
-    }
-
-    fn record(&self, recorder: &Recorder) {
-        for (said, facts) in facts::gates(&self.gated, self.golden.as_deref()) {
-            recorder.also(&self.bundle, "gate", said, None, facts);
-        }
-        if let Some(built) = &self.gated.build {
-            let status = if self.gated.pass { status::DONE } else { status::FAIL };
-            recorder.end(&self.bundle, status, facts::build(built, &self.bundle, None));
-        }
     }
 }
 

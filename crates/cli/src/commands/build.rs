@@ -164,10 +164,8 @@ impl Command for Args {
             }
         };
         let build = Build::begin(family, &plan, importance.as_ref(), &self.out, part)?;
-        let part_name = part.map(|p| format!("{}/{}", p.index, p.of));
-        recorder.begin(&self.out, facts::begun(&plan, part_name.clone()));
+        recorder.begin(&self.out, facts::begun(&plan, part_name(part)));
         build.remember(&source(&self.checkpoint, &checkpoint.variants)?)?;
-        let all = plan.shards.len();
         let progress = Progress::new(&plan, build.own_shards(), ui);
         // A part that is complete in the store stays complete there: it is sent again as a whole, and not shard by shard.
         let pusher = resumed
@@ -191,32 +189,21 @@ impl Command for Args {
             Err(e) => {
                 // A build that could not be kept is deleted with its journal.
                 if self.out.is_dir() {
-                    let error = serde_json::json!({"part": part_name, "error": e.to_string()});
+                    let error = serde_json::json!({"part": part_name(part), "error": e.to_string()});
                     recorder.end(&self.out, status::ERROR, facts::of(error));
                 }
                 return Err(e.into());
             }
         };
-        for (said, facts) in facts::gates(&report, self.golden.first().map(PathBuf::as_path)) {
-            recorder.also(&self.out, "gate", said, None, facts);
-        }
-        let status = if report.pass { status::DONE } else { status::FAIL };
-        recorder.end(
-            &self.out,
-            status,
-            match &report.build {
-                Some(built) => facts::build(built, &self.out, part_name),
-                None => facts::of(
-                    serde_json::json!({"part": part_name, "failed": report.failed.map(GateStage::name)}),
-                ),
-            },
-        );
-        let pushed = match store.filter(|_| report.pass) {
-            Some(store) => Some(PushReport::new(&store, push_built(&self.out, &store, part)?)),
-            None => None,
-        };
         let golden = self.golden.into_iter().next();
-        Ok(BuildSummary { bundle: self.out, golden, planned: all, part, gated: report, push: pushed })
+        let planned = plan.shards.len();
+        let mut summary = BuildSummary { bundle: self.out, golden, planned, part, gated: report, push: None };
+        summary.record(&recorder);
+        if let Some(store) = store.filter(|_| summary.gated.pass) {
+            let sent = push_built(&summary.bundle, &store, part)?;
+            summary.push = Some(PushReport::new(&store, sent));
+        }
+        Ok(summary)
     }
 }
 
@@ -224,19 +211,23 @@ impl Command for Args {
 #[derive(Serialize)]
 pub struct BuildSummary {
     #[serde(skip)]
-    bundle: PathBuf,
+    pub bundle: PathBuf,
     /// The first golden that was given.
     #[serde(skip)]
-    golden: Option<PathBuf>,
+    pub golden: Option<PathBuf>,
     /// Shards of the plan.
     #[serde(skip)]
-    planned: usize,
+    pub planned: usize,
     #[serde(skip)]
-    part: Option<BuildPart>,
+    pub part: Option<BuildPart>,
     #[serde(flatten)]
-    gated: GatedReport,
+    pub gated: GatedReport,
     #[serde(skip_serializing_if = "Option::is_none")]
-    push: Option<PushReport>,
+    pub push: Option<PushReport>,
+}
+
+fn part_name(part: Option<BuildPart>) -> Option<String> {
+    part.map(|p| format!("{}/{}", p.index, p.of))
 }
 
 impl CommandReport for BuildSummary {
@@ -253,6 +244,20 @@ impl CommandReport for BuildSummary {
 
     fn outcome(&self) -> Outcome {
         Outcome::of_gate(self.gated.pass)
+    }
+
+    fn record(&self, recorder: &Recorder) {
+        let (gated, part) = (&self.gated, part_name(self.part));
+        for (said, facts) in facts::gates(gated, self.golden.as_deref()) {
+            recorder.also(&self.bundle, "gate", said, None, facts);
+        }
+        let facts = match &gated.build {
+            Some(built) => facts::build(built, &self.bundle, part),
+            None => {
+                facts::of(serde_json::json!({"part": part, "failed": gated.failed.map(GateStage::name)}))
+            }
+        };
+        recorder.end(&self.bundle, if gated.pass { status::DONE } else { status::FAIL }, facts);
     }
 }
 
