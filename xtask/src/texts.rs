@@ -70,6 +70,8 @@ fn wrong_openings(text: &str) -> Vec<(usize, String)> {
         let Some((marker, words)) = doc_text(line) else { continue };
         // Consecutive lines with one marker are one comment; only its first line counts.
         while lines.next_if(|(_, next)| doc_text(next).is_some_and(|(m, _)| m == marker)).is_some() {}
+        // Attributes stand between a comment and its item.
+        let is_between = |line: &str| line.is_empty() || line.starts_with("#[");
         while marker == "///" && lines.next_if(|(_, next)| is_between(next.trim())).is_some() {}
         let is_of_function =
             marker == "///" && lines.peek().is_some_and(|(_, code)| is_function(code.trim()));
@@ -86,11 +88,6 @@ fn wrong_openings(text: &str) -> Vec<(usize, String)> {
         }
     }
     found
-}
-
-/// Tells whether a line may stand between a doc comment and its item.
-fn is_between(line: &str) -> bool {
-    line.is_empty() || line.starts_with("#[")
 }
 
 /// Tells whether a line of code begins a function.

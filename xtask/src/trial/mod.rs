@@ -42,45 +42,36 @@ pub struct TrialOptions {
 /// Runs the task.
 pub fn run(options: TrialOptions) -> Passed {
     let TrialOptions { anemoe, runs, seed, jobs, keep, only } = options;
-    let base = TrialBase::new(&anemoe, keep)?;
+    let (binary, scratch) = prepare(&anemoe, keep)?;
     let cases = Case::all().into_iter().filter(|c| only.as_ref().is_none_or(|o| o == c.command));
     let cases: Vec<Case> = cases.collect();
     if cases.is_empty() {
         return Err("--only: no such command".into());
     }
-    let passed = InputPool::make(&base.scratch.join("pool"), &base.binary).and_then(|pool| {
-        let trial = OneTrial { binary: &base.binary, pool: &pool, scratch: &base.scratch, cases, keep };
+    let passed = InputPool::make(&scratch.join("pool"), &binary).and_then(|pool| {
+        let trial = OneTrial { binary: &binary, pool: &pool, scratch: &scratch, cases, keep };
         all(&trial, seed, runs, jobs)
     });
     if keep {
-        println!("kept: {}", base.scratch.display());
+        println!("kept: {}", scratch.display());
     } else {
-        fs::remove_dir_all(&base.scratch)?;
-        fs::remove_dir_all(base.binary.parent().ok_or("a folder")?)?;
+        fs::remove_dir_all(&scratch)?;
+        fs::remove_dir_all(binary.parent().ok_or("a folder")?)?;
     }
     passed
 }
 
-/// Folders of a trial that `nobody` can read: one for the binary, one in memory for the runs.
-struct TrialBase {
-    binary: PathBuf,
-    scratch: PathBuf,
-}
-
-impl TrialBase {
-    fn new(binary: &Path, keep: bool) -> std::io::Result<TrialBase> {
-        let folder = |inside: &Path| {
-            let dir = tempfile::Builder::new().prefix("anemoe-trial-").tempdir_in(inside)?.keep();
-            fs::set_permissions(&dir, fs::Permissions::from_mode(0o755))?;
-            std::io::Result::Ok(dir)
-        };
-        let memory = Path::new("/dev/shm");
-        // Kept runs go where users look for temporary files.
-        let scratch = if memory.is_dir() && !keep { folder(memory)? } else { folder(&std::env::temp_dir())? };
-        let copied = folder(&std::env::temp_dir())?.join("anemoe");
-        fs::copy(binary, &copied)?;
-        Ok(TrialBase { binary: copied, scratch })
-    }
+/// Makes folders that `nobody` can read: one with a copy of the binary, and one for the runs, in memory unless they are kept.
+fn prepare(binary: &Path, keep: bool) -> std::io::Result<(PathBuf, PathBuf)> {
+    let folder = |inside: &Path| {
+        let dir = tempfile::Builder::new().prefix("anemoe-trial-").tempdir_in(inside)?.keep();
+        fs::set_permissions(&dir, fs::Permissions::from_mode(0o755)).map(|()| dir)
+    };
+    let (memory, disk) = (Path::new("/dev/shm"), std::env::temp_dir());
+    let scratch = folder(if memory.is_dir() && !keep { memory } else { &disk })?;
+    let copied = folder(&disk)?.join("anemoe");
+    fs::copy(binary, &copied)?;
+    Ok((copied, scratch))
 }
 
 /// Counts of one command.
