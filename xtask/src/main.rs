@@ -33,8 +33,7 @@ use task::Passed;
 enum Task {
     /// Lists files of a crate that use each other.
     Cycles { crates: Vec<String> },
-    /// Lists types and files of one name, doc comments that open with a clause, and sources that documents name and that are
-    /// not there.
+    /// Lists types and files of one name, wrong openings of doc comments, and sources that only documents name.
     Names,
     /// Writes crates/mlpackage/src/proto/generated.rs.
     #[cfg(feature = "proto")]
