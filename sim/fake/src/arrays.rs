@@ -163,15 +163,16 @@ define_class!(
             out: *mut *mut NSError,
         ) -> Option<Retained<Self>> {
             let (shape, strides) = (usizes(shape), usizes(strides));
-            if shape.len() != strides.len() {
+            if shape.len() == strides.len() {
+                // SAFETY: the block lives during the call, and is copied.
+                let free = NonNull::new(free).map(|f| unsafe { f.as_ref() }.copy());
+                let memory = Memory::Theirs(data.cast(), free);
+                Some(init!(this, ArrayIvars { memory, shape, strides, kind }))
+            } else {
                 // SAFETY: `out` points to the caller's error.
                 unsafe { *out = error(4, "shape and strides differ in rank") };
-                return None;
+                None
             }
-            // SAFETY: the block lives during the call, and is copied.
-            let free = NonNull::new(free).map(|f| unsafe { f.as_ref() }.copy());
-            let memory = Memory::Theirs(data.cast(), free);
-            Some(init!(this, ArrayIvars { memory, shape, strides, kind }))
         }
         #[unsafe(method(dataType))]
         fn dataType(&self) -> isize {

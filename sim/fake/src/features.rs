@@ -117,8 +117,8 @@ impl FakeOptions {
 
 #[derive(Default)]
 pub(crate) struct ConfigurationIvars {
-    units: Cell<isize>,
-    function: RefCell<Option<String>>,
+    pub units: Cell<isize>,
+    pub function: RefCell<Option<String>>,
 }
 
 class!(FakeConfiguration, "MLModelConfiguration", ConfigurationIvars, {
@@ -135,13 +135,3 @@ class!(FakeConfiguration, "MLModelConfiguration", ConfigurationIvars, {
         *self.ivars().function.borrow_mut() = name.map(ToString::to_string);
     }
 });
-
-impl FakeConfiguration {
-    pub fn function(&self) -> Option<String> {
-        self.ivars().function.borrow().clone()
-    }
-
-    pub fn units(&self) -> isize {
-        self.ivars().units.get()
-    }
-}

@@ -26,6 +26,7 @@ macro_rules! class {
         );
 
         impl $class {
+            #[allow(dead_code)]
             pub(crate) fn new(value: $ivars) -> objc2::rc::Retained<Self> {
                 objc_sim::init!(<Self as objc2::AnyThread>::alloc(), value)
             }

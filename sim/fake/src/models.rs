@@ -57,14 +57,10 @@ pub(crate) fn on_other_thread(work: impl FnOnce() + Send + 'static) {
 }
 
 /// A value that one thread at a time uses.
-pub(crate) struct Sent<T>(T);
+pub(crate) struct Sent<T>(pub T);
 // SAFETY: blocks and objects of the fake may be used on any thread.
 unsafe impl<T> Send for Sent<T> {}
 impl<T> Sent<T> {
-    pub fn new(value: T) -> Sent<T> {
-        Sent(value)
-    }
-
     pub fn into_inner(self) -> T {
         self.0
     }
@@ -167,7 +163,7 @@ class!(FakeModel, "MLModel", ModelIvars, {
     fn load(url: &NSURL, configuration: &FakeConfiguration, handler: &DynBlock<LoadHandler>) {
         let folder = PathBuf::from(url.path().unwrap().to_string());
         let package = fs::read_to_string(folder.join(MARK)).map(PathBuf::from);
-        let named = configuration.function().unwrap_or_default();
+        let named = configuration.ivars().function.borrow().clone().unwrap_or_default();
         let faults = package.as_ref().map(|p| faults_of(p, &named)).unwrap_or_default();
         if faults.contains(&Fault::LoadCrash) {
             std::process::abort();
@@ -176,13 +172,13 @@ class!(FakeModel, "MLModel", ModelIvars, {
             raise("planted at load");
         }
         let units = [MLComputeUnits::CPUAndNeuralEngine.0, MLComputeUnits::CPUOnly.0];
-        if !units.contains(&configuration.units()) {
+        if !units.contains(&configuration.ivars().units.get()) {
             raise("compute units that nobody asked for");
         }
         if faults.contains(&Fault::NoAnswer) {
             return;
         }
-        let function = configuration.function();
+        let function = configuration.ivars().function.borrow().clone();
         let opened = match package {
             Ok(_) if faults.contains(&Fault::NoPlan) || folder.join(STALE).exists() => {
                 let what = "Failed to build the model execution plan using a model architecture file with error code: -14.";

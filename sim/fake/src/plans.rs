@@ -146,12 +146,12 @@ class!(FakePlan, "MLComputePlan", PlanIvars, {
         if faults(&package).contains(&Fault::PlanCrash) {
             std::process::abort();
         }
-        let cpu_only = configuration.units() == MLComputeUnits::CPUOnly.0;
+        let cpu_only = configuration.ivars().units.get() == MLComputeUnits::CPUOnly.0;
         if cpu_only && faults(&package).contains(&Fault::PlanCpuCrash) {
             std::process::abort();
         }
-        let opened = open(&package, configuration.function().as_deref());
-        let sent: Sent<(RcBlock<PlanHandler>, _)> = Sent::new((handler.copy(), opened));
+        let opened = open(&package, configuration.ivars().function.borrow().as_deref());
+        let sent: Sent<(RcBlock<PlanHandler>, _)> = Sent((handler.copy(), opened));
         on_other_thread(move || {
             let (handler, opened) = sent.into_inner();
             match opened {

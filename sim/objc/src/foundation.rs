@@ -1,6 +1,5 @@
 //! NSObject and the few classes of Foundation that Core ML code uses.
 #![allow(non_snake_case)]
-use crate::init;
 use crate::runtime::*;
 use objc2::encode::{Encode, Encoding, RefEncode};
 use objc2::rc::{Allocated, Retained};
@@ -296,7 +295,7 @@ impl FakeException {
 /// Adds methods to a class: a name, its types, and a function of the receiver and the arguments.
 macro_rules! methods {
     ($class:expr; $($name:literal $types:literal |$o:ident $(, $arg:ident: $type:ty)*| -> $result:ty $body:block)*) => { $({
-        #[allow(unused_variables)]
+        #[allow(unused_variables, unused_unsafe)]
         unsafe extern "C-unwind" fn method($o: Id, _: Sel $(, $arg: $type)*) -> $result { unsafe { $body } }
         let imp = std::mem::transmute::<*const (), Imp>(method as *const ());
         class_addMethod($class, sel_registerName($name.as_ptr()), imp, $types.as_ptr());
