@@ -1,6 +1,5 @@
 //! `cargo xtask sim`: tests the Core ML backend on Linux against a fake Core ML, see docs/mac.md.
 
-use crate::options::TaskOptions;
 use crate::task::{Passed, root};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -23,8 +22,7 @@ const MEMBERS: [&str; 6] = ["objc", "fake", "coreml", "started", "anemoe", "test
 const LINKED: [(&str, &str); 3] = [("crates", "crates"), ("sim", "sim"), (".cargo", "sim/.cargo")];
 
 /// Runs the task. Words filter the tests.
-pub fn run(options: TaskOptions) -> Passed {
-    let filter = options.finish()?;
+pub fn run(filter: Vec<String>) -> Passed {
     prepare(&root())?;
     // With CARGO_TARGET_DIR, crates that the repository's workspace has built are reused. Otherwise the sim has a
     // folder of its own, so that `target/debug/anemoe` is not replaced.

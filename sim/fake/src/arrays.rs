@@ -4,9 +4,10 @@ use crate::faults::{error, raise};
 use anemoe_runtime::tensor::{Data, Tensor};
 use block2::{DynBlock, RcBlock};
 use half::f16;
+use objc_sim::init;
 use objc2::rc::{Allocated, Retained};
 use objc2::runtime::NSObject;
-use objc2::{AnyThread, ClassType, DefinedClass, define_class, msg_send};
+use objc2::{AnyThread, ClassType, DefinedClass, define_class};
 use objc2_core_ml::{MLMultiArray, MLMultiArrayDataType};
 use objc2_foundation::{NSArray, NSError, NSInteger, NSNumber};
 use std::ffi::c_void;
@@ -65,9 +66,9 @@ enum Memory {
 
 pub(crate) struct ArrayIvars {
     memory: Memory,
-    shape: Vec<usize>,
+    pub shape: Vec<usize>,
     strides: Vec<usize>,
-    kind: isize,
+    pub kind: isize,
 }
 
 impl ArrayIvars {
@@ -123,14 +124,6 @@ impl ArrayIvars {
         }
     }
 
-    pub fn shape(&self) -> &[usize] {
-        &self.shape
-    }
-
-    pub fn kind(&self) -> isize {
-        self.kind
-    }
-
     /// Overwrites the memory with 0xff, so that later reads show.
     pub fn spoil(&self) {
         // SAFETY: the array has `bytes()` bytes.
@@ -169,7 +162,17 @@ define_class!(
             free: *mut DynBlock<dyn Fn(NonNull<c_void>)>,
             out: *mut *mut NSError,
         ) -> Option<Retained<Self>> {
-            Self::borrow(this, data, usizes(shape), kind, usizes(strides), free, out)
+            let (shape, strides) = (usizes(shape), usizes(strides));
+            if shape.len() == strides.len() {
+                // SAFETY: the block lives during the call, and is copied.
+                let free = NonNull::new(free).map(|f| unsafe { f.as_ref() }.copy());
+                let memory = Memory::Theirs(data.cast(), free);
+                Some(init!(this, ArrayIvars { memory, shape, strides, kind }))
+            } else {
+                // SAFETY: `out` points to the caller's error.
+                unsafe { *out = error(4, "shape and strides differ in rank") };
+                None
+            }
         }
         #[unsafe(method(dataType))]
         fn dataType(&self) -> isize {
@@ -202,28 +205,6 @@ define_class!(
 );
 
 impl FakeArray {
-    fn borrow(
-        this: Allocated<Self>,
-        data: *mut c_void,
-        shape: Vec<usize>,
-        kind: isize,
-        strides: Vec<usize>,
-        free: *mut DynBlock<dyn Fn(NonNull<c_void>)>,
-        out: *mut *mut NSError,
-    ) -> Option<Retained<Self>> {
-        if shape.len() != strides.len() {
-            // SAFETY: `out` points to the caller's error.
-            unsafe { *out = error(4, "shape and strides differ in rank") };
-            return None;
-        }
-        // SAFETY: the block lives during the call, and is copied.
-        let free = NonNull::new(free).map(|f| unsafe { f.as_ref() }.copy());
-        let memory = Memory::Theirs(data.cast(), free);
-        let this = this.set_ivars(ArrayIvars { memory, shape, strides, kind });
-        // SAFETY: calls the designated initializer.
-        Some(unsafe { msg_send![super(this), init] })
-    }
-
     /// Makes an array as Core ML's own results are: with padded rows.
     pub fn result(tensor: &Tensor, kind: isize) -> Retained<Self> {
         Self::own(tensor, kind, padded(&tensor.shape, size_of_kind(kind)))
@@ -242,9 +223,7 @@ impl FakeArray {
         let (shape, size) = (tensor.shape.clone(), size_of_kind(kind));
         let elements: usize = shape.first().map_or(1, |n| n * strides[0].max(1));
         let memory = Memory::Own(vec![u64::MAX; (elements * size).div_ceil(8) + ROW / 8]);
-        let this = Self::alloc().set_ivars(ArrayIvars { memory, shape, strides, kind });
-        // SAFETY: the designated initializer.
-        let made: Retained<Self> = unsafe { msg_send![super(this), init] };
+        let made: Retained<Self> = init!(Self::alloc(), ArrayIvars { memory, shape, strides, kind });
         made.ivars().write(tensor);
         made
     }

@@ -12,6 +12,28 @@
 //! Its tests are those of the backend that runs on it, in `sim/tests` and `sim/anemoe/tests`.
 #![allow(non_snake_case)]
 
+/// Defines a class of objects that hold one value, and its constructor.
+macro_rules! class {
+    ($(#[$doc:meta])* $class:ident, $name:literal, $ivars:ident, { $($methods:tt)* }) => {
+        objc2::define_class!(
+            $(#[$doc])*
+            #[unsafe(super(objc2::runtime::NSObject))]
+            #[name = $name]
+            #[ivars = $ivars]
+            pub(crate) struct $class;
+
+            impl $class { $($methods)* }
+        );
+
+        impl $class {
+            #[allow(dead_code)]
+            pub(crate) fn new(value: $ivars) -> objc2::rc::Retained<Self> {
+                objc_sim::init!(<Self as objc2::AnyThread>::alloc(), value)
+            }
+        }
+    };
+}
+
 mod arrays;
 mod faults;
 mod features;

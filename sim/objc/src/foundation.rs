@@ -12,77 +12,6 @@ use std::sync::OnceLock;
 
 type Object = Retained<AnyObject>;
 
-unsafe extern "C-unwind" fn alloc(class: Id, _: Sel) -> Id {
-    unsafe { create(class.cast()) }
-}
-unsafe extern "C-unwind" fn new(class: Id, _: Sel) -> Id {
-    unsafe {
-        let o = create(class.cast());
-        let sel = sel_registerName(c"init".as_ptr());
-        let imp: unsafe extern "C-unwind" fn(Id, Sel) -> Id = std::mem::transmute(objc_msg_lookup(o, sel));
-        imp(o, sel)
-    }
-}
-unsafe extern "C-unwind" fn init(o: Id, _: Sel) -> Id {
-    o
-}
-unsafe extern "C-unwind" fn retain(o: Id, _: Sel) -> Id {
-    unsafe { objc_retain(o) }
-}
-unsafe extern "C-unwind" fn release(o: Id, _: Sel) {
-    unsafe { objc_release(o) }
-}
-unsafe extern "C-unwind" fn autorelease(o: Id, _: Sel) -> Id {
-    unsafe { objc_autorelease(o) }
-}
-unsafe extern "C-unwind" fn deallocate(o: Id, _: Sel) {
-    unsafe { dealloc(o) }
-}
-unsafe extern "C-unwind" fn class_of(o: Id, _: Sel) -> Id {
-    unsafe { object_getClass(o).cast_mut().cast() }
-}
-unsafe extern "C-unwind" fn class_itself(o: Id, _: Sel) -> Id {
-    o
-}
-unsafe extern "C-unwind" fn kind_of(o: Id, _: Sel, class: Id) -> u8 {
-    let mut c = unsafe { object_getClass(o) };
-    while !c.is_null() {
-        if c.cast_mut().cast() == class {
-            return 1;
-        }
-        c = unsafe { class_getSuperclass(c) };
-    }
-    0
-}
-unsafe extern "C-unwind" fn responds(o: Id, _: Sel, sel: Sel) -> u8 {
-    unsafe { class_respondsToSelector(object_getClass(o), sel) }
-}
-unsafe extern "C-unwind" fn conforms(_: Id, _: Sel, _protocol: Id) -> u8 {
-    1
-}
-unsafe extern "C-unwind" fn equal(o: Id, _: Sel, other: Id) -> u8 {
-    (o == other) as u8
-}
-unsafe extern "C-unwind" fn hash(o: Id, _: Sel) -> u64 {
-    o as u64
-}
-unsafe extern "C-unwind" fn copy(o: Id, _: Sel) -> Id {
-    unsafe {
-        let sel = sel_registerName(c"copyWithZone:".as_ptr());
-        let imp: unsafe extern "C-unwind" fn(Id, Sel, Id) -> Id =
-            std::mem::transmute(objc_msg_lookup(o, sel));
-        imp(o, sel, null_mut())
-    }
-}
-unsafe extern "C-unwind" fn description(o: Id, _: Sel) -> Id {
-    let name = unsafe { CStr::from_ptr(class_getName(object_getClass(o))) }.to_str().unwrap();
-    Retained::autorelease_ptr(string(&format!("<{name}: {o:p}>"))).cast()
-}
-
-macro_rules! methods { ($class:expr; $($name:literal $types:literal $f:ident)*) => { $(
-    class_addMethod($class, sel_registerName($name.as_ptr()), std::mem::transmute::<*const (), Imp>($f as *const ()), $types.as_ptr());
-)* } }
-
 pub fn raise(name: &str, reason: &str) -> ! {
     let e = FakeException::make(string(name), Some(string(reason)));
     unsafe { throw(Retained::into_raw(e).cast()) }
@@ -103,8 +32,7 @@ define_class!(
             assert_eq!(encoding, 4, "only UTF-8");
             let bytes = if length == 0 { &[][..] } else { unsafe { std::slice::from_raw_parts(bytes.cast::<u8>(), length) } };
             std::str::from_utf8(bytes).ok().map(|text| {
-                let this = this.set_ivars(Text { text: text.into(), c: OnceLock::new() });
-                unsafe { msg_send![super(this), init] }
+                init!(this, Text { text: text.into(), c: OnceLock::new() })
             })
         }
         #[unsafe(method(UTF8String))]
@@ -126,8 +54,7 @@ define_class!(
     }
 );
 pub fn string(text: &str) -> Object {
-    let this = FakeString::alloc().set_ivars(Text { text: text.into(), c: OnceLock::new() });
-    let s: Retained<FakeString> = unsafe { msg_send![super(this), init] };
+    let s: Retained<FakeString> = init!(FakeString::alloc(), Text { text: text.into(), c: OnceLock::new() });
     s.into_super().into_super()
 }
 fn as_str(o: &AnyObject) -> Option<&str> {
@@ -224,11 +151,10 @@ macro_rules! collections { ($($name:literal $rust:ident)*) => { $(
         struct $rust;
         impl $rust {
             #[unsafe(method_id(init))]
-            fn init(this: Allocated<Self>) -> Retained<Self> { let this = this.set_ivars(Vec::new()); unsafe { msg_send![super(this), init] } }
+            fn init(this: Allocated<Self>) -> Retained<Self> { init!(this, Vec::new()) }
             #[unsafe(method_id(initWithObjects:count:))]
             fn init_objects(this: Allocated<Self>, objects: *const *const AnyObject, count: usize) -> Retained<Self> {
-                let this = this.set_ivars(unsafe { collect(objects, count, $name) });
-                unsafe { msg_send![super(this), init] }
+                init!(this, unsafe { collect(objects, count, $name) })
             }
             #[unsafe(method(count))]
             fn count(&self) -> usize { self.ivars().len() }
@@ -260,12 +186,11 @@ define_class!(
     struct FakeDictionary;
     impl FakeDictionary {
         #[unsafe(method_id(init))]
-        fn init(this: Allocated<Self>) -> Retained<Self> { let this = this.set_ivars(Pairs { keys: vec![], values: vec![] }); unsafe { msg_send![super(this), init] } }
+        fn init(this: Allocated<Self>) -> Retained<Self> { init!(this, Pairs { keys: vec![], values: vec![] }) }
         #[unsafe(method_id(initWithObjects:forKeys:count:))]
         fn init_pairs(this: Allocated<Self>, objects: *const *const AnyObject, keys: *const *const AnyObject, count: usize) -> Retained<Self> {
             let pairs = unsafe { Pairs { keys: collect(keys, count, "NSDictionary"), values: collect(objects, count, "NSDictionary") } };
-            let this = this.set_ivars(pairs);
-            unsafe { msg_send![super(this), init] }
+            init!(this, pairs)
         }
         #[unsafe(method(count))]
         fn count(&self) -> usize { self.ivars().keys.len() }
@@ -288,7 +213,7 @@ define_class!(
     struct FakeUrl;
     impl FakeUrl {
         #[unsafe(method_id(fileURLWithPath:))]
-        fn file(path: &AnyObject) -> Retained<Self> { let this = Self::alloc().set_ivars(path.retain()); unsafe { msg_send![super(this), init] } }
+        fn file(path: &AnyObject) -> Retained<Self> { init!(Self::alloc(), path.retain()) }
         #[unsafe(method_id(path))]
         fn path(&self) -> Option<Object> { Some(self.ivars().clone()) }
     }
@@ -319,8 +244,7 @@ define_class!(
         }
         #[unsafe(method_id(errorWithDomain:code:userInfo:))]
         fn make(domain: &AnyObject, code: isize, info: Option<&AnyObject>) -> Retained<Self> {
-            let this = Self::alloc().set_ivars(ErrorIvars { domain: domain.retain(), code, info: info.map(Message::retain) });
-            unsafe { msg_send![super(this), init] }
+            init!(Self::alloc(), ErrorIvars { domain: domain.retain(), code, info: info.map(Message::retain) })
         }
         #[unsafe(method_id(domain))]
         fn domain(&self) -> Object { self.ivars().domain.clone() }
@@ -352,8 +276,7 @@ define_class!(
     impl FakeException {
         #[unsafe(method_id(initWithName:reason:userInfo:))]
         fn init(this: Allocated<Self>, name: &AnyObject, reason: Option<&AnyObject>, _info: Option<&AnyObject>) -> Retained<Self> {
-            let this = this.set_ivars(ExceptionIvars { name: name.retain(), reason: reason.map(Message::retain) });
-            unsafe { msg_send![super(this), init] }
+            init!(this, ExceptionIvars { name: name.retain(), reason: reason.map(Message::retain) })
         }
         #[unsafe(method_id(name))]
         fn name(&self) -> Object { self.ivars().name.clone() }
@@ -365,19 +288,63 @@ define_class!(
 );
 impl FakeException {
     fn make(name: Object, reason: Option<Object>) -> Retained<Self> {
-        let this = Self::alloc().set_ivars(ExceptionIvars { name, reason });
-        unsafe { msg_send![super(this), init] }
+        init!(Self::alloc(), ExceptionIvars { name, reason })
     }
+}
+
+/// Adds methods to a class: a name, its types, and a function of the receiver and the arguments.
+macro_rules! methods {
+    ($class:expr; $($name:literal $types:literal |$o:ident $(, $arg:ident: $type:ty)*| -> $result:ty $body:block)*) => { $({
+        #[allow(unused_variables, unused_unsafe)]
+        unsafe extern "C-unwind" fn method($o: Id, _: Sel $(, $arg: $type)*) -> $result { unsafe { $body } }
+        let imp = std::mem::transmute::<*const (), Imp>(method as *const ());
+        class_addMethod($class, sel_registerName($name.as_ptr()), imp, $types.as_ptr());
+    })* };
+}
+
+unsafe fn is_kind_of(o: Id, class: Id) -> bool {
+    let mut of = unsafe { object_getClass(o) };
+    while !of.is_null() && of.cast_mut().cast() != class {
+        of = unsafe { class_getSuperclass(of) };
+    }
+    !of.is_null()
 }
 
 pub fn register() {
     unsafe {
         let root = objc_allocateClassPair(null_mut(), c"NSObject".as_ptr(), 0);
         let meta = object_getClass(root.cast()).cast_mut();
-        methods! { meta; c"alloc" c"@@:" alloc c"new" c"@@:" new c"class" c"#@:" class_itself }
-        methods! { root; c"init" c"@@:" init c"retain" c"@@:" retain c"release" c"v@:" release c"autorelease" c"@@:" autorelease
-        c"dealloc" c"v@:" deallocate c"class" c"#@:" class_of c"isKindOfClass:" c"C@:#" kind_of c"respondsToSelector:" c"C@::" responds
-        c"conformsToProtocol:" c"C@:@" conforms c"isEqual:" c"C@:@" equal c"hash" c"Q@:" hash c"copy" c"@@:" copy c"description" c"@@:" description }
+        methods! { meta;
+            c"alloc" c"@@:" |class| -> Id { create(class.cast()) }
+            c"new" c"@@:" |class| -> Id {
+                let (o, sel) = (create(class.cast()), sel_registerName(c"init".as_ptr()));
+                let imp: unsafe extern "C-unwind" fn(Id, Sel) -> Id = std::mem::transmute(objc_msg_lookup(o, sel));
+                imp(o, sel)
+            }
+            c"class" c"#@:" |class| -> Id { class }
+        }
+        methods! { root;
+            c"init" c"@@:" |o| -> Id { o }
+            c"retain" c"@@:" |o| -> Id { objc_retain(o) }
+            c"release" c"v@:" |o| -> () { objc_release(o) }
+            c"autorelease" c"@@:" |o| -> Id { objc_autorelease(o) }
+            c"dealloc" c"v@:" |o| -> () { dealloc(o) }
+            c"class" c"#@:" |o| -> Id { object_getClass(o).cast_mut().cast() }
+            c"isKindOfClass:" c"C@:#" |o, class: Id| -> u8 { is_kind_of(o, class).into() }
+            c"respondsToSelector:" c"C@::" |o, sel: Sel| -> u8 { class_respondsToSelector(object_getClass(o), sel) }
+            c"conformsToProtocol:" c"C@:@" |o, protocol: Id| -> u8 { 1 }
+            c"isEqual:" c"C@:@" |o, other: Id| -> u8 { (o == other).into() }
+            c"hash" c"Q@:" |o| -> u64 { o as u64 }
+            c"copy" c"@@:" |o| -> Id {
+                let sel = sel_registerName(c"copyWithZone:".as_ptr());
+                let imp: unsafe extern "C-unwind" fn(Id, Sel, Id) -> Id = std::mem::transmute(objc_msg_lookup(o, sel));
+                imp(o, sel, null_mut())
+            }
+            c"description" c"@@:" |o| -> Id {
+                let name = CStr::from_ptr(class_getName(object_getClass(o))).to_str().unwrap();
+                Retained::autorelease_ptr(string(&format!("<{name}: {o:p}>"))).cast()
+            }
+        }
         objc_registerClassPair(root);
     }
     let _: [&AnyClass; 8] = [
