@@ -50,7 +50,7 @@ impl CallWork {
                 * g.states.iter().filter(|s| !s.dims.is_empty()).map(|s| state(&s.dims)).sum::<f64>()
                 + kept.filter_map(|name| g.input_bytes.get(name)).map(|&n| n as f64).sum::<f64>(),
             tokens: tokens as f64,
-            one_product: g.matrix_count == Some(1),
+            one_product: g.matrices().count() == 1,
         }
     }
 }

@@ -1,6 +1,8 @@
 //! Reads MIL programs into [`Graph`]s. Weight data is never read: sizes and compression follow from types.
 
-use super::graph::{Contraction, Graph, GraphState, GraphWeight, Op, Shapes, StoredForm};
+use super::graph::{
+    Contraction, Graph, GraphKind, GraphState, GraphWeight, LAYER_OPS, Op, Shapes, StoredForm,
+};
 use super::rule::PackageFacts;
 use anemoe_convert::quant::Granularity;
 use anemoe_mlpackage::mil::{
@@ -533,7 +535,6 @@ impl<'a> Walker<'a> {
         g.weight_bytes = Some(self.blobs.values().fold(self.immediate_bytes, |n, b| n.saturating_add(*b)));
         let attention = |op: &&Op| matches!(op.op_type.as_str(), "softmax" | "scaled_dot_product_attention");
         g.layers = Some(g.ops.iter().filter(attention).count() as u64);
-        g.matrix_count = Some(g.matrices().count() as u64);
         g.positions = g.matrices().filter_map(|(_, c)| c.positions).max();
         // A function with a range of token counts has no fixed positions; one position is the least.
         if g.positions.is_none() && g.matrices().next().is_some() {
@@ -541,14 +542,34 @@ impl<'a> Walker<'a> {
         }
         // A bank of experts is as wide as a vocabulary, but is not the last product.
         g.vocabulary_head = g.matrices().last().is_some_and(|(_, c)| c.outputs >= Some(VOCABULARY));
-        g.glue = glue(g);
+        g.kind = kind(g);
         self.graph
+    }
+}
+
+/// Returns the kind of a graph whose ops are all known.
+fn kind(g: &Graph) -> GraphKind {
+    let mut all = g.matrices();
+    let (first, second) = (all.next(), all.next());
+    let products = g.ops.iter().filter(|op| op.contraction.is_some()).count();
+    let fused = |op: &Op| op.op_type == "scaled_dot_product_attention";
+    let few_ops = g.at_least_ops() < LAYER_OPS;
+    match (first, second) {
+        _ if is_glue(g) => GraphKind::Glue,
+        (Some(_), None) if g.vocabulary_head => GraphKind::Head,
+        (Some((op, _)), None) if few_ops && op.op_type == "conv" => GraphKind::Conv,
+        (Some(_), None) if few_ops => GraphKind::Linear,
+        (None, _) if few_ops && products == 1 => GraphKind::Matmul,
+        (None, _) if few_ops && g.ops.iter().any(fused) => GraphKind::Attention,
+        (Some(_), Some(_)) if few_ops => GraphKind::Few,
+        (Some(_), Some(_)) => GraphKind::Layers,
+        _ => GraphKind::Other,
     }
 }
 
 /// Tells whether a graph joins other shards: many other ops around few matrices, without attention and states. A
 /// graph that ends in a matrix is a head.
-fn glue(g: &Graph) -> bool {
+fn is_glue(g: &Graph) -> bool {
     // A grouped convolution counts as one matrix per group. Ops that only move elements do not count.
     let matrices: usize = g.matrices().map(|(_, c)| c.groups.clamp(1, 1 << 16) as usize).sum();
     let moves = |op: &&Op| {

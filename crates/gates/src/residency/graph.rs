@@ -25,8 +25,6 @@ pub struct Graph {
     pub weights: Vec<GraphWeight>,
     /// Bytes of stored weights, where they are known.
     pub weight_bytes: Option<u64>,
-    /// Number of products with a stored matrix; `None` in a summary without the number.
-    pub matrix_count: Option<u64>,
     /// Most positions that a weight matrix is applied to in a call: tokens of a language model, pixels of a picture.
     pub positions: Option<u64>,
     /// Number of attention blocks (or stated layers), where it is known.
@@ -47,8 +45,55 @@ pub struct Graph {
     pub beyond_fp16: Option<String>,
     /// True if the graph ends in the projection to a vocabulary, or holds it.
     pub vocabulary_head: bool,
-    /// True if the graph joins other shards: norms, sums, a router, without attention or experts of its own.
-    pub glue: bool,
+    /// Kind of the graph.
+    pub kind: GraphKind,
+}
+
+/// Kind of a graph, by which measured graphs are compared.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum GraphKind {
+    /// Not stated.
+    #[default]
+    Unstated,
+    /// One `linear` with a stored matrix, and few other ops.
+    Linear,
+    /// One convolution, and few other ops.
+    Conv,
+    /// One product of two computed matrices.
+    Matmul,
+    /// One fused attention.
+    Attention,
+    /// Several products, and few other ops.
+    Few,
+    /// Products with the ops of a layer around them: attention, experts, an encoder, a whole model.
+    Layers,
+    /// The projection to a vocabulary.
+    Head,
+    /// Norms, sums and a router that join other shards, without attention or experts of its own.
+    Glue,
+    /// Another kind.
+    Other,
+}
+
+impl GraphKind {
+    /// All kinds with their names in tables.
+    pub const NAMED: [(&str, GraphKind); 10] = [
+        ("", GraphKind::Unstated),
+        ("linear", GraphKind::Linear),
+        ("conv", GraphKind::Conv),
+        ("matmul", GraphKind::Matmul),
+        ("attention", GraphKind::Attention),
+        ("few", GraphKind::Few),
+        ("layers", GraphKind::Layers),
+        ("head", GraphKind::Head),
+        ("glue", GraphKind::Glue),
+        ("other", GraphKind::Other),
+    ];
+
+    /// Tells whether the graph is one product and little else.
+    pub const fn is_lone(self) -> bool {
+        matches!(self, GraphKind::Linear | GraphKind::Conv | GraphKind::Matmul | GraphKind::Attention)
+    }
 }
 
 /// Shapes of the inputs.
@@ -182,24 +227,40 @@ impl Graph {
         self.op_count.unwrap_or(self.ops.len() as u64)
     }
 
-    /// Tells whether every weight is stored in a form that was seen on the ANE in layer graphs.
-    pub fn forms_seen(&self) -> bool {
-        self.weights.iter().all(|w| match &w.form {
-            StoredForm::Dense(dtype) => *dtype == DataType::Float16 || w.bytes < SMALL_CONSTANT,
-            StoredForm::Lut { entries, vector, scaled, grouped_axes, .. } => {
-                *entries == DataType::Float16 && *vector == 1 && !scaled && grouped_axes.len() <= 1
-            }
-            StoredForm::Linear { bits: 8, grain: Granularity::Tensor | Granularity::Channel } => true,
-            StoredForm::Linear { .. } | StoredForm::Sparse | StoredForm::Unstated => false,
-        })
+    /// Tells whether the source counts ops that it does not name.
+    pub fn has_unnamed_ops(&self) -> bool {
+        self.op_count.is_some_and(|n| n > self.ops.len() as u64)
     }
 
-    /// Returns the bytes of weights that are stored with tables.
-    pub fn lut_bytes(&self) -> u64 {
-        self.weights
-            .iter()
-            .filter(|w| matches!(w.form, StoredForm::Lut { .. }))
-            .fold(0, |n, w| n.saturating_add(w.bytes))
+    /// Returns the class of storage in which most bytes of weights are; `None` where it is not known.
+    pub fn form(&self) -> Option<FormClass> {
+        let mut bytes: Vec<(FormClass, u64)> = Vec::new();
+        for w in &self.weights {
+            let class = w.form.class()?;
+            match bytes.iter_mut().find(|(known, _)| *known == class) {
+                Some((_, sum)) => *sum = sum.saturating_add(w.bytes),
+                None => bytes.push((class, w.bytes)),
+            }
+        }
+        if bytes.is_empty() && matches!(self.kind, GraphKind::Matmul | GraphKind::Attention) {
+            return Some(FormClass::Fp16);
+        }
+        bytes.into_iter().max_by_key(|(_, bytes)| *bytes).map(|(class, _)| class)
+    }
+
+    /// Returns the size by which graphs of one kind are compared: depth of a product with a stored matrix,
+    /// multiplications of a matmul, elements of an attention, bytes of weights of others.
+    pub fn size(&self) -> Option<u64> {
+        let product = || self.ops.iter().find_map(|op| op.contraction.as_ref());
+        match self.kind {
+            GraphKind::Linear | GraphKind::Conv => self.matrices().find_map(|(_, c)| c.depth),
+            GraphKind::Matmul => product()
+                .and_then(|c| Some(c.depth?.saturating_mul(c.outputs?).saturating_mul(c.positions?))),
+            GraphKind::Attention => {
+                self.ops.iter().flat_map(|op| &op.inputs).filter_map(TensorType::elements).max()
+            }
+            _ => self.weight_bytes.filter(|_| !self.weights.is_empty()),
+        }
     }
 
     /// Tells whether every weight is stored without compression.
@@ -211,7 +272,37 @@ impl Graph {
 /// Bytes below which a weight is a scalar or vector, which says nothing about the storage form of a graph's matrices.
 pub const SMALL_CONSTANT: u64 = 1 << 16;
 
+/// Class of storage forms that measured graphs are compared in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FormClass {
+    /// fp16 without compression.
+    Fp16,
+    /// Tables of fp16 entries for a tensor or for groups of channels.
+    Tables,
+    /// INT8 with a scale for a tensor or for each channel.
+    Int8,
+    /// Any other form, none of which was seen on the ANE each time.
+    Other,
+}
+
 impl StoredForm {
+    /// Returns the class of the form; `None` where it is not stated.
+    pub fn class(&self) -> Option<FormClass> {
+        Some(match self {
+            StoredForm::Dense(DataType::Float16) => FormClass::Fp16,
+            StoredForm::Lut { grouped_axes, entries: DataType::Float16, vector: 1, scaled: false, .. }
+                if grouped_axes.len() <= 1 =>
+            {
+                FormClass::Tables
+            }
+            StoredForm::Linear { bits: 8, grain: Granularity::Tensor | Granularity::Channel } => {
+                FormClass::Int8
+            }
+            StoredForm::Unstated => return None,
+            _ => FormClass::Other,
+        })
+    }
+
     /// Returns the name for messages, for instance `lut4 in groups with fp16 entries`, `int8 per tensor`, `fp16`.
     pub fn describe(&self) -> String {
         match self {

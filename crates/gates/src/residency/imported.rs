@@ -6,9 +6,8 @@
 //!                 report.json    description of the report
 //! ```
 
-use super::likelihood::Predictor;
-use super::outcomes::published::parse;
-use super::outcomes::row::Row;
+use super::outcomes::{Row, parse};
+use super::precedents::Precedents;
 use super::rule::{Conditions, DeviceTarget, Units, Verdict};
 use crate::{Error, Result};
 use serde::Serialize;
@@ -39,11 +38,11 @@ pub struct MeasuredOutcome {
     pub row: String,
 }
 
-/// Rows of all reports in a folder of evidence, and the predictor that is fitted to them.
+/// Rows of all reports in a folder of evidence.
 pub struct ImportedEvidence {
     folder: PathBuf,
     rows: Vec<(String, Row)>,
-    predictor: Arc<Predictor>,
+    precedents: Arc<Precedents>,
 }
 
 impl std::fmt::Debug for ImportedEvidence {
@@ -70,7 +69,7 @@ pub fn report_folders(folder: &Path) -> Result<Vec<PathBuf>> {
 }
 
 impl ImportedEvidence {
-    /// Reads the tables of a folder of evidence, and fits the predictor.
+    /// Reads the tables of a folder of evidence.
     ///
     /// # Errors
     /// The folder is missing, or a table is damaged; the message names the table.
@@ -87,7 +86,7 @@ impl ImportedEvidence {
         let own: Vec<Row> = rows.iter().map(|(_, row)| row.clone()).collect();
         Ok(ImportedEvidence {
             folder: folder.to_path_buf(),
-            predictor: Arc::new(Predictor::known_and(&own)),
+            precedents: Arc::new(Precedents::known().and(&own)),
             rows,
         })
     }
@@ -102,9 +101,9 @@ impl ImportedEvidence {
         self.rows.len()
     }
 
-    /// Returns the predictor that is fitted to published and imported outcomes.
-    pub fn predictor(&self) -> Arc<Predictor> {
-        self.predictor.clone()
+    /// Returns published and imported outcomes, by which other programs are judged.
+    pub fn precedents(&self) -> Arc<Precedents> {
+        self.precedents.clone()
     }
 
     /// Returns the outcome of a program under these conditions. Findings that contradict each other give `unknown`,

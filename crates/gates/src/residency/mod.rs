@@ -1,11 +1,11 @@
-//! Residency: predicts whether the Neural Engine runs a package, by rules over its programs from published measurements.
+//! Residency: predicts whether the Neural Engine runs a package, by rules over its programs and by measured graphs.
 //!
 //! ```text
 //! .mlpackage -----------------------analyze--> Graph --\
 //! plan --lowered without weights----analyze--> Graph --+
-//! row of measurements --------------outcomes-> Graph --table of rules--> verdicts with reasons
-//! plan report of a Mac --device----------------------------------------> joined with the verdicts
-//! imported reports --imported--> outcomes of the same program, and more outcomes to fit
+//! row of outcomes.tsv -----------------------> Graph --rules--> against the ANE? --no--> precedents --> verdict, reasons
+//! plan report of a Mac --device---------------------------> decides over the verdict
+//! imported reports ---imported--> measured outcomes of the same program decide; of others, they are precedents
 //! ```
 //!
 //! Three questions are kept apart: can the ANE take an op, will Core ML prefer the ANE, will the program load. Every
@@ -13,16 +13,15 @@
 //! `docs/residency.md` has the figures.
 
 pub mod analyze;
-mod apple_matchers;
 pub mod compare;
 pub mod device;
 pub mod graph;
 pub mod imported;
-pub mod likelihood;
 mod matchers;
 pub mod op_summary;
 pub mod outcomes;
 mod planned_programs;
+pub mod precedents;
 pub mod program_digest;
 mod report;
 pub mod rule;
@@ -62,7 +61,7 @@ pub struct CheckOptions {
 
 impl CheckOptions {
     fn judge(&self) -> Judge {
-        Judge::with_evidence(self.conditions, self.evidence.clone())
+        Judge::new(self.conditions, self.evidence.clone())
     }
 }
 

@@ -1,10 +1,10 @@
 //! Rules of residency: evidence, verdicts and matchers.
 
 use super::graph::{Graph, Op};
-use serde::{Serialize, Serializer};
+use serde::{Deserialize, Serialize, Serializer};
 
 /// Question that a rule answers. A graph has to pass all three questions to run on the ANE.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Question {
     /// Can the ANE take the op at all?
@@ -16,7 +16,7 @@ pub enum Question {
 }
 
 /// Severity of a rule: how far it decides.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RuleSeverity {
     /// A limit, whatever the costs are.
@@ -28,7 +28,7 @@ pub enum RuleSeverity {
 }
 
 /// Device that a program will run on. Always a prediction.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, serde::Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Verdict {
     /// On the Neural Engine.
@@ -51,29 +51,34 @@ impl Verdict {
 }
 
 /// Strength of a finding.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Strength {
     /// Several independent measurements agree.
     A,
     /// One careful measurement.
     B,
     /// A claim, or measurements that contradict each other.
+    #[default]
     C,
 }
 
-/// Source of a finding, and the chip that it was made on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+/// Finding with its source, and the chip that it was made on.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
 pub struct Evidence {
     /// Project and place in it. The part before the colon is the family, which [`super::outcomes`] can leave out.
-    pub source: &'static str,
+    pub source: String,
     /// Chip; empty where the source does not say.
-    pub chip: &'static str,
+    pub chip: String,
     /// Operating system; empty where the source does not say.
-    pub os: &'static str,
+    pub os: String,
     /// Strength of the finding.
     pub strength: Strength,
     /// Finding: what was observed.
-    pub finding: &'static str,
+    pub finding: String,
+    /// Ids of rows in the table of outcomes that show the finding.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub rows: Vec<String>,
 }
 
 /// Kind of machine that the packages are for.
@@ -248,17 +253,25 @@ impl Hit {
     pub fn new(detail: impl Into<String>) -> Option<Hit> {
         Some(Hit { detail: detail.into(), advice: None })
     }
+
+    /// Makes a match with advice for this case.
+    pub fn advised(detail: impl Into<String>, advice: impl Into<String>) -> Option<Hit> {
+        Some(Hit { detail: detail.into(), advice: Some(advice.into()) })
+    }
 }
 
 /// Subject of a rule, and the function that decides whether the rule applies.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Default)]
 pub enum Matcher {
-    /// Every op of these types.
-    Types(&'static [&'static str]),
+    /// Every op of the rule's types.
+    #[default]
+    Types,
     /// An op.
     Op(fn(&Op, &Graph, &Conditions) -> Option<Hit>),
     /// A function as a whole.
     Graph(fn(&Graph, &Conditions) -> Option<Hit>),
+    /// A function as a whole, where neither a rule nor a measured graph of its form and size decides.
+    Otherwise(fn(&Graph, &Conditions) -> Option<Hit>),
     /// A package as a whole.
     Package(fn(&PackageFacts, &Conditions) -> Option<Hit>),
     /// A bundle as a whole.
@@ -266,45 +279,68 @@ pub enum Matcher {
 }
 
 /// Rule: a row of the table.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Rule {
     /// Id `AREA.NAME`, stable.
-    pub id: &'static str,
+    pub id: String,
     /// Question that the rule answers.
     pub question: Question,
     /// Severity of the rule.
     pub severity: RuleSeverity,
     /// Verdict where the rule applies; without effect in a warning.
     pub verdict: Verdict,
+    /// Op types, for a rule about every op of these types.
+    #[serde(default)]
+    pub types: Vec<String>,
     /// Condition under which the rule applies.
+    #[serde(skip)]
     pub matcher: Matcher,
     /// Statement of the rule.
-    pub text: &'static str,
+    pub text: String,
     /// Advice: a change that helps.
-    pub advice: &'static str,
+    #[serde(default)]
+    pub advice: String,
     /// Evidence for the rule.
-    pub evidence: &'static [Evidence],
+    #[serde(default)]
+    pub evidence: Vec<Evidence>,
 }
 
 impl Rule {
     /// Returns the subject of the rule, in words.
     pub fn scope(&self) -> String {
         match self.matcher {
-            Matcher::Types(types) => types.join(", "),
+            Matcher::Types => self.types.join(", "),
             Matcher::Op(_) => "an op".into(),
             Matcher::Graph(_) => "a function".into(),
+            Matcher::Otherwise(_) => "a function that nothing else decides".into(),
             Matcher::Package(_) => "a package".into(),
             Matcher::Bundle(_) => "a bundle".into(),
         }
     }
 
-    /// Returns the strongest strength of the rule's evidence; `None` without evidence.
-    pub fn strength(&self) -> Option<Strength> {
-        self.evidence.iter().map(|e| e.strength).min()
+    /// Tells whether the rule decides something: whether it is no warning.
+    pub fn decides(&self) -> bool {
+        self.severity != RuleSeverity::Warning
     }
 
     /// Tells whether the rule has evidence outside of one family of sources.
     pub fn stands_without(&self, family: &str) -> bool {
-        self.evidence.iter().any(|e| family_of(e.source) != family)
+        self.evidence.iter().any(|e| family_of(&e.source) != family)
+    }
+
+    /// Tells whether the rule applies to a package or some of its functions and ops.
+    pub fn applies(&self, p: &PackageFacts, c: &Conditions) -> bool {
+        let ops = |test: &dyn Fn(&Op, &Graph) -> bool| {
+            p.graphs.iter().any(|g| g.ops.iter().any(|op| test(op, g)))
+        };
+        match self.matcher {
+            Matcher::Types => ops(&|op, _| self.types.contains(&op.op_type)),
+            Matcher::Op(matches) => ops(&|op, g| matches(op, g, c).is_some()),
+            Matcher::Graph(matches) => p.graphs.iter().any(|g| matches(g, c).is_some()),
+            Matcher::Package(matches) => matches(p, c).is_some(),
+            Matcher::Otherwise(_) | Matcher::Bundle(_) => false,
+        }
     }
 }
 

@@ -2,9 +2,9 @@
 
 use super::graph::{Graph, Op};
 use super::imported::{ImportedEvidence, MeasuredOutcome};
-use super::likelihood::{Influence, Predictor};
 use super::matchers;
 use super::op_summary::{OpCounts, OpSummary, predicted_device};
+use super::precedents::{Nearest, Precedents};
 use super::program_digest::program_digest;
 use super::rule::{Conditions, Evidence, Hit, Matcher, PackageFacts, Question, Rule, RuleSeverity, Verdict};
 use super::rules;
@@ -14,22 +14,12 @@ use std::sync::Arc;
 
 /// Rule of an op type about which nothing is published.
 pub const NO_SIGHTING: &str = "op.no_sighting";
-/// Rule of a function without rules against it, whose probability is neither high nor low.
-pub const UNDECIDED: &str = "prefer.undecided";
-/// Rule of a function without rules against it, whose probability is low.
-pub const IMPROBABLE: &str = "prefer.improbable";
-/// Rule of a function without rules against it, whose probability is high.
-pub const LIKELY: &str = "prefer.likely";
-
+/// Rule of a function that measured graphs of its kind and form decide, or on which they contradict each other.
+pub const ALIKE: &str = "measured.alike";
+/// Rule of a function of whose kind, form and size nothing was measured.
+pub const NOTHING_ALIKE: &str = "measured.nothing_alike";
 /// Rule of a package whose program an imported report measured.
 pub const MEASURED: &str = "evidence.measured";
-
-/// Least probability with which a function is predicted on the ANE.
-const ANE_FROM: f64 = 0.8;
-/// Probability below which a function is predicted elsewhere.
-const NOT_ANE_BELOW: f64 = 0.2;
-/// Most influences that a reason names.
-const NAMED: usize = 4;
 
 /// Rules by which a graph goes to the CPU because it has next to no work.
 const TOO_SMALL: [&str; 2] = ["prefer.tiny", "prefer.trivial"];
@@ -60,7 +50,7 @@ pub struct Reason {
     /// Advice: a change that helps.
     pub advice: String,
     /// Evidence for the rule.
-    pub evidence: &'static [Evidence],
+    pub evidence: Vec<Evidence>,
 }
 
 /// Op with its prediction.
@@ -100,10 +90,9 @@ pub struct FunctionReport {
     pub ops: OpCounts,
     /// Id of a rule that speaks for the ANE, if there is one.
     pub support: Option<&'static str>,
-    /// Probability that the ANE runs the function; at most the error rate of rules where a rule speaks against the ANE.
-    pub probability: f64,
-    /// Influences of features on the probability, before rules.
-    pub influences: Vec<Influence>,
+    /// Ids of the measured graphs that are nearest to the function, where no rule speaks against the ANE.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub precedents: Vec<String>,
     /// Every op, where the list was wanted.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub op_list: Vec<OpVerdict>,
@@ -131,8 +120,6 @@ pub struct PackageReport {
     /// Measured outcome of the same program, in imported reports.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub measured: Option<MeasuredOutcome>,
-    /// Probability that the ANE runs the package: the lowest of those functions.
-    pub probability: f64,
     /// True if the package is predicted elsewhere only because the functions that hold its weights are too small for
     /// their device to matter. That is not a failure.
     pub too_small: bool,
@@ -166,12 +153,14 @@ impl PackageReport {
         if let Some(measured) = &self.measured {
             return (MEASURED, measured.text());
         }
-        let likely = || (LIKELY, "graphs that have as much in common with it were on the ANE");
-        let support = || self.functions.iter().find_map(|f| f.support).map_or_else(likely, |id| (id, ""));
+        let support = || {
+            let id = self.functions.iter().find_map(|f| f.support).unwrap_or(ALIKE);
+            (id, "measured graphs of its kind and form, nearest in size, ran on the ANE")
+        };
         let against = self.reason_against().map(|r| (r.rule, r.text.as_str()));
         let (id, found) = against.unwrap_or_else(support);
         // The table's text holds for all packages of a type; a reason's text may name an op of one package.
-        (id, rules::all().find(|rule| rule.id == id).map_or(found, |rule| rule.text).to_string())
+        (id, rules::find(id).map_or(found, |rule| &rule.text).to_string())
     }
 
     /// Returns the reason that weighs most against the ANE, among those with the package's verdict.
@@ -180,11 +169,11 @@ impl PackageReport {
     }
 }
 
-/// Judge: the rules, the predictor and the evidence for one set of conditions.
+/// Judge: the rules, the measured graphs and the evidence for one set of conditions.
 pub struct Judge {
     conditions: Conditions,
     evidence: Option<Arc<ImportedEvidence>>,
-    predictor: Arc<Predictor>,
+    precedents: Arc<Precedents>,
     rules: Vec<&'static Rule>,
     by_type: HashMap<&'static str, Vec<&'static Rule>>,
 }
@@ -203,34 +192,35 @@ struct JudgedOp {
     rules: Vec<&'static str>,
 }
 
+/// Verdict of a function against which no rule speaks.
+struct ByMeasured {
+    verdict: Verdict,
+    rule: &'static str,
+    precedents: Vec<String>,
+    /// Reason; none if the verdict is `ane`.
+    reason: Option<Reason>,
+}
+
 impl Judge {
-    /// Makes a judge with the whole table of rules.
-    pub fn new(conditions: Conditions) -> Judge {
-        Judge::with_rules(conditions, rules::all(), Predictor::known())
+    /// Makes a judge with all rules and published outcomes, and those of imported reports where there are any.
+    pub fn new(conditions: Conditions, evidence: Option<Arc<ImportedEvidence>>) -> Judge {
+        let precedents = evidence.as_ref().map_or_else(Precedents::known, |e| e.precedents());
+        Judge { evidence, ..Judge::with_rules(conditions, rules::all().collect(), precedents) }
     }
 
-    /// Makes a judge with the whole table, and the outcomes of imported reports where there are any.
-    pub fn with_evidence(conditions: Conditions, evidence: Option<Arc<ImportedEvidence>>) -> Judge {
-        let predictor = evidence.as_ref().map_or_else(Predictor::known, |e| e.predictor());
-        Judge { evidence, ..Judge::with_rules(conditions, rules::all(), predictor) }
-    }
-
-    /// Makes a judge with some rules, and with a predictor that knows no more than these rules.
+    /// Makes a judge with some rules and outcomes.
     pub fn with_rules(
         conditions: Conditions,
-        rules: impl Iterator<Item = &'static Rule>,
-        predictor: Arc<Predictor>,
+        rules: Vec<&'static Rule>,
+        precedents: Arc<Precedents>,
     ) -> Judge {
-        let rules: Vec<&'static Rule> = rules.collect();
         let mut by_type: HashMap<&str, Vec<&Rule>> = HashMap::new();
         for rule in &rules {
-            if let Matcher::Types(types) = rule.matcher {
-                for t in types {
-                    by_type.entry(t).or_default().push(rule);
-                }
+            for t in &rule.types {
+                by_type.entry(t).or_default().push(rule);
             }
         }
-        Judge { conditions, evidence: None, predictor, rules, by_type }
+        Judge { conditions, evidence: None, precedents, rules, by_type }
     }
 
     /// Returns the conditions under which the packages will run.
@@ -246,7 +236,7 @@ impl Judge {
             if let Matcher::Package(matches) = rule.matcher
                 && let Some(hit) = matches(facts, &self.conditions)
             {
-                findings.add(rule.id, "", None, || reason(rule, "", None, hit));
+                findings.add(&rule.id, "", None, || reason(rule, "", None, hit));
                 weigh(&mut whole, rule);
             }
         }
@@ -259,14 +249,12 @@ impl Judge {
         let summary = summary.finish();
         let (reasons, warnings) = findings.split();
         let weight_bytes = facts.weight_bytes;
-        let Weighed { verdict, probability, too_small, small_functions } =
-            weigh_functions(&functions, weight_bytes);
+        let Weighed { verdict, too_small, small_functions } = weigh_functions(&functions, weight_bytes);
         let report = PackageReport {
             name: name.into(),
             kind: None,
             verdict,
             measured: None,
-            probability,
             too_small,
             small_functions,
             ops: summary.ops,
@@ -295,20 +283,15 @@ impl Judge {
         let mut whole = package;
         let mut too_small = false;
         let mut other_reasons = package.contains(&Verdict::NotAne);
-        let mut support = None;
         let mut to_gpu = false;
         for rule in &self.rules {
             let Matcher::Graph(matches) = rule.matcher else { continue };
             let Some(hit) = matches(g, &self.conditions) else { continue };
-            if rule.severity != RuleSeverity::Warning && rule.verdict == Verdict::Ane {
-                support = support.or(Some(rule.id));
-                continue;
-            }
-            to_gpu |= rule.severity != RuleSeverity::Warning && rule.id.starts_with("prefer.gpu");
-            findings.add(rule.id, &g.function, None, || reason(rule, &g.function, None, hit));
+            to_gpu |= rule.decides() && rule.id.starts_with("prefer.gpu");
+            findings.add(&rule.id, &g.function, None, || reason(rule, &g.function, None, hit));
             weigh(&mut whole, rule);
-            if rule.severity != RuleSeverity::Warning && rule.verdict == Verdict::NotAne {
-                let is_small = TOO_SMALL.contains(&rule.id);
+            if rule.decides() && rule.verdict == Verdict::NotAne {
+                let is_small = TOO_SMALL.contains(&rule.id.as_str());
                 (too_small, other_reasons) = (too_small || is_small, other_reasons || !is_small);
             }
         }
@@ -319,12 +302,15 @@ impl Judge {
         let loads = Question::Loads as usize;
         whole[loads] = whole[loads].max(by_op[loads]);
         let mut around = whole.into_iter().max().unwrap_or(Verdict::Unknown);
-        let ruled_out = around.max(worst_op) == Verdict::NotAne;
-        let (probability, influences) = self.predictor.judge(g, &self.conditions, ruled_out);
-        if around.max(worst_op) == Verdict::Ane && probability < ANE_FROM {
-            around = if probability < NOT_ANE_BELOW { Verdict::NotAne } else { Verdict::Unknown };
-            findings
-                .add(improbable_id(around), &g.function, None, || improbable(g, probability, &influences));
+        let (mut support, mut precedents) = (None, Vec::new());
+        if around.max(worst_op) == Verdict::Ane {
+            let found = self.by_measured(g);
+            around = found.verdict;
+            precedents = found.precedents;
+            match found.reason {
+                None => support = Some(found.rule),
+                Some(reason) => findings.add(found.rule, &g.function, None, || reason),
+            }
             let preferred = Question::Preferred as usize;
             whole[preferred] = whole[preferred].max(around);
         }
@@ -359,10 +345,30 @@ impl Judge {
             weight_bytes: g.weight_bytes,
             ops: own.ops,
             support,
-            probability,
-            influences,
+            precedents,
             op_list,
         }
+    }
+
+    /// Judges a function against which no rule speaks: by measured graphs, else by the rules for what was not measured.
+    fn by_measured(&self, g: &Graph) -> ByMeasured {
+        let nearest = self.precedents.nearest(g, &self.conditions);
+        if let Some(nearest) = nearest {
+            let verdict = nearest.verdict;
+            let rule = if nearest.in_reach { ALIKE } else { NOTHING_ALIKE };
+            let precedents = nearest.rows.iter().map(|row| row.id.clone()).collect();
+            let reason = (verdict != Verdict::Ane).then(|| measured(rule, g, &nearest));
+            return ByMeasured { verdict, rule, precedents, reason };
+        }
+        for rule in &self.rules {
+            let Matcher::Otherwise(matches) = rule.matcher else { continue };
+            let Some(hit) = matches(g, &self.conditions) else { continue };
+            let reason = (rule.verdict != Verdict::Ane).then(|| reason(rule, &g.function, None, hit));
+            return ByMeasured { verdict: rule.verdict, rule: &rule.id, precedents: Vec::new(), reason };
+        }
+        let nothing = Nearest { verdict: Verdict::Unknown, in_reach: false, rows: Vec::new() };
+        let reason = Some(measured(NOTHING_ALIKE, g, &nothing));
+        ByMeasured { verdict: Verdict::Unknown, rule: NOTHING_ALIKE, precedents: Vec::new(), reason }
     }
 
     fn op(&self, op: &Op, g: &Graph, findings: &mut RuleFindings, answers: &mut [Verdict; 3]) -> JudgedOp {
@@ -376,15 +382,14 @@ impl Judge {
             _ => None,
         });
         for (rule, hit) in by_type.chain(others) {
-            judged.rules.push(rule.id);
-            let decides = rule.severity != RuleSeverity::Warning;
-            if decides {
+            judged.rules.push(&rule.id);
+            if rule.decides() {
                 known |= rule.id.starts_with("op.");
                 judged.verdict = judged.verdict.max(rule.verdict);
                 weigh(answers, rule);
             }
-            if !decides || rule.verdict != Verdict::Ane {
-                findings.add(rule.id, &g.function, Some(op), || reason(rule, &g.function, Some(op), hit));
+            if !rule.decides() || rule.verdict != Verdict::Ane {
+                findings.add(&rule.id, &g.function, Some(op), || reason(rule, &g.function, Some(op), hit));
             }
         }
         if !known {
@@ -405,31 +410,23 @@ fn as_measured(mut report: PackageReport, measured: MeasuredOutcome) -> PackageR
     // Too small is an excuse for running on the CPU, not for being refused or ending the process.
     report.too_small &= measured.verdict == Verdict::NotAne && !measured.label.ends_with("FAIL");
     if measured.verdict == Verdict::Ane {
-        report.probability = 1.0;
         report.small_functions.clear();
         report.warnings.extend(std::mem::take(&mut report.reasons));
         report.summary.place_all_on_ane();
         report.ops = report.summary.ops;
         for f in &mut report.functions {
-            (f.verdict, f.too_small, f.probability) = (Verdict::Ane, false, 1.0);
+            (f.verdict, f.too_small) = (Verdict::Ane, false);
             (f.admissible, f.preferred, f.loads) = (Verdict::Ane, Verdict::Ane, Verdict::Ane);
             f.ops.place_all_on_ane();
             f.op_list.iter_mut().for_each(|op| op.verdict = Verdict::Ane);
         }
     } else {
         let reason = Reason {
-            rule: MEASURED,
-            question: Question::Preferred,
             severity: RuleSeverity::Hard,
-            verdict: measured.verdict,
-            op: String::new(),
-            op_type: String::new(),
-            function: String::new(),
             functions: report.functions.len() as u64,
-            ops: 0,
             text: measured.text(),
             advice: "try another form: anemoe tune on that Mac, or anemoe forms".into(),
-            evidence: &[],
+            ..Reason::of(MEASURED, measured.verdict, "")
         };
         report.reasons.insert(0, reason);
     }
@@ -440,7 +437,6 @@ fn as_measured(mut report: PackageReport, measured: MeasuredOutcome) -> PackageR
 /// Verdict of a package, from its functions' verdicts.
 struct Weighed {
     verdict: Verdict,
-    probability: f64,
     too_small: bool,
     small_functions: Vec<SmallFunction>,
 }
@@ -450,7 +446,6 @@ struct Weighed {
 fn weigh_functions(functions: &[FunctionReport], weight_bytes: Option<u64>) -> Weighed {
     let deciding = |small: bool| functions.iter().filter(move |f| small || !f.too_small);
     let verdict = |small: bool| deciding(small).map(|f| f.verdict).max();
-    let probability = |small: bool| deciding(small).map(|f| f.probability).fold(1.0, f64::min);
     let small: Vec<SmallFunction> = functions
         .iter()
         .filter(|f| f.too_small)
@@ -459,18 +454,18 @@ fn weigh_functions(functions: &[FunctionReport], weight_bytes: Option<u64>) -> W
     let small_bytes = small.iter().fold(0u64, |n, f| n.saturating_add(f.weight_bytes));
     match verdict(false) {
         Some(verdict) if small_bytes < weight_bytes.unwrap_or(0).div_ceil(2) => {
-            Weighed { verdict, probability: probability(false), too_small: false, small_functions: small }
+            Weighed { verdict, too_small: false, small_functions: small }
         }
         others => {
             let verdict = verdict(true).unwrap_or(Verdict::Unknown);
             let too_small = !small.is_empty() && others != Some(Verdict::NotAne);
-            Weighed { verdict, probability: probability(true), too_small, small_functions: Vec::new() }
+            Weighed { verdict, too_small, small_functions: Vec::new() }
         }
     }
 }
 
 fn weigh(answers: &mut [Verdict; 3], rule: &Rule) {
-    if rule.severity != RuleSeverity::Warning {
+    if rule.decides() {
         let answer = &mut answers[rule.question as usize];
         *answer = (*answer).max(rule.verdict);
     }
@@ -478,47 +473,36 @@ fn weigh(answers: &mut [Verdict; 3], rule: &Rule) {
 
 fn no_sighting(op: &Op, g: &Graph) -> Reason {
     Reason {
-        rule: NO_SIGHTING,
         question: Question::Admissible,
-        severity: RuleSeverity::Soft,
-        verdict: Verdict::Unknown,
         op: op.name.clone(),
         op_type: op.op_type.clone(),
-        function: g.function.clone(),
-        functions: 1,
         ops: 1,
         text: format!("nothing is published about `{}` on the ANE", op.op_type),
         advice: "look it up in the first plan report of a Mac, or spell it out of known ops".into(),
-        evidence: &[],
+        ..Reason::of(NO_SIGHTING, Verdict::Unknown, &g.function)
     }
 }
 
-fn improbable_id(verdict: Verdict) -> &'static str {
-    if verdict == Verdict::NotAne { IMPROBABLE } else { UNDECIDED }
-}
+/// Most measured graphs that a reason lists as evidence.
+const LISTED: usize = 6;
 
-fn improbable(g: &Graph, probability: f64, influences: &[Influence]) -> Reason {
-    let verdict = if probability < NOT_ANE_BELOW { Verdict::NotAne } else { Verdict::Unknown };
+/// Makes the reason for a function that measured graphs decide against the ANE, or do not decide.
+fn measured(rule: &'static str, g: &Graph, nearest: &Nearest<'_>) -> Reason {
+    let what = match (nearest.in_reach, nearest.verdict) {
+        (false, _) => "nothing of its kind and form was measured near its size",
+        (true, Verdict::Unknown) => "measured graphs of its kind and form contradict each other near its size",
+        (true, _) => "measured graphs of its kind and form, nearest in size, did not run on the ANE",
+    };
     let bytes = g.weight_bytes.map_or("of unknown size".into(), matchers::size);
-    let moved: Vec<String> =
-        influences.iter().take(NAMED).map(|i| format!("{} {:+.1}", i.feature, i.log_odds)).collect();
+    let advice = match nearest.in_reach {
+        true => "put it into the package of its neighbours, or look at a plan report of a Mac",
+        false => "put more or fewer experts or layers into a function, or look at a plan report of a Mac",
+    };
     Reason {
-        rule: improbable_id(verdict),
-        question: Question::Preferred,
-        severity: RuleSeverity::Soft,
-        verdict,
-        op: String::new(),
-        op_type: String::new(),
-        function: g.function.clone(),
-        functions: 1,
-        ops: 0,
-        text: format!(
-            "by what graphs have in common, the probability is {probability:.2}: {} ops, {bytes}; moved by {}",
-            g.at_least_ops(),
-            moved.join(", ")
-        ),
-        advice: "look at a plan report of a Mac before building more of it".into(),
-        evidence: &[],
+        text: format!("{what} ({} ops, {bytes})", g.at_least_ops()),
+        advice: advice.into(),
+        evidence: nearest.rows.iter().take(LISTED).map(|row| row.evidence()).collect(),
+        ..Reason::of(rule, nearest.verdict, &g.function)
     }
 }
 
@@ -547,22 +531,39 @@ impl RuleFindings {
     }
 }
 
+impl Reason {
+    /// Makes a reason without a text, about a function; about a package where the name is empty.
+    fn of(rule: &'static str, verdict: Verdict, function: &str) -> Reason {
+        Reason {
+            rule,
+            question: Question::Preferred,
+            severity: RuleSeverity::Soft,
+            verdict,
+            op: String::new(),
+            op_type: String::new(),
+            function: function.into(),
+            functions: u64::from(!function.is_empty()),
+            ops: 0,
+            text: String::new(),
+            advice: String::new(),
+            evidence: Vec::new(),
+        }
+    }
+}
+
 /// Makes the reason for a rule that applied.
 pub(super) fn reason(rule: &'static Rule, function: &str, op: Option<&Op>, hit: Hit) -> Reason {
     let text =
-        if hit.detail.is_empty() { rule.text.to_string() } else { format!("{} ({})", rule.text, hit.detail) };
+        if hit.detail.is_empty() { rule.text.clone() } else { format!("{} ({})", rule.text, hit.detail) };
     Reason {
-        rule: rule.id,
         question: rule.question,
         severity: rule.severity,
-        verdict: rule.verdict,
         op: op.map(|op| op.name.clone()).unwrap_or_default(),
         op_type: op.map(|op| op.op_type.clone()).unwrap_or_default(),
-        function: function.into(),
-        functions: u64::from(!function.is_empty()),
         ops: u64::from(op.is_some()),
         text,
-        advice: hit.advice.unwrap_or_else(|| rule.advice.into()),
-        evidence: rule.evidence,
+        advice: hit.advice.unwrap_or_else(|| rule.advice.clone()),
+        evidence: rule.evidence.clone(),
+        ..Reason::of(&rule.id, rule.verdict, function)
     }
 }
