@@ -39,16 +39,10 @@ pub struct MeasuredOutcome {
 }
 
 /// Rows of all reports in a folder of evidence.
+#[derive(Debug)]
 pub struct ImportedEvidence {
-    folder: PathBuf,
     rows: Vec<(String, Row)>,
     precedents: Arc<Precedents>,
-}
-
-impl std::fmt::Debug for ImportedEvidence {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "evidence in {} ({} rows)", self.folder.display(), self.rows.len())
-    }
 }
 
 /// Returns the folders of reports in a folder of evidence, sorted by name.
@@ -84,21 +78,7 @@ impl ImportedEvidence {
             rows.extend(parsed.into_iter().map(|row| (name.clone(), row)));
         }
         let own: Vec<Row> = rows.iter().map(|(_, row)| row.clone()).collect();
-        Ok(ImportedEvidence {
-            folder: folder.to_path_buf(),
-            precedents: Arc::new(Precedents::known().and(&own)),
-            rows,
-        })
-    }
-
-    /// Returns the folder of evidence.
-    pub fn folder(&self) -> &Path {
-        &self.folder
-    }
-
-    /// Returns the number of rows.
-    pub fn rows(&self) -> usize {
-        self.rows.len()
+        Ok(ImportedEvidence { precedents: Arc::new(Precedents::known().and(&own)), rows })
     }
 
     /// Returns published and imported outcomes, by which other programs are judged.

@@ -1,9 +1,12 @@
 //! Conditions of the rules, by the ids of `rules.toml`. Each threshold is stated here once; the rule's evidence names
 //! its measurement.
 
-use super::graph::{FormClass, Graph, GraphKind, GraphWeight, LAYER_OPS, Op, SMALL_CONSTANT, Shapes, StoredForm};
 use super::rule::Matcher::{self, Bundle, Graph as Function, Op as EachOp, Otherwise, Package};
-use super::rule::{Chip, Conditions, DeviceTarget, Hit, PackageFacts, Units};
+use super::rule::{Chip, Conditions, DeviceTarget, Hit, Units};
+use crate::program::PackageFacts;
+use crate::program::graph::{
+    FormClass, Graph, GraphKind, GraphWeight, LAYER_OPS, Op, SMALL_CONSTANT, Shapes, StoredForm,
+};
 use anemoe_convert::quant::Granularity;
 use anemoe_mlpackage::mil::DataType;
 
@@ -21,6 +24,8 @@ const IPHONE_BYTES: (u64, u64) = (950_000_000, 1_400_000_000);
 const IPHONE_LAYERS: (u64, u64) = (15, 35);
 /// Bytes of weights up to which all measured graphs were placed on the CPU.
 const TINY_BYTES: u64 = 1_000_000;
+/// Bytes of the smallest layers that were measured on the ANE, and a third of those with tables.
+const LAYER_BYTES: (u64, u64) = (4_000_000, 15_000_000);
 /// Bytes below which graphs with scales per block were on the CPU, and above on either side: in INT4, in INT8.
 const BLOCK_BYTES: (u64, u64) = (100_000_000, 200_000_000);
 /// Bytes of the largest graph that joins shards and was measured on the CPU.
@@ -83,8 +88,7 @@ fn of_op(id: &str) -> Option<Matcher> {
             (op.op_type != "cast").then(|| Hit::new(format!("computes in {wide}")))?
         }),
         "type.bf16" => EachOp(|op, _, _| {
-            let wanted =
-                |d| matches!(d, DataType::BFloat16 | DataType::Float8E4M3FN | DataType::Float8E5M2);
+            let wanted = |d| matches!(d, DataType::BFloat16 | DataType::Float8E4M3FN | DataType::Float8E5M2);
             Hit::new(format!("computes in {}", types_of(op, wanted)?))
         }),
         "type.integer" => EachOp(|op, _, _| {
@@ -104,12 +108,6 @@ fn of_op(id: &str) -> Option<Matcher> {
             let advice = format!("move the batch to the last axis: [1, {}, 1, {}]", x[1], x[0]);
             (x[0] >= MANY_POSITIONS).then(|| Hit::advised(format!("input {x:?}"), advice))?
         }),
-        "shape.last_axis" => EachOp(|op, _, _| {
-            let large = op.inputs.first()?.elements().is_some_and(|n| n >= 1 << 16);
-            let x = shape(op).filter(|x| large && x.len() > 2 && x.last() == Some(&1))?;
-            let pads = matches!(op.op_type.as_str(), "conv" | "matmul" | "softmax");
-            pads.then(|| Hit::new(format!("input {x:?}")))?
-        }),
         "shape.depth" => EachOp(|op, _, c| too_deep(op).filter(|(k, _)| !takes_depth(c, *k))?.1),
         "shape.depth_new_chip" => EachOp(|op, _, c| too_deep(op).filter(|(k, _)| takes_depth(c, *k))?.1),
         "shape.spatial" => EachOp(|op, _, c| {
@@ -119,10 +117,6 @@ fn of_op(id: &str) -> Option<Matcher> {
             let extent = *x.get(2..)?.iter().max().filter(|&&n| n > limit)?;
             Hit::new(format!("extent {extent}"))
         }),
-        "shape.image" => EachOp(|op, _, _| {
-            let x = shape(op).filter(|x| op.op_type == "conv" && x.len() == 4)?;
-            (x[2].min(x[3]) >= 5568).then(|| Hit::new(format!("input {x:?}")))?
-        }),
         "shape.runtime_bound" => EachOp(|op, _, _| {
             let bounds = op.runtime_bounds.join(", ");
             (!bounds.is_empty()).then(|| Hit::new(format!("{bounds} come from data")))?
@@ -130,11 +124,6 @@ fn of_op(id: &str) -> Option<Matcher> {
         "shape.conv_3d" => EachOp(|op, _, _| {
             let kernel = &op.contraction.as_ref()?.kernel;
             (kernel.len() >= 3).then(|| Hit::new(format!("kernel {kernel:?}")))?
-        }),
-        "shape.window" => EachOp(|op, _, _| {
-            let kernel = op.contraction.as_ref().and_then(|c| c.kernel.iter().max().copied());
-            let limit = if op.op_type.starts_with("upsample") { 2 } else { 13 };
-            Hit::new(format!("extent {}", kernel.max(op.window).filter(|&n| n > limit)?))
         }),
         "shape.softmax" => EachOp(|op, _, _| {
             let n = op.axis_extent.filter(|&n| op.op_type == "softmax" && n > AXIS)?;
@@ -148,10 +137,6 @@ fn of_op(id: &str) -> Option<Matcher> {
         "shape.channels_old" => EachOp(|op, _, c| many_channels(op).filter(|_| on(c, Chip::limits_channels))),
         "shape.channels" => EachOp(|op, _, c| many_channels(op).filter(|_| c.chip.is_none())),
         "state.joined_write" => EachOp(|op, _, _| when(op.writes_joined)),
-        "value.joined_pieces" => EachOp(|op, _, c| {
-            let old = on(c, |chip| chip.mac && chip.number <= 3);
-            (old && op.later_pieces >= 2).then(|| Hit::new(format!("{} such pieces", op.later_pieces)))?
-        }),
         "value.gelu_m1" => EachOp(|op, _, c| when(op.op_type == "gelu" && is_mac(c, 1))),
         "apple.native_activation" => {
             EachOp(|op, _, _| when(matches!(op.op_type.as_str(), "silu" | "gelu" | "tanh")))
@@ -213,31 +198,23 @@ fn of_function(id: &str) -> Option<Matcher> {
             Hit::advised(format!("state `{}` {:?}", s.name, s.dims), advice)
         }),
         "state.two" => Function(|g, _| (g.states.len() == 2).then(|| Hit::new("2 states"))?),
-        "state.many" => Function(|g, _| {
-            (g.states.len() > 2).then(|| Hit::new(format!("{} states", g.states.len())))?
-        }),
+        "state.many" => {
+            Function(|g, _| (g.states.len() > 2).then(|| Hit::new(format!("{} states", g.states.len())))?)
+        }
         "state.m5" => Function(|g, c| when(!g.states.is_empty() && is_mac(c, 5))),
         "apple.cache_in_graph" => Function(|g, c| {
-            let count = match g.states.len() {
-                1 => "1 state".into(),
-                n => format!("{n} states"),
-            };
-            (!g.states.is_empty() && !is_mac(c, 5)).then(|| Hit::new(format!("{count} in the graph")))?
+            let n = Some(g.states.len()).filter(|&n| n > 0 && !is_mac(c, 5))?;
+            Hit::new(format!("states in the graph: {n}"))
         }),
         "flexible.enumerated_state" => Function(|g, _| when(is_enumerated(g) && !g.states.is_empty())),
-        "flexible.enumerated_norm" => Function(|g, _| {
-            when(is_enumerated(g) && g.ops.iter().any(|op| op.op_type == "layer_norm"))
-        }),
         "flexible.enumerated" => Function(|g, _| when(is_enumerated(g))),
         "flexible.range_wide" => Function(|g, _| range(g, RANGE.1 + 1..=u64::MAX)),
         "flexible.range_middle" => Function(|g, _| range(g, RANGE.0 + 1..=RANGE.1)),
         "flexible.range_tiny" => Function(|g, _| range(g, 0..=RANGE.0)),
         "prefer.layers" => {
-            Otherwise(|g, c| when(g.kind == GraphKind::Layers && is_plain(g) && !is_lost_to_gpu(g, c)))
+            Otherwise(|g, c| when(g.kind == GraphKind::Layers && is_layer(g) && is_plain(g, c)))
         }
-        "prefer.head" => {
-            Otherwise(|g, c| when(g.kind == GraphKind::Head && is_plain(g) && !is_lost_to_gpu(g, c)))
-        }
+        "prefer.head" => Otherwise(|g, c| when(g.kind == GraphKind::Head && is_plain(g, c))),
         "prefer.unnamed_ops" => Otherwise(|g, _| {
             let n = g.op_count.filter(|&n| n >= UNNAMED_OPS && g.has_unnamed_ops())?;
             Hit::new(format!("{n} ops"))
@@ -249,8 +226,7 @@ fn of_function(id: &str) -> Option<Matcher> {
         }),
         "prefer.trivial" => Function(|g, _| {
             let n = g.op_count.filter(|&n| n <= 8 && is_decoding(g))?;
-            let works =
-                |op: &Op| op.contraction.is_some() || op.op_type == "scaled_dot_product_attention";
+            let works = |op: &Op| op.contraction.is_some() || op.op_type == "scaled_dot_product_attention";
             let weightless = g.weight_bytes.is_none() || g.weights.is_empty();
             (weightless && !g.ops.iter().any(works)).then(|| Hit::new(format!("{n} ops")))?
         }),
@@ -279,9 +255,9 @@ fn of_function(id: &str) -> Option<Matcher> {
             let largest = pairs.any(|pair| pair[0].op_type == "abs" && pair[1].op_type == "reduce_max");
             when(largest && g.ops.iter().any(|op| op.op_type == "rsqrt"))
         }),
-        "apple.one_layer" => Function(|g, _| {
-            when(g.layers == Some(1) && g.kind == GraphKind::Layers && !g.vocabulary_head)
-        }),
+        "apple.one_layer" => {
+            Function(|g, _| when(g.layers == Some(1) && g.kind == GraphKind::Layers && !g.vocabulary_head))
+        }
         _ => return None,
     })
 }
@@ -297,9 +273,9 @@ fn of_package(id: &str) -> Option<Matcher> {
         "load.head" => Package(|p, _| {
             Hit::new(size(with_head(p).filter(|b| (HEAD_BYTES.1..=PROGRAM_BYTES).contains(b))?))
         }),
-        "load.head_risk" => Package(|p, _| {
-            Hit::new(size(with_head(p).filter(|&b| b > HEAD_BYTES.0 && b < HEAD_BYTES.1)?))
-        }),
+        "load.head_risk" => {
+            Package(|p, _| Hit::new(size(with_head(p).filter(|&b| b > HEAD_BYTES.0 && b < HEAD_BYTES.1)?)))
+        }
         "load.iphone_size" => Package(|p, c| {
             let bytes = p.weight_bytes.filter(|&b| is_phone(c) && b > IPHONE_BYTES.1)?;
             Hit::advised(size(bytes), split(bytes, IPHONE_BYTES.0))
@@ -323,10 +299,6 @@ fn of_package(id: &str) -> Option<Matcher> {
         "load.together" => Bundle(|b, _| {
             let large = b.packages > 1 && b.bytes > 3_000_000_000;
             large.then(|| Hit::new(format!("{} packages, {:.1} GB", b.packages, b.bytes as f64 / 1e9)))?
-        }),
-        "load.together_m1" => Bundle(|b, c| {
-            let large = is_mac(c, 1) && b.bytes > 3_750_000_000;
-            large.then(|| Hit::new(format!("{:.1} GB", b.bytes as f64 / 1e9)))?
         }),
         "apple.prompts_by_token" => Bundle(|b, _| when(b.most_tokens == Some(1))),
         "apple.long_context" => Package(|p, _| {
@@ -455,12 +427,19 @@ fn range(g: &Graph, sizes: std::ops::RangeInclusive<u64>) -> Option<Hit> {
     sizes.contains(&bound.unwrap_or(u64::MAX)).then(|| Hit::new(detail))?
 }
 
-/// Tells whether the weights have a known size, in forms that were seen on the ANE.
-fn is_plain(g: &Graph) -> bool {
+/// Tells whether the weights have a known size in forms that were seen on the ANE, and the GPU does not win.
+fn is_plain(g: &Graph, c: &Conditions) -> bool {
     let seen = |w: &GraphWeight| {
         w.form.class().is_some_and(|class| class != FormClass::Other || w.bytes < SMALL_CONSTANT)
     };
-    g.weight_bytes.is_some() && !g.has_unnamed_ops() && g.weights.iter().all(seen)
+    let known = g.weight_bytes.is_some() && !g.has_unnamed_ops();
+    known && g.weights.iter().all(seen) && !is_lost_to_gpu(g, c)
+}
+
+/// Tells whether a graph has the size of measured layers.
+fn is_layer(g: &Graph) -> bool {
+    let least = if g.form() == Some(FormClass::Tables) { LAYER_BYTES.1 } else { LAYER_BYTES.0 };
+    g.weight_bytes >= Some(least)
 }
 
 fn is_decoding(g: &Graph) -> bool {
@@ -471,18 +450,13 @@ fn is_lost_to_gpu(g: &Graph, c: &Conditions) -> bool {
     c.units == Units::All && is_decoding(g)
 }
 
-/// Matches a value whose last axis is longer than 1, and shorter than 32 or no power of two, at the border of the function.
+/// Matches a value with tokens on its last axis, of which there are several, fewer than 32 or no power of two, at the
+/// border of the function. Other widths are the model's, and no form changes them.
 fn uneven_last_axis(g: &Graph) -> Option<Hit> {
     let uneven = |n: u64| n > 1 && (n < LAST_AXIS || !n.is_power_of_two());
-    let tokens_last = |dims: &[u64]| dims[1] > 1 && uneven(dims[3]);
-    let found = || g.borders.iter().filter(|(_, dims)| dims.len() == 4 && uneven(dims[3]));
-    if let Some((name, dims)) = found().find(|(_, dims)| tokens_last(dims)) {
-        return Hit::new(format!("`{name}` {dims:?}"));
-    }
-    let (name, dims) = found().next()?;
-    // No form changes a width of the model, or a matrix that the host makes: masks follow from the numbers of tokens.
-    let advice = "a form keeps this width: it is the model's, or follows from tokens and context";
-    Hit::advised(format!("`{name}` {dims:?}"), advice)
+    let tokens_last = |dims: &[u64]| dims.len() == 4 && dims[1] > 1 && uneven(dims[3]);
+    let (name, dims) = g.borders.iter().find(|(_, dims)| tokens_last(dims))?;
+    Hit::new(format!("`{name}` {dims:?}"))
 }
 
 fn mixed(p: &PackageFacts) -> Option<Hit> {
@@ -499,7 +473,9 @@ fn split(bytes: u64, limit: u64) -> String {
 /// Returns the bytes of a package that holds layers and a vocabulary head.
 fn with_head(p: &PackageFacts) -> Option<u64> {
     let stack = |g: &Graph| {
-        g.vocabulary_head && g.at_least_ops() >= LAYER_OPS && !matches!(g.kind, GraphKind::Head | GraphKind::Glue)
+        g.vocabulary_head
+            && g.at_least_ops() >= LAYER_OPS
+            && !matches!(g.kind, GraphKind::Head | GraphKind::Glue)
     };
     p.weight_bytes.filter(|_| p.graphs.iter().any(stack))
 }

@@ -5,11 +5,11 @@
 //! measured:  ane     ane             ane  <--+-->  ane           both agree: ane
 //! ```
 
-use super::graph::{FormClass, Graph, GraphKind};
 use super::matchers::MANY_POSITIONS;
 use super::outcomes::{KNOWN, Row, parse};
 use super::rule::{Conditions, DeviceTarget, Units, Verdict};
 use super::rules;
+use crate::program::graph::{FormClass, Graph, GraphKind};
 use std::sync::{Arc, LazyLock};
 
 /// Factor of size by which a function may lie beyond all measured graphs, and be judged by the last of them. Between
@@ -19,11 +19,13 @@ const REACH: f64 = 2.0;
 const EQUAL: f64 = 1.02;
 
 /// Measured graphs by which others are judged.
+#[derive(Debug)]
 pub struct Precedents {
     rows: Vec<Row>,
 }
 
 /// Measured graphs that are nearest to a function.
+#[derive(Default)]
 pub struct Nearest<'a> {
     /// Verdict in which they agree, else `unknown`.
     pub verdict: Verdict,
@@ -59,8 +61,9 @@ fn factor(a: u64, b: u64) -> f64 {
 impl Precedents {
     /// Returns the outcomes that anemoe ships.
     pub fn known() -> Arc<Precedents> {
-        static ROWS: LazyLock<Arc<Precedents>> =
-            LazyLock::new(|| Arc::new(Precedents::of(&parse(KNOWN).unwrap_or_else(|e| panic!("outcomes.tsv: {e}")))));
+        static ROWS: LazyLock<Arc<Precedents>> = LazyLock::new(|| {
+            Arc::new(Precedents::of(&parse(KNOWN).unwrap_or_else(|e| panic!("outcomes.tsv: {e}"))))
+        });
         ROWS.clone()
     }
 
@@ -72,7 +75,8 @@ impl Precedents {
             let mut against = rules::all().filter(|r| r.decides() && r.verdict != Verdict::Ane);
             against.any(|r| r.applies(&p, &row.conditions))
         };
-        let sized = |row: &&Row| row.graphs.len() == 1 && row.graphs[0].size().is_some() && row.truth().is_some();
+        let sized =
+            |row: &&Row| row.graphs.len() == 1 && row.graphs[0].size().is_some() && row.truth().is_some();
         Precedents { rows: rows.iter().filter(sized).filter(|row| !explained(row)).cloned().collect() }
     }
 
@@ -118,7 +122,8 @@ impl Precedents {
         let Some(wanted) = key(g, c).filter(|k| k.form != FormClass::Other) else { return Vec::new() };
         let is_alike = |row: &&Row| {
             let own = &row.graphs[0];
-            let comparable = wanted.kind == GraphKind::Unstated && !own.kind.is_lone() && own.kind != GraphKind::Other;
+            let comparable =
+                wanted.kind == GraphKind::Unstated && !own.kind.is_lone() && own.kind != GraphKind::Other;
             let kind = if comparable { GraphKind::Unstated } else { own.kind };
             let found = key(own, &row.conditions).map(|k| Key { kind, ..k });
             kind != GraphKind::Other && !own.has_unnamed_ops() && found.as_ref() == Some(&wanted)

@@ -1,6 +1,7 @@
 //! Rules of residency: evidence, verdicts and matchers.
 
-use super::graph::{Graph, Op};
+use crate::program::PackageFacts;
+use crate::program::graph::{Graph, Op};
 use serde::{Deserialize, Serialize, Serializer};
 
 /// Question that a rule answers. A graph has to pass all three questions to run on the ANE.
@@ -28,12 +29,13 @@ pub enum RuleSeverity {
 }
 
 /// Device that a program will run on. Always a prediction.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Verdict {
     /// On the Neural Engine.
     Ane,
     /// Unknown: the evidence is missing, or contradicts itself.
+    #[default]
     Unknown,
     /// Elsewhere: on the CPU or GPU, in whole or in part.
     NotAne,
@@ -141,16 +143,6 @@ impl Chip {
         (known.contains(&number) && (is_size || rest.starts_with(' '))).then_some(Chip { mac, number })
     }
 
-    /// Returns the generation, counted as Mac chips are: A14 shares its generation with M1, A19 with M5.
-    pub fn generation(self) -> i32 {
-        match (self.mac, self.number as i32) {
-            (true, number) => number,
-            (false, number @ ..=15) => number - 13,
-            // A16 has the cores of A15.
-            (false, number) => number - 14,
-        }
-    }
-
     /// Tells whether the chip takes wider extents, as reported from A16 and M4 on.
     pub const fn wide_extents(self) -> bool {
         if self.mac { self.number >= 4 } else { self.number >= 16 }
@@ -173,39 +165,6 @@ impl Serialize for Chip {
     }
 }
 
-/// Release of the operating system, as a number of macOS: 15, 26, 27. iOS 18 shares its Core ML with macOS 15.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-pub struct SystemRelease(pub u32);
-
-impl SystemRelease {
-    /// First release of macOS with an ANE, and last release before numbers became years.
-    const BEFORE_YEARS: std::ops::RangeInclusive<u32> = 11..=15;
-    /// First release that is numbered by its year.
-    const FIRST_YEAR: u32 = 26;
-    /// Difference between the numbers of iOS and macOS before they became years.
-    const BEHIND_IOS: u32 = 3;
-
-    /// Reads words such as `macOS 15.7.4`, `iOS 26` or `26`. Returns `None` where they are anything else.
-    pub fn parse(text: &str) -> Option<SystemRelease> {
-        let lower = text.trim().to_ascii_lowercase();
-        let of_phone = lower.strip_prefix("ios");
-        let digits = of_phone.or(lower.strip_prefix("macos")).unwrap_or(&lower).trim_start();
-        let mut numbers = digits.split('.');
-        let number = |part: &str| {
-            let plain = !part.is_empty() && part.len() <= 2 && part.bytes().all(|b| b.is_ascii_digit());
-            part.parse::<u32>().ok().filter(|_| plain && (part == "0" || !part.starts_with('0')))
-        };
-        let first = number(numbers.next()?)?;
-        if !numbers.all(|part| number(part).is_some()) {
-            return None;
-        }
-        let is_year = first >= Self::FIRST_YEAR;
-        let release =
-            if of_phone.is_some() && !is_year { first.checked_sub(Self::BEHIND_IOS)? } else { first };
-        (is_year || Self::BEFORE_YEARS.contains(&release)).then_some(SystemRelease(release))
-    }
-}
-
 /// Conditions under which packages will run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Conditions {
@@ -215,17 +174,6 @@ pub struct Conditions {
     pub units: Units,
     /// Chip, where it is known.
     pub chip: Option<Chip>,
-    /// Release of the operating system, where it is known.
-    pub system: Option<SystemRelease>,
-}
-
-/// Facts of a package: its functions and weights.
-#[derive(Clone, Debug, Default)]
-pub struct PackageFacts {
-    /// Bytes of weights as stored, shared ones once; where known.
-    pub weight_bytes: Option<u64>,
-    /// Functions of the package.
-    pub graphs: Vec<Graph>,
 }
 
 /// Facts of a bundle's packages together.
@@ -324,6 +272,11 @@ impl Rule {
         self.severity != RuleSeverity::Warning
     }
 
+    /// Returns the verdict where the rule applies; a warning decides nothing.
+    pub fn weight(&self) -> Verdict {
+        if self.decides() { self.verdict } else { Verdict::Ane }
+    }
+
     /// Tells whether the rule has evidence outside of one family of sources.
     pub fn stands_without(&self, family: &str) -> bool {
         self.evidence.iter().any(|e| family_of(&e.source) != family)
@@ -331,9 +284,8 @@ impl Rule {
 
     /// Tells whether the rule applies to a package or some of its functions and ops.
     pub fn applies(&self, p: &PackageFacts, c: &Conditions) -> bool {
-        let ops = |test: &dyn Fn(&Op, &Graph) -> bool| {
-            p.graphs.iter().any(|g| g.ops.iter().any(|op| test(op, g)))
-        };
+        let ops =
+            |test: &dyn Fn(&Op, &Graph) -> bool| p.graphs.iter().any(|g| g.ops.iter().any(|op| test(op, g)));
         match self.matcher {
             Matcher::Types => ops(&|op, _| self.types.contains(&op.op_type)),
             Matcher::Op(matches) => ops(&|op, g| matches(op, g, c).is_some()),

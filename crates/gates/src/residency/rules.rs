@@ -11,10 +11,12 @@ struct Table {
 }
 
 static RULES: LazyLock<Vec<Rule>> = LazyLock::new(|| {
-    let table: Table = toml::from_str(include_str!("rules.toml")).unwrap_or_else(|e| panic!("rules.toml: {e}"));
+    let table: Table =
+        toml::from_str(include_str!("rules.toml")).unwrap_or_else(|e| panic!("rules.toml: {e}"));
     let mut rules = table.rule;
     for rule in rules.iter_mut().filter(|rule| rule.types.is_empty()) {
-        rule.matcher = matchers::of(&rule.id).unwrap_or_else(|| panic!("rules.toml: no condition of {}", rule.id));
+        rule.matcher =
+            matchers::of(&rule.id).unwrap_or_else(|| panic!("rules.toml: no condition of {}", rule.id));
     }
     rules
 });

@@ -1,13 +1,14 @@
 //! Makes verdicts from the rules that apply: per op, per function and per package.
 
-use super::graph::{Graph, Op};
 use super::imported::{ImportedEvidence, MeasuredOutcome};
 use super::matchers;
 use super::op_summary::{OpCounts, OpSummary, predicted_device};
 use super::precedents::{Nearest, Precedents};
-use super::program_digest::program_digest;
-use super::rule::{Conditions, Evidence, Hit, Matcher, PackageFacts, Question, Rule, RuleSeverity, Verdict};
+use super::rule::{Conditions, Evidence, Hit, Matcher, Question, Rule, RuleSeverity, Verdict};
 use super::rules;
+use crate::program::PackageFacts;
+use crate::program::digest::program_digest;
+use crate::program::graph::{Graph, Op};
 use serde::Serialize;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -76,12 +77,6 @@ pub struct FunctionReport {
     pub name: String,
     /// Prediction for the function.
     pub verdict: Verdict,
-    /// Answer to [`Question::Admissible`].
-    pub admissible: Verdict,
-    /// Answer to [`Question::Preferred`].
-    pub preferred: Verdict,
-    /// Answer to [`Question::Loads`].
-    pub loads: Verdict,
     /// True if the function is predicted elsewhere only because it is too small for its device to matter.
     pub too_small: bool,
     /// Bytes of the weights that the function uses, as stored.
@@ -189,16 +184,9 @@ struct RuleFindings {
 /// Verdict and rules of one op.
 struct JudgedOp {
     verdict: Verdict,
+    /// Verdict by rules of whether the program loads with the op.
+    loads: Verdict,
     rules: Vec<&'static str>,
-}
-
-/// Verdict of a function against which no rule speaks.
-struct ByMeasured {
-    verdict: Verdict,
-    rule: &'static str,
-    precedents: Vec<String>,
-    /// Reason; none if the verdict is `ane`.
-    reason: Option<Reason>,
 }
 
 impl Judge {
@@ -231,13 +219,13 @@ impl Judge {
     /// Judges a package. With `list_ops`, the report has every op.
     pub fn package(&self, name: &str, facts: &PackageFacts, list_ops: bool) -> PackageReport {
         let mut findings = RuleFindings::default();
-        let mut whole = [Verdict::Ane; 3];
+        let mut whole = Verdict::Ane;
         for rule in &self.rules {
             if let Matcher::Package(matches) = rule.matcher
                 && let Some(hit) = matches(facts, &self.conditions)
             {
                 findings.add(&rule.id, "", None, || reason(rule, "", None, hit));
-                weigh(&mut whole, rule);
+                whole = whole.max(rule.weight());
             }
         }
         let mut summary = OpSummary::default();
@@ -249,7 +237,7 @@ impl Judge {
         let summary = summary.finish();
         let (reasons, warnings) = findings.split();
         let weight_bytes = facts.weight_bytes;
-        let Weighed { verdict, too_small, small_functions } = weigh_functions(&functions, weight_bytes);
+        let (verdict, too_small, small_functions) = weigh_functions(&functions, weight_bytes);
         let report = PackageReport {
             name: name.into(),
             kind: None,
@@ -274,45 +262,39 @@ impl Judge {
     fn function(
         &self,
         g: &Graph,
-        package: [Verdict; 3],
+        package: Verdict,
         findings: &mut RuleFindings,
         summary: &mut OpSummary,
         list_ops: bool,
     ) -> FunctionReport {
         // A rule about the function as a whole decides for all of its ops.
-        let mut whole = package;
+        let mut around = package;
         let mut too_small = false;
-        let mut other_reasons = package.contains(&Verdict::NotAne);
+        let mut other_reasons = package == Verdict::NotAne;
         let mut to_gpu = false;
         for rule in &self.rules {
             let Matcher::Graph(matches) = rule.matcher else { continue };
             let Some(hit) = matches(g, &self.conditions) else { continue };
             to_gpu |= rule.decides() && rule.id.starts_with("prefer.gpu");
             findings.add(&rule.id, &g.function, None, || reason(rule, &g.function, None, hit));
-            weigh(&mut whole, rule);
+            around = around.max(rule.weight());
             if rule.decides() && rule.verdict == Verdict::NotAne {
                 let is_small = TOO_SMALL.contains(&rule.id.as_str());
                 (too_small, other_reasons) = (too_small || is_small, other_reasons || !is_small);
             }
         }
-        let mut by_op = [Verdict::Ane; 3];
-        let judged: Vec<JudgedOp> = g.ops.iter().map(|op| self.op(op, g, findings, &mut by_op)).collect();
+        let judged: Vec<JudgedOp> = g.ops.iter().map(|op| self.op(op, g, findings)).collect();
         let worst_op = judged.iter().map(|j| j.verdict).max().unwrap_or(Verdict::Ane);
         // A program that does not load runs none of its ops on the ANE.
-        let loads = Question::Loads as usize;
-        whole[loads] = whole[loads].max(by_op[loads]);
-        let mut around = whole.into_iter().max().unwrap_or(Verdict::Unknown);
+        around = judged.iter().map(|j| j.loads).fold(around, Verdict::max);
         let (mut support, mut precedents) = (None, Vec::new());
         if around.max(worst_op) == Verdict::Ane {
-            let found = self.by_measured(g);
+            let found = self.by_measured(g, &mut precedents);
             around = found.verdict;
-            precedents = found.precedents;
-            match found.reason {
-                None => support = Some(found.rule),
-                Some(reason) => findings.add(found.rule, &g.function, None, || reason),
+            match around {
+                Verdict::Ane => support = Some(found.rule),
+                _ => findings.add(found.rule, &g.function, None, || found),
             }
-            let preferred = Question::Preferred as usize;
-            whole[preferred] = whole[preferred].max(around);
         }
         let mut own = OpSummary::default();
         g.no_device.iter().for_each(|(op_type, n)| own.count_without_device(op_type, *n));
@@ -330,17 +312,11 @@ impl Judge {
                 });
             }
         }
-        let mut answers = whole;
-        answers.iter_mut().zip(by_op).for_each(|(a, b)| *a = (*a).max(b));
-        let [admissible, preferred, loads] = answers;
         let verdict = worst_op.max(around);
         summary.add(&own);
         FunctionReport {
             name: g.function.clone(),
             verdict,
-            admissible,
-            preferred,
-            loads,
             too_small: too_small && !other_reasons && worst_op != Verdict::NotAne,
             weight_bytes: g.weight_bytes,
             ops: own.ops,
@@ -351,28 +327,25 @@ impl Judge {
     }
 
     /// Judges a function against which no rule speaks: by measured graphs, else by the rules for what was not measured.
-    fn by_measured(&self, g: &Graph) -> ByMeasured {
-        let nearest = self.precedents.nearest(g, &self.conditions);
-        if let Some(nearest) = nearest {
-            let verdict = nearest.verdict;
-            let rule = if nearest.in_reach { ALIKE } else { NOTHING_ALIKE };
-            let precedents = nearest.rows.iter().map(|row| row.id.clone()).collect();
-            let reason = (verdict != Verdict::Ane).then(|| measured(rule, g, &nearest));
-            return ByMeasured { verdict, rule, precedents, reason };
+    fn by_measured(&self, g: &Graph, precedents: &mut Vec<String>) -> Reason {
+        let nearest = self.precedents.nearest(g, &self.conditions).unwrap_or_default();
+        if !nearest.in_reach {
+            let mut otherwise = self.rules.iter().filter_map(|rule| match rule.matcher {
+                Matcher::Otherwise(matches) => {
+                    matches(g, &self.conditions).map(|hit| reason(rule, &g.function, None, hit))
+                }
+                _ => None,
+            });
+            if let Some(found) = otherwise.next() {
+                return found;
+            }
         }
-        for rule in &self.rules {
-            let Matcher::Otherwise(matches) = rule.matcher else { continue };
-            let Some(hit) = matches(g, &self.conditions) else { continue };
-            let reason = (rule.verdict != Verdict::Ane).then(|| reason(rule, &g.function, None, hit));
-            return ByMeasured { verdict: rule.verdict, rule: &rule.id, precedents: Vec::new(), reason };
-        }
-        let nothing = Nearest { verdict: Verdict::Unknown, in_reach: false, rows: Vec::new() };
-        let reason = Some(measured(NOTHING_ALIKE, g, &nothing));
-        ByMeasured { verdict: Verdict::Unknown, rule: NOTHING_ALIKE, precedents: Vec::new(), reason }
+        precedents.extend(nearest.rows.iter().map(|row| row.id.clone()));
+        measured(g, &nearest)
     }
 
-    fn op(&self, op: &Op, g: &Graph, findings: &mut RuleFindings, answers: &mut [Verdict; 3]) -> JudgedOp {
-        let mut judged = JudgedOp { verdict: Verdict::Ane, rules: Vec::new() };
+    fn op(&self, op: &Op, g: &Graph, findings: &mut RuleFindings) -> JudgedOp {
+        let mut judged = JudgedOp { verdict: Verdict::Ane, loads: Verdict::Ane, rules: Vec::new() };
         // A rule about types, shapes or compression does not make an op type known.
         let mut known = false;
         let by_type = self.by_type.get(op.op_type.as_str()).into_iter().flatten();
@@ -386,7 +359,9 @@ impl Judge {
             if rule.decides() {
                 known |= rule.id.starts_with("op.");
                 judged.verdict = judged.verdict.max(rule.verdict);
-                weigh(answers, rule);
+                if rule.question == Question::Loads {
+                    judged.loads = judged.loads.max(rule.verdict);
+                }
             }
             if !rule.decides() || rule.verdict != Verdict::Ane {
                 findings.add(&rule.id, &g.function, Some(op), || reason(rule, &g.function, Some(op), hit));
@@ -396,8 +371,6 @@ impl Judge {
             findings.add(NO_SIGHTING, &g.function, Some(op), || no_sighting(op, g));
             judged.rules.push(NO_SIGHTING);
             judged.verdict = judged.verdict.max(Verdict::Unknown);
-            let admissible = Question::Admissible as usize;
-            answers[admissible] = answers[admissible].max(Verdict::Unknown);
         }
         judged
     }
@@ -416,7 +389,6 @@ fn as_measured(mut report: PackageReport, measured: MeasuredOutcome) -> PackageR
         report.ops = report.summary.ops;
         for f in &mut report.functions {
             (f.verdict, f.too_small) = (Verdict::Ane, false);
-            (f.admissible, f.preferred, f.loads) = (Verdict::Ane, Verdict::Ane, Verdict::Ane);
             f.ops.place_all_on_ane();
             f.op_list.iter_mut().for_each(|op| op.verdict = Verdict::Ane);
         }
@@ -434,16 +406,13 @@ fn as_measured(mut report: PackageReport, measured: MeasuredOutcome) -> PackageR
     report
 }
 
-/// Verdict of a package, from its functions' verdicts.
-struct Weighed {
-    verdict: Verdict,
-    too_small: bool,
-    small_functions: Vec<SmallFunction>,
-}
-
 /// Combines the verdicts of a package's functions: the worst of those that are not too small. Functions that are too
-/// small count only where they hold at least half of the weights, or are all.
-fn weigh_functions(functions: &[FunctionReport], weight_bytes: Option<u64>) -> Weighed {
+/// small count only where they hold at least half of the weights, or are all. Returns the verdict, whether the package is
+/// too small, and the functions that do not count.
+fn weigh_functions(
+    functions: &[FunctionReport],
+    weight_bytes: Option<u64>,
+) -> (Verdict, bool, Vec<SmallFunction>) {
     let deciding = |small: bool| functions.iter().filter(move |f| small || !f.too_small);
     let verdict = |small: bool| deciding(small).map(|f| f.verdict).max();
     let small: Vec<SmallFunction> = functions
@@ -453,21 +422,12 @@ fn weigh_functions(functions: &[FunctionReport], weight_bytes: Option<u64>) -> W
         .collect();
     let small_bytes = small.iter().fold(0u64, |n, f| n.saturating_add(f.weight_bytes));
     match verdict(false) {
-        Some(verdict) if small_bytes < weight_bytes.unwrap_or(0).div_ceil(2) => {
-            Weighed { verdict, too_small: false, small_functions: small }
-        }
+        Some(verdict) if small_bytes < weight_bytes.unwrap_or(0).div_ceil(2) => (verdict, false, small),
         others => {
             let verdict = verdict(true).unwrap_or(Verdict::Unknown);
             let too_small = !small.is_empty() && others != Some(Verdict::NotAne);
-            Weighed { verdict, too_small, small_functions: Vec::new() }
+            (verdict, too_small, Vec::new())
         }
-    }
-}
-
-fn weigh(answers: &mut [Verdict; 3], rule: &Rule) {
-    if rule.decides() {
-        let answer = &mut answers[rule.question as usize];
-        *answer = (*answer).max(rule.verdict);
     }
 }
 
@@ -486,21 +446,28 @@ fn no_sighting(op: &Op, g: &Graph) -> Reason {
 /// Most measured graphs that a reason lists as evidence.
 const LISTED: usize = 6;
 
-/// Makes the reason for a function that measured graphs decide against the ANE, or do not decide.
-fn measured(rule: &'static str, g: &Graph, nearest: &Nearest<'_>) -> Reason {
-    let what = match (nearest.in_reach, nearest.verdict) {
-        (false, _) => "nothing of its kind and form was measured near its size",
-        (true, Verdict::Unknown) => "measured graphs of its kind and form contradict each other near its size",
-        (true, _) => "measured graphs of its kind and form, nearest in size, did not run on the ANE",
+/// Makes the reason for the verdict of measured graphs.
+fn measured(g: &Graph, nearest: &Nearest<'_>) -> Reason {
+    const ADVICE: &str = "look at a plan report of a Mac, or put it into one package with";
+    let (rule, what, with) = match (nearest.in_reach, nearest.verdict) {
+        (false, _) => {
+            (NOTHING_ALIKE, "nothing of its kind and form was measured near its size", "more of its kind")
+        }
+        (true, Verdict::Unknown) => (
+            ALIKE,
+            "measured graphs of its kind and form contradict each other near its size",
+            "its neighbours",
+        ),
+        (true, _) => (
+            ALIKE,
+            "measured graphs of its kind and form, nearest in size, did not run on the ANE",
+            "its neighbours",
+        ),
     };
     let bytes = g.weight_bytes.map_or("of unknown size".into(), matchers::size);
-    let advice = match nearest.in_reach {
-        true => "put it into the package of its neighbours, or look at a plan report of a Mac",
-        false => "put more or fewer experts or layers into a function, or look at a plan report of a Mac",
-    };
     Reason {
         text: format!("{what} ({} ops, {bytes})", g.at_least_ops()),
-        advice: advice.into(),
+        advice: format!("{ADVICE} {with}"),
         evidence: nearest.rows.iter().take(LISTED).map(|row| row.evidence()).collect(),
         ..Reason::of(rule, nearest.verdict, &g.function)
     }

@@ -1,10 +1,10 @@
 //! Writes a measured program as a line of a table of outcomes.
 
-use super::super::graph::{FormClass, Graph, GraphKind, Shapes, StoredForm};
-use super::super::program_digest::program_digest;
-use super::super::rule::PackageFacts;
 use super::super::rules;
 use super::row::NEEDED;
+use crate::program::PackageFacts;
+use crate::program::digest::program_digest;
+use crate::program::graph::GraphKind;
 use std::collections::BTreeSet;
 
 pub use super::row::OutcomeCells;
@@ -42,9 +42,11 @@ pub fn program_cells(facts: &PackageFacts) -> OutcomeCells {
     let kind = GraphKind::NAMED.iter().find(|(_, kind)| *kind == g.kind).map_or("", |(name, _)| name);
     put("graph", kind.into());
     let doubtful: BTreeSet<&str> = rules::doubtful_types().collect();
-    let named: BTreeSet<&str> = g.ops.iter().map(|op| op.op_type.as_str()).filter(|t| doubtful.contains(t)).collect();
+    let named: BTreeSet<&str> =
+        g.ops.iter().map(|op| op.op_type.as_str()).filter(|t| doubtful.contains(t)).collect();
     put("named", named.into_iter().collect::<Vec<_>>().join(" "));
-    put("weights", weights(g));
+    let largest = g.weights.iter().max_by_key(|w| w.bytes);
+    put("weights", largest.map_or(String::new(), |w| w.form.name()));
     let depth = if g.kind.is_lone() { g.size() } else { g.matrices().filter_map(|(_, c)| c.depth).max() };
     put("depth", depth.map_or(String::new(), |n| n.to_string()));
     if let Some(layers) = g.layers.filter(|n| *n > 0) {
@@ -52,34 +54,10 @@ pub fn program_cells(facts: &PackageFacts) -> OutcomeCells {
     }
     let tokens: BTreeSet<u64> = facts.graphs.iter().filter_map(|g| g.positions).collect();
     put("tokens", tokens.iter().map(u64::to_string).collect::<Vec<_>>().join(" "));
-    let shapes = match g.shapes {
-        Shapes::Fixed => "fixed".into(),
-        Shapes::Enumerated => "enumerated".into(),
-        Shapes::Ranged(None) => "range".into(),
-        Shapes::Ranged(Some(n)) => format!("range{n}"),
-    };
-    put("shapes", shapes);
+    put("shapes", g.shapes.name());
     put("states", g.states.len().to_string());
     let runtime = g.ops.iter().any(|op| !op.runtime_bounds.is_empty());
     let traits = [g.vocabulary_head.then_some("head"), runtime.then_some("runtime-shapes")];
     put("traits", traits.into_iter().flatten().collect::<Vec<_>>().join(" "));
     cells
-}
-
-/// Returns the storage form of the largest weight, in the words of the column `weights`.
-fn weights(g: &Graph) -> String {
-    let Some(form) = g.weights.iter().max_by_key(|w| w.bytes).map(|w| &w.form) else { return String::new() };
-    match (form, form.class()) {
-        (StoredForm::Dense(_), Some(FormClass::Fp16)) => "fp16".into(),
-        (StoredForm::Dense(_), _) => "fp32".into(),
-        (StoredForm::Sparse, _) => "sparse".into(),
-        (StoredForm::Linear { bits, grain }, _) => format!("int{bits}-{}", grain.name()),
-        (StoredForm::Lut { bits, grouped_axes, scaled, .. }, class) => {
-            let axes = ["-tensor", "", "-two"][grouped_axes.len().min(2)];
-            let scaled = if *scaled { "-scaled" } else { "" };
-            let plain = class == Some(FormClass::Tables) || !axes.is_empty() || !scaled.is_empty();
-            format!("lut{bits}{axes}{scaled}{}", if plain { "" } else { "-int8" })
-        }
-        (StoredForm::Unstated, _) => String::new(),
-    }
 }

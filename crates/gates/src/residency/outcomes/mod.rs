@@ -16,15 +16,13 @@ use super::rules;
 use super::verdict::Judge;
 use rayon::prelude::*;
 use serde::Serialize;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 /// Row with its prediction.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Judged {
     /// Id of the row.
     pub id: String,
-    /// Model and part, in words.
-    pub model: String,
     /// Label of the row: where the graph ran, or how it failed.
     pub label: String,
     /// Predicted verdict.
@@ -83,7 +81,6 @@ fn judge_row(row: &Row, rules: Vec<&'static Rule>, is_known: impl Fn(&Row) -> bo
     let right = row.truth().filter(|_| report.verdict != Verdict::Unknown).map(|t| t == report.verdict);
     Judged {
         id: row.id.clone(),
-        model: row.name.clone(),
         label: row.label.clone(),
         verdict: report.verdict,
         right,
@@ -111,13 +108,6 @@ pub fn score<'a>(judged: impl Iterator<Item = (&'a Row, &'a Judged)>) -> Score {
     s.forced = share(forced, s.rows);
     s.majority = share(ane.max(s.rows - ane), s.rows);
     s
-}
-
-/// Computes the score of each project's rows.
-pub fn by_project(rows: &[Row], judged: &[Judged]) -> BTreeMap<String, Score> {
-    let projects: BTreeSet<&str> = rows.iter().map(|r| r.project.as_str()).collect();
-    let own = |project: &str| score(rows.iter().zip(judged).filter(|(row, _)| row.project == project));
-    projects.into_iter().map(|project| (project.to_string(), own(project))).collect()
 }
 
 #[cfg(test)]

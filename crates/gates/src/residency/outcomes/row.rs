@@ -1,17 +1,15 @@
 //! Row of a table of outcomes: one typed column per fact of a graph, and the graph that rules judge.
 
-use super::super::graph::{Contraction, Graph, GraphKind, GraphState, GraphWeight, Op, Shapes, StoredForm};
-use super::super::rule::{
-    Chip, Conditions, DeviceTarget, Evidence, PackageFacts, Strength, SystemRelease, Units, Verdict,
-};
-use anemoe_convert::quant::Granularity;
+use super::super::rule::{Chip, Conditions, DeviceTarget, Evidence, Strength, Units, Verdict};
+use crate::program::PackageFacts;
+use crate::program::graph::{Contraction, Graph, GraphKind, GraphState, GraphWeight, Op, Shapes, StoredForm};
 use anemoe_mlpackage::mil::{DataType, TensorType};
 use std::collections::BTreeMap;
 
 /// Columns that a table needs, in order. A cell `-` stands for what the source does not state.
 pub const NEEDED: [&str; 17] = [
-    "id", "project", "label", "graph", "weights", "mb", "ops", "named", "depth", "layers", "tokens", "shapes",
-    "states", "traits", "units", "target", "chip",
+    "id", "project", "label", "graph", "weights", "mb", "ops", "named", "depth", "layers", "tokens",
+    "shapes", "states", "traits", "units", "target", "chip",
 ];
 
 /// Names in the column `traits`.
@@ -38,7 +36,7 @@ pub struct Row {
     pub conditions: Conditions,
     /// Chip and system, as the source names them.
     pub machine: String,
-    /// Digest of the program, see [`super::super::program_digest`]; empty where the program is not at hand.
+    /// Digest of the program, see [`crate::program::digest`]; empty where the program is not at hand.
     pub program: String,
     /// Stated facts, as rules take them: a function for each number of tokens.
     pub graphs: Vec<Graph>,
@@ -93,7 +91,7 @@ impl Row {
             label: c.text("label").to_ascii_uppercase(),
             project: c.text("project").into(),
             source: c.text("source").into(),
-            conditions: Conditions { target, units, chip, system: SystemRelease::parse(c.text("os")) },
+            conditions: Conditions { target, units, chip },
             machine: [c.text("chip"), c.text("os")].join(", ").trim_matches([',', ' ']).into(),
             program: c.text("program").into(),
             graphs: c.graphs()?,
@@ -142,20 +140,21 @@ impl<'a> Cells<'a> {
         if let Some(other) = traits.iter().find(|t| !TRAITS.contains(t)) {
             return Err(format!("`{other}` is not a value of `traits`: {}", TRAITS.join(", ")));
         }
-        let form = form(self.text("weights"))?;
+        let form = StoredForm::parse(self.text("weights"))?;
         let states = self.number("states")?.unwrap_or(0).min(64);
         let mut g = Graph {
             function: "main".into(),
             kind: self.one_of("graph", &GraphKind::NAMED)?,
             weight_bytes: megabytes.map(|mb| (mb * 1e6) as u64),
             layers: self.number("layers")?,
-            shapes: shapes(self.text("shapes"))?,
+            shapes: Shapes::parse(self.text("shapes"))?,
             states: (0..states).map(|i| GraphState { name: format!("state{i}"), dims: vec![] }).collect(),
             vocabulary_head: traits.contains(&"head"),
             ..Graph::default()
         };
         let depth = self.number("depth")?;
-        let dtype = if form == StoredForm::Dense(DataType::Float32) { DataType::Float32 } else { DataType::Float16 };
+        let dtype =
+            if form == StoredForm::Dense(DataType::Float32) { DataType::Float32 } else { DataType::Float16 };
         g.ops = self.ops(g.kind, depth, &traits, dtype);
         if !matches!(g.kind, GraphKind::Matmul | GraphKind::Attention) {
             let bytes = g.weight_bytes.unwrap_or(0);
@@ -217,57 +216,5 @@ impl<'a> Cells<'a> {
             ops.push(Op { name: name.into(), op_type: name.into(), axis_extent, ..Op::default() });
         }
         ops
-    }
-}
-
-/// Reads `fixed`, `enumerated`, `range`, or `range4` for four sizes.
-fn shapes(text: &str) -> Result<Shapes, String> {
-    let bad = || format!("`{text}` is not a value of `shapes`: fixed, enumerated, range, range4");
-    match text {
-        "" | "fixed" => Ok(Shapes::Fixed),
-        "enumerated" => Ok(Shapes::Enumerated),
-        "range" => Ok(Shapes::Ranged(None)),
-        _ => {
-            let sizes = text.strip_prefix("range").and_then(|n| n.parse().ok());
-            sizes.map(|n| Shapes::Ranged(Some(n))).ok_or_else(bad)
-        }
-    }
-}
-
-/// Reads a storage form: `fp16`, `fp32`, `lut4`, `lut4-tensor`, `int8-channel`. Words after a dash describe tables or
-/// scales.
-fn form(text: &str) -> Result<StoredForm, String> {
-    let bad =
-        || format!("`{text}` is not a value of `weights`: fp16, fp32, int8-tensor, int4-block, lut4, sparse");
-    let bits = |text: &str| text.parse().ok().filter(|bits| (1..=8).contains(bits)).ok_or_else(bad);
-    let mut words = text.split('-');
-    let stem = words.next().unwrap_or("");
-    let rest: Vec<&str> = words.collect();
-    if let Some(digits) = stem.strip_prefix("lut") {
-        if rest.iter().any(|w| !["tensor", "two", "axes", "scaled", "int8"].contains(w)) {
-            return Err(bad());
-        }
-        return Ok(StoredForm::Lut {
-            bits: bits(digits)?,
-            grouped_axes: match (rest.contains(&"two"), rest.contains(&"tensor")) {
-                (true, _) => vec![0, 1],
-                (_, true) => vec![],
-                _ => vec![0],
-            },
-            entries: if rest.contains(&"int8") { DataType::Int8 } else { DataType::Float16 },
-            vector: 1,
-            scaled: rest.contains(&"scaled"),
-        });
-    }
-    if let (Some(digits), [name]) = (stem.strip_prefix("int"), rest.as_slice()) {
-        let grain = Granularity::of_name(name).ok_or_else(bad)?;
-        return Ok(StoredForm::Linear { bits: bits(digits)?, grain });
-    }
-    match text {
-        "fp16" => Ok(StoredForm::Dense(DataType::Float16)),
-        "fp32" => Ok(StoredForm::Dense(DataType::Float32)),
-        "sparse" => Ok(StoredForm::Sparse),
-        "" => Ok(StoredForm::Unstated),
-        _ => Err(bad()),
     }
 }

@@ -5,7 +5,7 @@
 //! columns model_or_op, graph_facts, quant, MB, shape/state --stated_cells--> cells
 //! ```
 
-use super::super::rule::{Chip, SystemRelease, family_of};
+use super::super::rule::{Chip, family_of};
 use super::super::rules;
 use super::row::{NEEDED, OutcomeCells, Row, TRAITS};
 
@@ -54,18 +54,24 @@ fn stated_cells(line: &OutcomeCells, number: usize) -> OutcomeCells {
     let is_stateful = all.0.iter().any(|w| w.starts_with("mlstate") || w == "stateful");
     let states = all.before(&["states", "mlstates", "statetypes"]).unwrap_or(u64::from(is_stateful));
     let depth = graph.value("k=");
+    let layers = graph.before(&["layers", "layer"]).or_else(|| {
+        // `24L`
+        graph.0.iter().find_map(|w| w.strip_suffix('l')?.parse().ok())
+    });
     let kind = match depth {
         Some(_) if graph.has("conv") => "conv",
         Some(_) => "linear",
+        None if layers.is_some() => "layers",
         None => "",
     };
     let tokens = ["t=", "m="].iter().find_map(|name| all.value(name));
     let tokens = tokens.or_else(|| all.value("s=").filter(|&n| !is_stateful || n == 1));
     let chip_of = chip.split([',', '/', '(']).map(str::trim).find(|t| Chip::parse(t).is_some());
-    let is_phone = chip.to_ascii_lowercase().contains("iphone") || chip_of.is_some_and(|t| t.starts_with(['a', 'A']));
-    let place = [shape, chip, facts].join(" ").to_ascii_lowercase();
-    let all_units = place.contains("units all") || place.contains("units=all");
-    let os = chip.split([',', '/', '(']).find(|t| SystemRelease::parse(t).is_some());
+    let is_phone =
+        chip.to_ascii_lowercase().contains("iphone") || chip_of.is_some_and(|t| t.starts_with(['a', 'A']));
+    let place = [shape, chip, facts].join(" ").to_ascii_lowercase().replace("units=", "units ");
+    let units = if place.contains("units all") { "all" } else { "" };
+    let os = chip.split(',').map(str::trim).filter(|t| Some(*t) != chip_of).collect::<Vec<_>>().join(" ");
     let text = |n: Option<u64>| n.map_or(String::new(), |n| n.to_string());
     let id = if cell("id").is_empty() { format!("line {number}") } else { cell("id").into() };
     let pairs = [
@@ -73,20 +79,20 @@ fn stated_cells(line: &OutcomeCells, number: usize) -> OutcomeCells {
         ("project", family_of(cell("source")).into()),
         ("label", cell("label").into()),
         ("graph", kind.into()),
-        ("weights", weights(cell("quant"), &place).into()),
+        ("weights", weights(cell("quant")).into()),
         ("mb", cell("MB").trim_start_matches(['~', '<', '?']).into()),
         ("ops", text(graph.before(&["ops", "op"]))),
         ("named", graph.ops()),
         ("depth", text(depth)),
-        ("layers", text(graph.before(&["layers", "layer"]))),
+        ("layers", text(layers)),
         ("tokens", text(tokens)),
         ("shapes", all.shapes(states > 0)),
         ("states", states.to_string()),
         ("traits", TRAITS.iter().filter(|t| graph.has(t)).copied().collect::<Vec<_>>().join(" ")),
-        ("units", if all_units { "all" } else { "" }.into()),
+        ("units", units.into()),
         ("target", if is_phone { "iphone" } else { "" }.into()),
         ("chip", chip_of.unwrap_or_default().into()),
-        ("os", os.unwrap_or_default().trim().into()),
+        ("os", os),
         ("name", model.into()),
         ("source", cell("source").into()),
     ];
@@ -94,12 +100,13 @@ fn stated_cells(line: &OutcomeCells, number: usize) -> OutcomeCells {
 }
 
 /// Reads a storage form as published, for instance `INT8 per_tensor` or `LUT4 kmeans per_grouped_channel g32`.
-fn weights(quant: &str, place: &str) -> &'static str {
+fn weights(quant: &str) -> &'static str {
     let quant = quant.to_ascii_lowercase();
     let has = |words: &[&str]| words.iter().any(|w| quant.contains(w));
     let block = has(&["block", " bs", " g3", " g6", " g1"]);
     if has(&["lut", "palett", "pal4"]) {
-        return match (has(&["row", "two"]), has(&["int8 entries", "int8-entry"]), has(&["scale", "chained"])) {
+        return match (has(&["row", "two"]), has(&["int8 entries", "int8-entry"]), has(&["scale", "chained"]))
+        {
             (true, ..) => "lut4-two",
             (_, true, _) => "lut4-int8",
             (_, _, true) => "lut4-scaled",
@@ -113,7 +120,7 @@ fn weights(quant: &str, place: &str) -> &'static str {
         (true, _) => "int4-block",
         (_, true) if block => "int8-block",
         (_, true) => "int8-tensor",
-        _ if has(&["fp32"]) || place.contains("fp32") => "fp32",
+        _ if has(&["fp32"]) => "fp32",
         _ if has(&["fp16", "f16"]) => "fp16",
         _ => "",
     }

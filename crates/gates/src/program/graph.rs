@@ -1,7 +1,7 @@
-//! Graph that rules judge: one function as a list of ops, weights and states.
+//! Graph: one function as a list of ops, weights and states.
 //!
 //! A real program fills every field (see [`super::analyze`]). A published measurement names only some facts of its
-//! graph (see [`super::outcomes`]) and leaves the other fields open, so that the same rules judge both.
+//! graph (see [`crate::residency::outcomes`]) and leaves the other fields open, so that the same rules judge both.
 
 use anemoe_convert::quant::Granularity;
 use anemoe_mlpackage::mil::{DataType, TensorType};
@@ -9,6 +9,15 @@ use std::collections::BTreeMap;
 
 /// Fewest ops of a graph that counts as a layer, the context in which the ANE also takes small depths.
 pub const LAYER_OPS: u64 = 12;
+
+/// Facts of a package: its functions and weights.
+#[derive(Clone, Debug, Default)]
+pub struct PackageFacts {
+    /// Bytes of weights as stored, shared ones once; where known.
+    pub weight_bytes: Option<u64>,
+    /// Functions of the package.
+    pub graphs: Vec<Graph>,
+}
 
 /// Function as a graph.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -141,13 +150,8 @@ pub struct Op {
     pub axis_extent: Option<u64>,
     /// True for a `slice_update` of a value that was read from a state.
     pub updates_state: bool,
-    /// Largest extent of a pool's window or an upsampling factor.
-    pub window: Option<u64>,
     /// Largest stride of a convolution.
     pub stride: Option<u64>,
-    /// For `concat` on the last axis: number of operands that are pieces of a tensor from behind its first element on
-    /// that axis.
-    pub later_pieces: u64,
     /// True for a `write_state` of a value that `concat` made.
     pub writes_joined: bool,
 }
@@ -254,8 +258,9 @@ impl Graph {
         let product = || self.ops.iter().find_map(|op| op.contraction.as_ref());
         match self.kind {
             GraphKind::Linear | GraphKind::Conv => self.matrices().find_map(|(_, c)| c.depth),
-            GraphKind::Matmul => product()
-                .and_then(|c| Some(c.depth?.saturating_mul(c.outputs?).saturating_mul(c.positions?))),
+            GraphKind::Matmul => {
+                product().and_then(|c| Some(c.depth?.saturating_mul(c.outputs?).saturating_mul(c.positions?)))
+            }
             GraphKind::Attention => {
                 self.ops.iter().flat_map(|op| &op.inputs).filter_map(TensorType::elements).max()
             }
@@ -290,11 +295,9 @@ impl StoredForm {
     pub fn class(&self) -> Option<FormClass> {
         Some(match self {
             StoredForm::Dense(DataType::Float16) => FormClass::Fp16,
-            StoredForm::Lut { grouped_axes, entries: DataType::Float16, vector: 1, scaled: false, .. }
-                if grouped_axes.len() <= 1 =>
-            {
-                FormClass::Tables
-            }
+            StoredForm::Lut {
+                grouped_axes, entries: DataType::Float16, vector: 1, scaled: false, ..
+            } if grouped_axes.len() <= 1 => FormClass::Tables,
             StoredForm::Linear { bits: 8, grain: Granularity::Tensor | Granularity::Channel } => {
                 FormClass::Int8
             }
@@ -314,6 +317,93 @@ impl StoredForm {
             StoredForm::Linear { bits, grain } => format!("int{bits} per {}", grain.name()),
             StoredForm::Sparse => "sparse".into(),
             StoredForm::Unstated => "a compression that is not stated".into(),
+        }
+    }
+
+    /// Returns the name in tables of outcomes; empty where the form is not stated.
+    pub fn name(&self) -> String {
+        match self {
+            StoredForm::Dense(DataType::Float16) => "fp16".into(),
+            StoredForm::Dense(_) => "fp32".into(),
+            StoredForm::Linear { bits, grain } => format!("int{bits}-{}", grain.name()),
+            StoredForm::Lut { bits, grouped_axes, entries, scaled, .. } => {
+                let axes = ["-tensor", "", "-two"][grouped_axes.len().min(2)];
+                let entries = if *entries == DataType::Int8 { "-int8" } else { "" };
+                format!("lut{bits}{axes}{entries}{}", if *scaled { "-scaled" } else { "" })
+            }
+            StoredForm::Sparse => "sparse".into(),
+            StoredForm::Unstated => String::new(),
+        }
+    }
+
+    /// Parses a name in tables of outcomes.
+    ///
+    /// # Errors
+    /// No form has the name; the message lists examples.
+    pub fn parse(text: &str) -> Result<StoredForm, String> {
+        let bad = || {
+            format!("`{text}` is not a value of `weights`: fp16, fp32, int8-tensor, int4-block, lut4, sparse")
+        };
+        let bits = |text: &str| text.parse().ok().filter(|bits| (1..=8).contains(bits)).ok_or_else(bad);
+        let mut words = text.split('-');
+        let stem = words.next().unwrap_or("");
+        let rest: Vec<&str> = words.collect();
+        if let Some(digits) = stem.strip_prefix("lut") {
+            if rest.iter().any(|w| !["tensor", "two", "axes", "scaled", "int8"].contains(w)) {
+                return Err(bad());
+            }
+            return Ok(StoredForm::Lut {
+                bits: bits(digits)?,
+                grouped_axes: match (rest.contains(&"two"), rest.contains(&"tensor")) {
+                    (true, _) => vec![0, 1],
+                    (_, true) => vec![],
+                    _ => vec![0],
+                },
+                entries: if rest.contains(&"int8") { DataType::Int8 } else { DataType::Float16 },
+                vector: 1,
+                scaled: rest.contains(&"scaled"),
+            });
+        }
+        if let (Some(digits), [name]) = (stem.strip_prefix("int"), rest.as_slice()) {
+            let grain = Granularity::of_name(name).ok_or_else(bad)?;
+            return Ok(StoredForm::Linear { bits: bits(digits)?, grain });
+        }
+        match text {
+            "fp16" => Ok(StoredForm::Dense(DataType::Float16)),
+            "fp32" => Ok(StoredForm::Dense(DataType::Float32)),
+            "sparse" => Ok(StoredForm::Sparse),
+            "" => Ok(StoredForm::Unstated),
+            _ => Err(bad()),
+        }
+    }
+}
+
+impl Shapes {
+    /// Returns the name in tables of outcomes: `fixed`, `enumerated`, `range`, or `range4` for four sizes.
+    pub fn name(&self) -> String {
+        match self {
+            Shapes::Fixed => "fixed".into(),
+            Shapes::Enumerated => "enumerated".into(),
+            Shapes::Ranged(None) => "range".into(),
+            Shapes::Ranged(Some(n)) => format!("range{n}"),
+        }
+    }
+
+    /// Parses a name in tables of outcomes.
+    ///
+    /// # Errors
+    /// The text is no name of shapes; the message lists examples.
+    pub fn parse(text: &str) -> Result<Shapes, String> {
+        match text {
+            "" | "fixed" => Ok(Shapes::Fixed),
+            "enumerated" => Ok(Shapes::Enumerated),
+            "range" => Ok(Shapes::Ranged(None)),
+            _ => {
+                let sizes = text.strip_prefix("range").and_then(|n| n.parse().ok());
+                sizes.map(|n| Shapes::Ranged(Some(n))).ok_or_else(|| {
+                    format!("`{text}` is not a value of `shapes`: fixed, enumerated, range, range4")
+                })
+            }
         }
     }
 }
