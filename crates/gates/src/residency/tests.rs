@@ -628,7 +628,7 @@ fn positions_from_data_keep_the_whole_program_from_loading() {
         outputs[0] = f.op("slice_by_index", "cut", args).unwrap().remove(0);
     });
     let report = check(&facts(&m), mac());
-    assert_eq!(report.reasons[0].question, Question::Loads, "{report:#?}");
+    assert!(report.reasons.iter().any(|r| r.question == Question::Loads), "{report:#?}");
     assert_eq!(report.ops.ane, 0);
     // The same slice at a constant position is allowed.
     let m = small_model(|f, outputs| {
