@@ -5,7 +5,7 @@ use super::rule::Matcher::{self, Bundle, Graph as Function, Op as EachOp, Otherw
 use super::rule::{Chip, Conditions, DeviceTarget, Hit, Units};
 use crate::program::PackageFacts;
 use crate::program::graph::{
-    FormClass, Graph, GraphKind, GraphWeight, LAYER_OPS, Op, SMALL_CONSTANT, Shapes, StoredForm,
+    FormClass, Graph, GraphKind, GraphWeight, Op, SMALL_CONSTANT, Shapes, StoredForm,
 };
 use anemoe_convert::quant::Granularity;
 use anemoe_mlpackage::mil::DataType;
@@ -472,11 +472,7 @@ fn split(bytes: u64, limit: u64) -> String {
 
 /// Returns the bytes of a package that holds layers and a vocabulary head.
 fn with_head(p: &PackageFacts) -> Option<u64> {
-    let stack = |g: &Graph| {
-        g.vocabulary_head
-            && g.at_least_ops() >= LAYER_OPS
-            && !matches!(g.kind, GraphKind::Head | GraphKind::Glue)
-    };
+    let stack = |g: &Graph| g.vocabulary_head && matches!(g.kind, GraphKind::Layers | GraphKind::Unstated);
     p.weight_bytes.filter(|_| p.graphs.iter().any(stack))
 }
 

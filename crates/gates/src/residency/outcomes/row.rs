@@ -187,7 +187,8 @@ impl<'a> Cells<'a> {
             _ if traits.contains(&"rank-2") => &[1, 1024],
             _ => &[1, 1, 1024],
         };
-        let stated = depth.is_some() || kind != GraphKind::Other || !self.text("mb").is_empty();
+        let is_open = matches!(kind, GraphKind::Other | GraphKind::Unstated);
+        let stated = depth.is_some() || !is_open || !self.text("mb").is_empty();
         if stated {
             // A matmul of n multiplications stands here as a product of depth 1 with n outputs.
             let contraction = Contraction {

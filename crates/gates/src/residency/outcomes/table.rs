@@ -150,9 +150,10 @@ impl Words {
         self.0.windows(2).find_map(|w| units.contains(&w[1].as_str()).then(|| w[0].parse().ok())?)
     }
 
-    /// Returns the number after a name: `k=4096`.
+    /// Returns the largest number after a name: `k=4096`.
     fn value(&self, name: &str) -> Option<u64> {
-        self.0.iter().find_map(|w| w.strip_prefix(name)?.parse().ok().filter(|&n: &u64| n < 1 << 32))
+        let numbers = self.0.iter().filter_map(|w| w.strip_prefix(name)?.parse().ok());
+        numbers.filter(|&n: &u64| n < 1 << 32).max()
     }
 
     /// Returns the op types that rules doubt, by their names in MIL. `shape` and `mod` are words of English, too.
