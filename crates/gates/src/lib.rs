@@ -18,6 +18,7 @@ pub mod integrity;
 pub mod layer_sample;
 pub mod perplexity;
 pub mod probe;
+pub mod program;
 pub mod reference;
 pub mod residency;
 pub mod soak;

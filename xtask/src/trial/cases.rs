@@ -101,7 +101,7 @@ impl InputPool {
             let inputs = inputs.iter().find(|i| i.exists()).ok_or("inputs of a package")?;
             copy(inputs, &at(&format!("{name}.npz")))?;
         }
-        copy(&root().join("crates/gates/src/residency/outcomes/known.tsv"), &at("known.tsv"))?;
+        copy(&root().join("crates/gates/src/residency/outcomes.tsv"), &at("known.tsv"))?;
         fs::write(at("text.txt"), "Once upon a time there was a small model that ran on a chip.\n")?;
         let values: Vec<f32> = (0..64 * 64).map(|i| ((i * 37 % 101) as f32 - 50.0) / 64.0).collect();
         write_npy(&at("a.npy"), &Array { shape: vec![64, 64], data: values.into() })?;

@@ -16,8 +16,8 @@ use anemoe_bundle::{CHAIN_FILE, Chain};
 use anemoe_gates::integrity;
 use anemoe_gates::residency::compare::compare;
 use anemoe_gates::residency::device::PlanReport;
-use anemoe_gates::residency::outcomes::{self, Design, Score};
-use anemoe_gates::residency::rule::{Chip, Conditions, DeviceTarget, SystemRelease, Units};
+use anemoe_gates::residency::outcomes::{self, Score};
+use anemoe_gates::residency::rule::{Chip, Conditions, DeviceTarget, Units};
 use anemoe_gates::residency::{self, CheckOptions, Report, rules as rule_list};
 use serde::Serialize;
 use std::path::{Path, PathBuf};
@@ -46,9 +46,6 @@ pub struct Args {
     /// Chip, for the few rules that depend on it: m1 to m5, a11 to a19.
     #[arg(long, value_name = "CHIP", value_parser = chip)]
     chip: Option<Chip>,
-    /// Release of the system that runs the packages, such as 15 or 26; by default any.
-    #[arg(long, value_name = "RELEASE", value_parser = system)]
-    system: Option<SystemRelease>,
     /// Fail on `unknown` too.
     #[arg(long)]
     strict: bool,
@@ -75,7 +72,7 @@ pub struct Args {
     /// Print the rules instead.
     #[arg(long, conflicts_with_all = ["path", "outcomes"])]
     rules: bool,
-    /// Score the rules on a table of published outcomes instead; `known` is the one that anemoe brings.
+    /// Score the verdicts on a table of outcomes instead; `known` is the one that anemoe brings.
     #[arg(long, value_name = "F.tsv", conflicts_with = "path")]
     outcomes: Option<PathBuf>,
     #[command(flatten)]
@@ -100,11 +97,6 @@ fn chip(text: &str) -> Result<Chip, String> {
     Chip::parse(text).ok_or_else(|| format!("`{text}` is not a known chip: {}", Chip::names()))
 }
 
-fn system(text: &str) -> Result<SystemRelease, String> {
-    SystemRelease::parse(text)
-        .ok_or_else(|| format!("`{text}` is not a release of macOS or iOS, such as 15 or 26"))
-}
-
 pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     if args.rules {
         return rules(ui);
@@ -126,7 +118,6 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
             UnitsArg::All => Units::All,
         },
         chip: args.chip,
-        system: args.system,
     };
     let plan = args.report.as_deref().map(read_plan).transpose()?;
     let list_ops = args.ops || plan.is_some() || args.device;
@@ -235,7 +226,7 @@ fn rules(ui: &Ui) -> anyhow::Result<Outcome> {
             ui.line(format!("    change: {}", r.advice))?;
         }
         if !r.evidence.is_empty() {
-            ui.line(format!("    measured: {}", sources.notes(r.evidence)))?;
+            ui.line(format!("    measured: {}", sources.notes(&r.evidence)))?;
         }
     }
     sources.print(ui)?;
@@ -255,14 +246,11 @@ fn score(file: &Path, ui: &Ui) -> anyhow::Result<Outcome> {
         return Err(wrong("it has headings and no row".into()).into());
     }
     let judged = outcomes::judge(&rows);
-    let score = outcomes::score(&rows, &judged);
-    let left_out = outcomes::leave_out_projects(&rows, Design::Regression);
-    let other = outcomes::leave_out_projects(&rows, Design::EvidenceSum);
-    ui.document(&serde_json::json!({
-        "score": score, "without_family": left_out.projects, "left_out": left_out.all,
-        "designs": {"regression": left_out.all, "evidence_sum": other.all}, "rows": judged,
-    }))?;
-    let mut table = Table::new(&["row", "label", "predicted", "probability", "", "rules"]);
+    let left_out = outcomes::leave_out_projects(&rows);
+    let score = outcomes::score(rows.iter().zip(&judged));
+    let without_own = outcomes::score(rows.iter().zip(&left_out));
+    ui.document(&serde_json::json!({"score": score, "left_out": without_own, "rows": judged}))?;
+    let mut table = Table::new(&["row", "label", "predicted", "", "rules", "measured graphs"]);
     for j in &judged {
         let mark = match j.right {
             Some(true) => "right",
@@ -273,28 +261,22 @@ fn score(file: &Path, ui: &Ui) -> anyhow::Result<Outcome> {
             j.id.clone(),
             j.label.clone(),
             j.verdict.name().into(),
-            format!("{:.2}", j.probability),
             mark.into(),
             j.rules.join(" "),
+            j.rows.join(" "),
         ]);
     }
     table.print(ui)?;
-    let mut table = Table::new(&[
-        "rows of", "rows", "decided", "right", "accuracy", "unknown", "Brier", "forced", "majority",
-    ]);
-    table.row(figures("all, with all that is known", &score));
-    for (project, s) in &left_out.projects {
-        table.row(figures(&format!("{project}, left out"), s));
-    }
-    table.row(figures("all, each project left out", &left_out.all));
-    table.row(figures("the same by a sum of evidence", &other.all));
+    let mut table =
+        Table::new(&["rows of", "rows", "decided", "right", "accuracy", "unknown", "forced", "majority"]);
+    table.row(figures("all", &score));
+    table.row(figures("all, each project left out", &without_own));
     ui.line("")?;
     table.print(ui)?;
     ui.line(
-        "left out: rules that rest on the project alone, and its outcomes; forced: right when each row has to be decided; \
+        "left out: rules that rest on the project alone, and its outcomes; forced: right when `unknown` counts as `not_ane`; \
          majority: right when the more frequent answer is always given",
     )?;
-    ui.line(format!("{} of {} rows state enough to be rebuilt as programs", score.rebuilt, score.rows))?;
     Ok(Outcome::Done)
 }
 
@@ -307,7 +289,6 @@ fn figures(name: &str, s: &Score) -> Vec<String> {
         s.right.to_string(),
         s.accuracy.map_or_else(|| "none decided".into(), percent),
         percent(s.unknown_share),
-        format!("{:.3}", s.brier),
         percent(s.forced),
         percent(s.majority),
     ]

@@ -370,7 +370,7 @@ fn documents_that_are_missing_or_lie_are_named() {
     m.refuse_changed("packages.json", |v| v[0]["cells"]["label"] = "ANE_ALL".into(), &["label"]);
     m.refuse_changed("packages.json", |v| v[0]["cells"]["program"] = "00".into(), &["digest"]);
     m.refuse_changed("packages.json", |v| v[0]["cells"]["graph"] = "castle".into(), &["castle"]);
-    m.refuse_changed("packages.json", |v| v[0]["cells"]["features"] = "work=1e300".into(), &["1e300"]);
+    m.refuse_changed("packages.json", |v| v[0]["cells"]["depth"] = "1e300".into(), &["1e300"]);
     m.refuse_changed("plan.json", |v| v["chip"] = "Apple M1".into(), &["Apple M1"]);
     m.refuse_changed("plan.json", |v| v["format"] = 7.into(), &["format 7"]);
     m.refuse_changed("plan.json", |v| v["plans"][0]["package"] = "L77".into(), &["L77"]);

@@ -3,7 +3,7 @@
 use super::chips::{ChipProfile, SpeedCase};
 use super::estimate::{Bottleneck, CallTime};
 use super::work::CallWork;
-use crate::residency::rule::PackageFacts;
+use crate::program::PackageFacts;
 use anemoe_bundle::{Chain, Run, Shard, ShardFunction, ShardKind, Step};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;

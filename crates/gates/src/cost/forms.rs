@@ -2,9 +2,11 @@
 
 use super::chips::ChipProfile;
 use super::forecast::{Costed, Forecast, PassSize, forecast, with_memory};
+use crate::program::{PackageFacts, PlannedPrograms};
 use crate::residency::imported::ImportedEvidence;
-use crate::residency::rule::{Conditions, PackageFacts, Verdict};
-use crate::residency::{self, CheckOptions, PlannedPrograms, Verdicts};
+use crate::residency::rule::{Conditions, Verdict};
+use crate::residency::verdict::PackageReport;
+use crate::residency::{self, CheckOptions, Verdicts};
 use anemoe_convert::form::{CacheForm, HistoryForm, LAYERS_PER_SHARD, ShardForm};
 use anemoe_convert::form_ladder::{EXPERTS_PER_SHARD, LadderModel, Rung, ladder};
 use anemoe_convert::models::Family;
@@ -85,9 +87,11 @@ impl Setting<'_> {
         let packages = packages(&plan, &programs);
         let (conditions, evidence) = (self.conditions, self.evidence.clone());
         let check = CheckOptions { conditions, evidence, ..CheckOptions::default() };
+        let report = residency::programs(&plan, &programs, &check);
         // A package that is too small to matter does not count against a form.
-        let verdicts =
-            residency::count_verdicts(&programs, &check, |p| !(p.too_small && p.verdict == Verdict::NotAne));
+        let counts = |p: &&PackageReport| !(p.too_small && p.verdict == Verdict::NotAne);
+        let mut verdicts = Verdicts::default();
+        report.packages.iter().filter(counts).for_each(|p| verdicts.add(p.verdict));
         let pass =
             |chip| with_memory(forecast(&plan.chain, &packages, chip, PassSize::of(1)), chip, self.memory);
         Some(CostedForm {

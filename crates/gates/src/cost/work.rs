@@ -1,6 +1,6 @@
 //! Counts the work of a call from its program: bytes, weights, multiply-adds, cache.
 
-use crate::residency::graph::Graph;
+use crate::program::graph::Graph;
 use serde::Serialize;
 use std::collections::BTreeSet;
 
@@ -35,7 +35,7 @@ impl CallWork {
             bytes += w.bytes as f64;
             count += w.dims.iter().map(|&n| n as f64).product::<f64>();
         }
-        let product = |c: &crate::residency::graph::Contraction| {
+        let product = |c: &crate::program::graph::Contraction| {
             let kernel: f64 = c.kernel.iter().map(|&n| n as f64).product();
             Some(c.depth? as f64 * c.outputs? as f64 * c.positions.unwrap_or(1) as f64 * kernel)
         };
@@ -50,7 +50,7 @@ impl CallWork {
                 * g.states.iter().filter(|s| !s.dims.is_empty()).map(|s| state(&s.dims)).sum::<f64>()
                 + kept.filter_map(|name| g.input_bytes.get(name)).map(|&n| n as f64).sum::<f64>(),
             tokens: tokens as f64,
-            one_product: g.matrix_count == Some(1),
+            one_product: g.matrices().count() == 1,
         }
     }
 }

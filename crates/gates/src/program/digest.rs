@@ -1,7 +1,6 @@
 //! Digests of programs: packages with equal digests differ only in the names and values of their weights.
 
-use super::graph::{Graph, GraphWeight};
-use super::rule::PackageFacts;
+use super::graph::{Graph, GraphWeight, PackageFacts};
 use anemoe_bundle::sha256;
 use anemoe_mlpackage::mil::TensorType;
 use std::fmt::Write;
@@ -57,7 +56,7 @@ fn write_weight(text: &mut String, w: &GraphWeight) -> std::fmt::Result {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::residency::graph::{Op, StoredForm};
+    use crate::program::graph::{Op, StoredForm};
     use anemoe_mlpackage::mil::DataType;
 
     fn program(name: &str, op_type: &str, dims: &[u64], bits: u64) -> PackageFacts {

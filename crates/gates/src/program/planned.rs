@@ -1,7 +1,7 @@
 //! Programs of a plan before it is built, lowered without weights: one per type of shard.
 
 use super::analyze::facts;
-use super::rule::PackageFacts;
+use super::graph::PackageFacts;
 use anemoe_convert::models::Family;
 use anemoe_convert::plan::{Plan, PlannedShard};
 use anemoe_convert::shard_program::lower_without_weights;
@@ -38,12 +38,12 @@ impl PlannedPrograms {
     }
 
     /// Returns the facts of each type of shard, in the order of their first shards.
-    pub(super) fn types(&self) -> &[Arc<PackageFacts>] {
+    pub fn types(&self) -> &[Arc<PackageFacts>] {
         &self.types
     }
 
     /// Returns the index of each shard's type, in the order of the plan.
-    pub(super) fn of_shards(&self) -> &[usize] {
+    pub fn of_shards(&self) -> &[usize] {
         &self.of_shard
     }
 

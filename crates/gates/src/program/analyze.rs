@@ -1,7 +1,8 @@
 //! Reads MIL programs into [`Graph`]s. Weight data is never read: sizes and compression follow from types.
 
-use super::graph::{Contraction, Graph, GraphState, GraphWeight, Op, Shapes, StoredForm};
-use super::rule::PackageFacts;
+use super::graph::{
+    Contraction, Graph, GraphKind, GraphState, GraphWeight, LAYER_OPS, Op, PackageFacts, Shapes, StoredForm,
+};
 use anemoe_convert::quant::Granularity;
 use anemoe_mlpackage::mil::{
     Argument, Binding, Block, DataType, Dim, FeatureShape, Function, FunctionDescription, Immediate, MlModel,
@@ -13,14 +14,9 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 /// cause no problem.
 const VOCABULARY: u64 = 32_000;
 
-/// Returns the facts of a model that rules look at. Weight data is not read.
+/// Returns the facts of a model's functions, and the bytes of weights that they store, shared ones once. Weight data is
+/// not read.
 pub fn facts(model: &MlModel) -> PackageFacts {
-    let (graphs, weight_bytes) = self::model(model);
-    PackageFacts { weight_bytes: Some(weight_bytes), graphs }
-}
-
-/// Returns the functions of a model as graphs, and the bytes of weights that they store, shared ones once.
-pub fn model(model: &MlModel) -> (Vec<Graph>, u64) {
     let mut shared = HashSet::new();
     let mut total = 0u64;
     let graphs = model
@@ -45,7 +41,7 @@ pub fn model(model: &MlModel) -> (Vec<Graph>, u64) {
             walker.finish()
         })
         .collect();
-    (graphs, total)
+    PackageFacts { weight_bytes: Some(total), graphs }
 }
 
 /// Origin of a value, in ascending order of dependence on data.
@@ -68,21 +64,11 @@ struct KnownInScope<'a> {
     from_state: bool,
     /// True if `concat` made the value.
     joined: bool,
-    /// True if the value is a piece of a tensor that starts after the first element of the last axis.
-    later_piece: bool,
 }
 
 impl<'a> KnownInScope<'a> {
     fn new(ty: &'a ValueType, origin: ProducedBy) -> KnownInScope<'a> {
-        KnownInScope {
-            ty,
-            origin,
-            value: None,
-            weight: None,
-            from_state: false,
-            joined: false,
-            later_piece: false,
-        }
+        KnownInScope { ty, origin, value: None, weight: None, from_state: false, joined: false }
     }
 }
 
@@ -353,7 +339,6 @@ impl<'a> Walker<'a> {
                     described.inputs.push(ty.clone());
                 }
                 described.writes_joined |= op.op_type == "write_state" && param == "data" && known.joined;
-                described.later_pieces += u64::from(known.later_piece && param == "values");
                 described.weights.extend(known.weight.filter(|_| param != "bias"));
                 if known.origin == ProducedBy::Data && decides_shape(&op.op_type, param) {
                     described.runtime_bounds.push(param.clone());
@@ -383,42 +368,17 @@ impl<'a> Walker<'a> {
         described.outputs = op.outputs.iter().filter_map(|o| o.ty.tensor().cloned()).collect();
         described.contraction = self.contraction(op, &described);
         described.axis_extent = self.axis_extent(op);
-        described.window = self.window(op);
         described.stride =
             self.ints(op, "strides").and_then(|s| s.into_iter().max()).map(|s| s.max(1) as u64);
-        if !(op.op_type == "concat" && self.on_last_axis(op, "values")) {
-            described.later_pieces = 0;
-        }
         self.graph.op_count = self.graph.op_count.map(|n| n + 1);
         self.graph.ops.push(described);
         for block in &op.blocks {
             self.block(block);
         }
-        for (i, output) in op.outputs.iter().enumerate() {
-            let later_piece = self.is_later_piece(op, i);
+        for output in &op.outputs {
             let known = KnownInScope::new(&output.ty, origin);
             let joined = op.op_type == "concat";
-            self.scope.insert(&output.name, KnownInScope { from_state, joined, later_piece, ..known });
-        }
-    }
-
-    /// Tells whether `axis` of an op is the last axis of an operand.
-    fn on_last_axis(&self, op: &'a Operation, operand: &str) -> bool {
-        let Some(rank) = self.operand(op, operand).and_then(|o| o.0.tensor()).map(|t| t.rank() as i64) else {
-            return false;
-        };
-        let axis = self.ints(op, "axis").and_then(|a| a.first().copied());
-        axis.is_some_and(|axis| axis == -1 || axis == rank - 1)
-    }
-
-    /// Tells whether a result is a piece of a tensor that starts after the first element of the last axis.
-    fn is_later_piece(&self, op: &'a Operation, result: usize) -> bool {
-        match op.op_type.as_str() {
-            "split" => result > 0 && self.on_last_axis(op, "x"),
-            "slice_by_size" | "slice_by_index" => {
-                self.ints(op, "begin").and_then(|b| b.last().copied()).is_some_and(|begin| begin != 0)
-            }
-            _ => false,
+            self.scope.insert(&output.name, KnownInScope { from_state, joined, ..known });
         }
     }
 
@@ -497,17 +457,6 @@ impl<'a> Walker<'a> {
         x.dims.get(usize::try_from(axis).ok()?)?.fixed()
     }
 
-    fn window(&self, op: &'a Operation) -> Option<u64> {
-        let params: &[&str] = match op.op_type.as_str() {
-            "max_pool" | "avg_pool" | "l2_pool" => &["kernel_sizes"],
-            "upsample_nearest_neighbor" | "upsample_bilinear" => {
-                &["scale_factor_height", "scale_factor_width"]
-            }
-            _ => return None,
-        };
-        params.iter().filter_map(|p| self.ints(op, p)).flatten().map(|v| v.max(0) as u64).max()
-    }
-
     fn finish(mut self) -> Graph {
         let used: BTreeSet<usize> = self.graph.ops.iter().flat_map(|op| op.weights.iter().copied()).collect();
         // Constants that only set parameters of ops (masks, epsilons) are no weights, and neither are operands of a
@@ -533,7 +482,6 @@ impl<'a> Walker<'a> {
         g.weight_bytes = Some(self.blobs.values().fold(self.immediate_bytes, |n, b| n.saturating_add(*b)));
         let attention = |op: &&Op| matches!(op.op_type.as_str(), "softmax" | "scaled_dot_product_attention");
         g.layers = Some(g.ops.iter().filter(attention).count() as u64);
-        g.matrix_count = Some(g.matrices().count() as u64);
         g.positions = g.matrices().filter_map(|(_, c)| c.positions).max();
         // A function with a range of token counts has no fixed positions; one position is the least.
         if g.positions.is_none() && g.matrices().next().is_some() {
@@ -541,14 +489,34 @@ impl<'a> Walker<'a> {
         }
         // A bank of experts is as wide as a vocabulary, but is not the last product.
         g.vocabulary_head = g.matrices().last().is_some_and(|(_, c)| c.outputs >= Some(VOCABULARY));
-        g.glue = glue(g);
+        g.kind = kind(g);
         self.graph
+    }
+}
+
+/// Returns the kind of a graph whose ops are all known.
+fn kind(g: &Graph) -> GraphKind {
+    let mut all = g.matrices();
+    let (first, second) = (all.next(), all.next());
+    let products = g.ops.iter().filter(|op| op.contraction.is_some()).count();
+    let fused = |op: &Op| op.op_type == "scaled_dot_product_attention";
+    let few_ops = g.at_least_ops() < LAYER_OPS;
+    match (first, second) {
+        _ if is_glue(g) => GraphKind::Glue,
+        (Some(_), None) if g.vocabulary_head => GraphKind::Head,
+        (Some((op, _)), None) if few_ops && op.op_type == "conv" => GraphKind::Conv,
+        (Some(_), None) if few_ops => GraphKind::Linear,
+        (None, _) if few_ops && products == 1 => GraphKind::Matmul,
+        (None, _) if few_ops && g.ops.iter().any(fused) => GraphKind::Attention,
+        (Some(_), Some(_)) if few_ops => GraphKind::Few,
+        (Some(_), Some(_)) => GraphKind::Layers,
+        _ => GraphKind::Other,
     }
 }
 
 /// Tells whether a graph joins other shards: many other ops around few matrices, without attention and states. A
 /// graph that ends in a matrix is a head.
-fn glue(g: &Graph) -> bool {
+fn is_glue(g: &Graph) -> bool {
     // A grouped convolution counts as one matrix per group. Ops that only move elements do not count.
     let matrices: usize = g.matrices().map(|(_, c)| c.groups.clamp(1, 1 << 16) as usize).sum();
     let moves = |op: &&Op| {
