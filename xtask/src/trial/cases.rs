@@ -186,9 +186,9 @@ pub const CASES: &[Case] = &[
     case(
         "bench",
         &["gemma.anemoe"],
-        "in/gemma.anemoe --prefill 4 --context 4 --decode 2 --repetitions 1 --save out/s.json --csv out/s.csv",
+        "in/gemma.anemoe --prefill 4 --context 4 --decode 2 --repetitions 1 --save out/s.json",
         Some("out"),
-        &["--prefill", "--context", "--decode", "--prefill-chunk", "--against"],
+        &["--prefill", "--context", "--decode", "--prefill-chunk"],
     ),
     case(
         "quantize",
