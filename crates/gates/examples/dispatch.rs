@@ -65,7 +65,7 @@ fn main() -> Result<()> {
     let mut built = Vec::new();
     for experts in experts.split(',') {
         let options = PlanOptions {
-            quant: "lut4".parse()?,
+            quant: "lut4".parse().map_err(anyhow::Error::msg)?,
             experts_per_shard: Some(experts.parse()?),
             max_context: Some(CONTEXT + TOKENS),
             tokens: vec![TokenCount { min: 1, max: 1 }],

@@ -68,21 +68,22 @@ fn name(batch: &Batch) -> String {
 /// Prints decoding, batches and prompts.
 fn speeds(report: &BenchReport, ui: &Ui) -> io::Result<()> {
     let roof = report.machine.read_gb_s;
-    let row = |name: String, tok_s: f64, ms: f64, gb: f64, gb_s: f64, share: f64, ceiling: String| {
+    let row = |name: String, [tok_s, ms, gb, gb_s, share]: [f64; 5], ceiling: String| {
         let speed = format!("{tok_s:.2}");
         [name, speed, format!("{ms:.2}"), format!("{gb:.4}"), format!("{gb_s:.1}"), percent(share), ceiling]
     };
     let decode = report.decode.iter().map(|d| {
-        let (name, ceiling) = (format!("decode at {}", d.context), format!("{:.2}", d.ceiling_tok_s));
-        row(name, d.tok_s, d.ms_per_token, d.gb_per_token, d.gb_s, d.share_of_bandwidth, ceiling)
+        let figures = [d.tok_s, d.ms_per_token, d.gb_per_token, d.gb_s, d.share_of_bandwidth];
+        row(format!("decode at {}", d.context), figures, format!("{:.2}", d.ceiling_tok_s))
     });
     let batches = report.batches.iter().map(|b| {
         let ms = b.seconds * 1e3 / (b.sequences * b.tokens) as f64;
-        row(name(b), b.tok_s, ms, b.gb_per_token, b.gb_s, b.gb_s / roof, "-".into())
+        row(name(b), [b.tok_s, ms, b.gb_per_token, b.gb_s, b.gb_s / roof], "-".into())
     });
     let prefill = report.prefill.iter().map(|p| {
-        let (n, name) = (p.tokens as f64, format!("prefill {}", p.tokens));
-        row(name, p.tok_s, p.seconds * 1e3 / n, p.gb / n, p.gb_s, p.gb_s / roof, "-".into())
+        let n = p.tokens as f64;
+        let figures = [p.tok_s, p.seconds * 1e3 / n, p.gb / n, p.gb_s, p.gb_s / roof];
+        row(format!("prefill {}", p.tokens), figures, "-".into())
     });
     let headings = ["", "tok/s", "ms per token", "GB per token", "GB/s", "of bandwidth", "ceiling tok/s"];
     table(ui, headings, decode.chain(batches).chain(prefill).collect())?;
@@ -153,7 +154,7 @@ fn passes_over_drafts(report: &BenchReport, ui: &Ui) -> io::Result<()> {
     });
     let title = format!("pass over T tokens at {context}");
     let headings =
-        [&title, "ms", "t(T)/t(1)", "bytes(T)/bytes(1)", "GB/s", "experts", "pays from acceptance"];
+        [title.as_str(), "ms", "t(T)/t(1)", "bytes(T)/bytes(1)", "GB/s", "experts", "pays from acceptance"];
     table(ui, headings, rows.collect())?;
     let rows = report.drafts.iter().map(|d| {
         [
