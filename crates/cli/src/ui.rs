@@ -172,6 +172,17 @@ impl Table {
         self.rows.push(cells.into_iter().map(|c| printable(&cell(c)).into_owned()).collect());
     }
 
+    /// Adds rows.
+    pub fn with_rows(mut self, rows: impl IntoIterator<Item = Vec<String>>) -> Self {
+        rows.into_iter().for_each(|row| self.row(row));
+        self
+    }
+
+    /// Returns the cells, row by row, the headings first.
+    pub fn rows(&self) -> &[Vec<String>] {
+        &self.rows
+    }
+
     /// Prints the table.
     pub fn print(&self, ui: &Ui) -> io::Result<()> {
         let columns = self.rows[0].len();

@@ -19,6 +19,7 @@ pub mod layer_sample;
 pub mod perplexity;
 pub mod probe;
 pub mod program;
+pub mod quality_front;
 pub mod reference;
 pub mod residency;
 pub mod soak;

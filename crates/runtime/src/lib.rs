@@ -17,6 +17,7 @@ mod memory_limit;
 pub mod model;
 pub mod predict;
 pub mod sampler;
+pub mod shard_work;
 pub mod speculate;
 pub mod tensor;
 pub mod tokenizer;

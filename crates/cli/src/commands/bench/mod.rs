@@ -1,24 +1,29 @@
 //! `anemoe bench`
 
-mod bench_args;
 mod bench_report;
-mod bounds;
-mod dispatch;
 mod drafts;
 mod measure;
 mod show_bench;
 
-pub use bench_args::Args;
+pub use bench_report::BenchReport;
 
+use crate::args::executor::ExecutorArgs;
+use crate::args::numbers::{at_least_one, count};
+use crate::args::runner::RunnerArgs;
+use crate::bundle::Verify;
+use crate::files::Overwrite;
 use crate::outcome::Outcome;
-use crate::recorder::Recorder;
+use crate::recorder::{JournalArgs, Recorder};
 use crate::target::expect_bundle;
 use crate::ui::Ui;
+use anemoe_io::{Error, Output};
 use anemoe_kernels::Pool;
-use anemoe_runtime::model::{Logits, Model};
-use bench_report::{Against, BenchReport, MachineReport, SCHEMA, csv, event, read_report};
+use anemoe_runtime::model::{Logits, MOST_UNDONE, Model};
+use anemoe_runtime::shard_work::{WorkParts, bounds};
+use bench_report::{MachineReport, SCHEMA};
 use measure::{Bench, Tokens, memory};
-use std::path::Path;
+use std::io::Write;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 /// Bytes that are read to measure bandwidth.
@@ -26,16 +31,96 @@ const MEMORY: usize = 512 << 20;
 /// Times that the bytes are read.
 const PASSES: usize = 5;
 
+/// Measure the speed of a bundle on this machine.
+///
+/// Measures loading, prefill, and decode at several context lengths, and shows the bytes that are read beside the bandwidth of the
+/// memory.
+///
+/// Tokens are random, so that each one goes to other experts. In front of a decode the context is filled with noise, since
+/// the time does not depend on what is in it. Figures are medians.
+#[derive(clap::Args)]
+#[command(
+    after_help = "Examples:\n  anemoe bench small.anemoe\n  anemoe bench small.anemoe --context 64,1024 --fast\n  anemoe bench small.anemoe --save a.json\n  anemoe bench small.anemoe --drafts 0,0.8"
+)]
+pub struct Args {
+    /// The bundle.
+    bundle: PathBuf,
+    /// Prompt lengths; 0 for none.
+    #[arg(long, value_name = "N,..", value_delimiter = ',', default_value = "64", value_parser = count)]
+    prefill: Vec<usize>,
+    /// Contexts in which tokens are decoded; the bundle's own limit is that of `build --max-context`.
+    #[arg(long, value_name = "N,..", value_delimiter = ',', default_value = "64", value_parser = count)]
+    context: Vec<usize>,
+    /// Tokens decoded in each context; 0 for none.
+    #[arg(long, value_name = "N", default_value_t = 32)]
+    decode: usize,
+    /// Also decode in so many sequences at once, in the first context.
+    #[arg(long, value_name = "N,..", value_delimiter = ',', value_parser = at_least_one)]
+    sequences: Vec<usize>,
+    /// Also time passes over so many tokens of one sequence, as drafts are verified, beside passes over one; 0 for none.
+    #[arg(long, value_name = "N,..", value_delimiter = ',', default_value = "2,4,8", value_parser = verified)]
+    verify_tokens: Vec<usize>,
+    /// Also decode with drafts of which each token is right with this probability, beside plain decoding: 0.8 of four in five, 0
+    /// for the worst text.
+    #[arg(long, value_name = "P,..", value_delimiter = ',', value_parser = probability)]
+    drafts: Vec<f64>,
+    /// Times that each is measured.
+    #[arg(long, value_name = "N", default_value = "3", value_parser = at_least_one)]
+    repetitions: usize,
+    /// Most tokens of one prefill call.
+    #[arg(long, value_name = "N", value_parser = at_least_one)]
+    prefill_chunk: Option<usize>,
+    /// Start of the random tokens.
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    seed: u64,
+    /// Also show each shard.
+    #[arg(long)]
+    shards: bool,
+    /// Also measure each operation of fused functions, which takes a little time itself.
+    #[arg(long)]
+    ops: bool,
+    /// Write the figures as JSON.
+    #[arg(long, value_name = "F.json")]
+    save: Option<PathBuf>,
+    #[command(flatten)]
+    overwrite: Overwrite,
+    #[command(flatten)]
+    verify: Verify,
+    #[command(flatten)]
+    runner: RunnerArgs,
+    #[command(flatten)]
+    executor: ExecutorArgs,
+    #[command(flatten)]
+    journal: JournalArgs,
+}
+
+/// Parses the tokens of a pass over a draft, 2 to `MOST_UNDONE + 1`; 0 for no pass.
+fn verified(text: &str) -> Result<usize, String> {
+    let n = count(text)?;
+    if n == 1 || n > MOST_UNDONE + 1 {
+        return Err(format!("{n} tokens, where a pass over a draft has 2 to {}", MOST_UNDONE + 1));
+    }
+    Ok(n)
+}
+
+/// Parses a probability, 0 to 1.
+fn probability(text: &str) -> Result<f64, String> {
+    let p: Option<f64> = text.trim().parse().ok();
+    p.filter(|p| (0.0..=1.0).contains(p)).ok_or_else(|| format!("`{text}` is not a probability from 0 to 1"))
+}
+
 pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
-    let earlier = args.against.as_deref().map(read_report).transpose()?;
-    check_outputs(&args)?;
+    measure(args, ui)?;
+    Ok(Outcome::Done)
+}
+
+/// Measures the speed of a bundle and shows it.
+pub fn measure(args: Args, ui: &Ui) -> anyhow::Result<BenchReport> {
+    let save = args.save.as_deref().map(|path| check_output(path, args.overwrite)).transpose()?;
     let backend = args.executor.backend()?;
     let backend = anemoe_runtime::cpu::CpuBackend {
         options: anemoe_runtime::cpu::Options { profile: args.ops, ..backend.options },
     };
-    if !args.dispatch.is_empty() {
-        return dispatch::run(&args, &backend, ui);
-    }
     expect_bundle(&args.bundle)?;
     let chain = args.verify.open(&args.bundle, ui)?;
     let core_ml = args.runner.core_ml(&args.bundle, &chain, args.ops || !args.executor.is_default())?;
@@ -66,13 +151,13 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     let verify = bench.verify()?;
     let drafts = bench.drafts()?;
     let prefill = bench.prefills()?;
-    let passes = std::mem::take(&mut bench.passes);
-    let (kinds, shards, ops) = bench.finish();
+    bench.bar.finish_and_clear();
+    let WorkParts { kinds, shards, ops } = bench.parts.unwrap_or_default();
     let bounds = match &core_ml {
         Some(_) => Vec::new(),
-        None => bounds::of_kinds(&passes, pool, args.executor.is_fast(), read_gb_s),
+        None => bounds(&bench.passes, pool, args.executor.is_fast(), read_gb_s),
     };
-    let mut report = BenchReport {
+    let report = BenchReport {
         schema: SCHEMA,
         version: env!("CARGO_PKG_VERSION").into(),
         bundle: args.bundle.clone(),
@@ -97,38 +182,27 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
         shards,
         ops,
         memory: memory(),
-        against: None,
     };
-    recorder.end(&args.bundle, "", event(&report));
-    let (saved, lines) = (serde_json::to_vec_pretty(&report)?, csv(&report));
-    report.against = args.against.as_deref().zip(earlier).map(|(file, e)| Against::new(file, &report, &e));
+    recorder.end(&args.bundle, "", report.facts());
     ui.document(&report)?;
     show_bench::print(&report, args.shards, ui)?;
     if args.ops && report.ops.is_empty() {
         ui.line("operations: only those of fused functions are measured, and none is fused here")?;
     }
-    // Files are written after the output is shown, so that a failure does not lose it.
-    for (path, bytes) in [(&args.save, saved.as_slice()), (&args.csv, lines.as_bytes())] {
-        if let Some(path) = path {
-            anemoe_bundle::write_atomic(path, bytes)?;
-        }
+    // The file is written after the output is shown, so that a failure does not lose it.
+    if let Some(save) = save {
+        let text = serde_json::to_vec_pretty(&report)?;
+        save.write(|file| file.write_all(&text)).map_err(|e| Error::io(save.path(), e))?;
     }
-    Ok(Outcome::Done)
+    Ok(report)
 }
 
-/// Refuses outputs that cannot be written, before anything is measured.
-fn check_outputs(args: &Args) -> anyhow::Result<()> {
-    anyhow::ensure!(
-        args.save.is_none() || args.save != args.csv,
-        "--save and --csv name the same file: it would hold one of them"
-    );
-    for path in [&args.save, &args.csv].into_iter().flatten() {
-        let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        anyhow::ensure!(dir.is_dir(), "{}: there is no such folder", dir.display());
-        anyhow::ensure!(!path.is_dir(), "{}: a folder, where a file is wanted", path.display());
-        args.overwrite.output(path)?;
-    }
-    Ok(())
+/// Refuses an output that cannot be written, before anything is measured.
+fn check_output(path: &Path, overwrite: Overwrite) -> anyhow::Result<Output> {
+    let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    anyhow::ensure!(dir.is_dir(), "{}: there is no such folder", dir.display());
+    anyhow::ensure!(!path.is_dir(), "{}: a folder, where a file is wanted", path.display());
+    overwrite.output(path)
 }
 
 fn check(args: &Args, model: &Model) -> anyhow::Result<()> {

@@ -1,12 +1,9 @@
 //! `anemoe report`
 
-mod bundle_facts;
-mod chart;
-mod form_speeds;
-mod layers;
-mod lines;
-mod markup;
+mod document;
 mod page;
+mod sections;
+mod speeds;
 
 use crate::bundle::Verify;
 use crate::files::Overwrite;
@@ -57,13 +54,23 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     let chain = args.verify.open(&args.bundle, ui)?;
     let others = args.against.iter().map(|path| Ok((path.as_path(), Chain::read(path)?)));
     let others: Vec<(&Path, Chain)> = others.collect::<anyhow::Result<_>>()?;
-    let report = bundle_facts::gather(&args.bundle, &chain, &others, args.checkpoint.as_deref(), ui)?;
+    let report = document::gather(&args.bundle, &chain, &others, args.checkpoint.as_deref(), ui)?;
     ui.document(&report)?;
+    let sections = sections::sections(&report, &args.bundle);
     if args.text || output.is_none() {
-        lines::print(&report, &args.bundle, ui)?;
+        ui.line(&report.name)?;
+        for s in sections.iter().filter(|s| !s.is_long) {
+            ui.line(format!("\n{}: {}", s.title, s.note))?;
+            if let Some((why, command)) = &s.missing {
+                ui.line(format!("{why}; {command}"))?;
+            }
+            if s.table.rows().len() > 1 {
+                s.table.print(ui)?;
+            }
+        }
     }
     if let Some(output) = output {
-        let page = page::page(&report, &args.bundle);
+        let page = page::page(&report, &sections)?;
         output.write(|file| file.write_all(page.as_bytes())).map_err(|e| Error::io(output.path(), e))?;
         ui.line(format!(
             "{}: {} packages, {} kB",

@@ -1,4 +1,4 @@
-//! Predicted speed of a bundle's model in other forms, from the shapes of its checkpoint.
+//! Predicted speed of a bundle on chips, as built and in the other forms of its checkpoint.
 
 use crate::args::reading::Reading;
 use crate::error_report::sentence;
@@ -8,8 +8,8 @@ use anemoe_bundle::journal::Event;
 use anemoe_convert::models;
 use anemoe_convert::variants::ZayaSkip;
 use anemoe_gates::cost::chips::ChipProfile;
-use anemoe_gates::cost::forecast::Span;
-use anemoe_gates::cost::forms::{self, Setting};
+use anemoe_gates::cost::forecast::open_packages;
+use anemoe_gates::cost::forms::{self, FormSpeed, Setting};
 use anemoe_gates::residency::Verdicts;
 use anemoe_gates::residency::rule::Conditions;
 use anemoe_hub::HubSpec;
@@ -17,31 +17,53 @@ use anyhow::{Context, bail};
 use serde::Serialize;
 use std::path::{Path, PathBuf};
 
-/// Speeds by form and chip, or the reason why there are none.
-#[derive(Debug, Serialize)]
-pub struct FormSpeeds {
-    /// Checkpoint that gave the shapes.
-    pub checkpoint: Option<String>,
-    /// Chips, in the order of each form's speeds.
+/// Chips whose speed is predicted.
+const CHIPS: [&str; 6] = ["m1", "m2", "m3", "m4", "m4-pro", "m4-max"];
+
+/// Speeds by form and chip.
+#[derive(Serialize)]
+pub struct Speeds {
     pub chips: Vec<String>,
     /// Forms, the bundle's own first.
     pub forms: Vec<FormSpeed>,
-    /// Reason why there are no forms.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    /// Checkpoint that gave the shapes of the other forms.
+    pub checkpoint: Option<String>,
+    /// Reason why there are no other forms.
     pub missing: Option<String>,
 }
 
-/// Speeds of one form.
-#[derive(Debug, Serialize)]
-pub struct FormSpeed {
-    /// Options of `build` that differ from the bundle's.
-    pub name: String,
-    /// Calls per pass.
-    pub calls: f64,
-    /// Tokens per second on each chip.
-    pub tok_s: Vec<Span>,
-    /// Packages by predicted placement, without those that are too small to matter.
-    pub verdicts: Verdicts,
+/// Predicts the speed of the bundle, and of each form of `given`, the checkpoint that the user named. Without it the
+/// checkpoint that the build recorded is used, if it is still in its place.
+///
+/// # Errors
+/// A package cannot be read, or the checkpoint that the user names is not the bundle's.
+pub fn speeds(
+    bundle: &Path,
+    chain: &Chain,
+    verdicts: Verdicts,
+    events: &[Event],
+    given: Option<&Path>,
+    ui: &Ui,
+) -> anyhow::Result<Speeds> {
+    let chips: Vec<ChipProfile> = CHIPS.iter().filter_map(|name| ChipProfile::named(name).ok()).collect();
+    let own = FormSpeed::as_built(chain, &open_packages(bundle, chain)?, &chips, verdicts);
+    let others = |path: &Path| other_forms(bundle, chain, path, &chips, ui);
+    let (path, found) = match given {
+        Some(path) => {
+            let what = || format!("--checkpoint {}", path.display());
+            (Some(path.to_path_buf()), Ok(others(path).with_context(what)?))
+        }
+        None => match recorded(events) {
+            Ok(path) => (Some(path.clone()), others(&path).map_err(|e| sentence(&e))),
+            Err(why) => (None, Err(why)),
+        },
+    };
+    Ok(Speeds {
+        chips: chips.iter().map(|c| c.chip.clone()).collect(),
+        checkpoint: path.filter(|_| found.is_ok()).map(|path| path.display().to_string()),
+        missing: found.as_ref().err().cloned(),
+        forms: std::iter::once(own).chain(found.unwrap_or_default()).collect(),
+    })
 }
 
 /// Finds the checkpoint that a bundle's newest build named. Fails for a checkpoint of the hub, from which a report fetches
@@ -56,43 +78,13 @@ fn recorded(events: &[Event]) -> Result<PathBuf, String> {
     }
 }
 
-/// Predicts the speed of each form. `given` is the checkpoint that the user named; without it the checkpoint that the build
-/// recorded is used, if it is still in its place.
-///
-/// # Errors
-/// The checkpoint that the user names is not the bundle's, or cannot be read.
-pub fn form_speeds(
-    bundle: &Path,
-    chain: &Chain,
-    events: &[Event],
-    given: Option<&Path>,
-    chips: &[ChipProfile],
-    ui: &Ui,
-) -> anyhow::Result<FormSpeeds> {
-    let missing = |why: String| FormSpeeds {
-        checkpoint: None,
-        chips: Vec::new(),
-        forms: Vec::new(),
-        missing: Some(why),
-    };
-    match given {
-        Some(path) => {
-            costed(bundle, chain, path, chips, ui).with_context(|| format!("--checkpoint {}", path.display()))
-        }
-        None => Ok(match recorded(events) {
-            Ok(path) => costed(bundle, chain, &path, chips, ui).unwrap_or_else(|e| missing(sentence(&e))),
-            Err(why) => missing(why),
-        }),
-    }
-}
-
-fn costed(
+fn other_forms(
     bundle: &Path,
     chain: &Chain,
     path: &Path,
     chips: &[ChipProfile],
     ui: &Ui,
-) -> anyhow::Result<FormSpeeds> {
+) -> anyhow::Result<Vec<FormSpeed>> {
     let Some((chip, further)) = chips.split_first() else { bail!("no chip is known") };
     let zaya_skip = chain.readings.get("zaya_skip").map(|name| name.parse::<ZayaSkip>());
     let zaya_skip = zaya_skip.transpose().map_err(anyhow::Error::msg)?;
@@ -104,21 +96,10 @@ fn costed(
     let bar = ui.bar(1, "forms");
     let setting =
         Setting { chip, further, memory: f64::INFINITY, conditions: Conditions::default(), evidence: None };
-    let costed = forms::all(family.as_ref(), &plan.options, &setting);
+    // The first form is the bundle's own.
+    let forms = forms::all(family.as_ref(), &plan.options, &setting);
     bar.finish_and_clear();
-    let forms = costed.into_iter().enumerate().map(|(i, form)| FormSpeed {
-        // The first form is the bundle's own.
-        name: if i == 0 { "as built".into() } else { form.name },
-        calls: form.forecast.calls,
-        tok_s: std::iter::once(&form.forecast).chain(&form.further).map(|f| f.tok_s).collect(),
-        verdicts: form.verdicts,
-    });
-    Ok(FormSpeeds {
-        checkpoint: Some(path.display().to_string()),
-        chips: chips.iter().map(|c| c.chip.clone()).collect(),
-        forms: forms.collect(),
-        missing: None,
-    })
+    Ok(forms.into_iter().skip(1).map(FormSpeed::from).collect())
 }
 
 #[cfg(test)]
