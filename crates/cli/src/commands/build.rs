@@ -21,7 +21,7 @@ use anemoe_convert::build::{
 };
 use anemoe_convert::plan::Plan;
 use anemoe_convert::variants::Variants;
-use anemoe_gates::gated::{self, GateStage, NamedGolden};
+use anemoe_gates::gated::{self, GateStage, GatedReport, NamedGolden};
 use anemoe_gates::golden_gate::{self as gates, MIN_COSINE};
 use anemoe_gates::{layer_sample, probe, residency};
 use anemoe_hub::SendReport;
@@ -151,6 +151,11 @@ impl Share {
 }
 
 pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
+    Ok(if gated(args, ui)?.pass { Outcome::Done } else { Outcome::GateFailed })
+}
+
+/// Builds a checkpoint through its gates and shows the report.
+pub fn gated(args: Args, ui: &Ui) -> anyhow::Result<GatedReport> {
     // Before a search for kinds, which may take minutes.
     if args.out.exists() && !args.out.is_dir() {
         return Err(Error::usage(format!("{}: exists and is not a folder", args.out.display())).into());
@@ -294,7 +299,7 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
             part.index, part.of
         ))?;
     }
-    Ok(if report.pass { Outcome::Done } else { Outcome::GateFailed })
+    Ok(report)
 }
 
 /// Sends the part that was built, or the finished bundle.

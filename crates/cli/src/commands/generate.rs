@@ -138,7 +138,19 @@ impl Speculate {
     }
 }
 
+/// Continuation of a prompt.
+pub struct Generation {
+    pub prompt: Vec<u32>,
+    pub generated: Generated,
+}
+
 pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
+    complete(args, ui)?;
+    Ok(Outcome::Done)
+}
+
+/// Continues a prompt and shows the text.
+pub fn complete(args: Args, ui: &Ui) -> anyhow::Result<Generation> {
     let backend = args.executor.backend()?;
     let bundle = args.bundle.as_ref().or(args.model.as_ref()).context("give the bundle")?;
     expect_bundle(bundle)?;
@@ -186,7 +198,7 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     if let Some(report) = &generated.speculation {
         crate::ui::message(drafts(report));
     }
-    Ok(Outcome::Done)
+    Ok(Generation { prompt, generated })
 }
 
 /// Generates, printing text (or ids, without a tokenizer) as it comes.

@@ -15,6 +15,7 @@ use anemoe_convert::shard_program::lower_without_weights;
 use anemoe_gates::cost::chips::ChipProfile;
 use anemoe_gates::cost::forecast::TokenCalls;
 use anemoe_gates::cost::forms::{self, Recommendation, Setting};
+use anemoe_gates::figures::OpTypes;
 use anemoe_gates::residency::imported::ImportedEvidence;
 use anemoe_gates::residency::rule::Conditions;
 use anemoe_gates::residency::{self, Report};
@@ -45,7 +46,22 @@ pub struct Args {
     all: bool,
 }
 
+/// Plan of a checkpoint, and its predicted placement.
+pub struct PlanReport {
+    pub plan: Plan,
+    pub placement: Report,
+    pub outliers: Vec<Outlier>,
+    /// Ops of every shard's first function.
+    pub op_types: Vec<OpTypes>,
+}
+
 pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
+    look(args, ui)?;
+    Ok(Outcome::Done)
+}
+
+/// Plans a checkpoint and shows the plan.
+pub fn look(args: Args, ui: &Ui) -> anyhow::Result<PlanReport> {
     if let Some(out) = &args.out {
         args.overwrite.output(out)?;
     }
@@ -62,12 +78,10 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
         text.push(b'\n');
         anemoe_bundle::write_atomic(path, &text)?;
     }
-    if ui.wants_document() {
-        let types = op_types(family.as_ref(), &plan)?;
-        let mut document = document(&plan, &placement, &outliers, &types);
-        document["recommended"] = serde_json::to_value(&recommended)?;
-        ui.document(&document)?;
-    }
+    let op_types = op_types(family.as_ref(), &plan)?;
+    let mut document = document(&plan, &placement, &outliers, &op_types);
+    document["recommended"] = serde_json::to_value(&recommended)?;
+    ui.document(&document)?;
     print(&plan, &placement, args.all, ui)?;
     print_measured(&placement, ui)?;
     print_scales(&plan, Some(outliers.as_slice()).filter(|_| !args.options.skip_outliers), ui)?;
@@ -75,7 +89,7 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     if let Some(r) = &recommended {
         ui.line(format!("on an M4 Max, as `anemoe predict-speed` says:\n{}", speed::recommendation(r)))?;
     }
-    Ok(Outcome::Done)
+    Ok(PlanReport { plan, placement, outliers, op_types })
 }
 
 /// Chip and memory in GB for which speed is predicted: the machine on which the models were measured.
@@ -99,9 +113,6 @@ fn recommend(
     };
     Ok(forms::recommend(&forms::buildable(family, &plan.options, &setting), &plan.options))
 }
-
-/// Ops of the first function of a shard, by type.
-type OpTypes = BTreeMap<String, u64>;
 
 /// Counts the ops of every shard's first function, by type. Shards of one type have the same counts.
 fn op_types(family: &dyn Family, plan: &Plan) -> anyhow::Result<Vec<OpTypes>> {

@@ -54,6 +54,12 @@ enum UnitArg {
 }
 
 pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
+    follow(args, ui)?;
+    Ok(Outcome::Done)
+}
+
+/// Compares the values between a bundle's layers with a golden's, and shows them.
+pub fn follow(args: Args, ui: &Ui) -> anyhow::Result<Trace> {
     expect_bundle(&args.bundle)?;
     let golden = Golden::read(&args.golden)?;
     let recorder = Recorder::new(&args.journal, "trace");
@@ -76,7 +82,7 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
         ui.line("")?;
         print_swaps(swaps, ui)?;
     }
-    Ok(Outcome::Done)
+    Ok(found)
 }
 
 fn swaps(args: &Args, unit: UnitArg, golden: &Golden, ui: &Ui) -> anyhow::Result<AblationReport> {

@@ -68,7 +68,19 @@ pub struct Args {
     journal: JournalArgs,
 }
 
+/// Gates of a bundle, with each golden.
+pub struct Validated {
+    pub pass: bool,
+    pub gates: Vec<NamedGate>,
+    pub probes: Option<ProbeReport>,
+}
+
 pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
+    Ok(if compare(args, ui)?.pass { Outcome::Done } else { Outcome::GateFailed })
+}
+
+/// Compares a bundle with goldens and shows the result.
+pub fn compare(args: Args, ui: &Ui) -> anyhow::Result<Validated> {
     anyhow::ensure!(
         (-1.0..=1.0).contains(&args.min_cosine),
         "--min-cosine {} is not a cosine: between -1 and 1",
@@ -154,7 +166,7 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
             quoted(&failed.golden)
         ))?;
     }
-    Ok(if pass { Outcome::Done } else { Outcome::GateFailed })
+    Ok(Validated { pass, gates, probes })
 }
 
 /// Compares shards of the bundle with their FP16 references on probes.

@@ -2,6 +2,7 @@
 
 use crate::recorder::facts;
 use anemoe_bundle::journal::Machine;
+use anemoe_gates::figures::Figures;
 use anyhow::Context;
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
@@ -13,7 +14,7 @@ const MAX_BYTES: u64 = 64 << 20;
 
 /// Figures of one run.
 #[derive(Serialize, Deserialize)]
-pub(super) struct BenchReport {
+pub struct BenchReport {
     pub schema: u32,
     pub version: String,
     #[serde(serialize_with = "anemoe_bundle::path_text")]
@@ -53,7 +54,7 @@ pub(super) struct BenchReport {
 
 /// An earlier run beside this one.
 #[derive(Serialize, Deserialize)]
-pub(super) struct Against {
+pub struct Against {
     #[serde(serialize_with = "anemoe_bundle::path_text")]
     pub file: PathBuf,
     /// Differences between the two runs besides their speed.
@@ -63,7 +64,7 @@ pub(super) struct Against {
 }
 
 #[derive(Serialize, Deserialize)]
-pub(super) struct Beside {
+pub struct Beside {
     /// Name of the measurement, for instance `decode at 64`.
     pub what: String,
     pub earlier_tok_s: f64,
@@ -114,6 +115,20 @@ impl PrefillSpeed {
 }
 
 impl BenchReport {
+    /// Adds the figures of the first decoding, and of passes over four tokens.
+    pub fn figures(&self, figures: &mut Figures) {
+        figures.add("first_token_s", self.first_token_s);
+        if let Some(decode) = self.decode.first() {
+            figures.add("decode_tok_s", decode.tok_s);
+            figures.add("token_ms", decode.ms_per_token);
+            figures.add("token_gb", decode.gb_per_token);
+        }
+        if let Some(pass) = self.verify.iter().find(|v| v.tokens == 4) {
+            figures.add("verify_ms", pass.ms);
+            figures.add("verify_ratio", pass.over_one);
+        }
+    }
+
     /// Returns the name and the tokens per second of each measurement.
     pub fn speeds(&self) -> Vec<(String, f64)> {
         let decode = self.decode.iter().map(|d| (d.name(), d.tok_s));
@@ -123,7 +138,7 @@ impl BenchReport {
 }
 
 #[derive(Serialize, Deserialize)]
-pub(super) struct MachineReport {
+pub struct MachineReport {
     #[serde(flatten)]
     pub machine: Machine,
     pub threads: usize,
@@ -134,7 +149,7 @@ pub(super) struct MachineReport {
 }
 
 #[derive(Serialize, Deserialize)]
-pub(super) struct PrefillSpeed {
+pub struct PrefillSpeed {
     pub tokens: usize,
     pub seconds: f64,
     pub tok_s: f64,
@@ -148,7 +163,7 @@ pub(super) struct PrefillSpeed {
 
 /// Several sequences that take a token each in every pass.
 #[derive(Serialize, Deserialize)]
-pub(super) struct Batch {
+pub struct Batch {
     pub sequences: usize,
     pub context: usize,
     /// Tokens of each sequence.
@@ -168,7 +183,7 @@ pub(super) struct Batch {
 }
 
 #[derive(Serialize, Deserialize)]
-pub(super) struct DecodeSpeed {
+pub struct DecodeSpeed {
     pub context: usize,
     pub tokens: usize,
     pub seconds: f64,
@@ -186,7 +201,7 @@ pub(super) struct DecodeSpeed {
 }
 
 #[derive(Serialize, Deserialize)]
-pub(super) struct Part {
+pub struct Part {
     pub name: String,
     pub calls: u64,
     pub ms_per_token: f64,
@@ -200,7 +215,7 @@ pub(super) struct Part {
 
 /// Work of the shards of one kind in a pass, and its bound.
 #[derive(Serialize, Deserialize)]
-pub(super) struct KindBound {
+pub struct KindBound {
     pub kind: String,
     /// Tokens of the pass.
     pub tokens: usize,
@@ -218,7 +233,7 @@ pub(super) struct KindBound {
 /// The part of a machine that a pass waits for.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(super) enum BoundBy {
+pub enum BoundBy {
     Bandwidth,
     Arithmetic,
     /// Neither: the cost of calls and of passing values on.
@@ -236,7 +251,7 @@ impl BoundBy {
 }
 
 #[derive(Serialize, Deserialize)]
-pub(super) struct OpPart {
+pub struct OpPart {
     pub op: String,
     pub ms_per_token: f64,
     pub share: f64,
@@ -244,7 +259,7 @@ pub(super) struct OpPart {
 
 /// Resident memory after the last measurement; absent if the system does not tell.
 #[derive(Serialize, Deserialize)]
-pub(super) struct Memory {
+pub struct Memory {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub own_bytes: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -338,7 +353,7 @@ pub(super) fn csv(report: &BenchReport) -> String {
 
 /// A pass over several tokens of one sequence with logits of each, as drafts are verified.
 #[derive(Serialize, Deserialize)]
-pub(super) struct DraftPass {
+pub struct DraftPass {
     pub tokens: usize,
     pub context: usize,
     pub ms: f64,
@@ -358,7 +373,7 @@ pub(super) struct DraftPass {
 
 /// Decoding with drafts that are accepted with a planted probability, beside plain decoding.
 #[derive(Serialize, Deserialize)]
-pub(super) struct Drafts {
+pub struct Drafts {
     /// Probability that a drafted token is the right one.
     pub planted: f64,
     pub tokens: usize,

@@ -9,14 +9,16 @@ mod measure;
 mod show_bench;
 
 pub use bench_args::Args;
+pub use bench_report::BenchReport;
 
 use crate::outcome::Outcome;
 use crate::recorder::Recorder;
 use crate::target::expect_bundle;
 use crate::ui::Ui;
 use anemoe_kernels::Pool;
+use anemoe_runtime::cpu::{CpuBackend, Options};
 use anemoe_runtime::model::{Logits, Model};
-use bench_report::{Against, BenchReport, MachineReport, SCHEMA, csv, event, read_report};
+use bench_report::{Against, MachineReport, SCHEMA, csv, event, read_report};
 use measure::{Bench, Tokens, memory};
 use std::path::Path;
 use std::time::Instant;
@@ -27,15 +29,25 @@ const MEMORY: usize = 512 << 20;
 const PASSES: usize = 5;
 
 pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
+    if !args.dispatch.is_empty() {
+        check_outputs(&args)?;
+        return dispatch::run(&args, &backend(&args)?, ui);
+    }
+    measure(args, ui)?;
+    Ok(Outcome::Done)
+}
+
+/// Makes the CPU backend that is measured.
+fn backend(args: &Args) -> anyhow::Result<CpuBackend> {
+    let CpuBackend { options } = args.executor.backend()?;
+    Ok(CpuBackend { options: Options { profile: args.ops, ..options } })
+}
+
+/// Measures the speed of a bundle and shows it.
+pub fn measure(args: Args, ui: &Ui) -> anyhow::Result<BenchReport> {
     let earlier = args.against.as_deref().map(read_report).transpose()?;
     check_outputs(&args)?;
-    let backend = args.executor.backend()?;
-    let backend = anemoe_runtime::cpu::CpuBackend {
-        options: anemoe_runtime::cpu::Options { profile: args.ops, ..backend.options },
-    };
-    if !args.dispatch.is_empty() {
-        return dispatch::run(&args, &backend, ui);
-    }
+    let backend = backend(&args)?;
     expect_bundle(&args.bundle)?;
     let chain = args.verify.open(&args.bundle, ui)?;
     let core_ml = args.runner.core_ml(&args.bundle, &chain, args.ops || !args.executor.is_default())?;
@@ -113,7 +125,7 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
             anemoe_bundle::write_atomic(path, bytes)?;
         }
     }
-    Ok(Outcome::Done)
+    Ok(report)
 }
 
 /// Refuses outputs that cannot be written, before anything is measured.
