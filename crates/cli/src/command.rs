@@ -58,16 +58,23 @@ pub trait CommandReport: Serialize {
     }
 }
 
-/// Runs a command and reports what came out. `name` is the kind of its events in a journal.
+/// Runs a command and writes its report into the journal of the bundle. `name` is the kind of its events there.
+///
+/// # Errors
+/// The command fails.
+pub fn complete<C: Command>(command: C, name: &'static str, ui: &Ui) -> anyhow::Result<C::Report> {
+    let recorder = command.journal().map(|args| Recorder::new(args, name));
+    let report = command.run(ui)?;
+    recorder.iter().for_each(|recorder| report.record(recorder));
+    Ok(report)
+}
+
+/// Runs a command and reports what came out.
 ///
 /// # Errors
 /// The command fails, or standard output cannot be written.
 pub fn execute<C: Command>(command: C, name: &'static str, ui: &Ui) -> anyhow::Result<Outcome> {
-    let recorder = command.journal().map(|args| Recorder::new(args, name));
-    let report = command.run(ui)?;
-    if let Some(recorder) = &recorder {
-        report.record(recorder);
-    }
+    let report = complete(command, name, ui)?;
     ui.document(&report)?;
     report.print(ui)?;
     let outcome = report.outcome();

@@ -22,7 +22,6 @@ mod other_tools;
 mod outcome;
 mod part_store;
 mod recorder;
-mod registry;
 mod shell;
 mod show;
 mod signals;

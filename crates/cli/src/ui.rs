@@ -33,11 +33,6 @@ impl Ui {
         self.kept.and_then(|kept| kept.into_inner().unwrap_or_else(|e| e.into_inner()))
     }
 
-    /// Tells whether a document is wanted, for documents that take time to make.
-    pub fn wants_document(&self) -> bool {
-        self.json || self.kept.is_some()
-    }
-
     /// Prints a line of the result for people.
     pub fn line(&self, text: impl AsRef<str>) -> io::Result<()> {
         if self.json {

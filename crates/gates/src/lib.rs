@@ -10,6 +10,7 @@ pub mod ablation;
 pub mod auto;
 pub mod calibrate;
 pub mod cost;
+pub mod figures;
 pub mod form_trial;
 pub mod gated;
 pub mod golden_gate;

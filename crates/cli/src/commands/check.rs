@@ -104,6 +104,11 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     if let Some(file) = &args.outcomes {
         return score(file, ui);
     }
+    Ok(if place(args, ui)?.pass { Outcome::Done } else { Outcome::GateFailed })
+}
+
+/// Predicts the placement of packages and shows it.
+pub fn place(args: Args, ui: &Ui) -> anyhow::Result<Report> {
     if args.device {
         anemoe_coreml::available()?;
         args.save.as_deref().map(|file| args.overwrite.output(file)).transpose()?;
@@ -171,7 +176,7 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
         ui.line(format!("control ({control}{of}): {on_ane} ops on the ANE, {on_cpu} on the CPU; {meaning}"))?;
     }
     asked.iter().flat_map(DevicePlans::size_lines).try_for_each(|line| ui.line(line))?;
-    Ok(if report.pass { Outcome::Done } else { Outcome::GateFailed })
+    Ok(report)
 }
 
 /// Report of a check that asked this Mac.

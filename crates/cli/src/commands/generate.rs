@@ -88,10 +88,10 @@ impl Command for Args {
             sampling: chosen.document(),
             timing: Timing::new(&generated, load),
             speculation: generated.speculation.as_ref().map(figures),
-            drafts: generated.speculation.as_ref().map(drafts),
             prompt_ids: prompt,
-            generated_ids: generated.ids,
+            generated_ids: generated.ids.clone(),
             text,
+            generated,
         })
     }
 }
@@ -99,16 +99,15 @@ impl Command for Args {
 /// A continuation.
 #[derive(Serialize)]
 pub struct GenerateReport {
-    prompt_ids: Vec<u32>,
+    pub prompt_ids: Vec<u32>,
     generated_ids: Vec<u32>,
     text: Option<String>,
     stop: &'static str,
     sampling: Value,
     timing: Timing,
     speculation: Option<Value>,
-    /// Figures of drafts in words.
     #[serde(skip)]
-    drafts: Option<String>,
+    pub generated: Generated,
 }
 
 impl CommandReport for GenerateReport {
@@ -123,7 +122,7 @@ impl CommandReport for GenerateReport {
             t.decode_tok_s,
             self.stop.replace('_', " ")
         ));
-        self.drafts.iter().for_each(ui::message);
+        self.generated.speculation.iter().for_each(|report| ui::message(drafts(report)));
         Ok(())
     }
 }

@@ -15,6 +15,7 @@ use anemoe_convert::shard_program::lower_without_weights;
 use anemoe_gates::cost::chips::ChipProfile;
 use anemoe_gates::cost::forecast::TokenCalls;
 use anemoe_gates::cost::forms::{self, Recommendation, Setting};
+use anemoe_gates::figures::OpTypes;
 use anemoe_gates::residency::imported::ImportedEvidence;
 use anemoe_gates::residency::rule::Conditions;
 use anemoe_gates::residency::{self, Report};
@@ -68,7 +69,7 @@ impl Command for Args {
             text.push(b'\n');
             anemoe_bundle::write_atomic(path, &text)?;
         }
-        let op_types = if ui.wants_document() { op_types(family.as_ref(), &plan)? } else { Vec::new() };
+        let op_types = op_types(family.as_ref(), &plan)?;
         let (lists_all, has_outliers) = (self.all, !self.options.skip_outliers);
         Ok(PlanReport { plan, placement, outliers, op_types, recommended, lists_all, has_outliers })
     }
@@ -76,11 +77,11 @@ impl Command for Args {
 
 /// A plan, with what is predicted of it.
 pub struct PlanReport {
-    plan: Plan,
-    placement: residency::Report,
-    outliers: Vec<Outlier>,
-    /// Ops of each shard; empty where no document is wanted.
-    op_types: Vec<OpTypes>,
+    pub plan: Plan,
+    pub placement: residency::Report,
+    pub outliers: Vec<Outlier>,
+    /// Ops of each shard's first function.
+    pub op_types: Vec<OpTypes>,
     recommended: Option<Recommendation>,
     /// True if every shard is printed, not one of each kind.
     lists_all: bool,
@@ -145,9 +146,6 @@ fn recommend(
     };
     Ok(forms::recommend(&forms::buildable(family, &plan.options, &setting), &plan.options))
 }
-
-/// Ops of the first function of a shard, by type.
-type OpTypes = BTreeMap<String, u64>;
 
 /// Counts the ops of every shard's first function, by type. Shards of one type have the same counts.
 fn op_types(family: &dyn Family, plan: &Plan) -> anyhow::Result<Vec<OpTypes>> {

@@ -83,7 +83,7 @@ pub struct TraceReport {
     #[serde(skip)]
     golden: PathBuf,
     #[serde(flatten)]
-    found: Trace,
+    pub found: Trace,
     #[serde(skip_serializing_if = "Option::is_none")]
     swap: Option<AblationReport>,
 }

@@ -126,9 +126,9 @@ pub struct Validation {
     gate: GoldenGate,
     /// The golden gate with each golden.
     #[serde(skip_serializing_if = "is_single")]
-    goldens: Vec<NamedGate>,
+    pub goldens: Vec<NamedGate>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    probes: Option<ProbeReport>,
+    pub probes: Option<ProbeReport>,
     #[serde(skip_serializing_if = "Option::is_none")]
     fast: Option<Int8Gate>,
 }

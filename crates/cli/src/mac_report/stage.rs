@@ -65,7 +65,7 @@ impl StageName {
         format!("stages/{}.json", self.name())
     }
 
-    /// Returns the command whose document the stage has; the registry knows its figures by that name.
+    /// Returns the command whose document the stage has.
     pub const fn command(self) -> &'static str {
         match self {
             StageName::Predict => "predict-speed",

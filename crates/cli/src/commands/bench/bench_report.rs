@@ -3,6 +3,7 @@
 use crate::recorder::{Facts, facts};
 use anemoe_bundle::journal::Machine;
 use anemoe_runtime::shard_work::{KindBound, OpPart, WorkPart};
+use anemoe_gates::figures::Figures;
 use serde::Serialize;
 use std::path::PathBuf;
 
@@ -65,6 +66,20 @@ impl BenchReport {
             facts.insert(format!("decode_at_{}_gb_s", d.context), d.gb_s.into());
         }
         facts
+    }
+
+    /// Adds the figures of the first decoding, and of passes over four tokens.
+    pub fn figures(&self, figures: &mut Figures) {
+        figures.add("first_token_s", self.first_token_s);
+        if let Some(decode) = self.decode.first() {
+            figures.add("decode_tok_s", decode.tok_s);
+            figures.add("token_ms", decode.ms_per_token);
+            figures.add("token_gb", decode.gb_per_token);
+        }
+        if let Some(pass) = self.verify.iter().find(|v| v.tokens == 4) {
+            figures.add("verify_ms", pass.ms);
+            figures.add("verify_ratio", pass.over_one);
+        }
     }
 }
 

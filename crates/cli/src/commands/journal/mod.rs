@@ -3,21 +3,23 @@
 pub mod entries;
 mod figures;
 
+use crate::commands::reproduce::RUN;
 use crate::outcome::Outcome;
 use crate::shell::quoted;
 use crate::target::expect_begun_bundle;
 use crate::ui::Ui;
-use anemoe_bundle::journal::{self, Event, Prose};
+use anemoe_bundle::journal::{self, Event, JOURNAL_FILE, Prose};
 use anyhow::bail;
 use entries::Entry;
+use serde_json::json;
 use std::path::{Path, PathBuf};
 
-/// Show and add to what was done to a bundle.
+/// Show and add to what was done: to a bundle, or in the folder of an experiment.
 #[derive(clap::Args)]
 #[command(
     subcommand_negates_reqs = true,
-    override_usage = "anemoe journal [OPTIONS] <BUNDLE>\n       anemoe journal <COMMAND>",
-    after_help = "Example:\n  anemoe journal small.anemoe\n  anemoe journal add small.anemoe --lesson 'lut4 of the head costs most'\n\n`anemoe journal BUNDLE` is short for `anemoe journal show BUNDLE`; a bundle named `add` is ./add."
+    override_usage = "anemoe journal [OPTIONS] <BUNDLE|FOLDER>\n       anemoe journal <COMMAND>",
+    after_help = "Example:\n  anemoe journal small.anemoe\n  anemoe journal reproduce-exp-35\n  anemoe journal add small.anemoe --lesson 'lut4 of the head costs most'\n\n`anemoe journal BUNDLE` is short for `anemoe journal show BUNDLE`; a bundle named `add` is ./add."
 )]
 pub struct Args {
     #[command(subcommand)]
@@ -36,7 +38,8 @@ enum Action {
 #[derive(clap::Args)]
 #[command(after_help = "Example:\n  anemoe journal show small.anemoe --entry 3fa29c")]
 struct ShowArgs {
-    /// The bundle.
+    /// The bundle, or a folder of `reproduce`.
+    #[arg(value_name = "BUNDLE|FOLDER")]
     bundle: PathBuf,
     /// Only this entry: its id, or that of an event in it, or the beginning of one.
     #[arg(long, value_name = "ID")]
@@ -49,7 +52,8 @@ struct ShowArgs {
     after_help = "Example:\n  anemoe journal add small.anemoe --surprise 'the head alone costs half' --next 'head in lut6'"
 )]
 struct AddArgs {
-    /// The bundle.
+    /// The bundle, or a folder of `reproduce`.
+    #[arg(value_name = "BUNDLE|FOLDER")]
     bundle: PathBuf,
     /// Entry: its id, or that of an event in it, or the beginning of one [default: the newest].
     #[arg(long, value_name = "ID")]
@@ -58,7 +62,7 @@ struct AddArgs {
     prose: ProseArgs,
 }
 
-#[derive(clap::Args)]
+#[derive(clap::Args, serde::Serialize)]
 struct ProseArgs {
     /// Intent: the reason for doing it.
     #[arg(long, value_name = "TEXT")]
@@ -90,6 +94,11 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     Ok(Outcome::Done)
 }
 
+/// Accepts a bundle, and any other folder with a journal.
+fn expect_journal(path: &Path) -> anyhow::Result<()> {
+    if path.join(JOURNAL_FILE).symlink_metadata().is_ok() { Ok(()) } else { expect_begun_bundle(path) }
+}
+
 fn find<'a>(entries: &'a [Entry], wanted: &str, bundle: &Path) -> anyhow::Result<&'a Entry> {
     let has = |e: &&Entry| e.events.iter().any(|e| e.id.starts_with(wanted));
     let found: Vec<&Entry> = entries.iter().filter(has).collect();
@@ -103,25 +112,15 @@ fn find<'a>(entries: &'a [Entry], wanted: &str, bundle: &Path) -> anyhow::Result
     }
 }
 
-/// Document that `--json` prints.
-#[derive(serde::Serialize)]
-struct Document<'a> {
-    #[serde(serialize_with = "anemoe_bundle::path_text")]
-    bundle: &'a Path,
-    /// True if the last line was cut off.
-    torn: bool,
-    entries: &'a [Entry],
-}
-
 fn show(args: ShowArgs, ui: &Ui) -> anyhow::Result<()> {
-    expect_begun_bundle(&args.bundle)?;
+    expect_journal(&args.bundle)?;
     let journal = journal::read(&args.bundle)?;
     let mut entries = entries::entries(journal.events);
     if let Some(wanted) = &args.entry {
         entries = vec![find(&entries, wanted, &args.bundle)?.clone()];
     }
-    ui.document(&Document { bundle: &args.bundle, torn: journal.torn, entries: &entries })?;
     let name = args.bundle.display();
+    ui.document(&json!({"bundle": name.to_string(), "torn": journal.torn, "entries": entries}))?;
     ui.line(format!("# Journal of {name}"))?;
     if entries.is_empty() {
         ui.line(
@@ -151,8 +150,12 @@ fn print(entry: &Entry, ui: &Ui) -> std::io::Result<()> {
     for r in &entry.result {
         let status = if r.status.is_empty() { String::new() } else { format!(" {}", r.status) };
         let seconds = r.seconds.map(|s| format!(" in {s:.1} s")).unwrap_or_default();
-        let colon = if r.figures.is_empty() { "" } else { ": " };
-        result.push(format!("{}{status}{seconds}, {}{colon}{}", r.kind, r.time, r.figures.join("; ")));
+        let run = format!("{}{status}{seconds}, {}", r.kind, r.time);
+        match r.figures.is_empty() {
+            true => result.push(run),
+            false if r.kind == RUN => result.extend([vec![run], r.figures.clone()].concat()),
+            false => result.push(format!("{run}: {}", r.figures.join("; "))),
+        }
     }
     result.extend(entry.notes.iter().map(|n| format!("note: {n}")));
     let sections = [
@@ -196,22 +199,16 @@ pub fn wrapped(text: &str, max: usize) -> String {
 }
 
 fn add(args: AddArgs, ui: &Ui) -> anyhow::Result<()> {
-    expect_begun_bundle(&args.bundle)?;
-    let p = args.prose;
-    let prose = Prose {
-        intent: p.intent,
-        note: p.note,
-        surprise: p.surprise,
-        lesson: p.lesson,
-        next: p.next,
-        refs: p.refs,
-    };
-    let all = [&prose.intent, &prose.note, &prose.surprise, &prose.lesson, &prose.next, &prose.refs];
-    if all.iter().all(|t| t.is_none()) || all.into_iter().flatten().any(|t| t.trim().is_empty()) {
+    expect_journal(&args.bundle)?;
+    let words = serde_json::to_value(&args.prose)?;
+    let mut texts =
+        words.as_object().into_iter().flat_map(|w| w.values()).filter_map(|text| text.as_str()).peekable();
+    if texts.peek().is_none() || texts.any(|text| text.trim().is_empty()) {
         bail!(
             "there is nothing to add: give --lesson, --surprise, --next, --refs, --note or --intent a text"
         );
     }
+    let prose: Prose = serde_json::from_value(words)?;
     let entries = entries::entries(journal::read(&args.bundle)?.events);
     let entry = match &args.entry {
         Some(wanted) => Some(find(&entries, wanted, &args.bundle)?),
@@ -221,9 +218,7 @@ fn add(args: AddArgs, ui: &Ui) -> anyhow::Result<()> {
     let version = env!("CARGO_PKG_VERSION").into();
     let event = journal::append(&args.bundle, Event { of, version, prose, ..Event::new("note", "") })?;
     let entry = event.of.as_ref().unwrap_or(&event.id);
-    ui.document(
-        &serde_json::json!({"bundle": args.bundle.display().to_string(), "entry": entry, "event": event}),
-    )?;
+    ui.document(&json!({"bundle": args.bundle.display().to_string(), "entry": entry, "event": event}))?;
     ui.line(format!("added to entry {entry}"))?;
     Ok(())
 }
