@@ -47,8 +47,8 @@ impl Command for Args {
                 let source = io::Error::new(io::ErrorKind::NotFound, what);
                 return Err(Error::io(path, source).into());
             }
-            _ if is_model_name(path) => InspectReport::Package(PackageReport::of(path, self.text)?),
-            PathKind::Bundle => InspectReport::Bundle(BundleReport::of(Chain::read(path)?)),
+            _ if is_model_name(path) => InspectReport::Package(PackageContents::of(path, self.text)?),
+            PathKind::Bundle => InspectReport::Bundle(BundleContents::of(Chain::read(path)?)),
             place => {
                 if matches!(place, PathKind::Unfinished) {
                     expect_bundle(path)?;
@@ -71,8 +71,8 @@ pub enum InspectReport {
         #[serde(skip)]
         lists_tensors: bool,
     },
-    Bundle(BundleReport),
-    Package(PackageReport),
+    Bundle(BundleContents),
+    Package(PackageContents),
 }
 
 impl CommandReport for InspectReport {
@@ -125,7 +125,7 @@ fn print_checkpoint(r: &CheckpointReport, tensors: bool, ui: &Ui) -> io::Result<
 
 /// Contents of a bundle: parts of its contract.
 #[derive(Serialize)]
-pub struct BundleReport {
+pub struct BundleContents {
     family: String,
     #[serde(skip)]
     generator: String,
@@ -139,11 +139,11 @@ pub struct BundleReport {
     bytes: u64,
 }
 
-impl BundleReport {
-    fn of(chain: Chain) -> BundleReport {
+impl BundleContents {
+    fn of(chain: Chain) -> BundleContents {
         let Chain { family, generator, source, model, tokens, caches, readings, shards, .. } = chain;
         let bytes = shards.iter().map(|s| s.bytes).sum();
-        BundleReport { family, generator, source, model, tokens, caches, readings, shards, bytes }
+        BundleContents { family, generator, source, model, tokens, caches, readings, shards, bytes }
     }
 
     fn print(&self, ui: &Ui) -> io::Result<()> {
@@ -179,7 +179,7 @@ impl BundleReport {
 
 /// Contents of a package.
 #[derive(Serialize)]
-pub struct PackageReport {
+pub struct PackageContents {
     path: String,
     specification_version: i32,
     default_function: String,
@@ -227,8 +227,8 @@ impl FeatureFacts {
     }
 }
 
-impl PackageReport {
-    fn of(path: &Path, with_text: bool) -> anyhow::Result<PackageReport> {
+impl PackageContents {
+    fn of(path: &Path, with_text: bool) -> anyhow::Result<PackageContents> {
         let package = Package::open(path)?;
         let model = package.model();
         let facts = |features: &[Feature]| features.iter().map(FeatureFacts::of).collect();
@@ -248,7 +248,7 @@ impl PackageReport {
             };
             functions.insert(described.name.clone(), facts);
         }
-        Ok(PackageReport {
+        Ok(PackageContents {
             path: path.display().to_string(),
             specification_version: model.specification_version,
             default_function: model.default_function.clone(),

@@ -3,8 +3,8 @@
 use crate::args::evidence::{EvidenceArgs, read_profile};
 use crate::args::planning::{PlanArgs, PlanUse, PlannedCheckpoint, plan_checkpoint};
 use crate::bundle::Verify;
+use crate::command::{Command, CommandReport};
 use crate::files::Overwrite;
-use crate::outcome::Outcome;
 use crate::show::speed::{self, SpeculationForecast, SpeedDocument};
 use crate::ui::{self, Ui};
 use anemoe_convert::context_buckets::ContextBuckets;
@@ -17,7 +17,9 @@ use anemoe_gates::cost::forecast::{
 use anemoe_gates::cost::forms::{self, Setting};
 use anemoe_gates::residency::PlannedPrograms;
 use anemoe_gates::residency::rule::{Chip, Conditions};
+use serde::Serialize;
 use std::collections::BTreeSet;
+use std::io;
 use std::path::{Path, PathBuf};
 
 /// Largest bench document that is read, in bytes.
@@ -86,68 +88,94 @@ fn positive(text: &str) -> Result<f64, String> {
     number.filter(|n| n.is_finite() && *n > 0.0).ok_or_else(|| format!("`{text}` is not a number above 0"))
 }
 
-pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
-    if let Some(output) = &args.output {
-        args.overwrite.output(output)?;
+impl Command for Args {
+    type Report = SpeedReport;
+
+    fn run(self, ui: &Ui) -> anyhow::Result<SpeedReport> {
+        if let Some(output) = &self.output {
+            self.overwrite.output(output)?;
+        }
+        let chip = match &self.profile {
+            Some(file) => read_profile(file)?,
+            None => self.evidence.calibrated(&self.chip)?,
+        };
+        let evidence = self.evidence.outcomes()?;
+        let path = &self.path;
+        let memory = SHARE_OF_MEMORY * self.memory_gb * 1e9;
+        let tokens = usize::from(self.tokens);
+        let (chain, packages, planned) = if PathKind::at(path) == PathKind::Bundle {
+            anyhow::ensure!(
+                self.context.is_none()
+                    && self.experts_per_shard.is_none()
+                    && self.layers_per_shard.is_none()
+                    && self.context_buckets == ContextBuckets::default(),
+                "--context, --context-buckets, --experts-per-shard and --layers-per-shard are a checkpoint's: the bundle {} is built",
+                path.display()
+            );
+            let chain = self.verify.open(path, ui)?;
+            let packages = open_packages(path, &chain)?;
+            (chain, packages, None)
+        } else {
+            let PlannedCheckpoint { family, plan, .. } = plan_of(path, &self, ui)?;
+            let packages = forms::packages(&plan, &PlannedPrograms::lower(family.as_ref(), &plan)?);
+            (plan.chain, packages, Some((family, plan.options)))
+        };
+        if let (Some(bench), Some(output)) = (&self.calibrate, &self.output) {
+            let one = forecast(&chain, &packages, &chip, PassSize::of(1));
+            return write_calibrated(bench, output, &one, &chip);
+        }
+        let pass = |size| with_memory(forecast(&chain, &packages, &chip, size), &chip, memory);
+        let (one, several) = (pass(PassSize::of(1)), pass(PassSize::of(tokens)));
+        let contexts: BTreeSet<usize> =
+            packages.iter().flat_map(|p| &p.functions).filter_map(|f| f.context).collect();
+        let contexts = contexts.into_iter().map(|context| pass(PassSize { tokens: 1, context: Some(context) }));
+        let contexts = contexts.collect();
+        let conditions = Conditions { chip: Chip::parse(chip.base_name()), ..Conditions::default() };
+        let setting = Setting { chip: &chip, further: &[], memory, conditions, evidence };
+        let (forms, recommended) = planned.map_or_else(Default::default, |(family, options)| {
+            let forms = forms::all(family.as_ref(), &options, &setting);
+            let recommended = forms::recommend(&forms, &options);
+            (forms, recommended)
+        });
+        let over_one = several.ms.likely / one.ms.likely;
+        let gains = ACCEPTANCE.map(|p| (p, tokens_per_call(p, tokens - 1) / over_one)).to_vec();
+        Ok(SpeedReport::Prediction(Box::new(SpeedDocument {
+            source: path.display().to_string(),
+            profile: chip,
+            memory_bytes: memory,
+            speculation: SpeculationForecast { tokens, over_one, gains },
+            one,
+            several,
+            contexts,
+            forms,
+            recommended,
+        })))
     }
-    let chip = match &args.profile {
-        Some(file) => read_profile(file)?,
-        None => args.evidence.calibrated(&args.chip)?,
-    };
-    let evidence = args.evidence.outcomes()?;
-    let path = &args.path;
-    let memory = SHARE_OF_MEMORY * args.memory_gb * 1e9;
-    let tokens = usize::from(args.tokens);
-    let (chain, packages, planned) = if PathKind::at(path) == PathKind::Bundle {
-        anyhow::ensure!(
-            args.context.is_none()
-                && args.experts_per_shard.is_none()
-                && args.layers_per_shard.is_none()
-                && args.context_buckets == ContextBuckets::default(),
-            "--context, --context-buckets, --experts-per-shard and --layers-per-shard are a checkpoint's: the bundle {} is built",
-            path.display()
-        );
-        let chain = args.verify.open(path, ui)?;
-        let packages = open_packages(path, &chain)?;
-        (chain, packages, None)
-    } else {
-        let PlannedCheckpoint { family, plan, .. } = plan_of(path, &args, ui)?;
-        let packages = forms::packages(&plan, &PlannedPrograms::lower(family.as_ref(), &plan)?);
-        (plan.chain, packages, Some((family, plan.options)))
-    };
-    if let (Some(bench), Some(output)) = (&args.calibrate, &args.output) {
-        let one = forecast(&chain, &packages, &chip, PassSize::of(1));
-        return write_calibrated(bench, output, &one, &chip, ui);
+}
+
+/// Predicted speed, or a profile that was calibrated.
+#[derive(Serialize)]
+#[serde(untagged)]
+pub enum SpeedReport {
+    Prediction(Box<SpeedDocument>),
+    Calibrated {
+        #[serde(flatten)]
+        profile: ChipProfile,
+        #[serde(skip)]
+        output: String,
+    },
+}
+
+impl CommandReport for SpeedReport {
+    fn print(&self, ui: &Ui) -> io::Result<()> {
+        match self {
+            SpeedReport::Prediction(document) => speed::print(document, ui),
+            SpeedReport::Calibrated { profile, output } => ui.line(format!(
+                "{output}: a call {:.3} ms, {:.1} GB/s, {:.1} billion weights a second",
+                profile.call_ms.likely, profile.bandwidth_gb_s.likely, profile.rate_gw_s.likely
+            )),
+        }
     }
-    let pass = |size| with_memory(forecast(&chain, &packages, &chip, size), &chip, memory);
-    let (one, several) = (pass(PassSize::of(1)), pass(PassSize::of(tokens)));
-    let contexts: BTreeSet<usize> =
-        packages.iter().flat_map(|p| &p.functions).filter_map(|f| f.context).collect();
-    let contexts = contexts.into_iter().map(|context| pass(PassSize { tokens: 1, context: Some(context) }));
-    let contexts = contexts.collect();
-    let conditions = Conditions { chip: Chip::parse(chip.base_name()), ..Conditions::default() };
-    let setting = Setting { chip: &chip, further: &[], memory, conditions, evidence };
-    let (forms, recommended) = planned.map_or_else(Default::default, |(family, options)| {
-        let forms = forms::all(family.as_ref(), &options, &setting);
-        let recommended = forms::recommend(&forms, &options);
-        (forms, recommended)
-    });
-    let over_one = several.ms.likely / one.ms.likely;
-    let gains = ACCEPTANCE.map(|p| (p, tokens_per_call(p, tokens - 1) / over_one)).to_vec();
-    let document = SpeedDocument {
-        source: path.display().to_string(),
-        profile: chip,
-        memory_bytes: memory,
-        speculation: SpeculationForecast { tokens, over_one, gains },
-        one,
-        several,
-        contexts,
-        forms,
-        recommended,
-    };
-    ui.document(&document)?;
-    speed::print(&document, ui)?;
-    Ok(Outcome::Done)
 }
 
 fn plan_of(path: &Path, args: &Args, ui: &Ui) -> anyhow::Result<PlannedCheckpoint> {
@@ -172,8 +200,7 @@ fn write_calibrated(
     output: &Path,
     one: &Forecast,
     chip: &ChipProfile,
-    ui: &Ui,
-) -> anyhow::Result<Outcome> {
+) -> anyhow::Result<SpeedReport> {
     let text = anemoe_io::read_input(bench, MAX_BYTES).map_err(|e| anemoe_mlpackage::Error::io(bench, e))?;
     let written: serde_json::Value =
         serde_json::from_slice(anemoe_io::without_mark(&text)).unwrap_or_default();
@@ -187,13 +214,5 @@ fn write_calibrated(
     let profile = calibrate(&text, one, chip, &format!("calibrated from a bench on {system}"))
         .map_err(|what| anemoe_mlpackage::Error::invalid(bench, what))?;
     anemoe_bundle::write_atomic(output, profile.text().as_bytes())?;
-    ui.document(&profile)?;
-    ui.line(format!(
-        "{}: a call {:.3} ms, {:.1} GB/s, {:.1} billion weights a second",
-        output.display(),
-        profile.call_ms.likely,
-        profile.bandwidth_gb_s.likely,
-        profile.rate_gw_s.likely
-    ))?;
-    Ok(Outcome::Done)
+    Ok(SpeedReport::Calibrated { profile, output: output.display().to_string() })
 }

@@ -101,13 +101,13 @@ fn soak_bundle(
 fn run_command(name: &str, arguments: &[String]) -> anyhow::Result<CommandDone> {
     let ui = Ui::inner();
     let outcome = match name {
-        "bench" => bench::run(parse("bench", arguments)?, &ui),
+        "bench" => execute::<bench::Args>(parse("bench", arguments)?, "bench", &ui),
         "build" => execute::<build::Args>(parse("build", arguments)?, "build", &ui),
         "check" => check::run(parse("check", arguments)?, &ui),
         "compile" => compile::run(parse("compile", arguments)?, &ui),
         "doctor" => doctor::run(parse("doctor", arguments)?, &ui),
         "golden" => execute::<golden::Args>(parse("golden", arguments)?, "golden", &ui),
-        "predict-speed" => predict_speed::run(parse("predict-speed", arguments)?, &ui),
+        "predict-speed" => execute::<predict_speed::Args>(parse("predict-speed", arguments)?, "predict_speed", &ui),
         "tune" => tune::run(parse("tune", arguments)?, &ui),
         "validate" => execute::<validate::Args>(parse("validate", arguments)?, "validate", &ui),
         _ => anyhow::bail!("`{name}` is not a command that a step does"),

@@ -11,8 +11,8 @@ use crate::args::executor::ExecutorArgs;
 use crate::args::numbers::{at_least_one, count};
 use crate::args::runner::RunnerArgs;
 use crate::bundle::Verify;
+use crate::command::{Command, CommandReport};
 use crate::files::Overwrite;
-use crate::outcome::Outcome;
 use crate::recorder::{JournalArgs, Recorder};
 use crate::target::expect_bundle;
 use crate::ui::Ui;
@@ -22,7 +22,8 @@ use anemoe_runtime::model::{Logits, MOST_UNDONE, Model};
 use anemoe_runtime::shard_work::{WorkParts, bounds};
 use bench_report::{MachineReport, SCHEMA};
 use measure::{Bench, Tokens, memory};
-use std::io::Write;
+use serde::Serialize;
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
@@ -109,92 +110,118 @@ fn probability(text: &str) -> Result<f64, String> {
     p.filter(|p| (0.0..=1.0).contains(p)).ok_or_else(|| format!("`{text}` is not a probability from 0 to 1"))
 }
 
-pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
-    measure(args, ui)?;
-    Ok(Outcome::Done)
+impl Command for Args {
+    type Report = Benchmark;
+
+    fn run(self, ui: &Ui) -> anyhow::Result<Benchmark> {
+        let save = self.save.as_deref().map(|path| check_output(path, self.overwrite)).transpose()?;
+        let backend = self.executor.backend()?;
+        let backend = anemoe_runtime::cpu::CpuBackend {
+            options: anemoe_runtime::cpu::Options { profile: self.ops, ..backend.options },
+        };
+        expect_bundle(&self.bundle)?;
+        let chain = self.verify.open(&self.bundle, ui)?;
+        let core_ml = self.runner.core_ml(&self.bundle, &chain, self.ops || !self.executor.is_default())?;
+        let pool = Pool::global();
+        let read_gb_s = anemoe_kernels::measure_bandwidth(pool, MEMORY, PASSES);
+        let started = Instant::now();
+        let model = match &core_ml {
+            Some(core_ml) => Model::open(&self.bundle, core_ml)?,
+            None => Model::open(&self.bundle, &backend)?,
+        };
+        model.prepare(1, Logits::Last);
+        let mut sequence = model.sequence();
+        let mapped = model.populate();
+        let load_s = started.elapsed().as_secs_f64();
+        check(&self, &model)?;
+        let mut tokens = Tokens::new(self.seed, model.chain().model.vocab_size);
+        model.append(&mut sequence, &tokens.random_ids(1), Logits::Last, None)?;
+        let first_token_s = started.elapsed().as_secs_f64();
+        // Waits until the weights are in memory: later figures are not those of a cold start.
+        if let Some(mapped) = mapped {
+            let _ = mapped.join();
+        }
+
+        let mut bench = Bench::new(&self, &model, sequence, tokens, pool, ui);
+        let decode = bench.decodes()?;
+        let batches = bench.batches()?;
+        let verify = bench.verify()?;
+        let drafts = bench.drafts()?;
+        let prefill = bench.prefills()?;
+        bench.bar.finish_and_clear();
+        let WorkParts { kinds, shards, ops } = bench.parts.unwrap_or_default();
+        let bounds = match &core_ml {
+            Some(_) => Vec::new(),
+            None => bounds(&bench.passes, pool, self.executor.is_fast(), read_gb_s),
+        };
+        let report = BenchReport {
+            schema: SCHEMA,
+            version: env!("CARGO_PKG_VERSION").into(),
+            bundle: self.bundle.clone(),
+            source: model.chain().source.clone(),
+            mode: if core_ml.is_some() { "coreml".into() } else { self.executor.mode() },
+            machine: MachineReport {
+                machine: crate::machine::this(),
+                threads: pool.threads(),
+                read_gb_s,
+                read_gb_s_after: anemoe_kernels::measure_bandwidth(pool, MEMORY, PASSES),
+            },
+            repetitions: self.repetitions,
+            load_s,
+            first_token_s,
+            prefill,
+            decode,
+            batches,
+            verify,
+            drafts,
+            kinds,
+            bounds,
+            shards,
+            ops,
+            memory: memory(),
+        };
+        let lacks_ops = self.ops && report.ops.is_empty();
+        Ok(Benchmark { report, lists_shards: self.shards, lacks_ops, save })
+    }
+
+    fn journal(&self) -> Option<&JournalArgs> {
+        Some(&self.journal)
+    }
 }
 
-/// Measures the speed of a bundle and shows it.
-pub fn measure(args: Args, ui: &Ui) -> anyhow::Result<BenchReport> {
-    let save = args.save.as_deref().map(|path| check_output(path, args.overwrite)).transpose()?;
-    let backend = args.executor.backend()?;
-    let backend = anemoe_runtime::cpu::CpuBackend {
-        options: anemoe_runtime::cpu::Options { profile: args.ops, ..backend.options },
-    };
-    expect_bundle(&args.bundle)?;
-    let chain = args.verify.open(&args.bundle, ui)?;
-    let core_ml = args.runner.core_ml(&args.bundle, &chain, args.ops || !args.executor.is_default())?;
-    let recorder = Recorder::new(&args.journal, "bench");
-    let pool = Pool::global();
-    let read_gb_s = anemoe_kernels::measure_bandwidth(pool, MEMORY, PASSES);
-    let started = Instant::now();
-    let model = match &core_ml {
-        Some(core_ml) => Model::open(&args.bundle, core_ml)?,
-        None => Model::open(&args.bundle, &backend)?,
-    };
-    model.prepare(1, Logits::Last);
-    let mut sequence = model.sequence();
-    let mapped = model.populate();
-    let load_s = started.elapsed().as_secs_f64();
-    check(&args, &model)?;
-    let mut tokens = Tokens::new(args.seed, model.chain().model.vocab_size);
-    model.append(&mut sequence, &tokens.random_ids(1), Logits::Last, None)?;
-    let first_token_s = started.elapsed().as_secs_f64();
-    // Waits until the weights are in memory: later figures are not those of a cold start.
-    if let Some(mapped) = mapped {
-        let _ = mapped.join();
+/// Figures of a run, and how they are shown.
+#[derive(Serialize)]
+#[serde(transparent)]
+pub struct Benchmark {
+    pub report: BenchReport,
+    #[serde(skip)]
+    lists_shards: bool,
+    /// True if operations were to be measured, and none is fused.
+    #[serde(skip)]
+    lacks_ops: bool,
+    #[serde(skip)]
+    save: Option<Output>,
+}
+
+impl CommandReport for Benchmark {
+    fn print(&self, ui: &Ui) -> io::Result<()> {
+        show_bench::print(&self.report, self.lists_shards, ui)?;
+        if self.lacks_ops {
+            ui.line("operations: only those of fused functions are measured, and none is fused here")?;
+        }
+        Ok(())
     }
 
-    let mut bench = Bench::new(&args, &model, sequence, tokens, pool, ui);
-    let decode = bench.decodes()?;
-    let batches = bench.batches()?;
-    let verify = bench.verify()?;
-    let drafts = bench.drafts()?;
-    let prefill = bench.prefills()?;
-    bench.bar.finish_and_clear();
-    let WorkParts { kinds, shards, ops } = bench.parts.unwrap_or_default();
-    let bounds = match &core_ml {
-        Some(_) => Vec::new(),
-        None => bounds(&bench.passes, pool, args.executor.is_fast(), read_gb_s),
-    };
-    let report = BenchReport {
-        schema: SCHEMA,
-        version: env!("CARGO_PKG_VERSION").into(),
-        bundle: args.bundle.clone(),
-        source: model.chain().source.clone(),
-        mode: if core_ml.is_some() { "coreml".into() } else { args.executor.mode() },
-        machine: MachineReport {
-            machine: crate::machine::this(),
-            threads: pool.threads(),
-            read_gb_s,
-            read_gb_s_after: anemoe_kernels::measure_bandwidth(pool, MEMORY, PASSES),
-        },
-        repetitions: args.repetitions,
-        load_s,
-        first_token_s,
-        prefill,
-        decode,
-        batches,
-        verify,
-        drafts,
-        kinds,
-        bounds,
-        shards,
-        ops,
-        memory: memory(),
-    };
-    recorder.end(&args.bundle, "", report.facts());
-    ui.document(&report)?;
-    show_bench::print(&report, args.shards, ui)?;
-    if args.ops && report.ops.is_empty() {
-        ui.line("operations: only those of fused functions are measured, and none is fused here")?;
+    fn record(&self, recorder: &Recorder) {
+        recorder.end(&self.report.bundle, "", self.report.facts());
     }
-    // The file is written after the output is shown, so that a failure does not lose it.
-    if let Some(save) = save {
-        let text = serde_json::to_vec_pretty(&report)?;
-        save.write(|file| file.write_all(&text)).map_err(|e| Error::io(save.path(), e))?;
+
+    /// Writes the file after the output was shown, so that a failure does not lose it.
+    fn go_on(self) -> anyhow::Result<()> {
+        let Some(save) = self.save else { return Ok(()) };
+        let text = serde_json::to_vec_pretty(&self.report)?;
+        Ok(save.write(|file| file.write_all(&text)).map_err(|e| Error::io(save.path(), e))?)
     }
-    Ok(report)
 }
 
 /// Refuses an output that cannot be written, before anything is measured.

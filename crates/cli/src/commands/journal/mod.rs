@@ -3,15 +3,16 @@
 pub mod entries;
 mod figures;
 
+use crate::command::{Command, CommandReport};
 use crate::commands::reproduce::RUN;
-use crate::outcome::Outcome;
 use crate::shell::quoted;
 use crate::target::expect_begun_bundle;
 use crate::ui::Ui;
 use anemoe_bundle::journal::{self, Event, JOURNAL_FILE, Prose};
 use anyhow::bail;
 use entries::Entry;
-use serde_json::json;
+use serde::Serialize;
+use std::io;
 use std::path::{Path, PathBuf};
 
 /// Show and add to what was done: to a bundle, or in the folder of an experiment.
@@ -84,14 +85,47 @@ struct ProseArgs {
     note: Option<String>,
 }
 
-pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
-    match (args.action, args.show) {
-        (Some(Action::Add(args)), None) => add(args, ui)?,
-        (Some(Action::Show(args)), None) | (None, Some(args)) => show(args, ui)?,
-        (Some(_), Some(_)) => bail!("a bundle comes behind show and add: anemoe journal add BUNDLE"),
-        (None, None) => bail!("which bundle? anemoe journal BUNDLE"),
+impl Command for Args {
+    type Report = JournalReport;
+
+    fn run(self, _: &Ui) -> anyhow::Result<JournalReport> {
+        match (self.action, self.show) {
+            (Some(Action::Add(args)), None) => add(args),
+            (Some(Action::Show(args)), None) | (None, Some(args)) => show(args),
+            (Some(_), Some(_)) => bail!("a bundle comes behind show and add: anemoe journal add BUNDLE"),
+            (None, None) => bail!("which bundle? anemoe journal BUNDLE"),
+        }
     }
-    Ok(Outcome::Done)
+}
+
+/// Entries of a journal, or what was added to one.
+#[derive(Serialize)]
+#[serde(untagged)]
+pub enum JournalReport {
+    Shown {
+        bundle: String,
+        torn: bool,
+        entries: Vec<Entry>,
+        /// Path of the bundle for a command line.
+        #[serde(skip)]
+        quoted: String,
+    },
+    Added {
+        bundle: String,
+        entry: String,
+        event: Event,
+    },
+}
+
+impl CommandReport for JournalReport {
+    fn print(&self, ui: &Ui) -> io::Result<()> {
+        match self {
+            JournalReport::Shown { bundle, torn, entries, quoted } => {
+                print_entries(bundle, *torn, entries, quoted, ui)
+            }
+            JournalReport::Added { entry, .. } => ui.line(format!("added to entry {entry}")),
+        }
+    }
 }
 
 /// Accepts a bundle, and any other folder with a journal.
@@ -112,39 +146,37 @@ fn find<'a>(entries: &'a [Entry], wanted: &str, bundle: &Path) -> anyhow::Result
     }
 }
 
-fn show(args: ShowArgs, ui: &Ui) -> anyhow::Result<()> {
+fn show(args: ShowArgs) -> anyhow::Result<JournalReport> {
     expect_journal(&args.bundle)?;
     let journal = journal::read(&args.bundle)?;
     let mut entries = entries::entries(journal.events);
     if let Some(wanted) = &args.entry {
         entries = vec![find(&entries, wanted, &args.bundle)?.clone()];
     }
-    let name = args.bundle.display();
-    ui.document(&json!({"bundle": name.to_string(), "torn": journal.torn, "entries": entries}))?;
-    ui.line(format!("# Journal of {name}"))?;
+    let (bundle, quoted) = (args.bundle.display().to_string(), quoted(&args.bundle));
+    Ok(JournalReport::Shown { bundle, torn: journal.torn, entries, quoted })
+}
+
+fn print_entries(bundle: &str, torn: bool, entries: &[Entry], quoted: &str, ui: &Ui) -> io::Result<()> {
+    ui.line(format!("# Journal of {bundle}"))?;
     if entries.is_empty() {
         ui.line(
             "\nNothing is written yet. build, assemble, check, validate and trace write what they find when they run on a bundle\n(unless --no-journal is given); `anemoe journal add` writes the rest.",
         )?;
     }
-    for entry in &entries {
+    for entry in entries {
         print(entry, ui)?;
     }
-    if journal.torn {
+    if torn {
         ui.line("\nThe last line was cut off while it was written, and is left out.")?;
     }
-    let bare = |e: &Entry| e.lesson.is_empty() || e.next.is_empty() || e.intent.is_empty();
-    if let Some(last) = entries.last().filter(|e| bare(e)) {
-        ui.line(format!(
-            "\nTo write the rest: anemoe journal add {} --entry {} --lesson TEXT",
-            quoted(&args.bundle),
-            last.id
-        ))?;
-    }
-    Ok(())
+    let bare = |e: &&Entry| e.lesson.is_empty() || e.next.is_empty() || e.intent.is_empty();
+    entries.last().filter(bare).into_iter().try_for_each(|last| {
+        ui.line(format!("\nTo write the rest: anemoe journal add {quoted} --entry {} --lesson TEXT", last.id))
+    })
 }
 
-fn print(entry: &Entry, ui: &Ui) -> std::io::Result<()> {
+fn print(entry: &Entry, ui: &Ui) -> io::Result<()> {
     let mut result = Vec::new();
     ui.line(format!("\n## {} {}: {}", entry.time, entry.id, entry.kinds.join(", ")))?;
     for r in &entry.result {
@@ -198,7 +230,7 @@ pub fn wrapped(text: &str, max: usize) -> String {
     lines.join("\n")
 }
 
-fn add(args: AddArgs, ui: &Ui) -> anyhow::Result<()> {
+fn add(args: AddArgs) -> anyhow::Result<JournalReport> {
     expect_journal(&args.bundle)?;
     let words = serde_json::to_value(&args.prose)?;
     let mut texts =
@@ -217,8 +249,6 @@ fn add(args: AddArgs, ui: &Ui) -> anyhow::Result<()> {
     let of = entry.map(|e| e.id.clone());
     let version = env!("CARGO_PKG_VERSION").into();
     let event = journal::append(&args.bundle, Event { of, version, prose, ..Event::new("note", "") })?;
-    let entry = event.of.as_ref().unwrap_or(&event.id);
-    ui.document(&json!({"bundle": args.bundle.display().to_string(), "entry": entry, "event": event}))?;
-    ui.line(format!("added to entry {entry}"))?;
-    Ok(())
+    let entry = event.of.as_ref().unwrap_or(&event.id).clone();
+    Ok(JournalReport::Added { bundle: args.bundle.display().to_string(), entry, event })
 }

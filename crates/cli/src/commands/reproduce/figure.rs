@@ -8,7 +8,7 @@ use std::sync::LazyLock;
 /// Figure that gates bring.
 #[derive(Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Figure {
+pub struct Figure {
     pub name: String,
     pub unit: String,
     #[serde(default)]
@@ -33,7 +33,7 @@ pub(super) enum FigureNeeds {
 
 /// All figures.
 #[derive(Default, Deserialize, Serialize)]
-pub(super) struct FigureTable {
+pub struct FigureTable {
     pub figures: Vec<Figure>,
 }
 

@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 /// Verdict of a comparison.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(into = "&'static str")]
-pub(super) enum RowVerdict {
+pub enum RowVerdict {
     Agrees,
     Differs,
     NeedsMac,
@@ -28,30 +28,31 @@ impl From<RowVerdict> for &'static str {
 
 /// One figure of a recipe.
 #[derive(Serialize)]
-pub(super) struct FigureRow<'a> {
+pub struct FigureRow {
     pub figure: &'static str,
     pub unit: &'static str,
-    pub build: &'a str,
+    pub build: String,
     pub book: Value,
     /// Source of the book's figure.
-    pub from: &'a str,
+    pub from: String,
     pub ours: Option<f64>,
     pub verdict: RowVerdict,
     pub why: String,
     /// True if the figure agrees, was not compared, or differs as the recipe says.
     pub explained: bool,
+    /// The book's figure and ours, as they are shown.
     #[serde(skip)]
-    pub of: &'a RecipeFigure,
+    pub shown: [String; 2],
 }
 
 /// Makes the rows of a recipe from what its gates left. `reasons` says why a build's gates did not all run.
-pub(super) fn rows<'a>(
-    recipe: &'a Recipe,
+pub(super) fn rows(
+    recipe: &Recipe,
     record: &RunRecord,
     sources: &[Source],
     reasons: &BTreeMap<&str, String>,
-) -> Vec<FigureRow<'a>> {
-    let row = |of: &'a RecipeFigure| {
+) -> Vec<FigureRow> {
+    let row = |of: &RecipeFigure| {
         let index = recipe.build_of(of).unwrap_or(0);
         let build = recipe.builds[index].name.as_str();
         let left = of.figure.gates.iter().filter_map(|gate| record.get(build, *gate));
@@ -60,17 +61,18 @@ pub(super) fn rows<'a>(
         let expected = of.ours.as_ref().zip(ours).is_some_and(|(bound, x)| of.figure.keeps(bound, x));
         let explained = expected || verdict != RowVerdict::Differs;
         let (figure, unit) = (&of.figure.name, &of.figure.unit);
+        let ours_shown = ours.map_or_else(|| "-".into(), |x| of.figure.show(x));
         FigureRow {
             figure,
             unit,
-            build,
+            build: build.into(),
             book: of.book.to_json(),
-            from: &of.from,
+            from: of.from.clone(),
             ours,
             verdict,
             why,
             explained,
-            of,
+            shown: [of.book.text.clone(), ours_shown],
         }
     };
     recipe.figures.iter().map(row).collect()

@@ -69,7 +69,9 @@ impl BuildSite<'_> {
                 let report = complete(parse::<generate::Args>(name, &words)?, name, ui)?;
                 figures.generate(&report.prompt_ids, &report.generated);
             }
-            GateCommand::Bench => bench::measure(parse(name, &words)?, ui)?.figures(figures),
+            GateCommand::Bench => {
+                complete(parse::<bench::Args>(name, &words)?, name, ui)?.report.figures(figures);
+            }
         }
         Ok(left)
     }
