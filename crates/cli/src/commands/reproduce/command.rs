@@ -8,7 +8,7 @@ use std::ffi::OsStr;
 /// Command that brings figures, in the order in which gates run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub(super) enum GateCommand {
+pub enum GateCommand {
     /// Sizes, counts and predicted placement of the whole model.
     Plan,
     /// Gates of the representative shards, scale-out, gates of the whole.

@@ -21,7 +21,7 @@ pub struct Figure {
 /// Need of a figure, without which its name misleads.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub(super) enum FigureNeeds {
+pub enum FigureNeeds {
     /// Nothing: it follows from shapes and options.
     #[default]
     Nothing,
