@@ -10,7 +10,6 @@ pub mod ablation;
 pub mod auto;
 pub mod calibrate;
 pub mod cost;
-pub mod form_trial;
 pub mod gated;
 pub mod golden_gate;
 pub mod int8_gate;
@@ -20,7 +19,6 @@ pub mod perplexity;
 pub mod probe;
 pub mod reference;
 pub mod residency;
-pub mod soak;
 pub mod trace;
 
 pub use anemoe_io::{Error, Result};

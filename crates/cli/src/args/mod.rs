@@ -14,5 +14,6 @@ pub mod reading;
 pub mod reasoning;
 pub mod runner;
 pub mod sampling;
+pub mod step_limit;
 pub mod store_args;
 pub mod text_windows;

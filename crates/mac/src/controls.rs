@@ -6,13 +6,14 @@
 //! ```
 //! The first control shows that the reader sees a device that was asked for, the second that it sees a choice of Core ML.
 
-use crate::child_work::{ChildFailure, Risky, Work};
-use anemoe_gates::residency::device::{Device, PlannedOp};
-use anemoe_io::{Error, Temporary};
+use crate::steps::{StepFailure, StepShard, Steps};
+use crate::work::{ModelFiles, Work};
+use anemoe_gates::residency::device::{DeviceCounts, PlannedOp};
+use anemoe_io::{Error, Result, Temporary};
 use anemoe_mlpackage::mil::builder::{FunctionBuilder, model};
 use anemoe_mlpackage::mil::{DataType, Opset, TensorType};
 use anemoe_mlpackage::package::PackageWriter;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use std::path::Path;
 
 /// Rows and columns of the products in fp32; products of every measured size ran on the CPU (rule `type.fp32`).
@@ -21,25 +22,26 @@ const SIZE: u64 = 256;
 const FP32_PACKAGE: &str = "control.fp32";
 
 /// A question with a known answer, which shows that the reader of plans can say no.
-#[derive(Serialize)]
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Control {
     /// Question.
-    pub control: &'static str,
+    control: String,
     /// Package that was asked about; empty if none could be.
-    pub package: String,
-    /// Operations that the plan puts on the Neural Engine; the right answer is 0.
-    pub on_ane: usize,
-    /// Operations that the plan puts on the CPU; the right answer is more than 0.
-    pub on_cpu: usize,
+    package: String,
+    /// Number of operations that the plan puts on the Neural Engine; the right answer is 0.
+    on_ane: u64,
+    /// Number of operations that the plan puts on the CPU; the right answer is more than 0.
+    on_cpu: u64,
     /// True if the answer is right.
     pub pass: bool,
     /// Reason why there is no answer.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub failure: Option<String>,
+    failure: Option<String>,
 }
 
-/// Plans of a package's functions, or the failure of the child process that asked for them.
-pub type PlanAnswer = Result<Vec<(String, Vec<PlannedOp>)>, ChildFailure>;
+/// Operations of a package by function, or the failure of the child process that asked for them.
+pub type PlanAnswer = std::result::Result<Vec<(String, Vec<PlannedOp>)>, StepFailure>;
 
 impl Control {
     /// Judges the plans of a package of the bundle with the CPU alone allowed; `answer` is none if no package has a plan.
@@ -48,54 +50,48 @@ impl Control {
     }
 
     /// Makes a package of products in fp32, compiles it and asks for its plan, each in a child process.
-    ///
-    /// # Errors
-    /// The package cannot be written, or no process can be started.
-    pub fn fp32(risky: Risky) -> anyhow::Result<Control> {
+    pub fn fp32(steps: Steps) -> Result<Control> {
         let temporary = std::env::temp_dir();
         let folder = Temporary::dir(&temporary, ".control").map_err(|e| Error::io(&temporary, e))?;
         let package = folder.path().join(format!("{FP32_PACKAGE}.mlpackage"));
         write_fp32(&package)?;
         let compiled = folder.path().join("control.mlmodelc");
-        let step = |work: Work| risky.step(FP32_PACKAGE, &work, None);
-        let answer = match step(Work::Compile { package: package.clone(), target: compiled.clone() })? {
+        let model = ModelFiles { package, compiled, functions: vec!["main".into()] };
+        let shard = StepShard { name: FP32_PACKAGE, form: None };
+        let answer = match steps.run::<()>(shard, &Work::Compile(model.clone()))? {
+            Ok(()) => steps.run(shard, &Work::Plan { model, cpu_only: false })?,
             Err(failure) => Err(failure),
-            Ok(_) => {
-                let functions = vec!["main".to_string()];
-                match step(Work::Plan { package, compiled, functions, cpu_only: false })? {
-                    Ok(plans) => Ok(serde_json::from_value(plans)?),
-                    Err(failure) => Err(failure),
-                }
-            }
         };
         Ok(Control::judged("products in fp32", FP32_PACKAGE, Some(answer)))
     }
 
-    fn judged(control: &'static str, package: &str, answer: Option<PlanAnswer>) -> Control {
+    fn judged(control: &str, package: &str, answer: Option<PlanAnswer>) -> Control {
         let (plans, failure) = match answer {
             None => (Vec::new(), Some("no package of the bundle has a plan".to_string())),
-            Some(Err(f)) => (Vec::new(), Some(format!("{} {}: {}", f.step, f.end.word(), f.message))),
+            Some(Err(failure)) => (Vec::new(), Some(failure.text())),
             Some(Ok(plans)) => (plans, None),
         };
-        let ops = || plans.iter().flat_map(|(_, ops)| ops);
-        let count = |device| ops().filter(|op| op.preferred == Some(device)).count();
-        let (on_ane, on_cpu) = (count(Device::Ane), count(Device::Cpu));
+        let counts = DeviceCounts::of(plans.iter().flat_map(|(_, ops)| ops));
+        let (on_ane, on_cpu) = (counts.ane, counts.cpu);
         let pass = failure.is_none() && on_ane == 0 && on_cpu > 0;
-        Control { control, package: package.into(), on_ane, on_cpu, pass, failure }
+        Control { control: control.into(), package: package.into(), on_ane, on_cpu, pass, failure }
     }
 
-    /// Returns the meaning of the answer, in words.
-    pub fn meaning(&self) -> String {
-        match &self.failure {
+    /// Formats question, answer and meaning.
+    pub fn text(&self) -> String {
+        let Control { control, package, on_ane, on_cpu, .. } = self;
+        let meaning = match &self.failure {
             None if self.pass => "says no, as it should".into(),
             None => "DOES NOT SAY NO: the plans mean nothing".into(),
             Some(why) => format!("NO ANSWER ({why}): it is not proven that the reader can say no"),
-        }
+        };
+        let of = if package.is_empty() { String::new() } else { format!(", {package}") };
+        format!("control ({control}{of}): {on_ane} ops on the ANE, {on_cpu} on the CPU; {meaning}")
     }
 }
 
 /// Writes a package with one function in fp32: `(x y) y^T + x`, with `x` and `y` of `SIZE` rows and columns.
-fn write_fp32(target: &Path) -> anyhow::Result<()> {
+fn write_fp32(target: &Path) -> Result<()> {
     let opset = Opset::CoreML8;
     let mut f = FunctionBuilder::new(opset);
     let matrix = || TensorType::fixed(DataType::Float32, &[1, 1, SIZE, SIZE]);
@@ -111,17 +107,12 @@ fn write_fp32(target: &Path) -> anyhow::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use anemoe_gates::residency::device::Device;
     use anemoe_gates::residency::rule::Verdict;
     use anemoe_gates::residency::{self, CheckOptions};
 
     fn op(preferred: Option<Device>) -> PlannedOp {
-        PlannedOp {
-            name: "x".into(),
-            op_type: "ios18.matmul".into(),
-            preferred,
-            supported: Vec::new(),
-            cost: None,
-        }
+        PlannedOp { name: "x".into(), op_type: "ios18.matmul".into(), preferred, ..PlannedOp::default() }
     }
 
     #[test]
@@ -129,10 +120,10 @@ mod tests {
         let judged = |ops: Vec<PlannedOp>| Control::cpu_alone("a", Some(Ok(vec![("main".into(), ops)])));
         assert!(judged(vec![op(None), op(Some(Device::Cpu))]).pass);
         assert!(!judged(vec![op(Some(Device::Cpu)), op(Some(Device::Ane))]).pass);
-        assert!(judged(vec![op(None)]).meaning().contains("DOES NOT SAY NO"));
-        let crashed = ChildFailure::refused("a", "plan", "signal 6 (abort)".into());
+        assert!(judged(vec![op(None)]).text().contains("DOES NOT SAY NO"));
+        let crashed = StepFailure::refused("a", "plan", "signal 6 (abort)".into());
         for control in [Control::cpu_alone("a", Some(Err(crashed))), Control::cpu_alone("", None)] {
-            assert!(!control.pass && control.meaning().contains("not proven"), "{}", control.meaning());
+            assert!(!control.pass && control.text().contains("not proven"), "{}", control.text());
         }
     }
 

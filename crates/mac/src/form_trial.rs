@@ -6,16 +6,14 @@
 //! PARTS/NAME.mlpackage     other shards that the shard's inputs need, run by the CPU executor
 //! ```
 
-use crate::golden_gate::cosine;
-use crate::probe::segment::Segment;
-use crate::probe::{chooses_inside, segment_of};
-use crate::{Error, Result};
 use anemoe_bundle::{Chain, InputBinding, Run, Step};
 use anemoe_convert::build::{write_host_vectors, write_shard};
 use anemoe_convert::importance::Importance;
 use anemoe_convert::models::Family;
 use anemoe_convert::plan::{Plan, PlannedShard};
-use anemoe_io::Random;
+use anemoe_gates::golden_gate::cosine;
+use anemoe_gates::probe::{Segment, chooses_inside, segment_of};
+use anemoe_io::{Error, Random, Result};
 use anemoe_mlpackage::mil::FeatureShape;
 use anemoe_mlpackage::package::{Package, WeightFiles};
 use anemoe_runtime::backend::Backend;
@@ -54,7 +52,7 @@ struct Trial {
 }
 
 /// Results of a trial with calls of one token count.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct TrialFigures {
     /// Number of calls of the shard.
     pub calls: u64,
@@ -86,9 +84,6 @@ pub fn trial_package(folder: &Path, shard: &str) -> PathBuf {
 
 /// Writes the packages of a trial, and its description last. `own` are the packages of the shard
 /// ([`Plan::packages`]).
-///
-/// # Errors
-/// `own` is empty, no step runs the shard, the checkpoint is wrong, or a file cannot be written.
 pub fn write_trial(
     family: &dyn Family,
     plan: &Plan,
@@ -131,9 +126,6 @@ pub fn write_trial(
 
 /// Returns the bytes of the packages that [`write_trial`] will write: of the shard itself, and of the other shards
 /// that are missing.
-///
-/// # Errors
-/// No step runs the shard.
 pub fn trial_bytes(
     family: &dyn Family,
     plan: &Plan,
@@ -193,9 +185,6 @@ fn width_of(register: &str, chain: &Chain, package: &dyn Fn(&str) -> PathBuf) ->
 
 /// Runs the trial in `folder` until its shard has been called `calls` times with `tokens` tokens each. `backend` and
 /// the CPU executor both run the whole part of the chain.
-///
-/// # Errors
-/// The trial is missing, no sequence has room for `tokens` tokens, or a package fails.
 pub fn run_trial(folder: &Path, backend: &dyn Backend, tokens: usize, calls: usize) -> Result<TrialFigures> {
     let path = folder.join(TRIAL_FILE);
     let text = anemoe_io::read_input(&path, MAX_TRIAL_BYTES).map_err(|e| Error::io(&path, e))?;
@@ -213,15 +202,8 @@ pub fn run_trial(folder: &Path, backend: &dyn Backend, tokens: usize, calls: usi
     };
     let (mut of_cpu, mut of_model) = (cpu.sequence(), own.sequence());
     let mut random = Random::new(1);
-    let mut found = TrialFigures {
-        calls: 0,
-        median_us: 0.0,
-        p90_us: 0.0,
-        min_cosine: 1.0,
-        wrong_tokens: 0,
-        first_wrong: None,
-        may_be_wrong: if trial.has_router { calls.saturating_mul(tokens) / 50 } else { 0 },
-    };
+    let may_be_wrong = if trial.has_router { calls.saturating_mul(tokens) / 50 } else { 0 };
+    let mut found = TrialFigures { min_cosine: 1.0, may_be_wrong, ..TrialFigures::default() };
     let mut times = Vec::new();
     for _ in 0..calls.saturating_mul(PASSES_FOR_A_CALL) {
         if found.calls >= calls as u64 {
