@@ -26,25 +26,27 @@ const MIN_PACKED: u64 = 4096;
 /// Most bytes that the parsed entries of documents take together: a large model's check has a few MB.
 const MAX_PARSED_BYTES: u64 = 64 << 20;
 
-/// List of a report's entries.
+/// List of a report's entries, by name.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct ReportManifest {
-    /// Version of the format, [`FORMAT`].
-    pub format: u32,
+    format: u32,
     /// Program that wrote the report.
     pub generator: String,
-    /// Entries by name.
-    pub entries: BTreeMap<String, ListedEntry>,
+    entries: BTreeMap<String, ListedEntry>,
 }
 
 /// Size and hash of an entry.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct ListedEntry {
-    /// Length of the entry, in bytes.
-    pub bytes: u64,
-    /// SHA-256 of the entry.
-    pub sha256: String,
+struct ListedEntry {
+    bytes: u64,
+    sha256: String,
+}
+
+/// Lists entries for a manifest.
+fn listed(entries: &BTreeMap<String, Vec<u8>>) -> BTreeMap<String, ListedEntry> {
+    let one = |bytes: &Vec<u8>| ListedEntry { bytes: bytes.len() as u64, sha256: sha256(bytes) };
+    entries.iter().map(|(name, bytes)| (name.clone(), one(bytes))).collect()
 }
 
 /// A report that was read and agrees with its manifest.
@@ -65,11 +67,8 @@ pub struct ReportArchive {
 /// The file cannot be written; no partial file stays behind.
 pub fn write_archive(output: &Output, entries: &BTreeMap<String, Vec<u8>>) -> Result<()> {
     let failed = |e: std::io::Error| Error::io(output.path(), e);
-    let listed = entries.iter().map(|(name, bytes)| {
-        (name.clone(), ListedEntry { bytes: bytes.len() as u64, sha256: sha256(bytes) })
-    });
     let generator = concat!("anemoe ", env!("CARGO_PKG_VERSION")).to_string();
-    let manifest = ReportManifest { format: FORMAT, generator, entries: listed.collect() };
+    let manifest = ReportManifest { format: FORMAT, generator, entries: listed(entries) };
     let manifest = serde_json::to_vec_pretty(&manifest).map_err(|e| failed(e.into()))?;
     let mut zip = ZipWriter::new(Cursor::new(Vec::new()));
     let options = SimpleFileOptions::default()
@@ -87,20 +86,14 @@ pub fn write_archive(output: &Output, entries: &BTreeMap<String, Vec<u8>>) -> Re
 }
 
 /// Reads a report: only entries of known names, within bounds, and as the manifest lists them.
-///
-/// # Errors
-/// The file is no report; the message names the entry.
 pub fn read_archive(path: &Path) -> Result<ReportArchive> {
     let invalid = |what: String| Error::invalid(path, format!("report: {what}"));
     let bytes = anemoe_io::read_input(path, MAX_REPORT_BYTES).map_err(|e| Error::io(path, e))?;
     let mut archive =
         ZipArchive::new(Cursor::new(&bytes)).map_err(|e| invalid(format!("no zip archive: {e}")))?;
     // The zip reader keeps one entry of each name, and drops others silently.
-    let listed = entries_in_directory(&bytes, archive.comment().len());
-    if listed != Some(archive.len()) {
-        let listed = listed.map_or_else(|| "an unknown number of".into(), |n| n.to_string());
-        let what = format!("{listed} entries with {} names; one is there twice", archive.len());
-        return Err(invalid(what));
+    if entries_in_directory(&bytes, archive.comment().len()) != Some(archive.len()) {
+        return Err(invalid(format!("more entries than {} names; one is there twice", archive.len())));
     }
     let mut entries = BTreeMap::new();
     let mut total = 0u64;
@@ -129,29 +122,27 @@ pub fn read_archive(path: &Path) -> Result<ReportArchive> {
         }
         entries.insert(name, content);
     }
-    let manifest = entries
-        .remove(REPORT_MANIFEST)
-        .ok_or_else(|| invalid(format!("entry `{REPORT_MANIFEST}` is missing")))?;
-    let of_manifest = |e| invalid(format!("entry `{REPORT_MANIFEST}`: {e}"));
-    let listed: ReportManifest = anemoe_io::json::parse(&manifest).map_err(of_manifest)?;
-    if listed.format != FORMAT {
-        let what = format!("report: entry `{REPORT_MANIFEST}`: format {}, {FORMAT} is read", listed.format);
-        return Err(Error::unsupported(path, what));
+    let of_manifest = |what: String| invalid(format!("entry `{REPORT_MANIFEST}`{what}"));
+    let text = entries.remove(REPORT_MANIFEST).ok_or_else(|| of_manifest(" is missing".into()))?;
+    let manifest: ReportManifest =
+        anemoe_io::json::parse(&text).map_err(|e| of_manifest(format!(": {e}")))?;
+    if manifest.format != FORMAT {
+        let what = format!("entry `{REPORT_MANIFEST}`: format {}, {FORMAT} is read", manifest.format);
+        return Err(Error::unsupported(path, format!("report: {what}")));
     }
-    for (name, wanted) in &listed.entries {
-        let of = |what: &str| invalid(format!("entry `{}`: {what}", name.escape_debug()));
-        let found = entries.get(name).ok_or_else(|| of("it is missing, and the manifest lists it"))?;
-        if (found.len() as u64, sha256(found)) != (wanted.bytes, wanted.sha256.clone()) {
-            return Err(of("its bytes are others than the manifest says"));
-        }
+    let found = listed(&entries);
+    for name in manifest.entries.keys().chain(found.keys()) {
+        let what = match (manifest.entries.get(name), found.get(name)) {
+            (None, _) => "the manifest does not list it",
+            (_, None) => "it is missing, and the manifest lists it",
+            (wanted, own) if wanted != own => "its bytes are others than the manifest says",
+            _ => continue,
+        };
+        return Err(invalid(format!("entry `{}`: {what}", name.escape_debug())));
     }
-    if let Some(name) = entries.keys().find(|name| !listed.entries.contains_key(*name)) {
-        return Err(invalid(format!("entry `{name}`: the manifest does not list it")));
-    }
-    let digest =
-        entries.iter().map(|(name, bytes)| format!("{name} {}\n", sha256(bytes))).collect::<String>();
+    let digest: String = found.iter().map(|(name, e)| format!("{name} {}\n", e.sha256)).collect();
     let left = Cell::new(MAX_PARSED_BYTES);
-    Ok(ReportArchive { manifest: listed, digest: sha256(digest.as_bytes()), entries, left })
+    Ok(ReportArchive { manifest, digest: sha256(digest.as_bytes()), entries, left })
 }
 
 impl ReportArchive {
@@ -161,9 +152,6 @@ impl ReportArchive {
     }
 
     /// Reads an entry of JSON; none without the entry.
-    ///
-    /// # Errors
-    /// The entry is not as expected; the message names it.
     pub fn json<T: serde::de::DeserializeOwned>(&self, name: &str) -> std::result::Result<Option<T>, String> {
         let Some(bytes) = self.bytes(name) else { return Ok(None) };
         let mut left = self.left.get();

@@ -193,9 +193,6 @@ impl MacReport {
     }
 
     /// Reads the document of a stage; the default where it has none.
-    ///
-    /// # Errors
-    /// The document is not as expected; the message names its entry.
     pub fn document<T: DeserializeOwned + Default>(&self, stage: &str) -> std::result::Result<T, String> {
         let document = self.stages.iter().find(|r| r.stage == stage).map(|r| r.document.clone());
         let Some(document) = document.filter(|d| !d.is_null()) else { return Ok(T::default()) };
@@ -204,9 +201,6 @@ impl MacReport {
     }
 
     /// Tells whether the report has a package of this name.
-    ///
-    /// # Errors
-    /// It has none; the message names `entry`, which speaks of it.
     pub fn expect_package(&self, name: &str, entry: &str) -> std::result::Result<(), String> {
         let known = self.packages.iter().any(|p| p.name == name);
         let what = || format!("entry `{entry}`: package `{}` is not in packages.json", name.escape_debug());
