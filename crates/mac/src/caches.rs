@@ -4,7 +4,7 @@ use anemoe_bundle::Chain;
 use anemoe_coreml::{CompiledModels, this_system};
 use anemoe_gates::integrity::cache_folder;
 use anemoe_io::TEMPORARY;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 
 /// Name of the folder of compiled models in the user's cache.
@@ -13,6 +13,14 @@ const COMPILED_FOLDER: &str = "compiled";
 const OWN_FOLDER: &str = "anemoe";
 /// Name of the cache that Core ML keeps for each program.
 const OF_CORE_ML: &str = "com.apple.e5rt.e5bundlecache";
+
+/// Package, the place of its compiled model, and the names of its functions.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct ModelFiles {
+    pub package: PathBuf,
+    pub compiled: PathBuf,
+    pub functions: Vec<String>,
+}
 
 /// A cache on this machine.
 #[derive(Debug, Serialize)]

@@ -72,7 +72,7 @@ enum Reply {
     Failed(String),
 }
 
-/// A child at work.
+/// A child at work. It ends when its input does, so that a child that nobody waits for is no leftover.
 pub struct Worker {
     child: Child,
     input: Option<ChildStdin>,
@@ -187,16 +187,6 @@ impl Worker {
             reply => self.last = Some(reply),
         }
         Ok(())
-    }
-}
-
-impl Drop for Worker {
-    fn drop(&mut self) {
-        // A child that nobody waited for is ended; one whose status was read already is not there any more.
-        if !matches!(self.child.try_wait(), Ok(Some(_))) {
-            let _ = self.child.kill();
-            let _ = self.child.wait();
-        }
     }
 }
 

@@ -1,8 +1,9 @@
 //! Compiles the packages of a bundle, and loads their functions, each in a child process.
 
+use crate::caches::ModelFiles;
 use crate::listener::Listener;
 use crate::steps::{Step, StepFailure, StepShard, Steps};
-use crate::work::{LoadSeconds, ModelFiles, Work};
+use crate::work::{LoadSeconds, Work};
 use anemoe_bundle::{Chain, Shard};
 use anemoe_convert::build::check_room;
 use anemoe_coreml::causes::is_no_plan;

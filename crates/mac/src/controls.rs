@@ -6,8 +6,9 @@
 //! ```
 //! The first control shows that the reader sees a device that was asked for, the second that it sees a choice of Core ML.
 
+use crate::caches::ModelFiles;
 use crate::steps::{StepFailure, StepShard, Steps};
-use crate::work::{ModelFiles, Work};
+use crate::work::Work;
 use anemoe_gates::residency::device::{DeviceCounts, PlannedOp};
 use anemoe_io::{Error, Result, Temporary};
 use anemoe_mlpackage::mil::builder::{FunctionBuilder, model};

@@ -1,12 +1,11 @@
 //! Finds the form of shards that the Neural Engine of this Mac takes: tries each form of each sort, step by step.
 
 use crate::controls::PlanAnswer;
-use crate::form_trial::{LEAST_COSINE, TrialFigures, trial_bytes, trial_package, write_trial};
+use crate::form_trial::{FormTrial, LEAST_COSINE, TrialFigures};
 use crate::listener::Listener;
 use crate::steps::{Step, StepShard, Steps};
-use crate::work::{LoadSeconds, ModelFiles, Work};
+use crate::work::{LoadSeconds, Work};
 use anemoe_bundle::{ShardKind, sha256};
-use anemoe_convert::build::check_room;
 use anemoe_convert::form::ShardForm;
 use anemoe_convert::form_ladder::{LadderModel, Rung, ladder};
 use anemoe_convert::forms_file;
@@ -14,7 +13,6 @@ use anemoe_convert::importance::Importance;
 use anemoe_convert::models::Family;
 use anemoe_convert::plan::{Plan, PlannedShard};
 use anemoe_convert::shard_program::lower_without_weights;
-use anemoe_coreml::COMPILED;
 use anemoe_gates::residency::device::{DeviceCounts, PlannedOp};
 use anemoe_gates::residency::rule::Verdict;
 use anemoe_io::{Error, Result};
@@ -32,9 +30,7 @@ const MAX_RESULT_BYTES: u64 = 1 << 24;
 /// Forms that were chosen.
 #[derive(Debug, Serialize)]
 pub struct TuneReport {
-    /// Build of the system and chip.
     system: Option<String>,
-    /// Number of calls of each form and token count.
     calls: u32,
     /// Choices, one for each sort of shards.
     pub sorts: Vec<FormChoice>,
@@ -49,12 +45,10 @@ pub struct FormChoice {
     pub sort: ShardKind,
     /// Name of the representative shard.
     pub shard: String,
-    /// Bytes of its weights.
     bytes: u64,
     /// Name of the form; none if no form works.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub chosen: Option<String>,
-    /// Options of `build` for the form.
     options: String,
     /// Reason for the choice.
     pub reason: String,
@@ -72,9 +66,7 @@ pub struct TrialResult {
     key: String,
     /// Name of the form.
     pub form: String,
-    /// Options of `build`.
     options: String,
-    /// Placement by the plans of all functions.
     #[serde(flatten)]
     placement: FormPlacement,
     /// Judgements of calls with one token, and with as many as the largest function takes.
@@ -170,14 +162,6 @@ pub struct Tuner<'a> {
     pub steps: Steps,
 }
 
-/// A form at its trial.
-struct Contestant<'a> {
-    plan: &'a Plan,
-    /// Packages of the shard in this form; at least one.
-    own: Vec<&'a PlannedShard>,
-    rung: &'a Rung,
-}
-
 impl Tuner<'_> {
     /// Tries the forms of some sorts of shards, or of all if `sorts` is empty, and chooses one for each.
     ///
@@ -232,8 +216,7 @@ impl Tuner<'_> {
             }
             programs.push(own_programs);
             listener.message(&format!("{}: {}", shard.kind.name(), rung.name));
-            let contestant = Contestant { plan: &plan, own, rung: &rung };
-            tried.push((rung.form, self.form(&contestant, listener)?));
+            tried.push((rung.form, self.form(&plan, &own, &rung, listener)?));
         }
         let (best, reason) = choose(&tried);
         let best = best.map(|i| &tried[i]);
@@ -250,13 +233,25 @@ impl Tuner<'_> {
     }
 
     /// Tries a form, unless an earlier run has done so.
-    fn form(&self, contestant: &Contestant<'_>, listener: &dyn Listener) -> Result<TrialResult> {
-        let Contestant { plan, own, rung } = contestant;
-        let sort = own[0].kind.name();
+    fn form(
+        &self,
+        plan: &Plan,
+        own: &[&PlannedShard],
+        rung: &Rung,
+        listener: &dyn Listener,
+    ) -> Result<TrialResult> {
         let words: Vec<&str> = rung.build_args.iter().map(|a| a.trim_start_matches('-')).collect();
         let slug = if words.is_empty() { "default".to_string() } else { words.join("-") };
-        let folder = self.work.join(sort).join(slug);
         let fingerprint = self.family.fingerprint()?;
+        let trial = FormTrial {
+            family: self.family,
+            plan,
+            own,
+            importance: self.importance,
+            folder: self.work.join(own[0].kind.name()).join(slug),
+            // Parts depend on the same facts, except for the form.
+            parts: self.work.join("parts").join(&digest(&(&fingerprint, &self.plan.options))?[..16]),
+        };
         let counts = self.judged_tokens(own);
         let mut result = TrialResult {
             key: digest(&(
@@ -269,19 +264,13 @@ impl Tuner<'_> {
             tokens: counts.iter().map(|&tokens| JudgedTokens { tokens, ..JudgedTokens::default() }).collect(),
             ..TrialResult::default()
         };
-        let file = folder.join(RESULT_FILE);
+        let file = trial.folder.join(RESULT_FILE);
         if let Some(known) = read_result(&file).filter(|known| known.key == result.key && !self.again) {
             return Ok(TrialResult { reused: true, ..known });
         }
-        // Parts depend on the same facts, except for the form.
-        let parts = self.work.join("parts").join(&digest(&(&fingerprint, &self.plan.options))?[..16]);
-        // The package, its compiled model, as much for the Neural Engine's compiler, and other packages that are missing.
-        let (bytes, others) = trial_bytes(self.family, plan, own, &parts)?;
-        let what = format!("the trial of the form `{}` for {sort} needs about", rung.name);
-        check_room(&self.work, &what, 3 * bytes + bytes / 20 + others)?;
         listener.progress(&rung.name, "build", 0, 1);
-        write_trial(self.family, plan, own, self.importance, &parts, &folder)?;
-        result.out = match self.steps(contestant, &folder, &mut result, listener)? {
+        trial.write(&rung.name)?;
+        result.out = match self.steps(&trial, rung, &mut result, listener)? {
             Err(failure) => {
                 listener.message(&failure.lines());
                 Some(failure.text())
@@ -290,7 +279,7 @@ impl Tuner<'_> {
         };
         listener.progress(&rung.name, "", 1, 1);
         // The packages of a large model are large, and can be made again.
-        for model in own.iter().map(|shard| trial_model(&folder, shard)) {
+        for model in trial.models() {
             let _ = std::fs::remove_dir_all(model.package);
             let _ = std::fs::remove_dir_all(model.compiled);
         }
@@ -310,17 +299,16 @@ impl Tuner<'_> {
     /// Runs the steps of a trial, each in a child process; the inner error is the reason why the form is out.
     fn steps(
         &self,
-        contestant: &Contestant<'_>,
-        folder: &Path,
+        trial: &FormTrial<'_>,
+        rung: &Rung,
         result: &mut TrialResult,
         listener: &dyn Listener,
     ) -> Step<()> {
-        let Contestant { own, rung, .. } = contestant;
-        let (mut models, mut plans) = (Vec::new(), Some(Vec::new()));
+        let (own, models) = (trial.own, trial.models());
+        let mut plans = Some(Vec::new());
         let total = own.len() + result.tokens.len();
-        for (i, shard) in own.iter().enumerate() {
+        for (i, (shard, model)) in own.iter().zip(&models).enumerate() {
             listener.progress(&rung.name, &shard.name, i, total);
-            let model = trial_model(folder, shard);
             let named = StepShard { name: &shard.name, form: Some((shard.kind, rung.form)) };
             if let Err(failure) = self.steps.run::<()>(named, &Work::Compile(model.clone()))? {
                 return Ok(Err(failure));
@@ -329,19 +317,15 @@ impl Tuner<'_> {
                 return Ok(Err(failure));
             }
             // A form without a plan may still run; its placement is unknown then.
-            let answer: PlanAnswer =
-                self.steps.run(named, &Work::Plan { model: model.clone(), cpu_only: false })?;
-            match (answer, &mut plans) {
-                (Ok(found), Some(plans)) => {
-                    plans.extend(found.into_iter().map(|(f, ops)| (in_package(shard, &f), ops)));
-                }
-                (Ok(_), None) => {}
-                (Err(failure), _) => {
-                    listener.message(&failure.lines());
-                    plans = None;
-                }
+            let plan = Work::Plan { model: model.clone(), cpu_only: false };
+            let answer: PlanAnswer = self.steps.run(named, &plan)?;
+            if let Err(failure) = &answer {
+                listener.message(&failure.lines());
             }
-            models.push(model);
+            plans = plans.zip(answer.ok()).map(|(mut plans, found)| {
+                plans.extend(found.into_iter().map(|(f, ops)| (in_package(shard, &f), ops)));
+                plans
+            });
         }
         let plans = plans.unwrap_or_default();
         result.placement = FormPlacement::of(plans.iter().flat_map(|(_, ops)| ops));
@@ -353,7 +337,7 @@ impl Tuner<'_> {
             let name = format!("{}{}", own[0].name, of_tokens(tokens));
             listener.progress(&rung.name, &name, own.len() + i, total);
             let named = StepShard { name: &name, form: Some((own[0].kind, rung.form)) };
-            let (folder, models, calls) = (folder.to_path_buf(), models.clone(), self.calls as usize);
+            let (folder, models, calls) = (trial.folder.clone(), models.clone(), self.calls as usize);
             match self.steps.run(named, &Work::Measure { folder, models, tokens, calls })? {
                 Ok(figures) => judged.figures = Some(figures),
                 Err(mut failure) => {
@@ -363,15 +347,6 @@ impl Tuner<'_> {
             }
         }
         Ok(Ok(()))
-    }
-}
-
-/// Returns the paths of a shard's package and compiled model in a trial.
-fn trial_model(folder: &Path, shard: &PlannedShard) -> ModelFiles {
-    ModelFiles {
-        package: trial_package(folder, &shard.name),
-        compiled: folder.join(format!("{}.{COMPILED}", shard.name)),
-        functions: shard.functions.iter().map(|f| f.name.clone()).collect(),
     }
 }
 

@@ -1,6 +1,6 @@
 //! Risky work, which a process of its own does, so that a crash or a hang becomes a report.
 
-use crate::caches::compiled_models;
+use crate::caches::{ModelFiles, compiled_models};
 use crate::child::{Ended, Limit, ParentLink, Worker, serve};
 use crate::form_trial::run_trial;
 use crate::soak::{SoakLength, run_until, soak};
@@ -15,14 +15,6 @@ use serde_json::Value;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
-
-/// Package, the place of its compiled model, and the names of its functions.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct ModelFiles {
-    pub package: PathBuf,
-    pub compiled: PathBuf,
-    pub functions: Vec<String>,
-}
 
 /// Work of a child.
 #[derive(Clone, Debug, Serialize, Deserialize)]

@@ -13,7 +13,7 @@ use std::path::PathBuf;
 ///
 /// Reads a file that `anemoe verify-on-mac` wrote, on any machine. Adds a folder to the evidence: rows of a table of outcomes, by
 /// which `check` and `plan` judge the same programs as measured; a profile of the chip, calibrated by the report's bench, with which
-/// `predict-speed` counts; and events in the evidence's journal. The same report adds nothing a second time.
+/// `predict-speed` counts; and an event in the evidence's journal. The same report adds nothing a second time.
 #[derive(clap::Args)]
 #[command(
     after_help = "Example:\n  anemoe import-report anemoe-mac-report.zip --evidence evidence\n  anemoe check small.anemoe --evidence evidence\n  anemoe predict-speed small.anemoe --evidence evidence"
@@ -116,9 +116,9 @@ fn print(document: &ImportDocument<'_>, generator: &str, ui: &Ui) -> anyhow::Res
             ui.line(format!("chip {}: a call {ms:.3} ms ({source})", p.base_name()))?;
         }
         let chip = if document.added.chip { " and a profile of the chip" } else { "" };
-        let AddedFigures { rows, events, .. } = document.added;
+        let rows = document.added.rows;
         ui.line(format!(
-            "added {rows} rows{chip} to {folder}, and {events} events to the journal beside it"
+            "added {rows} rows{chip} to {folder}, and an event to the journal beside it"
         ))?;
     }
     Ok(document.left_out.iter().try_for_each(|what| ui.line(format!("left out: {what}")))?)

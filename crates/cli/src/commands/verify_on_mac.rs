@@ -16,7 +16,7 @@ use anemoe_mac::{
     report_entries, write_archive,
 };
 use anyhow::Context;
-use clap::builder::PossibleValuesParser;
+use clap::builder::{PossibleValue, PossibleValuesParser};
 use serde::Serialize;
 use std::path::{Path, PathBuf};
 
@@ -47,7 +47,7 @@ pub struct Args {
     #[arg(long, value_name = "N,..", value_delimiter = ',', default_value = "1,4,64", value_parser = crate::args::numbers::at_least_one)]
     tokens: Vec<usize>,
     /// Only these stages; what others have found before stays in the report.
-    #[arg(long, value_name = "STAGE,..", value_delimiter = ',', value_parser = PossibleValuesParser::new(STAGES.map(|s| s.name)))]
+    #[arg(long, value_name = "STAGE,..", value_delimiter = ',', value_parser = PossibleValuesParser::new(STAGES.map(|s| PossibleValue::new(s.name).help(s.what))))]
     stages: Vec<String>,
     /// Run stages again that an earlier run has finished.
     #[arg(long)]
