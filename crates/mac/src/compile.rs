@@ -34,6 +34,8 @@ pub struct CompileReport {
     pub packages: Vec<PackageTimes>,
     /// Failures.
     pub failures: Vec<StepFailure>,
+    /// The failures, a line each.
+    faults: Vec<String>,
 }
 
 /// Sizes of a package and its compiled model, and times.
@@ -92,6 +94,7 @@ impl BundleCompiler<'_> {
         }
         listener.progress("packages", "", shards.len(), shards.len());
         report.failed = report.failures.len();
+        report.faults = report.failures.iter().map(StepFailure::line).collect();
         Ok(report)
     }
 

@@ -122,7 +122,7 @@ impl DeviceFindings {
         for size in &mut self.compiled {
             size.measured = packages().find(|p| p.name == size.package).map(|p| p.measured);
         }
-        self.faults = self.plan_failures.iter().map(|f| format!("{}: {}", f.what, f.text())).collect();
+        self.faults = self.plan_failures.iter().map(StepFailure::line).collect();
         let elsewhere = packages().filter(|p| p.measured != Verdict::Ane);
         self.faults.extend(elsewhere.map(|p| format!("{}: {}", p.name, p.measured.name())));
         self.faults.extend(self.controls.iter().filter(|control| !control.pass).map(Control::text));

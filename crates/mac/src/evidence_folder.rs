@@ -1,6 +1,7 @@
 //! Writes findings into a folder of evidence: a report's folder in one step, then an event in the folder's journal.
 
 use crate::findings::ReportFindings;
+use crate::json_file::write_json;
 use crate::report::{MacReport, ReportSystem};
 use crate::stages::StageRecord;
 use anemoe_bundle::CHAIN_FILE;
@@ -65,8 +66,7 @@ fn write_folder(report: &MacReport, found: &ReportFindings, evidence: &Path, tar
         "rows": found.rows.len(), "chip": found.profile.as_ref().map(|p| &p.chip), "left_out": found.left_out,
         "stages": report.stages.iter().map(ends).collect::<Vec<_>>(),
     });
-    let text = serde_json::to_vec_pretty(&about).map_err(|e| Error::io(&folder, e.into()))?;
-    anemoe_bundle::write_atomic(&folder.join(REPORT_FILE), &text)?;
+    write_json(&folder.join(REPORT_FILE), &about)?;
     std::fs::rename(&folder, target).map_err(|e| Error::io(target, e))?;
     anemoe_io::sync_dir(evidence).map_err(|e| Error::io(evidence, e))
 }

@@ -7,6 +7,7 @@
 //! ```
 
 use crate::caches::ModelFiles;
+use crate::json_file::{read_json, write_json};
 use anemoe_bundle::{Chain, InputBinding, Run, Step};
 use anemoe_convert::build::{check_room, write_host_vectors, write_shard};
 use anemoe_convert::importance::Importance;
@@ -33,8 +34,6 @@ const WARM_UP: usize = 5;
 const PASSES_FOR_A_CALL: usize = 40;
 /// Name of the description of a trial.
 const TRIAL_FILE: &str = "trial.json";
-/// Largest description that is read, in bytes.
-const MAX_TRIAL_BYTES: u64 = 256 << 20;
 
 /// Description of a trial, as `trial.json` holds it.
 #[derive(Serialize, Deserialize)]
@@ -150,8 +149,7 @@ impl FormTrial<'_> {
             parts: self.parts.clone(),
             chain: Chain { vectors, ..cut.chain },
         };
-        let text = serde_json::to_vec(&trial).map_err(|e| Error::usage(format!("trial: {e}")))?;
-        anemoe_bundle::write_atomic(&self.folder.join(TRIAL_FILE), &text)
+        write_json(&self.folder.join(TRIAL_FILE), &trial)
     }
 
     /// Returns the plan around the shard, and the part of its chain that leads to the shard, with all packages of the shard.
@@ -202,9 +200,8 @@ fn width_of(register: &str, chain: &Chain, package: &dyn Fn(&str) -> PathBuf) ->
 /// the CPU executor both run the whole part of the chain.
 pub fn run_trial(folder: &Path, backend: &dyn Backend, tokens: usize, calls: usize) -> Result<TrialFigures> {
     let path = folder.join(TRIAL_FILE);
-    let text = anemoe_io::read_input(&path, MAX_TRIAL_BYTES).map_err(|e| Error::io(&path, e))?;
-    let trial: Trial =
-        anemoe_io::json::parse(&text).map_err(|e| Error::invalid(&path, format!("trial: {e}")))?;
+    let trial: Option<Trial> = read_json(&path);
+    let trial = trial.ok_or_else(|| Error::invalid(&path, "trial: it is missing or damaged"))?;
     let package = |shard: &anemoe_bundle::Shard| {
         package_in(if trial.own.contains(&shard.name) { folder } else { &trial.parts }, &shard.name)
     };

@@ -26,6 +26,7 @@ mod energy;
 mod evidence_folder;
 mod findings;
 mod form_trial;
+mod json_file;
 mod listener;
 mod placed;
 mod private;

@@ -11,6 +11,7 @@
 //! ```
 
 use crate::archive::{ReportArchive, read_archive};
+use crate::json_file::{MAX_BYTES, read_json};
 use crate::private::PrivateWords;
 use crate::stages::{BENCH, BUNDLE, FORMS, PACKAGES, PLAN, STAGES, SYSTEM, StageRecord};
 use anemoe_bundle::{CHAIN_FILE, Chain};
@@ -39,8 +40,6 @@ const MAX_NAME: usize = 200;
 const MAX_CELL: usize = 4096;
 /// Most packages of a report.
 const MAX_PACKAGES: usize = 10_000;
-/// Largest saved file that goes into a report, in bytes.
-const MAX_DOCUMENT_BYTES: u64 = 128 << 20;
 
 /// The machine and the model of a report.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -127,13 +126,14 @@ pub fn report_entries(
         put(PACKAGES, serde_json::to_value(described(&bundle)?))?;
     }
     for name in [PLAN, BENCH] {
-        let Ok(bytes) = anemoe_io::read_input(&work.join(name), MAX_DOCUMENT_BYTES) else { continue };
-        match anemoe_io::json::parse::<Value>(&bytes) {
-            Ok(value) => put(name, Ok(value))?,
-            Err(e) => left_out.push(format!("{name}: {e}")),
+        let file = work.join(name);
+        match read_json::<Value>(&file) {
+            Some(value) => put(name, Ok(value))?,
+            None if file.is_file() => left_out.push(format!("{name}, which is damaged")),
+            None => {}
         }
     }
-    if let Ok(text) = anemoe_io::read_text(&work.join(FORMS), MAX_DOCUMENT_BYTES) {
+    if let Ok(text) = anemoe_io::read_text(&work.join(FORMS), MAX_BYTES) {
         entries.insert(FORMS.into(), words.text(&text).into_bytes());
     }
     Ok((entries, left_out))

@@ -104,9 +104,14 @@ impl StepFailure {
         format!("{} {}: {}", self.step, self.end.word(), self.message)
     }
 
-    /// Formats the failure in lines, for people.
+    /// Formats the failure in a line.
+    pub fn line(&self) -> String {
+        format!("{}: {}", self.what, self.text())
+    }
+
+    /// Formats the failure in lines, with causes and advice.
     pub fn lines(&self) -> String {
-        let mut lines = vec![format!("{}: {}", self.what, self.text())];
+        let mut lines = vec![self.line()];
         lines.extend(self.causes.iter().map(|c| format!("    likely: {c}")));
         lines.extend(self.advice.iter().map(|a| format!("    do: {a}")));
         lines.extend(self.try_form.iter().map(|f| format!("    try the form: {f}")));

@@ -2,6 +2,7 @@
 
 use crate::controls::PlanAnswer;
 use crate::form_trial::{FormTrial, LEAST_COSINE, TrialFigures};
+use crate::json_file::{read_json, write_json};
 use crate::listener::Listener;
 use crate::steps::{Step, StepShard, Steps};
 use crate::work::{LoadSeconds, Work};
@@ -18,14 +19,12 @@ use anemoe_gates::residency::rule::Verdict;
 use anemoe_io::{Error, Result};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 /// Share of the time below which a difference does not count: the simpler form stays.
 const SAME_TIME: f64 = 0.03;
 /// File with the result of a trial.
 const RESULT_FILE: &str = "result.json";
-/// Largest result file that is read, in bytes.
-const MAX_RESULT_BYTES: u64 = 1 << 24;
 
 /// Forms that were chosen.
 #[derive(Debug, Serialize)]
@@ -265,7 +264,8 @@ impl Tuner<'_> {
             ..TrialResult::default()
         };
         let file = trial.folder.join(RESULT_FILE);
-        if let Some(known) = read_result(&file).filter(|known| known.key == result.key && !self.again) {
+        let known = read_json(&file).filter(|known: &TrialResult| known.key == result.key && !self.again);
+        if let Some(known) = known {
             return Ok(TrialResult { reused: true, ..known });
         }
         listener.progress(&rung.name, "build", 0, 1);
@@ -283,8 +283,7 @@ impl Tuner<'_> {
             let _ = std::fs::remove_dir_all(model.package);
             let _ = std::fs::remove_dir_all(model.compiled);
         }
-        let text = serde_json::to_vec_pretty(&result).map_err(|e| Error::io(&file, e.into()))?;
-        anemoe_bundle::write_atomic(&file, &text)?;
+        write_json(&file, &result)?;
         Ok(result)
     }
 
@@ -372,10 +371,6 @@ fn of_tokens(tokens: usize) -> String {
 fn digest(facts: &impl Serialize) -> Result<String> {
     let text = serde_json::to_vec(facts).map_err(|e| Error::usage(format!("facts of a trial: {e}")))?;
     Ok(sha256(&text))
-}
-
-fn read_result(file: &Path) -> Option<TrialResult> {
-    anemoe_io::json::parse(&anemoe_io::read_input(file, MAX_RESULT_BYTES).ok()?).ok()
 }
 
 /// Returns the reason why a form's numbers are wrong; none if they are right.

@@ -2,6 +2,7 @@
 
 use crate::child::Ended;
 use crate::energy::measure_energy;
+use crate::json_file::{read_json, write_json};
 use crate::listener::Listener;
 use crate::report::{STAND_IN, chip_slug};
 use crate::soak::SoakLength;
@@ -30,10 +31,6 @@ const MAKE_GOLDEN: &str = "golden {checkpoint} --prompt-ids 2,7,11,19,5,3,23,8 -
 const LONGEST_REASON: usize = 600;
 /// File with the settings that the folder's documents depend on.
 const SETTINGS: &str = "settings.json";
-/// Largest record that is read, in bytes.
-const MAX_RECORD_BYTES: u64 = 128 << 20;
-/// Largest file of settings that is read, in bytes.
-const MAX_SETTINGS_BYTES: u64 = 1 << 20;
 
 /// Settings of a verification.
 pub struct Verification {
@@ -87,8 +84,7 @@ impl Verification {
         let file = self.file(SETTINGS);
         let is_empty = self.work.read_dir().map_or(true, |mut entries| entries.next().is_none());
         if file.is_file() {
-            let text = anemoe_io::read_input(&file, MAX_SETTINGS_BYTES).map_err(|e| Error::io(&file, e))?;
-            let known: Value = anemoe_io::json::parse(&text).unwrap_or_default();
+            let known: Value = read_json(&file).unwrap_or_default();
             let differing = |(key, value): (&String, &Value)| {
                 let old = known.get(key).cloned().unwrap_or_default();
                 (old != *value).then(|| format!("{key} was {old} and is {value}"))
@@ -106,21 +102,12 @@ impl Verification {
         }
         let stages = self.file("stages");
         std::fs::create_dir_all(&stages).map_err(|e| Error::io(&stages, e))?;
-        self.write(SETTINGS, &serde_json::to_vec_pretty(&settings))
-    }
-
-    fn write(&self, name: &str, text: &serde_json::Result<Vec<u8>>) -> Result<()> {
-        let file = self.file(name);
-        match text {
-            Ok(text) => anemoe_bundle::write_atomic(&file, text),
-            Err(e) => Err(Error::invalid(file, e.to_string())),
-        }
+        write_json(&file, &settings)
     }
 
     /// Reads the record of a stage; none if it is missing or damaged, or the stage was not finished.
     fn record(&self, stage: &Stage) -> Option<StageRecord> {
-        let text = anemoe_io::read_input(&self.file(&stage.entry()), MAX_RECORD_BYTES).ok()?;
-        let record: StageRecord = anemoe_io::json::parse(&text).ok()?;
+        let record: StageRecord = read_json(&self.file(&stage.entry()))?;
         (record.stage == stage.name && record.end != End::Skipped).then_some(record)
     }
 
@@ -160,7 +147,7 @@ impl Verification {
             document: found.document,
         };
         if record.end != End::Skipped {
-            self.write(&stage.entry(), &serde_json::to_vec_pretty(&record))?;
+            write_json(&self.file(&stage.entry()), &record)?;
         }
         if wanted {
             let colon = if record.reason.is_empty() { "" } else { ": " };
