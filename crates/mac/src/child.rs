@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! parent --the work, one line of JSON--> anemoe step --Reply, the last line of JSON--> Ended
-//!                                                   --reports of progress, a line each--> Limit::Silence
+//!                                                   --reports of progress, a line each-->
 //!        --standard input: `stop` ends endless work; its end tells the child that the parent is gone
 //! ```
 
@@ -51,15 +51,6 @@ impl Ended {
     }
 }
 
-/// Limit of a child's time.
-#[derive(Clone, Copy, Debug)]
-pub enum Limit {
-    /// Time for all of the work.
-    Whole(Duration),
-    /// Time without progress: before the first report, between two, and after the last. The whole work has no limit.
-    Silence(Duration),
-}
-
 /// Line of a child's standard output.
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -83,7 +74,6 @@ pub struct Worker {
     speaks: bool,
     last: Option<Reply>,
     progress: u64,
-    started: Instant,
     /// Time of the last report, or of the child's start.
     heard: Instant,
 }
@@ -102,10 +92,9 @@ impl Worker {
         let mut child = command.spawn().map_err(failed)?;
         let (send, replies) = channel();
         let (out, err) = (child.stdout.take(), child.stderr.take());
-        let (input, started) = (child.stdin.take(), Instant::now());
-        let (last, progress, heard) = (None, 0, started);
+        let (input, heard) = (child.stdin.take(), Instant::now());
         let mut worker =
-            Worker { child, input, replies, words: None, speaks, last, progress, started, heard };
+            Worker { child, input, replies, words: None, speaks, last: None, progress: 0, heard };
         if let (Some(out), Some(err)) = (out, err) {
             Builder::new().spawn(move || listen(out, &send)).map_err(failed)?;
             worker.words = Some(Builder::new().spawn(move || last_words(err, speaks)).map_err(failed)?);
@@ -133,19 +122,16 @@ impl Worker {
 
     /// Waits until the child has reported something or has replied, at most for `limit`; tells whether it has reported.
     pub fn wait_for_progress(&mut self, limit: Duration) -> bool {
-        let until = self.started + limit;
+        let until = self.heard + limit;
         while self.progress == 0 && self.last.is_none() && self.hear(until).is_ok() {}
         self.progress > 0
     }
 
-    /// Waits for the end of the child, and ends a child that exceeds `limit`.
-    pub fn wait(&mut self, limit: Limit) -> Result<Ended> {
+    /// Waits for the end of the child, and ends a child that reports nothing for `limit`: before the first report, between
+    /// two, or after the last. Work that reports has no limit as a whole.
+    pub fn wait(&mut self, limit: Duration) -> Result<Ended> {
         let in_time = loop {
-            let until = match limit {
-                Limit::Whole(limit) => self.started + limit,
-                Limit::Silence(limit) => self.heard + limit,
-            };
-            match self.hear(until) {
+            match self.hear(self.heard + limit) {
                 Ok(()) => {}
                 Err(RecvTimeoutError::Timeout) => break false,
                 // Standard output is closed: the process has ended.
@@ -159,15 +145,12 @@ impl Worker {
         let status = self.child.wait().map_err(failed)?;
         drop(self.input.take());
         let said = self.words.take().and_then(|thread| thread.join().ok()).unwrap_or_default();
-        let (end, reason) = match (self.last.take(), limit) {
-            (_, Limit::Whole(limit)) if !in_time => (End::Hung, format!("no end after {}", timeout(limit))),
-            (_, Limit::Silence(limit)) if !in_time => {
-                (End::Hung, format!("no progress for {}", timeout(limit)))
-            }
-            (Some(Reply::Done(document)), _) if status.success() => {
+        let (end, reason) = match self.last.take() {
+            _ if !in_time => (End::Hung, format!("no progress for {:.0} s (--timeout)", limit.as_secs_f64())),
+            Some(Reply::Done(document)) if status.success() => {
                 return Ok(Ended { end: End::Done, reason: String::new(), document });
             }
-            (Some(Reply::Failed(what)), _) => (End::Refused, what),
+            Some(Reply::Failed(what)) => (End::Refused, what),
             _ => (End::Crashed, describe(status)),
         };
         // Core ML's compiler writes its messages to standard error; what a child that speaks has said was read already.
@@ -188,10 +171,6 @@ impl Worker {
         }
         Ok(())
     }
-}
-
-fn timeout(limit: Duration) -> String {
-    format!("{:.0} s (--timeout)", limit.as_secs_f64())
 }
 
 /// Listens to a child's standard output, and sends its replies on.

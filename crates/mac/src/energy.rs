@@ -1,6 +1,6 @@
 //! Power as `powermetrics` reads it: at rest, and while the bundle runs.
 
-use crate::child::{Ended, Limit};
+use crate::child::Ended;
 use crate::work::{Work, from_value, to_value};
 use anemoe_coreml::causes::End;
 use anemoe_io::Result;
@@ -60,7 +60,6 @@ pub fn measure_energy(bundle: &Path, seconds: u64, limit: Duration) -> Result<En
     let mut worker = Work::Run { bundle: bundle.into() }.start()?;
     // Without progress the child process has ended, or its time is over.
     let running = worker.wait_for_progress(limit).then(|| power(seconds));
-    let limit = if running.is_some() { Limit::Silence(limit) } else { Limit::Whole(limit) };
     worker.stop();
     let ended = worker.wait(limit)?;
     let running = match running {

@@ -1,6 +1,6 @@
 //! The stage `soak`: soaks the whole bundle, and names the shards at fault where that does not end well.
 
-use crate::child::{Ended, Limit};
+use crate::child::Ended;
 use crate::listener::Listener;
 use crate::soak::{SoakFigures, SoakLength};
 use crate::work::{Work, from_value, to_value};
@@ -52,7 +52,7 @@ pub fn soak_stage(
 ) -> Result<Ended> {
     let soak = |only: &[String], length: SoakLength| {
         let mut worker = Work::Soak { bundle: bundle.into(), only: only.to_vec(), length }.start()?;
-        let ended = worker.wait(Limit::Silence(limit))?;
+        let ended = worker.wait(limit)?;
         Ok((judge(ended)?, worker.progress()))
     };
     let ((ended, figures), said) = soak(&[], length)?;

@@ -4,18 +4,17 @@ use crate::child::Ended;
 use crate::energy::measure_energy;
 use crate::json_file::{read_json, write_json};
 use crate::listener::Listener;
-use crate::report::{STAND_IN, chip_slug};
+use crate::report::{ReportSystem, STAND_IN, chip_slug};
 use crate::soak::SoakLength;
 use crate::soak_stage::soak_stage;
 use crate::stages::{BENCH, BUNDLE, FORMS, GOLDEN, Job, PLAN, STAGES, Stage, StageRecord, TRIALS};
-use crate::work::{CommandDone, Work, from_value};
+use crate::work::{CommandDone, Work, from_value, to_value};
 use anemoe_bundle::{CHAIN_FILE, Chain};
-use anemoe_coreml::SystemFacts;
 use anemoe_coreml::causes::End;
 use anemoe_gates::cost::chips;
 use anemoe_io::{Error, Result};
 use anemoe_runtime::model::MOST_UNDONE;
-use serde_json::{Value, json};
+use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -38,10 +37,8 @@ pub struct Verification {
     pub work: PathBuf,
     /// Checkpoint.
     pub checkpoint: PathBuf,
-    /// Compression.
-    pub quant: String,
-    /// Token counts of the functions.
-    pub tokens: Vec<usize>,
+    /// The machine, the compression, and the token counts of the functions.
+    pub about: ReportSystem,
     /// Calls of each form in the stage `tune`.
     pub calls: u32,
     /// Length of the soak.
@@ -54,8 +51,6 @@ pub struct Verification {
     pub stages: Vec<String>,
     /// True if stages run again that an earlier run has finished.
     pub again: bool,
-    /// This system.
-    pub system: SystemFacts,
 }
 
 impl Verification {
@@ -77,10 +72,8 @@ impl Verification {
     fn open_folder(&self) -> Result<()> {
         let not_ours = |what: &str| Err(Error::invalid(&self.work, format!("work folder: {what}")));
         let checkpoint = std::path::absolute(&self.checkpoint).unwrap_or_else(|_| self.checkpoint.clone());
-        let settings = json!({
-            "version": env!("CARGO_PKG_VERSION"), "checkpoint": checkpoint.display().to_string(),
-            "quant": self.quant, "tokens": self.tokens, "system": self.system,
-        });
+        let mut settings = to_value(&self.about)?;
+        settings["checkpoint"] = checkpoint.display().to_string().into();
         let file = self.file(SETTINGS);
         let is_empty = self.work.read_dir().map_or(true, |mut entries| entries.next().is_none());
         if file.is_file() {
@@ -212,7 +205,7 @@ impl Verification {
             let words: Vec<String> = all.map(|n| n.to_string()).collect();
             if words.is_empty() { "0".to_string() } else { words.join(",") }
         };
-        let counts = || self.tokens.iter().copied();
+        let counts = || self.about.tokens.iter().copied();
         // Contexts fit the context of the bundle; passes verify drafts up to a length, prompts are longer.
         let room = || Ok::<usize, Error>(Chain::read(&self.file(BUNDLE))?.model.max_context);
         let quarter = |most: usize| room().map(|room| most.min(room / 4).max(1));
@@ -225,7 +218,7 @@ impl Verification {
             "{plan}" => path(&self.file(PLAN)),
             "{bench}" => path(&self.file(BENCH)),
             "{golden}" => path(&self.golden()),
-            "{quant}" => self.quant.clone(),
+            "{quant}" => self.about.quant.clone(),
             "{tokens}" => list(&mut counts()),
             "{calls}" => self.calls.to_string(),
             "{timeout}" => self.timeout.to_string(),
@@ -240,7 +233,7 @@ impl Verification {
                 list(&mut counts().filter(|n| *n > drafts && *n <= room))
             }
             "{chip}" => {
-                let slug = chip_slug(&self.system.chip);
+                let slug = chip_slug(&self.about.system.chip);
                 // A chip that the table of chips lacks is calibrated from the best known one.
                 if chips::names().contains(&slug) { slug } else { STAND_IN.into() }
             }

@@ -1,7 +1,7 @@
 //! Risky work, which a process of its own does, so that a crash or a hang becomes a report.
 
 use crate::caches::{ModelFiles, compiled_models};
-use crate::child::{Ended, Limit, ParentLink, Worker, serve};
+use crate::child::{Ended, ParentLink, Worker, serve};
 use crate::form_trial::run_trial;
 use crate::soak::{SoakLength, run_until, soak};
 use anemoe_bundle::Chain;
@@ -70,7 +70,7 @@ impl Work {
 
     /// Does the work in a child and waits for it, at most for `limit`.
     pub fn run(&self, limit: Duration) -> Result<Ended> {
-        self.start()?.wait(Limit::Whole(limit))
+        self.start()?.wait(limit)
     }
 }
 

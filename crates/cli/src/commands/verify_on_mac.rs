@@ -126,42 +126,40 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     let replaces = args.out.is_file() && MacReport::read(&args.out).is_ok();
     let output = Overwrite { force: args.overwrite.force || replaces }.output(&args.out)?;
     let work = args.work.unwrap_or_else(|| args.out.with_extension("work"));
-    let about = machine::this();
+    let machine = machine::this();
     let model =
         checkpoint.file_name().map_or_else(|| "checkpoint".into(), |n| n.to_string_lossy().into_owned());
-    let report_system = ReportSystem {
-        system: system.clone(),
-        memory_bytes: about.memory_bytes,
-        cores: about.cores,
+    let about = ReportSystem {
+        system,
+        memory_bytes: machine.memory_bytes,
+        cores: machine.cores,
         version: env!("CARGO_PKG_VERSION").into(),
         model,
         quant: args.quant.to_string(),
-        tokens: args.tokens.clone(),
+        tokens: args.tokens,
     };
     let verification = Verification {
         work: std::path::absolute(&work)?,
         checkpoint,
-        quant: args.quant.to_string(),
-        tokens: args.tokens,
+        about,
         calls: args.calls,
         soak: SoakLength { passes: args.soak_passes, seconds: args.soak_seconds as f64 },
         energy_seconds: args.energy_seconds,
         timeout: args.limit.timeout,
         stages: args.stages,
         again: args.again,
-        system,
     };
     let records = verification.run(&Listening::new(ui))?;
     let folders = [(verification.work.as_path(), "WORK"), (&verification.checkpoint, "CHECKPOINT")];
     let words = PrivateWords::of_this_machine(&folders);
-    let (entries, left_out) = report_entries(&report_system, &records, &verification.work, &words)?;
+    let (entries, left_out) = report_entries(&verification.about, &records, &verification.work, &words)?;
     left_out.iter().for_each(|what| message(format!("warning: left out of the report: {what}")));
     write_archive(&output, &entries)?;
     let failed = records.iter().filter(|(r, _)| r.end.is_failure()).count();
     ui.document(&VerifyDocument {
         out: &args.out,
         work: &work,
-        system: &verification.system,
+        system: &verification.about.system,
         failed,
         stages: records.iter().map(|(record, reused)| StageEnd::of(record, *reused)).collect(),
         entries: entries.keys().collect(),
