@@ -5,9 +5,9 @@
 //! child          a process that works for another one         work    what such a process does
 //! steps          steps of a command, and what failures mean   caches  compiled models, and what Core ML keeps
 //! compile        `anemoe compile`                              tune, form_trial         `anemoe tune`
-//! device_check, controls  `anemoe check --device`              soak, soak_stage, energy  stages without a command
+//! device_check   `anemoe check --device`                soak, soak_stage, energy  stages without a command
 //! stages, verification    `anemoe verify-on-mac`: the stages as data, and their runner
-//! report, archive, private   its report                        findings, placed, evidence_folder  `anemoe import-report`
+//! report, archive, private   its report                        import  `anemoe import-report`
 //! ```
 //!
 //! # Tests
@@ -20,15 +20,12 @@ mod archive;
 mod caches;
 mod child;
 mod compile;
-mod controls;
 mod device_check;
 mod energy;
-mod evidence_folder;
-mod findings;
 mod form_trial;
+mod import;
 mod json_file;
 mod listener;
-mod placed;
 mod private;
 mod report;
 mod soak;
@@ -43,8 +40,7 @@ pub use archive::write_archive;
 pub use caches::{CacheUse, compiled_models, is_folder, list_caches};
 pub use compile::{BundleCompiler, CompileReport};
 pub use device_check::{DeviceFindings, ask_device};
-pub use evidence_folder::{Added, add_evidence};
-pub use findings::ReportFindings;
+pub use import::{Added, ReportFindings, add_evidence};
 pub use listener::Listener;
 pub use private::PrivateWords;
 pub use report::{MacReport, ReportSystem, report_entries};

@@ -1,6 +1,6 @@
 //! Finds the form of shards that the Neural Engine of this Mac takes: tries each form of each sort, step by step.
 
-use crate::controls::PlanAnswer;
+use crate::device_check::PlanAnswer;
 use crate::form_trial::{FormTrial, LEAST_COSINE, TrialFigures};
 use crate::json_file::{read_json, write_json};
 use crate::listener::Listener;
