@@ -7,16 +7,13 @@
 
 mod args;
 mod bundle;
-mod child_work;
 mod command;
 mod commands;
-mod device_controls;
-mod device_plan;
 mod environment;
 mod error_report;
 mod files;
 mod gate_reference;
-mod mac_report;
+mod listening;
 mod machine;
 mod other_tools;
 mod outcome;

@@ -9,8 +9,8 @@ pub enum Outcome {
 }
 
 impl Outcome {
-    /// Returns the end of a command that ran a gate.
-    pub fn of_gate(pass: bool) -> Outcome {
-        if pass { Outcome::Done } else { Outcome::GateFailed }
+    /// Returns the end of a command whose gate passed or failed.
+    pub fn of(passed: bool) -> Outcome {
+        if passed { Outcome::Done } else { Outcome::GateFailed }
     }
 }

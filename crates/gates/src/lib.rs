@@ -11,7 +11,6 @@ pub mod auto;
 pub mod calibrate;
 pub mod cost;
 pub mod figures;
-pub mod form_trial;
 pub mod gated;
 pub mod golden_gate;
 pub mod int8_gate;
@@ -23,7 +22,6 @@ pub mod program;
 pub mod quality_front;
 pub mod reference;
 pub mod residency;
-pub mod soak;
 pub mod trace;
 
 pub use anemoe_io::{Error, Result};

@@ -215,9 +215,11 @@ fn a_soak_that_fails_names_the_shard_and_the_report_comes_all_the_same() {
             label == "RUNTIME_FAIL" || !imported["left_out"].as_array().unwrap().is_empty(),
             "{imported:#}"
         );
-        let journal = sandbox.json(0, &["journal", &evidence]);
-        let surprise = journal["entries"][0]["surprise"].to_string();
-        assert!(surprise.contains(&format!("soak {end}")), "{fault}: {surprise}");
+        let about = Path::new(&evidence).join(imported["report"].as_str().unwrap()).join("report.json");
+        let about: Value = serde_json::from_str(&fs::read_to_string(about).unwrap()).unwrap();
+        let is_soak = |s: &&Value| s["stage"] == "soak";
+        let recorded = about["stages"].as_array().unwrap().iter().find(is_soak);
+        assert_eq!(recorded.unwrap()["end"], end, "{fault}: {about}");
     }
 }
 

@@ -16,5 +16,6 @@ pub mod reasoning;
 pub mod runner;
 pub mod sampling;
 pub mod speculate;
+pub mod step_limit;
 pub mod store_args;
 pub mod text_windows;

@@ -2,12 +2,9 @@
 
 use crate::ui::message;
 use anemoe_bundle::Chain;
-use anemoe_coreml::{CompiledModels, ComputeUnits, CoreMlBackend, CoreMlSettings, this_system};
-use anemoe_gates::integrity::cache_folder;
+use anemoe_coreml::{CompiledModels, ComputeUnits, CoreMlBackend, CoreMlSettings};
+use anemoe_mac::compiled_models;
 use std::path::{Path, PathBuf};
-
-/// Name of the folder of compiled models in the user's cache.
-const COMPILED_FOLDER: &str = "compiled";
 
 /// A backend, by its name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -48,11 +45,7 @@ fn gigabytes(text: &str) -> Result<u64, String> {
 impl CompiledArgs {
     /// Returns the places of a bundle's compiled models for this system.
     pub fn models(&self, bundle: &Path, chain: &Chain) -> CompiledModels {
-        let cache = self.compiled.clone().or_else(|| Some(cache_folder()?.join(COMPILED_FOLDER)));
-        let system = this_system();
-        // Without the system's name, only compiled models beside the packages are known to fit.
-        let cache = cache.filter(|_| system.is_some());
-        CompiledModels::new(bundle, chain, cache.as_deref(), &system.unwrap_or_default())
+        compiled_models(self.compiled.clone(), bundle, chain)
     }
 }
 

@@ -243,7 +243,7 @@ impl CommandReport for BuildSummary {
     }
 
     fn outcome(&self) -> Outcome {
-        Outcome::of_gate(self.gated.pass)
+        Outcome::of(self.gated.pass)
     }
 
     fn record(&self, recorder: &Recorder) {

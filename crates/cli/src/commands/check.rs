@@ -2,23 +2,23 @@
 
 use crate::args::evidence::EvidenceArgs;
 use crate::args::runner::CompiledArgs;
+use crate::args::step_limit::StepLimit;
 use crate::bundle::Verify;
-use crate::child_work::{ChildFailure, RiskyArgs};
-use crate::device_controls::Control;
-use crate::device_plan::{self, CompiledSize, DevicePlans};
 use crate::files::Overwrite;
+use crate::listening::Listening;
 use crate::outcome::Outcome;
 use crate::recorder::{JournalArgs, Recorder, facts};
 use crate::show::placement::{Sources, print, print_ops};
 use crate::target::expect_bundle;
-use crate::ui::{Table, Ui};
+use crate::ui::{Table, Ui, bytes};
 use anemoe_bundle::{CHAIN_FILE, Chain};
 use anemoe_gates::integrity;
 use anemoe_gates::residency::compare::compare;
 use anemoe_gates::residency::device::PlanReport;
 use anemoe_gates::residency::outcomes::{self, Score};
-use anemoe_gates::residency::rule::{Chip, Conditions, DeviceTarget, Units};
+use anemoe_gates::residency::rule::{Chip, Conditions, DeviceTarget, Units, Verdict};
 use anemoe_gates::residency::{self, CheckOptions, Report, rules as rule_list};
+use anemoe_mac::{DeviceFindings, ask_device};
 use serde::Serialize;
 use std::path::{Path, PathBuf};
 
@@ -66,7 +66,7 @@ pub struct Args {
     #[command(flatten)]
     overwrite: Overwrite,
     #[command(flatten)]
-    risky: RiskyArgs,
+    limit: StepLimit,
     #[command(flatten)]
     compiled: CompiledArgs,
     /// Print the rules instead.
@@ -136,7 +136,7 @@ pub fn place(args: Args, ui: &Ui) -> anyhow::Result<Report> {
         expect_bundle(&path)?;
         let chain = Chain::read(&path)?;
         let models = args.compiled.models(&path, &chain);
-        let found = device_plan::of_bundle(&path, &chain, &models, args.risky.runner(), ui)?;
+        let found = ask_device(&path, &chain, &models, args.limit.steps(), &Listening::new(ui))?;
         if let Some(file) = &args.save {
             anemoe_bundle::write_atomic(file, &serde_json::to_vec_pretty(&found.report)?)?;
         }
@@ -149,46 +149,41 @@ pub fn place(args: Args, ui: &Ui) -> anyhow::Result<Report> {
         }
     }
     if let Some(asked) = &mut asked {
-        asked.join_sizes(&report);
+        asked.conclude(&report);
     }
-    report.pass &= asked.as_ref().is_none_or(DevicePlans::no_is_proven);
+    report.pass &= asked.as_ref().is_none_or(|asked| asked.no_is_proven);
     if path.join(CHAIN_FILE).is_file() {
         recorder.gate(&path, report.pass, facts::residency(&report));
     }
-    match &asked {
-        None => ui.document(&report)?,
-        Some(asked) => ui.document(&WithPlans {
-            report: &report,
-            plan_failures: &asked.failures,
-            no_is_proven: asked.no_is_proven(),
-            controls: &asked.controls,
-            compiled: &asked.compiled,
-        })?,
-    }
+    ui.document(&WithPlans { report: &report, asked: asked.as_ref() })?;
     if args.ops {
         print_ops(&report, ui)?;
     }
     print(&report, ui)?;
-    for control in asked.iter().flat_map(|a| &a.controls) {
-        let meaning = control.meaning();
-        let Control { control, package, on_ane, on_cpu, .. } = control;
-        let of = if package.is_empty() { String::new() } else { format!(", {package}") };
-        ui.line(format!("control ({control}{of}): {on_ane} ops on the ANE, {on_cpu} on the CPU; {meaning}"))?;
-    }
-    asked.iter().flat_map(DevicePlans::size_lines).try_for_each(|line| ui.line(line))?;
+    asked.iter().try_for_each(|asked| print_plans(asked, ui))?;
     Ok(report)
 }
 
-/// Report of a check that asked this Mac.
+/// Report of a check, which may have asked this Mac.
 #[derive(Serialize)]
 struct WithPlans<'a> {
     #[serde(flatten)]
     report: &'a Report,
-    plan_failures: &'a [ChildFailure],
-    /// True if every control was answered, and correctly.
-    no_is_proven: bool,
-    controls: &'a [Control],
-    compiled: &'a [CompiledSize],
+    #[serde(flatten)]
+    asked: Option<&'a DeviceFindings>,
+}
+
+fn print_plans(asked: &DeviceFindings, ui: &Ui) -> anyhow::Result<()> {
+    for control in &asked.controls {
+        ui.line(control.text())?;
+    }
+    for verdict in [Verdict::Ane, Verdict::NotAne, Verdict::Unknown] {
+        if let Some((n, smallest, largest)) = asked.sizes_of(verdict) {
+            let (smallest, largest) = (bytes(smallest), bytes(largest));
+            ui.line(format!("compiled sizes, {}: {n}, {smallest} to {largest}", verdict.name()))?;
+        }
+    }
+    Ok(())
 }
 
 fn check(path: &Path, options: &CheckOptions, verify: Verify, ui: &Ui) -> anyhow::Result<Report> {

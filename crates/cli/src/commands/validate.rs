@@ -172,7 +172,7 @@ impl CommandReport for Validation {
     }
 
     fn outcome(&self) -> Outcome {
-        Outcome::of_gate(self.gate.pass)
+        Outcome::of(self.gate.pass)
     }
 
     fn record(&self, recorder: &Recorder) {

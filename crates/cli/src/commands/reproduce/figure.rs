@@ -102,7 +102,7 @@ impl Figure {
 /// Number that a figure is compared with: `101.2`, `>=0.97`, `<110`, `about 35`.
 #[derive(Debug, Deserialize)]
 #[serde(try_from = "toml::Value")]
-pub(super) struct Bound {
+pub struct Bound {
     /// The bound as it was written.
     pub text: String,
     pub value: f64,

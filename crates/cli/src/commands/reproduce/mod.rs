@@ -191,7 +191,7 @@ impl CommandReport for Reproduced {
     }
 
     fn outcome(&self) -> Outcome {
-        Outcome::of_gate(!matches!(self, Reproduced::Run(run) if !run.pass))
+        Outcome::of(!matches!(self, Reproduced::Run(run) if !run.pass))
     }
 }
 

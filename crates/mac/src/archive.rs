@@ -1,23 +1,24 @@
 //! The zip file of a report: written at once, and checked when it is read.
 
-use super::stage::StageName;
-use super::{BENCH, FORMAT, FORMS, PACKAGES, PLAN, REPORT_MANIFEST, SYSTEM};
+use crate::stages::is_entry;
 use anemoe_bundle::sha256;
 use anemoe_io::{Error, Output, Result};
 use serde::{Deserialize, Serialize};
 use std::cell::Cell;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::io::{Cursor, Read, Write};
 use std::path::Path;
 use zip::write::SimpleFileOptions;
 use zip::{CompressionMethod, ZipArchive, ZipWriter};
 
+/// Version of the format.
+const FORMAT: u32 = 1;
+/// Entry with the list of all other entries.
+const REPORT_MANIFEST: &str = "manifest.json";
 /// Largest report that is read, in bytes.
 const MAX_REPORT_BYTES: u64 = 64 << 20;
-/// Largest entry, in bytes: plans of thousands of ops for each function of a large model.
-const MAX_ENTRY_BYTES: u64 = 128 << 20;
-/// Largest sum of all entries, in bytes.
-const MAX_TOTAL_BYTES: u64 = 256 << 20;
+/// Largest sum of all entries, in bytes: plans have thousands of ops for each function of a large model.
+const MAX_TOTAL_BYTES: u64 = 128 << 20;
 /// Most bytes of an entry for each byte of it in the file; reports are packed 5 to 40 times.
 const MAX_PACKED: u64 = 200;
 /// Bytes in the file below which an entry may be packed tighter.
@@ -25,25 +26,27 @@ const MIN_PACKED: u64 = 4096;
 /// Most bytes that the parsed entries of documents take together: a large model's check has a few MB.
 const MAX_PARSED_BYTES: u64 = 64 << 20;
 
-/// List of a report's entries.
+/// List of a report's entries, by name.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct ReportManifest {
-    /// Version of the format, [`FORMAT`].
-    pub format: u32,
+    format: u32,
     /// Program that wrote the report.
     pub generator: String,
-    /// Entries by name.
-    pub entries: BTreeMap<String, ListedEntry>,
+    entries: BTreeMap<String, ListedEntry>,
 }
 
 /// Size and hash of an entry.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct ListedEntry {
-    /// Length of the entry, in bytes.
-    pub bytes: u64,
-    /// SHA-256 of the entry.
-    pub sha256: String,
+struct ListedEntry {
+    bytes: u64,
+    sha256: String,
+}
+
+/// Lists entries for a manifest.
+fn listed(entries: &BTreeMap<String, Vec<u8>>) -> BTreeMap<String, ListedEntry> {
+    let one = |bytes: &Vec<u8>| ListedEntry { bytes: bytes.len() as u64, sha256: sha256(bytes) };
+    entries.iter().map(|(name, bytes)| (name.clone(), one(bytes))).collect()
 }
 
 /// A report that was read and agrees with its manifest.
@@ -58,22 +61,14 @@ pub struct ReportArchive {
     left: Cell<u64>,
 }
 
-/// Tells whether an entry may have this name.
-fn is_known(name: &str) -> bool {
-    [SYSTEM, PACKAGES, PLAN, BENCH, FORMS].contains(&name) || StageName::ALL.iter().any(|s| s.entry() == name)
-}
-
 /// Writes a report. The same entries give the same bytes.
 ///
 /// # Errors
 /// The file cannot be written; no partial file stays behind.
 pub fn write_archive(output: &Output, entries: &BTreeMap<String, Vec<u8>>) -> Result<()> {
     let failed = |e: std::io::Error| Error::io(output.path(), e);
-    let listed = entries.iter().map(|(name, bytes)| {
-        (name.clone(), ListedEntry { bytes: bytes.len() as u64, sha256: sha256(bytes) })
-    });
     let generator = concat!("anemoe ", env!("CARGO_PKG_VERSION")).to_string();
-    let manifest = ReportManifest { format: FORMAT, generator, entries: listed.collect() };
+    let manifest = ReportManifest { format: FORMAT, generator, entries: listed(entries) };
     let manifest = serde_json::to_vec_pretty(&manifest).map_err(|e| failed(e.into()))?;
     let mut zip = ZipWriter::new(Cursor::new(Vec::new()));
     let options = SimpleFileOptions::default()
@@ -91,28 +86,14 @@ pub fn write_archive(output: &Output, entries: &BTreeMap<String, Vec<u8>>) -> Re
 }
 
 /// Reads a report: only entries of known names, within bounds, and as the manifest lists them.
-///
-/// # Errors
-/// The file is no report; the message names the entry.
 pub fn read_archive(path: &Path) -> Result<ReportArchive> {
     let invalid = |what: String| Error::invalid(path, format!("report: {what}"));
     let bytes = anemoe_io::read_input(path, MAX_REPORT_BYTES).map_err(|e| Error::io(path, e))?;
-    // The zip reader keeps one entry of each name, and drops others silently.
-    let listed = names_in_directory(&bytes);
-    let names: BTreeSet<&Vec<u8>> = listed.iter().collect();
-    if names.len() != listed.len() {
-        return Err(invalid(format!(
-            "{} entries with {} names; one is there twice",
-            listed.len(),
-            names.len()
-        )));
-    }
     let mut archive =
         ZipArchive::new(Cursor::new(&bytes)).map_err(|e| invalid(format!("no zip archive: {e}")))?;
-    if listed.len() != archive.len() {
-        let what =
-            format!("no zip archive: {} entries are listed, {} are there", listed.len(), archive.len());
-        return Err(invalid(what));
+    // The zip reader keeps one entry of each name, and drops others silently.
+    if entries_in_directory(&bytes, archive.comment().len()) != Some(archive.len()) {
+        return Err(invalid(format!("more entries than {} names; one is there twice", archive.len())));
     }
     let mut entries = BTreeMap::new();
     let mut total = 0u64;
@@ -120,15 +101,13 @@ pub fn read_archive(path: &Path) -> Result<ReportArchive> {
         let mut entry = archive.by_index(i).map_err(|e| invalid(format!("entry {i}: {e}")))?;
         let name = entry.name().to_string();
         let of = |what: &str| invalid(format!("entry `{}`: {what}", name.escape_debug()));
-        if name != REPORT_MANIFEST && !is_known(&name) {
+        if name != REPORT_MANIFEST && !is_entry(&name) {
             return Err(of("no report has an entry of this name"));
         }
         let claimed = entry.size();
         total = total.saturating_add(claimed);
-        if claimed > MAX_ENTRY_BYTES || total > MAX_TOTAL_BYTES {
-            return Err(of(&format!(
-                "{claimed} bytes, where an entry has {MAX_ENTRY_BYTES} at most and all have {MAX_TOTAL_BYTES}"
-            )));
+        if total > MAX_TOTAL_BYTES {
+            return Err(of(&format!("{claimed} bytes, where all entries have {MAX_TOTAL_BYTES} at most")));
         }
         let packed = entry.compressed_size();
         if claimed > MAX_PACKED * packed.max(MIN_PACKED) {
@@ -143,37 +122,27 @@ pub fn read_archive(path: &Path) -> Result<ReportArchive> {
         }
         entries.insert(name, content);
     }
-    let manifest = entries
-        .remove(REPORT_MANIFEST)
-        .ok_or_else(|| invalid(format!("entry `{REPORT_MANIFEST}` is missing")))?;
-    let listed: ReportManifest = match anemoe_io::json::parse::<FormatOnly>(&manifest) {
-        Ok(found) if found.format == FORMAT => anemoe_io::json::parse(&manifest),
-        Ok(found) => {
-            let what = format!("entry `{REPORT_MANIFEST}`: format {}, {FORMAT} is read", found.format);
-            return Err(Error::unsupported(path, format!("report: {what}")));
-        }
-        Err(e) => Err(e),
+    let of_manifest = |what: String| invalid(format!("entry `{REPORT_MANIFEST}`{what}"));
+    let text = entries.remove(REPORT_MANIFEST).ok_or_else(|| of_manifest(" is missing".into()))?;
+    let manifest: ReportManifest =
+        anemoe_io::json::parse(&text).map_err(|e| of_manifest(format!(": {e}")))?;
+    if manifest.format != FORMAT {
+        let what = format!("entry `{REPORT_MANIFEST}`: format {}, {FORMAT} is read", manifest.format);
+        return Err(Error::unsupported(path, format!("report: {what}")));
     }
-    .map_err(|e| invalid(format!("entry `{REPORT_MANIFEST}`: {e}")))?;
-    for (name, wanted) in &listed.entries {
-        let of = |what: &str| invalid(format!("entry `{}`: {what}", name.escape_debug()));
-        let found = entries.get(name).ok_or_else(|| of("it is missing, and the manifest lists it"))?;
-        if (found.len() as u64, sha256(found)) != (wanted.bytes, wanted.sha256.clone()) {
-            return Err(of("its bytes are others than the manifest says"));
-        }
+    let found = listed(&entries);
+    for name in manifest.entries.keys().chain(found.keys()) {
+        let what = match (manifest.entries.get(name), found.get(name)) {
+            (None, _) => "the manifest does not list it",
+            (_, None) => "it is missing, and the manifest lists it",
+            (wanted, own) if wanted != own => "its bytes are others than the manifest says",
+            _ => continue,
+        };
+        return Err(invalid(format!("entry `{}`: {what}", name.escape_debug())));
     }
-    if let Some(name) = entries.keys().find(|name| !listed.entries.contains_key(*name)) {
-        return Err(invalid(format!("entry `{name}`: the manifest does not list it")));
-    }
-    let digest =
-        entries.iter().map(|(name, bytes)| format!("{name} {}\n", sha256(bytes))).collect::<String>();
+    let digest: String = found.iter().map(|(name, e)| format!("{name} {}\n", e.sha256)).collect();
     let left = Cell::new(MAX_PARSED_BYTES);
-    Ok(ReportArchive { manifest: listed, digest: sha256(digest.as_bytes()), entries, left })
-}
-
-#[derive(Deserialize)]
-struct FormatOnly {
-    format: u32,
+    Ok(ReportArchive { manifest, digest: sha256(digest.as_bytes()), entries, left })
 }
 
 impl ReportArchive {
@@ -183,9 +152,6 @@ impl ReportArchive {
     }
 
     /// Reads an entry of JSON; none without the entry.
-    ///
-    /// # Errors
-    /// The entry is not as expected; the message names it.
     pub fn json<T: serde::de::DeserializeOwned>(&self, name: &str) -> std::result::Result<Option<T>, String> {
         let Some(bytes) = self.bytes(name) else { return Ok(None) };
         let mut left = self.left.get();
@@ -195,44 +161,31 @@ impl ReportArchive {
     }
 }
 
-/// Signature of an entry in the central directory (APPNOTE 4.3.12).
-const DIRECTORY_ENTRY: &[u8] = b"PK\x01\x02";
-/// Bytes of the fixed part of an entry in the central directory (APPNOTE 4.3.12).
-const DIRECTORY_ENTRY_BYTES: usize = 46;
-
-/// Lists all names in the central directory, in order; of a damaged directory, the names before the damage.
-fn names_in_directory(bytes: &[u8]) -> Vec<Vec<u8>> {
-    const END: &[u8] = b"PK\x05\x06";
-    let Some(end) = bytes.windows(END.len()).rposition(|w| w == END) else { return Vec::new() };
-    let word = |at: usize| bytes.get(at..at + 2).map_or(0, |b| usize::from(u16::from_le_bytes([b[0], b[1]])));
-    let long = |at: usize| bytes.get(at..at + 4).map_or(0, |b| u32::from_le_bytes([b[0], b[1], b[2], b[3]]));
-    let mut at = long(end + 16) as usize;
-    let mut names = Vec::new();
-    while bytes.get(at..at + DIRECTORY_ENTRY.len()) == Some(DIRECTORY_ENTRY) {
-        let (name, extra, comment) = (word(at + 28), word(at + 30), word(at + 32));
-        let start = at + DIRECTORY_ENTRY_BYTES;
-        let Some(text) = bytes.get(start..start + name) else { break };
-        names.push(text.to_vec());
-        at = start + name + extra + comment;
-    }
-    names
+/// Returns the number of entries that the end of the central directory states (APPNOTE 4.3.16); none without such an
+/// end at the end of the file.
+fn entries_in_directory(bytes: &[u8], comment: usize) -> Option<usize> {
+    let end = bytes.get(bytes.len().checked_sub(22 + comment)?..)?;
+    let total: [u8; 2] = end.get(10..12)?.try_into().ok()?;
+    end.starts_with(b"PK\x05\x06").then_some(u16::from_le_bytes(total).into())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::stages::SYSTEM;
 
     #[test]
     fn what_is_written_is_read_and_named_by_its_content() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("r.zip");
+        let soak = "stages/soak.json";
         let entries: BTreeMap<String, Vec<u8>> =
-            [(SYSTEM.to_string(), b"{}".to_vec()), (StageName::Soak.entry(), b"[1]".to_vec())].into();
+            [(SYSTEM.to_string(), b"{}".to_vec()), (soak.to_string(), b"[1]".to_vec())].into();
         let output = Output::new(&path, false, &[]).unwrap();
         write_archive(&output, &entries).unwrap();
         let read = read_archive(&path).unwrap();
         assert_eq!(read.bytes(SYSTEM), Some(&b"{}"[..]));
-        assert_eq!(read.json::<Vec<u8>>("stages/soak.json").unwrap(), Some(vec![1]));
+        assert_eq!(read.json::<Vec<u8>>(soak).unwrap(), Some(vec![1]));
         assert!(read.json::<Vec<u8>>(SYSTEM).unwrap_err().contains("entry `system.json`"));
         let again = dir.path().join("again.zip");
         write_archive(&Output::new(&again, false, &[]).unwrap(), &entries).unwrap();

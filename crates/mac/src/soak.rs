@@ -10,10 +10,10 @@
 //!
 //! A leak of one kilobyte per call, such as a missing autorelease pool, shows after thousands of calls as a rising line.
 
-use crate::golden_gate::cosine;
-use crate::{Error, Result};
 use anemoe_bundle::Chain;
-use anemoe_io::Random;
+use anemoe_coreml::{HELD_MEMORY, held_memory};
+use anemoe_gates::golden_gate::cosine;
+use anemoe_io::{Error, Random, Result};
 use anemoe_runtime::backend::Backend;
 use anemoe_runtime::cpu::CpuBackend;
 use anemoe_runtime::model::{Logits, Model, Sequence};
@@ -22,13 +22,13 @@ use std::path::Path;
 use std::time::Instant;
 
 /// Least cosine of a pass with the same pass of the first cycle.
-pub const LEAST_CYCLE_COSINE: f64 = 0.999;
+const LEAST_CYCLE_COSINE: f64 = 0.999;
 /// Least median cosine of the first cycle with the CPU executor, as in the golden gate.
-pub const LEAST_COSINE_WITH_CPU: f64 = 0.97;
+const LEAST_COSINE_WITH_CPU: f64 = 0.97;
 /// Most passes of each token count in a cycle.
 const PASSES_OF_A_CYCLE: usize = 4;
 /// Fewest samples of the memory; there are at most twice as many.
-pub const SAMPLES: usize = 20;
+const SAMPLES: usize = 20;
 /// Share of the samples that is left out at the beginning, while caches and pools fill up.
 const WARM_UP: f64 = 0.25;
 /// Growth of memory, in bytes, that is no leak: allocators keep freed memory.
@@ -38,19 +38,13 @@ const RISING: f64 = 0.75;
 
 /// Figures of a soak.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct SoakFigures {
-    /// Number of passes through the model.
     pub passes: u64,
-    /// Number of tokens of the passes.
     pub tokens: u64,
     /// Number of calls of packages.
     pub calls: u64,
-    /// Duration of the passes in seconds.
     pub seconds: f64,
-    /// Passes by token count.
-    pub by_tokens: Vec<SoakedTokens>,
-    /// Calls of each shard.
-    pub shards: Vec<SoakedShard>,
     /// Names of shards that no token was routed to.
     pub never_called: Vec<String>,
     /// Lowest cosine of a pass with the same pass of the first cycle; 0 where a value is not a number.
@@ -59,14 +53,12 @@ pub struct SoakFigures {
     pub median_cosine_with_cpu: f64,
     /// Number of passes whose cosine is below [`LEAST_CYCLE_COSINE`].
     pub wrong_passes: u64,
-    /// Index of the first wrong pass.
     pub first_wrong: Option<u64>,
     /// Number of checks of a fork, a saved and a cut sequence in which the next token's logits differed.
     pub wrong_states: u64,
     /// Bytes that the process held, sampled in the course of the soak.
     pub memory: Vec<u64>,
     /// Name of the memory figure: `phys_footprint` on macOS, `resident` elsewhere.
-    #[serde(default)]
     pub memory_figure: String,
     /// Bytes by which each pass raised the held memory, after the warm-up.
     pub growth_per_pass: f64,
@@ -76,26 +68,8 @@ pub struct SoakFigures {
     pub faults: Vec<String>,
 }
 
-/// Passes of one token count.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct SoakedTokens {
-    /// Tokens of a pass.
-    pub tokens: usize,
-    /// Number of passes.
-    pub passes: u64,
-}
-
-/// Calls of one shard.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct SoakedShard {
-    /// Name of the shard.
-    pub shard: String,
-    /// Number of calls.
-    pub calls: u64,
-}
-
 /// Least length of a soak, which ends after the cycle that reaches both figures.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct SoakLength {
     /// Least number of passes of each token count.
     pub passes: u64,
@@ -103,35 +77,22 @@ pub struct SoakLength {
     pub seconds: f64,
 }
 
-/// Figure of the memory that this process holds.
-#[derive(Clone, Copy)]
-pub struct MemoryFigure<'a> {
-    /// Name of the figure, for people.
-    pub name: &'a str,
-    /// Returns the figure in bytes, where the system tells.
-    pub look: &'a dyn Fn() -> Option<u64>,
-}
-
 /// Samples the memory of the process at even distances, whatever the length of the soak.
-struct MemoryWatch<'a> {
-    look: &'a dyn Fn() -> Option<u64>,
+struct MemoryWatch {
+    /// Passes between two samples.
     each: u64,
     held: Vec<u64>,
 }
 
-impl MemoryWatch<'_> {
+impl MemoryWatch {
     fn pass(&mut self, number: u64) {
         if !number.is_multiple_of(self.each) {
             return;
         }
-        self.held.extend((self.look)());
+        self.held.extend(held_memory());
         if self.held.len() >= 2 * SAMPLES {
-            let mut i = 0;
-            // Keeps every second sample: the multiples of twice the distance.
-            self.held.retain(|_| {
-                i += 1;
-                i % 2 == 0
-            });
+            // Every second sample stays: the multiples of twice the distance.
+            self.held = self.held.chunks_exact(2).map(|pair| pair[1]).collect();
             self.each *= 2;
         }
     }
@@ -145,106 +106,79 @@ struct Lap {
 
 /// Soaks a bundle on a backend. `told` hears the number of passes after each pass, and after the CPU executor's
 /// passes at the end, which do not count.
-///
-/// # Errors
-/// The bundle cannot be opened, or a package fails.
 pub fn soak(
     bundle: &Path,
     backend: &dyn Backend,
     length: SoakLength,
-    memory: MemoryFigure<'_>,
     told: &mut dyn FnMut(u64),
 ) -> Result<SoakFigures> {
     let model = Model::open(bundle, backend)?;
     let mut laps = cycle(model.chain())?;
     let mut found = SoakFigures { min_cosine: 1.0, ..SoakFigures::default() };
-    let counts = counts(model.chain());
-    found.by_tokens = counts.iter().map(|&tokens| SoakedTokens { tokens, passes: 0 }).collect();
-    let of_each = (laps.len() / counts.len().max(1)).max(1) as u64;
+    let of_each = (laps.len() / counts(model.chain()).len().max(1)).max(1) as u64;
     let cycles = length.passes.div_ceil(of_each).max(2);
     let each = (cycles * laps.len() as u64 / SAMPLES as u64).max(1);
-    let mut watch = MemoryWatch { look: memory.look, each, held: Vec::new() };
+    let mut watch = MemoryWatch { each, held: Vec::new() };
     let started = Instant::now();
     let mut sequence = model.sequence();
-    let mut done_cycles = 0;
-    while done_cycles < cycles || started.elapsed().as_secs_f64() < length.seconds {
+    let (mut done, middle) = (0, laps.len() / 2);
+    while done < cycles || started.elapsed().as_secs_f64() < length.seconds {
         sequence.clear();
-        let middle = laps.len() / 2;
         for (i, lap) in laps.iter_mut().enumerate() {
             if i == middle && !states_hold(&model, &mut sequence, &lap.ids)? {
                 found.wrong_states += 1;
             }
             let logits = last(&model, &mut sequence, &lap.ids)?;
-            if done_cycles == 0 {
+            if done == 0 {
                 lap.first = logits;
             } else {
-                let number = found.passes;
-                count_wrong(&mut found, number, cosine_or_zero(&lap.first, &logits));
+                found.count(cosine_or_zero(&lap.first, &logits));
             }
-            let own = found.by_tokens.iter_mut().find(|t| t.tokens == lap.ids.len());
-            own.into_iter().for_each(|t| t.passes += 1);
             found.tokens += lap.ids.len() as u64;
             found.passes += 1;
             told(found.passes);
             watch.pass(found.passes);
         }
-        done_cycles += 1;
+        done += 1;
     }
     found.seconds = started.elapsed().as_secs_f64();
     for s in model.shard_stats() {
         found.calls += s.calls;
-        if s.calls == 0 {
-            found.never_called.push(s.shard.clone());
-        }
-        found.shards.push(SoakedShard { shard: s.shard, calls: s.calls });
+        found.never_called.extend((s.calls == 0).then_some(s.shard));
     }
     drop(sequence);
     drop(model);
     found.median_cosine_with_cpu = beside_cpu(bundle, &laps, &mut || told(found.passes))?;
     (found.growth_per_pass, found.leaks) = growth(&watch.held, watch.each);
     found.memory = watch.held;
-    found.memory_figure = memory.name.into();
+    found.memory_figure = HELD_MEMORY.into();
     found.faults = faults(&found);
     Ok(found)
 }
 
-/// Figures of a run that a caller ends.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct RunFigures {
-    /// Number of tokens of the passes after the first cycle.
-    pub tokens: u64,
-    /// Duration of these passes in seconds.
-    pub seconds: f64,
-}
-
 /// Runs the passes of a soak until `told` returns true; `told` hears the number of passes after each pass. The first
-/// cycle, in which functions are loaded, is neither told nor counted.
-///
-/// # Errors
-/// The bundle cannot be opened, or a package fails.
-pub fn run_until(
-    bundle: &Path,
-    backend: &dyn Backend,
-    told: &mut dyn FnMut(u64) -> bool,
-) -> Result<RunFigures> {
+/// cycle, in which functions are loaded, is neither told nor counted. Returns tokens per second.
+pub fn run_until(bundle: &Path, backend: &dyn Backend, told: &mut dyn FnMut(u64) -> bool) -> Result<f64> {
     let model = Model::open(bundle, backend)?;
     let laps = cycle(model.chain())?;
     let mut sequence = model.sequence();
-    for lap in &laps {
+    let (mut started, mut passes, mut tokens) = (Instant::now(), 0, 0);
+    for (i, lap) in laps.iter().cycle().enumerate() {
+        if i % laps.len() == 0 {
+            sequence.clear();
+        }
         last(&model, &mut sequence, &lap.ids)?;
-    }
-    let (started, mut passes, mut tokens) = (Instant::now(), 0, 0);
-    loop {
-        sequence.clear();
-        for lap in &laps {
-            last(&model, &mut sequence, &lap.ids)?;
-            tokens += lap.ids.len() as u64;
+        if i + 1 == laps.len() {
+            started = Instant::now();
+        } else if i >= laps.len() {
+            tokens += lap.ids.len();
             passes += 1;
             if told(passes) {
-                return Ok(RunFigures { tokens, seconds: started.elapsed().as_secs_f64() });
+                break;
             }
         }
     }
+    Ok(tokens as f64 / started.elapsed().as_secs_f64().max(1e-9))
 }
 
 /// Returns the token counts of the chain's functions, ascending; of a range both ends.
@@ -310,11 +244,14 @@ fn cosine_or_zero(a: &[f32], b: &[f32]) -> f64 {
     if a.len() != b.len() || a.iter().chain(b).any(|v| !v.is_finite()) { 0.0 } else { cosine(a, b) }
 }
 
-fn count_wrong(found: &mut SoakFigures, number: u64, cosine: f64) {
-    found.min_cosine = found.min_cosine.min(cosine);
-    if cosine < LEAST_CYCLE_COSINE {
-        found.wrong_passes += 1;
-        found.first_wrong.get_or_insert(number);
+impl SoakFigures {
+    /// Counts the cosine of the next pass.
+    fn count(&mut self, cosine: f64) {
+        self.min_cosine = self.min_cosine.min(cosine);
+        if cosine < LEAST_CYCLE_COSINE {
+            self.wrong_passes += 1;
+            self.first_wrong.get_or_insert(self.passes);
+        }
     }
 }
 
@@ -395,9 +332,10 @@ mod tests {
     #[test]
     fn numbers_that_are_none_are_wrong() {
         let mut found = SoakFigures { min_cosine: 1.0, ..SoakFigures::default() };
-        count_wrong(&mut found, 3, cosine_or_zero(&[1.0, 2.0], &[1.0, 2.0]));
+        found.count(cosine_or_zero(&[1.0, 2.0], &[1.0, 2.0]));
         assert_eq!(found.first_wrong, None);
-        count_wrong(&mut found, 4, cosine_or_zero(&[1.0, 2.0], &[1.0, f32::NAN]));
+        found.passes = 4;
+        found.count(cosine_or_zero(&[1.0, 2.0], &[1.0, f32::NAN]));
         assert_eq!((found.first_wrong, found.min_cosine), (Some(4), 0.0));
     }
 }

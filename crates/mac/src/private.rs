@@ -1,7 +1,9 @@
 //! Removes private words from documents: folders, the user's name, the name of the machine.
 
-use serde_json::{Map, Value};
+use serde_json::Value;
+use std::cmp::Reverse;
 use std::path::Path;
+use std::process::{Command, Stdio};
 
 /// Folders that hold the home folders of users.
 const HOMES: [&str; 2] = ["/Users/", "/home/"];
@@ -10,12 +12,11 @@ const COMMON: [&str; 5] = ["root", "user", "admin", "runner", "nobody"];
 /// Length of the shortest folder that is replaced, in bytes: `/` is in every path.
 const SHORTEST: usize = 2;
 
-/// Private words with their replacements.
+/// Private words with their replacements, the longest first.
 #[derive(Clone, Debug, Default)]
 pub struct PrivateWords {
-    /// Folders with their replacements, the longest first.
     folders: Vec<(String, String)>,
-    /// Names that are replaced as whole words, with their replacements.
+    /// Names that are replaced as whole words.
     names: Vec<(String, &'static str)>,
 }
 
@@ -30,31 +31,26 @@ impl PrivateWords {
             words.folder(&here, "HERE");
         }
         words.folder(&std::env::temp_dir(), "TMP");
-        for name in ["HOME", "XDG_CACHE_HOME"] {
+        for (name, stands) in [("HOME", "~"), ("XDG_CACHE_HOME", "CACHE")] {
             if let Some(path) = std::env::var_os(name) {
-                words.folder(Path::new(&path), if name == "HOME" { "~" } else { "CACHE" });
+                words.folder(Path::new(&path), stands);
             }
         }
-        for name in ["USER", "LOGNAME", "SUDO_USER"] {
-            words.name(std::env::var(name).ok(), "USER");
+        for (name, stands) in
+            [("USER", "USER"), ("LOGNAME", "USER"), ("SUDO_USER", "USER"), ("HOSTNAME", "HOST")]
+        {
+            words.name(std::env::var(name).ok(), stands);
         }
         for command in
             [&["hostname"][..], &["scutil", "--get", "ComputerName"], &["scutil", "--get", "LocalHostName"]]
         {
             let said = said_by(command);
-            let first = said.as_ref().and_then(|s| s.split('.').next()).map(str::to_string);
+            words.name(said.as_ref().and_then(|s| s.split('.').next()).map(str::to_string), "HOST");
             words.name(said, "HOST");
-            words.name(first, "HOST");
         }
-        words.name(std::env::var("HOSTNAME").ok(), "HOST");
-        words.names.sort_by_key(|(name, _)| std::cmp::Reverse(name.len()));
+        words.folders.sort_by_key(|(folder, _)| Reverse(folder.len()));
+        words.names.sort_by_key(|(name, _)| Reverse(name.len()));
         words
-    }
-
-    /// Adds a folder with its replacement.
-    pub fn with_folder(mut self, path: &Path, stands: &str) -> PrivateWords {
-        self.folder(path, stands);
-        self
     }
 
     fn folder(&mut self, path: &Path, stands: &str) {
@@ -63,16 +59,14 @@ impl PrivateWords {
             let text = path.to_string_lossy().trim_end_matches('/').to_string();
             if path.is_absolute() && text.len() >= SHORTEST && !self.folders.iter().any(|(f, _)| *f == text) {
                 self.folders.push((text, stands.into()));
-                self.folders.sort_by_key(|(folder, _)| std::cmp::Reverse(folder.len()));
             }
         }
     }
 
     fn name(&mut self, name: Option<String>, stands: &'static str) {
-        let Some(name) = name.map(|n| n.trim().to_string()).filter(|n| n.chars().count() >= 2) else {
-            return;
-        };
-        if !COMMON.contains(&name.as_str()) && !self.names.iter().any(|(n, _)| *n == name) {
+        let name = name.unwrap_or_default().trim().to_string();
+        let is_known = COMMON.contains(&name.as_str()) || self.names.iter().any(|(n, _)| *n == name);
+        if name.chars().count() >= 2 && !is_known {
             self.names.push((name, stands));
         }
     }
@@ -93,15 +87,12 @@ impl PrivateWords {
     }
 
     /// Removes private words from a document, in keys and values.
-    pub fn document(&self, value: &Value) -> Value {
+    pub fn document(&self, value: Value) -> Value {
         match value {
-            Value::String(text) => self.text(text).into(),
-            Value::Array(all) => all.iter().map(|v| self.document(v)).collect(),
-            Value::Object(map) => {
-                let entries = map.iter().map(|(k, v)| (self.text(k), self.document(v)));
-                Value::Object(entries.collect::<Map<String, Value>>())
-            }
-            other => other.clone(),
+            Value::String(text) => self.text(&text).into(),
+            Value::Array(all) => all.into_iter().map(|v| self.document(v)).collect(),
+            Value::Object(map) => map.into_iter().map(|(k, v)| (self.text(&k), self.document(v))).collect(),
+            other => other,
         }
     }
 }
@@ -137,10 +128,8 @@ fn without_home(text: &str, home: &str) -> String {
 
 fn said_by(command: &[&str]) -> Option<String> {
     let (program, arguments) = command.split_first()?;
-    let output =
-        std::process::Command::new(program).args(arguments).stderr(std::process::Stdio::null()).output();
-    let text = String::from_utf8(output.ok().filter(|o| o.status.success())?.stdout).ok()?.trim().to_string();
-    (!text.is_empty()).then_some(text)
+    let output = Command::new(program).args(arguments).stderr(Stdio::null()).output().ok()?;
+    String::from_utf8(output.stdout).ok().filter(|_| output.status.success())
 }
 
 #[cfg(test)]
@@ -164,6 +153,6 @@ mod tests {
             assert_eq!(words.text(text), wanted, "{text}");
         }
         let document = serde_json::json!({"/Users/anna/x": ["anna", 1, null, {"a": "mac-7"}]});
-        assert_eq!(words.document(&document), serde_json::json!({"~/x": ["USER", 1, null, {"a": "HOST"}]}));
+        assert_eq!(words.document(document), serde_json::json!({"~/x": ["USER", 1, null, {"a": "HOST"}]}));
     }
 }

@@ -6,16 +6,17 @@
 //! PARTS/NAME.mlpackage     other shards that the shard's inputs need, run by the CPU executor
 //! ```
 
-use crate::golden_gate::cosine;
-use crate::probe::segment::Segment;
-use crate::probe::{chooses_inside, segment_of};
-use crate::{Error, Result};
+use crate::caches::ModelFiles;
+use crate::json_file::{read_json, write_json};
 use anemoe_bundle::{Chain, InputBinding, Run, Step};
-use anemoe_convert::build::{write_host_vectors, write_shard};
+use anemoe_convert::build::{check_room, write_host_vectors, write_shard};
 use anemoe_convert::importance::Importance;
 use anemoe_convert::models::Family;
 use anemoe_convert::plan::{Plan, PlannedShard};
-use anemoe_io::Random;
+use anemoe_coreml::COMPILED;
+use anemoe_gates::golden_gate::cosine;
+use anemoe_gates::probe::{Segment, chooses_inside, segment_of};
+use anemoe_io::{Error, Random, Result};
 use anemoe_mlpackage::mil::FeatureShape;
 use anemoe_mlpackage::package::{Package, WeightFiles};
 use anemoe_runtime::backend::Backend;
@@ -33,8 +34,6 @@ const WARM_UP: usize = 5;
 const PASSES_FOR_A_CALL: usize = 40;
 /// Name of the description of a trial.
 const TRIAL_FILE: &str = "trial.json";
-/// Largest description that is read, in bytes.
-const MAX_TRIAL_BYTES: u64 = 256 << 20;
 
 /// Description of a trial, as `trial.json` holds it.
 #[derive(Serialize, Deserialize)]
@@ -54,7 +53,7 @@ struct Trial {
 }
 
 /// Results of a trial with calls of one token count.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct TrialFigures {
     /// Number of calls of the shard.
     pub calls: u64,
@@ -79,91 +78,97 @@ impl TrialFigures {
     }
 }
 
-/// Returns the path of a trial's package.
-pub fn trial_package(folder: &Path, shard: &str) -> PathBuf {
+/// A shard in a form that is to be tried.
+pub struct FormTrial<'a> {
+    pub family: &'a dyn Family,
+    pub plan: &'a Plan,
+    /// Packages of the shard ([`Plan::packages`]); at least one.
+    pub own: &'a [&'a PlannedShard],
+    pub importance: Option<&'a Importance>,
+    pub folder: PathBuf,
+    /// Folder of the other shards.
+    pub parts: PathBuf,
+}
+
+/// Returns the path of a package.
+fn package_in(folder: &Path, shard: &str) -> PathBuf {
     folder.join(format!("{shard}.mlpackage"))
 }
 
-/// Writes the packages of a trial, and its description last. `own` are the packages of the shard
-/// ([`Plan::packages`]).
-///
-/// # Errors
-/// `own` is empty, no step runs the shard, the checkpoint is wrong, or a file cannot be written.
-pub fn write_trial(
-    family: &dyn Family,
-    plan: &Plan,
-    own: &[&PlannedShard],
-    importance: Option<&Importance>,
-    parts: &Path,
-    folder: &Path,
-) -> Result<()> {
-    let (around, cut) = cut_out(family, plan, own)?;
-    for path in [parts, folder] {
-        std::fs::create_dir_all(path).map_err(|e| Error::io(path, e))?;
+impl FormTrial<'_> {
+    fn is_own(&self, shard: &str) -> bool {
+        self.own.iter().any(|s| s.name == shard)
     }
-    let vectors = write_host_vectors(family, &plan.options, folder)?;
-    for needed in &cut.chain.shards {
-        let is_own = own.iter().any(|s| s.name == needed.name);
-        let Some(planned) = around.shard(&needed.name) else { continue };
-        let path = trial_package(if is_own { folder } else { parts }, &needed.name);
-        // A package gets its name when it is whole, so an existing one is used.
-        if is_own && path.exists() {
-            std::fs::remove_dir_all(&path).map_err(|e| Error::io(&path, e))?;
-        }
-        if !path.exists() {
-            write_shard(family, planned, importance, &path)?;
-        }
-    }
-    let package =
-        |name: &str| trial_package(if own.iter().any(|s| s.name == name) { folder } else { parts }, name);
-    let widths = cut.seeds.iter().map(|seed| Ok((seed.clone(), width_of(seed, &cut.chain, &package)?)));
-    let trial = Trial {
-        own: own.iter().map(|s| s.name.clone()).collect(),
-        has_router: own.iter().any(|s| chooses_inside(s)),
-        outputs: cut.outputs.clone(),
-        seeds: widths.collect::<Result<_>>()?,
-        parts: parts.to_path_buf(),
-        chain: Chain { vectors, ..cut.chain },
-    };
-    let text = serde_json::to_vec(&trial).map_err(|e| Error::usage(format!("trial: {e}")))?;
-    anemoe_bundle::write_atomic(&folder.join(TRIAL_FILE), &text)
-}
 
-/// Returns the bytes of the packages that [`write_trial`] will write: of the shard itself, and of the other shards
-/// that are missing.
-///
-/// # Errors
-/// No step runs the shard.
-pub fn trial_bytes(
-    family: &dyn Family,
-    plan: &Plan,
-    own: &[&PlannedShard],
-    parts: &Path,
-) -> Result<(u64, u64)> {
-    let (around, cut) = cut_out(family, plan, own)?;
-    let others = cut.chain.shards.iter().filter(|needed| !own.iter().any(|s| s.name == needed.name));
-    let missing = others.filter(|needed| !trial_package(parts, &needed.name).exists());
-    let planned = missing.filter_map(|needed| around.shard(&needed.name));
-    let bytes = own.iter().map(|s| s.package_bytes()).sum();
-    Ok((bytes, planned.map(PlannedShard::package_bytes).sum()))
-}
-
-/// Returns the plan around a shard, and the part of its chain that leads to the shard, with all packages of the shard.
-fn cut_out(family: &dyn Family, plan: &Plan, own: &[&PlannedShard]) -> Result<(Plan, Segment)> {
-    let [first, others @ ..] = own else { return Err(Error::usage("a trial of no package")) };
-    let around = family.plan_around(&plan.options, first)?;
-    let mut cut = segment_of(&around, &plan.chain, first)?;
-    // A segment has the packages for one token only.
-    for step in &mut cut.chain.steps {
-        if let Step::Run(run) = step
-            && run.shard == first.name
-        {
-            run.others = others.iter().map(|s| s.name.clone()).collect();
-        }
+    fn package(&self, shard: &str) -> PathBuf {
+        package_in(if self.is_own(shard) { &self.folder } else { &self.parts }, shard)
     }
-    cut.chain.head.clone_from(&cut.chain.steps);
-    cut.chain.shards.extend(others.iter().map(|s| s.chain_entry()));
-    Ok((around, cut))
+
+    /// Returns the paths of the shard's packages and compiled models.
+    pub fn models(&self) -> Vec<ModelFiles> {
+        let files = |shard: &&PlannedShard| ModelFiles {
+            package: self.package(&shard.name),
+            compiled: self.folder.join(format!("{}.{COMPILED}", shard.name)),
+            functions: shard.functions.iter().map(|f| f.name.clone()).collect(),
+        };
+        self.own.iter().map(files).collect()
+    }
+
+    /// Checks that the disk has room, and writes the packages of the trial, and its description last.
+    pub fn write(&self, form: &str) -> Result<()> {
+        let (around, cut) = self.cut_out()?;
+        // The package, its compiled model, as much for the Neural Engine's compiler, and other packages that are missing.
+        let own: u64 = self.own.iter().map(|s| s.package_bytes()).sum();
+        let others = cut.chain.shards.iter().filter(|s| !self.is_own(&s.name));
+        let missing =
+            others.filter(|s| !self.package(&s.name).exists()).filter_map(|s| around.shard(&s.name));
+        let bytes = 3 * own + own / 20 + missing.map(PlannedShard::package_bytes).sum::<u64>();
+        let sort = self.own[0].kind.name();
+        check_room(&self.folder, &format!("the trial of the form `{form}` for {sort} needs about"), bytes)?;
+        for path in [&self.parts, &self.folder] {
+            std::fs::create_dir_all(path).map_err(|e| Error::io(path, e))?;
+        }
+        let vectors = write_host_vectors(self.family, &self.plan.options, &self.folder)?;
+        for needed in cut.chain.shards.iter().filter_map(|s| around.shard(&s.name)) {
+            let path = self.package(&needed.name);
+            // A package gets its name when it is whole, so an existing one is used.
+            if self.is_own(&needed.name) && path.exists() {
+                std::fs::remove_dir_all(&path).map_err(|e| Error::io(&path, e))?;
+            }
+            if !path.exists() {
+                write_shard(self.family, needed, self.importance, &path)?;
+            }
+        }
+        let width =
+            |seed: &String| Ok((seed.clone(), width_of(seed, &cut.chain, &|name: &str| self.package(name))?));
+        let trial = Trial {
+            own: self.own.iter().map(|s| s.name.clone()).collect(),
+            has_router: self.own.iter().any(|s| chooses_inside(s)),
+            outputs: cut.outputs.clone(),
+            seeds: cut.seeds.iter().map(width).collect::<Result<_>>()?,
+            parts: self.parts.clone(),
+            chain: Chain { vectors, ..cut.chain },
+        };
+        write_json(&self.folder.join(TRIAL_FILE), &trial)
+    }
+
+    /// Returns the plan around the shard, and the part of its chain that leads to the shard, with all packages of the shard.
+    fn cut_out(&self) -> Result<(Plan, Segment)> {
+        let [first, others @ ..] = self.own else { return Err(Error::usage("a trial of no package")) };
+        let around = self.family.plan_around(&self.plan.options, first)?;
+        let mut cut = segment_of(&around, &self.plan.chain, first)?;
+        // A segment has the packages for one token only.
+        for step in &mut cut.chain.steps {
+            if let Step::Run(run) = step
+                && run.shard == first.name
+            {
+                run.others = others.iter().map(|s| s.name.clone()).collect();
+            }
+        }
+        cut.chain.head.clone_from(&cut.chain.steps);
+        cut.chain.shards.extend(others.iter().map(|s| s.chain_entry()));
+        Ok((around, cut))
+    }
 }
 
 /// Returns the width in channels of a register that has to be given, by the inputs that read it.
@@ -193,16 +198,12 @@ fn width_of(register: &str, chain: &Chain, package: &dyn Fn(&str) -> PathBuf) ->
 
 /// Runs the trial in `folder` until its shard has been called `calls` times with `tokens` tokens each. `backend` and
 /// the CPU executor both run the whole part of the chain.
-///
-/// # Errors
-/// The trial is missing, no sequence has room for `tokens` tokens, or a package fails.
 pub fn run_trial(folder: &Path, backend: &dyn Backend, tokens: usize, calls: usize) -> Result<TrialFigures> {
     let path = folder.join(TRIAL_FILE);
-    let text = anemoe_io::read_input(&path, MAX_TRIAL_BYTES).map_err(|e| Error::io(&path, e))?;
-    let trial: Trial =
-        anemoe_io::json::parse(&text).map_err(|e| Error::invalid(&path, format!("trial: {e}")))?;
+    let trial: Option<Trial> = read_json(&path);
+    let trial = trial.ok_or_else(|| Error::invalid(&path, "trial: it is missing or damaged"))?;
     let package = |shard: &anemoe_bundle::Shard| {
-        trial_package(if trial.own.contains(&shard.name) { folder } else { &trial.parts }, &shard.name)
+        package_in(if trial.own.contains(&shard.name) { folder } else { &trial.parts }, &shard.name)
     };
     let cpu = Model::with_chain(folder, trial.chain.clone(), &CpuBackend::default(), &package)?;
     let own = Model::with_chain(folder, trial.chain.clone(), backend, &package)?;
@@ -213,15 +214,8 @@ pub fn run_trial(folder: &Path, backend: &dyn Backend, tokens: usize, calls: usi
     };
     let (mut of_cpu, mut of_model) = (cpu.sequence(), own.sequence());
     let mut random = Random::new(1);
-    let mut found = TrialFigures {
-        calls: 0,
-        median_us: 0.0,
-        p90_us: 0.0,
-        min_cosine: 1.0,
-        wrong_tokens: 0,
-        first_wrong: None,
-        may_be_wrong: if trial.has_router { calls.saturating_mul(tokens) / 50 } else { 0 },
-    };
+    let may_be_wrong = if trial.has_router { calls.saturating_mul(tokens) / 50 } else { 0 };
+    let mut found = TrialFigures { min_cosine: 1.0, may_be_wrong, ..TrialFigures::default() };
     let mut times = Vec::new();
     for _ in 0..calls.saturating_mul(PASSES_FOR_A_CALL) {
         if found.calls >= calls as u64 {

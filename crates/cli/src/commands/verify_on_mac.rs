@@ -1,0 +1,217 @@
+//! `anemoe verify-on-mac`
+
+use super::quickstart::find_model;
+use crate::args::step_limit::StepLimit;
+use crate::files::Overwrite;
+use crate::listening::Listening;
+use crate::machine;
+use crate::outcome::Outcome;
+use crate::shell::quoted;
+use crate::ui::{Table, Ui, duration, message};
+use anemoe_convert::quant::Quant;
+use anemoe_coreml::SystemFacts;
+use anemoe_coreml::causes::End;
+use anemoe_mac::{
+    MacReport, PrivateWords, ReportSystem, STAGES, SoakLength, Stage, StageRecord, Verification,
+    report_entries, write_archive,
+};
+use anyhow::Context;
+use clap::builder::{PossibleValue, PossibleValuesParser};
+use serde::Serialize;
+use std::path::{Path, PathBuf};
+
+/// Measure everything that only a Mac can, and put it into one file.
+///
+/// Runs doctor, tune, build, compile, check --device, a soak of thousands of passes, the golden gate and the bench on the Neural
+/// Engine, and reads power where `powermetrics` may be run. Each stage has a process of its own: what crashes, hangs or is refused
+/// is a finding, and the next stage goes on. An interrupted run goes on behind the last finished stage. The report is written at the
+/// end, whatever failed; it holds no folders, user names or host names. Exit status 1 when a stage failed.
+#[derive(clap::Args)]
+#[command(
+    after_help = "Example:\n  anemoe verify-on-mac\n  anemoe verify-on-mac --dry-run\n  anemoe verify-on-mac --stages soak --again\n  anemoe import-report anemoe-mac-report.zip --evidence evidence"
+)]
+pub struct Args {
+    /// The checkpoint [default: models/small-gemma4 of the repository].
+    #[arg(long, value_name = "CHECKPOINT")]
+    checkpoint: Option<PathBuf>,
+    /// The report. One of an earlier run is replaced.
+    #[arg(short, long, value_name = "F.zip", default_value = "anemoe-mac-report.zip")]
+    out: PathBuf,
+    /// Folder of bundle, trials and documents, with which a later run goes on [default: beside the report, with the ending .work].
+    #[arg(long, value_name = "DIR")]
+    work: Option<PathBuf>,
+    /// Compression.
+    #[arg(long, value_name = "KIND", default_value = "lut4")]
+    quant: Quant,
+    /// Token counts for which each package has a function.
+    #[arg(long, value_name = "N,..", value_delimiter = ',', default_value = "1,4,64", value_parser = crate::args::numbers::at_least_one)]
+    tokens: Vec<usize>,
+    /// Only these stages; what others have found before stays in the report.
+    #[arg(long, value_name = "STAGE,..", value_delimiter = ',', value_parser = PossibleValuesParser::new(STAGES.map(|s| PossibleValue::new(s.name).help(s.what))))]
+    stages: Vec<String>,
+    /// Run stages again that an earlier run has finished.
+    #[arg(long)]
+    again: bool,
+    /// List the stages with rough times, and do nothing.
+    #[arg(long)]
+    dry_run: bool,
+    /// Calls of each form that are measured, as `tune --calls`.
+    #[arg(long, value_name = "N", default_value_t = 300, value_parser = clap::value_parser!(u32).range(20..=100_000))]
+    calls: u32,
+    /// Passes of each token count in the soak.
+    #[arg(long, value_name = "N", default_value_t = 2000, value_parser = clap::value_parser!(u64).range(1..=100_000_000))]
+    soak_passes: u64,
+    /// Least seconds of the soak: objects that are never let go end a process after some five minutes. --timeout does not limit the
+    /// whole of it: it ends a soak in which no pass comes for so long.
+    #[arg(long, value_name = "S", default_value_t = 360, value_parser = clap::value_parser!(u64).range(0..=86_400))]
+    soak_seconds: u64,
+    /// Seconds of which power is measured.
+    #[arg(long, value_name = "S", default_value_t = 20, value_parser = clap::value_parser!(u64).range(1..=3600))]
+    energy_seconds: u64,
+    #[command(flatten)]
+    limit: StepLimit,
+    #[command(flatten)]
+    overwrite: Overwrite,
+}
+
+#[derive(Serialize)]
+struct VerifyDocument<'a> {
+    #[serde(serialize_with = "anemoe_bundle::path_text")]
+    out: &'a Path,
+    #[serde(serialize_with = "anemoe_bundle::path_text")]
+    work: &'a Path,
+    system: &'a SystemFacts,
+    failed: usize,
+    stages: Vec<StageEnd<'a>>,
+    entries: Vec<&'a String>,
+}
+
+/// A record without its document.
+#[derive(Serialize)]
+struct StageEnd<'a> {
+    stage: &'a str,
+    end: End,
+    seconds: f64,
+    reason: &'a str,
+    reused: bool,
+}
+
+#[derive(Serialize)]
+struct DryRunDocument {
+    dry_run: bool,
+    stages: Vec<RoughStage>,
+    cannot_run_here: Option<String>,
+}
+
+#[derive(Serialize)]
+struct RoughStage {
+    stage: &'static str,
+    rough_time: &'static str,
+    what: &'static str,
+}
+
+pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
+    if args.dry_run {
+        return dry_run(&args, ui);
+    }
+    anemoe_coreml::available().context("verify-on-mac runs packages on the Neural Engine")?;
+    let system = anemoe_coreml::system_facts().context(
+        "the system does not say its version, its build and its chip: a report without them is none",
+    )?;
+    let checkpoint = match args.checkpoint {
+        Some(path) => path,
+        None => find_model().context("give --checkpoint")?,
+    };
+    // Without `--force`, only a report of an earlier run may be replaced.
+    let replaces = args.out.is_file() && MacReport::read(&args.out).is_ok();
+    let output = Overwrite { force: args.overwrite.force || replaces }.output(&args.out)?;
+    let work = args.work.unwrap_or_else(|| args.out.with_extension("work"));
+    let machine = machine::this();
+    let model =
+        checkpoint.file_name().map_or_else(|| "checkpoint".into(), |n| n.to_string_lossy().into_owned());
+    let about = ReportSystem {
+        system,
+        memory_bytes: machine.memory_bytes,
+        cores: machine.cores,
+        version: env!("CARGO_PKG_VERSION").into(),
+        model,
+        quant: args.quant.to_string(),
+        tokens: args.tokens,
+    };
+    let verification = Verification {
+        work: std::path::absolute(&work)?,
+        checkpoint,
+        about,
+        calls: args.calls,
+        soak: SoakLength { passes: args.soak_passes, seconds: args.soak_seconds as f64 },
+        energy_seconds: args.energy_seconds,
+        timeout: args.limit.timeout,
+        stages: args.stages,
+        again: args.again,
+    };
+    let records = verification.run(&Listening::new(ui))?;
+    let folders = [(verification.work.as_path(), "WORK"), (&verification.checkpoint, "CHECKPOINT")];
+    let words = PrivateWords::of_this_machine(&folders);
+    let (entries, left_out) = report_entries(&verification.about, &records, &verification.work, &words)?;
+    left_out.iter().for_each(|what| message(format!("warning: left out of the report: {what}")));
+    write_archive(&output, &entries)?;
+    let failed = records.iter().filter(|(r, _)| r.end.is_failure()).count();
+    ui.document(&VerifyDocument {
+        out: &args.out,
+        work: &work,
+        system: &verification.about.system,
+        failed,
+        stages: records.iter().map(|(record, reused)| StageEnd::of(record, *reused)).collect(),
+        entries: entries.keys().collect(),
+    })?;
+    print(&records, ui)?;
+    ui.line(format!(
+        "{}: the report, without folders, users and hosts; on any machine: anemoe import-report {} --evidence evidence",
+        args.out.display(),
+        quoted(&args.out)
+    ))?;
+    Ok(Outcome::of(failed == 0))
+}
+
+impl StageEnd<'_> {
+    fn of(record: &StageRecord, reused: bool) -> StageEnd<'_> {
+        let StageRecord { stage, end, seconds, reason, .. } = record;
+        StageEnd { stage, end: *end, seconds: *seconds, reason, reused }
+    }
+}
+
+fn dry_run(args: &Args, ui: &Ui) -> anyhow::Result<Outcome> {
+    let wanted = |name: &str| args.stages.is_empty() || args.stages.iter().any(|s| s == name);
+    let stages = STAGES.iter().filter(|stage| wanted(stage.name));
+    let rough = |s: &'static Stage| RoughStage { stage: s.name, rough_time: s.time, what: s.what };
+    let document = DryRunDocument {
+        dry_run: true,
+        stages: stages.map(rough).collect(),
+        cannot_run_here: anemoe_coreml::available().err().map(|e| e.to_string()),
+    };
+    ui.document(&document)?;
+    let mut table = Table::ending_in_text(&["stage", "about", ""]);
+    for s in &document.stages {
+        table.row(vec![s.stage.into(), s.rough_time.into(), s.what.into()]);
+    }
+    table.print(ui)?;
+    ui.line("times are guesses for the small model: nobody has run this on a Mac yet")?;
+    if let Some(why) = document.cannot_run_here {
+        ui.line(format!("it cannot run here: {why}"))?;
+    }
+    Ok(Outcome::Done)
+}
+
+fn print(records: &[(StageRecord, bool)], ui: &Ui) -> anyhow::Result<()> {
+    let mut table = Table::ending_in_text(&["stage", "end", "took", ""]);
+    for (r, reused) in records {
+        let took = if r.end == End::Skipped { String::new() } else { duration(r.seconds) };
+        let note = match (reused, r.reason.is_empty()) {
+            (true, true) => "by an earlier run".into(),
+            (true, false) => format!("{} (by an earlier run)", r.reason),
+            _ => r.reason.clone(),
+        };
+        table.row(vec![r.stage.clone(), r.end.word().into(), took, note]);
+    }
+    Ok(table.print(ui)?)
+}

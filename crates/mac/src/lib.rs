@@ -1,0 +1,52 @@
+//! Finds out what a Mac does with Core ML packages. Each risky step has a process of its own, so that a crash or a hang
+//! is a finding.
+//!
+//! ```text
+//! child          a process that works for another one         work    what such a process does
+//! steps          steps of a command, and what failures mean   caches  compiled models, and what Core ML keeps
+//! compile        `anemoe compile`                              tune, form_trial         `anemoe tune`
+//! device_check   `anemoe check --device`                soak, soak_stage, energy  stages without a command
+//! stages, verification    `anemoe verify-on-mac`: the stages as data, and their runner
+//! report, archive, private   its report                        import  `anemoe import-report`
+//! ```
+//!
+//! # Tests
+//! `cargo xtask sim` runs every command on Linux against the fake Core ML, with planted crashes, hangs, refusals, wrong
+//! numbers, leaks and placements; `crates/cli/tests/black_box/import_report.rs` reads hostile reports. Nothing of this
+//! has run on a Mac yet: `docs/mac.md`.
+#![deny(unsafe_code)]
+
+mod archive;
+mod caches;
+mod child;
+mod compile;
+mod device_check;
+mod energy;
+mod form_trial;
+mod import;
+mod json_file;
+mod listener;
+mod private;
+mod report;
+mod soak;
+mod soak_stage;
+mod stages;
+mod steps;
+mod tune;
+mod verification;
+mod work;
+
+pub use archive::write_archive;
+pub use caches::{CacheUse, compiled_models, is_folder, list_caches};
+pub use compile::{BundleCompiler, CompileReport};
+pub use device_check::{DeviceFindings, ask_device};
+pub use import::{ReportFindings, add_evidence};
+pub use listener::Listener;
+pub use private::PrivateWords;
+pub use report::{MacReport, ReportSystem, report_entries};
+pub use soak::SoakLength;
+pub use stages::{STAGES, Stage, StageRecord};
+pub use steps::Steps;
+pub use tune::{FormChoice, TuneReport, Tuner};
+pub use verification::Verification;
+pub use work::{CommandDone, serve_parent};
