@@ -6,6 +6,7 @@
 //! besides the compilation.
 
 mod args;
+mod bar_listener;
 mod bundle;
 mod commands;
 mod environment;
@@ -13,7 +14,7 @@ mod error_report;
 mod experiment;
 mod files;
 mod gate_reference;
-mod listening;
+
 mod machine;
 mod other_tools;
 mod outcome;

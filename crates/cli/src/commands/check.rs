@@ -3,9 +3,9 @@
 use crate::args::evidence::EvidenceArgs;
 use crate::args::runner::CompiledArgs;
 use crate::args::step_limit::StepLimit;
+use crate::bar_listener::BarListener;
 use crate::bundle::Verify;
 use crate::files::Overwrite;
-use crate::listening::Listening;
 use crate::outcome::Outcome;
 use crate::recorder::{JournalArgs, Recorder, facts};
 use crate::show::placement::{Sources, print, print_ops};
@@ -140,7 +140,7 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
         expect_bundle(&path)?;
         let chain = Chain::read(&path)?;
         let models = args.compiled.models(&path, &chain);
-        let found = ask_device(&path, &chain, &models, args.limit.steps(), &Listening::new(ui))?;
+        let found = ask_device(&path, &chain, &models, args.limit.steps(), &BarListener::new(ui))?;
         if let Some(file) = &args.save {
             anemoe_bundle::write_atomic(file, &serde_json::to_vec_pretty(&found.report)?)?;
         }

@@ -2,8 +2,8 @@
 
 use crate::args::runner::CompiledArgs;
 use crate::args::step_limit::StepLimit;
+use crate::bar_listener::BarListener;
 use crate::bundle::Verify;
-use crate::listening::Listening;
 use crate::outcome::Outcome;
 use crate::target::expect_bundle;
 use crate::ui::{Table, Ui, bytes};
@@ -59,7 +59,7 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
         loads: !args.no_load,
         steps: args.limit.steps(),
     };
-    let report = compiler.run(&Listening::new(ui))?;
+    let report = compiler.run(&BarListener::new(ui))?;
     ui.document(&CompileDocument { bundle: &args.bundle, report: &report })?;
     print(&report, ui)?;
     Ok(Outcome::of(report.failed == 0))

@@ -117,9 +117,7 @@ fn print(document: &ImportDocument<'_>, generator: &str, ui: &Ui) -> anyhow::Res
         }
         let chip = if document.added.chip { " and a profile of the chip" } else { "" };
         let rows = document.added.rows;
-        ui.line(format!(
-            "added {rows} rows{chip} to {folder}, and an event to the journal beside it"
-        ))?;
+        ui.line(format!("added {rows} rows{chip} to {folder}, and an event to the journal beside it"))?;
     }
     Ok(document.left_out.iter().try_for_each(|what| ui.line(format!("left out: {what}")))?)
 }

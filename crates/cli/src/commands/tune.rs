@@ -2,8 +2,8 @@
 
 use crate::args::planning::{PlanArgs, PlanUse, QuantChoice, plan_checkpoint};
 use crate::args::step_limit::StepLimit;
+use crate::bar_listener::BarListener;
 use crate::files::Overwrite;
-use crate::listening::Listening;
 use crate::outcome::Outcome;
 use crate::ui::{Table, Ui};
 use anemoe_convert::form::ShardForm;
@@ -81,7 +81,7 @@ pub fn run(mut args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
         again: args.again,
         steps: args.limit.steps(),
     };
-    let report = tuner.run(&args.sorts, &Listening::new(ui))?;
+    let report = tuner.run(&args.sorts, &BarListener::new(ui))?;
     let text = report.forms_file();
     output.write(|file| file.write_all(text.as_bytes())).map_err(|e| Error::io(&args.out, e))?;
     let (out, kept) = (args.out.display().to_string(), work.display().to_string());

@@ -2,8 +2,8 @@
 
 use super::quickstart::find_model;
 use crate::args::step_limit::StepLimit;
+use crate::bar_listener::BarListener;
 use crate::files::Overwrite;
-use crate::listening::Listening;
 use crate::machine;
 use crate::outcome::Outcome;
 use crate::shell::quoted;
@@ -12,7 +12,7 @@ use anemoe_convert::quant::Quant;
 use anemoe_coreml::SystemFacts;
 use anemoe_coreml::causes::End;
 use anemoe_mac::{
-    MacReport, PrivateWords, ReportSystem, STAGES, SoakLength, Stage, StageRecord, Verification,
+    MacReport, MacStage, PrivateWords, ReportSystem, STAGES, SoakLength, StageRecord, Verification,
     report_entries, write_archive,
 };
 use anyhow::Context;
@@ -149,7 +149,7 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
         stages: args.stages,
         again: args.again,
     };
-    let records = verification.run(&Listening::new(ui))?;
+    let records = verification.run(&BarListener::new(ui))?;
     let folders = [(verification.work.as_path(), "WORK"), (&verification.checkpoint, "CHECKPOINT")];
     let words = PrivateWords::of_this_machine(&folders);
     let (entries, left_out) = report_entries(&verification.about, &records, &verification.work, &words)?;
@@ -183,7 +183,7 @@ impl StageEnd<'_> {
 fn dry_run(args: &Args, ui: &Ui) -> anyhow::Result<Outcome> {
     let wanted = |name: &str| args.stages.is_empty() || args.stages.iter().any(|s| s == name);
     let stages = STAGES.iter().filter(|stage| wanted(stage.name));
-    let rough = |s: &'static Stage| RoughStage { stage: s.name, rough_time: s.time, what: s.what };
+    let rough = |s: &'static MacStage| RoughStage { stage: s.name, rough_time: s.time, what: s.what };
     let document = DryRunDocument {
         dry_run: true,
         stages: stages.map(rough).collect(),
