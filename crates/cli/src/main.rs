@@ -6,6 +6,7 @@
 //! besides the compilation.
 
 mod args;
+mod bar_listener;
 mod bundle;
 mod command;
 mod commands;
@@ -13,7 +14,7 @@ mod environment;
 mod error_report;
 mod files;
 mod gate_reference;
-mod listening;
+
 mod machine;
 mod other_tools;
 mod outcome;

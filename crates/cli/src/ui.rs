@@ -2,35 +2,25 @@
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde::Serialize;
-use serde_json::Value;
 use std::borrow::Cow;
 use std::io::{self, IsTerminal, Write};
-use std::sync::Mutex;
 
 /// Display of results and progress.
 pub struct Ui {
     json: bool,
     /// True if nothing goes to standard output.
     silent: bool,
-    /// The document, if it is kept.
-    kept: Option<Mutex<Option<Value>>>,
 }
 
 impl Ui {
     /// Makes the output of a command: with `json`, one document and nothing else on standard output.
     pub fn new(json: bool) -> Self {
-        Ui { json, silent: false, kept: None }
+        Ui { json, silent: false }
     }
 
-    /// Makes the output of a command inside another one: the document is kept for [`Ui::into_document`], and nothing goes
-    /// to standard output.
+    /// Makes the output of a command inside another one: nothing goes to standard output.
     pub fn inner() -> Self {
-        Ui { json: true, silent: true, kept: Some(Mutex::default()) }
-    }
-
-    /// Returns the document that a command gave.
-    pub fn into_document(self) -> Option<Value> {
-        self.kept.and_then(|kept| kept.into_inner().unwrap_or_else(|e| e.into_inner()))
+        Ui { json: true, silent: true }
     }
 
     /// Prints a line of the result for people.
@@ -66,9 +56,6 @@ impl Ui {
 
     /// Prints the result for programs.
     pub fn document<T: Serialize>(&self, value: &T) -> anyhow::Result<()> {
-        if let Some(kept) = &self.kept {
-            *kept.lock().unwrap_or_else(|e| e.into_inner()) = Some(serde_json::to_value(value)?);
-        }
         if self.json && !self.silent {
             // Whole or not at all: an error half-way has a document of its own.
             let mut text = serde_json::to_vec_pretty(value)?;

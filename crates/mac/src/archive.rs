@@ -1,6 +1,6 @@
 //! The zip file of a report: written at once, and checked when it is read.
 
-use crate::stages::is_entry;
+use crate::stage_list::is_entry;
 use anemoe_bundle::sha256;
 use anemoe_io::{Error, Output, Result};
 use serde::{Deserialize, Serialize};
@@ -172,7 +172,7 @@ fn entries_in_directory(bytes: &[u8], comment: usize) -> Option<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::stages::SYSTEM;
+    use crate::stage_list::SYSTEM;
 
     #[test]
     fn what_is_written_is_read_and_named_by_its_content() {

@@ -7,11 +7,11 @@
 //! ```
 //! The first control shows that the reader sees a device that was asked for, the second that it sees a choice of Core ML.
 
+use crate::bundle_compiler::{compiled_bytes, model_files};
 use crate::caches::ModelFiles;
-use crate::compile::{compiled_bytes, model_files};
+use crate::child_work::Work;
 use crate::listener::Listener;
-use crate::steps::{StepFailure, StepShard, Steps};
-use crate::work::Work;
+use crate::risky_steps::{StepFailure, StepShard, Steps};
 use anemoe_bundle::{Chain, Shard};
 use anemoe_coreml::CompiledModels;
 use anemoe_gates::residency::Report;

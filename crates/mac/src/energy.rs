@@ -1,7 +1,7 @@
 //! Power as `powermetrics` reads it: at rest, and while the bundle runs.
 
 use crate::child::Ended;
-use crate::work::{Work, from_value, to_value};
+use crate::child_work::{Work, from_value, to_value};
 use anemoe_coreml::causes::End;
 use anemoe_io::Result;
 use serde::Serialize;

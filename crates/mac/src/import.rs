@@ -1,11 +1,12 @@
-//! Turns a report into evidence: rows of a table of outcomes and a profile of the chip, in a folder of their own. Every entry of the report that another entry can contradict is checked against it.
+//! Turns a report into evidence: rows of a table of outcomes and a profile of the chip, in a folder of their own. Every entry
+//! of the report that another entry can contradict is checked against it.
 
-use crate::compile::CompileReport;
+use crate::bundle_compiler::CompileReport;
 use crate::device_check::{DeviceFindings, UNITS};
 use crate::json_file::write_json;
-use crate::report::{MacReport, STAND_IN, chip_slug};
+use crate::mac_report::{MacReport, STAND_IN, chip_slug};
 use crate::soak_stage::SoakDocument;
-use crate::stages::{BENCH, PACKAGES, StageRecord};
+use crate::stage_list::{BENCH, PACKAGES, StageRecord};
 use anemoe_bundle::CHAIN_FILE;
 use anemoe_coreml::causes::End;
 use anemoe_gates::cost::bench_fit::calibrate;
@@ -26,7 +27,7 @@ use std::path::Path;
 const MAX_REASON: usize = 600;
 
 /// Result of a check; the error names the entry.
-type Checked<T> = std::result::Result<T, String>;
+type EntryResult<T> = std::result::Result<T, String>;
 
 /// Findings of a report.
 pub struct ReportFindings {
@@ -51,7 +52,7 @@ impl ReportFindings {
     ///
     /// # Errors
     /// An entry is not as expected, or contradicts another one; the message names it.
-    pub fn of(report: &MacReport) -> Checked<ReportFindings> {
+    pub fn of(report: &MacReport) -> EntryResult<ReportFindings> {
         let PlacedPackages { labels, mut left_out } = PlacedPackages::of(report)?;
         let rows = rows(report, &labels)?;
         let profile = match profile(report)? {
@@ -76,7 +77,7 @@ fn table(rows: &[OutcomeCells]) -> String {
 }
 
 /// Makes one row for each program and label.
-fn rows(report: &MacReport, labels: &BTreeMap<String, &'static str>) -> Checked<Vec<OutcomeCells>> {
+fn rows(report: &MacReport, labels: &BTreeMap<String, &'static str>) -> EntryResult<Vec<OutcomeCells>> {
     let system = &report.system;
     let chip = system.system.chip.trim_start_matches("Apple ").to_string();
     let is_known = Chip::parse(&chip).is_some();
@@ -118,7 +119,7 @@ fn rows(report: &MacReport, labels: &BTreeMap<String, &'static str>) -> Checked<
 }
 
 /// Calibrates a profile of the chip; the inner error is the reason why there is none.
-fn profile(report: &MacReport) -> Checked<std::result::Result<ChipProfile, String>> {
+fn profile(report: &MacReport) -> EntryResult<std::result::Result<ChipProfile, String>> {
     let Some(bench) = &report.bench else { return Ok(Err("the report has no bench".into())) };
     let PredictDocument { one: Some(forecast), profile: Some(said) } = report.document("predict")? else {
         return Ok(Err("the stage predict has no document".into()));
@@ -156,7 +157,7 @@ struct PlacedPackages {
 impl PlacedPackages {
     /// Reads the labels. A package that does not load or run has the label of that failure, whatever its plan says.
     /// Fails if a document names a package that the report does not have, or another machine.
-    fn of(report: &MacReport) -> Checked<PlacedPackages> {
+    fn of(report: &MacReport) -> EntryResult<PlacedPackages> {
         let mut placed = PlacedPackages::default();
         if let Some(plan) = &report.plan {
             placed.plans(report, plan)?;
@@ -190,7 +191,7 @@ impl PlacedPackages {
         }
     }
 
-    fn plans(&mut self, report: &MacReport, plan: &PlanReport) -> Checked<()> {
+    fn plans(&mut self, report: &MacReport, plan: &PlanReport) -> EntryResult<()> {
         let system = &report.system.system;
         if (&plan.chip, &plan.os) != (&system.chip, &system.os) {
             return Err(format!(

@@ -17,36 +17,36 @@
 #![deny(unsafe_code)]
 
 mod archive;
+mod bundle_compiler;
 mod caches;
 mod child;
-mod compile;
+mod child_work;
 mod device_check;
 mod energy;
 mod form_trial;
 mod import;
 mod json_file;
 mod listener;
+mod mac_report;
 mod private;
-mod report;
+mod risky_steps;
 mod soak;
 mod soak_stage;
-mod stages;
-mod steps;
+mod stage_list;
 mod tune;
 mod verification;
-mod work;
 
 pub use archive::write_archive;
+pub use bundle_compiler::{BundleCompiler, CompileReport};
 pub use caches::{CacheUse, compiled_models, is_folder, list_caches};
-pub use compile::{BundleCompiler, CompileReport};
+pub use child_work::{CommandDone, serve_parent};
 pub use device_check::{DeviceFindings, ask_device};
 pub use import::{ReportFindings, add_evidence};
 pub use listener::Listener;
+pub use mac_report::{MacReport, ReportSystem, report_entries};
 pub use private::PrivateWords;
-pub use report::{MacReport, ReportSystem, report_entries};
+pub use risky_steps::Steps;
 pub use soak::SoakLength;
-pub use stages::{STAGES, Stage, StageRecord};
-pub use steps::Steps;
+pub use stage_list::{MacStage, STAGES, StageRecord};
 pub use tune::{FormChoice, TuneReport, Tuner};
 pub use verification::Verification;
-pub use work::{CommandDone, serve_parent};

@@ -1,9 +1,9 @@
 //! The stage `soak`: soaks the whole bundle, and names the shards at fault where that does not end well.
 
 use crate::child::Ended;
+use crate::child_work::{Work, from_value, to_value};
 use crate::listener::Listener;
 use crate::soak::{SoakFigures, SoakLength};
-use crate::work::{Work, from_value, to_value};
 use anemoe_bundle::Chain;
 use anemoe_coreml::causes::End;
 use anemoe_io::Result;

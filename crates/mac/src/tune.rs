@@ -1,11 +1,11 @@
 //! Finds the form of shards that the Neural Engine of this Mac takes: tries each form of each sort, step by step.
 
+use crate::child_work::{LoadSeconds, Work};
 use crate::device_check::PlanAnswer;
 use crate::form_trial::{FormTrial, LEAST_COSINE, TrialFigures};
 use crate::json_file::{read_json, write_json};
 use crate::listener::Listener;
-use crate::steps::{Step, StepShard, Steps};
-use crate::work::{LoadSeconds, Work};
+use crate::risky_steps::{StepResult, StepShard, Steps};
 use anemoe_bundle::{ShardKind, sha256};
 use anemoe_convert::form::ShardForm;
 use anemoe_convert::form_ladder::{LadderModel, Rung, ladder};
@@ -302,7 +302,7 @@ impl Tuner<'_> {
         rung: &Rung,
         result: &mut TrialResult,
         listener: &dyn Listener,
-    ) -> Step<()> {
+    ) -> StepResult<()> {
         let (own, models) = (trial.own, trial.models());
         let mut plans = Some(Vec::new());
         let total = own.len() + result.tokens.len();

@@ -1,14 +1,16 @@
 //! Runs the stages of a verification, each in a process of its own. A later run goes on in the same work folder.
 
 use crate::child::Ended;
+use crate::child_work::{CommandDone, Work, from_value, to_value};
 use crate::energy::measure_energy;
 use crate::json_file::{read_json, write_json};
 use crate::listener::Listener;
-use crate::report::{ReportSystem, STAND_IN, chip_slug};
+use crate::mac_report::{ReportSystem, STAND_IN, chip_slug};
 use crate::soak::SoakLength;
 use crate::soak_stage::soak_stage;
-use crate::stages::{BENCH, BUNDLE, FORMS, GOLDEN, Job, PLAN, STAGES, Stage, StageRecord, TRIALS};
-use crate::work::{CommandDone, Work, from_value, to_value};
+use crate::stage_list::{
+    BENCH, BUNDLE, FORMS, GOLDEN, MacStage, PLAN, STAGES, StageJob, StageRecord, TRIALS,
+};
 use anemoe_bundle::{CHAIN_FILE, Chain};
 use anemoe_coreml::causes::End;
 use anemoe_gates::cost::chips;
@@ -99,13 +101,13 @@ impl Verification {
     }
 
     /// Reads the record of a stage; none if it is missing or damaged, or the stage was not finished.
-    fn record(&self, stage: &Stage) -> Option<StageRecord> {
+    fn record(&self, stage: &MacStage) -> Option<StageRecord> {
         let record: StageRecord = read_json(&self.file(&stage.entry()))?;
         (record.stage == stage.name && record.end != End::Skipped).then_some(record)
     }
 
     /// Removes the record of a stage and what the stage made.
-    fn forget(&self, stage: &Stage) -> Result<()> {
+    fn forget(&self, stage: &MacStage) -> Result<()> {
         let made = stage.makes.iter().map(|name| self.file(name));
         for path in made.chain([self.file(&stage.entry())]) {
             let removed =
@@ -167,9 +169,9 @@ impl Verification {
         }
         let limit = Duration::from_secs(self.timeout);
         match stage.job {
-            Job::Soak => soak_stage(&self.file(BUNDLE), self.soak, limit, listener),
-            Job::Energy => measure_energy(&self.file(BUNDLE), self.energy_seconds, limit),
-            Job::Command(line) => {
+            StageJob::Soak => soak_stage(&self.file(BUNDLE), self.soak, limit, listener),
+            StageJob::Energy => measure_energy(&self.file(BUNDLE), self.energy_seconds, limit),
+            StageJob::Command(line) => {
                 if line.contains("{golden}") && !self.golden().is_file() {
                     let made = self.command(MAKE_GOLDEN, LONG)?;
                     if made.end != End::Done {

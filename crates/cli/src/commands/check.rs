@@ -3,9 +3,10 @@
 use crate::args::evidence::EvidenceArgs;
 use crate::args::runner::CompiledArgs;
 use crate::args::step_limit::StepLimit;
+use crate::bar_listener::BarListener;
 use crate::bundle::Verify;
+use crate::command::{Command, CommandReport};
 use crate::files::Overwrite;
-use crate::listening::Listening;
 use crate::outcome::Outcome;
 use crate::recorder::{JournalArgs, Recorder, facts};
 use crate::show::placement::{Sources, print, print_ops};
@@ -15,11 +16,14 @@ use anemoe_bundle::{CHAIN_FILE, Chain};
 use anemoe_gates::integrity;
 use anemoe_gates::residency::compare::compare;
 use anemoe_gates::residency::device::PlanReport;
-use anemoe_gates::residency::outcomes::{self, Score};
-use anemoe_gates::residency::rule::{Chip, Conditions, DeviceTarget, Units, Verdict};
+use anemoe_gates::residency::outcomes::{self, Judged, Score};
+use anemoe_gates::residency::rule::{
+    Chip, Conditions, DeviceTarget, Evidence, Question, Rule, RuleSeverity, Units, Verdict,
+};
 use anemoe_gates::residency::{self, CheckOptions, Report, rules as rule_list};
 use anemoe_mac::{DeviceFindings, ask_device};
 use serde::Serialize;
+use std::io;
 use std::path::{Path, PathBuf};
 
 /// Largest plan report or table of outcomes that is read, in bytes.
@@ -97,83 +101,148 @@ fn chip(text: &str) -> Result<Chip, String> {
     Chip::parse(text).ok_or_else(|| format!("`{text}` is not a known chip: {}", Chip::names()))
 }
 
-pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
-    if args.rules {
-        return rules(ui);
+impl Command for Args {
+    type Report = CheckReport;
+
+    fn run(self, ui: &Ui) -> anyhow::Result<CheckReport> {
+        if self.rules {
+            return Ok(CheckReport::Rules { rules: rule_list::all().map(RuleRow::of).collect() });
+        }
+        if let Some(file) = &self.outcomes {
+            return score(file);
+        }
+        Ok(CheckReport::Placement(Box::new(self.place(ui)?)))
     }
-    if let Some(file) = &args.outcomes {
-        return score(file, ui);
+
+    fn journal(&self) -> Option<&JournalArgs> {
+        Some(&self.journal)
     }
-    Ok(if place(args, ui)?.pass { Outcome::Done } else { Outcome::GateFailed })
 }
 
-/// Predicts the placement of packages and shows it.
-pub fn place(args: Args, ui: &Ui) -> anyhow::Result<Report> {
-    if args.device {
-        anemoe_coreml::available()?;
-        args.save.as_deref().map(|file| args.overwrite.output(file)).transpose()?;
-    }
-    let conditions = Conditions {
-        target: match args.target {
-            CheckTarget::Mac => DeviceTarget::Mac,
-            CheckTarget::Iphone => DeviceTarget::Iphone,
-        },
-        units: match args.units {
-            UnitsArg::CpuAndNe => Units::CpuAndNe,
-            UnitsArg::All => Units::All,
-        },
-        chip: args.chip,
-    };
-    let plan = args.report.as_deref().map(read_plan).transpose()?;
-    let list_ops = args.ops || plan.is_some() || args.device;
-    let evidence = args.evidence.outcomes()?;
-    let options = CheckOptions { conditions, strict: args.strict, list_ops, evidence };
-    let path = args.path.unwrap_or_default();
-    let recorder = Recorder::new(&args.journal, "check");
-    let mut report = check(&path, &options, args.verify, ui)?;
-    let mut asked = None;
-    if args.device {
-        expect_bundle(&path)?;
-        let chain = Chain::read(&path)?;
-        let models = args.compiled.models(&path, &chain);
-        let found = ask_device(&path, &chain, &models, args.limit.steps(), &Listening::new(ui))?;
-        if let Some(file) = &args.save {
-            anemoe_bundle::write_atomic(file, &serde_json::to_vec_pretty(&found.report)?)?;
+impl Args {
+    /// Predicts the placement of packages.
+    fn place(&self, ui: &Ui) -> anyhow::Result<Placement> {
+        if self.device {
+            anemoe_coreml::available()?;
+            self.save.as_deref().map(|file| self.overwrite.output(file)).transpose()?;
         }
-        asked = Some(found);
-    }
-    if let Some(plan) = plan.as_ref().or(asked.as_ref().map(|a| &a.report)) {
-        compare(&mut report, plan);
-        if !args.ops {
-            report.packages.iter_mut().flat_map(|p| &mut p.functions).for_each(|f| f.op_list.clear());
+        let conditions = Conditions {
+            target: match self.target {
+                CheckTarget::Mac => DeviceTarget::Mac,
+                CheckTarget::Iphone => DeviceTarget::Iphone,
+            },
+            units: match self.units {
+                UnitsArg::CpuAndNe => Units::CpuAndNe,
+                UnitsArg::All => Units::All,
+            },
+            chip: self.chip,
+        };
+        let plan = self.report.as_deref().map(read_plan).transpose()?;
+        let list_ops = self.ops || plan.is_some() || self.device;
+        let evidence = self.evidence.outcomes()?;
+        let options = CheckOptions { conditions, strict: self.strict, list_ops, evidence };
+        let path = self.path.clone().unwrap_or_default();
+        let mut report = check(&path, &options, self.verify, ui)?;
+        let mut asked = None;
+        if self.device {
+            expect_bundle(&path)?;
+            let chain = Chain::read(&path)?;
+            let models = self.compiled.models(&path, &chain);
+            let found = ask_device(&path, &chain, &models, self.limit.steps(), &BarListener::new(ui))?;
+            if let Some(file) = &self.save {
+                anemoe_bundle::write_atomic(file, &serde_json::to_vec_pretty(&found.report)?)?;
+            }
+            asked = Some(found);
         }
+        if let Some(plan) = plan.as_ref().or(asked.as_ref().map(|a| &a.report)) {
+            compare(&mut report, plan);
+            if !self.ops {
+                report.packages.iter_mut().flat_map(|p| &mut p.functions).for_each(|f| f.op_list.clear());
+            }
+        }
+        if let Some(asked) = &mut asked {
+            asked.conclude(&report);
+        }
+        report.pass &= asked.as_ref().is_none_or(|asked| asked.no_is_proven);
+        Ok(Placement { path, report, asked, lists_ops: self.ops })
     }
-    if let Some(asked) = &mut asked {
-        asked.conclude(&report);
-    }
-    report.pass &= asked.as_ref().is_none_or(|asked| asked.no_is_proven);
-    if path.join(CHAIN_FILE).is_file() {
-        recorder.gate(&path, report.pass, facts::residency(&report));
-    }
-    ui.document(&WithPlans { report: &report, asked: asked.as_ref() })?;
-    if args.ops {
-        print_ops(&report, ui)?;
-    }
-    print(&report, ui)?;
-    asked.iter().try_for_each(|asked| print_plans(asked, ui))?;
-    Ok(report)
 }
 
-/// Report of a check, which may have asked this Mac.
+/// Placement of packages, the rules, or how well they do on known outcomes.
 #[derive(Serialize)]
-struct WithPlans<'a> {
-    #[serde(flatten)]
-    report: &'a Report,
-    #[serde(flatten)]
-    asked: Option<&'a DeviceFindings>,
+#[serde(untagged)]
+pub enum CheckReport {
+    Placement(Box<Placement>),
+    Rules { rules: Vec<RuleRow> },
+    Scores { score: Score, left_out: Score, rows: Vec<Judged> },
 }
 
-fn print_plans(asked: &DeviceFindings, ui: &Ui) -> anyhow::Result<()> {
+/// Placement of packages; a Mac may have been asked for it.
+#[derive(Serialize)]
+pub struct Placement {
+    #[serde(skip)]
+    path: PathBuf,
+    #[serde(flatten)]
+    pub report: Report,
+    #[serde(flatten)]
+    asked: Option<DeviceFindings>,
+    #[serde(skip)]
+    lists_ops: bool,
+}
+
+/// A rule, as it is shown.
+#[derive(Serialize)]
+pub struct RuleRow {
+    rule: &'static str,
+    question: Question,
+    severity: RuleSeverity,
+    verdict: Verdict,
+    matches: String,
+    text: &'static str,
+    advice: &'static str,
+    evidence: &'static [Evidence],
+}
+
+impl CheckReport {
+    /// Returns the placement, if packages were checked.
+    pub fn placement(&self) -> Option<&Report> {
+        if let CheckReport::Placement(placement) = self { Some(&placement.report) } else { None }
+    }
+}
+
+impl CommandReport for CheckReport {
+    fn print(&self, ui: &Ui) -> io::Result<()> {
+        match self {
+            CheckReport::Placement(placement) => placement.print(ui),
+            CheckReport::Rules { rules } => print_rules(rules, ui),
+            CheckReport::Scores { score, left_out, rows } => print_scores(score, left_out, rows, ui),
+        }
+    }
+
+    fn outcome(&self) -> Outcome {
+        Outcome::of(!matches!(self, CheckReport::Placement(placement) if !placement.report.pass))
+    }
+
+    fn record(&self, recorder: &Recorder) {
+        let CheckReport::Placement(placement) = self else { return };
+        let Placement { path, report, .. } = placement.as_ref();
+        if path.join(CHAIN_FILE).is_file() {
+            recorder.gate(path, report.pass, facts::residency(report));
+        }
+    }
+}
+
+impl Placement {
+    fn print(&self, ui: &Ui) -> io::Result<()> {
+        if self.lists_ops {
+            print_ops(&self.report, ui)?;
+        }
+        print(&self.report, ui)?;
+        self.asked.iter().try_for_each(|asked| print_plans(asked, ui))
+    }
+}
+
+fn print_plans(asked: &DeviceFindings, ui: &Ui) -> io::Result<()> {
     for control in &asked.controls {
         ui.line(control.text())?;
     }
@@ -206,34 +275,32 @@ fn read_plan(path: &Path) -> anyhow::Result<PlanReport> {
     PlanReport::parse(&text).map_err(|what| anemoe_mlpackage::Error::invalid(path, what).into())
 }
 
-fn rules(ui: &Ui) -> anyhow::Result<Outcome> {
-    let all: Vec<serde_json::Value> = rule_list::all()
-        .map(|r| {
-            serde_json::json!({
-                "rule": r.id, "question": r.question, "severity": r.severity, "verdict": r.verdict, "matches": r.scope(),
-                "text": r.text, "advice": r.advice, "evidence": r.evidence,
-            })
-        })
-        .collect();
-    ui.document(&serde_json::json!({"rules": all}))?;
+impl RuleRow {
+    fn of(r: &'static Rule) -> RuleRow {
+        let Rule { id, question, severity, verdict, text, advice, evidence, .. } = r;
+        let (question, severity, verdict) = (*question, *severity, *verdict);
+        RuleRow { rule: id, question, severity, verdict, matches: r.scope(), text, advice, evidence }
+    }
+}
+
+fn print_rules(rules: &[RuleRow], ui: &Ui) -> io::Result<()> {
     let mut sources = Sources::default();
-    for r in rule_list::all() {
+    for r in rules {
         let severity = format!("{:?}", r.severity).to_lowercase();
         let question = format!("{:?}", r.question).to_lowercase();
-        ui.line(format!("{} [{question}, {severity}, {}]: {}", r.id, r.verdict.name(), r.text))?;
-        ui.line(format!("    matches: {}", r.scope()))?;
+        ui.line(format!("{} [{question}, {severity}, {}]: {}", r.rule, r.verdict.name(), r.text))?;
+        ui.line(format!("    matches: {}", r.matches))?;
         if !r.advice.is_empty() {
             ui.line(format!("    change: {}", r.advice))?;
         }
         if !r.evidence.is_empty() {
-            ui.line(format!("    measured: {}", sources.notes(&r.evidence)))?;
+            ui.line(format!("    measured: {}", sources.notes(r.evidence)))?;
         }
     }
-    sources.print(ui)?;
-    Ok(Outcome::Done)
+    sources.print(ui)
 }
 
-fn score(file: &Path, ui: &Ui) -> anyhow::Result<Outcome> {
+fn score(file: &Path) -> anyhow::Result<CheckReport> {
     let text = match file.to_str() {
         Some("known") => outcomes::KNOWN.to_string(),
         _ => {
@@ -246,12 +313,15 @@ fn score(file: &Path, ui: &Ui) -> anyhow::Result<Outcome> {
         return Err(wrong("it has headings and no row".into()).into());
     }
     let judged = outcomes::judge(&rows);
-    let left_out = outcomes::leave_out_projects(&rows);
+    let alone = outcomes::leave_out_projects(&rows);
     let score = outcomes::score(rows.iter().zip(&judged));
-    let without_own = outcomes::score(rows.iter().zip(&left_out));
-    ui.document(&serde_json::json!({"score": score, "left_out": without_own, "rows": judged}))?;
+    let left_out = outcomes::score(rows.iter().zip(&alone));
+    Ok(CheckReport::Scores { score, left_out, rows: judged })
+}
+
+fn print_scores(score: &Score, left_out: &Score, rows: &[Judged], ui: &Ui) -> io::Result<()> {
     let mut table = Table::new(&["row", "label", "predicted", "", "rules", "measured graphs"]);
-    for j in &judged {
+    for j in rows {
         let mark = match j.right {
             Some(true) => "right",
             Some(false) => "WRONG",
@@ -269,15 +339,14 @@ fn score(file: &Path, ui: &Ui) -> anyhow::Result<Outcome> {
     table.print(ui)?;
     let mut table =
         Table::new(&["rows of", "rows", "decided", "right", "accuracy", "unknown", "forced", "majority"]);
-    table.row(figures("all", &score));
-    table.row(figures("all, each project left out", &without_own));
+    table.row(figures("all", score));
+    table.row(figures("all, each project left out", left_out));
     ui.line("")?;
     table.print(ui)?;
     ui.line(
         "left out: rules that rest on the project alone, and its outcomes; forced: right when `unknown` counts as `not_ane`; \
          majority: right when the more frequent answer is always given",
-    )?;
-    Ok(Outcome::Done)
+    )
 }
 
 fn figures(name: &str, s: &Score) -> Vec<String> {

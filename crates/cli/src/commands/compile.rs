@@ -2,14 +2,16 @@
 
 use crate::args::runner::CompiledArgs;
 use crate::args::step_limit::StepLimit;
+use crate::bar_listener::BarListener;
 use crate::bundle::Verify;
-use crate::listening::Listening;
+use crate::command::{Command, CommandReport};
 use crate::outcome::Outcome;
 use crate::target::expect_bundle;
 use crate::ui::{Table, Ui, bytes};
 use anemoe_mac::{BundleCompiler, CompileReport};
 use serde::Serialize;
-use std::path::{Path, PathBuf};
+use std::io;
+use std::path::PathBuf;
 
 /// Compile a bundle for the Neural Engine of this Mac.
 ///
@@ -38,34 +40,47 @@ pub struct Args {
     verify: Verify,
 }
 
+impl Command for Args {
+    type Report = CompiledBundle;
+
+    fn run(self, ui: &Ui) -> anyhow::Result<CompiledBundle> {
+        anemoe_coreml::available()?;
+        expect_bundle(&self.bundle)?;
+        let chain = self.verify.open(&self.bundle, ui)?;
+        let models = self.cache.models(&self.bundle, &chain);
+        let compiler = BundleCompiler {
+            bundle: &self.bundle,
+            chain: &chain,
+            models: &models,
+            again: self.again,
+            loads: !self.no_load,
+            steps: self.limit.steps(),
+        };
+        let report = compiler.run(&BarListener::new(ui))?;
+        Ok(CompiledBundle { bundle: self.bundle, report })
+    }
+}
+
+/// A bundle that was compiled.
 #[derive(Serialize)]
-struct CompileDocument<'a> {
+pub struct CompiledBundle {
     #[serde(serialize_with = "anemoe_bundle::path_text")]
-    bundle: &'a Path,
+    bundle: PathBuf,
     #[serde(flatten)]
-    report: &'a CompileReport,
+    report: CompileReport,
 }
 
-pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
-    anemoe_coreml::available()?;
-    expect_bundle(&args.bundle)?;
-    let chain = args.verify.open(&args.bundle, ui)?;
-    let models = args.cache.models(&args.bundle, &chain);
-    let compiler = BundleCompiler {
-        bundle: &args.bundle,
-        chain: &chain,
-        models: &models,
-        again: args.again,
-        loads: !args.no_load,
-        steps: args.limit.steps(),
-    };
-    let report = compiler.run(&Listening::new(ui))?;
-    ui.document(&CompileDocument { bundle: &args.bundle, report: &report })?;
-    print(&report, ui)?;
-    Ok(Outcome::of(report.failed == 0))
+impl CommandReport for CompiledBundle {
+    fn print(&self, ui: &Ui) -> io::Result<()> {
+        print(&self.report, ui)
+    }
+
+    fn outcome(&self) -> Outcome {
+        Outcome::of(self.report.failed == 0)
+    }
 }
 
-fn print(report: &CompileReport, ui: &Ui) -> anyhow::Result<()> {
+fn print(report: &CompileReport, ui: &Ui) -> io::Result<()> {
     let CompileReport { compiled, already_compiled, compiled_again, failed, .. } = report;
     if report.of_other_systems > 0 {
         ui.line(format!("{} were compiled for another system or chip", report.of_other_systems))?;
@@ -88,5 +103,5 @@ fn print(report: &CompileReport, ui: &Ui) -> anyhow::Result<()> {
         if *compiled_again > 0 { format!(" ({compiled_again} again, after -14)") } else { String::new() };
     let line =
         format!("{compiled} packages compiled{again}, {already_compiled} were already, {failed} failed");
-    Ok(ui.line(line)?)
+    ui.line(line)
 }

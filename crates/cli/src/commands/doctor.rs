@@ -1,7 +1,7 @@
 //! `anemoe doctor`
 
+use crate::command::{Command, CommandReport};
 use crate::machine;
-use crate::outcome::Outcome;
 use crate::ui::{Table, Ui, bytes, message};
 use anemoe_bundle::journal::Machine;
 use anemoe_convert::build::free_space;
@@ -10,7 +10,7 @@ use anemoe_io::{Error, free_memory};
 use anemoe_kernels::{Isa, Pool, measure_bandwidth};
 use anemoe_mac::{CacheUse, is_folder, list_caches};
 use serde::Serialize;
-use std::io::{BufRead, IsTerminal};
+use std::io::{self, BufRead, IsTerminal};
 use std::path::PathBuf;
 
 /// Bytes that are read to measure bandwidth, if four times as many are free.
@@ -45,7 +45,7 @@ pub struct Args {
 
 /// Findings of the command.
 #[derive(Serialize)]
-struct DoctorFindings {
+pub struct DoctorFindings {
     version: &'static str,
     machine: Machine,
     memory_free_bytes: Option<u64>,
@@ -93,25 +93,29 @@ struct DiskRoom {
     free_bytes: Option<u64>,
 }
 
-pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
-    let caches = all_caches();
-    for name in &args.only {
-        let known: Vec<&str> = caches.iter().filter(|c| c.can_delete).map(|c| c.name.as_str()).collect();
-        anyhow::ensure!(known.contains(&name.as_str()), "--only {name}: deletable are: {}", known.join(", "));
+impl Command for Args {
+    type Report = DoctorFindings;
+
+    fn run(self, ui: &Ui) -> anyhow::Result<DoctorFindings> {
+        let caches = all_caches();
+        for name in &self.only {
+            let known: Vec<&str> = caches.iter().filter(|c| c.can_delete).map(|c| c.name.as_str()).collect();
+            anyhow::ensure!(known.contains(&name.as_str()), "--only {name}: deletable are: {}", known.join(", "));
+        }
+        if self.clean && !self.yes {
+            anyhow::ensure!(
+                std::io::stdin().is_terminal(),
+                "--clean asks before it deletes, and standard input is no terminal: nothing was deleted; --yes answers for you"
+            );
+        }
+        let mut found = look(caches, self.quick || self.clean);
+        if self.clean {
+            // What is asked about is shown first.
+            found.print(ui)?;
+            found.deleted = Some(clean(&found.caches, &self)?);
+        }
+        Ok(found)
     }
-    if args.clean && !args.yes {
-        anyhow::ensure!(
-            std::io::stdin().is_terminal(),
-            "--clean asks before it deletes, and standard input is no terminal: nothing was deleted; --yes answers for you"
-        );
-    }
-    let mut found = look(caches, args.quick || args.clean);
-    print(&found, ui)?;
-    if args.clean {
-        found.deleted = Some(clean(&found.caches, &args)?);
-    }
-    ui.document(&found)?;
-    Ok(Outcome::Done)
 }
 
 fn look(caches: Vec<CacheUse>, quick: bool) -> DoctorFindings {
@@ -254,42 +258,46 @@ fn clean(caches: &[CacheUse], args: &Args) -> anyhow::Result<Vec<String>> {
     Ok(deleted)
 }
 
-fn print(found: &DoctorFindings, ui: &Ui) -> anyhow::Result<()> {
-    let known = |text: &Option<String>| text.clone().unwrap_or_else(|| "not known".into());
-    let amount = |n: Option<u64>| n.map_or_else(|| "not known".into(), bytes);
-    let m = &found.machine;
-    ui.line(format!("anemoe      {}", found.version))?;
-    ui.line(format!("system      {}, {}", known(&m.os), known(&m.arch)))?;
-    ui.line(format!("chip        {}, {} threads", known(&m.cpu), found.threads))?;
-    ui.line(format!("kernels     {}; {}", found.instructions.join(", "), found.cpu_features.join(" ")))?;
-    let free = amount(found.memory_free_bytes);
-    let rate = found.read_gb_s.map_or_else(String::new, |gb| format!(", read at {gb:.1} GB/s"));
-    ui.line(format!("memory      {}, {free} free{rate}", amount(m.memory_bytes)))?;
-    if let Some(transparent) = &found.huge_pages.transparent {
-        ui.line(format!("huge pages  {transparent}, {} in use", amount(found.huge_pages.in_use_bytes)))?;
-    }
-    let core_ml = match (&found.core_ml.system, &found.core_ml.why_not) {
-        (_, Some(why)) => why.clone(),
-        (system, None) => format!("there; compiled models are kept for {}", known(system)),
-    };
-    ui.line(format!("Core ML     {core_ml}"))?;
-    for disk in &found.disks {
-        ui.line(format!(
-            "disk        {}: {} free ({})",
-            disk.what,
-            amount(disk.free_bytes),
-            disk.path.display()
-        ))?;
-    }
-    if !found.caches.is_empty() {
-        ui.line("")?;
-        let mut table = Table::ending_in_text(&["cache", "size", "owner", "path"]);
-        for c in &found.caches {
-            let path = c.path.display().to_string();
-            table.row(vec![c.name.clone(), bytes(c.bytes), c.owner.clone(), path]);
+impl CommandReport for DoctorFindings {
+    fn print(&self, ui: &Ui) -> io::Result<()> {
+        if self.deleted.is_some() {
+            return Ok(());
         }
-        table.print(ui)?;
+        let known = |text: &Option<String>| text.clone().unwrap_or_else(|| "not known".into());
+        let amount = |n: Option<u64>| n.map_or_else(|| "not known".into(), bytes);
+        let m = &self.machine;
+        ui.line(format!("anemoe      {}", self.version))?;
+        ui.line(format!("system      {}, {}", known(&m.os), known(&m.arch)))?;
+        ui.line(format!("chip        {}, {} threads", known(&m.cpu), self.threads))?;
+        ui.line(format!("kernels     {}; {}", self.instructions.join(", "), self.cpu_features.join(" ")))?;
+        let free = amount(self.memory_free_bytes);
+        let rate = self.read_gb_s.map_or_else(String::new, |gb| format!(", read at {gb:.1} GB/s"));
+        ui.line(format!("memory      {}, {free} free{rate}", amount(m.memory_bytes)))?;
+        if let Some(transparent) = &self.huge_pages.transparent {
+            ui.line(format!("huge pages  {transparent}, {} in use", amount(self.huge_pages.in_use_bytes)))?;
+        }
+        let core_ml = match (&self.core_ml.system, &self.core_ml.why_not) {
+            (_, Some(why)) => why.clone(),
+            (system, None) => format!("there; compiled models are kept for {}", known(system)),
+        };
+        ui.line(format!("Core ML     {core_ml}"))?;
+        for disk in &self.disks {
+            ui.line(format!(
+                "disk        {}: {} free ({})",
+                disk.what,
+                amount(disk.free_bytes),
+                disk.path.display()
+            ))?;
+        }
+        if !self.caches.is_empty() {
+            ui.line("")?;
+            let mut table = Table::ending_in_text(&["cache", "size", "owner", "path"]);
+            for c in &self.caches {
+                let path = c.path.display().to_string();
+                table.row(vec![c.name.clone(), bytes(c.bytes), c.owner.clone(), path]);
+            }
+            table.print(ui)?;
+        }
+        self.advice.iter().try_for_each(|a| ui.line(format!("note: {a}")))
     }
-    found.advice.iter().try_for_each(|a| ui.line(format!("note: {a}")))?;
-    Ok(())
 }

@@ -1,12 +1,14 @@
 //! `anemoe import-report`
 
-use crate::outcome::Outcome;
+use crate::command::{Command, CommandReport};
 use crate::shell::quoted;
 use crate::ui::{Table, Ui};
 use anemoe_gates::cost::chips::ChipProfile;
+use anemoe_gates::residency::outcomes::cells::OutcomeCells;
 use anemoe_io::Error;
 use anemoe_mac::{MacReport, ReportFindings, ReportSystem, add_evidence};
 use serde::Serialize;
+use std::io;
 use std::path::PathBuf;
 
 /// Turn the report of a Mac into evidence.
@@ -30,17 +32,59 @@ pub struct Args {
     simulated: bool,
 }
 
+impl Command for Args {
+    type Report = ImportedReport;
+
+    fn run(self, _: &Ui) -> anyhow::Result<ImportedReport> {
+        let report = MacReport::read(&self.report)?;
+        let found = ReportFindings::of(&report)
+            .map_err(|what| Error::invalid(&self.report, format!("report: {what}")))?;
+        if report.system.system.simulated && !self.simulated {
+            let what = "report: it comes from the fake Core ML and is no evidence of any Mac; --simulated takes it for tests";
+            return Err(Error::unsupported(&self.report, what).into());
+        }
+        let already = add_evidence(&report, &found, &self.evidence)?;
+        let ReportFindings { rows, profile: chip, left_out, .. } = found;
+        let cell = |row: &OutcomeCells, name| row.get(name).cloned().unwrap_or_default();
+        let rows = rows.iter().map(|row| ImportedRow {
+            id: cell(row, "id"),
+            label: cell(row, "label"),
+            name: cell(row, "name"),
+            program: cell(row, "program"),
+        });
+        let rows: Vec<ImportedRow> = rows.collect();
+        let added = AddedFigures { rows: if already { 0 } else { rows.len() }, chip: chip.is_some() && !already };
+        Ok(ImportedReport {
+            folder: self.evidence.join(&report.name),
+            evidence: self.evidence,
+            report: report.name,
+            generator: report.generator,
+            already,
+            added,
+            rows,
+            chip,
+            left_out,
+            system: report.system,
+        })
+    }
+}
+
+/// Evidence that a report gave.
 #[derive(Serialize)]
-struct ImportDocument<'a> {
-    report: &'a str,
+pub struct ImportedReport {
+    report: String,
+    #[serde(skip)]
+    generator: String,
+    #[serde(skip)]
+    evidence: PathBuf,
     #[serde(serialize_with = "anemoe_bundle::path_text")]
     folder: PathBuf,
     already: bool,
     added: AddedFigures,
-    rows: Vec<ImportedRow<'a>>,
-    chip: &'a Option<ChipProfile>,
-    left_out: &'a [String],
-    system: &'a ReportSystem,
+    rows: Vec<ImportedRow>,
+    chip: Option<ChipProfile>,
+    left_out: Vec<String>,
+    system: ReportSystem,
 }
 
 #[derive(Serialize)]
@@ -50,73 +94,37 @@ struct AddedFigures {
 }
 
 #[derive(Serialize)]
-struct ImportedRow<'a> {
-    id: &'a str,
-    label: &'a str,
-    name: &'a str,
-    program: &'a str,
+struct ImportedRow {
+    id: String,
+    label: String,
+    name: String,
+    program: String,
 }
 
-pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
-    let report = MacReport::read(&args.report)?;
-    let found = ReportFindings::of(&report)
-        .map_err(|what| Error::invalid(&args.report, format!("report: {what}")))?;
-    if report.system.system.simulated && !args.simulated {
-        let what = "report: it comes from the fake Core ML and is no evidence of any Mac; --simulated takes it for tests";
-        return Err(Error::unsupported(&args.report, what).into());
+impl CommandReport for ImportedReport {
+    fn print(&self, ui: &Ui) -> io::Result<()> {
+        let ReportSystem { system, model, .. } = &self.system;
+        let (chip, os, build) = (&system.chip, &system.os, &system.build);
+        ui.line(format!("{}: {model} on {chip}, {os} ({build}), {}", self.report, self.generator))?;
+        let folder = self.folder.display();
+        if self.already {
+            ui.line(format!("{folder} is there already: nothing was added"))?;
+        } else {
+            let mut table = Table::ending_in_text(&["row", "label", "package"]);
+            for row in &self.rows {
+                table.row(vec![row.id.clone(), row.label.clone(), row.name.clone()]);
+            }
+            if !self.rows.is_empty() {
+                table.print(ui)?;
+            }
+            if let Some(p) = &self.chip {
+                let (ms, source) = (p.call_ms.likely, &p.call_ms.source);
+                ui.line(format!("chip {}: a call {ms:.3} ms ({source})", p.base_name()))?;
+            }
+            let chip = if self.added.chip { " and a profile of the chip" } else { "" };
+            ui.line(format!("added {} rows{chip} to {folder}", self.added.rows))?;
+        }
+        self.left_out.iter().try_for_each(|what| ui.line(format!("left out: {what}")))?;
+        ui.line(format!("next: anemoe check BUNDLE --evidence {}", quoted(&self.evidence)))
     }
-    let already = add_evidence(&report, &found, &args.evidence)?;
-    let cell = |row: &'static str, of: usize| found.rows[of].get(row).map_or("", String::as_str);
-    let rows: Vec<ImportedRow<'_>> = (0..found.rows.len())
-        .map(|i| ImportedRow {
-            id: cell("id", i),
-            label: cell("label", i),
-            name: cell("name", i),
-            program: cell("program", i),
-        })
-        .collect();
-    let chip = found.profile.is_some() && !already;
-    let added = AddedFigures { rows: if already { 0 } else { rows.len() }, chip };
-    let document = ImportDocument {
-        report: &report.name,
-        folder: args.evidence.join(&report.name),
-        already,
-        added,
-        rows,
-        chip: &found.profile,
-        left_out: &found.left_out,
-        system: &report.system,
-    };
-    ui.document(&document)?;
-    print(&document, &report.generator, ui)?;
-    ui.line(format!("next: anemoe check BUNDLE --evidence {}", quoted(&args.evidence)))?;
-    Ok(Outcome::Done)
-}
-
-fn print(document: &ImportDocument<'_>, generator: &str, ui: &Ui) -> anyhow::Result<()> {
-    let ReportSystem { system, model, .. } = document.system;
-    ui.line(format!(
-        "{}: {model} on {}, {} ({}), {generator}",
-        document.report, system.chip, system.os, system.build
-    ))?;
-    let folder = document.folder.display();
-    if document.already {
-        ui.line(format!("{folder} is there already: nothing was added"))?;
-    } else {
-        let mut table = Table::ending_in_text(&["row", "label", "package"]);
-        for row in &document.rows {
-            table.row(vec![row.id.into(), row.label.into(), row.name.into()]);
-        }
-        if !document.rows.is_empty() {
-            table.print(ui)?;
-        }
-        if let Some(p) = document.chip {
-            let (ms, source) = (p.call_ms.likely, &p.call_ms.source);
-            ui.line(format!("chip {}: a call {ms:.3} ms ({source})", p.base_name()))?;
-        }
-        let chip = if document.added.chip { " and a profile of the chip" } else { "" };
-        let rows = document.added.rows;
-        ui.line(format!("added {rows} rows{chip} to {folder}"))?;
-    }
-    Ok(document.left_out.iter().try_for_each(|what| ui.line(format!("left out: {what}")))?)
 }

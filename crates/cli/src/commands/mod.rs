@@ -6,7 +6,7 @@ use crate::ui::Ui;
 
 /// Lists the sub-commands: each has a module with its `Args`.
 macro_rules! commands {
-    ($($(#[$attribute:meta])* $name:ident in $module:ident $($old:ident)?,)*) => {
+    ($($(#[$attribute:meta])* $name:ident in $module:ident,)*) => {
         $(pub mod $module;)*
 
         /// A sub-command with its arguments.
@@ -22,19 +22,10 @@ macro_rules! commands {
             /// The command fails, or standard output cannot be written.
             pub fn run(self, ui: &Ui) -> anyhow::Result<Outcome> {
                 match self {
-                    $(AnyCommand::$name(args) => run_one!($module $($old)?, args, ui),)*
+                    $(AnyCommand::$name(args) => execute(args, stringify!($module), ui),)*
                 }
             }
         }
-    };
-}
-
-macro_rules! run_one {
-    ($module:ident, $args:ident, $ui:ident) => {
-        execute($args, stringify!($module), $ui)
-    };
-    ($module:ident old, $args:ident, $ui:ident) => {
-        $module::run($args, $ui)
     };
 }
 
@@ -45,15 +36,15 @@ commands! {
     Forms in forms,
     Build in build,
     Assemble in assemble,
-    Check in check old,
+    Check in check,
     #[command(hide = true)]
-    Compile in compile old,
+    Compile in compile,
     Golden in golden,
     Calibrate in calibrate,
     Perplexity in perplexity,
     Validate in validate,
     Trace in trace,
-    Tune in tune old,
+    Tune in tune,
     Generate in generate,
     Chat in chat,
     Serve in serve,
@@ -66,15 +57,15 @@ commands! {
     Report in report,
     Push in push,
     Pull in pull,
-    Doctor in doctor old,
+    Doctor in doctor,
     #[command(hide = true)]
-    VerifyOnMac in verify_on_mac old,
+    VerifyOnMac in verify_on_mac,
     #[command(hide = true)]
-    ImportReport in import_report old,
+    ImportReport in import_report,
     #[command(hide = true)]
     Completions in completions,
     #[command(hide = true)]
     Man in man,
     #[command(hide = true)]
-    Step in step old,
+    Step in step,
 }

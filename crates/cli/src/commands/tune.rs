@@ -2,8 +2,9 @@
 
 use crate::args::planning::{PlanArgs, PlanUse, QuantChoice, plan_checkpoint};
 use crate::args::step_limit::StepLimit;
+use crate::bar_listener::BarListener;
+use crate::command::{Command, CommandReport};
 use crate::files::Overwrite;
-use crate::listening::Listening;
 use crate::outcome::Outcome;
 use crate::ui::{Table, Ui};
 use anemoe_convert::form::ShardForm;
@@ -11,7 +12,7 @@ use anemoe_convert::plan::PlanOptions;
 use anemoe_io::Error;
 use anemoe_mac::{FormChoice, TuneReport, Tuner};
 use serde::Serialize;
-use std::io::Write;
+use std::io::{self, Write};
 use std::path::PathBuf;
 
 /// Find the form of shards that the Neural Engine of this Mac takes.
@@ -51,47 +52,60 @@ pub struct Args {
     options: PlanArgs,
 }
 
+impl Command for Args {
+    type Report = TunedForms;
+
+    fn run(mut self, ui: &Ui) -> anyhow::Result<TunedForms> {
+        anemoe_coreml::available()?;
+        let output = self.overwrite.output(&self.out)?;
+        anyhow::ensure!(
+            ShardForm { layers_per_shard: None, ..self.options.form.form() } == ShardForm::default()
+                && self.options.form.forms()?.is_empty(),
+            "tune tries all forms: options that name one, but for --layers-per-shard, are those of `build`"
+        );
+        self.options.quant.get_or_insert(QuantChoice::Kind(PlanOptions::default().quant));
+        let planned = plan_checkpoint(&self.checkpoint, &self.options, PlanUse::Build, ui)?;
+        let work = self.work.unwrap_or_else(|| self.out.with_extension("tune"));
+        let tuner = Tuner {
+            family: planned.family.as_ref(),
+            plan: &planned.plan,
+            importance: planned.importance.as_ref(),
+            work: std::path::absolute(&work)?,
+            calls: self.calls,
+            again: self.again,
+            steps: self.limit.steps(),
+        };
+        let report = tuner.run(&self.sorts, &BarListener::new(ui))?;
+        let text = report.forms_file();
+        output.write(|file| file.write_all(text.as_bytes())).map_err(|e| Error::io(&self.out, e))?;
+        Ok(TunedForms { out: self.out, work, report })
+    }
+}
+
+/// The forms that a Mac takes.
 #[derive(Serialize)]
-struct TuneDocument<'a> {
+pub struct TunedForms {
     #[serde(serialize_with = "anemoe_bundle::path_text")]
     out: PathBuf,
     #[serde(serialize_with = "anemoe_bundle::path_text")]
     work: PathBuf,
     #[serde(flatten)]
-    report: &'a TuneReport,
+    report: TuneReport,
 }
 
-pub fn run(mut args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
-    anemoe_coreml::available()?;
-    let output = args.overwrite.output(&args.out)?;
-    anyhow::ensure!(
-        ShardForm { layers_per_shard: None, ..args.options.form.form() } == ShardForm::default()
-            && args.options.form.forms()?.is_empty(),
-        "tune tries all forms: options that name one, but for --layers-per-shard, are those of `build`"
-    );
-    args.options.quant.get_or_insert(QuantChoice::Kind(PlanOptions::default().quant));
-    let planned = plan_checkpoint(&args.checkpoint, &args.options, PlanUse::Build, ui)?;
-    let work = args.work.unwrap_or_else(|| args.out.with_extension("tune"));
-    let tuner = Tuner {
-        family: planned.family.as_ref(),
-        plan: &planned.plan,
-        importance: planned.importance.as_ref(),
-        work: std::path::absolute(&work)?,
-        calls: args.calls,
-        again: args.again,
-        steps: args.limit.steps(),
-    };
-    let report = tuner.run(&args.sorts, &Listening::new(ui))?;
-    let text = report.forms_file();
-    output.write(|file| file.write_all(text.as_bytes())).map_err(|e| Error::io(&args.out, e))?;
-    let (out, kept) = (args.out.display().to_string(), work.display().to_string());
-    ui.document(&TuneDocument { out: args.out, work, report: &report })?;
-    report.sorts.iter().try_for_each(|choice| print(choice, ui))?;
-    ui.line(format!("{out}: for anemoe build --forms; trials stay in {kept}"))?;
-    Ok(Outcome::of(report.faults.is_empty()))
+impl CommandReport for TunedForms {
+    fn print(&self, ui: &Ui) -> io::Result<()> {
+        self.report.sorts.iter().try_for_each(|choice| print(choice, ui))?;
+        let (out, work) = (self.out.display(), self.work.display());
+        ui.line(format!("{out}: for anemoe build --forms; trials stay in {work}"))
+    }
+
+    fn outcome(&self) -> Outcome {
+        Outcome::of(self.report.faults.is_empty())
+    }
 }
 
-fn print(choice: &FormChoice, ui: &Ui) -> anyhow::Result<()> {
+fn print(choice: &FormChoice, ui: &Ui) -> io::Result<()> {
     let mut table =
         Table::ending_in_text(&["form", "tokens", "ANE ops", "elsewhere", "none", "us a call", "cosine", ""]);
     for t in &choice.trials {
@@ -109,5 +123,5 @@ fn print(choice: &FormChoice, ui: &Ui) -> anyhow::Result<()> {
     }
     ui.line(format!("{} ({})", choice.sort.name(), choice.shard))?;
     table.print(ui)?;
-    Ok(ui.line(format!("{}: {}\n", choice.chosen.as_deref().unwrap_or("none"), choice.reason))?)
+    ui.line(format!("{}: {}\n", choice.chosen.as_deref().unwrap_or("none"), choice.reason))
 }

@@ -2,8 +2,9 @@
 
 use super::quickstart::find_model;
 use crate::args::step_limit::StepLimit;
+use crate::bar_listener::BarListener;
+use crate::command::{Command, CommandReport};
 use crate::files::Overwrite;
-use crate::listening::Listening;
 use crate::machine;
 use crate::outcome::Outcome;
 use crate::shell::quoted;
@@ -12,13 +13,14 @@ use anemoe_convert::quant::Quant;
 use anemoe_coreml::SystemFacts;
 use anemoe_coreml::causes::End;
 use anemoe_mac::{
-    MacReport, PrivateWords, ReportSystem, STAGES, SoakLength, Stage, StageRecord, Verification,
+    MacReport, MacStage, PrivateWords, ReportSystem, STAGES, SoakLength, StageRecord, Verification,
     report_entries, write_archive,
 };
 use anyhow::Context;
 use clap::builder::{PossibleValue, PossibleValuesParser};
 use serde::Serialize;
-use std::path::{Path, PathBuf};
+use std::io;
+use std::path::PathBuf;
 
 /// Measure everything that only a Mac can, and put it into one file.
 ///
@@ -74,144 +76,162 @@ pub struct Args {
     overwrite: Overwrite,
 }
 
+impl Command for Args {
+    type Report = VerifyReport;
+
+    fn run(self, ui: &Ui) -> anyhow::Result<VerifyReport> {
+        if self.dry_run {
+            return Ok(self.list_stages());
+        }
+        anemoe_coreml::available().context("verify-on-mac runs packages on the Neural Engine")?;
+        let system = anemoe_coreml::system_facts().context(
+            "the system does not say its version, its build and its chip: a report without them is none",
+        )?;
+        let checkpoint = match self.checkpoint {
+            Some(path) => path,
+            None => find_model().context("give --checkpoint")?,
+        };
+        // Without `--force`, only a report of an earlier run may be replaced.
+        let replaces = self.out.is_file() && MacReport::read(&self.out).is_ok();
+        let output = Overwrite { force: self.overwrite.force || replaces }.output(&self.out)?;
+        let work = self.work.unwrap_or_else(|| self.out.with_extension("work"));
+        let machine = machine::this();
+        let model =
+            checkpoint.file_name().map_or_else(|| "checkpoint".into(), |n| n.to_string_lossy().into_owned());
+        let about = ReportSystem {
+            system,
+            memory_bytes: machine.memory_bytes,
+            cores: machine.cores,
+            version: env!("CARGO_PKG_VERSION").into(),
+            model,
+            quant: self.quant.to_string(),
+            tokens: self.tokens,
+        };
+        let verification = Verification {
+            work: std::path::absolute(&work)?,
+            checkpoint,
+            about,
+            calls: self.calls,
+            soak: SoakLength { passes: self.soak_passes, seconds: self.soak_seconds as f64 },
+            energy_seconds: self.energy_seconds,
+            timeout: self.limit.timeout,
+            stages: self.stages,
+            again: self.again,
+        };
+        let records = verification.run(&BarListener::new(ui))?;
+        let folders = [(verification.work.as_path(), "WORK"), (&verification.checkpoint, "CHECKPOINT")];
+        let words = PrivateWords::of_this_machine(&folders);
+        let (entries, left_out) = report_entries(&verification.about, &records, &verification.work, &words)?;
+        left_out.iter().for_each(|what| message(format!("warning: left out of the report: {what}")));
+        write_archive(&output, &entries)?;
+        let failed = records.iter().filter(|(r, _)| r.end.is_failure()).count();
+        Ok(VerifyReport::Ran {
+            out: self.out,
+            work,
+            system: verification.about.system,
+            failed,
+            stages: records.into_iter().map(|(record, reused)| StageEnd::of(record, reused)).collect(),
+            entries: entries.into_keys().collect(),
+        })
+    }
+}
+
+/// Ends of the stages, or their list.
 #[derive(Serialize)]
-struct VerifyDocument<'a> {
-    #[serde(serialize_with = "anemoe_bundle::path_text")]
-    out: &'a Path,
-    #[serde(serialize_with = "anemoe_bundle::path_text")]
-    work: &'a Path,
-    system: &'a SystemFacts,
-    failed: usize,
-    stages: Vec<StageEnd<'a>>,
-    entries: Vec<&'a String>,
+#[serde(untagged)]
+pub enum VerifyReport {
+    Ran {
+        #[serde(serialize_with = "anemoe_bundle::path_text")]
+        out: PathBuf,
+        #[serde(serialize_with = "anemoe_bundle::path_text")]
+        work: PathBuf,
+        system: SystemFacts,
+        failed: usize,
+        stages: Vec<StageEnd>,
+        entries: Vec<String>,
+    },
+    DryRun {
+        dry_run: bool,
+        stages: Vec<RoughStage>,
+        cannot_run_here: Option<String>,
+    },
 }
 
 /// A record without its document.
 #[derive(Serialize)]
-struct StageEnd<'a> {
-    stage: &'a str,
+pub struct StageEnd {
+    stage: String,
     end: End,
     seconds: f64,
-    reason: &'a str,
+    reason: String,
     reused: bool,
 }
 
-#[derive(Serialize)]
-struct DryRunDocument {
-    dry_run: bool,
-    stages: Vec<RoughStage>,
-    cannot_run_here: Option<String>,
+impl StageEnd {
+    fn of(record: StageRecord, reused: bool) -> StageEnd {
+        let StageRecord { stage, end, seconds, reason, .. } = record;
+        StageEnd { stage, end, seconds, reason, reused }
+    }
 }
 
 #[derive(Serialize)]
-struct RoughStage {
+pub struct RoughStage {
     stage: &'static str,
     rough_time: &'static str,
     what: &'static str,
 }
 
-pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
-    if args.dry_run {
-        return dry_run(&args, ui);
-    }
-    anemoe_coreml::available().context("verify-on-mac runs packages on the Neural Engine")?;
-    let system = anemoe_coreml::system_facts().context(
-        "the system does not say its version, its build and its chip: a report without them is none",
-    )?;
-    let checkpoint = match args.checkpoint {
-        Some(path) => path,
-        None => find_model().context("give --checkpoint")?,
-    };
-    // Without `--force`, only a report of an earlier run may be replaced.
-    let replaces = args.out.is_file() && MacReport::read(&args.out).is_ok();
-    let output = Overwrite { force: args.overwrite.force || replaces }.output(&args.out)?;
-    let work = args.work.unwrap_or_else(|| args.out.with_extension("work"));
-    let machine = machine::this();
-    let model =
-        checkpoint.file_name().map_or_else(|| "checkpoint".into(), |n| n.to_string_lossy().into_owned());
-    let about = ReportSystem {
-        system,
-        memory_bytes: machine.memory_bytes,
-        cores: machine.cores,
-        version: env!("CARGO_PKG_VERSION").into(),
-        model,
-        quant: args.quant.to_string(),
-        tokens: args.tokens,
-    };
-    let verification = Verification {
-        work: std::path::absolute(&work)?,
-        checkpoint,
-        about,
-        calls: args.calls,
-        soak: SoakLength { passes: args.soak_passes, seconds: args.soak_seconds as f64 },
-        energy_seconds: args.energy_seconds,
-        timeout: args.limit.timeout,
-        stages: args.stages,
-        again: args.again,
-    };
-    let records = verification.run(&Listening::new(ui))?;
-    let folders = [(verification.work.as_path(), "WORK"), (&verification.checkpoint, "CHECKPOINT")];
-    let words = PrivateWords::of_this_machine(&folders);
-    let (entries, left_out) = report_entries(&verification.about, &records, &verification.work, &words)?;
-    left_out.iter().for_each(|what| message(format!("warning: left out of the report: {what}")));
-    write_archive(&output, &entries)?;
-    let failed = records.iter().filter(|(r, _)| r.end.is_failure()).count();
-    ui.document(&VerifyDocument {
-        out: &args.out,
-        work: &work,
-        system: &verification.about.system,
-        failed,
-        stages: records.iter().map(|(record, reused)| StageEnd::of(record, *reused)).collect(),
-        entries: entries.keys().collect(),
-    })?;
-    print(&records, ui)?;
-    ui.line(format!(
-        "{}: the report, without folders, users and hosts; on any machine: anemoe import-report {} --evidence evidence",
-        args.out.display(),
-        quoted(&args.out)
-    ))?;
-    Ok(Outcome::of(failed == 0))
-}
-
-impl StageEnd<'_> {
-    fn of(record: &StageRecord, reused: bool) -> StageEnd<'_> {
-        let StageRecord { stage, end, seconds, reason, .. } = record;
-        StageEnd { stage, end: *end, seconds: *seconds, reason, reused }
+impl Args {
+    fn list_stages(&self) -> VerifyReport {
+        let wanted = |name: &str| self.stages.is_empty() || self.stages.iter().any(|s| s == name);
+        let stages = STAGES.iter().filter(|stage| wanted(stage.name));
+        let rough = |s: &'static MacStage| RoughStage { stage: s.name, rough_time: s.time, what: s.what };
+        VerifyReport::DryRun {
+            dry_run: true,
+            stages: stages.map(rough).collect(),
+            cannot_run_here: anemoe_coreml::available().err().map(|e| e.to_string()),
+        }
     }
 }
 
-fn dry_run(args: &Args, ui: &Ui) -> anyhow::Result<Outcome> {
-    let wanted = |name: &str| args.stages.is_empty() || args.stages.iter().any(|s| s == name);
-    let stages = STAGES.iter().filter(|stage| wanted(stage.name));
-    let rough = |s: &'static Stage| RoughStage { stage: s.name, rough_time: s.time, what: s.what };
-    let document = DryRunDocument {
-        dry_run: true,
-        stages: stages.map(rough).collect(),
-        cannot_run_here: anemoe_coreml::available().err().map(|e| e.to_string()),
-    };
-    ui.document(&document)?;
-    let mut table = Table::ending_in_text(&["stage", "about", ""]);
-    for s in &document.stages {
-        table.row(vec![s.stage.into(), s.rough_time.into(), s.what.into()]);
+impl CommandReport for VerifyReport {
+    fn print(&self, ui: &Ui) -> io::Result<()> {
+        match self {
+            VerifyReport::Ran { out, stages, .. } => {
+                print(stages, ui)?;
+                ui.line(format!(
+                    "{}: the report, without folders, users and hosts; on any machine: anemoe import-report {} --evidence evidence",
+                    out.display(),
+                    quoted(out)
+                ))
+            }
+            VerifyReport::DryRun { stages, cannot_run_here, .. } => {
+                let mut table = Table::ending_in_text(&["stage", "about", ""]);
+                for s in stages {
+                    table.row(vec![s.stage.into(), s.rough_time.into(), s.what.into()]);
+                }
+                table.print(ui)?;
+                ui.line("times are guesses for the small model: nobody has run this on a Mac yet")?;
+                cannot_run_here.iter().try_for_each(|why| ui.line(format!("it cannot run here: {why}")))
+            }
+        }
     }
-    table.print(ui)?;
-    ui.line("times are guesses for the small model: nobody has run this on a Mac yet")?;
-    if let Some(why) = document.cannot_run_here {
-        ui.line(format!("it cannot run here: {why}"))?;
+
+    fn outcome(&self) -> Outcome {
+        Outcome::of(!matches!(self, VerifyReport::Ran { failed, .. } if *failed > 0))
     }
-    Ok(Outcome::Done)
 }
 
-fn print(records: &[(StageRecord, bool)], ui: &Ui) -> anyhow::Result<()> {
+fn print(stages: &[StageEnd], ui: &Ui) -> io::Result<()> {
     let mut table = Table::ending_in_text(&["stage", "end", "took", ""]);
-    for (r, reused) in records {
+    for r in stages {
         let took = if r.end == End::Skipped { String::new() } else { duration(r.seconds) };
-        let note = match (reused, r.reason.is_empty()) {
+        let note = match (r.reused, r.reason.is_empty()) {
             (true, true) => "by an earlier run".into(),
             (true, false) => format!("{} (by an earlier run)", r.reason),
             _ => r.reason.clone(),
         };
         table.row(vec![r.stage.clone(), r.end.word().into(), took, note]);
     }
-    Ok(table.print(ui)?)
+    table.print(ui)
 }

@@ -55,7 +55,10 @@ impl BuildSite<'_> {
                 figures.plan(&report.plan, &report.placement, &report.outliers, &report.op_types);
             }
             GateCommand::Build => self.run_build(&words, &mut left)?,
-            GateCommand::Check => figures.check(&check::place(parse(name, &words)?, ui)?),
+            GateCommand::Check => {
+                let report = complete(parse::<check::Args>(name, &words)?, name, ui)?;
+                report.placement().into_iter().for_each(|placement| figures.check(placement));
+            }
             GateCommand::Validate => {
                 self.make_golden()?;
                 let report = complete(parse::<validate::Args>(name, &words)?, name, ui)?;

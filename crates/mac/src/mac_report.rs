@@ -13,7 +13,7 @@
 use crate::archive::{ReportArchive, read_archive};
 use crate::json_file::{MAX_BYTES, read_json};
 use crate::private::PrivateWords;
-use crate::stages::{BENCH, BUNDLE, FORMS, PACKAGES, PLAN, STAGES, SYSTEM, StageRecord};
+use crate::stage_list::{BENCH, BUNDLE, FORMS, PACKAGES, PLAN, STAGES, SYSTEM, StageRecord};
 use anemoe_bundle::{CHAIN_FILE, Chain};
 use anemoe_coreml::SystemFacts;
 use anemoe_gates::residency::device::PlanReport;

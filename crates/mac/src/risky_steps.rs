@@ -1,6 +1,6 @@
 //! Steps of a command in child processes, and the meaning of their failures.
 
-use crate::work::{Work, from_value};
+use crate::child_work::{Work, from_value};
 use anemoe_bundle::{Chain, Shard, ShardKind};
 use anemoe_convert::form::ShardForm;
 use anemoe_coreml::causes::{self, Cause, End, STALE};
@@ -23,14 +23,14 @@ pub struct StepShard<'a> {
 }
 
 /// Result of a step; the inner error is a finding, the outer one a fault of this machine.
-pub type Step<T> = Result<std::result::Result<T, StepFailure>>;
+pub type StepResult<T> = Result<std::result::Result<T, StepFailure>>;
 
 /// A step that did not end well.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct StepFailure {
     /// Package, function or form of the step.
     pub what: String,
-    /// Step: `compile`, `load`, `plan` or `measure`.
+    /// StepResult: `compile`, `load`, `plan` or `measure`.
     pub step: String,
     /// `refused`, `crashed` or `hung`.
     pub end: End,
@@ -64,7 +64,7 @@ impl Steps {
     }
 
     /// Does a step in a child process, and returns its result.
-    pub(crate) fn run<T: DeserializeOwned>(&self, shard: StepShard<'_>, work: &Work) -> Step<T> {
+    pub(crate) fn run<T: DeserializeOwned>(&self, shard: StepShard<'_>, work: &Work) -> StepResult<T> {
         let ended = work.run(self.limit)?;
         if ended.end == End::Done {
             return from_value(ended.document).map(Ok);

@@ -6,20 +6,20 @@ use indicatif::ProgressBar;
 use std::cell::RefCell;
 
 /// Shows messages on standard error, and progress as a bar on a terminal.
-pub struct Listening<'a> {
+pub struct BarListener<'a> {
     ui: &'a Ui,
     /// The bar, and what it is of.
     bar: RefCell<Option<(String, ProgressBar)>>,
 }
 
-impl<'a> Listening<'a> {
+impl<'a> BarListener<'a> {
     /// Makes a listener without a bar.
-    pub fn new(ui: &'a Ui) -> Listening<'a> {
-        Listening { ui, bar: RefCell::new(None) }
+    pub fn new(ui: &'a Ui) -> BarListener<'a> {
+        BarListener { ui, bar: RefCell::new(None) }
     }
 }
 
-impl Listener for Listening<'_> {
+impl Listener for BarListener<'_> {
     fn message(&self, text: &str) {
         match &*self.bar.borrow() {
             Some((_, bar)) => bar.suspend(|| message(text)),

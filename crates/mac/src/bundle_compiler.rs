@@ -1,9 +1,9 @@
 //! Compiles the packages of a bundle, and loads their functions, each in a child process.
 
 use crate::caches::ModelFiles;
+use crate::child_work::{LoadSeconds, Work};
 use crate::listener::Listener;
-use crate::steps::{Step, StepFailure, StepShard, Steps};
-use crate::work::{LoadSeconds, Work};
+use crate::risky_steps::{StepFailure, StepResult, StepShard, Steps};
 use anemoe_bundle::{Chain, Shard};
 use anemoe_convert::build::check_room;
 use anemoe_coreml::causes::is_no_plan;
@@ -122,7 +122,7 @@ impl BundleCompiler<'_> {
     }
 
     /// Compiles a package if needed, and loads its functions; compiles it again where the old model is refused with -14.
-    fn shard(&self, shard: &Shard, report: &mut CompileReport) -> Step<()> {
+    fn shard(&self, shard: &Shard, report: &mut CompileReport) -> StepResult<()> {
         let package = self.package(shard);
         let is_missing = self.is_missing(shard);
         let mut loaded = if is_missing { Ok(LoadSeconds::new()) } else { self.load(shard, &package)? };
@@ -160,7 +160,7 @@ impl BundleCompiler<'_> {
     }
 
     /// Compiles a package in a child process, moves the result to its place, and returns the seconds.
-    fn compile(&self, shard: &Shard, package: &Path) -> Step<f64> {
+    fn compile(&self, shard: &Shard, package: &Path) -> StepResult<f64> {
         // Beside the package if the system has no name, and therefore no place in the cache.
         let target = self.models.place(package).unwrap_or_else(|| package.with_extension(COMPILED));
         let parent = target.parent().unwrap_or(Path::new("."));
@@ -182,7 +182,7 @@ impl BundleCompiler<'_> {
     }
 
     /// Loads every function in a child process, and returns the seconds by function.
-    fn load(&self, shard: &Shard, package: &Path) -> Step<LoadSeconds> {
+    fn load(&self, shard: &Shard, package: &Path) -> StepResult<LoadSeconds> {
         if !self.loads {
             return Ok(Ok(LoadSeconds::new()));
         }

@@ -22,7 +22,7 @@ pub const SYSTEM: &str = "system.json";
 pub const PACKAGES: &str = "packages.json";
 
 /// A stage.
-pub struct Stage {
+pub struct MacStage {
     /// Name.
     pub name: &'static str,
     /// Rough time: a guess, since nobody has run this on a Mac, from numbers of calls and the times of other compilers.
@@ -30,13 +30,13 @@ pub struct Stage {
     /// Description for people.
     pub what: &'static str,
     /// Work of the stage.
-    pub job: Job,
+    pub job: StageJob,
     /// Files and folders of the work folder that the stage makes.
     pub makes: &'static [&'static str],
 }
 
 /// Work of a stage.
-pub enum Job {
+pub enum StageJob {
     /// Runs a command of anemoe; words in braces stand for settings, see [`crate::verification::Verification`].
     Command(&'static str),
     /// Soaks the bundle.
@@ -45,20 +45,20 @@ pub enum Job {
     Energy,
 }
 
-use Job::{Command, Energy, Soak};
+use StageJob::{Command, Energy, Soak};
 
 const fn stage(
     name: &'static str,
     time: &'static str,
     what: &'static str,
-    job: Job,
+    job: StageJob,
     makes: &'static [&'static str],
-) -> Stage {
-    Stage { name, time, what, job, makes }
+) -> MacStage {
+    MacStage { name, time, what, job, makes }
 }
 
 /// All stages; those behind `build` run its bundle.
-pub const STAGES: [Stage; 10] = [
+pub const STAGES: [MacStage; 10] = [
     stage("doctor", "seconds", "system, chip, memory, disks", Command("doctor"), &[]),
     stage(
         "tune",
@@ -138,7 +138,7 @@ pub struct StageRecord {
     pub document: Value,
 }
 
-impl Stage {
+impl MacStage {
     /// Returns the name of the stage's entry in a report, and of its file in the work folder.
     pub fn entry(&self) -> String {
         format!("stages/{}.json", self.name)
