@@ -54,8 +54,9 @@ pub fn run(filter: Vec<String>) -> Passed {
     let target = std::env::var_os("CARGO_TARGET_DIR");
     let target = target.map_or_else(|| root().join("target/sim/build"), PathBuf::from);
     let mut command = cargo_test(&root(), &target);
-    // A filter before `--` would make cargo build unit tests that are disabled here.
-    command.arg("--workspace").arg("--").args(filter);
+    // Unit tests of other crates run in the workspace of the repository. A filter before `--` would make cargo build those
+    // that are disabled here.
+    command.args(["-p", "anemoe", "-p", "sim-tests", "--"]).args(filter);
     Ok(command.status()?.success())
 }
 
