@@ -2,7 +2,7 @@
 
 mod document;
 mod page;
-mod sections;
+mod report_sections;
 mod speeds;
 
 use crate::bundle::Verify;
@@ -56,7 +56,7 @@ pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
     let others: Vec<(&Path, Chain)> = others.collect::<anyhow::Result<_>>()?;
     let report = document::gather(&args.bundle, &chain, &others, args.checkpoint.as_deref(), ui)?;
     ui.document(&report)?;
-    let sections = sections::sections(&report, &args.bundle);
+    let sections = report_sections::sections(&report, &args.bundle);
     if args.text || output.is_none() {
         ui.line(&report.name)?;
         for s in sections.iter().filter(|s| !s.is_long) {
