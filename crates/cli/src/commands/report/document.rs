@@ -13,7 +13,7 @@ use serde_json::Value;
 use std::collections::BTreeMap;
 use std::path::Path;
 
-/// Everything that a bundle records of itself.
+/// Document of a report.
 #[derive(Serialize)]
 pub struct BundleReport {
     /// Name of the bundle's folder.

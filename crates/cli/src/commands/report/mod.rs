@@ -2,7 +2,7 @@
 
 mod document;
 mod page;
-mod sections;
+mod report_sections;
 mod speeds;
 
 use crate::bundle::Verify;
@@ -13,7 +13,7 @@ use crate::ui::Ui;
 use anemoe_bundle::Chain;
 use anemoe_io::Error;
 use document::BundleReport;
-use sections::Section;
+use report_sections::Section;
 use serde::Serialize;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -61,7 +61,7 @@ impl Command for Args {
         let others = self.against.iter().map(|path| Ok((path.as_path(), Chain::read(path)?)));
         let others: Vec<(&Path, Chain)> = others.collect::<anyhow::Result<_>>()?;
         let report = document::gather(&self.bundle, &chain, &others, self.checkpoint.as_deref(), ui)?;
-        let sections = sections::sections(&report, &self.bundle);
+        let sections = report_sections::sections(&report, &self.bundle);
         let is_printed = self.text || output.is_none();
         let mut written = None;
         if let Some(output) = output {
@@ -79,10 +79,10 @@ impl Command for Args {
 #[serde(transparent)]
 pub struct ShownReport {
     report: BundleReport,
-    /// What a terminal shows, if it is to.
+    /// Parts that a terminal shows, if it is to.
     #[serde(skip)]
     sections: Option<Vec<Section>>,
-    /// What is said of the page that was written.
+    /// Line about the page that was written.
     #[serde(skip)]
     written: Option<String>,
 }

@@ -2,7 +2,7 @@
 //! inside it; its tables need no script.
 
 use super::document::BundleReport;
-use super::sections::Section;
+use super::report_sections::ReportSection;
 use crate::ui::printable;
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
@@ -52,7 +52,7 @@ impl Markup {
         Ok(self)
     }
 
-    fn section(&mut self, s: &Section) {
+    fn section(&mut self, s: &ReportSection) {
         self.raw("<section id=\"")
             .raw(s.id)
             .raw("\"><h2>")
@@ -91,7 +91,7 @@ fn script_hash() -> String {
 }
 
 /// Writes the page.
-pub fn page(report: &BundleReport, sections: &[Section]) -> serde_json::Result<String> {
+pub fn page(report: &BundleReport, sections: &[ReportSection]) -> serde_json::Result<String> {
     let mut m = Markup::default();
     let mut parts = TEMPLATE.split("{{");
     m.raw(parts.next().unwrap_or_default());

@@ -165,7 +165,7 @@ pub struct RecipeRun {
     setup: Vec<String>,
     #[serde(skip)]
     lesson: Option<String>,
-    /// What is said below the table.
+    /// Lines below the table.
     #[serde(skip)]
     remarks: Vec<String>,
 }

@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 /// Kind of the events that begin and end a run.
 pub const RUN: &str = "reproduce";
 
-/// What a gate of a build left.
+/// Results of a gate of a build.
 #[derive(Serialize, Deserialize)]
 pub(super) struct GateRecord {
     pub gate: GateCommand,
@@ -37,7 +37,7 @@ impl GateRecord {
     }
 }
 
-/// What the gates of a run left.
+/// Results of the gates of a run.
 #[derive(Default)]
 pub(super) struct RunRecord {
     gates: Vec<GateRecord>,

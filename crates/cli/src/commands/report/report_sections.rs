@@ -14,7 +14,7 @@ const MAX_COLUMNS: usize = 44;
 const LEAST_DIFFERENCE: f64 = 1e-6;
 
 /// A table of a report. The page's script draws charts for some of them.
-pub struct Section {
+pub struct ReportSection {
     /// Name by which the page's script finds the section.
     pub id: &'static str,
     pub title: &'static str,
@@ -26,15 +26,15 @@ pub struct Section {
     pub missing: Option<(String, String)>,
 }
 
-impl Section {
-    fn new(id: &'static str, title: &'static str, note: impl Into<String>, table: Table) -> Section {
-        Section { id, title, note: note.into(), table, is_long: false, missing: None }
+impl ReportSection {
+    fn new(id: &'static str, title: &'static str, note: impl Into<String>, table: Table) -> ReportSection {
+        ReportSection { id, title, note: note.into(), table, is_long: false, missing: None }
     }
 
     /// Adds the command that records the rows, if there is none.
-    fn recorded_by(self, command: String) -> Section {
+    fn recorded_by(self, command: String) -> ReportSection {
         let is_missing = self.table.rows().len() == 1;
-        Section { missing: is_missing.then(|| ("nothing is recorded".into(), command)), ..self }
+        ReportSection { missing: is_missing.then(|| ("nothing is recorded".into(), command)), ..self }
     }
 }
 
@@ -44,7 +44,7 @@ fn table(headings: &[&str], rows: impl IntoIterator<Item = Vec<String>>) -> Tabl
 }
 
 /// Lists the sections of a report. `bundle` is the path by which commands name the bundle.
-pub fn sections(r: &BundleReport, bundle: &Path) -> Vec<Section> {
+pub fn sections(r: &BundleReport, bundle: &Path) -> Vec<ReportSection> {
     let name = crate::shell::quoted(bundle);
     let golden = |command: &str| format!("anemoe {command} {name} --golden F.npz");
     vec![
@@ -63,7 +63,7 @@ pub fn sections(r: &BundleReport, bundle: &Path) -> Vec<Section> {
     ]
 }
 
-fn facts(r: &BundleReport) -> Section {
+fn facts(r: &BundleReport) -> ReportSection {
     let rows = [
         ("layers", r.layers.to_string()),
         ("context", format!("{} tokens", ui::count(r.max_context as u64))),
@@ -73,20 +73,20 @@ fn facts(r: &BundleReport) -> Section {
     ];
     let model = format!("{} of the family {}", r.source, r.family);
     let rows = rows.map(|(key, value)| vec![key.into(), value]);
-    Section::new("bundle", "Bundle", "the model and its packages", table(&["model", &model], rows))
+    ReportSection::new("bundle", "Bundle", "the model and its packages", table(&["model", &model], rows))
 }
 
-fn layers(r: &BundleReport) -> Section {
+fn layers(r: &BundleReport) -> ReportSection {
     let row = |(layer, own): (String, Vec<&ShardRow>)| {
         vec![layer, own.len().to_string(), ui::bytes(own.iter().map(|s| s.bytes).sum()), devices(&own)]
     };
     let rows = grouped(&r.shards, |s| s.group.clone()).into_iter().map(row);
     let note = "bytes, and the device that rules and published measurements predict; only a Mac can measure";
     let table = table(&["", "packages", "bytes", "predicted"], rows);
-    Section::new("packages", "Packages by layer", note, table)
+    ReportSection::new("packages", "Packages by layer", note, table)
 }
 
-fn kinds(r: &BundleReport) -> Section {
+fn kinds(r: &BundleReport) -> ReportSection {
     let row = |(kind, own): (&str, Vec<&ShardRow>)| {
         let error = own.iter().map(|s| s.output_error).fold(0.0, f64::max);
         let bytes = ui::bytes(own.iter().map(|s| s.bytes).sum());
@@ -94,7 +94,7 @@ fn kinds(r: &BundleReport) -> Section {
     };
     let rows = grouped(&r.shards, |s| s.kind).into_iter().map(row);
     let table = table(&["kind", "packages", "bytes", "largest error", "predicted"], rows);
-    Section::new("kinds", "Packages by kind", "the error is the largest of a kind's packages", table)
+    ReportSection::new("kinds", "Packages by kind", "the error is the largest of a kind's packages", table)
 }
 
 /// Counts packages by their predicted device, in words.
@@ -107,7 +107,7 @@ fn devices(shards: &[&ShardRow]) -> String {
     words.join(", ")
 }
 
-fn packages(r: &BundleReport) -> Section {
+fn packages(r: &BundleReport) -> ReportSection {
     let row = |s: &ShardRow| {
         let quant: BTreeSet<&str> = s.quant.values().map(String::as_str).collect();
         vec![
@@ -124,10 +124,10 @@ fn packages(r: &BundleReport) -> Section {
         ["package", "kind", "bytes", "compression", "lowest weight cosine", "output error", "predicted"];
     let note = "the rule that decides stands behind the device";
     let table = table(&headings, r.shards.iter().map(row));
-    Section { is_long: true, ..Section::new("shards", "Every package", note, table) }
+    ReportSection { is_long: true, ..ReportSection::new("shards", "Every package", note, table) }
 }
 
-fn errors(r: &BundleReport) -> Section {
+fn errors(r: &BundleReport) -> ReportSection {
     let errors = &r.errors;
     let row = |(layer, values): (&String, &Vec<Option<f64>>)| {
         let values = values.iter().map(|v| v.map_or(String::new(), |v| format!("{v:.1e}")));
@@ -136,10 +136,10 @@ fn errors(r: &BundleReport) -> Section {
     let rows = errors.rows.iter().zip(&errors.values).map(row);
     let note = "squared error of compressed matrices over their squares, the largest of a layer's packages of a kind";
     let headings = [&[""], &errors.kinds[..]].concat();
-    Section::new("errors", "Error by layer and part", note, table(&headings, rows))
+    ReportSection::new("errors", "Error by layer and part", note, table(&headings, rows))
 }
 
-fn cosines(map: Option<&CosineMap>) -> Section {
+fn cosines(map: Option<&CosineMap>) -> ReportSection {
     let mut note = "cosine of the hidden state to the golden's, the checkpoint run in f32".to_string();
     let mut rows = Vec::new();
     if let Some(map) = map {
@@ -163,7 +163,7 @@ fn cosines(map: Option<&CosineMap>) -> Section {
         }
     }
     let table = table(&["behind", "lowest", "position", "by position"], rows);
-    Section::new("cosines", "Cosine by layer and position", note, table)
+    ReportSection::new("cosines", "Cosine by layer and position", note, table)
 }
 
 /// Returns the largest distance from a cosine of 1 of every `step` neighbouring positions. Rounding is no distance.
@@ -184,17 +184,17 @@ fn shade(value: f64, low: f64, high: f64) -> char {
     HEAT[((share * HEAT.len() as f64) as usize).min(HEAT.len() - 1)]
 }
 
-fn qualities(r: &BundleReport) -> Section {
+fn qualities(r: &BundleReport) -> ReportSection {
     let rows = r.qualities.iter().map(|q| {
         let mark = if q.is_best { "*" } else { "" };
         vec![q.name.clone(), ui::bytes(q.bytes), format!("{:.6}", q.min_cosine), mark.into()]
     });
     let note = "lowest cosine of the logits; nothing of its sort is smaller and better than a *";
     let table = table(&["", "bytes", "lowest cosine", ""], rows);
-    Section::new("qualities", "Bytes and quality", note, table)
+    ReportSection::new("qualities", "Bytes and quality", note, table)
 }
 
-fn roofline(r: &BundleReport) -> Section {
+fn roofline(r: &BundleReport) -> ReportSection {
     let mut note = "tokens a second beside the bandwidth of the memory".to_string();
     let mut rows = Vec::new();
     if let Some(roof) = &r.roofline {
@@ -205,20 +205,20 @@ fn roofline(r: &BundleReport) -> Section {
         }
     }
     let table = table(&["", "tokens a second", "GB a token", "of the bandwidth"], rows);
-    Section::new("roofline", "Speed, measured", note, table)
+    ReportSection::new("roofline", "Speed, measured", note, table)
 }
 
-fn gates(r: &BundleReport) -> Section {
+fn gates(r: &BundleReport) -> ReportSection {
     let rows = r.gates.iter().map(|g| {
         let cosine = g.min_cosine.map(|c| format!("{c:.6}")).unwrap_or_default();
         let when = g.time.as_deref().map_or("build", minute);
         vec![when.into(), g.said.clone(), cosine, g.gate.clone()]
     });
     let note = "what the contract says of the build, then every run of a gate since, the newest last";
-    Section::new("gates", "Gates", note, table(&["when", "said", "cosine", "gate"], rows))
+    ReportSection::new("gates", "Gates", note, table(&["when", "said", "cosine", "gate"], rows))
 }
 
-fn chips(r: &BundleReport, name: &str) -> Section {
+fn chips(r: &BundleReport, name: &str) -> ReportSection {
     let own = r.form_speeds.forms.iter().take(1).flat_map(|form| &form.tok_s);
     let row = |(chip, s): (&String, &Span)| {
         vec![chip.clone(), short(s.likely), format!("{} to {}", short(s.low), short(s.high))]
@@ -228,10 +228,10 @@ fn chips(r: &BundleReport, name: &str) -> Section {
         "tokens a second, from published figures of chips; nothing is measured. Other chips: anemoe predict-speed {name}"
     );
     let table = table(&["chip", "likely", "range"], rows);
-    Section::new("chips", "Speed of the Neural Engine, predicted", note, table)
+    ReportSection::new("chips", "Speed of the Neural Engine, predicted", note, table)
 }
 
-fn forms(r: &BundleReport, name: &str) -> Section {
+fn forms(r: &BundleReport, name: &str) -> ReportSection {
     let chips = r.form_speeds.chips.iter().map(String::as_str);
     let headings: Vec<&str> = chips.chain(["calls", "packages", "form"]).collect();
     let rows = r.form_speeds.forms.iter().map(|form| {
@@ -246,15 +246,15 @@ fn forms(r: &BundleReport, name: &str) -> Section {
     let note = "tokens a second of the same model built with other options; packages that are too small to matter do not count";
     let command = format!("anemoe report {name} --checkpoint CHECKPOINT");
     let missing = r.form_speeds.missing.as_ref().map(|why| (format!("no other forms: {why}"), command));
-    let found = Section::new("forms", "Predicted speed by form", note, table(&headings, rows));
-    Section { missing, ..found }
+    let found = ReportSection::new("forms", "Predicted speed by form", note, table(&headings, rows));
+    ReportSection { missing, ..found }
 }
 
-fn journal(r: &BundleReport) -> Section {
+fn journal(r: &BundleReport) -> ReportSection {
     let rows = r.journal.iter();
     let rows = rows.map(|line| vec![minute(&line.time).into(), line.what.clone(), line.text.clone()]);
     let note = "what was done to this bundle and came out of it; --no-journal leaves nothing here";
-    Section::new("journal", "Journal", note, table(&["when", "what", "text"], rows))
+    ReportSection::new("journal", "Journal", note, table(&["when", "what", "text"], rows))
 }
 
 /// Cuts a time to the minute, so that lines fit.
