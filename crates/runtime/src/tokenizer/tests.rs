@@ -1,4 +1,4 @@
-//! Tests with broken or hostile tokenizers: written by hand, and made by deterministic mutations of good ones.
+//! Tests with broken or hostile tokenizers: written by hand, and made by deterministic mutations of good ones; and of streams.
 
 use super::*;
 use anemoe_io::Random;
@@ -329,25 +329,6 @@ fn long_texts_pass_the_chains_of_published_tokenizers() {
 }
 
 #[test]
-fn replacements_are_measured_exactly() {
-    for (pattern, content, text) in [
-        (json!({"String": "a"}), "bbb", "abcaa"),
-        (json!({"String": "."}), "..", "a.b"),
-        (json!({"String": "\n a-#&~"}), "x", "y\n a-#&~z"),
-        (json!({"Regex": "x*"}), "--", "axxb東"),
-        (json!({"String": "aa"}), "", "aaaaa"),
-    ] {
-        let value = json!({"type": "Replace", "pattern": pattern, "content": content});
-        let replace: tokenizers::normalizers::Replace = serde_json::from_value(value).unwrap();
-        let mut made = tokenizers::NormalizedString::from(text);
-        tokenizers::Normalizer::normalize(&replace, &mut made).unwrap();
-        let replacement = bounded::Replacement::of(&replace).unwrap();
-        assert_eq!(replacement.exact(text), Ok(made.len()), "{pattern}");
-        assert!(replacement.worst(text.len()) >= made.len());
-    }
-}
-
-#[test]
 fn parts_that_the_library_panics_at_are_errors() {
     let with = |base: Value, at: &str, value: Value| {
         let mut out = base;
@@ -409,4 +390,29 @@ fn parts_that_the_library_panics_at_are_errors() {
     }
     let twice = byte_level_bpe().to_string().replace("\"a\":1", "\"a\":1,\"a\":1");
     assert!(try_all(twice.as_bytes()).unwrap().contains("key `a` is there twice"));
+}
+
+/// Returns the pieces of a stream over the tokens of a vocabulary.
+fn pieces(decoder: &str, names: &[&str], ids: &[u32]) -> Vec<String> {
+    let vocab: serde_json::Map<String, Value> =
+        names.iter().zip(0u32..).map(|(name, id)| (name.to_string(), id.into())).collect();
+    let file = serde_json::json!({
+        "decoder": {"type": decoder, "add_prefix_space": false, "trim_offsets": false, "use_regex": false},
+        "model": {"type": "BPE", "vocab": vocab, "merges": [], "byte_fallback": decoder == "ByteFallback"},
+    });
+    let tokenizer = Tokenizer::from_bytes(file.to_string().as_bytes(), Path::new("t.json")).unwrap();
+    let mut stream = TextStream::new(&tokenizer, &[]).unwrap();
+    ids.iter().map(|id| stream.push(*id).unwrap()).collect()
+}
+
+#[test]
+fn a_replacement_character_of_its_own_is_text_and_a_part_of_a_character_waits() {
+    let letters = ["a", "ï¿½", "ï", "¿", "½", "Ã", "¤"];
+    assert_eq!(pieces("ByteLevel", &letters, &[0, 1, 0]), ["a", "\u{fffd}", "a"]);
+    assert_eq!(pieces("ByteLevel", &letters, &[2, 3, 4]), ["", "", "\u{fffd}"]);
+    assert_eq!(pieces("ByteLevel", &letters, &[0, 5, 6]), ["a", "", "ä"]);
+    let bytes = ["a", "\u{fffd}", "<0xEF>", "<0xBF>", "<0xBD>", "<0xC3>", "<0xA4>"];
+    assert_eq!(pieces("ByteFallback", &bytes, &[0, 1]), ["a", "\u{fffd}"]);
+    assert_eq!(pieces("ByteFallback", &bytes, &[0, 5, 6]), ["a", "", "ä"]);
+    assert_eq!(pieces("ByteFallback", &bytes, &[2, 3, 4]).concat(), "\u{fffd}");
 }
