@@ -11,8 +11,6 @@ use std::path::Path;
 /// Words that no doc comment may begin with: they put a clause where the thing's name belongs.
 const REFUSED: &str = "What Where Which That Of As Whether Those How To By Into Both Something Everything With So Some At Who Why \
     When From";
-/// Folder of the documents.
-const DOCS: &str = "docs";
 /// Folder of build outputs.
 const OUTPUTS: &str = "target";
 /// Endings of sources. Documents also name scripts of Python's own library, as texts of measurements.
@@ -29,7 +27,7 @@ pub fn print_faults(root: &Path) -> io::Result<usize> {
     let known: BTreeSet<&str> = files.iter().map(String::as_str).collect();
     let mut count = 0;
     for path in &known {
-        let is_document = path.ends_with(".md") && (path.starts_with(DOCS) || !path.contains('/'));
+        let is_document = path.ends_with(".md") && (path.starts_with("docs/") || !path.contains('/'));
         let mut faults = Vec::new();
         if path.ends_with(".rs") {
             faults = wrong_openings(&std::fs::read_to_string(root.join(path))?);

@@ -3,21 +3,13 @@
 use crate::arrays::FakeArray;
 use crate::faults::raise;
 use anemoe_mlpackage::mil::{DataType, Feature, FeatureShape};
-use objc_sim::init;
+use objc_sim::{class, init};
 use objc2::rc::{Allocated, Retained};
 use objc2::runtime::AnyObject;
-use objc2::{ClassType, DefinedClass, Message};
+use objc2::{DefinedClass, Message};
 use objc2_core_ml::{MLMultiArray, MLMultiArrayDataType};
 use objc2_foundation::{NSCopying, NSDictionary, NSError, NSSet, NSString};
 use std::cell::{Cell, RefCell};
-
-pub(crate) fn register() {
-    FakeValue::class();
-    FakeProvider::class();
-    FakeOptions::class();
-    FakeConfiguration::class();
-    FakeFeature::class();
-}
 
 type MultiArray = Retained<MLMultiArray>;
 

@@ -12,28 +12,6 @@
 //! Its tests are those of the backend that runs on it, in `sim/tests` and `sim/anemoe/tests`.
 #![allow(non_snake_case)]
 
-/// Defines a class of objects that hold one value, and its constructor.
-macro_rules! class {
-    ($(#[$doc:meta])* $class:ident, $name:literal, $ivars:ident, { $($methods:tt)* }) => {
-        objc2::define_class!(
-            $(#[$doc])*
-            #[unsafe(super(objc2::runtime::NSObject))]
-            #[name = $name]
-            #[ivars = $ivars]
-            pub(crate) struct $class;
-
-            impl $class { $($methods)* }
-        );
-
-        impl $class {
-            #[allow(dead_code)]
-            pub(crate) fn new(value: $ivars) -> objc2::rc::Retained<Self> {
-                objc_sim::init!(<Self as objc2::AnyThread>::alloc(), value)
-            }
-        }
-    };
-}
-
 mod arrays;
 mod faults;
 mod features;
@@ -47,10 +25,18 @@ pub use models::{loaded, settle};
 pub fn install() {
     static ONCE: std::sync::Once = std::sync::Once::new();
     objc_sim::install();
+    macro_rules! register {
+        ($($class:path)*) => { $(<$class as objc2::ClassType>::class();)* };
+    }
     ONCE.call_once(|| {
-        arrays::register();
-        features::register();
-        models::register();
-        plans::register();
+        register! {
+            arrays::FakeArray
+            features::FakeValue features::FakeProvider features::FakeOptions features::FakeConfiguration
+            features::FakeFeature
+            models::FakeState models::FakeDescription models::FakeModel
+            plans::FakeNeuralEngine plans::FakeGpu plans::FakeCpu plans::FakeCost
+            plans::FakeUsage plans::FakeNamedType plans::FakeOperation plans::FakeBlock
+            plans::FakeFunction plans::FakeProgram plans::FakeStructure plans::FakePlan
+        }
     });
 }

@@ -8,9 +8,10 @@ use anemoe_runtime::backend::BackendFunction;
 use anemoe_runtime::cpu::{CompiledFunction, CpuPackage, CpuStates, Options};
 use anemoe_runtime::tensor::{Data, Tensor};
 use block2::{DynBlock, RcBlock};
+use objc_sim::class;
 use objc2::rc::{Retained, autoreleasepool};
 use objc2::runtime::AnyObject;
-use objc2::{ClassType, DefinedClass, Message, msg_send};
+use objc2::{DefinedClass, Message, msg_send};
 use objc2_core_ml::{MLComputeUnits, MLMultiArray, MLMultiArrayDataType};
 use objc2_foundation::{NSDictionary, NSError, NSString, NSURL};
 use std::collections::BTreeSet;
@@ -26,12 +27,6 @@ use std::time::Duration;
 pub(crate) const MARK: &str = "coremldata.bin";
 /// File that makes a compiled model one of another system.
 const STALE: &str = "stale";
-
-pub(crate) fn register() {
-    FakeState::class();
-    FakeDescription::class();
-    FakeModel::class();
-}
 
 /// Threads that call handlers, until [`settle`] joins them.
 static THREADS: Mutex<Vec<JoinHandle<()>>> = Mutex::new(Vec::new());

@@ -6,29 +6,15 @@ use crate::models::{MARK, Sent, on_other_thread};
 use anemoe_mlpackage::mil::{Block, DataType, Operation};
 use anemoe_runtime::cpu::CpuPackage;
 use block2::{DynBlock, RcBlock};
+use objc_sim::class;
+use objc2::DefinedClass;
 use objc2::rc::Retained;
 use objc2::runtime::AnyObject;
-use objc2::{ClassType, DefinedClass};
 use objc2_core_ml::MLComputeUnits;
 use objc2_foundation::{NSArray, NSDictionary, NSError, NSString, NSURL};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::ptr::null_mut;
-
-pub(crate) fn register() {
-    FakeNeuralEngine::class();
-    FakeGpu::class();
-    FakeCpu::class();
-    FakeCost::class();
-    FakeUsage::class();
-    FakeNamedType::class();
-    FakeOperation::class();
-    FakeBlock::class();
-    FakeFunction::class();
-    FakeProgram::class();
-    FakeStructure::class();
-    FakePlan::class();
-}
 
 class!(FakeNeuralEngine, "MLNeuralEngineComputeDevice", u8, {});
 class!(FakeGpu, "MLGPUComputeDevice", u8, {});

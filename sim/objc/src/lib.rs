@@ -15,6 +15,39 @@ macro_rules! init {
     }};
 }
 
+/// Defines a class of objects that hold one value, and its constructor.
+#[macro_export]
+macro_rules! class {
+    ($(#[$doc:meta])* $class:ident, $name:literal, $ivars:ident, { $($methods:tt)* }) => {
+        objc2::define_class!(
+            $(#[$doc])*
+            #[unsafe(super(objc2::runtime::NSObject))]
+            #[name = $name]
+            #[ivars = $ivars]
+            pub(crate) struct $class;
+
+            impl $class { $($methods)* }
+        );
+
+        impl $class {
+            #[allow(dead_code)]
+            pub(crate) fn new(value: $ivars) -> objc2::rc::Retained<Self> {
+                $crate::init!(<Self as objc2::AnyThread>::alloc(), value)
+            }
+        }
+    };
+}
+
+/// Exports functions with the calling convention of Objective-C.
+macro_rules! exported {
+    ($($(#[$doc:meta])* fn $name:ident($($arg:ident: $type:ty),*) $(-> $result:ty)? $body:block)*) => { $(
+        $(#[$doc])*
+        #[unsafe(no_mangle)]
+        #[allow(unused_unsafe)]
+        pub unsafe extern "C-unwind" fn $name($($arg: $type),*) $(-> $result)? { unsafe { $body } }
+    )* };
+}
+
 mod blocks;
 mod foundation;
 mod runtime;

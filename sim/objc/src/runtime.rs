@@ -8,16 +8,6 @@ use std::ptr::null_mut;
 use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Mutex, RwLock};
 
-/// Exports functions with the calling convention of Objective-C.
-macro_rules! exported {
-    ($($(#[$doc:meta])* fn $name:ident($($arg:ident: $type:ty),*) $(-> $result:ty)? $body:block)*) => { $(
-        $(#[$doc])*
-        #[unsafe(no_mangle)]
-        #[allow(unused_unsafe)]
-        pub unsafe extern "C-unwind" fn $name($($arg: $type),*) $(-> $result)? { unsafe { $body } }
-    )* };
-}
-
 pub type Id = *mut c_void;
 pub type Sel = *const c_char;
 pub type Imp = unsafe extern "C-unwind" fn();
