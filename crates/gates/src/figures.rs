@@ -1,4 +1,4 @@
-//! Figures of reports by name, for experiments that are held against expectations.
+//! NamedFigures of reports by name, for experiments that are held against expectations.
 //!
 //! A name says its unit: `_mb` is 10^6 bytes, `_mib` 2^20, `_du_mib` rounded up as `du` prints sizes; sizes are of the
 //! weights as stored. `pack` is the first package of experts, `shard` the largest one.
@@ -20,10 +20,10 @@ const MB: f64 = 1e6;
 const MIB: f64 = 1048576.0;
 const GB: f64 = 1e9;
 
-/// Figures by name.
+/// NamedFigures by name.
 #[derive(Clone, Default, serde::Deserialize, serde::Serialize)]
 #[serde(transparent)]
-pub struct Figures(pub BTreeMap<String, f64>);
+pub struct NamedFigures(pub BTreeMap<String, f64>);
 
 /// Ops of one function, by type.
 pub type OpTypes = BTreeMap<String, u64>;
@@ -36,7 +36,7 @@ fn is_pack(kind: &str) -> bool {
     [ShardKind::Experts, ShardKind::ExpertsCombine, ShardKind::Moe].iter().any(|k| k.name() == kind)
 }
 
-impl Figures {
+impl NamedFigures {
     /// Adds a figure, if it is a number.
     pub fn add(&mut self, name: &str, value: impl Into<Option<f64>>) {
         let value = value.into().filter(|x| x.is_finite());

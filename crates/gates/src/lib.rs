@@ -18,7 +18,7 @@ pub mod integrity;
 pub mod layer_sample;
 pub mod perplexity;
 pub mod probe;
-pub mod program;
+pub mod program_facts;
 pub mod quality_front;
 pub mod reference;
 pub mod residency;

@@ -15,7 +15,7 @@ pub mod reading;
 pub mod reasoning;
 pub mod runner;
 pub mod sampling;
-pub mod speculate;
+pub mod speculate_args;
 pub mod step_limit;
 pub mod store_args;
 pub mod text_windows;

@@ -3,7 +3,7 @@
 use super::executor::ExecutorArgs;
 use super::runner::RunnerArgs;
 use super::sampling::SamplingArgs;
-use super::speculate::SpeculateArgs;
+use super::speculate_args::SpeculateArgs;
 use crate::bundle::Verify;
 use anemoe_bundle::Chain;
 use anemoe_runtime::model::Model;

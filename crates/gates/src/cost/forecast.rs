@@ -3,8 +3,8 @@
 use super::chips::{ChipProfile, SpeedCase};
 use super::estimate::{Bottleneck, call_ms};
 use super::work::CallWork;
-use crate::program::PackageFacts;
-use crate::program::facts;
+use crate::program_facts::PackageFacts;
+use crate::program_facts::facts;
 use anemoe_bundle::{Chain, Run, Shard, ShardFunction, ShardKind, Step};
 use anemoe_mlpackage::package::Package;
 use serde::{Deserialize, Serialize};

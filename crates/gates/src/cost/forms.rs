@@ -2,7 +2,7 @@
 
 use super::chips::ChipProfile;
 use super::forecast::{Costed, Forecast, PassSize, Span, forecast, with_memory};
-use crate::program::{PackageFacts, PlannedPrograms};
+use crate::program_facts::{PackageFacts, PlannedPrograms};
 use crate::residency::imported::ImportedEvidence;
 use crate::residency::rule::{Conditions, Verdict};
 use crate::residency::verdict::PackageReport;

@@ -1,6 +1,6 @@
 //! Counts the work of a call from its program: bytes, weights, multiply-adds, cache.
 
-use crate::program::graph::{Contraction, Graph};
+use crate::program_facts::graph::{Contraction, Graph};
 use serde::Serialize;
 use std::collections::BTreeSet;
 

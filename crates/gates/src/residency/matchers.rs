@@ -3,8 +3,8 @@
 
 use super::rule::Matcher::{self, Bundle, Graph as Function, Op as EachOp, Otherwise, Package};
 use super::rule::{Chip, Conditions, DeviceTarget, Hit, Units};
-use crate::program::PackageFacts;
-use crate::program::graph::{
+use crate::program_facts::PackageFacts;
+use crate::program_facts::graph::{
     FormClass, Graph, GraphKind, GraphWeight, Op, SMALL_CONSTANT, Shapes, StoredForm,
 };
 use anemoe_convert::quant::Granularity;

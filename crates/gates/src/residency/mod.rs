@@ -23,10 +23,10 @@ pub mod rule;
 pub mod rules;
 pub mod verdict;
 
-pub use crate::program::{PlannedPrograms, digest as program_digest, facts};
+pub use crate::program_facts::{PlannedPrograms, digest as program_digest, facts};
 pub use report::{Comparison, Report, VerdictReason, Verdicts};
 
-use crate::program::PackageFacts;
+use crate::program_facts::PackageFacts;
 use crate::residency::imported::ImportedEvidence;
 use crate::residency::op_summary::OpSummary;
 use crate::residency::report::passes;

@@ -9,7 +9,7 @@ use super::matchers::MANY_POSITIONS;
 use super::outcomes::{KNOWN, Row, parse};
 use super::rule::{Conditions, DeviceTarget, Units, Verdict};
 use super::rules;
-use crate::program::graph::{FormClass, Graph, GraphKind};
+use crate::program_facts::graph::{FormClass, Graph, GraphKind};
 use std::sync::{Arc, LazyLock};
 
 /// Factor of size by which a function may lie beyond all measured graphs, and be judged by the last of them. Between
@@ -37,7 +37,7 @@ pub struct Nearest<'a> {
 
 /// Properties in which graphs have to be equal to be compared.
 #[derive(PartialEq)]
-struct Key {
+struct GraphKey {
     kind: GraphKind,
     form: FormClass,
     target: DeviceTarget,
@@ -49,9 +49,9 @@ fn has_many_positions(g: &Graph) -> bool {
     g.positions.is_some_and(|p| p >= MANY_POSITIONS)
 }
 
-fn key(g: &Graph, c: &Conditions) -> Option<Key> {
+fn key(g: &Graph, c: &Conditions) -> Option<GraphKey> {
     let many_positions = has_many_positions(g);
-    Some(Key { kind: g.kind, form: g.form()?, target: c.target, units: c.units, many_positions })
+    Some(GraphKey { kind: g.kind, form: g.form()?, target: c.target, units: c.units, many_positions })
 }
 
 fn factor(a: u64, b: u64) -> f64 {
@@ -125,7 +125,7 @@ impl Precedents {
             let comparable =
                 wanted.kind == GraphKind::Unstated && !own.kind.is_lone() && own.kind != GraphKind::Other;
             let kind = if comparable { GraphKind::Unstated } else { own.kind };
-            let found = key(own, &row.conditions).map(|k| Key { kind, ..k });
+            let found = key(own, &row.conditions).map(|k| GraphKey { kind, ..k });
             kind != GraphKind::Other && !own.has_unnamed_ops() && found.as_ref() == Some(&wanted)
         };
         self.rows.iter().filter(is_alike).collect()

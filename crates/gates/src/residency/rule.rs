@@ -1,7 +1,7 @@
 //! Rules of residency: evidence, verdicts and matchers.
 
-use crate::program::PackageFacts;
-use crate::program::graph::{Graph, Op};
+use crate::program_facts::PackageFacts;
+use crate::program_facts::graph::{Graph, Op};
 use serde::{Deserialize, Serialize, Serializer};
 
 /// Question that a rule answers. A graph has to pass all three questions to run on the ANE.

@@ -6,12 +6,12 @@ use serde::Deserialize;
 use std::sync::LazyLock;
 
 #[derive(Deserialize)]
-struct Table {
+struct RuleTable {
     rule: Vec<Rule>,
 }
 
 static RULES: LazyLock<Vec<Rule>> = LazyLock::new(|| {
-    let table: Table =
+    let table: RuleTable =
         toml::from_str(include_str!("rules.toml")).unwrap_or_else(|e| panic!("rules.toml: {e}"));
     let mut rules = table.rule;
     for rule in rules.iter_mut().filter(|rule| rule.types.is_empty()) {

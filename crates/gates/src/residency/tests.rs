@@ -5,8 +5,10 @@ use super::rule::{
 };
 use super::verdict::{ALIKE, Judge, MEASURED, NO_SIGHTING, NOTHING_ALIKE, PackageReport};
 use super::{facts, outcomes, rules};
-use crate::program::PackageFacts;
-use crate::program::graph::{Contraction, Graph, GraphKind, GraphState, GraphWeight, Op, Shapes, StoredForm};
+use crate::program_facts::PackageFacts;
+use crate::program_facts::graph::{
+    Contraction, Graph, GraphKind, GraphState, GraphWeight, Op, Shapes, StoredForm,
+};
 use anemoe_convert::quant::Granularity;
 use anemoe_mlpackage::mil::builder::{ConvParams, FunctionBuilder, SliceParams, model};
 use anemoe_mlpackage::mil::{DataType, MlModel, Opset, TensorType, Value};

@@ -1,16 +1,16 @@
-//! Figures of `anemoe bench`: the JSON document.
+//! NamedFigures of `anemoe bench`: the JSON document.
 
 use crate::recorder::{Facts, facts};
 use anemoe_bundle::journal::Machine;
 use anemoe_runtime::shard_work::{KindBound, OpPart, WorkPart};
-use anemoe_gates::figures::Figures;
+use anemoe_gates::figures::NamedFigures;
 use serde::Serialize;
 use std::path::PathBuf;
 
 /// Version of the JSON document.
 pub(super) const SCHEMA: u32 = 1;
 
-/// Figures of one run.
+/// NamedFigures of one run.
 #[derive(Serialize)]
 pub struct BenchReport {
     pub schema: u32,
@@ -69,7 +69,7 @@ impl BenchReport {
     }
 
     /// Adds the figures of the first decoding, and of passes over four tokens.
-    pub fn figures(&self, figures: &mut Figures) {
+    pub fn figures(&self, figures: &mut NamedFigures) {
         figures.add("first_token_s", self.first_token_s);
         if let Some(decode) = self.decode.first() {
             figures.add("decode_tok_s", decode.tok_s);

@@ -13,7 +13,7 @@ use crate::ui::Ui;
 use anemoe_bundle::Chain;
 use anemoe_io::Error;
 use document::BundleReport;
-use report_sections::Section;
+use report_sections::ReportSection;
 use serde::Serialize;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -81,7 +81,7 @@ pub struct ShownReport {
     report: BundleReport,
     /// Parts that a terminal shows, if it is to.
     #[serde(skip)]
-    sections: Option<Vec<Section>>,
+    sections: Option<Vec<ReportSection>>,
     /// Line about the page that was written.
     #[serde(skip)]
     written: Option<String>,

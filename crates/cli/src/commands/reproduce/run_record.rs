@@ -6,7 +6,7 @@ use super::recipe::Recipe;
 use super::rows::FigureRow;
 use crate::recorder::{JournalArgs, Recorder, facts};
 use anemoe_bundle::journal::{self, Event, status};
-use anemoe_gates::figures::Figures;
+use anemoe_gates::figures::NamedFigures;
 use anemoe_io::Error;
 use anyhow::bail;
 use serde::{Deserialize, Serialize};
@@ -21,7 +21,7 @@ pub const RUN: &str = "reproduce";
 pub(super) struct GateRecord {
     pub gate: GateCommand,
     pub build: String,
-    pub figures: Figures,
+    pub figures: NamedFigures,
     /// Absolute path of the bundle that was built.
     pub bundle: Option<String>,
     /// Gate that stopped the build, with the packages that failed there.
@@ -32,7 +32,7 @@ pub(super) struct GateRecord {
 
 impl GateRecord {
     pub fn new(gate: GateCommand, build: &str) -> GateRecord {
-        let figures = Figures::default();
+        let figures = NamedFigures::default();
         GateRecord { gate, build: build.into(), figures, bundle: None, stopped: None, again: false }
     }
 }

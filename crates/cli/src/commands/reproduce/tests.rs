@@ -1,6 +1,6 @@
 use super::figure::{Bound, Figure, TABLE};
 use super::recipe::{Recipe, built_in, open};
-use anemoe_gates::figures::Figures;
+use anemoe_gates::figures::NamedFigures;
 use anemoe_gates::trace::{Fidelity, LayerTrace, Trace};
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -54,7 +54,7 @@ fn a_trace_gives_its_cascade() {
         positions: Vec::new(),
     };
     let read = |layers: Vec<LayerTrace>| {
-        let mut figures = Figures::default();
+        let mut figures = NamedFigures::default();
         figures.trace(&Trace { layers, f32_stream: false });
         let names = ["first", "middle", "last"].map(|name| format!("stack_cosine_{name}"));
         let names = names.into_iter().chain(["stack_cosine_min".into(), "stack_failed_layer".into()]);

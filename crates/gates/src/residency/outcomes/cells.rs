@@ -2,9 +2,9 @@
 
 use super::super::rules;
 use super::row::NEEDED;
-use crate::program::PackageFacts;
-use crate::program::digest::program_digest;
-use crate::program::graph::GraphKind;
+use crate::program_facts::PackageFacts;
+use crate::program_facts::digest::program_digest;
+use crate::program_facts::graph::GraphKind;
 use std::collections::BTreeSet;
 
 pub use super::row::OutcomeCells;

@@ -4,11 +4,11 @@
 //! row's own project found.
 
 pub mod cells;
+mod outcome_table;
 pub mod row;
-mod table;
 
+pub use outcome_table::{KNOWN, parse};
 pub use row::Row;
-pub use table::{KNOWN, parse};
 
 use super::precedents::Precedents;
 use super::rule::{Rule, Verdict};

@@ -1,8 +1,10 @@
 //! Row of a table of outcomes: one typed column per fact of a graph, and the graph that rules judge.
 
 use super::super::rule::{Chip, Conditions, DeviceTarget, Evidence, Strength, Units, Verdict};
-use crate::program::PackageFacts;
-use crate::program::graph::{Contraction, Graph, GraphKind, GraphState, GraphWeight, Op, Shapes, StoredForm};
+use crate::program_facts::PackageFacts;
+use crate::program_facts::graph::{
+    Contraction, Graph, GraphKind, GraphState, GraphWeight, Op, Shapes, StoredForm,
+};
 use anemoe_mlpackage::mil::{DataType, TensorType};
 use std::collections::BTreeMap;
 
@@ -36,7 +38,7 @@ pub struct Row {
     pub conditions: Conditions,
     /// Chip and system, as the source names them.
     pub machine: String,
-    /// Digest of the program, see [`crate::program::digest`]; empty where the program is not at hand.
+    /// Digest of the program, see [`crate::program_facts::digest`]; empty where the program is not at hand.
     pub program: String,
     /// Stated facts, as rules take them: a function for each number of tokens.
     pub graphs: Vec<Graph>,

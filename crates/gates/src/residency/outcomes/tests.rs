@@ -1,7 +1,7 @@
 //! Tests of the scores in the documentation, and of how rows are read.
 
 use super::{KNOWN, Row, Score, judge, leave_out_projects, parse, score};
-use crate::program::graph::{GraphKind, Shapes, StoredForm};
+use crate::program_facts::graph::{GraphKind, Shapes, StoredForm};
 use crate::residency::rule::{DeviceTarget, Units, Verdict};
 use anemoe_convert::quant::Granularity;
 

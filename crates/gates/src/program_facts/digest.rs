@@ -56,7 +56,7 @@ fn write_weight(text: &mut String, w: &GraphWeight) -> std::fmt::Result {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::program::graph::{Op, StoredForm};
+    use crate::program_facts::graph::{Op, StoredForm};
     use anemoe_mlpackage::mil::DataType;
 
     fn program(name: &str, op_type: &str, dims: &[u64], bits: u64) -> PackageFacts {
