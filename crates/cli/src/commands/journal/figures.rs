@@ -5,7 +5,8 @@ use crate::ui;
 use serde_json::Value;
 
 /// Facts that are no figures: an entry shows them in other places.
-const ELSEWHERE: &str = "family source title pass strict conditions golden cosine_map chain_sha256 resumes error lesson gate again";
+const ELSEWHERE: &str = "family source title pass strict conditions golden cosine_map cosine_map_layers \
+    chain_sha256 resumes error lesson gate again";
 
 /// Lists every figure with its path: members of objects and lists of plain values, without hashes.
 pub fn of_facts(facts: &Facts) -> Vec<String> {

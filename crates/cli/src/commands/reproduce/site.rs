@@ -13,6 +13,7 @@ use anemoe_gates::residency::rule::Verdict;
 use anyhow::{Context, bail};
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
+use std::time::Instant;
 
 /// One build of a recipe with its gates.
 pub(super) struct BuildSite<'a> {
@@ -38,7 +39,8 @@ impl BuildSite<'_> {
             if record.get(name, gate).is_none() {
                 ui::message(format!("{} {name}: {}", self.recipe.name, gate.name()));
                 let what = || format!("recipe {}, build {name}: {}", self.recipe.name, gate.name());
-                record.add(self.run_gate(gate).with_context(what)?);
+                let started = Instant::now();
+                record.add(self.run_gate(gate).with_context(what)?, started.elapsed().as_secs_f64());
             }
         }
         Ok(None)
