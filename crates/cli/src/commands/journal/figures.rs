@@ -43,7 +43,8 @@ pub fn plain(value: &Value) -> String {
         Value::Null => "-".into(),
         Value::Bool(yes) => (if *yes { "yes" } else { "no" }).into(),
         Value::Number(n) if n.is_f64() => {
-            let x = n.as_f64().unwrap_or(0.0);
+            // A sum of nothing is -0.
+            let x = n.as_f64().unwrap_or(0.0) + 0.0;
             if x != 0.0 && !(1e-4..1e15).contains(&x.abs()) {
                 return format!("{x:.3e}");
             }

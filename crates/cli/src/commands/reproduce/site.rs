@@ -201,6 +201,7 @@ fn gate_that_stopped(report: &GatedReport) -> Option<String> {
     let mut names: Vec<&str> =
         placed.map(|p| p.name.as_str()).chain(probed.map(|s| s.shard.as_str())).collect();
     names.extend(report.weight_fault.iter().map(|w| w.shard.as_str()));
+    names.sort_unstable();
     names.dedup();
     let at = if names.is_empty() { String::new() } else { format!(" ({})", names.join(", ")) };
     Some(format!("`{}`{at}", report.failed?.name()))
