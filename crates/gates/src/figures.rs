@@ -1,4 +1,4 @@
-//! NamedFigures of reports by name, for experiments that are held against expectations.
+//! Figures of reports by name, for experiments that are held against expectations.
 //!
 //! A name says its unit: `_mb` is 10^6 bytes, `_mib` 2^20, `_du_mib` rounded up as `du` prints sizes; sizes are of the
 //! weights as stored. `pack` is the first package of experts, `shard` the largest one.
@@ -20,7 +20,7 @@ const MB: f64 = 1e6;
 const MIB: f64 = 1048576.0;
 const GB: f64 = 1e9;
 
-/// NamedFigures by name.
+/// Figures by name.
 #[derive(Clone, Default, serde::Deserialize, serde::Serialize)]
 #[serde(transparent)]
 pub struct NamedFigures(pub BTreeMap<String, f64>);

@@ -231,7 +231,10 @@ fn a_gate_stops_real_weights_and_not_synthetic_ones() {
     for _ in 0..2 {
         let (code, text, _) = run(&["reproduce", &file, "-o", &out("real")]);
         assert_eq!(code, 1, "{text}");
-        assert!(text.contains("nothing behind it ran") && text.contains("not run: the gate `rep"), "{text}");
+        assert!(
+            text.contains("nothing behind it ran") && text.contains("not run: the gate `quality of the rep"),
+            "{text}"
+        );
     }
     let file = failing(folder.path(), "synthetic:gemma4-mini");
     let (code, text, _) = run(&["reproduce", &file, "-o", &out("synthetic")]);

@@ -184,10 +184,12 @@ fn machine(m: &Machine) -> String {
 }
 
 fn setup(events: &[Event]) -> Vec<String> {
+    // The options of a gate of a build are those of the build.
+    let has_own_options = |e: &Event| !e.options.is_empty() && !e.options.contains_key("command");
     let sources = events.iter().filter_map(|e| {
         Some(format!("{} of {}", fact(e, "title").or(fact(e, "family"))?, fact(e, "source")?))
     });
-    let options = events.iter().filter(|e| !e.options.is_empty()).map(|e| {
+    let options = events.iter().filter(|e| has_own_options(e)).map(|e| {
         let options = e.options.iter().map(|(key, v)| format!("{} {}", key.replace('_', "-"), plain(v)));
         format!("{}: {}", e.kind, options.collect::<Vec<_>>().join(", "))
     });

@@ -5,7 +5,8 @@ use crate::ui;
 use serde_json::Value;
 
 /// Facts that are no figures: an entry shows them in other places.
-const ELSEWHERE: &str = "family source title pass strict conditions golden cosine_map chain_sha256 resumes error lesson gate again";
+const ELSEWHERE: &str = "family source title pass strict conditions golden cosine_map cosine_map_layers \
+    chain_sha256 resumes error lesson gate again";
 
 /// Lists every figure with its path: members of objects and lists of plain values, without hashes.
 pub fn of_facts(facts: &Facts) -> Vec<String> {
@@ -42,7 +43,8 @@ pub fn plain(value: &Value) -> String {
         Value::Null => "-".into(),
         Value::Bool(yes) => (if *yes { "yes" } else { "no" }).into(),
         Value::Number(n) if n.is_f64() => {
-            let x = n.as_f64().unwrap_or(0.0);
+            // A sum of nothing is -0.
+            let x = n.as_f64().unwrap_or(0.0) + 0.0;
             if x != 0.0 && !(1e-4..1e15).contains(&x.abs()) {
                 return format!("{x:.3e}");
             }

@@ -88,10 +88,10 @@ impl RunRecord {
     }
 
     /// Adds what a gate left.
-    pub fn add(&mut self, left: GateRecord) {
+    pub fn add(&mut self, left: GateRecord, seconds: f64) {
         if let Some((folder, recorder)) = &self.journal {
             let said = if left.stopped.is_some() { status::FAIL } else { status::DONE };
-            recorder.also(folder, left.gate.name(), said, None, facts::of(json!(left)));
+            recorder.also(folder, left.gate.name(), said, Some(seconds), facts::of(json!(left)));
         }
         self.gates.push(left);
     }

@@ -13,6 +13,7 @@ use anemoe_gates::residency::rule::Verdict;
 use anyhow::{Context, bail};
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
+use std::time::Instant;
 
 /// One build of a recipe with its gates.
 pub(super) struct BuildSite<'a> {
@@ -38,7 +39,8 @@ impl BuildSite<'_> {
             if record.get(name, gate).is_none() {
                 ui::message(format!("{} {name}: {}", self.recipe.name, gate.name()));
                 let what = || format!("recipe {}, build {name}: {}", self.recipe.name, gate.name());
-                record.add(self.run_gate(gate).with_context(what)?);
+                let started = Instant::now();
+                record.add(self.run_gate(gate).with_context(what)?, started.elapsed().as_secs_f64());
             }
         }
         Ok(None)
@@ -199,6 +201,7 @@ fn gate_that_stopped(report: &GatedReport) -> Option<String> {
     let mut names: Vec<&str> =
         placed.map(|p| p.name.as_str()).chain(probed.map(|s| s.shard.as_str())).collect();
     names.extend(report.weight_fault.iter().map(|w| w.shard.as_str()));
+    names.sort_unstable();
     names.dedup();
     let at = if names.is_empty() { String::new() } else { format!(" ({})", names.join(", ")) };
     Some(format!("`{}`{at}", report.failed?.name()))
