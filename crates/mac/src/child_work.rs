@@ -84,13 +84,14 @@ pub fn from_value<T: DeserializeOwned>(result: Value) -> Result<T> {
     serde_json::from_value(result).map_err(|e| Error::usage(format!("result of a step: {e}")))
 }
 
-/// Serves a parent as its child. `command` runs a whole command, given its name and arguments.
+/// Runs a whole command, given its name and arguments.
+type CommandRunner = dyn Fn(&str, &[String]) -> std::result::Result<CommandDone, String>;
+
+/// Serves a parent as its child, with `command` for whole commands.
 ///
 /// # Errors
 /// Standard input holds no work.
-pub fn serve_parent(
-    command: &dyn Fn(&str, &[String]) -> std::result::Result<CommandDone, String>,
-) -> Result<()> {
+pub fn serve_parent(command: &CommandRunner) -> Result<()> {
     serve(|work, parent| match work {
         Work::Command { command: name, arguments } => {
             to_value(&command(&name, &arguments)?).map_err(|e| e.to_string())

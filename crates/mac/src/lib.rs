@@ -2,12 +2,15 @@
 //! is a finding.
 //!
 //! ```text
-//! child          a process that works for another one         work    what such a process does
-//! steps          steps of a command, and what failures mean   caches  compiled models, and what Core ML keeps
-//! compile        `anemoe compile`                              tune, form_trial         `anemoe tune`
-//! device_check   `anemoe check --device`                soak, soak_stage, energy  stages without a command
-//! stages, verification    `anemoe verify-on-mac`: the stages as data, and their runner
-//! report, archive, private   its report                        import  `anemoe import-report`
+//! child, child_work, risky_steps     processes that work for another one, their work, and what failures mean
+//! caches, json_file, listener        compiled models; files that a later run goes on with; messages and progress
+//! bundle_compiler                    `anemoe compile`
+//! tune, form_trial                   `anemoe tune`
+//! device_check                       `anemoe check --device`
+//! stage_list, verification           `anemoe verify-on-mac`: the stages as data, and their runner
+//! soak_stage, soak, energy           its stages without a command
+//! mac_report, archive, private       its report
+//! import                             `anemoe import-report`
 //! ```
 //!
 //! # Tests

@@ -95,7 +95,7 @@ pub struct MacReport {
 }
 
 /// Makes the entries of a report from the records of a verification and its work folder, without private words. A file
-/// that is no JSON is left out; the second value names it.
+/// that is no JSON is left out.
 ///
 /// # Errors
 /// A package of the bundle is damaged.
@@ -104,8 +104,8 @@ pub fn report_entries(
     records: &[(StageRecord, bool)],
     work: &Path,
     words: &PrivateWords,
-) -> Result<(BTreeMap<String, Vec<u8>>, Vec<String>)> {
-    let (mut entries, mut left_out) = (BTreeMap::new(), Vec::new());
+) -> Result<BTreeMap<String, Vec<u8>>> {
+    let mut entries = BTreeMap::new();
     let mut put = |name: &str, value: serde_json::Result<Value>| {
         let text = value.and_then(|value| serde_json::to_vec_pretty(&words.document(value)));
         let text = text.map_err(|e| Error::invalid(work.join(name), e.to_string()))?;
@@ -126,17 +126,14 @@ pub fn report_entries(
         put(PACKAGES, serde_json::to_value(described(&bundle)?))?;
     }
     for name in [PLAN, BENCH] {
-        let file = work.join(name);
-        match read_json::<Value>(&file) {
-            Some(value) => put(name, Ok(value))?,
-            None if file.is_file() => left_out.push(format!("{name}, which is damaged")),
-            None => {}
+        if let Some(value) = read_json(&work.join(name)) {
+            put(name, Ok(value))?;
         }
     }
     if let Ok(text) = anemoe_io::read_text(&work.join(FORMS), MAX_BYTES) {
         entries.insert(FORMS.into(), words.text(&text).into_bytes());
     }
-    Ok((entries, left_out))
+    Ok(entries)
 }
 
 /// Describes the packages of a bundle, with the cells that follow from their programs.

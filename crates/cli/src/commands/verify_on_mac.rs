@@ -8,7 +8,7 @@ use crate::files::Overwrite;
 use crate::machine;
 use crate::outcome::Outcome;
 use crate::shell::quoted;
-use crate::ui::{Table, Ui, duration, message};
+use crate::ui::{Table, Ui, duration};
 use anemoe_convert::quant::Quant;
 use anemoe_coreml::SystemFacts;
 use anemoe_coreml::causes::End;
@@ -121,8 +121,7 @@ impl Command for Args {
         let records = verification.run(&BarListener::new(ui))?;
         let folders = [(verification.work.as_path(), "WORK"), (&verification.checkpoint, "CHECKPOINT")];
         let words = PrivateWords::of_this_machine(&folders);
-        let (entries, left_out) = report_entries(&verification.about, &records, &verification.work, &words)?;
-        left_out.iter().for_each(|what| message(format!("warning: left out of the report: {what}")));
+        let entries = report_entries(&verification.about, &records, &verification.work, &words)?;
         write_archive(&output, &entries)?;
         let failed = records.iter().filter(|(r, _)| r.end.is_failure()).count();
         Ok(VerifyReport::Ran {
