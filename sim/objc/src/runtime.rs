@@ -160,7 +160,7 @@ exported! {
         let name = CStr::from_ptr(name);
         let mut class = c;
         while let Some(c) = class.as_ref() {
-            if let Some(i) = c.body.read().unwrap().as_ref().unwrap().ivars.iter().find(|i| &*i.name == name) {
+            if let Some(i) = c.body.read().unwrap().as_ref().unwrap().ivars.iter().find(|i| *i.name == *name) {
                 return *i;
             }
             class = c.parent.load(SeqCst);
