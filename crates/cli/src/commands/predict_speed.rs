@@ -160,7 +160,7 @@ pub enum SpeedReport {
     Prediction(Box<SpeedDocument>),
     Calibrated {
         #[serde(flatten)]
-        profile: ChipProfile,
+        profile: Box<ChipProfile>,
         #[serde(skip)]
         output: String,
     },
@@ -214,5 +214,5 @@ fn write_calibrated(
     let profile = calibrate(&text, one, chip, &format!("calibrated from a bench on {system}"))
         .map_err(|what| anemoe_mlpackage::Error::invalid(bench, what))?;
     anemoe_bundle::write_atomic(output, profile.text().as_bytes())?;
-    Ok(SpeedReport::Calibrated { profile, output: output.display().to_string() })
+    Ok(SpeedReport::Calibrated { profile: Box::new(profile), output: output.display().to_string() })
 }

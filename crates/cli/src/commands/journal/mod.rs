@@ -113,7 +113,7 @@ pub enum JournalReport {
     Added {
         bundle: String,
         entry: String,
-        event: Event,
+        event: Box<Event>,
     },
 }
 
@@ -250,5 +250,5 @@ fn add(args: AddArgs) -> anyhow::Result<JournalReport> {
     let version = env!("CARGO_PKG_VERSION").into();
     let event = journal::append(&args.bundle, Event { of, version, prose, ..Event::new("note", "") })?;
     let entry = event.of.as_ref().unwrap_or(&event.id).clone();
-    Ok(JournalReport::Added { bundle: args.bundle.display().to_string(), entry, event })
+    Ok(JournalReport::Added { bundle: args.bundle.display().to_string(), entry, event: Box::new(event) })
 }
