@@ -85,6 +85,22 @@ class!(FakeProvider, "MLDictionaryFeatureProvider", Values, {
     }
 });
 
+/// Values by name that a prediction gives; a class of its own, so that tests can count the dictionaries of callers.
+type Results = Vec<(String, Retained<FakeValue>)>;
+
+class!(FakeResult, "FakePredictionResult", Results, {
+    #[unsafe(method_id(featureNames))]
+    fn featureNames(&self) -> Retained<NSSet<NSString>> {
+        let names: Vec<_> = self.ivars().iter().map(|(name, _)| NSString::from_str(name)).collect();
+        NSSet::from_retained_slice(&names)
+    }
+    #[unsafe(method_id(featureValueForName:))]
+    fn featureValueForName(&self, name: &NSString) -> Option<Retained<FakeValue>> {
+        let name = name.to_string();
+        self.ivars().iter().find(|(own, _)| *own == name).map(|(_, value)| value.clone())
+    }
+});
+
 type Backings = RefCell<Option<Values>>;
 
 class!(FakeOptions, "MLPredictionOptions", Backings, {

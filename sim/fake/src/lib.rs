@@ -31,8 +31,8 @@ pub fn install() {
     ONCE.call_once(|| {
         register! {
             arrays::FakeArray
-            features::FakeValue features::FakeProvider features::FakeOptions features::FakeConfiguration
-            features::FakeFeature
+            features::FakeValue features::FakeProvider features::FakeResult features::FakeOptions
+            features::FakeConfiguration features::FakeFeature
             models::FakeState models::FakeDescription models::FakeModel
             plans::FakeNeuralEngine plans::FakeGpu plans::FakeCpu plans::FakeCost
             plans::FakeUsage plans::FakeNamedType plans::FakeOperation plans::FakeBlock

@@ -2,7 +2,7 @@
 
 use crate::arrays::FakeArray;
 use crate::faults::{Fault, error, faults, faults_of, hang, log, raise};
-use crate::features::{FakeConfiguration, FakeFeature, FakeOptions, FakeProvider, FakeValue, fits, kind_of};
+use crate::features::{FakeConfiguration, FakeFeature, FakeOptions, FakeResult, FakeValue, fits, kind_of};
 use anemoe_mlpackage::mil::{Feature, FunctionDescription};
 use anemoe_runtime::backend::BackendFunction;
 use anemoe_runtime::cpu::{CompiledFunction, CpuPackage, CpuStates, Options};
@@ -229,7 +229,7 @@ class!(FakeModel, "MLModel", ModelIvars, {
         features: &AnyObject,
         options: &FakeOptions,
         out: *mut *mut NSError,
-    ) -> Option<Retained<FakeProvider>> {
+    ) -> Option<Retained<FakeResult>> {
         if !self.ivars().described.states.is_empty() {
             raise("a stateful model needs a state");
         }
@@ -243,7 +243,7 @@ class!(FakeModel, "MLModel", ModelIvars, {
         state: &FakeState,
         options: &FakeOptions,
         out: *mut *mut NSError,
-    ) -> Option<Retained<FakeProvider>> {
+    ) -> Option<Retained<FakeResult>> {
         let own = state.ivars();
         assert!(
             !own.busy.swap(true, Ordering::SeqCst),
@@ -301,7 +301,7 @@ impl FakeModel {
         states: &mut CpuStates,
         options: &FakeOptions,
         out: *mut *mut NSError,
-    ) -> Option<Retained<FakeProvider>> {
+    ) -> Option<Retained<FakeResult>> {
         match self.try_run(features, states, options) {
             Ok(result) => Some(result),
             Err((code, what)) => {
@@ -317,7 +317,7 @@ impl FakeModel {
         features: &AnyObject,
         states: &mut CpuStates,
         options: &FakeOptions,
-    ) -> Result<Retained<FakeProvider>, (isize, String)> {
+    ) -> Result<Retained<FakeResult>, (isize, String)> {
         let ivars = self.ivars();
         let faults = faults_of(&ivars.package, &ivars.described.name);
         let calls = ivars.calls.fetch_add(1, Ordering::SeqCst);
@@ -363,9 +363,9 @@ impl FakeModel {
                 }
                 None => FakeValue::new(FakeArray::result(tensor, kind_of(feature.dtype)).as_array().retain()),
             };
-            values.push(value.into_super().into_super());
+            values.push((feature.name.clone(), value));
         }
-        Ok(FakeProvider::new(by_name(&ivars.described.outputs, &values)))
+        Ok(FakeResult::new(values))
     }
 }
 
