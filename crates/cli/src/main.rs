@@ -40,7 +40,7 @@ static ALLOCATOR: anemoe_io::ReportingAllocator = anemoe_io::ReportingAllocator;
 #[derive(Parser)]
 #[command(name = "anemoe", version, max_term_width = 110)]
 #[command(
-    after_help = "Examples:\n  anemoe quickstart\n  anemoe build models/small-gemma4 -o my.anemoe\n  anemoe generate my.anemoe --prompt 'def main():'\n\nanemoe COMMAND --help says more about a command. Further commands: compile, verify-on-mac and import-report for work with\na Mac (docs/mac.md); completions and man for shells."
+    after_help = "Examples:\n  anemoe quickstart\n  anemoe build models/small-gemma4 -o my.anemoe\n  anemoe generate my.anemoe --prompt 'def main():'\n\nanemoe COMMAND --help says more about a command. Further commands: compile, verify-on-mac and import-report for work with a Mac (docs/mac.md); completions and man for shells."
 )]
 struct Cli {
     /// Print one JSON document on standard output; progress and messages go to standard error.

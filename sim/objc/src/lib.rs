@@ -30,7 +30,7 @@ macro_rules! class {
         );
 
         impl $class {
-            #[allow(dead_code)]
+            #[allow(dead_code, reason = "classes that callers initialize need no constructor")]
             pub(crate) fn new(value: $ivars) -> objc2::rc::Retained<Self> {
                 $crate::init!(<Self as objc2::AnyThread>::alloc(), value)
             }
