@@ -1,7 +1,7 @@
 //! `tokenizer.json`: reading, and text to ids and back.
 #![no_main]
 
-use anemoe_runtime::tokenizer::{TextStream, Tokenizer};
+use anemoe_text::tokenizer::{TextStream, Tokenizer};
 use libfuzzer_sys::fuzz_target;
 use std::path::Path;
 

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Holds our Jinja against Python's: templates of a folder over conversations, and generated expressions.
 
-    cargo build -p anemoe-runtime --example render
+    cargo build -p anemoe-text --example render
     python xtask/oracle/jinja.py target/debug/examples/render --templates FOLDER --expressions 20000
-    python xtask/oracle/jinja.py target/debug/examples/render --goldens crates/runtime/src/chat/jinja/goldens.json
+    python xtask/oracle/jinja.py target/debug/examples/render --goldens crates/text/src/chat/jinja/goldens.json
 
 What Python renders must be equal byte for byte; what it refuses may be refused. `--goldens` writes Python's texts for the
 expressions of the file. Needs jinja2 (written with 3.1.6).

@@ -16,7 +16,7 @@ use anemoe_gates::calibrate::moments;
 use anemoe_gates::golden_gate::cosine;
 use anemoe_gates::perplexity::{Likelihood, windows};
 use anemoe_gates::reference::{self, HEAD, Probe, RunOptions};
-use anemoe_runtime::tokenizer::Tokenizer;
+use anemoe_text::tokenizer::Tokenizer;
 use anyhow::{Context, Result};
 use std::path::Path;
 use std::sync::Arc;

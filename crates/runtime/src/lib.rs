@@ -5,12 +5,11 @@
 //!
 //! # Tests
 //! `tests/all/interop.rs` runs packages of coremltools and compares with its results. Plans, caches and resizing agree with the
-//! interpreter bit by bit. Tokenizers that contradict themselves give errors. Tests that need a bundle (forks, cuts, batches,
+//! interpreter bit by bit. Tests that need a bundle (forks, cuts, batches,
 //! drafts) are in `gates/tests`. `cargo test -p anemoe-runtime` runs for 10 seconds on two busy cores, besides the compilation.
 #![deny(unsafe_code)]
 
 pub mod backend;
-pub mod chat;
 pub mod cpu;
 pub mod generate;
 mod memory_limit;
@@ -20,6 +19,5 @@ pub mod sampler;
 pub mod shard_work;
 pub mod speculate;
 pub mod tensor;
-pub mod tokenizer;
 
 pub use anemoe_io::{Error, Result};

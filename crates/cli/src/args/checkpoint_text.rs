@@ -2,7 +2,7 @@
 
 use anemoe_convert::checkpoint::{Checkpoint, SideFile};
 use anemoe_convert::plan::Plan;
-use anemoe_runtime::tokenizer::Tokenizer;
+use anemoe_text::tokenizer::Tokenizer;
 
 /// Built-in text that models run on if the user gives none.
 pub const TEXT: &str = include_str!("../calibration.txt");

@@ -1,6 +1,6 @@
 //! The prompt on the command line.
 
-use anemoe_runtime::tokenizer::Tokenizer;
+use anemoe_text::tokenizer::Tokenizer;
 use anyhow::Context;
 use std::io::Read;
 use std::path::{Path, PathBuf};

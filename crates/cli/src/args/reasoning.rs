@@ -1,6 +1,6 @@
 //! Option for the thoughts of a model.
 
-use anemoe_runtime::chat::ChatTemplate;
+use anemoe_text::chat::ChatTemplate;
 
 /// Treatment of thoughts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]

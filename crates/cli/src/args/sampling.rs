@@ -1,7 +1,7 @@
 //! Sampling of the commands that generate text, as options.
 
 use crate::ui::message;
-use anemoe_runtime::chat::SamplingDefaults;
+use anemoe_runtime::sampler::SamplingDefaults;
 use anemoe_runtime::sampler::{Sampling, SamplingSettings, TokenBias};
 use serde_json::{Map, Value, json};
 use std::path::Path;

@@ -4,7 +4,7 @@ use super::numbers::at_least_one;
 use super::prompt::{MAX_PROMPT, bounded_text};
 use anemoe_runtime::model::MOST_UNDONE;
 use anemoe_runtime::speculate::{Corpus, Mode, Speculation};
-use anemoe_runtime::tokenizer::Tokenizer;
+use anemoe_text::tokenizer::Tokenizer;
 use anyhow::Context;
 use std::path::PathBuf;
 

@@ -4,7 +4,7 @@ use super::checkpoint_text::{bos, tokenizer};
 use anemoe_convert::checkpoint::Checkpoint;
 use anemoe_gates::perplexity::windows;
 use anemoe_io::Error;
-use anemoe_runtime::tokenizer::Tokenizer;
+use anemoe_text::tokenizer::Tokenizer;
 use anyhow::bail;
 use std::path::{Path, PathBuf};
 

@@ -9,7 +9,7 @@ use crate::ui::{self, Ui};
 use anemoe_runtime::generate::{GenerateOptions, Generated, Stop, generate};
 use anemoe_runtime::model::{Logits, Model};
 use anemoe_runtime::speculate::{SpeculationReport, is_small, measure_drafts};
-use anemoe_runtime::tokenizer::{TextStream, Tokenizer};
+use anemoe_text::tokenizer::{TextStream, Tokenizer};
 use anyhow::Context;
 use serde::Serialize;
 use serde_json::{Value, json};

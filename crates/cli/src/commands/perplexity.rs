@@ -12,7 +12,7 @@ use anemoe_convert::path_kind::PathKind;
 use anemoe_gates::perplexity::{bundle_likelihood, checkpoint_likelihood};
 use anemoe_runtime::cpu::CpuBackend;
 use anemoe_runtime::model::Model;
-use anemoe_runtime::tokenizer::Tokenizer;
+use anemoe_text::tokenizer::Tokenizer;
 use serde::Serialize;
 use std::io;
 use std::path::PathBuf;

@@ -19,7 +19,7 @@ use anemoe_runtime::generate::GenerateOptions;
 use anemoe_runtime::model::{Logits, Model};
 use anemoe_runtime::sampler::Sampling;
 use anemoe_runtime::speculate::Speculation;
-use anemoe_runtime::tokenizer::Tokenizer;
+use anemoe_text::tokenizer::Tokenizer;
 use serde::Serialize;
 use std::io;
 use std::path::{Path, PathBuf};

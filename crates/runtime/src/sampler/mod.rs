@@ -1,8 +1,10 @@
 //! Chooses the next token from logits.
 
 mod logit_changes;
+mod sampling_defaults;
 mod sampling_settings;
 
+pub use sampling_defaults::SamplingDefaults;
 pub use sampling_settings::{REPEAT_LAST_N, Sampling, SamplingSettings, SettingError, TokenBias};
 
 use anemoe_io::Random;
@@ -273,7 +275,6 @@ fn keep_first(weights: &mut [f32], wanted: f64, ties: Ties, rank: impl Fn(usize,
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::chat::SamplingDefaults;
     use serde_json::Value;
 
     #[test]

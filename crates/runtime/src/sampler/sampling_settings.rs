@@ -136,7 +136,7 @@ impl Sampling {
 }
 
 /// Settings as a request or a command line gives them; `None` leaves the choice to the model, see
-/// [`SamplingDefaults`](crate::chat::SamplingDefaults). The names are those of requests; other keys are passed over.
+/// [`SamplingDefaults`](crate::sampler::SamplingDefaults). The names are those of requests; other keys are passed over.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq)]
 #[serde(default)]
 pub struct SamplingSettings {

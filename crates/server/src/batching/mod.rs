@@ -31,7 +31,7 @@ use crate::counters::ServerCounters;
 use anemoe_io::locked;
 use anemoe_runtime::model::Model;
 use anemoe_runtime::speculate::Speculation;
-use anemoe_runtime::tokenizer::Tokenizer;
+use anemoe_text::tokenizer::Tokenizer;
 use shared::Shared;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Sender, channel};

@@ -5,11 +5,11 @@ use super::jobs::{AnswerEvent, EndReason, Job, JobFailure, Usage};
 use super::shared::Shared;
 use crate::grammar::AnswerGrammar;
 use anemoe_runtime::Result;
-use anemoe_runtime::chat::StopStrings;
 use anemoe_runtime::model::Sequence;
 use anemoe_runtime::sampler::Sampler;
 use anemoe_runtime::speculate::Drafter;
-use anemoe_runtime::tokenizer::TextStream;
+use anemoe_text::chat::StopStrings;
+use anemoe_text::tokenizer::TextStream;
 use std::time::Instant;
 
 /// A job with its sequence.

@@ -3,7 +3,7 @@
 use crate::counters::ServerCounters;
 use anemoe_runtime::model::Model;
 use anemoe_runtime::speculate::Speculation;
-use anemoe_runtime::tokenizer::Tokenizer;
+use anemoe_text::tokenizer::Tokenizer;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::time::Duration;

@@ -10,7 +10,7 @@ use super::stream::{ChannelSink, PartSplitter};
 use crate::batching::{AnswerEvent, Job};
 use crate::grammar::AnswerGrammar;
 use crate::tool_calls::{CallForm, CallParser};
-use anemoe_runtime::chat::ThoughtSplitter;
+use anemoe_text::chat::ThoughtSplitter;
 use serde_json::Value;
 use std::sync::Arc;
 use std::time::Instant;

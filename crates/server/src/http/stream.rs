@@ -4,7 +4,7 @@ use super::answers::{AnswerCounts, AnswerWriter, ChoiceAnswer, PlacedToken};
 use super::api_error::ApiError;
 use crate::batching::{AnswerEvent, ChosenToken, EndReason, JobFailure, Sink};
 use crate::tool_calls::{AnswerPart, CallParser};
-use anemoe_runtime::chat::{AnswerPiece, ThoughtSplitter};
+use anemoe_text::chat::{AnswerPiece, ThoughtSplitter};
 use axum::http::StatusCode;
 use futures_core::Stream;
 use serde_json::Value;

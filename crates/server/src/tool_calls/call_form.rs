@@ -3,8 +3,8 @@
 use super::call_grammar::{CallGrammar, terminals};
 use super::call_reader::CallMarks;
 use super::call_syntax::{CallSyntax, first_tag, tags};
-use anemoe_runtime::chat::{ChatTemplate, message};
-use anemoe_runtime::tokenizer::Tokenizer;
+use anemoe_text::chat::{ChatTemplate, message};
+use anemoe_text::tokenizer::Tokenizer;
 use serde_json::{Map, Value, json};
 
 /// Markers that occur in no other text.

@@ -2,7 +2,7 @@
 
 use super::call_syntax::{CallSyntax, tags};
 use crate::grammar::{quoted, set_spacing};
-use anemoe_runtime::tokenizer::Tokenizer;
+use anemoe_text::tokenizer::Tokenizer;
 use serde_json::{Map, Value};
 use std::fmt::Write;
 

@@ -1,6 +1,6 @@
 use super::call_syntax::CallSyntax;
 use super::*;
-use anemoe_runtime::chat::ChatTemplate;
+use anemoe_text::chat::ChatTemplate;
 use serde_json::{Value, json};
 use std::path::Path;
 

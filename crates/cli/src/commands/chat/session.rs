@@ -5,7 +5,7 @@
 //! ```
 
 use anemoe_io::{Error, free_memory};
-use anemoe_runtime::chat::History;
+use anemoe_text::chat::History;
 use anemoe_runtime::model::{Model, Sequence};
 use std::io::{Read, Write};
 use std::path::Path;

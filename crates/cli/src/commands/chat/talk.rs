@@ -6,12 +6,10 @@ use crate::error_report::sentence;
 use crate::signals;
 use crate::ui::{Ui, message};
 use anemoe_io::locked;
-use anemoe_runtime::chat::{
-    AnswerPiece, ChatTemplate, History, Overflow, PromptText, StopStrings, ThoughtSplitter,
-};
+use anemoe_text::chat::{AnswerPiece, ChatTemplate, History, Overflow, PromptText, StopStrings, ThoughtSplitter};
 use anemoe_runtime::generate::{GenerateOptions, Stop, generate_behind};
 use anemoe_runtime::model::{Logits, Model, Sequence};
-use anemoe_runtime::tokenizer::{TextStream, Tokenizer};
+use anemoe_text::tokenizer::{TextStream, Tokenizer};
 use anyhow::Context;
 use serde_json::{Map, Value, json};
 use std::path::{Path, PathBuf};

@@ -3,7 +3,7 @@
 use crate::batching::ChosenToken;
 use crate::grammar::TokenBytes;
 use crate::http::api::Api;
-use anemoe_runtime::tokenizer::Tokenizer;
+use anemoe_text::tokenizer::Tokenizer;
 use serde_json::{Map, Value};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

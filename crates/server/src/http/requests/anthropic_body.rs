@@ -2,7 +2,7 @@
 
 use super::chat_body::{Body, OneOrMoreTexts};
 use crate::http::api_error::ApiError;
-use anemoe_runtime::chat::ChatTemplate;
+use anemoe_text::chat::ChatTemplate;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 

@@ -2,8 +2,9 @@
 
 use crate::http::api::Api;
 use crate::http::api_error::ApiError;
-use anemoe_runtime::chat::{ChatTemplate, SamplingDefaults};
+use anemoe_runtime::sampler::SamplingDefaults;
 use anemoe_runtime::sampler::{Sampling, SamplingSettings};
+use anemoe_text::chat::ChatTemplate;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use std::hash::{BuildHasher, Hasher};

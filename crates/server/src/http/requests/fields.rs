@@ -271,7 +271,7 @@ pub fn refuse(api: Api, body: &Value) -> Result<(), ApiError> {
 mod tests {
     use super::*;
     use crate::http::requests::parse;
-    use anemoe_runtime::chat::SamplingDefaults;
+    use anemoe_runtime::sampler::SamplingDefaults;
     use serde_json::json;
 
     fn least(api: Api) -> Value {

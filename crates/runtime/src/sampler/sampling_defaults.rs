@@ -1,6 +1,6 @@
 //! Sampling that the makers of a model recommend.
 
-use crate::sampler::{REPEAT_LAST_N, Sampling, SamplingSettings, TokenBias};
+use super::{REPEAT_LAST_N, Sampling, SamplingSettings, TokenBias};
 use crate::{Error, Result};
 use serde_json::Value;
 use std::path::Path;

@@ -1,7 +1,7 @@
 //! Compares chat templates in the form of five families with the results of Hugging Face transformers
 //! (`xtask/oracle/chat_templates.py`). `CHAT_TEMPLATES=DIR` tests another folder of templates with its goldens.
 
-use anemoe_runtime::chat::ChatTemplate;
+use anemoe_text::chat::ChatTemplate;
 use serde_json::{Map, Value, json};
 use std::path::{Path, PathBuf};
 

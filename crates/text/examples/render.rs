@@ -1,7 +1,7 @@
 //! Renders templates for `xtask/oracle/jinja.py`: each line of standard input is `{"template": text, "variables": map}`, and each
 //! line of output `{"text": text}` or `{"error": text}`.
 
-use anemoe_runtime::chat::ChatTemplate;
+use anemoe_text::chat::ChatTemplate;
 use serde_json::{Map, Value, json};
 use std::error::Error;
 use std::io::BufRead;
