@@ -1,7 +1,7 @@
 //! Interface between the model runner and what executes packages.
 //!
 //! ```text
-//! Backend --open--> BackendPackage --prepare--> BackendFunction --run(inputs, SequenceStates)--> outputs
+//! Backend --open--> BackendPackage --prepare--> BackendFunction --run(FunctionCall, with SequenceStates)--> outputs
 //! ```
 //! Packages and functions do not change while they run: threads and sequences share them. [`SequenceStates`] hold the values
 //! that a sequence carries from call to call.
@@ -65,9 +65,9 @@ pub trait BackendPackage: Send + Sync {
     /// There is no such function, or it uses something that this backend lacks.
     fn prepare(&self, function: &str) -> Result<Arc<dyn BackendFunction>>;
 
-    /// Prepares a function for calls of `tokens` tokens. The function is declared for `declared` tokens, or for `declared` and
-    /// more; `axes` gives the token axis of each input that has one. Returns `None` where the backend runs functions only as
-    /// they are declared; callers fill such calls up.
+    /// Prepares a function for other calls than those that it is declared for. The function is declared for `declared` tokens, or
+    /// for `declared` and more; `axes` gives the token axis of each input that has one. Returns `None` where the backend runs
+    /// functions only as they are declared, for one sequence; callers fill such calls up.
     ///
     /// # Errors
     /// Fails like [`BackendPackage::prepare`].
@@ -76,24 +76,9 @@ pub trait BackendPackage: Send + Sync {
         function: &str,
         axes: &BTreeMap<String, usize>,
         declared: usize,
-        tokens: usize,
+        tokens: CallTokens,
     ) -> Result<Option<Arc<dyn BackendFunction>>> {
         let _ = (function, axes, declared, tokens);
-        Ok(None)
-    }
-
-    /// Prepares a function with states for calls that hold any number of tokens of several sequences. `declared` and `axes` are
-    /// as in [`BackendPackage::prepare_for`]. Returns `None` where the backend runs sequences one by one.
-    ///
-    /// # Errors
-    /// Fails like [`BackendPackage::prepare`].
-    fn prepare_batch(
-        &self,
-        function: &str,
-        axes: &BTreeMap<String, usize>,
-        declared: usize,
-    ) -> Result<Option<Arc<dyn BatchFunction>>> {
-        let _ = (function, axes, declared);
         Ok(None)
     }
 
@@ -119,9 +104,18 @@ pub trait BackendPackage: Send + Sync {
     fn release(&self) {}
 }
 
+/// Tokens of the calls that a function is prepared for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum CallTokens {
+    /// This many tokens of one sequence.
+    Exactly(usize),
+    /// Any number of tokens of several sequences.
+    OfSequences,
+}
+
 /// A prepared function.
 pub trait BackendFunction: Any + Send + Sync {
-    /// Returns the names of the inputs, in the order of [`BackendFunction::run`].
+    /// Returns the names of the inputs, in the order of [`FunctionCall::inputs`].
     fn inputs(&self) -> &[String];
 
     /// Returns the names of the outputs, in the order of [`BackendFunction::run`].
@@ -130,16 +124,17 @@ pub trait BackendFunction: Any + Send + Sync {
     /// Tells whether the function reads or writes states.
     fn has_states(&self) -> bool;
 
+    /// Returns the rows that callers keep for the function, besides those of the chain. Inputs and outputs name them.
+    fn kept_rows(&self) -> &[KeptRows] {
+        &[]
+    }
+
     /// Runs the function and writes its results to the first of `outputs`, whose memory is used again where it is large enough.
     ///
     /// # Errors
-    /// An input has the wrong shape or type, `states` are another backend's, or the function fails.
-    fn run(
-        &self,
-        inputs: &[&Tensor],
-        states: &mut dyn SequenceStates,
-        outputs: &mut Vec<Tensor>,
-    ) -> Result<()>;
+    /// An input has the wrong shape or type, states are another backend's, the function is not prepared for several sequences,
+    /// or it fails.
+    fn run(&self, call: FunctionCall<'_, '_>, outputs: &mut Vec<Tensor>) -> Result<()>;
 
     /// Adds the only result of each term to `sum`, `[1, C, 1, T]`, in the order of the terms. Results have the shape of `sum` or
     /// `[1, 1, T, C]`. Functions of terms have no states; the first term's function is this one. Returns the time of each term.
@@ -151,34 +146,63 @@ pub trait BackendFunction: Any + Send + Sync {
     }
 }
 
-/// A function with states that runs for several sequences at once.
-pub trait BatchFunction: Send + Sync {
-    /// Returns the names of the inputs, in the order of [`BatchFunction::run`].
-    fn inputs(&self) -> &[String];
-
-    /// Returns the names of the outputs, in the order of [`BatchFunction::run`].
-    fn outputs(&self) -> &[String];
-
-    /// Runs the function for the tokens of all sequences. `parts[i]` is the range of tokens of the sequence with `states[i]`;
-    /// ranges follow each other without gaps. Writes the results of all tokens to the first of `outputs`.
-    ///
-    /// # Errors
-    /// Fails like [`BackendFunction::run`].
-    fn run(
-        &self,
-        inputs: &[BatchInput<'_>],
-        parts: &[Range<usize>],
-        states: &mut [&mut dyn SequenceStates],
-        outputs: &mut Vec<Tensor>,
-    ) -> Result<()>;
+/// Rows of the newest tokens that a function takes as an input, `[1, heads, count, channels]` with zeros before the first token,
+/// and that its caller keeps. An output holds the rows of the call's own tokens, `[1, heads, T, channels]`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KeptRows {
+    /// Name of the input that takes the rows.
+    pub input: String,
+    /// Name of the output with the rows of the call's own tokens.
+    pub rows: String,
+    /// Number of rows of each head.
+    pub count: usize,
+    /// Number of heads.
+    pub heads: usize,
+    /// Number of channels of a row.
+    pub channels: usize,
 }
 
-/// An input of a [`BatchFunction`].
-pub enum BatchInput<'a> {
+/// One call of a function, for the tokens of any number of sequences.
+pub struct FunctionCall<'a, 's> {
+    /// Inputs, in the order of the function.
+    pub inputs: &'a [FunctionInput<'a>],
+    /// Tokens of the sequence with `states[i]`; ranges follow each other without gaps.
+    pub parts: &'a [Range<usize>],
+    /// States of each sequence; none for a function that has no states.
+    pub states: &'a mut [&'s mut (dyn SequenceStates + 'static)],
+}
+
+/// An input of a call.
+#[derive(Clone, Copy)]
+pub enum FunctionInput<'a> {
     /// Values of the tokens of all sequences.
     Shared(&'a Tensor),
     /// One tensor for each sequence.
     Own(&'a [&'a Tensor]),
+}
+
+/// Inputs of a call of one sequence.
+pub type Operands<'a> = SmallVec<[&'a Tensor; INLINE_TERMS]>;
+
+impl<'a, 's> FunctionCall<'a, 's> {
+    /// Returns inputs and states of a call for one sequence, or without states.
+    ///
+    /// # Errors
+    /// The call has several sequences.
+    pub fn of_one(self) -> Result<(Operands<'a>, Option<&'a mut (dyn SequenceStates + 'static)>)> {
+        let several = || Error::input("a call for several sequences, where a function runs for one");
+        let one = |input: &FunctionInput<'a>| match input {
+            FunctionInput::Shared(tensor) => Some(*tensor),
+            FunctionInput::Own([tensor]) => Some(*tensor),
+            FunctionInput::Own(_) => None,
+        };
+        let operands = self.inputs.iter().map(one).collect::<Option<_>>().ok_or_else(several)?;
+        match self.states {
+            [] => Ok((operands, None)),
+            [states] => Ok((operands, Some(&mut **states))),
+            _ => Err(several()),
+        }
+    }
 }
 
 /// A function and its inputs, as one term of a sum.
@@ -195,7 +219,9 @@ pub(crate) fn run_each(terms: &[Term<'_>], sum: &mut Tensor) -> Result<Times> {
     let mut times = Times::new();
     for term in terms {
         let started = Instant::now();
-        term.function.run(term.inputs, &mut NoStates, &mut outputs)?;
+        let inputs: SmallVec<[_; INLINE_TERMS]> =
+            term.inputs.iter().map(|tensor| FunctionInput::Shared(tensor)).collect();
+        term.function.run(FunctionCall { inputs: &inputs, parts: &[], states: &mut [] }, &mut outputs)?;
         let sizes = match sum.shape.as_slice() {
             &[1, channels, 1, tokens] => (channels, tokens),
             _ => (0, 0),

@@ -4,7 +4,6 @@ use crate::arrays::FakeArray;
 use crate::faults::{Fault, error, faults, faults_of, hang, log, raise};
 use crate::features::{FakeConfiguration, FakeFeature, FakeOptions, FakeResult, FakeValue, fits, kind_of};
 use anemoe_mlpackage::mil::{Feature, FunctionDescription};
-use anemoe_runtime::backend::BackendFunction;
 use anemoe_runtime::cpu::{CompiledFunction, CpuPackage, CpuStates, Options};
 use anemoe_runtime::tensor::{Data, Tensor};
 use block2::{DynBlock, RcBlock};
@@ -338,7 +337,7 @@ impl FakeModel {
             ivars.described.inputs.iter().map(|f| input(features, f)).collect::<Result<_, _>>()?;
         let inputs: Vec<&Tensor> = inputs.iter().collect();
         let mut outputs = Vec::new();
-        BackendFunction::run(&ivars.function, &inputs, states, &mut outputs)
+        CompiledFunction::run(&ivars.function, &inputs, states, &mut outputs)
             .map_err(|e| (0, e.to_string()))?;
         for fault in &faults {
             match *fault {

@@ -9,7 +9,7 @@ use crate::{Error, Result};
 use anemoe_mlpackage::mil::FunctionDescription;
 use anemoe_mlpackage::package::{Package, WeightFiles};
 use anemoe_runtime::backend::{
-    Backend, BackendFunction, BackendPackage, KeptCache, NoStates, SequenceStates,
+    Backend, BackendFunction, BackendPackage, FunctionCall, KeptCache, NoStates, SequenceStates,
 };
 use anemoe_runtime::tensor::Tensor;
 use std::any::Any;
@@ -225,22 +225,20 @@ impl BackendFunction for CoreMlFunction {
         self.has_states
     }
 
-    fn run(
-        &self,
-        inputs: &[&Tensor],
-        states: &mut dyn SequenceStates,
-        outputs: &mut Vec<Tensor>,
-    ) -> Result<()> {
+    fn run(&self, call: FunctionCall<'_, '_>, outputs: &mut Vec<Tensor>) -> Result<()> {
         let key = self.loadable.key;
+        let (inputs, states) = call.of_one()?;
         let states = match self.has_states {
             false => None,
             true => {
-                let states: &mut dyn Any = states;
-                let states = states.downcast_mut::<CoreMlStates>();
+                let states = states.and_then(|states| {
+                    let states: &mut dyn Any = states;
+                    states.downcast_mut::<CoreMlStates>()
+                });
                 let states = states.ok_or_else(|| Error::input("states of another backend"))?;
-                Some(states.ready(self.tokens(inputs))?)
+                Some(states.ready(self.tokens(&inputs))?)
             }
         };
-        self.engine.use_loaded(&self.loadable, |o| o.predict(key, states, inputs, outputs))
+        self.engine.use_loaded(&self.loadable, |o| o.predict(key, states, &inputs, outputs))
     }
 }

@@ -11,7 +11,9 @@ use anemoe_convert::form::{
 };
 use anemoe_convert::models;
 use anemoe_convert::plan::PlanOptions;
-use anemoe_runtime::backend::{Backend, BackendFunction, BackendPackage, KeptCache, SequenceStates};
+use anemoe_runtime::backend::{
+    Backend, BackendFunction, BackendPackage, FunctionCall, KeptCache, KeptRows, SequenceStates,
+};
 use anemoe_runtime::cpu::{CpuBackend, Options, Precision};
 use anemoe_runtime::model::{Logits, Model, Request, Sequence};
 use anemoe_runtime::tensor::Tensor;
@@ -443,15 +445,14 @@ impl BackendFunction for RecordedFunction {
         self.0.has_states()
     }
 
-    fn run(
-        &self,
-        inputs: &[&Tensor],
-        states: &mut dyn SequenceStates,
-        outputs: &mut Vec<Tensor>,
-    ) -> anemoe_runtime::Result<()> {
+    fn kept_rows(&self) -> &[KeptRows] {
+        self.0.kept_rows()
+    }
+
+    fn run(&self, call: FunctionCall<'_, '_>, outputs: &mut Vec<Tensor>) -> anemoe_runtime::Result<()> {
         if self.0.has_states() {
             self.2.lock().unwrap().push(self.1.clone());
         }
-        self.0.run(inputs, states, outputs)
+        self.0.run(call, outputs)
     }
 }

@@ -3,14 +3,16 @@
 use super::function::CompiledFunction;
 use super::recent::Recent;
 use super::resizable::ResizableFunction;
-use super::tokens::{Stages, WRITTEN_FOR};
+use super::tokens::{KnownCarried, Stages, WRITTEN_FOR};
 use super::{CpuStates, Options};
-use crate::backend::{self, BatchInput, Counts, INLINE_TERMS};
+use crate::backend::{
+    BackendFunction, Counts, FunctionCall, FunctionInput, INLINE_TERMS, KeptRows, SequenceStates,
+};
 use crate::tensor::Tensor;
 use crate::{Error, Result};
 use anemoe_io::locked;
 use anemoe_kernels::Pool;
-use anemoe_mlpackage::mil::FunctionDescription;
+use anemoe_mlpackage::mil::{Feature, FunctionDescription};
 use anemoe_mlpackage::package::Package;
 use smallvec::SmallVec;
 use std::collections::BTreeMap;
@@ -44,6 +46,7 @@ pub(super) struct StagedFunction {
     input_names: Vec<String>,
     output_names: Vec<String>,
     axes: BTreeMap<String, usize>,
+    carried: Option<Arc<KnownCarried>>,
     stages: [Option<CompiledStage>; 3],
     outputs: Vec<ValueOrigin>,
     spare: Mutex<Vec<StageValues>>,
@@ -105,6 +108,7 @@ impl StagedFunction {
         package: Arc<Package>,
         options: Options,
         described: FunctionDescription,
+        carried: Option<Arc<KnownCarried>>,
         stages: Stages,
     ) -> Option<StagedFunction> {
         let Stages { before, each, after, axes } = stages;
@@ -118,16 +122,22 @@ impl StagedFunction {
                 compiled.push(None);
                 continue;
             };
-            let from = |f: &anemoe_mlpackage::mil::Feature| made.get(&f.name).copied();
+            let from = |f: &Feature| made.get(&f.name).copied();
             let inputs = stage.described.inputs.iter().map(from).collect::<Option<Vec<_>>>()?;
-            let axis = |f: &anemoe_mlpackage::mil::Feature| axes.get(&f.name).copied();
+            let axis = |f: &Feature| axes.get(&f.name).copied();
             let input_axes: Vec<Option<usize>> = stage.described.inputs.iter().map(axis).collect();
             let output_axes = stage.described.outputs.iter().map(axis).collect::<Option<Vec<_>>>()?;
             for (i, output) in stage.described.outputs.iter().enumerate() {
                 made.insert(output.name.clone(), ValueOrigin::Stage(number, i));
             }
             let functions = Mutex::new(Recent::new(KEPT_COUNTS));
-            let stage = ResizableFunction::new(package.clone(), options, stage.function, stage.described);
+            let stage = ResizableFunction::new(
+                package.clone(),
+                options,
+                stage.function,
+                stage.described,
+                carried.clone(),
+            );
             compiled.push(Some(CompiledStage { stage, functions, inputs, input_axes, output_axes }));
         }
         let outputs =
@@ -135,14 +145,14 @@ impl StagedFunction {
         if outputs.iter().any(|from: &ValueOrigin| matches!(from, ValueOrigin::Input(_))) {
             return None;
         }
-        let names =
-            |features: &[anemoe_mlpackage::mil::Feature]| features.iter().map(|f| f.name.clone()).collect();
+        let names = |features: &[Feature]| features.iter().map(|f| f.name.clone()).collect();
         Some(StagedFunction {
             package,
             input_names: names(&described.inputs),
             output_names: names(&described.outputs),
             described,
             axes,
+            carried,
             stages: compiled.try_into().ok()?,
             outputs,
             spare: Mutex::default(),
@@ -188,7 +198,7 @@ impl StagedFunction {
         &self,
         number: usize,
         all: usize,
-        inputs: &[BatchInput<'_>],
+        inputs: &[FunctionInput<'_>],
         parts: &[Range<usize>],
         values: &mut StageValues,
     ) -> Result<()> {
@@ -199,7 +209,7 @@ impl StagedFunction {
         for ((from, axis), copy) in compiled.inputs.iter().zip(&compiled.input_axes).zip(copies.iter_mut()) {
             // Concatenate the inputs that each sequence has for itself.
             if let ValueOrigin::Input(i) = from
-                && let BatchInput::Own(own) = &inputs[*i]
+                && let FunctionInput::Own(own) = &inputs[*i]
             {
                 let axis = axis.ok_or_else(|| self.wrong("a value of one sequence for all of them"))?;
                 for (part, own) in parts.iter().zip(*own) {
@@ -217,8 +227,8 @@ impl StagedFunction {
             .map(|(from, copy)| match from {
                 ValueOrigin::Stage(stage, i) => &stages[*stage][*i],
                 ValueOrigin::Input(i) => match &inputs[*i] {
-                    BatchInput::Shared(t) => *t,
-                    BatchInput::Own(_) => copy,
+                    FunctionInput::Shared(t) => *t,
+                    FunctionInput::Own(_) => copy,
                 },
             })
             .collect();
@@ -232,8 +242,8 @@ impl StagedFunction {
         &self,
         compiled: &CompiledStage,
         (part, number): (&Range<usize>, usize),
-        inputs: &[BatchInput<'_>],
-        states: &mut dyn backend::SequenceStates,
+        inputs: &[FunctionInput<'_>],
+        states: &mut (dyn SequenceStates + 'static),
         stages: &[Vec<Tensor>; 3],
         values: &mut PartValues,
     ) -> Result<()> {
@@ -243,8 +253,8 @@ impl StagedFunction {
         let shared = |from: &ValueOrigin| match from {
             ValueOrigin::Stage(stage, i) => Some(&stages[*stage][*i]),
             ValueOrigin::Input(i) => match &inputs[*i] {
-                BatchInput::Shared(t) => Some(*t),
-                BatchInput::Own(_) => None,
+                FunctionInput::Shared(t) => Some(*t),
+                FunctionInput::Own(_) => None,
             },
         };
         for ((from, axis), copy) in compiled.inputs.iter().zip(&compiled.input_axes).zip(copies.iter_mut()) {
@@ -260,29 +270,32 @@ impl StagedFunction {
             .zip(copies.iter())
             .map(|(from, copy)| match from {
                 ValueOrigin::Input(i) => match &inputs[*i] {
-                    BatchInput::Own(own) => own[number],
-                    BatchInput::Shared(_) => copy,
+                    FunctionInput::Own(own) => own[number],
+                    FunctionInput::Shared(_) => copy,
                 },
                 ValueOrigin::Stage(..) => copy,
             })
             .collect();
-        backend::BackendFunction::run(function.as_ref(), &operands, states, outputs)
+        let operands: SmallVec<[FunctionInput<'_>; 8]> =
+            operands.into_iter().map(FunctionInput::Shared).collect();
+        let call = FunctionCall { inputs: &operands, parts: &[], states: &mut [states] };
+        BackendFunction::run(function.as_ref(), call, outputs)
     }
 
     /// Runs the stage with states for each sequence. If no sequence has more than a thread's share of the tokens, each runs on
     /// a thread of its own; else they run one after the other, each on all threads.
     fn run_parts(
         &self,
-        inputs: &[BatchInput<'_>],
+        inputs: &[FunctionInput<'_>],
         parts: &[Range<usize>],
-        states: &mut [&mut dyn backend::SequenceStates],
+        states: &mut [&mut (dyn SequenceStates + 'static)],
         values: &mut StageValues,
     ) -> Result<()> {
         let Some(each) = &self.stages[1] else { return Err(self.wrong("no stage for its states")) };
         let all = parts.last().map_or(0, |p| p.end);
         let StageValues { stages, parts: memory, .. } = values;
         memory.resize_with(memory.len().max(parts.len()), Default::default);
-        let of_states: SmallVec<[Mutex<&mut dyn backend::SequenceStates>; INLINE_TERMS]> =
+        let of_states: SmallVec<[Mutex<&mut (dyn SequenceStates + 'static)>; INLINE_TERMS]> =
             states.iter_mut().map(|s| Mutex::new(&mut **s)).collect();
         let failed: Mutex<Option<Error>> = Mutex::default();
         let run = |i: usize| {
@@ -315,7 +328,7 @@ impl StagedFunction {
     }
 }
 
-impl backend::BatchFunction for StagedFunction {
+impl BackendFunction for StagedFunction {
     fn inputs(&self) -> &[String] {
         &self.input_names
     }
@@ -324,13 +337,16 @@ impl backend::BatchFunction for StagedFunction {
         &self.output_names
     }
 
-    fn run(
-        &self,
-        inputs: &[BatchInput<'_>],
-        parts: &[Range<usize>],
-        states: &mut [&mut dyn backend::SequenceStates],
-        outputs: &mut Vec<Tensor>,
-    ) -> Result<()> {
+    fn has_states(&self) -> bool {
+        true
+    }
+
+    fn kept_rows(&self) -> &[KeptRows] {
+        self.carried.as_ref().map_or(&[], |carried| &carried.kept)
+    }
+
+    fn run(&self, call: FunctionCall<'_, '_>, outputs: &mut Vec<Tensor>) -> Result<()> {
+        let FunctionCall { inputs, parts, states } = call;
         let all = parts.last().map_or(0, |p| p.end);
         let spare = locked(&self.spare).pop();
         let mut values = spare.unwrap_or_default();

@@ -1,15 +1,12 @@
 //! Compiles functions to a plan where possible, else to steps.
 
 mod constants;
-mod cutting_back;
 mod function_compiler;
 mod known_values;
 mod projection;
 mod sections;
 mod uses;
 mod zero_skip;
-
-pub(super) use cutting_back::{MOST_CUT_BACK, compile_with_cut_back};
 
 use super::fixed_function::FixedFunction;
 use super::function::CompiledFunction;
@@ -33,7 +30,7 @@ pub(super) fn compile(
 }
 
 /// Compiles a function like [`compile`], and returns also the function that its plan was made from.
-fn compile_kept(
+pub(super) fn compile_kept(
     context: CompileContext<'_>,
     function: &str,
     body: &Function,

@@ -1,7 +1,6 @@
 //! A compiled function and the checks of its inputs.
 
 use super::Options;
-use super::cut_back::CutBack;
 use super::fused::FusedPlan;
 use super::interpreter::Interpreter;
 use super::ir::Section;
@@ -9,6 +8,7 @@ use super::located::Located;
 use super::shapes::{ShapePlans, ValueShapes};
 use super::state_value::StateValue;
 use super::states::CpuStates;
+use super::tokens::KnownCarried;
 use crate::backend::{Counts, OpTime};
 use crate::memory_limit::Allowance;
 use crate::tensor::{Data, Tensor};
@@ -16,6 +16,7 @@ use crate::{Error, Result};
 use anemoe_mlpackage::mil::{DataType, Feature, FeatureShape, FunctionDescription, TensorType};
 use smallvec::SmallVec;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -44,7 +45,10 @@ pub struct CompiledFunction {
     code: Executable,
     /// Plans for shapes that are known only with the inputs.
     shape_plans: Option<ShapePlans<CompiledFunction>>,
-    cut_back: CutBack,
+    /// What the function carries; none where that is not known.
+    carried: Option<Arc<KnownCarried>>,
+    /// True if its states hold nothing but rows in slots of caches, which may stay and be masked when a call is undone.
+    may_stay: bool,
     bytes_read: AtomicU64,
     multiply_adds: AtomicU64,
     experts: AtomicU64,
@@ -108,7 +112,8 @@ impl CompiledFunction {
             allowance,
             code,
             shape_plans: None,
-            cut_back: CutBack::Unknown,
+            carried: None,
+            may_stay: false,
             bytes_read: AtomicU64::new(0),
             multiply_adds: AtomicU64::new(0),
             experts: AtomicU64::new(0),
@@ -136,33 +141,24 @@ impl CompiledFunction {
         Some(shapes)
     }
 
-    /// Sets what the function carries; outputs beyond the description get no names, because callers do not know them.
-    pub(super) fn set_cut_back(&mut self, cut_back: CutBack) {
-        self.output_names.truncate(self.described.outputs.len() - cut_back.outputs());
-        self.cut_back = cut_back;
+    /// Sets what the function carries.
+    pub(super) fn set_carried(&mut self, carried: Option<&Arc<KnownCarried>>) {
+        self.carried = carried.cloned();
+        let (Some(carried), Executable::FusedPlan(plan)) = (carried, &self.code) else { return };
+        self.may_stay = self.states.iter().zip(plan.caches()).all(|((state, ty), cache)| {
+            let all = ty.dims.get(2).and_then(|d| d.fixed()).and_then(|rows| usize::try_from(rows).ok());
+            cache.is_some() && *cache == carried.slots.get(state).copied().or(all)
+        });
     }
 
-    /// Returns what the function carries from call to call.
-    pub(super) fn cut_back(&self) -> &CutBack {
-        &self.cut_back
+    /// Tells whether rows in its states may stay when a call is undone.
+    pub(super) fn may_stay(&self) -> bool {
+        self.may_stay
     }
 
-    /// Tells whether the function's writes to its states fit this way of cutting back.
-    pub(super) fn allows(&self, cut_back: &CutBack) -> bool {
-        let slots_of = |state: &str| {
-            let Executable::FusedPlan(plan) = &self.code else { return None };
-            let i = self.states.iter().position(|(name, _)| name == state)?;
-            plan.caches().get(i).copied().flatten()
-        };
-        match cut_back {
-            CutBack::Unknown => true,
-            // The state's first rows are slots of a cache, up to the first carried row.
-            CutBack::Rows(rows) => rows.iter().all(|row| slots_of(&row.state) == Some(row.first)),
-            CutBack::Masks => self.states.iter().all(|(state, ty)| {
-                let rows = ty.dims.get(2).and_then(|d| d.fixed());
-                slots_of(state).is_some_and(|slots| rows == Some(slots as u64))
-            }),
-        }
+    /// Returns what the function carries; none where that is not known.
+    pub(super) fn carried(&self) -> Option<&KnownCarried> {
+        self.carried.as_deref()
     }
 
     /// Returns the names of the inputs, in order.

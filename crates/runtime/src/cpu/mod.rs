@@ -11,7 +11,6 @@ mod cache_states;
 mod classifier;
 mod compile;
 mod convolution;
-mod cut_back;
 mod fixed_function;
 mod function;
 mod fused;

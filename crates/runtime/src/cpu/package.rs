@@ -3,14 +3,16 @@
 use super::batch::{KEPT_COUNTS, StagedFunction};
 use super::cache_states::make_state_of;
 use super::classifier::Classifier;
-use super::compile::compile_with_cut_back;
 use super::function::{CompiledFunction, add_experts};
 use super::recent::Recent;
 use super::resizable::ResizableFunction;
 use super::shared_constants::CompileContext;
-use super::tokens::stages;
+use super::tokens::{KnownCarried, keep_rows, stages};
 use super::{CpuStates, INLINE_TERMS, Options, Precision, compile};
-use crate::backend::{self, Backend, BatchFunction, Counts, KeptCache, OpTime, Term, Times};
+use crate::backend::{
+    self, Backend, BackendFunction, CallTokens, Counts, FunctionCall, KeptCache, KeptRows, OpTime, Term,
+    Times,
+};
 use crate::tensor::Tensor;
 use crate::{Error, Result};
 use anemoe_io::locked;
@@ -154,8 +156,14 @@ struct LoadedPackage {
     resizable: Mutex<Option<(String, Arc<ResizableFunction>)>>,
 }
 
-/// Package, program and description of a function.
-type ReadFunction = (Arc<Package>, Function, FunctionDescription);
+/// A function as read from its package.
+struct ReadFunction {
+    package: Arc<Package>,
+    body: Function,
+    described: FunctionDescription,
+    /// What it carries; none where that is not known.
+    carried: Option<Arc<KnownCarried>>,
+}
 
 impl LoadedPackage {
     /// Returns every function that is compiled and kept.
@@ -166,7 +174,7 @@ impl LoadedPackage {
         all
     }
 
-    /// Reads the program and the description of a function and makes states of its caches. Programs take more memory than
+    /// Reads a function, makes states of its caches, and has its callers keep the rows that it carries. Programs take more memory than
     /// compiled functions, so only one of each package is kept, see [`LoadedPackage::resizable`].
     fn read(&self, function: &str) -> Result<ReadFunction> {
         let weights = locked(&self.weights).clone();
@@ -184,7 +192,8 @@ impl LoadedPackage {
                 Error::invalid(&self.path, what)
             })?;
         }
-        Ok((package.package, body, described))
+        let carried = keep_rows(&mut body, &mut described).map(Arc::new);
+        Ok(ReadFunction { package: package.package, body, described, carried })
     }
 
     /// Returns a function as read, from which functions for token counts are compiled. Reading takes as long as compiling, so the
@@ -195,37 +204,25 @@ impl LoadedPackage {
         {
             return Ok(Arc::clone(read));
         }
-        let (package, body, described) = self.read(function)?;
-        let read = Arc::new(ResizableFunction::new(package, self.options, body, described));
+        let ReadFunction { package, body, described, carried } = self.read(function)?;
+        let read = Arc::new(ResizableFunction::new(package, self.options, body, described, carried));
         *locked(&self.resizable) = Some((function.to_string(), Arc::clone(&read)));
         Ok(read)
     }
-}
 
-impl backend::BackendPackage for LoadedPackage {
-    fn prepare(&self, function: &str) -> Result<Arc<dyn backend::BackendFunction>> {
-        if let Some(found) = locked(&self.functions).get(function) {
-            return Ok(found.clone());
-        }
-        let (package, mut body, described) = self.read(function)?;
-        let context = CompileContext { package: &package, options: self.options, constants: None };
-        let (compiled, _) = compile_with_cut_back(context, &mut body, &described)?;
-        Ok(locked(&self.functions).entry(function.to_string()).or_insert(Arc::new(compiled)).clone())
-    }
-
-    fn prepare_for(
+    /// Returns a function for `tokens` tokens of one sequence; none where it only runs as it is declared.
+    fn resized(
         &self,
         function: &str,
         axes: &BTreeMap<String, usize>,
         declared: usize,
         tokens: usize,
-    ) -> Result<Option<Arc<dyn backend::BackendFunction>>> {
+    ) -> Result<Option<Arc<dyn BackendFunction>>> {
         let key = (function.to_string(), tokens);
         if let Some(found) = locked(&self.resized).get(&key) {
             return Ok(Some(found.clone()));
         }
         let resizable = self.resizable(function)?;
-        // A function that cannot be compiled for this token count runs as it is declared.
         let Ok(compiled) = resizable.for_tokens(axes, declared, tokens) else { return Ok(None) };
         let mut resized = locked(&self.resized);
         if let Some(found) = resized.get(&key) {
@@ -238,23 +235,51 @@ impl backend::BackendPackage for LoadedPackage {
         Ok(Some(compiled))
     }
 
-    fn prepare_batch(
+    /// Returns a function for tokens of several sequences; none where it cannot be split into stages.
+    fn staged(
         &self,
         function: &str,
         axes: &BTreeMap<String, usize>,
         declared: usize,
-    ) -> Result<Option<Arc<dyn BatchFunction>>> {
+    ) -> Result<Option<Arc<dyn BackendFunction>>> {
         let found = locked(&self.staged).get(function).cloned();
         let staged = match found {
             Some(found) => found,
             None => {
-                let (package, body, described) = self.read(function)?;
-                let made = stages(&body, &described, axes, declared)
-                    .and_then(|stages| StagedFunction::new(package, self.options, described, stages));
+                let ReadFunction { package, body, described, carried } = self.read(function)?;
+                let made = stages(&body, &described, axes, declared).and_then(|stages| {
+                    StagedFunction::new(package, self.options, described, carried, stages)
+                });
                 locked(&self.staged).entry(function.to_string()).or_insert(made.map(Arc::new)).clone()
             }
         };
-        Ok(staged.map(|staged| staged as Arc<dyn BatchFunction>))
+        Ok(staged.map(|staged| staged as Arc<dyn BackendFunction>))
+    }
+}
+
+impl backend::BackendPackage for LoadedPackage {
+    fn prepare(&self, function: &str) -> Result<Arc<dyn BackendFunction>> {
+        if let Some(found) = locked(&self.functions).get(function) {
+            return Ok(found.clone());
+        }
+        let ReadFunction { package, body, described, carried } = self.read(function)?;
+        let context = CompileContext { package: &package, options: self.options, constants: None };
+        let mut compiled = compile::compile(context, &described.name, &body, &described)?;
+        compiled.set_carried(carried.as_ref());
+        Ok(locked(&self.functions).entry(function.to_string()).or_insert(Arc::new(compiled)).clone())
+    }
+
+    fn prepare_for(
+        &self,
+        function: &str,
+        axes: &BTreeMap<String, usize>,
+        declared: usize,
+        tokens: CallTokens,
+    ) -> Result<Option<Arc<dyn BackendFunction>>> {
+        match tokens {
+            CallTokens::Exactly(tokens) => self.resized(function, axes, declared, tokens),
+            CallTokens::OfSequences => self.staged(function, axes, declared),
+        }
     }
 
     fn new_states(&self) -> Box<dyn backend::SequenceStates> {
@@ -284,7 +309,7 @@ impl backend::BackendPackage for LoadedPackage {
     }
 }
 
-impl backend::BackendFunction for CompiledFunction {
+impl BackendFunction for CompiledFunction {
     fn inputs(&self) -> &[String] {
         self.input_names()
     }
@@ -297,29 +322,25 @@ impl backend::BackendFunction for CompiledFunction {
         !self.states().is_empty()
     }
 
-    fn run(
-        &self,
-        inputs: &[&Tensor],
-        states: &mut dyn backend::SequenceStates,
-        outputs: &mut Vec<Tensor>,
-    ) -> Result<()> {
-        let mut none = CpuStates::default();
-        let states: &mut dyn Any = states;
-        let states = match states.downcast_mut::<CpuStates>() {
-            Some(states) => states,
-            None if !self.has_states() => &mut none,
-            None => return Err(Error::input("states of another backend")),
-        };
-        states.add_states_of(self).map_err(|what| Error::invalid(self.path(), what))?;
+    fn kept_rows(&self) -> &[KeptRows] {
+        self.carried().map_or(&[], |carried| &carried.kept)
+    }
+
+    fn run(&self, call: FunctionCall<'_, '_>, outputs: &mut Vec<Tensor>) -> Result<()> {
+        let (inputs, states) = call.of_one()?;
         if !self.has_states() {
-            return CompiledFunction::run(self, inputs, states, outputs).map(|_| ());
+            return CompiledFunction::run(self, &inputs, &mut CpuStates::default(), outputs).map(|_| ());
         }
-        states.carried.forget();
-        CompiledFunction::run(self, inputs, states, outputs)?;
+        let states = states.and_then(|states| {
+            let states: &mut dyn Any = states;
+            states.downcast_mut::<CpuStates>()
+        });
+        let states = states.ok_or_else(|| Error::input("states of another backend"))?;
+        states.add_states_of(self).map_err(|what| Error::invalid(self.path(), what))?;
+        states.may_stay = false;
+        CompiledFunction::run(self, &inputs, states, outputs)?;
         // Only a function that holds all states of the package knows everything that is carried.
-        if self.states().len() == states.names().len() {
-            self.cut_back().keep(inputs, outputs, &mut states.carried);
-        }
+        states.may_stay = self.may_stay() && self.states().len() == states.names().len();
         Ok(())
     }
 

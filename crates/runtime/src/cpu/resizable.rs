@@ -6,12 +6,11 @@
 //! ```
 
 use super::Options;
-use super::compile::{MOST_CUT_BACK, compile_with_cut_back};
-use super::cut_back::CutBack;
+use super::compile::compile_kept;
 use super::fixed_function::FixedFunction;
 use super::function::CompiledFunction;
 use super::shared_constants::{CompileContext, SharedConstants};
-use super::tokens::{describe, rewrite};
+use super::tokens::{KnownCarried, describe, rewrite};
 use crate::{Error, Result};
 use anemoe_io::locked;
 use anemoe_mlpackage::mil::{Function, FunctionDescription};
@@ -25,25 +24,13 @@ pub(super) struct ResizableFunction {
     options: Options,
     function: Function,
     described: FunctionDescription,
+    /// What the function carries; none where that is not known.
+    carried: Option<Arc<KnownCarried>>,
     constants: SharedConstants,
     /// The function as last rewritten, to be rewritten again: a new copy would take twice as long as rewriting.
     copy: Mutex<Option<Function>>,
-    known: Mutex<Vec<Arc<KnownFunction>>>,
-}
-
-/// A function that was lowered for a token count.
-struct KnownFunction {
-    tokens: usize,
-    fixed: FixedFunction,
-    cut_back: CutBack,
-}
-
-impl KnownFunction {
-    /// Tells whether the function for `tokens` tokens differs from this one only in sizes: a function that carries rows has its
-    /// windows as outputs only if calls of its token count can be cut back.
-    fn is_like(&self, tokens: usize) -> bool {
-        matches!(self.cut_back, CutBack::Masks) || (self.tokens <= MOST_CUT_BACK) == (tokens <= MOST_CUT_BACK)
-    }
+    /// The function lowered for the first two token counts.
+    known: Mutex<Vec<(usize, Arc<FixedFunction>)>>,
 }
 
 impl ResizableFunction {
@@ -53,12 +40,14 @@ impl ResizableFunction {
         options: Options,
         function: Function,
         described: FunctionDescription,
+        carried: Option<Arc<KnownCarried>>,
     ) -> ResizableFunction {
         ResizableFunction {
             package,
             options,
             function,
             described,
+            carried,
             constants: SharedConstants::default(),
             copy: Mutex::default(),
             known: Mutex::default(),
@@ -86,14 +75,15 @@ impl ResizableFunction {
         let mut new = kept.unwrap_or_else(|| self.function.clone());
         rewrite(&self.function, &mut new, &self.described, axes, (from, to)).map_err(wrong)?;
         let described = describe(&new, &self.described);
-        let (compiled, fixed) = compile_with_cut_back(self.context(), &mut new, &described)?;
+        let (mut compiled, fixed) = compile_kept(self.context(), &described.name, &new, &described)?;
+        compiled.set_carried(self.carried.as_ref());
         *locked(&self.copy) = Some(new);
         let mut known = locked(&self.known);
         if let Some(fixed) = fixed
-            && known.iter().filter(|known| known.is_like(to)).count() < 2
-            && known.iter().all(|known| known.tokens != to)
+            && known.len() < 2
+            && known.iter().all(|(tokens, _)| *tokens != to)
         {
-            known.push(Arc::new(KnownFunction { tokens: to, fixed, cut_back: compiled.cut_back().clone() }));
+            known.push((to, Arc::new(fixed)));
         }
         Ok(compiled)
     }
@@ -104,15 +94,11 @@ impl ResizableFunction {
 
     /// Makes the function for `to` tokens from two known ones; none where fewer are known, or it does not follow from them.
     fn between(&self, to: usize) -> Option<CompiledFunction> {
-        let like: Vec<_> = locked(&self.known).iter().filter(|known| known.is_like(to)).cloned().collect();
-        let [a, b] = like.as_slice() else { return None };
-        let is_same = match (&a.cut_back, &b.cut_back) {
-            (CutBack::Rows(a), CutBack::Rows(b)) => a.len() == b.len(),
-            (a, b) => std::mem::discriminant(a) == std::mem::discriminant(b),
-        };
-        let fixed = a.fixed.between(a.tokens, (&b.fixed, b.tokens), to).filter(|_| is_same)?;
+        let known = locked(&self.known).clone();
+        let [(from, a), (other, b)] = known.as_slice() else { return None };
+        let fixed = a.between(*from, (b, *other), to)?;
         let mut compiled = fixed.plan(self.context(), &self.described.name).ok()??;
-        compiled.allows(&a.cut_back).then(|| compiled.set_cut_back(a.cut_back.clone()))?;
+        compiled.set_carried(self.carried.as_ref());
         Some(compiled)
     }
 }
@@ -174,7 +160,7 @@ mod tests {
         let (function, described) = (model.program.functions["main"].clone(), model.functions[0].clone());
         let options = Options { precision: Precision::Fp32, ..Options::default() };
         let package = Arc::new(Package::open(package.package().path()).unwrap());
-        ResizableFunction::new(package, options, function, described)
+        ResizableFunction::new(package, options, function, described, None)
     }
 
     #[test]
@@ -207,8 +193,8 @@ mod tests {
         {
             // 24 channels at 5 tokens and 23 at 3 would be 23.5 at 4.
             let mut all = locked(&known.known);
-            let other = Arc::get_mut(&mut all[1]).unwrap();
-            let sizes = other.fixed.source.shapes.iter_mut().flatten();
+            let other = Arc::get_mut(&mut all[1].1).unwrap();
+            let sizes = other.source.shapes.iter_mut().flatten();
             sizes.filter(|n| **n == CHANNELS as usize).for_each(|n| *n -= 1);
         }
         assert!(known.between(4).is_none());

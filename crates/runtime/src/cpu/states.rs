@@ -1,6 +1,5 @@
 //! States of a sequence: values that outlive a call.
 
-use super::cut_back::{CarriedWindow, LastCall};
 use super::state_value::{HalfCache, StateValue};
 use crate::backend;
 use crate::tensor::{Data, Tensor};
@@ -17,7 +16,8 @@ pub struct CpuStates {
     pub(super) names: Vec<String>,
     pub(super) types: Vec<TensorType>,
     pub(super) values: Vec<StateValue>,
-    pub(super) carried: LastCall,
+    /// True if the last call left nothing but rows in slots of caches, which may stay and be masked.
+    pub(super) may_stay: bool,
 }
 
 impl CpuStates {
@@ -59,7 +59,7 @@ impl CpuStates {
 
     /// Sets every state to zero.
     pub fn clear(&mut self) {
-        self.carried.forget();
+        self.may_stay = false;
         for value in &mut self.values {
             match value {
                 // New pages would be cleared by the system anyway, later, while they are written.
@@ -70,39 +70,6 @@ impl CpuStates {
                 StateValue::Full(t) => t.as_f32_mut().unwrap_or_default().fill(0.0),
             }
         }
-    }
-
-    /// Undoes `tokens` tokens. Returns false where the last call did not leave the rows to do so.
-    ///
-    /// # Errors
-    /// The function that makes the state's rows fails.
-    fn cut_back(&mut self, tokens: usize) -> Result<bool> {
-        let LastCall { rows, windows, tokens: left, is_nothing } = &mut self.carried;
-        if *is_nothing || self.values.is_empty() {
-            return Ok(true);
-        }
-        let (Some(rows), Some(left)) = (rows, left) else { return Ok(false) };
-        let Some(stay) = left.checked_sub(tokens).filter(|_| rows.len() == windows.len()) else {
-            return Ok(false);
-        };
-        let mut tails = Vec::new();
-        for (rows, window) in rows.iter().zip(windows.iter()) {
-            let state = self.names.iter().position(|n| *n == rows.state);
-            let (Some(state), Some(tail)) = (state, tail_after(rows, window, stay)?) else {
-                return Ok(false);
-            };
-            tails.push((state, rows.first, tail));
-        }
-        for (state, first, tail) in &tails {
-            let (&[1, _, n, d], Some(tail)) = (tail.shape.as_slice(), tail.as_f32()) else {
-                return Ok(false);
-            };
-            self.values[*state].heads(Pool::global(), false, &|h, mut piece| {
-                piece.set(first * d, &tail[h * n * d..(h + 1) * n * d]);
-            });
-        }
-        *left = stay;
-        Ok(true)
     }
 
     /// Fills every state with noise between -0.5 and 0.5.
@@ -120,25 +87,6 @@ impl CpuStates {
     }
 }
 
-/// Makes the rows of the state, `[1, heads, n, d]`, after the first `stay` tokens of the call that left `window`; none where
-/// the window does not hold them.
-///
-/// # Errors
-/// The function that makes the rows fails.
-fn tail_after(rows: &CarriedWindow, window: &Tensor, stay: usize) -> Result<Option<Tensor>> {
-    let &[1, heads, all, d] = window.shape.as_slice() else { return Ok(None) };
-    let Some(values) = window.as_f32().filter(|_| stay + rows.rows <= all) else { return Ok(None) };
-    let mut carried = Tensor::default();
-    let to = carried.reset_f32(&[1, heads, rows.rows, d]);
-    for (to, head) in to.chunks_exact_mut((rows.rows * d).max(1)).zip(values.chunks_exact((all * d).max(1))) {
-        to.copy_from_slice(&head[stay * d..(stay + rows.rows) * d]);
-    }
-    let mut outputs = Vec::new();
-    rows.tail.run(&[&carried], &mut CpuStates::default(), &mut outputs)?;
-    let tail = outputs.into_iter().next();
-    Ok(tail.filter(|t| matches!(t.shape.as_slice(), [1, _, _, _]) && t.as_f32().is_some()))
-}
-
 /// First byte of a saved state: `FULL` for all in f32, `CACHE` for slots in fp16 and rows behind them in f32.
 const FULL: u8 = 0;
 const CACHE: u8 = 1;
@@ -152,12 +100,12 @@ impl backend::SequenceStates for CpuStates {
         CpuStates::clear(self);
     }
 
-    fn can_rewind(&self, tokens: usize) -> bool {
-        self.values.is_empty() || self.carried.holds(tokens)
+    fn can_rewind(&self, _: usize) -> bool {
+        self.values.is_empty() || self.may_stay
     }
 
     fn rewind(&mut self, tokens: usize) -> Result<()> {
-        match self.cut_back(tokens)? {
+        match self.can_rewind(tokens) {
             true => Ok(()),
             false => Err(Error::input(format!("states that cannot undo {tokens} tokens"))),
         }

@@ -3,11 +3,13 @@
 //! ```text
 //! registers [1, C, 1, M] --piece's columns, rows, padding--> inputs [1, C', 1, T] --function--> outputs --columns--> registers
 //! ```
-//! A piece is the tokens of one call: all of a pass if the function has no states, those of one sequence if it has.
+//! A piece is the tokens of one sequence in a call, or all tokens of a pass where the function has no states.
 
 use super::host;
+use super::kept_rows::{RowsByInput, append_rows, fill_rows};
 use crate::backend::{
-    BackendFunction, BackendPackage, BatchFunction, BatchInput, INLINE_TERMS, SequenceStates, Term, Times,
+    BackendFunction, BackendPackage, CallTokens, FunctionCall, FunctionInput, INLINE_TERMS, KeptRows,
+    Operands, SequenceStates, Term, Times,
 };
 use crate::tensor::Tensor;
 use crate::{Error, Result};
@@ -36,8 +38,9 @@ fn pick(counts: &[TokenCount], n: usize) -> TokenCount {
 /// Most prepared functions that a call keeps, by token count and context.
 const KEPT_FUNCTIONS: usize = 32;
 
-/// A prepared function, with the visible slots and the tokens that it was prepared for.
-type PreparedFor = ((usize, usize), Arc<Prepared>);
+/// A prepared function, with the visible slots and the tokens that it was prepared for; none where the backend has no such
+/// function.
+type PreparedFor = ((usize, CallTokens), Option<Arc<Prepared>>);
 
 /// Package index and function name, by the token count that the function is declared for.
 type ByTokens = BTreeMap<TokenCount, (usize, String)>;
@@ -85,13 +88,33 @@ impl CallFunctions {
 /// Origin of an input of a call.
 #[derive(Clone, Copy)]
 pub(super) enum InputSource {
-    Register { index: usize, rows: Option<RowRange>, rescale: bool },
+    Register {
+        index: usize,
+        rows: Option<RowRange>,
+        rescale: bool,
+    },
     Host(usize),
+    /// Rows of earlier tokens, by their index in [`Prepared::kept`].
+    Kept(usize),
+}
+
+impl InputSource {
+    fn host(&self) -> Option<usize> {
+        if let InputSource::Host(index) = self { Some(*index) } else { None }
+    }
+}
+
+/// Receiver of an output of a call.
+#[derive(Clone, Copy)]
+pub(super) enum OutputSink {
+    Register(RegisterSink),
+    /// Rows of the call's tokens, by their index in [`Prepared::kept`].
+    Kept(usize),
 }
 
 /// The register that receives an output.
 #[derive(Clone, Copy)]
-pub(super) struct OutputSink {
+pub(super) struct RegisterSink {
     pub register: usize,
     /// Rows that are written, and the number of rows of the whole register.
     pub rows: Option<(RowRange, usize)>,
@@ -99,70 +122,75 @@ pub(super) struct OutputSink {
 }
 
 /// A call of a package, by names; names are resolved when a function is prepared.
+#[derive(Default)]
 pub(super) struct Call {
-    shard: String,
+    pub shard: String,
     /// Layer of the shard.
-    layer: Option<usize>,
+    pub layer: Option<usize>,
     /// Layer that begins with this call, if its stream is the output of the layer before: a package may reach from a layer into
     /// the next one.
     pub begins: Option<usize>,
     /// Index of the package; of the first one, where each token count has a package of its own. Its states serve all of them.
     pub package: usize,
     pub when: Option<(usize, RowRange)>,
-    inputs: BTreeMap<String, InputSource>,
-    outputs: BTreeMap<String, OutputSink>,
-    functions: CallFunctions,
+    pub inputs: BTreeMap<String, InputSource>,
+    pub outputs: BTreeMap<String, RegisterSink>,
+    /// Rows that are kept by the chain.
+    pub kept: Vec<KeptRows>,
+    pub functions: CallFunctions,
     /// Token axis of each input that has one.
-    axes: BTreeMap<String, usize>,
+    pub axes: BTreeMap<String, usize>,
     /// True if registers go in and out as `[1, 1, T, C]`.
-    channels_last: bool,
+    pub channels_last: bool,
     /// Prepared functions by context and tokens of a call, up to [`KEPT_FUNCTIONS`], oldest first.
-    prepared: RwLock<Vec<PreparedFor>>,
-    has_states: OnceLock<bool>,
-    /// Functions for several sequences, by context; none where the backend does not have them.
-    batches: RwLock<BTreeMap<usize, Option<Arc<PreparedBatch>>>>,
+    pub prepared: RwLock<Vec<PreparedFor>>,
+    pub has_states: OnceLock<bool>,
 }
 
 /// Packages of a model, by index.
 type Packages = [Box<dyn BackendPackage>];
 
-/// A function that is prepared for tokens of several sequences.
-pub(super) struct PreparedBatch {
-    /// Index of its package.
-    pub package: usize,
-    function: Arc<dyn BatchFunction>,
-    inputs: Vec<InputSource>,
-    outputs: Vec<OutputSink>,
-    channels_last: bool,
-    /// First slots of a cache that the function sees; the maximum if it sees all.
-    seen: usize,
-}
-
-/// A function that is prepared for calls of `width` tokens.
+/// A function that is prepared for calls.
 pub(super) struct Prepared {
     /// Index of its package.
     pub package: usize,
-    pub function: Arc<dyn BackendFunction>,
+    function: Arc<dyn BackendFunction>,
     /// Sources of the function's inputs, in their order.
     inputs: Vec<InputSource>,
     /// Targets of the function's outputs, in their order.
     outputs: Vec<OutputSink>,
+    kept: Vec<KeptRows>,
     channels_last: bool,
-    /// Tokens of the function's call; a piece with fewer tokens is padded.
-    pub width: usize,
+    /// Tokens of the function's call, where it has a fixed number; a piece with fewer tokens is padded.
+    width: Option<usize>,
     /// First slots of a cache that the function sees; the maximum if it sees all.
     seen: usize,
 }
 
-/// Tokens of one call, as columns of the pass.
+/// Tokens of one sequence in a call, as columns of the pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Piece {
     /// First column.
     pub first: usize,
     /// Number of columns.
     pub tokens: usize,
-    /// Index of the sequence in the pass, if the function has states.
-    pub sequence: Option<usize>,
+    /// Index of the sequence in the pass; 0 if the function has no states.
+    pub sequence: usize,
+}
+
+/// States and kept rows of one sequence of a call.
+pub(super) struct Carried<'a> {
+    pub states: &'a mut (dyn SequenceStates + 'static),
+    pub rows: &'a mut RowsByInput,
+}
+
+/// Values that calls of a pass of `tokens` tokens read and write.
+pub(super) struct CallContext<'a> {
+    pub bundle: &'a Path,
+    pub tokens: usize,
+    pub registers: &'a mut [Tensor],
+    pub host: &'a mut dyn HostValues,
+    pub scratch: &'a mut CallScratch,
 }
 
 /// Memory of calls.
@@ -170,7 +198,9 @@ pub(super) struct Piece {
 pub(super) struct CallScratch {
     /// For each input, a copy of rows or columns of a register, and whether the call reads the copy.
     copies: Vec<(Tensor, bool)>,
-    /// The same copies for each term of a sum.
+    /// For each kept rows, those of each sequence.
+    rows: Vec<Vec<Tensor>>,
+    /// The copies for each term of a sum.
     terms: Vec<Vec<(Tensor, bool)>>,
     outputs: Vec<Tensor>,
     transposed: TransposeBuffer,
@@ -228,36 +258,6 @@ pub(super) trait HostValues {
 }
 
 impl Call {
-    #[allow(clippy::too_many_arguments)]
-    pub fn new(
-        shard: String,
-        layer: Option<usize>,
-        package: usize,
-        when: Option<(usize, RowRange)>,
-        inputs: BTreeMap<String, InputSource>,
-        outputs: BTreeMap<String, OutputSink>,
-        functions: CallFunctions,
-        axes: BTreeMap<String, usize>,
-        channels_last: bool,
-    ) -> Call {
-        let (prepared, has_states, batches) = (RwLock::default(), OnceLock::new(), RwLock::default());
-        Call {
-            shard,
-            layer,
-            begins: None,
-            package,
-            when,
-            inputs,
-            outputs,
-            functions,
-            axes,
-            channels_last,
-            prepared,
-            has_states,
-            batches,
-        }
-    }
-
     /// Returns the indices of its packages.
     pub fn packages(&self) -> impl Iterator<Item = usize> {
         self.functions.packages()
@@ -266,7 +266,7 @@ impl Call {
     /// Tells whether both calls are of one layer and add to the same register, which neither reads.
     pub fn is_like(&self, other: &Call) -> bool {
         let sum = |c: &Call| match c.outputs.values().collect::<Vec<_>>().as_slice() {
-            [OutputSink { register, rows: None, accumulate: true }] => Some(*register),
+            [RegisterSink { register, rows: None, accumulate: true }] => Some(*register),
             _ => None,
         };
         let reads = |c: &Call, register: usize| {
@@ -311,16 +311,40 @@ impl Call {
         positions: usize,
         bundle: &Path,
     ) -> Result<Arc<Prepared>> {
+        let prepared = self.prepare_for(packages, CallTokens::Exactly(tokens), positions, bundle)?;
+        prepared.ok_or_else(|| Error::input(format!("shard `{}` has no function", self.shard)))
+    }
+
+    /// Prepares the function for calls of `tokens`, after which a sequence has at most `positions` positions; none where the
+    /// backend runs sequences one by one.
+    ///
+    /// # Errors
+    /// Fails like [`Call::prepare`].
+    pub fn prepare_for(
+        &self,
+        packages: &Packages,
+        tokens: CallTokens,
+        positions: usize,
+        bundle: &Path,
+    ) -> Result<Option<Arc<Prepared>>> {
         let seen = self.functions.context(positions);
         let find =
             |all: &[PreparedFor]| all.iter().find(|(key, _)| *key == (seen, tokens)).map(|(_, p)| p.clone());
         if let Some(found) = find(&self.prepared.read().unwrap_or_else(PoisonError::into_inner)) {
             return Ok(found);
         }
-        let (package, function, width) = self.choose(packages, self.functions.of(seen), tokens)?;
-        let (inputs, outputs) = self.bind(function.inputs(), function.outputs(), bundle)?;
-        let channels_last = self.channels_last;
-        let prepared = Arc::new(Prepared { package, function, inputs, outputs, width, channels_last, seen });
+        let functions = self.functions.of(seen);
+        let chosen = match tokens {
+            CallTokens::Exactly(n) => self.choose(packages, functions, n)?,
+            CallTokens::OfSequences => match functions.iter().next_back() {
+                Some((count, (package, name))) => packages[*package]
+                    .prepare_for(name, &self.axes, count.min, tokens)?
+                    .map(|function| (*package, function, None)),
+                None => None,
+            },
+        };
+        let bound = |(package, function, width)| self.bind(package, function, width, seen, bundle);
+        let prepared = chosen.map(bound).transpose()?.map(Arc::new);
         let mut all = self.prepared.write().unwrap_or_else(PoisonError::into_inner);
         Ok(find(&all).unwrap_or_else(|| {
             if all.len() >= KEPT_FUNCTIONS {
@@ -331,66 +355,44 @@ impl Call {
         }))
     }
 
-    /// Returns the sources and sinks of a function's inputs and outputs.
+    /// Finds the sources and sinks of a function's inputs and outputs.
     fn bind(
         &self,
-        inputs: &[String],
-        outputs: &[String],
+        package: usize,
+        function: Arc<dyn BackendFunction>,
+        width: Option<usize>,
+        seen: usize,
         bundle: &Path,
-    ) -> Result<(Vec<InputSource>, Vec<OutputSink>)> {
+    ) -> Result<Prepared> {
         let wrong = |what: String| self.contradiction(bundle, what);
-        let mut sources = Vec::new();
-        for name in inputs {
-            let source = self.inputs.get(name);
-            sources.push(*source.ok_or_else(|| wrong(format!("nothing is bound to input `{name}`")))?);
+        let kept: Vec<KeptRows> = self.kept.iter().chain(function.kept_rows()).cloned().collect();
+        for KeptRows { input, rows, .. } in &kept {
+            if !function.inputs().contains(input) || !function.outputs().contains(rows) {
+                return Err(wrong(format!("a function without `{input}` or `{rows}`")));
+            }
         }
-        if sources.len() != self.inputs.len() {
-            let (bound, has) = (self.inputs.len(), sources.len());
+        let mut inputs = Vec::new();
+        for name in function.inputs() {
+            let kept = kept.iter().position(|k| k.input == *name).map(InputSource::Kept);
+            let source = kept.or_else(|| self.inputs.get(name).copied());
+            inputs.push(source.ok_or_else(|| wrong(format!("nothing is bound to input `{name}`")))?);
+        }
+        if inputs.len() != self.inputs.len() + kept.len() {
+            let (bound, has) = (self.inputs.len() + kept.len(), inputs.len());
             return Err(wrong(format!("{bound} inputs are bound, the function has {has}")));
         }
-        let mut sinks = Vec::new();
-        for name in outputs {
-            let sink = self.outputs.get(name);
-            sinks.push(*sink.ok_or_else(|| wrong(format!("output `{name}` goes nowhere")))?);
+        let mut outputs = Vec::new();
+        for name in function.outputs() {
+            let kept = kept.iter().position(|k| k.rows == *name).map(OutputSink::Kept);
+            let sink = kept.or_else(|| self.outputs.get(name).copied().map(OutputSink::Register));
+            outputs.push(sink.ok_or_else(|| wrong(format!("output `{name}` goes nowhere")))?);
         }
-        if sinks.len() != self.outputs.len() {
-            let (bound, has) = (self.outputs.len(), sinks.len());
+        if outputs.len() != self.outputs.len() + kept.len() {
+            let (bound, has) = (self.outputs.len() + kept.len(), outputs.len());
             return Err(wrong(format!("{bound} outputs are bound, the function has {has}")));
         }
-        Ok((sources, sinks))
-    }
-
-    /// Prepares the function for tokens of several sequences at once, each with at most `positions` positions after the call;
-    /// none where the backend runs sequences one by one.
-    ///
-    /// # Errors
-    /// Fails like [`Call::prepare`].
-    pub fn prepare_batch(
-        &self,
-        packages: &Packages,
-        positions: usize,
-        bundle: &Path,
-    ) -> Result<Option<Arc<PreparedBatch>>> {
-        let seen = self.functions.context(positions);
-        if let Some(found) = self.batches.read().unwrap_or_else(PoisonError::into_inner).get(&seen) {
-            return Ok(found.clone());
-        }
-        let made = match self.functions.of(seen).iter().next_back() {
-            Some((count, (package, name))) => packages[*package]
-                .prepare_batch(name, &self.axes, count.min)?
-                .map(|function| (*package, function)),
-            None => None,
-        };
-        let made = match made {
-            Some((package, function)) => {
-                let (inputs, outputs) = self.bind(function.inputs(), function.outputs(), bundle)?;
-                let channels_last = self.channels_last;
-                Some(Arc::new(PreparedBatch { package, function, inputs, outputs, channels_last, seen }))
-            }
-            None => None,
-        };
-        let mut all = self.batches.write().unwrap_or_else(PoisonError::into_inner);
-        Ok(all.entry(seen).or_insert(made).clone())
+        let channels_last = self.channels_last;
+        Ok(Prepared { package, function, inputs, outputs, kept, channels_last, width, seen })
     }
 
     /// Chooses the function for `tokens` tokens; returns its package's index, the function, and the width of its calls. Prefers a
@@ -400,63 +402,106 @@ impl Call {
         packages: &Packages,
         functions: &ByTokens,
         tokens: usize,
-    ) -> Result<(usize, Arc<dyn BackendFunction>, usize)> {
+    ) -> Result<Option<(usize, Arc<dyn BackendFunction>, Option<usize>)>> {
         let holds = |c: &TokenCount| c.min <= tokens && tokens <= c.max;
         let exact = functions.iter().find(|(c, _)| holds(c));
         if let Some((count, (package, name))) = exact
             && count.min == count.max
         {
-            return Ok((*package, packages[*package].prepare(name)?, tokens));
+            return Ok(Some((*package, packages[*package].prepare(name)?, Some(tokens))));
         }
         // A function of many tokens shows their axes better than one of a single token. A function of a fixed shape runs
         // faster than one of a range.
         let larger = || functions.iter().find(|(c, _)| c.max > tokens);
         if let Some((count, (package, name))) = exact.or_else(larger).or_else(|| functions.iter().next_back())
-            && let Some(function) = packages[*package].prepare_for(name, &self.axes, count.min, tokens)?
+            && let Some(function) =
+                packages[*package].prepare_for(name, &self.axes, count.min, CallTokens::Exactly(tokens))?
         {
-            return Ok((*package, function, tokens));
+            return Ok(Some((*package, function, Some(tokens))));
         }
         if let Some((_, (package, name))) = exact {
-            return Ok((*package, packages[*package].prepare(name)?, tokens));
+            return Ok(Some((*package, packages[*package].prepare(name)?, Some(tokens))));
         }
         let counts: Vec<TokenCount> = functions.keys().copied().collect();
         let count = pick(&counts, tokens);
         let width = if count.min == count.max { count.max } else { tokens.min(count.max) };
-        match functions.get(&count) {
-            Some((package, name)) => Ok((*package, packages[*package].prepare(name)?, width)),
-            None => Err(Error::input(format!("shard `{}` has no function", self.shard))),
-        }
+        let Some((package, name)) = functions.get(&count) else { return Ok(None) };
+        Ok(Some((*package, packages[*package].prepare(name)?, Some(width))))
     }
 
-    /// Runs a piece: gathers its inputs from registers of `all` columns and from host values, and scatters its outputs.
+    /// Runs the function for one piece, or for the pieces of all sequences of a pass: gathers its inputs from registers, host
+    /// values and kept rows, and scatters its outputs. `carried` belongs to the pieces' sequences.
     ///
     /// # Errors
     /// A register does not fit, or the function fails.
-    #[allow(clippy::too_many_arguments)]
     pub fn run(
         &self,
         prepared: &Prepared,
-        piece: Piece,
-        all: usize,
-        registers: &mut [Tensor],
-        host: &mut dyn HostValues,
-        states: &mut dyn SequenceStates,
-        scratch: &mut CallScratch,
-        bundle: &Path,
+        pieces: &[Piece],
+        carried: &mut [Carried<'_>],
+        context: CallContext<'_>,
     ) -> Result<()> {
+        let CallContext { bundle, tokens: all, registers, host, scratch } = context;
         let wrong = |what: String| self.contradiction(bundle, what);
-        let CallScratch { copies, outputs, transposed, .. } = scratch;
-        prepared.fill_host(piece, host);
-        prepared.gather(piece, all, copies, registers).map_err(wrong)?;
+        let CallScratch { copies, rows, outputs, transposed, .. } = scratch;
+        let first = pieces.first().map_or(0, |piece| piece.first);
+        let columns = first..pieces.last().map_or(0, |piece| piece.first + piece.tokens);
+        let width = prepared.width.unwrap_or(columns.len());
+        let wanted: SmallVec<[usize; INLINE_TERMS]> =
+            prepared.inputs.iter().filter_map(InputSource::host).collect();
+        for piece in pieces {
+            let width = if pieces.len() == 1 { width } else { piece.tokens };
+            host.fill(*piece, &wanted, width, prepared.seen);
+        }
+        prepared.gather(columns.clone(), width, all, copies, registers).map_err(wrong)?;
+        rows.resize_with(rows.len().max(prepared.kept.len()), Vec::new);
+        for (kept, rows) in prepared.kept.iter().zip(&mut *rows) {
+            rows.resize_with(rows.len().max(carried.len()), Tensor::default);
+            rows.iter_mut().zip(&*carried).for_each(|(to, of)| fill_rows(to, of.rows, kept));
+        }
         {
-            let operands = prepared.operands(piece, copies, registers, host);
-            prepared.function.run(&operands, states, outputs)?;
+            let host = &*host;
+            let of_sequences: SmallVec<[SmallVec<[&Tensor; 1]>; INLINE_TERMS]> = prepared
+                .inputs
+                .iter()
+                .map(|source| match source {
+                    InputSource::Register { .. } => SmallVec::new(),
+                    InputSource::Host(i) => pieces.iter().map(|piece| host.get(*piece, *i)).collect(),
+                    InputSource::Kept(k) => rows[*k].iter().take(pieces.len()).collect(),
+                })
+                .collect();
+            let inputs = prepared.inputs.iter().zip(copies.iter()).zip(&of_sequences);
+            let inputs: SmallVec<[FunctionInput<'_>; INLINE_TERMS]> = inputs
+                .map(|((source, copy), own)| match source {
+                    InputSource::Register { index, .. } => {
+                        FunctionInput::Shared(operand(*index, copy, registers))
+                    }
+                    InputSource::Host(_) | InputSource::Kept(_) => FunctionInput::Own(own),
+                })
+                .collect();
+            let parts: SmallVec<[Range<usize>; 1]> =
+                pieces.iter().map(|p| p.first - first..p.first - first + p.tokens).collect();
+            let mut states: SmallVec<[&mut (dyn SequenceStates + 'static); 1]> =
+                carried.iter_mut().map(|of| &mut *of.states).collect();
+            let call = FunctionCall { inputs: &inputs, parts: &parts, states: &mut states };
+            prepared.function.run(call, outputs)?;
         }
         for (sink, output) in prepared.outputs.iter().zip(outputs) {
-            if prepared.channels_last {
-                transposed.put_channels_first(output).map_err(wrong)?;
+            match sink {
+                OutputSink::Kept(k) => {
+                    for (of, piece) in carried.iter_mut().zip(pieces) {
+                        let kept = &prepared.kept[*k];
+                        let tokens = piece.first - first..piece.first - first + piece.tokens;
+                        append_rows(of.rows, kept, output, tokens)?;
+                    }
+                }
+                OutputSink::Register(sink) => {
+                    if prepared.channels_last {
+                        transposed.put_channels_first(output).map_err(wrong)?;
+                    }
+                    scatter(output, sink, columns.clone(), width, all, registers).map_err(wrong)?;
+                }
             }
-            scatter(output, sink, piece, prepared.width, all, registers).map_err(wrong)?;
         }
         Ok(())
     }
@@ -473,20 +518,19 @@ pub(super) fn run_sum(
     scratch: &mut CallScratch,
     bundle: &Path,
 ) -> Result<Times> {
-    let piece = Piece { first: 0, tokens, sequence: None };
     scratch.terms.resize_with(scratch.terms.len().max(calls.len()), Vec::new);
     for ((call, prepared), copies) in calls.iter().zip(&mut scratch.terms) {
-        let gathered = prepared.gather(piece, tokens, copies, registers);
+        let gathered = prepared.gather(0..tokens, tokens, tokens, copies, registers);
         gathered.map_err(|what| call.contradiction(bundle, what))?;
     }
     let Some((_, first)) = calls.first() else { return Ok(Times::new()) };
-    let Some(target) = first.outputs.first() else { return Ok(Times::new()) };
+    let Some(OutputSink::Register(target)) = first.outputs.first() else { return Ok(Times::new()) };
     let mut sum = std::mem::take(&mut registers[target.register]);
     let times = {
-        let inputs: SmallVec<[CallOperands<'_>; INLINE_TERMS]> = calls
+        let inputs: SmallVec<[Operands<'_>; INLINE_TERMS]> = calls
             .iter()
             .zip(&scratch.terms)
-            .map(|((_, prepared), copies)| prepared.operands(piece, copies, registers, &NoHost))
+            .map(|((_, prepared), copies)| prepared.operands(copies, registers))
             .collect();
         let terms: SmallVec<[Term<'_>; INLINE_TERMS]> = calls
             .iter()
@@ -499,23 +543,20 @@ pub(super) fn run_sum(
     times
 }
 
-/// Host inputs of calls of a sum, which read only registers.
-struct NoHost;
-
-impl HostValues for NoHost {
-    fn fill(&mut self, _: Piece, _: &[usize], _: usize, _: usize) {}
-
-    fn get(&self, _: Piece, _: usize) -> &Tensor {
-        const { &Tensor { shape: Vec::new(), data: crate::tensor::Data::F32(Vec::new()) } }
-    }
+/// Returns a register, or the copy that a call reads in its place.
+fn operand<'a>(index: usize, (copy, taken): &'a (Tensor, bool), registers: &'a [Tensor]) -> &'a Tensor {
+    if *taken { copy } else { &registers[index] }
 }
 
-type CallOperands<'a> = SmallVec<[&'a Tensor; INLINE_TERMS]>;
-
 impl Prepared {
+    /// Returns how many of `left` tokens a call takes.
+    pub fn tokens_of(&self, left: usize) -> usize {
+        self.width.map_or(left, |width| width.min(left))
+    }
+
     /// Tells whether the call takes exactly `tokens` tokens, without padding.
     pub fn is_exact(&self, tokens: usize) -> bool {
-        self.width == tokens
+        self.width == Some(tokens)
     }
 
     /// Tells whether all inputs come from registers.
@@ -523,57 +564,43 @@ impl Prepared {
         self.inputs.iter().all(|s| matches!(s, InputSource::Register { .. }))
     }
 
-    fn fill_host(&self, piece: Piece, host: &mut dyn HostValues) {
-        let inputs = self.inputs.iter().filter_map(|s| match s {
-            InputSource::Host(i) => Some(*i),
-            InputSource::Register { .. } => None,
-        });
-        let inputs: SmallVec<[usize; INLINE_TERMS]> = inputs.collect();
-        host.fill(piece, &inputs, self.width, self.seen);
-    }
-
+    /// Copies the inputs that are not just a register, for a call of `width` tokens: `columns` of registers of `all` columns.
     fn gather(
         &self,
-        piece: Piece,
+        columns: Range<usize>,
+        width: usize,
         all: usize,
         copies: &mut Vec<(Tensor, bool)>,
         registers: &[Tensor],
     ) -> std::result::Result<(), String> {
-        gather(&self.inputs, self.width, piece, all, copies, registers)?;
+        gather(&self.inputs, columns, width, all, copies, registers)?;
         if self.channels_last {
             put_channels_last(&self.inputs, copies, registers);
         }
         Ok(())
     }
 
-    /// Returns the inputs of the call, after [`Prepared::gather`].
-    fn operands<'a>(
-        &self,
-        piece: Piece,
-        copies: &'a [(Tensor, bool)],
-        registers: &'a [Tensor],
-        host: &'a dyn HostValues,
-    ) -> CallOperands<'a> {
-        let each = self.inputs.iter().zip(copies).map(|(source, (copy, taken))| match source {
-            _ if *taken => copy,
-            InputSource::Register { index, .. } => &registers[*index],
-            InputSource::Host(index) => host.get(piece, *index),
+    /// Returns the inputs of a call that reads only registers, after [`Prepared::gather`].
+    fn operands<'a>(&self, copies: &'a [(Tensor, bool)], registers: &'a [Tensor]) -> Operands<'a> {
+        let registers = self.inputs.iter().zip(copies).filter_map(|(source, copy)| match source {
+            InputSource::Register { index, .. } => Some(operand(*index, copy, registers)),
+            InputSource::Host(_) | InputSource::Kept(_) => None,
         });
-        each.collect()
+        registers.collect()
     }
 }
 
 /// Copies inputs that are rows or columns of a register, or a rescaled register, for a call of `width` tokens.
 fn gather(
     inputs: &[InputSource],
+    columns: Range<usize>,
     width: usize,
-    piece: Piece,
     all: usize,
     copies: &mut Vec<(Tensor, bool)>,
     registers: &[Tensor],
 ) -> std::result::Result<(), String> {
     copies.resize_with(copies.len().max(inputs.len()), Default::default);
-    let whole = piece.first == 0 && piece.tokens == all && width == all;
+    let whole = columns == (0..all) && width == all;
     for (source, (copy, taken)) in inputs.iter().zip(copies.iter_mut()) {
         *taken = false;
         let InputSource::Register { index, rows, rescale } = source else { continue };
@@ -596,8 +623,7 @@ fn gather(
             if whole {
                 to.copy_from_slice(part);
             } else {
-                let columns = piece.first..piece.first + piece.tokens;
-                copy_columns(part, all, columns, to, width);
+                copy_columns(part, all, columns.clone(), to, width);
             }
             *taken = true;
         }
@@ -612,67 +638,6 @@ fn gather(
     Ok(())
 }
 
-impl PreparedBatch {
-    /// Runs the function for the pieces of all sequences of a pass of `all` tokens.
-    ///
-    /// # Errors
-    /// A register does not fit, or the function fails.
-    #[allow(clippy::too_many_arguments)]
-    pub fn run(
-        &self,
-        call: &Call,
-        pieces: &[Piece],
-        all: usize,
-        registers: &mut [Tensor],
-        host: &mut dyn HostValues,
-        states: &mut [&mut dyn SequenceStates],
-        scratch: &mut CallScratch,
-        bundle: &Path,
-    ) -> Result<()> {
-        let wrong = |what: String| call.contradiction(bundle, what);
-        let CallScratch { copies, outputs, transposed, .. } = scratch;
-        let of_host = |s: &InputSource| match s {
-            InputSource::Host(i) => Some(*i),
-            InputSource::Register { .. } => None,
-        };
-        let wanted: SmallVec<[usize; INLINE_TERMS]> = self.inputs.iter().filter_map(of_host).collect();
-        pieces.iter().for_each(|piece| host.fill(*piece, &wanted, piece.tokens, self.seen));
-        let whole = Piece { first: 0, tokens: all, sequence: None };
-        gather(&self.inputs, all, whole, all, copies, registers).map_err(wrong)?;
-        if self.channels_last {
-            put_channels_last(&self.inputs, copies, registers);
-        }
-        {
-            let host = &*host;
-            let own: Vec<Vec<&Tensor>> = self
-                .inputs
-                .iter()
-                .map(|s| of_host(s).map_or(Vec::new(), |i| pieces.iter().map(|p| host.get(*p, i)).collect()))
-                .collect();
-            let inputs: Vec<BatchInput<'_>> = self
-                .inputs
-                .iter()
-                .zip(copies.iter())
-                .zip(&own)
-                .map(|((source, (copy, taken)), own)| match source {
-                    _ if *taken => BatchInput::Shared(copy),
-                    InputSource::Register { index, .. } => BatchInput::Shared(&registers[*index]),
-                    InputSource::Host(_) => BatchInput::Own(own),
-                })
-                .collect();
-            let parts: Vec<Range<usize>> = pieces.iter().map(|p| p.first..p.first + p.tokens).collect();
-            self.function.run(&inputs, &parts, states, outputs)?;
-        }
-        for (sink, output) in self.outputs.iter().zip(outputs) {
-            if self.channels_last {
-                transposed.put_channels_first(output).map_err(wrong)?;
-            }
-            scatter(output, sink, whole, all, all, registers).map_err(wrong)?;
-        }
-        Ok(())
-    }
-}
-
 /// Copies `columns` of each row of `width` elements to the front of a row of `to_width`, and fills the rest with zeros.
 fn copy_columns(from: &[f32], width: usize, columns: Range<usize>, to: &mut [f32], to_width: usize) {
     let n = columns.len();
@@ -682,11 +647,11 @@ fn copy_columns(from: &[f32], width: usize, columns: Range<usize>, to: &mut [f32
     }
 }
 
-/// Writes an output, `[1, rows, 1, width]`, to the columns of its piece in a register of `all` columns.
+/// Writes an output, `[1, rows, 1, width]`, to `columns` of a register of `all` columns.
 fn scatter(
     output: &mut Tensor,
-    sink: &OutputSink,
-    piece: Piece,
+    sink: &RegisterSink,
+    columns: Range<usize>,
     width: usize,
     all: usize,
     registers: &mut [Tensor],
@@ -696,7 +661,7 @@ fn scatter(
     let Some(values) = output.as_f32().filter(|_| has == width && width > 0) else {
         return Err(format!("an output of shape {:?}, where {width} tokens were run", output.shape));
     };
-    let whole = piece.first == 0 && piece.tokens == all && width == all;
+    let whole = columns == (0..all) && width == all;
     if whole && sink.rows.is_none() && !sink.accumulate {
         std::mem::swap(register, output);
         return Ok(());
@@ -709,7 +674,6 @@ fn scatter(
         Some((range, rows)) => (range.start, rows),
         None => (0, count),
     };
-    let own = piece.first..piece.first + piece.tokens;
     if sink.accumulate {
         let sum = register.as_f32_mut().filter(|sum| sum.len() == rows * all && first == 0 && rows == count);
         let sum = sum.ok_or("an output does not fit the register that it is added to")?;
@@ -718,7 +682,7 @@ fn scatter(
             return Ok(());
         }
         for (to, from) in sum.chunks_exact_mut(all).zip(values.chunks_exact(width)) {
-            to[own.clone()].iter_mut().zip(from).for_each(|(a, b)| *a += b);
+            to[columns.clone()].iter_mut().zip(from).for_each(|(a, b)| *a += b);
         }
         return Ok(());
     }
@@ -729,7 +693,7 @@ fn scatter(
         return Ok(());
     }
     for (to, from) in to.chunks_exact_mut(all).zip(values.chunks_exact(width)) {
-        to[own.clone()].copy_from_slice(&from[..piece.tokens]);
+        to[columns.clone()].copy_from_slice(&from[..columns.len()]);
     }
     Ok(())
 }

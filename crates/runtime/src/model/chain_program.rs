@@ -1,10 +1,11 @@
 //! Steps of a chain with names resolved to indices.
 
-use super::call::{Call, CallFunctions, InputSource, OutputSink};
+use super::call::{Call, CallFunctions, InputSource, RegisterSink};
 use super::host::{self, Routing};
 use super::vectors::{Mix, Norm, VectorFile};
+use crate::backend::KeptRows;
 use crate::{Error, Result};
-use anemoe_bundle::{CHAIN_FILE, Chain, HostInput, InputBinding, OutputBinding, Step, TokenCount};
+use anemoe_bundle::{CHAIN_FILE, Chain, HostInput, InputBinding, Kept, OutputBinding, Step, TokenCount};
 use std::collections::BTreeMap;
 use std::path::Path;
 
@@ -165,6 +166,7 @@ impl ChainProgram {
                             // [1, C, 1, T]
                             InputSource::Register { .. } => Some(if run.channels_last { 2 } else { 3 }),
                             InputSource::Host(i) => host::token_axis(&host_inputs[*i]),
+                            InputSource::Kept(_) => None,
                         };
                         Some((name.clone(), axis?))
                     });
@@ -175,24 +177,31 @@ impl ChainProgram {
                         .map(|(name, output)| {
                             let rows = output.rows.map(|r| (r, sizes[output.register.as_str()]));
                             let register = names.index(&output.register);
-                            (name.clone(), OutputSink { register, rows, accumulate: output.accumulate })
+                            (name.clone(), RegisterSink { register, rows, accumulate: output.accumulate })
                         })
                         .collect();
                     let when = run.when.as_ref().map(|w| (names.index(&w.register), w.rows));
                     let own = &chain.shards[package];
-                    let shard = run.shard.clone();
-                    let mut call = Call::new(
-                        shard,
-                        own.layer,
+                    let kept = run.kept.iter().filter_map(|(input, kept)| match kept.clone() {
+                        Kept::Newest { rows, count, heads, channels, .. } => {
+                            Some(KeptRows { input: input.clone(), rows, count, heads, channels })
+                        }
+                        Kept::Cache { .. } => None,
+                    });
+                    let call = Call {
+                        shard: run.shard.clone(),
+                        layer: own.layer,
+                        begins: own.layer.filter(|layer| reached.is_none_or(|last| *layer > last)),
                         package,
                         when,
                         inputs,
                         outputs,
+                        kept: kept.collect(),
                         functions,
                         axes,
-                        run.channels_last,
-                    );
-                    call.begins = own.layer.filter(|layer| reached.is_none_or(|last| *layer > last));
+                        channels_last: run.channels_last,
+                        ..Call::default()
+                    };
                     reached = reached.max(own.last_layer.or(own.layer));
                     ChainOp::Calls(vec![call])
                 }

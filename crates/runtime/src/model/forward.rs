@@ -1,20 +1,21 @@
 //! Runs tokens through the layers and the head.
 
-use super::call::{Call, HostValues, Piece, Prepared, run_sum};
+use super::call::{Call, CallContext, Carried, HostValues, Piece, Prepared, run_sum};
 use super::chain_program::{ChainOp, ChainProgram};
 use super::embedding::EmbeddingFile;
-use super::host::{self, CallTokens};
-use super::sequence::Sequence;
+use super::host::{self, HostTokens};
+use super::sequence::{PackageStates, Sequence};
 use super::workspace::{HostValue, PassWorkspace};
 use super::{Logits, Model, Registers, locked};
-use crate::backend::{INLINE_TERMS, NoStates, SequenceStates};
+use crate::backend::{CallTokens, INLINE_TERMS};
 use crate::tensor::Tensor;
 use crate::{Error, Result};
 use anemoe_bundle::{CHAIN_FILE, Cache, Chain, HostInput};
 use anemoe_kernels::{Pool, Strided, transpose};
 use smallvec::SmallVec;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::sync::atomic::Ordering;
+use std::time::Instant;
 
 /// Observes the residual stream `[1, C, 1, T]` of a pass before layer `i` (first argument), and after the last layer.
 pub type LayerObserver<'a> = dyn FnMut(usize, &Tensor) + 'a;
@@ -54,24 +55,23 @@ impl PassPart<'_> {
 }
 
 /// Host inputs of a pass.
-struct Host<'a, 'p> {
+struct Host<'a> {
     model: &'a Chain,
     inputs: &'a [HostInput],
     values: &'a mut [HostValue],
-    parts: &'a [PassPart<'p>],
+    /// Position of each sequence before the pass, and its first column.
+    places: &'a [(usize, usize)],
     pass: u64,
 }
 
-impl HostValues for Host<'_, '_> {
+impl HostValues for Host<'_> {
     fn fill(&mut self, piece: Piece, inputs: &[usize], width: usize, seen: usize) {
-        let sequence = piece.sequence.unwrap_or(0);
-        let Some(part) = self.parts.get(sequence) else { return };
+        let Some((position, column)) = self.places.get(piece.sequence) else { return };
         for &input in inputs {
             let all = &mut self.values[input].of_sequence;
-            all.resize_with(all.len().max(sequence + 1), Default::default);
-            let (value, filled) = &mut all[sequence];
-            let first = part.sequence.position() + piece.first - part.first;
-            let tokens = CallTokens { first, n: piece.tokens, width, seen };
+            all.resize_with(all.len().max(piece.sequence + 1), Default::default);
+            let (value, filled) = &mut all[piece.sequence];
+            let tokens = HostTokens { first: position + piece.first - column, n: piece.tokens, width, seen };
             if *filled != Some((self.pass, piece, tokens)) {
                 host::fill(value, &self.inputs[input], self.model, tokens);
                 *filled = Some((self.pass, piece, tokens));
@@ -80,7 +80,7 @@ impl HostValues for Host<'_, '_> {
     }
 
     fn get(&self, piece: Piece, input: usize) -> &Tensor {
-        &self.values[input].of_sequence[piece.sequence.unwrap_or(0)].0
+        &self.values[input].of_sequence[piece.sequence].0
     }
 }
 
@@ -507,7 +507,8 @@ impl Model {
                 wanted.push(i);
             }
         }
-        locked(&self.stats).all.skipped += (calls.len() - wanted.len()) as u64;
+        let skipped = (calls.len() - wanted.len()) as u64;
+        self.counters.skipped.fetch_add(skipped, Ordering::Relaxed);
         // Even a single term runs as a sum, so that its result is the same as beside other terms.
         if calls.len() > 1 && !wanted.is_empty() && !self.low_memory && self.sum(calls, tokens, workspace)? {
             return Ok(());
@@ -540,21 +541,13 @@ impl Model {
         let PassWorkspace { registers, scratch, .. } = workspace;
         let times = run_sum(&terms, tokens, registers, scratch, &self.bundle)?;
         for ((_, prepared), time) in terms.iter().zip(times) {
-            self.count(prepared.package, time);
+            self.counters.add(prepared.package, time);
         }
         Ok(true)
     }
 
-    fn count(&self, package: usize, time: Duration) {
-        let mut counters = locked(&self.stats);
-        counters.all.in_packages += time;
-        counters.all.calls += 1;
-        counters.shards[package].0 += 1;
-        counters.shards[package].1 += time;
-    }
-
-    /// Runs one call: once over all tokens, or once per sequence if the function has states; in several pieces where the backend
-    /// has only functions for fewer tokens.
+    /// Runs one call: once over all tokens, or once per sequence if the function has states and the backend does not run several
+    /// at once; in several pieces where the backend has only functions for fewer tokens.
     fn call(
         &self,
         call: &Call,
@@ -563,77 +556,57 @@ impl Model {
         tokens: usize,
         workspace: &mut PassWorkspace,
     ) -> Result<()> {
-        let packages = self.packages.as_slice();
-        let PassWorkspace { registers, scratch, host, pass, .. } = workspace;
-        let program = if head { &self.head } else { &self.body };
-        let (values, pass) = (&mut host[usize::from(head)], *pass);
-        if !call.has_states(packages, &self.bundle)? {
-            let mut host = Host { model: &self.chain, inputs: &program.host, values, parts: &[], pass };
-            let mut first = 0;
-            while first < tokens {
-                let prepared = call.prepare(packages, tokens - first, NO_POSITION, &self.bundle)?;
-                let n = prepared.width.min(tokens - first);
-                let piece = Piece { first, tokens: n, sequence: None };
-                let started = Instant::now();
-                let all = (&mut NoStates, &mut *scratch);
-                call.run(&prepared, piece, tokens, registers, &mut host, all.0, all.1, &self.bundle)?;
-                self.count(prepared.package, started.elapsed());
-                first += n;
-            }
-            return Ok(());
-        }
-        if parts.is_empty() {
+        let (packages, bundle) = (self.packages.as_slice(), self.bundle.as_path());
+        let has_states = call.has_states(packages, bundle)?;
+        if has_states && parts.is_empty() {
             return Err(self.contradiction("head: a function with states or inputs of the host".into()));
         }
-        if parts.len() > 1
-            && let Some(end) = parts.iter().map(PassPart::end).max()
-            && let Some(batch) = call.prepare_batch(packages, end, &self.bundle)?
-        {
+        let PassWorkspace { registers, scratch, host, pass, .. } = workspace;
+        let program = if head { &self.head } else { &self.body };
+        let places: SmallVec<[(usize, usize); INLINE_SEQUENCES]> =
+            parts.iter().map(|part| (part.sequence.position(), part.first)).collect();
+        let mut host = Host {
+            model: &self.chain,
+            inputs: &program.host,
+            values: &mut host[usize::from(head)],
+            places: &places,
+            pass: *pass,
+        };
+        let mut run = |prepared: &Prepared, pieces: &[Piece], parts: &mut [PassPart<'_>]| {
             let started = Instant::now();
-            let pieces: SmallVec<[Piece; INLINE_SEQUENCES]> = parts
-                .iter()
-                .enumerate()
-                .map(|(i, p)| Piece { first: p.first, tokens: p.ids.len(), sequence: Some(i) })
+            let packages = parts.iter_mut().map(|part| &mut part.sequence.packages[call.package]);
+            let mut carried: SmallVec<[Carried<'_>; INLINE_SEQUENCES]> = packages
+                .map(|PackageStates { states, rows }| Carried { states: states.as_mut(), rows })
                 .collect();
-            // The states move out of their sequences, because host inputs borrow the sequences to read positions.
-            let mut taken: SmallVec<[Box<dyn SequenceStates>; INLINE_SEQUENCES]> = parts
-                .iter_mut()
-                .map(|p| std::mem::replace(&mut p.sequence.states[call.package], Box::new(NoStates)))
-                .collect();
-            let mut host = Host { model: &self.chain, inputs: &program.host, values, parts, pass };
-            let mut states: SmallVec<[&mut dyn SequenceStates; INLINE_SEQUENCES]> =
-                taken.iter_mut().map(|s| s.as_mut()).collect();
-            let bundle = &self.bundle;
-            let ran = batch.run(call, &pieces, tokens, registers, &mut host, &mut states, scratch, bundle);
-            drop(states);
-            for (part, states) in parts.iter_mut().zip(taken) {
-                part.sequence.states[call.package] = states;
-            }
-            self.count(batch.package, started.elapsed());
-            return ran;
+            let context = CallContext { bundle, tokens, registers, host: &mut host, scratch };
+            let ran = call.run(prepared, pieces, &mut carried, context);
+            self.counters.add(prepared.package, started.elapsed());
+            ran
+        };
+        let ends = parts.iter().map(PassPart::end).max().unwrap_or(NO_POSITION);
+        if has_states
+            && parts.len() > 1
+            && let Some(prepared) = call.prepare_for(packages, CallTokens::OfSequences, ends, bundle)?
+        {
+            let piece =
+                |(i, p): (usize, &PassPart<'_>)| Piece { first: p.first, tokens: p.ids.len(), sequence: i };
+            let pieces: SmallVec<[Piece; INLINE_SEQUENCES]> = parts.iter().enumerate().map(piece).collect();
+            return run(&prepared, &pieces, parts);
         }
-        for i in 0..parts.len() {
-            let (mut first, end) = (parts[i].first, parts[i].first + parts[i].ids.len());
-            let positions = parts[i].end();
-            // The states move out of the sequence, because host inputs borrow it to read its position.
-            let mut states =
-                std::mem::replace(&mut parts[i].sequence.states[call.package], Box::new(NoStates));
-            let mut host = Host { model: &self.chain, inputs: &program.host, values, parts, pass };
-            let mut ran = Ok(());
-            while first < end && ran.is_ok() {
-                let (started, mut called) = (Instant::now(), call.package);
-                ran = call.prepare(packages, end - first, positions, &self.bundle).and_then(|prepared| {
-                    called = prepared.package;
-                    let n = prepared.width.min(end - first);
-                    let piece = Piece { first, tokens: n, sequence: Some(i) };
-                    first += n;
-                    let states = states.as_mut();
-                    call.run(&prepared, piece, tokens, registers, &mut host, states, scratch, &self.bundle)
-                });
-                self.count(called, started.elapsed());
+        let count = if has_states { parts.len() } else { 1 };
+        for i in 0..count {
+            let (own, positions) = match has_states {
+                true => (i..i + 1, parts[i].end()),
+                false => (0..0, NO_POSITION),
+            };
+            let part = parts.get(i).filter(|_| has_states);
+            let (mut first, end) = part.map_or((0, tokens), |p| (p.first, p.first + p.ids.len()));
+            while first < end {
+                let prepared = call.prepare(packages, end - first, positions, bundle)?;
+                let n = prepared.tokens_of(end - first);
+                run(&prepared, &[Piece { first, tokens: n, sequence: i }], &mut parts[own.clone()])?;
+                first += n;
             }
-            parts[i].sequence.states[call.package] = states;
-            ran?;
         }
         Ok(())
     }

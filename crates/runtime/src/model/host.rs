@@ -8,7 +8,7 @@ const MASKED: f32 = -30_000.0;
 
 /// Tokens of a call that host inputs are made for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct CallTokens {
+pub(super) struct HostTokens {
     /// Position of the first token.
     pub first: usize,
     /// Number of tokens.
@@ -20,8 +20,8 @@ pub(super) struct CallTokens {
 }
 
 /// Fills host input `input` in `out` for the tokens of a call.
-pub(super) fn fill(out: &mut Tensor, input: &HostInput, chain: &Chain, tokens: CallTokens) {
-    let CallTokens { first, n, width, seen } = tokens;
+pub(super) fn fill(out: &mut Tensor, input: &HostInput, chain: &Chain, tokens: HostTokens) {
+    let HostTokens { first, n, width, seen } = tokens;
     // `Chain::read` has checked that the names exist. A function that sees only the first slots runs only for positions in
     // them, so its cache is treated as a smaller one.
     let cache = |name: &String| {

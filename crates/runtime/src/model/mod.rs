@@ -12,25 +12,24 @@ mod chain_program;
 mod embedding;
 mod forward;
 mod host;
-mod newest_rows;
+mod kept_rows;
 mod sequence;
 mod vectors;
 mod workspace;
 
 pub use forward::{LayerObserver, Request};
-pub use newest_rows::MOST_UNDONE;
+pub use kept_rows::MOST_UNDONE;
 pub use sequence::{MOST_RUN_AGAIN, Sequence};
 
 use crate::backend::{Backend, BackendPackage, Counts, KeptCache, OpTime};
 use crate::tensor::Tensor;
 use crate::{Error, Result};
-use anemoe_bundle::{CHAIN_FILE, Chain, HostInput, InputBinding, Kept, Run, Shard, Step};
+use anemoe_bundle::{CHAIN_FILE, Chain, HostInput, InputBinding, Kept, Shard, Step};
 use anemoe_io::locked;
 use anemoe_kernels::Pool;
 use call::Call;
 use chain_program::{ChainOp, ChainProgram, Names};
 use embedding::EmbeddingFile;
-use newest_rows::{NewestRows, RowsPackage};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -95,7 +94,7 @@ pub struct Model {
     low_memory: bool,
     /// Time of preparing functions, by the tokens of a call and of a call of the head.
     preparations: Mutex<BTreeMap<(usize, usize), Duration>>,
-    stats: Mutex<Counters>,
+    counters: Counters,
     /// Memory of finished passes, for the next ones.
     workspaces: Mutex<Vec<PassWorkspace>>,
     /// Rows of logits that callers gave back.
@@ -103,62 +102,46 @@ pub struct Model {
 }
 
 /// Counters since opening.
+#[derive(Default)]
 struct Counters {
-    all: ModelStats,
-    /// Calls and time of each package.
-    shards: Vec<(u64, Duration)>,
+    skipped: AtomicU64,
+    /// Calls of each package, and their nanoseconds.
+    packages: Vec<(AtomicU64, AtomicU64)>,
 }
 
-/// Rows that the host keeps between calls of a shard.
-struct KeptRows<'a> {
-    kept: &'a Kept,
-    /// Slots of the cache that the input `place` of the rows describes.
-    slots: usize,
-    /// True if `place` has slots on its last axis.
-    is_place_last: bool,
+impl Counters {
+    /// Adds a call of a package.
+    fn add(&self, package: usize, time: Duration) {
+        let (calls, nanoseconds) = &self.packages[package];
+        calls.fetch_add(1, Ordering::Relaxed);
+        nanoseconds.fetch_add(time.as_nanos() as u64, Ordering::Relaxed);
+    }
+
+    /// Returns calls and time of each package.
+    fn packages(&self) -> impl Iterator<Item = (u64, Duration)> {
+        let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        self.packages.iter().map(move |(calls, time)| (read(calls), Duration::from_nanos(read(time))))
+    }
 }
 
-/// Returns the rows that the host keeps between calls of a shard, by input.
-fn kept_of<'a>(chain: &'a Chain, shard: &str) -> BTreeMap<&'a str, KeptRows<'a>> {
-    let runs = chain.steps.iter().filter_map(|step| match step {
-        Step::Run(run) if run.shards().any(|name| name == shard) => Some(run),
-        _ => None,
-    });
-    let rows = |run: &Run, kept: &'a Kept| match run.inputs.get(kept.place()) {
-        Some(InputBinding::Host(input)) => {
-            let cache = input.cache().and_then(|name| chain.caches.get(name));
-            let is_place_last = matches!(input, HostInput::PlaceRows(_));
-            KeptRows { kept, slots: cache.map_or(0, |c| c.slots), is_place_last }
-        }
-        _ => KeptRows { kept, slots: 0, is_place_last: false },
-    };
-    let kept = |run: &'a Run| run.kept.iter().map(move |(input, kept)| (input.as_str(), rows(run, kept)));
-    runs.flat_map(kept).collect()
-}
-
-/// Opens a package with its kept rows: the backend keeps caches, and a [`RowsPackage`] keeps newest rows.
-fn open_package(
-    backend: &dyn Backend,
-    path: &Path,
-    kept: &BTreeMap<&str, KeptRows<'_>>,
-) -> Result<Box<dyn BackendPackage>> {
-    let (mut caches, mut newest) = (Vec::new(), Vec::new());
-    for (input, &KeptRows { kept, slots, is_place_last }) in kept {
-        let input = input.to_string();
-        match kept.clone() {
-            Kept::Cache { rows, place } => {
-                caches.push(KeptCache { input, rows, place, is_place_last, slots });
-            }
-            Kept::Newest { rows, place, count, heads, channels } => {
-                newest.push(NewestRows { input, rows, place, is_place_last, count, heads, channels });
-            }
+/// Returns the caches that the host keeps between calls of a shard.
+fn caches_of(chain: &Chain, shard: &str) -> Vec<KeptCache> {
+    let mut caches = BTreeMap::new();
+    for step in &chain.steps {
+        let Step::Run(run) = step else { continue };
+        for (input, kept) in run.kept.iter().filter(|_| run.shards().any(|name| name == shard)) {
+            let Kept::Cache { rows, place } = kept.clone() else { continue };
+            let of_host = match run.inputs.get(&place) {
+                Some(InputBinding::Host(of_host)) => Some(of_host),
+                _ => None,
+            };
+            let cache = of_host.and_then(|of_host| chain.caches.get(of_host.cache()?));
+            let is_place_last = matches!(of_host, Some(HostInput::PlaceRows(_)));
+            let slots = cache.map_or(0, |c| c.slots);
+            caches.insert(input, KeptCache { input: input.clone(), rows, place, is_place_last, slots });
         }
     }
-    let inner = backend.open_with(path, &caches)?;
-    match newest.is_empty() {
-        true => Ok(inner),
-        false => Ok(Box::new(RowsPackage { inner, kept: newest.into() })),
-    }
+    caches.into_values().collect()
 }
 
 impl Model {
@@ -189,7 +172,7 @@ impl Model {
         let files: Vec<PathBuf> = chain.shards.iter().map(package).collect();
         let opened: Vec<Mutex<_>> = files.iter().map(|_| Mutex::new(None)).collect();
         Pool::global().run(files.len(), &|i| {
-            let package = open_package(backend, &files[i], &kept_of(&chain, &chain.shards[i].name));
+            let package = backend.open_with(&files[i], &caches_of(&chain, &chain.shards[i].name));
             *locked(&opened[i]) = Some(package);
         });
         let mut packages = Vec::new();
@@ -210,10 +193,10 @@ impl Model {
         Ok(Model {
             number: NUMBER.fetch_add(1, Ordering::Relaxed),
             bundle: bundle.to_path_buf(),
-            stats: Mutex::new(Counters {
-                all: ModelStats::default(),
-                shards: vec![(0, Duration::ZERO); packages.len()],
-            }),
+            counters: Counters {
+                packages: packages.iter().map(|_| Default::default()).collect(),
+                ..Counters::default()
+            },
             packages,
             embedding: Mutex::default(),
             body,
@@ -248,14 +231,16 @@ impl Model {
 
     /// Returns the counters since opening.
     pub fn stats(&self) -> ModelStats {
-        locked(&self.stats).all
+        let skipped = self.counters.skipped.load(Ordering::Relaxed);
+        let (calls, in_packages) =
+            self.counters.packages().fold((0, Duration::ZERO), |a, b| (a.0 + b.0, a.1 + b.1));
+        ModelStats { calls, skipped, in_packages }
     }
 
     /// Returns time and calls of each shard since opening.
     pub fn shard_stats(&self) -> Vec<ShardStats> {
-        let counters = locked(&self.stats);
-        let all = self.chain.shards.iter().zip(&counters.shards).zip(&self.packages);
-        all.map(|((shard, &(calls, time)), package)| ShardStats {
+        let all = self.chain.shards.iter().zip(self.counters.packages()).zip(&self.packages);
+        all.map(|((shard, (calls, time)), package)| ShardStats {
             shard: shard.name.clone(),
             calls,
             time,

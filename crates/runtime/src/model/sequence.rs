@@ -1,6 +1,6 @@
 //! One sequence: its tokens, and the states after them.
 
-use super::newest_rows::MOST_UNDONE;
+use super::kept_rows::{MOST_UNDONE, NewestRows, RowsByInput};
 use super::{Logits, Model};
 use crate::backend::SequenceStates;
 use crate::{Error, Result};
@@ -12,14 +12,72 @@ const UNKNOWN: u32 = u32::MAX;
 /// Most tokens that a cut may run again after going back to earlier states: the tokens of one pass.
 pub const MOST_RUN_AGAIN: usize = 64;
 /// First bytes of a saved sequence.
-const MAGIC: &[u8; 20] = b"anemoe sequence v1\0\0";
+const MAGIC: &[u8; 20] = b"anemoe sequence v2\0\0";
+
+/// What a sequence carries from call to call in one package.
+pub(super) struct PackageStates {
+    pub states: Box<dyn SequenceStates>,
+    pub rows: RowsByInput,
+}
+
+impl PackageStates {
+    fn clear(&mut self) {
+        self.states.clear();
+        self.rows.clear();
+    }
+
+    fn can_rewind(&self, tokens: usize) -> bool {
+        self.rows.values().all(|rows| rows.can_rewind(tokens)) && self.states.can_rewind(tokens)
+    }
+
+    fn rewind(&mut self, tokens: usize) -> Result<()> {
+        self.states.rewind(tokens)?;
+        self.rows.values_mut().for_each(|rows| rows.rewind(tokens));
+        Ok(())
+    }
+
+    fn save(&self, out: &mut Vec<u8>) -> Result<()> {
+        self.states.save(out)?;
+        out.extend((self.rows.len() as u64).to_le_bytes());
+        for (name, rows) in &self.rows {
+            out.extend((name.len() as u64).to_le_bytes());
+            out.extend(name.as_bytes());
+            rows.save(out);
+        }
+        Ok(())
+    }
+
+    fn restore(&mut self, bytes: &mut &[u8]) -> Result<()> {
+        self.states.restore(bytes)?;
+        let rows = |bytes: &mut &[u8]| {
+            let mut rows = RowsByInput::new();
+            for _ in 0..number(bytes)? {
+                let length = number(bytes)?;
+                let name = String::from_utf8(bytes.split_off(..length)?.to_vec()).ok()?;
+                rows.insert(name, NewestRows::restore(bytes)?);
+            }
+            Some(rows)
+        };
+        self.rows = rows(bytes).ok_or_else(|| wrong("its rows are cut short or wrong"))?;
+        Ok(())
+    }
+}
+
+fn wrong(what: &str) -> Error {
+    Error::input(format!("saved sequence: {what}"))
+}
+
+/// Takes a number from the front of `bytes`; none where they end early.
+fn number(bytes: &mut &[u8]) -> Option<usize> {
+    usize::try_from(u64::from_le_bytes(bytes.split_off(..8)?.try_into().ok()?)).ok()
+}
 
 /// One sequence of tokens in a [`Model`], with one set of states per package. Making a sequence is cheap: memory for its states
 /// is allocated with its first token.
 pub struct Sequence {
     /// Number of the sequence's model.
     pub(super) model: u64,
-    pub(super) states: Vec<Box<dyn SequenceStates>>,
+    pub(super) packages: Vec<PackageStates>,
     /// Every token so far.
     pub(super) ids: Vec<u32>,
     /// One more than the highest position whose row is in the caches; tokens that were cut off count.
@@ -44,7 +102,7 @@ impl Sequence {
 
     /// Forgets all tokens.
     pub fn clear(&mut self) {
-        self.states.iter_mut().for_each(|s| s.clear());
+        self.packages.iter_mut().for_each(PackageStates::clear);
         self.ids.clear();
         (self.highest, self.is_broken) = (0, false);
     }
@@ -56,7 +114,11 @@ impl Sequence {
     pub fn fork(&self) -> Result<Sequence> {
         Ok(Sequence {
             model: self.model,
-            states: self.states.iter().map(|s| s.fork()).collect::<Result<_>>()?,
+            packages: self
+                .packages
+                .iter()
+                .map(|p| Ok(PackageStates { states: p.states.fork()?, rows: p.rows.clone() }))
+                .collect::<Result<_>>()?,
             ids: self.ids.clone(),
             highest: self.highest,
             is_broken: self.is_broken,
@@ -87,13 +149,11 @@ impl Sequence {
         model.check(self)?;
         let mut out = MAGIC.to_vec();
         out.extend(model.identity());
-        for n in [self.ids.len(), self.highest, self.states.len()] {
+        for n in [self.ids.len(), self.highest, self.packages.len()] {
             out.extend((n as u64).to_le_bytes());
         }
         self.ids.iter().for_each(|id| out.extend(id.to_le_bytes()));
-        for states in &self.states {
-            states.save(&mut out)?;
-        }
+        self.packages.iter().try_for_each(|package| package.save(&mut out))?;
         Ok(out)
     }
 }
@@ -111,8 +171,10 @@ impl Model {
         sequence.clear();
         // States are allocated with the first token.
         self.append(sequence, &[0], Logits::None, None)?;
-        sequence.clear();
-        for (i, states) in sequence.states.iter_mut().enumerate() {
+        sequence.ids.clear();
+        let mut random = anemoe_io::Random::new(seed);
+        for (i, PackageStates { states, rows }) in sequence.packages.iter_mut().enumerate() {
+            rows.values_mut().for_each(|rows| rows.fill_with_noise(&mut random));
             if !states.fill_with_noise(seed + i as u64) {
                 return Err(Error::input("this backend cannot write states"));
             }
@@ -136,7 +198,11 @@ impl Model {
     pub fn sequence(&self) -> Sequence {
         Sequence {
             model: self.number,
-            states: self.packages.iter().map(|p| p.new_states()).collect(),
+            packages: self
+                .packages
+                .iter()
+                .map(|p| PackageStates { states: p.new_states(), rows: RowsByInput::new() })
+                .collect(),
             ids: Vec::with_capacity(self.chain.model.max_context.min(1 << 12)),
             highest: 0,
             is_broken: false,
@@ -165,7 +231,7 @@ impl Model {
         }
         if let Some(back) = self.tokens_to_rewind(sequence, length) {
             sequence.is_broken = true;
-            sequence.states.iter_mut().try_for_each(|states| states.rewind(back))?;
+            sequence.packages.iter_mut().try_for_each(|package| package.rewind(back))?;
             sequence.is_broken = false;
             let again = sequence.ids[position - back..length].to_vec();
             sequence.ids.truncate(position - back);
@@ -189,7 +255,7 @@ impl Model {
         let can = |back: &usize| {
             let kept = position - back;
             sequence.has_rows_before(kept, &self.chain.caches)
-                && sequence.states.iter().all(|states| states.can_rewind(*back))
+                && sequence.packages.iter().all(|package| package.can_rewind(*back))
                 && !sequence.ids[kept..length].contains(&UNKNOWN)
         };
         let undone = position - length;
@@ -208,7 +274,7 @@ impl Model {
     /// Returns how many tokens, at most `most`, a pass may append after one more token such that [`Model::truncate`] cuts them
     /// off without running tokens again. Returns 0 where the states do not tell, as after a long pass.
     pub fn most_to_undo(&self, sequence: &Sequence, most: usize) -> usize {
-        if !sequence.states.iter().all(|states| states.can_rewind(1)) {
+        if !sequence.packages.iter().all(|package| package.can_rewind(1)) {
             return 0;
         }
         let length = sequence.position() + 1;
@@ -226,7 +292,6 @@ impl Model {
     /// # Errors
     /// The bytes are no sequence of this model, or end early.
     pub fn restore(&self, bytes: &[u8]) -> Result<Sequence> {
-        let wrong = |what: &str| Error::input(format!("saved sequence: {what}"));
         let mut rest = bytes;
         let magic = rest.split_off(..MAGIC.len()).ok_or_else(|| wrong("it ends early"))?;
         if magic != MAGIC {
@@ -236,18 +301,16 @@ impl Model {
         if rest.split_off(..identity.len()) != Some(identity.as_slice()) {
             return Err(wrong("it is of another bundle"));
         }
-        let mut number = || {
-            let bytes = rest.split_off(..8).and_then(|b| b.try_into().ok());
-            bytes.map(u64::from_le_bytes).and_then(|n| usize::try_from(n).ok())
-        };
-        let (Some(length), Some(highest), Some(states)) = (number(), number(), number()) else {
-            return Err(wrong("it ends early"));
-        };
+        let mut numbers = [0; 3];
+        for n in &mut numbers {
+            *n = number(&mut rest).ok_or_else(|| wrong("it ends early"))?;
+        }
+        let [length, highest, packages] = numbers;
         let most = self.chain.model.max_context;
         if length > most || highest > most || length > highest {
             return Err(wrong("its lengths do not fit each other or the context"));
         }
-        if states != self.packages.len() {
+        if packages != self.packages.len() {
             return Err(wrong("it has states of another number of packages"));
         }
         let mut sequence = self.sequence();
@@ -258,9 +321,7 @@ impl Model {
         if sequence.ids.iter().any(|&id| id as usize >= vocabulary && id != UNKNOWN) {
             return Err(wrong("a token is outside the vocabulary"));
         }
-        for states in &mut sequence.states {
-            states.restore(&mut rest)?;
-        }
+        sequence.packages.iter_mut().try_for_each(|package| package.restore(&mut rest))?;
         if !rest.is_empty() {
             return Err(wrong("there is something behind its end"));
         }

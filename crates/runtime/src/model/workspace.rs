@@ -1,7 +1,7 @@
 //! Memory that is reused from pass to pass.
 
 use super::call::{CallScratch, Piece};
-use super::host::{CallTokens, Ranking};
+use super::host::{HostTokens, Ranking};
 use crate::tensor::Tensor;
 
 /// Memory of a pass.
@@ -29,4 +29,4 @@ pub(super) struct HostValue {
 }
 
 /// Pass, piece and tokens of the call that a host input was last filled for.
-pub(super) type Filled = Option<(u64, Piece, CallTokens)>;
+pub(super) type Filled = Option<(u64, Piece, HostTokens)>;

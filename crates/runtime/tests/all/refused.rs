@@ -3,7 +3,7 @@
 use anemoe_mlpackage::mil::builder::{ConvParams, FunctionBuilder, model};
 use anemoe_mlpackage::mil::{DataType, FeatureShape, MlModel, Opset, TensorType, Value};
 use anemoe_mlpackage::package::PackageWriter;
-use anemoe_runtime::backend::Backend;
+use anemoe_runtime::backend::{Backend, FunctionCall, FunctionInput};
 use anemoe_runtime::cpu::{CpuBackend, CpuPackage, CpuStates, Options};
 use anemoe_runtime::tensor::Tensor;
 use half::f16;
@@ -68,7 +68,10 @@ fn error_of(path: &Path, fuse: bool, x: &Tensor) -> String {
     let run = || -> anemoe_runtime::Result<()> {
         let package = backend.open(path)?;
         let function = package.prepare("main")?;
-        function.run(&[x], package.new_states().as_mut(), &mut Vec::new())
+        let mut states = package.new_states();
+        let inputs = [FunctionInput::Shared(x)];
+        let call = FunctionCall { inputs: &inputs, parts: &[], states: &mut [states.as_mut()] };
+        function.run(call, &mut Vec::new())
     };
     run().unwrap_err().to_string()
 }

@@ -1,18 +1,19 @@
-//! Rows that a layer carries from call to call beside its cache, and their values after fewer tokens of a call.
+//! Rows that a layer carries from call to call in the rows of its state behind the slots of its cache.
 //!
 //! ```text
-//! window  [.., R + T, d] = the R rows carried before the call, then one row for each of its T tokens
-//! carried [.., R, d]     = matmul(selection, window), window rows n.. for n tokens
-//! state                  = concat(cache, tail(carried)), or state[rows behind the slots] = tail(carried)
+//! as written   before = rows of the state    window [.., R + T, d] = concat(before, own)    a row for each of the T tokens
+//!              carried [.., R, d] = matmul(selection, window)                               window rows n.. for n tokens
+//!              state = concat(cache, tail(carried)), or state[rows behind the slots] = tail(carried)
+//! as it runs   before is an input, own also an output: the caller keeps the rows, see `backend::KeptRows`
 //! ```
-//! A call keeps its window. After k of its n tokens, the carried rows are window rows k..; `tail` makes rows of the state of
-//! them.
+//! The rows of the state are still written, and no longer read.
 
-use anemoe_mlpackage::mil::{Argument, Binding};
+use crate::backend::KeptRows;
 use anemoe_mlpackage::mil::{
-    Block, Feature, FeatureShape, Function, FunctionDescription, NamedType, Operation, TensorType, ValueType,
+    Argument, Binding, Dim, Feature, FeatureShape, Function, FunctionDescription, NamedType, Operation,
+    ValueType,
 };
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Rows that a function carries, by the names of its values.
 pub struct CarriedRows {
@@ -26,10 +27,6 @@ pub struct CarriedRows {
     pub state: String,
     /// First row of the state that holds carried rows.
     pub first: usize,
-    /// Function that makes rows of the state of carried rows.
-    pub tail: Function,
-    /// Description of `tail`.
-    pub described: FunctionDescription,
 }
 
 /// Kind of values that a function writes to its states.
@@ -128,39 +125,122 @@ fn rows(function: &Function, write: &Operation, joined: &Operation) -> Option<Ca
     }
     let product = &operations[product?];
     let (selection, window) = (argument(product, "x")?, argument(product, "y")?);
-    let of_selection = input(selection)?.ty.tensor()?.shape()?;
-    let (result, window_shape) = (product.outputs.first()?, shape(window)?);
-    let result_shape = result.ty.tensor()?.shape()?;
-    let &[1, 1, rows, all] = of_selection.as_slice() else { return None };
-    let fits = window_shape.len() == 4
-        && window_shape[2] == all
-        && result_shape.get(2) == Some(&rows)
-        && rows <= all;
-    if !fits {
+    let dims_of = |name: &str| -> Option<&[Dim]> {
+        let output = operations.get(by(name)?)?.outputs.iter().find(|o| o.name == name)?;
+        Some(&output.ty.tensor()?.dims)
+    };
+    let &[Dim::Fixed(1), Dim::Fixed(1), Dim::Fixed(rows), all] =
+        input(selection)?.ty.tensor()?.dims.as_slice()
+    else {
+        return None;
+    };
+    let of_window = dims_of(window)?;
+    let selected = product.outputs.first()?.ty.tensor()?.dims.get(2);
+    if of_window.len() != 4 || of_window[2] != all || selected != Some(&Dim::Fixed(rows)) {
         return None;
     }
-    let feature =
-        |name: &str, ty: &TensorType| Some(Feature::array(name, ty.dtype, FeatureShape::Fixed(ty.shape()?)));
-    let tail_type = operations[by(tail)?].outputs.iter().find(|o| o.name == tail)?.ty.tensor()?.clone();
-    let described = FunctionDescription {
-        name: "tail".into(),
-        inputs: vec![feature(&result.name, result.ty.tensor()?)?],
-        outputs: vec![feature(tail, &tail_type)?],
-        ..FunctionDescription::default()
-    };
-    let block = Block {
-        inputs: Vec::new(),
-        operations: inside.into_iter().map(|i| operations[i].clone()).collect(),
-        outputs: vec![tail.to_string()],
-    };
-    let inputs = vec![NamedType { name: result.name.clone(), ty: result.ty.clone() }];
     Some(CarriedRows {
         selection: selection.to_string(),
         window: window.to_string(),
         rows: usize::try_from(rows).ok()?,
         state: argument(write, "input")?.to_string(),
         first: usize::try_from(slots).ok()?,
-        tail: Function { inputs, opset: function.opset, block },
-        described,
     })
+}
+
+/// What a function carries from call to call, where all of it is known: rows that callers keep, and slots of caches, which may
+/// stay when a call is undone because callers mask them.
+#[derive(Debug, Default)]
+pub(in crate::cpu) struct KnownCarried {
+    pub kept: Vec<KeptRows>,
+    /// Slots of each state that has other rows behind them.
+    pub slots: BTreeMap<String, usize>,
+}
+
+/// Rewrites `function` so that callers keep the rows that it carries. Returns none, and changes nothing, where it may carry
+/// something else, or takes the rows in another way.
+pub(in crate::cpu) fn keep_rows(
+    function: &mut Function,
+    described: &mut FunctionDescription,
+) -> Option<KnownCarried> {
+    let rows = match carried(function) {
+        Carried::Nothing => return Some(KnownCarried::default()),
+        Carried::Rows(rows) => rows,
+        Carried::Unknown => return None,
+    };
+    let windows = rows.iter().map(|rows| Window::of(function, rows)).collect::<Option<Vec<_>>>()?;
+    let mut known = KnownCarried::default();
+    for (rows, window) in rows.into_iter().zip(windows) {
+        let Window { at, before, own, kept, ty, feature } = window;
+        for op in &mut function.block.operations[at..] {
+            for binding in op.inputs.values_mut().flat_map(|Argument(bindings)| bindings) {
+                if *binding == Binding::Name(before.clone()) {
+                    *binding = Binding::Name(kept.input.clone());
+                }
+            }
+        }
+        described.inputs.push(Feature { name: kept.input.clone(), ..feature });
+        function.inputs.push(NamedType { name: kept.input.clone(), ty });
+        let of_own = function.block.operations.iter().flat_map(|op| &op.outputs).find(|o| o.name == own)?;
+        let of_own = of_own.ty.tensor()?;
+        let shape = of_own.shape().map_or(FeatureShape::Dynamic, FeatureShape::Fixed);
+        described.outputs.push(Feature::array(&own, of_own.dtype, shape));
+        function.block.outputs.push(own);
+        known.slots.insert(rows.state, rows.first);
+        known.kept.push(kept);
+    }
+    Some(known)
+}
+
+/// The operation that joins the rows carried before a call with those of its tokens.
+struct Window {
+    /// Number of the first operation that may read `before`.
+    at: usize,
+    before: String,
+    own: String,
+    kept: KeptRows,
+    ty: ValueType,
+    feature: Feature,
+}
+
+impl Window {
+    fn of(function: &Function, rows: &CarriedRows) -> Option<Window> {
+        let operations = &function.block.operations;
+        let made = |name: &str| {
+            operations
+                .iter()
+                .enumerate()
+                .find_map(|(i, op)| Some((i, op.outputs.iter().find(|o| o.name == name)?)))
+        };
+        let joins = &operations[made(&rows.window)?.0];
+        let [Binding::Name(before), Binding::Name(own)] = joins.inputs.get("values")?.0.as_slice() else {
+            return None;
+        };
+        let (at, result) = made(before)?;
+        made(own).filter(|_| joins.op_type == "concat" && !function.block.outputs.contains(own))?;
+        let shape = result.ty.tensor()?.shape()?;
+        let &[1, heads, count, channels] = shape.as_slice() else { return None };
+        let size = |n: u64| usize::try_from(n).ok();
+        let kept = KeptRows {
+            input: format!("{before}_kept"),
+            rows: own.clone(),
+            count: size(count).filter(|count| *count == rows.rows)?,
+            heads: size(heads)?,
+            channels: size(channels)?,
+        };
+        // All that the rows are made of is in the state.
+        let mut open = vec![before.as_str()];
+        while let Some(name) = open.pop() {
+            let op = &operations[made(name)?.0];
+            match op.op_type.as_str() {
+                "read_state" if argument(op, "input") == Some(&rows.state) => {}
+                "const" => {}
+                "reshape" | "slice_by_size" | "slice_by_index" | "transpose" => open.extend(names(op)),
+                _ => return None,
+            }
+        }
+        let feature = Feature::array(before, result.ty.tensor()?.dtype, FeatureShape::Fixed(shape));
+        let (before, own) = (before.clone(), own.clone());
+        Some(Window { at: at + 1, before, own, kept, ty: result.ty.clone(), feature })
+    }
 }

@@ -6,5 +6,6 @@ mod resize;
 mod stages;
 
 pub use carried::{Carried, CarriedRows, carried};
+pub(super) use carried::{KnownCarried, keep_rows};
 pub(super) use resize::{describe, rewrite};
 pub(super) use stages::{Stages, WRITTEN_FOR, stages};
