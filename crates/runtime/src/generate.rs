@@ -60,28 +60,13 @@ impl Generated {
     }
 }
 
-/// Continues `prompt` in `sequence`, which is cleared first. `on_token` gets each new token as soon as it is chosen, and ends
-/// generation by returning false. With speculation the tokens are the same, but come several at a time.
+/// Continues `prompt` in `sequence`. The beginning that both share is not run again; the tokens are the same as in a new sequence.
+/// `on_token` gets each new token as soon as it is chosen, and ends generation by returning false. With speculation the tokens
+/// are the same, but come several at a time.
 ///
 /// # Errors
 /// The prompt is empty, holds an id outside the vocabulary, or is longer than the context; a package fails.
 pub fn generate(
-    model: &Model,
-    sequence: &mut Sequence,
-    prompt: &[u32],
-    options: &GenerateOptions,
-    on_token: impl FnMut(u32) -> bool,
-) -> Result<Generated> {
-    sequence.clear();
-    generate_behind(model, sequence, prompt, options, on_token)
-}
-
-/// Continues `prompt` like [`generate`], with the same tokens. The beginning that `sequence` and `prompt` share is not run again;
-/// [`Generated::prefill_tokens`] counts the other tokens.
-///
-/// # Errors
-/// Fails like [`generate`].
-pub fn generate_behind(
     model: &Model,
     sequence: &mut Sequence,
     prompt: &[u32],

@@ -5,6 +5,7 @@ use super::fused::FusedPlan;
 use super::interpreter::Interpreter;
 use super::ir::Section;
 use super::located::Located;
+use super::ops::OpError;
 use super::shapes::{ShapePlans, ValueShapes};
 use super::state_value::StateValue;
 use super::states::CpuStates;
@@ -53,30 +54,6 @@ pub struct CompiledFunction {
     multiply_adds: AtomicU64,
     experts: AtomicU64,
     skipped: AtomicU64,
-}
-
-/// Adds the results of functions of several packages, each a sum of experts, to `sum`, `[1, channels, 1, tokens]`, as one job
-/// of the pool. Writes the work of each function to `counts`. Returns false and does nothing where a function is no sum of
-/// experts, or the functions do not read the same input.
-///
-/// # Errors
-/// Fails like [`CompiledFunction::run`].
-pub fn add_experts(
-    calls: &[(&CompiledFunction, &[&Tensor])],
-    sum: &mut Tensor,
-    counts: &mut [Counts],
-) -> Result<bool> {
-    let mut plans: SmallVec<[_; super::INLINE_TERMS]> = SmallVec::new();
-    for (function, inputs) in calls {
-        function.check_inputs(inputs)?;
-        let Executable::FusedPlan(plan) = &function.code else { return Ok(false) };
-        plans.push((plan, *inputs));
-    }
-    super::fused::add_experts(&plans, sum, counts).map_err(|e| {
-        let Some((function, _)) = calls.first() else { return Error::input("no calls") };
-        let (op_type, name) = plans[0].0.describe(0);
-        Located { path: &function.path, function: &function.name, op_type, name }.error(e)
-    })
 }
 
 impl CompiledFunction {
@@ -255,10 +232,7 @@ impl CompiledFunction {
                 values.iter_mut().zip(&self.caches).for_each(|(value, cache)| value.convert_to(*cache));
                 let limit = self.allowance.elements_beside(0);
                 let run = || plan.run(inputs, &mut values, outputs);
-                super::ops::shape::with_limit(limit, run).map_err(|(e, node)| {
-                    let (op_type, name) = plan.describe(node);
-                    Located { path: &self.path, function: &self.name, op_type, name }.error(e)
-                })
+                super::ops::shape::with_limit(limit, run).map_err(|(e, node)| self.error_at(node, e))
             }
             Executable::Steps(steps) => {
                 let mut tensors: Vec<Tensor> = values.drain(..).map(StateValue::into_tensor).collect();
@@ -282,20 +256,27 @@ impl CompiledFunction {
         self.skipped.fetch_add(counts.skipped, Ordering::Relaxed);
     }
 
-    /// Adds a run by `add_experts` to the counters and times.
-    pub fn count_experts(&self, counts: Counts, time: Duration) {
+    /// Adds a run as a term of a sum to the counters and times.
+    pub(super) fn count_term(&self, counts: Counts, time: Duration) {
         self.count(counts);
         if let Executable::FusedPlan(plan) = &self.code {
             plan.add_experts_time(time);
         }
     }
 
-    /// Tells whether the function is only a sum of experts, which `add_experts` can add to others.
-    pub fn is_experts(&self) -> bool {
-        matches!(&self.code, Executable::FusedPlan(plan) if plan.is_experts())
+    /// Returns the plan; none where the function runs step by step.
+    pub(super) fn plan(&self) -> Option<&FusedPlan> {
+        if let Executable::FusedPlan(plan) = &self.code { Some(plan) } else { None }
     }
 
-    fn check_inputs(&self, inputs: &[&Tensor]) -> Result<()> {
+    /// Names node `node` of the plan in an error.
+    pub(super) fn error_at(&self, node: usize, error: OpError) -> Error {
+        let (op_type, name) = self.plan().map_or(("", ""), |plan| plan.describe(node));
+        Located { path: &self.path, function: &self.name, op_type, name }.error(error)
+    }
+
+    /// Refuses inputs of other shapes and types than those of the function.
+    pub(super) fn check_inputs(&self, inputs: &[&Tensor]) -> Result<()> {
         if inputs.len() != self.inputs.len() {
             return Err(Error::input(format!(
                 "{}: {} inputs given, function `{}` has {}",

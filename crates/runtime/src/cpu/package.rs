@@ -3,7 +3,8 @@
 use super::batch::{KEPT_COUNTS, StagedFunction};
 use super::cache_states::make_state_of;
 use super::classifier::Classifier;
-use super::function::{CompiledFunction, add_experts};
+use super::function::CompiledFunction;
+use super::fused::{FusedPlan, add_experts};
 use super::recent::Recent;
 use super::resizable::ResizableFunction;
 use super::shared_constants::CompileContext;
@@ -132,9 +133,6 @@ impl Backend for CpuBackend {
         }))
     }
 }
-
-/// A compiled function and its inputs.
-type CompiledTerm<'a> = (&'a CompiledFunction, &'a [&'a Tensor]);
 
 /// A package whose functions are compiled at their first use.
 struct LoadedPackage {
@@ -346,24 +344,26 @@ impl BackendFunction for CompiledFunction {
 
     fn run_sum(&self, terms: &[Term<'_>], sum: &mut Tensor) -> Result<Times> {
         let started = Instant::now();
-        let calls: Option<SmallVec<[CompiledTerm<'_>; INLINE_TERMS]>> = terms
-            .iter()
-            .map(|term| {
-                let function: &dyn Any = term.function;
-                Some((function.downcast_ref::<CompiledFunction>()?, term.inputs))
-            })
-            .collect();
-        let Some(calls) = calls else { return backend::run_each(terms, sum) };
-        let mut counts: SmallVec<[Counts; INLINE_TERMS]> = smallvec![Counts::default(); calls.len()];
-        if !add_experts(&calls, sum, &mut counts)? {
+        let mut functions: SmallVec<[&CompiledFunction; INLINE_TERMS]> = SmallVec::new();
+        let mut plans: SmallVec<[(&FusedPlan, &[&Tensor]); INLINE_TERMS]> = SmallVec::new();
+        for term in terms {
+            let function: &dyn Any = term.function;
+            let function = function.downcast_ref::<CompiledFunction>();
+            let (Some(function), Some(plan)) = (function, function.and_then(|f| f.plan())) else {
+                return backend::run_each(terms, sum);
+            };
+            function.check_inputs(term.inputs)?;
+            functions.push(function);
+            plans.push((plan, term.inputs));
+        }
+        let mut counts: SmallVec<[Counts; INLINE_TERMS]> = smallvec![Counts::default(); plans.len()];
+        if !add_experts(&plans, sum, &mut counts).map_err(|e| self.error_at(0, e))? {
             return backend::run_each(terms, sum);
         }
         let (time, all) = (started.elapsed(), counts.iter().map(|c| c.bytes_read).sum::<u64>());
-        let share = |bytes: u64| if all > 0 { bytes as f64 / all as f64 } else { 1.0 / calls.len() as f64 };
+        let share = |bytes: u64| if all > 0 { bytes as f64 / all as f64 } else { 1.0 / plans.len() as f64 };
         let times: Times = counts.iter().map(|c| time.mul_f64(share(c.bytes_read))).collect();
-        for ((function, _), (counts, time)) in calls.iter().zip(counts.iter().zip(&times)) {
-            function.count_experts(*counts, *time);
-        }
+        functions.iter().zip(counts).zip(&times).for_each(|((f, counts), time)| f.count_term(counts, *time));
         Ok(times)
     }
 }

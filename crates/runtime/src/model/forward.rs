@@ -29,6 +29,9 @@ const SPARE_ROWS: usize = 32;
 /// Positions after a call of a function that sees no positions.
 const NO_POSITION: usize = 0;
 
+/// Calls whose results are added up, with their functions.
+type Terms<'a> = SmallVec<[(&'a Call, Arc<Prepared>); INLINE_TERMS]>;
+
 /// One sequence of a batch, and its next tokens.
 pub struct Request<'a> {
     /// The sequence that the tokens are appended to.
@@ -134,7 +137,10 @@ impl Model {
         logits: Logits,
         chunk: Option<usize>,
     ) -> Result<Vec<Vec<f32>>> {
-        self.append_watched(sequence, ids, logits, chunk, &mut |_, _| ())
+        let mut rows = Vec::new();
+        let mut requests = [Request { sequence, ids, logits }];
+        self.run(&mut requests, chunk, &mut |_, _| (), &mut |_, row| rows.push(row))?;
+        Ok(rows)
     }
 
     /// Appends `ids` like [`Model::append`], and shows `watch` the residual stream between layers.
@@ -306,7 +312,8 @@ impl Model {
                 return Ok(());
             }
             parts.iter_mut().for_each(|part| part.sequence.is_broken = true);
-            self.pass(&mut parts, limit - room, &mut workspace, watch)?;
+            self.embed(&parts, limit - room, &mut workspace)?;
+            self.execute(false, &mut parts, limit - room, &mut workspace, watch)?;
             self.read_logits(&rows, &mut workspace, out)?;
             for part in &mut parts {
                 let sequence = &mut *part.sequence;
@@ -315,18 +322,6 @@ impl Model {
                 sequence.highest = sequence.highest.max(sequence.position());
             }
         }
-    }
-
-    /// Runs one pass of `tokens` tokens through the layers; register `hidden` holds the result.
-    fn pass(
-        &self,
-        parts: &mut [PassPart<'_>],
-        tokens: usize,
-        workspace: &mut PassWorkspace,
-        watch: &mut LayerObserver<'_>,
-    ) -> Result<()> {
-        self.embed(parts, tokens, workspace)?;
-        self.execute(false, parts, tokens, workspace, watch)
     }
 
     /// Fills register `hidden`, `[1, hidden_size, 1, tokens]`, with scaled embeddings.
@@ -495,7 +490,7 @@ impl Model {
         tokens: usize,
         workspace: &mut PassWorkspace,
     ) -> Result<()> {
-        let PassWorkspace { registers, wanted, .. } = workspace;
+        let PassWorkspace { registers, wanted, scratch, .. } = workspace;
         wanted.clear();
         for (i, call) in calls.iter().enumerate() {
             let zero = call.when.as_ref().is_some_and(|(register, rows)| {
@@ -510,7 +505,15 @@ impl Model {
         let skipped = (calls.len() - wanted.len()) as u64;
         self.counters.skipped.fetch_add(skipped, Ordering::Relaxed);
         // Even a single term runs as a sum, so that its result is the same as beside other terms.
-        if calls.len() > 1 && !wanted.is_empty() && !self.low_memory && self.sum(calls, tokens, workspace)? {
+        if calls.len() > 1
+            && !wanted.is_empty()
+            && !self.low_memory
+            && let Some(terms) = self.terms(calls, wanted, tokens)?
+        {
+            let times = run_sum(&terms, tokens, registers, scratch, &self.bundle)?;
+            for ((_, prepared), time) in terms.iter().zip(times) {
+                self.counters.add(prepared.package, time);
+            }
             return Ok(());
         }
         for k in 0..workspace.wanted.len() {
@@ -523,27 +526,20 @@ impl Model {
         Ok(())
     }
 
-    /// Runs calls that add to one register as one job. Returns false and does nothing where they have states, read host
-    /// inputs, or need padding.
-    fn sum(&self, calls: &[Call], tokens: usize, workspace: &mut PassWorkspace) -> Result<bool> {
-        let mut terms: SmallVec<[(&Call, Arc<Prepared>); INLINE_TERMS]> = SmallVec::new();
-        for &i in &workspace.wanted {
-            let call = &calls[i];
+    /// Prepares calls that add to one register as one job; none where they have states, read host inputs, or need padding.
+    fn terms<'a>(&self, calls: &'a [Call], wanted: &[usize], tokens: usize) -> Result<Option<Terms<'a>>> {
+        let mut terms = Terms::new();
+        for call in wanted.iter().map(|&i| &calls[i]) {
             if call.has_states(&self.packages, &self.bundle)? {
-                return Ok(false);
+                return Ok(None);
             }
             let prepared = call.prepare(&self.packages, tokens, NO_POSITION, &self.bundle)?;
             if !prepared.is_exact(tokens) || !prepared.reads_registers() {
-                return Ok(false);
+                return Ok(None);
             }
             terms.push((call, prepared));
         }
-        let PassWorkspace { registers, scratch, .. } = workspace;
-        let times = run_sum(&terms, tokens, registers, scratch, &self.bundle)?;
-        for ((_, prepared), time) in terms.iter().zip(times) {
-            self.counters.add(prepared.package, time);
-        }
-        Ok(true)
+        Ok(Some(terms))
     }
 
     /// Runs one call: once over all tokens, or once per sequence if the function has states and the backend does not run several

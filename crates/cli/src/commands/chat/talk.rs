@@ -7,7 +7,7 @@ use crate::signals;
 use crate::ui::{Ui, message};
 use anemoe_io::locked;
 use anemoe_text::chat::{AnswerPiece, ChatTemplate, History, Overflow, PromptText, StopStrings, ThoughtSplitter};
-use anemoe_runtime::generate::{GenerateOptions, Stop, generate_behind};
+use anemoe_runtime::generate::{GenerateOptions, Stop, generate};
 use anemoe_runtime::model::{Logits, Model, Sequence};
 use anemoe_text::tokenizer::{TextStream, Tokenizer};
 use anyhow::Context;
@@ -352,7 +352,7 @@ impl Talk {
         let (ends, stop) = (&self.ends, &self.stop);
         let mut shown = ShownAnswer { ui, shows_thoughts: self.settings.shows_thoughts, is_thinking: false };
         let mut failure: Option<anyhow::Error> = None;
-        let generated = generate_behind(&self.model, &mut self.sequence, &prompt.ids, &options, |id| {
+        let generated = generate(&self.model, &mut self.sequence, &prompt.ids, &options, |id| {
             if ends.contains(&id) {
                 answer.ended = Some(AnswerEnd::EndToken);
                 return false;

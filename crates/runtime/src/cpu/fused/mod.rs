@@ -220,11 +220,6 @@ impl FusedPlan {
         &self.caches
     }
 
-    /// Tells whether the function is only a sum of experts, see [`add_experts`].
-    pub fn is_experts(&self) -> bool {
-        self.experts().is_some()
-    }
-
     /// Returns the experts, if the function only computes their sum, `[1, channels, 1, tokens]` or `[1, 1, tokens, channels]`,
     /// with the channels of a token together.
     fn experts(&self) -> Option<&experts::Experts> {
