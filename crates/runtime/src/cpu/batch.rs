@@ -1,8 +1,8 @@
 //! Functions with states, run for several sequences at once.
 
 use super::function::CompiledFunction;
+use super::plans_by_tokens::PlansByTokens;
 use super::recent::Recent;
-use super::resizable::ResizableFunction;
 use super::tokens::{KnownCarried, Stages, WRITTEN_FOR};
 use super::{CpuStates, Options};
 use crate::backend::{
@@ -31,7 +31,7 @@ enum ValueOrigin {
 
 /// A stage, its compiled functions by token count, and the origins of its inputs.
 struct CompiledStage {
-    stage: ResizableFunction,
+    stage: PlansByTokens,
     functions: Mutex<Recent<usize, Arc<CompiledFunction>>>,
     inputs: Vec<ValueOrigin>,
     /// Token axis of each input; none where each sequence has a value of its own.
@@ -131,7 +131,7 @@ impl StagedFunction {
                 made.insert(output.name.clone(), ValueOrigin::Stage(number, i));
             }
             let functions = Mutex::new(Recent::new(KEPT_COUNTS));
-            let stage = ResizableFunction::new(
+            let stage = PlansByTokens::new(
                 package.clone(),
                 options,
                 stage.function,

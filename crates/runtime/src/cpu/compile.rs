@@ -1,25 +1,25 @@
-//! Compiles functions to a plan where possible, else to steps.
+//! Compiles functions to a plan where possible, else for the interpreter.
 
 mod constants;
 mod function_compiler;
 mod known_values;
+mod outline;
 mod projection;
-mod sections;
 mod uses;
 mod zero_skip;
 
-use super::fixed_function::FixedFunction;
 use super::function::CompiledFunction;
-use super::ir::Section;
-use super::shapes::{ShapePlans, follows_from_shapes};
+use super::ir::OutlinedPlan;
+use super::plan_source::PlanSource;
+use super::plans_by_shapes::{PlansByShapes, follows_from_shapes};
 use super::shared_constants::CompileContext;
 use crate::Result;
 use anemoe_mlpackage::mil::{Block, Function, FunctionDescription, ValueType};
 use function_compiler::{CompileTarget, lower};
-use sections::Sections;
+use outline::OutlinedPlans;
 use std::sync::Arc;
 
-/// Compiles a function to a plan where possible, else to steps.
+/// Compiles a function to a plan where possible, else for the interpreter.
 pub(super) fn compile(
     context: CompileContext<'_>,
     function: &str,
@@ -35,7 +35,7 @@ pub(super) fn compile_kept(
     function: &str,
     body: &Function,
     described: &FunctionDescription,
-) -> Result<(CompiledFunction, Option<FixedFunction>)> {
+) -> Result<(CompiledFunction, Option<PlanSource>)> {
     let CompileContext { package, options, .. } = context;
     if options.fuse
         && is_fixed(&body.block)
@@ -45,23 +45,29 @@ pub(super) fn compile_kept(
     {
         return Ok((compiled, Some(fixed)));
     }
-    let sectioned = options.fuse && sections::needs_sections(&body.block);
-    let steps = |body: &Function, sections: Sections| {
-        lower(context, function, body, described, CompileTarget::Steps(sections))?.interpreted(described)
+    let outlines = options.fuse && outline::needs_outlining(&body.block);
+    let interpreted = |body: &Function, plans: OutlinedPlans| {
+        lower(context, function, body, described, CompileTarget::Interpreter(plans))?.interpreted(described)
     };
     // The function is checked as a whole first: errors then name operations of the package, and its limits apply.
-    let mut compiled = steps(body, Sections::new())?;
-    if sectioned {
-        let section = |body: &Function, described: &FunctionDescription| {
+    let mut compiled = interpreted(body, OutlinedPlans::new())?;
+    if outlines {
+        let plan = |body: &Function, described: &FunctionDescription| {
             let compiled = compile(context, function, body, described).ok()?;
-            compiled.is_planned().then(|| Arc::new(compiled) as Arc<dyn Section>)
+            compiled.is_planned().then(|| Arc::new(compiled) as Arc<dyn OutlinedPlan>)
         };
-        let (outlined, sections) = sections::outline(body, &section);
-        if !sections.is_empty() {
-            return Ok((steps(&outlined, sections)?, None));
+        let (outlined, plans) = outline::outline(body, &plan);
+        if !plans.is_empty() {
+            return Ok((interpreted(&outlined, plans)?, None));
         }
     } else if options.fuse && !is_fixed(&body.block) {
-        compiled.set_shape_plans(ShapePlans::new(package, body, described, options, compile_for_shapes));
+        compiled.set_plans_by_shapes(PlansByShapes::new(
+            package,
+            body,
+            described,
+            options,
+            compile_for_shapes,
+        ));
     }
     Ok((compiled, None))
 }
@@ -76,7 +82,7 @@ fn compile_for_shapes(
         return Ok(None);
     }
     let lowered = lower(context, &described.name, body, described, CompileTarget::FusedPlan)?;
-    if !lowered.steps.iter().all(follows_from_shapes) {
+    if !lowered.instructions.iter().all(follows_from_shapes) {
         return Ok(None);
     }
     match lowered.fixed(described) {

@@ -3,10 +3,10 @@
 use super::Options;
 use super::fused::FusedPlan;
 use super::interpreter::Interpreter;
-use super::ir::Section;
+use super::ir::OutlinedPlan;
 use super::located::Located;
 use super::ops::OpError;
-use super::shapes::{ShapePlans, ValueShapes};
+use super::plans_by_shapes::{PlansByShapes, ValueShapes};
 use super::state_value::StateValue;
 use super::states::CpuStates;
 use super::tokens::KnownCarried;
@@ -26,7 +26,7 @@ pub(super) enum Executable {
     /// Fused nodes over planned buffers.
     FusedPlan(FusedPlan),
     /// Instructions that run one after the other.
-    Steps(Interpreter),
+    Interpreter(Interpreter),
 }
 
 /// A compiled function. It does not change when it runs: threads and sequences share it.
@@ -45,7 +45,7 @@ pub struct CompiledFunction {
     allowance: Allowance,
     code: Executable,
     /// Plans for shapes that are known only with the inputs.
-    shape_plans: Option<ShapePlans<CompiledFunction>>,
+    plans_by_shapes: Option<PlansByShapes<CompiledFunction>>,
     /// What the function carries; none where that is not known.
     carried: Option<Arc<KnownCarried>>,
     /// True if its states hold nothing but rows in slots of caches, which may stay and be masked when a call is undone.
@@ -88,7 +88,7 @@ impl CompiledFunction {
             caches,
             allowance,
             code,
-            shape_plans: None,
+            plans_by_shapes: None,
             carried: None,
             may_stay: false,
             bytes_read: AtomicU64::new(0),
@@ -100,21 +100,26 @@ impl CompiledFunction {
 
     /// Tells whether the function is fused: when it was compiled, or for the shapes of each call's inputs.
     pub(super) fn is_planned(&self) -> bool {
-        matches!(self.code, Executable::FusedPlan(_)) || self.shape_plans.is_some()
+        matches!(self.code, Executable::FusedPlan(_)) || self.plans_by_shapes.is_some()
     }
 
     /// Sets the plans for shapes that are known only with the inputs.
-    pub(super) fn set_shape_plans(&mut self, plans: ShapePlans<CompiledFunction>) {
-        self.shape_plans = Some(plans);
+    pub(super) fn set_plans_by_shapes(&mut self, plans: PlansByShapes<CompiledFunction>) {
+        self.plans_by_shapes = Some(plans);
     }
 
-    /// Runs the steps on copies of the states and returns the shapes of all values; none where the run fails.
-    fn trace(&self, steps: &Interpreter, inputs: &[&Tensor], states: &CpuStates) -> Option<ValueShapes> {
+    /// Runs the instructions on copies of the states and returns the shapes of all values; none where the run fails.
+    fn trace(
+        &self,
+        interpreter: &Interpreter,
+        inputs: &[&Tensor],
+        states: &CpuStates,
+    ) -> Option<ValueShapes> {
         let value = |(name, _): &(String, TensorType)| states.get(name);
         let mut values: Vec<Tensor> = self.states.iter().map(value).collect::<Option<_>>()?;
         let mut outputs = vec![Tensor::default(); self.described.outputs.len()];
         let mut shapes = ValueShapes::new();
-        steps.run_traced(inputs, &mut values, &mut outputs, Some(&mut shapes)).ok()?;
+        interpreter.run_traced(inputs, &mut values, &mut outputs, Some(&mut shapes)).ok()?;
         Some(shapes)
     }
 
@@ -150,8 +155,8 @@ impl CompiledFunction {
 
     /// Frees memory that the next run allocates again.
     pub(super) fn release(&self) {
-        if let Executable::Steps(steps) = &self.code {
-            steps.release();
+        if let Executable::Interpreter(interpreter) = &self.code {
+            interpreter.release();
         }
     }
 
@@ -190,7 +195,7 @@ impl CompiledFunction {
     pub fn op_times(&self) -> Vec<OpTime> {
         match &self.code {
             Executable::FusedPlan(plan) => plan.op_times(),
-            Executable::Steps(_) => Vec::new(),
+            Executable::Interpreter(_) => Vec::new(),
         }
     }
 
@@ -206,8 +211,8 @@ impl CompiledFunction {
         outputs: &mut Vec<Tensor>,
     ) -> Result<Counts> {
         self.check_inputs(inputs)?;
-        if let (Some(plans), Executable::Steps(steps)) = (&self.shape_plans, &self.code)
-            && let Some(plan) = plans.find(inputs, || self.trace(steps, inputs, states))
+        if let (Some(plans), Executable::Interpreter(interpreter)) = (&self.plans_by_shapes, &self.code)
+            && let Some(plan) = plans.find(inputs, || self.trace(interpreter, inputs, states))
         {
             let result = plan.run(inputs, states, outputs);
             if let Ok(counts) = &result {
@@ -234,9 +239,9 @@ impl CompiledFunction {
                 let run = || plan.run(inputs, &mut values, outputs);
                 super::ops::shape::with_limit(limit, run).map_err(|(e, node)| self.error_at(node, e))
             }
-            Executable::Steps(steps) => {
+            Executable::Interpreter(interpreter) => {
                 let mut tensors: Vec<Tensor> = values.drain(..).map(StateValue::into_tensor).collect();
-                let result = steps.run(inputs, &mut tensors, outputs);
+                let result = interpreter.run(inputs, &mut tensors, outputs);
                 values.extend(tensors.into_iter().map(StateValue::Full));
                 result
             }
@@ -302,7 +307,7 @@ impl CompiledFunction {
         for ((feature, input), ty) in self.described.inputs.iter().zip(inputs).zip(&self.inputs) {
             let fits = match ty.dims.as_slice() {
                 [] => input.shape.iter().product::<usize>() == 1,
-                _ if matches!(self.code, Executable::Steps(_)) => true,
+                _ if matches!(self.code, Executable::Interpreter(_)) => true,
                 dims => {
                     let own = dims.iter().map(|d| d.fixed().map(|n| n as usize));
                     own.eq(input.shape.iter().map(|n| Some(*n)))
@@ -346,7 +351,7 @@ impl CompiledFunction {
     }
 }
 
-impl Section for CompiledFunction {
+impl OutlinedPlan for CompiledFunction {
     fn run(&self, inputs: &[&Tensor], outputs: &mut Vec<Tensor>) -> Result<Counts> {
         CompiledFunction::run(self, inputs, &mut CpuStates::default(), outputs)
     }

@@ -1,12 +1,12 @@
 //! Runs instructions one after the other, for functions with control flow or with shapes that are known only with their inputs;
-//! runs of operations between control flow are calls of compiled sections.
+//! runs of operations between control flow are calls of plans.
 
 use super::ir::{Instr, InstrKind, Projection, ValueRef, ZeroSkip};
 use super::located::Located;
 use super::ops::OpResult;
 use super::ops::shape::{count, with_limit};
 use super::ops::{OpContext, OpError, check_result};
-use super::shapes::ValueShapes;
+use super::plans_by_shapes::ValueShapes;
 use super::{Options, Precision};
 use crate::backend::Counts;
 use crate::memory_limit::Allowance;
@@ -36,7 +36,7 @@ pub(super) struct Interpreter {
     /// Number of buffers.
     pub buffers: usize,
     pub constants: Vec<Arc<Tensor>>,
-    pub steps: Vec<Instr>,
+    pub instructions: Vec<Instr>,
     pub zero_skips: Vec<ZeroSkip>,
     /// Index of the zero skip of each step.
     pub zero_skip_of: Vec<Option<usize>>,
@@ -96,7 +96,7 @@ impl Interpreter {
             allowance: self.allowance.with_inputs(bytes),
             counts: Counts::default(),
         };
-        let result = run.take_inputs(inputs).and_then(|()| run.steps(shapes));
+        let result = run.take_inputs(inputs).and_then(|()| run.all(shapes));
         if result.is_ok() {
             for (place, out) in self.outputs.iter().zip(outputs) {
                 super::ops::copy_tensor(run.place(*place), out);
@@ -136,16 +136,16 @@ impl Execution<'_> {
         Ok(())
     }
 
-    fn steps(&mut self, mut shapes: Option<&mut ValueShapes>) -> Result<()> {
-        let steps = &self.program.steps;
+    fn all(&mut self, mut shapes: Option<&mut ValueShapes>) -> Result<()> {
+        let instructions = &self.program.instructions;
         let mut skip: Vec<Option<bool>> = vec![None; self.program.zero_skips.len()];
-        for (i, step) in steps.iter().enumerate() {
+        for (i, step) in instructions.iter().enumerate() {
             if let Some(g) = self.program.zero_skip_of.get(i).copied().flatten() {
                 let zero_skip = &self.program.zero_skips[g];
                 let all_zero = *skip[g].get_or_insert_with(|| {
                     let zero = |v: &[f32]| v.iter().all(|&x| x == 0.0);
                     self.buffers[zero_skip.weight].as_f32().is_some_and(zero)
-                        && self.product_shape(&steps[zero_skip.product], zero_skip.weight).is_some()
+                        && self.product_shape(&instructions[zero_skip.product], zero_skip.weight).is_some()
                 });
                 let all_zero = all_zero && shapes.is_none();
                 if all_zero && i != zero_skip.product {
@@ -280,11 +280,11 @@ impl Execution<'_> {
                 super::ops::copy_tensor(source, &mut value);
                 self.state_values[*state] = value;
             }
-            InstrKind::Call { section, inputs, outputs } => {
+            InstrKind::Call { plan, inputs, outputs } => {
                 let mut results: Vec<Tensor> =
                     outputs.iter().map(|&b| std::mem::take(&mut self.buffers[b])).collect();
                 let inputs: Vec<&Tensor> = inputs.iter().map(|&p| self.place(p)).collect();
-                match section.run(&inputs, &mut results) {
+                match plan.run(&inputs, &mut results) {
                     Ok(counts) => self.counts += counts,
                     Err(e) => return Ok(Err(e)),
                 }
@@ -295,8 +295,8 @@ impl Execution<'_> {
             }
             InstrKind::Cond { pred, yes, no, outputs } => {
                 let chosen = self.flag(*pred)?;
-                let (steps, results) = if chosen { yes } else { no };
-                for step in steps {
+                let (instructions, results) = if chosen { yes } else { no };
+                for step in instructions {
                     if let Err(e) = self.step(step) {
                         return Ok(Err(e));
                     }

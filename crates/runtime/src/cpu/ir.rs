@@ -72,17 +72,17 @@ pub(super) enum InstrKind {
         cond: Nested,
         body: Nested,
     },
-    /// A section of the function, compiled as a function of its own.
+    /// Operations of the function, compiled to a plan of their own.
     Call {
-        section: Arc<dyn Section>,
+        plan: Arc<dyn OutlinedPlan>,
         inputs: Vec<ValueRef>,
         outputs: Vec<usize>,
     },
 }
 
-/// A compiled section of a function: it has inputs and outputs, but no states.
-pub(super) trait Section: Send + Sync {
-    /// Runs the section, writes its results to the first of `outputs`, and returns the work.
+/// The plan of some operations of a function: it has inputs and outputs, but no states.
+pub(super) trait OutlinedPlan: Send + Sync {
+    /// Runs the plan, writes its results to the first of `outputs`, and returns the work.
     ///
     /// # Errors
     /// An operation fails on these inputs.
@@ -100,7 +100,7 @@ pub(super) struct Instr {
     pub work: InstrKind,
 }
 
-/// Steps that are skipped when `weight` is all zero.
+/// Interpreter that are skipped when `weight` is all zero.
 pub(super) struct ZeroSkip {
     /// Buffer of the small factor.
     pub weight: usize,
@@ -136,16 +136,16 @@ impl Instr {
             InstrKind::Call { inputs, .. } => places.extend(inputs),
             InstrKind::Cond { pred, yes, no, .. } => {
                 places.push(*pred);
-                for (steps, results) in [yes, no] {
+                for (instructions, results) in [yes, no] {
                     places.extend(results);
-                    places.extend(steps.iter().flat_map(|s| s.operands()));
+                    places.extend(instructions.iter().flat_map(|s| s.operands()));
                 }
             }
             InstrKind::While { initial, cond, body, .. } => {
                 places.extend(initial);
-                for (steps, results) in [cond, body] {
+                for (instructions, results) in [cond, body] {
                     places.extend(results);
-                    places.extend(steps.iter().flat_map(|s| s.operands()));
+                    places.extend(instructions.iter().flat_map(|s| s.operands()));
                 }
             }
         }

@@ -5,8 +5,8 @@ use super::cache_states::make_state_of;
 use super::classifier::Classifier;
 use super::function::CompiledFunction;
 use super::fused::{FusedPlan, add_experts};
+use super::plans_by_tokens::PlansByTokens;
 use super::recent::Recent;
-use super::resizable::ResizableFunction;
 use super::shared_constants::CompileContext;
 use super::tokens::{KnownCarried, keep_rows, stages};
 use super::{CpuStates, INLINE_TERMS, Options, Precision, compile};
@@ -129,7 +129,7 @@ impl Backend for CpuBackend {
             resized: Mutex::new(Recent::new(KEPT_COUNTS)),
             gone: Mutex::default(),
             staged: Mutex::default(),
-            resizable: Mutex::default(),
+            plans_by_tokens: Mutex::default(),
         }))
     }
 }
@@ -151,7 +151,7 @@ struct LoadedPackage {
     /// Functions in stages, for batches, by name; none for functions that cannot be split into stages.
     staged: Mutex<BTreeMap<String, Option<Arc<StagedFunction>>>>,
     /// The function that was last compiled for a token count, as read from the package, with its name.
-    resizable: Mutex<Option<(String, Arc<ResizableFunction>)>>,
+    plans_by_tokens: Mutex<Option<(String, Arc<PlansByTokens>)>>,
 }
 
 /// A function as read from its package.
@@ -173,7 +173,7 @@ impl LoadedPackage {
     }
 
     /// Reads a function, makes states of its caches, and has its callers keep the rows that it carries. Programs take more memory than
-    /// compiled functions, so only one of each package is kept, see [`LoadedPackage::resizable`].
+    /// compiled functions, so only one of each package is kept, see [`LoadedPackage::plans_by_tokens`].
     fn read(&self, function: &str) -> Result<ReadFunction> {
         let weights = locked(&self.weights).clone();
         let package = Package::open_to_run(&self.path, &[function], &weights)?;
@@ -196,15 +196,15 @@ impl LoadedPackage {
 
     /// Returns a function as read, from which functions for token counts are compiled. Reading takes as long as compiling, so the
     /// last one is kept.
-    fn resizable(&self, function: &str) -> Result<Arc<ResizableFunction>> {
-        if let Some((name, read)) = &*locked(&self.resizable)
+    fn plans_by_tokens(&self, function: &str) -> Result<Arc<PlansByTokens>> {
+        if let Some((name, read)) = &*locked(&self.plans_by_tokens)
             && name == function
         {
             return Ok(Arc::clone(read));
         }
         let ReadFunction { package, body, described, carried } = self.read(function)?;
-        let read = Arc::new(ResizableFunction::new(package, self.options, body, described, carried));
-        *locked(&self.resizable) = Some((function.to_string(), Arc::clone(&read)));
+        let read = Arc::new(PlansByTokens::new(package, self.options, body, described, carried));
+        *locked(&self.plans_by_tokens) = Some((function.to_string(), Arc::clone(&read)));
         Ok(read)
     }
 
@@ -220,8 +220,8 @@ impl LoadedPackage {
         if let Some(found) = locked(&self.resized).get(&key) {
             return Ok(Some(found.clone()));
         }
-        let resizable = self.resizable(function)?;
-        let Ok(compiled) = resizable.for_tokens(axes, declared, tokens) else { return Ok(None) };
+        let plans_by_tokens = self.plans_by_tokens(function)?;
+        let Ok(compiled) = plans_by_tokens.for_tokens(axes, declared, tokens) else { return Ok(None) };
         let mut resized = locked(&self.resized);
         if let Some(found) = resized.get(&key) {
             return Ok(Some(found.clone()));

@@ -198,7 +198,7 @@ impl StateValue {
         }
     }
 
-    /// Converts the state to a tensor, which steps need.
+    /// Converts the state to a tensor, which the interpreter needs.
     pub fn into_tensor(self) -> Tensor {
         match self {
             StateValue::Full(t) => t,

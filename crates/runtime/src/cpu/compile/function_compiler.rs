@@ -1,10 +1,9 @@
-//! Compiles a function's operations to steps over buffers.
+//! Compiles a function's operations to instructions over buffers.
 //!
 //! Constants are decoded or left as stored. Values that depend only on constants are computed once. Every other value gets a
 //! buffer, which another value reuses after its last reader.
 
 use super::super::Precision;
-use super::super::fixed_function::{FixedFunction, bytes_of};
 use super::super::function::{CompiledFunction, Executable};
 use super::super::fused::PlanInput;
 use super::super::interpreter::Interpreter;
@@ -12,12 +11,13 @@ use super::super::ir::{Instr, InstrKind, ParamRef, ValueRef};
 use super::super::located::Located;
 use super::super::ops::shape::{MAX_ELEMENTS, with_limit};
 use super::super::ops::{self, OpContext, OpError};
+use super::super::plan_source::{PlanSource, bytes_of};
 use super::super::shared_constants::CompileContext;
 use super::super::weights::{Constant, const_value, located, to_f16};
 use super::constants::{constants_of, decoded};
 use super::known_values::{Definition, KnownValues};
+use super::outline::{CALL, CALL_INPUTS, OutlinedPlans};
 use super::projection::projection;
-use super::sections::{CALL, CALL_INPUTS, Sections};
 use super::uses::{count_op, count_uses};
 use super::zero_skip::find_zero_skips;
 use crate::memory_limit::{Allowance, MemoryNeed};
@@ -35,8 +35,8 @@ const MAX_FOLDED: usize = 1 << 24;
 /// Target of compilation: fused nodes, or instructions that run one after the other.
 pub(super) enum CompileTarget {
     FusedPlan,
-    /// Instructions, with the sections that they call.
-    Steps(Sections),
+    /// Instructions, with the plans that they call.
+    Interpreter(OutlinedPlans),
 }
 
 struct FunctionCompiler<'a> {
@@ -54,7 +54,7 @@ struct FunctionCompiler<'a> {
     depth: usize,
     /// True if every value gets a buffer of its own, as a plan needs.
     unique_buffers: bool,
-    sections: Sections,
+    plans: OutlinedPlans,
     /// Type of each buffer's value, kept for a plan.
     buffer_types: Vec<Option<TensorType>>,
     /// Most bytes that each buffer has held; values of unknown shape do not count.
@@ -69,17 +69,17 @@ fn tensor_bytes(t: &Tensor) -> u64 {
     (t.len() as u64).saturating_mul(element)
 }
 
-/// A function lowered to steps.
+/// A function lowered to instructions.
 pub(super) struct LoweredFunction<'a> {
     compiler: FunctionCompiler<'a>,
-    pub steps: Vec<Instr>,
+    pub instructions: Vec<Instr>,
     /// Buffer and type of each input.
     inputs: Vec<(usize, TensorType)>,
     outputs: Vec<ValueRef>,
     states: Vec<(String, TensorType)>,
 }
 
-/// Lowers a function's operations to steps.
+/// Lowers a function's operations to instructions.
 pub(super) fn lower<'a>(
     context: CompileContext<'a>,
     function: &'a str,
@@ -95,9 +95,9 @@ pub(super) fn lower<'a>(
     let allowance = Allowance::new(package.total_bytes(), inputs.fold(0, u64::saturating_add));
     let mut uses = BTreeMap::new();
     count_uses(&body.block, &mut uses);
-    let (unique_buffers, sections) = match target {
-        CompileTarget::Steps(sections) => (false, sections),
-        CompileTarget::FusedPlan => (true, Sections::new()),
+    let (unique_buffers, plans) = match target {
+        CompileTarget::Interpreter(plans) => (false, plans),
+        CompileTarget::FusedPlan => (true, OutlinedPlans::new()),
     };
     let mut c = FunctionCompiler {
         context,
@@ -109,7 +109,7 @@ pub(super) fn lower<'a>(
         uses,
         depth: 0,
         unique_buffers,
-        sections,
+        plans,
         buffer_types: Vec::new(),
         buffer_bytes: Vec::new(),
         allowance,
@@ -157,7 +157,7 @@ pub(super) fn lower<'a>(
     if described.inputs.len() + c.states.len() != body.inputs.len() {
         return Err(wrong("an input of the function is not described".into()));
     }
-    let steps = with_limit(allowance.elements_beside(0), || c.block(&body.block))?;
+    let instructions = with_limit(allowance.elements_beside(0), || c.block(&body.block))?;
     let mut outputs = Vec::new();
     for feature in &described.outputs {
         if !body.block.outputs.contains(&feature.name) {
@@ -171,13 +171,13 @@ pub(super) fn lower<'a>(
     let state_types = c.states.iter().map(|s| c.known.types.get(s.as_str())?.tensor().cloned());
     let state_types: Vec<TensorType> = state_types.collect::<Option<_>>().unwrap_or_default();
     let states = c.states.iter().cloned().zip(state_types).collect();
-    Ok(LoweredFunction { compiler: c, steps, inputs: input_places, outputs, states })
+    Ok(LoweredFunction { compiler: c, instructions, inputs: input_places, outputs, states })
 }
 
 impl LoweredFunction<'_> {
     /// Returns the input of a plan; none where a shape is unknown or too large.
-    pub fn fixed(self, described: &FunctionDescription) -> Option<FixedFunction> {
-        let LoweredFunction { compiler: c, steps, inputs, outputs, states } = self;
+    pub fn fixed(self, described: &FunctionDescription) -> Option<PlanSource> {
+        let LoweredFunction { compiler: c, instructions, inputs, outputs, states } = self;
         let shape = |ty: &TensorType| {
             let shape =
                 ty.shape()?.into_iter().map(|d| usize::try_from(d).ok()).collect::<Option<Vec<_>>>()?;
@@ -185,7 +185,7 @@ impl LoweredFunction<'_> {
             (n <= MAX_ELEMENTS && shape.len() <= 8).then_some(shape)
         };
         let source = PlanInput {
-            steps,
+            instructions,
             constants: c.known.constants,
             shapes: c.buffer_types.iter().map(|ty| shape(ty.as_ref()?)).collect::<Option<_>>()?,
             types: c.buffer_types.iter().map(|ty| Some(ty.as_ref()?.dtype)).collect::<Option<_>>()?,
@@ -196,23 +196,23 @@ impl LoweredFunction<'_> {
             round: c.context.options.precision == Precision::Fp16,
         };
         let inputs = inputs.into_iter().map(|(_, ty)| ty).collect();
-        Some(FixedFunction { described: described.clone(), inputs, states, source, need: c.need })
+        Some(PlanSource { described: described.clone(), inputs, states, source, need: c.need })
     }
 
     /// Makes a function that runs step by step.
     pub fn interpreted(self, described: &FunctionDescription) -> Result<CompiledFunction> {
-        let LoweredFunction { compiler: c, steps, inputs, outputs, states } = self;
+        let LoweredFunction { compiler: c, instructions, inputs, outputs, states } = self;
         let (package, function, options) = (c.context.package, c.function, c.context.options);
         let values = c.buffer_bytes.iter().copied().fold(0, u64::saturating_add);
         let state_bytes = states.iter().map(|(_, ty)| bytes_of(ty)).fold(0, u64::saturating_add);
         let checked = c.need.check(c.allowance, values, state_bytes);
         checked.map_err(|what| Error::invalid(package.path(), format!("function `{function}`: {what}")))?;
         let (zero_skips, zero_skip_of) = match options.skip_zero {
-            true => find_zero_skips(&steps, &outputs),
-            false => (Vec::new(), vec![None; steps.len()]),
+            true => find_zero_skips(&instructions, &outputs),
+            false => (Vec::new(), vec![None; instructions.len()]),
         };
         let types = inputs.iter().map(|(_, ty)| ty.clone()).collect();
-        let code = Executable::Steps(Interpreter {
+        let code = Executable::Interpreter(Interpreter {
             path: package.path().to_path_buf(),
             function: function.to_string(),
             options,
@@ -221,7 +221,7 @@ impl LoweredFunction<'_> {
             outputs,
             buffers: c.buffers,
             constants: c.known.constants,
-            steps,
+            instructions,
             zero_skips,
             zero_skip_of,
             spare: Mutex::default(),
@@ -290,7 +290,7 @@ impl<'a> FunctionCompiler<'a> {
     }
 
     fn block(&mut self, block: &'a Block) -> Result<Vec<Instr>> {
-        let mut steps = Vec::new();
+        let mut instructions = Vec::new();
         for (i, op) in block.operations.iter().enumerate() {
             let at = Located {
                 path: self.context.package.path(),
@@ -298,14 +298,14 @@ impl<'a> FunctionCompiler<'a> {
                 op_type: &op.op_type,
                 name: op.name(),
             };
-            let before = steps.len();
-            self.operation(op, &block.operations[i + 1..], &at, &mut steps)?;
-            if let Some(step) = steps.get_mut(before) {
+            let before = instructions.len();
+            self.operation(op, &block.operations[i + 1..], &at, &mut instructions)?;
+            if let Some(step) = instructions.get_mut(before) {
                 step.results = op.outputs.iter().map(|o| o.name.clone()).collect();
             }
             self.release(op);
         }
-        Ok(steps)
+        Ok(instructions)
     }
 
     /// Frees the buffers whose last reader was this operation. Reads in nested blocks count as reads of the operation that
@@ -347,7 +347,7 @@ impl<'a> FunctionCompiler<'a> {
         op: &'a Operation,
         later: &[Operation],
         at: &Located<'_>,
-        steps: &mut Vec<Instr>,
+        instructions: &mut Vec<Instr>,
     ) -> Result<()> {
         let invalid = |what: String| at.error(OpError::Invalid(what));
         for output in &op.outputs {
@@ -374,27 +374,27 @@ impl<'a> FunctionCompiler<'a> {
                 }
                 Ok(())
             }
-            "read_state" => self.read_state(op, later, at, steps),
+            "read_state" => self.read_state(op, later, at, instructions),
             "write_state" => {
                 let state = self.state_operand(op, at)?;
                 let data = self.named(op, "data", at)?;
                 let data = self.operand_place(data).map_err(invalid)?;
-                steps.push(Instr::new(at, InstrKind::WriteState { state, data }));
+                instructions.push(Instr::new(at, InstrKind::WriteState { state, data }));
                 Ok(())
             }
-            "cond" => self.cond(op, at, steps),
-            "while_loop" => self.while_loop(op, at, steps),
-            CALL if self.sections.contains_key(op.name()) => {
-                let section = self.sections[op.name()].clone();
+            "cond" => self.cond(op, at, instructions),
+            "while_loop" => self.while_loop(op, at, instructions),
+            CALL if self.plans.contains_key(op.name()) => {
+                let plan = self.plans[op.name()].clone();
                 let inputs = op.inputs.get(CALL_INPUTS).into_iter().flat_map(|Argument(bindings)| bindings);
                 let names = inputs.filter_map(|b| if let Binding::Name(n) = b { Some(n) } else { None });
                 let inputs = names.map(|n| self.operand_place(n)).collect::<std::result::Result<_, _>>();
                 let inputs = inputs.map_err(invalid)?;
                 let outputs = self.define(op);
-                steps.push(Instr::new(at, InstrKind::Call { section, inputs, outputs }));
+                instructions.push(Instr::new(at, InstrKind::Call { plan, inputs, outputs }));
                 Ok(())
             }
-            _ => self.kernel(op, at, steps),
+            _ => self.kernel(op, at, instructions),
         }
     }
 
@@ -421,7 +421,7 @@ impl<'a> FunctionCompiler<'a> {
         op: &'a Operation,
         later: &[Operation],
         at: &Located<'_>,
-        steps: &mut Vec<Instr>,
+        instructions: &mut Vec<Instr>,
     ) -> Result<()> {
         let state = self.state_operand(op, at)?;
         let Some(output) = op.outputs.first() else {
@@ -452,7 +452,7 @@ impl<'a> FunctionCompiler<'a> {
             self.known.types.insert(&output.name, &output.ty);
         } else {
             let out = self.define(op);
-            steps.push(Instr::new(at, InstrKind::Copy { from: ValueRef::State(state), to: out[0] }));
+            instructions.push(Instr::new(at, InstrKind::Copy { from: ValueRef::State(state), to: out[0] }));
         }
         Ok(())
     }
@@ -501,7 +501,7 @@ impl<'a> FunctionCompiler<'a> {
         op.outputs.iter().map(tensor).collect()
     }
 
-    fn kernel(&mut self, op: &'a Operation, at: &Located<'_>, steps: &mut Vec<Instr>) -> Result<()> {
+    fn kernel(&mut self, op: &'a Operation, at: &Located<'_>, instructions: &mut Vec<Instr>) -> Result<()> {
         let kernel = ops::kernel(&op.op_type)
             .ok_or_else(|| at.error(OpError::Unsupported("the operation is not implemented".into())))?;
         if op.outputs.is_empty() {
@@ -528,7 +528,11 @@ impl<'a> FunctionCompiler<'a> {
                 None => None,
             };
             let out = self.define(op);
-            steps.push(Instr::typed(at, InstrKind::Project { projection, x, bias, to: out[0] }, types));
+            instructions.push(Instr::typed(
+                at,
+                InstrKind::Project { projection, x, bias, to: out[0] },
+                types,
+            ));
             return Ok(());
         }
         let (inputs, values) = self.operands(op, at)?;
@@ -563,7 +567,7 @@ impl<'a> FunctionCompiler<'a> {
         }
         let outputs = self.define(op);
         let work = InstrKind::Kernel { kernel, inputs, values, outputs };
-        steps.push(Instr::typed(at, work, types));
+        instructions.push(Instr::typed(at, work, types));
         Ok(())
     }
 
@@ -606,7 +610,7 @@ impl<'a> FunctionCompiler<'a> {
         Ok(out)
     }
 
-    /// Returns the steps of a nested block, and the places of its results.
+    /// Returns the instructions of a nested block, and the places of its results.
     fn nested(
         &mut self,
         block: &'a Block,
@@ -625,15 +629,15 @@ impl<'a> FunctionCompiler<'a> {
             self.known.types.insert(&input.name, &input.ty);
         }
         self.depth += 1;
-        let steps = self.block(block)?;
+        let instructions = self.block(block)?;
         let results: std::result::Result<Vec<ValueRef>, String> =
             block.outputs.iter().map(|n| self.operand_place(n)).collect();
         self.depth -= 1;
         (self.known.names, self.known.types) = outside;
-        Ok((steps, results.map_err(|what| at.error(OpError::Invalid(what)))?))
+        Ok((instructions, results.map_err(|what| at.error(OpError::Invalid(what)))?))
     }
 
-    fn cond(&mut self, op: &'a Operation, at: &Located<'_>, steps: &mut Vec<Instr>) -> Result<()> {
+    fn cond(&mut self, op: &'a Operation, at: &Located<'_>, instructions: &mut Vec<Instr>) -> Result<()> {
         let pred = self.named(op, "pred", at)?;
         let pred = self.operand_place(pred).map_err(|what| at.error(OpError::Invalid(what)))?;
         let [yes, no] = op.blocks.as_slice() else {
@@ -644,11 +648,16 @@ impl<'a> FunctionCompiler<'a> {
             return Err(at.error(OpError::Invalid("branches with other numbers of results".into())));
         }
         let outputs = self.define(op);
-        steps.push(Instr::new(at, InstrKind::Cond { pred, yes, no, outputs }));
+        instructions.push(Instr::new(at, InstrKind::Cond { pred, yes, no, outputs }));
         Ok(())
     }
 
-    fn while_loop(&mut self, op: &'a Operation, at: &Located<'_>, steps: &mut Vec<Instr>) -> Result<()> {
+    fn while_loop(
+        &mut self,
+        op: &'a Operation,
+        at: &Located<'_>,
+        instructions: &mut Vec<Instr>,
+    ) -> Result<()> {
         let Some(Argument(bindings)) = op.inputs.get("loop_vars") else {
             return Err(at.error(OpError::Invalid("required parameter `loop_vars` is missing".into())));
         };
@@ -677,7 +686,7 @@ impl<'a> FunctionCompiler<'a> {
         if cond.1.len() != 1 || body.1.len() != variables.len() {
             return Err(at.error(OpError::Invalid("the loop's blocks have other numbers of results".into())));
         }
-        steps.push(Instr::new(at, InstrKind::While { initial, variables, cond, body }));
+        instructions.push(Instr::new(at, InstrKind::While { initial, variables, cond, body }));
         Ok(())
     }
 }

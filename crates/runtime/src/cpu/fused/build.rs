@@ -1,8 +1,8 @@
-//! Builds nodes from steps.
+//! Builds nodes from instructions.
 //!
 //! ```text
 //! plan_builder   views, nodes and buffers so far
-//! fused          several steps as one node          products   products with weights
+//! fused          several instructions as one node          products   products with weights
 //! native         views, and ops with own loops      library    all other ops
 //! buffers        memory of the values
 //! ```
@@ -27,9 +27,9 @@ use buffers::assign;
 use plan_builder::PlanBuilder;
 use std::sync::Arc;
 
-/// Input of planning: a function's steps, in which every buffer is written once.
+/// Input of planning: a function's instructions, in which every buffer is written once.
 pub(in crate::cpu) struct PlanInput {
-    pub steps: Vec<Instr>,
+    pub instructions: Vec<Instr>,
     pub constants: Vec<Arc<Tensor>>,
     /// Shape of each buffer.
     pub shapes: Vec<Vec<usize>>,
@@ -44,13 +44,14 @@ pub(in crate::cpu) struct PlanInput {
     pub round: bool,
 }
 
-/// Makes a plan; none where something has no fixed form: the steps are then executed as they are.
+/// Makes a plan; none where something has no fixed form: the instructions are then executed as they are.
 pub(in crate::cpu) fn plan(source: &PlanInput) -> Option<FusedPlan> {
-    let PlanInput { steps, constants, shapes, types, inputs, outputs, states, skip_zero, round } = source;
+    let PlanInput { instructions, constants, shapes, types, inputs, outputs, states, skip_zero, round } =
+        source;
     let (skip_zero, round) = (*skip_zero, *round);
     let mut producer = vec![None; shapes.len()];
     let mut readers = vec![Vec::new(); shapes.len()];
-    for (i, step) in steps.iter().enumerate() {
+    for (i, step) in instructions.iter().enumerate() {
         step.writes().into_iter().for_each(|b| producer[b] = Some(i));
         step.reads().into_iter().for_each(|b| readers[b].push(i));
     }
@@ -59,7 +60,7 @@ pub(in crate::cpu) fn plan(source: &PlanInput) -> Option<FusedPlan> {
             readers[*b].push(usize::MAX);
         }
     }
-    let g = InstrGraph { steps, constants, shapes, producer, readers, round };
+    let g = InstrGraph { instructions, constants, shapes, producer, readers, round };
     let mut b = PlanBuilder {
         views: vec![None; shapes.len()],
         types,
@@ -79,7 +80,7 @@ pub(in crate::cpu) fn plan(source: &PlanInput) -> Option<FusedPlan> {
             Some(if round && types[buffer] == DataType::Float16 { b.rounded_input(&view) } else { view });
     }
     let (fused, inside) = b.fuse();
-    for i in 0..steps.len() {
+    for i in 0..instructions.len() {
         b.step = i;
         if inside[i] {
             continue;
@@ -115,7 +116,7 @@ pub(in crate::cpu) fn plan(source: &PlanInput) -> Option<FusedPlan> {
 
 impl PlanBuilder<'_> {
     fn single(&mut self) -> Option<()> {
-        let step = &self.g.steps[self.step];
+        let step = &self.g.instructions[self.step];
         match &step.work {
             InstrKind::Cond { .. } | InstrKind::While { .. } | InstrKind::Call { .. } => None,
             InstrKind::Copy { from, .. } => {

@@ -1,14 +1,14 @@
 //! Functions of fixed shapes, compiled to a list of fused nodes over planned buffers.
 //!
 //! ```text
-//! steps (every buffer written once) --patterns--> groups of steps that one node computes
+//! instructions (every buffer written once) --patterns--> groups of instructions that one node computes
 //!                                   --build-----> nodes over views; reshapes, splits and transposes are views
 //!                                   --run-------> nodes run one after the other; nothing is looked up by name
 //! ```
 //! Tokens lie one after the other with their channels together, for any axis order of the program. A token therefore goes through
 //! the same code alone and in a batch. With [`super::Precision::Fp16`] nodes round their results, and give the same bits as
 //! separate operations. Functions whose shapes are known only with their inputs: [`super::shapes`]. Functions with control flow:
-//! the operations in between are plans, see `super::compile::sections`.
+//! the operations in between are plans, see `super::compile::outline`.
 
 mod build;
 mod experts;

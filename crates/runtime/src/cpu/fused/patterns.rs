@@ -10,21 +10,21 @@ use anemoe_kernels::{ActivationFunction, GELU_FP16, RmsNorm};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// Steps in which every buffer is written once, with the writer and the readers of each buffer.
+/// Interpreter in which every buffer is written once, with the writer and the readers of each buffer.
 pub(super) struct InstrGraph<'a> {
-    pub steps: &'a [Instr],
+    pub instructions: &'a [Instr],
     pub constants: &'a [Arc<Tensor>],
     /// Shape of each buffer.
     pub shapes: &'a [Vec<usize>],
     /// Step that writes each buffer.
     pub producer: Vec<Option<usize>>,
-    /// Steps that read each buffer, with repetition; `usize::MAX` for the function's results.
+    /// Interpreter that read each buffer, with repetition; `usize::MAX` for the function's results.
     pub readers: Vec<Vec<usize>>,
     /// True if every result of type fp16 is rounded.
     pub round: bool,
 }
 
-/// Fused form of a step, which also replaces steps before it.
+/// Fused form of a step, which also replaces instructions before it.
 pub(super) enum Fused {
     Norm {
         x: ValueRef,
@@ -73,7 +73,7 @@ struct Scaled {
     scale: ValueRef,
     factor: f32,
     floor: f32,
-    steps: Vec<usize>,
+    instructions: Vec<usize>,
 }
 
 /// One gated MLP times a weight per token.
@@ -105,16 +105,17 @@ impl InstrGraph<'_> {
     /// Returns the step that computes `place` by operation `op`.
     pub fn by(&self, place: ValueRef, op: &str) -> Option<usize> {
         self.step(place).filter(|&s| {
-            self.steps[s].op_type == op && matches!(self.steps[s].work, InstrKind::Kernel { .. })
+            self.instructions[s].op_type == op
+                && matches!(self.instructions[s].work, InstrKind::Kernel { .. })
         })
     }
 
     pub fn arg(&self, step: usize, name: &str) -> Option<ValueRef> {
-        self.steps[step].argument(name)
+        self.instructions[step].argument(name)
     }
 
     fn out(&self, step: usize) -> Option<usize> {
-        self.steps[step].writes().first().copied()
+        self.instructions[step].writes().first().copied()
     }
 
     pub fn shape(&self, place: ValueRef) -> Option<&[usize]> {
@@ -162,10 +163,10 @@ impl InstrGraph<'_> {
         }
     }
 
-    /// Tells whether only `root` and the steps `inside` read the results of the steps `inside`.
+    /// Tells whether only `root` and the instructions `inside` read the results of the instructions `inside`.
     pub fn closed(&self, inside: &[usize], root: usize) -> bool {
         inside.iter().all(|&s| {
-            let mut written = self.steps[s].writes().into_iter();
+            let mut written = self.instructions[s].writes().into_iter();
             written.all(|b| self.readers[b].iter().all(|r| *r == root || inside.contains(r)))
         })
     }
@@ -194,7 +195,7 @@ impl InstrGraph<'_> {
 
     /// Finds `x / sqrt(mean(x^2) + eps)`, also with `x` divided by its largest magnitude first.
     pub fn norm(&self, root: usize) -> FusedSteps {
-        if self.steps[root].op_type != "mul" {
+        if self.instructions[root].op_type != "mul" {
             return None;
         }
         self.both(root).into_iter().find_map(|(scaled, inverse)| {
@@ -229,8 +230,8 @@ impl InstrGraph<'_> {
                 (Some(_), Some(eps)) if least == 0.0 => (scaled, RmsNorm { eps: eps + root_eps, ..plain }),
                 (Some(_), Some(_)) => return None,
                 (more, None) => match self.scaled(scaled, axis) {
-                    Some(Scaled { x, scale, factor, floor, steps }) => {
-                        inside.extend(steps);
+                    Some(Scaled { x, scale, factor, floor, instructions }) => {
+                        inside.extend(instructions);
                         let unit = factor * factor;
                         let eps = match more {
                             None => 0.0,
@@ -265,19 +266,19 @@ impl InstrGraph<'_> {
         let sum = self.by(scale, "add")?;
         self.both(sum).into_iter().find_map(|(largest, floor)| {
             let floor = self.number(floor)?;
-            let mut steps = vec![d, sum];
+            let mut instructions = vec![d, sum];
             let (largest, factor) = match self.by(largest, "mul") {
                 Some(p) => {
-                    steps.push(p);
+                    instructions.push(p);
                     self.both(p).into_iter().find_map(|(v, factor)| Some((v, self.number(factor)?)))?
                 }
                 None => (largest, 1.0),
             };
             let (m, of, magnitude) = self.reduction(largest, "reduce_max")?;
             let a = self.by(magnitude, "abs")?;
-            steps.extend([m, a]);
+            instructions.extend([m, a]);
             let fits = of == axis && self.arg(a, "x")? == x && factor > 0.0;
-            fits.then_some(Scaled { x, scale, factor, floor, steps })
+            fits.then_some(Scaled { x, scale, factor, floor, instructions })
         })
     }
 
@@ -285,7 +286,7 @@ impl InstrGraph<'_> {
     pub fn weighted(&self, root: usize, axis: usize) -> Option<(usize, ValueRef)> {
         let b = self.out(root)?;
         let &[reader] = self.readers[b].as_slice() else { return None };
-        let step = self.steps.get(reader)?;
+        let step = self.instructions.get(reader)?;
         if step.op_type != "mul" {
             return None;
         }
@@ -301,24 +302,24 @@ impl InstrGraph<'_> {
     }
 
     pub fn rotate(&self, root: usize) -> FusedSteps {
-        if self.steps[root].op_type != "add" {
+        if self.instructions[root].op_type != "add" {
             return None;
         }
         self.both(root).into_iter().find_map(|(straight, rotated)| {
             let (a, b) = (self.by(straight, "mul")?, self.by(rotated, "mul")?);
             self.both(b).into_iter().find_map(|(swapped, sin)| {
                 let c = self.by(swapped, "concat")?;
-                let pieces = self.steps[c].values();
+                let pieces = self.instructions[c].values();
                 let rank = self.shape(swapped)?.len();
                 let axis = self.ints(self.arg(c, "axis"))?.first()?;
                 if self.axis(*axis, rank)? + 1 != rank {
                     return None;
                 }
                 let split = self.step(*pieces.first()?)?;
-                if self.steps[split].op_type != "split" {
+                if self.instructions[split].op_type != "split" {
                     return None;
                 }
-                let parts = self.steps[split].writes();
+                let parts = self.instructions[split].writes();
                 let order: Option<Vec<usize>> =
                     pieces.iter().map(|p| parts.iter().position(|b| *p == ValueRef::Buffer(*b))).collect();
                 let axis = self.ints(self.arg(split, "axis"))?.first()?;
@@ -336,7 +337,7 @@ impl InstrGraph<'_> {
         })
     }
 
-    /// Finds an activation; returns the steps that compute it, its kind, and its input.
+    /// Finds an activation; returns the instructions that compute it, its kind, and its input.
     fn gate_of(&self, place: ValueRef) -> Option<(Vec<usize>, ActivationFunction, ValueRef)> {
         let s = self.step(place)?;
         match self.activation(s) {
@@ -373,7 +374,7 @@ impl InstrGraph<'_> {
 
     /// Returns the kind of activation that a step computes.
     pub fn activation(&self, step: usize) -> Option<ActivationFunction> {
-        match self.steps[step].op_type.as_str() {
+        match self.instructions[step].op_type.as_str() {
             "silu" => Some(ActivationFunction::Silu),
             "gelu" => {
                 let Some(mode) = self.arg(step, "mode") else { return Some(ActivationFunction::Gelu) };
@@ -392,7 +393,7 @@ impl InstrGraph<'_> {
 
     /// Finds `activation(gate) * up`.
     pub fn gated(&self, root: usize) -> FusedSteps {
-        if self.steps[root].op_type != "mul" {
+        if self.instructions[root].op_type != "mul" {
             return None;
         }
         let shape = &self.shapes[self.out(root)?];
@@ -405,7 +406,7 @@ impl InstrGraph<'_> {
 
     /// Returns the input of a convolution without a bias that is a matmul over tokens in `groups` groups.
     fn tokenwise_in(&self, step: usize, groups: usize) -> Option<ValueRef> {
-        match &self.steps[step].work {
+        match &self.instructions[step].work {
             InstrKind::Project { projection: Projection::Conv(conv), x, bias: None, .. }
                 if conv.matmul_groups() == Some(groups) =>
             {
@@ -436,7 +437,7 @@ impl InstrGraph<'_> {
     /// Finds a split of axis 1 into the halves `gate` and `up`; returns its input and its step.
     fn halves(&self, gate: ValueRef, up: ValueRef) -> Option<(ValueRef, usize)> {
         let split = self.by(gate, "split")?;
-        let parts = self.steps[split].writes();
+        let parts = self.instructions[split].writes();
         let halves =
             matches!(parts.as_slice(), [a, b] if gate == ValueRef::Buffer(*a) && up == ValueRef::Buffer(*b));
         let axis = self.ints(self.arg(split, "axis"))?.first()?;
@@ -474,7 +475,7 @@ impl InstrGraph<'_> {
     ///                -> conv [HE, F] in E groups -> [1, E, H, T] -> reduce_sum -> [1, H, 1, T]
     /// ```
     fn bank(&self, root: usize) -> Option<(Vec<ExpertTerm>, Vec<usize>)> {
-        if self.steps[root].op_type != "reshape" {
+        if self.instructions[root].op_type != "reshape" {
             return None;
         }
         let &[1, rows, 1, tokens] = self.shapes[self.out(root)?].as_slice() else { return None };
@@ -517,7 +518,7 @@ impl InstrGraph<'_> {
     /// Finds sums of experts, by the step that computes the sum. With `in_order`, only sums that add one expert at a time.
     pub fn experts(&self, in_order: bool) -> BTreeMap<usize, (Fused, Vec<usize>)> {
         let mut sums: BTreeMap<usize, (Vec<ExpertTerm>, Vec<usize>)> = BTreeMap::new();
-        for (i, step) in self.steps.iter().enumerate() {
+        for (i, step) in self.instructions.iter().enumerate() {
             if let Some((branch, inside)) = self.branch(i) {
                 sums.insert(i, (vec![branch], inside));
                 continue;
@@ -565,7 +566,7 @@ impl InstrGraph<'_> {
 
     /// Finds grouped attention with a mask; `root` is the reshape to heads after the product with the values.
     pub fn attention(&self, root: usize) -> FusedSteps {
-        if self.steps[root].op_type != "reshape" {
+        if self.instructions[root].op_type != "reshape" {
             return None;
         }
         let out = self.shapes[self.out(root)?].clone();
@@ -611,11 +612,11 @@ impl InstrGraph<'_> {
 
     /// Finds attention computed head by head, with the softmax over keys on the channel axis; `root` is the concat of heads.
     pub fn attention_per_head(&self, root: usize) -> FusedSteps {
-        if self.steps[root].op_type != "concat" {
+        if self.instructions[root].op_type != "concat" {
             return None;
         }
         let &[1, heads, tokens, d] = self.shapes[self.out(root)?].as_slice() else { return None };
-        let contexts = self.steps[root].values();
+        let contexts = self.instructions[root].values();
         let axis = self.ints(self.arg(root, "axis"))?.first()?;
         if self.axis(*axis, 4)? != 1 || contexts.len() != heads {
             return None;
@@ -681,7 +682,7 @@ impl InstrGraph<'_> {
         }
         let split = self.by(first, "split")?;
         let axis = self.ints(self.arg(split, "axis"))?.first()?;
-        let parts = self.steps[split].writes();
+        let parts = self.instructions[split].writes();
         let in_order = heads.iter().enumerate().all(|(h, v)| {
             parts.get(h / repeats).is_some_and(|b| *v == ValueRef::Buffer(*b))
                 && self.shape(*v).is_some_and(|s| s[1] == 1)

@@ -21,7 +21,7 @@ struct WrittenRows {
 impl InstrGraph<'_> {
     /// Finds `state = state * keep + placed`, with `placed` made of `new` by `place`, and rows behind it that are written whole.
     pub fn update(&self, root: usize, state_shape: &[usize]) -> FusedSteps {
-        let InstrKind::WriteState { state, data } = &self.steps[root].work else { return None };
+        let InstrKind::WriteState { state, data } = &self.instructions[root].work else { return None };
         let &[1, rows, all, d] = state_shape else { return None };
         let mut inside = Vec::new();
         let WrittenRows { updated, tail, slots: cache } =
@@ -78,7 +78,7 @@ impl InstrGraph<'_> {
         let &[1, rows, all, d] = state_shape else { return None };
         if let Some(c) = self.by(data, "concat") {
             inside.push(c);
-            let &[updated, tail] = self.steps[c].values() else { return None };
+            let &[updated, tail] = self.instructions[c].values() else { return None };
             let axis = self.ints(self.arg(c, "axis"))?.first()?;
             let slots = *self.shape(updated)?.get(2)?;
             return (self.axis(*axis, 4)? == 2).then_some(WrittenRows { updated, tail: Some(tail), slots });

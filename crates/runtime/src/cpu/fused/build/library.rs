@@ -9,8 +9,8 @@ use super::plan_builder::PlanBuilder;
 impl PlanBuilder<'_> {
     /// Adds a node that calls the op library.
     pub(super) fn kernel(&mut self) -> Option<()> {
-        let steps = self.g.steps;
-        let step = &steps[self.step];
+        let instructions = self.g.instructions;
+        let step = &instructions[self.step];
         let InstrKind::Kernel { kernel, inputs, values, outputs } = &step.work else { return None };
         let operand = |b: &mut Self, place: ValueRef| -> Option<KernelOperand> {
             let view = b.place(place)?;
@@ -63,9 +63,9 @@ impl PlanBuilder<'_> {
                 let own = match view.base {
                     // A kernel or an input defined the value, and no view changed it.
                     Base::Tensor(_) => self.g.producer[b].is_some_and(|p| {
-                        matches!(self.g.steps[p].work, InstrKind::Kernel { .. })
+                        matches!(self.g.instructions[p].work, InstrKind::Kernel { .. })
                             && !matches!(
-                                self.g.steps[p].op_type.as_str(),
+                                self.g.instructions[p].op_type.as_str(),
                                 "reshape"
                                     | "expand_dims"
                                     | "squeeze"

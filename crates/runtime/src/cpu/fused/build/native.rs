@@ -13,7 +13,7 @@ use crate::tensor::Data;
 impl PlanBuilder<'_> {
     /// Defines the step's result as a view, or adds a node with loops of its own; none where the op library has to compute it.
     pub(super) fn native(&mut self) -> Option<()> {
-        let step = &self.g.steps[self.step];
+        let step = &self.g.instructions[self.step];
         let op = step.op_type.clone();
         match op.as_str() {
             // Rounded results need the op library's order of sums and its functions.
@@ -58,12 +58,12 @@ impl PlanBuilder<'_> {
 
     /// Returns a float operand as a view, which may be a view of a state.
     fn view_argument(&self, name: &str) -> Option<View> {
-        let place = self.g.steps[self.step].argument(name)?;
+        let place = self.g.instructions[self.step].argument(name)?;
         self.place(place).filter(|_| self.is_float(place))
     }
 
     fn split(&mut self) -> Option<()> {
-        let step = &self.g.steps[self.step];
+        let step = &self.g.instructions[self.step];
         let x = self.view_argument("x")?;
         let axis = self.g.axis(*self.g.ints(step.argument("axis"))?.first()?, x.rank())?;
         let mut begin = 0;
@@ -84,7 +84,7 @@ impl PlanBuilder<'_> {
     }
 
     fn slice(&mut self, op: &str) -> Option<()> {
-        let step = &self.g.steps[self.step];
+        let step = &self.g.instructions[self.step];
         let x = self.view_argument("x")?;
         let (_, shape) = self.result()?;
         let begin = self.g.ints(step.argument("begin"))?.to_vec();
@@ -126,7 +126,7 @@ impl PlanBuilder<'_> {
     }
 
     fn concat(&mut self) -> Option<()> {
-        let step = &self.g.steps[self.step];
+        let step = &self.g.instructions[self.step];
         let (_, shape) = self.result()?;
         let axis = self.g.axis(*self.g.ints(step.argument("axis"))?.first()?, shape.len())?;
         if self.g.flag(step.argument("interleave"), false)? {
@@ -156,7 +156,7 @@ impl PlanBuilder<'_> {
     }
 
     fn pad(&mut self) -> Option<()> {
-        let step = &self.g.steps[self.step];
+        let step = &self.g.instructions[self.step];
         let x = self.argument("x")?;
         let step_mode = step.argument("mode");
         if let Some(ValueRef::Constant(c)) = step_mode {
@@ -196,7 +196,7 @@ impl PlanBuilder<'_> {
     }
 
     fn matmul(&mut self) -> Option<()> {
-        let step = &self.g.steps[self.step];
+        let step = &self.g.instructions[self.step];
         let (tx, ty) = (step.argument("transpose_x"), step.argument("transpose_y"));
         let (mut x, mut y) = (self.argument("x")?, self.argument("y")?);
         let (_, shape) = self.result()?;
@@ -248,7 +248,7 @@ impl PlanBuilder<'_> {
     }
 
     fn softmax(&mut self) -> Option<()> {
-        let step = &self.g.steps[self.step];
+        let step = &self.g.instructions[self.step];
         let axis = match step.argument("axis") {
             None => -1,
             place => *self.g.ints(place)?.first()?,
@@ -268,7 +268,7 @@ impl PlanBuilder<'_> {
     }
 
     fn reduce(&mut self, op: &str) -> Option<()> {
-        let step = &self.g.steps[self.step];
+        let step = &self.g.instructions[self.step];
         let axes = step.argument("axes");
         let keep = self.g.flag(step.argument("keep_dims"), false)?;
         let x = self.argument("x")?;

@@ -1,4 +1,4 @@
-//! Nodes that compute several steps at once.
+//! Nodes that compute several instructions at once.
 
 use super::super::super::ir::{InstrKind, Projection, ValueRef};
 use super::super::super::strided::StridedLoops;
@@ -14,70 +14,73 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 impl PlanBuilder<'_> {
-    /// Finds groups of steps that one node computes. Returns the node of each group by its last step, and marks the other steps.
+    /// Finds groups of instructions that one node computes. Returns the node of each group by its last step, and marks the other instructions.
     pub(super) fn fuse(&self) -> (BTreeMap<usize, Fused>, Vec<bool>) {
-        let n = self.g.steps.len();
+        let n = self.g.instructions.len();
         let (mut fused, mut inside) = (BTreeMap::new(), vec![false; n]);
-        let mut take = |root: usize, f: Fused, steps: Vec<usize>, inside: &mut Vec<bool>| {
+        let mut take = |root: usize, f: Fused, instructions: Vec<usize>, inside: &mut Vec<bool>| {
             // A state that the group reads must not be written before its last step.
-            let first = steps.iter().copied().min().unwrap_or(root);
-            let is_read =
-                |state: usize| steps.iter().chain([&root]).any(|&s| self.g.steps[s].reads_state(state));
-            let spoils = |s: usize| match self.g.steps[s].work {
+            let first = instructions.iter().copied().min().unwrap_or(root);
+            let is_read = |state: usize| {
+                instructions.iter().chain([&root]).any(|&s| self.g.instructions[s].reads_state(state))
+            };
+            let spoils = |s: usize| match self.g.instructions[s].work {
                 InstrKind::WriteState { state, .. } => is_read(state),
                 _ => false,
             };
-            if steps.iter().chain([&root]).any(|&s| inside[s]) || (first..root).any(spoils) {
+            if instructions.iter().chain([&root]).any(|&s| inside[s]) || (first..root).any(spoils) {
                 return;
             }
-            steps.into_iter().for_each(|s| inside[s] = true);
+            instructions.into_iter().for_each(|s| inside[s] = true);
             fused.insert(root, f);
         };
-        let halves = |root: usize, steps: &[usize]| !self.round || self.are_halves(root, steps);
-        for (root, (f, steps)) in self.g.experts(self.round) {
-            if halves(root, &steps) {
-                take(root, f, steps, &mut inside);
+        let halves = |root: usize, instructions: &[usize]| !self.round || self.are_halves(root, instructions);
+        for (root, (f, instructions)) in self.g.experts(self.round) {
+            if halves(root, &instructions) {
+                take(root, f, instructions, &mut inside);
             }
         }
         for root in 0..n {
             if inside[root] {
                 continue;
             }
-            let state = match &self.g.steps[root].work {
+            let state = match &self.g.instructions[root].work {
                 InstrKind::WriteState { state, .. } => self.states[*state].as_slice(),
                 _ => &[],
             };
             let update = self.g.update(root, state);
             let attention = || self.g.attention(root).or_else(|| self.g.attention_per_head(root));
-            if let Some((f, steps)) = update.or_else(attention) {
-                if halves(root, &steps) {
-                    take(root, f, steps, &mut inside);
+            if let Some((f, instructions)) = update.or_else(attention) {
+                if halves(root, &instructions) {
+                    take(root, f, instructions, &mut inside);
                 }
             } else if self.round {
                 // The other fused nodes compute without rounding.
-            } else if let Some((Fused::Norm { x, axis, norm, .. }, mut steps)) = self.g.norm(root) {
+            } else if let Some((Fused::Norm { x, axis, norm, .. }, mut instructions)) = self.g.norm(root) {
                 match self.g.weighted(root, axis) {
                     Some((product, weight)) => {
-                        steps.push(root);
+                        instructions.push(root);
                         take(
                             product,
                             Fused::Norm { x, axis, norm, weight: Some(weight) },
-                            steps,
+                            instructions,
                             &mut inside,
                         );
                     }
-                    None => take(root, Fused::Norm { x, axis, norm, weight: None }, steps, &mut inside),
+                    None => {
+                        take(root, Fused::Norm { x, axis, norm, weight: None }, instructions, &mut inside)
+                    }
                 }
-            } else if let Some((f, steps)) = self.g.rotate(root).or_else(|| self.g.gated(root)) {
-                take(root, f, steps, &mut inside);
+            } else if let Some((f, instructions)) = self.g.rotate(root).or_else(|| self.g.gated(root)) {
+                take(root, f, instructions, &mut inside);
             }
         }
         (fused, inside)
     }
 
-    /// Tells whether every result of these steps has type fp16.
-    fn are_halves(&self, root: usize, steps: &[usize]) -> bool {
-        let all = steps.iter().chain([&root]).flat_map(|&s| &self.g.steps[s].types);
+    /// Tells whether every result of these instructions has type fp16.
+    fn are_halves(&self, root: usize, instructions: &[usize]) -> bool {
+        let all = instructions.iter().chain([&root]).flat_map(|&s| &self.g.instructions[s].types);
         all.into_iter().all(|ty| ty.dtype == DataType::Float16)
     }
 
@@ -189,7 +192,7 @@ impl PlanBuilder<'_> {
     }
 
     fn weight_of(&self, step: usize) -> Option<Arc<StoredWeight>> {
-        match &self.g.steps[step].work {
+        match &self.g.instructions[step].work {
             InstrKind::Project { projection: Projection::Conv(conv), .. } => Some(conv.weight().clone()),
             InstrKind::Project { projection: Projection::Linear { weight, .. }, .. } => Some(weight.clone()),
             _ => None,

@@ -13,10 +13,10 @@ use anemoe_mlpackage::mil::{DataType, TensorType};
 pub(super) struct PlanBuilder<'a> {
     pub g: InstrGraph<'a>,
     pub states: &'a [Vec<usize>],
-    /// Type of each buffer of the steps.
+    /// Type of each buffer of the instructions.
     pub types: &'a [DataType],
     pub round: bool,
-    /// View of each buffer of the steps; none before its step.
+    /// View of each buffer of the instructions; none before its step.
     pub views: Vec<Option<View>>,
     pub nodes: Vec<Node>,
     /// Elements of each buffer of the plan.
@@ -30,7 +30,7 @@ pub(super) struct PlanBuilder<'a> {
 
 impl PlanBuilder<'_> {
     pub fn push(&mut self, work: NodeKind) {
-        let step = &self.g.steps[self.step];
+        let step = &self.g.instructions[self.step];
         let (op_type, name) = (step.op_type.clone(), step.name.clone());
         self.nodes.push(Node { work, round: Vec::new(), op_type, name });
     }
@@ -45,7 +45,7 @@ impl PlanBuilder<'_> {
     /// Adds a rounding to fp16 behind `node`, if the plan rounds and the step's result has type fp16.
     pub fn round_result(&mut self, node: usize, buffer: usize) {
         let is_half = |ty: &TensorType| ty.dtype == DataType::Float16;
-        if self.round && self.g.steps[self.step].types.first().is_some_and(is_half) {
+        if self.round && self.g.instructions[self.step].types.first().is_some_and(is_half) {
             self.nodes[node].round.push((buffer, self.sizes[buffer]));
         }
     }
@@ -64,7 +64,7 @@ impl PlanBuilder<'_> {
 
     /// Tells whether the step's result is rounded to fp16, but an operand that it moves is not.
     pub fn moves_unrounded(&self) -> bool {
-        let step = &self.g.steps[self.step];
+        let step = &self.g.instructions[self.step];
         let InstrKind::Kernel { inputs, values, .. } = &step.work else { return false };
         let operands = inputs.iter().map(|o| &o.place).chain(values);
         self.round
@@ -95,13 +95,13 @@ impl PlanBuilder<'_> {
     }
 
     pub fn argument(&mut self, name: &str) -> Option<View> {
-        let place = self.g.steps[self.step].argument(name)?;
+        let place = self.g.instructions[self.step].argument(name)?;
         self.float(place)
     }
 
     /// Returns the buffer and the shape of the step's only result.
     pub fn result(&self) -> Option<(usize, Vec<usize>)> {
-        let step = &self.g.steps[self.step];
+        let step = &self.g.instructions[self.step];
         let &[b] = step.writes().as_slice() else { return None };
         Some((b, self.g.shapes[b].clone()))
     }

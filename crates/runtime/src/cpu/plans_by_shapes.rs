@@ -81,7 +81,7 @@ pub(super) type ValueShapes = BTreeMap<String, Vec<usize>>;
 type Compile<F> = fn(CompileContext<'_>, &Function, &FunctionDescription) -> Result<Option<F>>;
 
 /// A function whose shapes are known only with its inputs, and its plans, compiled to `F`.
-pub(super) struct ShapePlans<F> {
+pub(super) struct PlansByShapes<F> {
     package: Arc<Package>,
     body: Function,
     described: FunctionDescription,
@@ -119,7 +119,7 @@ fn fixed(ty: &mut ValueType, shape: &[usize]) {
     }
 }
 
-impl<F> ShapePlans<F> {
+impl<F> PlansByShapes<F> {
     /// Makes an empty set of plans for a function without control flow.
     pub fn new(
         package: &Arc<Package>,
@@ -127,9 +127,9 @@ impl<F> ShapePlans<F> {
         described: &FunctionDescription,
         options: Options,
         compile: Compile<F>,
-    ) -> ShapePlans<F> {
+    ) -> PlansByShapes<F> {
         let plans = Mutex::new(Recent::new(KEPT_SHAPES));
-        ShapePlans {
+        PlansByShapes {
             package: package.clone(),
             body: body.clone(),
             described: described.clone(),

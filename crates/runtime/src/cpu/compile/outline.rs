@@ -1,13 +1,13 @@
-//! Sections of functions that cannot be one plan: runs of operations between control flow and operations whose shapes depend
+//! Plans in functions that cannot be one plan: of runs of operations between control flow and operations whose shapes depend
 //! on the contents of a value.
 //!
 //! ```text
 //! a, b, while(c, d, e, non_zero, f, g)   -->   call(a b), while(call(c d e), non_zero, call(f g))
 //! ```
-//! Each section becomes a function of its own, fused like any other. An operation `call` takes its place.
+//! Each run becomes a function of its own, fused like any other. An operation `call` takes its place.
 
-use super::super::ir::Section;
-use super::super::shapes::depends_on_values;
+use super::super::ir::OutlinedPlan;
+use super::super::plans_by_shapes::depends_on_values;
 use super::uses::count_uses;
 use anemoe_mlpackage::mil::{
     Argument, Binding, Block, Feature, FeatureShape, Function, FunctionDescription, NamedType, Operation,
@@ -16,23 +16,23 @@ use anemoe_mlpackage::mil::{
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-/// Type of the operation that runs a section. No MIL operation has this name.
+/// Type of the operation that runs an outlined plan. No MIL operation has this name.
 pub(super) const CALL: &str = "call";
 
-/// Parameter of a call that lists the section's inputs in order.
+/// Parameter of a call that lists the plan's inputs in order.
 pub(super) const CALL_INPUTS: &str = "inputs";
 
-/// Smallest section that becomes a call, in operations.
-const MIN_SECTION_OPS: usize = 2;
+/// Fewest operations that become a call.
+const MIN_OUTLINED: usize = 2;
 
-/// Compiled sections, by the names of their calls.
-pub(super) type Sections = BTreeMap<String, Arc<dyn Section>>;
+/// Plans, by the names of their calls.
+pub(super) type OutlinedPlans = BTreeMap<String, Arc<dyn OutlinedPlan>>;
 
-/// Function that compiles a section; it returns none where no plan can be made.
-type CompileSection<'a> = dyn Fn(&Function, &FunctionDescription) -> Option<Arc<dyn Section>> + 'a;
+/// Function that compiles outlined operations; it returns none where no plan can be made.
+type CompileOutlined<'a> = dyn Fn(&Function, &FunctionDescription) -> Option<Arc<dyn OutlinedPlan>> + 'a;
 
 /// Tells whether a function has control flow, or an operation whose shape depends on the contents of a value.
-pub(super) fn needs_sections(block: &Block) -> bool {
+pub(super) fn needs_outlining(block: &Block) -> bool {
     let mut constants = BTreeSet::new();
     block.operations.iter().any(|op| {
         let breaks = !op.blocks.is_empty() || depends_on_values(op, &|name| constants.contains(name));
@@ -41,19 +41,19 @@ pub(super) fn needs_sections(block: &Block) -> bool {
     })
 }
 
-/// Moves sections of a function, where `compile` makes plans of them, into functions of their own.
-pub(super) fn outline(body: &Function, compile: &CompileSection<'_>) -> (Function, Sections) {
-    let mut outliner = Outliner { body, compile, sections: Sections::new() };
-    let mut scope = SectionScope::default();
+/// Moves runs of operations, where `compile` makes plans of them, into functions of their own.
+pub(super) fn outline(body: &Function, compile: &CompileOutlined<'_>) -> (Function, OutlinedPlans) {
+    let mut outliner = Outliner { body, compile, plans: OutlinedPlans::new() };
+    let mut scope = OutlineScope::default();
     scope.types.extend(body.inputs.iter().map(|i| (i.name.clone(), i.ty.clone())));
     let mut block = outliner.block(&body.block, scope);
     drop_unread_constants(&mut block);
-    (Function { block, ..body.clone() }, outliner.sections)
+    (Function { block, ..body.clone() }, outliner.plans)
 }
 
 /// Names that are known at an operation.
 #[derive(Clone, Default)]
-struct SectionScope<'a> {
+struct OutlineScope<'a> {
     types: BTreeMap<String, ValueType>,
     /// Constants, with the operations that define them.
     constants: BTreeMap<&'a str, &'a Operation>,
@@ -63,8 +63,8 @@ struct SectionScope<'a> {
 
 struct Outliner<'a> {
     body: &'a Function,
-    compile: &'a CompileSection<'a>,
-    sections: Sections,
+    compile: &'a CompileOutlined<'a>,
+    plans: OutlinedPlans,
 }
 
 fn is_constant(op: &Operation) -> bool {
@@ -85,7 +85,7 @@ fn note_constant(op: &Operation, constants: &mut BTreeSet<String>) {
 }
 
 impl<'a> Outliner<'a> {
-    fn block(&mut self, block: &'a Block, mut scope: SectionScope<'a>) -> Block {
+    fn block(&mut self, block: &'a Block, mut scope: OutlineScope<'a>) -> Block {
         scope.types.extend(block.inputs.iter().map(|i| (i.name.clone(), i.ty.clone())));
         let mut uses = BTreeMap::new();
         count_uses(block, &mut uses);
@@ -116,12 +116,12 @@ impl<'a> Outliner<'a> {
     fn end(
         &mut self,
         run: &mut Vec<&'a Operation>,
-        scope: &SectionScope<'a>,
+        scope: &OutlineScope<'a>,
         uses: &BTreeMap<&str, usize>,
         operations: &mut Vec<Operation>,
     ) {
         let run = std::mem::take(run);
-        let call = (run.len() >= MIN_SECTION_OPS).then(|| self.call(&run, scope, uses)).flatten();
+        let call = (run.len() >= MIN_OUTLINED).then(|| self.call(&run, scope, uses)).flatten();
         match call {
             Some(call) => operations.push(call),
             None => operations.extend(run.into_iter().cloned()),
@@ -131,15 +131,15 @@ impl<'a> Outliner<'a> {
     fn call(
         &mut self,
         run: &[&'a Operation],
-        scope: &SectionScope<'a>,
+        scope: &OutlineScope<'a>,
         uses: &BTreeMap<&str, usize>,
     ) -> Option<Operation> {
-        let mut section = SectionBody::default();
+        let mut outlined = OutlinedBody::default();
         for op in run {
-            section.add(op, scope)?;
+            outlined.add(op, scope)?;
         }
         let mut inside = BTreeMap::new();
-        let block = Block { inputs: Vec::new(), operations: section.operations, outputs: Vec::new() };
+        let block = Block { inputs: Vec::new(), operations: outlined.operations, outputs: Vec::new() };
         count_uses(&block, &mut inside);
         let is_read = |o: &&NamedType| {
             let name = o.name.as_str();
@@ -150,19 +150,19 @@ impl<'a> Outliner<'a> {
         if outputs.is_empty() {
             return None;
         }
-        let name = format!("section {}", self.sections.len());
+        let name = format!("plan {}", self.plans.len());
         let described = FunctionDescription {
             name: name.clone(),
-            inputs: section.inputs.iter().map(|(name, ty)| feature(name, ty)).collect(),
+            inputs: outlined.inputs.iter().map(|(name, ty)| feature(name, ty)).collect(),
             outputs: outputs.iter().map(|o| Some(feature(&o.name, o.ty.tensor()?))).collect::<Option<_>>()?,
             ..FunctionDescription::default()
         };
         let block = Block { outputs: outputs.iter().map(|o| o.name.clone()).collect(), ..block };
         let inputs =
-            section.inputs.iter().map(|(name, ty)| NamedType::tensor(name.clone(), ty.clone())).collect();
+            outlined.inputs.iter().map(|(name, ty)| NamedType::tensor(name.clone(), ty.clone())).collect();
         let function = Function { inputs, opset: self.body.opset, block };
-        self.sections.insert(name.clone(), (self.compile)(&function, &described)?);
-        let inputs = section.inputs.into_iter().map(|(name, _)| Binding::Name(name)).collect();
+        self.plans.insert(name.clone(), (self.compile)(&function, &described)?);
+        let inputs = outlined.inputs.into_iter().map(|(name, _)| Binding::Name(name)).collect();
         Some(Operation {
             op_type: CALL.into(),
             inputs: BTreeMap::from([(CALL_INPUTS.into(), Argument(inputs))]),
@@ -181,17 +181,17 @@ fn feature(name: &str, ty: &TensorType) -> Feature {
     Feature::array(name, ty.dtype, shape)
 }
 
-/// Operations of a section with the constants that they read, and the section's inputs.
+/// Operations of an outlined plan with the constants that they read, and the plan's inputs.
 #[derive(Default)]
-struct SectionBody {
+struct OutlinedBody {
     operations: Vec<Operation>,
     inputs: Vec<(String, TensorType)>,
     known: BTreeSet<String>,
 }
 
-impl SectionBody {
+impl OutlinedBody {
     /// Adds an operation after the constants that it reads; none where it reads a value that is no tensor.
-    fn add(&mut self, op: &Operation, scope: &SectionScope<'_>) -> Option<()> {
+    fn add(&mut self, op: &Operation, scope: &OutlineScope<'_>) -> Option<()> {
         for name in names(op) {
             if self.known.contains(name) {
                 continue;
@@ -211,7 +211,7 @@ impl SectionBody {
     }
 }
 
-/// Removes constants that are now read only inside sections.
+/// Removes constants that are now read only inside plans.
 fn drop_unread_constants(block: &mut Block) {
     loop {
         let mut uses = BTreeMap::new();
@@ -243,7 +243,7 @@ mod tests {
 
     struct Nothing;
 
-    impl Section for Nothing {
+    impl OutlinedPlan for Nothing {
         fn run(&self, _: &[&Tensor], _: &mut Vec<Tensor>) -> crate::Result<Counts> {
             Ok(Counts::default())
         }
@@ -259,21 +259,21 @@ mod tests {
         block.operations.iter().filter(|op| !is_constant(op)).map(one).collect::<Vec<_>>().join(" ")
     }
 
-    fn outlined(case: &str) -> (String, Sections) {
+    fn outlined(case: &str) -> (String, OutlinedPlans) {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/suite").join(case);
         let package = Package::open(&folder.join(format!("{case}.mlpackage"))).unwrap();
         let model = package.model();
         let body = &model.program.functions[&model.default_function];
-        assert!(needs_sections(&body.block));
-        let (function, sections) = outline(body, &|_, _| Some(Arc::new(Nothing)));
-        (outline_text(&function.block), sections)
+        assert!(needs_outlining(&body.block));
+        let (function, plans) = outline(body, &|_, _| Some(Arc::new(Nothing)));
+        (outline_text(&function.block), plans)
     }
 
     #[test]
     fn loops_and_branches_become_calls() {
-        let (text, sections) = outlined("loop_block");
+        let (text, plans) = outlined("loop_block");
         assert_eq!(text, "call while_loop[less | call cond[call | call] call] call");
-        assert_eq!(sections.len(), 6);
+        assert_eq!(plans.len(), 6);
     }
 
     #[test]

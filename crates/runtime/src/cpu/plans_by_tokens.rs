@@ -7,8 +7,8 @@
 
 use super::Options;
 use super::compile::compile_kept;
-use super::fixed_function::FixedFunction;
 use super::function::CompiledFunction;
+use super::plan_source::PlanSource;
 use super::shared_constants::{CompileContext, SharedConstants};
 use super::tokens::{KnownCarried, describe, rewrite};
 use crate::{Error, Result};
@@ -19,7 +19,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
 /// A function of a package that can be compiled for any token count.
-pub(super) struct ResizableFunction {
+pub(super) struct PlansByTokens {
     package: Arc<Package>,
     options: Options,
     function: Function,
@@ -30,10 +30,10 @@ pub(super) struct ResizableFunction {
     /// The function as last rewritten, to be rewritten again: a new copy would take twice as long as rewriting.
     copy: Mutex<Option<Function>>,
     /// The function lowered for the first two token counts.
-    known: Mutex<Vec<(usize, Arc<FixedFunction>)>>,
+    known: Mutex<Vec<(usize, Arc<PlanSource>)>>,
 }
 
-impl ResizableFunction {
+impl PlansByTokens {
     /// Makes it from a function of a package and its description.
     pub fn new(
         package: Arc<Package>,
@@ -41,8 +41,8 @@ impl ResizableFunction {
         function: Function,
         described: FunctionDescription,
         carried: Option<Arc<KnownCarried>>,
-    ) -> ResizableFunction {
-        ResizableFunction {
+    ) -> PlansByTokens {
+        PlansByTokens {
             package,
             options,
             function,
@@ -146,8 +146,8 @@ mod tests {
     }
 
     /// Compiles the package's function for 5 and for 3 tokens.
-    fn known(package: &CpuPackage) -> ResizableFunction {
-        let known = resizable(package);
+    fn known(package: &CpuPackage) -> PlansByTokens {
+        let known = plans_by_tokens(package);
         for tokens in [5, 3] {
             assert!(known.between(tokens).is_none(), "there are no two yet");
             known.for_tokens(&axes(), 8, tokens).unwrap();
@@ -155,12 +155,12 @@ mod tests {
         known
     }
 
-    fn resizable(package: &CpuPackage) -> ResizableFunction {
+    fn plans_by_tokens(package: &CpuPackage) -> PlansByTokens {
         let model = package.package().model();
         let (function, described) = (model.program.functions["main"].clone(), model.functions[0].clone());
         let options = Options { precision: Precision::Fp32, ..Options::default() };
         let package = Arc::new(Package::open(package.package().path()).unwrap());
-        ResizableFunction::new(package, options, function, described, None)
+        PlansByTokens::new(package, options, function, described, None)
     }
 
     #[test]
@@ -170,7 +170,7 @@ mod tests {
         let known = known(&package);
         for tokens in 1..=40 {
             let between = known.between(tokens).unwrap();
-            let compiled = resizable(&package).for_tokens(&axes(), 8, tokens).unwrap();
+            let compiled = plans_by_tokens(&package).for_tokens(&axes(), 8, tokens).unwrap();
             assert_eq!(between.inputs(), compiled.inputs());
             assert_eq!(between.outputs(), compiled.outputs());
             let x = Tensor::f32(

@@ -1,4 +1,4 @@
-//! Functions of fixed shapes, lowered to steps for planning; and functions interpolated between two of them.
+//! Functions of fixed shapes, lowered to instructions for planning; and functions interpolated between two of them.
 //!
 //! ```text
 //! A, B    token counts of two functions that were lowered
@@ -20,7 +20,7 @@ use anemoe_mlpackage::mil::{DataType, Dim, Feature, FeatureShape, FunctionDescri
 use std::sync::Arc;
 
 /// A function of fixed shapes.
-pub(super) struct FixedFunction {
+pub(super) struct PlanSource {
     pub described: FunctionDescription,
     pub inputs: Vec<TensorType>,
     pub states: Vec<(String, TensorType)>,
@@ -37,7 +37,7 @@ pub(super) fn bytes_of(ty: &TensorType) -> u64 {
     }
 }
 
-impl FixedFunction {
+impl PlanSource {
     /// Plans the function; none where an operation or a shape does not fit a plan.
     ///
     /// # Errors
@@ -68,12 +68,7 @@ impl FixedFunction {
 
     /// Makes the function for `to` tokens from this one for `from` tokens and `other` for `at` tokens. Returns none where the two
     /// differ in more than numbers, a number is not an integer at `to`, or a value would be too large.
-    pub fn between(
-        &self,
-        from: usize,
-        (other, at): (&FixedFunction, usize),
-        to: usize,
-    ) -> Option<FixedFunction> {
+    pub fn between(&self, from: usize, (other, at): (&PlanSource, usize), to: usize) -> Option<PlanSource> {
         let line = Line::new(from, at, to)?;
         let (a, b) = (&self.source, &other.source);
         let is_same = self.states == other.states
@@ -91,7 +86,7 @@ impl FixedFunction {
             ..FunctionDescription::default()
         };
         let source = PlanInput {
-            steps: line.each(&a.steps, &b.steps, Line::step)?,
+            instructions: line.each(&a.instructions, &b.instructions, Line::step)?,
             constants: line.each(&a.constants, &b.constants, Line::constant)?,
             shapes: line.each(&a.shapes, &b.shapes, |line, a, b| line.shape(a, b))?,
             types: a.types.clone(),
@@ -102,13 +97,7 @@ impl FixedFunction {
             round: a.round,
         };
         let inputs = line.each(&self.inputs, &other.inputs, Line::ty)?;
-        Some(FixedFunction {
-            described,
-            inputs,
-            states: self.states.clone(),
-            source,
-            need: self.need.clone(),
-        })
+        Some(PlanSource { described, inputs, states: self.states.clone(), source, need: self.need.clone() })
     }
 }
 
@@ -196,7 +185,7 @@ impl Line {
     }
 }
 
-/// Tells whether two steps compute the same with the same operands.
+/// Tells whether two instructions compute the same with the same operands.
 fn is_same_work(a: &Instr, b: &Instr) -> bool {
     match (&a.work, &b.work) {
         (
