@@ -2,7 +2,7 @@
 """`anemoe bench` and llama.cpp's llama-bench in turn, on the same machine, one process at a time; medians.
 
     alternate.py --anemoe target/release/anemoe --bundle B.anemoe --llama-bench OUT/llama-bench --gguf F.gguf
-                 [--rounds 3] [--context 64,4096] [--prefill 512] [--decode 32] [--fast] [--threads N]
+                 [--rounds 3] [--context 64,4096] [--prefill 512] [--decode 32] [--exact] [--threads N]
                  [--max-busy 0.1 --wait 600 --retries 3] [--json OUT.json]
 
 The first round tries llama.cpp with -fa 0 and 1, each with --repack 1 and 0; settings that reach --keep (0.85) of the best
@@ -144,7 +144,7 @@ def ours(a, names):
         out = os.path.join(folder, "bench.json")
         command = [a.anemoe, "bench", a.bundle, "--no-journal", "--save", out, "--prefill", str(a.prefill),
                    "--context", ",".join(map(str, a.context)), "--decode", str(a.decode), "--repetitions", str(a.repetitions)]
-        _, facts = run(a, command + (["--fast"] if a.fast else []), a.bundle)
+        _, facts = run(a, command + (["--exact"] if a.exact else []), a.bundle)
         with open(out) as f:
             doc = json.load(f)
     if doc.get("schema") != 1:
@@ -275,7 +275,7 @@ def main():
     p.add_argument("--prefill", type=int, default=512)
     p.add_argument("--decode", type=int, default=32)
     p.add_argument("--repetitions", type=int, default=1, help="timed repetitions in each process")
-    p.add_argument("--fast", action="store_true", help="our fast mode")
+    p.add_argument("--exact", action="store_true", help="exact products")
     p.add_argument("--threads", type=int, default=os.cpu_count())
     p.add_argument("--keep", type=float, default=0.85)
     p.add_argument("--settings", help="of llama.cpp, as FA/REPACK,...: for instance 0/1,1/1; all four by default")
@@ -330,7 +330,7 @@ def main():
             machine["cpu"] = r["doc"]["machine"].get("cpu")
         elif r["side"] == "llama.cpp":
             machine.setdefault("cpu", r["model"].get("cpu_info"))
-    mode = "fast" if a.fast else "exact"
+    mode = "exact" if a.exact else "default"
     print(f"{machine.get('cpu')}, {a.threads} threads, {a.rounds} rounds, anemoe {mode}"
           + (f", reads {bandwidth:.1f} GB/s" if bandwidth else "") + "\n")
     print(table(rows))

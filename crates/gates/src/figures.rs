@@ -95,7 +95,7 @@ impl NamedFigures {
     pub fn validate(&mut self, gates: &[NamedGate], probes: Option<&ProbeReport>) {
         self.goldens(gates.iter().map(|g| &g.gate).collect());
         probes.into_iter().for_each(|probes| self.probes(probes));
-        let Some(gate) = gates.first().map(|g| &g.gate.exact) else { return };
+        let Some(gate) = gates.first().map(|g| &g.gate.usual) else { return };
         self.add("prompt_cosine_min", gate.positions.iter().map(|p| p.agreement.cosine).reduce(f64::min));
         self.add("first_decode_cosine", gate.decode.first().map(|d| d.agreement.cosine));
         let equal = gate.generated_ids.iter().zip(&gate.expected_ids).take_while(|(a, b)| a == b);
@@ -159,8 +159,8 @@ impl NamedFigures {
 
     /// Adds the figures of golden gates: of several goldens, the worst.
     fn goldens(&mut self, gates: Vec<&GoldenGate>) {
-        self.add("logit_cosine_min", gates.iter().map(|g| g.exact.min_cosine).reduce(f64::min));
-        self.add("mean_kl", gates.iter().map(|g| g.exact.mean_kl).reduce(f64::max));
+        self.add("logit_cosine_min", gates.iter().map(|g| g.usual.min_cosine).reduce(f64::min));
+        self.add("mean_kl", gates.iter().map(|g| g.usual.mean_kl).reduce(f64::max));
     }
 
     /// Adds the figures of probes: of all packages of experts, and of the random probes of the first one.

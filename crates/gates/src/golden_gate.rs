@@ -3,7 +3,7 @@
 use crate::perplexity::log_sum_exp;
 use crate::reference::Golden;
 use anemoe_bundle::Chain;
-use anemoe_runtime::cpu::{CpuBackend, Options, Precision};
+use anemoe_runtime::cpu::{CpuBackend, Options, Precision, Products};
 use anemoe_runtime::model::{Logits, Model};
 use anemoe_runtime::sampler::argmax;
 use anemoe_runtime::{Error, Result};
@@ -23,13 +23,27 @@ pub const LEARNED: f64 = 0.5;
 /// Result of the golden gate.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct GoldenGate {
-    /// True if both runs pass: results in f32, and results rounded to fp16.
+    /// True if both runs pass: as `generate` computes, and with results rounded to fp16.
     pub pass: bool,
-    /// Run with results in f32, which shows the changes by compression and by the form of the programs.
+    /// Run as `generate` computes by default, which shows the changes by compression and by the form of the programs.
     #[serde(flatten)]
-    pub exact: Validation,
+    pub usual: Validation,
+    /// The same run with exact products; absent on a device, and where no product differs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub exact: Option<ExactRun>,
     /// Run with every result rounded to fp16, as on the device.
     pub fp16: Rounded,
+}
+
+/// What exact products would give.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct ExactRun {
+    /// Lowest cosine of all positions and steps.
+    pub min_cosine: f64,
+    /// Mean Kullback-Leibler divergence, in nats, as [`Validation::mean_kl`].
+    pub mean_kl: f64,
+    /// True if the bundle's own greedy continuation equals the golden's.
+    pub tokens_match: bool,
 }
 
 /// Result of a run whose results were rounded to fp16.
@@ -55,7 +69,8 @@ pub struct Rounded {
     pub repeated: Option<RepeatedToken>,
 }
 
-/// Runs the golden's prompt and continuation through the bundle on this CPU, once in f32 and once rounded to fp16.
+/// Runs the golden's prompt and continuation through the bundle on this CPU: as `generate` does, with exact products, and
+/// rounded to fp16.
 ///
 /// # Errors
 /// The bundle is wrong, or [`validate`] fails.
@@ -73,12 +88,18 @@ pub fn gate_with(
     threshold: f64,
 ) -> Result<GoldenGate> {
     let run = |options, threshold| validate(&open(&CpuBackend { options })?, golden, threshold);
-    let exact =
-        run(Options { precision: Precision::Fp32, skip_zero: true, ..Options::default() }, threshold)?;
+    let usual = CpuBackend::usual().options;
+    let exact = run(Options { products: Products::Exact, ..usual }, threshold)?;
+    let usual = run(usual, threshold)?;
     // The device computes products with zero weights, too, and zero times an overflow is not a number.
     let device = Options { precision: Precision::Fp16, skip_zero: false, ..Options::default() };
     let rounded = run(device, threshold.min(MIN_COSINE))?;
-    Ok(judge(exact, rounded))
+    let exact = (usual.mean_kl != exact.mean_kl).then_some(ExactRun {
+        min_cosine: exact.min_cosine,
+        mean_kl: exact.mean_kl,
+        tokens_match: exact.tokens_match,
+    });
+    Ok(judge(usual, exact, rounded))
 }
 
 /// Runs the golden gate on a model that a device runs. The one run on the device counts as both runs.
@@ -88,11 +109,11 @@ pub fn gate_with(
 pub fn gate_on_device(model: &Model, golden: &Golden, threshold: f64) -> Result<GoldenGate> {
     let run = validate(model, golden, threshold)?;
     let rounded = Validation { threshold: threshold.min(MIN_COSINE), ..run.clone() };
-    Ok(judge(run, rounded))
+    Ok(judge(run, None, rounded))
 }
 
-/// Joins the exact run and the rounded run into one result.
-fn judge(exact: Validation, rounded: Validation) -> GoldenGate {
+/// Joins the usual run and the rounded run into one result.
+fn judge(usual: Validation, exact: Option<ExactRun>, rounded: Validation) -> GoldenGate {
     let all =
         || rounded.positions.iter().map(|p| p.agreement).chain(rounded.decode.iter().map(|d| d.agreement));
     let not_finite: Vec<usize> = all().enumerate().filter(|(_, a)| a.kl.is_none()).map(|(i, _)| i).collect();
@@ -109,7 +130,7 @@ fn judge(exact: Validation, rounded: Validation) -> GoldenGate {
         tokens_match: rounded.tokens_match,
         repeated: rounded.repeated,
     };
-    GoldenGate { pass: exact.ok && fp16.pass, exact, fp16 }
+    GoldenGate { pass: usual.ok && fp16.pass, usual, exact, fp16 }
 }
 
 /// Checks that a golden can be compared with a bundle.

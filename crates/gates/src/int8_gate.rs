@@ -1,7 +1,7 @@
 //! The int8 gate: compares the CPU's fast products with its exact ones.
 
 use crate::golden_gate::{NEAR_TIE, cosine};
-use anemoe_runtime::cpu::{CpuBackend, Options, Precision};
+use anemoe_runtime::cpu::{CpuBackend, Options, Precision, Products};
 use anemoe_runtime::model::{Logits, Model};
 use anemoe_runtime::sampler::argmax;
 use anemoe_runtime::{Error, Result};
@@ -62,7 +62,9 @@ pub fn compare(bundle: &Path, ids: &[u32], threshold: f64) -> Result<Int8Gate> {
     }
     let run = |fast| {
         // Fast products run as in `generate`, with states in fp16.
-        let options = Options { precision: Precision::Fp32, fast, half_states: fast, ..Options::default() };
+        let products = if fast { Products::Fast } else { Products::Exact };
+        let options =
+            Options { precision: Precision::Fp32, products, half_states: fast, ..Options::default() };
         let model = Model::open(bundle, &CpuBackend { options })?;
         // `[layers + 1]`, each `[tokens, channels]`
         let mut stream: Vec<Vec<Vec<f32>>> = Vec::new();

@@ -4,7 +4,7 @@ use anemoe_bundle::TokenCount;
 use anemoe_convert::build::build;
 use anemoe_convert::models;
 use anemoe_convert::plan::PlanOptions;
-use anemoe_runtime::cpu::{CpuBackend, Options, Precision};
+use anemoe_runtime::cpu::{CpuBackend, Options, Precision, Products};
 use anemoe_runtime::model::{Logits, Model};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::path::Path;
@@ -50,12 +50,12 @@ fn a_token_allocates_its_logits_and_nothing_else() {
         };
         let out = dir.path().join(name);
         build(family.as_ref(), &family.plan(&options).unwrap(), None, &out, 2, &|_| ()).unwrap();
-        for fast in [false, true] {
+        for products in [Products::Exact, Products::Fast] {
             let options = Options {
                 precision: Precision::Fp32,
                 fuse: true,
                 half_states: true,
-                fast,
+                products,
                 ..Options::default()
             };
             let model = Model::open(&out, &CpuBackend { options }).unwrap();
@@ -72,7 +72,7 @@ fn a_token_allocates_its_logits_and_nothing_else() {
             }
             // The list of rows and the row. A thread that takes a larger part of a job than before may allocate room for it.
             counts.sort_unstable();
-            assert_eq!((counts[0], counts[10]), (2, 2), "{name}, fast {fast}: {counts:?}");
+            assert_eq!((counts[0], counts[10]), (2, 2), "{name}, {products:?}: {counts:?}");
         }
     }
 }

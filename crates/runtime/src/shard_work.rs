@@ -1,6 +1,7 @@
 //! Measures the work and time of a model's shards, and finds what bounds them.
 
 use crate::backend::Counts;
+use crate::cpu::Products;
 use crate::model::{Model, ShardStats};
 use anemoe_kernels::Pool;
 use serde::Serialize;
@@ -186,7 +187,12 @@ impl BoundBy {
 
 /// Compares the work of passes with the bandwidth, in GB/s, and with multiply-adds measured now on weights in the caches.
 /// `passes` are numbers of tokens, each with the work of one pass by kind of shard.
-pub fn bounds(passes: &[(usize, Vec<WorkPart>)], pool: &Pool, fast: bool, read_gb_s: f64) -> Vec<KindBound> {
+pub fn bounds(
+    passes: &[(usize, Vec<WorkPart>)],
+    pool: &Pool,
+    products: Products,
+    read_gb_s: f64,
+) -> Vec<KindBound> {
     let mut speeds: BTreeMap<(usize, usize), f64> = BTreeMap::new();
     let one = passes.iter().find(|(tokens, _)| *tokens == 1).map_or(&[][..], |(_, kinds)| kinds);
     let mut bounds = Vec::new();
@@ -199,9 +205,10 @@ pub fn bounds(passes: &[(usize, Vec<WorkPart>)], pool: &Pool, fast: bool, read_g
                 p.gb_per_token * 1e3 / p.million_multiply_adds_per_token.unwrap_or(f64::NAN)
             });
             let bits = format_of(bytes);
-            let speed = *speeds
-                .entry((bits, *tokens))
-                .or_insert_with(|| anemoe_kernels::measure_multiply_adds(pool, bits, fast, *tokens, ROUNDS));
+            let speed = *speeds.entry((bits, *tokens)).or_insert_with(|| {
+                let fast = products.are_fast(bits);
+                anemoe_kernels::measure_multiply_adds(pool, bits, fast, *tokens, ROUNDS)
+            });
             let (ms, gb) = (part.ms_per_token, part.gb_per_token);
             let (read_ms, multiply_ms) = (gb / read_gb_s * 1e3, millions * 1e6 / speed * 1e3);
             bounds.push(KindBound {
@@ -247,7 +254,7 @@ mod tests {
         // Reading takes 50 s at the first bandwidth and next to nothing at the second. The passes took 1 ms, so calls never
         // bound them.
         for (gb_s, bound) in [(0.01, BoundBy::Bandwidth), (1e9, BoundBy::Arithmetic)] {
-            let bounds = bounds(&passes, &pool, false, gb_s);
+            let bounds = bounds(&passes, &pool, Products::Exact, gb_s);
             assert_eq!(bounds.len(), 2);
             assert!(bounds.iter().all(|b| b.bound == bound && b.multiply_ms > 0.0));
             assert_eq!((bounds[1].tokens, bounds[1].million_multiply_adds), (4, 4e3));

@@ -1,6 +1,6 @@
 //! Options of the CPU executor, for the commands that run bundles.
 
-use anemoe_runtime::cpu::{CpuBackend, Options, Precision};
+use anemoe_runtime::cpu::{CpuBackend, Options, Precision, Products};
 
 /// A kind of numbers; what it means for results and for states is said where it is an option.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -24,9 +24,13 @@ pub struct ExecutorArgs {
     /// fp32 computes in f32 on the stored weights; fp16 rounds every result, as the device does, and is slow.
     #[arg(long, value_enum, default_value = "fp32")]
     precision: PrecisionArg,
-    /// Multiply 8-bit integers where weights are tables or integers, and bf16 where the processor has it and weights are large
-    /// and of fp16: faster, and not exact.
+    /// Compute every product exactly. By default activations are rounded to 8 bits where weights have at most 4 bits, which
+    /// changes less than a tenth of what the compression does, and is faster.
     #[arg(long)]
+    exact: bool,
+    /// Round activations to 8 bits also where weights are tables or integers of more than 4 bits, and multiply bf16 where the
+    /// processor has it and weights are large and of fp16: faster, mostly for prompts, and less exact.
+    #[arg(long, conflicts_with = "exact")]
     fast: bool,
     /// Run every operation by itself instead of fused: slow, to compare with.
     #[arg(long)]
@@ -37,14 +41,22 @@ pub struct ExecutorArgs {
 }
 
 impl ExecutorArgs {
-    /// Tells whether products are of 8-bit integers and bf16 (`--fast`).
-    pub fn is_fast(&self) -> bool {
-        self.fast
+    /// Returns the arithmetic of products.
+    pub fn products(&self) -> Products {
+        match (self.fast, self.exact || self.no_fuse || self.precision == PrecisionArg::Fp16) {
+            (true, _) => Products::Fast,
+            (false, true) => Products::Exact,
+            (false, false) => Products::default(),
+        }
     }
 
-    /// Names the mode: `exact` or `fast`, and the first option that does not have its default.
+    /// Names the mode: `default`, `exact` or `fast`, and the first other option that does not have its default.
     pub fn mode(&self) -> String {
-        let mut mode = String::from(if self.fast { "fast" } else { "exact" });
+        let mut mode = String::from(match self.products() {
+            Products::FastOfFourBits => "default",
+            Products::Exact => "exact",
+            Products::Fast => "fast",
+        });
         if self.precision == PrecisionArg::Fp16 {
             mode += ", every result in fp16";
         } else if self.no_fuse {
@@ -58,7 +70,7 @@ impl ExecutorArgs {
     /// Tells whether all options have their defaults.
     pub fn is_default(&self) -> bool {
         let fp32 = self.precision == PrecisionArg::Fp32 && self.states == PrecisionArg::Fp16;
-        fp32 && !self.fast && !self.no_fuse
+        fp32 && !self.exact && !self.fast && !self.no_fuse
     }
 
     /// Makes the CPU backend with these options.
@@ -77,7 +89,7 @@ impl ExecutorArgs {
                 precision: self.precision.into(),
                 fuse: !self.no_fuse,
                 half_states: self.states == PrecisionArg::Fp16,
-                fast: self.fast,
+                products: self.products(),
                 ..Options::default()
             },
         })

@@ -122,15 +122,15 @@ pub fn build(report: &BuildReport, path: &Path, part: Option<String>) -> Facts {
 
 /// Returns the facts of the golden gate.
 pub fn validation(gate: &GoldenGate, golden: Option<&Path>) -> Facts {
-    let ties = gate.exact.wrong_choices.iter().filter(|c| c.near_tie).count();
+    let ties = gate.usual.wrong_choices.iter().filter(|c| c.near_tie).count();
     with(gate, json!({"near_ties": ties, "golden": golden.map(file)}))
 }
 
 /// Returns the results of the golden gate with further references.
 pub fn also(gates: &[NamedGate]) -> Value {
     let one = |g: &NamedGate| {
-        json!({"golden": file(&g.golden), "pass": g.gate.pass, "min_cosine": g.gate.exact.min_cosine,
-            "repeated": g.gate.exact.repeated.or(g.gate.fp16.repeated)})
+        json!({"golden": file(&g.golden), "pass": g.gate.pass, "min_cosine": g.gate.usual.min_cosine,
+            "repeated": g.gate.usual.repeated.or(g.gate.fp16.repeated)})
     };
     gates.iter().map(one).collect()
 }

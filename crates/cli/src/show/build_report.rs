@@ -41,7 +41,7 @@ pub fn print(report: &GatedReport, out: &Path, golden: Option<&Path>, all: usize
         ui.line(format!("  predicted device: {}", placed(found)))?;
     }
     if let Some(gate) = &report.full_stack.golden {
-        let v = &gate.exact;
+        let v = &gate.usual;
         let equal = v.generated_ids.iter().zip(&v.expected_ids).take_while(|(a, b)| a == b).count();
         let ties = v.wrong_choices.iter().filter(|c| c.near_tie).count();
         let said = if report.full_stack.undecided.is_some() { "undecided" } else { verdict(gate.pass) };
@@ -55,7 +55,7 @@ pub fn print(report: &GatedReport, out: &Path, golden: Option<&Path>, all: usize
             if ties > 0 { format!(", {} among them", ui::counted(ties, "near tie")) } else { String::new() }
         ))?;
         for also in &report.full_stack.also {
-            let v = &also.gate.exact;
+            let v = &also.gate.usual;
             ui.line(format!(
                 "  logits with {}: {}, lowest cosine {:.6}",
                 also.golden.display(),

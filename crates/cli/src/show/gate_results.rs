@@ -168,7 +168,7 @@ fn repeated(r: &RepeatedToken) -> String {
 
 /// Prints the golden gate.
 pub fn print_golden(gate: &GoldenGate, ui: &Ui) -> std::io::Result<()> {
-    let v = &gate.exact;
+    let v = &gate.usual;
     let mut table = Table::new(&["after", "cosine", "KL, nats", "same top token"]);
     let mut row = |name: String, a: &Agreement| {
         let kl = a.kl.map_or_else(|| "not a number".into(), |kl| format!("{kl:.5}"));
@@ -200,6 +200,12 @@ pub fn print_golden(gate: &GoldenGate, ui: &Ui) -> std::io::Result<()> {
         v.mean_kl,
         100.0 * v.top1_agreement
     ))?;
+    if let Some(exact) = &gate.exact {
+        ui.line(format!(
+            "with exact products (--exact): lowest cosine {:.6}, mean divergence {:.5} nats",
+            exact.min_cosine, exact.mean_kl
+        ))?;
+    }
     let fp16 = &gate.fp16;
     ui.line(format!(
         "with every result rounded to fp16, as on the device: median cosine {:.6} (at least {} wanted), lowest {:.6}, {}",

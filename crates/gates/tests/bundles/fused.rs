@@ -6,7 +6,7 @@ use anemoe_convert::build::build;
 use anemoe_convert::form::{ExpertForm, ShardForm};
 use anemoe_convert::plan::PlanOptions;
 use anemoe_convert::quant::Quant;
-use anemoe_runtime::cpu::{CpuBackend, Options, Precision};
+use anemoe_runtime::cpu::{CpuBackend, Options, Precision, Products};
 use anemoe_runtime::model::{Logits, Model};
 
 #[test]
@@ -75,12 +75,18 @@ fn fused_bundles_compute_what_their_steps_do() {
                 all(&Model::open(&out, &CpuBackend { options }).unwrap())
             };
             assert!(rounded(true) == rounded(false), "{name} {quant}: other bits in fp16");
-            for (fast, half_states) in [(false, false), (false, true), (true, false), (true, true)] {
-                let what = format!("{name} {quant}, fast {fast}, caches in fp16 {half_states}");
-                let options = Options { precision: Precision::Fp32, fast, half_states, ..Options::default() };
+            for (products, half_states) in [
+                (Products::Exact, false),
+                (Products::Exact, true),
+                (Products::Fast, false),
+                (Products::FastOfFourBits, true),
+            ] {
+                let what = format!("{name} {quant}, {products:?}, caches in fp16 {half_states}");
+                let options =
+                    Options { precision: Precision::Fp32, products, half_states, ..Options::default() };
                 let model = Model::open(&out, &CpuBackend { options }).unwrap();
                 let own = all(&model);
-                if half_states && !fast {
+                if half_states && products == Products::Exact {
                     let mut cosines: Vec<_> = own.iter().zip(&whole).map(|(a, b)| cosine(a, b)).collect();
                     cosines.sort_by(f64::total_cmp);
                     // ZAYA takes one expert per token, and in these random models rounding may turn the choice.

@@ -3,7 +3,7 @@
 use crate::common::{fixed, fixture};
 use anemoe_convert::build::build;
 use anemoe_convert::plan::PlanOptions;
-use anemoe_runtime::cpu::{CpuBackend, Options, Precision};
+use anemoe_runtime::cpu::{CpuBackend, Options, Precision, Products};
 use anemoe_runtime::generate::{GenerateOptions, generate};
 use anemoe_runtime::model::{Logits, Model};
 use anemoe_runtime::sampler::{Sampling, TokenBias};
@@ -174,9 +174,12 @@ fn promising() -> DraftStatistics {
 fn drafts_change_no_token_in_other_arithmetic() {
     let dir = tempfile::tempdir().unwrap();
     for name in ["tiny-gemma4-moe", "tiny-zaya"] {
-        for (fast, precision) in [(true, Precision::Fp32), (false, Precision::Fp16), (false, Precision::Fp32)]
-        {
-            let options = Options { fast, precision, half_states: true, ..Options::default() };
+        for (products, precision) in [
+            (Products::Fast, Precision::Fp32),
+            (Products::Exact, Precision::Fp16),
+            (Products::FastOfFourBits, Precision::Fp32),
+        ] {
+            let options = Options { products, precision, half_states: true, ..Options::default() };
             let model = open_with(dir.path(), name, &[1, 64], options);
             let mut drafted = [0; 2];
             for kind in 0..3 {
@@ -208,13 +211,13 @@ fn drafts_change_no_token_in_other_arithmetic() {
                         let made = run(s);
                         assert_eq!(
                             made.ids, plain.ids,
-                            "{name}, {fast}, {precision:?}, {mode:?}, {draft_max}"
+                            "{name}, {products:?}, {precision:?}, {mode:?}, {draft_max}"
                         );
                         drafted[i] += made.speculation.unwrap().drafted;
                     }
                 }
             }
-            assert!(drafted[0] > 200 && drafted[1] > 0, "{name}, {fast}, {precision:?}: {drafted:?}");
+            assert!(drafted[0] > 200 && drafted[1] > 0, "{name}, {products:?}, {precision:?}: {drafted:?}");
         }
     }
 }

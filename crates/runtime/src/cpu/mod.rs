@@ -47,6 +47,32 @@ pub enum Precision {
     Fp32,
 }
 
+/// Arithmetic of products with weights.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Products {
+    /// Results are those of f32.
+    Exact,
+    /// Activations are rounded to 8 bits where weights have at most 4 bits: there the divergence from exact products is below a
+    /// tenth of the divergence by compression (docs/kernels.md).
+    #[default]
+    FastOfFourBits,
+    /// Activations are rounded to 8 bits where weights are tables or integers, see [`anemoe_kernels::Int8Lut`], and products
+    /// are of bf16 where weights are large and of fp16 or f32, and the processor has bf16. The error is about half a percent of
+    /// a product's norm.
+    Fast,
+}
+
+impl Products {
+    /// Tells whether products with weights of `bits` bits are fast.
+    pub const fn are_fast(self, bits: usize) -> bool {
+        match self {
+            Products::Exact => false,
+            Products::FastOfFourBits => bits <= 4,
+            Products::Fast => true,
+        }
+    }
+}
+
 /// Options of execution.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Options {
@@ -59,9 +85,8 @@ pub struct Options {
     /// Hold keys and values of type fp16 in fp16, as a device does, even if nothing else is rounded: half the memory, and half
     /// the bytes read at long contexts. Applies to fused functions with [`Precision::Fp32`].
     pub half_states: bool,
-    /// Multiply 8-bit integers where weights are tables or integers, see [`anemoe_kernels::Int8Lut`]. Multiply bf16 where weights
-    /// are large and of fp16 or f32, and the processor has bf16. Faster; the error is about half a percent of a product's norm.
-    pub fast: bool,
+    /// Arithmetic of products with weights.
+    pub products: Products,
     /// Measure the time of every node of fused functions.
     pub profile: bool,
 }
@@ -80,7 +105,7 @@ impl Default for Options {
             skip_zero: true,
             fuse: true,
             half_states: false,
-            fast: false,
+            products: Products::Exact,
             profile: false,
         }
     }

@@ -107,6 +107,11 @@ impl StoredWeight {
         self.matrix.prepare(fast);
     }
 
+    /// Returns the bits of an index or an integer, or those of a float.
+    pub fn bits(&self) -> usize {
+        usize::from(self.matrix.format().bits())
+    }
+
     /// Returns the number of rows: the size of the first dimension.
     pub fn rows(&self) -> usize {
         self.matrix().rows()

@@ -18,7 +18,8 @@ pub struct BenchReport {
     #[serde(serialize_with = "anemoe_bundle::path_text")]
     pub bundle: PathBuf,
     pub source: String,
-    /// `exact` or `fast` (products of 8-bit integers and bf16), and the first option that does not have its default.
+    /// `default`, `exact` or `fast` (see [`Products`](anemoe_runtime::cpu::Products)), and the first option that does not have its
+    /// default.
     pub mode: String,
     pub machine: MachineReport,
     pub repetitions: usize,

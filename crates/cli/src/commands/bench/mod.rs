@@ -152,7 +152,7 @@ impl Command for Args {
         let WorkParts { kinds, shards, ops } = bench.parts.unwrap_or_default();
         let bounds = match &core_ml {
             Some(_) => Vec::new(),
-            None => bounds(&bench.passes, pool, self.executor.is_fast(), read_gb_s),
+            None => bounds(&bench.passes, pool, self.executor.products(), read_gb_s),
         };
         let report = BenchReport {
             schema: SCHEMA,

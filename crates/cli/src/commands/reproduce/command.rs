@@ -27,7 +27,7 @@ pub enum GateCommand {
 
 /// Options that a recipe may give, besides those of plans: none that writes outside the folder of the run, sends something
 /// away, or replaces what the recipe says.
-const OPTIONS: &str = "against all backend checkpoint chip context decode device draft-max drafts evidence fast golden \
+const OPTIONS: &str = "against all backend checkpoint chip context decode device draft-max drafts evidence exact fast golden \
     ignore-eos importance jobs max-loaded max-memory min-cosine ngram-corpus ngram-max ngram-min no-fuse no-journal \
     no-verify note ops precision prefill prefill-chunk probe-layers probe-seed probes repetitions report seed sequences \
     shards skip-gates speculate states strict swap system temperature timeout top-k top-p units verify-tokens";

@@ -42,7 +42,8 @@ fn make_constants(
                 if let Constant::Stored(w) = result
                     && let Some(w) = Arc::get_mut(w)
                 {
-                    w.prepare(options.fast);
+                    let fast = options.products.are_fast(w.bits());
+                    w.prepare(fast);
                 }
             }
             Ok(results.into())
