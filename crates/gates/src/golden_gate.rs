@@ -88,9 +88,9 @@ pub fn gate_with(
     threshold: f64,
 ) -> Result<GoldenGate> {
     let run = |options, threshold| validate(&open(&CpuBackend { options })?, golden, threshold);
-    let usual = CpuBackend::usual().options;
-    let exact = run(Options { products: Products::Exact, ..usual }, threshold)?;
-    let usual = run(usual, threshold)?;
+    let f32s = |products| Options { precision: Precision::Fp32, products, ..Options::default() };
+    let exact = run(f32s(Products::Exact), threshold)?;
+    let usual = run(f32s(Products::default()), threshold)?;
     // The device computes products with zero weights, too, and zero times an overflow is not a number.
     let device = Options { precision: Precision::Fp16, skip_zero: false, ..Options::default() };
     let rounded = run(device, threshold.min(MIN_COSINE))?;

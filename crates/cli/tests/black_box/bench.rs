@@ -42,7 +42,7 @@ fn a_bundle_is_measured() {
         assert!(table.contains(part), "{part}: {table}");
     }
     let saved: Value = serde_json::from_slice(&std::fs::read(&save).unwrap()).unwrap();
-    assert_eq!(saved["mode"], "exact");
+    assert_eq!(saved["mode"], "default");
     assert_eq!(saved["decode"].as_array().unwrap().len(), 2);
     let of = |name: &str| saved["decode"][1][name].as_f64().unwrap();
     assert!(of("tok_s") > 0.0 && of("gb_per_token") > 0.0);

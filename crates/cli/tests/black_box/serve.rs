@@ -372,7 +372,7 @@ fn schemas_without_measure_are_refused_and_the_server_lives() {
 #[test]
 fn a_call_of_a_tool_is_one_in_the_answer() {
     let template = |name: &str| {
-        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../runtime/tests/chat_templates").join(name);
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../text/tests/chat_templates").join(name);
         path.to_str().unwrap().to_string()
     };
     let days = json!({"type": "integer", "minimum": 1, "maximum": 9});
@@ -447,7 +447,7 @@ fn a_call_of_a_tool_is_one_in_the_answer() {
 
 #[test]
 fn what_other_servers_take_is_taken_or_answered_with_what_is_meant() {
-    let template = Path::new(env!("CARGO_MANIFEST_DIR")).join("../runtime/tests/chat_templates/qwen3.jinja");
+    let template = Path::new(env!("CARGO_MANIFEST_DIR")).join("../text/tests/chat_templates/qwen3.jinja");
     let server = Server::start(&["--chat-template", template.to_str().unwrap(), "--max-tokens", "3"]);
     let messages = json!([{"role": "user", "content": "x"}]);
     // A limit of -1 means all the room that is left, within the server's own limit.
