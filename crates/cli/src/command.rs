@@ -10,7 +10,9 @@
 use crate::outcome::Outcome;
 use crate::recorder::{JournalArgs, Recorder};
 use crate::ui::Ui;
+use anyhow::Context;
 use serde::Serialize;
+use std::ffi::OsStr;
 use std::io;
 
 /// A sub-command with its arguments.
@@ -80,4 +82,27 @@ pub fn execute<C: Command>(command: C, name: &'static str, ui: &Ui) -> anyhow::R
     let outcome = report.outcome();
     report.go_on()?;
     Ok(outcome)
+}
+
+/// Makes the parser of a command's arguments.
+pub fn parser<A: clap::Args>(name: &'static str) -> clap::Command {
+    A::augment_args(clap::Command::new(name).no_binary_name(true))
+}
+
+/// Parses arguments as the command line of a command.
+///
+/// # Errors
+/// The command has no such arguments; clap's message says so, without `error:`, which reporting adds, and the usage.
+pub fn parse<A: clap::Args>(name: &'static str, arguments: &[impl AsRef<OsStr>]) -> anyhow::Result<A> {
+    let words = arguments.iter().map(|a| a.as_ref().to_os_string());
+    let read = parser::<A>(name).try_get_matches_from(words).and_then(|m| A::from_arg_matches(&m));
+    read.map_err(|e| {
+        let text = e.to_string();
+        let said = text.split("\n\nUsage").next().unwrap_or(&text);
+        anyhow::anyhow!("{}", said.trim_start_matches("error: ").trim())
+    })
+    .with_context(|| {
+        let words: Vec<_> = arguments.iter().map(|a| a.as_ref().to_string_lossy()).collect();
+        format!("{name} {}", words.join(" "))
+    })
 }

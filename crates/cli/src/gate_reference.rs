@@ -2,7 +2,7 @@
 
 use crate::args::checkpoint_text::{TEXT, bos, spread_ids, tokenizer};
 use crate::error_report::sentence;
-use crate::ui::Ui;
+use crate::ui::{Ui, advance};
 use anemoe_convert::checkpoint::Checkpoint;
 use anemoe_convert::plan::Plan;
 use anemoe_gates::auto::MAX_WHOLE;
@@ -26,12 +26,8 @@ pub fn with_bar(
 ) -> anemoe_convert::Result<Golden> {
     let bar = ui.bar(1, "golden, layers");
     let options = RunOptions { hidden: true, routing: true };
-    let golden = reference::run_with_progress(checkpoint, prompt, decode, options, &mut |done, total| {
-        bar.set_length(total as u64);
-        bar.set_position(done as u64);
-    });
-    bar.finish_and_clear();
-    golden
+    let mut show = |done, total| advance(&bar, done, total, "");
+    reference::run_with_progress(checkpoint, prompt, decode, options, &mut show)
 }
 
 /// Returns the prompt of a build's gates, and the number of tokens after it; both are smaller for models that take long.

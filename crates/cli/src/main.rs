@@ -14,7 +14,7 @@ mod environment;
 mod error_report;
 mod files;
 mod gate_reference;
-
+mod given;
 mod machine;
 mod other_tools;
 mod outcome;
@@ -65,8 +65,7 @@ fn main() -> ExitCode {
     let mut command = Cli::command();
     let matches = command.try_get_matches_from_mut(std::env::args_os());
     let cli = match matches.and_then(|m| {
-        recorder::remember(&command, &m);
-        files::remember(&command, &m);
+        given::remember(&command, &m);
         Cli::from_arg_matches(&m).map_err(|e| e.format(&mut command))
     }) {
         Ok(cli) => cli,

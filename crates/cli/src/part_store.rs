@@ -1,6 +1,6 @@
 //! Parts of a build in a store: each machine pushes its own part, and one machine pulls them all.
 
-use crate::args::store_args::{OpenStore, TRANSFERS, TransferBar, sending};
+use crate::args::store_args::{OpenStore, TRANSFERS, transfer_bar};
 use crate::target::expect_begun_bundle;
 use crate::ui;
 use anemoe_bundle::journal::{self, JOURNAL_FILE, MAX_JOURNAL_BYTES};
@@ -28,9 +28,9 @@ pub fn push_part(
     part: &PartFiles,
     options: &SendOptions,
 ) -> Result<SendReport> {
-    let bar = TransferBar::new(&format!("pushing part {}/{}", part.part.index, part.part.of));
+    let show = transfer_bar(&format!("pushing part {}/{}", part.part.index, part.part.of));
     let objects = store.objects.as_ref();
-    let (entries, report) = send_files(objects, bundle, &part.files, options, &|p| bar.show(p))?;
+    let (entries, report) = send_files(objects, bundle, &part.files, options, &show)?;
     let manifest = manifest_part(part.part, &part.plan_sha256, part.finished);
     write_manifest(objects, &store.name, Some(manifest), entries)?;
     Ok(report)
@@ -103,9 +103,8 @@ pub fn resume_part(
     if !matches!(PathKind::at(bundle), PathKind::Nothing | PathKind::EmptyFolder) {
         return Ok(resumed);
     }
-    let bar = TransferBar::new(&format!("pulling part {}/{}", part.index, part.of));
-    let report =
-        bring_bundle(store.objects.as_ref(), own, bundle, &[], TRANSFERS, &|_| Ok(()), &|p| bar.show(p))?;
+    let show = transfer_bar(&format!("pulling part {}/{}", part.index, part.of));
+    let report = bring_bundle(store.objects.as_ref(), own, bundle, &[], TRANSFERS, &|_| Ok(()), &show)?;
     resumed.bytes = report.bytes_fetched;
     Ok(resumed)
 }
@@ -127,7 +126,7 @@ pub fn pull_parts(store: &OpenStore, bundle: &Path) -> anyhow::Result<BringRepor
     let of_journal = |f: &&ManifestFile| f.path == JOURNAL_FILE;
     let journals: Vec<ManifestFile> =
         merged.manifest.files.iter().chain(&merged.others).filter(of_journal).cloned().collect();
-    let bar = TransferBar::new(&format!("pulling the parts of {}", store.name));
+    let tell = transfer_bar(&format!("pulling the parts of {}", store.name));
     let merge_journals = |folder: &Path| {
         for file in &journals {
             let read = objects.read(&file.contents().key(), MAX_JOURNAL_BYTES);
@@ -139,7 +138,6 @@ pub fn pull_parts(store: &OpenStore, bundle: &Path) -> anyhow::Result<BringRepor
         }
         Ok(())
     };
-    let tell = |p: anemoe_hub::TransferProgress| bar.show(p);
     Ok(match place {
         PathKind::Nothing | PathKind::EmptyFolder => {
             let own = [];
@@ -208,7 +206,7 @@ fn push_finished(
     mut entries: BTreeMap<String, ManifestFile>,
     finished: &Receiver<PlannedShard>,
 ) {
-    let options = sending(1, false);
+    let options = SendOptions { jobs: 1, verify: false };
     let mut waiting = vec![plan_file()];
     let mut warned = false;
     while let Ok(shard) = finished.recv() {

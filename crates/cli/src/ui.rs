@@ -1,8 +1,9 @@
 //! Standard output for results, standard error for progress.
 
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressFinish, ProgressStyle};
 use serde::Serialize;
 use std::borrow::Cow;
+use std::collections::BTreeMap;
 use std::io::{self, IsTerminal, Write};
 
 /// Display of results and progress.
@@ -65,7 +66,7 @@ impl Ui {
         Ok(())
     }
 
-    /// Makes a bar over `total` units of work, drawn only on a terminal.
+    /// Makes a bar over `total` units of work, drawn only on a terminal, and cleared when it is dropped.
     pub fn bar(&self, total: u64, what: &str) -> ProgressBar {
         styled_bar(total, what, "{prefix} [{wide_bar}] {pos}/{len} {msg} {elapsed}, {eta} left")
     }
@@ -79,10 +80,22 @@ pub fn byte_bar(total: u64, what: &str) -> ProgressBar {
 fn styled_bar(total: u64, what: &str, template: &str) -> ProgressBar {
     let target =
         if io::stderr().is_terminal() { ProgressDrawTarget::stderr() } else { ProgressDrawTarget::hidden() };
-    let bar = ProgressBar::with_draw_target(Some(total), target);
+    let bar = ProgressBar::with_draw_target(Some(total), target).with_finish(ProgressFinish::AndClear);
     bar.set_style(ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar()));
     bar.set_prefix(printable(what).into_owned());
     bar
+}
+
+/// Shows on a bar how much of the work is done, and which part is under way.
+pub fn advance<N: TryInto<u64>>(bar: &ProgressBar, done: N, total: N, part: &str) {
+    bar.set_length(total.try_into().unwrap_or(0));
+    bar.set_position(done.try_into().unwrap_or(0));
+    bar.set_message(part.to_string());
+}
+
+/// Returns the word for a gate that passed or failed.
+pub fn verdict(pass: bool) -> &'static str {
+    if pass { "pass" } else { "FAIL" }
 }
 
 /// Prints a line on standard error. A failure to print is no error.
@@ -194,6 +207,22 @@ impl Table {
         }
         Ok(())
     }
+}
+
+/// Joins rows with equal cells: the first item of each, the number of items, and the cells.
+pub fn folded<T>(items: impl IntoIterator<Item = (T, Vec<String>)>) -> Vec<(T, usize, Vec<String>)> {
+    let mut rows: Vec<(T, usize, Vec<String>)> = Vec::new();
+    let mut known: BTreeMap<Vec<String>, usize> = BTreeMap::new();
+    for (item, cells) in items {
+        match known.get(&cells) {
+            Some(&i) => rows[i].1 += 1,
+            None => {
+                known.insert(cells.clone(), rows.len());
+                rows.push((item, 1, cells));
+            }
+        }
+    }
+    rows
 }
 
 /// Longest line under the headings of a table that ends in sentences, in characters.

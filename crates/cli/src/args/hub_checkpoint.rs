@@ -89,8 +89,7 @@ fn fetch(spec: &HubSpec, extent: Extent) -> anyhow::Result<Fetched> {
             }
         }
         if let Some((_, bar)) = &bar {
-            bar.set_position(progress.done);
-            bar.set_message(progress.file.to_string());
+            ui::advance(bar, progress.done, progress.total, progress.file);
         }
     };
     let fetched = match extent {
@@ -99,9 +98,7 @@ fn fetch(spec: &HubSpec, extent: Extent) -> anyhow::Result<Fetched> {
             .fetch(spec, &check_family, &mut told)
             .map(|snapshot| Peeked { snapshot, weights: RangedFiles::new() }),
     };
-    if let Some((_, bar)) = bar {
-        bar.finish_and_clear();
-    }
+    drop(bar);
     let Peeked { snapshot, weights } = fetched?;
     if let Some(warning) = &snapshot.warning {
         ui::message(format!("warning: {warning}"));

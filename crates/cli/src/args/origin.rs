@@ -6,7 +6,6 @@ use anemoe_bundle::Chain;
 use anemoe_convert::importance::Importance;
 use anemoe_convert::models::{self, Family};
 use anemoe_convert::plan::Plan;
-use anemoe_convert::variants::ZayaSkip;
 use anyhow::{Context, bail};
 use std::path::{Path, PathBuf};
 
@@ -36,11 +35,7 @@ impl OriginArgs {
         let spec = self.checkpoint.as_deref();
         let spec =
             spec.with_context(|| format!("{what_for} needs --checkpoint, the one of {}", chain.source))?;
-        let zaya_skip = match chain.readings.get("zaya_skip") {
-            Some(name) => Some(name.parse::<ZayaSkip>().map_err(anyhow::Error::msg)?),
-            None => None,
-        };
-        let family = models::open(Reading { zaya_skip }.open(spec)?)?;
+        let family = models::open(Reading::of(&chain)?.open(spec)?)?;
         if chain.family != family.name() {
             bail!(
                 "--checkpoint {}: is not what {} was built from: it is of the family {}, not {}",

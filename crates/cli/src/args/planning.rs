@@ -3,10 +3,10 @@
 use super::checkpoint_text::{TEXT, bos, spread_ids, tokenizer};
 use super::form_args::FormArgs;
 use super::hub_checkpoint::Extent;
-use super::numbers::count;
+use super::numbers::{choice, count};
 use super::reading::Reading;
 use super::text_windows::read_text;
-use crate::ui::Ui;
+use crate::ui::{Ui, advance};
 use anemoe_bundle::ShardKind;
 use anemoe_bundle::TokenCount;
 use anemoe_convert::checkpoint::Checkpoint;
@@ -59,8 +59,8 @@ pub struct PlanArgs {
     pub max_bytes: Option<u64>,
     /// For --quant auto: bytes that count, of the bundle, or those that a token reads (experts by how often they are
     /// chosen) [default: size; speed where --quant is not given].
-    #[arg(long, value_enum)]
-    pub objective: Option<ObjectiveName>,
+    #[arg(long, value_parser = choice([("size", Objective::Size), ("speed", Objective::Speed)]))]
+    pub objective: Option<Objective>,
     /// For --quant auto: text to run the model on, instead of a built-in one.
     #[arg(long, value_name = "FILE")]
     pub auto_text: Option<PathBuf>,
@@ -113,20 +113,13 @@ pub struct PlanArgs {
     pub max_shard_mb: u64,
     /// Experts that share a scale in kinds with one for a tensor (int8-tensor): each `matrix` has its own, or all of a package
     /// share one per `bank`, as ports by hand have it. A bank is ruined by one outlier.
-    #[arg(long, value_enum, default_value = "matrix")]
-    pub scale_scope: ScaleScopeArg,
+    #[arg(long, value_parser = choice([("matrix", ScaleScope::Matrix), ("bank", ScaleScope::Bank)]), default_value = "matrix")]
+    pub scale_scope: ScaleScope,
     /// Do not look for outliers. It takes reading every weight whose kind has one step for a whole tensor (int8-tensor).
     #[arg(long)]
     pub skip_outliers: bool,
     #[command(flatten)]
     pub reading: Reading,
-}
-
-/// Value of `--scale-scope`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub enum ScaleScopeArg {
-    Matrix,
-    Bank,
 }
 
 fn token_range(text: &str) -> Result<TokenCount, String> {
@@ -138,26 +131,7 @@ fn token_range(text: &str) -> Result<TokenCount, String> {
         .ok_or_else(|| format!("`{text}` is not a range such as 1..4"))
 }
 
-/// A command line of these options alone.
-#[derive(clap::Parser)]
-#[command(no_binary_name = true)]
-struct PlanCommandLine {
-    #[command(flatten)]
-    options: PlanArgs,
-}
-
 impl PlanArgs {
-    /// Parses the options from the words of a command line.
-    ///
-    /// # Errors
-    /// A word is none of these options.
-    pub fn from_words(words: &[&str]) -> anyhow::Result<PlanArgs> {
-        use clap::Parser;
-        // clap begins with `error:`, which reporting adds to every message.
-        let said = |e: clap::Error| anyhow::anyhow!("{}", clap_message(&e));
-        Ok(PlanCommandLine::try_parse_from(words).map_err(said)?.options)
-    }
-
     /// Returns how kinds are chosen for a model: one kind, a preset, or a search.
     fn kind_choice(&self, family: &dyn Family) -> KindChoice {
         let is_whole = family.sizes().parameters <= MAX_WHOLE;
@@ -177,7 +151,7 @@ impl PlanArgs {
             (_, _, Some(c)) => SearchBound::MinCosine(c),
             _ => bound,
         };
-        KindChoice::Search(Goal { objective: self.objective.map_or(objective, Objective::from), bound })
+        KindChoice::Search(Goal { objective: self.objective.unwrap_or(objective), bound })
     }
 
     /// Converts the options to the planner's, with a choice of kinds.
@@ -210,10 +184,7 @@ impl PlanArgs {
             tokens,
             max_context: self.max_context,
             max_shard_mb: self.max_shard_mb,
-            scale_scope: match self.scale_scope {
-                ScaleScopeArg::Matrix => ScaleScope::Matrix,
-                ScaleScopeArg::Bank => ScaleScope::Bank,
-            },
+            scale_scope: self.scale_scope,
         }
     }
 }
@@ -223,24 +194,6 @@ enum KindChoice {
     One(Quant),
     Preset(Preset),
     Search(Goal),
-}
-
-/// Words of `--objective`.
-#[derive(Clone, Copy, Debug, clap::ValueEnum)]
-pub enum ObjectiveName {
-    /// Bytes of the bundle.
-    Size,
-    /// Bytes that a token reads.
-    Speed,
-}
-
-impl From<ObjectiveName> for Objective {
-    fn from(name: ObjectiveName) -> Objective {
-        match name {
-            ObjectiveName::Size => Objective::Size,
-            ObjectiveName::Speed => Objective::Speed,
-        }
-    }
 }
 
 /// A kind for all, or a search for one per tensor.
@@ -347,7 +300,7 @@ pub fn plan_checkpoint(
             plan.complete()?;
         }
     }
-    if options.scale_scope == ScaleScopeArg::Bank {
+    if options.scale_scope == ScaleScope::Bank {
         let shares = plan.shards.iter().flat_map(|s| &s.matrices).any(|m| m.bank);
         anyhow::ensure!(
             shares && !matches!(choice, KindChoice::Search(_)),
@@ -375,22 +328,9 @@ pub fn plan_checkpoint(
             text,
         };
         let bar = ui.bar(1, "choosing kinds");
-        let chosen = choose(&search, &mut plan, goal, &mut |what, done, total| {
-            bar.set_length(total as u64);
-            bar.set_position(done as u64);
-            bar.set_message(what.to_string());
-        });
-        bar.finish_and_clear();
-        chosen?;
+        choose(&search, &mut plan, goal, &mut |what, done, total| advance(&bar, done, total, what))?;
     }
     Ok(PlannedCheckpoint { family, plan, importance })
-}
-
-/// Returns clap's message about a wrong command line, without `error:` and without the usage.
-pub fn clap_message(e: &clap::Error) -> String {
-    let text = e.to_string();
-    let said = text.split("\n\nUsage").next().unwrap_or(&text);
-    said.trim_start_matches("error: ").trim().to_string()
 }
 
 /// Cuts a text into windows of tokens to run the model on, and names the text; no windows for models that are too large.
@@ -470,9 +410,7 @@ pub fn find_outliers(
     }
     let weights: u64 = outliers::matrices_at_risk(plan).map(|(_, m)| m.weights()).sum();
     let bar = ui.bar(weights, "looking for outliers");
-    let found = outliers::find(family, plan, &mut |n| bar.inc(n));
-    bar.finish_and_clear();
-    Ok(found?)
+    Ok(outliers::find(family, plan, &mut |n| bar.inc(n))?)
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! `anemoe perplexity`
 
-use crate::args::executor::PrecisionArg;
+use crate::args::executor::precision;
 use crate::args::hub_checkpoint::{Extent, locate};
 use crate::args::reading::Reading;
 use crate::args::text_windows::TextArgs;
@@ -10,7 +10,7 @@ use crate::target::expect_bundle;
 use crate::ui::{self, Ui};
 use anemoe_convert::path_kind::PathKind;
 use anemoe_gates::perplexity::{bundle_likelihood, checkpoint_likelihood};
-use anemoe_runtime::cpu::CpuBackend;
+use anemoe_runtime::cpu::{CpuBackend, Precision};
 use anemoe_runtime::model::Model;
 use anemoe_runtime::tokenizer::Tokenizer;
 use serde::Serialize;
@@ -32,8 +32,8 @@ pub struct Args {
     text: TextArgs,
     /// Precision of a bundle: fp32 computes in f32 on the stored weights; fp16 rounds every result, as the
     /// device does.
-    #[arg(long, value_enum, default_value = "fp32")]
-    precision: PrecisionArg,
+    #[arg(long, value_parser = precision(), default_value = "fp32")]
+    precision: Precision,
     #[command(flatten)]
     verify: Verify,
 }
@@ -57,7 +57,7 @@ impl Command for Args {
         }
         let (windows, likelihood, seconds) = if bundle {
             self.verify.open(path, ui)?;
-            let model = Model::open(path, &CpuBackend::with(self.precision.into()))?;
+            let model = Model::open(path, &CpuBackend::with(self.precision))?;
             let tokenizer = Tokenizer::open(&path.join("tokenizer.json"))?;
             let windows = self.text.windows(&tokenizer, model.chain().model.bos_token_id)?;
             let bar = ui.bar(windows.len() as u64, "windows");

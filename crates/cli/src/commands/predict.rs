@@ -1,10 +1,11 @@
 //! `anemoe predict`
 
-use crate::args::executor::PrecisionArg;
+use crate::args::executor::precision;
 use crate::command::{Command, CommandReport};
 use crate::files::Overwrite;
 use crate::target::expect_package;
 use crate::ui::Ui;
+use anemoe_runtime::cpu::Precision;
 use anemoe_runtime::predict::{InputFile, StepResults, Prediction};
 use serde::Serialize;
 use serde_json::{Map, Value, json};
@@ -36,8 +37,8 @@ pub struct Args {
     #[arg(long, value_name = "NAME")]
     function: Option<String>,
     /// fp16 rounds every fp16 result, as the device does; fp32 rounds nothing.
-    #[arg(long, value_enum, default_value = "fp16")]
-    precision: PrecisionArg,
+    #[arg(long, value_parser = precision(), default_value = "fp16")]
+    precision: Precision,
     #[command(flatten)]
     overwrite: Overwrite,
 }
@@ -50,7 +51,7 @@ impl Command for Args {
         let prediction = Prediction {
             package: self.package,
             function: self.function,
-            precision: self.precision.into(),
+            precision: self.precision,
             inputs: InputFile::steps(self.inputs.iter().map(|path| input_file(path))),
             outputs: self.outputs,
         };

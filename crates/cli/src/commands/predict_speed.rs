@@ -3,7 +3,7 @@
 use crate::args::evidence::{EvidenceArgs, read_profile};
 use crate::args::planning::{PlanArgs, PlanUse, PlannedCheckpoint, plan_checkpoint};
 use crate::bundle::Verify;
-use crate::command::{Command, CommandReport};
+use crate::command::{Command, CommandReport, parse};
 use crate::files::Overwrite;
 use crate::show::speed::{self, SpeculationForecast, SpeedDocument};
 use crate::ui::{self, Ui};
@@ -191,8 +191,7 @@ fn plan_of(path: &Path, args: &Args, ui: &Ui) -> anyhow::Result<PlannedCheckpoin
     }
     words.extend(["--context-buckets".into(), args.context_buckets.to_string()]);
     anyhow::ensure!(args.quant != "auto", "--quant auto measures; give a kind, for instance lut4");
-    let words: Vec<&str> = words.iter().map(String::as_str).collect();
-    plan_checkpoint(path, &PlanArgs::from_words(&words)?, PlanUse::Look, ui)
+    plan_checkpoint(path, &parse::<PlanArgs>("plan", &words)?, PlanUse::Look, ui)
 }
 
 fn write_calibrated(

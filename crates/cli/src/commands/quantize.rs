@@ -1,5 +1,6 @@
 //! `anemoe quantize`
 
+use crate::args::numbers::choice;
 use crate::command::{Command, CommandReport};
 use crate::files::Overwrite;
 use crate::ui::{self, Ui};
@@ -37,8 +38,8 @@ pub struct Args {
     block_size: usize,
     /// Operation that the weight belongs to, which decides its axes: conv [out, in, kernel..], linear [out, in], matmul [in,
     /// out] [default: conv from rank 4 on, else linear].
-    #[arg(long, value_enum)]
-    op: Option<QuantizeOp>,
+    #[arg(long, value_parser = choice([("conv", WeightOp::Conv), ("linear", WeightOp::Linear), ("matmul", WeightOp::MatMul)]))]
+    op: Option<WeightOp>,
     /// The global optimum of k-means; the default is within 1e-4 of it.
     #[arg(long)]
     exact: bool,
@@ -46,27 +47,14 @@ pub struct Args {
     #[arg(long, value_name = "FILE")]
     importance: Option<PathBuf>,
     /// Systems that a package is for.
-    #[arg(long, value_enum, default_value = "ios18")]
-    target: QuantizeTarget,
+    #[arg(long, value_parser = choice([("ios16", SystemTarget::IOS16), ("ios18", SystemTarget::IOS18)]), default_value = "ios18")]
+    target: SystemTarget,
     /// Write the result: .mlpackage (an operation with this weight), .npz (elements, tables or scales, decoded values) or .npy
     /// (decoded values).
     #[arg(short, long, value_name = "OUT")]
     out: Option<PathBuf>,
     #[command(flatten)]
     overwrite: Overwrite,
-}
-
-#[derive(Clone, Copy, clap::ValueEnum)]
-enum QuantizeOp {
-    Conv,
-    Linear,
-    Matmul,
-}
-
-#[derive(Clone, Copy, PartialEq, clap::ValueEnum)]
-enum QuantizeTarget {
-    Ios16,
-    Ios18,
 }
 
 /// A tensor that was read from a file.
@@ -192,11 +180,7 @@ impl Command for Args {
         if self.group_size == 0 || self.block_size == 0 {
             bail!("--group-size and --block-size must be at least 1");
         }
-        let target = match self.target {
-            QuantizeTarget::Ios16 => SystemTarget::IOS16,
-            QuantizeTarget::Ios18 => SystemTarget::IOS18,
-        };
-        if target == SystemTarget::IOS16
+        if self.target == SystemTarget::IOS16
             && let Some(why) = self.quant.refused_by_ios16()
         {
             bail!("{} for iOS16: {why}", self.quant);
@@ -211,13 +195,7 @@ impl Command for Args {
         let started = Instant::now();
         let loaded = load(&self.tensor)?;
         let read = started.elapsed();
-        let op = match self.op {
-            Some(QuantizeOp::Conv) => WeightOp::Conv,
-            Some(QuantizeOp::Linear) => WeightOp::Linear,
-            Some(QuantizeOp::Matmul) => WeightOp::MatMul,
-            None if loaded.shape.len() >= 4 => WeightOp::Conv,
-            None => WeightOp::Linear,
-        };
+        let op = self.op.unwrap_or(if loaded.shape.len() >= 4 { WeightOp::Conv } else { WeightOp::Linear });
         let importance = self.importance.as_deref().map(|p| importance(p, &loaded.name)).transpose()?;
         let groups = Groups { rows: self.group_size, block: self.block_size };
         let job = TensorJob {
@@ -233,7 +211,7 @@ impl Command for Args {
         let done = job.run()?;
         let started = Instant::now();
         if let Some(out) = &out {
-            write(&done, &loaded.shape, out, target)?;
+            write(&done, &loaded.shape, out, self.target)?;
         }
         let times = [read, started.elapsed()].map(|t| t.as_secs_f64());
         QuantizeReport::new(&self, &loaded, &done, times)

@@ -1,8 +1,7 @@
 //! `anemoe step`: one step of another command, in a process of its own. `anemoe help` does not show it.
 
-use super::reproduce::command::parse;
 use super::{bench, build, check, compile, doctor, golden, predict_speed, tune, validate};
-use crate::command::{Command, CommandReport, complete};
+use crate::command::{Command, CommandReport, complete, parse};
 use crate::error_report::sentence;
 use crate::outcome::Outcome;
 use crate::ui::Ui;

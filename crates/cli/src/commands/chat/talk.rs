@@ -1,7 +1,7 @@
 //! Questions, answers and the commands of a chat.
 
 use super::session;
-use crate::commands::generate::{figures, stop_name};
+use crate::commands::generate::stop_name;
 use crate::error_report::sentence;
 use crate::signals;
 use crate::ui::{Ui, message};
@@ -417,7 +417,7 @@ impl Talk {
                 "decode_s": generated.decode.as_secs_f64(),
                 "decode_tok_s": generated.tokens_per_second(),
             },
-            "speculation": generated.speculation.as_ref().map(figures),
+            "speculation": generated.speculation,
         }));
         // After a stop string or thoughts, the tokens hold more than the text.
         let is_text = answer.ended != Some(AnswerEnd::StopString) && answer.thoughts.is_empty();

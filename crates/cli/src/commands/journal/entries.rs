@@ -2,7 +2,7 @@
 
 use super::figures::{self, plain};
 use crate::ui;
-use anemoe_bundle::journal::{Event, Machine, Prose, status};
+use anemoe_bundle::journal::{Event, Machine, status};
 use serde::Serialize;
 use serde_json::Value;
 use std::collections::{HashMap, HashSet};
@@ -16,52 +16,27 @@ pub struct Entry {
     pub time: String,
     /// Kinds of the entry's events in order, each once.
     pub kinds: Vec<String>,
-    /// Intents.
     pub intent: Vec<String>,
-    /// Setup: model, options and machine.
+    /// Model, options and machine.
     pub setup: Vec<String>,
-    /// Results of the entry's runs.
     pub result: Vec<RunOutcome>,
-    /// Other notes.
     pub notes: Vec<String>,
     /// Surprises, found by the program or written by people.
     pub surprise: Vec<String>,
-    /// Lessons.
     pub lesson: Vec<String>,
-    /// Next steps.
     pub next: Vec<String>,
     /// Files by their hashes, and references that people gave.
     pub refs: Vec<String>,
-    /// The events, unchanged.
     pub events: Vec<Event>,
-}
-
-impl Entry {
-    /// Returns the texts of people and of the program, under their headings.
-    pub fn texts(&self) -> [(&'static str, &[String]); 6] {
-        [
-            ("intent", &self.intent),
-            ("setup", &self.setup),
-            ("notes", &self.notes),
-            ("surprise", &self.surprise),
-            ("lesson", &self.lesson),
-            ("next", &self.next),
-        ]
-    }
 }
 
 /// Outcome of one run.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct RunOutcome {
-    /// Id of the event.
     pub id: String,
-    /// Time of the event.
     pub time: String,
-    /// Kind of the event.
     pub kind: String,
-    /// State of the event.
     pub status: String,
-    /// Duration, in seconds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub seconds: Option<f64>,
     /// Figures with their names, as shown.
@@ -78,25 +53,20 @@ pub fn entries(events: Vec<Event>) -> Vec<Entry> {
     let mut intents: HashSet<String> = HashSet::new();
     let mut places: HashMap<String, usize> = HashMap::new();
     for event in events {
-        let named = event.of.as_ref().and_then(|of| places.get(of).copied());
+        let intent = event.text("intent").map(str::to_string);
         let is_other = |intent: &String| !intents.is_empty() && !intents.contains(intent);
-        let begins = groups.is_empty() || event.prose.intent.as_ref().is_some_and(is_other);
-        let place = match named {
-            Some(place) => place,
-            None if begins => groups.len(),
-            None => groups.len() - 1,
-        };
+        let begins = groups.is_empty() || intent.as_ref().is_some_and(is_other);
+        let named = event.of.as_ref().and_then(|of| places.get(of).copied());
+        let place = named.unwrap_or(groups.len() - usize::from(!begins));
+        places.entry(event.id.clone()).or_insert(place);
         if place == groups.len() {
             intents.clear();
+            groups.push(Vec::new());
         }
-        if place + 1 >= groups.len() {
-            intents.extend(event.prose.intent.clone());
+        if place + 1 == groups.len() {
+            intents.extend(intent);
         }
-        places.entry(event.id.clone()).or_insert(place);
-        match groups.get_mut(place) {
-            Some(group) => group.push(event),
-            None => groups.push(vec![event]),
-        }
+        groups[place].push(event);
     }
     groups.into_iter().map(entry).collect()
 }
@@ -118,16 +88,14 @@ fn distinct(texts: impl Iterator<Item = String>) -> Vec<String> {
 }
 
 fn entry(events: Vec<Event>) -> Entry {
-    let prose = |pick: fn(&Prose) -> &Option<String>| {
-        events.iter().filter_map(move |e| Some(pick(&e.prose).as_ref()?.trim().to_string()))
-    };
+    let said = |name: &'static str| events.iter().filter_map(move |e| Some(e.text(name)?.trim().to_string()));
     let ended: HashSet<(&str, &str)> =
         events.iter().filter_map(|e| Some((e.kind.as_str(), e.of.as_deref()?))).collect();
     let is_open = |e: &Event| e.status == status::STARTED && !ended.contains(&(&e.kind, &e.id));
     // A later table of the same recipe replaces an earlier one.
-    let table = events.iter().rposition(|e| e.facts.contains_key("rows")).map(|i| &events[i].id);
-    let is_run = |e: &Event| e.kind != "note" && (!e.facts.contains_key("rows") || Some(&e.id) == table);
-    let runs = || events.iter().filter(move |e| is_run(e));
+    let table = events.iter().rfind(|e| e.facts.contains_key("rows")).map(|e| &e.id);
+    let is_run = |e: &&Event| e.kind != "note" && (!e.facts.contains_key("rows") || Some(&e.id) == table);
+    let runs = || events.iter().filter(is_run);
     let resumed: HashMap<&str, &Event> =
         events.iter().filter_map(|e| Some((fact(e, "resumes")?, e))).collect();
     let surprise = runs().flat_map(|e| surprises(e, resumed.get(e.id.as_str()).copied(), is_open(e)));
@@ -136,14 +104,14 @@ fn entry(events: Vec<Event>) -> Entry {
         id: events[0].id.clone(),
         time: time(&events[0]),
         kinds: distinct(events.iter().map(|e| e.kind.clone())),
-        intent: distinct(prose(|p| &p.intent)),
+        intent: distinct(said("intent")),
         setup: setup(&events),
         result: runs().filter(|e| e.status != status::STARTED || is_open(e)).map(outcome).collect(),
-        notes: distinct(prose(|p| &p.note)),
-        surprise: distinct(surprise.chain(prose(|p| &p.surprise))),
-        lesson: distinct(lesson.chain(prose(|p| &p.lesson))),
-        next: distinct(prose(|p| &p.next)),
-        refs: distinct(references(&events).chain(prose(|p| &p.refs))),
+        notes: distinct(said("note")),
+        surprise: distinct(surprise.chain(said("surprise"))),
+        lesson: distinct(lesson.chain(said("lesson"))),
+        next: distinct(said("next")),
+        refs: distinct(references(&events).chain(said("refs"))),
         events,
     }
 }

@@ -5,10 +5,11 @@ mod figures;
 
 use crate::command::{Command, CommandReport};
 use crate::commands::reproduce::RUN;
+use crate::recorder::facts;
 use crate::shell::quoted;
 use crate::target::expect_begun_bundle;
 use crate::ui::Ui;
-use anemoe_bundle::journal::{self, Event, JOURNAL_FILE, Prose};
+use anemoe_bundle::journal::{self, Event, JOURNAL_FILE};
 use anyhow::bail;
 use entries::Entry;
 use serde::Serialize;
@@ -60,11 +61,11 @@ struct AddArgs {
     #[arg(long, value_name = "ID")]
     entry: Option<String>,
     #[command(flatten)]
-    prose: ProseArgs,
+    texts: JournalTexts,
 }
 
-#[derive(clap::Args, serde::Serialize)]
-struct ProseArgs {
+#[derive(clap::Args, Serialize)]
+struct JournalTexts {
     /// Intent: the reason for doing it.
     #[arg(long, value_name = "TEXT")]
     intent: Option<String>,
@@ -120,10 +121,22 @@ pub enum JournalReport {
 impl CommandReport for JournalReport {
     fn print(&self, ui: &Ui) -> io::Result<()> {
         match self {
-            JournalReport::Shown { bundle, torn, entries, quoted } => {
-                print_entries(bundle, *torn, entries, quoted, ui)
-            }
             JournalReport::Added { entry, .. } => ui.line(format!("added to entry {entry}")),
+            JournalReport::Shown { bundle, torn, entries, quoted } => {
+                ui.line(format!("# Journal of {bundle}"))?;
+                if entries.is_empty() {
+                    ui.line(
+                        "\nNothing is written yet. build, assemble, check, validate and trace write what they find when they run on a bundle\n(unless --no-journal is given); `anemoe journal add` writes the rest.",
+                    )?;
+                }
+                entries.iter().try_for_each(|entry| print(entry, ui))?;
+                if *torn {
+                    ui.line("\nThe last line was cut off while it was written, and is left out.")?;
+                }
+                let is_bare = |e: &&Entry| e.lesson.is_empty() || e.next.is_empty() || e.intent.is_empty();
+                let Some(Entry { id, .. }) = entries.last().filter(is_bare) else { return Ok(()) };
+                ui.line(format!("\nTo write the rest: anemoe journal add {quoted} --entry {id} --lesson TEXT"))
+            }
         }
     }
 }
@@ -157,25 +170,6 @@ fn show(args: ShowArgs) -> anyhow::Result<JournalReport> {
     Ok(JournalReport::Shown { bundle, torn: journal.torn, entries, quoted })
 }
 
-fn print_entries(bundle: &str, torn: bool, entries: &[Entry], quoted: &str, ui: &Ui) -> io::Result<()> {
-    ui.line(format!("# Journal of {bundle}"))?;
-    if entries.is_empty() {
-        ui.line(
-            "\nNothing is written yet. build, assemble, check, validate and trace write what they find when they run on a bundle\n(unless --no-journal is given); `anemoe journal add` writes the rest.",
-        )?;
-    }
-    for entry in entries {
-        print(entry, ui)?;
-    }
-    if torn {
-        ui.line("\nThe last line was cut off while it was written, and is left out.")?;
-    }
-    let bare = |e: &&Entry| e.lesson.is_empty() || e.next.is_empty() || e.intent.is_empty();
-    entries.last().filter(bare).into_iter().try_for_each(|last| {
-        ui.line(format!("\nTo write the rest: anemoe journal add {quoted} --entry {} --lesson TEXT", last.id))
-    })
-}
-
 fn print(entry: &Entry, ui: &Ui) -> io::Result<()> {
     let mut result = Vec::new();
     ui.line(format!("\n## {} {}: {}", entry.time, entry.id, entry.kinds.join(", ")))?;
@@ -190,23 +184,20 @@ fn print(entry: &Entry, ui: &Ui) -> io::Result<()> {
         }
     }
     result.extend(entry.notes.iter().map(|n| format!("note: {n}")));
-    let sections = [
-        ("Intent", &entry.intent),
-        ("Setup", &entry.setup),
-        ("Result", &result),
-        ("Surprise", &entry.surprise),
-        ("Lesson", &entry.lesson),
-        ("Next", &entry.next),
-        ("Refs", &entry.refs),
-    ];
-    for (heading, lines) in sections {
+    for (heading, lines, none) in [
+        ("Intent", &entry.intent, "(nothing written)"),
+        ("Setup", &entry.setup, "(nothing written)"),
+        ("Result", &result, "(nothing written)"),
+        ("Surprise", &entry.surprise, "(none)"),
+        ("Lesson", &entry.lesson, "(nothing written)"),
+        ("Next", &entry.next, "(nothing written)"),
+        ("Refs", &entry.refs, "(nothing written)"),
+    ] {
         ui.line(format!("\n### {heading}\n"))?;
         if lines.is_empty() {
-            ui.line(if heading == "Surprise" { "(none)" } else { "(nothing written)" })?;
+            ui.line(none)?;
         }
-        for line in lines {
-            ui.line(wrapped(line, WIDTH))?;
-        }
+        lines.iter().try_for_each(|line| ui.line(wrapped(line, WIDTH)))?;
     }
     Ok(())
 }
@@ -232,23 +223,19 @@ pub fn wrapped(text: &str, max: usize) -> String {
 
 fn add(args: AddArgs) -> anyhow::Result<JournalReport> {
     expect_journal(&args.bundle)?;
-    let words = serde_json::to_value(&args.prose)?;
-    let mut texts =
-        words.as_object().into_iter().flat_map(|w| w.values()).filter_map(|text| text.as_str()).peekable();
-    if texts.peek().is_none() || texts.any(|text| text.trim().is_empty()) {
+    let texts = facts::of(serde_json::to_value(&args.texts)?);
+    if texts.is_empty() || texts.values().any(|text| text.as_str().is_none_or(|text| text.trim().is_empty())) {
         bail!(
             "there is nothing to add: give --lesson, --surprise, --next, --refs, --note or --intent a text"
         );
     }
-    let prose: Prose = serde_json::from_value(words)?;
     let entries = entries::entries(journal::read(&args.bundle)?.events);
     let entry = match &args.entry {
         Some(wanted) => Some(find(&entries, wanted, &args.bundle)?),
         None => entries.last(),
     };
-    let of = entry.map(|e| e.id.clone());
-    let version = env!("CARGO_PKG_VERSION").into();
-    let event = journal::append(&args.bundle, Event { of, version, prose, ..Event::new("note", "") })?;
+    let (of, version) = (entry.map(|e| e.id.clone()), env!("CARGO_PKG_VERSION").into());
+    let event = journal::append(&args.bundle, Event { of, version, rest: texts, ..Event::new("note", "") })?;
     let entry = event.of.as_ref().unwrap_or(&event.id).clone();
     Ok(JournalReport::Added { bundle: args.bundle.display().to_string(), entry, event: Box::new(event) })
 }

@@ -137,9 +137,8 @@ pub fn gather(
     ui: &Ui,
 ) -> anyhow::Result<BundleReport> {
     let bar = ui.bar(chain.shards.len() as u64, "packages");
-    let placement = residency::bundle(bundle, chain, &CheckOptions::default(), || bar.inc(1));
-    bar.finish_and_clear();
-    let placement = placement?;
+    let placement = residency::bundle(bundle, chain, &CheckOptions::default(), || bar.inc(1))?;
+    drop(bar);
     let shards = chain.shards.iter().zip(&placement.packages).map(|(s, p)| ShardRow {
         name: s.name.clone(),
         kind: s.kind.name(),
@@ -300,7 +299,15 @@ fn gates(chain: &Chain, events: &[Event]) -> Vec<GateLine> {
 
 fn journal_lines(entry: &Entry) -> Vec<JournalLine> {
     let line = |time: &str, what: &str, text| JournalLine { time: time.into(), what: what.into(), text };
-    let texts = entry.texts().into_iter().flat_map(|(what, texts)| texts.iter().map(move |t| (what, t)));
+    let texts = [
+        ("intent", &entry.intent),
+        ("setup", &entry.setup),
+        ("notes", &entry.notes),
+        ("surprise", &entry.surprise),
+        ("lesson", &entry.lesson),
+        ("next", &entry.next),
+    ];
+    let texts = texts.into_iter().flat_map(|(what, texts)| texts.iter().map(move |t| (what, t)));
     let runs = entry.result.iter().map(|run| {
         let parts = [run.status.clone(), run.figures.join(", ")].into_iter().filter(|part| !part.is_empty());
         line(&run.time, &run.kind, parts.collect::<Vec<_>>().join(": "))

@@ -6,7 +6,6 @@ use crate::ui::Ui;
 use anemoe_bundle::Chain;
 use anemoe_bundle::journal::Event;
 use anemoe_convert::models;
-use anemoe_convert::variants::ZayaSkip;
 use anemoe_gates::cost::chips::ChipProfile;
 use anemoe_gates::cost::forecast::open_packages;
 use anemoe_gates::cost::forms::{self, FormSpeed, Setting};
@@ -86,19 +85,16 @@ fn other_forms(
     ui: &Ui,
 ) -> anyhow::Result<Vec<FormSpeed>> {
     let Some((chip, further)) = chips.split_first() else { bail!("no chip is known") };
-    let zaya_skip = chain.readings.get("zaya_skip").map(|name| name.parse::<ZayaSkip>());
-    let zaya_skip = zaya_skip.transpose().map_err(anyhow::Error::msg)?;
-    let family = models::open(Reading { zaya_skip }.open(path)?)?;
+    let family = models::open(Reading::of(chain)?.open(path)?)?;
     if chain.family != family.name() {
         bail!("{}: it is of the family {}, the bundle of {}", path.display(), family.name(), chain.family);
     }
     let plan = models::replan(family.as_ref(), bundle, chain)?;
-    let bar = ui.bar(1, "forms");
+    let _bar = ui.bar(1, "forms");
     let setting =
         Setting { chip, further, memory: f64::INFINITY, conditions: Conditions::default(), evidence: None };
     // The first form is the bundle's own.
     let forms = forms::all(family.as_ref(), &plan.options, &setting);
-    bar.finish_and_clear();
     Ok(forms.into_iter().skip(1).map(FormSpeed::from).collect())
 }
 
