@@ -13,6 +13,7 @@ use crate::trace::Trace;
 use anemoe_bundle::ShardKind;
 use anemoe_convert::outliers::Outlier;
 use anemoe_convert::plan::Plan;
+use anemoe_runtime::bench::Speeds;
 use anemoe_runtime::generate::Generated;
 use std::collections::BTreeMap;
 
@@ -146,6 +147,19 @@ impl NamedFigures {
         self.add("accepted", drafts.accepted as f64);
         self.add("fallbacks", drafts.fallbacks as f64);
         self.add("acceptance", (drafts.drafted > 0).then_some(100.0 * drafts.acceptance));
+    }
+
+    /// Adds the figures of the first decoding, and of passes over four tokens.
+    pub fn bench(&mut self, speeds: &Speeds) {
+        if let Some(decode) = speeds.decode.first() {
+            self.add("decode_tok_s", decode.tok_s);
+            self.add("token_ms", decode.ms_per_token);
+            self.add("token_gb", decode.gb_per_token);
+        }
+        if let Some(pass) = speeds.verify.iter().find(|v| v.tokens == 4) {
+            self.add("verify_ms", pass.ms);
+            self.add("verify_ratio", pass.over_one);
+        }
     }
 
     /// Adds the figures of golden gates: of several goldens, the worst.

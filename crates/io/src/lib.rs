@@ -47,4 +47,4 @@ pub use random::Random;
 pub use ranged_file::{RangedFile, RangedFiles};
 pub use reporting_allocator::{ReportingAllocator, report_as_json};
 pub use scratch::{Scratch, TEMPORARY, Temporary, remove_all_temporary};
-pub use system_memory::{free_memory, held_memory, peak_memory};
+pub use system_memory::{free_memory, held_memory, peak_memory, proc_bytes};
