@@ -5,7 +5,6 @@ pub mod evidence;
 pub mod executor;
 pub mod form_args;
 pub mod hub_checkpoint;
-pub mod listen_host;
 pub mod model_args;
 pub mod numbers;
 pub mod origin;

@@ -9,6 +9,7 @@ mod history;
 mod jinja;
 mod prompt_text;
 mod sampling_defaults;
+pub mod session;
 mod stop_strings;
 mod template;
 mod thoughts;

@@ -1,7 +1,6 @@
 //! `anemoe chat`
 
 mod reader;
-mod session;
 mod talk;
 mod typed_ahead;
 
@@ -14,7 +13,7 @@ use crate::signals;
 use crate::target::expect_bundle;
 use crate::ui::{Ui, message};
 use anemoe_io::locked;
-use anemoe_runtime::chat::{ChatTemplate, History, Overflow};
+use anemoe_runtime::chat::{ChatTemplate, History, Overflow, session};
 use anemoe_runtime::generate::GenerateOptions;
 use anemoe_runtime::model::Logits;
 use anemoe_runtime::speculate::{is_small, measure_drafts, prepare_drafts};

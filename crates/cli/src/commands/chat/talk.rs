@@ -1,13 +1,12 @@
 //! Questions, answers and the commands of a chat.
 
-use super::session;
 use crate::commands::generate::stop_name;
 use crate::error_report::sentence;
 use crate::signals;
 use crate::ui::{Ui, message};
 use anemoe_io::locked;
 use anemoe_runtime::chat::{
-    AnswerPiece, ChatTemplate, History, Overflow, PromptText, StopStrings, ThoughtSplitter,
+    AnswerPiece, ChatTemplate, History, Overflow, PromptText, StopStrings, ThoughtSplitter, session,
 };
 use anemoe_runtime::generate::{GenerateOptions, Stop, generate_behind};
 use anemoe_runtime::model::{Logits, Model, Sequence};
