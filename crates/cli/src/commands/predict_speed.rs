@@ -131,7 +131,7 @@ impl Command for Args {
         let contexts = contexts.into_iter().map(|context| pass(PassSize { tokens: 1, context: Some(context) }));
         let contexts = contexts.collect();
         let conditions = Conditions { chip: Chip::parse(chip.base_name()), ..Conditions::default() };
-        let setting = Setting { chip: &chip, further: &[], memory, conditions, evidence };
+        let setting = Setting { chip: &chip, memory, conditions, evidence };
         let (forms, recommended) = planned.map_or_else(Default::default, |(family, options)| {
             let forms = forms::all(family.as_ref(), &options, &setting);
             let recommended = forms::recommend(&forms, &options);

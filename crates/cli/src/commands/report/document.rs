@@ -1,13 +1,14 @@
 //! Document of a report, gathered from the records of a bundle. `--json` prints it, and the page holds it.
 
-use super::speeds::{Speeds, speeds};
 use crate::commands::journal::entries::{Entry, entries, time};
 use crate::ui::Ui;
 use anemoe_bundle::journal::{self, Event};
 use anemoe_bundle::{Chain, GateResult, Shard};
+use anemoe_gates::cost::chips::ChipProfile;
+use anemoe_gates::cost::forecast::{PassSize, Span, forecast, open_packages};
 use anemoe_gates::quality_front::{QualityPoint, mark_best};
 use anemoe_gates::residency::rule::Verdict;
-use anemoe_gates::residency::{self, CheckOptions, Verdicts};
+use anemoe_gates::residency::{self, CheckOptions};
 use serde::Serialize;
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -37,8 +38,8 @@ pub struct BundleReport {
     pub roofline: Option<Roofline>,
     /// Gates at the end of the build, and each later run of a gate.
     pub gates: Vec<GateLine>,
-    /// Predicted speed of the Neural Engine.
-    pub form_speeds: Speeds,
+    /// Predicted speed of the Neural Engines of some chips.
+    pub chip_speeds: Vec<ChipSpeed>,
     pub journal: Vec<JournalLine>,
 }
 
@@ -114,6 +115,16 @@ pub struct GateLine {
     pub min_cosine: Option<f64>,
 }
 
+/// Predicted speed of a chip.
+#[derive(Serialize)]
+pub struct ChipSpeed {
+    pub chip: String,
+    pub tok_s: Span,
+}
+
+/// Chips whose speed is predicted.
+const CHIPS: [&str; 6] = ["m1", "m2", "m3", "m4", "m4-pro", "m4-max"];
+
 /// One text or run of the journal.
 #[derive(Serialize)]
 pub struct JournalLine {
@@ -124,16 +135,11 @@ pub struct JournalLine {
     pub text: String,
 }
 
-/// Gathers the document of a bundle, with the qualities of the bundles `others`. Shapes of other forms come from
-/// `checkpoint`, else from the checkpoint that the build recorded.
-///
-/// # Errors
-/// A file of a bundle is missing or invalid, or `checkpoint` is not the bundle's.
+/// Gathers the document of a bundle, with the qualities and speeds of the bundles `others`.
 pub fn gather(
     bundle: &Path,
     chain: &Chain,
     others: &[(&Path, Chain)],
-    checkpoint: Option<&Path>,
     ui: &Ui,
 ) -> anyhow::Result<BundleReport> {
     let bar = ui.bar(chain.shards.len() as u64, "packages");
@@ -154,8 +160,12 @@ pub fn gather(
         output_error: s.output_error,
     });
     let shards: Vec<ShardRow> = shards.collect();
-    let small = shards.iter().filter(|s| s.too_small && s.verdict == Verdict::NotAne).count() as u64;
-    let verdicts = Verdicts { not_ane: placement.verdicts.not_ane - small, ..placement.verdicts };
+    let packages = open_packages(bundle, chain)?;
+    let chip_speed = |name: &&str| {
+        let chip = ChipProfile::named(name).ok()?;
+        let tok_s = forecast(chain, &packages, &chip, PassSize::of(1)).tok_s;
+        Some(ChipSpeed { chip: chip.chip, tok_s })
+    };
     let events = journal::read(bundle)?.events;
     let mut qualities = QualityPoint::of_search(chain);
     qualities.extend(QualityPoint::of_bundle(&name_of(bundle), chain, &events));
@@ -184,7 +194,7 @@ pub fn gather(
         qualities,
         roofline: measured,
         gates: gates(chain, &events),
-        form_speeds: speeds(bundle, chain, verdicts, &events, checkpoint, ui)?,
+        chip_speeds: CHIPS.iter().filter_map(chip_speed).collect(),
         shards,
         journal: entries(events).iter().flat_map(journal_lines).collect(),
     })

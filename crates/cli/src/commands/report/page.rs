@@ -60,8 +60,8 @@ impl Markup {
             .raw("</h2><p>")
             .text(&s.note)
             .raw("</p>");
-        if let Some((why, command)) = &s.missing {
-            self.raw("<p class=\"absent\">").text(why).raw(". This brings it: <code>").text(command);
+        if let Some(command) = &s.missing {
+            self.raw("<p class=\"absent\">nothing is recorded. This brings it: <code>").text(command);
             self.raw("</code></p>");
         }
         let [headings, rows @ ..] = s.table.rows() else { return };
