@@ -5,7 +5,7 @@ use crate::nearest::did_you_mean;
 use crate::one_tensor::{CompressedTensor, SystemTarget};
 use crate::quant::Quant;
 use crate::{Error, Result};
-use anemoe_io::Output;
+use anemoe_io::{Output, path_of};
 use anemoe_mlpackage::mil::{DataType, TensorType, Value, ValueData};
 use anemoe_mlpackage::package::{Package, is_model_name};
 use anemoe_npz::{Array, ArrayData, read_npy, read_npz, write_npy, write_npz};
@@ -27,12 +27,7 @@ pub fn file_and_tensor(spec: &Path) -> (PathBuf, Option<String>) {
     let bytes = spec.as_os_str().as_encoded_bytes();
     let end = |mark: &&[u8]| Some(bytes.windows(mark.len()).rposition(|w| w == *mark)? + mark.len());
     let Some(i) = MARKS.iter().filter_map(end).max() else { return (spec.into(), None) };
-    let (file, tensor) = (&bytes[..i - 1], &bytes[i..]);
-    #[cfg(unix)]
-    let file = <std::ffi::OsStr as std::os::unix::ffi::OsStrExt>::from_bytes(file);
-    #[cfg(not(unix))]
-    let file = String::from_utf8_lossy(file).into_owned();
-    (file.into(), Some(String::from_utf8_lossy(tensor).into_owned()))
+    (path_of(&bytes[..i - 1]), Some(String::from_utf8_lossy(&bytes[i..]).into_owned()))
 }
 
 impl LoadedTensor {

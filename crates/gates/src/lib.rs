@@ -9,6 +9,7 @@
 pub mod ablation;
 pub mod auto;
 pub mod calibrate;
+pub mod checkpoint_text;
 pub mod cost;
 pub mod figures;
 pub mod gated;

@@ -1,6 +1,5 @@
 //! Options that several commands share.
 
-pub mod checkpoint_text;
 pub mod evidence;
 pub mod executor;
 pub mod form_args;

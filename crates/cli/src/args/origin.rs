@@ -1,6 +1,5 @@
 //! The checkpoint that a bundle was built from.
 
-use super::planning::read_importance;
 use super::reading::Reading;
 use anemoe_bundle::Chain;
 use anemoe_convert::importance::Importance;
@@ -55,7 +54,8 @@ impl OriginArgs {
             );
         }
         let plan = models::replan(family.as_ref(), bundle, &chain)?;
-        let importance = self.importance.as_deref().map(|path| read_importance(path, &plan)).transpose()?;
+        let importance =
+            self.importance.as_deref().map(|path| Importance::read_for(&plan, path)).transpose()?;
         if importance.as_ref().map(Importance::sha256) != chain.importance.as_deref() {
             match &chain.importance {
                 Some(hash) => bail!("--importance: the bundle was built with the file of SHA-256 {hash}"),

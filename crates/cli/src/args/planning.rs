@@ -1,6 +1,5 @@
 //! Options that decide a plan, and `--quant auto`.
 
-use super::checkpoint_text::{TEXT, bos, spread_ids, tokenizer};
 use super::form_args::FormArgs;
 use super::hub_checkpoint::Extent;
 use super::numbers::{choice, count};
@@ -9,27 +8,22 @@ use super::text_windows::read_text;
 use crate::ui::{Ui, advance};
 use anemoe_bundle::ShardKind;
 use anemoe_bundle::TokenCount;
-use anemoe_convert::checkpoint::Checkpoint;
 use anemoe_convert::form::ShardForm;
 use anemoe_convert::importance::Importance;
 use anemoe_convert::kind_search::Objective;
 use anemoe_convert::models::{self, Family, Preset};
 use anemoe_convert::outliers::{self, Outlier};
 use anemoe_convert::plan::{PartKinds, Plan, PlanOptions, ScaleScope};
-use anemoe_convert::quant::{Groups, MatrixQuant, Quant};
+use anemoe_convert::quant::{Groups, Quant};
 use anemoe_gates::auto::{Goal, KindSearch, MAX_WHOLE, SearchBound, choose};
+use anemoe_gates::checkpoint_text::search_windows;
 use anemoe_gates::golden_gate::MIN_COSINE;
-use anemoe_gates::perplexity::windows;
 use anemoe_io::{Error, Kind};
 use anyhow::bail;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-/// Most tokens of a text that `--quant auto` runs the model on.
-const TOKENS: usize = 192;
-/// Most tokens of a window of the text.
-const WINDOW: usize = 96;
 /// Default bound of the mean divergence if `--quant` is not given, in nats.
 const DEFAULT_MAX_KL: f64 = 0.0025;
 
@@ -312,14 +306,25 @@ pub fn plan_checkpoint(
     if extent == Extent::Headers && is_measured {
         family = models::open(options.reading.open(spec)?)?;
     }
-    let importance = options.importance.as_deref().map(|path| read_importance(path, &plan)).transpose()?;
+    let importance =
+        options.importance.as_deref().map(|path| Importance::read_for(&plan, path)).transpose()?;
     if let KindChoice::Preset(preset) = &choice {
         plan.facts.insert(0, preset.to_string());
         plan.complete()?;
     }
     if let KindChoice::Search(goal) = choice {
         let checkpoint = options.reading.open(spec)?;
-        let (windows, text) = tokens(&checkpoint, &plan, options.auto_text.as_ref())?;
+        let own = match &options.auto_text {
+            Some(path) if plan.totals.params > MAX_WHOLE => bail!(
+                "--auto-text {}: models of more than {MAX_WHOLE} parameters are not run for --quant auto",
+                path.display()
+            ),
+            Some(path) => {
+                Some((read_text(path)?, path.file_name().unwrap_or_default().to_string_lossy().into_owned()))
+            }
+            None => None,
+        };
+        let (windows, text) = search_windows(&checkpoint, &plan, own)?;
         let search = KindSearch {
             checkpoint: &checkpoint,
             family: family.as_ref(),
@@ -331,70 +336,6 @@ pub fn plan_checkpoint(
         choose(&search, &mut plan, goal, &mut |what, done, total| advance(&bar, done, total, what))?;
     }
     Ok(PlannedCheckpoint { family, plan, importance })
-}
-
-/// Cuts a text into windows of tokens to run the model on, and names the text; no windows for models that are too large.
-fn tokens(
-    checkpoint: &Checkpoint,
-    plan: &Plan,
-    file: Option<&PathBuf>,
-) -> anyhow::Result<(Vec<Vec<u32>>, String)> {
-    if plan.totals.params > MAX_WHOLE {
-        if let Some(path) = file {
-            bail!(
-                "--auto-text {}: models of more than {MAX_WHOLE} parameters are not run for --quant auto",
-                path.display()
-            );
-        }
-        return Ok((Vec::new(), String::new()));
-    }
-    let bos = bos(checkpoint);
-    let context = WINDOW.min(plan.chain.model.max_context);
-    match tokenizer(checkpoint) {
-        Ok(tokenizer) => {
-            let (text, name) = match file {
-                None => (TEXT.to_string(), "a built-in text".to_string()),
-                Some(path) => {
-                    let text = read_text(path)?;
-                    let name = path.file_name().map(|n| n.to_string_lossy().into_owned());
-                    (text, name.unwrap_or_default())
-                }
-            };
-            let windows = windows(&tokenizer.encode(&text, bos)?, bos, context, TOKENS);
-            if windows.is_empty() {
-                bail!("the text has no token to predict");
-            }
-            Ok((windows, name))
-        }
-        Err(e) if file.is_some() => Err(e.context("--auto-text needs the model's tokenizer")),
-        // Without a tokenizer any tokens are as good as others.
-        Err(_) => {
-            let ids = spread_ids(TOKENS, plan);
-            Ok((windows(&ids, bos, context, TOKENS), "evenly spread tokens (there is no tokenizer)".into()))
-        }
-    }
-}
-
-/// Reads importances and checks them: one array for every projection that the plan compresses, and no other array.
-pub fn read_importance(path: &Path, plan: &Plan) -> anyhow::Result<Importance> {
-    let importance = Importance::read(path)?;
-    let known: BTreeSet<&str> =
-        plan.shards.iter().flat_map(|s| &s.matrices).map(|m| m.tensor.as_str()).collect();
-    importance.check_names(|name| known.contains(name))?;
-    for m in plan.shards.iter().flat_map(|s| &s.matrices) {
-        importance.of(m)?;
-    }
-    // A set, since the experts of a layer can share one tensor.
-    let compressed: BTreeSet<&str> = plan
-        .shards
-        .iter()
-        .flat_map(|s| &s.matrices)
-        // Convolutions over several tokens have inputs that no calibration counts.
-        .filter(|m| m.quant.kind != MatrixQuant::FP16.kind && m.taps == 1)
-        .map(|m| m.tensor.as_str())
-        .collect();
-    importance.check_complete(compressed)?;
-    Ok(importance)
 }
 
 /// Finds tensors that the plan's kinds would spoil. Examines only kinds with one step for a whole tensor, since it has to

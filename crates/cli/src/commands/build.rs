@@ -1,6 +1,6 @@
 //! `anemoe build`
 
-use crate::args::checkpoint_text::bos;
+use anemoe_gates::checkpoint_text::bos;
 use crate::args::hub_checkpoint::{Extent, locate};
 use crate::args::numbers::at_least_one;
 use crate::args::planning::{PlanArgs, PlanUse, PlannedCheckpoint, find_outliers, plan_checkpoint};

@@ -52,7 +52,7 @@ impl Command for Args {
             package: self.package,
             function: self.function,
             precision: self.precision,
-            inputs: InputFile::steps(self.inputs.iter().map(|path| input_file(path))),
+            inputs: InputFile::steps(self.inputs.iter().map(|path| InputFile::parse(path))),
             outputs: self.outputs,
         };
         let inputs: Vec<&Path> = prediction.inputs.iter().flatten().map(InputFile::path).collect();
@@ -116,23 +116,4 @@ impl CommandReport for PredictReport {
     fn print(&self, ui: &Ui) -> io::Result<()> {
         self.outputs.iter().flat_map(|step| &step.shown).try_for_each(|line| ui.line(line))
     }
-}
-
-/// Reads an input as [`InputFile::parse`] does, also where the path behind `NAME=` is not text.
-fn input_file(given: &Path) -> InputFile {
-    #[cfg(unix)]
-    if given.to_str().is_none() {
-        use std::os::unix::ffi::OsStrExt;
-        let bytes = given.as_os_str().as_bytes();
-        let at = bytes.iter().position(|b| *b == b'=');
-        let named = at.map(|at| (std::str::from_utf8(&bytes[..at]), &bytes[at + 1..]));
-        if let Some((Ok(name), file)) = named
-            && !name.contains('/')
-            && !bytes.to_ascii_lowercase().ends_with(b".npz")
-        {
-            let path = std::ffi::OsStr::from_bytes(file).into();
-            return InputFile::Single { input: Some(name.into()), path };
-        }
-    }
-    InputFile::parse(given)
 }

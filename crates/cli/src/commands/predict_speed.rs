@@ -1,6 +1,6 @@
 //! `anemoe predict-speed`
 
-use crate::args::evidence::{EvidenceArgs, read_profile};
+use crate::args::evidence::EvidenceArgs;
 use crate::args::planning::{PlanArgs, PlanUse, PlannedCheckpoint, plan_checkpoint};
 use crate::bundle::Verify;
 use crate::command::{Command, CommandReport, parse};
@@ -96,7 +96,7 @@ impl Command for Args {
             self.overwrite.output(output)?;
         }
         let chip = match &self.profile {
-            Some(file) => read_profile(file)?,
+            Some(file) => ChipProfile::read(file)?,
             None => self.evidence.calibrated(&self.chip)?,
         };
         let evidence = self.evidence.outcomes()?;
