@@ -16,9 +16,6 @@ pub struct Verify {
 
 impl Verify {
     /// Reads the contract of a bundle and verifies its files.
-    ///
-    /// # Errors
-    /// There is no bundle, its contract is invalid, or a file is missing or changed.
     pub fn open(self, bundle: &Path, ui: &Ui) -> anyhow::Result<Chain> {
         let chain = Chain::read(bundle)?;
         let hashes = if self.no_verify { Hashes::Skipped } else { Hashes::Remembered };

@@ -16,18 +16,12 @@ pub struct Overwrite {
 
 impl Overwrite {
     /// Checks, before any work, that `path` may be written and is none of the inputs on the command line.
-    ///
-    /// # Errors
-    /// `path` exists and `--force` is not given, it is an input, or it is a file of a bundle or a package.
     pub fn output(self, path: &Path) -> anyhow::Result<Output> {
         self.output_beside(path, &[])
     }
 
     /// Opens an output like [`Overwrite::output`], with more `inputs`, whose paths are only parts of
     /// arguments.
-    ///
-    /// # Errors
-    /// Fails like [`Overwrite::output`].
     pub fn output_beside(self, path: &Path, inputs: &[&Path]) -> anyhow::Result<Output> {
         let failed = |source| Error::io(path, source);
         let named = Given::here().into_iter().flat_map(|given| &given.inputs).map(PathBuf::as_path);
@@ -43,9 +37,6 @@ impl Overwrite {
 
 /// Makes a folder for intermediate results in `folder`, or in the system's folder of temporary files. The folder is deleted
 /// with its last user, after Ctrl-C too.
-///
-/// # Errors
-/// The outer folder does not exist, or cannot be written.
 pub fn scratch(folder: Option<&Path>) -> anyhow::Result<Scratch> {
     let system = std::env::temp_dir();
     let folder = folder.unwrap_or(&system);

@@ -17,7 +17,6 @@ mod gate_reference;
 mod given;
 mod machine;
 mod other_tools;
-mod outcome;
 mod part_store;
 mod recorder;
 mod shell;
@@ -27,7 +26,6 @@ mod target;
 mod ui;
 mod welcome;
 
-use crate::outcome::Outcome;
 use anyhow::Context;
 use clap::{CommandFactory, FromArgMatches, Parser};
 use std::process::ExitCode;
@@ -102,8 +100,8 @@ fn main() -> ExitCode {
         args::hub_checkpoint::stay_offline();
     }
     match chosen.run(&ui::Ui::new(cli.json)) {
-        Ok(Outcome::Done) => ExitCode::SUCCESS,
-        Ok(Outcome::GateFailed) => ExitCode::from(1),
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::from(1),
         Err(e) => error_report::report(&e, cli.json),
     }
 }

@@ -19,9 +19,6 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 
 /// Sends the files that a part has made so far, and the part's manifest.
-///
-/// # Errors
-/// A file cannot be read, or the store refuses one.
 pub fn push_part(
     bundle: &Path,
     store: &OpenStore,
@@ -71,9 +68,6 @@ pub struct ResumedPart {
 
 /// Checks, before a part is built, that the store takes it. If the part's folder is gone (another machine, a pod's disk),
 /// fetches the files that an earlier run of the part had finished.
-///
-/// # Errors
-/// The store cannot be reached, or holds parts of another build under this name.
 pub fn resume_part(
     store: &OpenStore,
     bundle: &Path,
@@ -110,9 +104,6 @@ pub fn resume_part(
 }
 
 /// Fetches all parts of a bundle into one folder, which `assemble` completes.
-///
-/// # Errors
-/// A part is missing or not finished, the folder is something else or a build of another plan, or a file cannot be fetched.
 pub fn pull_parts(store: &OpenStore, bundle: &Path) -> anyhow::Result<BringReport> {
     let objects = store.objects.as_ref();
     let place = PathKind::at(bundle);
@@ -172,9 +163,6 @@ pub struct PartPusher {
 impl PartPusher {
     /// Starts a thread that sends the shards of a part as they are finished. The part's manifest keeps the files of earlier
     /// runs.
-    ///
-    /// # Errors
-    /// The system cannot start a thread.
     pub fn start(
         store: Arc<OpenStore>,
         bundle: PathBuf,

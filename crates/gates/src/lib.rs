@@ -8,6 +8,7 @@
 
 pub mod ablation;
 pub mod auto;
+pub mod bundle_report;
 pub mod calibrate;
 pub mod checkpoint_text;
 pub mod cost;

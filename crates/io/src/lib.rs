@@ -36,6 +36,7 @@ mod ranged_file;
 mod reporting_allocator;
 mod scratch;
 mod system_memory;
+pub mod words;
 
 pub use atomic::{sync_dir, write_atomic};
 pub use error::{Error, Kind, Result};

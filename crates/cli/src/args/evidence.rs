@@ -24,18 +24,12 @@ impl EvidenceArgs {
     }
 
     /// Reads the outcomes in the folder; none if no folder is named.
-    ///
-    /// # Errors
-    /// The folder does not exist, or a table in it is damaged.
     pub fn outcomes(&self) -> anyhow::Result<Option<Arc<ImportedEvidence>>> {
         let Some(folder) = self.folder() else { return Ok(None) };
         Ok(Some(Arc::new(ImportedEvidence::read(&folder)?)))
     }
 
     /// Joins the figures that the folder's reports calibrated for a chip; returns `chip` itself if no report is about it.
-    ///
-    /// # Errors
-    /// The folder does not exist, or a profile in it is damaged.
     pub fn calibrated(&self, chip: &ChipProfile) -> anyhow::Result<ChipProfile> {
         match self.folder() {
             Some(folder) => Ok(chip.calibrated(&folder)?),

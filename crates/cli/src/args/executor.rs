@@ -53,9 +53,6 @@ impl ExecutorArgs {
     }
 
     /// Makes the CPU backend with these options.
-    ///
-    /// # Errors
-    /// The options contradict each other.
     pub fn backend(&self) -> anyhow::Result<CpuBackend> {
         let fused = self.precision == Precision::Fp32 && !self.no_fuse;
         if self.fast && !fused {

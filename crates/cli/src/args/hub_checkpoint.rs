@@ -52,9 +52,6 @@ pub struct LocatedCheckpoint<'a> {
 }
 
 /// Locates a checkpoint. Fetches the extent of one of the hub into the cache; any other one stays in its place.
-///
-/// # Errors
-/// The checkpoint is one of the hub and cannot be fetched.
 pub fn locate(spec: &Path, extent: Extent) -> anyhow::Result<LocatedCheckpoint<'_>> {
     let Some(parsed) = HubSpec::parse(spec) else {
         return Ok(LocatedCheckpoint { path: spec.into(), pinned: None, weights: RangedFiles::new() });

@@ -71,9 +71,6 @@ impl SamplingArgs {
     }
 
     /// Returns the bundle's own settings with those of the command line in their place, for requests that say nothing.
-    ///
-    /// # Errors
-    /// The file is wrong, or an option is out of range.
     pub fn defaults(&self, bundle: &Path) -> anyhow::Result<SamplingDefaults> {
         let mut own = open(bundle)?;
         let said = self.settings();
@@ -83,9 +80,6 @@ impl SamplingArgs {
     }
 
     /// Returns the sampling of the command line; the bundle's own settings fill the gaps.
-    ///
-    /// # Errors
-    /// The file is wrong, or an option is out of range or has no effect.
     pub fn choose(&self, bundle: &Path, vocab_size: usize) -> anyhow::Result<ChosenSampling> {
         let own = open(bundle)?;
         let said = self.settings();

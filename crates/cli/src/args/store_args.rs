@@ -32,9 +32,6 @@ pub struct OpenStore {
 
 impl OpenStore {
     /// Opens a store for a bundle, whose folder gives the name in the store if `name` is none.
-    ///
-    /// # Errors
-    /// `store` is no store, the settings (`AWS_*`) are wrong, or the name cannot be a bundle's name in a store.
     pub fn open(store: &Path, name: Option<&str>, bundle: &Path) -> anyhow::Result<OpenStore> {
         let location = StoreLocation::parse(store)?;
         let absolute = std::path::absolute(bundle).unwrap_or_else(|_| bundle.to_path_buf());

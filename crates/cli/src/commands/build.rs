@@ -8,7 +8,6 @@ use crate::args::store_args::{OpenStore, TRANSFERS};
 use crate::command::{Command, CommandReport};
 use crate::commands::push::{PushReport, push_bundle};
 use crate::gate_reference::{read_goldens, reference};
-use crate::outcome::Outcome;
 use crate::part_store::{PartPusher, ResumedPart, manifest_part, push_part, resume_part};
 use crate::recorder::{JournalArgs, Recorder, facts};
 use crate::shell::quoted;
@@ -242,8 +241,8 @@ impl CommandReport for BuildSummary {
         ui.line(format!("part {index}/{of} is done; anemoe assemble {completes} completes the bundle"))
     }
 
-    fn outcome(&self) -> Outcome {
-        Outcome::of(self.gated.pass)
+    fn passed(&self) -> bool {
+        self.gated.pass
     }
 
     fn record(&self, recorder: &Recorder) {

@@ -8,7 +8,6 @@ use crate::bar_listener::BarListener;
 use crate::bundle::Verify;
 use crate::command::{Command, CommandReport};
 use crate::files::Overwrite;
-use crate::outcome::Outcome;
 use crate::recorder::{JournalArgs, Recorder, facts};
 use crate::show::placement::{Sources, print, print_ops};
 use crate::target::expect_bundle;
@@ -198,8 +197,8 @@ impl CommandReport for CheckReport {
         }
     }
 
-    fn outcome(&self) -> Outcome {
-        Outcome::of(!matches!(self, CheckReport::Placement(placement) if !placement.report.pass))
+    fn passed(&self) -> bool {
+        !matches!(self, CheckReport::Placement(placement) if !placement.report.pass)
     }
 
     fn record(&self, recorder: &Recorder) {
@@ -297,29 +296,17 @@ fn score(file: &Path) -> anyhow::Result<CheckReport> {
 }
 
 fn print_scores(score: &Score, left_out: &Score, rows: &[Judged], ui: &Ui) -> io::Result<()> {
-    let mut table = Table::new(&["row", "label", "predicted", "", "rules", "measured graphs"]);
-    for j in rows {
-        let mark = match j.right {
-            Some(true) => "right",
-            Some(false) => "WRONG",
-            None => "",
-        };
-        table.row(vec![
-            j.id.clone(),
-            j.label.clone(),
-            j.verdict.name().into(),
-            mark.into(),
-            j.rules.join(" "),
-            j.rows.join(" "),
-        ]);
-    }
-    table.print(ui)?;
-    let mut table =
-        Table::new(&["rows of", "rows", "decided", "right", "accuracy", "unknown", "forced", "majority"]);
-    table.row(figures("all", score));
-    table.row(figures("all, each project left out", left_out));
+    let row = |j: &Judged| {
+        let mark = j.right.map_or("", |right| if right { "right" } else { "WRONG" });
+        let ends = [j.verdict.name().into(), mark.into(), j.rules.join(" "), j.rows.join(" ")];
+        [&[j.id.clone(), j.label.clone()], &ends[..]].concat()
+    };
+    let headings = ["row", "label", "predicted", "", "rules", "measured graphs"];
+    Table::new(&headings).with_rows(rows.iter().map(row)).print(ui)?;
+    let headings = ["rows of", "rows", "decided", "right", "accuracy", "unknown", "forced", "majority"];
+    let rows = [figures("all", score), figures("all, each project left out", left_out)];
     ui.line("")?;
-    table.print(ui)?;
+    Table::new(&headings).with_rows(rows).print(ui)?;
     ui.line(
         "left out: rules that rest on the project alone, and its outcomes; forced: right when `unknown` counts as `not_ane`; \
          majority: right when the more frequent answer is always given",

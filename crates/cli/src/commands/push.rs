@@ -118,9 +118,6 @@ impl CommandReport for PushReport {
 }
 
 /// Sends a finished bundle; returns none if the bundle is not finished.
-///
-/// # Errors
-/// A file cannot be read, or the store refuses one.
 pub fn push_bundle(
     bundle: &Path,
     store: &OpenStore,

@@ -4,7 +4,6 @@ use super::generate::{self, Timing};
 use super::{check, validate};
 use crate::args::planning::{PlanArgs, PlanUse, PlannedCheckpoint, plan_checkpoint};
 use crate::command::{Command, CommandReport, complete, parse};
-use crate::outcome::Outcome;
 use crate::recorder::{JournalArgs, Recorder, facts};
 use crate::show;
 use crate::show::build_report::summary;
@@ -148,15 +147,12 @@ impl CommandReport for QuickstartReport {
         kept.map(|run| run.bundle.display()).try_for_each(|bundle| ui.line(format!("kept: {bundle}")))
     }
 
-    fn outcome(&self) -> Outcome {
-        Outcome::of(self.runs.iter().all(|r| r.validation.pass))
+    fn passed(&self) -> bool {
+        self.runs.iter().all(|r| r.validation.pass)
     }
 }
 
 /// Finds the small model of the repository: `models/small-gemma4` below the current folder or a folder above the program.
-///
-/// # Errors
-/// The model is in none of these places.
 pub fn find_model() -> anyhow::Result<PathBuf> {
     let name = Path::new("models/small-gemma4");
     let exe = std::env::current_exe().ok();

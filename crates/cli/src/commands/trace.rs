@@ -129,34 +129,25 @@ fn print_swaps(report: &AblationReport, ui: &Ui) -> io::Result<()> {
             (None, part) => part.unwrap_or("all").to_string(),
         }
     };
-    let mut table = Table::new(&[
-        "in FP16",
-        "instead of",
-        "KL, nats",
-        "gain",
-        "lowest cosine",
-        "differing choices",
-        "worst matrix",
-        "its error",
-        "largest / mean",
-    ]);
     let row = |what: String, kinds: String, f: &ablation::Figures, gain: String, worst: [String; 3]| {
         let mut row = vec![what, kinds, format!("{:.5}", f.mean_kl), gain];
         row.extend([format!("{:.6}", f.min_cosine), f.wrong_choices.to_string()]);
         row.extend(worst);
         row
     };
-    table.row(row("nothing".into(), String::new(), &report.baseline, String::new(), Default::default()));
-    for s in &report.swaps {
+    let baseline = row("nothing".into(), String::new(), &report.baseline, String::new(), Default::default());
+    let swaps = report.swaps.iter().map(|s| {
         let w = &s.worst;
         let worst = [
             format!("{} {}", w.shard, w.matrix),
             format!("{:.2e}", w.relative_error),
             format!("{:.1}", w.ratio),
         ];
-        table.row(row(name(s), s.kinds.join(", "), &s.figures, format!("{:+.5}", s.gain_kl), worst));
-    }
-    table.print(ui)?;
+        row(name(s), s.kinds.join(", "), &s.figures, format!("{:+.5}", s.gain_kl), worst)
+    });
+    let figures = ["in FP16", "instead of", "KL, nats", "gain", "lowest cosine", "differing choices"];
+    let headings = [&figures[..], &["worst matrix", "its error", "largest / mean"]].concat();
+    Table::new(&headings).with_rows(std::iter::once(baseline).chain(swaps)).print(ui)?;
     if let Some(first) = report.swaps.first() {
         let w = &first.worst;
         ui.line(format!("costs most: {}; {} (tensor `{}`): {}", name(first), w.matrix, w.tensor, w.cause))?;
@@ -174,8 +165,7 @@ fn print(t: &Trace, ui: &Ui) -> io::Result<()> {
         columns.extend(["lowest, state in fp16", "at"]);
     }
     columns.extend(["largest value", "rms", "state / change"]);
-    let mut table = Table::new(&columns);
-    for l in &t.layers {
+    let rows = t.layers.iter().map(|l| {
         let name = match l.boundary {
             0 => "embedding".to_string(),
             i => format!("layer {}", i - 1),
@@ -188,12 +178,11 @@ fn print(t: &Trace, ui: &Ui) -> io::Result<()> {
             row.push(f.map_or_else(String::new, |f| cosine(f.min_cosine)));
             row.push(f.map_or_else(String::new, |f| f.position.to_string()));
         }
-        row.push(format!("{:.3}", l.largest));
-        row.push(format!("{:.3}", l.rms));
+        row.extend([l.largest, l.rms].map(|x| format!("{x:.3}")));
         row.push(l.stream_to_change.map_or_else(String::new, |r| format!("{r:.1}")));
-        table.row(row);
-    }
-    table.print(ui)?;
+        row
+    });
+    Table::new(&columns).with_rows(rows).print(ui)?;
     ui.line(
         "state: the hidden state, the values that flow from layer to layer; state / change: its length over what the layer changed, at most; fp16 keeps 11 bits",
     )?;

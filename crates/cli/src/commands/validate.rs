@@ -6,7 +6,6 @@ use crate::bundle::Verify;
 use crate::command::{Command, CommandReport};
 use crate::files;
 use crate::gate_reference::{read_goldens, reference};
-use crate::outcome::Outcome;
 use crate::recorder::{JournalArgs, Recorder, facts};
 use crate::shell::quoted;
 use crate::show::gate_results::{print_fast, print_golden, print_probes};
@@ -171,8 +170,8 @@ impl CommandReport for Validation {
         })
     }
 
-    fn outcome(&self) -> Outcome {
-        Outcome::of(self.gate.pass)
+    fn passed(&self) -> bool {
+        self.gate.pass
     }
 
     fn record(&self, recorder: &Recorder) {

@@ -199,9 +199,6 @@ impl Talk {
     }
 
     /// Answers a question or runs a command; returns false to end the chat.
-    ///
-    /// # Errors
-    /// The question has no room, a file cannot be used, or the model fails.
     pub fn react(&mut self, line: &str, ui: &Ui) -> anyhow::Result<bool> {
         match line.strip_prefix('/') {
             Some(rest) if !rest.starts_with('/') => self.command(rest),

@@ -1,6 +1,5 @@
 //! `anemoe report`
 
-mod document;
 mod page;
 mod report_sections;
 
@@ -10,8 +9,8 @@ use crate::files::Overwrite;
 use crate::target::expect_bundle;
 use crate::ui::Ui;
 use anemoe_bundle::Chain;
+use anemoe_gates::bundle_report::{BundleReport, bundle_report};
 use anemoe_io::Error;
-use document::BundleReport;
 use report_sections::ReportSection;
 use serde::Serialize;
 use std::io::{self, Write};
@@ -55,7 +54,9 @@ impl Command for Args {
         let chain = self.verify.open(&self.bundle, ui)?;
         let others = self.against.iter().map(|path| Ok((path.as_path(), Chain::read(path)?)));
         let others: Vec<(&Path, Chain)> = others.collect::<anyhow::Result<_>>()?;
-        let report = document::gather(&self.bundle, &chain, &others, ui)?;
+        let bar = ui.bar(chain.shards.len() as u64, "packages");
+        let report = bundle_report(&self.bundle, &chain, &others, || bar.inc(1))?;
+        drop(bar);
         let sections = report_sections::sections(&report, &self.bundle);
         let is_printed = self.text || output.is_none();
         let mut written = None;

@@ -1,7 +1,7 @@
 //! The report as one HTML file that needs no network. Its charts are drawn by a script from the report's document, which lies
 //! inside it; its tables need no script.
 
-use super::document::BundleReport;
+use anemoe_gates::bundle_report::BundleReport;
 use super::report_sections::ReportSection;
 use crate::ui::printable;
 use base64::Engine;

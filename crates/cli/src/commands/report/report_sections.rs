@@ -1,6 +1,6 @@
 //! Sections of a report: what the terminal shows, and the page without its script.
 
-use super::document::{BundleReport, ChipSpeed, CosineMap, ShardRow, grouped};
+use anemoe_gates::bundle_report::{BundleReport, ChipSpeed, CosineMap, ShardRow, grouped};
 use crate::ui::{self, Table};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;

@@ -8,7 +8,6 @@ mod rows;
 mod tests;
 
 use crate::command::{Command, CommandReport};
-use crate::outcome::Outcome;
 use crate::shell::quoted;
 use crate::ui::{self, Table, Ui};
 use anyhow::{Context, bail};
@@ -170,8 +169,8 @@ impl CommandReport for Reproduced {
         }
     }
 
-    fn outcome(&self) -> Outcome {
-        Outcome::of(!matches!(self, Reproduced::Run(run) if !run.pass))
+    fn passed(&self) -> bool {
+        !matches!(self, Reproduced::Run(run) if !run.pass)
     }
 }
 
@@ -179,15 +178,15 @@ impl RecipeRun {
     fn print(&self, ui: &Ui) -> io::Result<()> {
         self.setup.iter().try_for_each(|line| ui.line(line))?;
         ui.line("")?;
-        let mut table = Table::ending_in_text(&["figure", "unit", "the book's", "ours", "verdict"]);
-        for r in &self.rows {
+        let rows = self.rows.iter().map(|r| {
             let of = if self.setup.len() > 1 { format!("{}: ", r.build) } else { String::new() };
             let colon = if r.why.is_empty() { "" } else { ": " };
             let said = format!("{}{colon}{}", <&str>::from(r.verdict), r.why);
             let [book, ours] = r.shown.clone();
-            table.row(vec![of + r.figure, r.unit.into(), book, ours, said]);
-        }
-        table.print(ui)?;
+            vec![of + r.figure, r.unit.into(), book, ours, said]
+        });
+        let headings = ["figure", "unit", "the book's", "ours", "verdict"];
+        Table::ending_in_text(&headings).with_rows(rows).print(ui)?;
         let unexplained = self.rows.iter().filter(|r| !r.explained).count();
         if unexplained > 0 {
             let of = ui::counted(self.rows.len(), "figure");

@@ -1,8 +1,5 @@
 //! `anemoe journal`
 
-pub mod entries;
-mod figures;
-
 use crate::command::{Command, CommandReport};
 use crate::commands::reproduce::RUN;
 use crate::recorder::facts;
@@ -10,8 +7,8 @@ use crate::shell::quoted;
 use crate::target::expect_begun_bundle;
 use crate::ui::Ui;
 use anemoe_bundle::journal::{self, Event, JOURNAL_FILE};
+use anemoe_bundle::journal_entries::{Entry, entries};
 use anyhow::bail;
-use entries::Entry;
 use serde::Serialize;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -162,12 +159,12 @@ fn find<'a>(entries: &'a [Entry], wanted: &str, bundle: &Path) -> anyhow::Result
 fn show(args: ShowArgs) -> anyhow::Result<JournalReport> {
     expect_journal(&args.bundle)?;
     let journal = journal::read(&args.bundle)?;
-    let mut entries = entries::entries(journal.events);
+    let mut found = entries(journal.events);
     if let Some(wanted) = &args.entry {
-        entries = vec![find(&entries, wanted, &args.bundle)?.clone()];
+        found = vec![find(&found, wanted, &args.bundle)?.clone()];
     }
     let (bundle, quoted) = (args.bundle.display().to_string(), quoted(&args.bundle));
-    Ok(JournalReport::Shown { bundle, torn: journal.torn, entries, quoted })
+    Ok(JournalReport::Shown { bundle, torn: journal.torn, entries: found, quoted })
 }
 
 fn print(entry: &Entry, ui: &Ui) -> io::Result<()> {
@@ -229,10 +226,10 @@ fn add(args: AddArgs) -> anyhow::Result<JournalReport> {
             "there is nothing to add: give --lesson, --surprise, --next, --refs, --note or --intent a text"
         );
     }
-    let entries = entries::entries(journal::read(&args.bundle)?.events);
+    let found = entries(journal::read(&args.bundle)?.events);
     let entry = match &args.entry {
-        Some(wanted) => Some(find(&entries, wanted, &args.bundle)?),
-        None => entries.last(),
+        Some(wanted) => Some(find(&found, wanted, &args.bundle)?),
+        None => found.last(),
     };
     let (of, version) = (entry.map(|e| e.id.clone()), env!("CARGO_PKG_VERSION").into());
     let event = journal::append(&args.bundle, Event { of, version, rest: texts, ..Event::new("note", "") })?;

@@ -1,10 +1,9 @@
 //! Entries: groups of events of a journal, with texts and results under headings.
 
-use super::figures::{self, plain};
-use crate::ui;
-use anemoe_bundle::journal::{Event, Machine, status};
+use crate::journal::{Event, Machine, status};
+use anemoe_io::words::{bytes, count, counted};
 use serde::Serialize;
-use serde_json::Value;
+use serde_json::{Map, Value};
 use std::collections::{HashMap, HashSet};
 
 /// Events that belong together: a build with its gates, or what was done for one intent.
@@ -16,27 +15,38 @@ pub struct Entry {
     pub time: String,
     /// Kinds of the entry's events in order, each once.
     pub kinds: Vec<String>,
+    /// Intents.
     pub intent: Vec<String>,
     /// Model, options and machine.
     pub setup: Vec<String>,
+    /// Results of the runs.
     pub result: Vec<RunOutcome>,
+    /// Notes.
     pub notes: Vec<String>,
     /// Surprises, found by the program or written by people.
     pub surprise: Vec<String>,
+    /// Lessons.
     pub lesson: Vec<String>,
+    /// Next steps.
     pub next: Vec<String>,
     /// Files by their hashes, and references that people gave.
     pub refs: Vec<String>,
+    /// The events, unchanged.
     pub events: Vec<Event>,
 }
 
 /// Outcome of one run.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct RunOutcome {
+    /// Id of the event.
     pub id: String,
+    /// Time of the event.
     pub time: String,
+    /// Kind of the event.
     pub kind: String,
+    /// State of the event.
     pub status: String,
+    /// Duration, in seconds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub seconds: Option<f64>,
     /// Figures with their names, as shown.
@@ -127,7 +137,7 @@ fn outcome(event: &Event) -> RunOutcome {
         kind: event.kind.clone(),
         status: event.status.clone(),
         seconds: event.seconds,
-        figures: figures::of_facts(&event.facts).into_iter().chain(rows).collect(),
+        figures: figures(&event.facts).into_iter().chain(rows).collect(),
     }
 }
 
@@ -142,8 +152,8 @@ fn rows(event: &Event) -> impl Iterator<Item = [String; 9]> {
 fn machine(m: &Machine) -> String {
     let parts = [
         m.cpu.clone(),
-        m.cores.map(|n| ui::counted(n, "core")),
-        m.memory_bytes.map(|n| format!("{} of memory", ui::bytes(n))),
+        m.cores.map(|n| counted(n, "core")),
+        m.memory_bytes.map(|n| format!("{} of memory", bytes(n))),
         m.os.clone(),
         m.arch.clone(),
         m.isa.clone(),
@@ -203,6 +213,58 @@ fn surprises(event: &Event, resumed: Option<&Event>, open: bool) -> Vec<String> 
         format!("{build}: {figure} {ours} {unit}, where {book} was expected")
     });
     said.into_iter().chain(differing).collect()
+}
+
+/// Facts that are no figures: an entry shows them in other places.
+const ELSEWHERE: &str = "family source title pass strict conditions golden cosine_map cosine_map_layers \
+    chain_sha256 resumes error lesson gate again";
+
+/// Lists every figure with its path: members of objects and lists of plain values, without hashes.
+fn figures(facts: &Map<String, Value>) -> Vec<String> {
+    let mut found = Vec::new();
+    for (key, value) in facts.iter().filter(|(key, _)| !ELSEWHERE.split_whitespace().any(|e| e == *key)) {
+        walk(key, value, &mut found);
+    }
+    found
+}
+
+fn walk(path: &str, value: &Value, found: &mut Vec<String>) {
+    match value {
+        Value::Object(map) if path == "figures" => map.iter().for_each(|(k, v)| walk(k, v, found)),
+        Value::Object(map) => map.iter().for_each(|(k, v)| walk(&format!("{path}.{k}"), v, found)),
+        Value::Array(list) if list.is_empty() || list.iter().any(|v| v.is_object() || v.is_array()) => {}
+        Value::Array(list) => {
+            found.push(format!("{path} {}", list.iter().map(plain).collect::<Vec<_>>().join(", ")));
+        }
+        Value::Null => {}
+        _ if path.ends_with("sha256") => {}
+        Value::Number(n) if n.is_u64() => {
+            let n = n.as_u64().unwrap_or(0);
+            let shown = if path.ends_with("bytes") { bytes(n) } else { count(n) };
+            found.push(format!("{path} {shown}"));
+        }
+        plainly => found.push(format!("{path} {}", plain(plainly))),
+    }
+}
+
+/// Formats a value; a number with six digits.
+fn plain(value: &Value) -> String {
+    match value {
+        Value::String(text) => text.clone(),
+        Value::Null => "-".into(),
+        Value::Bool(yes) => (if *yes { "yes" } else { "no" }).into(),
+        Value::Number(n) if n.is_f64() => {
+            // A sum of nothing is -0.
+            let x = n.as_f64().unwrap_or(0.0) + 0.0;
+            if x != 0.0 && !(1e-4..1e15).contains(&x.abs()) {
+                return format!("{x:.3e}");
+            }
+            let digits = (6.0 - x.abs().log10().ceil()).clamp(0.0, 9.0) as usize;
+            let text = format!("{x:.digits$}");
+            if digits > 0 { text.trim_end_matches('0').trim_end_matches('.').into() } else { text }
+        }
+        other => other.to_string(),
+    }
 }
 
 #[cfg(test)]
@@ -274,5 +336,31 @@ mod tests {
         ] {
             assert!(said.contains(text), "`{text}` is not in\n{said}");
         }
+    }
+
+    #[test]
+    fn figures_have_their_paths_and_six_digits() {
+        let facts = json!({
+            "ops": {"ane": 1200}, "rules": [{"rule": "x"}], "list": [1, 2], "watts": 4.5, "golden": {"sha256": "a"},
+            "importance_sha256": "b", "none": null, "figures": {"decode_tok_s": 9.25}, "pass": true, "done": true,
+            "package_bytes": 8_400_000, "min_cosine": 0.99999912, "relative": 3.3e-8, "seconds": 123456.789, "zero": 0.0
+        });
+        let mut found = figures(facts.as_object().unwrap());
+        found.sort();
+        assert_eq!(
+            found,
+            [
+                "decode_tok_s 9.25",
+                "done yes",
+                "list 1, 2",
+                "min_cosine 0.999999",
+                "ops.ane 1,200",
+                "package_bytes 8.4 MB",
+                "relative 3.300e-8",
+                "seconds 123457",
+                "watts 4.5",
+                "zero 0",
+            ]
+        );
     }
 }
