@@ -12,6 +12,7 @@ pub mod bundle_report;
 pub mod calibrate;
 pub mod checkpoint_text;
 pub mod cost;
+pub mod facts;
 pub mod figures;
 pub mod gated;
 pub mod golden_gate;

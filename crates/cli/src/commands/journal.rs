@@ -2,7 +2,7 @@
 
 use crate::command::{Command, CommandReport};
 use crate::commands::reproduce::RUN;
-use crate::recorder::facts;
+use anemoe_gates::facts;
 use crate::shell::quoted;
 use crate::target::expect_begun_bundle;
 use crate::ui::Ui;

@@ -6,15 +6,15 @@ use super::rows::FigureRow;
 use crate::args::hub_checkpoint::{Extent, locate};
 use crate::command::{complete, parse};
 use crate::commands::{bench, build, check, generate, golden, plan, trace, validate};
-use crate::recorder::{JournalArgs, Recorder, facts};
+use crate::recorder::{JournalArgs, Recorder};
+use anemoe_gates::facts;
 use crate::ui::{self, Ui};
 use anemoe_bundle::journal::{self, Event, status};
 use anemoe_convert::models;
 use anemoe_convert::path_kind::PathKind;
 use anemoe_convert::plan::Plan;
 use anemoe_gates::figures::NamedFigures;
-use anemoe_gates::gated::{GateStage, GatedReport};
-use anemoe_gates::residency::rule::Verdict;
+use anemoe_gates::gated::GateStage;
 use anemoe_io::Error;
 use anyhow::{Context, bail};
 use serde::{Deserialize, Serialize};
@@ -239,7 +239,7 @@ impl<'a> BuildRun<'a> {
         let run = |words: &[OsString]| complete(parse::<build::Args>("build", words)?, "build", &Ui::inner());
         let mut report = run(words)?.gated;
         left.figures.build(&report);
-        left.stopped = gate_that_stopped(&report);
+        left.stopped = report.stopped();
         // Placement does not depend on weights: without gates, a synthetic model would fail in the same way.
         let of_placement = [GateStage::RepresentativeResidency, GateStage::Residency].map(Some);
         let is_of_weights = report.failed.is_some() && !of_placement.contains(&report.failed);
@@ -338,18 +338,4 @@ impl<'a> BuildRun<'a> {
         }
         all
     }
-}
-
-/// Returns the gate at which a build ended, with the packages that failed there; none if none failed.
-fn gate_that_stopped(report: &GatedReport) -> Option<String> {
-    let stage = report.failed?.name();
-    let first = &report.representative;
-    let placed = first.residency.iter().flat_map(|r| &r.packages).filter(|p| p.verdict == Verdict::NotAne);
-    let layers = report.layers.iter().flat_map(|l| &l.probes);
-    let probed = first.probes.iter().chain(layers).flat_map(|r| &r.shards).filter(|s| !s.pass);
-    let mut names: Vec<&str> = placed.map(|p| p.name.as_str()).chain(probed.map(|s| s.shard.as_str())).collect();
-    names.extend(report.weight_fault.iter().map(|w| w.shard.as_str()));
-    names.sort_unstable();
-    names.dedup();
-    Some(if names.is_empty() { format!("`{stage}`") } else { format!("`{stage}` ({})", names.join(", ")) })
 }

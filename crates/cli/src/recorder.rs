@@ -1,21 +1,17 @@
-//! Recorder of commands: a [`Recorder`] per run, facts from [`facts`].
+//! Recorder of commands: a [`Recorder`] per run, with [`Facts`] from its report.
 //!
 //! The journal never changes the outcome of a command: if nothing can be written, a warning says so and the command goes on.
-
-pub mod facts;
 
 use crate::given::Given;
 use crate::machine;
 use anemoe_bundle::journal::{self, Event, JOURNAL_FILE, status};
 use anemoe_bundle::{CHAIN_FILE, file_sha256};
-use serde_json::{Map, Value};
+use anemoe_gates::facts::Facts;
+use serde_json::Value;
 use std::path::Path;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
-
-/// Facts of an event.
-pub type Facts = Map<String, Value>;
 
 /// Options of the commands that write into the journal of a bundle.
 #[derive(clap::Args, Clone, Debug, Default)]
