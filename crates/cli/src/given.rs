@@ -13,7 +13,7 @@ const LEFT_OUT: &str = "json offline ops help version bundle path out intent not
 /// is missing here shows, since a second run cannot replace its file; no input can be forgotten.
 const OUTPUTS: [&str; 3] = ["out", "outputs", "save"];
 
-/// What was given on the command line.
+/// Words of the command line, sorted by their use.
 #[derive(Default)]
 pub struct Given {
     /// Name of the command.

@@ -1,7 +1,7 @@
 //! Measures passes over drafts, and decoding with drafts beside plain decoding.
 
 use super::measure::{Bench, median};
-use super::{DraftPass, DraftedSpeed};
+use super::speeds::{DraftPass, DraftedSpeed};
 use crate::generate::{GenerateOptions, Generated, generate};
 use crate::model::{Logits, Model};
 use crate::sampler::Sampling;

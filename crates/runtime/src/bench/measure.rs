@@ -1,6 +1,6 @@
 //! Measures prompts, decoding and batches.
 
-use super::{BatchSpeed, BenchOptions, DecodeSpeed, PrefillSpeed};
+use super::speeds::{BatchSpeed, BenchOptions, DecodeSpeed, PrefillSpeed};
 use crate::Result;
 use crate::model::{Logits, Model, Request, Sequence};
 use crate::shard_work::{ShardWork, WorkPart, WorkParts};
