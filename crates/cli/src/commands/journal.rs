@@ -104,9 +104,6 @@ pub enum JournalReport {
         bundle: String,
         torn: bool,
         entries: Vec<Entry>,
-        /// Path of the bundle for a command line.
-        #[serde(skip)]
-        quoted: String,
     },
     Added {
         bundle: String,
@@ -119,7 +116,7 @@ impl CommandReport for JournalReport {
     fn print(&self, ui: &Ui) -> io::Result<()> {
         match self {
             JournalReport::Added { entry, .. } => ui.line(format!("added to entry {entry}")),
-            JournalReport::Shown { bundle, torn, entries, quoted } => {
+            JournalReport::Shown { bundle, torn, entries } => {
                 ui.line(format!("# Journal of {bundle}"))?;
                 if entries.is_empty() {
                     ui.line(
@@ -132,6 +129,7 @@ impl CommandReport for JournalReport {
                 }
                 let is_bare = |e: &&Entry| e.lesson.is_empty() || e.next.is_empty() || e.intent.is_empty();
                 let Some(Entry { id, .. }) = entries.last().filter(is_bare) else { return Ok(()) };
+                let quoted = quoted(Path::new(bundle));
                 ui.line(format!("\nTo write the rest: anemoe journal add {quoted} --entry {id} --lesson TEXT"))
             }
         }
@@ -163,8 +161,8 @@ fn show(args: ShowArgs) -> anyhow::Result<JournalReport> {
     if let Some(wanted) = &args.entry {
         found = vec![find(&found, wanted, &args.bundle)?.clone()];
     }
-    let (bundle, quoted) = (args.bundle.display().to_string(), quoted(&args.bundle));
-    Ok(JournalReport::Shown { bundle, torn: journal.torn, entries: found, quoted })
+    let bundle = args.bundle.display().to_string();
+    Ok(JournalReport::Shown { bundle, torn: journal.torn, entries: found })
 }
 
 fn print(entry: &Entry, ui: &Ui) -> io::Result<()> {

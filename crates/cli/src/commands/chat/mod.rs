@@ -133,8 +133,7 @@ impl Command for Args {
             message(format!("error: {}", sentence(e)));
         }
         // An error's document for programs has the answers that were given.
-        let mut document = talk.document();
-        document["sampling"] = sampling.document();
+        let document = talk.document(&sampling.document());
         talked.and(saved).with_context(|| PartialDocument(document.clone()))?;
         Ok(Conversation(document))
     }

@@ -275,8 +275,9 @@ impl Talk {
     }
 
     /// Returns the chat as a document for programs.
-    pub fn document(&self) -> Value {
-        json!({"turns": self.turns, "messages": self.history.messages, "fallback_template": self.template.is_fallback()})
+    pub fn document(&self, sampling: &Value) -> Value {
+        let fallback = self.template.is_fallback();
+        json!({"turns": self.turns, "messages": self.history.messages, "fallback_template": fallback, "sampling": sampling})
     }
 
     /// Answers one question.
