@@ -77,35 +77,9 @@ pub struct Event {
     /// Results of the work, by name.
     #[serde(default, skip_serializing_if = "Map::is_empty")]
     pub facts: Map<String, Value>,
-    /// Comments of people on the event.
-    #[serde(flatten)]
-    pub prose: Prose,
-    /// Fields that this version does not know.
+    /// Texts of people (`intent`, `note`, `surprise`, `lesson`, `next`, `refs`), and fields that this version does not know.
     #[serde(flatten)]
     pub rest: Map<String, Value>,
-}
-
-/// Comments of people on an event.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Prose {
-    /// Intent: the reason for the work.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub intent: Option<String>,
-    /// Note: any other remark.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub note: Option<String>,
-    /// Surprise: a result that was not expected.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub surprise: Option<String>,
-    /// Lesson: a conclusion for later.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub lesson: Option<String>,
-    /// Next step.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub next: Option<String>,
-    /// References to more about the event.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub refs: Option<String>,
 }
 
 /// Machine on which a program ran; unknown properties are absent.
@@ -152,17 +126,27 @@ impl Event {
         Event { time, kind: kind.into(), status: status.into(), ..Event::default() }
     }
 
+    /// Returns the text that people gave under this name.
+    pub fn text(&self, name: &str) -> Option<&str> {
+        self.rest.get(name).and_then(Value::as_str)
+    }
+
     /// Checks the event against the format; the error says what breaks it.
     fn check(&self) -> std::result::Result<(), String> {
         let fits = |c: char| c.is_ascii_alphanumeric() || "_-.".contains(c);
+        let status = Some(&self.status).filter(|s| !s.is_empty());
         let words = [("id", Some(&self.id)), ("kind", Some(&self.kind)), ("of", self.of.as_ref())];
-        let status = [("status", Some(&self.status).filter(|s| !s.is_empty()))];
-        for (what, text) in words.into_iter().chain(status).filter_map(|(what, text)| Some((what, text?))) {
-            if text.is_empty() || text.len() > MAX_WORD || !text.chars().all(fits) {
-                return Err(format!("`{what}` must be 1 to {MAX_WORD} letters, digits, `_`, `-` or `.`"));
+        let is_wrong = |text: &&String| text.is_empty() || text.len() > MAX_WORD || !text.chars().all(fits);
+        match words
+            .into_iter()
+            .chain([("status", status)])
+            .find(|(_, text)| text.is_some_and(|t| is_wrong(&t)))
+        {
+            Some((what, _)) => {
+                Err(format!("`{what}` must be 1 to {MAX_WORD} letters, digits, `_`, `-` or `.`"))
             }
+            None => Ok(()),
         }
-        Ok(())
     }
 }
 
@@ -267,7 +251,7 @@ pub fn append(bundle: &Path, mut event: Event) -> Result<Event> {
     let is_new = !exists(&path)?;
     let mut file =
         open_regular(&path, OpenOptions::new().read(true).append(true).create(true)).map_err(io)?;
-    let locked = lock(&file).map_err(io)?;
+    lock(&file).map_err(io)?;
     let mut bytes = Vec::new();
     Read::by_ref(&mut file).take(MAX_JOURNAL_BYTES + 1).read_to_end(&mut bytes).map_err(io)?;
     let mut end = bytes.len() as u64;
@@ -275,16 +259,11 @@ pub fn append(bundle: &Path, mut event: Event) -> Result<Event> {
         return Err(too_long(&path, end));
     }
     if !bytes.is_empty() && !bytes.ends_with(b"\n") {
-        match parse(&path, &bytes)?.torn {
-            false => line.insert(0, b'\n'),
-            // Another process may be writing the line at this moment.
-            true if !locked => {
-                return Err(invalid("the last line is cut off, and the file cannot be locked".into()));
-            }
-            true => {
-                end = bytes.iter().rposition(|&b| b == b'\n').map_or(0, |i| i as u64 + 1);
-                file.set_len(end).map_err(io)?;
-            }
+        if parse(&path, &bytes)?.torn {
+            end = bytes.iter().rposition(|&b| b == b'\n').map_or(0, |i| i as u64 + 1);
+            file.set_len(end).map_err(io)?;
+        } else {
+            line.insert(0, b'\n');
         }
     }
     let len = end + line.len() as u64;
@@ -294,9 +273,7 @@ pub fn append(bundle: &Path, mut event: Event) -> Result<Event> {
     let written = file.write(&line).map_err(io)?;
     if written < line.len() {
         // The disk is full. If the truncation fails too, the rest of the line stays, and the next reader finds it torn.
-        if locked {
-            let _ = file.set_len(end);
-        }
+        let _ = file.set_len(end);
         return Err(io(io::Error::from(io::ErrorKind::WriteZero)));
     }
     file.sync_all().map_err(io)?;
@@ -313,13 +290,9 @@ pub fn append(bundle: &Path, mut event: Event) -> Result<Event> {
 /// One of the two is no journal, both together are too long, or the file cannot be written. The file is then as it was.
 pub fn merge(bundle: &Path, other: &[u8]) -> Result<()> {
     let path = bundle.join(JOURNAL_FILE);
-    let mut events = match exists(&path)? {
-        true => read(bundle)?.events,
-        false => Vec::new(),
-    };
+    let mut events = read(bundle)?.events;
     let known: HashSet<String> = events.iter().map(|e| e.id.clone()).collect();
-    let more = parse(&path, other)?.events.into_iter().filter(|e| !known.contains(&e.id));
-    events.extend(more);
+    events.extend(parse(&path, other)?.events.into_iter().filter(|e| !known.contains(&e.id)));
     events.sort_by_key(|e| e.time);
     let mut text = Vec::new();
     for event in &events {
@@ -333,14 +306,13 @@ pub fn merge(bundle: &Path, other: &[u8]) -> Result<()> {
     }
 }
 
-/// Takes the lock, which is released when the file is closed. Returns false where the file system has no locks:
-/// appends then rely on the single write.
-fn lock(file: &File) -> io::Result<bool> {
+/// Takes the lock, which is released when the file is closed.
+fn lock(file: &File) -> io::Result<()> {
     for _ in 0..LOCK_TRIES {
         match file.try_lock() {
-            Ok(()) => return Ok(true),
+            Ok(()) => return Ok(()),
             Err(TryLockError::WouldBlock) => std::thread::sleep(LOCK_WAIT),
-            Err(TryLockError::Error(_)) => return Ok(false),
+            Err(TryLockError::Error(e)) => return Err(e),
         }
     }
     Err(io::Error::new(io::ErrorKind::WouldBlock, "another process holds the journal's lock"))

@@ -23,6 +23,7 @@
 mod chain;
 mod hash;
 pub mod journal;
+pub mod journal_entries;
 
 pub use chain::{
     AutoChoice, Cache, Chain, Embedding, FORMAT, GateResult, Gates, HostInput, InputBinding, Kept, ModelInfo,

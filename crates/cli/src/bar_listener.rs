@@ -1,6 +1,6 @@
 //! Messages and progress of the Mac's commands.
 
-use crate::ui::{Ui, message};
+use crate::ui::{Ui, advance, message};
 use anemoe_mac::Listener;
 use indicatif::ProgressBar;
 use std::cell::RefCell;
@@ -31,13 +31,7 @@ impl Listener for BarListener<'_> {
         let mut shown = self.bar.borrow_mut();
         let same = shown.take().filter(|(of, _)| of == what);
         let (_, bar) = same.unwrap_or_else(|| (what.into(), self.ui.bar(total as u64, what)));
-        bar.set_length(total as u64);
-        bar.set_position(done as u64);
-        bar.set_message(part.to_string());
-        if done < total {
-            *shown = Some((what.into(), bar));
-        } else {
-            bar.finish_and_clear();
-        }
+        advance(&bar, done, total, part);
+        *shown = (done < total).then(|| (what.into(), bar));
     }
 }

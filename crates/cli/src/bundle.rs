@@ -16,16 +16,11 @@ pub struct Verify {
 
 impl Verify {
     /// Reads the contract of a bundle and verifies its files.
-    ///
-    /// # Errors
-    /// There is no bundle, its contract is invalid, or a file is missing or changed.
     pub fn open(self, bundle: &Path, ui: &Ui) -> anyhow::Result<Chain> {
         let chain = Chain::read(bundle)?;
         let hashes = if self.no_verify { Hashes::Skipped } else { Hashes::Remembered };
         let bar = ui.bar(chain.shards.len() as u64, "hashes");
-        let verified = integrity::verify(bundle, &chain, hashes, || bar.inc(1));
-        bar.finish_and_clear();
-        for path in verified? {
+        for path in integrity::verify(bundle, &chain, hashes, || bar.inc(1))? {
             message(format!("{}: rewritten by another tool, same program and weights", path.display()));
         }
         Ok(chain)

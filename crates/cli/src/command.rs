@@ -4,13 +4,14 @@
 //! arguments --Command::run--> report --CommandReport::record--> journal of the bundle
 //!                                    --Serialize--------------> the document of --json
 //!                                    --CommandReport::print---> lines for people
-//!                                    --CommandReport::outcome-> exit status
+//!                                    --CommandReport::passed--> exit status
 //! ```
 
-use crate::outcome::Outcome;
 use crate::recorder::{JournalArgs, Recorder};
 use crate::ui::Ui;
+use anyhow::Context;
 use serde::Serialize;
+use std::ffi::OsStr;
 use std::io;
 
 /// A sub-command with its arguments.
@@ -19,9 +20,6 @@ pub trait Command {
     type Report: CommandReport;
 
     /// Does the work. Nothing goes to standard output but what has to be seen as it comes.
-    ///
-    /// # Errors
-    /// The arguments or their files are wrong, or the work cannot be done.
     fn run(self, ui: &Ui) -> anyhow::Result<Self::Report>;
 
     /// Returns the options of the journal, if the report goes into the journal of a bundle.
@@ -33,23 +31,17 @@ pub trait Command {
 /// Report of a command.
 pub trait CommandReport: Serialize {
     /// Prints the report for people.
-    ///
-    /// # Errors
-    /// Standard output cannot be written.
     fn print(&self, ui: &Ui) -> io::Result<()>;
 
-    /// Returns the end of the command.
-    fn outcome(&self) -> Outcome {
-        Outcome::Done
+    /// Tells whether the gate of the command passed, if it has one.
+    fn passed(&self) -> bool {
+        true
     }
 
     /// Writes the report into the journal of a bundle.
     fn record(&self, _: &Recorder) {}
 
     /// Does the work that goes on behind the report, as a server's.
-    ///
-    /// # Errors
-    /// The work fails.
     fn go_on(self) -> anyhow::Result<()>
     where
         Self: Sized,
@@ -59,9 +51,6 @@ pub trait CommandReport: Serialize {
 }
 
 /// Runs a command and writes its report into the journal of the bundle. `name` is the kind of its events there.
-///
-/// # Errors
-/// The command fails.
 pub fn complete<C: Command>(command: C, name: &'static str, ui: &Ui) -> anyhow::Result<C::Report> {
     let recorder = command.journal().map(|args| Recorder::new(args, name));
     let report = command.run(ui)?;
@@ -69,15 +58,32 @@ pub fn complete<C: Command>(command: C, name: &'static str, ui: &Ui) -> anyhow::
     Ok(report)
 }
 
-/// Runs a command and reports what came out.
-///
-/// # Errors
-/// The command fails, or standard output cannot be written.
-pub fn execute<C: Command>(command: C, name: &'static str, ui: &Ui) -> anyhow::Result<Outcome> {
+/// Runs a command and reports what came out; returns whether its gate passed.
+pub fn execute<C: Command>(command: C, name: &'static str, ui: &Ui) -> anyhow::Result<bool> {
     let report = complete(command, name, ui)?;
     ui.document(&report)?;
     report.print(ui)?;
-    let outcome = report.outcome();
+    let passed = report.passed();
     report.go_on()?;
-    Ok(outcome)
+    Ok(passed)
+}
+
+/// Makes the parser of a command's arguments.
+pub fn parser<A: clap::Args>(name: &'static str) -> clap::Command {
+    A::augment_args(clap::Command::new(name).no_binary_name(true))
+}
+
+/// Parses arguments as the command line of a command.
+pub fn parse<A: clap::Args>(name: &'static str, arguments: &[impl AsRef<OsStr>]) -> anyhow::Result<A> {
+    let words = arguments.iter().map(|a| a.as_ref().to_os_string());
+    let read = parser::<A>(name).try_get_matches_from(words).and_then(|m| A::from_arg_matches(&m));
+    read.map_err(|e| {
+        let text = e.to_string();
+        let said = text.split("\n\nUsage").next().unwrap_or(&text);
+        anyhow::anyhow!("{}", said.trim_start_matches("error: ").trim())
+    })
+    .with_context(|| {
+        let words: Vec<_> = arguments.iter().map(|a| a.as_ref().to_string_lossy()).collect();
+        format!("{name} {}", words.join(" "))
+    })
 }

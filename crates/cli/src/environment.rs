@@ -3,9 +3,6 @@
 use anemoe_kernels::{Isa, MAX_THREADS as MOST};
 
 /// Returns the threads to compute with, from `--threads` or `ANEMOE_THREADS`; none without either.
-///
-/// # Errors
-/// The number is not from 1 to [`MOST`].
 pub fn threads(option: Option<usize>) -> anyhow::Result<Option<usize>> {
     let fits = |n: &usize| (1..=MOST).contains(n);
     if let Some(n) = option {
@@ -22,9 +19,6 @@ pub fn threads(option: Option<usize>) -> anyhow::Result<Option<usize>> {
 }
 
 /// Checks `ANEMOE_CPU`.
-///
-/// # Errors
-/// `ANEMOE_CPU` names instructions that are unknown, or that this processor lacks.
 pub fn instructions() -> anyhow::Result<()> {
     Isa::asked_for().map(|_| ()).map_err(anyhow::Error::msg)
 }

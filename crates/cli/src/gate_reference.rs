@@ -1,14 +1,11 @@
-//! Runs of a checkpoint in f32 that gates compare with.
+//! Runs of a checkpoint in f32 that gates compare with, under a progress bar.
 
-use crate::args::checkpoint_text::{TEXT, bos, spread_ids, tokenizer};
-use crate::error_report::sentence;
-use crate::ui::Ui;
+use crate::ui::{Ui, advance};
 use anemoe_convert::checkpoint::Checkpoint;
 use anemoe_convert::plan::Plan;
-use anemoe_gates::auto::MAX_WHOLE;
+use anemoe_gates::checkpoint_text::{full_golden, gate_golden};
 use anemoe_gates::gated::NamedGolden;
-use anemoe_gates::probe;
-use anemoe_gates::reference::{self, Golden, RunOptions};
+use anemoe_gates::reference::Golden;
 use std::path::PathBuf;
 
 /// Reads the files of `--golden`.
@@ -17,54 +14,24 @@ pub fn read_goldens(paths: &[PathBuf]) -> anemoe_gates::Result<Vec<NamedGolden>>
     paths.iter().map(read).collect()
 }
 
-/// Makes a golden with hidden states and choices of experts, under a progress bar.
+/// Makes a golden with hidden states and choices of experts.
 pub fn with_bar(
     checkpoint: &Checkpoint,
     prompt: &[u32],
     decode: usize,
     ui: &Ui,
-) -> anemoe_convert::Result<Golden> {
+) -> anemoe_gates::Result<Golden> {
     let bar = ui.bar(1, "golden, layers");
-    let options = RunOptions { hidden: true, routing: true };
-    let golden = reference::run_with_progress(checkpoint, prompt, decode, options, &mut |done, total| {
-        bar.set_length(total as u64);
-        bar.set_position(done as u64);
-    });
-    bar.finish_and_clear();
-    golden
+    full_golden(checkpoint, prompt, decode, &mut |done, total| advance(&bar, done, total, ""))
 }
 
-/// Returns the prompt of a build's gates, and the number of tokens after it; both are smaller for models that take long.
-pub fn gate_prompt(checkpoint: &Checkpoint, plan: &Plan) -> anyhow::Result<(Vec<u32>, usize)> {
-    let (prompt, decode) = if plan.totals.params > MAX_WHOLE { (8, 4) } else { (16, 8) };
-    // The caches have to hold the prompt and the tokens after it.
-    let prompt = prompt.min(plan.chain.model.max_context.saturating_sub(decode)).max(1);
-    let bos = bos(checkpoint);
-    let mut ids = match tokenizer(checkpoint) {
-        Ok(tokenizer) => tokenizer.encode(TEXT, bos)?,
-        Err(_) => bos.into_iter().chain(spread_ids(prompt, plan)).collect(),
-    };
-    ids.truncate(prompt);
-    Ok((ids, decode.min(plan.chain.model.max_context.saturating_sub(prompt))))
-}
-
-/// Returns the golden of the gates: the file's, completed if it lacks hidden states, or a run of the gates' own prompt.
+/// Returns the golden of the gates, see [`gate_golden`].
 pub fn reference(
     checkpoint: &Checkpoint,
     plan: &Plan,
     given: Option<&Golden>,
     ui: &Ui,
 ) -> anemoe_gates::Result<Golden> {
-    if let Some(golden) = given.filter(|g| probe::suffices(g, plan)) {
-        return Ok(golden.clone());
-    }
-    let (prompt, decode) = match given {
-        Some(golden) => (golden.prompt_ids.clone(), 0),
-        None => gate_prompt(checkpoint, plan).map_err(|e| anemoe_gates::Error::usage(sentence(&e)))?,
-    };
-    let own = with_bar(checkpoint, &prompt, decode, ui)?;
-    Ok(match given {
-        Some(golden) => golden.with_states_of(own),
-        None => own,
-    })
+    let bar = ui.bar(1, "golden, layers");
+    gate_golden(checkpoint, plan, given, &mut |done, total| advance(&bar, done, total, ""))
 }

@@ -38,8 +38,7 @@ fn cpu() -> Option<String> {
 
 #[cfg(target_os = "linux")]
 fn memory() -> Option<u64> {
-    let text = field_of("/proc/meminfo", "MemTotal")?;
-    text.strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
+    anemoe_io::proc_bytes("/proc/meminfo", "MemTotal")
 }
 
 #[cfg(target_os = "linux")]

@@ -14,10 +14,9 @@ mod environment;
 mod error_report;
 mod files;
 mod gate_reference;
-
+mod given;
 mod machine;
 mod other_tools;
-mod outcome;
 mod part_store;
 mod recorder;
 mod shell;
@@ -27,7 +26,6 @@ mod target;
 mod ui;
 mod welcome;
 
-use crate::outcome::Outcome;
 use anyhow::Context;
 use clap::{CommandFactory, FromArgMatches, Parser};
 use std::process::ExitCode;
@@ -65,8 +63,7 @@ fn main() -> ExitCode {
     let mut command = Cli::command();
     let matches = command.try_get_matches_from_mut(std::env::args_os());
     let cli = match matches.and_then(|m| {
-        recorder::remember(&command, &m);
-        files::remember(&command, &m);
+        given::remember(&command, &m);
         Cli::from_arg_matches(&m).map_err(|e| e.format(&mut command))
     }) {
         Ok(cli) => cli,
@@ -103,8 +100,8 @@ fn main() -> ExitCode {
         args::hub_checkpoint::stay_offline();
     }
     match chosen.run(&ui::Ui::new(cli.json)) {
-        Ok(Outcome::Done) => ExitCode::SUCCESS,
-        Ok(Outcome::GateFailed) => ExitCode::from(1),
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::from(1),
         Err(e) => error_report::report(&e, cli.json),
     }
 }

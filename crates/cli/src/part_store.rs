@@ -1,6 +1,6 @@
 //! Parts of a build in a store: each machine pushes its own part, and one machine pulls them all.
 
-use crate::args::store_args::{OpenStore, TRANSFERS, TransferBar, sending};
+use crate::args::store_args::{OpenStore, TRANSFERS, transfer_bar};
 use crate::target::expect_begun_bundle;
 use crate::ui;
 use anemoe_bundle::journal::{self, JOURNAL_FILE, MAX_JOURNAL_BYTES};
@@ -19,18 +19,15 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 
 /// Sends the files that a part has made so far, and the part's manifest.
-///
-/// # Errors
-/// A file cannot be read, or the store refuses one.
 pub fn push_part(
     bundle: &Path,
     store: &OpenStore,
     part: &PartFiles,
     options: &SendOptions,
 ) -> Result<SendReport> {
-    let bar = TransferBar::new(&format!("pushing part {}/{}", part.part.index, part.part.of));
+    let show = transfer_bar(&format!("pushing part {}/{}", part.part.index, part.part.of));
     let objects = store.objects.as_ref();
-    let (entries, report) = send_files(objects, bundle, &part.files, options, &|p| bar.show(p))?;
+    let (entries, report) = send_files(objects, bundle, &part.files, options, &show)?;
     let manifest = manifest_part(part.part, &part.plan_sha256, part.finished);
     write_manifest(objects, &store.name, Some(manifest), entries)?;
     Ok(report)
@@ -71,9 +68,6 @@ pub struct ResumedPart {
 
 /// Checks, before a part is built, that the store takes it. If the part's folder is gone (another machine, a pod's disk),
 /// fetches the files that an earlier run of the part had finished.
-///
-/// # Errors
-/// The store cannot be reached, or holds parts of another build under this name.
 pub fn resume_part(
     store: &OpenStore,
     bundle: &Path,
@@ -103,17 +97,13 @@ pub fn resume_part(
     if !matches!(PathKind::at(bundle), PathKind::Nothing | PathKind::EmptyFolder) {
         return Ok(resumed);
     }
-    let bar = TransferBar::new(&format!("pulling part {}/{}", part.index, part.of));
-    let report =
-        bring_bundle(store.objects.as_ref(), own, bundle, &[], TRANSFERS, &|_| Ok(()), &|p| bar.show(p))?;
+    let show = transfer_bar(&format!("pulling part {}/{}", part.index, part.of));
+    let report = bring_bundle(store.objects.as_ref(), own, bundle, &[], TRANSFERS, &|_| Ok(()), &show)?;
     resumed.bytes = report.bytes_fetched;
     Ok(resumed)
 }
 
 /// Fetches all parts of a bundle into one folder, which `assemble` completes.
-///
-/// # Errors
-/// A part is missing or not finished, the folder is something else or a build of another plan, or a file cannot be fetched.
 pub fn pull_parts(store: &OpenStore, bundle: &Path) -> anyhow::Result<BringReport> {
     let objects = store.objects.as_ref();
     let place = PathKind::at(bundle);
@@ -127,7 +117,7 @@ pub fn pull_parts(store: &OpenStore, bundle: &Path) -> anyhow::Result<BringRepor
     let of_journal = |f: &&ManifestFile| f.path == JOURNAL_FILE;
     let journals: Vec<ManifestFile> =
         merged.manifest.files.iter().chain(&merged.others).filter(of_journal).cloned().collect();
-    let bar = TransferBar::new(&format!("pulling the parts of {}", store.name));
+    let tell = transfer_bar(&format!("pulling the parts of {}", store.name));
     let merge_journals = |folder: &Path| {
         for file in &journals {
             let read = objects.read(&file.contents().key(), MAX_JOURNAL_BYTES);
@@ -139,7 +129,6 @@ pub fn pull_parts(store: &OpenStore, bundle: &Path) -> anyhow::Result<BringRepor
         }
         Ok(())
     };
-    let tell = |p: anemoe_hub::TransferProgress| bar.show(p);
     Ok(match place {
         PathKind::Nothing | PathKind::EmptyFolder => {
             let own = [];
@@ -174,9 +163,6 @@ pub struct PartPusher {
 impl PartPusher {
     /// Starts a thread that sends the shards of a part as they are finished. The part's manifest keeps the files of earlier
     /// runs.
-    ///
-    /// # Errors
-    /// The system cannot start a thread.
     pub fn start(
         store: Arc<OpenStore>,
         bundle: PathBuf,
@@ -208,7 +194,7 @@ fn push_finished(
     mut entries: BTreeMap<String, ManifestFile>,
     finished: &Receiver<PlannedShard>,
 ) {
-    let options = sending(1, false);
+    let options = SendOptions { jobs: 1, verify: false };
     let mut waiting = vec![plan_file()];
     let mut warned = false;
     while let Ok(shard) = finished.recv() {

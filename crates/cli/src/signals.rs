@@ -27,9 +27,6 @@ static STATUS: AtomicU8 = AtomicU8::new(BY_CTRL_C);
 /// Installs the handlers. Ctrl-C, the signal of schedulers (SIGTERM) and the signal of a closed terminal (SIGHUP, unless it
 /// is ignored as under `nohup`) end the process with [`status`], once a build has come to rest and temporary files are
 /// removed; `last_words` tells the user.
-///
-/// # Errors
-/// The system refuses a handler.
 pub fn install(last_words: impl Fn() + Send + 'static) -> anyhow::Result<()> {
     #[cfg(unix)]
     {

@@ -8,9 +8,6 @@ use std::io;
 use std::path::Path;
 
 /// Accepts a finished bundle.
-///
-/// # Errors
-/// The path is anything else. The message names its kind, and the next command.
 pub fn expect_bundle(path: &Path) -> anyhow::Result<()> {
     match PathKind::at(path) {
         PathKind::Bundle => Ok(()),
@@ -19,9 +16,6 @@ pub fn expect_bundle(path: &Path) -> anyhow::Result<()> {
 }
 
 /// Accepts a bundle that is finished or unfinished.
-///
-/// # Errors
-/// The path is anything else.
 pub fn expect_begun_bundle(path: &Path) -> anyhow::Result<()> {
     match PathKind::at(path) {
         PathKind::Bundle | PathKind::Unfinished => Ok(()),
@@ -30,9 +24,6 @@ pub fn expect_begun_bundle(path: &Path) -> anyhow::Result<()> {
 }
 
 /// Accepts a .mlpackage, or a path whose kind is not known.
-///
-/// # Errors
-/// The path is a bundle, a checkpoint or a file.
 pub fn expect_package(path: &Path) -> anyhow::Result<()> {
     let name = quoted(path);
     let place = PathKind::at(path);

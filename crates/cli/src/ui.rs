@@ -1,8 +1,10 @@
 //! Standard output for results, standard error for progress.
 
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+pub use anemoe_io::words::{bytes, count, counted, duration};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressFinish, ProgressStyle};
 use serde::Serialize;
 use std::borrow::Cow;
+use std::collections::BTreeMap;
 use std::io::{self, IsTerminal, Write};
 
 /// Display of results and progress.
@@ -65,7 +67,7 @@ impl Ui {
         Ok(())
     }
 
-    /// Makes a bar over `total` units of work, drawn only on a terminal.
+    /// Makes a bar over `total` units of work, drawn only on a terminal, and cleared when it is dropped.
     pub fn bar(&self, total: u64, what: &str) -> ProgressBar {
         styled_bar(total, what, "{prefix} [{wide_bar}] {pos}/{len} {msg} {elapsed}, {eta} left")
     }
@@ -79,10 +81,22 @@ pub fn byte_bar(total: u64, what: &str) -> ProgressBar {
 fn styled_bar(total: u64, what: &str, template: &str) -> ProgressBar {
     let target =
         if io::stderr().is_terminal() { ProgressDrawTarget::stderr() } else { ProgressDrawTarget::hidden() };
-    let bar = ProgressBar::with_draw_target(Some(total), target);
+    let bar = ProgressBar::with_draw_target(Some(total), target).with_finish(ProgressFinish::AndClear);
     bar.set_style(ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar()));
     bar.set_prefix(printable(what).into_owned());
     bar
+}
+
+/// Shows on a bar how much of the work is done, and which part is under way.
+pub fn advance<N: TryInto<u64>>(bar: &ProgressBar, done: N, total: N, part: &str) {
+    bar.set_length(total.try_into().unwrap_or(0));
+    bar.set_position(done.try_into().unwrap_or(0));
+    bar.set_message(part.to_string());
+}
+
+/// Returns the word for a gate that passed or failed.
+pub fn verdict(pass: bool) -> &'static str {
+    if pass { "pass" } else { "FAIL" }
 }
 
 /// Prints a line on standard error. A failure to print is no error.
@@ -196,78 +210,28 @@ impl Table {
     }
 }
 
+/// Joins rows with equal cells: the first item of each, the number of items, and the cells.
+pub fn folded<T>(items: impl IntoIterator<Item = (T, Vec<String>)>) -> Vec<(T, usize, Vec<String>)> {
+    let mut rows: Vec<(T, usize, Vec<String>)> = Vec::new();
+    let mut known: BTreeMap<Vec<String>, usize> = BTreeMap::new();
+    for (item, cells) in items {
+        match known.get(&cells) {
+            Some(&i) => rows[i].1 += 1,
+            None => {
+                known.insert(cells.clone(), rows.len());
+                rows.push((item, 1, cells));
+            }
+        }
+    }
+    rows
+}
+
 /// Longest line under the headings of a table that ends in sentences, in characters.
 const MAX_RULE: usize = 110;
 
-/// Formats bytes in kB, MB or GB, of 10^3, 10^6 or 10^9.
-pub fn bytes(n: u64) -> String {
-    match n {
-        0..=999_999 => format!("{:.1} kB", n as f64 / 1e3),
-        1_000_000..=999_999_999 => format!("{:.1} MB", n as f64 / 1e6),
-        _ => format!("{:.2} GB", n as f64 / 1e9),
-    }
-}
-
-/// Formats a duration in a fitting unit: `42 s`, `12 min`, `2.3 h`.
-pub fn duration(seconds: f64) -> String {
-    match seconds {
-        s if s < 90.0 => format!("{s:.0} s"),
-        s if s < 5400.0 => format!("{:.0} min", s / 60.0),
-        s => format!("{:.1} h", s / 3600.0),
-    }
-}
-
-/// Formats a count of things: `1 shard`, `12,000 shards`.
-pub fn counted(n: impl TryInto<u64>, thing: &str) -> String {
-    match n.try_into().unwrap_or(u64::MAX) {
-        1 => format!("1 {thing}"),
-        n => format!("{} {}", count(n), plural(thing)),
-    }
-}
-
-/// Returns the plural of a noun, which may follow an adjective: `near tie`, `entry`, `matrix`, `pass`.
-fn plural(thing: &str) -> String {
-    let consonant_y = thing.strip_suffix('y').filter(|stem| !stem.ends_with(['a', 'e', 'o', 'u']));
-    match (thing.strip_suffix("ix"), consonant_y) {
-        (Some(stem), _) => format!("{stem}ices"),
-        (_, Some(stem)) => format!("{stem}ies"),
-        _ if thing.ends_with('s') => format!("{thing}es"),
-        _ => format!("{thing}s"),
-    }
-}
-
-/// Formats a count with commas between groups of three digits.
-pub fn count(n: u64) -> String {
-    let digits = n.to_string();
-    let mut out = String::new();
-    for (i, c) in digits.chars().enumerate() {
-        if i > 0 && (digits.len() - i).is_multiple_of(3) {
-            out.push(',');
-        }
-        out.push(c);
-    }
-    out
-}
-
 #[cfg(test)]
 mod tests {
-    use super::{counted, printable};
-
-    #[test]
-    fn one_thing_is_not_several() {
-        for (n, thing, said) in [
-            (1, "shard", "1 shard"),
-            (0, "shard", "0 shards"),
-            (12_000u64, "near tie", "12,000 near ties"),
-            (2, "entry", "2 entries"),
-            (2, "matrix", "2 matrices"),
-            (1, "pass", "1 pass"),
-            (2, "pass", "2 passes"),
-            (3, "day", "3 days"),
-        ] {
-            assert_eq!(counted(n, thing), said);
-        }
-    }
+    use super::printable;
 
     #[test]
     fn control_characters_are_shown_and_not_sent() {

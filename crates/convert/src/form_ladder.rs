@@ -4,7 +4,9 @@ use crate::context_buckets::ContextBuckets;
 use crate::form::ShardForm;
 use crate::models::Family;
 use crate::{Error, Result};
+use anemoe_bundle::{Chain, ShardKind};
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 use std::sync::LazyLock;
 
 /// Option that sets how many experts a call computes.
@@ -138,6 +140,46 @@ impl LadderEntry {
             form,
             experts_per_shard,
         })
+    }
+}
+
+/// Form of a bundle by its `chain.json`: of all shards, and of the sorts that `--forms` names. None if this version does
+/// not know it.
+#[derive(Serialize)]
+pub struct OwnForm {
+    /// Form of all sorts that have none of their own.
+    pub form: Option<ShardForm>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    /// Forms by sort.
+    pub forms: Option<BTreeMap<ShardKind, ShardForm>>,
+    /// Experts that one call computes; none if the build was given no number.
+    #[serde(skip)]
+    experts_per_shard: Option<usize>,
+}
+
+impl OwnForm {
+    /// Reads the form from a contract.
+    pub fn of(chain: &Chain) -> OwnForm {
+        let at = |key: &str| chain.options.get(key).filter(|v| !v.is_null()).cloned();
+        let form = at("form").map_or(Some(ShardForm::default()), |f| serde_json::from_value(f).ok());
+        let experts_per_shard =
+            at("experts_per_shard").and_then(|n| n.as_u64()).and_then(|n| usize::try_from(n).ok());
+        OwnForm { form, forms: at("forms").and_then(|f| serde_json::from_value(f).ok()), experts_per_shard }
+    }
+
+    /// Tells whether the bundle was built in the form of the rung.
+    pub fn is(&self, rung: &Rung) -> bool {
+        let same_experts =
+            rung.experts_per_shard.is_none() || rung.experts_per_shard == self.experts_per_shard;
+        self.forms.is_none() && self.form == Some(rung.form) && same_experts
+    }
+
+    /// Describes the form in words.
+    pub fn text(&self) -> String {
+        let all = self.form.map_or("a form that this version does not know".into(), |form| form.to_string());
+        let Some(forms) = &self.forms else { return all };
+        let sorts: Vec<String> = forms.iter().map(|(sort, form)| format!("{} {form}", sort.name())).collect();
+        format!("by --forms: {}; other sorts {all}", sorts.join("; "))
     }
 }
 

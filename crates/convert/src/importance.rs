@@ -1,9 +1,10 @@
 //! Importance of each input of each matrix: second moments of its values over a text, from a file.
 
-use crate::plan::MatrixPlan;
+use crate::plan::{MatrixPlan, Plan};
+use crate::quant::MatrixQuant;
 use crate::{Error, Result};
 use anemoe_npz::Array;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 /// Second moments of the inputs of matrices, by checkpoint tensor.
@@ -43,6 +44,27 @@ impl Importance {
             }
         }
         Ok(all)
+    }
+
+    /// Reads importances like [`Importance::read`] for a plan: one array for every projection that the plan compresses, and no
+    /// other array.
+    ///
+    /// # Errors
+    /// The file is wrong, or does not fit the plan.
+    pub fn read_for(plan: &Plan, path: &Path) -> Result<Importance> {
+        let importance = Importance::read(path)?;
+        let matrices = || plan.shards.iter().flat_map(|s| &s.matrices);
+        let known: BTreeSet<&str> = matrices().map(|m| m.tensor.as_str()).collect();
+        importance.check_names(|name| known.contains(name))?;
+        for m in matrices() {
+            importance.of(m)?;
+        }
+        // Convolutions over several tokens have inputs that no calibration counts.
+        let is_counted = |m: &&MatrixPlan| m.quant.kind != MatrixQuant::FP16.kind && m.taps == 1;
+        // A set, since the experts of a layer can share one tensor.
+        let compressed: BTreeSet<&str> = matrices().filter(is_counted).map(|m| m.tensor.as_str()).collect();
+        importance.check_complete(compressed)?;
+        Ok(importance)
     }
 
     /// Writes moments so that [`Importance::read`] reads them.

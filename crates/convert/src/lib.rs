@@ -28,6 +28,7 @@ pub mod plan;
 pub mod quant;
 pub mod quantize;
 pub mod shard_program;
+pub mod tensor_file;
 pub mod variants;
 
 pub use anemoe_io::{Error, Result};

@@ -1,7 +1,7 @@
 //! Figures of reports by name, for experiments that are held against expectations.
 //!
-//! A name says its unit: `_mb` is 10^6 bytes, `_mib` 2^20, `_du_mib` rounded up as `du` prints sizes; sizes are of the
-//! weights as stored. `pack` is the first package of experts, `shard` the largest one.
+//! A name says its unit: `_mb` is 10^6 bytes, `_du_mib` 2^20, rounded up as `du` prints sizes; sizes are of the weights as
+//! stored. `pack` is the first package of experts, `shard` the largest one.
 
 use crate::gated::{GatedReport, NamedGate};
 use crate::golden_gate::{GoldenGate, MIN_COSINE};
@@ -13,6 +13,7 @@ use crate::trace::Trace;
 use anemoe_bundle::ShardKind;
 use anemoe_convert::outliers::Outlier;
 use anemoe_convert::plan::Plan;
+use anemoe_runtime::bench::Speeds;
 use anemoe_runtime::generate::Generated;
 use std::collections::BTreeMap;
 
@@ -27,9 +28,6 @@ pub struct NamedFigures(pub BTreeMap<String, f64>);
 
 /// Ops of one function, by type.
 pub type OpTypes = BTreeMap<String, u64>;
-
-/// Kind of a package, its bytes of weights, and its placement.
-type PlacedPackage<'a> = (&'a str, Option<u64>, &'a PackageReport);
 
 /// Tells whether shards of this kind hold experts.
 fn is_pack(kind: &str) -> bool {
@@ -46,15 +44,12 @@ impl NamedFigures {
     /// Adds the figures of a plan with its placement, its outliers, and the ops of each shard's first function.
     pub fn plan(&mut self, plan: &Plan, placement: &Report, outliers: &[Outlier], op_types: &[OpTypes]) {
         let shards = &plan.shards;
-        let placed = shards.iter().zip(&placement.packages);
-        self.packages(placed.map(|(s, p)| (s.kind.name(), Some(s.bytes), p)).collect());
+        self.placed(placement.packages.iter().zip(shards).map(|(p, s)| (p, Some(s.bytes))).collect());
         let totals = &plan.totals;
         self.add("shards", totals.shards as f64);
         self.add("layer_shards", totals.layer_shards as f64);
         self.add("params", totals.params as f64);
-        self.add("active_params", totals.active_params_per_token as f64);
         self.add("token_gb", totals.bytes_per_token as f64 * 1e-9);
-        self.add("outlier_tensors", outliers.len() as f64);
         self.add("outlier_ratio", outliers.iter().map(|o| o.ratio).reduce(f64::max));
         let Some((pack, types)) = shards.iter().zip(op_types).find(|(s, _)| is_pack(s.kind.name())) else {
             return;
@@ -85,10 +80,37 @@ impl NamedFigures {
 
     /// Adds the figures of a placement.
     pub fn check(&mut self, report: &Report) {
-        let kind = |p: &PackageReport| p.kind.clone().unwrap_or_default();
-        let kinds: Vec<String> = report.packages.iter().map(kind).collect();
-        let placed = report.packages.iter().zip(&kinds);
-        self.packages(placed.map(|(p, kind)| (kind.as_str(), p.weight_bytes, p)).collect());
+        self.placed(report.packages.iter().map(|p| (p, p.weight_bytes)).collect());
+    }
+
+    /// Adds the figures of packages with their bytes of weights.
+    fn placed(&mut self, all: Vec<(&PackageReport, Option<u64>)>) {
+        let counted = |n: usize| (n > 0).then_some(n as f64);
+        let of_kind =
+            |kind: ShardKind| all.iter().filter(|p| p.0.kind.as_deref() == Some(kind.name())).count();
+        self.add("attn_shards", counted(of_kind(ShardKind::Attention)));
+        self.add("head_shards", counted(of_kind(ShardKind::Head)));
+        let on_ane = all.iter().filter(|p| p.0.verdict == Verdict::Ane).count();
+        self.add("ane_shards", (!all.is_empty()).then_some(on_ane as f64));
+        let packs: Vec<_> = all.iter().filter(|p| p.0.kind.as_deref().is_some_and(is_pack)).collect();
+        self.add("moe_shards", counted(packs.len()));
+        let packs_bytes: Vec<f64> = packs.iter().filter_map(|p| Some(p.1? as f64)).collect();
+        let whole = all.iter().filter_map(|p| Some(p.1? as f64)).reduce(|a, b| a + b);
+        self.add("weights_gb", whole.map(|b| b / GB));
+        self.add("experts_gb", packs_bytes.iter().copied().reduce(|a, b| a + b).map(|b| b / GB));
+        let largest = packs_bytes.iter().copied().reduce(f64::max);
+        for (which, bytes) in [("pack", packs_bytes.first().copied()), ("shard", largest)] {
+            self.add(&format!("{which}_mb"), bytes.map(|b| b / MB));
+            self.add(&format!("{which}_du_mib"), bytes.map(|b| (b / MIB).ceil()));
+        }
+        let Some(ops) = packs.first().map(|p| p.0.functions.first().map_or(p.0.ops, |f| f.ops)) else {
+            return;
+        };
+        self.add("pack_ane_ops", ops.ane as f64);
+        self.add("pack_gpu_ops", ops.gpu as f64);
+        self.add("pack_cpu_ops", ops.cpu as f64);
+        self.add("pack_no_device_ops", ops.no_device as f64);
+        self.add("pack_compute_ops", ops.compute() as f64);
     }
 
     /// Adds the figures of golden gates, the first of which counts alone where none is the worst, and of probes.
@@ -98,8 +120,7 @@ impl NamedFigures {
         let Some(gate) = gates.first().map(|g| &g.gate.usual) else { return };
         self.add("prompt_cosine_min", gate.positions.iter().map(|p| p.agreement.cosine).reduce(f64::min));
         self.add("first_decode_cosine", gate.decode.first().map(|d| d.agreement.cosine));
-        let equal = gate.generated_ids.iter().zip(&gate.expected_ids).take_while(|(a, b)| a == b);
-        self.add("tokens_equal", equal.count() as f64);
+        self.add("tokens_equal", gate.equal_tokens() as f64);
         self.add("tokens_expected", gate.expected_ids.len() as f64);
     }
 
@@ -128,33 +149,17 @@ impl NamedFigures {
         self.add("acceptance", (drafts.drafted > 0).then_some(100.0 * drafts.acceptance));
     }
 
-    fn packages(&mut self, all: Vec<PlacedPackage<'_>>) {
-        let counted = |n: usize| (n > 0).then_some(n as f64);
-        let of_kind = |kind: ShardKind| counted(all.iter().filter(|p| p.0 == kind.name()).count());
-        self.add("attn_shards", of_kind(ShardKind::Attention));
-        self.add("head_shards", of_kind(ShardKind::Head));
-        let on_ane = all.iter().filter(|p| p.2.verdict == Verdict::Ane).count();
-        self.add("ane_shards", (!all.is_empty()).then_some(on_ane as f64));
-        let packs: Vec<_> = all.iter().filter(|p| is_pack(p.0)).collect();
-        self.add("moe_shards", counted(packs.len()));
-        let bytes: Vec<f64> = packs.iter().filter_map(|p| Some(p.1? as f64)).collect();
-        let whole = all.iter().filter_map(|p| Some(p.1? as f64)).reduce(|a, b| a + b);
-        self.add("weights_gb", whole.map(|b| b / GB));
-        self.add("experts_gb", bytes.iter().copied().reduce(|a, b| a + b).map(|b| b / GB));
-        let largest = bytes.iter().copied().reduce(f64::max);
-        for (which, bytes) in [("pack", bytes.first().copied()), ("shard", largest)] {
-            self.add(&format!("{which}_mb"), bytes.map(|b| b / MB));
-            self.add(&format!("{which}_mib"), bytes.map(|b| b / MIB));
-            self.add(&format!("{which}_du_mib"), bytes.map(|b| (b / MIB).ceil()));
+    /// Adds the figures of the first decoding, and of passes over four tokens.
+    pub fn bench(&mut self, speeds: &Speeds) {
+        if let Some(decode) = speeds.decode.first() {
+            self.add("decode_tok_s", decode.tok_s);
+            self.add("token_ms", decode.ms_per_token);
+            self.add("token_gb", decode.gb_per_token);
         }
-        let Some(ops) = packs.first().map(|p| p.2.functions.first().map_or(p.2.ops, |f| f.ops)) else {
-            return;
-        };
-        self.add("pack_ane_ops", ops.ane as f64);
-        self.add("pack_gpu_ops", ops.gpu as f64);
-        self.add("pack_cpu_ops", ops.cpu as f64);
-        self.add("pack_no_device_ops", ops.no_device as f64);
-        self.add("pack_compute_ops", ops.compute() as f64);
+        if let Some(pass) = speeds.verify.iter().find(|v| v.tokens == 4) {
+            self.add("verify_ms", pass.ms);
+            self.add("verify_ratio", pass.over_one);
+        }
     }
 
     /// Adds the figures of golden gates: of several goldens, the worst.

@@ -12,6 +12,7 @@ use crate::golden_gate::{self, GoldenGate};
 use crate::layer_sample::{self, LayerSample};
 use crate::probe::{self, Inputs, ProbeContext, ProbeReport};
 use crate::reference::Golden;
+use crate::residency::rule::Verdict;
 use crate::residency::{self, Report};
 use anemoe_bundle::{Chain, GateResult, Gates};
 use anemoe_convert::build::{self, Assembly, Build, BuildReport, Needs, WeightFault};
@@ -191,6 +192,26 @@ pub struct FullStackGates {
 const MAX_RESIDENT_BYTES: u64 = 1 << 30;
 
 impl GatedReport {
+    /// Names the gate at which the build ended, with the packages that failed there; none if none failed.
+    pub fn stopped(&self) -> Option<String> {
+        let stage = self.failed?.name();
+        let first = &self.representative;
+        let placed =
+            first.residency.iter().flat_map(|r| &r.packages).filter(|p| p.verdict == Verdict::NotAne);
+        let layers = self.layers.iter().flat_map(|l| &l.probes);
+        let probed = first.probes.iter().chain(layers).flat_map(|r| &r.shards).filter(|s| !s.pass);
+        let mut names: Vec<&str> =
+            placed.map(|p| p.name.as_str()).chain(probed.map(|s| s.shard.as_str())).collect();
+        names.extend(self.weight_fault.iter().map(|w| w.shard.as_str()));
+        names.sort_unstable();
+        names.dedup();
+        Some(if names.is_empty() {
+            format!("`{stage}`")
+        } else {
+            format!("`{stage}` ({})", names.join(", "))
+        })
+    }
+
     fn new(needs: Option<Needs>) -> GatedReport {
         GatedReport {
             pass: true,

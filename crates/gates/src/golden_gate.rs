@@ -203,6 +203,18 @@ pub struct Validation {
     pub repeated: Option<RepeatedToken>,
 }
 
+impl Validation {
+    /// Counts the tokens of the bundle's own continuation that equal the golden's, up to the first that differs.
+    pub fn equal_tokens(&self) -> usize {
+        self.generated_ids.iter().zip(&self.expected_ids).take_while(|(a, b)| a == b).count()
+    }
+
+    /// Counts the steps whose choice differs in a near tie.
+    pub fn near_ties(&self) -> usize {
+        self.wrong_choices.iter().filter(|c| c.near_tie).count()
+    }
+}
+
 /// Token that a continuation repeats to its end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct RepeatedToken {

@@ -8,8 +8,11 @@
 
 pub mod ablation;
 pub mod auto;
+pub mod bundle_report;
 pub mod calibrate;
+pub mod checkpoint_text;
 pub mod cost;
+pub mod facts;
 pub mod figures;
 pub mod gated;
 pub mod golden_gate;

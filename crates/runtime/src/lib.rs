@@ -10,6 +10,7 @@
 #![deny(unsafe_code)]
 
 pub mod backend;
+pub mod bench;
 pub mod cpu;
 pub mod generate;
 mod memory_limit;

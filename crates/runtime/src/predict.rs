@@ -5,6 +5,7 @@ mod picture;
 use crate::cpu::{ClassLabel, Classifier, CompiledFunction, CpuPackage, CpuStates, Options, Precision};
 use crate::tensor::{Data, Tensor};
 use crate::{Error, Result};
+use anemoe_io::split_once;
 use anemoe_mlpackage::mil::{DataType, Feature, FeatureKind, FeatureShape};
 use anemoe_npz::{Array, ArrayData, read_npy, read_npz_within, write_npz};
 use half::f16;
@@ -39,10 +40,10 @@ impl InputFile {
         };
         const PICTURES: [&str; 3] = ["png", "jpg", "jpeg"];
         if !ends(text, &["npz"])
-            && let Some((name, file)) = text.to_str().and_then(|text| text.split_once('='))
-            && !name.contains(['/', '\\'])
+            && let Some((name, file)) = split_once(text, b'=')
+            && let Some(name) = name.to_str().filter(|name| !name.contains(['/', '\\']))
         {
-            return InputFile::Single { input: Some(name.into()), path: file.into() };
+            return InputFile::Single { input: Some(name.into()), path: file };
         }
         match ends(text, &PICTURES) {
             true => InputFile::Single { input: None, path: text.into() },

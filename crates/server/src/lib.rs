@@ -17,6 +17,7 @@ pub mod batching;
 mod counters;
 mod grammar;
 pub mod http;
+pub mod listen_host;
 mod schema_limits;
 mod tool_calls;
 

@@ -4,11 +4,13 @@ use serde_json::json;
 use std::fs;
 
 fn note(text: &str) -> Event {
-    Event { prose: Prose { note: Some(text.into()), ..Prose::default() }, ..Event::new("note", "") }
+    let mut event = Event::new("note", "");
+    event.rest.insert("note".into(), text.into());
+    event
 }
 
 fn texts(journal: &Journal) -> Vec<&str> {
-    journal.events.iter().map(|e| e.prose.note.as_deref().unwrap()).collect()
+    journal.events.iter().map(|e| e.text("note").unwrap()).collect()
 }
 
 /// Makes a bundle with two events; returns its folder and the bytes of its journal.
@@ -258,14 +260,13 @@ fn map_of(of: impl Strategy<Value = Value>) -> impl Strategy<Value = Map<String,
 
 fn event() -> impl Strategy<Value = Event> {
     let words = ("[a-zA-Z0-9_.-]{1,64}", "[a-z]{1,12}", "[a-z]{0,12}", prop::option::of("[0-9a-f]{10}"));
-    let text = || prop::option::of(any::<String>());
-    let prose = (text(), text(), text(), text(), text(), text());
+    let cpu = prop::option::of(any::<String>());
     let seconds = prop::option::of(any::<f64>().prop_filter("finite", |x| x.is_finite()));
-    // Names that no field of an event has.
-    let rest = prop::collection::btree_map("x_[a-z]{0,5}", value(), 0..3);
+    // Texts, and names that no field of an event has.
+    let rest = prop::collection::btree_map("(intent|note|lesson|x_[a-z]{0,5})", value(), 0..3);
     let maps = (map_of(value()), map_of(value()), rest);
-    (words, -62_135_596_800i64..253_402_207_199, seconds, any::<String>(), prose, maps).prop_map(
-        |((id, kind, status, of), time, seconds, version, prose, (options, facts, rest))| Event {
+    (words, -62_135_596_800i64..253_402_207_199, seconds, any::<String>(), cpu, maps).prop_map(
+        |((id, kind, status, of), time, seconds, version, cpu, (options, facts, rest))| Event {
             id,
             time: Timestamp::from_second(time).unwrap(),
             kind,
@@ -273,17 +274,9 @@ fn event() -> impl Strategy<Value = Event> {
             seconds,
             of,
             version,
-            machine: Some(Machine { cpu: prose.0.clone(), ..Machine::default() }),
+            machine: Some(Machine { cpu, ..Machine::default() }),
             options,
             facts,
-            prose: Prose {
-                intent: prose.0,
-                note: prose.1,
-                surprise: prose.2,
-                lesson: prose.3,
-                next: prose.4,
-                refs: prose.5,
-            },
             rest: rest.into_iter().collect(),
         },
     )

@@ -1,29 +1,20 @@
 //! Options of the CPU executor, for the commands that run bundles.
 
+use super::numbers::choice;
 use anemoe_runtime::cpu::{CpuBackend, Options, Precision, Products};
+use clap::builder::TypedValueParser;
 
-/// A kind of numbers; what it means for results and for states is said where it is an option.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub enum PrecisionArg {
-    Fp16,
-    Fp32,
-}
-
-impl From<PrecisionArg> for Precision {
-    fn from(p: PrecisionArg) -> Precision {
-        match p {
-            PrecisionArg::Fp16 => Precision::Fp16,
-            PrecisionArg::Fp32 => Precision::Fp32,
-        }
-    }
+/// Makes the parser of a kind of numbers; what it means for results and for states is said where it is an option.
+pub fn precision() -> impl TypedValueParser<Value = Precision> {
+    choice([("fp16", Precision::Fp16), ("fp32", Precision::Fp32)])
 }
 
 /// Options of the CPU executor.
 #[derive(Clone, Debug, clap::Args)]
 pub struct ExecutorArgs {
     /// fp32 computes in f32 on the stored weights; fp16 rounds every result, as the device does, and is slow.
-    #[arg(long, value_enum, default_value = "fp32")]
-    precision: PrecisionArg,
+    #[arg(long, value_parser = precision(), default_value = "fp32")]
+    precision: Precision,
     /// Compute every product exactly. By default activations are rounded to 8 bits where weights have at most 4 bits, which
     /// changes less than a tenth of what the compression does, and is faster.
     #[arg(long)]
@@ -36,14 +27,14 @@ pub struct ExecutorArgs {
     #[arg(long)]
     no_fuse: bool,
     /// Element type of keys and values: fp16 as on the device, or fp32 with twice the memory.
-    #[arg(long, value_enum, default_value = "fp16", value_name = "KIND")]
-    states: PrecisionArg,
+    #[arg(long, value_parser = precision(), default_value = "fp16", value_name = "KIND")]
+    states: Precision,
 }
 
 impl ExecutorArgs {
     /// Returns the arithmetic of products.
     pub fn products(&self) -> Products {
-        match (self.fast, self.exact || self.no_fuse || self.precision == PrecisionArg::Fp16) {
+        match (self.fast, self.exact || self.no_fuse || self.precision == Precision::Fp16) {
             (true, _) => Products::Fast,
             (false, true) => Products::Exact,
             (false, false) => Products::default(),
@@ -57,11 +48,11 @@ impl ExecutorArgs {
             Products::Exact => "exact",
             Products::Fast => "fast",
         });
-        if self.precision == PrecisionArg::Fp16 {
+        if self.precision == Precision::Fp16 {
             mode += ", every result in fp16";
         } else if self.no_fuse {
             mode += ", not fused";
-        } else if self.states == PrecisionArg::Fp32 {
+        } else if self.states == Precision::Fp32 {
             mode += ", states in fp32";
         }
         mode
@@ -69,16 +60,13 @@ impl ExecutorArgs {
 
     /// Tells whether all options have their defaults.
     pub fn is_default(&self) -> bool {
-        let fp32 = self.precision == PrecisionArg::Fp32 && self.states == PrecisionArg::Fp16;
+        let fp32 = self.precision == Precision::Fp32 && self.states == Precision::Fp16;
         fp32 && !self.exact && !self.fast && !self.no_fuse
     }
 
     /// Makes the CPU backend with these options.
-    ///
-    /// # Errors
-    /// The options contradict each other.
     pub fn backend(&self) -> anyhow::Result<CpuBackend> {
-        let fused = self.precision == PrecisionArg::Fp32 && !self.no_fuse;
+        let fused = self.precision == Precision::Fp32 && !self.no_fuse;
         if self.fast && !fused {
             anyhow::bail!(
                 "--fast goes with fused functions in fp32: leave out --no-fuse and --precision fp16"
@@ -86,9 +74,9 @@ impl ExecutorArgs {
         }
         Ok(CpuBackend {
             options: Options {
-                precision: self.precision.into(),
+                precision: self.precision,
                 fuse: !self.no_fuse,
-                half_states: self.states == PrecisionArg::Fp16,
+                half_states: self.states == Precision::Fp16,
                 products: self.products(),
                 ..Options::default()
             },

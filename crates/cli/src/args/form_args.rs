@@ -82,10 +82,6 @@ impl FormArgs {
     }
 
     /// Reads the forms of `--forms`, by sort of shard; empty without the option.
-    ///
-    /// # Errors
-    /// The file cannot be read; it names a sort, a choice or a word that does not exist; or a choice changes nothing of its
-    /// sort.
     pub fn forms(&self) -> anyhow::Result<BTreeMap<ShardKind, ShardForm>> {
         let Some(path) = &self.forms else { return Ok(BTreeMap::new()) };
         let text = anemoe_io::read_text(path, MAX_FILE_BYTES).map_err(|e| anemoe_io::Error::io(path, e))?;

@@ -52,9 +52,6 @@ pub struct LocatedCheckpoint<'a> {
 }
 
 /// Locates a checkpoint. Fetches the extent of one of the hub into the cache; any other one stays in its place.
-///
-/// # Errors
-/// The checkpoint is one of the hub and cannot be fetched.
 pub fn locate(spec: &Path, extent: Extent) -> anyhow::Result<LocatedCheckpoint<'_>> {
     let Some(parsed) = HubSpec::parse(spec) else {
         return Ok(LocatedCheckpoint { path: spec.into(), pinned: None, weights: RangedFiles::new() });
@@ -89,8 +86,7 @@ fn fetch(spec: &HubSpec, extent: Extent) -> anyhow::Result<Fetched> {
             }
         }
         if let Some((_, bar)) = &bar {
-            bar.set_position(progress.done);
-            bar.set_message(progress.file.to_string());
+            ui::advance(bar, progress.done, progress.total, progress.file);
         }
     };
     let fetched = match extent {
@@ -99,9 +95,7 @@ fn fetch(spec: &HubSpec, extent: Extent) -> anyhow::Result<Fetched> {
             .fetch(spec, &check_family, &mut told)
             .map(|snapshot| Peeked { snapshot, weights: RangedFiles::new() }),
     };
-    if let Some((_, bar)) = bar {
-        bar.finish_and_clear();
-    }
+    drop(bar);
     let Peeked { snapshot, weights } = fetched?;
     if let Some(warning) = &snapshot.warning {
         ui::message(format!("warning: {warning}"));

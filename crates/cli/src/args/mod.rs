@@ -1,11 +1,9 @@
 //! Options that several commands share.
 
-pub mod checkpoint_text;
 pub mod evidence;
 pub mod executor;
 pub mod form_args;
 pub mod hub_checkpoint;
-pub mod listen_host;
 pub mod model_args;
 pub mod numbers;
 pub mod origin;

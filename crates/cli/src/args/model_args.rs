@@ -26,17 +26,11 @@ pub struct ModelArgs {
 
 impl ModelArgs {
     /// Checks the options of the executor.
-    ///
-    /// # Errors
-    /// They contradict each other.
     pub fn check(&self) -> anyhow::Result<()> {
         self.executor.backend().map(drop)
     }
 
     /// Opens the model of a bundle, on the Neural Engine or on the CPU.
-    ///
-    /// # Errors
-    /// The options contradict each other, or the bundle cannot be run.
     pub fn open(&self, bundle: &Path, chain: &Chain) -> anyhow::Result<Model> {
         let cpu = self.executor.backend()?;
         Ok(match self.runner.core_ml(bundle, chain, !self.executor.is_default())? {

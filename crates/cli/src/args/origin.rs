@@ -1,12 +1,10 @@
 //! The checkpoint that a bundle was built from.
 
-use super::planning::read_importance;
 use super::reading::Reading;
 use anemoe_bundle::Chain;
 use anemoe_convert::importance::Importance;
 use anemoe_convert::models::{self, Family};
 use anemoe_convert::plan::Plan;
-use anemoe_convert::variants::ZayaSkip;
 use anyhow::{Context, bail};
 use std::path::{Path, PathBuf};
 
@@ -36,11 +34,7 @@ impl OriginArgs {
         let spec = self.checkpoint.as_deref();
         let spec =
             spec.with_context(|| format!("{what_for} needs --checkpoint, the one of {}", chain.source))?;
-        let zaya_skip = match chain.readings.get("zaya_skip") {
-            Some(name) => Some(name.parse::<ZayaSkip>().map_err(anyhow::Error::msg)?),
-            None => None,
-        };
-        let family = models::open(Reading { zaya_skip }.open(spec)?)?;
+        let family = models::open(Reading::of(&chain)?.open(spec)?)?;
         if chain.family != family.name() {
             bail!(
                 "--checkpoint {}: is not what {} was built from: it is of the family {}, not {}",
@@ -60,7 +54,8 @@ impl OriginArgs {
             );
         }
         let plan = models::replan(family.as_ref(), bundle, &chain)?;
-        let importance = self.importance.as_deref().map(|path| read_importance(path, &plan)).transpose()?;
+        let importance =
+            self.importance.as_deref().map(|path| Importance::read_for(&plan, path)).transpose()?;
         if importance.as_ref().map(Importance::sha256) != chain.importance.as_deref() {
             match &chain.importance {
                 Some(hash) => bail!("--importance: the bundle was built with the file of SHA-256 {hash}"),

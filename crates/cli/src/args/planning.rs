@@ -1,35 +1,29 @@
 //! Options that decide a plan, and `--quant auto`.
 
-use super::checkpoint_text::{TEXT, bos, spread_ids, tokenizer};
 use super::form_args::FormArgs;
 use super::hub_checkpoint::Extent;
-use super::numbers::count;
+use super::numbers::{choice, count};
 use super::reading::Reading;
 use super::text_windows::read_text;
-use crate::ui::Ui;
+use crate::ui::{Ui, advance};
 use anemoe_bundle::ShardKind;
 use anemoe_bundle::TokenCount;
-use anemoe_convert::checkpoint::Checkpoint;
 use anemoe_convert::form::ShardForm;
 use anemoe_convert::importance::Importance;
 use anemoe_convert::kind_search::Objective;
 use anemoe_convert::models::{self, Family, Preset};
 use anemoe_convert::outliers::{self, Outlier};
 use anemoe_convert::plan::{PartKinds, Plan, PlanOptions, ScaleScope};
-use anemoe_convert::quant::{Groups, MatrixQuant, Quant};
+use anemoe_convert::quant::{Groups, Quant};
 use anemoe_gates::auto::{Goal, KindSearch, MAX_WHOLE, SearchBound, choose};
+use anemoe_gates::checkpoint_text::search_windows;
 use anemoe_gates::golden_gate::MIN_COSINE;
-use anemoe_gates::perplexity::windows;
 use anemoe_io::{Error, Kind};
 use anyhow::bail;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-/// Most tokens of a text that `--quant auto` runs the model on.
-const TOKENS: usize = 192;
-/// Most tokens of a window of the text.
-const WINDOW: usize = 96;
 /// Default bound of the mean divergence if `--quant` is not given, in nats.
 const DEFAULT_MAX_KL: f64 = 0.0025;
 
@@ -59,8 +53,8 @@ pub struct PlanArgs {
     pub max_bytes: Option<u64>,
     /// For --quant auto: bytes that count, of the bundle, or those that a token reads (experts by how often they are
     /// chosen) [default: size; speed where --quant is not given].
-    #[arg(long, value_enum)]
-    pub objective: Option<ObjectiveName>,
+    #[arg(long, value_parser = choice([("size", Objective::Size), ("speed", Objective::Speed)]))]
+    pub objective: Option<Objective>,
     /// For --quant auto: text to run the model on, instead of a built-in one.
     #[arg(long, value_name = "FILE")]
     pub auto_text: Option<PathBuf>,
@@ -113,20 +107,13 @@ pub struct PlanArgs {
     pub max_shard_mb: u64,
     /// Experts that share a scale in kinds with one for a tensor (int8-tensor): each `matrix` has its own, or all of a package
     /// share one per `bank`, as ports by hand have it. A bank is ruined by one outlier.
-    #[arg(long, value_enum, default_value = "matrix")]
-    pub scale_scope: ScaleScopeArg,
+    #[arg(long, value_parser = choice([("matrix", ScaleScope::Matrix), ("bank", ScaleScope::Bank)]), default_value = "matrix")]
+    pub scale_scope: ScaleScope,
     /// Do not look for outliers. It takes reading every weight whose kind has one step for a whole tensor (int8-tensor).
     #[arg(long)]
     pub skip_outliers: bool,
     #[command(flatten)]
     pub reading: Reading,
-}
-
-/// Value of `--scale-scope`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub enum ScaleScopeArg {
-    Matrix,
-    Bank,
 }
 
 fn token_range(text: &str) -> Result<TokenCount, String> {
@@ -138,26 +125,7 @@ fn token_range(text: &str) -> Result<TokenCount, String> {
         .ok_or_else(|| format!("`{text}` is not a range such as 1..4"))
 }
 
-/// A command line of these options alone.
-#[derive(clap::Parser)]
-#[command(no_binary_name = true)]
-struct PlanCommandLine {
-    #[command(flatten)]
-    options: PlanArgs,
-}
-
 impl PlanArgs {
-    /// Parses the options from the words of a command line.
-    ///
-    /// # Errors
-    /// A word is none of these options.
-    pub fn from_words(words: &[&str]) -> anyhow::Result<PlanArgs> {
-        use clap::Parser;
-        // clap begins with `error:`, which reporting adds to every message.
-        let said = |e: clap::Error| anyhow::anyhow!("{}", clap_message(&e));
-        Ok(PlanCommandLine::try_parse_from(words).map_err(said)?.options)
-    }
-
     /// Returns how kinds are chosen for a model: one kind, a preset, or a search.
     fn kind_choice(&self, family: &dyn Family) -> KindChoice {
         let is_whole = family.sizes().parameters <= MAX_WHOLE;
@@ -177,7 +145,7 @@ impl PlanArgs {
             (_, _, Some(c)) => SearchBound::MinCosine(c),
             _ => bound,
         };
-        KindChoice::Search(Goal { objective: self.objective.map_or(objective, Objective::from), bound })
+        KindChoice::Search(Goal { objective: self.objective.unwrap_or(objective), bound })
     }
 
     /// Converts the options to the planner's, with a choice of kinds.
@@ -210,10 +178,7 @@ impl PlanArgs {
             tokens,
             max_context: self.max_context,
             max_shard_mb: self.max_shard_mb,
-            scale_scope: match self.scale_scope {
-                ScaleScopeArg::Matrix => ScaleScope::Matrix,
-                ScaleScopeArg::Bank => ScaleScope::Bank,
-            },
+            scale_scope: self.scale_scope,
         }
     }
 }
@@ -223,24 +188,6 @@ enum KindChoice {
     One(Quant),
     Preset(Preset),
     Search(Goal),
-}
-
-/// Words of `--objective`.
-#[derive(Clone, Copy, Debug, clap::ValueEnum)]
-pub enum ObjectiveName {
-    /// Bytes of the bundle.
-    Size,
-    /// Bytes that a token reads.
-    Speed,
-}
-
-impl From<ObjectiveName> for Objective {
-    fn from(name: ObjectiveName) -> Objective {
-        match name {
-            ObjectiveName::Size => Objective::Size,
-            ObjectiveName::Speed => Objective::Speed,
-        }
-    }
 }
 
 /// A kind for all, or a search for one per tensor.
@@ -347,7 +294,7 @@ pub fn plan_checkpoint(
             plan.complete()?;
         }
     }
-    if options.scale_scope == ScaleScopeArg::Bank {
+    if options.scale_scope == ScaleScope::Bank {
         let shares = plan.shards.iter().flat_map(|s| &s.matrices).any(|m| m.bank);
         anyhow::ensure!(
             shares && !matches!(choice, KindChoice::Search(_)),
@@ -359,14 +306,25 @@ pub fn plan_checkpoint(
     if extent == Extent::Headers && is_measured {
         family = models::open(options.reading.open(spec)?)?;
     }
-    let importance = options.importance.as_deref().map(|path| read_importance(path, &plan)).transpose()?;
+    let importance =
+        options.importance.as_deref().map(|path| Importance::read_for(&plan, path)).transpose()?;
     if let KindChoice::Preset(preset) = &choice {
         plan.facts.insert(0, preset.to_string());
         plan.complete()?;
     }
     if let KindChoice::Search(goal) = choice {
         let checkpoint = options.reading.open(spec)?;
-        let (windows, text) = tokens(&checkpoint, &plan, options.auto_text.as_ref())?;
+        let own = match &options.auto_text {
+            Some(path) if plan.totals.params > MAX_WHOLE => bail!(
+                "--auto-text {}: models of more than {MAX_WHOLE} parameters are not run for --quant auto",
+                path.display()
+            ),
+            Some(path) => {
+                Some((read_text(path)?, path.file_name().unwrap_or_default().to_string_lossy().into_owned()))
+            }
+            None => None,
+        };
+        let (windows, text) = search_windows(&checkpoint, &plan, own)?;
         let search = KindSearch {
             checkpoint: &checkpoint,
             family: family.as_ref(),
@@ -375,86 +333,9 @@ pub fn plan_checkpoint(
             text,
         };
         let bar = ui.bar(1, "choosing kinds");
-        let chosen = choose(&search, &mut plan, goal, &mut |what, done, total| {
-            bar.set_length(total as u64);
-            bar.set_position(done as u64);
-            bar.set_message(what.to_string());
-        });
-        bar.finish_and_clear();
-        chosen?;
+        choose(&search, &mut plan, goal, &mut |what, done, total| advance(&bar, done, total, what))?;
     }
     Ok(PlannedCheckpoint { family, plan, importance })
-}
-
-/// Returns clap's message about a wrong command line, without `error:` and without the usage.
-pub fn clap_message(e: &clap::Error) -> String {
-    let text = e.to_string();
-    let said = text.split("\n\nUsage").next().unwrap_or(&text);
-    said.trim_start_matches("error: ").trim().to_string()
-}
-
-/// Cuts a text into windows of tokens to run the model on, and names the text; no windows for models that are too large.
-fn tokens(
-    checkpoint: &Checkpoint,
-    plan: &Plan,
-    file: Option<&PathBuf>,
-) -> anyhow::Result<(Vec<Vec<u32>>, String)> {
-    if plan.totals.params > MAX_WHOLE {
-        if let Some(path) = file {
-            bail!(
-                "--auto-text {}: models of more than {MAX_WHOLE} parameters are not run for --quant auto",
-                path.display()
-            );
-        }
-        return Ok((Vec::new(), String::new()));
-    }
-    let bos = bos(checkpoint);
-    let context = WINDOW.min(plan.chain.model.max_context);
-    match tokenizer(checkpoint) {
-        Ok(tokenizer) => {
-            let (text, name) = match file {
-                None => (TEXT.to_string(), "a built-in text".to_string()),
-                Some(path) => {
-                    let text = read_text(path)?;
-                    let name = path.file_name().map(|n| n.to_string_lossy().into_owned());
-                    (text, name.unwrap_or_default())
-                }
-            };
-            let windows = windows(&tokenizer.encode(&text, bos)?, bos, context, TOKENS);
-            if windows.is_empty() {
-                bail!("the text has no token to predict");
-            }
-            Ok((windows, name))
-        }
-        Err(e) if file.is_some() => Err(e.context("--auto-text needs the model's tokenizer")),
-        // Without a tokenizer any tokens are as good as others.
-        Err(_) => {
-            let ids = spread_ids(TOKENS, plan);
-            Ok((windows(&ids, bos, context, TOKENS), "evenly spread tokens (there is no tokenizer)".into()))
-        }
-    }
-}
-
-/// Reads importances and checks them: one array for every projection that the plan compresses, and no other array.
-pub fn read_importance(path: &Path, plan: &Plan) -> anyhow::Result<Importance> {
-    let importance = Importance::read(path)?;
-    let known: BTreeSet<&str> =
-        plan.shards.iter().flat_map(|s| &s.matrices).map(|m| m.tensor.as_str()).collect();
-    importance.check_names(|name| known.contains(name))?;
-    for m in plan.shards.iter().flat_map(|s| &s.matrices) {
-        importance.of(m)?;
-    }
-    // A set, since the experts of a layer can share one tensor.
-    let compressed: BTreeSet<&str> = plan
-        .shards
-        .iter()
-        .flat_map(|s| &s.matrices)
-        // Convolutions over several tokens have inputs that no calibration counts.
-        .filter(|m| m.quant.kind != MatrixQuant::FP16.kind && m.taps == 1)
-        .map(|m| m.tensor.as_str())
-        .collect();
-    importance.check_complete(compressed)?;
-    Ok(importance)
 }
 
 /// Finds tensors that the plan's kinds would spoil. Examines only kinds with one step for a whole tensor, since it has to
@@ -470,9 +351,7 @@ pub fn find_outliers(
     }
     let weights: u64 = outliers::matrices_at_risk(plan).map(|(_, m)| m.weights()).sum();
     let bar = ui.bar(weights, "looking for outliers");
-    let found = outliers::find(family, plan, &mut |n| bar.inc(n));
-    bar.finish_and_clear();
-    Ok(found?)
+    Ok(outliers::find(family, plan, &mut |n| bar.inc(n))?)
 }
 
 #[cfg(test)]

@@ -1,6 +1,7 @@
 //! Options for reading checkpoints.
 
 use super::hub_checkpoint::{Extent, locate};
+use anemoe_bundle::Chain;
 use anemoe_convert::checkpoint::Checkpoint;
 use anemoe_convert::models;
 use anemoe_convert::variants::{Variants, ZayaSkip};
@@ -16,6 +17,12 @@ pub struct Reading {
 }
 
 impl Reading {
+    /// Returns the options with which the checkpoint of a bundle was read.
+    pub fn of(chain: &Chain) -> anyhow::Result<Reading> {
+        let zaya_skip = chain.readings.get("zaya_skip").map(|name| name.parse());
+        Ok(Reading { zaya_skip: zaya_skip.transpose().map_err(anyhow::Error::msg)? })
+    }
+
     /// Opens a checkpoint with these options.
     pub fn open(self, spec: &Path) -> anyhow::Result<Checkpoint> {
         self.open_extent(spec, Extent::Whole)

@@ -51,9 +51,6 @@ impl CompiledArgs {
 
 impl RunnerArgs {
     /// Chooses the backend: Core ML if asked for, or if available while `cpu_options` are not in use; none for the CPU.
-    ///
-    /// # Errors
-    /// Core ML was asked for and cannot run this bundle.
     pub fn core_ml(
         &self,
         bundle: &Path,

@@ -71,9 +71,6 @@ impl SamplingArgs {
     }
 
     /// Returns the bundle's own settings with those of the command line in their place, for requests that say nothing.
-    ///
-    /// # Errors
-    /// The file is wrong, or an option is out of range.
     pub fn defaults(&self, bundle: &Path) -> anyhow::Result<SamplingDefaults> {
         let mut own = open(bundle)?;
         let said = self.settings();
@@ -83,9 +80,6 @@ impl SamplingArgs {
     }
 
     /// Returns the sampling of the command line; the bundle's own settings fill the gaps.
-    ///
-    /// # Errors
-    /// The file is wrong, or an option is out of range or has no effect.
     pub fn choose(&self, bundle: &Path, vocab_size: usize) -> anyhow::Result<ChosenSampling> {
         let own = open(bundle)?;
         let said = self.settings();
@@ -142,27 +136,20 @@ impl ChosenSampling {
         let (s, said, own) = (&self.sampling, &self.said, &self.own.settings);
         // An f32 as its shortest decimal.
         let number = |v: f32| v.to_string().parse::<f64>().map_or(Value::Null, Value::from);
+        macro_rules! row {
+            ($name:ident, $value:expr) => {
+                (stringify!($name), $value, said.$name.is_none() && own.$name.is_some())
+            };
+        }
         let rows = [
             ("temperature", number(s.temperature), said.temperature.is_none() && self.own.do_sample),
-            ("top_k", json!(s.top_k), said.top_k.is_none() && own.top_k.is_some()),
-            ("top_p", number(s.top_p), said.top_p.is_none() && own.top_p.is_some()),
-            ("min_p", number(s.min_p), said.min_p.is_none() && own.min_p.is_some()),
-            ("typical_p", number(s.typical_p), said.typical_p.is_none() && own.typical_p.is_some()),
-            (
-                "repetition_penalty",
-                number(s.repetition_penalty),
-                said.repetition_penalty.is_none() && own.repetition_penalty.is_some(),
-            ),
-            (
-                "presence_penalty",
-                number(s.presence_penalty),
-                said.presence_penalty.is_none() && own.presence_penalty.is_some(),
-            ),
-            (
-                "frequency_penalty",
-                number(s.frequency_penalty),
-                said.frequency_penalty.is_none() && own.frequency_penalty.is_some(),
-            ),
+            row!(top_k, json!(s.top_k)),
+            row!(top_p, number(s.top_p)),
+            row!(min_p, number(s.min_p)),
+            row!(typical_p, number(s.typical_p)),
+            row!(repetition_penalty, number(s.repetition_penalty)),
+            row!(presence_penalty, number(s.presence_penalty)),
+            row!(frequency_penalty, number(s.frequency_penalty)),
             ("logit_bias", json!(s.biases.len()), !own.logit_bias.is_empty()),
             ("seed", json!(s.seed), false),
         ];

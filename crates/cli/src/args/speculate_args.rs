@@ -1,6 +1,6 @@
 //! Drafts, as options.
 
-use super::numbers::at_least_one;
+use super::numbers::{at_least_one, choice};
 use super::prompt::{MAX_PROMPT, bounded_text};
 use anemoe_runtime::model::MOST_UNDONE;
 use anemoe_runtime::speculate::{Corpus, Mode, Speculation};
@@ -16,8 +16,8 @@ const MAX_CORPUS: usize = 2_000_000;
 pub struct SpeculateArgs {
     /// Draft tokens from what repeats, and verify several in one pass: `ngram` wherever something repeats, `auto` where it pays
     /// as measured, `off` never.
-    #[arg(long, value_enum, value_name = "WHEN", default_value_t = DraftsWhen::Auto)]
-    speculate: DraftsWhen,
+    #[arg(long, value_parser = choice([("off", Mode::Off), ("ngram", Mode::Ngram), ("auto", Mode::Auto)]), value_name = "WHEN", default_value = "auto")]
+    speculate: Mode,
     /// Most tokens of a draft.
     #[arg(long, value_name = "N", default_value = "8", value_parser = draft_length)]
     draft_max: usize,
@@ -41,14 +41,6 @@ fn draft_length(text: &str) -> Result<usize, String> {
     }
 }
 
-/// Condition for drafts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-enum DraftsWhen {
-    Off,
-    Ngram,
-    Auto,
-}
-
 impl SpeculateArgs {
     /// Makes the options of drafts; `tokenizer` encodes the corpus.
     pub fn options(&self, tokenizer: Option<&Tokenizer>) -> anyhow::Result<Speculation> {
@@ -69,16 +61,12 @@ impl SpeculateArgs {
                     ids.len()
                 );
                 // Where nothing is drafted, the file is only checked.
-                let is_used = self.speculate != DraftsWhen::Off;
+                let is_used = self.speculate != Mode::Off;
                 is_used.then(|| std::sync::Arc::new(Corpus::new(&ids)))
             }
         };
         let options = Speculation {
-            mode: match self.speculate {
-                DraftsWhen::Off => Mode::Off,
-                DraftsWhen::Ngram => Mode::Ngram,
-                DraftsWhen::Auto => Mode::Auto,
-            },
+            mode: self.speculate,
             draft_max: self.draft_max,
             ngram_min: self.ngram_min,
             ngram_max: self.ngram_max,

@@ -2,11 +2,8 @@
 
 use crate::args::numbers::at_least_one;
 use crate::ui;
-use anemoe_hub::{
-    ObjectStore, S3Settings, SendOptions, StoreLocation, TransferProgress, check_bundle_name, open_store,
-};
+use anemoe_hub::{ObjectStore, S3Settings, StoreLocation, TransferProgress, check_bundle_name, open_store};
 use anemoe_io::Error;
-use indicatif::ProgressBar;
 use std::path::Path;
 
 /// Files that are moved at a time; each upload holds a part of 16 MiB in memory.
@@ -35,9 +32,6 @@ pub struct OpenStore {
 
 impl OpenStore {
     /// Opens a store for a bundle, whose folder gives the name in the store if `name` is none.
-    ///
-    /// # Errors
-    /// `store` is no store, the settings (`AWS_*`) are wrong, or the name cannot be a bundle's name in a store.
     pub fn open(store: &Path, name: Option<&str>, bundle: &Path) -> anyhow::Result<OpenStore> {
         let location = StoreLocation::parse(store)?;
         let absolute = std::path::absolute(bundle).unwrap_or_else(|_| bundle.to_path_buf());
@@ -66,32 +60,8 @@ fn refuse_inside(location: &StoreLocation, bundle: &Path) -> anyhow::Result<()> 
     Ok(())
 }
 
-/// Makes the options of a push that sends `jobs` files at a time.
-pub fn sending(jobs: usize, verify: bool) -> SendOptions {
-    SendOptions { jobs, verify }
-}
-
-/// A progress bar over the bytes that a transfer moves.
-pub struct TransferBar {
-    bar: ProgressBar,
-}
-
-impl TransferBar {
-    /// Makes a bar, which is drawn only on a terminal.
-    pub fn new(what: &str) -> TransferBar {
-        TransferBar { bar: ui::byte_bar(0, what) }
-    }
-
-    /// Shows the progress of the transfer, and the current file.
-    pub fn show(&self, progress: TransferProgress) {
-        self.bar.set_length(progress.total);
-        self.bar.set_position(progress.done);
-        self.bar.set_message(progress.file.to_string());
-    }
-}
-
-impl Drop for TransferBar {
-    fn drop(&mut self) {
-        self.bar.finish_and_clear();
-    }
+/// Makes a function that shows the progress of a transfer on a bar, which is cleared with it.
+pub fn transfer_bar(what: &str) -> impl Fn(TransferProgress<'_>) + use<> {
+    let bar = ui::byte_bar(0, what);
+    move |p| ui::advance(&bar, p.done, p.total, p.file)
 }

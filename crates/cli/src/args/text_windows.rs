@@ -1,7 +1,7 @@
 //! Text from a file as windows of tokens, for the commands that measure models on text.
 
-use super::checkpoint_text::{bos, tokenizer};
 use anemoe_convert::checkpoint::Checkpoint;
+use anemoe_gates::checkpoint_text::{bos, tokenizer};
 use anemoe_gates::perplexity::windows;
 use anemoe_io::Error;
 use anemoe_text::tokenizer::Tokenizer;

@@ -1,16 +1,16 @@
 //! `anemoe build`
 
-use crate::args::checkpoint_text::bos;
+use anemoe_gates::checkpoint_text::bos;
 use crate::args::hub_checkpoint::{Extent, locate};
 use crate::args::numbers::at_least_one;
 use crate::args::planning::{PlanArgs, PlanUse, PlannedCheckpoint, find_outliers, plan_checkpoint};
-use crate::args::store_args::{OpenStore, TRANSFERS, sending};
+use crate::args::store_args::{OpenStore, TRANSFERS};
 use crate::command::{Command, CommandReport};
 use crate::commands::push::{PushReport, push_bundle};
 use crate::gate_reference::{read_goldens, reference};
-use crate::outcome::Outcome;
 use crate::part_store::{PartPusher, ResumedPart, manifest_part, push_part, resume_part};
-use crate::recorder::{JournalArgs, Recorder, facts};
+use crate::recorder::{JournalArgs, Recorder};
+use anemoe_gates::facts;
 use crate::shell::quoted;
 use crate::show::build_report::print;
 use crate::show::plan_table::print_outliers;
@@ -25,7 +25,7 @@ use anemoe_convert::variants::Variants;
 use anemoe_gates::gated::{self, GateStage, GatedReport, NamedGolden};
 use anemoe_gates::golden_gate::{self as gates, MIN_COSINE};
 use anemoe_gates::{layer_sample, probe, residency};
-use anemoe_hub::{ManifestPart, SendReport};
+use anemoe_hub::{ManifestPart, SendOptions, SendReport};
 use anemoe_io::{Error, locked};
 use anyhow::{Context, bail};
 use indicatif::ProgressBar;
@@ -242,8 +242,8 @@ impl CommandReport for BuildSummary {
         ui.line(format!("part {index}/{of} is done; anemoe assemble {completes} completes the bundle"))
     }
 
-    fn outcome(&self) -> Outcome {
-        Outcome::of(self.gated.pass)
+    fn passed(&self) -> bool {
+        self.gated.pass
     }
 
     fn record(&self, recorder: &Recorder) {
@@ -278,14 +278,14 @@ fn resumed(
 
 /// Sends the part that was built, or the finished bundle.
 fn push_built(bundle: &Path, store: &OpenStore, part: Option<BuildPart>) -> anyhow::Result<SendReport> {
-    let files = bundle_files(bundle)?;
-    if let Some(report) = push_bundle(bundle, store, &files, TRANSFERS, false)? {
+    let (files, options) = (bundle_files(bundle)?, SendOptions { jobs: TRANSFERS, verify: false });
+    if let Some(report) = push_bundle(bundle, store, &files, &options)? {
         return Ok(report);
     }
     let BundleFiles::Parts(parts) = files else { bail!("{}: there is nothing to push", bundle.display()) };
     let own = parts.iter().find(|p| Some(p.part) == part);
     let own = own.with_context(|| format!("{}: the part is not there any more", bundle.display()))?;
-    Ok(push_part(bundle, store, own, &sending(TRANSFERS, false))?)
+    Ok(push_part(bundle, store, own, &options)?)
 }
 
 /// Returns the checkpoint's origin in a form that another process can open: the pinned name of the hub, or the absolute path.

@@ -42,9 +42,7 @@ impl Command for Args {
         let checkpoint = self.reading.open(&self.checkpoint)?;
         let windows = self.text.of_checkpoint(&checkpoint)?;
         let bar = ui.bar(0, "layers");
-        let found = moments(&checkpoint, &windows, &mut || bar.inc(1));
-        bar.finish_and_clear();
-        let found = found?;
+        let found = moments(&checkpoint, &windows, &mut || bar.inc(1))?;
         Importance::write(&self.out, &found)?;
         Ok(CalibrationReport {
             path: self.out.display().to_string(),

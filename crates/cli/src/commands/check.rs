@@ -1,14 +1,15 @@
 //! `anemoe check`
 
 use crate::args::evidence::EvidenceArgs;
+use crate::args::numbers::choice;
 use crate::args::runner::CompiledArgs;
 use crate::args::step_limit::StepLimit;
 use crate::bar_listener::BarListener;
 use crate::bundle::Verify;
 use crate::command::{Command, CommandReport};
 use crate::files::Overwrite;
-use crate::outcome::Outcome;
-use crate::recorder::{JournalArgs, Recorder, facts};
+use crate::recorder::{JournalArgs, Recorder};
+use anemoe_gates::facts;
 use crate::show::placement::{Sources, print, print_ops};
 use crate::target::expect_bundle;
 use crate::ui::{Table, Ui, bytes};
@@ -42,11 +43,11 @@ pub struct Args {
     #[arg(required_unless_present_any = ["rules", "outcomes"])]
     path: Option<PathBuf>,
     /// Kind of machine that the packages are for.
-    #[arg(long, value_enum, default_value = "mac")]
-    target: CheckTarget,
+    #[arg(long, value_parser = choice([("mac", DeviceTarget::Mac), ("iphone", DeviceTarget::Iphone)]), default_value = "mac")]
+    target: DeviceTarget,
     /// Devices that Core ML may choose from.
-    #[arg(long, value_enum, default_value = "cpu-and-ne")]
-    units: UnitsArg,
+    #[arg(long, value_parser = choice([("cpu-and-ne", Units::CpuAndNe), ("all", Units::All)]), default_value = "cpu-and-ne")]
+    units: Units,
     /// Chip, for the few rules that depend on it: m1 to m5, a11 to a19.
     #[arg(long, value_name = "CHIP", value_parser = chip)]
     chip: Option<Chip>,
@@ -85,18 +86,6 @@ pub struct Args {
     journal: JournalArgs,
 }
 
-#[derive(Clone, Copy, clap::ValueEnum)]
-enum CheckTarget {
-    Mac,
-    Iphone,
-}
-
-#[derive(Clone, Copy, clap::ValueEnum)]
-enum UnitsArg {
-    CpuAndNe,
-    All,
-}
-
 fn chip(text: &str) -> Result<Chip, String> {
     Chip::parse(text).ok_or_else(|| format!("`{text}` is not a known chip: {}", Chip::names()))
 }
@@ -126,17 +115,7 @@ impl Args {
             anemoe_coreml::available()?;
             self.save.as_deref().map(|file| self.overwrite.output(file)).transpose()?;
         }
-        let conditions = Conditions {
-            target: match self.target {
-                CheckTarget::Mac => DeviceTarget::Mac,
-                CheckTarget::Iphone => DeviceTarget::Iphone,
-            },
-            units: match self.units {
-                UnitsArg::CpuAndNe => Units::CpuAndNe,
-                UnitsArg::All => Units::All,
-            },
-            chip: self.chip,
-        };
+        let conditions = Conditions { target: self.target, units: self.units, chip: self.chip };
         let plan = self.report.as_deref().map(read_plan).transpose()?;
         let list_ops = self.ops || plan.is_some() || self.device;
         let evidence = self.evidence.outcomes()?;
@@ -204,9 +183,9 @@ pub struct RuleRow {
 }
 
 impl CheckReport {
-    /// Returns the placement, if packages were checked.
-    pub fn placement(&self) -> Option<&Report> {
-        if let CheckReport::Placement(placement) = self { Some(&placement.report) } else { None }
+    /// Takes the placement, if packages were checked.
+    pub fn into_placement(self) -> Option<Report> {
+        if let CheckReport::Placement(placement) = self { Some(placement.report) } else { None }
     }
 }
 
@@ -219,8 +198,8 @@ impl CommandReport for CheckReport {
         }
     }
 
-    fn outcome(&self) -> Outcome {
-        Outcome::of(!matches!(self, CheckReport::Placement(placement) if !placement.report.pass))
+    fn passed(&self) -> bool {
+        !matches!(self, CheckReport::Placement(placement) if !placement.report.pass)
     }
 
     fn record(&self, recorder: &Recorder) {
@@ -264,9 +243,7 @@ fn check(path: &Path, options: &CheckOptions, verify: Verify, ui: &Ui) -> anyhow
     integrity::run_once(path)?;
     integrity::check_side_files(path, &chain)?;
     let bar = ui.bar(chain.shards.len() as u64, "check");
-    let report = residency::bundle(path, &chain, options, || bar.inc(1))?;
-    bar.finish_and_clear();
-    Ok(report)
+    Ok(residency::bundle(path, &chain, options, || bar.inc(1))?)
 }
 
 fn read_plan(path: &Path) -> anyhow::Result<PlanReport> {
@@ -320,29 +297,17 @@ fn score(file: &Path) -> anyhow::Result<CheckReport> {
 }
 
 fn print_scores(score: &Score, left_out: &Score, rows: &[Judged], ui: &Ui) -> io::Result<()> {
-    let mut table = Table::new(&["row", "label", "predicted", "", "rules", "measured graphs"]);
-    for j in rows {
-        let mark = match j.right {
-            Some(true) => "right",
-            Some(false) => "WRONG",
-            None => "",
-        };
-        table.row(vec![
-            j.id.clone(),
-            j.label.clone(),
-            j.verdict.name().into(),
-            mark.into(),
-            j.rules.join(" "),
-            j.rows.join(" "),
-        ]);
-    }
-    table.print(ui)?;
-    let mut table =
-        Table::new(&["rows of", "rows", "decided", "right", "accuracy", "unknown", "forced", "majority"]);
-    table.row(figures("all", score));
-    table.row(figures("all, each project left out", left_out));
+    let row = |j: &Judged| {
+        let mark = j.right.map_or("", |right| if right { "right" } else { "WRONG" });
+        let ends = [j.verdict.name().into(), mark.into(), j.rules.join(" "), j.rows.join(" ")];
+        [&[j.id.clone(), j.label.clone()], &ends[..]].concat()
+    };
+    let headings = ["row", "label", "predicted", "", "rules", "measured graphs"];
+    Table::new(&headings).with_rows(rows.iter().map(row)).print(ui)?;
+    let headings = ["rows of", "rows", "decided", "right", "accuracy", "unknown", "forced", "majority"];
+    let rows = [figures("all", score), figures("all, each project left out", left_out)];
     ui.line("")?;
-    table.print(ui)?;
+    Table::new(&headings).with_rows(rows).print(ui)?;
     ui.line(
         "left out: rules that rest on the project alone, and its outcomes; forced: right when `unknown` counts as `not_ane`; \
          majority: right when the more frequent answer is always given",

@@ -5,7 +5,6 @@ use crate::args::step_limit::StepLimit;
 use crate::bar_listener::BarListener;
 use crate::bundle::Verify;
 use crate::command::{Command, CommandReport};
-use crate::outcome::Outcome;
 use crate::target::expect_bundle;
 use crate::ui::{Table, Ui, bytes};
 use anemoe_mac::{BundleCompiler, CompileReport};
@@ -75,8 +74,8 @@ impl CommandReport for CompiledBundle {
         print(&self.report, ui)
     }
 
-    fn outcome(&self) -> Outcome {
-        Outcome::of(self.report.failed == 0)
+    fn passed(&self) -> bool {
+        self.report.failed == 0
     }
 }
 
@@ -85,19 +84,14 @@ fn print(report: &CompileReport, ui: &Ui) -> io::Result<()> {
     if report.of_other_systems > 0 {
         ui.line(format!("{} were compiled for another system or chip", report.of_other_systems))?;
     }
-    let mut table = Table::new(&["package", "bytes", "compiled", "compile s", "load s"]);
-    for p in report.packages.iter().filter(|p| p.seconds.is_some()) {
-        let number = |s: Option<f64>| s.map_or_else(String::new, |s| format!("{s:.1}"));
-        table.row(vec![
-            p.package.clone(),
-            bytes(p.package_bytes),
-            p.compiled_bytes.map_or_else(String::new, bytes),
-            number(p.seconds),
-            number((!p.load_seconds.is_empty()).then(|| p.load_seconds.values().sum())),
-        ]);
-    }
+    let number = |s: Option<f64>| s.map_or_else(String::new, |s| format!("{s:.1}"));
+    let rows = report.packages.iter().filter(|p| p.seconds.is_some()).map(|p| {
+        let load = (!p.load_seconds.is_empty()).then(|| p.load_seconds.values().sum());
+        let compiled = p.compiled_bytes.map_or_else(String::new, bytes);
+        vec![p.package.clone(), bytes(p.package_bytes), compiled, number(p.seconds), number(load)]
+    });
     if *compiled > 0 {
-        table.print(ui)?;
+        Table::new(&["package", "bytes", "compiled", "compile s", "load s"]).with_rows(rows).print(ui)?;
     }
     let again =
         if *compiled_again > 0 { format!(" ({compiled_again} again, after -14)") } else { String::new() };

@@ -6,7 +6,7 @@ use crate::ui::{Table, Ui, bytes, message};
 use anemoe_bundle::journal::Machine;
 use anemoe_convert::build::free_space;
 use anemoe_gates::integrity::cache_folder;
-use anemoe_io::{Error, free_memory};
+use anemoe_io::{Error, free_memory, proc_bytes};
 use anemoe_kernels::{Isa, Pool, measure_bandwidth};
 use anemoe_mac::{CacheUse, is_folder, list_caches};
 use serde::Serialize;
@@ -204,16 +204,12 @@ fn features() -> Vec<&'static str> {
 }
 
 fn huge_pages() -> HugePages {
-    let read = |path: &str| std::fs::read_to_string(path).ok();
+    let setting = std::fs::read_to_string("/sys/kernel/mm/transparent_hugepage/enabled");
     // The setting is the word in brackets: `always [madvise] never`.
     let chosen = |text: String| Some(text.split_once('[')?.1.split_once(']')?.0.to_string());
-    let kilobytes = |text: String| {
-        let line = text.lines().find_map(|l| l.strip_prefix("AnonHugePages:")).map(str::to_string)?;
-        line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
-    };
     HugePages {
-        transparent: read("/sys/kernel/mm/transparent_hugepage/enabled").and_then(chosen),
-        in_use_bytes: read("/proc/meminfo").and_then(kilobytes),
+        transparent: setting.ok().and_then(chosen),
+        in_use_bytes: proc_bytes("/proc/meminfo", "AnonHugePages"),
     }
 }
 
@@ -291,12 +287,9 @@ impl CommandReport for DoctorFindings {
         }
         if !self.caches.is_empty() {
             ui.line("")?;
-            let mut table = Table::ending_in_text(&["cache", "size", "owner", "path"]);
-            for c in &self.caches {
-                let path = c.path.display().to_string();
-                table.row(vec![c.name.clone(), bytes(c.bytes), c.owner.clone(), path]);
-            }
-            table.print(ui)?;
+            let row = |c: &CacheUse| vec![c.name.clone(), bytes(c.bytes), c.owner.clone(), c.path.display().to_string()];
+            let headings = ["cache", "size", "owner", "path"];
+            Table::ending_in_text(&headings).with_rows(self.caches.iter().map(row)).print(ui)?;
         }
         self.advice.iter().try_for_each(|a| ui.line(format!("note: {a}")))
     }

@@ -4,14 +4,12 @@ use crate::args::hub_checkpoint::{Extent, locate};
 use crate::args::reading::Reading;
 use crate::command::{Command, CommandReport};
 use crate::ui::Ui;
-use anemoe_bundle::{Chain, ShardKind};
-use anemoe_convert::form::ShardForm;
-use anemoe_convert::form_ladder::{LadderModel, Rung, Sighting, ladder};
+use anemoe_bundle::Chain;
+use anemoe_convert::form_ladder::{LadderModel, OwnForm, Rung, Sighting, ladder};
 use anemoe_convert::models;
 use anemoe_convert::path_kind::PathKind;
 use anemoe_convert::plan::PlanOptions;
 use serde::Serialize;
-use std::collections::BTreeMap;
 use std::io;
 use std::path::PathBuf;
 
@@ -80,42 +78,6 @@ impl CommandReport for FormsReport {
             print(rung, ui)?;
         }
         ui.line("of each sort of shard: anemoe build --forms FILE, see docs/ane-form.md")
-    }
-}
-
-/// Form of a bundle by its `chain.json`: of all shards, and of the sorts that `--forms` names. None if this version does
-/// not know it.
-#[derive(Serialize)]
-struct OwnForm {
-    form: Option<ShardForm>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    forms: Option<BTreeMap<ShardKind, ShardForm>>,
-    /// Experts that one call computes; none if the build was given no number.
-    #[serde(skip)]
-    experts_per_shard: Option<usize>,
-}
-
-impl OwnForm {
-    fn of(chain: &Chain) -> OwnForm {
-        let at = |key: &str| chain.options.get(key).filter(|v| !v.is_null()).cloned();
-        let form = at("form").map_or(Some(ShardForm::default()), |f| serde_json::from_value(f).ok());
-        let experts_per_shard =
-            at("experts_per_shard").and_then(|n| n.as_u64()).and_then(|n| usize::try_from(n).ok());
-        OwnForm { form, forms: at("forms").and_then(|f| serde_json::from_value(f).ok()), experts_per_shard }
-    }
-
-    /// Tells whether the bundle was built in the form of the rung.
-    fn is(&self, rung: &Rung) -> bool {
-        let same_experts =
-            rung.experts_per_shard.is_none() || rung.experts_per_shard == self.experts_per_shard;
-        self.forms.is_none() && self.form == Some(rung.form) && same_experts
-    }
-
-    fn text(&self) -> String {
-        let all = self.form.map_or("a form that this version does not know".into(), |form| form.to_string());
-        let Some(forms) = &self.forms else { return all };
-        let sorts: Vec<String> = forms.iter().map(|(sort, form)| format!("{} {form}", sort.name())).collect();
-        format!("by --forms: {}; other sorts {all}", sorts.join("; "))
     }
 }
 

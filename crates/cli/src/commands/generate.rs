@@ -12,7 +12,7 @@ use anemoe_runtime::speculate::{SpeculationReport, is_small, measure_drafts};
 use anemoe_text::tokenizer::{TextStream, Tokenizer};
 use anyhow::Context;
 use serde::Serialize;
-use serde_json::{Value, json};
+use serde_json::Value;
 use std::io;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -87,7 +87,7 @@ impl Command for Args {
             stop: stop_name(generated.stop),
             sampling: chosen.document(),
             timing: Timing::new(&generated, load),
-            speculation: generated.speculation.as_ref().map(figures),
+            speculation: generated.speculation.clone(),
             prompt_ids: prompt,
             generated_ids: generated.ids.clone(),
             text,
@@ -100,12 +100,12 @@ impl Command for Args {
 #[derive(Serialize)]
 pub struct GenerateReport {
     pub prompt_ids: Vec<u32>,
-    generated_ids: Vec<u32>,
+    pub generated_ids: Vec<u32>,
     text: Option<String>,
     stop: &'static str,
     sampling: Value,
-    timing: Timing,
-    speculation: Option<Value>,
+    pub timing: Timing,
+    speculation: Option<SpeculationReport>,
     #[serde(skip)]
     pub generated: Generated,
 }
@@ -184,24 +184,9 @@ impl Timing {
     }
 }
 
-/// Returns the figures of drafts as JSON.
-pub fn figures(r: &SpeculationReport) -> Value {
-    let passes = r
-        .passes
-        .iter()
-        .map(|(tokens, ms, calls)| json!({"tokens": tokens, "ms_per_call": ms, "calls": calls}));
-    let break_even = r.break_even.iter().map(
-        |b| json!({"drafted": b.drafted, "acceptance": b.acceptance, "is_measured": b.is_measured}),
-    );
-    json!({
-        "verifier_calls": r.verifier_calls, "drafted": r.drafted, "accepted": r.accepted, "fallbacks": r.fallbacks,
-        "acceptance": r.acceptance, "passes": passes.collect::<Vec<_>>(), "break_even": break_even.collect::<Vec<_>>(),
-    })
-}
-
 /// Formats the figures of drafts, one line each.
 fn drafts(r: &SpeculationReport) -> String {
-    let passes = r.passes.iter().map(|(tokens, ms, calls)| format!("{tokens}: {ms:.1} ms ({calls})"));
+    let passes = r.passes.iter().map(|p| format!("{}: {:.1} ms ({})", p.tokens, p.ms_per_call, p.calls));
     let break_even = r.break_even.iter().map(|b| {
         let acceptance = b.acceptance.map_or("never".into(), |a| format!("{a:.2}"));
         let estimated = if b.is_measured { "" } else { "~" };

@@ -1,6 +1,6 @@
 //! `anemoe golden`
 
-use crate::args::checkpoint_text::{bos, tokenizer};
+use anemoe_gates::checkpoint_text::{bos, tokenizer};
 use crate::args::prompt::PromptArgs;
 use crate::args::reading::Reading;
 use crate::command::{Command, CommandReport};
@@ -44,7 +44,7 @@ impl Command for Args {
         let started = Instant::now();
         self.overwrite.output(&self.out)?;
         let checkpoint = self.reading.open(&self.checkpoint)?;
-        let prompt = self.prompt.ids(|| tokenizer(&checkpoint), bos(&checkpoint))?;
+        let prompt = self.prompt.ids(|| Ok(tokenizer(&checkpoint)?), bos(&checkpoint))?;
         let golden = with_bar(&checkpoint, &prompt, self.decode, ui)?;
         golden.write(&self.out)?;
         Ok(GoldenReport {

@@ -110,12 +110,9 @@ impl CommandReport for ImportedReport {
         if self.already {
             ui.line(format!("{folder} is there already: nothing was added"))?;
         } else {
-            let mut table = Table::ending_in_text(&["row", "label", "package"]);
-            for row in &self.rows {
-                table.row(vec![row.id.clone(), row.label.clone(), row.name.clone()]);
-            }
+            let rows = self.rows.iter().map(|row| vec![row.id.clone(), row.label.clone(), row.name.clone()]);
             if !self.rows.is_empty() {
-                table.print(ui)?;
+                Table::ending_in_text(&["row", "label", "package"]).with_rows(rows).print(ui)?;
             }
             if let Some(p) = &self.chip {
                 let (ms, source) = (p.call_ms.likely, &p.call_ms.source);

@@ -5,8 +5,8 @@ use crate::args::reading::Reading;
 use crate::command::{Command, CommandReport};
 use crate::target::expect_bundle;
 use crate::ui::{self, Table, Ui};
-use anemoe_bundle::{Cache, Chain, ModelInfo, Shard, TokenCount};
-use anemoe_convert::inspect::{self, CheckpointReport};
+use anemoe_bundle::Chain;
+use anemoe_convert::inspect::{self, CheckpointReport, TensorReport};
 use anemoe_convert::path_kind::{self, PathKind};
 use anemoe_io::Error;
 use anemoe_mlpackage::mil::{Feature, FeatureKind};
@@ -48,7 +48,7 @@ impl Command for Args {
                 return Err(Error::io(path, source).into());
             }
             _ if is_model_name(path) => InspectReport::Package(PackageContents::of(path, self.text)?),
-            PathKind::Bundle => InspectReport::Bundle(BundleContents::of(Chain::read(path)?)),
+            PathKind::Bundle => InspectReport::Bundle(Box::new(BundleContents::of(Chain::read(path)?))),
             place => {
                 if matches!(place, PathKind::Unfinished) {
                     expect_bundle(path)?;
@@ -71,7 +71,7 @@ pub enum InspectReport {
         #[serde(skip)]
         lists_tensors: bool,
     },
-    Bundle(BundleContents),
+    Bundle(Box<BundleContents>),
     Package(PackageContents),
 }
 
@@ -90,22 +90,12 @@ fn print_checkpoint(r: &CheckpointReport, tensors: bool, ui: &Ui) -> io::Result<
     for (key, value) in &r.config {
         ui.line(format!("  {key}: {value}"))?;
     }
-    let mut table = Table::new(&["part", "tensors", "parameters", "bytes"]);
-    for (part, sums) in &r.parts {
-        table.row(vec![
-            part.clone(),
-            sums.tensors.to_string(),
-            ui::count(sums.parameters),
-            ui::bytes(sums.bytes),
-        ]);
-    }
-    table.row(vec![
-        "total".into(),
-        r.tensors.len().to_string(),
-        ui::count(r.total_parameters),
-        ui::bytes(r.bytes),
-    ]);
-    table.print(ui)?;
+    let row = |part: &str, tensors: u64, parameters, bytes| {
+        vec![part.into(), tensors.to_string(), ui::count(parameters), ui::bytes(bytes)]
+    };
+    let parts = r.parts.iter().map(|(part, sums)| row(part, sums.tensors, sums.parameters, sums.bytes));
+    let total = row("total", r.tensors.len() as u64, r.total_parameters, r.bytes);
+    Table::new(&["part", "tensors", "parameters", "bytes"]).with_rows(parts.chain([total])).print(ui)?;
     ui.line(format!("{} parameters active per token", ui::count(r.active_parameters)))?;
     for remark in &r.remarks {
         ui.line(format!("note: {remark}"))?;
@@ -113,67 +103,49 @@ fn print_checkpoint(r: &CheckpointReport, tensors: bool, ui: &Ui) -> io::Result<
     if !r.skipped.is_empty() {
         ui.line(format!("{} tensors of other modalities are skipped", r.skipped.len()))?;
     }
-    if tensors {
-        let mut table = Table::new(&["tensor", "dtype", "shape", "part"]);
-        for t in &r.tensors {
-            table.row(vec![t.name.clone(), t.dtype.clone(), format!("{:?}", t.shape), t.part.clone()]);
-        }
-        table.print(ui)?;
+    if !tensors {
+        return Ok(());
     }
-    Ok(())
+    let row = |t: &TensorReport| vec![t.name.clone(), t.dtype.clone(), format!("{:?}", t.shape), t.part.clone()];
+    Table::new(&["tensor", "dtype", "shape", "part"]).with_rows(r.tensors.iter().map(row)).print(ui)
 }
 
-/// Contents of a bundle: parts of its contract.
+/// Contents of a bundle: its contract.
 #[derive(Serialize)]
 pub struct BundleContents {
-    family: String,
-    #[serde(skip)]
-    generator: String,
-    source: String,
-    model: ModelInfo,
-    tokens: Vec<TokenCount>,
-    caches: BTreeMap<String, Cache>,
-    readings: BTreeMap<String, String>,
-    shards: Vec<Shard>,
+    #[serde(flatten)]
+    chain: Chain,
     /// Bytes of all packages.
     bytes: u64,
 }
 
 impl BundleContents {
     fn of(chain: Chain) -> BundleContents {
-        let Chain { family, generator, source, model, tokens, caches, readings, shards, .. } = chain;
-        let bytes = shards.iter().map(|s| s.bytes).sum();
-        BundleContents { family, generator, source, model, tokens, caches, readings, shards, bytes }
+        BundleContents { bytes: chain.shards.iter().map(|s| s.bytes).sum(), chain }
     }
 
     fn print(&self, ui: &Ui) -> io::Result<()> {
-        ui.line(format!("{} bundle of {}, by {}", self.family, self.source, self.generator))?;
+        let Chain { family, generator, source, model: m, readings, shards, .. } = &self.chain;
+        ui.line(format!("{family} bundle of {source}, by {generator}"))?;
         ui.line(format!(
             "vocabulary {}, hidden size {}, {} layers, context of {} tokens",
-            self.model.vocab_size, self.model.hidden_size, self.model.num_layers, self.model.max_context
+            m.vocab_size, m.hidden_size, m.num_layers, m.max_context
         ))?;
-        for (what, how) in &self.readings {
+        for (what, how) in readings {
             ui.line(format!("the checkpoint was read with {what} {how}"))?;
         }
-        let mut table =
-            Table::new(&["shard", "kind", "functions", "quant", "weights", "package", "weight cosine"]);
-        for s in &self.shards {
+        let rows = shards.iter().map(|s| {
             let functions: Vec<&str> = s.functions.iter().map(|f| f.name.as_str()).take(4).collect();
             let more =
                 if s.functions.len() > 4 { format!(" (+{})", s.functions.len() - 4) } else { String::new() };
             let quant: Vec<String> = s.quant.iter().map(|(part, kind)| format!("{part} {kind}")).collect();
-            table.row(vec![
-                s.name.clone(),
-                s.kind.name().into(),
-                format!("{}{more}", functions.join(" ")),
-                quant.join(", "),
-                ui::count(s.weights),
-                ui::bytes(s.bytes),
-                format!("{:.5}", s.min_weight_cosine),
-            ]);
-        }
-        table.print(ui)?;
-        ui.line(format!("{}, {}", ui::counted(self.shards.len(), "package"), ui::bytes(self.bytes)))
+            let [name, kind] = [s.name.as_str(), s.kind.name()].map(str::to_string);
+            let sizes = [ui::count(s.weights), ui::bytes(s.bytes), format!("{:.5}", s.min_weight_cosine)];
+            [&[name, kind, format!("{}{more}", functions.join(" ")), quant.join(", ")], &sizes[..]].concat()
+        });
+        let headings = ["shard", "kind", "functions", "quant", "weights", "package", "weight cosine"];
+        Table::new(&headings).with_rows(rows).print(ui)?;
+        ui.line(format!("{}, {}", ui::counted(shards.len(), "package"), ui::bytes(self.bytes)))
     }
 }
 

@@ -1,7 +1,6 @@
 //! One file per sub-command.
 
 use crate::command::execute;
-use crate::outcome::Outcome;
 use crate::ui::Ui;
 
 /// Lists the sub-commands: each has a module with its `Args`.
@@ -16,11 +15,8 @@ macro_rules! commands {
         }
 
         impl AnyCommand {
-            /// Runs the command, and reports what came out.
-            ///
-            /// # Errors
-            /// The command fails, or standard output cannot be written.
-            pub fn run(self, ui: &Ui) -> anyhow::Result<Outcome> {
+            /// Runs the command, and reports what came out; returns whether its gate passed.
+            pub fn run(self, ui: &Ui) -> anyhow::Result<bool> {
                 match self {
                     $(AnyCommand::$name(args) => execute(args, stringify!($module), ui),)*
                 }

@@ -139,7 +139,6 @@ fn recommend(
     let chip = folder.calibrated(&chip)?;
     let setting = Setting {
         chip: &chip,
-        further: &[],
         memory: MACHINE.1 * 1e9,
         conditions: Conditions::default(),
         evidence,

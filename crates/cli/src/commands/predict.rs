@@ -1,10 +1,11 @@
 //! `anemoe predict`
 
-use crate::args::executor::PrecisionArg;
+use crate::args::executor::precision;
 use crate::command::{Command, CommandReport};
 use crate::files::Overwrite;
 use crate::target::expect_package;
 use crate::ui::Ui;
+use anemoe_runtime::cpu::Precision;
 use anemoe_runtime::predict::{InputFile, StepResults, Prediction};
 use serde::Serialize;
 use serde_json::{Map, Value, json};
@@ -36,8 +37,8 @@ pub struct Args {
     #[arg(long, value_name = "NAME")]
     function: Option<String>,
     /// fp16 rounds every fp16 result, as the device does; fp32 rounds nothing.
-    #[arg(long, value_enum, default_value = "fp16")]
-    precision: PrecisionArg,
+    #[arg(long, value_parser = precision(), default_value = "fp16")]
+    precision: Precision,
     #[command(flatten)]
     overwrite: Overwrite,
 }
@@ -50,8 +51,8 @@ impl Command for Args {
         let prediction = Prediction {
             package: self.package,
             function: self.function,
-            precision: self.precision.into(),
-            inputs: InputFile::steps(self.inputs.iter().map(|path| input_file(path))),
+            precision: self.precision,
+            inputs: InputFile::steps(self.inputs.iter().map(|path| InputFile::parse(path))),
             outputs: self.outputs,
         };
         let inputs: Vec<&Path> = prediction.inputs.iter().flatten().map(InputFile::path).collect();
@@ -115,23 +116,4 @@ impl CommandReport for PredictReport {
     fn print(&self, ui: &Ui) -> io::Result<()> {
         self.outputs.iter().flat_map(|step| &step.shown).try_for_each(|line| ui.line(line))
     }
-}
-
-/// Reads an input as [`InputFile::parse`] does, also where the path behind `NAME=` is not text.
-fn input_file(given: &Path) -> InputFile {
-    #[cfg(unix)]
-    if given.to_str().is_none() {
-        use std::os::unix::ffi::OsStrExt;
-        let bytes = given.as_os_str().as_bytes();
-        let at = bytes.iter().position(|b| *b == b'=');
-        let named = at.map(|at| (std::str::from_utf8(&bytes[..at]), &bytes[at + 1..]));
-        if let Some((Ok(name), file)) = named
-            && !name.contains('/')
-            && !bytes.to_ascii_lowercase().ends_with(b".npz")
-        {
-            let path = std::ffi::OsStr::from_bytes(file).into();
-            return InputFile::Single { input: Some(name.into()), path };
-        }
-    }
-    InputFile::parse(given)
 }

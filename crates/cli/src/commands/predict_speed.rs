@@ -1,9 +1,9 @@
 //! `anemoe predict-speed`
 
-use crate::args::evidence::{EvidenceArgs, read_profile};
+use crate::args::evidence::EvidenceArgs;
 use crate::args::planning::{PlanArgs, PlanUse, PlannedCheckpoint, plan_checkpoint};
 use crate::bundle::Verify;
-use crate::command::{Command, CommandReport};
+use crate::command::{Command, CommandReport, parse};
 use crate::files::Overwrite;
 use crate::show::speed::{self, SpeculationForecast, SpeedDocument};
 use crate::ui::{self, Ui};
@@ -96,7 +96,7 @@ impl Command for Args {
             self.overwrite.output(output)?;
         }
         let chip = match &self.profile {
-            Some(file) => read_profile(file)?,
+            Some(file) => ChipProfile::read(file)?,
             None => self.evidence.calibrated(&self.chip)?,
         };
         let evidence = self.evidence.outcomes()?;
@@ -131,7 +131,7 @@ impl Command for Args {
         let contexts = contexts.into_iter().map(|context| pass(PassSize { tokens: 1, context: Some(context) }));
         let contexts = contexts.collect();
         let conditions = Conditions { chip: Chip::parse(chip.base_name()), ..Conditions::default() };
-        let setting = Setting { chip: &chip, further: &[], memory, conditions, evidence };
+        let setting = Setting { chip: &chip, memory, conditions, evidence };
         let (forms, recommended) = planned.map_or_else(Default::default, |(family, options)| {
             let forms = forms::all(family.as_ref(), &options, &setting);
             let recommended = forms::recommend(&forms, &options);
@@ -191,8 +191,7 @@ fn plan_of(path: &Path, args: &Args, ui: &Ui) -> anyhow::Result<PlannedCheckpoin
     }
     words.extend(["--context-buckets".into(), args.context_buckets.to_string()]);
     anyhow::ensure!(args.quant != "auto", "--quant auto measures; give a kind, for instance lut4");
-    let words: Vec<&str> = words.iter().map(String::as_str).collect();
-    plan_checkpoint(path, &PlanArgs::from_words(&words)?, PlanUse::Look, ui)
+    plan_checkpoint(path, &parse::<PlanArgs>("plan", &words)?, PlanUse::Look, ui)
 }
 
 fn write_calibrated(

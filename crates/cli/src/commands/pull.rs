@@ -1,6 +1,6 @@
 //! `anemoe pull`
 
-use crate::args::store_args::{OpenStore, StoreArgs, TransferBar};
+use crate::args::store_args::{OpenStore, StoreArgs, transfer_bar};
 use crate::command::{Command, CommandReport};
 use crate::shell::quoted;
 use crate::ui::{self, Ui};
@@ -46,7 +46,7 @@ impl Command for Args {
         if manifest.part.is_some() || !manifest.files.iter().any(|f| f.path == CHAIN_FILE) {
             return Err(Error::invalid(objects.place(&key), format!("manifest: it has no {CHAIN_FILE}")).into());
         }
-        let bar = TransferBar::new(&format!("pulling {}", store.name));
+        let show = transfer_bar(&format!("pulling {}", store.name));
         let complete = |folder: &Path| -> Result<(), Error> {
             let BundleFiles::Finished(files) = bundle_files(folder)? else {
                 return Err(Error::invalid(objects.place(&key), "manifest: it is one of an unfinished bundle"));
@@ -69,11 +69,9 @@ impl Command for Args {
             })
         };
         let own = [JOURNAL_FILE];
-        let brought =
-            bring_bundle(objects, &manifest, &self.bundle, &own, self.options.jobs, &accept, &|p| bar.show(p));
-        drop(bar);
+        let brought = bring_bundle(objects, &manifest, &self.bundle, &own, self.options.jobs, &accept, &show)?;
         let (store, name, bundle) = (store.shown, store.name, self.bundle.display().to_string());
-        Ok(PullReport { store, name, bundle, brought: brought? })
+        Ok(PullReport { store, name, bundle, brought })
     }
 }
 

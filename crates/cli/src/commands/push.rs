@@ -1,6 +1,6 @@
 //! `anemoe push`
 
-use crate::args::store_args::{OpenStore, StoreArgs, TransferBar, sending};
+use crate::args::store_args::{OpenStore, StoreArgs, transfer_bar};
 use crate::bundle::Verify;
 use crate::command::{Command, CommandReport};
 use crate::part_store::push_part;
@@ -8,7 +8,7 @@ use crate::shell::quoted;
 use crate::target::expect_begun_bundle;
 use crate::ui::{self, Ui};
 use anemoe_convert::build::{BundleFiles, PartFiles, bundle_files};
-use anemoe_hub::{SendReport, send_files, write_manifest};
+use anemoe_hub::{SendOptions, SendReport, send_files, write_manifest};
 use serde::Serialize;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -47,14 +47,13 @@ impl Command for Args {
         let store = OpenStore::open(&self.store, self.options.name.as_deref(), &self.bundle)?;
         let files = bundle_files(&self.bundle)?;
         store.objects.prepare()?;
-        let options = sending(self.options.jobs, self.verify);
+        let options = SendOptions { jobs: self.options.jobs, verify: self.verify };
         let mut pushed = PushReport::new(&store, SendReport::default());
         match &files {
             BundleFiles::Finished(_) => {
                 // A damaged bundle is not sent.
                 Verify { no_verify: self.no_verify }.open(&self.bundle, ui)?;
-                pushed.sent = push_bundle(&self.bundle, &store, &files, self.options.jobs, self.verify)?
-                    .unwrap_or_default();
+                pushed.sent = push_bundle(&self.bundle, &store, &files, &options)?.unwrap_or_default();
                 pushed.next =
                     Some(format!("anemoe pull {} {}", quoted(&self.store), quoted(Path::new(&store.name))));
             }
@@ -119,20 +118,15 @@ impl CommandReport for PushReport {
 }
 
 /// Sends a finished bundle; returns none if the bundle is not finished.
-///
-/// # Errors
-/// A file cannot be read, or the store refuses one.
 pub fn push_bundle(
     bundle: &Path,
     store: &OpenStore,
     files: &BundleFiles,
-    jobs: usize,
-    verify: bool,
+    options: &SendOptions,
 ) -> anyhow::Result<Option<SendReport>> {
     let BundleFiles::Finished(files) = files else { return Ok(None) };
-    let bar = TransferBar::new(&format!("pushing {}", store.name));
-    let sent = send_files(store.objects.as_ref(), bundle, files, &sending(jobs, verify), &|p| bar.show(p));
-    let (entries, report) = sent?;
-    write_manifest(store.objects.as_ref(), &store.name, None, entries)?;
+    let (objects, show) = (store.objects.as_ref(), transfer_bar(&format!("pushing {}", store.name)));
+    let (entries, report) = send_files(objects, bundle, files, options, &show)?;
+    write_manifest(objects, &store.name, None, entries)?;
     Ok(Some(report))
 }

@@ -1,22 +1,17 @@
 //! `anemoe quantize`
 
+use crate::args::numbers::choice;
 use crate::command::{Command, CommandReport};
 use crate::files::Overwrite;
 use crate::ui::{self, Ui};
-use anemoe_convert::checkpoint::open_safetensors;
-use anemoe_convert::nearest::did_you_mean;
 use anemoe_convert::one_tensor::{CompressedTensor, SystemTarget, TensorJob, WeightOp};
 use anemoe_convert::quant::{Groups, Quant};
 use anemoe_convert::quantize::Metrics;
-use anemoe_io::Output;
-use anemoe_mlpackage::mil::{DataType, TensorType, Value, ValueData};
-use anemoe_mlpackage::package::{Package, is_model_name};
-use anemoe_npz::{Array, read_npy, read_npz, write_npy, write_npz};
-use anyhow::{Context, bail};
+use anemoe_convert::tensor_file::{LoadedTensor, file_and_tensor, read_channel_importance};
+use anyhow::bail;
 use serde::Serialize;
-use std::collections::BTreeMap;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Instant;
 
 /// Compress one tensor and show what that costs and saves.
@@ -37,8 +32,8 @@ pub struct Args {
     block_size: usize,
     /// Operation that the weight belongs to, which decides its axes: conv [out, in, kernel..], linear [out, in], matmul [in,
     /// out] [default: conv from rank 4 on, else linear].
-    #[arg(long, value_enum)]
-    op: Option<QuantizeOp>,
+    #[arg(long, value_parser = choice([("conv", WeightOp::Conv), ("linear", WeightOp::Linear), ("matmul", WeightOp::MatMul)]))]
+    op: Option<WeightOp>,
     /// The global optimum of k-means; the default is within 1e-4 of it.
     #[arg(long)]
     exact: bool,
@@ -46,143 +41,14 @@ pub struct Args {
     #[arg(long, value_name = "FILE")]
     importance: Option<PathBuf>,
     /// Systems that a package is for.
-    #[arg(long, value_enum, default_value = "ios18")]
-    target: QuantizeTarget,
+    #[arg(long, value_parser = choice([("ios16", SystemTarget::IOS16), ("ios18", SystemTarget::IOS18)]), default_value = "ios18")]
+    target: SystemTarget,
     /// Write the result: .mlpackage (an operation with this weight), .npz (elements, tables or scales, decoded values) or .npy
     /// (decoded values).
     #[arg(short, long, value_name = "OUT")]
     out: Option<PathBuf>,
     #[command(flatten)]
     overwrite: Overwrite,
-}
-
-#[derive(Clone, Copy, clap::ValueEnum)]
-enum QuantizeOp {
-    Conv,
-    Linear,
-    Matmul,
-}
-
-#[derive(Clone, Copy, PartialEq, clap::ValueEnum)]
-enum QuantizeTarget {
-    Ios16,
-    Ios18,
-}
-
-/// A tensor that was read from a file.
-struct LoadedTensor {
-    name: String,
-    shape: Vec<usize>,
-    values: Vec<f32>,
-}
-
-/// Splits `F.safetensors:TENSOR` or `F.mlpackage:TENSOR` into file and tensor; the tensor is none without the colon.
-fn file_and_tensor(spec: &Path) -> (PathBuf, Option<String>) {
-    const MARKS: [&[u8]; 3] = [b".safetensors:", b".mlpackage:", b".mlmodel:"];
-    let bytes = spec.as_os_str().as_encoded_bytes();
-    let end = |mark: &&[u8]| Some(bytes.windows(mark.len()).rposition(|w| w == *mark)? + mark.len());
-    let Some(i) = MARKS.iter().filter_map(end).max() else { return (spec.into(), None) };
-    let (file, tensor) = (&bytes[..i - 1], &bytes[i..]);
-    #[cfg(unix)]
-    let file = <std::ffi::OsStr as std::os::unix::ffi::OsStrExt>::from_bytes(file);
-    #[cfg(not(unix))]
-    let file = String::from_utf8_lossy(file).into_owned();
-    (file.into(), Some(String::from_utf8_lossy(tensor).into_owned()))
-}
-
-fn load(spec: &Path) -> anyhow::Result<LoadedTensor> {
-    if spec.extension().is_some_and(|e| e == "npy") {
-        let array = read_npy(spec)?;
-        let values = array.to_f32();
-        return Ok(LoadedTensor { name: spec.display().to_string(), shape: array.shape, values });
-    }
-    let (path, tensor) = file_and_tensor(spec);
-    let file = path.display();
-    if is_model_name(&path) {
-        return load_weight(&path, tensor.as_deref());
-    }
-    if path.extension().is_none_or(|e| e != "safetensors") {
-        bail!("{file}: expected F.npy, or F.safetensors or F.mlpackage with :TENSOR");
-    }
-    let source = open_safetensors(&path)?;
-    let info = match (tensor.as_deref(), source.tensors()) {
-        (None, [only]) => only,
-        (None, all) => {
-            let names: Vec<&str> = all.iter().take(5).map(|t| t.name.as_str()).collect();
-            bail!("{file}: holds {} tensors, name one with :TENSOR ({}, ..)", all.len(), names.join(", "))
-        }
-        (Some(name), all) => source.info(name).with_context(|| {
-            let names = all.iter().map(|t| t.name.as_str());
-            format!("{file}: no tensor `{name}`{}", did_you_mean(name, names))
-        })?,
-    };
-    let n = info.elements();
-    let mut values = vec![0f32; usize::try_from(n)?];
-    source.read(&info.name, 0..n, &mut values)?;
-    Ok(LoadedTensor {
-        name: info.name.clone(),
-        shape: info.shape.iter().map(|&d| d as usize).collect(),
-        values,
-    })
-}
-
-/// Reads a weight of a package: a constant in its weight file that is not compressed yet.
-fn load_weight(path: &Path, name: Option<&str>) -> anyhow::Result<LoadedTensor> {
-    let (package, file) = (Package::open(path)?, path.display());
-    let functions = package.model().program.functions.values();
-    let constants = functions.flat_map(|f| &f.block.operations).filter(|op| op.op_type == "const");
-    let weights: BTreeMap<&str, (&Value, &TensorType)> = constants
-        .filter_map(|op| {
-            let (output, value) = (op.outputs.first()?, op.attributes.get("val")?);
-            let ty = value.ty.tensor()?;
-            let is_weight = matches!(value.data, ValueData::Blob { .. }) && ty.rank() >= 2;
-            let is_dense = matches!(ty.dtype, DataType::Float16 | DataType::Float32);
-            (is_weight && is_dense).then_some((output.name.as_str(), (value, ty)))
-        })
-        .collect();
-    let (name, (value, ty)) = match (name, weights.len()) {
-        (None, 1) => weights.first_key_value().map(|(n, w)| (*n, *w)).context("one weight")?,
-        (None, 0) => bail!("{file}: holds no weight of two or more axes that is not compressed"),
-        (None, n) => {
-            let names: Vec<&str> = weights.keys().copied().take(5).collect();
-            bail!(
-                "{file}: holds {n} weights that are not compressed, name one with :TENSOR ({}, ..)",
-                names.join(", ")
-            )
-        }
-        (Some(name), _) => (
-            name,
-            *weights.get(name).with_context(|| {
-                let names = weights.keys().copied();
-                format!("{file}: no weight `{name}` that is not compressed{}", did_you_mean(name, names))
-            })?,
-        ),
-    };
-    let bytes = package.tensor_bytes(value)?;
-    let values = match ty.dtype {
-        DataType::Float16 => {
-            bytes.chunks_exact(2).map(|b| half::f16::from_le_bytes([b[0], b[1]]).to_f32()).collect()
-        }
-        _ => bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect(),
-    };
-    let shape = ty.shape().unwrap_or_default().iter().map(|&d| d as usize).collect();
-    Ok(LoadedTensor { name: name.into(), shape, values })
-}
-
-/// Reads the importances of the input channels, `[in]`.
-fn importance(path: &Path, tensor: &str) -> anyhow::Result<Vec<f32>> {
-    let array = match path.extension().and_then(|e| e.to_str()) {
-        Some("npy") => read_npy(path)?,
-        _ => {
-            let mut all = read_npz(path)?;
-            all.remove(tensor).with_context(|| format!("{}: no array `{tensor}`", path.display()))?
-        }
-    };
-    let values = array.to_f32();
-    if array.shape.len() != 1 || values.iter().any(|v| !v.is_finite() || *v < 0.0) {
-        bail!("{}: expected a vector of numbers from 0, one per input channel", path.display());
-    }
-    Ok(values)
 }
 
 impl Command for Args {
@@ -192,11 +58,7 @@ impl Command for Args {
         if self.group_size == 0 || self.block_size == 0 {
             bail!("--group-size and --block-size must be at least 1");
         }
-        let target = match self.target {
-            QuantizeTarget::Ios16 => SystemTarget::IOS16,
-            QuantizeTarget::Ios18 => SystemTarget::IOS18,
-        };
-        if target == SystemTarget::IOS16
+        if self.target == SystemTarget::IOS16
             && let Some(why) = self.quant.refused_by_ios16()
         {
             bail!("{} for iOS16: {why}", self.quant);
@@ -209,16 +71,11 @@ impl Command for Args {
         let (file, _) = file_and_tensor(&self.tensor);
         let out = self.out.as_deref().map(|out| self.overwrite.output_beside(out, &[&file])).transpose()?;
         let started = Instant::now();
-        let loaded = load(&self.tensor)?;
+        let loaded = LoadedTensor::read(&self.tensor)?;
         let read = started.elapsed();
-        let op = match self.op {
-            Some(QuantizeOp::Conv) => WeightOp::Conv,
-            Some(QuantizeOp::Linear) => WeightOp::Linear,
-            Some(QuantizeOp::Matmul) => WeightOp::MatMul,
-            None if loaded.shape.len() >= 4 => WeightOp::Conv,
-            None => WeightOp::Linear,
-        };
-        let importance = self.importance.as_deref().map(|p| importance(p, &loaded.name)).transpose()?;
+        let op = self.op.unwrap_or(if loaded.shape.len() >= 4 { WeightOp::Conv } else { WeightOp::Linear });
+        let importance = self.importance.as_deref();
+        let importance = importance.map(|p| read_channel_importance(p, &loaded.name)).transpose()?;
         let groups = Groups { rows: self.group_size, block: self.block_size };
         let job = TensorJob {
             name: &loaded.name,
@@ -233,43 +90,11 @@ impl Command for Args {
         let done = job.run()?;
         let started = Instant::now();
         if let Some(out) = &out {
-            write(&done, &loaded.shape, out, target)?;
+            done.write(&loaded.shape, out, self.target)?;
         }
         let times = [read, started.elapsed()].map(|t| t.as_secs_f64());
         QuantizeReport::new(&self, &loaded, &done, times)
     }
-}
-
-fn write(done: &CompressedTensor, shape: &[usize], out: &Output, target: SystemTarget) -> anyhow::Result<()> {
-    let (out, replace) = (out.path(), out.replaces());
-    let array = |shape: &[usize], data: anemoe_npz::ArrayData| {
-        Array::new(shape.to_vec(), data).context("an array of another size than its shape")
-    };
-    match out.extension().and_then(|e| e.to_str()) {
-        Some("mlpackage") => done.write_package(out, replace, target)?,
-        Some("npy") => write_npy(out, &array(shape, done.decode()?.into())?)?,
-        _ => {
-            let mut arrays = vec![("decoded".to_string(), array(shape, done.decode()?.into())?)];
-            let dims = done.side_dims();
-            match done.quant.kind {
-                Quant::Fp16 => {}
-                Quant::Lut { .. } => {
-                    arrays.push(("indices".into(), array(shape, done.elements().into())?));
-                    arrays.push(("lut".into(), array(&dims, done.side_values().into())?));
-                }
-                Quant::Int { asymmetric, .. } => {
-                    let codes: Vec<i8> = done.elements().into_iter().map(|c| c as i8).collect();
-                    arrays.push(("data".into(), array(shape, codes.into())?));
-                    arrays.push(("scale".into(), array(&dims, done.side_values().into())?));
-                    if asymmetric {
-                        arrays.push(("offset".into(), array(&dims, done.side_offsets().into())?));
-                    }
-                }
-            }
-            write_npz(out, &arrays)?;
-        }
-    }
-    Ok(())
 }
 
 /// Costs and savings of the compression.

@@ -1,29 +1,22 @@
 //! `anemoe quickstart`
 
 use super::generate::{self, Timing};
+use super::{check, validate};
 use crate::args::planning::{PlanArgs, PlanUse, PlannedCheckpoint, plan_checkpoint};
-use crate::command::{Command, CommandReport};
-use crate::outcome::Outcome;
-use crate::recorder::{JournalArgs, Recorder, facts};
+use crate::command::{Command, CommandReport, complete, parse};
+use crate::recorder::{JournalArgs, Recorder};
+use anemoe_gates::facts;
 use crate::show;
 use crate::show::build_report::summary;
-use crate::show::gate_results::print_golden;
 use crate::ui::{self, Table, Ui};
 use anemoe_bundle::journal::status;
 use anemoe_convert::build::check_scratch;
-use anemoe_gates::golden_gate::{self, GoldenGate};
-use anemoe_gates::reference::Golden;
+use anemoe_gates::golden_gate::GoldenGate;
 use anemoe_gates::residency;
-use anemoe_runtime::cpu::CpuBackend;
-use anemoe_runtime::generate::GenerateOptions;
-use anemoe_runtime::model::{Logits, Model};
-use anemoe_runtime::sampler::Sampling;
-use anemoe_runtime::speculate::Speculation;
-use anemoe_text::tokenizer::Tokenizer;
 use serde::Serialize;
+use std::ffi::OsString;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::time::Instant;
 
 /// Plan, build, check and run the small model of the repository.
 #[derive(clap::Args)]
@@ -43,95 +36,63 @@ pub struct Args {
     max_new: usize,
 }
 
-/// Positions of the caches: enough for the prompt and the generated text.
-const CONTEXT: &str = "512";
+/// Options of the plans: caches that hold the prompt and the generated text.
+const OPTIONS: &str = "--max-context=512";
+/// Options of the text: sampling, since so small a model repeats itself when it always takes the most probable token.
+const SAMPLING: [&str; 6] =
+    ["--temperature=0.7", "--top-k=40", "--top-p=0.95", "--seed=3", "--ignore-eos", "--speculate=off"];
 
 impl Command for Args {
     type Report = QuickstartReport;
 
     fn run(self, ui: &Ui) -> anyhow::Result<QuickstartReport> {
-        let model = match self.model {
-            Some(dir) => dir,
-            None => find_model()?,
-        };
+        let model = self.model.map_or_else(find_model, Ok)?;
         let scratch = crate::files::scratch(None)?;
-        let folder = match &self.out {
-            Some(dir) => {
-                std::fs::create_dir_all(dir).map_err(|e| anemoe_convert::Error::io(dir, e))?;
-                dir.clone()
-            }
-            None => scratch.path().to_path_buf(),
-        };
-        let reference = Golden::read(&model.join("golden.npz"))?;
+        if let Some(folder) = &self.out {
+            std::fs::create_dir_all(folder).map_err(|e| anemoe_convert::Error::io(folder, e))?;
+        }
+        let folder = self.out.as_deref().unwrap_or(scratch.path());
+        let (inner, text) = (Ui::inner(), [format!("--prompt={}", self.prompt), format!("--max-new={}", self.max_new)]);
         let mut runs = Vec::new();
         let mut residency = None;
-        for (kinds, words) in [("fp16", ["--quant", "fp16"].as_slice()), ("auto", &[])] {
-            let main = kinds == "auto";
-            let options = PlanArgs::from_words(&[&["--max-context", CONTEXT], words].concat())?;
+        for (quant, words) in [("fp16", [OPTIONS, "--quant=fp16"].as_slice()), ("auto", &[OPTIONS])] {
+            // The steps of the second build are shown.
+            let shown = if quant == "auto" { ui } else { &inner };
+            let options = parse::<PlanArgs>("plan", words)?;
             let PlannedCheckpoint { family, plan, .. } = plan_checkpoint(&model, &options, PlanUse::Build, ui)?;
-            if main {
-                ui.line("\n1. Plan\n")?;
-                let placement = residency::plan(family.as_ref(), &plan, &residency::CheckOptions::default())?;
-                show::plan_table::print(&plan, &placement, false, ui)?;
-                ui.line("\n2. Build\n")?;
-            }
-            check_scratch(&folder, plan.bundle_bytes())?;
-            let bundle = folder.join(format!("{kinds}.anemoe"));
-            let journal = JournalArgs::default();
-            let recorder = Recorder::new(&journal, "build");
+            shown.line("\n1. Plan\n")?;
+            let placement = residency::plan(family.as_ref(), &plan, &residency::CheckOptions::default())?;
+            show::plan_table::print(&plan, &placement, false, shown)?;
+            shown.line("\n2. Build\n")?;
+            check_scratch(folder, plan.bundle_bytes())?;
+            let bundle = folder.join(format!("{quant}.anemoe"));
+            let recorder = Recorder::new(&JournalArgs::default(), "build");
             // A build without gates: these are shown one by one below.
             let built = anemoe_convert::build::build(family.as_ref(), &plan, None, &bundle, 1, &|_| ())?;
             recorder.end(&bundle, status::DONE, facts::build(&built, &bundle, None));
-            let started = Instant::now();
-            let loaded = Model::open(&bundle, &CpuBackend::usual())?;
-            let load = started.elapsed();
-            if main {
-                ui.line(summary(&built))?;
-                ui.line("\n3. Residency: which operations the Neural Engine will run, as predicted\n")?;
-                let recorder = Recorder::new(&journal, "check");
-                let checked =
-                    residency::bundle(&bundle, loaded.chain(), &residency::CheckOptions::default(), || {})?;
-                recorder.gate(&bundle, checked.pass, facts::residency(&checked));
-                show::placement::print(&checked, ui)?;
-                residency = Some(checked);
-                ui.line(
-                    "\n4. Golden gate: logits against the golden, the checkpoint run in f32, after each token\n",
-                )?;
-            }
-            let recorder = Recorder::new(&journal, "validate");
-            let gate = golden_gate::gate(&bundle, &reference, golden_gate::MIN_COSINE)?;
-            recorder.gate(&bundle, gate.pass, facts::validation(&gate, Some(&model.join("golden.npz"))));
-            if main {
-                print_golden(&gate, ui)?;
-                ui.line("\n5. Text\n")?;
-            }
-            let tokenizer = Tokenizer::open(&bundle.join("tokenizer.json"))?;
-            let prompt = tokenizer.encode(&self.prompt, loaded.chain().model.bos_token_id)?;
-            // Sampling, since so small a model repeats itself when it always takes the most probable token.
-            let sampling = Sampling { temperature: 0.7, top_k: 40, top_p: 0.95, seed: 3, ..Sampling::GREEDY };
-            let options = GenerateOptions {
-                max_new: self.max_new,
-                sampling,
-                ignore_eos: true,
-                prefill_chunk: None,
-                speculation: Speculation::default(),
-            };
-            loaded.prepare(1, Logits::Last);
-            loaded.prepare(prompt.len(), Logits::Last);
-            let generated = if main {
-                ui.part(&self.prompt)?;
-                generate::stream(&loaded, &prompt, &options, Some(&tokenizer), ui)?
-            } else {
-                anemoe_runtime::generate::generate(&loaded, &mut loaded.sequence(), &prompt, &options, |_| true)?
-            };
+            shown.line(summary(&built))?;
+            shown.line("\n3. Residency: which operations the Neural Engine will run, as predicted\n")?;
+            let name = || OsString::from(&bundle);
+            let checked = complete(parse::<check::Args>("check", &[name()])?, "check", &inner)?;
+            checked.print(shown)?;
+            shown.line("\n4. Golden gate: logits against the golden, the checkpoint run in f32, after each token\n")?;
+            let words = [name(), "--golden".into(), model.join("golden.npz").into()];
+            let validation = complete(parse::<validate::Args>("validate", &words)?, "validate", &inner)?;
+            validation.print(shown)?;
+            shown.line("\n5. Text\n")?;
+            shown.part(&self.prompt)?;
+            let mut words = vec![name()];
+            words.extend(text.iter().map(String::as_str).chain(SAMPLING).map(OsString::from));
+            let generated = complete(parse::<generate::Args>("generate", &words)?, "generate", shown)?;
+            residency = checked.into_placement();
             runs.push(QuickstartBuild {
-                quant: kinds,
+                quant,
                 bundle,
                 bytes: built.package_bytes,
                 build_s: built.seconds,
-                validation: gate,
-                timing: Timing::new(&generated, load),
-                generated_ids: generated.ids,
+                validation: validation.gate,
+                generated_ids: generated.generated_ids,
+                timing: generated.timing,
             });
         }
         let (model, is_kept) = (model.display().to_string(), self.out.is_some());
@@ -167,44 +128,32 @@ struct QuickstartBuild {
 impl CommandReport for QuickstartReport {
     fn print(&self, ui: &Ui) -> io::Result<()> {
         ui.line("\n6. FP16 and the chosen kinds side by side\n")?;
-        let mut table = Table::new(&[
-            "",
-            "packages",
-            "build s",
-            "load s",
-            "min cosine",
-            "tokens equal",
-            "prompt tok/s",
-            "decode tok/s",
-        ]);
-        for run in &self.runs {
+        let rows = self.runs.iter().map(|run| {
             let (v, t) = (&run.validation.usual, &run.timing);
-            let equal = v.generated_ids.iter().zip(&v.expected_ids).take_while(|(a, b)| a == b).count();
-            table.row(vec![
+            vec![
                 run.quant.to_string(),
                 ui::bytes(run.bytes),
                 format!("{:.1}", run.build_s),
                 format!("{:.2}", t.load_s),
                 format!("{:.5}", v.min_cosine),
-                format!("{equal} of {}", v.expected_ids.len()),
+                format!("{} of {}", v.equal_tokens(), v.expected_ids.len()),
                 format!("{:.0}", t.prefill_tokens as f64 / t.prefill_s),
                 format!("{:.0}", t.decode_tok_s),
-            ]);
-        }
-        table.print(ui)?;
+            ]
+        });
+        let gates = ["", "packages", "build s", "load s", "min cosine", "tokens equal"];
+        let headings = [&gates[..], &["prompt tok/s", "decode tok/s"]].concat();
+        Table::new(&headings).with_rows(rows).print(ui)?;
         let kept = self.runs.iter().filter(|_| self.is_kept);
         kept.map(|run| run.bundle.display()).try_for_each(|bundle| ui.line(format!("kept: {bundle}")))
     }
 
-    fn outcome(&self) -> Outcome {
-        Outcome::of(self.runs.iter().all(|r| r.validation.pass))
+    fn passed(&self) -> bool {
+        self.runs.iter().all(|r| r.validation.pass)
     }
 }
 
 /// Finds the small model of the repository: `models/small-gemma4` below the current folder or a folder above the program.
-///
-/// # Errors
-/// The model is in none of these places.
 pub fn find_model() -> anyhow::Result<PathBuf> {
     let name = Path::new("models/small-gemma4");
     let exe = std::env::current_exe().ok();

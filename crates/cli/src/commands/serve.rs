@@ -1,6 +1,5 @@
 //! `anemoe serve`
 
-use crate::args::listen_host::{ListenHost, Listening};
 use crate::args::model_args::ModelArgs;
 use crate::args::numbers::at_least_one;
 use crate::args::reasoning::ReasoningArgs;
@@ -15,11 +14,12 @@ use anemoe_runtime::model::Logits;
 use anemoe_text::tokenizer::Tokenizer;
 use anemoe_server::Error;
 use anemoe_server::batching::BatchLimits;
-use anemoe_server::http::{Models, OpenBundle, OpenedBundle, ServerSettings, ShutdownSwitch, serve};
+use anemoe_server::http::{Models, parse_origin, OpenBundle, OpenedBundle, ServerSettings, ShutdownSwitch, serve};
+use anemoe_server::listen_host::{ListenHost, Listening};
 use anyhow::Context;
 use serde::Serialize;
 use std::io;
-use std::net::{Ipv6Addr, TcpListener};
+use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -61,7 +61,7 @@ pub struct Args {
     #[arg(long, value_name = "NAME", value_parser = clap::builder::NonEmptyStringValueParser::new())]
     allow_host: Vec<String>,
     /// Origin whose pages may ask, such as http://localhost:3000, or *; may be given several times.
-    #[arg(long, value_name = "ORIGIN", value_parser = origin)]
+    #[arg(long, value_name = "ORIGIN", value_parser = parse_origin)]
     cors: Vec<String>,
     /// File of a chat template (Jinja) in place of the bundle's.
     #[arg(long, value_name = "F")]
@@ -167,34 +167,6 @@ impl Args {
     }
 }
 
-/// Parses `*`, or an origin as browsers write it: scheme, host, and a port that is not the scheme's own.
-fn origin(text: &str) -> Result<String, String> {
-    let wrong =
-        || "neither * nor SCHEME://HOST[:PORT] without a path, as in http://localhost:3000".to_string();
-    if text == "*" {
-        return Ok(text.into());
-    }
-    let (scheme, place) = text.split_once("://").ok_or_else(wrong)?;
-    let is_scheme = scheme.starts_with(|c: char| c.is_ascii_alphabetic())
-        && scheme.chars().all(|c| c.is_ascii_alphanumeric() || "+-.".contains(c));
-    let (host, port) = match place.rsplit_once(':') {
-        // The last colon of an IPv6 address in brackets may be part of the address.
-        Some((host, port)) if !port.ends_with(']') => (host, Some(port)),
-        _ => (place, None),
-    };
-    let is_host = match host.strip_prefix('[').and_then(|h| h.strip_suffix(']')) {
-        Some(inner) => inner.parse::<Ipv6Addr>().is_ok(),
-        None => !host.is_empty() && host.chars().all(|c| c.is_ascii_alphanumeric() || "-._".contains(c)),
-    };
-    let is_port =
-        port.is_none_or(|p| p.starts_with(|c: char| c.is_ascii_digit()) && p.parse::<u16>().is_ok());
-    if !(is_scheme && is_host && is_port) {
-        return Err(wrong());
-    }
-    // Browsers write scheme and host in lower case.
-    Ok(text.to_ascii_lowercase())
-}
-
 /// Returns the bundle's name without its ending.
 fn name_of(bundle: &Path) -> String {
     let whole = bundle.canonicalize().unwrap_or_else(|_| bundle.to_path_buf());
@@ -293,34 +265,5 @@ impl CommandReport for Serving {
     fn go_on(self) -> anyhow::Result<()> {
         let PreparedServer { settings, models, listeners, stop } = self.server;
         Ok(serve(settings, models, listeners, &stop)?)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::origin;
-
-    #[test]
-    fn origins_are_those_that_browsers_send() {
-        for good in
-            ["*", "http://localhost:3000", "https://a.example", "http://[::1]:80", "tauri://localhost"]
-        {
-            assert_eq!(origin(good).as_deref(), Ok(good));
-        }
-        assert_eq!(origin("HTTP://Here").as_deref(), Ok("http://here"));
-        for wrong in [
-            "",
-            "localhost",
-            "http://",
-            "http://a/",
-            "http://a/b",
-            "http://a:",
-            "http://a:+1",
-            "http://a:99999",
-            "http://[x]",
-            "null",
-        ] {
-            assert!(origin(wrong).is_err(), "{wrong}");
-        }
     }
 }

@@ -1,10 +1,8 @@
 //! `anemoe step`: one step of another command, in a process of its own. `anemoe help` does not show it.
 
-use super::reproduce::command::parse;
 use super::{bench, build, check, compile, doctor, golden, predict_speed, tune, validate};
-use crate::command::{Command, CommandReport, complete};
+use crate::command::{Command, CommandReport, complete, parse};
 use crate::error_report::sentence;
-use crate::outcome::Outcome;
 use crate::ui::Ui;
 use anemoe_mac::{CommandDone, serve_parent};
 use serde::Serialize;
@@ -51,7 +49,7 @@ fn run_command(name: &str, arguments: &[String]) -> anyhow::Result<CommandDone> 
 
 fn done<C: Command + clap::Args>(name: &'static str, arguments: &[String]) -> anyhow::Result<CommandDone> {
     let report = complete(parse::<C>(name, arguments)?, name, &Ui::inner())?;
-    let passed = matches!(report.outcome(), Outcome::Done);
+    let passed = report.passed();
     let document = serde_json::to_value(&report)?;
     report.go_on()?;
     Ok(CommandDone { passed, document })

@@ -1,17 +1,21 @@
 //! `anemoe trace`
 
-use crate::args::executor::PrecisionArg;
+use crate::args::executor::precision;
+use crate::args::numbers::choice;
 use crate::args::origin::{Origin, OriginArgs};
 use crate::bundle::Verify;
 use crate::command::{Command, CommandReport};
 use crate::files;
-use crate::recorder::{JournalArgs, Recorder, facts};
+use crate::recorder::{JournalArgs, Recorder};
+use anemoe_gates::facts;
 use crate::target::expect_bundle;
-use crate::ui::{Table, Ui};
+use crate::ui::{Table, Ui, advance};
 use anemoe_bundle::journal::status;
 use anemoe_gates::ablation::{self, Ablation, AblationReport, AblationUnit};
 use anemoe_gates::reference::Golden;
 use anemoe_gates::trace::{self, Fidelity, Trace};
+use anemoe_runtime::cpu::Precision;
+use clap::builder::TypedValueParser;
 use serde::Serialize;
 use std::io;
 use std::path::PathBuf;
@@ -31,12 +35,12 @@ pub struct Args {
     #[arg(long, value_name = "F.npz")]
     golden: PathBuf,
     /// fp32 computes in f32 on the stored weights; fp16 rounds every result, as the device does.
-    #[arg(long, value_enum, default_value = "fp32")]
-    precision: PrecisionArg,
+    #[arg(long, value_parser = precision(), default_value = "fp32")]
+    precision: Precision,
     /// Replace one after the other by FP16 and rank what that gains: each part of each layer, each layer, or each part of the
     /// model in all layers.
-    #[arg(long, value_enum, num_args = 0..=1, default_missing_value = "each", requires = "checkpoint")]
-    swap: Option<UnitArg>,
+    #[arg(long, value_parser = unit(), num_args = 0..=1, default_missing_value = "each", requires = "checkpoint")]
+    swap: Option<AblationUnit>,
     /// Folder for the FP16 shards, which are removed behind the run [default: that of temporary files].
     #[arg(long, value_name = "DIR", requires = "swap")]
     scratch: Option<PathBuf>,
@@ -48,11 +52,8 @@ pub struct Args {
     journal: JournalArgs,
 }
 
-#[derive(Clone, Copy, clap::ValueEnum)]
-enum UnitArg {
-    Each,
-    Layer,
-    Part,
+fn unit() -> impl TypedValueParser<Value = AblationUnit> {
+    choice([("each", AblationUnit::Each), ("layer", AblationUnit::Layer), ("part", AblationUnit::Part)])
 }
 
 impl Command for Args {
@@ -65,7 +66,7 @@ impl Command for Args {
         let unfit = |what: String| anemoe_convert::Error::invalid(&self.golden, what);
         trace::fits(&golden, &chain).map_err(unfit)?;
         anemoe_gates::golden_gate::fits(&golden, &chain).map_err(unfit)?;
-        let found = trace::trace(&self.bundle, &golden, self.precision.into())?;
+        let found = trace::trace(&self.bundle, &golden, self.precision)?;
         let swap = self.swap.map(|unit| swaps(&self, unit, &golden, ui)).transpose()?;
         Ok(TraceReport { bundle: self.bundle, golden: self.golden, found, swap })
     }
@@ -104,7 +105,7 @@ impl CommandReport for TraceReport {
     }
 }
 
-fn swaps(args: &Args, unit: UnitArg, golden: &Golden, ui: &Ui) -> anyhow::Result<AblationReport> {
+fn swaps(args: &Args, unit: AblationUnit, golden: &Golden, ui: &Ui) -> anyhow::Result<AblationReport> {
     let Origin { chain, family, plan, importance } = args.source.open(&args.bundle, "--swap")?;
     let scratch = files::scratch(args.scratch.as_deref())?;
     let search = ablation::AblationContext {
@@ -116,21 +117,11 @@ fn swaps(args: &Args, unit: UnitArg, golden: &Golden, ui: &Ui) -> anyhow::Result
         golden,
         scratch: scratch.path(),
     };
-    let unit = match unit {
-        UnitArg::Each => AblationUnit::Each,
-        UnitArg::Layer => AblationUnit::Layer,
-        UnitArg::Part => AblationUnit::Part,
-    };
     let bar = ui.bar(1, "replacing by FP16");
-    let found = ablation::search(&search, unit, &mut |done, total| {
-        bar.set_length(total as u64);
-        bar.set_position(done as u64);
-    });
-    bar.finish_and_clear();
-    Ok(found?)
+    Ok(ablation::search(&search, unit, &mut |done, total| advance(&bar, done, total, ""))?)
 }
 
-fn print_swaps(report: &AblationReport, ui: &Ui) -> std::io::Result<()> {
+fn print_swaps(report: &AblationReport, ui: &Ui) -> io::Result<()> {
     let name = |s: &Ablation| {
         let part = s.part.as_deref();
         match (s.layer, part) {
@@ -139,34 +130,25 @@ fn print_swaps(report: &AblationReport, ui: &Ui) -> std::io::Result<()> {
             (None, part) => part.unwrap_or("all").to_string(),
         }
     };
-    let mut table = Table::new(&[
-        "in FP16",
-        "instead of",
-        "KL, nats",
-        "gain",
-        "lowest cosine",
-        "differing choices",
-        "worst matrix",
-        "its error",
-        "largest / mean",
-    ]);
     let row = |what: String, kinds: String, f: &ablation::Figures, gain: String, worst: [String; 3]| {
         let mut row = vec![what, kinds, format!("{:.5}", f.mean_kl), gain];
         row.extend([format!("{:.6}", f.min_cosine), f.wrong_choices.to_string()]);
         row.extend(worst);
         row
     };
-    table.row(row("nothing".into(), String::new(), &report.baseline, String::new(), Default::default()));
-    for s in &report.swaps {
+    let baseline = row("nothing".into(), String::new(), &report.baseline, String::new(), Default::default());
+    let swaps = report.swaps.iter().map(|s| {
         let w = &s.worst;
         let worst = [
             format!("{} {}", w.shard, w.matrix),
             format!("{:.2e}", w.relative_error),
             format!("{:.1}", w.ratio),
         ];
-        table.row(row(name(s), s.kinds.join(", "), &s.figures, format!("{:+.5}", s.gain_kl), worst));
-    }
-    table.print(ui)?;
+        row(name(s), s.kinds.join(", "), &s.figures, format!("{:+.5}", s.gain_kl), worst)
+    });
+    let figures = ["in FP16", "instead of", "KL, nats", "gain", "lowest cosine", "differing choices"];
+    let headings = [&figures[..], &["worst matrix", "its error", "largest / mean"]].concat();
+    Table::new(&headings).with_rows(std::iter::once(baseline).chain(swaps)).print(ui)?;
     if let Some(first) = report.swaps.first() {
         let w = &first.worst;
         ui.line(format!("costs most: {}; {} (tensor `{}`): {}", name(first), w.matrix, w.tensor, w.cause))?;
@@ -178,14 +160,13 @@ fn print_swaps(report: &AblationReport, ui: &Ui) -> std::io::Result<()> {
     Ok(())
 }
 
-fn print(t: &Trace, ui: &Ui) -> std::io::Result<()> {
+fn print(t: &Trace, ui: &Ui) -> io::Result<()> {
     let mut columns = vec!["behind", "lowest cosine", "at", "mean"];
     if t.f32_stream {
         columns.extend(["lowest, state in fp16", "at"]);
     }
     columns.extend(["largest value", "rms", "state / change"]);
-    let mut table = Table::new(&columns);
-    for l in &t.layers {
+    let rows = t.layers.iter().map(|l| {
         let name = match l.boundary {
             0 => "embedding".to_string(),
             i => format!("layer {}", i - 1),
@@ -198,12 +179,11 @@ fn print(t: &Trace, ui: &Ui) -> std::io::Result<()> {
             row.push(f.map_or_else(String::new, |f| cosine(f.min_cosine)));
             row.push(f.map_or_else(String::new, |f| f.position.to_string()));
         }
-        row.push(format!("{:.3}", l.largest));
-        row.push(format!("{:.3}", l.rms));
+        row.extend([l.largest, l.rms].map(|x| format!("{x:.3}")));
         row.push(l.stream_to_change.map_or_else(String::new, |r| format!("{r:.1}")));
-        table.row(row);
-    }
-    table.print(ui)?;
+        row
+    });
+    Table::new(&columns).with_rows(rows).print(ui)?;
     ui.line(
         "state: the hidden state, the values that flow from layer to layer; state / change: its length over what the layer changed, at most; fp16 keeps 11 bits",
     )?;

@@ -5,7 +5,6 @@ use crate::args::step_limit::StepLimit;
 use crate::bar_listener::BarListener;
 use crate::command::{Command, CommandReport};
 use crate::files::Overwrite;
-use crate::outcome::Outcome;
 use crate::ui::{Table, Ui};
 use anemoe_convert::form::ShardForm;
 use anemoe_convert::plan::PlanOptions;
@@ -100,8 +99,8 @@ impl CommandReport for TunedForms {
         ui.line(format!("{out}: for anemoe build --forms; trials stay in {work}"))
     }
 
-    fn outcome(&self) -> Outcome {
-        Outcome::of(self.report.faults.is_empty())
+    fn passed(&self) -> bool {
+        self.report.faults.is_empty()
     }
 }
 

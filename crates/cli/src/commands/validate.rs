@@ -6,8 +6,8 @@ use crate::bundle::Verify;
 use crate::command::{Command, CommandReport};
 use crate::files;
 use crate::gate_reference::{read_goldens, reference};
-use crate::outcome::Outcome;
-use crate::recorder::{JournalArgs, Recorder, facts};
+use crate::recorder::{JournalArgs, Recorder};
+use anemoe_gates::facts;
 use crate::shell::quoted;
 use crate::show::gate_results::{print_fast, print_golden, print_probes};
 use crate::target::expect_bundle;
@@ -123,7 +123,7 @@ pub struct Validation {
     bundle: PathBuf,
     /// The golden gate with the first golden; `pass` is true if all gates pass.
     #[serde(flatten)]
-    gate: GoldenGate,
+    pub gate: GoldenGate,
     /// The golden gate with each golden.
     #[serde(skip_serializing_if = "is_single")]
     pub goldens: Vec<NamedGate>,
@@ -171,8 +171,8 @@ impl CommandReport for Validation {
         })
     }
 
-    fn outcome(&self) -> Outcome {
-        Outcome::of(self.gate.pass)
+    fn passed(&self) -> bool {
+        self.gate.pass
     }
 
     fn record(&self, recorder: &Recorder) {
@@ -219,10 +219,8 @@ fn probe(args: &Args, count: usize, expected: &Golden, ui: &Ui) -> anyhow::Resul
     let inputs = Inputs { count, seed: args.seed, real: Some(&golden), bos: chain.model.bos_token_id };
     let package = |s: &PlannedShard| args.bundle.join(s.package_file());
     let bar = ui.bar(shards.len() as u64, "probes");
-    let found = probe::probe(&site, &shards, &package, &inputs, args.min_cosine, &mut |name| {
+    Ok(probe::probe(&site, &shards, &package, &inputs, args.min_cosine, &mut |name| {
         bar.set_message(name.to_string());
         bar.inc(1);
-    });
-    bar.finish_and_clear();
-    Ok(found?)
+    })?)
 }

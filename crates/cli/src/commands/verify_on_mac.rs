@@ -6,7 +6,6 @@ use crate::bar_listener::BarListener;
 use crate::command::{Command, CommandReport};
 use crate::files::Overwrite;
 use crate::machine;
-use crate::outcome::Outcome;
 use crate::shell::quoted;
 use crate::ui::{Table, Ui, duration};
 use anemoe_convert::quant::Quant;
@@ -205,32 +204,28 @@ impl CommandReport for VerifyReport {
                 ))
             }
             VerifyReport::DryRun { stages, cannot_run_here, .. } => {
-                let mut table = Table::ending_in_text(&["stage", "about", ""]);
-                for s in stages {
-                    table.row(vec![s.stage.into(), s.rough_time.into(), s.what.into()]);
-                }
-                table.print(ui)?;
+                let rows = stages.iter().map(|s| [s.stage, s.rough_time, s.what].map(String::from).to_vec());
+                Table::ending_in_text(&["stage", "about", ""]).with_rows(rows).print(ui)?;
                 ui.line("times are guesses for the small model: nobody has run this on a Mac yet")?;
                 cannot_run_here.iter().try_for_each(|why| ui.line(format!("it cannot run here: {why}")))
             }
         }
     }
 
-    fn outcome(&self) -> Outcome {
-        Outcome::of(!matches!(self, VerifyReport::Ran { failed, .. } if *failed > 0))
+    fn passed(&self) -> bool {
+        !matches!(self, VerifyReport::Ran { failed, .. } if *failed > 0)
     }
 }
 
 fn print(stages: &[StageEnd], ui: &Ui) -> io::Result<()> {
-    let mut table = Table::ending_in_text(&["stage", "end", "took", ""]);
-    for r in stages {
+    let rows = stages.iter().map(|r| {
         let took = if r.end == End::Skipped { String::new() } else { duration(r.seconds) };
         let note = match (r.reused, r.reason.is_empty()) {
             (true, true) => "by an earlier run".into(),
             (true, false) => format!("{} (by an earlier run)", r.reason),
             _ => r.reason.clone(),
         };
-        table.row(vec![r.stage.clone(), r.end.word().into(), took, note]);
-    }
-    table.print(ui)
+        vec![r.stage.clone(), r.end.word().into(), took, note]
+    });
+    Table::ending_in_text(&["stage", "end", "took", ""]).with_rows(rows).print(ui)
 }

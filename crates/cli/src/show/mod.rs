@@ -1,5 +1,6 @@
 //! Tables and lines that commands print for people.
 
+pub mod bench_tables;
 pub mod build_report;
 pub mod gate_results;
 pub mod placement;

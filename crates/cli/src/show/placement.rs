@@ -6,120 +6,84 @@ use anemoe_gates::residency::rule::{Evidence, Verdict};
 use anemoe_gates::residency::verdict::{PackageReport, Reason};
 use anemoe_gates::residency::{Comparison, Report};
 use std::collections::BTreeMap;
+use std::io;
 
 /// Prints the placement: a row per kind of package, then the reasons, and changes that would help.
-pub fn print(report: &Report, ui: &Ui) -> std::io::Result<()> {
-    let mut rows: Vec<(&PackageReport, usize, Vec<String>)> = Vec::new();
-    let mut known: BTreeMap<Vec<String>, usize> = BTreeMap::new();
-    for p in &report.packages {
+pub fn print(report: &Report, ui: &Ui) -> io::Result<()> {
+    let rows = ui::folded(report.packages.iter().map(|p| {
         let mut cells: Vec<String> = p.kind.iter().cloned().collect();
         cells.extend([p.functions.len().to_string(), p.weight_bytes.map(ui::bytes).unwrap_or_default()]);
-        cells.extend(counts(&p.ops));
+        let OpCounts { ane, gpu, cpu, unknown, no_device } = p.ops;
+        cells.extend([ane, gpu, cpu, unknown, no_device].map(|n| n.to_string()));
         cells.push(device_label(p, report.strict).into());
-        match known.get(&cells) {
-            Some(&i) => rows[i].1 += 1,
-            None => {
-                known.insert(cells.clone(), rows.len());
-                rows.push((p, 1, cells));
-            }
-        }
-    }
-    let kinds = report.packages.iter().any(|p| p.kind.is_some());
+        (p, cells)
+    }));
     let mut headings = vec!["package", "count"];
-    headings.extend(kinds.then_some("kind"));
+    headings.extend(report.packages.iter().any(|p| p.kind.is_some()).then_some("kind"));
     headings.extend(["functions", "weights", "ANE", "GPU", "CPU", "undecided", "no device", "predicted"]);
-    let mut table = Table::new(&headings);
-    let shown: Vec<(&PackageReport, usize)> = rows.iter().map(|(p, n, _)| (*p, *n)).collect();
-    for (p, n, cells) in rows {
-        let mut row = vec![p.name.clone(), n.to_string()];
-        row.extend(cells);
-        table.row(row);
-    }
-    table.print(ui)?;
-    print_summaries(report, &shown, ui)?;
-    print_small_functions(report, ui)?;
-    print_reasons(report, ui)?;
-    print_measured(report, ui)?;
-    if let Some(device) = &report.device {
-        print_device(device, ui)?;
-    }
-    let v = &report.verdicts;
-    let n = report.packages.len();
-    let verdict = match (report.pass, v.unknown) {
-        (false, _) => "FAIL",
-        (true, 1..) if report.device.is_none() => "pass, but NOT DECIDED for all",
-        (true, _) => "pass",
+    let row = |(p, n, cells): &(&PackageReport, usize, Vec<String>)| {
+        [&[p.name.clone(), n.to_string()], &cells[..]].concat()
     };
-    let small = report.packages.iter().filter(|p| p.too_small && !report.strict).count();
-    ui.line(format!(
-        "{verdict}: {}, predicted: {}{}",
-        ui::counted(n, "package"),
-        devices(v.ane, v.unknown, v.not_ane, small),
-        if report.strict { " (strict: unknown fails, and so does small)" } else { "" }
-    ))?;
-    ui.line(
-        "predicted from measurements that others published (anemoe check --rules); only a Mac can measure",
-    )
-}
-
-/// Prints the packages whose program an imported report measured, with the report.
-pub fn print_measured(report: &Report, ui: &Ui) -> std::io::Result<()> {
-    let mut found: BTreeMap<String, Vec<&str>> = BTreeMap::new();
-    for p in &report.packages {
-        if let Some(measured) = &p.measured {
-            found.entry(measured.text()).or_default().push(&p.name);
-        }
-    }
-    if found.is_empty() {
-        return Ok(());
-    }
-    ui.line("\nmeasured, by imported evidence:")?;
-    for (text, names) in found {
-        let more = if names.len() > 3 { format!(" and {} more", names.len() - 3) } else { String::new() };
-        let first: Vec<&str> = names.iter().take(3).copied().collect();
-        ui.line(format!("  {}{more}: {text}", first.join(", ")))?;
-    }
-    Ok(())
-}
-
-/// Prints the ops of each row of the table, and of all packages.
-fn print_summaries(report: &Report, shown: &[(&PackageReport, usize)], ui: &Ui) -> std::io::Result<()> {
+    Table::new(&headings).with_rows(rows.iter().map(row)).print(ui)?;
     ui.line("\nops, as predicted:")?;
-    for (p, n) in shown {
+    for (p, n, _) in &rows {
         let times = if *n > 1 { format!(" (each of {n})") } else { String::new() };
         ui.line(format!("  {}{times}: {}", p.name, p.summary.line))?;
     }
     if report.packages.len() > 1 {
         ui.line(format!("  in sum: {}", report.summary.line))?;
     }
-    Ok(())
+    print_small_functions(report, ui)?;
+    print_reasons(report, ui)?;
+    print_measured(report, ui)?;
+    report.device.iter().try_for_each(|device| print_device(device, ui))?;
+    let verdict = match (report.pass, report.verdicts.unknown) {
+        (false, _) => "FAIL",
+        (true, 1..) if report.device.is_none() => "pass, but NOT DECIDED for all",
+        (true, _) => "pass",
+    };
+    let (packages, devices) = (ui::counted(report.packages.len(), "package"), devices(report));
+    let strict = if report.strict { " (strict: unknown fails, and so does small)" } else { "" };
+    ui.line(format!("{verdict}: {packages}, predicted: {devices}{strict}"))?;
+    ui.line(
+        "predicted from measurements that others published (anemoe check --rules); only a Mac can measure",
+    )
+}
+
+/// Prints the packages whose program an imported report measured, with the report.
+pub fn print_measured(report: &Report, ui: &Ui) -> io::Result<()> {
+    let mut found: BTreeMap<String, Vec<&str>> = BTreeMap::new();
+    for p in &report.packages {
+        if let Some(measured) = &p.measured {
+            found.entry(measured.text()).or_default().push(&p.name);
+        }
+    }
+    if !found.is_empty() {
+        ui.line("\nmeasured, by imported evidence:")?;
+    }
+    found.iter().try_for_each(|(text, names)| {
+        let more = if names.len() > 3 { format!(" and {} more", names.len() - 3) } else { String::new() };
+        ui.line(format!("  {}{more}: {text}", names[..names.len().min(3)].join(", ")))
+    })
 }
 
 /// Prints the functions that the CPU runs because they are tiny, in packages that other functions decide, and their cost.
-fn print_small_functions(report: &Report, ui: &Ui) -> std::io::Result<()> {
-    let with: Vec<&PackageReport> =
-        report.packages.iter().filter(|p| !p.small_functions.is_empty()).collect();
-    let Some(first) = with.first() else { return Ok(()) };
-    let bytes: u64 = with.iter().flat_map(|p| &p.small_functions).map(|f| f.weight_bytes).sum();
-    let names: Vec<String> = first
-        .small_functions
-        .iter()
-        .map(|f| {
-            format!(
-                "{} ({} of {})",
-                f.name,
-                ui::bytes(f.weight_bytes),
-                ui::bytes(first.weight_bytes.unwrap_or(0))
-            )
-        })
-        .collect();
+fn print_small_functions(report: &Report, ui: &Ui) -> io::Result<()> {
+    let with = || report.packages.iter().filter(|p| !p.small_functions.is_empty());
+    let Some(first) = with().next() else { return Ok(()) };
+    let whole = ui::bytes(first.weight_bytes.unwrap_or(0));
+    let names = first.small_functions.iter();
+    let names = names.map(|f| format!("{} ({} of {whole})", f.name, ui::bytes(f.weight_bytes)));
+    let alike = match with().count() {
+        1 => String::new(),
+        n => format!(", and alike in {} more", n - 1),
+    };
     ui.line(format!(
-        "\ntoo small for the Neural Engine, in packages whose weights other functions hold: {} of {}{}. The CPU runs them, and \
+        "\ntoo small for the Neural Engine, in packages whose weights other functions hold: {} of {}{alike}. The CPU runs them, and \
          reads so much in each call: {} when each is called once",
-        names.join(", "),
+        names.collect::<Vec<_>>().join(", "),
         first.name,
-        if with.len() > 1 { format!(", and alike in {} more", with.len() - 1) } else { String::new() },
-        ui::bytes(bytes)
+        ui::bytes(with().flat_map(|p| &p.small_functions).map(|f| f.weight_bytes).sum())
     ))
 }
 
@@ -132,27 +96,20 @@ pub fn device_label(p: &PackageReport, strict: bool) -> &'static str {
 }
 
 /// Counts packages by their predicted devices, in words.
-pub fn devices(ane: u64, unknown: u64, not_ane: u64, small: usize) -> String {
-    let small = small as u64;
-    let mut said = vec![format!("{ane} on the Neural Engine")];
-    if unknown > 0 {
-        said.push(format!("{unknown} unknown"));
-    }
-    if not_ane > small {
-        said.push(format!("{} elsewhere", not_ane - small));
-    }
-    if small > 0 {
-        said.push(format!("{small} too small for it to matter (they run on the CPU, which is fine)"));
-    }
-    said.join(", ")
-}
-
-fn counts(ops: &OpCounts) -> [String; 5] {
-    [ops.ane, ops.gpu, ops.cpu, ops.unknown, ops.no_device].map(|n| n.to_string())
+pub fn devices(report: &Report) -> String {
+    let small = report.packages.iter().filter(|p| p.too_small && !report.strict).count() as u64;
+    let v = &report.verdicts;
+    let counts = [
+        (v.unknown, "unknown"),
+        (v.not_ane.saturating_sub(small), "elsewhere"),
+        (small, "too small for it to matter (they run on the CPU, which is fine)"),
+    ];
+    let others = counts.iter().filter(|(n, _)| *n > 0).map(|(n, word)| format!(", {n} {word}"));
+    format!("{} on the Neural Engine{}", v.ane, others.collect::<String>())
 }
 
 /// Prints one line per rule over all packages, since the same shard of thirty layers has the same reason.
-fn print_reasons(report: &Report, ui: &Ui) -> std::io::Result<()> {
+fn print_reasons(report: &Report, ui: &Ui) -> io::Result<()> {
     let mut reasons: Vec<Folded<'_>> = Vec::new();
     let mut warnings: Vec<Folded<'_>> = Vec::new();
     for p in &report.packages {
@@ -160,25 +117,13 @@ fn print_reasons(report: &Report, ui: &Ui) -> std::io::Result<()> {
             for r in found {
                 match list.iter_mut().find(|f| f.first.rule == r.rule) {
                     Some(f) => f.add(p, r),
-                    None => list.push(Folded {
-                        first: r,
-                        package: &p.name,
-                        last: &p.name,
-                        packages: 1,
-                        ops: r.ops,
-                    }),
+                    None => list.push(Folded::of(r, &p.name)),
                 }
             }
         }
     }
     reasons.sort_by_key(|f| (std::cmp::Reverse(f.first.verdict), f.first.severity));
-    warnings.extend(report.warnings.iter().map(|r| Folded {
-        first: r,
-        package: "",
-        last: "",
-        packages: 0,
-        ops: 0,
-    }));
+    warnings.extend(report.warnings.iter().map(|r| Folded { packages: 0, ..Folded::of(r, "") }));
     let mut sources = Sources::default();
     for (heading, list) in [("why", reasons), ("warnings, which decide nothing", warnings)] {
         if list.is_empty() {
@@ -221,7 +166,7 @@ impl Sources {
     }
 
     /// Prints the notes.
-    pub fn print(&self, ui: &Ui) -> std::io::Result<()> {
+    pub fn print(&self, ui: &Ui) -> io::Result<()> {
         if self.0.is_empty() {
             return Ok(());
         }
@@ -245,6 +190,10 @@ struct Folded<'a> {
 }
 
 impl<'a> Folded<'a> {
+    fn of(first: &'a Reason, package: &'a str) -> Folded<'a> {
+        Folded { first, package, last: package, packages: 1, ops: first.ops }
+    }
+
     fn add(&mut self, p: &'a PackageReport, r: &Reason) {
         self.packages += u64::from(self.last != p.name);
         self.last = &p.name;
@@ -279,35 +228,26 @@ fn evidence(e: &Evidence) -> String {
     format!("{:?}: {} [{}]{place}", e.strength, e.finding, e.source)
 }
 
-pub fn print_ops(report: &Report, ui: &Ui) -> std::io::Result<()> {
-    for p in &report.packages {
-        for f in &p.functions {
-            ui.line(format!("{} {}: {}", p.name, f.name, f.verdict.name()))?;
-            let mut table = Table::new(&["op", "type", "predicted", "rules"]);
-            for op in &f.op_list {
-                let rules = op.rules.join(" ");
-                table.row(vec![op.name.clone(), op.op_type.clone(), op.verdict.name().into(), rules]);
-            }
-            table.print(ui)?;
-            ui.line("")?;
-        }
+/// Prints every op with its prediction.
+pub fn print_ops(report: &Report, ui: &Ui) -> io::Result<()> {
+    for (p, f) in report.packages.iter().flat_map(|p| p.functions.iter().map(move |f| (p, f))) {
+        ui.line(format!("{} {}: {}", p.name, f.name, f.verdict.name()))?;
+        let rows = f.op_list.iter().map(|op| {
+            vec![op.name.clone(), op.op_type.clone(), op.verdict.name().into(), op.rules.join(" ")]
+        });
+        Table::new(&["op", "type", "predicted", "rules"]).with_rows(rows).print(ui)?;
+        ui.line("")?;
     }
     Ok(())
 }
 
-fn print_device(c: &Comparison, ui: &Ui) -> std::io::Result<()> {
+fn print_device(c: &Comparison, ui: &Ui) -> io::Result<()> {
     ui.line(format!("plan report of {}, {}, {}:", c.chip, c.os, c.compute_units))?;
-    let mut table = Table::new(&["predicted", "planned ANE", "GPU", "CPU", "no device"]);
-    for (predicted, p) in &c.confusion {
-        table.row(vec![
-            predicted.to_string(),
-            p.ane.to_string(),
-            p.gpu.to_string(),
-            p.cpu.to_string(),
-            p.none.to_string(),
-        ]);
-    }
-    table.print(ui)?;
+    let rows = c.confusion.iter().map(|(predicted, p)| {
+        let counts = [p.ane, p.gpu, p.cpu, p.none].map(|n| n.to_string());
+        [&[predicted.to_string()], &counts[..]].concat()
+    });
+    Table::new(&["predicted", "planned ANE", "GPU", "CPU", "no device"]).with_rows(rows).print(ui)?;
     for p in &c.packages {
         ui.line(format!("  {}, as planned: {}", p.name, p.summary.line))?;
     }
@@ -317,14 +257,10 @@ fn print_device(c: &Comparison, ui: &Ui) -> std::io::Result<()> {
     ))?;
     for d in c.disagreements.iter().take(20) {
         let device = d.preferred.map_or("none".into(), |p| format!("{p:?}").to_lowercase());
+        let (predicted, rules) = (d.predicted.name(), d.rules.join(" "));
         ui.line(format!(
-            "  {} {} {} ({}): predicted {}, planned {device} {}",
-            d.package,
-            d.function,
-            d.op,
-            d.op_type,
-            d.predicted.name(),
-            d.rules.join(" ")
+            "  {} {} {} ({}): predicted {predicted}, planned {device} {rules}",
+            d.package, d.function, d.op, d.op_type
         ))?;
     }
     let says = c.verdict.map_or("nothing: none of its packages is checked here", Verdict::name);

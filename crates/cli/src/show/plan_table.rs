@@ -8,12 +8,11 @@ use anemoe_convert::plan::Plan;
 use anemoe_gates::cost::forecast::TokenCalls;
 use anemoe_gates::residency::Report;
 use std::collections::BTreeMap;
+use std::io;
 
 /// Prints the plan: equal shards of different layers in one row, unless `all`.
-pub fn print(plan: &Plan, placement: &Report, all: bool, ui: &Ui) -> std::io::Result<()> {
-    let mut rows: Vec<(String, usize, Vec<String>)> = Vec::new();
-    let mut known: BTreeMap<Vec<String>, usize> = BTreeMap::new();
-    for (s, p) in plan.shards.iter().zip(&placement.packages) {
+pub fn print(plan: &Plan, placement: &Report, all: bool, ui: &Ui) -> io::Result<()> {
+    let rows = plan.shards.iter().zip(&placement.packages).map(|(s, p)| {
         let mut kinds: Vec<&str> = s.quant.values().map(String::as_str).collect();
         kinds.dedup();
         let cells = vec![
@@ -24,23 +23,13 @@ pub fn print(plan: &Plan, placement: &Report, all: bool, ui: &Ui) -> std::io::Re
             format!("{:.2}", s.bytes as f64 / 1e6),
             device_label(p, placement.strict).into(),
         ];
-        match known.get(&cells).filter(|_| !all) {
-            Some(&i) => rows[i].1 += 1,
-            None => {
-                known.insert(cells.clone(), rows.len());
-                rows.push((s.name.clone(), 1, cells));
-            }
-        }
-    }
+        (&s.name, cells)
+    });
+    let rows = if all { rows.map(|(name, cells)| (name, 1, cells)).collect() } else { ui::folded(rows) };
     ui.line(format!("{}  {}", plan.family, plan.source))?;
-    let mut table =
-        Table::new(&["shard", "count", "kind", "functions", "quant", "weights", "MB", "predicted"]);
-    for (name, n, cells) in rows {
-        let mut row = vec![name, n.to_string()];
-        row.extend(cells);
-        table.row(row);
-    }
-    table.print(ui)?;
+    let headings = ["shard", "count", "kind", "functions", "quant", "weights", "MB", "predicted"];
+    let rows = rows.into_iter().map(|(name, n, cells)| [vec![name.clone(), n.to_string()], cells].concat());
+    Table::new(&headings).with_rows(rows).print(ui)?;
     print_verdict_reasons(placement, ui)?;
     if let Some(auto) = &plan.chain.auto {
         print_choice(auto, ui)?;
@@ -61,16 +50,14 @@ pub fn print(plan: &Plan, placement: &Report, all: bool, ui: &Ui) -> std::io::Re
         ui::bytes(t.bytes_per_token)
     ))?;
     ui.line(calls(TokenCalls::of(&plan.chain)))?;
-    for note in &plan.notes {
-        ui.line(format!("note: {note}"))?;
-    }
+    plan.notes.iter().try_for_each(|note| ui.line(format!("note: {note}")))?;
     ui.line(
         "predicted device: by the rules of `anemoe check`, which gives the built packages the same; a shard is one package",
     )
 }
 
 /// Prints why packages are not predicted on the Neural Engine: a line for each reason.
-fn print_verdict_reasons(placement: &Report, ui: &Ui) -> std::io::Result<()> {
+fn print_verdict_reasons(placement: &Report, ui: &Ui) -> io::Result<()> {
     for r in placement.verdict_reasons() {
         let label = if r.too_small && !placement.strict { TOO_SMALL } else { r.verdict.name() };
         let at = match r.packages {
@@ -94,29 +81,22 @@ fn calls(c: TokenCalls) -> String {
 }
 
 /// Prints the result of the search for kinds.
-fn print_choice(auto: &AutoChoice, ui: &Ui) -> std::io::Result<()> {
+fn print_choice(auto: &AutoChoice, ui: &Ui) -> io::Result<()> {
     ui.line(format!("\nkinds chosen for {} on {}", auto.goal, auto.measured_on))?;
-    let mut table = Table::new(&["tensor", "part", "kind", "bytes", "output error", "sensitivity"]);
-    for t in &auto.tensors {
-        table.row(vec![
-            t.tensor.clone(),
-            t.part.clone(),
-            t.kind.clone(),
-            ui::bytes(t.bytes),
-            format!("{:.2e}", t.output_error),
-            format!("{:.2e}", t.sensitivity),
-        ]);
-    }
-    table.print(ui)?;
+    let rows = auto.tensors.iter().map(|t| {
+        let numbers = [t.output_error, t.sensitivity].map(|x| format!("{x:.2e}"));
+        [&[t.tensor.clone(), t.part.clone(), t.kind.clone(), ui::bytes(t.bytes)], &numbers[..]].concat()
+    });
+    let headings = ["tensor", "part", "kind", "bytes", "output error", "sensitivity"];
+    Table::new(&headings).with_rows(rows).print(ui)?;
     if let (Some(min), Some(mean)) = (auto.min_cosine, auto.mean_cosine) {
-        let mut table = Table::new(&["whole model", "bytes", "lowest cosine", "mean cosine"]);
-        table.row(vec!["auto".into(), ui::bytes(auto.bytes), format!("{min:.5}"), format!("{mean:.6}")]);
-        for u in &auto.uniform {
-            let (min, mean) = (format!("{:.5}", u.min_cosine), format!("{:.6}", u.mean_cosine));
-            table.row(vec![u.kind.clone(), ui::bytes(u.bytes), min, mean]);
-        }
+        let row = |name: &str, bytes: u64, min: f64, mean: f64| {
+            vec![name.into(), ui::bytes(bytes), format!("{min:.5}"), format!("{mean:.6}")]
+        };
+        let uniform = auto.uniform.iter().map(|u| row(&u.kind, u.bytes, u.min_cosine, u.mean_cosine));
+        let rows = std::iter::once(row("auto", auto.bytes, min, mean)).chain(uniform);
         ui.line("")?;
-        table.print(ui)?;
+        Table::new(&["whole model", "bytes", "lowest cosine", "mean cosine"]).with_rows(rows).print(ui)?;
     }
     ui.line("the reason for each kind is in --json, --out and chain.json\n")
 }
@@ -129,7 +109,7 @@ const RATIO_LIMIT: u32 = 55;
 
 /// Prints how many weights share a scale, beside the rule of thumb of the field notes and the ratio that really counts.
 /// `outliers` is none with `--skip-outliers`.
-pub fn print_scales(plan: &Plan, outliers: Option<&[Outlier]>, ui: &Ui) -> std::io::Result<()> {
+pub fn print_scales(plan: &Plan, outliers: Option<&[Outlier]>, ui: &Ui) -> io::Result<()> {
     let mut scales: BTreeMap<(&str, &str, &str), u64> = BTreeMap::new();
     for (shard, m) in outliers::matrices_at_risk(plan) {
         let own = if m.bank { "" } else { m.name.as_str() };
@@ -149,7 +129,7 @@ pub fn print_scales(plan: &Plan, outliers: Option<&[Outlier]>, ui: &Ui) -> std::
 }
 
 /// Prints the first warnings about outliers.
-pub fn print_outliers(outliers: &[Outlier], ui: &Ui) -> std::io::Result<()> {
+pub fn print_outliers(outliers: &[Outlier], ui: &Ui) -> io::Result<()> {
     for outlier in outliers.iter().take(SHOWN) {
         ui.line(format!("warning: {outlier}"))?;
     }

@@ -72,45 +72,13 @@ fn a_page_grows_with_what_commands_record() {
         assert!(text.contains(says), "{says}: {text}");
     }
     assert!(text.lines().filter(|line| line.starts_with("layer 0 ")).count() == 3, "{text}");
-    // Forms are predicted from the checkpoint that the build recorded: a speed for each chip, the bundle's own form first.
-    let speeds = found["form_speeds"].clone();
-    let forms = speeds["forms"].as_array().unwrap();
-    assert!(forms.len() > 4 && forms[0]["name"] == "as built", "{speeds}");
+    let chips = found["chip_speeds"].as_array().unwrap();
     assert!(
-        forms
-            .iter()
-            .all(|f| f["tok_s"].as_array().unwrap().len() == speeds["chips"].as_array().unwrap().len())
+        chips.len() > 4 && chips.iter().all(|c| c["tok_s"]["likely"].as_f64().unwrap() > 0.0),
+        "{chips:?}"
     );
-    assert!(full.contains("--cache host") && text.contains("--cache host"));
-    // What the packages give and what the shapes of another form with the same work give is nearly the same.
-    let sigmoid = forms.iter().find(|f| f["name"] == "--activation sigmoid").unwrap();
-    for (own, other) in forms[0]["tok_s"].as_array().unwrap().iter().zip(sigmoid["tok_s"].as_array().unwrap())
-    {
-        let ratio = own["likely"].as_f64().unwrap() / other["likely"].as_f64().unwrap();
-        assert!((0.9..1.1).contains(&ratio), "{own} {other}");
-    }
     // The journal for people does not list every cosine.
     assert!(!run(&["journal", b]).1.contains("cosine_map"));
-}
-
-#[test]
-fn forms_need_the_checkpoint() {
-    let dir = tempfile::tempdir().unwrap();
-    let bundle = dir.path().join("tiny.anemoe");
-    let b = bundle.to_str().unwrap();
-    let checkpoint = fixture("tiny-gemma4-moe-text");
-    build(&checkpoint, &bundle, &["--no-journal"]);
-    let found = json(0, &["report", b]);
-    assert_eq!(found["form_speeds"]["forms"].as_array().unwrap().len(), 1, "{found}");
-    assert!(page(&bundle, &[]).contains("--checkpoint CHECKPOINT"));
-    assert!(run(&["report", b]).1.contains("--checkpoint CHECKPOINT"));
-    let named = json(0, &["report", b, "--checkpoint", checkpoint.to_str().unwrap()]);
-    assert!(named["form_speeds"]["forms"].as_array().unwrap().len() > 4);
-    refused(
-        &["report", b, "--checkpoint", fixture("tiny-zaya").to_str().unwrap()],
-        &["--checkpoint", "zaya"],
-    );
-    refused(&["report", b, "--checkpoint", "nowhere"], &["--checkpoint nowhere"]);
 }
 
 #[test]

@@ -1,7 +1,12 @@
 //! Chip profiles: figures of a chip's Neural Engine, from the table that anemoe ships or calibrated by a Mac's bench.
 
+use crate::residency::imported::{PROFILE_FILE, report_folders};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
+use std::path::Path;
+
+/// Largest profile that is read, in bytes.
+const MAX_PROFILE_BYTES: u64 = 1 << 20;
 
 /// Table of chips, in TOML.
 const TABLE: &str = include_str!("chips.toml");
@@ -155,6 +160,35 @@ impl ChipProfile {
         };
         profile.check()?;
         Ok(profile)
+    }
+
+    /// Reads a profile from a file.
+    ///
+    /// # Errors
+    /// The file cannot be read, or is damaged.
+    pub fn read(file: &Path) -> crate::Result<ChipProfile> {
+        let text = anemoe_io::read_text(file, MAX_PROFILE_BYTES).map_err(|e| crate::Error::io(file, e))?;
+        ChipProfile::parse(&text).map_err(|what| crate::Error::invalid(file, what))
+    }
+
+    /// Joins the figures that the imported reports in a folder of evidence calibrated for this chip; returns the chip itself if
+    /// no report is about it.
+    ///
+    /// # Errors
+    /// The folder does not exist, or a profile in it is damaged.
+    pub fn calibrated(&self, folder: &Path) -> crate::Result<ChipProfile> {
+        let mut own = Vec::new();
+        for report in report_folders(folder)? {
+            let path = report.join(PROFILE_FILE);
+            if path.symlink_metadata().is_err() {
+                continue;
+            }
+            let profile = ChipProfile::read(&path)?;
+            if profile.base_name() == self.base_name() {
+                own.push(profile);
+            }
+        }
+        Ok(ChipProfile::joined(&own).unwrap_or_else(|| self.clone()))
     }
 
     /// Reads a profile that [`ChipProfile::text`] wrote.

@@ -1,13 +1,12 @@
 //! Compares one checkpoint in several forms.
 
 use super::chips::ChipProfile;
-use super::forecast::{Costed, Forecast, PassSize, Span, forecast, with_memory};
+use super::forecast::{Costed, Forecast, PassSize, forecast, with_memory};
 use crate::program_facts::{PackageFacts, PlannedPrograms};
 use crate::residency::imported::ImportedEvidence;
 use crate::residency::rule::{Conditions, Verdict};
 use crate::residency::verdict::PackageReport;
 use crate::residency::{self, CheckOptions, Verdicts};
-use anemoe_bundle::Chain;
 use anemoe_convert::form::{CacheForm, HistoryForm, LAYERS_PER_SHARD, ShardForm};
 use anemoe_convert::form_ladder::{EXPERTS_PER_SHARD, LadderModel, Rung, ladder};
 use anemoe_convert::models::Family;
@@ -24,9 +23,6 @@ pub struct CostedForm {
     pub name: String,
     /// Forecast of a pass of one token.
     pub forecast: Forecast,
-    /// Forecasts of the same pass on further chips.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub further: Vec<Forecast>,
     /// Number of packages per predicted placement.
     pub verdicts: Verdicts,
     /// True if the form answers the same requests. Kinds and contexts change what a model can do, forms do not.
@@ -42,47 +38,6 @@ impl CostedForm {
     /// Tells whether every package is predicted on the ANE, but for packages that are too small to matter.
     fn resident(&self) -> bool {
         self.verdicts.not_ane == 0 && self.verdicts.unknown == 0
-    }
-}
-
-/// Speed of a form on several chips.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct FormSpeed {
-    /// Options of `build` that differ from those of the first form.
-    pub name: String,
-    /// Expected number of calls of a pass.
-    pub calls: f64,
-    /// Tokens per second on each chip.
-    pub tok_s: Vec<Span>,
-    /// Number of packages per predicted placement, without those that are too small to matter.
-    pub verdicts: Verdicts,
-}
-
-impl FormSpeed {
-    /// Predicts the speed of the packages of a bundle.
-    pub fn as_built(
-        chain: &Chain,
-        packages: &[Costed],
-        chips: &[ChipProfile],
-        verdicts: Verdicts,
-    ) -> FormSpeed {
-        let passes: Vec<Forecast> =
-            chips.iter().map(|chip| forecast(chain, packages, chip, PassSize::of(1))).collect();
-        let calls = passes.first().map_or(0.0, |pass| pass.calls);
-        FormSpeed {
-            name: "as built".into(),
-            calls,
-            tok_s: passes.iter().map(|f| f.tok_s).collect(),
-            verdicts,
-        }
-    }
-}
-
-impl From<CostedForm> for FormSpeed {
-    fn from(form: CostedForm) -> FormSpeed {
-        let passes = std::iter::once(&form.forecast).chain(&form.further);
-        let tok_s = passes.map(|f| f.tok_s).collect();
-        FormSpeed { calls: form.forecast.calls, tok_s, name: form.name, verdicts: form.verdicts }
     }
 }
 
@@ -111,8 +66,6 @@ pub fn packages(plan: &Plan, programs: &PlannedPrograms) -> Vec<Costed> {
 pub struct Setting<'a> {
     /// Chip whose speed decides.
     pub chip: &'a ChipProfile,
-    /// Further chips whose speed is predicted.
-    pub further: &'a [ChipProfile],
     /// Bytes of memory that packages may fill.
     pub memory: f64,
     /// Conditions under which placement is predicted.
@@ -134,15 +87,9 @@ impl Setting<'_> {
         let counts = |p: &&PackageReport| !(p.too_small && p.verdict == Verdict::NotAne);
         let mut verdicts = Verdicts::default();
         report.packages.iter().filter(counts).for_each(|p| verdicts.add(p.verdict));
-        let pass =
-            |chip| with_memory(forecast(&plan.chain, &packages, chip, PassSize::of(1)), chip, self.memory);
-        Some(CostedForm {
-            name: name_of(asked, form),
-            forecast: pass(self.chip),
-            further: self.further.iter().map(pass).collect(),
-            verdicts,
-            same_model: true,
-        })
+        let pass = forecast(&plan.chain, &packages, self.chip, PassSize::of(1));
+        let forecast = with_memory(pass, self.chip, self.memory);
+        Some(CostedForm { name: name_of(asked, form), forecast, verdicts, same_model: true })
     }
 }
 
@@ -343,7 +290,7 @@ mod tests {
     fn the_default_form_has_a_name() {
         let chip = ChipProfile::named("m4-max").unwrap();
         let conditions = Conditions::default();
-        let setting = Setting { chip: &chip, further: &[], memory: 48e9, conditions, evidence: None };
+        let setting = Setting { chip: &chip, memory: 48e9, conditions, evidence: None };
         let family = models::open(models::load("synthetic:zaya1-8b?layers=2").unwrap()).unwrap();
         let form = ShardForm { cache: CacheForm::Host, history: HistoryForm::Host, ..ShardForm::default() };
         let tokens = vec![TokenCount { min: 1, max: 1 }];
@@ -358,14 +305,8 @@ mod tests {
     #[test]
     fn forms_are_compared_and_one_is_recommended() {
         let chip = ChipProfile::named("m4-max").unwrap();
-        let further = [ChipProfile::named("m1").unwrap()];
-        let setting = Setting {
-            chip: &chip,
-            further: &further,
-            memory: 48e9,
-            conditions: Conditions::default(),
-            evidence: None,
-        };
+        let conditions = Conditions::default();
+        let setting = Setting { chip: &chip, memory: 48e9, conditions, evidence: None };
         let tokens = [1, 4].map(|n| TokenCount { min: n, max: n }).to_vec();
         for model in ["synthetic:zaya1-8b", "synthetic:gemma4-26b-a4b"] {
             let family = models::open(models::load(model).unwrap()).unwrap();
@@ -383,8 +324,6 @@ mod tests {
                 let best = recommend(&buildable(family.as_ref(), &options, &setting), &options).unwrap();
                 assert_eq!(best.form, "--experts-per-shard 4 --history host");
             }
-            // A chip with less bandwidth is slower in every form.
-            assert!(forms.iter().all(|f| f.further[0].tok_s.likely < f.forecast.tok_s.likely), "{model}");
         }
     }
 }

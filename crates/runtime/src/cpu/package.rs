@@ -9,7 +9,7 @@ use super::plans_by_tokens::PlansByTokens;
 use super::recent::Recent;
 use super::shared_constants::CompileContext;
 use super::tokens::{KnownCarried, keep_rows, stages};
-use super::{CpuStates, INLINE_TERMS, Options, Precision, Products, compile};
+use super::{CpuStates, INLINE_TERMS, Options, Precision, compile};
 use crate::backend::{
     self, Backend, BackendFunction, CallTokens, Counts, FunctionCall, KeptCache, KeptRows, OpTime, Term,
     Times,
@@ -110,19 +110,6 @@ impl Default for CpuBackend {
 }
 
 impl CpuBackend {
-    /// Makes the backend that `generate` runs by default.
-    pub fn usual() -> Self {
-        let products = Products::default();
-        CpuBackend {
-            options: Options {
-                precision: Precision::Fp32,
-                half_states: true,
-                products,
-                ..Options::default()
-            },
-        }
-    }
-
     /// Makes a backend with this rounding of results.
     pub fn with(precision: Precision) -> Self {
         CpuBackend { options: Options { precision, ..Options::default() } }

@@ -250,7 +250,7 @@ pub struct Controller {
 }
 
 /// Figures of drafts in a generation.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq, serde::Serialize)]
 pub struct SpeculationReport {
     /// Passes over a draft.
     pub verifier_calls: u64,
@@ -262,14 +262,25 @@ pub struct SpeculationReport {
     pub fallbacks: u64,
     /// `accepted / drafted`; zero without drafts.
     pub acceptance: f64,
-    /// For each length of a pass in this generation: its tokens, its milliseconds, and the number of passes.
-    pub passes: Vec<(usize, f64, u64)>,
+    /// For each length of a pass in this generation.
+    pub passes: Vec<MeasuredPass>,
     /// For each draft length. Empty until a pass for one token was measured.
     pub break_even: Vec<BreakEven>,
 }
 
+/// Time of the passes over a number of tokens.
+#[derive(Clone, Copy, Debug, PartialEq, serde::Serialize)]
+pub struct MeasuredPass {
+    /// Tokens of a pass.
+    pub tokens: usize,
+    /// Median milliseconds of a pass.
+    pub ms_per_call: f64,
+    /// Number of passes.
+    pub calls: u64,
+}
+
 /// Acceptance at which a pass over a draft costs what it gains.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, serde::Serialize)]
 pub struct BreakEven {
     /// Drafted tokens.
     pub drafted: usize,
@@ -481,6 +492,9 @@ impl Controller {
     pub fn report(&self) -> SpeculationReport {
         let times = &self.statistics.times;
         let passes = self.calls.iter().enumerate().filter(|(_, calls)| **calls > 0);
+        let pass = |(k, &calls): (usize, &u64)| {
+            Some(MeasuredPass { tokens: k + 1, ms_per_call: times[k].median? * 1e3, calls })
+        };
         let costs = self.statistics.estimates(self.statistics.draft_max()).unwrap_or_default();
         SpeculationReport {
             verifier_calls: self.verifier_calls,
@@ -488,7 +502,7 @@ impl Controller {
             accepted: self.accepted,
             fallbacks: self.fallbacks,
             acceptance: if self.drafted > 0 { self.accepted as f64 / self.drafted as f64 } else { 0.0 },
-            passes: passes.filter_map(|(k, &n)| Some((k + 1, times[k].median? * 1e3, n))).collect(),
+            passes: passes.filter_map(pass).collect(),
             break_even: (1..costs.len())
                 .map(|drafted| BreakEven {
                     drafted,

@@ -11,7 +11,7 @@ mod controller;
 mod ngrams;
 
 pub use controller::{
-    BreakEven, Controller, DraftStatistics, PREPARED_LENGTHS, SpeculationReport, break_even,
+    BreakEven, Controller, DraftStatistics, MeasuredPass, PREPARED_LENGTHS, SpeculationReport, break_even,
 };
 pub use ngrams::{Corpus, Ngrams};
 

@@ -106,6 +106,37 @@ impl Origins {
     }
 }
 
+/// Parses `*`, or an origin as browsers write it: scheme, host, and a port that is not the scheme's own.
+///
+/// # Errors
+/// The text is neither.
+pub fn parse_origin(text: &str) -> Result<String, String> {
+    let wrong =
+        || "neither * nor SCHEME://HOST[:PORT] without a path, as in http://localhost:3000".to_string();
+    if text == "*" {
+        return Ok(text.into());
+    }
+    let (scheme, place) = text.split_once("://").ok_or_else(wrong)?;
+    let is_scheme = scheme.starts_with(|c: char| c.is_ascii_alphabetic())
+        && scheme.chars().all(|c| c.is_ascii_alphanumeric() || "+-.".contains(c));
+    let (host, port) = match place.rsplit_once(':') {
+        // The last colon of an IPv6 address in brackets may be part of the address.
+        Some((host, port)) if !port.ends_with(']') => (host, Some(port)),
+        _ => (place, None),
+    };
+    let is_host = match host.strip_prefix('[').and_then(|h| h.strip_suffix(']')) {
+        Some(inner) => inner.parse::<std::net::Ipv6Addr>().is_ok(),
+        None => !host.is_empty() && host.chars().all(|c| c.is_ascii_alphanumeric() || "-._".contains(c)),
+    };
+    let is_port =
+        port.is_none_or(|p| p.starts_with(|c: char| c.is_ascii_digit()) && p.parse::<u16>().is_ok());
+    if !(is_scheme && is_host && is_port) {
+        return Err(wrong());
+    }
+    // Browsers write scheme and host in lower case.
+    Ok(text.to_ascii_lowercase())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -171,5 +202,29 @@ mod tests {
         assert_eq!(all[header::ACCESS_CONTROL_ALLOW_HEADERS], "authorization, x-stainless-os");
         assert!(all.contains_key(header::ACCESS_CONTROL_MAX_AGE));
         assert!(Origins::new(vec!["http://b".into()]).headers(&request).is_empty());
+    }
+
+    #[test]
+    fn origins_are_those_that_browsers_send() {
+        for good in
+            ["*", "http://localhost:3000", "https://a.example", "http://[::1]:80", "tauri://localhost"]
+        {
+            assert_eq!(parse_origin(good).as_deref(), Ok(good));
+        }
+        assert_eq!(parse_origin("HTTP://Here").as_deref(), Ok("http://here"));
+        for wrong in [
+            "",
+            "localhost",
+            "http://",
+            "http://a/",
+            "http://a/b",
+            "http://a:",
+            "http://a:+1",
+            "http://a:99999",
+            "http://[x]",
+            "null",
+        ] {
+            assert!(parse_origin(wrong).is_err(), "{wrong}");
+        }
     }
 }

@@ -12,6 +12,7 @@ mod routes;
 mod served_models;
 mod stream;
 
+pub use access::parse_origin;
 pub use app::ServerSettings;
 pub use served_models::{Models, OpenBundle, OpenedBundle};
 

@@ -6,7 +6,7 @@ mod talk;
 mod typed_ahead;
 
 use crate::args::model_args::ModelArgs;
-use crate::args::numbers::at_least_one;
+use crate::args::numbers::{at_least_one, choice};
 use crate::args::reasoning::ReasoningArgs;
 use crate::command::{Command, CommandReport};
 use crate::error_report::{PartialDocument, sentence};
@@ -51,8 +51,8 @@ pub struct Args {
     max_new: Option<usize>,
     /// Action when the context is full: `slide` forgets the oldest questions and answers, and never the
     /// system prompt; `stop` refuses the question.
-    #[arg(long, value_enum, value_name = "HOW", default_value_t = OverflowArg::Slide)]
-    overflow: OverflowArg,
+    #[arg(long, value_parser = choice([("slide", Overflow::Slide), ("stop", Overflow::Stop)]), value_name = "HOW", default_value = "slide")]
+    overflow: Overflow,
     /// Text that ends an answer; may be given several times.
     #[arg(long, value_name = "TEXT", value_parser = clap::builder::NonEmptyStringValueParser::new())]
     stop: Vec<String>,
@@ -60,13 +60,6 @@ pub struct Args {
     reasoning: ReasoningArgs,
     #[command(flatten)]
     run: ModelArgs,
-}
-
-/// Way out of a full context.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-enum OverflowArg {
-    Slide,
-    Stop,
 }
 
 /// Most tokens of an answer where neither the command line nor the model says how many.
@@ -108,10 +101,7 @@ impl Command for Args {
                 prefill_chunk: None,
                 speculation,
             },
-            overflow: match self.overflow {
-                OverflowArg::Slide => Overflow::Slide,
-                OverflowArg::Stop => Overflow::Stop,
-            },
+            overflow: self.overflow,
             stops: self.stop.clone(),
             shows_thoughts: self.reasoning.is_shown(),
             session: self.session.clone(),
@@ -144,8 +134,7 @@ impl Command for Args {
             message(format!("error: {}", sentence(e)));
         }
         // An error's document for programs has the answers that were given.
-        let mut document = talk.document();
-        document["sampling"] = sampling.document();
+        let document = talk.document(&sampling.document());
         talked.and(saved).with_context(|| PartialDocument(document.clone()))?;
         Ok(Conversation(document))
     }

@@ -100,9 +100,6 @@ impl Questions {
     }
 
     /// Returns the next question or command; none at the end.
-    ///
-    /// # Errors
-    /// Standard input cannot be read, is not UTF-8, or holds a question without end.
     pub fn next(&mut self) -> anyhow::Result<Option<String>> {
         match self {
             Questions::Terminal(terminal) => terminal.next(),

@@ -4,9 +4,10 @@
 //! magic | u64 bytes of JSON | JSON of the history | bytes of `Sequence::save` | SHA-256 of all before it, as 64 hex digits
 //! ```
 
-use anemoe_io::{Error, free_memory};
-use anemoe_text::chat::History;
+use anemoe_io::free_memory;
 use anemoe_runtime::model::{Model, Sequence};
+use anemoe_runtime::{Error, Result};
+use anemoe_text::chat::History;
 use std::io::{Read, Write};
 use std::path::Path;
 
@@ -20,7 +21,7 @@ const MAX_BYTES: u64 = 64 << 30;
 ///
 /// # Errors
 /// The folder is missing or cannot be written to, or the file is something other than a session.
-pub fn check_place(path: &Path) -> anyhow::Result<()> {
+pub fn check_place(path: &Path) -> Result<()> {
     check_replaced(path)?;
     let folder = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
     if !folder.is_dir() {
@@ -28,14 +29,14 @@ pub fn check_place(path: &Path) -> anyhow::Result<()> {
             std::io::ErrorKind::NotFound,
             format!("there is no folder {}", folder.display()),
         );
-        return Err(Error::io(path, missing).into());
+        return Err(Error::io(path, missing));
     }
     anemoe_io::Temporary::file(folder).map_err(|e| Error::io(path, e))?;
     Ok(())
 }
 
 /// Refuses to replace a file that is no session.
-fn check_replaced(path: &Path) -> anyhow::Result<()> {
+fn check_replaced(path: &Path) -> Result<()> {
     let Ok(kind) = path.metadata() else { return Ok(()) };
     let mut start = [0; MAGIC.len()];
     let is_session = kind.is_file()
@@ -47,7 +48,7 @@ fn check_replaced(path: &Path) -> anyhow::Result<()> {
         } else {
             "session: it is another file, which is not replaced"
         };
-        return Err(Error::invalid(path, what).into());
+        return Err(Error::invalid(path, what));
     }
     Ok(())
 }
@@ -56,7 +57,7 @@ fn check_replaced(path: &Path) -> anyhow::Result<()> {
 ///
 /// # Errors
 /// The file cannot be written or is something other than a session, or the backend cannot read states.
-pub fn save(path: &Path, model: &Model, sequence: &Sequence, history: &History) -> anyhow::Result<()> {
+pub fn save(path: &Path, model: &Model, sequence: &Sequence, history: &History) -> Result<()> {
     check_replaced(path)?;
     let json = history.to_json().to_string();
     let mut bytes = MAGIC.to_vec();
@@ -68,23 +69,20 @@ pub fn save(path: &Path, model: &Model, sequence: &Sequence, history: &History) 
         file.write_all(&bytes)?;
         file.write_all(digest.as_bytes())
     })
-    .map_err(|e| Error::io(path, e))?;
-    Ok(())
+    .map_err(|e| Error::io(path, e))
 }
 
 /// Reads a session of this model.
 ///
 /// # Errors
 /// The file cannot be read, is damaged, or is of another bundle.
-pub fn load(path: &Path, model: &Model) -> anyhow::Result<(Sequence, History)> {
+pub fn load(path: &Path, model: &Model) -> Result<(Sequence, History)> {
     let most = free_memory().map_or(MAX_BYTES, |free| free.min(MAX_BYTES));
     let bytes = anemoe_io::read_input(path, most).map_err(|e| Error::io(path, e))?;
-    let (sequence, history) =
-        parse(&bytes, model).map_err(|what| Error::invalid(path, format!("session: {what}")))?;
-    Ok((sequence, history))
+    parse(&bytes, model).map_err(|what| Error::invalid(path, format!("session: {what}")))
 }
 
-fn parse(bytes: &[u8], model: &Model) -> Result<(Sequence, History), String> {
+fn parse(bytes: &[u8], model: &Model) -> std::result::Result<(Sequence, History), String> {
     if !bytes.starts_with(MAGIC) {
         return Err("it does not begin as one of this version".into());
     }

@@ -1,11 +1,11 @@
 //! Questions, answers and the commands of a chat.
 
-use super::session;
-use crate::commands::generate::{figures, stop_name};
+use crate::commands::generate::stop_name;
 use crate::error_report::sentence;
 use crate::signals;
 use crate::ui::{Ui, message};
 use anemoe_io::locked;
+use super::session;
 use anemoe_text::chat::{AnswerPiece, ChatTemplate, History, Overflow, PromptText, StopStrings, ThoughtSplitter};
 use anemoe_runtime::generate::{GenerateOptions, Stop, generate};
 use anemoe_runtime::model::{Logits, Model, Sequence};
@@ -198,9 +198,6 @@ impl Talk {
     }
 
     /// Answers a question or runs a command; returns false to end the chat.
-    ///
-    /// # Errors
-    /// The question has no room, a file cannot be used, or the model fails.
     pub fn react(&mut self, line: &str, ui: &Ui) -> anyhow::Result<bool> {
         match line.strip_prefix('/') {
             Some(rest) if !rest.starts_with('/') => self.command(rest),
@@ -277,8 +274,9 @@ impl Talk {
     }
 
     /// Returns the chat as a document for programs.
-    pub fn document(&self) -> Value {
-        json!({"turns": self.turns, "messages": self.history.messages, "fallback_template": self.template.is_fallback()})
+    pub fn document(&self, sampling: &Value) -> Value {
+        let fallback = self.template.is_fallback();
+        json!({"turns": self.turns, "messages": self.history.messages, "fallback_template": fallback, "sampling": sampling})
     }
 
     /// Answers one question.
@@ -415,7 +413,7 @@ impl Talk {
                 "decode_s": generated.decode.as_secs_f64(),
                 "decode_tok_s": generated.tokens_per_second(),
             },
-            "speculation": generated.speculation.as_ref().map(figures),
+            "speculation": generated.speculation,
         }));
         // After a stop string or thoughts, the tokens hold more than the text.
         let is_text = answer.ended != Some(AnswerEnd::StopString) && answer.thoughts.is_empty();

@@ -34,9 +34,6 @@ pub enum NextTyped {
 impl TypedAhead {
     /// Takes the typed lines. `read` returns a line, or nothing at an end of input; `is_ready` tells that `read` would not
     /// wait.
-    ///
-    /// # Errors
-    /// The terminal cannot be read, or the text is not UTF-8.
     pub fn take(
         &mut self,
         is_ready: &mut dyn FnMut() -> bool,
@@ -69,9 +66,6 @@ impl TypedAhead {
 }
 
 /// Takes the lines that wait at standard input.
-///
-/// # Errors
-/// Standard input cannot be read, or is not UTF-8.
 #[cfg(unix)]
 pub fn take_from_stdin(typed: &mut TypedAhead, is_complete: fn(&str) -> bool) -> io::Result<()> {
     use nix::poll::{PollFd, PollFlags, PollTimeout, poll};

@@ -1,9 +1,7 @@
 //! `anemoe report`
 
-mod document;
 mod page;
 mod report_sections;
-mod speeds;
 
 use crate::bundle::Verify;
 use crate::command::{Command, CommandReport};
@@ -11,8 +9,8 @@ use crate::files::Overwrite;
 use crate::target::expect_bundle;
 use crate::ui::Ui;
 use anemoe_bundle::Chain;
+use anemoe_gates::bundle_report::{BundleReport, bundle_report};
 use anemoe_io::Error;
-use document::BundleReport;
 use report_sections::ReportSection;
 use serde::Serialize;
 use std::io::{self, Write};
@@ -21,7 +19,7 @@ use std::path::{Path, PathBuf};
 /// Show everything that a bundle records of itself, as one page or for a terminal.
 ///
 /// The page is one HTML file that needs no network: packages by size and predicted device, errors, cosines by layer and position,
-/// bytes and quality, speed beside bandwidth, gates, predicted speed by form and chip, journal. What was never measured names its
+/// bytes and quality, speed beside bandwidth, gates, predicted speed of chips, journal. What was never measured names its
 /// command.
 #[derive(clap::Args)]
 #[command(
@@ -39,10 +37,6 @@ pub struct Args {
     /// Another bundle, to stand beside this one in bytes and quality; may be given several times.
     #[arg(long, value_name = "BUNDLE")]
     against: Vec<PathBuf>,
-    /// The checkpoint that the bundle was built from, for the predicted speed of other forms [default: the one that the journal
-    /// names, where it is there].
-    #[arg(long, value_name = "CHECKPOINT")]
-    checkpoint: Option<PathBuf>,
     #[command(flatten)]
     overwrite: Overwrite,
     #[command(flatten)]
@@ -60,7 +54,9 @@ impl Command for Args {
         let chain = self.verify.open(&self.bundle, ui)?;
         let others = self.against.iter().map(|path| Ok((path.as_path(), Chain::read(path)?)));
         let others: Vec<(&Path, Chain)> = others.collect::<anyhow::Result<_>>()?;
-        let report = document::gather(&self.bundle, &chain, &others, self.checkpoint.as_deref(), ui)?;
+        let bar = ui.bar(chain.shards.len() as u64, "packages");
+        let report = bundle_report(&self.bundle, &chain, &others, || bar.inc(1))?;
+        drop(bar);
         let sections = report_sections::sections(&report, &self.bundle);
         let is_printed = self.text || output.is_none();
         let mut written = None;
@@ -93,8 +89,8 @@ impl CommandReport for ShownReport {
             ui.line(&self.report.name)?;
             for s in sections.iter().filter(|s| !s.is_long) {
                 ui.line(format!("\n{}: {}", s.title, s.note))?;
-                if let Some((why, command)) = &s.missing {
-                    ui.line(format!("{why}; {command}"))?;
+                if let Some(command) = &s.missing {
+                    ui.line(format!("nothing is recorded; {command}"))?;
                 }
                 if s.table.rows().len() > 1 {
                     s.table.print(ui)?;

@@ -1,7 +1,7 @@
 //! The report as one HTML file that needs no network. Its charts are drawn by a script from the report's document, which lies
 //! inside it; its tables need no script.
 
-use super::document::BundleReport;
+use anemoe_gates::bundle_report::BundleReport;
 use super::report_sections::ReportSection;
 use crate::ui::printable;
 use base64::Engine;
@@ -60,8 +60,8 @@ impl Markup {
             .raw("</h2><p>")
             .text(&s.note)
             .raw("</p>");
-        if let Some((why, command)) = &s.missing {
-            self.raw("<p class=\"absent\">").text(why).raw(". This brings it: <code>").text(command);
+        if let Some(command) = &s.missing {
+            self.raw("<p class=\"absent\">nothing is recorded. This brings it: <code>").text(command);
             self.raw("</code></p>");
         }
         let [headings, rows @ ..] = s.table.rows() else { return };

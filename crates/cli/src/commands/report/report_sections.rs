@@ -1,8 +1,7 @@
 //! Sections of a report: what the terminal shows, and the page without its script.
 
-use super::document::{BundleReport, CosineMap, ShardRow, grouped};
+use anemoe_gates::bundle_report::{BundleReport, ChipSpeed, CosineMap, ShardRow, grouped};
 use crate::ui::{self, Table};
-use anemoe_gates::cost::forecast::Span;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
@@ -22,8 +21,8 @@ pub struct ReportSection {
     pub table: Table,
     /// True for a table that is too long for a terminal.
     pub is_long: bool,
-    /// Reason why something is missing, and the command that brings it.
-    pub missing: Option<(String, String)>,
+    /// Command that brings rows, if none are recorded.
+    pub missing: Option<String>,
 }
 
 impl ReportSection {
@@ -34,7 +33,7 @@ impl ReportSection {
     /// Adds the command that records the rows, if there is none.
     fn recorded_by(self, command: String) -> ReportSection {
         let is_missing = self.table.rows().len() == 1;
-        ReportSection { missing: is_missing.then(|| ("nothing is recorded".into(), command)), ..self }
+        ReportSection { missing: is_missing.then_some(command), ..self }
     }
 }
 
@@ -58,7 +57,6 @@ pub fn sections(r: &BundleReport, bundle: &Path) -> Vec<ReportSection> {
         roofline(r).recorded_by(format!("anemoe bench {name}")),
         gates(r),
         chips(r, &name),
-        forms(r, &name),
         journal(r),
     ]
 }
@@ -219,35 +217,14 @@ fn gates(r: &BundleReport) -> ReportSection {
 }
 
 fn chips(r: &BundleReport, name: &str) -> ReportSection {
-    let own = r.form_speeds.forms.iter().take(1).flat_map(|form| &form.tok_s);
-    let row = |(chip, s): (&String, &Span)| {
-        vec![chip.clone(), short(s.likely), format!("{} to {}", short(s.low), short(s.high))]
-    };
-    let rows = r.form_speeds.chips.iter().zip(own).map(row);
+    let rows = r.chip_speeds.iter().map(|ChipSpeed { chip, tok_s }| {
+        vec![chip.clone(), short(tok_s.likely), format!("{} to {}", short(tok_s.low), short(tok_s.high))]
+    });
     let note = format!(
-        "tokens a second, from published figures of chips; nothing is measured. Other chips: anemoe predict-speed {name}"
+        "tokens a second, from published figures of chips; nothing is measured. Other chips: anemoe predict-speed {name}; other forms: anemoe predict-speed CHECKPOINT"
     );
     let table = table(&["chip", "likely", "range"], rows);
     ReportSection::new("chips", "Speed of the Neural Engine, predicted", note, table)
-}
-
-fn forms(r: &BundleReport, name: &str) -> ReportSection {
-    let chips = r.form_speeds.chips.iter().map(String::as_str);
-    let headings: Vec<&str> = chips.chain(["calls", "packages", "form"]).collect();
-    let rows = r.form_speeds.forms.iter().map(|form| {
-        let v = &form.verdicts;
-        let counts = [(v.ane, "ane"), (v.unknown, "unknown"), (v.not_ane, "elsewhere")];
-        let counts = counts.into_iter().filter(|(n, _)| *n > 0).map(|(n, word)| format!("{n} {word}"));
-        let counts: Vec<String> = counts.collect();
-        let counts = if counts.is_empty() { "too small".into() } else { counts.join(", ") };
-        let ends = [short(form.calls), counts, form.name.clone()];
-        form.tok_s.iter().map(|s| short(s.likely)).chain(ends).collect()
-    });
-    let note = "tokens a second of the same model built with other options; packages that are too small to matter do not count";
-    let command = format!("anemoe report {name} --checkpoint CHECKPOINT");
-    let missing = r.form_speeds.missing.as_ref().map(|why| (format!("no other forms: {why}"), command));
-    let found = ReportSection::new("forms", "Predicted speed by form", note, table(&headings, rows));
-    ReportSection { missing, ..found }
 }
 
 fn journal(r: &BundleReport) -> ReportSection {

@@ -1,6 +1,6 @@
 //! Figures by name, and bounds on them. `figures.toml` lists the figures.
 
-use super::command::GateCommand;
+use super::recipe::GateCommand;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::sync::LazyLock;
@@ -34,20 +34,28 @@ pub enum FigureNeeds {
 /// All figures.
 #[derive(Default, Deserialize, Serialize)]
 pub struct FigureTable {
+    #[serde(skip_serializing)]
+    reasons: Vec<NeedReason>,
     pub figures: Vec<Figure>,
+}
+
+/// Reason why another source or machine gives another figure.
+#[derive(Deserialize)]
+struct NeedReason {
+    needs: FigureNeeds,
+    /// Units of the figures that it is about; empty for all others.
+    units: Vec<String>,
+    text: String,
 }
 
 pub(super) static TABLE: LazyLock<FigureTable> =
     LazyLock::new(|| toml::from_str(include_str!("figures.toml")).unwrap_or_default());
 
 /// Units of figures that are counted, and therefore exact.
-const COUNTED: [&str; 8] = ["layer", "packages", "ops", "tokens", "calls", "probes", "tensors", "weights"];
+const COUNTED: [&str; 7] = ["layer", "packages", "ops", "tokens", "calls", "probes", "weights"];
 
 impl Figure {
-    /// Finds the figure of this name.
-    ///
-    /// # Errors
-    /// There is no such figure; the message lists all.
+    /// Finds the figure of this name. If there is none, the error lists all.
     pub fn find(name: &str) -> Result<&'static Figure, String> {
         TABLE.figures.iter().find(|f| f.name == name).ok_or_else(|| {
             let known: Vec<&str> = TABLE.figures.iter().map(|f| f.name.as_str()).collect();
@@ -57,24 +65,8 @@ impl Figure {
 
     /// Returns the reason why another source or machine gives another figure; empty if the figure needs nothing.
     pub fn needs_because(&self, needs: FigureNeeds) -> &'static str {
-        match (needs, self.unit.as_str()) {
-            (FigureNeeds::Nothing, _) => "",
-            (FigureNeeds::Mac, "ops" | "packages") => {
-                "Core ML chooses the device when a Mac loads the package, and nothing here can ask it"
-            }
-            (FigureNeeds::Mac, _) => {
-                "it is a time of that Mac and its Neural Engine; no other processor's says anything about it"
-            }
-            (FigureNeeds::Weights, "cosine" | "nats" | "layer") => {
-                "what compression costs depends on how the weights are distributed, and synthetic ones are drawn at random"
-            }
-            (FigureNeeds::Weights, "probes") => {
-                "which experts a router chooses depends on its weights, and synthetic ones are drawn at random"
-            }
-            (FigureNeeds::Weights, _) => {
-                "which tokens follow, and which drafts are right, depends on trained weights: synthetic ones repeat themselves or not by chance"
-            }
-        }
+        let is_about = |r: &&NeedReason| r.needs == needs && (r.units.is_empty() || r.units.contains(&self.unit));
+        TABLE.reasons.iter().find(is_about).map_or("", |r| &r.text)
     }
 
     /// Formats a value for people.
@@ -120,10 +112,9 @@ const ABOUT: f64 = 0.1;
 const EQUALS: Holds = |x, number, half| (x - number).abs() <= half * (1.0 + 1e-9);
 
 /// Signs of comparisons; a sign that begins with another sign comes first.
-const SIGNS: [(&str, Holds); 7] = [
+const SIGNS: [(&str, Holds); 6] = [
     ("<=", |x, number, _| x <= number),
     (">=", |x, number, _| x >= number),
-    ("==", EQUALS),
     ("<", |x, number, _| x < number),
     (">", |x, number, _| x > number),
     ("=", EQUALS),

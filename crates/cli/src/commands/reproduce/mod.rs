@@ -1,31 +1,22 @@
 //! `anemoe reproduce`
 
-#[cfg(test)]
-mod arithmetic;
-pub mod command;
 mod figure;
 mod recipe;
+mod recipe_run;
 mod rows;
-mod run_record;
-mod site;
-mod source;
 #[cfg(test)]
 mod tests;
 
 use crate::command::{Command, CommandReport};
-use crate::outcome::Outcome;
 use crate::shell::quoted;
 use crate::ui::{self, Table, Ui};
 use anyhow::{Context, bail};
-use command::GateCommand;
 use figure::FigureTable;
-use recipe::Recipe;
+use recipe::{GateCommand, Recipe};
+pub use recipe_run::RUN;
+use recipe_run::{BuildRun, RunRecord};
 use rows::{FigureRow, RowVerdict};
-pub use run_record::RUN;
-use run_record::RunRecord;
 use serde::Serialize;
-use site::BuildSite;
-use source::Source;
 use std::collections::BTreeMap;
 use std::io;
 use std::path::PathBuf;
@@ -77,57 +68,47 @@ impl Command for Args {
             return Ok(Reproduced::Figures(&figure::TABLE));
         }
         let recipe = recipe::open(&self.recipe.context("which recipe? anemoe reproduce --list")?)?;
-        let sources = recipe.builds.iter().map(|build| {
-            let named = build.source.as_deref().or(self.checkpoint.as_deref()).unwrap_or(&recipe.source);
-            let layers = self.layers.map(usize::from).filter(|_| build.source.is_none());
-            Source::new(&recipe, named, layers)
-        });
-        let sources = sources.collect::<anyhow::Result<Vec<Source>>>()?;
-        if let Some(layers) = self.layers.filter(|_| sources.iter().all(|s| !s.is_synthetic)) {
+        let folder = self.out.unwrap_or_else(|| PathBuf::from(format!("reproduce-{}", recipe.name)));
+        let given = (self.checkpoint.as_deref(), self.layers);
+        let builds = recipe.builds.iter().map(|build| BuildRun::new(&recipe, build, given, &folder, self.dry_run));
+        let mut builds = builds.collect::<anyhow::Result<Vec<_>>>()?;
+        if let Some(layers) = self.layers.filter(|_| builds.iter().all(|b| !b.source.is_synthetic)) {
             bail!("--layers {layers} cuts synthetic sources, and this is none: a checkpoint is built whole");
         }
-        let folder = self.out.unwrap_or_else(|| PathBuf::from(format!("reproduce-{}", recipe.name)));
-        let site =
-            |(build, source)| BuildSite { recipe: &recipe, build, source, folder: &folder, dry: self.dry_run };
-        let sites: Vec<BuildSite<'_>> = recipe.builds.iter().zip(&sources).map(site).collect();
-        let built: Vec<&str> = sources.iter().map(|s| s.built.as_str()).collect();
+        let built: Vec<&str> = builds.iter().map(|b| b.source.built.as_str()).collect();
         let mut record = match self.dry_run {
             true => RunRecord::default(),
             false => RunRecord::open(&folder, &recipe, &built.join(", "))?,
         };
         ui.line(format!("# {}\n\n{}\n", recipe.title, recipe.intent.trim()))?;
-        let mut reasons = BTreeMap::new();
-        for site in &sites {
-            reasons.extend(site.run(&mut record)?.map(|reason| (site.build.name.as_str(), reason)));
-        }
-        let rows = rows::rows(&recipe, &record, &sources, &reasons);
-        let pass = (self.dry_run || reasons.is_empty()) && rows.iter().all(|r| r.explained);
+        builds.iter_mut().try_for_each(|build| build.run(&mut record))?;
+        let rows = rows::rows(&recipe, &record, &builds);
+        let is_finished = self.dry_run || builds.iter().all(|b| b.unfinished.is_none());
+        let pass = is_finished && rows.iter().all(|r| r.explained);
         record.end(pass, &rows, recipe.lesson.as_ref());
         let mut verdicts: BTreeMap<RowVerdict, usize> = BTreeMap::new();
         rows.iter().for_each(|r| *verdicts.entry(r.verdict).or_default() += 1);
-        let builds = || recipe.builds.iter().filter_map(|b| record.get(&b.name, GateCommand::Build));
-        let bundles = builds().filter_map(|b| b.bundle.clone()).collect();
-        let setup = recipe.builds.iter().zip(&sources).map(|(build, source)| {
+        let (mut setup, mut bundles, mut remarks) = (Vec::new(), Vec::new(), Vec::new());
+        for BuildRun { build, source, .. } in &builds {
             let is_cut = source.planned != source.built;
             let cut = if is_cut { format!(", built from {}", source.built) } else { String::new() };
-            format!("{}: {}{cut}; {}", build.name, source.planned, build.options.join(" "))
-        });
-        let setup = setup.collect();
-        let stopped = builds().filter_map(|b| Some((b, b.stopped.as_ref()?))).map(|(built, at)| {
+            setup.push(format!("{}: {}{cut}; {}", build.name, source.planned, build.options.join(" ")));
+            let Some(built) = record.get(&build.name, GateCommand::Build) else { continue };
+            bundles.extend(built.bundle.clone());
             let then = match (built.again, &built.bundle) {
                 (true, _) => "stopped the build; its weights are synthetic, so it was built without gates",
                 (_, Some(_)) => "failed; the bundle is complete",
                 (_, None) => "stopped the build; nothing behind it ran",
             };
-            format!("{}: the gate {at} {then}", built.build)
-        });
-        let mut remarks: Vec<String> = stopped.collect();
+            remarks.extend(built.stopped.iter().map(|at| format!("{}: the gate {at} {then}", build.name)));
+        }
         if !self.dry_run {
             let folder = quoted(&folder);
             remarks.push(format!("bundles and results are in {folder}; next: anemoe journal {folder}"));
         }
-        let source = sources.into_iter().next().map(|s| s.planned).unwrap_or_default();
-        let Recipe { name: recipe, title, lesson, .. } = recipe;
+        let source = builds[0].source.planned.clone();
+        let Recipe { name, title, lesson, .. } = &recipe;
+        let (recipe, title, lesson) = (name.clone(), title.clone(), lesson.clone());
         let run = RecipeRun { recipe, title, source, pass, bundles, verdicts, rows, setup, lesson, remarks };
         Ok(Reproduced::Run(run))
     }
@@ -175,23 +156,21 @@ impl CommandReport for Reproduced {
         match self {
             Reproduced::Run(run) => run.print(ui),
             Reproduced::Recipes { recipes } => {
-                let mut table = Table::ending_in_text(&["recipe", "title"]);
-                recipes.iter().for_each(|r| table.row(vec![r.name.clone(), r.title.clone()]));
-                table.print(ui)
+                let rows = recipes.iter().map(|r| vec![r.name.clone(), r.title.clone()]);
+                Table::ending_in_text(&["recipe", "title"]).with_rows(rows).print(ui)
             }
             Reproduced::Figures(all) => {
-                let mut table = Table::ending_in_text(&["figure", "unit", "from", "meaning"]);
-                for f in &all.figures {
+                let rows = all.figures.iter().map(|f| {
                     let gates: Vec<&str> = f.gates.iter().map(|g| g.name()).collect();
-                    table.row(vec![f.name.clone(), f.unit.clone(), gates.join(", "), f.meaning.clone()]);
-                }
-                table.print(ui)
+                    vec![f.name.clone(), f.unit.clone(), gates.join(", "), f.meaning.clone()]
+                });
+                Table::ending_in_text(&["figure", "unit", "from", "meaning"]).with_rows(rows).print(ui)
             }
         }
     }
 
-    fn outcome(&self) -> Outcome {
-        Outcome::of(!matches!(self, Reproduced::Run(run) if !run.pass))
+    fn passed(&self) -> bool {
+        !matches!(self, Reproduced::Run(run) if !run.pass)
     }
 }
 
@@ -199,15 +178,15 @@ impl RecipeRun {
     fn print(&self, ui: &Ui) -> io::Result<()> {
         self.setup.iter().try_for_each(|line| ui.line(line))?;
         ui.line("")?;
-        let mut table = Table::ending_in_text(&["figure", "unit", "the book's", "ours", "verdict"]);
-        for r in &self.rows {
+        let rows = self.rows.iter().map(|r| {
             let of = if self.setup.len() > 1 { format!("{}: ", r.build) } else { String::new() };
             let colon = if r.why.is_empty() { "" } else { ": " };
             let said = format!("{}{colon}{}", <&str>::from(r.verdict), r.why);
             let [book, ours] = r.shown.clone();
-            table.row(vec![of + r.figure, r.unit.into(), book, ours, said]);
-        }
-        table.print(ui)?;
+            vec![of + r.figure, r.unit.into(), book, ours, said]
+        });
+        let headings = ["figure", "unit", "the book's", "ours", "verdict"];
+        Table::ending_in_text(&headings).with_rows(rows).print(ui)?;
         let unexplained = self.rows.iter().filter(|r| !r.explained).count();
         if unexplained > 0 {
             let of = ui::counted(self.rows.len(), "figure");

@@ -1,10 +1,11 @@
 //! Recipes: experiments as files. `docs/recipes.md` describes the format.
 
-use super::command::GateCommand;
 use super::figure::{Bound, Figure, FigureNeeds};
+use crate::args::planning::PlanArgs;
+use crate::command::parser;
 use crate::error_report::sentence;
 use anyhow::{Context, bail};
-use serde::{Deserialize, Deserializer, de::Error};
+use serde::{Deserialize, Deserializer, Serialize, de::Error};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
@@ -24,6 +25,68 @@ const ALIASES: [(&str, &str); 2] = [("t4.4", "exp-36"), ("l0", "l0-probe")];
 
 /// Largest recipe that is read, in bytes; a recipe has a few kilobytes, and its rows have to fit a line of a journal.
 const MAX_RECIPE_BYTES: u64 = 64 << 10;
+
+/// Command that brings figures, in the order in which gates run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum GateCommand {
+    /// Sizes, counts and predicted placement of the whole model.
+    Plan,
+    /// Gates of the representative shards, scale-out, gates of the whole.
+    Build,
+    /// Placement of the packages.
+    Check,
+    /// Logits and tokens; with `--probes`, shards.
+    Validate,
+    /// Hidden states after every layer.
+    Trace,
+    /// Text and drafts.
+    Generate,
+    /// Speed.
+    Bench,
+}
+
+/// Options that a recipe may give, besides those of plans: none that writes outside the folder of the run, sends something
+/// away, or replaces what the recipe says.
+const OPTIONS: &str = "against all backend checkpoint chip context decode device draft-max evidence exact fast golden \
+    ignore-eos importance jobs max-loaded max-memory min-cosine ngram-corpus ngram-max ngram-min no-fuse no-journal \
+    no-verify note ops precision prefill prefill-chunk probe-layers probe-seed probes repetitions report seed sequences \
+    shards skip-gates speculate states strict swap system temperature timeout top-k top-p units verify-tokens";
+
+impl GateCommand {
+    /// Returns the name on the command line.
+    pub const fn name(self) -> &'static str {
+        ["plan", "build", "check", "validate", "trace", "generate", "bench"][self as usize]
+    }
+
+    /// Tells whether the command reads the bundle that `build` makes.
+    pub fn needs_bundle(self) -> bool {
+        self > GateCommand::Build
+    }
+
+    /// Checks that the words of a recipe are options that it may give.
+    fn check_options(self, words: &[String]) -> anyhow::Result<()> {
+        let of_plan = parser::<PlanArgs>("plan");
+        let is_allowed = |name: &str| {
+            let of_plan = || of_plan.get_arguments().any(|a| a.get_long() == Some(name));
+            OPTIONS.split_whitespace().any(|allowed| allowed == name) || !self.needs_bundle() && of_plan()
+        };
+        let mut takes_value = false;
+        for word in words {
+            let name = word.strip_prefix("--").map(|rest| rest.split('=').next().unwrap_or(rest));
+            if !name.map_or(takes_value && !word.starts_with('-'), is_allowed) {
+                bail!(
+                    "`{}` for `{}`: a recipe gives options as --NAME=VALUE, and none that names outputs or stores: what it \
+                     makes is in the folder of the run",
+                    word.escape_debug(),
+                    self.name()
+                );
+            }
+            takes_value = name.is_some() && !word.contains('=');
+        }
+        Ok(())
+    }
+}
 
 /// A recipe.
 #[derive(Deserialize)]
@@ -63,9 +126,6 @@ pub(super) struct RecipeBuild {
     pub options: Vec<String>,
     /// Source of this build, if it is not the recipe's; `--checkpoint` does not replace it.
     pub source: Option<PathBuf>,
-    /// Tokens of this build's prompt, if it is not the recipe's.
-    #[serde(default)]
-    pub prompt_ids: Vec<u32>,
     /// Options of single gates, which follow those of the recipe.
     #[serde(default)]
     pub gates: BTreeMap<GateCommand, Vec<String>>,
@@ -95,6 +155,35 @@ impl RecipeFigure {
     pub fn needs(&self) -> FigureNeeds {
         self.needs.unwrap_or(self.figure.needs)
     }
+
+    /// Returns the reason why another source or machine gives another figure: the recipe's own before the figure's.
+    pub fn why(&self) -> &str {
+        self.why.as_deref().unwrap_or_else(|| self.figure.needs_because(self.needs()))
+    }
+
+    fn check(&self, recipe: &Recipe) -> anyhow::Result<()> {
+        let Figure { unit, gates, .. } = self.figure;
+        match &self.unit {
+            None => bail!("it has no unit; it is given in {unit}"),
+            Some(given) if given != unit => bail!("it is given in {unit}, not in {given}"),
+            Some(_) => {}
+        }
+        let names: Vec<&str> = recipe.builds.iter().map(|b| b.name.as_str()).collect();
+        if let Some(wanted) = self.build.as_ref().filter(|wanted| !names.contains(&wanted.as_str())) {
+            bail!("no build is named `{wanted}`; there are: {}", names.join(", "));
+        }
+        if !gates.iter().any(|g| recipe.gates.contains(g)) {
+            let names: Vec<&str> = gates.iter().map(|g| g.name()).collect();
+            bail!("it comes from {}, and none of these is among the gates", names.join(", "));
+        }
+        match (&self.why, &self.ours) {
+            (None, Some(_)) => bail!("ours without why: say why it is another one than the book's"),
+            (Some(_), None) if self.needs() == FigureNeeds::Nothing => {
+                bail!("why without ours: a reason explains one difference, so say what ours is")
+            }
+            _ => Ok(()),
+        }
+    }
 }
 
 fn one() -> usize {
@@ -106,17 +195,11 @@ fn known_figure<'de, D: Deserializer<'de>>(text: D) -> Result<&'static Figure, D
 }
 
 /// Reads every built-in recipe.
-///
-/// # Errors
-/// A recipe is wrong; a test reads them all.
 pub(super) fn built_in() -> anyhow::Result<Vec<Recipe>> {
     BUILT_IN.iter().map(|(name, text)| Recipe::parse(name, text)).collect()
 }
 
 /// Opens the built-in recipe of this name, or the recipe in this file.
-///
-/// # Errors
-/// Neither exists, or the recipe is wrong.
 pub(super) fn open(wanted: &Path) -> anyhow::Result<Recipe> {
     let name = wanted.to_string_lossy().to_lowercase().replace([' ', '_'], "-");
     let name = ALIASES.iter().find(|(alias, _)| *alias == name).map_or(name.as_str(), |(_, name)| name);
@@ -156,65 +239,35 @@ impl Recipe {
         if self.layers == 0 {
             bail!("layers = 0: a model has at least one");
         }
-        for (i, build) in self.builds.iter().enumerate() {
+        for (i, RecipeBuild { name, options, gates, .. }) in self.builds.iter().enumerate() {
             let fits = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
-            if build.name.is_empty() || !build.name.chars().all(fits) || build.name.starts_with('.') {
-                bail!("build `{}`: a name has letters, digits, `-`, `_` and `.`", build.name);
+            if name.is_empty() || !name.chars().all(fits) || name.starts_with('.') {
+                bail!("build `{name}`: a name has letters, digits, `-`, `_` and `.`");
             }
-            if self.builds[..i].iter().any(|b| b.name == build.name) {
-                bail!("two builds are named `{}`", build.name);
+            if self.builds[..i].iter().any(|b| b.name == *name) {
+                bail!("two builds are named `{name}`");
             }
-            let all = build.gates.iter().chain([(&GateCommand::Build, &build.options)]);
-            for (gate, words) in all {
-                gate.check_options(words).with_context(|| format!("build `{}`", build.name))?;
-            }
+            let mut all = gates.iter().chain([(&GateCommand::Build, options)]);
+            all.try_for_each(|(gate, words)| gate.check_options(words)).with_context(|| format!("build `{name}`"))?;
         }
-        for (gate, words) in &self.options {
-            gate.check_options(words).context("[options]")?;
-        }
-        let bare = self.prompt_ids.is_empty() && self.builds.iter().any(|b| b.prompt_ids.is_empty());
-        for gate in &self.gates {
-            if gate.needs_bundle() && !self.gates.contains(&GateCommand::Build) {
-                bail!(
-                    "gate `{}` needs the bundle that `build` makes, which is not among the gates",
-                    gate.name()
-                );
+        self.options.iter().try_for_each(|(gate, words)| gate.check_options(words)).context("[options]")?;
+        for gate in self.gates.iter().filter(|gate| gate.needs_bundle()) {
+            if !self.gates.contains(&GateCommand::Build) {
+                let gate = gate.name();
+                bail!("gate `{gate}` needs the bundle that `build` makes, which is not among the gates");
             }
-            if gate.needs_prompt() && bare {
+            // A prompt, or a golden of one.
+            let needs_prompt = !matches!(gate, GateCommand::Check | GateCommand::Bench);
+            if needs_prompt && self.prompt_ids.is_empty() {
                 bail!("gate `{}` needs prompt_ids", gate.name());
             }
         }
-        self.figures
-            .iter()
-            .try_for_each(|f| self.check_figure(f).with_context(|| format!("figure `{}`", f.figure.name)))
+        let mut figures = self.figures.iter();
+        figures.try_for_each(|f| f.check(self).with_context(|| format!("figure `{}`", f.figure.name)))
     }
 
-    fn check_figure(&self, f: &RecipeFigure) -> anyhow::Result<()> {
-        let Figure { unit, gates, .. } = f.figure;
-        match &f.unit {
-            None => bail!("it has no unit; it is given in {unit}"),
-            Some(given) if given != unit => bail!("it is given in {unit}, not in {given}"),
-            Some(_) => {}
-        }
-        if let Some(wanted) = f.build.as_ref().filter(|_| self.build_of(f).is_none()) {
-            let names: Vec<&str> = self.builds.iter().map(|b| b.name.as_str()).collect();
-            bail!("no build is named `{wanted}`; there are: {}", names.join(", "));
-        }
-        if !gates.iter().any(|g| self.gates.contains(g)) {
-            let names: Vec<&str> = gates.iter().map(|g| g.name()).collect();
-            bail!("it comes from {}, and none of these is among the gates", names.join(", "));
-        }
-        match (&f.why, &f.ours) {
-            (None, Some(_)) => bail!("ours without why: say why it is another one than the book's"),
-            (Some(_), None) if f.needs() == FigureNeeds::Nothing => {
-                bail!("why without ours: a reason explains one difference, so say what ours is")
-            }
-            _ => Ok(()),
-        }
-    }
-
-    /// Returns the index of a figure's build; none if there is no such build.
-    pub fn build_of(&self, f: &RecipeFigure) -> Option<usize> {
-        f.build.as_ref().map_or(Some(0), |name| self.builds.iter().position(|b| b.name == *name))
+    /// Returns the name of a figure's build: the first one, if the recipe names none.
+    pub fn build_of<'a>(&'a self, f: &'a RecipeFigure) -> &'a str {
+        f.build.as_deref().unwrap_or(&self.builds[0].name)
     }
 }

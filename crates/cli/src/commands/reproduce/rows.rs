@@ -1,13 +1,10 @@
 //! Table of a recipe: the book's figures, ours, and verdicts.
 
-use super::command::GateCommand;
 use super::figure::FigureNeeds;
-use super::recipe::{Recipe, RecipeFigure};
-use super::run_record::RunRecord;
-use super::source::Source;
+use super::recipe::{GateCommand, Recipe, RecipeFigure};
+use super::recipe_run::{BuildRun, RunRecord};
 use serde::Serialize;
 use serde_json::Value;
-use std::collections::BTreeMap;
 
 /// Verdict of a comparison.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -45,66 +42,53 @@ pub struct FigureRow {
     pub shown: [String; 2],
 }
 
-/// Makes the rows of a recipe from what its gates left. `reasons` says why a build's gates did not all run.
-pub(super) fn rows(
-    recipe: &Recipe,
-    record: &RunRecord,
-    sources: &[Source],
-    reasons: &BTreeMap<&str, String>,
-) -> Vec<FigureRow> {
+/// Makes the rows of a recipe from what its gates left.
+pub(super) fn rows(recipe: &Recipe, record: &RunRecord, builds: &[BuildRun<'_>]) -> Vec<FigureRow> {
     let row = |of: &RecipeFigure| {
-        let index = recipe.build_of(of).unwrap_or(0);
-        let build = recipe.builds[index].name.as_str();
-        let left = of.figure.gates.iter().filter_map(|gate| record.get(build, *gate));
-        let found = left.filter_map(|left| left.figures.0.get(&of.figure.name)).next().copied();
-        let (ours, verdict, why) = judge(of, found, &sources[index], reasons.get(build).map(String::as_str));
+        let run = builds.iter().find(|run| run.build.name == recipe.build_of(of))?;
+        let found = record.figure(&run.build.name, &of.figure.name, &of.figure.gates);
+        let (verdict, why) = judge(of, found, run);
+        let ours = found.filter(|_| verdict != RowVerdict::NeedsMac);
         let expected = of.ours.as_ref().zip(ours).is_some_and(|(bound, x)| of.figure.keeps(bound, x));
-        let explained = expected || verdict != RowVerdict::Differs;
-        let (figure, unit) = (&of.figure.name, &of.figure.unit);
         let ours_shown = ours.map_or_else(|| "-".into(), |x| of.figure.show(x));
-        FigureRow {
-            figure,
-            unit,
-            build: build.into(),
+        Some(FigureRow {
+            figure: &of.figure.name,
+            unit: &of.figure.unit,
+            build: run.build.name.clone(),
             book: of.book.to_json(),
             from: of.from.clone(),
             ours,
             verdict,
             why,
-            explained,
+            explained: expected || verdict != RowVerdict::Differs,
             shown: [of.book.text.clone(), ours_shown],
-        }
+        })
     };
-    recipe.figures.iter().map(row).collect()
+    recipe.figures.iter().filter_map(row).collect()
 }
 
-fn judge(
-    f: &RecipeFigure,
-    found: Option<f64>,
-    source: &Source,
-    reason: Option<&str>,
-) -> (Option<f64>, RowVerdict, String) {
-    // A recipe's own reason comes before the general reason of the figure.
-    let why = f.why.clone().unwrap_or_else(|| f.figure.needs_because(f.needs()).to_string());
+/// Compares what was found with the book's figure. A prediction or a figure of this processor is no figure of the Neural
+/// Engine.
+fn judge(f: &RecipeFigure, found: Option<f64>, run: &BuildRun<'_>) -> (RowVerdict, String) {
+    let why = f.why().to_string();
     let join = |said: &str| if why.is_empty() { said.to_string() } else { format!("{said}; {why}") };
+    let (is_synthetic, reason) = (run.source.is_synthetic, run.unfinished.as_deref());
     match (f.needs(), found) {
-        // A prediction or a figure of this processor is no figure of the Neural Engine.
-        (FigureNeeds::Mac, None) => (None, RowVerdict::NeedsMac, why),
+        (FigureNeeds::Mac, None) => (RowVerdict::NeedsMac, why),
         (FigureNeeds::Mac, Some(x)) => {
-            let here = match source.layers {
+            let here = match run.source.layers {
                 _ if f.figure.gates.contains(&GateCommand::Plan) => "predicted here".to_string(),
                 Some(layers) => format!("on this CPU, {layers} of the model's layers"),
                 None => "on this CPU".into(),
             };
-            let shown = format!("{here}: {} {}", f.figure.show(x), f.figure.unit);
-            (None, RowVerdict::NeedsMac, join(&shown))
+            (RowVerdict::NeedsMac, join(&format!("{here}: {} {}", f.figure.show(x), f.figure.unit)))
         }
-        (FigureNeeds::Weights, None) if source.is_synthetic => {
-            (None, RowVerdict::NeedsWeights, reason.map_or(why.clone(), join))
+        (FigureNeeds::Weights, None) if is_synthetic => {
+            (RowVerdict::NeedsWeights, reason.map_or(why.clone(), join))
         }
-        (FigureNeeds::Weights, _) if source.is_synthetic => (found, RowVerdict::NeedsWeights, why),
-        (_, None) => (None, RowVerdict::NotRun, reason.unwrap_or("no gate of the recipe brought it").into()),
-        (_, Some(x)) if f.figure.keeps(&f.book, x) => (found, RowVerdict::Agrees, String::new()),
+        (FigureNeeds::Weights, _) if is_synthetic => (RowVerdict::NeedsWeights, why),
+        (_, None) => (RowVerdict::NotRun, reason.unwrap_or("no gate of the recipe brought it").into()),
+        (_, Some(x)) if f.figure.keeps(&f.book, x) => (RowVerdict::Agrees, String::new()),
         // A reason without a figure of ours is about other weights or another machine.
         (_, Some(x)) => {
             let by = (x / f.ours.as_ref().unwrap_or(&f.book).value - 1.0) * 100.0;
@@ -114,7 +98,7 @@ fn judge(
                 Some(ours) => format!("{by}not explained, which would be {} here: {why}", ours.text),
                 None => format!("{by}not explained"),
             };
-            (found, RowVerdict::Differs, said)
+            (RowVerdict::Differs, said)
         }
     }
 }

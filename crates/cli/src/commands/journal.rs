@@ -1,16 +1,14 @@
 //! `anemoe journal`
 
-pub mod entries;
-mod figures;
-
 use crate::command::{Command, CommandReport};
 use crate::commands::reproduce::RUN;
+use anemoe_gates::facts;
 use crate::shell::quoted;
 use crate::target::expect_begun_bundle;
 use crate::ui::Ui;
-use anemoe_bundle::journal::{self, Event, JOURNAL_FILE, Prose};
+use anemoe_bundle::journal::{self, Event, JOURNAL_FILE};
+use anemoe_bundle::journal_entries::{Entry, entries};
 use anyhow::bail;
-use entries::Entry;
 use serde::Serialize;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -60,11 +58,11 @@ struct AddArgs {
     #[arg(long, value_name = "ID")]
     entry: Option<String>,
     #[command(flatten)]
-    prose: ProseArgs,
+    texts: JournalTexts,
 }
 
-#[derive(clap::Args, serde::Serialize)]
-struct ProseArgs {
+#[derive(clap::Args, Serialize)]
+struct JournalTexts {
     /// Intent: the reason for doing it.
     #[arg(long, value_name = "TEXT")]
     intent: Option<String>,
@@ -106,9 +104,6 @@ pub enum JournalReport {
         bundle: String,
         torn: bool,
         entries: Vec<Entry>,
-        /// Path of the bundle for a command line.
-        #[serde(skip)]
-        quoted: String,
     },
     Added {
         bundle: String,
@@ -120,10 +115,23 @@ pub enum JournalReport {
 impl CommandReport for JournalReport {
     fn print(&self, ui: &Ui) -> io::Result<()> {
         match self {
-            JournalReport::Shown { bundle, torn, entries, quoted } => {
-                print_entries(bundle, *torn, entries, quoted, ui)
-            }
             JournalReport::Added { entry, .. } => ui.line(format!("added to entry {entry}")),
+            JournalReport::Shown { bundle, torn, entries } => {
+                ui.line(format!("# Journal of {bundle}"))?;
+                if entries.is_empty() {
+                    ui.line(
+                        "\nNothing is written yet. build, assemble, check, validate and trace write what they find when they run on a bundle\n(unless --no-journal is given); `anemoe journal add` writes the rest.",
+                    )?;
+                }
+                entries.iter().try_for_each(|entry| print(entry, ui))?;
+                if *torn {
+                    ui.line("\nThe last line was cut off while it was written, and is left out.")?;
+                }
+                let is_bare = |e: &&Entry| e.lesson.is_empty() || e.next.is_empty() || e.intent.is_empty();
+                let Some(Entry { id, .. }) = entries.last().filter(is_bare) else { return Ok(()) };
+                let quoted = quoted(Path::new(bundle));
+                ui.line(format!("\nTo write the rest: anemoe journal add {quoted} --entry {id} --lesson TEXT"))
+            }
         }
     }
 }
@@ -149,31 +157,12 @@ fn find<'a>(entries: &'a [Entry], wanted: &str, bundle: &Path) -> anyhow::Result
 fn show(args: ShowArgs) -> anyhow::Result<JournalReport> {
     expect_journal(&args.bundle)?;
     let journal = journal::read(&args.bundle)?;
-    let mut entries = entries::entries(journal.events);
+    let mut found = entries(journal.events);
     if let Some(wanted) = &args.entry {
-        entries = vec![find(&entries, wanted, &args.bundle)?.clone()];
+        found = vec![find(&found, wanted, &args.bundle)?.clone()];
     }
-    let (bundle, quoted) = (args.bundle.display().to_string(), quoted(&args.bundle));
-    Ok(JournalReport::Shown { bundle, torn: journal.torn, entries, quoted })
-}
-
-fn print_entries(bundle: &str, torn: bool, entries: &[Entry], quoted: &str, ui: &Ui) -> io::Result<()> {
-    ui.line(format!("# Journal of {bundle}"))?;
-    if entries.is_empty() {
-        ui.line(
-            "\nNothing is written yet. build, assemble, check, validate and trace write what they find when they run on a bundle\n(unless --no-journal is given); `anemoe journal add` writes the rest.",
-        )?;
-    }
-    for entry in entries {
-        print(entry, ui)?;
-    }
-    if torn {
-        ui.line("\nThe last line was cut off while it was written, and is left out.")?;
-    }
-    let bare = |e: &&Entry| e.lesson.is_empty() || e.next.is_empty() || e.intent.is_empty();
-    entries.last().filter(bare).into_iter().try_for_each(|last| {
-        ui.line(format!("\nTo write the rest: anemoe journal add {quoted} --entry {} --lesson TEXT", last.id))
-    })
+    let bundle = args.bundle.display().to_string();
+    Ok(JournalReport::Shown { bundle, torn: journal.torn, entries: found })
 }
 
 fn print(entry: &Entry, ui: &Ui) -> io::Result<()> {
@@ -190,23 +179,20 @@ fn print(entry: &Entry, ui: &Ui) -> io::Result<()> {
         }
     }
     result.extend(entry.notes.iter().map(|n| format!("note: {n}")));
-    let sections = [
-        ("Intent", &entry.intent),
-        ("Setup", &entry.setup),
-        ("Result", &result),
-        ("Surprise", &entry.surprise),
-        ("Lesson", &entry.lesson),
-        ("Next", &entry.next),
-        ("Refs", &entry.refs),
-    ];
-    for (heading, lines) in sections {
+    for (heading, lines, none) in [
+        ("Intent", &entry.intent, "(nothing written)"),
+        ("Setup", &entry.setup, "(nothing written)"),
+        ("Result", &result, "(nothing written)"),
+        ("Surprise", &entry.surprise, "(none)"),
+        ("Lesson", &entry.lesson, "(nothing written)"),
+        ("Next", &entry.next, "(nothing written)"),
+        ("Refs", &entry.refs, "(nothing written)"),
+    ] {
         ui.line(format!("\n### {heading}\n"))?;
         if lines.is_empty() {
-            ui.line(if heading == "Surprise" { "(none)" } else { "(nothing written)" })?;
+            ui.line(none)?;
         }
-        for line in lines {
-            ui.line(wrapped(line, WIDTH))?;
-        }
+        lines.iter().try_for_each(|line| ui.line(wrapped(line, WIDTH)))?;
     }
     Ok(())
 }
@@ -232,23 +218,19 @@ pub fn wrapped(text: &str, max: usize) -> String {
 
 fn add(args: AddArgs) -> anyhow::Result<JournalReport> {
     expect_journal(&args.bundle)?;
-    let words = serde_json::to_value(&args.prose)?;
-    let mut texts =
-        words.as_object().into_iter().flat_map(|w| w.values()).filter_map(|text| text.as_str()).peekable();
-    if texts.peek().is_none() || texts.any(|text| text.trim().is_empty()) {
+    let texts = facts::of(serde_json::to_value(&args.texts)?);
+    if texts.is_empty() || texts.values().any(|text| text.as_str().is_none_or(|text| text.trim().is_empty())) {
         bail!(
             "there is nothing to add: give --lesson, --surprise, --next, --refs, --note or --intent a text"
         );
     }
-    let prose: Prose = serde_json::from_value(words)?;
-    let entries = entries::entries(journal::read(&args.bundle)?.events);
+    let found = entries(journal::read(&args.bundle)?.events);
     let entry = match &args.entry {
-        Some(wanted) => Some(find(&entries, wanted, &args.bundle)?),
-        None => entries.last(),
+        Some(wanted) => Some(find(&found, wanted, &args.bundle)?),
+        None => found.last(),
     };
-    let of = entry.map(|e| e.id.clone());
-    let version = env!("CARGO_PKG_VERSION").into();
-    let event = journal::append(&args.bundle, Event { of, version, prose, ..Event::new("note", "") })?;
+    let (of, version) = (entry.map(|e| e.id.clone()), env!("CARGO_PKG_VERSION").into());
+    let event = journal::append(&args.bundle, Event { of, version, rest: texts, ..Event::new("note", "") })?;
     let entry = event.of.as_ref().unwrap_or(&event.id).clone();
     Ok(JournalReport::Added { bundle: args.bundle.display().to_string(), entry, event: Box::new(event) })
 }

@@ -1,12 +1,13 @@
 //! Measures passes over drafts, and decoding with drafts beside plain decoding.
 
-use super::bench_report::{DraftPass, Drafts};
 use super::measure::{Bench, median};
-use anemoe_runtime::generate::{GenerateOptions, Generated, generate};
-use anemoe_runtime::model::{Logits, Model};
-use anemoe_runtime::sampler::Sampling;
-use anemoe_runtime::shard_work::{ShardWork, WorkPart};
-use anemoe_runtime::speculate::{Mode, Speculation, break_even};
+use super::speeds::{DraftPass, DraftedSpeed};
+use crate::generate::{GenerateOptions, Generated, generate};
+use crate::model::{Logits, Model};
+use crate::sampler::Sampling;
+use crate::shard_work::{ShardWork, WorkPart};
+use crate::speculate::{Mode, Speculation, break_even};
+use crate::{Error, Result};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -30,8 +31,8 @@ struct Passes {
 
 impl Bench<'_> {
     /// Measures passes over several tokens with logits of each, in turn with passes over one token.
-    pub fn verify(&mut self) -> anyhow::Result<Vec<DraftPass>> {
-        let Bench { args, model, sequence, tokens, bar, passes: works, .. } = self;
+    pub fn verify(&mut self) -> Result<Vec<DraftPass>> {
+        let Bench { args, model, sequence, tokens, tick, passes: works, .. } = self;
         let counts = std::iter::once(1).chain(args.verify_tokens.iter().copied().filter(|&n| n > 0));
         let mut passes: Vec<Passes> = counts.map(|tokens| Passes { tokens, ..Passes::default() }).collect();
         if passes.len() == 1 {
@@ -66,7 +67,7 @@ impl Bench<'_> {
                     p.kinds = work.parts(EACH).kinds;
                 }
             }
-            bar.inc(1);
+            tick();
         }
         let bounded = passes.iter_mut().filter(|p| p.tokens == BOUNDED);
         works.extend(bounded.map(|p| (p.tokens, std::mem::take(&mut p.kinds))));
@@ -90,8 +91,8 @@ impl Bench<'_> {
 
     /// Decodes with drafts that are right with each probability of --drafts, in turn with plain decoding. Each repetition has a
     /// text of its own, the same for all probabilities: what a pass costs depends on the experts that its tokens choose.
-    pub fn drafts(&mut self) -> anyhow::Result<Vec<Drafts>> {
-        let Bench { args, model, tokens, bar, .. } = self;
+    pub fn drafts(&mut self) -> Result<Vec<DraftedSpeed>> {
+        let Bench { args, model, tokens, tick, .. } = self;
         let context = args.context.first().copied().unwrap_or(0).max(1);
         let mut pairs: Vec<Vec<(Generated, Generated)>> = args.drafts.iter().map(|_| Vec::new()).collect();
         let repetitions = if args.drafts.is_empty() { 0 } else { args.repetitions + 1 };
@@ -102,9 +103,11 @@ impl Bench<'_> {
                 let replay = Some(Arc::new(tokens.corrupt_ids(&plain.ids, planted)));
                 let drafts = Speculation { mode: Mode::Auto, replay, ..Speculation::default() };
                 let with = run(model, &prompt, args.decode, drafts)?;
-                anyhow::ensure!(with.ids == plain.ids, "drafts changed the tokens");
+                if with.ids != plain.ids {
+                    return Err(Error::input("drafts changed the tokens"));
+                }
                 let without = run(model, &prompt, args.decode, Speculation::default())?;
-                bar.inc(1);
+                tick();
                 // The first repetition warms caches and pages, and does not count.
                 if i > 0 {
                     pairs.push((with, without));
@@ -117,12 +120,12 @@ impl Bench<'_> {
 }
 
 /// Makes the medians of runs with drafts, each followed by a plain run, with the counts of the last one.
-fn report(planted: f64, tokens: usize, pairs: &[(Generated, Generated)]) -> Drafts {
+fn report(planted: f64, tokens: usize, pairs: &[(Generated, Generated)]) -> DraftedSpeed {
     let median_of = |figure: fn(&Generated, &Generated) -> f64| {
         median(&mut pairs.iter().map(|(with, without)| figure(with, without)).collect::<Vec<f64>>())
     };
     let counts = pairs.last().and_then(|(with, _)| with.speculation.clone()).unwrap_or_default();
-    Drafts {
+    DraftedSpeed {
         planted,
         tokens,
         plain_tok_s: median_of(|_, without| without.tokens_per_second()),
@@ -135,8 +138,8 @@ fn report(planted: f64, tokens: usize, pairs: &[(Generated, Generated)]) -> Draf
     }
 }
 
-fn run(model: &Model, prompt: &[u32], max_new: usize, speculation: Speculation) -> anyhow::Result<Generated> {
+fn run(model: &Model, prompt: &[u32], max_new: usize, speculation: Speculation) -> Result<Generated> {
     let sampling = Sampling::GREEDY;
     let options = GenerateOptions { max_new, sampling, ignore_eos: true, prefill_chunk: None, speculation };
-    Ok(generate(model, &mut model.sequence(), prompt, &options, |_| true)?)
+    generate(model, &mut model.sequence(), prompt, &options, |_| true)
 }

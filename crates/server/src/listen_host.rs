@@ -1,6 +1,6 @@
 //! Addresses that a server listens at.
 
-use anyhow::Context;
+use crate::{Error, Result};
 use std::io::{self, ErrorKind};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, TcpListener};
 use std::str::FromStr;
@@ -20,7 +20,7 @@ pub enum ListenHost {
 impl FromStr for ListenHost {
     type Err = String;
 
-    fn from_str(text: &str) -> Result<Self, String> {
+    fn from_str(text: &str) -> std::result::Result<Self, String> {
         match text {
             "localhost" => Ok(ListenHost::Localhost),
             text => {
@@ -41,7 +41,9 @@ impl std::fmt::Display for ListenHost {
 
 /// Listeners of a server, and the address that a user types.
 pub struct Listening {
+    /// Listeners, one for each address.
     pub listeners: Vec<TcpListener>,
+    /// Address that a user types.
     pub url: String,
 }
 
@@ -58,7 +60,7 @@ impl ListenHost {
     ///
     /// # Errors
     /// The port is taken at an address, or the machine has none of the addresses.
-    pub fn listen(self, port: u16) -> anyhow::Result<Listening> {
+    pub fn listen(self, port: u16) -> Result<Listening> {
         let addresses: &[IpAddr] = match &self {
             ListenHost::Ip(ip) => std::slice::from_ref(ip),
             ListenHost::Localhost => &[IpAddr::V4(Ipv4Addr::LOCALHOST), IpAddr::V6(Ipv6Addr::LOCALHOST)],
@@ -75,9 +77,10 @@ impl ListenHost {
         }
         let listeners = bound.map_err(|(ip, e)| {
             let free = if e.kind() == ErrorKind::AddrInUse { "; --port 0 takes a free one" } else { "" };
-            anyhow::anyhow!("cannot listen at {ip} port {port}: {e}{free}")
+            Error::usage(format!("cannot listen at {ip} port {port}: {e}{free}"))
         })?;
-        let address = listeners.first().context("no address to listen at")?.local_addr()?;
+        let address = listeners.first().and_then(|l| l.local_addr().ok());
+        let address = address.ok_or_else(|| Error::usage("no address to listen at"))?;
         let url = match self {
             ListenHost::Ip(_) => format!("http://{address}"),
             ListenHost::Localhost => format!("http://localhost:{}", address.port()),
@@ -88,7 +91,7 @@ impl ListenHost {
 
 /// Binds addresses, the later ones to the port of the first. Skips an address that the system does not have if another one
 /// works.
-fn bind_all(addresses: &[IpAddr], port: u16) -> Result<Vec<TcpListener>, (IpAddr, io::Error)> {
+fn bind_all(addresses: &[IpAddr], port: u16) -> std::result::Result<Vec<TcpListener>, (IpAddr, io::Error)> {
     let mut listeners: Vec<TcpListener> = Vec::new();
     let mut absent = None;
     for &ip in addresses {

@@ -1,20 +1,22 @@
-//! Facts that commands found, for events: their documents, condensed. Every fact was measured or counted.
+//! Facts for the events of journals: reports of gates and builds, condensed. Every fact was measured or counted.
 
-use super::Facts;
+use crate::ablation::AblationReport;
+use crate::gated::{GatedReport, NamedGate};
+use crate::golden_gate::GoldenGate;
+use crate::probe::ProbeReport;
+use crate::residency::Report;
+use crate::trace::Trace;
 use anemoe_bundle::journal::status;
 use anemoe_bundle::{Chain, file_sha256};
 use anemoe_convert::build::BuildReport;
 use anemoe_convert::plan::Plan;
-use anemoe_gates::ablation::AblationReport;
-use anemoe_gates::gated::{GatedReport, NamedGate};
-use anemoe_gates::golden_gate::GoldenGate;
-use anemoe_gates::probe::ProbeReport;
-use anemoe_gates::residency::Report;
-use anemoe_gates::trace::Trace;
 use serde::Serialize;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
+
+/// Facts of an event.
+pub type Facts = Map<String, Value>;
 
 /// Most columns of a map of cosines; with [`MAX_MAP_LAYERS`] rows the map takes some 50 kB of journal.
 const MAX_MAP_POSITIONS: usize = 64;

@@ -1,13 +1,13 @@
 //! Document of a report, gathered from the records of a bundle. `--json` prints it, and the page holds it.
 
-use super::speeds::{Speeds, speeds};
-use crate::commands::journal::entries::{Entry, entries, time};
-use crate::ui::Ui;
+use crate::cost::chips::ChipProfile;
+use crate::cost::forecast::{PassSize, Span, forecast, open_packages};
+use crate::quality_front::{QualityPoint, mark_best};
+use crate::residency::rule::Verdict;
+use crate::residency::{self, CheckOptions};
 use anemoe_bundle::journal::{self, Event};
+use anemoe_bundle::journal_entries::{Entry, entries, time};
 use anemoe_bundle::{Chain, GateResult, Shard};
-use anemoe_gates::quality_front::{QualityPoint, mark_best};
-use anemoe_gates::residency::rule::Verdict;
-use anemoe_gates::residency::{self, CheckOptions, Verdicts};
 use serde::Serialize;
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -18,16 +18,23 @@ use std::path::Path;
 pub struct BundleReport {
     /// Name of the bundle's folder.
     pub name: String,
+    /// Family of the model.
     pub family: String,
     /// Name of the checkpoint.
     pub source: String,
+    /// Number of layers.
     pub layers: usize,
+    /// Positions that the caches hold.
     pub max_context: usize,
     /// Bytes of all packages.
     pub bytes: u64,
+    /// Bytes of the embedding.
     pub embedding_bytes: u64,
+    /// Number of weights.
     pub weights: u64,
+    /// Packages.
     pub shards: Vec<ShardRow>,
+    /// Errors of compression.
     pub errors: ErrorMap,
     /// Cosines of the hidden state to the golden's, if a trace recorded them.
     pub cosines: Option<CosineMap>,
@@ -37,23 +44,28 @@ pub struct BundleReport {
     pub roofline: Option<Roofline>,
     /// Gates at the end of the build, and each later run of a gate.
     pub gates: Vec<GateLine>,
-    /// Predicted speed of the Neural Engine.
-    pub form_speeds: Speeds,
+    /// Predicted speed of the Neural Engines of some chips.
+    pub chip_speeds: Vec<ChipSpeed>,
+    /// Texts and runs of the journal.
     pub journal: Vec<JournalLine>,
 }
 
 /// One package.
 #[derive(Serialize)]
 pub struct ShardRow {
+    /// Name.
     pub name: String,
+    /// Kind.
     pub kind: &'static str,
     /// First layer; none for a package of no layer.
     pub layer: Option<usize>,
     /// Name of the layers that the package belongs to.
     pub group: String,
+    /// Bytes.
     pub bytes: u64,
     /// Compression, by part.
     pub quant: BTreeMap<String, String>,
+    /// Predicted verdict.
     pub verdict: Verdict,
     /// True if the package is too small for its device to matter.
     pub too_small: bool,
@@ -70,8 +82,11 @@ pub struct ShardRow {
 /// Largest error of the packages, by layer and kind.
 #[derive(Serialize)]
 pub struct ErrorMap {
+    /// Names of the rows.
     pub rows: Vec<String>,
+    /// Kinds of the columns.
     pub kinds: Vec<&'static str>,
+    /// Errors; none where a layer has no package of a kind.
     pub values: Vec<Vec<Option<f64>>>, // [rows, kinds]
 }
 
@@ -82,6 +97,7 @@ pub struct CosineMap {
     pub time: String,
     /// The embedding, then each layer at whose end no package goes on.
     pub names: Vec<String>,
+    /// Cosines.
     pub rows: Vec<Vec<f64>>, // [names, positions]
 }
 
@@ -92,14 +108,18 @@ pub struct Roofline {
     pub time: String,
     /// Gigabytes per second that all threads read.
     pub read_gb_s: f64,
+    /// Speeds.
     pub points: Vec<SpeedPoint>,
 }
 
 /// One measured speed.
 #[derive(Serialize)]
 pub struct SpeedPoint {
+    /// Name.
     pub name: String,
+    /// Tokens per second.
     pub tok_s: f64,
+    /// Gigabytes read per token.
     pub gb_per_token: f64,
 }
 
@@ -108,11 +128,25 @@ pub struct SpeedPoint {
 pub struct GateLine {
     /// Time of the run; none for a gate that the contract records.
     pub time: Option<String>,
+    /// Name of the gate.
     pub gate: String,
+    /// Outcome.
     pub said: String,
     /// Lowest cosine; none if the gate measures none.
     pub min_cosine: Option<f64>,
 }
+
+/// Predicted speed of a chip.
+#[derive(Serialize)]
+pub struct ChipSpeed {
+    /// Name of the chip.
+    pub chip: String,
+    /// Tokens per second.
+    pub tok_s: Span,
+}
+
+/// Chips whose speed is predicted.
+const CHIPS: [&str; 6] = ["m1", "m2", "m3", "m4", "m4-pro", "m4-max"];
 
 /// One text or run of the journal.
 #[derive(Serialize)]
@@ -121,25 +155,22 @@ pub struct JournalLine {
     pub time: String,
     /// Heading of the text, or kind of the run.
     pub what: String,
+    /// The text.
     pub text: String,
 }
 
-/// Gathers the document of a bundle, with the qualities of the bundles `others`. Shapes of other forms come from
-/// `checkpoint`, else from the checkpoint that the build recorded.
+/// Gathers the document of a bundle, with the qualities and speeds of the bundles `others`. `tick` is called after
+/// each package.
 ///
 /// # Errors
-/// A file of a bundle is missing or invalid, or `checkpoint` is not the bundle's.
-pub fn gather(
+/// A file of a bundle is missing or invalid.
+pub fn bundle_report(
     bundle: &Path,
     chain: &Chain,
     others: &[(&Path, Chain)],
-    checkpoint: Option<&Path>,
-    ui: &Ui,
-) -> anyhow::Result<BundleReport> {
-    let bar = ui.bar(chain.shards.len() as u64, "packages");
-    let placement = residency::bundle(bundle, chain, &CheckOptions::default(), || bar.inc(1));
-    bar.finish_and_clear();
-    let placement = placement?;
+    tick: impl Fn() + Sync,
+) -> crate::Result<BundleReport> {
+    let placement = residency::bundle(bundle, chain, &CheckOptions::default(), tick)?;
     let shards = chain.shards.iter().zip(&placement.packages).map(|(s, p)| ShardRow {
         name: s.name.clone(),
         kind: s.kind.name(),
@@ -155,8 +186,12 @@ pub fn gather(
         output_error: s.output_error,
     });
     let shards: Vec<ShardRow> = shards.collect();
-    let small = shards.iter().filter(|s| s.too_small && s.verdict == Verdict::NotAne).count() as u64;
-    let verdicts = Verdicts { not_ane: placement.verdicts.not_ane - small, ..placement.verdicts };
+    let packages = open_packages(bundle, chain)?;
+    let chip_speed = |name: &&str| {
+        let chip = ChipProfile::named(name).ok()?;
+        let tok_s = forecast(chain, &packages, &chip, PassSize::of(1)).tok_s;
+        Some(ChipSpeed { chip: chip.chip, tok_s })
+    };
     let events = journal::read(bundle)?.events;
     let mut qualities = QualityPoint::of_search(chain);
     qualities.extend(QualityPoint::of_bundle(&name_of(bundle), chain, &events));
@@ -185,7 +220,7 @@ pub fn gather(
         qualities,
         roofline: measured,
         gates: gates(chain, &events),
-        form_speeds: speeds(bundle, chain, verdicts, &events, checkpoint, ui)?,
+        chip_speeds: CHIPS.iter().filter_map(chip_speed).collect(),
         shards,
         journal: entries(events).iter().flat_map(journal_lines).collect(),
     })
@@ -300,7 +335,15 @@ fn gates(chain: &Chain, events: &[Event]) -> Vec<GateLine> {
 
 fn journal_lines(entry: &Entry) -> Vec<JournalLine> {
     let line = |time: &str, what: &str, text| JournalLine { time: time.into(), what: what.into(), text };
-    let texts = entry.texts().into_iter().flat_map(|(what, texts)| texts.iter().map(move |t| (what, t)));
+    let texts = [
+        ("intent", &entry.intent),
+        ("setup", &entry.setup),
+        ("notes", &entry.notes),
+        ("surprise", &entry.surprise),
+        ("lesson", &entry.lesson),
+        ("next", &entry.next),
+    ];
+    let texts = texts.into_iter().flat_map(|(what, texts)| texts.iter().map(move |t| (what, t)));
     let runs = entry.result.iter().map(|run| {
         let parts = [run.status.clone(), run.figures.join(", ")].into_iter().filter(|part| !part.is_empty());
         line(&run.time, &run.kind, parts.collect::<Vec<_>>().join(": "))

@@ -1,10 +1,9 @@
 //! Entries: groups of events of a journal, with texts and results under headings.
 
-use super::figures::{self, plain};
-use crate::ui;
-use anemoe_bundle::journal::{Event, Machine, Prose, status};
+use crate::journal::{Event, Machine, status};
+use anemoe_io::words::{bytes, count, counted};
 use serde::Serialize;
-use serde_json::Value;
+use serde_json::{Map, Value};
 use std::collections::{HashMap, HashSet};
 
 /// Events that belong together: a build with its gates, or what was done for one intent.
@@ -18,11 +17,11 @@ pub struct Entry {
     pub kinds: Vec<String>,
     /// Intents.
     pub intent: Vec<String>,
-    /// Setup: model, options and machine.
+    /// Model, options and machine.
     pub setup: Vec<String>,
-    /// Results of the entry's runs.
+    /// Results of the runs.
     pub result: Vec<RunOutcome>,
-    /// Other notes.
+    /// Notes.
     pub notes: Vec<String>,
     /// Surprises, found by the program or written by people.
     pub surprise: Vec<String>,
@@ -34,20 +33,6 @@ pub struct Entry {
     pub refs: Vec<String>,
     /// The events, unchanged.
     pub events: Vec<Event>,
-}
-
-impl Entry {
-    /// Returns the texts of people and of the program, under their headings.
-    pub fn texts(&self) -> [(&'static str, &[String]); 6] {
-        [
-            ("intent", &self.intent),
-            ("setup", &self.setup),
-            ("notes", &self.notes),
-            ("surprise", &self.surprise),
-            ("lesson", &self.lesson),
-            ("next", &self.next),
-        ]
-    }
 }
 
 /// Outcome of one run.
@@ -78,25 +63,20 @@ pub fn entries(events: Vec<Event>) -> Vec<Entry> {
     let mut intents: HashSet<String> = HashSet::new();
     let mut places: HashMap<String, usize> = HashMap::new();
     for event in events {
-        let named = event.of.as_ref().and_then(|of| places.get(of).copied());
+        let intent = event.text("intent").map(str::to_string);
         let is_other = |intent: &String| !intents.is_empty() && !intents.contains(intent);
-        let begins = groups.is_empty() || event.prose.intent.as_ref().is_some_and(is_other);
-        let place = match named {
-            Some(place) => place,
-            None if begins => groups.len(),
-            None => groups.len() - 1,
-        };
+        let begins = groups.is_empty() || intent.as_ref().is_some_and(is_other);
+        let named = event.of.as_ref().and_then(|of| places.get(of).copied());
+        let place = named.unwrap_or(groups.len() - usize::from(!begins));
+        places.entry(event.id.clone()).or_insert(place);
         if place == groups.len() {
             intents.clear();
+            groups.push(Vec::new());
         }
-        if place + 1 >= groups.len() {
-            intents.extend(event.prose.intent.clone());
+        if place + 1 == groups.len() {
+            intents.extend(intent);
         }
-        places.entry(event.id.clone()).or_insert(place);
-        match groups.get_mut(place) {
-            Some(group) => group.push(event),
-            None => groups.push(vec![event]),
-        }
+        groups[place].push(event);
     }
     groups.into_iter().map(entry).collect()
 }
@@ -118,16 +98,14 @@ fn distinct(texts: impl Iterator<Item = String>) -> Vec<String> {
 }
 
 fn entry(events: Vec<Event>) -> Entry {
-    let prose = |pick: fn(&Prose) -> &Option<String>| {
-        events.iter().filter_map(move |e| Some(pick(&e.prose).as_ref()?.trim().to_string()))
-    };
+    let said = |name: &'static str| events.iter().filter_map(move |e| Some(e.text(name)?.trim().to_string()));
     let ended: HashSet<(&str, &str)> =
         events.iter().filter_map(|e| Some((e.kind.as_str(), e.of.as_deref()?))).collect();
     let is_open = |e: &Event| e.status == status::STARTED && !ended.contains(&(&e.kind, &e.id));
     // A later table of the same recipe replaces an earlier one.
-    let table = events.iter().rposition(|e| e.facts.contains_key("rows")).map(|i| &events[i].id);
-    let is_run = |e: &Event| e.kind != "note" && (!e.facts.contains_key("rows") || Some(&e.id) == table);
-    let runs = || events.iter().filter(move |e| is_run(e));
+    let table = events.iter().rfind(|e| e.facts.contains_key("rows")).map(|e| &e.id);
+    let is_run = |e: &&Event| e.kind != "note" && (!e.facts.contains_key("rows") || Some(&e.id) == table);
+    let runs = || events.iter().filter(is_run);
     let resumed: HashMap<&str, &Event> =
         events.iter().filter_map(|e| Some((fact(e, "resumes")?, e))).collect();
     let surprise = runs().flat_map(|e| surprises(e, resumed.get(e.id.as_str()).copied(), is_open(e)));
@@ -136,14 +114,14 @@ fn entry(events: Vec<Event>) -> Entry {
         id: events[0].id.clone(),
         time: time(&events[0]),
         kinds: distinct(events.iter().map(|e| e.kind.clone())),
-        intent: distinct(prose(|p| &p.intent)),
+        intent: distinct(said("intent")),
         setup: setup(&events),
         result: runs().filter(|e| e.status != status::STARTED || is_open(e)).map(outcome).collect(),
-        notes: distinct(prose(|p| &p.note)),
-        surprise: distinct(surprise.chain(prose(|p| &p.surprise))),
-        lesson: distinct(lesson.chain(prose(|p| &p.lesson))),
-        next: distinct(prose(|p| &p.next)),
-        refs: distinct(references(&events).chain(prose(|p| &p.refs))),
+        notes: distinct(said("note")),
+        surprise: distinct(surprise.chain(said("surprise"))),
+        lesson: distinct(lesson.chain(said("lesson"))),
+        next: distinct(said("next")),
+        refs: distinct(references(&events).chain(said("refs"))),
         events,
     }
 }
@@ -159,7 +137,7 @@ fn outcome(event: &Event) -> RunOutcome {
         kind: event.kind.clone(),
         status: event.status.clone(),
         seconds: event.seconds,
-        figures: figures::of_facts(&event.facts).into_iter().chain(rows).collect(),
+        figures: figures(&event.facts).into_iter().chain(rows).collect(),
     }
 }
 
@@ -174,8 +152,8 @@ fn rows(event: &Event) -> impl Iterator<Item = [String; 9]> {
 fn machine(m: &Machine) -> String {
     let parts = [
         m.cpu.clone(),
-        m.cores.map(|n| ui::counted(n, "core")),
-        m.memory_bytes.map(|n| format!("{} of memory", ui::bytes(n))),
+        m.cores.map(|n| counted(n, "core")),
+        m.memory_bytes.map(|n| format!("{} of memory", bytes(n))),
         m.os.clone(),
         m.arch.clone(),
         m.isa.clone(),
@@ -235,6 +213,58 @@ fn surprises(event: &Event, resumed: Option<&Event>, open: bool) -> Vec<String> 
         format!("{build}: {figure} {ours} {unit}, where {book} was expected")
     });
     said.into_iter().chain(differing).collect()
+}
+
+/// Facts that are no figures: an entry shows them in other places.
+const ELSEWHERE: &str = "family source title pass strict conditions golden cosine_map cosine_map_layers \
+    chain_sha256 resumes error lesson gate again";
+
+/// Lists every figure with its path: members of objects and lists of plain values, without hashes.
+fn figures(facts: &Map<String, Value>) -> Vec<String> {
+    let mut found = Vec::new();
+    for (key, value) in facts.iter().filter(|(key, _)| !ELSEWHERE.split_whitespace().any(|e| e == *key)) {
+        walk(key, value, &mut found);
+    }
+    found
+}
+
+fn walk(path: &str, value: &Value, found: &mut Vec<String>) {
+    match value {
+        Value::Object(map) if path == "figures" => map.iter().for_each(|(k, v)| walk(k, v, found)),
+        Value::Object(map) => map.iter().for_each(|(k, v)| walk(&format!("{path}.{k}"), v, found)),
+        Value::Array(list) if list.is_empty() || list.iter().any(|v| v.is_object() || v.is_array()) => {}
+        Value::Array(list) => {
+            found.push(format!("{path} {}", list.iter().map(plain).collect::<Vec<_>>().join(", ")));
+        }
+        Value::Null => {}
+        _ if path.ends_with("sha256") => {}
+        Value::Number(n) if n.is_u64() => {
+            let n = n.as_u64().unwrap_or(0);
+            let shown = if path.ends_with("bytes") { bytes(n) } else { count(n) };
+            found.push(format!("{path} {shown}"));
+        }
+        plainly => found.push(format!("{path} {}", plain(plainly))),
+    }
+}
+
+/// Formats a value; a number with six digits.
+fn plain(value: &Value) -> String {
+    match value {
+        Value::String(text) => text.clone(),
+        Value::Null => "-".into(),
+        Value::Bool(yes) => (if *yes { "yes" } else { "no" }).into(),
+        Value::Number(n) if n.is_f64() => {
+            // A sum of nothing is -0.
+            let x = n.as_f64().unwrap_or(0.0) + 0.0;
+            if x != 0.0 && !(1e-4..1e15).contains(&x.abs()) {
+                return format!("{x:.3e}");
+            }
+            let digits = (6.0 - x.abs().log10().ceil()).clamp(0.0, 9.0) as usize;
+            let text = format!("{x:.digits$}");
+            if digits > 0 { text.trim_end_matches('0').trim_end_matches('.').into() } else { text }
+        }
+        other => other.to_string(),
+    }
 }
 
 #[cfg(test)]
@@ -306,5 +336,31 @@ mod tests {
         ] {
             assert!(said.contains(text), "`{text}` is not in\n{said}");
         }
+    }
+
+    #[test]
+    fn figures_have_their_paths_and_six_digits() {
+        let facts = json!({
+            "ops": {"ane": 1200}, "rules": [{"rule": "x"}], "list": [1, 2], "watts": 4.5, "golden": {"sha256": "a"},
+            "importance_sha256": "b", "none": null, "figures": {"decode_tok_s": 9.25}, "pass": true, "done": true,
+            "package_bytes": 8_400_000, "min_cosine": 0.99999912, "relative": 3.3e-8, "seconds": 123456.789, "zero": 0.0
+        });
+        let mut found = figures(facts.as_object().unwrap());
+        found.sort();
+        assert_eq!(
+            found,
+            [
+                "decode_tok_s 9.25",
+                "done yes",
+                "list 1, 2",
+                "min_cosine 0.999999",
+                "ops.ane 1,200",
+                "package_bytes 8.4 MB",
+                "relative 3.300e-8",
+                "seconds 123457",
+                "watts 4.5",
+                "zero 0",
+            ]
+        );
     }
 }

@@ -1,107 +1,89 @@
-//! NamedFigures of `anemoe bench`: the JSON document.
+//! Options and figures of measurements.
 
-use crate::recorder::{Facts, facts};
-use anemoe_bundle::journal::Machine;
-use anemoe_runtime::shard_work::{KindBound, OpPart, WorkPart};
-use anemoe_gates::figures::NamedFigures;
+use crate::shard_work::{KindBound, OpPart, WorkPart};
 use serde::Serialize;
-use std::path::PathBuf;
 
-/// Version of the JSON document.
-pub(super) const SCHEMA: u32 = 1;
-
-/// NamedFigures of one run.
-#[derive(Serialize)]
-pub struct BenchReport {
-    pub schema: u32,
-    pub version: String,
-    #[serde(serialize_with = "anemoe_bundle::path_text")]
-    pub bundle: PathBuf,
-    pub source: String,
-    /// `default`, `exact` or `fast` (see [`Products`](anemoe_runtime::cpu::Products)), and the first option that does not have its
-    /// default.
-    pub mode: String,
-    pub machine: MachineReport,
+/// Measurements that are wanted.
+pub struct BenchOptions {
+    /// Prompt lengths; 0 for none.
+    pub prefill: Vec<usize>,
+    /// Contexts in which tokens are decoded.
+    pub context: Vec<usize>,
+    /// Tokens decoded in each context; 0 for none.
+    pub decode: usize,
+    /// Numbers of sequences that are decoded at once, in the first context.
+    pub sequences: Vec<usize>,
+    /// Tokens of passes over drafts; 0 for none.
+    pub verify_tokens: Vec<usize>,
+    /// Probabilities with which drafted tokens are right.
+    pub drafts: Vec<f64>,
+    /// Times that each is measured.
     pub repetitions: usize,
-    /// Seconds to open the bundle.
-    pub load_s: f64,
-    /// Seconds from the start to the first token's logits.
-    pub first_token_s: f64,
+    /// Most tokens of one prefill call.
+    pub prefill_chunk: Option<usize>,
+    /// Start of the random tokens.
+    pub seed: u64,
+}
+
+/// Measured speeds of a model. Figures are medians.
+#[derive(Serialize)]
+pub struct Speeds {
+    /// Prompts.
     pub prefill: Vec<PrefillSpeed>,
+    /// Decoding of one sequence.
     pub decode: Vec<DecodeSpeed>,
-    /// Batches of `--sequences`.
+    /// Decoding of several sequences.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub batches: Vec<Batch>,
-    /// Passes over drafts, beside a pass over one token; with `--verify-tokens`.
+    pub batches: Vec<BatchSpeed>,
+    /// Passes over drafts, beside a pass over one token.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub verify: Vec<DraftPass>,
-    /// Decoding with drafts beside plain decoding; with `--drafts`.
+    /// Decoding with drafts beside plain decoding.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub drafts: Vec<Drafts>,
+    pub drafts: Vec<DraftedSpeed>,
     /// Shards of one kind together, while decoding in the first context.
     pub kinds: Vec<WorkPart>,
     /// Bounds of each kind of shard, for one token and for several.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub bounds: Vec<KindBound>,
+    /// Single shards.
     pub shards: Vec<WorkPart>,
+    /// Operations of fused functions, if they are measured.
     pub ops: Vec<OpPart>,
-    pub memory: Memory,
 }
 
-impl BenchReport {
-    /// Makes the facts of the journal, which `anemoe report` reads.
-    pub fn facts(&self) -> Facts {
-        let mut facts = facts::of(serde_json::json!({
-            "mode": self.mode,
-            "threads": self.machine.threads,
-            "read_gb_s": self.machine.read_gb_s,
-            "load_s": self.load_s,
-            "first_token_s": self.first_token_s,
-        }));
-        for p in &self.prefill {
-            facts.insert(format!("prefill_{}_tok_s", p.tokens), p.tok_s.into());
-            facts.insert(format!("prefill_{}_gb_s", p.tokens), p.gb_s.into());
-        }
-        for d in &self.decode {
-            facts.insert(format!("decode_at_{}_tok_s", d.context), d.tok_s.into());
-            facts.insert(format!("decode_at_{}_gb_s", d.context), d.gb_s.into());
-        }
-        facts
+impl BenchOptions {
+    /// Counts the runs of [`BenchOptions::measure`].
+    pub fn runs(&self) -> usize {
+        let prompts = self.prefill.iter().filter(|&&n| n > 0).count();
+        let decodes = if self.decode > 0 { self.context.len() + self.sequences.len() } else { 0 };
+        let verify = usize::from(self.verify_tokens.iter().any(|&n| n > 0));
+        (prompts + decodes + verify + self.drafts.len()) * (self.repetitions + 1)
     }
 
-    /// Adds the figures of the first decoding, and of passes over four tokens.
-    pub fn figures(&self, figures: &mut NamedFigures) {
-        figures.add("first_token_s", self.first_token_s);
-        if let Some(decode) = self.decode.first() {
-            figures.add("decode_tok_s", decode.tok_s);
-            figures.add("token_ms", decode.ms_per_token);
-            figures.add("token_gb", decode.gb_per_token);
-        }
-        if let Some(pass) = self.verify.iter().find(|v| v.tokens == 4) {
-            figures.add("verify_ms", pass.ms);
-            figures.add("verify_ratio", pass.over_one);
-        }
+    /// Returns the tokens that the caches have to hold.
+    pub fn longest(&self) -> usize {
+        let first = self.context.first().copied().unwrap_or(0);
+        let verified = self.verify_tokens.iter().copied().max().filter(|n| *n > 0);
+        let drafted = Some(first.max(1).saturating_add(self.decode)).filter(|_| !self.drafts.is_empty());
+        let behind = self.context.iter().map(|c| c.saturating_add(self.decode));
+        let all = self.prefill.iter().copied().chain(behind).chain(verified.map(|n| first.saturating_add(n)));
+        all.chain(drafted).max().unwrap_or(0)
     }
 }
 
-#[derive(Serialize)]
-pub struct MachineReport {
-    #[serde(flatten)]
-    pub machine: Machine,
-    pub threads: usize,
-    /// Bandwidth of all threads together before the measurements, in GB/s.
-    pub read_gb_s: f64,
-    /// Bandwidth of all threads together after the measurements, in GB/s.
-    pub read_gb_s_after: f64,
-}
-
+/// Speed of a prompt.
 #[derive(Serialize)]
 pub struct PrefillSpeed {
+    /// Number of tokens.
     pub tokens: usize,
+    /// Seconds of all of them.
     pub seconds: f64,
+    /// Tokens per second.
     pub tok_s: f64,
     /// Gigabytes of weights and caches read.
     pub gb: f64,
+    /// Gigabytes read per second.
     pub gb_s: f64,
     /// Different experts that a layer ran in a call, on average; absent without experts.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -110,34 +92,47 @@ pub struct PrefillSpeed {
 
 /// Several sequences that take a token each in every pass.
 #[derive(Serialize)]
-pub struct Batch {
+pub struct BatchSpeed {
+    /// Number of sequences.
     pub sequences: usize,
+    /// Tokens before the first.
     pub context: usize,
     /// Tokens of each sequence.
     pub tokens: usize,
+    /// Seconds of all of them.
     pub seconds: f64,
     /// Tokens per second of all sequences together.
     pub tok_s: f64,
+    /// Tokens per second of one sequence.
     pub tok_s_per_sequence: f64,
     /// Speed of all sequences over the speed of one sequence; absent if that was not measured.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub over_one: Option<f64>,
+    /// Gigabytes of weights and caches read per token.
     pub gb_per_token: f64,
+    /// Gigabytes read per second.
     pub gb_s: f64,
     /// Different experts that a layer ran in a pass, on average; absent without experts.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub distinct_experts: Option<f64>,
 }
 
+/// Speed of decoding in a context.
 #[derive(Serialize)]
 pub struct DecodeSpeed {
+    /// Tokens before the first.
     pub context: usize,
+    /// Number of tokens.
     pub tokens: usize,
+    /// Seconds of all of them.
     pub seconds: f64,
+    /// Tokens per second.
     pub tok_s: f64,
+    /// Milliseconds per token.
     pub ms_per_token: f64,
     /// Gigabytes of weights and caches read per token.
     pub gb_per_token: f64,
+    /// Gigabytes read per second.
     pub gb_s: f64,
     /// Bandwidth of all threads, measured right before and after, in GB/s.
     pub read_gb_s: f64,
@@ -147,26 +142,22 @@ pub struct DecodeSpeed {
     pub ceiling_tok_s: f64,
 }
 
-/// Resident memory after the last measurement; absent if the system does not tell.
-#[derive(Serialize)]
-pub struct Memory {
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub own_bytes: Option<u64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub mapped_bytes: Option<u64>,
-}
-
 /// A pass over several tokens of one sequence with logits of each, as drafts are verified.
 #[derive(Serialize)]
 pub struct DraftPass {
+    /// Number of tokens.
     pub tokens: usize,
+    /// Tokens before the first.
     pub context: usize,
+    /// Milliseconds.
     pub ms: f64,
     /// `t(T) / t(1)`, from times measured in turn.
     pub over_one: f64,
     /// Bytes read by this pass over bytes read by a pass over one token.
     pub bytes_over_one: f64,
+    /// Gigabytes read.
     pub gb: f64,
+    /// Gigabytes read per second.
     pub gb_s: f64,
     /// Different experts that a layer ran in a pass, on average; absent without experts.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -178,17 +169,23 @@ pub struct DraftPass {
 
 /// Decoding with drafts that are accepted with a planted probability, beside plain decoding.
 #[derive(Serialize)]
-pub struct Drafts {
+pub struct DraftedSpeed {
     /// Probability that a drafted token is the right one.
     pub planted: f64,
+    /// Number of tokens.
     pub tokens: usize,
+    /// Tokens per second without drafts.
     pub plain_tok_s: f64,
+    /// Tokens per second.
     pub tok_s: f64,
     /// Speed over the speed of plain decoding: the median of pairs measured in turn.
     pub gain: f64,
     /// Counts of the last pair.
     pub verifier_calls: u64,
+    /// Drafted tokens.
     pub drafted: u64,
+    /// Drafted tokens that were accepted.
     pub accepted: u64,
+    /// Passes without a draft.
     pub fallbacks: u64,
 }

@@ -1,34 +1,35 @@
-//! Measurements of `anemoe bench`.
+//! Measures prompts, decoding and batches.
 
-use super::Args;
-use super::bench_report::{Batch, DecodeSpeed, Memory, PrefillSpeed};
-use crate::ui::Ui;
+use super::speeds::{BatchSpeed, BenchOptions, DecodeSpeed, PrefillSpeed};
+use crate::Result;
+use crate::model::{Logits, Model, Request, Sequence};
+use crate::shard_work::{ShardWork, WorkPart, WorkParts};
 use anemoe_io::Random;
 use anemoe_kernels::Pool;
-use anemoe_runtime::model::{Logits, Model, Request, Sequence};
-use anemoe_runtime::shard_work::{ShardWork, WorkPart, WorkParts};
 use std::time::{Duration, Instant};
 
 /// Bytes that are read between repetitions to measure the bandwidth.
 const GAUGE: usize = 256 << 20;
 
 /// Source of random tokens.
-pub(super) struct Tokens {
+pub struct Tokens {
     random: Random,
     vocabulary: usize,
 }
 
 impl Tokens {
+    /// Makes a source that begins at a seed.
     pub fn new(seed: u64, vocabulary: usize) -> Tokens {
         Tokens { random: Random::new(seed), vocabulary }
     }
 
+    /// Draws `n` ids.
     pub fn random_ids(&mut self, n: usize) -> Vec<u32> {
         (0..n).map(|_| self.random.below(self.vocabulary) as u32).collect()
     }
 
     /// Copies `ids`; each id stays right with probability `right`, and becomes another id otherwise.
-    pub fn corrupt_ids(&mut self, ids: &[u32], right: f64) -> Vec<u32> {
+    pub(super) fn corrupt_ids(&mut self, ids: &[u32], right: f64) -> Vec<u32> {
         ids.iter().map(|&id| if self.random.uniform() < right { id } else { id ^ 1 }).collect()
     }
 }
@@ -36,13 +37,13 @@ impl Tokens {
 /// Returns the median seconds of `repetitions` runs, after one run that does not count.
 pub(super) fn median_seconds(
     repetitions: usize,
-    bar: &indicatif::ProgressBar,
-    mut run: impl FnMut() -> anyhow::Result<Duration>,
-) -> anyhow::Result<f64> {
+    tick: &dyn Fn(),
+    mut run: impl FnMut() -> Result<Duration>,
+) -> Result<f64> {
     let mut times = Vec::new();
     for i in 0..=repetitions {
         let time = run()?.as_secs_f64();
-        bar.inc(1);
+        tick();
         if i > 0 {
             times.push(time);
         }
@@ -59,48 +60,33 @@ pub(super) fn median(values: &mut [f64]) -> f64 {
 
 /// Measurement of one model.
 pub(super) struct Bench<'a> {
-    pub args: &'a Args,
+    pub args: &'a BenchOptions,
     pub model: &'a Model,
     pub sequence: Sequence,
     pub tokens: Tokens,
-    pool: &'a Pool,
-    pub bar: indicatif::ProgressBar,
+    pub pool: &'a Pool,
+    /// Called after each run.
+    pub tick: &'a dyn Fn(),
     /// Work of shards and operations in the first measurement.
     pub parts: Option<WorkParts>,
     /// Work by kind of shard of a pass over one token, and of one over several.
     pub passes: Vec<(usize, Vec<WorkPart>)>,
 }
 
-impl<'a> Bench<'a> {
-    pub fn new(
-        args: &'a Args,
-        model: &'a Model,
-        sequence: Sequence,
-        tokens: Tokens,
-        pool: &'a Pool,
-        ui: &Ui,
-    ) -> Bench<'a> {
-        let prompts = args.prefill.iter().filter(|&&n| n > 0).count();
-        let decodes = if args.decode > 0 { args.context.len() + args.sequences.len() } else { 0 };
-        let verify = args.verify_tokens.iter().any(|&n| n > 0);
-        let steps = (prompts + decodes + usize::from(verify) + args.drafts.len()) * (args.repetitions + 1);
-        let bar = ui.bar(steps as u64, "runs");
-        Bench { args, model, sequence, tokens, pool, bar, parts: None, passes: Vec::new() }
-    }
-
+impl Bench<'_> {
     /// Measures decoding in each context.
-    pub fn decodes(&mut self) -> anyhow::Result<Vec<DecodeSpeed>> {
+    pub fn decodes(&mut self) -> Result<Vec<DecodeSpeed>> {
         let contexts: &[usize] = if self.args.decode > 0 { &self.args.context } else { &[] };
         contexts.iter().map(|&context| self.decode(context)).collect()
     }
 
-    fn decode(&mut self, context: usize) -> anyhow::Result<DecodeSpeed> {
-        let Bench { args, model, sequence, tokens, pool, bar, parts, passes } = self;
+    fn decode(&mut self, context: usize) -> Result<DecodeSpeed> {
+        let Bench { args, model, sequence, tokens, pool, tick, parts, passes } = self;
         let whole = ShardWork::begin(model);
         let mut bytes = 0.0;
         let (mut reads, mut shares) = (Vec::new(), Vec::new());
         let gauge = || anemoe_kernels::measure_bandwidth(pool, GAUGE, 1);
-        let seconds = median_seconds(args.repetitions, bar, || {
+        let seconds = median_seconds(args.repetitions, tick, || {
             model.fill_with_noise(sequence, context, args.seed)?;
             let first = gauge();
             let ids = tokens.random_ids(args.decode);
@@ -140,17 +126,17 @@ impl<'a> Bench<'a> {
     }
 
     /// Measures prompts of each length.
-    pub fn prefills(&mut self) -> anyhow::Result<Vec<PrefillSpeed>> {
+    pub fn prefills(&mut self) -> Result<Vec<PrefillSpeed>> {
         let lengths = self.args.prefill.iter().filter(|&&n| n > 0);
         lengths.map(|&n| self.prefill(n)).collect()
     }
 
-    fn prefill(&mut self, n: usize) -> anyhow::Result<PrefillSpeed> {
-        let Bench { args, model, sequence, tokens, bar, parts, .. } = self;
+    fn prefill(&mut self, n: usize) -> Result<PrefillSpeed> {
+        let Bench { args, model, sequence, tokens, tick, parts, .. } = self;
         let whole = ShardWork::begin(model);
         let (mut bytes, mut experts) = (0.0, None);
         let passes = n.div_ceil(model.most_tokens(args.prefill_chunk));
-        let seconds = median_seconds(args.repetitions, bar, || {
+        let seconds = median_seconds(args.repetitions, tick, || {
             sequence.clear();
             let ids = tokens.random_ids(n);
             let work = ShardWork::begin(model);
@@ -175,23 +161,23 @@ impl<'a> Bench<'a> {
     }
 
     /// Measures decoding of several sequences at once, for each number of `--sequences`.
-    pub fn batches(&mut self) -> anyhow::Result<Vec<Batch>> {
+    pub fn batches(&mut self) -> Result<Vec<BatchSpeed>> {
         let counts: &[usize] = if self.args.decode > 0 { &self.args.sequences } else { &[] };
-        let mut batches: Vec<Batch> = Vec::new();
+        let mut batches: Vec<BatchSpeed> = Vec::new();
         for &n in counts {
             let batch = self.batch(n)?;
             let one = batches.iter().find(|b| b.sequences == 1).map(|b| b.tok_s);
-            batches.push(Batch { over_one: one.map(|one| batch.tok_s / one), ..batch });
+            batches.push(BatchSpeed { over_one: one.map(|one| batch.tok_s / one), ..batch });
         }
         Ok(batches)
     }
 
-    fn batch(&mut self, n: usize) -> anyhow::Result<Batch> {
-        let Bench { args, model, tokens, bar, .. } = self;
+    fn batch(&mut self, n: usize) -> Result<BatchSpeed> {
+        let Bench { args, model, tokens, tick, .. } = self;
         let context = args.context.first().copied().unwrap_or(0);
         let mut sequences: Vec<Sequence> = (0..n).map(|_| model.sequence()).collect();
         let (mut bytes, mut experts) = (0.0, None);
-        let seconds = median_seconds(args.repetitions, bar, || {
+        let seconds = median_seconds(args.repetitions, tick, || {
             for (i, sequence) in sequences.iter_mut().enumerate() {
                 model.fill_with_noise(sequence, context, args.seed + i as u64)?;
             }
@@ -213,7 +199,7 @@ impl<'a> Bench<'a> {
         })?;
         let all = (n * args.decode) as f64;
         let tok_s = all / seconds;
-        Ok(Batch {
+        Ok(BatchSpeed {
             sequences: n,
             context,
             tokens: args.decode,
@@ -226,14 +212,4 @@ impl<'a> Bench<'a> {
             distinct_experts: experts,
         })
     }
-}
-
-/// Returns the resident bytes of this process: its own, and those of mapped files; none on systems other than Linux.
-pub(super) fn memory() -> Memory {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let of = |key: &str| {
-        let line = status.lines().find_map(|l| l.strip_prefix(key))?;
-        line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
-    };
-    Memory { own_bytes: of("RssAnon:"), mapped_bytes: of("RssFile:") }
 }

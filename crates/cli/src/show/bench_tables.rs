@@ -1,7 +1,8 @@
 //! Tables of `anemoe bench`.
 
-use super::bench_report::{Batch, BenchReport};
+use crate::commands::bench::BenchReport;
 use crate::ui::{Table, Ui};
+use anemoe_runtime::bench::{BatchSpeed, Speeds};
 use anemoe_runtime::shard_work::WorkPart;
 use std::io;
 
@@ -21,8 +22,9 @@ fn percent(share: f64) -> String {
     format!("{:.0} %", 100.0 * share)
 }
 
-pub(super) fn print(report: &BenchReport, shards: bool, ui: &Ui) -> io::Result<()> {
-    let m = &report.machine;
+/// Prints the figures of a run; each shard, too, if `shards` is true.
+pub fn print(report: &BenchReport, shards: bool, ui: &Ui) -> io::Result<()> {
+    let (m, speeds) = (&report.machine, &report.speeds);
     ui.line(format!(
         "{}, {} threads, {}: reads {:.1} GB/s before, {:.1} after",
         m.machine.cpu.as_deref().unwrap_or("this machine"),
@@ -42,32 +44,31 @@ pub(super) fn print(report: &BenchReport, shards: bool, ui: &Ui) -> io::Result<(
     if let (Some(own), Some(mapped)) = (report.memory.own_bytes, report.memory.mapped_bytes) {
         ui.line(format!("resident: {} MB, and {} MB of mapped files", own / 1_000_000, mapped / 1_000_000))?;
     }
-    speeds(report, ui)?;
-    passes_over_drafts(report, ui)?;
-    let experts = report.prefill.iter().map(|p| (format!("prefill {}", p.tokens), p.distinct_experts));
-    for (name, experts) in experts.chain(report.batches.iter().map(|b| (name(b), b.distinct_experts))) {
+    print_speeds(speeds, m.read_gb_s, ui)?;
+    passes_over_drafts(speeds, ui)?;
+    let experts = speeds.prefill.iter().map(|p| (format!("prefill {}", p.tokens), p.distinct_experts));
+    for (name, experts) in experts.chain(speeds.batches.iter().map(|b| (name(b), b.distinct_experts))) {
         if let Some(experts) = experts {
             ui.line(format!("{name}: {experts:.1} different experts in a layer and call"))?;
         }
     }
-    parts("shards", &report.kinds, ui)?;
-    bounds(report, ui)?;
+    parts("shards", &speeds.kinds, ui)?;
+    bounds(speeds, ui)?;
     if shards {
-        parts("shard", &report.shards, ui)?;
+        parts("shard", &speeds.shards, ui)?;
     }
-    let ops = report.ops.iter().take(MOST_OPS);
+    let ops = speeds.ops.iter().take(MOST_OPS);
     let ops =
         ops.map(|o| [o.op.clone(), format!("{:.3}", o.ms_per_token), format!("{:.1} %", 100.0 * o.share)]);
     table(ui, ["operation", "ms per token", "share"], ops.collect())
 }
 
-fn name(batch: &Batch) -> String {
+fn name(batch: &BatchSpeed) -> String {
     format!("{} sequences at {}", batch.sequences, batch.context)
 }
 
 /// Prints decoding, batches and prompts.
-fn speeds(report: &BenchReport, ui: &Ui) -> io::Result<()> {
-    let roof = report.machine.read_gb_s;
+fn print_speeds(report: &Speeds, roof: f64, ui: &Ui) -> io::Result<()> {
     let row = |name: String, [tok_s, ms, gb, gb_s, share]: [f64; 5], ceiling: String| {
         let speed = format!("{tok_s:.2}");
         [name, speed, format!("{ms:.2}"), format!("{gb:.4}"), format!("{gb_s:.1}"), percent(share), ceiling]
@@ -112,7 +113,7 @@ fn parts(title: &str, parts: &[WorkPart], ui: &Ui) -> io::Result<()> {
 }
 
 /// Prints how long reading alone and multiplying alone would take, by kind of shard.
-fn bounds(report: &BenchReport, ui: &Ui) -> io::Result<()> {
+fn bounds(report: &Speeds, ui: &Ui) -> io::Result<()> {
     let rows = report.bounds.iter().map(|b| {
         [
             b.kind.clone(),
@@ -139,7 +140,7 @@ fn bounds(report: &BenchReport, ui: &Ui) -> io::Result<()> {
 }
 
 /// Prints passes over several tokens of one sequence, and decoding with drafts.
-fn passes_over_drafts(report: &BenchReport, ui: &Ui) -> io::Result<()> {
+fn passes_over_drafts(report: &Speeds, ui: &Ui) -> io::Result<()> {
     let context = report.verify.first().map_or(0, |v| v.context);
     let rows = report.verify.iter().map(|v| {
         [

@@ -1,12 +1,5 @@
 //! `anemoe bench`
 
-mod bench_report;
-mod drafts;
-mod measure;
-mod show_bench;
-
-pub use bench_report::BenchReport;
-
 use crate::args::executor::ExecutorArgs;
 use crate::args::numbers::{at_least_one, count};
 use crate::args::runner::RunnerArgs;
@@ -14,19 +7,24 @@ use crate::bundle::Verify;
 use crate::command::{Command, CommandReport};
 use crate::files::Overwrite;
 use crate::recorder::{JournalArgs, Recorder};
+use anemoe_gates::facts::{self, Facts};
+use crate::show::bench_tables;
 use crate::target::expect_bundle;
 use crate::ui::Ui;
-use anemoe_io::{Error, Output};
-use anemoe_kernels::Pool;
+use anemoe_bundle::journal::Machine;
+use anemoe_gates::figures::NamedFigures;
+use anemoe_io::{Error, Output, proc_bytes};
+use anemoe_kernels::{Pool, measure_bandwidth};
+use anemoe_runtime::bench::{BenchOptions, Speeds, Tokens};
+use anemoe_runtime::cpu::{CpuBackend, Options};
 use anemoe_runtime::model::{Logits, MOST_UNDONE, Model};
-use anemoe_runtime::shard_work::{WorkParts, bounds};
-use bench_report::{MachineReport, SCHEMA};
-use measure::{Bench, Tokens, memory};
 use serde::Serialize;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
+/// Version of the JSON document.
+const SCHEMA: u32 = 1;
 /// Bytes that are read to measure bandwidth.
 const MEMORY: usize = 512 << 20;
 /// Times that the bytes are read.
@@ -116,76 +114,137 @@ impl Command for Args {
     fn run(self, ui: &Ui) -> anyhow::Result<Benchmark> {
         let save = self.save.as_deref().map(|path| check_output(path, self.overwrite)).transpose()?;
         let backend = self.executor.backend()?;
-        let backend = anemoe_runtime::cpu::CpuBackend {
-            options: anemoe_runtime::cpu::Options { profile: self.ops, ..backend.options },
-        };
+        let backend = CpuBackend { options: Options { profile: self.ops, ..backend.options } };
         expect_bundle(&self.bundle)?;
         let chain = self.verify.open(&self.bundle, ui)?;
         let core_ml = self.runner.core_ml(&self.bundle, &chain, self.ops || !self.executor.is_default())?;
-        let pool = Pool::global();
-        let read_gb_s = anemoe_kernels::measure_bandwidth(pool, MEMORY, PASSES);
+        let options = BenchOptions {
+            prefill: self.prefill,
+            context: self.context,
+            decode: self.decode,
+            sequences: self.sequences,
+            verify_tokens: self.verify_tokens,
+            drafts: self.drafts,
+            repetitions: self.repetitions,
+            prefill_chunk: self.prefill_chunk,
+            seed: self.seed,
+        };
+        let read_bandwidth = || measure_bandwidth(Pool::global(), MEMORY, PASSES);
+        let read_gb_s = read_bandwidth();
         let started = Instant::now();
         let model = match &core_ml {
             Some(core_ml) => Model::open(&self.bundle, core_ml)?,
             None => Model::open(&self.bundle, &backend)?,
         };
         model.prepare(1, Logits::Last);
-        let mut sequence = model.sequence();
         let mapped = model.populate();
         let load_s = started.elapsed().as_secs_f64();
-        check(&self, &model)?;
-        let mut tokens = Tokens::new(self.seed, model.chain().model.vocab_size);
-        model.append(&mut sequence, &tokens.random_ids(1), Logits::Last, None)?;
+        check(&options, &model)?;
+        let mut tokens = Tokens::new(options.seed, model.chain().model.vocab_size);
+        model.append(&mut model.sequence(), &tokens.random_ids(1), Logits::Last, None)?;
         let first_token_s = started.elapsed().as_secs_f64();
         // Waits until the weights are in memory: later figures are not those of a cold start.
         if let Some(mapped) = mapped {
             let _ = mapped.join();
         }
-
-        let mut bench = Bench::new(&self, &model, sequence, tokens, pool, ui);
-        let decode = bench.decodes()?;
-        let batches = bench.batches()?;
-        let verify = bench.verify()?;
-        let drafts = bench.drafts()?;
-        let prefill = bench.prefills()?;
-        bench.bar.finish_and_clear();
-        let WorkParts { kinds, shards, ops } = bench.parts.unwrap_or_default();
-        let bounds = match &core_ml {
-            Some(_) => Vec::new(),
-            None => bounds(&bench.passes, pool, self.executor.products(), read_gb_s),
-        };
+        let bar = ui.bar(options.runs() as u64, "runs");
+        let fast = core_ml.is_none().then(|| self.executor.products());
+        let speeds = options.measure(&model, tokens, fast, read_gb_s, &|| bar.inc(1))?;
+        drop(bar);
         let report = BenchReport {
             schema: SCHEMA,
             version: env!("CARGO_PKG_VERSION").into(),
-            bundle: self.bundle.clone(),
-            source: model.chain().source.clone(),
+            bundle: self.bundle,
+            source: chain.source,
             mode: if core_ml.is_some() { "coreml".into() } else { self.executor.mode() },
             machine: MachineReport {
                 machine: crate::machine::this(),
-                threads: pool.threads(),
+                threads: Pool::global().threads(),
                 read_gb_s,
-                read_gb_s_after: anemoe_kernels::measure_bandwidth(pool, MEMORY, PASSES),
+                read_gb_s_after: read_bandwidth(),
             },
-            repetitions: self.repetitions,
+            repetitions: options.repetitions,
             load_s,
             first_token_s,
-            prefill,
-            decode,
-            batches,
-            verify,
-            drafts,
-            kinds,
-            bounds,
-            shards,
-            ops,
-            memory: memory(),
+            memory: Memory {
+                own_bytes: proc_bytes("/proc/self/status", "RssAnon"),
+                mapped_bytes: proc_bytes("/proc/self/status", "RssFile"),
+            },
+            speeds,
         };
-        let lacks_ops = self.ops && report.ops.is_empty();
+        let lacks_ops = self.ops && report.speeds.ops.is_empty();
         Ok(Benchmark { report, lists_shards: self.shards, lacks_ops, save })
     }
 
     fn journal(&self) -> Option<&JournalArgs> {
         Some(&self.journal)
+    }
+}
+
+/// Figures of one run.
+#[derive(Serialize)]
+pub struct BenchReport {
+    schema: u32,
+    version: String,
+    #[serde(serialize_with = "anemoe_bundle::path_text")]
+    pub bundle: PathBuf,
+    pub source: String,
+    /// `exact` or `fast` (products of 8-bit integers and bf16), and the first option that does not have its default.
+    pub mode: String,
+    pub machine: MachineReport,
+    repetitions: usize,
+    /// Seconds to open the bundle.
+    pub load_s: f64,
+    /// Seconds from the start to the first token's logits.
+    pub first_token_s: f64,
+    pub memory: Memory,
+    #[serde(flatten)]
+    pub speeds: Speeds,
+}
+
+#[derive(Serialize)]
+pub struct MachineReport {
+    #[serde(flatten)]
+    pub machine: Machine,
+    pub threads: usize,
+    /// Bandwidth of all threads together before the measurements, in GB/s.
+    pub read_gb_s: f64,
+    /// Bandwidth of all threads together after the measurements, in GB/s.
+    pub read_gb_s_after: f64,
+}
+
+/// Resident memory after the last measurement; absent if the system does not tell.
+#[derive(Serialize)]
+pub struct Memory {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub own_bytes: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mapped_bytes: Option<u64>,
+}
+
+impl BenchReport {
+    /// Makes the facts of the journal, which `anemoe report` reads.
+    fn facts(&self) -> Facts {
+        let mut facts = facts::of(serde_json::json!({
+            "mode": self.mode,
+            "threads": self.machine.threads,
+            "read_gb_s": self.machine.read_gb_s,
+            "load_s": self.load_s,
+            "first_token_s": self.first_token_s,
+        }));
+        let prefill = self.speeds.prefill.iter().map(|p| (format!("prefill_{}", p.tokens), p.tok_s, p.gb_s));
+        let decode = self.speeds.decode.iter().map(|d| (format!("decode_at_{}", d.context), d.tok_s, d.gb_s));
+        for (name, tok_s, gb_s) in prefill.chain(decode) {
+            facts.insert(format!("{name}_tok_s"), tok_s.into());
+            facts.insert(format!("{name}_gb_s"), gb_s.into());
+        }
+        facts
+    }
+
+    /// Adds the figures of a recipe.
+    pub fn figures(&self, figures: &mut NamedFigures) {
+        figures.add("first_token_s", self.first_token_s);
+        figures.bench(&self.speeds);
     }
 }
 
@@ -205,7 +264,7 @@ pub struct Benchmark {
 
 impl CommandReport for Benchmark {
     fn print(&self, ui: &Ui) -> io::Result<()> {
-        show_bench::print(&self.report, self.lists_shards, ui)?;
+        bench_tables::print(&self.report, self.lists_shards, ui)?;
         if self.lacks_ops {
             ui.line("operations: only those of fused functions are measured, and none is fused here")?;
         }
@@ -232,19 +291,12 @@ fn check_output(path: &Path, overwrite: Overwrite) -> anyhow::Result<Output> {
     overwrite.output(path)
 }
 
-fn check(args: &Args, model: &Model) -> anyhow::Result<()> {
-    let room = model.chain().model.max_context;
-    let verified = args.verify_tokens.iter().copied().max().unwrap_or(0);
-    let first = args.context.first().copied().unwrap_or(0);
-    let behind = args.context.iter().map(|c| c.saturating_add(args.decode));
-    let longest = args.prefill.iter().copied().chain(behind).max().unwrap_or(0);
-    let drafts = if args.drafts.is_empty() { 0 } else { first.max(1).saturating_add(args.decode) };
-    let longest = longest.max(drafts);
-    let longest = if verified > 0 { longest.max(first.saturating_add(verified)) } else { longest };
+fn check(options: &BenchOptions, model: &Model) -> anyhow::Result<()> {
+    let (longest, room) = (options.longest(), model.chain().model.max_context);
     anyhow::ensure!(
-        args.drafts.is_empty() || args.decode > 1,
+        options.drafts.is_empty() || options.decode > 1,
         "--drafts measures decoding: --decode {} leaves nothing to draft",
-        args.decode
+        options.decode
     );
     anyhow::ensure!(
         longest <= room,

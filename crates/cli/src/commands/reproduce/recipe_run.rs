@@ -1,0 +1,341 @@
+//! Builds of a recipe with their gates. The journal of the run's folder has an event for each gate of each build, so that an
+//! interrupted run goes on where it was.
+
+use super::recipe::{GateCommand, Recipe, RecipeBuild};
+use super::rows::FigureRow;
+use crate::args::hub_checkpoint::{Extent, locate};
+use crate::command::{complete, parse};
+use crate::commands::{bench, build, check, generate, golden, plan, trace, validate};
+use crate::recorder::{JournalArgs, Recorder};
+use anemoe_gates::facts;
+use crate::ui::{self, Ui};
+use anemoe_bundle::journal::{self, Event, status};
+use anemoe_convert::models;
+use anemoe_convert::path_kind::PathKind;
+use anemoe_convert::plan::Plan;
+use anemoe_gates::figures::NamedFigures;
+use anemoe_gates::gated::GateStage;
+use anemoe_io::Error;
+use anyhow::{Context, bail};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+/// Kind of the events that begin and end a run.
+pub const RUN: &str = "reproduce";
+
+/// Checkpoint that is planned, and checkpoint that is built.
+pub(super) struct Source {
+    pub planned: String,
+    /// Checkpoint that is built: the planned one, with fewer layers if it is synthetic.
+    pub built: String,
+    pub is_synthetic: bool,
+    /// Layers of the model that are built; none for all.
+    pub layers: Option<usize>,
+}
+
+impl Source {
+    /// Makes the source of the checkpoint at `path`; cuts a synthetic one to `layers`, else to the recipe's layers.
+    fn new(recipe: &Recipe, path: &Path, layers: Option<usize>) -> anyhow::Result<Source> {
+        let planned = path.to_str().with_context(|| format!("{}: not UTF-8", path.display()))?;
+        // Commands would read an option.
+        let planned = if planned.starts_with('-') { format!("./{planned}") } else { planned.to_string() };
+        let is_synthetic = models::is_synthetic(&planned);
+        let is_checkpoint = |path: &Path| matches!(PathKind::at(path), PathKind::Checkpoint | PathKind::Gguf);
+        if !is_synthetic && !is_checkpoint(&locate(path, Extent::Whole)?.path) {
+            bail!(
+                "{planned}: no checkpoint (a Hugging Face folder or a .gguf file); the recipe {} names {}",
+                recipe.name,
+                recipe.source.display()
+            );
+        }
+        let (name, query) = planned.split_once('?').unwrap_or((&planned, ""));
+        let (cut, mut pairs): (Vec<&str>, Vec<&str>) =
+            query.split('&').filter(|p| !p.is_empty()).partition(|pair| pair.starts_with("layers="));
+        if !is_synthetic || layers.is_none() && !cut.is_empty() {
+            return Ok(Source { built: planned.clone(), planned, is_synthetic, layers: None });
+        }
+        let layers = layers.unwrap_or(recipe.layers);
+        let cut = format!("layers={layers}");
+        pairs.push(&cut);
+        let built = format!("{name}?{}", pairs.join("&"));
+        Ok(Source { built, planned, is_synthetic, layers: Some(layers) })
+    }
+}
+
+/// Results of a gate of a build.
+#[derive(Serialize, Deserialize)]
+pub(super) struct GateRecord {
+    gate: GateCommand,
+    build: String,
+    figures: NamedFigures,
+    /// Absolute path of the bundle that was built.
+    pub bundle: Option<String>,
+    /// Gate that stopped the build, with the packages that failed there.
+    pub stopped: Option<String>,
+    /// True if the build was repeated without gates.
+    pub again: bool,
+}
+
+/// Results of the gates of a run.
+#[derive(Default)]
+pub(super) struct RunRecord {
+    gates: Vec<GateRecord>,
+    /// Folder of the journal; none for a dry run.
+    journal: Option<(PathBuf, Recorder)>,
+}
+
+impl RunRecord {
+    /// Opens the record in a folder, with the gates that an earlier run of the same recipe, sources and version left. Fails if
+    /// the folder holds another run or something else.
+    pub fn open(folder: &Path, recipe: &Recipe, source: &str) -> anyhow::Result<RunRecord> {
+        let events = journal::read(folder)?.events;
+        let begun = facts::of(json!({"title": recipe.title, "recipe_sha256": recipe.sha256, "source": source}));
+        let is_same = |run: &Event| {
+            let mut deciding = ["recipe_sha256", "source"].iter();
+            run.version == env!("CARGO_PKG_VERSION") && deciding.all(|key| run.facts.get(*key) == begun.get(*key))
+        };
+        let place = folder.display();
+        match events.iter().find(|e| e.kind == RUN) {
+            Some(run) if is_same(run) => {}
+            Some(run) => bail!(
+                "{place}: holds a run by version {} of other builds, options or sources ({}, and this is of {source}); name another \
+                 folder with --out, or remove it",
+                run.version,
+                run.facts.get("source").and_then(Value::as_str).unwrap_or_default()
+            ),
+            None if std::fs::read_dir(folder).is_ok_and(|mut entries| entries.next().is_some()) => {
+                bail!("{place}: is not empty, and holds no run of a recipe; name another folder with --out")
+            }
+            None => std::fs::create_dir_all(folder).map_err(|e| Error::io(folder, e))?,
+        }
+        let intent = Some(recipe.intent.trim().to_string());
+        let recorder = Recorder::new(&JournalArgs { intent, ..JournalArgs::default() }, RUN);
+        recorder.begin(folder, begun);
+        let left = events.into_iter().filter_map(|e| serde_json::from_value(Value::Object(e.facts)).ok());
+        Ok(RunRecord { gates: left.collect(), journal: Some((folder.into(), recorder)) })
+    }
+
+    /// Returns what a gate of a build left, if it has run.
+    pub fn get(&self, build: &str, gate: GateCommand) -> Option<&GateRecord> {
+        self.gates.iter().find(|g| g.gate == gate && g.build == build)
+    }
+
+    /// Returns a figure of a build, from the first of the gates that left it.
+    pub fn figure(&self, build: &str, name: &str, gates: &[GateCommand]) -> Option<f64> {
+        gates.iter().filter_map(|gate| self.get(build, *gate)?.figures.0.get(name)).next().copied()
+    }
+
+    fn add(&mut self, left: GateRecord, seconds: f64) {
+        if let Some((folder, recorder)) = &self.journal {
+            let said = if left.stopped.is_some() { status::FAIL } else { status::DONE };
+            recorder.also(folder, left.gate.name(), said, Some(seconds), facts::of(json!(left)));
+        }
+        self.gates.push(left);
+    }
+
+    /// Ends the run with the rows of its table.
+    pub fn end(&self, pass: bool, rows: &[FigureRow], lesson: Option<&String>) {
+        if let Some((folder, recorder)) = &self.journal {
+            let lesson = lesson.map(|text| text.trim());
+            recorder.gate(folder, pass, facts::of(json!({"rows": rows, "lesson": lesson})));
+        }
+    }
+}
+
+/// One build of a recipe with its gates.
+pub(super) struct BuildRun<'a> {
+    recipe: &'a Recipe,
+    pub build: &'a RecipeBuild,
+    pub source: Source,
+    folder: &'a Path,
+    is_dry: bool,
+    /// Reason why not all gates ran.
+    pub unfinished: Option<String>,
+}
+
+impl<'a> BuildRun<'a> {
+    /// Prepares a build. `checkpoint` and `layers` stand in place of the recipe's, unless the build has a source of its own.
+    pub fn new(
+        recipe: &'a Recipe,
+        build: &'a RecipeBuild,
+        (checkpoint, layers): (Option<&Path>, Option<u16>),
+        folder: &'a Path,
+        is_dry: bool,
+    ) -> anyhow::Result<BuildRun<'a>> {
+        let source = match &build.source {
+            Some(own) => Source::new(recipe, own, None)?,
+            None => Source::new(recipe, checkpoint.unwrap_or(&recipe.source), layers.map(usize::from))?,
+        };
+        Ok(BuildRun { recipe, build, source, folder, is_dry, unfinished: None })
+    }
+
+    /// Runs the gates that bring figures, without those that ran before.
+    pub fn run(&mut self, record: &mut RunRecord) -> anyhow::Result<()> {
+        let (recipe, name) = (self.recipe, self.build.name.as_str());
+        for &gate in &recipe.gates {
+            if !self.is_needed(gate) {
+                continue;
+            }
+            let built = record.get(name, GateCommand::Build).filter(|b| b.bundle.is_none());
+            let stopped = built.and_then(|b| b.stopped.as_ref()).map(|at| format!("the gate {at} stopped the build"));
+            let is_beyond = self.is_dry && gate != GateCommand::Plan;
+            self.unfinished = if is_beyond { Some("--dry-run: only planned".into()) } else { stopped };
+            if self.unfinished.is_some() {
+                return Ok(());
+            }
+            if record.get(name, gate).is_none() {
+                ui::message(format!("{} {name}: {}", recipe.name, gate.name()));
+                let what = || format!("recipe {}, build {name}: {}", recipe.name, gate.name());
+                let started = Instant::now();
+                record.add(self.run_gate(gate).with_context(what)?, started.elapsed().as_secs_f64());
+            }
+        }
+        Ok(())
+    }
+
+    fn run_gate(&self, gate: GateCommand) -> anyhow::Result<GateRecord> {
+        let (name, words, ui) = (gate.name(), self.arguments(gate), &Ui::inner());
+        let figures = NamedFigures::default();
+        let build = self.build.name.clone();
+        let mut left = GateRecord { gate, build, figures, bundle: None, stopped: None, again: false };
+        let figures = &mut left.figures;
+        if matches!(gate, GateCommand::Validate | GateCommand::Trace) {
+            self.make_golden()?;
+        }
+        match gate {
+            GateCommand::Plan => {
+                let report = complete(parse::<plan::Args>(name, &words)?, name, ui)?;
+                self.check_plan(&report.plan)?;
+                figures.plan(&report.plan, &report.placement, &report.outliers, &report.op_types);
+            }
+            GateCommand::Build => self.run_build(&words, &mut left)?,
+            GateCommand::Check => {
+                let report = complete(parse::<check::Args>(name, &words)?, name, ui)?;
+                report.into_placement().iter().for_each(|placement| figures.check(placement));
+            }
+            GateCommand::Validate => {
+                let report = complete(parse::<validate::Args>(name, &words)?, name, ui)?;
+                figures.validate(&report.goldens, report.probes.as_ref());
+            }
+            GateCommand::Trace => {
+                figures.trace(&complete(parse::<trace::Args>(name, &words)?, name, ui)?.found);
+            }
+            GateCommand::Generate => {
+                let report = complete(parse::<generate::Args>(name, &words)?, name, ui)?;
+                figures.generate(&report.prompt_ids, &report.generated);
+            }
+            GateCommand::Bench => {
+                complete(parse::<bench::Args>(name, &words)?, name, ui)?.report.figures(figures);
+            }
+        }
+        Ok(left)
+    }
+
+    /// Builds the source; without gates, if one on quality stops a synthetic source.
+    fn run_build(&self, words: &[OsString], left: &mut GateRecord) -> anyhow::Result<()> {
+        let run = |words: &[OsString]| complete(parse::<build::Args>("build", words)?, "build", &Ui::inner());
+        let mut report = run(words)?.gated;
+        left.figures.build(&report);
+        left.stopped = report.stopped();
+        // Placement does not depend on weights: without gates, a synthetic model would fail in the same way.
+        let of_placement = [GateStage::RepresentativeResidency, GateStage::Residency].map(Some);
+        let is_of_weights = report.failed.is_some() && !of_placement.contains(&report.failed);
+        left.again = self.source.is_synthetic && report.build.is_none() && is_of_weights;
+        if let Some(at) = left.stopped.as_ref().filter(|_| left.again) {
+            ui::message(format!("{}: the gate {at} stopped it; on without gates", left.build));
+            report = run(&[words, &["--skip-gates".into()]].concat())?.gated;
+            left.figures.build(&report);
+        }
+        let bundle = report.build.map(|b| std::path::absolute(&b.bundle).unwrap_or(b.bundle));
+        left.bundle = bundle.map(|b| b.display().to_string());
+        Ok(())
+    }
+
+    /// Returns the options of a gate: the recipe's, then the build's.
+    fn options(&self, gate: GateCommand) -> impl Iterator<Item = &String> {
+        [&self.recipe.options, &self.build.gates].into_iter().filter_map(move |o| o.get(&gate)).flatten()
+    }
+
+    /// Tells whether a gate brings a figure of this build, or makes what such a figure needs.
+    fn is_needed(&self, gate: GateCommand) -> bool {
+        let own = self.recipe.figures.iter().filter(|f| self.recipe.build_of(f) == self.build.name);
+        let mut gates = own.map(|f| &f.figure.gates);
+        // A figure that the plan has needs no build.
+        let beyond = gates.clone().any(|gates| !gates.contains(&GateCommand::Plan));
+        match gate {
+            GateCommand::Plan => true,
+            GateCommand::Build => beyond,
+            _ => beyond && gates.any(|gates| gates.contains(&gate)),
+        }
+    }
+
+    /// Checks that the source is of the recipe's family, and has the layers that are to be built.
+    fn check_plan(&self, plan: &Plan) -> anyhow::Result<()> {
+        let (source, found) = (&self.source.planned, &plan.family);
+        if let Some(wanted) = self.recipe.family.as_ref().filter(|wanted| *wanted != found) {
+            bail!("{source}: is of the family {found}, and the recipe is for {wanted}");
+        }
+        let all = plan.shards.iter().filter_map(|s| s.layer).max().map_or(0, |last| last + 1);
+        match self.source.layers {
+            Some(layers) if layers > all => bail!("--layers {layers}: {source} has {all}"),
+            _ => Ok(()),
+        }
+    }
+
+    /// Returns the path of the golden: one file for the recipe's source, and one for each build with its own.
+    fn golden_file(&self) -> PathBuf {
+        let own = self.build.source.as_ref().map(|_| format!("{}.", self.build.name));
+        self.folder.join(format!("{}golden.npz", own.unwrap_or_default()))
+    }
+
+    fn prompt(&self) -> String {
+        let ids: Vec<String> = self.recipe.prompt_ids.iter().map(u32::to_string).collect();
+        ids.join(",")
+    }
+
+    /// Makes the golden, unless its file exists: runs the checkpoint in f32.
+    fn make_golden(&self) -> anyhow::Result<()> {
+        let file = self.golden_file();
+        if file.is_file() {
+            return Ok(());
+        }
+        ui::message(format!("{}: golden, the checkpoint in f32", self.recipe.name));
+        let (prompt, steps) = (self.prompt(), self.recipe.new_tokens.to_string());
+        let mut words =
+            [&self.source.built, "--prompt-ids", &prompt, "--decode", &steps, "-o"].map(OsString::from).to_vec();
+        words.push(file.into());
+        complete(parse::<golden::Args>("golden", &words)?, "golden", &Ui::inner()).map(drop)
+    }
+
+    fn arguments(&self, gate: GateCommand) -> Vec<OsString> {
+        let bundle = self.folder.join(format!("{}.anemoe", self.build.name)).into();
+        let built = || OsString::from(&self.source.built);
+        let mut all: Vec<OsString> = match gate {
+            GateCommand::Plan => vec![self.source.planned.clone().into()],
+            GateCommand::Build => {
+                let intent = format!("--intent={}", self.recipe.intent.trim());
+                vec![built(), "-o".into(), bundle, intent.into()]
+            }
+            GateCommand::Check | GateCommand::Bench => vec![bundle],
+            GateCommand::Validate | GateCommand::Trace => {
+                vec![bundle, "--golden".into(), self.golden_file().into()]
+            }
+            GateCommand::Generate => {
+                let new = self.recipe.new_tokens.to_string().into();
+                vec![bundle, "--prompt-ids".into(), self.prompt().into(), "--max-new".into(), new]
+            }
+        };
+        if !gate.needs_bundle() {
+            all.extend(self.build.options.iter().map(OsString::from));
+        }
+        all.extend(self.options(gate).map(OsString::from));
+        if gate == GateCommand::Validate && self.options(gate).any(|o| o.starts_with("--probes")) {
+            // The folder of the bundles has room for scratch files.
+            all.extend(["--checkpoint".into(), built(), "--scratch".into(), self.folder.into()]);
+        }
+        all
+    }
+}

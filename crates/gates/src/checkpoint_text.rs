@@ -1,0 +1,127 @@
+//! Text as tokens of a checkpoint, for gates and for the search for kinds.
+
+use crate::auto::MAX_WHOLE;
+use crate::perplexity::windows;
+use crate::probe;
+use crate::reference::{self, Golden, RunOptions};
+use crate::{Error, Result};
+use anemoe_convert::checkpoint::{Checkpoint, SideFile};
+use anemoe_convert::plan::Plan;
+use anemoe_text::tokenizer::Tokenizer;
+
+/// Built-in text that models run on if the user gives none.
+const TEXT: &str = include_str!("calibration.txt");
+/// Most tokens of a text that a search for kinds runs the model on.
+const TOKENS: usize = 192;
+/// Most tokens of a window of the text.
+const WINDOW: usize = 96;
+
+/// Returns the id of the token that starts a text; none if the configuration names none.
+pub fn bos(checkpoint: &Checkpoint) -> Option<u32> {
+    let text = checkpoint.config.get("text_config").unwrap_or(&checkpoint.config);
+    text.get("bos_token_id").and_then(|v| v.as_u64()).and_then(|v| u32::try_from(v).ok())
+}
+
+/// Opens the tokenizer of a checkpoint, from the file beside the weights or from inside the weight file (GGUF).
+///
+/// # Errors
+/// There is no tokenizer, or it is wrong.
+pub fn tokenizer(checkpoint: &Checkpoint) -> Result<Tokenizer> {
+    match checkpoint.side_file("tokenizer.json")? {
+        Some(SideFile::Path(path)) => Tokenizer::open(&path),
+        Some(SideFile::Bytes(text)) => Tokenizer::from_bytes(&text, &checkpoint.path),
+        None => Err(Error::usage(format!("{}: no tokenizer", checkpoint.path.display()))),
+    }
+}
+
+/// Returns `n` ids spread evenly over the vocabulary, for models without a tokenizer.
+fn spread_ids(n: usize, plan: &Plan) -> Vec<u32> {
+    let vocab = plan.chain.model.vocab_size as u64;
+    (1..=n as u64).map(|i| ((i.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) % vocab) as u32).collect()
+}
+
+/// Cuts a text into windows of tokens that a search for kinds runs the model on, and names the text: `own`, a text with its
+/// name, or a built-in one. Returns no windows for models that are too large.
+///
+/// # Errors
+/// The text has no token, or there is no tokenizer for `own`.
+pub fn search_windows(
+    checkpoint: &Checkpoint,
+    plan: &Plan,
+    own: Option<(String, String)>,
+) -> Result<(Vec<Vec<u32>>, String)> {
+    if plan.totals.params > MAX_WHOLE {
+        return Ok((Vec::new(), String::new()));
+    }
+    let bos = bos(checkpoint);
+    let context = WINDOW.min(plan.chain.model.max_context);
+    let (ids, name) = match (tokenizer(checkpoint), own) {
+        (Ok(tokenizer), own) => {
+            let (text, name) = own.unwrap_or_else(|| (TEXT.into(), "a built-in text".into()));
+            (tokenizer.encode(&text, bos)?, name)
+        }
+        (Err(e), Some(_)) => {
+            return Err(Error::usage(format!("--auto-text needs the model's tokenizer: {e}")));
+        }
+        // Without a tokenizer any tokens are as good as others.
+        (Err(_), None) => {
+            (spread_ids(TOKENS, plan), "evenly spread tokens (there is no tokenizer)".to_string())
+        }
+    };
+    let windows = windows(&ids, bos, context, TOKENS);
+    if windows.is_empty() {
+        return Err(Error::usage("the text has no token to predict"));
+    }
+    Ok((windows, name))
+}
+
+/// Returns the prompt of a build's gates, and the number of tokens after it; both are smaller for models that take long.
+///
+/// # Errors
+/// The text cannot be tokenized.
+pub fn gate_prompt(checkpoint: &Checkpoint, plan: &Plan) -> Result<(Vec<u32>, usize)> {
+    let (prompt, decode) = if plan.totals.params > MAX_WHOLE { (8, 4) } else { (16, 8) };
+    // The caches have to hold the prompt and the tokens after it.
+    let prompt = prompt.min(plan.chain.model.max_context.saturating_sub(decode)).max(1);
+    let bos = bos(checkpoint);
+    let mut ids = match tokenizer(checkpoint) {
+        Ok(tokenizer) => tokenizer.encode(TEXT, bos)?,
+        Err(_) => bos.into_iter().chain(spread_ids(prompt, plan)).collect(),
+    };
+    ids.truncate(prompt);
+    Ok((ids, decode.min(plan.chain.model.max_context.saturating_sub(prompt))))
+}
+
+/// Runs a checkpoint in f32 to a golden with hidden states and choices of experts. `show` takes layers that are done, of how
+/// many.
+///
+/// # Errors
+/// The checkpoint cannot be read, or the prompt does not fit it.
+pub fn full_golden(
+    checkpoint: &Checkpoint,
+    prompt: &[u32],
+    decode: usize,
+    show: &mut dyn FnMut(usize, usize),
+) -> Result<Golden> {
+    reference::run_with_progress(checkpoint, prompt, decode, RunOptions { hidden: true, routing: true }, show)
+}
+
+/// Returns the golden of the gates: the file's, completed if it lacks hidden states, or a run of the gates' own prompt.
+///
+/// # Errors
+/// The checkpoint cannot be run.
+pub fn gate_golden(
+    checkpoint: &Checkpoint,
+    plan: &Plan,
+    given: Option<&Golden>,
+    show: &mut dyn FnMut(usize, usize),
+) -> Result<Golden> {
+    let Some(golden) = given else {
+        let (prompt, decode) = gate_prompt(checkpoint, plan)?;
+        return full_golden(checkpoint, &prompt, decode, show);
+    };
+    if probe::suffices(golden, plan) {
+        return Ok(golden.clone());
+    }
+    Ok(golden.with_states_of(full_golden(checkpoint, &golden.prompt_ids, 0, show)?))
+}
