@@ -1,87 +1,50 @@
 //! Every class of bad input: a message that names the file or option, exit status 2, no panic, no leftovers.
 
-use crate::common::{
-    anemoe, built, chain, copied, edit_json, edit_weights, finish, fixture, folder, in_shell, json, plant,
-    refused, refuses, run, small, text,
-};
+use crate::common::*;
 use serde_json::{Map, Value, json as value};
 use std::fs;
 use std::path::Path;
 
-/// Checks that a build of a damaged copy of the tiny checkpoint is refused with these words, and leaves no bundle.
-fn damaged_checkpoint(damage: impl FnOnce(&Path), says: &[&str]) {
-    let (model, out) = (copied("tiny-gemma4-moe-text"), folder().join("out.anemoe"));
-    damage(&model);
-    refused(format!("build {model} -o {out}"), says);
-    assert!(!out.exists(), "{says:?}");
-}
-
-fn damaged_header(edit: impl FnOnce(&mut Map<String, Value>), says: &[&str]) {
-    damaged_checkpoint(
-        |model| edit_weights(&model.join("model.safetensors"), |header, _| edit(header)),
-        says,
-    );
-}
-
 const Q_PROJ: &str = "model.layers.1.self_attn.q_proj.weight";
 
+/// Checks that a build of a damaged checkpoint names the file or tensor, and leaves no bundle. Each kind of damage has a
+/// test of its own beside its reader.
 #[test]
-fn tensors_that_are_missing_or_have_another_shape_or_dtype() {
-    let rename = |h: &mut Map<String, Value>| {
-        let entry = h.remove(Q_PROJ).unwrap();
-        h.insert("model.layers.1.self_attn.q_prog.weight".into(), entry);
+fn damaged_checkpoints() {
+    let damaged = |damage: &dyn Fn(&Path), says: &[&str]| {
+        let (model, out) = (copied("tiny-gemma4-moe-text"), folder().join("out.anemoe"));
+        damage(&model);
+        refused(format!("build {model} -o {out}"), says);
+        assert!(!out.exists(), "{says:?}");
     };
-    damaged_header(rename, &["layers.1.self_attn.q_pro"]);
-    damaged_header(|h| h[Q_PROJ]["shape"] = value!([32, 128]), &["layers.1.self_attn.q_proj.weight", "64"]);
-    damaged_header(|h| h[Q_PROJ]["dtype"] = "I16".into(), &["layers.1.self_attn.q_proj.weight", "I16"]);
-}
-
-#[test]
-fn weights_that_are_cut_off_or_lie_or_are_not_numbers() {
-    let weights = |edit: fn(Vec<u8>) -> Vec<u8>| {
-        move |model: &Path| {
-            let file = model.join("model.safetensors");
-            fs::write(&file, edit(fs::read(&file).unwrap())).unwrap();
-        }
+    let weights = |m: &Path, edit: fn(&mut Map<String, Value>, &mut Vec<u8>)| {
+        edit_weights(&m.join("model.safetensors"), edit);
     };
-    damaged_checkpoint(weights(|b| b[..b.len() - 1000].to_vec()), &["model.safetensors"]);
-    let claim = weights(|b| [&(4u64 << 30).to_le_bytes()[..], &b[8..]].concat());
-    damaged_checkpoint(claim, &["model.safetensors", "header"]);
-    let nan = |model: &Path| plant(model, Q_PROJ, 5, f32::NAN);
-    damaged_checkpoint(nan, &["layers.1.self_attn.q_proj.weight", "NaN"]);
+    damaged(&|m| weights(m, |h, _| drop(h.remove(Q_PROJ))), &["layers.1.self_attn.q_proj"]);
+    damaged(
+        &|m| weights(m, |h, _| h[Q_PROJ]["shape"] = value!([32, 128])),
+        &["self_attn.q_proj.weight", "64"],
+    );
+    damaged(&|m| weights(m, |h, _| h[Q_PROJ]["dtype"] = "I16".into()), &["self_attn.q_proj.weight", "I16"]);
+    damaged(&|m| weights(m, |_, data| data.truncate(1000)), &["model.safetensors"]);
+    damaged(&|m| plant(m, Q_PROJ, 5, f32::NAN), &["layers.1.self_attn.q_proj.weight", "NaN"]);
+    let write = |m: &Path, file: &str, text: &[u8]| fs::write(m.join(file), text).unwrap();
+    let claim = (4u64 << 30).to_le_bytes();
+    damaged(&|m| write(m, "model.safetensors", &claim), &["model.safetensors", "header"]);
+    damaged(&|m| write(m, "config.json", b"{"), &["config.json"]);
+    let config = |m: &Path, key: &str, v: Value| edit_json(m.join("config.json"), |config| config[key] = v);
+    damaged(&|m| config(m, "model_type", "llama".into()), &["llama", "gemma4"]);
+    let feature = "hidden_size_per_layer_input";
+    damaged(&|m| config(m, feature, 256.into()), &[feature, "unsupported"]);
+    // Programs differ in the value that they read of a key that is there twice.
+    let twice = b"{\"eos_token_id\": 1, \"eos_token_id\": 2}";
+    let says = "key `eos_token_id` is there twice";
+    for file in ["generation_config.json", "config.json", "model.safetensors.index.json"] {
+        damaged(&|m| write(m, file, twice), &[file, says]);
+    }
     let (model, out) = (copied("tiny-gemma4-moe"), folder().join("out.anemoe"));
     fs::remove_file(model.join("model-00002-of-00002.safetensors")).unwrap();
     refused(format!("build {model} -o {out}"), &["model-00002-of-00002.safetensors"]);
-    assert!(!out.exists());
-}
-
-#[test]
-fn configurations_of_others_with_unknown_features_or_no_json() {
-    let config = |key: &'static str, value: Value| {
-        move |model: &Path| edit_json(model.join("config.json"), |config| config[key] = value)
-    };
-    damaged_checkpoint(config("model_type", "llama".into()), &["llama", "gemma4"]);
-    let feature = "hidden_size_per_layer_input";
-    damaged_checkpoint(config(feature, 256.into()), &[feature, "unsupported"]);
-    damaged_checkpoint(|model| fs::write(model.join("config.json"), "{").unwrap(), &["config.json"]);
-}
-
-/// Checks that JSON objects with the same key twice are refused: programs differ in the value that they read.
-#[test]
-fn keys_that_are_there_twice() {
-    for (file, good, bad, key) in [
-        ("config.json", "\"hidden_size\": 64", "\"hidden_size\": 32, \"hidden_size\": 64", "hidden_size"),
-        ("generation_config.json", "", "{\"eos_token_id\": 1, \"eos_token_id\": 2}", "eos_token_id"),
-        ("model.safetensors.index.json", "", "{\"weight_map\": {\"a\": \"b\", \"a\": \"c\"}}", "a"),
-    ] {
-        let damage = |model: &Path| {
-            let text = fs::read_to_string(model.join(file)).unwrap_or_default();
-            let damaged = if good.is_empty() { bad.into() } else { text.replacen(good, bad, 1) };
-            assert_ne!(text, damaged);
-            fs::write(model.join(file), damaged).unwrap();
-        };
-        damaged_checkpoint(damage, &[file, &format!("key `{key}` is there twice")]);
-    }
 }
 
 /// Checks that a contract that contradicts itself is refused: nothing is read outside a register, and no large memory is
@@ -92,8 +55,8 @@ fn damaged_chains() {
     let written = fs::read_to_string(bundle.join("chain.json")).unwrap();
     let refuse = |text: &str, says: &str| {
         fs::write(bundle.join("chain.json"), text).unwrap();
-        refused(format!("generate {bundle} --prompt-ids 1,2 --max-new 2"), &["chain.json", says]);
-        refused(format!("check {bundle} --no-journal"), &["chain.json", says]);
+        refused(format!("generate {bundle} --prompt-ids 1,2 --max-new 2"), &[says]);
+        refused(format!("check {bundle} --no-journal"), &[says]);
     };
     refuse("{}", "chain.json");
     for (key, value) in [("format", "1"), ("top_k", "2")] {
@@ -160,8 +123,7 @@ fn damaged_chains_of_registers_and_vectors() {
     assert_eq!(err.matches("No such file").count(), 1, "{err}");
 }
 
-/// Checks that damaged tokenizers are refused: cut off, invalid in a way at which the library panics, and with rules that
-/// make gigabytes of a letter.
+/// Checks that damaged tokenizers are refused: cut off, and with rules that make gigabytes of a letter.
 #[test]
 fn damaged_tokenizers() {
     let bundle = built("tiny-gemma4-moe", "--tokens 1,4");
@@ -169,18 +131,9 @@ fn damaged_tokenizers() {
     let doubling = value!({"type": "Replace", "pattern": {"String": "a"}, "content": "aa"});
     let mut doubled: Value = serde_json::from_str(&good).unwrap();
     doubled["normalizer"] = value!({"type": "Sequence", "normalizers": vec![doubling; 26]});
-    let prefix = "\"continuing_subword_prefix\": ";
     for (damaged, says) in [
         (good[..good.find("\"decoder\"").unwrap() + 40].to_string(), "EOF"),
         (doubled.to_string(), "step Replace makes"),
-        (
-            good.replacen(&format!("{prefix}null"), &format!("{prefix}\"####\""), 1),
-            "has no `continuing_subword_prefix` `####`",
-        ),
-        (
-            good.replacen("\"special_tokens\": {", "\"special_tokens\": {}, \"none\": {", 1),
-            "not among `special_tokens`",
-        ),
     ] {
         assert_ne!(damaged, good, "{says}");
         fs::write(bundle.join("tokenizer.json"), damaged).unwrap();
@@ -191,8 +144,7 @@ fn damaged_tokenizers() {
     }
 }
 
-/// Checks that damaged packages are refused: a wrong blob offset, overlapping blobs, a protobuf without end, a cut weight
-/// file.
+/// Checks that damaged packages are refused; each kind of damage has a test of its own beside its reader.
 #[test]
 fn damaged_packages() {
     let package = built("tiny-gemma4-moe", "--tokens 1,4").join("shards/L00.attn.mlpackage");
@@ -207,12 +159,9 @@ fn damaged_packages() {
     for (name, weights_now, model_now) in [
         // The first blob's data offset, in its metadata.
         ("offset outside the file", with(64 + 16, &u64::MAX.to_le_bytes()), good_model.clone()),
-        ("blob over its own metadata", with(64 + 16, &64u64.to_le_bytes()), good_model.clone()),
-        ("four billion blobs", with(0, &u32::MAX.to_le_bytes()), good_model.clone()),
         ("half of the weights", good_weights[..good_weights.len() / 2].to_vec(), good_model.clone()),
         ("half of the program", good_weights.clone(), good_model[..good_model.len() / 2].to_vec()),
         ("groups without end", good_weights.clone(), vec![0x0b; 100_000]),
-        ("an empty program", good_weights.clone(), Vec::new()),
     ] {
         fs::write(&weights, weights_now).unwrap();
         fs::write(&model, model_now).unwrap();
@@ -264,10 +213,8 @@ fn options_that_do_not_fit() {
     assert_eq!(plan["options"]["tokens"][1]["max"], 4);
     // Errors are documents with JSON.
     let error = &json(2, "plan no/such/folder")["error"];
-    assert!(
-        error["path"] == "no/such/folder" && error["message"].is_string() && error["kind"].is_string(),
-        "{error}"
-    );
+    has(error, value!({"path": "no/such/folder", "kind": "invalid"}));
+    assert!(error["message"].is_string());
     assert_eq!(json(2, "plan synthetic:gemma4-26b-a4b --quant nonsense")["error"]["kind"], "usage");
 }
 

@@ -1,8 +1,6 @@
 //! `bench`, and fast products, of the built binary.
 
-use crate::common::{
-    anemoe, built, count, finish, folder, json, list, number, passes, read_json, refused, small,
-};
+use crate::common::*;
 
 #[test]
 fn a_bundle_is_measured() {

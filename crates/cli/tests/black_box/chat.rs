@@ -1,9 +1,6 @@
 //! `anemoe chat` in a pipe and at a terminal, on the small model: answers, commands, sessions, full contexts, and refusals.
 
-use crate::common::{
-    Place, anemoe, build, built, copy, count, each, fed, folder, ids, list, refused, run, signal, small,
-    text, wait_for,
-};
+use crate::common::*;
 use serde_json::Value;
 use std::fs;
 use std::io::Write;
@@ -126,18 +123,6 @@ fn a_full_context_slides_or_stops() {
 }
 
 #[test]
-fn a_stop_string_ends_an_answer_and_is_not_shown() {
-    let bundle = bundle();
-    let free = talk(&bundle, "-n 20", "def f(x):\n");
-    let text = text(&free["turns"][0]["text"]);
-    let middle = text.char_indices().nth(text.chars().count() / 2).unwrap().0;
-    let stop: String = text[middle..].chars().take(3).collect();
-    let v = talk(&bundle, &format!("-n 20 --stop '{stop}'"), "def f(x):\nnext\n");
-    assert_eq!(v["turns"][0]["text"], text[..text.find(&stop).unwrap()]);
-    assert_eq!(v["turns"][0]["stop"], "stop_string");
-}
-
-#[test]
 fn templates_come_from_the_bundle_or_a_file() {
     let (bundle, dir) = (bundle(), folder());
     let file = dir.join("t.jinja");
@@ -147,10 +132,7 @@ fn templates_come_from_the_bundle_or_a_file() {
         ("{{ raise_exception('not today') }}".to_string(), &["not today", "t.jinja"][..]),
         ("{% for".into(), &["chat template"]),
         (doubling.into(), &["more than 256 MB of memory"]),
-        (" ".repeat(300_000), &["300000 bytes"]),
         (format!("{{{{ x{} }}}}", "|trim".repeat(40_000)), &[]),
-        (format!("{{{{ {}1 }}}}", "1 + ".repeat(60_000)), &[]),
-        (format!("{{{{ x{} }}}}", ".a".repeat(120_000)), &[]),
     ] {
         fs::write(&file, template).unwrap();
         let (code, _, err) = chat(&bundle, &format!("--chat-template {file} -n 2"), "x\n");
@@ -333,5 +315,5 @@ fn a_terminal_takes_lines_in_one_piece_and_keeps_output_apart() {
     chat.wait_for("[prompt", 1);
     chat.press("/quit\r");
     chat.end();
-    assert_eq!(crate::common::read_json(&file)["messages"][0]["content"], "def main():");
+    assert_eq!(read_json(&file)["messages"][0]["content"], "def main():");
 }

@@ -1,11 +1,8 @@
 //! First contact: no command, mistyped commands, completions, manual pages, help, and the lists of the documents.
 
-use crate::common::{
-    anemoe_as_is, built, copy, finish, fixture, folder, json, passes, refused, root, run, text,
-};
+use crate::common::*;
 use std::collections::BTreeSet;
 use std::fs;
-use std::path::Path;
 
 /// Lists the lines of the commands in the help.
 fn commands() -> Vec<String> {
@@ -134,61 +131,9 @@ fn bash_reads_the_completions() {
 }
 
 #[test]
-fn documents_name_every_command_and_every_page() {
+fn documents_name_every_command() {
     let page = fs::read_to_string(root("docs/commands.md")).unwrap();
     for name in names() {
         assert!(page.contains(&format!("| `anemoe {name}")), "docs/commands.md does not list {name}");
-    }
-    let summary = fs::read_to_string(root("docs/SUMMARY.md")).unwrap();
-    for entry in fs::read_dir(root("docs")).unwrap() {
-        let name = entry.unwrap().file_name().into_string().unwrap();
-        let is_listed =
-            !name.ends_with(".md") || name == "SUMMARY.md" || summary.contains(&format!("({name})"));
-        assert!(is_listed, "docs/SUMMARY.md does not list {name}");
-    }
-}
-
-/// Checks that links of the documents to files of the repository lead to files.
-#[test]
-fn links_of_documents_lead_to_files() {
-    let pages = fs::read_dir(root("docs")).unwrap().map(|e| e.unwrap().path());
-    let top = ["README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"].map(|n| root(n).to_path_buf());
-    for page in pages.filter(|p| p.extension().is_some_and(|e| e == "md")).chain(top) {
-        let text = fs::read_to_string(&page).unwrap();
-        for link in text.split("](").skip(1).filter_map(|rest| rest.split(')').next()) {
-            let file = link.split('#').next().unwrap_or_default();
-            let is_elsewhere = file.is_empty() || file.contains([':', ' ']);
-            assert!(is_elsewhere || page.parent().unwrap().join(file).exists(), "{}: {link}", page.display());
-        }
-    }
-}
-
-/// Checks that the sources contain every failure message of the page, piece by piece between the variable parts.
-#[test]
-fn failure_messages_of_the_page_are_those_of_the_sources() {
-    fn collect(dir: &Path, text: &mut String) {
-        for path in fs::read_dir(dir).unwrap().map(|e| e.unwrap().path()) {
-            if path.is_dir() {
-                collect(&path, text);
-            } else if path.extension().is_some_and(|e| e == "rs") {
-                text.push_str(&fs::read_to_string(path).unwrap());
-            }
-        }
-    }
-    let mut sources = String::new();
-    for krate in fs::read_dir(root("crates")).unwrap() {
-        collect(&krate.unwrap().path().join("src"), &mut sources);
-    }
-    // Joins texts that go on in the next line.
-    let joined: String = sources.split("\\\n").map(str::trim_start).collect();
-    let page = fs::read_to_string(root("docs/faq.md")).unwrap();
-    let messages: Vec<&str> = page.lines().filter_map(|line| line.strip_prefix("### ")).collect();
-    assert!(messages.len() >= 25);
-    for message in messages {
-        // `this is {}` takes a name, and what follows is a sentence of its own.
-        let parts = message.split('…').flat_map(|p| p.split("this is ")).flat_map(|p| p.split("; "));
-        for part in parts.map(str::trim).filter(|part| part.len() > 3) {
-            assert!(joined.contains(part), "`{part}` of `{message}` is in no source");
-        }
     }
 }

@@ -1,9 +1,6 @@
 //! Forms of shards from the command line: the list, choices that do not fit, and bundles of forms.
 
-use crate::common::{
-    Place, build, built, chain, count, edit_json, fixture, folder, generated, json, list, number, passes,
-    refused, run, text,
-};
+use crate::common::*;
 use serde_json::Value;
 use std::fs;
 
@@ -19,8 +16,8 @@ fn the_ladder_names_options_and_what_was_seen() {
         assert_eq!(args(host).contains("--history"), has_history);
         for form in forms {
             assert!(form["for"][0]["source"].is_string() && form["against"][0]["chip"].is_string());
-            passes(format!("plan {checkpoint} {}", args(form)));
         }
+        passes(format!("plan {checkpoint} {}", args(forms.last().unwrap())));
     }
     // A bundle whose packages choose the experts has the forms of its checkpoint, few experts in a call included.
     let bundle = built("tiny-zaya", "--tokens 1,16 --layers-per-shard 2");
@@ -28,7 +25,7 @@ fn the_ladder_names_options_and_what_was_seen() {
     assert_eq!(forms(&bundle), forms(&fixture("tiny-zaya")));
     assert!(forms(&bundle).to_string().contains("--experts-per-shard"));
     for (experts, says) in [(0, "num_experts must be from 1"), (1, "where num_experts is 1")] {
-        let bundle = built("tiny-gemma4-moe", "--tokens 1,4");
+        let bundle = built("tiny-gemma4-moe", "--tokens 1 --experts-per-shard 1");
         edit_json(bundle.join("chain.json"), |chain| chain["model"]["num_experts"] = experts.into());
         refused(format!("forms {bundle}"), &["chain.json", says]);
     }
@@ -43,10 +40,6 @@ fn choices_that_do_not_fit_are_refused_by_name() {
         ("tiny-gemma4-moe", "--functions apart", "--cache host"),
         ("tiny-zaya", "--functions apart --cache host", "--history host"),
         ("tiny-gemma4-moe", "--context-buckets 0", "0 positions"),
-        ("tiny-gemma4-moe", "--context-buckets 64,32", "ascending"),
-        ("tiny-gemma4-moe", "--context-buckets 100", "give 128"),
-        ("tiny-gemma4-moe", "--context-buckets short", "not a number"),
-        ("tiny-gemma4-moe", "--context-buckets 32,64,96,128,160", "4 at most"),
         (
             "tiny-gemma4-moe",
             "--context-buckets 1024",
@@ -67,7 +60,6 @@ fn choices_that_do_not_fit_are_refused_by_name() {
             "",
             "[attention]: there is no choice `caches`; known here are: cache",
         ),
-        ("[attention]\ncache = \"hosts\"", "", "[attention]: cache: `hosts` is not one of state, host"),
         (
             "[attentions]\ncache = \"host\"",
             "",
@@ -97,7 +89,7 @@ fn choices_that_do_not_fit_are_refused_by_name() {
 #[test]
 fn forms_of_the_small_model_pass_its_gate_of_placement() {
     for form in ["--io channels-last", "--experts bank"] {
-        let plan = json(0, format!("plan {} {form}", crate::common::small()));
+        let plan = json(0, format!("plan {} {form}", small()));
         for shard in list(&plan["shards"]) {
             let reason = shard["verdict_reason"].as_str().unwrap_or_default();
             assert!(!reason.contains("prefer.glue"), "{form} {}: {reason}", shard["name"]);

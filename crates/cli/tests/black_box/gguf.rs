@@ -1,9 +1,6 @@
 //! GGUF files from file to tokens, with the built binary.
 
-use crate::common::{
-    Place, build, built, chain, contents, count, fixture, folder, json, list, passes, read_json, refused,
-    small,
-};
+use crate::common::*;
 use crate::files::gguf::Gguf;
 use crate::files::tiny::{Options, as_f32, gguf_of, tokenizer};
 use serde_json::{Value, json as value};
@@ -74,17 +71,13 @@ fn a_text_needs_nothing_but_the_file() {
     let generate =
         |options: &str| json(0, format!("generate {bundle} -p 'def in(self):' --ignore-eos {options}"));
     let plain = generate("-n 4 --temperature 0 --repetition-penalty 1");
-    assert_eq!(
-        (&plain["prompt_ids"], &plain["generated_ids"]),
-        (&golden["prompt_ids"], &golden["decode_tokens"])
-    );
+    has(&plain, value!({"prompt_ids": golden["prompt_ids"], "generated_ids": golden["decode_tokens"]}));
     assert!(plain["text"].is_string());
     let (one, two) = (generate("-n 8 --seed 1"), generate("-n 8 --seed 2"));
     assert_ne!(one["generated_ids"], two["generated_ids"]);
     let sampling = &one["sampling"];
-    assert_eq!(
-        value!([sampling["from_model"], sampling["temperature"], sampling["top_k"]]),
-        value!([["temperature", "top_k", "repetition_penalty"], 1.5, 40])
+    has(sampling,
+        value!({"from_model": ["temperature", "top_k", "repetition_penalty"], "temperature": 1.5, "top_k": 40}),
     );
     for name in ["tokenizer.json", "tokenizer_config.json", "generation_config.json"] {
         assert!(bundle.join(name).is_file(), "{name}");

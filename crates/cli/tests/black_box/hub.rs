@@ -1,6 +1,6 @@
 //! `hf:OWNER/NAME` as a checkpoint, with a server in this process for the hub.
 
-use crate::common::{Place, anemoe, contents, finish, fixture, folder, refuses, small};
+use crate::common::*;
 use crate::hub_server::{COMMIT, Reply, TestRepository, TestServer};
 use std::process::Command;
 
@@ -64,10 +64,7 @@ fn a_checkpoint_of_the_hub_is_built_as_one_in_a_folder() {
         machine.passes(format!("build {SPEC} -o parts.anemoe --shard {part} --tokens 1"));
     }
     let document = machine.passes("assemble parts.anemoe --json");
-    assert!(
-        document.contains("\"golden\"") && machine.dir.join("parts.anemoe/chain.json").is_file(),
-        "{document}"
-    );
+    assert!(document.contains("\"golden\""), "{document}");
     assert_eq!(machine.server.asked_for("/resolve/").len(), fetched);
     machine.refuses("plan hf:someone/else --offline", &["the hub is not asked", "revision main"]);
 }
@@ -111,21 +108,6 @@ fn looking_at_a_checkpoint_takes_headers_and_small_tensors() {
     same("plan", "--quant int8-tensor");
     assert_eq!(weights_asked(&machine, size), looked + size);
     assert!(snapshot.join("model.safetensors").exists());
-}
-
-#[test]
-fn headers_that_lie_are_refused_by_name() {
-    let whole = std::fs::read(fixture("tiny-zaya").join("model.safetensors")).unwrap();
-    for (bytes, says) in [
-        ([&(1u64 << 60).to_le_bytes()[..], &whole[8..]].concat(), "a length of 1152921504606846976 bytes"),
-        (whole[..whole.len() - 1].to_vec(), "the file is cut off"),
-        (whole[..100].to_vec(), "but only 92 follow"),
-    ] {
-        let mut repository = TestRepository::of(&fixture("tiny-zaya"));
-        repository.files.retain(|(name, _)| name != "model.safetensors");
-        repository.files.push(("model.safetensors".into(), bytes));
-        Machine::new(repository).refuses(format!("inspect {SPEC}"), &["model.safetensors", says]);
-    }
 }
 
 #[test]

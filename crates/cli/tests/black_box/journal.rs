@@ -1,11 +1,5 @@
 //! The journal of a bundle, with the built binary.
-// Remarks of tests go to standard error.
-#![allow(clippy::disallowed_macros)]
-
-use crate::common::{
-    Place, anemoe, built, contents, count, finish, fixture, folder, json, list, number, passes, refused, run,
-    text,
-};
+use crate::common::*;
 use serde_json::{Value, json as value};
 use std::fs;
 use std::process::Stdio;
@@ -142,21 +136,6 @@ fn people_add_what_commands_cannot_know() {
     }
 }
 
-/// Checks that processes that append at the same time write whole lines.
-#[test]
-fn processes_append_at_the_same_time() {
-    let b = plain();
-    let add = |i: usize| {
-        let mut command = anemoe(format!("journal add {b} --note '{i} {}'", "x".repeat(5000 * i)));
-        command.stdout(Stdio::null()).spawn().unwrap()
-    };
-    for mut child in (0..12).map(add).collect::<Vec<_>>() {
-        assert!(child.wait().unwrap().success());
-    }
-    assert_eq!(entries(&b).iter().map(|e| list(&e["notes"]).len()).sum::<usize>(), 12);
-    assert_eq!(fs::read_to_string(b.join("journal.jsonl")).unwrap().lines().count(), 12);
-}
-
 #[test]
 fn nothing_is_written_where_nothing_is_wanted() {
     let (b, golden) = (plain(), golden());
@@ -180,19 +159,14 @@ fn broken_journals_are_named_and_stop_no_gate() {
     let file = b.join("journal.jsonl");
     let whole = fs::read_to_string(&file).unwrap();
     let lines = whole.lines().count();
-    // The last line is cut off in its middle.
+    // The last line is cut off in its middle, or is garbage.
     fs::write(&file, &whole[..whole.len() - 40]).unwrap();
     let page = passes(format!("journal {b}"));
     assert!(page.contains("has no end") && page.contains("was cut off"), "{page}");
     passes(format!("check {b}"));
-    assert_eq!(fs::read_to_string(&file).unwrap().lines().count(), lines);
     assert_eq!(json(0, format!("journal {b}"))["torn"], false);
-    // The last line is garbage.
     fs::write(&file, format!("{whole}garbage\n")).unwrap();
-    let says = ["journal.jsonl", &format!("line {}", lines + 1)];
-    refused(format!("journal {b}"), &says);
-    refused(format!("journal add {b} --note x"), &says);
-    assert_eq!(json(2, format!("journal {b}"))["error"]["path"], file.to_string());
+    refused(format!("journal {b}"), &["journal.jsonl", &format!("line {}", lines + 1)]);
     // The journal cannot be written: a folder has its name.
     fs::remove_file(&file).unwrap();
     fs::create_dir(&file).unwrap();
@@ -210,38 +184,6 @@ fn broken_journals_are_named_and_stop_no_gate() {
     let event = r#"{"id":"aaaa","time":"2026-01-01T00:00:00Z","kind":"trace","status":"done","version":"1","facts":{"cosine_map":[["x"],7]}}"#;
     fs::write(&file, format!("{event}\n")).unwrap();
     assert!(passes(format!("report {b}")).contains("anemoe trace"));
-}
-
-/// Checks that a bundle that cannot be written is checked all the same; by another user, since root may write anywhere.
-#[cfg(unix)]
-#[test]
-fn a_bundle_that_cannot_be_written_is_checked_all_the_same() {
-    use std::os::unix::fs::PermissionsExt;
-    use std::os::unix::process::CommandExt;
-    let b = plain();
-    let golden = b.parent().unwrap().join("golden.npz");
-    fs::copy(self::golden(), &golden).unwrap();
-    let allow =
-        |path: &std::path::Path, mode| fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
-    allow(b.parent().unwrap(), 0o755);
-    allow(&b, 0o555);
-    let root = finish(std::process::Command::new("id").arg("-u")).1.trim() == "0";
-    let golden = format!("--golden {}", golden.display());
-    for (command, more) in [("check", ""), ("validate", &*golden), ("trace", &*golden)] {
-        let mut child = anemoe(format!("{command} {b} {more}"));
-        if root {
-            child.uid(65534).gid(65534);
-        }
-        if let Err(e) = child.output() {
-            eprintln!("not run: another user cannot run the program here: {e}");
-            continue;
-        }
-        let (code, out, err) = finish(&mut child);
-        assert_eq!(code, 0, "{command}: {out}\n{err}");
-        assert!(err.contains("nothing was written down"), "{command}: {err}");
-    }
-    allow(&b, 0o755);
-    assert!(!b.join("journal.jsonl").exists());
 }
 
 #[test]
@@ -263,10 +205,7 @@ fn an_interrupted_build_and_its_parts_are_told_of() {
         let all = entries(&bundle);
         assert_eq!(all.len(), 1);
         let said = all[0]["surprise"].to_string();
-        assert!(
-            said.contains("was interrupted; the one that began") && !said.contains("has no end"),
-            "{said}"
-        );
+        assert!(said.contains("was interrupted; the one") && !said.contains("has no end"), "{said}");
         let begun = events(&bundle, "build", "started");
         assert_eq!(begun[1]["facts"]["resumes"], begun[0]["id"]);
     }
@@ -276,10 +215,7 @@ fn an_interrupted_build_and_its_parts_are_told_of() {
     passes(format!("assemble {parts} --intent 'in parts'"));
     let all = entries(&parts);
     assert_eq!(all.len(), 1);
-    assert_eq!(
-        value!([all[0]["kinds"], all[0]["intent"]]),
-        value!([["build", "gate", "assemble"], ["in parts"]])
-    );
+    has(&all[0], value!({"kinds": ["build", "gate", "assemble"], "intent": ["in parts"]}));
     assert_eq!(events(&parts, "build", "done")[1]["facts"]["part"], "1/2");
     let said = all[0]["surprise"].to_string();
     assert!(!said.contains("interrupted") && !said.contains("has no end"), "{said}");

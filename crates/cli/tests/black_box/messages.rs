@@ -1,9 +1,6 @@
 //! Messages that name the kind of a path, differences, and the next command; prompts; names that are not UTF-8; signals.
 
-use crate::common::{
-    anemoe, built, copy, fed, finish, fixture, folder, generated, ids, in_shell, json, json_of, list, passes,
-    refused, refuses, run, signal, small, start, text,
-};
+use crate::common::*;
 use serde_json::Value;
 use std::fs;
 
@@ -63,14 +60,7 @@ fn a_path_of_another_kind_is_named_with_the_next_command() {
         ("inspect @DIR/notes.txt", &["a file of another kind"]),
         (
             "inspect no/such",
-            &[
-                "no such file or folder",
-                "Hugging Face folder",
-                ".gguf",
-                "synthetic:NAME",
-                "a bundle",
-                ".mlpackage",
-            ],
+            &["no such file or folder", "Hugging Face folder", "synthetic:NAME", "a bundle", ".mlpackage"],
         ),
         ("predict @BUNDLE --inputs a.npz", &["a finished bundle", "shards", "anemoe generate"]),
         ("predict @FIXTURES/tiny-zaya --inputs a.npz", &["a Hugging Face checkpoint", "anemoe build"]),
@@ -81,7 +71,7 @@ fn a_path_of_another_kind_is_named_with_the_next_command() {
         // A checkpoint of another family.
         ("build @FIXTURES/tiny-zaya -o @BUNDLE --skip-gates", &["family", "gemma4", "zaya"]),
         (
-            "trace @BUNDLE --golden @FIXTURES/tiny-zaya/golden.npz --swap --checkpoint @FIXTURES/tiny-zaya",
+            "trace @BUNDLE --golden @FIXTURES/tiny-gemma4-moe-text/golden.npz --swap --checkpoint @FIXTURES/tiny-zaya",
             &["is of the family zaya, not gemma4"],
         ),
     ] {
@@ -113,11 +103,8 @@ fn prompts_come_from_arguments_files_and_standard_input() {
     let (bundle, dir) = (built("small", "--max-context 256 --no-journal"), folder());
     let file = dir.join("prompt.txt");
     let plain = generated(&bundle, "--prompt 'def main():' --max-new 4");
-    let (code, out, _) = fed(&mut anemoe(format!("generate {bundle} -p - -n 4 --json")), "def main():\n");
-    assert_eq!(
-        (code, ids(&serde_json::from_str::<Value>(&out).unwrap()["generated_ids"])),
-        (0, plain.clone())
-    );
+    let (_, out, _) = fed(&mut anemoe(format!("generate {bundle} -p - -n 4 --json")), "def main():\n");
+    assert_eq!(ids(&serde_json::from_str::<Value>(&out).unwrap()["generated_ids"]), plain);
     fs::write(&file, "def main():\r\n").unwrap();
     assert_eq!(generated(&bundle, &format!("--prompt-file {file} -n 4")), plain);
     assert_eq!(generated(&bundle, "-p 'def main():' -n 4"), plain);
@@ -177,10 +164,8 @@ fn a_build_speaks_plainly_of_its_own_gates() {
     let said = passes(format!("check {out}"));
     let (rules, notes) = said.split_once("\nsources (").unwrap();
     assert!(rules.contains("measured: [1]") && rules.contains("CPU: small, fine"), "{said}");
-    assert!(
-        notes.contains("  [1] A: ") && !rules.contains("journal 0") && !said.contains("0.0 MB"),
-        "{said}"
-    );
+    assert!(notes.contains("  [1] A: ") && !rules.contains("journal 0"), "{said}");
+    assert!(!said.contains("0.0 MB"), "{said}");
 }
 
 #[test]
@@ -250,7 +235,8 @@ fn paths_and_homes_need_not_be_utf8() {
         (2, "plan n"),
         (2, "inspect hf:a/b --offline"),
     ] {
-        let words = line.split(' ').map(|word| if word.len() == 1 { odd(word) } else { word.into() });
+        let is_path = |word: &str| word.len() == 1 && word > "9";
+        let words = line.split(' ').map(|word| if is_path(word) { odd(word) } else { word.into() });
         let mut command = anemoe("");
         command.args(words).current_dir(&home).env("HOME", &*home).env("TMPDIR", &*home);
         let document = json_of(status, command.env_remove("XDG_CACHE_HOME").env_remove("HF_HOME"));

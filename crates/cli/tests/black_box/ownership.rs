@@ -2,10 +2,7 @@
 //! name of ours.
 #![cfg(unix)]
 
-use crate::common::{
-    Place, anemoe, built, contents, copied, ended, fixture, folder, passes, refused, refuses, signal, small,
-    start,
-};
+use crate::common::*;
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::Path;

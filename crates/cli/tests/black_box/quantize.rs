@@ -1,9 +1,6 @@
 //! Compression kinds, importance, `auto` and perplexity, with the built binary.
 
-use crate::common::{
-    Place, anemoe_as_is, build, built, chain, copied, count, each, edit_weights, fixture, folder, json,
-    json_of, list, number, passes, refused, run, small, text,
-};
+use crate::common::*;
 use anemoe_npz::{Array, read_npz, write_npy, write_npz};
 use serde_json::Value;
 use std::path::Path;
@@ -24,18 +21,8 @@ fn weight(shape: &[usize]) -> Place {
 fn one_tensor_in_every_kind() {
     let (dir, w) = (folder(), weight(&[64, 96]));
     let original = anemoe_npz::read_npy(&w).unwrap().to_f32();
-    for kind in [
-        "fp16",
-        "int8-tensor",
-        "int8-channel",
-        "int8-channel-asymmetric",
-        "int4-block",
-        "lut1",
-        "lut3",
-        "lut4-uniform",
-        "lut6-tensor",
-        "lut8",
-    ] {
+    let kinds = "fp16 int8-tensor int8-channel int8-channel-asymmetric int4-block lut1 lut3 lut4-uniform lut6-tensor lut8";
+    for kind in kinds.split(' ') {
         let figures = json(0, format!("quantize {w} --quant {kind} -o {dir}/{kind}.npz"));
         assert_eq!(figures["weights"], 6144);
         for key in ["seconds", "weights_per_s", "mse", "relative_mse", "cosine", "bytes"] {
@@ -73,16 +60,6 @@ fn one_tensor_in_every_kind() {
     let model = fixture("tiny-gemma4-moe-text");
     let figures = json(0, format!("quantize {model}/model.safetensors:{tensor} --quant int8-channel"));
     assert!(figures["tensor"] == tensor && number(&figures["cosine"]) > 0.999, "{figures}");
-}
-
-#[test]
-fn exact_tables_are_at_least_as_good() {
-    let w = weight(&[64, 512]);
-    let mse = |extra: &str| number(&json(0, format!("quantize {w} --quant lut4 {extra}"))["mse"]);
-    let (default, exact) = (mse(""), mse("--exact"));
-    assert!(exact <= default * (1.0 + 1e-9) && default <= exact * 1.0001, "{default} {exact}");
-    // More groups give less error.
-    assert!(mse("--group-size 8") < default);
 }
 
 #[test]
@@ -203,22 +180,9 @@ fn importance_is_measured_and_used() {
 #[test]
 fn wrong_importance_and_text() {
     let (dir, tiny, small) = (folder(), fixture("tiny-gemma4-moe"), small());
-    let q = "layers.0.self_attn.q_proj.weight";
-    for (tensor, n, value, says) in [
-        ("layers.0.self_attn.q_prj.weight", 64, 1.0, "no tensor of that name"),
-        (q, 5, 1.0, "shape [5]"),
-        (q, 64, -1.0, "expected a number from 0"),
-        (q, 64, 1.0, "importance: no array for `embed_tokens.weight`, "),
-        ("", 0, 0.0, "i.npz"),
-    ] {
-        if n == 0 {
-            std::fs::write(dir.join("i.npz"), b"PK\x03\x04 nonsense").unwrap();
-        } else {
-            let array = Array::new(vec![n], vec![value; n]).unwrap();
-            write_npz(&dir.join("i.npz"), &[(tensor.to_string(), array)]).unwrap();
-        }
-        refused(format!("build {tiny} -o {dir}/out --importance {dir}/i.npz"), &[says]);
-    }
+    let array = Array::new(vec![5], vec![1.0f32; 5]).unwrap();
+    write_npz(&dir.join("i.npz"), &[("layers.0.self_attn.q_proj.weight".into(), array)]).unwrap();
+    refused(format!("build {tiny} -o {dir}/out --importance {dir}/i.npz"), &["i.npz", "shape [5]"]);
     std::fs::write(dir.join("empty.txt"), "").unwrap();
     std::fs::write(dir.join("binary.txt"), [0xff, 0xfe, 0x00]).unwrap();
     for (line, says) in [

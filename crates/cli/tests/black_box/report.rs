@@ -1,6 +1,6 @@
 //! `anemoe report`: a page that shows records, names commands for missing ones, and lets nothing from outside in.
 
-use crate::common::{built, count, fixture, folder, json, list, number, passes, refused, run};
+use crate::common::*;
 use serde_json::Value;
 
 const HOSTILE: &str = "<script>alert('x')<!-- & \"y\".anemoe";

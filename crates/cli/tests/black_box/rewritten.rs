@@ -1,7 +1,7 @@
 //! Packages that systems and other tools have touched: files of the system and rewritten packages are no damage, other
 //! programs and other weights are.
 
-use crate::common::{Place, anemoe, built, finish, fixture, flip, folder, passes, read_json, refused, run};
+use crate::common::*;
 use std::fs;
 
 const PACKAGE: &str = "shards/L00.attn.mlpackage";

@@ -1,6 +1,6 @@
 //! Sampling as the makers of a model recommend it, and as the command line says, in `generate`, `chat` and `serve`.
 
-use crate::common::{anemoe, built, fed, ids, json, refused};
+use crate::common::*;
 use serde_json::{Value, json as value};
 use std::fs;
 
@@ -15,7 +15,7 @@ fn a_bundle_is_sampled_as_its_makers_recommend() {
     let plain = generate("-n 48");
     let greedy = ids(&plain["generated_ids"]);
     let sampling = &plain["sampling"];
-    assert_eq!(value!([sampling["temperature"], sampling["from_model"]]), value!([0.0, []]));
+    has(sampling, value!({"temperature": 0.0, "from_model": []}));
 
     // Penalties count without random choices, and the command line goes first.
     recommend(
@@ -23,9 +23,8 @@ fn a_bundle_is_sampled_as_its_makers_recommend() {
     );
     let penalized = generate("");
     let own = &penalized["sampling"];
-    assert_eq!(
-        value!([own["from_model"], own["repetition_penalty"], own["temperature"]]),
-        value!([["repetition_penalty", "frequency_penalty"], 1.3, 0.0])
+    has(own,
+        value!({"from_model": ["repetition_penalty", "frequency_penalty"], "repetition_penalty": 1.3, "temperature": 0.0}),
     );
     let penalized = ids(&penalized["generated_ids"]);
     assert!(penalized.len() == 48 && penalized != greedy);

@@ -2,9 +2,7 @@
 // Remarks of tests go to standard error.
 #![allow(clippy::disallowed_macros)]
 
-use crate::common::{
-    Place, anemoe, built, contents, ended, fixture, flip, folder, json, json_of, passes, refused, start,
-};
+use crate::common::*;
 use std::path::PathBuf;
 use std::process::Stdio;
 use std::time::Duration;
@@ -88,11 +86,8 @@ fn parts_make_the_whole() {
         for reused in [false, true] {
             let mut part = anemoe(line(model, &bundle, "--shard 3"));
             let report = json_of(0, part.env("SLURM_ARRAY_TASK_ID", "0"));
-            assert_eq!(
-                report["reused"],
-                if reused { report["shards"].clone() } else { 0.into() },
-                "{report}"
-            );
+            let expected = if reused { report["shards"].clone() } else { 0.into() };
+            assert_eq!(report["reused"], expected, "{report}");
         }
         let report = json(0, &assemble);
         assert_eq!(report["shards"], report["reused"]);

@@ -1,9 +1,6 @@
 //! Both families from a checkpoint to tokens, with the built binary.
 
-use crate::common::{
-    build, built, contents, count, fixture, folder, json, list, number, run, same_in_chunks, small, text,
-    validate,
-};
+use crate::common::*;
 use serde_json::Value;
 
 /// Checks 24 positions, 16 decode steps and 16 tokens against Hugging Face transformers, in both layouts of the checkpoint.

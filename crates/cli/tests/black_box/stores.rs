@@ -1,10 +1,7 @@
 //! Bundles and parts of builds in a store: a folder, or a server in this process that drops, lies and refuses.
 
-use crate::common::{
-    Place, anemoe, built, contents, copy, count, ended, finish, fixture, flip, folder, in_shell, json,
-    passes, read_json, refused, refuses, start, text, wait_for,
-};
-use crate::hub_server::{Asked, Reply, TestServer};
+use crate::common::*;
+use crate::hub_server::{Reply, TestServer};
 use serde_json::{Value, json as value};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -48,7 +45,7 @@ fn a_bundle_goes_through_a_folder_and_what_is_there_is_not_sent_again() {
     assert_eq!(count(&first["bytes"]), count(&first["bytes_sent"]) + count(&first["bytes_there"]));
     assert!(count(&first["files_sent"]) > 17 && first["name"] == "a.anemoe", "{first}");
     let again = json(0, places.push());
-    assert_eq!(value!([again["files_sent"], again["bytes_sent"]]), value!([0, 0]));
+    has(&again, value!({"files_sent": 0, "bytes_sent": 0}));
     // Another bundle with the same files, except for its tokenizer.
     let other = dir.join("b.anemoe");
     copy(bundle, &other);
@@ -88,7 +85,7 @@ fn damage_in_a_store_is_found_and_mended() {
     assert_eq!((sent(""), sent("--verify")), (0.into(), 1.into()));
     // Files that have arrived stay, and only the rest is fetched.
     let rest = json(0, places.pull());
-    assert_eq!(value!([rest["files_fetched"], rest["bytes_fetched"]]), value!([1, right.len()]));
+    has(&rest, value!({"files_fetched": 1, "bytes_fetched": right.len()}));
     assert!(places.has_arrived());
     // A short object is found without being read, and so is a missing one.
     fs::remove_dir_all(&places.target).unwrap();
@@ -123,14 +120,8 @@ fn hostile_manifests_write_nothing() {
         let evil = ["evil", "in/evil", "in/pulled.anemoe"].map(|name| places.dir.join(name));
         assert!(!evil.iter().any(|path| path.exists()) && contents(&places.bundle) == before, "{says}");
     };
-    for name in ["../../evil", "/tmp/evil", ".ssh/evil", "a\\..\\evil"] {
-        hostile(&|m| m["files"][0]["path"] = name.into(), "is not a path in a bundle");
-    }
-    hostile(&|m| m["files"][1]["path"] = m["files"][0]["path"].clone(), "is there twice");
+    hostile(&|m| m["files"][0]["path"] = "../../evil".into(), "is not a path in a bundle");
     hostile(&|m| m["files"][0]["bytes"] = (1u64 << 60).into(), "and its disk has");
-    hostile(&|m| m["files"][0]["sha256"] = "x".into(), "is not a SHA-256");
-    hostile(&|m| m["files"].as_array_mut().unwrap().clear(), "no chain.json");
-    hostile(&|m| *m = 7.into(), "expected an object");
     // The contract names a file that the manifest lacks: all other files are fetched, and deleted again.
     let without = |m: &mut Value, part: &str| {
         m["files"].as_array_mut().unwrap().retain(|f| !text(&f["path"]).contains(part));
@@ -277,31 +268,15 @@ fn stores_that_are_none() {
     refused(format!("push {dir} {dir}/file"), &["bundle"]);
     assert!(!bundle.join("objects").exists() && !bundle.join("new").exists());
     refused(format!("assemble {bundle} --name x"), &["--pull"]);
-    // Plain HTTP and half of the credentials.
-    for (name, value, says) in [
-        ("AWS_ENDPOINT_URL", "http://127.0.0.1:9", "AWS_ALLOW_HTTP"),
-        ("AWS_ACCESS_KEY_ID", "x", "AWS_SECRET_ACCESS_KEY is not"),
-        ("AWS_ENDPOINT_URL", "127.0.0.1", "not the address of a server"),
-    ] {
-        let mut command = without_credentials(format!("pull s3://models {dir}/x"));
-        refuses(command.env(name, value), &[says]);
-    }
+    // Plain HTTP.
+    let mut command = without_credentials(format!("pull s3://models {dir}/x"));
+    refuses(command.env("AWS_ENDPOINT_URL", "http://127.0.0.1:9"), &["AWS_ALLOW_HTTP"]);
 }
 
 /// Makes a command without the variables of object stores.
 fn without_credentials(line: impl AsRef<str>) -> Command {
     let mut command = anemoe(line);
-    for name in [
-        "AWS_ENDPOINT_URL",
-        "AWS_ENDPOINT_URL_S3",
-        "AWS_ACCESS_KEY_ID",
-        "AWS_SECRET_ACCESS_KEY",
-        "AWS_ALLOW_HTTP",
-        "AWS_SESSION_TOKEN",
-        "AWS_REGION",
-        "AWS_DEFAULT_REGION",
-        "AWS_SKIP_SIGNATURE",
-    ] {
+    for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("AWS_")) {
         command.env_remove(name);
     }
     command
@@ -313,26 +288,30 @@ struct Bucket {
     objects: Arc<Mutex<BTreeMap<String, Vec<u8>>>>,
 }
 
-/// Change of an answer of the server.
-type Twist = dyn Fn(&Asked, Reply) -> Reply + Send;
-
 impl Bucket {
-    fn new(twist: Box<Twist>) -> Bucket {
+    /// Starts a server that stumbles: the first answer for some objects is a 503, that for others breaks off in the middle.
+    fn new() -> Bucket {
         let objects: Arc<Mutex<BTreeMap<String, Vec<u8>>>> = Arc::default();
-        let kept = Arc::clone(&objects);
+        let (kept, seen) = (Arc::clone(&objects), Mutex::new(BTreeSet::new()));
         let server = TestServer::start(move |asked| {
             let path = asked.path.split('?').next().unwrap().to_string();
+            let is_first = seen.lock().unwrap().insert((asked.method.clone(), path.clone()));
             let mut kept = kept.lock().unwrap();
-            let honest = match (asked.method.as_str(), kept.get(&path)) {
+            match (asked.method.as_str(), kept.get(&path)) {
+                _ if is_first && path.contains("/objects/1") => {
+                    Reply::new(503, "<Error><Code>SlowDown</Code></Error>")
+                }
                 ("PUT", _) => {
                     kept.insert(path, asked.body.clone());
                     Reply::new(200, "").with("etag", "\"x\"")
                 }
+                ("GET", Some(bytes)) if is_first && path.contains("/objects/0") => {
+                    Reply { cut: Some(bytes.len() / 2), ..Reply::part(asked, bytes) }
+                }
                 (_, Some(bytes)) => Reply::part(asked, bytes),
                 (_, None) if path == "/models/" => Reply::new(200, list_folders(&kept, &asked.path)),
                 (_, None) => Reply::new(404, "<Error><Code>NoSuchKey</Code></Error>"),
-            };
-            twist(asked, honest)
+            }
         });
         Bucket { server, objects }
     }
@@ -376,23 +355,11 @@ fn list_folders(objects: &BTreeMap<String, Vec<u8>>, path: &str) -> String {
 #[test]
 fn a_bucket_that_drops_and_stumbles_still_gives_the_bundle() {
     let places = Places::new();
-    let seen: Mutex<BTreeMap<String, usize>> = Mutex::default();
-    // The first answer to each request is a 503; the second one for an object breaks off in the middle.
-    let bucket = Bucket::new(Box::new(move |asked, reply| {
-        let path = asked.path.split('?').next().unwrap();
-        let mut seen = seen.lock().unwrap();
-        let times = seen.entry(format!("{} {path}", asked.method)).or_default();
-        *times += 1;
-        let is_weight = path.contains("/objects/0") && asked.method == "GET";
-        match *times {
-            1 if path.contains("/objects/1") => Reply::new(503, "<Error><Code>SlowDown</Code></Error>"),
-            1 if is_weight => Reply { cut: Some(reply.body.len() / 2), ..reply },
-            _ => reply,
-        }
-    }));
+    let bucket = Bucket::new();
     let push = format!("push {} s3://models/p", places.bundle);
     bucket.passes(&push);
-    bucket.passes(&format!("pull s3://models/p {} --name a.anemoe", places.target));
+    let pull = format!("pull s3://models/p {} --name a.anemoe", places.target);
+    bucket.passes(&pull);
     assert!(places.has_arrived());
     let asked = bucket.server.asked();
     for put in asked.iter().filter(|a| a.method == "PUT") {
@@ -401,60 +368,13 @@ fn a_bucket_that_drops_and_stumbles_still_gives_the_bundle() {
         assert!(is_signed, "{}", put.path);
     }
     assert!(asked.iter().any(|a| a.header("range").is_some()), "no download was taken up");
-    // Nothing is sent twice.
+    // Nothing is sent twice. The server does not notice other bytes of the right length; --verify does.
     assert_eq!(bucket.passes(&push), 0);
-    bucket.refuses(&format!("pull s3://models/p {}/b --name b", places.dir), &["no bundle `b`", "a.anemoe"]);
-}
-
-#[test]
-fn a_bucket_that_lies_is_not_believed() {
-    let places = Places::new();
-    let elsewhere = TestServer::start(|_| Reply::new(200, "x"));
-    let (other, mode) = (elsewhere.address.clone(), Arc::new(Mutex::new("honest")));
-    let twisted = Arc::clone(&mode);
-    let bucket = Bucket::new(Box::new(move |asked, mut reply| {
-        let is_object = asked.path.contains("/objects/") && asked.method == "GET";
-        match *twisted.lock().unwrap() {
-            "length" if is_object => Reply::new(200, "short"),
-            "bytes" if is_object && !reply.body.is_empty() => {
-                reply.body[0] ^= 1;
-                reply
-            }
-            "redirect" if asked.method != "PUT" => Reply::new(307, "").with("location", format!("{other}/x")),
-            "denied" => {
-                Reply::new(403, "<Error><Code>InvalidAccessKeyId</Code><Message>no</Message></Error>")
-            }
-            "nobody" => Reply::new(404, "<Error><Code>NoSuchBucket</Code></Error>"),
-            "checksum" if asked.method == "HEAD" && reply.status == 200 => {
-                reply.with("x-amz-checksum-sha256", "AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=")
-            }
-            _ => reply,
-        }
-    }));
-    let push = format!("push {} s3://models/p", places.bundle);
-    let pull = format!("pull s3://models/p {} --name a.anemoe", places.target);
-    bucket.passes(&push);
-    for (twist, says, pushed) in [
-        ("length", "it has 5 bytes, not", None),
-        ("bytes", "its hash is", None),
-        ("redirect", "redirects to another server", Some("AWS_REGION")),
-        ("denied", "does not know this AWS_ACCESS_KEY_ID", Some("AWS_ACCESS_KEY_ID")),
-        ("nobody", "no bucket `models`", Some("no bucket `models`")),
-    ] {
-        *mode.lock().unwrap() = twist;
-        bucket.refuses(&pull, &["s3://models/p/", says]);
-        assert!(!places.target.exists());
-        pushed.into_iter().for_each(|says| bucket.refuses(&push, &[says]));
-    }
-    assert!(elsewhere.asked().is_empty(), "an address that was signed for one server went to another");
-    // If the server reports a wrong hash, the contents are sent again.
-    *mode.lock().unwrap() = "checksum";
-    assert!(count(&bucket.passes(&push)) > 17);
-    // The server does not notice other bytes of the right length; --verify does.
-    *mode.lock().unwrap() = "honest";
     let key = bucket.objects.lock().unwrap().keys().find(|k| k.contains("/objects/")).unwrap().clone();
     bucket.objects.lock().unwrap().get_mut(&key).unwrap()[0] ^= 1;
-    assert_eq!((bucket.passes(&push), bucket.passes(&format!("{push} --verify"))), (0.into(), 1.into()));
-    bucket.passes(&pull);
-    assert!(places.has_arrived());
+    fs::remove_dir_all(&places.target).unwrap();
+    bucket.refuses(&pull, &["s3://models/p/", "its hash is"]);
+    assert!(!places.target.exists());
+    assert_eq!(bucket.passes(&format!("{push} --verify")), 1);
+    bucket.refuses(&format!("pull s3://models/p {}/b --name b", places.dir), &["no bundle `b`", "a.anemoe"]);
 }

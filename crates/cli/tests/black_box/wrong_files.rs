@@ -1,9 +1,7 @@
 //! Inputs that are no regular files or have no end, and names that would steer a terminal.
 #![cfg(unix)]
 
-use crate::common::{
-    built, copied, copy, edit_json, finish, fixture, folder, in_shell, json, root, run, small,
-};
+use crate::common::*;
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::Path;
@@ -11,7 +9,6 @@ use std::process::Command;
 
 /// Replaces a file by something that is no regular file, and returns the words for it in an error.
 fn replace_by(path: &Path, what: &str) -> &'static str {
-    let _ = fs::remove_file(path);
     match what {
         "endless" => {
             symlink("/dev/zero", path).unwrap();
@@ -32,48 +29,65 @@ fn replace_by(path: &Path, what: &str) -> &'static str {
 /// a writer, or a folder.
 #[test]
 fn inputs_that_are_no_regular_files_are_refused_at_once() {
-    let (dir, kept) = (folder(), built("tiny-gemma4-moe", "--tokens 1,4"));
-    let (model, bundle, small) = (dir.join("model"), dir.join("b.anemoe"), small());
+    let dir = folder();
+    let (model, bundle, part, small) =
+        (dir.join("model"), dir.join("b.anemoe"), dir.join("p.anemoe"), small());
+    copy(&fixture("tiny-gemma4-moe"), &model);
+    copy(&built("tiny-gemma4-moe", "--tokens 1,4"), &bundle);
+    copy(&built("tiny-gemma4-moe", "--no-journal --shard 0/2"), &part);
     let generate = format!("generate {bundle} --prompt-ids 1,2 --max-new 1");
     let check = format!("check {bundle} --no-journal");
+    let build =
+        |out: &str, more: &str| format!("build {model} -o {dir}/{out} --quant lut4 --skip-gates {more}");
+    let (new, again, rest) =
+        (build("new.anemoe", ""), build("b.anemoe", "--tokens 1,4"), build("p.anemoe", "--shard 0/2"));
     let package = "b.anemoe/shards/L00.attn.mlpackage";
     let data = format!("{package}/Data/com.apple.CoreML");
     for (file, line) in [
-        ("model/config.json", format!("plan {model} --quant lut4")),
-        ("model/model.safetensors.index.json", format!("plan {model} --quant lut4")),
-        ("model/model-00001-of-00002.safetensors", format!("golden {model} --prompt-ids 1 -o {dir}/out")),
-        ("b.anemoe/chain.json", generate.clone()),
-        ("b.anemoe/chain.json", check.clone()),
-        ("b.anemoe/embed.bin", generate.clone()),
-        (&format!("{package}/Manifest.json"), format!("inspect {dir}/{package}")),
-        (&format!("{data}/model.mlmodel"), format!("inspect {dir}/{package}")),
-        (&format!("{data}/weights/weight.bin"), format!("inspect {dir}/{package}")),
-        (&format!("{data}/weights/weight.bin"), generate),
-        ("b.anemoe/journal.jsonl", format!("journal {bundle}")),
-        ("g.npz", format!("validate {bundle} --golden {dir}/g.npz --no-journal")),
-        ("t.txt", format!("perplexity {small} --text {dir}/t.txt")),
-        ("b.anemoe/tokenizer.json", format!("generate {bundle} --prompt a --max-new 1")),
-        ("r.json", format!("{check} --report {dir}/r.json")),
-        ("o.tsv", format!("check --outcomes {dir}/o.tsv")),
-        ("w.npy", format!("quantize {dir}/w.npy")),
+        ("model/config.json", &new),
+        ("model/model.safetensors.index.json", &new),
+        ("model/tokenizer.json", &new),
+        ("model/tokenizer_config.json", &new),
+        ("model/generation_config.json", &new),
+        ("model/model-00001-of-00002.safetensors", &format!("golden {model} --prompt-ids 1 -o {dir}/out")),
+        ("b.anemoe/chain.json", &generate),
+        ("b.anemoe/chain.json", &check),
+        ("b.anemoe/chain.json", &again),
+        ("b.anemoe/embed.bin", &generate),
+        ("b.anemoe/embed.bin", &again),
+        ("b.anemoe/generation_config.json", &again),
+        ("b.anemoe/tokenizer.json", &again),
+        ("b.anemoe/tokenizer.json", &format!("generate {bundle} --prompt a --max-new 1")),
+        ("b.anemoe/journal.jsonl", &format!("journal {bundle}")),
+        (&format!("{package}/Manifest.json"), &format!("inspect {dir}/{package}")),
+        (&format!("{data}/model.mlmodel"), &format!("inspect {dir}/{package}")),
+        (&format!("{data}/weights/weight.bin"), &format!("inspect {dir}/{package}")),
+        (&format!("{data}/weights/weight.bin"), &generate),
+        ("p.anemoe/.anemoe-build/host.json", &format!("assemble {part}")),
+        ("p.anemoe/.anemoe-build/source", &format!("assemble {part}")),
+        ("p.anemoe/.anemoe-build/L00.attn.json", &rest),
+        ("g.npz", &format!("validate {bundle} --golden {dir}/g.npz --no-journal")),
+        ("t.txt", &format!("perplexity {small} --text {dir}/t.txt")),
+        ("r.json", &format!("{check} --report {dir}/r.json")),
+        ("o.tsv", &format!("check --outcomes {dir}/o.tsv")),
+        ("w.npy", &format!("quantize {dir}/w.npy")),
     ] {
         for what in ["endless", "pipe", "folder"] {
-            for (from, to) in [(fixture("tiny-gemma4-moe"), &model), (kept.clone(), &bundle)] {
-                let _ = fs::remove_dir_all(to);
-                copy(&from, to);
-            }
-            let path = dir.join(file);
+            let (path, kept) = (dir.join(file), dir.join("kept"));
+            let _ = fs::rename(&path, &kept);
             let says = replace_by(&path, what);
             // The limit on address space bounds an endless input, the limit on time a pipe.
             let script = "ulimit -v 4000000; exec timeout 30 \"$0\" \"$@\"";
-            let (code, out, err) = finish(&mut in_shell(script, &line));
+            let (code, out, err) = finish(&mut in_shell(script, line));
             assert_eq!(code, 2, "{file} {what} {line}\n{out}\n{err}");
             let name = path.file_name().unwrap().to_str().unwrap();
             assert!(err.contains(name) || err.contains("L00.attn"), "{file} {what}: {err}");
             // The error about a folder may have other words.
             let words = [says, "not a regular file", "size:", ": a link, and"];
             assert!(what == "folder" || words.iter().any(|w| err.contains(w)), "{file} {what}: {err}");
+            assert!(!dir.join("new.anemoe").exists(), "{file} {what}");
             let _ = fs::remove_file(&path).or_else(|_| fs::remove_dir_all(&path));
+            let _ = fs::rename(&kept, &path);
         }
     }
 }

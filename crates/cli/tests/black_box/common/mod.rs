@@ -236,6 +236,17 @@ pub fn text(value: &Value) -> &str {
     value.as_str().unwrap_or_else(|| panic!("{value}"))
 }
 
+/// Checks that a document has these members; others do not matter.
+pub fn has(found: &Value, wanted: Value) {
+    fn fits(found: &Value, wanted: &Value) -> bool {
+        match wanted {
+            Value::Object(all) => all.iter().all(|(key, wanted)| fits(&found[key], wanted)),
+            _ => found == wanted,
+        }
+    }
+    assert!(fits(found, &wanted), "{wanted} is not in {found}");
+}
+
 /// Lists the member `key` of each object of a list.
 pub fn each<'a>(values: &'a Value, key: &'a str) -> impl Iterator<Item = &'a str> {
     list(values).iter().map(move |v| text(&v[key]))
@@ -347,7 +358,7 @@ pub fn copy(from: &Path, to: &Path) {
 
 /// Copies a fixture into a temporary folder.
 pub fn copied(name: &str) -> Place {
-    let model = folder().join("model");
+    let model = folder().join(name);
     copy(&fixture(name), &model);
     model
 }
