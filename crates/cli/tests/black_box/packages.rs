@@ -187,18 +187,6 @@ fn images_come_out_and_defaults_stand_in() {
     }
 }
 
-/// Makes a model of a kind by its field in the specification, with an empty message.
-fn other_model(field: u32) -> Vec<u8> {
-    let mut bytes = vec![8, 4];
-    let mut key = field << 3 | 2;
-    while key >= 128 {
-        bytes.push((key & 127) as u8 | 128);
-        key >>= 7;
-    }
-    bytes.extend([key as u8, 0]);
-    bytes
-}
-
 #[test]
 fn other_models_are_refused_by_name() {
     let (package, dir) = (colors(|_| ()), folder());
@@ -206,11 +194,13 @@ fn other_models_are_refused_by_name() {
     let commands = ["inspect", "check", "predict", "quantize"];
     // An ML Program by itself is one.
     passes(format!("inspect {package}/{MODEL}"));
-    for (field, name) in
+    for (number, name) in
         [(500, "a neural network (specification version 4)"), (202, "a pipeline"), (610, "suppression")]
     {
-        fs::write(package.join(MODEL), other_model(field)).unwrap();
-        fs::write(&single, other_model(field)).unwrap();
+        // A specification of version 4, with an empty message for the kind.
+        let other_model = [vec![8, 4], field(number, b"")].concat();
+        fs::write(package.join(MODEL), &other_model).unwrap();
+        fs::write(&single, other_model).unwrap();
         for (path, command) in [&package, &single].into_iter().flat_map(|path| commands.map(|c| (path, c))) {
             refused(format!("{command} {path}"), &["unsupported", name]);
         }

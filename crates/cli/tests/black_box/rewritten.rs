@@ -52,19 +52,6 @@ fn rename_input(mut model: Vec<u8>) -> Vec<u8> {
     model
 }
 
-/// Encodes a field of a protobuf that holds bytes.
-fn field(number: u32, bytes: &[u8]) -> Vec<u8> {
-    let mut out = Vec::new();
-    for mut n in [u64::from(number << 3 | 2), bytes.len() as u64] {
-        while n > 127 {
-            out.push(n as u8 | 128);
-            n >>= 7;
-        }
-        out.push(n as u8);
-    }
-    [out, bytes.to_vec()].concat()
-}
-
 #[test]
 fn files_that_a_system_leaves_are_no_part_of_a_bundle() {
     let bundle = bundle();

@@ -23,7 +23,8 @@ fn a_bundle_is_sampled_as_its_makers_recommend() {
     );
     let penalized = generate("");
     let own = &penalized["sampling"];
-    has(own,
+    has(
+        own,
         value!({"from_model": ["repetition_penalty", "frequency_penalty"], "repetition_penalty": 1.3, "temperature": 0.0}),
     );
     let penalized = ids(&penalized["generated_ids"]);

@@ -215,11 +215,6 @@ pub fn shared(key: &str, make: impl FnOnce(&Path)) -> Place {
     own
 }
 
-/// Runs the golden gate, checks its exit status, and returns the document.
-pub fn validate(bundle: &Place, golden: &Place, min_cosine: &str, status: i32) -> Value {
-    json(status, format!("validate {bundle} --golden {golden} --min-cosine {min_cosine}"))
-}
-
 pub fn list(value: &Value) -> &Vec<Value> {
     value.as_array().unwrap_or_else(|| panic!("{value}"))
 }
@@ -260,22 +255,6 @@ pub fn ids(value: &Value) -> Vec<u64> {
 /// Generates tokens with these options, and returns them.
 pub fn generated(bundle: &Place, options: &str) -> Vec<u64> {
     ids(&json(0, format!("generate {bundle} {options}"))["generated_ids"])
-}
-
-/// Checks that a prompt of 29 tokens gives the same 24 tokens in one call and in chunks of each of these sizes.
-pub fn same_in_chunks(bundle: &Place, chunks: &[&str]) {
-    let prompt: Vec<String> = (0..29).map(|i| ((i * 37 + 2) % 512).to_string()).collect();
-    let prompt = prompt.join(",");
-    let generate = |chunk: &str| {
-        let v = json(0, format!("generate {bundle} --prompt-ids {prompt} --max-new 24 --ignore-eos {chunk}"));
-        assert_eq!((&v["timing"]["prefill_tokens"], &v["timing"]["decode_tokens"]), (&29.into(), &23.into()));
-        ids(&v["generated_ids"])
-    };
-    let whole = generate("");
-    assert_eq!(whole.len(), 24);
-    for chunk in chunks {
-        assert_eq!(generate(&format!("--prefill-chunk {chunk}")), whole, "{bundle} in chunks of {chunk}");
-    }
 }
 
 pub fn read_json(path: impl AsRef<Path>) -> Value {
@@ -340,6 +319,19 @@ pub fn contents(dir: &Path) -> Vec<(PathBuf, Vec<u8>)> {
     files.retain(|f| *f != dir.join("journal.jsonl"));
     files.sort();
     files.into_iter().map(|f| (f.strip_prefix(dir).unwrap().to_path_buf(), fs::read(f).unwrap())).collect()
+}
+
+/// Encodes a field of a protobuf that holds bytes.
+pub fn field(number: u32, bytes: &[u8]) -> Vec<u8> {
+    let mut out = Vec::new();
+    for mut n in [u64::from(number << 3 | 2), bytes.len() as u64] {
+        while n > 127 {
+            out.push(n as u8 | 128);
+            n >>= 7;
+        }
+        out.push(n as u8);
+    }
+    [out, bytes.to_vec()].concat()
 }
 
 /// Copies a folder of files.
