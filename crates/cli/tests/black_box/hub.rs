@@ -109,15 +109,3 @@ fn looking_at_a_checkpoint_takes_headers_and_small_tensors() {
     assert_eq!(weights_asked(&machine, size), looked + size);
     assert!(snapshot.join("model.safetensors").exists());
 }
-
-#[test]
-fn models_that_are_not_known_and_names_that_are_none_are_refused() {
-    let files =
-        [("config.json", br#"{"model_type": "llama"}"#.to_vec()), ("model.safetensors", vec![0; 4000])];
-    let files = files.map(|(n, b)| (n.to_string(), b)).to_vec();
-    let machine = Machine::new(TestRepository { files, bare: false });
-    machine.refuses("plan hf:a/b", &["model_type `llama`"]);
-    assert!(machine.server.asked_for("safetensors").is_empty());
-    machine.refuses("inspect hf:../../etc", &["is not hf:OWNER/NAME[@REV]"]);
-    machine.refuses("generate hf:a/b --prompt-ids 1", &["anemoe build hf:a/b -o b.anemoe"]);
-}

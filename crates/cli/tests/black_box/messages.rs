@@ -65,6 +65,8 @@ fn a_path_of_another_kind_is_named_with_the_next_command() {
         ("predict @BUNDLE --inputs a.npz", &["a finished bundle", "shards", "anemoe generate"]),
         ("predict @FIXTURES/tiny-zaya --inputs a.npz", &["a Hugging Face checkpoint", "anemoe build"]),
         ("plan @BUNDLE", &["a finished bundle"]),
+        ("generate hf:a/b --prompt-ids 1", &["anemoe build hf:a/b -o b.anemoe"]),
+        ("inspect hf:../../etc", &["is not hf:OWNER/NAME[@REV]"]),
         ("plan @FIXTURES", &["a folder of checkpoints", "tiny-gemma4-moe-text", "tiny-zaya"]),
         ("plan @FIXTURES/tiny-gemma4-moe-text/model.safetensors", &["a .safetensors file", "config.json"]),
         ("report @FIXTURES/tiny-zaya", &["anemoe build"]),
@@ -185,9 +187,6 @@ fn messages_hold_no_types_of_the_program_and_no_colours() {
     let plan = format!("plan {}", fixture("tiny-gemma4-moe"));
     let (_, out, err) = finish(anemoe(plan).env("ANEMOE_LOG", "trace"));
     assert!(!err.contains('\u{1b}') && out.contains("  MB  ") && !out.contains("MiB"), "{out} {err}");
-    fs::write(dir.join("t.txt"), "def main():\n    return 1\n").unwrap();
-    let out = passes(format!("perplexity {} --text {dir}/t.txt", small()));
-    assert!(out.contains(" in 1 window of"), "{out}");
 }
 
 /// Checks that every command takes paths that are not UTF-8, in arguments and in the environment, and prints whole documents.

@@ -105,20 +105,6 @@ fn pipes_are_no_outputs() {
 }
 
 #[test]
-fn a_pipe_in_the_cache_is_left_alone() {
-    let (bundle, cache) = (built("tiny-gemma4-moe-text", "--no-journal"), folder());
-    fs::create_dir_all(cache.join("anemoe")).unwrap();
-    pipe(cache.join("anemoe/verified.txt"));
-    // Hashes of files that were written just now are not remembered.
-    let old = ["-c", "find \"$0\" -exec touch -d 2020-01-01 {} +", &bundle.to_string()];
-    assert!(Command::new("sh").args(old).status().unwrap().success());
-    std::thread::sleep(std::time::Duration::from_secs(4));
-    let mut command = shortly(format!("generate {bundle} --prompt-ids 1,2 -n 1"));
-    let (code, _, err) = finish(command.env("XDG_CACHE_HOME", &*cache));
-    assert_eq!(code, 0, "{err}");
-}
-
-#[test]
 fn files_of_a_bundle_are_no_outputs() {
     let (bundle, tiny) = (built("tiny-gemma4-moe-text", "--no-journal"), fixture("tiny-gemma4-moe-text"));
     let before = contents(&bundle);

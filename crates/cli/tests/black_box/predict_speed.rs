@@ -49,10 +49,7 @@ fn bad_input_is_refused() {
     for (line, says) in [
         (format!("{zaya} --chip m9"), &["m9", "m4-max"][..]),
         (format!("{zaya} --profile {dir}/broken.toml"), &["broken.toml", "profile"]),
-        ("predict-speed".into(), &["PATH"]),
-        (format!("{zaya} --quant auto"), &["auto"]),
         (format!("{zaya} --memory-gb -1"), &["-1"]),
-        (format!("predict-speed {dir}/nothing"), &["nothing"]),
     ] {
         refused(line, says);
     }
@@ -62,9 +59,7 @@ fn bad_input_is_refused() {
     for (content, says) in [
         ("{", "bench"),
         (r#"{"schema": 7, "kinds": [], "decode": []}"#, "schema 7"),
-        ("[]", "bench"),
         (r#"{"schema": 1, "kinds": [], "decode": [{"ms_per_token": 1e308}]}"#, "no machine"),
-        (r#"{"schema": 1, "kinds": [], "decode": [{"ms_per_token": 1e-308}]}"#, "no machine"),
     ] {
         fs::write(dir.join("bench.json"), content).unwrap();
         refused(format!("{zaya} --calibrate {dir}/bench.json -o {dir}/o.toml"), &["bench.json", says]);

