@@ -1,4 +1,4 @@
-//! Both families from a checkpoint to tokens, with the built binary.
+//! Checkpoints of both families as packages and tokens, with the built binary.
 
 use crate::common::*;
 use serde_json::Value;
