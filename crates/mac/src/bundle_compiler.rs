@@ -57,7 +57,7 @@ pub struct PackageTimes {
 }
 
 /// A bundle whose packages are compiled, loaded and planned, each in a child process.
-pub struct StepsOnBundle<'a> {
+pub struct BundleSteps<'a> {
     /// The bundle.
     pub bundle: &'a Path,
     /// Its contract.
@@ -68,7 +68,7 @@ pub struct StepsOnBundle<'a> {
     pub steps: Steps,
 }
 
-impl StepsOnBundle<'_> {
+impl BundleSteps<'_> {
     pub(crate) fn package(&self, shard: &Shard) -> PathBuf {
         self.bundle.join(&shard.file)
     }

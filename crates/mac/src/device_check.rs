@@ -7,7 +7,7 @@
 //! ```
 //! The first control shows that the reader sees a device that was asked for, the second that it sees a choice of Core ML.
 
-use crate::bundle_compiler::StepsOnBundle;
+use crate::bundle_compiler::BundleSteps;
 use crate::caches::ModelFiles;
 use crate::child_work::Work;
 use crate::listener::Listener;
@@ -60,7 +60,7 @@ struct CompiledSize {
     measured: Option<Verdict>,
 }
 
-impl StepsOnBundle<'_> {
+impl BundleSteps<'_> {
     /// Asks for the plans of all functions, and for the negative controls.
     ///
     /// # Errors

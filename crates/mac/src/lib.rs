@@ -40,7 +40,7 @@ mod tune;
 mod verification;
 
 pub use archive::write_archive;
-pub use bundle_compiler::{CompileReport, StepsOnBundle};
+pub use bundle_compiler::{BundleSteps, CompileReport};
 pub use caches::{CacheUse, compiled_models, is_folder, list_caches};
 pub use child_work::{CommandDone, serve_parent};
 pub use device_check::DeviceFindings;

@@ -8,7 +8,7 @@ use crate::command::{Command, CommandReport};
 use crate::outcome::Outcome;
 use crate::target::expect_bundle;
 use crate::ui::{Table, Ui, bytes};
-use anemoe_mac::{CompileReport, StepsOnBundle};
+use anemoe_mac::{CompileReport, BundleSteps};
 use serde::Serialize;
 use std::io;
 use std::path::PathBuf;
@@ -49,7 +49,7 @@ impl Command for Args {
         let chain = self.verify.open(&self.bundle, ui)?;
         let models = self.cache.models(&self.bundle, &chain);
         let steps = self.limit.steps();
-        let steps = StepsOnBundle { bundle: &self.bundle, chain: &chain, models: &models, steps };
+        let steps = BundleSteps { bundle: &self.bundle, chain: &chain, models: &models, steps };
         let report = steps.compile(self.again, !self.no_load, &BarListener::new(ui))?;
         Ok(CompiledBundle { bundle: self.bundle, report })
     }
