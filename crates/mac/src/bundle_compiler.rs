@@ -168,7 +168,7 @@ impl BundleSteps<'_> {
             seconds,
             load_seconds: loaded.as_ref().cloned().unwrap_or_default(),
         });
-        loaded.map(drop).map_err(StepError::Finding)
+        loaded.map(drop).map_err(StepError::from)
     }
 
     /// Compiles a package, moves the result to its place, and returns the seconds.

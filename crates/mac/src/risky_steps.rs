@@ -27,7 +27,7 @@ pub type StepResult<T> = std::result::Result<T, StepError>;
 
 /// Error of a step: a finding about the step, or a fault of this machine.
 pub enum StepError {
-    Finding(StepFailure),
+    Finding(Box<StepFailure>),
     Fault(Error),
 }
 
@@ -41,6 +41,12 @@ impl StepError {
     }
 }
 
+impl From<StepFailure> for StepError {
+    fn from(failure: StepFailure) -> StepError {
+        StepError::Finding(Box::new(failure))
+    }
+}
+
 impl From<Error> for StepError {
     fn from(fault: Error) -> StepError {
         StepError::Fault(fault)
@@ -51,7 +57,7 @@ impl From<Error> for StepError {
 pub fn finding<T>(result: StepResult<T>) -> Result<std::result::Result<T, StepFailure>> {
     match result {
         Ok(value) => Ok(Ok(value)),
-        Err(StepError::Finding(failure)) => Ok(Err(failure)),
+        Err(StepError::Finding(failure)) => Ok(Err(*failure)),
         Err(StepError::Fault(e)) => Err(e),
     }
 }
@@ -104,7 +110,7 @@ impl Steps {
         let list = |of: fn(&Cause) -> &'static str| {
             found.iter().map(of).filter(|text| !text.is_empty()).map(String::from).collect()
         };
-        Err(StepError::Finding(StepFailure {
+        Err(StepError::from(StepFailure {
             what: shard.name.into(),
             step: work.name().into(),
             end: ended.end,
