@@ -33,7 +33,7 @@ use task::Passed;
 enum Task {
     /// Lists files of a crate that use each other.
     Cycles { crates: Vec<String> },
-    /// Lists types and files of one name, wrong openings of doc comments, and sources that only documents name.
+    /// Lists types and files of one name, wrong openings of doc comments, and what documents name and the repository lacks.
     Names,
     /// Writes crates/mlpackage/src/proto/generated.rs.
     #[cfg(feature = "proto")]

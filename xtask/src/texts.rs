@@ -1,8 +1,9 @@
-//! Checks texts: the first words of doc comments, and the sources that documents name.
+//! Checks texts: the first words of doc comments, and what documents name.
 //!
 //! A doc comment names its thing, "Bytes of a token" and not "What a token takes"; that of a function begins with a verb,
 //! "Returns the bytes of a token". Documents name sources that exist: `fused/row_loops.rs`,
-//! `runtime/src/cpu/{tokens,batch.rs}`.
+//! `runtime/src/cpu/{tokens,batch.rs}`; their links lead to files, every page is in the summary, and the failure messages
+//! that have a heading are those of the sources.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -15,8 +16,12 @@ const REFUSED: &str = "What Where Which That Of As Whether Those How To By Into 
 const OUTPUTS: &str = "target";
 /// Endings of sources. Documents also name scripts of Python's own library, as texts of measurements.
 const ENDINGS: [&str; 2] = [".rs", ".sh"];
+/// Page whose headings are failure messages.
+const MESSAGES: &str = "docs/faq.md";
+/// List of all pages.
+const SUMMARY: &str = "docs/SUMMARY.md";
 
-/// Prints file, line and fault of every doc comment with a wrong opening, and of every source that a document names and the
+/// Prints file, line and fault of every doc comment with a wrong opening, and of everything that a document names and the
 /// repository lacks. Returns their number.
 ///
 /// # Errors
@@ -25,16 +30,33 @@ pub fn print_faults(root: &Path) -> io::Result<usize> {
     let mut files = BTreeSet::new();
     list(root, root, &mut files)?;
     let known: BTreeSet<&str> = files.iter().map(String::as_str).collect();
-    let mut count = 0;
-    for path in &known {
+    let (mut count, mut sources) = (0, String::new());
+    let summary = std::fs::read_to_string(root.join(SUMMARY))?;
+    // Messages come last, since all sources have to be read.
+    let is_last = |path: &&&str| **path == MESSAGES;
+    for path in known.iter().filter(|path| !is_last(path)).chain(known.iter().filter(is_last)) {
         let is_document = path.ends_with(".md") && (path.starts_with("docs/") || !path.contains('/'));
         let mut faults = Vec::new();
         if path.ends_with(".rs") {
-            faults = wrong_openings(&std::fs::read_to_string(root.join(path))?);
-        } else if is_document && *path != "CHANGELOG.md" {
-            let named = named_sources(&std::fs::read_to_string(root.join(path))?).into_iter();
-            let lacking = named.filter(|(_, named)| !exists(named, &known));
-            faults.extend(lacking.map(|(line, named)| (line, format!("there is no `{named}`"))));
+            let text = std::fs::read_to_string(root.join(path))?;
+            faults = wrong_openings(&text);
+            // Texts that go on in the next line are joined.
+            sources.extend(text.split("\\\n").map(str::trim_start));
+        } else if is_document {
+            let text = std::fs::read_to_string(root.join(path))?;
+            let sources_of_others = *path == "CHANGELOG.md";
+            let named = named_sources(&text).into_iter().filter(|_| !sources_of_others);
+            let mut lacking: Vec<_> = named.filter(|(_, named)| !exists(named, &known)).collect();
+            let folder = root.join(path).parent().map(Path::to_path_buf).unwrap_or_default();
+            lacking.extend(links(&text).into_iter().filter(|(_, link)| !folder.join(link).exists()));
+            faults.extend(lacking.into_iter().map(|(line, named)| (line, format!("there is no `{named}`"))));
+            let page = path.strip_prefix("docs/").filter(|_| *path != SUMMARY);
+            if page.is_some_and(|page| !page.contains('/') && !summary.contains(&format!("({page})"))) {
+                faults.push((1, format!("{SUMMARY} does not list it")));
+            }
+            if *path == MESSAGES {
+                faults.extend(unknown_messages(&text, &sources));
+            }
         }
         count += faults.len();
         faults.iter().for_each(|(line, what)| println!("{path}:{line}: {what}"));
@@ -86,6 +108,33 @@ fn wrong_openings(text: &str) -> Vec<(usize, String)> {
         }
     }
     found
+}
+
+/// Returns the files that a document's links lead to, with their lines.
+fn links(text: &str) -> Vec<(usize, String)> {
+    let mut found = Vec::new();
+    for (i, line) in text.lines().enumerate() {
+        for link in line.split("](").skip(1).filter_map(|rest| rest.split(')').next()) {
+            let file = link.split('#').next().unwrap_or_default();
+            if !file.is_empty() && !file.contains([':', ' ']) {
+                found.push((i + 1, file.to_string()));
+            }
+        }
+    }
+    found
+}
+
+/// Finds headings of a page with a piece, between the variable parts of a message, that no source has.
+fn unknown_messages(page: &str, sources: &str) -> Vec<(usize, String)> {
+    let headings = page.lines().enumerate().filter_map(|(i, line)| Some((i + 1, line.strip_prefix("### ")?)));
+    let unknown = |(i, message): (usize, &str)| {
+        // `this is {}` takes a name, and what follows is a sentence of its own.
+        let parts = message.split('…').flat_map(|p| p.split("this is ")).flat_map(|p| p.split("; "));
+        let mut parts = parts.map(str::trim).filter(|part| part.len() > 3);
+        let unknown = parts.find(|part| !sources.contains(part))?;
+        Some((i, format!("`{unknown}` is in no source")))
+    };
+    headings.filter_map(unknown).collect()
 }
 
 /// Tells whether a line of code begins a function.
@@ -187,6 +236,14 @@ mod tests {
         let found = named_sources(text);
         let found: Vec<(usize, &str)> = found.iter().map(|(line, path)| (*line, path.as_str())).collect();
         assert_eq!(found, [(1, "a/b.rs"), (1, "a/c/d.rs"), (2, "z.sh")]);
+    }
+
+    #[test]
+    fn links_and_messages_lead_to_something() {
+        let page = "see [a](b.md#c), [d](https://e)\n### no file … is `f`; give another\n### gone … there\n";
+        assert_eq!(links(page), [(1, "b.md".to_string())]);
+        let found = unknown_messages(page, "no file {} is `f`; give another");
+        assert_eq!(found.iter().map(|(line, _)| *line).collect::<Vec<_>>(), [3]);
     }
 
     #[test]

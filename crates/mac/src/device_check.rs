@@ -7,13 +7,12 @@
 //! ```
 //! The first control shows that the reader sees a device that was asked for, the second that it sees a choice of Core ML.
 
-use crate::bundle_compiler::{compiled_bytes, model_files};
+use crate::bundle_compiler::BundleSteps;
 use crate::caches::ModelFiles;
 use crate::child_work::Work;
 use crate::listener::Listener;
-use crate::risky_steps::{StepFailure, StepShard, Steps};
-use anemoe_bundle::{Chain, Shard};
-use anemoe_coreml::CompiledModels;
+use crate::risky_steps::{StepFailure, StepShard, Steps, finding};
+use anemoe_bundle::Shard;
 use anemoe_gates::residency::Report;
 use anemoe_gates::residency::device::{DeviceCounts, FORMAT, FunctionPlan, PlanReport, PlannedOp};
 use anemoe_gates::residency::rule::Verdict;
@@ -61,72 +60,68 @@ struct CompiledSize {
     measured: Option<Verdict>,
 }
 
-/// Asks for the plans of a bundle's functions, and for the negative controls.
-///
-/// # Errors
-/// No package is compiled, or no process can be started.
-pub fn ask_device(
-    bundle: &Path,
-    chain: &Chain,
-    models: &CompiledModels,
-    steps: Steps,
-    listener: &dyn Listener,
-) -> Result<DeviceFindings> {
-    let about = anemoe_coreml::system_facts().unwrap_or_default();
-    let mut found = DeviceFindings {
-        report: PlanReport {
-            format: FORMAT,
-            os: about.os,
-            chip: about.chip,
-            compute_units: UNITS.into(),
-            generator: concat!("anemoe ", env!("CARGO_PKG_VERSION")).into(),
-            plans: Vec::new(),
-        },
-        ..DeviceFindings::default()
-    };
-    // A package that could not be compiled lacks only its own plan.
-    let find = |shard: &Shard| models.expect(&bundle.join(&shard.file));
-    if let Some(first) = chain.shards.first()
-        && chain.shards.iter().all(|shard| find(shard).is_err())
-    {
-        find(first)?;
-    }
-    let ask = |shard: &Shard, cpu_only: bool| -> Result<PlanAnswer> {
-        let compiled = match find(shard) {
-            Ok(compiled) => compiled,
-            Err(e) => return Ok(Err(StepFailure::refused(&shard.name, "plan", e.to_string()))),
+impl BundleSteps<'_> {
+    /// Asks for the plans of all functions, and for the negative controls.
+    ///
+    /// # Errors
+    /// No package is compiled, or no process can be started.
+    pub fn ask_device(&self, listener: &dyn Listener) -> Result<DeviceFindings> {
+        let about = anemoe_coreml::system_facts().unwrap_or_default();
+        let mut found = DeviceFindings {
+            report: PlanReport {
+                format: FORMAT,
+                os: about.os,
+                chip: about.chip,
+                compute_units: UNITS.into(),
+                generator: concat!("anemoe ", env!("CARGO_PKG_VERSION")).into(),
+                plans: Vec::new(),
+            },
+            ..DeviceFindings::default()
         };
-        let model = model_files(shard, &bundle.join(&shard.file), compiled);
-        steps.run(StepShard::of(chain, shard), &Work::Plan { model, cpu_only })
-    };
-    let mut cpu_alone = None;
-    for (i, shard) in chain.shards.iter().enumerate() {
-        listener.progress("plans", &shard.name, i, chain.shards.len());
-        let plans = match ask(shard, false)? {
-            Ok(plans) => {
-                if cpu_alone.is_none() {
-                    cpu_alone = Some(Control::cpu_alone(&shard.name, Some(ask(shard, true)?)));
-                }
-                plans
-            }
-            Err(failure) => {
-                listener.message(&failure.lines());
-                found.plan_failures.push(failure);
-                shard.functions.iter().map(|f| (f.name.clone(), Vec::new())).collect()
-            }
-        };
-        let plan = |(function, ops)| FunctionPlan { package: shard.name.clone(), function, ops };
-        found.report.plans.extend(plans.into_iter().map(plan));
-        if let Some(compiled_bytes) = compiled_bytes(models, &bundle.join(&shard.file))? {
-            let (package, package_bytes) = (shard.name.clone(), shard.bytes);
-            found.compiled.push(CompiledSize { package, package_bytes, compiled_bytes, measured: None });
+        let shards = &self.chain.shards;
+        // A package that could not be compiled lacks only its own plan.
+        let find = |shard: &Shard| self.models.expect(&self.package(shard));
+        if let Some(first) = shards.first()
+            && shards.iter().all(|shard| find(shard).is_err())
+        {
+            find(first)?;
         }
+        let ask = |shard: &Shard, work: fn(ModelFiles) -> Work| -> Result<PlanAnswer> {
+            match find(shard) {
+                Ok(compiled) => finding(self.run(shard, compiled, work)),
+                Err(e) => Ok(Err(StepFailure::refused(&shard.name, "plan", e.to_string()))),
+            }
+        };
+        let mut cpu_alone = None;
+        for (i, shard) in shards.iter().enumerate() {
+            listener.progress("plans", &shard.name, i, shards.len());
+            let plans = match ask(shard, |model| Work::Plan { model, cpu_only: false })? {
+                Ok(plans) => {
+                    if cpu_alone.is_none() {
+                        let answer = ask(shard, |model| Work::Plan { model, cpu_only: true })?;
+                        cpu_alone = Some(Control::cpu_alone(&shard.name, Some(answer)));
+                    }
+                    plans
+                }
+                Err(failure) => {
+                    listener.message(&failure.lines());
+                    found.plan_failures.push(failure);
+                    shard.functions.iter().map(|f| (f.name.clone(), Vec::new())).collect()
+                }
+            };
+            let plan = |(function, ops)| FunctionPlan { package: shard.name.clone(), function, ops };
+            found.report.plans.extend(plans.into_iter().map(plan));
+            if let Some(compiled_bytes) = self.compiled_bytes(shard)? {
+                let (package, package_bytes) = (shard.name.clone(), shard.bytes);
+                found.compiled.push(CompiledSize { package, package_bytes, compiled_bytes, measured: None });
+            }
+        }
+        found.controls.push(cpu_alone.unwrap_or_else(|| Control::cpu_alone("", None)));
+        found.controls.push(Control::fp32(self.steps)?);
+        found.no_is_proven = found.controls.iter().all(|control| control.pass);
+        listener.progress("plans", "", shards.len(), shards.len());
+        Ok(found)
     }
-    found.controls.push(cpu_alone.unwrap_or_else(|| Control::cpu_alone("", None)));
-    found.controls.push(Control::fp32(steps)?);
-    found.no_is_proven = found.controls.iter().all(|control| control.pass);
-    listener.progress("plans", "", chain.shards.len(), chain.shards.len());
-    Ok(found)
 }
 
 impl DeviceFindings {
@@ -188,11 +183,9 @@ impl Control {
         let compiled = folder.path().join("control.mlmodelc");
         let model = ModelFiles { package, compiled, functions: vec!["main".into()] };
         let shard = StepShard { name: FP32_PACKAGE, form: None };
-        let answer = match steps.run::<()>(shard, &Work::Compile(model.clone()))? {
-            Ok(()) => steps.run(shard, &Work::Plan { model, cpu_only: false })?,
-            Err(failure) => Err(failure),
-        };
-        Ok(Control::judged("products in fp32", FP32_PACKAGE, Some(answer)))
+        let compiled = steps.run::<()>(shard, &Work::Compile(model.clone()));
+        let planned = compiled.and_then(|()| steps.run(shard, &Work::Plan { model, cpu_only: false }));
+        Ok(Control::judged("products in fp32", FP32_PACKAGE, Some(finding(planned)?)))
     }
 
     fn judged(control: &str, package: &str, answer: Option<PlanAnswer>) -> Control {

@@ -92,7 +92,7 @@ fn power(samples: u64) -> std::result::Result<PowerReading, String> {
 }
 
 /// Runs a program and returns its standard output; the error is the last line of its standard error.
-fn said(program: &str, arguments: &[&str]) -> std::result::Result<String, String> {
+pub fn said(program: &str, arguments: &[&str]) -> std::result::Result<String, String> {
     let output = Command::new(program).args(arguments).stdin(Stdio::null()).output();
     let output = output.map_err(|e| format!("{program}: {e}"))?;
     if output.status.success() {

@@ -40,10 +40,10 @@ mod tune;
 mod verification;
 
 pub use archive::write_archive;
-pub use bundle_compiler::{BundleCompiler, CompileReport};
+pub use bundle_compiler::{BundleSteps, CompileReport};
 pub use caches::{CacheUse, compiled_models, is_folder, list_caches};
 pub use child_work::{CommandDone, serve_parent};
-pub use device_check::{DeviceFindings, ask_device};
+pub use device_check::DeviceFindings;
 pub use import::{ReportFindings, add_evidence};
 pub use listener::Listener;
 pub use mac_report::{MacReport, ReportSystem, report_entries};

@@ -1,9 +1,9 @@
 //! Removes private words from documents: folders, the user's name, the name of the machine.
 
+use crate::energy::said;
 use serde_json::Value;
 use std::cmp::Reverse;
 use std::path::Path;
-use std::process::{Command, Stdio};
 
 /// Folders that hold the home folders of users.
 const HOMES: [&str; 2] = ["/Users/", "/home/"];
@@ -41,10 +41,9 @@ impl PrivateWords {
         {
             words.name(std::env::var(name).ok(), stands);
         }
-        for command in
-            [&["hostname"][..], &["scutil", "--get", "ComputerName"], &["scutil", "--get", "LocalHostName"]]
-        {
-            let said = said_by(command);
+        let of_system = ["ComputerName", "LocalHostName"].map(|name| said("scutil", &["--get", name]));
+        for said in of_system.into_iter().chain([said("hostname", &[])]) {
+            let said = said.ok();
             words.name(said.as_ref().and_then(|s| s.split('.').next()).map(str::to_string), "HOST");
             words.name(said, "HOST");
         }
@@ -124,12 +123,6 @@ fn without_home(text: &str, home: &str) -> String {
         rest = &rest[end..];
     }
     out + rest
-}
-
-fn said_by(command: &[&str]) -> Option<String> {
-    let (program, arguments) = command.split_first()?;
-    let output = Command::new(program).args(arguments).stderr(Stdio::null()).output().ok()?;
-    String::from_utf8(output.stdout).ok().filter(|_| output.status.success())
 }
 
 #[cfg(test)]

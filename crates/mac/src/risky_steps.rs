@@ -4,7 +4,7 @@ use crate::child_work::{Work, from_value};
 use anemoe_bundle::{Chain, Shard, ShardKind};
 use anemoe_convert::form::ShardForm;
 use anemoe_coreml::causes::{self, Cause, End, STALE};
-use anemoe_io::Result;
+use anemoe_io::{Error, Result};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
@@ -22,8 +22,45 @@ pub struct StepShard<'a> {
     pub form: Option<(ShardKind, ShardForm)>,
 }
 
-/// Result of a step; the inner error is a finding, the outer one a fault of this machine.
-pub type StepResult<T> = Result<std::result::Result<T, StepFailure>>;
+/// Result of a step.
+pub type StepResult<T> = std::result::Result<T, StepError>;
+
+/// Error of a step: a finding about the step, or a fault of this machine.
+pub enum StepError {
+    Finding(Box<StepFailure>),
+    Fault(Error),
+}
+
+impl StepError {
+    /// Adds words to the message of a finding.
+    pub fn with(mut self, words: &str) -> StepError {
+        if let StepError::Finding(failure) = &mut self {
+            failure.message += words;
+        }
+        self
+    }
+}
+
+impl From<StepFailure> for StepError {
+    fn from(failure: StepFailure) -> StepError {
+        StepError::Finding(Box::new(failure))
+    }
+}
+
+impl From<Error> for StepError {
+    fn from(fault: Error) -> StepError {
+        StepError::Fault(fault)
+    }
+}
+
+/// Splits the findings of steps from the faults of this machine.
+pub fn finding<T>(result: StepResult<T>) -> Result<std::result::Result<T, StepFailure>> {
+    match result {
+        Ok(value) => Ok(Ok(value)),
+        Err(StepError::Finding(failure)) => Ok(Err(*failure)),
+        Err(StepError::Fault(e)) => Err(e),
+    }
+}
 
 /// A step that did not end well.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -67,13 +104,13 @@ impl Steps {
     pub(crate) fn run<T: DeserializeOwned>(&self, shard: StepShard<'_>, work: &Work) -> StepResult<T> {
         let ended = work.run(self.limit)?;
         if ended.end == End::Done {
-            return from_value(ended.document).map(Ok);
+            return Ok(from_value(ended.document)?);
         }
         let found = causes::of(ended.end, work.name(), &ended.reason);
         let list = |of: fn(&Cause) -> &'static str| {
             found.iter().map(of).filter(|text| !text.is_empty()).map(String::from).collect()
         };
-        Ok(Err(StepFailure {
+        Err(StepError::from(StepFailure {
             what: shard.name.into(),
             step: work.name().into(),
             end: ended.end,

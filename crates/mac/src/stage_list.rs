@@ -29,29 +29,23 @@ pub struct MacStage {
     pub time: &'static str,
     /// Description for people.
     pub what: &'static str,
-    /// Work of the stage.
-    pub job: StageJob,
+    /// [`SOAK`], [`ENERGY`], or a command of anemoe; words in braces stand for settings, see
+    /// [`crate::verification::Verification`].
+    pub job: &'static str,
     /// Files and folders of the work folder that the stage makes.
     pub makes: &'static [&'static str],
 }
 
-/// Work of a stage.
-pub enum StageJob {
-    /// Runs a command of anemoe; words in braces stand for settings, see [`crate::verification::Verification`].
-    Command(&'static str),
-    /// Soaks the bundle.
-    Soak,
-    /// Reads power while the bundle runs.
-    Energy,
-}
-
-use StageJob::{Command, Energy, Soak};
+/// Job of the stage that soaks the bundle.
+pub const SOAK: &str = "soak";
+/// Job of the stage that reads power while the bundle runs.
+pub const ENERGY: &str = "energy";
 
 const fn stage(
     name: &'static str,
     time: &'static str,
     what: &'static str,
-    job: StageJob,
+    job: &'static str,
     makes: &'static [&'static str],
 ) -> MacStage {
     MacStage { name, time, what, job, makes }
@@ -59,66 +53,60 @@ const fn stage(
 
 /// All stages; those behind `build` run its bundle.
 pub const STAGES: [MacStage; 10] = [
-    stage("doctor", "seconds", "system, chip, memory, disks", Command("doctor"), &[]),
+    stage("doctor", "seconds", "system, chip, memory, disks", "doctor", &[]),
     stage(
         "tune",
         "10 to 40 min",
         "each sort of shard in each form: compiled, placed, timed, compared",
-        Command(
-            "tune {checkpoint} -o {forms} --work {trials} --force --quant {quant} --tokens {tokens} \
+        "tune {checkpoint} -o {forms} --work {trials} --force --quant {quant} --tokens {tokens} \
              --calls {calls} --timeout {timeout}",
-        ),
         &[FORMS, TRIALS],
     ),
     stage(
         "build",
         "seconds",
         "the bundle in the forms that were chosen",
-        Command(
-            "build {checkpoint} -o {bundle} --quant {quant} --tokens {tokens} --skip-gates --no-journal {--forms}",
-        ),
+        "build {checkpoint} -o {bundle} --quant {quant} --tokens {tokens} --skip-gates --no-journal {--forms}",
         &[BUNDLE],
     ),
     stage(
         "compile",
         "1 to 10 min",
         "every package compiled, every function loaded",
-        Command("compile {bundle} --timeout {timeout}"),
+        "compile {bundle} --timeout {timeout}",
         &[],
     ),
     stage(
         "check",
         "1 min",
         "where each operation is planned, with negative controls",
-        Command("check {bundle} --device --save {plan} --force --no-journal --timeout {timeout}"),
+        "check {bundle} --device --save {plan} --force --no-journal --timeout {timeout}",
         &[PLAN],
     ),
-    stage("soak", "6 min and more", "thousands of passes with states, memory and numbers watched", Soak, &[]),
+    stage("soak", "6 min and more", "thousands of passes with states, memory and numbers watched", SOAK, &[]),
     stage(
         "validate",
         "1 min",
         "golden gate on the device",
-        Command("validate {bundle} --golden {golden} --backend coreml --no-journal"),
+        "validate {bundle} --golden {golden} --backend coreml --no-journal",
         &[],
     ),
     stage(
         "bench",
         "2 min",
         "speed at each token count",
-        Command(
-            "bench {bundle} --backend coreml --save {bench} --force --no-journal --context {context} \
+        "bench {bundle} --backend coreml --save {bench} --force --no-journal --context {context} \
              --decode {decode} --verify-tokens {verified} --prefill {prompts}",
-        ),
         &[BENCH],
     ),
     stage(
         "predict",
         "seconds",
         "speed as predicted, to calibrate by",
-        Command("predict-speed {bundle} --chip {chip}"),
+        "predict-speed {bundle} --chip {chip}",
         &[],
     ),
-    stage("energy", "1 min", "power through powermetrics, where it may be run", Energy, &[]),
+    stage("energy", "1 min", "power through powermetrics, where it may be run", ENERGY, &[]),
 ];
 
 /// Record of a stage.

@@ -5,7 +5,7 @@ use crate::device_check::PlanAnswer;
 use crate::form_trial::{FormTrial, LEAST_COSINE, TrialFigures};
 use crate::json_file::{read_json, write_json};
 use crate::listener::Listener;
-use crate::risky_steps::{StepResult, StepShard, Steps};
+use crate::risky_steps::{StepResult, StepShard, Steps, finding};
 use anemoe_bundle::{ShardKind, sha256};
 use anemoe_convert::form::ShardForm;
 use anemoe_convert::form_ladder::{LadderModel, Rung, ladder};
@@ -270,7 +270,7 @@ impl Tuner<'_> {
         }
         listener.progress(&rung.name, "build", 0, 1);
         trial.write(&rung.name)?;
-        result.out = match self.steps(&trial, rung, &mut result, listener)? {
+        result.out = match finding(self.steps(&trial, rung, &mut result, listener))? {
             Err(failure) => {
                 listener.message(&failure.lines());
                 Some(failure.text())
@@ -295,7 +295,7 @@ impl Tuner<'_> {
         all
     }
 
-    /// Runs the steps of a trial, each in a child process; the inner error is the reason why the form is out.
+    /// Runs the steps of a trial, each in a child process. A finding is the reason why the form is out.
     fn steps(
         &self,
         trial: &FormTrial<'_>,
@@ -304,23 +304,18 @@ impl Tuner<'_> {
         listener: &dyn Listener,
     ) -> StepResult<()> {
         let (own, models) = (trial.own, trial.models());
+        let form = Some((own[0].kind, rung.form));
         let mut plans = Some(Vec::new());
         let total = own.len() + result.tokens.len();
         for (i, (shard, model)) in own.iter().zip(&models).enumerate() {
             listener.progress(&rung.name, &shard.name, i, total);
-            let named = StepShard { name: &shard.name, form: Some((shard.kind, rung.form)) };
-            if let Err(failure) = self.steps.run::<()>(named, &Work::Compile(model.clone()))? {
-                return Ok(Err(failure));
-            }
-            if let Err(failure) = self.steps.run::<LoadSeconds>(named, &Work::Load(model.clone()))? {
-                return Ok(Err(failure));
-            }
+            let named = StepShard { name: &shard.name, form };
+            self.steps.run::<()>(named, &Work::Compile(model.clone()))?;
+            self.steps.run::<LoadSeconds>(named, &Work::Load(model.clone()))?;
             // A form without a plan may still run; its placement is unknown then.
             let plan = Work::Plan { model: model.clone(), cpu_only: false };
-            let answer: PlanAnswer = self.steps.run(named, &plan)?;
-            if let Err(failure) = &answer {
-                listener.message(&failure.lines());
-            }
+            let answer: PlanAnswer = finding(self.steps.run(named, &plan))?;
+            let answer = answer.map_err(|failure| listener.message(&failure.lines()));
             plans = plans.zip(answer.ok()).map(|(mut plans, found)| {
                 plans.extend(found.into_iter().map(|(f, ops)| (in_package(shard, &f), ops)));
                 plans
@@ -335,17 +330,12 @@ impl Tuner<'_> {
             judged.placement = FormPlacement::of(own_plans.flat_map(|(_, ops)| ops));
             let name = format!("{}{}", own[0].name, of_tokens(tokens));
             listener.progress(&rung.name, &name, own.len() + i, total);
-            let named = StepShard { name: &name, form: Some((own[0].kind, rung.form)) };
             let (folder, models, calls) = (trial.folder.clone(), models.clone(), self.calls as usize);
-            match self.steps.run(named, &Work::Measure { folder, models, tokens, calls })? {
-                Ok(figures) => judged.figures = Some(figures),
-                Err(mut failure) => {
-                    failure.message += &of_tokens(tokens);
-                    return Ok(Err(failure));
-                }
-            }
+            let named = StepShard { name: &name, form };
+            let measured = self.steps.run(named, &Work::Measure { folder, models, tokens, calls });
+            judged.figures = Some(measured.map_err(|e| e.with(&of_tokens(tokens)))?);
         }
-        Ok(Ok(()))
+        Ok(())
     }
 }
 

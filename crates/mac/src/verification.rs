@@ -9,7 +9,7 @@ use crate::mac_report::{ReportSystem, STAND_IN, chip_slug};
 use crate::soak::SoakLength;
 use crate::soak_stage::soak_stage;
 use crate::stage_list::{
-    BENCH, BUNDLE, FORMS, GOLDEN, MacStage, PLAN, STAGES, StageJob, StageRecord, TRIALS,
+    BENCH, BUNDLE, ENERGY, FORMS, GOLDEN, MacStage, PLAN, SOAK, STAGES, StageRecord, TRIALS,
 };
 use anemoe_bundle::{CHAIN_FILE, Chain};
 use anemoe_coreml::causes::End;
@@ -169,9 +169,9 @@ impl Verification {
         }
         let limit = Duration::from_secs(self.timeout);
         match stage.job {
-            StageJob::Soak => soak_stage(&self.file(BUNDLE), self.soak, limit, listener),
-            StageJob::Energy => measure_energy(&self.file(BUNDLE), self.energy_seconds, limit),
-            StageJob::Command(line) => {
+            SOAK => soak_stage(&self.file(BUNDLE), self.soak, limit, listener),
+            ENERGY => measure_energy(&self.file(BUNDLE), self.energy_seconds, limit),
+            line => {
                 if line.contains("{golden}") && !self.golden().is_file() {
                     let made = self.command(MAKE_GOLDEN, LONG)?;
                     if made.end != End::Done {

@@ -22,7 +22,7 @@ use anemoe_gates::residency::rule::{
     Chip, Conditions, DeviceTarget, Evidence, Question, Rule, RuleSeverity, Units, Verdict,
 };
 use anemoe_gates::residency::{self, CheckOptions, Report, rules as rule_list};
-use anemoe_mac::{DeviceFindings, ask_device};
+use anemoe_mac::{DeviceFindings, BundleSteps};
 use serde::Serialize;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -127,7 +127,9 @@ impl Args {
             expect_bundle(&path)?;
             let chain = Chain::read(&path)?;
             let models = self.compiled.models(&path, &chain);
-            let found = ask_device(&path, &chain, &models, self.limit.steps(), &BarListener::new(ui))?;
+            let steps = self.limit.steps();
+            let steps = BundleSteps { bundle: &path, chain: &chain, models: &models, steps };
+            let found = steps.ask_device(&BarListener::new(ui))?;
             if let Some(file) = &self.save {
                 anemoe_bundle::write_atomic(file, &serde_json::to_vec_pretty(&found.report)?)?;
             }

@@ -7,7 +7,7 @@ use crate::bundle::Verify;
 use crate::command::{Command, CommandReport};
 use crate::target::expect_bundle;
 use crate::ui::{Table, Ui, bytes};
-use anemoe_mac::{BundleCompiler, CompileReport};
+use anemoe_mac::{CompileReport, BundleSteps};
 use serde::Serialize;
 use std::io;
 use std::path::PathBuf;
@@ -47,15 +47,9 @@ impl Command for Args {
         expect_bundle(&self.bundle)?;
         let chain = self.verify.open(&self.bundle, ui)?;
         let models = self.cache.models(&self.bundle, &chain);
-        let compiler = BundleCompiler {
-            bundle: &self.bundle,
-            chain: &chain,
-            models: &models,
-            again: self.again,
-            loads: !self.no_load,
-            steps: self.limit.steps(),
-        };
-        let report = compiler.run(&BarListener::new(ui))?;
+        let steps = self.limit.steps();
+        let steps = BundleSteps { bundle: &self.bundle, chain: &chain, models: &models, steps };
+        let report = steps.compile(self.again, !self.no_load, &BarListener::new(ui))?;
         Ok(CompiledBundle { bundle: self.bundle, report })
     }
 }

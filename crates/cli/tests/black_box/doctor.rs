@@ -1,84 +1,63 @@
 //! `anemoe doctor`: what it lists, and what it deletes.
 
-use crate::common::{anemoe_as_is, finish};
-use serde_json::Value;
+use crate::common::*;
+use serde_json::{Value, json as value};
 use std::fs;
-use std::path::Path;
+use std::process::Command;
 
-fn doctor(cache: &Path, args: &[&str]) -> (i32, String, String) {
-    let mut command = anemoe_as_is(&[&["doctor"], args].concat());
-    command.env("XDG_CACHE_HOME", cache).env("HF_HOME", cache.join("hf")).stdin(std::process::Stdio::null());
-    finish(command.output().unwrap())
+fn doctor(cache: &Place, options: &str) -> Command {
+    let mut command = anemoe(format!("doctor {options}"));
+    command.env("XDG_CACHE_HOME", &**cache).env("HF_HOME", cache.join("hf").as_os_str());
+    command.stdin(std::process::Stdio::null());
+    command
 }
 
-fn json(cache: &Path, args: &[&str]) -> Value {
-    let (code, out, err) = doctor(cache, &[args, &["--json"]].concat());
-    assert_eq!(code, 0, "{out}\n{err}");
-    serde_json::from_str(&out).unwrap()
+fn json(cache: &Place, options: &str) -> Value {
+    json_of(0, &mut doctor(cache, options))
 }
 
 #[test]
 fn the_machine_is_described_everywhere() {
-    let dir = tempfile::tempdir().unwrap();
-    let found = json(dir.path(), &[]);
-    assert!(found["read_gb_s"].as_f64().unwrap() > 0.0 && found["threads"].as_u64().unwrap() > 0);
-    assert!(!found["instructions"].as_array().unwrap().is_empty());
-    assert!(found["disks"].as_array().unwrap().iter().all(|d| d["free_bytes"].as_u64().is_some()));
-    assert!(found["machine"]["os"].is_string());
+    let dir = folder();
+    let found = json(&dir, "");
+    assert!(number(&found["read_gb_s"]) > 0.0 && count(&found["threads"]) > 0);
+    assert!(!list(&found["instructions"]).is_empty() && found["machine"]["os"].is_string());
+    assert!(list(&found["disks"]).iter().all(|d| d["free_bytes"].is_u64()));
     if !cfg!(target_os = "macos") {
         assert_eq!(found["core_ml"]["available"], false);
     }
-    let (code, out, _) = doctor(dir.path(), &["--quick"]);
-    assert!(
-        code == 0 && out.contains("system ") && out.contains("memory ") && !out.contains("GB/s"),
-        "{out}"
-    );
+    let (code, out, _) = finish(&mut doctor(&dir, "--quick"));
+    let has = |word: &str| out.contains(word);
+    assert!(code == 0 && has("system ") && has("memory ") && !has("GB/s"), "{out}");
 }
 
 #[test]
 fn only_caches_that_are_named_and_ours_are_deleted() {
-    let dir = tempfile::tempdir().unwrap();
-    let compiled = dir.path().join("anemoe/compiled");
-    for (system, file) in
-        [("24A1-M1", "aa.mlmodelc/model"), ("24B2-M2", "bb.mlmodelc/model"), ("mine", "notes.txt")]
-    {
-        let file = compiled.join(system).join(file);
-        fs::create_dir_all(file.parent().unwrap()).unwrap();
-        fs::write(file, [0; 1000]).unwrap();
+    let dir = folder();
+    let compiled = dir.join("anemoe/compiled");
+    for file in ["24A1-M1/aa.mlmodelc/model", "24B2-M2/bb.mlmodelc/model", "mine/notes.txt"] {
+        fs::create_dir_all(compiled.join(file).parent().unwrap()).unwrap();
+        fs::write(compiled.join(file), [0; 1000]).unwrap();
     }
-    let hub = dir.path().join("hf/hub/models--a--b");
+    let hub = dir.join("hf/hub/models--a--b");
     fs::create_dir_all(&hub).unwrap();
     fs::write(hub.join("x"), [0; 500]).unwrap();
-    let found = json(dir.path(), &["--quick"]);
-    let of = |name: &str| {
-        let caches = found["caches"].as_array().unwrap();
-        let cache = caches.iter().find(|c| c["name"] == name).unwrap_or_else(|| panic!("{name}: {caches:?}"));
-        (cache["bytes"].as_u64().unwrap(), cache["can_delete"].as_bool().unwrap())
-    };
-    assert_eq!(of("compiled/24A1-M1"), (1000, true));
-    assert_eq!(of("compiled/mine"), (1000, false), "files of somebody else");
-    assert_eq!(of("checkpoints"), (500, false));
-    let (code, _, err) = doctor(dir.path(), &["--clean"]);
-    assert!(code == 2 && err.contains("nothing was deleted"), "{err}");
-    let (code, _, err) = doctor(dir.path(), &["--clean", "--yes", "--only", "checkpoints"]);
-    assert!(code == 2 && err.contains("compiled/24A1-M1"), "{err}");
-    let cleaned = json(dir.path(), &["--clean", "--yes", "--only", "compiled/24A1-M1"]);
-    assert_eq!(cleaned["deleted"], serde_json::json!(["compiled/24A1-M1"]));
+    let found = json(&dir, "--quick");
+    for (name, bytes, can_delete) in
+        [("compiled/24A1-M1", 1000, true), ("compiled/mine", 1000, false), ("checkpoints", 500, false)]
+    {
+        let at = each(&found["caches"], "name").position(|n| n == name).unwrap();
+        let cache = &found["caches"][at];
+        has(cache, value!({"bytes": bytes, "can_delete": can_delete}));
+    }
+    refuses(&mut doctor(&dir, "--clean"), &["nothing was deleted"]);
+    refuses(&mut doctor(&dir, "--clean --yes --only checkpoints"), &["compiled/24A1-M1"]);
+    let cleaned = json(&dir, "--clean --yes --only compiled/24A1-M1");
+    assert_eq!(cleaned["deleted"], value!(["compiled/24A1-M1"]));
     assert!(!compiled.join("24A1-M1").exists() && compiled.join("24B2-M2").exists());
-    let cleaned = json(dir.path(), &["--clean", "--yes"]);
-    assert_eq!(cleaned["deleted"], serde_json::json!(["compiled/24B2-M2"]));
+    // A link is not followed.
+    #[cfg(unix)]
+    std::os::unix::fs::symlink(&hub, compiled.join("24C3-M3")).unwrap();
+    assert_eq!(json(&dir, "--clean --yes")["deleted"], value!(["compiled/24B2-M2"]));
     assert!(compiled.join("mine/notes.txt").exists() && hub.join("x").exists());
-}
-
-#[cfg(unix)]
-#[test]
-fn a_link_is_not_followed() {
-    let dir = tempfile::tempdir().unwrap();
-    let aside = dir.path().join("aside");
-    fs::create_dir_all(aside.join("cc.mlmodelc")).unwrap();
-    let compiled = dir.path().join("anemoe/compiled");
-    fs::create_dir_all(&compiled).unwrap();
-    std::os::unix::fs::symlink(&aside, compiled.join("24C3-M3")).unwrap();
-    assert_eq!(json(dir.path(), &["--clean", "--yes"])["deleted"], serde_json::json!([]));
-    assert!(aside.join("cc.mlmodelc").exists());
 }

@@ -2,247 +2,197 @@
 // Remarks of tests go to standard error.
 #![allow(clippy::disallowed_macros)]
 
-use crate::common::{anemoe, build, contents, finish, fixture, ids, json, refused, run};
-use serde_json::Value;
+use crate::common::*;
+use serde_json::{Value, json as value};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
 
-fn text(path: &Path) -> &str {
-    path.to_str().unwrap()
-}
-
-fn chain(bundle: &Path) -> Value {
-    serde_json::from_slice(&std::fs::read(bundle.join("chain.json")).unwrap()).unwrap()
-}
-
-fn packages(bundle: &Path) -> Vec<String> {
+fn packages(bundle: &Place) -> Vec<String> {
     let entries = std::fs::read_dir(bundle.join("shards")).unwrap();
-    let mut names: Vec<String> =
-        entries.map(|e| e.unwrap().file_name().to_string_lossy().into_owned()).collect();
+    let mut names: Vec<String> = entries.map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
     names.sort();
     names
-}
-
-/// Lists the member `key` of an array of objects.
-fn names(values: &Value, key: &str) -> Vec<String> {
-    values.as_array().unwrap().iter().map(|v| v[key].as_str().unwrap().to_string()).collect()
 }
 
 const SORTS: [&str; 4] = ["L00.attn", "L00.ffn.p0of1", "L05.attn", "head.0of1"];
 
 #[test]
 fn a_trained_model_passes_every_gate() {
-    let dir = tempfile::tempdir().unwrap();
-    let bundle = dir.path().join("b");
-    let model = fixture("../models/small-gemma4");
-    let options = ["--quant", "lut6", "--tokens", "1,16", "--max-context", "64"];
-    let mut args = vec!["build", text(&model), "-o", text(&bundle)];
-    args.extend(options);
-    let v = json(0, &args);
-    assert_eq!(v["pass"], true);
-    assert_eq!(v["representative"]["shards"], serde_json::json!(SORTS));
-    assert_eq!(v["representative"]["residency"]["pass"], true);
-    let probes = &v["representative"]["probes"];
-    assert_eq!((&probes["pass"], &probes["seed"]), (&Value::Bool(true), &serde_json::json!(1)));
-    assert_eq!(names(&probes["shards"], "shard"), SORTS);
-    for s in probes["shards"].as_array().unwrap() {
+    let (bundle, options) = (folder().join("b"), "--quant lut6 --tokens 1,16 --max-context 64");
+    let build = format!("build {} -o {bundle} {options} --probe-layers 3", small());
+    let v = json(0, &build);
+    let first = &v["representative"];
+    assert_eq!(value!([v["pass"], first["shards"], first["residency"]["pass"]]), value!([true, SORTS, true]));
+    has(&first["probes"], value!({"pass": true, "seed": 1}));
+    for (s, name) in list(&first["probes"]["shards"]).iter().zip(SORTS) {
         // 8 random probes, and a prompt of 16 tokens.
-        assert_eq!(s["counted"], 24, "{s}");
-        assert_eq!(s["probes"].as_array().unwrap().len(), 9);
-        assert!(s["min_cosine"].as_f64().unwrap() > 0.97, "{s}");
+        has(s, value!({"shard": name, "counted": 24}));
+        assert!(list(&s["probes"]).len() == 9 && number(&s["min_cosine"]) > 0.97, "{s}");
     }
+    // Some layers are probed before the others, but no representative again; a worst layer by the shard with the matrix.
+    let layers = &v["layers"];
+    has(layers, value!({"spread": [0, 2, 5], "probes": {"pass": true}}));
+    let probed: Vec<&str> = each(&layers["probes"]["shards"], "shard").collect();
+    assert_eq!(value!(probed), layers["shards"]);
+    assert!(SORTS.iter().all(|s| !probed.contains(s)), "{probed:?}");
+    assert!(["L02.attn", "L02.ffn.p0of1", "L05.ffn.p0of1"].iter().all(|s| probed.contains(s)), "{probed:?}");
+    let worst: Vec<&str> = each(&layers["worst"], "shard").collect();
+    assert!(worst.len() == 3 && worst.iter().all(|s| probed.contains(s) || SORTS.contains(s)), "{worst:?}");
     let gate = &v["full_stack"]["golden"];
-    assert_eq!(gate["pass"], true);
-    assert_eq!(gate["positions"].as_array().unwrap().len(), 16);
-    assert_eq!(ids(&gate["expected_ids"]).len(), 8);
-    assert_eq!(v["full_stack"]["residency"]["packages"].as_array().unwrap().len(), 13);
-    let gates = serde_json::json!({"representative": "passed", "full_stack": "passed", "min_cosine": 0.97});
+    assert_eq!((list(&gate["positions"]).len(), list(&gate["expected_ids"]).len()), (16, 8));
+    assert_eq!(list(&v["full_stack"]["residency"]["packages"]).len(), 13);
+    let gates = value!({"representative": "passed", "full_stack": "passed", "min_cosine": 0.97});
     assert_eq!(chain(&bundle)["gates"], gates);
     assert!(!bundle.join(".anemoe-build").exists());
     // The bundle takes at most the bytes that were announced, and more than half of them.
     let taken: u64 = contents(&bundle).iter().map(|(_, bytes)| bytes.len() as u64).sum();
-    let needed = v["needs"]["bundle_bytes"].as_u64().unwrap();
+    let needed = count(&v["needs"]["bundle_bytes"]);
     assert!(taken <= needed && needed < 2 * taken, "{taken} of {needed}");
     // Without gates, the bundle is the same but for its record of the gates.
-    let other = dir.path().join("other");
-    build(&model, &other, &options);
+    let other = built("small", options);
     assert_eq!(chain(&other)["gates"]["full_stack"], "skipped");
-    let shards =
-        |b: &Path| contents(b).into_iter().filter(|(p, _)| p.starts_with("shards")).collect::<Vec<_>>();
-    assert!(shards(&bundle) == shards(&other));
+    assert!(contents(&bundle.join("shards")) == contents(&other.join("shards")));
+    // No layers are asked for.
+    std::fs::remove_dir_all(&bundle).unwrap();
+    let layers = &json(0, build.replace("--probe-layers 3", "--probe-layers 0"))["layers"];
+    has(layers, value!({"shards": [], "probes": null}));
 }
 
 #[test]
 fn a_bad_kind_stops_before_the_other_shards() {
-    let dir = tempfile::tempdir().unwrap();
-    let bundle = dir.path().join("b");
-    let model = fixture("tiny-gemma4-moe");
-    let args = ["build", text(&model), "-o", text(&bundle), "--quant", "lut1", "--tokens", "1"];
-    let v = json(1, &args);
-    assert_eq!((&v["pass"], &v["failed"]), (&Value::Bool(false), &"representative_probes".into()));
+    let (bundle, model) = (folder().join("b"), fixture("tiny-gemma4-moe"));
+    let build = format!("build {model} -o {bundle} --quant lut1 --tokens 1");
+    let v = json(1, &build);
+    has(&v, value!({"pass": false, "failed": "representative_probes"}));
+    assert_eq!(v["full_stack"], value!({}));
     assert_eq!(packages(&bundle), SORTS.map(|s| format!("{s}.mlpackage")));
     assert!(!bundle.join("chain.json").exists());
-    assert!(v["full_stack"].as_object().unwrap().is_empty());
     // For people it is the same, with the reason.
-    let (code, out, _) = run(&args);
+    let (code, out, _) = run(&build);
     assert_eq!(code, 1);
     for says in
         ["gate FAILED: quality of the representative shards", "other 9 shards were not built", "--skip-gates"]
     {
         assert!(out.contains(says), "{says}: {out}");
     }
+    let says = ["quality of the representative shards", "anemoe journal", "--skip-gates"];
+    refused(format!("generate {bundle} --prompt-ids 1"), &says);
+    // Other options than those of the unfinished build are named, too.
+    refused(build.replace("lut1", "lut4"), &["unfinished", "--quant lut1, now lut4"]);
     // With --skip-gates the build goes on from there.
-    let mut all = args.to_vec();
-    all.push("--skip-gates");
-    let v = json(0, &all);
+    let v = json(0, format!("{build} --skip-gates"));
     assert_eq!((&v["reused"], &v["shards"]), (&4.into(), &13.into()));
-    assert_eq!(
-        chain(&bundle)["gates"],
-        serde_json::json!({"representative": "skipped", "full_stack": "skipped"})
-    );
+    assert_eq!(chain(&bundle)["gates"], value!({"representative": "skipped", "full_stack": "skipped"}));
+    // One bit a weight fails by a repeated token, where the reference writes a program.
+    let (bundle, golden) = (built("small", "--quant lut1 --tokens 1"), small().join("golden.npz"));
+    let validate = format!("validate {bundle} --golden {golden} --min-cosine 0.5");
+    let v = json(1, &validate);
+    let (repeated, from) = (&v["repeated"], count(&v["repeated"]["from_step"]));
+    assert!(count(&repeated["times"]) >= 8 && from + count(&repeated["times"]) == 48, "{repeated}");
+    assert_eq!(v["fp16"]["repeated"]["token"], repeated["token"]);
+    let (_, out, _) = run(validate);
+    assert!(out.contains("FAIL: decoding falls into one repeated token"), "{out}");
 }
 
-/// Checks that random weights leave the golden gate undecided, unless the user gives a reference.
 #[test]
 fn random_weights_are_undecided_without_a_reference() {
-    let dir = tempfile::tempdir().unwrap();
-    let model = fixture("tiny-gemma4-moe");
+    let (model, dir) = (fixture("tiny-gemma4-moe"), folder());
     let golden = model.join("golden.npz");
-    let at = |name: &str| dir.path().join(name);
-    let built = |name: &str, quant: &str, more: &[&str], code: i32| {
-        let bundle = at(name);
-        let mut args = vec!["build", text(&model), "-o", text(&bundle), "--quant", quant, "--tokens", "1"];
-        args.extend(more);
-        (json(code, &args), chain(&bundle)["gates"]["full_stack"].clone())
+    let made = |name: &str, options: &str, code: i32| {
+        let bundle = dir.join(name);
+        let v = json(code, format!("build {model} -o {bundle} --tokens 1 {options}"));
+        let said = text(&chain(&bundle)["gates"]["full_stack"]).to_string();
+        (v, said)
     };
-    let (v, said) = built("undecided", "lut4", &[], 0);
-    assert!(v["full_stack"]["undecided"].as_f64().unwrap() < 0.5);
-    assert_eq!((v["pass"].clone(), said), (true.into(), "undecided".into()));
-    let (v, said) = built("given", "lut4", &["--golden", text(&golden)], 1);
-    assert_eq!((v["failed"].clone(), said), ("golden".into(), "failed".into()));
-    // A bundle that failed is complete.
-    assert_eq!(v["shards"], 13);
-    let (_, said) = built("fp16", "fp16", &["--golden", text(&golden)], 0);
-    assert_eq!(said, "passed");
-    let (_, said) = built("loose", "lut4", &["--golden", text(&golden), "--min-cosine", "0.2"], 1);
+    let (v, said) = made("undecided", "--quant lut4", 0);
+    assert!(number(&v["full_stack"]["undecided"]) < 0.5);
+    assert_eq!((&v["pass"], said.as_str()), (&true.into(), "undecided"));
+    // A bundle that failed is complete, and names the next command.
+    let (v, said) = made("given", &format!("--quant lut4 --golden {golden}"), 1);
+    assert_eq!((value!([v["failed"], v["shards"]]), said.as_str()), (value!(["golden", 13]), "failed"));
+    let (code, out, _) = run(format!("validate {dir}/given --golden {golden} --min-cosine 1"));
+    assert!(code == 1 && out.contains("next: anemoe trace "), "{out}");
     // The cosine suffices, but the tokens differ.
-    assert_eq!(said, "failed");
+    assert_eq!(made("loose", &format!("--quant lut4 --golden {golden} --min-cosine 0.2"), 1).1, "failed");
+    assert_eq!(made("fp16", &format!("--quant fp16 --golden {golden}"), 0).1, "passed");
+}
+
+/// Checks that a bundle fails if one of two goldens fails, in either order.
+#[test]
+fn every_golden_has_to_pass() {
+    let (model, bundle) = (fixture("tiny-zaya"), built("tiny-zaya", "--quant fp16 --tokens 1"));
+    let (good, bad) = (model.join("golden.npz"), fixture("tiny-zaya-skip").join("golden.npz"));
+    let (more, other) = (folder().join("more.npz"), folder().join("b"));
+    let v =
+        json(1, format!("build {model} -o {other} --quant fp16 --tokens 1 --golden {good} --golden {bad}"));
+    has(&v, value!({"failed": "golden", "full_stack": {"golden": {"pass": true}}}));
+    assert_eq!(v["full_stack"]["also"][0]["pass"], false);
+    has(&chain(&other), value!({"gates": {"full_stack": "failed"}}));
+    json(0, format!("golden {model} --prompt-ids 5,6,7,8,9 --decode 4 -o {more}"));
+    let v = json(0, format!("validate {bundle} --golden {good} --golden {more}"));
+    assert_eq!((&v["pass"], list(&v["goldens"]).len()), (&true.into(), 2));
+    for goldens in [[&good, &bad], [&bad, &good]] {
+        let validate = format!("validate {bundle} --golden {} --golden {}", goldens[0], goldens[1]);
+        let v = json(1, &validate);
+        assert_eq!(v["pass"], false);
+        for (found, path) in list(&v["goldens"]).iter().zip(goldens) {
+            has(found, value!({"golden": path.to_string(), "pass": path.as_ref() == &*good}));
+        }
+        let (_, out, _) = run(validate);
+        assert!(out.contains(&format!("--golden {bad} shows")), "{out}");
+    }
+    // With one golden, the document has no list of goldens.
+    assert!(json(0, format!("validate {bundle} --golden {good}"))["goldens"].is_null());
 }
 
 #[test]
 fn parts_gate_their_own_representatives() {
-    let dir = tempfile::tempdir().unwrap();
-    let model = fixture("tiny-zaya");
-    let golden = model.join("golden.npz");
-    let part = |bundle: &Path, which: &str, more: &[&str]| {
-        let mut args = vec![
-            "build",
-            text(&model),
-            "-o",
-            text(bundle),
-            "--quant",
-            "fp16",
-            "--tokens",
-            "1",
-            "--shard",
-            which,
-        ];
-        args.extend(more);
-        json(0, &args)
+    let (model, dir) = (fixture("tiny-zaya"), folder());
+    let part = |model: &Place, bundle: &Place, which: &str, more: &str| {
+        json(0, format!("build {model} -o {bundle} --quant fp16 --tokens 1 --shard {which} {more}"))
     };
-    let said = |bundle: &Path| chain(bundle)["gates"].clone();
-    let bundle = dir.path().join("gated");
+    let parts = |name: &str, options: [&str; 2]| {
+        let bundle = dir.join(name);
+        for (which, options) in ["0/2", "1/2"].into_iter().zip(options) {
+            part(&model, &bundle, which, options);
+        }
+        bundle
+    };
+    let said = |bundle: &Place| {
+        let gates = &chain(bundle)["gates"];
+        [&gates["representative"], &gates["full_stack"]].map(|gate| text(gate).to_string())
+    };
+    let bundle = dir.join("gated");
     for which in ["1/2", "0/2"] {
-        let v = part(&bundle, which, &[]);
-        assert_eq!(v["representative"]["probes"]["pass"], true, "{v}");
-        assert!(v["full_stack"].as_object().unwrap().is_empty());
+        let v = part(&model, &bundle, which, "");
+        has(&v, value!({"representative": {"probes": {"pass": true}}}));
+        assert_eq!(v["full_stack"], value!({}));
     }
-    let v = json(0, &["assemble", text(&bundle), "--golden", text(&golden), "--min-cosine", "0.99"]);
+    let v = json(0, format!("assemble {bundle} --golden {model}/golden.npz --min-cosine 0.99"));
     assert_eq!(v["full_stack"]["golden"]["pass"], true);
-    let gates = serde_json::json!({"representative": "passed", "full_stack": "passed", "min_cosine": 0.99});
-    assert_eq!(said(&bundle), gates);
-    // Without a golden, the checkpoint is run.
-    let bundle = dir.path().join("own");
-    part(&bundle, "0/2", &[]);
-    part(&bundle, "1/2", &[]);
-    let v = json(0, &["assemble", text(&bundle)]);
-    assert_eq!(v["full_stack"]["golden"]["pass"], true);
-    assert_eq!(said(&bundle)["full_stack"], "passed");
+    let gates = value!({"representative": "passed", "full_stack": "passed", "min_cosine": 0.99});
+    assert_eq!(chain(&bundle)["gates"], gates);
+    // Without a golden, the checkpoint is run. If one part has no gates, its shards had none, but the whole has them.
+    let bundle = parts("half", ["", "--skip-gates"]);
+    assert_eq!(json(0, format!("assemble {bundle}"))["full_stack"]["golden"]["pass"], true);
+    assert_eq!(said(&bundle), ["skipped", "passed"]);
     // If the checkpoint is gone, the bundle is completed, and records that the gate was not run.
-    let (bundle, gone) = (dir.path().join("gone"), dir.path().join("model"));
-    copied(&model, &gone);
+    let (bundle, gone) = (dir.join("gone"), copied("tiny-zaya"));
     for which in ["0/2", "1/2"] {
-        json(
-            0,
-            &[
-                "build",
-                text(&gone),
-                "-o",
-                text(&bundle),
-                "--quant",
-                "fp16",
-                "--tokens",
-                "1",
-                "--shard",
-                which,
-            ],
-        );
+        part(&gone, &bundle, which, "");
     }
     std::fs::remove_dir_all(&gone).unwrap();
-    let (code, _, err) = run(&["assemble", text(&bundle)]);
+    let (code, _, err) = run(format!("assemble {bundle}"));
     assert!(code == 0 && err.contains("no gates of the whole"), "{err}");
-    assert_eq!(said(&bundle)["representative"], "passed");
-    assert_eq!(said(&bundle)["full_stack"], "not_run");
-    // One part without gates: its shards had no gates, the whole has them.
-    let bundle = dir.path().join("half");
-    part(&bundle, "0/2", &[]);
-    part(&bundle, "1/2", &["--skip-gates"]);
-    json(0, &["assemble", text(&bundle)]);
-    assert_eq!(said(&bundle)["representative"], "skipped");
-    assert_eq!(said(&bundle)["full_stack"], "passed");
-    // If no part has gates, the whole has none.
-    let bundle = dir.path().join("none");
-    part(&bundle, "0/2", &["--skip-gates"]);
-    part(&bundle, "1/2", &["--skip-gates"]);
-    json(0, &["assemble", text(&bundle)]);
-    assert_eq!(said(&bundle)["full_stack"], "skipped");
+    assert_eq!(said(&bundle), ["passed", "not_run"]);
     // The record of a part's gates is lost: their result is unknown.
-    let bundle = dir.path().join("lost");
-    part(&bundle, "0/2", &["--skip-gates"]);
-    part(&bundle, "1/2", &[]);
+    let bundle = parts("lost", ["--skip-gates", ""]);
     std::fs::remove_file(bundle.join(".anemoe-build/gates.0of2")).unwrap();
-    json(0, &["assemble", text(&bundle), "--skip-gates"]);
-    assert_eq!(said(&bundle)["representative"], "not_run");
-}
-
-/// Starts a build and waits until it has finished a shard.
-fn begun(bundle: &Path, model: &Path) -> std::process::Child {
-    let args = [
-        "build",
-        text(model),
-        "-o",
-        text(bundle),
-        "--quant",
-        "lut8",
-        "--tokens",
-        "1",
-        "--jobs",
-        "1",
-        "--skip-gates",
-    ];
-    let child = anemoe(&args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    let started = Instant::now();
-    let record = bundle.join(".anemoe-build/L00.attn.json");
-    while !record.exists() {
-        assert!(started.elapsed() < Duration::from_secs(300), "no shard was finished");
-        std::thread::sleep(Duration::from_millis(2));
-    }
-    child
+    passes(format!("assemble {bundle} --skip-gates"));
+    assert_eq!(said(&bundle)[0], "not_run");
 }
 
 /// Lists the temporary files, which are neither finished nor records.
-fn half_written(bundle: &Path) -> Vec<PathBuf> {
+fn half_written(bundle: &Place) -> Vec<PathBuf> {
     let partial = |p: &Path| p.to_string_lossy().contains(".anemoe-tmp-");
     contents(bundle).into_iter().map(|(p, _)| p).filter(|p| partial(p)).collect()
 }
@@ -250,21 +200,17 @@ fn half_written(bundle: &Path) -> Vec<PathBuf> {
 #[cfg(unix)]
 #[test]
 fn an_interrupted_build_says_so_and_goes_on() {
-    let dir = tempfile::tempdir().unwrap();
-    let model = fixture("../models/small-gemma4");
-    let options = ["--quant", "lut8", "--tokens", "1"];
-    let whole = dir.path().join("whole");
-    build(&model, &whole, &options);
-    for (signal, status) in [("-INT", 130), ("-TERM", 143)] {
-        let bundle = dir.path().join(signal);
-        let child = begun(&bundle, &model);
-        assert!(Command::new("kill").args([signal, &child.id().to_string()]).status().unwrap().success());
-        let (code, _, err) = finish(child.wait_with_output().unwrap());
-        assert_eq!(code, status, "{err}");
-        assert!(err.contains("interrupted"), "{err}");
-        assert!(!bundle.join("chain.json").exists());
-        assert_eq!(half_written(&bundle), Vec::<PathBuf>::new());
-        build(&model, &bundle, &options);
+    let whole = built("small", "--quant lut8 --tokens 1");
+    for (name, status) in [("INT", 130), ("TERM", 143)] {
+        let bundle = folder().join("b.anemoe");
+        let args = format!("build {} -o {bundle} --quant lut8 --tokens 1 --jobs 1 --skip-gates", small());
+        let child = start(&mut anemoe(&args));
+        wait_for("finished shard", || bundle.join(".anemoe-build/L00.attn.json").exists());
+        signal(&child, name);
+        let (code, _, err) = ended(child.wait_with_output().unwrap());
+        assert!(code == status && err.contains("interrupted"), "{code} {err}");
+        assert!(!bundle.join("chain.json").exists() && half_written(&bundle).is_empty());
+        passes(args);
         assert!(contents(&bundle) == contents(&whole));
     }
 }
@@ -273,475 +219,236 @@ fn an_interrupted_build_says_so_and_goes_on() {
 #[cfg(unix)]
 #[test]
 fn a_full_disk_loses_nothing_that_is_finished() {
-    let dir = tempfile::tempdir().unwrap();
-    let model = fixture("../models/small-gemma4");
-    let options = ["--quant", "lut8", "--tokens", "1", "--embed-quant", "lut4"];
-    let whole = dir.path().join("whole");
-    build(&model, &whole, &options);
-    let bundle = dir.path().join("b");
-    let mut args = vec!["build", text(&model), "-o", text(&bundle), "--skip-gates", "--jobs", "1"];
-    args.extend(options);
-    let line = args.join(" ");
+    let options = "--quant lut8 --tokens 1 --embed-quant lut4";
+    let (whole, bundle) = (built("small", options), folder().join("b.anemoe"));
+    let build = format!("build {} -o {bundle} --skip-gates --jobs 1 {options}", small());
     // Attention fits into 1200 blocks of 512 bytes, a pack of experts does not.
-    let script = format!("trap '' XFSZ; ulimit -f 1200; exec {} {line}", env!("CARGO_BIN_EXE_anemoe"));
-    let (code, _, err) = finish(Command::new("sh").args(["-c", &script]).output().unwrap());
-    assert_eq!(code, 2, "{err}");
-    assert!(err.contains("weight.bin") && err.contains("too large"), "{err}");
+    let (code, _, err) = finish(&mut in_shell("trap '' XFSZ; ulimit -f 1200; exec \"$0\" \"$@\"", &build));
+    assert!(code == 2 && err.contains("weight.bin") && err.contains("too large"), "{code} {err}");
     assert_eq!(packages(&bundle), ["L00.attn.mlpackage"]);
     assert_eq!(half_written(&bundle), Vec::<PathBuf>::new());
-    let (code, out, err) = run(&[&args[..], &["--json"]].concat());
-    assert_eq!(code, 0, "{err}");
-    assert_eq!(serde_json::from_str::<Value>(&out).unwrap()["reused"], 1);
+    assert_eq!(json(0, &build)["reused"], 1);
     assert!(contents(&bundle) == contents(&whole));
+    // Where nothing is finished, nothing stays; the system's signal is no end.
+    let other = folder().join("b.anemoe");
+    let build = format!("build {} -o {other} --skip-gates", fixture("tiny-gemma4-moe"));
+    let (code, _, err) = finish(&mut in_shell("ulimit -f 8; exec \"$0\" \"$@\"", build));
+    assert!(code == 2 && err.contains("File too large") && !other.exists(), "{code} {err}");
 }
 
 /// Checks that too little room is refused before anything is written, on a file system of 2 MB, if one can be mounted.
 #[cfg(target_os = "linux")]
 #[test]
 fn too_little_room_is_refused_before_anything_is_written() {
-    let dir = tempfile::tempdir().unwrap();
-    let disk = dir.path().join("disk");
-    std::fs::create_dir(&disk).unwrap();
-    let mounted = Command::new("mount").args(["-t", "tmpfs", "-o", "size=2m", "tmpfs", text(&disk)]).output();
-    if !mounted.is_ok_and(|o| o.status.success()) {
+    use std::process::Command;
+    struct Mounted(Place);
+    impl Drop for Mounted {
+        fn drop(&mut self) {
+            let _ = Command::new("umount").arg(&*self.0).status();
+        }
+    }
+    let (disk, dir) = (folder(), folder());
+    let mount = Command::new("mount").args(["-t", "tmpfs", "-o", "size=2m", "tmpfs"]).arg(&*disk).output();
+    if !mount.is_ok_and(|o| o.status.success()) {
         eprintln!("not run: only root can mount a file system");
         return;
     }
-    struct Mounted<'a>(&'a Path);
-    impl Drop for Mounted<'_> {
-        fn drop(&mut self) {
-            let _ = Command::new("umount").arg(self.0).status();
-        }
-    }
-    let _mounted = Mounted(&disk);
-    let model = fixture("../models/small-gemma4");
-    let bundle = disk.join("b");
-    refused(&["build", text(&model), "-o", text(&bundle)], &["bundle", "needs", "left"]);
-    assert!(!bundle.exists());
+    let _mounted = Mounted(disk.clone());
+    refused(format!("build {} -o {disk}/b", small()), &["bundle", "needs", "left"]);
+    assert_eq!(std::fs::read_dir(&disk).unwrap().count(), 0);
     // Room for the bundle alone is not enough for its gates.
-    let tiny = fixture("tiny-gemma4-moe");
-    let other = dir.path().join("other");
-    let args = ["build", text(&tiny), "-o", text(&other), "--quant", "lut4", "--tokens", "1", "--scratch"];
-    json(0, &[&args[..], &[text(&disk)]].concat());
+    let other = dir.join("other");
+    let build = format!("build {} -o {other} --tokens 1 --scratch {disk}", fixture("tiny-gemma4-moe"));
+    passes(&build);
     assert_eq!(std::fs::read_dir(&disk).unwrap().count(), 0);
     std::fs::write(disk.join("full"), vec![1; (2 << 20) - 4096]).unwrap();
     std::fs::remove_dir_all(&other).unwrap();
-    refused(&[&args[..], &[text(&disk)]].concat(), &["the temporary files of the gates need", "left"]);
+    refused(&build, &["the temporary files of the gates need", "left"]);
     assert!(!other.exists());
 }
 
-/// Sets every `step`-th element of a tensor of a checkpoint to `value`.
-fn plant(dir: &Path, tensor: &str, step: usize, value: f32) {
-    let index = std::fs::read(dir.join("model.safetensors.index.json")).unwrap();
-    let index: Value = serde_json::from_slice(&index).unwrap();
-    let file = dir.join(index["weight_map"][tensor].as_str().unwrap());
-    let mut bytes = std::fs::read(&file).unwrap();
-    let n = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
-    let header: Value = serde_json::from_slice(&bytes[8..8 + n]).unwrap();
-    let info = &header[tensor];
-    assert_eq!(info["dtype"], "BF16");
-    let (from, to) = (info["data_offsets"][0].as_u64().unwrap(), info["data_offsets"][1].as_u64().unwrap());
-    let value = ((value.to_bits() >> 16) as u16).to_le_bytes();
-    for at in (8 + n + from as usize..8 + n + to as usize).step_by(2 * step) {
-        bytes[at..at + 2].copy_from_slice(&value);
-    }
-    std::fs::write(file, bytes).unwrap();
-}
+/// Experts' tensor into which tests plant an outlier for each expert's matrix [64, 32].
+const TENSOR: &str = "layers.3.experts.down_proj";
 
-fn copied(model: &Path, to: &Path) {
-    std::fs::create_dir(to).unwrap();
-    for entry in std::fs::read_dir(model).unwrap() {
-        let path = entry.unwrap().path();
-        std::fs::copy(&path, to.join(path.file_name().unwrap())).unwrap();
-    }
+/// Copies the tiny model with outliers.
+fn with_outliers() -> Place {
+    let model = copied("tiny-gemma4-moe");
+    plant(&model, &format!("model.language_model.{TENSOR}"), 64 * 32, 60.0);
+    model
 }
 
 /// Checks an outlier in one bank of experts under one scale per tensor: `plan` warns of it, and `trace --swap` names layer,
 /// part, tensor and cause.
 #[test]
 fn a_planted_outlier_is_named() {
-    const TENSOR: &str = "layers.3.experts.down_proj";
-    let dir = tempfile::tempdir().unwrap();
-    let model = dir.path().join("model");
-    copied(&fixture("tiny-gemma4-moe"), &model);
-    let full = format!("model.language_model.{TENSOR}");
-    // One outlier in each expert's matrix [64, 32].
-    plant(&model, &full, 64 * 32, 60.0);
-    let golden = dir.path().join("golden.npz");
-    let prompt = "2,17,40,99,300,7,81,5";
-    json(0, &["golden", text(&model), "--prompt-ids", prompt, "--decode", "4", "-o", text(&golden)]);
-
-    let v = json(0, &["plan", text(&model), "--quant", "int8-tensor"]);
-    let outliers = v["outliers"].as_array().unwrap();
-    assert_eq!(outliers.len(), 8, "{outliers:?}");
-    for o in outliers {
-        assert_eq!((&o["layer"], &o["part"], &o["tensor"]), (&3.into(), &"experts".into(), &TENSOR.into()));
-        assert!(o["predicted_loss"].as_f64().unwrap() > 0.3 && o["ratio"].as_f64().unwrap() > 100.0, "{o}");
+    let (model, dir) = (with_outliers(), folder());
+    let golden = dir.join("golden.npz");
+    json(0, format!("golden {model} --prompt-ids 2,17,40,99,300,7,81,5 --decode 4 -o {golden}"));
+    let plan = format!("plan {model} --quant int8-tensor");
+    let outliers = json(0, &plan)["outliers"].clone();
+    assert_eq!(list(&outliers).len(), 8, "{outliers}");
+    for o in list(&outliers) {
+        has(o, value!({"layer": 3, "part": "experts", "tensor": TENSOR}));
+        assert!(number(&o["predicted_loss"]) > 0.3 && number(&o["ratio"]) > 100.0, "{o}");
     }
-    let (code, out, _) = run(&["plan", text(&model), "--quant", "int8-tensor"]);
-    assert_eq!(code, 0);
-    assert!(
-        out.contains("warning: L03.ffn.p0of1, experts,") && out.contains("use int8-channel or lut4"),
-        "{out}"
-    );
-    assert!(out.contains("3 more matrices"), "{out}");
+    let out = passes(&plan);
+    for says in ["warning: L03.ffn.p0of1, experts,", "use int8-channel or lut4", "3 more matrices"] {
+        assert!(out.contains(says), "{says}: {out}");
+    }
     for kind in ["int8-channel", "lut4"] {
-        assert_eq!(
-            json(0, &["plan", text(&model), "--quant", kind])["outliers"],
-            serde_json::json!([]),
-            "{kind}"
-        );
+        assert_eq!(json(0, plan.replace("int8-tensor", kind))["outliers"], value!([]), "{kind}");
     }
-    assert_eq!(
-        json(0, &["plan", text(&fixture("tiny-gemma4-moe")), "--quant", "int8-tensor"])["outliers"],
-        serde_json::json!([])
-    );
+    let plain = fixture("tiny-gemma4-moe");
+    assert_eq!(json(0, format!("plan {plain} --quant int8-tensor"))["outliers"], value!([]));
 
-    let bundle = dir.path().join("b");
-    build(&model, &bundle, &["--quant", "int8-tensor", "--tokens", "1"]);
-    let traced = |unit: &str| {
-        let args =
-            ["trace", text(&bundle), "--golden", text(&golden), "--swap", unit, "--checkpoint", text(&model)];
-        (json(0, &args)["swap"].clone(), run(&args).1)
-    };
-    let (swap, out) = traced("each");
-    let first = &swap["swaps"][0];
-    assert_eq!((&first["layer"], &first["part"]), (&3.into(), &"experts".into()), "{out}");
-    let worst = &first["worst"];
-    assert_eq!((&worst["tensor"], &worst["outlier"]), (&TENSOR.into(), &Value::Bool(true)));
-    assert!(worst["ratio"].as_f64().unwrap() > 100.0);
+    let bundle = dir.join("b");
+    build(&model, &bundle, "--quant int8-tensor --tokens 1");
+    let trace = |unit: &str| format!("trace {bundle} --golden {golden} --swap {unit} --checkpoint {model}");
+    let (swap, out) = (json(0, trace("each"))["swap"].clone(), passes(trace("each")));
+    let (first, worst) = (&swap["swaps"][0], &swap["swaps"][0]["worst"]);
+    has(first, value!({"layer": 3, "part": "experts", "worst": {"tensor": TENSOR, "outlier": true}}));
     // At least half of the divergence comes from this part.
-    let (gain, all) = (first["gain_kl"].as_f64().unwrap(), swap["baseline"]["mean_kl"].as_f64().unwrap());
-    assert!(gain > 0.5 * all, "{out}");
+    let (gain, all) = (number(&first["gain_kl"]), number(&swap["baseline"]["mean_kl"]));
+    assert!(number(&worst["ratio"]) > 100.0 && gain > 0.5 * all, "{out}");
     assert!(out.contains("costs most: layer 3, experts;") && out.contains("an outlier of 6.000e1"), "{out}");
     assert!(!out.contains("also:"), "{out}");
     // Every part of every layer, and the head; the router is fp16 and left out.
-    assert_eq!(swap["swaps"].as_array().unwrap().len(), 6 * 3 + 1);
-    let (swap, _) = traced("layer");
-    assert_eq!((&swap["swaps"][0]["layer"], swap["swaps"].as_array().unwrap().len()), (&3.into(), 7));
-    let (swap, _) = traced("part");
-    assert_eq!((&swap["swaps"][0]["part"], swap["swaps"].as_array().unwrap().len()), (&"experts".into(), 4));
+    assert_eq!(list(&swap["swaps"]).len(), 6 * 3 + 1);
+    let swaps = json(0, trace("part"))["swap"]["swaps"].clone();
+    assert_eq!((&swaps[0]["part"], list(&swaps).len()), (&"experts".into(), 4));
 }
 
 /// Checks that the layer with the outlier is among the worst, and that the errors of its weights end the build if no layer
 /// is probed.
 #[test]
 fn a_matrix_far_from_its_like_stops_the_build() {
-    const TENSOR: &str = "layers.3.experts.down_proj";
-    let dir = tempfile::tempdir().unwrap();
-    let model = dir.path().join("model");
-    copied(&fixture("tiny-gemma4-moe"), &model);
-    plant(&model, &format!("model.language_model.{TENSOR}"), 64 * 32, 60.0);
-    let bundle = dir.path().join("b");
-    let mut args =
-        vec!["build", text(&model), "-o", text(&bundle), "--quant", "int8-tensor", "--tokens", "1"];
-    args.extend(["--probe-layers", "0", "--jobs", "1"]);
+    let (model, dir) = (with_outliers(), folder());
+    let bundle = dir.join("b");
+    let build = |bundle: &Place, more: &str| {
+        format!("build {model} -o {bundle} --quant int8-tensor --tokens 1 {more}")
+    };
+    let stops = build(&bundle, "--probe-layers 0 --jobs 1");
     for _ in 0..2 {
         // A rerun ends there, too.
-        let v = json(1, &args);
-        assert_eq!(v["failed"], "shards");
+        let v = json(1, &stops);
         let fault = &v["weight_fault"];
-        assert_eq!((&fault["tensor"], &fault["layer"]), (&TENSOR.into(), &3.into()), "{fault}");
-        assert!(fault["error"].as_f64().unwrap() > 4.0 * fault["usual"].as_f64().unwrap(), "{fault}");
+        has(&v, value!({"failed": "shards", "weight_fault": {"tensor": TENSOR, "layer": 3}}));
+        assert!(number(&fault["error"]) > 4.0 * number(&fault["usual"]), "{fault}");
         assert!(!bundle.join("chain.json").exists() && packages(&bundle).len() < 13);
     }
-    let (code, out, _) = run(&args);
+    let (code, out, _) = run(&stops);
     assert!(code == 1 && out.contains("weights: FAIL, L03.ffn.p0of1") && out.contains(TENSOR), "{out}");
-    let v = json(0, &[&args[..], &["--skip-gates"]].concat());
-    assert_eq!(v["shards"], 13);
+    assert_eq!(json(0, format!("{stops} --skip-gates"))["shards"], 13);
     // If layers are probed, the matrix is the worst of all.
-    let bundle = dir.path().join("probed");
-    args[3] = text(&bundle);
-    let (_, out, _) = run(&[&args[..8], &["--json"]].concat());
-    let v: Value = serde_json::from_str(&out).unwrap();
-    let worst = &v["layers"]["worst"][0];
-    assert_eq!(
-        (&worst["tensor"], &worst["layer"], &worst["whole"]),
-        (&TENSOR.into(), &3.into(), &true.into())
-    );
-    assert!(worst["ratio"].as_f64().unwrap() > 100.0);
-}
-
-#[test]
-fn some_layers_are_probed_before_the_others() {
-    let dir = tempfile::tempdir().unwrap();
-    let bundle = dir.path().join("b");
-    let model = fixture("../models/small-gemma4");
-    let options = ["--quant", "lut6", "--tokens", "1", "--max-context", "64"];
-    let mut args = vec!["build", text(&model), "-o", text(&bundle)];
-    args.extend(options);
-    args.extend(["--probe-layers", "3"]);
-    let v = json(0, &args);
-    let layers = &v["layers"];
-    assert_eq!(layers["spread"], serde_json::json!([0, 2, 5]));
-    assert_eq!(layers["worst"].as_array().unwrap().len(), 3);
-    assert_eq!(layers["probes"]["pass"], true);
-    // The representatives are not probed again; a worst layer is probed by the shard with the matrix.
-    let probed = names(&layers["probes"]["shards"], "shard");
-    assert_eq!(Value::from(probed.clone()), layers["shards"]);
-    assert!(SORTS.iter().all(|s| !probed.contains(&s.to_string())), "{probed:?}");
-    for name in ["L02.attn", "L02.ffn.p0of1", "L05.ffn.p0of1"] {
-        assert!(probed.contains(&name.to_string()), "{probed:?}");
-    }
-    for worst in layers["worst"].as_array().unwrap() {
-        let shard = worst["shard"].as_str().unwrap().to_string();
-        assert!(probed.contains(&shard) || SORTS.contains(&shard.as_str()), "{worst}");
-    }
-    let (code, out, _) = run(&[&args[..], &["-h"]].concat());
-    assert!(code == 0 && out.contains("--probe-layers"), "{out}");
-    // No layers are asked for.
-    let bundle = dir.path().join("none");
-    args[3] = text(&bundle);
-    *args.last_mut().unwrap() = "0";
-    let v = json(0, &args);
-    assert_eq!(v["layers"]["shards"], serde_json::json!([]));
-    assert!(v["layers"]["probes"].is_null());
-}
-
-/// Checks that a bundle fails if one of two goldens fails, in either order.
-#[test]
-fn every_golden_has_to_pass() {
-    let dir = tempfile::tempdir().unwrap();
-    let model = fixture("tiny-zaya");
-    let bundle = dir.path().join("b");
-    build(&model, &bundle, &["--quant", "fp16", "--tokens", "1"]);
-    let (good, bad) = (model.join("golden.npz"), fixture("tiny-zaya-skip").join("golden.npz"));
-    let more = dir.path().join("more.npz");
-    json(0, &["golden", text(&model), "--prompt-ids", "5,6,7,8,9", "--decode", "4", "-o", text(&more)]);
-    let all = |code: i32, goldens: &[&Path]| {
-        let mut args = vec!["validate", text(&bundle)];
-        goldens.iter().for_each(|g| args.extend(["--golden", text(g)]));
-        (json(code, &args), run(&args).1)
-    };
-    let (v, _) = all(0, &[&good, &more]);
-    assert_eq!((&v["pass"], v["goldens"].as_array().unwrap().len()), (&true.into(), 2));
-    for goldens in [[&good, &bad], [&bad, &good]] {
-        let (v, out) = all(1, &goldens.map(PathBuf::as_path));
-        assert_eq!(v["pass"], false);
-        for (found, path) in v["goldens"].as_array().unwrap().iter().zip(goldens) {
-            assert_eq!((&found["golden"], &found["pass"]), (&text(path).into(), &(path == &good).into()));
-        }
-        assert!(out.contains(&format!("--golden {} shows", text(&bad))), "{out}");
-    }
-    // With one golden, the document has no list of goldens.
-    let (v, _) = all(0, &[&good]);
-    assert!(v["goldens"].is_null());
-    let built = dir.path().join("built");
-    let mut args = vec!["build", text(&model), "-o", text(&built), "--quant", "fp16", "--tokens", "1"];
-    args.extend(["--golden", text(&good), "--golden", text(&bad)]);
-    let v = json(1, &args);
-    assert_eq!((&v["failed"], &v["full_stack"]["golden"]["pass"]), (&"golden".into(), &true.into()));
-    assert_eq!(v["full_stack"]["also"][0]["pass"], false);
-    assert_eq!(chain(&built)["gates"]["full_stack"], "failed");
-}
-
-/// Checks that one bit per weight fails by a repeated token, where the reference writes a program.
-#[test]
-fn a_repeated_token_fails_by_that_name() {
-    let dir = tempfile::tempdir().unwrap();
-    let (model, bundle) = (fixture("../models/small-gemma4"), dir.path().join("b"));
-    let golden = model.join("golden.npz");
-    build(&model, &bundle, &["--quant", "lut1", "--tokens", "1"]);
-    let args = ["validate", text(&bundle), "--golden", text(&golden), "--min-cosine", "0.5"];
-    let v = json(1, &args);
-    let repeated = &v["repeated"];
-    let (from, times) = (repeated["from_step"].as_u64().unwrap(), repeated["times"].as_u64().unwrap());
-    assert!(times >= 8 && from + times == 48, "{repeated}");
-    assert_eq!(v["fp16"]["repeated"]["token"], repeated["token"]);
-    let (_, out, _) = run(&args);
-    assert!(out.contains("FAIL: decoding falls into one repeated token"), "{out}");
-}
-
-/// Checks that a position is excused, with its margin, if compression changed a close choice of a router there.
-#[test]
-fn near_ties_of_routers_are_named() {
-    let dir = tempfile::tempdir().unwrap();
-    let model = fixture("tiny-zaya");
-    let golden = model.join("golden.npz");
-    let (mut ties, mut excused) = (0, 0);
-    for more in [&[][..], &["--experts-per-shard", "1"]] {
-        let bundle = dir.path().join(format!("b{}", more.len()));
-        build(&model, &bundle, &[&["--quant", "lut3", "--tokens", "1"], more].concat());
-        let mut args =
-            vec!["validate", text(&bundle), "--golden", text(&golden), "--checkpoint", text(&model)];
-        args.extend(["--probes", "16", "--shards", "all", "--min-cosine", "0.9", "--json"]);
-        let (_, out, err) = run(&args);
-        let v: Value = serde_json::from_str(&out).unwrap_or_else(|e| panic!("{e} {err}"));
-        for s in v["probes"]["shards"].as_array().unwrap() {
-            let choices = s["choices"].as_array().unwrap();
-            assert!(choices.is_empty() || s["kind"] == "moe", "{s}");
-            let near: Vec<&Value> = choices.iter().filter(|c| c["near_tie"] == true).collect();
-            assert_eq!(s["excused"], near.len(), "{s}");
-            assert!(near.iter().all(|c| (0.0..0.5).contains(&c["margin"].as_f64().unwrap())), "{s}");
-            let positions: usize = s["probes"]
-                .as_array()
-                .unwrap()
-                .iter()
-                .map(|p| p["positions"].as_array().unwrap().len())
-                .sum();
-            let rest =
-                s["no_active_expert"].as_u64().unwrap() + s["not_zero"].as_array().unwrap().len() as u64;
-            assert_eq!(s["counted"].as_u64().unwrap() + rest + near.len() as u64, positions as u64, "{s}");
-            ties += choices.len();
-            excused += near.len();
-        }
-    }
-    assert!(ties > 0 && excused > 0, "{ties} {excused}");
+    let (_, out, _) = run(build(&dir.join("probed"), "--json"));
+    let worst = &serde_json::from_str::<Value>(&out).unwrap()["layers"]["worst"][0];
+    has(worst, value!({"tensor": TENSOR, "layer": 3, "whole": true}));
+    assert!(number(&worst["ratio"]) > 100.0);
 }
 
 #[test]
 fn shards_are_probed_against_fp16() {
-    let dir = tempfile::tempdir().unwrap();
     for (model, options) in [
-        ("tiny-gemma4-moe", ["--experts-per-shard", "4"]),
-        ("tiny-zaya", ["--experts-per-shard", "1"]),
-        ("tiny-zaya", ["--experts-per-shard", "4"]),
+        ("tiny-gemma4-moe", "--experts-per-shard 4"),
+        ("tiny-gemma4-moe", "--layers-per-shard 3"),
+        ("tiny-zaya", "--experts-per-shard 1"),
+        ("tiny-zaya", "--layers-per-shard 3"),
     ] {
-        let bundle = dir.path().join("b");
+        let bundle = built(model, &format!("--quant fp16 {options} --tokens 1,4"));
         let model = fixture(model);
-        let golden = model.join("golden.npz");
-        let mut all = vec!["--quant", "fp16", "--tokens", "1,4"];
-        all.extend(options);
-        build(&model, &bundle, &all);
-        let args = [
-            "validate",
-            text(&bundle),
-            "--golden",
-            text(&golden),
-            "--checkpoint",
-            text(&model),
-            "--probes",
-            "3",
-            "--shards",
-        ];
-        let v = json(0, &[&args[..], &["all"]].concat());
-        let shards = v["probes"]["shards"].as_array().unwrap();
-        assert_eq!(shards.len(), chain(&bundle)["shards"].as_array().unwrap().len());
+        let gate = format!("validate {bundle} --golden {model}/golden.npz --checkpoint {model}");
+        let v = json(0, format!("{gate} --probes 3 --shards all"));
+        let shards = list(&v["probes"]["shards"]);
+        assert_eq!(shards.len(), list(&chain(&bundle)["shards"]).len());
         for s in shards {
             // A shard in FP16 is its own reference.
-            assert!(s["min_cosine"].as_f64().unwrap() > 0.999_999, "{s}");
-            assert_eq!(s["counted"], 3 + 24, "{s}");
+            assert!(number(&s["min_cosine"]) > 0.999_999 && s["counted"] == 3 + 24, "{s}");
         }
-        std::fs::remove_dir_all(&bundle).unwrap();
     }
 }
 
-/// Checks that tokens that choose none of a pack's experts are listed, and not counted.
 #[test]
 fn packs_without_an_active_expert_are_listed() {
-    let dir = tempfile::tempdir().unwrap();
-    let bundle = dir.path().join("b");
-    let model = fixture("tiny-gemma4-moe");
-    let golden = model.join("golden.npz");
-    build(&model, &bundle, &["--quant", "lut4", "--tokens", "1", "--ffn-shards", "4"]);
-    let args = [
-        "validate",
-        text(&bundle),
-        "--golden",
-        text(&golden),
-        "--checkpoint",
-        text(&model),
-        "--probes",
-        "8",
-        "--shards",
-        "L00.ffn.p0of4,L00.ffn.p3of4",
-    ];
-    let v = json(1, &args);
+    let (model, bundle) = (fixture("tiny-gemma4-moe"), built("tiny-gemma4-moe", "--tokens 1 --ffn-shards 4"));
+    let gate = format!("validate {bundle} --golden {model}/golden.npz --probes 8");
+    let packs = format!("{gate} --checkpoint {model} --shards L00.ffn.p0of4,L00.ffn.p3of4");
+    let v = json(1, &packs);
     let [pack, last] = [0, 1].map(|i| &v["probes"]["shards"][i]);
-    let (counted, none) = (pack["counted"].as_u64().unwrap(), pack["no_active_expert"].as_u64().unwrap());
+    let (counted, none) = (count(&pack["counted"]), count(&pack["no_active_expert"]));
     // A token chooses two of eight experts, and a pack has two of them.
     assert!(counted > 5 && none > 5 && counted + none == 8 + 24, "{counted} {none}");
-    let listed = pack["probes"].as_array().unwrap().iter().flat_map(|p| p["positions"].as_array().unwrap());
+    let listed = list(&pack["probes"]).iter().flat_map(|p| list(&p["positions"]));
     assert_eq!(listed.filter(|c| c.is_null()).count() as u64, none);
     // The last pack also joins the branches, so that its output is never empty.
-    assert_eq!((&last["no_active_expert"], &last["kind"]), (&0.into(), &"experts_combine".into()));
-    assert!(pack["median_cosine"].as_f64().unwrap() > 0.97);
-    let warnings = v["probes"]["warnings"].as_array().unwrap();
-    assert!(
-        warnings.iter().any(|w| w.as_str().unwrap().contains("token that starts a text")),
-        "{warnings:?}"
-    );
+    has(last, value!({"no_active_expert": 0, "kind": "experts_combine"}));
+    assert!(number(&pack["median_cosine"]) > 0.97);
+    let warnings = v["probes"]["warnings"].to_string();
+    assert!(warnings.contains("token that starts a text"), "{warnings}");
     // The same seed gives the same figures, another seed gives others.
-    let again = json(1, &args);
-    assert_eq!(again["probes"], v["probes"]);
-    let other = json(1, &[&args[..], &["--seed", "2"]].concat());
-    assert_ne!(other["probes"]["shards"], v["probes"]["shards"]);
+    assert_eq!(json(1, &packs)["probes"], v["probes"]);
+    assert_ne!(json(1, format!("{packs} --seed 2"))["probes"]["shards"], v["probes"]["shards"]);
     for (wrong, says) in [
-        (vec!["--probes", "8"], "--checkpoint"),
-        (vec!["--probes", "8", "--checkpoint", text(&model), "--shards", "L09"], "L09"),
-        (vec!["--probes", "8", "--checkpoint", text(&fixture("tiny-zaya"))], "is not what"),
+        (String::new(), "--checkpoint"),
+        (format!("--checkpoint {model} --shards L09"), "L09"),
+        (format!("--checkpoint {}", fixture("tiny-zaya")), "is not what"),
     ] {
-        refused(&[&["validate", text(&bundle), "--golden", text(&golden)][..], &wrong].concat(), &[says]);
+        refused(format!("{gate} {wrong}"), &[says]);
     }
 }
 
 /// Checks a finished bundle whose bytes changed: every gate names the file, and the same build repairs it.
 #[test]
 fn changed_bytes_are_named_and_mended() {
-    let dir = tempfile::tempdir().unwrap();
-    let (bundle, model) = (dir.path().join("b"), fixture("tiny-gemma4-moe"));
-    let golden = model.join("golden.npz");
-    let options = ["--quant", "fp16", "--tokens", "1"];
-    build(&model, &bundle, &options);
+    let (model, bundle) = (fixture("tiny-gemma4-moe"), built("tiny-gemma4-moe", "--quant fp16 --tokens 1"));
     let whole = contents(&bundle);
-    let judges = [
-        vec!["check", text(&bundle)],
-        vec!["validate", text(&bundle), "--golden", text(&golden)],
-        vec!["trace", text(&bundle), "--golden", text(&golden)],
-    ];
-    let weights = bundle.join("shards/L02.attn.mlpackage/Data/com.apple.CoreML/weights/weight.bin");
-    let flip = |file: &Path| {
-        let mut bytes = std::fs::read(file).unwrap();
-        let middle = bytes.len() / 2;
-        bytes[middle] ^= 1;
-        std::fs::write(file, bytes).unwrap();
+    let golden = format!("--golden {model}/golden.npz");
+    let judges = |says: &[&str]| {
+        for command in ["check", "validate", "trace", "generate", "bench"] {
+            let more = match command {
+                "check" => "",
+                "generate" => "--prompt-ids 1,2 --max-new 1",
+                "bench" => "--context 4 --decode 1 --prefill 4 --repetitions 1 --no-journal",
+                _ => &golden,
+            };
+            refused(format!("{command} {bundle} {more}"), says);
+            if says.contains(&"SHA-256") {
+                let (code, _, err) = run(format!("{command} {bundle} {more} --no-verify"));
+                assert!(code <= 1, "{command}: {err}");
+            }
+        }
     };
-    let mut args = vec!["build", text(&model), "-o", text(&bundle), "--skip-gates"];
-    args.extend(options);
+    let build = |model: &Place| format!("build {model} -o {bundle} --skip-gates --quant fp16 --tokens 1");
     let mended = |reused: u64| {
-        let v = json(0, &args);
-        assert_eq!((&v["shards"], &v["reused"]), (&13.into(), &reused.into()));
+        let v = json(0, build(&model));
+        has(&v, value!({"shards": 13, "reused": reused}));
         assert!(contents(&bundle) == whole);
     };
-    flip(&weights);
-    for judge in &judges {
-        refused(judge, &["L02.attn.mlpackage", "SHA-256", "chain.json"]);
-    }
+    // The hashes are verified once, and remembered where the system allows it.
+    passes(format!("generate {bundle} --prompt-ids 1,2 --max-new 1"));
+    flip(bundle.join("shards/L02.attn.mlpackage/Data/com.apple.CoreML/weights/weight.bin"));
+    judges(&["L02.attn.mlpackage", "SHA-256", "chain.json"]);
     mended(12);
-    flip(&bundle.join("embed.bin"));
-    refused(&judges[0], &["embed.bin", "SHA-256"]);
+    flip(bundle.join("embed.bin"));
+    refused(format!("check {bundle}"), &["embed.bin", "SHA-256"]);
     std::fs::remove_dir_all(bundle.join("shards/L03.attn.mlpackage")).unwrap();
     std::fs::write(bundle.join("generation_config.json"), b"{").unwrap();
     mended(12);
     std::fs::remove_dir_all(bundle.join("shards/L03.attn.mlpackage")).unwrap();
-    for judge in &judges {
-        refused(judge, &["L03.attn.mlpackage"]);
-    }
+    judges(&["L03.attn.mlpackage"]);
     mended(12);
     // Nothing is wrong, and nothing is built.
     mended(13);
-    // Another plan, and another checkpoint of the same shapes.
-    let mut other = args.clone();
-    other.extend(["--max-context", "64"]);
-    refused(&other, &["finished bundle", "other options"]);
-    let changed = dir.path().join("model");
-    copied(&model, &changed);
-    plant(&changed, "model.language_model.layers.3.experts.down_proj", 1000, 0.5);
-    args[1] = text(&changed);
-    refused(&args, &["finished bundle", "another checkpoint"]);
-    // The same contents elsewhere are the same checkpoint.
-    let moved = dir.path().join("tiny-gemma4-moe");
-    copied(&model, &moved);
-    args[1] = text(&moved);
-    json(0, &args);
+    // Another plan, and another checkpoint of the same shapes; its contents elsewhere are the same checkpoint.
+    refused(format!("{} --max-context 64", build(&model)), &["finished bundle", "other options"]);
+    let changed = copied("tiny-gemma4-moe");
+    passes(build(&changed));
+    plant(&changed, &format!("model.language_model.{TENSOR}"), 1000, 0.5);
+    refused(build(&changed), &["finished bundle", "another checkpoint"]);
     // A contract that is cut off, and one of another model.
-    std::fs::write(bundle.join("chain.json"), &std::fs::read(bundle.join("chain.json")).unwrap()[..1000])
-        .unwrap();
-    for judge in &judges {
-        refused(judge, &["chain.json"]);
-    }
-    let zaya = dir.path().join("zaya");
-    build(&fixture("tiny-zaya"), &zaya, &["--quant", "fp16", "--tokens", "1"]);
+    let chain = std::fs::read(bundle.join("chain.json")).unwrap();
+    std::fs::write(bundle.join("chain.json"), &chain[..1000]).unwrap();
+    judges(&["chain.json"]);
+    let zaya = built("tiny-zaya", "--quant fp16 --tokens 1");
     std::fs::copy(zaya.join("chain.json"), bundle.join("chain.json")).unwrap();
-    refused(&judges[0], &["L00.attn.mlpackage", "size: "]);
+    refused(format!("check {bundle}"), &["L00.attn.mlpackage", "size: "]);
 }

@@ -1,5 +1,5 @@
 //! Tests of the built binary from outside: a module for each command or kind of input. They are one binary, since linking
-//! one takes seconds; `cargo test -p anemoe --test black_box zaya::` runs a module.
+//! one takes seconds; `cargo test -p anemoe --test black_box serve::` runs a module.
 
 mod common;
 #[path = "../../../convert/tests/common/mod.rs"]
@@ -12,20 +12,15 @@ mod bad_input;
 mod bench;
 mod chat;
 mod check;
-mod coreml;
 mod doctor;
 mod first_contact;
 mod forms;
 mod gates;
 mod gguf;
-mod hints;
 mod hub;
 mod import_report;
 mod journal;
-mod layout;
 mod messages;
-#[cfg(target_os = "linux")]
-mod not_utf8;
 mod outputs;
 mod ownership;
 mod packages;
@@ -40,4 +35,3 @@ mod serve;
 mod spine;
 mod stores;
 mod wrong_files;
-mod zaya;

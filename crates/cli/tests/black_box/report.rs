@@ -1,98 +1,76 @@
 //! `anemoe report`: a page that shows records, names commands for missing ones, and lets nothing from outside in.
 
-use crate::common::{build, fixture, json, refused, run};
-use std::path::Path;
+use crate::common::*;
+use serde_json::Value;
 
 const HOSTILE: &str = "<script>alert('x')<!-- & \"y\".anemoe";
 const NOTE: &str = "<img src=x onerror=alert(1)>\u{1b}[31m";
 
-fn page(bundle: &Path, more: &[&str]) -> String {
-    let file = bundle.parent().unwrap().join("report.html");
-    let args = ["report", bundle.to_str().unwrap(), "--force", "-o", file.to_str().unwrap()];
-    let (code, out, err) = run(&[&args[..], more].concat());
-    assert_eq!(code, 0, "{out}\n{err}");
-    std::fs::read_to_string(file).unwrap()
-}
-
-/// Reads the document inside a page.
-fn document(page: &str) -> serde_json::Value {
+/// Writes the page of a bundle, whose path stands between quotes, and returns it with the document inside it.
+fn page(bundle: &str, more: &str) -> (String, Value) {
+    let file = folder().join("report.html");
+    passes(format!("report {bundle} --force -o {file} {more}"));
+    let page = std::fs::read_to_string(&file).unwrap();
     let (_, rest) = page.split_once("id=\"report\">").unwrap();
-    serde_json::from_str(rest.split_once("</script>").unwrap().0).unwrap()
-}
-
-fn passes(args: &[&str]) {
-    let (code, out, err) = run(args);
-    assert!(code <= 1, "{args:?}\n{out}\n{err}");
+    let document = serde_json::from_str(rest.split_once("</script>").unwrap().0).unwrap();
+    (page, document)
 }
 
 #[test]
 fn a_page_grows_with_what_commands_record() {
-    let dir = tempfile::tempdir().unwrap();
-    let bundle = dir.path().join("tiny.anemoe");
-    let b = bundle.to_str().unwrap();
+    let b = built("tiny-gemma4-moe-text", "");
     let golden = fixture("tiny-gemma4-moe-text/golden.npz");
-    let golden = golden.to_str().unwrap();
-    build(&fixture("tiny-gemma4-moe-text"), &bundle, &[]);
-    let bare = page(&bundle, &[]);
+    let (bare, inside) = page(&b.to_string(), "");
     assert_eq!(bare.matches("This brings it").count(), 3, "{bare}");
     for command in ["anemoe trace", "anemoe validate", "anemoe bench"] {
         assert!(bare.contains(&format!("<code>{command} ")), "{command}");
     }
-    let found = json(0, &["report", b]);
-    let shards = found["shards"].as_array().unwrap().len();
+    let found = json(0, format!("report {b}"));
+    let shards = list(&found["shards"]).len();
     assert!(shards > 4 && found["cosines"].is_null());
     // The page holds the document that `--json` prints, and a table with a row for each package.
-    assert_eq!(document(&bare), found);
+    assert_eq!(inside, found);
     let table = bare.split("<section id=\"shards\"").nth(1).unwrap().split("</table>").next().unwrap();
     assert_eq!(table.matches("<tr>").count(), shards + 1);
-    passes(&["trace", b, "--golden", golden]);
-    passes(&["validate", b, "--golden", golden, "--min-cosine", "0.5"]);
-    passes(&["bench", b, "--context", "8", "--prefill", "8", "--decode", "2", "--repetitions", "1"]);
-    let full = page(&bundle, &["--text"]);
+    for line in [
+        format!("trace {b} --golden {golden}"),
+        format!("validate {b} --golden {golden} --min-cosine 0.5"),
+        format!("bench {b} --context 8 --prefill 8 --decode 2 --repetitions 1"),
+    ] {
+        assert!(run(line).0 <= 1);
+    }
+    let (full, _) = page(&b.to_string(), "--text");
     assert!(!full.contains("This brings it") && full.len() > bare.len());
     assert!(full.contains("decode at 8") && full.contains("prefill 8"));
-    let found = json(0, &["report", b]);
-    let rows = found["cosines"]["rows"].as_array().unwrap();
-    assert_eq!(rows.len() as u64, found["layers"].as_u64().unwrap() + 1);
-    assert!(found["roofline"]["points"].as_array().unwrap().len() >= 2);
-    assert!(found["gates"].as_array().unwrap().iter().any(|g| g["gate"] == "validate"));
-    let (_, text, _) = run(&["report", b]);
-    for says in [
-        "Packages by kind",
-        "Packages by layer",
-        "Error by layer and part",
-        "behind",
-        "by the logarithm of 1 minus the cosine",
-        "decode at 8",
-        "m4-max",
-        "validate",
-        "Journal: ",
-        "setup",
-    ] {
+    let found = json(0, format!("report {b}"));
+    assert_eq!(list(&found["cosines"]["rows"]).len() as u64, count(&found["layers"]) + 1);
+    assert!(list(&found["roofline"]["points"]).len() >= 2);
+    assert!(list(&found["gates"]).iter().any(|g| g["gate"] == "validate"));
+    let text = passes(format!("report {b}"));
+    let parts = "Packages by kind|Packages by layer|Error by layer and part|behind|by the logarithm of 1 minus the cosine|\
+        decode at 8|m4-max|validate|Journal: |setup";
+    for says in parts.split('|') {
         assert!(text.contains(says), "{says}: {text}");
     }
-    assert!(text.lines().filter(|line| line.starts_with("layer 0 ")).count() == 3, "{text}");
-    let chips = found["chip_speeds"].as_array().unwrap();
-    assert!(
-        chips.len() > 4 && chips.iter().all(|c| c["tok_s"]["likely"].as_f64().unwrap() > 0.0),
-        "{chips:?}"
-    );
+    assert_eq!(text.lines().filter(|line| line.starts_with("layer 0 ")).count(), 3, "{text}");
+    let chips = list(&found["chip_speeds"]);
+    assert!(chips.len() > 4 && chips.iter().all(|c| number(&c["tok_s"]["likely"]) > 0.0), "{chips:?}");
     // The journal for people does not list every cosine.
-    assert!(!run(&["journal", b]).1.contains("cosine_map"));
+    assert!(!passes(format!("journal {b}")).contains("cosine_map"));
 }
 
 #[test]
 fn nothing_from_outside_is_markup() {
-    let dir = tempfile::tempdir().unwrap();
-    let bundle = dir.path().join(HOSTILE);
-    build(&fixture("tiny-gemma4-moe-text"), &bundle, &["--intent", NOTE]);
-    let b = bundle.to_str().unwrap();
-    passes(&["journal", "add", b, "--lesson", "</article><iframe>", "--surprise", NOTE]);
-    let page = page(&bundle, &["--against", b]);
-    assert_eq!(document(&page)["name"], HOSTILE);
+    let bundle = folder().join(HOSTILE);
+    // As a shell quotes a quote.
+    let b = format!("'{}'", bundle.to_string().replace('\'', r"'\''"));
+    passes(format!("build {} -o {b} --skip-gates --intent '{NOTE}'", fixture("tiny-gemma4-moe-text")));
+    passes(format!("journal add {b} --lesson '</article><iframe>' --surprise '{NOTE}'"));
+    let (page, inside) = page(&b, &format!("--against {b}"));
+    assert_eq!(inside["name"], HOSTILE);
     // The template's own scripts, of which a browser runs the one whose hash the page names.
     assert_eq!((page.matches("<script").count(), page.matches("</script").count()), (2, 2));
-    for bad in [
+    let bad = [
         "<!--",
         "<img",
         "<iframe",
@@ -102,29 +80,14 @@ fn nothing_from_outside_is_markup() {
         "https://",
         "javascript:",
         "url(",
+    ];
+    assert!(bad.iter().all(|bad| !page.contains(bad)), "{page}");
+    for escaped in [
+        "&lt;script&gt;alert(&#39;x&#39;)&lt;!-- &amp; &quot;y&quot;",
+        "&lt;img src=x",
+        "default-src 'none'",
+        "script-src 'sha256-",
     ] {
-        assert!(!page.contains(bad), "{bad}");
+        assert!(page.contains(escaped), "{escaped}");
     }
-    assert!(
-        page.contains("&lt;script&gt;alert(&#39;x&#39;)&lt;!-- &amp; &quot;y&quot;")
-            && page.contains("&lt;img src=x")
-    );
-    assert!(page.contains("default-src 'none'") && page.contains("script-src 'sha256-"));
-}
-
-#[test]
-fn pages_replace_no_file_of_a_bundle() {
-    let dir = tempfile::tempdir().unwrap();
-    let bundle = dir.path().join("tiny.anemoe");
-    build(&fixture("tiny-gemma4-moe-text"), &bundle, &["--no-journal"]);
-    let b = bundle.to_str().unwrap();
-    let chain = bundle.join("chain.json");
-    refused(&["report", b, "--force", "-o", chain.to_str().unwrap()], &["belongs to an input"]);
-    refused(&["report", fixture("tiny-zaya").to_str().unwrap()], &["anemoe build"]);
-    // Facts in a wrong form leave sections empty.
-    let event = r#"{"id":"aaaa","time":"2026-01-01T00:00:00Z","kind":"trace","status":"done","version":"1","facts":{"cosine_map":[["x"],7]}}"#;
-    std::fs::write(bundle.join("journal.jsonl"), format!("{event}\n")).unwrap();
-    let (code, out, err) = run(&["report", b]);
-    assert_eq!(code, 0, "{err}");
-    assert!(out.contains("anemoe trace"), "{out}");
 }

@@ -12,24 +12,8 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 /// Special tokens; the second and the sixth end an answer.
-const SPECIAL: [&str; 16] = [
-    "<pad>",
-    "<eos>",
-    "<bos>",
-    "<unk>",
-    "<|turn>",
-    "<turn|>",
-    "<|tool_call>",
-    "<tool_call|>",
-    "<|tool_response>",
-    "<tool_response|>",
-    "<|\"|>",
-    "<|tool>",
-    "<tool|>",
-    "<|channel>",
-    "<channel|>",
-    "<|think|>",
-];
+const SPECIAL: &str = "<pad> <eos> <bos> <unk> <|turn> <turn|> <|tool_call> <tool_call|> <|tool_response> <tool_response|> \
+    <|\"|> <|tool> <tool|> <|channel> <channel|> <|think|>";
 /// A template that shows tools and calls as Gemma 4's does, and leaves out earlier thoughts.
 pub const TEMPLATE: &str = r#"{%- macro shown(text) -%}{%- set ns = namespace(t='') -%}{%- for part in text.split('<channel|>') -%}
 {%- set ns.t = ns.t + part.split('<|channel>')[0] -%}{%- endfor -%}{{ ns.t | trim }}{%- endmacro -%}
@@ -46,12 +30,13 @@ pub const TEMPLATE: &str = r#"{%- macro shown(text) -%}{%- set ns = namespace(t=
 /// answer. No token may have two successors.
 pub fn write(folder: &Path, template: &str, scripts: &[&[&str]]) {
     std::fs::create_dir_all(folder).unwrap();
-    let mut tokens: Vec<String> = SPECIAL.iter().map(|t| t.to_string()).collect();
+    let mut tokens: Vec<String> = SPECIAL.split_whitespace().map(String::from).collect();
     tokens.extend((0..256).map(|byte| format!("<0x{byte:02X}>")));
     tokens.push("\n".into());
     tokens.extend((33..127u8).map(|c| char::from(c).to_string()));
     tokens.push("\u{2581}".into());
-    let mut added: Vec<usize> = (0..SPECIAL.len()).collect();
+    let special = SPECIAL.split_whitespace().count();
+    let mut added: Vec<usize> = (0..special).collect();
     let mut follows = BTreeMap::new();
     for script in scripts {
         let mut last = None;
@@ -72,7 +57,7 @@ pub fn write(folder: &Path, template: &str, scripts: &[&[&str]]) {
     let vocab = tokens.len();
     weights(folder, vocab, &follows);
     let entry = |id: &usize| {
-        json!({"id": id, "content": tokens[*id], "special": *id < SPECIAL.len(), "single_word": false, "lstrip": false, "rstrip": false,
+        json!({"id": id, "content": tokens[*id], "special": *id < special, "single_word": false, "lstrip": false, "rstrip": false,
             "normalized": false})
     };
     let ids: serde_json::Map<String, Value> =
@@ -125,15 +110,9 @@ fn weights(folder: &Path, vocab: usize, follows: &BTreeMap<usize, usize>) {
     add("norm.weight".into(), &[h], ONE, &mut (0..h));
     for (layer, d) in [16, 32].into_iter().enumerate() {
         let p = format!("layers.{layer}.");
-        for norm in [
-            "input_layernorm",
-            "post_attention_layernorm",
-            "pre_feedforward_layernorm",
-            "pre_feedforward_layernorm_2",
-            "post_feedforward_layernorm",
-            "post_feedforward_layernorm_1",
-            "post_feedforward_layernorm_2",
-        ] {
+        let norms = "input_layernorm post_attention_layernorm pre_feedforward_layernorm pre_feedforward_layernorm_2 \
+            post_feedforward_layernorm post_feedforward_layernorm_1 post_feedforward_layernorm_2";
+        for norm in norms.split_whitespace() {
             let value = if layer == 0 && norm == "post_feedforward_layernorm" { 4.0 } else { ONE };
             add(format!("{p}{norm}.weight"), &[h], value, &mut (0..h));
         }
