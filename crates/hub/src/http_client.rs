@@ -1,9 +1,12 @@
 //! A blocking HTTP client that follows redirects itself, so that secrets go only to the server that they are for.
 
-use crate::xml;
 use jiff::Timestamp;
 use std::io::{self, Read};
 use std::time::Duration;
+use ureq::SendBody;
+use ureq::http::Request;
+use ureq::http::header::CONTENT_LENGTH;
+use ureq::http::request::Parts;
 use ureq::tls::{Certificate, PemItem, RootCerts, TlsConfig, parse_pem};
 use url::Url;
 
@@ -63,7 +66,8 @@ pub struct Answer {
     pub status: u16,
     /// Address that answered, after redirects.
     pub url: Url,
-    headers: ureq::http::HeaderMap,
+    /// Headers.
+    pub headers: ureq::http::HeaderMap,
     body: ureq::Body,
 }
 
@@ -76,16 +80,6 @@ impl Answer {
     /// Returns a reader of the body, without a limit.
     pub fn reader(self) -> impl Read {
         self.body.into_with_config().limit(u64::MAX).reader()
-    }
-
-    /// Returns the error's code: a hub sends it in a header, an object store in the body.
-    pub fn error_code(self) -> Option<String> {
-        if let Some(code) = self.header("x-error-code") {
-            return Some(code.to_string());
-        }
-        let body = self.read(MAX_ERROR).ok()?;
-        let body = String::from_utf8_lossy(&body);
-        xml::text(xml::parse(&body).ok()?.root(), "Code")
     }
 
     /// Reads the whole body, at most `limit` bytes.
@@ -143,40 +137,8 @@ pub struct HttpRequest<'a> {
     pub to: Option<u64>,
     /// Token for the server of `url`; servers that it redirects to do not get it.
     pub token: Option<&'a Token>,
-    /// Further headers without secrets.
-    pub headers: &'a [(&'static str, &'a str)],
     /// True if redirects to other servers are followed.
     pub follow: bool,
-}
-
-/// A request with a body for the server of its address; redirects are not followed.
-pub struct UploadRequest<'a> {
-    /// `PUT`, `POST` or `DELETE`.
-    pub method: &'static str,
-    /// Address of the request.
-    pub url: &'a Url,
-    /// Headers that the server requires.
-    pub headers: &'a [(&'static str, String)],
-    /// Body.
-    pub body: &'a [u8],
-    /// True if the server is asked to accept the headers before the body follows (`expect: 100-continue`).
-    pub asks_first: bool,
-    /// Called with the number of bytes sent since the last call.
-    pub sent: &'a dyn Fn(u64),
-}
-
-/// Body that reports how much of it was read.
-struct CountedBody<'a> {
-    left: &'a [u8],
-    sent: &'a dyn Fn(u64),
-}
-
-impl Read for CountedBody<'_> {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let n = self.left.read(buffer)?;
-        (self.sent)(n as u64);
-        Ok(n)
-    }
 }
 
 /// A client that sends requests.
@@ -209,7 +171,6 @@ impl HttpClient {
             .max_redirects_will_error(false)
             .http_status_as_error(false)
             .timeout_connect(Some(PATIENCE))
-            .timeout_recv_response(Some(PATIENCE))
             .timeout_per_read(Some(PATIENCE))
             .timeout_per_write(Some(PATIENCE))
             .user_agent(concat!("anemoe/", env!("CARGO_PKG_VERSION")))
@@ -252,30 +213,46 @@ impl HttpClient {
         Err(Trouble::Lasting(format!("{} redirects more than {MAX_REDIRECTS} times", shown(request.url))))
     }
 
-    /// Sends a request with a body. Returns redirects like other answers.
+    /// Sends a signed request with a body once. Returns redirects like other answers. With `asks_first`, the server is asked
+    /// to accept the headers before the body follows (`expect: 100-continue`).
     ///
     /// # Errors
     /// No answer comes.
-    pub fn upload(&self, request: &UploadRequest) -> Result<Answer, Trouble> {
-        let mut builder = ureq::http::Request::builder().method(request.method).uri(request.url.as_str());
-        builder = builder.header("content-length", request.body.len());
-        for (name, value) in request.headers {
-            builder = builder.header(*name, value);
+    pub fn exchange(
+        &self,
+        head: &Parts,
+        url: &Url,
+        body: &[u8],
+        asks_first: bool,
+    ) -> Result<Answer, Trouble> {
+        let mut builder = Request::builder().method(&head.method).uri(&head.uri);
+        for (name, value) in head.headers.iter().filter(|(name, _)| *name != CONTENT_LENGTH) {
+            builder = builder.header(name, value);
         }
-        if request.asks_first {
+        if matches!(head.method.as_str(), "GET" | "HEAD") {
+            return self.run(url, builder.header("accept-encoding", "identity").body(SendBody::none()));
+        }
+        builder = builder.header(CONTENT_LENGTH, body.len());
+        if asks_first {
             builder = builder.header("expect", "100-continue");
         }
-        let mut body = CountedBody { left: request.body, sent: request.sent };
-        let wrong = |e: ureq::http::Error| Trouble::Lasting(format!("{}: {e}", shown(request.url)));
-        let built = builder.body(ureq::SendBody::from_reader(&mut body)).map_err(wrong)?;
-        let built = self.agent.configure_request(built).timeout_recv_response(Some(UPLOAD_PATIENCE)).build();
-        let (parts, body) = self.agent.run(built).map_err(|e| trouble(request.url, &e))?.into_parts();
-        let url = request.url.clone();
-        Ok(Answer { status: parts.status.as_u16(), url, headers: parts.headers, body })
+        let mut body = body;
+        self.run(url, builder.body(SendBody::from_reader(&mut body)))
+    }
+
+    fn run(&self, url: &Url, request: ureq::http::Result<Request<SendBody>>) -> Result<Answer, Trouble> {
+        let request = request.map_err(|e| Trouble::Lasting(format!("{}: {e}", shown(url))))?;
+        let patience = match request.method().as_str() {
+            "GET" | "HEAD" => PATIENCE,
+            _ => UPLOAD_PATIENCE,
+        };
+        let request = self.agent.configure_request(request).timeout_recv_response(Some(patience)).build();
+        let (parts, body) = self.agent.run(request).map_err(|e| trouble(url, &e))?.into_parts();
+        Ok(Answer { status: parts.status.as_u16(), url: url.clone(), headers: parts.headers, body })
     }
 
     fn send_once(&self, request: &HttpRequest, url: &Url) -> Result<Answer, Trouble> {
-        let mut builder = ureq::http::Request::builder().method(request.method).uri(url.as_str());
+        let mut builder = Request::builder().method(request.method).uri(url.as_str());
         builder = builder.header("accept-encoding", "identity");
         match (request.from, request.to) {
             (0, None) => {}
@@ -284,17 +261,11 @@ impl HttpClient {
                 builder = builder.header("range", format!("bytes={from}-{}", to.saturating_sub(1)));
             }
         }
-        for (name, value) in request.headers {
-            builder = builder.header(*name, *value);
-        }
         if let Some(token) = request.token.filter(|_| url.origin() == request.url.origin() && is_private(url))
         {
             builder = builder.header("authorization", format!("Bearer {}", token.0));
         }
-        let wrong = |e: ureq::http::Error| Trouble::Lasting(format!("{}: {e}", shown(url)));
-        let answer = self.agent.run(builder.body(()).map_err(wrong)?);
-        let (parts, body) = answer.map_err(|e| trouble(url, &e))?.into_parts();
-        Ok(Answer { status: parts.status.as_u16(), url: url.clone(), headers: parts.headers, body })
+        self.run(url, builder.body(SendBody::none()))
     }
 }
 

@@ -33,6 +33,29 @@ impl<F: Fn(&str) -> Option<OsString>> Variables<F> {
         self.value(name).map(|value| value.into_string().map_err(unfit)).transpose()
     }
 
+    /// Returns true or false.
+    ///
+    /// # Errors
+    /// The value is neither.
+    pub fn switch(&self, name: &str) -> Result<Option<bool>> {
+        match self.text(name)?.map(|text| text.to_ascii_lowercase()).as_deref() {
+            None => Ok(None),
+            Some("1" | "on" | "yes" | "true") => Ok(Some(true)),
+            Some("0" | "off" | "no" | "false") => Ok(Some(false)),
+            Some(other) => Err(Error::usage(format!("{name}={other} is neither true nor false"))),
+        }
+    }
+
+    /// Returns those of these variables that are set, by their names in lower case.
+    ///
+    /// # Errors
+    /// A value is not UTF-8.
+    pub fn known(&self, names: &[&str]) -> Result<Vec<(String, String)>> {
+        let named =
+            |name: &&str| -> Result<_> { Ok(self.text(name)?.map(|text| (name.to_ascii_lowercase(), text))) };
+        names.iter().map(named).filter_map(Result::transpose).collect()
+    }
+
     /// Returns a path. As in the libraries of Hugging Face, `~`, `~USER`, `$NAME` and `${NAME}` stand for homes and
     /// other variables.
     ///

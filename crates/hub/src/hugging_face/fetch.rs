@@ -5,8 +5,9 @@ use super::hub_settings::HubSettings;
 use super::hub_spec::HubSpec;
 use super::listing::{INDEX, Listing, RemoteFile, SINGLE, indexed_files, is_commit};
 use crate::blob_hash::BlobHash;
-use crate::download::{DownloadFailure, RETRY_PAUSE, Wanted, download};
-use crate::http_client::{HttpClient, HttpRequest, Trouble, is_passing, shown};
+use crate::download::{DownloadFailure, RETRY_PAUSE, download};
+use crate::http_client::{Answer, HttpClient, HttpRequest, Trouble, is_passing, shown};
+use crate::http_source::HttpSource;
 use crate::{Error, Result};
 use anemoe_io::read_input;
 use std::io;
@@ -71,10 +72,6 @@ impl Hub {
 
     pub(super) fn settings(&self) -> &HubSettings {
         &self.settings
-    }
-
-    pub(super) fn client(&self) -> &HttpClient {
-        &self.client
     }
 
     /// Fetches a checkpoint into the cache. `accept` checks the folder once its `config.json` is there, before any
@@ -157,56 +154,49 @@ impl Hub {
         url
     }
 
-    /// Lists the files of a revision. Passing faults are tried again, for a few seconds at most.
-    pub(super) fn list(&self, spec: &HubSpec) -> std::result::Result<Listing, (Trouble, Error)> {
-        let mut tries = 0;
+    /// Sends a request, again after passing faults, for a few seconds at most.
+    fn ask(&self, method: &'static str, url: &Url, follow: bool) -> std::result::Result<Answer, Trouble> {
+        let token = self.settings.token.as_ref();
+        let request = HttpRequest { method, url, from: 0, to: None, token, follow };
+        let mut tries = 1;
         loop {
-            tries += 1;
-            match self.list_once(spec) {
-                Err((Trouble::Passing(_), _)) if tries < LIST_TRIES => {
-                    std::thread::sleep(RETRY_PAUSE * tries)
+            match self.client.send(&request) {
+                Ok(answer) if tries == LIST_TRIES || !is_passing(answer.status, None) => return Ok(answer),
+                Err(trouble) if tries == LIST_TRIES || matches!(trouble, Trouble::Lasting(_)) => {
+                    return Err(trouble);
                 }
-                ended => return ended,
+                _ => {}
             }
+            std::thread::sleep(RETRY_PAUSE * tries);
+            tries += 1;
         }
     }
 
-    fn list_once(&self, spec: &HubSpec) -> std::result::Result<Listing, (Trouble, Error)> {
+    /// Lists the files of a revision.
+    pub(super) fn list(&self, spec: &HubSpec) -> std::result::Result<Listing, (Trouble, Error)> {
         let mut url = self.address(&["api", "models", &spec.owner, &spec.name, "revision", &spec.revision]);
         url.set_query(Some("blobs=true"));
         let lasting = |error: Error| (Trouble::Lasting(String::new()), error);
-        let request = HttpRequest {
-            method: "GET",
-            url: &url,
-            from: 0,
-            to: None,
-            token: self.settings.token.as_ref(),
-            headers: &[],
-            follow: true,
-        };
-        let answer = self.client.send(&request).map_err(|trouble| {
+        let failed = |trouble: Trouble| {
             let error = Error::io(spec.to_string(), io::Error::other(trouble.what().to_string()));
             (trouble, error)
-        })?;
+        };
+        let answer = self.ask("GET", &url, true).map_err(failed)?;
         match answer.status {
             200 => {}
             status if is_passing(status, None) => {
-                let mut why = format!("{} answers with status {}", shown(&url), answer.status);
-                if answer.status == 429 {
+                let mut why = format!("{} answers with status {status}", shown(&url));
+                if status == 429 {
                     why += ": too many requests; wait some minutes, or set HF_TOKEN, which allows more";
                 }
-                let error = Error::io(spec.to_string(), io::Error::other(why.clone()));
-                return Err((Trouble::Passing(why), error));
+                return Err(failed(Trouble::Passing(why)));
             }
             status => {
                 let code = answer.header("x-error-code").map(str::to_string);
                 return Err(lasting(self.refused(spec, None, status, code.as_deref())));
             }
         }
-        let text = answer.read(MAX_LISTING).map_err(|trouble| {
-            let error = Error::io(spec.to_string(), io::Error::other(trouble.what().to_string()));
-            (trouble, error)
-        })?;
+        let text = answer.read(MAX_LISTING).map_err(failed)?;
         Listing::parse(&text).map_err(|what| lasting(Error::invalid(spec.to_string(), what)))
     }
 
@@ -350,6 +340,19 @@ impl Hub {
         self.address(&parts)
     }
 
+    /// Reads a file at its address.
+    pub(super) fn with_source<T, E>(
+        &self,
+        spec: &HubSpec,
+        name: &str,
+        url: &Url,
+        read: impl FnOnce(&HttpSource) -> std::result::Result<T, E>,
+    ) -> std::result::Result<T, E> {
+        let refused = |status: u16, code: Option<&str>| self.refused(spec, Some(name), status, code);
+        let token = self.settings.token.as_ref();
+        read(&HttpSource { client: &self.client, url, token, refused: &refused })
+    }
+
     fn bring_one(
         &self,
         target: &Target,
@@ -359,10 +362,12 @@ impl Hub {
         progress: &mut dyn FnMut(u64),
     ) -> Result<()> {
         let url = self.file_address(target.spec, target.commit, name);
-        let wanted = Wanted { url: &url, token: self.settings.token.as_ref(), hash, size, follow: true };
         let blob = target.cache.blob(hash);
         let partial = blob.with_extension("incomplete");
-        download(&self.client, &wanted, &partial, &blob, progress).map_err(|failure| match failure {
+        let ended = self.with_source(target.spec, name, &url, |source| {
+            download(source, hash, size, &partial, &blob, progress)
+        });
+        ended.map_err(|failure| match failure {
             DownloadFailure::Disk(e) => Error::io(&partial, e),
             other => self.explain(target.spec, name, other),
         })
@@ -372,7 +377,7 @@ impl Hub {
     pub(super) fn explain(&self, spec: &HubSpec, name: &str, failure: DownloadFailure) -> Error {
         match failure {
             DownloadFailure::Disk(e) => Error::io(&self.settings.cache, e),
-            DownloadFailure::Status(status, code) => self.refused(spec, Some(name), status, code.as_deref()),
+            DownloadFailure::Refused(e) => e,
             DownloadFailure::WrongContents(what) => {
                 Error::invalid(spec.to_string(), format!("{name}: {what}"))
             }
@@ -391,29 +396,9 @@ impl Hub {
         file: &RemoteFile,
     ) -> Result<(u64, BlobHash)> {
         let url = self.file_address(target.spec, target.commit, &file.name);
-        let request = HttpRequest {
-            method: "HEAD",
-            url: &url,
-            from: 0,
-            to: None,
-            token: self.settings.token.as_ref(),
-            headers: &[],
-            follow: false,
-        };
-        let mut tries = 1;
-        let answer = loop {
-            match self.client.send(&request) {
-                Ok(answer) if tries == LIST_TRIES || !is_passing(answer.status, None) => break answer,
-                Err(Trouble::Passing(_)) if tries < LIST_TRIES => {}
-                Ok(_) => {}
-                Err(trouble) => {
-                    let failed = io::Error::other(trouble.what().to_string());
-                    return Err(Error::io(target.spec.to_string(), failed));
-                }
-            }
-            std::thread::sleep(RETRY_PAUSE * tries);
-            tries += 1;
-        };
+        let answer = self.ask("HEAD", &url, false).map_err(|trouble| {
+            Error::io(target.spec.to_string(), io::Error::other(trouble.what().to_string()))
+        })?;
         if !(200..400).contains(&answer.status) {
             let code = answer.header("x-error-code").map(str::to_string);
             return Err(self.refused(target.spec, Some(&file.name), answer.status, code.as_deref()));

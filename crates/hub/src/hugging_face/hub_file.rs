@@ -5,7 +5,7 @@ use super::hub_cache::HubCache;
 use super::hub_spec::HubSpec;
 use super::listing::KnownFile;
 use super::range_log::RangeLog;
-use crate::remote_range::{PartlyWanted, RangeFailure, bring_range};
+use crate::http_source::RangeFailure;
 use crate::{Error, Result};
 use anemoe_io::{RangedFile, locked};
 use std::io;
@@ -60,10 +60,10 @@ impl HubFile {
         start: u64,
         end: u64,
     ) -> std::result::Result<(), RangeFailure> {
-        let settings = self.hub.settings();
-        let wanted = PartlyWanted { url: &self.url, token: settings.token.as_ref(), size: self.file.size };
         for gap in parts.log.gaps(start..end) {
-            let bytes = bring_range(self.hub.client(), &wanted, gap.clone(), &mut parts.redirect)?;
+            let bytes = self.hub.with_source(&self.spec, &self.file.name, &self.url, |source| {
+                source.bring_range(self.file.size, gap.clone(), &mut parts.redirect)
+            })?;
             // A cache that cannot be written costs the next command another download.
             let lock = self.cache.lock(&self.file.hash);
             let _ = parts.log.keep(gap.start, &bytes);

@@ -6,7 +6,7 @@ use super::hub_file::HubFile;
 use super::hub_spec::HubSpec;
 use super::listing::{INDEX, KnownFile, RemoteFile, SINGLE, indexed_files, is_commit};
 use crate::http_client::Trouble;
-use crate::remote_range::RangeFailure;
+use crate::http_source::RangeFailure;
 use crate::{Error, Result};
 use anemoe_io::{RangedFile, RangedFiles, read_input};
 use std::path::Path;

@@ -1,22 +1,64 @@
 //! Error answers of object stores: which may succeed on another try, and what the others mean.
 
-use super::s3_settings::S3Settings;
+use crate::Error;
 use crate::http_client::{Answer, MAX_ERROR, is_passing};
-use crate::{Error, xml};
+use quick_xml::de::from_str;
+use serde::Deserialize;
 use std::io;
 
 /// Most characters of a server's text in a message.
 const MAX_SHOWN: usize = 200;
 
 /// Answer by which a server refuses a request.
-#[derive(Debug)]
-pub struct S3Refusal {
+#[derive(Clone, Debug)]
+pub struct Refusal {
     /// Status.
     pub status: u16,
     /// Code of the error, where the body has one.
     pub code: Option<String>,
     message: Option<String>,
     region: Option<String>,
+}
+
+/// Who asks an object store, for messages.
+pub struct Account {
+    /// Address of the server.
+    pub server: String,
+    /// Name of the bucket.
+    pub bucket: String,
+    /// Region of requests to S3.
+    pub region: Option<String>,
+    /// Variable that names who asks.
+    pub key: &'static str,
+    /// Variables that give credentials.
+    pub keys: &'static str,
+    /// True if requests carry credentials.
+    pub has_credentials: bool,
+}
+
+/// An XML document, by the name of its root. Namespaces, prefixes, order and white space do not matter.
+#[derive(Deserialize)]
+enum Document {
+    Error(ErrorTexts),
+    #[serde(other)]
+    Other,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default, rename_all = "PascalCase")]
+struct ErrorTexts {
+    code: Option<String>,
+    message: Option<String>,
+    region: Option<String>,
+}
+
+/// Reads the XML document of an error; `None` where the text is something else. White space before it is no XML, but S3
+/// sends it to keep a connection open.
+fn error_texts(text: &str) -> Option<ErrorTexts> {
+    match from_str(text.trim_start_matches(|c: char| c.is_whitespace() || c == '\u{feff}')) {
+        Ok(Document::Error(texts)) => Some(texts),
+        _ => None,
+    }
 }
 
 /// Fault of credentials.
@@ -30,36 +72,33 @@ enum CredentialFault {
     Missing,
 }
 
-impl S3Refusal {
-    /// Makes a refusal with only a status and an optional code.
-    pub fn of_status(status: u16, code: Option<String>) -> S3Refusal {
-        S3Refusal { status, code, message: None, region: None }
-    }
-
+impl Refusal {
     /// Reads the body of an error answer. After a passing fault, waits as long as the server asks.
-    pub fn of(answer: Answer) -> S3Refusal {
+    pub fn of(answer: Answer) -> Refusal {
         let status = answer.status;
         let region = answer.header("x-amz-bucket-region").map(str::to_string);
+        // Azure gives an answer to a HEAD its code so.
+        let code = answer.header("x-ms-error-code").map(str::to_string);
         if is_passing(status, None) {
             answer.wait_as_asked();
         }
         let body = answer.read(MAX_ERROR).unwrap_or_default();
-        let refusal = S3Refusal::of_body(status, &String::from_utf8_lossy(&body));
-        S3Refusal { region: region.or(refusal.region), ..refusal }
+        let refusal = Refusal::of_body(status, &String::from_utf8_lossy(&body));
+        Refusal { region: region.or(refusal.region), code: refusal.code.or(code), ..refusal }
     }
 
     /// Parses the XML document of an error.
-    pub fn of_body(status: u16, body: &str) -> S3Refusal {
-        let read = xml::parse(body).ok();
-        let text = |name: &str| xml::text(read.as_ref()?.root(), name);
-        S3Refusal { status, code: text("Code"), message: text("Message"), region: text("Region") }
+    pub fn of_body(status: u16, body: &str) -> Refusal {
+        let ErrorTexts { code, message, region } = error_texts(body).unwrap_or_default();
+        let trimmed = |text: Option<String>| text.map(|text| text.trim().to_string());
+        Refusal { status, code: trimmed(code), message: trimmed(message), region: trimmed(region) }
     }
 
     /// Parses the body of a success; `None` unless it is an error: a server may begin to answer before it has finished.
-    pub fn in_success(body: &[u8]) -> Option<S3Refusal> {
-        let text = std::str::from_utf8(body).ok()?;
-        let is_error = xml::parse(text).ok()?.root_element().tag_name().name() == "Error";
-        is_error.then(|| S3Refusal::of_body(200, text))
+    pub fn in_success(body: &[u8]) -> Option<Refusal> {
+        let is_small = body.len() as u64 <= MAX_ERROR;
+        let text = std::str::from_utf8(body).ok().filter(|text| is_small && text.contains("Error"))?;
+        error_texts(text).map(|_| Refusal::of_body(200, text))
     }
 
     /// Tells whether another try may help.
@@ -67,19 +106,19 @@ impl S3Refusal {
         is_passing(self.status, self.code.as_deref())
     }
 
-    /// Tells whether the server does not know `expect: 100-continue`.
-    pub fn is_about_question(&self) -> bool {
-        self.status == 417
-    }
-
     /// Tells whether the object does not exist.
     pub fn is_absence(&self) -> bool {
-        self.status == 404 && self.code.as_deref() != Some("NoSuchBucket")
+        self.status == 404 && !self.is_about_bucket()
     }
 
-    /// Tells whether the server does not know the upload that a part is for.
+    fn is_about_bucket(&self) -> bool {
+        matches!(self.code.as_deref(), Some("NoSuchBucket" | "ContainerNotFound"))
+    }
+
+    /// Tells whether the server does not know an upload any more, or not its parts.
     pub fn is_lost_upload(&self) -> bool {
-        self.code.as_deref() == Some("NoSuchUpload")
+        let codes = ["NoSuchUpload", "InvalidPart", "InvalidPartOrder", "InvalidBlockList"];
+        self.code.as_deref().is_some_and(|code| codes.contains(&code))
     }
 
     /// Tells what is wrong with the credentials; `None` where the server knows them. Garage says it in words alone.
@@ -115,17 +154,17 @@ impl S3Refusal {
     }
 
     /// Makes the error of the refusal, with its meaning and what to do about it.
-    pub fn error(&self, place: &str, bucket: &str, settings: &S3Settings) -> Error {
+    pub fn error(&self, place: &str, account: &Account) -> Error {
+        let Account { server, bucket, key, keys, .. } = account;
         let (status, code) = (self.status, self.code.as_deref().unwrap_or_default());
-        let server = crate::http_client::shown(&settings.endpoint);
         let words = self.words();
         // Some servers name the region in every error.
-        let other_region = self.region.as_deref().filter(|region| *region != settings.region);
+        let other_region = self.region.as_ref().filter(|region| Some(*region) != account.region.as_ref());
         let fault = self.fault_of_credentials();
         let what = match (status, code) {
-            (_, "NoSuchBucket") => format!("there is no bucket `{bucket}` at {server}"),
+            _ if self.is_about_bucket() => format!("there is no bucket `{bucket}` at {server}"),
             (301 | 302 | 307 | 308 | 400, _) if other_region.is_some() => {
-                let region = other_region.unwrap_or_default();
+                let region = other_region.map_or("", String::as_str);
                 format!("the bucket `{bucket}` is in the region {region}; set AWS_REGION={region}")
             }
             (301 | 302 | 307 | 308, _) => {
@@ -134,7 +173,7 @@ impl S3Refusal {
                 )
             }
             _ if fault == Some(CredentialFault::Key) => {
-                format!("{server} does not know this AWS_ACCESS_KEY_ID ({words})")
+                format!("{server} does not know this {key} ({words})")
             }
             _ if fault == Some(CredentialFault::Secret) => {
                 format!(
@@ -147,12 +186,10 @@ impl S3Refusal {
             (_, "ExpiredToken" | "TokenRefreshRequired" | "InvalidToken") => {
                 format!("AWS_SESSION_TOKEN has expired or is another one ({words})")
             }
-            (401 | 403, _) if settings.credentials.is_none() => {
-                format!(
-                    "{server} does not let everybody do this: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY ({words})"
-                )
+            (401 | 403, _) if !account.has_credentials => {
+                format!("{server} does not let everybody do this: set {keys} ({words})")
             }
-            (401 | 403, _) => format!("{server} does not let this AWS_ACCESS_KEY_ID do it ({words})"),
+            (401 | 403, _) => format!("{server} does not let this {key} do it ({words})"),
             (404, _) => format!("it is not there ({words}); push the bundle again"),
             _ => format!("{server} answers with {words}"),
         };
@@ -171,18 +208,16 @@ mod tests {
 
     #[test]
     fn refusals_say_what_to_do() {
-        let variables = |name: &str| {
-            let value = match name {
-                "AWS_ENDPOINT_URL" => "https://store.example",
-                "AWS_ACCESS_KEY_ID" | "AWS_SECRET_ACCESS_KEY" => "x",
-                _ => return None,
-            };
-            Some(value.into())
+        let account = |has_credentials| Account {
+            server: "https://store.example".into(),
+            bucket: "b".into(),
+            region: Some("us-east-1".into()),
+            key: "AWS_ACCESS_KEY_ID",
+            keys: "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
+            has_credentials,
         };
-        let known = S3Settings::from_variables(variables).unwrap();
-        let nobody =
-            S3Settings::from_variables(|n| variables(n).filter(|_| n == "AWS_ENDPOINT_URL")).unwrap();
-        for (settings, status, body, says) in [
+        let (known, nobody) = (account(true), account(false));
+        for (account, status, body, says) in [
             (
                 &known,
                 404,
@@ -239,17 +274,15 @@ mod tests {
             (&known, 404, "<Error><Code>NoSuchKey</Code></Error>", "not there"),
             (&known, 418, "", "answers with status 418"),
         ] {
-            let refusal = S3Refusal::of_body(status, body);
-            let said = refusal.error("s3://b/k", "b", settings).to_string();
+            let refusal = Refusal::of_body(status, body);
+            let said = refusal.error("s3://b/k", account).to_string();
             assert!(said.starts_with("s3://b/k: ") && said.contains(says), "{said}");
             assert!(!refusal.is_passing(), "{said}");
         }
-        assert!(S3Refusal::of_body(400, "<Error><Code>RequestTimeout</Code></Error>").is_passing());
-        assert!(
-            S3Refusal::of_status(503, None).is_passing() && !S3Refusal::of_status(501, None).is_passing()
-        );
+        assert!(Refusal::of_body(400, "<Error><Code>RequestTimeout</Code></Error>").is_passing());
+        assert!(Refusal::of_body(503, "").is_passing() && !Refusal::of_body(501, "").is_passing());
         let denied = |message: &str| {
-            S3Refusal::of_body(
+            Refusal::of_body(
                 403,
                 &format!("<Error><Code>AccessDenied</Code><Message>{message}</Message></Error>"),
             )
@@ -258,7 +291,26 @@ mod tests {
         for about_the_key in ["Invalid signature", "No such key: x", "does not support anonymous access"] {
             assert!(!denied(about_the_key).is_of_this_request(), "{about_the_key}");
         }
-        assert!(S3Refusal::of_status(404, None).is_absence());
-        assert!(!S3Refusal::of_body(404, "<Error><Code>NoSuchBucket</Code></Error>").is_absence());
+        assert!(Refusal::of_body(404, "").is_absence());
+        assert!(!Refusal::of_body(404, "<Error><Code>NoSuchBucket</Code></Error>").is_absence());
+    }
+
+    #[test]
+    fn errors_are_read_however_they_are_written() {
+        for xml in [
+            "<Error><Code>a&amp;b</Code></Error>",
+            "\n \u{feff}<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<Error xmlns=\"x\">\n <Other/>\n <Code>\n a&#38;b</Code>\n</Error>\n",
+            "<s:Error xmlns:s=\"x\"><s:Code><![CDATA[a&]]><!-- c -->b</s:Code></s:Error>",
+        ] {
+            assert_eq!(Refusal::of_body(500, xml).code.as_deref(), Some("a&b"), "{xml}");
+            assert!(Refusal::in_success(xml.as_bytes()).is_some(), "{xml}");
+        }
+        let entity = "<!DOCTYPE a [<!ENTITY b \"c\">]><Error><Code>&b;</Code></Error>";
+        for other in
+            ["", "{}", "<html><body>Error", "<Error><Code>a</Error>", "<A><Code>Error</Code></A>", entity]
+        {
+            assert_eq!(Refusal::of_body(500, other).code, None, "{other}");
+            assert!(Refusal::in_success(other.as_bytes()).is_none(), "{other}");
+        }
     }
 }

@@ -8,7 +8,7 @@
 
 use super::bundle_manifest::{BundleManifest, ManifestFile};
 use super::object::{Contents, ObjectStore};
-use super::transfer::{TransferCount, TransferProgress, for_each};
+use super::transfer::{TransferCount, TransferProgress, beside, for_each};
 use crate::{Error, Result};
 use anemoe_io::{OwnedDir, open_input, open_regular, sync_dir};
 use serde::Serialize;
@@ -54,15 +54,7 @@ struct PullDir {
 impl PullDir {
     /// Opens and locks the folder for the bundle `target`.
     fn open(target: &Path) -> Result<PullDir> {
-        let absolute = std::path::absolute(target).map_err(|e| Error::io(target, e))?;
-        let (Some(parent), Some(name)) = (absolute.parent(), absolute.file_name()) else {
-            return Err(Error::usage(format!("{}: is no name for a bundle", target.display())));
-        };
-        let at = parent.join(format!(".{}{PULL_SUFFIX}", name.to_string_lossy()));
-        if at.is_symlink() {
-            let what = "a link, and a pull would write through it; remove it";
-            return Err(Error::io(at, io::Error::new(io::ErrorKind::InvalidInput, what)));
-        }
+        let at = beside(target, PULL_SUFFIX)?;
         fs::create_dir_all(&at).map_err(|e| Error::io(&at, e))?;
         let folder = OwnedDir::new(&at);
         let lock = folder.lock_file(LOCK)?;

@@ -2,6 +2,8 @@
 
 use crate::{Error, Result};
 use anemoe_io::locked;
+use std::io;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
@@ -40,6 +42,23 @@ impl<'a> TransferCount<'a> {
         self.total.fetch_sub(bytes, Ordering::Relaxed);
         self.moved(file, 0);
     }
+}
+
+/// Returns the path of the hidden folder beside a bundle that notes how far a transfer is.
+///
+/// # Errors
+/// The bundle has no name, or the path is a link.
+pub fn beside(bundle: &Path, suffix: &str) -> Result<PathBuf> {
+    let absolute = std::path::absolute(bundle).map_err(|e| Error::io(bundle, e))?;
+    let (Some(parent), Some(name)) = (absolute.parent(), absolute.file_name()) else {
+        return Err(Error::usage(format!("{}: is no name for a bundle", bundle.display())));
+    };
+    let at = parent.join(format!(".{}{suffix}", name.to_string_lossy()));
+    if at.is_symlink() {
+        let what = "a link, and a transfer would write through it; remove it";
+        return Err(Error::io(at, io::Error::new(io::ErrorKind::InvalidInput, what)));
+    }
+    Ok(at)
 }
 
 /// Calls `work` for each item, `jobs` at a time, until one fails.

@@ -1,4 +1,4 @@
-//! Names of stores: a folder, `file://FOLDER`, or `s3://BUCKET/PREFIX`.
+//! Names of stores: a folder, `file://FOLDER`, or `SCHEME://BUCKET/PREFIX`.
 
 use crate::{Error, Result};
 use std::fmt;
@@ -14,12 +14,40 @@ pub enum StoreLocation {
     /// A folder of this machine.
     Folder(PathBuf),
     /// A part of a bucket.
-    Bucket {
-        /// Name of the bucket.
-        bucket: String,
-        /// Prefix of all keys; empty, or without slashes at its ends.
-        prefix: String,
-    },
+    Bucket(Bucket),
+}
+
+/// A part of a bucket.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Bucket {
+    /// Kind of object store.
+    pub cloud: CloudKind,
+    /// Name of the bucket; Azure calls it a container.
+    pub name: String,
+    /// Prefix of all keys; empty, or without slashes at its ends.
+    pub prefix: String,
+}
+
+/// Kind of object store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CloudKind {
+    /// S3, and servers like it.
+    S3,
+    /// Google Cloud Storage.
+    Google,
+    /// Azure Blob Storage.
+    Azure,
+}
+
+impl CloudKind {
+    /// Returns the scheme of locations.
+    pub fn scheme(self) -> &'static str {
+        match self {
+            CloudKind::S3 => "s3",
+            CloudKind::Google => "gs",
+            CloudKind::Azure => "az",
+        }
+    }
 }
 
 impl StoreLocation {
@@ -42,22 +70,22 @@ impl StoreLocation {
                     Error::usage(format!("`{text}` is not file:// and an absolute path of this machine"))
                 })
             }
-            "s3" => parse_bucket(rest).ok_or_else(|| {
-                let what = "with a bucket of 3 to 63 letters, digits, `-` and `.`, and a prefix of letters, digits and `._-/=+`";
-                Error::usage(format!("`{text}` is not s3://BUCKET/PREFIX, {what}"))
-            }),
+            "s3" => parse_bucket(CloudKind::S3, text, rest),
+            "gs" => parse_bucket(CloudKind::Google, text, rest),
+            "az" | "abfs" => parse_bucket(CloudKind::Azure, text, rest),
             other => Err(Error::usage(format!(
-                "`{text}`: stores of the kind {other}:// are not known; give a folder, file:// or s3://BUCKET/PREFIX"
+                "`{text}`: stores of the kind {other}:// are not known; give a folder, file://, s3://BUCKET/PREFIX, gs:// or az://"
             ))),
         }
     }
 }
 
-fn parse_bucket(rest: &str) -> Option<StoreLocation> {
+fn parse_bucket(cloud: CloudKind, text: &str, rest: &str) -> Result<StoreLocation> {
     let (bucket, prefix) = rest.split_once('/').unwrap_or((rest, ""));
     let prefix = prefix.trim_matches('/');
+    let signs: &[u8] = if cloud == CloudKind::Google { b"-._" } else { b"-." };
     let is_bucket = (3..=63).contains(&bucket.len())
-        && bucket.bytes().all(|b| b.is_ascii_alphanumeric() || b"-.".contains(&b))
+        && bucket.bytes().all(|b| b.is_ascii_alphanumeric() || signs.contains(&b))
         && bucket.starts_with(|c: char| c.is_ascii_alphanumeric())
         && bucket.ends_with(|c: char| c.is_ascii_alphanumeric());
     let is_part = |part: &str| {
@@ -65,17 +93,27 @@ fn parse_bucket(rest: &str) -> Option<StoreLocation> {
             && part.bytes().all(|b| b.is_ascii_alphanumeric() || b"._-=+".contains(&b))
     };
     let is_prefix = prefix.is_empty() || prefix.split('/').all(is_part);
-    (is_bucket && is_prefix && prefix.len() <= MAX_PREFIX)
-        .then(|| StoreLocation::Bucket { bucket: bucket.into(), prefix: prefix.into() })
+    if is_bucket && is_prefix && prefix.len() <= MAX_PREFIX {
+        return Ok(StoreLocation::Bucket(Bucket { cloud, name: bucket.into(), prefix: prefix.into() }));
+    }
+    let what =
+        "with a bucket of 3 to 63 letters, digits, `-` and `.`, and a prefix of letters, digits and `._-/=+`";
+    Err(Error::usage(format!("`{text}` is not {}://BUCKET/PREFIX, {what}", cloud.scheme())))
 }
 
 impl fmt::Display for StoreLocation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             StoreLocation::Folder(folder) => write!(f, "{}", folder.display()),
-            StoreLocation::Bucket { bucket, prefix } if prefix.is_empty() => write!(f, "s3://{bucket}"),
-            StoreLocation::Bucket { bucket, prefix } => write!(f, "s3://{bucket}/{prefix}"),
+            StoreLocation::Bucket(bucket) => bucket.fmt(f),
         }
+    }
+}
+
+impl fmt::Display for Bucket {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}://{}", self.cloud.scheme(), self.name)?;
+        if self.prefix.is_empty() { Ok(()) } else { write!(f, "/{}", self.prefix) }
     }
 }
 
@@ -86,12 +124,14 @@ mod tests {
     #[test]
     fn folders_and_buckets_are_told_apart() {
         let parse = |text: &str| StoreLocation::parse(Path::new(text));
-        let bucket = |bucket: &str, prefix: &str| StoreLocation::Bucket {
-            bucket: bucket.into(),
-            prefix: prefix.into(),
+        let bucket = |cloud, name: &str, prefix: &str| {
+            StoreLocation::Bucket(Bucket { cloud, name: name.into(), prefix: prefix.into() })
         };
-        assert_eq!(parse("s3://models").unwrap(), bucket("models", ""));
-        assert_eq!(parse("s3://models/a/b/").unwrap(), bucket("models", "a/b"));
+        assert_eq!(parse("s3://models").unwrap(), bucket(CloudKind::S3, "models", ""));
+        assert_eq!(parse("s3://models/a/b/").unwrap(), bucket(CloudKind::S3, "models", "a/b"));
+        assert_eq!(parse("gs://my_models/a").unwrap(), bucket(CloudKind::Google, "my_models", "a"));
+        assert_eq!(parse("abfs://models/a").unwrap(), bucket(CloudKind::Azure, "models", "a"));
+        assert_eq!(parse("az://models").unwrap().to_string(), "az://models");
         assert_eq!(parse("s3://models/a/b").unwrap().to_string(), "s3://models/a/b");
         assert_eq!(parse("some/folder").unwrap(), StoreLocation::Folder("some/folder".into()));
         #[cfg(unix)]
@@ -107,14 +147,14 @@ mod tests {
             "s3://models/a b",
             "s3://models/a?b",
             "s3://.models",
-            "gs://models/x",
+            "az://b_c/x",
             "http://x/y",
             "file://host/x",
             "file://x",
         ] {
             assert!(parse(wrong).is_err(), "{wrong}");
         }
-        let said = parse("gs://models/x").unwrap_err().to_string();
-        assert!(said.contains("gs://") && said.contains("s3://BUCKET/PREFIX"), "{said}");
+        let said = parse("ftp://models/x").unwrap_err().to_string();
+        assert!(said.contains("ftp://") && said.contains("s3://BUCKET/PREFIX"), "{said}");
     }
 }
