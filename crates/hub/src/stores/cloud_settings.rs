@@ -76,6 +76,8 @@ pub fn open_cloud<F: Fn(&str) -> Option<OsString>>(
         }
         CloudKind::Google => {
             let mut builder = GoogleCloudStorageBuilder::new()
+                // Its own allow plain http.
+                .with_client_options(ClientOptions::new())
                 .with_bucket_name(&bucket.name)
                 .with_retry(once)
                 .with_http_connector(http);
