@@ -1,7 +1,9 @@
 //! A blocking HTTP client that follows redirects itself, so that secrets go only to the server that they are for.
 
+use anemoe_io::Error;
 use jiff::Timestamp;
-use std::io::{self, Read};
+use std::io::Read;
+use std::path::Path;
 use std::time::Duration;
 use ureq::SendBody;
 use ureq::http::Request;
@@ -153,11 +155,11 @@ impl HttpClient {
     ///
     /// # Errors
     /// The file of certificates cannot be read.
-    pub fn new(certificates: Option<&std::path::Path>) -> io::Result<HttpClient> {
+    pub fn new(certificates: Option<&Path>) -> anemoe_io::Result<HttpClient> {
         let roots = match certificates {
             None => RootCerts::WebPki,
             Some(path) => {
-                let pem = anemoe_io::read_input(path, MAX_CERTIFICATES)?;
+                let pem = anemoe_io::read_input(path, MAX_CERTIFICATES).map_err(|e| Error::io(path, e))?;
                 let items = parse_pem(&pem).filter_map(|item| match item {
                     Ok(PemItem::Certificate(certificate)) => Some(certificate),
                     _ => None,

@@ -64,10 +64,8 @@ impl Hub {
     /// # Errors
     /// The certificates cannot be read.
     pub fn new(settings: HubSettings) -> Result<Hub> {
-        let certificates = settings.certificates.as_deref();
-        let client = HttpClient::new(certificates)
-            .map_err(|e| Error::io(certificates.unwrap_or(Path::new("SSL_CERT_FILE")), e))?;
-        Ok(Hub { settings, client: Arc::new(client) })
+        let client = Arc::new(HttpClient::new(settings.certificates.as_deref())?);
+        Ok(Hub { settings, client })
     }
 
     pub(super) fn settings(&self) -> &HubSettings {

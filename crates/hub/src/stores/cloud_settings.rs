@@ -12,7 +12,6 @@ use object_store::azure::MicrosoftAzureBuilder;
 use object_store::gcp::GoogleCloudStorageBuilder;
 use object_store::{ClientOptions, HeaderMap, HeaderValue, RetryConfig};
 use std::ffi::OsString;
-use std::path::Path;
 use std::sync::Arc;
 use url::Url;
 
@@ -53,16 +52,16 @@ pub fn open_cloud<F: Fn(&str) -> Option<OsString>>(
     bucket: &Bucket,
     set: &Variables<F>,
 ) -> Result<CloudBucket> {
-    let certificates = set.path("SSL_CERT_FILE")?;
-    let http = HttpClient::new(certificates.as_deref())
-        .map_err(|e| Error::io(certificates.as_deref().unwrap_or(Path::new("SSL_CERT_FILE")), e))?;
-    let http = CloudHttp(Arc::new(http));
-    let skips = |name: &str| -> Result<bool> { Ok(set.switch(name)? == Some(true)) };
+    let http = CloudHttp(Arc::new(HttpClient::new(set.path("SSL_CERT_FILE")?.as_deref())?));
     // This crate's client tries again.
     let once = RetryConfig { max_retries: 0, ..RetryConfig::default() };
     let unfit = |e: object_store::Error| {
         let cause = std::error::Error::source(&e).map_or_else(|| e.to_string(), ToString::to_string);
         Error::usage(format!("{}://{}: {cause}", bucket.cloud.scheme(), bucket.name))
+    };
+    let account = |server: String, key: &'static str, keys: &'static str, skip: &str| -> Result<Account> {
+        let has_credentials = set.switch(skip)? != Some(true);
+        Ok(Account { server, bucket: bucket.name.clone(), region: None, key, keys, has_credentials })
     };
     let (cloud, telling, account): (Arc<dyn Cloud>, Arc<dyn Cloud>, Account) = match bucket.cloud {
         CloudKind::S3 => {
@@ -85,14 +84,9 @@ pub fn open_cloud<F: Fn(&str) -> Option<OsString>>(
                 builder = builder.with_config(key.parse().map_err(unfit)?, value);
             }
             let cloud: Arc<dyn Cloud> = Arc::new(builder.build().map_err(unfit)?);
-            let account = Account {
-                server: set.text("GOOGLE_BASE_URL")?.unwrap_or("https://storage.googleapis.com".into()),
-                bucket: bucket.name.clone(),
-                region: None,
-                key: "GOOGLE_APPLICATION_CREDENTIALS",
-                keys: "GOOGLE_APPLICATION_CREDENTIALS",
-                has_credentials: !skips("GOOGLE_SKIP_SIGNATURE")?,
-            };
+            let server = set.text("GOOGLE_BASE_URL")?.unwrap_or("https://storage.googleapis.com".into());
+            let key = "GOOGLE_APPLICATION_CREDENTIALS";
+            let account = account(server, key, key, "GOOGLE_SKIP_SIGNATURE")?;
             (Arc::clone(&cloud), cloud, account)
         }
         CloudKind::Azure => {
@@ -105,16 +99,10 @@ pub fn open_cloud<F: Fn(&str) -> Option<OsString>>(
             }
             let cloud: Arc<dyn Cloud> = Arc::new(builder.build().map_err(unfit)?);
             let name = set.text("AZURE_STORAGE_ACCOUNT_NAME")?.unwrap_or_default();
-            let account = Account {
-                server: set
-                    .text("AZURE_STORAGE_ENDPOINT")?
-                    .unwrap_or(format!("https://{name}.blob.core.windows.net")),
-                bucket: bucket.name.clone(),
-                region: None,
-                key: "AZURE_STORAGE_ACCOUNT_KEY",
-                keys: "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY",
-                has_credentials: !skips("AZURE_SKIP_SIGNATURE")?,
-            };
+            let server = set.text("AZURE_STORAGE_ENDPOINT")?;
+            let server = server.unwrap_or(format!("https://{name}.blob.core.windows.net"));
+            let keys = "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY";
+            let account = account(server, "AZURE_STORAGE_ACCOUNT_KEY", keys, "AZURE_SKIP_SIGNATURE")?;
             (Arc::clone(&cloud), cloud, account)
         }
     };

@@ -1,7 +1,7 @@
 //! Uploads in parts: a file of any size with one part in memory. A record of what was sent lets a later push go on.
 
 use super::cloud_bucket::CloudBucket;
-use super::cloud_http::CloudFailure;
+use super::cloud_http::{CloudFailure, CloudResult};
 use super::object::Contents;
 use crate::{Error, Result};
 use anemoe_io::{hex, open_input, open_regular};
@@ -79,20 +79,6 @@ impl Upload {
     }
 }
 
-/// Reason why an upload did not come to its end.
-enum UploadFault {
-    /// The file cannot be read, or changed.
-    File(Error),
-    /// The store failed.
-    Cloud(CloudFailure),
-}
-
-impl From<CloudFailure> for UploadFault {
-    fn from(failure: CloudFailure) -> UploadFault {
-        UploadFault::Cloud(failure)
-    }
-}
-
 /// Sends a file in parts, without those that an earlier run sent to the upload of `record`.
 ///
 /// # Errors
@@ -119,11 +105,8 @@ pub fn send_parts(
             counted.set(counted.get() + bytes as i64);
             moved(bytes as i64);
         };
-        let failure = match fill(bucket, &path, file, contents, &mut upload, (&count, &mut sent)) {
-            Ok(()) => break,
-            Err(UploadFault::File(e)) => return Err(e),
-            Err(UploadFault::Cloud(failure)) => failure,
-        };
+        let ended = fill(bucket, &path, file, contents, &mut upload, (&count, &mut sent))?;
+        let Err(failure) = ended else { break };
         match &failure {
             // It is complete, and the answer was lost.
             CloudFailure::Refused(refusal)
@@ -162,8 +145,8 @@ fn fill(
     contents: &Contents,
     upload: &mut Upload,
     (count, sent): (&dyn Fn(u64), &mut u64),
-) -> std::result::Result<(), UploadFault> {
-    let unread = |e| UploadFault::File(Error::io(file, e));
+) -> Result<CloudResult<()>> {
+    let unread = |e| Error::io(file, e);
     let id = upload.id.clone().unwrap_or_default();
     let mut from = open_input(file, u64::MAX).map_err(unread)?;
     let mut hasher = Sha256::new();
@@ -179,19 +162,20 @@ fn fill(
         left -= bytes;
         hasher.update(&piece);
         if number >= upload.parts.len() {
-            let part = bucket.wait(bucket.cloud.put_part(path, &id, number, piece.into()))?;
-            upload.add(part.content_id);
+            match bucket.wait(bucket.cloud.put_part(path, &id, number, piece.into())) {
+                Ok(part) => upload.add(part.content_id),
+                Err(failure) => return Ok(Err(failure)),
+            }
             *sent += bytes;
         }
         count(bytes);
     }
     let is_more = from.read(&mut [0]).map_err(unread)? > 0;
     if left > 0 || is_more || hex(hasher.finalize()) != contents.sha256 {
-        return Err(UploadFault::File(Error::invalid(file, "file: it changed while it was sent")));
+        return Err(Error::invalid(file, "file: it changed while it was sent"));
     }
     let parts = upload.parts.iter().map(|part| PartId { content_id: part.clone() }).collect();
-    bucket.wait(bucket.cloud.complete_multipart(path, &id, parts))?;
-    Ok(())
+    Ok(bucket.wait(bucket.cloud.complete_multipart(path, &id, parts)).map(|_| ()))
 }
 
 #[cfg(test)]
