@@ -3,7 +3,7 @@
 
     python3 xtask/browser/pages.py --anemoe target/release/anemoe --bundle small.anemoe --out pictures
 
-Chat: a question is answered in a stream; "New chat" during an answer forgets all of it. Report: opened without a network, printed.
+Chat: a question is answered in a stream; "New chat" during an answer forgets all of it. Report: opened without a network, printed, without script.
 Both: no request elsewhere, no complaint in the console, nothing wider than a phone. Pictures in light, dark and on 380 pixels go to
 --out. With --clients, the official clients (benches/openai_client.py, anthropic_client.py) ask the same server; with --no-browser, they alone do. Fails
 at the first thing that is wrong.
@@ -134,7 +134,11 @@ def check_report(browser, file, out):
     url = file.resolve().as_uri()
     page.look()
     page.go(url)
-    assert page.value("document.querySelectorAll('svg').length") >= 3, "the report has no charts"
+    charts = page.value("[...document.querySelectorAll('.wide svg')].map(s => s.querySelectorAll('rect, circle').length)")
+    assert len(charts) >= 2 and all(charts), f"charts of the report are empty: {charts}"
+    bars = page.value("document.querySelectorAll('#packages rect > title').length")
+    packages = page.value("JSON.parse(document.getElementById('report').textContent).shards.length")
+    assert bars == packages, f"{bars} bars for {packages} packages"
     for scheme in ["light", "dark"]:
         page.look(scheme)
         page.picture(out / f"report-{scheme}.png", whole=True)
@@ -144,9 +148,14 @@ def check_report(browser, file, out):
     page.look()
     pdf = page.pdf(out / "report.pdf")
     assert pdf.startswith(b"%PDF") and len(re.findall(rb"/Type\s*/Page\b", pdf)) >= 2, "the report does not print"
+    hidden = "[...document.querySelectorAll('table')].filter(t => !t.checkVisibility() || !t.getBoundingClientRect().height).length"
     page.send("Emulation.setEmulatedMedia", media="print")
-    hidden = page.value("[...document.querySelectorAll('details table')].filter(t => !t.checkVisibility() || !t.getBoundingClientRect().height).length")
-    assert hidden == 0, f"{hidden} tables of the report do not print"
+    assert page.value(hidden) == 0, "tables of the report do not print"
+    page.send("Emulation.setEmulatedMedia", media="")
+    assert page.value(hidden) > 0, "the script folds no table"
+    page.send("Emulation.setScriptExecutionDisabled", value=True)
+    page.go(url)
+    assert page.value(hidden) == 0, "tables of the report are hidden without script"
     others = [r["url"] for r in page.requests() if r["url"] != url]
     assert not others, f"the report asks for more than itself: {others}"
     assert not page.complaints(), f"the report complains: {page.complaints()}"

@@ -5,8 +5,8 @@
 //! cargo check --target aarch64-apple-darwin -Zbuild-std, with that compiler: source and compiler have to be of one version
 //! ```
 
-use crate::options::TaskOptions;
 use crate::task::{Passed, root};
+use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::fs;
 use std::path::Path;
@@ -14,10 +14,13 @@ use std::process::{Command, Stdio};
 
 /// Target that is checked.
 const TARGET: &str = "aarch64-apple-darwin";
-/// Packages of the compiler. It needs two more, which have its version in their names.
+/// Packages of the compiler.
 const PACKAGES: [&str; 3] = ["rustc-web", "libstd-rust-web-dev", "rust-web-src"];
-/// Prefixes of the names of those two, on which the first two packages depend.
-const VERSIONED: [&str; 2] = ["libstd-rust-web-", "libLLVM"];
+/// Prefixes of the names of two more, which have its version in their names, and on which the first two packages depend.
+const VERSIONED: [&str; 2] = ["libstd-rust-web-1", "libllvm"];
+/// Arguments with which `apt-cache depends` lists what packages need, and what these need.
+const NEEDED: &str =
+    "depends --recurse --no-recommends --no-suggests --no-conflicts --no-breaks --no-replaces --no-enhances";
 /// Oldest macOS on which the backend runs.
 const OLDEST_SYSTEM: &str = "15.0";
 
@@ -28,8 +31,7 @@ const EMPTY_OBJECT: &str =
 const EMPTY_ARCHIVE: &str = "#!/bin/sh\n: > \"$2\"\n";
 
 /// Runs the task. It passes with a notice if the compiler is not available.
-pub fn run(options: TaskOptions) -> Passed {
-    options.finish()?;
+pub fn run() -> Passed {
     let folder = root().join("target/mac-check");
     let compiler = folder.join("root/usr/bin/rustc");
     let ready = if compiler.is_file() { Ok(()) } else { unpack(&folder) };
@@ -103,31 +105,14 @@ fn unpack(folder: &Path) -> Result<(), String> {
     if !lists.is_ok_and(|status| status.success()) {
         println!("mac-check: apt-get update failed; the lists of packages are used as they are");
     }
-    let mut names: Vec<String> = PACKAGES.map(String::from).to_vec();
-    let dependencies = output("apt-cache", &["depends", "rustc-web", "libstd-rust-web-dev"])?;
-    let mut of_library = Vec::new();
-    for line in dependencies.lines() {
-        let Some((_, name)) = line.split_once("Depends: ") else { continue };
-        let versioned = name
-            .strip_prefix(VERSIONED[0])
-            .is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()));
-        if versioned {
-            of_library.push(name.to_string());
-        }
-    }
-    let library = of_library.first().ok_or("apt names no libstd-rust-web of a version")?.clone();
-    let llvm = output("apt-cache", &["depends", &library])?;
-    let llvm = llvm.lines().filter_map(|l| l.split_once("Depends: ")).map(|(_, name)| name.trim());
-    let llvm =
-        llvm.filter(|name| name.to_lowercase().starts_with(&VERSIONED[1].to_lowercase())).map(String::from);
-    names.extend(of_library);
-    names.extend(llvm);
-    names.sort();
-    names.dedup();
+    let arguments: Vec<&str> = NEEDED.split(' ').chain(PACKAGES).collect();
+    let needed = output("apt-cache", &arguments)?;
+    let versioned = |name: &str| VERSIONED.iter().any(|prefix| name.to_lowercase().starts_with(prefix));
+    let names: BTreeSet<&str> = needed.lines().filter(|name| versioned(name)).chain(PACKAGES).collect();
     let mut download = Command::new("apt-get");
     download.arg("download").args(&names).current_dir(&debs).stdout(Stdio::null()).stderr(Stdio::null());
     if !download.status().map_err(failed)?.success() {
-        return Err(format!("apt-get download {} failed", names.join(" ")));
+        return Err(format!("apt-get download {names:?} failed"));
     }
     let staging = folder.join("staging");
     for entry in fs::read_dir(&debs).map_err(failed)? {

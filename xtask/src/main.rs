@@ -7,61 +7,68 @@
 
 mod cycles;
 mod defects;
-mod doc_openings;
-mod doc_paths;
 mod fuzz;
 mod mac_check;
 mod module_tree;
 mod names;
-mod options;
 mod plots;
+#[cfg(feature = "proto")]
 mod protobuf_code;
 mod seeds;
 mod sim;
 mod task;
+mod texts;
 mod trial;
 
 #[path = "../../crates/convert/tests/common/mod.rs"]
 mod files;
 
-use options::TaskOptions;
+use clap::Parser;
 use std::process::ExitCode;
 use task::Passed;
 
-const USAGE: &str = "usage: cargo xtask TASK
-  cycles [CRATE..]            lists files of a crate that use each other
-  names                       lists types and files of one name, doc comments that open with a clause, and
-                              sources that documents name and that are not there
-  proto                       writes crates/mlpackage/src/proto/generated.rs
-  plots                       draws docs/plots from docs/results.json
-  fuzz [TARGET..]             runs fuzz targets; docs/fuzzing.md
-       [--seconds N] [--runs N] [--sanitizer none|address] [--seed-only]
-  sim [FILTER..]              runs the Core ML backend on Linux, against a fake Core ML; docs/mac.md
-  defects [WORD..]            puts defects into that backend, one at a time, and lists those that its tests miss
-  mac-check                   type-checks the binary for macOS, on Linux
-  trial --anemoe PATH         runs the binary on damaged and hostile inputs; docs/fuzzing.md
-       [--runs N] [--seed S] [--jobs J] [--keep] [--only COMMAND] [--interrupt N]";
+/// Tasks of the repository.
+#[derive(Parser)]
+#[command(bin_name = "cargo xtask")]
+enum Task {
+    /// Lists files of a crate that use each other.
+    Cycles { crates: Vec<String> },
+    /// Lists types and files of one name, wrong openings of doc comments, and sources that only documents name.
+    Names,
+    /// Writes crates/mlpackage/src/proto/generated.rs.
+    #[cfg(feature = "proto")]
+    Proto,
+    /// Draws docs/plots from docs/results.json.
+    Plots,
+    /// Runs fuzz targets; CONTRIBUTING.md.
+    Fuzz(fuzz::FuzzOptions),
+    /// Runs the Core ML backend on Linux, against a fake Core ML; docs/mac.md.
+    Sim { filter: Vec<String> },
+    /// Puts defects into that backend, one at a time, and lists those that its tests miss.
+    Defects { words: Vec<String> },
+    /// Type-checks the binary for macOS, on Linux.
+    MacCheck,
+    /// Runs the binary on damaged and hostile inputs; CONTRIBUTING.md.
+    Trial(trial::TrialOptions),
+}
 
-fn run() -> Passed {
-    let mut args = std::env::args().skip(1);
-    let task = args.next().ok_or(USAGE)?;
-    let options = TaskOptions::parse(args)?;
-    match task.as_str() {
-        "cycles" => cycles::check(&options.finish()?),
-        "names" => names::check(),
-        "proto" => protobuf_code::write(),
-        "plots" => plots::write(),
-        "fuzz" => fuzz::run(options),
-        "sim" => sim::run(options),
-        "defects" => defects::run(options),
-        "mac-check" => mac_check::run(options),
-        "trial" => trial::run(options),
-        _ => Err(USAGE.into()),
+fn run(task: Task) -> Passed {
+    match task {
+        Task::Cycles { crates } => cycles::check(&crates),
+        Task::Names => names::check(),
+        #[cfg(feature = "proto")]
+        Task::Proto => protobuf_code::write(),
+        Task::Plots => plots::write(),
+        Task::Fuzz(options) => fuzz::run(options),
+        Task::Sim { filter } => sim::run(filter),
+        Task::Defects { words } => defects::run(words),
+        Task::MacCheck => mac_check::run(),
+        Task::Trial(options) => trial::run(options),
     }
 }
 
 fn main() -> ExitCode {
-    match run() {
+    match run(Task::parse()) {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::from(1),
         Err(e) => {

@@ -2,15 +2,13 @@
 //!
 //! Lists types that several files declare, public or not, and files of equal names in different crates or in different
 //! folders of a crate. Intended duplicates are listed in `names.allow` with a reason; entries without need are listed,
-//! too. Code for tests does not count. The first words of doc comments are checked as well, see [`doc_openings`], and
-//! the sources that documents name, see [`doc_paths`].
+//! too. Code for tests does not count. Doc comments and documents are checked as well, see [`texts`].
 
-use crate::doc_openings;
-use crate::doc_paths;
 use crate::module_tree::{self, Declared};
 use crate::task::{Passed, root};
+use crate::texts;
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 /// Intended duplicates, with reasons.
 const ALLOWED: &str = include_str!("names.allow");
@@ -25,70 +23,59 @@ const REFERENCES: &str = "reference";
 /// Type of the arguments of every sub-command.
 const ARGUMENTS: &str = "Args";
 
-/// Prints names with several meanings, and doc comments with refused openings. Passes when there is none beyond the
-/// allowed names.
+/// Prints names with several meanings, and texts with faults. Passes when there is none beyond the allowed names.
 pub fn check() -> Passed {
-    let mut types: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
-    let mut modules: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
     let workspace = module_tree::read_workspace(&root())?;
-    let files = || workspace.iter().flat_map(|read| &read.files);
-    let families: BTreeSet<PathBuf> = files().filter_map(|file| family_of(file)).collect();
+    let families: BTreeSet<&Path> =
+        workspace.iter().flat_map(|read| &read.files).filter_map(|file| family_of(file)).collect();
+    // Places by kind and name: `type Plan`, `file build`.
+    let mut places: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
     for read in &workspace {
+        let mut add = |kind: &str, name: &str, file: &Path| {
+            let place = format!("{}/{}", read.name, file.display());
+            places.entry(format!("{kind} {name}")).or_default().insert(place);
+        };
         for module in &read.modules {
-            let place = format!("{}/{}", read.name, read.files[module.file].display());
-            let is_command = read.files[module.file].starts_with(COMMANDS);
-            let types_here = module.declared.iter().filter(|(_, d)| **d == Declared::Type);
-            for (name, _) in types_here.filter(|(name, _)| !(is_command && *name == ARGUMENTS)) {
-                types.entry(name.clone()).or_default().insert(place.clone());
+            let file = &read.files[module.file];
+            for (name, declared) in &module.declared {
+                let is_arguments = name == ARGUMENTS && file.starts_with(COMMANDS);
+                if *declared == Declared::Type && !is_arguments {
+                    add("type", name, file);
+                }
             }
         }
         for file in &read.files {
-            let folder = file.parent().and_then(|f| f.file_name());
-            let name = match file.file_stem() {
-                Some(stem) if stem == "mod" => folder,
-                stem => stem,
-            };
-            let name = name.map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
-            let is_reference = folder.is_some_and(|f| f == REFERENCES) && families.contains(Path::new(&name));
-            if !COMMON.contains(&name.as_str()) && !is_of_command(file) && !is_reference {
-                // The same file of every family is one place.
-                let place = match (family_of(file), file.file_name()) {
-                    (Some(_), Some(own)) if own != "mod.rs" => Path::new(FAMILIES).join("FAMILY").join(own),
-                    _ => file.clone(),
-                };
-                let place = format!("{}/{}", read.name, place.display());
-                modules.entry(name).or_default().insert(place);
+            let folder = file.parent().and_then(Path::file_name).unwrap_or_default();
+            let stem = file.file_stem().unwrap_or_default();
+            let name = if stem == "mod" { folder } else { stem }.to_string_lossy();
+            let is_reference = folder == REFERENCES && families.contains(Path::new(&*name));
+            if COMMON.contains(&&*name) || is_of_command(file) || is_reference {
+                continue;
+            }
+            // The same file of every family is one place.
+            match family_of(file).filter(|_| stem != "mod") {
+                Some(_) => add("file", &name, &Path::new(FAMILIES).join("FAMILY").join(&*name)),
+                None => add("file", &name, file),
             }
         }
     }
-    let types = types.into_iter().map(|(name, places)| (name, Vec::from_iter(places)));
-    let modules = modules.into_iter().map(|(name, places)| (name, Vec::from_iter(places)));
-    let found: BTreeMap<(&str, String), Vec<String>> = types
-        .map(|(name, places)| (("type", name), places))
-        .chain(modules.map(|(name, places)| (("file", name), places)))
-        .filter(|(_, places)| places.len() > 1)
-        .collect();
+    places.retain(|_, places| places.len() > 1);
     let allowed = parse_allowed(ALLOWED)?;
     let mut count = 0;
-    for ((kind, name), places) in &found {
-        if !allowed.contains(&(kind.to_string(), name.clone())) {
-            println!("{kind} {name}: {}", places.join(", "));
-            count += 1;
-        }
+    for (name, places) in places.iter().filter(|(name, _)| !allowed.contains(name.as_str())) {
+        println!("{name}: {}", Vec::from_iter(places.iter().map(String::as_str)).join(", "));
+        count += 1;
     }
-    for (kind, name) in &allowed {
-        if !found.keys().any(|(k, n)| k == kind && n == name) {
-            println!("{kind} {name}: is in names.allow, and in one place only");
-            count += 1;
-        }
+    for name in allowed.iter().filter(|name| !places.contains_key(**name)) {
+        println!("{name}: is in names.allow, and in one place only");
+        count += 1;
     }
+    count += texts::print_faults(&root())?;
     match count {
-        0 => println!("every name has one meaning; {} are allowed more places", allowed.len()),
-        _ => println!("{count} names"),
+        0 => println!("names, doc comments and the sources that documents name are as they should be"),
+        _ => println!("{count} faults"),
     }
-    let openings_pass = doc_openings::check(&root())?;
-    let paths_pass = doc_paths::check(&root())?;
-    Ok(count == 0 && openings_pass && paths_pass)
+    Ok(count == 0)
 }
 
 /// Tells whether a file is a sub-command's own: `commands/check.rs` or `commands/bench/mod.rs`.
@@ -98,23 +85,20 @@ fn is_of_command(file: &Path) -> bool {
 }
 
 /// Returns the name of the family that a file belongs to: `gemma4` for `models/gemma4/config.rs`.
-fn family_of(file: &Path) -> Option<PathBuf> {
-    let inside = file.strip_prefix(FAMILIES).ok()?;
-    let folder = inside.parent().filter(|folder| !folder.as_os_str().is_empty())?;
-    Some(folder.to_path_buf())
+fn family_of(file: &Path) -> Option<&Path> {
+    file.strip_prefix(FAMILIES).ok()?.parent().filter(|folder| !folder.as_os_str().is_empty())
 }
 
 /// Parses lines `type NAME: reason` and `file NAME: reason`. Returns kinds and names.
-fn parse_allowed(text: &str) -> Result<BTreeSet<(String, String)>, String> {
+fn parse_allowed(text: &str) -> Result<BTreeSet<&str>, String> {
     let lines = text.lines().filter(|line| !line.is_empty() && !line.starts_with('#'));
-    let parsed = lines.map(|line| {
-        let (what, reason) = line.split_once(": ").unwrap_or((line, ""));
-        match what.split_once(' ') {
-            Some((kind @ ("type" | "file"), name)) if !reason.is_empty() => {
-                Ok((kind.to_string(), name.to_string()))
-            }
-            _ => Err(format!("names.allow: `{line}` is not `type NAME: reason` or `file NAME: reason`")),
+    let parsed = lines.map(|line| match line.split_once(": ") {
+        Some((what, reason))
+            if !reason.is_empty() && (what.starts_with("type ") || what.starts_with("file ")) =>
+        {
+            Ok(what)
         }
+        _ => Err(format!("names.allow: `{line}` is not `type NAME: reason` or `file NAME: reason`")),
     });
     parsed.collect()
 }
@@ -125,9 +109,11 @@ mod tests {
 
     #[test]
     fn a_file_belongs_to_the_family_of_its_folder() {
-        let family = |file: &str| family_of(Path::new(file));
-        assert_eq!(family("models/zaya/legacy.rs"), Some(PathBuf::from("zaya")));
-        assert_eq!(family("models/zaya/mod.rs"), Some(PathBuf::from("zaya")));
+        fn family(file: &str) -> Option<&Path> {
+            family_of(Path::new(file))
+        }
+        assert_eq!(family("models/zaya/legacy.rs"), Some(Path::new("zaya")));
+        assert_eq!(family("models/zaya/mod.rs"), Some(Path::new("zaya")));
         assert_eq!(family("models/checked.rs"), None);
         assert_eq!(family("lower/cca.rs"), None);
     }

@@ -1,6 +1,5 @@
 //! `cargo xtask sim`: tests the Core ML backend on Linux against a fake Core ML, see docs/mac.md.
 
-use crate::options::TaskOptions;
 use crate::task::{Passed, root};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -22,17 +21,42 @@ const MEMBERS: [&str; 6] = ["objc", "fake", "coreml", "started", "anemoe", "test
 /// Symbolic links in the workspace and their targets in the repository: members, and cargo's settings.
 const LINKED: [(&str, &str); 3] = [("crates", "crates"), ("sim", "sim"), (".cargo", "sim/.cargo")];
 
+/// Manifest of the program on the fake: that of the command line up to its dependencies, which follow.
+const PROGRAM: &str = r#"# Made by `cargo xtask sim` from crates/cli/Cargo.toml: the program with Core ML's backend on the fake.
+[package]
+name = "anemoe"
+version.workspace = true
+edition.workspace = true
+publish = false
+
+[[bin]]
+name = "anemoe"
+path = "../../crates/cli/src/main.rs"
+# Its unit tests run in the workspace of the repository.
+test = false
+doctest = false
+
+[dev-dependencies]
+serde_json.workspace = true
+tempfile.workspace = true
+zip.workspace = true
+
+[dependencies]
+# Registers the fake's classes when the program starts.
+anemoe-coreml = { path = "../started", package = "started-coreml" }
+"#;
+
 /// Runs the task. Words filter the tests.
-pub fn run(options: TaskOptions) -> Passed {
-    let filter = options.finish()?;
+pub fn run(filter: Vec<String>) -> Passed {
     prepare(&root())?;
     // With CARGO_TARGET_DIR, crates that the repository's workspace has built are reused. Otherwise the sim has a
     // folder of its own, so that `target/debug/anemoe` is not replaced.
     let target = std::env::var_os("CARGO_TARGET_DIR");
     let target = target.map_or_else(|| root().join("target/sim/build"), PathBuf::from);
     let mut command = cargo_test(&root(), &target);
-    // A filter before `--` would make cargo build unit tests that are disabled here.
-    command.arg("--workspace").arg("--").args(filter);
+    // Unit tests of other crates run in the workspace of the repository. A filter before `--` would make cargo build those
+    // that are disabled here.
+    command.args(["-p", "anemoe", "-p", "sim-tests", "--"]).args(filter);
     Ok(command.status()?.success())
 }
 
@@ -56,6 +80,8 @@ pub fn prepare(tree: &Path) -> Result<(), Box<dyn std::error::Error>> {
             std::os::unix::fs::symlink(tree.join(folder), link)?;
         }
     }
+    let program = program_manifest(&fs::read_to_string(tree.join("crates/cli/Cargo.toml"))?)?;
+    write_changed(&tree.join("sim/anemoe/Cargo.toml"), program.as_bytes())?;
     let manifest = workspace_manifest(&fs::read_to_string(tree.join("Cargo.toml"))?)?;
     write_changed(&workspace.join("Cargo.toml"), manifest.as_bytes())?;
     // Cargo adds entries to the copy that the repository does not need on this system.
@@ -65,6 +91,15 @@ pub fn prepare(tree: &Path) -> Result<(), Box<dyn std::error::Error>> {
         fs::write(known, &lock)?;
     }
     Ok(())
+}
+
+/// Returns the manifest of the program on the fake, with the dependencies of the command line.
+fn program_manifest(cli: &str) -> Result<String, String> {
+    let (_, tables) =
+        cli.split_once("\n[dependencies]\n").ok_or("crates/cli/Cargo.toml: no [dependencies]")?;
+    let tables = tables.split("\n[dev-dependencies]").next().unwrap_or(tables);
+    let own = tables.lines().filter(|line| !line.starts_with("anemoe-coreml."));
+    Ok(own.fold(PROGRAM.to_string(), |manifest, line| manifest + line + "\n"))
 }
 
 /// Returns the repository's workspace manifest with the sim's members.

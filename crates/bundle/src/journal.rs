@@ -5,23 +5,19 @@
 //! kept as they are.
 
 use crate::{Error, Result};
-use anemoe_io::{hex, json, open_regular};
+use anemoe_io::{json, open_regular};
 use jiff::{Timestamp, Unit};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
-use sha2::{Digest, Sha256};
 use std::collections::HashSet;
 use std::fs::{File, OpenOptions, TryLockError};
-use std::io::{self, Read, Seek, SeekFrom, Write};
-use std::path::{Path, PathBuf};
+use std::io::{self, Read, Write};
+use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 /// Name of the journal in a bundle.
 pub const JOURNAL_FILE: &str = "journal.jsonl";
-
-/// Name of the journal of a book (a folder of experiments). No bundle has this file.
-pub const BOOK_FILE: &str = "book.jsonl";
 
 /// Largest journal that is read or written, in bytes; an event takes one or two kB.
 pub const MAX_JOURNAL_BYTES: u64 = 16 << 20;
@@ -158,33 +154,23 @@ impl Event {
 
     /// Checks the event against the format; the error says what breaks it.
     fn check(&self) -> std::result::Result<(), String> {
-        let word = |what: &str, text: &str| {
-            let fits = |c: char| c.is_ascii_alphanumeric() || "_-.".contains(c);
-            if !text.is_empty() && text.len() <= MAX_WORD && text.chars().all(fits) {
-                return Ok(());
+        let fits = |c: char| c.is_ascii_alphanumeric() || "_-.".contains(c);
+        let words = [("id", Some(&self.id)), ("kind", Some(&self.kind)), ("of", self.of.as_ref())];
+        let status = [("status", Some(&self.status).filter(|s| !s.is_empty()))];
+        for (what, text) in words.into_iter().chain(status).filter_map(|(what, text)| Some((what, text?))) {
+            if text.is_empty() || text.len() > MAX_WORD || !text.chars().all(fits) {
+                return Err(format!("`{what}` must be 1 to {MAX_WORD} letters, digits, `_`, `-` or `.`"));
             }
-            Err(format!("`{what}` must be 1 to {MAX_WORD} letters, digits, `_`, `-` or `.`"))
-        };
-        word("id", &self.id)?;
-        word("kind", &self.kind)?;
-        if !self.status.is_empty() {
-            word("status", &self.status)?;
         }
-        self.of.as_ref().map_or(Ok(()), |of| word("of", of))
-    }
-
-    /// Sets the id: ten hexadecimal digits of a hash of the event, the process, a counter and the time.
-    fn make_id(&mut self) -> std::result::Result<(), String> {
-        static COUNT: AtomicU64 = AtomicU64::new(0);
-        let content = serde_json::to_vec(self).map_err(|e| e.to_string())?;
-        let mut hasher = Sha256::new();
-        hasher.update(content);
-        hasher.update(std::process::id().to_le_bytes());
-        hasher.update(COUNT.fetch_add(1, Ordering::Relaxed).to_le_bytes());
-        hasher.update(Timestamp::now().as_nanosecond().to_le_bytes());
-        self.id = hex(hasher.finalize())[..10].to_string();
         Ok(())
     }
+}
+
+/// Makes an id: ten hexadecimal digits of a hash of the time, the process and a counter.
+fn make_id() -> String {
+    static COUNT: AtomicU64 = AtomicU64::new(0);
+    let (now, count) = (Timestamp::now().as_nanosecond(), COUNT.fetch_add(1, Ordering::Relaxed));
+    crate::sha256(format!("{now} {} {count}", std::process::id()).as_bytes())[..10].into()
 }
 
 /// Reason for which a line is no event.
@@ -246,33 +232,13 @@ fn too_long(path: &Path, bytes: u64) -> Error {
     Error::invalid(path, format!("journal: {bytes} bytes, more than {MAX_JOURNAL_BYTES}"))
 }
 
-/// Returns the path of a folder's journal: `book.jsonl` where it exists, else `journal.jsonl`.
-pub fn file_of(folder: &Path) -> PathBuf {
-    let book = folder.join(BOOK_FILE);
-    if book.symlink_metadata().is_ok() { book } else { folder.join(JOURNAL_FILE) }
-}
-
-/// Makes a folder a book by adding an empty `book.jsonl`, unless it has one.
-///
-/// # Errors
-/// The folder or the file cannot be made, or `book.jsonl` is not a regular file.
-pub fn make_book(folder: &Path) -> Result<()> {
-    let path = folder.join(BOOK_FILE);
-    let io = |e| Error::io(&path, e);
-    std::fs::create_dir_all(folder).map_err(|e| Error::io(folder, e))?;
-    if !exists(&path)? {
-        open_regular(&path, OpenOptions::new().append(true).create(true)).map_err(io)?;
-    }
-    Ok(())
-}
-
-/// Reads the journal of a bundle or of a book. A missing journal is read as an empty one.
+/// Reads the journal of a bundle. A missing journal is read as an empty one.
 ///
 /// # Errors
 /// The file cannot be read or is too long, or a line is no event (the error names the line). A last line that was cut
 /// off is not an error.
 pub fn read(bundle: &Path) -> Result<Journal> {
-    let path = file_of(bundle);
+    let path = bundle.join(JOURNAL_FILE);
     if !exists(&path)? {
         return Ok(Journal::default());
     }
@@ -286,11 +252,11 @@ pub fn read(bundle: &Path) -> Result<Journal> {
 /// # Errors
 /// The file cannot be written, would become too long, or ends with something that is no event. The file is then as it was.
 pub fn append(bundle: &Path, mut event: Event) -> Result<Event> {
-    let path = file_of(bundle);
+    let path = bundle.join(JOURNAL_FILE);
     let io = |e| Error::io(&path, e);
     let invalid = |what: String| Error::invalid(&path, format!("journal: {what}"));
     if event.id.is_empty() {
-        event.make_id().map_err(invalid)?;
+        event.id = make_id();
     }
     event.check().map_err(invalid)?;
     let mut line = serde_json::to_vec(&event).map_err(|e| invalid(e.to_string()))?;
@@ -302,11 +268,26 @@ pub fn append(bundle: &Path, mut event: Event) -> Result<Event> {
     let mut file =
         open_regular(&path, OpenOptions::new().read(true).append(true).create(true)).map_err(io)?;
     let locked = lock(&file).map_err(io)?;
-    let end = mend(&path, &mut file, locked)?;
-    if end.lacks_newline {
-        line.insert(0, b'\n');
+    let mut bytes = Vec::new();
+    Read::by_ref(&mut file).take(MAX_JOURNAL_BYTES + 1).read_to_end(&mut bytes).map_err(io)?;
+    let mut end = bytes.len() as u64;
+    if end > MAX_JOURNAL_BYTES {
+        return Err(too_long(&path, end));
     }
-    let len = end.len + line.len() as u64;
+    if !bytes.is_empty() && !bytes.ends_with(b"\n") {
+        match parse(&path, &bytes)?.torn {
+            false => line.insert(0, b'\n'),
+            // Another process may be writing the line at this moment.
+            true if !locked => {
+                return Err(invalid("the last line is cut off, and the file cannot be locked".into()));
+            }
+            true => {
+                end = bytes.iter().rposition(|&b| b == b'\n').map_or(0, |i| i as u64 + 1);
+                file.set_len(end).map_err(io)?;
+            }
+        }
+    }
+    let len = end + line.len() as u64;
     if len > MAX_JOURNAL_BYTES {
         return Err(too_long(&path, len));
     }
@@ -314,7 +295,7 @@ pub fn append(bundle: &Path, mut event: Event) -> Result<Event> {
     if written < line.len() {
         // The disk is full. If the truncation fails too, the rest of the line stays, and the next reader finds it torn.
         if locked {
-            let _ = file.set_len(end.len);
+            let _ = file.set_len(end);
         }
         return Err(io(io::Error::from(io::ErrorKind::WriteZero)));
     }
@@ -363,43 +344,6 @@ fn lock(file: &File) -> io::Result<bool> {
         }
     }
     Err(io::Error::new(io::ErrorKind::WouldBlock, "another process holds the journal's lock"))
-}
-
-/// End of a journal's file, after [`mend`].
-struct JournalEnd {
-    /// Length of the file in bytes.
-    len: u64,
-    /// True if the last line is whole, but has no newline.
-    lacks_newline: bool,
-}
-
-/// Removes a last line that was cut off, and returns the end of the file.
-fn mend(path: &Path, file: &mut File, locked: bool) -> Result<JournalEnd> {
-    let io = |e| Error::io(path, e);
-    let len = file.metadata().map_err(io)?.len();
-    if len > MAX_JOURNAL_BYTES {
-        return Err(too_long(path, len));
-    }
-    let mut last = [b'\n'];
-    if len > 0 {
-        file.seek(SeekFrom::Start(len - 1)).and_then(|_| file.read_exact(&mut last)).map_err(io)?;
-    }
-    if last == *b"\n" {
-        return Ok(JournalEnd { len, lacks_newline: false });
-    }
-    let mut bytes = Vec::new();
-    file.seek(SeekFrom::Start(0)).map_err(io)?;
-    file.take(len).read_to_end(&mut bytes).map_err(io)?;
-    if !parse(path, &bytes)?.torn {
-        return Ok(JournalEnd { len, lacks_newline: true });
-    }
-    if !locked {
-        // Another process may be writing the line at this moment.
-        return Err(Error::invalid(path, "journal: the last line is cut off, and the file cannot be locked"));
-    }
-    let whole = bytes.iter().rposition(|&b| b == b'\n').map_or(0, |i| i as u64 + 1);
-    file.set_len(whole).map_err(io)?;
-    Ok(JournalEnd { len: whole, lacks_newline: false })
 }
 
 #[cfg(test)]

@@ -9,7 +9,7 @@ use std::sync::OnceLock;
 
 /// Options that name an output. Every other path on a command line is an input, which no output may replace. An output that
 /// is missing here shows, since a second run cannot replace its file; no input can be forgotten.
-const OUTPUTS: [&str; 4] = ["csv", "out", "outputs", "save"];
+const OUTPUTS: [&str; 3] = ["out", "outputs", "save"];
 
 /// Inputs of the running command.
 static INPUTS: OnceLock<Vec<PathBuf>> = OnceLock::new();
@@ -97,7 +97,7 @@ mod tests {
             ids
         };
         for (name, inputs) in [
-            ("bench", &["against", "bundle", "compiled"][..]),
+            ("bench", &["bundle", "compiled"][..]),
             ("calibrate", &["checkpoint", "text"]),
             ("golden", &["checkpoint", "prompt_file"]),
             ("plan", &["auto_text", "checkpoint", "evidence", "forms", "importance"]),
@@ -115,7 +115,6 @@ mod tests {
         }
         outputs.sort();
         let known = [
-            "bench --csv",
             "bench --save",
             "build --out",
             "calibrate --out",

@@ -7,3 +7,10 @@ pub enum Outcome {
     /// A gate failed.
     GateFailed,
 }
+
+impl Outcome {
+    /// Returns the end of a command whose gate passed or failed.
+    pub fn of(passed: bool) -> Outcome {
+        if passed { Outcome::Done } else { Outcome::GateFailed }
+    }
+}

@@ -2,41 +2,25 @@
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde::Serialize;
-use serde_json::Value;
 use std::borrow::Cow;
 use std::io::{self, IsTerminal, Write};
-use std::sync::Mutex;
 
 /// Display of results and progress.
 pub struct Ui {
     json: bool,
     /// True if nothing goes to standard output.
     silent: bool,
-    /// The document, if it is kept.
-    kept: Option<Mutex<Option<Value>>>,
 }
 
 impl Ui {
-    /// Makes the output of a command: with `json`, one document and nothing else on standard output; with `keep`, the
-    /// document is kept, too.
-    pub fn new(json: bool, keep: bool) -> Self {
-        Ui { json, silent: false, kept: keep.then(Mutex::default) }
+    /// Makes the output of a command: with `json`, one document and nothing else on standard output.
+    pub fn new(json: bool) -> Self {
+        Ui { json, silent: false }
     }
 
-    /// Makes the output of a command inside another one: the document is kept for [`Ui::into_document`], and nothing goes
-    /// to standard output.
+    /// Makes the output of a command inside another one: nothing goes to standard output.
     pub fn inner() -> Self {
-        Ui { json: true, silent: true, kept: Some(Mutex::default()) }
-    }
-
-    /// Returns the document that a command gave.
-    pub fn into_document(self) -> Option<Value> {
-        self.kept.and_then(|kept| kept.into_inner().unwrap_or_else(|e| e.into_inner()))
-    }
-
-    /// Tells whether a document is wanted, for documents that take time to make.
-    pub fn wants_document(&self) -> bool {
-        self.json || self.kept.is_some()
+        Ui { json: true, silent: true }
     }
 
     /// Prints a line of the result for people.
@@ -72,9 +56,6 @@ impl Ui {
 
     /// Prints the result for programs.
     pub fn document<T: Serialize>(&self, value: &T) -> anyhow::Result<()> {
-        if let Some(kept) = &self.kept {
-            *kept.lock().unwrap_or_else(|e| e.into_inner()) = Some(serde_json::to_value(value)?);
-        }
         if self.json && !self.silent {
             // Whole or not at all: an error half-way has a document of its own.
             let mut text = serde_json::to_vec_pretty(value)?;
@@ -171,6 +152,17 @@ impl Table {
         // A line end in a name would break the row.
         let cell = |c: String| if c.contains(['\n', '\t']) { c.escape_debug().to_string() } else { c };
         self.rows.push(cells.into_iter().map(|c| printable(&cell(c)).into_owned()).collect());
+    }
+
+    /// Adds rows.
+    pub fn with_rows(mut self, rows: impl IntoIterator<Item = Vec<String>>) -> Self {
+        rows.into_iter().for_each(|row| self.row(row));
+        self
+    }
+
+    /// Returns the cells, row by row, the headings first.
+    pub fn rows(&self) -> &[Vec<String>] {
+        &self.rows
     }
 
     /// Prints the table.

@@ -1,7 +1,7 @@
 //! Form of shards: choices that change whether a chip takes a program, but not what the program computes.
 //!
 //! Published findings about the Neural Engine contradict each other, so a plan names a form and a Mac decides between
-//! forms. Every form gives the same results on the CPU. `docs/ane-form.md` draws each.
+//! forms. Every form gives the same results on the CPU. `docs/ane-form.md` describes each.
 
 use crate::context_buckets::ContextBuckets;
 use crate::{Error, Result};

@@ -2,26 +2,40 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Failure of a step.
+/// End of a step or a stage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum End {
-    /// Core ML returned an error or raised an exception.
+    /// Done, or the gate passed.
+    Done,
+    /// The gate failed, or a part of the work did.
+    Failed,
+    /// Core ML, or the program, returned an error or raised an exception.
     Refused,
-    /// The process ended.
+    /// The process ended without an answer.
     Crashed,
-    /// The step took too long.
+    /// The process took too long, and was ended.
     Hung,
+    /// Nothing was run.
+    Skipped,
 }
 
 impl End {
-    /// Returns the failure as a word.
+    /// Returns the end as a word.
     pub const fn word(self) -> &'static str {
         match self {
+            End::Done => "done",
+            End::Failed => "failed",
             End::Refused => "refused",
             End::Crashed => "crashed",
             End::Hung => "hung",
+            End::Skipped => "skipped",
         }
+    }
+
+    /// Tells whether the end is a finding against the Mac or the bundle.
+    pub const fn is_failure(self) -> bool {
+        !matches!(self, End::Done | End::Skipped)
     }
 }
 

@@ -2,12 +2,11 @@
 //!
 //! ```text
 //! BUNDLE/shards/L00.attn.mlmodelc                        beside the package, as `xcrun coremlcompiler` writes it
-//! CACHE/BUILD-CHIP/SHA256.mlmodelc, SHA256.json          as `anemoe compile` writes it, with its record
+//! CACHE/BUILD-CHIP/SHA256.mlmodelc                       as `anemoe compile` writes it
 //! ```
 
 use crate::{Error, Result};
 use anemoe_bundle::Chain;
-use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
@@ -16,26 +15,6 @@ pub const COMPILED: &str = "mlmodelc";
 
 /// File that every compiled model has. Core ML ends the process when asked for the plan of a folder without it.
 const MARK: &str = "coremldata.bin";
-
-/// Ending of the name of a compiled model's record.
-const RECORD: &str = "json";
-/// Most bytes of a record that is read.
-const MAX_RECORD_BYTES: u64 = 1 << 16;
-
-/// Facts of a compiled model; stored beside it in the cache.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct CompiledRecord {
-    /// Name of the shard.
-    pub package: String,
-    /// Bytes of the package.
-    pub package_bytes: u64,
-    /// Bytes of the compiled model.
-    pub compiled_bytes: u64,
-    /// Seconds that compiling took, where it was measured.
-    pub seconds: Option<f64>,
-    /// Program that compiled it.
-    pub generator: String,
-}
 
 /// Tells whether a folder is a compiled model.
 #[cfg(any(target_vendor = "apple", feature = "sim"))]
@@ -76,26 +55,10 @@ impl CompiledModels {
         self.folder.as_deref()
     }
 
-    /// Returns the SHA-256 of a package of the bundle.
-    pub fn digest(&self, package: &Path) -> Option<&str> {
-        self.digests.get(package).map(String::as_str)
-    }
-
     /// Returns the place in the cache for a package's model; `None` without a cache or for a package outside the bundle.
     pub fn place(&self, package: &Path) -> Option<PathBuf> {
         let digest = self.digests.get(package)?;
         Some(self.folder.as_ref()?.join(format!("{digest}.{COMPILED}")))
-    }
-
-    /// Returns the place of the record beside a compiled model in the cache.
-    pub fn record_place(&self, package: &Path) -> Option<PathBuf> {
-        Some(self.place(package)?.with_extension(RECORD))
-    }
-
-    /// Reads the record of a compiled model; `None` where there is no valid record.
-    pub fn record(&self, package: &Path) -> Option<CompiledRecord> {
-        let text = anemoe_io::read_input(&self.record_place(package)?, MAX_RECORD_BYTES).ok()?;
-        anemoe_io::json::parse(&text).ok()
     }
 
     /// Tells whether the cache has a compiled model of a package for another system or chip.

@@ -23,7 +23,7 @@ mod system_facts;
 #[cfg(not(any(target_vendor = "apple", feature = "sim")))]
 mod unavailable;
 
-pub use compiled::{COMPILED, CompiledModels, CompiledRecord};
+pub use compiled::{COMPILED, CompiledModels};
 #[cfg(any(target_vendor = "apple", feature = "sim"))]
 pub use engine::{
     CoreMlBackend, HELD_MEMORY, available, compile, held_memory, plan_of, system_facts, this_system,

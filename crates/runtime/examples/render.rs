@@ -21,7 +21,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         let variables = std::mem::take(variables);
         let text = case["template"].as_str().ok_or("no template")?;
         let rendered = ChatTemplate::new(text, &Map::new(), Path::new("template"))
-            .and_then(|template| template.render_with(&messages, tools, answer, &variables));
+            .and_then(|template| template.render_until(&messages, tools, answer, &variables, None));
         println!(
             "{}",
             match rendered {

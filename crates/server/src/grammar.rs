@@ -84,50 +84,28 @@ impl Grammars {
         self.words.get_or_init(|| catch_panics(|| words(model)).map(|w| Arc::new(TokenBytes(w)))).clone()
     }
 
-    /// Makes a grammar of JSON that fits `schema`.
+    /// Makes a grammar of a call of one of `tools`, which `lark` writes, of JSON that fits `schema`, or of either.
     ///
     /// # Errors
-    /// The schema is wrong, not supported, or takes too much; or the tokenizer has no bytes of its tokens.
-    pub fn json(&self, model: &Model, mut schema: Value) -> Result<AnswerGrammar, String> {
-        schema_limits::check([&schema])?;
-        if let Some(schema) = schema.as_object_mut() {
-            set_spacing(schema);
-        }
-        self.prepare(model, schema.to_string())
-    }
-
-    /// Makes a grammar of a call of one of the tools with these `parameters`, which `lark` writes.
-    ///
-    /// # Errors
-    /// The schema of a tool is wrong, not supported, or takes too much; or the tokenizer has no bytes of its tokens.
-    pub fn calls<'a>(
+    /// A schema is wrong, not supported, or takes too much; or the tokenizer has no bytes of its tokens.
+    pub fn answer(
         &self,
         model: &Model,
-        parameters: impl IntoIterator<Item = &'a Value>,
+        tools: &[&Value],
+        schema: Option<&Value>,
         lark: impl FnOnce() -> String,
     ) -> Result<AnswerGrammar, String> {
-        schema_limits::check(parameters)?;
-        self.prepare(model, lark())
-    }
-
-    /// Makes a grammar of such a call, or of JSON that fits `schema`.
-    ///
-    /// # Errors
-    /// Fails like [`Grammars::calls`].
-    pub fn calls_or_json<'a>(
-        &self,
-        model: &Model,
-        parameters: impl IntoIterator<Item = &'a Value>,
-        lark: impl FnOnce() -> String,
-        schema: &'a Value,
-    ) -> Result<AnswerGrammar, String> {
-        schema_limits::check(parameters.into_iter().chain([schema]))?;
-        let mut schema = schema.clone();
-        schema.as_object_mut().map(set_spacing);
-        self.prepare(
-            model,
-            format!("{}json: %json {schema}\n", lark().replacen("start: ", "start: json | ", 1)),
-        )
+        schema_limits::check(tools.iter().map(|tool| &tool["function"]["parameters"]).chain(schema))?;
+        let json = schema.cloned().map(|mut schema| {
+            schema.as_object_mut().map(set_spacing);
+            schema.to_string()
+        });
+        let source = match json {
+            None => lark(),
+            Some(json) if tools.is_empty() => json,
+            Some(json) => format!("{}json: %json {json}\n", lark().replacen("start: ", "start: json | ", 1)),
+        };
+        self.prepare(model, source)
     }
 
     fn prepare(&self, model: &Model, source: String) -> Result<AnswerGrammar, String> {

@@ -101,7 +101,7 @@ fn planted_outcomes_lead_to_the_right_form_with_its_reason() {
         if name == "many-on-cpu" {
             assert_eq!(
                 [&counts[0]["residency"], &counts[1]["residency"]],
-                ["ane", "elsewhere"],
+                ["ane", "not_ane"],
                 "{choice:#}"
             );
         }

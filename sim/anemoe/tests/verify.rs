@@ -173,24 +173,12 @@ fn a_whole_run_is_one_private_report_that_becomes_evidence() {
         .iter()
         .filter(|s| s["verdict"] == "ane" && s["verdict_reason"].as_str().unwrap().contains(report));
     assert!(judged.count() > 0, "{plan:#}");
-    let journal = sandbox.json(0, &["journal", &evidence]);
-    let entry = &journal["entries"][0];
-    assert_eq!(
-        (&entry["id"], &entry["experiment"]["state"]),
-        (&imported["report"], &Value::from("passed")),
-        "{journal:#}"
-    );
     let table = sandbox.path("evidence").join(report).join("outcomes.tsv");
     let scored = sandbox.json(0, &["check", "--outcomes", table.to_str().unwrap()]);
     assert_eq!(scored["score"]["rows"].as_u64(), Some(imported["rows"].as_array().unwrap().len() as u64));
     // Importing the same report again adds nothing.
-    let before = fs::read(sandbox.path("evidence/book.jsonl")).unwrap();
     let (_, again) = import(&sandbox);
-    assert!(
-        again["already"] == true && again["added"]["rows"] == 0 && again["added"]["events"] == 0,
-        "{again:#}"
-    );
-    assert_eq!(before, fs::read(sandbox.path("evidence/book.jsonl")).unwrap());
+    assert!(again["already"] == true && again["added"]["rows"] == 0, "{again:#}");
 }
 
 /// Stages without the tune, which has tests of its own.
@@ -227,9 +215,11 @@ fn a_soak_that_fails_names_the_shard_and_the_report_comes_all_the_same() {
             label == "RUNTIME_FAIL" || !imported["left_out"].as_array().unwrap().is_empty(),
             "{imported:#}"
         );
-        let journal = sandbox.json(0, &["journal", &evidence]);
-        let surprise = journal["entries"][0]["surprise"].to_string();
-        assert!(surprise.contains(&format!("soak {end}")), "{fault}: {surprise}");
+        let about = Path::new(&evidence).join(imported["report"].as_str().unwrap()).join("report.json");
+        let about: Value = serde_json::from_str(&fs::read_to_string(about).unwrap()).unwrap();
+        let is_soak = |s: &&Value| s["stage"] == "soak";
+        let recorded = about["stages"].as_array().unwrap().iter().find(is_soak);
+        assert_eq!(recorded.unwrap()["end"], end, "{fault}: {about}");
     }
 }
 

@@ -4,9 +4,9 @@ use crate::faults::{error, raise};
 use anemoe_runtime::tensor::{Data, Tensor};
 use block2::{DynBlock, RcBlock};
 use half::f16;
+use objc_sim::{class, init};
+use objc2::DefinedClass;
 use objc2::rc::{Allocated, Retained};
-use objc2::runtime::NSObject;
-use objc2::{AnyThread, ClassType, DefinedClass, define_class, msg_send};
 use objc2_core_ml::{MLMultiArray, MLMultiArrayDataType};
 use objc2_foundation::{NSArray, NSError, NSInteger, NSNumber};
 use std::ffi::c_void;
@@ -14,10 +14,6 @@ use std::ptr::NonNull;
 
 /// Alignment of rows in bytes, as on the Neural Engine.
 const ROW: usize = 64;
-
-pub(crate) fn register() {
-    FakeArray::class();
-}
 
 fn usizes(values: &NSArray<NSNumber>) -> Vec<usize> {
     values.iter().map(|n| n.as_usize()).collect()
@@ -65,9 +61,9 @@ enum Memory {
 
 pub(crate) struct ArrayIvars {
     memory: Memory,
-    shape: Vec<usize>,
+    pub shape: Vec<usize>,
     strides: Vec<usize>,
-    kind: isize,
+    pub kind: isize,
 }
 
 impl ArrayIvars {
@@ -123,14 +119,6 @@ impl ArrayIvars {
         }
     }
 
-    pub fn shape(&self) -> &[usize] {
-        &self.shape
-    }
-
-    pub fn kind(&self) -> isize {
-        self.kind
-    }
-
     /// Overwrites the memory with 0xff, so that later reads show.
     pub fn spoil(&self) {
         // SAFETY: the array has `bytes()` bytes.
@@ -152,78 +140,59 @@ impl Drop for ArrayIvars {
     }
 }
 
-define_class!(
-    #[unsafe(super(NSObject))]
-    #[name = "MLMultiArray"]
-    #[ivars = ArrayIvars]
-    pub(crate) struct FakeArray;
-
-    impl FakeArray {
-        #[unsafe(method_id(initWithDataPointer:shape:dataType:strides:deallocator:error:))]
-        fn initWithDataPointer(
-            this: Allocated<Self>,
-            data: *mut c_void,
-            shape: &NSArray<NSNumber>,
-            kind: isize,
-            strides: &NSArray<NSNumber>,
-            free: *mut DynBlock<dyn Fn(NonNull<c_void>)>,
-            out: *mut *mut NSError,
-        ) -> Option<Retained<Self>> {
-            Self::borrow(this, data, usizes(shape), kind, usizes(strides), free, out)
-        }
-        #[unsafe(method(dataType))]
-        fn dataType(&self) -> isize {
-            self.ivars().kind
-        }
-        #[unsafe(method_id(shape))]
-        fn shape(&self) -> Retained<NSArray<NSNumber>> {
-            numbers(&self.ivars().shape)
-        }
-        #[unsafe(method_id(strides))]
-        fn strides(&self) -> Retained<NSArray<NSNumber>> {
-            numbers(&self.ivars().strides)
-        }
-        #[unsafe(method(getBytesWithHandler:))]
-        fn getBytes(&self, handler: &DynBlock<dyn Fn(NonNull<c_void>, NSInteger)>) {
-            let ivars = self.ivars();
-            handler.call((NonNull::new(ivars.data().cast()).unwrap(), ivars.bytes() as isize));
-        }
-        #[unsafe(method(getMutableBytesWithHandler:))]
-        fn getMutableBytes(
-            &self,
-            handler: &DynBlock<dyn Fn(NonNull<c_void>, NSInteger, NonNull<NSArray<NSNumber>>)>,
-        ) {
-            let ivars = self.ivars();
-            let strides = numbers(&ivars.strides);
-            let data = NonNull::new(ivars.data().cast()).unwrap();
-            handler.call((data, ivars.bytes() as isize, NonNull::from(&*strides)));
-        }
-    }
-);
-
-impl FakeArray {
-    fn borrow(
+class!(FakeArray, "MLMultiArray", ArrayIvars, {
+    #[unsafe(method_id(initWithDataPointer:shape:dataType:strides:deallocator:error:))]
+    fn initWithDataPointer(
         this: Allocated<Self>,
         data: *mut c_void,
-        shape: Vec<usize>,
+        shape: &NSArray<NSNumber>,
         kind: isize,
-        strides: Vec<usize>,
+        strides: &NSArray<NSNumber>,
         free: *mut DynBlock<dyn Fn(NonNull<c_void>)>,
         out: *mut *mut NSError,
     ) -> Option<Retained<Self>> {
-        if shape.len() != strides.len() {
+        let (shape, strides) = (usizes(shape), usizes(strides));
+        if shape.len() == strides.len() {
+            // SAFETY: the block lives during the call, and is copied.
+            let free = NonNull::new(free).map(|f| unsafe { f.as_ref() }.copy());
+            let memory = Memory::Theirs(data.cast(), free);
+            Some(init!(this, ArrayIvars { memory, shape, strides, kind }))
+        } else {
             // SAFETY: `out` points to the caller's error.
             unsafe { *out = error(4, "shape and strides differ in rank") };
-            return None;
+            None
         }
-        // SAFETY: the block lives during the call, and is copied.
-        let free = NonNull::new(free).map(|f| unsafe { f.as_ref() }.copy());
-        let memory = Memory::Theirs(data.cast(), free);
-        let this = this.set_ivars(ArrayIvars { memory, shape, strides, kind });
-        // SAFETY: calls the designated initializer.
-        Some(unsafe { msg_send![super(this), init] })
     }
+    #[unsafe(method(dataType))]
+    fn dataType(&self) -> isize {
+        self.ivars().kind
+    }
+    #[unsafe(method_id(shape))]
+    fn shape(&self) -> Retained<NSArray<NSNumber>> {
+        numbers(&self.ivars().shape)
+    }
+    #[unsafe(method_id(strides))]
+    fn strides(&self) -> Retained<NSArray<NSNumber>> {
+        numbers(&self.ivars().strides)
+    }
+    #[unsafe(method(getBytesWithHandler:))]
+    fn getBytes(&self, handler: &DynBlock<dyn Fn(NonNull<c_void>, NSInteger)>) {
+        let ivars = self.ivars();
+        handler.call((NonNull::new(ivars.data().cast()).unwrap(), ivars.bytes() as isize));
+    }
+    #[unsafe(method(getMutableBytesWithHandler:))]
+    fn getMutableBytes(
+        &self,
+        handler: &DynBlock<dyn Fn(NonNull<c_void>, NSInteger, NonNull<NSArray<NSNumber>>)>,
+    ) {
+        let ivars = self.ivars();
+        let strides = numbers(&ivars.strides);
+        let data = NonNull::new(ivars.data().cast()).unwrap();
+        handler.call((data, ivars.bytes() as isize, NonNull::from(&*strides)));
+    }
+});
 
+impl FakeArray {
     /// Makes an array as Core ML's own results are: with padded rows.
     pub fn result(tensor: &Tensor, kind: isize) -> Retained<Self> {
         Self::own(tensor, kind, padded(&tensor.shape, size_of_kind(kind)))
@@ -242,9 +211,7 @@ impl FakeArray {
         let (shape, size) = (tensor.shape.clone(), size_of_kind(kind));
         let elements: usize = shape.first().map_or(1, |n| n * strides[0].max(1));
         let memory = Memory::Own(vec![u64::MAX; (elements * size).div_ceil(8) + ROW / 8]);
-        let this = Self::alloc().set_ivars(ArrayIvars { memory, shape, strides, kind });
-        // SAFETY: the designated initializer.
-        let made: Retained<Self> = unsafe { msg_send![super(this), init] };
+        let made = Self::new(ArrayIvars { memory, shape, strides, kind });
         made.ivars().write(tensor);
         made
     }

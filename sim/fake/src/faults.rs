@@ -7,93 +7,78 @@ use std::path::Path;
 use std::sync::Mutex;
 use std::time::Duration;
 
-/// A fault of a model.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fault {
-    /// Compiling the package fails.
-    NotCompiled,
-    /// Loading fails with -14 and Core ML's words for it.
-    NoPlan,
-    /// Loading raises an exception.
-    LoadException,
-    /// The handler of loading is dropped without a call.
-    NoAnswer,
-    /// The handler of loading gets neither model nor error.
-    EmptyAnswer,
-    /// Predictions fail after this number of right ones.
-    Error(usize),
-    /// Predictions raise exceptions after this number of right ones.
-    Exception(usize),
-    /// Results are new arrays, whatever backings are proposed.
-    NoBackings,
-    /// Compiling the package ends the process.
-    CompileCrash,
-    /// Compiling the package never ends.
-    CompileHang,
-    /// Loading ends the process.
-    LoadCrash,
-    /// Loading never ends.
-    LoadHang,
-    /// Loading takes this many milliseconds more.
-    LoadSlow(usize),
-    /// A prediction ends the process after this number of right ones.
-    Crash(usize),
-    /// A prediction never ends after this number of right ones.
-    Hang(usize),
-    /// Predictions are wrong after this number of right ones.
-    Wrong(usize),
-    /// Predictions are NaN after this number of right ones.
-    NotNumbers(usize),
-    /// Predictions take this many microseconds more.
-    Slow(usize),
-    /// Each prediction leaks this many bytes.
-    Leak(usize),
-    /// The plan puts every op on the CPU.
-    PlanCpu,
-    /// The plan puts products on the CPU, and everything else on the Neural Engine.
-    PlanProductsCpu,
-    /// The plan has no device for any op.
-    PlanNone,
-    /// The handler of the plan gets an error.
-    PlanError,
-    /// Asking for the plan ends the process.
-    PlanCrash,
-    /// Asking for the plan with only the CPU allowed ends the process.
-    PlanCpuCrash,
-    /// The plan puts every op on the Neural Engine, whatever is allowed and whatever the op computes.
-    PlanAne,
+/// Defines the faults of a model, and their names in a file of faults.
+macro_rules! faults {
+    ($($(#[$doc:meta])* $text:literal $name:ident $(($number:ident))?)*) => {
+        /// A fault of a model.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub enum Fault {
+            $($(#[$doc])* $name $(($number))?,)*
+        }
+
+        /// Returns the fault of this name, with the number `n`.
+        fn named(name: &str, n: usize) -> Option<Fault> {
+            match name {
+                $($text => Some(Fault::$name $((n as $number))?),)*
+                _ => None,
+            }
+        }
+    };
 }
 
-/// Returns the fault of this name in a file of faults, with the number `n`.
-fn named(name: &str, n: usize) -> Option<Fault> {
-    Some(match name {
-        "not-compiled" => Fault::NotCompiled,
-        "no-plan" => Fault::NoPlan,
-        "load-exception" => Fault::LoadException,
-        "no-answer" => Fault::NoAnswer,
-        "empty-answer" => Fault::EmptyAnswer,
-        "error" => Fault::Error(n),
-        "exception" => Fault::Exception(n),
-        "compile-crash" => Fault::CompileCrash,
-        "compile-hang" => Fault::CompileHang,
-        "load-crash" => Fault::LoadCrash,
-        "load-hang" => Fault::LoadHang,
-        "load-slow" => Fault::LoadSlow(n),
-        "crash" => Fault::Crash(n),
-        "hang" => Fault::Hang(n),
-        "wrong" => Fault::Wrong(n),
-        "not-numbers" => Fault::NotNumbers(n),
-        "slow" => Fault::Slow(n),
-        "leak" => Fault::Leak(n),
-        "plan-cpu" => Fault::PlanCpu,
-        "plan-products-cpu" => Fault::PlanProductsCpu,
-        "plan-none" => Fault::PlanNone,
-        "plan-error" => Fault::PlanError,
-        "plan-crash" => Fault::PlanCrash,
-        "plan-cpu-crash" => Fault::PlanCpuCrash,
-        "plan-ane" => Fault::PlanAne,
-        _ => return None,
-    })
+faults! {
+    /// Compiling the package fails.
+    "not-compiled" NotCompiled
+    /// Loading fails with -14 and Core ML's words for it.
+    "no-plan" NoPlan
+    /// Loading raises an exception.
+    "load-exception" LoadException
+    /// The handler of loading is dropped without a call.
+    "no-answer" NoAnswer
+    /// The handler of loading gets neither model nor error.
+    "empty-answer" EmptyAnswer
+    /// Predictions fail after this number of right ones.
+    "error" Error(usize)
+    /// Predictions raise exceptions after this number of right ones.
+    "exception" Exception(usize)
+    /// Results are new arrays, whatever backings are proposed.
+    "no-backings" NoBackings
+    /// Compiling the package ends the process.
+    "compile-crash" CompileCrash
+    /// Compiling the package never ends.
+    "compile-hang" CompileHang
+    /// Loading ends the process.
+    "load-crash" LoadCrash
+    /// Loading never ends.
+    "load-hang" LoadHang
+    /// Loading takes this many milliseconds more.
+    "load-slow" LoadSlow(usize)
+    /// A prediction ends the process after this number of right ones.
+    "crash" Crash(usize)
+    /// A prediction never ends after this number of right ones.
+    "hang" Hang(usize)
+    /// Predictions are wrong after this number of right ones.
+    "wrong" Wrong(usize)
+    /// Predictions are NaN after this number of right ones.
+    "not-numbers" NotNumbers(usize)
+    /// Predictions take this many microseconds more.
+    "slow" Slow(usize)
+    /// Each prediction leaks this many bytes.
+    "leak" Leak(usize)
+    /// The plan puts every op on the CPU.
+    "plan-cpu" PlanCpu
+    /// The plan puts products on the CPU, and everything else on the Neural Engine.
+    "plan-products-cpu" PlanProductsCpu
+    /// The plan has no device for any op.
+    "plan-none" PlanNone
+    /// The handler of the plan gets an error.
+    "plan-error" PlanError
+    /// Asking for the plan ends the process.
+    "plan-crash" PlanCrash
+    /// Asking for the plan with only the CPU allowed ends the process.
+    "plan-cpu-crash" PlanCpuCrash
+    /// The plan puts every op on the Neural Engine, whatever is allowed and whatever the op computes.
+    "plan-ane" PlanAne
 }
 
 /// Plants the faults of a file. Each line has a part of the package's path, optionally with `#` and a function's name,

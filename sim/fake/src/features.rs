@@ -3,47 +3,28 @@
 use crate::arrays::FakeArray;
 use crate::faults::raise;
 use anemoe_mlpackage::mil::{DataType, Feature, FeatureShape};
+use objc_sim::{class, init};
 use objc2::rc::{Allocated, Retained};
-use objc2::runtime::{AnyObject, NSObject};
-use objc2::{AnyThread, ClassType, DefinedClass, Message, define_class, msg_send};
+use objc2::runtime::AnyObject;
+use objc2::{DefinedClass, Message};
 use objc2_core_ml::{MLMultiArray, MLMultiArrayDataType};
 use objc2_foundation::{NSCopying, NSDictionary, NSError, NSSet, NSString};
 use std::cell::{Cell, RefCell};
 
-pub(crate) fn register() {
-    FakeValue::class();
-    FakeProvider::class();
-    FakeResult::class();
-    FakeOptions::class();
-    FakeConfiguration::class();
-    FakeFeature::class();
-}
+type MultiArray = Retained<MLMultiArray>;
 
-define_class!(
-    #[unsafe(super(NSObject))]
-    #[name = "MLFeatureValue"]
-    #[ivars = Retained<MLMultiArray>]
-    pub(crate) struct FakeValue;
-
-    impl FakeValue {
-        #[unsafe(method_id(featureValueWithMultiArray:))]
-        fn with_array(array: &MLMultiArray) -> Retained<Self> {
-            Self::new(array)
-        }
-        #[unsafe(method_id(multiArrayValue))]
-        fn multiArrayValue(&self) -> Option<Retained<MLMultiArray>> {
-            Some(self.ivars().clone())
-        }
+class!(FakeValue, "MLFeatureValue", MultiArray, {
+    #[unsafe(method_id(featureValueWithMultiArray:))]
+    fn with_array(array: &MLMultiArray) -> Retained<Self> {
+        Self::new(array.retain())
     }
-);
+    #[unsafe(method_id(multiArrayValue))]
+    fn multiArrayValue(&self) -> Option<Retained<MLMultiArray>> {
+        Some(self.ivars().clone())
+    }
+});
 
 impl FakeValue {
-    pub fn new(array: &MLMultiArray) -> Retained<Self> {
-        let this = Self::alloc().set_ivars(array.retain());
-        // SAFETY: calls the designated initializer.
-        unsafe { msg_send![super(this), init] }
-    }
-
     pub fn array(&self) -> &FakeArray {
         FakeArray::behind(self.ivars())
     }
@@ -60,7 +41,7 @@ pub(crate) fn kind_of(dtype: DataType) -> isize {
 
 /// Tells whether an array fits a feature.
 pub(crate) fn fits(feature: &Feature, array: &FakeArray) -> bool {
-    let shape: Vec<u64> = array.ivars().shape().iter().map(|&n| n as u64).collect();
+    let shape: Vec<u64> = array.ivars().shape.iter().map(|&n| n as u64).collect();
     let has_shape = match &feature.shape {
         FeatureShape::Fixed(fixed) => *fixed == shape,
         FeatureShape::Enumerated(all) => all.contains(&shape),
@@ -73,109 +54,65 @@ pub(crate) fn fits(feature: &Feature, array: &FakeArray) -> bool {
         }
         FeatureShape::Dynamic => true,
     };
-    has_shape && array.ivars().kind() == kind_of(feature.dtype)
+    has_shape && array.ivars().kind == kind_of(feature.dtype)
 }
 
-define_class!(
-    #[unsafe(super(NSObject))]
-    #[name = "MLFeatureDescription"]
-    #[ivars = Feature]
-    pub(crate) struct FakeFeature;
-
-    impl FakeFeature {
-        #[unsafe(method(isAllowedValue:))]
-        fn isAllowed(&self, value: &FakeValue) -> bool {
-            fits(self.ivars(), value.array())
-        }
+class!(FakeFeature, "MLFeatureDescription", Feature, {
+    #[unsafe(method(isAllowedValue:))]
+    fn isAllowed(&self, value: &FakeValue) -> bool {
+        fits(self.ivars(), value.array())
     }
-);
-
-impl FakeFeature {
-    pub fn new(feature: &Feature) -> Retained<Self> {
-        let this = Self::alloc().set_ivars(feature.clone());
-        // SAFETY: calls the designated initializer.
-        unsafe { msg_send![super(this), init] }
-    }
-}
+});
 
 type Values = Retained<NSDictionary<NSString, AnyObject>>;
 
-define_class!(
-    #[unsafe(super(NSObject))]
-    #[name = "MLDictionaryFeatureProvider"]
-    #[ivars = Values]
-    struct FakeProvider;
-
-    impl FakeProvider {
-        #[unsafe(method_id(initWithDictionary:error:))]
-        fn initWithDictionary(
-            this: Allocated<Self>,
-            values: &NSDictionary<NSString, AnyObject>,
-            _error: *mut *mut NSError,
-        ) -> Option<Retained<Self>> {
-            let this = this.set_ivars(values.retain());
-            // SAFETY: calls the designated initializer.
-            Some(unsafe { msg_send![super(this), init] })
-        }
-        #[unsafe(method_id(featureNames))]
-        fn featureNames(&self) -> Retained<NSSet<NSString>> {
-            NSSet::from_retained_slice(&self.ivars().keys().collect::<Vec<_>>())
-        }
-        #[unsafe(method_id(featureValueForName:))]
-        fn featureValueForName(&self, name: &NSString) -> Option<Retained<AnyObject>> {
-            self.ivars().objectForKey(name)
-        }
+class!(FakeProvider, "MLDictionaryFeatureProvider", Values, {
+    #[unsafe(method_id(initWithDictionary:error:))]
+    fn initWithDictionary(
+        this: Allocated<Self>,
+        values: &NSDictionary<NSString, AnyObject>,
+        _error: *mut *mut NSError,
+    ) -> Option<Retained<Self>> {
+        Some(init!(this, values.retain()))
     }
-);
-
-define_class!(
-    /// Result of a prediction. It is of Core ML's own class: users cannot make one.
-    #[unsafe(super(NSObject))]
-    #[name = "FakePredictionResult"]
-    #[ivars = Vec<(String, Retained<FakeValue>)>]
-    pub(crate) struct FakeResult;
-
-    impl FakeResult {
-        #[unsafe(method_id(featureNames))]
-        fn featureNames(&self) -> Retained<NSSet<NSString>> {
-            let names: Vec<_> = self.ivars().iter().map(|(name, _)| NSString::from_str(name)).collect();
-            NSSet::from_retained_slice(&names)
-        }
-        #[unsafe(method_id(featureValueForName:))]
-        fn featureValueForName(&self, name: &NSString) -> Option<Retained<FakeValue>> {
-            let name = name.to_string();
-            self.ivars().iter().find(|(own, _)| *own == name).map(|(_, value)| value.clone())
-        }
+    #[unsafe(method_id(featureNames))]
+    fn featureNames(&self) -> Retained<NSSet<NSString>> {
+        NSSet::from_retained_slice(&self.ivars().keys().collect::<Vec<_>>())
     }
-);
-
-impl FakeResult {
-    pub fn new(values: Vec<(String, Retained<FakeValue>)>) -> Retained<Self> {
-        let this = Self::alloc().set_ivars(values);
-        // SAFETY: calls the designated initializer.
-        unsafe { msg_send![super(this), init] }
+    #[unsafe(method_id(featureValueForName:))]
+    fn featureValueForName(&self, name: &NSString) -> Option<Retained<AnyObject>> {
+        self.ivars().objectForKey(name)
     }
-}
+});
 
-define_class!(
-    #[unsafe(super(NSObject))]
-    #[name = "MLPredictionOptions"]
-    #[ivars = RefCell<Option<Values>>]
-    pub(crate) struct FakeOptions;
+/// Values by name that a prediction gives; a class of its own, so that tests can count the dictionaries of callers.
+type Results = Vec<(String, Retained<FakeValue>)>;
 
-    impl FakeOptions {
-        #[unsafe(method_id(init))]
-        fn init(this: Allocated<Self>) -> Retained<Self> {
-            let this = this.set_ivars(RefCell::new(None));
-            // SAFETY: calls the designated initializer.
-            unsafe { msg_send![super(this), init] }
-        }
-        #[unsafe(method(setOutputBackings:))]
-        fn set(&self, backings: &NSDictionary<NSString, AnyObject>) {
-            *self.ivars().borrow_mut() = Some(backings.copy());
-        }
+class!(FakeResult, "FakePredictionResult", Results, {
+    #[unsafe(method_id(featureNames))]
+    fn featureNames(&self) -> Retained<NSSet<NSString>> {
+        let names: Vec<_> = self.ivars().iter().map(|(name, _)| NSString::from_str(name)).collect();
+        NSSet::from_retained_slice(&names)
     }
-);
+    #[unsafe(method_id(featureValueForName:))]
+    fn featureValueForName(&self, name: &NSString) -> Option<Retained<FakeValue>> {
+        let name = name.to_string();
+        self.ivars().iter().find(|(own, _)| *own == name).map(|(_, value)| value.clone())
+    }
+});
+
+type Backings = RefCell<Option<Values>>;
+
+class!(FakeOptions, "MLPredictionOptions", Backings, {
+    #[unsafe(method_id(init))]
+    fn init(this: Allocated<Self>) -> Retained<Self> {
+        init!(this, RefCell::new(None))
+    }
+    #[unsafe(method(setOutputBackings:))]
+    fn set(&self, backings: &NSDictionary<NSString, AnyObject>) {
+        *self.ivars().borrow_mut() = Some(backings.copy());
+    }
+});
 
 impl FakeOptions {
     /// Returns the array that an output should be written to.
@@ -188,40 +125,21 @@ impl FakeOptions {
 
 #[derive(Default)]
 pub(crate) struct ConfigurationIvars {
-    units: Cell<isize>,
-    function: RefCell<Option<String>>,
+    pub units: Cell<isize>,
+    pub function: RefCell<Option<String>>,
 }
 
-define_class!(
-    #[unsafe(super(NSObject))]
-    #[name = "MLModelConfiguration"]
-    #[ivars = ConfigurationIvars]
-    pub(crate) struct FakeConfiguration;
-
-    impl FakeConfiguration {
-        #[unsafe(method_id(init))]
-        fn init(this: Allocated<Self>) -> Retained<Self> {
-            let this = this.set_ivars(ConfigurationIvars { units: Cell::new(2), ..Default::default() });
-            // SAFETY: calls the designated initializer.
-            unsafe { msg_send![super(this), init] }
-        }
-        #[unsafe(method(setComputeUnits:))]
-        fn setComputeUnits(&self, units: isize) {
-            self.ivars().units.set(units);
-        }
-        #[unsafe(method(setFunctionName:))]
-        fn setFunctionName(&self, name: Option<&NSString>) {
-            *self.ivars().function.borrow_mut() = name.map(ToString::to_string);
-        }
+class!(FakeConfiguration, "MLModelConfiguration", ConfigurationIvars, {
+    #[unsafe(method_id(init))]
+    fn init(this: Allocated<Self>) -> Retained<Self> {
+        init!(this, ConfigurationIvars { units: Cell::new(2), ..Default::default() })
     }
-);
-
-impl FakeConfiguration {
-    pub fn function(&self) -> Option<String> {
-        self.ivars().function.borrow().clone()
+    #[unsafe(method(setComputeUnits:))]
+    fn setComputeUnits(&self, units: isize) {
+        self.ivars().units.set(units);
     }
-
-    pub fn units(&self) -> isize {
-        self.ivars().units.get()
+    #[unsafe(method(setFunctionName:))]
+    fn setFunctionName(&self, name: Option<&NSString>) {
+        *self.ivars().function.borrow_mut() = name.map(ToString::to_string);
     }
-}
+});

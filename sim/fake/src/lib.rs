@@ -25,10 +25,18 @@ pub use models::{loaded, settle};
 pub fn install() {
     static ONCE: std::sync::Once = std::sync::Once::new();
     objc_sim::install();
+    macro_rules! register {
+        ($($class:path)*) => { $(<$class as objc2::ClassType>::class();)* };
+    }
     ONCE.call_once(|| {
-        arrays::register();
-        features::register();
-        models::register();
-        plans::register();
+        register! {
+            arrays::FakeArray
+            features::FakeValue features::FakeProvider features::FakeResult features::FakeOptions
+            features::FakeConfiguration features::FakeFeature
+            models::FakeState models::FakeDescription models::FakeModel
+            plans::FakeNeuralEngine plans::FakeGpu plans::FakeCpu plans::FakeCost
+            plans::FakeUsage plans::FakeNamedType plans::FakeOperation plans::FakeBlock
+            plans::FakeFunction plans::FakeProgram plans::FakeStructure plans::FakePlan
+        }
     });
 }

@@ -8,9 +8,10 @@ use anemoe_runtime::backend::BackendFunction;
 use anemoe_runtime::cpu::{CompiledFunction, CpuPackage, CpuStates, Options};
 use anemoe_runtime::tensor::{Data, Tensor};
 use block2::{DynBlock, RcBlock};
+use objc_sim::class;
 use objc2::rc::{Retained, autoreleasepool};
-use objc2::runtime::{AnyObject, NSObject};
-use objc2::{AnyThread, ClassType, DefinedClass, define_class, msg_send};
+use objc2::runtime::AnyObject;
+use objc2::{DefinedClass, Message, msg_send};
 use objc2_core_ml::{MLComputeUnits, MLMultiArray, MLMultiArrayDataType};
 use objc2_foundation::{NSDictionary, NSError, NSString, NSURL};
 use std::collections::BTreeSet;
@@ -26,12 +27,6 @@ use std::time::Duration;
 pub(crate) const MARK: &str = "coremldata.bin";
 /// File that makes a compiled model one of another system.
 const STALE: &str = "stale";
-
-pub(crate) fn register() {
-    FakeState::class();
-    FakeDescription::class();
-    FakeModel::class();
-}
 
 /// Threads that call handlers, until [`settle`] joins them.
 static THREADS: Mutex<Vec<JoinHandle<()>>> = Mutex::new(Vec::new());
@@ -57,14 +52,10 @@ pub(crate) fn on_other_thread(work: impl FnOnce() + Send + 'static) {
 }
 
 /// A value that one thread at a time uses.
-pub(crate) struct Sent<T>(T);
+pub(crate) struct Sent<T>(pub T);
 // SAFETY: blocks and objects of the fake may be used on any thread.
 unsafe impl<T> Send for Sent<T> {}
 impl<T> Sent<T> {
-    pub fn new(value: T) -> Sent<T> {
-        Sent(value)
-    }
-
     pub fn into_inner(self) -> T {
         self.0
     }
@@ -77,28 +68,21 @@ pub(crate) struct StateIvars {
     busy: AtomicBool,
 }
 
-define_class!(
-    #[unsafe(super(NSObject))]
-    #[name = "MLState"]
-    #[ivars = StateIvars]
-    struct FakeState;
-
-    impl FakeState {
-        #[unsafe(method(getMultiArrayForStateNamed:handler:))]
-        fn get(&self, name: &NSString, handler: &DynBlock<dyn Fn(NonNull<MLMultiArray>)>) {
-            let name = name.to_string();
-            let mut states = self.states();
-            let Some(value) = states.get(&name) else { raise(&format!("no state {name}")) };
-            // Each call gets new memory, which is overwritten afterwards; what was written is copied back.
-            autoreleasepool(|_| {
-                let view = FakeArray::shown(&value, MLMultiArrayDataType::Float16.0);
-                handler.call((NonNull::from(view.as_array()),));
-                states.set(&name, view.ivars().read()).unwrap();
-                view.ivars().spoil();
-            });
-        }
+class!(FakeState, "MLState", StateIvars, {
+    #[unsafe(method(getMultiArrayForStateNamed:handler:))]
+    fn get(&self, name: &NSString, handler: &DynBlock<dyn Fn(NonNull<MLMultiArray>)>) {
+        let name = name.to_string();
+        let mut states = self.states();
+        let Some(value) = states.get(&name) else { raise(&format!("no state {name}")) };
+        // Each call gets new memory, which is overwritten afterwards; what was written is copied back.
+        autoreleasepool(|_| {
+            let view = FakeArray::shown(&value, MLMultiArrayDataType::Float16.0);
+            handler.call((NonNull::from(view.as_array()),));
+            states.set(&name, view.ivars().read()).unwrap();
+            view.ivars().spoil();
+        });
     }
-);
+});
 
 impl FakeState {
     fn states(&self) -> MutexGuard<'_, CpuStates> {
@@ -110,33 +94,30 @@ impl FakeState {
     }
 }
 
-define_class!(
-    #[unsafe(super(NSObject))]
-    #[name = "MLModelDescription"]
-    #[ivars = FunctionDescription]
-    struct FakeDescription;
-
-    impl FakeDescription {
-        #[unsafe(method_id(inputDescriptionsByName))]
-        fn inputs(&self) -> Retained<NSDictionary<NSString, FakeFeature>> {
-            by_name(&self.ivars().inputs)
-        }
-        #[unsafe(method_id(outputDescriptionsByName))]
-        fn outputs(&self) -> Retained<NSDictionary<NSString, FakeFeature>> {
-            by_name(&self.ivars().outputs)
-        }
-        #[unsafe(method_id(stateDescriptionsByName))]
-        fn states(&self) -> Retained<NSDictionary<NSString, FakeFeature>> {
-            by_name(&self.ivars().states)
-        }
+class!(FakeDescription, "MLModelDescription", FunctionDescription, {
+    #[unsafe(method_id(inputDescriptionsByName))]
+    fn inputs(&self) -> Retained<NSDictionary<NSString, FakeFeature>> {
+        describe(&self.ivars().inputs)
     }
-);
+    #[unsafe(method_id(outputDescriptionsByName))]
+    fn outputs(&self) -> Retained<NSDictionary<NSString, FakeFeature>> {
+        describe(&self.ivars().outputs)
+    }
+    #[unsafe(method_id(stateDescriptionsByName))]
+    fn states(&self) -> Retained<NSDictionary<NSString, FakeFeature>> {
+        describe(&self.ivars().states)
+    }
+});
 
-fn by_name(features: &[Feature]) -> Retained<NSDictionary<NSString, FakeFeature>> {
+fn describe(features: &[Feature]) -> Retained<NSDictionary<NSString, FakeFeature>> {
+    by_name(features, &features.iter().cloned().map(FakeFeature::new).collect::<Vec<_>>())
+}
+
+/// Makes a dictionary of values by their features' names.
+fn by_name<T: Message>(features: &[Feature], values: &[Retained<T>]) -> Retained<NSDictionary<NSString, T>> {
     let names: Vec<_> = features.iter().map(|f| NSString::from_str(&f.name)).collect();
     let names: Vec<&NSString> = names.iter().map(|n| &**n).collect();
-    let values: Vec<_> = features.iter().map(FakeFeature::new).collect();
-    NSDictionary::from_retained_objects(&names, &values)
+    NSDictionary::from_retained_objects(&names, values)
 }
 
 pub(crate) struct ModelIvars {
@@ -156,130 +137,126 @@ impl Drop for ModelIvars {
 type LoadHandler = dyn Fn(*mut FakeModel, *mut NSError);
 type CompileHandler = dyn Fn(*mut NSURL, *mut NSError);
 
-define_class!(
-    #[unsafe(super(NSObject))]
-    #[name = "MLModel"]
-    #[ivars = ModelIvars]
-    pub(crate) struct FakeModel;
-
-    impl FakeModel {
-        #[unsafe(method(compileModelAtURL:completionHandler:))]
-        fn compile(url: &NSURL, handler: &DynBlock<CompileHandler>) {
-            let package = PathBuf::from(url.path().unwrap().to_string());
-            let handler: Sent<RcBlock<CompileHandler>> = Sent(handler.copy());
-            on_other_thread(move || {
-                let handler = handler.into_inner();
-                match compiled(&package) {
-                    Ok(folder) => {
-                        let url = NSURL::fileURLWithPath(&NSString::from_str(folder.to_str().unwrap()));
-                        handler.call((Retained::autorelease_ptr(url), null_mut()));
-                    }
-                    Err(what) => handler.call((null_mut(), error(0, &what))),
+class!(FakeModel, "MLModel", ModelIvars, {
+    #[unsafe(method(compileModelAtURL:completionHandler:))]
+    fn compile(url: &NSURL, handler: &DynBlock<CompileHandler>) {
+        let package = PathBuf::from(url.path().unwrap().to_string());
+        let handler: Sent<RcBlock<CompileHandler>> = Sent(handler.copy());
+        on_other_thread(move || {
+            let handler = handler.into_inner();
+            match compiled(&package) {
+                Ok(folder) => {
+                    let url = NSURL::fileURLWithPath(&NSString::from_str(folder.to_str().unwrap()));
+                    handler.call((Retained::autorelease_ptr(url), null_mut()));
                 }
-            });
-        }
-
-        #[unsafe(method(loadContentsOfURL:configuration:completionHandler:))]
-        fn load(url: &NSURL, configuration: &FakeConfiguration, handler: &DynBlock<LoadHandler>) {
-            let folder = PathBuf::from(url.path().unwrap().to_string());
-            let package = fs::read_to_string(folder.join(MARK)).map(PathBuf::from);
-            let named = configuration.function().unwrap_or_default();
-            let faults = package.as_ref().map(|p| faults_of(p, &named)).unwrap_or_default();
-            if faults.contains(&Fault::LoadCrash) {
-                std::process::abort();
+                Err(what) => handler.call((null_mut(), error(0, &what))),
             }
-            if faults.contains(&Fault::LoadException) {
-                raise("planted at load");
-            }
-            let units = [MLComputeUnits::CPUAndNeuralEngine.0, MLComputeUnits::CPUOnly.0];
-            if !units.contains(&configuration.units()) {
-                raise("compute units that nobody asked for");
-            }
-            if faults.contains(&Fault::NoAnswer) {
-                return;
-            }
-            let function = configuration.function();
-            let opened = match package {
-                Ok(_) if faults.contains(&Fault::NoPlan) || folder.join(STALE).exists() => {
-                    let what = "Failed to build the model execution plan using a model architecture file with error code: -14.";
-                    Err((0, what.to_string()))
-                }
-                Ok(package) => open(&package, function.as_deref()).map_err(|what| (0, what)),
-                Err(_) => Err((0, format!("Unable to load model: {}. Compile the model with Xcode.", folder.display()))),
-            };
-            let sent = Sent((handler.copy(), opened));
-            on_other_thread(move || {
-                let (handler, opened) = sent.into_inner();
-                for fault in &faults {
-                    if let Fault::LoadSlow(milliseconds) = fault {
-                        std::thread::sleep(Duration::from_millis(*milliseconds as u64));
-                    }
-                }
-                log("loaded");
-                match opened {
-                    Ok(_) if faults.contains(&Fault::LoadHang) => hang(),
-                    Ok(_) if faults.contains(&Fault::EmptyAnswer) => handler.call((null_mut(), null_mut())),
-                    Ok(ivars) => {
-                        let this = FakeModel::alloc().set_ivars(ivars);
-                        // SAFETY: calls the designated initializer.
-                        let model: Retained<FakeModel> = unsafe { msg_send![super(this), init] };
-                        handler.call((Retained::autorelease_ptr(model), null_mut()));
-                    }
-                    Err((code, what)) => handler.call((null_mut(), error(code, &what))),
-                }
-            });
-        }
-
-        #[unsafe(method_id(modelDescription))]
-        fn modelDescription(&self) -> Retained<FakeDescription> {
-            let this = FakeDescription::alloc().set_ivars(self.ivars().described.clone());
-            // SAFETY: calls the designated initializer.
-            unsafe { msg_send![super(this), init] }
-        }
-
-        #[unsafe(method_id(newState))]
-        fn newState(&self) -> Retained<FakeState> {
-            let ivars = self.ivars();
-            if ivars.described.states.is_empty() {
-                raise("a model without states");
-            }
-            let this = FakeState::alloc().set_ivars(StateIvars {
-                states: Mutex::new(CpuStates::new(&ivars.function)),
-                package: ivars.package.clone(),
-                maker: ivars.number,
-                busy: AtomicBool::new(false),
-            });
-            // SAFETY: calls the designated initializer.
-            unsafe { msg_send![super(this), init] }
-        }
-
-        #[unsafe(method_id(predictionFromFeatures:options:error:))]
-        fn predict(&self, features: &AnyObject, options: &FakeOptions, out: *mut *mut NSError) -> Option<Retained<FakeResult>> {
-            if !self.ivars().described.states.is_empty() {
-                raise("a stateful model needs a state");
-            }
-            self.run(features, &mut CpuStates::default(), options, out)
-        }
-
-        #[unsafe(method_id(predictionFromFeatures:usingState:options:error:))]
-        fn predict_with_state(
-            &self,
-            features: &AnyObject,
-            state: &FakeState,
-            options: &FakeOptions,
-            out: *mut *mut NSError,
-        ) -> Option<Retained<FakeResult>> {
-            let own = state.ivars();
-            assert!(!own.busy.swap(true, Ordering::SeqCst), "fake Core ML: two predictions on one state at a time");
-            if own.package != self.ivars().package {
-                raise("a state of another package");
-            }
-            let result = self.run(features, &mut state.states(), options, out);
-            own.busy.store(false, Ordering::SeqCst);
-            result
-        }
+        });
     }
-);
+
+    #[unsafe(method(loadContentsOfURL:configuration:completionHandler:))]
+    fn load(url: &NSURL, configuration: &FakeConfiguration, handler: &DynBlock<LoadHandler>) {
+        let folder = PathBuf::from(url.path().unwrap().to_string());
+        let package = fs::read_to_string(folder.join(MARK)).map(PathBuf::from);
+        let named = configuration.ivars().function.borrow().clone().unwrap_or_default();
+        let faults = package.as_ref().map(|p| faults_of(p, &named)).unwrap_or_default();
+        if faults.contains(&Fault::LoadCrash) {
+            std::process::abort();
+        }
+        if faults.contains(&Fault::LoadException) {
+            raise("planted at load");
+        }
+        let units = [MLComputeUnits::CPUAndNeuralEngine.0, MLComputeUnits::CPUOnly.0];
+        if !units.contains(&configuration.ivars().units.get()) {
+            raise("compute units that nobody asked for");
+        }
+        if faults.contains(&Fault::NoAnswer) {
+            return;
+        }
+        let function = configuration.ivars().function.borrow().clone();
+        let opened = match package {
+            Ok(_) if faults.contains(&Fault::NoPlan) || folder.join(STALE).exists() => {
+                let what = "Failed to build the model execution plan using a model architecture file with error code: -14.";
+                Err((0, what.to_string()))
+            }
+            Ok(package) => open(&package, function.as_deref()).map_err(|what| (0, what)),
+            Err(_) => {
+                Err((0, format!("Unable to load model: {}. Compile the model with Xcode.", folder.display())))
+            }
+        };
+        let sent = Sent((handler.copy(), opened));
+        on_other_thread(move || {
+            let (handler, opened) = sent.into_inner();
+            for fault in &faults {
+                if let Fault::LoadSlow(milliseconds) = fault {
+                    std::thread::sleep(Duration::from_millis(*milliseconds as u64));
+                }
+            }
+            log("loaded");
+            match opened {
+                Ok(_) if faults.contains(&Fault::LoadHang) => hang(),
+                Ok(_) if faults.contains(&Fault::EmptyAnswer) => handler.call((null_mut(), null_mut())),
+                Ok(ivars) => {
+                    handler.call((Retained::autorelease_ptr(FakeModel::new(ivars)), null_mut()));
+                }
+                Err((code, what)) => handler.call((null_mut(), error(code, &what))),
+            }
+        });
+    }
+
+    #[unsafe(method_id(modelDescription))]
+    fn modelDescription(&self) -> Retained<FakeDescription> {
+        FakeDescription::new(self.ivars().described.clone())
+    }
+
+    #[unsafe(method_id(newState))]
+    fn newState(&self) -> Retained<FakeState> {
+        let ivars = self.ivars();
+        if ivars.described.states.is_empty() {
+            raise("a model without states");
+        }
+        FakeState::new(StateIvars {
+            states: Mutex::new(CpuStates::new(&ivars.function)),
+            package: ivars.package.clone(),
+            maker: ivars.number,
+            busy: AtomicBool::new(false),
+        })
+    }
+
+    #[unsafe(method_id(predictionFromFeatures:options:error:))]
+    fn predict(
+        &self,
+        features: &AnyObject,
+        options: &FakeOptions,
+        out: *mut *mut NSError,
+    ) -> Option<Retained<FakeResult>> {
+        if !self.ivars().described.states.is_empty() {
+            raise("a stateful model needs a state");
+        }
+        self.run(features, &mut CpuStates::default(), options, out)
+    }
+
+    #[unsafe(method_id(predictionFromFeatures:usingState:options:error:))]
+    fn predict_with_state(
+        &self,
+        features: &AnyObject,
+        state: &FakeState,
+        options: &FakeOptions,
+        out: *mut *mut NSError,
+    ) -> Option<Retained<FakeResult>> {
+        let own = state.ivars();
+        assert!(
+            !own.busy.swap(true, Ordering::SeqCst),
+            "fake Core ML: two predictions on one state at a time"
+        );
+        if own.package != self.ivars().package {
+            raise("a state of another package");
+        }
+        let result = self.run(features, &mut state.states(), options, out);
+        own.busy.store(false, Ordering::SeqCst);
+        result
+    }
+});
 
 /// Makes the folder of a compiled model. Returns its path, or an error in words.
 fn compiled(package: &Path) -> Result<PathBuf, String> {
@@ -378,13 +355,13 @@ impl FakeModel {
             let value = match backing.filter(|_| !faults.contains(&Fault::NoBackings)) {
                 Some(backing) => {
                     let array = FakeArray::behind(&backing);
-                    if !fits(feature, array) || array.ivars().shape() != tensor.shape {
+                    if !fits(feature, array) || array.ivars().shape != tensor.shape {
                         return Err((1, format!("output backing {} does not fit", feature.name)));
                     }
                     array.ivars().write(tensor);
-                    FakeValue::new(&backing)
+                    FakeValue::new(backing)
                 }
-                None => FakeValue::new(FakeArray::result(tensor, kind_of(feature.dtype)).as_array()),
+                None => FakeValue::new(FakeArray::result(tensor, kind_of(feature.dtype)).as_array().retain()),
             };
             values.push((feature.name.clone(), value));
         }
@@ -410,7 +387,7 @@ fn input(features: &AnyObject, feature: &Feature) -> Result<Tensor, (isize, Stri
     let value =
         value.downcast::<FakeValue>().unwrap_or_else(|v| raise(&format!("{v:?} is no MLFeatureValue")));
     if !fits(feature, value.array()) {
-        let shape = value.array().ivars().shape();
+        let shape = &value.array().ivars().shape;
         return Err((
             1,
             format!("MultiArray shape {shape:?} does not match the shape {} of {name}", feature.shape),

@@ -6,56 +6,20 @@ use crate::models::{MARK, Sent, on_other_thread};
 use anemoe_mlpackage::mil::{Block, DataType, Operation};
 use anemoe_runtime::cpu::CpuPackage;
 use block2::{DynBlock, RcBlock};
+use objc_sim::class;
+use objc2::DefinedClass;
 use objc2::rc::Retained;
-use objc2::runtime::{AnyObject, NSObject};
-use objc2::{AnyThread, ClassType, DefinedClass, define_class, msg_send};
+use objc2::runtime::AnyObject;
 use objc2_core_ml::MLComputeUnits;
 use objc2_foundation::{NSArray, NSDictionary, NSError, NSString, NSURL};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::ptr::null_mut;
 
-pub(crate) fn register() {
-    FakeNeuralEngine::class();
-    FakeGpu::class();
-    FakeCpu::class();
-    FakeCost::class();
-    FakeUsage::class();
-    FakeNamedType::class();
-    FakeOperation::class();
-    FakeBlock::class();
-    FakeFunction::class();
-    FakeProgram::class();
-    FakeStructure::class();
-    FakePlan::class();
-}
-
-/// Defines a class of objects that hold one value, and its constructor.
-macro_rules! holder {
-    ($class:ident, $name:literal, $ivars:ident, { $($methods:tt)* }) => {
-        define_class!(
-            #[unsafe(super(NSObject))]
-            #[name = $name]
-            #[ivars = $ivars]
-            struct $class;
-
-            impl $class { $($methods)* }
-        );
-
-        impl $class {
-            fn new(value: $ivars) -> Retained<Self> {
-                let this = Self::alloc().set_ivars(value);
-                // SAFETY: calls the designated initializer.
-                unsafe { msg_send![super(this), init] }
-            }
-        }
-    };
-}
-
-holder!(FakeNeuralEngine, "MLNeuralEngineComputeDevice", u8, {});
-holder!(FakeGpu, "MLGPUComputeDevice", u8, {});
-holder!(FakeCpu, "MLCPUComputeDevice", u8, {});
-holder!(FakeCost, "MLComputePlanCost", f64, {
+class!(FakeNeuralEngine, "MLNeuralEngineComputeDevice", u8, {});
+class!(FakeGpu, "MLGPUComputeDevice", u8, {});
+class!(FakeCpu, "MLCPUComputeDevice", u8, {});
+class!(FakeCost, "MLComputePlanCost", f64, {
     #[unsafe(method(weight))]
     fn weight(&self) -> f64 {
         *self.ivars()
@@ -64,7 +28,7 @@ holder!(FakeCost, "MLComputePlanCost", f64, {
 
 /// Device of an operation.
 #[derive(Clone, Copy, PartialEq)]
-enum Place {
+pub(crate) enum Place {
     Ane,
     Cpu,
     /// The operation has a usage without a device.
@@ -76,7 +40,7 @@ type Allowed = (Place, bool);
 /// A function's name and its block.
 type Named = (String, Block);
 
-holder!(FakeUsage, "MLComputePlanDeviceUsage", Allowed, {
+class!(FakeUsage, "MLComputePlanDeviceUsage", Allowed, {
     #[unsafe(method_id(preferredComputeDevice))]
     fn preferred(&self) -> Option<Retained<AnyObject>> {
         match self.ivars().0 {
@@ -99,13 +63,13 @@ holder!(FakeUsage, "MLComputePlanDeviceUsage", Allowed, {
     }
 });
 
-holder!(FakeNamedType, "MLModelStructureProgramNamedValueType", String, {
+class!(FakeNamedType, "MLModelStructureProgramNamedValueType", String, {
     #[unsafe(method_id(name))]
     fn name(&self) -> Retained<NSString> {
         NSString::from_str(self.ivars())
     }
 });
-holder!(FakeOperation, "MLModelStructureProgramOperation", Operation, {
+class!(FakeOperation, "MLModelStructureProgramOperation", Operation, {
     #[unsafe(method_id(operatorName))]
     fn operator(&self) -> Retained<NSString> {
         NSString::from_str(&format!("ios18.{}", self.ivars().op_type))
@@ -121,20 +85,20 @@ holder!(FakeOperation, "MLModelStructureProgramOperation", Operation, {
         NSArray::from_retained_slice(&all)
     }
 });
-holder!(FakeBlock, "MLModelStructureProgramBlock", Block, {
+class!(FakeBlock, "MLModelStructureProgramBlock", Block, {
     #[unsafe(method_id(operations))]
     fn operations(&self) -> Retained<NSArray<FakeOperation>> {
         let all: Vec<_> = self.ivars().operations.iter().map(|o| FakeOperation::new(o.clone())).collect();
         NSArray::from_retained_slice(&all)
     }
 });
-holder!(FakeFunction, "MLModelStructureProgramFunction", Block, {
+class!(FakeFunction, "MLModelStructureProgramFunction", Block, {
     #[unsafe(method_id(block))]
     fn block(&self) -> Retained<FakeBlock> {
         FakeBlock::new(self.ivars().clone())
     }
 });
-holder!(FakeProgram, "MLModelStructureProgram", Named, {
+class!(FakeProgram, "MLModelStructureProgram", Named, {
     #[unsafe(method_id(functions))]
     fn functions(&self) -> Retained<NSDictionary<NSString, FakeFunction>> {
         let (name, block) = self.ivars();
@@ -142,14 +106,14 @@ holder!(FakeProgram, "MLModelStructureProgram", Named, {
         NSDictionary::from_retained_objects(&[&*name], &[FakeFunction::new(block.clone())])
     }
 });
-holder!(FakeStructure, "MLModelStructure", Named, {
+class!(FakeStructure, "MLModelStructure", Named, {
     #[unsafe(method_id(program))]
     fn program(&self) -> Option<Retained<FakeProgram>> {
         Some(FakeProgram::new(self.ivars().clone()))
     }
 });
 
-struct PlanIvars {
+pub(crate) struct PlanIvars {
     name: String,
     block: Block,
     package: PathBuf,
@@ -158,7 +122,7 @@ struct PlanIvars {
 
 type PlanHandler = dyn Fn(*mut FakePlan, *mut NSError);
 
-holder!(FakePlan, "MLComputePlan", PlanIvars, {
+class!(FakePlan, "MLComputePlan", PlanIvars, {
     #[unsafe(method(loadContentsOfURL:configuration:completionHandler:))]
     fn load(url: &NSURL, configuration: &FakeConfiguration, handler: &DynBlock<PlanHandler>) {
         let folder = PathBuf::from(url.path().unwrap().to_string());
@@ -168,12 +132,12 @@ holder!(FakePlan, "MLComputePlan", PlanIvars, {
         if faults(&package).contains(&Fault::PlanCrash) {
             std::process::abort();
         }
-        let cpu_only = configuration.units() == MLComputeUnits::CPUOnly.0;
+        let cpu_only = configuration.ivars().units.get() == MLComputeUnits::CPUOnly.0;
         if cpu_only && faults(&package).contains(&Fault::PlanCpuCrash) {
             std::process::abort();
         }
-        let opened = open(&package, configuration.function().as_deref());
-        let sent: Sent<(RcBlock<PlanHandler>, _)> = Sent::new((handler.copy(), opened));
+        let opened = open(&package, configuration.ivars().function.borrow().as_deref());
+        let sent: Sent<(RcBlock<PlanHandler>, _)> = Sent((handler.copy(), opened));
         on_other_thread(move || {
             let (handler, opened) = sent.into_inner();
             match opened {

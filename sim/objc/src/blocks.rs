@@ -30,13 +30,12 @@ pub static BLOCKS: AtomicIsize = AtomicIsize::new(0);
 pub static mut _NSConcreteStackBlock: [*mut c_void; 32] = [std::ptr::null_mut(); 32];
 #[unsafe(no_mangle)]
 pub static mut _NSConcreteMallocBlock: [*mut c_void; 32] = [std::ptr::null_mut(); 32];
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn _Block_copy(block: *const c_void) -> *mut c_void {
-    let from = block.cast_mut().cast::<Block>();
-    if from.is_null() {
-        return from.cast();
-    }
-    unsafe {
+exported! {
+    fn _Block_copy(block: *const c_void) -> *mut c_void {
+        let from = block.cast_mut().cast::<Block>();
+        if from.is_null() {
+            return from.cast();
+        }
         let flags = (*from).flags.load(Ordering::SeqCst);
         if flags & IS_GLOBAL != 0 {
             return from.cast();
@@ -57,14 +56,11 @@ pub unsafe extern "C-unwind" fn _Block_copy(block: *const c_void) -> *mut c_void
         COPIED.fetch_add(1, Ordering::SeqCst);
         to.cast()
     }
-}
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn _Block_release(block: *const c_void) {
-    let block = block.cast_mut().cast::<Block>();
-    if block.is_null() {
-        return;
-    }
-    unsafe {
+    fn _Block_release(block: *const c_void) {
+        let block = block.cast_mut().cast::<Block>();
+        if block.is_null() {
+            return;
+        }
         let flags = (*block).flags.load(Ordering::SeqCst);
         if flags & NEEDS_FREE == 0 || flags & IS_GLOBAL != 0 {
             return;

@@ -4,87 +4,17 @@ use crate::runtime::*;
 use objc2::encode::{Encode, Encoding, RefEncode};
 use objc2::rc::{Allocated, Retained};
 use objc2::runtime::{AnyClass, AnyObject, NSObject, NSObjectProtocol, NSZone};
-use objc2::{AnyThread, ClassType, DefinedClass, Message, define_class, msg_send};
+use objc2::{AnyThread, ClassType, DefinedClass, Message, msg_send};
 use std::ffi::{CStr, CString, c_char, c_void};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::ptr::null_mut;
 use std::sync::OnceLock;
 
 type Object = Retained<AnyObject>;
-
-unsafe extern "C-unwind" fn alloc(class: Id, _: Sel) -> Id {
-    unsafe { create(class.cast()) }
-}
-unsafe extern "C-unwind" fn new(class: Id, _: Sel) -> Id {
-    unsafe {
-        let o = create(class.cast());
-        let sel = sel_registerName(c"init".as_ptr());
-        let imp: unsafe extern "C-unwind" fn(Id, Sel) -> Id = std::mem::transmute(objc_msg_lookup(o, sel));
-        imp(o, sel)
-    }
-}
-unsafe extern "C-unwind" fn init(o: Id, _: Sel) -> Id {
-    o
-}
-unsafe extern "C-unwind" fn retain(o: Id, _: Sel) -> Id {
-    unsafe { objc_retain(o) }
-}
-unsafe extern "C-unwind" fn release(o: Id, _: Sel) {
-    unsafe { objc_release(o) }
-}
-unsafe extern "C-unwind" fn autorelease(o: Id, _: Sel) -> Id {
-    unsafe { objc_autorelease(o) }
-}
-unsafe extern "C-unwind" fn deallocate(o: Id, _: Sel) {
-    unsafe { dealloc(o) }
-}
-unsafe extern "C-unwind" fn class_of(o: Id, _: Sel) -> Id {
-    unsafe { object_getClass(o).cast_mut().cast() }
-}
-unsafe extern "C-unwind" fn class_itself(o: Id, _: Sel) -> Id {
-    o
-}
-unsafe extern "C-unwind" fn kind_of(o: Id, _: Sel, class: Id) -> u8 {
-    let mut c = unsafe { object_getClass(o) };
-    while !c.is_null() {
-        if c.cast_mut().cast() == class {
-            return 1;
-        }
-        c = unsafe { class_getSuperclass(c) };
-    }
-    0
-}
-unsafe extern "C-unwind" fn responds(o: Id, _: Sel, sel: Sel) -> u8 {
-    unsafe { class_respondsToSelector(object_getClass(o), sel) }
-}
-unsafe extern "C-unwind" fn conforms(_: Id, _: Sel, _protocol: Id) -> u8 {
-    1
-}
-unsafe extern "C-unwind" fn equal(o: Id, _: Sel, other: Id) -> u8 {
-    (o == other) as u8
-}
-unsafe extern "C-unwind" fn hash(o: Id, _: Sel) -> u64 {
-    o as u64
-}
-unsafe extern "C-unwind" fn copy(o: Id, _: Sel) -> Id {
-    unsafe {
-        let sel = sel_registerName(c"copyWithZone:".as_ptr());
-        let imp: unsafe extern "C-unwind" fn(Id, Sel, Id) -> Id =
-            std::mem::transmute(objc_msg_lookup(o, sel));
-        imp(o, sel, null_mut())
-    }
-}
-unsafe extern "C-unwind" fn description(o: Id, _: Sel) -> Id {
-    let name = unsafe { CStr::from_ptr(class_getName(object_getClass(o))) }.to_str().unwrap();
-    Retained::autorelease_ptr(string(&format!("<{name}: {o:p}>"))).cast()
-}
-
-macro_rules! methods { ($class:expr; $($name:literal $types:literal $f:ident)*) => { $(
-    class_addMethod($class, sel_registerName($name.as_ptr()), std::mem::transmute::<*const (), Imp>($f as *const ()), $types.as_ptr());
-)* } }
+type Objects = Vec<Object>;
 
 pub fn raise(name: &str, reason: &str) -> ! {
-    let e = FakeException::make(string(name), Some(string(reason)));
+    let e = FakeException::new(ExceptionIvars { name: string(name), reason: Some(string(reason)) });
     unsafe { throw(Retained::into_raw(e).cast()) }
 }
 
@@ -92,43 +22,34 @@ pub struct Text {
     text: String,
     c: OnceLock<CString>,
 }
-define_class!(
-    #[unsafe(super(NSObject))]
-    #[name = "NSString"]
-    #[ivars = Text]
-    struct FakeString;
-    impl FakeString {
-        #[unsafe(method_id(initWithBytes:length:encoding:))]
-        fn init_bytes(this: Allocated<Self>, bytes: *const c_void, length: usize, encoding: i32) -> Option<Retained<Self>> {
-            assert_eq!(encoding, 4, "only UTF-8");
-            let bytes = if length == 0 { &[][..] } else { unsafe { std::slice::from_raw_parts(bytes.cast::<u8>(), length) } };
-            std::str::from_utf8(bytes).ok().map(|text| {
-                let this = this.set_ivars(Text { text: text.into(), c: OnceLock::new() });
-                unsafe { msg_send![super(this), init] }
-            })
-        }
-        #[unsafe(method(UTF8String))]
-        fn utf8(&self) -> *const c_char { self.ivars().c.get_or_init(|| CString::new(self.ivars().text.as_str()).unwrap()).as_ptr() }
-        #[unsafe(method(lengthOfBytesUsingEncoding:))]
-        fn bytes(&self, _encoding: i32) -> usize { self.ivars().text.len() }
-        #[unsafe(method(length))]
-        fn length(&self) -> usize { self.ivars().text.encode_utf16().count() }
-        #[unsafe(method_id(copyWithZone:))]
-        fn copy(&self, _zone: *mut NSZone) -> Retained<Self> { self.retain() }
-        #[unsafe(method(isEqual:))]
-        fn is_equal(&self, other: Option<&AnyObject>) -> bool { other.and_then(as_str).is_some_and(|o| o == self.ivars().text) }
-        #[unsafe(method(isEqualToString:))]
-        fn is_equal_string(&self, other: &AnyObject) -> bool { as_str(other).is_some_and(|o| o == self.ivars().text) }
-        #[unsafe(method(hash))]
-        fn hash(&self) -> usize { let mut h = DefaultHasher::new(); self.ivars().text.hash(&mut h); h.finish() as usize }
-        #[unsafe(method_id(description))]
-        fn description(&self) -> Retained<Self> { self.retain() }
+class! { FakeString, "NSString", Text, {
+    #[unsafe(method_id(initWithBytes:length:encoding:))]
+    fn init_bytes(this: Allocated<Self>, bytes: *const c_void, length: usize, encoding: i32) -> Option<Retained<Self>> {
+        assert_eq!(encoding, 4, "only UTF-8");
+        let bytes = if length == 0 { &[][..] } else { unsafe { std::slice::from_raw_parts(bytes.cast::<u8>(), length) } };
+        std::str::from_utf8(bytes).ok().map(|text| {
+            init!(this, Text { text: text.into(), c: OnceLock::new() })
+        })
     }
-);
+    #[unsafe(method(UTF8String))]
+    fn utf8(&self) -> *const c_char { self.ivars().c.get_or_init(|| CString::new(self.ivars().text.as_str()).unwrap()).as_ptr() }
+    #[unsafe(method(lengthOfBytesUsingEncoding:))]
+    fn bytes(&self, _encoding: i32) -> usize { self.ivars().text.len() }
+    #[unsafe(method(length))]
+    fn length(&self) -> usize { self.ivars().text.encode_utf16().count() }
+    #[unsafe(method_id(copyWithZone:))]
+    fn copy(&self, _zone: *mut NSZone) -> Retained<Self> { self.retain() }
+    #[unsafe(method(isEqual:))]
+    fn is_equal(&self, other: Option<&AnyObject>) -> bool { other.and_then(as_str).is_some_and(|o| o == self.ivars().text) }
+    #[unsafe(method(isEqualToString:))]
+    fn is_equal_string(&self, other: &AnyObject) -> bool { as_str(other).is_some_and(|o| o == self.ivars().text) }
+    #[unsafe(method(hash))]
+    fn hash(&self) -> usize { let mut h = DefaultHasher::new(); self.ivars().text.hash(&mut h); h.finish() as usize }
+    #[unsafe(method_id(description))]
+    fn description(&self) -> Retained<Self> { self.retain() }
+} }
 pub fn string(text: &str) -> Object {
-    let this = FakeString::alloc().set_ivars(Text { text: text.into(), c: OnceLock::new() });
-    let s: Retained<FakeString> = unsafe { msg_send![super(this), init] };
-    s.into_super().into_super()
+    FakeString::new(Text { text: text.into(), c: OnceLock::new() }).into_super().into_super()
 }
 fn as_str(o: &AnyObject) -> Option<&str> {
     o.downcast_ref_fake::<FakeString>().map(|s| s.ivars().text.as_str())
@@ -152,31 +73,19 @@ pub enum Number {
 }
 macro_rules! number {
     ($($make:ident $get:ident $t:ty, $v:ident;)*) => {
-        define_class!(
-            #[unsafe(super(NSObject))]
-            #[name = "NSNumber"]
-            #[ivars = Number]
-            struct FakeNumber;
-            impl FakeNumber {
-                $( #[unsafe(method_id($make:))] fn $make(v: $t) -> Retained<Self> { Self::make(Number::$v(v as _)) }
-                   #[unsafe(method($get))] fn $get(&self) -> $t { match *self.ivars() { Number::I(v) => v as $t, Number::U(v) => v as $t, Number::F(v) => v as $t } } )*
-                #[unsafe(method_id(copyWithZone:))]
-                fn copy(&self, _zone: *mut NSZone) -> Retained<Self> { self.retain() }
-                #[unsafe(method_id(stringValue))]
-                fn text(&self) -> Object { string(&match *self.ivars() { Number::I(v) => v.to_string(), Number::U(v) => v.to_string(), Number::F(v) => v.to_string() }) }
-            }
-        );
+        class! { FakeNumber, "NSNumber", Number, {
+            $( #[unsafe(method_id($make:))] fn $make(v: $t) -> Retained<Self> { Self::new(Number::$v(v as _)) }
+               #[unsafe(method($get))] fn $get(&self) -> $t { match *self.ivars() { Number::I(v) => v as $t, Number::U(v) => v as $t, Number::F(v) => v as $t } } )*
+            #[unsafe(method_id(copyWithZone:))]
+            fn copy(&self, _zone: *mut NSZone) -> Retained<Self> { self.retain() }
+            #[unsafe(method_id(stringValue))]
+            fn text(&self) -> Object { string(&match *self.ivars() { Number::I(v) => v.to_string(), Number::U(v) => v.to_string(), Number::F(v) => v.to_string() }) }
+        } }
     };
 }
 number! {
     numberWithInt intValue i32, I; numberWithLongLong longLongValue i64, I; numberWithInteger integerValue isize, I;
     numberWithUnsignedInteger unsignedIntegerValue usize, U; numberWithFloat floatValue f32, F; numberWithDouble doubleValue f64, F;
-}
-impl FakeNumber {
-    fn make(n: Number) -> Retained<Self> {
-        let this = Self::alloc().set_ivars(n);
-        unsafe { msg_send![super(this), init] }
-    }
 }
 
 #[repr(C)]
@@ -217,123 +126,97 @@ fn same(a: &AnyObject, b: &AnyObject) -> bool {
 }
 
 macro_rules! collections { ($($name:literal $rust:ident)*) => { $(
-    define_class!(
-        #[unsafe(super(NSObject))]
-        #[name = $name]
-        #[ivars = Vec<Object>]
-        struct $rust;
-        impl $rust {
-            #[unsafe(method_id(init))]
-            fn init(this: Allocated<Self>) -> Retained<Self> { let this = this.set_ivars(Vec::new()); unsafe { msg_send![super(this), init] } }
-            #[unsafe(method_id(initWithObjects:count:))]
-            fn init_objects(this: Allocated<Self>, objects: *const *const AnyObject, count: usize) -> Retained<Self> {
-                let this = this.set_ivars(unsafe { collect(objects, count, $name) });
-                unsafe { msg_send![super(this), init] }
-            }
-            #[unsafe(method(count))]
-            fn count(&self) -> usize { self.ivars().len() }
-            #[unsafe(method_id(objectAtIndex:))]
-            fn at(&self, index: usize) -> Object {
-                self.ivars().get(index).cloned().unwrap_or_else(|| raise("NSRangeException", &format!("index {index} beyond {}", self.ivars().len())))
-            }
-            #[unsafe(method_id(firstObject))]
-            fn first(&self) -> Option<Object> { self.ivars().first().cloned() }
-            #[unsafe(method(containsObject:))]
-            fn contains(&self, object: &AnyObject) -> bool { self.ivars().iter().any(|o| same(o, object)) }
-            #[unsafe(method(countByEnumeratingWithState:objects:count:))]
-            fn enumerate(&self, state: *mut Enumeration, _buffer: *mut *mut AnyObject, _count: usize) -> usize { unsafe { enumerate(self.ivars(), state) } }
-            #[unsafe(method_id(copyWithZone:))]
-            fn copy(&self, _zone: *mut NSZone) -> Retained<Self> { self.retain() }
+    class! { $rust, $name, Objects, {
+        #[unsafe(method_id(init))]
+        fn init(this: Allocated<Self>) -> Retained<Self> { init!(this, Vec::new()) }
+        #[unsafe(method_id(initWithObjects:count:))]
+        fn init_objects(this: Allocated<Self>, objects: *const *const AnyObject, count: usize) -> Retained<Self> {
+            init!(this, unsafe { collect(objects, count, $name) })
         }
-    );
+        #[unsafe(method(count))]
+        fn count(&self) -> usize { self.ivars().len() }
+        #[unsafe(method_id(objectAtIndex:))]
+        fn at(&self, index: usize) -> Object {
+            self.ivars().get(index).cloned().unwrap_or_else(|| raise("NSRangeException", &format!("index {index} beyond {}", self.ivars().len())))
+        }
+        #[unsafe(method_id(firstObject))]
+        fn first(&self) -> Option<Object> { self.ivars().first().cloned() }
+        #[unsafe(method(containsObject:))]
+        fn contains(&self, object: &AnyObject) -> bool { self.ivars().iter().any(|o| same(o, object)) }
+        #[unsafe(method(countByEnumeratingWithState:objects:count:))]
+        fn enumerate(&self, state: *mut Enumeration, _buffer: *mut *mut AnyObject, _count: usize) -> usize { unsafe { enumerate(self.ivars(), state) } }
+        #[unsafe(method_id(copyWithZone:))]
+        fn copy(&self, _zone: *mut NSZone) -> Retained<Self> { self.retain() }
+    } }
 )* } }
 collections! { "NSArray" FakeArray "NSSet" FakeSet }
 
+#[derive(Default)]
 pub struct Pairs {
     keys: Vec<Object>,
     values: Vec<Object>,
 }
-define_class!(
-    #[unsafe(super(NSObject))]
-    #[name = "NSDictionary"]
-    #[ivars = Pairs]
-    struct FakeDictionary;
-    impl FakeDictionary {
-        #[unsafe(method_id(init))]
-        fn init(this: Allocated<Self>) -> Retained<Self> { let this = this.set_ivars(Pairs { keys: vec![], values: vec![] }); unsafe { msg_send![super(this), init] } }
-        #[unsafe(method_id(initWithObjects:forKeys:count:))]
-        fn init_pairs(this: Allocated<Self>, objects: *const *const AnyObject, keys: *const *const AnyObject, count: usize) -> Retained<Self> {
-            let pairs = unsafe { Pairs { keys: collect(keys, count, "NSDictionary"), values: collect(objects, count, "NSDictionary") } };
-            let this = this.set_ivars(pairs);
-            unsafe { msg_send![super(this), init] }
-        }
-        #[unsafe(method(count))]
-        fn count(&self) -> usize { self.ivars().keys.len() }
-        #[unsafe(method_id(objectForKey:))]
-        fn get(&self, key: &AnyObject) -> Option<Object> {
-            let i = self.ivars();
-            i.keys.iter().position(|k| same(k, key)).map(|at| i.values[at].clone())
-        }
-        #[unsafe(method(countByEnumeratingWithState:objects:count:))]
-        fn enumerate(&self, state: *mut Enumeration, _buffer: *mut *mut AnyObject, _count: usize) -> usize { unsafe { enumerate(&self.ivars().keys, state) } }
-        #[unsafe(method_id(copyWithZone:))]
-        fn copy(&self, _zone: *mut NSZone) -> Retained<Self> { self.retain() }
+class! { FakeDictionary, "NSDictionary", Pairs, {
+    #[unsafe(method_id(init))]
+    fn init(this: Allocated<Self>) -> Retained<Self> { init!(this, Pairs::default()) }
+    #[unsafe(method_id(initWithObjects:forKeys:count:))]
+    fn init_pairs(this: Allocated<Self>, objects: *const *const AnyObject, keys: *const *const AnyObject, count: usize) -> Retained<Self> {
+        let pairs = unsafe { Pairs { keys: collect(keys, count, "NSDictionary"), values: collect(objects, count, "NSDictionary") } };
+        init!(this, pairs)
     }
-);
+    #[unsafe(method(count))]
+    fn count(&self) -> usize { self.ivars().keys.len() }
+    #[unsafe(method_id(objectForKey:))]
+    fn get(&self, key: &AnyObject) -> Option<Object> {
+        let i = self.ivars();
+        i.keys.iter().position(|k| same(k, key)).map(|at| i.values[at].clone())
+    }
+    #[unsafe(method(countByEnumeratingWithState:objects:count:))]
+    fn enumerate(&self, state: *mut Enumeration, _buffer: *mut *mut AnyObject, _count: usize) -> usize { unsafe { enumerate(&self.ivars().keys, state) } }
+    #[unsafe(method_id(copyWithZone:))]
+    fn copy(&self, _zone: *mut NSZone) -> Retained<Self> { self.retain() }
+} }
 
-define_class!(
-    #[unsafe(super(NSObject))]
-    #[name = "NSURL"]
-    #[ivars = Object]
-    struct FakeUrl;
-    impl FakeUrl {
-        #[unsafe(method_id(fileURLWithPath:))]
-        fn file(path: &AnyObject) -> Retained<Self> { let this = Self::alloc().set_ivars(path.retain()); unsafe { msg_send![super(this), init] } }
-        #[unsafe(method_id(path))]
-        fn path(&self) -> Option<Object> { Some(self.ivars().clone()) }
-    }
-);
+class! { FakeUrl, "NSURL", Object, {
+    #[unsafe(method_id(fileURLWithPath:))]
+    fn file(path: &AnyObject) -> Retained<Self> { Self::new(path.retain()) }
+    #[unsafe(method_id(path))]
+    fn path(&self) -> Option<Object> { Some(self.ivars().clone()) }
+} }
 
 pub struct ErrorIvars {
     domain: Object,
     code: isize,
     info: Option<Object>,
 }
-define_class!(
-    #[unsafe(super(NSObject))]
-    #[name = "NSError"]
-    #[ivars = ErrorIvars]
-    struct FakeError;
-    impl FakeError {
-        #[unsafe(method_id(underlyingErrors))]
-        fn causes(&self) -> Object {
-            let known: Option<Object> =
-                self.ivars().info.as_ref().and_then(|i| unsafe { msg_send![i, objectForKey: &*string("NSUnderlyingError")] });
-            let (objects, count) = match &known {
-                Some(one) => (&raw const **one, 1),
-                None => (std::ptr::null(), 0),
-            };
-            let array: Allocated<FakeArray> = FakeArray::alloc();
-            let array: Retained<FakeArray> = unsafe { msg_send![array, initWithObjects: &raw const objects, count: count as usize] };
-            unsafe { Retained::cast_unchecked(array) }
-        }
-        #[unsafe(method_id(errorWithDomain:code:userInfo:))]
-        fn make(domain: &AnyObject, code: isize, info: Option<&AnyObject>) -> Retained<Self> {
-            let this = Self::alloc().set_ivars(ErrorIvars { domain: domain.retain(), code, info: info.map(Message::retain) });
-            unsafe { msg_send![super(this), init] }
-        }
-        #[unsafe(method_id(domain))]
-        fn domain(&self) -> Object { self.ivars().domain.clone() }
-        #[unsafe(method(code))]
-        fn code(&self) -> isize { self.ivars().code }
-        #[unsafe(method_id(localizedDescription))]
-        fn text(&self) -> Object {
-            let key = unsafe { &*NSLocalizedDescriptionKey.0.get().read() };
-            let known: Option<Object> = self.ivars().info.as_ref().and_then(|i| unsafe { msg_send![i, objectForKey: key] });
-            known.unwrap_or_else(|| string(&format!("The operation couldn’t be completed. ({} error {}.)", as_str(&self.ivars().domain).unwrap(), self.ivars().code)))
-        }
+class! { FakeError, "NSError", ErrorIvars, {
+    #[unsafe(method_id(underlyingErrors))]
+    fn causes(&self) -> Object {
+        let known: Option<Object> =
+            self.ivars().info.as_ref().and_then(|i| unsafe { msg_send![i, objectForKey: &*string("NSUnderlyingError")] });
+        let (objects, count) = match &known {
+            Some(one) => (&raw const **one, 1),
+            None => (std::ptr::null(), 0),
+        };
+        let array: Allocated<FakeArray> = FakeArray::alloc();
+        let array: Retained<FakeArray> = unsafe { msg_send![array, initWithObjects: &raw const objects, count: count as usize] };
+        unsafe { Retained::cast_unchecked(array) }
     }
-);
+    #[unsafe(method_id(errorWithDomain:code:userInfo:))]
+    fn make(domain: &AnyObject, code: isize, info: Option<&AnyObject>) -> Retained<Self> {
+        Self::new(ErrorIvars { domain: domain.retain(), code, info: info.map(Message::retain) })
+    }
+    #[unsafe(method_id(domain))]
+    fn domain(&self) -> Object { self.ivars().domain.clone() }
+    #[unsafe(method(code))]
+    fn code(&self) -> isize { self.ivars().code }
+    #[unsafe(method_id(localizedDescription))]
+    fn text(&self) -> Object {
+        let key = unsafe { &*NSLocalizedDescriptionKey.0.get().read() };
+        let known: Option<Object> = self.ivars().info.as_ref().and_then(|i| unsafe { msg_send![i, objectForKey: key] });
+        known.unwrap_or_else(|| string(&format!("The operation couldn’t be completed. ({} error {}.)", as_str(&self.ivars().domain).unwrap(), self.ivars().code)))
+    }
+} }
 #[repr(transparent)]
 pub struct Global(std::cell::UnsafeCell<*const AnyObject>);
 unsafe impl Sync for Global {}
@@ -344,40 +227,71 @@ pub struct ExceptionIvars {
     name: Object,
     reason: Option<Object>,
 }
-define_class!(
-    #[unsafe(super(NSObject))]
-    #[name = "NSException"]
-    #[ivars = ExceptionIvars]
-    struct FakeException;
-    impl FakeException {
-        #[unsafe(method_id(initWithName:reason:userInfo:))]
-        fn init(this: Allocated<Self>, name: &AnyObject, reason: Option<&AnyObject>, _info: Option<&AnyObject>) -> Retained<Self> {
-            let this = this.set_ivars(ExceptionIvars { name: name.retain(), reason: reason.map(Message::retain) });
-            unsafe { msg_send![super(this), init] }
-        }
-        #[unsafe(method_id(name))]
-        fn name(&self) -> Object { self.ivars().name.clone() }
-        #[unsafe(method_id(reason))]
-        fn reason(&self) -> Option<Object> { self.ivars().reason.clone() }
-        #[unsafe(method(raise))]
-        fn raise(&self) { unsafe { objc_exception_throw(std::ptr::from_ref(self).cast_mut().cast()) } }
+class! { FakeException, "NSException", ExceptionIvars, {
+    #[unsafe(method_id(initWithName:reason:userInfo:))]
+    fn init(this: Allocated<Self>, name: &AnyObject, reason: Option<&AnyObject>, _info: Option<&AnyObject>) -> Retained<Self> {
+        init!(this, ExceptionIvars { name: name.retain(), reason: reason.map(Message::retain) })
     }
-);
-impl FakeException {
-    fn make(name: Object, reason: Option<Object>) -> Retained<Self> {
-        let this = Self::alloc().set_ivars(ExceptionIvars { name, reason });
-        unsafe { msg_send![super(this), init] }
+    #[unsafe(method_id(name))]
+    fn name(&self) -> Object { self.ivars().name.clone() }
+    #[unsafe(method_id(reason))]
+    fn reason(&self) -> Option<Object> { self.ivars().reason.clone() }
+    #[unsafe(method(raise))]
+    fn raise(&self) { unsafe { objc_exception_throw(std::ptr::from_ref(self).cast_mut().cast()) } }
+} }
+/// Adds methods to a class: a name, its types, and a function of the receiver and the arguments.
+macro_rules! methods {
+    ($class:expr; $($name:literal $types:literal |$o:ident $(, $arg:ident: $type:ty)*| -> $result:ty $body:block)*) => { $({
+        #[allow(unused_variables, unused_unsafe)]
+        unsafe extern "C-unwind" fn method($o: Id, _: Sel $(, $arg: $type)*) -> $result { unsafe { $body } }
+        let imp = std::mem::transmute::<*const (), Imp>(method as *const ());
+        class_addMethod($class, sel_registerName($name.as_ptr()), imp, $types.as_ptr());
+    })* };
+}
+
+unsafe fn is_kind_of(o: Id, class: Id) -> bool {
+    let mut of = unsafe { object_getClass(o) };
+    while !of.is_null() && of.cast_mut().cast() != class {
+        of = unsafe { class_getSuperclass(of) };
     }
+    !of.is_null()
 }
 
 pub fn register() {
     unsafe {
         let root = objc_allocateClassPair(null_mut(), c"NSObject".as_ptr(), 0);
         let meta = object_getClass(root.cast()).cast_mut();
-        methods! { meta; c"alloc" c"@@:" alloc c"new" c"@@:" new c"class" c"#@:" class_itself }
-        methods! { root; c"init" c"@@:" init c"retain" c"@@:" retain c"release" c"v@:" release c"autorelease" c"@@:" autorelease
-        c"dealloc" c"v@:" deallocate c"class" c"#@:" class_of c"isKindOfClass:" c"C@:#" kind_of c"respondsToSelector:" c"C@::" responds
-        c"conformsToProtocol:" c"C@:@" conforms c"isEqual:" c"C@:@" equal c"hash" c"Q@:" hash c"copy" c"@@:" copy c"description" c"@@:" description }
+        methods! { meta;
+            c"alloc" c"@@:" |class| -> Id { create(class.cast()) }
+            c"new" c"@@:" |class| -> Id {
+                let (o, sel) = (create(class.cast()), sel_registerName(c"init".as_ptr()));
+                let imp: unsafe extern "C-unwind" fn(Id, Sel) -> Id = std::mem::transmute(objc_msg_lookup(o, sel));
+                imp(o, sel)
+            }
+            c"class" c"#@:" |class| -> Id { class }
+        }
+        methods! { root;
+            c"init" c"@@:" |o| -> Id { o }
+            c"retain" c"@@:" |o| -> Id { objc_retain(o) }
+            c"release" c"v@:" |o| -> () { objc_release(o) }
+            c"autorelease" c"@@:" |o| -> Id { objc_autorelease(o) }
+            c"dealloc" c"v@:" |o| -> () { dealloc(o) }
+            c"class" c"#@:" |o| -> Id { object_getClass(o).cast_mut().cast() }
+            c"isKindOfClass:" c"C@:#" |o, class: Id| -> u8 { is_kind_of(o, class).into() }
+            c"respondsToSelector:" c"C@::" |o, sel: Sel| -> u8 { class_respondsToSelector(object_getClass(o), sel) }
+            c"conformsToProtocol:" c"C@:@" |o, protocol: Id| -> u8 { 1 }
+            c"isEqual:" c"C@:@" |o, other: Id| -> u8 { (o == other).into() }
+            c"hash" c"Q@:" |o| -> u64 { o as u64 }
+            c"copy" c"@@:" |o| -> Id {
+                let sel = sel_registerName(c"copyWithZone:".as_ptr());
+                let imp: unsafe extern "C-unwind" fn(Id, Sel, Id) -> Id = std::mem::transmute(objc_msg_lookup(o, sel));
+                imp(o, sel, null_mut())
+            }
+            c"description" c"@@:" |o| -> Id {
+                let name = CStr::from_ptr(class_getName(object_getClass(o))).to_str().unwrap();
+                Retained::autorelease_ptr(string(&format!("<{name}: {o:p}>"))).cast()
+            }
+        }
         objc_registerClassPair(root);
     }
     let _: [&AnyClass; 8] = [

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::ffi::{CStr, CString, c_char, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::ptr::null_mut;
-use std::sync::atomic::{AtomicIsize, AtomicPtr, AtomicUsize, Ordering::SeqCst};
+use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Mutex, RwLock};
 
 pub type Id = *mut c_void;
@@ -86,183 +86,104 @@ class_statics! {
     MLNeuralEngineComputeDevice
 }
 
-fn classes() -> &'static Mutex<BTreeMap<String, usize>> {
-    static C: Mutex<BTreeMap<String, usize>> = Mutex::new(BTreeMap::new());
-    &C
-}
+/// Registered classes by name.
+static CLASSES: Mutex<BTreeMap<String, usize>> = Mutex::new(BTreeMap::new());
 
-/// Makes a class pair without registering it; null if a class of that name is registered.
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn objc_allocateClassPair(
-    parent: *const Class,
-    name: *const c_char,
-    _extra: usize,
-) -> *mut Class {
-    let name = unsafe { CStr::from_ptr(name) };
-    if classes().lock().unwrap().contains_key(name.to_str().unwrap()) {
-        return null_mut();
-    }
-    let parent = unsafe { parent.as_ref() };
-    let class: &'static Class =
-        class_static(name.to_str().unwrap()).unwrap_or_else(|| Box::leak(Box::new(Class::new())));
-    let meta: &'static Class = Box::leak(Box::new(Class::new()));
-    *class.body.write().unwrap() =
-        Some(Body { name: name.into(), size: parent.map_or(8, Class::size), ..Body::default() });
-    *meta.body.write().unwrap() = Some(Body { name: name.into(), meta: true, size: 8, ..Body::default() });
-    class.isa.store(meta.ptr(), SeqCst);
-    class.parent.store(parent.map_or(null_mut(), Class::ptr), SeqCst);
-    meta.isa.store(meta.ptr(), SeqCst);
-    // A root metaclass inherits from the root class itself.
-    meta.parent.store(parent.map_or(class.ptr(), |p| p.isa.load(SeqCst)), SeqCst);
-    class.ptr()
-}
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn objc_registerClassPair(class: *mut Class) {
-    let c = unsafe { &*class };
-    classes().lock().unwrap().insert(c.name(), class as usize);
-}
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn objc_disposeClassPair(_class: *mut Class) {}
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn objc_getClass(name: *const c_char) -> *const Class {
-    let name = unsafe { CStr::from_ptr(name) }.to_str().unwrap();
-    classes().lock().unwrap().get(name).map_or(null_mut(), |c| *c as *mut Class)
-}
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn objc_lookUpClass(name: *const c_char) -> *const Class {
-    unsafe { objc_getClass(name) }
-}
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn object_getClass(o: Id) -> *const Class {
-    if o.is_null() { null_mut() } else { unsafe { *o.cast::<*const Class>() } }
-}
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn class_getSuperclass(c: *const Class) -> *const Class {
-    unsafe { (*c).parent.load(SeqCst) }
-}
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn class_isMetaClass(c: *const Class) -> u8 {
-    unsafe { (*c).is_meta() as u8 }
-}
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn class_getName(c: *const Class) -> *const c_char {
-    unsafe { (*c).body.read().unwrap().as_ref().unwrap().name.as_ptr() }
-}
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn class_getInstanceSize(c: *const Class) -> usize {
-    unsafe { (*c).size() }
-}
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn class_respondsToSelector(c: *const Class, sel: Sel) -> u8 {
-    unsafe { (*c).find(sel).is_some() as u8 }
-}
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn class_getInstanceMethod(c: *const Class, sel: Sel) -> *const Method {
-    unsafe { (*c).find(sel).map_or(std::ptr::null(), |m| m) }
-}
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn class_getClassMethod(c: *const Class, sel: Sel) -> *const Method {
-    unsafe { class_getInstanceMethod((*c).isa.load(SeqCst), sel) }
-}
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn class_conformsToProtocol(_c: *const Class, _p: *const c_void) -> u8 {
-    0
-}
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn class_addProtocol(_c: *mut Class, _p: *const c_void) -> u8 {
-    1
-}
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn objc_getProtocol(_name: *const c_char) -> *const c_void {
-    null_mut()
-}
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn class_addMethod(
-    c: *mut Class,
-    sel: Sel,
-    imp: Imp,
-    types: *const c_char,
-) -> u8 {
-    let mut body = unsafe { (*c).body.write().unwrap() };
-    let methods = &mut body.as_mut().unwrap().methods;
-    if methods.contains_key(&(sel as usize)) {
-        return 0;
-    }
-    methods.insert(
-        sel as usize,
-        Box::leak(Box::new(Method { sel, imp, types: unsafe { CStr::from_ptr(types) }.into() })),
-    );
-    1
-}
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn class_addIvar(
-    c: *mut Class,
-    name: *const c_char,
-    size: usize,
-    align: u8,
-    _types: *const c_char,
-) -> u8 {
-    let mut body = unsafe { (*c).body.write().unwrap() };
-    let body = body.as_mut().unwrap();
-    let offset = body.size.next_multiple_of(1 << align);
-    body.ivars.push(Box::leak(Box::new(Ivar {
-        name: unsafe { CStr::from_ptr(name) }.into(),
-        offset: offset as isize,
-    })));
-    body.size = offset + size;
-    1
-}
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn class_getInstanceVariable(
-    c: *const Class,
-    name: *const c_char,
-) -> *const Ivar {
-    let name = unsafe { CStr::from_ptr(name) };
-    let mut class = c;
-    while let Some(c) = unsafe { class.as_ref() } {
-        if let Some(i) = c.body.read().unwrap().as_ref().unwrap().ivars.iter().find(|i| &*i.name == name) {
-            return *i;
+exported! {
+    /// Makes a class pair without registering it; null if a class of that name is registered.
+    fn objc_allocateClassPair(parent: *const Class, name: *const c_char, _extra: usize) -> *mut Class {
+        let name = CStr::from_ptr(name);
+        if CLASSES.lock().unwrap().contains_key(name.to_str().unwrap()) {
+            return null_mut();
         }
-        class = c.parent.load(SeqCst);
+        let parent = parent.as_ref();
+        let class: &'static Class =
+            class_static(name.to_str().unwrap()).unwrap_or_else(|| Box::leak(Box::new(Class::new())));
+        let meta: &'static Class = Box::leak(Box::new(Class::new()));
+        *class.body.write().unwrap() =
+            Some(Body { name: name.into(), size: parent.map_or(8, Class::size), ..Body::default() });
+        *meta.body.write().unwrap() = Some(Body { name: name.into(), meta: true, size: 8, ..Body::default() });
+        class.isa.store(meta.ptr(), SeqCst);
+        class.parent.store(parent.map_or(null_mut(), Class::ptr), SeqCst);
+        meta.isa.store(meta.ptr(), SeqCst);
+        // A root metaclass inherits from the root class itself.
+        meta.parent.store(parent.map_or(class.ptr(), |p| p.isa.load(SeqCst)), SeqCst);
+        class.ptr()
     }
-    std::ptr::null()
-}
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn ivar_getOffset(i: *const Ivar) -> isize {
-    unsafe { (*i).offset }
-}
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn method_getName(m: *const Method) -> Sel {
-    unsafe { (*m).sel }
-}
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn method_getTypeEncoding(m: *const Method) -> *const c_char {
-    unsafe { (*m).types.as_ptr() }
-}
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn method_getImplementation(m: *const Method) -> Imp {
-    unsafe { (*m).imp }
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn sel_registerName(name: *const c_char) -> Sel {
-    static SELS: Mutex<BTreeMap<CString, usize>> = Mutex::new(BTreeMap::new());
-    let name: CString = unsafe { CStr::from_ptr(name) }.into();
-    let mut sels = SELS.lock().unwrap();
-    if let Some(sel) = sels.get(&name) {
-        return *sel as Sel;
+    fn objc_registerClassPair(class: *mut Class) {
+        let c = &*class;
+        CLASSES.lock().unwrap().insert(c.name(), class as usize);
     }
-    let sel = name.clone().into_raw() as usize;
-    sels.insert(name, sel);
-    sel as Sel
-}
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn sel_getName(sel: Sel) -> *const c_char {
-    sel
-}
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn sel_isEqual(a: Sel, b: Sel) -> u8 {
-    (a == b) as u8
+    fn objc_disposeClassPair(_class: *mut Class) {}
+    fn objc_getClass(name: *const c_char) -> *const Class {
+        let name = CStr::from_ptr(name).to_str().unwrap();
+        CLASSES.lock().unwrap().get(name).map_or(null_mut(), |c| *c as *mut Class)
+    }
+    fn objc_lookUpClass(name: *const c_char) -> *const Class { objc_getClass(name) }
+    fn object_getClass(o: Id) -> *const Class { if o.is_null() { null_mut() } else { *o.cast::<*const Class>() } }
+    fn class_getSuperclass(c: *const Class) -> *const Class { (*c).parent.load(SeqCst) }
+    fn class_isMetaClass(c: *const Class) -> u8 { (*c).is_meta() as u8 }
+    fn class_getName(c: *const Class) -> *const c_char { (*c).body.read().unwrap().as_ref().unwrap().name.as_ptr() }
+    fn class_getInstanceSize(c: *const Class) -> usize { (*c).size() }
+    fn class_respondsToSelector(c: *const Class, sel: Sel) -> u8 { (*c).find(sel).is_some() as u8 }
+    fn class_getInstanceMethod(c: *const Class, sel: Sel) -> *const Method { (*c).find(sel).map_or(std::ptr::null(), |m| m) }
+    fn class_getClassMethod(c: *const Class, sel: Sel) -> *const Method {
+        class_getInstanceMethod((*c).isa.load(SeqCst), sel)
+    }
+    fn class_conformsToProtocol(_c: *const Class, _p: *const c_void) -> u8 { 0 }
+    fn class_addProtocol(_c: *mut Class, _p: *const c_void) -> u8 { 1 }
+    fn objc_getProtocol(_name: *const c_char) -> *const c_void { null_mut() }
+    fn class_addMethod(c: *mut Class, sel: Sel, imp: Imp, types: *const c_char) -> u8 {
+        let mut body = (*c).body.write().unwrap();
+        let methods = &mut body.as_mut().unwrap().methods;
+        if methods.contains_key(&(sel as usize)) {
+            return 0;
+        }
+        methods.insert(
+            sel as usize,
+            Box::leak(Box::new(Method { sel, imp, types: CStr::from_ptr(types).into() })),
+        );
+        1
+    }
+    fn class_addIvar(c: *mut Class, name: *const c_char, size: usize, align: u8, _types: *const c_char) -> u8 {
+        let mut body = (*c).body.write().unwrap();
+        let body = body.as_mut().unwrap();
+        let offset = body.size.next_multiple_of(1 << align);
+        body.ivars.push(Box::leak(Box::new(Ivar {
+            name: CStr::from_ptr(name).into(),
+            offset: offset as isize,
+        })));
+        body.size = offset + size;
+        1
+    }
+    fn class_getInstanceVariable(c: *const Class, name: *const c_char) -> *const Ivar {
+        let name = CStr::from_ptr(name);
+        let mut class = c;
+        while let Some(c) = class.as_ref() {
+            if let Some(i) = c.body.read().unwrap().as_ref().unwrap().ivars.iter().find(|i| *i.name == *name) {
+                return *i;
+            }
+            class = c.parent.load(SeqCst);
+        }
+        std::ptr::null()
+    }
+    fn ivar_getOffset(i: *const Ivar) -> isize { (*i).offset }
+    fn method_getName(m: *const Method) -> Sel { (*m).sel }
+    fn method_getTypeEncoding(m: *const Method) -> *const c_char { (*m).types.as_ptr() }
+    fn method_getImplementation(m: *const Method) -> Imp { (*m).imp }
+    fn sel_registerName(name: *const c_char) -> Sel {
+        static SELS: Mutex<BTreeMap<CString, usize>> = Mutex::new(BTreeMap::new());
+        let name: CString = CStr::from_ptr(name).into();
+        let mut sels = SELS.lock().unwrap();
+        if let Some(sel) = sels.get(&name) {
+            return *sel as Sel;
+        }
+        let sel = name.clone().into_raw() as usize;
+        sels.insert(name, sel);
+        sel as Sel
+    }
+    fn sel_getName(sel: Sel) -> *const c_char { sel }
+    fn sel_isEqual(a: Sel, b: Sel) -> u8 { (a == b) as u8 }
 }
 
 // ------------------------------------------------------------------------------------------------------------------------- messages
@@ -303,29 +224,25 @@ pub fn hold<R>(f: impl FnOnce() -> R) -> R {
     let _free = Free;
     f()
 }
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn objc_msg_lookup(o: Id, sel: Sel) -> Imp {
-    let since = std::time::Instant::now();
-    while ![0, me()].contains(&HOLDER.load(SeqCst)) {
-        if since.elapsed().as_secs() > 10 {
-            fatal("a handler waits for a thread that waits for the handler")
-        }
-        std::thread::yield_now();
-    }
-    unsafe {
-        let class = &*object_getClass(o);
-        check_alive(o, class, sel);
-        class.find(sel).map_or_else(forward, |m| m.imp)
-    }
-}
 #[repr(C)]
 pub struct Super {
     receiver: Id,
     class: *const Class,
 }
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn objc_msg_lookup_super(s: *const Super, sel: Sel) -> Imp {
-    unsafe { (*(*s).class).find(sel).map_or_else(forward, |m| m.imp) }
+exported! {
+    fn objc_msg_lookup(o: Id, sel: Sel) -> Imp {
+        let since = std::time::Instant::now();
+        while ![0, me()].contains(&HOLDER.load(SeqCst)) {
+            if since.elapsed().as_secs() > 10 {
+                fatal("a handler waits for a thread that waits for the handler")
+            }
+            std::thread::yield_now();
+        }
+        let class = &*object_getClass(o);
+        check_alive(o, class, sel);
+        class.find(sel).map_or_else(forward, |m| m.imp)
+    }
+    fn objc_msg_lookup_super(s: *const Super, sel: Sel) -> Imp { (*(*s).class).find(sel).map_or_else(forward, |m| m.imp) }
 }
 
 // -------------------------------------------------------------------------------------------------------------------------- objects
@@ -336,23 +253,16 @@ struct Header {
     dead: AtomicUsize,
 }
 const HEADER: usize = 16;
-/// Number of objects alive.
-pub static OBJECTS: AtomicIsize = AtomicIsize::new(0);
-fn census() -> &'static Mutex<BTreeMap<String, isize>> {
-    static C: Mutex<BTreeMap<String, isize>> = Mutex::new(BTreeMap::new());
-    &C
-}
-fn births() -> &'static Mutex<BTreeMap<String, usize>> {
-    static B: Mutex<BTreeMap<String, usize>> = Mutex::new(BTreeMap::new());
-    &B
-}
+/// Number of objects made since the start, and of objects alive, by class.
+static CENSUS: Mutex<BTreeMap<String, (usize, usize)>> = Mutex::new(BTreeMap::new());
 /// Returns the number of objects made since the start, by class.
 pub fn made() -> BTreeMap<String, usize> {
-    births().lock().unwrap().clone()
+    CENSUS.lock().unwrap().iter().map(|(name, n)| (name.clone(), n.0)).collect()
 }
 /// Returns the number of objects alive, by class.
-pub fn alive() -> BTreeMap<String, isize> {
-    census().lock().unwrap().iter().filter(|c| *c.1 != 0).map(|(n, c)| (n.clone(), *c)).collect()
+pub fn alive() -> BTreeMap<String, usize> {
+    let census = CENSUS.lock().unwrap();
+    census.iter().filter(|(_, n)| n.1 != 0).map(|(name, n)| (name.clone(), n.1)).collect()
 }
 
 unsafe fn header(o: Id) -> &'static Header {
@@ -383,17 +293,16 @@ pub unsafe fn create(class: *const Class) -> Id {
         header(o).count.store(1, SeqCst);
         *o.cast::<*const Class>() = class;
     }
-    OBJECTS.fetch_add(1, SeqCst);
-    *census().lock().unwrap().entry(unsafe { (*class).name() }).or_default() += 1;
-    *births().lock().unwrap().entry(unsafe { (*class).name() }).or_default() += 1;
+    let mut census = CENSUS.lock().unwrap();
+    let count = census.entry(unsafe { (*class).name() }).or_default();
+    *count = (count.0 + 1, count.1 + 1);
     o
 }
 pub unsafe fn dealloc(o: Id) {
     unsafe {
         header(o).dead.store(1, SeqCst);
-        *census().lock().unwrap().entry((*object_getClass(o)).name()).or_default() -= 1;
+        CENSUS.lock().unwrap().entry((*object_getClass(o)).name()).or_default().1 -= 1;
     }
-    OBJECTS.fetch_sub(1, SeqCst);
     if gives_back() {
         unsafe { std::alloc::dealloc(o.byte_sub(HEADER).cast(), layout((*object_getClass(o)).size())) }
     }
@@ -401,20 +310,18 @@ pub unsafe fn dealloc(o: Id) {
 unsafe fn is_class(o: Id) -> bool {
     unsafe { (*object_getClass(o)).is_meta() }
 }
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn objc_retain(o: Id) -> Id {
-    unsafe {
-        if o.is_null() || is_class(o) {
-            return o;
+exported! {
+    fn objc_retain(o: Id) -> Id {
+        unsafe {
+            if o.is_null() || is_class(o) {
+                return o;
+            }
+            check_alive(o, &*object_getClass(o), c"retain".as_ptr());
+            header(o).count.fetch_add(1, SeqCst);
         }
-        check_alive(o, &*object_getClass(o), c"retain".as_ptr());
-        header(o).count.fetch_add(1, SeqCst);
+        o
     }
-    o
-}
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn objc_release(o: Id) {
-    unsafe {
+    fn objc_release(o: Id) {
         if o.is_null() || is_class(o) {
             return;
         }
@@ -428,53 +335,40 @@ pub unsafe extern "C-unwind" fn objc_release(o: Id) {
     }
 }
 thread_local! { static POOLS: RefCell<Vec<Vec<Id>>> = const { RefCell::new(Vec::new()) }; }
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn objc_autorelease(o: Id) -> Id {
-    if !o.is_null() {
-        POOLS.with_borrow_mut(|p| match p.last_mut() {
-            Some(pool) => pool.push(o),
-            None => fatal(&format!("autorelease of a {} without a pool: it would leak", unsafe {
-                (*object_getClass(o)).name()
-            })),
-        });
+exported! {
+    fn objc_autorelease(o: Id) -> Id {
+        if !o.is_null() {
+            POOLS.with_borrow_mut(|p| match p.last_mut() {
+                Some(pool) => pool.push(o),
+                None => fatal(&format!("autorelease of a {} without a pool: it would leak", unsafe {
+                    (*object_getClass(o)).name()
+                })),
+            });
+        }
+        o
     }
-    o
-}
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn objc_autoreleasePoolPush() -> Id {
-    POOLS.with_borrow_mut(|p| {
-        p.push(Vec::new());
-        p.len() as Id
-    })
-}
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn objc_autoreleasePoolPop(pool: Id) {
-    loop {
-        let Some(objects) = POOLS.with_borrow_mut(|p| if p.len() >= pool as usize { p.pop() } else { None })
-        else {
-            return;
-        };
-        // Objects autoreleased meanwhile go to the outer pool.
-        for o in objects {
-            unsafe { objc_release(o) }
+    fn objc_autoreleasePoolPush() -> Id {
+        POOLS.with_borrow_mut(|p| {
+            p.push(Vec::new());
+            p.len() as Id
+        })
+    }
+    fn objc_autoreleasePoolPop(pool: Id) {
+        loop {
+            let Some(objects) = POOLS.with_borrow_mut(|p| if p.len() >= pool as usize { p.pop() } else { None })
+            else {
+                return;
+            };
+            // Objects autoreleased meanwhile go to the outer pool.
+            for o in objects {
+                objc_release(o)
+            }
         }
     }
-}
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn objc_autoreleaseReturnValue(o: Id) -> Id {
-    unsafe { objc_autorelease(o) }
-}
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn objc_retainAutorelease(o: Id) -> Id {
-    unsafe { objc_autorelease(objc_retain(o)) }
-}
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn objc_retainAutoreleaseReturnValue(o: Id) -> Id {
-    unsafe { objc_retainAutorelease(o) }
-}
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn objc_retainAutoreleasedReturnValue(o: Id) -> Id {
-    unsafe { objc_retain(o) }
+    fn objc_autoreleaseReturnValue(o: Id) -> Id { objc_autorelease(o) }
+    fn objc_retainAutorelease(o: Id) -> Id { objc_autorelease(objc_retain(o)) }
+    fn objc_retainAutoreleaseReturnValue(o: Id) -> Id { objc_retainAutorelease(o) }
+    fn objc_retainAutoreleasedReturnValue(o: Id) -> Id { objc_retain(o) }
 }
 
 // ----------------------------------------------------------------------------------------------------------------------- exceptions
@@ -485,24 +379,18 @@ unsafe impl Send for Thrown {}
 pub unsafe fn throw(owned: Id) -> ! {
     resume_unwind(Box::new(Thrown(owned)))
 }
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn objc_exception_throw(o: Id) -> ! {
-    unsafe { throw(objc_retain(o)) }
-}
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn objc2_exception_helper_0_1_try_catch(
-    f: extern "C-unwind" fn(Id),
-    context: Id,
-    error: *mut Id,
-) -> u8 {
-    match catch_unwind(AssertUnwindSafe(|| f(context))) {
-        Ok(()) => 0,
-        Err(payload) => match payload.downcast::<Thrown>() {
-            Ok(thrown) => {
-                unsafe { *error = thrown.0 };
-                1
-            }
-            Err(panic) => resume_unwind(panic),
-        },
+exported! {
+    fn objc_exception_throw(o: Id) -> ! { throw(objc_retain(o)) }
+    fn objc2_exception_helper_0_1_try_catch(f: extern "C-unwind" fn(Id), context: Id, error: *mut Id) -> u8 {
+        match catch_unwind(AssertUnwindSafe(|| f(context))) {
+            Ok(()) => 0,
+            Err(payload) => match payload.downcast::<Thrown>() {
+                Ok(thrown) => {
+                    *error = thrown.0;
+                    1
+                }
+                Err(panic) => resume_unwind(panic),
+            },
+        }
     }
 }

@@ -39,7 +39,7 @@ pub fn begin() -> MutexGuard<'static, ()> {
 }
 
 /// Returns the number of objects alive by class, Foundation's included, and of blocks on the heap.
-pub fn living() -> (BTreeMap<String, isize>, isize) {
+pub fn living() -> (BTreeMap<String, usize>, isize) {
     fake_coreml::settle();
     (objc_sim::alive(), objc_sim::BLOCKS.load(Ordering::SeqCst))
 }

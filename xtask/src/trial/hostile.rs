@@ -6,10 +6,10 @@ use super::mutate::{self, FileFormat, format};
 use super::process::make_fifo;
 use super::snapshot::is_unfinished;
 use std::collections::BTreeMap;
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
 use std::io;
-use std::os::unix::ffi::OsStringExt;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 
@@ -31,28 +31,6 @@ pub enum DamageClass {
 }
 
 impl DamageClass {
-    /// All classes.
-    pub const ALL: [DamageClass; 6] = [
-        DamageClass::Bytes,
-        DamageClass::Structure,
-        DamageClass::Files,
-        DamageClass::Names,
-        DamageClass::Options,
-        DamageClass::Output,
-    ];
-
-    /// Returns the name of the class in tables.
-    pub const fn name(self) -> &'static str {
-        match self {
-            DamageClass::Bytes => "bytes",
-            DamageClass::Structure => "structure",
-            DamageClass::Files => "files",
-            DamageClass::Names => "names",
-            DamageClass::Options => "options",
-            DamageClass::Output => "output",
-        }
-    }
-
     /// Draws a class; most draws damage contents.
     pub fn choose(r: &mut Choices) -> DamageClass {
         match r.below(20) {
@@ -65,6 +43,10 @@ impl DamageClass {
         }
     }
 }
+
+/// Values of options: bounds, wrong types, names of kinds, paths.
+const HOSTILE_VALUES: &str = " 0 1 2 -1 nan inf 1e309 0.5 4294967296 18446744073709551615 99999999999999999999999 \u{1b}[31m 1,1 4,1 \
+    1,,2 1..0 1..99999999999 0/0 3/2 1/1 lut4 auto int4-block lut1-tensor in /dev/full /dev/zero no/such 1GiB main fp32";
 
 /// A damaged case.
 pub struct Damaged {
@@ -81,7 +63,7 @@ pub struct Damaged {
 /// Damages the inputs in `folder/in`, the outputs in `folder/out`, or the arguments.
 pub fn damage(case: &Case, class: DamageClass, folder: &Path, r: &mut Choices) -> io::Result<Damaged> {
     let mut args: Vec<OsString> = vec![case.command.into()];
-    args.extend(case.args.split(' ').map(OsString::from));
+    args.extend(case.args.iter().map(OsString::from));
     let mut done = Damaged { what: String::new(), args, allowed: Vec::new(), is_small: true };
     match class {
         DamageClass::Bytes | DamageClass::Structure => contents(class, folder, &mut done, r)?,
@@ -134,7 +116,7 @@ fn contents(class: DamageClass, folder: &Path, done: &mut Damaged, r: &mut Choic
         }
     }
     fs::write(&path, file)?;
-    done.what = format!("{} of {}, {times} times", class.name(), relative(folder, &path));
+    done.what = format!("{class:?} of {}, {times} times", relative(folder, &path));
     Ok(())
 }
 
@@ -151,67 +133,35 @@ fn files(folder: &Path, done: &mut Damaged, r: &mut Choices) -> io::Result<()> {
     fs::rename(&path, &aside)?;
     // A text may come from a pipe, and its reader waits for the other end.
     let waits = ["text.txt", "known.tsv", "report.json"].iter().any(|name| path.ends_with(name));
+    let link = |to: &Path, what| symlink(to, &path).map(|()| what);
     let what = match r.below(15) {
         0 | 1 => "missing",
-        2 => {
-            fs::create_dir(&path)?;
-            "a folder"
-        }
+        2 => fs::create_dir(&path).map(|()| "a folder")?,
         3 => {
-            symlink(&aside, &path)?;
             // A path to a bundle may be a link; its journal then lies at the link's target.
             if path.extension().is_some_and(|e| e == "anemoe") {
                 done.allowed.push("aside/journal.jsonl".into());
             }
-            "a link to itself elsewhere"
+            link(&aside, "a link to itself elsewhere")?
         }
-        4 => {
-            symlink("no/such/file", &path)?;
-            "a link to nothing"
-        }
-        5 => {
-            symlink(&path, &path)?;
-            "a link to the link"
-        }
-        6 if !waits => {
-            make_fifo(&path)?;
-            "a pipe"
-        }
-        7 => {
-            symlink("/dev/zero", &path)?;
-            "a link to /dev/zero"
-        }
-        8 => {
-            symlink("/dev/full", &path)?;
-            "a link to /dev/full"
-        }
-        9 => {
-            symlink("/dev/null", &path)?;
-            "a link to /dev/null"
-        }
-        10 => {
-            symlink("/dev/urandom", &path)?;
-            "a link to /dev/urandom"
-        }
+        4 => link("no/such/file".as_ref(), "a link to nothing")?,
+        5 => link(&path, "a link to the link")?,
+        6 if !waits => make_fifo(&path).map(|()| "a pipe")?,
+        7 => link("/dev/zero".as_ref(), "a link to /dev/zero")?,
+        8 => link("/dev/full".as_ref(), "a link to /dev/full")?,
+        9 => link("/dev/null".as_ref(), "a link to /dev/null")?,
+        10 => link("/dev/urandom".as_ref(), "a link to /dev/urandom")?,
         11 => {
             fs::rename(&aside, &path)?;
-            fs::set_permissions(&path, fs::Permissions::from_mode(0o000))?;
-            "unreadable"
+            fs::set_permissions(&path, fs::Permissions::from_mode(0o000)).map(|()| "unreadable")?
         }
-        12 => {
-            File::create(&path)?;
-            "an empty file"
-        }
+        12 => File::create(&path).map(|_| "an empty file")?,
         13 => {
             // A sparse file: 4 GiB to read, nothing on disk.
-            File::create(&path)?.set_len(4 << 30)?;
             done.is_small = false;
-            "4 GiB of zeros"
+            File::create(&path)?.set_len(4 << 30).map(|()| "4 GiB of zeros")?
         }
-        _ => {
-            symlink("../..", &path)?;
-            "a link to a folder above"
-        }
+        _ => link("../..".as_ref(), "a link to a folder above")?,
     };
     done.what = format!("{} is {what}", relative(folder, &path));
     Ok(())
@@ -219,7 +169,7 @@ fn files(folder: &Path, done: &mut Damaged, r: &mut Choices) -> io::Result<()> {
 
 /// Gives an input a hostile name.
 fn names(case: &Case, folder: &Path, done: &mut Damaged, r: &mut Choices) -> io::Result<()> {
-    let input = *r.pick(case.inputs);
+    let input = *r.pick(&case.inputs().collect::<Vec<_>>());
     let ending = input.rsplit_once('.').map_or(String::new(), |(_, e)| format!(".{e}"));
     let hostile: [&[u8]; 9] = [
         b"a\x1b[31mred\x1b[0m",
@@ -236,22 +186,16 @@ fn names(case: &Case, folder: &Path, done: &mut Damaged, r: &mut Choices) -> io:
     name.extend(ending.as_bytes());
     let name = OsString::from_vec(name);
     fs::rename(folder.join("in").join(input), folder.join("in").join(&name))?;
-    let (old, new) =
-        (format!("in/{input}").into_bytes(), Path::new("in").join(&name).into_os_string().into_vec());
+    let (old, new) = (format!("in/{input}").into_bytes(), Path::new("in").join(&name).into_os_string());
     for arg in &mut done.args {
         let text = arg.clone().into_vec();
         if text.starts_with(&old) {
-            *arg = OsString::from_vec([&new[..], &text[old.len()..]].concat());
+            *arg = OsString::from_vec([new.as_bytes(), &text[old.len()..]].concat());
         }
     }
-    if case.output.is_some_and(|o| o.starts_with("in/")) {
-        done.allowed.push(PathBuf::from(OsString::from_vec(new.clone())).join("journal.jsonl"));
-        if case.command == "assemble" {
-            done.allowed.push(PathBuf::from(OsString::from_vec(new)));
-        }
-    } else if matches!(case.command, "bench" | "check") {
-        done.allowed.push(PathBuf::from(OsString::from_vec(new)).join("journal.jsonl"));
-    }
+    let renamed =
+        |path: PathBuf| path.strip_prefix(OsStr::from_bytes(&old)).map(|behind| Path::new(&new).join(behind));
+    done.allowed.extend(case.allowed().into_iter().filter_map(|path| renamed(path).ok()));
     // Half of these inputs are damaged, too, so that the name occurs in an error message.
     if r.once_in(2) {
         contents(DamageClass::Bytes, folder, done, r)?;
@@ -263,41 +207,8 @@ fn names(case: &Case, folder: &Path, done: &mut Damaged, r: &mut Choices) -> io:
 /// Gives an option a hostile value, or adds an option.
 fn options(case: &Case, done: &mut Damaged, r: &mut Choices) {
     let edge = r.edge().to_string();
-    let values = [
-        "0",
-        "1",
-        "2",
-        "-1",
-        "",
-        "nan",
-        "inf",
-        "1e309",
-        "0.5",
-        "4294967296",
-        "18446744073709551615",
-        "99999999999999999999999",
-        "\u{1b}[31m",
-        "1,1",
-        "4,1",
-        "1,,2",
-        "1..0",
-        "1..99999999999",
-        "0/0",
-        "3/2",
-        "1/1",
-        "lut4",
-        "auto",
-        "int4-block",
-        "lut1-tensor",
-        "in",
-        "/dev/full",
-        "/dev/zero",
-        "no/such",
-        "1GiB",
-        "main",
-        "fp32",
-        &edge,
-    ];
+    let mut values: Vec<&str> = HOSTILE_VALUES.split(' ').collect();
+    values.push(&edge);
     let value = *r.pick(&values);
     let options: Vec<usize> = (2..done.args.len())
         .filter(|&i| done.args[i - 1].to_str().is_some_and(|a| a.starts_with("--")))
@@ -309,7 +220,7 @@ fn options(case: &Case, done: &mut Damaged, r: &mut Choices) {
             false => done.args[*r.pick(&options)] = value.into(),
         }
     } else {
-        done.args.push((*r.pick(case.options)).into());
+        done.args.push((*r.pick(&case.options)).into());
         done.args.push(value.into());
     }
     done.what = format!("arguments {:?}", &done.args[1..]);
@@ -317,54 +228,32 @@ fn options(case: &Case, done: &mut Damaged, r: &mut Choices) {
 
 /// Puts something in the output's place.
 fn output(case: &Case, folder: &Path, done: &mut Damaged, r: &mut Choices) -> io::Result<()> {
-    let Some(output) = case.output.filter(|o| o.starts_with("out/")) else {
+    let Some(output) = case.output() else {
         done.what = "nothing".into();
         return Ok(());
     };
     let path = folder.join(output);
+    let link = |to: &Path, what| symlink(to, &path).map(|()| what);
+    let keep_in =
+        |folder: &Path| fs::create_dir(folder).and_then(|()| fs::write(folder.join("KEEP"), "keep"));
     let what = match r.below(9) {
-        0 => {
-            fs::create_dir(&path)?;
-            fs::write(path.join("KEEP"), "keep")?;
-            "a folder with a file"
-        }
-        1 => {
-            fs::write(&path, "keep")?;
-            "a file"
-        }
-        2 => {
-            symlink("no/such/file", &path)?;
-            "a link to nothing"
-        }
-        3 => {
-            symlink("/dev/full", &path)?;
-            "a link to /dev/full"
-        }
-        4 => {
-            symlink("/dev/null", &path)?;
-            "a link to /dev/null"
-        }
-        5 => {
-            symlink(&path, &path)?;
-            "a link to itself"
-        }
+        0 => keep_in(&path).map(|()| "a folder with a file")?,
+        1 => fs::write(&path, "keep").map(|()| "a file")?,
+        2 => link("no/such/file".as_ref(), "a link to nothing")?,
+        3 => link("/dev/full".as_ref(), "a link to /dev/full")?,
+        4 => link("/dev/null".as_ref(), "a link to /dev/null")?,
+        5 => link(&path, "a link to itself")?,
         6 => {
-            fs::create_dir(folder.join("elsewhere"))?;
-            fs::write(folder.join("elsewhere/KEEP"), "keep")?;
-            symlink("../elsewhere", &path)?;
+            keep_in(&folder.join("elsewhere"))?;
             // The link's target is the folder that the user named.
             done.allowed.push("elsewhere".into());
-            "a link to a folder"
+            link("../elsewhere".as_ref(), "a link to a folder")?
         }
-        7 => {
-            fs::set_permissions(folder.join("out"), fs::Permissions::from_mode(0o555))?;
-            "in a folder that cannot be written"
-        }
+        7 => fs::set_permissions(folder.join("out"), fs::Permissions::from_mode(0o555))
+            .map(|()| "in a folder that cannot be written")?,
         _ => {
-            for arg in &mut done.args {
-                if arg.to_str() == Some(output) {
-                    *arg = format!("no/such/{output}").into();
-                }
+            for arg in done.args.iter_mut().filter(|arg| arg.to_str() == Some(output)) {
+                *arg = format!("no/such/{output}").into();
             }
             // A command may create the folder or refuse.
             done.allowed.push("no".into());

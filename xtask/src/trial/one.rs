@@ -1,6 +1,6 @@
 //! Does one run of a trial, from its seed to its violations.
 
-use super::cases::{Case, InputPool, allowed};
+use super::cases::{Case, InputPool};
 use super::choices::Choices;
 use super::hostile::{DamageClass, damage};
 use super::process::{self, Ran};
@@ -25,13 +25,12 @@ pub struct OneTrial<'a> {
     pub binary: &'a Path,
     pub pool: &'a InputPool,
     pub scratch: &'a Path,
-    pub cases: Vec<&'static Case>,
+    pub cases: Vec<Case>,
     pub keep: bool,
 }
 
 /// Outcome of a run, with its violations.
 pub struct TrialOutcome {
-    pub seed: u64,
     pub command: &'static str,
     pub class: DamageClass,
     pub damage: String,
@@ -45,15 +44,15 @@ impl OneTrial<'_> {
     /// Makes and judges the run of a seed.
     pub fn run(&self, seed: u64) -> io::Result<TrialOutcome> {
         let mut r = Choices::new(seed);
-        let mut case = *r.pick(&self.cases);
+        let mut case = r.pick(&self.cases);
         if case.command == "bench" && !r.once_in(BENCH_ONCE_IN) {
-            case = *r.pick(&self.cases);
+            case = r.pick(&self.cases);
         }
         let class = DamageClass::choose(&mut r);
         let home = self.scratch.join(format!("run-{seed}"));
         let folder = home.join("work");
         plant(&folder)?;
-        for input in case.inputs {
+        for input in case.inputs() {
             snapshot::copy(&self.pool.folder.join(input), &folder.join("in").join(input))?;
         }
         let done = damage(case, class, &folder, &mut r)?;
@@ -67,12 +66,11 @@ impl OneTrial<'_> {
             args.extend(["--threads".into(), "1".into()]);
         }
         let before = snapshot::take(&folder)?;
-        let ran = process::run(self.binary, &args, &folder, &home, LIMIT, None)?;
+        let ran = process::run(self.binary, &args, &folder, &home, LIMIT)?;
         let after = snapshot::take(&folder)?;
 
         let mut violations = judge(&ran, is_json, done.is_small);
-        let mut may: Vec<PathBuf> = allowed(case);
-        may.extend(done.allowed);
+        let may: Vec<PathBuf> = case.allowed().into_iter().chain(done.allowed).collect();
         violations.extend(snapshot::differences(&before, &after, &may));
         if self.keep {
             let line: Vec<String> = args.iter().map(|a| format!("{a:?}")).collect();
@@ -83,7 +81,6 @@ impl OneTrial<'_> {
             fs::remove_dir_all(&home)?;
         }
         Ok(TrialOutcome {
-            seed,
             command: case.command,
             class,
             damage: done.what,
@@ -154,18 +151,4 @@ fn judge(ran: &Ran, is_json: bool, is_small: bool) -> Vec<String> {
         }
     }
     found
-}
-
-/// Returns the cause of a violation: its text without numbers and names.
-pub fn cause(what: &str) -> String {
-    let is_panic = what.starts_with("panicked");
-    let cut = if is_panic { what } else { what.split(": ").next().unwrap_or(what) };
-    if is_panic || !cut.contains('/') {
-        return cut.to_string();
-    }
-    // A path is reduced to its first word and its last part.
-    let (verb, path) = cut.split_once(' ').unwrap_or((cut, ""));
-    let name = path.rsplit('/').next().unwrap_or(path);
-    let name: String = name.chars().map(|c| if c.is_ascii_digit() { '0' } else { c }).take(24).collect();
-    format!("{verb} {name}")
 }

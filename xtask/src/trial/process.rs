@@ -28,9 +28,6 @@ pub struct Ran {
     pub seconds: f64,
 }
 
-/// Signal to send to the run, and the time after which it is sent.
-pub type Interrupt = (Duration, i32);
-
 /// Tells whether runs are made as `nobody`, which only root can do.
 pub fn drops_rights() -> bool {
     // SAFETY: the call has no arguments and no effect.
@@ -38,14 +35,7 @@ pub fn drops_rights() -> bool {
 }
 
 /// Runs a binary in a folder. `logs` is a folder for its output.
-pub fn run(
-    binary: &Path,
-    args: &[OsString],
-    folder: &Path,
-    logs: &Path,
-    limit: Duration,
-    interrupt: Option<Interrupt>,
-) -> io::Result<Ran> {
+pub fn run(binary: &Path, args: &[OsString], folder: &Path, logs: &Path, limit: Duration) -> io::Result<Ran> {
     let (out, err) = (logs.join("stdout"), logs.join("stderr"));
     let mut command = Command::new(binary);
     command.args(args).current_dir(folder).stdin(Stdio::null());
@@ -67,7 +57,6 @@ pub fn run(
     };
     let start = Instant::now();
     let pid = command.spawn()?.id() as libc::pid_t;
-    let mut interrupt = interrupt;
     let mut ended = None;
     let (status, usage) = loop {
         let mut status = 0;
@@ -80,16 +69,11 @@ pub fn run(
             _ => return Err(io::Error::last_os_error()),
         }
         let since = start.elapsed();
-        if let Some((after, signal)) = interrupt
-            && since >= after
-        {
-            send(pid, signal);
-            interrupt = None;
-        }
         let resident = resident_bytes(pid);
         if ended.is_none() && (since > limit || resident > END_BYTES) {
             ended = Some(if resident > END_BYTES { "memory" } else { "time" });
-            send(pid, libc::SIGKILL);
+            // SAFETY: the child was not waited for yet, so the id is still its own. A failure means that it has ended.
+            unsafe { libc::kill(pid, libc::SIGKILL) };
         }
         std::thread::sleep(if since < Duration::from_millis(20) {
             Duration::from_micros(200)
@@ -102,11 +86,6 @@ pub fn run(
     let unit = if cfg!(target_os = "macos") { 1 } else { 1024 };
     let peak_bytes = usage.ru_maxrss as u64 * unit;
     Ok(Ran { status, ended, stdout: fs::read(out)?, stderr: fs::read(err)?, peak_bytes, seconds })
-}
-
-fn send(pid: libc::pid_t, signal: i32) {
-    // SAFETY: the child was not waited for yet, so the id is still its own. A failure means that it has ended.
-    unsafe { libc::kill(pid, signal) };
 }
 
 /// Returns the resident bytes of a process; 0 on systems without `/proc`.

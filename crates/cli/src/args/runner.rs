@@ -2,23 +2,9 @@
 
 use crate::ui::message;
 use anemoe_bundle::Chain;
-use anemoe_coreml::{CompiledModels, ComputeUnits, CoreMlBackend, CoreMlSettings, this_system};
-use anemoe_gates::integrity::cache_folder;
-use anemoe_io::locked;
+use anemoe_coreml::{CompiledModels, ComputeUnits, CoreMlBackend, CoreMlSettings};
+use anemoe_mac::compiled_models;
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
-
-/// Name of the folder of compiled models in the user's cache.
-const COMPILED_FOLDER: &str = "compiled";
-
-/// Backend that this command chose; none before the choice.
-static CHOSEN: Mutex<Option<BackendArg>> = Mutex::new(None);
-
-/// Returns the name of the backend that this command runs a bundle on; none if it runs none.
-pub fn chosen_backend() -> Option<&'static str> {
-    let chosen = *locked(&CHOSEN);
-    chosen.map(|b| if b == BackendArg::Coreml { "coreml" } else { "cpu" })
-}
 
 /// A backend, by its name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -59,11 +45,7 @@ fn gigabytes(text: &str) -> Result<u64, String> {
 impl CompiledArgs {
     /// Returns the places of a bundle's compiled models for this system.
     pub fn models(&self, bundle: &Path, chain: &Chain) -> CompiledModels {
-        let cache = self.compiled.clone().or_else(|| Some(cache_folder()?.join(COMPILED_FOLDER)));
-        let system = this_system();
-        // Without the system's name, only compiled models beside the packages are known to fit.
-        let cache = cache.filter(|_| system.is_some());
-        CompiledModels::new(bundle, chain, cache.as_deref(), &system.unwrap_or_default())
+        compiled_models(self.compiled.clone(), bundle, chain)
     }
 }
 
@@ -73,18 +55,6 @@ impl RunnerArgs {
     /// # Errors
     /// Core ML was asked for and cannot run this bundle.
     pub fn core_ml(
-        &self,
-        bundle: &Path,
-        chain: &Chain,
-        cpu_options: bool,
-    ) -> anyhow::Result<Option<CoreMlBackend>> {
-        let found = self.find_core_ml(bundle, chain, cpu_options)?;
-        let chosen = if found.is_some() { BackendArg::Coreml } else { BackendArg::Cpu };
-        *locked(&CHOSEN) = Some(chosen);
-        Ok(found)
-    }
-
-    fn find_core_ml(
         &self,
         bundle: &Path,
         chain: &Chain,

@@ -2,16 +2,15 @@
 
 use crate::args::reading::Reading;
 use crate::args::store_args::OpenStore;
+use crate::command::Command;
+use crate::commands::build::BuildSummary;
 use crate::error_report::sentence;
 use crate::gate_reference::{gate_prompt, read_goldens, with_bar};
-use crate::outcome::Outcome;
 use crate::part_store::pull_parts;
-use crate::recorder::{JournalArgs, Recorder, facts};
-use crate::show::build_report::print;
+use crate::recorder::JournalArgs;
 use crate::signals;
 use crate::target::expect_begun_bundle;
 use crate::ui::{self, Ui};
-use anemoe_bundle::journal::status;
 use anemoe_convert::build::Assembly;
 use anemoe_gates::gated::{self, GateReference};
 use anemoe_gates::residency;
@@ -54,42 +53,40 @@ fn cosine(text: &str) -> Result<f64, String> {
     value.ok_or_else(|| format!("`{text}` is not a cosine: between -1 and 1"))
 }
 
-pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
-    let recorder = Recorder::new(&args.journal, "assemble");
-    let mut also = read_goldens(&args.golden)?;
-    let given = (!also.is_empty()).then(|| also.remove(0).golden);
-    let first = args.golden.first().map(PathBuf::as_path);
-    if let Some(store) = &args.pull {
-        let store = OpenStore::open(store, args.name.as_deref(), &args.bundle)?;
-        let report = pull_parts(&store, &args.bundle)?;
-        ui::message(format!(
-            "{}: {} of the parts fetched from {}, {} there already",
-            args.bundle.display(),
-            ui::bytes(report.bytes_fetched),
-            store.shown,
-            ui::bytes(report.bytes_there)
-        ));
+impl Command for Args {
+    type Report = BuildSummary;
+
+    fn run(self, ui: &Ui) -> anyhow::Result<BuildSummary> {
+        let mut also = read_goldens(&self.golden)?;
+        let given = (!also.is_empty()).then(|| also.remove(0).golden);
+        if let Some(store) = &self.pull {
+            let store = OpenStore::open(store, self.name.as_deref(), &self.bundle)?;
+            let report = pull_parts(&store, &self.bundle)?;
+            ui::message(format!(
+                "{}: {} of the parts fetched from {}, {} there already",
+                self.bundle.display(),
+                ui::bytes(report.bytes_fetched),
+                store.shown,
+                ui::bytes(report.bytes_there)
+            ));
+        }
+        expect_begun_bundle(&self.bundle)?;
+        signals::announce_rest();
+        let assembly = anemoe_convert::build::assemble(&self.bundle)?;
+        let reference = match given {
+            Some(golden) => Some(GateReference { golden, also, given: true }),
+            None if self.skip_gates || assembly.part_gates().1 => None,
+            None => own_reference(&assembly, ui),
+        };
+        let options = residency::CheckOptions::default();
+        let gated = gated::assemble(assembly, reference.as_ref(), &options, self.min_cosine, &|_| ())?;
+        let golden = self.golden.into_iter().next();
+        Ok(BuildSummary { bundle: self.bundle, golden, planned: 0, part: None, gated, push: None })
     }
-    expect_begun_bundle(&args.bundle)?;
-    signals::announce_rest();
-    let assembly = anemoe_convert::build::assemble(&args.bundle)?;
-    let reference = match given {
-        Some(golden) => Some(GateReference { golden, also, given: true }),
-        None if args.skip_gates || assembly.part_gates().1 => None,
-        None => own_reference(&assembly, ui),
-    };
-    let options = residency::CheckOptions::default();
-    let report = gated::assemble(assembly, reference.as_ref(), &options, args.min_cosine, &|_| ())?;
-    for (said, facts) in facts::gates(&report, first) {
-        recorder.also(&args.bundle, "gate", said, None, facts);
+
+    fn journal(&self) -> Option<&JournalArgs> {
+        Some(&self.journal)
     }
-    if let Some(built) = &report.build {
-        let status = if report.pass { status::DONE } else { status::FAIL };
-        recorder.end(&args.bundle, status, facts::build(built, &args.bundle, None));
-    }
-    ui.document(&report)?;
-    print(&report, &args.bundle, first, 0, ui)?;
-    Ok(if report.pass { Outcome::Done } else { Outcome::GateFailed })
 }
 
 /// Runs the checkpoint that the parts were built from. Returns none, with a warning, if the checkpoint is not in its place

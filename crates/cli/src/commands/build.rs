@@ -5,10 +5,11 @@ use crate::args::hub_checkpoint::{Extent, locate};
 use crate::args::numbers::at_least_one;
 use crate::args::planning::{PlanArgs, PlanUse, PlannedCheckpoint, find_outliers, plan_checkpoint};
 use crate::args::store_args::{OpenStore, TRANSFERS, sending};
-use crate::commands::push;
+use crate::command::{Command, CommandReport};
+use crate::commands::push::{PushReport, push_bundle};
 use crate::gate_reference::{read_goldens, reference};
 use crate::outcome::Outcome;
-use crate::part_store::{PartPusher, manifest_part, push_part, resume_part};
+use crate::part_store::{PartPusher, ResumedPart, manifest_part, push_part, resume_part};
 use crate::recorder::{JournalArgs, Recorder, facts};
 use crate::shell::quoted;
 use crate::show::build_report::print;
@@ -17,17 +18,19 @@ use crate::signals;
 use crate::ui::{self, Ui};
 use anemoe_bundle::journal::status;
 use anemoe_convert::build::{
-    self, Build, BuildEvent, BuildPart, BundleFiles, CheckpointOrigin, Needs, bundle_files,
+    self, Build, BuildEvent, BuildPart, BundleFiles, CheckpointOrigin, Needs, Share, bundle_files,
 };
 use anemoe_convert::plan::Plan;
 use anemoe_convert::variants::Variants;
-use anemoe_gates::gated::{self, GateStage, NamedGolden};
+use anemoe_gates::gated::{self, GateStage, GatedReport, NamedGolden};
 use anemoe_gates::golden_gate::{self as gates, MIN_COSINE};
 use anemoe_gates::{layer_sample, probe, residency};
-use anemoe_hub::SendReport;
+use anemoe_hub::{ManifestPart, SendReport};
 use anemoe_io::{Error, locked};
 use anyhow::{Context, bail};
 use indicatif::ProgressBar;
+use serde::Serialize;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -80,7 +83,7 @@ pub struct Args {
     /// Build only every N-th shard from the I-th on, beside other processes that build the others into the same folder (I from
     /// 0; N/N is 0/N, so counting from 1 does as well); `assemble` completes the bundle. With N alone, I is taken from
     /// SLURM_ARRAY_TASK_ID, JOB_COMPLETION_INDEX or AWS_BATCH_JOB_ARRAY_INDEX.
-    #[arg(long, value_name = "I/N", value_parser = share)]
+    #[arg(long, value_name = "I/N", value_parser = Share::parse)]
     shard: Option<Share>,
     /// Send the bundle, or the part of --shard, to this store: a folder or s3://BUCKET/PREFIX. Shards of a part are sent as they
     /// are finished, and a part whose folder is gone goes on from there. `assemble --pull` puts the parts together.
@@ -93,214 +96,190 @@ pub struct Args {
     journal: JournalArgs,
 }
 
-/// Value of `--shard`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Share {
-    index: Option<usize>,
-    of: usize,
-}
-
-/// Most parts of a build: more than any model has shards.
-const MAX_PARTS: usize = 100_000;
-
-/// Environment variables with the index of an array job: of Slurm, of Kubernetes and of AWS Batch.
-const ARRAY_INDICES: [&str; 3] = ["SLURM_ARRAY_TASK_ID", "JOB_COMPLETION_INDEX", "AWS_BATCH_JOB_ARRAY_INDEX"];
-
 fn megabytes(text: &str) -> Result<u64, String> {
     let wrong = || format!("`{text}` is not a number of MB from 1 on");
     text.parse().ok().filter(|n| (1..1 << 40).contains(n)).ok_or_else(wrong)
 }
 
-fn share(text: &str) -> Result<Share, String> {
-    let wrong = || format!("`{text}` is neither I/N nor N, with N from 1 to {MAX_PARTS} and I from 0 to N");
-    let (index, of) = match text.split_once('/') {
-        Some((index, of)) => (Some(index.parse().map_err(|_| wrong())?), of),
-        None => (None, text),
-    };
-    let of = of.parse().ok().filter(|n| (1..=MAX_PARTS).contains(n)).ok_or_else(wrong)?;
-    if index.is_some_and(|i: usize| i > of) {
-        return Err(wrong());
-    }
-    Ok(Share { index, of })
-}
+impl Command for Args {
+    type Report = BuildSummary;
 
-impl Share {
-    fn part(self, variable: impl Fn(&str) -> Option<String>) -> anyhow::Result<BuildPart> {
-        let index = match self.index {
-            Some(index) => index,
-            None => {
-                let set = |name: &&'static str| Some((*name, variable(name).filter(|v| !v.is_empty())?));
-                let found = ARRAY_INDICES.iter().find_map(set);
-                let (name, value) = found.with_context(|| {
-                    format!(
-                        "--shard {}: no index is given, and none of {} is set",
-                        self.of,
-                        ARRAY_INDICES.join(", ")
-                    )
-                })?;
-                let index: usize =
-                    value.parse().with_context(|| format!("{name} is `{value}`, expected a number"))?;
-                if index > self.of {
-                    bail!("{name} is {index}, and --shard says that there are {} parts", self.of);
+    fn run(self, ui: &Ui) -> anyhow::Result<BuildSummary> {
+        // Before a search for kinds, which may take minutes.
+        if self.out.exists() && !self.out.is_dir() {
+            return Err(Error::usage(format!("{}: exists and is not a folder", self.out.display())).into());
+        }
+        if let Some(scratch) = &self.scratch {
+            anyhow::ensure!(scratch.is_dir(), "--scratch {}: no such folder", scratch.display());
+        }
+        let mut goldens = read_goldens(&self.golden)?;
+        let PlannedCheckpoint { family, plan, importance } =
+            plan_checkpoint(&self.checkpoint, &self.options, PlanUse::GatedBuild, ui)?;
+        let family = family.as_ref();
+        let jobs = self.jobs.unwrap_or_else(build::default_jobs);
+        let jobs =
+            self.max_memory.map_or(jobs, |mb| build::jobs_within(jobs, Some(mb.saturating_mul(1_000_000))));
+        let part = self.shard.map(|s| s.part(|name| std::env::var(name).ok())).transpose()?;
+        for NamedGolden { path, golden } in &goldens {
+            gates::fits(golden, &plan.chain).map_err(|what| anemoe_convert::Error::invalid(path, what))?;
+        }
+        let also = goldens.split_off(goldens.len().min(1));
+        let golden = goldens.pop().map(|g| g.golden);
+        for note in &plan.notes {
+            ui.line(format!("note: {note}"))?;
+        }
+        let outliers = find_outliers(family, &plan, &self.options, ui)?;
+        print_outliers(&outliers, ui)?;
+        signals::announce_rest();
+        let checkpoint = &family.checked_checkpoint().checkpoint;
+        let mut reference = || reference(checkpoint, &plan, golden.as_ref(), ui);
+        let options = gated::GateOptions {
+            jobs,
+            skip_gates: self.skip_gates,
+            min_cosine: gate_cosine(&self.options, &plan),
+            probes: self.probes,
+            probe_layers: self.probe_layers,
+            outliers: &outliers,
+            seed: self.probe_seed,
+            residency: residency::CheckOptions::default(),
+            scratch: self.scratch.as_deref(),
+            bos: bos(checkpoint),
+            reference_given: golden.is_some(),
+            reference: &mut reference,
+            also: &also,
+        };
+        let recorder = Recorder::new(&self.journal, "build");
+        let store = match &self.push {
+            Some(store) => Some(Arc::new(OpenStore::open(store, self.name.as_deref(), &self.out)?)),
+            None => None,
+        };
+        let resumed = match (&store, part) {
+            (Some(store), Some(part)) => {
+                let plan_sha256 = build::plan_sha256(family, &plan, importance.as_ref())?;
+                Some(resumed(store, &self.out, part, &plan_sha256)?)
+            }
+            (store, _) => {
+                store.iter().try_for_each(|store| store.objects.prepare())?;
+                None
+            }
+        };
+        let build = Build::begin(family, &plan, importance.as_ref(), &self.out, part)?;
+        recorder.begin(&self.out, facts::begun(&plan, part_name(part)));
+        build.remember(&source(&self.checkpoint, &checkpoint.variants)?)?;
+        let progress = Progress::new(&plan, build.own_shards(), ui);
+        // A part that is complete in the store stays complete there: it is sent again as a whole, and not shard by shard.
+        let pusher = resumed
+            .filter(|(_, _, resumed)| !resumed.finished)
+            .map(|(store, part, resumed)| PartPusher::start(store, self.out.clone(), part, resumed.files))
+            .transpose()?;
+        let report = gated::run(build, options, &|event| {
+            if let (Some(pusher), gated::GatedEvent::Build(BuildEvent::ShardDone { shard, .. })) =
+                (&pusher, &event)
+            {
+                pusher.shard(shard);
+            }
+            progress.on(event);
+        });
+        progress.bar.finish_and_clear();
+        if let Some(pusher) = pusher {
+            pusher.finish();
+        }
+        let report = match report {
+            Ok(report) => report,
+            Err(e) => {
+                // A build that could not be kept is deleted with its journal.
+                if self.out.is_dir() {
+                    let error = serde_json::json!({"part": part_name(part), "error": e.to_string()});
+                    recorder.end(&self.out, status::ERROR, facts::of(error));
                 }
-                index
+                return Err(e.into());
             }
         };
-        Ok(BuildPart { index: index % self.of, of: self.of })
+        let golden = self.golden.into_iter().next();
+        let planned = plan.shards.len();
+        let mut summary = BuildSummary { bundle: self.out, golden, planned, part, gated: report, push: None };
+        summary.record(&recorder);
+        if let Some(store) = store.filter(|_| summary.gated.pass) {
+            let sent = push_built(&summary.bundle, &store, part)?;
+            summary.push = Some(PushReport::new(&store, sent));
+        }
+        Ok(summary)
     }
 }
 
-pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
-    // Before a search for kinds, which may take minutes.
-    if args.out.exists() && !args.out.is_dir() {
-        return Err(Error::usage(format!("{}: exists and is not a folder", args.out.display())).into());
-    }
-    if let Some(scratch) = &args.scratch {
-        anyhow::ensure!(scratch.is_dir(), "--scratch {}: no such folder", scratch.display());
-    }
-    let mut goldens = read_goldens(&args.golden)?;
-    let PlannedCheckpoint { family, plan, importance } =
-        plan_checkpoint(&args.checkpoint, &args.options, PlanUse::GatedBuild, ui)?;
-    let family = family.as_ref();
-    let jobs = args.jobs.unwrap_or_else(build::default_jobs);
-    let jobs =
-        args.max_memory.map_or(jobs, |mb| build::jobs_within(jobs, Some(mb.saturating_mul(1_000_000))));
-    let part = args.shard.map(|s| s.part(|name| std::env::var(name).ok())).transpose()?;
-    for NamedGolden { path, golden } in &goldens {
-        gates::fits(golden, &plan.chain).map_err(|what| anemoe_convert::Error::invalid(path, what))?;
-    }
-    let also = goldens.split_off(goldens.len().min(1));
-    let golden = goldens.pop().map(|g| g.golden);
-    let first = args.golden.first().map(PathBuf::as_path);
-    for note in &plan.notes {
-        ui.line(format!("note: {note}"))?;
-    }
-    let outliers = find_outliers(family, &plan, &args.options, ui)?;
-    print_outliers(&outliers, ui)?;
-    signals::announce_rest();
-    let checkpoint = &family.checked_checkpoint().checkpoint;
-    let mut reference = || reference(checkpoint, &plan, golden.as_ref(), ui);
-    let options = gated::GateOptions {
-        jobs,
-        skip_gates: args.skip_gates,
-        min_cosine: gate_cosine(&args.options, &plan),
-        probes: args.probes,
-        probe_layers: args.probe_layers,
-        outliers: &outliers,
-        seed: args.probe_seed,
-        residency: residency::CheckOptions::default(),
-        scratch: args.scratch.as_deref(),
-        bos: bos(checkpoint),
-        reference_given: golden.is_some(),
-        reference: &mut reference,
-        also: &also,
-    };
-    let recorder = Recorder::new(&args.journal, "build");
-    let store = args
-        .push
-        .as_ref()
-        .map(|store| OpenStore::open(store, args.name.as_deref(), &args.out))
-        .transpose()?;
-    let store = store.map(Arc::new);
-    let resumed = match (&store, part) {
-        (Some(store), Some(part)) => {
-            let plan_sha256 = build::plan_sha256(family, &plan, importance.as_ref())?;
-            let resumed = resume_part(store, &args.out, part, &plan_sha256)?;
-            if resumed.bytes > 0 {
-                let bytes = ui::bytes(resumed.bytes);
-                ui::message(format!("{}: {bytes} of this part were in {}", args.out.display(), store.shown));
-            }
-            Some((Arc::clone(store), manifest_part(part, &plan_sha256, false), resumed))
-        }
-        (Some(store), None) => {
-            store.objects.prepare()?;
-            None
-        }
-        (None, _) => None,
-    };
-    let build = Build::begin(family, &plan, importance.as_ref(), &args.out, part)?;
-    let part_name = part.map(|p| format!("{}/{}", p.index, p.of));
-    recorder.begin(&args.out, facts::begun(&plan, part_name.clone()));
-    build.remember(&source(&args.checkpoint, &checkpoint.variants)?)?;
-    let all = plan.shards.len();
-    let progress = Progress::new(&plan, build.own_shards(), ui);
-    // A part that is complete in the store stays complete there: it is sent again as a whole, and not shard by shard.
-    let pusher = resumed
-        .filter(|(_, _, resumed)| !resumed.finished)
-        .map(|(store, part, resumed)| PartPusher::start(store, args.out.clone(), part, resumed.files))
-        .transpose()?;
-    let report = gated::run(build, options, &|event| {
-        if let (Some(pusher), gated::GatedEvent::Build(BuildEvent::ShardDone { shard, .. })) =
-            (&pusher, &event)
-        {
-            pusher.shard(shard);
-        }
-        progress.on(event);
-    });
-    progress.bar.finish_and_clear();
-    if let Some(pusher) = pusher {
-        pusher.finish();
-    }
-    let report = match report {
-        Ok(report) => report,
-        Err(e) => {
-            // A build that could not be kept is deleted with its journal.
-            if args.out.is_dir() {
-                let error = serde_json::json!({"part": part_name, "error": e.to_string()});
-                recorder.end(&args.out, status::ERROR, facts::of(error));
-            }
-            return Err(e.into());
-        }
-    };
-    for (said, facts) in facts::gates(&report, first) {
-        recorder.also(&args.out, "gate", said, None, facts);
-    }
-    let status = if report.pass { status::DONE } else { status::FAIL };
-    recorder.end(
-        &args.out,
-        status,
-        match &report.build {
-            Some(built) => facts::build(built, &args.out, part_name),
-            None => facts::of(
-                serde_json::json!({"part": part_name, "failed": report.failed.map(GateStage::name)}),
-            ),
-        },
-    );
-    let pushed = match store.filter(|_| report.pass) {
-        Some(store) => Some((push_built(&args.out, &store, part)?, store)),
-        None => None,
-    };
-    match &pushed {
-        None => ui.document(&report)?,
-        Some((sent, store)) => {
-            let mut document = serde_json::to_value(&report)?;
-            document["push"] = push::document(store, sent, &[]);
-            ui.document(&document)?;
-        }
-    }
-    print(&report, &args.out, first, all, ui)?;
-    if let Some((sent, store)) = &pushed {
-        push::print(store, sent, ui)?;
-    }
-    if let (Some(part), true) = (part, report.pass) {
-        let completes = match &pushed {
-            Some((_, store)) => {
-                format!("{} --pull {}", quoted(Path::new(&store.name)), quoted(Path::new(&store.shown)))
-            }
-            None => quoted(&args.out),
+/// A build with its gates, and where it was sent.
+#[derive(Serialize)]
+pub struct BuildSummary {
+    #[serde(skip)]
+    pub bundle: PathBuf,
+    /// The first golden that was given.
+    #[serde(skip)]
+    pub golden: Option<PathBuf>,
+    /// Shards of the plan.
+    #[serde(skip)]
+    pub planned: usize,
+    #[serde(skip)]
+    pub part: Option<BuildPart>,
+    #[serde(flatten)]
+    pub gated: GatedReport,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub push: Option<PushReport>,
+}
+
+fn part_name(part: Option<BuildPart>) -> Option<String> {
+    part.map(|p| format!("{}/{}", p.index, p.of))
+}
+
+impl CommandReport for BuildSummary {
+    fn print(&self, ui: &Ui) -> io::Result<()> {
+        print(&self.gated, &self.bundle, self.golden.as_deref(), self.planned, ui)?;
+        self.push.iter().try_for_each(|push| push.print(ui))?;
+        let Some(BuildPart { index, of }) = self.part.filter(|_| self.gated.pass) else { return Ok(()) };
+        let completes = match &self.push {
+            Some(push) => format!("{} --pull {}", quoted(Path::new(&push.name)), quoted(Path::new(&push.store))),
+            None => quoted(&self.bundle),
         };
-        ui.line(format!(
-            "part {}/{} is done; anemoe assemble {completes} completes the bundle",
-            part.index, part.of
-        ))?;
+        ui.line(format!("part {index}/{of} is done; anemoe assemble {completes} completes the bundle"))
     }
-    Ok(if report.pass { Outcome::Done } else { Outcome::GateFailed })
+
+    fn outcome(&self) -> Outcome {
+        Outcome::of(self.gated.pass)
+    }
+
+    fn record(&self, recorder: &Recorder) {
+        let (gated, part) = (&self.gated, part_name(self.part));
+        for (said, facts) in facts::gates(gated, self.golden.as_deref()) {
+            recorder.also(&self.bundle, "gate", said, None, facts);
+        }
+        let facts = match &gated.build {
+            Some(built) => facts::build(built, &self.bundle, part),
+            None => {
+                facts::of(serde_json::json!({"part": part, "failed": gated.failed.map(GateStage::name)}))
+            }
+        };
+        recorder.end(&self.bundle, if gated.pass { status::DONE } else { status::FAIL }, facts);
+    }
+}
+
+/// Fetches what earlier runs of a part sent to the store.
+fn resumed(
+    store: &Arc<OpenStore>,
+    bundle: &Path,
+    part: BuildPart,
+    plan_sha256: &str,
+) -> anyhow::Result<(Arc<OpenStore>, ManifestPart, ResumedPart)> {
+    let resumed = resume_part(store, bundle, part, plan_sha256)?;
+    if resumed.bytes > 0 {
+        let bytes = ui::bytes(resumed.bytes);
+        ui::message(format!("{}: {bytes} of this part were in {}", bundle.display(), store.shown));
+    }
+    Ok((Arc::clone(store), manifest_part(part, plan_sha256, false), resumed))
 }
 
 /// Sends the part that was built, or the finished bundle.
 fn push_built(bundle: &Path, store: &OpenStore, part: Option<BuildPart>) -> anyhow::Result<SendReport> {
     let files = bundle_files(bundle)?;
-    if let Some(report) = push::push_bundle(bundle, store, &files, TRANSFERS, false)? {
+    if let Some(report) = push_bundle(bundle, store, &files, TRANSFERS, false)? {
         return Ok(report);
     }
     let BundleFiles::Parts(parts) = files else { bail!("{}: there is nothing to push", bundle.display()) };
@@ -422,32 +401,4 @@ fn needs_line(needs: &Needs) -> String {
         }
     }
     line + &format!("; {} are free", ui::bytes(*bundle_free))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn parts_count_from_zero_or_from_one() {
-        let none = |_: &str| None;
-        let part = |text: &str| share(text).unwrap().part(none).unwrap();
-        assert_eq!(part("0/3"), BuildPart { index: 0, of: 3 });
-        assert_eq!(part("2/3"), BuildPart { index: 2, of: 3 });
-        assert_eq!(part("3/3"), BuildPart { index: 0, of: 3 });
-        for wrong in ["4/3", "0/0", "0", "-1/3", "1/", "/3", "a/b", "1/2/3", "", "0/100001"] {
-            assert!(share(wrong).is_err(), "{wrong}");
-        }
-    }
-
-    #[test]
-    fn schedulers_tell_the_index() {
-        for name in ARRAY_INDICES {
-            let set = |wanted: &str| (wanted == name).then(|| "5".to_string());
-            assert_eq!(share("8").unwrap().part(set).unwrap(), BuildPart { index: 5, of: 8 });
-            assert!(share("4").unwrap().part(set).unwrap_err().to_string().contains(name));
-        }
-        assert!(share("4").unwrap().part(|_| None).unwrap_err().to_string().contains("SLURM_ARRAY_TASK_ID"));
-        assert!(share("4").unwrap().part(|_| Some("x".into())).is_err());
-    }
 }

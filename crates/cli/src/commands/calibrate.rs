@@ -2,11 +2,13 @@
 
 use crate::args::reading::Reading;
 use crate::args::text_windows::TextArgs;
+use crate::command::{Command, CommandReport};
 use crate::files::Overwrite;
-use crate::outcome::Outcome;
 use crate::ui::Ui;
 use anemoe_convert::importance::Importance;
 use anemoe_gates::calibrate::moments;
+use serde::Serialize;
+use std::io;
 use std::path::PathBuf;
 use std::time::Instant;
 
@@ -31,25 +33,42 @@ pub struct Args {
     overwrite: Overwrite,
 }
 
-pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
-    let started = Instant::now();
-    args.overwrite.output(&args.out)?;
-    let checkpoint = args.reading.open(&args.checkpoint)?;
-    let windows = args.text.of_checkpoint(&checkpoint)?;
-    let bar = ui.bar(0, "layers");
-    let found = moments(&checkpoint, &windows, &mut || bar.inc(1));
-    bar.finish_and_clear();
-    let found = found?;
-    Importance::write(&args.out, &found)?;
-    let tokens: usize = windows.iter().map(Vec::len).sum();
-    let seconds = started.elapsed().as_secs_f64();
-    ui.document(&serde_json::json!({
-        "path": args.out.display().to_string(), "tensors": found.len(), "tokens": tokens, "windows": windows.len(), "seconds": seconds,
-    }))?;
-    ui.line(format!(
-        "{}: inputs of {} tensors over {tokens} tokens, in {seconds:.1} s",
-        args.out.display(),
-        found.len()
-    ))?;
-    Ok(Outcome::Done)
+impl Command for Args {
+    type Report = CalibrationReport;
+
+    fn run(self, ui: &Ui) -> anyhow::Result<CalibrationReport> {
+        let started = Instant::now();
+        self.overwrite.output(&self.out)?;
+        let checkpoint = self.reading.open(&self.checkpoint)?;
+        let windows = self.text.of_checkpoint(&checkpoint)?;
+        let bar = ui.bar(0, "layers");
+        let found = moments(&checkpoint, &windows, &mut || bar.inc(1));
+        bar.finish_and_clear();
+        let found = found?;
+        Importance::write(&self.out, &found)?;
+        Ok(CalibrationReport {
+            path: self.out.display().to_string(),
+            tensors: found.len(),
+            tokens: windows.iter().map(Vec::len).sum(),
+            windows: windows.len(),
+            seconds: started.elapsed().as_secs_f64(),
+        })
+    }
+}
+
+/// Importances that were written.
+#[derive(Serialize)]
+pub struct CalibrationReport {
+    path: String,
+    tensors: usize,
+    tokens: usize,
+    windows: usize,
+    seconds: f64,
+}
+
+impl CommandReport for CalibrationReport {
+    fn print(&self, ui: &Ui) -> io::Result<()> {
+        let CalibrationReport { path, tensors, tokens, seconds, .. } = self;
+        ui.line(format!("{path}: inputs of {tensors} tensors over {tokens} tokens, in {seconds:.1} s"))
+    }
 }

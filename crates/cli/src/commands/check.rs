@@ -2,24 +2,28 @@
 
 use crate::args::evidence::EvidenceArgs;
 use crate::args::runner::CompiledArgs;
+use crate::args::step_limit::StepLimit;
+use crate::bar_listener::BarListener;
 use crate::bundle::Verify;
-use crate::child_work::{ChildFailure, RiskyArgs};
-use crate::device_controls::Control;
-use crate::device_plan::{self, CompiledSize, DevicePlans};
+use crate::command::{Command, CommandReport};
 use crate::files::Overwrite;
 use crate::outcome::Outcome;
 use crate::recorder::{JournalArgs, Recorder, facts};
 use crate::show::placement::{Sources, print, print_ops};
 use crate::target::expect_bundle;
-use crate::ui::{Table, Ui};
+use crate::ui::{Table, Ui, bytes};
 use anemoe_bundle::{CHAIN_FILE, Chain};
 use anemoe_gates::integrity;
 use anemoe_gates::residency::compare::compare;
 use anemoe_gates::residency::device::PlanReport;
-use anemoe_gates::residency::outcomes::{self, Design, Score};
-use anemoe_gates::residency::rule::{Chip, Conditions, DeviceTarget, SystemRelease, Units};
+use anemoe_gates::residency::outcomes::{self, Judged, Score};
+use anemoe_gates::residency::rule::{
+    Chip, Conditions, DeviceTarget, Evidence, Question, Rule, RuleSeverity, Units, Verdict,
+};
 use anemoe_gates::residency::{self, CheckOptions, Report, rules as rule_list};
+use anemoe_mac::{DeviceFindings, ask_device};
 use serde::Serialize;
+use std::io;
 use std::path::{Path, PathBuf};
 
 /// Largest plan report or table of outcomes that is read, in bytes.
@@ -46,9 +50,6 @@ pub struct Args {
     /// Chip, for the few rules that depend on it: m1 to m5, a11 to a19.
     #[arg(long, value_name = "CHIP", value_parser = chip)]
     chip: Option<Chip>,
-    /// Release of the system that runs the packages, such as 15 or 26; by default any.
-    #[arg(long, value_name = "RELEASE", value_parser = system)]
-    system: Option<SystemRelease>,
     /// Fail on `unknown` too.
     #[arg(long)]
     strict: bool,
@@ -69,13 +70,13 @@ pub struct Args {
     #[command(flatten)]
     overwrite: Overwrite,
     #[command(flatten)]
-    risky: RiskyArgs,
+    limit: StepLimit,
     #[command(flatten)]
     compiled: CompiledArgs,
     /// Print the rules instead.
     #[arg(long, conflicts_with_all = ["path", "outcomes"])]
     rules: bool,
-    /// Score the rules on a table of published outcomes instead; `known` is the one that anemoe brings.
+    /// Score the verdicts on a table of outcomes instead; `known` is the one that anemoe brings.
     #[arg(long, value_name = "F.tsv", conflicts_with = "path")]
     outcomes: Option<PathBuf>,
     #[command(flatten)]
@@ -100,99 +101,158 @@ fn chip(text: &str) -> Result<Chip, String> {
     Chip::parse(text).ok_or_else(|| format!("`{text}` is not a known chip: {}", Chip::names()))
 }
 
-fn system(text: &str) -> Result<SystemRelease, String> {
-    SystemRelease::parse(text)
-        .ok_or_else(|| format!("`{text}` is not a release of macOS or iOS, such as 15 or 26"))
+impl Command for Args {
+    type Report = CheckReport;
+
+    fn run(self, ui: &Ui) -> anyhow::Result<CheckReport> {
+        if self.rules {
+            return Ok(CheckReport::Rules { rules: rule_list::all().map(RuleRow::of).collect() });
+        }
+        if let Some(file) = &self.outcomes {
+            return score(file);
+        }
+        Ok(CheckReport::Placement(Box::new(self.place(ui)?)))
+    }
+
+    fn journal(&self) -> Option<&JournalArgs> {
+        Some(&self.journal)
+    }
 }
 
-pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
-    if args.rules {
-        return rules(ui);
-    }
-    if let Some(file) = &args.outcomes {
-        return score(file, ui);
-    }
-    if args.device {
-        anemoe_coreml::available()?;
-        args.save.as_deref().map(|file| args.overwrite.output(file)).transpose()?;
-    }
-    let conditions = Conditions {
-        target: match args.target {
-            CheckTarget::Mac => DeviceTarget::Mac,
-            CheckTarget::Iphone => DeviceTarget::Iphone,
-        },
-        units: match args.units {
-            UnitsArg::CpuAndNe => Units::CpuAndNe,
-            UnitsArg::All => Units::All,
-        },
-        chip: args.chip,
-        system: args.system,
-    };
-    let plan = args.report.as_deref().map(read_plan).transpose()?;
-    let list_ops = args.ops || plan.is_some() || args.device;
-    let evidence = args.evidence.outcomes()?;
-    let options = CheckOptions { conditions, strict: args.strict, list_ops, evidence };
-    let path = args.path.unwrap_or_default();
-    let recorder = Recorder::new(&args.journal, "check");
-    let mut report = check(&path, &options, args.verify, ui)?;
-    let mut asked = None;
-    if args.device {
-        expect_bundle(&path)?;
-        let chain = Chain::read(&path)?;
-        let models = args.compiled.models(&path, &chain);
-        let found = device_plan::of_bundle(&path, &chain, &models, args.risky.runner(), ui)?;
-        if let Some(file) = &args.save {
-            anemoe_bundle::write_atomic(file, &serde_json::to_vec_pretty(&found.report)?)?;
+impl Args {
+    /// Predicts the placement of packages.
+    fn place(&self, ui: &Ui) -> anyhow::Result<Placement> {
+        if self.device {
+            anemoe_coreml::available()?;
+            self.save.as_deref().map(|file| self.overwrite.output(file)).transpose()?;
         }
-        asked = Some(found);
-    }
-    if let Some(plan) = plan.as_ref().or(asked.as_ref().map(|a| &a.report)) {
-        compare(&mut report, plan);
-        if !args.ops {
-            report.packages.iter_mut().flat_map(|p| &mut p.functions).for_each(|f| f.op_list.clear());
+        let conditions = Conditions {
+            target: match self.target {
+                CheckTarget::Mac => DeviceTarget::Mac,
+                CheckTarget::Iphone => DeviceTarget::Iphone,
+            },
+            units: match self.units {
+                UnitsArg::CpuAndNe => Units::CpuAndNe,
+                UnitsArg::All => Units::All,
+            },
+            chip: self.chip,
+        };
+        let plan = self.report.as_deref().map(read_plan).transpose()?;
+        let list_ops = self.ops || plan.is_some() || self.device;
+        let evidence = self.evidence.outcomes()?;
+        let options = CheckOptions { conditions, strict: self.strict, list_ops, evidence };
+        let path = self.path.clone().unwrap_or_default();
+        let mut report = check(&path, &options, self.verify, ui)?;
+        let mut asked = None;
+        if self.device {
+            expect_bundle(&path)?;
+            let chain = Chain::read(&path)?;
+            let models = self.compiled.models(&path, &chain);
+            let found = ask_device(&path, &chain, &models, self.limit.steps(), &BarListener::new(ui))?;
+            if let Some(file) = &self.save {
+                anemoe_bundle::write_atomic(file, &serde_json::to_vec_pretty(&found.report)?)?;
+            }
+            asked = Some(found);
         }
+        if let Some(plan) = plan.as_ref().or(asked.as_ref().map(|a| &a.report)) {
+            compare(&mut report, plan);
+            if !self.ops {
+                report.packages.iter_mut().flat_map(|p| &mut p.functions).for_each(|f| f.op_list.clear());
+            }
+        }
+        if let Some(asked) = &mut asked {
+            asked.conclude(&report);
+        }
+        report.pass &= asked.as_ref().is_none_or(|asked| asked.no_is_proven);
+        Ok(Placement { path, report, asked, lists_ops: self.ops })
     }
-    if let Some(asked) = &mut asked {
-        asked.join_sizes(&report);
-    }
-    report.pass &= asked.as_ref().is_none_or(DevicePlans::no_is_proven);
-    if path.join(CHAIN_FILE).is_file() {
-        recorder.gate(&path, report.pass, facts::residency(&report));
-    }
-    match &asked {
-        None => ui.document(&report)?,
-        Some(asked) => ui.document(&WithPlans {
-            report: &report,
-            plan_failures: &asked.failures,
-            no_is_proven: asked.no_is_proven(),
-            controls: &asked.controls,
-            compiled: &asked.compiled,
-        })?,
-    }
-    if args.ops {
-        print_ops(&report, ui)?;
-    }
-    print(&report, ui)?;
-    for control in asked.iter().flat_map(|a| &a.controls) {
-        let meaning = control.meaning();
-        let Control { control, package, on_ane, on_cpu, .. } = control;
-        let of = if package.is_empty() { String::new() } else { format!(", {package}") };
-        ui.line(format!("control ({control}{of}): {on_ane} ops on the ANE, {on_cpu} on the CPU; {meaning}"))?;
-    }
-    asked.iter().flat_map(DevicePlans::size_lines).try_for_each(|line| ui.line(line))?;
-    Ok(if report.pass { Outcome::Done } else { Outcome::GateFailed })
 }
 
-/// Report of a check that asked this Mac.
+/// Placement of packages, the rules, or how well they do on known outcomes.
 #[derive(Serialize)]
-struct WithPlans<'a> {
+#[serde(untagged)]
+pub enum CheckReport {
+    Placement(Box<Placement>),
+    Rules { rules: Vec<RuleRow> },
+    Scores { score: Score, left_out: Score, rows: Vec<Judged> },
+}
+
+/// Placement of packages; a Mac may have been asked for it.
+#[derive(Serialize)]
+pub struct Placement {
+    #[serde(skip)]
+    path: PathBuf,
     #[serde(flatten)]
-    report: &'a Report,
-    plan_failures: &'a [ChildFailure],
-    /// True if every control was answered, and correctly.
-    no_is_proven: bool,
-    controls: &'a [Control],
-    compiled: &'a [CompiledSize],
+    pub report: Report,
+    #[serde(flatten)]
+    asked: Option<DeviceFindings>,
+    #[serde(skip)]
+    lists_ops: bool,
+}
+
+/// A rule, as it is shown.
+#[derive(Serialize)]
+pub struct RuleRow {
+    rule: &'static str,
+    question: Question,
+    severity: RuleSeverity,
+    verdict: Verdict,
+    matches: String,
+    text: &'static str,
+    advice: &'static str,
+    evidence: &'static [Evidence],
+}
+
+impl CheckReport {
+    /// Returns the placement, if packages were checked.
+    pub fn placement(&self) -> Option<&Report> {
+        if let CheckReport::Placement(placement) = self { Some(&placement.report) } else { None }
+    }
+}
+
+impl CommandReport for CheckReport {
+    fn print(&self, ui: &Ui) -> io::Result<()> {
+        match self {
+            CheckReport::Placement(placement) => placement.print(ui),
+            CheckReport::Rules { rules } => print_rules(rules, ui),
+            CheckReport::Scores { score, left_out, rows } => print_scores(score, left_out, rows, ui),
+        }
+    }
+
+    fn outcome(&self) -> Outcome {
+        Outcome::of(!matches!(self, CheckReport::Placement(placement) if !placement.report.pass))
+    }
+
+    fn record(&self, recorder: &Recorder) {
+        let CheckReport::Placement(placement) = self else { return };
+        let Placement { path, report, .. } = placement.as_ref();
+        if path.join(CHAIN_FILE).is_file() {
+            recorder.gate(path, report.pass, facts::residency(report));
+        }
+    }
+}
+
+impl Placement {
+    fn print(&self, ui: &Ui) -> io::Result<()> {
+        if self.lists_ops {
+            print_ops(&self.report, ui)?;
+        }
+        print(&self.report, ui)?;
+        self.asked.iter().try_for_each(|asked| print_plans(asked, ui))
+    }
+}
+
+fn print_plans(asked: &DeviceFindings, ui: &Ui) -> io::Result<()> {
+    for control in &asked.controls {
+        ui.line(control.text())?;
+    }
+    for verdict in [Verdict::Ane, Verdict::NotAne, Verdict::Unknown] {
+        if let Some((n, smallest, largest)) = asked.sizes_of(verdict) {
+            let (smallest, largest) = (bytes(smallest), bytes(largest));
+            ui.line(format!("compiled sizes, {}: {n}, {smallest} to {largest}", verdict.name()))?;
+        }
+    }
+    Ok(())
 }
 
 fn check(path: &Path, options: &CheckOptions, verify: Verify, ui: &Ui) -> anyhow::Result<Report> {
@@ -215,22 +275,21 @@ fn read_plan(path: &Path) -> anyhow::Result<PlanReport> {
     PlanReport::parse(&text).map_err(|what| anemoe_mlpackage::Error::invalid(path, what).into())
 }
 
-fn rules(ui: &Ui) -> anyhow::Result<Outcome> {
-    let all: Vec<serde_json::Value> = rule_list::all()
-        .map(|r| {
-            serde_json::json!({
-                "rule": r.id, "question": r.question, "severity": r.severity, "verdict": r.verdict, "matches": r.scope(),
-                "text": r.text, "advice": r.advice, "evidence": r.evidence,
-            })
-        })
-        .collect();
-    ui.document(&serde_json::json!({"rules": all}))?;
+impl RuleRow {
+    fn of(r: &'static Rule) -> RuleRow {
+        let Rule { id, question, severity, verdict, text, advice, evidence, .. } = r;
+        let (question, severity, verdict) = (*question, *severity, *verdict);
+        RuleRow { rule: id, question, severity, verdict, matches: r.scope(), text, advice, evidence }
+    }
+}
+
+fn print_rules(rules: &[RuleRow], ui: &Ui) -> io::Result<()> {
     let mut sources = Sources::default();
-    for r in rule_list::all() {
+    for r in rules {
         let severity = format!("{:?}", r.severity).to_lowercase();
         let question = format!("{:?}", r.question).to_lowercase();
-        ui.line(format!("{} [{question}, {severity}, {}]: {}", r.id, r.verdict.name(), r.text))?;
-        ui.line(format!("    matches: {}", r.scope()))?;
+        ui.line(format!("{} [{question}, {severity}, {}]: {}", r.rule, r.verdict.name(), r.text))?;
+        ui.line(format!("    matches: {}", r.matches))?;
         if !r.advice.is_empty() {
             ui.line(format!("    change: {}", r.advice))?;
         }
@@ -238,11 +297,10 @@ fn rules(ui: &Ui) -> anyhow::Result<Outcome> {
             ui.line(format!("    measured: {}", sources.notes(r.evidence)))?;
         }
     }
-    sources.print(ui)?;
-    Ok(Outcome::Done)
+    sources.print(ui)
 }
 
-fn score(file: &Path, ui: &Ui) -> anyhow::Result<Outcome> {
+fn score(file: &Path) -> anyhow::Result<CheckReport> {
     let text = match file.to_str() {
         Some("known") => outcomes::KNOWN.to_string(),
         _ => {
@@ -255,15 +313,15 @@ fn score(file: &Path, ui: &Ui) -> anyhow::Result<Outcome> {
         return Err(wrong("it has headings and no row".into()).into());
     }
     let judged = outcomes::judge(&rows);
-    let score = outcomes::score(&rows, &judged);
-    let left_out = outcomes::leave_out_projects(&rows, Design::Regression);
-    let other = outcomes::leave_out_projects(&rows, Design::EvidenceSum);
-    ui.document(&serde_json::json!({
-        "score": score, "without_family": left_out.projects, "left_out": left_out.all,
-        "designs": {"regression": left_out.all, "evidence_sum": other.all}, "rows": judged,
-    }))?;
-    let mut table = Table::new(&["row", "label", "predicted", "probability", "", "rules"]);
-    for j in &judged {
+    let alone = outcomes::leave_out_projects(&rows);
+    let score = outcomes::score(rows.iter().zip(&judged));
+    let left_out = outcomes::score(rows.iter().zip(&alone));
+    Ok(CheckReport::Scores { score, left_out, rows: judged })
+}
+
+fn print_scores(score: &Score, left_out: &Score, rows: &[Judged], ui: &Ui) -> io::Result<()> {
+    let mut table = Table::new(&["row", "label", "predicted", "", "rules", "measured graphs"]);
+    for j in rows {
         let mark = match j.right {
             Some(true) => "right",
             Some(false) => "WRONG",
@@ -273,29 +331,22 @@ fn score(file: &Path, ui: &Ui) -> anyhow::Result<Outcome> {
             j.id.clone(),
             j.label.clone(),
             j.verdict.name().into(),
-            format!("{:.2}", j.probability),
             mark.into(),
             j.rules.join(" "),
+            j.rows.join(" "),
         ]);
     }
     table.print(ui)?;
-    let mut table = Table::new(&[
-        "rows of", "rows", "decided", "right", "accuracy", "unknown", "Brier", "forced", "majority",
-    ]);
-    table.row(figures("all, with all that is known", &score));
-    for (project, s) in &left_out.projects {
-        table.row(figures(&format!("{project}, left out"), s));
-    }
-    table.row(figures("all, each project left out", &left_out.all));
-    table.row(figures("the same by a sum of evidence", &other.all));
+    let mut table =
+        Table::new(&["rows of", "rows", "decided", "right", "accuracy", "unknown", "forced", "majority"]);
+    table.row(figures("all", score));
+    table.row(figures("all, each project left out", left_out));
     ui.line("")?;
     table.print(ui)?;
     ui.line(
-        "left out: rules that rest on the project alone, and its outcomes; forced: right when each row has to be decided; \
+        "left out: rules that rest on the project alone, and its outcomes; forced: right when `unknown` counts as `not_ane`; \
          majority: right when the more frequent answer is always given",
-    )?;
-    ui.line(format!("{} of {} rows state enough to be rebuilt as programs", score.rebuilt, score.rows))?;
-    Ok(Outcome::Done)
+    )
 }
 
 fn figures(name: &str, s: &Score) -> Vec<String> {
@@ -307,7 +358,6 @@ fn figures(name: &str, s: &Score) -> Vec<String> {
         s.right.to_string(),
         s.accuracy.map_or_else(|| "none decided".into(), percent),
         percent(s.unknown_share),
-        format!("{:.3}", s.brier),
         percent(s.forced),
         percent(s.majority),
     ]

@@ -1,9 +1,10 @@
 //! `anemoe completions`
 
-use crate::outcome::Outcome;
+use crate::command::{Command, CommandReport};
 use crate::ui::Ui;
-use clap::Command;
 use clap_complete::Shell;
+use serde::Serialize;
+use std::io;
 
 /// Print the completions of a shell.
 #[derive(clap::Args)]
@@ -16,11 +17,25 @@ pub struct Args {
     shell: Shell,
 }
 
-pub fn run(args: Args, mut command: Command, ui: &Ui) -> anyhow::Result<Outcome> {
-    let mut script = Vec::new();
-    clap_complete::generate(args.shell, &mut command, "anemoe", &mut script);
-    let script = String::from_utf8(script)?;
-    ui.document(&serde_json::json!({"shell": args.shell.to_string(), "script": script}))?;
-    ui.part(&script)?;
-    Ok(Outcome::Done)
+impl Command for Args {
+    type Report = Completions;
+
+    fn run(self, _: &Ui) -> anyhow::Result<Completions> {
+        let mut script = Vec::new();
+        clap_complete::generate(self.shell, &mut crate::command_line(), "anemoe", &mut script);
+        Ok(Completions { shell: self.shell.to_string(), script: String::from_utf8(script)? })
+    }
+}
+
+/// Completions of a shell.
+#[derive(Serialize)]
+pub struct Completions {
+    shell: String,
+    script: String,
+}
+
+impl CommandReport for Completions {
+    fn print(&self, ui: &Ui) -> io::Result<()> {
+        ui.part(&self.script)
+    }
 }

@@ -1,16 +1,17 @@
 //! `anemoe doctor`
 
+use crate::command::{Command, CommandReport};
 use crate::machine;
-use crate::outcome::Outcome;
 use crate::ui::{Table, Ui, bytes, message};
 use anemoe_bundle::journal::Machine;
 use anemoe_convert::build::free_space;
 use anemoe_gates::integrity::cache_folder;
-use anemoe_io::{Error, TEMPORARY, free_memory};
+use anemoe_io::{Error, free_memory};
 use anemoe_kernels::{Isa, Pool, measure_bandwidth};
+use anemoe_mac::{CacheUse, is_folder, list_caches};
 use serde::Serialize;
-use std::io::{BufRead, IsTerminal};
-use std::path::{Path, PathBuf};
+use std::io::{self, BufRead, IsTerminal};
+use std::path::PathBuf;
 
 /// Bytes that are read to measure bandwidth, if four times as many are free.
 const MEMORY: usize = 512 << 20;
@@ -20,12 +21,6 @@ const LITTLE_MEMORY: usize = 64 << 20;
 const PASSES: usize = 3;
 /// Free bytes of a disk below which builds of large models fail.
 const LITTLE_ROOM: u64 = 20_000_000_000;
-/// Name of the folder of compiled models in the user's cache.
-const COMPILED: &str = "compiled";
-/// Name of this program's folder among the caches.
-const OWN_FOLDER: &str = "anemoe";
-/// Name of the cache that Core ML keeps for each program.
-const OF_CORE_ML: &str = "com.apple.e5rt.e5bundlecache";
 
 /// Say what this machine has, and what stands in the way.
 ///
@@ -50,7 +45,7 @@ pub struct Args {
 
 /// Findings of the command.
 #[derive(Serialize)]
-struct DoctorFindings {
+pub struct DoctorFindings {
     version: &'static str,
     machine: Machine,
     memory_free_bytes: Option<u64>,
@@ -98,37 +93,29 @@ struct DiskRoom {
     free_bytes: Option<u64>,
 }
 
-/// A cache on this machine.
-#[derive(Serialize)]
-struct CacheUse {
-    name: String,
-    owner: String,
-    #[serde(serialize_with = "anemoe_bundle::path_text")]
-    path: PathBuf,
-    bytes: u64,
-    /// True if `--clean` may delete the cache.
-    can_delete: bool,
-}
+impl Command for Args {
+    type Report = DoctorFindings;
 
-pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
-    let caches = caches();
-    for name in &args.only {
-        let known: Vec<&str> = caches.iter().filter(|c| c.can_delete).map(|c| c.name.as_str()).collect();
-        anyhow::ensure!(known.contains(&name.as_str()), "--only {name}: deletable are: {}", known.join(", "));
+    fn run(self, ui: &Ui) -> anyhow::Result<DoctorFindings> {
+        let caches = all_caches();
+        for name in &self.only {
+            let known: Vec<&str> = caches.iter().filter(|c| c.can_delete).map(|c| c.name.as_str()).collect();
+            anyhow::ensure!(known.contains(&name.as_str()), "--only {name}: deletable are: {}", known.join(", "));
+        }
+        if self.clean && !self.yes {
+            anyhow::ensure!(
+                std::io::stdin().is_terminal(),
+                "--clean asks before it deletes, and standard input is no terminal: nothing was deleted; --yes answers for you"
+            );
+        }
+        let mut found = look(caches, self.quick || self.clean);
+        if self.clean {
+            // What is asked about is shown first.
+            found.print(ui)?;
+            found.deleted = Some(clean(&found.caches, &self)?);
+        }
+        Ok(found)
     }
-    if args.clean && !args.yes {
-        anyhow::ensure!(
-            std::io::stdin().is_terminal(),
-            "--clean asks before it deletes, and standard input is no terminal: nothing was deleted; --yes answers for you"
-        );
-    }
-    let mut found = look(caches, args.quick || args.clean);
-    print(&found, ui)?;
-    if args.clean {
-        found.deleted = Some(clean(&found.caches, &args)?);
-    }
-    ui.document(&found)?;
-    Ok(Outcome::Done)
 }
 
 fn look(caches: Vec<CacheUse>, quick: bool) -> DoctorFindings {
@@ -180,10 +167,7 @@ fn advice(found: &DoctorFindings) -> Vec<String> {
         let free = bytes(disk.free_bytes.unwrap_or(0));
         all.push(format!("{} ({}): {free} are left; large models need more", disk.what, disk.path.display()));
     }
-    let own = found.core_ml.system.clone();
-    let stale = found.caches.iter().filter(|c| c.can_delete && c.name.starts_with(COMPILED));
-    let stale: Vec<&CacheUse> =
-        stale.filter(|c| own.as_ref().is_none_or(|own| c.name != format!("{COMPILED}/{own}"))).collect();
+    let stale: Vec<&CacheUse> = found.caches.iter().filter(|cache| cache.is_stale()).collect();
     if !stale.is_empty() {
         let sum = stale.iter().map(|c| c.bytes).sum();
         all.push(format!(
@@ -233,105 +217,16 @@ fn huge_pages() -> HugePages {
     }
 }
 
-/// Lists the caches that this program fills, or that are filled for it.
-fn caches() -> Vec<CacheUse> {
-    let mut all = Vec::new();
-    if let Some(own) = cache_folder() {
-        for folder in folders(&own.join(COMPILED)) {
-            let name = format!("{COMPILED}/{}", name_of(&folder));
-            let can_delete = is_compiled_folder(&folder);
-            all.push(CacheUse {
-                name,
-                owner: "anemoe".into(),
-                bytes: size(&folder),
-                path: folder,
-                can_delete,
-            });
-        }
-    }
-    all.extend(of_core_ml(&core_ml_folders()));
-    if cfg!(target_os = "macos") {
-        let folder = PathBuf::from("/Library/Caches/com.apple.aned");
-        if is_folder(&folder) {
-            all.push(foreign("com.apple.aned".into(), "the Neural Engine's service".into(), folder));
-        }
-    }
+/// Lists the caches that are this program's or Core ML's, and that of checkpoints.
+fn all_caches() -> Vec<CacheUse> {
+    let mut all = list_caches();
     if let Ok(settings) = anemoe_hub::HubSettings::from_environment()
         && is_folder(&settings.cache)
     {
-        all.push(foreign("checkpoints".into(), "libraries of Hugging Face".into(), settings.cache));
+        let owner = "libraries of Hugging Face".into();
+        all.push(CacheUse::foreign("checkpoints".into(), owner, settings.cache));
     }
     all
-}
-
-/// Lists the folders that have a subfolder for each program, in which Core ML keeps a cache: `~/Library/Caches` on macOS,
-/// which no variable moves, and the parent of this program's cache folder.
-fn core_ml_folders() -> Vec<PathBuf> {
-    let own = cache_folder().and_then(|own| own.parent().map(Path::to_path_buf));
-    let home = std::env::var_os("HOME").map(PathBuf::from).filter(|_| cfg!(target_os = "macos"));
-    let mut all: Vec<PathBuf> = home.map(|home| home.join("Library/Caches")).into_iter().collect();
-    all.extend(own.filter(|own| !all.contains(own)));
-    all
-}
-
-/// Lists the caches that Core ML keeps below some folders. Only this program's can be deleted; others are shown and left
-/// alone.
-fn of_core_ml(below: &[PathBuf]) -> Vec<CacheUse> {
-    let mut all: Vec<CacheUse> = Vec::new();
-    for program in below.iter().flat_map(|folder| folders(folder)) {
-        let cache = program.join(OF_CORE_ML);
-        if !is_folder(&cache) {
-            continue;
-        }
-        let owner = name_of(&program);
-        if owner == OWN_FOLDER {
-            let seen = all.iter().filter(|c| c.can_delete).count();
-            // A name stands for one cache, so further caches have a number.
-            let name = if seen == 0 { OF_CORE_ML.to_string() } else { format!("{OF_CORE_ML}.{}", seen + 1) };
-            let owner = "Core ML, for anemoe".into();
-            all.push(CacheUse { name, owner, bytes: size(&cache), path: cache, can_delete: true });
-        } else {
-            all.push(foreign(format!("{OF_CORE_ML} of {owner}"), owner, cache));
-        }
-    }
-    all
-}
-
-fn foreign(name: String, owner: String, path: PathBuf) -> CacheUse {
-    CacheUse { name, owner, bytes: size(&path), path, can_delete: false }
-}
-
-fn name_of(path: &Path) -> String {
-    path.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default()
-}
-
-/// Tells whether a path is a folder and no link.
-fn is_folder(path: &Path) -> bool {
-    path.symlink_metadata().is_ok_and(|m| m.is_dir())
-}
-
-fn folders(path: &Path) -> Vec<PathBuf> {
-    let entries = path.read_dir().into_iter().flatten().flatten().map(|e| e.path());
-    let mut all: Vec<PathBuf> = entries.filter(|p| is_folder(p)).collect();
-    all.sort();
-    all
-}
-
-/// Tells whether a folder holds nothing but compiled models, their records and temporary files.
-fn is_compiled_folder(path: &Path) -> bool {
-    let is_own =
-        |name: &str| name.ends_with(".mlmodelc") || name.ends_with(".json") || name.starts_with(TEMPORARY);
-    path.read_dir().is_ok_and(|all| all.flatten().all(|e| is_own(&e.file_name().to_string_lossy())))
-}
-
-/// Returns the bytes of all files in a folder, without links.
-fn size(folder: &Path) -> u64 {
-    let of = |entry: std::fs::DirEntry| match entry.path().symlink_metadata() {
-        Ok(m) if m.is_dir() => size(&entry.path()),
-        Ok(m) if m.is_file() => m.len(),
-        _ => 0,
-    };
-    folder.read_dir().into_iter().flatten().flatten().map(of).sum()
 }
 
 /// Deletes the caches that were agreed to, and returns their names.
@@ -363,69 +258,46 @@ fn clean(caches: &[CacheUse], args: &Args) -> anyhow::Result<Vec<String>> {
     Ok(deleted)
 }
 
-fn print(found: &DoctorFindings, ui: &Ui) -> anyhow::Result<()> {
-    let known = |text: &Option<String>| text.clone().unwrap_or_else(|| "not known".into());
-    let amount = |n: Option<u64>| n.map_or_else(|| "not known".into(), bytes);
-    let m = &found.machine;
-    ui.line(format!("anemoe      {}", found.version))?;
-    ui.line(format!("system      {}, {}", known(&m.os), known(&m.arch)))?;
-    ui.line(format!("chip        {}, {} threads", known(&m.cpu), found.threads))?;
-    ui.line(format!("kernels     {}; {}", found.instructions.join(", "), found.cpu_features.join(" ")))?;
-    let free = amount(found.memory_free_bytes);
-    let rate = found.read_gb_s.map_or_else(String::new, |gb| format!(", read at {gb:.1} GB/s"));
-    ui.line(format!("memory      {}, {free} free{rate}", amount(m.memory_bytes)))?;
-    if let Some(transparent) = &found.huge_pages.transparent {
-        ui.line(format!("huge pages  {transparent}, {} in use", amount(found.huge_pages.in_use_bytes)))?;
-    }
-    let core_ml = match (&found.core_ml.system, &found.core_ml.why_not) {
-        (_, Some(why)) => why.clone(),
-        (system, None) => format!("there; compiled models are kept for {}", known(system)),
-    };
-    ui.line(format!("Core ML     {core_ml}"))?;
-    for disk in &found.disks {
-        ui.line(format!(
-            "disk        {}: {} free ({})",
-            disk.what,
-            amount(disk.free_bytes),
-            disk.path.display()
-        ))?;
-    }
-    if !found.caches.is_empty() {
-        ui.line("")?;
-        let mut table = Table::ending_in_text(&["cache", "size", "owner", "path"]);
-        for c in &found.caches {
-            let path = c.path.display().to_string();
-            table.row(vec![c.name.clone(), bytes(c.bytes), c.owner.clone(), path]);
+impl CommandReport for DoctorFindings {
+    fn print(&self, ui: &Ui) -> io::Result<()> {
+        if self.deleted.is_some() {
+            return Ok(());
         }
-        table.print(ui)?;
-    }
-    found.advice.iter().try_for_each(|a| ui.line(format!("note: {a}")))?;
-    Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn caches_of_core_ml_are_found_in_the_systems_folder_too() {
-        let dir = tempfile::tempdir().unwrap();
-        let (system, moved) = (dir.path().join("Library/Caches"), dir.path().join("xdg"));
-        for (folder, program, bytes) in
-            [(&system, "anemoe", 1000), (&system, "com.others.app", 500), (&moved, "anemoe", 10)]
-        {
-            let cache = folder.join(program).join(OF_CORE_ML);
-            std::fs::create_dir_all(&cache).unwrap();
-            std::fs::write(cache.join("x"), vec![0; bytes]).unwrap();
+        let known = |text: &Option<String>| text.clone().unwrap_or_else(|| "not known".into());
+        let amount = |n: Option<u64>| n.map_or_else(|| "not known".into(), bytes);
+        let m = &self.machine;
+        ui.line(format!("anemoe      {}", self.version))?;
+        ui.line(format!("system      {}, {}", known(&m.os), known(&m.arch)))?;
+        ui.line(format!("chip        {}, {} threads", known(&m.cpu), self.threads))?;
+        ui.line(format!("kernels     {}; {}", self.instructions.join(", "), self.cpu_features.join(" ")))?;
+        let free = amount(self.memory_free_bytes);
+        let rate = self.read_gb_s.map_or_else(String::new, |gb| format!(", read at {gb:.1} GB/s"));
+        ui.line(format!("memory      {}, {free} free{rate}", amount(m.memory_bytes)))?;
+        if let Some(transparent) = &self.huge_pages.transparent {
+            ui.line(format!("huge pages  {transparent}, {} in use", amount(self.huge_pages.in_use_bytes)))?;
         }
-        std::fs::create_dir_all(system.join("without")).unwrap();
-        let found = of_core_ml(&[system.clone(), moved, dir.path().join("none")]);
-        let shown: Vec<(&str, u64, bool)> =
-            found.iter().map(|c| (c.name.as_str(), c.bytes, c.can_delete)).collect();
-        let name = |end: &str| format!("{OF_CORE_ML}{end}");
-        let wanted =
-            [(name(""), 1000, true), (name(" of com.others.app"), 500, false), (name(".2"), 10, true)];
-        assert!(shown.iter().map(|(n, b, d)| (n.to_string(), *b, *d)).eq(wanted), "{shown:?}");
-        assert_eq!(found[0].path, system.join("anemoe").join(OF_CORE_ML));
+        let core_ml = match (&self.core_ml.system, &self.core_ml.why_not) {
+            (_, Some(why)) => why.clone(),
+            (system, None) => format!("there; compiled models are kept for {}", known(system)),
+        };
+        ui.line(format!("Core ML     {core_ml}"))?;
+        for disk in &self.disks {
+            ui.line(format!(
+                "disk        {}: {} free ({})",
+                disk.what,
+                amount(disk.free_bytes),
+                disk.path.display()
+            ))?;
+        }
+        if !self.caches.is_empty() {
+            ui.line("")?;
+            let mut table = Table::ending_in_text(&["cache", "size", "owner", "path"]);
+            for c in &self.caches {
+                let path = c.path.display().to_string();
+                table.row(vec![c.name.clone(), bytes(c.bytes), c.owner.clone(), path]);
+            }
+            table.print(ui)?;
+        }
+        self.advice.iter().try_for_each(|a| ui.line(format!("note: {a}")))
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::args::hub_checkpoint::{Extent, locate};
 use crate::args::reading::Reading;
-use crate::outcome::Outcome;
+use crate::command::{Command, CommandReport};
 use crate::ui::Ui;
 use anemoe_bundle::{Chain, ShardKind};
 use anemoe_convert::form::ShardForm;
@@ -10,7 +10,9 @@ use anemoe_convert::form_ladder::{LadderModel, Rung, Sighting, ladder};
 use anemoe_convert::models;
 use anemoe_convert::path_kind::PathKind;
 use anemoe_convert::plan::PlanOptions;
+use serde::Serialize;
 use std::collections::BTreeMap;
+use std::io;
 use std::path::PathBuf;
 
 /// List the forms that shards can have, and what was seen of each.
@@ -29,48 +31,61 @@ pub struct Args {
     reading: Reading,
 }
 
-pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
-    let (model, own) = match PathKind::at(&locate(&args.path, Extent::Headers)?.path) {
-        PathKind::Bundle => {
-            anyhow::ensure!(
-                args.max_context.is_none(),
-                "--max-context is a checkpoint's: the bundle {} is built",
-                args.path.display()
-            );
-            let chain = Chain::read(&args.path)?;
-            let model = LadderModel {
-                has_history: chain.has_history(),
-                context: chain.model.max_context,
-                experts: chain.experts(),
-            };
-            (model, Some(OwnForm::of(&chain)))
-        }
-        _ => {
-            let family = models::open(args.reading.open_extent(&args.path, Extent::Headers)?)?;
-            let options = PlanOptions { max_context: args.max_context, ..PlanOptions::default() };
-            (LadderModel::of(family.as_ref(), options.context(family.sizes().positions)?), None)
-        }
-    };
-    let rungs = ladder(model)?;
-    let mut document = serde_json::json!({"forms": rungs});
-    if let Some(own) = &own {
-        document["bundle"] = serde_json::to_value(own)?;
-        ui.line(format!("this bundle: {}\n", own.text()))?;
+impl Command for Args {
+    type Report = FormsReport;
+
+    fn run(self, _: &Ui) -> anyhow::Result<FormsReport> {
+        let (model, bundle) = match PathKind::at(&locate(&self.path, Extent::Headers)?.path) {
+            PathKind::Bundle => {
+                anyhow::ensure!(
+                    self.max_context.is_none(),
+                    "--max-context is a checkpoint's: the bundle {} is built",
+                    self.path.display()
+                );
+                let chain = Chain::read(&self.path)?;
+                let model = LadderModel {
+                    has_history: chain.has_history(),
+                    context: chain.model.max_context,
+                    experts: chain.experts(),
+                };
+                (model, Some(OwnForm::of(&chain)))
+            }
+            _ => {
+                let family = models::open(self.reading.open_extent(&self.path, Extent::Headers)?)?;
+                let options = PlanOptions { max_context: self.max_context, ..PlanOptions::default() };
+                (LadderModel::of(family.as_ref(), options.context(family.sizes().positions)?), None)
+            }
+        };
+        Ok(FormsReport { forms: ladder(model)?, bundle })
     }
-    ui.document(&document)?;
-    for rung in &rungs {
-        let is_own = own.as_ref().is_some_and(|own| own.is(rung));
-        let mark = if is_own { " (this bundle's)" } else { "" };
-        ui.line(format!("{}{mark}", rung.name))?;
-        print(rung, ui)?;
+}
+
+/// Forms of a model, and that of the bundle.
+#[derive(Serialize)]
+pub struct FormsReport {
+    forms: Vec<Rung>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    bundle: Option<OwnForm>,
+}
+
+impl CommandReport for FormsReport {
+    fn print(&self, ui: &Ui) -> io::Result<()> {
+        if let Some(own) = &self.bundle {
+            ui.line(format!("this bundle: {}\n", own.text()))?;
+        }
+        for rung in &self.forms {
+            let is_own = self.bundle.as_ref().is_some_and(|own| own.is(rung));
+            let mark = if is_own { " (this bundle's)" } else { "" };
+            ui.line(format!("{}{mark}", rung.name))?;
+            print(rung, ui)?;
+        }
+        ui.line("of each sort of shard: anemoe build --forms FILE, see docs/ane-form.md")
     }
-    ui.line("of each sort of shard: anemoe build --forms FILE, see docs/ane-form.md")?;
-    Ok(Outcome::Done)
 }
 
 /// Form of a bundle by its `chain.json`: of all shards, and of the sorts that `--forms` names. None if this version does
 /// not know it.
-#[derive(serde::Serialize)]
+#[derive(Serialize)]
 struct OwnForm {
     form: Option<ShardForm>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -104,7 +119,7 @@ impl OwnForm {
     }
 }
 
-fn print(rung: &Rung, ui: &Ui) -> anyhow::Result<()> {
+fn print(rung: &Rung, ui: &Ui) -> io::Result<()> {
     if !rung.build_args.is_empty() {
         ui.line(format!("  build with {}", rung.build_args.join(" ")))?;
     }
@@ -113,5 +128,5 @@ fn print(rung: &Rung, ui: &Ui) -> anyhow::Result<()> {
             ui.line(format!("  {sign}: {seen} ({chip}) [{source}]"))?;
         }
     }
-    Ok(ui.line("")?)
+    ui.line("")
 }

@@ -3,10 +3,12 @@
 use crate::args::checkpoint_text::{bos, tokenizer};
 use crate::args::prompt::PromptArgs;
 use crate::args::reading::Reading;
+use crate::command::{Command, CommandReport};
 use crate::files::Overwrite;
 use crate::gate_reference::with_bar;
-use crate::outcome::Outcome;
 use crate::ui::Ui;
+use serde::Serialize;
+use std::io;
 use std::path::PathBuf;
 use std::time::Instant;
 
@@ -35,23 +37,42 @@ pub struct Args {
     overwrite: Overwrite,
 }
 
-pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
-    let started = Instant::now();
-    args.overwrite.output(&args.out)?;
-    let checkpoint = args.reading.open(&args.checkpoint)?;
-    let prompt = args.prompt.ids(|| tokenizer(&checkpoint), bos(&checkpoint))?;
-    let golden = with_bar(&checkpoint, &prompt, args.decode, ui)?;
-    golden.write(&args.out)?;
-    ui.document(&serde_json::json!({
-        "path": args.out.display().to_string(), "prompt_ids": golden.prompt_ids, "decode_tokens": golden.decode_tokens,
-        "seconds": started.elapsed().as_secs_f64(),
-    }))?;
-    ui.line(format!(
-        "{}: {} prompt tokens, {} decoded, in {:.1} s",
-        args.out.display(),
-        golden.prompt_ids.len(),
-        golden.decode_tokens.len(),
-        started.elapsed().as_secs_f64()
-    ))?;
-    Ok(Outcome::Done)
+impl Command for Args {
+    type Report = GoldenReport;
+
+    fn run(self, ui: &Ui) -> anyhow::Result<GoldenReport> {
+        let started = Instant::now();
+        self.overwrite.output(&self.out)?;
+        let checkpoint = self.reading.open(&self.checkpoint)?;
+        let prompt = self.prompt.ids(|| tokenizer(&checkpoint), bos(&checkpoint))?;
+        let golden = with_bar(&checkpoint, &prompt, self.decode, ui)?;
+        golden.write(&self.out)?;
+        Ok(GoldenReport {
+            path: self.out.display().to_string(),
+            prompt_ids: golden.prompt_ids,
+            decode_tokens: golden.decode_tokens,
+            seconds: started.elapsed().as_secs_f64(),
+        })
+    }
+}
+
+/// A golden that was written.
+#[derive(Serialize)]
+pub struct GoldenReport {
+    path: String,
+    prompt_ids: Vec<u32>,
+    decode_tokens: Vec<u32>,
+    seconds: f64,
+}
+
+impl CommandReport for GoldenReport {
+    fn print(&self, ui: &Ui) -> io::Result<()> {
+        ui.line(format!(
+            "{}: {} prompt tokens, {} decoded, in {:.1} s",
+            self.path,
+            self.prompt_ids.len(),
+            self.decode_tokens.len(),
+            self.seconds
+        ))
+    }
 }

@@ -2,15 +2,16 @@
 
 use crate::args::hub_checkpoint::{Extent, locate};
 use crate::args::reading::Reading;
-use crate::outcome::Outcome;
+use crate::command::{Command, CommandReport};
 use crate::target::expect_bundle;
 use crate::ui::{self, Table, Ui};
-use anemoe_bundle::Chain;
+use anemoe_bundle::{Cache, Chain, ModelInfo, Shard, TokenCount};
 use anemoe_convert::inspect::{self, CheckpointReport};
 use anemoe_convert::path_kind::{self, PathKind};
 use anemoe_io::Error;
 use anemoe_mlpackage::mil::{Feature, FeatureKind};
 use anemoe_mlpackage::package::{Package, is_model_name};
+use serde::Serialize;
 use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -31,31 +32,60 @@ pub struct Args {
     text: bool,
 }
 
-pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
-    let located = locate(&args.path, Extent::Headers)?;
-    let path = located.path.as_ref();
-    let is_synthetic = path.to_str().is_some_and(anemoe_convert::models::is_synthetic);
-    match PathKind::at(path) {
-        PathKind::Nothing if !is_synthetic => {
-            let what = "no such file or folder; inspect takes a checkpoint (a Hugging Face folder, a .gguf file, \
-                        hf:OWNER/NAME or synthetic:NAME), a bundle or a .mlpackage";
-            let what = format!("{what}{}", path_kind::hub_hint(path));
-            let source = io::Error::new(io::ErrorKind::NotFound, what);
-            return Err(Error::io(path, source).into());
-        }
-        _ if is_model_name(path) => package(path, args.text, ui)?,
-        PathKind::Bundle => bundle(path, ui)?,
-        PathKind::Unfinished => expect_bundle(path)?,
-        _ => {
-            let report = inspect::checkpoint(Reading::default().open_extent(&args.path, Extent::Headers)?)?;
-            ui.document(&report)?;
-            checkpoint(&report, args.tensors, ui)?;
-        }
+impl Command for Args {
+    type Report = InspectReport;
+
+    fn run(self, _: &Ui) -> anyhow::Result<InspectReport> {
+        let located = locate(&self.path, Extent::Headers)?;
+        let path = located.path.as_ref();
+        let is_synthetic = path.to_str().is_some_and(anemoe_convert::models::is_synthetic);
+        Ok(match PathKind::at(path) {
+            PathKind::Nothing if !is_synthetic => {
+                let what = "no such file or folder; inspect takes a checkpoint (a Hugging Face folder, a .gguf file, \
+                            hf:OWNER/NAME or synthetic:NAME), a bundle or a .mlpackage";
+                let what = format!("{what}{}", path_kind::hub_hint(path));
+                let source = io::Error::new(io::ErrorKind::NotFound, what);
+                return Err(Error::io(path, source).into());
+            }
+            _ if is_model_name(path) => InspectReport::Package(PackageContents::of(path, self.text)?),
+            PathKind::Bundle => InspectReport::Bundle(BundleContents::of(Chain::read(path)?)),
+            place => {
+                if matches!(place, PathKind::Unfinished) {
+                    expect_bundle(path)?;
+                }
+                let checkpoint = Reading::default().open_extent(&self.path, Extent::Headers)?;
+                InspectReport::Checkpoint { found: inspect::checkpoint(checkpoint)?, lists_tensors: self.tensors }
+            }
+        })
     }
-    Ok(Outcome::Done)
 }
 
-fn checkpoint(r: &CheckpointReport, tensors: bool, ui: &Ui) -> std::io::Result<()> {
+/// Contents of a checkpoint, a bundle or a package.
+#[derive(Serialize)]
+#[serde(untagged)]
+pub enum InspectReport {
+    Checkpoint {
+        #[serde(flatten)]
+        found: CheckpointReport,
+        /// True if every tensor is printed.
+        #[serde(skip)]
+        lists_tensors: bool,
+    },
+    Bundle(BundleContents),
+    Package(PackageContents),
+}
+
+impl CommandReport for InspectReport {
+    fn print(&self, ui: &Ui) -> io::Result<()> {
+        match self {
+            InspectReport::Checkpoint { found, lists_tensors } => print_checkpoint(found, *lists_tensors, ui),
+            InspectReport::Bundle(bundle) => bundle.print(ui),
+            InspectReport::Package(package) => package.print(ui),
+        }
+    }
+}
+
+fn print_checkpoint(r: &CheckpointReport, tensors: bool, ui: &Ui) -> io::Result<()> {
     ui.line(format!("{} checkpoint {}", r.family, r.name))?;
     for (key, value) in &r.config {
         ui.line(format!("  {key}: {value}"))?;
@@ -93,112 +123,159 @@ fn checkpoint(r: &CheckpointReport, tensors: bool, ui: &Ui) -> std::io::Result<(
     Ok(())
 }
 
-fn bundle(path: &Path, ui: &Ui) -> anyhow::Result<()> {
-    let chain = Chain::read(path)?;
-    let bytes: u64 = chain.shards.iter().map(|s| s.bytes).sum();
-    ui.document(&serde_json::json!({
-        "family": chain.family, "source": chain.source, "model": chain.model, "tokens": chain.tokens,
-        "caches": chain.caches, "readings": chain.readings, "shards": chain.shards, "bytes": bytes,
-    }))?;
-    ui.line(format!("{} bundle of {}, by {}", chain.family, chain.source, chain.generator))?;
-    ui.line(format!(
-        "vocabulary {}, hidden size {}, {} layers, context of {} tokens",
-        chain.model.vocab_size, chain.model.hidden_size, chain.model.num_layers, chain.model.max_context
-    ))?;
-    for (what, how) in &chain.readings {
-        ui.line(format!("the checkpoint was read with {what} {how}"))?;
-    }
-    let mut table =
-        Table::new(&["shard", "kind", "functions", "quant", "weights", "package", "weight cosine"]);
-    for s in &chain.shards {
-        let functions: Vec<&str> = s.functions.iter().map(|f| f.name.as_str()).take(4).collect();
-        let more =
-            if s.functions.len() > 4 { format!(" (+{})", s.functions.len() - 4) } else { String::new() };
-        let quant: Vec<String> = s.quant.iter().map(|(part, kind)| format!("{part} {kind}")).collect();
-        table.row(vec![
-            s.name.clone(),
-            s.kind.name().into(),
-            format!("{}{more}", functions.join(" ")),
-            quant.join(", "),
-            ui::count(s.weights),
-            ui::bytes(s.bytes),
-            format!("{:.5}", s.min_weight_cosine),
-        ]);
-    }
-    table.print(ui)?;
-    ui.line(format!("{}, {}", ui::counted(chain.shards.len(), "package"), ui::bytes(bytes)))?;
-    Ok(())
+/// Contents of a bundle: parts of its contract.
+#[derive(Serialize)]
+pub struct BundleContents {
+    family: String,
+    #[serde(skip)]
+    generator: String,
+    source: String,
+    model: ModelInfo,
+    tokens: Vec<TokenCount>,
+    caches: BTreeMap<String, Cache>,
+    readings: BTreeMap<String, String>,
+    shards: Vec<Shard>,
+    /// Bytes of all packages.
+    bytes: u64,
 }
 
-fn feature(f: &Feature) -> serde_json::Value {
-    let kind = match f.kind {
-        FeatureKind::MultiArray => "array",
-        FeatureKind::Image(_) => "image",
-        FeatureKind::Scalar => "scalar",
-        FeatureKind::Dictionary => "dictionary",
-        FeatureKind::Sequence => "sequence",
-    };
-    let color = if let FeatureKind::Image(color) = f.kind { Some(color.name()) } else { None };
-    serde_json::json!({
-        "name": f.name, "kind": kind, "dtype": f.dtype.name(), "shape": f.shape.to_string(), "color": color,
-        "default": f.default,
-    })
-}
+impl BundleContents {
+    fn of(chain: Chain) -> BundleContents {
+        let Chain { family, generator, source, model, tokens, caches, readings, shards, .. } = chain;
+        let bytes = shards.iter().map(|s| s.bytes).sum();
+        BundleContents { family, generator, source, model, tokens, caches, readings, shards, bytes }
+    }
 
-fn package(path: &Path, text: bool, ui: &Ui) -> anyhow::Result<()> {
-    let package = Package::open(path)?;
-    let model = package.model();
-    let mut functions = serde_json::Map::new();
-    for described in &model.functions {
-        let Some(f) = model.program.functions.get(&described.name) else { continue };
-        let mut ops: BTreeMap<&str, u64> = BTreeMap::new();
-        for op in &f.block.operations {
-            *ops.entry(op.op_type.as_str()).or_default() += 1;
+    fn print(&self, ui: &Ui) -> io::Result<()> {
+        ui.line(format!("{} bundle of {}, by {}", self.family, self.source, self.generator))?;
+        ui.line(format!(
+            "vocabulary {}, hidden size {}, {} layers, context of {} tokens",
+            self.model.vocab_size, self.model.hidden_size, self.model.num_layers, self.model.max_context
+        ))?;
+        for (what, how) in &self.readings {
+            ui.line(format!("the checkpoint was read with {what} {how}"))?;
         }
-        let list =
-            |features: &[Feature]| -> Vec<serde_json::Value> { features.iter().map(feature).collect() };
-        functions.insert(
-            described.name.clone(),
-            serde_json::json!({
-                "opset": f.opset.name(), "inputs": list(&described.inputs), "outputs": list(&described.outputs),
-                "states": list(&described.states), "ops": ops,
-            }),
-        );
+        let mut table =
+            Table::new(&["shard", "kind", "functions", "quant", "weights", "package", "weight cosine"]);
+        for s in &self.shards {
+            let functions: Vec<&str> = s.functions.iter().map(|f| f.name.as_str()).take(4).collect();
+            let more =
+                if s.functions.len() > 4 { format!(" (+{})", s.functions.len() - 4) } else { String::new() };
+            let quant: Vec<String> = s.quant.iter().map(|(part, kind)| format!("{part} {kind}")).collect();
+            table.row(vec![
+                s.name.clone(),
+                s.kind.name().into(),
+                format!("{}{more}", functions.join(" ")),
+                quant.join(", "),
+                ui::count(s.weights),
+                ui::bytes(s.bytes),
+                format!("{:.5}", s.min_weight_cosine),
+            ]);
+        }
+        table.print(ui)?;
+        ui.line(format!("{}, {}", ui::counted(self.shards.len(), "package"), ui::bytes(self.bytes)))
     }
-    ui.document(&serde_json::json!({
-        "path": path.display().to_string(), "specification_version": model.specification_version,
-        "default_function": model.default_function, "functions": functions, "bytes": package.total_bytes(),
-    }))?;
-    ui.line(format!(
-        "{}: specification version {}, {}",
-        path.display(),
-        model.specification_version,
-        ui::bytes(package.total_bytes())
-    ))?;
-    for described in &model.functions {
-        let Some(f) = model.program.functions.get(&described.name) else { continue };
-        let mark = if described.name == model.default_function && model.functions.len() > 1 {
-            " (default)"
-        } else {
-            ""
+}
+
+/// Contents of a package.
+#[derive(Serialize)]
+pub struct PackageContents {
+    path: String,
+    specification_version: i32,
+    default_function: String,
+    functions: BTreeMap<String, FunctionFacts>,
+    bytes: u64,
+    /// The program, if it is asked for.
+    #[serde(skip)]
+    text: Option<String>,
+}
+
+/// Interface and ops of a function.
+#[derive(Serialize)]
+struct FunctionFacts {
+    opset: &'static str,
+    inputs: Vec<FeatureFacts>,
+    outputs: Vec<FeatureFacts>,
+    states: Vec<FeatureFacts>,
+    /// Number of ops of each type.
+    ops: BTreeMap<String, u64>,
+}
+
+#[derive(Serialize)]
+struct FeatureFacts {
+    name: String,
+    kind: &'static str,
+    dtype: &'static str,
+    shape: String,
+    color: Option<&'static str>,
+    default: Option<f64>,
+    #[serde(skip)]
+    shown: String,
+}
+
+impl FeatureFacts {
+    fn of(f: &Feature) -> FeatureFacts {
+        let (kind, color) = match f.kind {
+            FeatureKind::MultiArray => ("array", None),
+            FeatureKind::Image(color) => ("image", Some(color.name())),
+            FeatureKind::Scalar => ("scalar", None),
+            FeatureKind::Dictionary => ("dictionary", None),
+            FeatureKind::Sequence => ("sequence", None),
         };
-        ui.line(format!("\nfunction {}{mark}, {}", described.name, f.opset))?;
-        for (what, features) in
-            [("input", &described.inputs), ("output", &described.outputs), ("state", &described.states)]
-        {
-            for f in features {
-                ui.line(format!("  {what:6} {} {f}", f.name))?;
+        let (name, dtype, shape) = (f.name.clone(), f.dtype.name(), f.shape.to_string());
+        FeatureFacts { name, kind, dtype, shape, color, default: f.default, shown: f.to_string() }
+    }
+}
+
+impl PackageContents {
+    fn of(path: &Path, with_text: bool) -> anyhow::Result<PackageContents> {
+        let package = Package::open(path)?;
+        let model = package.model();
+        let facts = |features: &[Feature]| features.iter().map(FeatureFacts::of).collect();
+        let mut functions = BTreeMap::new();
+        for described in &model.functions {
+            let Some(f) = model.program.functions.get(&described.name) else { continue };
+            let mut ops: BTreeMap<String, u64> = BTreeMap::new();
+            for op in &f.block.operations {
+                *ops.entry(op.op_type.clone()).or_default() += 1;
             }
+            let facts = FunctionFacts {
+                opset: f.opset.name(),
+                inputs: facts(&described.inputs),
+                outputs: facts(&described.outputs),
+                states: facts(&described.states),
+                ops,
+            };
+            functions.insert(described.name.clone(), facts);
         }
-        let mut ops: BTreeMap<&str, u64> = BTreeMap::new();
-        for op in &f.block.operations {
-            *ops.entry(op.op_type.as_str()).or_default() += 1;
+        Ok(PackageContents {
+            path: path.display().to_string(),
+            specification_version: model.specification_version,
+            default_function: model.default_function.clone(),
+            functions,
+            bytes: package.total_bytes(),
+            text: with_text.then(|| anemoe_mlpackage::mil::text::program(&model.program)),
+        })
+    }
+
+    fn print(&self, ui: &Ui) -> io::Result<()> {
+        ui.line(format!(
+            "{}: specification version {}, {}",
+            self.path,
+            self.specification_version,
+            ui::bytes(self.bytes)
+        ))?;
+        for (name, f) in &self.functions {
+            let is_marked = *name == self.default_function && self.functions.len() > 1;
+            ui.line(format!("\nfunction {name}{}, {}", if is_marked { " (default)" } else { "" }, f.opset))?;
+            for (what, features) in [("input", &f.inputs), ("output", &f.outputs), ("state", &f.states)] {
+                for feature in features {
+                    ui.line(format!("  {what:6} {} {}", feature.name, feature.shown))?;
+                }
+            }
+            let ops: Vec<String> = f.ops.iter().map(|(op, n)| format!("{op} {n}")).collect();
+            ui.line(format!("  ops    {}", ops.join(", ")))?;
         }
-        let ops: Vec<String> = ops.iter().map(|(op, n)| format!("{op} {n}")).collect();
-        ui.line(format!("  ops    {}", ops.join(", ")))?;
+        self.text.iter().try_for_each(|text| ui.line(format!("\n{text}")))
     }
-    if text {
-        ui.line(format!("\n{}", anemoe_mlpackage::mil::text::program(&model.program)))?;
-    }
-    Ok(())
 }

@@ -1,11 +1,12 @@
 //! `anemoe man`
 
+use crate::command::{Command, CommandReport};
 use crate::files::Overwrite;
-use crate::outcome::Outcome;
 use crate::ui::Ui;
 use anemoe_io::Error;
-use clap::Command;
 use clap_mangen::Man;
+use serde::Serialize;
+use std::io;
 use std::path::PathBuf;
 
 /// Print the manual page, or write the pages of all commands.
@@ -19,33 +20,48 @@ pub struct Args {
     overwrite: Overwrite,
 }
 
-pub fn run(args: Args, mut root: Command, ui: &Ui) -> anyhow::Result<Outcome> {
-    root.build();
-    let Some(folder) = &args.out else {
-        let page = page(root)?;
-        ui.document(&serde_json::json!({"page": page}))?;
-        ui.part(&page)?;
-        return Ok(Outcome::Done);
-    };
-    std::fs::create_dir_all(folder).map_err(|source| Error::io(folder, source))?;
-    let mut pages = Vec::new();
-    collect(&root, &mut pages)?;
-    let outputs = pages.iter().map(|(name, _)| args.overwrite.output(&folder.join(name)));
-    let outputs: Vec<_> = outputs.collect::<anyhow::Result<_>>()?;
-    for ((name, text), output) in pages.iter().zip(outputs) {
-        let path = folder.join(name);
-        output
-            .write(|file| std::io::Write::write_all(file, text.as_bytes()))
-            .map_err(|e| Error::io(&path, e))?;
+impl Command for Args {
+    type Report = ManReport;
+
+    fn run(self, _: &Ui) -> anyhow::Result<ManReport> {
+        let mut root = crate::command_line();
+        root.build();
+        let Some(folder) = self.out else { return Ok(ManReport::Page { page: page(root)? }) };
+        std::fs::create_dir_all(&folder).map_err(|source| Error::io(&folder, source))?;
+        let mut pages = Vec::new();
+        collect(&root, &mut pages)?;
+        let outputs = pages.iter().map(|(name, _)| self.overwrite.output(&folder.join(name)));
+        let outputs: Vec<_> = outputs.collect::<anyhow::Result<_>>()?;
+        for ((name, text), output) in pages.iter().zip(outputs) {
+            let path = folder.join(name);
+            output
+                .write(|file| std::io::Write::write_all(file, text.as_bytes()))
+                .map_err(|e| Error::io(&path, e))?;
+        }
+        let pages = pages.into_iter().map(|(name, _)| name).collect();
+        Ok(ManReport::Folder { folder: folder.display().to_string(), pages })
     }
-    let names: Vec<&String> = pages.iter().map(|(name, _)| name).collect();
-    ui.document(&serde_json::json!({"folder": folder.display().to_string(), "pages": names}))?;
-    ui.line(format!("{}: {} pages", folder.display(), names.len()))?;
-    Ok(Outcome::Done)
+}
+
+/// The manual page, or the names of those that were written.
+#[derive(Serialize)]
+#[serde(untagged)]
+pub enum ManReport {
+    Page { page: String },
+    Folder { folder: String, pages: Vec<String> },
+}
+
+impl CommandReport for ManReport {
+    fn print(&self, ui: &Ui) -> io::Result<()> {
+        match self {
+            ManReport::Page { page } => ui.part(page),
+            ManReport::Folder { folder, pages } => ui.line(format!("{folder}: {} pages", pages.len())),
+        }
+    }
 }
 
 /// Adds the manual pages of a command and of its subcommands.
-fn collect(command: &Command, pages: &mut Vec<(String, String)>) -> anyhow::Result<()> {
+fn collect(command: &clap::Command, pages: &mut Vec<(String, String)>) -> anyhow::Result<()> {
     let name = command.get_display_name().unwrap_or(command.get_name()).to_string();
     pages.push((format!("{name}.1"), page(command.clone())?));
     for below in command.get_subcommands().filter(|c| c.get_name() != "help" && !c.is_hide_set()) {
@@ -54,7 +70,7 @@ fn collect(command: &Command, pages: &mut Vec<(String, String)>) -> anyhow::Resu
     Ok(())
 }
 
-fn page(command: Command) -> anyhow::Result<String> {
+fn page(command: clap::Command) -> anyhow::Result<String> {
     let mut bytes = Vec::new();
     Man::new(command).render(&mut bytes)?;
     Ok(String::from_utf8(bytes)?)

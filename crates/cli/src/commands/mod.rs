@@ -1,34 +1,71 @@
 //! One file per sub-command.
 
-pub mod assemble;
-pub mod bench;
-pub mod build;
-pub mod calibrate;
-pub mod chat;
-pub mod check;
-pub mod compile;
-pub mod completions;
-pub mod doctor;
-pub mod forms;
-pub mod generate;
-pub mod golden;
-pub mod import_report;
-pub mod inspect;
-pub mod journal;
-pub mod man;
-pub mod perplexity;
-pub mod plan;
-pub mod predict;
-pub mod predict_speed;
-pub mod pull;
-pub mod push;
-pub mod quantize;
-pub mod quickstart;
-pub mod report;
-pub mod reproduce;
-pub mod serve;
-pub mod step;
-pub mod trace;
-pub mod tune;
-pub mod validate;
-pub mod verify_on_mac;
+use crate::command::execute;
+use crate::outcome::Outcome;
+use crate::ui::Ui;
+
+/// Lists the sub-commands: each has a module with its `Args`.
+macro_rules! commands {
+    ($($(#[$attribute:meta])* $name:ident in $module:ident,)*) => {
+        $(pub mod $module;)*
+
+        /// A sub-command with its arguments.
+        #[derive(clap::Subcommand)]
+        pub enum AnyCommand {
+            $($(#[$attribute])* $name($module::Args),)*
+        }
+
+        impl AnyCommand {
+            /// Runs the command, and reports what came out.
+            ///
+            /// # Errors
+            /// The command fails, or standard output cannot be written.
+            pub fn run(self, ui: &Ui) -> anyhow::Result<Outcome> {
+                match self {
+                    $(AnyCommand::$name(args) => execute(args, stringify!($module), ui),)*
+                }
+            }
+        }
+    };
+}
+
+commands! {
+    Quickstart in quickstart,
+    Inspect in inspect,
+    Plan in plan,
+    Forms in forms,
+    Build in build,
+    Assemble in assemble,
+    Check in check,
+    #[command(hide = true)]
+    Compile in compile,
+    Golden in golden,
+    Calibrate in calibrate,
+    Perplexity in perplexity,
+    Validate in validate,
+    Trace in trace,
+    Tune in tune,
+    Generate in generate,
+    Chat in chat,
+    Serve in serve,
+    Bench in bench,
+    Predict in predict,
+    PredictSpeed in predict_speed,
+    Quantize in quantize,
+    Journal in journal,
+    Reproduce in reproduce,
+    Report in report,
+    Push in push,
+    Pull in pull,
+    Doctor in doctor,
+    #[command(hide = true)]
+    VerifyOnMac in verify_on_mac,
+    #[command(hide = true)]
+    ImportReport in import_report,
+    #[command(hide = true)]
+    Completions in completions,
+    #[command(hide = true)]
+    Man in man,
+    #[command(hide = true)]
+    Step in step,
+}

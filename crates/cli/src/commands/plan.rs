@@ -2,8 +2,8 @@
 
 use crate::args::evidence::EvidenceArgs;
 use crate::args::planning::{PlanArgs, PlanUse, PlannedCheckpoint, find_outliers, plan_checkpoint};
+use crate::command::{Command, CommandReport};
 use crate::files::Overwrite;
-use crate::outcome::Outcome;
 use crate::show::placement::print_measured;
 use crate::show::plan_table::{print, print_outliers, print_scales};
 use crate::show::speed;
@@ -15,11 +15,15 @@ use anemoe_convert::shard_program::lower_without_weights;
 use anemoe_gates::cost::chips::ChipProfile;
 use anemoe_gates::cost::forecast::TokenCalls;
 use anemoe_gates::cost::forms::{self, Recommendation, Setting};
+use anemoe_gates::figures::OpTypes;
 use anemoe_gates::residency::imported::ImportedEvidence;
 use anemoe_gates::residency::rule::Conditions;
 use anemoe_gates::residency::{self, Report};
 use anemoe_mlpackage::mil::Block;
+use serde::{Serialize, Serializer};
+use serde_json::json;
 use std::collections::BTreeMap;
+use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -45,37 +49,80 @@ pub struct Args {
     all: bool,
 }
 
-pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
-    if let Some(out) = &args.out {
-        args.overwrite.output(out)?;
+impl Command for Args {
+    type Report = PlanReport;
+
+    fn run(self, ui: &Ui) -> anyhow::Result<PlanReport> {
+        if let Some(out) = &self.out {
+            self.overwrite.output(out)?;
+        }
+        let PlannedCheckpoint { family, plan, .. } =
+            plan_checkpoint(&self.checkpoint, &self.options, PlanUse::Look, ui)?;
+        let outliers = find_outliers(family.as_ref(), &plan, &self.options, ui)?;
+        let evidence = self.evidence.outcomes()?;
+        let options =
+            residency::CheckOptions { evidence: evidence.clone(), ..residency::CheckOptions::default() };
+        let placement = residency::plan(family.as_ref(), &plan, &options)?;
+        let recommended = recommend(family.as_ref(), &plan, &self.evidence, evidence)?;
+        if let Some(path) = &self.out {
+            let mut text = serde_json::to_vec_pretty(&full_document(&plan, &placement)?)?;
+            text.push(b'\n');
+            anemoe_bundle::write_atomic(path, &text)?;
+        }
+        let op_types = op_types(family.as_ref(), &plan)?;
+        let (lists_all, has_outliers) = (self.all, !self.options.skip_outliers);
+        Ok(PlanReport { plan, placement, outliers, op_types, recommended, lists_all, has_outliers })
     }
-    let PlannedCheckpoint { family, plan, .. } =
-        plan_checkpoint(&args.checkpoint, &args.options, PlanUse::Look, ui)?;
-    let outliers = find_outliers(family.as_ref(), &plan, &args.options, ui)?;
-    let evidence = args.evidence.outcomes()?;
-    let options =
-        residency::CheckOptions { evidence: evidence.clone(), ..residency::CheckOptions::default() };
-    let placement = residency::plan(family.as_ref(), &plan, &options)?;
-    let recommended = recommend(family.as_ref(), &plan, &args.evidence, evidence)?;
-    if let Some(path) = &args.out {
-        let mut text = serde_json::to_vec_pretty(&full_document(&plan, &placement)?)?;
-        text.push(b'\n');
-        anemoe_bundle::write_atomic(path, &text)?;
+}
+
+/// A plan, with what is predicted of it.
+pub struct PlanReport {
+    pub plan: Plan,
+    pub placement: residency::Report,
+    pub outliers: Vec<Outlier>,
+    /// Ops of each shard's first function.
+    pub op_types: Vec<OpTypes>,
+    recommended: Option<Recommendation>,
+    /// True if every shard is printed, not one of each kind.
+    lists_all: bool,
+    /// True if outliers were looked for.
+    has_outliers: bool,
+}
+
+/// Serializes the plan without its matrices and its chain, which `--out` writes.
+impl Serialize for PlanReport {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let PlanReport { plan, placement, outliers, op_types, recommended, .. } = self;
+        let rows = plan.shards.iter().zip(&placement.packages).zip(op_types).map(|((s, p), op_types)| {
+            let functions: Vec<&str> = s.functions.iter().map(|f| f.name.as_str()).collect();
+            json!({
+                "name": s.name, "kind": s.kind, "layer": s.layer, "last_layer": s.last_layer, "functions": functions, "quant": s.quant,
+                "weights": s.weights, "bytes": s.bytes, "verdict": p.verdict, "verdict_reason": p.deciding_rule(),
+                "ops": p.functions.first().map(|f| f.ops), "op_types": op_types,
+                "largest_matrix": s.matrices.iter().map(MatrixPlan::weights).max(),
+            })
+        });
+        let document = json!({
+            "family": plan.family, "source": plan.source, "options": plan.options, "shards": rows.collect::<Vec<_>>(),
+            "totals": plan.totals, "verdict_reasons": placement.verdict_reasons(), "embedding": plan.embedding,
+            "notes": plan.notes, "auto": plan.chain.auto, "outliers": outliers,
+            "calls_per_token": TokenCalls::of(&plan.chain), "recommended": recommended,
+        });
+        document.serialize(serializer)
     }
-    if ui.wants_document() {
-        let types = op_types(family.as_ref(), &plan)?;
-        let mut document = document(&plan, &placement, &outliers, &types);
-        document["recommended"] = serde_json::to_value(&recommended)?;
-        ui.document(&document)?;
+}
+
+impl CommandReport for PlanReport {
+    fn print(&self, ui: &Ui) -> io::Result<()> {
+        let PlanReport { plan, placement, outliers, .. } = self;
+        print(plan, placement, self.lists_all, ui)?;
+        print_measured(placement, ui)?;
+        print_scales(plan, Some(outliers.as_slice()).filter(|_| self.has_outliers), ui)?;
+        print_outliers(outliers, ui)?;
+        self.recommended.iter().try_for_each(|r| {
+            ui.line(format!("on an M4 Max, as `anemoe predict-speed` says:\n{}", speed::recommendation(r)))
+        })
     }
-    print(&plan, &placement, args.all, ui)?;
-    print_measured(&placement, ui)?;
-    print_scales(&plan, Some(outliers.as_slice()).filter(|_| !args.options.skip_outliers), ui)?;
-    print_outliers(&outliers, ui)?;
-    if let Some(r) = &recommended {
-        ui.line(format!("on an M4 Max, as `anemoe predict-speed` says:\n{}", speed::recommendation(r)))?;
-    }
-    Ok(Outcome::Done)
 }
 
 /// Chip and memory in GB for which speed is predicted: the machine on which the models were measured.
@@ -99,9 +146,6 @@ fn recommend(
     };
     Ok(forms::recommend(&forms::buildable(family, &plan.options, &setting), &plan.options))
 }
-
-/// Ops of the first function of a shard, by type.
-type OpTypes = BTreeMap<String, u64>;
 
 /// Counts the ops of every shard's first function, by type. Shards of one type have the same counts.
 fn op_types(family: &dyn Family, plan: &Plan) -> anyhow::Result<Vec<OpTypes>> {
@@ -139,28 +183,4 @@ fn full_document(plan: &Plan, placement: &Report) -> anyhow::Result<serde_json::
         shard["verdict_reason"] = p.deciding_rule().into();
     }
     Ok(document)
-}
-
-/// Makes the document that `--json` prints: the plan without its matrices and its chain, which `--out` writes.
-fn document(plan: &Plan, placement: &Report, outliers: &[Outlier], types: &[OpTypes]) -> serde_json::Value {
-    let shards: Vec<serde_json::Value> = plan
-        .shards
-        .iter()
-        .zip(&placement.packages)
-        .zip(types)
-        .map(|((s, p), types)| {
-            let functions: Vec<&str> = s.functions.iter().map(|f| f.name.as_str()).collect();
-            serde_json::json!({
-                "name": s.name, "kind": s.kind, "layer": s.layer, "last_layer": s.last_layer, "functions": functions, "quant": s.quant,
-                "weights": s.weights, "bytes": s.bytes, "verdict": p.verdict, "verdict_reason": p.deciding_rule(),
-                "ops": p.functions.first().map(|f| f.ops), "op_types": types,
-                "largest_matrix": s.matrices.iter().map(MatrixPlan::weights).max(),
-            })
-        })
-        .collect();
-    serde_json::json!({
-        "family": plan.family, "source": plan.source, "options": plan.options, "shards": shards, "totals": plan.totals,
-        "verdict_reasons": placement.verdict_reasons(), "embedding": plan.embedding, "notes": plan.notes, "auto": plan.chain.auto,
-        "outliers": outliers, "calls_per_token": TokenCalls::of(&plan.chain),
-    })
 }

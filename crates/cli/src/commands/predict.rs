@@ -1,12 +1,15 @@
 //! `anemoe predict`
 
 use crate::args::executor::PrecisionArg;
+use crate::command::{Command, CommandReport};
 use crate::files::Overwrite;
-use crate::outcome::Outcome;
 use crate::target::expect_package;
 use crate::ui::Ui;
-use anemoe_runtime::predict::{InputFile, PredictedClasses, Prediction};
+use anemoe_runtime::predict::{InputFile, StepResults, Prediction};
+use serde::Serialize;
 use serde_json::{Map, Value, json};
+use std::collections::BTreeMap;
+use std::io;
 use std::path::{Path, PathBuf};
 
 /// Most classes that are printed; `--json` has all.
@@ -39,40 +42,79 @@ pub struct Args {
     overwrite: Overwrite,
 }
 
-pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
-    expect_package(&args.package)?;
-    let prediction = Prediction {
-        package: args.package,
-        function: args.function,
-        precision: args.precision.into(),
-        inputs: InputFile::steps(args.inputs.iter().map(|path| input_file(path))),
-        outputs: args.outputs,
-    };
-    let inputs: Vec<&Path> = prediction.inputs.iter().flatten().map(InputFile::path).collect();
-    for target in prediction.targets() {
-        args.overwrite.output_beside(&target, &inputs)?;
-    }
-    let mut document = Vec::new();
-    for (i, step) in prediction.run()?.iter().enumerate() {
-        // A step that is neither written nor asked for alone has nothing to say.
-        if step.path.is_none() && step.classes.is_none() && prediction.outputs.is_some() {
-            continue;
+impl Command for Args {
+    type Report = PredictReport;
+
+    fn run(self, _: &Ui) -> anyhow::Result<PredictReport> {
+        expect_package(&self.package)?;
+        let prediction = Prediction {
+            package: self.package,
+            function: self.function,
+            precision: self.precision.into(),
+            inputs: InputFile::steps(self.inputs.iter().map(|path| input_file(path))),
+            outputs: self.outputs,
+        };
+        let inputs: Vec<&Path> = prediction.inputs.iter().flatten().map(InputFile::path).collect();
+        for target in prediction.targets() {
+            self.overwrite.output_beside(&target, &inputs)?;
         }
-        let arrays: Map<String, Value> =
-            step.arrays.iter().map(|(name, shape)| (name.clone(), json!(shape))).collect();
+        let steps = prediction.run()?.into_iter().enumerate();
+        // A step that is neither written nor asked for alone has nothing to say.
+        let is_said = |step: &StepResults| {
+            step.path.is_some() || step.classes.is_some() || prediction.outputs.is_none()
+        };
+        let outputs = steps.filter(|(_, step)| is_said(step)).map(|(i, step)| StepReport::of(i, step));
+        Ok(PredictReport { steps: prediction.inputs.len(), outputs: outputs.collect() })
+    }
+}
+
+/// Outputs of the steps.
+#[derive(Serialize)]
+pub struct PredictReport {
+    /// Number of steps.
+    steps: usize,
+    outputs: Vec<StepReport>,
+}
+
+#[derive(Serialize)]
+struct StepReport {
+    path: Option<String>,
+    /// Shapes by name.
+    arrays: BTreeMap<String, Vec<usize>>,
+    /// Outputs of a classifier, as the package names them: the label, and the probabilities by label.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    classes: Option<Map<String, Value>>,
+    #[serde(skip)]
+    shown: Vec<String>,
+}
+
+impl StepReport {
+    fn of(i: usize, step: StepResults) -> StepReport {
         let path = step.path.as_ref().map(|p| p.display().to_string());
         let list: Vec<String> = step.arrays.iter().map(|(name, shape)| format!("{name} {shape:?}")).collect();
-        ui.line(format!("{}: {}", path.clone().unwrap_or_else(|| format!("step {i}")), list.join(", ")))?;
-        let mut entry = json!({"path": path, "arrays": arrays});
-        if let Some(classes) = &step.classes {
-            entry["classes"] = by_name(classes);
-            let most: Vec<String> = classes.ranked.iter().take(PRINTED_CLASSES).map(shown).collect();
-            ui.line(format!("  {}: {}", classes.label, most.join(", ")))?;
-        }
-        document.push(entry);
+        let name = path.clone().unwrap_or_else(|| format!("step {i}"));
+        let mut shown = vec![format!("{name}: {}", list.join(", "))];
+        let classes = step.classes.map(|classes| {
+            let most: Vec<String> = classes
+                .ranked
+                .iter()
+                .take(PRINTED_CLASSES)
+                .map(|(label, probability)| format!("{label} {probability:.4}"))
+                .collect();
+            shown.push(format!("  {}: {}", classes.label, most.join(", ")));
+            let all: Map<String, Value> =
+                classes.ranked.iter().map(|(label, p)| (label.to_string(), json!(p))).collect();
+            let first = classes.ranked.first().map(|(label, _)| label);
+            [(classes.label, json!(first)), (classes.probabilities, all.into())].into_iter().collect()
+        });
+        StepReport { path, arrays: step.arrays.into_iter().collect(), classes, shown }
     }
-    ui.document(&json!({"steps": prediction.inputs.len(), "outputs": document}))?;
-    Ok(Outcome::Done)
+}
+
+impl CommandReport for PredictReport {
+    fn print(&self, ui: &Ui) -> io::Result<()> {
+        self.outputs.iter().flat_map(|step| &step.shown).try_for_each(|line| ui.line(line))
+    }
 }
 
 /// Reads an input as [`InputFile::parse`] does, also where the path behind `NAME=` is not text.
@@ -92,16 +134,4 @@ fn input_file(given: &Path) -> InputFile {
         }
     }
     InputFile::parse(given)
-}
-
-fn shown((label, probability): &(anemoe_runtime::cpu::ClassLabel, f32)) -> String {
-    format!("{label} {probability:.4}")
-}
-
-/// Returns the outputs of a classifier as the package names them.
-fn by_name(classes: &PredictedClasses) -> Value {
-    let all: Map<String, Value> =
-        classes.ranked.iter().map(|(label, p)| (label.to_string(), json!(p))).collect();
-    let first = classes.ranked.first().map(|(label, _)| label);
-    json!({classes.label.as_str(): first, classes.probabilities.as_str(): all})
 }

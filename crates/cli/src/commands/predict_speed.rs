@@ -3,28 +3,24 @@
 use crate::args::evidence::{EvidenceArgs, read_profile};
 use crate::args::planning::{PlanArgs, PlanUse, PlannedCheckpoint, plan_checkpoint};
 use crate::bundle::Verify;
+use crate::command::{Command, CommandReport};
 use crate::files::Overwrite;
-use crate::outcome::Outcome;
 use crate::show::speed::{self, SpeculationForecast, SpeedDocument};
 use crate::ui::{self, Ui};
-use anemoe_bundle::Chain;
 use anemoe_convert::context_buckets::ContextBuckets;
-use anemoe_convert::models::Family;
 use anemoe_convert::path_kind::PathKind;
-use anemoe_convert::plan::PlanOptions;
 use anemoe_gates::cost::bench_fit::calibrate;
 use anemoe_gates::cost::chips::ChipProfile;
-use anemoe_gates::cost::forecast::{Costed, Forecast, PassSize, forecast, tokens_per_call, with_memory};
-use anemoe_gates::cost::forms::{self, CostedForm, Recommendation, Setting};
-use anemoe_gates::cost::held_out::{HeldOut, held_out};
+use anemoe_gates::cost::forecast::{
+    Forecast, PassSize, forecast, open_packages, tokens_per_call, with_memory,
+};
+use anemoe_gates::cost::forms::{self, Setting};
 use anemoe_gates::residency::PlannedPrograms;
-use anemoe_gates::residency::facts;
-use anemoe_gates::residency::imported::ImportedEvidence;
 use anemoe_gates::residency::rule::{Chip, Conditions};
-use anemoe_mlpackage::package::Package;
+use serde::Serialize;
 use std::collections::BTreeSet;
+use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
 /// Largest bench document that is read, in bytes.
 const MAX_BYTES: u64 = 64 << 20;
@@ -41,12 +37,11 @@ const ACCEPTANCE: [f64; 3] = [0.6, 0.8, 0.9];
 /// range is as wide as what is published. For a checkpoint it also compares forms: packings, kinds, contexts.
 #[derive(clap::Args)]
 #[command(
-    after_help = "Examples:\n  anemoe predict-speed synthetic:zaya1-8b\n  anemoe predict-speed synthetic:gemma4-26b-a4b --chip m4-pro --memory-gb 24 --quant lut4\n  anemoe predict-speed small.anemoe --calibrate bench.json -o mac.toml\n  anemoe predict-speed --held-out"
+    after_help = "Examples:\n  anemoe predict-speed synthetic:zaya1-8b\n  anemoe predict-speed synthetic:gemma4-26b-a4b --chip m4-pro --memory-gb 24 --quant lut4\n  anemoe predict-speed small.anemoe --calibrate bench.json -o mac.toml"
 )]
 pub struct Args {
     /// A checkpoint (folder, .gguf file or synthetic:NAME), or a bundle.
-    #[arg(required_unless_present = "held_out")]
-    path: Option<PathBuf>,
+    path: PathBuf,
     /// Chip: m1 to m5, with -pro, -max or -ultra.
     #[arg(long, value_name = "CHIP", default_value = "m4-max", value_parser = ChipProfile::named)]
     chip: ChipProfile,
@@ -84,12 +79,6 @@ pub struct Args {
     output: Option<PathBuf>,
     #[command(flatten)]
     overwrite: Overwrite,
-    /// Print the fit to published rows, and rows that it never saw, instead.
-    #[arg(long, conflicts_with_all = [
-        "path", "calibrate", "chip", "profile", "memory_gb", "context", "context_buckets", "tokens", "quant",
-        "experts_per_shard", "layers_per_shard",
-    ])]
-    held_out: bool,
     #[command(flatten)]
     verify: Verify,
 }
@@ -99,83 +88,94 @@ fn positive(text: &str) -> Result<f64, String> {
     number.filter(|n| n.is_finite() && *n > 0.0).ok_or_else(|| format!("`{text}` is not a number above 0"))
 }
 
-pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
-    if args.held_out {
-        let report: HeldOut = held_out().map_err(anyhow::Error::msg)?;
-        ui.document(&report)?;
-        speed::print_held_out(&report, ui)?;
-        return Ok(Outcome::Done);
+impl Command for Args {
+    type Report = SpeedReport;
+
+    fn run(self, ui: &Ui) -> anyhow::Result<SpeedReport> {
+        if let Some(output) = &self.output {
+            self.overwrite.output(output)?;
+        }
+        let chip = match &self.profile {
+            Some(file) => read_profile(file)?,
+            None => self.evidence.calibrated(&self.chip)?,
+        };
+        let evidence = self.evidence.outcomes()?;
+        let path = &self.path;
+        let memory = SHARE_OF_MEMORY * self.memory_gb * 1e9;
+        let tokens = usize::from(self.tokens);
+        let (chain, packages, planned) = if PathKind::at(path) == PathKind::Bundle {
+            anyhow::ensure!(
+                self.context.is_none()
+                    && self.experts_per_shard.is_none()
+                    && self.layers_per_shard.is_none()
+                    && self.context_buckets == ContextBuckets::default(),
+                "--context, --context-buckets, --experts-per-shard and --layers-per-shard are a checkpoint's: the bundle {} is built",
+                path.display()
+            );
+            let chain = self.verify.open(path, ui)?;
+            let packages = open_packages(path, &chain)?;
+            (chain, packages, None)
+        } else {
+            let PlannedCheckpoint { family, plan, .. } = plan_of(path, &self, ui)?;
+            let packages = forms::packages(&plan, &PlannedPrograms::lower(family.as_ref(), &plan)?);
+            (plan.chain, packages, Some((family, plan.options)))
+        };
+        if let (Some(bench), Some(output)) = (&self.calibrate, &self.output) {
+            let one = forecast(&chain, &packages, &chip, PassSize::of(1));
+            return write_calibrated(bench, output, &one, &chip);
+        }
+        let pass = |size| with_memory(forecast(&chain, &packages, &chip, size), &chip, memory);
+        let (one, several) = (pass(PassSize::of(1)), pass(PassSize::of(tokens)));
+        let contexts: BTreeSet<usize> =
+            packages.iter().flat_map(|p| &p.functions).filter_map(|f| f.context).collect();
+        let contexts = contexts.into_iter().map(|context| pass(PassSize { tokens: 1, context: Some(context) }));
+        let contexts = contexts.collect();
+        let conditions = Conditions { chip: Chip::parse(chip.base_name()), ..Conditions::default() };
+        let setting = Setting { chip: &chip, further: &[], memory, conditions, evidence };
+        let (forms, recommended) = planned.map_or_else(Default::default, |(family, options)| {
+            let forms = forms::all(family.as_ref(), &options, &setting);
+            let recommended = forms::recommend(&forms, &options);
+            (forms, recommended)
+        });
+        let over_one = several.ms.likely / one.ms.likely;
+        let gains = ACCEPTANCE.map(|p| (p, tokens_per_call(p, tokens - 1) / over_one)).to_vec();
+        Ok(SpeedReport::Prediction(Box::new(SpeedDocument {
+            source: path.display().to_string(),
+            profile: chip,
+            memory_bytes: memory,
+            speculation: SpeculationForecast { tokens, over_one, gains },
+            one,
+            several,
+            contexts,
+            forms,
+            recommended,
+        })))
     }
-    if let Some(output) = &args.output {
-        args.overwrite.output(output)?;
-    }
-    let chip = match &args.profile {
-        Some(file) => read_profile(file)?,
-        None => args.evidence.calibrated(&args.chip)?,
-    };
-    let evidence = args.evidence.outcomes()?;
-    let path = args.path.clone().unwrap_or_default();
-    let memory = SHARE_OF_MEMORY * args.memory_gb * 1e9;
-    let tokens = usize::from(args.tokens);
-    let (chain, packages, planned) = if PathKind::at(&path) == PathKind::Bundle {
-        anyhow::ensure!(
-            args.context.is_none()
-                && args.experts_per_shard.is_none()
-                && args.layers_per_shard.is_none()
-                && args.context_buckets == ContextBuckets::default(),
-            "--context, --context-buckets, --experts-per-shard and --layers-per-shard are a checkpoint's: the bundle {} is built",
-            path.display()
-        );
-        let (chain, packages) = open_bundle(&path, args.verify, ui)?;
-        (chain, packages, None)
-    } else {
-        let PlannedCheckpoint { family, plan, .. } = plan_of(&path, &args, ui)?;
-        let packages = forms::packages(&plan, &PlannedPrograms::lower(family.as_ref(), &plan)?);
-        (plan.chain, packages, Some((family, plan.options)))
-    };
-    if let (Some(bench), Some(output)) = (&args.calibrate, &args.output) {
-        let one = forecast(&chain, &packages, &chip, PassSize::of(1));
-        return write_calibrated(bench, output, &one, &chip, ui);
-    }
-    let pass = |size| with_memory(forecast(&chain, &packages, &chip, size), &chip, memory);
-    let (one, several) = (pass(PassSize::of(1)), pass(PassSize::of(tokens)));
-    let contexts: BTreeSet<usize> =
-        packages.iter().flat_map(|p| &p.functions).filter_map(|f| f.context).collect();
-    let contexts = contexts.into_iter().map(|context| pass(PassSize { tokens: 1, context: Some(context) }));
-    let contexts = contexts.collect();
-    let found =
-        planned.map(|(family, options)| compare(family.as_ref(), &options, &chip, memory, evidence.clone()));
-    let (forms, recommended) = found.unwrap_or_default();
-    let over_one = several.ms.likely / one.ms.likely;
-    let gains = ACCEPTANCE.map(|p| (p, tokens_per_call(p, tokens - 1) / over_one)).to_vec();
-    let document = SpeedDocument {
-        source: path.display().to_string(),
-        profile: chip,
-        memory_bytes: memory,
-        speculation: SpeculationForecast { tokens, over_one, gains },
-        one,
-        several,
-        contexts,
-        forms,
-        recommended,
-    };
-    ui.document(&document)?;
-    speed::print(&document, ui)?;
-    Ok(Outcome::Done)
 }
 
-/// Predicts the speed of all forms of a checkpoint, and recommends the form to build.
-fn compare(
-    family: &dyn Family,
-    options: &PlanOptions,
-    chip: &ChipProfile,
-    memory: f64,
-    evidence: Option<Arc<ImportedEvidence>>,
-) -> (Vec<CostedForm>, Option<Recommendation>) {
-    let conditions = Conditions { chip: Chip::parse(chip.base_name()), ..Conditions::default() };
-    let forms = forms::all(family, options, &Setting { chip, further: &[], memory, conditions, evidence });
-    let recommended = forms::recommend(&forms, options);
-    (forms, recommended)
+/// Predicted speed, or a profile that was calibrated.
+#[derive(Serialize)]
+#[serde(untagged)]
+pub enum SpeedReport {
+    Prediction(Box<SpeedDocument>),
+    Calibrated {
+        #[serde(flatten)]
+        profile: Box<ChipProfile>,
+        #[serde(skip)]
+        output: String,
+    },
+}
+
+impl CommandReport for SpeedReport {
+    fn print(&self, ui: &Ui) -> io::Result<()> {
+        match self {
+            SpeedReport::Prediction(document) => speed::print(document, ui),
+            SpeedReport::Calibrated { profile, output } => ui.line(format!(
+                "{output}: a call {:.3} ms, {:.1} GB/s, {:.1} billion weights a second",
+                profile.call_ms.likely, profile.bandwidth_gb_s.likely, profile.rate_gw_s.likely
+            )),
+        }
+    }
 }
 
 fn plan_of(path: &Path, args: &Args, ui: &Ui) -> anyhow::Result<PlannedCheckpoint> {
@@ -195,23 +195,12 @@ fn plan_of(path: &Path, args: &Args, ui: &Ui) -> anyhow::Result<PlannedCheckpoin
     plan_checkpoint(path, &PlanArgs::from_words(&words)?, PlanUse::Look, ui)
 }
 
-fn open_bundle(path: &Path, verify: Verify, ui: &Ui) -> anyhow::Result<(Chain, Vec<Costed>)> {
-    let chain = verify.open(path, ui)?;
-    let open = |shard: &anemoe_bundle::Shard| -> anyhow::Result<Costed> {
-        let package = Package::open(&path.join(&shard.file))?;
-        Ok(Costed::of_package(shard, facts(package.model())))
-    };
-    let packages = chain.shards.iter().map(open).collect::<anyhow::Result<Vec<Costed>>>()?;
-    Ok((chain, packages))
-}
-
 fn write_calibrated(
     bench: &Path,
     output: &Path,
     one: &Forecast,
     chip: &ChipProfile,
-    ui: &Ui,
-) -> anyhow::Result<Outcome> {
+) -> anyhow::Result<SpeedReport> {
     let text = anemoe_io::read_input(bench, MAX_BYTES).map_err(|e| anemoe_mlpackage::Error::io(bench, e))?;
     let written: serde_json::Value =
         serde_json::from_slice(anemoe_io::without_mark(&text)).unwrap_or_default();
@@ -225,13 +214,5 @@ fn write_calibrated(
     let profile = calibrate(&text, one, chip, &format!("calibrated from a bench on {system}"))
         .map_err(|what| anemoe_mlpackage::Error::invalid(bench, what))?;
     anemoe_bundle::write_atomic(output, profile.text().as_bytes())?;
-    ui.document(&profile)?;
-    ui.line(format!(
-        "{}: a call {:.3} ms, {:.1} GB/s, {:.1} billion weights a second",
-        output.display(),
-        profile.call_ms.likely,
-        profile.bandwidth_gb_s.likely,
-        profile.rate_gw_s.likely
-    ))?;
-    Ok(Outcome::Done)
+    Ok(SpeedReport::Calibrated { profile: Box::new(profile), output: output.display().to_string() })
 }

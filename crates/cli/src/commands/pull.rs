@@ -1,15 +1,15 @@
 //! `anemoe pull`
 
 use crate::args::store_args::{OpenStore, StoreArgs, TransferBar};
-use crate::outcome::Outcome;
+use crate::command::{Command, CommandReport};
 use crate::shell::quoted;
 use crate::ui::{self, Ui};
 use anemoe_bundle::journal::JOURNAL_FILE;
 use anemoe_bundle::{CHAIN_FILE, Chain, Error};
 use anemoe_convert::build::{BundleFiles, bundle_files};
 use anemoe_gates::integrity::{self, Hashes};
-use anemoe_hub::{BundleManifest, bring_bundle, bundle_names, read_manifest};
-use serde_json::json;
+use anemoe_hub::{BringReport, BundleManifest, bring_bundle, bundle_names, read_manifest};
+use serde::Serialize;
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -35,61 +35,73 @@ pub struct Args {
     options: StoreArgs,
 }
 
-pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
-    let store = OpenStore::open(&args.store, args.options.name.as_deref(), &args.bundle)?;
-    let objects = store.objects.as_ref();
-    let key = BundleManifest::key(&store.name, None);
-    let Some(manifest) = read_manifest(objects, &key)? else { return Err(missing(&store, &args.bundle)) };
-    if manifest.part.is_some() || !manifest.files.iter().any(|f| f.path == CHAIN_FILE) {
-        return Err(Error::invalid(objects.place(&key), format!("manifest: it has no {CHAIN_FILE}")).into());
-    }
-    let bar = TransferBar::new(&format!("pulling {}", store.name));
-    let complete = |folder: &Path| -> Result<(), Error> {
-        let BundleFiles::Finished(files) = bundle_files(folder)? else {
-            return Err(Error::invalid(objects.place(&key), "manifest: it is one of an unfinished bundle"));
-        };
-        let listed = |file: &&String| manifest.files.iter().any(|f| f.path == **file);
-        if let Some(file) = files.iter().find(|file| !listed(file)) {
-            return Err(Error::invalid(objects.place(&key), format!("manifest: it lacks {file}")));
+impl Command for Args {
+    type Report = PullReport;
+
+    fn run(self, _: &Ui) -> anyhow::Result<PullReport> {
+        let store = OpenStore::open(&self.store, self.options.name.as_deref(), &self.bundle)?;
+        let objects = store.objects.as_ref();
+        let key = BundleManifest::key(&store.name, None);
+        let Some(manifest) = read_manifest(objects, &key)? else { return Err(missing(&store, &self.bundle)) };
+        if manifest.part.is_some() || !manifest.files.iter().any(|f| f.path == CHAIN_FILE) {
+            return Err(Error::invalid(objects.place(&key), format!("manifest: it has no {CHAIN_FILE}")).into());
         }
-        // A package that lacks a file is smaller than the contract says. Contents were hashed as they came.
-        integrity::verify(folder, &Chain::read(folder)?, Hashes::Skipped, || ()).map(drop)
-    };
-    let accept = |folder: &Path| {
-        complete(folder).map_err(|e| match e.path().and_then(|path| path.strip_prefix(folder).ok()) {
-            Some(inside) => {
-                let why = e.io_error().map_or(e.what().to_string(), ToString::to_string);
-                let what = format!("manifest: its files are no whole bundle: {}: {why}", inside.display());
-                Error::invalid(objects.place(&key), what)
+        let bar = TransferBar::new(&format!("pulling {}", store.name));
+        let complete = |folder: &Path| -> Result<(), Error> {
+            let BundleFiles::Finished(files) = bundle_files(folder)? else {
+                return Err(Error::invalid(objects.place(&key), "manifest: it is one of an unfinished bundle"));
+            };
+            let listed = |file: &&String| manifest.files.iter().any(|f| f.path == **file);
+            if let Some(file) = files.iter().find(|file| !listed(file)) {
+                return Err(Error::invalid(objects.place(&key), format!("manifest: it lacks {file}")));
             }
-            None => e,
-        })
-    };
-    let own = [JOURNAL_FILE];
-    let brought =
-        bring_bundle(objects, &manifest, &args.bundle, &own, args.options.jobs, &accept, &|p| bar.show(p));
-    drop(bar);
-    let report = brought?;
-    let mut document =
-        json!({"store": store.shown, "name": store.name, "bundle": args.bundle.display().to_string()});
-    if let (Some(all), serde_json::Value::Object(figures)) =
-        (document.as_object_mut(), serde_json::to_value(&report)?)
-    {
-        all.extend(figures);
+            // A package that lacks a file is smaller than the contract says. Contents were hashed as they came.
+            integrity::verify(folder, &Chain::read(folder)?, Hashes::Skipped, || ()).map(drop)
+        };
+        let accept = |folder: &Path| {
+            complete(folder).map_err(|e| match e.path().and_then(|path| path.strip_prefix(folder).ok()) {
+                Some(inside) => {
+                    let why = e.io_error().map_or(e.what().to_string(), ToString::to_string);
+                    let what = format!("manifest: its files are no whole bundle: {}: {why}", inside.display());
+                    Error::invalid(objects.place(&key), what)
+                }
+                None => e,
+            })
+        };
+        let own = [JOURNAL_FILE];
+        let brought =
+            bring_bundle(objects, &manifest, &self.bundle, &own, self.options.jobs, &accept, &|p| bar.show(p));
+        drop(bar);
+        let (store, name, bundle) = (store.shown, store.name, self.bundle.display().to_string());
+        Ok(PullReport { store, name, bundle, brought: brought? })
     }
-    ui.document(&document)?;
-    let rate = report.bytes_fetched as f64 / report.seconds.max(1e-9);
-    ui.line(format!(
-        "{}: {} files, {}; {} fetched in {:.1} s ({}/s), {} there already",
-        args.bundle.display(),
-        report.files,
-        ui::bytes(report.bytes),
-        ui::bytes(report.bytes_fetched),
-        report.seconds,
-        ui::bytes(rate as u64),
-        ui::bytes(report.bytes_there)
-    ))?;
-    Ok(Outcome::Done)
+}
+
+/// A bundle that was fetched.
+#[derive(Serialize)]
+pub struct PullReport {
+    store: String,
+    name: String,
+    bundle: String,
+    #[serde(flatten)]
+    brought: BringReport,
+}
+
+impl CommandReport for PullReport {
+    fn print(&self, ui: &Ui) -> io::Result<()> {
+        let brought = &self.brought;
+        let rate = brought.bytes_fetched as f64 / brought.seconds.max(1e-9);
+        ui.line(format!(
+            "{}: {} files, {}; {} fetched in {:.1} s ({}/s), {} there already",
+            self.bundle,
+            brought.files,
+            ui::bytes(brought.bytes),
+            ui::bytes(brought.bytes_fetched),
+            brought.seconds,
+            ui::bytes(rate as u64),
+            ui::bytes(brought.bytes_there)
+        ))
+    }
 }
 
 /// Lists the first names, and says whether there are more.

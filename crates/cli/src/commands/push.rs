@@ -2,14 +2,15 @@
 
 use crate::args::store_args::{OpenStore, StoreArgs, TransferBar, sending};
 use crate::bundle::Verify;
-use crate::outcome::Outcome;
+use crate::command::{Command, CommandReport};
 use crate::part_store::push_part;
 use crate::shell::quoted;
 use crate::target::expect_begun_bundle;
 use crate::ui::{self, Ui};
-use anemoe_convert::build::{BundleFiles, bundle_files};
+use anemoe_convert::build::{BundleFiles, PartFiles, bundle_files};
 use anemoe_hub::{SendReport, send_files, write_manifest};
-use serde_json::json;
+use serde::Serialize;
+use std::io;
 use std::path::{Path, PathBuf};
 
 /// Send a bundle, or a part of one, to a folder or an object store.
@@ -38,37 +39,83 @@ pub struct Args {
     no_verify: bool,
 }
 
-pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
-    expect_begun_bundle(&args.bundle)?;
-    let store = OpenStore::open(&args.store, args.options.name.as_deref(), &args.bundle)?;
-    let files = bundle_files(&args.bundle)?;
-    store.objects.prepare()?;
-    let options = sending(args.options.jobs, args.verify);
-    let (mut parts, mut report) = (Vec::new(), SendReport::default());
-    match &files {
-        BundleFiles::Finished(_) => {
-            // A damaged bundle is not sent.
-            Verify { no_verify: args.no_verify }.open(&args.bundle, ui)?;
-            report = push_bundle(&args.bundle, &store, &files, args.options.jobs, args.verify)?
-                .unwrap_or_default();
-        }
-        BundleFiles::Parts(all) => {
-            for part in all {
-                report.merge(&push_part(&args.bundle, &store, part, &options)?);
-                parts.push(json!({"index": part.part.index, "of": part.part.of, "finished": part.finished}));
+impl Command for Args {
+    type Report = PushReport;
+
+    fn run(self, ui: &Ui) -> anyhow::Result<PushReport> {
+        expect_begun_bundle(&self.bundle)?;
+        let store = OpenStore::open(&self.store, self.options.name.as_deref(), &self.bundle)?;
+        let files = bundle_files(&self.bundle)?;
+        store.objects.prepare()?;
+        let options = sending(self.options.jobs, self.verify);
+        let mut pushed = PushReport::new(&store, SendReport::default());
+        match &files {
+            BundleFiles::Finished(_) => {
+                // A damaged bundle is not sent.
+                Verify { no_verify: self.no_verify }.open(&self.bundle, ui)?;
+                pushed.sent = push_bundle(&self.bundle, &store, &files, self.options.jobs, self.verify)?
+                    .unwrap_or_default();
+                pushed.next =
+                    Some(format!("anemoe pull {} {}", quoted(&self.store), quoted(Path::new(&store.name))));
+            }
+            BundleFiles::Parts(all) => {
+                for PartFiles { part, finished, .. } in all {
+                    pushed.parts.push(PushedPart { index: part.index, of: part.of, finished: *finished });
+                }
+                for part in all {
+                    pushed.sent.merge(&push_part(&self.bundle, &store, part, &options)?);
+                }
             }
         }
+        Ok(pushed)
     }
-    ui.document(&document(&store, &report, &parts))?;
-    print(&store, &report, ui)?;
-    for part in &parts {
-        let state = if part["finished"] == true { "finished" } else { "not finished" };
-        ui.line(format!("part {}/{}: {state}", part["index"], part["of"]))?;
+}
+
+/// A bundle, or parts of one, in a store.
+#[derive(Serialize)]
+pub struct PushReport {
+    pub store: String,
+    pub name: String,
+    parts: Vec<PushedPart>,
+    #[serde(flatten)]
+    sent: SendReport,
+    /// Command that fetches the bundle.
+    #[serde(skip)]
+    next: Option<String>,
+}
+
+#[derive(Serialize)]
+struct PushedPart {
+    index: usize,
+    of: usize,
+    finished: bool,
+}
+
+impl PushReport {
+    /// Makes the report of a push to `store`.
+    pub fn new(store: &OpenStore, sent: SendReport) -> PushReport {
+        PushReport { store: store.shown.clone(), name: store.name.clone(), parts: Vec::new(), sent, next: None }
     }
-    if parts.is_empty() {
-        ui.line(format!("anemoe pull {} {}", quoted(&args.store), quoted(Path::new(&store.name))))?;
+}
+
+impl CommandReport for PushReport {
+    fn print(&self, ui: &Ui) -> io::Result<()> {
+        let PushReport { store, name, sent, .. } = self;
+        let rate = sent.bytes_sent as f64 / sent.seconds.max(1e-9);
+        ui.line(format!(
+            "{name} in {store}: {} files, {}; {} sent in {:.1} s ({}/s), {} there already",
+            sent.files,
+            ui::bytes(sent.bytes),
+            ui::bytes(sent.bytes_sent),
+            sent.seconds,
+            ui::bytes(rate as u64),
+            ui::bytes(sent.bytes_there)
+        ))?;
+        for PushedPart { index, of, finished } in &self.parts {
+            ui.line(format!("part {index}/{of}: {}", if *finished { "finished" } else { "not finished" }))?;
+        }
+        self.next.iter().try_for_each(|next| ui.line(next))
     }
-    Ok(Outcome::Done)
 }
 
 /// Sends a finished bundle; returns none if the bundle is not finished.
@@ -88,32 +135,4 @@ pub fn push_bundle(
     let (entries, report) = sent?;
     write_manifest(store.objects.as_ref(), &store.name, None, entries)?;
     Ok(Some(report))
-}
-
-/// Makes the document of a push.
-pub fn document(store: &OpenStore, report: &SendReport, parts: &[serde_json::Value]) -> serde_json::Value {
-    let mut document = json!({"store": store.shown, "name": store.name, "parts": parts});
-    if let (Some(all), Ok(serde_json::Value::Object(figures))) =
-        (document.as_object_mut(), serde_json::to_value(report))
-    {
-        all.extend(figures);
-    }
-    document
-}
-
-/// Prints the figures of a push.
-pub fn print(store: &OpenStore, report: &SendReport, ui: &Ui) -> anyhow::Result<()> {
-    let rate = report.bytes_sent as f64 / report.seconds.max(1e-9);
-    ui.line(format!(
-        "{} in {}: {} files, {}; {} sent in {:.1} s ({}/s), {} there already",
-        store.name,
-        store.shown,
-        report.files,
-        ui::bytes(report.bytes),
-        ui::bytes(report.bytes_sent),
-        report.seconds,
-        ui::bytes(rate as u64),
-        ui::bytes(report.bytes_there)
-    ))?;
-    Ok(())
 }

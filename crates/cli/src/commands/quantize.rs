@@ -1,7 +1,7 @@
 //! `anemoe quantize`
 
+use crate::command::{Command, CommandReport};
 use crate::files::Overwrite;
-use crate::outcome::Outcome;
 use crate::ui::{self, Ui};
 use anemoe_convert::checkpoint::open_safetensors;
 use anemoe_convert::nearest::did_you_mean;
@@ -13,7 +13,9 @@ use anemoe_mlpackage::mil::{DataType, TensorType, Value, ValueData};
 use anemoe_mlpackage::package::{Package, is_model_name};
 use anemoe_npz::{Array, read_npy, read_npz, write_npy, write_npz};
 use anyhow::{Context, bail};
+use serde::Serialize;
 use std::collections::BTreeMap;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
@@ -183,56 +185,59 @@ fn importance(path: &Path, tensor: &str) -> anyhow::Result<Vec<f32>> {
     Ok(values)
 }
 
-pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
-    if args.group_size == 0 || args.block_size == 0 {
-        bail!("--group-size and --block-size must be at least 1");
+impl Command for Args {
+    type Report = QuantizeReport;
+
+    fn run(self, _: &Ui) -> anyhow::Result<QuantizeReport> {
+        if self.group_size == 0 || self.block_size == 0 {
+            bail!("--group-size and --block-size must be at least 1");
+        }
+        let target = match self.target {
+            QuantizeTarget::Ios16 => SystemTarget::IOS16,
+            QuantizeTarget::Ios18 => SystemTarget::IOS18,
+        };
+        if target == SystemTarget::IOS16
+            && let Some(why) = self.quant.refused_by_ios16()
+        {
+            bail!("{} for iOS16: {why}", self.quant);
+        }
+        if let Some(out) = &self.out
+            && !["mlpackage", "npz", "npy"].iter().any(|e| out.extension().is_some_and(|x| x == *e))
+        {
+            bail!("{}: expected a name that ends in .mlpackage, .npz or .npy", out.display());
+        }
+        let (file, _) = file_and_tensor(&self.tensor);
+        let out = self.out.as_deref().map(|out| self.overwrite.output_beside(out, &[&file])).transpose()?;
+        let started = Instant::now();
+        let loaded = load(&self.tensor)?;
+        let read = started.elapsed();
+        let op = match self.op {
+            Some(QuantizeOp::Conv) => WeightOp::Conv,
+            Some(QuantizeOp::Linear) => WeightOp::Linear,
+            Some(QuantizeOp::Matmul) => WeightOp::MatMul,
+            None if loaded.shape.len() >= 4 => WeightOp::Conv,
+            None => WeightOp::Linear,
+        };
+        let importance = self.importance.as_deref().map(|p| importance(p, &loaded.name)).transpose()?;
+        let groups = Groups { rows: self.group_size, block: self.block_size };
+        let job = TensorJob {
+            name: &loaded.name,
+            shape: &loaded.shape,
+            values: &loaded.values,
+            op,
+            kind: self.quant,
+            groups,
+            exact: self.exact,
+            importance: importance.as_deref(),
+        };
+        let done = job.run()?;
+        let started = Instant::now();
+        if let Some(out) = &out {
+            write(&done, &loaded.shape, out, target)?;
+        }
+        let times = [read, started.elapsed()].map(|t| t.as_secs_f64());
+        QuantizeReport::new(&self, &loaded, &done, times)
     }
-    let target = match args.target {
-        QuantizeTarget::Ios16 => SystemTarget::IOS16,
-        QuantizeTarget::Ios18 => SystemTarget::IOS18,
-    };
-    if target == SystemTarget::IOS16
-        && let Some(why) = args.quant.refused_by_ios16()
-    {
-        bail!("{} for iOS16: {why}", args.quant);
-    }
-    if let Some(out) = &args.out
-        && !["mlpackage", "npz", "npy"].iter().any(|e| out.extension().is_some_and(|x| x == *e))
-    {
-        bail!("{}: expected a name that ends in .mlpackage, .npz or .npy", out.display());
-    }
-    let (file, _) = file_and_tensor(&args.tensor);
-    let out = args.out.as_deref().map(|out| args.overwrite.output_beside(out, &[&file])).transpose()?;
-    let started = Instant::now();
-    let loaded = load(&args.tensor)?;
-    let read = started.elapsed();
-    let op = match args.op {
-        Some(QuantizeOp::Conv) => WeightOp::Conv,
-        Some(QuantizeOp::Linear) => WeightOp::Linear,
-        Some(QuantizeOp::Matmul) => WeightOp::MatMul,
-        None if loaded.shape.len() >= 4 => WeightOp::Conv,
-        None => WeightOp::Linear,
-    };
-    let importance = args.importance.as_deref().map(|p| importance(p, &loaded.name)).transpose()?;
-    let groups = Groups { rows: args.group_size, block: args.block_size };
-    let job = TensorJob {
-        name: &loaded.name,
-        shape: &loaded.shape,
-        values: &loaded.values,
-        op,
-        kind: args.quant,
-        groups,
-        exact: args.exact,
-        importance: importance.as_deref(),
-    };
-    let done = job.run()?;
-    let started = Instant::now();
-    if let Some(out) = &out {
-        write(&done, &loaded.shape, out, target)?;
-    }
-    let written = started.elapsed();
-    report(&args, &loaded, &done, [read.as_secs_f64(), written.as_secs_f64()], ui)?;
-    Ok(Outcome::Done)
 }
 
 fn write(done: &CompressedTensor, shape: &[usize], out: &Output, target: SystemTarget) -> anyhow::Result<()> {
@@ -267,54 +272,88 @@ fn write(done: &CompressedTensor, shape: &[usize], out: &Output, target: SystemT
     Ok(())
 }
 
-fn report(
-    args: &Args,
-    loaded: &LoadedTensor,
-    done: &CompressedTensor,
-    [read_s, write_s]: [f64; 2],
-    ui: &Ui,
-) -> anyhow::Result<()> {
-    let m = &done.side.metrics;
-    let weights = loaded.values.len() as u64;
-    // Compared with the values of the file: weights in f32 were rounded to fp16 before they were compressed.
-    let mut own = Metrics::default();
-    let decoded: Vec<f32> = done.decode()?.iter().map(|v| v.to_f32()).collect();
-    own.add(&loaded.values, &decoded, None);
-    let (mse, relative, cosine, max_error) = (own.mse(), own.relative_mse(), own.cosine(), own.max_error);
-    let seconds = done.elapsed.as_secs_f64();
-    let rate = weights as f64 / seconds.max(1e-9);
-    let groups = Groups { rows: args.group_size, block: args.block_size };
-    let note = done.quant.differs_from(args.quant, groups).filter(|_| done.spatial == 1);
-    let bits = done.bytes() as f64 * 8.0 / weights as f64;
-    ui.document(&serde_json::json!({
-        "tensor": loaded.name, "shape": loaded.shape, "quant": done.quant.to_string(), "exact": args.exact,
-        "weights": weights, "seconds": seconds, "weights_per_s": rate, "read_s": read_s, "write_s": write_s,
-        "mse": mse, "relative_mse": relative, "cosine": cosine, "max_error": max_error,
-        "output_error": args.importance.as_ref().map(|_| m.output_error()),
-        "bytes": done.bytes(), "bits_per_weight": bits, "note": note,
-        "out": args.out.as_ref().map(|p| p.display().to_string()),
-    }))?;
-    ui.line(format!("{}  {:?}  {}", loaded.name, loaded.shape, done.quant))?;
-    if let Some(note) = note {
-        ui.line(format!("note: {note}"))?;
+/// Costs and savings of the compression.
+#[derive(Serialize)]
+pub struct QuantizeReport {
+    tensor: String,
+    shape: Vec<usize>,
+    quant: String,
+    exact: bool,
+    weights: u64,
+    seconds: f64,
+    weights_per_s: f64,
+    read_s: f64,
+    write_s: f64,
+    mse: f64,
+    relative_mse: f64,
+    cosine: f64,
+    max_error: f64,
+    /// Relative output error, inputs weighted by their importance, if it is given.
+    output_error: Option<f64>,
+    bytes: u64,
+    bits_per_weight: f64,
+    note: Option<String>,
+    out: Option<String>,
+}
+
+impl QuantizeReport {
+    fn new(
+        args: &Args,
+        loaded: &LoadedTensor,
+        done: &CompressedTensor,
+        [read_s, write_s]: [f64; 2],
+    ) -> anyhow::Result<QuantizeReport> {
+        // Compared with the values of the file: weights in f32 were rounded to fp16 before they were compressed.
+        let mut own = Metrics::default();
+        let decoded: Vec<f32> = done.decode()?.iter().map(|v| v.to_f32()).collect();
+        own.add(&loaded.values, &decoded, None);
+        let (weights, seconds) = (loaded.values.len() as u64, done.elapsed.as_secs_f64());
+        let groups = Groups { rows: args.group_size, block: args.block_size };
+        Ok(QuantizeReport {
+            tensor: loaded.name.clone(),
+            shape: loaded.shape.clone(),
+            quant: done.quant.to_string(),
+            exact: args.exact,
+            weights,
+            seconds,
+            weights_per_s: weights as f64 / seconds.max(1e-9),
+            read_s,
+            write_s,
+            mse: own.mse(),
+            relative_mse: own.relative_mse(),
+            cosine: own.cosine(),
+            max_error: own.max_error,
+            output_error: args.importance.as_ref().map(|_| done.side.metrics.output_error()),
+            bytes: done.bytes(),
+            bits_per_weight: done.bytes() as f64 * 8.0 / weights as f64,
+            note: done.quant.differs_from(args.quant, groups).filter(|_| done.spatial == 1),
+            out: args.out.as_ref().map(|p| p.display().to_string()),
+        })
     }
-    ui.line(format!(
-        "{} weights in {seconds:.3} s, {:.1} million weights/s (reading {read_s:.2} s, writing {write_s:.2} s)",
-        ui::count(weights),
-        rate / 1e6
-    ))?;
-    ui.line(format!(
-        "mse {mse:.6e}, relative {relative:.6e}, cosine {cosine:.7}, largest error {max_error:.3e}"
-    ))?;
-    if args.importance.is_some() {
+}
+
+impl CommandReport for QuantizeReport {
+    fn print(&self, ui: &Ui) -> io::Result<()> {
+        ui.line(format!("{}  {:?}  {}", self.tensor, self.shape, self.quant))?;
+        if let Some(note) = &self.note {
+            ui.line(format!("note: {note}"))?;
+        }
         ui.line(format!(
-            "relative output error {:.6e}, inputs weighted by their importance",
-            m.output_error()
+            "{} weights in {:.3} s, {:.1} million weights/s (reading {:.2} s, writing {:.2} s)",
+            ui::count(self.weights),
+            self.seconds,
+            self.weights_per_s / 1e6,
+            self.read_s,
+            self.write_s
         ))?;
+        ui.line(format!(
+            "mse {:.6e}, relative {:.6e}, cosine {:.7}, largest error {:.3e}",
+            self.mse, self.relative_mse, self.cosine, self.max_error
+        ))?;
+        if let Some(error) = self.output_error {
+            ui.line(format!("relative output error {error:.6e}, inputs weighted by their importance"))?;
+        }
+        ui.line(format!("{}, {:.3} bits per weight", ui::bytes(self.bytes), self.bits_per_weight))?;
+        self.out.iter().try_for_each(|out| ui.line(format!("written to {out}")))
     }
-    ui.line(format!("{}, {bits:.3} bits per weight", ui::bytes(done.bytes())))?;
-    if let Some(out) = &args.out {
-        ui.line(format!("written to {}", out.display()))?;
-    }
-    Ok(())
 }

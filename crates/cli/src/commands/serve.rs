@@ -1,27 +1,25 @@
 //! `anemoe serve`
 
-use super::generate::Speculate;
-use crate::args::executor::ExecutorArgs;
 use crate::args::listen_host::{ListenHost, Listening};
+use crate::args::model_args::ModelArgs;
 use crate::args::numbers::at_least_one;
 use crate::args::reasoning::ReasoningArgs;
-use crate::args::runner::RunnerArgs;
-use crate::args::sampling::SamplingArgs;
-use crate::bundle::Verify;
-use crate::outcome::Outcome;
+use crate::command::{Command, CommandReport};
 use crate::signals;
 use crate::target::expect_bundle;
 use crate::ui::{Ui, message};
 use anemoe_bundle::Chain;
 use anemoe_io::locked;
 use anemoe_runtime::chat::ChatTemplate;
-use anemoe_runtime::model::{Logits, Model};
+use anemoe_runtime::model::Logits;
 use anemoe_runtime::tokenizer::Tokenizer;
 use anemoe_server::Error;
 use anemoe_server::batching::BatchLimits;
 use anemoe_server::http::{Models, OpenBundle, OpenedBundle, ServerSettings, ShutdownSwitch, serve};
 use anyhow::Context;
-use std::net::Ipv6Addr;
+use serde::Serialize;
+use std::io;
+use std::net::{Ipv6Addr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -100,17 +98,9 @@ pub struct Args {
     #[arg(long, value_name = "S", default_value_t = 30)]
     grace: u64,
     #[command(flatten)]
-    sampling: SamplingArgs,
-    #[command(flatten)]
     reasoning: ReasoningArgs,
     #[command(flatten)]
-    speculate: Speculate,
-    #[command(flatten)]
-    runner: RunnerArgs,
-    #[command(flatten)]
-    executor: ExecutorArgs,
-    #[command(flatten)]
-    verify: Verify,
+    run: ModelArgs,
 }
 
 impl Args {
@@ -163,15 +153,12 @@ impl Args {
         let tokenizer = Tokenizer::open(&file).context("a server needs the model's tokenizer")?;
         let mut template = ChatTemplate::open(bundle, self.chat_template.as_deref())?;
         self.reasoning.apply(&mut template);
-        let model = match self.runner.core_ml(bundle, chain, !self.executor.is_default())? {
-            Some(core_ml) => Model::open(bundle, &core_ml)?,
-            None => Model::open(bundle, &self.executor.backend()?)?,
-        };
+        let model = self.run.open(bundle, chain)?;
         model.prepare(1, Logits::Last);
         drop(model.populate());
-        let defaults = self.sampling.defaults(bundle)?;
+        let defaults = self.run.sampling.defaults(bundle)?;
         Ok(OpenedBundle {
-            speculation: self.speculate.options(Some(&tokenizer))?,
+            speculation: self.run.speculate.options(Some(&tokenizer))?,
             model,
             tokenizer,
             template,
@@ -224,56 +211,89 @@ fn keys(path: &Path) -> anyhow::Result<Vec<String>> {
     Ok(keys)
 }
 
-pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
-    args.executor.backend()?;
-    args.bundles.iter().try_for_each(|bundle| expect_bundle(bundle))?;
-    let args = Arc::new(args);
-    let names = args.names()?;
-    let settings = args.settings()?;
-    let Listening { listeners, url } = args.host.listen(args.port)?;
-    let started = Instant::now();
-    let mut bundles: Vec<(String, OpenBundle)> = Vec::new();
-    for (name, bundle) in &names {
-        let chain = args.verify.open(bundle, ui)?;
-        // The first request should not find what is wrong with the only bundle.
-        let opened = if names.len() == 1 { Some(args.open(bundle, &chain)?) } else { None };
-        if opened.as_ref().is_some_and(|opened| opened.template.is_fallback()) {
-            message(
-                "the bundle has no chat template: roles are written as words (--chat-template F gives one)",
-            );
+impl Command for Args {
+    type Report = Serving;
+
+    fn run(self, ui: &Ui) -> anyhow::Result<Serving> {
+        self.run.check()?;
+        self.bundles.iter().try_for_each(|bundle| expect_bundle(bundle))?;
+        let args = Arc::new(self);
+        let names = args.names()?;
+        let settings = args.settings()?;
+        let Listening { listeners, url } = args.host.listen(args.port)?;
+        let started = Instant::now();
+        let mut bundles: Vec<(String, OpenBundle)> = Vec::new();
+        for (name, bundle) in &names {
+            let chain = args.run.verify.open(bundle, ui)?;
+            // The first request should not find what is wrong with the only bundle.
+            let opened = if names.len() == 1 { Some(args.open(bundle, &chain)?) } else { None };
+            if opened.as_ref().is_some_and(|opened| opened.template.is_fallback()) {
+                message(
+                    "the bundle has no chat template: roles are written as words (--chat-template F gives one)",
+                );
+            }
+            let (args, bundle, opened) = (Arc::clone(&args), bundle.to_path_buf(), Mutex::new(opened));
+            let open = move || match locked(&opened).take() {
+                Some(opened) => Ok(opened),
+                None => args.open(&bundle, &chain).map_err(|e| Error::input(format!("{e:#}"))),
+            };
+            bundles.push((name.clone(), Box::new(open)));
         }
-        let (args, bundle, opened) = (Arc::clone(&args), bundle.to_path_buf(), Mutex::new(opened));
-        let open = move || match locked(&opened).take() {
-            Some(opened) => Ok(opened),
-            None => args.open(&bundle, &chain).map_err(|e| Error::input(format!("{e:#}"))),
-        };
-        bundles.push((name.clone(), Box::new(open)));
-    }
-    let ids: Vec<String> = names.iter().map(|(name, _)| name.clone()).collect();
-    let idle = args.idle.filter(|_| ids.len() > 1).map(|s| Duration::from_secs(s as u64));
-    let models = Models::new(bundles, args.max_models.unwrap_or(usize::MAX), idle, args.batch_limits());
-    models.open_single()?;
-    let stop = Arc::new(ShutdownSwitch::default());
-    let asked = Arc::clone(&stop);
-    let is_first = AtomicBool::new(true);
-    // The first signal asks for an end, the second for an end at once; the third ends the process.
-    let mut left = 2;
-    signals::handle(move |_| {
-        if is_first.swap(false, Ordering::SeqCst) {
-            message("closing: running answers may end");
+        let ids: Vec<String> = names.iter().map(|(name, _)| name.clone()).collect();
+        let idle = args.idle.filter(|_| ids.len() > 1).map(|s| Duration::from_secs(s as u64));
+        let models = Models::new(bundles, args.max_models.unwrap_or(usize::MAX), idle, args.batch_limits());
+        models.open_single()?;
+        let stop = Arc::new(ShutdownSwitch::default());
+        let asked = Arc::clone(&stop);
+        let is_first = AtomicBool::new(true);
+        // The first signal asks for an end, the second for an end at once; the third ends the process.
+        let mut left = 2;
+        signals::handle(move |_| {
+            if is_first.swap(false, Ordering::SeqCst) {
+                message("closing: running answers may end");
+            }
+            asked.stop();
+            left -= 1;
+            left >= 0
+        });
+        if !args.host.is_loopback() && settings.keys.is_empty() {
+            message("warning: everybody who reaches this port may ask; --api-key-file F asks for a key");
         }
-        asked.stop();
-        left -= 1;
-        left >= 0
-    });
-    if !args.host.is_loopback() && settings.keys.is_empty() {
-        message("warning: everybody who reaches this port may ask; --api-key-file F asks for a key");
+        let (model, seconds) = (ids.first().cloned().unwrap_or_default(), started.elapsed().as_secs_f64());
+        let server = PreparedServer { settings, models, listeners, stop };
+        Ok(Serving { url, model, models: ids, seconds, server })
     }
-    ui.document(&serde_json::json!({"url": url, "model": ids[0], "models": ids}))?;
-    let seconds = started.elapsed().as_secs_f64();
-    ui.line(format!("{} at {url} (loaded in {seconds:.1} s)", ids.join(", ")))?;
-    serve(settings, models, listeners, &stop)?;
-    Ok(Outcome::Done)
+}
+
+/// A server whose models are open.
+#[derive(Serialize)]
+pub struct Serving {
+    url: String,
+    /// Name of the first model.
+    model: String,
+    models: Vec<String>,
+    #[serde(skip)]
+    seconds: f64,
+    #[serde(skip)]
+    server: PreparedServer,
+}
+
+struct PreparedServer {
+    settings: ServerSettings,
+    models: Models,
+    listeners: Vec<TcpListener>,
+    stop: Arc<ShutdownSwitch>,
+}
+
+impl CommandReport for Serving {
+    fn print(&self, ui: &Ui) -> io::Result<()> {
+        ui.line(format!("{} at {} (loaded in {:.1} s)", self.models.join(", "), self.url, self.seconds))
+    }
+
+    fn go_on(self) -> anyhow::Result<()> {
+        let PreparedServer { settings, models, listeners, stop } = self.server;
+        Ok(serve(settings, models, listeners, &stop)?)
+    }
 }
 
 #[cfg(test)]

@@ -3,8 +3,8 @@
 use crate::args::executor::PrecisionArg;
 use crate::args::origin::{Origin, OriginArgs};
 use crate::bundle::Verify;
+use crate::command::{Command, CommandReport};
 use crate::files;
-use crate::outcome::Outcome;
 use crate::recorder::{JournalArgs, Recorder, facts};
 use crate::target::expect_bundle;
 use crate::ui::{Table, Ui};
@@ -12,6 +12,8 @@ use anemoe_bundle::journal::status;
 use anemoe_gates::ablation::{self, Ablation, AblationReport, AblationUnit};
 use anemoe_gates::reference::Golden;
 use anemoe_gates::trace::{self, Fidelity, Trace};
+use serde::Serialize;
+use std::io;
 use std::path::PathBuf;
 
 /// Show behind which layer a bundle leaves its golden, and why.
@@ -53,30 +55,53 @@ enum UnitArg {
     Part,
 }
 
-pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
-    expect_bundle(&args.bundle)?;
-    let golden = Golden::read(&args.golden)?;
-    let recorder = Recorder::new(&args.journal, "trace");
-    let chain = args.verify.open(&args.bundle, ui)?;
-    let unfit = |what: String| anemoe_convert::Error::invalid(&args.golden, what);
-    trace::fits(&golden, &chain).map_err(unfit)?;
-    anemoe_gates::golden_gate::fits(&golden, &chain).map_err(unfit)?;
-    let found = trace::trace(&args.bundle, &golden, args.precision.into())?;
-    let swaps = args.swap.map(|unit| swaps(&args, unit, &golden, ui)).transpose()?;
-    let mut facts = facts::trace(&found, &args.golden);
-    let mut document = serde_json::to_value(&found)?;
-    if let Some(swaps) = &swaps {
-        document["swap"] = serde_json::to_value(swaps)?;
-        facts.insert("swap".into(), facts::swaps(swaps).into());
+impl Command for Args {
+    type Report = TraceReport;
+
+    fn run(self, ui: &Ui) -> anyhow::Result<TraceReport> {
+        expect_bundle(&self.bundle)?;
+        let golden = Golden::read(&self.golden)?;
+        let chain = self.verify.open(&self.bundle, ui)?;
+        let unfit = |what: String| anemoe_convert::Error::invalid(&self.golden, what);
+        trace::fits(&golden, &chain).map_err(unfit)?;
+        anemoe_gates::golden_gate::fits(&golden, &chain).map_err(unfit)?;
+        let found = trace::trace(&self.bundle, &golden, self.precision.into())?;
+        let swap = self.swap.map(|unit| swaps(&self, unit, &golden, ui)).transpose()?;
+        Ok(TraceReport { bundle: self.bundle, golden: self.golden, found, swap })
     }
-    recorder.end(&args.bundle, status::DONE, facts);
-    ui.document(&document)?;
-    print(&found, ui)?;
-    if let Some(swaps) = &swaps {
-        ui.line("")?;
-        print_swaps(swaps, ui)?;
+
+    fn journal(&self) -> Option<&JournalArgs> {
+        Some(&self.journal)
     }
-    Ok(Outcome::Done)
+}
+
+/// Fidelity by layer, and what replacing parts by FP16 gains.
+#[derive(Serialize)]
+pub struct TraceReport {
+    #[serde(skip)]
+    bundle: PathBuf,
+    #[serde(skip)]
+    golden: PathBuf,
+    #[serde(flatten)]
+    pub found: Trace,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    swap: Option<AblationReport>,
+}
+
+impl CommandReport for TraceReport {
+    fn print(&self, ui: &Ui) -> io::Result<()> {
+        print(&self.found, ui)?;
+        self.swap.iter().try_for_each(|swaps| {
+            ui.line("")?;
+            print_swaps(swaps, ui)
+        })
+    }
+
+    fn record(&self, recorder: &Recorder) {
+        let mut facts = facts::trace(&self.found, &self.golden);
+        facts.extend(self.swap.iter().map(|swaps| ("swap".into(), facts::swaps(swaps).into())));
+        recorder.end(&self.bundle, status::DONE, facts);
+    }
 }
 
 fn swaps(args: &Args, unit: UnitArg, golden: &Golden, ui: &Ui) -> anyhow::Result<AblationReport> {

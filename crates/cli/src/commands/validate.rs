@@ -3,6 +3,7 @@
 use crate::args::origin::{Origin, OriginArgs};
 use crate::args::runner::RunnerArgs;
 use crate::bundle::Verify;
+use crate::command::{Command, CommandReport};
 use crate::files;
 use crate::gate_reference::{read_goldens, reference};
 use crate::outcome::Outcome;
@@ -14,13 +15,15 @@ use crate::ui::Ui;
 use anemoe_convert::nearest::did_you_mean;
 use anemoe_convert::plan::PlannedShard;
 use anemoe_gates::gated::{NamedGate, NamedGolden};
-use anemoe_gates::golden_gate;
-use anemoe_gates::int8_gate;
+use anemoe_gates::golden_gate::{self, GoldenGate};
+use anemoe_gates::int8_gate::{self, Int8Gate};
 use anemoe_gates::probe::{self, Inputs, ProbeContext, ProbeReport};
 use anemoe_gates::reference::Golden;
 use anemoe_runtime::model::Model;
 use anyhow::Context;
+use serde::Serialize;
 use std::collections::BTreeSet;
+use std::io;
 use std::path::PathBuf;
 
 /// Compare a bundle with the golden, the checkpoint run in f32.
@@ -68,93 +71,121 @@ pub struct Args {
     journal: JournalArgs,
 }
 
-pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
-    anyhow::ensure!(
-        (-1.0..=1.0).contains(&args.min_cosine),
-        "--min-cosine {} is not a cosine: between -1 and 1",
-        args.min_cosine
-    );
-    expect_bundle(&args.bundle)?;
-    let goldens = read_goldens(&args.golden)?;
-    let recorder = Recorder::new(&args.journal, "validate");
-    let chain = args.verify.open(&args.bundle, ui)?;
-    for NamedGolden { path, golden } in &goldens {
-        golden_gate::fits(golden, &chain).map_err(|what| anemoe_convert::Error::invalid(path, what))?;
-    }
-    let core_ml = args.runner.core_ml(&args.bundle, &chain, false)?;
-    let on_device = core_ml.map(|core_ml| Model::open(&args.bundle, &core_ml)).transpose()?;
-    let mut gates = Vec::new();
-    for NamedGolden { path, golden } in &goldens {
-        let gate = match &on_device {
-            Some(model) => golden_gate::gate_on_device(model, golden, args.min_cosine)?,
-            None => golden_gate::gate(&args.bundle, golden, args.min_cosine)?,
-        };
-        gates.push(NamedGate { golden: path.clone(), gate });
-    }
-    let [NamedGate { gate, golden: first }, others @ ..] = gates.as_slice() else {
-        anyhow::bail!("--golden: no file is given");
-    };
-    let expected = &goldens[0].golden;
-    let probes = args.probes.map(|count| probe(&args, count, expected, ui)).transpose()?;
-    let fast = args.fast.then(|| {
-        let ids: Vec<u32> = expected.prompt_ids.iter().chain(&expected.decode_tokens).copied().collect();
-        let room = chain.model.max_context.min(ids.len());
-        int8_gate::compare(&args.bundle, &ids[..room], int8_gate::MIN_FAST_COSINE)
-    });
-    let fast = fast.transpose()?;
-    let pass = fast.as_ref().is_none_or(|f| f.pass)
-        && gates.iter().all(|g| g.gate.pass)
-        && probes.as_ref().is_none_or(|p| p.pass);
-    let mut facts = facts::validation(gate, Some(first.as_path()));
-    let mut document = serde_json::to_value(gate)?;
-    if !others.is_empty() {
-        document["pass"] = pass.into();
-        document["goldens"] = serde_json::to_value(&gates)?;
-        facts.insert("pass".into(), pass.into());
-        facts.insert("also".into(), facts::also(others));
-    }
-    if let Some(probes) = &probes {
-        document["pass"] = pass.into();
-        document["probes"] = serde_json::to_value(probes)?;
-        facts.insert("probes".into(), facts::probes(probes).into());
-    }
-    if let Some(fast) = &fast {
-        document["pass"] = pass.into();
-        document["fast"] = serde_json::to_value(fast)?;
-        facts.insert("fast".into(), facts::condense(fast).into());
-    }
-    recorder.gate(&args.bundle, pass, facts);
-    ui.document(&document)?;
-    for named in &gates {
-        if !others.is_empty() {
-            ui.line(format!("{}:", named.golden.display()))?;
+impl Command for Args {
+    type Report = Validation;
+
+    fn run(self, ui: &Ui) -> anyhow::Result<Validation> {
+        anyhow::ensure!(
+            (-1.0..=1.0).contains(&self.min_cosine),
+            "--min-cosine {} is not a cosine: between -1 and 1",
+            self.min_cosine
+        );
+        expect_bundle(&self.bundle)?;
+        let goldens = read_goldens(&self.golden)?;
+        let chain = self.verify.open(&self.bundle, ui)?;
+        for NamedGolden { path, golden } in &goldens {
+            golden_gate::fits(golden, &chain).map_err(|what| anemoe_convert::Error::invalid(path, what))?;
         }
-        print_golden(&named.gate, ui)?;
+        let core_ml = self.runner.core_ml(&self.bundle, &chain, false)?;
+        let on_device = core_ml.map(|core_ml| Model::open(&self.bundle, &core_ml)).transpose()?;
+        let mut gates = Vec::new();
+        for NamedGolden { path, golden } in &goldens {
+            let gate = match &on_device {
+                Some(model) => golden_gate::gate_on_device(model, golden, self.min_cosine)?,
+                None => golden_gate::gate(&self.bundle, golden, self.min_cosine)?,
+            };
+            gates.push(NamedGate { golden: path.clone(), gate });
+        }
+        let expected = &goldens.first().context("--golden: no file is given")?.golden;
+        let probes = self.probes.map(|count| probe(&self, count, expected, ui)).transpose()?;
+        let fast = self.fast.then(|| {
+            let ids: Vec<u32> = expected.prompt_ids.iter().chain(&expected.decode_tokens).copied().collect();
+            let room = chain.model.max_context.min(ids.len());
+            int8_gate::compare(&self.bundle, &ids[..room], int8_gate::MIN_FAST_COSINE)
+        });
+        let fast = fast.transpose()?;
+        let pass = fast.as_ref().is_none_or(|f| f.pass)
+            && gates.iter().all(|g| g.gate.pass)
+            && probes.as_ref().is_none_or(|p| p.pass);
+        let gate = GoldenGate { pass, ..gates[0].gate.clone() };
+        Ok(Validation { bundle: self.bundle, gate, goldens: gates, probes, fast })
     }
-    if !others.is_empty() {
-        let failed: Vec<String> =
-            gates.iter().filter(|g| !g.gate.pass).map(|g| g.golden.display().to_string()).collect();
-        ui.line(match failed.len() {
-            0 => format!("pass: all {} goldens", gates.len()),
-            n => format!("FAIL: {n} of {} goldens: {}", gates.len(), failed.join(", ")),
-        })?;
+
+    fn journal(&self) -> Option<&JournalArgs> {
+        Some(&self.journal)
     }
-    if let Some(probes) = &probes {
-        ui.line("")?;
-        print_probes(probes, ui)?;
+}
+
+/// Results of the gates that `validate` runs.
+#[derive(Serialize)]
+pub struct Validation {
+    #[serde(skip)]
+    bundle: PathBuf,
+    /// The golden gate with the first golden; `pass` is true if all gates pass.
+    #[serde(flatten)]
+    gate: GoldenGate,
+    /// The golden gate with each golden.
+    #[serde(skip_serializing_if = "is_single")]
+    pub goldens: Vec<NamedGate>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub probes: Option<ProbeReport>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    fast: Option<Int8Gate>,
+}
+
+fn is_single(goldens: &[NamedGate]) -> bool {
+    goldens.len() < 2
+}
+
+impl CommandReport for Validation {
+    fn print(&self, ui: &Ui) -> io::Result<()> {
+        let are_several = !is_single(&self.goldens);
+        for named in &self.goldens {
+            if are_several {
+                ui.line(format!("{}:", named.golden.display()))?;
+            }
+            print_golden(&named.gate, ui)?;
+        }
+        let failed: Vec<&NamedGate> = self.goldens.iter().filter(|g| !g.gate.pass).collect();
+        if are_several {
+            let names: Vec<String> = failed.iter().map(|g| g.golden.display().to_string()).collect();
+            ui.line(match failed.len() {
+                0 => format!("pass: all {} goldens", self.goldens.len()),
+                n => format!("FAIL: {n} of {} goldens: {}", self.goldens.len(), names.join(", ")),
+            })?;
+        }
+        if let Some(probes) = &self.probes {
+            ui.line("")?;
+            print_probes(probes, ui)?;
+        }
+        if let Some(fast) = &self.fast {
+            ui.line("")?;
+            print_fast(fast, ui)?;
+        }
+        failed.first().into_iter().try_for_each(|failed| {
+            ui.line(format!(
+                "next: anemoe trace {} --golden {} shows which layer loses how much",
+                quoted(&self.bundle),
+                quoted(&failed.golden)
+            ))
+        })
     }
-    if let Some(fast) = &fast {
-        ui.line("")?;
-        print_fast(fast, ui)?;
+
+    fn outcome(&self) -> Outcome {
+        Outcome::of(self.gate.pass)
     }
-    if let Some(failed) = gates.iter().find(|g| !g.gate.pass) {
-        ui.line(format!(
-            "next: anemoe trace {} --golden {} shows which layer loses how much",
-            quoted(&args.bundle),
-            quoted(&failed.golden)
-        ))?;
+
+    fn record(&self, recorder: &Recorder) {
+        let [first, others @ ..] = self.goldens.as_slice() else { return };
+        let mut facts = facts::validation(&first.gate, Some(&first.golden));
+        facts.insert("pass".into(), self.gate.pass.into());
+        if !others.is_empty() {
+            facts.insert("also".into(), facts::also(others));
+        }
+        facts.extend(self.probes.iter().map(|p| ("probes".into(), facts::probes(p).into())));
+        facts.extend(self.fast.iter().map(|f| ("fast".into(), facts::condense(f).into())));
+        recorder.gate(&self.bundle, self.gate.pass, facts);
     }
-    Ok(if pass { Outcome::Done } else { Outcome::GateFailed })
 }
 
 /// Compares shards of the bundle with their FP16 references on probes.

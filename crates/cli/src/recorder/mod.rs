@@ -4,15 +4,13 @@
 
 pub mod facts;
 
-use crate::experiment::{ExperimentPath, ExperimentRun};
 use crate::machine;
-use crate::standing;
 use anemoe_bundle::journal::{self, Event, JOURNAL_FILE, Prose, status};
 use anemoe_bundle::{CHAIN_FILE, file_sha256};
 use clap::parser::ValueSource;
 use clap::{ArgMatches, Command};
 use serde_json::{Map, Value};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
@@ -36,7 +34,7 @@ pub struct JournalArgs {
 }
 
 /// Arguments that do not change what is done: the bundle itself, and the display of results.
-const LEFT_OUT: &str = "json offline ops help version bundle path out intent note no_journal experiment";
+const LEFT_OUT: &str = "json offline ops help version bundle path out intent note no_journal";
 
 /// Command line with its defaults, one per process.
 static GIVEN: OnceLock<Given> = OnceLock::new();
@@ -44,47 +42,7 @@ static GIVEN: OnceLock<Given> = OnceLock::new();
 struct Given {
     command: String,
     options: Map<String, Value>,
-    /// The bundle that the command builds or reads.
-    bundle: Option<PathBuf>,
-    /// Files that the bundle is compared with.
-    goldens: Vec<PathBuf>,
-    no_journal: bool,
 }
-
-/// Arguments that name a bundle.
-const BUNDLES: [&str; 3] = ["out", "bundle", "path"];
-/// Commands that write into the journal of a bundle.
-const WRITERS: [&str; 6] = ["assemble", "bench", "build", "check", "trace", "validate"];
-
-/// Begins the command's run for an experiment: the named one, or that of the bundle. The experiment's book records the
-/// beginning.
-///
-/// # Errors
-/// There is no experiment of this name.
-pub fn experiment(named: Option<&Path>) -> anyhow::Result<Option<ExperimentRun>> {
-    let Some(given) = GIVEN.get().filter(|g| g.command != "journal") else { return Ok(None) };
-    let bundle = given.bundle.as_ref().filter(|_| WRITERS.contains(&given.command.as_str()));
-    let remembered = || {
-        let events = journal::read(bundle?).ok()?.events;
-        let path = events.iter().rev().find_map(|e| e.options.get("experiment")?.as_str());
-        // A book that was moved is no fault of the bundle.
-        ExperimentPath::open(Path::new(path?)).ok()
-    };
-    let at = match named {
-        Some(path) => Some(ExperimentPath::open(path)?),
-        None if given.no_journal => None,
-        None => remembered(),
-    };
-    Ok(at.map(|at| {
-        let _ = EXPERIMENT.set(at.book.join(&at.id).display().to_string());
-        let bundle = bundle.map(|b| std::path::absolute(b).unwrap_or_else(|_| b.clone()));
-        let goldens = standing::golden_facts(&given.goldens);
-        ExperimentRun::begin(at, &given.command, bundle, goldens, given.options.clone())
-    }))
-}
-
-/// Path of the experiment that the command runs for.
-static EXPERIMENT: OnceLock<String> = OnceLock::new();
 
 /// Keeps the options of the running command, for its events.
 pub fn remember(command: &Command, matches: &ArgMatches) {
@@ -111,12 +69,7 @@ pub fn remember(command: &Command, matches: &ArgMatches) {
         };
         options.insert(id.into(), value);
     }
-    let raw = |id: &str| given.try_get_raw(id).ok().flatten()?.next().map(PathBuf::from);
-    let bundle = BUNDLES.iter().find_map(|id| raw(id));
-    let no_journal = given.try_contains_id("no_journal").unwrap_or(false) && given.get_flag("no_journal");
-    let golden = given.try_get_raw("golden").ok().flatten();
-    let goldens = golden.into_iter().flatten().map(PathBuf::from).collect();
-    let _ = GIVEN.set(Given { command: name.into(), options, bundle, goldens, no_journal });
+    let _ = GIVEN.set(Given { command: name.into(), options });
 }
 
 /// Writes the events of one run of a command.
@@ -202,7 +155,6 @@ impl Recorder {
                 event.options.insert("command".into(), command.clone().into());
             }
         }
-        event.options.extend(EXPERIMENT.get().map(|path| ("experiment".to_string(), path.clone().into())));
         if event.of.is_none() {
             event.prose =
                 Prose { intent: self.args.intent.clone(), note: self.args.note.clone(), ..Prose::default() };

@@ -8,16 +8,11 @@ use anemoe_gates::gated::{GateStage, GatedReport, LayerGates};
 use anemoe_gates::layer_sample::LayerSample;
 use anemoe_gates::probe::{DecidingRule, ProbeReport, ShardProbes};
 use anemoe_gates::residency::Report;
+use std::io;
 use std::path::Path;
 
 /// Prints the gates and the build.
-pub fn print(
-    report: &GatedReport,
-    out: &Path,
-    golden: Option<&Path>,
-    all: usize,
-    ui: &Ui,
-) -> anyhow::Result<()> {
+pub fn print(report: &GatedReport, out: &Path, golden: Option<&Path>, all: usize, ui: &Ui) -> io::Result<()> {
     let r = &report.representative;
     let verdict = |pass: bool| if pass { "pass" } else { "FAIL" };
     let placed = |found: &Report| {

@@ -15,7 +15,7 @@ pub fn print(report: &Report, ui: &Ui) -> std::io::Result<()> {
         let mut cells: Vec<String> = p.kind.iter().cloned().collect();
         cells.extend([p.functions.len().to_string(), p.weight_bytes.map(ui::bytes).unwrap_or_default()]);
         cells.extend(counts(&p.ops));
-        cells.extend([format!("{:.2}", p.probability), device_label(p, report.strict).into()]);
+        cells.push(device_label(p, report.strict).into());
         match known.get(&cells) {
             Some(&i) => rows[i].1 += 1,
             None => {
@@ -27,17 +27,7 @@ pub fn print(report: &Report, ui: &Ui) -> std::io::Result<()> {
     let kinds = report.packages.iter().any(|p| p.kind.is_some());
     let mut headings = vec!["package", "count"];
     headings.extend(kinds.then_some("kind"));
-    headings.extend([
-        "functions",
-        "weights",
-        "ANE",
-        "GPU",
-        "CPU",
-        "undecided",
-        "no device",
-        "probability",
-        "predicted",
-    ]);
+    headings.extend(["functions", "weights", "ANE", "GPU", "CPU", "undecided", "no device", "predicted"]);
     let mut table = Table::new(&headings);
     let shown: Vec<(&PackageReport, usize)> = rows.iter().map(|(p, n, _)| (*p, *n)).collect();
     for (p, n, cells) in rows {
@@ -203,7 +193,7 @@ fn print_reasons(report: &Report, ui: &Ui) -> std::io::Result<()> {
                 ui.line(format!("      change: {}", r.advice))?;
             }
             if !r.evidence.is_empty() {
-                ui.line(format!("      measured: {}", sources.notes(r.evidence)))?;
+                ui.line(format!("      measured: {}", sources.notes(&r.evidence)))?;
             }
         }
     }
@@ -284,7 +274,7 @@ fn severity(r: &Reason) -> &'static str {
 }
 
 fn evidence(e: &Evidence) -> String {
-    let place: Vec<&str> = [e.chip, e.os].into_iter().filter(|t| !t.is_empty()).collect();
+    let place: Vec<&str> = [e.chip.as_str(), &e.os].into_iter().filter(|t| !t.is_empty()).collect();
     let place = if place.is_empty() { String::new() } else { format!(" ({})", place.join(", ")) };
     format!("{:?}: {} [{}]{place}", e.strength, e.finding, e.source)
 }

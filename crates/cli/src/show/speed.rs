@@ -4,7 +4,6 @@ use crate::ui::{self, Table, Ui};
 use anemoe_gates::cost::chips::ChipProfile;
 use anemoe_gates::cost::forecast::{Forecast, Span};
 use anemoe_gates::cost::forms::{CostedForm, Recommendation};
-use anemoe_gates::cost::held_out::HeldOut;
 use serde::Serialize;
 
 /// A speed prediction as JSON.
@@ -103,9 +102,8 @@ fn print_pass(f: &Forecast, ui: &Ui) -> std::io::Result<()> {
         ui::bytes(f.bundle_bytes as u64),
         f.bottleneck.name()
     ))?;
-    let mut table = Table::new(&["kind", "calls", "bytes", "multiply-adds", "cache", "ms", "bound by"]);
-    for k in &f.kinds {
-        table.row(vec![
+    let rows = f.kinds.iter().map(|k| {
+        vec![
             k.kind.name().into(),
             format!("{:.1}", k.calls),
             ui::bytes(k.bytes as u64),
@@ -113,63 +111,37 @@ fn print_pass(f: &Forecast, ui: &Ui) -> std::io::Result<()> {
             ui::bytes(k.cache_bytes as u64),
             span(&k.ms),
             k.bottleneck.name().into(),
-        ]);
-    }
-    table.print(ui)
+        ]
+    });
+    let headings = ["kind", "calls", "bytes", "multiply-adds", "cache", "ms", "bound by"];
+    Table::new(&headings).with_rows(rows).print(ui)
 }
 
 /// Prints passes in contexts side by side, the whole context last.
 fn print_contexts(contexts: &[Forecast], whole: &Forecast, ui: &Ui) -> std::io::Result<()> {
-    let mut table = Table::new(&["positions", "cache", "ms", "tokens a second"]);
-    for f in contexts.iter().chain([whole]) {
+    let rows = contexts.iter().chain([whole]).map(|f| {
+        let positions = f.context.map_or("all".into(), |n| format!("up to {n}"));
         let cache: f64 = f.kinds.iter().map(|k| k.cache_bytes).sum();
-        table.row(vec![
-            f.context.map_or("all".into(), |n| format!("up to {n}")),
-            ui::bytes(cache as u64),
-            span(&f.ms),
-            span(&f.tok_s),
-        ]);
-    }
-    table.print(ui)
+        vec![positions, ui::bytes(cache as u64), span(&f.ms), span(&f.tok_s)]
+    });
+    Table::new(&["positions", "cache", "ms", "tokens a second"]).with_rows(rows).print(ui)
 }
 
 /// Prints forms side by side.
 fn print_forms(forms: &[CostedForm], ui: &Ui) -> std::io::Result<()> {
-    let mut table = Table::new(&["form", "calls", "read", "ms", "tokens a second", "bound by", "placement"]);
-    for f in forms {
+    let rows = forms.iter().map(|f| {
         let v = &f.verdicts;
         let read: f64 = f.forecast.kinds.iter().map(|k| k.bytes).sum();
-        let name = f.name.clone();
-        table.row(vec![
-            name,
+        vec![
+            f.name.clone(),
             format!("{:.1}", f.forecast.calls),
             ui::bytes(read as u64),
             span(&f.forecast.ms),
             span(&f.forecast.tok_s),
             f.forecast.bottleneck.name().into(),
             format!("{} ane, {} unknown, {} not_ane", v.ane, v.unknown, v.not_ane),
-        ]);
-    }
-    table.print(ui)
-}
-
-/// Prints the fit, and rows that the fit never saw.
-pub fn print_held_out(report: &HeldOut, ui: &Ui) -> std::io::Result<()> {
-    let fit = &report.fit;
-    ui.line(format!(
-        "fitted to Phi-4-mini: {:.1} ms and {:.2} ms for each package; {:.1} billion weights a second in layers, {:.1} in the head",
-        fit.offset_ms, fit.package_ms, fit.rate_gw_s, fit.head_rate_gw_s
-    ))?;
-    let mut table = Table::new(&["published", "", "measured", "predicted", "range", "error"]);
-    for r in &report.rows {
-        table.row(vec![
-            r.what.clone(),
-            if r.fitted { "fitted" } else { "held out" }.into(),
-            format!("{:.2} {}", r.measured, r.unit),
-            format!("{:.2}", r.predicted),
-            format!("{:.2} to {:.2}", r.low, r.high),
-            format!("{:+.1} %", 100.0 * r.error),
-        ]);
-    }
-    table.print(ui)
+        ]
+    });
+    let headings = ["form", "calls", "read", "ms", "tokens a second", "bound by", "placement"];
+    Table::new(&headings).with_rows(rows).print(ui)
 }

@@ -187,17 +187,9 @@ fn evidence_decides_plans_and_packages_and_is_added_once() {
     assert!(calibrated["profile"]["call_ms"]["source"].as_str().unwrap().contains(report));
     let elsewhere = json(0, &["predict-speed", b, "--chip", "m1", "--evidence", e]);
     assert_eq!(elsewhere["profile"]["chip"], "m1");
-    let journal = json(0, &["journal", e]);
-    assert_eq!(
-        (&journal["entries"][0]["id"], &journal["entries"][0]["experiment"]["state"]),
-        (&imported["report"], &Value::from("passed"))
-    );
     let contents = crate::common::contents(&evidence);
     let again = json(0, &["import-report", text(&zip), "--evidence", e]);
-    assert!(
-        again["already"] == true && again["added"] == value!({"rows": 0, "events": 0, "chip": false}),
-        "{again:#}"
-    );
+    assert!(again["already"] == true && again["added"] == value!({"rows": 0, "chip": false}), "{again:#}");
     assert_eq!(contents, crate::common::contents(&evidence));
     // Packed in another way, it is the same report.
     let stored = made.dir.path().join("stored.zip");
@@ -215,9 +207,6 @@ fn evidence_decides_plans_and_packages_and_is_added_once() {
     }
     fs::write(&stored, other.finish().unwrap().into_inner()).unwrap();
     assert_eq!(json(0, &["import-report", text(&stored), "--evidence", e])["already"], true);
-    // An import that was cut off after its folder is completed.
-    fs::remove_file(evidence.join("book.jsonl")).unwrap();
-    assert!(json(0, &["import-report", text(&zip), "--evidence", e])["added"]["events"].as_u64() > Some(5));
 }
 
 #[test]
@@ -381,7 +370,7 @@ fn documents_that_are_missing_or_lie_are_named() {
     m.refuse_changed("packages.json", |v| v[0]["cells"]["label"] = "ANE_ALL".into(), &["label"]);
     m.refuse_changed("packages.json", |v| v[0]["cells"]["program"] = "00".into(), &["digest"]);
     m.refuse_changed("packages.json", |v| v[0]["cells"]["graph"] = "castle".into(), &["castle"]);
-    m.refuse_changed("packages.json", |v| v[0]["cells"]["features"] = "work=1e300".into(), &["1e300"]);
+    m.refuse_changed("packages.json", |v| v[0]["cells"]["depth"] = "1e300".into(), &["1e300"]);
     m.refuse_changed("plan.json", |v| v["chip"] = "Apple M1".into(), &["Apple M1"]);
     m.refuse_changed("plan.json", |v| v["format"] = 7.into(), &["format 7"]);
     m.refuse_changed("plan.json", |v| v["plans"][0]["package"] = "L77".into(), &["L77"]);
@@ -409,13 +398,7 @@ fn evidence_goes_into_a_folder_of_its_own() {
     let file = made.dir.path().join("file");
     fs::write(&file, "x").unwrap();
     refused(&["import-report", text(&zip), "--evidence", text(&file)], &["file"]);
-    // A damaged book is found before anything is written.
-    fs::create_dir(made.evidence()).unwrap();
-    fs::write(made.evidence().join("book.jsonl"), "nonsense\n").unwrap();
-    refused(&["import-report", text(&zip), "--evidence", text(&made.evidence())], &["book.jsonl", "line 1"]);
-    assert_eq!(fs::read_dir(made.evidence()).unwrap().count(), 1);
     // Evidence that is damaged later is named.
-    fs::remove_file(made.evidence().join("book.jsonl")).unwrap();
     let imported = json(0, &["import-report", text(&zip), "--evidence", text(&made.evidence())]);
     let table = made.evidence().join(imported["report"].as_str().unwrap()).join("outcomes.tsv");
     fs::write(&table, "id\tgraph\n").unwrap();

@@ -10,7 +10,6 @@ mod hub_server;
 mod apis;
 mod bad_input;
 mod bench;
-mod book;
 mod chat;
 mod check;
 mod coreml;

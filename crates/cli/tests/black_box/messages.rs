@@ -215,7 +215,6 @@ fn mistyped_names_are_answered_with_near_ones() {
     );
     refused(&["quantize", &weights], &["did you mean `model.layers.0.self_attn.q_proj.weight`?"]);
     refused(&["check", "x", "--chip", "m9"], &["m9", "m1, m2, m3, m4, m5", "a19"]);
-    refused(&["check", "x", "--system", "tiger"], &["tiger", "such as 15 or 26"]);
 }
 
 /// Checks paths whose names are not UTF-8.

@@ -4,7 +4,7 @@ use crate::common::{build, finish, fixture};
 use serde_json::Value;
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
 
 /// Makes a name that is not UTF-8.
@@ -84,18 +84,6 @@ fn every_command_takes_such_paths_and_prints_a_whole_document() {
     place.json(0, &["pull".as_ref(), "store".as_ref(), &out, "--name".as_ref(), "x".as_ref()]);
     std::fs::remove_dir_all(place.path.join(&out)).unwrap();
     place.json(0, &["man".as_ref(), "--out".as_ref(), &out]);
-    let experiment = |id: &str| Path::new(&odd("book")).join(id);
-    for id in ["one", "two"] {
-        let at = experiment(id);
-        let mut args = words("journal new --intent why --link");
-        args.extend([bundle.as_os_str(), at.as_os_str()]);
-        place.json(0, &args);
-    }
-    let at = experiment("one");
-    let mut args = words("generate --prompt-ids 2,5 --max-new 2 --experiment");
-    args.extend([at.as_os_str(), bundle.as_os_str()]);
-    place.json(0, &args);
-    place.json(0, &["journal".as_ref(), &odd("book")]);
     place.json(2, &["import-report".as_ref(), &odd("none.zip"), "--evidence".as_ref(), &odd("e")]);
     let recipe = place.path.join(odd("r.toml"));
     let text = format!(

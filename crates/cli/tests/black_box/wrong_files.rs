@@ -58,7 +58,6 @@ fn inputs_that_are_no_regular_files_are_refused_at_once() {
     let prompt: &[&str] = &["generate", &bundle_arg, "--prompt", "a", "--max-new", "1"];
     let report: &[&str] = &["check", &bundle_arg, "--report", &at("r.json"), "--no-journal"];
     let outcomes: &[&str] = &["check", "--outcomes", &at("o.tsv")];
-    let against: &[&str] = &["bench", &bundle_arg, "--against", &at("a.json"), "--no-journal"];
     let quantize: &[&str] = &["quantize", &at("w.npy")];
     let journal: &[&str] = &["journal", &bundle_arg];
     let cases: &[(&str, &[&str])] = &[
@@ -78,7 +77,6 @@ fn inputs_that_are_no_regular_files_are_refused_at_once() {
         ("b.anemoe/tokenizer.json", prompt),
         ("r.json", report),
         ("o.tsv", outcomes),
-        ("a.json", against),
         ("w.npy", quantize),
     ];
     for (file, args) in cases {

@@ -19,6 +19,7 @@ mod bundle_layout;
 mod differences;
 mod interrupt;
 mod record;
+mod share;
 mod space;
 mod weight_errors;
 mod work_dir;
@@ -27,6 +28,7 @@ pub use bundle_files::{BundleFiles, PartFiles, bundle_files, plan_file, shard_fi
 pub use bundle_layout::{PLAN_FILE, WORK_DIR, bundle_names, check as check_layout};
 pub use interrupt::{check as check_interrupted, request as interrupt};
 pub use record::{BuildPart, CheckpointOrigin, Quality};
+pub use share::Share;
 pub use space::{Needs, check_room, check_scratch, default_jobs, free_space, jobs_within};
 pub use weight_errors::{FAR, WeightFault};
 

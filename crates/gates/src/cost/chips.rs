@@ -182,27 +182,27 @@ impl ChipProfile {
     /// Joins profiles of one chip: means of the likely values, and ranges that hold all ranges. Returns `None`
     /// without profiles.
     pub fn joined(profiles: &[ChipProfile]) -> Option<ChipProfile> {
-        let mut joined = profiles.first()?.clone();
-        let n = profiles.len() as f64;
         let join = |of: fn(&ChipProfile) -> &ChipFigure| {
             let all = || profiles.iter().map(of);
             let mut sources: Vec<&str> = all().map(|f| f.source.as_str()).collect();
             sources.dedup();
             ChipFigure {
                 low: all().map(|f| f.low).fold(f64::INFINITY, f64::min),
-                likely: all().map(|f| f.likely).sum::<f64>() / n,
+                likely: all().map(|f| f.likely).sum::<f64>() / profiles.len() as f64,
                 high: all().map(|f| f.high).fold(0.0, f64::max),
                 source: sources.join("; "),
             }
         };
-        joined.bandwidth_gb_s = join(|p| &p.bandwidth_gb_s);
-        joined.call_ms = join(|p| &p.call_ms);
-        joined.peak_tmac_s = join(|p| &p.peak_tmac_s);
-        joined.rate_gw_s = join(|p| &p.rate_gw_s);
-        joined.head_rate_gw_s = join(|p| &p.head_rate_gw_s);
-        joined.unhidden = join(|p| &p.unhidden);
-        joined.storage_gb_s = join(|p| &p.storage_gb_s);
-        Some(joined)
+        Some(ChipProfile {
+            chip: profiles.first()?.chip.clone(),
+            bandwidth_gb_s: join(|p| &p.bandwidth_gb_s),
+            call_ms: join(|p| &p.call_ms),
+            peak_tmac_s: join(|p| &p.peak_tmac_s),
+            rate_gw_s: join(|p| &p.rate_gw_s),
+            head_rate_gw_s: join(|p| &p.head_rate_gw_s),
+            unhidden: join(|p| &p.unhidden),
+            storage_gb_s: join(|p| &p.storage_gb_s),
+        })
     }
 
     /// Returns the name of the chip without the suffix [`CALIBRATED`].

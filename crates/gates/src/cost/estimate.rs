@@ -1,4 +1,4 @@
-//! Estimates times of calls from their work.
+//! Estimates the time of a call from its work.
 //!
 //! ```text
 //! t_call = call + max(read, decode, arithmetic) + unhidden * min(read, decode) + cache / BW
@@ -41,58 +41,29 @@ impl Bottleneck {
     }
 }
 
-/// Parts of a call's time, in milliseconds.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
-pub struct CallTime {
-    /// Fixed cost of the call.
-    pub call: f64,
-    /// Time of reading weights.
-    pub read: f64,
-    /// Time of decoding weights.
-    pub decode: f64,
-    /// Time of multiply-adds.
-    pub arithmetic: f64,
-    /// Part of the shorter one of reading and decoding that the longer one does not hide.
-    pub unhidden: f64,
-    /// Time of reading and writing the cache.
-    pub cache: f64,
-}
-
-impl CallTime {
-    /// Computes the time of a call on a chip.
-    pub fn of(work: &CallWork, chip: &ChipProfile, case: SpeedCase) -> CallTime {
-        // 10^9 per second are 10^6 per millisecond.
-        let per_ms = |amount: f64, billions: f64| amount / (billions * 1e6);
-        let bandwidth = chip.bandwidth_gb_s.speed(case);
-        let read = per_ms(work.bytes, bandwidth);
-        // In a large product, reading and decoding were measured as one rate.
-        let rate = if work.one_product { &chip.head_rate_gw_s } else { &chip.rate_gw_s };
-        let decode = per_ms(work.weights, rate.speed(case));
-        let unhidden = if work.one_product { 0.0 } else { chip.unhidden.loss(case) * read.min(decode) };
-        CallTime {
-            call: chip.call_ms.loss(case),
-            read,
-            decode,
-            arithmetic: per_ms(work.multiply_adds, 1e3 * chip.peak_tmac_s.speed(case)),
-            unhidden,
-            cache: per_ms(work.cache_bytes, bandwidth),
-        }
-    }
-
-    /// Returns the milliseconds of the call.
-    pub fn total(&self) -> f64 {
-        self.call + self.read.max(self.decode).max(self.arithmetic) + self.unhidden + self.cache
-    }
-
-    /// Returns the part that takes most of the time.
-    pub fn bottleneck(&self) -> Bottleneck {
-        let parts = [
-            (self.call, Bottleneck::Call),
-            (self.read, Bottleneck::Bandwidth),
-            (self.decode, Bottleneck::Weights),
-            (self.arithmetic, Bottleneck::Arithmetic),
-            (self.cache, Bottleneck::Cache),
-        ];
-        parts.into_iter().max_by(|a, b| a.0.total_cmp(&b.0)).map_or(Bottleneck::Call, |p| p.1)
-    }
+/// Computes the milliseconds of a call on a chip, and the part that takes most of them.
+pub fn call_ms(work: &CallWork, chip: &ChipProfile, case: SpeedCase) -> (f64, Bottleneck) {
+    // 10^9 per second are 10^6 per millisecond.
+    let per_ms = |amount: f64, billions: f64| amount / (billions * 1e6);
+    let bandwidth = chip.bandwidth_gb_s.speed(case);
+    // In a large product, reading and decoding were measured as one rate.
+    let (rate, unhidden) = match work.one_product {
+        true => (&chip.head_rate_gw_s, 0.0),
+        false => (&chip.rate_gw_s, chip.unhidden.loss(case)),
+    };
+    let call = chip.call_ms.loss(case);
+    let read = per_ms(work.bytes, bandwidth);
+    let decode = per_ms(work.weights, rate.speed(case));
+    let arithmetic = per_ms(work.multiply_adds, 1e3 * chip.peak_tmac_s.speed(case));
+    let cache = per_ms(work.cache_bytes, bandwidth);
+    let parts = [
+        (call, Bottleneck::Call),
+        (read, Bottleneck::Bandwidth),
+        (decode, Bottleneck::Weights),
+        (arithmetic, Bottleneck::Arithmetic),
+        (cache, Bottleneck::Cache),
+    ];
+    let longest =
+        parts.into_iter().max_by(|a, b| a.0.total_cmp(&b.0)).map_or(Bottleneck::Call, |part| part.1);
+    (call + read.max(decode).max(arithmetic) + unhidden * read.min(decode) + cache, longest)
 }

@@ -1,12 +1,15 @@
 //! Forecasts a pass of a model on a chip: the functions that the pass calls, how often, and their time.
 
 use super::chips::{ChipProfile, SpeedCase};
-use super::estimate::{Bottleneck, CallTime};
+use super::estimate::{Bottleneck, call_ms};
 use super::work::CallWork;
-use crate::residency::rule::PackageFacts;
+use crate::program_facts::PackageFacts;
+use crate::program_facts::facts;
 use anemoe_bundle::{Chain, Run, Shard, ShardFunction, ShardKind, Step};
+use anemoe_mlpackage::package::Package;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::sync::Arc;
 
 /// Package with the facts of its functions.
@@ -37,6 +40,18 @@ impl Costed {
     }
 }
 
+/// Opens the packages of a bundle, and counts the facts of their functions.
+///
+/// # Errors
+/// A package is missing or invalid.
+pub fn open_packages(bundle: &Path, chain: &Chain) -> crate::Result<Vec<Costed>> {
+    let open = |shard: &Shard| {
+        let package = Package::open(&bundle.join(&shard.file))?;
+        Ok(Costed::of_package(shard, facts(package.model())))
+    };
+    chain.shards.iter().map(open).collect()
+}
+
 /// Range of a time in milliseconds, or of another figure.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Span {
@@ -51,6 +66,10 @@ pub struct Span {
 impl Span {
     fn of(value: impl Fn(SpeedCase) -> f64) -> Span {
         Span { low: value(SpeedCase::Fast), likely: value(SpeedCase::Likely), high: value(SpeedCase::Slow) }
+    }
+
+    fn plus(&self, other: &Span) -> Span {
+        Span { low: self.low + other.low, likely: self.likely + other.likely, high: self.high + other.high }
     }
 
     /// Converts a time into a speed: `1000 * amount / ms`, in units of `amount` per second.
@@ -79,6 +98,14 @@ pub struct KindForecast {
     pub ms: Span,
     /// Part that takes most of the time.
     pub bottleneck: Bottleneck,
+}
+
+impl KindForecast {
+    fn empty(kind: ShardKind) -> KindForecast {
+        let (ms, bottleneck) = (Span::default(), Bottleneck::Call);
+        let [calls, bytes, weights, multiply_adds, cache_bytes] = [0.0; 5];
+        KindForecast { kind, calls, bytes, weights, multiply_adds, cache_bytes, ms, bottleneck }
+    }
 }
 
 /// Forecast of a pass on a chip.
@@ -119,28 +146,23 @@ pub struct TokenCalls {
 impl TokenCalls {
     /// Counts the calls of a chain.
     pub fn of(chain: &Chain) -> TokenCalls {
-        let mut found = TokenCalls::default();
-        let (mut packs, mut chosen) = (0usize, 0usize);
-        let is_run = |step: &&Step| matches!(step, Step::Run(_));
-        let head = chain.head.iter().filter(is_run).count();
+        let head = chain.head.iter().filter(|step| matches!(step, Step::Run(_))).count();
         let all = calls(chain, 1);
-        let body = all.len() - head;
-        for (_, often) in &all[..body] {
-            found.layers += often;
-        }
+        let layers = all[..all.len() - head].iter().map(|(_, often)| often).sum();
+        let mut layers_at_most = 0.0;
+        let (mut packs, mut chosen) = (0usize, 0usize);
         for step in &chain.steps {
             match step {
                 Step::Route { top_k, .. } => (packs, chosen) = (0, *top_k),
                 Step::Run(run) if run.when.is_some() && packs >= chosen => {}
                 Step::Run(run) => {
                     packs += usize::from(run.when.is_some());
-                    found.layers_at_most += 1.0;
+                    layers_at_most += 1.0;
                 }
                 _ => {}
             }
         }
-        found.head = head;
-        found
+        TokenCalls { layers, layers_at_most, head }
     }
 }
 
@@ -202,101 +224,82 @@ impl PassSize {
 }
 
 /// Finds the function for a pass among packages with the same function for several token counts. Returns its package,
-/// its name, the tokens of a call and the number of calls.
+/// its name and the number of calls.
 fn function_for<'a>(
     packages: &[&'a Costed],
     run: &Run,
     pass: PassSize,
-) -> Option<(&'a Costed, &'a str, usize, f64)> {
-    let tokens = pass.tokens;
+) -> Option<(&'a Costed, &'a str, f64)> {
     let of_unit = || {
         packages.iter().flat_map(|p| p.functions.iter().filter(|f| f.unit == run.unit).map(move |f| (*p, f)))
     };
     let holds = |context: &usize| pass.context.is_some_and(|positions| positions <= *context);
     let context = of_unit().filter_map(|(_, f)| f.context.filter(holds)).min();
     let own = || of_unit().filter(|(_, f)| f.context == context);
-    let fits = own().filter(|(_, f)| f.tokens.max >= tokens).min_by_key(|(_, f)| f.tokens.max);
+    let fits = own().filter(|(_, f)| f.tokens.max >= pass.tokens).min_by_key(|(_, f)| f.tokens.max);
     let (package, f) = fits.or_else(|| own().max_by_key(|(_, f)| f.tokens.max))?;
-    let takes = if f.tokens.min < f.tokens.max { tokens.min(f.tokens.max) } else { f.tokens.max };
-    Some((package, &f.name, takes, (tokens as f64 / f.tokens.max as f64).max(1.0).ceil()))
+    Some((package, &f.name, (pass.tokens as f64 / f.tokens.max as f64).max(1.0).ceil()))
 }
 
-/// Call of a pass with its work.
-struct PassCall {
-    kind: ShardKind,
-    often: f64,
-    work: CallWork,
-}
-
-fn planned(chain: &Chain, packages: &[Costed], pass: PassSize) -> Vec<PassCall> {
+/// Lists the calls of a pass: kind of the shard, expected number of calls, and work of a call.
+fn planned(chain: &Chain, packages: &[Costed], pass: PassSize) -> Vec<(ShardKind, f64, CallWork)> {
     let by_name: BTreeMap<&str, &Costed> = packages.iter().map(|p| (p.name.as_str(), p)).collect();
     let mut all = Vec::new();
     for (run, often) in calls(chain, pass.tokens) {
         let own: Vec<&Costed> = run.shards().filter_map(|name| by_name.get(name).copied()).collect();
-        let Some((package, name, takes, times)) = function_for(&own, run, pass) else { continue };
+        let Some((package, name, times)) = function_for(&own, run, pass) else { continue };
         // Shards of one type share a program, whose functions may be named after another shard's experts. The order
         // by name is the same.
         let mut names: Vec<&str> = package.functions.iter().map(|f| f.name.as_str()).collect();
         names.sort_unstable();
         let at = names.iter().position(|n| *n == name);
         let Some(graph) = at.and_then(|i| package.facts.graphs.get(i)) else { continue };
-        let work = CallWork::of(graph, takes, run.kept.keys());
-        all.push(PassCall { kind: package.kind, often: often * times, work });
+        all.push((package.kind, often * times, CallWork::of(graph, run.kept.keys())));
     }
     all
 }
 
+/// Returns the bottleneck of the calls that take most of the time.
+fn longest(ms: &BTreeMap<Bottleneck, f64>) -> Bottleneck {
+    ms.iter().max_by(|a, b| a.1.total_cmp(b.1)).map_or(Bottleneck::Call, |(bottleneck, _)| *bottleneck)
+}
+
 /// Forecasts a pass of a chain on a chip.
 pub fn forecast(chain: &Chain, packages: &[Costed], chip: &ChipProfile, pass: PassSize) -> Forecast {
-    let planned = planned(chain, packages, pass);
     let mut kinds: Vec<KindForecast> = Vec::new();
-    let mut bottlenecks: BTreeMap<(usize, Bottleneck), f64> = BTreeMap::new();
-    for p in &planned {
-        let time = |case| p.often * CallTime::of(&p.work, chip, case).total();
-        let ms = Span::of(time);
-        let at = kinds.iter().position(|k| k.kind == p.kind).unwrap_or_else(|| {
-            kinds.push(KindForecast {
-                kind: p.kind,
-                calls: 0.0,
-                bytes: 0.0,
-                weights: 0.0,
-                multiply_adds: 0.0,
-                cache_bytes: 0.0,
-                ms: Span::default(),
-                bottleneck: Bottleneck::Call,
-            });
+    // Milliseconds by bottleneck, of each kind and of the pass.
+    let mut of_kinds: BTreeMap<ShardKind, BTreeMap<Bottleneck, f64>> = BTreeMap::new();
+    let mut whole: BTreeMap<Bottleneck, f64> = BTreeMap::new();
+    for (kind, often, work) in planned(chain, packages, pass) {
+        let ms = Span::of(|case| often * call_ms(&work, chip, case).0);
+        let (_, bottleneck) = call_ms(&work, chip, SpeedCase::Likely);
+        let sums = of_kinds.entry(kind).or_default();
+        for sums in [&mut *sums, &mut whole] {
+            *sums.entry(bottleneck).or_default() += ms.likely;
+        }
+        let at = kinds.iter().position(|k| k.kind == kind).unwrap_or_else(|| {
+            kinds.push(KindForecast::empty(kind));
             kinds.len() - 1
         });
         let k = &mut kinds[at];
-        k.calls += p.often;
-        k.bytes += p.often * p.work.bytes;
-        k.weights += p.often * p.work.weights;
-        k.multiply_adds += p.often * p.work.multiply_adds;
-        k.cache_bytes += p.often * p.work.cache_bytes;
-        k.ms = Span { low: k.ms.low + ms.low, likely: k.ms.likely + ms.likely, high: k.ms.high + ms.high };
-        *bottlenecks.entry((at, CallTime::of(&p.work, chip, SpeedCase::Likely).bottleneck())).or_default() +=
-            ms.likely;
+        k.calls += often;
+        k.bytes += often * work.bytes;
+        k.weights += often * work.weights;
+        k.multiply_adds += often * work.multiply_adds;
+        k.cache_bytes += often * work.cache_bytes;
+        k.ms = k.ms.plus(&ms);
+        k.bottleneck = longest(sums);
     }
-    let mut whole: BTreeMap<Bottleneck, f64> = BTreeMap::new();
-    for (i, k) in kinds.iter_mut().enumerate() {
-        let own = bottlenecks.iter().filter(|((at, _), _)| *at == i);
-        for ((_, b), ms) in own.clone() {
-            *whole.entry(*b).or_default() += ms;
-        }
-        let most = own.max_by(|a, b| a.1.total_cmp(b.1));
-        k.bottleneck = most.map_or(Bottleneck::Call, |((_, b), _)| *b);
-    }
-    let sum = |of: fn(&KindForecast) -> f64| kinds.iter().map(of).sum::<f64>();
-    let ms = Span { low: sum(|k| k.ms.low), likely: sum(|k| k.ms.likely), high: sum(|k| k.ms.high) };
+    let ms = kinds.iter().fold(Span::default(), |sum, k| sum.plus(&k.ms));
     Forecast {
         chip: chip.chip.clone(),
         tokens: pass.tokens,
         context: pass.context,
-        calls: sum(|k| k.calls),
+        calls: kinds.iter().map(|k| k.calls).sum(),
         ms,
         tok_s: ms.per_second(pass.tokens as f64),
         bundle_bytes: packages.iter().filter_map(|p| p.weight_bytes).map(|b| b as f64).sum(),
-        bottleneck: whole.into_iter().max_by(|a, b| a.1.total_cmp(&b.1)).map_or(Bottleneck::Call, |b| b.0),
+        bottleneck: longest(&whole),
         kinds,
     }
 }
@@ -308,14 +311,12 @@ pub fn with_memory(mut forecast: Forecast, chip: &ChipProfile, memory: f64) -> F
         return forecast;
     }
     let read: f64 = forecast.kinds.iter().map(|k| k.bytes).sum();
-    let ms = |case| read / (chip.storage_gb_s.speed(case) * 1e6);
-    let extra = Span::of(ms);
-    let now = forecast.ms;
-    let ms =
-        Span { low: now.low + extra.low, likely: now.likely + extra.likely, high: now.high + extra.high };
-    forecast.bottleneck = if extra.likely > now.likely { Bottleneck::Storage } else { forecast.bottleneck };
-    forecast.tok_s = ms.per_second(forecast.tokens as f64);
-    forecast.ms = ms;
+    let extra = Span::of(|case| read / (chip.storage_gb_s.speed(case) * 1e6));
+    if extra.likely > forecast.ms.likely {
+        forecast.bottleneck = Bottleneck::Storage;
+    }
+    forecast.ms = forecast.ms.plus(&extra);
+    forecast.tok_s = forecast.ms.per_second(forecast.tokens as f64);
     forecast
 }
 

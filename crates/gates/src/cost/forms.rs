@@ -1,10 +1,13 @@
 //! Compares one checkpoint in several forms.
 
 use super::chips::ChipProfile;
-use super::forecast::{Costed, Forecast, PassSize, forecast, with_memory};
+use super::forecast::{Costed, Forecast, PassSize, Span, forecast, with_memory};
+use crate::program_facts::{PackageFacts, PlannedPrograms};
 use crate::residency::imported::ImportedEvidence;
-use crate::residency::rule::{Conditions, PackageFacts, Verdict};
-use crate::residency::{self, CheckOptions, PlannedPrograms, Verdicts};
+use crate::residency::rule::{Conditions, Verdict};
+use crate::residency::verdict::PackageReport;
+use crate::residency::{self, CheckOptions, Verdicts};
+use anemoe_bundle::Chain;
 use anemoe_convert::form::{CacheForm, HistoryForm, LAYERS_PER_SHARD, ShardForm};
 use anemoe_convert::form_ladder::{EXPERTS_PER_SHARD, LadderModel, Rung, ladder};
 use anemoe_convert::models::Family;
@@ -39,6 +42,47 @@ impl CostedForm {
     /// Tells whether every package is predicted on the ANE, but for packages that are too small to matter.
     fn resident(&self) -> bool {
         self.verdicts.not_ane == 0 && self.verdicts.unknown == 0
+    }
+}
+
+/// Speed of a form on several chips.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct FormSpeed {
+    /// Options of `build` that differ from those of the first form.
+    pub name: String,
+    /// Expected number of calls of a pass.
+    pub calls: f64,
+    /// Tokens per second on each chip.
+    pub tok_s: Vec<Span>,
+    /// Number of packages per predicted placement, without those that are too small to matter.
+    pub verdicts: Verdicts,
+}
+
+impl FormSpeed {
+    /// Predicts the speed of the packages of a bundle.
+    pub fn as_built(
+        chain: &Chain,
+        packages: &[Costed],
+        chips: &[ChipProfile],
+        verdicts: Verdicts,
+    ) -> FormSpeed {
+        let passes: Vec<Forecast> =
+            chips.iter().map(|chip| forecast(chain, packages, chip, PassSize::of(1))).collect();
+        let calls = passes.first().map_or(0.0, |pass| pass.calls);
+        FormSpeed {
+            name: "as built".into(),
+            calls,
+            tok_s: passes.iter().map(|f| f.tok_s).collect(),
+            verdicts,
+        }
+    }
+}
+
+impl From<CostedForm> for FormSpeed {
+    fn from(form: CostedForm) -> FormSpeed {
+        let passes = std::iter::once(&form.forecast).chain(&form.further);
+        let tok_s = passes.map(|f| f.tok_s).collect();
+        FormSpeed { calls: form.forecast.calls, tok_s, name: form.name, verdicts: form.verdicts }
     }
 }
 
@@ -78,20 +122,22 @@ pub struct Setting<'a> {
 }
 
 impl Setting<'_> {
-    fn form(&self, family: &dyn Family, name: &str, options: &PlanOptions) -> Option<CostedForm> {
-        // An option that the model does not have gives no form.
-        let plan = family.plan(options).ok()?;
+    /// Costs a form. Returns `None` for a form that the model does not have.
+    fn form(&self, family: &dyn Family, asked: &PlanOptions, form: &PlanOptions) -> Option<CostedForm> {
+        let plan = family.plan(form).ok()?;
         let programs = PlannedPrograms::lower(family, &plan).ok()?;
         let packages = packages(&plan, &programs);
         let (conditions, evidence) = (self.conditions, self.evidence.clone());
         let check = CheckOptions { conditions, evidence, ..CheckOptions::default() };
+        let report = residency::programs(&plan, &programs, &check);
         // A package that is too small to matter does not count against a form.
-        let verdicts =
-            residency::count_verdicts(&programs, &check, |p| !(p.too_small && p.verdict == Verdict::NotAne));
+        let counts = |p: &&PackageReport| !(p.too_small && p.verdict == Verdict::NotAne);
+        let mut verdicts = Verdicts::default();
+        report.packages.iter().filter(counts).for_each(|p| verdicts.add(p.verdict));
         let pass =
             |chip| with_memory(forecast(&plan.chain, &packages, chip, PassSize::of(1)), chip, self.memory);
         Some(CostedForm {
-            name: name.into(),
+            name: name_of(asked, form),
             forecast: pass(self.chip),
             further: self.further.iter().map(pass).collect(),
             verdicts,
@@ -110,24 +156,27 @@ const LAYERS: [usize; 4] = [1, 2, 4, 8];
 const CONTEXTS: [usize; 3] = [512, 2048, 8192];
 /// Compression kinds that are tried.
 const PROBED_KINDS: [&str; 3] = ["lut4", "int8-tensor", "fp16"];
-
 /// Name of the form without any option, where another form was asked for.
 const DEFAULT_FORM: &str = "default form";
-
-/// Name and options of a form to cost.
-type FormCandidate = (String, PlanOptions);
 
 /// Lists the forms that `plan` recommends from: the plan as asked for, other numbers of experts per call, the ladder
 /// of forms, several layers per package, and useful combinations.
 pub fn buildable(family: &dyn Family, options: &PlanOptions, setting: &Setting<'_>) -> Vec<CostedForm> {
-    let mut candidates = packings(options);
+    let mut candidates = vec![options.clone()];
+    candidates.extend(EXPERTS.map(|n| with_experts(options, n)));
     // A file of forms states the form of every kind of shard.
     if options.forms.is_empty() {
         candidates.extend(rungs(family, options));
         candidates.extend(combinations(family, options));
     }
-    let costed = |(name, changed): &FormCandidate| setting.form(family, name, changed);
-    let costed: Vec<Option<CostedForm>> = candidates.par_iter().map(costed).collect();
+    let mut distinct: Vec<PlanOptions> = Vec::new();
+    for candidate in candidates {
+        if !distinct.contains(&candidate) {
+            distinct.push(candidate);
+        }
+    }
+    let costed: Vec<Option<CostedForm>> =
+        distinct.par_iter().map(|changed| setting.form(family, options, changed)).collect();
     let mut forms: Vec<CostedForm> = Vec::new();
     for form in costed.into_iter().flatten() {
         // Where the host chooses experts, more layers per package give the plan of 2 layers. More experts per call
@@ -142,48 +191,54 @@ pub fn buildable(family: &dyn Family, options: &PlanOptions, setting: &Setting<'
     forms
 }
 
-/// Lists the plan as asked for, and with other numbers of experts per call.
-fn packings(options: &PlanOptions) -> Vec<FormCandidate> {
-    let asked = |n| options.ffn_shards.is_none() && options.experts_per_shard == Some(n);
-    let others = EXPERTS.into_iter().filter(|&n| !asked(n));
-    let others = others.map(|n| (format!("{EXPERTS_PER_SHARD} {n}"), with_experts(options, n)));
-    std::iter::once(("as asked for".to_string(), options.clone())).chain(others).collect()
+/// Names the options by which a form differs from the one that was asked for.
+fn name_of(asked: &PlanOptions, form: &PlanOptions) -> String {
+    let mut words = Vec::new();
+    let experts = form.experts_per_shard.filter(|_| !has_same_packing(asked, form));
+    words.extend(experts.map(|n| format!("{EXPERTS_PER_SHARD} {n}")));
+    let (own, known) = (form.form.differences(), asked.form.differences());
+    words.extend(
+        own.iter().filter(|pair| !known.contains(pair)).map(|(option, word)| format!("{option} {word}")),
+    );
+    words.extend((form.quant != asked.quant).then(|| format!("--quant {}", form.quant)));
+    let context = form.max_context.filter(|_| form.max_context != asked.max_context);
+    words.extend(context.map(|n| format!("--max-context {n}")));
+    let gone = known.iter().filter(|(option, _)| own.iter().all(|(other, _)| other != option));
+    let gone: Vec<&str> = gone.map(|(option, _)| *option).collect();
+    match (words.is_empty(), gone.is_empty()) {
+        (true, true) => "as asked for".into(),
+        (true, false) if own.is_empty() => DEFAULT_FORM.into(),
+        (true, false) => format!("without {}", gone.join(" and ")),
+        (false, true) => words.join(" "),
+        (false, false) => format!("{}, without {}", words.join(" "), gone.join(" and ")),
+    }
+}
+
+fn has_same_packing(asked: &PlanOptions, form: &PlanOptions) -> bool {
+    (asked.ffn_shards, asked.experts_per_shard) == (form.ffn_shards, form.experts_per_shard)
 }
 
 fn with_experts(options: &PlanOptions, n: usize) -> PlanOptions {
     PlanOptions { experts_per_shard: Some(n), ffn_shards: None, ..options.clone() }
 }
 
-/// Lists the ladder of forms without the form that was asked for.
-fn rungs(family: &dyn Family, options: &PlanOptions) -> Vec<FormCandidate> {
+fn with_form(options: &PlanOptions, form: ShardForm) -> PlanOptions {
+    PlanOptions { form, ..options.clone() }
+}
+
+/// Lists the ladder of forms. Several layers per package and few experts per call are in [`combinations`], in every
+/// number.
+fn rungs(family: &dyn Family, options: &PlanOptions) -> Vec<PlanOptions> {
     let plan = family.plan(options);
     let rungs = plan.ok().and_then(|p| ladder(LadderModel::of(family, p.chain.model.max_context)).ok());
-    // Several layers per package and few experts per call are tried by `combinations`, in every number.
-    let is_other = |rung: &Rung| {
-        rung.form != options.form && rung.form.layers_per_shard.is_none() && rung.experts_per_shard.is_none()
-    };
-    let others = rungs.unwrap_or_default().into_iter().filter(is_other);
-    let asked = options.form.differences();
-    let candidate = |rung: Rung| {
-        let mut name = match rung.build_args.is_empty() {
-            true => DEFAULT_FORM.into(),
-            false => rung.build_args.join(" "),
-        };
-        // A rung replaces the form that was asked for: what it leaves out has to go.
-        let own = rung.form.differences();
-        let gone = asked.iter().filter(|(option, _)| own.iter().all(|(other, _)| other != option));
-        let gone: Vec<String> = gone.map(|(option, _)| option.to_string()).collect();
-        if !gone.is_empty() && !rung.build_args.is_empty() {
-            name += &format!(", without {}", gone.join(" and "));
-        }
-        (name, PlanOptions { form: rung.form, ..options.clone() })
-    };
-    others.map(candidate).collect()
+    let is_single = |rung: &Rung| rung.form.layers_per_shard.is_none() && rung.experts_per_shard.is_none();
+    let rungs = rungs.unwrap_or_default().into_iter().filter(is_single);
+    rungs.map(|rung| with_form(options, rung.form)).collect()
 }
 
 /// Lists several layers per package, and several layers or few experts with caches or history kept by the host. A
 /// package of several layers otherwise has several states, and the placement of a history in a state is undecided.
-fn combinations(family: &dyn Family, options: &PlanOptions) -> Vec<FormCandidate> {
+fn combinations(family: &dyn Family, options: &PlanOptions) -> Vec<PlanOptions> {
     let asked = options.form;
     let history = if family.has_history() { HistoryForm::Host } else { asked.history };
     let mut kept =
@@ -191,52 +246,34 @@ fn combinations(family: &dyn Family, options: &PlanOptions) -> Vec<FormCandidate
     kept.dedup();
     // The host keeps a history alone only where there is one; a cache kept by the host includes the history.
     kept.retain(|form| form.check(family.has_history()).is_ok());
-    let mut all: Vec<FormCandidate> = Vec::new();
-    let mut add = |experts: Option<usize>, form: ShardForm| {
-        let own = experts.map(|n| format!("{EXPERTS_PER_SHARD} {n}"));
-        let known = asked.differences();
-        let other = form.differences().into_iter().filter(|pair| !known.contains(pair));
-        let words: Vec<String> =
-            own.into_iter().chain(other.map(|(option, word)| format!("{option} {word}"))).collect();
-        let base = experts.map_or_else(|| options.clone(), |n| with_experts(options, n));
-        all.push((words.join(" "), PlanOptions { form, ..base }));
-    };
+    let joined = |n, form| ShardForm { layers_per_shard: NonZeroUsize::new(n), ..form };
+    let mut all: Vec<PlanOptions> = Vec::new();
     for n in LAYERS.into_iter().filter(|&n| options.layers_per_shard().map(NonZeroUsize::get) != Some(n)) {
-        let joined = |form| ShardForm { layers_per_shard: NonZeroUsize::new(n), ..form };
-        kept.iter().for_each(|form| add(None, joined(*form)));
+        all.extend(kept.iter().map(|form| with_form(options, joined(n, *form))));
     }
     // Layers between which the host chooses experts share a package from 2 layers on, whatever the packing.
-    let single = options.experts_per_shard != Some(1) || options.ffn_shards.is_some();
-    if single {
-        kept.iter().skip(1).for_each(|form| add(Some(1), *form));
-        add(Some(1), ShardForm { layers_per_shard: NonZeroUsize::new(2), ..asked });
+    let single = with_experts(options, 1);
+    if !has_same_packing(options, &single) {
+        all.extend(kept.iter().skip(1).map(|form| with_form(&single, *form)));
+        all.push(with_form(&single, joined(2, asked)));
     }
     // Packs of a few experts are large enough for the Neural Engine, and a history kept by the host leaves attention
     // as it is.
-    if history != asked.history {
-        let others = EXPERTS[1..].iter().filter(|&&n| options.experts_per_shard != Some(n));
-        others.for_each(|&n| add(Some(n), ShardForm { history, ..asked }));
-    }
+    let few = if history == asked.history { &[] } else { &EXPERTS[1..] };
+    all.extend(few.iter().map(|&n| with_form(&with_experts(options, n), ShardForm { history, ..asked })));
     all
 }
 
 /// Lists all forms: those of the same model, other kinds, other contexts.
 pub fn all(family: &dyn Family, options: &PlanOptions, setting: &Setting<'_>) -> Vec<CostedForm> {
-    let mut forms = buildable(family, options, setting);
-    for kind in PROBED_KINDS {
-        let Ok(quant) = kind.parse() else { continue };
-        if quant != options.quant {
-            let changed = PlanOptions { quant, ..options.clone() };
-            let form = setting.form(family, &format!("--quant {kind}"), &changed);
-            forms.extend(form.map(|f| CostedForm { same_model: false, ..f }));
-        }
-    }
-    for n in CONTEXTS {
-        let changed = PlanOptions { max_context: Some(n), ..options.clone() };
-        let form = setting.form(family, &format!("--max-context {n}"), &changed);
-        forms.extend(form.map(|f| CostedForm { same_model: false, ..f }));
-    }
-    forms
+    let kinds =
+        PROBED_KINDS.iter().filter_map(|kind| kind.parse().ok()).filter(|quant| *quant != options.quant);
+    let kinds = kinds.map(|quant| PlanOptions { quant, ..options.clone() });
+    let contexts = CONTEXTS.map(Some).into_iter().filter(|n| *n != options.max_context);
+    let contexts = contexts.map(|max_context| PlanOptions { max_context, ..options.clone() });
+    let others = kinds.chain(contexts).filter_map(|changed| setting.form(family, options, &changed));
+    let others: Vec<CostedForm> = others.map(|form| CostedForm { same_model: false, ..form }).collect();
+    buildable(family, options, setting).into_iter().chain(others).collect()
 }
 
 /// Recommends the fastest form of the same model whose packages are all predicted on the ANE. `forms` are those that
@@ -334,23 +371,6 @@ mod tests {
             let family = models::open(models::load(model).unwrap()).unwrap();
             let options = PlanOptions { tokens: tokens.clone(), ..PlanOptions::default() };
             let forms = all(family.as_ref(), &options, &setting);
-            for f in &forms {
-                let (s, v) = (f.forecast.tok_s, f.verdicts);
-                println!(
-                    "ROW {model} | `{}` | {:.0} | {:.0} | {:.1} ({:.1} to {:.1}) | {} | {} / {} / {} |",
-                    f.name,
-                    f.forecast.calls,
-                    f.forecast.ms.likely,
-                    s.likely,
-                    s.low,
-                    s.high,
-                    f.forecast.bottleneck.name(),
-                    v.ane,
-                    v.unknown,
-                    v.not_ane
-                );
-            }
-            println!("ROW {:?}", recommend(&forms, &options));
             let names: BTreeSet<&str> = forms.iter().map(|f| f.name.as_str()).collect();
             assert!(names.len() == forms.len() && !names.contains(""), "{names:?}");
             let host = if model.contains("zaya") { "--history host " } else { "--cache host " };

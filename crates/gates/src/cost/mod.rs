@@ -7,12 +7,12 @@
 //! forms: other packings, kinds and contexts of one checkpoint, compared, with their predicted placement
 //! ```
 //!
-//! `docs/predict-speed.md` has the formulas, and the measured rows that they meet.
+//! `docs/predict-speed.md` has the formulas, and the measured rows that they meet; `examples/published_speeds.rs` compares
+//! them.
 
 pub mod bench_fit;
 pub mod chips;
 pub mod estimate;
 pub mod forecast;
 pub mod forms;
-pub mod held_out;
 pub mod work;

@@ -13,8 +13,8 @@ pub(crate) mod segment;
 pub use deciding_rule::DecidingRule;
 pub use probe_context::ProbeContext;
 pub use residual::CosineRange;
-pub use routing::ExpertChoice;
-pub(crate) use routing::chooses_inside;
+pub use routing::{ExpertChoice, chooses_inside};
+pub use segment::Segment;
 
 use crate::golden_gate::cosine;
 use crate::reference::Golden;
@@ -29,7 +29,7 @@ use anemoe_runtime::model::{Model, Registers};
 use probe_context::{ProbeToken, fp16_path, write_fp16};
 use residual::BothCosines;
 use routing::{Flip, OwnRouter};
-use segment::{Segment, segment};
+use segment::segment;
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -402,7 +402,10 @@ impl Compared {
 
 /// Returns the part of a chain that leads to a shard. `around` is a plan around the shard (see
 /// [`Family::plan_around`]), `chain` the bundle's.
-pub(crate) fn segment_of(around: &Plan, chain: &Chain, shard: &PlannedShard) -> Result<Segment> {
+///
+/// # Errors
+/// No step runs the shard.
+pub fn segment_of(around: &Plan, chain: &Chain, shard: &PlannedShard) -> Result<Segment> {
     // A plan's chain has no shards yet; its steps need the shards' functions only.
     let shards = around.shards.iter().map(PlannedShard::chain_entry).collect();
     let known = Chain { shards, steps: around.chain.steps.clone(), ..chain.clone() };

@@ -62,11 +62,7 @@ pub fn compare(checked: &mut Report, report: &PlanReport) {
         }
         let measured = ops.verdict();
         pass &= measured == Verdict::Ane;
-        match measured {
-            Verdict::Ane => c.verdicts.ane += 1,
-            Verdict::NotAne => c.verdicts.not_ane += 1,
-            Verdict::Unknown => c.verdicts.unknown += 1,
-        }
+        c.verdicts.add(measured);
         c.verdict = Some(c.verdict.map_or(measured, |v| v.max(measured)));
         c.packages.push(PackagePlan {
             name: package.name.clone(),
@@ -178,22 +174,17 @@ mod tests {
         let function = FunctionReport {
             name: "main".into(),
             verdict,
-            admissible: verdict,
-            preferred: verdict,
-            loads: verdict,
             too_small: false,
             weight_bytes: None,
             ops: OpCounts::default(),
             support: None,
-            probability: 0.5,
-            influences: vec![],
+            precedents: vec![],
             op_list,
         };
         let package = PackageReport {
             name: "p.mlpackage".into(),
             kind: None,
             measured: None,
-            probability: 0.5,
             verdict,
             too_small: false,
             small_functions: vec![],

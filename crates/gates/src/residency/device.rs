@@ -106,6 +106,18 @@ pub struct DeviceCounts {
 }
 
 impl DeviceCounts {
+    /// Counts the ops of plans, without constants, which have no device.
+    pub fn of<'a>(ops: impl IntoIterator<Item = &'a PlannedOp>) -> DeviceCounts {
+        let mut counts = DeviceCounts::default();
+        for op in ops {
+            let name = op.op_type.rsplit('.').next().unwrap_or_default();
+            if name != "const" && !name.starts_with("constexpr_") {
+                counts.count(op.preferred);
+            }
+        }
+        counts
+    }
+
     pub(super) fn count(&mut self, device: Option<Device>) {
         match device {
             Some(Device::Ane) => self.ane += 1,

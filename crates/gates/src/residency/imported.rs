@@ -6,9 +6,8 @@
 //!                 report.json    description of the report
 //! ```
 
-use super::likelihood::Predictor;
-use super::outcomes::published::parse;
-use super::outcomes::row::Row;
+use super::outcomes::{Row, parse};
+use super::precedents::Precedents;
 use super::rule::{Conditions, DeviceTarget, Units, Verdict};
 use crate::{Error, Result};
 use serde::Serialize;
@@ -39,17 +38,11 @@ pub struct MeasuredOutcome {
     pub row: String,
 }
 
-/// Rows of all reports in a folder of evidence, and the predictor that is fitted to them.
+/// Rows of all reports in a folder of evidence.
+#[derive(Debug)]
 pub struct ImportedEvidence {
-    folder: PathBuf,
     rows: Vec<(String, Row)>,
-    predictor: Arc<Predictor>,
-}
-
-impl std::fmt::Debug for ImportedEvidence {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "evidence in {} ({} rows)", self.folder.display(), self.rows.len())
-    }
+    precedents: Arc<Precedents>,
 }
 
 /// Returns the folders of reports in a folder of evidence, sorted by name.
@@ -70,7 +63,7 @@ pub fn report_folders(folder: &Path) -> Result<Vec<PathBuf>> {
 }
 
 impl ImportedEvidence {
-    /// Reads the tables of a folder of evidence, and fits the predictor.
+    /// Reads the tables of a folder of evidence.
     ///
     /// # Errors
     /// The folder is missing, or a table is damaged; the message names the table.
@@ -85,26 +78,12 @@ impl ImportedEvidence {
             rows.extend(parsed.into_iter().map(|row| (name.clone(), row)));
         }
         let own: Vec<Row> = rows.iter().map(|(_, row)| row.clone()).collect();
-        Ok(ImportedEvidence {
-            folder: folder.to_path_buf(),
-            predictor: Arc::new(Predictor::known_and(&own)),
-            rows,
-        })
+        Ok(ImportedEvidence { precedents: Arc::new(Precedents::known().and(&own)), rows })
     }
 
-    /// Returns the folder of evidence.
-    pub fn folder(&self) -> &Path {
-        &self.folder
-    }
-
-    /// Returns the number of rows.
-    pub fn rows(&self) -> usize {
-        self.rows.len()
-    }
-
-    /// Returns the predictor that is fitted to published and imported outcomes.
-    pub fn predictor(&self) -> Arc<Predictor> {
-        self.predictor.clone()
+    /// Returns published and imported outcomes, by which other programs are judged.
+    pub fn precedents(&self) -> Arc<Precedents> {
+        self.precedents.clone()
     }
 
     /// Returns the outcome of a program under these conditions. Findings that contradict each other give `unknown`,

@@ -1,43 +1,36 @@
-//! Residency: predicts whether the Neural Engine runs a package, by rules over its programs from published measurements.
+//! Residency: predicts whether the Neural Engine runs a package, by rules over its programs and by measured graphs.
 //!
 //! ```text
 //! .mlpackage -----------------------analyze--> Graph --\
 //! plan --lowered without weights----analyze--> Graph --+
-//! row of measurements --------------outcomes-> Graph --table of rules--> verdicts with reasons
-//! plan report of a Mac --device----------------------------------------> joined with the verdicts
-//! imported reports --imported--> outcomes of the same program, and more outcomes to fit
+//! row of outcomes.tsv -----------------------> Graph --rules--> against the ANE? --no--> precedents --> verdict, reasons
+//! plan report of a Mac --device---------------------------> decides over the verdict
+//! imported reports ---imported--> measured outcomes of the same program decide; of others, they are precedents
 //! ```
 //!
-//! Three questions are kept apart: can the ANE take an op, will Core ML prefer the ANE, will the program load. Every
-//! answer is a prediction. The verdict is `unknown` where evidence is missing or contradicts itself.
-//! `docs/residency.md` has the figures.
+//! Every verdict is a prediction, and `unknown` where evidence is missing or contradicts itself. `docs/residency.md` has
+//! the figures.
 
-pub mod analyze;
-mod apple_matchers;
 pub mod compare;
 pub mod device;
-pub mod graph;
 pub mod imported;
-pub mod likelihood;
 mod matchers;
 pub mod op_summary;
 pub mod outcomes;
-mod planned_programs;
-pub mod program_digest;
+pub mod precedents;
 mod report;
 pub mod rule;
 pub mod rules;
 pub mod verdict;
 
-pub use analyze::facts;
-pub use planned_programs::PlannedPrograms;
+pub use crate::program_facts::{PlannedPrograms, digest as program_digest, facts};
 pub use report::{Comparison, Report, VerdictReason, Verdicts};
 
-use crate::residency::graph::Shapes;
+use crate::program_facts::PackageFacts;
 use crate::residency::imported::ImportedEvidence;
 use crate::residency::op_summary::OpSummary;
 use crate::residency::report::passes;
-use crate::residency::rule::{BundleFacts, Conditions, Matcher, PackageFacts};
+use crate::residency::rule::{BundleFacts, Conditions, Matcher};
 use crate::residency::verdict::{Judge, PackageReport};
 use anemoe_bundle::Chain;
 use anemoe_convert::models::Family;
@@ -62,7 +55,7 @@ pub struct CheckOptions {
 
 impl CheckOptions {
     fn judge(&self) -> Judge {
-        Judge::with_evidence(self.conditions, self.evidence.clone())
+        Judge::new(self.conditions, self.evidence.clone())
     }
 }
 
@@ -76,13 +69,7 @@ pub fn package(path: &Path, options: &CheckOptions) -> Result<Report, anemoe_mlp
     let judge = options.judge();
     let facts = facts(package.model());
     let report = judge.package(&name, &facts, options.list_ops);
-    let with_cache = facts.graphs.iter().filter(|g| !g.states.is_empty());
-    let is_fixed = with_cache.clone().all(|g| g.shapes == Shapes::Fixed);
-    let bundle = BundleFacts {
-        packages: 1,
-        bytes: package.total_bytes(),
-        most_tokens: with_cache.filter_map(|g| g.positions).max().filter(|_| is_fixed),
-    };
+    let bundle = BundleFacts { packages: 1, bytes: package.total_bytes(), most_tokens: None };
     Ok(summary(vec![report], bundle, &judge, options))
 }
 
@@ -123,25 +110,6 @@ pub fn plan(family: &dyn Family, plan: &Plan, options: &CheckOptions) -> crate::
     Ok(programs(plan, &PlannedPrograms::lower(family, plan)?, options))
 }
 
-/// Counts the verdicts of a plan's packages for which `counts` returns true.
-pub fn count_verdicts(
-    programs: &PlannedPrograms,
-    options: &CheckOptions,
-    counts: impl Fn(&PackageReport) -> bool,
-) -> Verdicts {
-    let judge = options.judge();
-    let judged: Vec<PackageReport> =
-        programs.types().par_iter().map(|facts| judge.package("", facts, false)).collect();
-    let mut verdicts = Verdicts::default();
-    programs
-        .of_shards()
-        .iter()
-        .map(|&of| &judged[of])
-        .filter(|p| counts(p))
-        .for_each(|p| verdicts.add(p.verdict));
-    verdicts
-}
-
 /// Checks the programs of a plan, as [`plan`] does.
 pub fn programs(plan: &Plan, programs: &PlannedPrograms, options: &CheckOptions) -> Report {
     let judge = options.judge();
@@ -165,7 +133,6 @@ pub fn programs(plan: &Plan, programs: &PlannedPrograms, options: &CheckOptions)
     summary(packages, bundle, &judge, options)
 }
 
-/// Returns the most tokens that a call of a bundle takes.
 fn most_tokens(chain: &Chain) -> Option<u64> {
     chain.tokens.iter().map(|count| count.max as u64).max()
 }

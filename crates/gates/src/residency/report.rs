@@ -45,7 +45,7 @@ pub struct Verdicts {
 
 impl Verdicts {
     /// Counts a package.
-    pub(super) fn add(&mut self, verdict: Verdict) {
+    pub fn add(&mut self, verdict: Verdict) {
         match verdict {
             Verdict::Ane => self.ane += 1,
             Verdict::NotAne => self.not_ane += 1,

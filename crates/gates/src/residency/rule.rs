@@ -1,10 +1,11 @@
 //! Rules of residency: evidence, verdicts and matchers.
 
-use super::graph::{Graph, Op};
-use serde::{Serialize, Serializer};
+use crate::program_facts::PackageFacts;
+use crate::program_facts::graph::{Graph, Op};
+use serde::{Deserialize, Serialize, Serializer};
 
 /// Question that a rule answers. A graph has to pass all three questions to run on the ANE.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Question {
     /// Can the ANE take the op at all?
@@ -16,7 +17,7 @@ pub enum Question {
 }
 
 /// Severity of a rule: how far it decides.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RuleSeverity {
     /// A limit, whatever the costs are.
@@ -28,12 +29,13 @@ pub enum RuleSeverity {
 }
 
 /// Device that a program will run on. Always a prediction.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, serde::Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Verdict {
     /// On the Neural Engine.
     Ane,
     /// Unknown: the evidence is missing, or contradicts itself.
+    #[default]
     Unknown,
     /// Elsewhere: on the CPU or GPU, in whole or in part.
     NotAne,
@@ -51,29 +53,34 @@ impl Verdict {
 }
 
 /// Strength of a finding.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Strength {
     /// Several independent measurements agree.
     A,
     /// One careful measurement.
     B,
     /// A claim, or measurements that contradict each other.
+    #[default]
     C,
 }
 
-/// Source of a finding, and the chip that it was made on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+/// Finding with its source, and the chip that it was made on.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
 pub struct Evidence {
     /// Project and place in it. The part before the colon is the family, which [`super::outcomes`] can leave out.
-    pub source: &'static str,
+    pub source: String,
     /// Chip; empty where the source does not say.
-    pub chip: &'static str,
+    pub chip: String,
     /// Operating system; empty where the source does not say.
-    pub os: &'static str,
+    pub os: String,
     /// Strength of the finding.
     pub strength: Strength,
     /// Finding: what was observed.
-    pub finding: &'static str,
+    pub finding: String,
+    /// Ids of rows in the table of outcomes that show the finding.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub rows: Vec<String>,
 }
 
 /// Kind of machine that the packages are for.
@@ -136,16 +143,6 @@ impl Chip {
         (known.contains(&number) && (is_size || rest.starts_with(' '))).then_some(Chip { mac, number })
     }
 
-    /// Returns the generation, counted as Mac chips are: A14 shares its generation with M1, A19 with M5.
-    pub fn generation(self) -> i32 {
-        match (self.mac, self.number as i32) {
-            (true, number) => number,
-            (false, number @ ..=15) => number - 13,
-            // A16 has the cores of A15.
-            (false, number) => number - 14,
-        }
-    }
-
     /// Tells whether the chip takes wider extents, as reported from A16 and M4 on.
     pub const fn wide_extents(self) -> bool {
         if self.mac { self.number >= 4 } else { self.number >= 16 }
@@ -168,39 +165,6 @@ impl Serialize for Chip {
     }
 }
 
-/// Release of the operating system, as a number of macOS: 15, 26, 27. iOS 18 shares its Core ML with macOS 15.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-pub struct SystemRelease(pub u32);
-
-impl SystemRelease {
-    /// First release of macOS with an ANE, and last release before numbers became years.
-    const BEFORE_YEARS: std::ops::RangeInclusive<u32> = 11..=15;
-    /// First release that is numbered by its year.
-    const FIRST_YEAR: u32 = 26;
-    /// Difference between the numbers of iOS and macOS before they became years.
-    const BEHIND_IOS: u32 = 3;
-
-    /// Reads words such as `macOS 15.7.4`, `iOS 26` or `26`. Returns `None` where they are anything else.
-    pub fn parse(text: &str) -> Option<SystemRelease> {
-        let lower = text.trim().to_ascii_lowercase();
-        let of_phone = lower.strip_prefix("ios");
-        let digits = of_phone.or(lower.strip_prefix("macos")).unwrap_or(&lower).trim_start();
-        let mut numbers = digits.split('.');
-        let number = |part: &str| {
-            let plain = !part.is_empty() && part.len() <= 2 && part.bytes().all(|b| b.is_ascii_digit());
-            part.parse::<u32>().ok().filter(|_| plain && (part == "0" || !part.starts_with('0')))
-        };
-        let first = number(numbers.next()?)?;
-        if !numbers.all(|part| number(part).is_some()) {
-            return None;
-        }
-        let is_year = first >= Self::FIRST_YEAR;
-        let release =
-            if of_phone.is_some() && !is_year { first.checked_sub(Self::BEHIND_IOS)? } else { first };
-        (is_year || Self::BEFORE_YEARS.contains(&release)).then_some(SystemRelease(release))
-    }
-}
-
 /// Conditions under which packages will run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Conditions {
@@ -210,17 +174,6 @@ pub struct Conditions {
     pub units: Units,
     /// Chip, where it is known.
     pub chip: Option<Chip>,
-    /// Release of the operating system, where it is known.
-    pub system: Option<SystemRelease>,
-}
-
-/// Facts of a package: its functions and weights.
-#[derive(Clone, Debug, Default)]
-pub struct PackageFacts {
-    /// Bytes of weights as stored, shared ones once; where known.
-    pub weight_bytes: Option<u64>,
-    /// Functions of the package.
-    pub graphs: Vec<Graph>,
 }
 
 /// Facts of a bundle's packages together.
@@ -248,17 +201,25 @@ impl Hit {
     pub fn new(detail: impl Into<String>) -> Option<Hit> {
         Some(Hit { detail: detail.into(), advice: None })
     }
+
+    /// Makes a match with advice for this case.
+    pub fn advised(detail: impl Into<String>, advice: impl Into<String>) -> Option<Hit> {
+        Some(Hit { detail: detail.into(), advice: Some(advice.into()) })
+    }
 }
 
 /// Subject of a rule, and the function that decides whether the rule applies.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Default)]
 pub enum Matcher {
-    /// Every op of these types.
-    Types(&'static [&'static str]),
+    /// Every op of the rule's types.
+    #[default]
+    Types,
     /// An op.
     Op(fn(&Op, &Graph, &Conditions) -> Option<Hit>),
     /// A function as a whole.
     Graph(fn(&Graph, &Conditions) -> Option<Hit>),
+    /// A function as a whole, where neither a rule nor a measured graph of its form and size decides.
+    Otherwise(fn(&Graph, &Conditions) -> Option<Hit>),
     /// A package as a whole.
     Package(fn(&PackageFacts, &Conditions) -> Option<Hit>),
     /// A bundle as a whole.
@@ -266,45 +227,72 @@ pub enum Matcher {
 }
 
 /// Rule: a row of the table.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Rule {
     /// Id `AREA.NAME`, stable.
-    pub id: &'static str,
+    pub id: String,
     /// Question that the rule answers.
     pub question: Question,
     /// Severity of the rule.
     pub severity: RuleSeverity,
     /// Verdict where the rule applies; without effect in a warning.
     pub verdict: Verdict,
+    /// Op types, for a rule about every op of these types.
+    #[serde(default)]
+    pub types: Vec<String>,
     /// Condition under which the rule applies.
+    #[serde(skip)]
     pub matcher: Matcher,
     /// Statement of the rule.
-    pub text: &'static str,
+    pub text: String,
     /// Advice: a change that helps.
-    pub advice: &'static str,
+    #[serde(default)]
+    pub advice: String,
     /// Evidence for the rule.
-    pub evidence: &'static [Evidence],
+    #[serde(default)]
+    pub evidence: Vec<Evidence>,
 }
 
 impl Rule {
     /// Returns the subject of the rule, in words.
     pub fn scope(&self) -> String {
         match self.matcher {
-            Matcher::Types(types) => types.join(", "),
+            Matcher::Types => self.types.join(", "),
             Matcher::Op(_) => "an op".into(),
             Matcher::Graph(_) => "a function".into(),
+            Matcher::Otherwise(_) => "a function that nothing else decides".into(),
             Matcher::Package(_) => "a package".into(),
             Matcher::Bundle(_) => "a bundle".into(),
         }
     }
 
-    /// Returns the strongest strength of the rule's evidence; `None` without evidence.
-    pub fn strength(&self) -> Option<Strength> {
-        self.evidence.iter().map(|e| e.strength).min()
+    /// Tells whether the rule decides something: whether it is no warning.
+    pub fn decides(&self) -> bool {
+        self.severity != RuleSeverity::Warning
+    }
+
+    /// Returns the verdict where the rule applies; a warning decides nothing.
+    pub fn weight(&self) -> Verdict {
+        if self.decides() { self.verdict } else { Verdict::Ane }
     }
 
     /// Tells whether the rule has evidence outside of one family of sources.
     pub fn stands_without(&self, family: &str) -> bool {
-        self.evidence.iter().any(|e| family_of(e.source) != family)
+        self.evidence.iter().any(|e| family_of(&e.source) != family)
+    }
+
+    /// Tells whether the rule applies to a package or some of its functions and ops.
+    pub fn applies(&self, p: &PackageFacts, c: &Conditions) -> bool {
+        let ops =
+            |test: &dyn Fn(&Op, &Graph) -> bool| p.graphs.iter().any(|g| g.ops.iter().any(|op| test(op, g)));
+        match self.matcher {
+            Matcher::Types => ops(&|op, _| self.types.contains(&op.op_type)),
+            Matcher::Op(matches) => ops(&|op, g| matches(op, g, c).is_some()),
+            Matcher::Graph(matches) => p.graphs.iter().any(|g| matches(g, c).is_some()),
+            Matcher::Package(matches) => matches(p, c).is_some(),
+            Matcher::Otherwise(_) | Matcher::Bundle(_) => false,
+        }
     }
 }
 

@@ -1,12 +1,14 @@
 //! Tests each rule where it applies and where it does not, and whole programs.
 
-use super::graph::{Contraction, Graph, GraphState, GraphWeight, Op, Shapes, StoredForm};
 use super::rule::{
-    BundleFacts, Chip, Conditions, DeviceTarget, Matcher, PackageFacts, RuleSeverity, SystemRelease, Units,
-    Verdict,
+    BundleFacts, Chip, Conditions, DeviceTarget, Matcher, Question, RuleSeverity, Units, Verdict,
 };
-use super::verdict::{IMPROBABLE, Judge, LIKELY, NO_SIGHTING, PackageReport, UNDECIDED};
-use super::{facts, rules};
+use super::verdict::{ALIKE, Judge, MEASURED, NO_SIGHTING, NOTHING_ALIKE, PackageReport};
+use super::{facts, outcomes, rules};
+use crate::program_facts::PackageFacts;
+use crate::program_facts::graph::{
+    Contraction, Graph, GraphKind, GraphState, GraphWeight, Op, Shapes, StoredForm,
+};
 use anemoe_convert::quant::Granularity;
 use anemoe_mlpackage::mil::builder::{ConvParams, FunctionBuilder, SliceParams, model};
 use anemoe_mlpackage::mil::{DataType, MlModel, Opset, TensorType, Value};
@@ -89,9 +91,8 @@ fn layers_of(form: StoredForm, bytes: u64) -> PackageFacts {
     ops.extend((0..10).map(|_| op("mul", &[1, 512, 1, 1])));
     let g = Graph {
         function: "main".into(),
-        op_count: None,
+        kind: GraphKind::Layers,
         ops,
-        matrix_count: Some(2),
         weights: vec![stored(form, bytes)],
         weight_bytes: Some(bytes),
         positions: Some(1),
@@ -108,8 +109,16 @@ fn changed(mut p: PackageFacts, change: impl Fn(&mut Graph)) -> PackageFacts {
 fn few(op_type: &str, depths: &[u64], form: StoredForm, bytes: u64) -> PackageFacts {
     changed(layers_of(form, bytes), |g| {
         g.ops = depths.iter().map(|&k| product(op_type, k)).collect();
-        g.matrix_count = Some(depths.len() as u64);
+        g.kind = match (depths.len(), op_type) {
+            (1, "conv") => GraphKind::Conv,
+            (1, _) => GraphKind::Linear,
+            _ => GraphKind::Few,
+        };
     })
+}
+
+fn kind(kind: GraphKind, p: PackageFacts) -> PackageFacts {
+    changed(p, |g| g.kind = kind)
 }
 
 fn states(widths: &[u64]) -> PackageFacts {
@@ -140,12 +149,15 @@ fn between(m: u64) -> PackageFacts {
         let c = o.contraction.as_mut().unwrap();
         (c.outputs, c.positions, c.between_activations) = (Some(m), Some(m), true);
         o.weights.clear();
-        (g.ops, g.weights, g.matrix_count) = (vec![o], vec![], Some(0));
+        (g.ops, g.weights, g.kind) = (vec![o], vec![], GraphKind::Matmul);
     })
 }
 
 fn attention(n: u64) -> PackageFacts {
-    changed(between(8), |g| g.ops = vec![op("scaled_dot_product_attention", &[1, 1, n, 64])])
+    changed(between(8), |g| {
+        g.ops = vec![op("scaled_dot_product_attention", &[1, 1, n, 64])];
+        g.kind = GraphKind::Attention;
+    })
 }
 
 fn functions(n: usize, positions: &[u64], p: PackageFacts) -> PackageFacts {
@@ -160,7 +172,7 @@ fn functions(n: usize, positions: &[u64], p: PackageFacts) -> PackageFacts {
 }
 
 fn check(p: &PackageFacts, c: Conditions) -> PackageReport {
-    Judge::new(c).package("p", p, true)
+    Judge::new(c, None).package("p", p, true)
 }
 
 /// Returns the ids of all rules that apply.
@@ -183,8 +195,6 @@ fn cases() -> Vec<Case> {
     update.updates_state = true;
     let mut runtime = op("slice_by_index", &[1, 64]);
     runtime.runtime_bounds = vec!["begin".into()];
-    let mut pool = op("max_pool", &[1, 4, 64, 64]);
-    pool.window = Some(14);
     let mut step = kernel(&[1, 3], 64, 1);
     let mut long = step.clone();
     step.contraction.as_mut().unwrap().positions = Some(1);
@@ -195,12 +205,12 @@ fn cases() -> Vec<Case> {
     let headed = |bytes: u64| changed(layers(bytes), |g| g.vocabulary_head = true);
     let stack = |n: u64| changed(layers(500_000_000), |g| g.layers = Some(n));
     let dual = |positions: &[u64]| functions(2, positions, states(&[64, 64]));
-    let glue = |bytes: u64| changed(layers(bytes), |g| g.glue = true);
+    let glue = |bytes: u64| changed(layers(bytes), |g| g.kind = GraphKind::Glue);
     let tokens = |n: u64, bytes: u64| changed(layers(bytes), |g| g.positions = Some(n));
     let trivial = |n: u64| {
         changed(layers(1), |g| {
             (g.weight_bytes, g.op_count, g.weights) = (None, Some(n), vec![]);
-            g.ops = vec![op("mul", &[1, 64])];
+            (g.ops, g.kind) = (vec![op("mul", &[1, 64])], GraphKind::Other);
         })
     };
     let dense = || StoredForm::Dense(F16);
@@ -209,7 +219,6 @@ fn cases() -> Vec<Case> {
         o.contraction.as_mut().unwrap().outputs = Some(87_424);
         with(o)
     };
-    let joined = |pieces: u64| with(Op { later_pieces: pieces, ..op("concat", &[1, 4, 1, 128]) });
     let strided = |stride: u64| changed(weight(lut(&[0], F16, 1, false)), |g| g.ops[0].stride = Some(stride));
     let heads = |n: u64| {
         let mut o = op("matmul", &[1, n, 4, 256]);
@@ -268,22 +277,16 @@ fn cases() -> Vec<Case> {
         ("shape.rank_2_linear", with(op("linear", &[1, 1, 512])), mac(), false),
         ("shape.batch_over_pixels", with(op("conv", &[64, 640, 1, 1])), mac(), true),
         ("shape.batch_over_pixels", with(op("conv", &[1, 640, 1, 64])), mac(), false),
-        ("shape.last_axis", with(op("matmul", &[1, 8, 32_768, 1])), mac(), true),
-        ("shape.last_axis", with(op("matmul", &[1, 8, 1, 32_768])), mac(), false),
         ("shape.depth", with(product("conv", 16_385)), mac(), true),
         ("shape.depth", with(product("conv", 16_384)), mac(), false),
         ("shape.depth_new_chip", with(product("conv", 17_408)), on("m5"), true),
         ("shape.depth_new_chip", with(product("conv", 17_408)), on("m3"), false),
         ("shape.spatial", with(op("conv", &[1, 3, 1, 20_000])), mac(), true),
         ("shape.spatial", with(op("conv", &[1, 3, 1, 20_000])), on("m4"), false),
-        ("shape.image", with(op("conv", &[1, 3, 5568, 5568])), mac(), true),
-        ("shape.image", with(op("conv", &[1, 3, 224, 224])), mac(), false),
         ("shape.runtime_bound", with(runtime), mac(), true),
         ("shape.runtime_bound", with(op("slice_by_index", &[1, 64])), mac(), false),
         ("shape.conv_3d", with(kernel(&[3, 3, 3], 1, 16)), mac(), true),
         ("shape.conv_3d", with(kernel(&[3, 3], 1, 16)), mac(), false),
-        ("shape.window", with(pool), mac(), true),
-        ("shape.window", with(kernel(&[13, 13], 1, 16)), mac(), false),
         ("shape.softmax", with(extent("softmax", 4096)), mac(), true),
         ("shape.softmax", with(extent("softmax", 2048)), mac(), false),
         ("shape.depthwise_step", with(step), mac(), true),
@@ -296,13 +299,6 @@ fn cases() -> Vec<Case> {
         ("state.many", states(&[64, 64]), mac(), false),
         ("flexible.enumerated_state", changed(states(&[64]), |g| g.shapes = Shapes::Enumerated), mac(), true),
         ("flexible.enumerated_state", ranged(Shapes::Enumerated), mac(), false),
-        (
-            "flexible.enumerated_norm",
-            changed(with(op("layer_norm", &[1, 64])), |g| g.shapes = Shapes::Enumerated),
-            mac(),
-            true,
-        ),
-        ("flexible.enumerated_norm", ranged(Shapes::Enumerated), mac(), false),
         ("flexible.enumerated", ranged(Shapes::Enumerated), mac(), true),
         ("flexible.enumerated", ranged(Shapes::Fixed), mac(), false),
         ("flexible.range_wide", ranged(Shapes::Ranged(None)), mac(), true),
@@ -334,46 +330,12 @@ fn cases() -> Vec<Case> {
         ("weight.int4_whole", weight(lin(8, Granularity::Channel)), mac(), false),
         ("weight.sparse", weight(StoredForm::Sparse), mac(), true),
         ("weight.sparse", weight(dense()), mac(), false),
-        ("weight.unstated", weight(StoredForm::Unstated), mac(), true),
-        ("weight.unstated", weight(dense()), mac(), false),
-        ("prefer.layer_graph", layers_of(int8(), 5_300_000), mac(), true),
-        ("prefer.layer_graph", layers_of(lut(&[0], F16, 1, false), 5_300_000), mac(), false),
-        ("prefer.size_disputed", layers_of(int8(), 381_700_000), mac(), true),
-        ("prefer.size_disputed", layers_of(int8(), 363_000_000), mac(), false),
-        (
-            "prefer.size_disputed",
-            changed(states(&[64]), |g| g.weight_bytes = Some(385_000_000)),
-            mac(),
-            false,
-        ),
-        ("prefer.beyond_measured", sized(726 << 20), mac(), true),
-        ("prefer.beyond_measured", sized(450_000_000), mac(), false),
-        ("prefer.beyond_measured", layers_of(lut(&[0], F16, 1, false), 203_000_000), mac(), true),
-        ("prefer.beyond_measured", layers_of(lut(&[0], F16, 1, false), 202_000_000), mac(), false),
-        ("prefer.beyond_measured", few("conv", &[2048, 2048], dense(), 255_000_000), mac(), true),
-        ("prefer.beyond_measured", few("conv", &[2048, 2048], dense(), 254_000_000), mac(), false),
-        ("prefer.many_positions", tokens(64, 4_700_000), mac(), true),
-        ("prefer.many_positions", tokens(4, 4_700_000), mac(), false),
-        ("prefer.lone_deep", few("linear", &[5120], dense(), 52_000_000), mac(), true),
-        ("prefer.lone_deep", few("linear", &[4900], dense(), 52_000_000), mac(), false),
-        ("prefer.lone_deep", few("conv", &[3072], int8(), 154_000_000), mac(), true),
-        ("prefer.lone_deep", few("linear", &[3072], int8(), 154_000_000), mac(), false),
-        ("prefer.lone_shallow", few("linear", &[4864], dense(), 49_000_000), mac(), true),
-        ("prefer.lone_shallow", few("linear", &[4900], dense(), 49_000_000), mac(), false),
-        ("prefer.product_small", between(384), mac(), true),
-        ("prefer.product_small", between(448), mac(), false),
-        ("prefer.product_large", between(512), mac(), true),
-        ("prefer.product_large", between(448), mac(), false),
-        ("prefer.few_small", few("conv", &[1024, 1024, 4096], dense(), 25_000_000), mac(), true),
-        ("prefer.few_small", few("conv", &[1024, 1024, 4096], dense(), 40_000_000), mac(), false),
-        ("prefer.few_large", few("conv", &[2048, 2048, 4096], dense(), 50_300_000), mac(), true),
-        ("prefer.few_large", few("conv", &[2048, 2048, 4096], int8(), 50_300_000), mac(), false),
-        ("prefer.few_int8_convs", few("conv", &[2048, 1024], int8(), 4_000_000), mac(), true),
-        ("prefer.few_int8_convs", few("linear", &[2048, 1024], int8(), 4_000_000), mac(), false),
-        ("prefer.attention_small", attention(1 << 14), mac(), true),
-        ("prefer.attention_small", attention((1 << 14) + 64), mac(), false),
-        ("prefer.attention_large", attention(1 << 15), mac(), true),
-        ("prefer.attention_large", attention((1 << 15) - 64), mac(), false),
+        ("prefer.layers", layers_of(lut(&[0], F16, 1, false), 20_000_000), phone(), true),
+        ("prefer.layers", layers_of(lut(&[0], F16, 1, false), 46_000_000), mac(), false),
+        ("prefer.head", kind(GraphKind::Head, layers_of(lut(&[0], F16, 1, false), 46_000_000)), mac(), true),
+        ("prefer.head", kind(GraphKind::Head, layers_of(int8(), 154_000_000)), mac(), false),
+        ("prefer.unnamed_ops", changed(sized(98_000_000), |g| g.op_count = Some(400)), mac(), true),
+        ("prefer.unnamed_ops", changed(sized(98_000_000), |g| g.op_count = Some(50)), mac(), false),
         ("prefer.tiny", sized(200_000), mac(), true),
         ("prefer.tiny", tokens(64, 200_000), mac(), false),
         ("prefer.trivial", trivial(8), mac(), true),
@@ -384,8 +346,6 @@ fn cases() -> Vec<Case> {
         ("prefer.gpu_decodes", tokens(64, 100_000_000), all_units(), false),
         ("prefer.gpu_large", tokens(64, 1_200_000_000), all_units(), true),
         ("prefer.gpu_large", tokens(64, 1_200_000_000), mac(), false),
-        ("prefer.gpu_int8", weight(int8()), all_units(), true),
-        ("prefer.gpu_int8", weight(int8()), mac(), false),
         ("prefer.mixed_functions_gpu", two_counts(), all_units(), true),
         ("prefer.mixed_functions_gpu", one_count(), all_units(), false),
         ("prefer.mixed_functions", two_counts(), mac(), true),
@@ -406,18 +366,10 @@ fn cases() -> Vec<Case> {
         ("load.iphone_layers", stack(15), phone(), false),
         ("load.iphone_merged", stack(35), phone(), true),
         ("load.iphone_merged", stack(35), mac(), false),
-        ("load.functions", functions(257, &[1], layers(9_000_000)), mac(), true),
-        ("load.functions", functions(256, &[1], layers(9_000_000)), mac(), false),
-        ("prefer.below_measured", layers_of(lut(&[0], F16, 1, false), 14_000_000), mac(), true),
-        ("prefer.below_measured", layers_of(lut(&[0], F16, 1, false), 16_000_000), mac(), false),
         ("shape.channels_old", wide(), on("m3"), true),
         ("shape.channels_old", wide(), on("m4"), false),
         ("shape.channels", wide(), mac(), true),
         ("shape.channels", wide(), on("m3"), false),
-        ("value.joined_pieces", joined(2), on("m2"), true),
-        ("value.joined_pieces", joined(1), on("m2"), false),
-        ("value.joined_pieces_old", joined(2), mac(), true),
-        ("value.joined_pieces_old", joined(2), on("m4"), false),
         ("weight.table_stride", strided(3), mac(), true),
         ("weight.table_stride", strided(2), mac(), false),
         ("state.joined_write", written(true), mac(), true),
@@ -435,7 +387,7 @@ fn cases() -> Vec<Case> {
         // Two tokens on the last axis, a width that is no power of two, and one that is.
         ("apple.uneven_last_axis", bordered(&[1, 64, 1, 2]), mac(), true),
         ("apple.uneven_last_axis", bordered(&[1, 64, 1, 48]), mac(), true),
-        ("apple.uneven_last_axis", bordered(&[1, 1, 1, 2816]), mac(), true),
+        ("apple.uneven_last_axis", bordered(&[1, 1, 1, 2816]), mac(), false),
         ("apple.uneven_last_axis", bordered(&[1, 1, 1, 2048]), mac(), false),
         (
             "value.beyond_fp16",
@@ -462,14 +414,6 @@ fn cases() -> Vec<Case> {
         ("apple.shared_functions", functions(2, &[1, 4], layers(9_000_000)), mac(), false),
         ("apple.one_layer", changed(layers(50_000_000), |g| g.layers = Some(1)), mac(), true),
         ("apple.one_layer", changed(layers(50_000_000), |g| g.layers = Some(4)), mac(), false),
-        ("law.floor_14mb", sized(9_000_000), mac(), true),
-        ("law.floor_14mb", sized(14_000_000), mac(), false),
-        ("law.small_50mb", sized(46_000_000), mac(), true),
-        ("law.small_50mb", sized(54_000_000), mac(), false),
-        ("law.cliff_96mb", sized(182_000_000), mac(), true),
-        ("law.cliff_96mb", sized(90_000_000), mac(), false),
-        ("law.wall_250mb", sized(288_000_000), mac(), true),
-        ("law.wall_250mb", sized(182_000_000), mac(), false),
     ]
 }
 
@@ -493,11 +437,11 @@ fn every_rule_applies_where_it_should_and_only_there() {
         }
     }
     for rule in rules::all() {
-        if matches!(rule.matcher, Matcher::Types(_) | Matcher::Bundle(_)) {
+        if matches!(rule.matcher, Matcher::Types | Matcher::Bundle(_)) {
             continue;
         }
-        assert!(seen_to_apply.contains(rule.id), "no case in which {} applies", rule.id);
-        assert!(seen_to_not.contains(rule.id), "no case in which {} does not", rule.id);
+        assert!(seen_to_apply.contains(rule.id.as_str()), "no case in which {} applies", rule.id);
+        assert!(seen_to_not.contains(rule.id.as_str()), "no case in which {} does not", rule.id);
     }
 }
 
@@ -505,12 +449,11 @@ fn every_rule_applies_where_it_should_and_only_there() {
 fn every_op_type_of_the_table_gets_its_verdict() {
     let mut types = BTreeSet::new();
     for rule in rules::all() {
-        let Matcher::Types(names) = rule.matcher else { continue };
-        for name in names {
-            assert!(types.insert(*name), "{name} is in two rows");
+        for name in &rule.types {
+            assert!(types.insert(name), "{name} is in two rows");
             let report = check(&with(op(name, &[1, 8])), mac());
             let listed = report.functions[0].op_list.last().unwrap();
-            assert!(listed.rules.contains(&rule.id), "{name}: {listed:?}");
+            assert!(listed.rules.contains(&rule.id.as_str()), "{name}: {listed:?}");
             assert!(listed.verdict >= rule.verdict, "{name}: {listed:?}");
         }
     }
@@ -526,7 +469,7 @@ fn bundle_rules_warn_and_decide_nothing() {
             Matcher::Bundle(matches) => matches(b, c).is_some(),
             _ => false,
         });
-        bundle.inspect(|r| assert_eq!(r.severity, RuleSeverity::Warning)).map(|r| r.id).collect()
+        bundle.inspect(|r| assert_eq!(r.severity, RuleSeverity::Warning)).map(|r| r.id.as_str()).collect()
     };
     assert_eq!(
         said(&BundleFacts { packages: 20, bytes: 2_000_000_000, most_tokens: Some(64) }, &mac()),
@@ -535,27 +478,42 @@ fn bundle_rules_warn_and_decide_nothing() {
     let by_token = BundleFacts { packages: 1, bytes: 1_000_000, most_tokens: Some(1) };
     assert_eq!(said(&by_token, &mac()), ["apple.prompts_by_token"]);
     let large = BundleFacts { packages: 270, bytes: 13_000_000_000, most_tokens: None };
-    assert_eq!(said(&large, &mac()), ["load.together", "load.programs"]);
-    assert_eq!(said(&large, &on("m1")), ["load.together", "load.together_m1", "load.programs"]);
+    assert_eq!(said(&large, &mac()), ["load.together"]);
 }
 
 #[test]
 fn rows_of_the_table_are_complete() {
     let mut ids = BTreeSet::new();
     for r in rules::all() {
-        assert!(ids.insert(r.id), "{} twice", r.id);
+        assert!(ids.insert(r.id.as_str()), "{} twice", r.id);
         assert!(
             r.id.split_once('.').is_some_and(|(area, name)| !area.is_empty() && !name.is_empty()),
             "{}",
             r.id
         );
         assert!(!r.text.is_empty(), "{}", r.id);
-        let decides = r.severity != RuleSeverity::Warning && r.verdict != Verdict::Ane;
-        assert!(!decides || !r.advice.is_empty() || r.id == "weight.unstated", "{}: what to change?", r.id);
-        let nothing_published = ["weight.unstated", "weight.table_vector"].contains(&r.id);
-        assert!(!r.evidence.is_empty() || nothing_published, "{}: why?", r.id);
+        let against = r.decides() && r.verdict != Verdict::Ane;
+        assert!(!against || !r.advice.is_empty(), "{}: what to change?", r.id);
+        assert!(!r.evidence.is_empty() || r.id == "weight.table_vector", "{}: why?", r.id);
     }
-    assert!([NO_SIGHTING, UNDECIDED, IMPROBABLE, LIKELY].iter().all(|id| !ids.contains(id)));
+    assert!([NO_SIGHTING, ALIKE, NOTHING_ALIKE, MEASURED].iter().all(|id| !ids.contains(id)));
+}
+
+/// Checks that evidence points to rows that exist, and that one of a rule's rows shows what the rule says.
+#[test]
+fn evidence_points_into_the_table_of_outcomes() {
+    let known = outcomes::parse(outcomes::KNOWN).unwrap();
+    let mut pointers = 0;
+    for rule in rules::all() {
+        let row = |id: &String| known.iter().find(|row| row.id == *id);
+        let rows = rule.evidence.iter().flat_map(|e| &e.rows);
+        let found: Vec<Option<Verdict>> =
+            rows.map(|id| row(id).unwrap_or_else(|| panic!("{}: no row {id}", rule.id)).truth()).collect();
+        pointers += found.len();
+        let shown = found.is_empty() || found.contains(&Some(rule.verdict));
+        assert!(shown || rule.verdict == Verdict::Unknown || !rule.decides(), "{}", rule.id);
+    }
+    assert!(pointers > 100, "{pointers}");
 }
 
 /// Makes a function of two 1x1 convolutions with ten products between, as a package would hold it.
@@ -672,7 +630,7 @@ fn positions_from_data_keep_the_whole_program_from_loading() {
         outputs[0] = f.op("slice_by_index", "cut", args).unwrap().remove(0);
     });
     let report = check(&facts(&m), mac());
-    assert_eq!(report.functions[0].loads, Verdict::NotAne, "{report:#?}");
+    assert!(report.reasons.iter().any(|r| r.question == Question::Loads), "{report:#?}");
     assert_eq!(report.ops.ane, 0);
     // The same slice at a constant position is allowed.
     let m = small_model(|f, outputs| {
@@ -749,37 +707,6 @@ fn chips_are_read_and_others_refused() {
 }
 
 #[test]
-fn systems_are_read_and_others_refused() {
-    for (text, release) in
-        [("macOS 15.7.4", 15), ("macos26", 26), ("26", 26), ("26.0.1", 26), ("iOS 18", 15), ("iOS 26", 26)]
-    {
-        assert_eq!(SystemRelease::parse(text), Some(SystemRelease(release)), "{text}");
-    }
-    // Several releases, none, one before the ANE, numbers that no release has, and words.
-    for text in [
-        "",
-        "macOS",
-        "macOS 15/26",
-        "26 / 15",
-        "macOS 15 and 26",
-        "15 junk",
-        "015",
-        "macOS 10.15",
-        "iOS 13",
-        "16",
-        "iOS 19",
-        "18",
-        "999999999999",
-        "M4",
-        "26beta",
-        "26..1",
-        "é",
-    ] {
-        assert_eq!(SystemRelease::parse(text), None, "{text}");
-    }
-}
-
-#[test]
 fn constants_that_fp16_cannot_hold_are_named() {
     let found = |value: Value| {
         let model = small_model(|f, outputs| {
@@ -823,7 +750,7 @@ fn sizes_without_measure_are_no_danger() {
     for name in ["conv", "matmul", "softmax", "topk", "scaled_dot_product_attention", "linear", "max_pool"] {
         let mut o = product(name, huge);
         o.inputs = vec![TensorType::fixed(F16, &[huge, huge, huge, huge])];
-        (o.axis_extent, o.window) = (Some(huge), Some(huge));
+        o.axis_extent = Some(huge);
         let c = o.contraction.as_mut().unwrap();
         (c.outputs, c.positions, c.kernel) = (Some(huge), Some(huge), vec![huge; 3]);
         for between in [false, true] {
@@ -835,46 +762,42 @@ fn sizes_without_measure_are_no_danger() {
     }
 }
 
-/// Checks that a measured graph supports only graphs of similar size; layers with attention were measured larger than packs.
+/// Checks that the nearest measured graphs on both sides decide, that the last one reaches twice as far, and that
+/// contradictions and sizes beyond are unknown.
 #[test]
-fn the_nearest_measured_graph_has_a_reach() {
-    let verdict = |p: &PackageFacts| check(p, mac()).verdict;
-    let attending = |bytes: u64| {
-        changed(layers(bytes), |g| g.states.push(GraphState { name: "s".into(), dims: vec![1, 4, 64, 64] }))
+fn the_nearest_measured_graphs_decide() {
+    let said = |p: &PackageFacts| {
+        let r = check(p, mac());
+        let f = &r.functions[0];
+        (r.verdict, f.support.or(r.reasons.first().map(|r| r.rule)).unwrap(), f.precedents.join(" "))
     };
-    assert_eq!(verdict(&layers(450_000_000)), Verdict::Ane);
-    let far = check(&layers(726 << 20), mac());
-    assert_eq!((far.verdict, far.functions[0].support), (Verdict::Unknown, None));
-    assert!(far.reasons[0].text.contains("761.3 MB") && far.reasons[0].text.contains("226.5 MB"), "{far:#?}");
-    assert!(far.reasons[0].advice.contains("453.0 MB"), "{far:#?}");
-    assert_eq!(verdict(&attending(726 << 20)), Verdict::Ane);
-}
-
-/// Checks that a probability decides where no rule does, and comes with its influences.
-#[test]
-fn probabilities_decide_where_rules_do_not() {
-    let likely = check(&layers_of(lin(8, Granularity::Tensor), 100_000_000), mac());
-    assert!(likely.verdict == Verdict::Ane && likely.probability >= 0.8, "{likely:#?}");
-    assert!(likely.functions[0].influences.iter().any(|i| i.feature == "layers" && i.log_odds > 0.5));
-    let lone = check(&few("linear", &[4900], StoredForm::Dense(F16), 50_000_000), mac());
-    assert_eq!(lone.verdict, Verdict::Unknown, "{lone:#?}");
-    assert!(lone.deciding_rule().starts_with(UNDECIDED), "{}", lone.deciding_rule());
-    assert!(lone.reasons[0].text.contains("moved by"), "{lone:#?}");
-    let ruled_out = check(&with(op("cumsum", &[1, 64])), mac());
-    assert!(ruled_out.verdict == Verdict::NotAne && ruled_out.probability < 0.2, "{ruled_out:#?}");
-}
-
-/// Checks that both sides of a dispute are printed, and neither decides.
-#[test]
-fn packs_of_disputed_sizes_are_unknown_with_both_sides() {
-    for mb in [364, 382, 398, 417] {
-        let p = check(&layers_of(lin(8, Granularity::Tensor), mb * 1_000_000), mac());
-        assert_eq!(p.verdict, Verdict::Unknown, "{mb}");
-        let reason = p.reasons.iter().find(|r| r.rule == "prefer.size_disputed").unwrap();
-        let says = |words: &str| reason.evidence.iter().any(|e| e.finding.starts_with(words));
-        assert!(says("for the GPU") && says("for the ANE"), "{reason:?}");
+    let int8 = |bytes: u64| layers_of(lin(8, Granularity::Tensor), bytes);
+    let tables = |bytes: u64| layers_of(lut(&[0], F16, 1, false), bytes);
+    assert_eq!(said(&int8(96_000_000)), (Verdict::Ane, ALIKE, "PHI1 HYMT2".into()));
+    assert_eq!(said(&int8(30_000_000)), (Verdict::Ane, ALIKE, "GATT8 UGPT1".into()));
+    assert_eq!(said(&tables(24_000_000)), (Verdict::Ane, ALIKE, "GFFN4P".into()));
+    assert_eq!(said(&tables(14_000_000)), (Verdict::Unknown, NOTHING_ALIKE, "GFFN4P".into()));
+    assert_eq!(said(&tables(22_000_000)), (Verdict::Ane, "prefer.layers", String::new()));
+    assert_eq!(said(&tables(204_000_000)), (Verdict::Ane, "prefer.layers", String::new()));
+    let linear = |depth: u64| few("linear", &[depth], StoredForm::Dense(F16), 50_000_000);
+    for (depth, verdict) in
+        [(2500, Verdict::NotAne), (4096, Verdict::NotAne), (5120, Verdict::Ane), (8000, Verdict::Ane)]
+    {
+        assert_eq!(said(&linear(depth)).0, verdict, "{depth}");
     }
-    assert_eq!(check(&layers_of(lin(8, Granularity::Tensor), 300_000_000), mac()).verdict, Verdict::Ane);
+    let both = check(&linear(5000), mac());
+    assert_eq!((both.verdict, both.reasons[0].rule), (Verdict::Unknown, ALIKE));
+    let evidence = &both.reasons[0].evidence;
+    assert!(
+        evidence.iter().any(|e| e.finding.ends_with("CPU_ALL") && e.rows == ["LQ4864x5120"]),
+        "{evidence:?}"
+    );
+    assert!(evidence.iter().any(|e| e.finding.ends_with("ANE_ALL")), "{evidence:?}");
+    // Fused attention and products of computed matrices have measured graphs of their own kind.
+    assert_eq!([1 << 14, 1 << 15].map(|n| said(&attention(n)).0), [Verdict::NotAne, Verdict::Ane]);
+    assert_eq!([384, 512].map(|n| said(&between(n)).0), [Verdict::NotAne, Verdict::Ane]);
+    // Rules stand over measured graphs.
+    assert_eq!(check(&with(op("cumsum", &[1, 64])), mac()).reasons[0].rule, "op.cumsum");
 }
 
 /// Checks that tiny functions excuse a package only where they hold its weights.
@@ -888,13 +811,13 @@ fn a_tiny_function_does_not_excuse_the_others() {
         PackageFacts { weight_bytes: Some(sizes.iter().sum()), graphs: graphs.collect() }
     };
     let small = |p: &PackageReport| p.small_functions.iter().map(|f| f.weight_bytes).collect::<Vec<_>>();
-    // Functions of 3 MB are too small to compare with what was measured in fp16; functions of 9 MB are not.
+    // Functions of 3 MB are smaller than any layers that were measured.
     let report = check(&parts(&[600_000, 3_000_000]), mac());
     assert_eq!((report.verdict, report.too_small, small(&report)), (Verdict::Unknown, false, vec![600_000]));
-    assert!(report.deciding_rule().starts_with("prefer.below_measured"), "{}", report.deciding_rule());
+    assert!(report.deciding_rule().starts_with(NOTHING_ALIKE), "{}", report.deciding_rule());
     let report = check(&parts(&[600_000, 9_000_000]), mac());
     assert_eq!((report.verdict, report.too_small, small(&report)), (Verdict::Ane, false, vec![600_000]));
-    assert!(report.deciding_rule().starts_with("prefer.layer_graph"), "{}", report.deciding_rule());
+    assert!(report.deciding_rule().starts_with("prefer.layers"), "{}", report.deciding_rule());
     assert_eq!(report.summary.line, "conv 2/4 ane; 12 compute ops ane, 0 gpu, 12 cpu");
     // If all functions are tiny, or the tiny ones hold most weights, the whole package is excused.
     for sizes in [&[600_000, 700_000][..], &[900_000, 900_000, 900_000, 900_000, 900_000, 4_000_000]] {

@@ -1,35 +1,26 @@
 //! Makes verdicts from the rules that apply: per op, per function and per package.
 
-use super::graph::{Graph, Op};
 use super::imported::{ImportedEvidence, MeasuredOutcome};
-use super::likelihood::{Influence, Predictor};
 use super::matchers;
 use super::op_summary::{OpCounts, OpSummary, predicted_device};
-use super::program_digest::program_digest;
-use super::rule::{Conditions, Evidence, Hit, Matcher, PackageFacts, Question, Rule, RuleSeverity, Verdict};
+use super::precedents::{Nearest, Precedents};
+use super::rule::{Conditions, Evidence, Hit, Matcher, Question, Rule, RuleSeverity, Verdict};
 use super::rules;
+use crate::program_facts::PackageFacts;
+use crate::program_facts::digest::program_digest;
+use crate::program_facts::graph::{Graph, Op};
 use serde::Serialize;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 /// Rule of an op type about which nothing is published.
 pub const NO_SIGHTING: &str = "op.no_sighting";
-/// Rule of a function without rules against it, whose probability is neither high nor low.
-pub const UNDECIDED: &str = "prefer.undecided";
-/// Rule of a function without rules against it, whose probability is low.
-pub const IMPROBABLE: &str = "prefer.improbable";
-/// Rule of a function without rules against it, whose probability is high.
-pub const LIKELY: &str = "prefer.likely";
-
+/// Rule of a function that measured graphs of its kind and form decide, or on which they contradict each other.
+pub const ALIKE: &str = "measured.alike";
+/// Rule of a function of whose kind, form and size nothing was measured.
+pub const NOTHING_ALIKE: &str = "measured.nothing_alike";
 /// Rule of a package whose program an imported report measured.
 pub const MEASURED: &str = "evidence.measured";
-
-/// Least probability with which a function is predicted on the ANE.
-const ANE_FROM: f64 = 0.8;
-/// Probability below which a function is predicted elsewhere.
-const NOT_ANE_BELOW: f64 = 0.2;
-/// Most influences that a reason names.
-const NAMED: usize = 4;
 
 /// Rules by which a graph goes to the CPU because it has next to no work.
 const TOO_SMALL: [&str; 2] = ["prefer.tiny", "prefer.trivial"];
@@ -60,7 +51,7 @@ pub struct Reason {
     /// Advice: a change that helps.
     pub advice: String,
     /// Evidence for the rule.
-    pub evidence: &'static [Evidence],
+    pub evidence: Vec<Evidence>,
 }
 
 /// Op with its prediction.
@@ -86,12 +77,6 @@ pub struct FunctionReport {
     pub name: String,
     /// Prediction for the function.
     pub verdict: Verdict,
-    /// Answer to [`Question::Admissible`].
-    pub admissible: Verdict,
-    /// Answer to [`Question::Preferred`].
-    pub preferred: Verdict,
-    /// Answer to [`Question::Loads`].
-    pub loads: Verdict,
     /// True if the function is predicted elsewhere only because it is too small for its device to matter.
     pub too_small: bool,
     /// Bytes of the weights that the function uses, as stored.
@@ -100,10 +85,9 @@ pub struct FunctionReport {
     pub ops: OpCounts,
     /// Id of a rule that speaks for the ANE, if there is one.
     pub support: Option<&'static str>,
-    /// Probability that the ANE runs the function; at most the error rate of rules where a rule speaks against the ANE.
-    pub probability: f64,
-    /// Influences of features on the probability, before rules.
-    pub influences: Vec<Influence>,
+    /// Ids of the measured graphs that are nearest to the function, where no rule speaks against the ANE.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub precedents: Vec<String>,
     /// Every op, where the list was wanted.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub op_list: Vec<OpVerdict>,
@@ -131,8 +115,6 @@ pub struct PackageReport {
     /// Measured outcome of the same program, in imported reports.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub measured: Option<MeasuredOutcome>,
-    /// Probability that the ANE runs the package: the lowest of those functions.
-    pub probability: f64,
     /// True if the package is predicted elsewhere only because the functions that hold its weights are too small for
     /// their device to matter. That is not a failure.
     pub too_small: bool,
@@ -166,12 +148,14 @@ impl PackageReport {
         if let Some(measured) = &self.measured {
             return (MEASURED, measured.text());
         }
-        let likely = || (LIKELY, "graphs that have as much in common with it were on the ANE");
-        let support = || self.functions.iter().find_map(|f| f.support).map_or_else(likely, |id| (id, ""));
+        let support = || {
+            let id = self.functions.iter().find_map(|f| f.support).unwrap_or(ALIKE);
+            (id, "measured graphs of its kind and form, nearest in size, ran on the ANE")
+        };
         let against = self.reason_against().map(|r| (r.rule, r.text.as_str()));
         let (id, found) = against.unwrap_or_else(support);
         // The table's text holds for all packages of a type; a reason's text may name an op of one package.
-        (id, rules::all().find(|rule| rule.id == id).map_or(found, |rule| rule.text).to_string())
+        (id, rules::find(id).map_or(found, |rule| &rule.text).to_string())
     }
 
     /// Returns the reason that weighs most against the ANE, among those with the package's verdict.
@@ -180,11 +164,11 @@ impl PackageReport {
     }
 }
 
-/// Judge: the rules, the predictor and the evidence for one set of conditions.
+/// Judge: the rules, the measured graphs and the evidence for one set of conditions.
 pub struct Judge {
     conditions: Conditions,
     evidence: Option<Arc<ImportedEvidence>>,
-    predictor: Arc<Predictor>,
+    precedents: Arc<Precedents>,
     rules: Vec<&'static Rule>,
     by_type: HashMap<&'static str, Vec<&'static Rule>>,
 }
@@ -200,37 +184,31 @@ struct RuleFindings {
 /// Verdict and rules of one op.
 struct JudgedOp {
     verdict: Verdict,
+    /// Verdict by rules of whether the program loads with the op.
+    loads: Verdict,
     rules: Vec<&'static str>,
 }
 
 impl Judge {
-    /// Makes a judge with the whole table of rules.
-    pub fn new(conditions: Conditions) -> Judge {
-        Judge::with_rules(conditions, rules::all(), Predictor::known())
+    /// Makes a judge with all rules and published outcomes, and those of imported reports where there are any.
+    pub fn new(conditions: Conditions, evidence: Option<Arc<ImportedEvidence>>) -> Judge {
+        let precedents = evidence.as_ref().map_or_else(Precedents::known, |e| e.precedents());
+        Judge { evidence, ..Judge::with_rules(conditions, rules::all().collect(), precedents) }
     }
 
-    /// Makes a judge with the whole table, and the outcomes of imported reports where there are any.
-    pub fn with_evidence(conditions: Conditions, evidence: Option<Arc<ImportedEvidence>>) -> Judge {
-        let predictor = evidence.as_ref().map_or_else(Predictor::known, |e| e.predictor());
-        Judge { evidence, ..Judge::with_rules(conditions, rules::all(), predictor) }
-    }
-
-    /// Makes a judge with some rules, and with a predictor that knows no more than these rules.
+    /// Makes a judge with some rules and outcomes.
     pub fn with_rules(
         conditions: Conditions,
-        rules: impl Iterator<Item = &'static Rule>,
-        predictor: Arc<Predictor>,
+        rules: Vec<&'static Rule>,
+        precedents: Arc<Precedents>,
     ) -> Judge {
-        let rules: Vec<&'static Rule> = rules.collect();
         let mut by_type: HashMap<&str, Vec<&Rule>> = HashMap::new();
         for rule in &rules {
-            if let Matcher::Types(types) = rule.matcher {
-                for t in types {
-                    by_type.entry(t).or_default().push(rule);
-                }
+            for t in &rule.types {
+                by_type.entry(t).or_default().push(rule);
             }
         }
-        Judge { conditions, evidence: None, predictor, rules, by_type }
+        Judge { conditions, evidence: None, precedents, rules, by_type }
     }
 
     /// Returns the conditions under which the packages will run.
@@ -241,13 +219,13 @@ impl Judge {
     /// Judges a package. With `list_ops`, the report has every op.
     pub fn package(&self, name: &str, facts: &PackageFacts, list_ops: bool) -> PackageReport {
         let mut findings = RuleFindings::default();
-        let mut whole = [Verdict::Ane; 3];
+        let mut whole = Verdict::Ane;
         for rule in &self.rules {
             if let Matcher::Package(matches) = rule.matcher
                 && let Some(hit) = matches(facts, &self.conditions)
             {
-                findings.add(rule.id, "", None, || reason(rule, "", None, hit));
-                weigh(&mut whole, rule);
+                findings.add(&rule.id, "", None, || reason(rule, "", None, hit));
+                whole = whole.max(rule.weight());
             }
         }
         let mut summary = OpSummary::default();
@@ -259,14 +237,12 @@ impl Judge {
         let summary = summary.finish();
         let (reasons, warnings) = findings.split();
         let weight_bytes = facts.weight_bytes;
-        let Weighed { verdict, probability, too_small, small_functions } =
-            weigh_functions(&functions, weight_bytes);
+        let (verdict, too_small, small_functions) = weigh_functions(&functions, weight_bytes);
         let report = PackageReport {
             name: name.into(),
             kind: None,
             verdict,
             measured: None,
-            probability,
             too_small,
             small_functions,
             ops: summary.ops,
@@ -286,47 +262,39 @@ impl Judge {
     fn function(
         &self,
         g: &Graph,
-        package: [Verdict; 3],
+        package: Verdict,
         findings: &mut RuleFindings,
         summary: &mut OpSummary,
         list_ops: bool,
     ) -> FunctionReport {
         // A rule about the function as a whole decides for all of its ops.
-        let mut whole = package;
+        let mut around = package;
         let mut too_small = false;
-        let mut other_reasons = package.contains(&Verdict::NotAne);
-        let mut support = None;
+        let mut other_reasons = package == Verdict::NotAne;
         let mut to_gpu = false;
         for rule in &self.rules {
             let Matcher::Graph(matches) = rule.matcher else { continue };
             let Some(hit) = matches(g, &self.conditions) else { continue };
-            if rule.severity != RuleSeverity::Warning && rule.verdict == Verdict::Ane {
-                support = support.or(Some(rule.id));
-                continue;
-            }
-            to_gpu |= rule.severity != RuleSeverity::Warning && rule.id.starts_with("prefer.gpu");
-            findings.add(rule.id, &g.function, None, || reason(rule, &g.function, None, hit));
-            weigh(&mut whole, rule);
-            if rule.severity != RuleSeverity::Warning && rule.verdict == Verdict::NotAne {
-                let is_small = TOO_SMALL.contains(&rule.id);
+            to_gpu |= rule.decides() && rule.id.starts_with("prefer.gpu");
+            findings.add(&rule.id, &g.function, None, || reason(rule, &g.function, None, hit));
+            around = around.max(rule.weight());
+            if rule.decides() && rule.verdict == Verdict::NotAne {
+                let is_small = TOO_SMALL.contains(&rule.id.as_str());
                 (too_small, other_reasons) = (too_small || is_small, other_reasons || !is_small);
             }
         }
-        let mut by_op = [Verdict::Ane; 3];
-        let judged: Vec<JudgedOp> = g.ops.iter().map(|op| self.op(op, g, findings, &mut by_op)).collect();
+        let judged: Vec<JudgedOp> = g.ops.iter().map(|op| self.op(op, g, findings)).collect();
         let worst_op = judged.iter().map(|j| j.verdict).max().unwrap_or(Verdict::Ane);
         // A program that does not load runs none of its ops on the ANE.
-        let loads = Question::Loads as usize;
-        whole[loads] = whole[loads].max(by_op[loads]);
-        let mut around = whole.into_iter().max().unwrap_or(Verdict::Unknown);
-        let ruled_out = around.max(worst_op) == Verdict::NotAne;
-        let (probability, influences) = self.predictor.judge(g, &self.conditions, ruled_out);
-        if around.max(worst_op) == Verdict::Ane && probability < ANE_FROM {
-            around = if probability < NOT_ANE_BELOW { Verdict::NotAne } else { Verdict::Unknown };
-            findings
-                .add(improbable_id(around), &g.function, None, || improbable(g, probability, &influences));
-            let preferred = Question::Preferred as usize;
-            whole[preferred] = whole[preferred].max(around);
+        around = judged.iter().map(|j| j.loads).fold(around, Verdict::max);
+        let (mut support, mut precedents) = (None, Vec::new());
+        if around.max(worst_op) == Verdict::Ane {
+            let found = self.by_measured(g, &mut precedents);
+            around = found.verdict;
+            match around {
+                Verdict::Ane => support = Some(found.rule),
+                _ => findings.add(found.rule, &g.function, None, || found),
+            }
         }
         let mut own = OpSummary::default();
         g.no_device.iter().for_each(|(op_type, n)| own.count_without_device(op_type, *n));
@@ -344,29 +312,40 @@ impl Judge {
                 });
             }
         }
-        let mut answers = whole;
-        answers.iter_mut().zip(by_op).for_each(|(a, b)| *a = (*a).max(b));
-        let [admissible, preferred, loads] = answers;
         let verdict = worst_op.max(around);
         summary.add(&own);
         FunctionReport {
             name: g.function.clone(),
             verdict,
-            admissible,
-            preferred,
-            loads,
             too_small: too_small && !other_reasons && worst_op != Verdict::NotAne,
             weight_bytes: g.weight_bytes,
             ops: own.ops,
             support,
-            probability,
-            influences,
+            precedents,
             op_list,
         }
     }
 
-    fn op(&self, op: &Op, g: &Graph, findings: &mut RuleFindings, answers: &mut [Verdict; 3]) -> JudgedOp {
-        let mut judged = JudgedOp { verdict: Verdict::Ane, rules: Vec::new() };
+    /// Judges a function against which no rule speaks: by measured graphs, else by the rules for what was not measured.
+    fn by_measured(&self, g: &Graph, precedents: &mut Vec<String>) -> Reason {
+        let nearest = self.precedents.nearest(g, &self.conditions).unwrap_or_default();
+        if !nearest.in_reach {
+            let mut otherwise = self.rules.iter().filter_map(|rule| match rule.matcher {
+                Matcher::Otherwise(matches) => {
+                    matches(g, &self.conditions).map(|hit| reason(rule, &g.function, None, hit))
+                }
+                _ => None,
+            });
+            if let Some(found) = otherwise.next() {
+                return found;
+            }
+        }
+        precedents.extend(nearest.rows.iter().map(|row| row.id.clone()));
+        measured(g, &nearest)
+    }
+
+    fn op(&self, op: &Op, g: &Graph, findings: &mut RuleFindings) -> JudgedOp {
+        let mut judged = JudgedOp { verdict: Verdict::Ane, loads: Verdict::Ane, rules: Vec::new() };
         // A rule about types, shapes or compression does not make an op type known.
         let mut known = false;
         let by_type = self.by_type.get(op.op_type.as_str()).into_iter().flatten();
@@ -376,23 +355,22 @@ impl Judge {
             _ => None,
         });
         for (rule, hit) in by_type.chain(others) {
-            judged.rules.push(rule.id);
-            let decides = rule.severity != RuleSeverity::Warning;
-            if decides {
+            judged.rules.push(&rule.id);
+            if rule.decides() {
                 known |= rule.id.starts_with("op.");
                 judged.verdict = judged.verdict.max(rule.verdict);
-                weigh(answers, rule);
+                if rule.question == Question::Loads {
+                    judged.loads = judged.loads.max(rule.verdict);
+                }
             }
-            if !decides || rule.verdict != Verdict::Ane {
-                findings.add(rule.id, &g.function, Some(op), || reason(rule, &g.function, Some(op), hit));
+            if !rule.decides() || rule.verdict != Verdict::Ane {
+                findings.add(&rule.id, &g.function, Some(op), || reason(rule, &g.function, Some(op), hit));
             }
         }
         if !known {
             findings.add(NO_SIGHTING, &g.function, Some(op), || no_sighting(op, g));
             judged.rules.push(NO_SIGHTING);
             judged.verdict = judged.verdict.max(Verdict::Unknown);
-            let admissible = Question::Admissible as usize;
-            answers[admissible] = answers[admissible].max(Verdict::Unknown);
         }
         judged
     }
@@ -405,31 +383,22 @@ fn as_measured(mut report: PackageReport, measured: MeasuredOutcome) -> PackageR
     // Too small is an excuse for running on the CPU, not for being refused or ending the process.
     report.too_small &= measured.verdict == Verdict::NotAne && !measured.label.ends_with("FAIL");
     if measured.verdict == Verdict::Ane {
-        report.probability = 1.0;
         report.small_functions.clear();
         report.warnings.extend(std::mem::take(&mut report.reasons));
         report.summary.place_all_on_ane();
         report.ops = report.summary.ops;
         for f in &mut report.functions {
-            (f.verdict, f.too_small, f.probability) = (Verdict::Ane, false, 1.0);
-            (f.admissible, f.preferred, f.loads) = (Verdict::Ane, Verdict::Ane, Verdict::Ane);
+            (f.verdict, f.too_small) = (Verdict::Ane, false);
             f.ops.place_all_on_ane();
             f.op_list.iter_mut().for_each(|op| op.verdict = Verdict::Ane);
         }
     } else {
         let reason = Reason {
-            rule: MEASURED,
-            question: Question::Preferred,
             severity: RuleSeverity::Hard,
-            verdict: measured.verdict,
-            op: String::new(),
-            op_type: String::new(),
-            function: String::new(),
             functions: report.functions.len() as u64,
-            ops: 0,
             text: measured.text(),
             advice: "try another form: anemoe tune on that Mac, or anemoe forms".into(),
-            evidence: &[],
+            ..Reason::of(MEASURED, measured.verdict, "")
         };
         report.reasons.insert(0, reason);
     }
@@ -437,20 +406,15 @@ fn as_measured(mut report: PackageReport, measured: MeasuredOutcome) -> PackageR
     report
 }
 
-/// Verdict of a package, from its functions' verdicts.
-struct Weighed {
-    verdict: Verdict,
-    probability: f64,
-    too_small: bool,
-    small_functions: Vec<SmallFunction>,
-}
-
 /// Combines the verdicts of a package's functions: the worst of those that are not too small. Functions that are too
-/// small count only where they hold at least half of the weights, or are all.
-fn weigh_functions(functions: &[FunctionReport], weight_bytes: Option<u64>) -> Weighed {
+/// small count only where they hold at least half of the weights, or are all. Returns the verdict, whether the package is
+/// too small, and the functions that do not count.
+fn weigh_functions(
+    functions: &[FunctionReport],
+    weight_bytes: Option<u64>,
+) -> (Verdict, bool, Vec<SmallFunction>) {
     let deciding = |small: bool| functions.iter().filter(move |f| small || !f.too_small);
     let verdict = |small: bool| deciding(small).map(|f| f.verdict).max();
-    let probability = |small: bool| deciding(small).map(|f| f.probability).fold(1.0, f64::min);
     let small: Vec<SmallFunction> = functions
         .iter()
         .filter(|f| f.too_small)
@@ -458,67 +422,54 @@ fn weigh_functions(functions: &[FunctionReport], weight_bytes: Option<u64>) -> W
         .collect();
     let small_bytes = small.iter().fold(0u64, |n, f| n.saturating_add(f.weight_bytes));
     match verdict(false) {
-        Some(verdict) if small_bytes < weight_bytes.unwrap_or(0).div_ceil(2) => {
-            Weighed { verdict, probability: probability(false), too_small: false, small_functions: small }
-        }
+        Some(verdict) if small_bytes < weight_bytes.unwrap_or(0).div_ceil(2) => (verdict, false, small),
         others => {
             let verdict = verdict(true).unwrap_or(Verdict::Unknown);
             let too_small = !small.is_empty() && others != Some(Verdict::NotAne);
-            Weighed { verdict, probability: probability(true), too_small, small_functions: Vec::new() }
+            (verdict, too_small, Vec::new())
         }
-    }
-}
-
-fn weigh(answers: &mut [Verdict; 3], rule: &Rule) {
-    if rule.severity != RuleSeverity::Warning {
-        let answer = &mut answers[rule.question as usize];
-        *answer = (*answer).max(rule.verdict);
     }
 }
 
 fn no_sighting(op: &Op, g: &Graph) -> Reason {
     Reason {
-        rule: NO_SIGHTING,
         question: Question::Admissible,
-        severity: RuleSeverity::Soft,
-        verdict: Verdict::Unknown,
         op: op.name.clone(),
         op_type: op.op_type.clone(),
-        function: g.function.clone(),
-        functions: 1,
         ops: 1,
         text: format!("nothing is published about `{}` on the ANE", op.op_type),
         advice: "look it up in the first plan report of a Mac, or spell it out of known ops".into(),
-        evidence: &[],
+        ..Reason::of(NO_SIGHTING, Verdict::Unknown, &g.function)
     }
 }
 
-fn improbable_id(verdict: Verdict) -> &'static str {
-    if verdict == Verdict::NotAne { IMPROBABLE } else { UNDECIDED }
-}
+/// Most measured graphs that a reason lists as evidence.
+const LISTED: usize = 6;
 
-fn improbable(g: &Graph, probability: f64, influences: &[Influence]) -> Reason {
-    let verdict = if probability < NOT_ANE_BELOW { Verdict::NotAne } else { Verdict::Unknown };
-    let bytes = g.weight_bytes.map_or("of unknown size".into(), matchers::size);
-    let moved: Vec<String> =
-        influences.iter().take(NAMED).map(|i| format!("{} {:+.1}", i.feature, i.log_odds)).collect();
-    Reason {
-        rule: improbable_id(verdict),
-        question: Question::Preferred,
-        severity: RuleSeverity::Soft,
-        verdict,
-        op: String::new(),
-        op_type: String::new(),
-        function: g.function.clone(),
-        functions: 1,
-        ops: 0,
-        text: format!(
-            "by what graphs have in common, the probability is {probability:.2}: {} ops, {bytes}; moved by {}",
-            g.at_least_ops(),
-            moved.join(", ")
+/// Makes the reason for the verdict of measured graphs.
+fn measured(g: &Graph, nearest: &Nearest<'_>) -> Reason {
+    const ADVICE: &str = "look at a plan report of a Mac, or put it into one package with";
+    let (rule, what, with) = match (nearest.in_reach, nearest.verdict) {
+        (false, _) => {
+            (NOTHING_ALIKE, "nothing of its kind and form was measured near its size", "more of its kind")
+        }
+        (true, Verdict::Unknown) => (
+            ALIKE,
+            "measured graphs of its kind and form contradict each other near its size",
+            "its neighbours",
         ),
-        advice: "look at a plan report of a Mac before building more of it".into(),
-        evidence: &[],
+        (true, _) => (
+            ALIKE,
+            "measured graphs of its kind and form, nearest in size, did not run on the ANE",
+            "its neighbours",
+        ),
+    };
+    let bytes = g.weight_bytes.map_or("of unknown size".into(), matchers::size);
+    Reason {
+        text: format!("{what} ({} ops, {bytes})", g.at_least_ops()),
+        advice: format!("{ADVICE} {with}"),
+        evidence: nearest.rows.iter().take(LISTED).map(|row| row.evidence()).collect(),
+        ..Reason::of(rule, nearest.verdict, &g.function)
     }
 }
 
@@ -547,22 +498,39 @@ impl RuleFindings {
     }
 }
 
+impl Reason {
+    /// Makes a reason without a text, about a function; about a package where the name is empty.
+    fn of(rule: &'static str, verdict: Verdict, function: &str) -> Reason {
+        Reason {
+            rule,
+            question: Question::Preferred,
+            severity: RuleSeverity::Soft,
+            verdict,
+            op: String::new(),
+            op_type: String::new(),
+            function: function.into(),
+            functions: u64::from(!function.is_empty()),
+            ops: 0,
+            text: String::new(),
+            advice: String::new(),
+            evidence: Vec::new(),
+        }
+    }
+}
+
 /// Makes the reason for a rule that applied.
 pub(super) fn reason(rule: &'static Rule, function: &str, op: Option<&Op>, hit: Hit) -> Reason {
     let text =
-        if hit.detail.is_empty() { rule.text.to_string() } else { format!("{} ({})", rule.text, hit.detail) };
+        if hit.detail.is_empty() { rule.text.clone() } else { format!("{} ({})", rule.text, hit.detail) };
     Reason {
-        rule: rule.id,
         question: rule.question,
         severity: rule.severity,
-        verdict: rule.verdict,
         op: op.map(|op| op.name.clone()).unwrap_or_default(),
         op_type: op.map(|op| op.op_type.clone()).unwrap_or_default(),
-        function: function.into(),
-        functions: u64::from(!function.is_empty()),
         ops: u64::from(op.is_some()),
         text,
-        advice: hit.advice.unwrap_or_else(|| rule.advice.into()),
-        evidence: rule.evidence,
+        advice: hit.advice.unwrap_or_else(|| rule.advice.clone()),
+        evidence: rule.evidence.clone(),
+        ..Reason::of(&rule.id, rule.verdict, function)
     }
 }

@@ -130,85 +130,76 @@ fn are_near(got: &[Vec<f32>], want: &[Vec<f32>], least: f64, what: &str) {
 }
 
 #[test]
-fn every_form_gives_what_the_default_gives() {
-    let dir = tempfile::tempdir().unwrap();
-    for (name, has_history) in MODELS {
-        let ids = ids(0, TOKENS);
-        let want =
-            alone(&open(&bundle(dir.path(), name, &options(has_history, ShardForm::default())), true), &ids);
-        for (form, has_same_bits) in forms(has_history) {
-            let what = format!("{name} {form}");
-            let out = bundle(dir.path(), name, &options(has_history, form));
-            let model = open(&out, true);
-            let got = alone(&model, &ids);
-            are_near(&got, &want, 0.99999, &what);
-            assert!(!has_same_bits || got == want, "{what}: other bits");
-            let whole = model.append(&mut model.sequence(), &ids, Logits::All, None).unwrap();
-            assert!(whole == got, "{what}: a token has other bits in a batch");
-            let steps = open(&out, false);
-            let steps = steps.append(&mut steps.sequence(), &ids, Logits::All, None).unwrap();
-            are_near(&steps, &want, 0.99999, &format!("{what}, step by step"));
-        }
-    }
+fn every_form_of_rings_gives_what_the_default_gives() {
+    check_every_form(MODELS[0]);
 }
 
 #[test]
-fn sequences_go_back_and_come_back_in_every_form() {
+fn every_form_of_a_history_gives_what_the_default_gives() {
+    check_every_form(MODELS[1]);
+}
+
+/// Builds a bundle in each form, which takes longest, and makes all checks of forms with it.
+fn check_every_form((name, has_history): (&str, bool)) {
     let dir = tempfile::tempdir().unwrap();
-    for (name, has_history) in MODELS {
-        for (form, _) in forms(has_history) {
-            let what = format!("{name} {form}");
-            let model = open(&bundle(dir.path(), name, &options(has_history, form)), true);
-            let all: Vec<Vec<u32>> = (0..3).map(|s| ids(s, TOKENS)).collect();
-            let want: Vec<_> = all.iter().map(|ids| alone(&model, ids)).collect();
-            // A batch of sequences of different lengths.
-            let mut sequences: Vec<Sequence> = all.iter().map(|_| model.sequence()).collect();
-            let lengths = [TOKENS, 17, 3];
-            let mut requests: Vec<Request<'_>> = sequences
-                .iter_mut()
-                .zip(&all)
-                .zip(lengths)
-                .map(|((sequence, ids), n)| Request { sequence, ids: &ids[..n], logits: Logits::All })
-                .collect();
-            let got = model.forward(&mut requests).unwrap();
-            for (s, n) in lengths.into_iter().enumerate() {
-                assert!(got[s] == want[s][..n], "{what}: sequence {s} of a batch");
-            }
-            // Sequences are cut back by few and by many tokens, forked, saved and restored.
-            for (s, back) in [(0, 1), (0, 30), (1, 2), (2, 3)] {
-                let n = sequences[s].position();
-                let mut fork = sequences[s].fork().unwrap();
-                model.truncate(&mut fork, n - back).unwrap();
-                let mut bytes = Vec::new();
-                bytes.extend(fork.save(&model).unwrap());
-                let mut restored = model.restore(&bytes).unwrap();
-                for sequence in [&mut fork, &mut restored] {
-                    let got = model.append(sequence, &all[s][n - back..n], Logits::All, None).unwrap();
-                    assert!(got == want[s][n - back..n], "{what}: sequence {s}, {back} back");
-                }
-                assert!(model.restore(&bytes[..bytes.len() - 1]).is_err(), "{what}: cut short");
-            }
-        }
+    let all: Vec<Vec<u32>> = (0..3).map(|s| ids(s, TOKENS)).collect();
+    let want =
+        alone(&open(&bundle(dir.path(), name, &options(has_history, ShardForm::default())), true), &all[0]);
+    for (form, has_same_bits) in forms(has_history) {
+        let what = format!("{name} {form}");
+        let out = bundle(dir.path(), name, &options(has_history, form));
+        let model = open(&out, true);
+        let got: Vec<_> = all.iter().map(|ids| alone(&model, ids)).collect();
+        are_near(&got[0], &want, 0.99999, &what);
+        assert!(!has_same_bits || got[0] == want, "{what}: other bits");
+        let whole = model.append(&mut model.sequence(), &all[0], Logits::All, None).unwrap();
+        assert!(whole == got[0], "{what}: a token has other bits in a batch");
+        let steps = open(&out, false);
+        let steps = steps.append(&mut steps.sequence(), &all[0], Logits::All, None).unwrap();
+        are_near(&steps, &want, 0.99999, &format!("{what}, step by step"));
+        go_back_and_come_back(&model, &all, &got, &what);
+        fill_calls_up(&out, &all[0], &what);
+        std::fs::remove_dir_all(out).unwrap();
     }
 }
 
-#[test]
-fn calls_that_are_filled_up_keep_no_rows_of_what_fills_them() {
-    let dir = tempfile::tempdir().unwrap();
-    for (name, has_history) in MODELS {
-        let ids = ids(0, TOKENS);
-        for (form, _) in forms(has_history) {
-            let out = bundle(dir.path(), name, &options(has_history, form));
-            let model = Model::open(&out, &AsDeclared(CpuBackend::with(Precision::Fp32))).unwrap();
-            let want = alone(&model, &ids);
-            let mut sequence = model.sequence();
-            let mut got = Vec::new();
-            for part in ids.chunks(13) {
-                got.extend(model.append(&mut sequence, part, Logits::All, None).unwrap());
-            }
-            are_near(&got, &want, 0.99999, &format!("{name} {form}"));
-        }
+/// Runs a batch of sequences of different lengths, cuts them back, forks, saves and restores them. `want` has the results
+/// of `all` sequences alone.
+fn go_back_and_come_back(model: &Model, all: &[Vec<u32>], want: &[Vec<Vec<f32>>], what: &str) {
+    let mut sequences: Vec<Sequence> = all.iter().map(|_| model.sequence()).collect();
+    let lengths = [TOKENS, 17, 3];
+    let mut requests: Vec<Request<'_>> = sequences
+        .iter_mut()
+        .zip(all)
+        .zip(lengths)
+        .map(|((sequence, ids), n)| Request { sequence, ids: &ids[..n], logits: Logits::All })
+        .collect();
+    let got = model.forward(&mut requests).unwrap();
+    for (s, n) in lengths.into_iter().enumerate() {
+        assert!(got[s] == want[s][..n], "{what}: sequence {s} of a batch");
     }
+    for (s, back) in [(0, 1), (0, 30), (1, 2), (2, 3)] {
+        let n = sequences[s].position();
+        let mut fork = sequences[s].fork().unwrap();
+        model.truncate(&mut fork, n - back).unwrap();
+        let bytes = fork.save(model).unwrap();
+        let mut restored = model.restore(&bytes).unwrap();
+        for sequence in [&mut fork, &mut restored] {
+            let got = model.append(sequence, &all[s][n - back..n], Logits::All, None).unwrap();
+            assert!(got == want[s][n - back..n], "{what}: sequence {s}, {back} back");
+        }
+        assert!(model.restore(&bytes[..bytes.len() - 1]).is_err(), "{what}: cut short");
+    }
+}
+
+/// Runs calls that declared functions fill up: no row of what fills them is kept.
+fn fill_calls_up(bundle: &Path, ids: &[u32], what: &str) {
+    let model = Model::open(bundle, &AsDeclared(CpuBackend::with(Precision::Fp32))).unwrap();
+    let want = alone(&model, ids);
+    let mut sequence = model.sequence();
+    let parts = ids.chunks(13);
+    let got = parts.flat_map(|part| model.append(&mut sequence, part, Logits::All, None).unwrap());
+    are_near(&got.collect::<Vec<_>>(), &want, 0.99999, what);
 }
 
 /// Checks packages, calls and results by the number of layers per package.

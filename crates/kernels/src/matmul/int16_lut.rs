@@ -12,7 +12,7 @@
 //! ```
 //!
 //! Takes two thirds of the instructions of f32: 16 instead of 23 per 64 bytes of indices. A token takes 23 us where the f32
-//! loop takes 33 (docs/kernels.md, "Why there are five tile loops").
+//! loop takes 33 (`--example matmul`).
 
 use super::schedule::*;
 use crate::activations::{I24_BLOCKS_PER_SCALE as BLOCKS_PER_SCALE, I24_VECTORS as VECTORS};

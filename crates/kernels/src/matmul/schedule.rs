@@ -18,7 +18,7 @@ pub(crate) const TILES_PER_PASS: usize = 4;
 pub(crate) const ROWS_PER_PASS: usize = TILES_PER_PASS * ROWS;
 /// Tokens whose sums are kept while rows are decoded piece by piece, on processors with few registers: 64 KB per pass of rows.
 pub(crate) const PIECE_TOKENS: usize = 64;
-/// Bytes between the read and the prefetch in each stream; measured on an EPYC 9004, see docs/results.md.
+/// Bytes between the read and the prefetch in each stream; measured on an EPYC 9004.
 pub(crate) const PREFETCH_DISTANCE: usize = 2048;
 
 /// Orders the rows of a matrix into tiles of four.

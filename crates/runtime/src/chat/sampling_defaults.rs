@@ -28,32 +28,19 @@ pub struct SamplingDefaults {
 const MAX_BYTES: u64 = 1 << 20;
 /// `top_k` of transformers where a model is sampled from and its file has none.
 const TOP_K: i64 = 50;
-/// Keys that change what is generated and have no effect here, with the numbers that mean the same.
-const IGNORED: [(&str, Option<f64>); 23] = [
-    ("num_beams", Some(1.0)),
-    ("num_beam_groups", Some(1.0)),
-    ("penalty_alpha", Some(0.0)),
-    ("no_repeat_ngram_size", Some(0.0)),
-    ("encoder_repetition_penalty", Some(1.0)),
-    ("epsilon_cutoff", Some(0.0)),
-    ("eta_cutoff", Some(0.0)),
-    ("top_h", None),
-    ("guidance_scale", Some(1.0)),
-    ("exponential_decay_length_penalty", None),
-    ("forced_bos_token_id", None),
-    ("forced_eos_token_id", None),
-    ("force_words_ids", None),
-    ("constraints", None),
-    ("watermarking_config", None),
-    ("dola_layers", None),
-    ("token_healing", None),
-    ("stop_strings", None),
-    ("max_time", None),
-    // Those of llama.cpp, which a GGUF file may give.
-    ("sequence", None),
-    ("xtc_probability", Some(0.0)),
-    ("mirostat", Some(0.0)),
-    ("dry_multiplier", Some(0.0)),
+/// Keys that change what is generated and have no effect here, with the number that means the same; the last of each are those of
+/// llama.cpp, which a GGUF file may give.
+const IGNORED: [(&str, Option<f64>); 3] = [
+    ("num_beams num_beam_groups encoder_repetition_penalty guidance_scale", Some(1.0)),
+    (
+        "penalty_alpha no_repeat_ngram_size epsilon_cutoff eta_cutoff xtc_probability mirostat dry_multiplier",
+        Some(0.0),
+    ),
+    (
+        "top_h exponential_decay_length_penalty forced_bos_token_id forced_eos_token_id force_words_ids constraints \
+         watermarking_config dola_layers token_healing stop_strings max_time sequence",
+        None,
+    ),
 ];
 
 impl SamplingDefaults {
@@ -119,12 +106,13 @@ impl SamplingDefaults {
             bad_words.chain(forbidden).map(|tokens| TokenBias { tokens, bias: f32::NEG_INFINITY });
         let min_tokens = count("min_new_tokens")?;
         let min_length = count("min_length")?.filter(|_| min_tokens.is_none()).unwrap_or(0);
-        let is_asked = |(name, neutral): &&(&str, Option<f64>)| match key(name) {
+        let is_asked = |(name, neutral): &(&'static str, Option<f64>)| match key(name) {
             None | Some(Value::Bool(false)) => false,
             Some(Value::Number(n)) => n.as_f64() != *neutral,
             Some(Value::Array(list)) => !list.is_empty(),
             Some(_) => true,
         };
+        let ignored = IGNORED.into_iter().flat_map(|(names, n)| names.split(' ').map(move |name| (name, n)));
         let limit = |name| count(name).map(|n| n.filter(|n| *n > 0));
         let defaults = SamplingDefaults {
             do_sample,
@@ -147,7 +135,7 @@ impl SamplingDefaults {
             min_length,
             max_new_tokens: limit("max_new_tokens")?,
             max_length: limit("max_length")?,
-            ignored: IGNORED.iter().filter(is_asked).map(|(name, _)| *name).collect(),
+            ignored: ignored.filter(is_asked).map(|(name, _)| name).collect(),
         };
         let all = SamplingSettings { temperature: defaults.settings.temperature, ..Default::default() };
         defaults.sampling(&all).check().map_err(|e| format!("`{}`: {}", e.field, e.what))?;

@@ -1,7 +1,7 @@
 //! The chat template of a model, from `chat_template.jinja` or `tokenizer_config.json`.
 
 use super::jinja::Jinja;
-use super::{message, prompt_text};
+use super::{ThoughtSplitter, message, prompt_text};
 use crate::tokenizer::Tokenizer;
 use crate::{Error, Result};
 use serde_json::{Map, Value};
@@ -26,18 +26,8 @@ const FALLBACK: &str = "{{ bos_token }}{% for m in messages %}{% if m.role == 's
 /// Text that ends an answer of [`FALLBACK`].
 const FALLBACK_STOP: &str = "\nUser:";
 /// Tokens that end a turn in the templates of published models. The files of a checkpoint often name only some of them.
-const TURN_ENDS: [&str; 10] = [
-    "<tool_response>",
-    "<end_of_turn>",
-    "<|im_end|>",
-    "<|eot_id|>",
-    "<|eom_id|>",
-    "<|call|>",
-    "<|return|>",
-    "<|tool_response>",
-    "<|end_of_text|>",
-    "<|endoftext|>",
-];
+const TURN_ENDS: &str = "<tool_response> <end_of_turn> <|im_end|> <|eot_id|> <|eom_id|> <|call|> <|return|> \
+                         <|tool_response> <|end_of_text|> <|endoftext|>";
 /// Keys of a message's thoughts in templates of published models.
 const THOUGHT_KEYS: [&str; 3] = ["reasoning_content", "reasoning", "thinking"];
 /// Switches of thinking in templates of published models.
@@ -135,7 +125,7 @@ impl ChatTemplate {
             thought_key: THOUGHT_KEYS.into_iter().find(|key| reads_key(text, key)),
             before_answer: None,
             turn_end: String::new(),
-            written_ends: TURN_ENDS.into_iter().filter(|end| text.contains(end)).collect(),
+            written_ends: TURN_ENDS.split(' ').filter(|end| text.contains(end)).collect(),
         };
         template.look_around_answers();
         // In harmony it ends a message of an answer, which goes on.
@@ -165,24 +155,11 @@ impl ChatTemplate {
     /// # Errors
     /// The template refuses the messages, or fails.
     pub fn render(&self, messages: &[Value], tools: Option<&[Value]>, answer: bool) -> Result<String> {
-        self.render_with(messages, tools, answer, &Map::new())
+        self.render_until(messages, tools, answer, &Map::new(), None)
     }
 
-    /// Renders a conversation like [`ChatTemplate::render`], with variables `own`, which replace the template's of the same name.
-    ///
-    /// # Errors
-    /// The template refuses the messages, or fails.
-    pub fn render_with(
-        &self,
-        messages: &[Value],
-        tools: Option<&[Value]>,
-        answer: bool,
-        own: &Map<String, Value>,
-    ) -> Result<String> {
-        self.render_until(messages, tools, answer, own, None)
-    }
-
-    /// Renders a conversation like [`ChatTemplate::render_with`], up to a deadline.
+    /// Renders a conversation like [`ChatTemplate::render`], with variables `own`, which replace the template's of the same name, up
+    /// to a deadline.
     ///
     /// # Errors
     /// The template refuses the messages, fails, or takes too many steps, too much memory or time.
@@ -231,7 +208,7 @@ impl ChatTemplate {
     /// Returns the tokens that end an answer besides the model's own: the special token that the template puts behind an answer,
     /// and those that end a turn in published templates.
     pub fn end_tokens(&self, tokenizer: &Tokenizer) -> Vec<u32> {
-        let known = TURN_ENDS.iter().filter_map(|name| tokenizer.id(name));
+        let known = TURN_ENDS.split(' ').filter_map(|name| tokenizer.id(name));
         prompt_text::first_special(tokenizer, &self.turn_end).into_iter().chain(known).collect()
     }
 
@@ -262,8 +239,9 @@ impl ChatTemplate {
         tools: Option<&[Value]>,
         own: &Map<String, Value>,
     ) -> Result<String> {
-        let asked = self.render_with(messages, tools, false, own)?;
-        Ok(text.strip_prefix(&asked).unwrap_or_default().to_string())
+        let asked = self.render_until(messages, tools, false, own, None)?;
+        let begun = text.strip_prefix(&asked).filter(|begun| !begun.is_empty());
+        Ok(begun.or_else(|| ThoughtSplitter::opened_by(text)).unwrap_or_default().to_string())
     }
 }
 

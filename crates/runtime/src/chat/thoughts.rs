@@ -119,6 +119,11 @@ impl ThoughtSplitter {
         TAGS.iter().map(|(open, _)| *open).chain([CHANNEL, START]).any(|mark| prompt.contains(mark))
     }
 
+    /// Returns the tag at the end of a prompt that opens thoughts.
+    pub fn opened_by(prompt: &str) -> Option<&'static str> {
+        TAGS.into_iter().map(|(open, _)| open).find(|open| prompt.trim_end().ends_with(open))
+    }
+
     /// Returns the text that brings an answer to where its text begins, for answers that have to follow a grammar.
     pub fn way_to_text(&self) -> &'static str {
         match (self.place, self.is_harmony) {

@@ -9,13 +9,13 @@
 //! forms, are checked when they are loaded.
 
 use super::contain::refuse;
-use serde::{Deserialize, Deserializer, de::Error as _};
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use serde::de::{DeserializeOwned, Error as _};
+use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::Value;
 use tokenizers::decoders::DecoderWrapper;
 use tokenizers::normalizers::NormalizerWrapper;
-use tokenizers::normalizers::replace::Replace;
-use tokenizers::tokenizer::pattern::Pattern;
-use tokenizers::utils::SysRegex;
 use tokenizers::{Decoder, NormalizedString, Normalizer};
 
 /// Largest growth of a text in a chain. Metaspace makes 3 bytes of a space, NFKC up to 11 bytes of one.
@@ -75,24 +75,14 @@ fn check_table(table: &str) -> Result<(), String> {
     if table.len() > MAX_TABLE_BYTES {
         return Err(format!("{what}: {} bytes of base64, more than {MAX_TABLE_BYTES}", table.len()));
     }
-    let digit = |b: u8| match b {
-        b'A'..=b'Z' => Some(b - b'A'),
-        b'a'..=b'z' => Some(b - b'a' + 26),
-        b'0'..=b'9' => Some(b - b'0' + 52),
-        b'+' => Some(62),
-        b'/' => Some(63),
-        _ => None,
-    };
-    // Six digits of base64 are 36 bits, most significant first.
-    let digits: Option<Vec<u8>> = table.bytes().take(6).map(digit).collect();
-    let Some(digits) = digits.filter(|d| d.len() == 6) else {
-        return Err(format!("{what}: not the base64 of a table"));
-    };
-    let bits = digits.iter().fold(0u64, |bits, d| bits << 6 | u64::from(*d));
-    let claimed = ((bits >> 4) as u32).swap_bytes();
-    match table.len() / 4 * 3 {
-        bytes if claimed as usize <= bytes => Ok(()),
-        bytes => Err(format!("{what}: a table of {claimed} bytes in {bytes}")),
+    let bytes = STANDARD.decode(table).ok();
+    let claimed = bytes.as_ref().and_then(|bytes| Some(u32::from_le_bytes(*bytes.first_chunk()?)));
+    match (claimed, table.len() / 4 * 3) {
+        (None, _) => Err(format!("{what}: not the base64 of a table")),
+        (Some(claimed), bytes) if claimed as usize > bytes => {
+            Err(format!("{what}: a table of {claimed} bytes in {bytes}"))
+        }
+        _ => Ok(()),
     }
 }
 
@@ -119,138 +109,78 @@ fn check_regex(regex: &str) -> Result<(), String> {
     }
 }
 
-/// Returns the type of a step as named in its file.
-fn type_name(value: &Value) -> String {
-    value["type"].as_str().unwrap_or("without a type").to_string()
-}
-
-/// Pattern and content of a replacement; they give the length of its result without computing the result.
-pub(super) struct Replacement {
-    regex: SysRegex,
+/// A replacement; it gives the length of its result without computing the result.
+struct Replacement {
+    /// Bytes that a match becomes.
     content: usize,
     /// Fewest bytes of a match; 0 if the pattern also matches between two characters.
     least: usize,
 }
 
 impl Replacement {
-    pub(super) fn of(replace: &Replace) -> Result<Replacement, String> {
-        let value = serde_json::to_value(replace).map_err(|e| e.to_string())?;
-        let (text, least) = match (value["pattern"]["String"].as_str(), value["pattern"]["Regex"].as_str()) {
-            (Some(text), _) => (escaped_regex(text), text.len()),
-            (_, Some(regex)) => (regex.to_string(), 0),
-            _ => return Err("a replacement without a pattern".into()),
-        };
-        let regex = SysRegex::new(&text).map_err(|e| e.to_string())?;
-        Ok(Replacement { regex, content: replace.content.len(), least })
+    /// Makes the replacement of a step in the library's own form; `None` where it is another step.
+    fn of(step: &Value) -> Option<Replacement> {
+        let content = step["content"].as_str().filter(|_| step["type"] == "Replace")?.len();
+        Some(Replacement { content, least: step["pattern"]["String"].as_str().map_or(0, str::len) })
     }
 
     /// Returns the most bytes that the replacement may make of `bytes` bytes.
-    pub(super) fn worst(&self, bytes: usize) -> usize {
-        match self.least {
-            0 => bytes.saturating_add(bytes.saturating_add(1).saturating_mul(self.content)),
-            least => bytes.saturating_add((bytes / least).saturating_mul(self.content)),
-        }
-    }
-
-    /// Returns the bytes that the replacement makes of `text`.
-    pub(super) fn exact(&self, text: &str) -> Result<usize, String> {
-        let pieces = (&self.regex).find_matches(text).map_err(|e| e.to_string())?;
-        let length = |((start, end), found): &((usize, usize), bool)| match found {
-            true => self.content,
-            false => end - start,
-        };
-        Ok(pieces.iter().map(length).fold(0, usize::saturating_add))
+    fn worst(&self, bytes: usize) -> usize {
+        let matches = bytes.checked_div(self.least).unwrap_or(bytes.saturating_add(1));
+        bytes.saturating_add(matches.saturating_mul(self.content))
     }
 }
 
-/// Makes a regular expression that matches exactly `text`.
-fn escaped_regex(text: &str) -> String {
-    let mut out = String::new();
-    for c in text.chars() {
-        if c.is_ascii() && !c.is_ascii_alphanumeric() && !c.is_ascii_whitespace() && !c.is_ascii_control() {
-            out.push('\\');
-        }
-        out.push(c);
-    }
-    out
+/// A normalizer or a decoder.
+pub trait StepOfChain: DeserializeOwned + Serialize {
+    /// Returns the steps of a sequence; `None` where this is a step.
+    fn inner(&self) -> Option<Vec<Self>>;
 }
 
-struct NormalizerStep {
+impl StepOfChain for NormalizerWrapper {
+    fn inner(&self) -> Option<Vec<Self>> {
+        match self {
+            NormalizerWrapper::Sequence(sequence) => Some(sequence.clone().into_iter().collect()),
+            _ => None,
+        }
+    }
+}
+
+impl StepOfChain for DecoderWrapper {
+    fn inner(&self) -> Option<Vec<Self>> {
+        match self {
+            DecoderWrapper::Sequence(sequence) => Some(sequence.get_decoders().to_vec()),
+            _ => None,
+        }
+    }
+}
+
+struct BoundedStep<S> {
     name: String,
-    normalizer: NormalizerWrapper,
+    step: S,
     replacement: Option<Replacement>,
 }
 
-impl NormalizerStep {
-    fn new(normalizer: NormalizerWrapper) -> Result<NormalizerStep, String> {
-        let name = type_name(&serde_json::to_value(&normalizer).map_err(|e| e.to_string())?);
-        let replacement = match &normalizer {
-            NormalizerWrapper::Replace(replace) => Some(Replacement::of(replace)?),
-            _ => None,
-        };
-        Ok(NormalizerStep { name, normalizer, replacement })
-    }
+/// Normalizers or decoders that run one after the other, each measured before it runs.
+pub struct BoundedChain<S>(Vec<BoundedStep<S>>);
 
-    /// Returns the bytes of the result or an upper bound of them; a number above `limit` if the result would be longer than that.
-    fn measure(&self, text: &str, limit: usize) -> Result<usize, String> {
-        use NormalizerWrapper::*;
-        // Largest growth of a byte, and bytes of text that are normalized at a time.
-        let (growth, piece) = match &self.normalizer {
-            Replace(_) => {
-                let replacement = self.replacement.as_ref().ok_or("a replacement without a pattern")?;
-                return match replacement.worst(text.len()) {
-                    worst if worst <= limit => Ok(worst),
-                    _ => replacement.exact(text),
-                };
-            }
-            Prepend(prepend) => return Ok(text.len().saturating_add(prepend.prepend.len())),
-            StripNormalizer(_) | StripAccents(_) | Nmt(_) => return Ok(text.len()),
-            ByteLevel(_) => (2, 4096),
-            // `İ`, 2 bytes, becomes `i̇`, 3 bytes.
-            Lowercase(_) => (2, 4096),
-            NFC(_) | NFD(_) => (3, 4096),
-            BertNormalizer(_) => (9, 4096),
-            // U+FDFA, 3 bytes, becomes 33 bytes.
-            NFKC(_) | NFKD(_) => (11, 4096),
-            // Any character may become a text of any length.
-            Precompiled(_) => (usize::MAX, 16),
-            // Sequences are flattened when they are loaded.
-            Sequence(_) => return Err("a sequence in a chain".into()),
-        };
-        let worst = text.len().saturating_mul(growth);
-        if worst <= limit {
-            return Ok(worst);
-        }
-        let (mut rest, mut bytes) = (text, 0usize);
-        while !rest.is_empty() && bytes <= limit {
-            let end = rest.char_indices().map(|(at, c)| at + c.len_utf8()).find(|end| *end >= piece);
-            let (one, others) = rest.split_at(end.unwrap_or(rest.len()));
-            let mut made = NormalizedString::from(one);
-            self.normalizer.normalize(&mut made).map_err(|e| e.to_string())?;
-            bytes = bytes.saturating_add(made.len());
-            rest = others;
-        }
-        Ok(bytes)
-    }
-}
-
-/// Normalizers that run one after the other, each measured before it runs.
-pub struct BoundedNormalizer {
-    steps: Vec<NormalizerStep>,
-}
-
-impl<'de> Deserialize<'de> for BoundedNormalizer {
+impl<'de, S: StepOfChain> Deserialize<'de> for BoundedChain<S> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        fn add(normalizer: NormalizerWrapper, steps: &mut Vec<NormalizerStep>) -> Result<(), String> {
-            if let NormalizerWrapper::Sequence(sequence) = normalizer {
-                return sequence.into_iter().try_for_each(|n| add(n, steps));
+        fn add<S: StepOfChain>(step: S, steps: &mut Vec<BoundedStep<S>>) -> Result<(), String> {
+            if let Some(inner) = step.inner() {
+                return inner.into_iter().try_for_each(|step| add(step, steps));
             }
-            steps.push(NormalizerStep::new(normalizer)?);
+            let value = serde_json::to_value(&step).map_err(|e| e.to_string())?;
+            let name = value["type"].as_str().unwrap_or("without a type").to_string();
+            steps.push(BoundedStep { name, step, replacement: Replacement::of(&value) });
             check_steps(steps.len())
         }
+        // Any JSON value is read first; a value that is no step then gets an error of its own.
+        let value = Value::deserialize(deserializer)?;
         let mut steps = Vec::new();
-        add(NormalizerWrapper::deserialize(deserializer)?, &mut steps).map_err(D::Error::custom)?;
-        Ok(BoundedNormalizer { steps })
+        add(serde_json::from_value(value).map_err(D::Error::custom)?, &mut steps)
+            .map_err(D::Error::custom)?;
+        Ok(BoundedChain(steps))
     }
 }
 
@@ -261,85 +191,73 @@ fn check_steps(steps: usize) -> Result<(), String> {
     }
 }
 
-impl BoundedNormalizer {
-    fn run(&self, text: &mut NormalizedString) -> Result<(), String> {
-        let limit = limit(text.len());
-        for step in &self.steps {
-            let bytes = step.measure(text.get(), limit)?;
-            if bytes > limit {
-                return Err(too_long(&step.name, bytes, limit));
-            }
-            step.normalizer.normalize(text).map_err(|e| format!("step {}: {e}", step.name))?;
-        }
-        Ok(())
+/// Returns the bytes that a normalizer makes of `text`, or an upper bound of them; a number above `limit` if the result would be
+/// longer than that.
+fn measure(step: &BoundedStep<NormalizerWrapper>, text: &str, limit: usize) -> Result<usize, String> {
+    use NormalizerWrapper::*;
+    if let Some(replacement) = &step.replacement {
+        return Ok(replacement.worst(text.len()));
     }
+    // Largest growth of a byte, and bytes of text that are normalized at a time.
+    let (growth, piece) = match &step.step {
+        Prepend(prepend) => return Ok(text.len().saturating_add(prepend.prepend.len())),
+        Replace(_) | Sequence(_) | StripNormalizer(_) | StripAccents(_) | Nmt(_) => return Ok(text.len()),
+        // `İ`, 2 bytes, becomes `i̇`, 3 bytes.
+        ByteLevel(_) | Lowercase(_) => (2, 4096),
+        NFC(_) | NFD(_) => (3, 4096),
+        BertNormalizer(_) => (9, 4096),
+        // U+FDFA, 3 bytes, becomes 33 bytes.
+        NFKC(_) | NFKD(_) => (11, 4096),
+        // Any character may become a text of any length.
+        Precompiled(_) => (usize::MAX, 16),
+    };
+    let worst = text.len().saturating_mul(growth);
+    if worst <= limit {
+        return Ok(worst);
+    }
+    let (mut rest, mut bytes) = (text, 0usize);
+    while !rest.is_empty() && bytes <= limit {
+        let end = rest.char_indices().map(|(at, c)| at + c.len_utf8()).find(|end| *end >= piece);
+        let (one, others) = rest.split_at(end.unwrap_or(rest.len()));
+        let mut made = NormalizedString::from(one);
+        step.step.normalize(&mut made).map_err(|e| e.to_string())?;
+        bytes = bytes.saturating_add(made.len());
+        rest = others;
+    }
+    Ok(bytes)
 }
 
-impl Normalizer for BoundedNormalizer {
+impl Normalizer for BoundedChain<NormalizerWrapper> {
     /// Normalizes `text`. A refusal unwinds to [`contain`](super::contain::contain), because the library drops errors of
     /// normalizers.
     fn normalize(&self, text: &mut NormalizedString) -> tokenizers::Result<()> {
-        self.run(text).unwrap_or_else(|what| refuse(format!("normalizer: {what}")));
+        let limit = limit(text.len());
+        let mut run = |step: &BoundedStep<NormalizerWrapper>| {
+            let bytes = measure(step, text.get(), limit)?;
+            if bytes > limit {
+                return Err(too_long(&step.name, bytes, limit));
+            }
+            step.step.normalize(text).map_err(|e| format!("step {}: {e}", step.name))
+        };
+        self.0.iter().try_for_each(&mut run).unwrap_or_else(|what| refuse(format!("normalizer: {what}")));
         Ok(())
     }
 }
 
-struct DecoderStep {
-    name: String,
-    decoder: DecoderWrapper,
-    replacement: Option<Replacement>,
-}
-
-/// Decoders that run one after the other, each measured before it runs.
-pub struct BoundedDecoder {
-    steps: Vec<DecoderStep>,
-}
-
-impl<'de> Deserialize<'de> for BoundedDecoder {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        fn add(decoder: DecoderWrapper, steps: &mut Vec<DecoderStep>) -> Result<(), String> {
-            if let DecoderWrapper::Sequence(sequence) = &decoder {
-                return sequence.get_decoders().iter().try_for_each(|d| add(d.clone(), steps));
-            }
-            let name = type_name(&serde_json::to_value(&decoder).map_err(|e| e.to_string())?);
-            let replacement = match &decoder {
-                DecoderWrapper::Replace(replace) => Some(Replacement::of(replace)?),
-                _ => None,
-            };
-            steps.push(DecoderStep { name, decoder, replacement });
-            check_steps(steps.len())
-        }
-        // Any JSON value is read first; a value that is no decoder then gets an error of its own.
-        let value = Value::deserialize(deserializer)?;
-        let decoder: DecoderWrapper = serde_json::from_value(value).map_err(D::Error::custom)?;
-        let mut steps = Vec::new();
-        add(decoder, &mut steps).map_err(D::Error::custom)?;
-        Ok(BoundedDecoder { steps })
-    }
-}
-
-impl Decoder for BoundedDecoder {
+impl Decoder for BoundedChain<DecoderWrapper> {
     fn decode_chain(&self, mut tokens: Vec<String>) -> tokenizers::Result<Vec<String>> {
         let bytes = |tokens: &[String]| tokens.iter().map(String::len).sum::<usize>();
         let limit = limit(bytes(&tokens));
-        for step in &self.steps {
-            let mut made = bytes(&tokens);
-            if let Some(replacement) = &step.replacement {
-                made = tokens.iter().map(|t| replacement.worst(t.len())).fold(0, usize::saturating_add);
-                if made > limit {
-                    made = 0;
-                    for token in &tokens {
-                        made = made.saturating_add(replacement.exact(token)?);
-                    }
-                }
-            }
+        for BoundedStep { name, step, replacement } in &self.0 {
+            let worst = |token: &String| replacement.as_ref().map_or(token.len(), |r| r.worst(token.len()));
+            let mut made = tokens.iter().map(worst).fold(0, usize::saturating_add);
             if made <= limit {
                 // Every other decoder adds at most a space to a character or a token.
-                tokens = step.decoder.decode_chain(tokens)?;
+                tokens = step.decode_chain(tokens)?;
                 made = bytes(&tokens);
             }
             if made > limit {
-                return Err(format!("decoder: {}", too_long(&step.name, made, limit)).into());
+                return Err(format!("decoder: {}", too_long(name, made, limit)).into());
             }
         }
         Ok(tokens)

@@ -6,10 +6,10 @@
 mod bounded;
 mod contain;
 #[cfg(test)]
-mod mutations;
+mod tests;
 
 use crate::{Error, Result};
-use bounded::{BoundedDecoder, BoundedNormalizer};
+use bounded::BoundedChain;
 use contain::contain;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
@@ -17,13 +17,20 @@ use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use tokenizers::models::ModelWrapper;
-use tokenizers::{PostProcessorWrapper, PreTokenizerWrapper, TokenizerImpl};
+use tokenizers::{
+    DecoderWrapper, NormalizerWrapper, PostProcessorWrapper, PreTokenizerWrapper, TokenizerImpl,
+};
 
 /// Largest `tokenizer.json` that is read, in bytes; Gemma's has about 32 MB.
 const MAX_TOKENIZER_BYTES: u64 = 512 << 20;
 
-type Inner =
-    TokenizerImpl<ModelWrapper, BoundedNormalizer, PreTokenizerWrapper, PostProcessorWrapper, BoundedDecoder>;
+type Inner = TokenizerImpl<
+    ModelWrapper,
+    BoundedChain<NormalizerWrapper>,
+    PreTokenizerWrapper,
+    PostProcessorWrapper,
+    BoundedChain<DecoderWrapper>,
+>;
 
 /// Converts text to ids and back, by a `tokenizer.json`.
 ///
@@ -120,9 +127,7 @@ impl Tokenizer {
     /// # Errors
     /// The tokenizer fails on the text, or lengthens it too much.
     pub fn encode(&self, text: &str, bos: Option<u32>) -> Result<Vec<u32>> {
-        let encoding = called(|| self.inner.encode(text, true))
-            .map_err(|e| Error::invalid(&self.path, format!("tokenizer: cannot encode the text: {e}")))?;
-        let mut ids = encoding.get_ids().to_vec();
+        let mut ids = self.ids_of(text, true)?;
         if let Some(bos) = bos.filter(|bos| ids.first() != Some(bos)) {
             ids.insert(0, bos);
         }
@@ -134,7 +139,11 @@ impl Tokenizer {
     /// # Errors
     /// Fails like [`Tokenizer::encode`].
     pub fn encode_written(&self, text: &str) -> Result<Vec<u32>> {
-        let encoding = called(|| self.inner.encode(text, false))
+        self.ids_of(text, false)
+    }
+
+    fn ids_of(&self, text: &str, adds_special: bool) -> Result<Vec<u32>> {
+        let encoding = called(|| self.inner.encode(text, adds_special))
             .map_err(|e| Error::invalid(&self.path, format!("tokenizer: cannot encode the text: {e}")))?;
         Ok(encoding.get_ids().to_vec())
     }
@@ -201,14 +210,10 @@ fn load(text: &[u8]) -> std::result::Result<Inner, String> {
     inner.with_padding(None);
     called(|| inner.with_truncation(None).map(|_| ()))?;
     // In the library's own form every step has its type.
-    if let Some(part) = inner.get_pre_tokenizer() {
-        let value = serde_json::to_value(part).map_err(|e| e.to_string())?;
-        bounded::check_pre_tokenizer(&value).map_err(in_part("pre_tokenizer"))?;
-    }
-    if let Some(part) = inner.get_post_processor() {
-        let value = serde_json::to_value(part).map_err(|e| e.to_string())?;
-        bounded::check_post_processor(&value).map_err(in_part("post_processor"))?;
-    }
+    let own = serde_json::to_value((inner.get_pre_tokenizer(), inner.get_post_processor()));
+    let own = own.map_err(|e| e.to_string())?;
+    bounded::check_pre_tokenizer(&own[0]).map_err(in_part("pre_tokenizer"))?;
+    bounded::check_post_processor(&own[1]).map_err(in_part("post_processor"))?;
     if let ModelWrapper::WordPiece(model) = inner.get_model()
         && model.max_input_chars_per_word > bounded::MAX_WORD_CHARS
     {
@@ -280,35 +285,5 @@ impl<'a> TextStream<'a> {
         let last = &self.ids[self.ids.len().saturating_sub(3)..];
         let names: String = last.iter().map(|id| self.tokenizer.name(*id)).collect();
         ["\u{fffd}", "ï¿½", "<0xEF><0xBF><0xBD>"].iter().any(|name| names.ends_with(name))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// Returns the pieces of a stream over the tokens of a vocabulary.
-    fn pieces(decoder: &str, names: &[&str], ids: &[u32]) -> Vec<String> {
-        let vocab: serde_json::Map<String, Value> =
-            names.iter().zip(0u32..).map(|(name, id)| (name.to_string(), id.into())).collect();
-        let file = serde_json::json!({
-            "decoder": {"type": decoder, "add_prefix_space": false, "trim_offsets": false, "use_regex": false},
-            "model": {"type": "BPE", "vocab": vocab, "merges": [], "byte_fallback": decoder == "ByteFallback"},
-        });
-        let tokenizer = Tokenizer::from_bytes(file.to_string().as_bytes(), Path::new("t.json")).unwrap();
-        let mut stream = TextStream::new(&tokenizer, &[]).unwrap();
-        ids.iter().map(|id| stream.push(*id).unwrap()).collect()
-    }
-
-    #[test]
-    fn a_replacement_character_of_its_own_is_text_and_a_part_of_a_character_waits() {
-        let letters = ["a", "ï¿½", "ï", "¿", "½", "Ã", "¤"];
-        assert_eq!(pieces("ByteLevel", &letters, &[0, 1, 0]), ["a", "\u{fffd}", "a"]);
-        assert_eq!(pieces("ByteLevel", &letters, &[2, 3, 4]), ["", "", "\u{fffd}"]);
-        assert_eq!(pieces("ByteLevel", &letters, &[0, 5, 6]), ["a", "", "ä"]);
-        let bytes = ["a", "\u{fffd}", "<0xEF>", "<0xBF>", "<0xBD>", "<0xC3>", "<0xA4>"];
-        assert_eq!(pieces("ByteFallback", &bytes, &[0, 1]), ["a", "\u{fffd}"]);
-        assert_eq!(pieces("ByteFallback", &bytes, &[0, 5, 6]), ["a", "", "ä"]);
-        assert_eq!(pieces("ByteFallback", &bytes, &[2, 3, 4]).concat(), "\u{fffd}");
     }
 }

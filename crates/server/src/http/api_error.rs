@@ -32,6 +32,16 @@ impl ApiError {
         ApiError::new(StatusCode::BAD_REQUEST, message)
     }
 
+    /// Makes the error of what the server cannot do now.
+    pub fn unavailable(message: impl Into<String>, code: &'static str) -> ApiError {
+        ApiError::new(StatusCode::SERVICE_UNAVAILABLE, message).with_code(code)
+    }
+
+    /// Makes the error of a server that takes no more requests.
+    pub fn closing() -> ApiError {
+        ApiError::unavailable("the server is closing", "closing")
+    }
+
     /// Makes the error of an invalid parameter.
     pub fn param(name: impl Into<Cow<'static, str>>, message: impl std::fmt::Display) -> ApiError {
         let name = name.into();

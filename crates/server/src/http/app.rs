@@ -2,7 +2,6 @@
 
 use super::access::{ApiKeys, Hosts, Origins};
 use super::served_models::Models;
-use crate::batching::{AnswerEvent, Sink};
 use std::time::Duration;
 use tokio::sync::Semaphore;
 
@@ -49,17 +48,4 @@ pub struct App {
     pub large: Semaphore,
     /// Start of the server, in seconds since 1970.
     pub created: u64,
-}
-
-/// A sink in place of a request's own until that is connected.
-pub struct Unconnected;
-
-impl Sink for Unconnected {
-    fn send(&mut self, _event: AnswerEvent) -> bool {
-        false
-    }
-
-    fn is_gone(&self) -> bool {
-        true
-    }
 }

@@ -11,15 +11,16 @@ mod requests;
 mod routes;
 mod served_models;
 mod stream;
-mod timed_io;
 
 pub use app::ServerSettings;
 pub use served_models::{Models, OpenBundle, OpenedBundle};
 
 use crate::{Error, Result};
 use access::{ApiKeys, Hosts, Origins};
+use api::Api;
 use app::App;
 use axum::Router;
+use axum::extract::{Request, State};
 use axum::routing::{get, post};
 use hyper::service::Service;
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -32,10 +33,10 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::task::Poll;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
-use timed_io::TimedIo;
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
+use tokio_io_timeout::TimeoutWriter;
 
 /// Threads that read requests, render templates, tokenize texts and compile grammars. Each of these has a budget of time;
 /// many threads let a quick request pass slow ones.
@@ -107,16 +108,18 @@ pub fn serve(
 }
 
 fn router(app: &Arc<App>) -> Router {
+    let answer =
+        |api| post(move |State(app): State<Arc<App>>, request: Request| routes::answer(app, request, api));
     Router::new()
         .route("/", get(routes::page))
         .route("/health", get(routes::health))
         .route("/metrics", get(routes::metrics))
         .route("/v1/models", get(routes::models))
         .route("/v1/models/{*id}", get(routes::model))
-        .route("/v1/chat/completions", post(routes::chat))
-        .route("/v1/completions", post(routes::completions))
-        .route("/v1/responses", post(routes::responses))
-        .route("/v1/messages", post(routes::messages))
+        .route("/v1/chat/completions", answer(Api::Chat))
+        .route("/v1/completions", answer(Api::Completion))
+        .route("/v1/responses", answer(Api::Responses))
+        .route("/v1/messages", answer(Api::Messages))
         .route("/v1/messages/count_tokens", post(routes::message_tokens))
         .route("/v1/embeddings", post(routes::embeddings))
         .fallback(routes::nothing_here)
@@ -203,7 +206,10 @@ fn serve_connection(
     // Tokens are small and should not wait for each other.
     let _ = stream.set_nodelay(true);
     let routed = TowerToHyperService::new(service.clone());
-    let io = TokioIo::new(TimedIo::new(stream, app.settings.body_timeout));
+    // Clients that do not read free their place.
+    let mut timed = TimeoutWriter::new(stream);
+    timed.set_timeout(Some(app.settings.body_timeout));
+    let io = TokioIo::new(Box::pin(timed));
     let connection = hyper::server::conn::http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(app.settings.body_timeout)

@@ -3,17 +3,18 @@
 use super::answers::AnswerHeader;
 use super::api::Api;
 use super::api_error::ApiError;
-use super::app::{App, Unconnected};
+use super::app::App;
 use super::requests::{Body, OfferedTools, Params, Prompts, ShownThoughts, parse, template_messages};
 use super::served_models::ServedModel;
-use super::stream::PartSplitter;
-use crate::batching::Job;
+use super::stream::{ChannelSink, PartSplitter};
+use crate::batching::{AnswerEvent, Job};
 use crate::grammar::AnswerGrammar;
 use crate::tool_calls::{CallForm, CallParser};
 use anemoe_runtime::chat::ThoughtSplitter;
 use serde_json::Value;
 use std::sync::Arc;
 use std::time::Instant;
+use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
 /// Most prompts of a completion.
 const MOST_PROMPTS: usize = 64;
@@ -30,6 +31,8 @@ pub struct PreparedRequest {
     pub jobs: Vec<Job>,
     /// Splitter of each choice's text.
     pub splitters: Vec<PartSplitter>,
+    /// Events of all choices, by their index.
+    pub events: UnboundedReceiver<(usize, AnswerEvent)>,
 }
 
 /// Prepares a request; its answers have to end by `deadline`.
@@ -88,6 +91,7 @@ pub fn prepare(app: &App, bytes: &[u8], api: Api, deadline: Instant) -> Result<P
         model.call_form.as_ref().filter(|_| tools.is_single && calls.is_some()).and_then(CallForm::end_tag);
     stops.extend(end_tag.map(str::to_string));
     let (mut jobs, mut splitters) = (Vec::new(), Vec::new());
+    let (sender, events) = unbounded_channel();
     for prompt in &prompts {
         let shows = app.settings.shows_thoughts;
         let splits = api != Api::Completion && !(shows && params.thoughts == ShownThoughts::Inside);
@@ -113,14 +117,14 @@ pub fn prepare(app: &App, bytes: &[u8], api: Api, deadline: Instant) -> Result<P
                 logprobs: params.logprobs,
                 grammar: grammar.as_ref().map(AnswerGrammar::another),
                 deadline: Some(deadline),
-                sink: Box::new(Unconnected),
+                sink: Box::new(ChannelSink { index: jobs.len(), sender: sender.clone() }),
             });
         }
     }
-    Ok(PreparedRequest { model, header, params, jobs, splitters })
+    Ok(PreparedRequest { model, header, params, jobs, splitters, events })
 }
 
-/// AnswerCounts the tokens of a request's prompt.
+/// Counts the tokens of a request's prompt.
 ///
 /// # Errors
 /// The request is wrong.
@@ -163,28 +167,23 @@ fn grammar(
     if params.schema.is_some() && !tools.forced.is_empty() {
         return Err(ApiError::param("response_format", "an answer that has to be a call has no format"));
     }
-    let (form, schema) = (model.call_form.as_ref(), &params.schema);
-    let (grammar, field) = match (form, schema) {
-        (None, _) if !tools.forced.is_empty() => {
-            let what =
-                "a call cannot be forced: the form in which this model's template writes calls is not known";
-            return Err(ApiError::param("tool_choice", what));
-        }
-        (Some(form), None) if !tools.forced.is_empty() => {
-            let parameters = tools.forced.iter().map(|tool| &tool["function"]["parameters"]);
-            let lark = || form.grammar(&tools.forced, &model.tokenizer);
-            (model.grammars.calls(&model.model, parameters, lark), "tools")
-        }
+    let (form, schema) = (model.call_form.as_ref(), params.schema.as_ref());
+    if form.is_none() && !tools.forced.is_empty() {
+        let what =
+            "a call cannot be forced: the form in which this model's template writes calls is not known";
+        return Err(ApiError::param("tool_choice", what));
+    }
+    let callable: Vec<&Value> = match schema {
+        None => tools.forced.clone(),
         // A call, or the text of the schema.
-        (Some(form), Some(schema)) if !tools.shown.is_empty() => {
-            let all: Vec<&Value> = tools.shown.iter().collect();
-            let parameters = all.iter().map(|tool| &tool["function"]["parameters"]);
-            let lark = || form.grammar(&all, &model.tokenizer);
-            (model.grammars.calls_or_json(&model.model, parameters, lark, schema), "response_format")
-        }
-        (_, Some(schema)) => (model.grammars.json(&model.model, schema.clone()), "response_format"),
-        (_, None) => return Ok(None),
+        Some(_) => tools.shown.iter().filter(|_| form.is_some()).collect(),
     };
+    if callable.is_empty() && schema.is_none() {
+        return Ok(None);
+    }
+    let lark = || form.map(|form| form.grammar(&callable, &model.tokenizer)).unwrap_or_default();
+    let grammar = model.grammars.answer(&model.model, &callable, schema, lark);
+    let field = if schema.is_some() { "response_format" } else { "tools" };
     grammar.map(Some).map_err(|e| ApiError::param(field, e))
 }
 
@@ -211,9 +210,20 @@ fn chat_prompt(
     }
     let wrong = |e: anemoe_runtime::Error| ApiError::param("messages", e.what());
     let variables = body.template_variables()?;
-    let mut text =
-        template.render_until(&messages, tools, true, &variables, Some(deadline)).map_err(wrong)?;
-    let mut beginning = match ThoughtSplitter::may_begin_in(&text) {
+    let mut text = template
+        .render_until(&messages, tools, !body.continues, &variables, Some(deadline))
+        .map_err(wrong)?;
+    if let Some(last) = messages.last().filter(|_| body.continues) {
+        let begun = last["content"].as_str().unwrap_or_default().trim();
+        let at = text.rfind(begun).ok_or_else(|| {
+            ApiError::param(
+                "messages",
+                "the chat template of this model changes the last one, which cannot go on",
+            )
+        })?;
+        text.truncate(at + begun.len());
+    }
+    let mut beginning = match !body.continues && ThoughtSplitter::may_begin_in(&text) {
         true => template.beginning_of_answer(&text, &messages, tools, &variables).map_err(wrong)?,
         false => String::new(),
     };

@@ -7,7 +7,7 @@ use super::app::App;
 use super::body::read_body;
 use super::prepare::{PreparedRequest, count_tokens, prepare};
 use super::served_models::BUSY;
-use super::stream::{ChannelSink, ComingAnswers};
+use super::stream::ComingAnswers;
 use crate::batching::Refusal;
 use axum::Json;
 use axum::body::Body as HttpBody;
@@ -18,7 +18,6 @@ use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use tokio::sync::mpsc::unbounded_channel;
 
 /// Size of a body from which on few requests are prepared at the same time, in bytes.
 const LARGE_BODY: usize = 256 << 10;
@@ -29,23 +28,7 @@ const PAGE: &str = include_str!("page.html");
 const PAGE_POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; \
                            base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
-pub async fn chat(State(app): State<Arc<App>>, request: Request) -> Response {
-    answer(app, request, Api::Chat).await
-}
-
-pub async fn completions(State(app): State<Arc<App>>, request: Request) -> Response {
-    answer(app, request, Api::Completion).await
-}
-
-pub async fn responses(State(app): State<Arc<App>>, request: Request) -> Response {
-    answer(app, request, Api::Responses).await
-}
-
-pub async fn messages(State(app): State<Arc<App>>, request: Request) -> Response {
-    answer(app, request, Api::Messages).await
-}
-
-/// AnswerCounts the tokens of a prompt of `/v1/messages`.
+/// Counts the tokens of a prompt of `/v1/messages`.
 pub async fn message_tokens(State(app): State<Arc<App>>, request: Request) -> Response {
     let api = Api::Messages;
     let deadline = Instant::now() + app.settings.request_timeout;
@@ -56,7 +39,8 @@ pub async fn message_tokens(State(app): State<Arc<App>>, request: Request) -> Re
     }
 }
 
-async fn answer(app: Arc<App>, request: Request, api: Api) -> Response {
+/// Answers a request of an API.
+pub async fn answer(app: Arc<App>, request: Request, api: Api) -> Response {
     let answered = try_answer(app, request, api).await;
     answered.unwrap_or_else(|e| e.named_for(api).response(api))
 }
@@ -64,21 +48,14 @@ async fn answer(app: Arc<App>, request: Request, api: Api) -> Response {
 async fn try_answer(app: Arc<App>, request: Request, api: Api) -> Result<Response, ApiError> {
     let deadline = Instant::now() + app.settings.request_timeout;
     let work = move |app: &App, bytes: &[u8]| prepare(app, bytes, api, deadline);
-    let PreparedRequest { model, header, params, mut jobs, splitters } =
+    let PreparedRequest { model, header, params, jobs, splitters, events } =
         prepared(&app, request, deadline, work).await?;
-    let (sender, events) = unbounded_channel();
-    for (index, job) in jobs.iter_mut().enumerate() {
-        job.sink = Box::new(ChannelSink { index, sender: sender.clone() });
-    }
-    drop(sender);
     model.batcher.submit(jobs).map_err(|refusal| match refusal {
         Refusal::QueueFull => {
-            ApiError::new(StatusCode::TOO_MANY_REQUESTS, "too many requests wait; try again later")
-                .with_code("queue_full")
+            let what = "too many requests wait; try again later";
+            ApiError::new(StatusCode::TOO_MANY_REQUESTS, what).with_code("queue_full")
         }
-        Refusal::Closed => {
-            ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "the server is closing").with_code("closing")
-        }
+        Refusal::Closed => ApiError::closing(),
     })?;
     let coming = ComingAnswers::new(writer(header), events, splitters, params.choices);
     if !params.stream {
@@ -117,10 +94,7 @@ async fn prepared<T: Send + 'static>(
         Ok(done) => done.unwrap_or_else(|_| {
             Err(ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "the request could not be prepared"))
         }),
-        Err(_) => {
-            let what = "the request took longer than this server allows";
-            Err(ApiError::new(StatusCode::SERVICE_UNAVAILABLE, what).with_code("timeout"))
-        }
+        Err(_) => Err(ApiError::unavailable("the request took longer than this server allows", "timeout")),
     }
 }
 
@@ -139,25 +113,13 @@ pub async fn models(State(app): State<Arc<App>>) -> Json<Value> {
 
 pub async fn model(State(app): State<Arc<App>>, uri: Uri) -> Result<Json<Value>, ApiError> {
     let id = uri.path().strip_prefix("/v1/models/").unwrap_or_default();
-    let id = percent_decoded(id);
+    // Bytes that are no text become replacement characters.
+    let id = percent_encoding::percent_decode_str(id).decode_utf8_lossy();
     if !app.models.ids().any(|known| known == id) {
         let what = format!("there is no model `{}`", id.escape_debug());
         return Err(ApiError::new(StatusCode::NOT_FOUND, what).with_code("model_not_found"));
     }
     Ok(Json(model_json(&app, &id)))
-}
-
-/// Decodes a part of a path; bytes that are no text become replacement characters.
-fn percent_decoded(text: &str) -> String {
-    let mut bytes = Vec::with_capacity(text.len());
-    let mut rest = text.as_bytes();
-    while let [first, behind @ ..] = rest {
-        let digits = behind.get(..2).and_then(|two| std::str::from_utf8(two).ok());
-        let code = digits.filter(|_| *first == b'%').and_then(|two| u8::from_str_radix(two, 16).ok());
-        bytes.push(code.unwrap_or(*first));
-        rest = if code.is_some() { &behind[2..] } else { behind };
-    }
-    String::from_utf8_lossy(&bytes).into_owned()
 }
 
 /// Removes repeated slashes, and one at the end, which clients write by mistake.
@@ -220,23 +182,12 @@ pub async fn wrong_method() -> ApiError {
 
 /// Returns the path's name in metrics: one of few names for any path.
 fn known_path(path: &str) -> &'static str {
-    const PATHS: [&str; 11] = [
-        "/",
-        "/health",
-        "/metrics",
-        "/v1/chat/completions",
-        "/v1/completions",
-        "/v1/embeddings",
-        "/v1/messages",
-        "/v1/messages/count_tokens",
-        "/v1/models",
-        "/v1/responses",
-        "/v1",
-    ];
+    const PATHS: &str = "/ /health /metrics /v1 /v1/chat/completions /v1/completions /v1/embeddings /v1/messages \
+                         /v1/messages/count_tokens /v1/models /v1/responses";
     if path.starts_with("/v1/models/") {
         return "/v1/models/{id}";
     }
-    PATHS.into_iter().find(|p| *p == path).unwrap_or("other")
+    PATHS.split(' ').find(|p| *p == path).unwrap_or("other")
 }
 
 /// Checks the name of the server and the API key, adds CORS headers, counts and logs the request.
@@ -284,15 +235,6 @@ mod tests {
             let mut uri: Uri = path.parse().unwrap();
             tidy_path(&mut uri);
             assert_eq!(uri.to_string(), tidy);
-        }
-    }
-
-    #[test]
-    fn names_in_paths_are_decoded() {
-        for (text, name) in
-            [("a%2Fb", "a/b"), ("%ff", "\u{fffd}"), ("%", "%"), ("%4", "%4"), ("%zz%41", "%zzA")]
-        {
-            assert_eq!(percent_decoded(text), name);
         }
     }
 }

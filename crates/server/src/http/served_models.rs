@@ -205,8 +205,7 @@ impl Models {
     /// There is no such model, its bundle cannot be opened, or too many others are in use.
     pub fn get(&self, name: Option<&str>) -> std::result::Result<Arc<ServedModel>, ApiError> {
         if self.is_closing() {
-            let what = "the server is closing";
-            return Err(ApiError::new(StatusCode::SERVICE_UNAVAILABLE, what).with_code("closing"));
+            return Err(ApiError::closing());
         }
         let place = match (name, self.places.as_slice()) {
             (None, [place]) => place,
@@ -223,7 +222,7 @@ impl Models {
         };
         let busy = || {
             let what = "all models that may be open together are in use; try again later";
-            ApiError::new(StatusCode::SERVICE_UNAVAILABLE, what).with_code(BUSY)
+            ApiError::unavailable(what, BUSY)
         };
         let is_other = |(id, asked): &(String, Instant)| *id != place.id && asked.elapsed() < TURN;
         if locked(&self.waiting).as_ref().is_some_and(is_other) {

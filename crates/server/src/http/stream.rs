@@ -1,9 +1,9 @@
 //! Turns events of the batcher into a whole answer, or into server-sent events.
 
-use super::answers::{AnswerCounts, AnswerWriter, ChoiceAnswer, PlacedToken, ReplyPart};
+use super::answers::{AnswerCounts, AnswerWriter, ChoiceAnswer, PlacedToken};
 use super::api_error::ApiError;
 use crate::batching::{AnswerEvent, ChosenToken, EndReason, JobFailure, Sink};
-use crate::tool_calls::{AnswerPart as CallPart, CallParser};
+use crate::tool_calls::{AnswerPart, CallParser};
 use anemoe_runtime::chat::{AnswerPiece, ThoughtSplitter};
 use axum::http::StatusCode;
 use futures_core::Stream;
@@ -34,12 +34,11 @@ impl Sink for ChannelSink {
 
 /// Makes the error that a client receives when an answer fails.
 fn failure(failure: &JobFailure) -> ApiError {
-    let status = StatusCode::SERVICE_UNAVAILABLE;
     match failure {
         JobFailure::Timeout => {
-            ApiError::new(status, "the answer took longer than this server allows").with_code("timeout")
+            ApiError::unavailable("the answer took longer than this server allows", "timeout")
         }
-        JobFailure::Closing => ApiError::new(status, "the server is closing").with_code("closing"),
+        JobFailure::Closing => ApiError::closing(),
         JobFailure::Grammar(what) => {
             ApiError::invalid(format!("the answer cannot be held to its grammar: {what}"))
         }
@@ -64,7 +63,7 @@ pub struct PartSplitter {
 }
 
 impl PartSplitter {
-    fn parts(&mut self, text: &str, end: Option<EndReason>) -> Vec<ReplyPart> {
+    fn parts(&mut self, text: &str, end: Option<EndReason>) -> Vec<AnswerPart> {
         let mut pieces = match &mut self.thoughts {
             Some(splitter) => splitter.push(text),
             None => vec![AnswerPiece::Text(text.into())],
@@ -75,34 +74,25 @@ impl PartSplitter {
         let mut parts = Vec::new();
         for piece in pieces {
             match piece {
-                AnswerPiece::Thought(text) if self.shows_thoughts => parts.push(ReplyPart::Thought(text)),
+                AnswerPiece::Thought(text) if self.shows_thoughts => parts.push(AnswerPart::Thought(text)),
                 AnswerPiece::Thought(_) => {}
                 AnswerPiece::Text(text) => match &mut self.calls {
-                    Some(parser) => parts.extend(parser.push(&text).into_iter().map(ReplyPart::from)),
-                    None => parts.push(ReplyPart::Text(text)),
+                    Some(parser) => parts.extend(parser.push(&text)),
+                    None => parts.push(AnswerPart::Text(text)),
                 },
             }
         }
         if let (Some(parser), Some(reason)) = (&mut self.calls, end) {
-            parts.extend(parser.finish(reason == EndReason::Length).into_iter().map(ReplyPart::from));
+            parts.extend(parser.finish(reason == EndReason::Length));
         }
         parts.retain(
-            |part| !matches!(part, ReplyPart::Text(text) | ReplyPart::Thought(text) if text.is_empty()),
+            |part| !matches!(part, AnswerPart::Text(text) | AnswerPart::Thought(text) if text.is_empty()),
         );
         parts
     }
 
     fn is_thinking(&self) -> bool {
         self.thoughts.as_ref().is_some_and(ThoughtSplitter::is_thinking)
-    }
-}
-
-impl From<CallPart> for ReplyPart {
-    fn from(part: CallPart) -> ReplyPart {
-        match part {
-            CallPart::Text(text) => ReplyPart::Text(text),
-            CallPart::Call(call) => ReplyPart::Call(call),
-        }
     }
 }
 
@@ -123,7 +113,7 @@ pub struct ComingAnswers {
 /// Parts of a choice's answer that an event brought.
 struct NewParts {
     index: usize,
-    parts: Vec<ReplyPart>,
+    parts: Vec<AnswerPart>,
     token: Option<ChosenToken>,
     is_end: bool,
 }
@@ -213,9 +203,9 @@ impl EventStream {
     /// Queues parts of a choice. Its token goes with the first text, or alone if there is none.
     fn send(&mut self, new: NewParts) {
         let NewParts { index, mut parts, token, is_end } = new;
-        let is_text = |part: &ReplyPart| matches!(part, ReplyPart::Text(_) | ReplyPart::Thought(_));
+        let is_text = |part: &AnswerPart| matches!(part, AnswerPart::Text(_) | AnswerPart::Thought(_));
         if token.is_some() && !parts.iter().any(is_text) {
-            parts.insert(0, ReplyPart::Text(String::new()));
+            parts.insert(0, AnswerPart::Text(String::new()));
         }
         let offset = self.offsets[index];
         let mut placed = token.as_ref().map(|choice| PlacedToken { choice, offset });

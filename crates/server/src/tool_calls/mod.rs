@@ -38,6 +38,8 @@ pub struct ToolCall {
 /// Part of an answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum AnswerPart {
+    /// Thoughts.
+    Thought(String),
     /// Text for the user.
     Text(String),
     /// A tool call.

@@ -151,7 +151,7 @@ fn check_all<'t>(form: &CallForm, rows: impl IntoIterator<Item = (&'t str, Optio
                 AnswerPart::Call(c) => {
                     Some(json!([c.name, serde_json::from_str::<Value>(&c.arguments).unwrap()]))
                 }
-                AnswerPart::Text(_) => None,
+                AnswerPart::Text(_) | AnswerPart::Thought(_) => None,
             })
             .collect();
         match read {

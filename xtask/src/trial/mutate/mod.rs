@@ -2,7 +2,6 @@
 
 mod bytes;
 mod json_values;
-mod protobuf;
 mod tensors;
 
 pub use bytes::damage_bytes;
@@ -19,8 +18,8 @@ pub enum FileFormat {
     Gguf,
     Npy,
     Npz,
-    Protobuf,
     Weights,
+    Binary,
     Other,
 }
 
@@ -33,7 +32,7 @@ pub fn format(path: &Path) -> FileFormat {
         "gguf" => FileFormat::Gguf,
         "npy" => FileFormat::Npy,
         "npz" => FileFormat::Npz,
-        "mlmodel" => FileFormat::Protobuf,
+        "mlmodel" => FileFormat::Binary,
         "bin" if path.ends_with("weights/weight.bin") => FileFormat::Weights,
         _ => FileFormat::Other,
     }
@@ -48,7 +47,7 @@ pub fn structure(file: &mut Vec<u8>, format: FileFormat, r: &mut Choices) {
         FileFormat::Gguf => tensors::gguf(file, r),
         FileFormat::Npy => tensors::npy(file, r),
         FileFormat::Npz => tensors::npz(file, r),
-        FileFormat::Protobuf => *file = protobuf::edit(file, r),
+        FileFormat::Binary => damage_bytes(file, r),
         FileFormat::Weights => blobs(file, r),
         FileFormat::Other => cells(file, r),
     }

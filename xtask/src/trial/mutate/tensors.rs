@@ -24,18 +24,8 @@ pub fn safetensors(file: &mut Vec<u8>, r: &mut Choices) {
     match entry {
         Some(entry) if !r.once_in(3) && entry.get("shape").is_some() => match r.below(6) {
             0 => {
-                entry["dtype"] = json!(*r.pick(&[
-                    "F32",
-                    "F16",
-                    "BF16",
-                    "F64",
-                    "I64",
-                    "U8",
-                    "BOOL",
-                    "F8_E4M3",
-                    "",
-                    "\u{1b}[1m"
-                ]))
+                let types: Vec<&str> = "F32 F16 BF16 F64 I64 U8 BOOL F8_E4M3 \u{1b}[1m ".split(' ').collect();
+                entry["dtype"] = json!(r.pick(&types));
             }
             1 => entry["shape"] = json!([r.edge(), r.edge()]),
             2 => {

@@ -1,12 +1,12 @@
 //! Measures passes over drafts, and decoding with drafts beside plain decoding.
 
 use super::bench_report::{DraftPass, Drafts};
-use super::bounds::PassWork;
-use super::measure::{Bench, bytes_read, distinct_experts, median};
+use super::measure::{Bench, median};
 use anemoe_runtime::generate::{GenerateOptions, Generated, generate};
 use anemoe_runtime::model::{Logits, Model};
 use anemoe_runtime::sampler::Sampling;
-use anemoe_runtime::speculate::{Mode, Speculation, SpeculationReport, break_even};
+use anemoe_runtime::shard_work::{ShardWork, WorkPart};
+use anemoe_runtime::speculate::{Mode, Speculation, break_even};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -24,8 +24,8 @@ struct Passes {
     over_one: Vec<f64>,
     bytes: f64,
     experts: Option<f64>,
-    /// Work of the last repetition.
-    work: Option<PassWork>,
+    /// Work of a pass in the last repetition, by kind of shard.
+    kinds: Vec<WorkPart>,
 }
 
 impl Bench<'_> {
@@ -43,7 +43,7 @@ impl Bench<'_> {
             let mut one = 0.0;
             for p in &mut passes {
                 model.fill_with_noise(sequence, context, args.seed)?;
-                let (read, before) = (bytes_read(model), model.shard_stats());
+                let work = ShardWork::begin(model);
                 let mut seconds = 0.0;
                 for _ in 0..EACH {
                     let ids = tokens.random_ids(p.tokens);
@@ -61,14 +61,15 @@ impl Bench<'_> {
                 if i > 0 {
                     p.seconds.push(seconds);
                     p.over_one.push(seconds / one);
-                    p.bytes = (bytes_read(model) - read) as f64 / EACH as f64;
-                    p.experts = distinct_experts(model, &before, EACH);
-                    p.work = Some(PassWork::since(model, &before, p.tokens, EACH));
+                    p.bytes = work.bytes_read() as f64 / EACH as f64;
+                    p.experts = work.distinct_experts(EACH);
+                    p.kinds = work.parts(EACH).kinds;
                 }
             }
             bar.inc(1);
         }
-        works.extend(passes.iter_mut().filter(|p| p.tokens == BOUNDED).filter_map(|p| p.work.take()));
+        let bounded = passes.iter_mut().filter(|p| p.tokens == BOUNDED);
+        works.extend(bounded.map(|p| (p.tokens, std::mem::take(&mut p.kinds))));
         let one = passes[0].bytes;
         let report = |p: &mut Passes| {
             let (seconds, over_one) = (median(&mut p.seconds).max(1e-9), median(&mut p.over_one));
@@ -92,64 +93,45 @@ impl Bench<'_> {
     pub fn drafts(&mut self) -> anyhow::Result<Vec<Drafts>> {
         let Bench { args, model, tokens, bar, .. } = self;
         let context = args.context.first().copied().unwrap_or(0).max(1);
-        let mut of_planted: Vec<DraftRuns> = args.drafts.iter().map(|_| DraftRuns::default()).collect();
+        let mut pairs: Vec<Vec<(Generated, Generated)>> = args.drafts.iter().map(|_| Vec::new()).collect();
         let repetitions = if args.drafts.is_empty() { 0 } else { args.repetitions + 1 };
         for i in 0..repetitions {
             let prompt = tokens.random_ids(context);
             let plain = run(model, &prompt, args.decode, Speculation::default())?;
-            for (&planted, runs) in args.drafts.iter().zip(&mut of_planted) {
+            for (&planted, pairs) in args.drafts.iter().zip(&mut pairs) {
                 let replay = Some(Arc::new(tokens.corrupt_ids(&plain.ids, planted)));
-                let with = run(
-                    model,
-                    &prompt,
-                    args.decode,
-                    Speculation { mode: Mode::Auto, replay, ..Speculation::default() },
-                )?;
+                let drafts = Speculation { mode: Mode::Auto, replay, ..Speculation::default() };
+                let with = run(model, &prompt, args.decode, drafts)?;
                 anyhow::ensure!(with.ids == plain.ids, "drafts changed the tokens");
                 let without = run(model, &prompt, args.decode, Speculation::default())?;
                 bar.inc(1);
                 // The first repetition warms caches and pages, and does not count.
                 if i > 0 {
-                    runs.add(&with, &without);
+                    pairs.push((with, without));
                 }
             }
         }
-        let reports = args.drafts.iter().zip(of_planted);
-        Ok(reports.map(|(&planted, runs)| runs.report(planted, args.decode)).collect())
+        let reports = args.drafts.iter().zip(pairs);
+        Ok(reports.map(|(&planted, pairs)| report(planted, args.decode, &pairs)).collect())
     }
 }
 
-/// Runs with drafts of one probability, and the plain runs after them.
-#[derive(Default)]
-struct DraftRuns {
-    tok_s: Vec<f64>,
-    plain_tok_s: Vec<f64>,
-    gains: Vec<f64>,
-    /// Counts of the last run.
-    counts: SpeculationReport,
-}
-
-impl DraftRuns {
-    fn add(&mut self, with: &Generated, without: &Generated) {
-        let (with_s, plain_s) = (with.tokens_per_second(), without.tokens_per_second());
-        self.tok_s.push(with_s);
-        self.plain_tok_s.push(plain_s);
-        self.gains.push(with_s / plain_s);
-        self.counts = with.speculation.clone().unwrap_or_default();
-    }
-
-    fn report(mut self, planted: f64, tokens: usize) -> Drafts {
-        Drafts {
-            planted,
-            tokens,
-            plain_tok_s: median(&mut self.plain_tok_s),
-            tok_s: median(&mut self.tok_s),
-            gain: median(&mut self.gains),
-            verifier_calls: self.counts.verifier_calls,
-            drafted: self.counts.drafted,
-            accepted: self.counts.accepted,
-            fallbacks: self.counts.fallbacks,
-        }
+/// Makes the medians of runs with drafts, each followed by a plain run, with the counts of the last one.
+fn report(planted: f64, tokens: usize, pairs: &[(Generated, Generated)]) -> Drafts {
+    let median_of = |figure: fn(&Generated, &Generated) -> f64| {
+        median(&mut pairs.iter().map(|(with, without)| figure(with, without)).collect::<Vec<f64>>())
+    };
+    let counts = pairs.last().and_then(|(with, _)| with.speculation.clone()).unwrap_or_default();
+    Drafts {
+        planted,
+        tokens,
+        plain_tok_s: median_of(|_, without| without.tokens_per_second()),
+        tok_s: median_of(|with, _| with.tokens_per_second()),
+        gain: median_of(|with, without| with.tokens_per_second() / without.tokens_per_second()),
+        verifier_calls: counts.verifier_calls,
+        drafted: counts.drafted,
+        accepted: counts.accepted,
+        fallbacks: counts.fallbacks,
     }
 }
 

@@ -1,14 +1,12 @@
 //! Measurements of `anemoe bench`.
 
-use super::bench_args::Args;
-use super::bench_report::{Batch, DecodeSpeed, Memory, OpPart, Part, PrefillSpeed};
-use super::bounds::PassWork;
+use super::Args;
+use super::bench_report::{Batch, DecodeSpeed, Memory, PrefillSpeed};
 use crate::ui::Ui;
 use anemoe_io::Random;
 use anemoe_kernels::Pool;
-use anemoe_runtime::backend::Counts;
-use anemoe_runtime::model::{Logits, Model, Request, Sequence, ShardStats};
-use std::collections::BTreeMap;
+use anemoe_runtime::model::{Logits, Model, Request, Sequence};
+use anemoe_runtime::shard_work::{ShardWork, WorkPart, WorkParts};
 use std::time::{Duration, Instant};
 
 /// Bytes that are read between repetitions to measure the bandwidth.
@@ -59,40 +57,6 @@ pub(super) fn median(values: &mut [f64]) -> f64 {
     (values[(n - 1) / 2] + values[n / 2]) / 2.0
 }
 
-/// Memory that is read between repetitions to measure the bandwidth.
-pub(super) struct Gauge(Vec<u8>);
-
-impl Gauge {
-    pub fn new() -> Gauge {
-        // Written pages: pages that were never written all map to one page of zeros.
-        Gauge(vec![1; GAUGE])
-    }
-
-    /// Reads the memory with all threads, and returns the bandwidth in GB/s.
-    pub fn gb_s(&self, pool: &Pool) -> f64 {
-        let started = Instant::now();
-        std::hint::black_box(anemoe_kernels::read(pool, &self.0));
-        self.0.len() as f64 / 1e9 / started.elapsed().as_secs_f64()
-    }
-}
-
-pub(super) fn bytes_read(model: &Model) -> u64 {
-    model.shard_stats().iter().map(|s| s.counts.bytes_read).sum()
-}
-
-/// Returns the mean number of different experts that a layer ran per pass since `before`, over layers with experts.
-pub(super) fn distinct_experts(model: &Model, before: &[ShardStats], passes: usize) -> Option<f64> {
-    let mut layers = BTreeMap::<Option<usize>, u64>::new();
-    for ((now, before), shard) in model.shard_stats().iter().zip(before).zip(&model.chain().shards) {
-        let ran = now.counts.experts - before.counts.experts;
-        if ran > 0 {
-            *layers.entry(shard.layer).or_default() += ran;
-        }
-    }
-    let all: u64 = layers.values().sum();
-    (passes > 0 && !layers.is_empty()).then(|| all as f64 / (layers.len() * passes) as f64)
-}
-
 /// Measurement of one model.
 pub(super) struct Bench<'a> {
     pub args: &'a Args,
@@ -101,14 +65,11 @@ pub(super) struct Bench<'a> {
     pub tokens: Tokens,
     pool: &'a Pool,
     pub bar: indicatif::ProgressBar,
-    /// Figures by kind of shard, by shard and by operation, in the first measurement.
-    parts: Option<TimedParts>,
-    /// Work by kind of shard, in passes over one token and over several.
-    pub passes: Vec<PassWork>,
+    /// Work of shards and operations in the first measurement.
+    pub parts: Option<WorkParts>,
+    /// Work by kind of shard of a pass over one token, and of one over several.
+    pub passes: Vec<(usize, Vec<WorkPart>)>,
 }
-
-/// Figures by kind of shard, by shard, and by operation.
-type TimedParts = (Vec<Part>, Vec<Part>, Vec<OpPart>);
 
 impl<'a> Bench<'a> {
     pub fn new(
@@ -127,37 +88,31 @@ impl<'a> Bench<'a> {
         Bench { args, model, sequence, tokens, pool, bar, parts: None, passes: Vec::new() }
     }
 
-    /// Ends the progress bar, and returns the figures of shards and operations in the first measurement.
-    pub fn finish(self) -> TimedParts {
-        self.bar.finish_and_clear();
-        self.parts.unwrap_or_default()
-    }
-
     /// Measures decoding in each context.
     pub fn decodes(&mut self) -> anyhow::Result<Vec<DecodeSpeed>> {
         let contexts: &[usize] = if self.args.decode > 0 { &self.args.context } else { &[] };
-        let gauge = Gauge::new();
-        contexts.iter().map(|&context| self.decode(context, &gauge)).collect()
+        contexts.iter().map(|&context| self.decode(context)).collect()
     }
 
-    fn decode(&mut self, context: usize, gauge: &Gauge) -> anyhow::Result<DecodeSpeed> {
+    fn decode(&mut self, context: usize) -> anyhow::Result<DecodeSpeed> {
         let Bench { args, model, sequence, tokens, pool, bar, parts, passes } = self;
-        let before = model.shard_stats();
+        let whole = ShardWork::begin(model);
         let mut bytes = 0.0;
         let (mut reads, mut shares) = (Vec::new(), Vec::new());
+        let gauge = || anemoe_kernels::measure_bandwidth(pool, GAUGE, 1);
         let seconds = median_seconds(args.repetitions, bar, || {
             model.fill_with_noise(sequence, context, args.seed)?;
-            let first = gauge.gb_s(pool);
+            let first = gauge();
             let ids = tokens.random_ids(args.decode);
-            let read = bytes_read(model);
+            let work = ShardWork::begin(model);
             let started = Instant::now();
             for id in ids {
                 model.append(sequence, &[id], Logits::Last, None)?;
             }
             let elapsed = started.elapsed();
-            bytes = (bytes_read(model) - read) as f64;
+            bytes = work.bytes_read() as f64;
             // Other work on the machine varies: the bandwidth is measured right before and after.
-            let read = (first + gauge.gb_s(pool)) / 2.0;
+            let read = (first + gauge()) / 2.0;
             reads.push(read);
             shares.push(bytes / 1e9 / elapsed.as_secs_f64() / read);
             Ok(elapsed)
@@ -165,11 +120,11 @@ impl<'a> Bench<'a> {
         let (read_gb_s, share_of_bandwidth) = (median(&mut reads[1..]), median(&mut shares[1..]));
         let n = args.decode as f64;
         let gb_per_token = bytes / n / 1e9;
-        let all = (args.repetitions + 1) * args.decode;
-        if passes.is_empty() {
-            passes.push(PassWork::since(model, &before, 1, all));
+        if parts.is_none() {
+            let found = whole.parts((args.repetitions + 1) * args.decode);
+            passes.push((1, found.kinds.clone()));
+            *parts = Some(found);
         }
-        parts.get_or_insert_with(|| parts_of(model, &before, all));
         Ok(DecodeSpeed {
             context,
             tokens: args.decode,
@@ -192,23 +147,23 @@ impl<'a> Bench<'a> {
 
     fn prefill(&mut self, n: usize) -> anyhow::Result<PrefillSpeed> {
         let Bench { args, model, sequence, tokens, bar, parts, .. } = self;
-        let first = model.shard_stats();
+        let whole = ShardWork::begin(model);
         let (mut bytes, mut experts) = (0.0, None);
         let passes = n.div_ceil(model.most_tokens(args.prefill_chunk));
         let seconds = median_seconds(args.repetitions, bar, || {
             sequence.clear();
             let ids = tokens.random_ids(n);
-            let (read, before) = (bytes_read(model), model.shard_stats());
+            let work = ShardWork::begin(model);
             let started = Instant::now();
             model.append(sequence, &ids, Logits::Last, args.prefill_chunk)?;
             let elapsed = started.elapsed();
-            bytes = (bytes_read(model) - read) as f64;
-            experts = distinct_experts(model, &before, passes);
+            bytes = work.bytes_read() as f64;
+            experts = work.distinct_experts(passes);
             Ok(elapsed)
         })?;
         let gb = bytes / 1e9;
         // If nothing is decoded, the first prompt gives the figures of the parts.
-        parts.get_or_insert_with(|| parts_of(model, &first, (args.repetitions + 1) * n));
+        parts.get_or_insert_with(|| whole.parts((args.repetitions + 1) * n));
         Ok(PrefillSpeed {
             tokens: n,
             seconds,
@@ -241,7 +196,7 @@ impl<'a> Bench<'a> {
                 model.fill_with_noise(sequence, context, args.seed + i as u64)?;
             }
             let ids: Vec<Vec<u32>> = (0..args.decode).map(|_| tokens.random_ids(n)).collect();
-            let (read, before) = (bytes_read(model), model.shard_stats());
+            let work = ShardWork::begin(model);
             let started = Instant::now();
             for ids in &ids {
                 let mut requests: Vec<Request<'_>> = sequences
@@ -252,8 +207,8 @@ impl<'a> Bench<'a> {
                 model.forward(&mut requests)?;
             }
             let elapsed = started.elapsed();
-            bytes = (bytes_read(model) - read) as f64;
-            experts = distinct_experts(model, &before, args.decode);
+            bytes = work.bytes_read() as f64;
+            experts = work.distinct_experts(args.decode);
             Ok(elapsed)
         })?;
         let all = (n * args.decode) as f64;
@@ -273,60 +228,12 @@ impl<'a> Bench<'a> {
     }
 }
 
-/// Returns the work of shards and operations since `before`, per token of `tokens`.
-fn parts_of(model: &Model, before: &[ShardStats], tokens: usize) -> TimedParts {
-    let after = model.shard_stats();
-    let all: f64 = after.iter().zip(before).map(|(a, b)| (a.time - b.time).as_secs_f64()).sum();
-    let n = tokens.max(1) as f64;
-    let part = |name: String, calls: u64, seconds: f64, counts: Counts| Part {
-        name,
-        calls,
-        ms_per_token: seconds / n * 1e3,
-        share: if all > 0.0 { seconds / all } else { 0.0 },
-        gb_per_token: counts.bytes_read as f64 / n / 1e9,
-        gb_s: if seconds > 0.0 { counts.bytes_read as f64 / 1e9 / seconds } else { 0.0 },
-        million_multiply_adds_per_token: (counts.multiply_adds > 0)
-            .then_some(counts.multiply_adds as f64 / n / 1e6),
-    };
-    let mut shards = Vec::new();
-    let mut kinds: BTreeMap<&str, (u64, f64, Counts)> = BTreeMap::new();
-    let mut ops: BTreeMap<String, f64> = BTreeMap::new();
-    for ((a, b), shard) in after.iter().zip(before).zip(&model.chain().shards) {
-        let (calls, seconds) = (a.calls - b.calls, (a.time - b.time).as_secs_f64());
-        let counts = a.counts - b.counts;
-        let kind = kinds.entry(shard.kind.name()).or_default();
-        kind.0 += calls;
-        kind.1 += seconds;
-        kind.2 += counts;
-        shards.push(part(shard.name.clone(), calls, seconds, counts));
-        for (all, sign) in [(&a.ops, 1.0), (&b.ops, -1.0)] {
-            for op in all {
-                let name = format!("{} {}", shard.kind.name(), op.op_type);
-                *ops.entry(name).or_default() += sign * op.time.as_secs_f64();
-            }
-        }
-    }
-    let kinds = kinds.into_iter().map(|(k, (c, s, b))| part(k.into(), c, s, b)).collect();
-    let mut ops: Vec<OpPart> = ops
-        .into_iter()
-        .filter(|(_, s)| *s > 1e-9)
-        .map(|(op, s)| OpPart { op, ms_per_token: s / n * 1e3, share: if all > 0.0 { s / all } else { 0.0 } })
-        .collect();
-    ops.sort_by(|a, b| b.ms_per_token.total_cmp(&a.ms_per_token));
-    (kinds, shards, ops)
-}
-
 /// Returns the resident bytes of this process: its own, and those of mapped files; none on systems other than Linux.
 pub(super) fn memory() -> Memory {
-    #[cfg(target_os = "linux")]
-    {
-        let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-        let of = |key: &str| {
-            let line = status.lines().find_map(|l| l.strip_prefix(key))?;
-            line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
-        };
-        Memory { own_bytes: of("RssAnon:"), mapped_bytes: of("RssFile:") }
-    }
-    #[cfg(not(target_os = "linux"))]
-    Memory { own_bytes: None, mapped_bytes: None }
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let of = |key: &str| {
+        let line = status.lines().find_map(|l| l.strip_prefix(key))?;
+        line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
+    };
+    Memory { own_bytes: of("RssAnon:"), mapped_bytes: of("RssFile:") }
 }

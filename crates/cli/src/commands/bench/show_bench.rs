@@ -1,12 +1,27 @@
 //! Tables of `anemoe bench`.
 
-use super::bench_report::{BenchReport, Part};
+use super::bench_report::{Batch, BenchReport};
 use crate::ui::{Table, Ui};
+use anemoe_runtime::shard_work::WorkPart;
+use std::io;
 
 /// Most operations in the table.
 const MOST_OPS: usize = 24;
 
-pub(super) fn print(report: &BenchReport, shards: bool, ui: &Ui) -> anyhow::Result<()> {
+/// Prints a table behind an empty line; nothing without rows.
+fn table<const N: usize>(ui: &Ui, headings: [&str; N], rows: Vec<[String; N]>) -> io::Result<()> {
+    if rows.is_empty() {
+        return Ok(());
+    }
+    ui.line("")?;
+    Table::new(&headings).with_rows(rows.into_iter().map(Vec::from)).print(ui)
+}
+
+fn percent(share: f64) -> String {
+    format!("{:.0} %", 100.0 * share)
+}
+
+pub(super) fn print(report: &BenchReport, shards: bool, ui: &Ui) -> io::Result<()> {
     let m = &report.machine;
     ui.line(format!(
         "{}, {} threads, {}: reads {:.1} GB/s before, {:.1} after",
@@ -27,137 +42,79 @@ pub(super) fn print(report: &BenchReport, shards: bool, ui: &Ui) -> anyhow::Resu
     if let (Some(own), Some(mapped)) = (report.memory.own_bytes, report.memory.mapped_bytes) {
         ui.line(format!("resident: {} MB, and {} MB of mapped files", own / 1_000_000, mapped / 1_000_000))?;
     }
-    ui.line("")?;
-    let mut headings =
-        vec!["", "tok/s", "ms per token", "GB per token", "GB/s", "of bandwidth", "ceiling tok/s"];
-    if report.against.is_some() {
-        headings.extend(["earlier tok/s", "ratio"]);
-    }
-    let mut table = Table::new(&headings);
-    let beside = |cells: &mut Vec<String>| {
-        if let Some(against) = &report.against {
-            let found = against.beside.iter().find(|b| b.what == cells[0]);
-            cells.push(found.map_or("-".into(), |b| format!("{:.2}", b.earlier_tok_s)));
-            cells.push(found.map_or("-".into(), |b| format!("{:.3}", b.ratio)));
-        }
-    };
-    for d in &report.decode {
-        let mut cells = vec![
-            d.name(),
-            format!("{:.2}", d.tok_s),
-            format!("{:.2}", d.ms_per_token),
-            format!("{:.4}", d.gb_per_token),
-            format!("{:.1}", d.gb_s),
-            format!("{:.0} %", 100.0 * d.share_of_bandwidth),
-            format!("{:.2}", d.ceiling_tok_s),
-        ];
-        beside(&mut cells);
-        table.row(cells);
-    }
-    for b in &report.batches {
-        let mut cells = vec![
-            b.name(),
-            format!("{:.2}", b.tok_s),
-            format!("{:.2}", b.seconds * 1e3 / (b.sequences * b.tokens) as f64),
-            format!("{:.4}", b.gb_per_token),
-            format!("{:.1}", b.gb_s),
-            format!("{:.0} %", 100.0 * b.gb_s / m.read_gb_s),
-            "-".into(),
-        ];
-        beside(&mut cells);
-        table.row(cells);
-    }
-    for p in &report.prefill {
-        let mut cells = vec![
-            p.name(),
-            format!("{:.2}", p.tok_s),
-            format!("{:.2}", p.seconds * 1e3 / p.tokens as f64),
-            format!("{:.4}", p.gb / p.tokens as f64),
-            format!("{:.1}", p.gb_s),
-            format!("{:.0} %", 100.0 * p.gb_s / m.read_gb_s),
-            "-".into(),
-        ];
-        beside(&mut cells);
-        table.row(cells);
-    }
-    table.print(ui)?;
-    for b in &report.batches {
-        let over = b.over_one.map_or(String::new(), |x| format!(", {x:.2} times one sequence"));
-        ui.line(format!("{}: {:.2} tok/s each{over}", b.name(), b.tok_s_per_sequence))?;
-    }
+    speeds(report, ui)?;
     passes_over_drafts(report, ui)?;
-    let batches = report.batches.iter().map(|b| (b.name(), b.distinct_experts));
-    for (name, experts) in report.prefill.iter().map(|p| (p.name(), p.distinct_experts)).chain(batches) {
+    let experts = report.prefill.iter().map(|p| (format!("prefill {}", p.tokens), p.distinct_experts));
+    for (name, experts) in experts.chain(report.batches.iter().map(|b| (name(b), b.distinct_experts))) {
         if let Some(experts) = experts {
             ui.line(format!("{name}: {experts:.1} different experts in a layer and call"))?;
         }
     }
-    if let Some(against) = report.against.as_ref().filter(|a| !a.differs.is_empty()) {
-        ui.line(format!("earlier, of {}: {}", against.file.display(), against.differs.join("; ")))?;
-    }
-    let of = |parts: &[Part], title: &str| -> anyhow::Result<()> {
-        ui.line("")?;
-        let mut table = Table::new(&[
-            title,
-            "calls",
-            "ms per token",
-            "share",
-            "GB per token",
-            "GB/s",
-            "M multiply-adds per token",
-        ]);
-        for p in parts {
-            table.row(vec![
-                p.name.clone(),
-                p.calls.to_string(),
-                format!("{:.3}", p.ms_per_token),
-                format!("{:.1} %", 100.0 * p.share),
-                format!("{:.4}", p.gb_per_token),
-                format!("{:.1}", p.gb_s),
-                p.million_multiply_adds_per_token.map_or("-".into(), |n| format!("{n:.2}")),
-            ]);
-        }
-        Ok(table.print(ui)?)
-    };
-    if !report.kinds.is_empty() {
-        of(&report.kinds, "shards")?;
-    }
-    if !report.bounds.is_empty() {
-        bounds(report, ui)?;
-    }
+    parts("shards", &report.kinds, ui)?;
+    bounds(report, ui)?;
     if shards {
-        of(&report.shards, "shard")?;
+        parts("shard", &report.shards, ui)?;
     }
-    if !report.ops.is_empty() {
-        ui.line("")?;
-        let mut table = Table::new(&["operation", "ms per token", "share"]);
-        for o in report.ops.iter().take(MOST_OPS) {
-            table.row(vec![
-                o.op.clone(),
-                format!("{:.3}", o.ms_per_token),
-                format!("{:.1} %", 100.0 * o.share),
-            ]);
-        }
-        table.print(ui)?;
+    let ops = report.ops.iter().take(MOST_OPS);
+    let ops =
+        ops.map(|o| [o.op.clone(), format!("{:.3}", o.ms_per_token), format!("{:.1} %", 100.0 * o.share)]);
+    table(ui, ["operation", "ms per token", "share"], ops.collect())
+}
+
+fn name(batch: &Batch) -> String {
+    format!("{} sequences at {}", batch.sequences, batch.context)
+}
+
+/// Prints decoding, batches and prompts.
+fn speeds(report: &BenchReport, ui: &Ui) -> io::Result<()> {
+    let roof = report.machine.read_gb_s;
+    let row = |name: String, [tok_s, ms, gb, gb_s, share]: [f64; 5], ceiling: String| {
+        let speed = format!("{tok_s:.2}");
+        [name, speed, format!("{ms:.2}"), format!("{gb:.4}"), format!("{gb_s:.1}"), percent(share), ceiling]
+    };
+    let decode = report.decode.iter().map(|d| {
+        let figures = [d.tok_s, d.ms_per_token, d.gb_per_token, d.gb_s, d.share_of_bandwidth];
+        row(format!("decode at {}", d.context), figures, format!("{:.2}", d.ceiling_tok_s))
+    });
+    let batches = report.batches.iter().map(|b| {
+        let ms = b.seconds * 1e3 / (b.sequences * b.tokens) as f64;
+        row(name(b), [b.tok_s, ms, b.gb_per_token, b.gb_s, b.gb_s / roof], "-".into())
+    });
+    let prefill = report.prefill.iter().map(|p| {
+        let n = p.tokens as f64;
+        let figures = [p.tok_s, p.seconds * 1e3 / n, p.gb / n, p.gb_s, p.gb_s / roof];
+        row(format!("prefill {}", p.tokens), figures, "-".into())
+    });
+    let headings = ["", "tok/s", "ms per token", "GB per token", "GB/s", "of bandwidth", "ceiling tok/s"];
+    table(ui, headings, decode.chain(batches).chain(prefill).collect())?;
+    for b in &report.batches {
+        let over = b.over_one.map_or(String::new(), |x| format!(", {x:.2} times one sequence"));
+        ui.line(format!("{}: {:.2} tok/s each{over}", name(b), b.tok_s_per_sequence))?;
     }
     Ok(())
 }
 
+fn parts(title: &str, parts: &[WorkPart], ui: &Ui) -> io::Result<()> {
+    let rows = parts.iter().map(|p| {
+        [
+            p.name.clone(),
+            p.calls.to_string(),
+            format!("{:.3}", p.ms_per_token),
+            format!("{:.1} %", 100.0 * p.share),
+            format!("{:.4}", p.gb_per_token),
+            format!("{:.1}", p.gb_s),
+            p.million_multiply_adds_per_token.map_or("-".into(), |n| format!("{n:.2}")),
+        ]
+    });
+    let headings =
+        [title, "calls", "ms per token", "share", "GB per token", "GB/s", "M multiply-adds per token"];
+    table(ui, headings, rows.collect())
+}
+
 /// Prints how long reading alone and multiplying alone would take, by kind of shard.
-fn bounds(report: &BenchReport, ui: &Ui) -> std::io::Result<()> {
-    ui.line("")?;
-    let mut table = Table::new(&[
-        "shards in a pass",
-        "tokens",
-        "ms",
-        "GB",
-        "M multiply-adds",
-        "ms to read",
-        "ms to multiply",
-        "bound by",
-    ]);
-    for b in &report.bounds {
-        table.row(vec![
+fn bounds(report: &BenchReport, ui: &Ui) -> io::Result<()> {
+    let rows = report.bounds.iter().map(|b| {
+        [
             b.kind.clone(),
             b.tokens.to_string(),
             format!("{:.3}", b.ms),
@@ -166,66 +123,56 @@ fn bounds(report: &BenchReport, ui: &Ui) -> std::io::Result<()> {
             format!("{:.3}", b.read_ms),
             format!("{:.3}", b.multiply_ms),
             b.bound.name().into(),
-        ]);
-    }
-    table.print(ui)
+        ]
+    });
+    let headings = [
+        "shards in a pass",
+        "tokens",
+        "ms",
+        "GB",
+        "M multiply-adds",
+        "ms to read",
+        "ms to multiply",
+        "bound by",
+    ];
+    table(ui, headings, rows.collect())
 }
 
 /// Prints passes over several tokens of one sequence, and decoding with drafts.
-fn passes_over_drafts(report: &BenchReport, ui: &Ui) -> anyhow::Result<()> {
-    if let Some(first) = report.verify.first() {
-        ui.line("")?;
-        let title = format!("pass over T tokens at {}", first.context);
-        let mut table = Table::new(&[
-            &title,
-            "ms",
-            "t(T)/t(1)",
-            "bytes(T)/bytes(1)",
-            "GB/s",
-            "experts",
-            "pays from acceptance",
-        ]);
-        for v in &report.verify {
-            table.row(vec![
-                v.tokens.to_string(),
-                format!("{:.2}", v.ms),
-                format!("{:.2}", v.over_one),
-                format!("{:.2}", v.bytes_over_one),
-                format!("{:.1}", v.gb_s),
-                v.distinct_experts.map_or("-".into(), |n| format!("{n:.1}")),
-                v.break_even.map_or("never".into(), |a| format!("{a:.2}")),
-            ]);
-        }
-        table.print(ui)?;
-    }
-    if !report.drafts.is_empty() {
-        ui.line("")?;
-        let mut table = Table::new(&[
-            "drafts right with",
-            "tok/s",
-            "plain tok/s",
-            "gain",
-            "passes",
-            "accepted",
-            "drafted",
-            "without",
-        ]);
-        for d in &report.drafts {
-            table.row(vec![
-                format!("{:.2}", d.planted),
-                format!("{:.2}", d.tok_s),
-                format!("{:.2}", d.plain_tok_s),
-                format!("{:.3}", d.gain),
-                d.verifier_calls.to_string(),
-                d.accepted.to_string(),
-                d.drafted.to_string(),
-                d.fallbacks.to_string(),
-            ]);
-        }
-        table.print(ui)?;
-        if report.drafts.iter().any(|d| d.planted > 0.0 && d.drafted == 0) {
-            ui.line("where nothing was drafted, the gain is the difference of two equal runs: a longer --decode gives drafts time to pay")?;
-        }
+fn passes_over_drafts(report: &BenchReport, ui: &Ui) -> io::Result<()> {
+    let context = report.verify.first().map_or(0, |v| v.context);
+    let rows = report.verify.iter().map(|v| {
+        [
+            v.tokens.to_string(),
+            format!("{:.2}", v.ms),
+            format!("{:.2}", v.over_one),
+            format!("{:.2}", v.bytes_over_one),
+            format!("{:.1}", v.gb_s),
+            v.distinct_experts.map_or("-".into(), |n| format!("{n:.1}")),
+            v.break_even.map_or("never".into(), |a| format!("{a:.2}")),
+        ]
+    });
+    let title = format!("pass over T tokens at {context}");
+    let headings =
+        [title.as_str(), "ms", "t(T)/t(1)", "bytes(T)/bytes(1)", "GB/s", "experts", "pays from acceptance"];
+    table(ui, headings, rows.collect())?;
+    let rows = report.drafts.iter().map(|d| {
+        [
+            format!("{:.2}", d.planted),
+            format!("{:.2}", d.tok_s),
+            format!("{:.2}", d.plain_tok_s),
+            format!("{:.3}", d.gain),
+            d.verifier_calls.to_string(),
+            d.accepted.to_string(),
+            d.drafted.to_string(),
+            d.fallbacks.to_string(),
+        ]
+    });
+    let headings =
+        ["drafts right with", "tok/s", "plain tok/s", "gain", "passes", "accepted", "drafted", "without"];
+    table(ui, headings, rows.collect())?;
+    if report.drafts.iter().any(|d| d.planted > 0.0 && d.drafted == 0) {
+        ui.line("where nothing was drafted, the gain is the difference of two equal runs: a longer --decode gives drafts time to pay")?;
     }
     Ok(())
 }

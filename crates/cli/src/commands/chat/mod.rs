@@ -5,26 +5,24 @@ mod session;
 mod talk;
 mod typed_ahead;
 
-use crate::args::executor::ExecutorArgs;
+use crate::args::model_args::ModelArgs;
 use crate::args::numbers::at_least_one;
 use crate::args::reasoning::ReasoningArgs;
-use crate::args::runner::RunnerArgs;
-use crate::args::sampling::SamplingArgs;
-use crate::bundle::Verify;
-use crate::commands::generate::Speculate;
+use crate::command::{Command, CommandReport};
 use crate::error_report::{PartialDocument, sentence};
-use crate::outcome::Outcome;
 use crate::signals;
 use crate::target::expect_bundle;
 use crate::ui::{Ui, message};
 use anemoe_io::locked;
 use anemoe_runtime::chat::{ChatTemplate, History, Overflow};
 use anemoe_runtime::generate::GenerateOptions;
-use anemoe_runtime::model::{Logits, Model};
+use anemoe_runtime::model::Logits;
 use anemoe_runtime::speculate::{is_small, measure_drafts, prepare_drafts};
 use anemoe_runtime::tokenizer::Tokenizer;
 use anyhow::Context;
 use reader::Questions;
+use serde::Serialize;
+use std::io;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
@@ -59,17 +57,9 @@ pub struct Args {
     #[arg(long, value_name = "TEXT", value_parser = clap::builder::NonEmptyStringValueParser::new())]
     stop: Vec<String>,
     #[command(flatten)]
-    sampling: SamplingArgs,
-    #[command(flatten)]
     reasoning: ReasoningArgs,
     #[command(flatten)]
-    speculate: Speculate,
-    #[command(flatten)]
-    runner: RunnerArgs,
-    #[command(flatten)]
-    executor: ExecutorArgs,
-    #[command(flatten)]
-    verify: Verify,
+    run: ModelArgs,
 }
 
 /// Way out of a full context.
@@ -82,84 +72,93 @@ enum OverflowArg {
 /// Most tokens of an answer where neither the command line nor the model says how many.
 const MAX_NEW: usize = 1024;
 
-pub fn run(args: Args, ui: &Ui) -> anyhow::Result<Outcome> {
-    let backend = args.executor.backend()?;
-    expect_bundle(&args.bundle)?;
-    if let Some(path) = &args.session {
-        session::check_place(path)?;
-    }
-    let chain = args.verify.open(&args.bundle, ui)?;
-    let sampling = args.sampling.choose(&args.bundle, chain.model.vocab_size)?;
-    let core_ml = args.runner.core_ml(&args.bundle, &chain, !args.executor.is_default())?;
-    let started = Instant::now();
-    let tokenizer =
-        Tokenizer::open(&args.bundle.join("tokenizer.json")).context("a chat needs the model's tokenizer")?;
-    let mut template = ChatTemplate::open(&args.bundle, args.chat_template.as_deref())?;
-    args.reasoning.apply(&mut template);
-    let model = match &core_ml {
-        Some(core_ml) => Model::open(&args.bundle, core_ml)?,
-        None => Model::open(&args.bundle, &backend)?,
-    };
-    model.prepare(1, Logits::Last);
-    drop(model.populate());
-    let speculation = args.speculate.options(Some(&tokenizer))?;
-    let mut questions = Questions::open();
-    if questions.is_terminal() {
-        // While a person reads and types.
-        match is_small(&model) {
-            true => measure_drafts(&model, &speculation)?,
-            false => prepare_drafts(&model, &speculation),
+impl Command for Args {
+    type Report = Conversation;
+
+    fn run(self, ui: &Ui) -> anyhow::Result<Conversation> {
+        self.run.check()?;
+        expect_bundle(&self.bundle)?;
+        if let Some(path) = &self.session {
+            session::check_place(path)?;
         }
-    }
-    let settings = ChatSettings {
-        options: GenerateOptions {
-            max_new: args.max_new.or(sampling.own.max_new_tokens).unwrap_or(MAX_NEW),
-            sampling: sampling.sampling.clone(),
-            ignore_eos: false,
-            prefill_chunk: None,
-            speculation,
-        },
-        overflow: match args.overflow {
-            OverflowArg::Slide => Overflow::Slide,
-            OverflowArg::Stop => Overflow::Stop,
-        },
-        stops: args.stop.clone(),
-        shows_thoughts: args.reasoning.is_shown(),
-        session: args.session.clone(),
-    };
-    let mut talk = Talk::new(model, tokenizer, template, settings, History::new(args.system.as_deref()));
-    if let Some(path) = args.session.as_deref().filter(|path| path.symlink_metadata().is_ok()) {
-        talk.load(path)?;
-        if args.system.is_some() {
-            message("--system has no effect: the session has its own beginning");
+        let chain = self.run.verify.open(&self.bundle, ui)?;
+        let sampling = self.run.sampling.choose(&self.bundle, chain.model.vocab_size)?;
+        let started = Instant::now();
+        let tokenizer =
+            Tokenizer::open(&self.bundle.join("tokenizer.json")).context("a chat needs the model's tokenizer")?;
+        let mut template = ChatTemplate::open(&self.bundle, self.chat_template.as_deref())?;
+        self.reasoning.apply(&mut template);
+        let model = self.run.open(&self.bundle, &chain)?;
+        model.prepare(1, Logits::Last);
+        drop(model.populate());
+        let speculation = self.run.speculate.options(Some(&tokenizer))?;
+        let mut questions = Questions::open();
+        if questions.is_terminal() {
+            // While a person reads and types.
+            match is_small(&model) {
+                true => measure_drafts(&model, &speculation)?,
+                false => prepare_drafts(&model, &speculation),
+            }
         }
+        let settings = ChatSettings {
+            options: GenerateOptions {
+                max_new: self.max_new.or(sampling.own.max_new_tokens).unwrap_or(MAX_NEW),
+                sampling: sampling.sampling.clone(),
+                ignore_eos: false,
+                prefill_chunk: None,
+                speculation,
+            },
+            overflow: match self.overflow {
+                OverflowArg::Slide => Overflow::Slide,
+                OverflowArg::Stop => Overflow::Stop,
+            },
+            stops: self.stop.clone(),
+            shows_thoughts: self.reasoning.is_shown(),
+            session: self.session.clone(),
+        };
+        let mut talk = Talk::new(model, tokenizer, template, settings, History::new(self.system.as_deref()));
+        if let Some(path) = self.session.as_deref().filter(|path| path.symlink_metadata().is_ok()) {
+            talk.load(path)?;
+            if self.system.is_some() {
+                message("--system has no effect: the session has its own beginning");
+            }
+        }
+        if talk.has_fallback_template() {
+            message("the bundle has no chat template: roles are written as words (--chat-template F gives one)");
+        }
+        if questions.is_terminal() {
+            message(format!(
+                "loaded in {:.1} s; /help lists commands, Ctrl-D ends",
+                started.elapsed().as_secs_f64()
+            ));
+        }
+        let stop = talk.stop_flag();
+        let talk = Arc::new(Mutex::new(talk));
+        handle_signals(&talk, &stop, questions.is_terminal());
+        let talked = converse(&talk, &stop, &mut questions, ui);
+        // Drops the handler's reference to the conversation, so that the model is freed here and not at the end of the process.
+        signals::handle(|_| false);
+        let talk = locked(&talk);
+        let saved = talk.save_session();
+        if let (Err(_), Err(e)) = (&talked, &saved) {
+            message(format!("error: {}", sentence(e)));
+        }
+        // An error's document for programs has the answers that were given.
+        let mut document = talk.document();
+        document["sampling"] = sampling.document();
+        talked.and(saved).with_context(|| PartialDocument(document.clone()))?;
+        Ok(Conversation(document))
     }
-    if talk.has_fallback_template() {
-        message("the bundle has no chat template: roles are written as words (--chat-template F gives one)");
+}
+
+/// The document of a conversation, which was printed as it went.
+#[derive(Serialize)]
+pub struct Conversation(serde_json::Value);
+
+impl CommandReport for Conversation {
+    fn print(&self, _: &Ui) -> io::Result<()> {
+        Ok(())
     }
-    if questions.is_terminal() {
-        message(format!(
-            "loaded in {:.1} s; /help lists commands, Ctrl-D ends",
-            started.elapsed().as_secs_f64()
-        ));
-    }
-    let stop = talk.stop_flag();
-    let talk = Arc::new(Mutex::new(talk));
-    handle_signals(&talk, &stop, questions.is_terminal());
-    let talked = converse(&talk, &stop, &mut questions, ui);
-    // Drops the handler's reference to the conversation, so that the model is freed here and not at the end of the process.
-    signals::handle(|_| false);
-    let talk = locked(&talk);
-    let saved = talk.save_session();
-    if let (Err(_), Err(e)) = (&talked, &saved) {
-        message(format!("error: {}", sentence(e)));
-    }
-    // An error's document for programs has the answers that were given.
-    let mut document = talk.document();
-    document["sampling"] = sampling.document();
-    talked.and(saved).with_context(|| PartialDocument(document.clone()))?;
-    ui.document(&document)?;
-    Ok(Outcome::Done)
 }
 
 /// Answers questions until there are no more.

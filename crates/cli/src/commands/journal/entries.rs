@@ -1,8 +1,6 @@
 //! Entries: groups of events of a journal, with texts and results under headings.
 
-use super::figures;
-use crate::experiment::{BEGINS, Experiment};
-use crate::registry;
+use super::figures::{self, plain};
 use crate::ui;
 use anemoe_bundle::journal::{Event, Machine, Prose, status};
 use serde::Serialize;
@@ -16,9 +14,6 @@ pub struct Entry {
     pub id: String,
     /// Time of the entry's first event.
     pub time: String,
-    /// Experiment, if the entry is one of a book.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub experiment: Option<Experiment>,
     /// Kinds of the entry's events in order, each once.
     pub kinds: Vec<String>,
     /// Intents.
@@ -75,8 +70,8 @@ pub struct RunOutcome {
 
 /// Groups events, oldest entry first.
 ///
-/// An event that names another event joins the entry of that event. Any other event joins the newest entry, unless it
-/// begins an experiment, or both have intents and these differ.
+/// An event that names another event joins the entry of that event. Any other event joins the newest entry, unless both
+/// have intents and these differ.
 pub fn entries(events: Vec<Event>) -> Vec<Entry> {
     let mut groups: Vec<Vec<Event>> = Vec::new();
     // Intents of the newest group.
@@ -85,8 +80,7 @@ pub fn entries(events: Vec<Event>) -> Vec<Entry> {
     for event in events {
         let named = event.of.as_ref().and_then(|of| places.get(of).copied());
         let is_other = |intent: &String| !intents.is_empty() && !intents.contains(intent);
-        let begins =
-            groups.is_empty() || event.kind == BEGINS || event.prose.intent.as_ref().is_some_and(is_other);
+        let begins = groups.is_empty() || event.prose.intent.as_ref().is_some_and(is_other);
         let place = match named {
             Some(place) => place,
             None if begins => groups.len(),
@@ -107,115 +101,80 @@ pub fn entries(events: Vec<Event>) -> Vec<Entry> {
     groups.into_iter().map(entry).collect()
 }
 
+/// Returns a fact that is a text.
+fn fact<'a>(event: &'a Event, key: &str) -> Option<&'a str> {
+    event.facts.get(key).and_then(Value::as_str)
+}
+
 /// Formats the time of an event to the second, in UTC.
 pub fn time(event: &Event) -> String {
     event.time.strftime("%Y-%m-%d %H:%M:%S UTC").to_string()
 }
 
-/// Texts in order, without repetitions.
-#[derive(Default)]
-struct DistinctTexts {
-    list: Vec<String>,
-    seen: HashSet<String>,
-}
-
-impl DistinctTexts {
-    fn push(&mut self, text: String) {
-        if !text.is_empty() && self.seen.insert(text.clone()) {
-            self.list.push(text);
-        }
-    }
+/// Lists texts in order, without repetitions.
+fn distinct(texts: impl Iterator<Item = String>) -> Vec<String> {
+    let mut seen = HashSet::new();
+    texts.filter(|text| !text.is_empty() && seen.insert(text.clone())).collect()
 }
 
 fn entry(events: Vec<Event>) -> Entry {
     let prose = |pick: fn(&Prose) -> &Option<String>| {
-        let mut found = DistinctTexts::default();
-        for text in events.iter().filter_map(|e| pick(&e.prose).as_ref()) {
-            found.push(text.trim().into());
-        }
-        found.list
+        events.iter().filter_map(move |e| Some(pick(&e.prose).as_ref()?.trim().to_string()))
     };
-    let mut kinds = DistinctTexts::default();
-    for event in &events {
-        kinds.push(event.kind.clone());
-    }
-    // In a book, `of` names the experiment, and the fact `ends` the event that began.
-    let begun =
-        |e: &'_ Event| e.facts.get("ends").and_then(Value::as_str).map(str::to_string).or(e.of.clone());
-    let ended: HashSet<(&str, String)> =
-        events.iter().filter_map(|e| Some((e.kind.as_str(), begun(e)?))).collect();
-    let is_open =
-        |e: &Event| e.status == status::STARTED && !ended.contains(&(e.kind.as_str(), e.id.clone()));
-    let is_run = |e: &&Event| e.kind != "note" && e.kind != BEGINS;
-    let shown = events.iter().filter(is_run).filter(|e| e.status != status::STARTED || is_open(e));
-    let result = shown.map(outcome).collect();
+    let ended: HashSet<(&str, &str)> =
+        events.iter().filter_map(|e| Some((e.kind.as_str(), e.of.as_deref()?))).collect();
+    let is_open = |e: &Event| e.status == status::STARTED && !ended.contains(&(&e.kind, &e.id));
+    // A later table of the same recipe replaces an earlier one.
+    let table = events.iter().rposition(|e| e.facts.contains_key("rows")).map(|i| &events[i].id);
+    let is_run = |e: &Event| e.kind != "note" && (!e.facts.contains_key("rows") || Some(&e.id) == table);
+    let runs = || events.iter().filter(move |e| is_run(e));
     let resumed: HashMap<&str, &Event> =
-        events.iter().filter_map(|e| Some((e.facts.get("resumes")?.as_str()?, e))).collect();
-    let mut surprise = DistinctTexts::default();
-    for event in &events {
-        surprises(event, resumed.get(event.id.as_str()).copied(), is_open(event), &mut surprise);
-    }
-    let experiment = Experiment::of(&events);
-    let expectations = experiment.iter().flat_map(|x| &x.expectations);
-    for e in expectations.filter(|e| e.holds == Some(false)) {
-        surprise.push(format!("expected {}, found {}", e.text, e.found_text()));
-    }
-    let mut surprise = surprise.list;
-    surprise.extend(prose(|p| &p.surprise));
-    let mut refs = references(&events);
-    refs.extend(experiment.iter().flat_map(|x| x.replaces.iter().map(|id| format!("replaces {id}"))));
-    refs.extend(experiment.iter().flat_map(|x| x.bundles.iter().map(|b| format!("bundle {b}"))));
-    refs.extend(prose(|p| &p.refs));
+        events.iter().filter_map(|e| Some((fact(e, "resumes")?, e))).collect();
+    let surprise = runs().flat_map(|e| surprises(e, resumed.get(e.id.as_str()).copied(), is_open(e)));
+    let lesson = events.iter().filter_map(|e| Some(fact(e, "lesson")?.to_string()));
     Entry {
         id: events[0].id.clone(),
         time: time(&events[0]),
-        experiment,
-        kinds: kinds.list,
-        intent: prose(|p| &p.intent),
+        kinds: distinct(events.iter().map(|e| e.kind.clone())),
+        intent: distinct(prose(|p| &p.intent)),
         setup: setup(&events),
-        result,
-        notes: prose(|p| &p.note),
-        surprise,
-        lesson: prose(|p| &p.lesson),
-        next: prose(|p| &p.next),
-        refs,
+        result: runs().filter(|e| e.status != status::STARTED || is_open(e)).map(outcome).collect(),
+        notes: distinct(prose(|p| &p.note)),
+        surprise: distinct(surprise.chain(prose(|p| &p.surprise))),
+        lesson: distinct(lesson.chain(prose(|p| &p.lesson))),
+        next: distinct(prose(|p| &p.next)),
+        refs: distinct(references(&events).chain(prose(|p| &p.refs))),
         events,
     }
 }
 
 fn outcome(event: &Event) -> RunOutcome {
-    let figures = figures::flatten(&event.facts)
-        .iter()
-        .map(|(path, value)| {
-            let (name, unit) = figures::known(path);
-            format!("{name} {}", figures::text(value, unit))
-        })
-        .chain(measured(event))
-        .collect();
+    let rows = rows(event).map(|[build, figure, ours, unit, book, from, verdict, why, _]| {
+        let why = if why.is_empty() { why } else { format!(": {why}") };
+        format!("{build}: {figure} {ours} {unit}, the book's {book} ({from}): {verdict}{why}")
+    });
     RunOutcome {
         id: event.id.clone(),
         time: time(event),
         kind: event.kind.clone(),
         status: event.status.clone(),
         seconds: event.seconds,
-        figures,
+        figures: figures::of_facts(&event.facts).into_iter().chain(rows).collect(),
     }
 }
 
-/// Formats the figures of the registry that a run for an experiment measured.
-fn measured(event: &Event) -> impl Iterator<Item = String> {
-    let figures = event.facts.get("figures").and_then(Value::as_object).into_iter().flatten();
-    figures.map(|(name, x)| match (registry::find(name), x.as_f64()) {
-        (Ok(figure), Some(x)) => format!("{name} {} {}", figure.show(x), figure.unit),
-        _ => format!("{name} {x}"),
-    })
+/// Lists the rows of a recipe's table.
+fn rows(event: &Event) -> impl Iterator<Item = [String; 9]> {
+    let all = event.facts.get("rows").and_then(Value::as_array).into_iter().flatten();
+    let keys = ["build", "figure", "ours", "unit", "book", "from", "verdict", "why", "explained"];
+    all.map(move |row| keys.map(|key| plain(&row[key])))
 }
 
 /// Formats a machine in one line.
-pub fn machine(m: &Machine) -> String {
+fn machine(m: &Machine) -> String {
     let parts = [
         m.cpu.clone(),
-        m.cores.map(|n| format!("{n} {}", if n == 1 { "core" } else { "cores" })),
+        m.cores.map(|n| ui::counted(n, "core")),
         m.memory_bytes.map(|n| format!("{} of memory", ui::bytes(n))),
         m.os.clone(),
         m.arch.clone(),
@@ -224,68 +183,58 @@ pub fn machine(m: &Machine) -> String {
     parts.into_iter().flatten().collect::<Vec<_>>().join(", ")
 }
 
-/// Formats the options that were given or have a default.
-fn options(event: &Event) -> String {
-    let one = |(key, value): (&String, &Value)| {
-        let name = key.replace('_', "-");
-        format!("{name} {}", figures::text(value, figures::FigureUnit::Plain))
-    };
-    event.options.iter().map(one).collect::<Vec<_>>().join(", ")
-}
-
 fn setup(events: &[Event]) -> Vec<String> {
-    let mut lines = DistinctTexts::default();
-    for event in events {
-        let fact = |key| event.facts.get(key).and_then(Value::as_str);
-        if let (Some(family), Some(source)) = (fact("family"), fact("source")) {
-            lines.push(format!("{family} of {source}"));
-        }
-    }
-    for event in events.iter().filter(|e| !e.options.is_empty()) {
-        lines.push(format!("{}: {}", event.kind, options(event)));
-    }
-    for event in events {
-        let place = event.machine.as_ref().map(|m| format!("anemoe {} on {}", event.version, machine(m)));
-        place.into_iter().for_each(|place| lines.push(place));
-    }
-    lines.list
+    // The options of a gate of a build are those of the build.
+    let has_own_options = |e: &Event| !e.options.is_empty() && !e.options.contains_key("command");
+    let sources = events.iter().filter_map(|e| {
+        Some(format!("{} of {}", fact(e, "title").or(fact(e, "family"))?, fact(e, "source")?))
+    });
+    let options = events.iter().filter(|e| has_own_options(e)).map(|e| {
+        let options = e.options.iter().map(|(key, v)| format!("{} {}", key.replace('_', "-"), plain(v)));
+        format!("{}: {}", e.kind, options.collect::<Vec<_>>().join(", "))
+    });
+    let machines = events
+        .iter()
+        .filter_map(|e| Some(format!("anemoe {} on {}", e.version, machine(e.machine.as_ref()?))));
+    distinct(sources.chain(options).chain(machines))
 }
 
-fn references(events: &[Event]) -> Vec<String> {
-    let mut found = DistinctTexts::default();
-    for event in events {
-        let text = |v: Option<&Value>| v.and_then(Value::as_str).map(str::to_string);
-        let golden = event.facts.get("golden");
-        let name = text(golden.and_then(|g| g.get("file")));
-        for (name, hash) in [
-            (Some("chain.json".into()), text(event.facts.get("chain_sha256"))),
-            (name, text(golden.and_then(|g| g.get("sha256")))),
-            (Some("importance".into()), text(event.facts.get("importance_sha256"))),
-        ] {
-            name.zip(hash).into_iter().for_each(|(name, hash)| found.push(format!("{name}, sha256 {hash}")));
-        }
-    }
-    found.list
+fn references(events: &[Event]) -> impl Iterator<Item = String> {
+    events.iter().flat_map(|e| {
+        let golden = e.facts.get("golden").and_then(|g| g["file"].as_str().zip(g["sha256"].as_str()));
+        let files = [
+            ("chain.json", "chain_sha256"),
+            ("importance", "importance_sha256"),
+            ("recipe", "recipe_sha256"),
+        ];
+        let files = files.map(|(file, key)| Some((file, fact(e, key)?)));
+        files.into_iter().flatten().chain(golden).map(|(file, hash)| format!("{file}, sha256 {hash}"))
+    })
 }
 
-/// Finds surprises: runs that failed, were interrupted or have no end. People write all other surprises.
-fn surprises(event: &Event, resumed: Option<&Event>, open: bool, found: &mut DistinctTexts) {
-    let fact = |key| event.facts.get(key).and_then(Value::as_str);
-    let part = fact("part").map(|p| format!(" of part {p}")).unwrap_or_default();
+/// Lists surprises: runs that failed, were interrupted or have no end, and rows that differ. People write all others.
+fn surprises(event: &Event, resumed: Option<&Event>, open: bool) -> Vec<String> {
+    let part = fact(event, "part").map(|p| format!(" of part {p}")).unwrap_or_default();
     let run = format!("{}{part}", event.kind);
     let began = format!("the {run} that began at {}", time(event));
     let said = match (event.status.as_str(), resumed) {
-        (status::ERROR, _) => format!("{run} ended by an error: {}", fact("error").unwrap_or("no message")),
-        (status::FAIL, _) => {
-            format!("{run} failed{}", fact("stage").map(|s| format!(": {s}")).unwrap_or_default())
+        (status::ERROR, _) => {
+            Some(format!("{run} ended by an error: {}", fact(event, "error").unwrap_or("no message")))
         }
+        (status::FAIL, _) => Some(format!(
+            "{run} failed{}",
+            fact(event, "stage").map(|s| format!(": {s}")).unwrap_or_default()
+        )),
         (_, Some(next)) if open => {
-            format!("{began} was interrupted; the one that began at {} went on with it", time(next))
+            Some(format!("{began} was interrupted; the one that began at {} went on with it", time(next)))
         }
-        _ if open => format!("{began} has no end: it runs still, or was killed"),
-        _ => return,
+        _ => open.then(|| format!("{began} has no end: it runs still, or was killed")),
     };
-    found.push(said);
+    let differing = rows(event).filter(|row| row[8] == "no");
+    let differing = differing.map(|[build, figure, ours, unit, book, ..]| {
+        format!("{build}: {figure} {ours} {unit}, where {book} was expected")
+    });
+    said.into_iter().chain(differing).collect()
 }
 
 #[cfg(test)]

@@ -1,18 +1,14 @@
-//! Commands that a recipe runs, in this process.
+//! Commands that a recipe runs, in this process, and the options that a recipe may give them.
 
-use super::super::{bench, build, check, generate, golden, plan, trace, validate};
 use crate::args::planning::{PlanArgs, clap_message};
-use crate::outcome::Outcome;
-use crate::ui::Ui;
 use anyhow::{Context, bail};
-use serde::Deserialize;
-use serde_json::Value;
-use std::ffi::{OsStr, OsString};
+use serde::{Deserialize, Serialize};
+use std::ffi::OsStr;
 
-/// A command that brings figures. The gates of a recipe are such commands, in order.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
+/// Command that brings figures, in the order in which gates run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub(super) enum GateCommand {
+pub enum GateCommand {
     /// Sizes, counts and predicted placement of the whole model.
     Plan,
     /// Gates of the representative shards, scale-out, gates of the whole.
@@ -29,54 +25,27 @@ pub(super) enum GateCommand {
     Bench,
 }
 
+/// Options that a recipe may give, besides those of plans: none that writes outside the folder of the run, sends something
+/// away, or replaces what the recipe says.
+const OPTIONS: &str = "against all backend checkpoint chip context decode device draft-max drafts evidence fast golden \
+    ignore-eos importance jobs max-loaded max-memory min-cosine ngram-corpus ngram-max ngram-min no-fuse no-journal \
+    no-verify note ops precision prefill prefill-chunk probe-layers probe-seed probes repetitions report seed sequences \
+    shards skip-gates speculate states strict swap system temperature timeout top-k top-p units verify-tokens";
+
 impl GateCommand {
-    /// Returns the name on the command line and in the registry.
+    /// Returns the name on the command line.
     pub const fn name(self) -> &'static str {
-        match self {
-            GateCommand::Plan => "plan",
-            GateCommand::Build => "build",
-            GateCommand::Check => "check",
-            GateCommand::Validate => "validate",
-            GateCommand::Trace => "trace",
-            GateCommand::Generate => "generate",
-            GateCommand::Bench => "bench",
-        }
+        ["plan", "build", "check", "validate", "trace", "generate", "bench"][self as usize]
     }
 
     /// Tells whether the command reads the bundle that `build` makes.
-    pub const fn needs_bundle(self) -> bool {
-        !matches!(self, GateCommand::Plan | GateCommand::Build)
+    pub fn needs_bundle(self) -> bool {
+        self > GateCommand::Build
     }
 
-    /// Tells whether the command compares with a golden.
-    pub const fn needs_golden(self) -> bool {
-        matches!(self, GateCommand::Validate | GateCommand::Trace)
-    }
-
-    /// Returns the options that a recipe may give, besides those of a plan for `plan` and `build`: none that writes
-    /// outside the folder of the run, sends something away, or replaces what the recipe says.
-    const fn own_options(self) -> &'static str {
-        match self {
-            GateCommand::Plan => "all evidence",
-            GateCommand::Build => {
-                "golden jobs max-memory no-journal note probe-layers probe-seed probes skip-gates"
-            }
-            GateCommand::Check => {
-                "chip device evidence no-journal no-verify note ops report strict system target timeout units"
-            }
-            GateCommand::Validate => {
-                "backend fast golden importance max-loaded min-cosine no-journal no-verify note probes seed shards"
-            }
-            GateCommand::Trace => "checkpoint golden importance no-journal no-verify note precision swap",
-            GateCommand::Generate => {
-                "backend draft-max fast ignore-eos max-loaded ngram-corpus ngram-max ngram-min no-fuse no-verify \
-                 precision prefill-chunk seed speculate states temperature top-k top-p"
-            }
-            GateCommand::Bench => {
-                "against backend context decode drafts fast max-loaded no-fuse no-journal no-verify note ops precision \
-                 prefill prefill-chunk repetitions seed sequences shards states verify-tokens"
-            }
-        }
+    /// Tells whether the command needs the tokens of a prompt, or of a golden.
+    pub const fn needs_prompt(self) -> bool {
+        matches!(self, GateCommand::Validate | GateCommand::Trace | GateCommand::Generate)
     }
 
     /// Checks that the words of a recipe are options that it may give.
@@ -84,69 +53,26 @@ impl GateCommand {
     /// # Errors
     /// A word is none of these options, nor the value of one.
     pub fn check_options(self, words: &[String]) -> anyhow::Result<()> {
-        let command = match self {
-            GateCommand::Plan => parser::<plan::Args>(self.name()),
-            GateCommand::Build => parser::<build::Args>(self.name()),
-            GateCommand::Check => parser::<check::Args>(self.name()),
-            GateCommand::Validate => parser::<validate::Args>(self.name()),
-            GateCommand::Trace => parser::<trace::Args>(self.name()),
-            GateCommand::Generate => parser::<generate::Args>(self.name()),
-            GateCommand::Bench => parser::<bench::Args>(self.name()),
-        };
         let of_plan = parser::<PlanArgs>("plan");
-        let plans = matches!(self, GateCommand::Plan | GateCommand::Build);
         let is_allowed = |name: &str| {
-            self.own_options().split(' ').any(|own| own == name)
-                || plans && of_plan.get_arguments().any(|a| a.get_long() == Some(name))
+            let of_plan = || of_plan.get_arguments().any(|a| a.get_long() == Some(name));
+            OPTIONS.split_whitespace().any(|allowed| allowed == name) || !self.needs_bundle() && of_plan()
         };
-        let mut words = words.iter().peekable();
-        while let Some(word) = words.next() {
+        let mut takes_value = false;
+        for word in words {
             let name = word.strip_prefix("--").map(|rest| rest.split('=').next().unwrap_or(rest));
-            let known = name.filter(|name| is_allowed(name));
-            let option = known.and_then(|name| command.get_arguments().find(|a| a.get_long() == Some(name)));
-            let Some(option) = option else {
+            if !name.map_or(takes_value && !word.starts_with('-'), is_allowed) {
                 bail!(
                     "`{}` for `{}`: a recipe gives options as --NAME=VALUE, and none that names outputs or stores: what it \
                      makes is in the folder of the run",
                     word.escape_debug(),
                     self.name()
                 );
-            };
-            if option.get_action().takes_values() && !word.contains('=') {
-                words.next_if(|value| !value.starts_with('-'));
             }
+            takes_value = name.is_some() && !word.contains('=');
         }
         Ok(())
     }
-
-    /// Runs the command with these arguments; returns its document, and whether its gate passed.
-    ///
-    /// # Errors
-    /// The command fails.
-    pub fn run(self, arguments: &[OsString]) -> anyhow::Result<(Value, bool)> {
-        let name = self.name();
-        let ui = Ui::inner();
-        let outcome = match self {
-            GateCommand::Plan => plan::run(parse(name, arguments)?, &ui),
-            GateCommand::Build => build::run(parse(name, arguments)?, &ui),
-            GateCommand::Check => check::run(parse(name, arguments)?, &ui),
-            GateCommand::Validate => validate::run(parse(name, arguments)?, &ui),
-            GateCommand::Trace => trace::run(parse(name, arguments)?, &ui),
-            GateCommand::Generate => generate::run(parse(name, arguments)?, &ui),
-            GateCommand::Bench => bench::run(parse(name, arguments)?, &ui),
-        };
-        let passed = matches!(outcome?, Outcome::Done);
-        Ok((ui.into_document().unwrap_or_default(), passed))
-    }
-}
-
-/// Runs the checkpoint in f32 and writes the golden.
-///
-/// # Errors
-/// The command fails.
-pub(super) fn make_golden(arguments: &[OsString]) -> anyhow::Result<()> {
-    golden::run(parse("golden", arguments)?, &Ui::inner())?;
-    Ok(())
 }
 
 /// Makes the parser of a command's arguments.
@@ -155,6 +81,9 @@ fn parser<A: clap::Args>(name: &'static str) -> clap::Command {
 }
 
 /// Parses arguments as the command line of a command.
+///
+/// # Errors
+/// The command has no such arguments.
 pub fn parse<A: clap::Args>(name: &'static str, arguments: &[impl AsRef<OsStr>]) -> anyhow::Result<A> {
     let words = arguments.iter().map(|a| a.as_ref().to_os_string());
     let read = parser::<A>(name).try_get_matches_from(words).and_then(|m| A::from_arg_matches(&m));

@@ -1,98 +1,106 @@
-//! Documents of the commands that a recipe ran, in a file, so that an interrupted run goes on where it was.
+//! Record of a run: the journal of its folder has an event for each gate of each build, so that an interrupted run goes on
+//! where it was.
 
 use super::command::GateCommand;
+use super::recipe::Recipe;
+use super::rows::FigureRow;
+use crate::recorder::{JournalArgs, Recorder, facts};
+use anemoe_bundle::journal::{self, Event, status};
+use anemoe_gates::figures::NamedFigures;
 use anemoe_io::Error;
+use anyhow::bail;
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
-use std::collections::BTreeMap;
+use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 
-/// Name of the file.
-const FILE: &str = "reproduce.json";
-/// Largest file that is read, in bytes; a document of a check of a large model has some megabytes.
-const MAX_BYTES: u64 = 1 << 30;
+/// Kind of the events that begin and end a run.
+pub const RUN: &str = "reproduce";
 
-/// Identity of a run; documents of another run say nothing about it.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(super) struct RunIdentity {
-    pub version: String,
-    pub source: String,
-    pub recipe: String,
+/// Results of a gate of a build.
+#[derive(Serialize, Deserialize)]
+pub(super) struct GateRecord {
+    pub gate: GateCommand,
+    pub build: String,
+    pub figures: NamedFigures,
+    /// Absolute path of the bundle that was built.
+    pub bundle: Option<String>,
+    /// Gate that stopped the build, with the packages that failed there.
+    pub stopped: Option<String>,
+    /// True if the build was repeated without gates.
+    pub again: bool,
 }
 
-/// Documents of commands, by build and command.
-#[derive(Serialize, Deserialize)]
+impl GateRecord {
+    pub fn new(gate: GateCommand, build: &str) -> GateRecord {
+        let figures = NamedFigures::default();
+        GateRecord { gate, build: build.into(), figures, bundle: None, stopped: None, again: false }
+    }
+}
+
+/// Results of the gates of a run.
+#[derive(Default)]
 pub(super) struct RunRecord {
-    run: RunIdentity,
-    builds: BTreeMap<String, BTreeMap<String, Value>>,
-    #[serde(skip)]
-    folder: Option<PathBuf>,
+    gates: Vec<GateRecord>,
+    /// Folder of the journal; none for a dry run.
+    journal: Option<(PathBuf, Recorder)>,
 }
 
 impl RunRecord {
-    /// Makes a record that is kept in memory.
-    pub fn in_memory(run: RunIdentity) -> RunRecord {
-        RunRecord { run, builds: BTreeMap::new(), folder: None }
-    }
-
-    /// Opens the record in a folder, with the documents that an earlier run of the same identity left; makes the folder if
-    /// needed.
+    /// Opens the record in a folder, with the gates that an earlier run of the same recipe, sources and version left; makes
+    /// the folder if needed.
     ///
     /// # Errors
     /// The folder cannot be written, or holds another run or something else.
-    pub fn open(folder: &Path, run: RunIdentity) -> anyhow::Result<RunRecord> {
-        let file = folder.join(FILE);
-        if file.symlink_metadata().is_ok() {
-            let text = anemoe_io::read_input(&file, MAX_BYTES).map_err(|e| Error::io(&file, e))?;
-            let mut read: RunRecord = anemoe_io::json::parse(&text)
-                .map_err(|e| Error::invalid(&file, format!("record of a recipe: {e}")))?;
-            let (was, now) = (&read.run, &run);
-            if was != now {
-                let differs = if was.source != now.source {
-                    format!("of {}, and this is of {}", was.source, now.source)
-                } else if was.recipe != now.recipe {
-                    "of a recipe with another text".into()
-                } else {
-                    format!("by version {}", was.version)
-                };
-                anyhow::bail!(
-                    "{}: holds a run {differs}; name another folder with --out, or remove it",
-                    folder.display()
-                );
-            }
-            read.folder = Some(folder.to_path_buf());
-            return Ok(read);
-        }
-        if std::fs::read_dir(folder).is_ok_and(|mut entries| entries.next().is_some()) {
-            anyhow::bail!(
+    pub fn open(folder: &Path, recipe: &Recipe, source: &str) -> anyhow::Result<RunRecord> {
+        let events = journal::read(folder)?.events;
+        let deciding = ["recipe_sha256", "source"];
+        let begun = json!({"title": recipe.title, "recipe_sha256": recipe.sha256, "source": source});
+        let begun = facts::of(begun);
+        let is_same = |run: &Event| {
+            run.version == env!("CARGO_PKG_VERSION")
+                && deciding.iter().all(|key| run.facts.get(*key) == begun.get(*key))
+        };
+        match events.iter().find(|e| e.kind == RUN) {
+            Some(run) if is_same(run) => {}
+            Some(run) => bail!(
+                "{}: holds a run by version {} of other builds, options or sources ({}, and this is of {source}); name another \
+                 folder with --out, or remove it",
+                folder.display(),
+                run.version,
+                run.facts.get("source").and_then(Value::as_str).unwrap_or_default()
+            ),
+            None if std::fs::read_dir(folder).is_ok_and(|mut entries| entries.next().is_some()) => bail!(
                 "{}: is not empty, and holds no run of a recipe; name another folder with --out",
                 folder.display()
-            );
+            ),
+            None => std::fs::create_dir_all(folder).map_err(|e| Error::io(folder, e))?,
         }
-        std::fs::create_dir_all(folder).map_err(|e| Error::io(folder, e))?;
-        let new = RunRecord { folder: Some(folder.to_path_buf()), ..RunRecord::in_memory(run) };
-        new.write()?;
-        Ok(new)
+        let intent = Some(recipe.intent.trim().to_string());
+        let recorder = Recorder::new(&JournalArgs { intent, ..JournalArgs::default() }, RUN);
+        recorder.begin(folder, begun);
+        let left = events.into_iter().filter_map(|e| serde_json::from_value(Value::Object(e.facts)).ok());
+        Ok(RunRecord { gates: left.collect(), journal: Some((folder.into(), recorder)) })
     }
 
-    /// Returns the document of a command about a build.
-    pub fn get(&self, build: &str, command: GateCommand) -> Option<&Value> {
-        self.builds.get(build)?.get(command.name())
+    /// Returns what a gate of a build left, if it has run.
+    pub fn get(&self, build: &str, gate: GateCommand) -> Option<&GateRecord> {
+        self.gates.iter().find(|g| g.gate == gate && g.build == build)
     }
 
-    /// Adds the document of a command, and writes the file.
-    ///
-    /// # Errors
-    /// The file cannot be written.
-    pub fn add(&mut self, build: &str, command: GateCommand, document: Value) -> anyhow::Result<()> {
-        self.builds.entry(build.into()).or_default().insert(command.name().into(), document);
-        self.write()
-    }
-
-    fn write(&self) -> anyhow::Result<()> {
-        if let Some(folder) = &self.folder {
-            anemoe_bundle::write_atomic(&folder.join(FILE), &serde_json::to_vec(self)?)?;
+    /// Adds what a gate left.
+    pub fn add(&mut self, left: GateRecord, seconds: f64) {
+        if let Some((folder, recorder)) = &self.journal {
+            let said = if left.stopped.is_some() { status::FAIL } else { status::DONE };
+            recorder.also(folder, left.gate.name(), said, Some(seconds), facts::of(json!(left)));
         }
-        Ok(())
+        self.gates.push(left);
+    }
+
+    /// Ends the run with the rows of its table.
+    pub fn end(&self, pass: bool, rows: &[FigureRow], lesson: Option<&String>) {
+        if let Some((folder, recorder)) = &self.journal {
+            let lesson = lesson.map(|text| text.trim());
+            recorder.gate(folder, pass, facts::of(json!({"rows": rows, "lesson": lesson})));
+        }
     }
 }

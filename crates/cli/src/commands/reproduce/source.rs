@@ -23,38 +23,27 @@ impl Source {
     /// # Errors
     /// There is no checkpoint at `path`.
     pub fn new(recipe: &Recipe, path: &Path, layers: Option<usize>) -> anyhow::Result<Source> {
-        let mut planned =
-            path.to_str().with_context(|| format!("{}: not UTF-8", path.display()))?.to_string();
-        if planned.starts_with('-') {
-            // Commands would read an option.
-            planned.insert_str(0, "./");
-        }
+        let planned = path.to_str().with_context(|| format!("{}: not UTF-8", path.display()))?;
+        // Commands would read an option.
+        let planned = if planned.starts_with('-') { format!("./{planned}") } else { planned.to_string() };
         let is_synthetic = models::is_synthetic(&planned);
-        if !is_synthetic {
-            if !matches!(
-                PathKind::at(&locate(path, Extent::Whole)?.path),
-                PathKind::Checkpoint | PathKind::Gguf
-            ) {
-                bail!(
-                    "{planned}: no checkpoint (a Hugging Face folder or a .gguf file); the recipe {} names {}",
-                    recipe.name,
-                    recipe.source.display()
-                );
-            }
-            return Ok(Source { built: planned.clone(), planned, is_synthetic, layers: None });
-        }
-        let given = planned.split(['?', '&']).any(|pair| pair.starts_with("layers="));
-        if given && layers.is_none() {
-            return Ok(Source { built: planned.clone(), planned, is_synthetic, layers: None });
+        let is_checkpoint = |path: &Path| matches!(PathKind::at(path), PathKind::Checkpoint | PathKind::Gguf);
+        if !is_synthetic && !is_checkpoint(&locate(path, Extent::Whole)?.path) {
+            bail!(
+                "{planned}: no checkpoint (a Hugging Face folder or a .gguf file); the recipe {} names {}",
+                recipe.name,
+                recipe.source.display()
+            );
         }
         let (name, query) = planned.split_once('?').unwrap_or((&planned, ""));
-        let mut pairs: Vec<String> = query
-            .split('&')
-            .filter(|p| !p.is_empty() && !p.starts_with("layers="))
-            .map(str::to_string)
-            .collect();
+        let sets_layers = |pair: &&str| pair.starts_with("layers=");
+        if !is_synthetic || layers.is_none() && query.split('&').any(|pair| sets_layers(&pair)) {
+            return Ok(Source { built: planned.clone(), planned, is_synthetic, layers: None });
+        }
         let layers = layers.unwrap_or(recipe.layers);
-        pairs.push(format!("layers={layers}"));
+        let mut pairs: Vec<&str> = query.split('&').filter(|p| !p.is_empty() && !sets_layers(p)).collect();
+        let cut = format!("layers={layers}");
+        pairs.push(&cut);
         let built = format!("{name}?{}", pairs.join("&"));
         Ok(Source { built, planned, is_synthetic, layers: Some(layers) })
     }

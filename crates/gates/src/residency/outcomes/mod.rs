@@ -1,53 +1,42 @@
 //! Scores predictions on published outcomes: a table of measured graphs, with their outcomes.
 //!
-//! A row is judged by the facts of its graph. Its label is compared with the verdict, and its project is left out by
-//! [`leave_out_projects`].
+//! A row is judged by the facts of its graph and by all other rows. [`leave_out_projects`] also leaves out what the
+//! row's own project found.
 
 pub mod cells;
-mod columns;
-pub mod published;
-pub mod read;
-mod rebuild;
+mod outcome_table;
 pub mod row;
-mod sketch;
-mod words;
 
-pub use super::likelihood::Design;
-pub use published::{KNOWN, parse};
+pub use outcome_table::{KNOWN, parse};
 pub use row::Row;
 
-use super::likelihood::{Predictor, prepare};
-use super::rule::Verdict;
+use super::precedents::Precedents;
+use super::rule::{Rule, Verdict};
 use super::rules;
 use super::verdict::Judge;
 use rayon::prelude::*;
 use serde::Serialize;
-use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
+use std::collections::BTreeSet;
 
 /// Row with its prediction.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Judged {
     /// Id of the row.
     pub id: String,
-    /// Model and part, in words.
-    pub model: String,
     /// Label of the row: where the graph ran, or how it failed.
     pub label: String,
     /// Predicted verdict.
     pub verdict: Verdict,
-    /// Probability that the ANE runs the graph.
-    pub probability: f64,
     /// True if a decided prediction agrees with the label; `None` for `unknown`, or a label without an outcome.
     pub right: Option<bool>,
-    /// True if the row states enough to be rebuilt as a program.
-    pub rebuilt: bool,
     /// Ids of the rules that decided.
     pub rules: Vec<&'static str>,
+    /// Ids of the rows that decided.
+    pub rows: Vec<String>,
 }
 
 /// Score of the predictions over a table.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Score {
     /// Number of rows whose label states an outcome.
     pub rows: usize,
@@ -61,26 +50,29 @@ pub struct Score {
     pub unknown: usize,
     /// `unknown / rows`.
     pub unknown_share: f64,
-    /// Share of the more frequent truth among all rows: the score of a constant answer.
-    pub majority: f64,
-    /// Share of the more frequent truth among the decided rows.
-    pub majority_of_decided: f64,
-    /// Number of rows that were rebuilt as programs.
-    pub rebuilt: usize,
-    /// Share of rows whose probability is on the right side of one half: the accuracy if every row has to be decided.
+    /// Share of rows that are right if `unknown` counts as `not_ane`, since nothing speaks for the ANE there.
     pub forced: f64,
-    /// Brier score, the mean of `(probability - truth)^2`: 0 is perfect, 0.25 is the score of always one half.
-    pub brier: f64,
+    /// Share of the more frequent truth: the score of a constant answer.
+    pub majority: f64,
 }
 
-/// Judges every row with all rules.
+/// Judges every row with all rules, and with all known outcomes but its own.
 pub fn judge(rows: &[Row]) -> Vec<Judged> {
-    rows.iter().map(|row| judge_row(row, Judge::new(row.conditions))).collect()
+    let all = || rules::all().collect();
+    rows.par_iter().map(|row| judge_row(row, all(), |known| known.id != row.id)).collect()
 }
 
-fn judge_row(row: &Row, judge: Judge) -> Judged {
-    let read = read::read(&row.sketch);
-    let report = judge.package(&row.id, &read.facts, false);
+/// Judges every row without the findings of its own project: rules without other evidence do not apply, and its outcomes
+/// are no precedents.
+pub fn leave_out_projects(rows: &[Row]) -> Vec<Judged> {
+    let foreign = |project: &str| rules::all().filter(|r| r.stands_without(project)).collect();
+    let judge = |row: &Row| judge_row(row, foreign(&row.project), |known| known.project != row.project);
+    rows.par_iter().map(judge).collect()
+}
+
+fn judge_row(row: &Row, rules: Vec<&'static Rule>, is_known: impl Fn(&Row) -> bool) -> Judged {
+    let judge = Judge::with_rules(row.conditions, rules, Precedents::known().retain(is_known).into());
+    let report = judge.package(&row.id, &row.package(), false);
     let mut deciding: BTreeSet<&'static str> =
         report.reasons.iter().filter(|r| r.verdict == report.verdict).map(|r| r.rule).collect();
     if report.verdict == Verdict::Ane {
@@ -89,88 +81,33 @@ fn judge_row(row: &Row, judge: Judge) -> Judged {
     let right = row.truth().filter(|_| report.verdict != Verdict::Unknown).map(|t| t == report.verdict);
     Judged {
         id: row.id.clone(),
-        model: row.model.clone(),
         label: row.label.clone(),
         verdict: report.verdict,
-        probability: report.probability,
         right,
-        rebuilt: read.rebuilt,
         rules: deciding.into_iter().collect(),
+        rows: report.functions.into_iter().flat_map(|f| f.precedents).collect(),
     }
 }
 
 /// Computes the score of judged rows.
-pub fn score(rows: &[Row], judged: &[Judged]) -> Score {
-    let labelled: Vec<(Verdict, &Judged)> =
-        rows.iter().zip(judged).filter_map(|(row, j)| row.truth().map(|t| (t, j))).collect();
-    let decided: Vec<&(Verdict, &Judged)> = labelled.iter().filter(|(_, j)| j.right.is_some()).collect();
-    let right = decided.iter().filter(|(_, j)| j.right == Some(true)).count();
-    let share = |part: usize, whole: usize| if whole == 0 { 1.0 } else { part as f64 / whole as f64 };
-    let majority = |truths: &mut dyn Iterator<Item = Verdict>| {
-        let (mut ane, mut all) = (0, 0);
-        for t in truths {
-            (ane, all) = (ane + usize::from(t == Verdict::Ane), all + 1);
-        }
-        share(ane.max(all - ane), all)
-    };
-    let unknown = labelled.len() - decided.len();
-    Score {
-        rows: labelled.len(),
-        decided: decided.len(),
-        right,
-        accuracy: (!decided.is_empty()).then(|| share(right, decided.len())),
-        unknown,
-        unknown_share: if labelled.is_empty() { 0.0 } else { share(unknown, labelled.len()) },
-        majority: majority(&mut labelled.iter().map(|(t, _)| *t)),
-        majority_of_decided: majority(&mut decided.iter().map(|(t, _)| *t)),
-        rebuilt: labelled.iter().filter(|(_, j)| j.rebuilt).count(),
-        forced: share(
-            labelled.iter().filter(|(t, j)| (j.probability >= 0.5) == (*t == Verdict::Ane)).count(),
-            labelled.len(),
-        ),
-        brier: mean(labelled.iter().map(|(t, j)| (j.probability - f64::from(*t == Verdict::Ane)).powi(2))),
+pub fn score<'a>(judged: impl Iterator<Item = (&'a Row, &'a Judged)>) -> Score {
+    let mut s = Score::default();
+    let (mut ane, mut forced) = (0usize, 0usize);
+    for (row, judged) in judged {
+        let Some(truth) = row.truth() else { continue };
+        s.rows += 1;
+        s.decided += usize::from(judged.right.is_some());
+        s.right += usize::from(judged.right == Some(true));
+        ane += usize::from(truth == Verdict::Ane);
+        forced += usize::from((judged.verdict == Verdict::Ane) == (truth == Verdict::Ane));
     }
-}
-
-/// Computes the mean; 0 without values.
-fn mean(values: impl Iterator<Item = f64>) -> f64 {
-    let (n, sum) = values.fold((0usize, 0.0), |(n, sum), v| (n + 1, sum + v));
-    if n == 0 { 0.0 } else { sum / n as f64 }
-}
-
-/// Scores of rows that are judged without their own project's findings.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct LeftOut {
-    /// Score of all rows.
-    pub all: Score,
-    /// Score of each project's rows.
-    pub projects: BTreeMap<String, Score>,
-}
-
-/// Judges the rows of each project without that project's findings: its outcomes are not fitted, and rules without
-/// other evidence do not apply. (A threshold that several projects support stays as it is.)
-pub fn leave_out_projects(rows: &[Row], design: Design) -> LeftOut {
-    let known = prepare(&published::parse(KNOWN).unwrap_or_default());
-    let projects: BTreeSet<&str> = rows.iter().map(|r| r.project.as_str()).collect();
-    let judge_project = |project: &&str| {
-        let predictor = Arc::new(Predictor::fit(design, &known, Some(project)));
-        let own: Vec<Row> = rows.iter().filter(|r| r.project == *project).cloned().collect();
-        let judged: Vec<Judged> = own
-            .iter()
-            .map(|row| {
-                let rules = rules::all().filter(|r| r.stands_without(project));
-                judge_row(row, Judge::with_rules(row.conditions, rules, predictor.clone()))
-            })
-            .collect();
-        (project.to_string(), own, judged)
-    };
-    let parts: Vec<(String, Vec<Row>, Vec<Judged>)> = projects.par_iter().map(judge_project).collect();
-    let all_rows: Vec<Row> = parts.iter().flat_map(|p| p.1.clone()).collect();
-    let all: Vec<Judged> = parts.iter().flat_map(|p| p.2.clone()).collect();
-    LeftOut {
-        all: score(&all_rows, &all),
-        projects: parts.into_iter().map(|(name, own, judged)| (name, score(&own, &judged))).collect(),
-    }
+    let share = |part: usize, whole: usize| part as f64 / whole.max(1) as f64;
+    s.unknown = s.rows - s.decided;
+    s.accuracy = (s.decided > 0).then(|| share(s.right, s.decided));
+    s.unknown_share = share(s.unknown, s.rows);
+    s.forced = share(forced, s.rows);
+    s.majority = share(ane.max(s.rows - ane), s.rows);
+    s
 }
 
 #[cfg(test)]

@@ -14,9 +14,6 @@ pub struct GivenArguments {
 
 impl GivenArguments {
     /// Returns the value of each parameter in `names`; none where it was not given.
-    ///
-    /// # Errors
-    /// There are more values than names, or a name that is not known.
     pub fn bind<const N: usize>(&self, function: &str, names: [&str; N]) -> Fallible<[Option<PyValue>; N]> {
         let mut bound = [const { None }; N];
         if self.positional.len() > N {
@@ -43,9 +40,6 @@ impl GivenArguments {
     }
 
     /// Returns the single value that `function` takes.
-    ///
-    /// # Errors
-    /// There is none, or more than one.
     pub fn one(&self, function: &str) -> Fallible<PyValue> {
         match (&self.positional[..], self.named.is_empty()) {
             ([value], true) => Ok(value.clone()),
@@ -55,9 +49,6 @@ impl GivenArguments {
 }
 
 /// Returns a whole number that was given, or the default.
-///
-/// # Errors
-/// Another value was given.
 pub fn int_or(given: &Option<PyValue>, default: i128) -> Fallible<i128> {
     match given {
         None => Ok(default),
@@ -69,9 +60,6 @@ pub fn int_or(given: &Option<PyValue>, default: i128) -> Fallible<i128> {
 }
 
 /// Returns a text that was given; none where `None` or nothing was.
-///
-/// # Errors
-/// Another value was given.
 pub fn text_or_none(given: &Option<PyValue>) -> Fallible<Option<&str>> {
     match given {
         None | Some(PyValue::None) => Ok(None),
@@ -83,17 +71,11 @@ pub fn text_or_none(given: &Option<PyValue>) -> Fallible<Option<&str>> {
 }
 
 /// Returns a text that must be given.
-///
-/// # Errors
-/// Nothing or another value was given.
 pub fn text_of<'a>(given: &'a Option<PyValue>, name: &str) -> Fallible<&'a str> {
     text_or_none(given)?.map_or_else(|| fail(format!("argument `{name}` must be a text")), Ok)
 }
 
 /// Returns a value that must be given.
-///
-/// # Errors
-/// Nothing was given.
 pub fn needed<'a>(given: &'a Option<PyValue>, name: &str) -> Fallible<&'a PyValue> {
     given.as_ref().map_or_else(|| fail(format!("argument `{name}` is missing")), Ok)
 }
@@ -104,9 +86,6 @@ pub fn is_set(given: &Option<PyValue>) -> bool {
 }
 
 /// Returns a value that was given as `str` writes it.
-///
-/// # Errors
-/// The text does not fit.
 pub fn printed_or(given: &Option<PyValue>, default: &str) -> Fallible<String> {
     given.as_ref().map_or_else(|| Ok(default.into()), printed)
 }

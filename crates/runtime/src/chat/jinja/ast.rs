@@ -56,8 +56,8 @@ pub enum Expr {
     Filter(Box<Expr>, Identifier, Arguments),
     Test(Box<Expr>, Identifier, Arguments),
     Not(Box<Expr>),
-    Negative(Box<Expr>),
-    Positive(Box<Expr>),
+    /// True for a minus.
+    Sign(bool, Box<Expr>),
     And(Box<Expr>, Box<Expr>),
     Or(Box<Expr>, Box<Expr>),
     /// Condition, value, other value.

@@ -2,6 +2,7 @@
 
 use super::arguments::{GivenArguments, int_or, needed, printed_or, text_of};
 use super::filter_text::escaped;
+use super::lexer::is_one_of;
 use super::meter::{Fallible, fail, spend};
 use super::py_value::{Dict, DictView, PyValue, Range, Turns, contains, depth_of, equal};
 use super::text_methods;
@@ -15,9 +16,6 @@ pub const FUNCTIONS: &[&str] =
 const MOST_RANGE: i128 = 100_000;
 
 /// Calls a function.
-///
-/// # Errors
-/// It refuses the call; `raise_exception` always does.
 pub fn call_function(name: &str, given: &GivenArguments) -> Fallible<PyValue> {
     spend(1)?;
     match name {
@@ -100,20 +98,9 @@ pub fn call_function(name: &str, given: &GivenArguments) -> Fallible<PyValue> {
 
 /// Calls a method of a text that was escaped: what comes in is escaped, and what comes out is.
 fn call_markup(text: &str, name: &str, given: &GivenArguments) -> Fallible<PyValue> {
-    const KEEPS: &[&str] = &[
-        "split",
-        "rsplit",
-        "splitlines",
-        "find",
-        "rfind",
-        "index",
-        "rindex",
-        "count",
-        "startswith",
-        "endswith",
-    ];
+    let keeps = "split rsplit splitlines find rfind index rindex count startswith endswith";
     let escape = |value: &PyValue| match value {
-        PyValue::Str(text) if !KEEPS.contains(&name) => Ok(PyValue::text(escaped(text)?)),
+        PyValue::Str(text) if !is_one_of(keeps, name) => Ok(PyValue::text(escaped(text)?)),
         value => Ok(value.clone()),
     };
     let mut given = given.clone();
@@ -137,9 +124,6 @@ fn call_markup(text: &str, name: &str, given: &GivenArguments) -> Fallible<PyVal
 }
 
 /// Calls a method of a value.
-///
-/// # Errors
-/// Python refuses the call.
 pub fn call_method(of: &PyValue, name: &str, given: &GivenArguments) -> Fallible<PyValue> {
     match (of, name) {
         (PyValue::Str(text), _) => text_methods::call(text, name, given),

@@ -1,130 +1,37 @@
 //! The tests behind `is`.
 
 use super::arguments::GivenArguments;
-use super::ast::Operator;
+use super::ast::{CompareOp, Operator};
+use super::lexer::is_one_of;
 use super::meter::{Fallible, fail};
-use super::operators::operate;
+use super::operators::{holds, operate};
 use super::print::printed;
-use super::py_value::{PyValue, compare, contains, equal};
+use super::py_value::{PyValue, equal};
 use super::text_methods::has_case;
-use std::cmp::Ordering;
 
 /// Names of the filters.
-const FILTERS: &[&str] = &[
-    "abs",
-    "attr",
-    "batch",
-    "capitalize",
-    "center",
-    "count",
-    "d",
-    "default",
-    "dictsort",
-    "e",
-    "escape",
-    "filesizeformat",
-    "first",
-    "float",
-    "forceescape",
-    "format",
-    "groupby",
-    "indent",
-    "int",
-    "join",
-    "last",
-    "length",
-    "list",
-    "lower",
-    "items",
-    "map",
-    "min",
-    "max",
-    "pprint",
-    "reject",
-    "rejectattr",
-    "replace",
-    "reverse",
-    "round",
-    "safe",
-    "select",
-    "selectattr",
-    "slice",
-    "sort",
-    "string",
-    "striptags",
-    "sum",
-    "title",
-    "trim",
-    "truncate",
-    "unique",
-    "upper",
-    "urlencode",
-    "wordcount",
-    "wordwrap",
-    "xmlattr",
-    "tojson",
-];
+const FILTERS: &str = "abs attr batch capitalize center count d default dictsort e escape filesizeformat first float \
+    forceescape format groupby indent int join last length list lower items map min max pprint reject \
+    rejectattr replace reverse round safe select selectattr slice sort string striptags sum title trim \
+    truncate unique upper urlencode wordcount wordwrap xmlattr tojson";
 
 /// Names of the tests.
-const CHECKS: &[&str] = &[
-    "odd",
-    "even",
-    "divisibleby",
-    "defined",
-    "undefined",
-    "filter",
-    "test",
-    "none",
-    "boolean",
-    "false",
-    "true",
-    "integer",
-    "float",
-    "lower",
-    "upper",
-    "string",
-    "mapping",
-    "number",
-    "sequence",
-    "iterable",
-    "callable",
-    "sameas",
-    "escaped",
-    "in",
-    "==",
-    "eq",
-    "equalto",
-    "!=",
-    "ne",
-    ">",
-    "gt",
-    "greaterthan",
-    "ge",
-    ">=",
-    "<",
-    "lt",
-    "lessthan",
-    "<=",
-    "le",
-];
+const CHECKS: &str = "odd even divisibleby defined undefined filter test none boolean false true integer float lower \
+    upper string mapping number sequence iterable callable sameas escaped in == eq equalto != ne > gt \
+    greaterthan ge >= < lt lessthan <= le";
 
 /// Tells whether a value passes a test.
-///
-/// # Errors
-/// There is no such test, or Python refuses it.
 pub fn check(name: &str, value: &PyValue, given: &GivenArguments) -> Fallible<bool> {
     let remainder = |by: i128| Ok(operate(Operator::Mod, value, &PyValue::Int(by))?.as_float());
-    let ordered = |test: fn(Ordering) -> bool, operator: &str| {
-        Ok(compare(value, &given.one(name)?, operator)?.is_some_and(test))
-    };
+    let compared = |comparison| holds(comparison, value, &given.one(name)?);
     Ok(match name {
-        "eq" | "==" | "equalto" => equal(value, &given.one(name)?)?,
-        "ne" | "!=" => !equal(value, &given.one(name)?)?,
-        "lt" | "<" | "lessthan" => ordered(Ordering::is_lt, "<")?,
-        "le" | "<=" => ordered(Ordering::is_le, "<=")?,
-        "gt" | ">" | "greaterthan" => ordered(Ordering::is_gt, ">")?,
-        "ge" | ">=" => ordered(Ordering::is_ge, ">=")?,
-        "in" => contains(&given.one(name)?, value)?,
+        "eq" | "==" | "equalto" => compared(CompareOp::Eq)?,
+        "ne" | "!=" => compared(CompareOp::Ne)?,
+        "lt" | "<" | "lessthan" => compared(CompareOp::Lt)?,
+        "le" | "<=" => compared(CompareOp::Le)?,
+        "gt" | ">" | "greaterthan" => compared(CompareOp::Gt)?,
+        "ge" | ">=" => compared(CompareOp::Ge)?,
+        "in" => compared(CompareOp::In)?,
         "sameas" => value.is_same(&given.one(name)?),
         "divisibleby" => equal(&operate(Operator::Mod, value, &given.one(name)?)?, &PyValue::Int(0))?,
         _ => {
@@ -159,8 +66,8 @@ pub fn check(name: &str, value: &PyValue, given: &GivenArguments) -> Fallible<bo
                 ),
                 "lower" => has_case(&printed(value)?, char::is_lowercase),
                 "upper" => has_case(&printed(value)?, char::is_uppercase),
-                "filter" => value.as_str().is_some_and(|name| FILTERS.contains(&name)),
-                "test" => value.as_str().is_some_and(|name| CHECKS.contains(&name)),
+                "filter" => value.as_str().is_some_and(|name| is_one_of(FILTERS, name)),
+                "test" => value.as_str().is_some_and(|name| is_one_of(CHECKS, name)),
                 _ => return fail(format!("No test named '{name}'.")),
             }
         }

@@ -3,20 +3,17 @@
 use super::arguments::{GivenArguments, int_or, is_set, needed, printed_or, text_of, text_or_none};
 use super::lexer::is_blank;
 use super::meter::{Fallible, Text, TextOut, fail, scan, spend};
-use super::print::{printed, represented};
+use super::print::{escape, printed, represented};
 use super::py_value::{PyValue, char_count, sort};
-use super::text_methods::{adjusted, capitalized, format_filter, lines, replaced, stripped};
+use super::text_methods::{self, adjusted, format_filter, lines, replaced};
 
 /// Characters of a line of `pprint`, which breaks longer ones.
 const MOST_PRETTY: usize = 80;
 
 /// Calls a filter on a text; none where it is another filter.
-///
-/// # Errors
-/// Jinja refuses the call.
 pub fn filter_text(name: &str, value: &PyValue, given: &GivenArguments) -> Fallible<Option<PyValue>> {
     let text = |text: String| Ok(Some(PyValue::text(text)));
-    if ["trim", "replace", "indent", "truncate", "wordwrap", "urlencode"].contains(&name) {
+    if ["replace", "indent", "truncate", "wordwrap", "urlencode"].contains(&name) {
         scan(value.as_str().unwrap_or_default())?;
     }
     let plain = |value: &PyValue| {
@@ -30,9 +27,7 @@ pub fn filter_text(name: &str, value: &PyValue, given: &GivenArguments) -> Falli
             PyValue::Markup(_) => Ok(Some(value.clone())),
             _ => text(plain(value)?),
         },
-        "upper" => text(plain(value)?.to_uppercase()),
-        "lower" => text(plain(value)?.to_lowercase()),
-        "capitalize" => text(capitalized(&plain(value)?)),
+        "upper" | "lower" | "capitalize" => text_methods::call(&plain(value)?, name, given).map(Some),
         "title" => text(titled(&plain(value)?)),
         "wordcount" => {
             let is_word = |c: char| c == '_' || c.is_alphanumeric();
@@ -53,10 +48,7 @@ pub fn filter_text(name: &str, value: &PyValue, given: &GivenArguments) -> Falli
             short if char_count(&short) <= MOST_PRETTY => text(short),
             _ => fail(format!("pprint: more than the {MOST_PRETTY} characters of a line")),
         },
-        "trim" => {
-            let [chars] = given.bind(name, ["chars"])?;
-            text(stripped(&printed(value)?, text_or_none(&chars)?, true, true).into())
-        }
+        "trim" => text_methods::call(&printed(value)?, "strip", given).map(Some),
         "center" => {
             let [width] = given.bind(name, ["width"])?;
             text(adjusted(&printed(value)?, int_or(&width, 80)?, ' ', name)?)
@@ -212,24 +204,18 @@ fn with_sorted_keys(value: &PyValue) -> Fallible<PyValue> {
 }
 
 /// Returns a text with the characters of HTML escaped.
-///
-/// # Errors
-/// It does not fit.
 pub fn escaped(text: &str) -> Fallible<String> {
     let mut out = TextOut::default();
-    let mut rest = text;
-    while let Some(at) = rest.find(['&', '<', '>', '"', '\'']) {
-        out.push(&rest[..at])?;
-        out.push(match rest.as_bytes()[at] {
-            b'&' => "&amp;",
-            b'<' => "&lt;",
-            b'>' => "&gt;",
-            b'"' => "&#34;",
+    let is_plain = |c: char| !"&<>\"'".contains(c);
+    escape(text, is_plain, &mut out, |c, out| {
+        out.push(match c {
+            '&' => "&amp;",
+            '<' => "&lt;",
+            '>' => "&gt;",
+            '"' => "&#34;",
             _ => "&#39;",
-        })?;
-        rest = &rest[at + 1..];
-    }
-    out.push(rest)?;
+        })
+    })?;
     Ok(out.finish())
 }
 

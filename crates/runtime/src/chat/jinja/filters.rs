@@ -30,9 +30,6 @@ fn key(value: &PyValue, attribute: &Option<PyValue>, cases: bool) -> Fallible<Py
 }
 
 /// Calls a filter.
-///
-/// # Errors
-/// There is no such filter, or Jinja refuses the call.
 pub fn filter(name: &str, value: &PyValue, given: &GivenArguments) -> Fallible<PyValue> {
     if let Some(found) = filter_text(name, value, given)? {
         return Ok(found);
@@ -62,7 +59,6 @@ pub fn filter(name: &str, value: &PyValue, given: &GivenArguments) -> Fallible<P
         "join" => {
             let [separator, attribute] = given.bind(name, ["d", "attribute"])?;
             let separator = printed_or(&separator, "")?;
-            let attribute = attribute.filter(|a| !matches!(a, PyValue::None));
             let mut out = TextOut::default();
             for (i, value) in value.values()?.enumerate() {
                 out.push(if i > 0 { &separator } else { "" })?;
@@ -127,7 +123,6 @@ pub fn filter(name: &str, value: &PyValue, given: &GivenArguments) -> Fallible<P
         "round" => round(value, given),
         "sum" => {
             let [attribute, start] = given.bind(name, ["attribute", "start"])?;
-            let attribute = attribute.filter(|a| !matches!(a, PyValue::None));
             let mut sum = start.unwrap_or(PyValue::Int(0));
             if sum.as_str().is_some() {
                 return fail("sum() can't sum strings [use ''.join(seq) instead]");
@@ -139,7 +134,6 @@ pub fn filter(name: &str, value: &PyValue, given: &GivenArguments) -> Fallible<P
         }
         "min" | "max" => {
             let [cases, attribute] = given.bind(name, ["case_sensitive", "attribute"])?;
-            let attribute = attribute.filter(|a| !matches!(a, PyValue::None));
             let mut best: Option<(PyValue, PyValue)> = None;
             for value in value.values()? {
                 let key = key(&value, &attribute, is_set(&cases))?;
@@ -158,7 +152,7 @@ pub fn filter(name: &str, value: &PyValue, given: &GivenArguments) -> Fallible<P
             let [reverse, cases, attribute] = given.bind(name, ["reverse", "case_sensitive", "attribute"])?;
             let paths = match attribute.as_ref().and_then(PyValue::as_str) {
                 Some(paths) => paths.split(',').map(|path| Some(PyValue::text(path))).collect(),
-                None => vec![attribute.filter(|a| !matches!(a, PyValue::None))],
+                None => vec![attribute],
             };
             let pair = |value: PyValue| {
                 let keys = paths.iter().map(|path| key(&value, path, is_set(&cases)));
@@ -185,7 +179,6 @@ pub fn filter(name: &str, value: &PyValue, given: &GivenArguments) -> Fallible<P
         }
         "unique" => {
             let [cases, attribute] = given.bind(name, ["case_sensitive", "attribute"])?;
-            let attribute = attribute.filter(|a| !matches!(a, PyValue::None));
             let mut seen = super::py_value::Dict::default();
             let mut all = Vec::new();
             for value in value.values()? {

@@ -113,9 +113,6 @@ fn int_digits(n: i128, spec: &Spec, kind: char) -> (&'static str, String) {
 }
 
 /// Writes a value as `format(value, specification)` does.
-///
-/// # Errors
-/// The specification is wrong for the value.
 pub fn formatted(value: &PyValue, specification: &str, out: &mut TextOut) -> Fallible<()> {
     if specification.is_empty() {
         return print(value, out);
@@ -220,9 +217,6 @@ pub fn formatted(value: &PyValue, specification: &str, out: &mut TextOut) -> Fal
 }
 
 /// Returns the text of `format % values`.
-///
-/// # Errors
-/// The values do not fit the format.
 pub fn percent(format: &str, values: &PyValue) -> Fallible<String> {
     let given: Vec<PyValue> = match values {
         PyValue::Tuple(items) => items.to_vec(),
@@ -352,9 +346,6 @@ fn percent_one(out: &mut TextOut, spec: &mut Spec, kind: char, value: &PyValue) 
 }
 
 /// Returns the text of `format.format(values, names)`.
-///
-/// # Errors
-/// The values do not fit the format.
 pub fn braces(format: &str, values: &[PyValue], names: &PyValue) -> Fallible<String> {
     let mut out = TextOut::default();
     let mut count = 0;

@@ -1,84 +1,41 @@
 //! Attributes, elements and slices of values.
 
 use super::ast::Identifier;
+use super::lexer::is_one_of;
 use super::meter::{Fallible, Text, fail, spend};
 use super::print::represented;
 use super::py_value::{DictView, PyValue, Range, char_count, undefined};
 use std::rc::Rc;
 
 /// Names of the methods of texts.
-const TEXT_METHODS: &[&str] = &[
-    "capitalize",
-    "casefold",
-    "center",
-    "count",
-    "encode",
-    "endswith",
-    "expandtabs",
-    "find",
-    "format",
-    "format_map",
-    "index",
-    "isalnum",
-    "isalpha",
-    "isascii",
-    "isdecimal",
-    "isdigit",
-    "isidentifier",
-    "islower",
-    "isnumeric",
-    "isprintable",
-    "isspace",
-    "istitle",
-    "isupper",
-    "join",
-    "ljust",
-    "lower",
-    "lstrip",
-    "partition",
-    "removeprefix",
-    "removesuffix",
-    "replace",
-    "rfind",
-    "rindex",
-    "rjust",
-    "rpartition",
-    "rsplit",
-    "rstrip",
-    "split",
-    "splitlines",
-    "startswith",
-    "strip",
-    "swapcase",
-    "title",
-    "upper",
-    "zfill",
-];
+const TEXT_METHODS: &str = "capitalize casefold center count encode endswith expandtabs find format format_map index isalnum \
+    isalpha isascii isdecimal isdigit isidentifier islower isnumeric isprintable isspace istitle \
+    isupper join ljust lower lstrip partition removeprefix removesuffix replace rfind rindex rjust \
+    rpartition rsplit rstrip split splitlines startswith strip swapcase title upper zfill";
 
 /// Tells whether a value has a method that templates may call; those that change a list or a map are refused, as in Jinja's
 /// sandbox.
 fn has_method(value: &PyValue, name: &str) -> bool {
-    match value {
-        PyValue::Str(_) | PyValue::Markup(_) => TEXT_METHODS.contains(&name),
-        PyValue::List(_) => ["index", "count", "copy"].contains(&name),
-        PyValue::Tuple(_) | PyValue::Range(_) => ["index", "count"].contains(&name),
-        PyValue::Dict(_) => ["items", "keys", "values", "get", "copy"].contains(&name),
-        PyValue::Float(_) => ["is_integer", "hex", "as_integer_ratio", "conjugate"].contains(&name),
-        PyValue::Int(_) | PyValue::Bool(_) => ["bit_length", "bit_count", "conjugate"].contains(&name),
-        PyValue::Cycler(_) => ["next", "reset"].contains(&name),
-        PyValue::Loop(_) => ["cycle", "changed"].contains(&name),
-        PyValue::DictView(DictView::Keys | DictView::Items, _) => name == "isdisjoint",
-        _ => false,
-    }
+    let methods = match value {
+        PyValue::Str(_) | PyValue::Markup(_) => TEXT_METHODS,
+        PyValue::List(_) => "index count copy",
+        PyValue::Tuple(_) | PyValue::Range(_) => "index count",
+        PyValue::Dict(_) => "items keys values get copy",
+        PyValue::Float(_) => "is_integer hex as_integer_ratio conjugate",
+        PyValue::Int(_) | PyValue::Bool(_) => "bit_length bit_count conjugate",
+        PyValue::Cycler(_) => "next reset",
+        PyValue::Loop(_) => "cycle changed",
+        PyValue::DictView(DictView::Keys | DictView::Items, _) => "isdisjoint",
+        _ => return false,
+    };
+    is_one_of(methods, name)
 }
 
 /// Tells whether a method changes a list or a map.
 fn changes(value: &PyValue, name: &str) -> bool {
     match value {
-        PyValue::List(_) => {
-            ["append", "clear", "pop", "reverse", "insert", "sort", "extend", "remove"].contains(&name)
-        }
-        PyValue::Dict(_) => ["clear", "pop", "popitem", "setdefault", "update"].contains(&name),
+        PyValue::List(_) => is_one_of("append clear pop reverse insert sort extend remove", name),
+        PyValue::Dict(_) => is_one_of("clear pop popitem setdefault update", name),
         _ => false,
     }
 }
@@ -150,9 +107,6 @@ fn own_item(value: &PyValue, key: &PyValue) -> Fallible<Option<PyValue>> {
 }
 
 /// Returns the value of `value.name`: the attribute, else the element.
-///
-/// # Errors
-/// `value` is undefined.
 pub fn attribute(value: &PyValue, name: &Identifier) -> Fallible<PyValue> {
     value.defined()?;
     if let Some(found) = own_attribute(value, name) {
@@ -167,9 +121,6 @@ pub fn attribute(value: &PyValue, name: &Identifier) -> Fallible<PyValue> {
 }
 
 /// Returns the value of `value[key]`: the element, else the attribute.
-///
-/// # Errors
-/// `value` is undefined.
 pub fn item(value: &PyValue, key: &PyValue) -> Fallible<PyValue> {
     value.defined()?;
     if let Some(found) = own_item(value, key)? {
@@ -197,9 +148,6 @@ fn missing(value: &PyValue, key: &PyValue) -> PyValue {
 }
 
 /// Returns the value of a path such as `function.name` or `0.text`, as the filters take it.
-///
-/// # Errors
-/// A part of the path but the last is undefined.
 pub fn path(value: &PyValue, parts: &[PyValue]) -> Fallible<PyValue> {
     let mut value = value.clone();
     for part in parts {
@@ -250,9 +198,6 @@ pub fn slice_range(bounds: &[Option<PyValue>; 3], length: usize) -> Fallible<Ran
 }
 
 /// Returns the value of `value[first:end:step]`.
-///
-/// # Errors
-/// The value has no slices, or the bounds are wrong.
 pub fn slice(value: &PyValue, bounds: &[Option<PyValue>; 3]) -> Fallible<PyValue> {
     match value.defined()? {
         PyValue::Str(text) | PyValue::Markup(text) => {

@@ -2,7 +2,7 @@
 
 use super::arguments::GivenArguments;
 use super::meter::{Fallible, TextOut, fail};
-use super::print::{float, printed};
+use super::print::{escape, float, printed};
 use super::py_value::{PyValue, sort};
 
 struct Style {
@@ -15,9 +15,6 @@ struct Style {
 }
 
 /// Returns a value as JSON. The parameters are those of Hugging Face transformers.
-///
-/// # Errors
-/// JSON has no form for the value, or the text does not fit.
 pub fn to_json(value: &PyValue, given: &GivenArguments) -> Fallible<PyValue> {
     let [ascii, indent, separators, sorted] =
         given.bind("tojson", ["ensure_ascii", "indent", "separators", "sort_keys"])?;
@@ -128,27 +125,18 @@ fn json_float(x: f64) -> String {
 fn quote(text: &str, is_ascii: bool, out: &mut TextOut) -> Fallible<()> {
     out.push("\"")?;
     let is_plain = |c: char| c >= ' ' && c != '"' && c != '\\' && (!is_ascii || c <= '~');
-    let mut rest = text;
-    while !rest.is_empty() {
-        let end = rest.find(|c| !is_plain(c)).unwrap_or(rest.len());
-        out.push(&rest[..end])?;
-        rest = &rest[end..];
-        let Some(c) = rest.chars().next() else { break };
-        rest = &rest[c.len_utf8()..];
-        match c {
-            '"' => out.push("\\\"")?,
-            '\\' => out.push("\\\\")?,
-            '\n' => out.push("\\n")?,
-            '\r' => out.push("\\r")?,
-            '\t' => out.push("\\t")?,
-            '\u{8}' => out.push("\\b")?,
-            '\u{c}' => out.push("\\f")?,
-            c => {
-                for unit in c.encode_utf16(&mut [0; 2]) {
-                    out.push(&format!("\\u{unit:04x}"))?;
-                }
-            }
+    escape(text, is_plain, out, |c, out| match c {
+        '"' => out.push("\\\""),
+        '\\' => out.push("\\\\"),
+        '\n' => out.push("\\n"),
+        '\r' => out.push("\\r"),
+        '\t' => out.push("\\t"),
+        '\u{8}' => out.push("\\b"),
+        '\u{c}' => out.push("\\f"),
+        c => {
+            let mut units = [0; 2];
+            c.encode_utf16(&mut units).iter().try_for_each(|unit| out.push(&format!("\\u{unit:04x}")))
         }
-    }
+    })?;
     out.push("\"")
 }

@@ -24,15 +24,17 @@ const OPERATORS: [&str; 26] = [
     "=", ".", ":", "|", ",", ";",
 ];
 
+/// Tells whether a word is in a list, whose words have blanks between them.
+pub fn is_one_of(list: &str, word: &str) -> bool {
+    list.split(' ').any(|known| known == word)
+}
+
 /// Tells whether Python counts a character as a blank.
 pub fn is_blank(c: char) -> bool {
     c.is_whitespace() || ('\u{1c}'..='\u{1f}').contains(&c)
 }
 
 /// Cuts a template into tokens with their lines. Line ends are `\n`, and the last one is left out, as in Jinja.
-///
-/// # Errors
-/// The text is no template.
 pub fn tokens(template: &str) -> Fallible<Vec<(TemplateToken, usize)>> {
     let mut text = template.replace("\r\n", "\n").replace('\r', "\n");
     if text.ends_with('\n') {

@@ -57,9 +57,6 @@ pub fn begin(deadline: Option<Instant>) {
 }
 
 /// Takes steps.
-///
-/// # Errors
-/// No steps are left, the time is over, or too much memory is held.
 pub fn spend(steps: u64) -> Fallible<()> {
     let left = STEPS.get().saturating_sub(steps);
     STEPS.set(left);
@@ -76,9 +73,6 @@ pub fn spend(steps: u64) -> Fallible<()> {
 }
 
 /// Refuses bytes that would not fit beside those held, and takes the steps to copy them.
-///
-/// # Errors
-/// They do not fit.
 pub fn reserve(bytes: usize) -> Fallible<()> {
     copied(bytes);
     match HELD.get().checked_add(bytes) {
@@ -93,9 +87,6 @@ pub fn copied(bytes: usize) {
 }
 
 /// Takes the steps to look at each character of a text.
-///
-/// # Errors
-/// No steps are left.
 pub fn scan(text: &str) -> Fallible<()> {
     spend((text.len() / if text.is_ascii() { 32 } else { 8 }) as u64)
 }
@@ -146,9 +137,6 @@ pub struct TextOut(String);
 
 impl TextOut {
     /// Adds a text.
-    ///
-    /// # Errors
-    /// It does not fit.
     pub fn push(&mut self, text: &str) -> Fallible<()> {
         spend(1)?;
         reserve(text.len())?;
@@ -158,9 +146,6 @@ impl TextOut {
     }
 
     /// Adds a character `n` times.
-    ///
-    /// # Errors
-    /// They do not fit.
     pub fn pad(&mut self, c: char, n: usize) -> Fallible<()> {
         reserve(n.saturating_mul(c.len_utf8()))?;
         self.push(&String::from(c).repeat(n))

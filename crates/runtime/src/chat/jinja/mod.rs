@@ -54,17 +54,11 @@ fn on_own_stack<T: Send>(f: impl FnOnce() -> Result<T, meter::TemplateFault> + S
 
 impl Jinja {
     /// Reads a template.
-    ///
-    /// # Errors
-    /// The text is no template, or nested too deeply.
     pub fn parse(text: &str) -> Result<Jinja, String> {
         on_own_stack(|| syntax::parse(text)).map(Jinja)
     }
 
     /// Runs the template.
-    ///
-    /// # Errors
-    /// The template fails, or takes too many steps, too much memory, or the time up to `deadline`.
     pub fn run(&self, variables: &Map<String, Json>, deadline: Option<Instant>) -> Result<String, String> {
         on_own_stack(|| {
             meter::begin(deadline);

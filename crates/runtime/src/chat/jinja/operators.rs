@@ -1,10 +1,11 @@
 //! Python's arithmetic on values.
 
-use super::ast::Operator;
+use super::ast::{CompareOp, Operator};
 use super::filter_text::escaped;
 use super::format::percent;
 use super::meter::{Fallible, Text, fail, reserve};
-use super::py_value::PyValue;
+use super::py_value::{PyValue, compare, contains, equal};
+use std::cmp::Ordering;
 use std::sync::Arc;
 
 fn joined(a: &str, b: &str) -> Fallible<Arc<Text>> {
@@ -12,10 +13,22 @@ fn joined(a: &str, b: &str) -> Fallible<Arc<Text>> {
     Ok(Text::new([a, b].concat()))
 }
 
+/// Tells whether a comparison of two values holds.
+pub fn holds(comparison: CompareOp, a: &PyValue, b: &PyValue) -> Fallible<bool> {
+    let ordered = |operator, test: fn(Ordering) -> bool| Ok(compare(a, b, operator)?.is_some_and(test));
+    match comparison {
+        CompareOp::Eq => equal(a, b),
+        CompareOp::Ne => Ok(!equal(a, b)?),
+        CompareOp::Lt => ordered("<", Ordering::is_lt),
+        CompareOp::Le => ordered("<=", Ordering::is_le),
+        CompareOp::Gt => ordered(">", Ordering::is_gt),
+        CompareOp::Ge => ordered(">=", Ordering::is_ge),
+        CompareOp::In => contains(b, a),
+        CompareOp::NotIn => Ok(!contains(b, a)?),
+    }
+}
+
 /// Returns the value of an operator on two values.
-///
-/// # Errors
-/// Python refuses it, or the result is too large.
 pub fn operate(operator: Operator, a: &PyValue, b: &PyValue) -> Fallible<PyValue> {
     a.defined()?;
     if operator != Operator::Mod || a.as_str().is_none() {

@@ -4,9 +4,6 @@ use super::meter::{Fallible, TextOut};
 use super::py_value::PyValue;
 
 /// Writes a value as `str` does.
-///
-/// # Errors
-/// The text does not fit.
 pub fn print(value: &PyValue, out: &mut TextOut) -> Fallible<()> {
     match value {
         PyValue::Undefined(_) => Ok(()),
@@ -16,9 +13,6 @@ pub fn print(value: &PyValue, out: &mut TextOut) -> Fallible<()> {
 }
 
 /// Returns a value as `str` gives it.
-///
-/// # Errors
-/// The text does not fit.
 pub fn printed(value: &PyValue) -> Fallible<String> {
     let mut out = TextOut::default();
     print(value, &mut out)?;
@@ -26,9 +20,6 @@ pub fn printed(value: &PyValue) -> Fallible<String> {
 }
 
 /// Returns a value as `repr` gives it.
-///
-/// # Errors
-/// The text does not fit.
 pub fn represented(value: &PyValue) -> Fallible<String> {
     let mut out = TextOut::default();
     represent(value, &mut out)?;
@@ -36,9 +27,6 @@ pub fn represented(value: &PyValue) -> Fallible<String> {
 }
 
 /// Writes a value as `repr` does.
-///
-/// # Errors
-/// The text does not fit.
 pub fn represent(value: &PyValue, out: &mut TextOut) -> Fallible<()> {
     let list = |out: &mut TextOut, open: &str, values: &[PyValue], close: &str| {
         out.push(open)?;
@@ -111,34 +99,41 @@ pub fn is_printable(c: char) -> bool {
 }
 
 /// Writes a text in the quotes that `repr` chooses.
-///
-/// # Errors
-/// The text does not fit.
 pub fn quote(text: &str, out: &mut TextOut) -> Fallible<()> {
     let quote = if text.contains('\'') && !text.contains('"') { "\"" } else { "'" };
     out.push(quote)?;
     let is_plain = |c: char| (' '..='~').contains(&c) && c != '\\' && !quote.contains(c);
-    let mut rest = text;
-    while !rest.is_empty() {
-        let end = rest.find(|c| !is_plain(c)).unwrap_or(rest.len());
-        out.push(&rest[..end])?;
-        rest = &rest[end..];
-        let Some(c) = rest.chars().next() else { break };
-        rest = &rest[c.len_utf8()..];
-        let code = u32::from(c);
-        match c {
-            '\n' => out.push("\\n")?,
-            '\r' => out.push("\\r")?,
-            '\t' => out.push("\\t")?,
-            '\\' => out.push("\\\\")?,
-            c if quote.contains(c) => out.push(&format!("\\{c}"))?,
-            c if is_printable(c) => out.push(c.encode_utf8(&mut [0; 4]))?,
-            _ if code < 0x100 => out.push(&format!("\\x{code:02x}"))?,
-            _ if code < 0x10000 => out.push(&format!("\\u{code:04x}"))?,
-            _ => out.push(&format!("\\U{code:08x}"))?,
-        }
-    }
+    escape(text, is_plain, out, |c, out| match c {
+        '\n' => out.push("\\n"),
+        '\r' => out.push("\\r"),
+        '\t' => out.push("\\t"),
+        '\\' => out.push("\\\\"),
+        c if quote.contains(c) => out.push(&format!("\\{c}")),
+        c if is_printable(c) => out.push(c.encode_utf8(&mut [0; 4])),
+        c => match u32::from(c) {
+            code @ ..0x100 => out.push(&format!("\\x{code:02x}")),
+            code @ ..0x10000 => out.push(&format!("\\u{code:04x}")),
+            code => out.push(&format!("\\U{code:08x}")),
+        },
+    })?;
     out.push(quote)
+}
+
+/// Writes a text whose characters that are not plain `write` writes.
+pub fn escape(
+    text: &str,
+    is_plain: impl Fn(char) -> bool,
+    out: &mut TextOut,
+    write: impl Fn(char, &mut TextOut) -> Fallible<()>,
+) -> Fallible<()> {
+    let mut rest = text;
+    while let Some(at) = rest.find(|c| !is_plain(c)) {
+        out.push(&rest[..at])?;
+        let mut behind = rest[at..].chars();
+        behind.next().map_or(Ok(()), |c| write(c, out))?;
+        rest = behind.as_str();
+    }
+    out.push(rest)
 }
 
 /// Returns a number as `repr` writes it: the shortest digits that give it back.

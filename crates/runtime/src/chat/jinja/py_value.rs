@@ -5,14 +5,13 @@ use super::meter::{Fallible, Text, copied, fail, hold, release, spend};
 use serde_json::Value as Json;
 use std::cell::{Cell, RefCell};
 use std::cmp::Ordering;
+use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
 use std::rc::Rc;
 use std::sync::Arc;
 
 /// Deepest nesting of lists and maps; JSON of a request is at most 128 deep.
 const MOST_NESTED: u32 = 300;
-/// Entries from which a map has an index.
-const INDEXED: usize = 16;
 
 /// A value of a template.
 #[derive(Clone)]
@@ -150,11 +149,10 @@ enum Key {
 }
 
 const VALUE_BYTES: usize = size_of::<PyValue>();
+/// Bytes of an entry of a map, and of its place in the index.
+const ENTRY_BYTES: usize = 6 * VALUE_BYTES;
 
 /// Returns how deep a value is nested.
-///
-/// # Errors
-/// A value that holds this one would be nested too deeply.
 pub fn depth_of(value: &PyValue) -> Fallible<u32> {
     let depth = match value {
         PyValue::List(items) | PyValue::Tuple(items) => items.depth,
@@ -204,73 +202,39 @@ impl Dict {
         &self.entries
     }
 
-    fn find(&self, key: &PyValue) -> Fallible<Option<usize>> {
-        if !self.index.is_empty() {
-            return Ok(self.index.get(&key_of(key)?).copied());
-        }
-        if !matches!(key, PyValue::Str(_)) {
-            key_of(key)?;
-        }
-        for (i, (known, _)) in self.entries.iter().enumerate() {
-            if equal(known, key)? {
-                return Ok(Some(i));
-            }
-        }
-        Ok(None)
-    }
-
     /// Returns the value of a key.
-    ///
-    /// # Errors
-    /// The key is a list or map.
     pub fn get(&self, key: &PyValue) -> Fallible<Option<&PyValue>> {
-        Ok(self.find(key)?.map(|i| &self.entries[i].1))
+        Ok(self.index.get(&key_of(key)?).map(|i| &self.entries[*i].1))
     }
 
     /// Returns the value of a name.
     pub fn named(&self, name: &str) -> Option<&PyValue> {
-        let at = match self.index.is_empty() {
-            true => self.entries.iter().position(|(key, _)| key.as_str() == Some(name)),
-            false => self.index.get(&Key::Str(name.into())).copied(),
-        };
-        at.map(|i| &self.entries[i].1)
+        self.index.get(&Key::Str(name.into())).map(|i| &self.entries[*i].1)
     }
 
     /// Sets the value of a key.
-    ///
-    /// # Errors
-    /// The key is a list or map, or the value is nested too deeply.
     pub fn set(&mut self, key: PyValue, value: PyValue) -> Fallible<()> {
         self.depth = self.depth.max(depth_of(&value)?.max(depth_of(&key)?) + 1);
-        if let Some(i) = self.find(&key)? {
-            self.entries[i].1 = value;
-            return Ok(());
-        }
-        if self.entries.len() + 1 == INDEXED {
-            for (i, (key, _)) in self.entries.iter().enumerate() {
-                self.index.insert(key_of(key)?, i);
+        match self.index.entry(key_of(&key)?) {
+            Entry::Occupied(place) => self.entries[*place.get()].1 = value,
+            Entry::Vacant(place) => {
+                place.insert(self.entries.len());
+                self.entries.push((key, value));
+                hold(ENTRY_BYTES);
             }
         }
-        if self.entries.len() + 1 >= INDEXED {
-            self.index.insert(key_of(&key)?, self.entries.len());
-        }
-        self.entries.push((key, value));
-        hold(4 * VALUE_BYTES);
         Ok(())
     }
 }
 
 impl Drop for Dict {
     fn drop(&mut self) {
-        release(4 * VALUE_BYTES * self.entries.len());
+        release(ENTRY_BYTES * self.entries.len());
     }
 }
 
 impl Turns {
     /// Makes the turns of some values.
-    ///
-    /// # Errors
-    /// They are nested too deeply.
     pub fn new(values: Vec<PyValue>) -> Fallible<Rc<Turns>> {
         let depth = depth_around(&values)?;
         Ok(Rc::new(Turns { values, at: Cell::new(0), depth }))
@@ -324,33 +288,21 @@ impl PyValue {
     }
 
     /// Makes a list.
-    ///
-    /// # Errors
-    /// It is nested too deeply.
     pub fn list(values: Vec<PyValue>) -> Fallible<PyValue> {
         Ok(PyValue::List(Items::new(values, false)?))
     }
 
     /// Makes a tuple.
-    ///
-    /// # Errors
-    /// It is nested too deeply.
     pub fn tuple(values: Vec<PyValue>) -> Fallible<PyValue> {
         Ok(PyValue::Tuple(Items::new(values, false)?))
     }
 
     /// Makes a group: the value that its elements share, and the list of them.
-    ///
-    /// # Errors
-    /// It is nested too deeply.
     pub fn group(values: Vec<PyValue>) -> Fallible<PyValue> {
         Ok(PyValue::Tuple(Items::new(values, true)?))
     }
 
     /// Makes a map.
-    ///
-    /// # Errors
-    /// A key is a list or map, or the map is nested too deeply.
     pub fn dict(entries: impl IntoIterator<Item = (PyValue, PyValue)>) -> Fallible<PyValue> {
         let mut dict = Dict::default();
         for (key, value) in entries {
@@ -360,9 +312,6 @@ impl PyValue {
     }
 
     /// Makes what a generator of Python gives.
-    ///
-    /// # Errors
-    /// It is nested too deeply.
     pub fn stream(values: Vec<PyValue>) -> Fallible<PyValue> {
         let depth = depth_around(&values)?;
         Ok(PyValue::Iterator(Rc::new(Stream { values: RefCell::new(values.into()), depth })))
@@ -380,9 +329,6 @@ impl PyValue {
     }
 
     /// Makes a value of JSON.
-    ///
-    /// # Errors
-    /// It is too large, or nested too deeply.
     pub fn from_json(json: &Json) -> Fallible<PyValue> {
         spend(1)?;
         Ok(match json {
@@ -437,9 +383,6 @@ impl PyValue {
     }
 
     /// Refuses an undefined value with its message.
-    ///
-    /// # Errors
-    /// The value is undefined.
     pub fn defined(&self) -> Fallible<&PyValue> {
         match self {
             PyValue::Undefined(message) => fail(&**message),
@@ -527,9 +470,6 @@ impl PyValue {
     }
 
     /// Returns the values that a loop over this value meets.
-    ///
-    /// # Errors
-    /// The value cannot be iterated.
     pub fn values(&self) -> Fallible<PyValues> {
         let values: Vec<PyValue> = match self {
             PyValue::Undefined(_) => Vec::new(),
@@ -559,9 +499,6 @@ impl PyValue {
     }
 
     /// Returns the values that a loop over this value meets as a list.
-    ///
-    /// # Errors
-    /// The value cannot be iterated.
     pub fn to_vec(&self) -> Fallible<Vec<PyValue>> {
         let values = self.values()?;
         spend(self.length().unwrap_or(0) as u64 / 4)?;
@@ -575,9 +512,6 @@ pub fn char_count(text: &str) -> usize {
 }
 
 /// Tells whether two values are equal.
-///
-/// # Errors
-/// No steps are left.
 pub fn equal(a: &PyValue, b: &PyValue) -> Fallible<bool> {
     spend(1)?;
     let all = |a: &[PyValue], b: &[PyValue]| -> Fallible<bool> {
@@ -661,9 +595,6 @@ fn numbers(a: &PyValue, b: &PyValue) -> Option<Option<Ordering>> {
 }
 
 /// Compares two values; none where one is not a number.
-///
-/// # Errors
-/// Python does not order the two; `operator` is named in the message.
 pub fn compare(a: &PyValue, b: &PyValue, operator: &str) -> Fallible<Option<Ordering>> {
     spend(1)?;
     if let (Some(a), Some(b)) = (a.as_str(), b.as_str()) {
@@ -692,9 +623,6 @@ pub fn compare(a: &PyValue, b: &PyValue, operator: &str) -> Fallible<Option<Orde
 }
 
 /// Sorts values by keys; equal ones keep their order.
-///
-/// # Errors
-/// Python does not order two of the keys.
 pub fn sort(mut pairs: Vec<(PyValue, PyValue)>, reverse: bool) -> Fallible<Vec<PyValue>> {
     let mut width = 1;
     while width < pairs.len() {
@@ -719,9 +647,6 @@ pub fn sort(mut pairs: Vec<(PyValue, PyValue)>, reverse: bool) -> Fallible<Vec<P
 }
 
 /// Tells whether a value holds another.
-///
-/// # Errors
-/// Python refuses to search the value, or to search for the other.
 pub fn contains(whole: &PyValue, part: &PyValue) -> Fallible<bool> {
     match whole {
         PyValue::Str(text) | PyValue::Markup(text) => match part.as_str() {

@@ -14,9 +14,6 @@ const MOST_DEPTH: usize = 200;
 const MOST_OPERATORS: usize = 2000;
 
 /// Reads a template.
-///
-/// # Errors
-/// The text is no template, or nested too deeply.
 pub fn parse(template: &str) -> Fallible<Vec<TemplateLine>> {
     let mut parser =
         TemplateParser { tokens: tokens(template)?, at: 0, depth: 0, operators: 0, reads: [false; 3] };
@@ -505,18 +502,18 @@ impl TemplateParser {
     }
 
     fn unary(&mut self, with_filter: bool) -> Syntax<Expr> {
-        let value = if self.skip_operator("-") {
-            Expr::Negative(Box::new(self.deeper(|p| p.unary(false))?))
-        } else if self.skip_operator("+") {
-            Expr::Positive(Box::new(self.deeper(|p| p.unary(false))?))
-        } else {
-            self.primary()?
+        let is_minus = self.is_operator("-");
+        let value = match is_minus || self.is_operator("+") {
+            true => {
+                self.at += 1;
+                Expr::Sign(is_minus, Box::new(self.deeper(|p| p.unary(false))?))
+            }
+            false => self.primary()?,
         };
-        let value = self.postfix(value)?;
+        let mut value = self.postfix(value)?;
         if !with_filter {
             return Ok(value);
         }
-        let mut value = value;
         loop {
             value = if self.is_operator("|") {
                 self.filters(value)?

@@ -9,13 +9,10 @@ use super::checks::check;
 use super::filters::filter;
 use super::items::{attribute, item, slice};
 use super::meter::{Fallible, TemplateFault, Text, TextOut, fail, hold, release, spend};
-use super::operators::operate;
+use super::operators::{holds, operate};
 use super::print::print;
-use super::py_value::{
-    Dict, LoopState, Macro, PyValue, PyValues, TemplateScope, compare, contains, depth_of, equal, undefined,
-};
+use super::py_value::{Dict, LoopState, Macro, PyValue, PyValues, TemplateScope, depth_of, undefined};
 use std::cell::{Cell, RefCell};
-use std::cmp::Ordering;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -84,9 +81,6 @@ fn inner(scope: &Rc<TemplateScope>) -> Rc<TemplateScope> {
 }
 
 /// Runs a template with its variables, and returns its text.
-///
-/// # Errors
-/// The template fails, or passes its bounds; the error says at which line.
 pub fn run(body: &[TemplateLine], variables: Vec<(Identifier, PyValue)>) -> Fallible<String> {
     let mut it = TemplateRun {
         out: vec![TextOut::default()],
@@ -534,22 +528,18 @@ impl TemplateRun {
                 check(name, &value, &given).map(PyValue::Bool)
             }
             Expr::Not(value) => Ok(PyValue::Bool(!it.value(value, scope)?.is_true())),
-            Expr::Negative(value) => {
+            Expr::Sign(is_minus, value) => {
                 let value = it.value(value, scope)?;
                 match (value.defined()?.as_int(), value.as_float()) {
-                    (Some(n), _) => n
+                    (Some(n), _) if *is_minus => n
                         .checked_neg()
                         .map_or_else(|| fail("a number that is too large"), |n| Ok(PyValue::Int(n))),
-                    (_, Some(x)) => Ok(PyValue::Float(-x)),
-                    _ => fail(format!("bad operand type for unary -: '{}'", value.type_name())),
-                }
-            }
-            Expr::Positive(value) => {
-                let value = it.value(value, scope)?;
-                match (value.defined()?.as_int(), value.as_float()) {
                     (Some(n), _) => Ok(PyValue::Int(n)),
-                    (_, Some(x)) => Ok(PyValue::Float(x)),
-                    _ => fail(format!("bad operand type for unary +: '{}'", value.type_name())),
+                    (_, Some(x)) => Ok(PyValue::Float(if *is_minus { -x } else { x })),
+                    _ => {
+                        let (sign, kind) = (if *is_minus { '-' } else { '+' }, value.type_name());
+                        fail(format!("bad operand type for unary {sign}: '{kind}'"))
+                    }
                 }
             }
             Expr::And(a, b) => {
@@ -597,20 +587,7 @@ impl TemplateRun {
         let mut left = self.value(first, scope)?;
         for (comparison, right) in rest {
             let right = self.value(right, scope)?;
-            let ordered = |operator, test: fn(Ordering) -> bool| {
-                Ok(compare(&left, &right, operator)?.is_some_and(test))
-            };
-            let holds = match comparison {
-                CompareOp::Eq => equal(&left, &right)?,
-                CompareOp::Ne => !equal(&left, &right)?,
-                CompareOp::Lt => ordered("<", Ordering::is_lt)?,
-                CompareOp::Le => ordered("<=", Ordering::is_le)?,
-                CompareOp::Gt => ordered(">", Ordering::is_gt)?,
-                CompareOp::Ge => ordered(">=", Ordering::is_ge)?,
-                CompareOp::In => contains(&right, &left)?,
-                CompareOp::NotIn => !contains(&right, &left)?,
-            };
-            if !holds {
+            if !holds(*comparison, &left, &right)? {
                 return Ok(PyValue::Bool(false));
             }
             left = right;

@@ -9,9 +9,6 @@ use super::print::{is_printable, printed};
 use super::py_value::{PyValue, char_count};
 
 /// Calls a method of a text.
-///
-/// # Errors
-/// Python refuses the call.
 pub fn call(text: &str, method: &str, given: &GivenArguments) -> Fallible<PyValue> {
     let only_ends = ["startswith", "endswith", "removeprefix", "removesuffix"].contains(&method)
         && given.positional.len() == 1;
@@ -203,7 +200,7 @@ pub fn has_case(text: &str, test: fn(char) -> bool) -> bool {
 }
 
 /// Returns a text with its first letter in upper case, and the others in lower case.
-pub fn capitalized(text: &str) -> String {
+fn capitalized(text: &str) -> String {
     let mut chars = text.chars();
     let first = chars.next().map(title_letter).unwrap_or_default();
     first + &chars.as_str().to_lowercase()
@@ -239,7 +236,7 @@ fn titled(text: &str) -> String {
 }
 
 /// Returns a text without blanks, or without `chars`, at its ends.
-pub fn stripped<'a>(text: &'a str, chars: Option<&str>, start: bool, end: bool) -> &'a str {
+fn stripped<'a>(text: &'a str, chars: Option<&str>, start: bool, end: bool) -> &'a str {
     let goes = |c: char| chars.map_or_else(|| is_blank(c), |chars| chars.contains(c));
     let text = if start { text.trim_start_matches(goes) } else { text };
     if end { text.trim_end_matches(goes) } else { text }
@@ -260,9 +257,6 @@ fn part_between(text: &str, start: Option<PyValue>, end: Option<PyValue>) -> Fal
 }
 
 /// Returns a text with a part replaced, at most `count` times where that is not negative.
-///
-/// # Errors
-/// The text does not fit.
 pub fn replaced(text: &str, old: &str, new: &str, count: i128) -> Fallible<String> {
     let count = usize::try_from(count).unwrap_or(usize::MAX);
     let found = text.matches(old).take(count).count();
@@ -330,9 +324,6 @@ pub fn lines(text: &str, keep: bool) -> Vec<&str> {
 }
 
 /// Returns a text filled up to a width.
-///
-/// # Errors
-/// It does not fit.
 pub fn adjusted(text: &str, width: i128, fill: char, method: &str) -> Fallible<String> {
     let missing = usize::try_from(width - char_count(text) as i128).unwrap_or(0);
     let before = match method {
@@ -349,9 +340,6 @@ pub fn adjusted(text: &str, width: i128, fill: char, method: &str) -> Fallible<S
 }
 
 /// Returns the text of the filter `format`.
-///
-/// # Errors
-/// The values do not fit the format.
 pub fn format_filter(format: &PyValue, given: &GivenArguments) -> Fallible<PyValue> {
     let format = printed(format)?;
     let values = match (given.named.is_empty(), given.positional.is_empty()) {

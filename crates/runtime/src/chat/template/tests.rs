@@ -52,6 +52,24 @@ fn answers_begin_as_the_template_writes_them_without_a_generation_prompt() {
 }
 
 #[test]
+fn an_answer_begins_inside_thoughts_that_the_prompt_opens() {
+    let question = [message("user", "q")];
+    for text in [
+        "{{ messages[0].content }}{% if add_generation_prompt %}<a><think>\n{% endif %}",
+        "{{ messages[0].content }}<a><think>\n",
+        "{{ messages[0].content ~ add_generation_prompt }}<a><think>\n",
+    ] {
+        let t = template(text).unwrap();
+        let prompt = t.render(&question, None, true).unwrap();
+        let beginning = t.beginning_of_answer(&prompt, &question, None, &Map::new()).unwrap();
+        let mut splitter = ThoughtSplitter::new(&beginning);
+        let pieces =
+            [crate::chat::AnswerPiece::Thought("so".into()), crate::chat::AnswerPiece::Text("4".into())];
+        assert_eq!(splitter.push("so</think>4"), pieces, "{text}");
+    }
+}
+
+#[test]
 fn line_ends_are_those_of_jinja() {
     // `trim_blocks` takes the line end behind each tag, also a lone \r.
     let t = template("{% for m in messages %}\r\n<a>\r\n{{ m.content }}\r\n{% endfor %}\r|").unwrap();

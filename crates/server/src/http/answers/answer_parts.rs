@@ -1,24 +1,13 @@
 //! Parts of an answer.
 
 use crate::batching::{ChosenToken, EndReason, Usage};
-use crate::tool_calls::ToolCall;
-
-/// ReplyPart of an answer.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum ReplyPart {
-    /// Thoughts.
-    Thought(String),
-    /// Text for the user.
-    Text(String),
-    /// A tool call.
-    Call(ToolCall),
-}
+use crate::tool_calls::{AnswerPart, ToolCall};
 
 /// Answer to one prompt, so far or whole.
 #[derive(Default)]
 pub struct ChoiceAnswer {
     /// Parts; neighbours of the same kind are one part.
-    pub parts: Vec<ReplyPart>,
+    pub parts: Vec<AnswerPart>,
     /// Tokens with probabilities, where wanted.
     pub choices: Vec<ChosenToken>,
     /// Reason why the answer ended; `None` before that.
@@ -29,10 +18,10 @@ pub struct ChoiceAnswer {
 
 impl ChoiceAnswer {
     /// Adds a part.
-    pub fn add(&mut self, part: ReplyPart) {
+    pub fn add(&mut self, part: AnswerPart) {
         match (self.parts.last_mut(), part) {
-            (Some(ReplyPart::Text(last)), ReplyPart::Text(text))
-            | (Some(ReplyPart::Thought(last)), ReplyPart::Thought(text)) => {
+            (Some(AnswerPart::Text(last)), AnswerPart::Text(text))
+            | (Some(AnswerPart::Thought(last)), AnswerPart::Thought(text)) => {
                 last.push_str(&text);
             }
             (_, part) => self.parts.push(part),
@@ -41,21 +30,20 @@ impl ChoiceAnswer {
 
     /// Returns all text for the user.
     pub fn text(&self) -> String {
-        let text =
-            |part: &ReplyPart| if let ReplyPart::Text(text) = part { Some(text.clone()) } else { None };
-        self.parts.iter().filter_map(text).collect()
+        self.parts.iter().map(|part| if let AnswerPart::Text(text) = part { text } else { "" }).collect()
     }
 
     /// Returns the thoughts; `None` where there are none.
     pub fn thoughts(&self) -> Option<String> {
-        let text =
-            |part: &ReplyPart| if let ReplyPart::Thought(text) = part { Some(text.clone()) } else { None };
-        Some(self.parts.iter().filter_map(text).collect()).filter(|all: &String| !all.is_empty())
+        let text = |part: &AnswerPart| {
+            if let AnswerPart::Thought(text) = part { text.clone() } else { String::new() }
+        };
+        Some(self.parts.iter().map(text).collect()).filter(|all: &String| !all.is_empty())
     }
 
     /// Returns the calls.
     pub fn calls(&self) -> impl Iterator<Item = &ToolCall> {
-        self.parts.iter().filter_map(|part| if let ReplyPart::Call(call) = part { Some(call) } else { None })
+        self.parts.iter().filter_map(|part| if let AnswerPart::Call(call) = part { Some(call) } else { None })
     }
 }
 

@@ -1,9 +1,10 @@
 //! Writer of an answer.
 
 use super::answer_header::AnswerHeader;
-use super::answer_parts::{AnswerCounts, ChoiceAnswer, ReplyPart};
+use super::answer_parts::{AnswerCounts, ChoiceAnswer};
 use crate::batching::ChosenToken;
 use crate::http::api_error::ApiError;
+use crate::tool_calls::AnswerPart;
 use serde_json::Value;
 
 /// A token with its place among the tokens of its answer.
@@ -32,7 +33,7 @@ pub trait AnswerWriter: Send {
         &mut self,
         index: usize,
         answer: &ChoiceAnswer,
-        part: &ReplyPart,
+        part: &AnswerPart,
         token: Option<PlacedToken<'_>>,
     ) -> Vec<String>;
 
@@ -44,6 +45,13 @@ pub trait AnswerWriter: Send {
 
     /// Returns the events of an error that ends the stream.
     fn fail(&mut self, error: &ApiError) -> Vec<String>;
+}
+
+/// Adds text to a text of a document.
+pub fn add_text(to: &mut Value, text: &str) {
+    if let Value::String(all) = to {
+        all.push_str(text);
+    }
 }
 
 /// Writes a server-sent event without a name.

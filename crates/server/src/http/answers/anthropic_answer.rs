@@ -1,34 +1,27 @@
 //! Answers of Anthropic's `/v1/messages`: a list of blocks, each begun, filled and ended by events.
 
+use super::answer_blocks::{BlockKind, BlockStep, Blocks};
 use super::answer_header::AnswerHeader;
-use super::answer_parts::{AnswerCounts, ChoiceAnswer, ReplyPart};
-use super::answer_writer::{AnswerWriter, PlacedToken, event};
+use super::answer_parts::{AnswerCounts, ChoiceAnswer};
+use super::answer_writer::{AnswerWriter, PlacedToken, add_text, event};
 use crate::batching::EndReason;
 use crate::http::api::Api;
 use crate::http::api_error::ApiError;
+use crate::tool_calls::AnswerPart;
 use serde_json::{Value, json};
-
-/// Block that is being written.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum OpenBlock {
-    Text,
-    Thought,
-}
 
 /// Writes answers of Anthropic's messages.
 pub struct AnthropicAnswer {
     header: AnswerHeader,
-    /// Number of blocks that were begun.
-    blocks: usize,
-    open: Option<OpenBlock>,
-    /// Blanks that belong to a text if one follows.
-    blanks: String,
+    /// Blocks that were begun.
+    content: Vec<Value>,
+    blocks: Blocks,
 }
 
 impl AnthropicAnswer {
     /// Makes the writer of an answer.
     pub fn new(header: AnswerHeader) -> AnthropicAnswer {
-        AnthropicAnswer { header, blocks: 0, open: None, blanks: String::new() }
+        AnthropicAnswer { header, content: Vec::new(), blocks: Blocks::default() }
     }
 
     /// Returns the reason why an answer ended, and its stop sequence.
@@ -44,10 +37,10 @@ impl AnthropicAnswer {
         json!({"stop_reason": reason, "stop_sequence": own})
     }
 
-    fn message(&self, content: Value, answer: &ChoiceAnswer, output: usize) -> Value {
+    fn message(&self, answer: &ChoiceAnswer, output: usize) -> Value {
         let mut message = json!({
-            "id": self.header.id, "type": "message", "role": "assistant", "model": self.header.model, "content": content,
-            "usage": self.usage(output),
+            "id": self.header.id, "type": "message", "role": "assistant", "model": self.header.model,
+            "content": self.content, "usage": self.usage(output),
         });
         if let (Value::Object(message), Value::Object(stop)) = (&mut message, self.stop(answer)) {
             message.extend(stop);
@@ -62,26 +55,53 @@ impl AnthropicAnswer {
         })
     }
 
-    fn tool_use(&self, n: usize, name: &str, input: Value) -> Value {
-        json!({"type": "tool_use", "id": self.header.id_of("toolu", n), "name": name, "input": input})
+    /// Writes an event about the newest block.
+    fn block_event(&self, kind: &str, key: &str, value: Value) -> String {
+        event(&json!({"type": kind, "index": self.content.len() - 1, key: value}))
     }
 
-    fn begin_block(&mut self, block: &Value, events: &mut Vec<String>) {
-        events.push(event(
-            &json!({"type": "content_block_start", "index": self.blocks, "content_block": block}),
-        ));
-        self.blocks += 1;
+    fn begin(&mut self, block: Value) -> String {
+        self.content.push(block.clone());
+        self.block_event("content_block_start", "content_block", block)
     }
 
-    fn delta(&self, delta: &Value) -> String {
-        event(&json!({"type": "content_block_delta", "index": self.blocks - 1, "delta": delta}))
+    fn delta(&self, kind: &str, key: &str, text: &str) -> String {
+        self.block_event("content_block_delta", "delta", json!({"type": kind, key: text}))
     }
 
-    fn end_block(&mut self, events: &mut Vec<String>) {
-        if self.open.take() == Some(OpenBlock::Thought) {
-            events.push(self.delta(&json!({"type": "signature_delta", "signature": ""})));
+    fn end_event(&self) -> String {
+        event(&json!({"type": "content_block_stop", "index": self.content.len() - 1}))
+    }
+
+    /// Takes a step of the blocks; returns its events.
+    fn step(&mut self, step: BlockStep<'_>) -> Vec<String> {
+        match step {
+            BlockStep::Begin(BlockKind::Text) => vec![self.begin(json!({"type": "text", "text": ""}))],
+            BlockStep::Begin(BlockKind::Thought) => {
+                vec![self.begin(json!({"type": "thinking", "thinking": "", "signature": ""}))]
+            }
+            BlockStep::Add(text) => {
+                let Some(block) = self.content.last_mut() else { return Vec::new() };
+                let (key, kind) = match block.get("thinking") {
+                    Some(_) => ("thinking", "thinking_delta"),
+                    None => ("text", "text_delta"),
+                };
+                add_text(&mut block[key], &text);
+                vec![self.delta(kind, key, &text)]
+            }
+            BlockStep::End(BlockKind::Text) => vec![self.end_event()],
+            BlockStep::End(BlockKind::Thought) => {
+                vec![self.delta("signature_delta", "signature", ""), self.end_event()]
+            }
+            BlockStep::Call(call) => {
+                let n = self.content.len();
+                let id = self.header.id_of("toolu", n);
+                let begin = self.begin(json!({"type": "tool_use", "id": id, "name": call.name, "input": {}}));
+                self.content[n]["input"] =
+                    serde_json::from_str(&call.arguments).unwrap_or_else(|_| json!({}));
+                vec![begin, self.delta("input_json_delta", "partial_json", &call.arguments), self.end_event()]
+            }
         }
-        events.push(event(&json!({"type": "content_block_stop", "index": self.blocks - 1})));
     }
 }
 
@@ -92,86 +112,28 @@ impl AnswerWriter for AnthropicAnswer {
 
     fn whole(&mut self, all: &[ChoiceAnswer], counts: AnswerCounts) -> Value {
         let Some(answer) = all.first() else { return Value::Null };
-        let mut blocks = Vec::new();
-        for part in &answer.parts {
-            blocks.push(match part {
-                ReplyPart::Text(text) if text.trim().is_empty() => continue,
-                ReplyPart::Text(text) => json!({"type": "text", "text": text}),
-                ReplyPart::Thought(text) => {
-                    json!({"type": "thinking", "thinking": text.trim_start(), "signature": ""})
-                }
-                ReplyPart::Call(call) => {
-                    let input = serde_json::from_str(&call.arguments).unwrap_or_else(|_| json!({}));
-                    self.tool_use(blocks.len(), &call.name, input)
-                }
-            });
-        }
-        self.message(blocks.into(), answer, counts.usage.generated)
+        answer.parts.iter().for_each(|part| drop(self.part(0, answer, part, None)));
+        self.message(answer, counts.usage.generated)
     }
 
     fn begin(&mut self, _n: usize) -> Vec<String> {
-        vec![event(
-            &json!({"type": "message_start", "message": self.message(json!([]), &ChoiceAnswer::default(), 0)}),
-        )]
+        let message = self.message(&ChoiceAnswer::default(), 0);
+        vec![event(&json!({"type": "message_start", "message": message}))]
     }
 
     fn part(
         &mut self,
         _index: usize,
         _answer: &ChoiceAnswer,
-        part: &ReplyPart,
+        part: &AnswerPart,
         _token: Option<PlacedToken<'_>>,
     ) -> Vec<String> {
-        let mut events = Vec::new();
-        let (kind, text) = match part {
-            ReplyPart::Text(text) => (OpenBlock::Text, text),
-            ReplyPart::Thought(text) => (OpenBlock::Thought, text),
-            ReplyPart::Call(call) => {
-                if self.open.is_some() {
-                    self.end_block(&mut events);
-                }
-                self.blanks.clear();
-                let block = self.tool_use(self.blocks, &call.name, json!({}));
-                self.begin_block(&block, &mut events);
-                events.push(self.delta(&json!({"type": "input_json_delta", "partial_json": call.arguments})));
-                self.end_block(&mut events);
-                return events;
-            }
-        };
-        let is_begun = self.open != Some(kind);
-        if is_begun {
-            if text.trim().is_empty() {
-                self.blanks.push_str(text);
-                return events;
-            }
-            if self.open.is_some() {
-                self.end_block(&mut events);
-            }
-            let block = match kind {
-                OpenBlock::Text => json!({"type": "text", "text": ""}),
-                OpenBlock::Thought => json!({"type": "thinking", "thinking": "", "signature": ""}),
-            };
-            self.begin_block(&block, &mut events);
-            self.open = Some(kind);
-        }
-        let mut text = std::mem::take(&mut self.blanks) + text;
-        if is_begun && kind == OpenBlock::Thought {
-            // A line end that parts it from earlier thoughts.
-            text.drain(..text.len() - text.trim_start().len());
-        }
-        events.push(self.delta(&match kind {
-            OpenBlock::Text => json!({"type": "text_delta", "text": text}),
-            OpenBlock::Thought => json!({"type": "thinking_delta", "thinking": text}),
-        }));
-        events
+        let steps = self.blocks.add(part).into_iter();
+        steps.flat_map(|step| self.step(step)).collect()
     }
 
     fn end(&mut self, _index: usize, _answer: &ChoiceAnswer) -> Vec<String> {
-        let mut events = Vec::new();
-        if self.open.is_some() {
-            self.end_block(&mut events);
-        }
-        events
+        self.blocks.end().map(|step| self.step(step)).unwrap_or_default()
     }
 
     fn close(&mut self, answer: &ChoiceAnswer, counts: AnswerCounts, _wants_usage: bool) -> Vec<String> {

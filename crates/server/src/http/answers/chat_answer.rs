@@ -1,12 +1,12 @@
 //! Answers of `/v1/chat/completions` and `/v1/completions`.
 
 use super::answer_header::AnswerHeader;
-use super::answer_parts::{AnswerCounts, ChoiceAnswer, ReplyPart};
+use super::answer_parts::{AnswerCounts, ChoiceAnswer};
 use super::answer_writer::{AnswerWriter, PlacedToken, data};
 use crate::batching::{ChosenToken, EndReason};
 use crate::http::api::Api;
 use crate::http::api_error::ApiError;
-use crate::tool_calls::ToolCall;
+use crate::tool_calls::{AnswerPart, ToolCall};
 use serde_json::{Map, Value, json};
 
 /// End of a stream.
@@ -121,15 +121,15 @@ impl AnswerWriter for ChatAnswer {
         &mut self,
         index: usize,
         answer: &ChoiceAnswer,
-        part: &ReplyPart,
+        part: &AnswerPart,
         token: Option<PlacedToken<'_>>,
     ) -> Vec<String> {
         let logprobs = token.map_or(Value::Null, |t| self.logprobs(std::slice::from_ref(t.choice), t.offset));
         let content = match part {
-            ReplyPart::Text(text) if self.is_chat() => json!({"content": text}),
-            ReplyPart::Text(text) => text.as_str().into(),
-            ReplyPart::Thought(text) => json!({"reasoning_content": text}),
-            ReplyPart::Call(call) => {
+            AnswerPart::Text(text) if self.is_chat() => json!({"content": text}),
+            AnswerPart::Text(text) => text.as_str().into(),
+            AnswerPart::Thought(text) => json!({"reasoning_content": text}),
+            AnswerPart::Call(call) => {
                 let n = answer.calls().count().saturating_sub(1);
                 let mut entry = self.call(index, n, call);
                 entry["index"] = n.into();

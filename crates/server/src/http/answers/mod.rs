@@ -1,5 +1,6 @@
 //! Documents of answers, whole and streamed, in the form of each API.
 
+mod answer_blocks;
 mod answer_header;
 mod answer_parts;
 mod answer_writer;
@@ -8,7 +9,7 @@ mod chat_answer;
 mod responses_answer;
 
 pub use answer_header::AnswerHeader;
-pub use answer_parts::{AnswerCounts, ChoiceAnswer, ReplyPart};
+pub use answer_parts::{AnswerCounts, ChoiceAnswer};
 pub use answer_writer::{AnswerWriter, PlacedToken};
 
 use super::api::Api;

@@ -1,94 +1,60 @@
 //! Answers of `/v1/responses`: a list of items, each begun, filled and ended by events.
 
+use super::answer_blocks::{BlockKind, BlockStep, Blocks};
 use super::answer_header::AnswerHeader;
-use super::answer_parts::{AnswerCounts, ChoiceAnswer, ReplyPart};
-use super::answer_writer::{AnswerWriter, PlacedToken, event};
+use super::answer_parts::{AnswerCounts, ChoiceAnswer};
+use super::answer_writer::{AnswerWriter, PlacedToken, add_text, event};
 use crate::batching::EndReason;
 use crate::http::api_error::ApiError;
-use serde_json::{Map, Value, json};
-
-/// Item that is being written.
-struct OpenItem {
-    is_text: bool,
-    id: String,
-    text: String,
-    logprobs: Vec<Value>,
-}
-
-impl OpenItem {
-    /// Returns the item's content part.
-    fn part(&self) -> Value {
-        match self.is_text {
-            true => {
-                json!({"type": "output_text", "text": self.text, "annotations": [], "logprobs": self.logprobs})
-            }
-            false => json!({"type": "reasoning_text", "text": self.text}),
-        }
-    }
-
-    fn item(&self, status: &str, content: Value) -> Value {
-        match self.is_text {
-            true => {
-                json!({"type": "message", "id": self.id, "status": status, "role": "assistant", "content": content})
-            }
-            false => {
-                json!({"type": "reasoning", "id": self.id, "status": status, "summary": [], "content": content})
-            }
-        }
-    }
-}
+use crate::tool_calls::{AnswerPart, ToolCall};
+use serde_json::{Value, json};
 
 /// Writes answers of OpenAI's responses.
 pub struct ResponsesAnswer {
     header: AnswerHeader,
     /// Number of events so far.
     events: usize,
-    /// Items that are complete.
+    /// Items that were begun.
     items: Vec<Value>,
-    open: Option<OpenItem>,
-    /// Blanks that belong to a text if one follows.
-    blanks: String,
+    blocks: Blocks,
 }
 
 impl ResponsesAnswer {
     /// Makes the writer of an answer.
     pub fn new(header: AnswerHeader) -> ResponsesAnswer {
-        ResponsesAnswer { header, events: 0, items: Vec::new(), open: None, blanks: String::new() }
+        ResponsesAnswer { header, events: 0, items: Vec::new(), blocks: Blocks::default() }
     }
 
-    /// Returns the response as it stands.
+    /// Returns the response as it stands, with the fields `more`.
     fn response(&self, status: &str, more: Value) -> Value {
-        let mut all = Map::new();
-        for (key, value) in [
-            ("id", json!(self.header.id)),
-            ("object", "response".into()),
-            ("created_at", self.header.created.into()),
-            ("status", status.into()),
-            ("background", false.into()),
-            ("error", Value::Null),
-            ("incomplete_details", Value::Null),
-            ("model", json!(self.header.model)),
-            ("output", json!(self.items)),
-            ("metadata", json!({})),
-            ("previous_response_id", Value::Null),
-            ("store", false.into()),
-            ("truncation", "disabled".into()),
-            ("usage", Value::Null),
-        ] {
-            all.insert(key.into(), value);
+        let mut all = json!({
+            "id": self.header.id,
+            "object": "response",
+            "created_at": self.header.created,
+            "status": status,
+            "background": false,
+            "error": null,
+            "incomplete_details": null,
+            "model": self.header.model,
+            "output": self.items,
+            "metadata": {},
+            "previous_response_id": null,
+            "store": false,
+            "truncation": "disabled",
+            "usage": null,
+        });
+        for (key, value) in self.header.repeated.iter().chain(more.as_object().into_iter().flatten()) {
+            all[key] = value.clone();
         }
-        let defaults = [("tool_choice", json!("auto")), ("tools", json!([]))];
-        all.extend(self.header.repeated.clone());
-        for (key, value) in defaults {
-            if all.get(key).is_none_or(Value::is_null) {
-                all.insert(key.into(), value);
+        for (key, default) in [("tool_choice", json!("auto")), ("tools", json!([]))] {
+            if all[key].is_null() {
+                all[key] = default;
             }
         }
-        all.extend(more.as_object().cloned().unwrap_or_default());
-        all.into()
+        all
     }
 
-    /// Writes an event; its number and the number of the item are added.
+    /// Writes an event; its number is added.
     fn event(&mut self, kind: &str, mut fields: Value) -> String {
         fields["type"] = kind.into();
         fields["sequence_number"] = self.events.into();
@@ -96,56 +62,92 @@ impl ResponsesAnswer {
         event(&fields)
     }
 
+    fn last(&self) -> usize {
+        self.items.len() - 1
+    }
+
     /// Writes an event about the part of the open item.
-    fn part_event(&mut self, kind: &str, id: &str, fields: Value) -> String {
-        let mut all = json!({"item_id": id, "output_index": self.items.len(), "content_index": 0});
-        for (key, value) in fields.as_object().cloned().unwrap_or_default() {
-            all[key] = value;
+    fn part_event(&mut self, kind: &str, fields: Value) -> String {
+        let item = &self.items[self.last()];
+        let mut all = json!({"item_id": item["id"], "output_index": self.last(), "content_index": 0});
+        for (key, value) in fields.as_object().into_iter().flatten() {
+            all[key] = value.clone();
         }
         self.event(kind, all)
     }
 
-    fn item_event(&mut self, kind: &str, item: &Value) -> String {
-        let index = self.items.len();
-        self.event(kind, json!({"output_index": index, "item": item}))
+    /// Writes an event about the newest item.
+    fn item_event(&mut self, kind: &str) -> String {
+        let fields = json!({"output_index": self.last(), "item": self.items[self.last()]});
+        self.event(kind, fields)
     }
 
-    fn begin_item(&mut self, is_text: bool, events: &mut Vec<String>) {
-        let id = self.header.id_of(if is_text { "msg" } else { "rs" }, self.items.len());
-        let open = OpenItem { is_text, id: id.clone(), text: String::new(), logprobs: Vec::new() };
-        events.push(self.item_event("response.output_item.added", &open.item("in_progress", json!([]))));
-        events.push(self.part_event("response.content_part.added", &id, json!({"part": open.part()})));
-        self.open = Some(open);
-    }
-
-    fn end_item(&mut self, status: &str, events: &mut Vec<String>) {
-        let Some(open) = self.open.take() else { return };
-        let mut done = json!({"text": open.text});
-        if open.is_text {
-            done["logprobs"] = json!(open.logprobs);
-        }
-        let kind = if open.is_text { "response.output_text.done" } else { "response.reasoning_text.done" };
-        events.push(self.part_event(kind, &open.id, done));
-        events.push(self.part_event("response.content_part.done", &open.id, json!({"part": open.part()})));
-        let item = open.item(status, json!([open.part()]));
-        events.push(self.item_event("response.output_item.done", &item));
+    fn begin_item(&mut self, kind: BlockKind) -> Vec<String> {
+        let n = self.items.len();
+        let (item, part) = match kind {
+            BlockKind::Text => (
+                json!({"type": "message", "id": self.header.id_of("msg", n), "status": "in_progress", "role": "assistant",
+                    "content": []}),
+                json!({"type": "output_text", "text": "", "annotations": [], "logprobs": []}),
+            ),
+            BlockKind::Thought => (
+                json!({"type": "reasoning", "id": self.header.id_of("rs", n), "status": "in_progress", "summary": [],
+                    "content": []}),
+                json!({"type": "reasoning_text", "text": ""}),
+            ),
+        };
         self.items.push(item);
+        let added = self.item_event("response.output_item.added");
+        self.items[n]["content"] = json!([part]);
+        vec![added, self.part_event("response.content_part.added", json!({"part": part}))]
     }
 
-    fn add_call(&mut self, name: &str, arguments: &str, events: &mut Vec<String>) {
+    /// Adds text to the open item, whose token is `token` where its probability is wanted.
+    fn add(&mut self, text: &str, token: Option<PlacedToken<'_>>) -> Vec<String> {
+        let logprobs =
+            token.map(|t| self.header.logprobs(std::slice::from_ref(t.choice))).unwrap_or_default();
+        let last = self.last();
+        let part = &mut self.items[last]["content"][0];
+        add_text(&mut part["text"], text);
+        match part.get_mut("logprobs").and_then(Value::as_array_mut) {
+            Some(all) => {
+                all.extend(logprobs.clone());
+                let fields = json!({"delta": text, "logprobs": logprobs});
+                vec![self.part_event("response.output_text.delta", fields)]
+            }
+            None => vec![self.part_event("response.reasoning_text.delta", json!({"delta": text}))],
+        }
+    }
+
+    fn end_item(&mut self, kind: BlockKind, status: &str) -> Vec<String> {
+        let last = self.last();
+        let part = self.items[last]["content"][0].clone();
+        let (name, fields) = match kind {
+            BlockKind::Text => {
+                ("response.output_text.done", json!({"text": part["text"], "logprobs": part["logprobs"]}))
+            }
+            BlockKind::Thought => ("response.reasoning_text.done", json!({"text": part["text"]})),
+        };
+        let done = self.part_event(name, fields);
+        let part = self.part_event("response.content_part.done", json!({"part": part}));
+        self.items[last]["status"] = status.into();
+        vec![done, part, self.item_event("response.output_item.done")]
+    }
+
+    fn add_call(&mut self, call: &ToolCall) -> Vec<String> {
         let n = self.items.len();
         let id = self.header.id_of("fc", n);
-        let mut item = json!({"type": "function_call", "id": id, "call_id": self.header.id_of("call", n), "name": name, "arguments": "",
-            "status": "in_progress"});
-        events.push(self.item_event("response.output_item.added", &item));
-        let place = json!({"item_id": id, "output_index": n, "delta": arguments});
-        events.push(self.event("response.function_call_arguments.delta", place));
-        let place = json!({"item_id": id, "output_index": n, "name": name, "arguments": arguments});
-        events.push(self.event("response.function_call_arguments.done", place));
-        item["arguments"] = arguments.into();
-        item["status"] = "completed".into();
-        events.push(self.item_event("response.output_item.done", &item));
-        self.items.push(item);
+        self.items.push(json!({"type": "function_call", "id": id, "call_id": self.header.id_of("call", n), "name": call.name,
+            "arguments": "", "status": "in_progress"}));
+        let added = self.item_event("response.output_item.added");
+        let fields = json!({"item_id": id, "output_index": n, "delta": call.arguments});
+        let delta = self.event("response.function_call_arguments.delta", fields);
+        let fields =
+            json!({"item_id": id, "output_index": n, "name": call.name, "arguments": call.arguments});
+        let done = self.event("response.function_call_arguments.done", fields);
+        self.items[n]["arguments"] = call.arguments.as_str().into();
+        self.items[n]["status"] = "completed".into();
+        vec![added, delta, done, self.item_event("response.output_item.done")]
     }
 
     fn finished(&mut self, answer: &ChoiceAnswer, counts: AnswerCounts) -> (&'static str, Value) {
@@ -159,13 +161,18 @@ impl ResponsesAnswer {
         });
         match answer.reason {
             Some(EndReason::Length) => {
-                let why = json!({"reason": "max_output_tokens"});
-                (
-                    "response.incomplete",
-                    self.response("incomplete", json!({"usage": usage, "incomplete_details": why})),
-                )
+                let fields = json!({"usage": usage, "incomplete_details": {"reason": "max_output_tokens"}});
+                ("response.incomplete", self.response("incomplete", fields))
             }
             _ => ("response.completed", self.response("completed", json!({"usage": usage}))),
+        }
+    }
+
+    /// Ends the open item, if there is one.
+    fn end_open(&mut self, status: &str) -> Vec<String> {
+        match self.blocks.end() {
+            Some(BlockStep::End(kind)) => self.end_item(kind, status),
+            _ => Vec::new(),
         }
     }
 }
@@ -177,11 +184,10 @@ impl AnswerWriter for ResponsesAnswer {
 
     fn whole(&mut self, all: &[ChoiceAnswer], counts: AnswerCounts) -> Value {
         let Some(answer) = all.first() else { return Value::Null };
-        for part in &answer.parts {
-            self.part(0, answer, part, None);
-        }
-        if let Some(open) = self.open.as_mut().filter(|open| open.is_text) {
-            open.logprobs = self.header.logprobs(&answer.choices);
+        answer.parts.iter().for_each(|part| drop(self.part(0, answer, part, None)));
+        if self.blocks.open() == Some(BlockKind::Text) {
+            let last = self.last();
+            self.items[last]["content"][0]["logprobs"] = self.header.logprobs(&answer.choices).into();
         }
         self.end(0, answer);
         self.finished(answer, counts).1
@@ -197,56 +203,21 @@ impl AnswerWriter for ResponsesAnswer {
         &mut self,
         _index: usize,
         _answer: &ChoiceAnswer,
-        part: &ReplyPart,
+        part: &AnswerPart,
         token: Option<PlacedToken<'_>>,
     ) -> Vec<String> {
-        let mut events = Vec::new();
-        let (is_text, text) = match part {
-            ReplyPart::Text(text) => (true, text),
-            ReplyPart::Thought(text) => (false, text),
-            ReplyPart::Call(call) => {
-                self.end_item("completed", &mut events);
-                self.blanks.clear();
-                self.add_call(&call.name, &call.arguments, &mut events);
-                return events;
-            }
+        let steps = self.blocks.add(part).into_iter();
+        let events = |step| match step {
+            BlockStep::Begin(kind) => self.begin_item(kind),
+            BlockStep::Add(text) => self.add(&text, token),
+            BlockStep::End(kind) => self.end_item(kind, "completed"),
+            BlockStep::Call(call) => self.add_call(call),
         };
-        let is_open = self.open.as_ref().is_some_and(|open| open.is_text == is_text);
-        if !is_open && text.trim().is_empty() {
-            self.blanks.push_str(text);
-            return events;
-        }
-        if !is_open {
-            self.end_item("completed", &mut events);
-            self.begin_item(is_text, &mut events);
-        }
-        let mut text = std::mem::take(&mut self.blanks) + text;
-        if !is_open && !is_text {
-            // A line end that parts it from earlier thoughts.
-            text.drain(..text.len() - text.trim_start().len());
-        }
-        let logprobs =
-            token.map(|t| self.header.logprobs(std::slice::from_ref(t.choice))).unwrap_or_default();
-        let Some(open) = &mut self.open else { return events };
-        open.text += &text;
-        open.logprobs.extend(logprobs.clone());
-        let id = open.id.clone();
-        events.push(match is_text {
-            true => self.part_event(
-                "response.output_text.delta",
-                &id,
-                json!({"delta": text, "logprobs": logprobs}),
-            ),
-            false => self.part_event("response.reasoning_text.delta", &id, json!({"delta": text})),
-        });
-        events
+        steps.flat_map(events).collect()
     }
 
     fn end(&mut self, _index: usize, answer: &ChoiceAnswer) -> Vec<String> {
-        let mut events = Vec::new();
-        let status = if answer.reason == Some(EndReason::Length) { "incomplete" } else { "completed" };
-        self.end_item(status, &mut events);
-        events
+        self.end_open(if answer.reason == Some(EndReason::Length) { "incomplete" } else { "completed" })
     }
 
     fn close(&mut self, answer: &ChoiceAnswer, counts: AnswerCounts, _wants_usage: bool) -> Vec<String> {
@@ -256,10 +227,9 @@ impl AnswerWriter for ResponsesAnswer {
 
     fn fail(&mut self, error: &ApiError) -> Vec<String> {
         let code = error.code.unwrap_or("server_error");
-        let what = json!({"code": code, "message": error.message});
-        let mut events = Vec::new();
-        self.end_item("incomplete", &mut events);
-        let response = self.response("failed", json!({"error": what}));
+        let mut events = self.end_open("incomplete");
+        let fields = json!({"error": {"code": code, "message": error.message}});
+        let response = self.response("failed", fields);
         events.push(self.event("response.failed", json!({"response": response})));
         events
     }

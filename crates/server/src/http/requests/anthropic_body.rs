@@ -37,12 +37,6 @@ pub struct AnthropicBody {
 /// A block or a tool is of a kind that this server does not have.
 pub fn body(from: AnthropicBody) -> Result<Body, ApiError> {
     let all = from.messages.ok_or_else(|| ApiError::param("messages", "it is missing"))?;
-    if all.last().is_some_and(|message| message["role"] == "assistant") {
-        return Err(ApiError::param(
-            "messages",
-            "the last one is the assistant's: this server begins answers anew",
-        ));
-    }
     let mut messages = Vec::new();
     if let Some(system) = from.system.filter(|system| !system.is_null()) {
         let text = texts(&system).map_err(|what| ApiError::param("system", what))?;
@@ -52,6 +46,14 @@ pub fn body(from: AnthropicBody) -> Result<Body, ApiError> {
         let wrong = |what: String| ApiError::param("messages", format!("message {i}: {what}"));
         add(message, &mut messages).map_err(wrong)?;
     }
+    let last = messages.last().filter(|message| message["role"] == "assistant");
+    if last.is_some_and(|last| last["content"] == "" || !last["tool_calls"].is_null()) {
+        return Err(ApiError::param(
+            "messages",
+            "the last one is the assistant's and has no text at its end",
+        ));
+    }
+    let continues = last.is_some();
     let (tool_choice, parallel_tool_calls) =
         from.tool_choice.map(tool_choice).transpose()?.unwrap_or_default();
     let thinking = match &from.thinking {
@@ -71,6 +73,7 @@ pub fn body(from: AnthropicBody) -> Result<Body, ApiError> {
     Ok(Body {
         model: from.model,
         messages: Some(messages),
+        continues,
         tools: from.tools.map(|tools| tools.iter().map(tool).collect()).transpose()?,
         tool_choice,
         parallel_tool_calls,
@@ -209,6 +212,21 @@ mod tests {
         assert_eq!((&got[2]["reasoning_content"], &got[2]["content"]), (&json!("so"), &json!("a")));
         assert_eq!(got[2]["tool_calls"][0]["function"]["arguments"], json!({"a": 1}));
         assert_eq!((&got[3]["content"], &got[4]["content"]), (&json!("r"), &json!("and")));
+    }
+
+    #[test]
+    fn an_answer_continues_the_text_of_the_assistant() {
+        let parsed = |content: Value| {
+            let messages =
+                json!([{"role": "user", "content": "q"}, {"role": "assistant", "content": content}]);
+            let body = json!({"messages": messages, "max_tokens": 5}).to_string();
+            parse(Api::Messages, body.as_bytes()).map(|body| body.continues)
+        };
+        assert_eq!(parsed(json!("a")), Ok(true));
+        let call = json!({"type": "tool_use", "id": "1", "name": "f", "input": {}});
+        for content in [json!(""), json!([{"type": "text", "text": "a"}, call])] {
+            assert!(parsed(content).unwrap_err().message.contains("no text at its end"));
+        }
     }
 
     #[test]

@@ -65,6 +65,9 @@ pub struct Body {
     /// Facts of the request that its answer repeats; only of `/v1/responses`.
     #[serde(skip)]
     pub repeated: Map<String, Value>,
+    /// True if the answer goes on with the last message; only of `/v1/messages`.
+    #[serde(skip)]
+    pub continues: bool,
     /// Sampling settings.
     #[serde(skip)]
     pub sampling: SamplingSettings,

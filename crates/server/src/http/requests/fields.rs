@@ -5,6 +5,7 @@
 use crate::http::api::Api;
 use crate::http::api::Api::{Chat, Completion, Messages, Responses};
 use crate::http::api_error::ApiError;
+use Treatment::{Harmless, Honoured, Refused};
 use serde_json::Value;
 
 /// Treatment of a field.
@@ -18,32 +19,9 @@ enum Treatment {
     Harmless,
 }
 
-/// A field of requests.
-struct RequestField {
-    name: &'static str,
-    apis: &'static [Api],
-    treatment: Treatment,
-    /// A value that has an effect where it is supported, as JSON.
-    #[cfg_attr(not(test), expect(dead_code, reason = "tests send it"))]
-    example: &'static str,
-}
-
-const fn honoured(name: &'static str, apis: &'static [Api], example: &'static str) -> RequestField {
-    RequestField { name, apis, treatment: Treatment::Honoured, example }
-}
-
-const fn refused(
-    name: &'static str,
-    apis: &'static [Api],
-    example: &'static str,
-    neutral: &'static [&'static str],
-) -> RequestField {
-    RequestField { name, apis, treatment: Treatment::Refused(neutral), example }
-}
-
-const fn harmless(name: &'static str, apis: &'static [Api], example: &'static str) -> RequestField {
-    RequestField { name, apis, treatment: Treatment::Harmless, example }
-}
+/// A field of requests: its name, the APIs that have it, its treatment there, and a value, as JSON, that has an effect where it
+/// is supported.
+type RequestField = (&'static str, &'static [Api], Treatment, &'static str);
 
 const ALL: &[Api] = &[Chat, Completion, Responses, Messages];
 const BOTH: &[Api] = &[Chat, Completion];
@@ -56,190 +34,190 @@ const TOOL: &str = r#"[{"type": "function", "function": {"name": "f", "parameter
 #[rustfmt::skip]
 const FIELDS: &[RequestField] = &[
     // What is asked.
-    honoured("model", ALL, r#""other""#),
-    honoured("messages", &[Chat, Messages], r#"[{"role": "user", "content": "other"}]"#),
-    honoured("prompt", &[Completion], r#""other""#),
-    refused("prompt", &[Responses], r#"{"id": "x"}"#, &[]),
-    honoured("input", &[Responses], r#""other""#),
-    honoured("instructions", &[Responses], r#""be brief""#),
-    honoured("system", &[Messages], r#""be brief""#),
-    honoured("chat_template_kwargs", CHATS, r#"{"enable_thinking": true}"#),
-    refused("suffix", &[Completion], r#""x""#, &[]),
-    refused("echo", BOTH, "true", &["false"]),
-    refused("documents", &[Chat], r#"[{"text": "x"}]"#, &[]),
-    refused("chat_template", &[Chat], r#""x""#, &[]),
-    refused("add_generation_prompt", &[Chat], "false", &["true"]),
-    refused("continue_final_message", &[Chat], "true", &["false"]),
-    refused("add_special_tokens", BOTH, "true", &[]),
-    refused("truncate_prompt_tokens", BOTH, "5", &["-1"]),
-    refused("previous_response_id", &[Responses], r#""resp_1""#, &[]),
-    refused("conversation", &[Responses], r#""conv_1""#, &[]),
-    refused("background", &[Responses], "true", &["false"]),
-    refused("truncation", &[Responses], r#""auto""#, &[r#""disabled""#]),
-    refused("context_management", &[Responses, Messages], r#"[{"type": "compaction"}]"#, &[]),
-    refused("compaction", &[Messages], r#"{"type": "x"}"#, &[]),
-    refused("thread", &[Messages], r#"{"id": "x"}"#, &[]),
-    refused("container", &[Messages], r#""x""#, &[]),
-    refused("mcp_servers", &[Messages], r#"[{"name": "x"}]"#, &[]),
+    ("model", ALL, Honoured, r#""other""#),
+    ("messages", &[Chat, Messages], Honoured, r#"[{"role": "user", "content": "other"}]"#),
+    ("prompt", &[Completion], Honoured, r#""other""#),
+    ("prompt", &[Responses], Refused(&[]), r#"{"id": "x"}"#),
+    ("input", &[Responses], Honoured, r#""other""#),
+    ("instructions", &[Responses], Honoured, r#""be brief""#),
+    ("system", &[Messages], Honoured, r#""be brief""#),
+    ("chat_template_kwargs", CHATS, Honoured, r#"{"enable_thinking": true}"#),
+    ("suffix", &[Completion], Refused(&[]), r#""x""#),
+    ("echo", BOTH, Refused(&["false"]), "true"),
+    ("documents", &[Chat], Refused(&[]), r#"[{"text": "x"}]"#),
+    ("chat_template", &[Chat], Refused(&[]), r#""x""#),
+    ("add_generation_prompt", &[Chat], Refused(&["true"]), "false"),
+    ("continue_final_message", &[Chat], Refused(&["false"]), "true"),
+    ("add_special_tokens", BOTH, Refused(&[]), "true"),
+    ("truncate_prompt_tokens", BOTH, Refused(&["-1"]), "5"),
+    ("previous_response_id", &[Responses], Refused(&[]), r#""resp_1""#),
+    ("conversation", &[Responses], Refused(&[]), r#""conv_1""#),
+    ("background", &[Responses], Refused(&["false"]), "true"),
+    ("truncation", &[Responses], Refused(&[r#""disabled""#]), r#""auto""#),
+    ("context_management", &[Responses, Messages], Refused(&[]), r#"[{"type": "compaction"}]"#),
+    ("compaction", &[Messages], Refused(&[]), r#"{"type": "x"}"#),
+    ("thread", &[Messages], Refused(&[]), r#"{"id": "x"}"#),
+    ("container", &[Messages], Refused(&[]), r#""x""#),
+    ("mcp_servers", &[Messages], Refused(&[]), r#"[{"name": "x"}]"#),
     // Tools.
-    honoured("tools", &[Chat], TOOL),
-    honoured("tools", &[Responses], r#"[{"type": "function", "name": "f"}]"#),
-    honoured("tools", &[Messages], r#"[{"name": "f", "input_schema": {"type": "object"}}]"#),
-    refused("tools", &[Completion], TOOL, &[]),
-    honoured("tool_choice", &[Chat, Responses], r#""none""#),
-    honoured("tool_choice", &[Messages], r#"{"type": "none"}"#),
-    refused("tool_choice", &[Completion], r#""required""#, &[r#""none""#, r#""auto""#]),
-    honoured("parallel_tool_calls", &[Chat, Responses], "false"),
-    refused("functions", BOTH, r#"[{"name": "f"}]"#, &[]),
-    refused("function_call", BOTH, r#"{"name": "f"}"#, &[r#""none""#]),
-    refused("web_search_options", &[Chat], r#"{"user_location": null}"#, &[]),
-    harmless("max_tool_calls", &[Responses], "3"),
+    ("tools", &[Chat], Honoured, TOOL),
+    ("tools", &[Responses], Honoured, r#"[{"type": "function", "name": "f"}]"#),
+    ("tools", &[Messages], Honoured, r#"[{"name": "f", "input_schema": {"type": "object"}}]"#),
+    ("tools", &[Completion], Refused(&[]), TOOL),
+    ("tool_choice", &[Chat, Responses], Honoured, r#""none""#),
+    ("tool_choice", &[Messages], Honoured, r#"{"type": "none"}"#),
+    ("tool_choice", &[Completion], Refused(&[r#""none""#, r#""auto""#]), r#""required""#),
+    ("parallel_tool_calls", &[Chat, Responses], Honoured, "false"),
+    ("functions", BOTH, Refused(&[]), r#"[{"name": "f"}]"#),
+    ("function_call", BOTH, Refused(&[r#""none""#]), r#"{"name": "f"}"#),
+    ("web_search_options", &[Chat], Refused(&[]), r#"{"user_location": null}"#),
+    ("max_tool_calls", &[Responses], Harmless, "3"),
     // Length.
-    honoured("max_tokens", &[Chat, Completion, Messages], "3"),
-    honoured("max_completion_tokens", BOTH, "3"),
-    honoured("max_output_tokens", &[Responses], "3"),
-    refused("n_predict", BOTH, "8", &[]),
-    honoured("min_tokens", ALL, "3"),
-    honoured("ignore_eos", BOTH, "true"),
-    honoured("stop", BOTH, r#""x""#),
-    refused("stop", &[Responses], r#""x""#, &[]),
-    refused("stop_token_ids", &[Responses], "[5]", &[]),
-    refused("ignore_eos", &[Responses], "true", &["false"]),
-    refused("skip_special_tokens", &[Responses], "false", &["true"]),
-    refused("response_format", &[Responses], r#"{"type": "json_object"}"#, &[]),
-    honoured("stop_sequences", &[Messages], r#"["x"]"#),
-    honoured("stop_token_ids", BOTH, "[5]"),
-    refused("include_stop_str_in_output", BOTH, "true", &["false"]),
-    refused("t_max_predict_ms", BOTH, "5", &["0", "-1"]),
-    refused("n_indent", BOTH, "2", &["0"]),
+    ("max_tokens", &[Chat, Completion, Messages], Honoured, "3"),
+    ("max_completion_tokens", BOTH, Honoured, "3"),
+    ("max_output_tokens", &[Responses], Honoured, "3"),
+    ("n_predict", BOTH, Refused(&[]), "8"),
+    ("min_tokens", ALL, Honoured, "3"),
+    ("ignore_eos", BOTH, Honoured, "true"),
+    ("stop", BOTH, Honoured, r#""x""#),
+    ("stop", &[Responses], Refused(&[]), r#""x""#),
+    ("stop_token_ids", &[Responses], Refused(&[]), "[5]"),
+    ("ignore_eos", &[Responses], Refused(&["false"]), "true"),
+    ("skip_special_tokens", &[Responses], Refused(&["true"]), "false"),
+    ("response_format", &[Responses], Refused(&[]), r#"{"type": "json_object"}"#),
+    ("stop_sequences", &[Messages], Honoured, r#"["x"]"#),
+    ("stop_token_ids", BOTH, Honoured, "[5]"),
+    ("include_stop_str_in_output", BOTH, Refused(&["false"]), "true"),
+    ("t_max_predict_ms", BOTH, Refused(&["0", "-1"]), "5"),
+    ("n_indent", BOTH, Refused(&["0"]), "2"),
     // Choice of tokens.
-    honoured("temperature", ALL, "0.25"),
-    honoured("top_p", ALL, "0.5"),
-    honoured("top_k", ALL, "7"),
-    honoured("seed", ALL, "9"),
-    honoured("min_p", ALL, "0.1"),
-    honoured("typical_p", ALL, "0.5"),
-    honoured("presence_penalty", ALL, "0.5"),
-    honoured("frequency_penalty", ALL, "0.5"),
-    honoured("repetition_penalty", ALL, "1.1"),
-    honoured("repeat_penalty", ALL, "1.1"),
-    honoured("repeat_last_n", ALL, "5"),
-    honoured("logit_bias", ALL, r#"{"5": 1}"#),
-    refused("mirostat", BOTH, "2", &["0"]),
-    refused("dry_multiplier", BOTH, "0.8", &["0"]),
-    refused("xtc_probability", BOTH, "0.5", &["0"]),
-    refused("dynatemp_range", BOTH, "0.5", &["0"]),
-    refused("top_n_sigma", BOTH, "1", &["-1", "0"]),
-    refused("adaptive_target", BOTH, "0.5", &["-1"]),
-    harmless("adaptive_decay", BOTH, "0.5"),
-    refused("tfs_z", BOTH, "0.5", &["1"]),
-    refused("no_repeat_ngram_size", BOTH, "3", &["0"]),
-    refused("length_penalty", BOTH, "1.2", &["1"]),
-    refused("min_keep", BOTH, "3", &["0", "1"]),
-    refused("samplers", BOTH, r#"["top_k"]"#, &[]),
-    refused("use_beam_search", BOTH, "true", &["false"]),
-    refused("logits_processors", BOTH, r#"["x"]"#, &[]),
-    refused("allowed_token_ids", BOTH, "[5]", &[]),
-    refused("bad_words", BOTH, r#"["x"]"#, &[]),
-    refused("lora", BOTH, r#"[{"id": 0, "scale": 1}]"#, &[]),
-    harmless("penalize_nl", BOTH, "false"),
-    harmless("mirostat_tau", BOTH, "4"),
-    harmless("mirostat_eta", BOTH, "0.2"),
-    harmless("dry_base", BOTH, "2"),
-    harmless("dry_allowed_length", BOTH, "3"),
-    harmless("dry_penalty_last_n", BOTH, "64"),
-    harmless("dry_sequence_breakers", BOTH, r#"["x"]"#),
-    harmless("xtc_threshold", BOTH, "0.2"),
-    harmless("dynatemp_exponent", BOTH, "2"),
+    ("temperature", ALL, Honoured, "0.25"),
+    ("top_p", ALL, Honoured, "0.5"),
+    ("top_k", ALL, Honoured, "7"),
+    ("seed", ALL, Honoured, "9"),
+    ("min_p", ALL, Honoured, "0.1"),
+    ("typical_p", ALL, Honoured, "0.5"),
+    ("presence_penalty", ALL, Honoured, "0.5"),
+    ("frequency_penalty", ALL, Honoured, "0.5"),
+    ("repetition_penalty", ALL, Honoured, "1.1"),
+    ("repeat_penalty", ALL, Honoured, "1.1"),
+    ("repeat_last_n", ALL, Honoured, "5"),
+    ("logit_bias", ALL, Honoured, r#"{"5": 1}"#),
+    ("mirostat", BOTH, Refused(&["0"]), "2"),
+    ("dry_multiplier", BOTH, Refused(&["0"]), "0.8"),
+    ("xtc_probability", BOTH, Refused(&["0"]), "0.5"),
+    ("dynatemp_range", BOTH, Refused(&["0"]), "0.5"),
+    ("top_n_sigma", BOTH, Refused(&["-1", "0"]), "1"),
+    ("adaptive_target", BOTH, Refused(&["-1"]), "0.5"),
+    ("adaptive_decay", BOTH, Harmless, "0.5"),
+    ("tfs_z", BOTH, Refused(&["1"]), "0.5"),
+    ("no_repeat_ngram_size", BOTH, Refused(&["0"]), "3"),
+    ("length_penalty", BOTH, Refused(&["1"]), "1.2"),
+    ("min_keep", BOTH, Refused(&["0", "1"]), "3"),
+    ("samplers", BOTH, Refused(&[]), r#"["top_k"]"#),
+    ("use_beam_search", BOTH, Refused(&["false"]), "true"),
+    ("logits_processors", BOTH, Refused(&[]), r#"["x"]"#),
+    ("allowed_token_ids", BOTH, Refused(&[]), "[5]"),
+    ("bad_words", BOTH, Refused(&[]), r#"["x"]"#),
+    ("lora", BOTH, Refused(&[]), r#"[{"id": 0, "scale": 1}]"#),
+    ("penalize_nl", BOTH, Harmless, "false"),
+    ("mirostat_tau", BOTH, Harmless, "4"),
+    ("mirostat_eta", BOTH, Harmless, "0.2"),
+    ("dry_base", BOTH, Harmless, "2"),
+    ("dry_allowed_length", BOTH, Harmless, "3"),
+    ("dry_penalty_last_n", BOTH, Harmless, "64"),
+    ("dry_sequence_breakers", BOTH, Harmless, r#"["x"]"#),
+    ("xtc_threshold", BOTH, Harmless, "0.2"),
+    ("dynatemp_exponent", BOTH, Harmless, "2"),
     // Form of the answer.
-    honoured("n", BOTH, "2"),
-    refused("n_cmpl", BOTH, "2", &["1"]),
-    refused("best_of", BOTH, "2", &["1"]),
-    honoured("response_format", BOTH, r#"{"type": "json_object"}"#),
-    honoured("text.format", &[Responses], r#"{"type": "json_object"}"#),
-    honoured("output_format", &[Messages], r#"{"type": "json_schema", "schema": {"type": "object"}}"#),
-    honoured("output_config.format", &[Messages], r#"{"type": "json_schema", "schema": {"type": "object"}}"#),
-    refused("grammar", BOTH, r#""root ::= x""#, &[]),
-    harmless("grammar_lazy", BOTH, "true"),
-    refused("json_schema", BOTH, r#"{"type": "object"}"#, &[]),
-    refused("guided_json", BOTH, r#"{"type": "object"}"#, &[]),
-    refused("guided_regex", BOTH, r#""x""#, &[]),
-    refused("guided_choice", BOTH, r#"["x"]"#, &[]),
-    refused("guided_grammar", BOTH, r#""x""#, &[]),
-    refused("structured_outputs", OPENAI, r#"{"regex": "x"}"#, &[]),
-    refused("regex", BOTH, r#""x""#, &[]),
-    refused("ebnf", BOTH, r#""x""#, &[]),
-    honoured("reasoning_effort", &[Chat], r#""high""#),
-    honoured("reasoning.effort", &[Responses], r#""high""#),
-    honoured("thinking", &[Messages], r#"{"type": "enabled", "budget_tokens": 1024}"#),
-    honoured("output_config.effort", &[Messages], r#""high""#),
-    honoured("reasoning_format", &[Chat], r#""none""#),
-    honoured("include_reasoning", &[Chat], "false"),
-    refused("thinking_budget_tokens", &[Chat], "100", &["-1"]),
-    refused("thinking_token_budget", &[Chat], "100", &["-1"]),
-    refused("reasoning.summary", &[Responses], r#""detailed""#, &[r#""auto""#]),
-    refused("reasoning.generate_summary", &[Responses], r#""detailed""#, &[r#""auto""#]),
-    refused("verbosity", &[Chat], r#""low""#, &[r#""medium""#]),
-    refused("text.verbosity", &[Responses], r#""low""#, &[r#""medium""#]),
-    refused("modalities", &[Chat], r#"["text", "audio"]"#, &[r#"["text"]"#]),
-    refused("audio", &[Chat], r#"{"voice": "x"}"#, &[]),
-    refused("mm_processor_kwargs", &[Chat], r#"{"x": 1}"#, &[]),
-    harmless("media_io_kwargs", &[Chat], r#"{"x": 1}"#),
-    honoured("logprobs", &[Chat], "true"),
-    honoured("logprobs", &[Completion], "3"),
-    honoured("top_logprobs", &[Chat, Responses], "3"),
-    refused("logprob_token_ids", BOTH, "[5]", &[]),
-    refused("prompt_logprobs", BOTH, "1", &[]),
-    refused("n_probs", BOTH, "3", &["0"]),
-    refused("post_sampling_probs", BOTH, "true", &["false"]),
-    refused("return_tokens_as_token_ids", BOTH, "true", &["false"]),
-    refused("return_token_ids", BOTH, "true", &["false"]),
-    refused("return_tokens", BOTH, "true", &["false"]),
-    refused("response_fields", BOTH, r#"["content"]"#, &[]),
-    refused("skip_special_tokens", BOTH, "false", &["true"]),
-    refused("parse_tool_calls", &[Chat], "false", &["true"]),
-    honoured("include", &[Responses], r#"["message.output_text.logprobs"]"#),
-    harmless("spaces_between_special_tokens", BOTH, "false"),
+    ("n", BOTH, Honoured, "2"),
+    ("n_cmpl", BOTH, Refused(&["1"]), "2"),
+    ("best_of", BOTH, Refused(&["1"]), "2"),
+    ("response_format", BOTH, Honoured, r#"{"type": "json_object"}"#),
+    ("text.format", &[Responses], Honoured, r#"{"type": "json_object"}"#),
+    ("output_format", &[Messages], Honoured, r#"{"type": "json_schema", "schema": {"type": "object"}}"#),
+    ("output_config.format", &[Messages], Honoured, r#"{"type": "json_schema", "schema": {"type": "object"}}"#),
+    ("grammar", BOTH, Refused(&[]), r#""root ::= x""#),
+    ("grammar_lazy", BOTH, Harmless, "true"),
+    ("json_schema", BOTH, Refused(&[]), r#"{"type": "object"}"#),
+    ("guided_json", BOTH, Refused(&[]), r#"{"type": "object"}"#),
+    ("guided_regex", BOTH, Refused(&[]), r#""x""#),
+    ("guided_choice", BOTH, Refused(&[]), r#"["x"]"#),
+    ("guided_grammar", BOTH, Refused(&[]), r#""x""#),
+    ("structured_outputs", OPENAI, Refused(&[]), r#"{"regex": "x"}"#),
+    ("regex", BOTH, Refused(&[]), r#""x""#),
+    ("ebnf", BOTH, Refused(&[]), r#""x""#),
+    ("reasoning_effort", &[Chat], Honoured, r#""high""#),
+    ("reasoning.effort", &[Responses], Honoured, r#""high""#),
+    ("thinking", &[Messages], Honoured, r#"{"type": "enabled", "budget_tokens": 1024}"#),
+    ("output_config.effort", &[Messages], Honoured, r#""high""#),
+    ("reasoning_format", &[Chat], Honoured, r#""none""#),
+    ("include_reasoning", &[Chat], Honoured, "false"),
+    ("thinking_budget_tokens", &[Chat], Refused(&["-1"]), "100"),
+    ("thinking_token_budget", &[Chat], Refused(&["-1"]), "100"),
+    ("reasoning.summary", &[Responses], Refused(&[r#""auto""#]), r#""detailed""#),
+    ("reasoning.generate_summary", &[Responses], Refused(&[r#""auto""#]), r#""detailed""#),
+    ("verbosity", &[Chat], Refused(&[r#""medium""#]), r#""low""#),
+    ("text.verbosity", &[Responses], Refused(&[r#""medium""#]), r#""low""#),
+    ("modalities", &[Chat], Refused(&[r#"["text"]"#]), r#"["text", "audio"]"#),
+    ("audio", &[Chat], Refused(&[]), r#"{"voice": "x"}"#),
+    ("mm_processor_kwargs", &[Chat], Refused(&[]), r#"{"x": 1}"#),
+    ("media_io_kwargs", &[Chat], Harmless, r#"{"x": 1}"#),
+    ("logprobs", &[Chat], Honoured, "true"),
+    ("logprobs", &[Completion], Honoured, "3"),
+    ("top_logprobs", &[Chat, Responses], Honoured, "3"),
+    ("logprob_token_ids", BOTH, Refused(&[]), "[5]"),
+    ("prompt_logprobs", BOTH, Refused(&[]), "1"),
+    ("n_probs", BOTH, Refused(&["0"]), "3"),
+    ("post_sampling_probs", BOTH, Refused(&["false"]), "true"),
+    ("return_tokens_as_token_ids", BOTH, Refused(&["false"]), "true"),
+    ("return_token_ids", BOTH, Refused(&["false"]), "true"),
+    ("return_tokens", BOTH, Refused(&["false"]), "true"),
+    ("response_fields", BOTH, Refused(&[]), r#"["content"]"#),
+    ("skip_special_tokens", BOTH, Refused(&["true"]), "false"),
+    ("parse_tool_calls", &[Chat], Refused(&["true"]), "false"),
+    ("include", &[Responses], Honoured, r#"["message.output_text.logprobs"]"#),
+    ("spaces_between_special_tokens", BOTH, Harmless, "false"),
     // How it is sent.
-    honoured("stream", ALL, "true"),
-    honoured("stream_options.include_usage", BOTH, "true"),
-    harmless("stream_options.include_obfuscation", OPENAI, "false"),
-    harmless("stream_options.continuous_usage_stats", BOTH, "true"),
-    harmless("return_progress", BOTH, "true"),
-    harmless("timings_per_token", BOTH, "true"),
+    ("stream", ALL, Honoured, "true"),
+    ("stream_options.include_usage", BOTH, Honoured, "true"),
+    ("stream_options.include_obfuscation", OPENAI, Harmless, "false"),
+    ("stream_options.continuous_usage_stats", BOTH, Harmless, "true"),
+    ("return_progress", BOTH, Harmless, "true"),
+    ("timings_per_token", BOTH, Harmless, "true"),
     // About the request, not the answer.
-    harmless("store", &[Chat, Responses], "true"),
-    harmless("metadata", CHATS, r#"{"user_id": "x"}"#),
-    harmless("user", OPENAI, r#""x""#),
-    harmless("safety_identifier", &[Chat, Responses], r#""x""#),
-    harmless("prompt_cache_key", &[Chat, Responses], r#""x""#),
-    harmless("prompt_cache_retention", &[Chat, Responses], r#""24h""#),
-    harmless("service_tier", CHATS, r#""auto""#),
-    harmless("moderation", &[Chat, Responses], r#"{"x": 1}"#),
-    harmless("prompt_cache_options", &[Chat, Responses], r#"{"x": 1}"#),
-    harmless("background_options", &[Responses], r#"{"x": 1}"#),
-    harmless("cache_control", &[Messages], r#"{"type": "ephemeral"}"#),
-    harmless("speed", &[Messages], r#""fast""#),
-    harmless("fallbacks", &[Messages], r#"["x"]"#),
-    harmless("diagnostics", &[Messages], r#"{"x": 1}"#),
-    harmless("user_profile_id", &[Messages], r#""x""#),
-    harmless("workspace_id", &[Messages], r#""x""#),
-    harmless("sse_ping_interval", BOTH, "3"),
-    harmless("backend_sampling", BOTH, "true"),
-    harmless("truncation_side", BOTH, r#""left""#),
-    harmless("inference_geo", &[Messages], r#""us""#),
-    harmless("prediction", &[Chat], r#"{"type": "content", "content": "x"}"#),
-    harmless("cache_prompt", BOTH, "false"),
-    harmless("n_keep", BOTH, "3"),
-    harmless("n_discard", BOTH, "3"),
-    harmless("n_cache_reuse", BOTH, "3"),
-    harmless("id_slot", BOTH, "3"),
-    harmless("priority", BOTH, "3"),
-    harmless("request_id", BOTH, r#""x""#),
-    harmless("cache_salt", BOTH, r#""x""#),
-    harmless("kv_transfer_params", BOTH, r#"{"x": 1}"#),
-    harmless("vllm_xargs", BOTH, r#"{"x": 1}"#),
-    harmless("speculative.n_max", BOTH, "3"),
+    ("store", &[Chat, Responses], Harmless, "true"),
+    ("metadata", CHATS, Harmless, r#"{"user_id": "x"}"#),
+    ("user", OPENAI, Harmless, r#""x""#),
+    ("safety_identifier", &[Chat, Responses], Harmless, r#""x""#),
+    ("prompt_cache_key", &[Chat, Responses], Harmless, r#""x""#),
+    ("prompt_cache_retention", &[Chat, Responses], Harmless, r#""24h""#),
+    ("service_tier", CHATS, Harmless, r#""auto""#),
+    ("moderation", &[Chat, Responses], Harmless, r#"{"x": 1}"#),
+    ("prompt_cache_options", &[Chat, Responses], Harmless, r#"{"x": 1}"#),
+    ("background_options", &[Responses], Harmless, r#"{"x": 1}"#),
+    ("cache_control", &[Messages], Harmless, r#"{"type": "ephemeral"}"#),
+    ("speed", &[Messages], Harmless, r#""fast""#),
+    ("fallbacks", &[Messages], Harmless, r#"["x"]"#),
+    ("diagnostics", &[Messages], Harmless, r#"{"x": 1}"#),
+    ("user_profile_id", &[Messages], Harmless, r#""x""#),
+    ("workspace_id", &[Messages], Harmless, r#""x""#),
+    ("sse_ping_interval", BOTH, Harmless, "3"),
+    ("backend_sampling", BOTH, Harmless, "true"),
+    ("truncation_side", BOTH, Harmless, r#""left""#),
+    ("inference_geo", &[Messages], Harmless, r#""us""#),
+    ("prediction", &[Chat], Harmless, r#"{"type": "content", "content": "x"}"#),
+    ("cache_prompt", BOTH, Harmless, "false"),
+    ("n_keep", BOTH, Harmless, "3"),
+    ("n_discard", BOTH, Harmless, "3"),
+    ("n_cache_reuse", BOTH, Harmless, "3"),
+    ("id_slot", BOTH, Harmless, "3"),
+    ("priority", BOTH, Harmless, "3"),
+    ("request_id", BOTH, Harmless, r#""x""#),
+    ("cache_salt", BOTH, Harmless, r#""x""#),
+    ("kv_transfer_params", BOTH, Harmless, r#"{"x": 1}"#),
+    ("vllm_xargs", BOTH, Harmless, r#"{"x": 1}"#),
+    ("speculative.n_max", BOTH, Harmless, "3"),
 ];
 
 /// Returns the value of a field, whose name may lead into objects; null where it is not there.
@@ -267,20 +245,23 @@ fn is_nothing(value: &Value) -> bool {
 /// # Errors
 /// Names the first such field.
 pub fn refuse(api: Api, body: &Value) -> Result<(), ApiError> {
-    for field in FIELDS.iter().filter(|field| field.apis.contains(&api)) {
-        let Treatment::Refused(neutral) = field.treatment else { continue };
-        let given = value(body, field.name);
+    for (name, apis, treatment, _) in FIELDS {
+        let Refused(neutral) = treatment else { continue };
+        if !apis.contains(&api) {
+            continue;
+        }
+        let given = value(body, name);
         let is_neutral = |text: &&str| serde_json::from_str(text).is_ok_and(|v: Value| is_same(&v, given));
-        let is_all = field.name == "best_of" && is_same(given, &body["n"]);
+        let is_all = *name == "best_of" && is_same(given, &body["n"]);
         if !(is_nothing(given) || is_all || neutral.iter().any(is_neutral)) {
-            let what = match field.name {
+            let what = match *name {
                 "n_predict" => "it is called max_tokens here",
                 "previous_response_id" | "conversation" => {
                     "this server keeps no answers; send the whole input"
                 }
                 _ => "this server does not support it",
             };
-            return Err(ApiError::param(field.name, what));
+            return Err(ApiError::param(*name, what));
         }
     }
     Ok(())
@@ -320,43 +301,38 @@ mod tests {
 
     #[test]
     fn every_field_is_honoured_refused_or_harmless() {
-        for field in FIELDS {
-            for &api in field.apis {
+        for &(name, apis, treatment, example) in FIELDS {
+            for &api in apis {
                 let mut body = least(api);
                 // Fields that mean something only beside others.
-                match field.name {
+                match name {
                     "tool_choice" | "parallel_tool_calls" => {
-                        let tools =
-                            FIELDS.iter().find(|f| f.name == "tools" && f.apis.contains(&api)).unwrap();
-                        if tools.treatment == Treatment::Honoured {
-                            body["tools"] = serde_json::from_str(tools.example).unwrap();
+                        let tools = FIELDS.iter().find(|f| f.0 == "tools" && f.1.contains(&api)).unwrap();
+                        if tools.2 == Honoured {
+                            body["tools"] = serde_json::from_str(tools.3).unwrap();
                         }
                     }
                     "top_logprobs" if api == Chat => body["logprobs"] = true.into(),
                     _ => {}
                 }
                 let plain = effect(api, &body).unwrap();
-                let example: Value = serde_json::from_str(field.example).unwrap();
+                let example: Value = serde_json::from_str(example).unwrap();
                 let mut place = &mut body;
-                for key in field.name.split('.') {
+                for key in name.split('.') {
                     place = &mut place[key];
                 }
                 *place = example;
                 let got = effect(api, &body);
-                let named = format!("{} of {api:?}: {got:?}", field.name);
-                match field.treatment {
-                    Treatment::Honoured => assert_ne!(got.unwrap(), plain, "{named}"),
-                    Treatment::Harmless => assert_eq!(got.unwrap(), plain, "{named}"),
-                    Treatment::Refused(neutral) => {
+                let named = format!("{name} of {api:?}: {got:?}");
+                match treatment {
+                    Honoured => assert_ne!(got.unwrap(), plain, "{named}"),
+                    Harmless => assert_eq!(got.unwrap(), plain, "{named}"),
+                    Refused(neutral) => {
                         let e = got.unwrap_err();
-                        assert_eq!(
-                            (e.status.as_u16(), e.param.as_deref()),
-                            (400, Some(field.name)),
-                            "{named}"
-                        );
+                        assert_eq!((e.status.as_u16(), e.param.as_deref()), (400, Some(name)), "{named}");
                         for value in neutral.iter().chain(&["null"]) {
                             let mut place = &mut body;
-                            for key in field.name.split('.') {
+                            for key in name.split('.') {
                                 place = &mut place[key];
                             }
                             *place = serde_json::from_str(value).unwrap();
@@ -371,16 +347,16 @@ mod tests {
     /// Returns the rows as the table of the document.
     fn table() -> String {
         let mut rows: Vec<(&str, [&str; 4])> = Vec::new();
-        for field in FIELDS {
-            if !rows.iter().any(|(name, _)| *name == field.name) {
-                rows.push((field.name, ["", "", "", ""]));
+        for &(name, apis, treatment, _) in FIELDS {
+            if !rows.iter().any(|(known, _)| *known == name) {
+                rows.push((name, ["", "", "", ""]));
             }
-            let (_, row) = rows.iter_mut().find(|(name, _)| *name == field.name).unwrap();
-            for api in field.apis {
-                row[ALL.iter().position(|a| a == api).unwrap()] = match field.treatment {
-                    Treatment::Honoured => "honoured",
-                    Treatment::Refused(_) => "refused",
-                    Treatment::Harmless => "harmless",
+            let (_, row) = rows.iter_mut().find(|(known, _)| *known == name).unwrap();
+            for api in apis {
+                row[ALL.iter().position(|a| a == api).unwrap()] = match treatment {
+                    Honoured => "honoured",
+                    Refused(_) => "refused",
+                    Harmless => "harmless",
                 };
             }
         }

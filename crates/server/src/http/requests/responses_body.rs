@@ -6,20 +6,8 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 /// Keys that the answer repeats.
-const REPEATED: [&str; 12] = [
-    "instructions",
-    "max_output_tokens",
-    "metadata",
-    "parallel_tool_calls",
-    "reasoning",
-    "temperature",
-    "text",
-    "tool_choice",
-    "tools",
-    "top_logprobs",
-    "top_p",
-    "user",
-];
+const REPEATED: &str = "instructions max_output_tokens metadata parallel_tool_calls reasoning temperature text \
+                        tool_choice tools top_logprobs top_p user";
 /// Entry of `include` that asks for probabilities.
 const LOGPROBS: &str = "message.output_text.logprobs";
 
@@ -63,7 +51,7 @@ pub struct ResponsesBody {
 /// An item or a tool is of a kind that this server does not have.
 pub fn body(from: ResponsesBody) -> Result<Body, ApiError> {
     let mut repeated = from.others.clone();
-    repeated.retain(|key, _| REPEATED.contains(&key.as_str()));
+    repeated.retain(|key, _| REPEATED.split(' ').any(|repeated| repeated == key));
     let wants_logprobs = from.include.is_some_and(|all| all.iter().any(|entry| entry == LOGPROBS));
     let format = from.text.and_then(|text| text.format);
     for (key, value) in [

@@ -1,0 +1,147 @@
+//! Power as `powermetrics` reads it: at rest, and while the bundle runs.
+
+use crate::child::Ended;
+use crate::child_work::{Work, from_value, to_value};
+use anemoe_coreml::causes::End;
+use anemoe_io::Result;
+use serde::Serialize;
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+/// Samples at rest, one per second.
+const AT_REST: u64 = 5;
+/// Program that reads power.
+const POWERMETRICS: &str = "powermetrics";
+/// Lines of power, and their names.
+const LINES: [(&str, &str); 3] = [("ANE Power:", "ane"), ("CPU Power:", "cpu"), ("GPU Power:", "gpu")];
+
+/// Mean power of each line that `powermetrics` has, in milliwatts.
+#[derive(Debug, PartialEq, Serialize)]
+struct PowerReading {
+    #[serde(flatten)]
+    lines: BTreeMap<&'static str, f64>,
+    samples: usize,
+}
+
+impl PowerReading {
+    /// Computes the sum of `self - at_rest` over the lines that both have, at least 0, and lists these lines.
+    fn above(&self, at_rest: &PowerReading) -> (f64, Vec<&'static str>) {
+        let both = self.lines.iter().filter_map(|(name, mw)| Some((*name, mw - at_rest.lines.get(name)?)));
+        let (names, more): (Vec<_>, Vec<f64>) = both.unzip();
+        (more.iter().sum::<f64>().max(0.0), names)
+    }
+}
+
+/// Document of the stage.
+#[derive(Serialize)]
+struct EnergyDocument {
+    at_rest: PowerReading,
+    /// Power while tokens of random prompts run through the bundle, with everything loaded.
+    running: PowerReading,
+    /// Tokens per second while the bundle runs, over passes of all token counts.
+    tok_s: f64,
+    /// Millijoules per token above those at rest, of the lines that are `counted`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    mj_per_token: Option<f64>,
+    counted: Vec<&'static str>,
+}
+
+/// Measures power at rest, and while a bundle runs. The second measurement begins when everything is loaded, and ends
+/// before the bundle does. `limit` holds for the time before it, and for the end of the run. Power that cannot be read
+/// skips the stage.
+pub fn measure_energy(bundle: &Path, seconds: u64, limit: Duration) -> Result<Ended> {
+    let skipped = |why: String| Ok(Ended::without_document(End::Skipped, why));
+    let at_rest = match power(AT_REST) {
+        Ok(power) => power,
+        Err(why) => return skipped(why),
+    };
+    let mut worker = Work::Run { bundle: bundle.into() }.start()?;
+    // Without progress the child process has ended, or its time is over.
+    let running = worker.wait_for_progress(limit).then(|| power(seconds));
+    worker.stop();
+    let ended = worker.wait(limit)?;
+    let running = match running {
+        Some(Ok(running)) if ended.end == End::Done => running,
+        Some(Err(why)) if ended.end == End::Done => return skipped(why),
+        _ => {
+            let what = format!("the model did not run while power was measured: {}", ended.reason);
+            return Ok(Ended::without_document(End::Failed, what));
+        }
+    };
+    let tok_s: f64 = from_value(ended.document)?;
+    let (more, counted) = running.above(&at_rest);
+    let mj_per_token = (!counted.is_empty()).then(|| more / tok_s.max(1e-9));
+    let document = EnergyDocument { at_rest, running, tok_s, mj_per_token, counted };
+    Ok(Ended::with_faults(String::new(), to_value(&document)?))
+}
+
+/// Measures the mean power of samples, one per second; directly, or through `sudo` if that asks for no password.
+fn power(samples: u64) -> std::result::Result<PowerReading, String> {
+    let n = samples.to_string();
+    let arguments = ["--samplers", "cpu_power", "-i", "1000", "-n", &n];
+    let text = said(POWERMETRICS, &arguments).or_else(|why| {
+        said("sudo", &[&["-n", POWERMETRICS][..], &arguments].concat()).map_err(|_| {
+            format!("power needs root: {POWERMETRICS} said `{why}`; run `sudo -v` first, or the command itself with sudo")
+        })
+    })?;
+    read_power(&text).ok_or_else(|| {
+        format!("{POWERMETRICS} has no line of the power of ANE, CPU or GPU, such as `ANE Power: 123 mW`")
+    })
+}
+
+/// Runs a program and returns its standard output; the error is the last line of its standard error.
+fn said(program: &str, arguments: &[&str]) -> std::result::Result<String, String> {
+    let output = Command::new(program).args(arguments).stdin(Stdio::null()).output();
+    let output = output.map_err(|e| format!("{program}: {e}"))?;
+    if output.status.success() {
+        return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
+    }
+    let words = String::from_utf8_lossy(&output.stderr).into_owned();
+    Err(words.lines().last().unwrap_or("it failed").trim().chars().take(200).collect())
+}
+
+/// Averages the values of lines such as `ANE Power: 123 mW`; none without any such line.
+fn read_power(text: &str) -> Option<PowerReading> {
+    let mut found = PowerReading { lines: BTreeMap::new(), samples: 0 };
+    for (begins, name) in LINES {
+        let value = |line: &str| {
+            line.trim().strip_prefix(begins)?.trim().strip_suffix("mW")?.trim().parse::<f64>().ok()
+        };
+        let all: Vec<f64> = text.lines().filter_map(value).filter(|v| v.is_finite()).collect();
+        found.samples = found.samples.max(all.len());
+        if !all.is_empty() {
+            found.lines.insert(name, all.iter().sum::<f64>() / all.len() as f64);
+        }
+    }
+    (found.samples > 0).then_some(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn samples_are_averaged_and_combined_lines_left_alone() {
+        let text = "CPU Power: 100 mW\nGPU Power: 10 mW\nANE Power: 50 mW\nCombined Power (CPU + GPU + ANE): 160 mW\n\
+                    CPU Power: 300 mW\nGPU Power: 30 mW\nANE Power: 70 mW\n";
+        let power = read_power(text).unwrap();
+        assert_eq!(
+            power,
+            PowerReading { lines: [("ane", 60.0), ("cpu", 200.0), ("gpu", 20.0)].into(), samples: 2 }
+        );
+    }
+
+    #[test]
+    fn lines_that_are_there_suffice_and_none_is_an_error() {
+        let cpu = read_power("CPU Power: 1 mW\n").unwrap();
+        assert_eq!(cpu, PowerReading { lines: [("cpu", 1.0)].into(), samples: 1 });
+        let no_gpu = read_power("CPU Power: 5 mW\nANE Power: 9 mW\nCPU Power: 7 mW\n").unwrap();
+        assert_eq!(no_gpu, PowerReading { lines: [("ane", 9.0), ("cpu", 6.0)].into(), samples: 2 });
+        // A line that only one of two readings has does not count.
+        assert_eq!(no_gpu.above(&cpu), (5.0, vec!["cpu"]));
+        assert!(no_gpu.above(&PowerReading { lines: BTreeMap::new(), samples: 1 }).1.is_empty());
+        assert_eq!(read_power("Combined Power (CPU + GPU + ANE): 160 mW\nGPU Power: none\n"), None);
+    }
+}

@@ -1,0 +1,286 @@
+//! Trials of forms: runs one shard in one form on random inputs, and compares it with the CPU executor.
+//!
+//! ```text
+//! FOLDER/trial.json        part of the chain that leads to the shard, see [`Trial`]
+//!       /SHARD.mlpackage   shard in the form; several where the form has a package for each token count
+//! PARTS/NAME.mlpackage     other shards that the shard's inputs need, run by the CPU executor
+//! ```
+
+use crate::caches::ModelFiles;
+use crate::json_file::{read_json, write_json};
+use anemoe_bundle::{Chain, InputBinding, Run, Step};
+use anemoe_convert::build::{check_room, write_host_vectors, write_shard};
+use anemoe_convert::importance::Importance;
+use anemoe_convert::models::Family;
+use anemoe_convert::plan::{Plan, PlannedShard};
+use anemoe_coreml::COMPILED;
+use anemoe_gates::golden_gate::cosine;
+use anemoe_gates::probe::{Segment, chooses_inside, segment_of};
+use anemoe_io::{Error, Random, Result};
+use anemoe_mlpackage::mil::FeatureShape;
+use anemoe_mlpackage::package::{Package, WeightFiles};
+use anemoe_runtime::backend::Backend;
+use anemoe_runtime::cpu::CpuBackend;
+use anemoe_runtime::model::{Model, Registers};
+use serde::{Deserialize, Serialize};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// Least cosine of a call's results with the CPU executor's.
+pub const LEAST_COSINE: f64 = 0.99;
+/// Number of first calls that are not timed.
+const WARM_UP: usize = 5;
+/// Most passes per call that is wanted: a pack of experts is not called when none of its experts is chosen.
+const PASSES_FOR_A_CALL: usize = 40;
+/// Name of the description of a trial.
+const TRIAL_FILE: &str = "trial.json";
+
+/// Description of a trial, as `trial.json` holds it.
+#[derive(Serialize, Deserialize)]
+struct Trial {
+    /// Part of the chain that leads to the shard.
+    chain: Chain,
+    /// Names of the packages of the shard.
+    own: Vec<String>,
+    /// True if a router in the shard chooses experts.
+    has_router: bool,
+    /// Registers that the shard's work ends in.
+    outputs: Vec<String>,
+    /// Registers that have to be given besides `hidden`, and their widths in channels.
+    seeds: Vec<(String, usize)>,
+    /// Folder of the other shards.
+    parts: PathBuf,
+}
+
+/// Results of a trial with calls of one token count.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct TrialFigures {
+    /// Number of calls of the shard.
+    pub calls: u64,
+    /// Median time of a call in microseconds, without the first calls.
+    pub median_us: f64,
+    /// Time in microseconds that 90 % of the calls do not exceed.
+    pub p90_us: f64,
+    /// Lowest cosine with the CPU executor's results; 0 where a value is not a number.
+    pub min_cosine: f64,
+    /// Number of tokens whose cosine is below [`LEAST_COSINE`].
+    pub wrong_tokens: usize,
+    /// Index of the first call with a wrong token.
+    pub first_wrong: Option<usize>,
+    /// Most tokens that may be wrong: 2 % where a router in the shard decides between near ties, else none.
+    pub may_be_wrong: usize,
+}
+
+impl TrialFigures {
+    /// Tells whether no more tokens are wrong than may be.
+    pub fn is_right(&self) -> bool {
+        self.wrong_tokens <= self.may_be_wrong
+    }
+}
+
+/// A shard in a form that is to be tried.
+pub struct FormTrial<'a> {
+    pub family: &'a dyn Family,
+    pub plan: &'a Plan,
+    /// Packages of the shard ([`Plan::packages`]); at least one.
+    pub own: &'a [&'a PlannedShard],
+    pub importance: Option<&'a Importance>,
+    pub folder: PathBuf,
+    /// Folder of the other shards.
+    pub parts: PathBuf,
+}
+
+/// Returns the path of a package.
+fn package_in(folder: &Path, shard: &str) -> PathBuf {
+    folder.join(format!("{shard}.mlpackage"))
+}
+
+impl FormTrial<'_> {
+    fn is_own(&self, shard: &str) -> bool {
+        self.own.iter().any(|s| s.name == shard)
+    }
+
+    fn package(&self, shard: &str) -> PathBuf {
+        package_in(if self.is_own(shard) { &self.folder } else { &self.parts }, shard)
+    }
+
+    /// Returns the paths of the shard's packages and compiled models.
+    pub fn models(&self) -> Vec<ModelFiles> {
+        let files = |shard: &&PlannedShard| ModelFiles {
+            package: self.package(&shard.name),
+            compiled: self.folder.join(format!("{}.{COMPILED}", shard.name)),
+            functions: shard.functions.iter().map(|f| f.name.clone()).collect(),
+        };
+        self.own.iter().map(files).collect()
+    }
+
+    /// Checks that the disk has room, and writes the packages of the trial, and its description last.
+    pub fn write(&self, form: &str) -> Result<()> {
+        let (around, cut) = self.cut_out()?;
+        // The package, its compiled model, as much for the Neural Engine's compiler, and other packages that are missing.
+        let own: u64 = self.own.iter().map(|s| s.package_bytes()).sum();
+        let others = cut.chain.shards.iter().filter(|s| !self.is_own(&s.name));
+        let missing =
+            others.filter(|s| !self.package(&s.name).exists()).filter_map(|s| around.shard(&s.name));
+        let bytes = 3 * own + own / 20 + missing.map(PlannedShard::package_bytes).sum::<u64>();
+        let sort = self.own[0].kind.name();
+        check_room(&self.folder, &format!("the trial of the form `{form}` for {sort} needs about"), bytes)?;
+        for path in [&self.parts, &self.folder] {
+            std::fs::create_dir_all(path).map_err(|e| Error::io(path, e))?;
+        }
+        let vectors = write_host_vectors(self.family, &self.plan.options, &self.folder)?;
+        for needed in cut.chain.shards.iter().filter_map(|s| around.shard(&s.name)) {
+            let path = self.package(&needed.name);
+            // A package gets its name when it is whole, so an existing one is used.
+            if self.is_own(&needed.name) && path.exists() {
+                std::fs::remove_dir_all(&path).map_err(|e| Error::io(&path, e))?;
+            }
+            if !path.exists() {
+                write_shard(self.family, needed, self.importance, &path)?;
+            }
+        }
+        let width =
+            |seed: &String| Ok((seed.clone(), width_of(seed, &cut.chain, &|name: &str| self.package(name))?));
+        let trial = Trial {
+            own: self.own.iter().map(|s| s.name.clone()).collect(),
+            has_router: self.own.iter().any(|s| chooses_inside(s)),
+            outputs: cut.outputs.clone(),
+            seeds: cut.seeds.iter().map(width).collect::<Result<_>>()?,
+            parts: self.parts.clone(),
+            chain: Chain { vectors, ..cut.chain },
+        };
+        write_json(&self.folder.join(TRIAL_FILE), &trial)
+    }
+
+    /// Returns the plan around the shard, and the part of its chain that leads to the shard, with all packages of the shard.
+    fn cut_out(&self) -> Result<(Plan, Segment)> {
+        let [first, others @ ..] = self.own else { return Err(Error::usage("a trial of no package")) };
+        let around = self.family.plan_around(&self.plan.options, first)?;
+        let mut cut = segment_of(&around, &self.plan.chain, first)?;
+        // A segment has the packages for one token only.
+        for step in &mut cut.chain.steps {
+            if let Step::Run(run) = step
+                && run.shard == first.name
+            {
+                run.others = others.iter().map(|s| s.name.clone()).collect();
+            }
+        }
+        cut.chain.head.clone_from(&cut.chain.steps);
+        cut.chain.shards.extend(others.iter().map(|s| s.chain_entry()));
+        Ok((around, cut))
+    }
+}
+
+/// Returns the width in channels of a register that has to be given, by the inputs that read it.
+fn width_of(register: &str, chain: &Chain, package: &dyn Fn(&str) -> PathBuf) -> Result<usize> {
+    let runs = chain.steps.iter().filter_map(|step| if let Step::Run(run) = step { Some(run) } else { None });
+    let reads = |run: &Run| {
+        let input = run.inputs.iter().find_map(|(input, binding)| match binding {
+            InputBinding::Register { name, .. } if name == register => Some(input.clone()),
+            _ => None,
+        });
+        Some((run.shard.clone(), input?))
+    };
+    for (shard, input) in runs.filter_map(reads) {
+        let path = package(&shard);
+        let opened = Package::open_to_run(&path, &[], &WeightFiles::default())?;
+        let features = opened.model().functions.iter().flat_map(|f| &f.inputs);
+        let widths = features.filter(|f| f.name == input).filter_map(|f| match &f.shape {
+            FeatureShape::Fixed(dims) => usize::try_from(dims.iter().product::<u64>()).ok(),
+            _ => None,
+        });
+        if let Some(width) = widths.min() {
+            return Ok(width);
+        }
+    }
+    Err(Error::usage(format!("no input of a fixed width reads `{register}`")))
+}
+
+/// Runs the trial in `folder` until its shard has been called `calls` times with `tokens` tokens each. `backend` and
+/// the CPU executor both run the whole part of the chain.
+pub fn run_trial(folder: &Path, backend: &dyn Backend, tokens: usize, calls: usize) -> Result<TrialFigures> {
+    let path = folder.join(TRIAL_FILE);
+    let trial: Option<Trial> = read_json(&path);
+    let trial = trial.ok_or_else(|| Error::invalid(&path, "trial: it is missing or damaged"))?;
+    let package = |shard: &anemoe_bundle::Shard| {
+        package_in(if trial.own.contains(&shard.name) { folder } else { &trial.parts }, &shard.name)
+    };
+    let cpu = Model::with_chain(folder, trial.chain.clone(), &CpuBackend::default(), &package)?;
+    let own = Model::with_chain(folder, trial.chain.clone(), backend, &package)?;
+    let of_own = |model: &Model| {
+        let stats = model.shard_stats();
+        let own = || stats.iter().filter(|s| trial.own.contains(&s.shard));
+        (own().map(|s| s.calls).sum::<u64>(), own().map(|s| s.time).sum::<Duration>())
+    };
+    let (mut of_cpu, mut of_model) = (cpu.sequence(), own.sequence());
+    let mut random = Random::new(1);
+    let may_be_wrong = if trial.has_router { calls.saturating_mul(tokens) / 50 } else { 0 };
+    let mut found = TrialFigures { min_cosine: 1.0, may_be_wrong, ..TrialFigures::default() };
+    let mut times = Vec::new();
+    for _ in 0..calls.saturating_mul(PASSES_FOR_A_CALL) {
+        if found.calls >= calls as u64 {
+            break;
+        }
+        if own.room_for_pass(&of_model) < tokens {
+            of_cpu.clear();
+            of_model.clear();
+        }
+        let mut values = vec![("hidden", stream(&mut random, trial.chain.model.hidden_size * tokens))];
+        let seeds = trial.seeds.iter();
+        values.extend(seeds.map(|(name, width)| (name.as_str(), stream(&mut random, *width * tokens))));
+        let registers: Vec<(&str, &[f32])> = values.iter().map(|(n, v)| (*n, v.as_slice())).collect();
+        let mut read = |left: Registers<'_>| -> Vec<Vec<f32>> {
+            let of = |name: &String| left.get(name).and_then(|t| t.as_f32()).unwrap_or_default().to_vec();
+            trial.outputs.iter().map(of).collect()
+        };
+        let expected = cpu.pass_from(&mut of_cpu, tokens, &registers, &mut read)?;
+        let (before, time_before) = of_own(&own);
+        let results = own.pass_from(&mut of_model, tokens, &registers, &mut read)?;
+        let (after, time) = of_own(&own);
+        if after == before {
+            continue;
+        }
+        times.push((time - time_before).as_secs_f64() * 1e6 / (after - before) as f64);
+        for lowest in (0..tokens).map(|token| lowest_cosine(&expected, &results, token, tokens)) {
+            found.min_cosine = found.min_cosine.min(lowest);
+            if lowest < LEAST_COSINE {
+                found.wrong_tokens += 1;
+                found.first_wrong = found.first_wrong.or(Some(found.calls as usize));
+            }
+        }
+        found.calls = after;
+    }
+    if times.len() > 2 * WARM_UP {
+        times.drain(..WARM_UP);
+    }
+    times.sort_by(f64::total_cmp);
+    let at = |share: f64| times.get((times.len() as f64 * share) as usize).copied().unwrap_or(0.0);
+    (found.median_us, found.p90_us) = (at(0.5), at(0.9));
+    Ok(found)
+}
+
+/// Returns the lowest cosine of the results `[channels, tokens]` for one token; 0 where a value is not a number.
+fn lowest_cosine(expected: &[Vec<f32>], results: &[Vec<f32>], token: usize, tokens: usize) -> f64 {
+    let column = |all: &[f32]| -> Vec<f32> { all.iter().skip(token).step_by(tokens).copied().collect() };
+    let one = |(expected, own): (&Vec<f32>, &Vec<f32>)| {
+        if own.len() != expected.len() {
+            return 0.0;
+        }
+        let (expected, own) = (column(expected), column(own));
+        if own.iter().any(|v| !v.is_finite()) {
+            return 0.0;
+        }
+        match (expected.iter().all(|&v| v == 0.0), own.iter().all(|&v| v == 0.0)) {
+            (true, true) => 1.0,
+            (false, false) => cosine(&own, &expected),
+            _ => 0.0,
+        }
+    };
+    expected.iter().zip(results).map(one).fold(1.0, f64::min)
+}
+
+/// Draws `n` uniform values whose mean square is about 1, like the output of a norm.
+fn stream(random: &mut Random, n: usize) -> Vec<f32> {
+    let mut one = || ((random.uniform() - 0.5) * 12f64.sqrt()) as f32;
+    (0..n).map(|_| one()).collect()
+}

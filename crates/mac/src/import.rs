@@ -1,0 +1,282 @@
+//! Turns a report into evidence: rows of a table of outcomes and a profile of the chip, in a folder of their own. Every entry
+//! of the report that another entry can contradict is checked against it.
+
+use crate::bundle_compiler::CompileReport;
+use crate::device_check::{DeviceFindings, UNITS};
+use crate::json_file::write_json;
+use crate::mac_report::{MacReport, STAND_IN, chip_slug};
+use crate::soak_stage::SoakDocument;
+use crate::stage_list::{BENCH, PACKAGES, StageRecord};
+use anemoe_bundle::CHAIN_FILE;
+use anemoe_coreml::causes::End;
+use anemoe_gates::cost::bench_fit::calibrate;
+use anemoe_gates::cost::chips::{CALIBRATED, ChipProfile};
+use anemoe_gates::cost::forecast::Forecast;
+use anemoe_gates::residency::device::{DeviceCounts, PlanReport, PlannedOp};
+use anemoe_gates::residency::imported::{OUTCOMES_FILE, PROFILE_FILE, REPORT_FILE};
+use anemoe_gates::residency::outcomes::{self, cells};
+use anemoe_gates::residency::rule::Chip;
+use anemoe_io::{Error, Result, Temporary};
+use cells::OutcomeCells;
+use serde::Deserialize;
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::path::Path;
+
+/// Longest reason of a stage, in characters.
+const MAX_REASON: usize = 600;
+
+/// Result of a check; the error names the entry.
+type EntryResult<T> = std::result::Result<T, String>;
+
+/// Findings of a report.
+pub struct ReportFindings {
+    /// Rows of a table of outcomes.
+    pub rows: Vec<OutcomeCells>,
+    /// Calibrated profile of the chip; none if the report allows none.
+    pub profile: Option<ChipProfile>,
+    /// Findings that are no evidence, and the reasons.
+    pub left_out: Vec<String>,
+}
+
+/// Document of `predict-speed`, as far as it is read.
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct PredictDocument {
+    one: Option<Forecast>,
+    profile: Option<ChipProfile>,
+}
+
+impl ReportFindings {
+    /// Reads the findings of a report.
+    ///
+    /// # Errors
+    /// An entry is not as expected, or contradicts another one; the message names it.
+    pub fn of(report: &MacReport) -> EntryResult<ReportFindings> {
+        let PlacedPackages { labels, mut left_out } = PlacedPackages::of(report)?;
+        let rows = rows(report, &labels)?;
+        let profile = match profile(report)? {
+            Ok(profile) => Some(profile),
+            Err(why) => {
+                left_out.push(format!("speed: {why}"));
+                None
+            }
+        };
+        Ok(ReportFindings { rows, profile, left_out })
+    }
+
+    /// Formats the rows as the table that `check --outcomes` reads.
+    pub fn table(&self) -> String {
+        table(&self.rows)
+    }
+}
+
+fn table(rows: &[OutcomeCells]) -> String {
+    let lines = std::iter::once(cells::heading_line()).chain(rows.iter().map(cells::line));
+    lines.map(|line| line + "\n").collect()
+}
+
+/// Makes one row for each program and label.
+fn rows(report: &MacReport, labels: &BTreeMap<String, &'static str>) -> EntryResult<Vec<OutcomeCells>> {
+    let system = &report.system;
+    let chip = system.system.chip.trim_start_matches("Apple ").to_string();
+    let is_known = Chip::parse(&chip).is_some();
+    let other = if is_known { String::new() } else { format!(", {chip}") };
+    let mut rows: Vec<OutcomeCells> = Vec::new();
+    let mut alike: BTreeMap<(String, &str), (usize, usize)> = BTreeMap::new();
+    for p in &report.packages {
+        let Some(&label) = labels.get(&p.name) else { continue };
+        let key = (p.cells.get("program").cloned().unwrap_or_default(), label);
+        if let Some((_, more)) = alike.get_mut(&key) {
+            *more += 1;
+            continue;
+        }
+        alike.insert(key, (rows.len(), 0));
+        let mut row = p.cells.clone();
+        for (column, text) in [
+            ("id", format!("{}:{}", report.name, p.name)),
+            ("project", report.name.clone()),
+            ("label", label.to_string()),
+            ("chip", if is_known { chip.clone() } else { String::new() }),
+            ("os", format!("{} ({}){other}", system.system.os, system.system.build)),
+            ("name", format!("{} {} {} {}", system.model, system.quant, p.kind, p.name)),
+            ("source", format!("anemoe {}", system.version)),
+        ] {
+            row.insert(column.into(), text);
+        }
+        // An error in a cell names its package.
+        outcomes::parse(&table(std::slice::from_ref(&row))).map_err(|e| {
+            format!("entry `{PACKAGES}`: package `{}`: {}", p.name, e.trim_start_matches("line 2: "))
+        })?;
+        rows.push(row);
+    }
+    for (i, more) in alike.into_values().filter(|(_, more)| *more > 0) {
+        if let Some(name) = rows[i].get_mut("name") {
+            *name += &format!(" and {more} alike");
+        }
+    }
+    Ok(rows)
+}
+
+/// Calibrates a profile of the chip; the inner error is the reason why there is none.
+fn profile(report: &MacReport) -> EntryResult<std::result::Result<ChipProfile, String>> {
+    let Some(bench) = &report.bench else { return Ok(Err("the report has no bench".into())) };
+    let PredictDocument { one: Some(forecast), profile: Some(said) } = report.document("predict")? else {
+        return Ok(Err("the stage predict has no document".into()));
+    };
+    let of_bench = |e: String| format!("entry `{BENCH}`: {e}");
+    let document: Value = anemoe_io::json::parse(bench).map_err(|e| of_bench(e.to_string()))?;
+    if document["mode"] != "coreml" {
+        return Ok(Err(format!("the bench ran in mode {}, not on Core ML", document["mode"])));
+    }
+    let system = &report.system;
+    let slug = chip_slug(&system.system.chip);
+    let base = ChipProfile::named(&slug).or_else(|_| ChipProfile::named(STAND_IN))?;
+    if said != base {
+        return Ok(Err("the report counted with another table of chips than this version has".into()));
+    }
+    let source = format!(
+        "measured by report {}: {} {} on {}, {}",
+        report.name, system.model, system.quant, system.system.chip, system.system.os
+    );
+    let mut profile = calibrate(bench, &forecast, &base, &source).map_err(of_bench)?;
+    profile.chip = format!("{slug}{CALIBRATED}");
+    // Figures out of bounds are refused, like those of a profile's file.
+    ChipProfile::parse(&profile.text()).map(Ok).map_err(of_bench)
+}
+
+/// Labels by package, and reasons why packages have none.
+#[derive(Default)]
+struct PlacedPackages {
+    /// Labels, as tables of outcomes have them.
+    labels: BTreeMap<String, &'static str>,
+    /// Findings that say nothing of a place, and the reasons.
+    left_out: Vec<String>,
+}
+
+impl PlacedPackages {
+    /// Reads the labels. A package that does not load or run has the label of that failure, whatever its plan says.
+    /// Fails if a document names a package that the report does not have, or another machine.
+    fn of(report: &MacReport) -> EntryResult<PlacedPackages> {
+        let mut placed = PlacedPackages::default();
+        if let Some(plan) = &report.plan {
+            placed.plans(report, plan)?;
+        }
+        let compile: CompileReport = report.document("compile")?;
+        for f in &compile.failures {
+            report.expect_package(&f.what, "stages/compile.json")?;
+            placed.failure("compile", &f.what, f.end, &f.message, "COMPILE_FAIL");
+        }
+        let soak: SoakDocument = report.document("soak")?;
+        for s in &soak.shards {
+            report.expect_package(&s.shard, "stages/soak.json")?;
+            placed.failure("soak", &s.shard, s.end, &s.reason, "RUNTIME_FAIL");
+        }
+        Ok(placed)
+    }
+
+    fn failure(&mut self, stage: &str, package: &str, end: End, reason: &str, label: &'static str) {
+        match end {
+            End::Refused | End::Crashed => {
+                self.labels.insert(package.into(), label);
+            }
+            End::Hung => {
+                self.labels.remove(package);
+                self.left_out.push(format!("{package}: {stage} hung, which patience may cure"));
+            }
+            End::Failed => {
+                self.left_out.push(format!("{package}: {reason}, which says nothing of its place"));
+            }
+            End::Done | End::Skipped => {}
+        }
+    }
+
+    fn plans(&mut self, report: &MacReport, plan: &PlanReport) -> EntryResult<()> {
+        let system = &report.system.system;
+        if (&plan.chip, &plan.os) != (&system.chip, &system.os) {
+            return Err(format!(
+                "entry `plan.json`: it is of {} and {}, where system.json says {} and {}",
+                plan.chip, plan.os, system.chip, system.os
+            ));
+        }
+        let mut ops: BTreeMap<&str, Vec<&PlannedOp>> = BTreeMap::new();
+        for function in &plan.plans {
+            report.expect_package(&function.package, "plan.json")?;
+            ops.entry(&function.package).or_default().extend(&function.ops);
+        }
+        let controls = report.document::<DeviceFindings>("check")?.controls;
+        let nothing = if controls.is_empty() || controls.iter().any(|control| !control.pass) {
+            Some("not every negative control of check passed, so plans say nothing".to_string())
+        } else {
+            (plan.compute_units != UNITS)
+                .then(|| format!("compute units {}, where {UNITS} counts", plan.compute_units))
+        };
+        if let Some(why) = nothing {
+            self.left_out.push(format!("placement: {why}"));
+            return Ok(());
+        }
+        for (package, ops) in ops {
+            let c = DeviceCounts::of(ops);
+            let label = match (c.ane, c.gpu, c.cpu, c.none) {
+                (1.., 0, 0, 0) => "ANE_ALL",
+                (0, 0, 1.., 0) => "CPU_ALL",
+                (0, 1.., 0, 0) => "GPU_ALL",
+                (_, gpu, cpu, _) if gpu + cpu > 0 => "MIXED",
+                _ => {
+                    self.left_out.push(format!("{package}: its plan has no device for {} ops", c.none));
+                    continue;
+                }
+            };
+            self.labels.insert(package.into(), label);
+        }
+        Ok(())
+    }
+}
+
+/// Adds the findings of a report to the evidence, unless they are there. Returns true if they were there already.
+///
+/// # Errors
+/// The folder cannot be written, or is a bundle or a file.
+pub fn add_evidence(report: &MacReport, found: &ReportFindings, evidence: &Path) -> Result<bool> {
+    let refused = |path: &Path, what: &str| Err(Error::invalid(path, format!("evidence: {what}")));
+    if evidence.join(CHAIN_FILE).symlink_metadata().is_ok() {
+        return refused(evidence, "this is a bundle; give a folder of its own");
+    }
+    if evidence.exists() && !evidence.is_dir() {
+        return refused(evidence, "a file, where a folder is wanted");
+    }
+    let target = evidence.join(&report.name);
+    let already = target.join(REPORT_FILE).is_file();
+    if !already {
+        if target.symlink_metadata().is_ok() {
+            return refused(&target, "something else has the name of this report");
+        }
+        write_folder(report, found, evidence, &target)?;
+    }
+    Ok(already)
+}
+
+fn write_folder(report: &MacReport, found: &ReportFindings, evidence: &Path, target: &Path) -> Result<()> {
+    std::fs::create_dir_all(evidence).map_err(|e| Error::io(evidence, e))?;
+    let temporary = Temporary::dir(evidence, ".import").map_err(|e| Error::io(evidence, e))?;
+    let folder = temporary.path().join("report");
+    std::fs::create_dir(&folder).map_err(|e| Error::io(&folder, e))?;
+    anemoe_bundle::write_atomic(&folder.join(OUTCOMES_FILE), found.table().as_bytes())?;
+    if let Some(profile) = &found.profile {
+        anemoe_bundle::write_atomic(&folder.join(PROFILE_FILE), profile.text().as_bytes())?;
+    }
+    let ends = |r: &StageRecord| json!({"stage": r.stage, "end": r.end, "seconds": r.seconds, "reason": shortened(&r.reason)});
+    let about = json!({
+        "report": report.name, "digest": report.digest, "generator": report.generator, "system": report.system,
+        "rows": found.rows.len(), "chip": found.profile.as_ref().map(|p| &p.chip), "left_out": found.left_out,
+        "stages": report.stages.iter().map(ends).collect::<Vec<_>>(),
+    });
+    write_json(&folder.join(REPORT_FILE), &about)?;
+    std::fs::rename(&folder, target).map_err(|e| Error::io(target, e))?;
+    anemoe_io::sync_dir(evidence).map_err(|e| Error::io(evidence, e))
+}
+
+/// Cuts a text to `MAX_REASON` characters, with blanks for control characters.
+fn shortened(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(MAX_REASON).collect()
+}

@@ -1,0 +1,275 @@
+//! The report of a verification, which `verify-on-mac` writes and `import-report` reads elsewhere.
+//!
+//! ```text
+//! manifest.json      format, program, and size and SHA-256 of every other entry
+//! system.json        system, chip, memory, model
+//! packages.json      cells of a table of outcomes that follow from each package's program
+//! stages/NAME.json   how a stage ended, and its document
+//! plan.json          plan report, as `check --report` reads it
+//! bench.json         document of `bench --save`
+//! forms.toml         choice of `tune`
+//! ```
+
+use crate::archive::{ReportArchive, read_archive};
+use crate::json_file::{MAX_BYTES, read_json};
+use crate::private::PrivateWords;
+use crate::stage_list::{BENCH, BUNDLE, FORMS, PACKAGES, PLAN, STAGES, SYSTEM, StageRecord};
+use anemoe_bundle::{CHAIN_FILE, Chain};
+use anemoe_coreml::SystemFacts;
+use anemoe_gates::residency::device::PlanReport;
+use anemoe_gates::residency::facts;
+use anemoe_gates::residency::outcomes::cells::{OutcomeCells, columns, program_cells};
+use anemoe_gates::residency::program_digest::is_digest;
+use anemoe_io::{Error, Result};
+use anemoe_mlpackage::package::Package;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+
+/// Chip from whose figures a chip is calibrated that the table of chips lacks.
+pub const STAND_IN: &str = "m4-max";
+/// Columns that the import fills itself.
+const OWN_COLUMNS: [&str; 9] = ["id", "project", "label", "units", "target", "chip", "os", "name", "source"];
+/// Number of hexadecimal digits of the digest in a report's name.
+const DIGITS: usize = 10;
+/// Longest name of a package, a system or a chip, in bytes.
+const MAX_NAME: usize = 200;
+/// Longest cell, in bytes.
+const MAX_CELL: usize = 4096;
+/// Most packages of a report.
+const MAX_PACKAGES: usize = 10_000;
+
+/// The machine and the model of a report.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct ReportSystem {
+    /// System and chip.
+    pub system: SystemFacts,
+    /// Bytes of memory.
+    pub memory_bytes: Option<u64>,
+    /// Number of cores.
+    pub cores: Option<u64>,
+    /// Version of anemoe.
+    pub version: String,
+    /// Name of the checkpoint, without its folder.
+    pub model: String,
+    /// Compression that was asked for.
+    pub quant: String,
+    /// Token counts of the functions.
+    pub tokens: Vec<usize>,
+}
+
+/// A package of the bundle that a report is about.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct DescribedPackage {
+    /// Name of the shard.
+    pub name: String,
+    /// Kind of shard.
+    pub kind: String,
+    /// Bytes of the package.
+    pub bytes: u64,
+    /// Cells that follow from the package's program.
+    pub cells: OutcomeCells,
+}
+
+/// A report that was read.
+#[derive(Debug)]
+pub struct MacReport {
+    /// Name of the report: the chip and a digest of its content.
+    pub name: String,
+    /// Digest of all entries.
+    pub digest: String,
+    /// Program that wrote the report.
+    pub generator: String,
+    /// Machine and model.
+    pub system: ReportSystem,
+    /// Packages of the bundle.
+    pub packages: Vec<DescribedPackage>,
+    /// Records of all stages, in order.
+    pub stages: Vec<StageRecord>,
+    /// Plans of the packages' functions.
+    pub plan: Option<PlanReport>,
+    /// Document of the bench, as it is.
+    pub bench: Option<Vec<u8>>,
+}
+
+/// Makes the entries of a report from the records of a verification and its work folder, without private words. A file
+/// that is no JSON is left out.
+///
+/// # Errors
+/// A package of the bundle is damaged.
+pub fn report_entries(
+    system: &ReportSystem,
+    records: &[(StageRecord, bool)],
+    work: &Path,
+    words: &PrivateWords,
+) -> Result<BTreeMap<String, Vec<u8>>> {
+    let mut entries = BTreeMap::new();
+    let mut put = |name: &str, value: serde_json::Result<Value>| {
+        let text = value.and_then(|value| serde_json::to_vec_pretty(&words.document(value)));
+        let text = text.map_err(|e| Error::invalid(work.join(name), e.to_string()))?;
+        entries.insert(name.to_string(), text);
+        Ok::<(), Error>(())
+    };
+    put(SYSTEM, serde_json::to_value(system))?;
+    for (stage, (record, _)) in STAGES.iter().zip(records) {
+        let mut shown = record.clone();
+        // Caches and disks of the stage `doctor` tell what else a user has.
+        if let Some(map) = shown.document.as_object_mut().filter(|_| stage.name == "doctor") {
+            map.retain(|key, _| key != "caches" && key != "disks");
+        }
+        put(&stage.entry(), serde_json::to_value(shown))?;
+    }
+    let bundle = work.join(BUNDLE);
+    if bundle.join(CHAIN_FILE).is_file() {
+        put(PACKAGES, serde_json::to_value(described(&bundle)?))?;
+    }
+    for name in [PLAN, BENCH] {
+        if let Some(value) = read_json(&work.join(name)) {
+            put(name, Ok(value))?;
+        }
+    }
+    if let Ok(text) = anemoe_io::read_text(&work.join(FORMS), MAX_BYTES) {
+        entries.insert(FORMS.into(), words.text(&text).into_bytes());
+    }
+    Ok(entries)
+}
+
+/// Describes the packages of a bundle, with the cells that follow from their programs.
+fn described(bundle: &Path) -> Result<Vec<DescribedPackage>> {
+    let describe = |shard: &anemoe_bundle::Shard| {
+        let package = Package::open(&bundle.join(&shard.file))?;
+        Ok(DescribedPackage {
+            name: shard.name.clone(),
+            kind: shard.kind.name().into(),
+            bytes: shard.bytes,
+            cells: program_cells(&facts(package.model())),
+        })
+    };
+    Chain::read(bundle)?.shards.iter().map(describe).collect()
+}
+
+impl MacReport {
+    /// Reads a report.
+    ///
+    /// # Errors
+    /// The file is no report, or an entry is missing or is not as expected; the message names it.
+    pub fn read(path: &Path) -> Result<MacReport> {
+        let archive = read_archive(path)?;
+        MacReport::of(archive).map_err(|what| Error::invalid(path, format!("report: {what}")))
+    }
+
+    fn of(archive: ReportArchive) -> std::result::Result<MacReport, String> {
+        let missing = |name: &str| format!("entry `{name}` is missing");
+        let system: ReportSystem = archive.json(SYSTEM)?.ok_or_else(|| missing(SYSTEM))?;
+        check_system(&system)?;
+        let mut stages = Vec::new();
+        for stage in STAGES {
+            let name = stage.entry();
+            let record: StageRecord = archive.json(&name)?.ok_or_else(|| missing(&name))?;
+            if record.stage != stage.name || !record.seconds.is_finite() || record.seconds < 0.0 {
+                let stage = record.stage.escape_debug();
+                return Err(format!("entry `{name}`: stage {stage} in {} s", record.seconds));
+            }
+            stages.push(record);
+        }
+        let packages: Vec<DescribedPackage> = archive.json(PACKAGES)?.unwrap_or_default();
+        check_packages(&packages)?;
+        let plan = archive.bytes(PLAN).map(PlanReport::parse).transpose();
+        Ok(MacReport {
+            name: format!("{}-{}", chip_slug(&system.system.chip), &archive.digest[..DIGITS]),
+            generator: archive.manifest.generator.chars().take(MAX_NAME).collect(),
+            system,
+            packages,
+            stages,
+            plan: plan.map_err(|e| format!("entry `{PLAN}`: {e}"))?,
+            bench: archive.bytes(BENCH).map(<[u8]>::to_vec),
+            digest: archive.digest,
+        })
+    }
+
+    /// Reads the document of a stage; the default where it has none.
+    pub fn document<T: DeserializeOwned + Default>(&self, stage: &str) -> std::result::Result<T, String> {
+        let document = self.stages.iter().find(|r| r.stage == stage).map(|r| r.document.clone());
+        let Some(document) = document.filter(|d| !d.is_null()) else { return Ok(T::default()) };
+        serde_json::from_value(document)
+            .map_err(|e| format!("entry `stages/{stage}.json`: {}", anemoe_io::json::JsonError::from(e)))
+    }
+
+    /// Tells whether the report has a package of this name.
+    pub fn expect_package(&self, name: &str, entry: &str) -> std::result::Result<(), String> {
+        let known = self.packages.iter().any(|p| p.name == name);
+        let what = || format!("entry `{entry}`: package `{}` is not in packages.json", name.escape_debug());
+        known.then_some(()).ok_or_else(what)
+    }
+}
+
+fn check_system(system: &ReportSystem) -> std::result::Result<(), String> {
+    let s = &system.system;
+    for (what, text) in [
+        ("os", &s.os),
+        ("build", &s.build),
+        ("chip", &s.chip),
+        ("model", &system.model),
+        ("version", &system.version),
+        ("quant", &system.quant),
+    ] {
+        if text.trim().is_empty() || text.len() > MAX_NAME || text.chars().any(char::is_control) {
+            return Err(format!(
+                "entry `{SYSTEM}`: `{what}` is not 1 to {MAX_NAME} characters of plain text"
+            ));
+        }
+    }
+    if chip_slug(&s.chip).is_empty() {
+        return Err(format!("entry `{SYSTEM}`: chip `{}` has neither letters nor digits", s.chip));
+    }
+    Ok(())
+}
+
+fn check_packages(packages: &[DescribedPackage]) -> std::result::Result<(), String> {
+    if packages.len() > MAX_PACKAGES {
+        return Err(format!("entry `{PACKAGES}`: {} packages, more than {MAX_PACKAGES}", packages.len()));
+    }
+    let columns: BTreeSet<&str> = columns().filter(|c| !OWN_COLUMNS.contains(c)).collect();
+    let mut names = BTreeSet::new();
+    for p in packages {
+        let plain = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
+        let wrong = if p.name.is_empty() || p.name.len() > MAX_NAME || !p.name.chars().all(plain) {
+            "a name of letters, digits, `.`, `_` and `-` is expected".to_string()
+        } else if !names.insert(p.name.as_str()) {
+            "it is there twice".into()
+        } else if let Some(column) = p.cells.keys().find(|c| !columns.contains(c.as_str())) {
+            format!("no column is named `{}`", column.escape_debug())
+        } else if let Some((column, _)) = p.cells.iter().find(|(_, cell)| cell.len() > MAX_CELL) {
+            format!("`{column}` has more than {MAX_CELL} bytes")
+        } else if !p.cells.get("program").is_some_and(|digest| is_digest(digest)) {
+            "`program` is no digest".into()
+        } else {
+            continue;
+        };
+        return Err(format!("entry `{PACKAGES}`: package `{}`: {wrong}", p.name.escape_debug()));
+    }
+    Ok(())
+}
+
+/// Returns the short name of a chip, as tables of chips have it: `m4-max` for `Apple M4 Max`.
+pub fn chip_slug(chip: &str) -> String {
+    let name = chip.trim().trim_start_matches("Apple ").to_ascii_lowercase();
+    let plain = |c: char| if c.is_ascii_alphanumeric() { c } else { '-' };
+    name.chars().map(plain).collect::<String>().trim_matches('-').chars().take(24).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::chip_slug;
+
+    #[test]
+    fn chips_have_short_names() {
+        for (chip, slug) in
+            [("Apple M4 Max", "m4-max"), ("Apple M1", "m1"), ("M5 Pro ", "m5-pro"), ("../x", "x")]
+        {
+            assert_eq!(chip_slug(chip), slug);
+        }
+    }
+}

@@ -1,0 +1,151 @@
+//! Steps of a command in child processes, and the meaning of their failures.
+
+use crate::child_work::{Work, from_value};
+use anemoe_bundle::{Chain, Shard, ShardKind};
+use anemoe_convert::form::ShardForm;
+use anemoe_coreml::causes::{self, Cause, End, STALE};
+use anemoe_io::Result;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use std::time::Duration;
+
+/// Runner of steps.
+#[derive(Clone, Copy, Debug)]
+pub struct Steps {
+    limit: Duration,
+}
+
+/// Shard that a step is about: its name for people, and its kind and form, if they are known.
+#[derive(Clone, Copy, Debug)]
+pub struct StepShard<'a> {
+    pub name: &'a str,
+    pub form: Option<(ShardKind, ShardForm)>,
+}
+
+/// Result of a step; the inner error is a finding, the outer one a fault of this machine.
+pub type StepResult<T> = Result<std::result::Result<T, StepFailure>>;
+
+/// A step that did not end well.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct StepFailure {
+    /// Package, function or form of the step.
+    pub what: String,
+    /// StepResult: `compile`, `load`, `plan` or `measure`.
+    pub step: String,
+    /// `refused`, `crashed` or `hung`.
+    pub end: End,
+    /// Message of the system, or of the process.
+    pub message: String,
+    /// Likely causes, the most likely first.
+    #[serde(default)]
+    causes: Vec<String>,
+    /// Further advice, besides forms.
+    #[serde(default)]
+    advice: Vec<String>,
+    /// Options of the form to try next; none without one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    try_form: Option<String>,
+}
+
+impl<'a> StepShard<'a> {
+    /// Makes the description of a bundle's shard.
+    pub fn of(chain: &Chain, shard: &'a Shard) -> StepShard<'a> {
+        let own = chain.options.get("forms").and_then(|forms| forms.get(shard.kind.name()));
+        let form = own.or_else(|| chain.options.get("form")).cloned();
+        let form = form.and_then(|f| serde_json::from_value(f).ok()).unwrap_or_default();
+        StepShard { name: &shard.name, form: Some((shard.kind, form)) }
+    }
+}
+
+impl Steps {
+    /// Makes a runner whose steps take `seconds` at most.
+    pub fn within(seconds: u64) -> Steps {
+        Steps { limit: Duration::from_secs(seconds) }
+    }
+
+    /// Does a step in a child process, and returns its result.
+    pub(crate) fn run<T: DeserializeOwned>(&self, shard: StepShard<'_>, work: &Work) -> StepResult<T> {
+        let ended = work.run(self.limit)?;
+        if ended.end == End::Done {
+            return from_value(ended.document).map(Ok);
+        }
+        let found = causes::of(ended.end, work.name(), &ended.reason);
+        let list = |of: fn(&Cause) -> &'static str| {
+            found.iter().map(of).filter(|text| !text.is_empty()).map(String::from).collect()
+        };
+        Ok(Err(StepFailure {
+            what: shard.name.into(),
+            step: work.name().into(),
+            end: ended.end,
+            message: ended.reason,
+            causes: list(|cause| cause.text),
+            advice: list(|cause| cause.advice),
+            try_form: shard.form.and_then(|(kind, form)| next_form(&found, kind, form)),
+        }))
+    }
+}
+
+impl StepFailure {
+    /// Makes the failure of a step that was not tried.
+    pub fn refused(what: &str, step: &str, message: String) -> StepFailure {
+        let (what, step, end) = (what.into(), step.into(), End::Refused);
+        StepFailure { what, step, end, message, causes: Vec::new(), advice: Vec::new(), try_form: None }
+    }
+
+    /// Removes the cause that the model is of another system, since it was compiled just before.
+    pub fn rule_out_stale(&mut self) {
+        self.causes.retain(|c| *c != STALE.text);
+        self.advice.retain(|a| *a != STALE.advice);
+        self.advice.push("anemoe doctor --clean, which lists what Core ML keeps of earlier models".into());
+    }
+
+    /// Formats step, end and message.
+    pub fn text(&self) -> String {
+        format!("{} {}: {}", self.step, self.end.word(), self.message)
+    }
+
+    /// Formats the failure in a line.
+    pub fn line(&self) -> String {
+        format!("{}: {}", self.what, self.text())
+    }
+
+    /// Formats the failure in lines, with causes and advice.
+    pub fn lines(&self) -> String {
+        let mut lines = vec![self.line()];
+        lines.extend(self.causes.iter().map(|c| format!("    likely: {c}")));
+        lines.extend(self.advice.iter().map(|a| format!("    do: {a}")));
+        lines.extend(self.try_form.iter().map(|f| format!("    try the form: {f}")));
+        lines.join("\n")
+    }
+}
+
+/// Returns the form to try next: the first one named by a cause that concerns this kind of shard and is new.
+fn next_form(causes: &[Cause], kind: ShardKind, form: ShardForm) -> Option<String> {
+    let concerns = |option: &str| match option {
+        "--cache" | "--attention" | "--history" => matches!(kind, ShardKind::Attention | ShardKind::Layers),
+        "--experts" | "--activation" => !matches!(kind, ShardKind::Attention | ShardKind::Head),
+        _ => true,
+    };
+    let options = causes.iter().flat_map(|c| c.forms).filter(|(option, _)| concerns(option));
+    let mut new = options.filter(|(option, word)| {
+        let mut other = form;
+        other.set(option, word).is_ok() && other != form
+    });
+    new.next().map(|(option, word)| format!("{option} {word}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use anemoe_convert::form::CacheForm;
+
+    #[test]
+    fn forms_to_try_concern_the_kind_and_are_new() {
+        let no_plan = causes::of(End::Refused, "load", "com.apple.CoreML -14: error code: -14.");
+        let next = |kind, form| next_form(&no_plan, kind, form);
+        assert_eq!(next(ShardKind::Attention, ShardForm::default()).as_deref(), Some("--cache host"));
+        let host = ShardForm { cache: CacheForm::Host, ..ShardForm::default() };
+        assert_ne!(next(ShardKind::Attention, host).as_deref(), Some("--cache host"));
+        assert_eq!(next(ShardKind::Experts, ShardForm::default()).as_deref(), Some("--experts bank"));
+    }
+}

@@ -1,0 +1,489 @@
+//! Finds the form of shards that the Neural Engine of this Mac takes: tries each form of each sort, step by step.
+
+use crate::child_work::{LoadSeconds, Work};
+use crate::device_check::PlanAnswer;
+use crate::form_trial::{FormTrial, LEAST_COSINE, TrialFigures};
+use crate::json_file::{read_json, write_json};
+use crate::listener::Listener;
+use crate::risky_steps::{StepResult, StepShard, Steps};
+use anemoe_bundle::{ShardKind, sha256};
+use anemoe_convert::form::ShardForm;
+use anemoe_convert::form_ladder::{LadderModel, Rung, ladder};
+use anemoe_convert::forms_file;
+use anemoe_convert::importance::Importance;
+use anemoe_convert::models::Family;
+use anemoe_convert::plan::{Plan, PlannedShard};
+use anemoe_convert::shard_program::lower_without_weights;
+use anemoe_gates::residency::device::{DeviceCounts, PlannedOp};
+use anemoe_gates::residency::rule::Verdict;
+use anemoe_io::{Error, Result};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+/// Share of the time below which a difference does not count: the simpler form stays.
+const SAME_TIME: f64 = 0.03;
+/// File with the result of a trial.
+const RESULT_FILE: &str = "result.json";
+
+/// Forms that were chosen.
+#[derive(Debug, Serialize)]
+pub struct TuneReport {
+    system: Option<String>,
+    calls: u32,
+    /// Choices, one for each sort of shards.
+    pub sorts: Vec<FormChoice>,
+    /// Sorts without a form that works, and the reasons.
+    pub faults: Vec<String>,
+}
+
+/// Form chosen for a sort of shards.
+#[derive(Debug, Serialize)]
+pub struct FormChoice {
+    /// Sort of shards.
+    pub sort: ShardKind,
+    /// Name of the representative shard.
+    pub shard: String,
+    bytes: u64,
+    /// Name of the form; none if no form works.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub chosen: Option<String>,
+    options: String,
+    /// Reason for the choice.
+    pub reason: String,
+    /// Results of all forms.
+    pub trials: Vec<TrialResult>,
+    #[serde(skip)]
+    form: Option<ShardForm>,
+}
+
+/// Result of a form's trial.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct TrialResult {
+    /// Hash of the facts that the result depends on.
+    key: String,
+    /// Name of the form.
+    pub form: String,
+    options: String,
+    #[serde(flatten)]
+    placement: FormPlacement,
+    /// Judgements of calls with one token, and with as many as the largest function takes.
+    pub tokens: Vec<JudgedTokens>,
+    /// Reason why the form is out; none if the form works.
+    pub out: Option<String>,
+    /// True if an earlier run tried the form.
+    reused: bool,
+}
+
+/// Placement of functions by their plans.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+pub struct FormPlacement {
+    /// Verdict; none before the functions were planned.
+    residency: Option<Verdict>,
+    /// Number of operations on the Neural Engine, elsewhere, and without a device.
+    pub ops: [u64; 3],
+}
+
+/// Judgement of a form by calls of one number of tokens.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct JudgedTokens {
+    /// Tokens of a call.
+    pub tokens: usize,
+    /// Placement of the functions that are called with this number of tokens.
+    #[serde(flatten)]
+    pub placement: FormPlacement,
+    /// Numbers and times; none unless every call was answered.
+    pub figures: Option<TrialFigures>,
+}
+
+impl FormPlacement {
+    fn of<'a>(ops: impl IntoIterator<Item = &'a PlannedOp>) -> FormPlacement {
+        let counts = DeviceCounts::of(ops);
+        let ops = [counts.ane, counts.gpu + counts.cpu, counts.none];
+        FormPlacement { residency: Some(counts.verdict()), ops }
+    }
+}
+
+impl TrialResult {
+    /// Computes the geometric mean of the median times of all token counts, in microseconds. A form that is twice as fast
+    /// for one token counts as much as a form that is twice as fast for many.
+    fn mean_us(&self) -> f64 {
+        let logarithms =
+            self.tokens.iter().map(|t| t.figures.as_ref().map_or(f64::INFINITY, |f| f.median_us.ln()));
+        (logarithms.sum::<f64>() / self.tokens.len().max(1) as f64).exp()
+    }
+
+    /// Formats the median time of a call, by token count.
+    fn times(&self) -> String {
+        let timed = self.tokens.iter().filter_map(|t| Some((t.tokens, t.figures.as_ref()?.median_us)));
+        let text = |(tokens, us): (usize, f64)| {
+            let unit = if tokens == 1 { " token" } else { "" };
+            format!("{us:.0} us a call of {tokens}{unit}")
+        };
+        timed.map(text).collect::<Vec<_>>().join(", ")
+    }
+}
+
+impl TuneReport {
+    /// Formats the chosen forms as a file for `build --forms`.
+    pub fn forms_file(&self) -> String {
+        let system = self.system.as_deref().unwrap_or_default();
+        let mut text = format!("# By anemoe tune {}, for {system}.\n", env!("CARGO_PKG_VERSION"));
+        for choice in &self.sorts {
+            let Some(form) = choice.form else {
+                text += &format!("\n# {}: {}\n", choice.sort.name(), choice.reason);
+                continue;
+            };
+            text += &format!("\n# {}\n[{}]\n", choice.reason, choice.sort.name());
+            text += &forms_file::lines(choice.sort, &form);
+        }
+        text
+    }
+}
+
+/// Tuner of the forms of a planned checkpoint.
+pub struct Tuner<'a> {
+    /// The checkpoint.
+    pub family: &'a dyn Family,
+    /// Its plan in the default form.
+    pub plan: &'a Plan,
+    /// Weights of errors.
+    pub importance: Option<&'a Importance>,
+    /// Folder of the trials, which a later run goes on with; an absolute path.
+    pub work: PathBuf,
+    /// Number of calls of each form and token count.
+    pub calls: u32,
+    /// True if forms are tried again that an earlier run has tried.
+    pub again: bool,
+    /// Runner of the steps.
+    pub steps: Steps,
+}
+
+impl Tuner<'_> {
+    /// Tries the forms of some sorts of shards, or of all if `sorts` is empty, and chooses one for each.
+    ///
+    /// # Errors
+    /// The model lacks a sort, a trial does not fit the disk or cannot be written, or no process can be started.
+    pub fn run(&self, sorts: &[String], listener: &dyn Listener) -> Result<TuneReport> {
+        let system = anemoe_coreml::this_system();
+        let chosen = self.representatives(sorts)?.into_iter().map(|shard| self.sort(shard, listener));
+        let sorts: Vec<FormChoice> = chosen.collect::<Result<_>>()?;
+        let none = sorts.iter().filter(|choice| choice.chosen.is_none());
+        let faults = none.map(|choice| format!("{}: {}", choice.sort.name(), choice.reason)).collect();
+        Ok(TuneReport { system, calls: self.calls, sorts, faults })
+    }
+
+    /// Returns the largest shard of each sort, and the first of those of equal size.
+    fn representatives(&self, sorts: &[String]) -> Result<Vec<&PlannedShard>> {
+        let mut largest: BTreeMap<ShardKind, &PlannedShard> = BTreeMap::new();
+        for shard in &self.plan.shards {
+            let known = largest.entry(shard.kind).or_insert(shard);
+            if shard.bytes > known.bytes {
+                *known = shard;
+            }
+        }
+        let names: Vec<&str> = largest.keys().map(|kind| kind.name()).collect();
+        if let Some(sort) = sorts.iter().find(|sort| !names.contains(&sort.as_str())) {
+            return Err(Error::usage(format!("--sorts {sort}: this model has {}", names.join(", "))));
+        }
+        let wanted = |shard: &&PlannedShard| sorts.is_empty() || sorts.iter().any(|s| s == shard.kind.name());
+        Ok(largest.into_values().filter(wanted).collect())
+    }
+
+    /// Tries the forms of a sort, and chooses one.
+    fn sort(&self, shard: &PlannedShard, listener: &dyn Listener) -> Result<FormChoice> {
+        let (mut programs, mut tried) = (Vec::new(), Vec::new());
+        for mut rung in ladder(LadderModel::of(self.family, self.plan.chain.model.max_context))? {
+            // Layers that share a package and fewer experts per call make other shards, not another form of these shards.
+            if rung.form.layers_per_shard.is_some() || rung.experts_per_shard.is_some() {
+                continue;
+            }
+            let mut options = self.plan.options.clone();
+            if shard.kind == ShardKind::Layers {
+                rung.form.layers_per_shard = options.layers_per_shard();
+            }
+            options.forms.insert(shard.kind, rung.form);
+            let plan = self.family.plan(&options)?;
+            let own = plan.packages(&shard.name);
+            let lower = |package: &&PlannedShard| Ok(lower_without_weights(self.family, package)?.program);
+            let own_programs: Vec<_> = own.iter().map(lower).collect::<Result<_>>()?;
+            // A choice without effect on this sort makes programs that are known already.
+            if own.is_empty() || programs.contains(&own_programs) {
+                continue;
+            }
+            programs.push(own_programs);
+            listener.message(&format!("{}: {}", shard.kind.name(), rung.name));
+            tried.push((rung.form, self.form(&plan, &own, &rung, listener)?));
+        }
+        let (best, reason) = choose(&tried);
+        let best = best.map(|i| &tried[i]);
+        Ok(FormChoice {
+            sort: shard.kind,
+            shard: shard.name.clone(),
+            bytes: shard.bytes,
+            chosen: best.map(|(_, trial)| trial.form.clone()),
+            options: best.map(|(_, trial)| trial.options.clone()).unwrap_or_default(),
+            form: best.map(|(form, _)| *form),
+            reason,
+            trials: tried.into_iter().map(|(_, trial)| trial).collect(),
+        })
+    }
+
+    /// Tries a form, unless an earlier run has done so.
+    fn form(
+        &self,
+        plan: &Plan,
+        own: &[&PlannedShard],
+        rung: &Rung,
+        listener: &dyn Listener,
+    ) -> Result<TrialResult> {
+        let words: Vec<&str> = rung.build_args.iter().map(|a| a.trim_start_matches('-')).collect();
+        let slug = if words.is_empty() { "default".to_string() } else { words.join("-") };
+        let fingerprint = self.family.fingerprint()?;
+        let trial = FormTrial {
+            family: self.family,
+            plan,
+            own,
+            importance: self.importance,
+            folder: self.work.join(own[0].kind.name()).join(slug),
+            // Parts depend on the same facts, except for the form.
+            parts: self.work.join("parts").join(&digest(&(&fingerprint, &self.plan.options))?[..16]),
+        };
+        let counts = self.judged_tokens(own);
+        let mut result = TrialResult {
+            key: digest(&(
+                (&fingerprint, own, anemoe_coreml::this_system(), self.calls, &counts),
+                env!("CARGO_PKG_VERSION"),
+                self.importance.map(|i| i.sha256().to_string()),
+            ))?,
+            form: rung.name.clone(),
+            options: rung.build_args.join(" "),
+            tokens: counts.iter().map(|&tokens| JudgedTokens { tokens, ..JudgedTokens::default() }).collect(),
+            ..TrialResult::default()
+        };
+        let file = trial.folder.join(RESULT_FILE);
+        let known = read_json(&file).filter(|known: &TrialResult| known.key == result.key && !self.again);
+        if let Some(known) = known {
+            return Ok(TrialResult { reused: true, ..known });
+        }
+        listener.progress(&rung.name, "build", 0, 1);
+        trial.write(&rung.name)?;
+        result.out = match self.steps(&trial, rung, &mut result, listener)? {
+            Err(failure) => {
+                listener.message(&failure.lines());
+                Some(failure.text())
+            }
+            Ok(()) => result.tokens.iter().find_map(fault),
+        };
+        listener.progress(&rung.name, "", 1, 1);
+        // The packages of a large model are large, and can be made again.
+        for model in trial.models() {
+            let _ = std::fs::remove_dir_all(model.package);
+            let _ = std::fs::remove_dir_all(model.compiled);
+        }
+        write_json(&file, &result)?;
+        Ok(result)
+    }
+
+    /// Returns the token counts by which a shard's forms are judged: 1, and that of its largest function.
+    fn judged_tokens(&self, own: &[&PlannedShard]) -> Vec<usize> {
+        let largest = own.iter().flat_map(|s| &s.functions).map(|f| f.tokens.max).max().unwrap_or(1);
+        let mut all = vec![1, largest.min(self.plan.chain.model.max_context).max(1)];
+        all.dedup();
+        all
+    }
+
+    /// Runs the steps of a trial, each in a child process; the inner error is the reason why the form is out.
+    fn steps(
+        &self,
+        trial: &FormTrial<'_>,
+        rung: &Rung,
+        result: &mut TrialResult,
+        listener: &dyn Listener,
+    ) -> StepResult<()> {
+        let (own, models) = (trial.own, trial.models());
+        let mut plans = Some(Vec::new());
+        let total = own.len() + result.tokens.len();
+        for (i, (shard, model)) in own.iter().zip(&models).enumerate() {
+            listener.progress(&rung.name, &shard.name, i, total);
+            let named = StepShard { name: &shard.name, form: Some((shard.kind, rung.form)) };
+            if let Err(failure) = self.steps.run::<()>(named, &Work::Compile(model.clone()))? {
+                return Ok(Err(failure));
+            }
+            if let Err(failure) = self.steps.run::<LoadSeconds>(named, &Work::Load(model.clone()))? {
+                return Ok(Err(failure));
+            }
+            // A form without a plan may still run; its placement is unknown then.
+            let plan = Work::Plan { model: model.clone(), cpu_only: false };
+            let answer: PlanAnswer = self.steps.run(named, &plan)?;
+            if let Err(failure) = &answer {
+                listener.message(&failure.lines());
+            }
+            plans = plans.zip(answer.ok()).map(|(mut plans, found)| {
+                plans.extend(found.into_iter().map(|(f, ops)| (in_package(shard, &f), ops)));
+                plans
+            });
+        }
+        let plans = plans.unwrap_or_default();
+        result.placement = FormPlacement::of(plans.iter().flat_map(|(_, ops)| ops));
+        for (i, judged) in result.tokens.iter_mut().enumerate() {
+            let tokens = judged.tokens;
+            let called = functions_called(own, tokens);
+            let own_plans = plans.iter().filter(|(function, _)| called.contains(function));
+            judged.placement = FormPlacement::of(own_plans.flat_map(|(_, ops)| ops));
+            let name = format!("{}{}", own[0].name, of_tokens(tokens));
+            listener.progress(&rung.name, &name, own.len() + i, total);
+            let named = StepShard { name: &name, form: Some((own[0].kind, rung.form)) };
+            let (folder, models, calls) = (trial.folder.clone(), models.clone(), self.calls as usize);
+            match self.steps.run(named, &Work::Measure { folder, models, tokens, calls })? {
+                Ok(figures) => judged.figures = Some(figures),
+                Err(mut failure) => {
+                    failure.message += &of_tokens(tokens);
+                    return Ok(Err(failure));
+                }
+            }
+        }
+        Ok(Ok(()))
+    }
+}
+
+/// Returns the name of a function with its package, which no other function has.
+fn in_package(shard: &PlannedShard, function: &str) -> String {
+    format!("{}/{function}", shard.name)
+}
+
+/// Lists the functions of a shard's packages that calls of `tokens` tokens use.
+fn functions_called(own: &[&PlannedShard], tokens: usize) -> Vec<String> {
+    let all = || own.iter().flat_map(|s| s.functions.iter().map(move |f| (*s, f)));
+    let width = all().map(|(_, f)| f.tokens.max).filter(|most| *most >= tokens).min();
+    let called = all().filter(|(_, f)| Some(f.tokens.max) == width);
+    called.map(|(shard, f)| in_package(shard, &f.name)).collect()
+}
+
+/// Returns a note on calls of more than one token; empty for one token.
+fn of_tokens(tokens: usize) -> String {
+    if tokens == 1 { String::new() } else { format!(" (calls of {tokens} tokens)") }
+}
+
+/// Returns the hash of facts.
+fn digest(facts: &impl Serialize) -> Result<String> {
+    let text = serde_json::to_vec(facts).map_err(|e| Error::usage(format!("facts of a trial: {e}")))?;
+    Ok(sha256(&text))
+}
+
+/// Returns the reason why a form's numbers are wrong; none if they are right.
+fn fault(judged: &JudgedTokens) -> Option<String> {
+    let figures = judged.figures.as_ref()?;
+    let of = of_tokens(judged.tokens);
+    if figures.calls == 0 {
+        return Some(format!("never called: no token chose one of its experts{of}"));
+    }
+    let first =
+        figures.first_wrong.map_or_else(String::new, |n| format!(", the first in call number {}", n + 1));
+    let text = || {
+        format!(
+            "wrong numbers: cosine {:.4} with the CPU executor, {LEAST_COSINE} is wanted; {} of {} tokens{first}{of}",
+            figures.min_cosine,
+            figures.wrong_tokens,
+            figures.calls * judged.tokens as u64
+        )
+    };
+    (!figures.is_right()).then(text)
+}
+
+/// Chooses among forms in their order, simple ones first; returns the index and the reason.
+fn choose(tried: &[(ShardForm, TrialResult)]) -> (Option<usize>, String) {
+    let time = |i: usize| tried[i].1.mean_us();
+    let residency = |i: usize| tried[i].1.placement.residency;
+    let right: Vec<usize> = (0..tried.len()).filter(|&i| tried[i].1.out.is_none()).collect();
+    let Some(best) = right.iter().filter_map(|&i| residency(i)).min() else {
+        return (None, format!("no form works: {} were tried, see why each is out", tried.len()));
+    };
+    let placed: Vec<usize> = right.iter().copied().filter(|&i| residency(i) == Some(best)).collect();
+    let fastest = placed.iter().copied().map(time).fold(f64::INFINITY, f64::min);
+    let near = |i: &&usize| time(**i) <= fastest * (1.0 + SAME_TIME);
+    let simplicity = |i: &&usize| (tried[**i].0.differences().len(), **i);
+    let Some(&chosen) = placed.iter().filter(near).min_by_key(simplicity) else {
+        return (None, "no form was measured".into());
+    };
+    let place = match best {
+        Verdict::Ane => "wholly on the Neural Engine",
+        Verdict::Unknown => {
+            "placed nowhere that is known (no form is known to be wholly on the Neural Engine)"
+        }
+        Verdict::NotAne => "partly elsewhere (no form is wholly on the Neural Engine)",
+    };
+    let times = tried[chosen].1.times();
+    let rank = match placed.len() {
+        1 if right.len() > 1 => "the only one placed so well".into(),
+        1 => "the only one that works".into(),
+        n if time(chosen) <= fastest => format!("the fastest of {n} placed so"),
+        _ => format!(
+            "another takes {:.1} % less, which is a tie ({:.0} %), and it is simpler",
+            100.0 * (1.0 - fastest / time(chosen)),
+            100.0 * SAME_TIME
+        ),
+    };
+    (Some(chosen), format!("{place}; {times}; {rank}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use anemoe_convert::form::{AttentionForm, CacheForm};
+
+    fn judged(tokens: usize, median_us: f64) -> JudgedTokens {
+        let figures = TrialFigures { calls: 300, median_us, ..TrialFigures::default() };
+        JudgedTokens { tokens, figures: Some(figures), ..JudgedTokens::default() }
+    }
+
+    /// Makes trials of three forms in order: the default, the cache kept by the host, and attention per head.
+    fn tried(trials: [(Option<Verdict>, f64, Option<&str>); 3]) -> Vec<(ShardForm, TrialResult)> {
+        let forms = [
+            ShardForm::default(),
+            ShardForm { cache: CacheForm::Host, ..ShardForm::default() },
+            ShardForm { attention: AttentionForm::PerHead, ..ShardForm::default() },
+        ];
+        let trial = |(residency, median_us, out): (Option<Verdict>, f64, Option<&str>)| TrialResult {
+            placement: FormPlacement { residency, ops: [0; 3] },
+            tokens: vec![judged(1, median_us)],
+            out: out.map(String::from),
+            ..TrialResult::default()
+        };
+        forms.into_iter().zip(trials.map(trial)).collect()
+    }
+
+    #[test]
+    fn placement_comes_before_time_and_near_ties_keep_the_simpler_form() {
+        use Verdict::{Ane, NotAne, Unknown};
+        let chosen = |trials| choose(&tried(trials));
+        let (ane, unknown, elsewhere) = (Some(Ane), Some(Unknown), Some(NotAne));
+        assert_eq!(chosen([(ane, 102.9, None), (ane, 100.0, None), (ane, 110.0, None)]).0, Some(0));
+        assert_eq!(chosen([(ane, 103.1, None), (ane, 100.0, None), (ane, 110.0, None)]).0, Some(1));
+        assert_eq!(chosen([(elsewhere, 1.0, None), (unknown, 2.0, None), (ane, 900.0, None)]).0, Some(2));
+        assert_eq!(
+            chosen([(elsewhere, 1.0, None), (unknown, 2.0, None), (ane, 9.0, Some("wrong"))]).0,
+            Some(1)
+        );
+        let (none, reason) = chosen([(ane, 1.0, Some("x")), (ane, 1.0, Some("x")), (None, 0.0, Some("x"))]);
+        assert!(none.is_none() && reason.contains("no form works"), "{reason}");
+        let (_, reason) = chosen([(ane, 102.0, None), (ane, 100.0, None), (ane, 110.0, None)]);
+        assert!(reason.contains("tie (3 %)") && reason.contains("simpler"), "{reason}");
+    }
+
+    #[test]
+    fn time_for_many_tokens_counts_as_much_as_time_for_one() {
+        let ane = Some(Verdict::Ane);
+        let mut trials = tried([(ane, 100.0, None), (ane, 90.0, None), (ane, 400.0, None)]);
+        for ((_, trial), us) in trials.iter_mut().zip([1000.0, 2000.0, 200.0]) {
+            trial.tokens.push(judged(64, us));
+        }
+        let (chosen, reason) = choose(&trials);
+        assert_eq!(chosen, Some(2));
+        assert!(reason.contains("400 us a call of 1 token, 200 us a call of 64"), "{reason}");
+        trials.pop();
+        assert_eq!(choose(&trials).0, Some(0));
+    }
+}

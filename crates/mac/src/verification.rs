@@ -1,0 +1,264 @@
+//! Runs the stages of a verification, each in a process of its own. A later run goes on in the same work folder.
+
+use crate::child::Ended;
+use crate::child_work::{CommandDone, Work, from_value, to_value};
+use crate::energy::measure_energy;
+use crate::json_file::{read_json, write_json};
+use crate::listener::Listener;
+use crate::mac_report::{ReportSystem, STAND_IN, chip_slug};
+use crate::soak::SoakLength;
+use crate::soak_stage::soak_stage;
+use crate::stage_list::{
+    BENCH, BUNDLE, FORMS, GOLDEN, MacStage, PLAN, STAGES, StageJob, StageRecord, TRIALS,
+};
+use anemoe_bundle::{CHAIN_FILE, Chain};
+use anemoe_coreml::causes::End;
+use anemoe_gates::cost::chips;
+use anemoe_io::{Error, Result};
+use anemoe_runtime::model::MOST_UNDONE;
+use serde_json::Value;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+/// Time limit of stages that have limits of their own, or do nothing risky.
+const LONG: Duration = Duration::from_secs(24 * 3600);
+/// Index of the stage that chooses forms.
+const TUNE: usize = 1;
+/// Index of the stage that makes the bundle.
+const BUILD: usize = 2;
+/// Makes a golden; the ids of its prompt are ones that every vocabulary has.
+const MAKE_GOLDEN: &str = "golden {checkpoint} --prompt-ids 2,7,11,19,5,3,23,8 --decode 16 -o {golden}";
+/// Longest reason, in characters.
+const LONGEST_REASON: usize = 600;
+/// File with the settings that the folder's documents depend on.
+const SETTINGS: &str = "settings.json";
+
+/// Settings of a verification.
+pub struct Verification {
+    /// Folder of bundle, trials, and the record of each stage that was finished; an absolute path.
+    pub work: PathBuf,
+    /// Checkpoint.
+    pub checkpoint: PathBuf,
+    /// The machine, the compression, and the token counts of the functions.
+    pub about: ReportSystem,
+    /// Calls of each form in the stage `tune`.
+    pub calls: u32,
+    /// Length of the soak.
+    pub soak: SoakLength,
+    /// Seconds of which power is measured.
+    pub energy_seconds: u64,
+    /// Seconds that a step may take, or a soak without a pass.
+    pub timeout: u64,
+    /// Names of the stages to run; empty for all.
+    pub stages: Vec<String>,
+    /// True if stages run again that an earlier run has finished.
+    pub again: bool,
+}
+
+impl Verification {
+    /// Runs all stages, and returns their records; a record of an earlier run has the flag true.
+    ///
+    /// # Errors
+    /// The work folder is another one's, or was begun with other settings; or this machine fails.
+    pub fn run(&self, listener: &dyn Listener) -> Result<Vec<(StageRecord, bool)>> {
+        self.open_folder()?;
+        (0..STAGES.len()).map(|i| self.stage(i, listener)).collect()
+    }
+
+    /// Returns the path of a file of the work folder.
+    pub fn file(&self, name: &str) -> PathBuf {
+        self.work.join(name)
+    }
+
+    /// Opens or makes the work folder. With `again`, deletes the results of other settings.
+    fn open_folder(&self) -> Result<()> {
+        let not_ours = |what: &str| Err(Error::invalid(&self.work, format!("work folder: {what}")));
+        let checkpoint = std::path::absolute(&self.checkpoint).unwrap_or_else(|_| self.checkpoint.clone());
+        let mut settings = to_value(&self.about)?;
+        settings["checkpoint"] = checkpoint.display().to_string().into();
+        let file = self.file(SETTINGS);
+        let is_empty = self.work.read_dir().map_or(true, |mut entries| entries.next().is_none());
+        if file.is_file() {
+            let known: Value = read_json(&file).unwrap_or_default();
+            let differing = |(key, value): (&String, &Value)| {
+                let old = known.get(key).cloned().unwrap_or_default();
+                (old != *value).then(|| format!("{key} was {old} and is {value}"))
+            };
+            let changed: Vec<String> =
+                settings.as_object().into_iter().flatten().filter_map(differing).collect();
+            if !changed.is_empty() && !self.again {
+                return not_ours(&format!("{}; give --again or another --work", changed.join(", ")));
+            }
+            if !changed.is_empty() {
+                STAGES.iter().try_for_each(|stage| self.forget(stage))?;
+            }
+        } else if !is_empty {
+            return not_ours("a folder that verify-on-mac did not make; give another --work");
+        }
+        let stages = self.file("stages");
+        std::fs::create_dir_all(&stages).map_err(|e| Error::io(&stages, e))?;
+        write_json(&file, &settings)
+    }
+
+    /// Reads the record of a stage; none if it is missing or damaged, or the stage was not finished.
+    fn record(&self, stage: &MacStage) -> Option<StageRecord> {
+        let record: StageRecord = read_json(&self.file(&stage.entry()))?;
+        (record.stage == stage.name && record.end != End::Skipped).then_some(record)
+    }
+
+    /// Removes the record of a stage and what the stage made.
+    fn forget(&self, stage: &MacStage) -> Result<()> {
+        let made = stage.makes.iter().map(|name| self.file(name));
+        for path in made.chain([self.file(&stage.entry())]) {
+            let removed =
+                if path.is_dir() { std::fs::remove_dir_all(&path) } else { std::fs::remove_file(&path) };
+            match removed {
+                Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(Error::io(&path, e)),
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Runs a stage, or returns the record of an earlier run.
+    fn stage(&self, index: usize, listener: &dyn Listener) -> Result<(StageRecord, bool)> {
+        let stage = &STAGES[index];
+        let wanted = self.stages.is_empty() || self.stages.iter().any(|name| name == stage.name);
+        if let Some(known) = self.record(stage).filter(|_| !wanted || !self.again) {
+            return Ok((known, true));
+        }
+        let started = Instant::now();
+        let found = if wanted {
+            listener.message(&format!("{}: begins", stage.name));
+            self.work_of(index, listener)?
+        } else {
+            Ended::without_document(End::Skipped, "not asked for (--stages)")
+        };
+        let record = StageRecord {
+            stage: stage.name.into(),
+            end: found.end,
+            seconds: (started.elapsed().as_secs_f64() * 1e3).round() / 1e3,
+            reason: found.reason.chars().take(LONGEST_REASON).collect(),
+            document: found.document,
+        };
+        if record.end != End::Skipped {
+            write_json(&self.file(&stage.entry()), &record)?;
+        }
+        if wanted {
+            let colon = if record.reason.is_empty() { "" } else { ": " };
+            listener.message(&format!("{}: {}{colon}{}", stage.name, record.end.word(), record.reason));
+        }
+        Ok((record, false))
+    }
+
+    fn work_of(&self, index: usize, listener: &dyn Listener) -> Result<Ended> {
+        let stage = &STAGES[index];
+        if index > BUILD && !self.file(BUNDLE).join(CHAIN_FILE).is_file() {
+            return Ok(Ended::without_document(
+                End::Skipped,
+                "there is no bundle, which the stage build makes",
+            ));
+        }
+        if self.record(stage).is_some() {
+            // A stage with a record is repeated from the start; an unfinished tune or build goes on.
+            self.forget(stage)?;
+        }
+        // The bundle depends on the forms, and every stage behind it on the bundle.
+        if (TUNE..=BUILD).contains(&index) {
+            STAGES[index + 1..].iter().try_for_each(|later| self.forget(later))?;
+        }
+        let limit = Duration::from_secs(self.timeout);
+        match stage.job {
+            StageJob::Soak => soak_stage(&self.file(BUNDLE), self.soak, limit, listener),
+            StageJob::Energy => measure_energy(&self.file(BUNDLE), self.energy_seconds, limit),
+            StageJob::Command(line) => {
+                if line.contains("{golden}") && !self.golden().is_file() {
+                    let made = self.command(MAKE_GOLDEN, LONG)?;
+                    if made.end != End::Done {
+                        return Ok(Ended { reason: format!("golden: {}", made.reason), ..made });
+                    }
+                }
+                let is_safe = index <= BUILD || line.contains("{timeout}");
+                self.command(line, if is_safe { LONG } else { limit })
+            }
+        }
+    }
+
+    /// Runs a whole command in a child process.
+    fn command(&self, line: &str, limit: Duration) -> Result<Ended> {
+        let mut words = Vec::new();
+        for word in line.split(' ') {
+            words.extend(self.expand(word)?);
+        }
+        let command = words.remove(0);
+        let ended = Work::Command { command, arguments: words }.run(limit)?;
+        if ended.end != End::Done {
+            return Ok(ended);
+        }
+        let CommandDone { passed, document } = from_value(ended.document)?;
+        let faults = if passed { String::new() } else { faults(&document) };
+        Ok(Ended::with_faults(faults, document))
+    }
+
+    /// Replaces a word in braces by what it stands for.
+    fn expand(&self, word: &str) -> Result<Vec<String>> {
+        let path = |path: &Path| path.display().to_string();
+        let list = |all: &mut dyn Iterator<Item = usize>| {
+            let words: Vec<String> = all.map(|n| n.to_string()).collect();
+            if words.is_empty() { "0".to_string() } else { words.join(",") }
+        };
+        let counts = || self.about.tokens.iter().copied();
+        // Contexts fit the context of the bundle; passes verify drafts up to a length, prompts are longer.
+        let room = || Ok::<usize, Error>(Chain::read(&self.file(BUNDLE))?.model.max_context);
+        let quarter = |most: usize| room().map(|room| most.min(room / 4).max(1));
+        let drafts = MOST_UNDONE + 1;
+        Ok(vec![match word {
+            "{checkpoint}" => path(&self.checkpoint),
+            "{bundle}" => path(&self.file(BUNDLE)),
+            "{forms}" => path(&self.file(FORMS)),
+            "{trials}" => path(&self.file(TRIALS)),
+            "{plan}" => path(&self.file(PLAN)),
+            "{bench}" => path(&self.file(BENCH)),
+            "{golden}" => path(&self.golden()),
+            "{quant}" => self.about.quant.clone(),
+            "{tokens}" => list(&mut counts()),
+            "{calls}" => self.calls.to_string(),
+            "{timeout}" => self.timeout.to_string(),
+            "{context}" => quarter(64)?.to_string(),
+            "{decode}" => quarter(32)?.to_string(),
+            "{verified}" => {
+                let most = room()?.saturating_sub(quarter(64)?).min(drafts);
+                list(&mut counts().filter(|n| (2..=most).contains(n)))
+            }
+            "{prompts}" => {
+                let room = room()?;
+                list(&mut counts().filter(|n| *n > drafts && *n <= room))
+            }
+            "{chip}" => {
+                let slug = chip_slug(&self.about.system.chip);
+                // A chip that the table of chips lacks is calibrated from the best known one.
+                if chips::names().contains(&slug) { slug } else { STAND_IN.into() }
+            }
+            "{--forms}" if !self.file(FORMS).is_file() => return Ok(Vec::new()),
+            "{--forms}" => return Ok(vec!["--forms".into(), path(&self.file(FORMS))]),
+            word => word.to_string(),
+        }])
+    }
+
+    /// Returns the golden of the checkpoint, or the place of the one that is made.
+    fn golden(&self) -> PathBuf {
+        let own = self.checkpoint.join(GOLDEN);
+        if own.is_file() { own } else { self.file(GOLDEN) }
+    }
+}
+
+/// Returns the reason why the gate of a command failed, from the command's document.
+fn faults(document: &Value) -> String {
+    let listed = document["faults"].as_array().into_iter().flatten().filter_map(Value::as_str);
+    let listed: Vec<&str> = listed.collect();
+    match document["min_cosine"].as_f64() {
+        _ if !listed.is_empty() => listed.join("; "),
+        Some(cosine) => format!("lowest cosine {cosine:.5}; tokens match: {}", document["tokens_match"]),
+        None => "its gate failed".into(),
+    }
+}
