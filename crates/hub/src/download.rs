@@ -2,18 +2,16 @@
 
 use crate::Error;
 use crate::blob_hash::BlobHash;
+use crate::http_client::Tries;
 use anemoe_io::{hex, open_regular};
 use sha1::Sha1;
 use sha2::{Digest, Sha256};
 use std::fs::{self, File};
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::path::Path;
-use std::time::Duration;
 
 /// Tries in a row without a new byte after which the download fails.
 const TRIES: u32 = 6;
-/// Pause before the second try; each later pause is twice as long.
-pub const RETRY_PAUSE: Duration = Duration::from_millis(500);
 /// Rounds after which contents that are wrong each time fail.
 const ROUNDS: u32 = 3;
 /// Bytes of one read.
@@ -58,29 +56,26 @@ impl From<io::Error> for DownloadFailure {
 }
 
 /// Count of tries in a row without a new byte.
-#[derive(Default)]
 pub struct TryCount {
-    tries: u32,
+    tries: Tries,
     best: u64,
 }
 
 impl TryCount {
-    /// Counts a failed try that ended with `there` bytes, and waits before the next one.
+    /// Makes a count where `there` bytes are there.
+    pub fn new(there: u64) -> TryCount {
+        TryCount { tries: Tries::new(TRIES), best: there }
+    }
+
+    /// Counts a failed try that ended with `there` bytes, and pauses before the next one unless it brought bytes.
     ///
     /// # Errors
     /// It was the last one.
     pub fn failed(&mut self, there: u64, why: String) -> Result<(), DownloadFailure> {
-        self.tries = if there > self.best { 0 } else { self.tries + 1 };
-        self.best = self.best.max(there);
-        if self.tries >= TRIES {
+        if there > self.best {
+            *self = TryCount::new(there);
+        } else if !self.tries.pause(&why) {
             return Err(DownloadFailure::Network(why));
-        }
-        if self.tries > 0 {
-            let rest = RETRY_PAUSE * 2u32.pow(self.tries - 1);
-            if self.tries > 1 {
-                tracing::warn!("{why}; the next try is in {} s", rest.as_secs());
-            }
-            std::thread::sleep(rest);
         }
         Ok(())
     }
@@ -184,7 +179,7 @@ impl Download<'_> {
         source: &dyn DownloadSource,
         progress: &mut dyn FnMut(u64),
     ) -> Result<(), DownloadFailure> {
-        let mut tries = TryCount { best: self.there, ..TryCount::default() };
+        let mut tries = TryCount::new(self.there);
         progress(self.there);
         while self.there < self.size {
             let why = match self.receive(source, progress) {

@@ -2,13 +2,14 @@
 
 use anemoe_io::Error;
 use jiff::Timestamp;
+use std::fmt;
 use std::io::Read;
 use std::path::Path;
 use std::time::Duration;
 use ureq::SendBody;
-use ureq::http::Request;
-use ureq::http::header::CONTENT_LENGTH;
+use ureq::http::header::{ACCEPT_ENCODING, CONTENT_LENGTH, EXPECT};
 use ureq::http::request::Parts;
+use ureq::http::{HeaderValue, Request};
 use ureq::tls::{Certificate, PemItem, RootCerts, TlsConfig, parse_pem};
 use url::Url;
 
@@ -22,6 +23,8 @@ pub const MAX_ERROR: u64 = 64 << 10;
 const MAX_WAIT: Duration = Duration::from_secs(30);
 /// Most redirects of one request.
 const MAX_REDIRECTS: usize = 5;
+/// Pause before the second try; each later pause is twice as long.
+const PAUSE: Duration = Duration::from_millis(500);
 /// Most bytes of the certificates that `SSL_CERT_FILE` names.
 const MAX_CERTIFICATES: u64 = 16 << 20;
 
@@ -38,14 +41,43 @@ impl Token {
     }
 }
 
-impl std::fmt::Debug for Token {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl fmt::Debug for Token {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Token")
     }
 }
 
+/// Count of failed tries in a row.
+pub struct Tries {
+    most: u32,
+    /// Tries that failed.
+    pub failed: u32,
+}
+
+impl Tries {
+    /// Makes a count that ends with the try `most`.
+    pub fn new(most: u32) -> Tries {
+        Tries { most, failed: 0 }
+    }
+
+    /// Counts a failed try and pauses before the next one. Returns false at once after the last one.
+    pub fn pause(&mut self, why: &dyn fmt::Display) -> bool {
+        self.failed += 1;
+        if self.failed >= self.most {
+            return false;
+        }
+        let pause = PAUSE * 2u32.pow(self.failed - 1);
+        // The second try often succeeds; warnings start after it.
+        if self.failed > 1 {
+            tracing::warn!("{why}; the next try is in {} s", pause.as_secs());
+        }
+        std::thread::sleep(pause);
+        true
+    }
+}
+
 /// Reason why no answer came.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub enum Trouble {
     /// A fault of the network or the server; another try may help.
     Passing(String),
@@ -53,12 +85,10 @@ pub enum Trouble {
     Lasting(String),
 }
 
-impl Trouble {
-    /// Returns the reason in words.
-    pub fn what(&self) -> &str {
-        match self {
-            Trouble::Passing(what) | Trouble::Lasting(what) => what,
-        }
+impl fmt::Display for Trouble {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (Trouble::Passing(what) | Trouble::Lasting(what)) = self;
+        f.write_str(what)
     }
 }
 
@@ -109,6 +139,12 @@ impl Answer {
         self.header("content-length")?.parse().ok()
     }
 
+    /// Tells whether the server's clock is minutes from that of this machine. Signatures are valid for a quarter of an hour.
+    pub fn is_skewed(&self) -> bool {
+        let there = self.header("date").and_then(date);
+        there.is_some_and(|there| there.duration_since(Timestamp::now()).abs().as_secs() > 600)
+    }
+
     /// Waits as long as the server asks before another try (`retry-after`), but not for minutes.
     pub fn wait_as_asked(&self) {
         let asked = self.header("retry-after").and_then(|text| wait(text, Timestamp::now()));
@@ -120,11 +156,13 @@ impl Answer {
 fn wait(text: &str, now: Timestamp) -> Option<Duration> {
     match text.trim().parse() {
         Ok(seconds) => Some(Duration::from_secs(seconds)),
-        Err(_) => {
-            let until = jiff::fmt::rfc2822::parse(text.trim()).ok()?.timestamp();
-            until.duration_since(now).try_into().ok()
-        }
+        Err(_) => date(text)?.duration_since(now).try_into().ok(),
     }
+}
+
+/// Reads a date of a header.
+fn date(text: &str) -> Option<Timestamp> {
+    Some(jiff::fmt::rfc2822::parse(text.trim()).ok()?.timestamp())
 }
 
 /// A request without a body.
@@ -215,47 +253,8 @@ impl HttpClient {
         Err(Trouble::Lasting(format!("{} redirects more than {MAX_REDIRECTS} times", shown(request.url))))
     }
 
-    /// Sends a signed request with a body once. Returns redirects like other answers. With `asks_first`, the server is asked
-    /// to accept the headers before the body follows (`expect: 100-continue`).
-    ///
-    /// # Errors
-    /// No answer comes.
-    pub fn exchange(
-        &self,
-        head: &Parts,
-        url: &Url,
-        body: &[u8],
-        asks_first: bool,
-    ) -> Result<Answer, Trouble> {
-        let mut builder = Request::builder().method(&head.method).uri(&head.uri);
-        for (name, value) in head.headers.iter().filter(|(name, _)| *name != CONTENT_LENGTH) {
-            builder = builder.header(name, value);
-        }
-        if matches!(head.method.as_str(), "GET" | "HEAD") {
-            return self.run(url, builder.header("accept-encoding", "identity").body(SendBody::none()));
-        }
-        builder = builder.header(CONTENT_LENGTH, body.len());
-        if asks_first {
-            builder = builder.header("expect", "100-continue");
-        }
-        let mut body = body;
-        self.run(url, builder.body(SendBody::from_reader(&mut body)))
-    }
-
-    fn run(&self, url: &Url, request: ureq::http::Result<Request<SendBody>>) -> Result<Answer, Trouble> {
-        let request = request.map_err(|e| Trouble::Lasting(format!("{}: {e}", shown(url))))?;
-        let patience = match request.method().as_str() {
-            "GET" | "HEAD" => PATIENCE,
-            _ => UPLOAD_PATIENCE,
-        };
-        let request = self.agent.configure_request(request).timeout_recv_response(Some(patience)).build();
-        let (parts, body) = self.agent.run(request).map_err(|e| trouble(url, &e))?.into_parts();
-        Ok(Answer { status: parts.status.as_u16(), url: url.clone(), headers: parts.headers, body })
-    }
-
     fn send_once(&self, request: &HttpRequest, url: &Url) -> Result<Answer, Trouble> {
         let mut builder = Request::builder().method(request.method).uri(url.as_str());
-        builder = builder.header("accept-encoding", "identity");
         match (request.from, request.to) {
             (0, None) => {}
             (from, None) => builder = builder.header("range", format!("bytes={from}-")),
@@ -267,7 +266,38 @@ impl HttpClient {
         {
             builder = builder.header("authorization", format!("Bearer {}", token.0));
         }
-        self.run(url, builder.body(SendBody::none()))
+        let head = builder.body(()).map_err(|e| Trouble::Lasting(format!("{}: {e}", shown(url))))?;
+        self.exchange(head.into_parts().0, url, &[], false)
+    }
+
+    /// Sends a request once. Returns redirects like other answers. With `asks_first`, the server is asked to accept the
+    /// headers before the body follows (`expect: 100-continue`).
+    ///
+    /// # Errors
+    /// No answer comes.
+    pub fn exchange(
+        &self,
+        mut head: Parts,
+        url: &Url,
+        mut body: &[u8],
+        asks_first: bool,
+    ) -> Result<Answer, Trouble> {
+        head.headers.remove(CONTENT_LENGTH);
+        if matches!(head.method.as_str(), "GET" | "HEAD") {
+            head.headers.insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
+            return self.run(url, Request::from_parts(head, SendBody::none()), PATIENCE);
+        }
+        head.headers.insert(CONTENT_LENGTH, body.len().into());
+        if asks_first {
+            head.headers.insert(EXPECT, HeaderValue::from_static("100-continue"));
+        }
+        self.run(url, Request::from_parts(head, SendBody::from_reader(&mut body)), UPLOAD_PATIENCE)
+    }
+
+    fn run(&self, url: &Url, request: Request<SendBody>, patience: Duration) -> Result<Answer, Trouble> {
+        let request = self.agent.configure_request(request).timeout_recv_response(Some(patience)).build();
+        let (parts, body) = self.agent.run(request).map_err(|e| trouble(url, &e))?.into_parts();
+        Ok(Answer { status: parts.status.as_u16(), url: url.clone(), headers: parts.headers, body })
     }
 }
 

@@ -19,21 +19,6 @@ pub struct HttpSource<'a> {
     pub refused: &'a dyn Fn(u16, Option<&str>) -> Error,
 }
 
-/// Reason why a part did not come.
-#[derive(Debug)]
-pub enum RangeFailure {
-    /// The server sends only whole files.
-    WholeOnly,
-    /// Another fault, which a download of the whole file would meet as well.
-    Other(DownloadFailure),
-}
-
-impl From<DownloadFailure> for RangeFailure {
-    fn from(failure: DownloadFailure) -> RangeFailure {
-        RangeFailure::Other(failure)
-    }
-}
-
 /// An answer with bytes of a file.
 struct Part {
     answer: Answer,
@@ -68,8 +53,8 @@ impl HttpSource<'_> {
         }
     }
 
-    /// Fetches the bytes `range` of a file of `size` bytes; the range must lie within the file. `redirect` is the address
-    /// that served the last part, which is tried first.
+    /// Fetches the bytes `range` of a file of `size` bytes; the range must lie within the file. Returns `None` where the
+    /// server sends only whole files. `redirect` is the address that served the last part, which is tried first.
     ///
     /// # Errors
     /// The bytes do not come, or the server sends other ones.
@@ -78,39 +63,41 @@ impl HttpSource<'_> {
         size: u64,
         range: Range<u64>,
         redirect: &mut Option<Url>,
-    ) -> Result<Vec<u8>, RangeFailure> {
-        let (mut bytes, mut tries) = (Vec::new(), TryCount::default());
+    ) -> Result<Option<Vec<u8>>, DownloadFailure> {
+        let (mut bytes, mut tries) = (Vec::new(), TryCount::new(0));
         loop {
             let from = range.start + bytes.len() as u64;
             if from >= range.end {
-                return Ok(bytes);
+                return Ok(Some(bytes));
             }
             let was_redirected = redirect.is_some();
             let why = match self.receive(size, from..range.end, redirect, &mut bytes) {
-                Ok(()) => "the connection ended early".to_string(),
+                Ok(true) => "the connection ended early".to_string(),
                 // A redirect's address is valid for a limited time.
-                Err(_) if was_redirected && redirect.take().is_some() => continue,
-                Err(RangeFailure::Other(DownloadFailure::Network(why))) => why,
+                Ok(false) | Err(_) if was_redirected && redirect.take().is_some() => continue,
+                Ok(false) => return Ok(None),
+                Err(DownloadFailure::Network(why)) => why,
                 Err(other) => return Err(other),
             };
             tries.failed(bytes.len() as u64, why)?;
         }
     }
 
-    /// Asks once and appends the received bytes, also where the connection breaks.
+    /// Asks once and appends the received bytes, also where the connection breaks. Returns false where the server sends only
+    /// whole files.
     fn receive(
         &self,
         size: u64,
         range: Range<u64>,
         redirect: &mut Option<Url>,
         bytes: &mut Vec<u8>,
-    ) -> Result<(), RangeFailure> {
+    ) -> Result<bool, DownloadFailure> {
         let url = redirect.as_ref().unwrap_or(self.url);
         let part = self.ask(url, range.start, Some(range.end))?;
         if part.answer.status == 200 && range != (0..size) {
-            return Err(RangeFailure::WholeOnly);
+            return Ok(false);
         }
-        let wrong = |what: String| Err(DownloadFailure::WrongContents(what).into());
+        let wrong = |what: String| Err(DownloadFailure::WrongContents(what));
         if part.from != range.start {
             return wrong("it sends another part than was asked for".into());
         }
@@ -122,7 +109,7 @@ impl HttpSource<'_> {
         // Bytes after the range are not read.
         part.answer.reader().take(range.end - range.start).read_to_end(bytes).map_err(broken)?;
         *redirect = (status == 206 && from != *self.url).then_some(from);
-        Ok(())
+        Ok(true)
     }
 }
 

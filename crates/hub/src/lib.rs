@@ -23,6 +23,7 @@ mod download;
 mod http_client;
 mod http_source;
 mod hugging_face;
+mod parallel;
 mod safe_name;
 mod stores;
 mod variables;

@@ -35,11 +35,6 @@ struct Kept {
     breaks_off: usize,
 }
 
-fn md5(bytes: &[u8]) -> String {
-    use md5::Digest;
-    md5::Md5::digest(bytes).iter().map(|b| format!("{b:02x}")).collect()
-}
-
 /// Returns a value of an address's query.
 fn query<'a>(asked: &'a Asked, name: &str) -> Option<&'a str> {
     let query = asked.path.split_once('?')?.1;
@@ -73,7 +68,7 @@ fn answer(kept: &mut Kept, asked: &Asked) -> Reply {
             Reply::new(404, "<Error><Code>NoSuchUpload</Code></Error>")
         }
         ("PUT", Some(id), Some(number)) => {
-            let tag = md5(&asked.body);
+            let tag = sha256(&asked.body);
             kept.came.push(number);
             kept.uploads.get_mut(&id).unwrap().1.insert(number, asked.body.clone());
             Reply::new(200, "").with("etag", format!("\"{tag}\""))
@@ -86,7 +81,7 @@ fn answer(kept: &mut Kept, asked: &Asked) -> Reply {
             let Some((key, parts)) = kept.uploads.remove(&id) else {
                 return Reply::new(404, "<Error><Code>NoSuchUpload</Code></Error>");
             };
-            let tags: Vec<String> = parts.values().map(|p| md5(p)).collect();
+            let tags: Vec<String> = parts.values().map(|p| sha256(p)).collect();
             let body = String::from_utf8(asked.body.clone()).unwrap();
             assert!(tags.iter().all(|tag| body.contains(tag.as_str())), "{body}");
             let mut all: Vec<u8> = parts.into_values().flatten().collect();
@@ -231,6 +226,36 @@ fn an_upload_that_the_server_ends_is_no_failure() {
 }
 
 #[test]
+fn parts_of_a_file_that_changed_meanwhile_are_sent_again() {
+    let machine = Machine::new(|_, reply| reply);
+    let (folder, bytes) = machine.bundle();
+    let files = ["weights".to_string()];
+    let store = machine.store();
+    let send = || send_files(store.as_ref(), &folder, &files, &OPTIONS, &|_| ());
+    machine.kept.lock().unwrap().refused = vec![3];
+    send().unwrap_err();
+    // The same upload as if the file had been another one when its second part went.
+    let record = std::fs::read_dir(machine.dir.path().join(".bundle.anemoe-push")).unwrap().next().unwrap();
+    let record = record.unwrap().path();
+    let other = std::fs::read_to_string(&record).unwrap().replace(&sha256(&bytes[PART..2 * PART]), &sha256(b""));
+    std::fs::write(&record, other).unwrap();
+    machine.kept.lock().unwrap().refused.clear();
+    assert_eq!(send().unwrap().1.bytes_sent, (bytes.len() - PART) as u64);
+    assert_eq!(machine.kept.lock().unwrap().came, [1, 2, 2, 3]);
+    // A file that changes while it is sent is no object.
+    machine.kept.lock().unwrap().objects.clear();
+    let path = folder.join("weights");
+    let change = |p: anemoe_hub::TransferProgress| {
+        if p.done > 0 {
+            std::fs::write(&path, &bytes[1..]).unwrap();
+        }
+    };
+    let changed = send_files(store.as_ref(), &folder, &files, &OPTIONS, &change).unwrap_err().to_string();
+    assert!(changed.contains("it changed while it was sent"), "{changed}");
+    assert!(machine.kept.lock().unwrap().objects.is_empty());
+}
+
+#[test]
 fn a_part_without_a_tag_is_an_error_that_says_so() {
     let machine = Machine::new(|asked, reply| match query(asked, "partNumber") {
         Some(_) => reply.without_headers(),
@@ -288,7 +313,7 @@ fn google_and_azure_hold_bundles_too() {
         answer(kept, &Asked { path, ..asked.clone() })
     };
     let kinds: [(&str, Answer, &[(&str, &str)]); 2] = [
-        ("gs://models/p", google, &[("GOOGLE_SKIP_SIGNATURE", "true"), ("GOOGLE_ALLOW_HTTP", "true")]),
+        ("gs://models/p", google, &[("GOOGLE_BEARER_TOKEN", "a2V5"), ("GOOGLE_ALLOW_HTTP", "true")]),
         (
             "az://models/p",
             azure_answer,
@@ -333,6 +358,7 @@ fn google_and_azure_hold_bundles_too() {
         let send = || send_files(store.as_ref(), &folder, &files, &OPTIONS, &|_| ());
         let refused = send().unwrap_err().to_string();
         assert!(refused.starts_with(location) && refused.contains("status 403"), "{refused}");
+        assert!(!refused.contains("a2V5"), "{refused}");
         kept.lock().unwrap().refused.clear();
         let (entries, report) = send().unwrap();
         assert_eq!(report.bytes_sent, (PART + 1) as u64, "{location}");
@@ -345,6 +371,14 @@ fn google_and_azure_hold_bundles_too() {
             assert!(std::fs::read(target.join(file)).unwrap() == std::fs::read(folder.join(file)).unwrap());
         }
         assert!(!dir.path().join(".b.anemoe-push").exists());
+        for asked in server.asked() {
+            let signed = asked.header("authorization").unwrap();
+            let is_signed = match location.starts_with("gs") {
+                true => signed == "Bearer a2V5",
+                false => signed.starts_with("SharedKey account:") && asked.header("date").is_some(),
+            };
+            assert!(is_signed && asked.path.starts_with("/models"), "{asked:?}");
+        }
     }
 }
 
@@ -450,7 +484,7 @@ fn page(names: &str, token: &str) -> Reply {
 }
 
 /// Quirks of servers, and what an error says where one is right.
-const QUIRKS: [(&str, Quirk, Option<&str>); 29] = [
+const QUIRKS: [(&str, Quirk, Option<&str>); 30] = [
     (
         "no namespace",
         |_, r, _| xml(r, |x| x.replace(" xmlns=\"http://s3.amazonaws.com/doc/2006-03-01/\"", "")),
@@ -597,6 +631,11 @@ const QUIRKS: [(&str, Quirk, Option<&str>); 29] = [
         "another region in the error alone",
         |_, _, _| Reply::new(301, "<Error><Code>PermanentRedirect</Code><Region>eu-west-4</Region></Error>"),
         Some("set AWS_REGION=eu-west-4"),
+    ),
+    (
+        "another time",
+        |_, _, _| Reply::new(403, "").with("date", "Wed, 21 Oct 2015 07:28:00 GMT"),
+        Some("clock of this machine"),
     ),
     ("an address that is missing", |_, _, _| Reply::new(301, ""), Some("redirects to another server")),
 ];

@@ -1,12 +1,12 @@
-//! Fetches a checkpoint of the hub into the cache: files that are there are used, missing files are downloaded.
+//! Fetches files of the hub into the cache: files that are there are used, missing files are downloaded.
 
 use super::hub_cache::{HubCache, MAX_INDEX};
 use super::hub_settings::HubSettings;
 use super::hub_spec::HubSpec;
-use super::listing::{INDEX, Listing, RemoteFile, SINGLE, indexed_files, is_commit};
+use super::listing::{INDEX, KnownFile, Listing, RemoteFile, SINGLE, indexed_files};
 use crate::blob_hash::BlobHash;
-use crate::download::{DownloadFailure, RETRY_PAUSE, download};
-use crate::http_client::{Answer, HttpClient, HttpRequest, Trouble, is_passing, shown};
+use crate::download::{DownloadFailure, download};
+use crate::http_client::{Answer, HttpClient, HttpRequest, Tries, Trouble, is_passing, shown};
 use crate::http_source::HttpSource;
 use crate::{Error, Result};
 use anemoe_io::read_input;
@@ -72,39 +72,6 @@ impl Hub {
         &self.settings
     }
 
-    /// Fetches a checkpoint into the cache. `accept` checks the folder once its `config.json` is there, before any
-    /// large download.
-    ///
-    /// # Errors
-    /// The checkpoint is not in the cache and cannot be fetched, `accept` refuses it, or the disk has too little room.
-    pub fn fetch(
-        &self,
-        spec: &HubSpec,
-        accept: &dyn Fn(&Path) -> Result<()>,
-        progress: &mut dyn FnMut(DownloadProgress),
-    ) -> Result<Snapshot> {
-        let cache = HubCache::new(&self.settings.cache, spec);
-        let whole = self.whole(spec, &cache);
-        if self.settings.offline {
-            return whole.map_err(|missing| self.not_asked(spec, &missing));
-        }
-        if let Some(snapshot) = self.complete_commit(spec, &whole) {
-            return Ok(snapshot);
-        }
-        let listing = match self.list(spec) {
-            Ok(listing) => listing,
-            Err((Trouble::Passing(why), _)) if whole.is_ok() => {
-                let warning = Some(format!("{why}; what is in the cache is used"));
-                return whole.map(|s| Snapshot { warning, ..s }).map_err(Error::usage);
-            }
-            Err((_, error)) => return Err(error),
-        };
-        let target = Target { spec, cache: &cache, commit: &listing.commit };
-        let path = self.bring(&target, &listing, accept, progress)?;
-        cache.remember(&spec.revision, &listing.commit).map_err(|e| Error::io(&self.settings.cache, e))?;
-        Ok(Snapshot { path, pinned: spec.at(&listing.commit), warning: None })
-    }
-
     /// Makes the error about something that the cache lacks while the hub may not be asked.
     pub(super) fn not_asked(&self, spec: &HubSpec, missing: &str) -> Error {
         let what = format!(
@@ -112,17 +79,6 @@ impl Hub {
             self.settings.cache.display()
         );
         Error::io(spec.to_string(), io::Error::new(io::ErrorKind::NotFound, what))
-    }
-
-    /// Returns a complete checkpoint of a commit, for which the hub need not be asked; `None` for branches and incomplete ones.
-    pub(super) fn complete_commit(
-        &self,
-        spec: &HubSpec,
-        whole: &std::result::Result<Snapshot, String>,
-    ) -> Option<Snapshot> {
-        let snapshot = whole.as_ref().ok().filter(|_| is_commit(&spec.revision))?;
-        let has_all = snapshot.path.is_file() || snapshot.path.join("tokenizer.json").is_file();
-        has_all.then(|| snapshot.clone())
     }
 
     /// Returns the complete checkpoint in the cache, or the name of a missing part as the error.
@@ -156,17 +112,19 @@ impl Hub {
     fn ask(&self, method: &'static str, url: &Url, follow: bool) -> std::result::Result<Answer, Trouble> {
         let token = self.settings.token.as_ref();
         let request = HttpRequest { method, url, from: 0, to: None, token, follow };
-        let mut tries = 1;
+        let mut tries = Tries::new(LIST_TRIES);
         loop {
-            match self.client.send(&request) {
-                Ok(answer) if tries == LIST_TRIES || !is_passing(answer.status, None) => return Ok(answer),
-                Err(trouble) if tries == LIST_TRIES || matches!(trouble, Trouble::Lasting(_)) => {
-                    return Err(trouble);
+            let ended = self.client.send(&request);
+            let why = match &ended {
+                Ok(answer) if is_passing(answer.status, None) => {
+                    format!("{} answers with status {}", shown(url), answer.status)
                 }
-                _ => {}
+                Err(Trouble::Passing(why)) => why.clone(),
+                _ => return ended,
+            };
+            if !tries.pause(&why) {
+                return ended;
             }
-            std::thread::sleep(RETRY_PAUSE * tries);
-            tries += 1;
         }
     }
 
@@ -176,7 +134,7 @@ impl Hub {
         url.set_query(Some("blobs=true"));
         let lasting = |error: Error| (Trouble::Lasting(String::new()), error);
         let failed = |trouble: Trouble| {
-            let error = Error::io(spec.to_string(), io::Error::other(trouble.what().to_string()));
+            let error = Error::io(spec.to_string(), io::Error::other(trouble.to_string()));
             (trouble, error)
         };
         let answer = self.ask("GET", &url, true).map_err(failed)?;
@@ -190,8 +148,8 @@ impl Hub {
                 return Err(failed(Trouble::Passing(why)));
             }
             status => {
-                let code = answer.header("x-error-code").map(str::to_string);
-                return Err(lasting(self.refused(spec, None, status, code.as_deref())));
+                let code = answer.header("x-error-code");
+                return Err(lasting(self.refused(spec, None, status, code)));
             }
         }
         let text = answer.read(MAX_LISTING).map_err(failed)?;
@@ -217,24 +175,6 @@ impl Hub {
             _ => format!("{of}{page} answers with status {status}"),
         };
         Error::io(spec.to_string(), io::Error::other(what))
-    }
-
-    pub(super) fn bring(
-        &self,
-        target: &Target,
-        listing: &Listing,
-        accept: &dyn Fn(&Path) -> Result<()>,
-        progress: &mut dyn FnMut(DownloadProgress),
-    ) -> Result<PathBuf> {
-        let folder = target.cache.snapshot(target.commit);
-        let Some(weights) = self.bring_small(target, listing, accept, progress)? else {
-            let invalid = |what: String| Error::invalid(target.spec.to_string(), what);
-            let file = listing.gguf(target.spec.file.as_deref()).map_err(invalid)?;
-            self.bring_files(target, vec![file.clone()], progress)?;
-            return Ok(folder.join(&file.name));
-        };
-        self.bring_files(target, weights, progress)?;
-        Ok(folder)
     }
 
     /// Fetches the files beside the weights. Returns the weight files, or `None` for a GGUF file, which holds everything.
@@ -286,28 +226,20 @@ impl Hub {
         let mut missing = Vec::new();
         for file in files {
             let there = folder.join(&file.name).metadata().ok().filter(|m| m.is_file()).map(|m| m.len());
-            if there.is_some_and(|bytes| file.size.is_none_or(|size| size == bytes)) {
-                continue;
+            if there.is_none_or(|bytes| file.size.is_some_and(|size| size != bytes)) {
+                missing.push(self.known_file(target, file)?);
             }
-            let (size, hash) = match (file.size, file.hash.clone()) {
-                (Some(size), Some(hash)) => (size, hash),
-                _ => self.request_size_and_hash(target, &file)?,
-            };
-            missing.push((file.name, size, hash));
         }
-        let is_there =
-            |size: u64, hash: &BlobHash| target.cache.blob(hash).metadata().is_ok_and(|m| m.len() == size);
-        let wanted: Vec<&(String, u64, BlobHash)> =
-            missing.iter().filter(|(_, size, hash)| !is_there(*size, hash)).collect();
-        let total = wanted.iter().fold(0u64, |n, (_, size, _)| n.saturating_add(*size));
-        if total > 0 {
-            let blobs = target.cache.blob(&missing[0].2);
+        let wanted: Vec<&KnownFile> = missing.iter().filter(|file| !target.cache.has(file)).collect();
+        let total = wanted.iter().fold(0u64, |n, file| n.saturating_add(file.size));
+        if let Some(first) = wanted.first() {
+            let blobs = target.cache.blob(&first.hash);
             let blobs = blobs.parent().unwrap_or(&blobs).to_path_buf();
             std::fs::create_dir_all(&blobs).map_err(failed)?;
-            let partial = |hash: &BlobHash| {
-                target.cache.blob(hash).with_extension("incomplete").metadata().map_or(0, |m| m.len())
+            let partial = |file: &&KnownFile| {
+                target.cache.partial(&file.hash).metadata().map_or(0, |m| m.len())
             };
-            let begun: u64 = wanted.iter().map(|(_, _, hash)| partial(hash)).sum();
+            let begun: u64 = wanted.iter().map(partial).sum();
             let (needed, free) = (total.saturating_sub(begun), fs4::available_space(&blobs).map_err(failed)?);
             if needed > free {
                 let what = format!(
@@ -317,17 +249,17 @@ impl Hub {
             }
         }
         let mut before = 0;
-        for (name, size, hash) in &missing {
-            let _lock = target.cache.lock(hash).map_err(failed)?;
-            if !is_there(*size, hash) {
+        for file in &missing {
+            let _lock = target.cache.lock(&file.hash).map_err(failed)?;
+            if !target.cache.has(file) {
                 let mut told =
-                    |done: u64| progress(DownloadProgress { file: name, done: before + done, total });
-                self.bring_one(target, name, *size, hash, &mut told)?;
-                before += size;
+                    |done: u64| progress(DownloadProgress { file: &file.name, done: before + done, total });
+                self.bring_one(target, file, &mut told)?;
+                before += file.size;
             }
-            target.cache.link(target.commit, name, hash).map_err(failed)?;
+            target.cache.link(target.commit, &file.name, &file.hash).map_err(failed)?;
             // Its parts in ranges are not needed any more.
-            let _ = std::fs::remove_file(target.cache.ranges(hash));
+            let _ = std::fs::remove_file(target.cache.ranges(&file.hash));
         }
         Ok(())
     }
@@ -351,23 +283,15 @@ impl Hub {
         read(&HttpSource { client: &self.client, url, token, refused: &refused })
     }
 
-    fn bring_one(
-        &self,
-        target: &Target,
-        name: &str,
-        size: u64,
-        hash: &BlobHash,
-        progress: &mut dyn FnMut(u64),
-    ) -> Result<()> {
-        let url = self.file_address(target.spec, target.commit, name);
-        let blob = target.cache.blob(hash);
-        let partial = blob.with_extension("incomplete");
-        let ended = self.with_source(target.spec, name, &url, |source| {
-            download(source, hash, size, &partial, &blob, progress)
+    fn bring_one(&self, target: &Target, file: &KnownFile, progress: &mut dyn FnMut(u64)) -> Result<()> {
+        let url = self.file_address(target.spec, target.commit, &file.name);
+        let (partial, blob) = (target.cache.partial(&file.hash), target.cache.blob(&file.hash));
+        let ended = self.with_source(target.spec, &file.name, &url, |source| {
+            download(source, &file.hash, file.size, &partial, &blob, progress)
         });
         ended.map_err(|failure| match failure {
             DownloadFailure::Disk(e) => Error::io(&partial, e),
-            other => self.explain(target.spec, name, other),
+            other => self.explain(target.spec, &file.name, other),
         })
     }
 
@@ -387,27 +311,32 @@ impl Hub {
         }
     }
 
-    /// Asks the hub for the size and hash of a file when its list tells neither.
-    pub(super) fn request_size_and_hash(
-        &self,
-        target: &Target,
-        file: &RemoteFile,
-    ) -> Result<(u64, BlobHash)> {
-        let url = self.file_address(target.spec, target.commit, &file.name);
+    /// Returns a file with its size and hash; asks the hub for them where its list tells neither.
+    pub(super) fn known_file(&self, target: &Target, file: RemoteFile) -> Result<KnownFile> {
+        let RemoteFile { name, size, hash } = file;
+        if let (Some(size), Some(hash)) = (size, hash.clone()) {
+            return Ok(KnownFile { name, size, hash });
+        }
+        let url = self.file_address(target.spec, target.commit, &name);
         let answer = self.ask("HEAD", &url, false).map_err(|trouble| {
-            Error::io(target.spec.to_string(), io::Error::other(trouble.what().to_string()))
+            Error::io(target.spec.to_string(), io::Error::other(trouble.to_string()))
         })?;
         if !(200..400).contains(&answer.status) {
-            let code = answer.header("x-error-code").map(str::to_string);
-            return Err(self.refused(target.spec, Some(&file.name), answer.status, code.as_deref()));
+            return Err(self.refused(
+                target.spec,
+                Some(&name),
+                answer.status,
+                answer.header("x-error-code"),
+            ));
         }
-        let size = answer.header("x-linked-size").or_else(|| answer.header("content-length"));
-        let hash = answer.header("x-linked-etag").or_else(|| answer.header("etag"));
-        let size = file.size.or_else(|| size?.parse().ok());
-        let hash = file.hash.clone().or_else(|| BlobHash::parse(hash?));
-        size.zip(hash).ok_or_else(|| {
-            let what = format!("{}: the server does not tell its size and hash", file.name);
-            Error::invalid(target.spec.to_string(), what)
-        })
+        let told_size = answer.header("x-linked-size").or_else(|| answer.header("content-length"));
+        let told_hash = answer.header("x-linked-etag").or_else(|| answer.header("etag"));
+        match (size.or_else(|| told_size?.parse().ok()), hash.or_else(|| BlobHash::parse(told_hash?))) {
+            (Some(size), Some(hash)) => Ok(KnownFile { name, size, hash }),
+            _ => {
+                let what = format!("{name}: the server does not tell its size and hash");
+                Err(Error::invalid(target.spec.to_string(), what))
+            }
+        }
     }
 }

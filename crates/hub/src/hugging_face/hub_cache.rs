@@ -11,7 +11,7 @@
 //! ```
 
 use super::hub_spec::HubSpec;
-use super::listing::{INDEX, KnownFile, SINGLE, indexed_files, is_commit, read_known, write_known};
+use super::listing::{INDEX, KnownFile, SINGLE, indexed_files, is_commit, read_known};
 use crate::blob_hash::BlobHash;
 use anemoe_io::{open_regular, read_input, read_text, write_atomic};
 use std::fs::{self, File};
@@ -68,6 +68,16 @@ impl HubCache {
         self.repository.join("blobs").join(hash.hex())
     }
 
+    /// Returns the path of contents while they come.
+    pub fn partial(&self, hash: &BlobHash) -> PathBuf {
+        self.blob(hash).with_extension("incomplete")
+    }
+
+    /// Tells whether the contents of a file are there.
+    pub fn has(&self, file: &KnownFile) -> bool {
+        self.blob(&file.hash).metadata().is_ok_and(|m| m.is_file() && m.len() == file.size)
+    }
+
     /// Returns the path of the log that keeps parts of contents.
     pub fn ranges(&self, hash: &BlobHash) -> PathBuf {
         self.repository.join("ranges").join(hash.hex())
@@ -81,7 +91,7 @@ impl HubCache {
     pub fn keep_weights(&self, commit: &str, files: &[KnownFile]) -> io::Result<()> {
         let path = self.weights_path(commit);
         fs::create_dir_all(path.parent().unwrap_or(&self.repository))?;
-        let text = write_known(files).map_err(io::Error::other)?;
+        let text = serde_json::to_vec(files).map_err(io::Error::other)?;
         write_atomic(&path, |file| file.write_all(&text))
     }
 

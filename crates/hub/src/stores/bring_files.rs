@@ -8,7 +8,8 @@
 
 use super::bundle_manifest::{BundleManifest, ManifestFile};
 use super::object::{Contents, ObjectStore};
-use super::transfer::{TransferCount, TransferProgress, beside, for_each};
+use super::transfer::{TransferCount, TransferProgress, beside};
+use crate::parallel::for_each;
 use crate::{Error, Result};
 use anemoe_io::{OwnedDir, open_input, open_regular, sync_dir};
 use serde::Serialize;

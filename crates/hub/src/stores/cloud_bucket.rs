@@ -4,12 +4,12 @@ use super::cloud_http::{CloudFailure, CloudResult, Streamed, ToldHash};
 use super::refusal::Account;
 use crate::{Error, Result};
 use bytes::Bytes;
-use futures_core::stream::BoxStream;
+use futures_util::StreamExt;
+use futures_util::stream::BoxStream;
 use object_store::list::PaginatedListStore;
 use object_store::multipart::MultipartStore;
 use object_store::path::Path as Key;
-use object_store::{Extensions, GetOptions, GetRange, GetResult, ObjectStore, PutOptions};
-use std::future::poll_fn;
+use object_store::{Extensions, GetOptions, GetRange, GetResult, ObjectStore};
 use std::io::{self, Read};
 use std::sync::Arc;
 use tokio::runtime::Runtime;
@@ -25,8 +25,6 @@ pub struct CloudBucket {
     pub cloud: Arc<dyn Cloud>,
     /// The bucket, asked in such a way that S3 tells hashes of objects.
     pub telling: Arc<dyn Cloud>,
-    /// Name of the bucket in messages: `s3://BUCKET`.
-    pub name: String,
     /// Prefix of all keys; empty, or without slashes at its ends.
     pub prefix: String,
     /// Who asks.
@@ -41,6 +39,11 @@ impl CloudBucket {
         if self.prefix.is_empty() { key.to_string() } else { format!("{}/{key}", self.prefix) }
     }
 
+    /// Returns the name of an object in messages.
+    pub fn shown(&self, key: &str) -> String {
+        format!("{}://{}/{}", self.account.kind.scheme(), self.account.bucket, self.full(key))
+    }
+
     /// Returns a key as `object_store` takes it.
     ///
     /// # Errors
@@ -53,8 +56,8 @@ impl CloudBucket {
     pub fn failed(&self, key: &str, failure: CloudFailure) -> Error {
         match failure {
             CloudFailure::Refused(refusal) => refusal.error(&self.shown(key), &self.account),
-            CloudFailure::Passing(what) | CloudFailure::Lasting(what) => {
-                Error::io(self.shown(key), io::Error::other(what))
+            CloudFailure::Trouble(trouble) => {
+                Error::io(self.shown(key), io::Error::other(trouble.to_string()))
             }
         }
     }
@@ -96,18 +99,6 @@ impl CloudBucket {
             Err(failure) => Err(self.failed(key, failure)),
         }
     }
-
-    /// Returns the name of an object in messages.
-    pub fn shown(&self, key: &str) -> String {
-        format!("{}/{}", self.name, self.full(key))
-    }
-
-    /// Sends an object in one piece.
-    pub fn put(&self, key: &str, bytes: Vec<u8>) -> Result<()> {
-        let path = self.path(key)?;
-        let put = self.cloud.put_opts(&path, bytes.into(), PutOptions::default());
-        self.wait(put).map(|_| ()).map_err(|failure| self.failed(key, failure))
-    }
 }
 
 /// Makes extensions of one value.
@@ -127,8 +118,7 @@ pub struct ObjectReader<'a> {
 impl Read for ObjectReader<'_> {
     fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
         if self.piece.is_empty() {
-            let next = poll_fn(|context| self.stream.as_mut().poll_next(context));
-            match self.bucket.runtime.block_on(next) {
+            match self.bucket.runtime.block_on(self.stream.next()) {
                 None => return Ok(0),
                 Some(piece) => self.piece = piece.map_err(|e| io::Error::other(CloudFailure::from(e)))?,
             }

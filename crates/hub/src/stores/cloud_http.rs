@@ -4,23 +4,22 @@
 //! which is found again in the chain of its errors.
 
 use super::refusal::Refusal;
-use crate::http_client::{Answer, HttpClient, MAX_ERROR, Trouble, shown};
+use super::store_location::CloudKind;
+use crate::http_client::{HttpClient, MAX_ERROR, Tries, Trouble, shown};
 use anemoe_io::{hex, locked};
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use bytes::Bytes;
-use http_body_util::BodyExt;
-use hyper::body::{Body, Frame};
+use futures_util::stream::iter;
+use http_body_util::{BodyExt, StreamBody};
+use hyper::body::Frame;
 use object_store::ClientOptions;
 use object_store::client::{
-    ClientConfigKey, HttpConnector, HttpError, HttpErrorKind, HttpRequest, HttpResponse, HttpResponseBody,
-    HttpService,
+    HttpConnector, HttpError, HttpErrorKind, HttpRequest, HttpResponse, HttpResponseBody, HttpService,
 };
 use std::fmt;
 use std::io::Read;
-use std::pin::Pin;
 use std::sync::{Arc, Mutex};
-use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 use ureq::http::StatusCode;
 use ureq::http::request::Parts;
@@ -28,8 +27,6 @@ use url::Url;
 
 /// Tries of a request.
 const TRIES: u32 = 6;
-/// Pause before the second try; each later pause is twice as long.
-pub const REST: Duration = Duration::from_millis(500);
 /// Longest time after which a request is tried again: its signature is valid for 15 minutes.
 const SIGNED: Duration = Duration::from_secs(600);
 /// Most bytes of an answer, unless its request has an [`AnswerLimit`].
@@ -55,10 +52,8 @@ pub struct ToldHash(pub String);
 pub enum CloudFailure {
     /// The server refused it.
     Refused(Refusal),
-    /// A fault of the network or the server; another try may help.
-    Passing(String),
-    /// A fault that no other try changes.
-    Lasting(String),
+    /// No answer came, or none that can be read.
+    Trouble(Trouble),
 }
 
 /// Result of a request to an object store.
@@ -68,7 +63,7 @@ impl fmt::Display for CloudFailure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             CloudFailure::Refused(refusal) => f.write_str(&refusal.words()),
-            CloudFailure::Passing(what) | CloudFailure::Lasting(what) => f.write_str(what),
+            CloudFailure::Trouble(trouble) => trouble.fmt(f),
         }
     }
 }
@@ -77,10 +72,7 @@ impl std::error::Error for CloudFailure {}
 
 impl From<Trouble> for CloudFailure {
     fn from(trouble: Trouble) -> CloudFailure {
-        match trouble {
-            Trouble::Passing(what) => CloudFailure::Passing(what),
-            Trouble::Lasting(what) => CloudFailure::Lasting(what),
-        }
+        CloudFailure::Trouble(trouble)
     }
 }
 
@@ -99,35 +91,31 @@ impl From<object_store::Error> for CloudFailure {
                 (Some(failure), _) => return failure.clone(),
                 (None, Some(deeper)) => cause = deeper,
                 // The last cause only: those above it show addresses with what signs them.
-                (None, None) => return CloudFailure::Lasting(format!("the server's answer: {cause}")),
+                (None, None) => return Trouble::Lasting(format!("the server's answer: {cause}")).into(),
             }
         }
     }
 }
 
-/// Connects `object_store` to this crate's client.
+/// Sends the requests of `object_store`, and blocks until they are answered.
 #[derive(Clone, Debug)]
-pub struct CloudHttp(pub Arc<HttpClient>);
+pub struct CloudHttp {
+    /// Sends a request.
+    pub client: Arc<HttpClient>,
+    /// Kind of object store.
+    pub kind: CloudKind,
+    /// True if requests may go over plain http.
+    pub allows_http: bool,
+}
 
 impl HttpConnector for CloudHttp {
-    fn connect(&self, options: &ClientOptions) -> object_store::Result<object_store::client::HttpClient> {
-        let allows_http = options.get_config_value(&ClientConfigKey::AllowHttp);
-        Ok(object_store::client::HttpClient::new(CloudService {
-            http: Arc::clone(&self.0),
-            allows_http: allows_http.is_some_and(|value| value == "true"),
-        }))
+    fn connect(&self, _: &ClientOptions) -> object_store::Result<object_store::client::HttpClient> {
+        Ok(object_store::client::HttpClient::new(self.clone()))
     }
 }
 
-/// Sends requests, and blocks until they are answered.
-#[derive(Debug)]
-struct CloudService {
-    http: Arc<HttpClient>,
-    allows_http: bool,
-}
-
 #[async_trait::async_trait]
-impl HttpService for CloudService {
+impl HttpService for CloudHttp {
     async fn call(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
         let (head, body) = request.into_parts();
         let body = body.collect().await?.to_bytes();
@@ -135,51 +123,47 @@ impl HttpService for CloudService {
     }
 }
 
-impl CloudService {
+impl CloudHttp {
     /// Sends a request, again after passing faults, until it succeeds or is refused for good.
     fn perform(&self, head: &Parts, body: &[u8]) -> CloudResult<HttpResponse> {
-        let lasting = |e: &dyn fmt::Display| CloudFailure::Lasting(format!("an address: {e}"));
-        let url = Url::parse(&head.uri.to_string()).map_err(|e| lasting(&e))?;
-        if url.scheme() == "http" && !self.allows_http {
-            let what = "everybody on the way reads what goes over plain http; AZURE_ALLOW_HTTP=true or GOOGLE_ALLOW_HTTP=true allows it";
-            return Err(CloudFailure::Lasting(format!("{}: {what}", shown(&url))));
+        let url = Url::parse(&head.uri.to_string());
+        let url = url.map_err(|e| Trouble::Lasting(format!("an address: {e}")))?;
+        if url.scheme() != "https" && !self.allows_http {
+            let variable = format!("{}_ALLOW_HTTP", self.kind.family());
+            let what = "everybody on the way reads what goes over plain http";
+            return Err(Trouble::Lasting(format!("{}: {what}; {variable}=true allows it", shown(&url))).into());
         }
-        let started = Instant::now();
-        let mut tries = 0;
+        let (started, mut tries) = (Instant::now(), Tries::new(TRIES));
         loop {
-            tries += 1;
             // A server that refuses early closes the connection, and its reason is lost while the body is written. Each
             // second try asks before it sends; servers that do not know the question refuse it with 417.
-            let asks_first = tries % 2 == 0 && !body.is_empty();
+            let asks_first = tries.failed % 2 == 1 && !body.is_empty();
             let failure = match self.try_once(head, &url, body, asks_first) {
                 Ok(response) => return Ok(response),
                 Err(failure) => failure,
             };
-            match &failure {
-                CloudFailure::Refused(refusal)
-                    if refusal.is_passing() || asks_first && refusal.status == 417 => {}
-                CloudFailure::Passing(_) => {}
-                _ => return Err(failure),
+            let is_passing = match &failure {
+                CloudFailure::Refused(refusal) => refusal.is_passing() || asks_first && refusal.status == 417,
+                CloudFailure::Trouble(trouble) => matches!(trouble, Trouble::Passing(_)),
+            };
+            if !is_passing {
+                return Err(failure);
             }
             if head.extensions.get::<Streamed>().is_some() {
-                return Err(CloudFailure::Passing(failure.to_string()));
+                return Err(Trouble::Passing(failure.to_string()).into());
             }
-            if tries >= TRIES || started.elapsed() > SIGNED {
+            let what = format!("{}: {failure}", shown(&url));
+            if started.elapsed() > SIGNED || !tries.pause(&what) {
+                let count = tries.failed;
                 let what =
-                    format!("{failure} ({tries} tries); the same command goes on where this one stopped");
-                return Err(CloudFailure::Passing(what));
+                    format!("{failure} ({count} tries); the same command goes on where this one stopped");
+                return Err(Trouble::Passing(what).into());
             }
-            let rest = REST * 2u32.pow(tries - 1);
-            // The second try often succeeds; warnings start after it.
-            if tries > 1 {
-                tracing::warn!("{}: {failure}; the next try is in {} s", shown(&url), rest.as_secs());
-            }
-            std::thread::sleep(rest);
         }
     }
 
     fn try_once(&self, head: &Parts, url: &Url, body: &[u8], asks_first: bool) -> CloudResult<HttpResponse> {
-        let answer = self.http.exchange(head, url, body, asks_first)?;
+        let answer = self.client.exchange(head.clone(), url, body, asks_first)?;
         let status = match StatusCode::from_u16(answer.status) {
             Ok(status) if status.is_success() => status,
             _ => return Err(CloudFailure::Refused(Refusal::of(answer))),
@@ -192,7 +176,7 @@ impl CloudService {
         let body = if head.method == "HEAD" {
             Bytes::new().into()
         } else if head.extensions.get::<Streamed>().is_some() && !is_small {
-            HttpResponseBody::new(AnswerBody::of(answer))
+            streamed(shown(&answer.url), answer.reader())
         } else {
             let limit = head.extensions.get::<AnswerLimit>().map_or(MAX_ANSWER, |limit| limit.0);
             let body = answer.read(limit)?;
@@ -210,35 +194,19 @@ impl CloudService {
     }
 }
 
-/// Body of an answer, read as it comes.
-struct AnswerBody {
-    reader: Mutex<Box<dyn Read + Send>>,
-    from: String,
-}
-
-impl AnswerBody {
-    fn of(answer: Answer) -> AnswerBody {
-        let from = shown(&answer.url);
-        AnswerBody { reader: Mutex::new(Box::new(answer.reader())), from }
-    }
-}
-
-impl Body for AnswerBody {
-    type Data = Bytes;
-    type Error = HttpError;
-
-    fn poll_frame(
-        self: Pin<&mut Self>,
-        _: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, HttpError>>> {
+/// Makes a body of an answer that is read as it comes.
+fn streamed(from: String, reader: impl Read + Send + 'static) -> HttpResponseBody {
+    let reader = Mutex::new(reader);
+    let next = move || {
         let mut piece = vec![0; PIECE];
-        Poll::Ready(match locked(&self.reader).read(&mut piece) {
+        match locked(&reader).read(&mut piece) {
             Ok(0) => None,
             Ok(n) => {
                 piece.truncate(n);
-                Some(Ok(Frame::data(piece.into())))
+                Some(Ok(Frame::data(Bytes::from(piece))))
             }
-            Err(e) => Some(Err(CloudFailure::Passing(format!("{}: {e}", self.from)).into())),
-        })
-    }
+            Err(e) => Some(Err(CloudFailure::from(Trouble::Passing(format!("{from}: {e}"))).into())),
+        }
+    };
+    HttpResponseBody::new(StreamBody::new(iter(std::iter::from_fn(next))))
 }

@@ -4,7 +4,7 @@ use super::cloud_bucket::{Cloud, CloudBucket};
 use super::cloud_http::CloudHttp;
 use super::refusal::Account;
 use super::store_location::{Bucket, CloudKind};
-use crate::http_client::HttpClient;
+use crate::http_client::{HttpClient, shown};
 use crate::variables::Variables;
 use crate::{Error, Result};
 use object_store::aws::{AmazonS3Builder, Checksum};
@@ -17,104 +17,138 @@ use url::Url;
 
 /// Region where the environment names none.
 const REGION: &str = "us-east-1";
-/// Variables of stores of Google.
-const GOOGLE: [&str; 7] = [
-    "GOOGLE_APPLICATION_CREDENTIALS",
-    "GOOGLE_SERVICE_ACCOUNT",
-    "GOOGLE_SERVICE_ACCOUNT_KEY",
-    "GOOGLE_BEARER_TOKEN",
-    "GOOGLE_SKIP_SIGNATURE",
-    "GOOGLE_BASE_URL",
-    "GOOGLE_ALLOW_HTTP",
-];
-/// Variables of stores of Azure.
-const AZURE: [&str; 13] = [
-    "AZURE_STORAGE_ACCOUNT_NAME",
+/// Variables with what Azure lets in.
+const AZURE_CREDENTIALS: [&str; 7] = [
     "AZURE_STORAGE_ACCOUNT_KEY",
     "AZURE_STORAGE_SAS_TOKEN",
     "AZURE_STORAGE_TOKEN",
-    "AZURE_STORAGE_ENDPOINT",
+    "AZURE_TENANT_ID",
     "AZURE_CLIENT_ID",
     "AZURE_CLIENT_SECRET",
-    "AZURE_TENANT_ID",
     "AZURE_FEDERATED_TOKEN_FILE",
-    "AZURE_USE_AZURE_CLI",
-    "AZURE_SKIP_SIGNATURE",
-    "AZURE_STORAGE_USE_EMULATOR",
-    "AZURE_ALLOW_HTTP",
 ];
 
-/// Opens a bucket.
+/// Opens a bucket. Without credentials, its requests are anonymous.
 ///
 /// # Errors
-/// A variable has an invalid value, or the certificates cannot be read.
+/// A variable has an invalid value, or a file that it names cannot be read.
 pub fn open_cloud<F: Fn(&str) -> Option<OsString>>(
     bucket: &Bucket,
     set: &Variables<F>,
 ) -> Result<CloudBucket> {
-    let http = CloudHttp(Arc::new(HttpClient::new(set.path("SSL_CERT_FILE")?.as_deref())?));
+    let Bucket { cloud: kind, name, .. } = bucket;
+    let is_on = |name: &str| Ok(set.switch(&format!("{}_{name}", kind.family()))? == Some(true));
+    let client = Arc::new(HttpClient::new(set.path("SSL_CERT_FILE")?.as_deref())?);
+    let http = CloudHttp { client, kind: *kind, allows_http: is_on("ALLOW_HTTP")? };
+    let is_anonymous = is_on("SKIP_SIGNATURE")?;
     // This crate's client tries again.
     let once = RetryConfig { max_retries: 0, ..RetryConfig::default() };
-    let unfit = |e: object_store::Error| {
-        let cause = std::error::Error::source(&e).map_or_else(|| e.to_string(), ToString::to_string);
-        Error::usage(format!("{}://{}: {cause}", bucket.cloud.scheme(), bucket.name))
+    // What the crate says of a wrong value may show a secret.
+    let unfit = |what: &str| Error::usage(format!("{}://{name}: {what}", kind.scheme()));
+    let account = |server: &Url, region: Option<String>, key: Option<&str>| Account {
+        kind: *kind,
+        server: shown(server),
+        bucket: name.clone(),
+        region,
+        key: key.map(str::to_uppercase),
     };
-    let account = |server: String, key: &'static str, keys: &'static str, skip: &str| -> Result<Account> {
-        let has_credentials = set.switch(skip)? != Some(true);
-        Ok(Account { server, bucket: bucket.name.clone(), region: None, key, keys, has_credentials })
-    };
-    let (cloud, telling, account): (Arc<dyn Cloud>, Arc<dyn Cloud>, Account) = match bucket.cloud {
+    let (cloud, telling, account): (Arc<dyn Cloud>, Option<Arc<dyn Cloud>>, Account) = match kind {
         CloudKind::S3 => {
             let settings = S3Settings::of(set)?;
-            let builder = settings.builder(&bucket.name).with_retry(once).with_http_connector(http);
-            let mut telling = HeaderMap::new();
-            telling.insert("x-amz-checksum-mode", HeaderValue::from_static("ENABLED"));
-            let options = ClientOptions::new().with_allow_http(true).with_default_headers(telling);
-            let telling = builder.clone().with_client_options(options).build().map_err(unfit)?;
-            (Arc::new(builder.build().map_err(unfit)?), Arc::new(telling), settings.account(&bucket.name))
+            let credentials = settings.credentials.as_ref().filter(|_| !is_anonymous);
+            let builder = settings
+                .builder(name, credentials)
+                .with_skip_signature(credentials.is_none())
+                .with_retry(once)
+                .with_http_connector(http);
+            let mut headers = HeaderMap::new();
+            headers.insert("x-amz-checksum-mode", HeaderValue::from_static("ENABLED"));
+            let options = ClientOptions::new().with_allow_http(true).with_default_headers(headers);
+            let telling = builder.clone().with_client_options(options).build().map_err(|e| unfit(&e.to_string()))?;
+            let key = credentials.map(|_| "AWS_ACCESS_KEY_ID");
+            let account = account(&settings.endpoint, Some(settings.region.clone()), key);
+            let cloud = builder.build().map_err(|e| unfit(&e.to_string()))?;
+            (Arc::new(cloud), Some(Arc::new(telling)), account)
         }
         CloudKind::Google => {
-            let mut builder = GoogleCloudStorageBuilder::new()
-                // Its own allow plain http.
-                .with_client_options(ClientOptions::new())
-                .with_bucket_name(&bucket.name)
+            let server = server(set, &["GOOGLE_BASE_URL"], "https://storage.googleapis.com")?;
+            let file = set.path("GOOGLE_APPLICATION_CREDENTIALS")?.filter(|_| !is_anonymous);
+            let token = set.text("GOOGLE_BEARER_TOKEN")?.filter(|_| !is_anonymous);
+            let key = match (&file, &token) {
+                (Some(_), _) => Some("GOOGLE_APPLICATION_CREDENTIALS"),
+                (None, Some(_)) => Some("GOOGLE_BEARER_TOKEN"),
+                (None, None) => None,
+            };
+            let builder = GoogleCloudStorageBuilder::new()
+                .with_bucket_name(name)
+                .with_base_url(server.as_str().trim_end_matches('/'))
+                .with_skip_signature(key.is_none())
                 .with_retry(once)
                 .with_http_connector(http);
-            for (key, value) in set.known(&GOOGLE)? {
-                builder = builder.with_config(key.parse().map_err(unfit)?, value);
-            }
-            let cloud: Arc<dyn Cloud> = Arc::new(builder.build().map_err(unfit)?);
-            let server = set.text("GOOGLE_BASE_URL")?.unwrap_or("https://storage.googleapis.com".into());
-            let key = "GOOGLE_APPLICATION_CREDENTIALS";
-            let account = account(server, key, key, "GOOGLE_SKIP_SIGNATURE")?;
-            (Arc::clone(&cloud), cloud, account)
+            let builder = match &file {
+                Some(file) => builder.with_application_credentials(file.to_string_lossy()),
+                // An empty one keeps the crate from looking for others.
+                None => builder.with_bearer_token(token.unwrap_or_default()),
+            };
+            let shown = file.unwrap_or_default();
+            let what = format!(
+                "GOOGLE_APPLICATION_CREDENTIALS={}: not the file of a service account or of `gcloud auth application-default login`",
+                shown.display()
+            );
+            (Arc::new(builder.build().map_err(|_| unfit(&what))?), None, account(&server, None, key))
         }
         CloudKind::Azure => {
+            let Some(user) = set.text("AZURE_STORAGE_ACCOUNT_NAME")? else {
+                return Err(unfit("AZURE_STORAGE_ACCOUNT_NAME is not set: it names the account of the container"));
+            };
+            let usual = format!("https://{user}.blob.core.windows.net");
+            let server = server(set, &["AZURE_STORAGE_ENDPOINT"], &usual)?;
+            let given = if is_anonymous { Vec::new() } else { set.known(&AZURE_CREDENTIALS)? };
+            let account = account(&server, None, given.first().map(|(name, _)| name.as_str()));
             let mut builder = MicrosoftAzureBuilder::new()
-                .with_container_name(&bucket.name)
+                .with_container_name(name)
+                .with_account(user)
+                .with_endpoint(server.as_str().trim_end_matches('/').to_string())
+                .with_skip_signature(given.is_empty())
                 .with_retry(once)
                 .with_http_connector(http);
-            for (key, value) in set.known(&AZURE)? {
-                builder = builder.with_config(key.parse().map_err(unfit)?, value);
+            let what = format!("{}: not of the form of one", account.key.as_deref().unwrap_or_default());
+            for (key, value) in given {
+                builder = builder.with_config(key.parse().map_err(|_| unfit(&what))?, value);
             }
-            let cloud: Arc<dyn Cloud> = Arc::new(builder.build().map_err(unfit)?);
-            let name = set.text("AZURE_STORAGE_ACCOUNT_NAME")?.unwrap_or_default();
-            let server = set.text("AZURE_STORAGE_ENDPOINT")?;
-            let server = server.unwrap_or(format!("https://{name}.blob.core.windows.net"));
-            let keys = "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY";
-            let account = account(server, "AZURE_STORAGE_ACCOUNT_KEY", keys, "AZURE_SKIP_SIGNATURE")?;
-            (Arc::clone(&cloud), cloud, account)
+            (Arc::new(builder.build().map_err(|_| unfit(&what))?), None, account)
         }
     };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build();
     Ok(CloudBucket {
+        telling: telling.unwrap_or(Arc::clone(&cloud)),
         cloud,
-        telling,
-        name: format!("{}://{}", bucket.cloud.scheme(), bucket.name),
         prefix: bucket.prefix.clone(),
         account,
         runtime: runtime.map_err(|e| Error::io(bucket.to_string(), e))?,
     })
+}
+
+/// Returns the first of these variables that is set, and its value.
+fn first<F: Fn(&str) -> Option<OsString>>(
+    set: &Variables<F>,
+    names: &[&'static str],
+) -> Result<Option<(&'static str, String)>> {
+    let given = names.iter().map(|name| -> Result<_> { Ok(set.text(name)?.map(|text| (*name, text))) });
+    given.filter_map(Result::transpose).next().transpose()
+}
+
+/// Returns the address of a server that one of these variables names, or the usual one.
+fn server<F: Fn(&str) -> Option<OsString>>(
+    set: &Variables<F>,
+    names: &[&'static str],
+    usual: &str,
+) -> Result<Url> {
+    let (name, text) = first(set, names)?.unwrap_or((names[0], usual.into()));
+    let url = Url::parse(&text).ok();
+    let url = url.filter(|u| matches!(u.scheme(), "http" | "https") && u.host().is_some());
+    let url = url.filter(|u| u.username().is_empty() && u.password().is_none() && u.query().is_none());
+    url.ok_or_else(|| Error::usage(format!("{name}: not the address of a server, http:// or https://")))
 }
 
 /// Server, region and credentials of S3.
@@ -124,8 +158,7 @@ struct S3Settings {
     endpoint: Url,
     /// Region (`AWS_REGION`, `AWS_DEFAULT_REGION`).
     region: String,
-    /// `AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY` and `AWS_SESSION_TOKEN`; `None` where they are not set, or with
-    /// `AWS_SKIP_SIGNATURE`.
+    /// `AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY` and `AWS_SESSION_TOKEN`.
     credentials: Option<(String, String, Option<String>)>,
     /// True if the bucket is part of the server's name instead of the path (`AWS_VIRTUAL_HOSTED_STYLE_REQUEST`).
     virtual_hosted: bool,
@@ -133,42 +166,21 @@ struct S3Settings {
 
 impl S3Settings {
     fn of<F: Fn(&str) -> Option<OsString>>(set: &Variables<F>) -> Result<S3Settings> {
-        // The first of these variables that is set, and its value.
-        let first = |names: &[&'static str]| {
-            let set = names.iter().map(|name| -> Result<_> { Ok(set.text(name)?.map(|text| (*name, text))) });
-            set.filter_map(Result::transpose).next().transpose()
-        };
-        let region = first(&["AWS_REGION", "AWS_DEFAULT_REGION"])?.map_or(REGION.into(), |(_, text)| text);
+        let region = first(set, &["AWS_REGION", "AWS_DEFAULT_REGION"])?.map_or(REGION.into(), |(_, text)| text);
         let is_region = region.len() <= 64 && region.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-');
         if !is_region {
-            return Err(Error::usage(format!(
-                "AWS_REGION={} is not the name of a region",
-                region.escape_debug()
-            )));
+            let shown = region.escape_debug();
+            return Err(Error::usage(format!("AWS_REGION={shown} is not the name of a region")));
         }
-        let named = first(&["AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"])?;
-        let is_own = named.is_some();
-        let (name, text) = named.unwrap_or_else(|| {
-            let domain = if region.starts_with("cn-") { "amazonaws.com.cn" } else { "amazonaws.com" };
-            ("AWS_REGION", format!("https://s3.{region}.{domain}"))
-        });
-        let endpoint = Url::parse(&text).ok();
-        let endpoint = endpoint.filter(|u| matches!(u.scheme(), "http" | "https") && u.host().is_some());
-        let endpoint =
-            endpoint.filter(|u| u.username().is_empty() && u.password().is_none() && u.query().is_none());
-        let endpoint = endpoint.ok_or_else(|| {
-            Error::usage(format!("{name}: not the address of a server, http:// or https://"))
-        })?;
-        if endpoint.scheme() == "http" && set.switch("AWS_ALLOW_HTTP")? != Some(true) {
-            return Err(Error::usage(format!(
-                "{name}={text}: everybody on the way reads what goes over plain http; AWS_ALLOW_HTTP=true allows it"
-            )));
-        }
+        let domain = if region.starts_with("cn-") { "amazonaws.com.cn" } else { "amazonaws.com" };
+        let usual = format!("https://s3.{region}.{domain}");
+        let names = ["AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"];
+        let endpoint = server(set, &names, &usual)?;
+        let is_own = first(set, &names)?.is_some();
         let pair = ["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"];
         let lacks =
             |is: usize, not: usize| Error::usage(format!("{} is set, and {} is not", pair[is], pair[not]));
         let credentials = match (set.text(pair[0])?, set.text(pair[1])?) {
-            _ if set.switch("AWS_SKIP_SIGNATURE")? == Some(true) => None,
             (None, None) => None,
             (Some(key), Some(secret)) => Some((key, secret, set.text("AWS_SESSION_TOKEN")?)),
             (Some(_), None) => return Err(lacks(0, 1)),
@@ -178,7 +190,7 @@ impl S3Settings {
         Ok(S3Settings { endpoint, region, credentials, virtual_hosted })
     }
 
-    fn builder(&self, bucket: &str) -> AmazonS3Builder {
+    fn builder(&self, bucket: &str, credentials: Option<&(String, String, Option<String>)>) -> AmazonS3Builder {
         let mut endpoint = self.endpoint.clone();
         // A certificate for `*.server` does not cover a bucket with a dot in its name.
         let host = format!("{bucket}.{}", self.endpoint.host_str().unwrap_or_default());
@@ -190,24 +202,12 @@ impl S3Settings {
             .with_endpoint(endpoint.as_str().trim_end_matches('/'))
             .with_virtual_hosted_style_request(virtual_hosted)
             .with_allow_http(true)
-            .with_checksum_algorithm(Checksum::SHA256)
-            .with_skip_signature(self.credentials.is_none());
-        let Some((key, secret, token)) = &self.credentials else { return builder };
+            .with_checksum_algorithm(Checksum::SHA256);
+        let Some((key, secret, token)) = credentials else { return builder };
         let builder = builder.with_access_key_id(key).with_secret_access_key(secret);
         match token {
             Some(token) => builder.with_token(token),
             None => builder,
-        }
-    }
-
-    fn account(&self, bucket: &str) -> Account {
-        Account {
-            server: crate::http_client::shown(&self.endpoint),
-            bucket: bucket.into(),
-            region: Some(self.region.clone()),
-            key: "AWS_ACCESS_KEY_ID",
-            keys: "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
-            has_credentials: self.credentials.is_some(),
         }
     }
 }
@@ -215,9 +215,18 @@ impl S3Settings {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::stores::StoreLocation;
 
     fn settings(pairs: &[(&str, &str)]) -> Result<S3Settings> {
         S3Settings::of(&Variables(|name: &str| pairs.iter().find(|(k, _)| *k == name).map(|(_, v)| v.into())))
+    }
+
+    fn open(location: &str, pairs: &[(&str, &str)]) -> Result<CloudBucket> {
+        let Ok(StoreLocation::Bucket(bucket)) = StoreLocation::parse(location.as_ref()) else {
+            panic!("{location}");
+        };
+        let value = |name: &str| pairs.iter().find(|(k, _)| *k == name).map(|(_, v)| v.into());
+        open_cloud(&bucket, &Variables(value))
     }
 
     #[test]
@@ -230,31 +239,49 @@ mod tests {
         assert_eq!(of(&[("AWS_REGION", "cn-north-1")]).0, "https://s3.cn-north-1.amazonaws.com.cn/");
         let minio = [("AWS_ENDPOINT_URL", "https://minio:9000"), ("AWS_DEFAULT_REGION", "x")];
         assert_eq!(of(&minio), ("https://minio:9000/".into(), "x".into(), false));
-        let plain = ("AWS_ENDPOINT_URL", "http://minio:9000");
-        let said = settings(&[plain]).unwrap_err().to_string();
-        assert!(said.contains("AWS_ALLOW_HTTP"), "{said}");
-        assert_eq!(of(&[plain, ("AWS_ALLOW_HTTP", "true")]).0, "http://minio:9000/");
         for (name, wrong) in [
             ("AWS_ENDPOINT_URL", "minio"),
             ("AWS_ENDPOINT_URL", "ftp://x"),
             ("AWS_ENDPOINT_URL", "https://u:p@x"),
             ("AWS_ENDPOINT_URL", "https://x/?a=b"),
             ("AWS_REGION", "a/b"),
-            ("AWS_SKIP_SIGNATURE", "perhaps"),
         ] {
             assert!(settings(&[(name, wrong)]).is_err(), "{name}={wrong}");
         }
+        assert!(open("s3://models", &[("AWS_SKIP_SIGNATURE", "perhaps")]).is_err());
+        let azure = open("az://models", &[("AZURE_STORAGE_ACCOUNT_NAME", "me")]).unwrap();
+        assert_eq!(azure.account.server, "https://me.blob.core.windows.net/");
+        let google = open("gs://models", &[("GOOGLE_BASE_URL", "http://127.0.0.1:1/")]).unwrap();
+        assert_eq!(google.account.server, "http://127.0.0.1:1/");
     }
 
     #[test]
-    fn credentials_are_whole_or_none() {
-        assert!(settings(&[]).unwrap().credentials.is_none());
+    fn credentials_are_whole_or_none_and_never_shown() {
         let pair = [("AWS_ACCESS_KEY_ID", "id"), ("AWS_SECRET_ACCESS_KEY", "s3cr3t")];
-        let both = settings(&pair).unwrap();
-        assert!(both.credentials.is_some());
-        assert!(settings(&[pair[0], pair[1], ("AWS_SKIP_SIGNATURE", "1")]).unwrap().credentials.is_none());
+        let has = |location: &str, pairs: &[(&str, &str)]| {
+            open(location, pairs).map(|bucket| bucket.account.key.is_some())
+        };
+        assert!(has("s3://models", &pair).unwrap() && !has("s3://models", &[]).unwrap());
+        assert!(!has("s3://models", &[pair[0], pair[1], ("AWS_SKIP_SIGNATURE", "1")]).unwrap());
         for half in pair {
             assert!(settings(&[half]).unwrap_err().to_string().contains("is not"));
+        }
+        let token = ("GOOGLE_BEARER_TOKEN", "s3cr3t");
+        assert!(has("gs://models", &[token]).unwrap() && !has("gs://models", &[]).unwrap());
+        let said = has("az://models", &[]).unwrap_err().to_string();
+        assert!(said.contains("AZURE_STORAGE_ACCOUNT_NAME"), "{said}");
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("key.json");
+        let user = ("AZURE_STORAGE_ACCOUNT_NAME", "me");
+        for text in ["", "\"s3cr3t\"", "{\"type\": \"s3cr3t\"}", "{\"type\": \"service_account\", \"private_key\": 3}"] {
+            std::fs::write(&file, text).unwrap();
+            let wrong = [("GOOGLE_APPLICATION_CREDENTIALS", file.to_str().unwrap())];
+            let said = has("gs://models", &wrong).unwrap_err().to_string();
+            assert!(said.contains("key.json: not the file") && !said.contains("s3cr3t"), "{said}");
+        }
+        for wrong in [("AZURE_STORAGE_ACCOUNT_KEY", "s3cr3t!"), ("AZURE_STORAGE_SAS_TOKEN", "s3cr3t")] {
+            let said = has("az://models", &[user, wrong]).unwrap_err().to_string();
+            assert!(said.contains(wrong.0) && !said.contains("s3cr3t"), "{said}");
         }
     }
 }

@@ -1,20 +1,21 @@
 //! A store in a bucket.
 
 use super::cloud_bucket::{CloudBucket, extension};
-use super::cloud_http::{AnswerLimit, CloudFailure, REST};
+use super::cloud_http::{AnswerLimit, CloudFailure};
 use super::multipart::{PART_BYTES, send_parts};
 use super::object::{Contents, ObjectStore};
 use crate::blob_hash::BlobHash;
 use crate::download::{DownloadFailure, DownloadSource, Opened, download};
+use crate::http_client::{Tries, Trouble};
 use crate::{Error, Result};
 use anemoe_io::hex;
-use object_store::GetOptions;
 use object_store::list::PaginatedListOptions;
+use object_store::{GetOptions, PutOptions};
 use sha2::{Digest, Sha256};
 use std::collections::BTreeSet;
 use std::path::Path;
 
-/// Most pages of a list, and most names; S3 puts a thousand names on a page.
+/// Most pages of a list, and most names, of which a page has a thousand.
 const MAX_PAGES: usize = 500;
 const MAX_NAMES: usize = 100_000;
 /// Most pages without a new name, one after the other.
@@ -32,9 +33,9 @@ impl DownloadSource for ObjectSource<'_> {
     fn open(&self, from: u64) -> std::result::Result<Opened<'_>, DownloadFailure> {
         let got = match self.bucket.stream(self.key, from).map_err(DownloadFailure::Refused)? {
             // The server sends whole objects alone, or has no such bytes.
-            Err(CloudFailure::Lasting(_)) if from > 0 => return self.open(0),
+            Err(CloudFailure::Trouble(Trouble::Lasting(_))) if from > 0 => return self.open(0),
             Err(CloudFailure::Refused(refusal)) if from > 0 && refusal.status == 416 => return self.open(0),
-            Err(CloudFailure::Passing(what)) => return Err(DownloadFailure::Network(what)),
+            Err(CloudFailure::Trouble(Trouble::Passing(what))) => return Err(DownloadFailure::Network(what)),
             Err(failure) => return Err(DownloadFailure::Refused(self.bucket.failed(self.key, failure))),
             Ok(got) => got,
         };
@@ -61,29 +62,30 @@ impl ObjectStore for CloudBucket {
     }
 
     fn holds(&self, key: &str, contents: &Contents) -> Result<bool> {
-        for tries in 1.. {
+        let mut tries = Tries::new(READ_TRIES);
+        loop {
             let why = match self.stream(key, 0)? {
                 Ok(got) => match Contents::of_reader(&mut self.reader(got)) {
                     Ok(found) => return Ok(found == *contents),
                     Err(e) => e.to_string(),
                 },
                 Err(CloudFailure::Refused(refusal)) if refusal.is_absence() => return Ok(false),
-                Err(CloudFailure::Passing(why)) => why,
+                Err(CloudFailure::Trouble(Trouble::Passing(why))) => why,
                 Err(failure) => return Err(self.failed(key, failure)),
             };
             // A server may have lost a piece of an object, and end the connection there each time.
-            if tries >= READ_TRIES {
-                let place = self.place(key);
+            if !tries.pause(&why) {
+                let place = self.shown(key);
                 tracing::warn!("{place} cannot be read to its end ({why}): it is sent again");
-                break;
+                return Ok(false);
             }
-            std::thread::sleep(REST * 2u32.pow(tries - 1));
         }
-        Ok(false)
     }
 
     fn write(&self, key: &str, bytes: &[u8]) -> Result<()> {
-        self.put(key, bytes.to_vec())
+        let path = self.path(key)?;
+        let put = self.cloud.put_opts(&path, bytes.to_vec().into(), PutOptions::default());
+        self.wait(put).map(|_| ()).map_err(|failure| self.failed(key, failure))
     }
 
     fn send(
@@ -101,7 +103,7 @@ impl ObjectStore for CloudBucket {
         if hex(Sha256::digest(&body)) != contents.sha256 {
             return Err(Error::invalid(file, "file: it changed while it was sent"));
         }
-        self.put(key, body)?;
+        self.write(key, &body)?;
         moved(contents.bytes as i64);
         Ok(contents.bytes)
     }
@@ -141,15 +143,15 @@ impl ObjectStore for CloudBucket {
                 DownloadFailure::Disk(e) => Error::io(partial, e),
                 DownloadFailure::Refused(e) => e,
                 DownloadFailure::WrongContents(what) => Error::invalid(
-                    self.place(key),
+                    self.shown(key),
                     format!("object: {what}; push the bundle again with --verify"),
                 ),
                 DownloadFailure::Network(what) => self.failed(
                     key,
-                    CloudFailure::Lasting(format!(
+                    CloudFailure::Trouble(Trouble::Lasting(format!(
                         "{what}; what came stays, and the same command goes on from there; if it ends at the same byte, \
                          push the bundle again with --verify"
-                    )),
+                    ))),
                 ),
             },
         )?;
@@ -163,6 +165,7 @@ impl ObjectStore for CloudBucket {
         for _ in 0..MAX_PAGES {
             let options = PaginatedListOptions {
                 delimiter: Some("/".into()),
+                max_keys: Some(1000),
                 page_token: token.clone(),
                 ..PaginatedListOptions::default()
             };
@@ -182,7 +185,7 @@ impl ObjectStore for CloudBucket {
             }
         }
         let what = format!("the server's list does not end, after {} names", names.len());
-        Err(self.failed(folder, CloudFailure::Lasting(what)))
+        Err(self.failed(folder, Trouble::Lasting(what).into()))
     }
 
     fn place(&self, key: &str) -> String {

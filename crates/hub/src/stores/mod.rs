@@ -16,6 +16,16 @@
 //!
 //! The crate `object_store` speaks to S3, Google and Azure, over this crate's own HTTP client: with one set of rules for
 //! proxies, certificates, retries and secrets, and without a second client and TLS library.
+//!
+//! # Quirks
+//! `tests/object_stores.rs` holds servers that do the following, of which most were met:
+//! - XML without AWS's namespace, with another one or a prefix, with white space before its declaration, CDATA, entities
+//! - an error in the body of a 200, which some tries later is none; an empty 200; a list without `KeyCount`
+//! - `SlowDown`, `RequestTimeout`, `IncompleteBody`, `BadDigest`, `OperationAborted`, a server that starts, a gateway's page
+//! - connections that break in a body; bytes that change on the way; servers that ignore ranges
+//! - lists that do not end: the same page, empty pages, other keys, new names
+//! - another region, said in a header, in the error or by a redirect; a clock that is another one
+//! - uploads in parts that the server ends, loses bytes of, or completes without an answer; two pushes of the same file
 
 mod bring_files;
 mod bundle_manifest;

@@ -1,8 +1,18 @@
-//! Uploads in parts: a file of any size with one part in memory. A record of what was sent lets a later push go on.
+//! Uploads in parts: a file of any size with one part in memory.
+//!
+//! The parts that a store has taken are noted in a record beside the bundle, each with the SHA-256 of its bytes. A later
+//! push of the same folder goes on behind the last one whose bytes are still those of the file. Without the record, or
+//! where the store has dropped the upload, the file is sent from its beginning. Nothing is deleted from the store: a
+//! bucket's own rule ends uploads that nobody goes on with.
+//!
+//! ```text
+//! .NAME.anemoe-push/HASH    id of the upload, then for each part: SHA-256, blank, id of the part; one a line
+//! ```
 
 use super::cloud_bucket::CloudBucket;
 use super::cloud_http::{CloudFailure, CloudResult};
 use super::object::Contents;
+use crate::http_client::Trouble;
 use crate::{Error, Result};
 use anemoe_io::{hex, open_input, open_regular};
 use object_store::multipart::PartId;
@@ -26,12 +36,13 @@ fn part_bytes(bytes: u64) -> u64 {
     PART_BYTES.max(bytes.div_ceil(MAX_PARTS).div_ceil(MIB) * MIB)
 }
 
-/// An unfinished upload, and its record: the upload's id, and the ids of its parts, one a line.
+/// An unfinished upload.
 struct Upload {
     /// The locked record; `None` where another push holds it, or no file can be there.
     record: Option<File>,
     id: Option<String>,
-    parts: Vec<String>,
+    /// Parts that the store has: SHA-256, and id.
+    parts: Vec<(String, String)>,
 }
 
 impl Upload {
@@ -44,38 +55,47 @@ impl Upload {
         let mut text = String::new();
         if (&mut file).take(MAX_RECORD).read_to_string(&mut text).is_ok() {
             // A line without an end was not written to its end.
-            let mut lines = text.split_inclusive('\n').filter_map(|line| line.strip_suffix('\n'));
+            let mut lines = text.split_inclusive('\n').map_while(|line| line.strip_suffix('\n'));
             upload.id = lines.next().map(str::to_string);
-            upload.parts = lines.map(str::to_string).collect();
+            let parts = lines.map_while(|line| line.split_once(' '));
+            upload.parts = parts.map(|(hash, id)| (hash.into(), id.into())).collect();
         }
         upload.record = Some(file);
         upload
     }
 
-    /// Adds a line to the record. An upload that cannot be recorded begins anew the next time.
+    /// Writes the record anew. An upload that cannot be recorded begins anew the next time.
+    fn begin(&mut self, id: String) {
+        self.id = Some(id);
+        self.keep(0);
+    }
+
+    /// Forgets all but the first parts.
+    fn keep(&mut self, parts: usize) {
+        self.parts.truncate(parts);
+        if let Some(file) = &mut self.record {
+            let _ = file.set_len(0);
+        }
+        self.note(&self.id.clone().unwrap_or_default());
+        for (hash, id) in self.parts.clone() {
+            self.note(&format!("{hash} {id}"));
+        }
+    }
+
     fn note(&mut self, line: &str) {
         if let Some(file) = &mut self.record {
             let _ = file.write_all(format!("{line}\n").as_bytes());
         }
     }
 
-    fn begin(&mut self, id: String) {
-        if let Some(file) = &mut self.record {
-            let _ = file.set_len(0);
-        }
-        self.parts.clear();
-        self.note(&id);
-        self.id = Some(id);
+    fn add(&mut self, hash: String, id: String) {
+        self.note(&format!("{hash} {id}"));
+        self.parts.push((hash, id));
     }
 
     /// Tells whether every part of a file of this length was sent.
     fn has_all(&self, bytes: u64) -> bool {
         self.parts.len() as u64 == bytes.div_ceil(part_bytes(bytes))
-    }
-
-    fn add(&mut self, part: String) {
-        self.note(&part);
-        self.parts.push(part);
     }
 }
 
@@ -130,7 +150,7 @@ pub fn send_parts(
     match bucket.head(key)? {
         Some((found, _)) if found != contents.bytes => {
             let what = format!("the server put {found} bytes together where {} were sent", contents.bytes);
-            Err(bucket.failed(key, CloudFailure::Lasting(what)))
+            Err(bucket.failed(key, Trouble::Lasting(what).into()))
         }
         // Some users may write but not read.
         _ => Ok(sent),
@@ -161,9 +181,13 @@ fn fill(
         let bytes = piece.len() as u64;
         left -= bytes;
         hasher.update(&piece);
-        if number >= upload.parts.len() {
+        let hash = hex(Sha256::digest(&piece));
+        if upload.parts.get(number).is_none_or(|(known, _)| *known != hash) {
+            if number < upload.parts.len() {
+                upload.keep(number);
+            }
             match bucket.wait(bucket.cloud.put_part(path, &id, number, piece.into())) {
-                Ok(part) => upload.add(part.content_id),
+                Ok(part) => upload.add(hash, part.content_id),
                 Err(failure) => return Ok(Err(failure)),
             }
             *sent += bytes;
@@ -174,7 +198,7 @@ fn fill(
     if left > 0 || is_more || hex(hasher.finalize()) != contents.sha256 {
         return Err(Error::invalid(file, "file: it changed while it was sent"));
     }
-    let parts = upload.parts.iter().map(|part| PartId { content_id: part.clone() }).collect();
+    let parts = upload.parts.iter().map(|(_, id)| PartId { content_id: id.clone() }).collect();
     Ok(bucket.wait(bucket.cloud.complete_multipart(path, &id, parts)).map(|_| ()))
 }
 
@@ -198,13 +222,18 @@ mod tests {
         let mut upload = Upload::open(&path);
         assert_eq!((&upload.id, upload.record.is_some()), (&None, true));
         upload.begin(String::new());
-        upload.add("a".into());
+        upload.add("1".into(), "a b".into());
         assert!(Upload::open(&path).record.is_none());
-        upload.note("b");
+        upload.add("2".into(), "c".into());
         drop(upload);
-        File::options().append(true).open(&path).unwrap().write_all(b"half").unwrap();
+        File::options().append(true).open(&path).unwrap().write_all(b"3 half").unwrap();
         let mut upload = Upload::open(&path);
-        assert_eq!((upload.id.as_deref(), &upload.parts[..]), (Some(""), &["a".to_string(), "b".into()][..]));
+        let part = |hash: &str, id: &str| (hash.to_string(), id.to_string());
+        assert_eq!((upload.id.as_deref(), &upload.parts), (Some(""), &vec![part("1", "a b"), part("2", "c")]));
+        upload.keep(1);
+        drop(upload);
+        let mut upload = Upload::open(&path);
+        assert_eq!((upload.id.as_deref(), &upload.parts), (Some(""), &vec![part("1", "a b")]));
         upload.begin("other".into());
         drop(upload);
         let upload = Upload::open(&path);

@@ -1,5 +1,6 @@
 //! Error answers of object stores: which may succeed on another try, and what the others mean.
 
+use super::store_location::CloudKind;
 use crate::Error;
 use crate::http_client::{Answer, MAX_ERROR, is_passing};
 use quick_xml::de::from_str;
@@ -18,22 +19,22 @@ pub struct Refusal {
     pub code: Option<String>,
     message: Option<String>,
     region: Option<String>,
+    /// True if the server's clock is minutes from that of this machine.
+    is_skewed: bool,
 }
 
 /// Who asks an object store, for messages.
 pub struct Account {
+    /// Kind of object store.
+    pub kind: CloudKind,
     /// Address of the server.
     pub server: String,
     /// Name of the bucket.
     pub bucket: String,
     /// Region of requests to S3.
     pub region: Option<String>,
-    /// Variable that names who asks.
-    pub key: &'static str,
-    /// Variables that give credentials.
-    pub keys: &'static str,
-    /// True if requests carry credentials.
-    pub has_credentials: bool,
+    /// Variable that names who asks; `None` for anonymous requests.
+    pub key: Option<String>,
 }
 
 /// An XML document, by the name of its root. Namespaces, prefixes, order and white space do not matter.
@@ -50,6 +51,13 @@ struct ErrorTexts {
     code: Option<String>,
     message: Option<String>,
     region: Option<String>,
+}
+
+/// Error in JSON of a server that gives tokens.
+#[derive(Deserialize)]
+struct TokenError {
+    error: String,
+    error_description: Option<String>,
 }
 
 /// Reads the XML document of an error; `None` where the text is something else. White space before it is no XML, but S3
@@ -79,19 +87,31 @@ impl Refusal {
         let region = answer.header("x-amz-bucket-region").map(str::to_string);
         // Azure gives an answer to a HEAD its code so.
         let code = answer.header("x-ms-error-code").map(str::to_string);
+        let is_skewed = answer.is_skewed();
         if is_passing(status, None) {
             answer.wait_as_asked();
         }
         let body = answer.read(MAX_ERROR).unwrap_or_default();
         let refusal = Refusal::of_body(status, &String::from_utf8_lossy(&body));
-        Refusal { region: region.or(refusal.region), code: refusal.code.or(code), ..refusal }
+        Refusal { region: region.or(refusal.region), code: refusal.code.or(code), is_skewed, ..refusal }
     }
 
-    /// Parses the XML document of an error.
+    /// Parses the document of an error: XML, or JSON.
     pub fn of_body(status: u16, body: &str) -> Refusal {
-        let ErrorTexts { code, message, region } = error_texts(body).unwrap_or_default();
+        let of_tokens = || {
+            let TokenError { error, error_description } = serde_json::from_str(body).ok()?;
+            Some(ErrorTexts { code: Some(error), message: error_description, region: None })
+        };
+        let ErrorTexts { code, message, region } =
+            error_texts(body).or_else(of_tokens).unwrap_or_default();
         let trimmed = |text: Option<String>| text.map(|text| text.trim().to_string());
-        Refusal { status, code: trimmed(code), message: trimmed(message), region: trimmed(region) }
+        Refusal {
+            status,
+            code: trimmed(code),
+            message: trimmed(message),
+            region: trimmed(region),
+            is_skewed: false,
+        }
     }
 
     /// Parses the body of a success; `None` unless it is an error: a server may begin to answer before it has finished.
@@ -127,7 +147,8 @@ impl Refusal {
             self.message.as_ref().is_some_and(|message| message.to_ascii_lowercase().contains(words))
         };
         match self.code.as_deref()? {
-            "InvalidAccessKeyId" => Some(CredentialFault::Key),
+            "InvalidAccessKeyId" | "AuthenticationFailed" => Some(CredentialFault::Key),
+            "invalid_client" | "invalid_grant" | "unauthorized_client" => Some(CredentialFault::Key),
             "SignatureDoesNotMatch" => Some(CredentialFault::Secret),
             "AccessDenied" if says("no such key") => Some(CredentialFault::Key),
             "AccessDenied" if says("invalid signature") => Some(CredentialFault::Secret),
@@ -138,7 +159,8 @@ impl Refusal {
 
     /// Tells whether other requests may succeed: what is asked for is not there, or may not be seen.
     pub fn is_of_this_request(&self) -> bool {
-        let is_denied = self.code.as_deref() == Some("AccessDenied");
+        let is_denied =
+            matches!(self.code.as_deref(), Some("AccessDenied" | "AuthorizationPermissionMismatch"));
         self.is_absence() || is_denied && self.fault_of_credentials().is_none()
     }
 
@@ -155,7 +177,8 @@ impl Refusal {
 
     /// Makes the error of the refusal, with its meaning and what to do about it.
     pub fn error(&self, place: &str, account: &Account) -> Error {
-        let Account { server, bucket, key, keys, .. } = account;
+        let Account { kind, server, bucket, .. } = account;
+        let key = account.key.as_deref().unwrap_or(kind.credentials());
         let (status, code) = (self.status, self.code.as_deref().unwrap_or_default());
         let words = self.words();
         // Some servers name the region in every error.
@@ -167,10 +190,16 @@ impl Refusal {
                 let region = other_region.map_or("", String::as_str);
                 format!("the bucket `{bucket}` is in the region {region}; set AWS_REGION={region}")
             }
-            (301 | 302 | 307 | 308, _) => {
+            (301 | 302 | 307 | 308, _) if *kind == CloudKind::S3 => {
                 format!(
                     "{server} redirects to another server; AWS_REGION or AWS_ENDPOINT_URL is not that of the bucket"
                 )
+            }
+            (301 | 302 | 307 | 308, _) => {
+                format!("{server} redirects to another server, where a signed request does not go")
+            }
+            (400 | 401 | 403, _) if self.is_skewed || code == "RequestTimeTooSkewed" => {
+                format!("the clock of this machine is not that of {server} ({words})")
             }
             _ if fault == Some(CredentialFault::Key) => {
                 format!("{server} does not know this {key} ({words})")
@@ -180,14 +209,11 @@ impl Refusal {
                     "AWS_SECRET_ACCESS_KEY is not the secret of AWS_ACCESS_KEY_ID, or AWS_REGION is another one ({words})"
                 )
             }
-            (_, "RequestTimeTooSkewed") => {
-                format!("the clock of this machine is not that of {server} ({words})")
-            }
             (_, "ExpiredToken" | "TokenRefreshRequired" | "InvalidToken") => {
                 format!("AWS_SESSION_TOKEN has expired or is another one ({words})")
             }
-            (401 | 403, _) if !account.has_credentials => {
-                format!("{server} does not let everybody do this: set {keys} ({words})")
+            (401 | 403, _) if account.key.is_none() => {
+                format!("{server} does not let everybody do this: set {key} ({words})")
             }
             (401 | 403, _) => format!("{server} does not let this {key} do it ({words})"),
             (404, _) => format!("it is not there ({words}); push the bundle again"),
@@ -208,15 +234,16 @@ mod tests {
 
     #[test]
     fn refusals_say_what_to_do() {
-        let account = |has_credentials| Account {
+        let account = |kind, key: Option<&str>| Account {
+            kind,
             server: "https://store.example".into(),
             bucket: "b".into(),
             region: Some("us-east-1".into()),
-            key: "AWS_ACCESS_KEY_ID",
-            keys: "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
-            has_credentials,
+            key: key.map(str::to_string),
         };
-        let (known, nobody) = (account(true), account(false));
+        let (known, nobody) = (account(CloudKind::S3, Some("AWS_ACCESS_KEY_ID")), account(CloudKind::S3, None));
+        let azure = account(CloudKind::Azure, Some("AZURE_STORAGE_SAS_TOKEN"));
+        let google = account(CloudKind::Google, Some("GOOGLE_APPLICATION_CREDENTIALS"));
         for (account, status, body, says) in [
             (
                 &known,
@@ -270,7 +297,22 @@ mod tests {
                 "<Error><Code>AccessDenied</Code><Message>Forbidden: No such key: x</Message></Error>",
                 "does not know this AWS_ACCESS_KEY_ID",
             ),
-            (&known, 301, "", "redirects to another server"),
+            (&known, 301, "", "AWS_REGION or AWS_ENDPOINT_URL"),
+            (&azure, 302, "", "redirects to another server"),
+            (&azure, 404, "<Error><Code>ContainerNotFound</Code></Error>", "no bucket `b`"),
+            (
+                &azure,
+                403,
+                "<Error><Code>AuthenticationFailed</Code></Error>",
+                "does not know this AZURE_STORAGE_SAS_TOKEN",
+            ),
+            (
+                &google,
+                400,
+                "{\"error\": \"invalid_grant\", \"error_description\": \"Account deleted\"}",
+                "does not know this GOOGLE_APPLICATION_CREDENTIALS (status 400 (invalid_grant: Account deleted))",
+            ),
+            (&account(CloudKind::Google, None), 401, "", "set GOOGLE_APPLICATION_CREDENTIALS"),
             (&known, 404, "<Error><Code>NoSuchKey</Code></Error>", "not there"),
             (&known, 418, "", "answers with status 418"),
         ] {

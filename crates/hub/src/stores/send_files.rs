@@ -2,7 +2,8 @@
 
 use super::bundle_manifest::{BundleManifest, ManifestFile, ManifestPart};
 use super::object::{Contents, ObjectStore};
-use super::transfer::{TransferCount, TransferProgress, beside, for_each};
+use super::transfer::{TransferCount, TransferProgress, beside};
+use crate::parallel::for_each;
 use crate::safe_name::is_safe_name;
 use crate::{Error, Result};
 use anemoe_io::{OwnedDir, locked};

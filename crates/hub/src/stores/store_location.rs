@@ -48,6 +48,24 @@ impl CloudKind {
             CloudKind::Azure => "az",
         }
     }
+
+    /// Returns the beginning of the names of its variables.
+    pub fn family(self) -> &'static str {
+        match self {
+            CloudKind::S3 => "AWS",
+            CloudKind::Google => "GOOGLE",
+            CloudKind::Azure => "AZURE",
+        }
+    }
+
+    /// Returns the variables that let in, for a message.
+    pub fn credentials(self) -> &'static str {
+        match self {
+            CloudKind::S3 => "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
+            CloudKind::Google => "GOOGLE_APPLICATION_CREDENTIALS",
+            CloudKind::Azure => "AZURE_STORAGE_ACCOUNT_KEY",
+        }
+    }
 }
 
 impl StoreLocation {
@@ -72,7 +90,7 @@ impl StoreLocation {
             }
             "s3" => parse_bucket(CloudKind::S3, text, rest),
             "gs" => parse_bucket(CloudKind::Google, text, rest),
-            "az" | "abfs" => parse_bucket(CloudKind::Azure, text, rest),
+            "az" => parse_bucket(CloudKind::Azure, text, rest),
             other => Err(Error::usage(format!(
                 "`{text}`: stores of the kind {other}:// are not known; give a folder, file://, s3://BUCKET/PREFIX, gs:// or az://"
             ))),
@@ -130,7 +148,7 @@ mod tests {
         assert_eq!(parse("s3://models").unwrap(), bucket(CloudKind::S3, "models", ""));
         assert_eq!(parse("s3://models/a/b/").unwrap(), bucket(CloudKind::S3, "models", "a/b"));
         assert_eq!(parse("gs://my_models/a").unwrap(), bucket(CloudKind::Google, "my_models", "a"));
-        assert_eq!(parse("abfs://models/a").unwrap(), bucket(CloudKind::Azure, "models", "a"));
+        assert_eq!(parse("az://models/a").unwrap(), bucket(CloudKind::Azure, "models", "a"));
         assert_eq!(parse("az://models").unwrap().to_string(), "az://models");
         assert_eq!(parse("s3://models/a/b").unwrap().to_string(), "s3://models/a/b");
         assert_eq!(parse("some/folder").unwrap(), StoreLocation::Folder("some/folder".into()));

@@ -1,17 +1,17 @@
-//! Opens a checkpoint of the hub without its weights: only the parts of weights that are read are fetched.
+//! Opens a checkpoint of the hub: whole, or without its weights, of which only the parts that are read are fetched.
 
 use super::fetch::{DownloadProgress, Hub, Snapshot, Target};
 use super::hub_cache::{HubCache, MAX_INDEX};
 use super::hub_file::HubFile;
 use super::hub_spec::HubSpec;
-use super::listing::{INDEX, KnownFile, RemoteFile, SINGLE, indexed_files, is_commit};
+use super::listing::{INDEX, KnownFile, SINGLE, indexed_files, is_commit};
 use crate::http_client::Trouble;
-use crate::http_source::RangeFailure;
+use crate::parallel::for_each;
 use crate::{Error, Result};
-use anemoe_io::{RangedFile, RangedFiles, read_input};
+use anemoe_io::{RangedFile, RangedFiles, locked, read_input};
 use std::path::Path;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 
 /// Bytes fetched first from each file: its header, which has up to about 100 kB.
 const HEAD: u64 = 256 << 10;
@@ -33,6 +33,20 @@ impl Peeked {
 }
 
 impl Hub {
+    /// Fetches a checkpoint into the cache. `accept` checks the folder once its `config.json` is there, before any
+    /// large download.
+    ///
+    /// # Errors
+    /// The checkpoint is not in the cache and cannot be fetched, `accept` refuses it, or the disk has too little room.
+    pub fn fetch(
+        &self,
+        spec: &HubSpec,
+        accept: &dyn Fn(&Path) -> Result<()>,
+        progress: &mut (dyn FnMut(DownloadProgress) + Send),
+    ) -> Result<Snapshot> {
+        Ok(self.open(spec, false, accept, progress)?.snapshot)
+    }
+
     /// Fetches a checkpoint like [`Hub::fetch`], but not its weights: weight files that are not in the cache are read
     /// in ranges. GGUF files are downloaded whole, and so is everything from a server without ranges.
     ///
@@ -42,30 +56,43 @@ impl Hub {
         &self,
         spec: &HubSpec,
         accept: &dyn Fn(&Path) -> Result<()>,
-        progress: &mut dyn FnMut(DownloadProgress),
+        progress: &mut (dyn FnMut(DownloadProgress) + Send),
+    ) -> Result<Peeked> {
+        self.open(spec, true, accept, progress)
+    }
+
+    fn open(
+        &self,
+        spec: &HubSpec,
+        in_ranges: bool,
+        accept: &dyn Fn(&Path) -> Result<()>,
+        progress: &mut (dyn FnMut(DownloadProgress) + Send),
     ) -> Result<Peeked> {
         let cache = HubCache::new(&self.settings().cache, spec);
         let whole = self.whole(spec, &cache);
+        let known = || if in_ranges { self.known(spec, &cache) } else { None };
+        // The checkpoint as it is in the cache, or the name of a missing part.
+        let there = || match &whole {
+            Ok(snapshot) => Ok(Peeked::whole(snapshot.clone())),
+            Err(missing) => known().ok_or(missing),
+        };
         if self.settings().offline {
-            return match (whole, self.known(spec, &cache)) {
-                (Ok(snapshot), _) => Ok(Peeked::whole(snapshot)),
-                (Err(_), Some(known)) => Ok(known),
-                (Err(missing), None) => Err(self.not_asked(spec, &missing)),
-            };
+            return there().map_err(|missing| self.not_asked(spec, missing));
         }
         if is_commit(&spec.revision) {
-            if let Some(snapshot) = self.complete_commit(spec, &whole) {
-                return Ok(Peeked::whole(snapshot));
+            let has_all = |path: &Path| path.is_file() || path.join("tokenizer.json").is_file();
+            match &whole {
+                Ok(snapshot) if has_all(&snapshot.path) => return Ok(Peeked::whole(snapshot.clone())),
+                _ => {}
             }
-            if let Some(known) = self.known(spec, &cache) {
+            if let Some(known) = known() {
                 return Ok(known);
             }
         }
         let listing = match self.list(spec) {
             Ok(listing) => listing,
             Err((Trouble::Passing(why), error)) => {
-                let there = whole.ok().map(Peeked::whole).or_else(|| self.known(spec, &cache));
-                let mut there = there.ok_or(error)?;
+                let mut there = there().map_err(|_| error)?;
                 there.snapshot.warning = Some(format!("{why}; what is in the cache is used"));
                 return Ok(there);
             }
@@ -73,33 +100,35 @@ impl Hub {
         };
         let target = Target { spec, cache: &cache, commit: &listing.commit };
         let failed = |e| Error::io(&self.settings().cache, e);
-        let mut snapshot = Snapshot {
+        let mut peeked = Peeked::whole(Snapshot {
             path: cache.snapshot(&listing.commit),
             pinned: spec.at(&listing.commit),
             warning: None,
-        };
-        let mut weights = RangedFiles::new();
+        });
         match self.bring_small(&target, &listing, accept, progress)? {
-            None => snapshot.path = self.bring(&target, &listing, accept, progress)?,
-            Some(files) => {
-                let known = self.known_files(&target, &files)?;
+            None => {
+                let invalid = |what: String| Error::invalid(spec.to_string(), what);
+                let file = listing.gguf(spec.file.as_deref()).map_err(invalid)?;
+                self.bring_files(&target, vec![file.clone()], progress)?;
+                peeked.snapshot.path.push(&file.name);
+            }
+            Some(files) if in_ranges => {
+                let known = files.iter().map(|file| self.known_file(&target, file.clone()));
+                let known: Vec<KnownFile> = known.collect::<Result<_>>()?;
                 cache.keep_weights(&listing.commit, &known).map_err(failed)?;
                 let absent = self.absent(&target, known);
-                match self.bring_heads(&absent, progress) {
-                    Ok(()) => weights = by_name(absent),
-                    Err((_, RangeFailure::WholeOnly)) => {
-                        self.bring_files(&target, files, progress)?;
-                        let what = "the server sends no parts of files: the weights were fetched whole";
-                        snapshot.warning = Some(what.into());
-                    }
-                    Err((name, RangeFailure::Other(failure))) => {
-                        return Err(self.explain(spec, &name, failure));
-                    }
+                if self.bring_heads(spec, &absent, progress)? {
+                    peeked.weights = by_name(absent);
+                } else {
+                    self.bring_files(&target, files, progress)?;
+                    let what = "the server sends no parts of files: the weights were fetched whole";
+                    peeked.snapshot.warning = Some(what.into());
                 }
             }
+            Some(files) => self.bring_files(&target, files, progress)?,
         }
         cache.remember(&spec.revision, &listing.commit).map_err(failed)?;
-        Ok(Peeked { snapshot, weights })
+        Ok(peeked)
     }
 
     /// Returns the checkpoint as an earlier peek left it in the cache.
@@ -121,27 +150,15 @@ impl Hub {
         })
     }
 
-    /// Returns the weight files with their sizes and hashes, asking the hub for unknown ones.
-    fn known_files(&self, target: &Target, files: &[RemoteFile]) -> Result<Vec<KnownFile>> {
-        let known = |file: &RemoteFile| {
-            let (size, hash) = match (file.size, file.hash.clone()) {
-                (Some(size), Some(hash)) => (size, hash),
-                _ => self.request_size_and_hash(target, file)?,
-            };
-            Ok(KnownFile { name: file.name.clone(), size, hash })
-        };
-        files.iter().map(known).collect()
-    }
-
     /// Returns the files that are not in the cache. Files whose contents came under another commit are linked into this
     /// commit's folder.
     fn absent(&self, target: &Target, files: Vec<KnownFile>) -> Vec<(String, HubFile)> {
         let folder = target.cache.snapshot(target.commit);
-        let has_size = |path: &Path, size: u64| path.metadata().is_ok_and(|m| m.is_file() && m.len() == size);
         let mut absent = Vec::new();
         for file in files {
-            let is_there = has_size(&folder.join(&file.name), file.size)
-                || (has_size(&target.cache.blob(&file.hash), file.size)
+            let found = folder.join(&file.name).metadata();
+            let is_there = found.is_ok_and(|m| m.is_file() && m.len() == file.size)
+                || (target.cache.has(&file)
                     && target.cache.link(target.commit, &file.name, &file.hash).is_ok());
             if !is_there {
                 let name = file.name.clone();
@@ -151,43 +168,27 @@ impl Hub {
         absent
     }
 
-    /// Fetches the headers of files, several at a time.
+    /// Fetches the headers of files, several at a time. Returns false where the server sends only whole files.
     fn bring_heads(
         &self,
+        spec: &HubSpec,
         files: &[(String, HubFile)],
-        progress: &mut dyn FnMut(DownloadProgress),
-    ) -> std::result::Result<(), (String, RangeFailure)> {
+        progress: &mut (dyn FnMut(DownloadProgress) + Send),
+    ) -> Result<bool> {
         let total: u64 = files.iter().map(|(_, file)| file.bytes().min(HEAD)).sum();
-        let (next, (send, ended)) = (AtomicUsize::new(0), std::sync::mpsc::channel());
-        std::thread::scope(|scope| {
-            for i in 0..AT_ONCE.min(files.len()) {
-                let (send, next) = (send.clone(), &next);
-                let work = move || {
-                    while let Some((name, file)) = files.get(next.fetch_add(1, Ordering::Relaxed)) {
-                        let ended = file.bring_head(HEAD);
-                        let failed = ended.is_err();
-                        // After a failure nobody receives any more.
-                        if send.send((name, file.bytes().min(HEAD), ended)).is_err() || failed {
-                            next.store(files.len(), Ordering::Relaxed);
-                        }
-                    }
-                };
-                if std::thread::Builder::new().spawn_scoped(scope, work.clone()).is_err() {
-                    if i == 0 {
-                        work();
-                    }
-                    break;
-                }
+        let (told, sends_ranges) = (Mutex::new((0, progress)), AtomicBool::new(true));
+        for_each(files, AT_ONCE, &|(name, file)| {
+            if !sends_ranges.load(Ordering::Relaxed) {
+                return Ok(());
             }
-            drop(send);
-            let mut done = 0;
-            for (name, bytes, ended) in ended {
-                ended.map_err(|failure| (name.clone(), failure))?;
-                done += bytes;
-                progress(DownloadProgress { file: name, done, total });
-            }
+            let came = file.bring_head(HEAD).map_err(|failure| self.explain(spec, name, failure))?;
+            sends_ranges.fetch_and(came, Ordering::Relaxed);
+            let (done, progress) = &mut *locked(&told);
+            *done += file.bytes().min(HEAD);
+            progress(DownloadProgress { file: name, done: *done, total });
             Ok(())
-        })
+        })?;
+        Ok(sends_ranges.into_inner())
     }
 }
 
