@@ -5,6 +5,7 @@ use crate::blob_hash::BlobHash;
 use crate::http_client::Tries;
 use anemoe_io::{hex, open_regular};
 use sha1::Sha1;
+use sha2::digest::DynDigest;
 use sha2::{Digest, Sha256};
 use std::fs::{self, File};
 use std::io::{self, Read, Seek, SeekFrom, Write};
@@ -81,32 +82,11 @@ impl TryCount {
     }
 }
 
-/// Incremental hash of the contents.
-enum Hasher {
-    Sha256(Sha256),
-    Git(Sha1),
-}
-
-impl Hasher {
-    fn new(hash: &BlobHash, size: u64) -> Hasher {
-        match hash {
-            BlobHash::Sha256(_) => Hasher::Sha256(Sha256::new()),
-            BlobHash::Git(_) => Hasher::Git(Sha1::new_with_prefix(format!("blob {size}\0"))),
-        }
-    }
-
-    fn update(&mut self, bytes: &[u8]) {
-        match self {
-            Hasher::Sha256(h) => h.update(bytes),
-            Hasher::Git(h) => h.update(bytes),
-        }
-    }
-
-    fn hex(self) -> String {
-        match self {
-            Hasher::Sha256(h) => hex(h.finalize()),
-            Hasher::Git(h) => hex(h.finalize()),
-        }
+/// Makes the hasher of contents.
+fn hasher(hash: &BlobHash, size: u64) -> Box<dyn DynDigest> {
+    match hash {
+        BlobHash::Sha256(_) => Box::new(Sha256::new()),
+        BlobHash::Git(_) => Box::new(Sha1::new_with_prefix(format!("blob {size}\0"))),
     }
 }
 
@@ -149,7 +129,7 @@ struct Download<'a> {
     hash: &'a BlobHash,
     size: u64,
     file: File,
-    hasher: Hasher,
+    hasher: Box<dyn DynDigest>,
     there: u64,
 }
 
@@ -157,7 +137,7 @@ impl Download<'_> {
     fn open<'a>(hash: &'a BlobHash, size: u64, partial: &Path) -> io::Result<Download<'a>> {
         let options = &mut File::options();
         let file = open_regular(partial, options.create(true).truncate(false).read(true).write(true))?;
-        let mut download = Download { hash, size, file, hasher: Hasher::new(hash, size), there: 0 };
+        let mut download = Download { hash, size, file, hasher: hasher(hash, size), there: 0 };
         if download.file.metadata()?.len() > size {
             download.file.set_len(0)?;
         }
@@ -191,7 +171,7 @@ impl Download<'_> {
             tries.failed(self.there, format!("{why} (after {} of {} bytes)", self.there, self.size))?;
         }
         self.file.sync_all()?;
-        let (found, wanted) = (self.hasher.hex(), self.hash.hex());
+        let (found, wanted) = (hex(self.hasher.finalize()), self.hash.hex());
         if found != wanted {
             return Err(DownloadFailure::WrongContents(format!("its hash is {found}, not {wanted}")));
         }
@@ -208,7 +188,7 @@ impl Download<'_> {
         if from == 0 && self.there > 0 {
             self.file.set_len(0)?;
             self.file.seek(SeekFrom::Start(0))?;
-            self.hasher = Hasher::new(self.hash, self.size);
+            self.hasher = hasher(self.hash, self.size);
             self.there = 0;
             progress(0);
         }

@@ -24,15 +24,17 @@ mod http_client;
 mod http_source;
 mod hugging_face;
 mod parallel;
+mod progress;
 mod safe_name;
 mod stores;
 mod variables;
 
-pub use hugging_face::{DownloadProgress, Hub, HubSettings, HubSpec, Peeked, Snapshot};
+pub use hugging_face::{Hub, HubSettings, HubSpec, Peeked, Snapshot};
+pub use progress::TransferProgress;
 pub use stores::{
     BringReport, BundleManifest, Contents, ManifestFile, ManifestPart, MergedParts, ObjectStore, SendOptions,
-    SendReport, StoreLocation, TransferProgress, bring_bundle, bring_files, bundle_names, check_bundle_name,
-    merge_parts, open_store, read_manifest, send_files, write_manifest,
+    SendReport, StoreLocation, bring_bundle, bring_files, bundle_names, check_bundle_name, merge_parts,
+    open_store, read_manifest, send_files, write_manifest,
 };
 
 pub use anemoe_io::{Error, Result};

@@ -237,7 +237,8 @@ fn parts_of_a_file_that_changed_meanwhile_are_sent_again() {
     // The same upload as if the file had been another one when its second part went.
     let record = std::fs::read_dir(machine.dir.path().join(".bundle.anemoe-push")).unwrap().next().unwrap();
     let record = record.unwrap().path();
-    let other = std::fs::read_to_string(&record).unwrap().replace(&sha256(&bytes[PART..2 * PART]), &sha256(b""));
+    let other =
+        std::fs::read_to_string(&record).unwrap().replace(&sha256(&bytes[PART..2 * PART]), &sha256(b""));
     std::fs::write(&record, other).unwrap();
     machine.kept.lock().unwrap().refused.clear();
     assert_eq!(send().unwrap().1.bytes_sent, (bytes.len() - PART) as u64);

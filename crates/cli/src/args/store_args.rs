@@ -2,9 +2,7 @@
 
 use crate::args::numbers::at_least_one;
 use crate::ui;
-use anemoe_hub::{
-    ObjectStore, SendOptions, StoreLocation, TransferProgress, check_bundle_name, open_store,
-};
+use anemoe_hub::{ObjectStore, SendOptions, StoreLocation, TransferProgress, check_bundle_name, open_store};
 use anemoe_io::Error;
 use indicatif::ProgressBar;
 use std::path::Path;

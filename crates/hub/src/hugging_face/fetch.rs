@@ -1,15 +1,15 @@
 //! Fetches files of the hub into the cache: files that are there are used, missing files are downloaded.
 
-use super::hub_cache::{HubCache, MAX_INDEX};
+use super::hub_cache::HubCache;
 use super::hub_settings::HubSettings;
 use super::hub_spec::HubSpec;
-use super::listing::{INDEX, KnownFile, Listing, RemoteFile, SINGLE, indexed_files};
+use super::listing::{INDEX, KnownFile, Listing, RemoteFile, SINGLE};
 use crate::blob_hash::BlobHash;
 use crate::download::{DownloadFailure, download};
 use crate::http_client::{Answer, HttpClient, HttpRequest, Tries, Trouble, is_passing, shown};
 use crate::http_source::HttpSource;
+use crate::progress::TransferProgress;
 use crate::{Error, Result};
-use anemoe_io::read_input;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -21,17 +21,6 @@ const LIST_TRIES: u32 = 3;
 const MAX_LISTING: u64 = 16 << 20;
 /// Most bytes of a file beside the weights; Gemma's tokenizer has 32 MB.
 const MAX_SMALL_FILE: u64 = 512 << 20;
-
-/// Progress of a download.
-#[derive(Clone, Copy, Debug)]
-pub struct DownloadProgress<'a> {
-    /// File that is downloaded now.
-    pub file: &'a str,
-    /// Bytes of all files that are complete or received.
-    pub done: u64,
-    /// Bytes of all files.
-    pub total: u64,
-}
 
 /// A checkpoint in the cache.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -84,20 +73,8 @@ impl Hub {
     /// Returns the complete checkpoint in the cache, or the name of a missing part as the error.
     pub(super) fn whole(&self, spec: &HubSpec, cache: &HubCache) -> std::result::Result<Snapshot, String> {
         let commit = cache.commit(&spec.revision).ok_or_else(|| format!("revision {}", spec.revision))?;
-        match cache.missing(&commit, spec.file.as_deref()) {
-            Some(missing) => Err(missing),
-            None => {
-                let folder = cache.snapshot(&commit);
-                let has_folder = folder.join("config.json").is_file()
-                    && [SINGLE, INDEX].iter().any(|name| folder.join(name).is_file());
-                let path = match &spec.file {
-                    Some(file) => folder.join(file),
-                    None if has_folder => folder,
-                    None => cache.only_gguf(&commit).unwrap_or(folder),
-                };
-                Ok(Snapshot { path, pinned: spec.at(&commit), warning: None })
-            }
-        }
+        let path = cache.complete(&commit, spec.file.as_deref())?;
+        Ok(Snapshot { path, pinned: spec.at(&commit), warning: None })
     }
 
     fn address(&self, parts: &[&str]) -> Url {
@@ -183,7 +160,7 @@ impl Hub {
         target: &Target,
         listing: &Listing,
         accept: &dyn Fn(&Path) -> Result<()>,
-        progress: &mut dyn FnMut(DownloadProgress),
+        progress: &mut dyn FnMut(TransferProgress),
     ) -> Result<Option<Vec<RemoteFile>>> {
         let invalid = |what: String| Error::invalid(target.spec.to_string(), what);
         let folder = target.cache.snapshot(target.commit);
@@ -197,14 +174,7 @@ impl Hub {
         }
         self.bring_files(target, small, progress)?;
         accept(&folder)?;
-        let names = match index {
-            None => [SINGLE.to_string()].into(),
-            Some(_) => {
-                let path = folder.join(INDEX);
-                let text = read_input(&path, MAX_INDEX).map_err(|e| Error::io(path, e))?;
-                indexed_files(&text).map_err(invalid)?
-            }
-        };
+        let names = target.cache.weight_names(target.commit).map_err(invalid)?;
         let files = names.iter().map(|name| {
             listing
                 .file(name)
@@ -219,7 +189,7 @@ impl Hub {
         &self,
         target: &Target,
         files: Vec<RemoteFile>,
-        progress: &mut dyn FnMut(DownloadProgress),
+        progress: &mut dyn FnMut(TransferProgress),
     ) -> Result<()> {
         let folder = target.cache.snapshot(target.commit);
         let failed = |e: io::Error| Error::io(&self.settings.cache, e);
@@ -236,9 +206,8 @@ impl Hub {
             let blobs = target.cache.blob(&first.hash);
             let blobs = blobs.parent().unwrap_or(&blobs).to_path_buf();
             std::fs::create_dir_all(&blobs).map_err(failed)?;
-            let partial = |file: &&KnownFile| {
-                target.cache.partial(&file.hash).metadata().map_or(0, |m| m.len())
-            };
+            let partial =
+                |file: &&KnownFile| target.cache.partial(&file.hash).metadata().map_or(0, |m| m.len());
             let begun: u64 = wanted.iter().map(partial).sum();
             let (needed, free) = (total.saturating_sub(begun), fs4::available_space(&blobs).map_err(failed)?);
             if needed > free {
@@ -253,7 +222,7 @@ impl Hub {
             let _lock = target.cache.lock(&file.hash).map_err(failed)?;
             if !target.cache.has(file) {
                 let mut told =
-                    |done: u64| progress(DownloadProgress { file: &file.name, done: before + done, total });
+                    |done: u64| progress(TransferProgress { file: &file.name, done: before + done, total });
                 self.bring_one(target, file, &mut told)?;
                 before += file.size;
             }
@@ -318,16 +287,11 @@ impl Hub {
             return Ok(KnownFile { name, size, hash });
         }
         let url = self.file_address(target.spec, target.commit, &name);
-        let answer = self.ask("HEAD", &url, false).map_err(|trouble| {
-            Error::io(target.spec.to_string(), io::Error::other(trouble.to_string()))
-        })?;
+        let answer = self
+            .ask("HEAD", &url, false)
+            .map_err(|trouble| Error::io(target.spec.to_string(), io::Error::other(trouble.to_string())))?;
         if !(200..400).contains(&answer.status) {
-            return Err(self.refused(
-                target.spec,
-                Some(&name),
-                answer.status,
-                answer.header("x-error-code"),
-            ));
+            return Err(self.refused(target.spec, Some(&name), answer.status, answer.header("x-error-code")));
         }
         let told_size = answer.header("x-linked-size").or_else(|| answer.header("content-length"));
         let told_hash = answer.header("x-linked-etag").or_else(|| answer.header("etag"));

@@ -9,7 +9,7 @@ mod listing;
 mod open_checkpoint;
 mod range_log;
 
-pub use fetch::{DownloadProgress, Hub, Snapshot};
+pub use fetch::{Hub, Snapshot};
 pub use hub_settings::HubSettings;
 pub use hub_spec::HubSpec;
 pub use open_checkpoint::Peeked;

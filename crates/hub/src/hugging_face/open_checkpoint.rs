@@ -1,14 +1,15 @@
 //! Opens a checkpoint of the hub: whole, or without its weights, of which only the parts that are read are fetched.
 
-use super::fetch::{DownloadProgress, Hub, Snapshot, Target};
-use super::hub_cache::{HubCache, MAX_INDEX};
+use super::fetch::{Hub, Snapshot, Target};
+use super::hub_cache::HubCache;
 use super::hub_file::HubFile;
 use super::hub_spec::HubSpec;
-use super::listing::{INDEX, KnownFile, SINGLE, indexed_files, is_commit};
+use super::listing::{KnownFile, is_commit};
 use crate::http_client::Trouble;
 use crate::parallel::for_each;
+use crate::progress::TransferProgress;
 use crate::{Error, Result};
-use anemoe_io::{RangedFile, RangedFiles, locked, read_input};
+use anemoe_io::{RangedFile, RangedFiles, locked};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -42,7 +43,7 @@ impl Hub {
         &self,
         spec: &HubSpec,
         accept: &dyn Fn(&Path) -> Result<()>,
-        progress: &mut (dyn FnMut(DownloadProgress) + Send),
+        progress: &mut (dyn FnMut(TransferProgress) + Send),
     ) -> Result<Snapshot> {
         Ok(self.open(spec, false, accept, progress)?.snapshot)
     }
@@ -56,7 +57,7 @@ impl Hub {
         &self,
         spec: &HubSpec,
         accept: &dyn Fn(&Path) -> Result<()>,
-        progress: &mut (dyn FnMut(DownloadProgress) + Send),
+        progress: &mut (dyn FnMut(TransferProgress) + Send),
     ) -> Result<Peeked> {
         self.open(spec, true, accept, progress)
     }
@@ -66,7 +67,7 @@ impl Hub {
         spec: &HubSpec,
         in_ranges: bool,
         accept: &dyn Fn(&Path) -> Result<()>,
-        progress: &mut (dyn FnMut(DownloadProgress) + Send),
+        progress: &mut (dyn FnMut(TransferProgress) + Send),
     ) -> Result<Peeked> {
         let cache = HubCache::new(&self.settings().cache, spec);
         let whole = self.whole(spec, &cache);
@@ -136,10 +137,7 @@ impl Hub {
         let commit = cache.commit(&spec.revision).filter(|_| spec.file.is_none())?;
         let folder = cache.snapshot(&commit);
         let files = cache.weights(&commit)?;
-        let names = match folder.join(INDEX).is_file() {
-            true => indexed_files(&read_input(&folder.join(INDEX), MAX_INDEX).ok()?).ok()?,
-            false => [SINGLE.to_string()].into(),
-        };
+        let names = cache.weight_names(&commit).ok()?;
         let complete = folder.join("config.json").is_file()
             && names.iter().all(|name| files.iter().any(|f| f.name == *name));
         let target = Target { spec, cache, commit: &commit };
@@ -173,7 +171,7 @@ impl Hub {
         &self,
         spec: &HubSpec,
         files: &[(String, HubFile)],
-        progress: &mut (dyn FnMut(DownloadProgress) + Send),
+        progress: &mut (dyn FnMut(TransferProgress) + Send),
     ) -> Result<bool> {
         let total: u64 = files.iter().map(|(_, file)| file.bytes().min(HEAD)).sum();
         let (told, sends_ranges) = (Mutex::new((0, progress)), AtomicBool::new(true));
@@ -185,7 +183,7 @@ impl Hub {
             sends_ranges.fetch_and(came, Ordering::Relaxed);
             let (done, progress) = &mut *locked(&told);
             *done += file.bytes().min(HEAD);
-            progress(DownloadProgress { file: name, done: *done, total });
+            progress(TransferProgress { file: name, done: *done, total });
             Ok(())
         })?;
         Ok(sends_ranges.into_inner())

@@ -44,12 +44,9 @@ impl CloudBucket {
         format!("{}://{}/{}", self.account.kind.scheme(), self.account.bucket, self.full(key))
     }
 
-    /// Returns a key as `object_store` takes it.
-    ///
-    /// # Errors
-    /// It is no path.
-    pub fn path(&self, key: &str) -> Result<Key> {
-        Key::parse(self.full(key)).map_err(|e| Error::usage(format!("{}: {e}", self.shown(key))))
+    /// Returns a key as `object_store` takes it; names are safe, so that none changes.
+    pub fn path(&self, key: &str) -> Key {
+        Key::from(self.full(key))
     }
 
     /// Makes the error of a failed request for an object.
@@ -68,13 +65,12 @@ impl CloudBucket {
     }
 
     /// Asks for an object.
-    pub fn get(&self, key: &str, options: GetOptions) -> Result<CloudResult<GetResult>> {
-        let path = self.path(key)?;
-        Ok(self.wait(self.cloud.get_opts(&path, options)))
+    pub fn get(&self, key: &str, options: GetOptions) -> CloudResult<GetResult> {
+        self.wait(self.cloud.get_opts(&self.path(key), options))
     }
 
     /// Begins to read an object, at a byte.
-    pub fn stream(&self, key: &str, from: u64) -> Result<CloudResult<GetResult>> {
+    pub fn stream(&self, key: &str, from: u64) -> CloudResult<GetResult> {
         let range = (from > 0).then_some(GetRange::Offset(from));
         self.get(key, GetOptions { range, extensions: extension(Streamed), ..GetOptions::default() })
     }
@@ -87,9 +83,8 @@ impl CloudBucket {
     /// Returns an object's length, and its SHA-256 where the server tells it; `None` where the object does not exist or may not
     /// be seen.
     pub fn head(&self, key: &str) -> Result<Option<(u64, Option<String>)>> {
-        let path = self.path(key)?;
         let options = GetOptions { head: true, ..GetOptions::default() };
-        match self.wait(self.telling.get_opts(&path, options)) {
+        match self.wait(self.telling.get_opts(&self.path(key), options)) {
             Ok(found) => {
                 let told = found.extensions.get::<ToldHash>().map(|told| told.0.clone());
                 Ok(Some((found.meta.size, told)))

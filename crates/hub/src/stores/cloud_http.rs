@@ -131,7 +131,9 @@ impl CloudHttp {
         if url.scheme() != "https" && !self.allows_http {
             let variable = format!("{}_ALLOW_HTTP", self.kind.family());
             let what = "everybody on the way reads what goes over plain http";
-            return Err(Trouble::Lasting(format!("{}: {what}; {variable}=true allows it", shown(&url))).into());
+            return Err(
+                Trouble::Lasting(format!("{}: {what}; {variable}=true allows it", shown(&url))).into()
+            );
         }
         let (started, mut tries) = (Instant::now(), Tries::new(TRIES));
         loop {

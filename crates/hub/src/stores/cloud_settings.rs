@@ -64,7 +64,8 @@ pub fn open_cloud<F: Fn(&str) -> Option<OsString>>(
             let mut headers = HeaderMap::new();
             headers.insert("x-amz-checksum-mode", HeaderValue::from_static("ENABLED"));
             let options = ClientOptions::new().with_allow_http(true).with_default_headers(headers);
-            let telling = builder.clone().with_client_options(options).build().map_err(|e| unfit(&e.to_string()))?;
+            let telling =
+                builder.clone().with_client_options(options).build().map_err(|e| unfit(&e.to_string()))?;
             let key = credentials.map(|_| "AWS_ACCESS_KEY_ID");
             let account = account(&settings.endpoint, Some(settings.region.clone()), key);
             let cloud = builder.build().map_err(|e| unfit(&e.to_string()))?;
@@ -99,7 +100,9 @@ pub fn open_cloud<F: Fn(&str) -> Option<OsString>>(
         }
         CloudKind::Azure => {
             let Some(user) = set.text("AZURE_STORAGE_ACCOUNT_NAME")? else {
-                return Err(unfit("AZURE_STORAGE_ACCOUNT_NAME is not set: it names the account of the container"));
+                return Err(unfit(
+                    "AZURE_STORAGE_ACCOUNT_NAME is not set: it names the account of the container",
+                ));
             };
             let usual = format!("https://{user}.blob.core.windows.net");
             let server = server(set, &["AZURE_STORAGE_ENDPOINT"], &usual)?;
@@ -166,7 +169,8 @@ struct S3Settings {
 
 impl S3Settings {
     fn of<F: Fn(&str) -> Option<OsString>>(set: &Variables<F>) -> Result<S3Settings> {
-        let region = first(set, &["AWS_REGION", "AWS_DEFAULT_REGION"])?.map_or(REGION.into(), |(_, text)| text);
+        let region =
+            first(set, &["AWS_REGION", "AWS_DEFAULT_REGION"])?.map_or(REGION.into(), |(_, text)| text);
         let is_region = region.len() <= 64 && region.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-');
         if !is_region {
             let shown = region.escape_debug();
@@ -190,7 +194,11 @@ impl S3Settings {
         Ok(S3Settings { endpoint, region, credentials, virtual_hosted })
     }
 
-    fn builder(&self, bucket: &str, credentials: Option<&(String, String, Option<String>)>) -> AmazonS3Builder {
+    fn builder(
+        &self,
+        bucket: &str,
+        credentials: Option<&(String, String, Option<String>)>,
+    ) -> AmazonS3Builder {
         let mut endpoint = self.endpoint.clone();
         // A certificate for `*.server` does not cover a bucket with a dot in its name.
         let host = format!("{bucket}.{}", self.endpoint.host_str().unwrap_or_default());
@@ -273,7 +281,12 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("key.json");
         let user = ("AZURE_STORAGE_ACCOUNT_NAME", "me");
-        for text in ["", "\"s3cr3t\"", "{\"type\": \"s3cr3t\"}", "{\"type\": \"service_account\", \"private_key\": 3}"] {
+        for text in [
+            "",
+            "\"s3cr3t\"",
+            "{\"type\": \"s3cr3t\"}",
+            "{\"type\": \"service_account\", \"private_key\": 3}",
+        ] {
             std::fs::write(&file, text).unwrap();
             let wrong = [("GOOGLE_APPLICATION_CREDENTIALS", file.to_str().unwrap())];
             let said = has("gs://models", &wrong).unwrap_err().to_string();

@@ -31,7 +31,7 @@ struct ObjectSource<'a> {
 
 impl DownloadSource for ObjectSource<'_> {
     fn open(&self, from: u64) -> std::result::Result<Opened<'_>, DownloadFailure> {
-        let got = match self.bucket.stream(self.key, from).map_err(DownloadFailure::Refused)? {
+        let got = match self.bucket.stream(self.key, from) {
             // The server sends whole objects alone, or has no such bytes.
             Err(CloudFailure::Trouble(Trouble::Lasting(_))) if from > 0 => return self.open(0),
             Err(CloudFailure::Refused(refusal)) if from > 0 && refusal.status == 416 => return self.open(0),
@@ -50,7 +50,7 @@ impl DownloadSource for ObjectSource<'_> {
 impl ObjectStore for CloudBucket {
     fn prepare(&self) -> Result<()> {
         // A user who may not read may still write; every other refusal would hit later requests, too.
-        match self.get("bundles/none", GetOptions::default())? {
+        match self.get("bundles/none", GetOptions::default()) {
             Ok(_) => Ok(()),
             Err(CloudFailure::Refused(refusal)) if refusal.is_of_this_request() => Ok(()),
             Err(failure) => Err(self.failed("", failure)),
@@ -64,7 +64,7 @@ impl ObjectStore for CloudBucket {
     fn holds(&self, key: &str, contents: &Contents) -> Result<bool> {
         let mut tries = Tries::new(READ_TRIES);
         loop {
-            let why = match self.stream(key, 0)? {
+            let why = match self.stream(key, 0) {
                 Ok(got) => match Contents::of_reader(&mut self.reader(got)) {
                     Ok(found) => return Ok(found == *contents),
                     Err(e) => e.to_string(),
@@ -83,7 +83,7 @@ impl ObjectStore for CloudBucket {
     }
 
     fn write(&self, key: &str, bytes: &[u8]) -> Result<()> {
-        let path = self.path(key)?;
+        let path = self.path(key);
         let put = self.cloud.put_opts(&path, bytes.to_vec().into(), PutOptions::default());
         self.wait(put).map(|_| ()).map_err(|failure| self.failed(key, failure))
     }
@@ -110,11 +110,7 @@ impl ObjectStore for CloudBucket {
 
     fn read(&self, key: &str, limit: u64) -> Result<Option<Vec<u8>>> {
         let options = GetOptions { extensions: extension(AnswerLimit(limit)), ..GetOptions::default() };
-        let got = match self.get(key, options)? {
-            Ok(got) => self.wait(got.bytes()),
-            Err(failure) => Err(failure),
-        };
-        match got {
+        match self.get(key, options).and_then(|got| self.wait(got.bytes())) {
             Ok(bytes) => Ok(Some(bytes.into())),
             Err(CloudFailure::Refused(refusal)) if refusal.is_absence() => Ok(None),
             Err(failure) => Err(self.failed(key, failure)),

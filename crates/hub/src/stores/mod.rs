@@ -46,7 +46,6 @@ pub use bundle_manifest::{BundleManifest, ManifestFile, ManifestPart, MergedPart
 pub use object::{Contents, ObjectStore};
 pub use send_files::{SendOptions, SendReport, check_bundle_name, send_files, write_manifest};
 pub use store_location::StoreLocation;
-pub use transfer::TransferProgress;
 
 use crate::Result;
 use crate::variables::Variables;

@@ -111,7 +111,7 @@ pub fn send_parts(
     record: &Path,
     moved: &dyn Fn(i64),
 ) -> Result<u64> {
-    let path = bucket.path(key)?;
+    let path = bucket.path(key);
     let mut upload = Upload::open(record);
     let mut sent = 0;
     // An upload that the server does not know any more is followed by a new one, once.
@@ -229,7 +229,10 @@ mod tests {
         File::options().append(true).open(&path).unwrap().write_all(b"3 half").unwrap();
         let mut upload = Upload::open(&path);
         let part = |hash: &str, id: &str| (hash.to_string(), id.to_string());
-        assert_eq!((upload.id.as_deref(), &upload.parts), (Some(""), &vec![part("1", "a b"), part("2", "c")]));
+        assert_eq!(
+            (upload.id.as_deref(), &upload.parts),
+            (Some(""), &vec![part("1", "a b"), part("2", "c")])
+        );
         upload.keep(1);
         drop(upload);
         let mut upload = Upload::open(&path);

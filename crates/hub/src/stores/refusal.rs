@@ -102,8 +102,7 @@ impl Refusal {
             let TokenError { error, error_description } = serde_json::from_str(body).ok()?;
             Some(ErrorTexts { code: Some(error), message: error_description, region: None })
         };
-        let ErrorTexts { code, message, region } =
-            error_texts(body).or_else(of_tokens).unwrap_or_default();
+        let ErrorTexts { code, message, region } = error_texts(body).or_else(of_tokens).unwrap_or_default();
         let trimmed = |text: Option<String>| text.map(|text| text.trim().to_string());
         Refusal {
             status,
@@ -241,7 +240,8 @@ mod tests {
             region: Some("us-east-1".into()),
             key: key.map(str::to_string),
         };
-        let (known, nobody) = (account(CloudKind::S3, Some("AWS_ACCESS_KEY_ID")), account(CloudKind::S3, None));
+        let (known, nobody) =
+            (account(CloudKind::S3, Some("AWS_ACCESS_KEY_ID")), account(CloudKind::S3, None));
         let azure = account(CloudKind::Azure, Some("AZURE_STORAGE_SAS_TOKEN"));
         let google = account(CloudKind::Google, Some("GOOGLE_APPLICATION_CREDENTIALS"));
         for (account, status, body, says) in [

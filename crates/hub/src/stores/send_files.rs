@@ -2,8 +2,9 @@
 
 use super::bundle_manifest::{BundleManifest, ManifestFile, ManifestPart};
 use super::object::{Contents, ObjectStore};
-use super::transfer::{TransferCount, TransferProgress, beside};
+use super::transfer::{TransferCount, beside};
 use crate::parallel::for_each;
+use crate::progress::TransferProgress;
 use crate::safe_name::is_safe_name;
 use crate::{Error, Result};
 use anemoe_io::{OwnedDir, locked};

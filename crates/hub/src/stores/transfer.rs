@@ -1,20 +1,10 @@
 //! Transfers of several files at a time, with one count of bytes.
 
+use crate::progress::TransferProgress;
 use crate::{Error, Result};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
-
-/// Progress of a push or a pull.
-#[derive(Clone, Copy, Debug)]
-pub struct TransferProgress<'a> {
-    /// File that moved last.
-    pub file: &'a str,
-    /// Bytes moved by this run.
-    pub done: u64,
-    /// Bytes that this run has to move, as far as known.
-    pub total: u64,
-}
 
 /// Count of the bytes of one run.
 pub struct TransferCount<'a> {
