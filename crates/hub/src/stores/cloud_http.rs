@@ -154,7 +154,10 @@ impl CloudHttp {
             if head.extensions.get::<Streamed>().is_some() {
                 return Err(Trouble::Passing(failure.to_string()).into());
             }
-            let what = format!("{}: {failure}", shown(&url));
+            let what = match &failure {
+                CloudFailure::Refused(_) => format!("{}: {failure}", shown(&url)),
+                CloudFailure::Trouble(trouble) => trouble.to_string(),
+            };
             if started.elapsed() > SIGNED || !tries.pause(&what) {
                 let count = tries.failed;
                 let what =

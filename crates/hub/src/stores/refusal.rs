@@ -103,7 +103,10 @@ impl Refusal {
             Some(ErrorTexts { code: Some(error), message: error_description, region: None })
         };
         let ErrorTexts { code, message, region } = error_texts(body).or_else(of_tokens).unwrap_or_default();
-        let trimmed = |text: Option<String>| text.map(|text| text.trim().to_string());
+        // Azure adds the request's id and the time on lines of their own.
+        let trimmed = |text: Option<String>| {
+            text.map(|text| text.trim().lines().next().unwrap_or_default().trim_end().to_string())
+        };
         Refusal {
             status,
             code: trimmed(code),
