@@ -46,16 +46,6 @@ impl<F: Fn(&str) -> Option<OsString>> Variables<F> {
         }
     }
 
-    /// Returns those of these variables that are set, by their names in lower case.
-    ///
-    /// # Errors
-    /// A value is not UTF-8.
-    pub fn known(&self, names: &[&str]) -> Result<Vec<(String, String)>> {
-        let named =
-            |name: &&str| -> Result<_> { Ok(self.text(name)?.map(|text| (name.to_ascii_lowercase(), text))) };
-        names.iter().map(named).filter_map(Result::transpose).collect()
-    }
-
     /// Returns a path. As in the libraries of Hugging Face, `~`, `~USER`, `$NAME` and `${NAME}` stand for homes and
     /// other variables.
     ///

@@ -8,7 +8,7 @@ use crate::http_client::{HttpClient, shown};
 use crate::variables::Variables;
 use crate::{Error, Result};
 use object_store::aws::{AmazonS3Builder, Checksum};
-use object_store::azure::MicrosoftAzureBuilder;
+use object_store::azure::{AzureConfigKey, MicrosoftAzureBuilder};
 use object_store::gcp::GoogleCloudStorageBuilder;
 use object_store::{ClientOptions, HeaderMap, HeaderValue, RetryConfig};
 use std::ffi::OsString;
@@ -17,15 +17,13 @@ use url::Url;
 
 /// Region where the environment names none.
 const REGION: &str = "us-east-1";
-/// Variables with what Azure lets in.
-const AZURE_CREDENTIALS: [&str; 7] = [
-    "AZURE_STORAGE_ACCOUNT_KEY",
-    "AZURE_STORAGE_SAS_TOKEN",
-    "AZURE_STORAGE_TOKEN",
-    "AZURE_TENANT_ID",
-    "AZURE_CLIENT_ID",
-    "AZURE_CLIENT_SECRET",
-    "AZURE_FEDERATED_TOKEN_FILE",
+/// Variables that let in at Azure, and what the crate calls their kind.
+const AZURE_CREDENTIALS: [(&str, &str); 5] = [
+    ("AZURE_STORAGE_ACCOUNT_KEY", "access_key"),
+    ("AZURE_STORAGE_SAS_TOKEN", "sas_token"),
+    ("AZURE_STORAGE_TOKEN", "bearer_token"),
+    ("AZURE_CLIENT_SECRET", "client_secret"),
+    ("AZURE_FEDERATED_TOKEN_FILE", "workload_identity"),
 ];
 
 /// Opens a bucket. Without credentials, its requests are anonymous.
@@ -45,12 +43,13 @@ pub fn open_cloud<F: Fn(&str) -> Option<OsString>>(
     let once = RetryConfig { max_retries: 0, ..RetryConfig::default() };
     // What the crate says of a wrong value may show a secret.
     let unfit = |what: &str| Error::usage(format!("{}://{name}: {what}", kind.scheme()));
-    let account = |server: &Url, region: Option<String>, key: Option<&str>| Account {
+    let given = |names: &[&'static str]| Ok(first(set, names)?.filter(|_| !is_anonymous));
+    let account = |server: &Url, region: Option<String>, key: Option<&'static str>| Account {
         kind: *kind,
         server: shown(server),
         bucket: name.clone(),
         region,
-        key: key.map(str::to_uppercase),
+        key,
     };
     let (cloud, telling, account): (Arc<dyn Cloud>, Option<Arc<dyn Cloud>>, Account) = match kind {
         CloudKind::S3 => {
@@ -63,63 +62,66 @@ pub fn open_cloud<F: Fn(&str) -> Option<OsString>>(
                 .with_http_connector(http);
             let mut headers = HeaderMap::new();
             headers.insert("x-amz-checksum-mode", HeaderValue::from_static("ENABLED"));
-            let options = ClientOptions::new().with_allow_http(true).with_default_headers(headers);
-            let telling =
-                builder.clone().with_client_options(options).build().map_err(|e| unfit(&e.to_string()))?;
+            let options = ClientOptions::new().with_default_headers(headers);
+            let telling = builder.clone().with_client_options(options);
+            let built = |builder: AmazonS3Builder| builder.build().map_err(|e| unfit(&e.to_string()));
             let key = credentials.map(|_| "AWS_ACCESS_KEY_ID");
             let account = account(&settings.endpoint, Some(settings.region.clone()), key);
-            let cloud = builder.build().map_err(|e| unfit(&e.to_string()))?;
-            (Arc::new(cloud), Some(Arc::new(telling)), account)
+            (Arc::new(built(builder)?), Some(Arc::new(built(telling)?)), account)
         }
         CloudKind::Google => {
             let server = server(set, &["GOOGLE_BASE_URL"], "https://storage.googleapis.com")?;
-            let file = set.path("GOOGLE_APPLICATION_CREDENTIALS")?.filter(|_| !is_anonymous);
-            let token = set.text("GOOGLE_BEARER_TOKEN")?.filter(|_| !is_anonymous);
-            let key = match (&file, &token) {
-                (Some(_), _) => Some("GOOGLE_APPLICATION_CREDENTIALS"),
-                (None, Some(_)) => Some("GOOGLE_BEARER_TOKEN"),
-                (None, None) => None,
-            };
+            let given = given(&["GOOGLE_APPLICATION_CREDENTIALS", "GOOGLE_BEARER_TOKEN"])?;
             let builder = GoogleCloudStorageBuilder::new()
                 .with_bucket_name(name)
                 .with_base_url(server.as_str().trim_end_matches('/'))
-                .with_skip_signature(key.is_none())
+                .with_skip_signature(given.is_none())
                 .with_retry(once)
                 .with_http_connector(http);
-            let builder = match &file {
-                Some(file) => builder.with_application_credentials(file.to_string_lossy()),
+            let (builder, wrong) = match &given {
+                Some((key @ "GOOGLE_APPLICATION_CREDENTIALS", file)) => {
+                    let what =
+                        "not the file of a service account or of `gcloud auth application-default login`";
+                    (builder.with_application_credentials(file), format!("{key}={file}: {what}"))
+                }
                 // An empty one keeps the crate from looking for others.
-                None => builder.with_bearer_token(token.unwrap_or_default()),
+                token => {
+                    let token = token.as_ref().map_or("", |(_, token)| token.as_str());
+                    (builder.with_bearer_token(token), "GOOGLE_BEARER_TOKEN: no token".into())
+                }
             };
-            let shown = file.unwrap_or_default();
-            let what = format!(
-                "GOOGLE_APPLICATION_CREDENTIALS={}: not the file of a service account or of `gcloud auth application-default login`",
-                shown.display()
-            );
-            (Arc::new(builder.build().map_err(|_| unfit(&what))?), None, account(&server, None, key))
+            let cloud = builder.build().map_err(|_| unfit(&wrong))?;
+            (Arc::new(cloud), None, account(&server, None, given.map(|(key, _)| key)))
         }
         CloudKind::Azure => {
             let Some(user) = set.text("AZURE_STORAGE_ACCOUNT_NAME")? else {
-                return Err(unfit(
-                    "AZURE_STORAGE_ACCOUNT_NAME is not set: it names the account of the container",
-                ));
+                let what = "AZURE_STORAGE_ACCOUNT_NAME is not set: it names the account of the container";
+                return Err(unfit(what));
             };
             let usual = format!("https://{user}.blob.core.windows.net");
             let server = server(set, &["AZURE_STORAGE_ENDPOINT"], &usual)?;
-            let given = if is_anonymous { Vec::new() } else { set.known(&AZURE_CREDENTIALS)? };
-            let account = account(&server, None, given.first().map(|(name, _)| name.as_str()));
+            let given = given(&AZURE_CREDENTIALS.map(|(key, _)| key))?;
+            let key = given.as_ref().map(|(key, _)| *key);
             let mut builder = MicrosoftAzureBuilder::new()
                 .with_container_name(name)
                 .with_account(user)
                 .with_endpoint(server.as_str().trim_end_matches('/').to_string())
-                .with_skip_signature(given.is_empty())
+                .with_skip_signature(given.is_none())
                 .with_retry(once)
                 .with_http_connector(http);
-            let what = format!("{}: not of the form of one", account.key.as_deref().unwrap_or_default());
-            for (key, value) in given {
-                builder = builder.with_config(key.parse().map_err(|_| unfit(&what))?, value);
+            if let Some((_, form)) = AZURE_CREDENTIALS.iter().find(|(name, _)| Some(*name) == key) {
+                builder = builder.with_config(AzureConfigKey::CredentialType, *form);
             }
-            (Arc::new(builder.build().map_err(|_| unfit(&what))?), None, account)
+            let wrong = format!(
+                "{}: not of its form, or AZURE_TENANT_ID and AZURE_CLIENT_ID do not name whose it is",
+                key.unwrap_or_default()
+            );
+            let ids = [first(set, &["AZURE_TENANT_ID"])?, first(set, &["AZURE_CLIENT_ID"])?];
+            for (name, value) in ids.into_iter().chain([given]).flatten() {
+                let config = name.to_lowercase().parse().map_err(|_| unfit(&wrong))?;
+                builder = builder.with_config(config, value);
+            }
+            (Arc::new(builder.build().map_err(|_| unfit(&wrong))?), None, account(&server, None, key))
         }
     };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build();
@@ -209,7 +211,6 @@ impl S3Settings {
             .with_region(&self.region)
             .with_endpoint(endpoint.as_str().trim_end_matches('/'))
             .with_virtual_hosted_style_request(virtual_hosted)
-            .with_allow_http(true)
             .with_checksum_algorithm(Checksum::SHA256);
         let Some((key, secret, token)) = credentials else { return builder };
         let builder = builder.with_access_key_id(key).with_secret_access_key(secret);
@@ -292,7 +293,12 @@ mod tests {
             let said = has("gs://models", &wrong).unwrap_err().to_string();
             assert!(said.contains("key.json: not the file") && !said.contains("s3cr3t"), "{said}");
         }
-        for wrong in [("AZURE_STORAGE_ACCOUNT_KEY", "s3cr3t!"), ("AZURE_STORAGE_SAS_TOKEN", "s3cr3t")] {
+        assert!(!has("az://models", &[user, ("AZURE_CLIENT_ID", "x")]).unwrap());
+        for wrong in [
+            ("AZURE_STORAGE_ACCOUNT_KEY", "s3cr3t!"),
+            ("AZURE_STORAGE_SAS_TOKEN", "s3cr3t"),
+            ("AZURE_CLIENT_SECRET", "s3cr3t"),
+        ] {
             let said = has("az://models", &[user, wrong]).unwrap_err().to_string();
             assert!(said.contains(wrong.0) && !said.contains("s3cr3t"), "{said}");
         }

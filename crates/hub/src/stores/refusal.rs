@@ -34,7 +34,7 @@ pub struct Account {
     /// Region of requests to S3.
     pub region: Option<String>,
     /// Variable that names who asks; `None` for anonymous requests.
-    pub key: Option<String>,
+    pub key: Option<&'static str>,
 }
 
 /// An XML document, by the name of its root. Namespaces, prefixes, order and white space do not matter.
@@ -180,7 +180,7 @@ impl Refusal {
     /// Makes the error of the refusal, with its meaning and what to do about it.
     pub fn error(&self, place: &str, account: &Account) -> Error {
         let Account { kind, server, bucket, .. } = account;
-        let key = account.key.as_deref().unwrap_or(kind.credentials());
+        let key = account.key.unwrap_or(kind.credentials());
         let (status, code) = (self.status, self.code.as_deref().unwrap_or_default());
         let words = self.words();
         // Some servers name the region in every error.
@@ -236,12 +236,12 @@ mod tests {
 
     #[test]
     fn refusals_say_what_to_do() {
-        let account = |kind, key: Option<&str>| Account {
+        let account = |kind, key| Account {
             kind,
             server: "https://store.example".into(),
             bucket: "b".into(),
             region: Some("us-east-1".into()),
-            key: key.map(str::to_string),
+            key,
         };
         let (known, nobody) =
             (account(CloudKind::S3, Some("AWS_ACCESS_KEY_ID")), account(CloudKind::S3, None));
