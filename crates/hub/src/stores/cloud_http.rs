@@ -5,7 +5,7 @@
 
 use super::refusal::Refusal;
 use super::store_location::CloudKind;
-use crate::http_client::{HttpClient, MAX_ERROR, Tries, Trouble, shown};
+use crate::http_client::{HttpClient, Tries, Trouble, shown};
 use anemoe_io::{hex, locked};
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
@@ -177,10 +177,9 @@ impl CloudHttp {
         // An object in parts has a hash of hashes, with a `-` in it.
         let told = answer.header("x-amz-checksum-sha256").and_then(|text| BASE64_STANDARD.decode(text).ok());
         let told = told.filter(|hash| hash.len() == 32).map(|hash| ToldHash(hex(&hash)));
-        let is_small = answer.length().is_some_and(|bytes| bytes <= MAX_ERROR);
         let body = if head.method == "HEAD" {
             Bytes::new().into()
-        } else if head.extensions.get::<Streamed>().is_some() && !is_small {
+        } else if head.extensions.get::<Streamed>().is_some() {
             streamed(shown(&answer.url), answer.reader())
         } else {
             let limit = head.extensions.get::<AnswerLimit>().map_or(MAX_ANSWER, |limit| limit.0);
