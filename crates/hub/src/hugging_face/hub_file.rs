@@ -1,6 +1,6 @@
 //! A weight file on the hub that is read in ranges.
 
-use super::fetch::Hub;
+use super::fetch::{Hub, Target};
 use super::hub_cache::HubCache;
 use super::hub_spec::HubSpec;
 use super::listing::KnownFile;
@@ -32,14 +32,14 @@ struct ReceivedParts {
 }
 
 impl HubFile {
-    /// Makes access to a weight file at a commit of a repository.
-    pub fn new(hub: &Hub, spec: &HubSpec, cache: &HubCache, commit: &str, file: KnownFile) -> HubFile {
-        let log = RangeLog::open(&cache.ranges(&file.hash));
+    /// Makes access to a weight file of a repository.
+    pub fn new(hub: &Hub, target: &Target, file: KnownFile) -> HubFile {
+        let log = RangeLog::open(&target.cache.ranges(&file.hash));
         HubFile {
-            url: hub.file_address(spec, commit, &file.name),
+            url: hub.file_address(target.spec, target.commit, &file.name),
             hub: hub.clone(),
-            spec: spec.clone(),
-            cache: cache.clone(),
+            spec: target.spec.clone(),
+            cache: target.cache.clone(),
             file,
             parts: Mutex::new(ReceivedParts { log, redirect: None }),
         }

@@ -160,7 +160,7 @@ impl Hub {
                     && target.cache.link(target.commit, &file.name, &file.hash).is_ok());
             if !is_there {
                 let name = file.name.clone();
-                absent.push((name, HubFile::new(self, target.spec, target.cache, target.commit, file)));
+                absent.push((name, HubFile::new(self, target, file)));
             }
         }
         absent

@@ -7,7 +7,7 @@ use super::store_location::{Bucket, CloudKind};
 use crate::http_client::{HttpClient, shown};
 use crate::variables::Variables;
 use crate::{Error, Result};
-use object_store::aws::{AmazonS3Builder, Checksum};
+use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey, Checksum};
 use object_store::azure::{AzureConfigKey, MicrosoftAzureBuilder};
 use object_store::gcp::GoogleCloudStorageBuilder;
 use object_store::{ClientOptions, HeaderMap, HeaderValue, RetryConfig};
@@ -53,20 +53,15 @@ pub fn open_cloud<F: Fn(&str) -> Option<OsString>>(
     };
     let (cloud, telling, account): (Arc<dyn Cloud>, Option<Arc<dyn Cloud>>, Account) = match kind {
         CloudKind::S3 => {
-            let settings = S3Settings::of(set)?;
-            let credentials = settings.credentials.as_ref().filter(|_| !is_anonymous);
-            let builder = settings
-                .builder(name, credentials)
-                .with_skip_signature(credentials.is_none())
-                .with_retry(once)
-                .with_http_connector(http);
+            let (builder, server, region) = s3_builder(name, set, is_anonymous)?;
+            let key = builder.get_config_value(&AmazonS3ConfigKey::AccessKeyId);
+            let account = account(&server, Some(region), key.map(|_| "AWS_ACCESS_KEY_ID"));
+            let builder = builder.with_retry(once).with_http_connector(http);
             let mut headers = HeaderMap::new();
             headers.insert("x-amz-checksum-mode", HeaderValue::from_static("ENABLED"));
             let options = ClientOptions::new().with_default_headers(headers);
             let telling = builder.clone().with_client_options(options);
             let built = |builder: AmazonS3Builder| builder.build().map_err(|e| unfit(&e.to_string()));
-            let key = credentials.map(|_| "AWS_ACCESS_KEY_ID");
-            let account = account(&settings.endpoint, Some(settings.region.clone()), key);
             (Arc::new(built(builder)?), Some(Arc::new(built(telling)?)), account)
         }
         CloudKind::Google => {
@@ -156,79 +151,56 @@ fn server<F: Fn(&str) -> Option<OsString>>(
     url.ok_or_else(|| Error::usage(format!("{name}: not the address of a server, http:// or https://")))
 }
 
-/// Server, region and credentials of S3.
-#[cfg_attr(test, derive(Debug))]
-struct S3Settings {
-    /// Address of the server (`AWS_ENDPOINT_URL_S3`, `AWS_ENDPOINT_URL`, `AWS_ENDPOINT`).
-    endpoint: Url,
-    /// Region (`AWS_REGION`, `AWS_DEFAULT_REGION`).
-    region: String,
-    /// `AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY` and `AWS_SESSION_TOKEN`.
-    credentials: Option<(String, String, Option<String>)>,
-    /// True if the bucket is part of the server's name instead of the path (`AWS_VIRTUAL_HOSTED_STYLE_REQUEST`).
-    virtual_hosted: bool,
-}
-
-impl S3Settings {
-    fn of<F: Fn(&str) -> Option<OsString>>(set: &Variables<F>) -> Result<S3Settings> {
-        let region =
-            first(set, &["AWS_REGION", "AWS_DEFAULT_REGION"])?.map_or(REGION.into(), |(_, text)| text);
-        let is_region = region.len() <= 64 && region.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-');
-        if !is_region {
-            let shown = region.escape_debug();
-            return Err(Error::usage(format!("AWS_REGION={shown} is not the name of a region")));
-        }
-        let domain = if region.starts_with("cn-") { "amazonaws.com.cn" } else { "amazonaws.com" };
-        let usual = format!("https://s3.{region}.{domain}");
-        let names = ["AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"];
-        let endpoint = server(set, &names, &usual)?;
-        let is_own = first(set, &names)?.is_some();
-        let pair = ["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"];
-        let lacks =
-            |is: usize, not: usize| Error::usage(format!("{} is set, and {} is not", pair[is], pair[not]));
-        let credentials = match (set.text(pair[0])?, set.text(pair[1])?) {
-            (None, None) => None,
-            (Some(key), Some(secret)) => Some((key, secret, set.text("AWS_SESSION_TOKEN")?)),
-            (Some(_), None) => return Err(lacks(0, 1)),
-            (None, Some(_)) => return Err(lacks(1, 0)),
-        };
-        let virtual_hosted = set.switch("AWS_VIRTUAL_HOSTED_STYLE_REQUEST")?.unwrap_or(!is_own);
-        Ok(S3Settings { endpoint, region, credentials, virtual_hosted })
+/// Makes the builder of a bucket of S3. Returns it with the address of the server, without the bucket, and the region.
+fn s3_builder<F: Fn(&str) -> Option<OsString>>(
+    bucket: &str,
+    set: &Variables<F>,
+    is_anonymous: bool,
+) -> Result<(AmazonS3Builder, Url, String)> {
+    let region = first(set, &["AWS_REGION", "AWS_DEFAULT_REGION"])?.map_or(REGION.into(), |(_, text)| text);
+    let is_region = region.len() <= 64 && region.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-');
+    if !is_region {
+        let shown = region.escape_debug();
+        return Err(Error::usage(format!("AWS_REGION={shown} is not the name of a region")));
     }
-
-    fn builder(
-        &self,
-        bucket: &str,
-        credentials: Option<&(String, String, Option<String>)>,
-    ) -> AmazonS3Builder {
-        let mut endpoint = self.endpoint.clone();
-        // A certificate for `*.server` does not cover a bucket with a dot in its name.
-        let host = format!("{bucket}.{}", self.endpoint.host_str().unwrap_or_default());
-        let virtual_hosted =
-            self.virtual_hosted && !bucket.contains('.') && endpoint.set_host(Some(&host)).is_ok();
-        let builder = AmazonS3Builder::new()
-            .with_bucket_name(bucket)
-            .with_region(&self.region)
-            .with_endpoint(endpoint.as_str().trim_end_matches('/'))
-            .with_virtual_hosted_style_request(virtual_hosted)
-            .with_checksum_algorithm(Checksum::SHA256);
-        let Some((key, secret, token)) = credentials else { return builder };
-        let builder = builder.with_access_key_id(key).with_secret_access_key(secret);
-        match token {
-            Some(token) => builder.with_token(token),
-            None => builder,
+    let domain = if region.starts_with("cn-") { "amazonaws.com.cn" } else { "amazonaws.com" };
+    let names = ["AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"];
+    let server = server(set, &names, &format!("https://s3.{region}.{domain}"))?;
+    let is_own = first(set, &names)?.is_some();
+    let is_hosted = set.switch("AWS_VIRTUAL_HOSTED_STYLE_REQUEST")?.unwrap_or(!is_own);
+    let mut endpoint = server.clone();
+    // A certificate for `*.server` does not cover a bucket with a dot in its name.
+    let host = format!("{bucket}.{}", server.host_str().unwrap_or_default());
+    let is_hosted = is_hosted && !bucket.contains('.') && endpoint.set_host(Some(&host)).is_ok();
+    let mut builder = AmazonS3Builder::new()
+        .with_bucket_name(bucket)
+        .with_region(&region)
+        .with_endpoint(endpoint.as_str().trim_end_matches('/'))
+        .with_virtual_hosted_style_request(is_hosted)
+        .with_checksum_algorithm(Checksum::SHA256)
+        .with_skip_signature(true);
+    let pair = ["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"];
+    let lacks = |is: &str, not: &str| Error::usage(format!("{is} is set, and {not} is not"));
+    match (set.text(pair[0])?, set.text(pair[1])?) {
+        _ if is_anonymous => {}
+        (None, None) => {}
+        (Some(key), Some(secret)) => {
+            builder =
+                builder.with_skip_signature(false).with_access_key_id(key).with_secret_access_key(secret);
+            if let Some(token) = set.text("AWS_SESSION_TOKEN")? {
+                builder = builder.with_token(token);
+            }
         }
+        (Some(_), None) => return Err(lacks(pair[0], pair[1])),
+        (None, Some(_)) => return Err(lacks(pair[1], pair[0])),
     }
+    Ok((builder, server, region))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::stores::StoreLocation;
-
-    fn settings(pairs: &[(&str, &str)]) -> Result<S3Settings> {
-        S3Settings::of(&Variables(|name: &str| pairs.iter().find(|(k, _)| *k == name).map(|(_, v)| v.into())))
-    }
 
     fn open(location: &str, pairs: &[(&str, &str)]) -> Result<CloudBucket> {
         let Ok(StoreLocation::Bucket(bucket)) = StoreLocation::parse(location.as_ref()) else {
@@ -241,13 +213,18 @@ mod tests {
     #[test]
     fn servers_follow_the_variables() {
         let of = |pairs: &[(&str, &str)]| {
-            let s = settings(pairs).unwrap();
-            (s.endpoint.to_string(), s.region, s.virtual_hosted)
+            let value = |name: &str| pairs.iter().find(|(k, _)| *k == name).map(|(_, v)| v.into());
+            let (builder, server, region) = s3_builder("models", &Variables(value), false)?;
+            let endpoint = builder.get_config_value(&AmazonS3ConfigKey::Endpoint);
+            Ok::<_, Error>((server.to_string(), region, endpoint.unwrap_or_default()))
         };
-        assert_eq!(of(&[]), ("https://s3.us-east-1.amazonaws.com/".into(), "us-east-1".into(), true));
-        assert_eq!(of(&[("AWS_REGION", "cn-north-1")]).0, "https://s3.cn-north-1.amazonaws.com.cn/");
+        let (server, region, endpoint) = of(&[]).unwrap();
+        assert_eq!((server.as_str(), region.as_str()), ("https://s3.us-east-1.amazonaws.com/", "us-east-1"));
+        assert_eq!(endpoint, "https://models.s3.us-east-1.amazonaws.com");
+        assert_eq!(of(&[("AWS_REGION", "cn-north-1")]).unwrap().0, "https://s3.cn-north-1.amazonaws.com.cn/");
         let minio = [("AWS_ENDPOINT_URL", "https://minio:9000"), ("AWS_DEFAULT_REGION", "x")];
-        assert_eq!(of(&minio), ("https://minio:9000/".into(), "x".into(), false));
+        let (_, region, endpoint) = of(&minio).unwrap();
+        assert_eq!((region.as_str(), endpoint.as_str()), ("x", "https://minio:9000"));
         for (name, wrong) in [
             ("AWS_ENDPOINT_URL", "minio"),
             ("AWS_ENDPOINT_URL", "ftp://x"),
@@ -255,7 +232,7 @@ mod tests {
             ("AWS_ENDPOINT_URL", "https://x/?a=b"),
             ("AWS_REGION", "a/b"),
         ] {
-            assert!(settings(&[(name, wrong)]).is_err(), "{name}={wrong}");
+            assert!(of(&[(name, wrong)]).is_err(), "{name}={wrong}");
         }
         assert!(open("s3://models", &[("AWS_SKIP_SIGNATURE", "perhaps")]).is_err());
         let azure = open("az://models", &[("AZURE_STORAGE_ACCOUNT_NAME", "me")]).unwrap();
@@ -273,7 +250,7 @@ mod tests {
         assert!(has("s3://models", &pair).unwrap() && !has("s3://models", &[]).unwrap());
         assert!(!has("s3://models", &[pair[0], pair[1], ("AWS_SKIP_SIGNATURE", "1")]).unwrap());
         for half in pair {
-            assert!(settings(&[half]).unwrap_err().to_string().contains("is not"));
+            assert!(has("s3://models", &[half]).unwrap_err().to_string().contains("is not"));
         }
         let token = ("GOOGLE_BEARER_TOKEN", "s3cr3t");
         assert!(has("gs://models", &[token]).unwrap() && !has("gs://models", &[]).unwrap());

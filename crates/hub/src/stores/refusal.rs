@@ -10,6 +10,10 @@ use std::io;
 /// Most characters of a server's text in a message.
 const MAX_SHOWN: usize = 200;
 
+/// Codes by which servers say that they do not know who asks: those of S3, of Azure, and of servers that give tokens.
+const UNKNOWN_KEY: [&str; 5] =
+    ["InvalidAccessKeyId", "AuthenticationFailed", "invalid_client", "invalid_grant", "unauthorized_client"];
+
 /// Answer by which a server refuses a request.
 #[derive(Clone, Debug)]
 pub struct Refusal {
@@ -67,17 +71,6 @@ fn error_texts(text: &str) -> Option<ErrorTexts> {
         Ok(Document::Error(texts)) => Some(texts),
         _ => None,
     }
-}
-
-/// Fault of credentials.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum CredentialFault {
-    /// The server does not know the key.
-    Key,
-    /// The secret is not the key's.
-    Secret,
-    /// The server answers no request without credentials.
-    Missing,
 }
 
 impl Refusal {
@@ -143,27 +136,20 @@ impl Refusal {
         self.code.as_deref().is_some_and(|code| codes.contains(&code))
     }
 
-    /// Tells what is wrong with the credentials; `None` where the server knows them. Garage says it in words alone.
-    fn fault_of_credentials(&self) -> Option<CredentialFault> {
-        let says = |words: &str| {
-            self.message.as_ref().is_some_and(|message| message.to_ascii_lowercase().contains(words))
-        };
-        match self.code.as_deref()? {
-            "InvalidAccessKeyId" | "AuthenticationFailed" => Some(CredentialFault::Key),
-            "invalid_client" | "invalid_grant" | "unauthorized_client" => Some(CredentialFault::Key),
-            "SignatureDoesNotMatch" => Some(CredentialFault::Secret),
-            "AccessDenied" if says("no such key") => Some(CredentialFault::Key),
-            "AccessDenied" if says("invalid signature") => Some(CredentialFault::Secret),
-            "AccessDenied" if says("anonymous access") => Some(CredentialFault::Missing),
-            _ => None,
+    /// Returns the code of the error; that of AWS where Garage says in words alone what is wrong with a key.
+    fn known_code(&self) -> &str {
+        let message = self.message.as_ref().map_or(String::new(), |message| message.to_ascii_lowercase());
+        match self.code.as_deref().unwrap_or_default() {
+            "AccessDenied" if message.contains("no such key") => "InvalidAccessKeyId",
+            "AccessDenied" if message.contains("invalid signature") => "SignatureDoesNotMatch",
+            "AccessDenied" if message.contains("anonymous access") => "MissingAuthenticationToken",
+            code => code,
         }
     }
 
     /// Tells whether other requests may succeed: what is asked for is not there, or may not be seen.
     pub fn is_of_this_request(&self) -> bool {
-        let is_denied =
-            matches!(self.code.as_deref(), Some("AccessDenied" | "AuthorizationPermissionMismatch"));
-        self.is_absence() || is_denied && self.fault_of_credentials().is_none()
+        self.is_absence() || matches!(self.known_code(), "AccessDenied" | "AuthorizationPermissionMismatch")
     }
 
     /// Returns the refusal in a few words.
@@ -181,11 +167,10 @@ impl Refusal {
     pub fn error(&self, place: &str, account: &Account) -> Error {
         let Account { kind, server, bucket, .. } = account;
         let key = account.key.unwrap_or(kind.credentials());
-        let (status, code) = (self.status, self.code.as_deref().unwrap_or_default());
+        let (status, code) = (self.status, self.known_code());
         let words = self.words();
         // Some servers name the region in every error.
         let other_region = self.region.as_ref().filter(|region| Some(*region) != account.region.as_ref());
-        let fault = self.fault_of_credentials();
         let what = match (status, code) {
             _ if self.is_about_bucket() => format!("there is no bucket `{bucket}` at {server}"),
             (301 | 302 | 307 | 308 | 400, _) if other_region.is_some() => {
@@ -203,10 +188,8 @@ impl Refusal {
             (400 | 401 | 403, _) if self.is_skewed || code == "RequestTimeTooSkewed" => {
                 format!("the clock of this machine is not that of {server} ({words})")
             }
-            _ if fault == Some(CredentialFault::Key) => {
-                format!("{server} does not know this {key} ({words})")
-            }
-            _ if fault == Some(CredentialFault::Secret) => {
+            _ if UNKNOWN_KEY.contains(&code) => format!("{server} does not know this {key} ({words})"),
+            (_, "SignatureDoesNotMatch") => {
                 format!(
                     "AWS_SECRET_ACCESS_KEY is not the secret of AWS_ACCESS_KEY_ID, or AWS_REGION is another one ({words})"
                 )
