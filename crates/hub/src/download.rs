@@ -11,8 +11,6 @@ use std::fs::{self, File};
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::path::Path;
 
-/// Tries in a row without a new byte after which the download fails.
-const TRIES: u32 = 6;
 /// Rounds after which contents that are wrong each time fail.
 const ROUNDS: u32 = 3;
 /// Bytes of one read.
@@ -53,32 +51,6 @@ pub enum DownloadFailure {
 impl From<io::Error> for DownloadFailure {
     fn from(e: io::Error) -> DownloadFailure {
         DownloadFailure::Disk(e)
-    }
-}
-
-/// Count of tries in a row without a new byte.
-pub struct TryCount {
-    tries: Tries,
-    best: u64,
-}
-
-impl TryCount {
-    /// Makes a count where `there` bytes are there.
-    pub fn new(there: u64) -> TryCount {
-        TryCount { tries: Tries::new(TRIES), best: there }
-    }
-
-    /// Counts a failed try that ended with `there` bytes, and pauses before the next one unless it brought bytes.
-    ///
-    /// # Errors
-    /// It was the last one.
-    pub fn failed(&mut self, there: u64, why: String) -> Result<(), DownloadFailure> {
-        if there > self.best {
-            *self = TryCount::new(there);
-        } else if !self.tries.pause(&why) {
-            return Err(DownloadFailure::Network(why));
-        }
-        Ok(())
     }
 }
 
@@ -159,7 +131,8 @@ impl Download<'_> {
         source: &dyn DownloadSource,
         progress: &mut dyn FnMut(u64),
     ) -> Result<(), DownloadFailure> {
-        let mut tries = TryCount::new(self.there);
+        let mut tries = Tries::default();
+        tries.reaches(self.there);
         progress(self.there);
         while self.there < self.size {
             let why = match self.receive(source, progress) {
@@ -168,7 +141,10 @@ impl Download<'_> {
                 Err(DownloadFailure::Network(why)) => why,
                 Err(other) => return Err(other),
             };
-            tries.failed(self.there, format!("{why} (after {} of {} bytes)", self.there, self.size))?;
+            let why = format!("{why} (after {} of {} bytes)", self.there, self.size);
+            if !tries.reaches(self.there) && !tries.pause(&why) {
+                return Err(DownloadFailure::Network(why));
+            }
         }
         self.file.sync_all()?;
         let (found, wanted) = (hex(self.hasher.finalize()), self.hash.hex());

@@ -23,6 +23,8 @@ pub const MAX_ERROR: u64 = 64 << 10;
 const MAX_WAIT: Duration = Duration::from_secs(30);
 /// Most redirects of one request.
 const MAX_REDIRECTS: usize = 5;
+/// Tries of a request, and of a download without a new byte.
+const TRIES: u32 = 6;
 /// Pause before the second try; each later pause is twice as long.
 const PAUSE: Duration = Duration::from_millis(500);
 /// Most bytes of the certificates that `SSL_CERT_FILE` names.
@@ -52,12 +54,28 @@ pub struct Tries {
     most: u32,
     /// Tries that failed.
     pub failed: u32,
+    reached: u64,
+}
+
+impl Default for Tries {
+    fn default() -> Tries {
+        Tries::new(TRIES)
+    }
 }
 
 impl Tries {
     /// Makes a count that ends with the try `most`.
     pub fn new(most: u32) -> Tries {
-        Tries { most, failed: 0 }
+        Tries { most, failed: 0, reached: 0 }
+    }
+
+    /// Tells whether more bytes are there than before; then the count begins anew.
+    pub fn reaches(&mut self, there: u64) -> bool {
+        let is_more = there > self.reached;
+        if is_more {
+            *self = Tries { failed: 0, reached: there, ..*self };
+        }
+        is_more
     }
 
     /// Counts a failed try and pauses before the next one. Returns false at once after the last one.

@@ -1,8 +1,8 @@
 //! A file at an address: read from any byte on, or in ranges, over any number of interruptions.
 
 use crate::Error;
-use crate::download::{DownloadFailure, DownloadSource, Opened, TryCount};
-use crate::http_client::{Answer, HttpClient, HttpRequest, Token, Trouble, is_passing, shown};
+use crate::download::{DownloadFailure, DownloadSource, Opened};
+use crate::http_client::{Answer, HttpClient, HttpRequest, Token, Tries, Trouble, is_passing, shown};
 use std::io::{self, Read};
 use std::ops::Range;
 use url::Url;
@@ -16,7 +16,7 @@ pub struct HttpSource<'a> {
     /// Token sent with a request.
     pub token: Option<&'a Token>,
     /// Makes the error of a refusal: of its status, and of its code if it has one.
-    pub refused: &'a dyn Fn(u16, Option<&str>) -> Error,
+    pub refused: Box<dyn Fn(u16, Option<&str>) -> Error + 'a>,
 }
 
 /// An answer with bytes of a file.
@@ -64,7 +64,7 @@ impl HttpSource<'_> {
         range: Range<u64>,
         redirect: &mut Option<Url>,
     ) -> Result<Option<Vec<u8>>, DownloadFailure> {
-        let (mut bytes, mut tries) = (Vec::new(), TryCount::new(0));
+        let (mut bytes, mut tries) = (Vec::new(), Tries::default());
         loop {
             let from = range.start + bytes.len() as u64;
             if from >= range.end {
@@ -79,7 +79,9 @@ impl HttpSource<'_> {
                 Err(DownloadFailure::Network(why)) => why,
                 Err(other) => return Err(other),
             };
-            tries.failed(bytes.len() as u64, why)?;
+            if !tries.reaches(bytes.len() as u64) && !tries.pause(&why) {
+                return Err(DownloadFailure::Network(why));
+            }
         }
     }
 

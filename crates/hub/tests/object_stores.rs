@@ -203,7 +203,8 @@ fn an_upload_that_the_server_ends_is_no_failure() {
     let send = || send_files(store.as_ref(), &folder, &files, &OPTIONS, &tell).unwrap().1;
     let whole = bytes.len() as u64;
     let key = format!("p/objects/{}/{}", &sha256(&bytes)[..2], sha256(&bytes));
-    let cases: [(fn(&mut Kept), u64); 3] = [
+    type Change = fn(&mut Kept);
+    let cases: [(Change, u64); 3] = [
         (|kept| kept.ended_at = Some(2), PART as u64 + whole),
         (|kept| kept.rewritten = 1, 2 * whole),
         (|kept| kept.silent = 1, whole),
@@ -309,11 +310,12 @@ fn azure_answer(kept: &mut Kept, asked: &Asked) -> Reply {
 #[test]
 fn google_and_azure_hold_bundles_too() {
     type Answer = fn(&mut Kept, &Asked) -> Reply;
+    type Variables = &'static [(&'static str, &'static str)];
     let google: Answer = |kept, asked| {
         let path = asked.path.replace("%2F", "/").replace("%2E", ".").replace("%2D", "-");
         answer(kept, &Asked { path, ..asked.clone() })
     };
-    let kinds: [(&str, Answer, &[(&str, &str)]); 2] = [
+    let kinds: [(&str, Answer, Variables); 2] = [
         ("gs://models/p", google, &[("GOOGLE_BEARER_TOKEN", "a2V5"), ("GOOGLE_ALLOW_HTTP", "true")]),
         (
             "az://models/p",

@@ -239,26 +239,18 @@ impl Hub {
         self.address(&parts)
     }
 
-    /// Reads a file at its address.
-    pub(super) fn with_source<T, E>(
-        &self,
-        spec: &HubSpec,
-        name: &str,
-        url: &Url,
-        read: impl FnOnce(&HttpSource) -> std::result::Result<T, E>,
-    ) -> std::result::Result<T, E> {
-        let refused = |status: u16, code: Option<&str>| self.refused(spec, Some(name), status, code);
+    /// Returns the file at an address of a repository.
+    pub(super) fn source<'a>(&'a self, spec: &'a HubSpec, name: &'a str, url: &'a Url) -> HttpSource<'a> {
+        let refused = move |status: u16, code: Option<&str>| self.refused(spec, Some(name), status, code);
         let token = self.settings.token.as_ref();
-        read(&HttpSource { client: &self.client, url, token, refused: &refused })
+        HttpSource { client: &self.client, url, token, refused: Box::new(refused) }
     }
 
     fn bring_one(&self, target: &Target, file: &KnownFile, progress: &mut dyn FnMut(u64)) -> Result<()> {
         let url = self.file_address(target.spec, target.commit, &file.name);
+        let source = self.source(target.spec, &file.name, &url);
         let (partial, blob) = (target.cache.partial(&file.hash), target.cache.blob(&file.hash));
-        let ended = self.with_source(target.spec, &file.name, &url, |source| {
-            download(source, &file.hash, file.size, &partial, &blob, progress)
-        });
-        ended.map_err(|failure| match failure {
+        download(&source, &file.hash, file.size, &partial, &blob, progress).map_err(|failure| match failure {
             DownloadFailure::Disk(e) => Error::io(&partial, e),
             other => self.explain(target.spec, &file.name, other),
         })

@@ -61,9 +61,8 @@ impl HubFile {
         end: u64,
     ) -> std::result::Result<bool, DownloadFailure> {
         for gap in parts.log.gaps(start..end) {
-            let bytes = self.hub.with_source(&self.spec, &self.file.name, &self.url, |source| {
-                source.bring_range(self.file.size, gap.clone(), &mut parts.redirect)
-            })?;
+            let source = self.hub.source(&self.spec, &self.file.name, &self.url);
+            let bytes = source.bring_range(self.file.size, gap.clone(), &mut parts.redirect)?;
             let Some(bytes) = bytes else { return Ok(false) };
             // A cache that cannot be written costs the next command another download.
             let lock = self.cache.lock(&self.file.hash);

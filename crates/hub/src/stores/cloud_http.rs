@@ -25,8 +25,6 @@ use ureq::http::StatusCode;
 use ureq::http::request::Parts;
 use url::Url;
 
-/// Tries of a request.
-const TRIES: u32 = 6;
 /// Longest time after which a request is tried again: its signature is valid for 15 minutes.
 const SIGNED: Duration = Duration::from_secs(600);
 /// Most bytes of an answer, unless its request has an [`AnswerLimit`].
@@ -135,7 +133,7 @@ impl CloudHttp {
                 Trouble::Lasting(format!("{}: {what}; {variable}=true allows it", shown(&url))).into()
             );
         }
-        let (started, mut tries) = (Instant::now(), Tries::new(TRIES));
+        let (started, mut tries) = (Instant::now(), Tries::default());
         loop {
             // A server that refuses early closes the connection, and its reason is lost while the body is written. Each
             // second try asks before it sends; servers that do not know the question refuse it with 417.
