@@ -1,7 +1,10 @@
 //! Hashes that identify contents on servers.
 
+use serde::{Deserialize, Serialize};
+
 /// Hash of a file's contents: its name in a cache or a store.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(try_from = "String", into = "String")]
 pub enum BlobHash {
     /// SHA-256 of a large file.
     Sha256(String),
@@ -26,5 +29,20 @@ impl BlobHash {
         match self {
             BlobHash::Sha256(hex) | BlobHash::Git(hex) => hex,
         }
+    }
+}
+
+impl TryFrom<String> for BlobHash {
+    type Error = &'static str;
+
+    fn try_from(text: String) -> Result<BlobHash, &'static str> {
+        BlobHash::parse(&text).ok_or("no hash")
+    }
+}
+
+impl From<BlobHash> for String {
+    fn from(hash: BlobHash) -> String {
+        let (BlobHash::Sha256(hex) | BlobHash::Git(hex)) = hash;
+        hex
     }
 }

@@ -1,9 +1,15 @@
 //! A blocking HTTP client that follows redirects itself, so that secrets go only to the server that they are for.
 
-use crate::xml;
+use anemoe_io::Error;
 use jiff::Timestamp;
-use std::io::{self, Read};
+use std::fmt;
+use std::io::Read;
+use std::path::Path;
 use std::time::Duration;
+use ureq::SendBody;
+use ureq::http::header::{ACCEPT_ENCODING, CONTENT_LENGTH, EXPECT};
+use ureq::http::request::Parts;
+use ureq::http::{HeaderValue, Request};
 use ureq::tls::{Certificate, PemItem, RootCerts, TlsConfig, parse_pem};
 use url::Url;
 
@@ -17,6 +23,10 @@ pub const MAX_ERROR: u64 = 64 << 10;
 const MAX_WAIT: Duration = Duration::from_secs(30);
 /// Most redirects of one request.
 const MAX_REDIRECTS: usize = 5;
+/// Tries of a request, and of a download without a new byte.
+const TRIES: u32 = 6;
+/// Pause before the second try; each later pause is twice as long.
+const PAUSE: Duration = Duration::from_millis(500);
 /// Most bytes of the certificates that `SSL_CERT_FILE` names.
 const MAX_CERTIFICATES: u64 = 16 << 20;
 
@@ -33,14 +43,59 @@ impl Token {
     }
 }
 
-impl std::fmt::Debug for Token {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl fmt::Debug for Token {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Token")
     }
 }
 
+/// Count of failed tries in a row.
+pub struct Tries {
+    most: u32,
+    /// Tries that failed.
+    pub failed: u32,
+    reached: u64,
+}
+
+impl Default for Tries {
+    fn default() -> Tries {
+        Tries::new(TRIES)
+    }
+}
+
+impl Tries {
+    /// Makes a count that ends with the try `most`.
+    pub fn new(most: u32) -> Tries {
+        Tries { most, failed: 0, reached: 0 }
+    }
+
+    /// Tells whether more bytes are there than before; then the count begins anew.
+    pub fn reaches(&mut self, there: u64) -> bool {
+        let is_more = there > self.reached;
+        if is_more {
+            *self = Tries { failed: 0, reached: there, ..*self };
+        }
+        is_more
+    }
+
+    /// Counts a failed try and pauses before the next one. Returns false at once after the last one.
+    pub fn pause(&mut self, why: &dyn fmt::Display) -> bool {
+        self.failed += 1;
+        if self.failed >= self.most {
+            return false;
+        }
+        let pause = PAUSE * 2u32.pow(self.failed - 1);
+        // The second try often succeeds; warnings start after it.
+        if self.failed > 1 {
+            tracing::warn!("{why}; the next try is in {} s", pause.as_secs());
+        }
+        std::thread::sleep(pause);
+        true
+    }
+}
+
 /// Reason why no answer came.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub enum Trouble {
     /// A fault of the network or the server; another try may help.
     Passing(String),
@@ -48,12 +103,10 @@ pub enum Trouble {
     Lasting(String),
 }
 
-impl Trouble {
-    /// Returns the reason in words.
-    pub fn what(&self) -> &str {
-        match self {
-            Trouble::Passing(what) | Trouble::Lasting(what) => what,
-        }
+impl fmt::Display for Trouble {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (Trouble::Passing(what) | Trouble::Lasting(what)) = self;
+        f.write_str(what)
     }
 }
 
@@ -63,7 +116,8 @@ pub struct Answer {
     pub status: u16,
     /// Address that answered, after redirects.
     pub url: Url,
-    headers: ureq::http::HeaderMap,
+    /// Headers.
+    pub headers: ureq::http::HeaderMap,
     body: ureq::Body,
 }
 
@@ -76,16 +130,6 @@ impl Answer {
     /// Returns a reader of the body, without a limit.
     pub fn reader(self) -> impl Read {
         self.body.into_with_config().limit(u64::MAX).reader()
-    }
-
-    /// Returns the error's code: a hub sends it in a header, an object store in the body.
-    pub fn error_code(self) -> Option<String> {
-        if let Some(code) = self.header("x-error-code") {
-            return Some(code.to_string());
-        }
-        let body = self.read(MAX_ERROR).ok()?;
-        let body = String::from_utf8_lossy(&body);
-        xml::text(xml::parse(&body).ok()?.root(), "Code")
     }
 
     /// Reads the whole body, at most `limit` bytes.
@@ -113,6 +157,12 @@ impl Answer {
         self.header("content-length")?.parse().ok()
     }
 
+    /// Tells whether the server's clock is minutes from that of this machine. Signatures are valid for a quarter of an hour.
+    pub fn is_skewed(&self) -> bool {
+        let there = self.header("date").and_then(date);
+        there.is_some_and(|there| there.duration_since(Timestamp::now()).abs().as_secs() > 600)
+    }
+
     /// Waits as long as the server asks before another try (`retry-after`), but not for minutes.
     pub fn wait_as_asked(&self) {
         let asked = self.header("retry-after").and_then(|text| wait(text, Timestamp::now()));
@@ -124,11 +174,13 @@ impl Answer {
 fn wait(text: &str, now: Timestamp) -> Option<Duration> {
     match text.trim().parse() {
         Ok(seconds) => Some(Duration::from_secs(seconds)),
-        Err(_) => {
-            let until = jiff::fmt::rfc2822::parse(text.trim()).ok()?.timestamp();
-            until.duration_since(now).try_into().ok()
-        }
+        Err(_) => date(text)?.duration_since(now).try_into().ok(),
     }
+}
+
+/// Reads a date of a header.
+fn date(text: &str) -> Option<Timestamp> {
+    Some(jiff::fmt::rfc2822::parse(text.trim()).ok()?.timestamp())
 }
 
 /// A request without a body.
@@ -143,40 +195,8 @@ pub struct HttpRequest<'a> {
     pub to: Option<u64>,
     /// Token for the server of `url`; servers that it redirects to do not get it.
     pub token: Option<&'a Token>,
-    /// Further headers without secrets.
-    pub headers: &'a [(&'static str, &'a str)],
     /// True if redirects to other servers are followed.
     pub follow: bool,
-}
-
-/// A request with a body for the server of its address; redirects are not followed.
-pub struct UploadRequest<'a> {
-    /// `PUT`, `POST` or `DELETE`.
-    pub method: &'static str,
-    /// Address of the request.
-    pub url: &'a Url,
-    /// Headers that the server requires.
-    pub headers: &'a [(&'static str, String)],
-    /// Body.
-    pub body: &'a [u8],
-    /// True if the server is asked to accept the headers before the body follows (`expect: 100-continue`).
-    pub asks_first: bool,
-    /// Called with the number of bytes sent since the last call.
-    pub sent: &'a dyn Fn(u64),
-}
-
-/// Body that reports how much of it was read.
-struct CountedBody<'a> {
-    left: &'a [u8],
-    sent: &'a dyn Fn(u64),
-}
-
-impl Read for CountedBody<'_> {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let n = self.left.read(buffer)?;
-        (self.sent)(n as u64);
-        Ok(n)
-    }
 }
 
 /// A client that sends requests.
@@ -191,11 +211,11 @@ impl HttpClient {
     ///
     /// # Errors
     /// The file of certificates cannot be read.
-    pub fn new(certificates: Option<&std::path::Path>) -> io::Result<HttpClient> {
+    pub fn new(certificates: Option<&Path>) -> anemoe_io::Result<HttpClient> {
         let roots = match certificates {
             None => RootCerts::WebPki,
             Some(path) => {
-                let pem = anemoe_io::read_input(path, MAX_CERTIFICATES)?;
+                let pem = anemoe_io::read_input(path, MAX_CERTIFICATES).map_err(|e| Error::io(path, e))?;
                 let items = parse_pem(&pem).filter_map(|item| match item {
                     Ok(PemItem::Certificate(certificate)) => Some(certificate),
                     _ => None,
@@ -209,7 +229,6 @@ impl HttpClient {
             .max_redirects_will_error(false)
             .http_status_as_error(false)
             .timeout_connect(Some(PATIENCE))
-            .timeout_recv_response(Some(PATIENCE))
             .timeout_per_read(Some(PATIENCE))
             .timeout_per_write(Some(PATIENCE))
             .user_agent(concat!("anemoe/", env!("CARGO_PKG_VERSION")))
@@ -252,31 +271,8 @@ impl HttpClient {
         Err(Trouble::Lasting(format!("{} redirects more than {MAX_REDIRECTS} times", shown(request.url))))
     }
 
-    /// Sends a request with a body. Returns redirects like other answers.
-    ///
-    /// # Errors
-    /// No answer comes.
-    pub fn upload(&self, request: &UploadRequest) -> Result<Answer, Trouble> {
-        let mut builder = ureq::http::Request::builder().method(request.method).uri(request.url.as_str());
-        builder = builder.header("content-length", request.body.len());
-        for (name, value) in request.headers {
-            builder = builder.header(*name, value);
-        }
-        if request.asks_first {
-            builder = builder.header("expect", "100-continue");
-        }
-        let mut body = CountedBody { left: request.body, sent: request.sent };
-        let wrong = |e: ureq::http::Error| Trouble::Lasting(format!("{}: {e}", shown(request.url)));
-        let built = builder.body(ureq::SendBody::from_reader(&mut body)).map_err(wrong)?;
-        let built = self.agent.configure_request(built).timeout_recv_response(Some(UPLOAD_PATIENCE)).build();
-        let (parts, body) = self.agent.run(built).map_err(|e| trouble(request.url, &e))?.into_parts();
-        let url = request.url.clone();
-        Ok(Answer { status: parts.status.as_u16(), url, headers: parts.headers, body })
-    }
-
     fn send_once(&self, request: &HttpRequest, url: &Url) -> Result<Answer, Trouble> {
-        let mut builder = ureq::http::Request::builder().method(request.method).uri(url.as_str());
-        builder = builder.header("accept-encoding", "identity");
+        let mut builder = Request::builder().method(request.method).uri(url.as_str());
         match (request.from, request.to) {
             (0, None) => {}
             (from, None) => builder = builder.header("range", format!("bytes={from}-")),
@@ -284,16 +280,41 @@ impl HttpClient {
                 builder = builder.header("range", format!("bytes={from}-{}", to.saturating_sub(1)));
             }
         }
-        for (name, value) in request.headers {
-            builder = builder.header(*name, *value);
-        }
         if let Some(token) = request.token.filter(|_| url.origin() == request.url.origin() && is_private(url))
         {
             builder = builder.header("authorization", format!("Bearer {}", token.0));
         }
-        let wrong = |e: ureq::http::Error| Trouble::Lasting(format!("{}: {e}", shown(url)));
-        let answer = self.agent.run(builder.body(()).map_err(wrong)?);
-        let (parts, body) = answer.map_err(|e| trouble(url, &e))?.into_parts();
+        let head = builder.body(()).map_err(|e| Trouble::Lasting(format!("{}: {e}", shown(url))))?;
+        self.exchange(head.into_parts().0, url, &[], false)
+    }
+
+    /// Sends a request once. Returns redirects like other answers. With `asks_first`, the server is asked to accept the
+    /// headers before the body follows (`expect: 100-continue`).
+    ///
+    /// # Errors
+    /// No answer comes.
+    pub fn exchange(
+        &self,
+        mut head: Parts,
+        url: &Url,
+        mut body: &[u8],
+        asks_first: bool,
+    ) -> Result<Answer, Trouble> {
+        head.headers.remove(CONTENT_LENGTH);
+        if matches!(head.method.as_str(), "GET" | "HEAD") {
+            head.headers.insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
+            return self.run(url, Request::from_parts(head, SendBody::none()), PATIENCE);
+        }
+        head.headers.insert(CONTENT_LENGTH, body.len().into());
+        if asks_first {
+            head.headers.insert(EXPECT, HeaderValue::from_static("100-continue"));
+        }
+        self.run(url, Request::from_parts(head, SendBody::from_reader(&mut body)), UPLOAD_PATIENCE)
+    }
+
+    fn run(&self, url: &Url, request: Request<SendBody>, patience: Duration) -> Result<Answer, Trouble> {
+        let request = self.agent.configure_request(request).timeout_recv_response(Some(patience)).build();
+        let (parts, body) = self.agent.run(request).map_err(|e| trouble(url, &e))?.into_parts();
         Ok(Answer { status: parts.status.as_u16(), url: url.clone(), headers: parts.headers, body })
     }
 }

@@ -1,4 +1,4 @@
-//! Downloads checkpoints from the Hugging Face hub into its cache; moves bundles to and from stores (module `object_store`).
+//! Downloads checkpoints from the Hugging Face hub into its cache; moves bundles to and from stores (module `stores`).
 //!
 //! ```text
 //! hf:OWNER/NAME@REV ──listing──> files with sizes and hashes ──the needed ones──> blobs/HASH <── snapshots/COMMIT/FILE
@@ -21,18 +21,20 @@
 mod blob_hash;
 mod download;
 mod http_client;
+mod http_source;
 mod hugging_face;
-mod object_store;
-mod remote_range;
+mod parallel;
+mod progress;
 mod safe_name;
+mod stores;
 mod variables;
-mod xml;
 
-pub use hugging_face::{DownloadProgress, Hub, HubSettings, HubSpec, Peeked, Snapshot};
-pub use object_store::{
-    BringReport, BundleManifest, Contents, ManifestFile, ManifestPart, MergedParts, ObjectStore, S3Settings,
-    SendOptions, SendReport, StoreLocation, TransferProgress, bring_bundle, bring_files, bundle_names,
-    check_bundle_name, merge_parts, open_store, read_manifest, send_files, write_manifest,
+pub use hugging_face::{Hub, HubSettings, HubSpec, Peeked, Snapshot};
+pub use progress::TransferProgress;
+pub use stores::{
+    BringReport, BundleManifest, Contents, ManifestFile, ManifestPart, MergedParts, ObjectStore, SendOptions,
+    SendReport, StoreLocation, bring_bundle, bring_files, bundle_names, check_bundle_name, merge_parts,
+    open_store, read_manifest, send_files, write_manifest,
 };
 
 pub use anemoe_io::{Error, Result};

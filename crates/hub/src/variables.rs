@@ -33,6 +33,19 @@ impl<F: Fn(&str) -> Option<OsString>> Variables<F> {
         self.value(name).map(|value| value.into_string().map_err(unfit)).transpose()
     }
 
+    /// Returns true or false.
+    ///
+    /// # Errors
+    /// The value is neither.
+    pub fn switch(&self, name: &str) -> Result<Option<bool>> {
+        match self.text(name)?.map(|text| text.to_ascii_lowercase()).as_deref() {
+            None => Ok(None),
+            Some("1" | "on" | "yes" | "true") => Ok(Some(true)),
+            Some("0" | "off" | "no" | "false") => Ok(Some(false)),
+            Some(other) => Err(Error::usage(format!("{name}={other} is neither true nor false"))),
+        }
+    }
+
     /// Returns a path. As in the libraries of Hugging Face, `~`, `~USER`, `$NAME` and `${NAME}` stand for homes and
     /// other variables.
     ///

@@ -2,7 +2,7 @@
 
 use crate::ui;
 use anemoe_convert::models::family_of;
-use anemoe_hub::{DownloadProgress, Hub, HubSettings, HubSpec, Peeked};
+use anemoe_hub::{Hub, HubSettings, HubSpec, Peeked, TransferProgress};
 use anemoe_io::{Error, RangedFiles, locked};
 use indicatif::ProgressBar;
 use std::borrow::Cow;
@@ -77,7 +77,7 @@ fn fetch(spec: &HubSpec, extent: Extent) -> anyhow::Result<Fetched> {
     settings.offline |= OFFLINE.load(Ordering::Relaxed);
     let hub = Hub::new(settings)?;
     let mut bar: Option<(u64, ProgressBar)> = None;
-    let mut told = |progress: DownloadProgress| {
+    let mut told = |progress: TransferProgress| {
         // Each group of files has its own total, and therefore its own bar.
         if bar.as_ref().is_none_or(|(total, _)| *total != progress.total) {
             bar = Some((progress.total, ui::byte_bar(progress.total, &spec.to_string())));

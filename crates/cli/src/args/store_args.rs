@@ -2,7 +2,7 @@
 
 use crate::args::numbers::at_least_one;
 use crate::ui;
-use anemoe_hub::{ObjectStore, S3Settings, StoreLocation, TransferProgress, check_bundle_name, open_store};
+use anemoe_hub::{ObjectStore, StoreLocation, TransferProgress, check_bundle_name, open_store};
 use anemoe_io::Error;
 use std::path::Path;
 
@@ -32,6 +32,9 @@ pub struct OpenStore {
 
 impl OpenStore {
     /// Opens a store for a bundle, whose folder gives the name in the store if `name` is none.
+    ///
+    /// # Errors
+    /// `store` is no store, its settings are wrong, or the name cannot be a bundle's name in a store.
     pub fn open(store: &Path, name: Option<&str>, bundle: &Path) -> anyhow::Result<OpenStore> {
         let location = StoreLocation::parse(store)?;
         let absolute = std::path::absolute(bundle).unwrap_or_else(|_| bundle.to_path_buf());
@@ -40,7 +43,7 @@ impl OpenStore {
         let name = name.ok_or_else(|| Error::usage("the bundle's folder has no name; give --name"))?;
         check_bundle_name(&name)?;
         refuse_inside(&location, bundle)?;
-        let objects = open_store(&location, S3Settings::from_environment)?;
+        let objects = open_store(&location, |name| std::env::var_os(name))?;
         Ok(OpenStore { objects, shown: location.to_string(), name })
     }
 }

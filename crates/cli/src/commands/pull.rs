@@ -25,7 +25,7 @@ const MAX_NAMED: usize = 12;
     after_help = "Examples:\n  anemoe pull s3://models/anemoe small.anemoe\n  anemoe pull /mnt/share/models here.anemoe --name small-lut4"
 )]
 pub struct Args {
-    /// The store: a folder, file:///FOLDER or s3://BUCKET/PREFIX.
+    /// The store: a folder, file:///FOLDER, s3://BUCKET/PREFIX, gs:// or az://.
     #[arg(value_name = "STORE", value_hint = clap::ValueHint::DirPath)]
     store: PathBuf,
     /// The folder to make.

@@ -26,7 +26,7 @@ use std::path::{Path, PathBuf};
 pub struct Args {
     /// The bundle's folder.
     bundle: PathBuf,
-    /// The store: a folder, file:///FOLDER or s3://BUCKET/PREFIX.
+    /// The store: a folder, file:///FOLDER, s3://BUCKET/PREFIX, gs:// or az://.
     #[arg(value_name = "STORE", value_hint = clap::ValueHint::DirPath)]
     store: PathBuf,
     #[command(flatten)]

@@ -100,7 +100,8 @@ fn bundles_of_other_forms_generate_the_same_tokens() {
         let other = folder().join("b");
         build(fixture(checkpoint), &other, &format!("--tokens 1,16 {form}"));
         // After 32 positions, functions of a bucket see too few slots.
-        let tokens = |bundle: &Place| generated(bundle, "--prompt-ids 5,42,79,116,33 -n 40 --ignore-eos --exact");
+        let tokens =
+            |bundle: &Place| generated(bundle, "--prompt-ids 5,42,79,116,33 -n 40 --ignore-eos --exact");
         let expected = tokens(&built(checkpoint, "--tokens 1,16"));
         assert_eq!((tokens(&other), expected.len()), (expected, 40), "{form}");
     }

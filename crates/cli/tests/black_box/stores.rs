@@ -244,7 +244,8 @@ fn stores_that_are_none() {
     let Places { dir, bundle, .. } = Places::new();
     fs::write(dir.join("file"), "x").unwrap();
     for (store, says) in [
-        ("gs://models/x".to_string(), &["gs://", "s3://BUCKET/PREFIX"][..]),
+        ("ftp://models/x".to_string(), &["ftp://", "s3://BUCKET/PREFIX"][..]),
+        ("az://models/x".into(), &["AZURE_STORAGE_ACCOUNT_NAME is not set"]),
         ("s3://x".into(), &["is not s3://BUCKET/PREFIX"]),
         (format!("{dir}/file"), &["is not a folder"]),
         // A store in the bundle would become a part of the bundle.
@@ -301,7 +302,9 @@ impl Bucket {
                     Reply { cut: Some(bytes.len() / 2), ..Reply::part(asked, bytes) }
                 }
                 (_, Some(bytes)) => Reply::part(asked, bytes),
-                (_, None) if path == "/models/" => Reply::new(200, list_folders(&kept, &asked.path)),
+                (_, None) if path.trim_end_matches('/') == "/models" => {
+                    Reply::new(200, list_folders(&kept, &asked.path))
+                }
                 (_, None) => Reply::new(404, "<Error><Code>NoSuchKey</Code></Error>"),
             }
         });

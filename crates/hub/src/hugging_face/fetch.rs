@@ -1,14 +1,15 @@
-//! Fetches a checkpoint of the hub into the cache: files that are there are used, missing files are downloaded.
+//! Fetches files of the hub into the cache: files that are there are used, missing files are downloaded.
 
-use super::hub_cache::{HubCache, MAX_INDEX};
+use super::hub_cache::HubCache;
 use super::hub_settings::HubSettings;
 use super::hub_spec::HubSpec;
-use super::listing::{INDEX, Listing, RemoteFile, SINGLE, indexed_files, is_commit};
+use super::listing::{INDEX, KnownFile, Listing, RemoteFile, SINGLE};
 use crate::blob_hash::BlobHash;
-use crate::download::{DownloadFailure, RETRY_PAUSE, Wanted, download};
-use crate::http_client::{HttpClient, HttpRequest, Trouble, is_passing, shown};
+use crate::download::{DownloadFailure, download};
+use crate::http_client::{Answer, HttpClient, HttpRequest, Tries, Trouble, is_passing, shown};
+use crate::http_source::HttpSource;
+use crate::progress::TransferProgress;
 use crate::{Error, Result};
-use anemoe_io::read_input;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -20,17 +21,6 @@ const LIST_TRIES: u32 = 3;
 const MAX_LISTING: u64 = 16 << 20;
 /// Most bytes of a file beside the weights; Gemma's tokenizer has 32 MB.
 const MAX_SMALL_FILE: u64 = 512 << 20;
-
-/// Progress of a download.
-#[derive(Clone, Copy, Debug)]
-pub struct DownloadProgress<'a> {
-    /// File that is downloaded now.
-    pub file: &'a str,
-    /// Bytes of all files that are complete or received.
-    pub done: u64,
-    /// Bytes of all files.
-    pub total: u64,
-}
 
 /// A checkpoint in the cache.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -63,51 +53,12 @@ impl Hub {
     /// # Errors
     /// The certificates cannot be read.
     pub fn new(settings: HubSettings) -> Result<Hub> {
-        let certificates = settings.certificates.as_deref();
-        let client = HttpClient::new(certificates)
-            .map_err(|e| Error::io(certificates.unwrap_or(Path::new("SSL_CERT_FILE")), e))?;
-        Ok(Hub { settings, client: Arc::new(client) })
+        let client = Arc::new(HttpClient::new(settings.certificates.as_deref())?);
+        Ok(Hub { settings, client })
     }
 
     pub(super) fn settings(&self) -> &HubSettings {
         &self.settings
-    }
-
-    pub(super) fn client(&self) -> &HttpClient {
-        &self.client
-    }
-
-    /// Fetches a checkpoint into the cache. `accept` checks the folder once its `config.json` is there, before any
-    /// large download.
-    ///
-    /// # Errors
-    /// The checkpoint is not in the cache and cannot be fetched, `accept` refuses it, or the disk has too little room.
-    pub fn fetch(
-        &self,
-        spec: &HubSpec,
-        accept: &dyn Fn(&Path) -> Result<()>,
-        progress: &mut dyn FnMut(DownloadProgress),
-    ) -> Result<Snapshot> {
-        let cache = HubCache::new(&self.settings.cache, spec);
-        let whole = self.whole(spec, &cache);
-        if self.settings.offline {
-            return whole.map_err(|missing| self.not_asked(spec, &missing));
-        }
-        if let Some(snapshot) = self.complete_commit(spec, &whole) {
-            return Ok(snapshot);
-        }
-        let listing = match self.list(spec) {
-            Ok(listing) => listing,
-            Err((Trouble::Passing(why), _)) if whole.is_ok() => {
-                let warning = Some(format!("{why}; what is in the cache is used"));
-                return whole.map(|s| Snapshot { warning, ..s }).map_err(Error::usage);
-            }
-            Err((_, error)) => return Err(error),
-        };
-        let target = Target { spec, cache: &cache, commit: &listing.commit };
-        let path = self.bring(&target, &listing, accept, progress)?;
-        cache.remember(&spec.revision, &listing.commit).map_err(|e| Error::io(&self.settings.cache, e))?;
-        Ok(Snapshot { path, pinned: spec.at(&listing.commit), warning: None })
     }
 
     /// Makes the error about something that the cache lacks while the hub may not be asked.
@@ -119,34 +70,11 @@ impl Hub {
         Error::io(spec.to_string(), io::Error::new(io::ErrorKind::NotFound, what))
     }
 
-    /// Returns a complete checkpoint of a commit, for which the hub need not be asked; `None` for branches and incomplete ones.
-    pub(super) fn complete_commit(
-        &self,
-        spec: &HubSpec,
-        whole: &std::result::Result<Snapshot, String>,
-    ) -> Option<Snapshot> {
-        let snapshot = whole.as_ref().ok().filter(|_| is_commit(&spec.revision))?;
-        let has_all = snapshot.path.is_file() || snapshot.path.join("tokenizer.json").is_file();
-        has_all.then(|| snapshot.clone())
-    }
-
     /// Returns the complete checkpoint in the cache, or the name of a missing part as the error.
     pub(super) fn whole(&self, spec: &HubSpec, cache: &HubCache) -> std::result::Result<Snapshot, String> {
         let commit = cache.commit(&spec.revision).ok_or_else(|| format!("revision {}", spec.revision))?;
-        match cache.missing(&commit, spec.file.as_deref()) {
-            Some(missing) => Err(missing),
-            None => {
-                let folder = cache.snapshot(&commit);
-                let has_folder = folder.join("config.json").is_file()
-                    && [SINGLE, INDEX].iter().any(|name| folder.join(name).is_file());
-                let path = match &spec.file {
-                    Some(file) => folder.join(file),
-                    None if has_folder => folder,
-                    None => cache.only_gguf(&commit).unwrap_or(folder),
-                };
-                Ok(Snapshot { path, pinned: spec.at(&commit), warning: None })
-            }
-        }
+        let path = cache.complete(&commit, spec.file.as_deref())?;
+        Ok(Snapshot { path, pinned: spec.at(&commit), warning: None })
     }
 
     fn address(&self, parts: &[&str]) -> Url {
@@ -157,56 +85,51 @@ impl Hub {
         url
     }
 
-    /// Lists the files of a revision. Passing faults are tried again, for a few seconds at most.
-    pub(super) fn list(&self, spec: &HubSpec) -> std::result::Result<Listing, (Trouble, Error)> {
-        let mut tries = 0;
+    /// Sends a request, again after passing faults, for a few seconds at most.
+    fn ask(&self, method: &'static str, url: &Url, follow: bool) -> std::result::Result<Answer, Trouble> {
+        let token = self.settings.token.as_ref();
+        let request = HttpRequest { method, url, from: 0, to: None, token, follow };
+        let mut tries = Tries::new(LIST_TRIES);
         loop {
-            tries += 1;
-            match self.list_once(spec) {
-                Err((Trouble::Passing(_), _)) if tries < LIST_TRIES => {
-                    std::thread::sleep(RETRY_PAUSE * tries)
+            let ended = self.client.send(&request);
+            let why = match &ended {
+                Ok(answer) if is_passing(answer.status, None) => {
+                    format!("{} answers with status {}", shown(url), answer.status)
                 }
-                ended => return ended,
+                Err(Trouble::Passing(why)) => why.clone(),
+                _ => return ended,
+            };
+            if !tries.pause(&why) {
+                return ended;
             }
         }
     }
 
-    fn list_once(&self, spec: &HubSpec) -> std::result::Result<Listing, (Trouble, Error)> {
+    /// Lists the files of a revision.
+    pub(super) fn list(&self, spec: &HubSpec) -> std::result::Result<Listing, (Trouble, Error)> {
         let mut url = self.address(&["api", "models", &spec.owner, &spec.name, "revision", &spec.revision]);
         url.set_query(Some("blobs=true"));
         let lasting = |error: Error| (Trouble::Lasting(String::new()), error);
-        let request = HttpRequest {
-            method: "GET",
-            url: &url,
-            from: 0,
-            to: None,
-            token: self.settings.token.as_ref(),
-            headers: &[],
-            follow: true,
-        };
-        let answer = self.client.send(&request).map_err(|trouble| {
-            let error = Error::io(spec.to_string(), io::Error::other(trouble.what().to_string()));
+        let failed = |trouble: Trouble| {
+            let error = Error::io(spec.to_string(), io::Error::other(trouble.to_string()));
             (trouble, error)
-        })?;
+        };
+        let answer = self.ask("GET", &url, true).map_err(failed)?;
         match answer.status {
             200 => {}
             status if is_passing(status, None) => {
-                let mut why = format!("{} answers with status {}", shown(&url), answer.status);
-                if answer.status == 429 {
+                let mut why = format!("{} answers with status {status}", shown(&url));
+                if status == 429 {
                     why += ": too many requests; wait some minutes, or set HF_TOKEN, which allows more";
                 }
-                let error = Error::io(spec.to_string(), io::Error::other(why.clone()));
-                return Err((Trouble::Passing(why), error));
+                return Err(failed(Trouble::Passing(why)));
             }
             status => {
-                let code = answer.header("x-error-code").map(str::to_string);
-                return Err(lasting(self.refused(spec, None, status, code.as_deref())));
+                let code = answer.header("x-error-code");
+                return Err(lasting(self.refused(spec, None, status, code)));
             }
         }
-        let text = answer.read(MAX_LISTING).map_err(|trouble| {
-            let error = Error::io(spec.to_string(), io::Error::other(trouble.what().to_string()));
-            (trouble, error)
-        })?;
+        let text = answer.read(MAX_LISTING).map_err(failed)?;
         Listing::parse(&text).map_err(|what| lasting(Error::invalid(spec.to_string(), what)))
     }
 
@@ -231,31 +154,13 @@ impl Hub {
         Error::io(spec.to_string(), io::Error::other(what))
     }
 
-    pub(super) fn bring(
-        &self,
-        target: &Target,
-        listing: &Listing,
-        accept: &dyn Fn(&Path) -> Result<()>,
-        progress: &mut dyn FnMut(DownloadProgress),
-    ) -> Result<PathBuf> {
-        let folder = target.cache.snapshot(target.commit);
-        let Some(weights) = self.bring_small(target, listing, accept, progress)? else {
-            let invalid = |what: String| Error::invalid(target.spec.to_string(), what);
-            let file = listing.gguf(target.spec.file.as_deref()).map_err(invalid)?;
-            self.bring_files(target, vec![file.clone()], progress)?;
-            return Ok(folder.join(&file.name));
-        };
-        self.bring_files(target, weights, progress)?;
-        Ok(folder)
-    }
-
     /// Fetches the files beside the weights. Returns the weight files, or `None` for a GGUF file, which holds everything.
     pub(super) fn bring_small(
         &self,
         target: &Target,
         listing: &Listing,
         accept: &dyn Fn(&Path) -> Result<()>,
-        progress: &mut dyn FnMut(DownloadProgress),
+        progress: &mut dyn FnMut(TransferProgress),
     ) -> Result<Option<Vec<RemoteFile>>> {
         let invalid = |what: String| Error::invalid(target.spec.to_string(), what);
         let folder = target.cache.snapshot(target.commit);
@@ -269,14 +174,7 @@ impl Hub {
         }
         self.bring_files(target, small, progress)?;
         accept(&folder)?;
-        let names = match index {
-            None => [SINGLE.to_string()].into(),
-            Some(_) => {
-                let path = folder.join(INDEX);
-                let text = read_input(&path, MAX_INDEX).map_err(|e| Error::io(path, e))?;
-                indexed_files(&text).map_err(invalid)?
-            }
-        };
+        let names = target.cache.weight_names(target.commit).map_err(invalid)?;
         let files = names.iter().map(|name| {
             listing
                 .file(name)
@@ -291,35 +189,26 @@ impl Hub {
         &self,
         target: &Target,
         files: Vec<RemoteFile>,
-        progress: &mut dyn FnMut(DownloadProgress),
+        progress: &mut dyn FnMut(TransferProgress),
     ) -> Result<()> {
         let folder = target.cache.snapshot(target.commit);
         let failed = |e: io::Error| Error::io(&self.settings.cache, e);
         let mut missing = Vec::new();
         for file in files {
             let there = folder.join(&file.name).metadata().ok().filter(|m| m.is_file()).map(|m| m.len());
-            if there.is_some_and(|bytes| file.size.is_none_or(|size| size == bytes)) {
-                continue;
+            if there.is_none_or(|bytes| file.size.is_some_and(|size| size != bytes)) {
+                missing.push(self.known_file(target, file)?);
             }
-            let (size, hash) = match (file.size, file.hash.clone()) {
-                (Some(size), Some(hash)) => (size, hash),
-                _ => self.request_size_and_hash(target, &file)?,
-            };
-            missing.push((file.name, size, hash));
         }
-        let is_there =
-            |size: u64, hash: &BlobHash| target.cache.blob(hash).metadata().is_ok_and(|m| m.len() == size);
-        let wanted: Vec<&(String, u64, BlobHash)> =
-            missing.iter().filter(|(_, size, hash)| !is_there(*size, hash)).collect();
-        let total = wanted.iter().fold(0u64, |n, (_, size, _)| n.saturating_add(*size));
-        if total > 0 {
-            let blobs = target.cache.blob(&missing[0].2);
+        let wanted: Vec<&KnownFile> = missing.iter().filter(|file| !target.cache.has(file)).collect();
+        let total = wanted.iter().fold(0u64, |n, file| n.saturating_add(file.size));
+        if let Some(first) = wanted.first() {
+            let blobs = target.cache.blob(&first.hash);
             let blobs = blobs.parent().unwrap_or(&blobs).to_path_buf();
             std::fs::create_dir_all(&blobs).map_err(failed)?;
-            let partial = |hash: &BlobHash| {
-                target.cache.blob(hash).with_extension("incomplete").metadata().map_or(0, |m| m.len())
-            };
-            let begun: u64 = wanted.iter().map(|(_, _, hash)| partial(hash)).sum();
+            let partial =
+                |file: &&KnownFile| target.cache.partial(&file.hash).metadata().map_or(0, |m| m.len());
+            let begun: u64 = wanted.iter().map(partial).sum();
             let (needed, free) = (total.saturating_sub(begun), fs4::available_space(&blobs).map_err(failed)?);
             if needed > free {
                 let what = format!(
@@ -329,17 +218,17 @@ impl Hub {
             }
         }
         let mut before = 0;
-        for (name, size, hash) in &missing {
-            let _lock = target.cache.lock(hash).map_err(failed)?;
-            if !is_there(*size, hash) {
+        for file in &missing {
+            let _lock = target.cache.lock(&file.hash).map_err(failed)?;
+            if !target.cache.has(file) {
                 let mut told =
-                    |done: u64| progress(DownloadProgress { file: name, done: before + done, total });
-                self.bring_one(target, name, *size, hash, &mut told)?;
-                before += size;
+                    |done: u64| progress(TransferProgress { file: &file.name, done: before + done, total });
+                self.bring_one(target, file, &mut told)?;
+                before += file.size;
             }
-            target.cache.link(target.commit, name, hash).map_err(failed)?;
+            target.cache.link(target.commit, &file.name, &file.hash).map_err(failed)?;
             // Its parts in ranges are not needed any more.
-            let _ = std::fs::remove_file(target.cache.ranges(hash));
+            let _ = std::fs::remove_file(target.cache.ranges(&file.hash));
         }
         Ok(())
     }
@@ -350,21 +239,20 @@ impl Hub {
         self.address(&parts)
     }
 
-    fn bring_one(
-        &self,
-        target: &Target,
-        name: &str,
-        size: u64,
-        hash: &BlobHash,
-        progress: &mut dyn FnMut(u64),
-    ) -> Result<()> {
-        let url = self.file_address(target.spec, target.commit, name);
-        let wanted = Wanted { url: &url, token: self.settings.token.as_ref(), hash, size, follow: true };
-        let blob = target.cache.blob(hash);
-        let partial = blob.with_extension("incomplete");
-        download(&self.client, &wanted, &partial, &blob, progress).map_err(|failure| match failure {
+    /// Returns the file at an address of a repository.
+    pub(super) fn source<'a>(&'a self, spec: &'a HubSpec, name: &'a str, url: &'a Url) -> HttpSource<'a> {
+        let refused = move |status: u16, code: Option<&str>| self.refused(spec, Some(name), status, code);
+        let token = self.settings.token.as_ref();
+        HttpSource { client: &self.client, url, token, refused: Box::new(refused) }
+    }
+
+    fn bring_one(&self, target: &Target, file: &KnownFile, progress: &mut dyn FnMut(u64)) -> Result<()> {
+        let url = self.file_address(target.spec, target.commit, &file.name);
+        let source = self.source(target.spec, &file.name, &url);
+        let (partial, blob) = (target.cache.partial(&file.hash), target.cache.blob(&file.hash));
+        download(&source, &file.hash, file.size, &partial, &blob, progress).map_err(|failure| match failure {
             DownloadFailure::Disk(e) => Error::io(&partial, e),
-            other => self.explain(target.spec, name, other),
+            other => self.explain(target.spec, &file.name, other),
         })
     }
 
@@ -372,7 +260,7 @@ impl Hub {
     pub(super) fn explain(&self, spec: &HubSpec, name: &str, failure: DownloadFailure) -> Error {
         match failure {
             DownloadFailure::Disk(e) => Error::io(&self.settings.cache, e),
-            DownloadFailure::Status(status, code) => self.refused(spec, Some(name), status, code.as_deref()),
+            DownloadFailure::Refused(e) => e,
             DownloadFailure::WrongContents(what) => {
                 Error::invalid(spec.to_string(), format!("{name}: {what}"))
             }
@@ -384,47 +272,27 @@ impl Hub {
         }
     }
 
-    /// Asks the hub for the size and hash of a file when its list tells neither.
-    pub(super) fn request_size_and_hash(
-        &self,
-        target: &Target,
-        file: &RemoteFile,
-    ) -> Result<(u64, BlobHash)> {
-        let url = self.file_address(target.spec, target.commit, &file.name);
-        let request = HttpRequest {
-            method: "HEAD",
-            url: &url,
-            from: 0,
-            to: None,
-            token: self.settings.token.as_ref(),
-            headers: &[],
-            follow: false,
-        };
-        let mut tries = 1;
-        let answer = loop {
-            match self.client.send(&request) {
-                Ok(answer) if tries == LIST_TRIES || !is_passing(answer.status, None) => break answer,
-                Err(Trouble::Passing(_)) if tries < LIST_TRIES => {}
-                Ok(_) => {}
-                Err(trouble) => {
-                    let failed = io::Error::other(trouble.what().to_string());
-                    return Err(Error::io(target.spec.to_string(), failed));
-                }
-            }
-            std::thread::sleep(RETRY_PAUSE * tries);
-            tries += 1;
-        };
-        if !(200..400).contains(&answer.status) {
-            let code = answer.header("x-error-code").map(str::to_string);
-            return Err(self.refused(target.spec, Some(&file.name), answer.status, code.as_deref()));
+    /// Returns a file with its size and hash; asks the hub for them where its list tells neither.
+    pub(super) fn known_file(&self, target: &Target, file: RemoteFile) -> Result<KnownFile> {
+        let RemoteFile { name, size, hash } = file;
+        if let (Some(size), Some(hash)) = (size, hash.clone()) {
+            return Ok(KnownFile { name, size, hash });
         }
-        let size = answer.header("x-linked-size").or_else(|| answer.header("content-length"));
-        let hash = answer.header("x-linked-etag").or_else(|| answer.header("etag"));
-        let size = file.size.or_else(|| size?.parse().ok());
-        let hash = file.hash.clone().or_else(|| BlobHash::parse(hash?));
-        size.zip(hash).ok_or_else(|| {
-            let what = format!("{}: the server does not tell its size and hash", file.name);
-            Error::invalid(target.spec.to_string(), what)
-        })
+        let url = self.file_address(target.spec, target.commit, &name);
+        let answer = self
+            .ask("HEAD", &url, false)
+            .map_err(|trouble| Error::io(target.spec.to_string(), io::Error::other(trouble.to_string())))?;
+        if !(200..400).contains(&answer.status) {
+            return Err(self.refused(target.spec, Some(&name), answer.status, answer.header("x-error-code")));
+        }
+        let told_size = answer.header("x-linked-size").or_else(|| answer.header("content-length"));
+        let told_hash = answer.header("x-linked-etag").or_else(|| answer.header("etag"));
+        match (size.or_else(|| told_size?.parse().ok()), hash.or_else(|| BlobHash::parse(told_hash?))) {
+            (Some(size), Some(hash)) => Ok(KnownFile { name, size, hash }),
+            _ => {
+                let what = format!("{name}: the server does not tell its size and hash");
+                Err(Error::invalid(target.spec.to_string(), what))
+            }
+        }
     }
 }

@@ -11,15 +11,16 @@
 //! ```
 
 use super::hub_spec::HubSpec;
-use super::listing::{INDEX, KnownFile, SINGLE, indexed_files, is_commit, read_known, write_known};
+use super::listing::{INDEX, KnownFile, SINGLE, indexed_files, is_commit, read_known};
 use crate::blob_hash::BlobHash;
 use anemoe_io::{open_regular, read_input, read_text, write_atomic};
+use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 /// Most bytes of an index that is read.
-pub const MAX_INDEX: u64 = 32 << 20;
+const MAX_INDEX: u64 = 32 << 20;
 /// Most bytes of a reference: a commit and a line end.
 const MAX_REF: u64 = 64;
 /// Most bytes of a list of weight files.
@@ -68,6 +69,16 @@ impl HubCache {
         self.repository.join("blobs").join(hash.hex())
     }
 
+    /// Returns the path of contents while they come.
+    pub fn partial(&self, hash: &BlobHash) -> PathBuf {
+        self.blob(hash).with_extension("incomplete")
+    }
+
+    /// Tells whether the contents of a file are there.
+    pub fn has(&self, file: &KnownFile) -> bool {
+        self.blob(&file.hash).metadata().is_ok_and(|m| m.is_file() && m.len() == file.size)
+    }
+
     /// Returns the path of the log that keeps parts of contents.
     pub fn ranges(&self, hash: &BlobHash) -> PathBuf {
         self.repository.join("ranges").join(hash.hex())
@@ -81,7 +92,7 @@ impl HubCache {
     pub fn keep_weights(&self, commit: &str, files: &[KnownFile]) -> io::Result<()> {
         let path = self.weights_path(commit);
         fs::create_dir_all(path.parent().unwrap_or(&self.repository))?;
-        let text = write_known(files).map_err(io::Error::other)?;
+        let text = serde_json::to_vec(files).map_err(io::Error::other)?;
         write_atomic(&path, |file| file.write_all(&text))
     }
 
@@ -115,35 +126,35 @@ impl HubCache {
         fs::copy(self.blob(hash), &path).map(|_| ())
     }
 
-    /// Returns the name of a part of a checkpoint that a commit's folder lacks; `None` where it is complete.
-    pub fn missing(&self, commit: &str, file: Option<&str>) -> Option<String> {
+    /// Returns the folder of a complete checkpoint, or its GGUF file; the name of a missing part as the error.
+    pub fn complete(&self, commit: &str, file: Option<&str>) -> Result<PathBuf, String> {
         let folder = self.snapshot(commit);
-        let lacks = |name: &str| (!folder.join(name).is_file()).then(|| name.to_string());
+        let lacks = |name: &String| !folder.join(name).is_file();
         if let Some(file) = file {
-            return lacks(file);
+            return if lacks(&file.into()) { Err(file.into()) } else { Ok(folder.join(file)) };
         }
-        if !folder.join("config.json").is_file() {
-            return match self.only_gguf(commit) {
-                Some(_) => None,
-                None => lacks("config.json"),
-            };
+        let names = self.weight_names(commit).map_err(|_| INDEX.to_string())?;
+        let missing = ["config.json".to_string()].into_iter().chain(names).find(lacks);
+        match missing {
+            None => Ok(folder),
+            Some(missing) => self.only_gguf(commit).filter(|_| lacks(&INDEX.into())).ok_or(missing),
         }
-        let index = folder.join(INDEX);
-        if !index.is_file() {
-            return match self.only_gguf(commit) {
-                Some(_) => None,
-                None => lacks(SINGLE),
-            };
-        }
-        let names = read_input(&index, MAX_INDEX).ok().and_then(|text| indexed_files(&text).ok());
-        match names {
-            Some(names) => names.iter().find_map(|name| lacks(name)),
-            None => Some(INDEX.into()),
+    }
+
+    /// Returns the names of a checkpoint's weight files, by the index in a commit's folder.
+    ///
+    /// # Errors
+    /// The index cannot be read, or is none.
+    pub fn weight_names(&self, commit: &str) -> Result<BTreeSet<String>, String> {
+        match read_input(&self.snapshot(commit).join(INDEX), MAX_INDEX) {
+            Ok(text) => indexed_files(&text),
+            Err(e) if e.kind() == io::ErrorKind::NotFound => Ok([SINGLE.to_string()].into()),
+            Err(e) => Err(format!("{INDEX}: {e}")),
         }
     }
 
     /// Returns the GGUF file of a commit's folder; `None` unless there is exactly one.
-    pub fn only_gguf(&self, commit: &str) -> Option<PathBuf> {
+    fn only_gguf(&self, commit: &str) -> Option<PathBuf> {
         let entries = fs::read_dir(self.snapshot(commit)).ok()?;
         let mut found = entries
             .filter_map(|e| Some(e.ok()?.path()))

@@ -1,11 +1,11 @@
 //! A weight file on the hub that is read in ranges.
 
-use super::fetch::Hub;
+use super::fetch::{Hub, Target};
 use super::hub_cache::HubCache;
 use super::hub_spec::HubSpec;
 use super::listing::KnownFile;
 use super::range_log::RangeLog;
-use crate::remote_range::{PartlyWanted, RangeFailure, bring_range};
+use crate::download::DownloadFailure;
 use crate::{Error, Result};
 use anemoe_io::{RangedFile, locked};
 use std::io;
@@ -32,24 +32,24 @@ struct ReceivedParts {
 }
 
 impl HubFile {
-    /// Makes access to a weight file at a commit of a repository.
-    pub fn new(hub: &Hub, spec: &HubSpec, cache: &HubCache, commit: &str, file: KnownFile) -> HubFile {
-        let log = RangeLog::open(&cache.ranges(&file.hash));
+    /// Makes access to a weight file of a repository.
+    pub fn new(hub: &Hub, target: &Target, file: KnownFile) -> HubFile {
+        let log = RangeLog::open(&target.cache.ranges(&file.hash));
         HubFile {
-            url: hub.file_address(spec, commit, &file.name),
+            url: hub.file_address(target.spec, target.commit, &file.name),
             hub: hub.clone(),
-            spec: spec.clone(),
-            cache: cache.clone(),
+            spec: target.spec.clone(),
+            cache: target.cache.clone(),
             file,
             parts: Mutex::new(ReceivedParts { log, redirect: None }),
         }
     }
 
-    /// Fetches the missing parts of the first `bytes` bytes.
+    /// Fetches the missing parts of the first `bytes` bytes. Returns false where the server sends only whole files.
     ///
     /// # Errors
     /// A part does not come.
-    pub fn bring_head(&self, bytes: u64) -> std::result::Result<(), RangeFailure> {
+    pub fn bring_head(&self, bytes: u64) -> std::result::Result<bool, DownloadFailure> {
         let mut parts = locked(&self.parts);
         self.bring(&mut parts, 0, bytes.min(self.file.size))
     }
@@ -59,17 +59,17 @@ impl HubFile {
         parts: &mut ReceivedParts,
         start: u64,
         end: u64,
-    ) -> std::result::Result<(), RangeFailure> {
-        let settings = self.hub.settings();
-        let wanted = PartlyWanted { url: &self.url, token: settings.token.as_ref(), size: self.file.size };
+    ) -> std::result::Result<bool, DownloadFailure> {
         for gap in parts.log.gaps(start..end) {
-            let bytes = bring_range(self.hub.client(), &wanted, gap.clone(), &mut parts.redirect)?;
+            let source = self.hub.source(&self.spec, &self.file.name, &self.url);
+            let bytes = source.bring_range(self.file.size, gap.clone(), &mut parts.redirect)?;
+            let Some(bytes) = bytes else { return Ok(false) };
             // A cache that cannot be written costs the next command another download.
             let lock = self.cache.lock(&self.file.hash);
             let _ = parts.log.keep(gap.start, &bytes);
             drop(lock);
         }
-        Ok(())
+        Ok(true)
     }
 }
 
@@ -88,22 +88,17 @@ impl RangedFile for HubFile {
         let mut parts = locked(&self.parts);
         if !parts.log.gaps(start..end).is_empty() {
             if self.hub.settings().offline {
-                let what = format!(
-                    "the hub is not asked (--offline or HF_HUB_OFFLINE), and bytes {start}..{end} of {name} are not in {}",
-                    self.hub.settings().cache.display()
-                );
-                return Err(Error::io(self.spec.to_string(), io::Error::new(io::ErrorKind::NotFound, what)));
+                let part = format!("the part {start}..{end} of {name}");
+                return Err(self.hub.not_asked(&self.spec, &part));
             }
             let ahead = start.saturating_add(READ_AHEAD).min(*size);
-            self.bring(&mut parts, start, end.max(ahead)).map_err(|failure| match failure {
-                RangeFailure::Other(failure) => self.hub.explain(&self.spec, name, failure),
-                RangeFailure::WholeOnly => {
-                    let what = format!(
-                        "{name}: the server sends whole files alone, no part of one; `hf download` brings the checkpoint whole"
-                    );
-                    Error::io(self.spec.to_string(), io::Error::other(what))
-                }
-            })?;
+            let came = self.bring(&mut parts, start, end.max(ahead));
+            if !came.map_err(|failure| self.hub.explain(&self.spec, name, failure))? {
+                let what = format!(
+                    "{name}: the server sends whole files alone, no part of one; `hf download` brings the checkpoint whole"
+                );
+                return Err(Error::io(self.spec.to_string(), io::Error::other(what)));
+            }
         }
         parts.log.copy(start, out);
         Ok(())

@@ -32,7 +32,7 @@ pub struct RemoteFile {
 }
 
 /// A file whose size and hash are known.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 pub struct KnownFile {
     /// Relative path.
     pub name: String,
@@ -42,31 +42,10 @@ pub struct KnownFile {
     pub hash: BlobHash,
 }
 
-/// A known file in its JSON form.
-#[derive(Deserialize, Serialize)]
-struct WrittenFile {
-    name: String,
-    size: u64,
-    hash: String,
-}
-
-/// Writes known files as JSON.
-///
-/// # Errors
-/// The JSON library fails.
-pub fn write_known(files: &[KnownFile]) -> serde_json::Result<Vec<u8>> {
-    let one = |f: &KnownFile| WrittenFile { name: f.name.clone(), size: f.size, hash: f.hash.hex().into() };
-    serde_json::to_vec(&files.iter().map(one).collect::<Vec<_>>())
-}
-
-/// Reads the JSON of [`write_known`]; `None` where the text is something else.
+/// Reads known files of JSON; `None` where the text is something else.
 pub fn read_known(text: &[u8]) -> Option<Vec<KnownFile>> {
-    let files: Vec<WrittenFile> = serde_json::from_slice(text).ok()?;
-    let one = |f: WrittenFile| {
-        let hash = BlobHash::parse(&f.hash).filter(|_| is_safe_name(&f.name))?;
-        Some(KnownFile { name: f.name, size: f.size, hash })
-    };
-    files.into_iter().map(one).collect()
+    let files: Vec<KnownFile> = serde_json::from_slice(text).ok()?;
+    files.iter().all(|file| is_safe_name(&file.name)).then_some(files)
 }
 
 /// The files of a repository at one commit.

@@ -6,10 +6,10 @@ mod hub_file;
 mod hub_settings;
 mod hub_spec;
 mod listing;
-mod peek;
+mod open_checkpoint;
 mod range_log;
 
-pub use fetch::{DownloadProgress, Hub, Snapshot};
+pub use fetch::{Hub, Snapshot};
 pub use hub_settings::HubSettings;
 pub use hub_spec::HubSpec;
-pub use peek::Peeked;
+pub use open_checkpoint::Peeked;

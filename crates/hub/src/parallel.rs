@@ -1,46 +1,9 @@
-//! Transfers of several files at a time, with one count of bytes.
+//! Work on several items at a time.
 
 use crate::{Error, Result};
 use anemoe_io::locked;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
-
-/// Progress of a push or a pull.
-#[derive(Clone, Copy, Debug)]
-pub struct TransferProgress<'a> {
-    /// File that moved last.
-    pub file: &'a str,
-    /// Bytes moved by this run.
-    pub done: u64,
-    /// Bytes that this run has to move, as far as known.
-    pub total: u64,
-}
-
-/// Count of the bytes of one run.
-pub struct TransferCount<'a> {
-    done: AtomicU64,
-    total: AtomicU64,
-    tell: &'a (dyn Fn(TransferProgress) + Sync),
-}
-
-impl<'a> TransferCount<'a> {
-    /// Makes a count at 0 of `total` bytes.
-    pub fn new(total: u64, tell: &'a (dyn Fn(TransferProgress) + Sync)) -> TransferCount<'a> {
-        TransferCount { done: AtomicU64::new(0), total: AtomicU64::new(total), tell }
-    }
-
-    /// Counts moved bytes of a file; a failed try subtracts its bytes.
-    pub fn moved(&self, file: &str, bytes: i64) {
-        let done = self.done.fetch_add(bytes as u64, Ordering::Relaxed).wrapping_add(bytes as u64);
-        (self.tell)(TransferProgress { file, done, total: self.total.load(Ordering::Relaxed) });
-    }
-
-    /// Counts bytes that need not be moved.
-    pub fn spared(&self, file: &str, bytes: u64) {
-        self.total.fetch_sub(bytes, Ordering::Relaxed);
-        self.moved(file, 0);
-    }
-}
 
 /// Calls `work` for each item, `jobs` at a time, until one fails.
 ///

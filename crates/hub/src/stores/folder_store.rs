@@ -65,7 +65,14 @@ impl ObjectStore for FolderStore {
         self.folder.write(key, bytes)
     }
 
-    fn send(&self, key: &str, file: &Path, contents: &Contents, moved: &dyn Fn(i64)) -> Result<u64> {
+    fn send(
+        &self,
+        key: &str,
+        file: &Path,
+        contents: &Contents,
+        _: &Path,
+        moved: &dyn Fn(i64),
+    ) -> Result<u64> {
         let mut from = open_input(file, u64::MAX).map_err(|e| Error::io(file, e))?;
         let (path, parent) = self.made(key)?;
         let went = Cell::new(0);

@@ -2,15 +2,21 @@
 
 use super::bundle_manifest::{BundleManifest, ManifestFile, ManifestPart};
 use super::object::{Contents, ObjectStore};
-use super::transfer::{TransferCount, TransferProgress, for_each};
+use super::transfer::{TransferCount, beside};
+use crate::parallel::for_each;
+use crate::progress::TransferProgress;
 use crate::safe_name::is_safe_name;
 use crate::{Error, Result};
 use anemoe_io::{OwnedDir, locked};
 use serde::Serialize;
+use sha2::{Digest, Sha256};
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
+
+/// Suffix of the folder beside a bundle that holds records of unfinished uploads.
+const PUSH_SUFFIX: &str = ".anemoe-push";
 
 /// Options of a push.
 pub struct SendOptions {
@@ -71,6 +77,7 @@ pub fn send_files(
     tell: &(dyn Fn(TransferProgress) + Sync),
 ) -> Result<(Vec<ManifestFile>, SendReport)> {
     let started = Instant::now();
+    let records = beside(folder, PUSH_SUFFIX)?;
     let folder = OwnedDir::new(folder);
     let mut sized = Vec::new();
     for file in files {
@@ -94,7 +101,8 @@ pub fn send_files(
             count.spared(file, *bytes);
             None
         } else {
-            Some(store.send(&key, path, &contents, &|n| count.moved(file, n))?)
+            let record = records.join(anemoe_io::hex(Sha256::digest(store.place(&key))));
+            Some(store.send(&key, path, &contents, &record, &|n| count.moved(file, n))?)
         };
         let entry = ManifestFile { path: file.to_string(), bytes: contents.bytes, sha256: contents.sha256 };
         let mut done = locked(&done);

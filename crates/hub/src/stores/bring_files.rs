@@ -8,7 +8,9 @@
 
 use super::bundle_manifest::{BundleManifest, ManifestFile};
 use super::object::{Contents, ObjectStore};
-use super::transfer::{TransferCount, TransferProgress, for_each};
+use super::transfer::{TransferCount, beside};
+use crate::parallel::for_each;
+use crate::progress::TransferProgress;
 use crate::{Error, Result};
 use anemoe_io::{OwnedDir, open_input, open_regular, sync_dir};
 use serde::Serialize;
@@ -48,21 +50,15 @@ pub struct BringReport {
 /// The folder beside a bundle that holds incomplete files of a pull.
 struct PullDir {
     folder: OwnedDir,
+    /// True if nothing in it is needed any more.
+    is_done: bool,
     _lock: File,
 }
 
 impl PullDir {
     /// Opens and locks the folder for the bundle `target`.
     fn open(target: &Path) -> Result<PullDir> {
-        let absolute = std::path::absolute(target).map_err(|e| Error::io(target, e))?;
-        let (Some(parent), Some(name)) = (absolute.parent(), absolute.file_name()) else {
-            return Err(Error::usage(format!("{}: is no name for a bundle", target.display())));
-        };
-        let at = parent.join(format!(".{}{PULL_SUFFIX}", name.to_string_lossy()));
-        if at.is_symlink() {
-            let what = "a link, and a pull would write through it; remove it";
-            return Err(Error::io(at, io::Error::new(io::ErrorKind::InvalidInput, what)));
-        }
+        let at = beside(target, PULL_SUFFIX)?;
         fs::create_dir_all(&at).map_err(|e| Error::io(&at, e))?;
         let folder = OwnedDir::new(&at);
         let lock = folder.lock_file(LOCK)?;
@@ -74,11 +70,13 @@ impl PullDir {
             Err(TryLockError::Error(e)) => return Err(Error::io(at.join(LOCK), e)),
         }
         folder.create_dir(PARTIAL)?;
-        Ok(PullDir { folder, _lock: lock })
+        Ok(PullDir { folder, is_done: false, _lock: lock })
     }
+}
 
-    /// Removes the folder unless it has a file: nothing is lost.
-    fn tidy(self) {
+impl Drop for PullDir {
+    /// Removes the folder unless it has a file that a later pull needs.
+    fn drop(&mut self) {
         fn has_file(folder: &Path) -> bool {
             let entries = fs::read_dir(folder).into_iter().flatten().flatten();
             entries.into_iter().any(|e| match e.file_type() {
@@ -87,13 +85,9 @@ impl PullDir {
             })
         }
         let root = self.folder.root();
-        if ![FILES, PARTIAL].iter().any(|inside| has_file(&root.join(inside))) {
+        if self.is_done || ![FILES, PARTIAL].iter().any(|inside| has_file(&root.join(inside))) {
             let _ = fs::remove_dir_all(root);
         }
-    }
-
-    fn remove(self) -> Result<()> {
-        fs::remove_dir_all(self.folder.root()).map_err(|e| Error::io(self.folder.root(), e))
     }
 }
 
@@ -137,20 +131,13 @@ pub fn bring_bundle(
             ..BringReport::default()
         });
     }
-    let pull = PullDir::open(target)?;
+    let mut pull = PullDir::open(target)?;
     let files = OwnedDir::new(&pull.folder.create_dir(FILES)?);
-    let report = match bring_missing(store, &manifest.files, &files, &pull, jobs, tell) {
-        Ok(report) => report,
-        Err(e) => {
-            pull.tidy();
-            return Err(e);
-        }
-    };
+    let report = bring_missing(store, &manifest.files, &files, &pull, jobs, tell)?;
     remove_others(&files, manifest)?;
-    if let Err(e) = accept(files.root()) {
-        let _ = pull.remove();
-        return Err(e);
-    }
+    pull.is_done = true;
+    accept(files.root())?;
+    pull.is_done = false;
     if there {
         fs::remove_dir(target).map_err(|e| {
             let what = format!("{e}: a pull gives a new folder this name; name a folder inside it");
@@ -160,7 +147,7 @@ pub fn bring_bundle(
     fs::rename(files.root(), target).map_err(|e| Error::io(target, e))?;
     let parent = pull.folder.root().parent().unwrap_or(Path::new("."));
     sync_dir(parent).map_err(|e| Error::io(parent, e))?;
-    pull.remove()?;
+    pull.is_done = true;
     Ok(BringReport { seconds: started.elapsed().as_secs_f64(), ..report })
 }
 
@@ -176,15 +163,9 @@ pub fn bring_files(
     tell: &(dyn Fn(TransferProgress) + Sync),
 ) -> Result<BringReport> {
     let started = Instant::now();
-    let pull = PullDir::open(target)?;
-    let report = match bring_missing(store, files, &OwnedDir::new(target), &pull, jobs, tell) {
-        Ok(report) => report,
-        Err(e) => {
-            pull.tidy();
-            return Err(e);
-        }
-    };
-    pull.remove()?;
+    let mut pull = PullDir::open(target)?;
+    let report = bring_missing(store, files, &OwnedDir::new(target), &pull, jobs, tell)?;
+    pull.is_done = true;
     Ok(BringReport { seconds: started.elapsed().as_secs_f64(), ..report })
 }
 

@@ -79,12 +79,20 @@ pub trait ObjectStore: Send + Sync {
     /// The store refuses it.
     fn write(&self, key: &str, bytes: &[u8]) -> Result<()>;
 
-    /// Sends a file with these contents. Returns the bytes sent, fewer where an earlier run had sent a part. `moved` is
-    /// called with bytes sent and bytes found there, and with a negative number for a failed try.
+    /// Sends a file with these contents. `record` is the path of a file in which an upload in parts notes what was sent, for
+    /// a later try to go on from. Returns the bytes sent, fewer where an earlier run had sent a part. `moved` is called with
+    /// bytes sent and bytes found there, and with a negative number for a failed try.
     ///
     /// # Errors
     /// The store refuses the object, or the file's contents have changed; then the object does not exist.
-    fn send(&self, key: &str, file: &Path, contents: &Contents, moved: &dyn Fn(i64)) -> Result<u64>;
+    fn send(
+        &self,
+        key: &str,
+        file: &Path,
+        contents: &Contents,
+        record: &Path,
+        moved: &dyn Fn(i64),
+    ) -> Result<u64>;
 
     /// Reads an object of at most `limit` bytes; `None` where it does not exist.
     ///
