@@ -6,7 +6,7 @@ use anemoe_runtime::generate::{GenerateOptions, Generated, generate};
 use anemoe_runtime::model::{Logits, Model};
 use anemoe_runtime::sampler::Sampling;
 use anemoe_runtime::shard_work::{ShardWork, WorkPart};
-use anemoe_runtime::speculate::{Mode, Speculation, break_even};
+use anemoe_runtime::speculate::{Mode, Speculation, break_even, prepare_drafts};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -101,6 +101,7 @@ impl Bench<'_> {
             for (&planted, pairs) in args.drafts.iter().zip(&mut pairs) {
                 let replay = Some(Arc::new(tokens.corrupt_ids(&plain.ids, planted)));
                 let drafts = Speculation { mode: Mode::Auto, replay, ..Speculation::default() };
+                prepare_drafts(model, &drafts)?;
                 let with = run(model, &prompt, args.decode, drafts)?;
                 anyhow::ensure!(with.ids == plain.ids, "drafts changed the tokens");
                 let without = run(model, &prompt, args.decode, Speculation::default())?;
