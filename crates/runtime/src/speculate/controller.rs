@@ -120,12 +120,13 @@ impl DraftStatistics {
         costs
     }
 
-    /// Adds the time of a pass with `drafted` tokens. Those before the first plain pass do not count.
-    pub(super) fn note_time(&mut self, drafted: usize, seconds: f64) {
+    /// Adds the time of a pass with `drafted` tokens, and returns its cost as far as it counts. Passes before the first plain one
+    /// count as plain.
+    pub(super) fn note_time(&mut self, drafted: usize, seconds: f64) -> f64 {
         let seconds = seconds.max(1e-9);
         let Some(plain) = &mut self.plain else {
             self.plain = (drafted == 0).then_some(seconds);
-            return;
+            return 1.0;
         };
         let before = *plain;
         self.costs.iter_mut().for_each(|cost| cost.weight *= FORGETTING);
@@ -136,7 +137,7 @@ impl DraftStatistics {
         self.plain = Some(before * factor);
         if drafted == 0 {
             self.drafts_since_plain = 0;
-            return;
+            return 1.0;
         }
         self.drafts_since_plain += 1;
         let cost = &mut self.costs[drafted];
@@ -146,6 +147,7 @@ impl DraftStatistics {
             _ => cost.mean * counted.powf(1.0 / weight),
         };
         cost.weight = weight;
+        (expected * counted).max(1.0)
     }
 }
 
@@ -259,11 +261,11 @@ impl Controller {
         (*passes, *time) = (*passes + 1, *time + seconds);
         let tokens = (accepted + 1) as f64;
         self.tokens += tokens;
-        self.statistics.note_time(drafted, seconds);
+        let cost = self.statistics.note_time(drafted, seconds);
         if drafted == 0 {
             return;
         }
-        self.gained += tokens - self.statistics.costs()[drafted];
+        self.gained += tokens - cost;
         // The first refused token counts, too.
         for i in 0..(accepted + 1).min(drafted) {
             self.statistics.acceptance.note(matched + i, i < accepted);

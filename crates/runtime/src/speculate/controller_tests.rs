@@ -133,7 +133,9 @@ fn an_adversary_gains_no_more_than_the_share() {
     // Each draft is wrong, and whatever is only followed is right.
     for tokens in [64, 400, 2000] {
         let mut statistics = DraftStatistics::new(8);
-        [0, 1, 0, 2, 0, 4, 0, 8].into_iter().for_each(|k| statistics.note_time(k, SHARED(k + 1)));
+        for k in [0, 1, 0, 2, 0, 4, 0, 8] {
+            statistics.note_time(k, SHARED(k + 1));
+        }
         let mut c = Controller::new(statistics, LENGTHS.to_vec());
         let mut time = 0.0;
         for made in 0..tokens {
