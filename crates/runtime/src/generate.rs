@@ -154,8 +154,8 @@ pub fn generate(
         let Some(&last) = ids.last() else {
             return Err(Error::input("no logits"));
         };
-        decode += drafter.plan(model, sequence, last, ids.len(), options.max_new - ids.len());
         let started = Instant::now();
+        drafter.plan(model, sequence, last, ids.len(), options.max_new - ids.len());
         model.reuse_rows(logits.drain(..));
         logits = model.append(sequence, drafter.pass(), drafter.wanted(), None)?;
         pass_time = Some(started.elapsed());

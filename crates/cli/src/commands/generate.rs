@@ -8,7 +8,7 @@ use crate::target::expect_bundle;
 use crate::ui::{self, Ui};
 use anemoe_runtime::generate::{GenerateOptions, Generated, Stop, generate};
 use anemoe_runtime::model::{Logits, Model};
-use anemoe_runtime::speculate::{SpeculationReport, is_small, measure_drafts};
+use anemoe_runtime::speculate::{SpeculationReport, prepare_drafts};
 use anemoe_text::tokenizer::{TextStream, Tokenizer};
 use anyhow::Context;
 use serde::Serialize;
@@ -46,8 +46,8 @@ pub struct Args {
 
 /// Most new tokens where neither the command line nor the model says how many.
 const MAX_NEW: usize = 128;
-/// Fewest new tokens for which lengths of drafts of a small model are measured before the first.
-const WORTH_MEASURING: usize = 256;
+/// Fewest new tokens for which passes of drafts are prepared: some 50 ms.
+const WORTH_PREPARING: usize = 128;
 
 impl Command for Args {
     type Report = GenerateReport;
@@ -69,8 +69,8 @@ impl Command for Args {
         model.prepare(self.prefill_chunk.unwrap_or(usize::MAX).min(prompt.len()), Logits::Last);
         model.prepare(1, Logits::Last);
         let max_new = self.max_new.or_else(|| chosen.own.max_new(prompt.len())).unwrap_or(MAX_NEW);
-        if max_new >= WORTH_MEASURING && is_small(&model) {
-            measure_drafts(&model, &speculation)?;
+        if max_new >= WORTH_PREPARING {
+            prepare_drafts(&model, &speculation)?;
         }
         drop(model.populate());
         let load = started.elapsed();

@@ -7,7 +7,7 @@ use anemoe_runtime::cpu::{CpuBackend, Options, Precision, Products};
 use anemoe_runtime::generate::{GenerateOptions, generate};
 use anemoe_runtime::model::{Logits, Model};
 use anemoe_runtime::sampler::{Sampling, TokenBias};
-use anemoe_runtime::speculate::{Controller, Corpus, DraftStatistics, Mode, Speculation, prepare_drafts};
+use anemoe_runtime::speculate::{Controller, Corpus, DraftStatistics, Mode, Speculation, draft_lengths};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -43,6 +43,8 @@ fn drafts_change_no_token() {
         // Rings of functions for one token have no room for more.
         for (counts, half_states) in [(&[1, 64][..], false), (&[1, 64], true), (&[1], true)] {
             let model = open(dir.path(), name, counts, half_states);
+            let auto = Speculation { mode: Mode::Auto, ..Speculation::default() };
+            draft_lengths(&auto).for_each(|drafted| model.prepare(drafted + 1, Logits::All));
             let mut drafted = 0;
             for kind in 0..3 {
                 let prompt = prompt(kind);
@@ -159,14 +161,15 @@ fn drafts_change_no_token_with_penalties_and_filters() {
 
 /// Returns statistics by which drafts of up to eight tokens pay after any match.
 fn promising() -> DraftStatistics {
-    let mut c = Controller::new(DraftStatistics::new(8));
+    let mut c = Controller::new(DraftStatistics::new(8), Vec::new());
     (0..20).for_each(|_| c.note(1, 0, 0, 1.0));
-    for matched in [1, 2, 3, 5, 8, 16, 24] {
+    for matched in [1, 2, 4, 8, 16, 32] {
         (0..40).for_each(|_| c.note_followed(matched, true));
     }
     for drafted in [1, 2, 4, 8] {
-        (0..3).for_each(|_| c.note(24, drafted, drafted, 1e-3));
+        (0..3).for_each(|_| c.note(24, drafted, drafted, 1.0));
     }
+    c.note(1, 0, 0, 1.0);
     c.statistics().clone()
 }
 
@@ -207,7 +210,7 @@ fn drafts_change_no_token_in_other_arithmetic() {
                             statistics,
                             ..Speculation::default()
                         };
-                        prepare_drafts(&model, &s);
+                        draft_lengths(&s).for_each(|drafted| model.prepare(drafted + 1, Logits::All));
                         let made = run(s);
                         assert_eq!(
                             made.ids, plain.ids,

@@ -6,7 +6,7 @@ use crate::generate::{GenerateOptions, Generated, generate};
 use crate::model::{Logits, Model};
 use crate::sampler::Sampling;
 use crate::shard_work::{ShardWork, WorkPart};
-use crate::speculate::{Mode, Speculation, break_even};
+use crate::speculate::{Mode, Speculation, break_even, prepare_drafts};
 use crate::{Error, Result};
 use std::sync::Arc;
 use std::time::Instant;
@@ -102,6 +102,7 @@ impl Bench<'_> {
             for (&planted, pairs) in args.drafts.iter().zip(&mut pairs) {
                 let replay = Some(Arc::new(tokens.corrupt_ids(&plain.ids, planted)));
                 let drafts = Speculation { mode: Mode::Auto, replay, ..Speculation::default() };
+                prepare_drafts(model, &drafts)?;
                 let with = run(model, &prompt, args.decode, drafts)?;
                 if with.ids != plain.ids {
                     return Err(Error::input("drafts changed the tokens"));

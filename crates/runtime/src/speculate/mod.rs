@@ -10,15 +10,13 @@
 mod controller;
 mod ngrams;
 
-pub use controller::{
-    BreakEven, Controller, DraftStatistics, MeasuredPass, PREPARED_LENGTHS, SpeculationReport, break_even,
-};
+pub use controller::{BreakEven, Controller, DraftStatistics, MeasuredPass, SpeculationReport, break_even};
 pub use ngrams::{Corpus, Ngrams};
 
 use crate::model::{Logits, MOST_UNDONE, Model, Sequence};
 use anemoe_io::locked;
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 /// Condition for drafting.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -139,18 +137,11 @@ pub struct Drafter {
 }
 
 impl Drafter {
-    /// Makes a drafter that has seen no tokens. It knows which passes the model has prepared.
+    /// Makes a drafter that has seen no tokens. Mode `auto` drafts the lengths that the model has prepared.
     pub fn new(options: Speculation, model: &Model) -> Drafter {
         let corpus = options.corpus.clone().map(|corpus| ngrams::Walk::new(corpus, options.ngram_max));
-        let mut controller = Controller::new(options.statistics.get(options.draft_max));
-        for drafted in 1..=options.draft_max {
-            if model.has_prepared(drafted + 1, Logits::All) {
-                controller.set_prepared(drafted);
-            }
-        }
-        if let Some(time) = model.shortest_preparation() {
-            controller.assume_preparing(time.as_secs_f64());
-        }
+        let lengths = draft_lengths(&options).filter(|drafted| model.has_prepared(drafted + 1, Logits::All));
+        let controller = Controller::new(options.statistics.get(options.draft_max), lengths.collect());
         Drafter {
             ngrams: Ngrams::new(options.ngram_max),
             corpus,
@@ -180,31 +171,15 @@ impl Drafter {
     }
 
     /// Plans the next pass: `newest`, which no pass has seen, and a draft after it if that pays. `generated` tokens follow the
-    /// prompt, and `left` are still wanted. Returns the time that preparing the pass took.
-    pub fn plan(
-        &mut self,
-        model: &Model,
-        sequence: &Sequence,
-        newest: u32,
-        generated: usize,
-        left: usize,
-    ) -> Duration {
+    /// prompt, and `left` are still wanted.
+    pub fn plan(&mut self, model: &Model, sequence: &Sequence, newest: u32, generated: usize, left: usize) {
         self.plan_plain(newest);
         if self.options.mode == Mode::Off {
-            return Duration::ZERO;
+            return;
         }
         let room = model.chain().model.max_context.saturating_sub(sequence.position() + 1);
         let room = model.most_to_undo(sequence, room.min(left.saturating_sub(1)));
         self.draft(generated, room, left);
-        // Functions that are prepared inside a pass would count in its time.
-        if self.controller.is_prepared(self.drafted()) {
-            return Duration::ZERO;
-        }
-        let started = Instant::now();
-        model.prepare(self.pass.len(), self.wanted());
-        let time = started.elapsed();
-        self.controller.note_prepared(self.drafted(), time.as_secs_f64());
-        time
     }
 
     /// Plans a pass over only `newest`.
@@ -322,31 +297,29 @@ impl Drop for Drafter {
 /// beside 9 with 1.1 GB (2 processors of an EPYC of the fifth generation).
 const SMALL_BUNDLE: u64 = 200_000_000;
 
-/// Passes of each length that [`measure_drafts`] times, a cold one included.
+/// Passes of each length that [`measure_draft`] runs, the first one untimed.
 const TIMED: usize = 4;
 
-/// Tells whether the passes of a model take less time than preparing them, so that a generation pays more for trying lengths of
-/// drafts than it may lose.
-pub fn is_small(model: &Model) -> bool {
-    model.chain().shards.iter().map(|s| s.bytes).sum::<u64>() <= SMALL_BUNDLE
-}
-
-/// Returns the lengths of drafts that mode `auto` needs prepared; none in other modes.
+/// Returns the lengths of drafts that mode `auto` chooses from: the powers of two and the longest; none in other modes.
 pub fn draft_lengths(options: &Speculation) -> impl Iterator<Item = usize> + use<> {
     let most = if options.mode == Mode::Auto { options.draft_max } else { 0 };
-    PREPARED_LENGTHS.into_iter().filter(move |&drafted| drafted <= most)
+    (1..=most).filter(move |&drafted| drafted.is_power_of_two() || drafted == most)
 }
 
-/// Prepares the passes that drafts need and times them beside plain ones, so that generations know from their first token which
-/// lengths can pay.
+/// Prepares the passes of drafts before the first token. If they take less time than preparing them, they are timed, too, so that
+/// generations know from their first token which lengths pay.
 ///
 /// # Errors
 /// A pass fails.
-pub fn measure_drafts(model: &Model, options: &Speculation) -> crate::Result<()> {
-    draft_lengths(options).try_for_each(|drafted| measure_draft(model, options, drafted))
+pub fn prepare_drafts(model: &Model, options: &Speculation) -> crate::Result<()> {
+    let is_small = model.chain().shards.iter().map(|s| s.bytes).sum::<u64>() <= SMALL_BUNDLE;
+    draft_lengths(options).try_for_each(|drafted| {
+        model.prepare(drafted + 1, Logits::All);
+        if is_small { measure_draft(model, options, drafted) } else { Ok(()) }
+    })
 }
 
-/// Prepares a pass over `drafted` drafted tokens and times it beside plain passes.
+/// Prepares a pass over `drafted` drafted tokens and times it in turn with plain passes.
 ///
 /// # Errors
 /// A pass fails.
@@ -354,7 +327,7 @@ pub fn measure_draft(model: &Model, options: &Speculation, drafted: usize) -> cr
     model.prepare(drafted + 1, Logits::All);
     let mut statistics = options.statistics.get(options.draft_max);
     let mut sequence = model.sequence();
-    for _ in 0..TIMED {
+    for i in 0..TIMED {
         for (drafted, logits) in [(0, Logits::Last), (drafted, Logits::All)] {
             if sequence.position() + drafted >= model.chain().model.max_context {
                 sequence.clear();
@@ -362,14 +335,12 @@ pub fn measure_draft(model: &Model, options: &Speculation, drafted: usize) -> cr
             let ids = vec![0; drafted + 1];
             let started = Instant::now();
             model.append(&mut sequence, &ids, logits, None)?;
-            statistics.note_time(drafted, started.elapsed().as_secs_f64());
+            // The first pass of a length also touches its memory for the first time.
+            if i > 0 {
+                statistics.note_time(drafted, started.elapsed().as_secs_f64());
+            }
         }
     }
     options.statistics.set(&statistics);
     Ok(())
-}
-
-/// Prepares the passes that drafts need, so that no generation has to wait for them.
-pub fn prepare_drafts(model: &Model, options: &Speculation) {
-    draft_lengths(options).for_each(|drafted| model.prepare(drafted + 1, Logits::All));
 }

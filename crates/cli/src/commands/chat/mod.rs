@@ -17,7 +17,7 @@ use anemoe_io::locked;
 use anemoe_text::chat::{ChatTemplate, History, Overflow};
 use anemoe_runtime::generate::GenerateOptions;
 use anemoe_runtime::model::Logits;
-use anemoe_runtime::speculate::{is_small, measure_drafts, prepare_drafts};
+use anemoe_runtime::speculate::prepare_drafts;
 use anemoe_text::tokenizer::Tokenizer;
 use anyhow::Context;
 use reader::Questions;
@@ -88,10 +88,7 @@ impl Command for Args {
         let mut questions = Questions::open();
         if questions.is_terminal() {
             // While a person reads and types.
-            match is_small(&model) {
-                true => measure_drafts(&model, &speculation)?,
-                false => prepare_drafts(&model, &speculation),
-            }
+            prepare_drafts(&model, &speculation)?;
         }
         let settings = ChatSettings {
             options: GenerateOptions {
