@@ -133,12 +133,12 @@ impl<L: Simd> Scales<L> for StepsAndLows {
     }
 }
 
+/// Scales of the lanes of a token's blocks.
+type LaneScales<'a> = &'a [[f32; LANES]];
+
 /// Returns the lines and scales of T tokens from `first` on.
 #[inline(always)]
-fn codes_of<'a, const T: usize>(
-    x: Tokens<'a>,
-    first: usize,
-) -> ([&'a [[u8; 64]]; T], [&'a [[f32; LANES]]; T]) {
+fn codes_of<'a, const T: usize>(x: Tokens<'a>, first: usize) -> ([&'a [[u8; 64]]; T], [LaneScales<'a>; T]) {
     let (lines, scaled) = (x.packed.blocks() * CODE_LINES, x.packed.blocks().div_ceil(BLOCKS_PER_SCALE));
     let (mut tokens, mut scales) = ([&[] as &[[u8; 64]]; T], [&[] as &[[f32; LANES]]; T]);
     for t in 0..T {
