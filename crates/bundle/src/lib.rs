@@ -36,7 +36,7 @@ pub use hash::{
 };
 
 pub use anemoe_io::{Error, Result};
-pub use anemoe_kernels::WeightFormat;
+pub use anemoe_kernels::{IndexBits, IntBits, WeightFormat};
 use serde::Serializer;
 use std::path::Path;
 

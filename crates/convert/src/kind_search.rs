@@ -13,20 +13,20 @@ use crate::plan::{MatrixPlan, Plan};
 use crate::quant::{Granularity, Groups, MatrixQuant, Quant};
 use crate::quantize::{Encoder, Metrics};
 use crate::{Error, Result};
-use anemoe_bundle::TensorChoice;
+use anemoe_bundle::{IndexBits, IntBits, TensorChoice};
 use std::collections::BTreeMap;
 
 /// Kinds that are tried. `int4-block` is left out: scales per block along the inputs gave wrong results on the ANE
 /// (reported for group 32; palettized weights of the same model were right). Asymmetric kinds are left out: no
 /// measured shard had offsets.
 pub const KINDS: [Quant; 8] = [
-    Quant::lut(2),
-    Quant::lut(3),
-    Quant::lut(4),
-    Quant::lut(6),
-    Quant::lut(8),
-    Quant::int(8, Granularity::Tensor),
-    Quant::int(8, Granularity::Channel),
+    Quant::lut(IndexBits::Two),
+    Quant::lut(IndexBits::Three),
+    Quant::lut(IndexBits::Four),
+    Quant::lut(IndexBits::Six),
+    Quant::lut(IndexBits::Eight),
+    Quant::int(IntBits::Eight, Granularity::Tensor),
+    Quant::int(IntBits::Eight, Granularity::Channel),
     Quant::Fp16,
 ];
 

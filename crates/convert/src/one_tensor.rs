@@ -213,7 +213,7 @@ impl CompressedTensor {
             }
         };
         if let Quant::Lut { bits, .. } = self.quant.kind {
-            dims.extend([1 << bits, 1]);
+            dims.extend([1 << bits.bits(), 1]);
         }
         dims
     }

@@ -97,8 +97,8 @@ impl Spread {
 /// Returns the number of equal steps of a kind that has the same steps for a whole tensor; none for other kinds.
 pub fn tensor_levels(kind: Quant) -> Option<u32> {
     match kind {
-        Quant::Int { bits, granularity: Granularity::Tensor, .. } => Some((1u32 << bits) - 2),
-        Quant::Lut { bits, uniform: true, per_tensor: true } => Some((1u32 << bits) - 1),
+        Quant::Int { bits, granularity: Granularity::Tensor, .. } => Some((1u32 << bits.bits()) - 2),
+        Quant::Lut { bits, uniform: true, per_tensor: true } => Some((1u32 << bits.bits()) - 1),
         _ => None,
     }
 }

@@ -1,7 +1,7 @@
 //! Compression kinds as the command line names them.
 
 use crate::nearest::nearest;
-use anemoe_bundle::WeightFormat;
+use anemoe_bundle::{IndexBits, IntBits, WeightFormat};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::str::FromStr;
@@ -13,8 +13,8 @@ pub enum Quant {
     Fp16,
     /// Palettization: an index of `bits` bits into a table of fp16 values, `constexpr_lut_to_dense`.
     Lut {
-        /// 1, 2, 3, 4, 6 or 8.
-        bits: u8,
+        /// Width of an index.
+        bits: IndexBits,
         /// Equidistant tables instead of k-means.
         uniform: bool,
         /// One table for the whole matrix instead of one per group of rows.
@@ -22,8 +22,8 @@ pub enum Quant {
     },
     /// Linear: an integer times an fp16 scale, `constexpr_blockwise_shift_scale`.
     Int {
-        /// 4 or 8.
-        bits: u8,
+        /// Width of an integer.
+        bits: IntBits,
         /// Elements that share a scale.
         granularity: Granularity,
         /// True if every scale has an offset.
@@ -117,12 +117,12 @@ impl Quant {
                                       lut{1,2,3,4,6,8} with -uniform and -tensor as options";
 
     /// Makes the kind of k-means tables per group of rows, with indices of `bits` bits.
-    pub const fn lut(bits: u8) -> Quant {
+    pub const fn lut(bits: IndexBits) -> Quant {
         Quant::Lut { bits, uniform: false, per_tensor: false }
     }
 
     /// Makes the kind of integers of `bits` bits without offsets.
-    pub const fn int(bits: u8, granularity: Granularity) -> Quant {
+    pub const fn int(bits: IntBits, granularity: Granularity) -> Quant {
         Quant::Int { bits, granularity, asymmetric: false }
     }
 
@@ -130,7 +130,8 @@ impl Quant {
     pub const fn bits(self) -> u8 {
         match self {
             Quant::Fp16 => 16,
-            Quant::Lut { bits, .. } | Quant::Int { bits, .. } => bits,
+            Quant::Lut { bits, .. } => bits.bits(),
+            Quant::Int { bits, .. } => bits.bits(),
         }
     }
 
@@ -160,8 +161,10 @@ impl Quant {
             Quant::Lut { per_tensor: false, .. } => {
                 Some("before iOS18 a table belongs to a whole tensor: add -tensor".into())
             }
-            Quant::Lut { bits: 3, .. } => Some("before iOS18 there are no 3-bit indices".into()),
-            Quant::Int { bits: 4, .. } | Quant::Int { granularity: Granularity::Block, .. } => {
+            Quant::Lut { bits: IndexBits::Three, .. } => {
+                Some("before iOS18 there are no 3-bit indices".into())
+            }
+            Quant::Int { bits: IntBits::Four, .. } | Quant::Int { granularity: Granularity::Block, .. } => {
                 Some("before iOS18 there are neither 4-bit integers nor scales per block".into())
             }
             _ => None,
@@ -210,24 +213,19 @@ impl FromStr for Quant {
             let (name, asymmetric) = text.strip_suffix("-asymmetric").map_or((text, false), |t| (t, true));
             let (stem, shared) = name.split_once('-').ok_or_else(unknown)?;
             let granularity = Granularity::of_name(shared).ok_or_else(unknown)?;
-            let bits = match stem {
-                "int4" => 4,
-                "int8" => 8,
-                _ => return Err(unknown()),
-            };
+            let bits =
+                IntBits::ALL.into_iter().find(|bits| format!("int{bits}") == stem).ok_or_else(unknown)?;
             return Ok(Quant::Int { bits, granularity, asymmetric });
         }
         let rest = text.strip_prefix("lut").ok_or_else(unknown)?;
         let (rest, per_tensor) = rest.strip_suffix("-tensor").map_or((rest, false), |r| (r, true));
         let (rest, uniform) = rest.strip_suffix("-uniform").map_or((rest, false), |r| (r, true));
-        match rest {
-            "1" | "2" | "3" | "4" | "6" | "8" => {
-                Ok(Quant::Lut { bits: rest.as_bytes()[0] - b'0', uniform, per_tensor })
-            }
-            "5" | "7" => {
+        match IndexBits::ALL.into_iter().find(|bits| bits.to_string() == rest) {
+            Some(bits) => Ok(Quant::Lut { bits, uniform, per_tensor }),
+            None if matches!(rest, "5" | "7") => {
                 Err(format!("`{text}`: Core ML has no {rest}-bit element type; use 1, 2, 3, 4, 6 or 8 bits"))
             }
-            _ => Err(unknown()),
+            None => Err(unknown()),
         }
     }
 }
@@ -335,10 +333,10 @@ impl MatrixQuant {
         elements
             + match self.kind {
                 Quant::Fp16 => 0,
-                Quant::Lut { bits, .. } => sides * (2 << bits),
+                Quant::Lut { bits, .. } => sides * (2 << bits.bits()),
                 Quant::Int { asymmetric: false, .. } => 2 * sides,
                 Quant::Int { bits, asymmetric: true, .. } => {
-                    2 * sides + (sides * u64::from(bits)).div_ceil(8)
+                    2 * sides + (sides * u64::from(bits.bits())).div_ceil(8)
                 }
             }
     }
@@ -419,7 +417,7 @@ mod tests {
 
     #[test]
     fn a_group_divides_or_the_matrix_stays_fp16() {
-        let lut4 = Quant::lut(4);
+        let lut4 = Quant::lut(IndexBits::Four);
         let groups = Groups::default();
         assert_eq!(MatrixQuant::resolve(lut4, groups, 704, 2816).group, 32);
         assert_eq!(MatrixQuant::resolve(lut4, groups, 48, 64).group, 24);
@@ -474,7 +472,7 @@ mod tests {
 
     #[test]
     fn bytes_of_the_real_expert_pack() {
-        let lut4 = Quant::lut(4);
+        let lut4 = Quant::lut(IndexBits::Four);
         let gate_up = MatrixQuant::resolve(lut4, Groups::default(), 1408, 2816);
         let down = MatrixQuant::resolve(lut4, Groups::default(), 2816, 704);
         let weights = 16 * (1408 * 2816 + 2816 * 704) as u64;

@@ -3,7 +3,7 @@
 use crate::golden_gate::{cosine, divergence};
 use crate::perplexity::each_window;
 use crate::reference::{self, HEAD, Probe, RunOptions};
-use anemoe_bundle::{AutoChoice, UniformResult};
+use anemoe_bundle::{AutoChoice, IndexBits, UniformResult};
 use anemoe_convert::checkpoint::Checkpoint;
 use anemoe_convert::importance::Importance;
 use anemoe_convert::kind_search::{self, Choice, ExpertUse, Group, KINDS, Objective};
@@ -17,7 +17,7 @@ use std::sync::Arc;
 /// Most parameters of a model that is run as a whole for every measurement.
 pub const MAX_WHOLE: u64 = 64_000_000;
 /// Kind with which the model's sensitivity to each tensor is measured: coarse enough that its error stands out from rounding.
-const PROBE_KIND: Quant = Quant::lut(3);
+const PROBE_KIND: Quant = Quant::lut(IndexBits::Three);
 
 /// Goal of a choice of kinds.
 #[derive(Clone, Copy, Debug, PartialEq)]

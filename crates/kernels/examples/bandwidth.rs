@@ -6,7 +6,8 @@
 mod common;
 
 use anemoe_kernels::{
-    Columns, Int8Lut, Int16Lut, MatMul, Matrix, PackedActivations, Pool, matmul_batch, read, round_to_int16,
+    Columns, IndexBits, MatMul, OwnedMatrix, PackedActivations, Pool, Weight, WeightFormat, matmul_batch,
+    read, round_to_int16,
 };
 use common::test_data::{noise, random_bits};
 use common::{argument, median, number};
@@ -33,21 +34,27 @@ fn main() {
     let indices = unsafe { std::slice::from_raw_parts(indices.as_ptr().cast::<u8>(), size * n) };
     let mut lut = noise(1, rows / 32 * 16);
     lut.chunks_mut(16).for_each(round_to_int16);
-    let codes = Int8Lut::new(&lut, 4);
-    let words = if number("words", 1) == 1 { Int16Lut::new(&lut) } else { None };
-    let matrix = |e: usize| {
-        if half {
-            let m = Matrix::f16(&indices[e * size..(e + 1) * size], rows, cols).expect("a matrix");
-            return if fast { m.with_fast(None) } else { m };
-        }
-        let m = Matrix::lut(4, &indices[e * size..(e + 1) * size], &lut, 32, rows, cols).expect("a matrix");
-        if fast { m.with_fast(codes.as_ref()) } else { m.with_int16_lut(words.as_ref()) }
-    };
+    let words = number("words", 1) == 1;
+    let matrices: Vec<_> = (0..n)
+        .map(|e| {
+            let format = match half {
+                true => WeightFormat::Fp16,
+                false => WeightFormat::Lut { bits: IndexBits::Four, rows_per_table: 32 },
+            };
+            let (elements, values) = (&indices[e * size..(e + 1) * size], (!half).then(|| lut.clone()));
+            let weight = Weight { format, elements, values, offsets: None };
+            let mut matrix = OwnedMatrix::new(weight, rows, cols).expect("a matrix");
+            if fast || words {
+                matrix.prepare(fast);
+            }
+            matrix
+        })
+        .collect();
     for tokens in tokens.split(',').map(|t| t.parse::<usize>().expect("tokens")) {
         let x = noise(2, cols * tokens);
         let mut packed = PackedActivations::default();
         let x = Columns { values: &x, first: 0, token_stride: cols, channel_stride: 1 };
-        packed.pack(pool, matrix(0).layout(), x, tokens, cols);
+        packed.pack(pool, matrices[0].view().layout(), x, tokens, cols);
         let mut y = vec![0f32; rows * tokens];
         let (mut reads, mut times) = (Vec::new(), Vec::new());
         let per = ROUND.min(n);
@@ -58,8 +65,8 @@ fn main() {
             reads.push(started.elapsed().as_secs_f64());
             let first = (round * 2 + 1) * per % (n + 1 - per).max(1);
             let started = Instant::now();
-            for e in first..first + per {
-                let w = matrix(e);
+            for matrix in &matrices[first..first + per] {
+                let w = matrix.view();
                 matmul_batch(
                     pool,
                     &mut [Some(MatMul { w, x: &packed, tokens: None, y: &mut y, stride: rows, bias: None })],

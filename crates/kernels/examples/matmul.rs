@@ -7,8 +7,8 @@
 mod common;
 
 use anemoe_kernels::{
-    AttentionShape, CacheValues, CacheView, Columns, HalfLut, HeadStrides, Int8Lut, Int16Lut, MatMul, Matrix,
-    PackedActivations, Pool, attention, matmul_batch, round_to_int16,
+    AttentionShape, CacheValues, CacheView, Columns, HeadStrides, IndexBits, IntBits, MatMul, OwnedMatrix,
+    PackedActivations, Pool, Weight, WeightFormat, attention, matmul_batch, round_to_int16,
 };
 use common::test_data::{noise, random_bits};
 use common::{argument, number};
@@ -42,42 +42,56 @@ fn main() {
     let (mut lut6, mut lut8) = (noise(1, rows / 32 * 64), noise(1, rows / 32 * 256));
     anemoe_kernels::round_to_f16(&mut lut6);
     anemoe_kernels::round_to_f16(&mut lut8);
-    let (h6, h8) = (HalfLut::new(&lut6), HalfLut::new(&lut8));
-    let (c4, c6, c8, w4) =
-        (Int8Lut::new(&lut4, 4), Int8Lut::new(&lut6, 6), Int8Lut::new(&lut8, 8), Int16Lut::new(&lut4));
     let scales = noise(1, n / 32);
-    let lut = |bits: usize, t| Matrix::lut(bits, &bytes[..n * bits / 8], t, 32, rows, cols).unwrap();
-    let int = |bits: usize, block: usize| {
-        Matrix::int(bits, true, &bytes[..n * bits / 8], &scales[..n / block], None, (1, block), rows, cols)
-            .unwrap()
+    let dense: Vec<u8> = dense.iter().flat_map(|v| v.to_le_bytes()).collect();
+    // `how` is none for f32 whatever the format, or whether products are fast.
+    let make = |format: WeightFormat, elements: &[u8], values: Option<&[f32]>, how: Option<bool>| {
+        let elements = elements[..n * usize::from(format.bits()) / 8].to_vec();
+        let weight = Weight { format, elements, values: values.map(<[f32]>::to_vec), offsets: None };
+        let mut matrix = OwnedMatrix::new(weight, rows, cols).unwrap();
+        if let Some(fast) = how {
+            matrix.prepare(fast);
+        }
+        matrix
     };
+    let lut = |bits: IndexBits, table: &[f32], how| {
+        let table = &table[..(rows / 32) << bits.bits()];
+        make(WeightFormat::Lut { bits, rows_per_table: 32 }, &bytes, Some(table), how)
+    };
+    let int = |bits: IntBits, block_cols: usize, fast: bool| {
+        let format = WeightFormat::Int { bits, signed: true, block_rows: 1, block_cols, offsets: false };
+        make(format, &bytes, Some(&scales[..n / block_cols]), Some(fast))
+    };
+    use IndexBits::*;
+    let (exact, fast) = (Some(false), Some(true));
     let all = [
-        ("f32", Matrix::f32(&dense, rows, cols).unwrap()),
-        ("f16", Matrix::f16(&halves[..2 * n], rows, cols).unwrap()),
-        ("lut4_f32", lut(4, &lut4)),
-        ("lut4_int16", lut(4, &lut4).with_int16_lut(w4.as_ref())),
-        ("lut6_f32", lut(6, &lut6)),
-        ("lut6_f16", lut(6, &lut6).with_half_lut(h6.as_ref())),
-        ("lut8_f32", lut(8, &lut8)),
-        ("lut8_f16", lut(8, &lut8).with_half_lut(h8.as_ref())),
-        ("lut2", lut(2, &lut4[..rows / 32 * 4])),
-        ("lut3", lut(3, &lut4[..rows / 32 * 8])),
-        ("int4_32", int(4, 32)),
-        ("int4_row", int(4, cols)),
-        ("int8_row", int(8, cols)),
-        ("int8_32", int(8, 32)),
-        ("fast_lut4", lut(4, &lut4).with_fast(c4.as_ref())),
-        ("fast_lut6", lut(6, &lut6).with_fast(c6.as_ref())),
-        ("fast_lut8", lut(8, &lut8).with_fast(c8.as_ref())),
-        ("fast_int4", int(4, cols).with_fast(None)),
-        ("fast_int8", int(8, cols).with_fast(None)),
-        ("fast_int4_32", int(4, 32).with_fast(None)),
-        ("fast_f16", Matrix::f16(&halves[..2 * n], rows, cols).unwrap().with_fast(None)),
+        ("f32", make(WeightFormat::F32, &dense, None, exact)),
+        ("f16", make(WeightFormat::Fp16, &halves, None, exact)),
+        ("lut4_f32", lut(Four, &lut4, None)),
+        ("lut4_int16", lut(Four, &lut4, exact)),
+        ("lut6_f32", lut(Six, &lut6, None)),
+        ("lut6_f16", lut(Six, &lut6, exact)),
+        ("lut8_f32", lut(Eight, &lut8, None)),
+        ("lut8_f16", lut(Eight, &lut8, exact)),
+        ("lut2", lut(Two, &lut4, exact)),
+        ("lut3", lut(Three, &lut4, exact)),
+        ("int4_32", int(IntBits::Four, 32, false)),
+        ("int4_row", int(IntBits::Four, cols, false)),
+        ("int8_row", int(IntBits::Eight, cols, false)),
+        ("int8_32", int(IntBits::Eight, 32, false)),
+        ("fast_lut4", lut(Four, &lut4, fast)),
+        ("fast_lut6", lut(Six, &lut6, fast)),
+        ("fast_lut8", lut(Eight, &lut8, fast)),
+        ("fast_int4", int(IntBits::Four, cols, true)),
+        ("fast_int8", int(IntBits::Eight, cols, true)),
+        ("fast_int4_32", int(IntBits::Four, 32, true)),
+        ("fast_f16", make(WeightFormat::Fp16, &halves, None, fast)),
     ];
     let x = noise(1, cols * 512);
     let mut y = vec![0f32; rows * 512];
     let only = argument("only");
-    for (name, w) in all.into_iter().filter(|(name, _)| only.as_deref().is_none_or(|only| only == *name)) {
+    for (name, matrix) in all.iter().filter(|(name, _)| only.as_deref().is_none_or(|only| only == *name)) {
+        let w = matrix.view();
         for tokens in [1, 2, 3, 4, 8, 64, 512] {
             let mut packed = PackedActivations::default();
             let at = Columns { values: &x, first: 0, token_stride: cols, channel_stride: 1 };
@@ -90,7 +104,7 @@ fn main() {
             });
             println!("{name} {tokens} {t:.1}");
         }
-        if ["f32", "lut4_f32", "lut4_int16", "fast_lut4", "fast_int8", "fast_f16"].contains(&name) {
+        if ["f32", "lut4_f32", "lut4_int16", "fast_lut4", "fast_int8", "fast_f16"].contains(name) {
             let mut packed = PackedActivations::default();
             let t = time(5, || {
                 let at = Columns { values: &x, first: 0, token_stride: cols, channel_stride: 1 };

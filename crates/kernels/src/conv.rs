@@ -9,9 +9,7 @@
 
 use crate::activations::PackedActivations;
 use crate::elementwise::{get, put};
-use crate::matmul::{
-    MatMul, OutputRows, PARALLEL_MATMUL, RowTiles, TokenSelection, matmul_batch, multiply_rows,
-};
+use crate::matmul::{MatMul, OutputRows, PARALLEL_MATMUL, RowTiles, Tokens, matmul_batch, multiply_rows};
 use crate::memory::{CacheLevel, prefetch};
 use crate::simd::{F32x16, LANES, simd_fn};
 use crate::{Isa, Matrix, Pool};
@@ -66,18 +64,20 @@ impl Window {
     /// Returns the range of taps of window `index` that lie within the input, on one axis.
     #[inline]
     pub fn inside(&self, axis: usize, index: usize) -> Range<usize> {
-        let (first, step) = (index * self.strides[axis], self.dilations[axis]);
-        let from = self.before[axis].saturating_sub(first).div_ceil(step);
-        let end = (self.size[axis] + self.before[axis]).saturating_sub(first).div_ceil(step);
-        from.min(self.kernel[axis])..end.min(self.kernel[axis]).max(from.min(self.kernel[axis]))
+        self.range(axis, index * self.strides[axis], self.dilations[axis], self.kernel[axis])
     }
 
     /// Returns the range of windows whose tap `tap` lies within the input, on one axis.
     pub fn windows_inside(&self, axis: usize, tap: usize) -> Range<usize> {
-        let (first, step) = (tap * self.dilations[axis], self.strides[axis]);
-        let from = self.before[axis].saturating_sub(first).div_ceil(step);
+        self.range(axis, tap * self.dilations[axis], self.strides[axis], self.out[axis])
+    }
+
+    /// Returns the range of i below `n` for which `first + i * step`, without what is padded before, lies within the input.
+    #[inline]
+    fn range(&self, axis: usize, first: usize, step: usize, n: usize) -> Range<usize> {
+        let from = self.before[axis].saturating_sub(first).div_ceil(step).min(n);
         let end = (self.size[axis] + self.before[axis]).saturating_sub(first).div_ceil(step);
-        from.min(self.out[axis])..end.min(self.out[axis]).max(from.min(self.out[axis]))
+        from..end.min(n).max(from)
     }
 
     /// Returns the input index that a tap of window `index` reads; the tap must lie within the input.
@@ -224,7 +224,7 @@ pub fn conv(pool: &Pool, p: &mut Conv<'_>) {
             let bias = p.bias.map(|b| &b[g * per..(g + 1) * per]);
             // SAFETY: the tokens' rows of the group lie below `tokens * rows`.
             let y = OutputRows { y: unsafe { to.0.add(first * rows + g * per) }, stride: rows, bias };
-            multiply_rows(isa, &w, TokenSelection::new(&packed, None), &RowTiles::all(&w, n), &y);
+            multiply_rows(isa, &w, Tokens::new(&packed, None), &RowTiles::all(&w, n), &y);
         }
         WINDOWS.set(packed);
     };

@@ -177,34 +177,14 @@ pub(crate) fn exp_from<L: F32x16>(x: &mut [f32], from: f32) -> f32 {
     total.horizontal_sum()
 }
 
-#[inline(always)]
-fn exp_sum_on<L: F32x16>(x: &mut [f32], sum: &mut f32) {
-    *sum = exp_from::<L>(x, largest::<L>(x));
-}
-
-#[inline(always)]
-fn exp_and_sum_from_on<L: F32x16>(x: &mut [f32], from: f32) -> f32 {
-    exp_from::<L>(x, from)
-}
-
 simd_fn! {
     /// Computes `x = e^(x - from)` in place. Returns the sum of the results.
-    pub fn exp_and_sum_from(x: &mut [f32], from: f32) -> f32 = exp_and_sum_from_on
-}
-
-#[inline(always)]
-fn largest_on<L: F32x16>(x: &[f32]) -> f32 {
-    largest::<L>(x)
+    pub fn exp_and_sum_from(x: &mut [f32], from: f32) -> f32 = exp_from
 }
 
 simd_fn! {
     /// Returns the largest element; skips NaN. Negative infinity where there is none.
-    pub fn largest_element(x: &[f32]) -> f32 = largest_on
-}
-
-simd_fn! {
-    /// Computes `x = e^(x - max x)` in place, and the sum of the results.
-    pub fn exp_and_sum(x: &mut [f32], sum: &mut f32) = exp_sum_on
+    pub fn largest_element(x: &[f32]) -> f32 = largest
 }
 
 #[cfg(test)]
@@ -241,13 +221,13 @@ mod tests {
         let mut y = x.clone();
         softcap(&mut y, 5.0);
         y.iter().zip(&x).for_each(|(y, v)| close(*y, 5.0 * (f64::from(*v) / 5.0).tanh(), "softcap", *v));
-        let (mut y, mut sum) = (x.clone(), 0.0);
-        exp_and_sum(&mut y, &mut sum);
+        let mut y = x.clone();
+        let sum = exp_and_sum_from(&mut y, largest_element(&x));
         let largest = f64::from(*x.last().unwrap());
         let expected: f64 = x.iter().map(|v| (f64::from(*v) - largest).exp()).sum();
         close(sum, expected, "sum", 0.0);
         let mut extreme = [-1e9, -100.0, 0.0, f32::NAN];
-        exp_and_sum(&mut extreme[..3], &mut sum);
+        exp_and_sum_from(&mut extreme[..3], 0.0);
         assert_eq!(extreme[..3], [0.0, 0.0, 1.0]);
         apply_activation(&mut extreme[3..], ActivationFunction::Silu);
         assert!(extreme[3].is_nan());

@@ -63,7 +63,7 @@ impl Isa {
 
     /// Returns the fewest multiplications of a thread in a matmul: one to three microseconds of work. A further thread delays the
     /// start and the end of a job by .2 to .3 us (examples/pool.rs on 16 threads).
-    pub(crate) fn least_of_thread(self) -> usize {
+    pub(crate) fn grain(self) -> usize {
         if self >= Isa::Avx512 { 1 << 17 } else { 1 << 15 }
     }
 

@@ -7,8 +7,9 @@
 //! pool           threads for jobs of microseconds
 //! weight_format  formats of stored weights, and their operands
 //! matrix         views of weights                              lut_tables   tables as integers
-//! activations/   packs tokens as f32, int8, int24 or bf16
-//! matmul/        jobs and schedule; one tile loop per arithmetic: f32, int16_lut, int8, bf16
+//! arithmetic     how a matrix is multiplied
+//! activations/   packs tokens as f32, int8, int16 or bf16
+//! matmul/        jobs and schedule; one tile loop per arithmetic: f32, int16, int8, bf16
 //! owned_matrix   matrices with their memory, prepared for their tile loop
 //! attention/     masked attention over a KV cache
 //! elementwise    gates, soft cap, exponentials                rms_norm     RMS norms
@@ -29,6 +30,7 @@
 //! `cargo test -p anemoe-kernels` runs for 20 seconds on two cores of an EPYC 9004, after a compilation of minutes.
 
 mod activations;
+mod arithmetic;
 mod attention;
 mod bandwidth;
 mod conv;
@@ -55,12 +57,11 @@ pub use attention::{AttentionShape, CacheValues, CacheView, HeadStrides, MASK_CU
 pub use bandwidth::{measure_bandwidth, read};
 pub use conv::{Conv, DepthwiseConv, Image, Window, conv, depthwise_conv};
 pub use elementwise::{
-    ActivationFunction, GELU_FP16, apply_activation, apply_gate, exp_and_sum, exp_and_sum_from,
-    largest_element, softcap,
+    ActivationFunction, GELU_FP16, apply_activation, apply_gate, exp_and_sum_from, largest_element, softcap,
 };
 pub use f16::{f16_bits_to_f32, f16_to_f32, f32_to_f16, round_to_f16};
 pub use isa::Isa;
-pub use lut_tables::{HalfLut, Int8Lut, Int16Lut, round_to_int16};
+pub use lut_tables::{Int16Lut, round_to_int16};
 pub use matmul::{MatMul, matmul_batch, matmul_batch_on};
 pub use matrix::{Matrix, MatrixError, f32_bytes};
 pub use memory::F16Buffer;
@@ -72,4 +73,4 @@ pub use scale_search::{
     ErrorSums, GRIDS, Grids, ScaleAndZero, find_extremes, find_scale, quantize_linear, sum_grid_errors,
 };
 pub use transpose::{Strided, transpose, transpose_add};
-pub use weight_format::{Weight, WeightFormat};
+pub use weight_format::{IndexBits, IntBits, Weight, WeightFormat};

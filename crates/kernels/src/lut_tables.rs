@@ -1,62 +1,68 @@
 //! Lookup tables as integers, made once per matrix.
 //!
 //! ```text
-//! Int8Lut    entry = low + step * code, rounded      code in 0 .. 255      for approximate matmul
+//! Int8Codes  element = low + step * code, rounded    code in 0 .. 255      for approximate matmul
 //! Int16Lut   entry = step * word, exactly            |word| < 2^15         for exact matmul, step a power of two
 //! HalfLut    entry as fp16, exactly                                        for exact matmul, tables of 64 and 256
 //! ```
 
-/// Holds tables of f32 as 8-bit codes: entry i of table g is about `step[g] * code[g][i] + low[g]`.
+use crate::weight_format::{IndexBits, IntBits};
+
+/// Turns stored elements into 8-bit codes: an element of group g is about `steps[g] * code + lows[g]`.
 #[derive(Clone, Debug)]
-pub struct Int8Lut {
-    /// Entries per table.
-    entries: usize,
-    /// Codes. Tables of fewer than 16 entries are repeated to 16.
-    codes: Vec<u8>, // [tables, max(entries, 16)]
-    /// Step and low value of each table.
-    lines: Vec<(f32, f32)>, // [tables]
+pub(crate) struct Int8Codes {
+    /// Codes of the entries of tables; tables of fewer than 16 entries are repeated to 16. Integers have none: their
+    /// codes are their bits, with the sign bit flipped.
+    tables: Vec<u8>, // [groups, max(entries, 16)]
+    steps_and_lows: Vec<(f32, f32)>, // [groups]
 }
 
-impl Int8Lut {
-    /// Makes codes for all tables of `2^bits` entries in `lut`; `None` where an entry is not finite.
-    pub fn new(lut: &[f32], bits: usize) -> Option<Int8Lut> {
-        let entries = 1usize << bits;
-        if bits > 8 || !lut.len().is_multiple_of(entries) || lut.iter().any(|v| !v.is_finite()) {
-            return None;
-        }
-        let mut all = Int8Lut { entries, codes: Vec::new(), lines: Vec::new() };
+impl Int8Codes {
+    /// Makes the codes of tables; `None` where an entry is not finite.
+    pub fn of_tables(lut: &[f32], bits: IndexBits) -> Option<Int8Codes> {
+        let entries = 1usize << bits.bits();
+        let mut all = Int8Codes { tables: Vec::new(), steps_and_lows: Vec::new() };
         for table in lut.chunks_exact(entries) {
             let (low, high) =
                 table.iter().fold((f32::INFINITY, f32::NEG_INFINITY), |(a, b), &v| (a.min(v), b.max(v)));
             let step = (high - low) / 255.0;
-            if !step.is_finite() {
+            if !step.is_finite() || table.iter().any(|v| !v.is_finite()) {
                 return None;
             }
             let code = |v: f32| if step > 0.0 { ((v - low) / step).round() as u8 } else { 0 };
-            all.codes.extend((0..entries.max(16)).map(|i| code(table[i % entries])));
-            all.lines.push((step, low));
+            all.tables.extend((0..entries.max(16)).map(|i| code(table[i % entries])));
+            all.steps_and_lows.push((step, low));
         }
         Some(all)
     }
 
-    /// Tells whether there are codes for each table of `2^bits` entries in `lut`.
-    pub(crate) fn fits(&self, lut: &[f32], bits: usize) -> bool {
-        self.entries == 1 << bits && self.entries * self.lines.len() == lut.len()
+    /// Makes the codes of integers with a scale, and an offset or 0, per group of rows.
+    pub fn of_integers(scales: &[f32], offsets: Option<&[f32]>, bits: IntBits, signed: bool) -> Int8Codes {
+        let zero_point = f32::from(sign_bit(bits, signed));
+        let offset = |i: usize| offsets.map_or(0.0, |o| o[i]);
+        let steps_and_lows = scales.iter().enumerate().map(|(i, s)| (*s, -s * (offset(i) + zero_point)));
+        Int8Codes { tables: Vec::new(), steps_and_lows: steps_and_lows.collect() }
     }
 
-    /// Returns a table's step and low value.
-    pub(crate) fn line(&self, table: usize) -> (f32, f32) {
-        self.lines[table]
-    }
-
-    /// Returns the N codes of a table.
+    /// Returns a group's step and low value.
     #[inline(always)]
-    pub(crate) fn table<const N: usize>(&self, table: usize) -> &[u8; N] {
-        match self.codes[table * N..(table + 1) * N].try_into() {
+    pub fn step_and_low(&self, group: usize) -> (f32, f32) {
+        self.steps_and_lows[group]
+    }
+
+    /// Returns the N codes of a group's table.
+    #[inline(always)]
+    pub fn table<const N: usize>(&self, group: usize) -> &[u8; N] {
+        match self.tables[group * N..(group + 1) * N].try_into() {
             Ok(codes) => codes,
             Err(_) => unreachable!("N codes"),
         }
     }
+}
+
+/// Returns the sign bit of integers, 0 for unsigned ones. Flipping it adds half their range and makes unsigned codes.
+pub(crate) fn sign_bit(bits: IntBits, signed: bool) -> u8 {
+    if signed { 1 << (bits.bits() - 1) } else { 0 }
 }
 
 /// Holds tables of f32 as whole numbers: entry i of table g is exactly `step[g] * word[g][i]`.
@@ -96,17 +102,12 @@ impl Int16Lut {
         }
         Some(all)
     }
-
-    /// Tells whether there are as many tables as in `lut`.
-    pub(crate) fn fits(&self, lut: &[f32]) -> bool {
-        self.tables.len() * 16 == lut.len()
-    }
 }
 
 /// Holds tables of f32 that fp16 represents exactly: a lookup gives thirty-two fp16 entries at once, sixteen f32 entries.
 #[derive(Clone, Debug)]
-pub struct HalfLut {
-    pub(crate) halves: Vec<u16>, // [tables, entries]
+pub(crate) struct HalfLut {
+    halves: Vec<u16>, // [tables, entries]
 }
 
 impl HalfLut {
@@ -121,7 +122,7 @@ impl HalfLut {
 
     /// Returns the N entries of table `i`, as fp16 bits.
     #[inline(always)]
-    pub(crate) fn table<const N: usize>(&self, i: usize) -> &[u16; N] {
+    pub fn table<const N: usize>(&self, i: usize) -> &[u16; N] {
         match self.halves[i * N..(i + 1) * N].try_into() {
             Ok(table) => table,
             Err(_) => unreachable!("a slice of N"),

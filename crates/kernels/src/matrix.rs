@@ -1,7 +1,9 @@
 //! Views of dense and compressed matrices in their storage form.
 
-use crate::lut_tables::{HalfLut, Int8Lut, Int16Lut};
-use crate::weight_format::{Weight, WeightFormat};
+use crate::activations::Layout;
+use crate::arithmetic::Arithmetic;
+use crate::lut_tables::sign_bit;
+use crate::weight_format::{IndexBits, IntBits, Weight, WeightFormat};
 
 /// Columns of a block, the unit of decoding weights and packing activations: 16 lanes of 8 indices of 4 bits.
 pub(crate) const BLOCK: usize = 128;
@@ -52,18 +54,13 @@ impl Divisor {
 pub struct Matrix<'a> {
     pub(crate) weight: Weight<&'a [u8], &'a [f32]>,
     /// Row of the storage that is row 0 of the view.
-    pub(crate) first: usize,
+    pub(crate) first_row: usize,
     pub(crate) rows: usize,
     pub(crate) cols: usize,
-    /// True if matmul may be approximate.
-    pub(crate) fast: bool,
-    /// Codes for approximate matmul.
-    pub(crate) int8_lut: Option<&'a Int8Lut>,
-    /// Words for exact integer matmul.
-    pub(crate) int16_lut: Option<&'a Int16Lut>,
-    /// fp16 tables for exact f32 matmul, of 64 or 256 entries.
-    pub(crate) half_lut: Option<&'a HalfLut>,
+    pub(crate) arithmetic: &'a Arithmetic,
 }
+
+static F32: Arithmetic = Arithmetic::F32;
 
 impl<'a> Matrix<'a> {
     /// Views a weight as a matrix.
@@ -85,16 +82,7 @@ impl<'a> Matrix<'a> {
         check(fits(weight.values.map_or(0, <[f32]>::len), values), "length of the tables or scales")?;
         let offsets = if weight.format.has_offsets() { values } else { 0 };
         check(fits(weight.offsets.map_or(0, <[f32]>::len), offsets), "length of the offsets")?;
-        Ok(Matrix {
-            weight,
-            first: 0,
-            rows,
-            cols,
-            fast: false,
-            int8_lut: None,
-            int16_lut: None,
-            half_lut: None,
-        })
+        Ok(Matrix { weight, first_row: 0, rows, cols, arithmetic: &F32 })
     }
 
     /// Views dense f32 data.
@@ -125,16 +113,16 @@ impl<'a> Matrix<'a> {
     /// Views palettized weights: indices of `bits` bits, and tables `[rows / rows_per_table, 2^bits]`.
     ///
     /// # Errors
-    /// The bits are none of 1, 2, 3, 4, 6, 8, or a length does not fit.
+    /// A length does not fit.
     pub fn lut(
-        bits: usize,
+        bits: IndexBits,
         elements: &'a [u8],
         lut: &'a [f32],
         rows_per_table: usize,
         rows: usize,
         cols: usize,
     ) -> Result<Self, MatrixError> {
-        let format = WeightFormat::Lut { bits: u8::try_from(bits).unwrap_or(0), rows_per_table };
+        let format = WeightFormat::Lut { bits, rows_per_table };
         Matrix::new(Weight { format, elements, values: Some(lut), offsets: None }, rows, cols)
     }
 
@@ -142,10 +130,10 @@ impl<'a> Matrix<'a> {
     /// elements, row-major.
     ///
     /// # Errors
-    /// The bits are neither 4 nor 8, or a length does not fit.
+    /// A length does not fit.
     #[allow(clippy::too_many_arguments)]
     pub fn int(
-        bits: usize,
+        bits: IntBits,
         signed: bool,
         elements: &'a [u8],
         scale: &'a [f32],
@@ -154,9 +142,14 @@ impl<'a> Matrix<'a> {
         rows: usize,
         cols: usize,
     ) -> Result<Self, MatrixError> {
-        let bits = u8::try_from(bits).unwrap_or(0);
         let format = WeightFormat::Int { bits, signed, block_rows, block_cols, offsets: offsets.is_some() };
         Matrix::new(Weight { format, elements, values: Some(scale), offsets }, rows, cols)
+    }
+
+    /// Returns the view with the arithmetic that was chosen for it.
+    #[cfg(test)]
+    pub(crate) fn with(self, arithmetic: &'a Arithmetic) -> Self {
+        Matrix { arithmetic, ..self }
     }
 
     /// Returns the tables or scales; empty for dense weights.
@@ -167,15 +160,39 @@ impl<'a> Matrix<'a> {
     /// Tells whether a kernel reads the rows in place: rows start at bytes, and blocks of scales do not end within a lane.
     ///
     /// Other matrices are dequantized first.
-    pub(crate) fn has_native_kernel(&self) -> bool {
+    pub(crate) fn is_read_in_place(&self) -> bool {
         match self.weight.format {
             WeightFormat::F32 | WeightFormat::Fp16 => true,
             WeightFormat::Lut { .. } => self.starts_rows_at_bytes(),
             // Eight columns share a lane.
-            WeightFormat::Int { bits: 4, block_cols, .. } => {
+            WeightFormat::Int { bits: IntBits::Four, block_cols, .. } => {
                 self.starts_rows_at_bytes() && (block_cols.is_multiple_of(8) || block_cols == self.cols)
             }
-            WeightFormat::Int { .. } => true,
+            WeightFormat::Int { bits: IntBits::Eight, .. } => true,
+        }
+    }
+
+    /// Returns the layout that this matrix needs its activations in.
+    pub fn layout(&self) -> Layout {
+        let has_four_bits = self.weight.format.bits() == 4;
+        match self.arithmetic {
+            Arithmetic::Int16(_) => Layout::Int16,
+            Arithmetic::Int8(_) if has_four_bits => Layout::Int8Interleaved,
+            Arithmetic::Int8(_) => Layout::Int8,
+            Arithmetic::Bf16 => Layout::Bf16,
+            Arithmetic::F32 | Arithmetic::F32OfHalves(_) => match self.weight.format {
+                _ if !self.is_read_in_place() => Layout::F32,
+                WeightFormat::Lut { bits, .. } => match bits {
+                    IndexBits::One | IndexBits::Two | IndexBits::Three | IndexBits::Four | IndexBits::Six => {
+                        Layout::F32Interleaved
+                    }
+                    IndexBits::Eight => Layout::F32,
+                },
+                WeightFormat::Int { bits: IntBits::Four, .. } => Layout::F32Interleaved,
+                WeightFormat::Int { bits: IntBits::Eight, .. } | WeightFormat::Fp16 | WeightFormat::F32 => {
+                    Layout::F32
+                }
+            },
         }
     }
 
@@ -195,7 +212,7 @@ impl<'a> Matrix<'a> {
     /// The range is outside the view.
     pub fn row_range(&self, start: usize, end: usize) -> Matrix<'a> {
         assert!(start <= end && end <= self.rows);
-        Matrix { first: self.first + start, rows: end - start, ..*self }
+        Matrix { first_row: self.first_row + start, rows: end - start, ..*self }
     }
 
     /// Returns the bits per element.
@@ -219,7 +236,7 @@ impl<'a> Matrix<'a> {
             return &[];
         }
         let row = self.cols * self.bits() / 8;
-        &self.weight.elements[self.first * row..(self.first + self.rows) * row]
+        &self.weight.elements[self.first_row * row..(self.first_row + self.rows) * row]
     }
 
     /// Dequantizes all elements to `[rows, cols]`, row-major.
@@ -235,7 +252,7 @@ impl<'a> Matrix<'a> {
 
     /// Dequantizes one row with scalar code, the reference for every kernel.
     pub(crate) fn decode_row(&self, row: usize, out: &mut [f32]) {
-        let row = self.first + row;
+        let row = self.first_row + row;
         let start = row * self.cols;
         let (elements, values) = (self.weight.elements, self.values());
         match self.weight.format {
@@ -245,6 +262,7 @@ impl<'a> Matrix<'a> {
             }
             WeightFormat::Fp16 => crate::f16::f16_to_f32(&elements[2 * start..2 * (start + self.cols)], out),
             WeightFormat::Lut { bits, rows_per_table } => {
+                let bits = bits.bits();
                 let table = &values[(row / rows_per_table) << bits..][..1 << bits];
                 for (i, o) in out.iter_mut().enumerate() {
                     *o = table[element(elements, bits, start + i)];
@@ -252,15 +270,12 @@ impl<'a> Matrix<'a> {
             }
             WeightFormat::Int { bits, signed, block_rows, block_cols, .. } => {
                 let base = row / block_rows * (self.cols / block_cols);
-                for (b, piece) in out.chunks_exact_mut(block_cols).enumerate() {
+                let sign_bit = usize::from(sign_bit(bits, signed));
+                for (b, block) in out.chunks_exact_mut(block_cols).enumerate() {
                     let (s, z) = (values[base + b], self.weight.offsets.map_or(0.0, |o| o[base + b]));
-                    for (i, o) in piece.iter_mut().enumerate() {
-                        let q = element(elements, bits, start + b * block_cols + i);
-                        let q = match (signed, bits) {
-                            (false, _) => q as f32,
-                            (true, 8) => f32::from(q as u8 as i8),
-                            (true, _) => (if q >= 8 { q as i32 - 16 } else { q as i32 }) as f32,
-                        };
+                    for (i, o) in block.iter_mut().enumerate() {
+                        let q = element(elements, bits.bits(), start + b * block_cols + i);
+                        let q = ((q ^ sign_bit) as i32 - sign_bit as i32) as f32;
                         *o = s * (q - z);
                     }
                 }
@@ -279,7 +294,7 @@ fn check(ok: bool, what: &'static str) -> Result<(), MatrixError> {
     if ok { Ok(()) } else { Err(MatrixError(what)) }
 }
 
-/// Returns element `i` of a packed stream of `bits` bits per element.
+/// Returns element `i` of packed elements of `bits` bits, at most 8.
 #[inline]
 fn element(data: &[u8], bits: u8, i: usize) -> usize {
     match bits {
@@ -312,9 +327,8 @@ mod tests {
     fn lengths_that_do_not_fit_are_refused() {
         assert!(Matrix::f32(&[0.0; 5], 2, 3).is_err());
         assert!(Matrix::f16(&[0; 11], 2, 3).is_err());
-        assert!(Matrix::lut(5, &[0; 4], &[0.0; 32], 1, 1, 6).is_err());
-        assert!(Matrix::lut(4, &[0; 3], &[0.0; 16], 2, 3, 2).is_err());
-        assert!(Matrix::int(8, true, &[0; 6], &[1.0], None, (2, 2), 2, 3).is_err());
+        assert!(Matrix::lut(IndexBits::Four, &[0; 3], &[0.0; 16], 2, 3, 2).is_err());
+        assert!(Matrix::int(IntBits::Eight, true, &[0; 6], &[1.0], None, (2, 2), 2, 3).is_err());
         assert!(Matrix::f32(&[], usize::MAX, 2).is_err());
     }
 }

@@ -1,6 +1,6 @@
 //! Matrices that own their storage and their lookup tables.
 
-use crate::lut_tables::{HalfLut, Int8Lut, Int16Lut};
+use crate::arithmetic::Arithmetic;
 use crate::matrix::{Matrix, MatrixError};
 use crate::weight_format::{Weight, WeightFormat};
 
@@ -12,10 +12,7 @@ pub struct OwnedMatrix<D> {
     bytes: usize,
     rows: usize,
     cols: usize,
-    fast: bool,
-    int8_lut: Option<Int8Lut>,
-    int16_lut: Option<Int16Lut>,
-    half_lut: Option<HalfLut>,
+    arithmetic: Arithmetic,
 }
 
 impl<D: AsRef<[u8]>> OwnedMatrix<D> {
@@ -26,29 +23,13 @@ impl<D: AsRef<[u8]>> OwnedMatrix<D> {
     pub fn new(weight: Weight<D, Vec<f32>>, rows: usize, cols: usize) -> Result<Self, MatrixError> {
         let bytes = weight.elements.as_ref().len();
         Matrix::new(borrow(&weight), rows, cols)?;
-        let (fast, int8_lut, int16_lut, half_lut) = (false, None, None, None);
-        Ok(OwnedMatrix { weight, bytes, rows, cols, fast, int8_lut, int16_lut, half_lut })
+        Ok(OwnedMatrix { weight, bytes, rows, cols, arithmetic: Arithmetic::F32 })
     }
 
     /// Prepares approximate (`fast`) or exact matmul: makes the lookup tables that the format needs.
     pub fn prepare(&mut self, fast: bool) {
-        let lut = self.weight.values.as_deref().unwrap_or_default();
-        let (int8, int16) = match self.weight.format {
-            WeightFormat::Lut { bits, .. } if fast => (Int8Lut::new(lut, usize::from(bits)), None),
-            WeightFormat::Lut { bits: 4, .. } => (None, Int16Lut::new(lut)),
-            _ => (None, None),
-        };
-        self.half_lut = match self.weight.format {
-            WeightFormat::Lut { bits: 6 | 8, .. } if !fast => HalfLut::new(lut),
-            _ => None,
-        };
-        let plain = Matrix { fast: false, int8_lut: None, int16_lut: None, ..self.view() };
-        let view = if fast { plain.with_fast(int8.as_ref()) } else { plain.with_int16_lut(int16.as_ref()) };
-        let (is_fast, takes_int8, takes_int16) =
-            (view.fast, view.int8_lut.is_some(), view.int16_lut.is_some());
-        self.fast = is_fast;
-        self.int8_lut = int8.filter(|_| takes_int8);
-        self.int16_lut = int16.filter(|_| takes_int16);
+        let w = self.view();
+        self.arithmetic = if fast { Arithmetic::fast(&w) } else { Arithmetic::exact(&w) };
     }
 
     /// Returns the storage format.
@@ -58,7 +39,7 @@ impl<D: AsRef<[u8]>> OwnedMatrix<D> {
 
     /// Tells whether [`OwnedMatrix::prepare`] chose approximate matmul.
     pub fn is_fast(&self) -> bool {
-        self.fast
+        self.arithmetic.is_fast()
     }
 
     /// Returns the packed elements.
@@ -71,16 +52,8 @@ impl<D: AsRef<[u8]>> OwnedMatrix<D> {
         let weight = borrow(&self.weight);
         // The other lengths cannot change: nothing else has access to their vectors.
         assert_eq!(weight.elements.len(), self.bytes, "the bytes of a weight have changed");
-        Matrix {
-            weight,
-            first: 0,
-            rows: self.rows,
-            cols: self.cols,
-            fast: self.fast,
-            int8_lut: self.int8_lut.as_ref(),
-            int16_lut: self.int16_lut.as_ref(),
-            half_lut: self.half_lut.as_ref(),
-        }
+        let (rows, cols) = (self.rows, self.cols);
+        Matrix { weight, first_row: 0, rows, cols, arithmetic: &self.arithmetic }
     }
 }
 

@@ -174,12 +174,12 @@ impl Pool {
         assert!(failed == 0, "a part of a parallel job panicked");
     }
 
-    /// Cuts `values` into chunks of `size` elements and calls `piece` with each chunk's index and elements, on several threads.
+    /// Cuts `values` into chunks of `size` elements and calls `chunk` with each chunk's index and elements, on several threads.
     pub fn for_chunks<T: Send>(
         &self,
         values: &mut [T],
         size: usize,
-        piece: &(dyn Fn(usize, &mut [T]) + Sync),
+        chunk: &(dyn Fn(usize, &mut [T]) + Sync),
     ) {
         let (size, n) = (size.max(1), values.len());
         let all = SharedPointer(values.as_mut_ptr());
@@ -187,7 +187,7 @@ impl Pool {
             let all = &all;
             let len = size.min(n - i * size);
             // SAFETY: pieces do not overlap and lie inside `values`, which stays borrowed until `run` returns.
-            piece(i, unsafe { std::slice::from_raw_parts_mut(all.0.add(i * size), len) });
+            chunk(i, unsafe { std::slice::from_raw_parts_mut(all.0.add(i * size), len) });
         });
     }
 }

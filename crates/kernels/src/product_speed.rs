@@ -1,7 +1,7 @@
 //! Measures how fast this machine multiplies by weights in its caches.
 
 use crate::{
-    Columns, HalfLut, Int8Lut, Int16Lut, MatMul, Matrix, PackedActivations, Pool, matmul_batch,
+    Columns, IndexBits, MatMul, OwnedMatrix, PackedActivations, Pool, Weight, WeightFormat, matmul_batch,
     round_to_int16,
 };
 use std::time::Instant;
@@ -19,29 +19,30 @@ const PER_ROUND: usize = 16;
 /// weight (4, 6 or 8: tables; any other number: fp16) and is multiplied by `tokens` tokens. `fast` uses 8-bit or bf16
 /// activations, as the executor's fast mode does.
 pub fn measure_multiply_adds(pool: &Pool, bits: usize, fast: bool, tokens: usize, rounds: usize) -> f64 {
-    let bits = if matches!(bits, 4 | 6 | 8) { bits } else { 16 };
+    let format = match bits {
+        4 => WeightFormat::Lut { bits: IndexBits::Four, rows_per_table: ROWS_PER_TABLE },
+        6 => WeightFormat::Lut { bits: IndexBits::Six, rows_per_table: ROWS_PER_TABLE },
+        8 => WeightFormat::Lut { bits: IndexBits::Eight, rows_per_table: ROWS_PER_TABLE },
+        _ => WeightFormat::Fp16,
+    };
+    let bits = usize::from(format.bits());
     let rows = BYTES * 8 / bits / COLS / ROWS_PER_TABLE * ROWS_PER_TABLE;
     // fp16 values have magnitudes from 1 to 2; indices take all values.
     let noise = |i: usize| (i.wrapping_mul(0x9e37_79b9) >> 7) as u16 & 0x83ff | 0x3c00;
     let elements: Vec<u8> = (0..rows * COLS * bits / 16).flat_map(|i| noise(i).to_le_bytes()).collect();
-    let mut lut: Vec<f32> = match bits {
-        16 => Vec::new(),
-        _ => (0..(rows / ROWS_PER_TABLE) << bits).map(|i| f32::from(noise(i)) / 65536.0 - 0.5).collect(),
+    let values = format.has_values().then(|| {
+        let entries = (rows / ROWS_PER_TABLE) << bits;
+        let mut lut: Vec<f32> = (0..entries).map(|i| f32::from(noise(i)) / 65536.0 - 0.5).collect();
+        lut.chunks_mut(16).filter(|_| bits == 4).for_each(round_to_int16);
+        crate::round_to_f16(&mut lut);
+        lut
+    });
+    let Ok(mut matrix) = OwnedMatrix::new(Weight { format, elements, values, offsets: None }, rows, COLS)
+    else {
+        return 0.0;
     };
-    lut.chunks_mut(16).filter(|_| bits == 4).for_each(round_to_int16);
-    crate::round_to_f16(&mut lut);
-    let codes = if bits == 16 { None } else { Int8Lut::new(&lut, bits) };
-    let words = if bits == 4 { Int16Lut::new(&lut) } else { None };
-    let halves = HalfLut::new(&lut);
-    let matrix = match bits {
-        16 => Matrix::f16(&elements, rows, COLS),
-        _ => Matrix::lut(bits, &elements, &lut, ROWS_PER_TABLE, rows, COLS),
-    };
-    let Ok(matrix) = matrix else { return 0.0 };
-    let w = match fast {
-        true => matrix.with_fast(codes.as_ref()),
-        false => matrix.with_int16_lut(words.as_ref()).with_half_lut(halves.as_ref()),
-    };
+    matrix.prepare(fast);
+    let w = matrix.view();
     let tokens = tokens.max(1);
     let x: Vec<f32> = (0..COLS * tokens).map(|i| f32::from(noise(i)) / 65536.0).collect();
     let columns = Columns { values: &x, first: 0, token_stride: COLS, channel_stride: 1 };

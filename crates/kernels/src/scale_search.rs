@@ -6,7 +6,6 @@
 //!
 //! Each value is tried on sixteen grids at once, one per lane, so that no sum crosses lanes.
 
-use crate::Isa;
 use crate::simd::{F32x16, LANES, ROUND, simd_fn};
 
 /// Grids tried together, one per lane.
@@ -61,31 +60,6 @@ fn to_half<V: F32x16>(v: V) -> V {
     half.max(V::splat(5.960_464_5e-8)).min(V::splat(65504.0))
 }
 
-/// Returns the sum of mass times squared error on each grid. Without masses, each value has mass 1.
-///
-/// # Panics
-/// Masses and values differ in number, or the processor lacks `isa`.
-pub fn sum_grid_errors(isa: Isa, values: &[f32], masses: Option<&[f32]>, grids: &Grids) -> [f64; GRIDS] {
-    assert!(masses.is_none_or(|m| m.len() == values.len()));
-    run_asymmetric_errors(isa, values, masses, grids)
-}
-
-/// Finds the scale whose signed integers of `bits` bits have the least error on `values`: a positive fp16 value; 1
-/// where all values are zero. Without masses, each value has mass 1.
-///
-/// # Panics
-/// Masses and values differ in number, the bits are not 2 to 8, or the processor lacks `isa`.
-pub fn find_scale(isa: Isa, values: &[f32], masses: Option<&[f32]>, bits: u8) -> f32 {
-    assert!(masses.is_none_or(|m| m.len() == values.len()));
-    assert!((2..=8).contains(&bits));
-    run_search(isa, values, masses, bits)
-}
-
-/// Returns the smallest and the largest value, 0 included.
-pub fn find_extremes(isa: Isa, values: &[f32]) -> (f32, f32) {
-    run_ends(isa, values)
-}
-
 /// Holds a grid: a value is `scale * (q - zero)`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ScaleAndZero {
@@ -95,37 +69,35 @@ pub struct ScaleAndZero {
     pub zero: f32,
 }
 
-/// Quantizes `values` to integers from `-2^(bits-1)` to `2^(bits-1) - 1`, written to `codes`. Returns the error sums.
-/// `grids` divide the values into equal runs, one grid each.
-///
-/// # Panics
-/// Lengths differ or do not divide, the bits are not 2 to 8, or the processor lacks `isa`.
-pub fn quantize_linear(
-    isa: Isa,
-    values: &[f32],
-    importance: Option<&[f32]>,
-    grids: &[ScaleAndZero],
-    bits: u8,
-    codes: &mut [i8],
-) -> ErrorSums {
-    assert!(importance.is_none_or(|m| m.len() == values.len()));
-    assert_eq!(values.len(), codes.len());
-    assert!((2..=8).contains(&bits));
-    assert!(values.len().is_multiple_of(grids.len().max(1)));
-    run_apply(isa, values, importance, grids, bits, codes)
+simd_fn! {
+    /// Returns the sum of mass times squared error on each grid. Without masses, each value has mass 1.
+    ///
+    /// # Panics
+    /// Masses and values differ in number, or the processor lacks `isa`.
+    pub fn sum_grid_errors(isa: Isa; values: &[f32], masses: Option<&[f32]>, grids: &Grids) -> [f64; GRIDS] = asymmetric_errors
 }
 
 simd_fn! {
-    fn run_asymmetric_errors(isa: Isa; values: &[f32], masses: Option<&[f32]>, grids: &Grids) -> [f64; GRIDS] = asymmetric_errors
+    /// Finds the scale whose signed integers of `bits` bits have the least error on `values`: a positive fp16 value; 1
+    /// where all values are zero. Without masses, each value has mass 1.
+    ///
+    /// # Panics
+    /// Masses and values differ in number, the bits are not 2 to 8, or the processor lacks `isa`.
+    pub fn find_scale(isa: Isa; values: &[f32], masses: Option<&[f32]>, bits: u8) -> f32 = search
 }
+
 simd_fn! {
-    fn run_search(isa: Isa; values: &[f32], masses: Option<&[f32]>, bits: u8) -> f32 = search
+    /// Returns the smallest and the largest value, 0 included.
+    pub fn find_extremes(isa: Isa; values: &[f32]) -> (f32, f32) = ends
 }
+
 simd_fn! {
-    fn run_ends(isa: Isa; values: &[f32]) -> (f32, f32) = ends
-}
-simd_fn! {
-    fn run_apply(isa: Isa; values: &[f32], importance: Option<&[f32]>, grids: &[ScaleAndZero], bits: u8, codes: &mut [i8]) -> ErrorSums = apply
+    /// Quantizes `values` to integers from `-2^(bits-1)` to `2^(bits-1) - 1`, written to `codes`. Returns the error sums.
+    /// `grids` divide the values into equal runs, one grid each.
+    ///
+    /// # Panics
+    /// Lengths differ or do not divide, the bits are not 2 to 8, or the processor lacks `isa`.
+    pub fn quantize_linear(isa: Isa; values: &[f32], importance: Option<&[f32]>, grids: &[ScaleAndZero], bits: u8, codes: &mut [i8]) -> ErrorSums = apply
 }
 
 /// Returns the smallest and the largest signed integer of `bits` bits.
@@ -168,6 +140,7 @@ fn add_to<V: F32x16>(total: &mut [f64; GRIDS], part: V) {
 
 #[inline(always)]
 fn asymmetric_errors<V: F32x16>(values: &[f32], masses: Option<&[f32]>, grids: &Grids) -> [f64; GRIDS] {
+    assert!(masses.is_none_or(|m| m.len() == values.len()));
     let (scale, zero) = (V::load(&grids.scale), V::load(&grids.zero));
     let inverse = V::load(&grids.scale.map(|s| 1.0 / s));
     let minus_zero = V::load(&grids.zero.map(|z| -z));
@@ -295,7 +268,8 @@ fn attempt<V: F32x16, const REFIT: bool>(
 ) -> (V, usize) {
     let grid = Symmetric::<V>::new(scale, range);
     let mut scales = [0f32; GRIDS];
-    if values.len() <= RUN {
+    // Faster, with the same result; scalar code has the other way only, so that there is less of it.
+    if const { !V::IS_REFERENCE } && values.len() <= RUN {
         let sums = run_errors::<V, REFIT>(values, masses, &grid);
         let (best, error) = sums.error.argmin();
         if f64::from(error) < found.1 {
@@ -376,6 +350,8 @@ const NEAR: ScaleRow = {
 /// scale for its integers; for many bits the best candidate is refined.
 #[inline(always)]
 fn search<V: F32x16>(values: &[f32], masses: Option<&[f32]>, bits: u8) -> f32 {
+    assert!(masses.is_none_or(|m| m.len() == values.len()));
+    assert!((2..=8).contains(&bits));
     let (lowest, highest) = ends::<V>(values);
     let largest = highest.max(-lowest);
     if largest == 0.0 {
@@ -458,6 +434,10 @@ fn apply<V: F32x16>(
     bits: u8,
     codes: &mut [i8],
 ) -> ErrorSums {
+    assert!(importance.is_none_or(|m| m.len() == values.len()));
+    assert_eq!(values.len(), codes.len());
+    assert!((2..=8).contains(&bits));
+    assert!(values.len().is_multiple_of(grids.len().max(1)));
     if values.is_empty() {
         return ErrorSums::default();
     }
@@ -534,6 +514,7 @@ fn apply<V: F32x16>(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Isa;
     use half::f16;
 
     fn isas() -> impl Iterator<Item = Isa> {

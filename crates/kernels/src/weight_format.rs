@@ -11,6 +11,59 @@
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
+/// Declares widths of stored elements, in ascending order.
+macro_rules! widths {
+    ($(#[$doc:meta])* $name:ident { $($width:ident = $bits:literal,)* }) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+        #[serde(try_from = "u8", into = "u8")]
+        #[allow(missing_docs)]
+        pub enum $name {
+            $($width = $bits,)*
+        }
+
+        impl $name {
+            /// All of them.
+            pub const ALL: [$name; [$($bits),*].len()] = [$($name::$width),*];
+
+            /// Returns the bits of an element.
+            pub const fn bits(self) -> u8 {
+                self as u8
+            }
+        }
+
+        impl From<$name> for u8 {
+            fn from(width: $name) -> u8 {
+                width.bits()
+            }
+        }
+
+        impl TryFrom<u8> for $name {
+            type Error = String;
+
+            fn try_from(bits: u8) -> Result<Self, String> {
+                let wrong = || format!("elements of {bits} bits: expected {:?}", $name::ALL.map(u8::from));
+                $name::ALL.into_iter().find(|width| width.bits() == bits).ok_or_else(wrong)
+            }
+        }
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                self.bits().fmt(f)
+            }
+        }
+    };
+}
+
+widths!(
+    /// Names a width of indices into tables of `2^bits` values.
+    IndexBits { One = 1, Two = 2, Three = 3, Four = 4, Six = 6, Eight = 8, }
+);
+widths!(
+    /// Names a width of integers with a scale.
+    IntBits { Four = 4, Eight = 8, }
+);
+
 /// Says how the weights of a matrix are stored.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
@@ -23,15 +76,15 @@ pub enum WeightFormat {
     F32,
     /// Indices into tables of `2^bits` values.
     Lut {
-        /// 1, 2, 3, 4, 6 or 8.
-        bits: u8,
+        /// Width of an index.
+        bits: IndexBits,
         /// Rows that share a table.
         rows_per_table: usize,
     },
     /// Integers; a value is `scale * (q - offset)`.
     Int {
-        /// 4 or 8.
-        bits: u8,
+        /// Width of an integer.
+        bits: IntBits,
         /// True if integers are two's complement, as in every file that anemoe writes.
         #[serde(skip, default = "is_signed")]
         signed: bool,
@@ -78,7 +131,8 @@ impl WeightFormat {
         match self {
             WeightFormat::Fp16 => 16,
             WeightFormat::F32 => 32,
-            WeightFormat::Lut { bits, .. } | WeightFormat::Int { bits, .. } => bits,
+            WeightFormat::Lut { bits, .. } => bits.bits(),
+            WeightFormat::Int { bits, .. } => bits.bits(),
         }
     }
 
@@ -101,13 +155,13 @@ impl WeightFormat {
         let values = match self {
             WeightFormat::Fp16 | WeightFormat::F32 => 0,
             WeightFormat::Lut { bits, rows_per_table } => {
-                if !matches!(bits, 1 | 2 | 3 | 4 | 6 | 8) || !divides(rows, rows_per_table) {
+                if !divides(rows, rows_per_table) {
                     return None;
                 }
-                ((rows / rows_per_table) as u64).checked_mul(1 << bits)?
+                ((rows / rows_per_table) as u64).checked_mul(1 << bits.bits())?
             }
-            WeightFormat::Int { bits, block_rows, block_cols, .. } => {
-                if !matches!(bits, 4 | 8) || !divides(rows, block_rows) || !divides(cols, block_cols) {
+            WeightFormat::Int { block_rows, block_cols, .. } => {
+                if !divides(rows, block_rows) || !divides(cols, block_cols) {
                     return None;
                 }
                 ((rows / block_rows) as u64).checked_mul((cols / block_cols) as u64)?

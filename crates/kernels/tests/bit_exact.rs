@@ -6,9 +6,9 @@
 mod test_data;
 
 use anemoe_kernels::{
-    ActivationFunction, AttentionShape, CacheValues, CacheView, Columns, HeadStrides, Int8Lut, Int16Lut, Isa,
-    MatMul, Matrix, PackedActivations, Pool, RmsNorm, apply_gate, attention, matmul_batch_on, rms_norm,
-    round_to_int16, softcap,
+    ActivationFunction, AttentionShape, CacheValues, CacheView, Columns, HeadStrides, IndexBits, IntBits,
+    Isa, MatMul, Matrix, OwnedMatrix, PackedActivations, Pool, RmsNorm, Weight, WeightFormat, apply_gate,
+    attention, matmul_batch_on, rms_norm, round_to_int16, softcap,
 };
 use test_data::{bytes, noise};
 
@@ -44,51 +44,60 @@ fn matmul_has_these_bits() {
     let n = rows * cols;
     let dense = noise(1, n);
     let halves: Vec<u8> = dense.iter().flat_map(|v| half::f16::from_f32(*v).to_le_bytes()).collect();
+    let dense: Vec<u8> = dense.iter().flat_map(|v| v.to_le_bytes()).collect();
     let stored = bytes(2, n);
     let tables = noise(3, rows << 8);
     let (scale, offset) = (noise(4, rows * cols / 32), noise(5, rows * cols / 32));
-    let codes = [1, 2, 3, 4, 6, 8].map(|bits| Int8Lut::new(&tables[..rows << bits], bits).unwrap());
-    let lut = |bits: usize| {
-        Matrix::lut(bits, &stored[..n * bits / 8], &tables[..rows << bits], 1, rows, cols).unwrap()
+    // `how` is none for f32 whatever the format, or whether products are fast.
+    let make = |format: WeightFormat, elements: &[u8], sides: [Option<&[f32]>; 2], how: Option<bool>| {
+        let elements = elements[..n * usize::from(format.bits()) / 8].to_vec();
+        let [values, offsets] = sides.map(|side| side.map(<[f32]>::to_vec));
+        let mut matrix = OwnedMatrix::new(Weight { format, elements, values, offsets }, rows, cols).unwrap();
+        if let Some(fast) = how {
+            matrix.prepare(fast);
+        }
+        matrix
+    };
+    let lut = |bits: IndexBits, tables: &[f32], how| {
+        let table = &tables[..rows << bits.bits()];
+        make(WeightFormat::Lut { bits, rows_per_table: 1 }, &stored, [Some(table), None], how)
     };
     let mut rounded = tables[..rows << 4].to_vec();
     rounded.chunks_mut(16).for_each(round_to_int16);
-    let words = Int16Lut::new(&rounded).unwrap();
-    let in_words =
-        Matrix::lut(4, &stored[..n / 2], &rounded, 1, rows, cols).unwrap().with_int16_lut(Some(&words));
-    let int = |bits: usize, signed, block: usize| {
-        let blocks = rows * cols / block;
-        let (scale, offset) = (&scale[..blocks], &offset[..blocks]);
-        Matrix::int(bits, signed, &stored[..n * bits / 8], scale, Some(offset), (1, block), rows, cols)
-            .unwrap()
+    let int = |bits, signed, block_cols: usize, how| {
+        let format = WeightFormat::Int { bits, signed, block_rows: 1, block_cols, offsets: true };
+        let blocks = n / block_cols;
+        make(format, &stored, [Some(&scale[..blocks]), Some(&offset[..blocks])], how)
     };
-    let expected: [(&str, Matrix<'_>, u64); 21] = [
-        ("f32", Matrix::f32(&dense, rows, cols).unwrap(), 0x5087_a996_90ad_67e3),
-        ("f16", Matrix::f16(&halves, rows, cols).unwrap(), 0x9f1e_f3bc_dc36_7672),
-        ("lut1", lut(1), 0xa66c_eaae_bc4e_c310),
-        ("lut2", lut(2), 0x4354_873b_4036_2f8c),
-        ("lut3", lut(3), 0x89da_9b1a_c80b_88b2),
-        ("lut4", lut(4), 0xb8b2_ae66_5d73_a6f4),
-        ("lut4 int16", in_words, 0x0e2e_c51a_a628_c355),
-        ("lut6", lut(6), 0x7c79_018e_473b_7a9f),
-        ("lut8", lut(8), 0xcf29_75ab_a9f0_15bc),
-        ("int4", int(4, true, 32), 0x3b20_3ce3_1971_d75f),
-        ("int8", int(8, true, 32), 0xbd02_21a4_357f_bbc0),
-        ("uint8", int(8, false, cols), 0x61df_a3e0_f105_5ced),
-        ("fast lut1", lut(1).with_fast(Some(&codes[0])), 0x2f26_cdbf_4fb7_be99),
-        ("fast lut2", lut(2).with_fast(Some(&codes[1])), 0x9698_1bfa_7910_40b2),
-        ("fast lut3", lut(3).with_fast(Some(&codes[2])), 0xa115_0460_a402_2f2c),
-        ("fast lut4", lut(4).with_fast(Some(&codes[3])), 0x5132_fa67_e95f_2853),
-        ("fast lut6", lut(6).with_fast(Some(&codes[4])), 0x78c0_00de_56b6_bcd8),
-        ("fast lut8", lut(8).with_fast(Some(&codes[5])), 0xa9c8_10ea_3965_0f36),
-        ("fast int4", int(4, true, cols).with_fast(None), 0x0d7d_fa36_5734_1307),
-        ("fast int8", int(8, true, cols).with_fast(None), 0xd4d8_c4d8_9d1c_1d2a),
-        ("fast uint8", int(8, false, cols).with_fast(None), 0x01cd_e106_b067_f301),
+    use IndexBits::*;
+    let fast = Some(true);
+    let expected = [
+        ("f32", make(WeightFormat::F32, &dense, [None, None], None), 0x5087_a996_90ad_67e3),
+        ("f16", make(WeightFormat::Fp16, &halves, [None, None], None), 0x9f1e_f3bc_dc36_7672),
+        ("lut1", lut(One, &tables, None), 0xa66c_eaae_bc4e_c310),
+        ("lut2", lut(Two, &tables, None), 0x4354_873b_4036_2f8c),
+        ("lut3", lut(Three, &tables, None), 0x89da_9b1a_c80b_88b2),
+        ("lut4", lut(Four, &tables, None), 0xb8b2_ae66_5d73_a6f4),
+        ("lut4 int16", lut(Four, &rounded, Some(false)), 0x0e2e_c51a_a628_c355),
+        ("lut6", lut(Six, &tables, None), 0x7c79_018e_473b_7a9f),
+        ("lut8", lut(Eight, &tables, None), 0xcf29_75ab_a9f0_15bc),
+        ("int4", int(IntBits::Four, true, 32, None), 0x3b20_3ce3_1971_d75f),
+        ("int8", int(IntBits::Eight, true, 32, None), 0xbd02_21a4_357f_bbc0),
+        ("uint8", int(IntBits::Eight, false, cols, None), 0x61df_a3e0_f105_5ced),
+        ("fast lut1", lut(One, &tables, fast), 0x2f26_cdbf_4fb7_be99),
+        ("fast lut2", lut(Two, &tables, fast), 0x9698_1bfa_7910_40b2),
+        ("fast lut3", lut(Three, &tables, fast), 0xa115_0460_a402_2f2c),
+        ("fast lut4", lut(Four, &tables, fast), 0x5132_fa67_e95f_2853),
+        ("fast lut6", lut(Six, &tables, fast), 0x78c0_00de_56b6_bcd8),
+        ("fast lut8", lut(Eight, &tables, fast), 0xa9c8_10ea_3965_0f36),
+        ("fast int4", int(IntBits::Four, true, cols, fast), 0x0d7d_fa36_5734_1307),
+        ("fast int8", int(IntBits::Eight, true, cols, fast), 0xd4d8_c4d8_9d1c_1d2a),
+        ("fast uint8", int(IntBits::Eight, false, cols, fast), 0x01cd_e106_b067_f301),
     ];
     let mut wrong = Vec::new();
     for isa in Isa::available().filter(|isa| *isa != Isa::Scalar) {
         for (kind, w, expected) in &expected {
-            let found = digest(&multiply(isa, w));
+            let found = digest(&multiply(isa, &w.view()));
             if found != *expected {
                 wrong.push(format!("{isa:?} {kind}: {found:#018x}"));
             }

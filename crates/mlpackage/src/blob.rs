@@ -415,63 +415,32 @@ fn index(bytes: &[u8]) -> std::result::Result<BTreeMap<u64, BlobEntry>, String> 
     Ok(blobs)
 }
 
-/// Packs the low `bits` bits of each element without padding, least significant bit first.
+/// Packs the low `bits` bits of each element without padding, least significant bit first. At most eight bits.
 pub fn pack_sub_byte(elements: &[u8], bits: usize) -> Vec<u8> {
-    let mut out = vec![0u8; (elements.len() * bits).div_ceil(8)];
-    match bits {
-        8 => out.copy_from_slice(elements),
-        // Every arm but the first packs groups that fill whole bytes; the last group may be shorter.
-        4 => pack_groups::<2, 1>(elements, bits, &mut out),
-        2 => pack_groups::<4, 1>(elements, bits, &mut out),
-        1 => pack_groups::<8, 1>(elements, bits, &mut out),
-        6 => pack_groups::<4, 3>(elements, bits, &mut out),
-        _ => pack_groups::<8, 3>(elements, bits, &mut out),
+    let mask = (1u64 << bits) - 1;
+    let mut out = Vec::with_capacity((elements.len() * bits).div_ceil(8));
+    // Eight elements fill whole bytes.
+    for group in elements.chunks(8) {
+        let word = group.iter().rev().fold(0u64, |word, &e| word << bits | u64::from(e) & mask);
+        out.extend_from_slice(&word.to_le_bytes()[..(group.len() * bits).div_ceil(8)]);
     }
     out
-}
-
-/// Packs groups of `N` elements of `bits` bits into groups of `B` bytes; the last group may be shorter.
-fn pack_groups<const N: usize, const B: usize>(elements: &[u8], bits: usize, out: &mut [u8]) {
-    let mask = (1u64 << bits) - 1;
-    let word = |group: &[u8]| {
-        group.iter().enumerate().fold(0u64, |word, (i, &e)| word | (u64::from(e) & mask) << (i * bits))
-    };
-    let mut groups = elements.chunks_exact(N);
-    let mut bytes = out.chunks_exact_mut(B);
-    for (group, bytes) in (&mut groups).zip(&mut bytes) {
-        let group: &[u8; N] = group.try_into().expect("N elements");
-        bytes.copy_from_slice(&word(group).to_le_bytes()[..B]);
-    }
-    let rest = out.len() - elements.len() / N * B;
-    let at = out.len() - rest;
-    out[at..].copy_from_slice(&word(groups.remainder()).to_le_bytes()[..rest]);
 }
 
 /// Unpacks `count` elements of `bits` bits, least significant bit first (see [`pack_sub_byte`]). Returns fewer when
 /// `packed` is too short.
 pub fn unpack_sub_byte(packed: &[u8], bits: usize, count: usize) -> Vec<u8> {
     let count = count.min(packed.len() * 8 / bits);
-    let mask = (1u16 << bits) - 1;
-    match bits {
-        8 => packed[..count].to_vec(),
-        1 | 2 | 4 => {
-            let per_byte = 8 / bits;
-            let mut out = Vec::with_capacity(count + per_byte);
-            for &byte in &packed[..count.div_ceil(per_byte)] {
-                out.extend((0..per_byte).map(|k| (byte >> (k * bits)) & mask as u8));
-            }
-            out.truncate(count);
-            out
-        }
-        _ => (0..count)
-            .map(|i| {
-                let at = i * bits;
-                let low = u16::from(packed[at / 8]);
-                let high = packed.get(at / 8 + 1).map_or(0, |&b| u16::from(b) << 8);
-                (((low | high) >> (at % 8)) & mask) as u8
-            })
-            .collect(),
+    let mask = (1u64 << bits) - 1;
+    let mut out = Vec::with_capacity(count.next_multiple_of(8));
+    for group in packed[..(count * bits).div_ceil(8)].chunks(bits) {
+        let mut bytes = [0; 8];
+        bytes[..group.len()].copy_from_slice(group);
+        let word = u64::from_le_bytes(bytes);
+        out.extend((0..8).map(|i| (word >> (i * bits) & mask) as u8));
     }
+    out.truncate(count);
+    out
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@ use crate::plan::{MatrixPlan, PlannedShard, VectorPlan};
 use crate::quant::Quant;
 use crate::quantize::{Encoder, Metrics, TablesAndScales, TooLarge};
 use crate::{Error, Result};
-use anemoe_bundle::WeightFormat;
+use anemoe_bundle::{IndexBits, IntBits, WeightFormat};
 use anemoe_kernels::Weight;
 use anemoe_mlpackage::blob::{BlobOffsets, BlobWriter, pack_sub_byte};
 use anemoe_mlpackage::mil::builder::{FunctionBuilder, Var};
@@ -84,12 +84,14 @@ impl Stored {
 pub fn element_type(kind: Quant) -> DataType {
     match kind {
         Quant::Fp16 => DataType::Float16,
-        Quant::Int { bits, .. } => {
-            DataType::int_of_bits(usize::from(bits)).expect("bits of a kind have an integer type")
-        }
-        Quant::Lut { bits, .. } => {
-            DataType::uint_of_bits(usize::from(bits)).expect("bits of a kind have an index type")
-        }
+        Quant::Int { bits: IntBits::Four, .. } => DataType::Int4,
+        Quant::Int { bits: IntBits::Eight, .. } => DataType::Int8,
+        Quant::Lut { bits: IndexBits::One, .. } => DataType::UInt1,
+        Quant::Lut { bits: IndexBits::Two, .. } => DataType::UInt2,
+        Quant::Lut { bits: IndexBits::Three, .. } => DataType::UInt3,
+        Quant::Lut { bits: IndexBits::Four, .. } => DataType::UInt4,
+        Quant::Lut { bits: IndexBits::Six, .. } => DataType::UInt6,
+        Quant::Lut { bits: IndexBits::Eight, .. } => DataType::UInt8,
     }
 }
 
@@ -99,7 +101,7 @@ fn side_dims(plan: &MatrixPlan) -> Vec<u64> {
     let (groups, blocks) = plan.quant.parts(plan.rows, plan.cols);
     let mut dims = vec![groups as u64, blocks as u64, 1, 1];
     if let Quant::Lut { bits, .. } = plan.quant.kind {
-        dims.extend([1 << bits, 1]);
+        dims.extend([1 << bits.bits(), 1]);
     }
     dims
 }

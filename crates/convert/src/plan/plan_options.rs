@@ -4,7 +4,7 @@ use crate::context_buckets::ContextBuckets;
 use crate::form::{ShardForm, is_default};
 use crate::quant::{Groups, MatrixQuant, Quant};
 use crate::{Error, Result};
-use anemoe_bundle::{ShardKind, TokenCount};
+use anemoe_bundle::{IndexBits, ShardKind, TokenCount};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
@@ -80,7 +80,7 @@ pub struct PartKinds {
 impl Default for PlanOptions {
     fn default() -> Self {
         PlanOptions {
-            quant: Quant::lut(4),
+            quant: Quant::lut(IndexBits::Four),
             parts: PartKinds::default(),
             defaults: PartKinds::default(),
             groups: Groups::default(),

@@ -151,7 +151,7 @@ impl Encoder<'_> {
             return worker;
         }
         let palettizer = match self.quant.kind {
-            Quant::Lut { bits, per_tensor: false, .. } => Some(Palettizer::new(bits, self.mode())),
+            Quant::Lut { bits, per_tensor: false, .. } => Some(Palettizer::new(bits.bits(), self.mode())),
             _ => None,
         };
         EncodeWorker {
@@ -236,13 +236,13 @@ impl Encoder<'_> {
         match self.quant.kind {
             Quant::Lut { bits, .. } => {
                 let mut table = LutTable::new();
-                table.fit(&all, bits, self.mode(), &mut side.metrics);
+                table.fit(&all, bits.bits(), self.mode(), &mut side.metrics);
                 side.values.extend_from_slice(&table.values);
                 Ok(SharedGrid::Table(Box::new(table)))
             }
             Quant::Int { bits, asymmetric, .. } => {
                 let masses: Vec<f32> = (0..all.values().len()).map(|i| all.mass(i) as f32).collect();
-                let scale = integers::fit(all.values(), Some(&masses), bits, asymmetric);
+                let scale = integers::fit(all.values(), Some(&masses), bits.bits(), asymmetric);
                 side.values.push(scale.scale);
                 if asymmetric {
                     side.offsets.push(scale.offset);
@@ -278,7 +278,7 @@ impl Encoder<'_> {
                         "tables per group have a palettizer, others one table or scale for everything"
                     ),
                 }
-                (pack_sub_byte(&worker.indices, usize::from(bits)), side)
+                (pack_sub_byte(&worker.indices, usize::from(bits.bits())), side)
             }
             Quant::Int { bits, asymmetric, .. } => {
                 let isa = Isa::best();
@@ -295,7 +295,7 @@ impl Encoder<'_> {
                         let scale = match shared_grid {
                             SharedGrid::Scale(scale) => *scale,
                             _ => {
-                                let scale = integers::fit(values, importance, bits, asymmetric);
+                                let scale = integers::fit(values, importance, bits.bits(), asymmetric);
                                 side.values.push(scale.scale);
                                 if asymmetric {
                                     side.offsets.push(scale.offset);
@@ -306,19 +306,13 @@ impl Encoder<'_> {
                         let zero = f32::from(scale.offset);
                         worker.grids.push(ScaleAndZero { scale: scale.scale.to_f32(), zero });
                     }
-                    let sums = quantize_linear(isa, values, self.importance, &worker.grids, bits, codes);
+                    let sums =
+                        quantize_linear(isa, values, self.importance, &worker.grids, bits.bits(), codes);
                     side.metrics.add_sums(cols, &sums);
                 }
-                let elements = worker.codes.iter().map(|&c| c as u8);
-                let bytes = match bits {
-                    8 => elements.collect(),
-                    _ => {
-                        worker.indices.clear();
-                        worker.indices.extend(elements);
-                        pack_sub_byte(&worker.indices, usize::from(bits))
-                    }
-                };
-                (bytes, side)
+                worker.indices.clear();
+                worker.indices.extend(worker.codes.iter().map(|&c| c as u8));
+                (pack_sub_byte(&worker.indices, usize::from(bits.bits())), side)
             }
         }
     }
@@ -361,6 +355,7 @@ mod tests {
     use super::super::testing::{KINDS, weights};
     use super::*;
     use crate::quant::Groups;
+    use anemoe_bundle::IndexBits;
     use proptest::prelude::*;
 
     const NAMES: [&str; 16] = [
@@ -482,7 +477,7 @@ mod tests {
 
     #[test]
     fn a_value_beyond_fp16_is_named() {
-        let quant = MatrixQuant::resolve(Quant::lut(4), Groups::default(), 32, 32);
+        let quant = MatrixQuant::resolve(Quant::lut(IndexBits::Four), Groups::default(), 32, 32);
         let encoder = Encoder { rows: 32, cols: 32, quant, exact: false, importance: None, scale: None };
         let read = |_: usize, out: &mut [f32]| {
             out.fill(1e6);

@@ -2,6 +2,7 @@
 //! of a prompt.
 
 use crate::common::{cosine, fixed, fixture};
+use anemoe_bundle::IndexBits;
 use anemoe_convert::build::build;
 use anemoe_convert::form::{ExpertForm, ShardForm};
 use anemoe_convert::plan::PlanOptions;
@@ -67,7 +68,7 @@ fn fused_bundles_compute_what_their_steps_do() {
                         same.is_none_or(|(.., bits)| *bits == whole),
                         "{name} {quant}: banks change bits"
                     );
-                    assert!(same.is_some() || quant == Quant::lut(4), "{quant}");
+                    assert!(same.is_some() || quant == Quant::lut(IndexBits::Four), "{quant}");
                 }
             }
             let rounded = |fuse| {

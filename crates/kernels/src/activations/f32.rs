@@ -34,8 +34,8 @@ pub(super) fn arrange(layout: Layout, x: &[f32], out: &mut [f32]) {
             out[..x.len()].copy_from_slice(x);
             out[x.len()..].fill(0.0);
         }
-        Layout::F32Interleaved | Layout::I24 | Layout::I8Nibbles => to_interleaved(x, out),
-        Layout::I8 => to_byte_groups(x, out),
+        Layout::F32Interleaved | Layout::Int16 | Layout::Int8Interleaved => to_interleaved(x, out),
+        Layout::Int8 => to_byte_groups(x, out),
     }
 }
 

@@ -12,24 +12,34 @@ pub enum Layout {
     /// f32; column `8 l + k`: eight neighbouring columns share a lane, as packed indices share a 32-bit word.
     F32Interleaved,
     /// 24-bit integers in the order of [`Layout::F32Interleaved`].
-    I24,
+    Int16,
     /// 8-bit integers in the order of [`Layout::F32Interleaved`], for weights of 4 bits.
-    I8Nibbles,
+    Int8Interleaved,
     /// 8-bit integers; column `64 (k / 4) + 4 l + k % 4`: four neighbouring columns share a lane.
-    I8,
+    Int8,
     /// bf16; column `16 k + l`.
     Bf16,
 }
 
 impl Layout {
+    /// All of them; their numbers are indices.
+    pub const ALL: [Layout; 6] = [
+        Layout::F32,
+        Layout::F32Interleaved,
+        Layout::Int16,
+        Layout::Int8Interleaved,
+        Layout::Int8,
+        Layout::Bf16,
+    ];
+
     /// Returns the column of a block at index `i = 16 k + l` of its vectors.
     #[inline(always)]
     pub(crate) fn column(self, i: usize) -> usize {
         let (k, l) = (i / LANES, i % LANES);
         match self {
             Layout::F32 | Layout::Bf16 => i,
-            Layout::F32Interleaved | Layout::I24 | Layout::I8Nibbles => BLOCK / LANES * l + k,
-            Layout::I8 => 64 * (k / 4) + 4 * l + k % 4,
+            Layout::F32Interleaved | Layout::Int16 | Layout::Int8Interleaved => BLOCK / LANES * l + k,
+            Layout::Int8 => 64 * (k / 4) + 4 * l + k % 4,
         }
     }
 }

@@ -3,8 +3,8 @@
 //! ```text
 //! [tokens, channels], strided           a token, packed: blocks of 128 columns, the last one filled with zeros
 //!   t0: x x x x x x ...        f32      [blocks][8 vectors][16 lanes] f32, columns in the order of the layout
-//!   t1: x x x x x x ...  --->  i24      [blocks][4][2 digits][32] i16, a power of two per lane and 4 blocks
-//!   ...                        i8       [blocks][2][64] i8, a scale per lane and 8 blocks
+//!   t1: x x x x x x ...  --->  int16    [blocks][4][2 digits][32] i16, a power of two per lane and 4 blocks
+//!   ...                        int8     [blocks][2][64] i8, a scale per lane and 8 blocks
 //!                              bf16     [lines][32] bf16
 //! ```
 //!
@@ -12,8 +12,9 @@
 
 mod bf16;
 mod f32;
-mod i24;
-mod i8;
+mod int16;
+mod int8;
+mod integers;
 mod layout;
 
 pub(crate) use bf16::COLUMNS_PER_LINE;
@@ -21,28 +22,29 @@ pub(crate) use bf16::COLUMNS_PER_LINE;
 pub(crate) use bf16::pack as pack_bf16;
 pub use layout::Layout;
 
-pub(crate) use i8::{BLOCKS_PER_SCALE as I8_BLOCKS_PER_SCALE, Int8Activations};
-pub(crate) use i24::{BLOCKS_PER_SCALE as I24_BLOCKS_PER_SCALE, Int24Activations, VECTORS as I24_VECTORS};
+pub(crate) use int8::BLOCKS_PER_SCALE as INT8_BLOCKS_PER_SCALE;
+pub(crate) use int16::{BLOCKS_PER_SCALE as INT16_BLOCKS_PER_SCALE, VECTORS as INT16_VECTORS};
 
 use crate::Pool;
 use crate::matrix::BLOCK;
 use crate::memory::AlignedVec;
 use crate::simd::LANES;
 use f32::{WriteToken, arrange, with_arranged};
+use integers::IntegerTokens;
 use std::cell::RefCell;
 
 /// Holds the tokens of a matmul in the layout that a matrix needs. Reuses its memory from use to use.
 #[derive(Clone, Debug, Default)]
 pub struct PackedActivations {
-    /// f32 vectors, of the f32 layouts and of I24.
+    /// f32 vectors, of the f32 layouts and of Int16.
     pub(crate) data: AlignedVec<[f32; LANES]>, // [tokens, blocks, 8, 16]
     pub(crate) tokens: usize,
     pub(crate) cols: usize,
     pub(crate) layout: Layout,
-    /// Elements of the layouts of 8-bit integers.
-    pub(crate) int8: Int8Activations,
-    /// Elements of [`Layout::I24`].
-    pub(crate) int24: Int24Activations,
+    /// Elements of the layouts of 8-bit integers, and the sum of each token.
+    pub(crate) int8: IntegerTokens<f32>,
+    /// Elements of [`Layout::Int16`], and whether a token is out of range and multiplied in f32.
+    pub(crate) int16: IntegerTokens<bool>,
     /// Elements of [`Layout::Bf16`].
     pub(crate) bf16: AlignedVec<[u8; 64]>, // [tokens, lines, 32] bf16
 }
@@ -90,8 +92,8 @@ impl PackedActivations {
     pub(crate) fn is_packed(&self) -> bool {
         let elements = self.tokens * self.padded();
         match self.layout {
-            Layout::F32 | Layout::F32Interleaved | Layout::I24 => self.data.len() * LANES >= elements,
-            Layout::I8 | Layout::I8Nibbles => self.int8.capacity() >= elements,
+            Layout::F32 | Layout::F32Interleaved | Layout::Int16 => self.data.len() * LANES >= elements,
+            Layout::Int8 | Layout::Int8Interleaved => self.int8.lines.len() * 64 >= elements,
             Layout::Bf16 => self.bf16.len() * COLUMNS_PER_LINE >= elements,
         }
     }
@@ -156,18 +158,28 @@ impl PackedActivations {
         let (padded, blocks) = (self.padded(), self.blocks());
         let per_part = (PART / padded.max(1)).max(1);
         match layout {
-            Layout::F32 | Layout::F32Interleaved | Layout::I24 => {
+            Layout::F32 | Layout::F32Interleaved | Layout::Int16 => {
                 self.data.grow(tokens * padded / LANES, [0.0; LANES]);
                 let data = &mut self.data.as_flattened_mut()[..tokens * padded];
                 pool.for_chunks(data, per_part * padded, &|i, out| {
                     (i * per_part..).zip(out.chunks_exact_mut(padded)).for_each(|(t, out)| token(t, out));
                 });
-                if layout == Layout::I24 {
-                    self.int24.pack(pool, &self.data, tokens, blocks);
+                if layout == Layout::Int16 {
+                    let (vectors, scales) = (padded / LANES, blocks.div_ceil(INT16_BLOCKS_PER_SCALE));
+                    let data = &self.data;
+                    let sizes = (blocks * int16::LINES, scales);
+                    self.int16.pack(pool, (tokens, per_part), sizes, &|t, lines, scales, out_of_range| {
+                        int16::pack_token(&data[t * vectors..][..vectors], lines, scales, out_of_range);
+                    });
                 }
             }
-            Layout::I8Nibbles => self.int8.pack(pool, token, tokens, blocks, &i8::NIBBLES),
-            Layout::I8 => self.int8.pack(pool, token, tokens, blocks, &i8::BYTES),
+            Layout::Int8Interleaved | Layout::Int8 => {
+                let order = if layout == Layout::Int8 { int8::BYTES } else { int8::NIBBLES };
+                let sizes = (blocks * int8::LINES, blocks.div_ceil(INT8_BLOCKS_PER_SCALE));
+                self.int8.pack(pool, (tokens, per_part), sizes, &|t, lines, scales, sum| {
+                    with_arranged(token, t, padded, |x| int8::pack_token(x, &order, lines, scales, sum));
+                });
+            }
             Layout::Bf16 => {
                 let lines = padded / COLUMNS_PER_LINE;
                 self.bf16.grow(tokens * lines, [0; 64]);
@@ -195,14 +207,8 @@ mod tests {
             for t in 0..tokens {
                 (0..cols).for_each(|c| across[5 + c * tokens + t] = x[5 + t * cols + c]);
             }
-            for layout in [
-                Layout::F32,
-                Layout::F32Interleaved,
-                Layout::I24,
-                Layout::I8,
-                Layout::I8Nibbles,
-                Layout::Bf16,
-            ] {
+            for (i, layout) in Layout::ALL.into_iter().enumerate() {
+                assert_eq!(layout as usize, i);
                 let (mut a, mut b) = (PackedActivations::default(), PackedActivations::default());
                 let lie = |values, token_stride, channel_stride| Columns {
                     values,
@@ -215,7 +221,7 @@ mod tests {
                 assert!(a.is_packed());
                 assert_eq!((&*a.data, &*a.bf16), (&*b.data, &*b.bf16), "{layout:?}");
                 assert_eq!(format!("{:?}", a.int8), format!("{:?}", b.int8), "{layout:?}");
-                assert_eq!(format!("{:?}", a.int24), format!("{:?}", b.int24), "{layout:?}");
+                assert_eq!(format!("{:?}", a.int16), format!("{:?}", b.int16), "{layout:?}");
             }
         }
     }
@@ -224,13 +230,13 @@ mod tests {
     fn vectors_have_the_columns_of_their_layout() {
         for cols in [1usize, 100, 128, 300, 512] {
             let x: Vec<f32> = (0..cols).map(|c| 1.0 + c as f32).collect();
-            for layout in [Layout::F32Interleaved, Layout::I8] {
+            for layout in [Layout::F32Interleaved, Layout::Int8] {
                 let mut out = vec![f32::NAN; cols.next_multiple_of(BLOCK)];
                 arrange(layout, &x, &mut out);
                 for (i, v) in out.iter().enumerate() {
                     let (block, k, l) = (i / BLOCK, i % BLOCK / LANES, i % LANES);
                     let column = match layout {
-                        Layout::I8 => 64 * (k / 4) + 4 * l + k % 4,
+                        Layout::Int8 => 64 * (k / 4) + 4 * l + k % 4,
                         _ => 8 * l + k,
                     };
                     let c = block * BLOCK + column;

@@ -38,9 +38,12 @@ fn compute_job_simd<L: F32x16>(
     part.clear();
     for (slots, seen) in part.blocks() {
         let (keys, values) = match (k.values, v.values) {
-            (CacheValues::F16(keys), CacheValues::F16(values)) if part.tokens.len() == 1 => {
+            // One token reads fp16 as it is. Scalar code widens it once for all heads.
+            (CacheValues::F16(keys), CacheValues::F16(values))
+                if part.tokens.len() == 1 && (part.heads.len() == 1 || !L::IS_REFERENCE) =>
+            {
                 let (keys, values) = (k.head(keys, part.kv_head), v.head(values, part.kv_head));
-                compute_block::<L, _>(part, &slots, keys, values);
+                compute_tokens::<L, _, 1>(part, &part.tokens, &slots, keys, values);
                 continue;
             }
             (CacheValues::F32(keys), CacheValues::F32(values)) => {
@@ -51,7 +54,10 @@ fn compute_job_simd<L: F32x16>(
                 widen::<L>(part, v, seen, &mut scratch.values),
             ),
         };
-        compute_block::<L, _>(part, &slots, keys, values);
+        for first in part.tokens.clone().step_by(TOKENS_PER_STEP) {
+            let some = first..part.tokens.end.min(first + TOKENS_PER_STEP);
+            compute_tokens::<L, _, TOKENS_PER_STEP>(part, &some, &slots, keys, values);
+        }
     }
 }
 
@@ -85,23 +91,6 @@ fn widen<'o, L: F32x16>(
     SlotView { values: out.as_flattened(), first: 0usize.wrapping_sub(slots.start * stride), stride }
 }
 
-/// Computes all heads and tokens of a job over one block.
-#[inline(always)]
-fn compute_block<L: F32x16, T: CacheElements>(
-    part: &ChunkJob<'_>,
-    slots: &Range<usize>,
-    k: SlotView<T>,
-    v: SlotView<T>,
-) {
-    if part.tokens.len() == 1 {
-        return compute_tokens::<L, T, 1>(part, &part.tokens, slots, k, v);
-    }
-    for first in part.tokens.clone().step_by(TOKENS_PER_STEP) {
-        let some = first..part.tokens.end.min(first + TOKENS_PER_STEP);
-        compute_tokens::<L, T, TOKENS_PER_STEP>(part, &some, slots, k, v);
-    }
-}
-
 /// Computes up to G tokens; sixteen sums are in flight for any number of heads.
 #[inline(always)]
 fn compute_tokens<L: F32x16, T: CacheElements, const G: usize>(
@@ -112,6 +101,13 @@ fn compute_tokens<L: F32x16, T: CacheElements, const G: usize>(
     v: SlotView<T>,
 ) {
     match part.heads.len() {
+        // There is less scalar code if heads are computed one by one.
+        _ if const { L::IS_REFERENCE } => {
+            for head in part.heads.clone() {
+                let part = ChunkJob { heads: head..head + 1, ..part.clone() };
+                compute_heads::<L, T, G, 1, 16, 8>(&part, tokens, slots, k, v);
+            }
+        }
         1 => compute_heads::<L, T, G, 1, 16, 8>(part, tokens, slots, k, v),
         2 => compute_heads::<L, T, G, 2, 8, 8>(part, tokens, slots, k, v),
         3 | 4 => compute_heads::<L, T, G, 4, 4, 4>(part, tokens, slots, k, v),

@@ -20,6 +20,7 @@ pub(super) struct SoftmaxState<'a> {
 }
 
 /// One part of a call: some heads of a key/value head, some tokens, one chunk.
+#[derive(Clone)]
 pub(super) struct ChunkJob<'a> {
     pub(super) s: &'a AttentionShape,
     pub(super) scale: f32,

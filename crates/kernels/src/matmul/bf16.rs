@@ -10,116 +10,129 @@
 //! loop takes 1346 (`--example matmul`).
 
 use super::schedule::*;
+use super::tile_loop::*;
 use crate::activations::COLUMNS_PER_LINE as COLUMNS;
-use crate::memory::{AlignedVec, Prefetch};
 use crate::simd::{Bf16Kernel, Bf16x32, dispatch_bf16};
 use crate::weight_format::WeightFormat;
 use crate::{Isa, Matrix};
-use std::cell::RefCell;
+use std::ops::Range;
 
-/// Tokens per pass over decoded rows: their 24 sums fit into the registers of AVX-512.
-const TOKENS_PER_PASS: usize = 6;
+/// Bytes of a line's columns as fp16, and as f32.
+const HALVES: usize = 2 * COLUMNS;
+const SINGLES: usize = 4 * COLUMNS;
 
 /// Multiplies some rows of `w` (fp16 or f32) by all selected tokens.
-pub(super) fn multiply_rows(
-    isa: Isa,
-    w: &Matrix<'_>,
-    x: TokenSelection<'_>,
-    rows: &RowTiles,
-    y: &OutputRows<'_>,
-) {
-    dispatch_bf16(isa, MultiplyRowsBf16 { w, x, rows, y });
+pub(super) fn multiply_rows(isa: Isa, w: &Matrix<'_>, x: Tokens<'_>, tiles: &RowTiles, y: &OutputRows<'_>) {
+    let operands = Operands { rows: StoredRows::new(w), x, y };
+    match w.weight.format {
+        WeightFormat::Fp16 => dispatch_bf16(isa, MultiplyRows(Bf16Rows::<HALVES>(operands), tiles)),
+        _ => dispatch_bf16(isa, MultiplyRows(Bf16Rows::<SINGLES>(operands), tiles)),
+    }
 }
 
-struct MultiplyRowsBf16<'a> {
-    w: &'a Matrix<'a>,
-    x: TokenSelection<'a>,
-    rows: &'a RowTiles,
-    y: &'a OutputRows<'a>,
-}
+/// Rows whose lines have `BYTES` bytes, and what they are multiplied by.
+#[derive(Clone, Copy)]
+struct Bf16Rows<'a, const BYTES: usize>(Operands<'a>);
 
-impl Bf16Kernel for MultiplyRowsBf16<'_> {
+impl<const BYTES: usize> Bf16Kernel for MultiplyRows<'_, Bf16Rows<'_, BYTES>> {
     #[inline(always)]
     fn run<S: Bf16x32>(self) {
-        multiply_tiles::<S>(self.w, self.x, self.rows, self.y);
+        multiply_tiles::<S, _>(&self.0, self.1);
     }
 }
 
-thread_local! {
-    static DECODED: RefCell<AlignedVec<[u8; 64]>> = const { RefCell::new(AlignedVec::new()) };
-}
+impl<L: Bf16x32, const BYTES: usize> Product<L> for Bf16Rows<'_, BYTES> {
+    /// Scalar code always decodes to memory, so that there is less of it.
+    const REGISTER_BATCH: RegisterBatch = match L::IS_REFERENCE {
+        true => RegisterBatch { most: 0, widths: &[] },
+        false => RegisterBatch { most: SMALL_BATCH, widths: &[4, 2] },
+    };
+    type Line = [u8; 64];
+    type Scales = ();
 
-/// Multiplies all rows of a part by all selected tokens.
-#[inline(always)]
-fn multiply_tiles<L: Bf16x32>(w: &Matrix<'_>, x: TokenSelection<'_>, rows: &RowTiles, y: &OutputRows<'_>) {
-    let (data, halves) = (w.weight.elements, w.weight.format == WeightFormat::Fp16);
-    let (stored, lines) = (RowBytes::new(w, data, if halves { 16 } else { 32 }), x.x.padded() / COLUMNS);
-    if x.tokens() <= SMALL_BATCH {
-        for (which, n) in rows.each() {
-            // Loops, not closures: a closure passed to another function is compiled without this function's instructions.
-            let mut bytes: [&[u8]; ROWS] = [&[]; ROWS];
-            for i in 0..ROWS {
-                // SAFETY: every row of a tile is a row of the matrix.
-                bytes[i] = unsafe { stored.row(which[i]) };
-            }
-            if halves {
-                small_batch::<L, { 2 * COLUMNS }>(bytes, &which[..n], x, y);
-            } else {
-                small_batch::<L, { 4 * COLUMNS }>(bytes, &which[..n], x, y);
-            }
-        }
-        return;
+    #[inline(always)]
+    fn operands(&self) -> &Operands<'_> {
+        &self.0
     }
-    let mut decoded = DECODED.take();
-    decoded.grow(ROWS_PER_PASS * lines, [0; 64]);
-    for (which, n) in rows.rows::<ROWS_PER_PASS>() {
-        for (i, &r) in which[..n].iter().enumerate() {
+
+    #[inline(always)]
+    fn sums<const T: usize>(&self, rows: &[usize; ROWS], _: usize, first: usize) -> [[L; ROWS]; T] {
+        let tokens = lines_of::<T>(self.0.x, first);
+        let mut bytes = [&[] as &[u8]; ROWS];
+        for i in 0..ROWS {
             // SAFETY: every row of a tile is a row of the matrix.
-            let bytes = unsafe { stored.row(r) };
-            let (tile, _) = decoded[i / ROWS * ROWS * lines..][..ROWS * lines].as_chunks_mut::<ROWS>();
-            if halves {
-                round_row::<L, { 2 * COLUMNS }>(bytes, tile, i % ROWS);
-            } else {
-                round_row::<L, { 4 * COLUMNS }>(bytes, tile, i % ROWS);
+            bytes[i] = unsafe { self.0.rows.bytes(rows[i]) };
+        }
+        let (whole, lines) = (bytes[0].len() / BYTES, <Self as Product<L>>::lines(self));
+        let mut spaces = SPACES;
+        let last = last_blocks(&bytes, whole, lines.min(whole + 1), BYTES, &mut spaces);
+        let (mut sums, mut line) = ([[L::splat(0.0); ROWS]; T], [0; 64]);
+        // Further lines are zeros in the tokens.
+        for (rows, range) in [(bytes, 0..whole), (last, whole..lines.min(whole + 1))] {
+            for (at, c) in range.enumerate() {
+                for i in 0..ROWS {
+                    let bytes = rows[i][at * BYTES..].first_chunk().expect("a line's columns");
+                    prefetch_after(bytes, PREFETCH_DISTANCE);
+                    round::<L, BYTES>(bytes, &mut line);
+                    for t in 0..T {
+                        sums[t][i] = L::dot_bf16(sums[t][i], &line, &tokens[t][c]);
+                    }
+                }
             }
         }
-        let codes = decoded.as_chunks().0;
-        let (next, mut at) = (stored.prefetch_after(&which[..n]), 0);
-        while at < x.tokens() {
-            at += match x.tokens() - at {
-                TOKENS_PER_PASS.. => {
-                    large_batch_tiles::<L, TOKENS_PER_PASS>(codes, next, &which[..n], x, at, y)
+        sums
+    }
+
+    #[inline(always)]
+    fn lines(&self) -> usize {
+        self.0.x.packed.padded() / COLUMNS
+    }
+
+    #[inline(always)]
+    fn scales(&self, _: &[usize]) {}
+
+    #[inline(always)]
+    fn decode(&self, row: usize, _: &Range<usize>, distance: usize, k: usize, out: &mut [[[u8; 64]; ROWS]]) {
+        // SAFETY: every row of a tile is a row of the matrix.
+        let (whole, rest) = unsafe { self.0.rows.bytes(row) }.as_chunks::<BYTES>();
+        for (c, line) in out.iter_mut().enumerate() {
+            match whole.get(c) {
+                Some(bytes) => {
+                    if distance > 0 {
+                        prefetch_after(bytes, distance);
+                    }
+                    round::<L, BYTES>(bytes, &mut line[k]);
                 }
-                4.. => large_batch_tiles::<L, 4>(codes, next, &which[..n], x, at, y),
-                2.. => large_batch_tiles::<L, 2>(codes, next, &which[..n], x, at, y),
-                _ => large_batch_tiles::<L, 1>(codes, next, &which[..n], x, at, y),
-            };
+                None => round::<L, BYTES>(&padded(if c == whole.len() { rest } else { &[] }), &mut line[k]),
+            }
         }
     }
-    DECODED.set(decoded);
+
+    #[inline(always)]
+    fn multiply_decoded(rows: DecodedRows<'_, [u8; 64], ()>) {
+        let tokens = rows.x.len();
+        multiply_tokens::<L, _>(&mut ByTile(rows, Bf16Tile), tokens);
+    }
+
+    #[inline(always)]
+    fn add_products(_: Panel<'_, [u8; 64]>) {
+        unreachable!("rows are decoded whole");
+    }
 }
 
-/// Rounds a row to bf16 as row k of a tile; `BYTES` is the size of 32 columns.
+/// Returns the bytes, followed by zeros.
 #[inline(always)]
-fn round_row<L: Bf16x32, const BYTES: usize>(bytes: &[u8], tile: &mut [[[u8; 64]; ROWS]], k: usize) {
-    let (whole, rest) = bytes.as_chunks::<BYTES>();
-    let mut last = [0; BYTES];
-    last[..rest.len()].copy_from_slice(rest);
-    for (c, line) in tile.iter_mut().enumerate() {
-        let bytes = match c.cmp(&whole.len()) {
-            std::cmp::Ordering::Less => &whole[c],
-            std::cmp::Ordering::Equal => &last,
-            std::cmp::Ordering::Greater => &[0; BYTES],
-        };
-        round::<L, BYTES>(bytes, &mut line[k]);
-    }
+fn padded<const BYTES: usize>(bytes: &[u8]) -> [u8; BYTES] {
+    let mut all = [0; BYTES];
+    all[..bytes.len()].copy_from_slice(bytes);
+    all
 }
 
 /// Rounds thirty-two columns to a line of bf16.
 #[inline(always)]
 fn round<L: Bf16x32, const BYTES: usize>(bytes: &[u8; BYTES], out: &mut [u8; 64]) {
     let (low, high) = bytes.split_at(BYTES / 2);
-    let (low, high) = if BYTES == 2 * COLUMNS {
+    let (low, high) = if BYTES == HALVES {
         (L::from_f16(chunk(low)), L::from_f16(chunk(high)))
     } else {
         (L::from_f32(chunk(low)), L::from_f32(chunk(high)))
@@ -127,123 +140,49 @@ fn round<L: Bf16x32, const BYTES: usize>(bytes: &[u8; BYTES], out: &mut [u8; 64]
     L::pack_bf16(low, high, out);
 }
 
-/// Returns the lines of T tokens from `first` on, and the number of lines of each.
-#[inline(always)]
-fn tokens_of<'a, const T: usize>(x: TokenSelection<'a>, first: usize) -> ([&'a [[u8; 64]]; T], usize) {
-    let lines = x.x.padded() / COLUMNS;
-    let mut tokens: [&[[u8; 64]]; T] = [&[]; T];
-    for t in 0..T {
-        tokens[t] = &x.x.bf16[x.at(first + t) * lines..][..lines];
-    }
-    (tokens, lines)
-}
-
-/// Multiplies rows `which` of a tile by a small batch; rounds the weights in registers once per four tokens.
-#[inline(always)]
-fn small_batch<L: Bf16x32, const BYTES: usize>(
-    bytes: [&[u8]; ROWS],
-    which: &[usize],
-    x: TokenSelection<'_>,
-    y: &OutputRows<'_>,
-) {
-    let mut at = 0;
-    while at < x.tokens() {
-        at += match x.tokens() - at {
-            4.. => small_batch_tile::<L, BYTES, 4>(bytes, which, x, at, y),
-            2.. => small_batch_tile::<L, BYTES, 2>(bytes, which, x, at, y),
-            _ => small_batch_tile::<L, BYTES, 1>(bytes, which, x, at, y),
-        };
-    }
-}
-
-/// Multiplies four rows by T tokens from `first` on. Returns T.
-#[inline(always)]
-fn small_batch_tile<L: Bf16x32, const BYTES: usize, const T: usize>(
-    bytes: [&[u8]; ROWS],
-    which: &[usize],
-    x: TokenSelection<'_>,
-    first: usize,
-    y: &OutputRows<'_>,
-) -> usize {
-    let (tokens, lines) = tokens_of::<T>(x, first);
-    let mut rows: [(&[[u8; BYTES]], &[u8]); ROWS] = [(&[], &[]); ROWS];
-    for i in 0..ROWS {
-        rows[i] = bytes[i].as_chunks();
-    }
-    let whole = rows[0].0.len();
-    assert!(whole <= lines && rows.iter().all(|r| r.0.len() == whole));
-    let (mut sums, mut line) = ([[L::splat(0.0); ROWS]; T], [0; 64]);
-    for c in 0..whole {
-        for i in 0..ROWS {
-            prefetch_row(&rows[i].0[c]);
-            round::<L, BYTES>(&rows[i].0[c], &mut line);
-            for t in 0..T {
-                sums[t][i] = L::dot_bf16(sums[t][i], &line, &tokens[t][c]);
-            }
-        }
-    }
-    if whole < lines {
-        for i in 0..ROWS {
-            let mut last = [0; BYTES];
-            last[..rows[i].1.len()].copy_from_slice(rows[i].1);
-            round::<L, BYTES>(&last, &mut line);
-            for t in 0..T {
-                sums[t][i] = L::dot_bf16(sums[t][i], &line, &tokens[t][whole]);
-            }
-        }
-    }
-    for t in 0..T {
-        for (&r, sum) in which.iter().zip(L::horizontal_sums(sums[t])) {
-            store(y, r, first + t, sum);
-        }
-    }
-    T
-}
-
 #[inline(always)]
 fn chunk<const N: usize>(bytes: &[u8]) -> &[u8; N] {
     bytes.first_chunk().expect("half of a line's columns")
 }
 
-/// Multiplies rounded rows `[tiles, lines, 4, 64]` by T tokens from `first` on. Returns T.
+/// Returns the lines of T tokens from `first` on.
 #[inline(always)]
-fn large_batch_tiles<L: Bf16x32, const T: usize>(
-    rows: &[[[u8; 64]; ROWS]],
-    next: Prefetch,
-    which: &[usize],
-    x: TokenSelection<'_>,
-    first: usize,
-    y: &OutputRows<'_>,
-) -> usize {
-    let (tokens, lines) = tokens_of::<T>(x, first);
-    let tiles = which.len().div_ceil(ROWS);
-    let mut partial_sums = [[L::splat(0.0); TILES_PER_PASS]; T];
-    for i in 0..tiles {
-        let piece = first * tiles + i * T;
-        next.prefetch_pieces(piece..piece + T, x.tokens() * tiles);
+fn lines_of<'a, const T: usize>(x: Tokens<'a>, first: usize) -> [&'a [[u8; 64]]; T] {
+    let lines = x.packed.padded() / COLUMNS;
+    let mut tokens: [&[[u8; 64]]; T] = [&[]; T];
+    for t in 0..T {
+        tokens[t] = &x.packed.bf16[x.at(first + t) * lines..][..lines];
+    }
+    tokens
+}
+
+/// Rows that are rounded to bf16.
+struct Bf16Tile;
+
+impl<L: Bf16x32> DecodedTile<L> for Bf16Tile {
+    /// The 24 sums of six tokens fit into the registers of AVX-512.
+    const WIDTHS: &'static [usize] = if L::IS_REFERENCE { &[] } else { &[6, 4, 2] };
+    #[inline(always)]
+    fn sums<const T: usize>(tile: &[[[u8; 64]; ROWS]], x: Tokens<'_>, first: usize) -> [[L; ROWS]; T] {
+        let tokens = lines_of::<T>(x, first);
         let mut sums = [[L::splat(0.0); ROWS]; T];
-        for (c, four) in rows[i * lines..][..lines].iter().enumerate() {
+        for (c, four) in tile.iter().enumerate() {
             for t in 0..T {
-                // SAFETY: each token has `lines` lines.
+                // SAFETY: each token has as many lines as the rows.
                 let token = unsafe { tokens[t].get_unchecked(c) };
                 for k in 0..ROWS {
                     sums[t][k] = L::dot_bf16(sums[t][k], &four[k], token);
                 }
             }
         }
-        for t in 0..T {
-            partial_sums[t][i] = L::partial_sums(sums[t]);
-        }
+        sums
     }
-    for t in 0..T {
-        store_rows(y, which, first + t, L::finish_partial_sums(partial_sums[t]));
-    }
-    T
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::arithmetic::Arithmetic;
     use crate::simd::{F32x16, LANES, Scalar, has_bf16, scalar::bf16_bits};
     use crate::test_data::noise;
     use crate::{Columns, Layout, MatMul, PackedActivations, Pool, matmul_batch_on};
@@ -281,8 +220,10 @@ mod tests {
         {
             let (dense, x) = (noise(1, rows * cols), noise(2, cols * t));
             let stored: Vec<u8> = dense.iter().flat_map(|v| half::f16::from_f32(*v).to_le_bytes()).collect();
-            let halves = Matrix { fast: true, ..Matrix::f16(&stored, rows, cols).unwrap() };
-            let singles = Matrix { fast: true, ..Matrix::f32(&dense, rows, cols).unwrap() };
+            let halves =
+                Matrix { arithmetic: &Arithmetic::Bf16, ..Matrix::f16(&stored, rows, cols).unwrap() };
+            let singles =
+                Matrix { arithmetic: &Arithmetic::Bf16, ..Matrix::f32(&dense, rows, cols).unwrap() };
             for w in [halves, singles] {
                 let expected = run(Isa::Scalar, 1, &w, &x, t, None);
                 for k in 0..t {
@@ -357,15 +298,18 @@ mod tests {
     #[test]
     fn small_and_narrow_matrices_stay_exact() {
         let stored = vec![0u8; 2 * 600 * 600];
-        let w = Matrix::f16(&stored, 600, 600).unwrap().with_fast(None);
-        assert_eq!(w.fast, has_bf16(Isa::best()));
-        assert!(!Matrix::f16(&stored[..2 * 600 * 100], 100, 600).unwrap().with_fast(None).fast);
+        let is_fast = |rows| {
+            let w = Matrix::f16(&stored[..2 * 600 * rows], rows, 600).unwrap();
+            Arithmetic::fast(&w).is_fast()
+        };
+        assert_eq!(is_fast(600), has_bf16(Isa::best()));
+        assert!(!is_fast(100));
     }
 
     #[test]
     fn what_is_not_finite_is_not_hidden() {
         let (dense, mut x) = (noise(1, 20 * 600), noise(2, 600));
-        let w = Matrix { fast: true, ..Matrix::f32(&dense, 20, 600).unwrap() };
+        let w = Matrix { arithmetic: &Arithmetic::Bf16, ..Matrix::f32(&dense, 20, 600).unwrap() };
         x[77] = f32::NAN;
         for isa in Isa::available() {
             assert!(run(isa, 1, &w, &x, 1, None).iter().all(|v| v.is_nan()), "{isa:?}");

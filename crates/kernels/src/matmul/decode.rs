@@ -17,37 +17,22 @@ use crate::simd::{F32x16, LANES};
 
 /// f32 vectors of a block.
 pub(crate) const VECTORS: usize = BLOCK / LANES;
-/// Bytes of a block in the widest format, f32.
-pub(crate) const MAX_BLOCK_BYTES: usize = 4 * BLOCK;
-
-/// Batches whose rows are decoded into registers, block by block; rows of larger batches are decoded into memory first.
-pub(crate) struct RegisterBatch {
-    /// Most tokens of such a batch.
-    pub most: usize,
-    /// Tokens that a decoded block is multiplied by; more tokens decode it again.
-    pub at_once: usize,
-}
-
-impl RegisterBatch {
-    /// One token alone: formats that were not timed, or where memory is faster from two tokens on.
-    pub const NONE: RegisterBatch = RegisterBatch { most: 1, at_once: 1 };
-    /// Formats whose second decoding takes longer than memory. On machine T two tokens take 0.67 (HalfLut8), 0.85 (Lut6)
-    /// and 0.88 (Lut8) of the time through memory, four 1.16, 1.62 and 1.71.
-    pub const PAIR: RegisterBatch = RegisterBatch { most: 2, at_once: 2 };
-    /// Formats whose tables or loads leave registers for two tokens. On machine T two, three and four tokens take 0.49,
-    /// 0.71 and 0.86 of the time through memory (HalfLut6), 0.55, 0.65 and 0.73 (Single), and 0.50, 0.71 and 0.90 (Int4).
-    pub const PAIRS: RegisterBatch = RegisterBatch { most: 4, at_once: 2 };
-    /// Formats that decode with few instructions and registers. On machine T two, three, four and eight tokens take 0.30, 0.40,
-    /// 0.47 and 0.61 of the time through memory (LutSmall of 2 bits).
-    pub const FOURS: RegisterBatch = RegisterBatch { most: 8, at_once: 4 };
-}
 
 /// Decodes the rows of one weight format.
 pub(crate) trait Decode: Copy {
     /// Bytes of a block.
     const BYTES: usize;
-    /// Batches whose rows are decoded into registers, where there are 32 of them.
-    const REGISTER_BATCH: RegisterBatch = RegisterBatch::NONE;
+    /// With 32 registers: the most tokens of a batch whose rows are decoded into registers, and the tokens that a decoded block
+    /// is multiplied by, 2 or 4; more decode it again. Rows of larger batches are decoded to memory first. On machine T:
+    ///
+    /// ```text
+    /// (2, 2)   two tokens take .67 (HalfLut8), .85 (Lut6) and .88 (Lut8) of the time through memory, four 1.16, 1.62 and 1.71
+    /// (4, 2)   two, three and four take .49, .71 and .86 (HalfLut6), .55, .65 and .73 (Single), .50, .71 and .90 (Int4)
+    /// (8, 4)   two, three, four and eight take .30, .40, .47 and .61 (LutSmall of 2 bits)
+    /// ```
+    const REGISTER_TOKENS: (usize, usize);
+    /// Entries of the fp16 table, if this is what the format is decoded with.
+    const HALF_TABLE: usize = 0;
     /// A row's table or scales.
     type Row<L: F32x16>: Copy;
     /// Returns the table or scales of row `row` of the storage.
@@ -56,19 +41,6 @@ pub(crate) trait Decode: Copy {
     type Raw<'b, L: F32x16>: Copy;
     /// Loads block `b` of a row from its `BYTES` bytes.
     fn raw<'b, L: F32x16>(&self, row: Self::Row<L>, b: usize, bytes: &'b [u8]) -> Self::Raw<'b, L>;
-    /// Loads the last block of a row from fewer bytes; zeros follow in `whole`.
-    #[inline(always)]
-    fn rest<'b, L: F32x16>(
-        &self,
-        row: Self::Row<L>,
-        b: usize,
-        bytes: &'b [u8],
-        whole: &'b mut [u8; MAX_BLOCK_BYTES],
-    ) -> Self::Raw<'b, L> {
-        whole[..bytes.len()].copy_from_slice(bytes);
-        whole[bytes.len()..Self::BYTES].fill(0);
-        self.raw::<L>(row, b, &whole[..Self::BYTES])
-    }
     /// Decodes vector k of a block; unrolled loops make k a constant.
     fn vector<L: F32x16>(&self, row: Self::Row<L>, b: usize, raw: Self::Raw<'_, L>, k: usize) -> L;
 }
@@ -81,70 +53,7 @@ fn part<const N: usize>(bytes: &[u8], at: usize) -> &[u8; N] {
     }
 }
 
-/// LUT weights with 4-bit indices.
-#[derive(Clone, Copy)]
-pub(crate) struct Lut4<'a> {
-    pub lut: &'a [f32],
-    pub group: Divisor,
-}
-
-/// Loads the table of a row, repeated to sixteen entries.
-#[inline(always)]
-fn repeat_table<L: F32x16>(lut: &[f32], group: usize, bits: usize) -> L {
-    let entries = &lut[group << bits..][..1 << bits];
-    let mut full = [0f32; LANES];
-    for (i, f) in full.iter_mut().enumerate() {
-        *f = entries[i & ((1 << bits) - 1)];
-    }
-    L::load(&full)
-}
-
-/// Gives a row's table of sixteen entries.
-pub(crate) trait Table16: Copy {
-    /// See [`Decode::REGISTER_BATCH`].
-    const REGISTER_BATCH: RegisterBatch;
-    fn table<L: F32x16>(&self, row: usize) -> L;
-}
-
-impl Table16 for Lut4<'_> {
-    const REGISTER_BATCH: RegisterBatch = RegisterBatch::FOURS;
-    #[inline(always)]
-    fn table<L: F32x16>(&self, row: usize) -> L {
-        match self.lut[self.group.divide(row) * 16..][..16].try_into() {
-            Ok(table) => L::load(table),
-            Err(_) => unreachable!("a slice of 16"),
-        }
-    }
-}
-
-/// Looks up 4-bit elements in their row's table.
-#[derive(Clone, Copy)]
-pub(crate) struct Nibbles<T>(pub T);
-
-impl<T: Table16> Decode for Nibbles<T> {
-    const BYTES: usize = 64;
-    const REGISTER_BATCH: RegisterBatch = T::REGISTER_BATCH;
-    type Row<L: F32x16> = L;
-    type Raw<'b, L: F32x16> = L::U32s;
-    #[inline(always)]
-    fn row<L: F32x16>(&self, row: usize) -> L {
-        self.0.table::<L>(row)
-    }
-    #[inline(always)]
-    fn raw<L: F32x16>(&self, _: L, _: usize, bytes: &[u8]) -> L::U32s {
-        L::load_u32(part(bytes, 0))
-    }
-    #[inline(always)]
-    fn rest<L: F32x16>(&self, _: L, _: usize, bytes: &[u8], _: &mut [u8; MAX_BLOCK_BYTES]) -> L::U32s {
-        L::load_partial_u32(bytes)
-    }
-    #[inline(always)]
-    fn vector<L: F32x16>(&self, table: L, _: usize, at: L::U32s, k: usize) -> L {
-        L::lookup(table, L::shift_right(at, 4 * k as u32))
-    }
-}
-
-/// LUT weights with indices of 1, 2 or 3 bits.
+/// LUT weights with indices of 1, 2, 3 or 4 bits.
 #[derive(Clone, Copy)]
 pub(crate) struct LutSmall<'a, const BITS: usize> {
     pub lut: &'a [f32],
@@ -153,19 +62,26 @@ pub(crate) struct LutSmall<'a, const BITS: usize> {
 
 impl<const BITS: usize> Decode for LutSmall<'_, BITS> {
     const BYTES: usize = 16 * BITS;
-    const REGISTER_BATCH: RegisterBatch = RegisterBatch::FOURS;
+    const REGISTER_TOKENS: (usize, usize) = (8, 4);
     type Row<L: F32x16> = L;
     type Raw<'b, L: F32x16> = L::U32s;
     #[inline(always)]
     fn row<L: F32x16>(&self, row: usize) -> L {
-        repeat_table(self.lut, self.group.divide(row), BITS)
+        let entries = &self.lut[self.group.divide(row) << BITS..][..1 << BITS];
+        let mut full = [0f32; LANES];
+        for (i, f) in full.iter_mut().enumerate() {
+            *f = entries[i & ((1 << BITS) - 1)];
+        }
+        L::load(&full)
     }
     #[inline(always)]
     fn raw<L: F32x16>(&self, _: L, _: usize, bytes: &[u8]) -> L::U32s {
         match BITS {
             1 => L::load_u8(part(bytes, 0)),
             2 => L::load_u16(part(bytes, 0)),
-            _ => L::load_u24(bytes, 3),
+            3 => L::load_u24(bytes, 3),
+            4 => L::load_u32(part(bytes, 0)),
+            _ => unreachable!("at most four bits"),
         }
     }
     #[inline(always)]
@@ -183,7 +99,7 @@ pub(crate) struct Lut6<'a> {
 
 impl<'a> Decode for Lut6<'a> {
     const BYTES: usize = 96;
-    const REGISTER_BATCH: RegisterBatch = RegisterBatch::PAIR;
+    const REGISTER_TOKENS: (usize, usize) = (2, 2);
     type Row<L: F32x16> = &'a [f32; 64];
     type Raw<'b, L: F32x16> = [L::U32s; 2];
     #[inline(always)]
@@ -212,7 +128,7 @@ pub(crate) struct Lut8<'a> {
 
 impl<'a> Decode for Lut8<'a> {
     const BYTES: usize = 128;
-    const REGISTER_BATCH: RegisterBatch = RegisterBatch::PAIR;
+    const REGISTER_TOKENS: (usize, usize) = (2, 2);
     type Row<L: F32x16> = &'a [f32; 256];
     type Raw<'b, L: F32x16> = &'b [u8];
     #[inline(always)]
@@ -246,7 +162,8 @@ pub(crate) struct HalfLut6<'a> {
 
 impl Decode for HalfLut6<'_> {
     const BYTES: usize = 96;
-    const REGISTER_BATCH: RegisterBatch = RegisterBatch::PAIRS;
+    const HALF_TABLE: usize = 64;
+    const REGISTER_TOKENS: (usize, usize) = (4, 2);
     type Row<L: F32x16> = L::HalfTable;
     type Raw<'b, L: F32x16> = [L::F16x32; 4];
     #[inline(always)]
@@ -276,7 +193,8 @@ pub(crate) struct HalfLut8<'a> {
 
 impl<'a> Decode for HalfLut8<'a> {
     const BYTES: usize = 128;
-    const REGISTER_BATCH: RegisterBatch = RegisterBatch::PAIR;
+    const HALF_TABLE: usize = 256;
+    const REGISTER_TOKENS: (usize, usize) = (2, 2);
     type Row<L: F32x16> = &'a [u16; 256];
     type Raw<'b, L: F32x16> = [L::F16x32; 4];
     #[inline(always)]
@@ -304,7 +222,7 @@ pub(crate) struct Half;
 
 impl Decode for Half {
     const BYTES: usize = 256;
-    const REGISTER_BATCH: RegisterBatch = RegisterBatch::FOURS;
+    const REGISTER_TOKENS: (usize, usize) = (8, 4);
     type Row<L: F32x16> = ();
     type Raw<'b, L: F32x16> = &'b [u8];
     #[inline(always)]
@@ -325,7 +243,7 @@ pub(crate) struct Single;
 
 impl Decode for Single {
     const BYTES: usize = 512;
-    const REGISTER_BATCH: RegisterBatch = RegisterBatch::PAIRS;
+    const REGISTER_TOKENS: (usize, usize) = (4, 2);
     type Row<L: F32x16> = ();
     type Raw<'b, L: F32x16> = &'b [u8];
     #[inline(always)]
@@ -373,6 +291,13 @@ impl<'a> Scales<'a> {
         self.block_rows.divide(row) * self.blocks
     }
 
+    /// Returns the scale and offset of a row that is one block.
+    #[inline(always)]
+    fn of_row(&self, row: usize) -> (f32, f32) {
+        let at = self.first(row);
+        (self.scale[at], self.offset.map_or(0.0, |o| o[at]))
+    }
+
     /// Loads one value of `of` per lane; lane l holds column `column + step * l`.
     #[inline(always)]
     fn lanes<L: F32x16>(&self, of: &[f32], first: usize, column: usize, step: usize) -> L {
@@ -392,7 +317,8 @@ impl<'a> Scales<'a> {
             return L::repeat_lanes(of, lanes.trailing_zeros());
         }
         let mut v = [0f32; LANES];
-        for l in 0..LANES {
+        // Rare blocks: not unrolled, so that there is less code.
+        for l in 0..std::hint::black_box(LANES) {
             v[l] = of[(first + self.block.divide(column + step * l)).min(last)];
         }
         L::load(&v)
@@ -428,7 +354,7 @@ pub(crate) struct Int8Blocks<'a> {
 
 impl Decode for Int8Blocks<'_> {
     const BYTES: usize = 128;
-    const REGISTER_BATCH: RegisterBatch = RegisterBatch::FOURS;
+    const REGISTER_TOKENS: (usize, usize) = (8, 4);
     type Row<L: F32x16> = usize;
     /// Bytes, and the index of the scale of the first.
     type Raw<'b, L: F32x16> = (&'b [u8], usize);
@@ -463,7 +389,7 @@ pub(crate) struct Int8<'a> {
 
 impl Decode for Int8<'_> {
     const BYTES: usize = 128;
-    const REGISTER_BATCH: RegisterBatch = RegisterBatch::FOURS;
+    const REGISTER_TOKENS: (usize, usize) = (8, 4);
     type Row<L: F32x16> = usize;
     type Raw<'b, L: F32x16> = &'b [u8];
     #[inline(always)]
@@ -482,40 +408,22 @@ impl Decode for Int8<'_> {
     }
 }
 
-/// Finds the scale and offset of a row.
-#[derive(Clone, Copy)]
-pub(crate) struct RowScales<'a> {
-    pub scale: &'a [f32],
-    pub offset: Option<&'a [f32]>,
-    /// Rows that share a scale and offset.
-    pub block_rows: Divisor,
-}
-
-impl RowScales<'_> {
-    /// Returns a row's scale and offset.
-    #[inline(always)]
-    pub fn get(&self, row: usize) -> (f32, f32) {
-        let at = self.block_rows.divide(row);
-        (self.scale[at], self.offset.map_or(0.0, |o| o[at]))
-    }
-}
-
 /// 8-bit integers with one scale per row.
 #[derive(Clone, Copy)]
 pub(crate) struct Int8Rows<'a> {
-    pub scales: RowScales<'a>,
+    pub scales: Scales<'a>,
     pub signed: bool,
 }
 
 impl Decode for Int8Rows<'_> {
     const BYTES: usize = 128;
-    const REGISTER_BATCH: RegisterBatch = RegisterBatch::FOURS;
+    const REGISTER_TOKENS: (usize, usize) = (8, 4);
     /// Scale and offset.
     type Row<L: F32x16> = (L, L);
     type Raw<'b, L: F32x16> = &'b [u8];
     #[inline(always)]
     fn row<L: F32x16>(&self, row: usize) -> (L, L) {
-        let (scale, zero) = self.scales.get(row);
+        let (scale, zero) = self.scales.of_row(row);
         (L::splat(scale), L::splat(zero))
     }
     #[inline(always)]
@@ -533,16 +441,27 @@ impl Decode for Int8Rows<'_> {
 /// 4-bit integers with one scale per row: the sixteen values are a table.
 #[derive(Clone, Copy)]
 pub(crate) struct Int4Rows<'a> {
-    pub scales: RowScales<'a>,
+    pub scales: Scales<'a>,
     pub signed: bool,
 }
 
-impl Table16 for Int4Rows<'_> {
-    const REGISTER_BATCH: RegisterBatch = RegisterBatch::FOURS;
+impl Decode for Int4Rows<'_> {
+    const BYTES: usize = 64;
+    const REGISTER_TOKENS: (usize, usize) = (8, 4);
+    type Row<L: F32x16> = L;
+    type Raw<'b, L: F32x16> = L::U32s;
     #[inline(always)]
-    fn table<L: F32x16>(&self, row: usize) -> L {
-        let (scale, zero) = self.scales.get(row);
+    fn row<L: F32x16>(&self, row: usize) -> L {
+        let (scale, zero) = self.scales.of_row(row);
         L::splat(zero).neg_mul_add(L::splat(1.0), integers(self.signed)).mul(L::splat(scale))
+    }
+    #[inline(always)]
+    fn raw<L: F32x16>(&self, _: L, _: usize, bytes: &[u8]) -> L::U32s {
+        L::load_u32(part(bytes, 0))
+    }
+    #[inline(always)]
+    fn vector<L: F32x16>(&self, table: L, _: usize, at: L::U32s, k: usize) -> L {
+        L::lookup(table, L::shift_right(at, 4 * k as u32))
     }
 }
 
@@ -565,7 +484,7 @@ pub(crate) struct Int4<'a> {
 
 impl Decode for Int4<'_> {
     const BYTES: usize = 64;
-    const REGISTER_BATCH: RegisterBatch = RegisterBatch::PAIRS;
+    const REGISTER_TOKENS: (usize, usize) = (4, 2);
     type Row<L: F32x16> = usize;
     type Raw<'b, L: F32x16> = (L::U32s, L, L);
     #[inline(always)]
@@ -574,7 +493,7 @@ impl Decode for Int4<'_> {
     }
     #[inline(always)]
     fn raw<L: F32x16>(&self, first: usize, b: usize, bytes: &[u8]) -> (L::U32s, L, L) {
-        // The eight columns of a lane belong to one block, see `Matrix::has_native_kernel`.
+        // The eight columns of a lane belong to one block, see `Matrix::is_read_in_place`.
         let scale = self.scales.lanes::<L>(self.scales.scale, first, b * BLOCK, VECTORS);
         let zero = match self.scales.offset {
             Some(offset) => self.scales.lanes::<L>(offset, first, b * BLOCK, VECTORS),

@@ -2,339 +2,399 @@
 //!
 //! ```text
 //! weight      w = step * code + low,  code in 0 .. 255      a step and a low value per row
-//! activation  x = scale * q,          |q| <= 127            a scale per lane and 8 blocks, see `activations::i8`
+//! activation  x = scale * q,          |q| <= 127            a scale per lane and 8 blocks, see `activations::int8`
 //! result      step * sum(scale * sum(code * q)) + low * sum(x)
 //! ```
 //!
 //! The inner sum, over at most 64 columns, is exact in integers. Lanes are scaled and added in f32 after each eight
 //! blocks, then added by halves. The result has the same bits for any number of tokens and threads, and for each instruction set.
 //! A token of LUT4 takes 12 us where the f32 loop takes 33, 64 tokens 360 where it takes 1302 (`--example matmul`).
+//!
+//! Processors that multiply 16-bit words only (AVX2) widen codes once, and x once for eight rows. A dot product of bytes would
+//! widen both factors each time: nine instructions for 32 products, of which four remain. 64 tokens of LUT4 take 2230 us where the
+//! f32 loop of AVX2 takes 4150.
+//!
+//! ```text
+//! 32 bytes of codes   even bytes, as words | odd bytes, as words     8 rows and 1024 columns at a time: 16 KB
+//! 32 bytes of x       even bytes, as words | odd bytes, as words     in registers
+//! sum of lane l       codes 4 l, 4 l + 2 of the even words, then 4 l + 1, 4 l + 3 of the odd ones
+//! ```
 
-use super::decode::RowScales;
-use super::int8_codes::*;
-use super::int8_words;
+use super::int8_decode::*;
 use super::schedule::*;
-use crate::activations::I8_BLOCKS_PER_SCALE as BLOCKS_PER_SCALE;
+use super::tile_loop::*;
+use crate::activations::INT8_BLOCKS_PER_SCALE as BLOCKS_PER_SCALE;
+use crate::lut_tables::{Int8Codes, sign_bit};
 use crate::matrix::{BLOCK, Divisor};
-use crate::memory::AlignedVec;
-use crate::simd::{Kernel, LANES, Simd, U8x64, dispatch};
-use crate::weight_format::WeightFormat;
+use crate::simd::{Kernel, LANES, Simd, dispatch};
+use crate::weight_format::{IndexBits, IntBits, WeightFormat};
 use crate::{Isa, Matrix};
-use std::cell::RefCell;
+use std::mem::MaybeUninit;
 use std::ops::Range;
 
-/// Tokens per pass over decoded rows. Three tokens and four rows have twelve integer sums and twelve f32 sums, which
-/// fit into 32 registers. Six tokens would store and reload sums under each scale, which takes longer than loading codes twice.
-const TOKENS_PER_PASS: usize = 3;
+/// Lines of codes per block.
+const CODE_LINES: usize = 2;
+/// Lines of words per block: even and odd bytes of its lines of codes.
+const WORD_LINES: usize = 2 * CODE_LINES;
+/// Rows whose words are multiplied together: eight sums, two words of x and one of codes fit into the registers of AVX2.
+const WORD_ROWS: usize = 2 * ROWS;
 
-/// Multiplies some rows of `w`, which have scales per row, by all selected tokens.
+/// Multiplies some rows of `w`, which have codes, by all selected tokens.
 pub(super) fn multiply_rows(
     isa: Isa,
     w: &Matrix<'_>,
-    x: TokenSelection<'_>,
-    rows: &RowTiles,
+    codes: &Int8Codes,
+    x: Tokens<'_>,
+    tiles: &RowTiles,
     y: &OutputRows<'_>,
 ) {
+    let operands = Operands { rows: StoredRows::new(w), x, y };
     macro_rules! run {
-        ($format:expr, $bits:expr) => {{
-            let weights = Weights { rows: RowBytes::new(w, w.weight.elements, $bits), w, x };
-            dispatch(isa, MultiplyRowsInt8 { weights, format: $format, rows, y })
+        ($decoder:expr, $rows_per_group:expr) => {{
+            let (decoder, group) = ($decoder, Divisor::new($rows_per_group));
+            dispatch(isa, MultiplyRows(Int8Rows { decoder, codes, group, operands }, tiles))
         }};
     }
-    match (w.weight.format, w.int8_lut) {
-        (WeightFormat::Lut { bits, rows_per_table }, Some(lut)) => {
-            let of = TableOf { lut, group: Divisor::new(rows_per_table) };
-            match bits {
-                1 => run!(SmallTables::<1>(of), 1),
-                2 => run!(SmallTables::<2>(of), 2),
-                3 => run!(SmallTables::<3>(of), 3),
-                4 => run!(Tables4(of), 4),
-                6 => run!(Tables6(of), 6),
-                _ => run!(Tables8(of), 8),
-            }
-        }
-        (WeightFormat::Int { bits, signed, block_rows, .. }, _) => {
-            let (sign, excess) = (sign_bit(bits, signed), code_excess(bits, signed));
-            let (scale, offset) = (w.values(), w.weight.offsets);
-            let scales = RowScales { scale, offset, block_rows: Divisor::new(block_rows) };
-            match bits {
-                4 => run!(Integers { codes: Nibbles(sign * 0x11), scales, excess }, 4),
-                _ => run!(Integers { codes: Whole(sign), scales, excess }, 8),
-            }
-        }
-        _ => unreachable!("a matrix that has codes"),
+    match w.weight.format {
+        WeightFormat::Lut { bits, rows_per_table: rows } => match bits {
+            IndexBits::One => run!(SmallIndex::<1>, rows),
+            IndexBits::Two => run!(SmallIndex::<2>, rows),
+            IndexBits::Three => run!(SmallIndex::<3>, rows),
+            IndexBits::Four => run!(Index4, rows),
+            IndexBits::Six => run!(Index6, rows),
+            IndexBits::Eight => run!(Index8, rows),
+        },
+        WeightFormat::Int { bits, signed, block_rows: rows, .. } => match bits {
+            IntBits::Four => run!(Integer4 { sign_bit: sign_bit(bits, signed) }, rows),
+            IntBits::Eight => run!(Integer8 { sign_bit: sign_bit(bits, signed) }, rows),
+        },
+        WeightFormat::Fp16 | WeightFormat::F32 => unreachable!("a format that has codes"),
     }
 }
 
-/// Multiplies rows of one weight format.
-struct MultiplyRowsInt8<'a, F> {
-    weights: Weights<'a>,
-    format: F,
-    rows: &'a RowTiles,
-    y: &'a OutputRows<'a>,
+/// Rows of one weight format, and what they are multiplied by.
+#[derive(Clone, Copy)]
+struct Int8Rows<'a, D> {
+    decoder: D,
+    codes: &'a Int8Codes,
+    group: Divisor,
+    operands: Operands<'a>,
 }
 
-impl<F: Format> Kernel for MultiplyRowsInt8<'_, F> {
+impl<D: Int8Decode> Int8Rows<'_, D> {
+    /// Adds the products of block b of row i of a tile.
+    #[inline(always)]
+    fn add_block<L: Simd, const T: usize>(
+        &self,
+        table: D::Table<'_, L>,
+        block: &[u8],
+        b: usize,
+        tokens: &[&[[[u8; 64]; CODE_LINES]]; T],
+        i: usize,
+        sums: &mut [[L::Sums; ROWS]; T],
+    ) {
+        let [low, high] = self.decoder.codes::<L>(table, block);
+        for t in 0..T {
+            // SAFETY: b is below the number of blocks of each token.
+            let x = unsafe { tokens[t].get_unchecked(b) };
+            sums[t][i] = L::dot_u8i8(L::dot_u8i8(sums[t][i], low, &x[0]), high, &x[1]);
+        }
+    }
+
+    /// Returns a row's group.
+    #[inline(always)]
+    fn group(&self, row: usize) -> usize {
+        self.group.divide(self.operands.rows.in_storage(row))
+    }
+}
+
+impl<D: Int8Decode> Kernel for MultiplyRows<'_, Int8Rows<'_, D>> {
     type Output = ();
     const HAS_DOT_PRODUCTS: bool = true;
     #[inline(always)]
     fn run<S: Simd>(self) {
-        multiply_tiles::<S, F>(&self.weights, self.format, self.rows, self.y);
+        multiply_tiles::<S, _>(&self.0, self.1);
     }
 }
 
-/// Multiplies decoded rows; they are rows `which` of the matrix.
-pub(super) struct MultiplyDecoded<'a> {
-    pub rows: &'a DecodedInt8<'a>,
-    pub which: &'a [usize],
-    pub x: TokenSelection<'a>,
-    pub y: &'a OutputRows<'a>,
-}
+/// Steps and low values of sixteen rows.
+#[derive(Clone, Copy)]
+struct StepsAndLows([f32; LANES], [f32; LANES]);
 
-impl Kernel for MultiplyDecoded<'_> {
-    type Output = ();
-    const HAS_DOT_PRODUCTS: bool = true;
+impl<L: Simd> Scales<L> for StepsAndLows {
     #[inline(always)]
-    fn run<S: Simd>(self) {
-        large_batch::<S>(self.rows, self.which, self.x, self.y);
+    fn results(&self, x: Tokens<'_>, token: usize, sums: L) -> L {
+        let sum = L::splat(x.packed.int8.of_token[x.at(token)]);
+        L::load(&self.0).mul(sums).add(L::load(&self.1).mul(sum))
+    }
+    #[inline(always)]
+    fn result(&self, x: Tokens<'_>, token: usize, i: usize, sum: f32) -> f32 {
+        self.0[i] * sum + self.1[i] * x.packed.int8.of_token[x.at(token)]
     }
 }
 
-thread_local! {
-    static DECODED: RefCell<AlignedVec<[u8; 64]>> = const { RefCell::new(AlignedVec::new()) };
-}
+/// Scales of the lanes of a token's blocks.
+type LaneScales<'a> = &'a [[f32; LANES]];
 
-/// Multiplies all rows of a part by all tokens.
+/// Returns the lines and scales of T tokens from `first` on.
 #[inline(always)]
-fn multiply_tiles<L: Simd, F: Format>(s: &Weights<'_>, format: F, rows: &RowTiles, y: &OutputRows<'_>) {
-    let (x, first) = (s.x, s.w.first);
-    let several = F::Code::<L>::SMALL_BATCH_KERNEL && L::MULTIPLIES_SEVERAL_TOKENS;
-    if L::MULTIPLIES_BYTES_AS_WORDS && x.tokens() > if several { 4 } else { 1 } {
-        return int8_words::multiply_tiles::<L, F>(s, format, rows, y);
-    }
-    if x.tokens() <= if several { SMALL_BATCH } else { 1 } {
-        for (which, n) in rows.each() {
-            // Loops, not closures: a closure passed to another function is compiled without this function's instructions.
-            let (code, line) = format.row::<L>(first + which[0]);
-            let (mut codes, mut lines, mut bytes) = ([code; ROWS], [line; ROWS], [&[] as &[u8]; ROWS]);
-            for i in 0..ROWS {
-                (codes[i], lines[i]) = format.row::<L>(first + which[i]);
-                // SAFETY: every row of a tile is a row of the matrix.
-                bytes[i] = unsafe { s.rows.row(which[i]) };
-            }
-            let rows = FourRows { codes, bytes, lines, which, n };
-            let mut at = 0;
-            while at < x.tokens() {
-                at += match x.tokens() - at {
-                    4.. if several => small_batch_tile::<L, F::Code<L>, 4>(&rows, x, at, y),
-                    2.. if several => small_batch_tile::<L, F::Code<L>, 2>(&rows, x, at, y),
-                    _ => small_batch_tile::<L, F::Code<L>, 1>(&rows, x, at, y),
-                };
-            }
-        }
-        return;
-    }
-    let (lines, few) = (x.x.blocks() * 2, x.tokens() <= SMALL_BATCH);
-    let mut memory = DECODED.take();
-    memory.grow(ROWS_PER_PASS * lines, [0; 64]);
-    for (which, n) in rows.rows::<ROWS_PER_PASS>() {
-        let (mut steps, mut lows) = ([0.0; ROWS_PER_PASS], [0.0; ROWS_PER_PASS]);
-        for (i, &r) in which[..n].iter().enumerate() {
-            let (code, line) = format.row::<L>(first + r);
-            (steps[i], lows[i]) = line;
-            // SAFETY: every row of a tile is a row of the matrix.
-            let bytes = unsafe { s.rows.row(r) };
-            let (tile, _) = memory[i / ROWS * ROWS * lines..][..ROWS * lines].as_chunks_mut::<{ 2 * ROWS }>();
-            for (b, out) in tile.iter_mut().enumerate() {
-                if few && !bytes.is_empty() {
-                    let size = F::Code::<L>::BYTES;
-                    prefetch_row(&bytes[(b * size).min(bytes.len())..bytes.len().min((b + 1) * size)]);
-                }
-                let halves = decode_block::<L, F::Code<L>>(code, bytes, b);
-                L::store_bytes(halves.0, &mut out[i % ROWS]);
-                L::store_bytes(halves.1, &mut out[ROWS + i % ROWS]);
-            }
-        }
-        let next = s.rows.prefetch_after(&which[..n]);
-        let decoded = DecodedInt8 { codes: memory.as_chunks().0, steps, lows, next };
-        // SAFETY: this function was compiled for L's instructions, so the processor has them.
-        unsafe { L::call(MultiplyDecoded { rows: &decoded, which: &which[..n], x, y }) };
-    }
-    DECODED.set(memory);
-}
-
-/// Multiplies decoded rows by all tokens.
-#[inline(always)]
-fn large_batch<L: U8x64>(rows: &DecodedInt8<'_>, which: &[usize], x: TokenSelection<'_>, y: &OutputRows<'_>) {
-    let mut at = 0;
-    while at < x.tokens() {
-        at += match x.tokens() - at {
-            TOKENS_PER_PASS.. if L::MULTIPLIES_SEVERAL_TOKENS => {
-                large_batch_tiles::<L, TOKENS_PER_PASS>(rows, which, x, at, y)
-            }
-            2.. if L::MULTIPLIES_SEVERAL_TOKENS => large_batch_tiles::<L, 2>(rows, which, x, at, y),
-            _ => large_batch_tiles::<L, 1>(rows, which, x, at, y),
-        };
-    }
-}
-
-/// Multiplies decoded rows by T tokens from `first` on. Returns T.
-#[inline(always)]
-fn large_batch_tiles<L: U8x64, const T: usize>(
-    rows: &DecodedInt8<'_>,
-    which: &[usize],
-    x: TokenSelection<'_>,
-    first: usize,
-    y: &OutputRows<'_>,
-) -> usize {
-    let (lines, scaled) = (x.x.blocks() * 2, x.x.blocks().div_ceil(BLOCKS_PER_SCALE));
-    let mut tokens: [&[[u8; 64]]; T] = [&[]; T];
-    let mut scales: [&[[f32; LANES]]; T] = [&[]; T];
+fn codes_of<'a, const T: usize>(x: Tokens<'a>, first: usize) -> ([&'a [[u8; 64]]; T], [LaneScales<'a>; T]) {
+    let (lines, scaled) = (x.packed.blocks() * CODE_LINES, x.packed.blocks().div_ceil(BLOCKS_PER_SCALE));
+    let (mut tokens, mut scales) = ([&[] as &[[u8; 64]]; T], [&[] as &[[f32; LANES]]; T]);
     for t in 0..T {
         let token = x.at(first + t);
-        tokens[t] = &x.x.int8.bytes[token * lines..][..lines];
-        scales[t] = &x.x.int8.scales[token * scaled..][..scaled];
+        tokens[t] = &x.packed.int8.lines[token * lines..][..lines];
+        scales[t] = &x.packed.int8.scales[token * scaled..][..scaled];
     }
-    let mut partial_sums = [[L::splat(0.0); TILES_PER_PASS]; T];
-    let tiles = if scaled == 0 { 0 } else { which.len().div_ceil(ROWS) };
-    for i in 0..tiles {
-        let codes = &rows.codes[i * lines..][..lines];
-        let piece = first * tiles + i * T;
-        rows.next.prefetch_pieces(piece..piece + T, x.tokens() * tiles);
+    (tokens, scales)
+}
+
+impl<L: Simd, D: Int8Decode> Product<L> for Int8Rows<'_, D> {
+    const REGISTER_BATCH: RegisterBatch =
+        match (D::IN_REGISTERS && L::MULTIPLIES_SEVERAL_TOKENS, L::MULTIPLIES_BYTES_AS_WORDS) {
+            (false, _) => RegisterBatch { most: 1, widths: &[] },
+            (true, true) => RegisterBatch { most: 4, widths: &[4, 2] },
+            (true, false) => RegisterBatch { most: SMALL_BATCH, widths: &[4, 2] },
+        };
+    const PANELS: Option<Panels> = if L::MULTIPLIES_BYTES_AS_WORDS {
+        let lines = BLOCKS_PER_SCALE * WORD_LINES;
+        Some(Panels { rows: WORD_ROWS, tiles_of_few: TILES_PER_PASS, lines_of_few: lines, lines })
+    } else {
+        None
+    };
+    type Line = [u8; 64];
+    type Scales = StepsAndLows;
+
+    #[inline(always)]
+    fn operands(&self) -> &Operands<'_> {
+        &self.operands
+    }
+
+    #[inline(always)]
+    fn sums<const T: usize>(&self, rows: &[usize; ROWS], _: usize, first: usize) -> [[L; ROWS]; T] {
+        let (stored, x) = (&self.operands.rows, self.operands.x);
+        // Loops, not closures: a closure passed to another function is compiled without this function's instructions.
+        let mut tables = [D::table::<L>(self.codes, self.group(rows[0])); ROWS];
+        let mut bytes = [&[] as &[u8]; ROWS];
+        for i in 0..ROWS {
+            tables[i] = D::table::<L>(self.codes, self.group(rows[i]));
+            // SAFETY: every row of a tile is a row of the matrix.
+            bytes[i] = unsafe { stored.bytes(rows[i]) };
+        }
+        let (lines, scales) = codes_of::<T>(x, first);
+        let mut tokens: [&[[[u8; 64]; CODE_LINES]]; T] = [&[]; T];
+        for t in 0..T {
+            tokens[t] = lines[t].as_chunks().0;
+        }
+        let blocks = x.packed.blocks();
+        let whole = blocks.min(bytes[0].len() / D::BYTES);
+        assert!(bytes.iter().all(|b| b.len() == bytes[0].len()));
+        let mut spaces = SPACES;
+        let last = last_blocks(&bytes, whole, blocks, D::BYTES, &mut spaces);
         let mut totals = [[L::splat(0.0); ROWS]; T];
-        for s in 0..scaled {
-            let columns = 2 * s * BLOCKS_PER_SCALE..lines.min(2 * (s + 1) * BLOCKS_PER_SCALE);
-            // SAFETY: codes and tokens have `lines` lines.
-            let sums = unsafe { accumulate::<L, T>(codes, &tokens, columns) };
+        for part in 0..blocks.div_ceil(BLOCKS_PER_SCALE) {
+            let mut sums = [[L::zero_sums(); ROWS]; T];
+            let (start, end) = (part * BLOCKS_PER_SCALE, blocks.min((part + 1) * BLOCKS_PER_SCALE));
+            for b in start..end.min(whole) {
+                for i in 0..ROWS {
+                    // SAFETY: every row has `whole` blocks.
+                    let block = unsafe { bytes[i].get_unchecked(b * D::BYTES..(b + 1) * D::BYTES) };
+                    if T == 1 || D::BYTES < BLOCK {
+                        prefetch_after(block, PREFETCH_DISTANCE);
+                    }
+                    self.add_block::<L, T>(tables[i], block, b, &tokens, i, &mut sums);
+                }
+            }
+            if whole < end {
+                for i in 0..ROWS {
+                    self.add_block::<L, T>(tables[i], last[i], whole, &tokens, i, &mut sums);
+                }
+            }
             for t in 0..T {
-                let scale = L::load(&scales[t][s]);
+                let scale = L::load(&scales[t][part]);
+                for i in 0..ROWS {
+                    totals[t][i] = L::sums_to_f32(sums[t][i]).mul_add(scale, totals[t][i]);
+                }
+            }
+        }
+        totals
+    }
+
+    #[inline(always)]
+    fn lines(&self) -> usize {
+        self.operands.x.packed.blocks() * if L::MULTIPLIES_BYTES_AS_WORDS { WORD_LINES } else { CODE_LINES }
+    }
+
+    #[inline(always)]
+    fn scales(&self, rows: &[usize]) -> StepsAndLows {
+        let mut scales = StepsAndLows([0.0; LANES], [0.0; LANES]);
+        for (i, &r) in rows.iter().enumerate() {
+            (scales.0[i], scales.1[i]) = self.codes.step_and_low(self.group(r));
+        }
+        scales
+    }
+
+    #[inline(always)]
+    fn decode(
+        &self,
+        row: usize,
+        lines: &Range<usize>,
+        distance: usize,
+        k: usize,
+        out: &mut [[[u8; 64]; ROWS]],
+    ) {
+        let table = D::table::<L>(self.codes, self.group(row));
+        // SAFETY: every row of a tile is a row of the matrix.
+        let bytes = unsafe { self.operands.rows.bytes(row) };
+        let block_lines = if L::MULTIPLIES_BYTES_AS_WORDS { WORD_LINES } else { CODE_LINES };
+        let mut space = [MaybeUninit::uninit(); 4 * BLOCK];
+        for (b, out) in (lines.start / block_lines..).zip(out.chunks_exact_mut(block_lines)) {
+            let block = match bytes.get(b * D::BYTES..(b + 1) * D::BYTES) {
+                Some(block) => block,
+                None => pad(&bytes[b * D::BYTES..], D::BYTES, &mut space),
+            };
+            if distance > 0 {
+                prefetch_after(block, distance);
+            }
+            let [low, high] = self.decoder.codes::<L>(table, block);
+            if L::MULTIPLIES_BYTES_AS_WORDS {
+                let ([even, odd], [even_high, odd_high]) = (L::widen_codes(low), L::widen_codes(high));
+                L::store_bytes(even, &mut out[0][k]);
+                L::store_bytes(odd, &mut out[1][k]);
+                L::store_bytes(even_high, &mut out[2][k]);
+                L::store_bytes(odd_high, &mut out[3][k]);
+            } else {
+                L::store_bytes(low, &mut out[0][k]);
+                L::store_bytes(high, &mut out[1][k]);
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn multiply_decoded(rows: DecodedRows<'_, [u8; 64], StepsAndLows>) {
+        // SAFETY: this function was compiled for L's instructions, so the processor has them.
+        unsafe { L::call(Int8Decoded(rows)) };
+    }
+
+    #[inline(always)]
+    fn add_products(panel: Panel<'_, [u8; 64]>) {
+        // SAFETY: this function was compiled for L's instructions, so the processor has them.
+        unsafe { L::call(WordPanel(panel)) };
+    }
+}
+
+/// Rows that are decoded to memory as codes.
+struct Int8Decoded<'a>(DecodedRows<'a, [u8; 64], StepsAndLows>);
+
+impl Kernel for Int8Decoded<'_> {
+    type Output = ();
+    const HAS_DOT_PRODUCTS: bool = true;
+    #[inline(always)]
+    fn run<S: Simd>(self) {
+        let tokens = self.0.x.len();
+        multiply_tokens::<S, _>(&mut ByTile(self.0, Int8Tile), tokens);
+    }
+}
+
+struct Int8Tile;
+
+impl<L: Simd> DecodedTile<L> for Int8Tile {
+    /// Three tokens and four rows have twelve integer sums and twelve f32 sums, which fit into 32 registers. Six tokens would
+    /// store and reload sums under each scale, which takes longer than loading codes twice.
+    const WIDTHS: &'static [usize] = if L::MULTIPLIES_SEVERAL_TOKENS { &[3, 2] } else { &[] };
+    #[inline(always)]
+    fn sums<const T: usize>(tile: &[[[u8; 64]; ROWS]], x: Tokens<'_>, first: usize) -> [[L; ROWS]; T] {
+        const LINES: usize = BLOCKS_PER_SCALE * CODE_LINES;
+        let (tokens, scales) = codes_of::<T>(x, first);
+        let mut totals = [[L::splat(0.0); ROWS]; T];
+        for (part, lines) in tile.chunks(LINES).enumerate() {
+            let mut sums = [[L::zero_sums(); ROWS]; T];
+            for (c, codes) in (part * LINES..).zip(lines) {
+                for k in 0..ROWS {
+                    let code = L::load_bytes(&codes[k]);
+                    for t in 0..T {
+                        // SAFETY: tokens have as many lines as the rows.
+                        let x = unsafe { tokens[t].get_unchecked(c) };
+                        sums[t][k] = L::dot_u8i8(sums[t][k], code, x);
+                    }
+                }
+            }
+            for t in 0..T {
+                let scale = L::load(&scales[t][part]);
                 for k in 0..ROWS {
                     totals[t][k] = L::sums_to_f32(sums[t][k]).mul_add(scale, totals[t][k]);
                 }
             }
         }
-        for t in 0..T {
-            partial_sums[t][i] = L::partial_sums(totals[t]);
-        }
+        totals
     }
-    for t in 0..T {
-        let sum = L::splat(x.x.int8.sums[x.at(first + t)]);
-        let scaled = L::load(&rows.steps).mul(L::finish_partial_sums(partial_sums[t]));
-        store_rows(y, which, first + t, scaled.add(L::load(&rows.lows).mul(sum)));
-    }
-    T
 }
 
-/// Returns the integer sums of products of four rows and T tokens over the lines `lines`.
-///
-/// # Safety
-/// Rows and tokens have these lines.
+/// Columns of eight rows under one scale, as words.
+struct WordPanel<'a>(Panel<'a, [u8; 64]>);
+
+impl Kernel for WordPanel<'_> {
+    type Output = ();
+    const HAS_DOT_PRODUCTS: bool = true;
+    #[inline(always)]
+    fn run<S: Simd>(self) {
+        let Panel { lines, columns, x, tokens, first_row, totals } = self.0;
+        let (lines, rest) = lines.split_at(columns.len());
+        // Rows that do not exist repeat the others.
+        let words = [lines, if rest.is_empty() { lines } else { rest }].map(|lines| lines.as_chunks().0);
+        let blocks = columns.start / WORD_LINES..columns.end / WORD_LINES;
+        for (t, totals) in tokens.zip(totals) {
+            let ([token], [scales]) = codes_of::<1>(x, t);
+            let token = &token[blocks.start * CODE_LINES..blocks.end * CODE_LINES];
+            let totals = totals[first_row..].first_chunk_mut().expect("eight rows");
+            add_token::<S>(words, token, &scales[blocks.start / BLOCKS_PER_SCALE], totals);
+        }
+    }
+}
+
+/// Even and odd words of a line of codes of four rows.
+type WordLines = [[[u8; 64]; ROWS]; 2];
+
+/// Adds the products of one token, a register of each row at a time.
 #[inline(always)]
-unsafe fn accumulate<L: U8x64, const T: usize>(
-    codes: &[[[u8; 64]; ROWS]],
-    tokens: &[&[[u8; 64]]; T],
-    lines: Range<usize>,
-) -> [[L::Sums; ROWS]; T] {
-    let mut sums = [[L::zero_sums(); ROWS]; T];
-    for c in lines {
-        // SAFETY: the caller promises these lines.
-        let codes = unsafe { codes.get_unchecked(c) };
-        for k in 0..ROWS {
-            let code = L::load_bytes(&codes[k]);
-            for t in 0..T {
-                // SAFETY: the caller promises these lines.
-                sums[t][k] = L::dot_u8i8(sums[t][k], code, unsafe { tokens[t].get_unchecked(c) });
-            }
-        }
-    }
-    sums
-}
-
-/// Holds four rows, of which the first n exist.
-struct FourRows<'a, C> {
-    codes: [C; ROWS],
-    bytes: [&'a [u8]; ROWS],
-    /// Step and low value of each row.
-    lines: [(f32, f32); ROWS],
-    which: [usize; ROWS],
-    n: usize,
-}
-
-/// Multiplies four rows by T tokens; decodes the codes into registers. Returns T.
-#[inline(always)]
-fn small_batch_tile<L: U8x64, C: Coded<L>, const T: usize>(
-    rows: &FourRows<'_, C>,
-    x: TokenSelection<'_>,
-    first: usize,
-    y: &OutputRows<'_>,
-) -> usize {
-    let blocks = x.x.blocks();
-    let scaled = blocks.div_ceil(BLOCKS_PER_SCALE);
-    let mut tokens: [&[[[u8; 64]; 2]]; T] = [&[]; T];
-    let mut scales: [&[[f32; LANES]]; T] = [&[]; T];
-    for t in 0..T {
-        tokens[t] = x.x.int8.bytes[x.at(first + t) * blocks * 2..][..blocks * 2].as_chunks().0;
-        scales[t] = &x.x.int8.scales[x.at(first + t) * scaled..][..scaled];
-    }
-    let mut totals = [[L::splat(0.0); ROWS]; T];
-    // Blocks that are whole in all rows.
-    let whole = blocks.min(rows.bytes[0].len() / C::BYTES);
-    assert!(rows.bytes.iter().all(|b| b.len() == rows.bytes[0].len()));
-    for s in 0..scaled {
-        let mut sums = [[L::zero_sums(); ROWS]; T];
-        let end = blocks.min((s + 1) * BLOCKS_PER_SCALE);
-        for c in s * BLOCKS_PER_SCALE..end.min(whole) {
-            for i in 0..ROWS {
-                // SAFETY: c is below `whole`, which is the number of whole blocks of every row.
-                let bytes = unsafe { rows.bytes[i].get_unchecked(c * C::BYTES..(c + 1) * C::BYTES) };
-                if T == 1 || C::BYTES < BLOCK {
-                    prefetch_row(bytes);
+fn add_token<L: Simd>(
+    words: [&[WordLines]; 2],
+    x: &[[u8; 64]],
+    scale: &[f32; LANES],
+    totals: &mut [[f32; LANES]; WORD_ROWS],
+) {
+    for r in 0..L::REGISTERS_PER_VECTOR {
+        let mut sums = [L::zero_sum_register(); WORD_ROWS];
+        for ((low, high), x) in words[0].iter().zip(words[1]).zip(x) {
+            let x = L::widen_signed_register(x, r);
+            for j in 0..2 {
+                for k in 0..ROWS {
+                    sums[k] = L::dot_word_register(sums[k], L::load_word_register(&low[j][k], r), x[j]);
                 }
-                let (a, b) = rows.codes[i].codes(bytes);
-                for t in 0..T {
-                    // SAFETY: c is below `blocks`, the number of blocks of each token.
-                    let x = unsafe { tokens[t].get_unchecked(c) };
-                    sums[t][i] = L::dot_u8i8(L::dot_u8i8(sums[t][i], a, &x[0]), b, &x[1]);
+                for k in 0..ROWS {
+                    let word = L::load_word_register(&high[j][k], r);
+                    sums[ROWS + k] = L::dot_word_register(sums[ROWS + k], word, x[j]);
                 }
             }
         }
-        for c in whole.max(s * BLOCKS_PER_SCALE)..end {
-            for i in 0..ROWS {
-                let (a, b) = rows.codes[i].rest(&rows.bytes[i][c * C::BYTES..]);
-                for t in 0..T {
-                    let x = &tokens[t][c];
-                    sums[t][i] = L::dot_u8i8(L::dot_u8i8(sums[t][i], a, &x[0]), b, &x[1]);
-                }
-            }
-        }
-        for t in 0..T {
-            let scale = L::load(&scales[t][s]);
-            for i in 0..ROWS {
-                totals[t][i] = L::sums_to_f32(sums[t][i]).mul_add(scale, totals[t][i]);
-            }
+        for k in 0..WORD_ROWS {
+            add_register::<L>(L::sum_register_to_f32(sums[k]), scale, r, &mut totals[k]);
         }
     }
-    for t in 0..T {
-        let sum = x.x.int8.sums[x.at(first + t)];
-        for (i, total) in L::horizontal_sums(totals[t]).into_iter().enumerate().take(rows.n) {
-            let (step, low) = rows.lines[i];
-            store(y, rows.which[i], first + t, step * total + low * sum);
-        }
-    }
-    T
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::arithmetic::Arithmetic;
     use crate::test_data::{bytes, cases, noise};
-    use crate::{Columns, Int8Lut, Layout, MatMul, PackedActivations, Pool, matmul_batch_on};
+    use crate::{Columns, Layout, MatMul, PackedActivations, Pool, matmul_batch_on};
     use proptest::prelude::*;
 
     fn run(isa: Isa, pool: &Pool, w: &Matrix<'_>, x: &[f32], t: usize) -> Vec<f32> {
         let mut packed = PackedActivations::default();
         let rubbish = Columns { values: &[7.0; 900], first: 0, token_stride: 0, channel_stride: 1 };
-        packed.pack(pool, Layout::I8, rubbish, 9, 900);
+        packed.pack(pool, Layout::Int8, rubbish, 9, 900);
         let at = Columns { values: x, first: 0, token_stride: w.cols, channel_stride: 1 };
         packed.pack(pool, w.layout(), at, t, w.cols);
         let mut y = vec![f32::NAN; t * w.rows];
@@ -349,21 +409,22 @@ mod tests {
     /// Calls `check` with a matrix of each format: its name, the bits of its tables (0 without), and the matrix.
     fn each_matrix(seed: u64, rows: usize, cols: usize, mut check: impl FnMut(&str, usize, &Matrix<'_>)) {
         let group = (1..=4).rev().find(|g| rows.is_multiple_of(*g)).unwrap();
-        for bits in [1, 2, 3, 4, 6, 8] {
+        for width in IndexBits::ALL {
+            let bits = usize::from(width.bits());
             let cols = if bits == 8 { cols } else { cols.next_multiple_of(8) };
             let lut = noise(seed + 1, (rows / group) << bits);
             let indices = bytes(seed + 2, rows * cols * bits / 8);
-            let codes = Int8Lut::new(&lut, bits).unwrap();
-            let m = Matrix::lut(bits, &indices, &lut, group, rows, cols).unwrap().with_fast(Some(&codes));
-            check(&format!("lut{bits}"), bits, &m);
+            let m = Matrix::lut(width, &indices, &lut, group, rows, cols).unwrap();
+            check(&format!("lut{bits}"), bits, &m.with(&Arithmetic::fast(&m)));
         }
-        for (bits, signed) in [(8, true), (8, false), (4, true), (4, false)] {
+        for (width, signed) in IntBits::ALL.into_iter().flat_map(|width| [(width, true), (width, false)]) {
+            let bits = usize::from(width.bits());
             let cols = cols.next_multiple_of(32);
             let data = bytes(seed + 3, rows * cols * bits / 8);
             let (scale, offset) = (noise(seed + 4, rows / group), noise(seed + 5, rows / group));
             for offset in [None, Some(offset.as_slice())] {
-                let m = Matrix::int(bits, signed, &data, &scale, offset, (group, cols), rows, cols);
-                check(&format!("int{bits} {signed}"), 0, &m.unwrap().with_fast(None));
+                let m = Matrix::int(width, signed, &data, &scale, offset, (group, cols), rows, cols).unwrap();
+                check(&format!("int{bits} {signed}"), 0, &m.with(&Arithmetic::fast(&m)));
             }
         }
     }
@@ -393,7 +454,7 @@ mod tests {
         one: &Pool,
         three: &Pool,
     ) {
-        assert!(w.fast, "{kind}");
+        assert!(w.arithmetic.is_fast(), "{kind}");
         let (rows, cols) = (w.rows, w.cols);
         let x = noise(seed + 9, cols * t);
         let mut dense = vec![0f32; rows * cols];
@@ -437,12 +498,11 @@ mod tests {
         let (rows, cols) = (256, 2816);
         let lut: Vec<f32> = noise(3, rows / 32 * 16);
         let indices = bytes(4, rows * cols / 2);
-        let codes = Int8Lut::new(&lut, 4).unwrap();
-        let exact = Matrix::lut(4, &indices, &lut, 32, rows, cols).unwrap();
+        let exact = Matrix::lut(IndexBits::Four, &indices, &lut, 32, rows, cols).unwrap();
         let x: Vec<f32> = noise(5, cols).chunks(2).flat_map(|v| [v[0] + v[1], v[0] * 3.0 - v[1]]).collect();
         let pool = Pool::new(1);
         let a = run(Isa::best(), &pool, &exact, &x, 1);
-        let b = run(Isa::best(), &pool, &exact.with_fast(Some(&codes)), &x, 1);
+        let b = run(Isa::best(), &pool, &exact.with(&Arithmetic::fast(&exact)), &x, 1);
         let norm = |v: &mut dyn Iterator<Item = f32>| v.map(|v| f64::from(v).powi(2)).sum::<f64>().sqrt();
         let error = norm(&mut a.iter().zip(&b).map(|(a, b)| a - b)) / norm(&mut a.iter().copied());
         assert!(error > 1e-5 && error < 0.01, "{error}");
@@ -454,16 +514,16 @@ mod tests {
     #[test]
     fn what_is_not_finite_is_not_hidden() {
         let lut = noise(3, 16);
-        let codes = Int8Lut::new(&lut, 4).unwrap();
         let indices = bytes(4, 4 * 100);
-        let w = Matrix::lut(4, &indices, &lut, 4, 4, 200).unwrap().with_fast(Some(&codes));
+        let matrix = |lut| Matrix::lut(IndexBits::Four, &indices, lut, 4, 4, 200).unwrap();
+        let fast = Arithmetic::fast(&matrix(&lut));
+        let w = matrix(&lut).with(&fast);
         for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
             let mut x = noise(5, 200);
             x[77] = bad;
             assert!(run(Isa::best(), &Pool::new(1), &w, &x, 1).iter().all(|v| v.is_nan()), "{bad}");
         }
-        assert!(Int8Lut::new(&[f32::NAN; 16], 4).is_none());
-        assert!(Int8Lut::new(&[0.0; 15], 4).is_none());
+        assert!(!Arithmetic::fast(&matrix(&[f32::NAN; 16])).is_fast());
         let zeros = run(Isa::best(), &Pool::new(1), &w, &[0.0; 200], 1);
         assert_eq!(zeros, [0.0; 4]);
     }

@@ -2,33 +2,32 @@
 //!
 //! ```text
 //! MatMul, MatMul, ..  --jobs-->  parts of row tiles  --threads-->  one tile loop per arithmetic
-//!                                                                    f32          any format
-//!                                                                    int16_lut    tables of 16 whole numbers, 24-bit tokens
-//!                                                                    int8         tables and integers, 8-bit tokens; hands
-//!                                                                                 batches to int8_words (AVX2)
-//!                                                                    bf16         large fp16 and f32
+//!                                                                    f32      any format
+//!                                                                    int16    tables of 16 whole numbers, 24-bit tokens
+//!                                                                    int8     tables and integers, 8-bit tokens
+//!                                                                    bf16     large fp16 and f32
 //! ```
 //!
 //! An element of the result is a sum in sixteen lanes. Each lane adds its columns in ascending order of blocks and
 //! vectors; then the lanes are added by halves. This order does not depend on the number of tokens, threads or rows
 //! computed together, nor on the instruction set (AVX2, AVX-512, NEON): a token has the same bits alone and in a batch.
 //!
-//! This file makes jobs and chooses tile loops.
+//! This file makes jobs and chooses the arithmetic; `tile_loop` loops over rows and tokens for all of them.
 
 mod bf16;
 mod decode;
 mod f32;
-mod int16_lut;
+mod int16;
 mod int8;
-mod int8_codes;
-mod int8_words;
+mod int8_decode;
 mod schedule;
+mod tile_loop;
 
-pub(crate) use schedule::{OutputRows, RowTiles, TokenSelection};
+pub(crate) use schedule::{OutputRows, RowTiles, Tokens};
 
-use crate::activations::{Layout, PackedActivations};
-use crate::lut_tables::{HalfLut, Int8Lut, Int16Lut};
-use crate::weight_format::WeightFormat;
+use crate::activations::PackedActivations;
+use crate::arithmetic::Arithmetic;
+use crate::lut_tables::Int16Lut;
 use crate::{Isa, Matrix, Pool};
 use schedule::{ROWS, SMALL_BATCH, TILES_PER_PASS};
 
@@ -43,9 +42,6 @@ const JOB_SIZE: usize = 8;
 /// Multiplications from which on a job uses several threads: a third of a microsecond of work with AVX-512, some three with the
 /// slowest set, while a second thread delays the start and the end of a job by .2 to .3 us (examples/pool.rs).
 pub(crate) const PARALLEL_MATMUL: usize = 1 << 15;
-/// Fewest rows and columns for bf16. Routers are smaller: rounding their sums could choose another expert.
-const MIN_BF16_SIZE: usize = 512;
-
 /// Describes one matmul `y = w x + bias`.
 #[derive(Debug)]
 pub struct MatMul<'a> {
@@ -69,13 +65,13 @@ fn check(p: &MatMul<'_>) {
     assert_eq!(x.layout, w.layout(), "x is in the matrix' layout");
     assert!(x.is_packed());
     assert!(p.tokens.is_none_or(|t| t.iter().all(|&t| (t as usize) < x.tokens)), "tokens of x");
-    let end = selection(p).tokens().checked_sub(1).map(|t| t * p.stride + w.rows);
+    let end = tokens(p).len().checked_sub(1).map(|t| t * p.stride + w.rows);
     assert!(w.rows <= p.stride && end.is_none_or(|end| end <= p.y.len()), "y is [tokens, stride]");
     assert!(p.bias.is_none_or(|b| b.len() == w.rows), "a bias per row");
 }
 
-fn selection<'a>(p: &MatMul<'a>) -> TokenSelection<'a> {
-    TokenSelection::new(p.x, p.tokens)
+fn tokens<'a>(p: &MatMul<'a>) -> Tokens<'a> {
+    Tokens::new(p.x, p.tokens)
 }
 
 /// Returns the number of row tiles of a part.
@@ -105,17 +101,17 @@ pub fn matmul_batch_on(isa: Isa, pool: &Pool, all: &mut [Option<MatMul<'_>>]) {
     let mut work = 0;
     for p in all.iter().flatten() {
         check(p);
-        work += p.w.rows * p.w.cols * selection(p).tokens();
+        work += p.w.rows * p.w.cols * tokens(p).len();
     }
     if work < PARALLEL_MATMUL {
         for p in all.iter_mut().flatten() {
             let y = OutputRows { y: p.y.as_mut_ptr(), stride: p.stride, bias: p.bias };
-            multiply_rows(isa, &p.w, selection(p), &RowTiles::all(&p.w, selection(p).tokens()), &y);
+            multiply_rows(isa, &p.w, tokens(p), &RowTiles::all(&p.w, tokens(p).len()), &y);
         }
         return;
     }
     for job in all.chunks_mut(JOB_SIZE) {
-        run_job(isa, pool, job, work.div_ceil(isa.least_of_thread()));
+        run_job(isa, pool, job, work.div_ceil(isa.grain()));
     }
 }
 
@@ -126,8 +122,8 @@ fn run_job(isa: Isa, pool: &Pool, all: &mut [Option<MatMul<'_>>], threads: usize
     let mut parts = 0;
     for (i, p) in all.iter().enumerate() {
         let Some(p) = p else { continue };
-        let tokens = selection(p).tokens();
-        let (tiles, size) = (RowTiles::all(&p.w, tokens), part_tiles(&p.w, tokens));
+        let n = tokens(p).len();
+        let (tiles, size) = (RowTiles::all(&p.w, n), part_tiles(&p.w, n));
         let n = tiles.len().div_ceil(size);
         plan[i] = Some((tiles, size, parts));
         parts += n;
@@ -139,124 +135,51 @@ fn run_job(isa: Isa, pool: &Pool, all: &mut [Option<MatMul<'_>>], threads: usize
     pool.run_on(threads, parts, &|i| {
         let shared = &shared;
         let found = shared.0.iter().zip(&plan).rev().find_map(|(p, plan)| match (p, plan) {
-            (Some(p), Some((tiles, size, first))) if *first <= i => Some((p, tiles.piece(*size, i - first))),
+            (Some(p), Some((tiles, size, first))) if *first <= i => Some((p, tiles.part(*size, i - first))),
             _ => None,
         });
         if let Some((p, tiles)) = found {
             let y = OutputRows { y: p.y.as_ptr().cast_mut(), stride: p.stride, bias: p.bias };
-            multiply_rows(isa, &p.w, selection(p), &tiles, &y);
+            multiply_rows(isa, &p.w, tokens(p), &tiles, &y);
         }
     });
 }
 
-/// Multiplies some rows of `w` by all selected tokens, with the tile loop that the matrix is prepared for.
-pub(crate) fn multiply_rows(
-    isa: Isa,
-    w: &Matrix<'_>,
-    x: TokenSelection<'_>,
-    rows: &RowTiles,
-    y: &OutputRows<'_>,
-) {
-    if x.tokens() == 0 {
+/// Multiplies some rows of `w` by all selected tokens, in the arithmetic that the matrix is prepared for.
+pub(crate) fn multiply_rows(isa: Isa, w: &Matrix<'_>, x: Tokens<'_>, tiles: &RowTiles, y: &OutputRows<'_>) {
+    if x.len() == 0 {
         return;
     }
-    match (w.weight.format, w.int16_lut) {
-        (WeightFormat::Fp16 | WeightFormat::F32, _) if w.fast => bf16::multiply_rows(isa, w, x, rows, y),
-        _ if w.fast => int8::multiply_rows(isa, w, x, rows, y),
-        (_, Some(lut)) => multiply_accepted(isa, w, lut, x, rows, y),
-        _ => f32::multiply_rows(isa, w, x, rows, y),
+    match w.arithmetic {
+        Arithmetic::F32 | Arithmetic::F32OfHalves(_) => f32::multiply_rows(isa, w, x, tiles, y),
+        Arithmetic::Int16(lut) => multiply_in_range(isa, w, lut, x, tiles, y),
+        Arithmetic::Int8(codes) => int8::multiply_rows(isa, w, codes, x, tiles, y),
+        Arithmetic::Bf16 => bf16::multiply_rows(isa, w, x, tiles, y),
     }
 }
 
-/// Multiplies all tokens as integers if none is refused; else one token at a time, refused tokens in f32.
-fn multiply_accepted(
+/// Multiplies all tokens as integers if none is out of range; else one token at a time, tokens out of range in f32.
+fn multiply_in_range(
     isa: Isa,
     w: &Matrix<'_>,
     lut: &Int16Lut,
-    x: TokenSelection<'_>,
-    rows: &RowTiles,
+    x: Tokens<'_>,
+    tiles: &RowTiles,
     y: &OutputRows<'_>,
 ) {
-    let is_refused = |t: usize| x.x.int24.refused[x.at(t)];
-    if !(0..x.tokens()).any(is_refused) {
-        return int16_lut::multiply_rows(isa, w, lut, x, rows, y);
+    let is_out_of_range = |t: usize| x.packed.int16.of_token[x.at(t)];
+    if !(0..x.len()).any(is_out_of_range) {
+        return int16::multiply_rows(isa, w, lut, x, tiles, y);
     }
-    for t in 0..x.tokens() {
+    for t in 0..x.len() {
         let token = [x.at(t) as u32];
         // SAFETY: points to token t of `y`, see `check`.
         let y = OutputRows { y: unsafe { y.y.add(t * y.stride) }, ..*y };
-        let one = TokenSelection::new(x.x, Some(&token));
-        if is_refused(t) {
-            f32::multiply_rows(isa, w, one, rows, &y);
+        let one = Tokens::new(x.packed, Some(&token));
+        if is_out_of_range(t) {
+            f32::multiply_rows(isa, w, one, tiles, &y);
         } else {
-            int16_lut::multiply_rows(isa, w, lut, one, rows, &y);
-        }
-    }
-}
-
-impl<'a> Matrix<'a> {
-    /// Prepares for approximate matmul where the format has it; other formats stay exact.
-    ///
-    /// ```text
-    /// LUT1 to LUT8             8-bit entries, `int8_lut`
-    /// int8, int4               scales for whole rows
-    /// fp16, f32                bf16, from 512 rows and columns on, on processors with AVX512-BF16
-    /// ```
-    ///
-    /// Rows must start at bytes.
-    pub fn with_fast(mut self, int8_lut: Option<&'a Int8Lut>) -> Self {
-        let is_whole = self.starts_rows_at_bytes();
-        (self.fast, self.int8_lut) = match self.weight.format {
-            WeightFormat::Lut { bits, .. } => {
-                let lut = self.values();
-                let fitting = int8_lut.filter(|c| is_whole && c.fits(lut, usize::from(bits)));
-                (fitting.is_some(), fitting)
-            }
-            // In bytes, scales of blocks cost more than they save: f32 is faster.
-            WeightFormat::Int { block_cols, .. } => (is_whole && block_cols == self.cols, None),
-            WeightFormat::Fp16 | WeightFormat::F32 => {
-                let is_large = self.rows >= MIN_BF16_SIZE && self.cols >= MIN_BF16_SIZE;
-                (is_large && crate::simd::has_bf16(Isa::best()), None)
-            }
-        };
-        self
-    }
-
-    /// Prepares for exact integer matmul where the format has it: 4-bit indices, rows that start at bytes.
-    ///
-    /// Takes two thirds of the instructions of f32; [`Int16Lut`] states its error.
-    pub fn with_int16_lut(mut self, lut: Option<&'a Int16Lut>) -> Self {
-        self.int16_lut = match self.weight.format {
-            WeightFormat::Lut { bits: 4, .. } if self.has_native_kernel() => {
-                lut.filter(|w| w.fits(self.values()))
-            }
-            _ => None,
-        };
-        self
-    }
-
-    /// Prepares for exact matmul with fp16 lookup tables of 64 or 256 entries. Results keep their bits.
-    pub fn with_half_lut(mut self, lut: Option<&'a HalfLut>) -> Self {
-        self.half_lut = match self.weight.format {
-            WeightFormat::Lut { bits: 6 | 8, .. } if self.has_native_kernel() => {
-                lut.filter(|h| h.halves.len() == self.values().len())
-            }
-            _ => None,
-        };
-        self
-    }
-
-    /// Returns the layout that this matrix needs its activations in.
-    pub fn layout(&self) -> Layout {
-        use WeightFormat::{F32, Fp16, Int, Lut};
-        match self.weight.format {
-            Lut { bits: 4, .. } | Int { bits: 4, .. } if self.fast => Layout::I8Nibbles,
-            Lut { .. } | Int { .. } if self.fast => Layout::I8,
-            Fp16 | F32 if self.fast => Layout::Bf16,
-            _ if self.int16_lut.is_some() => Layout::I24,
-            Lut { bits, .. } if bits < 8 && self.has_native_kernel() => Layout::F32Interleaved,
-            Int { bits: 4, .. } if self.has_native_kernel() => Layout::F32Interleaved,
-            _ => Layout::F32,
+            int16::multiply_rows(isa, w, lut, one, tiles, &y);
         }
     }
 }
@@ -265,7 +188,7 @@ impl<'a> Matrix<'a> {
 mod tests {
     use super::*;
     use crate::test_data::{bytes, cases, noise};
-    use crate::{Columns, Layout};
+    use crate::{Columns, IndexBits, IntBits, Layout};
     use proptest::prelude::*;
 
     /// Calls `check` with the name and the matrix of each format.
@@ -275,37 +198,39 @@ mod tests {
         check("f32", &Matrix::f32(&dense, rows, cols).unwrap());
         let halves: Vec<u8> = dense.iter().flat_map(|&v| half::f16::from_f32(v).to_le_bytes()).collect();
         check("f16", &Matrix::f16(&halves, rows, cols).unwrap());
-        for bits in [1, 2, 3, 4, 6, 8] {
+        for width in IndexBits::ALL {
+            let bits = usize::from(width.bits());
             let group = (1..=4).rev().find(|g| rows.is_multiple_of(*g)).unwrap();
-            let lut = noise(seed + 1, (rows / group) << bits);
+            let mut lut = noise(seed + 1, (rows / group) << bits);
             let indices = bytes(seed + 2, (n * bits).div_ceil(8));
-            check(&format!("lut{bits}"), &Matrix::lut(bits, &indices, &lut, group, rows, cols).unwrap());
-            if bits == 6 || bits == 8 {
-                let mut lut = lut.clone();
-                crate::round_to_f16(&mut lut);
-                let plain = Matrix::lut(bits, &indices, &lut, group, rows, cols).unwrap();
-                let halves = crate::HalfLut::new(&lut).unwrap();
-                let w = plain.with_half_lut(Some(&halves));
-                check(&format!("lut{bits} of fp16"), &w);
-                // fp16 tables give the bits of f32 tables.
-                let x = noise(seed + 9, cols * 2);
-                for isa in Isa::available() {
-                    let run = |w: &Matrix<'_>| run(isa, &Pool::new(1), w, &x, 2, None);
-                    assert_eq!(run(&w), run(&plain), "lut{bits} {isa:?} [{rows}, {cols}]");
+            check(&format!("lut{bits}"), &Matrix::lut(width, &indices, &lut, group, rows, cols).unwrap());
+            match width {
+                IndexBits::One | IndexBits::Two | IndexBits::Three => {}
+                IndexBits::Four => {
+                    lut.chunks_mut(16).for_each(crate::round_to_int16);
+                    let w = Matrix::lut(width, &indices, &lut, group, rows, cols).unwrap();
+                    let exact = Arithmetic::exact(&w);
+                    let w = w.with(&exact);
+                    assert_eq!(w.layout() == Layout::Int16, cols.is_multiple_of(2));
+                    check("lut4 in int16", &w);
+                }
+                IndexBits::Six | IndexBits::Eight => {
+                    crate::round_to_f16(&mut lut);
+                    let plain = Matrix::lut(width, &indices, &lut, group, rows, cols).unwrap();
+                    let exact = Arithmetic::exact(&plain);
+                    let w = plain.with(&exact);
+                    check(&format!("lut{bits} of fp16"), &w);
+                    // fp16 tables give the bits of f32 tables.
+                    let x = noise(seed + 9, cols * 2);
+                    for isa in Isa::available() {
+                        let run = |w: &Matrix<'_>| run(isa, &Pool::new(1), w, &x, 2, None);
+                        assert_eq!(run(&w), run(&plain), "lut{bits} {isa:?} [{rows}, {cols}]");
+                    }
                 }
             }
-            if bits == 4 {
-                let mut lut = lut;
-                lut.chunks_mut(16).for_each(crate::round_to_int16);
-                let words = crate::Int16Lut::new(&lut).unwrap();
-                let w = Matrix::lut(bits, &indices, &lut, group, rows, cols)
-                    .unwrap()
-                    .with_int16_lut(Some(&words));
-                assert_eq!(w.layout() == Layout::I24, cols.is_multiple_of(2));
-                check("lut4 in int16", &w);
-            }
         }
-        for (bits, signed) in [(4, true), (4, false), (8, true), (8, false)] {
+        for (width, signed) in IntBits::ALL.into_iter().flat_map(|width| [(width, true), (width, false)]) {
+            let bits = usize::from(width.bits());
             for most in [cols, 128, 64, 32, 16, 8, 5] {
                 let block = (
                     (1..=2).rev().find(|g| rows.is_multiple_of(*g)).unwrap(),
@@ -315,7 +240,7 @@ mod tests {
                 let (scale, offset) = (noise(seed + 3, blocks), noise(seed + 4, blocks));
                 let data = bytes(seed + 5, (n * bits).div_ceil(8));
                 for offset in [None, Some(offset.as_slice())] {
-                    let m = Matrix::int(bits, signed, &data, &scale, offset, block, rows, cols).unwrap();
+                    let m = Matrix::int(width, signed, &data, &scale, offset, block, rows, cols).unwrap();
                     check(&format!("int{bits} {signed} {block:?}"), &m);
                 }
             }
@@ -394,17 +319,13 @@ mod tests {
     }
 
     #[test]
-    fn tokens_of_another_piece_have_the_same_products() {
+    fn tokens_of_another_panel_have_the_same_products() {
         let (rows, tokens, pool) = (21, 67, Pool::new(1));
         for cols in [300, 1100] {
             let x = noise(3, cols * tokens);
             each_matrix(5, rows, cols, |kind, w| {
-                let tables = w.values().to_vec();
-                let int8 = match w.weight.format {
-                    WeightFormat::Lut { bits, .. } => Int8Lut::new(&tables, bits.into()),
-                    _ => None,
-                };
-                for w in [*w, w.with_fast(int8.as_ref())] {
+                let fast = Arithmetic::fast(w);
+                for w in [*w, w.with(&fast)] {
                     for isa in Isa::available() {
                         let all = run(isa, &pool, &w, &x, tokens, None);
                         for t in [0, 3, 63, 64, 66] {

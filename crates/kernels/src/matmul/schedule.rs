@@ -2,9 +2,8 @@
 
 use crate::Matrix;
 use crate::activations::PackedActivations;
-use crate::memory::{AlignedVec, CacheLevel, Prefetch};
+use crate::memory::Prefetch;
 use crate::simd::{F32x16, LANES};
-use std::cell::RefCell;
 use std::marker::PhantomData;
 use std::ops::Range;
 
@@ -16,8 +15,8 @@ pub(crate) const SMALL_BATCH: usize = 8;
 pub(crate) const TILES_PER_PASS: usize = 4;
 /// Rows of these tiles: the lanes of one vector of results.
 pub(crate) const ROWS_PER_PASS: usize = TILES_PER_PASS * ROWS;
-/// Tokens whose sums are kept while rows are decoded piece by piece, on processors with few registers: 64 KB per pass of rows.
-pub(crate) const PIECE_TOKENS: usize = 64;
+/// Tokens whose sums are kept while rows are decoded panel by panel, on processors with few registers: 64 KB per pass of rows.
+pub(crate) const PANEL_TOKENS: usize = 64;
 /// Bytes between the read and the prefetch in each stream; measured on an EPYC 9004.
 pub(crate) const PREFETCH_DISTANCE: usize = 2048;
 
@@ -36,7 +35,7 @@ pub(crate) struct RowTiles {
     /// Rows from tile to tile.
     step: usize,
     /// Rows from row to row of a tile.
-    stream: usize,
+    stream_rows: usize,
     /// Rows of the matrix.
     rows: usize,
 }
@@ -45,10 +44,10 @@ impl RowTiles {
     /// Makes the tiles of all rows of `w`.
     pub fn all(w: &Matrix<'_>, tokens: usize) -> RowTiles {
         if tokens > SMALL_BATCH {
-            return RowTiles { tiles: 0..w.rows.div_ceil(ROWS), step: ROWS, stream: 1, rows: w.rows };
+            return RowTiles { tiles: 0..w.rows.div_ceil(ROWS), step: ROWS, stream_rows: 1, rows: w.rows };
         }
-        let stream = stream(w.rows, w.bytes_read() as usize / w.rows.max(1));
-        RowTiles { tiles: 0..stream.min(w.rows), step: 1, stream, rows: w.rows }
+        let stream_rows = stream_rows(w.rows, w.bytes_read() as usize / w.rows.max(1));
+        RowTiles { tiles: 0..stream_rows.min(w.rows), step: 1, stream_rows, rows: w.rows }
     }
 
     /// Returns the number of tiles.
@@ -57,39 +56,39 @@ impl RowTiles {
     }
 
     /// Returns tiles `i * size .. (i + 1) * size`, without those past the end.
-    pub fn piece(&self, size: usize, i: usize) -> RowTiles {
+    pub fn part(&self, size: usize, i: usize) -> RowTiles {
         let (start, end) = (self.tiles.start + i * size, self.tiles.end);
         RowTiles { tiles: start..(start + size).min(end), ..*self }
     }
 
     /// Iterates over the tiles: their four rows, and the number of rows that exist; missing rows repeat the first.
     pub fn each(&self) -> impl Iterator<Item = ([usize; ROWS], usize)> + use<> {
-        let RowTiles { tiles, step, stream, rows } = self.clone();
+        let RowTiles { tiles, step, stream_rows, rows } = self.clone();
         // A division would take as long as a short row.
-        let last = [stream, 2 * stream, 3 * stream];
+        let last = [stream_rows, 2 * stream_rows, 3 * stream_rows];
         tiles.map(move |t| {
             let first = t * step;
             let n = 1 + last.iter().filter(|&&more| first + more < rows).count();
-            (std::array::from_fn(|i| if i < n { first + i * stream } else { first }), n)
+            (std::array::from_fn(|i| if i < n { first + i * stream_rows } else { first }), n)
         })
     }
 
-    /// Iterates over N rows at a time, with the number of rows that exist.
-    pub fn rows<const N: usize>(&self) -> impl Iterator<Item = ([usize; N], usize)> + use<N> {
+    /// Iterates over the rows of `tiles` tiles at a time, four at most, with the number of rows that exist.
+    pub fn rows(&self, tiles: usize) -> impl Iterator<Item = ([usize; ROWS_PER_PASS], usize)> + use<> {
         let all = self.clone();
-        (0..self.len().div_ceil(N / ROWS)).map(move |i| {
-            let (mut which, mut n) = ([0; N], 0);
-            for (rows, wanted) in all.piece(N / ROWS, i).each() {
-                which[n..n + wanted].copy_from_slice(&rows[..wanted]);
+        (0..self.len().div_ceil(tiles)).map(move |i| {
+            let (mut rows, mut n) = ([0; ROWS_PER_PASS], 0);
+            for (tile, wanted) in all.part(tiles, i).each() {
+                rows[n..n + wanted].copy_from_slice(&tile[..wanted]);
                 n += wanted;
             }
-            (which, n)
+            (rows, n)
         })
     }
 }
 
 /// Returns the rows of a stream: a quarter of all rows, plus up to 16 so that the streams do not alias at 4 KB.
-fn stream(rows: usize, row_bytes: usize) -> usize {
+fn stream_rows(rows: usize, row_bytes: usize) -> usize {
     let quarter = rows.div_ceil(ROWS);
     // With few rows, extra rows would leave the last stream empty.
     let most = if quarter < 256 { 0 } else { 16 };
@@ -109,29 +108,29 @@ pub(crate) struct OutputRows<'a> {
 // SAFETY: parts of a job write disjoint rows.
 unsafe impl Sync for OutputRows<'_> {}
 
-/// Selects tokens of packed activations.
+/// Tokens of packed activations, all or some.
 #[derive(Clone, Copy)]
-pub(crate) struct TokenSelection<'a> {
-    pub x: &'a PackedActivations,
+pub(crate) struct Tokens<'a> {
+    pub packed: &'a PackedActivations,
     /// Indices of the tokens; `None` means all, in order.
-    pub(super) which: Option<&'a [u32]>,
+    indices: Option<&'a [u32]>,
 }
 
-impl<'a> TokenSelection<'a> {
-    /// Selects tokens `which` of `x`, or all.
-    pub fn new(x: &'a PackedActivations, which: Option<&'a [u32]>) -> TokenSelection<'a> {
-        TokenSelection { x, which }
+impl<'a> Tokens<'a> {
+    /// Selects tokens `indices` of `packed`, or all.
+    pub fn new(packed: &'a PackedActivations, indices: Option<&'a [u32]>) -> Tokens<'a> {
+        Tokens { packed, indices }
     }
 
     /// Returns the number of selected tokens.
-    pub fn tokens(&self) -> usize {
-        self.which.map_or(self.x.tokens, <[u32]>::len)
+    pub fn len(&self) -> usize {
+        self.indices.map_or(self.packed.tokens, <[u32]>::len)
     }
 
-    /// Returns the index in `x` of a selected token.
+    /// Returns the index among the packed tokens of a selected one.
     #[inline(always)]
     pub fn at(&self, token: usize) -> usize {
-        self.which.map_or(token, |which| which[token] as usize)
+        self.indices.map_or(token, |indices| indices[token] as usize)
     }
 }
 
@@ -143,28 +142,31 @@ pub(crate) fn store(y: &OutputRows<'_>, r: usize, t: usize, v: f32) {
     unsafe { *y.y.add(t * y.stride + r) = v };
 }
 
-thread_local! {
-    /// A thread's lane sums for each row and token of a piece.
-    pub(super) static LANE_SUMS: RefCell<AlignedVec<[f32; LANES]>> = const { RefCell::new(AlignedVec::new()) };
-}
-
 /// Finds a matrix's stored rows without bounds checks, which would take as long as the matmul of a short row.
 #[derive(Clone, Copy)]
-pub(crate) struct RowBytes<'a> {
+pub(crate) struct StoredRows<'a> {
     start: *const u8,
     row_bytes: usize,
+    /// Row of the storage that is row 0 of the matrix.
+    first_row: usize,
     data: PhantomData<&'a [u8]>,
 }
 
-impl<'a> RowBytes<'a> {
-    /// Makes a finder of the rows of `w` in `data`, with `bits` bits per element.
+impl<'a> StoredRows<'a> {
+    /// Makes a finder of the rows of `w`.
     ///
     /// # Panics
-    /// `data` has fewer rows than `w`.
-    pub fn new(w: &Matrix<'_>, data: &'a [u8], bits: usize) -> Self {
-        let row_bytes = w.cols * bits / 8;
-        let own = &data[w.first * row_bytes..(w.first + w.rows) * row_bytes];
-        RowBytes { start: own.as_ptr(), row_bytes, data: PhantomData }
+    /// Rows do not start at bytes.
+    pub fn new(w: &Matrix<'a>) -> Self {
+        assert!(w.starts_rows_at_bytes());
+        let row_bytes = w.cols * usize::from(w.weight.format.bits()) / 8;
+        StoredRows { start: w.stored().as_ptr(), row_bytes, first_row: w.first_row, data: PhantomData }
+    }
+
+    /// Returns the row of the storage that is a row of the matrix.
+    #[inline(always)]
+    pub fn in_storage(&self, row: usize) -> usize {
+        self.first_row + row
     }
 
     /// Returns a row's bytes.
@@ -172,7 +174,7 @@ impl<'a> RowBytes<'a> {
     /// # Safety
     /// The matrix has a row `row`.
     #[inline(always)]
-    pub unsafe fn row(&self, row: usize) -> &'a [u8] {
+    pub unsafe fn bytes(&self, row: usize) -> &'a [u8] {
         // SAFETY: `new` has checked that all rows of the matrix lie in the data.
         unsafe { std::slice::from_raw_parts(self.start.add(row * self.row_bytes), self.row_bytes) }
     }
@@ -205,27 +207,21 @@ pub(crate) fn add_lanes<L: F32x16>(rows: &[[f32; LANES]; ROWS_PER_PASS], tiles: 
     L::finish_partial_sums(partial_sums)
 }
 
-/// Stores rows `which` of token t, at most sixteen, with their biases.
+/// Stores rows `rows` of token t, at most sixteen, with their biases.
 #[inline(always)]
-pub(crate) fn store_rows<L: F32x16>(y: &OutputRows<'_>, which: &[usize], t: usize, v: L) {
+pub(crate) fn store_rows<L: F32x16>(y: &OutputRows<'_>, rows: &[usize], t: usize, v: L) {
     // Sixteen rows are contiguous or belong to streams; in streams, the second row is a stream's length after the first.
-    if which.len() == LANES && which[1] == which[0] + 1 && which[LANES - 1] == which[0] + LANES - 1 {
+    if rows.len() == LANES && rows[1] == rows[0] + 1 && rows[LANES - 1] == rows[0] + LANES - 1 {
         let bias = match y.bias {
-            Some(all) => L::load(all[which[0]..].first_chunk().expect("a bias per row")),
+            Some(all) => L::load(all[rows[0]..].first_chunk().expect("a bias per row")),
             None => L::splat(0.0),
         };
         // SAFETY: as in `store`, for contiguous rows.
-        return v.add(bias).store(unsafe { &mut *y.y.add(t * y.stride + which[0]).cast::<[f32; LANES]>() });
+        return v.add(bias).store(unsafe { &mut *y.y.add(t * y.stride + rows[0]).cast::<[f32; LANES]>() });
     }
     let mut all = [0f32; LANES];
     v.store(&mut all);
-    which.iter().zip(all).for_each(|(&r, v)| store(y, r, t, v));
-}
-
-/// Prefetches the bytes `PREFETCH_DISTANCE` after some bytes of a row, into L2.
-#[inline(always)]
-pub(crate) fn prefetch_row(bytes: &[u8]) {
-    crate::memory::prefetch(CacheLevel::L2, bytes.as_ptr().wrapping_add(PREFETCH_DISTANCE), bytes.len());
+    rows.iter().zip(all).for_each(|(&r, v)| store(y, r, t, v));
 }
 
 #[cfg(test)]
@@ -237,18 +233,16 @@ mod tests {
         for (rows, row_bytes) in
             [(1, 8), (5, 1408), (7, 64), (1408, 1408), (262_144, 1408), (4096, 2048), (999, 4096)]
         {
-            let stream = stream(rows, row_bytes);
-            let all = RowTiles { tiles: 0..stream, step: 1, stream, rows };
+            let stream_rows = stream_rows(rows, row_bytes);
+            let all = RowTiles { tiles: 0..stream_rows, step: 1, stream_rows, rows };
             let mut seen = vec![0; rows];
-            for (which, n) in
-                all.piece(3, 0).each().chain((1..stream.div_ceil(3)).flat_map(|i| all.piece(3, i).each()))
-            {
+            for (tile, n) in (0..stream_rows.div_ceil(3)).flat_map(|i| all.part(3, i).each()) {
                 assert!(n > 0);
-                which[..n].iter().for_each(|&r| seen[r] += 1);
+                tile[..n].iter().for_each(|&r| seen[r] += 1);
             }
             assert!(seen.iter().all(|n| *n == 1), "{rows} {row_bytes}");
         }
-        assert_ne!(stream(262_144, 1408) * 1408 % 4096, 0);
-        assert_eq!(stream(262_144, 4096), 65_536);
+        assert_ne!(stream_rows(262_144, 1408) * 1408 % 4096, 0);
+        assert_eq!(stream_rows(262_144, 4096), 65_536);
     }
 }

@@ -1,4 +1,4 @@
-//! Prefetching, whole or in pieces.
+//! Prefetching, whole or in parts.
 
 use std::ops::Range;
 
@@ -44,7 +44,7 @@ pub(crate) fn prefetch(to: CacheLevel, from: *const u8, bytes: usize) {
     }
 }
 
-/// Memory that is prefetched in pieces during a computation, so that prefetches do not wait for each other or for reads.
+/// Memory that is prefetched in parts during a computation, so that prefetches do not wait for each other or for reads.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Prefetch {
     pub from: *const u8,
@@ -54,11 +54,11 @@ pub(crate) struct Prefetch {
 impl Prefetch {
     pub const NOTHING: Prefetch = Prefetch { from: std::ptr::null(), bytes: 0 };
 
-    /// Prefetches pieces `which` of `all` equal pieces into L2.
+    /// Prefetches parts `parts` of `all` equal parts into L2.
     #[inline(always)]
-    pub fn prefetch_pieces(&self, which: Range<usize>, all: usize) {
+    pub fn prefetch_parts(&self, parts: Range<usize>, all: usize) {
         let lines = self.bytes.div_ceil(64);
-        let (first, end) = (which.start * lines / all, which.end * lines / all);
+        let (first, end) = (parts.start * lines / all, parts.end * lines / all);
         prefetch(CacheLevel::L2, self.from.wrapping_add(64 * first), 64 * (end - first));
     }
 }

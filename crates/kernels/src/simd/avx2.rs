@@ -146,16 +146,6 @@ impl<const VNNI: bool> F32x16 for Avx2<VNNI> {
     type U32s = (__m256i, __m256i);
 
     #[inline(always)]
-    fn load_partial_u32(v: &[u8]) -> Self::U32s {
-        if let Ok(half) = <&[u8; 32]>::try_from(v) {
-            // SAFETY: 32 bytes are there; the processor has AVX2, see `simd`.
-            return unsafe { (_mm256_loadu_si256(half.as_ptr().cast()), _mm256_setzero_si256()) };
-        }
-        let mut whole = [0; 64];
-        whole[..v.len()].copy_from_slice(v);
-        Self::load_u32(&whole)
-    }
-    #[inline(always)]
     fn load_u32(v: &[u8; 64]) -> Self::U32s {
         // SAFETY: 64 bytes are there; the processor has AVX2, see `simd`.
         unsafe { (_mm256_loadu_si256(v.as_ptr().cast()), _mm256_loadu_si256(v.as_ptr().add(32).cast())) }
@@ -590,7 +580,13 @@ impl<const VNNI: bool> U8x64 for Avx2<VNNI> {
     }
     #[inline(always)]
     fn load_partial_bytes(v: &[u8]) -> Self::Bytes {
-        Self::load_partial_u32(v)
+        if let Ok(half) = <&[u8; 32]>::try_from(v) {
+            // SAFETY: 32 bytes are there; the processor has AVX2, see `simd`.
+            return unsafe { (_mm256_loadu_si256(half.as_ptr().cast()), _mm256_setzero_si256()) };
+        }
+        let mut whole = [0; 64];
+        whole[..v.len()].copy_from_slice(v);
+        Self::load_u32(&whole)
     }
     #[inline(always)]
     fn load_byte_table(v: &[u8; 16]) -> Self::Bytes {

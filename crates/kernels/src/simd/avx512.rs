@@ -132,11 +132,6 @@ impl F32x16 for Avx512 {
     type U32s = __m512i;
 
     #[inline(always)]
-    fn load_partial_u32(v: &[u8]) -> Self::U32s {
-        // SAFETY: as many bytes as there are, 64 at most, are read; the processor has AVX-512 BW, see `simd`.
-        unsafe { _mm512_maskz_loadu_epi8(first_bytes(v.len()), v.as_ptr().cast()) }
-    }
-    #[inline(always)]
     fn load_u32(v: &[u8; 64]) -> Self::U32s {
         // SAFETY: 64 bytes are there; the processor has AVX-512 F, see `simd`.
         unsafe { _mm512_loadu_si512(v.as_ptr().cast()) }
@@ -412,7 +407,8 @@ impl U8x64 for Avx512 {
     }
     #[inline(always)]
     fn load_partial_bytes(v: &[u8]) -> __m512i {
-        Self::load_partial_u32(v)
+        // SAFETY: as many bytes as there are, 64 at most, are read; the processor has AVX-512 BW, see `simd`.
+        unsafe { _mm512_maskz_loadu_epi8(first_bytes(v.len()), v.as_ptr().cast()) }
     }
     #[inline(always)]
     fn load_byte_table(v: &[u8; 16]) -> __m512i {

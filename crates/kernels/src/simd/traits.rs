@@ -48,13 +48,6 @@ pub(crate) trait F32x16: Copy {
 
     /// Loads little-endian 32-bit words.
     fn load_u32(v: &[u8; 64]) -> Self::U32s;
-    /// Loads at most 64 bytes; zeros follow.
-    #[inline(always)]
-    fn load_partial_u32(v: &[u8]) -> Self::U32s {
-        let mut whole = [0; 64];
-        whole[..v.len()].copy_from_slice(v);
-        Self::load_u32(&whole)
-    }
     fn load_u16(v: &[u8; 32]) -> Self::U32s;
     fn load_u8(v: &[u8; 16]) -> Self::U32s;
     fn shift_right(v: Self::U32s, bits: u32) -> Self::U32s;

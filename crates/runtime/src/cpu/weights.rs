@@ -8,7 +8,7 @@ use crate::cpu::ops::OpError;
 use crate::cpu::ops::shape::count;
 use crate::tensor::Tensor;
 use anemoe_io::locked;
-use anemoe_kernels::{Matrix, OwnedMatrix, Weight, WeightFormat, f32_bytes};
+use anemoe_kernels::{IndexBits, IntBits, Matrix, OwnedMatrix, Weight, WeightFormat, f32_bytes};
 use anemoe_mlpackage::blob::{SharedBlob, unpack_sub_byte};
 use anemoe_mlpackage::mil::{Argument, Binding, DataType, Operation, TensorData, Value, ValueType};
 use anemoe_mlpackage::package::Package;
@@ -456,7 +456,8 @@ fn stored_lut(o: &Operands<'_>) -> OpResult<Option<StoredWeight>> {
     if k < 2 || !by_rows || lut_shape[0] == 0 || shape[0] % lut_shape[0] != 0 {
         return Ok(None);
     }
-    let (bits, rows_per_table) = (dtype.bits() as u8, shape[0] / lut_shape[0]);
+    let bits = IndexBits::try_from(dtype.bits() as u8).map_err(OpError::Invalid)?;
+    let rows_per_table = shape[0] / lut_shape[0];
     let format = WeightFormat::Lut { bits, rows_per_table };
     StoredWeight::mapped(o.package, indices, format, (Some(lut), None), shape).map(Some)
 }
@@ -464,7 +465,7 @@ fn stored_lut(o: &Operands<'_>) -> OpResult<Option<StoredWeight>> {
 /// Makes a stored weight of integers in a blob, with scales per block of rows and of the second axis; none for other forms.
 fn stored_int(o: &Operands<'_>) -> OpResult<Option<StoredWeight>> {
     let Some((data, dtype)) = o.blob("data") else { return Ok(None) };
-    let (Some(signed), bits @ (4 | 8)) = (dtype.weight_is_signed(), dtype.bits() as u8) else {
+    let (Some(signed), Ok(bits)) = (dtype.weight_is_signed(), IntBits::try_from(dtype.bits() as u8)) else {
         return Ok(None);
     };
     let shape = shape_of(data)?;
@@ -511,7 +512,7 @@ fn stored_affine(o: &Operands<'_>) -> OpResult<Option<StoredWeight>> {
     let (Some(scale), Some(zero)) = (all(scale), all(zero)) else { return Ok(None) };
     let offset = zero.iter().any(|&z| z != 0.0).then_some(zero);
     let format = WeightFormat::Int {
-        bits: 8,
+        bits: IntBits::Eight,
         signed,
         block_rows: shape[0] / rows,
         block_cols: shape[1..].iter().product(),
@@ -528,20 +529,16 @@ fn stored_lut_ios16(o: &Operands<'_>) -> OpResult<Option<StoredWeight>> {
     if shape.len() < 2 {
         return Ok(None);
     }
-    let format = WeightFormat::Lut { bits: bits as u8, rows_per_table: shape[0] };
+    let format = WeightFormat::Lut { bits, rows_per_table: shape[0] };
     // A blob with bytes to spare is refused here, and decoded instead.
     Ok(StoredWeight::mapped(o.package, packed, format, (Some(lut), None), shape).ok())
 }
 
-fn lut_bits(lut: &[f32]) -> OpResult<usize> {
-    match lut.len() {
-        2 => Ok(1),
-        4 => Ok(2),
-        16 => Ok(4),
-        64 => Ok(6),
-        256 => Ok(8),
-        n => Err(OpError::Invalid(format!("a lut of {n} entries"))),
-    }
+/// Finds the width of the indices into a table of the iOS16 form, which has none of 3 bits.
+fn lut_bits(lut: &[f32]) -> OpResult<IndexBits> {
+    let fits = |bits: &IndexBits| lut.len() == 1 << bits.bits() && *bits != IndexBits::Three;
+    let bits = IndexBits::ALL.into_iter().find(fits);
+    bits.ok_or_else(|| OpError::Invalid(format!("a lut of {} entries", lut.len())))
 }
 
 /// Looks indices up in tables of any layout, `lut` `[groups.., entries, vector]`. Returns shape and elements of the dense tensor.
@@ -665,7 +662,7 @@ fn packed_shape(o: &Operands<'_>) -> OpResult<Vec<usize>> {
 fn lut_ios16(o: &Operands<'_>) -> OpResult<Tensor> {
     let shape = packed_shape(o)?;
     let (_, lut) = o.floats("lut")?;
-    let bits = lut_bits(&lut)?;
+    let bits = usize::from(lut_bits(&lut)?.bits());
     let packed = o
         .values
         .get("indices")

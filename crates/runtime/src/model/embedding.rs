@@ -106,10 +106,8 @@ impl EmbeddingFile {
         self.decoded.resize(n, 0.0);
         let packed = self.buffer.as_slice();
         let elements = match storage {
-            WeightFormat::Lut { bits, .. } => Matrix::lut(usize::from(bits), packed, &self.table, 1, 1, n),
-            WeightFormat::Int { bits, .. } => {
-                Matrix::int(usize::from(bits), true, packed, &[1.0], None, (1, n), 1, n)
-            }
+            WeightFormat::Lut { bits, .. } => Matrix::lut(bits, packed, &self.table, 1, 1, n),
+            WeightFormat::Int { bits, .. } => Matrix::int(bits, true, packed, &[1.0], None, (1, n), 1, n),
             _ => Matrix::f16(packed, 1, n),
         };
         elements
@@ -130,6 +128,7 @@ impl EmbeddingFile {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use anemoe_kernels::{IndexBits, IntBits};
 
     fn open(storage: WeightFormat, cols: usize, bytes: &[u8]) -> Result<(tempfile::TempDir, EmbeddingFile)> {
         let dir = tempfile::tempdir().unwrap();
@@ -147,7 +146,8 @@ mod tests {
     fn rows_that_start_inside_a_byte() {
         let mut bytes = vec![0b10_01_11_00, 0b00_01];
         bytes.extend(half(&[0.5, 1.0, 1.5, 2.0]));
-        let (_dir, mut f) = open(WeightFormat::Lut { bits: 2, rows_per_table: 2 }, 3, &bytes).unwrap();
+        let (_dir, mut f) =
+            open(WeightFormat::Lut { bits: IndexBits::Two, rows_per_table: 2 }, 3, &bytes).unwrap();
         let mut row = [0f32; 3];
         f.row(0, &mut row).unwrap();
         assert_eq!(row, [1.0, 4.0, 2.0]);
@@ -161,8 +161,13 @@ mod tests {
         let mut bytes = vec![0xf1, 0x82];
         bytes.extend(half(&[0.5, 0.25]));
         bytes.extend([1u8, (-2i8) as u8]);
-        let storage =
-            WeightFormat::Int { bits: 4, signed: true, block_rows: 1, block_cols: 2, offsets: true };
+        let storage = WeightFormat::Int {
+            bits: IntBits::Four,
+            signed: true,
+            block_rows: 1,
+            block_cols: 2,
+            offsets: true,
+        };
         let (_dir, mut f) = open(storage, 2, &bytes).unwrap();
         let mut row = [0f32; 2];
         f.row(0, &mut row).unwrap();

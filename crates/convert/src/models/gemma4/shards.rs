@@ -13,8 +13,8 @@ use crate::plan::{MatrixPlan, Packing, PartKinds, Plan, PlanOptions, PlannedShar
 use crate::quant::Quant;
 use crate::{Error, Result};
 use anemoe_bundle::{
-    Cache, Chain, HostInput, InputBinding, ModelInfo, OutputBinding, Rope, RowRange, Run, ShardFunction,
-    ShardKind, Step, TokenCount, When,
+    Cache, Chain, HostInput, IndexBits, InputBinding, ModelInfo, OutputBinding, Rope, RowRange, Run,
+    ShardFunction, ShardKind, Step, TokenCount, When,
 };
 use anemoe_mlpackage::mil::builder::{BuiltFunction, Var};
 use std::collections::BTreeMap;
@@ -533,10 +533,10 @@ impl Family for Gemma4 {
 
     fn preset(&self) -> Preset {
         Preset {
-            quant: Quant::lut(4),
+            quant: Quant::lut(IndexBits::Four),
             parts: PartKinds {
-                attention: Some(Quant::lut(6)),
-                head: Some(Quant::lut(6)),
+                attention: Some(Quant::lut(IndexBits::Six)),
+                head: Some(Quant::lut(IndexBits::Six)),
                 ..PartKinds::default()
             },
             reason: PRESET_REASON,

@@ -18,8 +18,8 @@ use crate::quant::{Granularity, Quant};
 use crate::variants::ZayaSkip;
 use crate::{Error, Result};
 use anemoe_bundle::{
-    Cache, Chain, HostInput, InputBinding, Kept, ModelInfo, OutputBinding, Rope, RowRange, Run,
-    ShardFunction, ShardKind, Step, When,
+    Cache, Chain, HostInput, IndexBits, InputBinding, IntBits, Kept, ModelInfo, OutputBinding, Rope,
+    RowRange, Run, ShardFunction, ShardKind, Step, When,
 };
 use anemoe_mlpackage::mil::builder::BuiltFunction;
 use std::collections::BTreeMap;
@@ -513,7 +513,7 @@ fn with_attention_kind(options: &PlanOptions) -> (PlanOptions, Option<String>) {
     if options.parts.attention.is_some() || options.quant.bits() >= 8 {
         return (options, None);
     }
-    let kind = Quant::int(8, Granularity::Tensor);
+    let kind = Quant::int(IntBits::Eight, Granularity::Tensor);
     options.defaults.attention = Some(kind);
     let fact = format!(
         "attention is {kind} where neither --attn-quant nor a search says otherwise: stateful shards were measured in \
@@ -557,8 +557,8 @@ impl Family for Zaya {
 
     fn preset(&self) -> Preset {
         Preset {
-            quant: Quant::lut(4),
-            parts: PartKinds { head: Some(Quant::lut(6)), ..PartKinds::default() },
+            quant: Quant::lut(IndexBits::Four),
+            parts: PartKinds { head: Some(Quant::lut(IndexBits::Six)), ..PartKinds::default() },
             reason: PRESET_REASON,
         }
     }

@@ -66,22 +66,11 @@ pub(super) struct Experts {
     rows: usize,
 }
 
-/// Layouts by number.
-const LAYOUTS: [Layout; 6] =
-    [Layout::F32, Layout::F32Interleaved, Layout::I24, Layout::I8Nibbles, Layout::I8, Layout::Bf16];
-const _: () = {
-    let mut i = 0;
-    while i < LAYOUTS.len() {
-        assert!(LAYOUTS[i] as usize == i);
-        i += 1;
-    }
-};
-
 /// Memory of experts while they run.
 #[derive(Default)]
 pub(super) struct ExpertWorkspace {
     /// The input, packed in each layout that the packs multiply.
-    x: [PackedActivations; LAYOUTS.len()],
+    x: [PackedActivations; Layout::ALL.len()],
     /// The input with the channels of a token together, where it is not stored so.
     transposed: Vec<f32>,
     scratch: [ExpertScratch; EXPERTS_PER_JOB],
@@ -183,11 +172,12 @@ pub(super) fn sum(
             anemoe_kernels::transpose(pool, (tokens, channels), (columns.values, from), (out, to));
             columns = Columns { values: out, first: 0, token_stride: channels, channel_stride: 1 };
         }
-        let mut wanted = [false; LAYOUTS.len()];
+        let mut wanted = [false; Layout::ALL.len()];
         for &(p, i) in &*chosen {
             wanted[packs[p].experts.branches[i].gate_up.matrix().layout() as usize] = true;
         }
-        for ((order, packed), _) in LAYOUTS.into_iter().zip(packed.iter_mut()).zip(wanted).filter(|(_, w)| *w)
+        for ((order, packed), _) in
+            Layout::ALL.into_iter().zip(packed.iter_mut()).zip(wanted).filter(|(_, w)| *w)
         {
             packed.pack(pool, order, columns, tokens, channels);
         }

@@ -88,8 +88,7 @@ pub(super) fn softmax(
                     1 => y.copy_from_slice(&x[..n]),
                     step => y.iter_mut().enumerate().for_each(|(k, y)| *y = x[k * step]),
                 }
-                let mut sum = 0.0;
-                anemoe_kernels::exp_and_sum(y, &mut sum);
+                let sum = anemoe_kernels::exp_and_sum_from(y, anemoe_kernels::largest_element(y));
                 y.iter_mut().for_each(|y| *y /= sum);
             }
         });

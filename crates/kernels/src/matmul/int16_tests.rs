@@ -1,8 +1,9 @@
 //! Tests exact matmul with integer lookup tables.
 
 use super::*;
+use crate::arithmetic::Arithmetic;
 use crate::test_data::{bytes, cases, noise};
-use crate::{Columns, Layout, MatMul, PackedActivations, Pool, matmul_batch_on, round_to_int16};
+use crate::{Columns, IndexBits, Layout, MatMul, PackedActivations, Pool, matmul_batch_on, round_to_int16};
 use proptest::prelude::*;
 
 fn filled(w: &Matrix<'_>, x: &[f32], t: usize) -> PackedActivations {
@@ -90,7 +91,9 @@ fn the_largest_sums_do_not_overflow() {
     assert_eq!((words.tables[0][15], words.tables[0][7]), (32767, -32767));
     for code in [0xffu8, 0x77] {
         let indices = vec![code; cols / 2];
-        let w = Matrix::lut(4, &indices, &lut, 1, 1, cols).unwrap().with_int16_lut(Some(&words));
+        let w = Matrix::lut(IndexBits::Four, &indices, &lut, 1, 1, cols).unwrap();
+        let exact = Arithmetic::exact(&w);
+        let w = w.with(&exact);
         for sign in [1.0, -1.0] {
             let x: Vec<f32> = x.iter().map(|v| v * sign).collect();
             let exact = f64::from(x[0]) * f64::from(lut[usize::from(code & 15)]) * cols as f64;
@@ -121,8 +124,10 @@ fn error(w: &Matrix<'_>, x: &[f32]) -> f64 {
 fn errors_are_within_their_bound() {
     let (rows, cols) = (64, 2048);
     let lut = tables(3, rows);
-    let (words, indices) = (Int16Lut::new(&lut).unwrap(), bytes(4, rows * cols / 2));
-    let w = Matrix::lut(4, &indices, &lut, 2, rows, cols).unwrap().with_int16_lut(Some(&words));
+    let indices = bytes(4, rows * cols / 2);
+    let w = Matrix::lut(IndexBits::Four, &indices, &lut, 2, rows, cols).unwrap();
+    let exact = Arithmetic::exact(&w);
+    let w = w.with(&exact);
     let mut dense = vec![0f32; rows * cols];
     w.to_dense(&mut dense);
     let largest = lut.iter().fold(0f32, |a, v| a.max(v.abs()));
@@ -141,12 +146,13 @@ fn errors_are_within_their_bound() {
 fn words_are_as_exact_as_f32() {
     let (rows, cols) = (256, 2816);
     let lut = tables(3, rows);
-    let (words, indices) = (Int16Lut::new(&lut).unwrap(), bytes(4, rows * cols / 2));
-    let f32s = Matrix::lut(4, &indices, &lut, 2, rows, cols).unwrap();
+    let indices = bytes(4, rows * cols / 2);
+    let f32s = Matrix::lut(IndexBits::Four, &indices, &lut, 2, rows, cols).unwrap();
+    let exact = Arithmetic::exact(&f32s);
     // Elements of similar and of very different magnitudes.
     for power in [1, 5] {
         let x: Vec<f32> = noise(5, cols).into_iter().map(|v| v.powi(power)).collect();
-        let (words, f32s) = (error(&f32s.with_int16_lut(Some(&words)), &x), error(&f32s, &x));
+        let (words, f32s) = (error(&f32s.with(&exact), &x), error(&f32s, &x));
         assert!(words > 0.0 && words < 3e-7 && words < 2.0 * f32s, "{words}, {f32s} in f32");
     }
 }
@@ -157,11 +163,13 @@ fn what_is_finite_stays_so() {
     // A small step, in units of which sums are large.
     let mut lut: Vec<f32> = (0..16).map(|i| (i as f32 - 7.5) / 400.0).collect();
     round_to_int16(&mut lut);
-    let (words, indices) = (Int16Lut::new(&lut).unwrap(), bytes(4, rows * cols / 2));
-    let w = Matrix::lut(4, &indices, &lut, rows, rows, cols).unwrap().with_int16_lut(Some(&words));
+    let indices = bytes(4, rows * cols / 2);
+    let in_f32 = Matrix::lut(IndexBits::Four, &indices, &lut, rows, rows, cols).unwrap();
+    let arithmetic = Arithmetic::exact(&in_f32);
+    let w = in_f32.with(&arithmetic);
     for scale in [1e-36f32, 1e-30, 1e-10, 1e10, 1e19, 1e20, 1e30, 1e34, 1e36] {
         let x: Vec<f32> = noise(5, cols).iter().map(|v| v * scale).collect();
-        let exact = run(Isa::best(), &Matrix { int16_lut: None, ..w }, &x, None);
+        let exact = run(Isa::best(), &in_f32, &x, None);
         for isa in Isa::available() {
             for (y, exact) in run(isa, &w, &x, None).into_iter().zip(&exact) {
                 assert!((y - exact).abs() <= 1e-4 * scale, "{isa:?} {scale}: {y} for {exact}");
@@ -171,18 +179,19 @@ fn what_is_finite_stays_so() {
 }
 
 #[test]
-fn tokens_that_integers_do_not_serve_are_multiplied_in_f32() {
+fn tokens_that_are_out_of_range_are_multiplied_in_f32() {
     let (rows, cols, t) = (10, 700, 12);
     let lut = tables(3, rows);
-    let (words, indices) = (Int16Lut::new(&lut).unwrap(), bytes(4, rows * cols / 2));
-    let in_f32 = Matrix::lut(4, &indices, &lut, 2, rows, cols).unwrap();
-    let w = in_f32.with_int16_lut(Some(&words));
+    let indices = bytes(4, rows * cols / 2);
+    let in_f32 = Matrix::lut(IndexBits::Four, &indices, &lut, 2, rows, cols).unwrap();
+    let exact = Arithmetic::exact(&in_f32);
+    let w = in_f32.with(&exact);
     let mut x = noise(5, t * cols);
     let good = run(Isa::best(), &w, &x, None);
     x[2 * cols + 699] = f32::NAN;
     x[4 * cols + 1] = f32::INFINITY;
     x[7 * cols..8 * cols].fill(1e-33);
-    // Tokens of zeros are not refused.
+    // Tokens of zeros are not out of range.
     x[9 * cols..10 * cols].fill(0.0);
     for isa in Isa::available() {
         let (all, other) = (run(isa, &w, &x, None), run(isa, &in_f32, &x, None));
@@ -202,7 +211,7 @@ fn tokens_that_integers_do_not_serve_are_multiplied_in_f32() {
         }
     }
     let packed = filled(&w, &x, t);
-    let refused: Vec<usize> = (0..t).filter(|&t| packed.int24.refused[t]).collect();
-    assert_eq!(refused, [2, 4, 7]);
-    assert_eq!(packed.layout, Layout::I24);
+    let out_of_range: Vec<usize> = (0..t).filter(|&t| packed.int16.of_token[t]).collect();
+    assert_eq!(out_of_range, [2, 4, 7]);
+    assert_eq!(packed.layout, Layout::Int16);
 }

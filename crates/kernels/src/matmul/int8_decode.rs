@@ -1,0 +1,151 @@
+//! Decodes stored elements to 8-bit codes, a block of 128 columns as two lines of 64 bytes.
+//!
+//! ```text
+//! 4 bits: 64 bytes    byte m = | i1 | i0 |   line 0 = codes of columns 2 m (low nibbles), line 1 = of 2 m + 1 (high nibbles)
+//! others: 16 bits bytes                      line 0 = codes of columns 0 .. 63,           line 1 = of 64 .. 127
+//! ```
+
+use crate::lut_tables::Int8Codes;
+use crate::matrix::BLOCK;
+use crate::simd::U8x64;
+
+/// Decodes the rows of one weight format to codes.
+pub(super) trait Int8Decode: Copy {
+    /// Bits of an element.
+    const BITS: usize;
+    /// Bytes of a block.
+    const BYTES: usize = BLOCK / 8 * Self::BITS;
+    /// True if small batches decode into registers; otherwise rows are decoded into memory for two tokens or more.
+    const IN_REGISTERS: bool = false;
+    /// A row's table.
+    type Table<'c, L: U8x64>: Copy;
+    /// Returns the table of a group of rows.
+    fn table<L: U8x64>(codes: &Int8Codes, group: usize) -> Self::Table<'_, L>;
+    /// Decodes a block to its two lines.
+    fn codes<L: U8x64>(self, table: Self::Table<'_, L>, block: &[u8]) -> [L::Bytes; 2];
+}
+
+/// Returns a block of 64 bytes.
+#[inline(always)]
+fn line(block: &[u8]) -> &[u8; 64] {
+    block.try_into().expect("64 bytes")
+}
+
+/// Returns the two halves of a block of N bytes each.
+#[inline(always)]
+fn halves<const N: usize>(block: &[u8]) -> [&[u8; N]; 2] {
+    match block.as_chunks() {
+        ([first, second], []) => [first, second],
+        _ => unreachable!("two halves"),
+    }
+}
+
+/// Indices of 4 bits.
+#[derive(Clone, Copy)]
+pub(super) struct Index4;
+
+impl Int8Decode for Index4 {
+    const BITS: usize = 4;
+    const IN_REGISTERS: bool = true;
+    type Table<'c, L: U8x64> = L::Bytes;
+    #[inline(always)]
+    fn table<L: U8x64>(codes: &Int8Codes, group: usize) -> L::Bytes {
+        L::load_byte_table(codes.table(group))
+    }
+    #[inline(always)]
+    fn codes<L: U8x64>(self, table: L::Bytes, block: &[u8]) -> [L::Bytes; 2] {
+        let (even, odd) = L::split_nibbles(L::load_bytes(line(block)));
+        [L::lookup_bytes_16(table, even), L::lookup_bytes_16(table, odd)]
+    }
+}
+
+/// Indices of 1, 2 or 3 bits.
+#[derive(Clone, Copy)]
+pub(super) struct SmallIndex<const BITS: usize>;
+
+impl<const BITS: usize> Int8Decode for SmallIndex<BITS> {
+    const BITS: usize = BITS;
+    type Table<'c, L: U8x64> = L::Bytes;
+    #[inline(always)]
+    fn table<L: U8x64>(codes: &Int8Codes, group: usize) -> L::Bytes {
+        L::load_byte_table(codes.table(group))
+    }
+    #[inline(always)]
+    fn codes<L: U8x64>(self, table: L::Bytes, block: &[u8]) -> [L::Bytes; 2] {
+        let (a, b) = block[..BLOCK / 8 * BITS].split_at(8 * BITS);
+        [L::lookup_bytes_16(table, L::unpack::<BITS>(a)), L::lookup_bytes_16(table, L::unpack::<BITS>(b))]
+    }
+}
+
+/// Indices of 6 bits.
+#[derive(Clone, Copy)]
+pub(super) struct Index6;
+
+impl Int8Decode for Index6 {
+    const BITS: usize = 6;
+    type Table<'c, L: U8x64> = &'c [u8; 64];
+    #[inline(always)]
+    fn table<L: U8x64>(codes: &Int8Codes, group: usize) -> &[u8; 64] {
+        codes.table(group)
+    }
+    #[inline(always)]
+    fn codes<L: U8x64>(self, table: &[u8; 64], block: &[u8]) -> [L::Bytes; 2] {
+        let [a, b] = halves::<48>(block);
+        [L::lookup_bytes_64(table, L::unpack::<6>(a)), L::lookup_bytes_64(table, L::unpack::<6>(b))]
+    }
+}
+
+/// Indices of 8 bits.
+#[derive(Clone, Copy)]
+pub(super) struct Index8;
+
+impl Int8Decode for Index8 {
+    const BITS: usize = 8;
+    type Table<'c, L: U8x64> = &'c [u8; 256];
+    #[inline(always)]
+    fn table<L: U8x64>(codes: &Int8Codes, group: usize) -> &[u8; 256] {
+        codes.table(group)
+    }
+    #[inline(always)]
+    fn codes<L: U8x64>(self, table: &[u8; 256], block: &[u8]) -> [L::Bytes; 2] {
+        let [a, b] = halves(block);
+        [L::lookup_bytes_256(table, L::load_bytes(a)), L::lookup_bytes_256(table, L::load_bytes(b))]
+    }
+}
+
+/// Integers of 8 bits, whose sign bit is flipped.
+#[derive(Clone, Copy)]
+pub(super) struct Integer8 {
+    pub sign_bit: u8,
+}
+
+impl Int8Decode for Integer8 {
+    const BITS: usize = 8;
+    const IN_REGISTERS: bool = true;
+    type Table<'c, L: U8x64> = ();
+    #[inline(always)]
+    fn table<L: U8x64>(_: &Int8Codes, _: usize) {}
+    #[inline(always)]
+    fn codes<L: U8x64>(self, (): (), block: &[u8]) -> [L::Bytes; 2] {
+        let [a, b] = halves(block);
+        [L::xor_bytes(L::load_bytes(a), self.sign_bit), L::xor_bytes(L::load_bytes(b), self.sign_bit)]
+    }
+}
+
+/// Integers of 4 bits, whose sign bit is flipped.
+#[derive(Clone, Copy)]
+pub(super) struct Integer4 {
+    pub sign_bit: u8,
+}
+
+impl Int8Decode for Integer4 {
+    const BITS: usize = 4;
+    const IN_REGISTERS: bool = true;
+    type Table<'c, L: U8x64> = ();
+    #[inline(always)]
+    fn table<L: U8x64>(_: &Int8Codes, _: usize) {}
+    #[inline(always)]
+    fn codes<L: U8x64>(self, (): (), block: &[u8]) -> [L::Bytes; 2] {
+        L::split_nibbles(L::xor_bytes(L::load_bytes(line(block)), self.sign_bit * 0x11)).into()
+    }
+}
