@@ -30,12 +30,12 @@ use anemoe_kernels::Pool;
 use call::Call;
 use chain_program::{ChainOp, ChainProgram, Names};
 use embedding::EmbeddingFile;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use vectors::VectorFile;
 use workspace::PassWorkspace;
 
@@ -92,8 +92,8 @@ pub struct Model {
     logits: usize,
     fp16_stream: bool,
     low_memory: bool,
-    /// Time of preparing functions, by the tokens of a call and of a call of the head.
-    preparations: Mutex<BTreeMap<(usize, usize), Duration>>,
+    /// Tokens of calls, and of calls of the head, that functions are prepared for.
+    preparations: Mutex<BTreeSet<(usize, usize)>>,
     counters: Counters,
     /// Memory of finished passes, for the next ones.
     workspaces: Mutex<Vec<PassWorkspace>>,
@@ -264,7 +264,6 @@ impl Model {
     /// Prepares the functions for calls of `tokens` tokens, and the head for as many logits as `logits` asks for, on several
     /// threads. Without it, each function is prepared at its first use, where errors are reported, too.
     pub fn prepare(&self, tokens: usize, logits: Logits) {
-        let started = Instant::now();
         let of_head = if logits == Logits::All { tokens.max(1) } else { 1 };
         let mut wanted: Vec<Vec<(&Call, usize)>> = vec![Vec::new(); self.packages.len()];
         for (program, tokens) in [(&self.body, tokens.max(1)), (&self.head, of_head)] {
@@ -280,20 +279,13 @@ impl Model {
             };
             let _ = wanted[i].iter().all(prepare);
         });
-        // The first preparation counts: later ones find prepared functions.
-        locked(&self.preparations).entry((tokens, of_head)).or_insert(started.elapsed());
+        locked(&self.preparations).insert((tokens, of_head));
     }
 
     /// Tells whether [`Model::prepare`] was called for these tokens and logits.
     pub fn has_prepared(&self, tokens: usize, logits: Logits) -> bool {
         let of_head = if logits == Logits::All { tokens } else { 1 };
-        locked(&self.preparations).contains_key(&(tokens, of_head))
-    }
-
-    /// Returns the time of the shortest [`Model::prepare`] so far: an upper bound for preparing a new token count, because the
-    /// first preparations also read packages.
-    pub fn shortest_preparation(&self) -> Option<Duration> {
-        locked(&self.preparations).values().min().copied()
+        locked(&self.preparations).contains(&(tokens, of_head))
     }
 
     /// Maps all weights in the background, so that reading them for the first time does not stop at every few pages. Returns the
