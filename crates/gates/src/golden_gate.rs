@@ -35,7 +35,7 @@ pub struct GoldenGate {
     pub fp16: Rounded,
 }
 
-/// What exact products would give.
+/// Agreement that exact products would give.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct ExactRun {
     /// Lowest cosine of all positions and steps.

@@ -7,6 +7,9 @@ use std::io::{self, Read};
 use std::ops::Range;
 use url::Url;
 
+/// Function that makes the error of a refusal: of its status, and of its code if it has one.
+pub type Refused<'a> = dyn Fn(u16, Option<&str>) -> Error + 'a;
+
 /// A file at an address.
 pub struct HttpSource<'a> {
     /// Sends the requests.
@@ -15,8 +18,8 @@ pub struct HttpSource<'a> {
     pub url: &'a Url,
     /// Token sent with a request.
     pub token: Option<&'a Token>,
-    /// Makes the error of a refusal: of its status, and of its code if it has one.
-    pub refused: Box<dyn Fn(u16, Option<&str>) -> Error + 'a>,
+    /// Makes the error of a refusal.
+    pub refused: Box<Refused<'a>>,
 }
 
 /// An answer with bytes of a file.

@@ -186,7 +186,7 @@ pub fn conv(pool: &Pool, p: &mut Conv<'_>) {
         return;
     }
     let per = rows / groups;
-    let bytes = cols.next_multiple_of(crate::matrix::BLOCK) * 4;
+    let bytes = cols.next_multiple_of(crate::activations::BLOCK) * 4;
     let block = (BLOCK_BYTES / bytes).max(MIN_BLOCK) / 6 * 6;
     let blocks = tokens.div_ceil(block);
     let is_shared = groups < pool.threads() && tokens * bytes <= SHARED_BYTES;

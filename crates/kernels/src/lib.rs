@@ -31,6 +31,7 @@
 
 mod activations;
 mod arithmetic;
+mod arithmetic_choice;
 mod attention;
 mod bandwidth;
 mod conv;

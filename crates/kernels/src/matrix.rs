@@ -5,9 +5,6 @@ use crate::arithmetic::Arithmetic;
 use crate::lut_tables::sign_bit;
 use crate::weight_format::{IndexBits, IntBits, Weight, WeightFormat};
 
-/// Columns of a block, the unit of decoding weights and packing activations: 16 lanes of 8 indices of 4 bits.
-pub(crate) const BLOCK: usize = 128;
-
 /// Reason why a view cannot be made.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MatrixError(pub &'static str);

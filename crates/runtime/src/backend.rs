@@ -182,14 +182,14 @@ pub enum FunctionInput<'a> {
 }
 
 /// Inputs of a call of one sequence.
-pub type Operands<'a> = SmallVec<[&'a Tensor; INLINE_TERMS]>;
+pub type CallOperands<'a> = SmallVec<[&'a Tensor; INLINE_TERMS]>;
 
 impl<'a, 's> FunctionCall<'a, 's> {
     /// Returns inputs and states of a call for one sequence, or without states.
     ///
     /// # Errors
     /// The call has several sequences.
-    pub fn of_one(self) -> Result<(Operands<'a>, Option<&'a mut (dyn SequenceStates + 'static)>)> {
+    pub fn of_one(self) -> Result<(CallOperands<'a>, Option<&'a mut (dyn SequenceStates + 'static)>)> {
         let several = || Error::input("a call for several sequences, where a function runs for one");
         let one = |input: &FunctionInput<'a>| match input {
             FunctionInput::Shared(tensor) => Some(*tensor),

@@ -15,7 +15,7 @@ use anemoe_bundle::journal::Machine;
 use anemoe_gates::figures::NamedFigures;
 use anemoe_io::{Error, Output, proc_bytes};
 use anemoe_kernels::{Pool, measure_bandwidth};
-use anemoe_runtime::bench::{BenchOptions, Speeds, Tokens};
+use anemoe_runtime::bench::{BenchOptions, Speeds, BenchTokens};
 use anemoe_runtime::cpu::{CpuBackend, Options};
 use anemoe_runtime::model::{Logits, MOST_UNDONE, Model};
 use serde::Serialize;
@@ -35,7 +35,7 @@ const PASSES: usize = 5;
 /// Measures loading, prefill, and decode at several context lengths, and shows the bytes that are read beside the bandwidth of the
 /// memory.
 ///
-/// Tokens are random, so that each one goes to other experts. In front of a decode the context is filled with noise, since
+/// BenchTokens are random, so that each one goes to other experts. In front of a decode the context is filled with noise, since
 /// the time does not depend on what is in it. Figures are medians.
 #[derive(clap::Args)]
 #[command(
@@ -50,7 +50,7 @@ pub struct Args {
     /// Contexts in which tokens are decoded; the bundle's own limit is that of `build --max-context`.
     #[arg(long, value_name = "N,..", value_delimiter = ',', default_value = "64", value_parser = count)]
     context: Vec<usize>,
-    /// Tokens decoded in each context; 0 for none.
+    /// BenchTokens decoded in each context; 0 for none.
     #[arg(long, value_name = "N", default_value_t = 32)]
     decode: usize,
     /// Also decode in so many sequences at once, in the first context.
@@ -140,7 +140,7 @@ impl Command for Args {
         let mapped = model.populate();
         let load_s = started.elapsed().as_secs_f64();
         check(&options, &model)?;
-        let mut tokens = Tokens::new(options.seed, model.chain().model.vocab_size);
+        let mut tokens = BenchTokens::new(options.seed, model.chain().model.vocab_size);
         model.append(&mut model.sequence(), &tokens.random_ids(1), Logits::Last, None)?;
         let first_token_s = started.elapsed().as_secs_f64();
         // Waits until the weights are in memory: later figures are not those of a cold start.

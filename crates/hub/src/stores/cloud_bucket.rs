@@ -27,7 +27,7 @@ pub struct CloudBucket {
     pub telling: Arc<dyn Cloud>,
     /// Prefix of all keys; empty, or without slashes at its ends.
     pub prefix: String,
-    /// Who asks.
+    /// Account that asks.
     pub account: Account,
     /// Runs the crate's asynchronous calls, which block in this crate's own client.
     pub runtime: Runtime,

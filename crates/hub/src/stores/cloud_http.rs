@@ -3,7 +3,7 @@
 //! The crate makes and signs requests and reads answers. It sees only successes: all else ends here as a [`CloudFailure`],
 //! which is found again in the chain of its errors.
 
-use super::refusal::Refusal;
+use super::refusal::StoreRefusal;
 use super::store_location::CloudKind;
 use crate::http_client::{HttpClient, Tries, Trouble, shown};
 use anemoe_io::{hex, locked};
@@ -49,7 +49,7 @@ pub struct ToldHash(pub String);
 #[derive(Clone, Debug)]
 pub enum CloudFailure {
     /// The server refused it.
-    Refused(Refusal),
+    Refused(StoreRefusal),
     /// No answer came, or none that can be read.
     Trouble(Trouble),
 }
@@ -169,7 +169,7 @@ impl CloudHttp {
         let answer = self.client.exchange(head.clone(), url, body, asks_first)?;
         let status = match StatusCode::from_u16(answer.status) {
             Ok(status) if status.is_success() => status,
-            _ => return Err(CloudFailure::Refused(Refusal::of(answer))),
+            _ => return Err(CloudFailure::Refused(StoreRefusal::of(answer))),
         };
         let headers = answer.headers.clone();
         // An object in parts has a hash of hashes, with a `-` in it.
@@ -183,7 +183,7 @@ impl CloudHttp {
             let limit = head.extensions.get::<AnswerLimit>().map_or(MAX_ANSWER, |limit| limit.0);
             let body = answer.read(limit)?;
             // A server may begin to answer before it has finished, and then fail.
-            if let Some(refusal) = Refusal::in_success(&body) {
+            if let Some(refusal) = StoreRefusal::in_success(&body) {
                 return Err(CloudFailure::Refused(refusal));
             }
             body.into()

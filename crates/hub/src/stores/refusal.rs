@@ -16,7 +16,7 @@ const UNKNOWN_KEY: [&str; 5] =
 
 /// Answer by which a server refuses a request.
 #[derive(Clone, Debug)]
-pub struct Refusal {
+pub struct StoreRefusal {
     /// Status.
     pub status: u16,
     /// Code of the error, where the body has one.
@@ -27,7 +27,7 @@ pub struct Refusal {
     is_skewed: bool,
 }
 
-/// Who asks an object store, for messages.
+/// Account that asks an object store, for messages.
 pub struct Account {
     /// Kind of object store.
     pub kind: CloudKind,
@@ -73,9 +73,9 @@ fn error_texts(text: &str) -> Option<ErrorTexts> {
     }
 }
 
-impl Refusal {
+impl StoreRefusal {
     /// Reads the body of an error answer. After a passing fault, waits as long as the server asks.
-    pub fn of(answer: Answer) -> Refusal {
+    pub fn of(answer: Answer) -> StoreRefusal {
         let status = answer.status;
         let region = answer.header("x-amz-bucket-region").map(str::to_string);
         // Azure gives an answer to a HEAD its code so.
@@ -85,12 +85,12 @@ impl Refusal {
             answer.wait_as_asked();
         }
         let body = answer.read(MAX_ERROR).unwrap_or_default();
-        let refusal = Refusal::of_body(status, &String::from_utf8_lossy(&body));
-        Refusal { region: region.or(refusal.region), code: refusal.code.or(code), is_skewed, ..refusal }
+        let refusal = StoreRefusal::of_body(status, &String::from_utf8_lossy(&body));
+        StoreRefusal { region: region.or(refusal.region), code: refusal.code.or(code), is_skewed, ..refusal }
     }
 
     /// Parses the document of an error: XML, or JSON.
-    pub fn of_body(status: u16, body: &str) -> Refusal {
+    pub fn of_body(status: u16, body: &str) -> StoreRefusal {
         let of_tokens = || {
             let TokenError { error, error_description } = serde_json::from_str(body).ok()?;
             Some(ErrorTexts { code: Some(error), message: error_description, region: None })
@@ -100,7 +100,7 @@ impl Refusal {
         let trimmed = |text: Option<String>| {
             text.map(|text| text.trim().lines().next().unwrap_or_default().trim_end().to_string())
         };
-        Refusal {
+        StoreRefusal {
             status,
             code: trimmed(code),
             message: trimmed(message),
@@ -110,10 +110,10 @@ impl Refusal {
     }
 
     /// Parses the body of a success; `None` unless it is an error: a server may begin to answer before it has finished.
-    pub fn in_success(body: &[u8]) -> Option<Refusal> {
+    pub fn in_success(body: &[u8]) -> Option<StoreRefusal> {
         let is_small = body.len() as u64 <= MAX_ERROR;
         let text = std::str::from_utf8(body).ok().filter(|text| is_small && text.contains("Error"))?;
-        error_texts(text).map(|_| Refusal::of_body(200, text))
+        error_texts(text).map(|_| StoreRefusal::of_body(200, text))
     }
 
     /// Tells whether another try may help.
@@ -302,15 +302,15 @@ mod tests {
             (&known, 404, "<Error><Code>NoSuchKey</Code></Error>", "not there"),
             (&known, 418, "", "answers with status 418"),
         ] {
-            let refusal = Refusal::of_body(status, body);
+            let refusal = StoreRefusal::of_body(status, body);
             let said = refusal.error("s3://b/k", account).to_string();
             assert!(said.starts_with("s3://b/k: ") && said.contains(says), "{said}");
             assert!(!refusal.is_passing(), "{said}");
         }
-        assert!(Refusal::of_body(400, "<Error><Code>RequestTimeout</Code></Error>").is_passing());
-        assert!(Refusal::of_body(503, "").is_passing() && !Refusal::of_body(501, "").is_passing());
+        assert!(StoreRefusal::of_body(400, "<Error><Code>RequestTimeout</Code></Error>").is_passing());
+        assert!(StoreRefusal::of_body(503, "").is_passing() && !StoreRefusal::of_body(501, "").is_passing());
         let denied = |message: &str| {
-            Refusal::of_body(
+            StoreRefusal::of_body(
                 403,
                 &format!("<Error><Code>AccessDenied</Code><Message>{message}</Message></Error>"),
             )
@@ -319,8 +319,8 @@ mod tests {
         for about_the_key in ["Invalid signature", "No such key: x", "does not support anonymous access"] {
             assert!(!denied(about_the_key).is_of_this_request(), "{about_the_key}");
         }
-        assert!(Refusal::of_body(404, "").is_absence());
-        assert!(!Refusal::of_body(404, "<Error><Code>NoSuchBucket</Code></Error>").is_absence());
+        assert!(StoreRefusal::of_body(404, "").is_absence());
+        assert!(!StoreRefusal::of_body(404, "<Error><Code>NoSuchBucket</Code></Error>").is_absence());
     }
 
     #[test]
@@ -330,15 +330,15 @@ mod tests {
             "\n \u{feff}<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<Error xmlns=\"x\">\n <Other/>\n <Code>\n a&#38;b</Code>\n</Error>\n",
             "<s:Error xmlns:s=\"x\"><s:Code><![CDATA[a&]]><!-- c -->b</s:Code></s:Error>",
         ] {
-            assert_eq!(Refusal::of_body(500, xml).code.as_deref(), Some("a&b"), "{xml}");
-            assert!(Refusal::in_success(xml.as_bytes()).is_some(), "{xml}");
+            assert_eq!(StoreRefusal::of_body(500, xml).code.as_deref(), Some("a&b"), "{xml}");
+            assert!(StoreRefusal::in_success(xml.as_bytes()).is_some(), "{xml}");
         }
         let entity = "<!DOCTYPE a [<!ENTITY b \"c\">]><Error><Code>&b;</Code></Error>";
         for other in
             ["", "{}", "<html><body>Error", "<Error><Code>a</Error>", "<A><Code>Error</Code></A>", entity]
         {
-            assert_eq!(Refusal::of_body(500, other).code, None, "{other}");
-            assert!(Refusal::in_success(other.as_bytes()).is_none(), "{other}");
+            assert_eq!(StoreRefusal::of_body(500, other).code, None, "{other}");
+            assert!(StoreRefusal::in_success(other.as_bytes()).is_none(), "{other}");
         }
     }
 }

@@ -1,7 +1,9 @@
 //! Layouts of packed activations.
 
-use crate::matrix::BLOCK;
 use crate::simd::LANES;
+
+/// Columns of a block, the unit of decoding weights and packing activations: 16 lanes of 8 indices of 4 bits.
+pub(crate) const BLOCK: usize = 128;
 
 /// Says how activations are packed: which column of a block is lane l of vector k, and in which format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]

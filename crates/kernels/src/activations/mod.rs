@@ -12,25 +12,25 @@
 
 mod bf16;
 mod f32;
-mod int16;
-mod int8;
-mod integers;
 mod layout;
+mod packed_int16;
+mod packed_int8;
+mod packed_integers;
 
 pub(crate) use bf16::COLUMNS_PER_LINE;
 #[cfg(test)]
 pub(crate) use bf16::pack as pack_bf16;
+pub(crate) use layout::BLOCK;
 pub use layout::Layout;
 
-pub(crate) use int8::BLOCKS_PER_SCALE as INT8_BLOCKS_PER_SCALE;
-pub(crate) use int16::{BLOCKS_PER_SCALE as INT16_BLOCKS_PER_SCALE, VECTORS as INT16_VECTORS};
+pub(crate) use packed_int8::BLOCKS_PER_SCALE as INT8_BLOCKS_PER_SCALE;
+pub(crate) use packed_int16::{BLOCKS_PER_SCALE as INT16_BLOCKS_PER_SCALE, VECTORS as INT16_VECTORS};
 
 use crate::Pool;
-use crate::matrix::BLOCK;
 use crate::memory::AlignedVec;
 use crate::simd::LANES;
 use f32::{WriteToken, arrange, with_arranged};
-use integers::IntegerTokens;
+use packed_integers::IntegerTokens;
 use std::cell::RefCell;
 
 /// Holds the tokens of a matmul in the layout that a matrix needs. Reuses its memory from use to use.
@@ -167,17 +167,24 @@ impl PackedActivations {
                 if layout == Layout::Int16 {
                     let (vectors, scales) = (padded / LANES, blocks.div_ceil(INT16_BLOCKS_PER_SCALE));
                     let data = &self.data;
-                    let sizes = (blocks * int16::LINES, scales);
+                    let sizes = (blocks * packed_int16::LINES, scales);
                     self.int16.pack(pool, (tokens, per_part), sizes, &|t, lines, scales, out_of_range| {
-                        int16::pack_token(&data[t * vectors..][..vectors], lines, scales, out_of_range);
+                        packed_int16::pack_token(
+                            &data[t * vectors..][..vectors],
+                            lines,
+                            scales,
+                            out_of_range,
+                        );
                     });
                 }
             }
             Layout::Int8Interleaved | Layout::Int8 => {
-                let order = if layout == Layout::Int8 { int8::BYTES } else { int8::NIBBLES };
-                let sizes = (blocks * int8::LINES, blocks.div_ceil(INT8_BLOCKS_PER_SCALE));
+                let order = if layout == Layout::Int8 { packed_int8::BYTES } else { packed_int8::NIBBLES };
+                let sizes = (blocks * packed_int8::LINES, blocks.div_ceil(INT8_BLOCKS_PER_SCALE));
                 self.int8.pack(pool, (tokens, per_part), sizes, &|t, lines, scales, sum| {
-                    with_arranged(token, t, padded, |x| int8::pack_token(x, &order, lines, scales, sum));
+                    with_arranged(token, t, padded, |x| {
+                        packed_int8::pack_token(x, &order, lines, scales, sum)
+                    });
                 });
             }
             Layout::Bf16 => {

@@ -23,7 +23,7 @@ const SINGLES: usize = 4 * COLUMNS;
 
 /// Multiplies some rows of `w` (fp16 or f32) by all selected tokens.
 pub(super) fn multiply_rows(isa: Isa, w: &Matrix<'_>, x: Tokens<'_>, tiles: &RowTiles, y: &OutputRows<'_>) {
-    let operands = Operands { rows: StoredRows::new(w), x, y };
+    let operands = TileOperands { rows: StoredRows::new(w), x, y };
     match w.weight.format {
         WeightFormat::Fp16 => dispatch_bf16(isa, MultiplyRows(Bf16Rows::<HALVES>(operands), tiles)),
         _ => dispatch_bf16(isa, MultiplyRows(Bf16Rows::<SINGLES>(operands), tiles)),
@@ -32,7 +32,7 @@ pub(super) fn multiply_rows(isa: Isa, w: &Matrix<'_>, x: Tokens<'_>, tiles: &Row
 
 /// Rows whose lines have `BYTES` bytes, and what they are multiplied by.
 #[derive(Clone, Copy)]
-struct Bf16Rows<'a, const BYTES: usize>(Operands<'a>);
+struct Bf16Rows<'a, const BYTES: usize>(TileOperands<'a>);
 
 impl<const BYTES: usize> Bf16Kernel for MultiplyRows<'_, Bf16Rows<'_, BYTES>> {
     #[inline(always)]
@@ -51,7 +51,7 @@ impl<L: Bf16x32, const BYTES: usize> Product<L> for Bf16Rows<'_, BYTES> {
     type Scales = ();
 
     #[inline(always)]
-    fn operands(&self) -> &Operands<'_> {
+    fn operands(&self) -> &TileOperands<'_> {
         &self.0
     }
 

@@ -11,8 +11,9 @@
 //! The lookup instruction ignores the upper bits, so an index costs one shift. Tables of fewer than 16 entries are
 //! therefore repeated to 16.
 
+use crate::activations::BLOCK;
 use crate::lut_tables::HalfLut;
-use crate::matrix::{BLOCK, Divisor};
+use crate::matrix::Divisor;
 use crate::simd::{F32x16, LANES};
 
 /// f32 vectors of a block.
@@ -22,7 +23,7 @@ pub(crate) const VECTORS: usize = BLOCK / LANES;
 pub(crate) trait Decode: Copy {
     /// Bytes of a block.
     const BYTES: usize;
-    /// With 32 registers: the most tokens of a batch whose rows are decoded into registers, and the tokens that a decoded block
+    /// Most tokens, with 32 registers, of a batch whose rows are decoded into registers; and the tokens that a decoded block
     /// is multiplied by, 2 or 4; more decode it again. Rows of larger batches are decoded to memory first. On machine T:
     ///
     /// ```text
@@ -410,12 +411,12 @@ impl Decode for Int8<'_> {
 
 /// 8-bit integers with one scale per row.
 #[derive(Clone, Copy)]
-pub(crate) struct Int8Rows<'a> {
+pub(crate) struct WholeInt8Rows<'a> {
     pub scales: Scales<'a>,
     pub signed: bool,
 }
 
-impl Decode for Int8Rows<'_> {
+impl Decode for WholeInt8Rows<'_> {
     const BYTES: usize = 128;
     const REGISTER_TOKENS: (usize, usize) = (8, 4);
     /// Scale and offset.

@@ -13,8 +13,9 @@
 use super::decode::{self, Decode, VECTORS};
 use super::schedule::*;
 use super::tile_loop::*;
+use crate::activations::BLOCK;
 use crate::arithmetic::Arithmetic;
-use crate::matrix::{BLOCK, Divisor};
+use crate::matrix::Divisor;
 use crate::memory::{CacheLevel, prefetch};
 use crate::simd::{F32x16, Kernel, LANES, Simd, dispatch, has_half_tables};
 use crate::weight_format::{IndexBits, IntBits, WeightFormat};
@@ -28,7 +29,7 @@ pub(super) fn multiply_rows(isa: Isa, w: &Matrix<'_>, x: Tokens<'_>, tiles: &Row
     if isa == Isa::Scalar || !w.is_read_in_place() {
         return dequantize_fallback(isa, w, x, tiles, y);
     }
-    let operands = Operands { rows: StoredRows::new(w), x, y };
+    let operands = TileOperands { rows: StoredRows::new(w), x, y };
     macro_rules! run {
         ($decoder:expr) => {
             dispatch(isa, MultiplyRows(F32Rows { decoder: $decoder, operands }, tiles))
@@ -59,7 +60,7 @@ pub(super) fn multiply_rows(isa: Isa, w: &Matrix<'_>, x: Tokens<'_>, tiles: &Row
             let scales = decode::Scales::new(values, offset, (block_rows, block_cols), w.cols);
             match (bits, scales.vector_shift) {
                 (IntBits::Four, _) if block_cols == w.cols => run!(decode::Int4Rows { scales, signed }),
-                (IntBits::Eight, _) if block_cols == w.cols => run!(decode::Int8Rows { scales, signed }),
+                (IntBits::Eight, _) if block_cols == w.cols => run!(decode::WholeInt8Rows { scales, signed }),
                 (IntBits::Four, _) => run!(decode::Int4 { scales, signed }),
                 (IntBits::Eight, Some(shift)) => run!(decode::Int8Blocks { scales, shift, signed }),
                 (IntBits::Eight, None) => run!(decode::Int8 { scales, signed }),
@@ -72,7 +73,7 @@ pub(super) fn multiply_rows(isa: Isa, w: &Matrix<'_>, x: Tokens<'_>, tiles: &Row
 #[derive(Clone, Copy)]
 struct F32Rows<'a, D> {
     decoder: D,
-    operands: Operands<'a>,
+    operands: TileOperands<'a>,
 }
 
 impl<D: Decode> Kernel for MultiplyRows<'_, F32Rows<'_, D>> {
@@ -102,13 +103,13 @@ impl<L: Simd, D: Decode> Product<L> for F32Rows<'_, D> {
     type Scales = ();
 
     #[inline(always)]
-    fn operands(&self) -> &Operands<'_> {
+    fn operands(&self) -> &TileOperands<'_> {
         &self.operands
     }
 
     #[inline(always)]
     fn sums<const T: usize>(&self, rows: &[usize; ROWS], _: usize, first: usize) -> [[L; ROWS]; T] {
-        let Operands { rows: stored, x, .. } = self.operands;
+        let TileOperands { rows: stored, x, .. } = self.operands;
         let d = &self.decoder;
         // Loops, not closures: a closure passed to another function is compiled without this function's instructions.
         let mut scales = [d.row::<L>(stored.in_storage(rows[0])); ROWS];
@@ -228,7 +229,7 @@ fn prefetch_block<D: Decode>(bytes: &[u8], distance: usize) {
     prefetch(cache, bytes.as_ptr().wrapping_add(distance), bytes.len());
 }
 
-/// Some columns of decoded rows.
+/// Columns of decoded rows.
 struct F32Panel<'a>(Panel<'a, [f32; LANES]>);
 
 impl Kernel for F32Panel<'_> {

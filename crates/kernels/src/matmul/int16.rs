@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! weight      w = step * i,  |i| < 2^15          looked up as 16-bit words, 32 at a time (f32: 16)
-//! activation  x = scale * (4096 * high + low)    see `activations::int16`
+//! activation  x = scale * (4096 * high + low)    see `activations::packed_int16`
 //! sum         lane = scale * (4096 * sum(i * high) + sum(i * low))   over 512 columns, in i32 without rounding
 //! result      step * (the lanes over all columns, added in f32)
 //!
@@ -16,9 +16,10 @@
 
 use super::schedule::*;
 use super::tile_loop::*;
+use crate::activations::BLOCK;
 use crate::activations::{INT16_BLOCKS_PER_SCALE as BLOCKS_PER_SCALE, INT16_VECTORS as VECTORS};
 use crate::lut_tables::Int16Lut;
-use crate::matrix::{BLOCK, Divisor};
+use crate::matrix::Divisor;
 use crate::simd::{I16x32, Kernel, LANES, Simd, dispatch};
 use crate::weight_format::WeightFormat;
 use crate::{Isa, Matrix};
@@ -32,7 +33,7 @@ const RADIX: f32 = 4096.0;
 const LINES_PER_SCALE: usize = BLOCKS_PER_SCALE * VECTORS;
 
 /// Multiplies some rows of `w`, whose tables `lut` holds, by all selected tokens, none of which is out of range (see
-/// `activations::int16`).
+/// `activations::packed_int16`).
 pub(super) fn multiply_rows(
     isa: Isa,
     w: &Matrix<'_>,
@@ -42,14 +43,14 @@ pub(super) fn multiply_rows(
     y: &OutputRows<'_>,
 ) {
     let WeightFormat::Lut { rows_per_table, .. } = w.weight.format else { unreachable!("tables") };
-    let (operands, group) = (Operands { rows: StoredRows::new(w), x, y }, Divisor::new(rows_per_table));
+    let (operands, group) = (TileOperands { rows: StoredRows::new(w), x, y }, Divisor::new(rows_per_table));
     dispatch(isa, MultiplyRows(Int16Rows { operands, lut, group }, tiles));
 }
 
 /// Indices, tables and activations of a matmul.
 #[derive(Clone, Copy)]
 struct Int16Rows<'a> {
-    operands: Operands<'a>,
+    operands: TileOperands<'a>,
     lut: &'a Int16Lut,
     group: Divisor,
 }
@@ -111,11 +112,11 @@ impl Int16Rows<'_> {
     }
 }
 
-/// Steps of sixteen rows.
+/// RowSteps of sixteen rows.
 #[derive(Clone, Copy)]
-struct Steps([f32; LANES]);
+struct RowSteps([f32; LANES]);
 
-impl<L: Simd> Scales<L> for Steps {
+impl<L: Simd> RowScales<L> for RowSteps {
     #[inline(always)]
     fn results(&self, _: Tokens<'_>, _: usize, sums: L) -> L {
         L::load(&self.0).mul(sums)
@@ -143,10 +144,10 @@ impl<L: Simd> Product<L> for Int16Rows<'_> {
         _ => None,
     };
     type Line = [u8; 64];
-    type Scales = Steps;
+    type Scales = RowSteps;
 
     #[inline(always)]
-    fn operands(&self) -> &Operands<'_> {
+    fn operands(&self) -> &TileOperands<'_> {
         &self.operands
     }
 
@@ -167,12 +168,12 @@ impl<L: Simd> Product<L> for Int16Rows<'_> {
     }
 
     #[inline(always)]
-    fn scales(&self, rows: &[usize]) -> Steps {
+    fn scales(&self, rows: &[usize]) -> RowSteps {
         let mut steps = [0.0; LANES];
         for (i, &r) in rows.iter().enumerate() {
             steps[i] = self.lut.steps[self.table(r)];
         }
-        Steps(steps)
+        RowSteps(steps)
     }
 
     #[inline(always)]
@@ -201,7 +202,7 @@ impl<L: Simd> Product<L> for Int16Rows<'_> {
     }
 
     #[inline(always)]
-    fn multiply_decoded(rows: DecodedRows<'_, [u8; 64], Steps>) {
+    fn multiply_decoded(rows: DecodedRows<'_, [u8; 64], RowSteps>) {
         let tokens = rows.x.len();
         multiply_tokens::<L, _>(&mut ByTile(rows, Int16Tile), tokens);
     }

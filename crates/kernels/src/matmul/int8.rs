@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! weight      w = step * code + low,  code in 0 .. 255      a step and a low value per row
-//! activation  x = scale * q,          |q| <= 127            a scale per lane and 8 blocks, see `activations::int8`
+//! activation  x = scale * q,          |q| <= 127            a scale per lane and 8 blocks, see `activations::packed_int8`
 //! result      step * sum(scale * sum(code * q)) + low * sum(x)
 //! ```
 //!
@@ -23,9 +23,10 @@
 use super::int8_decode::*;
 use super::schedule::*;
 use super::tile_loop::*;
+use crate::activations::BLOCK;
 use crate::activations::INT8_BLOCKS_PER_SCALE as BLOCKS_PER_SCALE;
 use crate::lut_tables::{Int8Codes, sign_bit};
-use crate::matrix::{BLOCK, Divisor};
+use crate::matrix::Divisor;
 use crate::simd::{Kernel, LANES, Simd, dispatch};
 use crate::weight_format::{IndexBits, IntBits, WeightFormat};
 use crate::{Isa, Matrix};
@@ -48,7 +49,7 @@ pub(super) fn multiply_rows(
     tiles: &RowTiles,
     y: &OutputRows<'_>,
 ) {
-    let operands = Operands { rows: StoredRows::new(w), x, y };
+    let operands = TileOperands { rows: StoredRows::new(w), x, y };
     macro_rules! run {
         ($decoder:expr, $rows_per_group:expr) => {{
             let (decoder, group) = ($decoder, Divisor::new($rows_per_group));
@@ -78,7 +79,7 @@ struct Int8Rows<'a, D> {
     decoder: D,
     codes: &'a Int8Codes,
     group: Divisor,
-    operands: Operands<'a>,
+    operands: TileOperands<'a>,
 }
 
 impl<D: Int8Decode> Int8Rows<'_, D> {
@@ -121,7 +122,7 @@ impl<D: Int8Decode> Kernel for MultiplyRows<'_, Int8Rows<'_, D>> {
 #[derive(Clone, Copy)]
 struct StepsAndLows([f32; LANES], [f32; LANES]);
 
-impl<L: Simd> Scales<L> for StepsAndLows {
+impl<L: Simd> RowScales<L> for StepsAndLows {
     #[inline(always)]
     fn results(&self, x: Tokens<'_>, token: usize, sums: L) -> L {
         let sum = L::splat(x.packed.int8.of_token[x.at(token)]);
@@ -166,7 +167,7 @@ impl<L: Simd, D: Int8Decode> Product<L> for Int8Rows<'_, D> {
     type Scales = StepsAndLows;
 
     #[inline(always)]
-    fn operands(&self) -> &Operands<'_> {
+    fn operands(&self) -> &TileOperands<'_> {
         &self.operands
     }
 

@@ -5,8 +5,8 @@
 //! others: 16 bits bytes                      line 0 = codes of columns 0 .. 63,           line 1 = of 64 .. 127
 //! ```
 
+use crate::activations::BLOCK;
 use crate::lut_tables::Int8Codes;
-use crate::matrix::BLOCK;
 use crate::simd::U8x64;
 
 /// Decodes the rows of one weight format to codes.

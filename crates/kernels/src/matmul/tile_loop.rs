@@ -8,7 +8,7 @@
 //! ```
 
 use super::schedule::*;
-use crate::matrix::BLOCK;
+use crate::activations::BLOCK;
 use crate::memory::{AlignedVec, CacheLevel, Prefetch, prefetch};
 use crate::simd::{F32x16, LANES, Simd};
 use std::cell::RefCell;
@@ -16,9 +16,9 @@ use std::mem::MaybeUninit;
 use std::ops::Range;
 use std::thread::LocalKey;
 
-/// What a part of a job multiplies.
+/// Rows and tokens that a part of a job multiplies.
 #[derive(Clone, Copy)]
-pub(super) struct Operands<'a> {
+pub(super) struct TileOperands<'a> {
     pub rows: StoredRows<'a>,
     pub x: Tokens<'a>,
     pub y: &'a OutputRows<'a>,
@@ -47,7 +47,7 @@ pub(super) struct Panels {
 }
 
 /// Sixty-four bytes of a decoded row.
-pub(super) trait Line: Copy + 'static {
+pub(super) trait PanelLine: Copy + 'static {
     const ZERO: Self;
     /// Returns the thread's memory for decoded rows.
     fn memory() -> &'static LocalKey<RefCell<AlignedVec<Self>>>;
@@ -55,7 +55,7 @@ pub(super) trait Line: Copy + 'static {
 
 macro_rules! lines {
     ($line:ty, $zero:expr) => {
-        impl Line for $line {
+        impl PanelLine for $line {
             const ZERO: Self = $zero;
             fn memory() -> &'static LocalKey<RefCell<AlignedVec<Self>>> {
                 thread_local! {
@@ -75,13 +75,13 @@ thread_local! {
 }
 
 /// Turns the sums of up to sixteen rows into results.
-pub(super) trait Scales<L>: Copy {
+pub(super) trait RowScales<L>: Copy {
     fn results(&self, x: Tokens<'_>, token: usize, sums: L) -> L;
     /// Returns the result of row i alone.
     fn result(&self, x: Tokens<'_>, token: usize, i: usize, sum: f32) -> f32;
 }
 
-impl<L> Scales<L> for () {
+impl<L> RowScales<L> for () {
     #[inline(always)]
     fn results(&self, _: Tokens<'_>, _: usize, sums: L) -> L {
         sums
@@ -97,10 +97,10 @@ pub(super) trait Product<L: F32x16>: Copy {
     const REGISTER_BATCH: RegisterBatch;
     /// `None` if larger batches decode whole rows.
     const PANELS: Option<Panels> = None;
-    type Line: Line;
-    type Scales: Scales<L>;
+    type Line: PanelLine;
+    type Scales: RowScales<L>;
 
-    fn operands(&self) -> &Operands<'_>;
+    fn operands(&self) -> &TileOperands<'_>;
     /// Returns the lane sums of the products of four rows, of which n exist, and T tokens from `first` on. Decodes rows
     /// into registers.
     fn sums<const T: usize>(&self, rows: &[usize; ROWS], n: usize, first: usize) -> [[L; ROWS]; T];
@@ -158,7 +158,7 @@ impl<T, S> DecodedRows<'_, T, S> {
     }
 }
 
-/// Some columns of decoded rows, and what they are multiplied by.
+/// Columns of decoded rows, and what they are multiplied by.
 pub(super) struct Panel<'a, T> {
     pub lines: &'a [[T; ROWS]], // [tiles, lines of the panel]
     /// Lines of the rows that the panel has.
@@ -219,7 +219,7 @@ impl<L: F32x16, A: Product<L>> Tile<L> for RegisterTile<'_, A, A::Scales> {
     const WIDTHS: &'static [usize] = A::REGISTER_BATCH.widths;
     #[inline(always)]
     fn multiply<const T: usize>(&mut self, first: usize) {
-        let Operands { x, y, .. } = *self.product.operands();
+        let TileOperands { x, y, .. } = *self.product.operands();
         let sums = self.product.sums::<T>(&self.rows, self.n, first);
         for t in 0..T {
             for (i, sum) in L::horizontal_sums(sums[t]).into_iter().enumerate().take(self.n) {
@@ -232,7 +232,7 @@ impl<L: F32x16, A: Product<L>> Tile<L> for RegisterTile<'_, A, A::Scales> {
 /// Multiplies all rows of a part by all tokens.
 #[inline(always)]
 pub(super) fn multiply_tiles<L: F32x16, A: Product<L>>(product: &A, tiles: &RowTiles) {
-    let Operands { rows: stored, x, y } = *product.operands();
+    let TileOperands { rows: stored, x, y } = *product.operands();
     // Loops, not closures: a closure passed to another function is compiled without this function's instructions.
     if x.len() <= A::REGISTER_BATCH.most {
         for (rows, n) in tiles.each() {
@@ -284,7 +284,7 @@ fn multiply_in_panels<L: F32x16, A: Product<L>>(
     memory: &mut AlignedVec<A::Line>,
 ) {
     let Some(panels) = A::PANELS else { return };
-    let Operands { rows: stored, x, y } = *product.operands();
+    let TileOperands { rows: stored, x, y } = *product.operands();
     let (row_lines, tokens) = (product.lines(), x.len());
     let (tiles_at_once, panel_lines, distance) = match tokens {
         ..=SMALL_BATCH => (panels.tiles_of_few, panels.lines_of_few, PREFETCH_DISTANCE),
@@ -330,7 +330,7 @@ pub(super) trait DecodedTile<L: F32x16> {
 /// Decoded rows whose tiles, of which D gives the sums, are multiplied one after the other.
 pub(super) struct ByTile<'a, S, D>(pub DecodedRows<'a, [u8; 64], S>, pub D);
 
-impl<L: F32x16, S: Scales<L>, D: DecodedTile<L>> Tile<L> for ByTile<'_, S, D> {
+impl<L: F32x16, S: RowScales<L>, D: DecodedTile<L>> Tile<L> for ByTile<'_, S, D> {
     const WIDTHS: &'static [usize] = D::WIDTHS;
     #[inline(always)]
     fn multiply<const T: usize>(&mut self, first: usize) {

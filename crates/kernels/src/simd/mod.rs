@@ -89,7 +89,7 @@ pub(crate) fn has_half_tables(isa: Isa, entries: usize) -> bool {
 }
 
 /// Holds the arguments of a function as a [`Kernel`], see [`simd_fn`].
-pub(crate) struct Arguments<T, F>(pub T, pub std::marker::PhantomData<F>);
+pub(crate) struct KernelArguments<T, F>(pub T, pub std::marker::PhantomData<F>);
 
 /// Defines a function that runs a generic function with the instructions of [`Isa::best`], or of an argument `isa`.
 macro_rules! simd_fn {
@@ -109,7 +109,7 @@ macro_rules! simd_fn {
     (@output $out:ty) => { $out };
     (@call $isa:expr, ($($arg:ident: $ty:ty),*), ($($out:ty)?), $generic:ident) => {{
         struct Name;
-        impl $crate::simd::Kernel for $crate::simd::Arguments<($($ty,)*), Name> {
+        impl $crate::simd::Kernel for $crate::simd::KernelArguments<($($ty,)*), Name> {
             type Output = $crate::simd::simd_fn!(@output $($out)?);
             #[inline(always)]
             fn run<S: $crate::simd::Simd>(self) -> Self::Output {
@@ -117,7 +117,7 @@ macro_rules! simd_fn {
                 $generic::<S>($($arg),*)
             }
         }
-        $crate::simd::dispatch($isa, $crate::simd::Arguments(($($arg,)*), std::marker::PhantomData::<Name>))
+        $crate::simd::dispatch($isa, $crate::simd::KernelArguments(($($arg,)*), std::marker::PhantomData::<Name>))
     }};
 }
 pub(crate) use simd_fn;

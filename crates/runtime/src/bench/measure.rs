@@ -12,15 +12,15 @@ use std::time::{Duration, Instant};
 const GAUGE: usize = 256 << 20;
 
 /// Source of random tokens.
-pub struct Tokens {
+pub struct BenchTokens {
     random: Random,
     vocabulary: usize,
 }
 
-impl Tokens {
+impl BenchTokens {
     /// Makes a source that begins at a seed.
-    pub fn new(seed: u64, vocabulary: usize) -> Tokens {
-        Tokens { random: Random::new(seed), vocabulary }
+    pub fn new(seed: u64, vocabulary: usize) -> BenchTokens {
+        BenchTokens { random: Random::new(seed), vocabulary }
     }
 
     /// Draws `n` ids.
@@ -63,7 +63,7 @@ pub(super) struct Bench<'a> {
     pub args: &'a BenchOptions,
     pub model: &'a Model,
     pub sequence: Sequence,
-    pub tokens: Tokens,
+    pub tokens: BenchTokens,
     pub pool: &'a Pool,
     /// Called after each run.
     pub tick: &'a dyn Fn(),

@@ -4,7 +4,7 @@ mod draft_passes;
 mod measure;
 mod speeds;
 
-pub use measure::Tokens;
+pub use measure::BenchTokens;
 pub use speeds::{BatchSpeed, BenchOptions, DecodeSpeed, DraftPass, DraftedSpeed, PrefillSpeed, Speeds};
 
 use crate::cpu::Products;
@@ -21,7 +21,7 @@ impl BenchOptions {
     pub fn measure(
         &self,
         model: &Model,
-        tokens: Tokens,
+        tokens: BenchTokens,
         products: Option<Products>,
         read_gb_s: f64,
         tick: &dyn Fn(),

@@ -46,7 +46,7 @@ pub struct CompiledFunction {
     code: Executable,
     /// Plans for shapes that are known only with the inputs.
     plans_by_shapes: Option<PlansByShapes<CompiledFunction>>,
-    /// What the function carries; none where that is not known.
+    /// Rows and slots that the function carries; none where that is not known.
     carried: Option<Arc<KnownCarried>>,
     /// True if its states hold nothing but rows in slots of caches, which may stay and be masked when a call is undone.
     may_stay: bool,

@@ -159,7 +159,7 @@ struct ReadFunction {
     package: Arc<Package>,
     body: Function,
     described: FunctionDescription,
-    /// What it carries; none where that is not known.
+    /// Rows and slots that it carries; none where that is not known.
     carried: Option<Arc<KnownCarried>>,
 }
 

@@ -24,7 +24,7 @@ pub(super) struct PlansByTokens {
     options: Options,
     function: Function,
     described: FunctionDescription,
-    /// What the function carries; none where that is not known.
+    /// Rows and slots that the function carries; none where that is not known.
     carried: Option<Arc<KnownCarried>>,
     constants: SharedConstants,
     /// The function as last rewritten, to be rewritten again: a new copy would take twice as long as rewriting.

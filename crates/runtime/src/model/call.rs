@@ -8,8 +8,8 @@
 use super::host;
 use super::kept_rows::{RowsByInput, append_rows, fill_rows};
 use crate::backend::{
-    BackendFunction, BackendPackage, CallTokens, FunctionCall, FunctionInput, INLINE_TERMS, KeptRows,
-    Operands, SequenceStates, Term, Times,
+    BackendFunction, BackendPackage, CallOperands, CallTokens, FunctionCall, FunctionInput, INLINE_TERMS,
+    KeptRows, SequenceStates, Term, Times,
 };
 use crate::tensor::Tensor;
 use crate::{Error, Result};
@@ -147,6 +147,9 @@ pub(super) struct Call {
     pub has_states: OnceLock<bool>,
 }
 
+/// A function, the index of its package, and the tokens of its calls where they have a fixed number.
+type ChosenFunction = (usize, Arc<dyn BackendFunction>, Option<usize>);
+
 /// Packages of a model, by index.
 type Packages = [Box<dyn BackendPackage>];
 
@@ -179,7 +182,7 @@ pub(super) struct Piece {
 }
 
 /// States and kept rows of one sequence of a call.
-pub(super) struct Carried<'a> {
+pub(super) struct SequenceMemory<'a> {
     pub states: &'a mut (dyn SequenceStates + 'static),
     pub rows: &'a mut RowsByInput,
 }
@@ -395,14 +398,14 @@ impl Call {
         Ok(Prepared { package, function, inputs, outputs, kept, channels_last, width, seen })
     }
 
-    /// Chooses the function for `tokens` tokens; returns its package's index, the function, and the width of its calls. Prefers a
+    /// Chooses the function for `tokens` tokens; prefers a
     /// function declared for exactly these tokens, then one that the backend makes for them, then the cheapest declared one.
     fn choose(
         &self,
         packages: &Packages,
         functions: &ByTokens,
         tokens: usize,
-    ) -> Result<Option<(usize, Arc<dyn BackendFunction>, Option<usize>)>> {
+    ) -> Result<Option<ChosenFunction>> {
         let holds = |c: &TokenCount| c.min <= tokens && tokens <= c.max;
         let exact = functions.iter().find(|(c, _)| holds(c));
         if let Some((count, (package, name))) = exact
@@ -438,7 +441,7 @@ impl Call {
         &self,
         prepared: &Prepared,
         pieces: &[Piece],
-        carried: &mut [Carried<'_>],
+        carried: &mut [SequenceMemory<'_>],
         context: CallContext<'_>,
     ) -> Result<()> {
         let CallContext { bundle, tokens: all, registers, host, scratch } = context;
@@ -527,7 +530,7 @@ pub(super) fn run_sum(
     let Some(OutputSink::Register(target)) = first.outputs.first() else { return Ok(Times::new()) };
     let mut sum = std::mem::take(&mut registers[target.register]);
     let times = {
-        let inputs: SmallVec<[Operands<'_>; INLINE_TERMS]> = calls
+        let inputs: SmallVec<[CallOperands<'_>; INLINE_TERMS]> = calls
             .iter()
             .zip(&scratch.terms)
             .map(|((_, prepared), copies)| prepared.operands(copies, registers))
@@ -581,7 +584,7 @@ impl Prepared {
     }
 
     /// Returns the inputs of a call that reads only registers, after [`Prepared::gather`].
-    fn operands<'a>(&self, copies: &'a [(Tensor, bool)], registers: &'a [Tensor]) -> Operands<'a> {
+    fn operands<'a>(&self, copies: &'a [(Tensor, bool)], registers: &'a [Tensor]) -> CallOperands<'a> {
         let registers = self.inputs.iter().zip(copies).filter_map(|(source, copy)| match source {
             InputSource::Register { index, .. } => Some(operand(*index, copy, registers)),
             InputSource::Host(_) | InputSource::Kept(_) => None,

@@ -1,6 +1,6 @@
 //! Runs tokens through the layers and the head.
 
-use super::call::{Call, CallContext, Carried, HostValues, Piece, Prepared, run_sum};
+use super::call::{Call, CallContext, HostValues, Piece, Prepared, SequenceMemory, run_sum};
 use super::chain_program::{ChainOp, ChainProgram};
 use super::embedding::EmbeddingFile;
 use super::host::{self, HostTokens};
@@ -571,8 +571,8 @@ impl Model {
         let mut run = |prepared: &Prepared, pieces: &[Piece], parts: &mut [PassPart<'_>]| {
             let started = Instant::now();
             let packages = parts.iter_mut().map(|part| &mut part.sequence.packages[call.package]);
-            let mut carried: SmallVec<[Carried<'_>; INLINE_SEQUENCES]> = packages
-                .map(|PackageStates { states, rows }| Carried { states: states.as_mut(), rows })
+            let mut carried: SmallVec<[SequenceMemory<'_>; INLINE_SEQUENCES]> = packages
+                .map(|PackageStates { states, rows }| SequenceMemory { states: states.as_mut(), rows })
                 .collect();
             let context = CallContext { bundle, tokens, registers, host: &mut host, scratch };
             let ran = call.run(prepared, pieces, &mut carried, context);

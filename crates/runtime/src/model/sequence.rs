@@ -14,7 +14,7 @@ pub const MOST_RUN_AGAIN: usize = 64;
 /// First bytes of a saved sequence.
 const MAGIC: &[u8; 20] = b"anemoe sequence v2\0\0";
 
-/// What a sequence carries from call to call in one package.
+/// Values that a sequence carries from call to call in one package.
 pub(super) struct PackageStates {
     pub states: Box<dyn SequenceStates>,
     pub rows: RowsByInput,

@@ -45,16 +45,16 @@ struct Cost {
 
 /// Acceptance of drafted tokens, by the binary logarithm of the match before them.
 #[derive(Clone, Debug, Default)]
-struct Acceptance([Bucket; 6]);
+struct Acceptance([AcceptanceBucket; 6]);
 
 #[derive(Clone, Copy, Debug, Default)]
-struct Bucket {
+struct AcceptanceBucket {
     compared: f64,
     accepted: f64,
 }
 
 impl Acceptance {
-    fn bucket(&mut self, matched: usize) -> &mut Bucket {
+    fn bucket(&mut self, matched: usize) -> &mut AcceptanceBucket {
         &mut self.0[(matched.max(1).ilog2() as usize).min(5)]
     }
 
@@ -78,7 +78,7 @@ pub struct DraftStatistics {
     /// Seconds of a plain pass at the moment; none before one was measured.
     plain: Option<f64>,
     drafts_since_plain: usize,
-    /// By number of drafted tokens; the first is not used.
+    /// Costs by number of drafted tokens; the first is not used.
     costs: Vec<Cost>,
     acceptance: Acceptance,
 }

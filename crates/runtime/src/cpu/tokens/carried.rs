@@ -148,8 +148,8 @@ fn rows(function: &Function, write: &Operation, joined: &Operation) -> Option<Ca
     })
 }
 
-/// What a function carries from call to call, where all of it is known: rows that callers keep, and slots of caches, which may
-/// stay when a call is undone because callers mask them.
+/// Values that a function carries from call to call, where all are known: rows that callers keep, and slots of caches, which
+/// may stay when a call is undone because callers mask them.
 #[derive(Debug, Default)]
 pub(in crate::cpu) struct KnownCarried {
     pub kept: Vec<KeptRows>,
@@ -168,10 +168,10 @@ pub(in crate::cpu) fn keep_rows(
         Carried::Rows(rows) => rows,
         Carried::Unknown => return None,
     };
-    let windows = rows.iter().map(|rows| Window::of(function, rows)).collect::<Option<Vec<_>>>()?;
+    let windows = rows.iter().map(|rows| CarriedWindow::of(function, rows)).collect::<Option<Vec<_>>>()?;
     let mut known = KnownCarried::default();
     for (rows, window) in rows.into_iter().zip(windows) {
-        let Window { at, before, own, kept, ty, feature } = window;
+        let CarriedWindow { at, before, own, kept, ty, feature } = window;
         for op in &mut function.block.operations[at..] {
             for binding in op.inputs.values_mut().flat_map(|Argument(bindings)| bindings) {
                 if *binding == Binding::Name(before.clone()) {
@@ -193,7 +193,7 @@ pub(in crate::cpu) fn keep_rows(
 }
 
 /// The operation that joins the rows carried before a call with those of its tokens.
-struct Window {
+struct CarriedWindow {
     /// Number of the first operation that may read `before`.
     at: usize,
     before: String,
@@ -203,8 +203,8 @@ struct Window {
     feature: Feature,
 }
 
-impl Window {
-    fn of(function: &Function, rows: &CarriedRows) -> Option<Window> {
+impl CarriedWindow {
+    fn of(function: &Function, rows: &CarriedRows) -> Option<CarriedWindow> {
         let operations = &function.block.operations;
         let made = |name: &str| {
             operations
@@ -241,6 +241,6 @@ impl Window {
         }
         let feature = Feature::array(before, result.ty.tensor()?.dtype, FeatureShape::Fixed(shape));
         let (before, own) = (before.clone(), own.clone());
-        Some(Window { at: at + 1, before, own, kept, ty: result.ty.clone(), feature })
+        Some(CarriedWindow { at: at + 1, before, own, kept, ty: result.ty.clone(), feature })
     }
 }

@@ -7,7 +7,7 @@
 //! One lane of the dot product adds up the products of these 64 columns, so that a sum of integers has one scale. An
 //! element that is not finite makes its scale NaN.
 
-use crate::matrix::BLOCK;
+use crate::activations::BLOCK;
 use crate::simd::{LANES, U8x64, simd_fn};
 
 /// Blocks that share a lane's scale: f32 holds the sum of 64 products of 8 by 8 bits without rounding.

@@ -12,7 +12,7 @@
 //! A token is out_of_range, and multiplied in f32, if an element is not finite, or if the largest magnitude of a lane is
 //! 2^64 or more, or below 2^-104 but not zero.
 
-use crate::matrix::BLOCK;
+use crate::activations::BLOCK;
 use crate::simd::{I16x32, LANES, MIN_EXPONENT, simd_fn};
 
 /// Blocks that share a lane's scale: the sum of their products of 15 by 12 bits fits into 32 bits.

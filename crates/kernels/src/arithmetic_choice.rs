@@ -1,0 +1,54 @@
+//! Chooses how a matrix is multiplied.
+
+use crate::arithmetic::Arithmetic;
+use crate::lut_tables::{HalfLut, Int8Codes, Int16Lut};
+use crate::weight_format::{IndexBits, WeightFormat};
+use crate::{Isa, Matrix};
+
+/// Fewest rows and columns for bf16. Routers are smaller: rounding their sums could choose another expert.
+const MIN_BF16_SIZE: usize = 512;
+
+impl Arithmetic {
+    /// Chooses exact arithmetic.
+    pub fn exact(w: &Matrix<'_>) -> Arithmetic {
+        let (format, lut) = (w.weight.format, w.values());
+        let chosen = match format {
+            WeightFormat::Lut { bits, .. } if w.is_read_in_place() => match bits {
+                IndexBits::One | IndexBits::Two | IndexBits::Three => None,
+                IndexBits::Four => Int16Lut::new(lut).map(Arithmetic::Int16),
+                IndexBits::Six | IndexBits::Eight => HalfLut::new(lut).map(Arithmetic::F32OfHalves),
+            },
+            WeightFormat::Lut { .. } | WeightFormat::Int { .. } | WeightFormat::Fp16 | WeightFormat::F32 => {
+                None
+            }
+        };
+        chosen.unwrap_or_default()
+    }
+
+    /// Chooses approximate arithmetic where the format has it; other formats stay exact, in f32.
+    ///
+    /// ```text
+    /// LUT1 to LUT8             8-bit entries
+    /// int8, int4               scales for whole rows
+    /// fp16, f32                bf16, from 512 rows and columns on, on processors with AVX512-BF16
+    /// ```
+    pub fn fast(w: &Matrix<'_>) -> Arithmetic {
+        let starts_at_bytes = w.starts_rows_at_bytes();
+        let chosen = match w.weight.format {
+            WeightFormat::Lut { bits, .. } if starts_at_bytes => {
+                Int8Codes::of_tables(w.values(), bits).map(Arithmetic::Int8)
+            }
+            // In bytes, scales of blocks cost more than they save: f32 is faster.
+            WeightFormat::Int { bits, signed, block_cols, .. } if starts_at_bytes && block_cols == w.cols => {
+                let codes = Int8Codes::of_integers(w.values(), w.weight.offsets, bits, signed);
+                Some(Arithmetic::Int8(codes))
+            }
+            WeightFormat::Fp16 | WeightFormat::F32 => {
+                let is_large = w.rows >= MIN_BF16_SIZE && w.cols >= MIN_BF16_SIZE;
+                (is_large && crate::simd::has_bf16(Isa::best())).then_some(Arithmetic::Bf16)
+            }
+            WeightFormat::Lut { .. } | WeightFormat::Int { .. } => None,
+        };
+        chosen.unwrap_or_default()
+    }
+}
