@@ -4,7 +4,7 @@ use anemoe_convert::plan::PlanOptions;
 use anemoe_coreml::op_plan::PlanDevice;
 use anemoe_coreml::{CompiledModels, ComputeUnits, CoreMlBackend, CoreMlSettings, plan_of};
 use anemoe_io::Kind;
-use anemoe_runtime::backend::{Backend, NoStates};
+use anemoe_runtime::backend::{Backend, BackendFunction, FunctionCall, FunctionInput};
 use anemoe_runtime::model::{Logits, Model};
 use anemoe_runtime::tensor::Tensor;
 use fake_coreml::{Fault, clear_faults, plant};
@@ -145,9 +145,13 @@ fn inputs_that_do_not_fit_are_refused() {
         assert!(package.prepare("no such function").is_err());
         let function = package.prepare(&shard.functions[0].name).unwrap();
         assert!(!function.has_states());
-        let mut outputs = Vec::new();
-        let mut run = |inputs: &[&Tensor]| {
-            function.run(inputs, &mut NoStates, &mut outputs).err().map(|e| e.to_string()).unwrap_or_default()
+        let run_function = |function: &dyn BackendFunction, inputs: &[&Tensor]| {
+            let inputs: Vec<FunctionInput<'_>> = inputs.iter().map(|t| FunctionInput::Shared(t)).collect();
+            let call = FunctionCall { inputs: &inputs, parts: &[], states: &mut [] };
+            function.run(call, &mut Vec::new())
+        };
+        let run = |inputs: &[&Tensor]| {
+            run_function(function.as_ref(), inputs).err().map(|e| e.to_string()).unwrap_or_default()
         };
         assert!(run(&[]).contains("inputs"));
         let wrong = Tensor::f32(&[1, 3, 1, 1], vec![0.0; 3]);
@@ -163,7 +167,7 @@ fn inputs_that_do_not_fit_are_refused() {
         fs::write(place.join("coremldata.bin"), other.to_str().unwrap()).unwrap();
         let fresh = compiled.backend(None).open(&compiled.bundle.join(&shard.file)).unwrap();
         let result =
-            fresh.prepare(&shard.functions[0].name).map(|f| f.run(&[&right], &mut NoStates, &mut outputs));
+            fresh.prepare(&shard.functions[0].name).map(|f| run_function(f.as_ref(), &[&right]));
         let error = match result {
             Ok(ran) => ran.unwrap_err().to_string(),
             Err(e) => e.to_string(),
