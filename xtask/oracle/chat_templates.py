@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Renders conversations with Hugging Face transformers, for the tests of chat templates.
 
-    python xtask/oracle/chat_templates.py crates/text/tests/chat_templates
+    python xtask/oracle/chat_templates.py crates/runtime/tests/chat_templates
 
 Every *.jinja of the folder meets every conversation; goldens.json has the text, or null where the template refuses.
 Needs transformers and jinja2 (written with 5.23 and 3.1.6).

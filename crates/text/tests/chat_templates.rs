@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 #[test]
 fn templates_render_as_in_transformers() {
-    let own = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/chat_templates");
+    let own = Path::new(env!("CARGO_MANIFEST_DIR")).join("../runtime/tests/chat_templates");
     let folder = std::env::var_os("CHAT_TEMPLATES").map_or(own, PathBuf::from);
     let goldens = std::fs::read(folder.join("goldens.json")).unwrap();
     let goldens: Vec<Value> = serde_json::from_slice(&goldens).unwrap();

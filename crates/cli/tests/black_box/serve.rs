@@ -303,7 +303,7 @@ fn a_call_of_a_tool_is_one_in_the_answer() {
     let marks = dir.join("marks.anemoe");
     build(dir.join("model"), &marks, SHORT);
     let template =
-        |name: &str| format!("--chat-template {}/{name}.jinja", root("crates/text/tests/chat_templates"));
+        |name: &str| format!("--chat-template {}/{name}.jinja", root("crates/runtime/tests/chat_templates"));
     for (bundle, name) in [(&plain, "qwen3"), (&plain, "llama3"), (&marks, "gemma4")] {
         let server = Server::of(bundle, &template(name));
         let named = json!({"type": "function", "function": {"name": "wind"}});
@@ -348,7 +348,7 @@ fn a_call_of_a_tool_is_one_in_the_answer() {
 
 #[test]
 fn what_other_servers_take_is_taken_or_answered_with_what_is_meant() {
-    let template = root("crates/text/tests/chat_templates/qwen3.jinja");
+    let template = root("crates/runtime/tests/chat_templates/qwen3.jinja");
     let server = Server::small(&format!("--chat-template {template} --max-tokens 3"));
     // A limit of -1 means all the room that is left, within the server's own limit.
     let v = server.chat(json!({"messages": user("x"), "max_tokens": -1, "top_k": -1, "ignore_eos": true}));

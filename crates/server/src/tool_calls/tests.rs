@@ -10,7 +10,7 @@ fn form_of(text: &str) -> Option<CallForm> {
 }
 
 fn form(template: &str) -> Option<CallForm> {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../text/tests/chat_templates").join(template);
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../runtime/tests/chat_templates").join(template);
     form_of(&std::fs::read_to_string(path).unwrap())
 }
 
