@@ -12,7 +12,7 @@ fuzz_target!(|input: &[u8]| {
     let Ok(model) = spec::decode(input, path) else { return };
     let _ = verify::verify(&model);
     let _ = text::program(&model.program);
-    let _ = Judge::new(Default::default()).package("m", &residency::facts(&model), true);
+    let _ = Judge::new(Default::default(), None).package("m", &residency::facts(&model), true);
     if let Ok(bytes) = spec::encode(&model) {
         let again = spec::decode(&bytes, path).expect("an encoded model is decoded");
         assert_eq!(text::program(&again.program), text::program(&model.program));

@@ -8,5 +8,5 @@ fuzz_target!(|input: &[u8]| {
     let Ok(text) = std::str::from_utf8(input) else { return };
     let Ok(rows) = outcomes::parse(text) else { return };
     let judged = outcomes::judge(&rows);
-    let _ = outcomes::score(&rows, &judged);
+    let _ = outcomes::score(rows.iter().zip(&judged));
 });

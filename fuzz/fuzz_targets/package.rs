@@ -19,6 +19,6 @@ fuzz_target!(|input: &[u8]| {
             }
         }
     }
-    let options = CheckOptions { conditions: Default::default(), strict: true, list_ops: true };
+    let options = CheckOptions { strict: true, list_ops: true, ..CheckOptions::default() };
     let _ = residency::package(&path, &options);
 });

@@ -12,7 +12,7 @@ fuzz_target!(|input: &[u8]| {
     static CHECKED: OnceLock<Report> = OnceLock::new();
     let checked = CHECKED.get_or_init(|| {
         let tests = Path::new(env!("CARGO_MANIFEST_DIR")).join("../crates/runtime/tests/interop");
-        let options = CheckOptions { conditions: Default::default(), strict: false, list_ops: true };
+        let options = CheckOptions { list_ops: true, ..CheckOptions::default() };
         residency::package(&tests.join("functions_s/functions_s.mlpackage"), &options).expect("a fixture")
     });
     let Ok(report) = PlanReport::parse(input) else { return };
