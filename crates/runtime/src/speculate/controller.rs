@@ -14,7 +14,7 @@
 //! Drafts that are not made are compared with the next tokens all the same. So acceptance is known before any time is spent.
 //!
 //! Other work slows passes down for a while. So costs are ratios to the plain pass of the moment, which each pass corrects.
-//! What a draft took to make is part of the seconds of its pass, and so of its cost.
+//! The seconds of a pass include the making of its draft, and so does its cost.
 
 /// Share of the tokens that drafts may lose, in plain passes: the promise is 1.5 %, and costs are estimates.
 const SHARE: f64 = 0.013;
