@@ -60,13 +60,13 @@ fn kill_and_resume(expected: &[(PathBuf, Vec<u8>)], more: &str, most: usize, lon
 #[test]
 fn many_kills() {
     let expected = contents(&built("tiny-zaya", "--tokens 1"));
-    kill_and_resume(&expected, "--jobs 1 --skip-gates", 30, Duration::from_millis(60));
+    kill_and_resume(&expected, "--jobs 1 --skip-gates", 50, Duration::from_millis(60));
 }
 
 /// Checks that a build with gates survives kills at any moment, also during a gate.
 #[test]
 fn kills_between_gates() {
-    kill_and_resume(&gated("tiny-zaya"), "--jobs 1", 10, Duration::from_millis(1500));
+    kill_and_resume(&gated("tiny-zaya"), "--jobs 1", 15, Duration::from_millis(1500));
 }
 
 /// Checks that parts in any order, one of them twice, some at the same time, give the bytes of one build.
