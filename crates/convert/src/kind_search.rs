@@ -7,6 +7,7 @@
 //! choice under a limit is a prefix of this path.
 
 use crate::importance::Importance;
+use crate::lattice::Lattice;
 use crate::lower::encode_matrix;
 use crate::models::Family;
 use crate::plan::{MatrixPlan, Plan};
@@ -18,7 +19,7 @@ use std::collections::BTreeMap;
 
 /// Kinds that are tried. `int4-block` is left out: scales per block along the inputs gave wrong results on the ANE
 /// (reported for group 32; palettized weights of the same model were right). Asymmetric kinds are left out: no
-/// measured shard had offsets.
+/// measured shard had offsets. Tensors on a lattice get the kind that keeps them in addition.
 pub const KINDS: [Quant; 8] = [
     Quant::lut(IndexBits::Two),
     Quant::lut(IndexBits::Three),
@@ -40,7 +41,7 @@ pub struct Group {
     pub tensor: String,
     /// Part of the model.
     pub part: String,
-    /// Kinds with their bytes and errors, in the order of [`KINDS`].
+    /// Kinds with their bytes and errors, in the order of [`KINDS`]; behind them the kind of the tensor's lattice.
     pub candidates: Vec<Candidate>,
     /// Loss per unit of output error.
     pub sensitivity: f64,
@@ -145,7 +146,7 @@ pub fn matrices(plan: &Plan) -> BTreeMap<(String, String), Vec<MatrixPlan>> {
 /// # Errors
 /// The checkpoint cannot be read, or the importances do not fit.
 pub fn measure(
-    family: &dyn Family,
+    family: &Family,
     plan: &Plan,
     importance: Option<&Importance>,
     sample: bool,
@@ -161,7 +162,8 @@ pub fn measure(
         }
         let mut candidates = Vec::new();
         let parts = if sample { sampled(&matrices) } else { matrices.clone() };
-        for kind in KINDS {
+        let exact = Lattice::of_tensor(family, &matrices).map(Lattice::kind);
+        for kind in KINDS.into_iter().chain(exact) {
             let resolve = |m: &MatrixPlan| MatrixQuant::resolve(kind, plan.options.groups, m.rows, m.cols);
             let bytes = matrices.iter().map(|m| resolve(m).bytes(m.rows, m.cols)).sum();
             let mut metrics = Metrics::default();
@@ -189,7 +191,7 @@ pub fn measure(
 /// # Errors
 /// The checkpoint cannot be read, or the importances do not fit.
 pub fn decoded(
-    family: &dyn Family,
+    family: &Family,
     matrices: &[MatrixPlan],
     kind: Quant,
     groups: Groups,
@@ -228,7 +230,7 @@ fn is_fixed(plan: &Plan, part: &str) -> bool {
 }
 
 /// Samples a tensor: a few matrices, evenly spread, or the first rows of a single large matrix.
-fn sampled(matrices: &[MatrixPlan]) -> Vec<MatrixPlan> {
+pub fn sampled(matrices: &[MatrixPlan]) -> Vec<MatrixPlan> {
     let Some(first) = matrices.first() else { return Vec::new() };
     let wanted = (SAMPLE / first.weights().max(1)).max(1) as usize;
     let step = (matrices.len() / wanted.min(matrices.len())).max(1);
@@ -240,7 +242,7 @@ fn sampled(matrices: &[MatrixPlan]) -> Vec<MatrixPlan> {
     parts
 }
 
-/// A choice: for every group, the position of its kind in [`KINDS`].
+/// A choice: for every group, the position of its kind among the candidates.
 pub type Choice = Vec<usize>;
 
 /// Returns the choices from the smallest to the most exact; each differs from the one before in one tensor.

@@ -29,6 +29,9 @@ pub enum Quant {
         /// True if every scale has an offset.
         asymmetric: bool,
     },
+    /// 4-bit floats (E2M1) times a power of two per block of input channels: `constexpr_lut_to_dense` with one table,
+    /// then `constexpr_blockwise_shift_scale`.
+    Mxfp4,
 }
 
 /// Elements that share a scale.
@@ -62,7 +65,7 @@ impl Granularity {
 }
 
 /// Kinds that are suggested for a mistyped name.
-const NAMES: [&str; 28] = [
+const NAMES: [&str; 29] = [
     "fp16",
     "int8-tensor",
     "int8-tensor-asymmetric",
@@ -91,6 +94,7 @@ const NAMES: [&str; 28] = [
     "lut4-uniform-tensor",
     "lut6-uniform-tensor",
     "lut8-uniform-tensor",
+    "mxfp4",
 ];
 
 /// Finds the kind that is nearest to another tool's kind: `q6_k` gives `lut6`.
@@ -104,6 +108,7 @@ fn foreign_name(text: &str) -> Option<&'static str> {
         "int8" | "q8" | "8bit" | "w8" => "int8-channel",
         "q8_0" => "int8-block",
         "q4_k" | "q4_k_m" | "q4_k_s" | "iq4_nl" | "nf4" => "lut4",
+        "fp4" | "mx4" | "e2m1" | "mxfp4_moe" => "mxfp4",
         "q6_k" => "lut6",
         "q3_k" | "q3_k_m" | "q3_k_s" => "lut3",
         "q2_k" => "lut2",
@@ -113,8 +118,8 @@ fn foreign_name(text: &str) -> Option<&'static str> {
 
 impl Quant {
     /// Names of all kinds, for help and messages.
-    pub const NAMES_EXPECTED: &str = "fp16, int{4,8} with -tensor, -channel or -block and -asymmetric as an option, or \
-                                      lut{1,2,3,4,6,8} with -uniform and -tensor as options";
+    pub const NAMES_EXPECTED: &str = "fp16, int{4,8} with -tensor, -channel or -block and -asymmetric as an option, \
+                                      lut{1,2,3,4,6,8} with -uniform and -tensor as options, or mxfp4";
 
     /// Makes the kind of k-means tables per group of rows, with indices of `bits` bits.
     pub const fn lut(bits: IndexBits) -> Quant {
@@ -132,13 +137,14 @@ impl Quant {
             Quant::Fp16 => 16,
             Quant::Lut { bits, .. } => bits.bits(),
             Quant::Int { bits, .. } => bits.bits(),
+            Quant::Mxfp4 => 4,
         }
     }
 
     /// Tells whether each block of input channels has a scale. A convolution's block holds the whole kernels of its
     /// channels.
     pub const fn has_blocks(self) -> bool {
-        matches!(self, Quant::Int { granularity: Granularity::Block, .. })
+        matches!(self, Quant::Int { granularity: Granularity::Block, .. } | Quant::Mxfp4)
     }
 
     /// Tells whether the whole matrix has one scale, and no offset.
@@ -167,6 +173,7 @@ impl Quant {
             Quant::Int { bits: IntBits::Four, .. } | Quant::Int { granularity: Granularity::Block, .. } => {
                 Some("before iOS18 there are neither 4-bit integers nor scales per block".into())
             }
+            Quant::Mxfp4 => Some("before iOS18 there are no scales per block".into()),
             _ => None,
         }
     }
@@ -193,6 +200,7 @@ impl fmt::Display for Quant {
                 }
                 Ok(())
             }
+            Quant::Mxfp4 => f.write_str("mxfp4"),
         }
     }
 }
@@ -206,8 +214,10 @@ impl FromStr for Quant {
             let question = meant.map(|name| format!("did you mean `{name}`? ")).unwrap_or_default();
             format!("unknown compression kind `{text}`: {question}expected {}", Quant::NAMES_EXPECTED)
         };
-        if text == "fp16" {
-            return Ok(Quant::Fp16);
+        match text {
+            "fp16" => return Ok(Quant::Fp16),
+            "mxfp4" => return Ok(Quant::Mxfp4),
+            _ => {}
         }
         if text.starts_with("int") {
             let (name, asymmetric) = text.strip_suffix("-asymmetric").map_or((text, false), |t| (t, true));
@@ -286,8 +296,8 @@ impl MatrixQuant {
             Quant::Fp16 => return MatrixQuant::FP16,
             Quant::Lut { per_tensor: true, .. } => rows,
             Quant::Lut { .. } => largest_divisor(rows, groups.rows),
-            Quant::Int { granularity: Granularity::Block, .. } => largest_divisor(cols, groups.block),
-            Quant::Int { .. } => 0,
+            _ if kind.has_blocks() => largest_divisor(cols, groups.block),
+            Quant::Int { .. } | Quant::Mxfp4 => 0,
         };
         let quant = MatrixQuant { kind, group };
         // The largest divisor is far below the wanted size: nearly every row would have its own table.
@@ -308,7 +318,7 @@ impl MatrixQuant {
         match self.kind {
             Quant::Int { granularity: Granularity::Tensor, .. } | Quant::Fp16 => (rows, cols),
             Quant::Int { granularity: Granularity::Channel, .. } => (1, cols),
-            Quant::Int { granularity: Granularity::Block, .. } => (1, self.group),
+            Quant::Int { granularity: Granularity::Block, .. } | Quant::Mxfp4 => (1, self.group),
             Quant::Lut { .. } => (self.group, cols),
         }
     }
@@ -322,6 +332,7 @@ impl MatrixQuant {
             Quant::Int { bits, asymmetric, .. } => {
                 WeightFormat::Int { bits, signed: true, block_rows, block_cols, offsets: asymmetric }
             }
+            Quant::Mxfp4 => WeightFormat::Mxfp4 { block_cols },
         }
     }
 
@@ -334,7 +345,7 @@ impl MatrixQuant {
             + match self.kind {
                 Quant::Fp16 => 0,
                 Quant::Lut { bits, .. } => sides * (2 << bits.bits()),
-                Quant::Int { asymmetric: false, .. } => 2 * sides,
+                Quant::Int { asymmetric: false, .. } | Quant::Mxfp4 => 2 * sides,
                 Quant::Int { bits, asymmetric: true, .. } => {
                     2 * sides + (sides * u64::from(bits.bits())).div_ceil(8)
                 }
@@ -348,7 +359,7 @@ impl MatrixQuant {
         }
         let (wanted, of) = match asked {
             Quant::Lut { per_tensor: false, .. } => (groups.rows, "rows"),
-            Quant::Int { granularity: Granularity::Block, .. } => (groups.block, "input channels"),
+            _ if asked.has_blocks() => (groups.block, "input channels"),
             _ => return None,
         };
         (self.group != wanted).then(|| format!("groups of {} {of}: {wanted} do not divide them", self.group))
@@ -358,10 +369,9 @@ impl MatrixQuant {
 impl fmt::Display for MatrixQuant {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.kind {
-            Quant::Lut { per_tensor: false, .. } | Quant::Int { granularity: Granularity::Block, .. } => {
-                write!(f, "{} g{}", self.kind, self.group)
-            }
-            _ => self.kind.fmt(f),
+            Quant::Lut { per_tensor: false, .. } => write!(f, "{} g{}", self.kind, self.group),
+            kind if kind.has_blocks() => write!(f, "{kind} g{}", self.group),
+            kind => kind.fmt(f),
         }
     }
 }
@@ -391,6 +401,7 @@ mod tests {
             "int4-block",
             "int8-channel-asymmetric",
             "int4-channel-asymmetric",
+            "mxfp4",
         ] {
             assert_eq!(text.parse::<Quant>().unwrap().to_string(), text);
         }
@@ -406,6 +417,8 @@ mod tests {
             ("", "unknown"),
             ("LUT4", "did you mean `lut4`?"),
             ("int4", "did you mean `int4-block`?"),
+            ("mxfp", "did you mean `mxfp4`?"),
+            ("MXFP4", "did you mean `mxfp4`?"),
             ("q4_0", "did you mean `int4-block`?"),
             ("Q8_0", "did you mean `int8-block`?"),
             ("lut4-unifrom", "did you mean `lut4-uniform`?"),
@@ -454,6 +467,7 @@ mod tests {
         assert_eq!(bytes("int4-channel"), 3072 + 64 * 2);
         assert_eq!(bytes("int4-channel-asymmetric"), 3072 + 64 * 2 + 32);
         assert_eq!(bytes("int4-block"), 3072 + 64 * 3 * 2);
+        assert_eq!(bytes("mxfp4"), 3072 + 64 * 3 * 2);
         assert_eq!(bytes("int4-block-asymmetric"), 3072 + 64 * 3 * 2 + 96);
     }
 
@@ -465,6 +479,7 @@ mod tests {
         for kind in ["int4-block", "int4-channel", "int4-tensor-asymmetric", "int8-block"] {
             assert!(refused(kind).unwrap().contains("4-bit"), "{kind}");
         }
+        assert!(refused("mxfp4").unwrap().contains("scales per block"));
         for kind in ["fp16", "lut4-tensor", "int8-tensor", "int8-channel", "int8-channel-asymmetric"] {
             assert_eq!(refused(kind), None, "{kind}");
         }

@@ -5,7 +5,9 @@
 
 mod common;
 
-use anemoe_kernels::{AttentionShape, CacheValues, CacheView, F16Buffer, HeadStrides, Pool, attention, read};
+use anemoe_kernels::{
+    AttentionShape, CacheValues, CacheView, F16Buffer, HeadStrides, Pool, Softmax, attention, read,
+};
 use common::test_data::random_bits;
 use common::{median, number};
 use std::time::Instant;
@@ -34,6 +36,7 @@ fn main() {
         read(pool, bytes);
         reads.push(started.elapsed().as_secs_f64());
         let started = Instant::now();
+        let softmax = Softmax { scale: 0.1, mask: None, sinks: None };
         for layer in 0..layers {
             let view = |part: usize| CacheView {
                 values: CacheValues::F16(&halves),
@@ -41,7 +44,7 @@ fn main() {
                 head_stride: slots * head_dim,
                 slot_stride: head_dim,
             };
-            attention(pool, &shape, 0.1, (&q, at), &view(0), &view(1), None, (&mut out, at));
+            attention(pool, &shape, softmax, (&q, at), &view(0), &view(1), (&mut out, at));
         }
         times.push(started.elapsed().as_secs_f64());
     }

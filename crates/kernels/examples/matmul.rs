@@ -8,7 +8,7 @@ mod common;
 
 use anemoe_kernels::{
     AttentionShape, CacheValues, CacheView, Columns, HeadStrides, IndexBits, IntBits, MatMul, OwnedMatrix,
-    PackedActivations, Pool, Weight, WeightFormat, attention, matmul_batch, round_to_int16,
+    PackedActivations, Pool, Softmax, Weight, WeightFormat, attention, matmul_batch, round_to_int16,
 };
 use common::test_data::{noise, random_bits};
 use common::{argument, number};
@@ -62,6 +62,7 @@ fn main() {
         let format = WeightFormat::Int { bits, signed: true, block_rows: 1, block_cols, offsets: false };
         make(format, &bytes, Some(&scales[..n / block_cols]), Some(fast))
     };
+    let powers: Vec<f32> = bytes.iter().take(n / 32).map(|b| 2f32.powi(i32::from(b % 8) - 12)).collect();
     use IndexBits::*;
     let (exact, fast) = (Some(false), Some(true));
     let all = [
@@ -75,6 +76,7 @@ fn main() {
         ("lut8_f16", lut(Eight, &lut8, exact)),
         ("lut2", lut(Two, &lut4, exact)),
         ("lut3", lut(Three, &lut4, exact)),
+        ("mxfp4", make(WeightFormat::Mxfp4 { block_cols: 32 }, &bytes, Some(&powers), exact)),
         ("int4_32", int(IntBits::Four, 32, false)),
         ("int4_row", int(IntBits::Four, cols, false)),
         ("int8_row", int(IntBits::Eight, cols, false)),
@@ -127,8 +129,9 @@ fn main() {
             head_stride: slots * d,
             slot_stride: d,
         };
+        let softmax = Softmax { scale: 0.1, mask: None, sinks: None };
         let t = time(10, || {
-            attention(&pool, &s, 0.1, (&q, at), &view(0), &view(1), None, (&mut out, at));
+            attention(&pool, &s, softmax, (&q, at), &view(0), &view(1), (&mut out, at));
         });
         println!("attention_{heads}_heads {tokens} {t:.1}");
     }

@@ -1,6 +1,6 @@
 //! Ways to multiply a matrix.
 
-use crate::lut_tables::{HalfLut, Int8Codes, Int16Lut};
+use crate::lut_tables::{Exponents, HalfLut, Int8Codes, Int16Lut};
 
 /// Says how a matrix is multiplied, with the tables that this takes.
 #[derive(Debug, Default)]
@@ -10,6 +10,8 @@ pub(crate) enum Arithmetic {
     F32,
     /// Exact, in f32, with tables of 64 or 256 entries as fp16. Results have the same bits.
     F32OfHalves(HalfLut),
+    /// Exact, in f32, with scales that are powers of two as bytes.
+    F32OfExponents(Exponents),
     /// Exact, in integers, with tables of 16 entries. Takes two thirds of the instructions of f32; [`Int16Lut`] states its error.
     Int16(Int16Lut),
     /// Approximate, with weights and tokens of 8 bits.

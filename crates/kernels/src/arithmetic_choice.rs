@@ -1,7 +1,7 @@
 //! Chooses how a matrix is multiplied.
 
 use crate::arithmetic::Arithmetic;
-use crate::lut_tables::{HalfLut, Int8Codes, Int16Lut};
+use crate::lut_tables::{Exponents, HalfLut, Int8Codes, Int16Lut, MXFP4_BLOCK};
 use crate::weight_format::{IndexBits, WeightFormat};
 use crate::{Isa, Matrix};
 
@@ -18,9 +18,14 @@ impl Arithmetic {
                 IndexBits::Four => Int16Lut::new(lut).map(Arithmetic::Int16),
                 IndexBits::Six | IndexBits::Eight => HalfLut::new(lut).map(Arithmetic::F32OfHalves),
             },
-            WeightFormat::Lut { .. } | WeightFormat::Int { .. } | WeightFormat::Fp16 | WeightFormat::F32 => {
-                None
+            WeightFormat::Mxfp4 { block_cols: MXFP4_BLOCK } => {
+                Exponents::new(lut).map(Arithmetic::F32OfExponents)
             }
+            WeightFormat::Lut { .. }
+            | WeightFormat::Int { .. }
+            | WeightFormat::Mxfp4 { .. }
+            | WeightFormat::Fp16
+            | WeightFormat::F32 => None,
         };
         chosen.unwrap_or_default()
     }
@@ -47,6 +52,7 @@ impl Arithmetic {
                 let is_large = w.rows >= MIN_BF16_SIZE && w.cols >= MIN_BF16_SIZE;
                 (is_large && crate::simd::has_bf16(Isa::best())).then_some(Arithmetic::Bf16)
             }
+            WeightFormat::Mxfp4 { .. } => Some(Arithmetic::exact(w)),
             WeightFormat::Lut { .. } | WeightFormat::Int { .. } => None,
         };
         chosen.unwrap_or_default()

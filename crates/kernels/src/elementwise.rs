@@ -41,6 +41,20 @@ pub enum ActivationFunction {
     Silu,
 }
 
+/// Names the function that joins the halves of a gated MLP.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum GateFunction {
+    /// `activation(gate) * up`
+    Product(ActivationFunction),
+    /// `g sigmoid(steepness g) (u + 1)` with `g = min(gate, limit)` and u, which is `up` within `limit` of zero.
+    Clamped {
+        /// Largest gate, and largest magnitude of the other half.
+        limit: f32,
+        /// Factor in the sigmoid.
+        steepness: f32,
+    },
+}
+
 /// Computes `erfc(z)` for `z >= 0` within 2e-7 (Abramowitz and Stegun, formula 7.1.26).
 #[inline(always)]
 fn erfc<L: F32x16>(z: L) -> L {
@@ -105,21 +119,35 @@ pub(crate) fn put<L: F32x16>(out: &mut [f32], i: usize, v: L) {
 }
 
 #[inline(always)]
-fn gated_on<L: F32x16>(gate: &[f32], up: &[f32], factor: f32, kind: ActivationFunction, out: &mut [f32]) {
+fn gated_on<L: F32x16>(gate: &[f32], up: &[f32], factor: f32, f: GateFunction, out: &mut [f32]) {
     let n = out.len();
     let (gate, up) = (&gate[..n], &up[..n]);
-    for i in (0..n).step_by(LANES) {
-        let v = activate::<L>(get(gate, i), kind).mul(get(up, i)).mul(L::splat(factor));
-        put(out, i, v);
+    match f {
+        GateFunction::Product(kind) => {
+            for i in (0..n).step_by(LANES) {
+                let v = activate::<L>(get(gate, i), kind).mul(get(up, i)).mul(L::splat(factor));
+                put(out, i, v);
+            }
+        }
+        GateFunction::Clamped { limit, steepness } => {
+            // NaN as the second operand of max and min stays NaN.
+            let (most, least, one) = (L::splat(limit), L::splat(-limit), L::splat(1.0));
+            for i in (0..n).step_by(LANES) {
+                let gate = most.min(get(gate, i));
+                let e = exp(gate.mul(L::splat(-steepness)));
+                let up = least.max(most.min(get(up, i))).add(one);
+                put(out, i, gate.div(e.add(one)).mul(up).mul(L::splat(factor)));
+            }
+        }
     }
 }
 
 simd_fn! {
-    /// Computes `out = activation(gate) * up * factor`; slices are at least as long as `out`.
+    /// Computes `out = f(gate, up) * factor`; slices are at least as long as `out`.
     ///
     /// # Panics
     /// A slice is shorter than `out`.
-    pub fn apply_gate(gate: &[f32], up: &[f32], factor: f32, kind: ActivationFunction, out: &mut [f32]) = gated_on
+    pub fn apply_gate(gate: &[f32], up: &[f32], factor: f32, f: GateFunction, out: &mut [f32]) = gated_on
 }
 
 #[inline(always)]
@@ -212,11 +240,18 @@ mod tests {
             apply_activation(&mut y, kind);
             let ones = vec![1f32; x.len()];
             let mut z = vec![0f32; x.len() - 3];
-            apply_gate(&x, &ones, 2.0, kind, &mut z);
+            apply_gate(&x, &ones, 2.0, GateFunction::Product(kind), &mut z);
             for (i, v) in x.iter().enumerate() {
                 close(y[i], f(f64::from(*v)), "activation", *v);
             }
             z.iter().zip(&x).for_each(|(z, v)| close(*z, 2.0 * f(f64::from(*v)), "apply_gate", *v));
+        }
+        let mut z = vec![0f32; x.len() - 3];
+        let up: Vec<f32> = x.iter().rev().map(|v| 0.7 * v).collect();
+        apply_gate(&x, &up, 0.5, GateFunction::Clamped { limit: 7.0, steepness: 1.702 }, &mut z);
+        for ((z, g), u) in z.iter().zip(&x).zip(&up) {
+            let (v, u) = (f64::from(*g).min(7.0), f64::from(*u).clamp(-7.0, 7.0));
+            close(*z, 0.5 * v / (1.0 + (-f64::from(1.702f32) * v).exp()) * (u + 1.0), "clamped gate", *g);
         }
         let mut y = x.clone();
         softcap(&mut y, 5.0);

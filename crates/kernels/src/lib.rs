@@ -54,11 +54,14 @@ mod transpose;
 mod weight_format;
 
 pub use activations::{Columns, Layout, PackedActivations};
-pub use attention::{AttentionShape, CacheValues, CacheView, HeadStrides, MASK_CUTOFF, Mask, attention};
+pub use attention::{
+    AttentionShape, CacheValues, CacheView, HeadStrides, MASK_CUTOFF, Mask, Softmax, attention,
+};
 pub use bandwidth::{measure_bandwidth, read};
 pub use conv::{Conv, DepthwiseConv, Image, Window, conv, depthwise_conv};
 pub use elementwise::{
-    ActivationFunction, GELU_FP16, apply_activation, apply_gate, exp_and_sum_from, largest_element, softcap,
+    ActivationFunction, GELU_FP16, GateFunction, apply_activation, apply_gate, exp_and_sum_from,
+    largest_element, softcap,
 };
 pub use f16::{f16_bits_to_f32, f16_to_f32, f32_to_f16, round_to_f16};
 pub use isa::Isa;
@@ -74,4 +77,4 @@ pub use scale_search::{
     ErrorSums, GRIDS, Grids, ScaleAndZero, find_extremes, find_scale, quantize_linear, sum_grid_errors,
 };
 pub use transpose::{Strided, transpose, transpose_add};
-pub use weight_format::{IndexBits, IntBits, Weight, WeightFormat};
+pub use weight_format::{IndexBits, IntBits, MXFP4_TABLE, Weight, WeightFormat};

@@ -4,6 +4,7 @@
 //! Int8Codes  element = low + step * code, rounded    code in 0 .. 255      for approximate matmul
 //! Int16Lut   entry = step * word, exactly            |word| < 2^15         for exact matmul, step a power of two
 //! HalfLut    entry as fp16, exactly                                        for exact matmul, tables of 64 and 256
+//! Exponents  scale = 2^(byte - 127), exactly                               for exact matmul, MXFP4 in blocks of 32
 //! ```
 
 use crate::weight_format::{IndexBits, IntBits};
@@ -130,6 +131,44 @@ impl HalfLut {
     }
 }
 
+/// Columns that share a scale of MXFP4, where kernels read rows in place: four lanes of eight columns.
+pub(crate) const MXFP4_BLOCK: usize = 32;
+
+/// Holds scales that are powers of two as the exponent bytes of f32: a quarter of the memory.
+#[derive(Clone, Debug)]
+pub(crate) struct Exponents {
+    bytes: Vec<u8>, // [rows, blocks], and three more
+}
+
+impl Exponents {
+    /// Takes the exponents of scales; `None` where a scale is no normal positive power of two.
+    pub fn new(scales: &[f32]) -> Option<Exponents> {
+        let exponent = |v: &f32| {
+            let byte = (v.to_bits() >> 23) as u8;
+            (v.to_bits() == u32::from(byte) << 23 && !matches!(byte, 0 | 255)).then_some(byte)
+        };
+        let mut bytes: Vec<u8> = scales.iter().map(exponent).collect::<Option<_>>()?;
+        // Kernels read four at a time.
+        bytes.extend([0; 3]);
+        Some(Exponents { bytes })
+    }
+
+    /// Returns scale `i`.
+    #[inline(always)]
+    pub fn scale(&self, i: usize) -> f32 {
+        f32::from_bits(u32::from(self.bytes[i]) << 23)
+    }
+
+    /// Returns the exponent bytes of four scales from `i` on; those behind the last scale are 0.
+    #[inline(always)]
+    pub fn four(&self, i: usize) -> &[u8; 4] {
+        match self.bytes[i..i + 4].try_into() {
+            Ok(four) => four,
+            Err(_) => unreachable!("a slice of four"),
+        }
+    }
+}
+
 /// Returns the step of a table whose largest magnitude is `largest`: `2^floor(log2(largest)) / 2^14`.
 fn step_of(largest: f32) -> f32 {
     f32::from_bits(largest.to_bits() & 0x7f80_0000) / 16384.0
@@ -151,6 +190,17 @@ pub fn round_to_int16(table: &mut [f32]) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn exponents_hold_powers_of_two() {
+        let scales = [1.0, 0.5, 2f32.powi(-24), 2f32.powi(13), f32::MIN_POSITIVE, 2f32.powi(127)];
+        let exponents = Exponents::new(&scales).unwrap();
+        assert_eq!(std::array::from_fn(|i| exponents.scale(i)), scales);
+        assert_eq!(exponents.four(5), &[254, 0, 0, 0]);
+        for not in [0.0, -1.0, 3.0, 1e-40, f32::INFINITY, f32::NAN] {
+            assert!(Exponents::new(&[1.0, not]).is_none(), "{not}");
+        }
+    }
 
     #[test]
     fn halves_hold_what_fp16_holds() {

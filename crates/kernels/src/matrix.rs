@@ -3,7 +3,7 @@
 use crate::activations::Layout;
 use crate::arithmetic::Arithmetic;
 use crate::lut_tables::sign_bit;
-use crate::weight_format::{IndexBits, IntBits, Weight, WeightFormat};
+use crate::weight_format::{IndexBits, IntBits, MXFP4_TABLE, Weight, WeightFormat};
 
 /// Reason why a view cannot be made.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -143,14 +143,29 @@ impl<'a> Matrix<'a> {
         Matrix::new(Weight { format, elements, values: Some(scale), offsets }, rows, cols)
     }
 
+    /// Views MXFP4 weights: indices into [`MXFP4_TABLE`], and a power of two for each `block_cols` columns of a row.
+    ///
+    /// # Errors
+    /// A length does not fit.
+    pub fn mxfp4(
+        elements: &'a [u8],
+        scale: &'a [f32],
+        block_cols: usize,
+        rows: usize,
+        cols: usize,
+    ) -> Result<Self, MatrixError> {
+        let format = WeightFormat::Mxfp4 { block_cols };
+        Matrix::new(Weight { format, elements, values: Some(scale), offsets: None }, rows, cols)
+    }
+
     /// Returns the view with the arithmetic that was chosen for it.
     #[cfg(test)]
     pub(crate) fn with(self, arithmetic: &'a Arithmetic) -> Self {
         Matrix { arithmetic, ..self }
     }
 
-    /// Returns the tables or scales; empty for dense weights.
-    pub(crate) fn values(&self) -> &'a [f32] {
+    /// Returns the tables or scales; empty for dense weights, and where exponents stand for scales.
+    pub fn values(&self) -> &'a [f32] {
         self.weight.values.unwrap_or_default()
     }
 
@@ -166,6 +181,7 @@ impl<'a> Matrix<'a> {
                 self.starts_rows_at_bytes() && (block_cols.is_multiple_of(8) || block_cols == self.cols)
             }
             WeightFormat::Int { bits: IntBits::Eight, .. } => true,
+            WeightFormat::Mxfp4 { .. } => matches!(self.arithmetic, Arithmetic::F32OfExponents(_)),
         }
     }
 
@@ -177,7 +193,10 @@ impl<'a> Matrix<'a> {
             Arithmetic::Int8(_) if has_four_bits => Layout::Int8Interleaved,
             Arithmetic::Int8(_) => Layout::Int8,
             Arithmetic::Bf16 => Layout::Bf16,
-            Arithmetic::F32 | Arithmetic::F32OfHalves(_) => match self.weight.format {
+            Arithmetic::F32 | Arithmetic::F32OfHalves(_) | Arithmetic::F32OfExponents(_) => match self
+                .weight
+                .format
+            {
                 _ if !self.is_read_in_place() => Layout::F32,
                 WeightFormat::Lut { bits, .. } => match bits {
                     IndexBits::One | IndexBits::Two | IndexBits::Three | IndexBits::Four | IndexBits::Six => {
@@ -185,7 +204,9 @@ impl<'a> Matrix<'a> {
                     }
                     IndexBits::Eight => Layout::F32,
                 },
-                WeightFormat::Int { bits: IntBits::Four, .. } => Layout::F32Interleaved,
+                WeightFormat::Int { bits: IntBits::Four, .. } | WeightFormat::Mxfp4 { .. } => {
+                    Layout::F32Interleaved
+                }
                 WeightFormat::Int { bits: IntBits::Eight, .. } | WeightFormat::Fp16 | WeightFormat::F32 => {
                     Layout::F32
                 }
@@ -274,6 +295,18 @@ impl<'a> Matrix<'a> {
                         let q = element(elements, bits.bits(), start + b * block_cols + i);
                         let q = ((q ^ sign_bit) as i32 - sign_bit as i32) as f32;
                         *o = s * (q - z);
+                    }
+                }
+            }
+            WeightFormat::Mxfp4 { block_cols } => {
+                let base = row * (self.cols / block_cols);
+                for (b, block) in out.chunks_exact_mut(block_cols).enumerate() {
+                    let scale = match self.arithmetic {
+                        Arithmetic::F32OfExponents(exponents) => exponents.scale(base + b),
+                        _ => values[base + b],
+                    };
+                    for (i, o) in block.iter_mut().enumerate() {
+                        *o = scale * MXFP4_TABLE[element(elements, 4, start + b * block_cols + i)];
                     }
                 }
             }

@@ -28,8 +28,15 @@ impl<D: AsRef<[u8]>> OwnedMatrix<D> {
 
     /// Prepares approximate (`fast`) or exact matmul: makes the lookup tables that the format needs.
     pub fn prepare(&mut self, fast: bool) {
+        // Exponents serve both, and replace the scales that they are made of.
+        if matches!(self.arithmetic, Arithmetic::F32OfExponents(_)) {
+            return;
+        }
         let w = self.view();
         self.arithmetic = if fast { Arithmetic::fast(&w) } else { Arithmetic::exact(&w) };
+        if matches!(self.arithmetic, Arithmetic::F32OfExponents(_)) {
+            self.weight.values = None;
+        }
     }
 
     /// Returns the storage format.

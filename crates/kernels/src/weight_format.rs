@@ -6,6 +6,7 @@
 //! F32      f32                                              none                          element
 //! Lut      indices of `bits` bits                           tables of 2^bits entries      values[table of row][index]
 //! Int      integers of `bits` bits                          scales, one per block         value * (element - offset)
+//! Mxfp4    indices of 4 bits                                powers of two, one per block  value * MXFP4_TABLE[index]
 //! ```
 
 use serde::{Deserialize, Serialize};
@@ -95,7 +96,16 @@ pub enum WeightFormat {
         /// True if there are offsets.
         offsets: bool,
     },
+    /// Indices into [`MXFP4_TABLE`]; a value is `scale * entry`, every scale a power of two.
+    Mxfp4 {
+        /// Columns that share a scale.
+        block_cols: usize,
+    },
 }
+
+/// Holds the values of the 4-bit floats E2M1, by their bits: a sign, two bits of exponent, one of mantissa.
+pub const MXFP4_TABLE: [f32; 16] =
+    [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0];
 
 fn is_signed() -> bool {
     true
@@ -111,18 +121,20 @@ impl fmt::Display for WeightFormat {
                 let and = if *offsets { " and offset" } else { "" };
                 write!(f, " with a scale{and} per block of [{block_rows}, {block_cols}]")
             }
+            WeightFormat::Mxfp4 { block_cols } => write!(f, " with a scale per block of [1, {block_cols}]"),
         }
     }
 }
 
 impl WeightFormat {
-    /// Returns the short name: `fp16`, `lut4`, `int8`.
+    /// Returns the short name: `fp16`, `lut4`, `int8`, `mxfp4`.
     pub fn name(self) -> String {
         match self {
             WeightFormat::Fp16 => "fp16".into(),
             WeightFormat::F32 => "f32".into(),
             WeightFormat::Lut { bits, .. } => format!("lut{bits}"),
             WeightFormat::Int { bits, .. } => format!("int{bits}"),
+            WeightFormat::Mxfp4 { .. } => "mxfp4".into(),
         }
     }
 
@@ -133,12 +145,13 @@ impl WeightFormat {
             WeightFormat::F32 => 32,
             WeightFormat::Lut { bits, .. } => bits.bits(),
             WeightFormat::Int { bits, .. } => bits.bits(),
+            WeightFormat::Mxfp4 { .. } => 4,
         }
     }
 
     /// Tells whether the format has tables or scales.
     pub const fn has_values(self) -> bool {
-        matches!(self, WeightFormat::Lut { .. } | WeightFormat::Int { .. })
+        matches!(self, WeightFormat::Lut { .. } | WeightFormat::Int { .. } | WeightFormat::Mxfp4 { .. })
     }
 
     /// Tells whether there are offsets, one per scale.
@@ -165,6 +178,12 @@ impl WeightFormat {
                     return None;
                 }
                 ((rows / block_rows) as u64).checked_mul((cols / block_cols) as u64)?
+            }
+            WeightFormat::Mxfp4 { block_cols } => {
+                if !divides(cols, block_cols) {
+                    return None;
+                }
+                (rows as u64).checked_mul((cols / block_cols) as u64)?
             }
         };
         Some((elements, values))

@@ -6,9 +6,9 @@
 mod test_data;
 
 use anemoe_kernels::{
-    ActivationFunction, AttentionShape, CacheValues, CacheView, Columns, HeadStrides, IndexBits, IntBits,
-    Isa, MatMul, Matrix, OwnedMatrix, PackedActivations, Pool, RmsNorm, Weight, WeightFormat, apply_gate,
-    attention, matmul_batch_on, rms_norm, round_to_int16, softcap,
+    ActivationFunction, AttentionShape, CacheValues, CacheView, Columns, GateFunction, HeadStrides,
+    IndexBits, IntBits, Isa, MatMul, Matrix, OwnedMatrix, PackedActivations, Pool, RmsNorm, Softmax, Weight,
+    WeightFormat, apply_gate, attention, matmul_batch_on, rms_norm, round_to_int16, softcap,
 };
 use test_data::{bytes, noise};
 
@@ -69,6 +69,8 @@ fn matmul_has_these_bits() {
         let blocks = n / block_cols;
         make(format, &stored, [Some(&scale[..blocks]), Some(&offset[..blocks])], how)
     };
+    let powers: Vec<f32> = bytes(6, n / 32).iter().map(|b| 2f32.powi(i32::from(b % 16) - 12)).collect();
+    let mxfp4 = WeightFormat::Mxfp4 { block_cols: 32 };
     use IndexBits::*;
     let fast = Some(true);
     let expected = [
@@ -82,6 +84,7 @@ fn matmul_has_these_bits() {
         ("lut6", lut(Six, &tables, None), 0x7c79_018e_473b_7a9f),
         ("lut8", lut(Eight, &tables, None), 0xcf29_75ab_a9f0_15bc),
         ("int4", int(IntBits::Four, true, 32, None), 0x3b20_3ce3_1971_d75f),
+        ("mxfp4", make(mxfp4, &stored, [Some(&powers), None], Some(false)), 0x75eb_be8d_227f_4215),
         ("int8", int(IntBits::Eight, true, 32, None), 0xbd02_21a4_357f_bbc0),
         ("uint8", int(IntBits::Eight, false, cols, None), 0x61df_a3e0_f105_5ced),
         ("fast lut1", lut(One, &tables, fast), 0x2f26_cdbf_4fb7_be99),
@@ -120,9 +123,9 @@ fn vector_functions_have_these_bits() {
         }
     };
     let mut y = vec![0f32; 1003];
-    apply_gate(&x, &noise(7, 1003), 0.7, ActivationFunction::GeluTanh, &mut y);
+    apply_gate(&x, &noise(7, 1003), 0.7, GateFunction::Product(ActivationFunction::GeluTanh), &mut y);
     check("gelu", &y, 0x5496_965b_80d6_c5ca);
-    apply_gate(&x, &noise(7, 1003), 0.7, ActivationFunction::Silu, &mut y);
+    apply_gate(&x, &noise(7, 1003), 0.7, GateFunction::Product(ActivationFunction::Silu), &mut y);
     check("silu", &y, 0x6701_ed49_fd70_74cc);
     rms_norm(
         &x,
@@ -143,7 +146,8 @@ fn vector_functions_have_these_bits() {
         let kv = CacheView { values, first: 0, head_stride: slots * d, slot_stride: d };
         let at = HeadStrides { first: 0, head: 2 * d, token: d };
         let mut out = vec![0f32; 6 * 2 * d];
-        attention(&Pool::new(1), &s, 0.4, (&noise(10, 6 * 2 * d), at), &kv, &kv, None, (&mut out, at));
+        let softmax = Softmax { scale: 0.4, mask: None, sinks: None };
+        attention(&Pool::new(1), &s, softmax, (&noise(10, 6 * 2 * d), at), &kv, &kv, (&mut out, at));
         check(&format!("attention over {slots}"), &out, expected);
     }
     assert!(wrong.is_empty(), "{wrong:#?}");

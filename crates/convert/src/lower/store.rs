@@ -4,10 +4,10 @@ use crate::importance::Importance;
 use crate::models::CheckedCheckpoint;
 use crate::plan::{MatrixPlan, PlannedShard, VectorPlan};
 use crate::quant::Quant;
-use crate::quantize::{Encoder, Metrics, TablesAndScales, TooLarge};
+use crate::quantize::{Encoder, Metrics, OutsideFp16, TablesAndScales};
 use crate::{Error, Result};
 use anemoe_bundle::{IndexBits, IntBits, WeightFormat};
-use anemoe_kernels::Weight;
+use anemoe_kernels::{MXFP4_TABLE, Weight};
 use anemoe_mlpackage::blob::{BlobOffsets, BlobWriter, pack_sub_byte};
 use anemoe_mlpackage::mil::builder::{FunctionBuilder, Var};
 use anemoe_mlpackage::mil::{DataType, Value};
@@ -74,6 +74,10 @@ impl Stored {
         self.matrices.contains_key(name)
     }
 
+    pub(super) fn has_vector(&self, name: &str) -> bool {
+        self.vectors.contains_key(name)
+    }
+
     pub(super) fn vector(&self, name: &str) -> anemoe_mlpackage::Result<Value> {
         let missing = || anemoe_mlpackage::Error::invalid_program(format!("no vector `{name}` is stored"));
         self.vectors.get(name).cloned().ok_or_else(missing)
@@ -89,7 +93,7 @@ pub fn element_type(kind: Quant) -> DataType {
         Quant::Lut { bits: IndexBits::One, .. } => DataType::UInt1,
         Quant::Lut { bits: IndexBits::Two, .. } => DataType::UInt2,
         Quant::Lut { bits: IndexBits::Three, .. } => DataType::UInt3,
-        Quant::Lut { bits: IndexBits::Four, .. } => DataType::UInt4,
+        Quant::Lut { bits: IndexBits::Four, .. } | Quant::Mxfp4 => DataType::UInt4,
         Quant::Lut { bits: IndexBits::Six, .. } => DataType::UInt6,
         Quant::Lut { bits: IndexBits::Eight, .. } => DataType::UInt8,
     }
@@ -138,7 +142,7 @@ pub fn join_operands(
     Ok(stored)
 }
 
-/// Adds the op that makes a weight from its operands.
+/// Adds the ops that make a weight from its operands.
 ///
 /// # Errors
 /// The operands do not fit each other.
@@ -149,28 +153,37 @@ pub fn add_constant(f: &mut FunctionBuilder, name: &str, stored: &StoredMatrix) 
         (WeightFormat::Int { .. }, Some(scale)) => {
             f.constexpr_blockwise_shift_scale(name, elements, scale, stored.offsets.clone())
         }
+        (WeightFormat::Mxfp4 { .. }, Some(scale)) => {
+            let rank = elements.ty.tensor().map_or(0, |t| t.rank());
+            let mut dims = vec![1; rank];
+            dims.extend([MXFP4_TABLE.len() as u64, 1]);
+            let table = Value::fp16_tensor(&dims, &MXFP4_TABLE.map(f16::from_f32));
+            let data = f.constexpr_lut_to_dense(&format!("{name}_unscaled"), elements, table)?;
+            let operands = vec![("data", (&data).into()), ("scale", scale.into())];
+            f.single("constexpr_blockwise_shift_scale", name, operands)
+        }
         _ => f.constant(name, elements),
     }
 }
 
-fn to_f16(values: &[f32], out: &mut Vec<f16>) -> std::result::Result<(), TooLarge> {
+fn to_f16(values: &[f32], out: &mut Vec<f16>) -> std::result::Result<(), OutsideFp16> {
     out.clear();
     out.extend(values.iter().map(|&v| f16::from_f32(v)));
     match out.iter().position(|v| !v.is_finite()) {
         None => Ok(()),
-        Some(i) => Err(TooLarge(values[i])),
+        Some(i) => Err(OutsideFp16::TooLarge(values[i])),
     }
 }
 
 /// Error of reading, or a value that fp16 cannot hold and whose tensor is not named yet.
 enum Failed {
     Read(Error),
-    TooLarge(TooLarge),
+    Value(OutsideFp16),
 }
 
-impl From<TooLarge> for Failed {
-    fn from(e: TooLarge) -> Self {
-        Failed::TooLarge(e)
+impl From<OutsideFp16> for Failed {
+    fn from(e: OutsideFp16) -> Self {
+        Failed::Value(e)
     }
 }
 
@@ -195,7 +208,7 @@ pub fn encode_matrix(
     };
     encoder.run(&read, &mut |bytes| write(bytes).map_err(Failed::Read)).map_err(|e| match e {
         Failed::Read(e) => e,
-        Failed::TooLarge(e) => checkpoint.refuse(&plan.tensor, plan.offset, &e.to_string()),
+        Failed::Value(e) => checkpoint.refuse(&plan.tensor, plan.offset, &e.to_string()),
     })
 }
 
@@ -235,9 +248,9 @@ pub fn store_vector(
     let n = plan.weights();
     let (first, of) = plan.every;
     let mut values = vec![0f32; n as usize * of];
-    checkpoint.read(&plan.tensor, 0..n * of as u64, &mut values)?;
+    checkpoint.read(&plan.tensor, plan.start..plan.start + n * of as u64, &mut values)?;
     let mut values: Vec<f32> = values.into_iter().skip(first).step_by(of).collect();
-    values.iter_mut().for_each(|v| *v *= plan.scale);
+    values.iter_mut().for_each(|v| *v = (*v + plan.offset) * plan.scale);
     let mut halves = Vec::new();
     to_f16(&values, &mut halves).map_err(|e| checkpoint.refuse(&plan.tensor, 0, &e.to_string()))?;
     stored.vectors.insert(plan.name.clone(), store_halves(blobs, &plan.dims, &halves)?);

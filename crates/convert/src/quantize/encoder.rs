@@ -5,6 +5,7 @@
 use super::histogram::{Histogram, order};
 use super::integers::{self, Scale};
 use super::metrics::Metrics;
+use super::mxfp4;
 use super::palettize::{LutTable, Palettizer, TableMode};
 use crate::quant::{MatrixQuant, Quant};
 use anemoe_io::locked;
@@ -54,11 +55,22 @@ pub type ReadRows<'a, E> = dyn Fn(usize, &mut [f32]) -> Result<(), E> + Sync + '
 
 /// A value that fp16 cannot hold.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct TooLarge(pub f32);
+pub enum OutsideFp16 {
+    /// Would become infinite.
+    TooLarge(f32),
+    /// Lies on the lattice of MXFP4, and would leave it.
+    TooSmall(f32),
+}
 
-impl std::fmt::Display for TooLarge {
+impl std::fmt::Display for OutsideFp16 {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{} does not fit fp16", self.0)
+        match self {
+            OutsideFp16::TooLarge(v) => write!(f, "{v} does not fit fp16"),
+            OutsideFp16::TooSmall(v) => write!(
+                f,
+                "{v:e} does not fit fp16, whose least step is 2^-24: MXFP4 with smaller scales cannot be kept"
+            ),
+        }
     }
 }
 
@@ -68,6 +80,8 @@ struct EncodeWorker {
     values: Vec<f32>,
     /// fp16 bits of the weights, or codes in the order of the values.
     bits: Vec<u16>,
+    /// Values that indices stand for.
+    decoded: Vec<f32>,
     indices: Vec<u8>,
     codes: Vec<i8>,
     grids: Vec<ScaleAndZero>,
@@ -110,7 +124,7 @@ impl Encoder<'_> {
     ///
     /// # Panics
     /// The importances are not one per column.
-    pub fn run<E: From<TooLarge> + Send>(
+    pub fn run<E: From<OutsideFp16> + Send>(
         &self,
         read: &ReadRows<'_, E>,
         write: &mut dyn FnMut(&[u8]) -> Result<(), E>,
@@ -157,6 +171,7 @@ impl Encoder<'_> {
         EncodeWorker {
             values: Vec::new(),
             bits: Vec::new(),
+            decoded: Vec::new(),
             indices: Vec::new(),
             codes: Vec::new(),
             grids: Vec::new(),
@@ -164,8 +179,8 @@ impl Encoder<'_> {
         }
     }
 
-    /// Reads rows and rounds them to fp16: into `values` for linear kinds, into `bits` for the others.
-    fn load<E: From<TooLarge>>(
+    /// Reads rows and rounds them to fp16: into `values` for kinds with scales, into `bits` for the others.
+    fn load<E: From<OutsideFp16>>(
         &self,
         read: &ReadRows<'_, E>,
         first: usize,
@@ -180,19 +195,27 @@ impl Encoder<'_> {
         let (low, high) = find_extremes(Isa::best(), &worker.values);
         if high.max(-low) >= 65520.0 {
             let large = worker.values.iter().find(|v| v.abs() >= 65520.0);
-            return Err(TooLarge(large.copied().unwrap_or(high)).into());
+            return Err(OutsideFp16::TooLarge(large.copied().unwrap_or(high)).into());
         }
-        if matches!(self.quant.kind, Quant::Int { .. }) {
-            round_to_f16(&mut worker.values);
-        } else {
-            worker.bits.resize(n, 0);
-            f32_to_f16(&worker.values, &mut worker.bits);
+        match self.quant.kind {
+            Quant::Int { .. } => round_to_f16(&mut worker.values),
+            Quant::Mxfp4 => {
+                let blocks = worker.values.chunks_exact(self.quant.group.max(1));
+                if let Some(v) = blocks.filter_map(mxfp4::lost_by_fp16).next() {
+                    return Err(OutsideFp16::TooSmall(v).into());
+                }
+                round_to_f16(&mut worker.values);
+            }
+            Quant::Lut { .. } | Quant::Fp16 => {
+                worker.bits.resize(n, 0);
+                f32_to_f16(&worker.values, &mut worker.bits);
+            }
         }
         Ok(())
     }
 
     /// Finds the one table or scale of a kind per tensor and adds it to `side`; none for other kinds.
-    fn shared_grid<E: From<TooLarge> + Send>(
+    fn shared_grid<E: From<OutsideFp16> + Send>(
         &self,
         read: &ReadRows<'_, E>,
         side: &mut TablesAndScales,
@@ -249,7 +272,7 @@ impl Encoder<'_> {
                 }
                 Ok(SharedGrid::Scale(scale))
             }
-            Quant::Fp16 => Ok(SharedGrid::None),
+            Quant::Mxfp4 | Quant::Fp16 => Ok(SharedGrid::None),
         }
     }
 
@@ -279,6 +302,10 @@ impl Encoder<'_> {
                     ),
                 }
                 (pack_sub_byte(&worker.indices, usize::from(bits.bits())), side)
+            }
+            Quant::Mxfp4 => {
+                self.encode_mxfp4(worker, &mut side);
+                (pack_sub_byte(&worker.indices, 4), side)
             }
             Quant::Int { bits, asymmetric, .. } => {
                 let isa = Isa::best();
@@ -314,6 +341,23 @@ impl Encoder<'_> {
                 worker.indices.extend(worker.codes.iter().map(|&c| c as u8));
                 (pack_sub_byte(&worker.indices, usize::from(bits.bits())), side)
             }
+        }
+    }
+
+    /// Encodes the rows of `worker.values` as MXFP4.
+    fn encode_mxfp4(&self, worker: &mut EncodeWorker, side: &mut TablesAndScales) {
+        let (cols, width) = (self.cols.max(1), self.quant.group.max(1));
+        worker.indices.resize(worker.values.len(), 0);
+        worker.decoded.resize(cols, 0.0);
+        for (values, indices) in worker.values.chunks_exact(cols).zip(worker.indices.chunks_exact_mut(cols)) {
+            let blocks = values.chunks_exact(width).zip(indices.chunks_exact_mut(width));
+            for (i, ((values, indices), decoded)) in
+                blocks.zip(worker.decoded.chunks_exact_mut(width)).enumerate()
+            {
+                let importance = self.importance.map(|m| &m[i * width..(i + 1) * width]);
+                side.values.push(mxfp4::encode(values, importance, indices, decoded));
+            }
+            side.metrics.add(values, &worker.decoded, self.importance);
         }
     }
 
@@ -358,7 +402,7 @@ mod tests {
     use anemoe_bundle::IndexBits;
     use proptest::prelude::*;
 
-    const NAMES: [&str; 16] = [
+    const NAMES: [&str; 17] = [
         "fp16",
         "lut1",
         "lut2",
@@ -375,6 +419,7 @@ mod tests {
         "int4-channel",
         "int4-block",
         "int8-channel-asymmetric",
+        "mxfp4",
     ];
 
     fn encode(encoder: &Encoder<'_>, w: &[f32]) -> (Vec<u8>, TablesAndScales) {
@@ -382,7 +427,7 @@ mod tests {
         let cols = encoder.cols;
         let read = |first: usize, out: &mut [f32]| {
             out.copy_from_slice(&w[first * cols..][..out.len()]);
-            Ok::<(), TooLarge>(())
+            Ok::<(), OutsideFp16>(())
         };
         let side = encoder
             .run(&read, &mut |b| {
@@ -450,7 +495,7 @@ mod tests {
     fn importance_lowers_the_weighted_error() {
         let w = weights(9, 64 * 512, 0);
         let importance: Vec<f32> = (0..512).map(|c| if c % 16 == 0 { 100.0 } else { 0.1 }).collect();
-        for name in ["lut2", "lut4", "lut4-tensor", "int4-block", "lut6", "lut4-uniform"] {
+        for name in ["lut2", "lut4", "lut4-tensor", "int4-block", "lut6", "lut4-uniform", "mxfp4"] {
             let quant = MatrixQuant::resolve(name.parse().unwrap(), Groups::default(), 64, 512);
             let encoder = Encoder {
                 rows: 64,
@@ -481,8 +526,8 @@ mod tests {
         let encoder = Encoder { rows: 32, cols: 32, quant, exact: false, importance: None, scale: None };
         let read = |_: usize, out: &mut [f32]| {
             out.fill(1e6);
-            Ok::<(), TooLarge>(())
+            Ok::<(), OutsideFp16>(())
         };
-        assert_eq!(encoder.run(&read, &mut |_| Ok(())).unwrap_err(), TooLarge(1e6));
+        assert_eq!(encoder.run(&read, &mut |_| Ok(())).unwrap_err(), OutsideFp16::TooLarge(1e6));
     }
 }

@@ -1,5 +1,6 @@
 //! Linear quantization: integers times a scale, the scale searched for the smallest squared error.
 
+use super::q4_0;
 use anemoe_kernels::{GRIDS, Grids, Isa, find_extremes, find_scale, sum_grid_errors};
 use half::f16;
 
@@ -22,12 +23,16 @@ fn positive(scale: f32) -> f16 {
     f16::from_f32(scale).max(smallest).min(f16::MAX)
 }
 
-/// Chooses the scale and offset of the least squared error for `values`; masses say how often each occurs, or its
+/// Chooses the scale and offset of the least squared error for `values`, or the scale with which all of them lie on the
+/// lattice of Q4_0, which may be negative; masses say how often each occurs, or its
 /// importance.
 pub(super) fn fit(values: &[f32], masses: Option<&[f32]>, bits: u8, asymmetric: bool) -> Scale {
     let isa = Isa::best();
     if !asymmetric {
-        return Scale { scale: f16::from_f32(find_scale(isa, values, masses, bits)), offset: 0 };
+        let scale = f16::from_f32(find_scale(isa, values, masses, bits));
+        // The lattice of Q4_0 needs -8 for its largest magnitude, so that half of its scales are negative: no search finds them.
+        let exact = if bits == 4 && !is_kept(values, scale) { q4_0::exact_scale(values) } else { None };
+        return Scale { scale: exact.unwrap_or(scale), offset: 0 };
     }
     let (low, high) = find_extremes(isa, values);
     if low == 0.0 && high == 0.0 {
@@ -36,6 +41,12 @@ pub(super) fn fit(values: &[f32], masses: Option<&[f32]>, bits: u8, asymmetric: 
     // Masses that are all zero say nothing.
     let masses = masses.filter(|m| m.iter().any(|&m| m > 0.0));
     Search { isa, values, masses, bits }.asymmetric(low, high)
+}
+
+/// Tells whether 4-bit integers under a scale keep every value.
+fn is_kept(values: &[f32], scale: f16) -> bool {
+    let (scale, (low, high)) = (scale.to_f32(), range(4));
+    values.iter().all(|&v| f16::from_f32((v / scale).round().clamp(low, high) * scale).to_f32() == v)
 }
 
 struct Search<'a> {
@@ -173,6 +184,28 @@ mod tests {
         assert!(weighted.scale < plain.scale);
         let ignored = fit(&v, Some(&[0.0; 32]), 4, false);
         assert_eq!(ignored, plain);
+    }
+
+    /// Checks blocks that llama.cpp's `q4_0` made: exactly, and with products rounded to bf16.
+    #[test]
+    fn the_lattice_of_q4_0_is_kept() {
+        for (d, is_rounded) in [(0.0123f32, false), (-0.0123, false), (0.0123, true), (-0.0371, true)] {
+            let d = f16::from_f32(d).to_f32();
+            let product = |i: usize| d * ((i * 5 % 16) as f32 - 8.0);
+            let stored = |v: f32| match is_rounded {
+                true => half::bf16::from_f32(v).to_f32(),
+                false => f16::from_f32(v).to_f32(),
+            };
+            let values: Vec<f32> = (0..32).map(|i| stored(product(i))).collect();
+            for masses in [None, Some([0.3; 32].as_slice())] {
+                let s = fit(&values, masses, 4, false);
+                let mut codes = vec![0i8; 32];
+                let grid = [anemoe_kernels::ScaleAndZero { scale: s.scale.to_f32(), zero: 0.0 }];
+                anemoe_kernels::quantize_linear(Isa::best(), &values, masses, &grid, 4, &mut codes);
+                let decoded = codes.iter().map(|&q| stored(s.scale.to_f32() * f32::from(q)));
+                assert!(decoded.eq(values.iter().copied()), "{d} {is_rounded}: {s:?}");
+            }
+        }
     }
 
     #[test]

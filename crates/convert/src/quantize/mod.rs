@@ -5,11 +5,13 @@ mod histogram;
 mod integers;
 mod kmeans;
 mod metrics;
+pub mod mxfp4;
 mod palettize;
+pub mod q4_0;
 #[cfg(test)]
 mod testing;
 
-pub use encoder::{Encoder, ReadRows, TablesAndScales, TooLarge};
+pub use encoder::{Encoder, OutsideFp16, ReadRows, TablesAndScales};
 pub use histogram::Histogram;
 pub use kmeans::{kmeans, kmeans_exact};
 pub use metrics::Metrics;

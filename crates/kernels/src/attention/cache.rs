@@ -70,6 +70,17 @@ pub struct Mask<'a> {
     pub token_stride: usize,
 }
 
+/// Describes the softmax that makes weights of a head's scores: `softmax(scale q k + mask)`.
+#[derive(Clone, Copy, Debug)]
+pub struct Softmax<'a> {
+    /// Factor of the scores.
+    pub scale: f32,
+    /// Mask that is added to them.
+    pub mask: Option<Mask<'a>>,
+    /// One score more for each head, which has no value.
+    pub sinks: Option<&'a [f32]>,
+}
+
 /// Loads elements of one type.
 pub(super) trait CacheElements: Copy {
     fn len(self) -> usize;

@@ -7,7 +7,7 @@
 //!   sum    = e^(m - m') sum    + sum w                  (online softmax)
 //!   values = e^(m - m') values + sum w v
 //! for each head and token, over its chunks in order:
-//!   out = sum_c e^(m_c - m) values_c / sum_c e^(m_c - m) sum_c
+//!   out = sum_c e^(m_c - m) values_c / (sum_c e^(m_c - m) sum_c + e^(sink - m))      where heads have sinks
 //! ```
 //!
 //! Chunks are parts of a job, so that threads share a long context. A token's result depends neither on the other
@@ -21,7 +21,7 @@ mod merge;
 mod tests;
 mod visible;
 
-pub use cache::{AttentionShape, CacheValues, CacheView, HeadStrides, Mask};
+pub use cache::{AttentionShape, CacheValues, CacheView, HeadStrides, Mask, Softmax};
 
 use crate::Pool;
 use crate::simd::LANES;
@@ -41,22 +41,21 @@ thread_local! {
     static SEEN: RefCell<VisibleSlots> = RefCell::default();
 }
 
-/// Computes `softmax(scale q k^T + mask) v` for each head. Masked slots are not read.
+/// Computes `softmax(scale q k^T + mask) v` for each head, whose sink takes part in the softmax. Masked slots are not
+/// read.
 ///
 /// A token's result does not depend on the other tokens or the number of threads. Returns the bytes of keys and values
 /// read, each counted once; several tokens count all slots from the first to the last that any token sees.
 ///
 /// # Panics
 /// Lengths do not match.
-#[allow(clippy::too_many_arguments)]
 pub fn attention(
     pool: &Pool,
     s: &AttentionShape,
-    scale: f32,
+    Softmax { scale, mask, sinks }: Softmax<'_>,
     (q, q_at): (&[f32], HeadStrides),
     k: &CacheView<'_>,
     v: &CacheView<'_>,
-    mask: Option<Mask<'_>>,
     (out, out_at): (&mut [f32], HeadStrides),
 ) -> u64 {
     if s.heads == 0 || s.tokens == 0 || s.slots == 0 || s.head_dim == 0 {
@@ -75,6 +74,7 @@ pub fn attention(
     if let Some(m) = mask {
         assert!((s.tokens - 1) * m.token_stride + s.slots <= m.values.len(), "a mask per token and slot");
     }
+    assert!(sinks.is_none_or(|sinks| sinks.len() == s.heads), "a sink per head");
     assert!(
         are_disjoint((s.heads, out_at.head), (s.tokens, out_at.token), s.head_dim),
         "results do not overlap"
@@ -133,7 +133,7 @@ pub fn attention(
             let at = out_at.first + head * out_at.head + token * out_at.token;
             // SAFETY: lies within `out`, as asserted; heads and tokens do not overlap.
             let out = unsafe { std::slice::from_raw_parts_mut(target.0.add(at), s.head_dim) };
-            merge_chunks((0..end - start).map(of), out);
+            merge_chunks((0..end - start).map(of), sinks.map(|sinks| sinks[head]), out);
         }
     };
     if parallel && s.tokens > 1 {

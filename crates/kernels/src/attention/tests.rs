@@ -30,19 +30,22 @@ fn attention_is_that_of_f64_and_a_token_does_not_depend_on_others() {
             CacheView { values, first, head_stride, slot_stride }
         }
         let strides = HeadStrides { first: 0, head: tokens * d, token: d };
-        let run = |pool: &Pool, values: CacheValues<'_>| {
+        let sinks: Vec<f32> = noise(3, heads).into_iter().map(|v| 4.0 * v).collect();
+        let run = |pool: &Pool, values: CacheValues<'_>, sinks: Option<&[f32]>| {
             let mut out = vec![0f32; heads * tokens * d];
-            let m = Mask { values: &mask, token_stride: slots };
+            let m = Some(Mask { values: &mask, token_stride: slots });
             let (k, v) = (view(values, 0, s), view(values, kv_heads * slots * d, s));
-            let read = attention(pool, &s, 0.3, (&q, strides), &k, &v, Some(m), (&mut out, strides));
+            let softmax = Softmax { scale: 0.3, mask: m, sinks };
+            let read = attention(pool, &s, softmax, (&q, strides), &k, &v, (&mut out, strides));
             let seen = if tokens > 1 { slots } else { (0..slots).filter(|&i| mask[i] == 0.0).count() };
             assert_eq!(read, (seen * kv_heads * d * 2 * values.size()) as u64);
             out
         };
         let (one, many) = (Pool::new(1), Pool::new(5));
-        for values in [CacheValues::F32(&kv), CacheValues::F16(&halves)] {
-            let out = run(&one, values);
-            assert_eq!(out, run(&many, values));
+        let both = [CacheValues::F32(&kv), CacheValues::F16(&halves)];
+        for (values, sinks) in both.into_iter().flat_map(|v| [(v, None), (v, Some(sinks.as_slice()))]) {
+            let out = run(&one, values, sinks);
+            assert_eq!(out, run(&many, values, sinks));
             let at = |i: usize| match values {
                 CacheValues::F32(v) => f64::from(v[i]),
                 CacheValues::F16(v) => half::f16::from_bits(v[i]).to_f64(),
@@ -58,7 +61,8 @@ fn attention_is_that_of_f64_and_a_token_does_not_depend_on_others() {
                             (dot * f64::from(0.3f32) + f64::from(mask[t * slots + i])).exp()
                         })
                         .collect();
-                    let sum: f64 = scores.iter().sum();
+                    let sink = sinks.map_or(0.0, |sinks| f64::from(sinks[h]).exp());
+                    let sum = scores.iter().sum::<f64>() + sink;
                     for c in 0..d {
                         let exact: f64 = (0..slots)
                             .map(|i| scores[i] / sum * at(((kv_heads + g) * slots + i) * d + c))
@@ -73,10 +77,11 @@ fn attention_is_that_of_f64_and_a_token_does_not_depend_on_others() {
             let alone = AttentionShape { tokens: 1, ..s };
             let mut single = vec![0f32; heads * d];
             let at = HeadStrides { first: t * d, ..strides };
-            let m = Mask { values: &mask[t * slots..], token_stride: slots };
+            let mask = Some(Mask { values: &mask[t * slots..], token_stride: slots });
+            let softmax = Softmax { scale: 0.3, mask, sinks };
             let (k, v) = (view(values, 0, s), view(values, kv_heads * slots * d, s));
             let to = HeadStrides { first: 0, head: d, token: heads * d };
-            attention(&one, &alone, 0.3, (&q, at), &k, &v, Some(m), (&mut single, to));
+            attention(&one, &alone, softmax, (&q, at), &k, &v, (&mut single, to));
             for h in 0..heads {
                 assert_eq!(single[h * d..(h + 1) * d], out[(h * tokens + t) * d..][..d]);
             }
@@ -106,7 +111,8 @@ fn results_that_overlap_or_lie_outside_are_refused() {
     let far = HeadStrides { head: 1 << 61, ..at };
     let view = CacheView { values: CacheValues::F32(&kv), first: 0, head_stride: 4, slot_stride: 4 };
     let refused = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-        attention(&Pool::new(1), &s, 1.0, (&q, at), &view, &view, None, (&mut out, far))
+        let softmax = Softmax { scale: 1.0, mask: None, sinks: None };
+        attention(&Pool::new(1), &s, softmax, (&q, at), &view, &view, (&mut out, far))
     }));
     assert!(refused.is_err());
 }

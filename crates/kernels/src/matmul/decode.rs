@@ -12,9 +12,10 @@
 //! therefore repeated to 16.
 
 use crate::activations::BLOCK;
-use crate::lut_tables::HalfLut;
+use crate::lut_tables::{Exponents, HalfLut, MXFP4_BLOCK};
 use crate::matrix::Divisor;
 use crate::simd::{F32x16, LANES};
+use crate::weight_format::MXFP4_TABLE;
 
 /// f32 vectors of a block.
 pub(crate) const VECTORS: usize = BLOCK / LANES;
@@ -506,5 +507,35 @@ impl Decode for Int4<'_> {
     fn vector<L: F32x16>(&self, _: usize, _: usize, (at, scale, zero): (L::U32s, L, L), k: usize) -> L {
         let q = L::lookup(integers(self.signed), L::shift_right(at, 4 * k as u32));
         zero.neg_mul_add(L::splat(1.0), q).mul(scale)
+    }
+}
+
+/// MXFP4 weights with a power of two for each 32 columns.
+#[derive(Clone, Copy)]
+pub(crate) struct Mxfp4<'a> {
+    pub exponents: &'a Exponents,
+    /// Scales of a row.
+    pub blocks: usize,
+}
+
+impl Decode for Mxfp4<'_> {
+    const BYTES: usize = 64;
+    const REGISTER_TOKENS: (usize, usize) = (4, 2);
+    /// Index of the first scale.
+    type Row<L: F32x16> = usize;
+    type Raw<'b, L: F32x16> = (L::U32s, L);
+    #[inline(always)]
+    fn row<L: F32x16>(&self, row: usize) -> usize {
+        row * self.blocks
+    }
+    #[inline(always)]
+    fn raw<L: F32x16>(&self, first: usize, b: usize, bytes: &[u8]) -> (L::U32s, L) {
+        // Eight columns share a lane, so four lanes share a scale.
+        let four = self.exponents.four(first + BLOCK / MXFP4_BLOCK * b);
+        (L::load_u32(part(bytes, 0)), L::powers_of_two(four))
+    }
+    #[inline(always)]
+    fn vector<L: F32x16>(&self, _: usize, _: usize, (at, scale): (L::U32s, L), k: usize) -> L {
+        L::lookup(L::load(&MXFP4_TABLE), L::shift_right(at, 4 * k as u32)).mul(scale)
     }
 }

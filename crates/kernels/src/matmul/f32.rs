@@ -15,6 +15,7 @@ use super::schedule::*;
 use super::tile_loop::*;
 use crate::activations::BLOCK;
 use crate::arithmetic::Arithmetic;
+use crate::lut_tables::MXFP4_BLOCK;
 use crate::matrix::Divisor;
 use crate::memory::{CacheLevel, prefetch};
 use crate::simd::{F32x16, Kernel, LANES, Simd, dispatch, has_half_tables};
@@ -56,6 +57,12 @@ pub(super) fn multiply_rows(isa: Isa, w: &Matrix<'_>, x: Tokens<'_>, tiles: &Row
                 (IndexBits::Eight, Some(lut)) => run!(decode::HalfLut8 { lut, group }),
             }
         }
+        WeightFormat::Mxfp4 { .. } => match w.arithmetic {
+            Arithmetic::F32OfExponents(exponents) => {
+                run!(decode::Mxfp4 { exponents, blocks: w.cols / MXFP4_BLOCK })
+            }
+            _ => unreachable!("see `Matrix::is_read_in_place`"),
+        },
         WeightFormat::Int { bits, signed, block_rows, block_cols, .. } => {
             let scales = decode::Scales::new(values, offset, (block_rows, block_cols), w.cols);
             match (bits, scales.vector_shift) {

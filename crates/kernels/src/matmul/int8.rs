@@ -69,7 +69,9 @@ pub(super) fn multiply_rows(
             IntBits::Four => run!(Integer4 { sign_bit: sign_bit(bits, signed) }, rows),
             IntBits::Eight => run!(Integer8 { sign_bit: sign_bit(bits, signed) }, rows),
         },
-        WeightFormat::Fp16 | WeightFormat::F32 => unreachable!("a format that has codes"),
+        WeightFormat::Mxfp4 { .. } | WeightFormat::Fp16 | WeightFormat::F32 => {
+            unreachable!("a format that has codes")
+        }
     }
 }
 

@@ -151,7 +151,9 @@ pub(crate) fn multiply_rows(isa: Isa, w: &Matrix<'_>, x: Tokens<'_>, tiles: &Row
         return;
     }
     match w.arithmetic {
-        Arithmetic::F32 | Arithmetic::F32OfHalves(_) => f32::multiply_rows(isa, w, x, tiles, y),
+        Arithmetic::F32 | Arithmetic::F32OfHalves(_) | Arithmetic::F32OfExponents(_) => {
+            f32::multiply_rows(isa, w, x, tiles, y);
+        }
         Arithmetic::Int16(lut) => multiply_in_range(isa, w, lut, x, tiles, y),
         Arithmetic::Int8(codes) => int8::multiply_rows(isa, w, codes, x, tiles, y),
         Arithmetic::Bf16 => bf16::multiply_rows(isa, w, x, tiles, y),
@@ -229,6 +231,15 @@ mod tests {
                 }
             }
         }
+        let width = [32, 16, 8, 5, 1].into_iter().find(|n| cols.is_multiple_of(*n)).unwrap();
+        let powers: Vec<f32> =
+            bytes(seed + 6, n / width).iter().map(|b| 2f32.powi(i32::from(b % 30) - 20)).collect();
+        let indices = bytes(seed + 7, n.div_ceil(2));
+        let plain = Matrix::mxfp4(&indices, &powers, width, rows, cols).unwrap();
+        check("mxfp4", &plain);
+        let exact = Arithmetic::exact(&plain);
+        assert_eq!(matches!(exact, Arithmetic::F32OfExponents(_)), width == 32);
+        check("mxfp4 of exponents", &plain.with(&exact));
         for (width, signed) in IntBits::ALL.into_iter().flat_map(|width| [(width, true), (width, false)]) {
             let bits = usize::from(width.bits());
             for most in [cols, 128, 64, 32, 16, 8, 5] {

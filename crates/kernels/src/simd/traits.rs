@@ -106,6 +106,16 @@ pub(crate) trait F32x16: Copy {
         Self::load(&lanes)
     }
 
+    /// Returns `2^(exponents[l / 4] - 127)` in lane l, and 0 where the exponent is 0.
+    #[inline(always)]
+    fn powers_of_two(exponents: &[u8; 4]) -> Self {
+        let mut lanes = [0f32; LANES];
+        for (l, lane) in lanes.iter_mut().enumerate() {
+            *lane = f32::from_bits(u32::from(exponents[l / 4]) << 23);
+        }
+        Self::load(&lanes)
+    }
+
     /// Returns the horizontal sum of each of four vectors.
     #[inline(always)]
     fn horizontal_sums(v: [Self; 4]) -> [f32; 4] {
