@@ -6,6 +6,13 @@ use anemoe_convert::checkpoint::open_safetensors;
 use anemoe_convert::models;
 use libfuzzer_sys::fuzz_target;
 
+/// Configurations that decide how tensors are read: as they are, and FP8 under scales for rows and for blocks.
+const CONFIGS: [&str; 3] = [
+    "{}",
+    r#"{"quantization_config":{"quant_method":"fp8"}}"#,
+    r#"{"quantization_config":{"quant_method":"fp8","weight_block_size":[2,4]}}"#,
+];
+
 fuzz_target!(|input: &[u8]| {
     let files = anemoe_fuzz::files(input);
     if let [one] = files[..] {
@@ -15,13 +22,15 @@ fuzz_target!(|input: &[u8]| {
         }
         return;
     }
-    anemoe_fuzz::write("m/config.json", b"{}");
     anemoe_fuzz::write("m/model.safetensors.index.json", files[0]);
     for (i, bytes) in files[1..].iter().enumerate().take(3) {
         anemoe_fuzz::write(&format!("m/{i}.safetensors"), bytes);
     }
     let path = anemoe_fuzz::folder().join("m");
-    if let Ok(checkpoint) = models::load(path.to_str().expect("a name in UTF-8")) {
-        anemoe_fuzz::read_tensors(checkpoint.source.as_ref());
+    for config in CONFIGS {
+        anemoe_fuzz::write("m/config.json", config.as_bytes());
+        if let Ok(checkpoint) = models::load(path.to_str().expect("a name in UTF-8")) {
+            anemoe_fuzz::read_tensors(checkpoint.source.as_ref());
+        }
     }
 });

@@ -93,6 +93,67 @@ impl Copy {
     }
 }
 
+/// Returns the value of an F8_E4M3 that is not NaN.
+fn f8(byte: u8) -> f32 {
+    let (exponent, mantissa) = (i32::from(byte >> 3 & 15), f32::from(byte & 7) / 8.0);
+    let magnitude = match exponent {
+        0 => mantissa * 2f32.powi(-6),
+        _ => (1.0 + mantissa) * 2f32.powi(exponent - 7),
+    };
+    if byte < 128 { magnitude } else { -magnitude }
+}
+
+impl Copy {
+    /// Stores every matrix `[rows, cols]` of bf16 as FP8 under a scale for 32 rows and columns.
+    fn in_fp8(self) -> Self {
+        let values: Vec<(f32, u8)> = (0..=255).filter(|b| b & 0x7f != 0x7f).map(|b| (f8(b), b)).collect();
+        let nearest =
+            |v: f32| values.iter().min_by(|a, b| (a.0 - v).abs().total_cmp(&(b.0 - v).abs())).unwrap().1;
+        self.config(|c| {
+            c["quantization_config"] = json!({"quant_method": "fp8", "weight_block_size": [32, 32]});
+        })
+        .header(|header, data| {
+            let mut packed = Vec::new();
+            for (name, mut entry) in std::mem::take(header) {
+                if name == "__metadata__" {
+                    continue;
+                }
+                let range = [0, 1].map(|i| entry["data_offsets"][i].as_u64().unwrap() as usize);
+                let bytes = &data[range[0]..range[1]];
+                let start = packed.len();
+                let shape: Vec<usize> = serde_json::from_value(entry["shape"].clone()).unwrap();
+                if let ([rows, cols], Some("BF16")) = (&shape[..], entry["dtype"].as_str()) {
+                    let weights: Vec<f32> = bytes
+                        .chunks_exact(2)
+                        .map(|b| f32::from_bits(u32::from(u16::from_le_bytes([b[0], b[1]])) << 16))
+                        .collect();
+                    let blocks = [rows.div_ceil(32), cols.div_ceil(32)];
+                    let place = |i: usize| i / cols / 32 * blocks[1] + i % cols / 32;
+                    let mut scales = vec![0f32; blocks[0] * blocks[1]];
+                    for (i, w) in weights.iter().enumerate() {
+                        let scale = &mut scales[place(i)];
+                        *scale = scale.max(w.abs() / 448.0);
+                    }
+                    packed.extend(
+                        weights.iter().enumerate().map(|(i, w)| nearest(w / scales[place(i)].max(1e-30))),
+                    );
+                    entry["dtype"] = json!("F8_E4M3");
+                    let end = packed.len();
+                    packed.extend(scales.iter().flat_map(|s| s.to_le_bytes()));
+                    let scale = json!({"dtype": "F32", "shape": blocks, "data_offsets": [end, packed.len()]});
+                    header.insert(format!("{name}_scale_inv"), scale);
+                    entry["data_offsets"] = json!([start, end]);
+                } else {
+                    packed.extend(bytes);
+                    entry["data_offsets"] = json!([start, packed.len()]);
+                }
+                header.insert(name, entry);
+            }
+            *data = packed;
+        })
+    }
+}
+
 const Q_PROJ: &str = "model.layers.1.self_attn.q_proj.weight";
 
 #[test]
@@ -124,6 +185,26 @@ fn both_layouts_hold_the_same_weights() {
         published.read(tensor, 0..elements as u64, &mut a).unwrap();
         text.read(tensor, 0..elements as u64, &mut b).unwrap();
         assert_eq!(a, b, "{tensor}");
+    }
+}
+
+/// Checks that families read their weights from FP8 under scales, in any layout.
+#[test]
+fn families_in_fp8() {
+    for (folder, tensor, elements) in [
+        ("fixtures/tiny-gemma4-moe-text", "layers.0.self_attn.v_proj.weight", 32 * 64),
+        (ZAYA, "layers.0.self_attn.o_proj.weight", 64 * 32),
+        (LEGACY, "layers.1.mlp.experts.down_proj", 4 * 64 * 48),
+    ] {
+        let copy = Copy::of(folder).in_fp8();
+        let [before, after] = [repository(folder), copy.0.path().to_path_buf()].map(|folder| {
+            let family = models::open(models::load(folder).unwrap()).unwrap();
+            let mut values = vec![0f32; elements];
+            family.read(tensor, 0..elements as u64, &mut values).unwrap();
+            values
+        });
+        let wrong = before.iter().zip(&after).find(|(a, b)| (**a - **b).abs() > a.abs() / 15.0 + 1e-3);
+        assert!(wrong.is_none() && before != after, "{folder}: {wrong:?}");
     }
 }
 
@@ -185,8 +266,8 @@ fn a_wrong_dtype() {
 
 #[test]
 fn a_configuration_of_another_family() {
-    let what = Copy::new().config(|c| c["model_type"] = json!("llama")).unsupported();
-    assert!(what.contains("llama") && what.contains("gemma4"), "{what}");
+    let what = Copy::new().config(|c| c["model_type"] = json!("llama4")).unsupported();
+    assert!(what.contains("llama4") && what.contains("gemma4"), "{what}");
     let what = Copy::new().config(|c| drop(c.as_object_mut().unwrap().remove("model_type"))).invalid();
     assert!(what.contains("model_type"), "{what}");
 }
@@ -379,7 +460,7 @@ fn a_weight_of_zaya_that_fp16_cannot_hold() {
         let plan = family.plan(&PlanOptions::default()).unwrap();
         let out = tempfile::tempdir().unwrap();
         let path = out.path().join("x.mlpackage");
-        let result = write_shard(family.as_ref(), plan.shard(shard).unwrap(), None, &path);
+        let result = write_shard(&family, plan.shard(shard).unwrap(), None, &path);
         let err = result.map(|_| ()).unwrap_err().to_string();
         assert!(err.contains(name) && err.contains("model.safetensors") && err.contains("fp16"), "{err}");
         assert!(!path.exists());

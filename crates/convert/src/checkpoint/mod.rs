@@ -1,7 +1,9 @@
 //! Checkpoints: named tensors that are read in pieces, and the configuration beside them.
 
+mod derived;
 mod gguf;
 mod open;
+mod quantized;
 mod safetensors;
 mod safetensors_header;
 
@@ -10,11 +12,17 @@ use crate::{Error, Result};
 use anemoe_io::{open_input, read_input};
 use memmap2::Mmap;
 use serde_json::Value;
+use std::collections::BTreeSet;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
+pub use derived::{DerivedTensor, TensorOrigin, derive};
 pub use gguf::is_gguf;
 pub use open::{open_checkpoint, open_in_ranges, open_safetensors};
+pub use quantized::check_quantization;
+
+/// Element types of safetensors that a weight may have, for messages.
+const WEIGHT_DTYPES: &str = "BF16, F16, F32, F8_E4M3 or F8_E5M2";
 
 /// Largest file beside the weights that is copied into a bundle; Gemma's tokenizer has 32 MB.
 const MAX_SIDE_FILE_BYTES: u64 = 512 << 20;
@@ -47,10 +55,8 @@ impl Checkpoint {
     /// # Errors
     /// A file cannot be read.
     pub fn fingerprint(&self) -> Result<String> {
-        let files: std::collections::BTreeSet<&Path> =
-            self.source.tensors().iter().map(|t| t.file.as_path()).collect();
         let mut parts = vec![self.config.to_string()];
-        for file in files {
+        for file in &self.source.files() {
             // Synthetic checkpoints have no file: their name says what they hold.
             if file.is_file() {
                 // The file's name counts, except for a checkpoint of one file, which may have any name.
@@ -158,63 +164,100 @@ pub enum Dtype {
     F32,
     F16,
     BF16,
+    F8E4M3,
+    F8E5M2,
+    /// A type of safetensors whose values are no weights, by its name there in lower case.
+    Raw {
+        name: &'static str,
+        bytes: usize,
+    },
+    F64,
+    I8,
+    I16,
+    I32,
+    I64,
     Q4_0,
     Q4_1,
     Q5_0,
     Q5_1,
     Q8_0,
+    Q2K,
+    Q3K,
     Q4K,
     Q5K,
     Q6K,
+    Iq1S,
+    Iq1M,
+    Iq2Xxs,
+    Iq2Xs,
+    Iq2S,
+    Iq3Xxs,
+    Iq3S,
     Iq4Nl,
+    Iq4Xs,
+    Tq1_0,
+    Tq2_0,
     Mxfp4,
+    Nvfp4,
 }
 
 impl Dtype {
+    /// Bytes, for instance those of MXFP4 blocks.
+    pub const U8: Dtype = Dtype::Raw { name: "u8", bytes: 1 };
+
+    /// Returns the name, and the elements and bytes of one block.
+    const fn layout(self) -> (&'static str, usize, usize) {
+        match self {
+            Dtype::F8E4M3 => ("f8_e4m3", 1, 1),
+            Dtype::F8E5M2 => ("f8_e5m2", 1, 1),
+            Dtype::Raw { name, bytes } => (name, 1, bytes),
+            Dtype::F32 => ("f32", 1, 4),
+            Dtype::F16 => ("f16", 1, 2),
+            Dtype::BF16 => ("bf16", 1, 2),
+            Dtype::F64 => ("f64", 1, 8),
+            Dtype::I8 => ("i8", 1, 1),
+            Dtype::I16 => ("i16", 1, 2),
+            Dtype::I32 => ("i32", 1, 4),
+            Dtype::I64 => ("i64", 1, 8),
+            Dtype::Q4_0 => ("q4_0", 32, 2 + 16),
+            Dtype::Q4_1 => ("q4_1", 32, 2 + 2 + 16),
+            Dtype::Q5_0 => ("q5_0", 32, 2 + 4 + 16),
+            Dtype::Q5_1 => ("q5_1", 32, 2 + 2 + 4 + 16),
+            Dtype::Q8_0 => ("q8_0", 32, 2 + 32),
+            Dtype::Q2K => ("q2_K", 256, 16 + 64 + 2 + 2),
+            Dtype::Q3K => ("q3_K", 256, 32 + 64 + 12 + 2),
+            Dtype::Q4K => ("q4_K", 256, 2 + 2 + 12 + 128),
+            Dtype::Q5K => ("q5_K", 256, 2 + 2 + 12 + 32 + 128),
+            Dtype::Q6K => ("q6_K", 256, 128 + 64 + 16 + 2),
+            Dtype::Iq1S => ("iq1_s", 256, 2 + 32 + 16),
+            Dtype::Iq1M => ("iq1_m", 256, 32 + 16 + 8),
+            Dtype::Iq2Xxs => ("iq2_xxs", 256, 2 + 64),
+            Dtype::Iq2Xs => ("iq2_xs", 256, 2 + 64 + 8),
+            Dtype::Iq2S => ("iq2_s", 256, 2 + 32 + 32 + 8 + 8),
+            Dtype::Iq3Xxs => ("iq3_xxs", 256, 2 + 64 + 32),
+            Dtype::Iq3S => ("iq3_s", 256, 2 + 64 + 8 + 32 + 4),
+            Dtype::Iq4Nl => ("iq4_nl", 32, 2 + 16),
+            Dtype::Iq4Xs => ("iq4_xs", 256, 2 + 2 + 4 + 128),
+            Dtype::Tq1_0 => ("tq1_0", 256, 48 + 4 + 2),
+            Dtype::Tq2_0 => ("tq2_0", 256, 64 + 2),
+            Dtype::Mxfp4 => ("mxfp4", 32, 1 + 16),
+            Dtype::Nvfp4 => ("nvfp4", 64, 4 + 32),
+        }
+    }
+
     /// Returns the name as in safetensors or GGML: `bf16`, `q4_K`.
     pub const fn name(self) -> &'static str {
-        match self {
-            Dtype::F32 => "f32",
-            Dtype::F16 => "f16",
-            Dtype::BF16 => "bf16",
-            Dtype::Q4_0 => "q4_0",
-            Dtype::Q4_1 => "q4_1",
-            Dtype::Q5_0 => "q5_0",
-            Dtype::Q5_1 => "q5_1",
-            Dtype::Q8_0 => "q8_0",
-            Dtype::Q4K => "q4_K",
-            Dtype::Q5K => "q5_K",
-            Dtype::Q6K => "q6_K",
-            Dtype::Iq4Nl => "iq4_nl",
-            Dtype::Mxfp4 => "mxfp4",
-        }
+        self.layout().0
     }
 
     /// Returns the elements of one block; 1 where every element stands alone.
     pub const fn block_elements(self) -> usize {
-        match self {
-            Dtype::F32 | Dtype::F16 | Dtype::BF16 => 1,
-            Dtype::Q4_0 | Dtype::Q4_1 | Dtype::Q5_0 | Dtype::Q5_1 => 32,
-            Dtype::Q8_0 | Dtype::Iq4Nl | Dtype::Mxfp4 => 32,
-            Dtype::Q4K | Dtype::Q5K | Dtype::Q6K => 256,
-        }
+        self.layout().1
     }
 
     /// Returns the bytes of one block.
     pub const fn block_bytes(self) -> usize {
-        match self {
-            Dtype::F32 => 4,
-            Dtype::F16 | Dtype::BF16 => 2,
-            Dtype::Q4_0 | Dtype::Iq4Nl => 2 + 16,
-            Dtype::Q4_1 => 2 + 2 + 16,
-            Dtype::Q5_0 => 2 + 4 + 16,
-            Dtype::Q5_1 => 2 + 2 + 4 + 16,
-            Dtype::Q8_0 => 2 + 32,
-            Dtype::Q4K => 2 + 2 + 12 + 128,
-            Dtype::Q5K => 2 + 2 + 12 + 32 + 128,
-            Dtype::Q6K => 128 + 64 + 16 + 2,
-            Dtype::Mxfp4 => 1 + 16,
-        }
+        self.layout().2
     }
 
     /// Returns the bytes of a tensor of this shape (outermost first). None where its rows are not whole blocks, or 64
@@ -249,6 +292,26 @@ impl TensorInfo {
     pub fn elements(&self) -> u64 {
         self.shape.iter().product()
     }
+
+    /// Refuses a tensor whose element type is not that of a weight.
+    ///
+    /// # Errors
+    /// The elements are integers, doubles or the like.
+    pub fn check_weight(&self) -> Result<()> {
+        let Dtype::Raw { name, .. } = self.dtype else { return Ok(()) };
+        let name = name.to_uppercase();
+        let what = format!("tensor `{}`: dtype {name}, expected {WEIGHT_DTYPES}", self.name);
+        Err(Error::unsupported(&self.file, what))
+    }
+
+    /// Refuses a range that is not within the tensor, or not as long as the buffer for it.
+    fn check_range(&self, range: &Range<u64>, buffer: usize) -> Result<()> {
+        let within = range.start <= range.end && range.end <= self.elements();
+        if within && range.end - range.start == buffer as u64 {
+            return Ok(());
+        }
+        Err(Error::invalid(&self.file, format!("use: elements {range:?} of tensor `{}`", self.name)))
+    }
 }
 
 /// Refuses values that are NaN or infinite; the first value is element `start` of the tensor.
@@ -260,6 +323,11 @@ fn check_finite(info: &TensorInfo, start: u64, values: &[f32]) -> Result<()> {
             Err(Error::invalid(&info.file, format!("tensor `{}`: element {at} is {}", info.name, values[i])))
         }
     }
+}
+
+/// Returns the index of the tensor named `name` among tensors that are sorted by name.
+fn place_of(tensors: &[TensorInfo], name: &str) -> Option<usize> {
+    tensors.binary_search_by(|t| t.name.as_str().cmp(name)).ok()
 }
 
 /// Named tensors that can be read in pieces, so that no tensor ever has to fit in memory whole.
@@ -274,14 +342,27 @@ pub trait TensorSource: Send + Sync {
     /// and the element).
     fn read(&self, name: &str, range: Range<u64>, out: &mut [f32]) -> Result<()>;
 
+    /// Reads elements `range` of tensor `name`, which has the type [`Dtype::U8`].
+    ///
+    /// # Errors
+    /// The name is unknown, the range is outside the tensor, or its elements are not bytes.
+    fn read_bytes(&self, name: &str, _range: Range<u64>, _out: &mut [u8]) -> Result<()> {
+        Err(Error::invalid(self.path(), format!("use: bytes of tensor `{name}`")))
+    }
+
     /// Returns the tensor named `name`; none where there is no such tensor.
     fn info(&self, name: &str) -> Option<&TensorInfo> {
         let all = self.tensors();
-        all.binary_search_by(|t| t.name.as_str().cmp(name)).ok().map(|i| &all[i])
+        place_of(all, name).map(|i| &all[i])
     }
 
     /// Returns the path that the tensors come from, for messages.
     fn path(&self) -> &Path;
+
+    /// Returns the files that hold the tensors.
+    fn files(&self) -> BTreeSet<PathBuf> {
+        self.tensors().iter().map(|t| t.file.clone()).collect()
+    }
 
     /// Returns the file that holds an element of a tensor, and the tensor's name there.
     fn origin(&self, name: &str, _element: u64) -> (PathBuf, String) {

@@ -1,5 +1,6 @@
 //! Opens what a path names: a folder, a GGUF file, or one `.safetensors` file.
 
+use super::quantized::{Quantization, quantization, scaled};
 use super::{Checkpoint, TensorSource, gguf, own_name, safetensors};
 use crate::path_kind::{self, PathKind};
 use crate::variants::Variants;
@@ -34,7 +35,13 @@ pub fn open_in_ranges(path: &Path, elsewhere: &RangedFiles) -> Result<Checkpoint
     let generation = path.join("generation_config.json");
     let generation_config =
         generation.symlink_metadata().is_ok().then(|| read_json(&generation)).transpose()?;
-    let source = Box::new(safetensors::Folder::open(path, elsewhere)?);
+    // Before the weights: files of another quantization are nothing to look at.
+    let quantization = quantization(&config, &path.join("config.json"))?;
+    let source: Box<dyn TensorSource> = Box::new(safetensors::Folder::open(path, elsewhere)?);
+    let source = match quantization {
+        Quantization::None => source,
+        Quantization::Fp8 { block } => scaled(source, block)?,
+    };
     let (name, variants) = (own_name(path)?, Variants::default());
     Ok(Checkpoint { name, path: path.to_path_buf(), config, generation_config, source, variants })
 }

@@ -2,7 +2,7 @@
 
 use super::gguf::dequantize::dequantize;
 use super::safetensors_header::{self, HeaderTensor, LENGTH_BYTES};
-use super::{SideFile, TensorInfo, TensorSource, check_finite, map_file};
+use super::{Dtype, SideFile, TensorInfo, TensorSource, check_finite, map_file, place_of};
 use crate::{Error, Result};
 use anemoe_io::{RangedFile, RangedFiles};
 use memmap2::Mmap;
@@ -115,6 +115,16 @@ impl Folder {
         }
         Ok(Folder { path: path.to_path_buf(), files: vec![file], tensors, places })
     }
+
+    /// Returns a tensor of which a range is read, with its file and the start of its data there.
+    fn place(&self, name: &str, range: &Range<u64>, buffer: usize) -> Result<(&TensorInfo, usize, usize)> {
+        let i = place_of(&self.tensors, name)
+            .ok_or_else(|| Error::invalid(&self.path, format!("use: no tensor `{name}`")))?;
+        let info = &self.tensors[i];
+        info.check_range(range, buffer)?;
+        let (file, start) = self.places[i];
+        Ok((info, file, start))
+    }
 }
 
 type MappedFile = (WeightFile, Vec<(TensorInfo, usize)>);
@@ -160,19 +170,26 @@ impl TensorSource for Folder {
         Ok(path.symlink_metadata().is_ok().then_some(SideFile::Path(path)))
     }
 
-    fn read(&self, name: &str, range: Range<u64>, out: &mut [f32]) -> Result<()> {
-        let i = self
-            .tensors
-            .binary_search_by(|t| t.name.as_str().cmp(name))
-            .map_err(|_| Error::invalid(&self.path, format!("use: no tensor `{name}`")))?;
-        let info = &self.tensors[i];
-        if range.start > range.end
-            || range.end > info.elements()
-            || range.end - range.start != out.len() as u64
-        {
-            return Err(Error::invalid(&info.file, format!("use: elements {range:?} of tensor `{name}`")));
+    fn read_bytes(&self, name: &str, range: Range<u64>, out: &mut [u8]) -> Result<()> {
+        let (info, file, start) = self.place(name, &range, out.len())?;
+        if info.dtype != Dtype::U8 {
+            let dtype = info.dtype.name().to_uppercase();
+            let what = format!("tensor `{name}`: dtype {dtype}, expected U8");
+            return Err(Error::unsupported(&info.file, what));
         }
-        let (file, start) = self.places[i];
+        match &self.files[file] {
+            WeightFile::Mapped(map) => {
+                let start = start + range.start as usize;
+                out.copy_from_slice(&map[start..start + out.len()]);
+                Ok(())
+            }
+            WeightFile::Ranged(file) => file.read_range(start as u64 + range.start, out),
+        }
+    }
+
+    fn read(&self, name: &str, range: Range<u64>, out: &mut [f32]) -> Result<()> {
+        let (info, file, start) = self.place(name, &range, out.len())?;
+        info.check_weight()?;
         match &self.files[file] {
             WeightFile::Mapped(map) => dequantize(info.dtype, &map[start..], range.start as usize, out),
             WeightFile::Ranged(file) => {
@@ -260,6 +277,40 @@ mod tests {
             assert_eq!(out, [1.5, -2.0]);
         }
         assert_eq!(folder.info("bf16").unwrap().shape, [2, 1]);
+    }
+
+    #[test]
+    fn bytes_and_integers_are_no_weights() {
+        let dir = tempfile::tempdir().unwrap();
+        let bytes: Vec<u8> = (0..16).collect();
+        let views = [
+            ("bytes", TensorView::new(safetensors::Dtype::U8, vec![4, 4], &bytes).unwrap()),
+            ("numbers", TensorView::new(safetensors::Dtype::I64, vec![2], &bytes).unwrap()),
+        ];
+        let file = safetensors::serialize(views, None).unwrap();
+        std::fs::write(dir.path().join(SINGLE), &file).unwrap();
+        let length = file.len() as u64;
+        let (_, elsewhere) = elsewhere(file, length);
+        let files = RangedFiles::from([(SINGLE.to_string(), Arc::clone(&elsewhere["one.safetensors"]))]);
+        for files in [RangedFiles::new(), files] {
+            let folder = Folder::open(dir.path(), &files).unwrap();
+            let mut out = [0u8; 3];
+            folder.read_bytes("bytes", 5..8, &mut out).unwrap();
+            assert_eq!(out, [5, 6, 7]);
+            let err = |name, range| folder.read_bytes(name, range, &mut [0; 3]).unwrap_err().to_string();
+            assert!(err("bytes", 14..17).contains("elements 14..17 of tensor `bytes`"));
+            assert!(err("none", 0..3).contains("no tensor `none`"));
+            assert!(err("numbers", 0..2).contains("elements 0..2 of tensor `numbers`"));
+            let read = folder.read_bytes("numbers", 0..2, &mut [0; 2]).unwrap_err().to_string();
+            assert!(read.contains("unsupported tensor `numbers`: dtype I64, expected U8"), "{read}");
+            for (name, dtype) in [("bytes", "U8"), ("numbers", "I64")] {
+                let read = folder.read(name, 0..2, &mut [0.0; 2]).unwrap_err().to_string();
+                let says = format!(
+                    "unsupported tensor `{name}`: dtype {dtype}, expected BF16, F16, F32, F8_E4M3 or F8_E5M2"
+                );
+                assert!(read.contains(&says), "{read}");
+            }
+        }
     }
 
     #[test]

@@ -4,7 +4,7 @@
 //! bytes, and the tensors cover the file without gaps and overlaps, as the format asks
 //! (<https://github.com/huggingface/safetensors>).
 
-use super::Dtype;
+use super::{Dtype, WEIGHT_DTYPES};
 use crate::Error;
 use serde::Deserialize;
 use serde::de::{Deserializer, MapAccess, Visitor};
@@ -98,15 +98,10 @@ pub fn parse_json(json: &[u8], file_bytes: u64) -> Result<Vec<HeaderTensor>, Ref
                 "tensor `{name}`: it ends at byte {end} of {data_bytes} bytes of data: the file is cut off"
             ));
         }
-        let dtype = match entry.dtype.as_str() {
-            "F32" => Dtype::F32,
-            "F16" => Dtype::F16,
-            "BF16" => Dtype::BF16,
-            other => {
-                let what =
-                    format!("tensor `{name}`: dtype {}, expected BF16, F16 or F32", other.escape_debug());
-                return Err(RefusedFile::Unsupported(what));
-            }
+        let Some(dtype) = dtype(&entry.dtype) else {
+            let what =
+                format!("tensor `{name}`: dtype {}, expected {WEIGHT_DTYPES}", entry.dtype.escape_debug());
+            return Err(RefusedFile::Unsupported(what));
         };
         if entry.shape.len() > MAX_RANK {
             return invalid(format!(
@@ -157,6 +152,29 @@ pub fn parse_json(json: &[u8], file_bytes: u64) -> Result<Vec<HeaderTensor>, Ref
         return invalid(format!("file: {behind} bytes behind the last tensor `{before}`"));
     }
     Ok(tensors)
+}
+
+/// Returns the type of this name. Types without weights have a size too: a file may hold tensors that nobody reads.
+fn dtype(name: &str) -> Option<Dtype> {
+    Some(match name {
+        "F32" => Dtype::F32,
+        "F16" => Dtype::F16,
+        "BF16" => Dtype::BF16,
+        "F8_E4M3" => Dtype::F8E4M3,
+        "F8_E5M2" => Dtype::F8E5M2,
+        "U8" => Dtype::U8,
+        "BOOL" => Dtype::Raw { name: "bool", bytes: 1 },
+        "I8" => Dtype::Raw { name: "i8", bytes: 1 },
+        "F8_E8M0" => Dtype::Raw { name: "f8_e8m0", bytes: 1 },
+        "I16" => Dtype::Raw { name: "i16", bytes: 2 },
+        "U16" => Dtype::Raw { name: "u16", bytes: 2 },
+        "I32" => Dtype::Raw { name: "i32", bytes: 4 },
+        "U32" => Dtype::Raw { name: "u32", bytes: 4 },
+        "I64" => Dtype::Raw { name: "i64", bytes: 8 },
+        "U64" => Dtype::Raw { name: "u64", bytes: 8 },
+        "F64" => Dtype::Raw { name: "f64", bytes: 8 },
+        _ => return None,
+    })
 }
 
 #[derive(Deserialize)]
@@ -308,8 +326,21 @@ mod tests {
     }
 
     #[test]
+    fn bytes_count_for_every_dtype() {
+        for (dtype, bytes) in
+            [("F8_E4M3", 3), ("F8_E5M2", 3), ("U8", 3), ("BOOL", 3), ("I16", 6), ("I64", 24)]
+        {
+            let json =
+                |end: usize| format!(r#"{{"a":{{"dtype":"{dtype}","shape":[3],"data_offsets":[0,{end}]}}}}"#);
+            let tensors = parse(&file(&json(bytes), bytes)).unwrap();
+            assert_eq!(tensors[0].dtype.name(), dtype.to_lowercase());
+            assert!(refused(&json(bytes + 1), bytes + 1).contains(&format!("of {dtype}, expected {bytes}")));
+        }
+    }
+
+    #[test]
     fn other_dtypes_are_unsupported() {
-        for dtype in ["I64", "F8_E4M3", "nonsense"] {
+        for dtype in ["F4", "C64", "nonsense"] {
             let json = format!(r#"{{"a":{{"dtype":"{dtype}","shape":[1],"data_offsets":[0,4]}}}}"#);
             let Err(RefusedFile::Unsupported(what)) = parse(&file(&json, 4)) else { panic!("{dtype}") };
             assert!(what.contains("`a`") && what.contains(dtype), "{what}");
@@ -320,11 +351,19 @@ mod tests {
         /// Checks that files of Hugging Face's own writer are read.
         #[test]
         fn what_the_safetensors_crate_writes_is_read(
-            shapes in proptest::collection::btree_map("[a-z.]{1,12}", (0usize..3, proptest::collection::vec(0usize..5, 0..4)), 0..6),
+            shapes in proptest::collection::btree_map("[a-z.]{1,12}", (0usize..7, proptest::collection::vec(0usize..5, 0..4)), 0..6),
         ) {
             use safetensors::tensor::TensorView;
-            let types = [(safetensors::Dtype::F32, Dtype::F32), (safetensors::Dtype::F16, Dtype::F16), (safetensors::Dtype::BF16, Dtype::BF16)];
-            let zeros = [0u8; 1024];
+            let types = [
+                (safetensors::Dtype::F32, Dtype::F32),
+                (safetensors::Dtype::F16, Dtype::F16),
+                (safetensors::Dtype::BF16, Dtype::BF16),
+                (safetensors::Dtype::F8_E4M3, Dtype::F8E4M3),
+                (safetensors::Dtype::F8_E5M2, Dtype::F8E5M2),
+                (safetensors::Dtype::U8, Dtype::U8),
+                (safetensors::Dtype::I64, Dtype::Raw { name: "i64", bytes: 8 }),
+            ];
+            let zeros = [0u8; 2048];
             let views: Vec<(String, TensorView<'_>)> = shapes
                 .iter()
                 .map(|(name, (dtype, shape))| {

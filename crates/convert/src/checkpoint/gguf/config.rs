@@ -1,292 +1,285 @@
-//! `config.json` made from the metadata of arch `gemma4`.
+//! `config.json` made from the metadata.
 
+use super::generation::end_tokens;
 use super::metadata::Metadata;
 use crate::{Error, Result};
 use serde_json::{Map, Value, json};
+use std::collections::BTreeSet;
 
-/// The only architecture that is read.
-pub const ARCH: &str = "gemma4";
+/// Base of rotary frequencies where the file has none, as in llama.cpp.
+const FREQ_BASE: f64 = 10_000.0;
+/// Factors of llama3's scaling that all published models have. llama.cpp's files keep only what comes of them.
+const LOW_FREQ_FACTOR: f64 = 1.0;
+const HIGH_FREQ_FACTOR: f64 = 4.0;
+/// Context that llama3's scaling starts from, in most files.
+const LLAMA3_CONTEXT: u64 = 8192;
+/// Largest difference of a divisor from the one that parameters give, as a share; converters compute in f32.
+const DIVISOR_TOLERANCE: f64 = 1e-4;
 
-/// Share of a head's pairs that rotate on full layers, where the file has no `rope_freqs.weight`.
-const PARTIAL_ROTARY_FACTOR: f64 = 0.25;
-/// `final_logit_softcapping` where the file has none.
-const SOFTCAPPING: f64 = 30.0;
-/// Least divisor of a frequency that means no rotation of its pair; writers use 1e30.
-const NO_ROTATION: f32 = 1e20;
+/// Names of tensors under `blk.N.`, and under `model.layers.N.` of a Hugging Face checkpoint.
+pub type LayerNames = &'static [(&'static str, &'static str)];
 
-/// Facts about tensors that the configuration needs.
-pub struct Tensors<'a> {
-    /// Names in the file.
-    pub names: Vec<&'a str>,
+/// Architecture of GGUF files.
+#[derive(Debug)]
+pub struct Arch {
+    /// `general.architecture`, which is the prefix of keys too.
+    pub name: &'static str,
+    /// `model_type` of the configuration.
+    pub model_type: &'static str,
+    /// Key of the width of the MLP or, where experts are all that there is, of an expert.
+    pub width: &'static str,
+    /// Adds what `config.json` has beyond the keys that all architectures share.
+    pub config: fn(&StatedModel<'_>, &mut Map<String, Value>) -> Result<()>,
+    /// LayerNames of a layer's tensors that architectures do not share.
+    pub names: LayerNames,
+    /// True if the rows of q and k have the two halves of a head in turn, so that rotary pairs are side by side.
+    pub has_paired_rows: bool,
+    /// True if the norms' weights are one more than in the Hugging Face checkpoint.
+    pub has_norms_plus_one: bool,
+}
+
+/// Model that a file states: metadata under the keys of its architecture, and facts about its tensors.
+pub struct StatedModel<'a> {
+    pub arch: &'static Arch,
+    pub m: Metadata<'a>,
+    /// Number of layers.
+    pub layers: usize,
+    /// Names of tensors in the file.
+    pub names: BTreeSet<&'a str>,
     /// Rows of the embedding.
     pub vocab_size: Option<u64>,
-    /// Divisors of the full layers' frequencies.
+    /// Divisors of rotary frequencies.
     pub rope_freqs: Option<Vec<f32>>,
 }
 
-/// Makes the configuration. Keys that it leaves out have the values of the published one.
-pub fn config(m: Metadata<'_>, tensors: &Tensors<'_>) -> Result<Value> {
-    let key = |name: &str| format!("{ARCH}.{name}");
-    let size = |name: &str| -> Result<u64> { m.needed(&key(name), m.unsigned(&key(name))?) };
-    let layers = size("block_count")?;
-    if !(1..=1000).contains(&layers) {
-        return Err(m.invalid(&key("block_count"), format!("is {layers}, expected 1 to 1000")));
-    }
-    let layers = layers as usize;
-    // The entries of these arrays have to be equal, since `config.json` has one number for them.
-    let one_size = |name: &str| -> Result<u64> {
-        let all = m.needed(&key(name), m.unsigneds(&key(name), layers)?)?;
-        match all.iter().find(|n| **n != all[0]) {
-            None => Ok(all[0]),
-            Some(n) => Err(m.unsupported(&key(name), format!("has {} and {n}: layers differ", all[0]))),
-        }
-    };
-    let number = |name: &str| -> Result<f64> { m.needed(&key(name), m.number(&key(name))?) };
-
-    let sliding_key = key("attention.sliding_window_pattern");
-    let sliding = m.needed(&sliding_key, m.flags(&sliding_key)?)?;
-    if sliding.len() != layers {
-        return Err(m.invalid(&sliding_key, format!("has {} entries for {layers} layers", sliding.len())));
-    }
-    let kv_key = key("attention.head_count_kv");
-    let kv_heads = m.needed(&kv_key, m.unsigneds(&kv_key, layers)?)?;
-    let (head_dim, global_head_dim) = (size("attention.key_length_swa")?, size("attention.key_length")?);
-    for (name, expected) in [
-        ("attention.value_length", global_head_dim),
-        ("attention.value_length_swa", head_dim),
-        ("rope.dimension_count", global_head_dim),
-        ("rope.dimension_count_swa", head_dim),
-    ] {
-        if let Some(n) = m.unsigned(&key(name))?.filter(|n| *n != expected) {
-            return Err(m.unsupported(&key(name), format!("is {n}, implemented is the key's {expected}")));
-        }
-    }
-    if let Some(kind) = m.text(&key("rope.scaling.type"))?.filter(|t| *t != "none") {
-        return Err(m.unsupported(&key("rope.scaling.type"), format!("is {kind}, implemented is none")));
-    }
-
+/// Makes the configuration. Keys that it leaves out have the values of the published ones.
+pub fn config(s: &StatedModel<'_>) -> Result<Map<String, Value>> {
     let mut c = Map::new();
     let mut set = |name: &str, value: Value| c.insert(name.into(), value);
-    set("model_type", json!("gemma4_text"));
-    set("tie_word_embeddings", json!(true));
-    set("hidden_size", json!(size("embedding_length")?));
-    set("num_hidden_layers", json!(layers));
-    set("num_attention_heads", json!(one_size("attention.head_count")?));
-    set("intermediate_size", json!(one_size("feed_forward_length")?));
-    set("sliding_window", json!(size("attention.sliding_window")?));
-    set("max_position_embeddings", json!(size("context_length")?));
-    set("rms_norm_eps", json!(number("attention.layer_norm_rms_epsilon")?));
-    let experts = m.unsigned(&key("expert_count"))?.unwrap_or(0);
-    set("enable_moe_block", json!(experts > 0));
-    if experts > 0 {
-        set("num_experts", json!(experts));
-        set("top_k_experts", json!(size("expert_used_count")?));
-        set("moe_intermediate_size", json!(one_size("expert_feed_forward_length")?));
+    set("model_type", json!(s.arch.model_type));
+    set("tie_word_embeddings", json!(!s.names.contains("output.weight")));
+    set("hidden_size", json!(s.size("embedding_length")?));
+    set("num_hidden_layers", json!(s.layers));
+    set("num_attention_heads", json!(s.equal_sizes("attention.head_count")?));
+    set("intermediate_size", json!(s.equal_sizes(s.arch.width)?));
+    if let Some(window) = s.window()? {
+        set("sliding_window", json!(window));
     }
-    let softcapping = m.number(&key("final_logit_softcapping"))?.unwrap_or(SOFTCAPPING);
-    set("final_logit_softcapping", json!(softcapping));
-    // The configuration's reader refuses these features unless they are off.
-    for (name, hf) in [
-        ("embedding_length_per_layer_input", "hidden_size_per_layer_input"),
-        ("attention.shared_kv_layers", "num_kv_shared_layers"),
-    ] {
-        set(hf, json!(m.unsigned(&key(name))?.unwrap_or(0)));
-    }
-    if let Some(cap) = m.number(&key("attn_logit_softcapping"))? {
-        set("attn_logit_softcapping", json!(cap));
-    }
+    set("max_position_embeddings", json!(s.size("context_length")?));
+    set("rms_norm_eps", json!(s.number("attention.layer_norm_rms_epsilon")?));
+    (s.arch.config)(s, &mut c)?;
 
-    let kind = |sliding: bool| if sliding { "sliding_attention" } else { "full_attention" };
-    set("layer_types", sliding.iter().map(|&s| kind(s)).collect());
-    let first = |s: bool| sliding.iter().position(|&x| x == s).map_or(kv_heads[0], |l| kv_heads[l]);
-    let (kv, global_kv) = (first(true), first(false));
-    set("head_dim", json!(head_dim));
-    set("global_head_dim", json!(global_head_dim));
-    set("num_key_value_heads", json!(kv));
-    set("num_global_key_value_heads", json!(global_kv));
-    let mut others = Map::new();
-    for (l, &n) in kv_heads.iter().enumerate() {
-        if n != if sliding[l] { kv } else { global_kv } {
-            others.insert(l.to_string(), json!({"num_key_value_heads": n}));
-        }
-    }
-    if !others.is_empty() {
-        set("per_layer_config", others.into());
-    }
-    // If one full layer has no values of its own, no full layer has; the tensor table finds a superfluous tensor.
-    let has_v = |l: usize| tensors.names.contains(&format!("blk.{l}.attn_v.weight").as_str());
-    let k_eq_v = (0..layers).any(|l| !sliding[l] && !has_v(l));
-    set("attention_k_eq_v", json!(k_eq_v));
-
-    let factor = match &tensors.rope_freqs {
-        Some(divisors) => rotary_factor(m, divisors, global_head_dim)?,
-        None => PARTIAL_ROTARY_FACTOR,
-    };
-    set(
-        "rope_parameters",
-        json!({
-            "sliding_attention": {"rope_type": "default", "rope_theta": number("rope.freq_base_swa")?},
-            "full_attention": {
-                "rope_type": "proportional", "rope_theta": number("rope.freq_base")?, "partial_rotary_factor": factor,
-            },
-        }),
-    );
-
-    let tokens = m.array_len("tokenizer.ggml.tokens");
-    let vocab_size = match (tokens, m.unsigned(&key("vocab_size"))?) {
+    let key = s.key("vocab_size");
+    let tokens = s.m.array_len("tokenizer.ggml.tokens");
+    let vocab_size = match (tokens, s.m.unsigned(&key)?) {
         (Some(tokens), Some(n)) if tokens != n => {
-            return Err(m.invalid(&key("vocab_size"), format!("is {n} of {tokens} tokens")));
+            return Err(s.m.invalid(&key, format!("is {n} of {tokens} tokens")));
         }
-        (a, b) => a.or(b).or(tensors.vocab_size),
+        (a, b) => a.or(b).or(s.vocab_size),
     };
-    let missing = || Error::invalid(m.path, "checkpoint: tensor `token_embd.weight` is missing");
-    set("vocab_size", json!(vocab_size.ok_or_else(missing)?));
-    if let Some(bos) = m.unsigned("tokenizer.ggml.bos_token_id")? {
-        set("bos_token_id", json!(bos));
+    let missing = || Error::invalid(s.m.path, "checkpoint: tensor `token_embd.weight` is missing");
+    c.insert("vocab_size".into(), json!(vocab_size.ok_or_else(missing)?));
+    if let Some(bos) = s.m.unsigned("tokenizer.ggml.bos_token_id")? {
+        c.insert("bos_token_id".into(), json!(bos));
     }
-    let eos = end_tokens(m)?;
+    let eos = end_tokens(s.m)?;
     if !eos.is_empty() {
-        set("eos_token_id", json!(eos));
-    }
-    Ok(c.into())
-}
-
-/// Returns the tokens that end a text or a turn, the text's end first.
-pub fn end_tokens(m: Metadata<'_>) -> Result<Vec<u64>> {
-    let mut ids = Vec::new();
-    for name in ["eos", "eot", "eom"] {
-        ids.extend(m.unsigned(&format!("tokenizer.ggml.{name}_token_id"))?);
-    }
-    // Files often name only the text's end; runtimes know the other tokens by their text.
-    if let Some(tokens) = m.texts("tokenizer.ggml.tokens")? {
-        let types = m.unsigneds("tokenizer.ggml.token_type", tokens.len())?;
-        for (id, text) in tokens.iter().enumerate() {
-            let known = matches!(*text, "<end_of_turn>" | "<turn|>" | "<|tool_response>");
-            if known && types.as_ref().is_some_and(|t| matches!(t[id], 3 | 4)) {
-                ids.push(id as u64);
-            }
-        }
-    }
-    let mut seen = std::collections::BTreeSet::new();
-    ids.retain(|id| seen.insert(*id));
-    Ok(ids)
-}
-
-/// Returns the share of pairs that rotate: those of divisor 1, before pairs whose divisors are so large that they
-/// stand still.
-fn rotary_factor(m: Metadata<'_>, divisors: &[f32], head_dim: u64) -> Result<f64> {
-    let pairs = divisors.len();
-    let refused = |what: String| Error::unsupported(m.path, format!("tensor `rope_freqs.weight`: {what}"));
-    if pairs as u64 != head_dim / 2 {
-        let what = format!("tensor `rope_freqs.weight`: {pairs} elements, expected {}", head_dim / 2);
-        return Err(Error::invalid(m.path, what));
-    }
-    let rotating = divisors.iter().take_while(|d| **d == 1.0).count();
-    if let Some(d) = divisors[rotating..].iter().find(|d| d.is_nan() || **d < NO_ROTATION) {
-        return Err(refused(format!("divisor {d}; implemented are ones, then {NO_ROTATION:e} and more")));
-    }
-    if rotating == 0 {
-        return Err(refused("no pair rotates".into()));
-    }
-    let factor = rotating as f64 / pairs as f64;
-    // The configuration's reader multiplies this factor by the pairs again and rounds down.
-    let exact = (factor * head_dim as f64 / 2.0) as usize == rotating;
-    Ok(if exact { factor } else { factor.next_up() })
-}
-
-/// Samplers of `general.sampling.sequence`, by llama.cpp's names for each, with the keys that a sampler reads.
-const SAMPLERS: [(&[&str], &[&str]); 7] = [
-    (&["top_k", "top-k"], &["top_k"]),
-    (&["top_p", "top-p", "nucleus"], &["top_p"]),
-    (&["min_p", "min-p"], &["min_p"]),
-    (&["typ_p", "typ-p", "typ", "typical", "typical_p", "typical-p"], &["typical_p"]),
-    (&["temperature", "temp"], &["temp"]),
-    (&["xtc"], &["xtc_probability", "xtc_threshold"]),
-    (&["penalties"], &["penalty_repeat", "penalty_last_n", "penalty_freq", "penalty_present"]),
-];
-/// Keys of `general.sampling`, with those of `generation_config.json`, and whether they are whole numbers.
-const SETTINGS: [(&str, &str, bool); 14] = [
-    ("temp", "temperature", false),
-    ("top_k", "top_k", true),
-    ("top_p", "top_p", false),
-    ("min_p", "min_p", false),
-    ("typical_p", "typical_p", false),
-    ("penalty_repeat", "repetition_penalty", false),
-    ("penalty_last_n", "penalty_last_n", true),
-    ("penalty_freq", "frequency_penalty", false),
-    ("penalty_present", "presence_penalty", false),
-    ("xtc_probability", "xtc_probability", false),
-    ("xtc_threshold", "xtc_threshold", false),
-    ("mirostat", "mirostat", true),
-    ("mirostat_tau", "mirostat_tau", false),
-    ("mirostat_eta", "mirostat_eta", false),
-];
-/// Tokens that llama.cpp's repetition penalty looks at where the file does not say.
-const PENALTY_LAST_N: i64 = 64;
-
-/// Returns what the file's makers recommend for sampling, in the words of `generation_config.json`.
-fn sampling(m: Metadata<'_>) -> Result<Map<String, Value>> {
-    let key = |name: &str| format!("general.sampling.{name}");
-    let sequence = m.text(&key("sequence"))?.filter(|s| !s.trim().is_empty());
-    let steps: Vec<&str> = sequence.into_iter().flat_map(|s| s.split(';')).map(str::trim).collect();
-    // A sampler that a sequence leaves out does not run.
-    let runs = |name: &str| {
-        let sampler = SAMPLERS.iter().find(|(_, keys)| keys.contains(&name));
-        sequence.is_none() || sampler.is_none_or(|(names, _)| steps.iter().any(|s| names.contains(s)))
-    };
-    let mut c = Map::new();
-    for (name, hf, is_whole) in SETTINGS.into_iter().filter(|(name, ..)| runs(name)) {
-        let Some(v) = m.any_number(&key(name))? else { continue };
-        // llama.cpp takes the most probable token below 0 as at 0, and all tokens above 1 as at 1.
-        let v = match name {
-            "temp" => v.max(0.0),
-            "top_p" | "typical_p" => v.min(1.0),
-            _ => v,
-        };
-        // Others as the shortest decimal of the f32 that the file has.
-        let value =
-            if is_whole { json!(v as i64) } else { json!((v as f32).to_string().parse().unwrap_or(v)) };
-        c.insert(hf.into(), value);
-    }
-    if c.contains_key("repetition_penalty") {
-        c.entry("penalty_last_n").or_insert(json!(PENALTY_LAST_N));
-    }
-    let is_sampled =
-        ["temperature", "top_k", "top_p", "min_p", "typical_p"].iter().any(|k| c.contains_key(*k));
-    if is_sampled {
-        // A temperature of 0 takes the most probable token.
-        let is_hot = c.get("temperature").and_then(Value::as_f64).is_none_or(|t| t > 0.0);
-        c.insert("do_sample".into(), json!(is_hot));
-        // Without a key, transformers would draw among 50 tokens.
-        c.entry("top_k").or_insert(json!(0));
-    }
-    // Filters see the logits after the temperature, as in transformers; a sequence that asks for something else is kept.
-    let first = steps.iter().position(|s| SAMPLERS[..4].iter().any(|(names, _)| names.contains(s)));
-    let heat = steps.iter().position(|s| SAMPLERS[4].0.contains(s));
-    let is_one = c.get("temperature").and_then(Value::as_f64).is_none_or(|t| t == 1.0 || t == 0.0);
-    if let (Some(sequence), Some(first), Some(heat)) = (sequence, first, heat)
-        && first < heat
-        && !is_one
-    {
-        c.insert("sequence".into(), json!(sequence));
+        c.insert("eos_token_id".into(), json!(eos));
     }
     Ok(c)
 }
 
-/// Makes `generation_config.json`; none where the file names no tokens that end a text, and recommends no sampling.
-pub fn generation_config(m: Metadata<'_>) -> Result<Option<Value>> {
-    let eos = end_tokens(m)?;
-    let mut c = sampling(m)?;
-    if eos.is_empty() && c.is_empty() {
-        return Ok(None);
+/// Returns the word in `layer_types`.
+pub fn layer_type(is_sliding: &bool) -> Value {
+    json!(if *is_sliding { "sliding_attention" } else { "full_attention" })
+}
+
+impl StatedModel<'_> {
+    /// Returns a key of the architecture: `llama.block_count`.
+    pub fn key(&self, name: &str) -> String {
+        format!("{}.{name}", self.arch.name)
     }
-    for (name, key) in [("bos_token_id", "bos"), ("pad_token_id", "padding")] {
-        if let Some(id) = m.unsigned(&format!("tokenizer.ggml.{key}_token_id"))? {
-            c.insert(name.into(), json!(id));
+
+    /// Reads a size that has to be there.
+    pub fn size(&self, name: &str) -> Result<u64> {
+        let key = self.key(name);
+        self.m.needed(&key, self.m.unsigned(&key)?)
+    }
+
+    /// Reads a size of each layer; all have to be equal, since `config.json` has one number for them.
+    pub fn equal_sizes(&self, name: &str) -> Result<u64> {
+        let key = self.key(name);
+        let all = self.m.needed(&key, self.m.unsigneds(&key, self.layers)?)?;
+        match all.iter().find(|n| **n != all[0]) {
+            None => Ok(all[0]),
+            Some(n) => Err(self.m.unsupported(&key, format!("has {} and {n}: layers differ", all[0]))),
         }
     }
-    if !eos.is_empty() {
-        c.insert("eos_token_id".into(), json!(eos));
+
+    /// Reads a number that has to be there.
+    pub fn number(&self, name: &str) -> Result<f64> {
+        let key = self.key(name);
+        self.m.needed(&key, self.m.number(&key)?)
     }
-    Ok(Some(c.into()))
+
+    /// Refuses a size that is there and not `expected`.
+    pub fn expect_size(&self, name: &str, expected: u64) -> Result<()> {
+        let key = self.key(name);
+        match self.m.unsigned(&key)?.filter(|n| *n != expected) {
+            None => Ok(()),
+            Some(n) => Err(self.m.unsupported(&key, format!("is {n}, implemented is {expected}"))),
+        }
+    }
+
+    /// Adds `head_dim` and `num_key_value_heads` of models whose layers are alike, and returns `head_dim`.
+    pub fn add_heads(&self, c: &mut Map<String, Value>) -> Result<u64> {
+        let heads = self.equal_sizes("attention.head_count")?;
+        let kv_key = self.key("attention.head_count_kv");
+        let kv_heads = match self.m.values.contains_key(&kv_key) {
+            true => self.equal_sizes("attention.head_count_kv")?,
+            false => heads,
+        };
+        let head_dim = match self.m.unsigned(&self.key("attention.key_length"))? {
+            Some(n) => n,
+            None => self.size("embedding_length")?.checked_div(heads).unwrap_or(0),
+        };
+        self.expect_size("attention.value_length", head_dim)?;
+        self.expect_size("rope.dimension_count", head_dim)?;
+        c.insert("num_key_value_heads".into(), json!(kv_heads));
+        c.insert("head_dim".into(), json!(head_dim));
+        Ok(head_dim)
+    }
+
+    /// Tells whether a projection of the first layer's attention has a bias.
+    pub fn has_attention_bias(&self) -> bool {
+        ["q", "k", "v", "output"].iter().any(|p| self.names.contains(&*format!("blk.0.attn_{p}.bias")))
+    }
+
+    /// Reads the tokens that a sliding layer sees; none where the file names no window.
+    pub fn window(&self) -> Result<Option<u64>> {
+        Ok(self.m.unsigned(&self.key("attention.sliding_window"))?.filter(|n| *n > 0))
+    }
+
+    /// Tells which layers have a window: those that the file names, or all but each last of `period` layers.
+    pub fn sliding(&self, period: u64) -> Result<Vec<bool>> {
+        let key = self.key("attention.sliding_window_pattern");
+        if self.m.array_len(&key).is_none() {
+            let period = self.m.unsigned(&key)?.unwrap_or(period);
+            // llama.cpp takes 0 for windows in all layers.
+            let is_sliding = |l: u64| l.checked_rem(period).is_none_or(|at| at + 1 < period);
+            return Ok((0..self.layers as u64).map(is_sliding).collect());
+        }
+        let sliding = self.m.needed(&key, self.m.flags(&key)?)?;
+        match sliding.len() == self.layers {
+            true => Ok(sliding),
+            false => {
+                let what = format!("has {} entries for {} layers", sliding.len(), self.layers);
+                Err(self.m.invalid(&key, what))
+            }
+        }
+    }
+
+    /// Makes `rope_parameters` from the base, the keys under `rope.scaling` and the divisors of frequencies.
+    pub fn rope(&self, head_dim: u64) -> Result<Map<String, Value>> {
+        let theta = self.m.number(&self.key("rope.freq_base"))?.unwrap_or(FREQ_BASE);
+        let mut r = Map::from_iter([("rope_theta".to_string(), json!(theta))]);
+        let mut set = |name: &str, value: Value| r.insert(name.into(), value);
+        let scaling = |name: &str| self.key(&format!("rope.scaling.{name}"));
+        for (name, neutral) in [
+            ("attn_factor", 1.0),
+            ("yarn_attn_factor", 1.0),
+            ("yarn_ext_factor", 1.0),
+            ("yarn_log_multiplier", 0.0),
+            ("alpha", 0.0),
+        ] {
+            if let Some(n) = self.m.any_number(&scaling(name))?.filter(|n| *n != neutral) {
+                return Err(self.m.unsupported(&scaling(name), format!("is {n}, implemented is {neutral}")));
+            }
+        }
+        // Older files have the factor under another name.
+        let factor = match self.m.number(&scaling("factor"))? {
+            Some(factor) => Some(factor),
+            None => self.m.number(&self.key("rope.scale_linear"))?,
+        };
+        let factor = factor.filter(|n| *n != 0.0 && *n != 1.0);
+        match (self.m.text(&scaling("type"))?, factor) {
+            (Some("none"), _) | (None | Some("linear" | "yarn"), None) => match &self.rope_freqs {
+                Some(divisors) => r.append(&mut self.llama3(divisors, theta, head_dim)?),
+                None => {
+                    set("rope_type", json!("default"));
+                }
+            },
+            // Without a type, llama.cpp takes the factor for a linear one.
+            (None | Some("linear"), Some(factor)) => {
+                set("rope_type", json!("linear"));
+                set("factor", json!(factor));
+            }
+            (Some("yarn"), Some(factor)) => {
+                set("rope_type", json!("yarn"));
+                set("factor", json!(factor));
+                let context = self.m.unsigned(&scaling("original_context_length"))?;
+                let context = context.map_or_else(|| self.size("context_length"), Ok)?;
+                set("original_max_position_embeddings", json!(context));
+                for name in ["beta_fast", "beta_slow"] {
+                    if let Some(n) = self.m.any_number(&scaling(&format!("yarn_{name}")))? {
+                        set(name, json!(n));
+                    }
+                }
+            }
+            (Some(other), _) => {
+                let what = format!("is {}; read are none, linear and yarn", other.escape_debug());
+                return Err(self.m.unsupported(&scaling("type"), what));
+            }
+        }
+        if r["rope_type"] != "default" && r["rope_type"] != "llama3" && self.rope_freqs.is_some() {
+            let what = "tensor `rope_freqs.weight`: divisors of frequencies beside a scaling of the rope";
+            return Err(Error::unsupported(self.m.path, what));
+        }
+        Ok(r)
+    }
+
+    /// Finds the parameters of llama3's scaling that give the divisors `divisors` of the frequencies.
+    fn llama3(&self, divisors: &[f32], theta: f64, head_dim: u64) -> Result<Map<String, Value>> {
+        if divisors.len() as u64 != head_dim / 2 {
+            let what =
+                format!("tensor `rope_freqs.weight`: {} elements, expected {}", divisors.len(), head_dim / 2);
+            return Err(Error::invalid(self.m.path, what));
+        }
+        // The lowest frequency is divided by the whole factor.
+        let factor = divisors.last().map_or(1.0, |d| f64::from(*d));
+        if divisors.iter().all(|d| *d == 1.0) {
+            return Ok(Map::from_iter([("rope_type".to_string(), json!("default"))]));
+        }
+        let divisor = |pair: usize, context: f64| {
+            let wavelength = std::f64::consts::TAU * theta.powf(2.0 * pair as f64 / head_dim as f64);
+            let smooth = (context / wavelength - LOW_FREQ_FACTOR) / (HIGH_FREQ_FACTOR - LOW_FREQ_FACTOR);
+            let smooth = smooth.clamp(0.0, 1.0);
+            1.0 / ((1.0 - smooth) / factor + smooth)
+        };
+        let fits = |context: &u64| {
+            divisors.iter().enumerate().all(|(i, &d)| {
+                let expected = divisor(i, *context as f64);
+                (f64::from(d) - expected).abs() <= DIVISOR_TOLERANCE * expected
+            })
+        };
+        let contexts = std::iter::once(LLAMA3_CONTEXT).chain((4..=24).map(|n| 1 << n));
+        let is_divisor = factor.is_finite() && factor >= 1.0;
+        let Some(context) = contexts.into_iter().find(|c| is_divisor && fits(c)) else {
+            let what = format!(
+                "tensor `rope_freqs.weight`: divisors up to {factor}; read are those of llama3's scaling with low_freq_factor \
+                 {LOW_FREQ_FACTOR}, high_freq_factor {HIGH_FREQ_FACTOR} and a power of two as the context"
+            );
+            return Err(Error::unsupported(self.m.path, what));
+        };
+        Ok(Map::from_iter(
+            [
+                ("rope_type", json!("llama3")),
+                ("factor", json!(factor)),
+                ("low_freq_factor", json!(LOW_FREQ_FACTOR)),
+                ("high_freq_factor", json!(HIGH_FREQ_FACTOR)),
+                ("original_max_position_embeddings", json!(context)),
+            ]
+            .map(|(name, value)| (name.to_string(), value)),
+        ))
+    }
 }

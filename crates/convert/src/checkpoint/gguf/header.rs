@@ -291,48 +291,56 @@ fn alignment(file: &[u8], values: &BTreeMap<String, StoredValue>) -> HeadResult<
     }
 }
 
-/// Returns the type with this number of GGML's; none for types that are not read.
-fn dtype(number: u32) -> Option<Dtype> {
-    Some(match number {
-        0 => Dtype::F32,
-        1 => Dtype::F16,
-        2 => Dtype::Q4_0,
-        3 => Dtype::Q4_1,
-        6 => Dtype::Q5_0,
-        7 => Dtype::Q5_1,
-        8 => Dtype::Q8_0,
-        12 => Dtype::Q4K,
-        13 => Dtype::Q5K,
-        14 => Dtype::Q6K,
-        20 => Dtype::Iq4Nl,
-        30 => Dtype::BF16,
-        39 => Dtype::Mxfp4,
-        _ => return None,
-    })
-}
+/// Types that are read, by their numbers in GGML.
+pub const TYPES: [(u32, Dtype); 31] = [
+    (0, Dtype::F32),
+    (1, Dtype::F16),
+    (2, Dtype::Q4_0),
+    (3, Dtype::Q4_1),
+    (6, Dtype::Q5_0),
+    (7, Dtype::Q5_1),
+    (8, Dtype::Q8_0),
+    (10, Dtype::Q2K),
+    (11, Dtype::Q3K),
+    (12, Dtype::Q4K),
+    (13, Dtype::Q5K),
+    (14, Dtype::Q6K),
+    (16, Dtype::Iq2Xxs),
+    (17, Dtype::Iq2Xs),
+    (18, Dtype::Iq3Xxs),
+    (19, Dtype::Iq1S),
+    (20, Dtype::Iq4Nl),
+    (21, Dtype::Iq3S),
+    (22, Dtype::Iq2S),
+    (23, Dtype::Iq4Xs),
+    (24, Dtype::I8),
+    (25, Dtype::I16),
+    (26, Dtype::I32),
+    (27, Dtype::I64),
+    (28, Dtype::F64),
+    (29, Dtype::Iq1M),
+    (30, Dtype::BF16),
+    (34, Dtype::Tq1_0),
+    (35, Dtype::Tq2_0),
+    (39, Dtype::Mxfp4),
+    (40, Dtype::Nvfp4),
+];
 
-/// Names a type of GGML that is not read, for messages: ` (q2_K)`.
-fn other_type(number: u32) -> &'static str {
-    match number {
-        9 => " (q8_1)",
-        10 => " (q2_K)",
-        11 => " (q3_K)",
-        15 => " (q8_K)",
-        16 => " (iq2_xxs)",
-        17 => " (iq2_xs)",
-        18 => " (iq3_xxs)",
-        19 => " (iq1_s)",
-        21 => " (iq3_s)",
-        22 => " (iq2_s)",
-        23 => " (iq4_xs)",
-        24..=27 => " (an integer)",
-        28 => " (f64)",
-        29 => " (iq1_m)",
-        34 => " (tq1_0)",
-        35 => " (tq2_0)",
-        40 => " (nvfp4)",
-        _ => "",
+/// Returns the type with this number of GGML's.
+fn dtype(number: u32, what: &str) -> HeadResult<Dtype> {
+    if let Some((_, dtype)) = TYPES.iter().find(|(n, _)| *n == number) {
+        return Ok(*dtype);
     }
+    let known: Vec<&str> = TYPES.iter().map(|(_, dtype)| dtype.name()).collect();
+    let name = match number {
+        9 => " (q8_1)",
+        15 => " (q8_K)",
+        31..=33 => " (q4_0 in another order)",
+        36..=38 => " (iq4_nl in another order)",
+        41 => " (q1_0)",
+        _ => "",
+    };
+    Err(RefusedFile::Unsupported(format!("{what}: GGML type {number}{name}; read are {}", known.join(", "))))
 }
 
 fn places(c: &mut Cursor<'_>, tensors: u64, alignment: u64) -> HeadResult<Vec<GgufTensor>> {
@@ -351,13 +359,7 @@ fn places(c: &mut Cursor<'_>, tensors: u64, alignment: u64) -> HeadResult<Vec<Gg
         if shape.contains(&0) {
             return invalid(format!("{what}: shape {shape:?} has no elements"));
         }
-        let number = c.u32(&what)?;
-        let Some(dtype) = dtype(number) else {
-            return Err(RefusedFile::Unsupported(format!(
-                "{what}: GGML type {number}{}; read are f32, f16, bf16, q8_0, q4_0, q4_1, q5_0, q5_1, q4_K, q5_K, q6_K, iq4_nl and mxfp4",
-                other_type(number)
-            )));
-        };
+        let dtype = dtype(c.u32(&what)?, &what)?;
         let offset = c.u64(&what)?;
         let row = shape.last().copied().unwrap_or(1);
         if !row.is_multiple_of(dtype.block_elements() as u64) {
@@ -716,7 +718,7 @@ mod tests {
 
     #[test]
     fn a_type_that_is_not_read() {
-        for (number, says) in [(10, "10 (q2_K)"), (4, "4;"), (99, "99;"), (u32::MAX, "4294967295;")] {
+        for (number, says) in [(9, "9 (q8_1)"), (4, "4;"), (99, "99;"), (u32::MAX, "4294967295;")] {
             let mut g = example();
             g.tensors[0].kind = number;
             let what = unsupported(&g.write());

@@ -5,6 +5,9 @@ use crate::{Error, Result};
 use std::collections::BTreeMap;
 use std::path::Path;
 
+/// Key of the texts of the tokens.
+pub const TOKENS: &str = "tokenizer.ggml.tokens";
+
 /// Keys of a file. A key that is not there gives `None`; a key of another kind gives an error that names it.
 #[derive(Clone, Copy)]
 pub struct Metadata<'a> {
@@ -127,6 +130,27 @@ impl<'a> Metadata<'a> {
             Some(Ok(n)) => Ok(n),
             Some(Err(n)) => Err(self.invalid(key, format!("has {n}, expected no negative number"))),
             None => self.wrong(key, found, "array of integers"),
+        };
+        let all: Result<_> = self.bytes(found).chunks_exact(size).map(one).collect();
+        all.map(Some)
+    }
+
+    /// Reads an array of `len` finite numbers of any kind.
+    pub fn numbers(&self, key: &str, len: usize) -> Result<Option<Vec<f64>>> {
+        let Some(found) = self.values.get(key) else { return Ok(None) };
+        let (Some(n), Some(size)) = (found.array, found.kind.bytes()) else {
+            return self.wrong(key, found, "array of numbers");
+        };
+        if n != len {
+            return Err(self.invalid(key, format!("has {n} values, expected {len}")));
+        }
+        let one = |b: &[u8]| match integer(found.kind, b) {
+            Some(n) => Ok(n.map_or_else(|n| n as f64, |n| n as f64)),
+            None => match float(found.kind, b) {
+                Some(n) if n.is_finite() => Ok(n),
+                Some(n) => Err(self.invalid(key, format!("has {n}, expected finite numbers"))),
+                None => self.wrong(key, found, "array of numbers"),
+            },
         };
         let all: Result<_> = self.bytes(found).chunks_exact(size).map(one).collect();
         all.map(Some)

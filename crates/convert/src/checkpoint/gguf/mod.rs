@@ -1,29 +1,34 @@
-//! GGUF files of arch `gemma4`, under the names and shapes of the Hugging Face checkpoint.
+//! GGUF files of llama.cpp, under the names and shapes of the Hugging Face checkpoint.
 
+mod archs;
 mod config;
 pub(super) mod dequantize;
+mod generation;
 mod header;
 mod metadata;
+mod placed_tensors;
+mod split_files;
 mod tensor_names;
 mod tokenizer_files;
 #[cfg(test)]
 #[path = "../../../tests/common/gguf.rs"]
 mod writer;
 
-use super::{Checkpoint, Dtype, SideFile, TensorInfo, TensorSource, check_finite, map_file, own_name};
+use super::{Checkpoint, Dtype, SideFile, TensorInfo, TensorSource, check_finite, own_name};
 use crate::{Error, Result};
+use config::StatedModel;
 use dequantize::dequantize;
-use header::{GgufHead, GgufTensor};
-use memmap2::Mmap;
 use metadata::Metadata;
-use std::collections::BTreeMap;
+use placed_tensors::{ROPE_FREQS, TensorPlace};
+use split_files::{GgufFile, open_files};
 use std::io::Read;
 use std::ops::Range;
-use std::path::{Path, PathBuf};
-use tensor_names::Role;
+use std::path::Path;
 
 /// Most elements of `rope_freqs.weight`: half a head.
 const MAX_ROPE_FREQS: u64 = 1 << 20;
+/// Most layers of a model.
+const MAX_LAYERS: u64 = 1000;
 
 /// Tells whether a file is named `.gguf`, or starts as a GGUF file.
 pub fn is_gguf(path: &Path) -> bool {
@@ -35,167 +40,81 @@ pub fn is_gguf(path: &Path) -> bool {
     opened.is_ok_and(|mut f| f.read_exact(&mut magic).is_ok()) && magic == *header::MAGIC
 }
 
-/// Opens a GGUF file.
+/// Opens a GGUF file, or the model of which it is a part.
 pub fn open(path: &Path) -> Result<Checkpoint> {
-    let (source, config) = Gguf::open(path)?;
-    let generation_config = config::generation_config(source.metadata())?;
-    let name = own_name(path)?;
+    let files = open_files(path)?;
+    let model = stated_model(&files)?;
+    let config = config::config(&model)?;
+    let head_dim = config.get("head_dim").and_then(serde_json::Value::as_u64).unwrap_or(0);
+    let placed = placed_tensors::placed_tensors(model.arch, head_dim, &files)?;
+    let generation_config = generation::generation_config(model.m)?;
+    // Any part of a split file opens the same checkpoint.
+    let path = files[0].path.clone();
+    let name = own_name(&path)?;
+    let (tensors, places) = placed.into_iter().unzip();
     Ok(Checkpoint {
         name,
-        path: path.to_path_buf(),
-        config,
+        path,
+        config: config.into(),
         generation_config,
-        source: Box::new(source),
+        source: Box::new(Gguf { files, tensors, places }),
         variants: Default::default(),
     })
 }
 
-/// Bytes of a tensor in the file.
-#[derive(Clone, Debug)]
-struct TensorBytes {
-    dtype: Dtype,
-    bytes: Range<usize>,
-}
-
-#[derive(Clone, Debug)]
-enum Place {
-    Whole(TensorBytes),
-    /// For each expert, `elements` elements of the gate, then as many of the up projection.
-    Joined {
-        gate: TensorBytes,
-        up: TensorBytes,
-        elements: u64,
-    },
-}
-
-/// A memory-mapped GGUF file.
-struct Gguf {
-    path: PathBuf,
-    map: Mmap,
-    head: GgufHead,
-    tensors: Vec<TensorInfo>,
-    places: Vec<Place>,
-}
-
-/// Maps a file and checks its head.
-fn map(path: &Path) -> Result<(Mmap, GgufHead)> {
-    let map = map_file(path)?;
-    let head = header::parse(&map).map_err(|e| e.at(path))?;
-    Ok((map, head))
-}
-
-impl Gguf {
-    fn open(path: &Path) -> Result<(Gguf, serde_json::Value)> {
-        let (map, head) = map(path)?;
-        let m = Metadata { path, file: &map, values: &head.values };
-        if let Some(n) = m.unsigned("split.count")?.filter(|n| *n > 1) {
-            let what =
-                format!("is {n}: one of {n} files; read are whole files (gguf-split --merge makes them)");
-            return Err(m.unsupported("split.count", what));
-        }
-        let arch = m.needed("general.architecture", m.text("general.architecture")?)?;
-        if arch != config::ARCH {
-            let what = format!("is {}; read is {}", arch.escape_debug(), config::ARCH);
-            return Err(m.unsupported("general.architecture", what));
-        }
-        let said = config::Tensors {
-            names: head.tensors.iter().map(|t| t.name.as_str()).collect(),
-            vocab_size: head.tensors.iter().find(|t| t.name == "token_embd.weight").map(|t| t.shape[0]),
-            rope_freqs: rope_freqs(path, &map, &head.tensors)?,
-        };
-        let config = config::config(m, &said)?;
-        let (tensors, places) = tensors(path, &head.tensors)?.into_iter().unzip();
-        Ok((Gguf { path: path.to_path_buf(), map, head, tensors, places }, config))
+/// Returns what the files state about the model's architecture.
+fn stated_model(files: &[GgufFile]) -> Result<StatedModel<'_>> {
+    let m = files[0].metadata();
+    let name = m.needed("general.architecture", m.text("general.architecture")?)?;
+    let Some(arch) = archs::ARCHS.iter().find(|a| a.name == name) else {
+        let known: Vec<&str> = archs::ARCHS.iter().map(|a| a.name).collect();
+        let what = format!("is {}; read are {}", name.escape_debug(), known.join(", "));
+        return Err(m.unsupported("general.architecture", what));
+    };
+    let key = format!("{name}.block_count");
+    let layers = m.needed(&key, m.unsigned(&key)?)?;
+    if !(1..=MAX_LAYERS).contains(&layers) {
+        return Err(m.invalid(&key, format!("is {layers}, expected 1 to {MAX_LAYERS}")));
     }
-
-    fn metadata(&self) -> Metadata<'_> {
-        Metadata { path: &self.path, file: &self.map, values: &self.head.values }
-    }
-
-    fn dequantize(&self, part: &TensorBytes, first: u64, out: &mut [f32]) {
-        dequantize(part.dtype, &self.map[part.bytes.clone()], first as usize, out);
-    }
+    let tensors = || files.iter().flat_map(|file| &file.head.tensors);
+    Ok(StatedModel {
+        arch,
+        m,
+        layers: layers as usize,
+        names: tensors().map(|t| t.name.as_str()).collect(),
+        vocab_size: tensors().find(|t| t.name == "token_embd.weight").and_then(|t| t.shape.first().copied()),
+        rope_freqs: rope_freqs(files)?,
+    })
 }
 
-/// Reads the divisors of the full layers' frequencies; none where the file has none.
-fn rope_freqs(path: &Path, file: &[u8], tensors: &[GgufTensor]) -> Result<Option<Vec<f32>>> {
-    let Some(t) = tensors.iter().find(|t| t.name == "rope_freqs.weight") else { return Ok(None) };
+/// Reads the divisors of rotary frequencies; none where the files have none.
+fn rope_freqs(files: &[GgufFile]) -> Result<Option<Vec<f32>>> {
+    let found = files.iter().find_map(|file| {
+        let tensor = file.head.tensors.iter().find(|t| t.name == ROPE_FREQS)?;
+        Some((file, tensor))
+    });
+    let Some((file, t)) = found else { return Ok(None) };
     if t.dtype != Dtype::F32 || t.shape.iter().product::<u64>() > MAX_ROPE_FREQS {
         let what =
             format!("tensor `{}`: {} {:?}, expected f32 for half a head", t.name, t.dtype.name(), t.shape);
-        return Err(Error::invalid(path, what));
+        return Err(Error::invalid(&file.path, what));
     }
     let mut out = vec![0f32; t.bytes.len() / 4];
-    dequantize(t.dtype, &file[t.bytes.clone()], 0, &mut out);
+    dequantize(t.dtype, &file.map[t.bytes.clone()], 0, &mut out);
     Ok(Some(out))
 }
 
-/// Lists every tensor under its Hugging Face name, sorted by that name.
-fn tensors(path: &Path, placed: &[GgufTensor]) -> Result<Vec<(TensorInfo, Place)>> {
-    let invalid = |what: String| Error::invalid(path, what);
-    let mut found: BTreeMap<String, (TensorInfo, Place)> = BTreeMap::new();
-    let mut halves: BTreeMap<String, [Option<&GgufTensor>; 2]> = BTreeMap::new();
-    let part = |t: &GgufTensor| TensorBytes { dtype: t.dtype, bytes: t.bytes.clone() };
-    let info = |name: &str, t: &GgufTensor, shape: Vec<u64>, bytes: usize| TensorInfo {
-        name: name.into(),
-        dtype: t.dtype,
-        shape,
-        bytes: bytes as u64,
-        file: path.to_path_buf(),
-    };
-    for t in placed {
-        match t.name.as_str() {
-            "rope_freqs.weight" => continue,
-            "output.weight" => {
-                let what =
-                    "tensor `output.weight`: a head of its own; implemented is the embedding as the head";
-                return Err(Error::unsupported(path, what));
-            }
-            _ => {}
-        }
-        match tensor_names::role(&t.name) {
-            None => {
-                let what = format!("tensor `{}`: this model has none of that name", t.name.escape_debug());
-                return Err(invalid(what));
-            }
-            Some(Role::Whole(name)) => {
-                let whole = (info(&name, t, t.shape.clone(), t.bytes.len()), Place::Whole(part(t)));
-                found.insert(name, whole);
-            }
-            Some(Role::Gate(name)) => halves.entry(name).or_default()[0] = Some(t),
-            Some(Role::Up(name)) => halves.entry(name).or_default()[1] = Some(t),
-        }
+/// Tensors of a GGUF file, or of all parts of a split one.
+struct Gguf {
+    files: Vec<GgufFile>,
+    tensors: Vec<TensorInfo>,
+    places: Vec<TensorPlace>,
+}
+
+impl Gguf {
+    fn metadata(&self) -> Metadata<'_> {
+        self.files[0].metadata()
     }
-    for (name, pair) in halves {
-        let (gate, up) = match pair {
-            [Some(gate), Some(up)] => (gate, up),
-            [Some(one), None] | [None, Some(one)] => {
-                return Err(invalid(format!("tensor `{}`: the other half of `{name}` is missing", one.name)));
-            }
-            [None, None] => continue,
-        };
-        if found.contains_key(&name) {
-            return Err(invalid(format!("tensor `{}`: `{name}` is there already as one tensor", gate.name)));
-        }
-        let [experts, rows, columns] = gate.shape[..] else {
-            return Err(invalid(format!(
-                "tensor `{}`: shape {:?}, expected three dimensions",
-                gate.name, gate.shape
-            )));
-        };
-        if up.shape != gate.shape {
-            let (a, b) = (&up.shape, &gate.shape);
-            return Err(invalid(format!(
-                "tensor `{}`: shape {a:?}, expected {b:?} as `{}`",
-                up.name, gate.name
-            )));
-        }
-        // Both tensors are in the file and do not overlap, so twice the elements of one are below 2^64.
-        let info = info(&name, gate, vec![experts, 2 * rows, columns], gate.bytes.len() + up.bytes.len());
-        let place = Place::Joined { gate: part(gate), up: part(up), elements: rows * columns };
-        found.insert(name, (info, place));
-    }
-    Ok(found.into_values().collect())
 }
 
 impl TensorSource for Gguf {
@@ -204,14 +123,14 @@ impl TensorSource for Gguf {
     }
 
     fn path(&self) -> &Path {
-        &self.path
+        &self.files[0].path
     }
 
     fn read(&self, name: &str, range: Range<u64>, out: &mut [f32]) -> Result<()> {
         let i = self
             .tensors
             .binary_search_by(|t| t.name.as_str().cmp(name))
-            .map_err(|_| Error::invalid(&self.path, format!("use: no tensor `{name}`")))?;
+            .map_err(|_| Error::invalid(self.path(), format!("use: no tensor `{name}`")))?;
         let info = &self.tensors[i];
         if range.start > range.end
             || range.end > info.elements()
@@ -219,21 +138,7 @@ impl TensorSource for Gguf {
         {
             return Err(Error::invalid(&info.file, format!("use: elements {range:?} of tensor `{name}`")));
         }
-        match &self.places[i] {
-            Place::Whole(part) => self.dequantize(part, range.start, out),
-            Place::Joined { gate, up, elements } => {
-                let (mut at, mut rest) = (range.start, &mut *out);
-                while !rest.is_empty() {
-                    let (piece, within) = (at / elements, at % elements);
-                    let n = (rest.len() as u64).min(elements - within) as usize;
-                    let (now, later) = rest.split_at_mut(n);
-                    let half = if piece % 2 == 0 { gate } else { up };
-                    self.dequantize(half, piece / 2 * elements + within, now);
-                    at += n as u64;
-                    rest = later;
-                }
-            }
-        }
+        self.places[i].read(&self.files, range.start, out);
         check_finite(info, range.start, out)
     }
 
@@ -241,11 +146,11 @@ impl TensorSource for Gguf {
         let made = match name {
             "tokenizer.json" => tokenizer_files::tokenizer(self.metadata())?,
             "tokenizer_config.json" => tokenizer_files::tokenizer_config(self.metadata())?,
-            "generation_config.json" => config::generation_config(self.metadata())?,
+            "generation_config.json" => generation::generation_config(self.metadata())?,
             _ => None,
         };
         let text = made.map(|value| serde_json::to_vec(&value)).transpose();
-        let text = text.map_err(|e| Error::invalid(&self.path, format!("metadata: {name}: {e}")))?;
+        let text = text.map_err(|e| Error::invalid(self.path(), format!("metadata: {name}: {e}")))?;
         Ok(text.map(SideFile::Bytes))
     }
 }
@@ -254,23 +159,23 @@ impl TensorSource for Gguf {
 mod tests {
     use super::*;
 
-    fn fixture(name: &str) -> PathBuf {
+    fn fixture(name: &str) -> std::path::PathBuf {
         Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/gguf").join(name)
     }
 
     /// Checks that every type of a file that the `gguf` package wrote is read as that package reads it, bit by bit.
     #[test]
     fn every_type_is_read_as_the_reference_reads_it() {
-        let (blocks, head) = map(&fixture("blocks.gguf")).unwrap();
-        let (expected, expected_head) = map(&fixture("expected.gguf")).unwrap();
-        assert_eq!(head.tensors.len(), 13);
-        for (t, e) in head.tensors.iter().zip(&expected_head.tensors) {
+        let [blocks, expected] =
+            ["blocks.gguf", "expected.gguf"].map(|name| GgufFile::open(&fixture(name)).unwrap());
+        assert_eq!(blocks.head.tensors.len(), 26);
+        for (t, e) in blocks.head.tensors.iter().zip(&expected.head.tensors) {
             assert_eq!((&t.name, &t.shape, e.dtype), (&e.name, &e.shape, Dtype::F32));
             assert_eq!(t.name, t.dtype.name().to_lowercase());
             let n = t.shape.iter().product::<u64>() as usize;
             let (mut found, mut wanted) = (vec![0f32; n], vec![0f32; n]);
-            dequantize(t.dtype, &blocks[t.bytes.clone()], 0, &mut found);
-            dequantize(e.dtype, &expected[e.bytes.clone()], 0, &mut wanted);
+            dequantize(t.dtype, &blocks.map[t.bytes.clone()], 0, &mut found);
+            dequantize(e.dtype, &expected.map[e.bytes.clone()], 0, &mut wanted);
             let wrong = found.iter().zip(&wanted).position(|(a, b)| a.to_bits() != b.to_bits());
             if let Some(i) = wrong {
                 panic!("{} element {i}: {:e}, expected {:e}", t.name, found[i], wanted[i]);

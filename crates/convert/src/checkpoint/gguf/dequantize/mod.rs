@@ -1,33 +1,60 @@
-//! Decoding of GGML's block types to f32.
+//! Decoding of GGML's block types, and of the types of safetensors, to f32.
 //!
 //! The operations and their order are those of the `gguf` Python package, so that the results are equal bit by bit.
 //! Every function describes the block of its type. A nibble pair is a byte whose low and high nibble are elements
 //! half a block (or group) apart.
 
-use super::super::Dtype;
-use half::{bf16, f16};
+mod grid_quants;
+mod k_quants;
+mod levels;
 
-/// The 16 levels of IQ4_NL.
-const IQ4_NL_LEVELS: [i8; 16] = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
+use super::super::Dtype;
+use grid_quants::{iq1_m, iq1_s, iq2_s, iq2_xs, iq2_xxs, iq3_s, iq3_xxs};
+use half::{bf16, f16};
+use k_quants::{iq4_xs, q2_k, q3_k, q4_k, q5_k, q6_k, tq1_0, tq2_0};
+use levels::{IQ4_NL_LEVELS, half_at};
+
 /// The 16 values of FP4 (E2M1), doubled.
 const FP4_DOUBLED: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
 
 /// Decodes elements `first..first + out.len()` of the tensor that `bytes` starts with.
 pub fn dequantize(dtype: Dtype, bytes: &[u8], first: usize, out: &mut [f32]) {
     match dtype {
+        Dtype::F8E4M3 => scalars(bytes, first, out, f8_e4m3),
+        Dtype::F8E5M2 => scalars(bytes, first, out, |[b]| f16::from_bits(u16::from(b) << 8).to_f32()),
+        // Readers refuse these before.
+        Dtype::Raw { .. } => out.fill(f32::NAN),
         Dtype::F32 => scalars(bytes, first, out, f32::from_le_bytes),
         Dtype::F16 => scalars(bytes, first, out, |b| f16::from_le_bytes(b).to_f32()),
         Dtype::BF16 => scalars(bytes, first, out, |b| bf16::from_le_bytes(b).to_f32()),
+        Dtype::F64 => scalars(bytes, first, out, |b| f64::from_le_bytes(b) as f32),
+        Dtype::I8 => scalars(bytes, first, out, |b| i8::from_le_bytes(b).into()),
+        Dtype::I16 => scalars(bytes, first, out, |b| i16::from_le_bytes(b).into()),
+        Dtype::I32 => scalars(bytes, first, out, |b| i32::from_le_bytes(b) as f32),
+        Dtype::I64 => scalars(bytes, first, out, |b| i64::from_le_bytes(b) as f32),
         Dtype::Q4_0 => blocks(bytes, first, out, q4_0),
         Dtype::Q4_1 => blocks(bytes, first, out, q4_1),
         Dtype::Q5_0 => blocks(bytes, first, out, q5_0),
         Dtype::Q5_1 => blocks(bytes, first, out, q5_1),
         Dtype::Q8_0 => blocks(bytes, first, out, q8_0),
+        Dtype::Q2K => blocks(bytes, first, out, q2_k),
+        Dtype::Q3K => blocks(bytes, first, out, q3_k),
         Dtype::Q4K => blocks(bytes, first, out, q4_k),
         Dtype::Q5K => blocks(bytes, first, out, q5_k),
         Dtype::Q6K => blocks(bytes, first, out, q6_k),
+        Dtype::Iq1S => blocks(bytes, first, out, iq1_s),
+        Dtype::Iq1M => blocks(bytes, first, out, iq1_m),
+        Dtype::Iq2Xxs => blocks(bytes, first, out, iq2_xxs),
+        Dtype::Iq2Xs => blocks(bytes, first, out, iq2_xs),
+        Dtype::Iq2S => blocks(bytes, first, out, iq2_s),
+        Dtype::Iq3Xxs => blocks(bytes, first, out, iq3_xxs),
+        Dtype::Iq3S => blocks(bytes, first, out, iq3_s),
         Dtype::Iq4Nl => blocks(bytes, first, out, iq4_nl),
+        Dtype::Iq4Xs => blocks(bytes, first, out, iq4_xs),
+        Dtype::Tq1_0 => blocks(bytes, first, out, tq1_0),
+        Dtype::Tq2_0 => blocks(bytes, first, out, tq2_0),
         Dtype::Mxfp4 => blocks(bytes, first, out, mxfp4),
+        Dtype::Nvfp4 => blocks(bytes, first, out, nvfp4),
     }
 }
 
@@ -36,6 +63,17 @@ fn scalars<const B: usize>(bytes: &[u8], first: usize, out: &mut [f32], value: i
     for (o, b) in out.iter_mut().zip(&all[first..]) {
         *o = value(*b);
     }
+}
+
+/// Decodes an F8_E4M3 `s | eeee | mmm` of bias 7, without infinities; 0x7f and 0xff are NaN. The bits are those of an
+/// f32 whose exponent is short of 127 - 7.
+#[inline(always)]
+fn f8_e4m3([b]: [u8; 1]) -> f32 {
+    if b & 0x7f == 0x7f {
+        return f32::NAN;
+    }
+    let bits = u32::from(b & 0x80) << 24 | u32::from(b & 0x7f) << 20;
+    f32::from_bits(bits) * f32::from_bits((127 + 120) << 23)
 }
 
 /// Decodes blocks of `B` bytes and `N` elements. Only blocks that the range cuts go through a buffer.
@@ -64,11 +102,6 @@ fn blocks<const B: usize, const N: usize>(
         decode(&all[block + whole.len()], &mut buffer);
         tail.copy_from_slice(&buffer[..tail.len()]);
     }
-}
-
-#[inline(always)]
-fn half_at(b: &[u8], at: usize) -> f32 {
-    f16::from_le_bytes([b[at], b[at + 1]]).to_f32()
 }
 
 /// Decodes `d * (q - 8)` from a block `f16 d | 16 bytes of nibble pairs q`.
@@ -131,81 +164,6 @@ fn q8_0(b: &[u8; 34], out: &mut [f32; 32]) {
     }
 }
 
-/// Returns scale and minimum of group `g` of 8, of 6 bits each, from 12 bytes `s`:
-///
-/// ```text
-/// g < 4:   scale = s[g] & 63                              minimum = s[g + 4] & 63
-/// g >= 4:  scale = s[g + 4] & 15 | s[g - 4] >> 2 & 0x30   minimum = s[g + 4] >> 4 | s[g] >> 2 & 0x30
-/// ```
-#[inline(always)]
-fn scale_min(s: &[u8], g: usize) -> (f32, f32) {
-    let (scale, min) = match g {
-        0..4 => (s[g] & 63, s[g + 4] & 63),
-        _ => (s[g + 4] & 15 | s[g - 4] >> 2 & 0x30, s[g + 4] >> 4 | s[g] >> 2 & 0x30),
-    };
-    (f32::from(scale), f32::from(min))
-}
-
-/// Decodes `d * scale * q - dmin * minimum` from a block of 8 groups of 32:
-///
-/// ```text
-/// f16 d | f16 dmin | 12 bytes of scales and minima | 4 times 32 bytes of nibble pairs q, of two groups each
-/// ```
-#[inline(always)]
-fn q4_k(b: &[u8; 144], out: &mut [f32; 256]) {
-    let (d, dmin) = (half_at(b, 0), half_at(b, 2));
-    let (scales, qs) = (&b[4..16], &b[16..]);
-    for (g, group) in out.as_chunks_mut::<32>().0.iter_mut().enumerate() {
-        let (scale, min) = scale_min(scales, g);
-        let (scale, min) = (d * scale, dmin * min);
-        let shift = 4 * (g % 2);
-        for (o, &q) in group.iter_mut().zip(&qs[g / 2 * 32..]) {
-            *o = scale * f32::from(q >> shift & 15) - min;
-        }
-    }
-}
-
-/// Decodes Q5_K, which is Q4_K with fifth bits of q. Bit `g` of a byte of these belongs to group `g`:
-///
-/// ```text
-/// f16 d | f16 dmin | 12 bytes of scales and minima | 32 bytes of fifth bits | 4 times 32 bytes of nibble pairs
-/// ```
-#[inline(always)]
-fn q5_k(b: &[u8; 176], out: &mut [f32; 256]) {
-    let (d, dmin) = (half_at(b, 0), half_at(b, 2));
-    let (scales, high, qs) = (&b[4..16], &b[16..48], &b[48..]);
-    for (g, group) in out.as_chunks_mut::<32>().0.iter_mut().enumerate() {
-        let (scale, min) = scale_min(scales, g);
-        let (scale, min) = (d * scale, dmin * min);
-        let shift = 4 * (g % 2);
-        for ((o, &q), &h) in group.iter_mut().zip(&qs[g / 2 * 32..]).zip(high) {
-            let q = q >> shift & 15 | (h >> g & 1) << 4;
-            *o = scale * f32::from(q) - min;
-        }
-    }
-}
-
-/// Decodes `d * scale * (q - 32)`, with a signed scale for 16 elements, from a block:
-///
-/// ```text
-/// 128 bytes of nibble pairs | 64 bytes of two upper bits | 16 signed scales | f16 d
-/// ```
-/// Both halves of a block have four groups of 32; a nibble pair belongs to groups 0 and 2, or 1 and 3.
-#[inline(always)]
-fn q6_k(b: &[u8; 210], out: &mut [f32; 256]) {
-    let (low, high, scales, d) = (&b[..128], &b[128..192], &b[192..208], half_at(b, 208));
-    for (g, group) in out.as_chunks_mut::<32>().0.iter_mut().enumerate() {
-        let (half, k) = (g / 4, g % 4);
-        let low = &low[half * 64 + k % 2 * 32..][..32];
-        let high = &high[half * 32..][..32];
-        let scale = [0, 1].map(|i| d * f32::from(scales[g * 2 + i] as i8));
-        for (j, o) in group.iter_mut().enumerate() {
-            let q = low[j] >> (4 * (k / 2)) & 15 | (high[j] >> (2 * k) & 3) << 4;
-            *o = scale[j / 16] * f32::from(q as i8 - 32);
-        }
-    }
-}
-
 /// Decodes `d * IQ4_NL_LEVELS[q]` from a block `f16 d | 16 bytes of nibble pairs q`.
 #[inline(always)]
 fn iq4_nl(b: &[u8; 18], out: &mut [f32; 32]) {
@@ -228,30 +186,32 @@ fn mxfp4(b: &[u8; 17], out: &mut [f32; 32]) {
     }
 }
 
+/// Decodes `scale * fp4(q)` from a block of 4 groups of 16: `4 scales | 4 times 8 bytes of nibble pairs q`. A scale is
+/// unsigned E4M3 (bias 7) whose upper bit does not count; 0x7f means 0. It is halved, since the table is doubled.
+#[inline(always)]
+fn nvfp4(b: &[u8; 36], out: &mut [f32; 64]) {
+    for (g, group) in out.as_chunks_mut::<16>().0.iter_mut().enumerate() {
+        let (exponent, mantissa) = (i32::from(b[g] >> 3 & 15), f32::from(b[g] & 7));
+        let d = match exponent {
+            _ if b[g] == 0x7f => 0.0,
+            0 => mantissa * 2f32.powi(-10),
+            _ => (1.0 + mantissa / 8.0) * 2f32.powi(exponent - 8),
+        };
+        for (j, &q) in b[4 + 8 * g..][..8].iter().enumerate() {
+            group[j] = d * f32::from(FP4_DOUBLED[usize::from(q & 15)]);
+            group[j + 8] = d * f32::from(FP4_DOUBLED[usize::from(q >> 4)]);
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    const ALL: [Dtype; 13] = [
-        Dtype::F32,
-        Dtype::F16,
-        Dtype::BF16,
-        Dtype::Q4_0,
-        Dtype::Q4_1,
-        Dtype::Q5_0,
-        Dtype::Q5_1,
-        Dtype::Q8_0,
-        Dtype::Q4K,
-        Dtype::Q5K,
-        Dtype::Q6K,
-        Dtype::Iq4Nl,
-        Dtype::Mxfp4,
-    ];
-
     /// Checks that any range gives what the whole tensor gives, whichever blocks it cuts.
     #[test]
     fn pieces_are_parts_of_the_whole() {
-        for dtype in ALL {
+        for (_, dtype) in super::super::header::TYPES {
             let n = 3 * dtype.block_elements().max(8);
             let size = n / dtype.block_elements() * dtype.block_bytes();
             // The upper bits of an f16 stay small, so that no scale is infinite.
