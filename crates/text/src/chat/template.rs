@@ -62,7 +62,7 @@ impl ChatTemplate {
     /// A file cannot be read, or the template is wrong.
     pub fn open(bundle: &Path, file: Option<&Path>) -> Result<ChatTemplate> {
         let config_path = bundle.join(CONFIG_FILE);
-        let config: Map<String, Value> = match config_path.symlink_metadata() {
+        let mut config: Map<String, Value> = match config_path.symlink_metadata() {
             Ok(_) => {
                 let text =
                     anemoe_io::read_input(&config_path, MAX_BYTES).map_err(|e| Error::io(&config_path, e))?;
@@ -79,6 +79,10 @@ impl ChatTemplate {
         }
         match config.get("chat_template") {
             None | Some(Value::Null) => {
+                // The plain template begins a conversation as any text.
+                if config.get("add_bos_token") == Some(&Value::Bool(false)) {
+                    config.shift_remove("bos_token");
+                }
                 let mut template = ChatTemplate::new(FALLBACK, &config, &config_path)?;
                 template.is_fallback = true;
                 Ok(template)

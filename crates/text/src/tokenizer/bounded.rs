@@ -184,6 +184,13 @@ impl<'de, S: StepOfChain> Deserialize<'de> for BoundedChain<S> {
     }
 }
 
+impl<S> BoundedChain<S> {
+    /// Returns the steps, in order.
+    pub fn steps(&self) -> impl Iterator<Item = &S> {
+        self.0.iter().map(|bounded| &bounded.step)
+    }
+}
+
 fn check_steps(steps: usize) -> Result<(), String> {
     match steps {
         0..=MAX_STEPS => Ok(()),

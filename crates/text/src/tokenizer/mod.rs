@@ -23,6 +23,8 @@ use tokenizers::{
 
 /// Largest `tokenizer.json` that is read, in bytes; Gemma's has about 32 MB.
 const MAX_TOKENIZER_BYTES: u64 = 512 << 20;
+/// Largest `tokenizer_config.json` that is read, in bytes; Gemma's has 1 MB.
+const MAX_CONFIG_BYTES: u64 = 64 << 20;
 
 type Inner = TokenizerImpl<
     ModelWrapper,
@@ -38,6 +40,8 @@ type Inner = TokenizerImpl<
 pub struct Tokenizer {
     inner: Inner,
     path: PathBuf,
+    /// `add_bos_token` of the `tokenizer_config.json` beside the file.
+    add_bos_token: Option<bool>,
     /// Characters of the longest name in the vocabulary, once it was asked for.
     longest: OnceLock<usize>,
 }
@@ -62,6 +66,13 @@ struct TokenizerParts {
 struct ModelHead {
     #[serde(default)]
     continuing_subword_prefix: Value,
+}
+
+/// The key of `tokenizer_config.json` that is read here.
+#[derive(Default, Deserialize)]
+struct ConfigHead {
+    #[serde(default)]
+    add_bos_token: Value,
 }
 
 /// Merges of a BPE model, in both forms of the file.
@@ -103,13 +114,19 @@ fn check_merges(text: &[u8], prefix: &str) -> std::result::Result<(), String> {
 }
 
 impl Tokenizer {
-    /// Reads a `tokenizer.json`.
+    /// Reads a `tokenizer.json`, and `add_bos_token` of a `tokenizer_config.json` beside it.
     ///
     /// # Errors
     /// The file cannot be read, or it fails like [`Tokenizer::from_bytes`].
     pub fn open(path: &Path) -> Result<Tokenizer> {
         let text = anemoe_io::read_input(path, MAX_TOKENIZER_BYTES).map_err(|e| Error::io(path, e))?;
-        Tokenizer::from_bytes(&text, path)
+        // A wrong configuration is the chat template's to refuse.
+        let config =
+            anemoe_io::read_input(&path.with_file_name("tokenizer_config.json"), MAX_CONFIG_BYTES).ok();
+        let config: ConfigHead =
+            config.and_then(|text| anemoe_io::json::parse(&text).ok()).unwrap_or_default();
+        let tokenizer = Tokenizer::from_bytes(&text, path)?;
+        Ok(Tokenizer { add_bos_token: config.add_bos_token.as_bool(), ..tokenizer })
     }
 
     /// Reads the text of a `tokenizer.json`; `path` names the file in errors.
@@ -119,16 +136,31 @@ impl Tokenizer {
     pub fn from_bytes(text: &[u8], path: &Path) -> Result<Tokenizer> {
         let inner = load(anemoe_io::without_mark(text))
             .map_err(|what| Error::invalid(path, format!("tokenizer: {what}")))?;
-        Ok(Tokenizer { inner, path: path.to_path_buf(), longest: OnceLock::new() })
+        Ok(Tokenizer { inner, path: path.to_path_buf(), add_bos_token: None, longest: OnceLock::new() })
     }
 
-    /// Returns the ids of `text`, with special tokens recognised. `bos` is put first where the tokenizer itself does not add it.
+    /// Returns the token that begins a text: `bos`, the model's, or none where texts of this tokenizer begin without it.
+    ///
+    /// SentencePiece's tokenizers (Llama 2, Gemma) always begin with it. Byte-level ones do where `tokenizer.json` or
+    /// `add_bos_token` says so: Llama 3 does, while Qwen, SmolLM2 and gpt-oss name a token and never write it.
+    pub fn bos(&self, bos: Option<u32>) -> Option<u32> {
+        let own = || self.ids_of("", true).ok()?.first().copied();
+        bos.filter(|bos| !self.is_byte_level() || self.add_bos_token == Some(true) || own() == Some(*bos))
+    }
+
+    fn is_byte_level(&self) -> bool {
+        use DecoderWrapper::ByteLevel;
+        self.inner.get_decoder().is_some_and(|d| d.steps().any(|step| matches!(step, ByteLevel(_))))
+    }
+
+    /// Returns the ids of `text`, with special tokens recognised; [`Tokenizer::bos`] is put first where the tokenizer itself
+    /// does not add it.
     ///
     /// # Errors
     /// The tokenizer fails on the text, or lengthens it too much.
     pub fn encode(&self, text: &str, bos: Option<u32>) -> Result<Vec<u32>> {
         let mut ids = self.ids_of(text, true)?;
-        if let Some(bos) = bos.filter(|bos| ids.first() != Some(bos)) {
+        if let Some(bos) = self.bos(bos).filter(|bos| ids.first() != Some(bos)) {
             ids.insert(0, bos);
         }
         Ok(ids)
@@ -237,10 +269,8 @@ pub struct TextStream<'a> {
 impl<'a> TextStream<'a> {
     /// Makes a stream that continues `prompt`, without the prompt's text.
     pub fn new(tokenizer: &'a Tokenizer, prompt: &[u32]) -> Result<Self> {
-        // A few tokens of context: they decide whether the first new token starts with a space.
-        let ids = prompt[prompt.len().saturating_sub(4)..].to_vec();
-        let shown = tokenizer.decode(&ids)?.len();
-        Ok(TextStream { tokenizer, ids, settled: 0, shown, marks: Vec::new() })
+        let (start, shown) = context(tokenizer, prompt)?;
+        Ok(TextStream { tokenizer, ids: prompt[start..].to_vec(), settled: 0, shown, marks: Vec::new() })
     }
 
     /// Returns the stream with these special tokens shown by name; other special tokens are left out.
@@ -272,9 +302,8 @@ impl<'a> TextStream<'a> {
         let new = text.get(self.shown..).unwrap_or_default().to_string();
         self.shown = text.len();
         if self.ids.len() - self.settled > 32 {
-            // This keeps the cost per token constant; the last tokens stay as context.
-            self.settled = self.ids.len() - 4;
-            self.shown = self.tokenizer.decode(&self.ids[self.settled..])?.len();
+            // This keeps the cost per token constant.
+            (self.settled, self.shown) = context(self.tokenizer, &self.ids)?;
         }
         Ok(new)
     }
@@ -286,4 +315,20 @@ impl<'a> TextStream<'a> {
         let names: String = last.iter().map(|id| self.tokenizer.name(*id)).collect();
         ["\u{fffd}", "ï¿½", "<0xEF><0xBF><0xBD>"].iter().any(|name| names.ends_with(name))
     }
+}
+
+/// Returns the start of the last tokens that decide on the text of the next one, and the bytes of their text. They decide whether
+/// it starts with a space, and begin with the first byte of a character: a decoder spoils all bytes behind a wrong one.
+fn context(tokenizer: &Tokenizer, ids: &[u32]) -> Result<(usize, usize)> {
+    let mut four = None;
+    // A character has up to four bytes, each a token.
+    for n in 4..8 {
+        let start = ids.len().saturating_sub(n);
+        let text = tokenizer.decode(&ids[start..])?;
+        if !text.starts_with('\u{fffd}') {
+            return Ok((start, text.len()));
+        }
+        four.get_or_insert((start, text.len()));
+    }
+    Ok(four.unwrap_or_default())
 }

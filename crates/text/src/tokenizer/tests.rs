@@ -392,15 +392,18 @@ fn parts_that_the_library_panics_at_are_errors() {
     assert!(try_all(twice.as_bytes()).unwrap().contains("key `a` is there twice"));
 }
 
+/// Makes a tokenizer of a vocabulary without merges.
+fn with_names(decoder: &str, names: &[&str]) -> Tokenizer {
+    let file = json!({
+        "decoder": {"type": decoder, "add_prefix_space": false, "trim_offsets": false, "use_regex": false},
+        "model": {"type": "BPE", "vocab": vocabulary(names), "merges": [], "byte_fallback": decoder == "ByteFallback"},
+    });
+    load_value(&file).unwrap()
+}
+
 /// Returns the pieces of a stream over the tokens of a vocabulary.
 fn pieces(decoder: &str, names: &[&str], ids: &[u32]) -> Vec<String> {
-    let vocab: serde_json::Map<String, Value> =
-        names.iter().zip(0u32..).map(|(name, id)| (name.to_string(), id.into())).collect();
-    let file = serde_json::json!({
-        "decoder": {"type": decoder, "add_prefix_space": false, "trim_offsets": false, "use_regex": false},
-        "model": {"type": "BPE", "vocab": vocab, "merges": [], "byte_fallback": decoder == "ByteFallback"},
-    });
-    let tokenizer = Tokenizer::from_bytes(file.to_string().as_bytes(), Path::new("t.json")).unwrap();
+    let tokenizer = with_names(decoder, names);
     let mut stream = TextStream::new(&tokenizer, &[]).unwrap();
     ids.iter().map(|id| stream.push(*id).unwrap()).collect()
 }
@@ -415,4 +418,26 @@ fn a_replacement_character_of_its_own_is_text_and_a_part_of_a_character_waits() 
     assert_eq!(pieces("ByteFallback", &bytes, &[0, 1]), ["a", "\u{fffd}"]);
     assert_eq!(pieces("ByteFallback", &bytes, &[0, 5, 6]), ["a", "", "ä"]);
     assert_eq!(pieces("ByteFallback", &bytes, &[2, 3, 4]).concat(), "\u{fffd}");
+}
+
+#[test]
+fn a_long_run_of_bytes_is_text_at_its_last_bytes() {
+    for (bytes, letter) in [
+        (vec!["<0xC3>", "<0xA9>"], "é"),
+        (vec!["<0xE2>", "<0x82>", "<0xAC>"], "€"),
+        (vec!["<0xF0>", "<0x9F>", "<0xA6>", "<0x99>"], "🦙"),
+    ] {
+        let names: Vec<&str> = bytes.iter().copied().chain(["a"]).collect();
+        let tokenizer = with_names("ByteFallback", &names);
+        let letters = |i: usize| if i.is_multiple_of(40) { "a" } else { letter };
+        let ids = |from: usize, to: usize| -> Vec<u32> {
+            let n = bytes.len() as u32;
+            (from..to).flat_map(|i| if i % 40 == 0 { n..n + 1 } else { 0..n }).collect()
+        };
+        for prompt in 0..50 {
+            let mut stream = TextStream::new(&tokenizer, &ids(0, prompt)).unwrap();
+            let found: String = ids(prompt, 120).iter().map(|id| stream.push(*id).unwrap()).collect();
+            assert_eq!(found, (prompt..120).map(letters).collect::<String>(), "{prompt}");
+        }
+    }
 }

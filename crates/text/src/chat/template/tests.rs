@@ -86,6 +86,10 @@ fn the_plain_template_writes_roles_as_words() {
         [message("system", "S"), message("user", "a"), message("assistant", "b"), message("user", "c")];
     let text = t.render(&messages, None, true).unwrap();
     assert_eq!(text, "<s>S\n\nUser: a\nAssistant: b\nUser: c\nAssistant:");
+    let config = r#"{"bos_token": "<s>", "add_bos_token": false}"#;
+    std::fs::write(folder.path().join(CONFIG_FILE), config).unwrap();
+    let unstarted = ChatTemplate::open(folder.path(), None).unwrap().render(&messages, None, true).unwrap();
+    assert_eq!(format!("<s>{unstarted}"), text);
 }
 
 #[test]
