@@ -15,6 +15,7 @@ use anemoe_kernels::Pool;
 use anemoe_mlpackage::mil::{Feature, FunctionDescription};
 use anemoe_mlpackage::package::Package;
 use smallvec::SmallVec;
+use std::any::Any;
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -39,7 +40,7 @@ struct CompiledStage {
     output_axes: Vec<usize>,
 }
 
-/// A function in three stages: before the states, once per sequence, and after the states.
+/// A function in stages; those with odd numbers run once per sequence.
 pub(super) struct StagedFunction {
     package: Arc<Package>,
     described: FunctionDescription,
@@ -47,7 +48,7 @@ pub(super) struct StagedFunction {
     output_names: Vec<String>,
     axes: BTreeMap<String, usize>,
     carried: Option<Arc<KnownCarried>>,
-    stages: [Option<CompiledStage>; 3],
+    stages: Vec<Option<CompiledStage>>,
     outputs: Vec<ValueOrigin>,
     spare: Mutex<Vec<StageValues>>,
     /// Work of functions that are no longer kept.
@@ -57,7 +58,7 @@ pub(super) struct StagedFunction {
 /// Outputs of the stages for all tokens of the batch, and memory of single calls.
 #[derive(Default)]
 struct StageValues {
-    stages: [Vec<Tensor>; 3],
+    stages: Vec<Vec<Tensor>>,
     inputs: Vec<Tensor>,
     parts: Vec<Mutex<PartValues>>,
 }
@@ -111,13 +112,13 @@ impl StagedFunction {
         carried: Option<Arc<KnownCarried>>,
         stages: Stages,
     ) -> Option<StagedFunction> {
-        let Stages { before, each, after, axes } = stages;
+        let Stages { stages, axes } = stages;
         let mut made: BTreeMap<String, ValueOrigin> = BTreeMap::new();
         for (i, input) in described.inputs.iter().enumerate() {
             made.insert(input.name.clone(), ValueOrigin::Input(i));
         }
         let mut compiled = Vec::new();
-        for (number, stage) in [before, Some(each), after].into_iter().enumerate() {
+        for (number, stage) in stages.into_iter().enumerate() {
             let Some(stage) = stage else {
                 compiled.push(None);
                 continue;
@@ -153,7 +154,7 @@ impl StagedFunction {
             described,
             axes,
             carried,
-            stages: compiled.try_into().ok()?,
+            stages: compiled,
             outputs,
             spare: Mutex::default(),
             gone: Mutex::default(),
@@ -237,14 +238,14 @@ impl StagedFunction {
         done.map(|_| ())
     }
 
-    /// Runs the stage with states for one sequence; `stages` are the outputs of the earlier stages.
+    /// Runs a stage with states for one sequence; `stages` are the outputs of the earlier stages.
     fn run_part(
         &self,
         compiled: &CompiledStage,
         (part, number): (&Range<usize>, usize),
         inputs: &[FunctionInput<'_>],
         states: &mut (dyn SequenceStates + 'static),
-        stages: &[Vec<Tensor>; 3],
+        stages: &[Vec<Tensor>],
         values: &mut PartValues,
     ) -> Result<()> {
         let function = self.function(compiled, part.len())?;
@@ -282,16 +283,38 @@ impl StagedFunction {
         BackendFunction::run(function.as_ref(), call, outputs)
     }
 
-    /// Runs the stage with states for each sequence. If no sequence has more than a thread's share of the tokens, each runs on
+    /// Tells sequences whether their states hold nothing but rows that may stay: where all stages together hold all states.
+    fn keep_what_may_stay(
+        &self,
+        parts: &[Range<usize>],
+        states: &mut [&mut (dyn SequenceStates + 'static)],
+    ) -> Result<()> {
+        for (part, states) in parts.iter().zip(states) {
+            let (mut may_stay, mut held) = (true, 0);
+            for stage in self.stages.iter().skip(1).step_by(2).flatten() {
+                let function = self.function(stage, part.len())?;
+                may_stay &= function.may_stay();
+                held += function.states().len();
+            }
+            let states: &mut dyn Any = &mut **states;
+            if let Some(states) = states.downcast_mut::<CpuStates>() {
+                states.may_stay = may_stay && held == states.names().len();
+            }
+        }
+        Ok(())
+    }
+
+    /// Runs a stage with states for each sequence. If no sequence has more than a thread's share of the tokens, each runs on
     /// a thread of its own; else they run one after the other, each on all threads.
     fn run_parts(
         &self,
+        number: usize,
         inputs: &[FunctionInput<'_>],
         parts: &[Range<usize>],
         states: &mut [&mut (dyn SequenceStates + 'static)],
         values: &mut StageValues,
     ) -> Result<()> {
-        let Some(each) = &self.stages[1] else { return Err(self.wrong("no stage for its states")) };
+        let Some(each) = &self.stages[number] else { return Ok(()) };
         let all = parts.last().map_or(0, |p| p.end);
         let StageValues { stages, parts: memory, .. } = values;
         memory.resize_with(memory.len().max(parts.len()), Default::default);
@@ -314,7 +337,7 @@ impl StagedFunction {
         if let Some(e) = failed.into_inner().unwrap_or_else(PoisonError::into_inner) {
             return Err(e);
         }
-        let results = &mut stages[1];
+        let results = &mut stages[number];
         results.resize_with(results.len().max(each.output_axes.len()), Tensor::default);
         for (part, memory) in parts.iter().zip(memory) {
             let outputs = &memory.get_mut().unwrap_or_else(PoisonError::into_inner).outputs;
@@ -350,9 +373,14 @@ impl BackendFunction for StagedFunction {
         let all = parts.last().map_or(0, |p| p.end);
         let spare = locked(&self.spare).pop();
         let mut values = spare.unwrap_or_default();
-        self.run_whole(0, all, inputs, parts, &mut values)?;
-        self.run_parts(inputs, parts, states, &mut values)?;
-        self.run_whole(2, all, inputs, parts, &mut values)?;
+        values.stages.resize_with(self.stages.len(), Vec::new);
+        for number in 0..self.stages.len() {
+            match number % 2 {
+                0 => self.run_whole(number, all, inputs, parts, &mut values)?,
+                _ => self.run_parts(number, inputs, parts, states, &mut values)?,
+            }
+        }
+        self.keep_what_may_stay(parts, states)?;
         outputs.resize_with(outputs.len().max(self.outputs.len()), Tensor::default);
         for (from, output) in self.outputs.iter().zip(outputs.iter_mut()) {
             match from {

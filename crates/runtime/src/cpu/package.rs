@@ -1,7 +1,7 @@
 //! Packages on the CPU: each function is compiled at its first use.
 
 use super::batch::{KEPT_COUNTS, StagedFunction};
-use super::cache_states::make_state_of;
+use super::cache_states::{divide_states, make_state_of};
 use super::classifier::Classifier;
 use super::function::CompiledFunction;
 use super::fused::{FusedPlan, add_experts};
@@ -190,6 +190,8 @@ impl LoadedPackage {
                 Error::invalid(&self.path, what)
             })?;
         }
+        divide_states(&mut body, &mut described)
+            .map_err(|what| Error::invalid(&self.path, format!("function `{function}`: {what}")))?;
         let carried = keep_rows(&mut body, &mut described).map(Arc::new);
         Ok(ReadFunction { package: package.package, body, described, carried })
     }

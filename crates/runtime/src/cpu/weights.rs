@@ -8,7 +8,7 @@ use crate::cpu::ops::OpError;
 use crate::cpu::ops::shape::count;
 use crate::tensor::Tensor;
 use anemoe_io::locked;
-use anemoe_kernels::{IndexBits, IntBits, Matrix, OwnedMatrix, Weight, WeightFormat, f32_bytes};
+use anemoe_kernels::{IndexBits, IntBits, MXFP4_TABLE, Matrix, OwnedMatrix, Weight, WeightFormat, f32_bytes};
 use anemoe_mlpackage::blob::{SharedBlob, unpack_sub_byte};
 use anemoe_mlpackage::mil::{Argument, Binding, DataType, Operation, TensorData, Value, ValueType};
 use anemoe_mlpackage::package::Package;
@@ -386,7 +386,7 @@ pub(super) fn constexpr(op: &Operation, o: &Operands<'_>) -> OpResult<Vec<Consta
                 dense(Tensor::f32(&shape, values))
             }
         },
-        "constexpr_blockwise_shift_scale" => match stored_int(o)? {
+        "constexpr_blockwise_shift_scale" => match stored_int(o)?.or(stored_mxfp4(o)?) {
             Some(weight) => Ok(vec![Constant::Stored(Arc::new(weight))]),
             None => {
                 let (shape, data) = o.floats("data")?;
@@ -491,6 +491,34 @@ fn stored_int(o: &Operands<'_>) -> OpResult<Option<StoredWeight>> {
     };
     let values = (Some(scale), offset.map(|(_, v)| v));
     StoredWeight::mapped(o.package, data, format, values, shape).map(Some)
+}
+
+/// Makes a stored weight of 4-bit floats: scales per block of the second axis, each a power of two, over the result of
+/// another operation, which looks indices of a blob up in the one table [`MXFP4_TABLE`]; none for other forms.
+fn stored_mxfp4(o: &Operands<'_>) -> OpResult<Option<StoredWeight>> {
+    let Some(Constant::Stored(unscaled)) = o.chained.get("data") else { return Ok(None) };
+    let matrix = unscaled.matrix();
+    let Elements::Blob(blob) = unscaled.matrix.elements() else { return Ok(None) };
+    let one_table = WeightFormat::Lut { bits: IndexBits::Four, rows_per_table: matrix.rows() };
+    let shape = &unscaled.shape;
+    if unscaled.matrix.format() != one_table || matrix.values() != MXFP4_TABLE || o.has("offset") {
+        return Ok(None);
+    }
+    let (scale_shape, scale) = o.floats("scale")?;
+    let is_power = |s: &f32| s.is_normal() && *s > 0.0 && s.to_bits() << 9 == 0;
+    let fits = scale_shape.len() == shape.len()
+        && scale_shape[0] == shape[0]
+        && scale_shape[1] > 0
+        && shape[1].is_multiple_of(scale_shape[1])
+        && scale_shape[2..].iter().all(|&s| s == 1);
+    if !fits || !scale.iter().all(is_power) {
+        return Ok(None);
+    }
+    let further: usize = shape[2..].iter().product();
+    let format = WeightFormat::Mxfp4 { block_cols: shape[1] / scale_shape[1] * further };
+    let weight =
+        Weight { format, elements: Elements::Blob(blob.clone()), values: Some(scale), offsets: None };
+    StoredWeight::new(weight, shape.clone()).map(Some)
 }
 
 /// Makes a stored weight of integers in a blob, with a scale and a zero point for all rows or for each row; none for other forms.
@@ -708,4 +736,75 @@ pub(super) fn to_f16(v: f32) -> f32 {
 /// Adds the operation's location to an error of a kernel.
 pub(super) fn located<T>(at: &Located<'_>, result: OpResult<T>) -> Result<T> {
     result.map_err(|e| at.error(e))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use anemoe_mlpackage::mil::builder::{ConvParams, FunctionBuilder, model};
+    use anemoe_mlpackage::mil::{Opset, TensorType};
+    use anemoe_mlpackage::package::PackageWriter;
+
+    const DIMS: [u64; 4] = [8, 64, 1, 1];
+
+    /// Returns the constant that a table of 16 and scales per block of 32 make of the indices 0 to 15 in turn.
+    fn scaled_table(table: [f32; 16], scales: &[f32; 16]) -> Constant {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("pair.mlpackage");
+        let mut writer = PackageWriter::create(&path).unwrap();
+        let blobs = writer.weights();
+        let indices: Vec<u8> = (0..256).map(|i| (i * 2 % 16 * 17 + 16) as u8).collect();
+        let indices =
+            Value::blob(DataType::UInt4, &DIMS, blobs.append(DataType::UInt4, 512, &indices).unwrap());
+        let halves: Vec<u8> = scales.iter().flat_map(|&s| f16::from_f32(s).to_le_bytes()).collect();
+        let scale = blobs.append(DataType::Float16, 16, &halves).unwrap();
+        let scale = Value::blob(DataType::Float16, &[8, 2, 1, 1], scale);
+        let lut = Value::fp16_tensor(&[1, 1, 1, 1, 16, 1], &table.map(f16::from_f32));
+        let mut f = FunctionBuilder::new(Opset::CoreML8);
+        let x = f.input("x", TensorType::fixed(DataType::Float16, &[1, 64, 1, 1])).unwrap();
+        let data = f.constexpr_lut_to_dense("data", indices, lut).unwrap();
+        let operands = vec![("data", (&data).into()), ("scale", scale.into())];
+        let weight = f.single("constexpr_blockwise_shift_scale", "weight", operands).unwrap();
+        let y = f.conv("y", &x, &weight, None, ConvParams::default()).unwrap();
+        f.output(&y).unwrap();
+        let m = model(Opset::CoreML8, vec![("main".to_string(), f.finish().unwrap())], "main").unwrap();
+        assert_eq!(anemoe_mlpackage::mil::verify::verify(&m), []);
+        writer.finish(&m).unwrap();
+        let package = Arc::new(Package::open(&path).unwrap());
+        let mut known: BTreeMap<String, Constant> = BTreeMap::new();
+        let operations = &package.model().program.functions["main"].block.operations;
+        for op in operations.iter().filter(|op| op.op_type.starts_with("constexpr_")) {
+            let operands = Operands::new(&package, op, &|name| known.get(name).cloned());
+            let made = constexpr(op, &operands).unwrap().remove(0);
+            known.insert(op.outputs[0].name.clone(), made);
+        }
+        known.remove("weight").unwrap()
+    }
+
+    #[test]
+    fn tables_behind_powers_of_two_stay_as_stored() {
+        let powers = std::array::from_fn(|i| 2f32.powi(i as i32 - 12));
+        let mut thirds = powers;
+        thirds[3] = 0.75;
+        let mut sorted = MXFP4_TABLE;
+        sorted.sort_by(f32::total_cmp);
+        for (table, scales, is_mxfp4) in
+            [(MXFP4_TABLE, powers, true), (MXFP4_TABLE, thirds, false), (sorted, powers, false)]
+        {
+            let made = scaled_table(table, &scales);
+            let values = made.to_tensor().unwrap();
+            let expected: Vec<f32> = (0..512).map(|i| scales[i / 32] * table[i % 16]).collect();
+            assert_eq!(
+                (values.shape.as_slice(), values.as_f32().unwrap()),
+                (&[8, 64, 1, 1][..], &expected[..])
+            );
+            match made {
+                Constant::Stored(w) if is_mxfp4 => {
+                    assert_eq!(w.matrix.format(), WeightFormat::Mxfp4 { block_cols: 32 });
+                    assert_eq!(w.owned_bytes(), 0);
+                }
+                made => assert!(!is_mxfp4 && matches!(made, Constant::Dense(_))),
+            }
+        }
+    }
 }

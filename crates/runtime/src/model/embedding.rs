@@ -96,7 +96,14 @@ impl EmbeddingFile {
                 self.zeros.resize(blocks, 0.0);
                 block = block_cols;
             }
-            _ => {}
+            WeightFormat::Mxfp4 { block_cols } => {
+                let blocks = cols / block_cols;
+                self.read_table((row * blocks) as u64, blocks)?;
+                self.zeros.clear();
+                self.zeros.resize(blocks, 0.0);
+                block = block_cols;
+            }
+            WeightFormat::Fp16 | WeightFormat::F32 => {}
         }
         // Every eighth element starts at a byte, for any number of bits.
         let first = row as u64 * cols as u64;
@@ -108,13 +115,14 @@ impl EmbeddingFile {
         let elements = match storage {
             WeightFormat::Lut { bits, .. } => Matrix::lut(bits, packed, &self.table, 1, 1, n),
             WeightFormat::Int { bits, .. } => Matrix::int(bits, true, packed, &[1.0], None, (1, n), 1, n),
-            _ => Matrix::f16(packed, 1, n),
+            WeightFormat::Mxfp4 { .. } => Matrix::mxfp4(packed, &[1.0], n, 1, n),
+            WeightFormat::Fp16 | WeightFormat::F32 => Matrix::f16(packed, 1, n),
         };
         elements
             .map_err(|e| Error::invalid(&self.path, format!("embedding: {e}")))?
             .to_dense(&mut self.decoded);
         out.copy_from_slice(&self.decoded[lead..]);
-        if matches!(storage, WeightFormat::Int { .. }) {
+        if matches!(storage, WeightFormat::Int { .. } | WeightFormat::Mxfp4 { .. }) {
             for ((block, s), z) in out.chunks_exact_mut(block).zip(&self.table).zip(&self.zeros) {
                 // The weight is rounded to fp16 first, as in a program.
                 block.iter_mut().for_each(|q| *q = f16::from_f32(s * (*q - z)).to_f32());

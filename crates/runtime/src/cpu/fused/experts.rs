@@ -6,7 +6,8 @@ use super::inputs::NodeInputs;
 use super::rounded;
 use super::view::View;
 use crate::backend::Counts;
-use anemoe_kernels::{ActivationFunction, Columns, Layout, MatMul, Matrix, PackedActivations, Pool, Strided};
+use crate::tensor::Tensor;
+use anemoe_kernels::{Columns, GateFunction, Layout, MatMul, Matrix, PackedActivations, Pool, Strided};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -36,12 +37,35 @@ impl WeightRows {
     }
 }
 
+/// Elements of a constant: an expert's own bias, or its rows of a bank.
+pub(super) struct BiasRows {
+    constant: Arc<Tensor>,
+    rows: Range<usize>,
+}
+
+impl BiasRows {
+    /// Makes part `place` of the parts of `n` elements; none where there is no such part.
+    pub fn new(constant: Arc<Tensor>, place: usize, n: usize) -> Option<BiasRows> {
+        let first = place.checked_mul(n)?;
+        let rows = first..first.checked_add(n)?;
+        constant.as_f32()?.get(rows.clone())?;
+        Some(BiasRows { constant, rows })
+    }
+
+    fn values(&self) -> &[f32] {
+        self.constant.as_f32().and_then(|all| all.get(self.rows.clone())).unwrap_or_default()
+    }
+}
+
+/// An expert: `(W_down f(gate, up) + b_down) w` with `[gate, up] = W_gate_up x + b`.
 pub(super) struct Branch {
     pub gate_up: WeightRows,
+    pub bias: Option<BiasRows>,
     pub down: WeightRows,
+    pub down_bias: Option<BiasRows>,
     /// `[1, 1, 1, T]`
     pub weight: View,
-    pub kind: ActivationFunction,
+    pub function: GateFunction,
 }
 
 /// Memory of one expert while it runs.
@@ -185,13 +209,15 @@ pub(super) fn sum(
     for (at, chosen) in chosen.chunks(EXPERTS_PER_JOB).enumerate() {
         let mut all: [Option<MatMul<'_>>; EXPERTS_PER_JOB] = Default::default();
         for ((&(p, i), s), product) in chosen.iter().zip(scratch.iter_mut()).zip(&mut all) {
-            let w = packs[p].experts.branches[i].gate_up.matrix();
+            let Branch { gate_up, bias, .. } = &packs[p].experts.branches[i];
+            let w = gate_up.matrix();
             s.tokens.clear();
             s.tokens
                 .extend((0..tokens as u32).filter(|t| !skip_zero || packs[p].weight(i, *t as usize) != 0.0));
             let y = at_least(&mut s.gate_up, s.tokens.len() * w.rows());
             let x = &packed[w.layout() as usize];
-            *product = Some(MatMul { w, x, tokens: Some(&s.tokens), y, stride: w.rows(), bias: None });
+            let bias = bias.as_ref().map(BiasRows::values);
+            *product = Some(MatMul { w, x, tokens: Some(&s.tokens), y, stride: w.rows(), bias });
             counts[p] += Counts::product(w.bytes_read(), s.tokens.len() * w.rows(), w.cols());
         }
         anemoe_kernels::matmul_batch(pool, &mut all);
@@ -202,7 +228,7 @@ pub(super) fn sum(
         let activate = |k: usize, s: &mut ExpertScratch| {
             let Some(w) = down[k] else { return };
             let (p, i) = chosen[k];
-            let kind = packs[p].experts.branches[i].kind;
+            let function = packs[p].experts.branches[i].function;
             let (n, m) = (w.cols(), s.tokens.len());
             let hidden = at_least(&mut s.hidden, m * n);
             if round {
@@ -212,8 +238,8 @@ pub(super) fn sum(
             for ((t, h), g) in each {
                 let weight = packs[p].weight(i, *t as usize);
                 match round {
-                    true => rounded::gate(&g[..n], &g[n..], weight, kind, h),
-                    false => anemoe_kernels::apply_gate(&g[..n], &g[n..], weight, kind, h),
+                    true => rounded::gate(&g[..n], &g[n..], weight, function, h),
+                    false => anemoe_kernels::apply_gate(&g[..n], &g[n..], weight, function, h),
                 }
             }
             let values = Columns { values: hidden, first: 0, token_stride: n, channel_stride: 1 };
@@ -235,6 +261,13 @@ pub(super) fn sum(
             counts[*p].experts += 1;
         }
         anemoe_kernels::matmul_batch(pool, &mut all);
+        for (&(p, i), s) in chosen.iter().zip(scratch.iter_mut()) {
+            let Some(bias) = &packs[p].experts.branches[i].down_bias else { continue };
+            for (t, out) in s.tokens.iter().zip(s.out.chunks_exact_mut(rows)) {
+                let weight = packs[p].weight(i, *t as usize);
+                out.iter_mut().zip(bias.values()).for_each(|(o, b)| *o += weight * b);
+            }
+        }
         if round {
             let own = &mut scratch[..chosen.len()];
             pool.for_chunks(own, 1, &|_, s| {

@@ -31,7 +31,7 @@ use crate::backend::{Counts, OpTime};
 use crate::tensor::{Data, Tensor};
 use anemoe_kernels::{
     AttentionShape, CacheValues, CacheView, Columns, HeadStrides, Image, Layout, Mask, MatMul,
-    PackedActivations, Pool, Strided,
+    PackedActivations, Pool, Softmax, Strided,
 };
 use anemoe_mlpackage::mil::TensorType;
 use experts::Pack;
@@ -314,21 +314,21 @@ fn run_node(
                 *counts += conv.run(window, image, y, bias)?;
             });
         }
-        NodeKind::Gated { rows, n, gate, up, kind, out } => with_out!(*out, |sources, y| {
-            row_loops::apply_gates(pool, (rows, *n), (sources.get(*gate), sources.get(*up)), *kind, y);
+        NodeKind::Gated { rows, n, gate, up, function, out } => with_out!(*out, |sources, y| {
+            row_loops::apply_gates(pool, (rows, *n), (sources.get(*gate), sources.get(*up)), *function, y);
         }),
         NodeKind::Norm { rows, n, x, weight, norm, out } => with_out!(*out, |sources, y| {
             let weight = weight.map(|w| sources.get(w));
             row_loops::norms(pool, (rows, *n), sources.get(*x), weight, *norm, y);
         }),
-        NodeKind::Rotate { rows, half, n, x, cos, sin, out } => with_out!(*out, |sources, y| {
+        NodeKind::Rotate { rows, half, n, x, cos, sin, factor, out } => with_out!(*out, |sources, y| {
             let angles = (sources.get(*cos), sources.get(*sin));
-            row_loops::rotate(pool, (rows, *n), *half, sources.get(*x), angles, y);
+            row_loops::rotate(pool, (rows, *n), (*half, *factor), sources.get(*x), angles, y);
         }),
-        NodeKind::Attention { shape, q, k, v, mask, out } => {
-            let (q, out) = ((q.0, q.1), (out.0, out.1));
+        NodeKind::Attention { shape, q, k, v, mask, sinks, out } => {
+            let operands = AttentionOperands { shape, q: *q, kv: [k, v], mask, sinks: sinks.as_deref() };
             with_out!(out.0, |sources, y| {
-                *counts += attend(pool, &sources, states, (shape, q, [k, v], mask), (y, out.1), is_rounded);
+                *counts += attend(pool, &sources, states, &operands, (y, out.1), is_rounded);
             });
         }
         NodeKind::Update { state, new, keep, place, tail, slots, as_before } => {
@@ -396,15 +396,22 @@ fn run_node(
     Ok(())
 }
 
-/// Operands of an attention node: its shape, queries, keys and values, and the mask.
-type AttentionOperands<'a> = (&'a AttentionShape, (Base, HeadStrides), [&'a View; 2], &'a (View, usize));
+/// Operands of an attention node.
+struct AttentionOperands<'a> {
+    shape: &'a AttentionShape,
+    q: (Base, HeadStrides),
+    /// Keys and values.
+    kv: [&'a View; 2],
+    mask: &'a (View, usize),
+    sinks: Option<&'a [f32]>,
+}
 
 /// Computes attention into `out`. Returns what it read and multiplied.
 fn attend(
     pool: &Pool,
     sources: &NodeInputs<'_>,
     states: &[StateValue],
-    (shape, q, kv, mask): AttentionOperands<'_>,
+    &AttentionOperands { shape, q, kv, mask, sinks }: &AttentionOperands<'_>,
     out: (&mut [f32], HeadStrides),
     is_rounded: bool,
 ) -> Counts {
@@ -416,11 +423,12 @@ fn attend(
         CacheView { values, first: v.offset, head_stride: v.strides[1], slot_stride: v.strides[2] }
     };
     let mask = Mask { values: &sources.get(mask.0.base)[mask.0.offset..], token_stride: mask.1 };
+    let softmax = Softmax { scale: 1.0, mask: Some(mask), sinks };
     let [k, v] = kv.map(cache);
     let q = (sources.get(q.0), q.1);
     let bytes = match is_rounded {
-        true => rounded::attention(pool, shape, q, &k, &v, mask, out),
-        false => anemoe_kernels::attention(pool, shape, 1.0, q, &k, &v, Some(mask), out),
+        true => rounded::attention(pool, shape, (mask, sinks), q, &k, &v, out),
+        false => anemoe_kernels::attention(pool, shape, softmax, q, &k, &v, out),
     };
     // Each key and value is multiplied by the queries of its group, for each token.
     let element = if matches!(k.values, CacheValues::F32(_)) { size_of::<f32>() } else { size_of::<u16>() };

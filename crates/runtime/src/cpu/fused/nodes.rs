@@ -6,7 +6,7 @@ use super::super::strided::StridedLoops;
 use super::super::weights::StoredWeight;
 use super::experts::Experts;
 use super::view::{Base, View};
-use anemoe_kernels::{ActivationFunction, AttentionShape, HeadStrides, RmsNorm, Window};
+use anemoe_kernels::{ActivationFunction, AttentionShape, GateFunction, HeadStrides, RmsNorm, Window};
 use anemoe_mlpackage::mil::TensorType;
 use std::sync::Arc;
 
@@ -45,7 +45,7 @@ pub(super) enum NodeKind {
         n: usize,
         gate: Base,
         up: Base,
-        kind: ActivationFunction,
+        function: GateFunction,
         out: usize,
     },
     Norm {
@@ -63,6 +63,8 @@ pub(super) enum NodeKind {
         x: Base,
         cos: Base,
         sin: Base,
+        /// Factor of the result.
+        factor: f32,
         out: usize,
     },
     Attention {
@@ -71,6 +73,8 @@ pub(super) enum NodeKind {
         k: View,
         v: View,
         mask: (View, usize),
+        /// A score for each head that has no value.
+        sinks: Option<Vec<f32>>,
         out: (usize, HeadStrides),
     },
     Update {

@@ -6,7 +6,7 @@
 
 use super::super::ir::{Instr, InstrKind, Projection, ValueRef};
 use crate::tensor::Tensor;
-use anemoe_kernels::{ActivationFunction, GELU_FP16, RmsNorm};
+use anemoe_kernels::{ActivationFunction, GELU_FP16, GateFunction, RmsNorm};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -32,17 +32,18 @@ pub(super) enum Fused {
         norm: RmsNorm,
         weight: Option<ValueRef>,
     },
-    /// `x cos + swapped sin`, where `swapped` is `x` with its first two pieces of `half` channels swapped.
+    /// `(x cos + swapped sin) factor`, where `swapped` is `x` with its first two pieces of `half` channels swapped.
     Rotate {
         x: ValueRef,
         cos: ValueRef,
         sin: ValueRef,
         half: usize,
+        factor: f32,
     },
     Gated {
         gate: ValueRef,
         up: ValueRef,
-        kind: ActivationFunction,
+        function: GateFunction,
     },
     Experts {
         branches: Vec<ExpertTerm>,
@@ -54,6 +55,8 @@ pub(super) enum Fused {
         v: ValueRef,
         mask: ValueRef,
         kv_heads: usize,
+        /// A score for each head that has no value.
+        sinks: Option<Vec<f32>>,
     },
     Update {
         state: usize,
@@ -82,14 +85,18 @@ pub(super) struct ExpertTerm {
     pub x: ValueRef,
     /// Step of the gate and up projection.
     pub gate_up: usize,
+    /// Bias of the gate and up projection.
+    pub bias: Option<ValueRef>,
     /// Step of the down projection.
     pub down: usize,
+    /// Constant with the biases of the down projections, `[1, 1, experts, channels]`, and the row of the expert.
+    pub down_bias: Option<(usize, usize)>,
     /// `[1, of, 1, T]`
     pub weight: ValueRef,
     /// Index of the expert among the `of` experts of its matrices and weights; 0 of 1 where the expert has its own.
     pub place: usize,
     pub of: usize,
-    pub kind: ActivationFunction,
+    pub function: GateFunction,
 }
 
 pub(super) type FusedSteps = Option<(Fused, Vec<usize>)>;
@@ -332,9 +339,27 @@ impl InstrGraph<'_> {
                 }
                 let (_, cos) = self.both(a).into_iter().find(|(v, _)| *v == x)?;
                 let inside = vec![a, b, c, split];
-                self.closed(&inside, root).then_some((Fused::Rotate { x, cos, sin, half }, inside))
+                let rotate = Fused::Rotate { x, cos, sin, half, factor: 1.0 };
+                self.closed(&inside, root).then_some((rotate, inside))
             })
         })
+    }
+
+    /// Finds the product of a step's result with a number, its only reader; returns the product's step and the number.
+    pub fn multiplied(&self, root: usize) -> Option<(usize, f32)> {
+        let b = self.out(root)?;
+        let &[reader] = self.readers[b].as_slice() else { return None };
+        if self.instructions.get(reader)?.op_type != "mul" {
+            return None;
+        }
+        let (_, factor) = self.with_number(ValueRef::Buffer(self.out(reader)?), "mul")?.1;
+        (self.shapes[self.out(reader)?] == self.shapes[b]).then_some((reader, factor))
+    }
+
+    /// Finds an operation of a value and a number; returns its step, and both.
+    fn with_number(&self, place: ValueRef, op: &str) -> Option<(usize, (ValueRef, f32))> {
+        let s = self.by(place, op)?;
+        self.both(s).into_iter().find_map(|(x, y)| Some((s, (x, self.number(y)?))))
     }
 
     /// Finds an activation; returns the instructions that compute it, its kind, and its input.
@@ -391,33 +416,64 @@ impl InstrGraph<'_> {
         }
     }
 
-    /// Finds `activation(gate) * up`.
+    /// Finds `f(gate, up)`.
     pub fn gated(&self, root: usize) -> FusedSteps {
         if self.instructions[root].op_type != "mul" {
             return None;
         }
         let shape = &self.shapes[self.out(root)?];
         self.both(root).into_iter().find_map(|(activated, up)| {
-            let (inside, kind, gate) = self.gate_of(activated)?;
+            let (inside, function, gate, up) = match self.gate_of(activated) {
+                Some((inside, kind, gate)) => (inside, GateFunction::Product(kind), gate, up),
+                None => self.clamped_gate(activated, up)?,
+            };
             let equal = self.shape(gate)? == shape && self.shape(up)? == shape;
-            (equal && self.closed(&inside, root)).then_some((Fused::Gated { gate, up, kind }, inside))
+            (equal && self.closed(&inside, root)).then_some((Fused::Gated { gate, up, function }, inside))
         })
     }
 
-    /// Returns the input of a convolution without a bias that is a matmul over tokens in `groups` groups.
-    fn tokenwise_in(&self, step: usize, groups: usize) -> Option<ValueRef> {
+    /// Finds the factors of [`GateFunction::Clamped`]: `g sigmoid(steepness g)` and `u + 1`. Returns the instructions that
+    /// compute them, the function, and the halves.
+    fn clamped_gate(
+        &self,
+        activated: ValueRef,
+        shifted: ValueRef,
+    ) -> Option<(Vec<usize>, GateFunction, ValueRef, ValueRef)> {
+        let (sum, (u, one)) = self.with_number(shifted, "add")?;
+        let (largest, (u, least)) = self.with_number(u, "maximum")?;
+        let (smallest, (up, most)) = self.with_number(u, "minimum")?;
+        let product = self.by(activated, "mul")?;
+        let (g, sigmoid, argument, steepness) = self.both(product).into_iter().find_map(|(g, part)| {
+            let s = self.by(part, "sigmoid")?;
+            let (m, (x, steepness)) = self.with_number(self.arg(s, "x")?, "mul")?;
+            (x == g).then_some((g, s, m, steepness))
+        })?;
+        let (capped, (gate, limit)) = self.with_number(g, "minimum")?;
+        let inside = vec![sum, largest, smallest, product, sigmoid, argument, capped];
+        let fits = one == 1.0 && (most, least) == (limit, -limit);
+        fits.then_some((inside, GateFunction::Clamped { limit, steepness }, gate, up))
+    }
+
+    /// Returns the input and the bias of a convolution that is a matmul over tokens in `groups` groups.
+    fn tokenwise_in(&self, step: usize, groups: usize) -> Option<(ValueRef, Option<ValueRef>)> {
         match &self.instructions[step].work {
-            InstrKind::Project { projection: Projection::Conv(conv), x, bias: None, .. }
+            InstrKind::Project { projection: Projection::Conv(conv), x, bias, .. }
                 if conv.matmul_groups() == Some(groups) =>
             {
-                Some(*x)
+                Some((*x, *bias))
             }
             _ => None,
         }
     }
 
-    fn tokenwise(&self, step: usize) -> Option<ValueRef> {
-        self.tokenwise_in(step, 1)
+    /// Returns the input and the bias of a matmul over tokens; the bias is a constant.
+    fn tokenwise(&self, step: usize) -> Option<(ValueRef, Option<ValueRef>)> {
+        self.tokenwise_in(step, 1).filter(|(_, bias)| bias.is_none_or(|b| matches!(b, ValueRef::Constant(_))))
+    }
+
+    /// Returns the input of a matmul over tokens in `groups` groups, which has no bias.
+    fn unbiased(&self, step: usize, groups: usize) -> Option<ValueRef> {
+        self.tokenwise_in(step, groups).filter(|(_, bias)| bias.is_none()).map(|(x, _)| x)
     }
 
     /// Returns the input of a reshape from shape `from` to shape `to`, and adds the reshape to `inside`.
@@ -445,10 +501,9 @@ impl InstrGraph<'_> {
         (halves && equal && self.axis(*axis, 4)? == 1).then_some((self.arg(split, "x")?, split))
     }
 
-    /// Finds an expert: `W_down (activation(gate) * up * w)`, with `gate` and `up` the halves of `W_gate_up x`, and `w` per
-    /// token.
+    /// Finds an expert: `W_down (f(gate, up) * w)`, with `gate` and `up` the halves of `W_gate_up x + b`, and `w` per token.
     fn branch(&self, down: usize) -> Option<(ExpertTerm, Vec<usize>)> {
-        let x = self.tokenwise(down)?;
+        let x = self.unbiased(down, 1)?;
         let product = self.by(x, "mul")?;
         self.both(product).into_iter().find_map(|(hidden, weight)| {
             let shape = self.shape(weight)?;
@@ -457,13 +512,14 @@ impl InstrGraph<'_> {
                 return None;
             }
             let m = self.by(hidden, "mul")?;
-            let (Fused::Gated { gate, up, kind }, mut inside) = self.gated(m)? else { return None };
+            let (Fused::Gated { gate, up, function }, mut inside) = self.gated(m)? else { return None };
             let (both, split) = self.halves(gate, up)?;
             let gate_up = self.step(both)?;
-            let input = self.tokenwise(gate_up)?;
+            let (x, bias) = self.tokenwise(gate_up)?;
             inside.extend([product, m, split, gate_up]);
-            let branch = ExpertTerm { x: input, gate_up, down, weight, place: 0, of: 1, kind };
-            self.closed(&inside, down).then_some((branch, inside))
+            let term =
+                ExpertTerm { x, gate_up, bias, down, down_bias: None, weight, place: 0, of: 1, function };
+            self.closed(&inside, down).then_some((term, inside))
         })
     }
 
@@ -492,7 +548,7 @@ impl InstrGraph<'_> {
             &[1, of, rows, tokens],
             &mut inside,
         )?)?;
-        let joined = self.tokenwise_in(down, of)?;
+        let joined = self.unbiased(down, of)?;
         let &[1, channels, 1, _] = self.shape(joined)? else { return None };
         let width = channels.checked_div(of)?;
         let weighted =
@@ -503,16 +559,52 @@ impl InstrGraph<'_> {
             let mut inside = inside.clone();
             let weight = self.reshaped(weights, &[1, of, 1, tokens], &[of, 1, 1, tokens], &mut inside)?;
             let m = self.by(hidden, "mul")?;
-            let (Fused::Gated { gate, up, kind }, gated) = self.gated(m)? else { return None };
+            let (Fused::Gated { gate, up, function }, gated) = self.gated(m)? else { return None };
             let (apart, split) = self.halves(gate, up)?;
             let shapes = ([1, 2 * channels, 1, tokens], [of, 2 * width, 1, tokens]);
             let gate_up = self.step(self.reshaped(apart, &shapes.0, &shapes.1, &mut inside)?)?;
-            let x = self.tokenwise(gate_up)?;
+            let (x, bias) = self.tokenwise(gate_up)?;
             inside.extend(gated);
             inside.extend([m, split, gate_up]);
-            let branch = |place| ExpertTerm { x, gate_up, down, weight, place, of, kind };
-            self.closed(&inside, root).then(|| ((0..of).map(branch).collect(), inside))
+            let term =
+                |place| ExpertTerm { x, gate_up, bias, down, down_bias: None, weight, place, of, function };
+            self.closed(&inside, root).then(|| ((0..of).map(term).collect(), inside))
         })
+    }
+
+    /// Finds the biases of the down projections of `terms`, each times the term's weight; `place` is their sum. Returns the
+    /// constant with the biases, and the instructions.
+    ///
+    /// ```text
+    /// biases [1, 1, E, H]^T x (weights [1, E, 1, T] -> [1, 1, E, T]) -> [1, 1, H, T] -> [1, H, 1, T]
+    /// ```
+    fn down_biases(&self, place: ValueRef, terms: &[ExpertTerm]) -> Option<(usize, Vec<usize>)> {
+        let &[1, rows, 1, tokens] = self.shape(place)? else { return None };
+        let (of, mut inside) = (terms.len(), Vec::new());
+        let matrix = self.reshaped(place, &[1, 1, rows, tokens], &[1, rows, 1, tokens], &mut inside)?;
+        let product = self.by(matrix, "matmul")?;
+        inside.push(product);
+        let flag = |name: &str| self.flag(self.arg(product, name), false);
+        let (biases, weights) = (self.arg(product, "x")?, self.arg(product, "y")?);
+        let ValueRef::Constant(constant) = biases else { return None };
+        if !flag("transpose_x")? || flag("transpose_y")? || self.shape(biases)? != [1, 1, of, rows] {
+            return None;
+        }
+        let weights = self.reshaped(weights, &[1, of, 1, tokens], &[1, 1, of, tokens], &mut inside)?;
+        let own = |(i, term): (usize, &ExpertTerm)| match term.of {
+            1 if of == 1 => term.weight == weights,
+            1 => self.part_of(term.weight, i).is_some_and(|x| x == weights),
+            all => (term.weight, term.place, all) == (weights, i, of),
+        };
+        terms.iter().enumerate().all(own).then_some((constant, inside))
+    }
+
+    /// Returns the value of which `place` is part `i` of a split along axis 1.
+    fn part_of(&self, place: ValueRef, i: usize) -> Option<ValueRef> {
+        let split = self.by(place, "split")?;
+        let axis = self.ints(self.arg(split, "axis"))?.first()?;
+        let is_part = self.instructions[split].writes().get(i).map(|b| ValueRef::Buffer(*b)) == Some(place);
+        (is_part && self.axis(*axis, 4)? == 1).then(|| self.arg(split, "x"))?
     }
 
     /// Finds sums of experts, by the step that computes the sum. With `in_order`, only sums that add one expert at a time.
@@ -532,6 +624,23 @@ impl InstrGraph<'_> {
             let (Some(x), Some(y)) = (self.arg(i, "x"), self.arg(i, "y")) else { continue };
             let (Some(a), Some(b)) = (self.step(x), self.step(y)) else { continue };
             let only_here = |s: usize| self.closed(&[s], i);
+            if step.op_type == "add" && !in_order {
+                let biased = [(a, y), (b, x)].into_iter().find_map(|(sum, other)| {
+                    let (terms, _) = sums.get(&sum)?;
+                    let (constant, inside) = self.down_biases(other, terms).filter(|_| only_here(sum))?;
+                    self.closed(&inside, i).then_some((sum, constant, inside))
+                });
+                if let Some((sum, constant, more)) = biased
+                    && let Some((mut terms, mut inside)) = sums.remove(&sum)
+                {
+                    let all = terms.iter_mut().enumerate();
+                    all.for_each(|(row, term)| term.down_bias = Some((constant, row)));
+                    inside.extend(more);
+                    inside.push(sum);
+                    sums.insert(i, (terms, inside));
+                    continue;
+                }
+            }
             let input = |s: usize| sums.get(&s).map(|(b, _)| b[0].x);
             let same = input(a).is_some() && input(a) == input(b) && self.shape(x) == self.shape(y);
             if step.op_type == "add" && a != b && same && only_here(a) && only_here(b) {
@@ -564,6 +673,52 @@ impl InstrGraph<'_> {
         }
     }
 
+    /// Finds the softmax along an axis that makes `weights`, also beside one score more, which has no value. Returns the
+    /// scores and the constant with this score; adds the instructions to `inside`.
+    ///
+    /// ```text
+    /// m = max(max s, sink)      weights = e^(s - m) / (sum e^(s - m) + e^(sink - m))
+    /// ```
+    pub fn softmax(
+        &self,
+        weights: ValueRef,
+        along: usize,
+        inside: &mut Vec<usize>,
+    ) -> Option<(ValueRef, Option<ValueRef>)> {
+        if let Some(softmax) = self.by(weights, "softmax") {
+            let axis = self.ints(self.arg(softmax, "axis"))?.first()?;
+            inside.push(softmax);
+            return (self.axis(*axis, 4)? == along).then_some((self.arg(softmax, "x")?, None));
+        }
+        let quotient = self.by(weights, "real_div")?;
+        let (powers, total) = (self.arg(quotient, "x")?, self.arg(quotient, "y")?);
+        let exp = self.by(powers, "exp")?;
+        let below = self.by(self.arg(exp, "x")?, "sub")?;
+        let (scores, top) = (self.arg(below, "x")?, self.arg(below, "y")?);
+        let larger = self.by(top, "maximum")?;
+        let (max, sink) = self.both(larger).into_iter().find_map(|(largest, sink)| {
+            let (max, axis, of) = self.reduction(largest, "reduce_max")?;
+            ((axis, of) == (along, scores) && matches!(sink, ValueRef::Constant(_))).then_some((max, sink))
+        })?;
+        let added = self.by(total, "add")?;
+        let (sum, part) = self.both(added).into_iter().find_map(|(sum, part)| {
+            let (sum, axis, of) = self.reduction(sum, "reduce_sum")?;
+            ((axis, of) == (along, powers)).then_some((sum, self.by(part, "exp")?))
+        })?;
+        let sink_below = self.by(self.arg(part, "x")?, "sub")?;
+        inside.extend([quotient, exp, below, larger, max, added, sum, part, sink_below]);
+        let fits = (self.arg(sink_below, "x")?, self.arg(sink_below, "y")?) == (sink, top);
+        fits.then_some((scores, Some(sink)))
+    }
+
+    /// Returns the elements of a constant.
+    fn elements(&self, place: ValueRef) -> Option<&[f32]> {
+        match place {
+            ValueRef::Constant(c) => self.constants[c].as_f32(),
+            _ => None,
+        }
+    }
+
     /// Finds grouped attention with a mask; `root` is the reshape to heads after the product with the values.
     pub fn attention(&self, root: usize) -> FusedSteps {
         if self.instructions[root].op_type != "reshape" {
@@ -580,15 +735,18 @@ impl InstrGraph<'_> {
         }
         let (weights, v) = (self.arg(mixed, "x")?, self.arg(mixed, "y")?);
         let weights = self.before_reshape(weights, &mut inside)?;
-        let softmax = self.by(weights, "softmax")?;
-        let masked = self.arg(softmax, "x")?;
-        let axis = self.ints(self.arg(softmax, "axis"))?.first()?;
+        let (masked, sinks) = self.softmax(weights, 3, &mut inside)?;
         let sum = self.by(masked, "add")?;
-        inside.extend([softmax, sum]);
+        inside.push(sum);
         let slots = *self.shape(masked)?.last()?;
-        if self.axis(*axis, 4)? != 3 || self.shape(masked)? != [1, heads, tokens, slots] {
+        if self.shape(masked)? != [1, heads, tokens, slots] {
             return None;
         }
+        let sinks = match sinks {
+            Some(sinks) if self.shape(sinks)? == [1, heads, 1, 1] => Some(self.elements(sinks)?.to_vec()),
+            Some(_) => return None,
+            None => None,
+        };
         let (scores, mask) =
             self.both(sum).into_iter().find(|(_, m)| self.shape(*m) == Some(&[1, 1, tokens, slots]))?;
         let raw = self.before_reshape(scores, &mut inside)?;
@@ -607,7 +765,8 @@ impl InstrGraph<'_> {
             && heads.is_multiple_of(kv_heads)
             && self.shape(grouped)? == [1, kv_heads, rows, d]
             && self.shape(raw)? == [1, kv_heads, rows, slots];
-        (fits && self.closed(&inside, root)).then_some((Fused::Attention { q, k, v, mask, kv_heads }, inside))
+        let attention = Fused::Attention { q, k, v, mask, kv_heads, sinks };
+        (fits && self.closed(&inside, root)).then_some((attention, inside))
     }
 
     /// Finds attention computed head by head, with the softmax over keys on the channel axis; `root` is the concat of heads.
@@ -623,7 +782,7 @@ impl InstrGraph<'_> {
         }
         let mut inside = Vec::new();
         let (mut keys, mut values, mut queries) = (Vec::new(), Vec::new(), Vec::new());
-        let mut shared_mask = None;
+        let (mut shared_mask, mut sinks) = (None, Vec::new());
         let flag = |s: usize, name: &str| self.flag(self.arg(s, name), false);
         for context in contexts {
             let mixed = self.by(*context, "matmul")?;
@@ -632,14 +791,17 @@ impl InstrGraph<'_> {
             }
             let columns = self.arg(mixed, "x")?;
             values.push(self.arg(mixed, "y")?);
-            let softmax = self.by(self.before_reshape(columns, &mut inside)?, "softmax")?;
-            let masked = self.arg(softmax, "x")?;
-            let axis = self.ints(self.arg(softmax, "axis"))?.first()?;
+            let weights = self.before_reshape(columns, &mut inside)?;
+            let (masked, sink) = self.softmax(weights, 1, &mut inside)?;
             let &[1, slots, 1, own] = self.shape(masked)? else { return None };
             let sum = self.by(masked, "add")?;
-            if self.axis(*axis, 4)? != 1 || own != tokens {
+            if own != tokens {
                 return None;
             }
+            sinks.extend(match sink {
+                Some(sink) => Some(self.number(sink)?),
+                None => None,
+            });
             // A reshape makes the scores, but not the mask.
             let (scores, mask) = self.both(sum).into_iter().find(|(v, m)| {
                 self.by(*v, "reshape").is_some()
@@ -654,7 +816,7 @@ impl InstrGraph<'_> {
             }
             keys.push(self.arg(product, "x")?);
             queries.push(self.arg(product, "y")?);
-            inside.extend([mixed, softmax, sum, product]);
+            inside.extend([mixed, sum, product]);
         }
         let q = self.all_heads(&queries, 1, &mut inside)?;
         let slots = self.shape(*keys.first()?)?.get(2).copied()?;
@@ -671,7 +833,10 @@ impl InstrGraph<'_> {
             && self.shape(v)? == [1, kv_heads, slots, d]
             && self.shape(shared_mask?)? == [1, slots, 1, tokens];
         let mask = shared_mask?;
-        (fits && self.closed(&inside, root)).then_some((Fused::Attention { q, k, v, mask, kv_heads }, inside))
+        let is_whole = sinks.is_empty() || sinks.len() == heads;
+        let sinks = (!sinks.is_empty()).then_some(sinks);
+        let attention = Fused::Attention { q, k, v, mask, kv_heads, sinks };
+        (fits && is_whole && self.closed(&inside, root)).then_some((attention, inside))
     }
 
     /// Returns the value that `heads` are split from along axis 1, each head `repeats` times; adds the split to `inside`.

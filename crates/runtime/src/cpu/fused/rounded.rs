@@ -1,9 +1,9 @@
 //! Fused nodes that round every result to fp16: they give the same bits as separate operations.
 
-use super::super::ops::{activation, dot};
+use super::super::ops::{activation, dot, sigmoid};
+use super::super::weights::to_f16;
 use anemoe_kernels::{
-    ActivationFunction, AttentionShape, CacheValues, CacheView, HeadStrides, MASK_CUTOFF, Mask, Pool,
-    round_to_f16,
+    AttentionShape, CacheValues, CacheView, GateFunction, HeadStrides, MASK_CUTOFF, Mask, Pool, round_to_f16,
 };
 use std::cell::RefCell;
 
@@ -15,12 +15,25 @@ pub(super) fn round(pool: &Pool, values: &mut [f32]) {
     pool.for_chunks(values, ROUNDED, &|_, values| round_to_f16(values));
 }
 
-/// Computes `activation(gate) * up * factor`, and rounds after each operation.
-pub(super) fn gate(gate: &[f32], up: &[f32], factor: f32, kind: ActivationFunction, out: &mut [f32]) {
-    let f = activation(kind);
-    out.iter_mut().zip(gate).for_each(|(o, g)| *o = f(*g));
-    round_to_f16(out);
-    out.iter_mut().zip(up).for_each(|(o, u)| *o *= u);
+/// Computes `f(gate, up) * factor`, and rounds after each operation.
+pub(super) fn gate(gate: &[f32], up: &[f32], factor: f32, f: GateFunction, out: &mut [f32]) {
+    match f {
+        GateFunction::Product(kind) => {
+            let f = activation(kind);
+            out.iter_mut().zip(gate).for_each(|(o, g)| *o = f(*g));
+            round_to_f16(out);
+            out.iter_mut().zip(up).for_each(|(o, u)| *o *= u);
+        }
+        GateFunction::Clamped { limit, steepness } => {
+            out.iter_mut().zip(gate).for_each(|(o, g)| *o = g.min(limit) * steepness);
+            round_to_f16(out);
+            out.iter_mut().for_each(|o| *o = sigmoid(*o));
+            round_to_f16(out);
+            out.iter_mut().zip(gate).for_each(|(o, g)| *o *= g.min(limit));
+            round_to_f16(out);
+            out.iter_mut().zip(up).for_each(|(o, u)| *o *= to_f16(u.min(limit).max(-limit) + 1.0));
+        }
+    }
     round_to_f16(out);
     out.iter_mut().for_each(|o| *o *= factor);
     round_to_f16(out);
@@ -58,15 +71,40 @@ fn visible(mask: &[f32]) -> Vec<usize> {
     mask.iter().enumerate().filter(|(_, m)| **m >= bound || m.is_nan()).map(|(slot, _)| slot).collect()
 }
 
+/// Turns scores into weights as an op `softmax` does, which rounds its results alone.
+fn apply_softmax(scores: &mut [f32]) {
+    let largest = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let mut sum = 0.0;
+    for s in scores.iter_mut() {
+        *s = (*s - largest).exp();
+        sum += *s;
+    }
+    scores.iter_mut().for_each(|s| *s /= sum);
+    round_to_f16(scores);
+}
+
+/// Turns scores into weights beside one score more, as the ops of [`super::patterns::InstrGraph::softmax`] do.
+fn apply_softmax_with(scores: &mut [f32], sink: f32) {
+    let largest = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max).max(sink);
+    scores.iter_mut().for_each(|s| *s -= largest);
+    round_to_f16(scores);
+    scores.iter_mut().for_each(|s| *s = s.exp());
+    round_to_f16(scores);
+    let sum = to_f16(scores.iter().map(|s| f64::from(*s)).sum::<f64>() as f32);
+    let sum = to_f16(sum + to_f16(to_f16(sink - largest).exp()));
+    scores.iter_mut().for_each(|s| *s /= sum);
+    round_to_f16(scores);
+}
+
 /// Computes attention and rounds each result: scores, masked scores, probabilities, and context. Masked slots are not read.
 /// Returns the bytes of keys and values read.
 pub(super) fn attention(
     pool: &Pool,
     shape: &AttentionShape,
+    (mask, sinks): (Mask<'_>, Option<&[f32]>),
     (q, q_at): (&[f32], HeadStrides),
     k: &CacheView<'_>,
     v: &CacheView<'_>,
-    mask: Mask<'_>,
     (out, out_at): (&mut [f32], HeadStrides),
 ) -> u64 {
     let AttentionShape { heads, kv_heads, tokens, head_dim: d, slots } = *shape;
@@ -87,14 +125,10 @@ pub(super) fn attention(
         round_to_f16(&mut scores);
         scores.iter_mut().zip(seen).for_each(|(s, &slot)| *s += mask[slot]);
         round_to_f16(&mut scores);
-        let largest = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-        let mut sum = 0.0;
-        for s in &mut scores {
-            *s = (*s - largest).exp();
-            sum += *s;
+        match sinks {
+            None => apply_softmax(&mut scores),
+            Some(sinks) => apply_softmax_with(&mut scores, sinks[head]),
         }
-        scores.iter_mut().for_each(|s| *s /= sum);
-        round_to_f16(&mut scores);
         for (s, &slot) in scores.iter().zip(seen) {
             let v = row(v, kv_head, slot, d, &mut space);
             result.iter_mut().zip(v).for_each(|(r, v)| *r += s * v);

@@ -3,21 +3,21 @@
 //! `rows` has the first element of each row in the result and in each operand, and the distance to the next row.
 
 use super::super::strided::StridedLoops;
-use anemoe_kernels::{ActivationFunction, Pool, RmsNorm};
+use anemoe_kernels::{GateFunction, Pool, RmsNorm};
 
-/// Computes `y = activation(gate) * up` for rows of `n` elements.
+/// Joins rows of `n` elements of the halves of gated MLPs.
 pub(super) fn apply_gates(
     pool: &Pool,
     (rows, n): (&StridedLoops<3>, usize),
     (gate, up): (&[f32], &[f32]),
-    kind: ActivationFunction,
+    function: GateFunction,
     y: &mut [f32],
 ) {
     rows.split(pool, y, n, &|rows, y| {
         rows.each(|[o, a, b], m, s| {
             for i in 0..m {
                 let (o, a, b) = (o + i * s[0], a + i * s[1], b + i * s[2]);
-                anemoe_kernels::apply_gate(&gate[a..a + n], &up[b..b + n], 1.0, kind, &mut y[o..o + n]);
+                anemoe_kernels::apply_gate(&gate[a..a + n], &up[b..b + n], 1.0, function, &mut y[o..o + n]);
             }
         });
     });
@@ -42,12 +42,12 @@ pub(super) fn norms(
     });
 }
 
-/// Turns the pairs (k, k + `half`) of rows of `n` elements by the angles; the table of sines holds the signs. Elements
-/// from `2 half` on have no partner.
+/// Turns the pairs (k, k + `half`) of rows of `n` elements by the angles, and multiplies by `factor`; the table of sines
+/// holds the signs. Elements from `2 half` on have no partner.
 pub(super) fn rotate(
     pool: &Pool,
     (rows, n): (&StridedLoops<4>, usize),
-    half: usize,
+    (half, factor): (usize, f32),
     x: &[f32],
     (cos, sin): (&[f32], &[f32]),
     y: &mut [f32],
@@ -59,13 +59,13 @@ pub(super) fn rotate(
                 let x = &x[a + i * step[1]..][..n];
                 let (cos, sin) = (&cos[c + i * step[2]..][..n], &sin[s + i * step[3]..][..n]);
                 for k in 0..half {
-                    y[k] = x[k] * cos[k] + x[half + k] * sin[k];
+                    y[k] = (x[k] * cos[k] + x[half + k] * sin[k]) * factor;
                 }
                 for k in half..2 * half {
-                    y[k] = x[k] * cos[k] + x[k - half] * sin[k];
+                    y[k] = (x[k] * cos[k] + x[k - half] * sin[k]) * factor;
                 }
                 for k in 2 * half..n {
-                    y[k] = x[k] * cos[k] + x[k] * sin[k];
+                    y[k] = (x[k] * cos[k] + x[k] * sin[k]) * factor;
                 }
             }
         });

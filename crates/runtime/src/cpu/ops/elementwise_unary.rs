@@ -297,7 +297,7 @@ pub(in crate::cpu) fn activation(kind: ActivationFunction) -> fn(f32) -> f32 {
     }
 }
 
-pub(super) fn sigmoid(v: f32) -> f32 {
+pub(in crate::cpu) fn sigmoid(v: f32) -> f32 {
     1.0 / (1.0 + (-v).exp())
 }
 

@@ -19,7 +19,7 @@ mod tensor_transformation;
 pub(super) mod window;
 
 pub(super) use elementwise_binary::{BinaryLoops, binary_loops};
-pub(super) use elementwise_unary::{UnaryFunction, activation, unary_function};
+pub(super) use elementwise_unary::{UnaryFunction, activation, sigmoid, unary_function};
 pub(super) use linear::dot;
 pub use operands::{OpContext, OpError, OpFunction, OpResult};
 pub(super) use reduction::{Reduce, ReductionLoops, exact_reduction, fast_reduction};

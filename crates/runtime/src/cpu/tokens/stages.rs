@@ -1,9 +1,10 @@
-//! Splits a function with states into stages: those that treat all tokens alike, and the one that depends on a sequence.
+//! Splits a function with states into stages: those that treat all tokens alike, and those that depend on a sequence.
 //!
 //! ```text
-//! before: projections of all tokens, once ----> each: caches and attention, once per sequence ----> after: projections, once
+//! stage 0: projections of all tokens, once ----> 1: cache and attention, once per sequence ----> 2: projections, once
+//!                                                  ----> 3: cache and attention of the next layer ----> 4: ...
 //! ```
-//! Weights are in the first and the last stage, which run once for the tokens of all sequences of a batch.
+//! Weights are in stages with even numbers, which run once for the tokens of all sequences of a batch.
 
 use super::resize::{TokenAxis, resize};
 use anemoe_mlpackage::mil::{
@@ -21,11 +22,9 @@ pub(in crate::cpu) struct Stage {
     pub described: FunctionDescription,
 }
 
-/// A function in three stages; the first and the last may be missing.
+/// A function in stages, of which any may be missing. Those with odd numbers run once per sequence.
 pub(in crate::cpu) struct Stages {
-    pub before: Option<Stage>,
-    pub each: Stage,
-    pub after: Option<Stage>,
+    pub stages: Vec<Option<Stage>>,
     /// Token axis of each input and of each value that goes from stage to stage.
     pub axes: BTreeMap<String, usize>,
 }
@@ -91,65 +90,75 @@ pub(in crate::cpu) fn stages(
             && (names(op).chain(op.outputs.iter().map(|o| o.name.as_str())).any(|n| own.contains(n))
                 || has_taps(op, &types))
     };
-    // `behind`: operations that depend on a mixing one; `ahead`: operations that a mixing one depends on.
-    let n = operations.len();
-    let (mut behind, mut ahead) = (vec![false; n], vec![false; n]);
-    for (i, op) in operations.iter().enumerate() {
-        behind[i] = mixes(op) || names(op).filter_map(|name| makes.get(name)).any(|&m| behind[m]);
-    }
-    for (i, op) in operations.iter().enumerate().rev() {
-        ahead[i] |= mixes(op);
-        if ahead[i] {
-            names(op).filter_map(|name| makes.get(name)).for_each(|&m| ahead[m] = true);
-        }
-    }
     if !operations.iter().any(mixes) {
         return None;
     }
-    let mut stage_of: Vec<usize> = (0..n)
-        .map(|i| match (behind[i], ahead[i]) {
-            (false, _) => 0,
-            (true, true) => 1,
-            (true, false) => 2,
-        })
-        .collect();
-    // Splits into heads before products of one sequence, and concats after them, belong to the stage of these products.
+    // Values of a sequence that follow from inputs and from states before they are written: each stage makes its own.
+    let n = operations.len();
+    let is_input = |name: &str| base.inputs.iter().any(|i| i.name == name);
+    let state_of = |op: &Operation| -> Option<&str> {
+        let is_of_state = matches!(op.op_type.as_str(), "read_state" | "write_state");
+        match op.inputs.get("input")?.0.first()? {
+            Binding::Name(name) if is_of_state => types.get_key_value(name.as_str()).map(|(name, _)| *name),
+            _ => None,
+        }
+    };
+    let (mut free, mut written) = (vec![false; n], BTreeMap::new());
+    let mut stage_of = vec![0usize; n];
+    for (i, op) in operations.iter().enumerate() {
+        if is_constant(op) {
+            continue;
+        }
+        let state = state_of(op);
+        let is_made_free = |name: &str| is_input(name) || makes.get(name).is_some_and(|&m| free[m]);
+        free[i] = mixes(op)
+            && op.op_type != "write_state"
+            && state.is_none_or(|state| !written.contains_key(state))
+            && names(op).all(|name| constant.contains(name) || is_made_free(name));
+        let before = names(op).filter_map(|name| makes.get(name)).map(|&m| stage_of[m]).max().unwrap_or(0);
+        let before = before.max(state.and_then(|state| written.get(state).copied()).unwrap_or(0));
+        stage_of[i] = match (free[i], mixes(op), op.op_type.as_str()) {
+            (true, ..) => 0,
+            (false, true, _) => before + (before + 1) % 2,
+            (false, false, "conv" | "linear") => before + before % 2,
+            (false, false, _) => before,
+        };
+        if op.op_type == "write_state"
+            && let Some(state) = state
+        {
+            written.insert(state, stage_of[i]);
+        }
+    }
+    // Splits into heads before products of one sequence belong to the stage of these products.
     for i in (0..n).rev().filter(|&i| operations[i].op_type == "split") {
         let makes_one = |name: &str| operations[i].outputs.iter().any(|o| o.name == name);
         let mut readers = (0..n).filter(|&r| names(&operations[r]).any(makes_one)).peekable();
-        if stage_of[i] == 0 && readers.peek().is_some() && readers.all(|r| stage_of[r] == 1) {
-            stage_of[i] = 1;
-        }
-    }
-    for i in (0..n).filter(|&i| operations[i].op_type == "concat") {
-        let mut parts = names(&operations[i]).filter_map(|name| makes.get(name)).peekable();
-        if stage_of[i] == 2
-            && parts.peek().is_some()
-            && parts.all(|&m| stage_of[m] == 1 || is_constant(&operations[m]))
-        {
-            stage_of[i] = 1;
+        let next = stage_of[i] + 1;
+        if next % 2 == 1 && readers.peek().is_some() && readers.all(|r| stage_of[r] == next) {
+            stage_of[i] = next;
         }
     }
     let mut stages = Vec::new();
     let mut axes: BTreeMap<String, usize> = axes.iter().map(|(name, axis)| (name.clone(), *axis)).collect();
-    for wanted in 0..3 {
+    for wanted in 0..=stage_of.iter().copied().max().unwrap_or(0) {
         let inside: BTreeSet<usize> =
-            (0..n).filter(|&i| stage_of[i] == wanted && !is_constant(&operations[i])).collect();
+            (0..n).filter(|&i| stage_of[i] == wanted && !free[i] && !is_constant(&operations[i])).collect();
         if inside.is_empty() {
             stages.push(None);
             continue;
         }
-        // Constants that the stage reads, with the operations that make them.
+        // Constants and free values that the stage reads, with the operations that make them.
         let mut all = inside.clone();
         let mut open: Vec<&str> = inside.iter().flat_map(|&i| names(&operations[i])).collect();
         while let Some(name) = open.pop() {
-            if constant.contains(name) && makes.get(name).is_some_and(|&m| all.insert(m)) {
+            let own = makes.get(name).filter(|&&m| free[m] || constant.contains(name));
+            if own.is_some_and(|&m| all.insert(m)) {
                 open.extend(names(&operations[makes[name]]));
             }
         }
         let made = |name: &str| makes.get(name).is_some_and(|m| all.contains(m));
         let read: BTreeSet<&str> =
-            inside.iter().flat_map(|&i| names(&operations[i])).filter(|name| !made(name)).collect();
+            all.iter().flat_map(|&i| names(&operations[i])).filter(|name| !made(name)).collect();
         let outside = |name: &str| {
             base.block.outputs.iter().any(|o| o == name)
                 || (0..n).any(|i| !all.contains(&i) && names(&operations[i]).any(|other| other == name))
@@ -157,10 +166,9 @@ pub(in crate::cpu) fn stages(
         let results = || inside.iter().flat_map(|&i| &operations[i].outputs);
         let written: Vec<&NamedType> = results().filter(|o| outside(&o.name)).collect();
         for name in read.iter().copied().chain(written.iter().map(|o| o.name.as_str())) {
-            let is_input = base.inputs.iter().any(|i| i.name == name);
             match of_values.get(name).filter(|axis| is_pure(axis)) {
                 Some(axis) => drop(axes.insert(name.to_string(), axis.axis)),
-                None if is_input => {}
+                None if is_input(name) => {}
                 None => return None,
             }
         }
@@ -190,7 +198,5 @@ pub(in crate::cpu) fn stages(
         };
         stages.push(Some(Stage { function: Function { inputs, opset: base.opset, block }, described }));
     }
-    let mut stages = stages.into_iter();
-    let (before, each, after) = (stages.next()?, stages.next()??, stages.next()?);
-    Some(Stages { before, each, after, axes })
+    Some(Stages { stages, axes })
 }

@@ -3,7 +3,7 @@
 use super::super::super::ir::{InstrKind, Projection, ValueRef};
 use super::super::super::strided::StridedLoops;
 use super::super::super::weights::StoredWeight;
-use super::super::experts::{Branch, Experts, WeightRows};
+use super::super::experts::{BiasRows, Branch, Experts, WeightRows};
 use super::super::nodes::NodeKind;
 use super::super::patterns::{self, Fused};
 use super::super::view::View;
@@ -71,7 +71,15 @@ impl PlanBuilder<'_> {
                         take(root, Fused::Norm { x, axis, norm, weight: None }, instructions, &mut inside)
                     }
                 }
-            } else if let Some((f, instructions)) = self.g.rotate(root).or_else(|| self.g.gated(root)) {
+            } else if let Some((f, mut instructions)) = self.g.rotate(root) {
+                match (f, self.g.multiplied(root)) {
+                    (Fused::Rotate { x, cos, sin, half, .. }, Some((product, factor))) => {
+                        instructions.push(root);
+                        take(product, Fused::Rotate { x, cos, sin, half, factor }, instructions, &mut inside);
+                    }
+                    (f, _) => take(root, f, instructions, &mut inside),
+                }
+            } else if let Some((f, instructions)) = self.g.gated(root) {
                 take(root, f, instructions, &mut inside);
             }
         }
@@ -110,7 +118,7 @@ impl PlanBuilder<'_> {
                 self.push(work);
                 self.define(out)
             }
-            Fused::Rotate { x, cos, sin, half } => {
+            Fused::Rotate { x, cos, sin, half, factor } => {
                 let view = self.float(*x)?;
                 let last = view.rank().checked_sub(1)?;
                 let x = self.make_contiguous(view, last);
@@ -129,7 +137,7 @@ impl PlanBuilder<'_> {
                 rows[last] = 1;
                 let start = [0, x.offset, cos.offset, sin.offset];
                 let rows = StridedLoops::new(&rows, [&out.strides, &x.strides, &c, &s], start);
-                let (half, to) = (*half, buffer_of(&out));
+                let (half, factor, to) = (*half, *factor, buffer_of(&out));
                 self.push(NodeKind::Rotate {
                     rows,
                     half,
@@ -137,11 +145,12 @@ impl PlanBuilder<'_> {
                     x: x.base,
                     cos: cos.base,
                     sin: sin.base,
+                    factor,
                     out: to,
                 });
                 self.define(out)
             }
-            Fused::Gated { gate, up, kind } => {
+            Fused::Gated { gate, up, function } => {
                 let (gate, up) = (self.float(*gate)?, self.float(*up)?);
                 let axis = *Self::order(&gate).last()?;
                 let (gate, up) = (self.make_contiguous(gate, axis), self.make_contiguous(up, axis));
@@ -162,13 +171,15 @@ impl PlanBuilder<'_> {
                     n,
                     gate: gate.base,
                     up: up.base,
-                    kind: *kind,
+                    function: *function,
                     out: to,
                 });
                 self.define(out)
             }
             Fused::Experts { branches } => self.experts(branches),
-            Fused::Attention { q, k, v, mask, kv_heads } => self.attention((*q, *k, *v, *mask), *kv_heads),
+            Fused::Attention { q, k, v, mask, kv_heads, sinks } => {
+                self.attention((*q, *k, *v, *mask), *kv_heads, sinks.clone())
+            }
             Fused::Update { state, new, keep, place, tail, slots } => {
                 let (new, keep, place) = (self.float(*new)?, self.float(*keep)?, self.float(*place)?);
                 let tail = match tail {
@@ -199,6 +210,12 @@ impl PlanBuilder<'_> {
         }
     }
 
+    /// Returns part `place` of a constant, `rows` elements.
+    fn bias_of(&self, bias: ValueRef, place: usize, rows: usize) -> Option<BiasRows> {
+        let ValueRef::Constant(constant) = bias else { return None };
+        BiasRows::new(self.g.constants[constant].clone(), place, rows)
+    }
+
     fn experts(&mut self, branches: &[patterns::ExpertTerm]) -> Option<()> {
         let view = self.float(branches.first()?.x)?;
         // The input is not made contiguous: packs that `add_experts` adds up have to read the same elements.
@@ -215,13 +232,23 @@ impl PlanBuilder<'_> {
             }
             let weight = weight.sliced(1, b.place, 1);
             let (wide, narrow) = (gate_up.matrix(), down.matrix());
+            let bias = match b.bias {
+                Some(bias) => Some(self.bias_of(bias, b.place, wide.rows())?),
+                None => None,
+            };
+            let down_bias = match b.down_bias {
+                Some((constant, row)) => {
+                    Some(self.bias_of(ValueRef::Constant(constant), row, narrow.rows())?)
+                }
+                None => None,
+            };
             let fits = wide.cols() == channels
                 && wide.rows() == 2 * narrow.cols()
                 && shape == [1, narrow.rows(), 1, tokens];
             if !fits {
                 return None;
             }
-            all.push(Branch { gate_up, down, weight, kind: b.kind });
+            all.push(Branch { gate_up, bias, down, down_bias, weight, function: b.function });
         }
         let out = self.allocate(&shape, &[0, 2, 3, 1]);
         self.push(NodeKind::Experts(Box::new(Experts::new(x, all, tokens, shape[1], buffer_of(&out)))));
@@ -232,6 +259,7 @@ impl PlanBuilder<'_> {
         &mut self,
         (q, k, v, mask): (ValueRef, ValueRef, ValueRef, ValueRef),
         kv_heads: usize,
+        sinks: Option<Vec<f32>>,
     ) -> Option<()> {
         let (_, shape) = self.result()?;
         let &[1, heads, tokens, head_dim] = shape.as_slice() else { return None };
@@ -259,6 +287,7 @@ impl PlanBuilder<'_> {
             k,
             v,
             mask: (mask.clone(), mask.strides[2]),
+            sinks,
             out: (buffer_of(&out), at(&out)),
         };
         self.push(work);
