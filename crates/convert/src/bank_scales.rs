@@ -17,12 +17,7 @@ impl BankScales {
     ///
     /// # Errors
     /// The checkpoint cannot be read.
-    pub fn of(
-        &mut self,
-        family: &dyn Family,
-        shard: &PlannedShard,
-        matrix: &MatrixPlan,
-    ) -> Result<Option<f16>> {
+    pub fn of(&mut self, family: &Family, shard: &PlannedShard, matrix: &MatrixPlan) -> Result<Option<f16>> {
         if !matrix.bank || !matrix.quant.kind.has_one_scale() {
             return Ok(None);
         }
@@ -45,7 +40,7 @@ impl BankScales {
 const PIECE: u64 = 1 << 20;
 
 /// Returns the largest magnitude of a matrix's weights.
-fn largest_of(family: &dyn Family, m: &MatrixPlan) -> Result<f32> {
+fn largest_of(family: &Family, m: &MatrixPlan) -> Result<f32> {
     let (start, end) = (m.offset, m.offset + m.weights());
     let piece = |i: u64| {
         let from = start + i * PIECE;

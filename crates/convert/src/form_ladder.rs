@@ -51,19 +51,20 @@ pub struct LadderModel {
     pub has_history: bool,
     /// Positions that the model's caches hold.
     pub context: usize,
-    /// Experts of a layer; none where the number is not known.
+    /// Experts of a layer; none in a model without experts.
     pub experts: Option<usize>,
 }
 
 impl LadderModel {
     /// Makes the facts of a family's model, with caches of `context` positions.
-    pub fn of(family: &dyn Family, context: usize) -> LadderModel {
-        LadderModel { has_history: family.has_history(), context, experts: Some(family.sizes().experts) }
+    pub fn of(family: &Family, context: usize) -> LadderModel {
+        let experts = Some(family.sizes().experts).filter(|n| *n > 0);
+        LadderModel { has_history: family.has_history(), context, experts }
     }
 
-    /// Returns a quarter of a layer's experts; none where their number is unknown or no multiple of 4.
+    /// Returns a quarter of a layer's experts; none where their number is no multiple of 4.
     fn quarter_of_experts(&self) -> Option<usize> {
-        self.experts.filter(|n| *n > 0 && n.is_multiple_of(4)).map(|n| n / 4)
+        self.experts.filter(|n| n.is_multiple_of(4)).map(|n| n / 4)
     }
 }
 
@@ -78,6 +79,12 @@ struct LadderEntry {
     history_args: Vec<String>,
     #[serde(default)]
     needs_history: bool,
+    /// True if the form is none of a model without experts.
+    #[serde(default)]
+    needs_experts: bool,
+    /// True if the form is none of a model with experts.
+    #[serde(default)]
+    needs_dense: bool,
     /// True if the form also has functions for a quarter of the context.
     #[serde(default)]
     quarter_bucket: bool,
@@ -106,7 +113,10 @@ pub fn ladder(model: LadderModel) -> Result<Vec<Rung>> {
     let table = TABLE.as_ref().map_err(|e| Error::usage(format!("table of forms: {e}")))?;
     let has_bucket = ContextBuckets::quarter_of(model.context).is_some();
     let fits = |entry: &&LadderEntry| {
+        let has_experts = model.experts.is_some();
         (model.has_history || !entry.needs_history)
+            && (has_experts || !entry.needs_experts)
+            && !(has_experts && entry.needs_dense)
             && (has_bucket || !entry.quarter_bucket)
             && (model.quarter_of_experts().is_some() || !entry.quarter_of_experts)
     };
@@ -201,6 +211,12 @@ mod tests {
             let forms: BTreeSet<(ShardForm, Option<usize>)> =
                 rungs.iter().map(|r| (r.form, r.experts_per_shard)).collect();
             assert_eq!(forms.len(), rungs.len());
+            let has = |option: &str| rungs.iter().any(|r| r.build_args.iter().any(|a| a == option));
+            assert_eq!(has("--experts"), experts.is_some());
+            let layers = rungs.iter().filter_map(|r| r.form.layers_per_shard).map(|n| n.get());
+            let wanted = [vec![2, 4], vec![1, 2, 4], vec![1], vec![1]];
+            let case = 2 * usize::from(experts.is_none()) + usize::from(has_history);
+            assert_eq!(layers.collect::<Vec<_>>(), wanted[case]);
             for rung in &rungs {
                 assert!(!rung.speaks_for.is_empty() && !rung.against.is_empty(), "{}", rung.name);
                 let experts = rung.experts_per_shard.map(|n| (EXPERTS_PER_SHARD, n.to_string()));

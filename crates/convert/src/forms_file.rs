@@ -212,10 +212,8 @@ mod tests {
         let plan = family.plan(&options).ok()?;
         let own = plan.shards.iter().filter(|s| s.kind == sort);
         Some(
-            own.map(|s| {
-                format!("{} {:?}", s.name, lower_without_weights(family.as_ref(), s).unwrap().program)
-            })
-            .collect(),
+            own.map(|s| format!("{} {:?}", s.name, lower_without_weights(&family, s).unwrap().program))
+                .collect(),
         )
     }
 

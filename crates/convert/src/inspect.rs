@@ -2,7 +2,9 @@
 
 use crate::Result;
 use crate::checkpoint::Checkpoint;
+use crate::lattice_report::LatticeShares;
 use crate::models;
+use crate::plan::PlanOptions;
 use serde::Serialize;
 use std::collections::BTreeMap;
 
@@ -27,6 +29,8 @@ pub struct CheckpointReport {
     pub tensors: Vec<TensorReport>,
     /// Tensors that the text model does not need.
     pub skipped: Vec<String>,
+    /// Sampled tensors that lie on the lattice of a 4-bit format.
+    pub lattices: LatticeShares,
     /// Remarks on the checkpoint's values, for those who run it.
     pub remarks: Vec<String>,
 }
@@ -73,8 +77,14 @@ pub fn checkpoint(checkpoint: Checkpoint) -> Result<CheckpointReport> {
         bytes: 0,
         tensors: Vec::new(),
         skipped: Vec::new(),
+        lattices: LatticeShares::default(),
         remarks: family.remarks()?,
     };
+    // Values are a remark: without a plan or with unreadable weights, the headers are all that is told.
+    if let Ok(plan) = family.plan(&PlanOptions::default()) {
+        report.lattices = LatticeShares::of(&family, &plan);
+        report.remarks.extend(report.lattices.remarks());
+    }
     let parts = family.checked_checkpoint().parts();
     for info in infos {
         let Some(part) = parts.get(&info.name) else {

@@ -18,6 +18,8 @@ pub mod forms_file;
 pub mod importance;
 pub mod inspect;
 pub mod kind_search;
+pub mod lattice;
+pub mod lattice_report;
 pub mod lower;
 pub mod models;
 pub mod nearest;

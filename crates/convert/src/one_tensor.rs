@@ -2,7 +2,7 @@
 
 use crate::lower::{add_constant, element_type, join_operands};
 use crate::quant::{Granularity, Groups, MatrixQuant, Quant};
-use crate::quantize::{Encoder, TablesAndScales, TooLarge};
+use crate::quantize::{Encoder, OutsideFp16, TablesAndScales};
 use crate::{Error, Result};
 use anemoe_mlpackage::mil::builder::{ConvParams, FunctionBuilder, Var, model};
 use anemoe_mlpackage::mil::verify::verify;
@@ -147,7 +147,7 @@ impl TensorJob<'_> {
         let side = encoder
             .run(&read, &mut |bytes| {
                 packed.extend_from_slice(bytes);
-                Ok::<(), TooLarge>(())
+                Ok::<(), OutsideFp16>(())
             })
             .map_err(|e| Error::usage(format!("tensor `{}`: {e}", self.name)))?;
         let elapsed = started.elapsed();
@@ -348,6 +348,9 @@ impl CompressedTensor {
                 // The op takes one table, indices packed into bytes, and the weight's shape.
                 let args = vec![("indices", indices.into()), ("lut", lut.into()), ("shape", shape.into())];
                 f.single("constexpr_lut_to_dense", "weight", args)?
+            }
+            kind @ Quant::Mxfp4 => {
+                return Err(Error::usage(format!("{kind}: before iOS18 there are no scales per block")));
             }
             Quant::Int { granularity, .. } => {
                 let offset = blobs.append(DataType::Int8, n, packed)?;

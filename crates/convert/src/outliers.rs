@@ -33,7 +33,7 @@ impl Spread {
     ///
     /// # Errors
     /// The checkpoint cannot be read.
-    pub fn of(family: &dyn Family, m: &MatrixPlan) -> Result<Spread> {
+    pub fn of(family: &Family, m: &MatrixPlan) -> Result<Spread> {
         let n = m.weights() as usize;
         let pieces: Result<Vec<(f32, f64)>> = (0..n.div_ceil(PIECE))
             .into_par_iter()
@@ -57,7 +57,7 @@ impl Spread {
     ///
     /// # Errors
     /// The checkpoint cannot be read.
-    pub fn sample(family: &dyn Family, m: &MatrixPlan) -> Result<(Spread, bool)> {
+    pub fn sample(family: &Family, m: &MatrixPlan) -> Result<(Spread, bool)> {
         let n = m.weights();
         if n <= SAMPLE_PIECES * SAMPLE_PIECE {
             return Ok((Spread::of(family, m)?, true));
@@ -174,7 +174,7 @@ pub fn matrices_at_risk(plan: &Plan) -> impl Iterator<Item = (&PlannedShard, &Ma
 ///
 /// # Errors
 /// The checkpoint cannot be read, or holds a value that is not a finite number.
-pub fn find(family: &dyn Family, plan: &Plan, progress: &mut dyn FnMut(u64)) -> Result<Vec<Outlier>> {
+pub fn find(family: &Family, plan: &Plan, progress: &mut dyn FnMut(u64)) -> Result<Vec<Outlier>> {
     let mut found = Vec::new();
     for (shard, m) in matrices_at_risk(plan) {
         let spread = Spread::of(family, m)?;

@@ -12,7 +12,7 @@ use anemoe_mlpackage::mil::verify::verify;
 ///
 /// # Errors
 /// The program breaks MIL's rules; a fault of the lowering, not of the input.
-pub fn lower_shard(family: &dyn Family, shard: &PlannedShard, stored: &Stored) -> Result<MlModel> {
+pub fn lower_shard(family: &Family, shard: &PlannedShard, stored: &Stored) -> Result<MlModel> {
     let mut functions = Vec::new();
     for function in &shard.functions {
         functions.push((function.name.clone(), family.lower(shard, function, stored)?));
@@ -32,6 +32,6 @@ pub fn lower_shard(family: &dyn Family, shard: &PlannedShard, stored: &Stored) -
 ///
 /// # Errors
 /// Fails like [`lower_shard`].
-pub fn lower_without_weights(family: &dyn Family, shard: &PlannedShard) -> Result<MlModel> {
+pub fn lower_without_weights(family: &Family, shard: &PlannedShard) -> Result<MlModel> {
     lower_shard(family, shard, &Stored::from_plan(shard)?)
 }

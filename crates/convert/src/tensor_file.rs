@@ -6,9 +6,11 @@ use crate::one_tensor::{CompressedTensor, SystemTarget};
 use crate::quant::Quant;
 use crate::{Error, Result};
 use anemoe_io::{Output, path_of};
+use anemoe_kernels::MXFP4_TABLE;
 use anemoe_mlpackage::mil::{DataType, TensorType, Value, ValueData};
 use anemoe_mlpackage::package::{Package, is_model_name};
 use anemoe_npz::{Array, ArrayData, read_npy, read_npz, write_npy, write_npz};
+use half::f16;
 use std::path::{Path, PathBuf};
 
 /// A tensor that was read from a file.
@@ -153,6 +155,12 @@ impl CompressedTensor {
             Quant::Lut { .. } => {
                 arrays.push(("indices".into(), array(shape, self.elements().into())?));
                 arrays.push(("lut".into(), array(&dims, self.side_values().into())?));
+            }
+            Quant::Mxfp4 => {
+                arrays.push(("indices".into(), array(shape, self.elements().into())?));
+                let table = MXFP4_TABLE.map(f16::from_f32).to_vec();
+                arrays.push(("lut".into(), array(&[table.len()], table.into())?));
+                arrays.push(("scale".into(), array(&dims, self.side_values().into())?));
             }
             Quant::Int { asymmetric, .. } => {
                 let codes: Vec<i8> = self.elements().into_iter().map(|c| c as i8).collect();

@@ -79,7 +79,7 @@ fn main() -> Result<()> {
             }
         };
         let bundle = folder.path().join(experts);
-        build(family.as_ref(), &plan, None, &bundle, 1, &|_| ())?;
+        build(&family, &plan, None, &bundle, 1, &|_| ())?;
         let model = Model::open(&bundle, &CpuBackend::default())?;
         let (seconds, over_first) = (Vec::new(), Vec::new());
         let experts = experts.parse()?;

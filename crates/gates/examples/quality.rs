@@ -45,7 +45,7 @@ struct Figures {
 
 struct Bench<'a> {
     checkpoint: &'a Checkpoint,
-    family: &'a dyn Family,
+    family: &'a Family,
     plan: &'a Plan,
     test: &'a [Vec<u32>],
 }
@@ -119,7 +119,7 @@ fn run(checkpoint: &str, calibration: &Path, test: &Path) -> Result<()> {
     let family = models::open(models::load(checkpoint)?)?;
     let plan = family.plan(&PlanOptions::default())?;
     let tokenizer = Tokenizer::open(&Path::new(checkpoint).join("tokenizer.json"))?;
-    let bos = plan.chain.model.bos_token_id;
+    let bos = tokenizer.bos(plan.chain.model.bos_token_id);
     let read = |path: &Path, limit: usize| -> Result<Vec<Vec<u32>>> {
         let text = std::fs::read_to_string(path).with_context(|| path.display().to_string())?;
         Ok(windows(&tokenizer.encode(&text, bos)?, bos, CONTEXT, limit))
@@ -131,7 +131,7 @@ fn run(checkpoint: &str, calibration: &Path, test: &Path) -> Result<()> {
     Importance::write(&file, &moments(&source, &calibration, &mut || {})?)?;
     let importance = Importance::read(&file)?;
 
-    let bench = Bench { checkpoint: &source, family: family.as_ref(), plan: &plan, test: &test };
+    let bench = Bench { checkpoint: &source, family: &family, plan: &plan, test: &test };
     let reference = bench.run(None)?;
     println!(
         "{} tokens of test text, {} of calibration; perplexity in f32 {:.4}\n",
@@ -159,7 +159,7 @@ fn run(checkpoint: &str, calibration: &Path, test: &Path) -> Result<()> {
     println!("\n| choice | bytes | min cosine | 1 - mean cosine | perplexity |\n|---|---|---|---|---|");
     let search = KindSearch {
         checkpoint: &source,
-        family: family.as_ref(),
+        family: &family,
         importance: None,
         windows: &calibration[..calibration.len().min(6)],
         text: "the calibration text".into(),

@@ -33,7 +33,7 @@ pub enum AblationUnit {
 /// Inputs of an ablation.
 pub struct AblationContext<'a> {
     /// Family of the checkpoint.
-    pub family: &'a dyn Family,
+    pub family: &'a Family,
     /// The plan that the bundle was built from.
     pub plan: &'a Plan,
     /// Importances that the bundle was built with.

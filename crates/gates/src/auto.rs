@@ -69,7 +69,7 @@ pub struct KindSearch<'a> {
     /// Checkpoint that is run in f32.
     pub checkpoint: &'a Checkpoint,
     /// Family of the same checkpoint, which reads tensors to be compressed.
-    pub family: &'a dyn Family,
+    pub family: &'a Family,
     /// Importances of inputs; without them, all inputs count the same.
     pub importance: Option<&'a Importance>,
     /// Windows of token ids that are run.

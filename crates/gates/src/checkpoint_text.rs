@@ -53,10 +53,11 @@ pub fn search_windows(
     if plan.totals.params > MAX_WHOLE {
         return Ok((Vec::new(), String::new()));
     }
-    let bos = bos(checkpoint);
+    let mut bos = bos(checkpoint);
     let context = WINDOW.min(plan.chain.model.max_context);
     let (ids, name) = match (tokenizer(checkpoint), own) {
         (Ok(tokenizer), own) => {
+            bos = tokenizer.bos(bos);
             let (text, name) = own.unwrap_or_else(|| (TEXT.into(), "a built-in text".into()));
             (tokenizer.encode(&text, bos)?, name)
         }

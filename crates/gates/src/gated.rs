@@ -389,7 +389,7 @@ fn first_shards(
 /// Returns the shards whose FP16 forms lie in the scratch folder at a time: of the representatives, and of the
 /// largest sampled layer.
 fn scratch_shards(
-    family: &dyn Family,
+    family: &Family,
     plan: &Plan,
     sorts: &[&PlannedShard],
     sample: &[usize],

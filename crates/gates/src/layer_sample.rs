@@ -90,7 +90,7 @@ fn spread(layers: &[usize], count: usize) -> Vec<usize> {
 }
 
 /// Returns the worst matrix of each of the worst layers, worst first.
-fn worst(family: &dyn Family, plan: &Plan, own: &[usize], outliers: &[Outlier]) -> Result<Vec<WorstMatrix>> {
+fn worst(family: &Family, plan: &Plan, own: &[usize], outliers: &[Outlier]) -> Result<Vec<WorstMatrix>> {
     let mut by_layer: BTreeMap<usize, WorstMatrix> = BTreeMap::new();
     for &i in own {
         let shard = &plan.shards[i];

@@ -181,7 +181,7 @@ mod tests {
         let tokens = [1, 3, 4, 32].map(|n| TokenCount { min: n, max: n }).to_vec();
         let options = PlanOptions { quant: Quant::Fp16, tokens, ..PlanOptions::default() };
         let out = dir.join(name);
-        build(family.as_ref(), &family.plan(&options).unwrap(), None, &out, 2, &|_| ()).unwrap();
+        build(&family, &family.plan(&options).unwrap(), None, &out, 2, &|_| ()).unwrap();
         out
     }
 

@@ -49,7 +49,7 @@ fn a_token_allocates_its_logits_and_nothing_else() {
             ..PlanOptions::default()
         };
         let out = dir.path().join(name);
-        build(family.as_ref(), &family.plan(&options).unwrap(), None, &out, 2, &|_| ()).unwrap();
+        build(&family, &family.plan(&options).unwrap(), None, &out, 2, &|_| ()).unwrap();
         for products in [Products::Exact, Products::Fast] {
             let options = Options {
                 precision: Precision::Fp32,

@@ -80,7 +80,7 @@ impl TrialFigures {
 
 /// A shard in a form that is to be tried.
 pub struct FormTrial<'a> {
-    pub family: &'a dyn Family,
+    pub family: &'a Family,
     pub plan: &'a Plan,
     /// Packages of the shard ([`Plan::packages`]); at least one.
     pub own: &'a [&'a PlannedShard],

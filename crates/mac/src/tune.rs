@@ -146,7 +146,7 @@ impl TuneReport {
 /// Tuner of the forms of a planned checkpoint.
 pub struct Tuner<'a> {
     /// The checkpoint.
-    pub family: &'a dyn Family,
+    pub family: &'a Family,
     /// Its plan in the default form.
     pub plan: &'a Plan,
     /// Weights of errors.

@@ -164,7 +164,7 @@ impl Compiled {
         let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures").join(fixture);
         let family = models::open(models::load(source.to_str().unwrap()).unwrap()).unwrap();
         let bundle = dir.join(format!("{fixture}.anemoe"));
-        build(family.as_ref(), &family.plan(&options).unwrap(), None, &bundle, 2, &|_| ()).unwrap();
+        build(&family, &family.plan(&options).unwrap(), None, &bundle, 2, &|_| ()).unwrap();
         let chain = Chain::read(&bundle).unwrap();
         let compiled = Compiled { bundle, chain, cache: dir.join("cache") };
         compiled.compile();

@@ -53,9 +53,10 @@ pub struct FormArgs {
     /// first slots of the cache alone. Ascending multiples of 32, four at most.
     #[arg(long, value_name = "N,N,..", default_value_t, hide_default_value = true)]
     pub context_buckets: ContextBuckets,
-    /// Layers that share a package, at most: whole ones where one call computes all experts of a layer (ZAYA, 1 puts attention
-    /// and experts together); where the host chooses experts, the last pack of a layer and the attention of the next one
-    /// (Gemma, from 2 on) [default: a package for each part of a layer].
+    /// Layers that share a package, at most: neighbours of one kind without experts [default: 8, of 288 MB at most]; whole
+    /// ones where one call computes all experts of a layer (ZAYA, 1 puts attention and experts together); where the host
+    /// chooses experts, the last pack of a layer and the attention of the next one (from 2 on) [default of both: a package for
+    /// each part of a layer].
     #[arg(long, value_name = "N")]
     pub layers_per_shard: Option<NonZeroUsize>,
     /// Forms by sort of shard, from a TOML file: a table for each of attention, experts, experts_combine, moe, layers and head,

@@ -1,7 +1,8 @@
 //! Checkpoints of the Hugging Face hub: an argument that names a checkpoint may be `hf:OWNER/NAME`.
 
 use crate::ui;
-use anemoe_convert::models::family_of;
+use anemoe_convert::checkpoint::check_quantization;
+use anemoe_convert::models::check_family;
 use anemoe_hub::{Hub, HubSettings, HubSpec, Peeked, TransferProgress};
 use anemoe_io::{Error, RangedFiles, locked};
 use indicatif::ProgressBar;
@@ -90,9 +91,9 @@ fn fetch(spec: &HubSpec, extent: Extent) -> anyhow::Result<Fetched> {
         }
     };
     let fetched = match extent {
-        Extent::Headers => hub.peek(spec, &check_family, &mut told),
+        Extent::Headers => hub.peek(spec, &check_model, &mut told),
         Extent::Whole => hub
-            .fetch(spec, &check_family, &mut told)
+            .fetch(spec, &check_model, &mut told)
             .map(|snapshot| Peeked { snapshot, weights: RangedFiles::new() }),
     };
     drop(bar);
@@ -103,10 +104,11 @@ fn fetch(spec: &HubSpec, extent: Extent) -> anyhow::Result<Fetched> {
     Ok(Fetched { path: snapshot.path, pinned: snapshot.pinned, weights })
 }
 
-/// Checks that `config.json` names a known family, before weights are fetched.
-fn check_family(folder: &Path) -> anemoe_io::Result<()> {
+/// Checks that `config.json` names a known family and no unknown quantization, before weights are fetched.
+fn check_model(folder: &Path) -> anemoe_io::Result<()> {
     let path = folder.join("config.json");
     let text = anemoe_io::read_input(&path, MAX_CONFIG).map_err(|e| Error::io(&path, e))?;
     let config = anemoe_io::json::parse(&text).map_err(|e| Error::invalid(&path, format!("JSON: {e}")))?;
-    family_of(&config, &path).map(|_| ())
+    check_family(&config, &path)?;
+    check_quantization(&config, &path)
 }

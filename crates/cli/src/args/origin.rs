@@ -22,7 +22,7 @@ pub struct OriginArgs {
 /// Chain of a bundle, with the checkpoint and the plan that the bundle was built from.
 pub struct Origin {
     pub chain: Chain,
-    pub family: Box<dyn Family>,
+    pub family: Family,
     pub plan: Plan,
     pub importance: Option<Importance>,
 }
@@ -53,7 +53,7 @@ impl OriginArgs {
                 bundle.display()
             );
         }
-        let plan = models::replan(family.as_ref(), bundle, &chain)?;
+        let plan = models::replan(&family, bundle, &chain)?;
         let importance =
             self.importance.as_deref().map(|path| Importance::read_for(&plan, path)).transpose()?;
         if importance.as_ref().map(Importance::sha256) != chain.importance.as_deref() {

@@ -127,7 +127,7 @@ fn token_range(text: &str) -> Result<TokenCount, String> {
 
 impl PlanArgs {
     /// Returns how kinds are chosen for a model: one kind, a preset, or a search.
-    fn kind_choice(&self, family: &dyn Family) -> KindChoice {
+    fn kind_choice(&self, family: &Family) -> KindChoice {
         let is_whole = family.sizes().parameters <= MAX_WHOLE;
         let wants_search = self.max_bytes.is_some()
             || self.max_kl.is_some()
@@ -230,7 +230,7 @@ pub fn byte_count(text: &str) -> Result<u64, String> {
 
 /// An open checkpoint, with the plan that the options ask for.
 pub struct PlannedCheckpoint {
-    pub family: Box<dyn Family>,
+    pub family: Family,
     pub plan: Plan,
     pub importance: Option<Importance>,
 }
@@ -273,7 +273,7 @@ pub fn plan_checkpoint(
     }
     let extent = if plan_use == PlanUse::Look { Extent::Headers } else { Extent::Whole };
     let mut family = models::open(options.reading.open_extent(spec, extent)?)?;
-    let choice = options.kind_choice(family.as_ref());
+    let choice = options.kind_choice(&family);
     let forms = options.form.forms()?;
     let plan = family.plan(&options.to_plan_options(&choice, &forms));
     let mut plan = match (plan, &options.form.forms) {
@@ -327,7 +327,7 @@ pub fn plan_checkpoint(
         let (windows, text) = search_windows(&checkpoint, &plan, own)?;
         let search = KindSearch {
             checkpoint: &checkpoint,
-            family: family.as_ref(),
+            family: &family,
             importance: importance.as_ref(),
             windows: &windows,
             text,
@@ -341,7 +341,7 @@ pub fn plan_checkpoint(
 /// Finds tensors that the plan's kinds would spoil. Examines only kinds with one step for a whole tensor, since it has to
 /// read their weights.
 pub fn find_outliers(
-    family: &dyn Family,
+    family: &Family,
     plan: &Plan,
     options: &PlanArgs,
     ui: &Ui,

@@ -31,6 +31,7 @@ impl TextArgs {
         if self.context < 2 || self.max_tokens == 0 {
             bail!("--context must be at least 2 and --max-tokens at least 1");
         }
+        let bos = tokenizer.bos(bos);
         let ids = tokenizer.encode(&read_text(&self.text)?, bos)?;
         let windows = windows(&ids, bos, self.context, self.max_tokens);
         if windows.is_empty() {

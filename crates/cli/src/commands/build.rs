@@ -115,7 +115,7 @@ impl Command for Args {
         let mut goldens = read_goldens(&self.golden)?;
         let PlannedCheckpoint { family, plan, importance } =
             plan_checkpoint(&self.checkpoint, &self.options, PlanUse::GatedBuild, ui)?;
-        let family = family.as_ref();
+        let family = &family;
         let jobs = self.jobs.unwrap_or_else(build::default_jobs);
         let jobs =
             self.max_memory.map_or(jobs, |mb| build::jobs_within(jobs, Some(mb.saturating_mul(1_000_000))));

@@ -51,7 +51,7 @@ impl Command for Args {
             _ => {
                 let family = models::open(self.reading.open_extent(&self.path, Extent::Headers)?)?;
                 let options = PlanOptions { max_context: self.max_context, ..PlanOptions::default() };
-                (LadderModel::of(family.as_ref(), options.context(family.sizes().positions)?), None)
+                (LadderModel::of(&family, options.context(family.sizes().positions)?), None)
             }
         };
         Ok(FormsReport { forms: ladder(model)?, bundle })

@@ -12,6 +12,7 @@ use anemoe_convert::path_kind::PathKind;
 use anemoe_gates::perplexity::{bundle_likelihood, checkpoint_likelihood};
 use anemoe_runtime::model::Model;
 use anemoe_text::tokenizer::Tokenizer;
+use anyhow::Context;
 use serde::Serialize;
 use std::io;
 use std::path::PathBuf;
@@ -55,7 +56,8 @@ impl Command for Args {
         let (windows, likelihood, seconds) = if bundle {
             self.verify.open(path, ui)?;
             let model = Model::open(path, &self.executor.backend()?)?;
-            let tokenizer = Tokenizer::open(&path.join("tokenizer.json"))?;
+            let tokenizer = Tokenizer::open(&path.join("tokenizer.json"));
+            let tokenizer = tokenizer.context("a text needs the model's tokenizer")?;
             let windows = self.text.windows(&tokenizer, model.chain().model.bos_token_id)?;
             let bar = ui.bar(windows.len() as u64, "windows");
             let started = Instant::now();

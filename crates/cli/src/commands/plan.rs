@@ -8,6 +8,7 @@ use crate::show::placement::print_measured;
 use crate::show::plan_table::{print, print_outliers, print_scales};
 use crate::show::speed;
 use crate::ui::Ui;
+use anemoe_convert::lattice_report;
 use anemoe_convert::models::Family;
 use anemoe_convert::outliers::Outlier;
 use anemoe_convert::plan::{MatrixPlan, Plan};
@@ -56,20 +57,21 @@ impl Command for Args {
         if let Some(out) = &self.out {
             self.overwrite.output(out)?;
         }
-        let PlannedCheckpoint { family, plan, .. } =
+        let PlannedCheckpoint { family, mut plan, importance } =
             plan_checkpoint(&self.checkpoint, &self.options, PlanUse::Look, ui)?;
-        let outliers = find_outliers(family.as_ref(), &plan, &self.options, ui)?;
+        plan.notes.extend(lattice_report::notes(&family, &plan, importance.as_ref())?);
+        let outliers = find_outliers(&family, &plan, &self.options, ui)?;
         let evidence = self.evidence.outcomes()?;
         let options =
             residency::CheckOptions { evidence: evidence.clone(), ..residency::CheckOptions::default() };
-        let placement = residency::plan(family.as_ref(), &plan, &options)?;
-        let recommended = recommend(family.as_ref(), &plan, &self.evidence, evidence)?;
+        let placement = residency::plan(&family, &plan, &options)?;
+        let recommended = recommend(&family, &plan, &self.evidence, evidence)?;
         if let Some(path) = &self.out {
             let mut text = serde_json::to_vec_pretty(&full_document(&plan, &placement)?)?;
             text.push(b'\n');
             anemoe_bundle::write_atomic(path, &text)?;
         }
-        let op_types = op_types(family.as_ref(), &plan)?;
+        let op_types = op_types(&family, &plan)?;
         let (lists_all, has_outliers) = (self.all, !self.options.skip_outliers);
         Ok(PlanReport { plan, placement, outliers, op_types, recommended, lists_all, has_outliers })
     }
@@ -130,24 +132,20 @@ const MACHINE: (&str, f64) = ("m4-max", 48.0);
 
 /// Recommends the packing and form that are predicted fastest on the Neural Engine.
 fn recommend(
-    family: &dyn Family,
+    family: &Family,
     plan: &Plan,
     folder: &EvidenceArgs,
     evidence: Option<Arc<ImportedEvidence>>,
 ) -> anyhow::Result<Option<Recommendation>> {
     let chip = ChipProfile::named(MACHINE.0).map_err(anyhow::Error::msg)?;
     let chip = folder.calibrated(&chip)?;
-    let setting = Setting {
-        chip: &chip,
-        memory: MACHINE.1 * 1e9,
-        conditions: Conditions::default(),
-        evidence,
-    };
+    let setting =
+        Setting { chip: &chip, memory: MACHINE.1 * 1e9, conditions: Conditions::default(), evidence };
     Ok(forms::recommend(&forms::buildable(family, &plan.options, &setting), &plan.options))
 }
 
 /// Counts the ops of every shard's first function, by type. Shards of one type have the same counts.
-fn op_types(family: &dyn Family, plan: &Plan) -> anyhow::Result<Vec<OpTypes>> {
+fn op_types(family: &Family, plan: &Plan) -> anyhow::Result<Vec<OpTypes>> {
     let mut known: BTreeMap<String, OpTypes> = BTreeMap::new();
     let mut all = Vec::new();
     for shard in &plan.shards {

@@ -117,7 +117,7 @@ impl Command for Args {
             (chain, packages, None)
         } else {
             let PlannedCheckpoint { family, plan, .. } = plan_of(path, &self, ui)?;
-            let packages = forms::packages(&plan, &PlannedPrograms::lower(family.as_ref(), &plan)?);
+            let packages = forms::packages(&plan, &PlannedPrograms::lower(&family, &plan)?);
             (plan.chain, packages, Some((family, plan.options)))
         };
         if let (Some(bench), Some(output)) = (&self.calibrate, &self.output) {
@@ -133,7 +133,7 @@ impl Command for Args {
         let conditions = Conditions { chip: Chip::parse(chip.base_name()), ..Conditions::default() };
         let setting = Setting { chip: &chip, memory, conditions, evidence };
         let (forms, recommended) = planned.map_or_else(Default::default, |(family, options)| {
-            let forms = forms::all(family.as_ref(), &options, &setting);
+            let forms = forms::all(&family, &options, &setting);
             let recommended = forms::recommend(&forms, &options);
             (forms, recommended)
         });

@@ -61,14 +61,14 @@ impl Command for Args {
             let options = parse::<PlanArgs>("plan", words)?;
             let PlannedCheckpoint { family, plan, .. } = plan_checkpoint(&model, &options, PlanUse::Build, ui)?;
             shown.line("\n1. Plan\n")?;
-            let placement = residency::plan(family.as_ref(), &plan, &residency::CheckOptions::default())?;
+            let placement = residency::plan(&family, &plan, &residency::CheckOptions::default())?;
             show::plan_table::print(&plan, &placement, false, shown)?;
             shown.line("\n2. Build\n")?;
             check_scratch(folder, plan.bundle_bytes())?;
             let bundle = folder.join(format!("{quant}.anemoe"));
             let recorder = Recorder::new(&JournalArgs::default(), "build");
             // A build without gates: these are shown one by one below.
-            let built = anemoe_convert::build::build(family.as_ref(), &plan, None, &bundle, 1, &|_| ())?;
+            let built = anemoe_convert::build::build(&family, &plan, None, &bundle, 1, &|_| ())?;
             recorder.end(&bundle, status::DONE, facts::build(&built, &bundle, None));
             shown.line(summary(&built))?;
             shown.line("\n3. Residency: which operations the Neural Engine will run, as predicted\n")?;

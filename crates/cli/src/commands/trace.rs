@@ -109,7 +109,7 @@ fn swaps(args: &Args, unit: AblationUnit, golden: &Golden, ui: &Ui) -> anyhow::R
     let Origin { chain, family, plan, importance } = args.source.open(&args.bundle, "--swap")?;
     let scratch = files::scratch(args.scratch.as_deref())?;
     let search = ablation::AblationContext {
-        family: family.as_ref(),
+        family: &family,
         plan: &plan,
         importance: importance.as_ref(),
         bundle: &args.bundle,

@@ -66,7 +66,7 @@ impl Command for Args {
         let planned = plan_checkpoint(&self.checkpoint, &self.options, PlanUse::Build, ui)?;
         let work = self.work.unwrap_or_else(|| self.out.with_extension("tune"));
         let tuner = Tuner {
-            family: planned.family.as_ref(),
+            family: &planned.family,
             plan: &planned.plan,
             importance: planned.importance.as_ref(),
             work: std::path::absolute(&work)?,

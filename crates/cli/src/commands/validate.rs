@@ -209,7 +209,7 @@ fn probe(args: &Args, count: usize, expected: &Golden, ui: &Ui) -> anyhow::Resul
     }
     let scratch = files::scratch(args.scratch.as_deref())?;
     let site = ProbeContext {
-        family: family.as_ref(),
+        family: &family,
         plan: &plan,
         chain: &chain,
         bundle: &args.bundle,

@@ -1,8 +1,9 @@
 //! Predicted speed, for people.
 
 use crate::ui::{self, Table, Ui};
+use anemoe_bundle::ShardKind;
 use anemoe_gates::cost::chips::ChipProfile;
-use anemoe_gates::cost::forecast::{Forecast, Span};
+use anemoe_gates::cost::forecast::{Forecast, KindForecast, Span};
 use anemoe_gates::cost::forms::{CostedForm, Recommendation};
 use serde::Serialize;
 
@@ -68,9 +69,16 @@ pub fn print(document: &SpeedDocument, ui: &Ui) -> std::io::Result<()> {
     }
     if d.several.tokens > 1 {
         let gains: Vec<String> = d.speculation.gains.iter().map(|(p, g)| format!("{g:.2} at {p}")).collect();
+        let is_expert = |k: &KindForecast| {
+            matches!(k.kind, ShardKind::Experts | ShardKind::ExpertsCombine | ShardKind::Moe)
+        };
+        let measured = match d.several.kinds.iter().any(is_expert) {
+            true => ". One model with several experts was measured at 4.4 times, which nothing here explains",
+            false => "",
+        };
         ui.line(format!(
             "\na pass of {} tokens takes {:.2} times one of one token; with drafts, speed over plain decoding by the share that \
-             is right: {}. One model with several experts was measured at 4.4 times, which nothing here explains",
+             is right: {}{measured}",
             d.speculation.tokens,
             d.speculation.over_one,
             gains.join(", ")

@@ -37,7 +37,7 @@ fn damaged_checkpoints() {
     damaged(&|m| write(m, "model.safetensors", &claim), &["model.safetensors", "header"]);
     damaged(&|m| write(m, "config.json", b"{"), &["config.json"]);
     let config = |m: &Path, key: &str, v: Value| edit_json(m.join("config.json"), |config| config[key] = v);
-    damaged(&|m| config(m, "model_type", "llama".into()), &["llama", "gemma4"]);
+    damaged(&|m| config(m, "model_type", "llama4".into()), &["llama", "gemma4"]);
     let feature = "hidden_size_per_layer_input";
     damaged(&|m| config(m, feature, 256.into()), &[feature, "unsupported"]);
     // Programs differ in the value that they read of a key that is there twice.

@@ -20,7 +20,7 @@ fn weight(shape: &[usize]) -> Place {
 fn one_tensor_in_every_kind() {
     let (dir, w) = (folder(), weight(&[64, 96]));
     let original = anemoe_npz::read_npy(&w).unwrap().to_f32();
-    let kinds = "fp16 int8-tensor int8-channel int8-channel-asymmetric int4-block lut1 lut3 lut4-uniform lut6-tensor lut8";
+    let kinds = "fp16 int8-tensor int8-channel int8-channel-asymmetric int4-block mxfp4 lut1 lut3 lut4-uniform lut6-tensor lut8";
     for kind in kinds.split(' ') {
         let figures = json(0, format!("quantize {w} --quant {kind} -o {dir}/{kind}.npz"));
         assert_eq!(figures["weights"], 6144);
@@ -44,6 +44,11 @@ fn one_tensor_in_every_kind() {
             let offset = arrays.get("offset").map_or(vec![0.0; scale.len()], |o| o.to_f32());
             let fp16 = |v: f32| half::f16::from_f32(v).to_f32();
             (0..rows * cols).map(|i| fp16(scale[block(i)] * (data[i] - offset[block(i)]))).collect()
+        } else if kind == "mxfp4" {
+            let [lut, scale, indices] = ["lut", "scale", "indices"].map(|name| arrays[name].to_f32());
+            assert_eq!((lut.len(), arrays["scale"].shape.as_slice()), (16, [64, 3].as_slice()));
+            assert!(scale.iter().all(|s| s.log2().fract() == 0.0), "{scale:?}");
+            (0..rows * cols).map(|i| scale[i / 32] * lut[indices[i] as usize]).collect()
         } else {
             decoded.clone()
         };
@@ -79,6 +84,7 @@ fn tensors_that_cannot_be_compressed() {
         (format!("{w} --quant lut3-tensor --target ios16"), &["iOS16", "3-bit"]),
         (format!("{w} --quant lut4 --target ios16"), &["iOS16", "-tensor"]),
         (format!("{w} --quant int4-block --target ios16"), &["iOS16", "4-bit"]),
+        (format!("{w} --quant mxfp4 --target ios16"), &["iOS16", "scales per block"]),
         (format!("{w} --op conv"), &["w.npy", "[64, 96]"]),
         (format!("{w} -o out.txt"), &["out.txt", ".mlpackage"]),
         (format!("{w} --group-size 0"), &["--group-size"]),
@@ -244,4 +250,88 @@ fn auto_keeps_its_goal_and_says_why() {
     let bundle = folder().join("b");
     build(&model, &bundle, "--quant auto --min-cosine 0.999 --tokens 1");
     assert_eq!(chain(&bundle)["auto"], auto);
+}
+
+/// Copies the tiny model, with the weights of its experts replaced by `value(block, index)`.
+fn with_experts(value: impl Fn(usize, usize) -> f32) -> Place {
+    let model = copied("tiny-gemma4-moe-text");
+    edit_weights(&model.join("model.safetensors"), |header, data| {
+        for (_, info) in header.iter().filter(|(tensor, _)| tensor.contains(".experts.")) {
+            let [start, end] = [0, 1].map(|i| count(&info["data_offsets"][i]) as usize);
+            for (i, bf16) in data[start..end].as_chunks_mut::<2>().0.iter_mut().enumerate() {
+                *bf16 = half::bf16::from_f32(value(i / 32, i * 7 % 16)).to_le_bytes();
+            }
+        }
+    });
+    model
+}
+
+#[test]
+fn weights_on_a_lattice_are_noticed_and_kept() {
+    let table = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
+    let mxfp4 = |block: usize, i: usize| {
+        let scale = 2f32.powi((block * 13 % 7) as i32 - 9);
+        if i < 8 { scale * table[i] } else { -scale * table[i - 8] }
+    };
+    let q4_0 = |block: usize, i: usize| {
+        // Four bits, so that BF16 holds the products.
+        let scale = (8 + block * 5 % 8) as f32 / 1024.0;
+        (i as f32 - 8.0) * if block.is_multiple_of(2) { scale } else { -scale }
+    };
+    for (lattice, kind, key, model) in
+        [("MXFP4", "mxfp4", "mxfp4", with_experts(mxfp4)), ("Q4_0", "int4-block", "q4_0", with_experts(q4_0))]
+    {
+        let seen = json(0, format!("inspect {model}"));
+        let (sampled, found) = (count(&seen["lattices"]["sampled"]), count(&seen["lattices"][key]));
+        assert!(found > 0 && found < sampled, "{}", seen["lattices"]);
+        assert!(seen["remarks"].to_string().contains(&format!("the lattice of {lattice}: {kind} keeps")));
+        let plan = json(0, format!("plan {model} --quant lut4 --expert-quant {kind}"));
+        let notes = plan["notes"].to_string();
+        assert!(notes.contains("experts: ") && notes.contains("lut4 per 32 rows would lose"), "{notes}");
+        assert_eq!(notes.contains("coremltools #2688"), kind == "mxfp4");
+        let tensor = "model.layers.0.experts.down_proj";
+        let figures =
+            json(0, format!("quantize {model}/model.safetensors:{tensor} --op linear --quant {kind}"));
+        let lut4 = json(0, format!("quantize {model}/model.safetensors:{tensor} --op linear --quant lut4"));
+        assert_eq!(number(&figures["relative_mse"]), 0.0, "{figures}");
+        assert!(number(&lut4["relative_mse"]) > 1e-3, "{lut4}");
+        // `auto` takes the kind that keeps them rather than a larger one.
+        let auto = json(0, format!("plan {model} --quant auto --max-kl 0.00001"));
+        let experts: Vec<_> =
+            list(&auto["auto"]["tensors"]).iter().filter(|t| t["part"] == "experts").collect();
+        let larger = ["lut6", "lut8", "int8-tensor", "int8-channel"];
+        assert!(experts.iter().any(|t| t["kind"] == kind), "{experts:#?}");
+        assert!(experts.iter().all(|t| !larger.contains(&text(&t["kind"]))), "{experts:#?}");
+    }
+    // Scales that fp16 cannot hold are an error, which names the tensor.
+    let tiny = with_experts(|_, i| 2f32.powi(-40) * table[i % 8]);
+    for command in
+        ["build MODEL -o OUT.anemoe --skip-gates", "quantize MODEL/model.safetensors:TENSOR --op linear"]
+    {
+        let command =
+            command.replace("MODEL", &tiny.to_string()).replace("TENSOR", "model.layers.0.experts.down_proj");
+        let out = folder().join("none");
+        let kind = if command.starts_with("build") { "--expert-quant" } else { "--quant" };
+        refused(
+            format!("{} {kind} mxfp4", command.replace("OUT", &out.display().to_string())),
+            &["experts.", "does not fit fp16", "2^-24"],
+        );
+    }
+}
+
+#[test]
+fn mxfp4_multiplies_as_its_decoded_weights() {
+    let (dir, w) = (folder(), weight(&[64, 96]));
+    let values = json(0, format!("quantize {w} --quant mxfp4 -o {dir}/w.npy"));
+    assert_eq!((count(&values["bytes"]), number(&values["bits_per_weight"])), (3456, 4.5));
+    let x: Vec<f32> = (0..96).map(|i| (i * 37 % 19) as f32 / 8.0 - 1.0).collect();
+    write_npz(&dir.join("x.npz"), &[("x".to_string(), Array::new(vec![1, 96], x.clone()).unwrap())]).unwrap();
+    let decoded = anemoe_npz::read_npy(&dir.join("w.npy")).unwrap().to_f32();
+    passes(format!("quantize {w} --quant mxfp4 --op linear -o {dir}/w.mlpackage"));
+    passes(format!("predict {dir}/w.mlpackage --inputs {dir}/x.npz --outputs {dir}/y.npz"));
+    let y = read_npz(&dir.join("y.npz")).unwrap()["y"].to_f32();
+    for (r, y) in y.iter().enumerate() {
+        let expected: f32 = decoded[r * 96..][..96].iter().zip(&x).map(|(w, x)| w * x).sum();
+        assert!((y - expected).abs() <= 1e-3 * (1.0 + expected.abs()), "row {r}: {y} for {expected}");
+    }
 }

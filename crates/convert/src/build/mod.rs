@@ -115,7 +115,7 @@ impl<'a> Build<'a> {
     /// # Errors
     /// The folder exists and is not an unfinished build of this plan, or another build is using it.
     pub fn begin(
-        family: &'a dyn Family,
+        family: &'a Family,
         plan: &'a Plan,
         importance: Option<&'a Importance>,
         bundle: &Path,
@@ -143,7 +143,7 @@ impl<'a> Build<'a> {
     }
 
     /// Returns the checkpoint that the shards are made from.
-    pub fn family(&self) -> &'a dyn Family {
+    pub fn family(&self) -> &'a Family {
         self.inputs.family
     }
 
@@ -366,7 +366,7 @@ impl<'a> Build<'a> {
 ///
 /// # Errors
 /// The checkpoint cannot be read.
-pub fn plan_sha256(family: &dyn Family, plan: &Plan, importance: Option<&Importance>) -> Result<String> {
+pub fn plan_sha256(family: &Family, plan: &Plan, importance: Option<&Importance>) -> Result<String> {
     let inputs = BuildInputs { family, importance };
     Ok(anemoe_bundle::sha256(&work_dir::plan_text(plan, &inputs.identity()?)))
 }
@@ -375,11 +375,7 @@ pub fn plan_sha256(family: &dyn Family, plan: &Plan, importance: Option<&Importa
 ///
 /// # Errors
 /// The checkpoint is wrong, or the vectors cannot be written.
-pub fn write_host_vectors(
-    family: &dyn Family,
-    options: &PlanOptions,
-    folder: &Path,
-) -> Result<Option<Vectors>> {
+pub fn write_host_vectors(family: &Family, options: &PlanOptions, folder: &Path) -> Result<Option<Vectors>> {
     Ok(work_dir::write_vectors(family, options, folder)?.map(work_dir::vectors))
 }
 
@@ -388,7 +384,7 @@ pub fn write_host_vectors(
 /// # Errors
 /// Fails like a step of [`Build`]. Finished shards stay; nothing half-written does.
 pub fn build(
-    family: &dyn Family,
+    family: &Family,
     plan: &Plan,
     importance: Option<&Importance>,
     bundle: &Path,
@@ -482,7 +478,7 @@ fn report(bundle: &Path, records: &[Record], reused: usize, started: Instant) ->
 /// Inputs of a build.
 #[derive(Clone, Copy)]
 struct BuildInputs<'a> {
-    family: &'a dyn Family,
+    family: &'a Family,
     importance: Option<&'a Importance>,
 }
 
@@ -500,7 +496,7 @@ impl BuildInputs<'_> {
 /// # Errors
 /// The checkpoint is wrong, or the package cannot be written; nothing stays behind then.
 pub fn write_shard(
-    family: &dyn Family,
+    family: &Family,
     shard: &PlannedShard,
     importance: Option<&Importance>,
     path: &Path,

@@ -565,7 +565,7 @@ impl WorkDir {
     ///
     /// # Errors
     /// The checkpoint cannot be read, or a file cannot be written.
-    pub fn write_host(&self, family: &dyn Family, plan: &Plan) -> Result<HostRecord> {
+    pub fn write_host(&self, family: &Family, plan: &Plan) -> Result<HostRecord> {
         if let Ok(record) = self.host_record(plan) {
             return Ok(record);
         }
@@ -592,7 +592,7 @@ impl WorkDir {
     }
 
     /// Writes the host's embedding in the format [`anemoe_bundle::Embedding::storage`], and returns the file's hash.
-    fn write_embedding(&self, family: &dyn Family, plan: &Plan) -> Result<String> {
+    fn write_embedding(&self, family: &Family, plan: &Plan) -> Result<String> {
         let embedding = &plan.chain.embedding;
         let path = self.folder.path(&embedding.file)?;
         let (temporary, file) = Temporary::file(&self.work).map_err(|e| Error::io(&path, e))?;
@@ -600,7 +600,7 @@ impl WorkDir {
         let matrix = MatrixPlan {
             name: "embedding".into(),
             part: "embedding".into(),
-            tensor: family.embedding_tensor().into(),
+            tensor: family.embedding_tensor(),
             offset: 0,
             rows: embedding.rows,
             cols: embedding.cols,
@@ -626,7 +626,7 @@ impl WorkDir {
 ///
 /// # Errors
 /// The checkpoint cannot be read, or the file cannot be written.
-pub fn write_vectors(family: &dyn Family, options: &PlanOptions, folder: &Path) -> Result<Option<String>> {
+pub fn write_vectors(family: &Family, options: &PlanOptions, folder: &Path) -> Result<Option<String>> {
     let vectors = family.host_vectors(options)?;
     if vectors.is_empty() {
         return Ok(None);

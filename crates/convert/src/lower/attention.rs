@@ -1,6 +1,6 @@
 //! Grouped-query attention over a key/value cache that is one Core ML state, or an input that the host keeps.
 
-use super::{Lowering, NormShape};
+use super::Lowering;
 use crate::form::{AttentionForm, CacheForm, IoForm};
 use anemoe_mlpackage::Result;
 use anemoe_mlpackage::mil::builder::Var;
@@ -9,7 +9,7 @@ use half::f16;
 
 /// Shape of an attention layer.
 #[derive(Clone, Copy, Debug)]
-pub struct Attention {
+pub struct AttentionDims {
     /// Query heads.
     pub heads: usize,
     /// Key/value heads; divides `heads`.
@@ -22,15 +22,9 @@ pub struct Attention {
     pub seen: usize,
     /// Rows of the state behind the slots, for the layer's history; a multiple of 32.
     pub tail: usize,
-}
-
-/// Norm of each head after its projection.
-#[derive(Clone, Copy, Debug)]
-pub enum HeadNorm {
-    /// RMS norm over the head's channels, times the stored vector.
-    Weighted(NormShape),
-    /// RMS norm over the head's channels.
-    Unit(NormShape),
+    /// True if the stored vector `sinks`, `[1, heads, 1, 1]`, has a score for each head that takes part in the softmax
+    /// and has no value.
+    pub has_sinks: bool,
 }
 
 /// Inputs that the host gives to every attention shard, besides the hidden state.
@@ -44,9 +38,29 @@ pub struct PositionInputs {
 
 /// Keys and values of an attention layer before the call.
 pub struct LayerCache {
-    /// State that holds the cache; none where the host keeps it.
-    state: Option<Var>,
+    holder: Holder,
     pub(super) old: Var,
+}
+
+/// Holder of an attention layer's cache.
+enum Holder {
+    /// A state of the layer.
+    State(Var),
+    /// A part of the state that all layers of the package share; see [`SharedCache`].
+    Shared,
+    /// The host.
+    Host,
+}
+
+/// Keys and values of all layers of a package in one state, `[1, layers * 2 * kv_heads, slots, padded head_dim]`:
+/// programs with more than two states fail where they are run.
+pub struct SharedCache {
+    state: Var,
+    old: Var,
+    /// Heads of one layer, keys and values.
+    heads: usize,
+    /// Slots that the function sees, where these are not all.
+    part: Option<usize>,
 }
 
 /// Name of the cache, as a state and as an input.
@@ -56,7 +70,7 @@ pub const KV_ROWS: &str = "kv_rows";
 /// Input that places the rows of the call's own tokens: the slots that they go into.
 pub const KV_PLACE: &str = "kv_place";
 
-impl Attention {
+impl AttentionDims {
     /// Returns the width of a cache row: the head's channels, padded to a multiple of 32, as the ANE wants states.
     pub(super) fn padded_dim(&self) -> usize {
         self.head_dim.next_multiple_of(32)
@@ -77,7 +91,7 @@ impl Attention {
 
 impl Lowering<'_> {
     /// Declares the inputs that depend on positions: rotary rows, mask and cache placement.
-    pub fn position_inputs(&mut self, shape: &Attention, rotary_dim: usize) -> Result<PositionInputs> {
+    pub fn position_inputs(&mut self, shape: &AttentionDims, rotary_dim: usize) -> Result<PositionInputs> {
         let (d, s) = (rotary_dim as u64, shape.seen as u64);
         let cos = self.input("rope_cos", &[1, 1, 0, d], Some(2))?;
         let sin = self.input("rope_sin", &[1, 1, 0, d], Some(2))?;
@@ -119,14 +133,6 @@ impl Lowering<'_> {
         self.f().reshape(name, &transposed, &[1, (heads * head_dim) as i32, 1, t])
     }
 
-    /// Normalizes each head of `[1, heads, T, head_dim]`.
-    pub fn head_norm(&mut self, name: &str, x: &Var, norm: HeadNorm) -> Result<Var> {
-        match norm {
-            HeadNorm::Weighted(norm) => self.rms_norm_weighted(name, x, norm),
-            HeadNorm::Unit(norm) => self.rms_norm(name, x, norm),
-        }
-    }
-
     /// Rotates the channel pairs (c, c + rotary_dim/2) of `[1, heads, T, head_dim]` by the host's rows; channels from
     /// `rotary_dim` on stay.
     pub fn rotate(
@@ -159,20 +165,79 @@ impl Lowering<'_> {
     }
 
     /// Declares the cache, a state or an input of the host, and returns its contents before the call.
-    pub fn read_cache(&mut self, shape: &Attention) -> Result<LayerCache> {
+    pub fn read_cache(&mut self, shape: &AttentionDims) -> Result<LayerCache> {
         let ty = shape.cache_type(self.form.cache);
         if self.form.cache == CacheForm::Host {
             let old = self.f().input(KV_CACHE, ty)?;
-            return Ok(LayerCache { state: None, old });
+            return Ok(LayerCache { holder: Holder::Host, old });
         }
         let state = self.f().state(KV_CACHE, ty)?;
         let old = self.f().read_state("kv_old", &state)?;
-        Ok(LayerCache { state: Some(state), old })
+        Ok(LayerCache { holder: Holder::State(state), old })
+    }
+
+    /// Declares one state for the caches of `layers` layers of a shape without a tail.
+    pub fn shared_cache(&mut self, shape: &AttentionDims, layers: usize) -> Result<SharedCache> {
+        let heads = 2 * shape.kv_heads;
+        let all = AttentionDims { kv_heads: layers * shape.kv_heads, ..*shape };
+        let state = self.f().state(KV_CACHE, all.cache_type(CacheForm::State))?;
+        let old = self.f().read_state("kv_old", &state)?;
+        let part = (shape.seen < shape.slots).then_some(shape.seen);
+        Ok(SharedCache { state, old, heads, part })
+    }
+
+    /// Returns the cache of layer `i` of those that share a state.
+    pub fn cache_of(&mut self, all: &SharedCache, i: usize) -> Result<LayerCache> {
+        let begin = [0, (i * all.heads) as i32, 0, 0];
+        let size = [1, all.heads as i32, all.part.map_or(-1, |n| n as i32), -1];
+        let old = self.f().slice_by_size("kv_old_layer", &all.old, &begin, &size)?;
+        Ok(LayerCache { holder: Holder::Shared, old })
+    }
+
+    /// Writes the rows of all layers that share a state, each as [`Lowering::update_cache`] returned them.
+    ///
+    /// The rows are joined, not the caches: a state that is written with what `concat` gave was refused on some systems,
+    /// where a blend in the same model was not.
+    pub fn write_shared(&mut self, all: &SharedCache, rows: &[Var], at: &PositionInputs) -> Result<()> {
+        let new = self.f().concat("kv_new_layers", &rows.iter().collect::<Vec<_>>(), 1)?;
+        let old = match all.part {
+            Some(seen) => {
+                let size = [1, -1, seen as i32, -1];
+                self.f().slice_by_size("kv_old_slots", &all.old, &[0; 4], &size)?
+            }
+            None => all.old.clone(),
+        };
+        let mut updated = self.blend("layers", &old, &new, at)?;
+        let f = self.f();
+        if let Some(seen) = all.part {
+            let row = all.old.dims().get(3).and_then(|d| d.fixed()).unwrap_or_default();
+            let end = [1, (rows.len() * all.heads) as i32, seen as i32, row as i32];
+            updated = f.slice_update("kv_updated_all", &all.old, &updated, &[0; 4], &end)?;
+        }
+        f.write_state(&all.state, &updated)
+    }
+
+    /// Computes `old * keep + place . new`, as `kv_updated` with a suffix.
+    fn blend(&mut self, suffix: &str, old: &Var, new: &Var, at: &PositionInputs) -> Result<Var> {
+        let name = |what: &str| match suffix {
+            "" => format!("kv_{what}"),
+            _ => format!("kv_{what}_{suffix}"),
+        };
+        let single = self.is_single_token();
+        let f = self.f();
+        let kept = f.mul(&name("kept"), old, &at.keep)?;
+        let placed = if single {
+            f.mul(&name("placed"), new, &at.place)?
+        } else {
+            f.matmul(&name("placed"), &at.place, new, false, false)?
+        };
+        f.add(&name("updated"), &kept, &placed)
     }
 
     /// Writes the new keys and values `[1, kv_heads, T, head_dim]` to the cache, and a new tail
     /// `[1, 2 * kv_heads, tail, padded head_dim]` where there is one. Returns the keys and values that the function
-    /// sees, each `[1, kv_heads, seen, head_dim]`, and the new rows where the host keeps them.
+    /// sees, each `[1, kv_heads, seen, head_dim]`, and the new rows where they are not written yet: the host keeps them,
+    /// or layers share a state.
     ///
     /// The position enters as data: `cache * keep + place . new`, exact in fp16 because `keep` and `place` hold only
     /// zeros and ones. Slice bounds are constant, and nothing is gathered, scattered or compared. A function that
@@ -183,15 +248,15 @@ impl Lowering<'_> {
         (k, v): (&Var, &Var),
         tail: Option<&Var>,
         at: &PositionInputs,
-        shape: &Attention,
+        shape: &AttentionDims,
     ) -> Result<(Var, Var, Vec<Var>)> {
-        let single = self.is_single_token();
         let padding = shape.padded_dim() - shape.head_dim;
         let (seen, d) = (shape.seen as i32, shape.head_dim as i32);
-        let is_part = shape.seen < shape.slots && cache.state.is_some();
+        let is_part = shape.seen < shape.slots && matches!(cache.holder, Holder::State(_));
+        let by_host = matches!(cache.holder, Holder::Host);
         let f = self.f();
         // The last op of these carries the output's name, where the host keeps the cache.
-        let name = |inner, last: bool| if last && cache.state.is_none() { KV_ROWS } else { inner };
+        let name = |inner, last: bool| if last && by_host { KV_ROWS } else { inner };
         let mut new = f.concat(name("kv_new", padding == 0), &[k, v], 1)?;
         if padding > 0 {
             let zero = f.constant("kv_zero", Value::fp16(f16::ZERO))?;
@@ -202,13 +267,8 @@ impl Lowering<'_> {
             false => cache.old.clone(),
             true => f.slice_by_size("kv_old_slots", &cache.old, &[0; 4], &[1, -1, seen, -1])?,
         };
-        let kept = f.mul("kv_kept", &old, &at.keep)?;
-        let placed = if single {
-            f.mul("kv_placed", &new, &at.place)?
-        } else {
-            f.matmul("kv_placed", &at.place, &new, false, false)?
-        };
-        let mut updated = f.add("kv_updated", &kept, &placed)?;
+        let mut updated = self.blend("", &old, &new, at)?;
+        let f = self.f();
         if is_part {
             let (heads, row) = (2 * shape.kv_heads as i32, shape.padded_dim() as i32);
             let end = [1, heads, seen, row];
@@ -221,21 +281,19 @@ impl Lowering<'_> {
         } else if let Some(tail) = tail {
             updated = f.concat("kv_updated_all", &[&updated, tail], 2)?;
         }
-        let mut all = match &cache.state {
-            Some(state) => {
+        let (mut all, kept) = match &cache.holder {
+            Holder::State(state) => {
                 f.write_state(state, &updated)?;
-                f.read_state("kv_current", state)?
+                (f.read_state("kv_current", state)?, Vec::new())
             }
-            None => updated,
+            Holder::Shared | Holder::Host => (updated, vec![new]),
         };
         if padding > 0 || tail.is_some() || is_part {
             all = f.slice_by_size("kv_unpadded", &all, &[0; 4], &[1, -1, seen, d])?;
         }
         let mut halves = f.split("kv_half", &all, 2, 1)?.into_iter();
         match (halves.next(), halves.next()) {
-            (Some(keys), Some(values)) => {
-                Ok((keys, values, if cache.state.is_none() { vec![new] } else { Vec::new() }))
-            }
+            (Some(keys), Some(values)) => Ok((keys, values, kept)),
             _ => unreachable!("split into 2 gives 2"),
         }
     }
@@ -250,7 +308,7 @@ impl Lowering<'_> {
         keys: &Var,
         values: &Var,
         at: &PositionInputs,
-        shape: &Attention,
+        shape: &AttentionDims,
     ) -> Result<Var> {
         if self.form.attention == AttentionForm::PerHead {
             return self.attend_per_head(q, keys, values, at, shape);
@@ -259,16 +317,35 @@ impl Lowering<'_> {
         let (heads, kv, d, slots) =
             (shape.heads as i32, shape.kv_heads as i32, shape.head_dim as i32, shape.seen as i32);
         let rows = if t < 0 { -1 } else { heads / kv * t };
+        let sinks = if shape.has_sinks { Some(self.vector("sinks")?) } else { None };
         let f = self.f();
         let grouped = f.reshape("q_grouped", q, &[1, kv, rows, d])?;
         let raw = f.matmul("scores_grouped", &grouped, keys, false, true)?;
         let scores = f.reshape("scores", &raw, &[1, heads, t, slots])?;
         let masked = f.add("scores_masked", &scores, &at.mask)?;
-        let weights = f.softmax("attention", &masked, -1)?;
+        let weights = self.softmax("attention", &masked, sinks.as_ref(), -1)?;
+        let f = self.f();
         let weights = f.reshape("attention_grouped", &weights, &[1, kv, rows, slots])?;
         let mixed = f.matmul("context_grouped", &weights, values, false, false)?;
         let context = f.reshape("context_heads", &mixed, &[1, heads, t, d])?;
         self.join_heads("context", &context, shape.heads, shape.head_dim)
+    }
+
+    /// Computes the softmax along an axis, with one score more, `sink`, whose part is left out:
+    /// `e(s) / (sum e(s) + e(sink))` with `e(s) = exp(s - max(s, sink))`.
+    fn softmax(&mut self, name: &str, scores: &Var, sink: Option<&Var>, axis: i32) -> Result<Var> {
+        let n = |part: &str| format!("{name}_{part}");
+        let f = self.f();
+        let Some(sink) = sink else { return f.softmax(name, scores, axis) };
+        let largest = f.reduce_max(&n("max"), scores, &[axis], true)?;
+        let largest = f.maximum(&n("largest"), &largest, sink)?;
+        let below = f.sub(&n("below"), scores, &largest)?;
+        let powers = f.single("exp", &n("powers"), vec![("x", (&below).into())])?;
+        let sum = f.reduce_sum(&n("sum"), &powers, &[axis], true)?;
+        let below = f.sub(&n("sink_below"), sink, &largest)?;
+        let power = f.single("exp", &n("sink_power"), vec![("x", (&below).into())])?;
+        let sum = f.add(&n("sum_with_sink"), &sum, &power)?;
+        f.real_div(name, &powers, &sum)
     }
 
     /// Splits `[1, n, ..]` along axis 1 into n values `[1, 1, ..]`.
@@ -289,12 +366,14 @@ impl Lowering<'_> {
         keys: &Var,
         values: &Var,
         at: &PositionInputs,
-        shape: &Attention,
+        shape: &AttentionDims,
     ) -> Result<Var> {
         let (t, slots) = (self.tokens_or_inferred(), shape.seen as i32);
         let queries = self.heads("q_head", q, shape.heads)?;
         let keys = self.heads("k_head", keys, shape.kv_heads)?;
         let values = self.heads("v_head", values, shape.kv_heads)?;
+        let sinks = if shape.has_sinks { Some(self.vector("sinks")?) } else { None };
+        let sinks = sinks.map(|all| self.heads("sink_head", &all, shape.heads)).transpose()?;
         let mut contexts = Vec::new();
         for (h, query) in queries.iter().enumerate() {
             let n = |part: &str| format!("{part}_{h:02}");
@@ -303,7 +382,9 @@ impl Lowering<'_> {
             let raw = f.matmul(&n("scores_raw"), &keys[of], query, false, true)?;
             let scores = f.reshape(&n("scores"), &raw, &[1, slots, 1, t])?;
             let masked = f.add(&n("scores_masked"), &scores, &at.mask)?;
-            let weights = f.softmax(&n("attention"), &masked, 1)?;
+            let sink = sinks.as_ref().map(|all| &all[h]);
+            let weights = self.softmax(&n("attention"), &masked, sink, 1)?;
+            let f = self.f();
             let weights = f.reshape(&n("attention_columns"), &weights, &[1, 1, slots, t])?;
             contexts.push(f.matmul(&n("context"), &weights, &values[of], true, false)?);
         }

@@ -2,7 +2,7 @@
 //! values are those of the token before.
 
 use super::attention::LayerCache;
-use super::{Attention, Lowering, NormShape};
+use super::{AttentionDims, Lowering, NormShape};
 use crate::form::HistoryForm;
 use anemoe_mlpackage::Result;
 use anemoe_mlpackage::mil::builder::{ConvParams, SliceParams, Var};
@@ -18,7 +18,7 @@ pub struct Compressed {
     pub k: Var,
     /// Values: the first half of the heads from this token, the second half from the token before.
     pub v: Var,
-    /// New tail of the state, see [`Attention::tail`]; none where the host keeps the history.
+    /// New tail of the state, see [`AttentionDims::tail`]; none where the host keeps the history.
     pub tail: Option<Var>,
     /// History rows of the call's own tokens, `[1, history_heads, T, head_dim]`, where the host keeps the history.
     pub rows: Option<Var>,
@@ -38,7 +38,7 @@ pub enum HistoryInput {
     Rows(Var),
 }
 
-impl Attention {
+impl AttentionDims {
     /// Returns the heads of one token's history: query and key heads before the convolutions, and the half of V's
     /// heads that comes a token late.
     fn history_heads(&self) -> usize {
@@ -58,8 +58,8 @@ impl Attention {
 
     /// Returns the shape with the tail that a CCA layer needs.
     #[must_use]
-    pub fn with_history(self) -> Attention {
-        Attention { tail: self.history_rows().next_multiple_of(32), ..self }
+    pub fn with_history(self) -> AttentionDims {
+        AttentionDims { tail: self.history_rows().next_multiple_of(32), ..self }
     }
 }
 
@@ -78,7 +78,7 @@ impl Lowering<'_> {
     }
 
     /// Reads the history, rows of the last [`CCA_HISTORY`] tokens: `[1, history_heads, 2, head_dim]`.
-    fn read_history(&mut self, cache: &LayerCache, shape: &Attention) -> Result<Var> {
+    fn read_history(&mut self, cache: &LayerCache, shape: &AttentionDims) -> Result<Var> {
         let (heads, rows, d) =
             (2 * shape.kv_heads as i32, shape.history_rows() as i32, shape.head_dim as i32);
         let pairs = heads * rows / CCA_HISTORY as i32;
@@ -94,7 +94,7 @@ impl Lowering<'_> {
     }
 
     /// Makes the state's tail from a history `[1, history_heads, 2, head_dim]`.
-    fn make_tail(&mut self, history: &Var, shape: &Attention) -> Result<Var> {
+    fn make_tail(&mut self, history: &Var, shape: &AttentionDims) -> Result<Var> {
         let (heads, rows) = (2 * shape.kv_heads, shape.history_rows());
         let missing = heads * rows / CCA_HISTORY - shape.history_heads();
         let zero = self.scalar("history_zero", 0.0)?;
@@ -114,7 +114,7 @@ impl Lowering<'_> {
 
     /// Declares the input for the layer's history: rows that the host kept, or the carry that picks rows of the
     /// state.
-    pub fn history_input(&mut self, shape: &Attention) -> Result<HistoryInput> {
+    pub fn history_input(&mut self, shape: &AttentionDims) -> Result<HistoryInput> {
         let rows = CCA_HISTORY as u64;
         match self.form.history {
             HistoryForm::State => {
@@ -137,7 +137,7 @@ impl Lowering<'_> {
         x: &Var,
         cache: &LayerCache,
         old: &HistoryInput,
-        shape: &Attention,
+        shape: &AttentionDims,
     ) -> Result<Compressed> {
         let (nq, nk, d) = (shape.heads, shape.kv_heads, shape.head_dim);
         let t = self.tokens_or_inferred();

@@ -10,7 +10,7 @@ mod norm;
 mod router;
 mod store;
 
-pub use attention::{Attention, HeadNorm, KV_CACHE, KV_PLACE, KV_ROWS, PositionInputs};
+pub use attention::{AttentionDims, KV_CACHE, KV_PLACE, KV_ROWS, LayerCache, PositionInputs, SharedCache};
 pub use cca::{CCA_HISTORY, HISTORY, HISTORY_ROWS, HistoryInput};
 pub use norm::NormShape;
 pub use store::{
@@ -45,12 +45,19 @@ pub fn last_name(output: &str) -> String {
 }
 
 /// Function that gates an MLP.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Activation {
     /// The tanh form of GELU.
     GeluTanh,
     /// `x * sigmoid(x)`.
     Silu,
+    /// `g sigmoid(steepness g) (u + 1)` with the gate g at most `limit` and the other half u within `limit` of zero.
+    ClampedSilu {
+        /// Largest gate, and largest magnitude of the other half.
+        limit: f32,
+        /// Factor in the sigmoid.
+        steepness: f32,
+    },
 }
 
 /// One function under construction over weights that are already stored in the package.
@@ -143,8 +150,11 @@ impl<'a> Lowering<'a> {
         self.f.conv(name, x, &weight, None, ConvParams::default())
     }
 
-    /// Adds a projection like [`Lowering::project`], plus the stored vector `stored_bias`.
-    pub fn project_biased(&mut self, name: &str, x: &Var, stored: &str) -> Result<Var> {
+    /// Adds a projection like [`Lowering::project`], where `has_bias` plus the stored vector `stored_bias`.
+    pub fn project_with(&mut self, name: &str, x: &Var, stored: &str, has_bias: bool) -> Result<Var> {
+        if !has_bias {
+            return self.project(name, x, stored);
+        }
         let weight = self.matrix(&format!("{stored}_weight"))?;
         let bias = self.vector(&format!("{stored}_bias"))?;
         self.f.conv(name, x, &weight, Some(&bias), ConvParams::default())
@@ -176,6 +186,9 @@ impl<'a> Lowering<'a> {
     /// Computes `activation(gate) * up`.
     pub fn gated(&mut self, name: &str, gate: &Var, up: &Var, activation: Activation) -> Result<Var> {
         let activated = match (activation, self.form.activation) {
+            (Activation::ClampedSilu { limit, steepness }, _) => {
+                return self.gated_in_limits(name, gate, up, (limit, steepness));
+            }
             (Activation::GeluTanh, ActivationForm::Native) => {
                 self.f.gelu(&format!("{name}_gelu"), gate, GeluMode::TanhApproximation)?
             }
@@ -187,6 +200,28 @@ impl<'a> Lowering<'a> {
             }
         };
         self.f.mul(name, &activated, up)
+    }
+
+    /// Computes [`Activation::ClampedSilu`].
+    fn gated_in_limits(
+        &mut self,
+        name: &str,
+        gate: &Var,
+        up: &Var,
+        (limit, steepness): (f32, f32),
+    ) -> Result<Var> {
+        let n = |part: &str| format!("{name}_{part}");
+        let (most, least) = (self.scalar(&n("most"), limit)?, self.scalar(&n("least"), -limit)?);
+        let (steepness, one) = (self.scalar(&n("steepness"), steepness)?, self.scalar(&n("one"), 1.0)?);
+        let f = &mut self.f;
+        let gate = f.minimum(&n("gate"), gate, &most)?;
+        let steep = f.mul(&n("steep"), &gate, &steepness)?;
+        let part = f.sigmoid(&n("sigmoid"), &steep)?;
+        let activated = f.mul(&n("silu"), &gate, &part)?;
+        let up = f.minimum(&n("up_most"), up, &most)?;
+        let up = f.maximum(&n("up"), &up, &least)?;
+        let up = f.add(&n("up_and_one"), &up, &one)?;
+        f.mul(name, &activated, &up)
     }
 
     /// Computes the tanh form of GELU, `x sigmoid(x (a + b x^2))` with a = 2 sqrt(2/pi) and b = 0.044715 a. Where the

@@ -24,11 +24,35 @@ impl Lowering<'_> {
         experts: &[usize],
         activation: Activation,
     ) -> Result<Var> {
-        if self.is_bank(experts) {
-            return self.expert_bank(name, y, routing, experts, activation);
-        }
-        let weights = self.routing_weights(routing, experts.len())?;
-        self.separate_experts(name, y, &weights, experts, activation)
+        let bias = format!("{}_down_bias", bank_name(experts.first().copied().unwrap_or_default()));
+        let has_bias = self.stored.has_vector(&self.stored_name(&bias));
+        let plain = format!("{name}_unbiased");
+        let own = if has_bias { plain.as_str() } else { name };
+        let sum = match self.is_bank(experts) {
+            true => self.expert_bank(own, y, routing, experts, activation)?,
+            false => {
+                let weights = self.routing_weights(routing, experts.len())?;
+                self.separate_experts(own, y, &weights, experts, activation)?
+            }
+        };
+        if has_bias { self.add_biases(name, &sum, routing, &bias) } else { Ok(sum) }
+    }
+
+    /// Adds to `sum`, `[1, H, 1, T]`, each expert's bias times its routing weight: a product of the stored biases
+    /// `[1, 1, experts, H]` with `routing`, `[1, experts, 1, T]`.
+    fn add_biases(&mut self, name: &str, sum: &Var, routing: &Var, bias: &str) -> Result<Var> {
+        let n = |part: &str| format!("{name}_{part}");
+        let t = self.tokens_or_inferred();
+        let biases = self.vector(bias)?;
+        let dims: Vec<i32> = biases.dims().iter().map(|d| d.fixed().unwrap_or_default() as i32).collect();
+        let &[_, _, experts, h] = dims.as_slice() else {
+            return Err(anemoe_mlpackage::Error::invalid_program("biases that are no matrix"));
+        };
+        let f = self.f();
+        let weights = f.reshape(&n("routing_matrix"), routing, &[1, 1, experts, t])?;
+        let product = f.matmul(&n("bias_matrix"), &biases, &weights, true, false)?;
+        let bias = f.reshape(&n("bias"), &product, &[1, h, 1, t])?;
+        f.add(name, sum, &bias)
     }
 
     /// Computes the sum of [`Lowering::experts`] where `routing` has one class more, behind the experts. The second
@@ -71,7 +95,8 @@ impl Lowering<'_> {
         let mut sum: Option<Var> = None;
         for (i, (expert, weight)) in experts.iter().zip(weights).enumerate() {
             let n = |part: &str| format!("expert_{expert:03}_{part}");
-            let gate_up = self.project(&n("gate_up"), y, &n("gate_up"))?;
+            let has_bias = self.stored.has_vector(&self.stored_name(&n("gate_up_bias")));
+            let gate_up = self.project_with(&n("gate_up"), y, &n("gate_up"), has_bias)?;
             let halves = self.f().split(&n("half"), &gate_up, 2, 1)?;
             let hidden = self.gated(&n("hidden"), &halves[0], &halves[1], activation)?;
             let weighted = self.f().mul(&n("weighted"), &hidden, weight)?;
@@ -112,7 +137,8 @@ impl Lowering<'_> {
         let n = |part: &str| format!("{prefix}_{part}");
         let (e, t) = (experts.len() as i32, self.tokens_or_inferred());
         let h = y.dims().get(1).and_then(|d| d.fixed()).unwrap_or_default() as i32;
-        let gate_up = self.project(&n("gate_up"), y, &n("gate_up"))?;
+        let has_bias = self.stored.has_vector(&self.stored_name(&n("gate_up_bias")));
+        let gate_up = self.project_with(&n("gate_up"), y, &n("gate_up"), has_bias)?;
         let wide = gate_up.dims().get(1).and_then(|d| d.fixed()).unwrap_or_default() as i32;
         let apart = self.f().reshape(&n("apart"), &gate_up, &[e, wide / e, 1, t])?;
         let halves = self.f().split(&n("half"), &apart, 2, 1)?;

@@ -1,13 +1,13 @@
 //! Parts of plans that all families share: names of functions, bindings, head slices.
 
 use crate::context_buckets::ContextBuckets;
-use crate::form::{AttentionForm, CacheForm, ExpertForm, FunctionForm, IoForm, ShardForm};
+use crate::form::{AttentionForm, CacheForm, FunctionForm, IoForm, ShardForm};
 use crate::lower::{KV_CACHE, KV_PLACE, KV_ROWS, Lowering, NormShape, Stored, last_name};
-use crate::models::Family;
 use crate::models::checked::CheckedCheckpoint;
+use crate::models::decoder::Decoder;
 use crate::plan::{
     MAX_HEAD_ROWS, MAX_HEAD_WEIGHTS, MatrixPlan, Packing, Plan, PlanOptions, PlannedShard, ScaleScope,
-    Totals, VectorPlan, bank_name, count_name, package_name,
+    Totals, VectorPlan, count_name, package_name,
 };
 use crate::quant::MatrixQuant;
 use crate::{Error, Result};
@@ -43,6 +43,8 @@ pub fn calls(first: usize, packing: Packing) -> impl Iterator<Item = Range<usize
     (first..first + packing.per_package).step_by(packing.per_call).map(move |e| e..e + packing.per_call)
 }
 
+/// Register with the stream.
+pub const HIDDEN: &str = "hidden";
 /// Name of the only function of a package.
 const ONLY_FUNCTION: &str = "main";
 
@@ -114,16 +116,27 @@ pub fn output(register: &str) -> OutputBinding {
     OutputBinding { register: register.into(), rows: None, accumulate: false }
 }
 
-/// Names bindings of outputs with one column per token as a form names these outputs.
-pub fn stream_outputs(
+/// Makes the step that calls a unit of a shard of this form. Outputs have one column per token.
+pub fn run(
+    (shard, unit): (String, Option<String>),
+    inputs: BTreeMap<String, InputBinding>,
+    outputs: Vec<(String, OutputBinding)>,
     form: ShardForm,
-    outputs: Vec<(&str, OutputBinding)>,
-) -> BTreeMap<String, OutputBinding> {
-    let name = |name: &str| match form.io {
-        IoForm::ChannelsFirst => name.to_string(),
-        IoForm::ChannelsLast => last_name(name),
+) -> Run {
+    let name = |name: String| match form.io {
+        IoForm::ChannelsFirst => name,
+        IoForm::ChannelsLast => last_name(&name),
     };
-    outputs.into_iter().map(|(k, v)| (name(k), v)).collect()
+    Run {
+        shard,
+        others: Vec::new(),
+        unit,
+        when: None,
+        inputs,
+        outputs: outputs.into_iter().map(|(k, v)| (name(k), v)).collect(),
+        kept: BTreeMap::new(),
+        channels_last: form.io == IoForm::ChannelsLast,
+    }
 }
 
 /// Returns the mask input that attention of a form takes.
@@ -200,11 +213,6 @@ pub fn named<T>(pairs: Vec<(&str, T)>) -> BTreeMap<String, T> {
     pairs.into_iter().map(|(k, v)| (k.to_string(), v)).collect()
 }
 
-/// Names a tensor of layer `i`: `layers.3.NAME`.
-pub fn tensor(i: usize, name: &str) -> String {
-    format!("layers.{i}.{name}")
-}
-
 /// Plans a matrix with the compression that the options choose for its part.
 pub fn matrix(
     options: &PlanOptions,
@@ -228,46 +236,16 @@ pub fn matrix(
     }
 }
 
-/// Plans the matrices of a package's experts, from `first` on. Their tensors are stacks: `gate_up` is
-/// `[experts, 2 * width, hidden]`, `down` is `[experts, hidden, width]`. A bank holds the matrices of a call's
-/// experts one below the other, as the tensor does.
-pub fn expert_matrices(
-    options: &PlanOptions,
-    kind: ShardKind,
-    first: usize,
-    packing: Packing,
-    (hidden, width): (usize, usize),
-    (gate_up, down): (&str, &str),
-) -> Vec<MatrixPlan> {
-    let mut matrices = Vec::new();
-    let mut push = |prefix: String, first: usize, experts: usize| {
-        for (name, tensor, rows, cols) in
-            [("gate_up", gate_up, 2 * width, hidden), ("down", down, hidden, width)]
-        {
-            let (name, offset) = (format!("{prefix}_{name}"), (first * rows * cols) as u64);
-            let shape = (experts * rows, cols);
-            matrices.push(matrix(options, &name, "experts", tensor.into(), offset, shape));
-        }
-    };
-    match options.form_of(kind).experts {
-        ExpertForm::Separate => {
-            (first..first + packing.per_package).for_each(|e| push(format!("expert_{e:03}"), e, 1));
-        }
-        ExpertForm::Bank => calls(first, packing).for_each(|c| push(bank_name(c.start), c.start, c.len())),
-    }
-    matrices
-}
-
 /// Makes the plan of a family's shards. `facts` are remarks for people.
 pub fn plan(
-    family: &dyn Family,
+    decoder: &Decoder,
+    source: String,
     options: &PlanOptions,
-    layers: Vec<PlannedShard>,
-    head: Vec<PlannedShard>,
+    (layers, head): (Vec<PlannedShard>, Vec<PlannedShard>),
     chain: Chain,
     facts: Vec<String>,
 ) -> Result<Plan> {
-    let sizes = family.sizes();
+    let sizes = decoder.sizes();
     let mut shards = layers;
     shards.extend(head);
     shards.iter_mut().for_each(|shard| shard.form = options.form_of(shard.kind));
@@ -293,8 +271,8 @@ pub fn plan(
         experts_per_token: sizes.experts_per_token,
     };
     let mut plan = Plan {
-        family: family.name().into(),
-        source: family.checked_checkpoint().checkpoint.name.clone(),
+        family: decoder.family.into(),
+        source,
         options: options.clone(),
         shards,
         totals,
@@ -346,16 +324,16 @@ pub fn packing_of(shard: &PlannedShard) -> Result<(usize, Packing)> {
     }
 }
 
-/// Final norm and output matrix `[vocab, hidden]`, which is the embedding too.
+/// Final norm and output matrix `[vocab, hidden]`, which may be the embedding too.
 pub struct OutputHead {
     /// Width of the residual stream.
     pub hidden: usize,
     /// Rows of the matrix.
     pub vocab: usize,
-    /// Tensor of the norm's weight.
-    pub norm: &'static str,
+    /// The norm's weights, `final_norm_weight`.
+    pub norm: VectorPlan,
     /// Tensor of the matrix.
-    pub matrix: &'static str,
+    pub matrix: String,
     /// Epsilon of the norm.
     pub eps: f32,
 }
@@ -382,8 +360,8 @@ impl OutputHead {
         let shard = |(i, &start): (usize, &usize)| {
             let n = rows.min(vocab - start);
             let offset = start as u64 * h as u64;
-            let matrix = matrix(options, "logits", "head", self.matrix.into(), offset, (n, h));
-            let vectors = vec![VectorPlan::channels("final_norm_weight", self.norm, h)];
+            let matrix = matrix(options, "logits", "head", self.matrix.clone(), offset, (n, h));
+            let vectors = vec![self.norm.clone()];
             let name = format!("head.{i}of{}", starts.len());
             let mut shard = PlannedShard::new(name, ShardKind::Head, None, vec![matrix], vectors);
             shard.functions = functions(&[None], &tokens);
@@ -397,16 +375,9 @@ impl OutputHead {
     pub fn steps(shards: &[PlannedShard], hidden: InputBinding, form: ShardForm) -> Vec<Step> {
         let step = |shard: &PlannedShard| {
             let rows = shard.vocab_rows.map(|(start, count)| RowRange { start, count });
-            Step::Run(Run {
-                shard: shard.name.clone(),
-                others: Vec::new(),
-                unit: None,
-                when: None,
-                inputs: named(vec![("hidden", hidden.clone())]),
-                outputs: stream_outputs(form, vec![("logits", OutputBinding { rows, ..output("logits") })]),
-                kept: BTreeMap::new(),
-                channels_last: form.io == IoForm::ChannelsLast,
-            })
+            let logits = ("logits".into(), OutputBinding { rows, ..output("logits") });
+            let inputs = named(vec![("hidden", hidden.clone())]);
+            Step::Run(run((shard.name.clone(), None), inputs, vec![logits], form))
         };
         shards.iter().map(step).collect()
     }

@@ -1,6 +1,6 @@
 //! A checkpoint that was checked against a family's tensor table.
 
-use super::{ModelPart, TensorRow, check_tensors};
+use super::tensor_table::{HEAD, ModelPart, TensorRow, check_tensors, full_name};
 use crate::checkpoint::Checkpoint;
 use crate::{Error, Result};
 use std::collections::BTreeMap;
@@ -23,11 +23,10 @@ impl CheckedCheckpoint {
         checkpoint: Checkpoint,
         prefixes: &[&'static str],
         table: &[TensorRow],
-        skip: impl Fn(&str) -> bool,
     ) -> Result<CheckedCheckpoint> {
         let prefix = prefix(&checkpoint, prefixes)?;
-        check_tensors(checkpoint.source.as_ref(), prefix, table, skip)?;
-        let parts = table.iter().map(|r| (format!("{prefix}{}", r.name), r.part)).collect();
+        check_tensors(checkpoint.source.as_ref(), prefix, table, is_unneeded)?;
+        let parts = table.iter().map(|r| (full_name(prefix, &r.name), r.part)).collect();
         Ok(CheckedCheckpoint { checkpoint, prefix, parts })
     }
 
@@ -36,7 +35,7 @@ impl CheckedCheckpoint {
     /// # Errors
     /// The file cannot be read, or a value is NaN or infinite.
     pub fn read(&self, name: &str, range: Range<u64>, out: &mut [f32]) -> Result<()> {
-        self.checkpoint.source.read(&format!("{}{name}", self.prefix), range, out)
+        self.checkpoint.source.read(&full_name(self.prefix, name), range, out)
     }
 
     /// Reads a vector of `n` elements.
@@ -51,7 +50,7 @@ impl CheckedCheckpoint {
 
     /// Makes an error about a value of a tensor, with the checkpoint's own names for file and tensor.
     pub fn refuse(&self, name: &str, element: u64, what: &str) -> Error {
-        let (file, tensor) = self.checkpoint.source.origin(&format!("{}{name}", self.prefix), element);
+        let (file, tensor) = self.checkpoint.source.origin(&full_name(self.prefix, name), element);
         Error::invalid(file, format!("tensor `{tensor}`: {what}"))
     }
 
@@ -59,6 +58,22 @@ impl CheckedCheckpoint {
     pub fn parts(&self) -> &BTreeMap<String, ModelPart> {
         &self.parts
     }
+}
+
+/// Tells whether text does not need a tensor that is not in its table: it is of another modality, a copy of a tied
+/// embedding, or computed from the configuration.
+pub fn is_unneeded(name: &str) -> bool {
+    const OTHER: [&str; 8] = [
+        "model.vision_tower.",
+        "vision_tower.",
+        "model.embed_vision.",
+        "model.audio_tower.",
+        "model.embed_audio.",
+        "model.multi_modal_projector.",
+        "multi_modal_projector.",
+        "language_model.lm_head.",
+    ];
+    name == HEAD || name.ends_with(".rotary_emb.inv_freq") || OTHER.iter().any(|p| name.starts_with(p))
 }
 
 /// Finds the prefix of a checkpoint's tensors, by `embed_tokens.weight`.

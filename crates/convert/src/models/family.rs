@@ -1,112 +1,265 @@
-//! Interface between the pipeline and a model family.
+//! An opened checkpoint of a model family: its description, and the plan and programs that follow from it.
 
-use super::CheckedCheckpoint;
-use crate::Result;
+use super::chain_builder::{self, HIDDEN, OutputHead, layer_groups, normalized, not_ours, register};
+use super::checked::CheckedCheckpoint;
+use super::decoder::{Decoder, Preset, Residual, RouterKind};
+use super::keys::eos_token_ids;
+use super::sizes::Sizes;
+use super::tensor_table::TensorRow;
 use crate::lower::Stored;
-use crate::plan::{PartKinds, Plan, PlanOptions, PlannedShard};
-use crate::quant::Quant;
-use anemoe_bundle::ShardFunction;
+use crate::plan::{PartKinds, Plan, PlanOptions, PlannedShard, VectorPlan};
+use crate::quant::{Granularity, Quant};
+use crate::{Error, Result};
+use anemoe_bundle::{Cache, Chain, IntBits, ModelInfo, ShardFunction, ShardKind, Step};
 use anemoe_mlpackage::mil::builder::BuiltFunction;
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// Counts of a model.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Sizes {
-    /// Layers with experts.
-    pub layers: usize,
-    /// Experts of a layer.
-    pub experts: usize,
-    /// Experts that a token uses.
-    pub experts_per_token: usize,
-    /// Most positions of a sequence.
-    pub positions: usize,
-    /// Parameters; a tied embedding counts once.
-    pub parameters: u64,
-    /// Parameters of one expert.
-    pub expert_parameters: u64,
-}
+/// Parameters below which the preset of a model without experts has 8 bits.
+const SMALL_DENSE: u64 = 1_500_000_000;
+/// Preset of small models without experts.
+const SMALL_PRESET: Preset = Preset {
+    quant: Quant::int(IntBits::Eight, Granularity::Channel),
+    parts: PartKinds {
+        attention: None,
+        experts: None,
+        dense_mlp: None,
+        router: None,
+        head: None,
+        embedding: None,
+    },
+    reason: "small models have no weights to spare: in lut4, shards of SmolLM2-135M and Gemma 3 270M fall to cosines of 0.83 and 0.81, and in this to 0.998",
+};
 
-impl Sizes {
-    /// Returns the parameters that a token uses; a tied embedding counts once, as the head.
-    pub fn active_parameters(&self) -> u64 {
-        let idle = (self.layers * (self.experts - self.experts_per_token)) as u64;
-        self.parameters - idle * self.expert_parameters
-    }
-}
-
-/// Kinds for a model that is too large to be run whole while it is planned.
-#[derive(Clone, Copy, Debug)]
-pub struct Preset {
-    /// Kind of every part that `parts` does not name.
-    pub quant: Quant,
-    /// Kinds of the parts whose compression costs most for the bytes that it saves.
-    pub parts: PartKinds,
-    /// Measurement that speaks for the preset.
-    pub reason: &'static str,
-}
-
-impl std::fmt::Display for Preset {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let p = &self.parts;
-        let parts =
-            [("attention", p.attention), ("experts", p.experts), ("mlp", p.dense_mlp), ("head", p.head)];
-        write!(f, "kinds: the family's preset, {}", self.quant)?;
-        for (part, kind) in parts.into_iter().filter_map(|(part, kind)| Some((part, kind?))) {
-            write!(f, ", {part} {kind}")?;
-        }
-        write!(f, ": {}", self.reason)
-    }
-}
+/// Remarks on a checkpoint's values.
+pub type Remarks = fn(&Decoder, &CheckedCheckpoint) -> Result<Vec<String>>;
 
 /// An opened checkpoint of one model family.
-pub trait Family: Send + Sync {
+pub struct Family {
+    /// Description of the model.
+    pub decoder: Decoder,
+    pub(super) checked: CheckedCheckpoint,
+    /// Tensors of each layer, by role.
+    pub(super) rows: Vec<BTreeMap<&'static str, TensorRow>>,
+    remarks: Remarks,
+}
+
+impl Family {
+    /// Checks the name and shape of every tensor of a checkpoint.
+    ///
+    /// # Errors
+    /// A tensor is missing, superfluous or of another shape.
+    pub(super) fn new(mut decoder: Decoder, checked: CheckedCheckpoint, remarks: Remarks) -> Family {
+        decoder.eos = eos_token_ids(&checked.checkpoint, &decoder.eos);
+        let mut rows = vec![BTreeMap::new(); decoder.layers.len()];
+        for row in decoder.tensors() {
+            if let Some(own) = row.layer.and_then(|l| rows.get_mut(l)) {
+                own.insert(row.role, row);
+            }
+        }
+        Family { decoder, checked, rows, remarks }
+    }
+
     /// Returns the name of the family, for instance `gemma4`.
-    fn name(&self) -> &'static str;
+    pub fn name(&self) -> &'static str {
+        self.decoder.family
+    }
+
+    /// Returns the checked checkpoint.
+    pub fn checked_checkpoint(&self) -> &CheckedCheckpoint {
+        &self.checked
+    }
+
+    /// Reads elements of a tensor, named as in the plan (without the checkpoint's prefix), as f32.
+    ///
+    /// # Errors
+    /// The file cannot be read, or a value is NaN or infinite.
+    pub fn read(&self, tensor: &str, range: Range<u64>, out: &mut [f32]) -> Result<()> {
+        self.checked.read(tensor, range, out)
+    }
+
+    /// Tells whether attention remembers anything of earlier tokens besides keys and values.
+    pub fn has_history(&self) -> bool {
+        self.decoder.has_history()
+    }
+
+    /// Returns the kinds that `--quant` stands for when it is not given and the model is not run.
+    pub fn preset(&self) -> Preset {
+        let is_small = self.decoder.experts().is_none() && self.decoder.parameters() < SMALL_DENSE;
+        if is_small { SMALL_PRESET } else { self.decoder.preset }
+    }
+
+    /// Returns a hash that changes when the checkpoint's files or its variants do, so that a build does not go on
+    /// with another checkpoint's shards.
+    ///
+    /// # Errors
+    /// A file cannot be read.
+    pub fn fingerprint(&self) -> Result<String> {
+        self.checked.checkpoint.fingerprint()
+    }
+
+    /// Returns remarks on the checkpoint's values that a user should know.
+    ///
+    /// # Errors
+    /// The checkpoint cannot be read.
+    pub fn remarks(&self) -> Result<Vec<String>> {
+        (self.remarks)(&self.decoder, &self.checked)
+    }
+
+    /// Returns the name of the embedding tensor, `[vocab_size, hidden_size]`.
+    pub fn embedding_tensor(&self) -> String {
+        self.decoder.tensor(None, "embedding")
+    }
+
+    /// Returns sizes from the configuration, for people.
+    pub fn summary(&self) -> BTreeMap<String, serde_json::Value> {
+        self.decoder.summary.clone()
+    }
+
+    /// Returns counts from the configuration: layers, experts, positions, parameters.
+    pub fn sizes(&self) -> Sizes {
+        self.decoder.sizes()
+    }
 
     /// Decides packages, compression and the chain.
     ///
     /// # Errors
     /// The options do not fit the model.
-    fn plan(&self, options: &PlanOptions) -> Result<Plan>;
+    pub fn plan(&self, options: &PlanOptions) -> Result<Plan> {
+        self.plan_joining(options, &self.groups(options))
+    }
 
     /// Plans like [`Family::plan`], but joins only the layers that `shard` joins and leaves all others in parts.
     /// If `shard` begins in the middle of a layer, the layer's first part has a package of its own.
     ///
     /// # Errors
     /// The options do not fit the model.
-    fn plan_around(&self, options: &PlanOptions, shard: &PlannedShard) -> Result<Plan>;
+    pub fn plan_around(&self, options: &PlanOptions, shard: &PlannedShard) -> Result<Plan> {
+        self.plan_joining(options, &shard.joined_layers().into_iter().collect::<Vec<_>>())
+    }
+
+    /// Returns the layers that share a package.
+    fn groups(&self, options: &PlanOptions) -> Vec<Range<usize>> {
+        match self.decoder.residual {
+            Residual::Affine => layer_groups(self.decoder.layers.len(), options),
+            Residual::Plain | Residual::LayerScalar => self.groups_in_packages(options),
+        }
+    }
+
+    /// Plans with each range of `joined` layers in one package.
+    fn plan_joining(&self, options: &PlanOptions, joined: &[Range<usize>]) -> Result<Plan> {
+        let d = &self.decoder;
+        options.check()?;
+        options.check_forms(self.has_history(), d.routed().count() < d.layers.len())?;
+        if options.parts.dense_mlp.is_some() && !d.has_dense() {
+            return Err(Error::usage(format!("--mlp-quant: {} has no MLP that every token meets", d.family)));
+        }
+        if d.experts().is_none() {
+            if let Some(option) = options.option_of_experts() {
+                return Err(Error::usage(format!("{option}: this model has no experts")));
+            }
+            let is_own = |kind: &&ShardKind| matches!(kind, ShardKind::Layers | ShardKind::Head);
+            if let Some(kind) = options.forms.keys().find(|kind| !is_own(kind)) {
+                let what = "this model has no experts, and so no shard of this sort; there are layers, head";
+                return Err(Error::usage(format!("[{}]: {what}", kind.name())));
+            }
+        }
+        let (options, fact) = self.with_attention_kind(options);
+        let options = &options;
+        let context = options.context(d.positions)?;
+        let at_host = d.residual == Residual::Affine;
+        let (shards, steps) = match at_host {
+            true => self.plan_at_host(options, context, joined)?,
+            false => self.plan_in_packages(options, context, joined)?,
+        };
+        let mut facts = match at_host {
+            true => self.facts_at_host(options)?,
+            false => self.fact_of_joining(options).into_iter().collect(),
+        };
+        facts.extend(fact);
+        let head = self.head().shards(options);
+        let chain = self.chain(options, context, steps, &head);
+        let source = self.checked.checkpoint.name.clone();
+        chain_builder::plan(d, source, options, (shards, head), chain, facts)
+    }
+
+    /// Sets the family's kind of attention where the options name none and `--quant` has fewer than 8 bits; returns
+    /// the options and a remark. Attention of an MoE model is a small part of its weights.
+    fn with_attention_kind(&self, options: &PlanOptions) -> (PlanOptions, Option<String>) {
+        let mut options = options.clone();
+        let Some((kind, reason)) = self.decoder.attention_kind else { return (options, None) };
+        if options.parts.attention.is_some() || options.quant.bits() >= 8 {
+            return (options, None);
+        }
+        options.defaults.attention = Some(kind);
+        let fact =
+            format!("attention is {kind} where neither --attn-quant nor a search says otherwise: {reason}");
+        (options, Some(fact))
+    }
+
+    fn head(&self) -> OutputHead {
+        let d = &self.decoder;
+        let norm = VectorPlan::channels("final_norm_weight", d.tensor(None, "final_norm"), d.hidden);
+        OutputHead {
+            hidden: d.hidden,
+            vocab: d.vocab,
+            norm: VectorPlan { offset: d.norm_offset, ..norm },
+            matrix: d.tensor(None, if d.is_tied { "embedding" } else { "head" }),
+            eps: self.stream_norm().eps,
+        }
+    }
+
+    fn chain(&self, options: &PlanOptions, context: usize, steps: Vec<Step>, head: &[PlannedShard]) -> Chain {
+        let d = &self.decoder;
+        let (mut ropes, mut caches) = (BTreeMap::new(), BTreeMap::new());
+        for (l, layer) in d.layers.iter().enumerate() {
+            let a = &layer.attention;
+            let cache = Cache { slots: self.slots(l, options, context), window: a.window };
+            caches.entry(a.kind.to_string()).or_insert(cache);
+            ropes.entry(a.kind.to_string()).or_insert_with(|| a.rope.clone());
+        }
+        let model = ModelInfo {
+            vocab_size: d.vocab,
+            hidden_size: d.hidden,
+            num_layers: d.layers.len(),
+            num_experts: d.experts().map(|e| e.count),
+            max_context: context,
+            bos_token_id: d.bos,
+            eos_token_ids: d.eos.clone(),
+            final_logit_softcapping: d.softcap,
+        };
+        let mut readings = BTreeMap::new();
+        if let Some(RouterKind::Network { skip, .. }) = d.experts().map(|e| e.router) {
+            readings.insert("zaya_skip".to_string(), skip.name().to_string());
+        }
+        let hidden = if d.residual == Residual::Affine { normalized(HIDDEN) } else { register(HIDDEN) };
+        let scale = d.embedding_scale / d.stream_unit;
+        Chain {
+            readings,
+            ropes,
+            caches,
+            steps,
+            head: OutputHead::steps(head, hidden, options.form_of(ShardKind::Head)),
+            ..chain_builder::chain(self.name(), &self.checked, model, scale, options)
+        }
+    }
 
     /// Lowers one function of a shard over weights that are stored already.
     ///
     /// # Errors
     /// The program breaks MIL's rules; a fault of the lowering, not of the input.
-    fn lower(&self, shard: &PlannedShard, function: &ShardFunction, stored: &Stored)
-    -> Result<BuiltFunction>;
-
-    /// Returns the checked checkpoint.
-    fn checked_checkpoint(&self) -> &CheckedCheckpoint;
-
-    /// Reads elements of a tensor, named as in the plan (without the checkpoint's prefix), as f32.
-    ///
-    /// # Errors
-    /// The file cannot be read, or a value is NaN or infinite.
-    fn read(&self, tensor: &str, range: Range<u64>, out: &mut [f32]) -> Result<()> {
-        self.checked_checkpoint().read(tensor, range, out)
-    }
-
-    /// Tells whether attention remembers anything of earlier tokens besides keys and values.
-    fn has_history(&self) -> bool {
-        false
-    }
-
-    /// Returns the kinds that `--quant` stands for when it is not given and the model is not run.
-    fn preset(&self) -> Preset;
-
-    /// Returns a hash that changes when the checkpoint's files or its variants do, so that a build does not go on
-    /// with another checkpoint's shards.
-    fn fingerprint(&self) -> Result<String> {
-        self.checked_checkpoint().checkpoint.fingerprint()
+    pub fn lower(
+        &self,
+        shard: &PlannedShard,
+        function: &ShardFunction,
+        stored: &Stored,
+    ) -> Result<BuiltFunction> {
+        match (shard.kind, shard.layer, self.decoder.residual) {
+            (ShardKind::Head, None, _) => self.head().lower(function.tokens, stored, shard.form),
+            (ShardKind::Head, Some(_), _) | (_, None, _) => Err(not_ours(shard)),
+            (_, _, Residual::Affine) => self.lower_at_host(shard, function, stored),
+            _ => self.lower_in_packages(shard, function, stored),
+        }
     }
 
     /// Reads the vectors, in f32, that the host steps of a plan with these options name, and those of the parts of
@@ -114,24 +267,10 @@ pub trait Family: Send + Sync {
     ///
     /// # Errors
     /// The checkpoint cannot be read.
-    fn host_vectors(&self, _options: &PlanOptions) -> Result<BTreeMap<String, Vec<f32>>> {
-        Ok(BTreeMap::new())
+    pub fn host_vectors(&self, options: &PlanOptions) -> Result<BTreeMap<String, Vec<f32>>> {
+        match self.decoder.residual {
+            Residual::Affine => self.vectors_at_host(&self.groups(options)),
+            Residual::Plain | Residual::LayerScalar => Ok(BTreeMap::new()),
+        }
     }
-
-    /// Returns remarks on the checkpoint's values that a user should know.
-    ///
-    /// # Errors
-    /// The checkpoint cannot be read.
-    fn remarks(&self) -> Result<Vec<String>> {
-        Ok(Vec::new())
-    }
-
-    /// Returns the name of the embedding tensor, `[vocab_size, hidden_size]`.
-    fn embedding_tensor(&self) -> &str;
-
-    /// Returns sizes from the configuration, for people.
-    fn summary(&self) -> BTreeMap<String, serde_json::Value>;
-
-    /// Returns counts from the configuration: layers, experts, positions, parameters.
-    fn sizes(&self) -> Sizes;
 }

@@ -4,6 +4,7 @@ use crate::checkpoint::Checkpoint;
 use crate::{Error, Result};
 use anemoe_bundle::SOFTCAPPING;
 use serde_json::{Map, Value};
+use std::collections::BTreeMap;
 use std::path::Path;
 
 /// Largest size that any dimension may have; products of two fit 64 bits.
@@ -12,10 +13,14 @@ const MAX_SIZE: u64 = 1 << 24;
 const MIN_EPSILON: f64 = 1e-20;
 /// Largest epsilon.
 const MAX_EPSILON: f64 = 0.1;
-/// Largest base of rotary frequencies; published ones are up to 1e7.
-const MAX_THETA: f64 = 1e12;
+
+/// Most experts of a layer: far more than any model has. One layout has a tensor for each expert.
+const MAX_EXPERTS: usize = 4096;
+/// Most layers of a model.
+const MAX_LAYERS: usize = 1000;
 
 /// One object of a configuration, and the file that errors name.
+#[derive(Clone, Copy)]
 pub struct Keys<'a> {
     /// Keys and values.
     pub map: &'a Map<String, Value>,
@@ -23,7 +28,21 @@ pub struct Keys<'a> {
     pub path: &'a Path,
 }
 
-impl Keys<'_> {
+impl<'a> Keys<'a> {
+    /// Returns the keys of the text model: those of `text_config`, or of the whole configuration.
+    ///
+    /// # Errors
+    /// The configuration, or its `text_config`, is no object.
+    pub fn of_text(config: &'a Value, path: &'a Path) -> Result<Keys<'a>> {
+        let map = config.as_object();
+        let map = map.ok_or_else(|| Error::invalid(path, "configuration: not a JSON object"))?;
+        match map.get("text_config") {
+            None => Ok(Keys { map, path }),
+            Some(Value::Object(map)) => Ok(Keys { map, path }),
+            Some(_) => Err(Error::invalid(path, "configuration: `text_config` is not an object")),
+        }
+    }
+
     /// Makes an error: a value breaks the format.
     pub fn invalid(&self, what: String) -> Error {
         Error::invalid(self.path, format!("configuration: {what}"))
@@ -35,7 +54,7 @@ impl Keys<'_> {
     }
 
     /// Returns the value of a key; none where the key is missing or null.
-    pub fn get(&self, key: &str) -> Option<&Value> {
+    pub fn get(&self, key: &str) -> Option<&'a Value> {
         self.map.get(key).filter(|v| !v.is_null())
     }
 
@@ -48,6 +67,14 @@ impl Keys<'_> {
         self.size_of(key, value)
     }
 
+    /// Returns a dimension, or `default` where the key is missing.
+    ///
+    /// # Errors
+    /// The value is no number from 1 to `MAX_SIZE`.
+    pub fn size_or(&self, key: &str, default: usize) -> Result<usize> {
+        self.get(key).map_or(Ok(default), |value| self.size_of(key, value))
+    }
+
     /// Reads `value`, found under `key`, as a dimension.
     ///
     /// # Errors
@@ -57,6 +84,90 @@ impl Keys<'_> {
             Some(n @ 1..=MAX_SIZE) => Ok(n as usize),
             _ => Err(self.invalid(format!("`{key}` is {value}, expected a number from 1 to {MAX_SIZE}"))),
         }
+    }
+
+    /// Returns a yes or no, or `default` where the key is missing.
+    ///
+    /// # Errors
+    /// The value is neither true nor false.
+    pub fn flag(&self, key: &str, default: bool) -> Result<bool> {
+        match self.get(key) {
+            None => Ok(default),
+            Some(Value::Bool(b)) => Ok(*b),
+            Some(v) => Err(self.invalid(format!("`{key}` is {v}, expected true or false"))),
+        }
+    }
+
+    /// Returns the number of layers.
+    ///
+    /// # Errors
+    /// The key is missing, or there are more than `MAX_LAYERS`.
+    pub fn layers(&self) -> Result<usize> {
+        match self.size("num_hidden_layers")? {
+            n @ 0..=MAX_LAYERS => Ok(n),
+            n => Err(self.invalid(format!("`num_hidden_layers` is {n}, more than {MAX_LAYERS}"))),
+        }
+    }
+
+    /// Returns the types of all layers; none where the key is missing.
+    ///
+    /// # Errors
+    /// The list has another length, or a type that is not in `known`.
+    pub fn layer_types(&self, layers: usize, known: &[&'static str]) -> Result<Option<Vec<&'static str>>> {
+        let Some(types) = self.get("layer_types") else { return Ok(None) };
+        let types = types.as_array().ok_or_else(|| self.invalid("`layer_types` is not a list".into()))?;
+        if types.len() != layers {
+            let n = types.len();
+            return Err(self.invalid(format!("`layer_types` has {n} entries for {layers} layers")));
+        }
+        let one = |v: &Value| {
+            let found = known.iter().find(|name| v == **name).copied();
+            let known = known.join(" and ");
+            found.ok_or_else(|| self.unsupported(format!("`layer_types` has {v}, implemented is {known}")))
+        };
+        types.iter().map(one).collect::<Result<Vec<_>>>().map(Some)
+    }
+
+    /// Returns the object under a key.
+    ///
+    /// # Errors
+    /// The value is no object.
+    pub fn object(&self, key: &str) -> Result<Option<Keys<'a>>> {
+        match self.get(key) {
+            None => Ok(None),
+            Some(Value::Object(map)) => Ok(Some(Keys { map, path: self.path })),
+            Some(_) => Err(self.invalid(format!("`{key}` is not an object"))),
+        }
+    }
+
+    /// Checks that key/value heads divide the query heads.
+    ///
+    /// # Errors
+    /// They do not.
+    pub fn check_heads(&self, heads: usize, kv_heads: usize) -> Result<()> {
+        match heads.is_multiple_of(kv_heads) {
+            true => Ok(()),
+            false => Err(self.invalid(format!("{heads} query heads for {kv_heads} key/value heads"))),
+        }
+    }
+
+    /// Checks the number of a layer's experts, of which a token uses `active`.
+    ///
+    /// # Errors
+    /// There are more than `MAX_EXPERTS`, or fewer than a token uses.
+    pub fn check_experts(&self, count: usize, active: usize) -> Result<()> {
+        if count > MAX_EXPERTS {
+            return Err(self.invalid(format!("`num_experts` is {count}, more than {MAX_EXPERTS}")));
+        }
+        match active <= count {
+            true => Ok(()),
+            false => Err(self.invalid(format!("`num_experts_per_tok` is {active} of {count} experts"))),
+        }
+    }
+
+    /// Returns the values of keys that are there, for people.
+    pub fn summary(&self, keys: &[&str]) -> BTreeMap<String, Value> {
+        keys.iter().filter_map(|key| Some(((*key).to_string(), self.get(key)?.clone()))).collect()
     }
 
     /// Returns a positive number; none where the key is missing.
@@ -101,19 +212,6 @@ impl Keys<'_> {
         Ok(Some(n as f32))
     }
 
-    /// Returns the base of rotary frequencies: from 1 on, so that no frequency is above a radian per position.
-    ///
-    /// # Errors
-    /// The key is missing, or its value is no number from 1 to `MAX_THETA`.
-    pub fn theta(&self, place: &str) -> Result<f64> {
-        let wrong = |what: &str| self.invalid(format!("`{place}.rope_theta` {what}"));
-        match self.number("rope_theta")? {
-            None => Err(wrong("is missing")),
-            Some(theta) if (1.0..=MAX_THETA).contains(&theta) => Ok(theta),
-            Some(theta) => Err(wrong(&format!("is {theta:e}, expected a number from 1 to {MAX_THETA:e}"))),
-        }
-    }
-
     /// Returns one token id or a list of them; empty where the key is missing.
     ///
     /// # Errors
@@ -139,6 +237,9 @@ impl Keys<'_> {
         match self.get(key) {
             None => Ok(()),
             Some(v) if allowed.contains(v) => Ok(()),
+            Some(v) if allowed.is_empty() => {
+                Err(self.unsupported(format!("`{key}` is {v}, implemented is a model without it")))
+            }
             Some(v) => {
                 let allowed: Vec<String> = allowed.iter().map(Value::to_string).collect();
                 Err(self.unsupported(format!("`{key}` is {v}, implemented is {}", allowed.join(" or "))))

@@ -1,24 +1,48 @@
-//! Model families: one folder per `model_type`, and the registry.
+//! Model families: a description for each, the registry, and the plans that follow from a description.
 
 mod chain_builder;
 mod checked;
+mod common_keys;
+mod decoder;
 mod family;
-pub mod gemma4;
+mod gemma3;
+mod gemma4;
+mod gpt_oss;
 mod keys;
+mod layer_blocks;
+mod llama;
+mod qwen_moe;
+mod registry;
 mod replan;
+mod rope;
+mod sizes;
+mod stream_at_host;
+mod stream_in_packages;
 mod synthetic;
+mod tensor_roles;
 mod tensor_table;
-pub mod zaya;
+#[cfg(test)]
+mod tests;
+mod zaya;
 
-pub use checked::{CheckedCheckpoint, prefix};
-pub use family::{Family, Preset, Sizes};
+pub use checked::CheckedCheckpoint;
+pub use decoder::{
+    Attention, Decoder, ExpertLayer, HeadNorm, Layer, Norms, Preset, QkvProjection, Residual, RouterKind,
+    ValueSource,
+};
+pub use family::Family;
 pub use keys::token_ids;
 pub use replan::replan;
-pub use tensor_table::{ModelPart, TensorRow, check_tensors};
+pub use sizes::Sizes;
+pub use tensor_table::{ModelPart, TensorRow, check_tensors, full_name};
 
-use crate::checkpoint::{Checkpoint, open_checkpoint, open_in_ranges};
-use crate::{Error, Result};
+use crate::Result;
+use crate::checkpoint::{
+    Checkpoint, DerivedTensor, TensorOrigin, derive, is_gguf, open_checkpoint, open_in_ranges,
+};
 use anemoe_io::RangedFiles;
+use registry::{known_family, parse};
+use serde_json::Value;
 use std::path::Path;
 
 /// Prefix of the names of checkpoints whose weights are random and computed as they are read.
@@ -54,45 +78,63 @@ pub fn load_in_ranges(path: &Path, elsewhere: &RangedFiles) -> Result<Checkpoint
 ///
 /// # Errors
 /// The family is not known, or the checkpoint does not fit it.
-pub fn open(checkpoint: Checkpoint) -> Result<Box<dyn Family>> {
-    match family_of(&checkpoint.config, &checkpoint.config_path())? {
-        KnownFamily::Gemma4 => Ok(Box::new(gemma4::Gemma4::open(checkpoint)?)),
-        KnownFamily::Zaya => Ok(Box::new(zaya::Zaya::open(checkpoint)?)),
-    }
+pub fn open(checkpoint: Checkpoint) -> Result<Family> {
+    let known = known_family(&checkpoint.config, &checkpoint.config_path())?;
+    let decoder = describe(&checkpoint)?;
+    let checked = CheckedCheckpoint::new(checkpoint, decoder.prefixes, &decoder.tensors())?;
+    Ok(Family::new(decoder, checked, known.remarks))
 }
 
-/// Family of a `model_type`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum KnownFamily {
-    /// Gemma 4.
-    Gemma4,
-    /// ZAYA.
-    Zaya,
+/// Reads the description of a checkpoint's model.
+///
+/// # Errors
+/// The family is not known, a key is missing or has an impossible value, or a feature is not implemented.
+pub fn describe(checkpoint: &Checkpoint) -> Result<Decoder> {
+    parse(&checkpoint.config, &checkpoint.config_path(), checkpoint.variants)
 }
 
-/// Returns the family that a `config.json` names. Nothing else of the checkpoint has to be there.
+/// Returns the prefix of the names of a checkpoint's tensors.
+///
+/// # Errors
+/// There is no embedding under any prefix.
+pub fn prefix(checkpoint: &Checkpoint, decoder: &Decoder) -> Result<&'static str> {
+    checked::prefix(checkpoint, decoder.prefixes)
+}
+
+/// Checks that a `config.json` names a family that is known. Nothing else of the checkpoint has to be there.
 ///
 /// # Errors
 /// The configuration names no family, or an unknown one.
-pub fn family_of(config: &serde_json::Value, path: &Path) -> Result<KnownFamily> {
-    match config.get("model_type").and_then(|v| v.as_str()) {
-        Some("gemma4" | "gemma4_text") => Ok(KnownFamily::Gemma4),
-        Some("zaya") => Ok(KnownFamily::Zaya),
-        Some(other) => Err(Error::unsupported(
-            path,
-            format!("model_type `{other}`; known are gemma4 and gemma4_text (MoE), and zaya"),
-        )),
-        None => Err(Error::invalid(path, "configuration: `model_type` is missing")),
-    }
+pub fn check_family(config: &Value, path: &Path) -> Result<()> {
+    known_family(config, path).map(|_| ())
 }
 
-/// Renames the tensors of a checkpoint in another layout of its family to the names of the family's table.
+/// Gives the tensors of a checkpoint in another layout of its family the names and shapes of the family's table.
 ///
 /// # Errors
 /// The checkpoint does not fit that layout.
-pub fn normalize_layout(checkpoint: Checkpoint) -> Result<Checkpoint> {
-    match checkpoint.config.get("model_type").and_then(|v| v.as_str()) {
-        Some("zaya") if zaya::is_legacy(&checkpoint) => zaya::normalize_layout(checkpoint),
-        _ => Ok(checkpoint),
+fn normalize_layout(checkpoint: Checkpoint) -> Result<Checkpoint> {
+    if is_gguf(&checkpoint.path) {
+        return Ok(checkpoint);
+    }
+    let checkpoint = zaya::normalize_layout(checkpoint)?;
+    let Ok(known) = known_family(&checkpoint.config, &checkpoint.path) else { return Ok(checkpoint) };
+    let decoder = describe(&checkpoint)?;
+    let prefix = prefix(&checkpoint, &decoder)?;
+    let mut is_other = false;
+    let mut origin = |row: &TensorRow| {
+        let found = (known.origin)(row, prefix, &checkpoint);
+        is_other |= found.is_some();
+        found.unwrap_or_else(|| TensorOrigin::Whole(full_name(prefix, &row.name)))
+    };
+    let derived = |row: TensorRow| DerivedTensor {
+        name: full_name(prefix, &row.name),
+        origin: origin(&row),
+        shape: row.shape,
+    };
+    let tensors: Vec<DerivedTensor> = decoder.tensors().into_iter().map(derived).collect();
+    match is_other {
+        true => derive(checkpoint, tensors, checked::is_unneeded),
+        false => Ok(checkpoint),
     }
 }

@@ -13,7 +13,7 @@ use std::path::Path;
 ///
 /// # Errors
 /// The bundle does not say its options (older versions did not), or it is of another checkpoint.
-pub fn replan(family: &dyn Family, bundle: &Path, chain: &Chain) -> Result<Plan> {
+pub fn replan(family: &Family, bundle: &Path, chain: &Chain) -> Result<Plan> {
     let path = bundle.join(anemoe_bundle::CHAIN_FILE);
     let wrong = |what: String| Error::invalid(&path, format!("chain: {what}"));
     if chain.options.is_null() {

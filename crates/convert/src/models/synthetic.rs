@@ -1,11 +1,15 @@
 //! Models of the real shapes, and a small one, whose weights are computed instead of read: full-size work needs no
 //! download.
 
-use super::{gemma4, zaya};
+use super::registry::parse;
+use super::tensor_table::full_name;
+use super::{gemma3, gemma4, gpt_oss, llama, qwen_moe, zaya};
 use crate::checkpoint::{Checkpoint, Dtype, TensorInfo, TensorSource};
 use crate::variants::Variants;
 use crate::{Error, Result};
 use anemoe_io::Random;
+use serde_json::Value;
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
@@ -28,39 +32,55 @@ pub(super) fn open(spec: &str, name: &str) -> Result<Checkpoint> {
             }
         }
     }
-    let (mut config, limit, prefix): (_, fn(&mut serde_json::Value, usize), _) = match model {
-        "gemma4-26b-a4b" => (gemma4::published_config(), gemma4::limit_layers, gemma4::PREFIXES[0]),
-        GEMMA_MINI => (gemma_mini(), gemma4::limit_layers, gemma4::PREFIXES[0]),
-        ZAYA => (zaya::published_config(), zaya::limit_layers, zaya::PREFIXES[0]),
-        _ => {
-            return Err(Error::usage(format!(
-                "{spec}: no synthetic model `{model}`; there are gemma4-26b-a4b, gemma4-mini and zaya1-8b"
-            )));
-        }
+    let Some((_, published)) = MODELS.iter().find(|(name, _)| *name == model) else {
+        let known: Vec<&str> = MODELS.iter().map(|(name, _)| *name).collect();
+        let known = known.join(", ");
+        return Err(Error::usage(format!("{spec}: no synthetic model `{model}`; there are {known}")));
     };
+    let mut config = published();
     if let Some(layers) = layers {
-        limit(&mut config, layers);
+        limit_layers(&mut config, layers);
     }
-    let table = match model {
-        ZAYA => zaya::tensor_table(&zaya::ZayaConfig::parse(&config, &path)?),
-        _ => gemma4::tensor_table(&gemma4::Gemma4Config::parse(&config, &path)?),
-    };
-    let mut tensors: Vec<TensorInfo> = table
-        .into_iter()
-        .map(|row| TensorInfo {
-            name: format!("{prefix}{}", row.name),
+    let variants = Variants::default();
+    let decoder = parse(&config, &path, variants)?;
+    let mut tensors: Vec<TensorInfo> = Vec::new();
+    let mut roles = BTreeMap::new();
+    for row in decoder.tensors() {
+        let name = full_name(decoder.prefixes[0], &row.name);
+        roles.insert(name.clone(), row.role);
+        tensors.push(TensorInfo {
+            name,
             dtype: Dtype::BF16,
             bytes: 2 * row.elements(),
             shape: row.shape,
             file: path.clone(),
-        })
-        .collect();
+        });
+    }
     tensors.sort_by(|a, b| a.name.cmp(&b.name));
-    let source =
-        Box::new(Synthetic { path: path.clone(), model: model.to_string(), seed, outliers, tensors });
-    let variants = Variants::default();
+    let shape = match model {
+        ZAYA => Shape::Networked,
+        GEMMA_MINI => Shape::SmallBranches,
+        _ => Shape::Plain,
+    };
+    let source = Box::new(Synthetic { path: path.clone(), shape, roles, seed, outliers, tensors });
     Ok(Checkpoint { name: spec.to_string(), path, config, generation_config: None, source, variants })
 }
+
+/// Configuration of a published model.
+type PublishedConfig = fn() -> Value;
+
+/// Synthetic models, each with its configuration.
+pub(super) const MODELS: &[(&str, PublishedConfig)] = &[
+    ("gemma4-26b-a4b", gemma4::published_config),
+    (GEMMA_MINI, gemma_mini),
+    (ZAYA, zaya::published_config),
+    ("qwen3-30b-a3b", qwen_moe::qwen3_30b),
+    ("gpt-oss-20b", gpt_oss::gpt_oss_20b),
+    ("olmoe-1b-7b", qwen_moe::olmoe_7b),
+    ("llama-3.2-1b", llama::llama_1b),
+    ("qwen3-0.6b", llama::qwen3_600m),
+    ("gemma3-1b", gemma3::gemma_1b),
+];
 
 /// Name of the synthetic ZAYA.
 const ZAYA: &str = "zaya1-8b";
@@ -73,7 +93,7 @@ const QUERY: &str = "seed=N, layers=N from 1 to 1000, or outliers=N up to 10000"
 const MOST_PLANTED: u64 = 10_000;
 
 /// Returns the published configuration with every width cut down; layers, choice of experts and constants stay.
-fn gemma_mini() -> serde_json::Value {
+fn gemma_mini() -> Value {
     let mut config = gemma4::published_config();
     let text = &mut config["text_config"];
     for (key, value) in [
@@ -96,9 +116,30 @@ fn gemma_mini() -> serde_json::Value {
     config
 }
 
+/// Keeps the first `layers` layers of a configuration; more repeat its pattern.
+fn limit_layers(config: &mut Value, layers: usize) {
+    let text = if config.get("text_config").is_some() { &mut config["text_config"] } else { config };
+    text["num_hidden_layers"] = layers.into();
+    if let Some(types) = text["layer_types"].as_array().cloned().filter(|t| !t.is_empty()) {
+        text["layer_types"] = (0..layers).map(|l| types[l % types.len()].clone()).collect();
+    }
+}
+
+/// Shape of the values of a model.
+#[derive(Clone, Copy, PartialEq)]
+enum Shape {
+    Plain,
+    /// Branches are small beside the stream, as in trained models: otherwise 30 layers blow up every rounding.
+    SmallBranches,
+    /// The choice of a router network depends on the token; see [`shaping`].
+    Networked,
+}
+
 struct Synthetic {
     path: PathBuf,
-    model: String,
+    shape: Shape,
+    /// Role of each tensor, by name.
+    roles: BTreeMap<String, &'static str>,
     seed: u64,
     /// Largest planted outlier, in deviations; see [`Synthetic::planted`].
     outliers: u64,
@@ -153,7 +194,8 @@ impl TensorSource for Synthetic {
             return Err(Error::invalid(&self.path, format!("use: elements {range:?} of tensor `{name}`")));
         }
         let random = Random::new(hash(name, self.seed));
-        let (spread, pairs) = shaping(&self.model, name);
+        let role = self.roles.get(name).copied().unwrap_or_default();
+        let (spread, pairs) = shaping(self.shape, role);
         if info.shape.len() < 2 {
             let mean = if name.contains("bias") { 0.0 } else { spread.mean };
             for (i, o) in (range.start..).zip(out.iter_mut()) {
@@ -218,33 +260,25 @@ impl Pairs {
 /// attention and experts and the biases of the stream are made as small as the embeddings or smaller. Second, the
 /// activations of the router's MLP have positive means. So hidden units come in pairs: with gelu(a) - gelu(-a) = a,
 /// logits depend on the token alone.
-fn shaping(model: &str, name: &str) -> (SpreadFactors, Pairs) {
+fn shaping(shape: Shape, role: &str) -> (SpreadFactors, Pairs) {
     let plain = (SpreadFactors { weight: 1.0, bias: 0.05, mean: 1.0 }, Pairs::default());
-    // Branches are small beside the stream, as in trained models: otherwise 30 layers blow up every rounding.
-    let joins = ["post_attention_layernorm.weight", "post_feedforward_layernorm.weight"];
-    if model == GEMMA_MINI && joins.iter().any(|end| name.ends_with(end)) {
-        return (SpreadFactors { bias: 0.005, mean: 0.06, ..plain.0 }, plain.1);
-    }
-    if model != ZAYA {
-        return plain;
-    }
-    let is = |suffix: &str| name.ends_with(suffix);
-    if is("hidden_states_bias") || is("residual_bias") {
-        (SpreadFactors { bias: 0.001, ..plain.0 }, plain.1)
-    } else if is("self_attn.o_proj.weight") {
-        (SpreadFactors { weight: 1.0 / 256.0, ..plain.0 }, plain.1)
-    } else if is("mlp.experts.down_proj") {
-        (SpreadFactors { weight: 1.0 / 32.0, ..plain.0 }, plain.1)
-    } else if is("balancing_biases") {
-        (SpreadFactors { bias: 0.005, ..plain.0 }, plain.1)
-    } else if is("router_mlp.fc1.weight") || is("router_mlp.fc1.bias") || is("router_mlp.fc2.bias") {
-        (plain.0, Pairs { rows: true, columns: false })
-    } else if is("router_mlp.fc2.weight") {
-        (plain.0, Pairs { rows: true, columns: true })
-    } else if is("router_mlp.out_proj.weight") {
-        (plain.0, Pairs { rows: false, columns: true })
-    } else {
-        plain
+    match (shape, role) {
+        (Shape::SmallBranches, "post_attention_norm" | "post_feedforward_norm") => {
+            (SpreadFactors { bias: 0.005, mean: 0.06, ..plain.0 }, plain.1)
+        }
+        (Shape::Networked, role) if role.ends_with("branch_bias") || role.ends_with("stream_bias") => {
+            (SpreadFactors { bias: 0.001, ..plain.0 }, plain.1)
+        }
+        (Shape::Networked, "input_bias") => (SpreadFactors { bias: 0.001, ..plain.0 }, plain.1),
+        (Shape::Networked, "o_proj") => (SpreadFactors { weight: 1.0 / 256.0, ..plain.0 }, plain.1),
+        (Shape::Networked, "down") => (SpreadFactors { weight: 1.0 / 32.0, ..plain.0 }, plain.1),
+        (Shape::Networked, "balancing_biases") => (SpreadFactors { bias: 0.005, ..plain.0 }, plain.1),
+        (Shape::Networked, "router_fc1" | "router_fc1_bias" | "router_fc2_bias") => {
+            (plain.0, Pairs { rows: true, columns: false })
+        }
+        (Shape::Networked, "router_fc2") => (plain.0, Pairs { rows: true, columns: true }),
+        (Shape::Networked, "router_logits") => (plain.0, Pairs { rows: false, columns: true }),
+        _ => plain,
     }
 }
 

@@ -1,9 +1,17 @@
-//! The declarative tensor table of a model, and the check of a checkpoint against it.
+//! Tensors of a model, and the check of a checkpoint against them.
 
 use crate::checkpoint::TensorSource;
 use crate::{Error, Result};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
+
+/// Name of an output head's own matrix, which has no prefix.
+pub const HEAD: &str = "lm_head.weight";
+
+/// Returns the name of a tensor in its checkpoint.
+pub fn full_name(prefix: &str, name: &str) -> String {
+    if name == HEAD { name.to_string() } else { format!("{prefix}{name}") }
+}
 
 /// Part of a model that a tensor belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -19,8 +27,10 @@ pub enum ModelPart {
     DenseMlp,
     /// Norms and scalars of layers.
     Norms,
-    /// Embedding, which is the output head too.
+    /// Embedding, which may be the output head too.
     Embedding,
+    /// Output head that is not the embedding.
+    Head,
 }
 
 impl ModelPart {
@@ -33,6 +43,7 @@ impl ModelPart {
             ModelPart::DenseMlp => "dense_mlp",
             ModelPart::Norms => "norms",
             ModelPart::Embedding => "embedding",
+            ModelPart::Head => "head",
         }
     }
 }
@@ -40,6 +51,8 @@ impl ModelPart {
 /// One tensor that a model has.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TensorRow {
+    /// Role in the network; the name of the weight in packages.
+    pub role: &'static str,
     /// Name without the checkpoint's prefix.
     pub name: String,
     /// Shape, outermost first.
@@ -61,19 +74,18 @@ impl TensorRow {
 /// modalities.
 ///
 /// # Errors
-/// A tensor is missing, superfluous, or of another shape; the error names it.
+/// A tensor is missing, superfluous, of another shape, or of a type that weights do not have; the error names it.
 pub fn check_tensors(
     source: &dyn TensorSource,
     prefix: &str,
     table: &[TensorRow],
     skip: impl Fn(&str) -> bool,
 ) -> Result<()> {
-    let rows: BTreeMap<String, &TensorRow> =
-        table.iter().map(|r| (format!("{prefix}{}", r.name), r)).collect();
+    let rows: BTreeMap<String, &TensorRow> = table.iter().map(|r| (full_name(prefix, &r.name), r)).collect();
     let mut extra = None;
     for info in source.tensors() {
         match rows.get(&info.name) {
-            Some(row) if row.shape == info.shape => {}
+            Some(row) if row.shape == info.shape => info.check_weight()?,
             Some(row) => {
                 return Err(Error::invalid(
                     &info.file,

@@ -1,7 +1,7 @@
 //! Options of a plan, and what follows from them for a model.
 
 use crate::context_buckets::ContextBuckets;
-use crate::form::{ShardForm, is_default};
+use crate::form::{ExpertForm, ShardForm, is_default};
 use crate::quant::{Groups, MatrixQuant, Quant};
 use crate::{Error, Result};
 use anemoe_bundle::{IndexBits, ShardKind, TokenCount};
@@ -178,11 +178,25 @@ impl PlanOptions {
         self.forms.get(&kind).copied().unwrap_or(self.form)
     }
 
-    /// Checks the forms for a family whose attention has a history, or none.
+    /// Returns the option that asks for something about experts; none where there is none.
+    pub fn option_of_experts(&self) -> Option<&'static str> {
+        let forms = || self.forms.values().chain([&self.form]);
+        let asked = [
+            ("--experts-per-shard", self.experts_per_shard.is_some()),
+            ("--ffn-shards", self.ffn_shards.is_some()),
+            ("--expert-quant", self.parts.experts.is_some()),
+            ("--router-quant", self.parts.router.is_some()),
+            ("--experts", forms().any(|form| form.experts != ExpertForm::default())),
+        ];
+        asked.into_iter().find_map(|(option, is_asked)| is_asked.then_some(option))
+    }
+
+    /// Checks the forms for a family whose attention has a history, or none, and which has packages of whole layers
+    /// without being asked for them, or none.
     ///
     /// # Errors
     /// [`Kind::Usage`](anemoe_io::Kind::Usage) naming the options that contradict each other.
-    pub fn check_forms(&self, has_history: bool) -> Result<()> {
+    pub fn check_forms(&self, has_history: bool, has_layers: bool) -> Result<()> {
         let mut others = self.forms.iter().filter(|(kind, _)| **kind != ShardKind::Layers);
         if let Some((kind, _)) = others.find(|(_, form)| form.layers_per_shard.is_some()) {
             return Err(Error::usage(format!(
@@ -190,10 +204,11 @@ impl PlanOptions {
                 kind.name()
             )));
         }
-        if self.forms.contains_key(&ShardKind::Layers) && self.layers_per_shard().is_none() {
+        let is_joined = self.layers_per_shard().is_some();
+        if self.forms.contains_key(&ShardKind::Layers) && !is_joined && !has_layers {
             return Err(Error::usage("[layers]: without layers-per-shard there is no shard of this sort"));
         }
-        if self.layers_per_shard().is_some() {
+        if is_joined || has_layers {
             self.check_form(ShardKind::Layers, has_history)?;
         }
         self.check_form(ShardKind::Attention, has_history)

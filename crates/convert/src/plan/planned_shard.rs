@@ -128,6 +128,12 @@ pub struct VectorPlan {
     pub tensor: String,
     /// Shape in the program; its product is the number of elements that are taken.
     pub dims: Vec<u64>,
+    /// First element that is taken.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub start: u64,
+    /// Number that is added in f32 before the product with `scale`.
+    #[serde(default, skip_serializing_if = "is_nothing")]
+    pub offset: f32,
     /// Factor, multiplied in f32 before rounding to fp16.
     pub scale: f32,
     /// Elements that are taken: (i, n) takes number `i` of every `n` neighbours, (0, 1) all, (1, 2) every
@@ -140,6 +146,14 @@ fn all() -> (usize, usize) {
     (0, 1)
 }
 
+fn is_zero(start: &u64) -> bool {
+    *start == 0
+}
+
+fn is_nothing(offset: &f32) -> bool {
+    *offset == 0.0
+}
+
 fn is_all(every: &(usize, usize)) -> bool {
     *every == all()
 }
@@ -150,18 +164,14 @@ impl VectorPlan {
         VectorPlan { dims: vec![1, n as u64, 1, 1], ..Self::plain(name, tensor) }
     }
 
-    /// Makes a vector of one factor per element of the last axis; its shape is `[1, 1, 1, n]`.
-    pub fn last_axis(name: impl Into<String>, tensor: impl Into<String>, n: usize) -> Self {
-        VectorPlan { dims: vec![1, 1, 1, n as u64], ..Self::plain(name, tensor) }
-    }
-
     /// Makes a convolution's bias, of shape `[n]`.
     pub fn bias(name: impl Into<String>, tensor: impl Into<String>, n: usize) -> Self {
         VectorPlan { dims: vec![n as u64], ..Self::plain(name, tensor) }
     }
 
     fn plain(name: impl Into<String>, tensor: impl Into<String>) -> Self {
-        VectorPlan { name: name.into(), tensor: tensor.into(), dims: Vec::new(), scale: 1.0, every: all() }
+        let (name, tensor) = (name.into(), tensor.into());
+        VectorPlan { name, tensor, dims: Vec::new(), start: 0, offset: 0.0, scale: 1.0, every: all() }
     }
 
     /// Returns the number of weights.

@@ -76,7 +76,7 @@ pub struct Setting<'a> {
 
 impl Setting<'_> {
     /// Costs a form. Returns `None` for a form that the model does not have.
-    fn form(&self, family: &dyn Family, asked: &PlanOptions, form: &PlanOptions) -> Option<CostedForm> {
+    fn form(&self, family: &Family, asked: &PlanOptions, form: &PlanOptions) -> Option<CostedForm> {
         let plan = family.plan(form).ok()?;
         let programs = PlannedPrograms::lower(family, &plan).ok()?;
         let packages = packages(&plan, &programs);
@@ -108,7 +108,7 @@ const DEFAULT_FORM: &str = "default form";
 
 /// Lists the forms that `plan` recommends from: the plan as asked for, other numbers of experts per call, the ladder
 /// of forms, several layers per package, and useful combinations.
-pub fn buildable(family: &dyn Family, options: &PlanOptions, setting: &Setting<'_>) -> Vec<CostedForm> {
+pub fn buildable(family: &Family, options: &PlanOptions, setting: &Setting<'_>) -> Vec<CostedForm> {
     let mut candidates = vec![options.clone()];
     candidates.extend(EXPERTS.map(|n| with_experts(options, n)));
     // A file of forms states the form of every kind of shard.
@@ -175,7 +175,7 @@ fn with_form(options: &PlanOptions, form: ShardForm) -> PlanOptions {
 
 /// Lists the ladder of forms. Several layers per package and few experts per call are in [`combinations`], in every
 /// number.
-fn rungs(family: &dyn Family, options: &PlanOptions) -> Vec<PlanOptions> {
+fn rungs(family: &Family, options: &PlanOptions) -> Vec<PlanOptions> {
     let plan = family.plan(options);
     let rungs = plan.ok().and_then(|p| ladder(LadderModel::of(family, p.chain.model.max_context)).ok());
     let is_single = |rung: &Rung| rung.form.layers_per_shard.is_none() && rung.experts_per_shard.is_none();
@@ -185,7 +185,7 @@ fn rungs(family: &dyn Family, options: &PlanOptions) -> Vec<PlanOptions> {
 
 /// Lists several layers per package, and several layers or few experts with caches or history kept by the host. A
 /// package of several layers otherwise has several states, and the placement of a history in a state is undecided.
-fn combinations(family: &dyn Family, options: &PlanOptions) -> Vec<PlanOptions> {
+fn combinations(family: &Family, options: &PlanOptions) -> Vec<PlanOptions> {
     let asked = options.form;
     let history = if family.has_history() { HistoryForm::Host } else { asked.history };
     let mut kept =
@@ -212,7 +212,7 @@ fn combinations(family: &dyn Family, options: &PlanOptions) -> Vec<PlanOptions> 
 }
 
 /// Lists all forms: those of the same model, other kinds, other contexts.
-pub fn all(family: &dyn Family, options: &PlanOptions, setting: &Setting<'_>) -> Vec<CostedForm> {
+pub fn all(family: &Family, options: &PlanOptions, setting: &Setting<'_>) -> Vec<CostedForm> {
     let kinds =
         PROBED_KINDS.iter().filter_map(|kind| kind.parse().ok()).filter(|quant| *quant != options.quant);
     let kinds = kinds.map(|quant| PlanOptions { quant, ..options.clone() });
@@ -295,8 +295,7 @@ mod tests {
         let form = ShardForm { cache: CacheForm::Host, history: HistoryForm::Host, ..ShardForm::default() };
         let tokens = vec![TokenCount { min: 1, max: 1 }];
         let options = PlanOptions { tokens, form, ..PlanOptions::default() };
-        let names: Vec<String> =
-            buildable(family.as_ref(), &options, &setting).into_iter().map(|f| f.name).collect();
+        let names: Vec<String> = buildable(&family, &options, &setting).into_iter().map(|f| f.name).collect();
         assert!(names.iter().any(|name| name == DEFAULT_FORM), "{names:?}");
         assert!(names.iter().all(|name| !name.is_empty()), "{names:?}");
     }
@@ -311,7 +310,7 @@ mod tests {
         for model in ["synthetic:zaya1-8b", "synthetic:gemma4-26b-a4b"] {
             let family = models::open(models::load(model).unwrap()).unwrap();
             let options = PlanOptions { tokens: tokens.clone(), ..PlanOptions::default() };
-            let forms = all(family.as_ref(), &options, &setting);
+            let forms = all(&family, &options, &setting);
             let names: BTreeSet<&str> = forms.iter().map(|f| f.name.as_str()).collect();
             assert!(names.len() == forms.len() && !names.contains(""), "{names:?}");
             let host = if model.contains("zaya") { "--history host " } else { "--cache host " };
@@ -321,7 +320,7 @@ mod tests {
             assert!(forms.iter().all(|f| f.forecast.tok_s.low <= f.forecast.tok_s.likely), "{model}");
             assert!(recommend(&forms, &options).is_some(), "{model}");
             if model.contains("zaya") {
-                let best = recommend(&buildable(family.as_ref(), &options, &setting), &options).unwrap();
+                let best = recommend(&buildable(&family, &options, &setting), &options).unwrap();
                 assert_eq!(best.form, "--experts-per-shard 4 --history host");
             }
         }

@@ -219,7 +219,7 @@ fn typical_norm(site: &ProbeContext<'_>) -> Result<f64> {
     let mut row = vec![0f32; cols];
     for i in 0..SAMPLE.min(rows) {
         let start = (i * rows / SAMPLE.min(rows) * cols) as u64;
-        site.family.read(site.family.embedding_tensor(), start..start + cols as u64, &mut row)?;
+        site.family.read(&site.family.embedding_tensor(), start..start + cols as u64, &mut row)?;
         norms.push(norm(&row) * f64::from(embedding.scale));
     }
     norms.sort_by(f64::total_cmp);
@@ -430,11 +430,7 @@ fn reads_router_state(step: &anemoe_bundle::Step) -> bool {
 ///
 /// # Errors
 /// A shard is not in the plan.
-pub fn fp16_references(
-    family: &dyn Family,
-    plan: &Plan,
-    shards: &[&PlannedShard],
-) -> Result<Vec<PlannedShard>> {
+pub fn fp16_references(family: &Family, plan: &Plan, shards: &[&PlannedShard]) -> Result<Vec<PlannedShard>> {
     let mut found: BTreeMap<String, PlannedShard> = BTreeMap::new();
     for shard in shards.iter().filter(|s| s.takes_one_token()) {
         let around = family.plan_around(&plan.options, shard)?;

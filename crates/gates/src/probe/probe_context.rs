@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 /// Sources of the probed shards, and the folders of their files.
 pub struct ProbeContext<'a> {
     /// Family of the checkpoint.
-    pub family: &'a dyn Family,
+    pub family: &'a Family,
     /// Plan of the shards.
     pub plan: &'a Plan,
     /// Contract of the bundle, or its draft.

@@ -310,9 +310,10 @@ impl StoredForm {
     pub fn describe(&self) -> String {
         match self {
             StoredForm::Dense(dtype) => dtype.name().into(),
-            StoredForm::Lut { bits, grouped_axes, entries, .. } => {
+            StoredForm::Lut { bits, grouped_axes, entries, scaled, .. } => {
                 let grouped = if grouped_axes.is_empty() { "per tensor" } else { "in groups" };
-                format!("lut{bits} {grouped} with {entries} entries")
+                let scaled = if *scaled { ", scaled" } else { "" };
+                format!("lut{bits} {grouped} with {entries} entries{scaled}")
             }
             StoredForm::Linear { bits, grain } => format!("int{bits} per {}", grain.name()),
             StoredForm::Sparse => "sparse".into(),

@@ -22,7 +22,7 @@ impl PlannedPrograms {
     ///
     /// # Errors
     /// A shard cannot be lowered.
-    pub fn lower(family: &dyn Family, plan: &Plan) -> crate::Result<Self> {
+    pub fn lower(family: &Family, plan: &Plan) -> crate::Result<Self> {
         let mut known: BTreeMap<String, usize> = BTreeMap::new();
         let mut first: Vec<&PlannedShard> = Vec::new();
         let of_type = |shard| {

@@ -1,6 +1,8 @@
 //! Arithmetic of a forward pass on plain slices of f32. Norms and softmax sum in f64; [`dot`] adds partial sums of
 //! f32 in f64.
 
+use anemoe_convert::lower::Activation;
+use anemoe_convert::models::Attention;
 use rayon::prelude::*;
 
 /// Computes `x / sqrt(mean(x^2) + eps)`.
@@ -43,8 +45,16 @@ pub fn silu(x: f32) -> f32 {
 }
 
 /// Computes `activation(gate) * up`, element by element.
-pub fn gated(activation: fn(f32) -> f32, gate: &[f32], up: &[f32]) -> Vec<f32> {
-    gate.iter().zip(up).map(|(&g, u)| activation(g) * u).collect()
+pub fn gated(activation: Activation, gate: &[f32], up: &[f32]) -> Vec<f32> {
+    let one = |g: f32, u: f32| match activation {
+        Activation::GeluTanh => gelu_tanh(g) * u,
+        Activation::Silu => silu(g) * u,
+        Activation::ClampedSilu { limit, steepness } => {
+            let g = g.min(limit);
+            g / (1.0 + (-steepness * g).exp()) * (u.clamp(-limit, limit) + 1.0)
+        }
+    };
+    gate.iter().zip(up).map(|(&g, &u)| one(g, u)).collect()
 }
 
 /// Computes `length * x / |x|`; zero stays zero.
@@ -55,16 +65,17 @@ pub fn l2_norm(x: &[f32], length: f32) -> Vec<f32> {
 }
 
 /// Computes `softmax(scale q k^T + mask) v` for queries at positions from `first` on, over all positions. The mask is
-/// causal, with a window that includes the query's own position. Groups of query heads share a key/value head.
+/// causal, with a window that includes the query's own position. Groups of query heads share a key/value head. A
+/// head's sink is a score that takes part in its softmax and has no value.
 pub fn attend(
     q: &[Vec<f32>],
-    keys: &[Vec<f32>],
-    values: &[Vec<f32>],
+    (keys, values): (&[Vec<f32>], &[Vec<f32>]),
     first: usize,
-    (heads, kv_heads, d): (usize, usize, usize),
-    scale: f32,
-    window: usize,
+    a: &Attention,
+    sinks: Option<&[f32]>,
 ) -> Vec<Vec<f32>> {
+    let (heads, kv_heads, d) = (a.heads, a.kv_heads, a.head_dim);
+    let window = a.window.unwrap_or(usize::MAX);
     q.par_iter()
         .enumerate()
         .map(|(t, q)| {
@@ -74,7 +85,8 @@ pub fn attend(
             for (head, (q, o)) in q.chunks_exact(d).zip(o.chunks_exact_mut(d)).enumerate() {
                 let kv = head / (heads / kv_heads) * d;
                 let mut p: Vec<f32> =
-                    keys[start..end].iter().map(|k| scale * dot(q, &k[kv..kv + d])).collect();
+                    keys[start..end].iter().map(|k| a.scale * dot(q, &k[kv..kv + d])).collect();
+                p.extend(sinks.map(|sinks| sinks[head]));
                 softmax(&mut p);
                 for (p, v) in p.iter().zip(&values[start..end]) {
                     add_scaled(o, *p, &v[kv..kv + d]);

@@ -3,6 +3,7 @@
 use super::input_probe::Probe;
 use super::math::dot;
 use anemoe_convert::checkpoint::TensorSource;
+use anemoe_convert::models::full_name;
 use anemoe_convert::{Error, Result};
 use rayon::prelude::*;
 use std::sync::Arc;
@@ -32,7 +33,7 @@ impl<'a> TensorReader<'a> {
     /// # Errors
     /// The tensor is missing, or has another shape.
     fn check(&self, name: &str, shape: &[usize]) -> Result<String> {
-        let name = format!("{}{name}", self.prefix);
+        let name = full_name(self.prefix, name);
         match self.source.info(&name) {
             None => Err(Error::invalid(
                 self.source.path(),
@@ -84,6 +85,21 @@ impl<'a> TensorReader<'a> {
         self.part(name, HEAD, &[rows, cols], 0, (rows, cols))
     }
 
+    /// Opens one expert's matrix of a tensor `[experts, rows, cols]`.
+    ///
+    /// # Errors
+    /// The tensor is missing, or has another shape.
+    pub fn expert(
+        &self,
+        name: &str,
+        experts: usize,
+        expert: usize,
+        rows: usize,
+        cols: usize,
+    ) -> Result<StreamedMatrix<'a>> {
+        self.part(name, name, &[experts, rows, cols], expert, (rows, cols))
+    }
+
     fn part(
         &self,
         name: &str,
@@ -103,56 +119,6 @@ impl<'a> TensorReader<'a> {
             rows,
             cols,
         })
-    }
-}
-
-/// Reader of the tensors of one layer.
-pub struct Layer<'a, 'w> {
-    /// Reader of all tensors.
-    pub weights: &'w TensorReader<'a>,
-    /// Number of the layer, from 0.
-    pub l: usize,
-}
-
-impl<'a> Layer<'a, '_> {
-    /// Reads a vector of `n` elements.
-    ///
-    /// # Errors
-    /// The tensor is missing, has another shape, or its file cannot be read.
-    pub fn vector(&self, name: &str, n: usize) -> Result<Vec<f32>> {
-        self.weights.vector(&format!("layers.{}.{name}", self.l), n)
-    }
-
-    /// Reads a small tensor as stored, or returns the probe's replacement.
-    ///
-    /// # Errors
-    /// The tensor is missing, has another shape, or its file cannot be read.
-    pub fn tensor(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>> {
-        self.weights.tensor(&format!("layers.{}.{name}", self.l), shape)
-    }
-
-    /// Opens a matrix that is a whole tensor.
-    ///
-    /// # Errors
-    /// The tensor is missing, or has another shape.
-    pub fn matrix(&self, name: &str, rows: usize, cols: usize) -> Result<StreamedMatrix<'a>> {
-        self.weights.matrix(&format!("layers.{}.{name}", self.l), rows, cols)
-    }
-
-    /// Opens one expert's matrix of a tensor `[experts, rows, cols]`.
-    ///
-    /// # Errors
-    /// The tensor is missing, or has another shape.
-    pub fn expert(
-        &self,
-        name: &str,
-        experts: usize,
-        expert: usize,
-        rows: usize,
-        cols: usize,
-    ) -> Result<StreamedMatrix<'a>> {
-        let name = format!("layers.{}.{name}", self.l);
-        self.weights.part(&name, &name, &[experts, rows, cols], expert, (rows, cols))
     }
 }
 

@@ -106,7 +106,7 @@ pub fn bundle(
 ///
 /// # Errors
 /// A shard cannot be lowered.
-pub fn plan(family: &dyn Family, plan: &Plan, options: &CheckOptions) -> crate::Result<Report> {
+pub fn plan(family: &Family, plan: &Plan, options: &CheckOptions) -> crate::Result<Report> {
     Ok(programs(plan, &PlannedPrograms::lower(family, plan)?, options))
 }
 

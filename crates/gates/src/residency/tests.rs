@@ -673,6 +673,15 @@ fn compression_is_told_by_its_shape_and_not_by_the_name_of_its_op() {
     assert_eq!(form(&table([4, 1])), lut(&[0], F16, 1, false));
     assert_eq!(form(&table([4, 2])), lut(&[0, 1], F16, 1, false));
     assert_eq!(form(&|f| f.constant("w", blob(F16, &[128, 64, 1, 1])).unwrap()), StoredForm::Dense(F16));
+    // The pair of ops of `mxfp4`; the table is no weight of its own.
+    let pair = form(&|f| {
+        let table = Value::blob(F16, &[1, 1, 1, 1, 16, 1], 128);
+        let data = f.constexpr_lut_to_dense("t", blob(DataType::UInt4, &[128, 64, 1, 1]), table).unwrap();
+        let operands =
+            vec![("data", (&data).into()), ("scale", Value::blob(F16, &[128, 2, 1, 1], 192).into())];
+        f.single("constexpr_blockwise_shift_scale", "w", operands).unwrap()
+    });
+    assert_eq!(pair, lut(&[], F16, 1, true));
 }
 
 #[test]

@@ -9,7 +9,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 /// Opens a fixture checkpoint of the repository.
-pub fn fixture(name: &str) -> Box<dyn Family> {
+pub fn fixture(name: &str) -> Family {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures").join(name);
     models::open(models::load(path.to_str().unwrap()).unwrap()).unwrap()
 }

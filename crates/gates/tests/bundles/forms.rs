@@ -111,10 +111,15 @@ fn options(has_history: bool, form: ShardForm) -> PlanOptions {
 
 fn bundle(dir: &Path, name: &str, options: &PlanOptions) -> PathBuf {
     let family = fixture(name);
+    let mut options = options.clone();
+    if family.sizes().experts == 0 {
+        (options.experts_per_shard, options.form.experts) = (None, ExpertForm::Separate);
+    }
+    let options = &options;
     std::fs::create_dir_all(dir).unwrap();
     let packs = options.ffn_shards.map_or_else(String::new, |n| format!("-{n}"));
     let out = dir.join(format!("{name}-{}{packs}", options.form.to_string().replace(' ', "_")));
-    build(family.as_ref(), &family.plan(options).unwrap(), None, &out, 2, &|_| ()).unwrap();
+    build(&family, &family.plan(options).unwrap(), None, &out, 2, &|_| ()).unwrap();
     out
 }
 
@@ -139,6 +144,21 @@ fn every_form_of_rings_gives_what_the_default_gives() {
 #[test]
 fn every_form_of_a_history_gives_what_the_default_gives() {
     check_every_form(MODELS[1]);
+}
+
+#[test]
+fn every_form_of_dense_layers_gives_what_the_default_gives() {
+    check_every_form(("tiny-gemma3", false));
+}
+
+#[test]
+fn every_form_of_sinks_and_biases_gives_what_the_default_gives() {
+    check_every_form(("tiny-gpt-oss", false));
+}
+
+#[test]
+fn every_form_of_dense_layers_among_experts_gives_what_the_default_gives() {
+    check_every_form(("tiny-qwen3-moe", false));
 }
 
 /// Builds a bundle in each form, which takes longest, and makes all checks of forms with it.
@@ -278,7 +298,7 @@ fn sorts_of_shards_have_forms_of_their_own() {
     assert!(alone(&open(&out, true), &ids) == want);
     // The plan of a bundle can be made again with its forms.
     let family = fixture("tiny-gemma4-moe");
-    let plan = models::replan(family.as_ref(), &out, &Chain::read(&out).unwrap()).unwrap();
+    let plan = models::replan(&family, &out, &Chain::read(&out).unwrap()).unwrap();
     let of = |kind| plan.shards.iter().find(|s| s.kind == kind).unwrap().form;
     assert_eq!(
         (of(ShardKind::Attention), of(ShardKind::ExpertsCombine).io),

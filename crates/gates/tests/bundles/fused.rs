@@ -21,6 +21,9 @@ fn fused_bundles_compute_what_their_steps_do() {
         ("tiny-zaya", 7),
         ("tiny-zaya-legacy", 1),
         ("tiny-zaya-skip", 2),
+        ("tiny-gpt-oss", 7),
+        ("tiny-qwen3-moe", 1),
+        ("tiny-llama", 1),
     ];
     for (name, tries) in models {
         let family = fixture(name);
@@ -48,7 +51,7 @@ fn fused_bundles_compute_what_their_steps_do() {
                 ..PlanOptions::default()
             };
             let out = dir.path().join(format!("{name}.{i}"));
-            build(family.as_ref(), &family.plan(&options).unwrap(), None, &out, 2, &|_| ()).unwrap();
+            build(&family, &family.plan(&options).unwrap(), None, &out, 2, &|_| ()).unwrap();
             let open = |fuse| {
                 let options = Options { precision: Precision::Fp32, fuse, ..Options::default() };
                 Model::open(&out, &CpuBackend { options }).unwrap()
@@ -90,8 +93,9 @@ fn fused_bundles_compute_what_their_steps_do() {
                 if half_states && products == Products::Exact {
                     let mut cosines: Vec<_> = own.iter().zip(&whole).map(|(a, b)| cosine(a, b)).collect();
                     cosines.sort_by(f64::total_cmp);
-                    // ZAYA takes one expert per token, and in these random models rounding may turn the choice.
-                    let at = if name.starts_with("tiny-zaya") { cosines.len() / 2 } else { 0 };
+                    // In these random models rounding may turn the choice of a token's few experts.
+                    let turns = ["tiny-zaya", "tiny-gpt-oss"].iter().any(|model| name.starts_with(model));
+                    let at = if turns { cosines.len() / 2 } else { 0 };
                     assert!(cosines[at] >= 0.999, "{what}: {cosines:?}");
                     assert_ne!(own, whole, "{what}");
                 }

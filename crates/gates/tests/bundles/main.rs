@@ -1,6 +1,7 @@
 //! Tests of bundles of both families, from plan over rules to model. They are one binary, since linking each takes seconds.
 
 mod common;
+mod families;
 mod forms;
 mod fused;
 mod planned;

@@ -13,7 +13,7 @@ use anemoe_gates::residency::{self, CheckOptions, facts};
 use anemoe_mlpackage::package::Package;
 use std::path::Path;
 
-fn open(checkpoint: &str) -> Box<dyn Family> {
+fn open(checkpoint: &str) -> Family {
     models::open(models::load(checkpoint).unwrap()).unwrap()
 }
 
@@ -34,6 +34,7 @@ fn all_options() -> Vec<PlanOptions> {
         "int8-block",
         "int4-channel",
         "int4-block",
+        "mxfp4",
     ];
     let mut all: Vec<PlanOptions> = kinds.map(quantized).into();
     all.extend([
@@ -62,7 +63,7 @@ fn anonymous(report: &PackageReport) -> PackageReport {
 }
 
 /// Checks, for every shard, that a program lowered without weights has the facts of the built one.
-fn same_facts(family: &dyn Family, plan: &Plan, bundle: &Path) {
+fn same_facts(family: &Family, plan: &Plan, bundle: &Path) {
     for shard in &plan.shards {
         let built = Package::open(&bundle.join(shard.package_file())).unwrap();
         let (built, planned) = (facts(built.model()), facts(&lower_without_weights(family, shard).unwrap()));
@@ -81,12 +82,12 @@ fn plans_are_judged_as_their_packages_are() {
         for (i, options) in all_options().iter().enumerate() {
             let plan = family.plan(options).unwrap();
             let bundle = dir.path().join(format!("{name}.{i}"));
-            build(family.as_ref(), &plan, None, &bundle, 2, &|_| ()).unwrap();
-            same_facts(family.as_ref(), &plan, &bundle);
+            build(&family, &plan, None, &bundle, 2, &|_| ()).unwrap();
+            same_facts(&family, &plan, &bundle);
             let chain = Chain::read(&bundle).unwrap();
             for conditions in [Conditions::default(), iphone, all_units] {
                 let options = CheckOptions { conditions, ..CheckOptions::default() };
-                let planned = residency::plan(family.as_ref(), &plan, &options).unwrap();
+                let planned = residency::plan(&family, &plan, &options).unwrap();
                 let built = residency::bundle(&bundle, &chain, &options, || ()).unwrap();
                 let what = format!("{name}, options {i}, {conditions:?}");
                 assert_eq!(
@@ -129,7 +130,7 @@ fn measured_shards_are_predicted_where_they_were_seen() {
     ] {
         let family = open(model);
         let plan = family.plan(&quantized(kind)).unwrap();
-        let report = residency::plan(family.as_ref(), &plan, &CheckOptions::default()).unwrap();
+        let report = residency::plan(&family, &plan, &CheckOptions::default()).unwrap();
         let mut counts = std::collections::BTreeMap::<String, usize>::new();
         for p in &report.packages {
             let kind = p.kind.as_deref().unwrap_or_default();

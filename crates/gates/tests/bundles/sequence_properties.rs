@@ -130,7 +130,7 @@ fn open(dir: &Path, name: &str, form: ShardForm, half_states: bool) -> Model {
         ..PlanOptions::default()
     };
     if !out.exists() {
-        build(family.as_ref(), &family.plan(&options).unwrap(), None, &out, 2, &|_| ()).unwrap();
+        build(&family, &family.plan(&options).unwrap(), None, &out, 2, &|_| ()).unwrap();
     }
     let options = Options { precision: Precision::Fp32, half_states, ..Options::default() };
     Model::open(&out, &CpuBackend { options }).unwrap()

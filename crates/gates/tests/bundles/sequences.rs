@@ -23,7 +23,7 @@ fn bundle(dir: &Path, name: &str, tokens: &[TokenCount]) -> PathBuf {
         "{name}-{}",
         tokens.iter().map(|t| format!("{}to{}", t.min, t.max)).collect::<Vec<_>>().join("-")
     ));
-    build(family.as_ref(), &family.plan(&options).unwrap(), None, &out, 2, &|_| ()).unwrap();
+    build(&family, &family.plan(&options).unwrap(), None, &out, 2, &|_| ()).unwrap();
     out
 }
 

@@ -22,7 +22,7 @@ fn open_with(dir: &Path, name: &str, counts: &[usize], options: Options) -> Mode
         let family = fixture(name);
         let tokens = fixed(counts);
         let options = PlanOptions { quant: "lut4".parse().unwrap(), tokens, ..PlanOptions::default() };
-        build(family.as_ref(), &family.plan(&options).unwrap(), None, &out, 2, &|_| ()).unwrap();
+        build(&family, &family.plan(&options).unwrap(), None, &out, 2, &|_| ()).unwrap();
     }
     Model::open(&out, &CpuBackend { options }).unwrap()
 }

@@ -1,41 +1,108 @@
 //! The original layout (80 half-layers, a tensor per expert, Megatron's configuration keys) under the names and shapes of
 //! transformers.
 
-use super::config::ZayaConfig;
-use super::tensor_table::{Legacy, rows};
-use crate::checkpoint::{Checkpoint, SideFile, TensorInfo, TensorSource};
+use crate::Result;
+use crate::checkpoint::{Checkpoint, DerivedTensor, TensorOrigin, derive};
+use crate::models::checked::is_unneeded;
 use crate::models::keys::Keys;
-use crate::{Error, Result};
+use crate::models::tensor_table::TensorRow;
 use serde_json::{Value, json};
-use std::collections::{BTreeMap, BTreeSet};
-use std::ops::Range;
-use std::path::{Path, PathBuf};
+use std::collections::BTreeSet;
+use std::path::Path;
 
 const PREFIX: &str = "model.";
+/// Names of tensors by role, each with its half-layer: layer i has its attention in half-layer 2i, its experts in
+/// 2i + 1, and the residual behind these in 2i + 2.
+const NAMES: [(&str, usize, &str); 33] = [
+    ("input_norm", 0, "input_norm.weight"),
+    ("q_proj", 0, "self_attn.qkv.linear_q.weight"),
+    ("k_proj", 0, "self_attn.qkv.linear_k.weight"),
+    ("v_proj_current", 0, "self_attn.qkv.val_proj1.weight"),
+    ("v_proj_delayed", 0, "self_attn.qkv.val_proj2.weight"),
+    ("conv_depthwise", 0, "self_attn.qkv.conv_qk.0.weight"),
+    ("conv_depthwise_bias", 0, "self_attn.qkv.conv_qk.0.bias"),
+    ("conv_grouped", 0, "self_attn.qkv.conv_qk.1.weight"),
+    ("conv_grouped_bias", 0, "self_attn.qkv.conv_qk.1.bias"),
+    ("temperature", 0, "self_attn.qkv.temp"),
+    ("o_proj", 0, "self_attn.o_proj.weight"),
+    ("attention_residual_branch_scale", 1, "res_scale.hidden_states_scale"),
+    ("attention_residual_branch_bias", 1, "res_scale.hidden_states_bias"),
+    ("attention_residual_stream_scale", 1, "res_scale.residual_scale"),
+    ("attention_residual_stream_bias", 1, "res_scale.residual_bias"),
+    ("expert_input", 1, "input_norm.weight"),
+    ("router_down", 1, "zaya_block.router.down_proj.weight"),
+    ("router_down_bias", 1, "zaya_block.router.down_proj.bias"),
+    ("router_state_scale", 1, "zaya_block.router.router_states_scale"),
+    ("router_norm", 1, "zaya_block.router.rmsnorm_eda.weight"),
+    ("router_fc1", 1, "zaya_block.router.router_mlp.0.weight"),
+    ("router_fc1_bias", 1, "zaya_block.router.router_mlp.0.bias"),
+    ("router_fc2", 1, "zaya_block.router.router_mlp.2.weight"),
+    ("router_fc2_bias", 1, "zaya_block.router.router_mlp.2.bias"),
+    ("router_logits", 1, "zaya_block.router.router_mlp.4.weight"),
+    ("balancing_biases", 1, "zaya_block.router.balancing_biases"),
+    ("moe_residual_branch_scale", 2, "res_scale.hidden_states_scale"),
+    ("moe_residual_branch_bias", 2, "res_scale.hidden_states_bias"),
+    ("moe_residual_stream_scale", 2, "res_scale.residual_scale"),
+    ("moe_residual_stream_bias", 2, "res_scale.residual_bias"),
+    ("final_norm", 0, "final_norm.weight"),
+    ("input_scale", 0, "layers.0.res_scale.hidden_states_scale"),
+    ("input_bias", 0, "layers.0.res_scale.hidden_states_bias"),
+];
 
 /// Tells whether the configuration has a key that only the original layout has, and lacks transformers' key.
-pub fn is_legacy(checkpoint: &Checkpoint) -> bool {
+fn is_legacy(checkpoint: &Checkpoint) -> bool {
     let has = |key: &str| checkpoint.config.get(key).is_some_and(|v| !v.is_null());
-    (has("ffn_hidden_size") || has("ffn_hidden_size_list")) && !has("moe_intermediate_size")
+    let is_ours = checkpoint.config.get("model_type").is_some_and(|t| t == "zaya");
+    is_ours && (has("ffn_hidden_size") || has("ffn_hidden_size_list")) && !has("moe_intermediate_size")
 }
 
-/// Renames the tensors and keys of a checkpoint in the original layout to those of transformers.
+/// Renames the tensors and keys of a checkpoint in the original layout to those of transformers; gives other
+/// checkpoints back as they are.
 ///
 /// # Errors
 /// A configuration key is missing or asks for something that is not implemented; a tensor is missing (an expert's is named),
 /// superfluous or of another shape.
 pub fn normalize_layout(checkpoint: Checkpoint) -> Result<Checkpoint> {
+    if !is_legacy(&checkpoint) {
+        return Ok(checkpoint);
+    }
     let path = checkpoint.config_path();
     let config = config(&checkpoint.config, &path)?;
-    let parsed = ZayaConfig::parse(&config, &path)?;
-    let source = Box::new(Renamed::new(checkpoint.source, &parsed)?);
-    Ok(Checkpoint { config, source, ..checkpoint })
+    let decoder = super::parse(Keys::of_text(&config, &path)?, Default::default())?;
+    let derived = |row: TensorRow| DerivedTensor {
+        origin: origin(&row, decoder.layers.len()),
+        name: format!("{PREFIX}{}", row.name),
+        shape: row.shape,
+    };
+    let tensors = decoder.tensors().into_iter().map(derived).collect();
+    derive(Checkpoint { config, ..checkpoint }, tensors, is_unneeded)
+}
+
+/// Returns the place of a tensor in the original layout of a model of `layers` layers.
+fn origin(row: &TensorRow, layers: usize) -> TensorOrigin {
+    let half = |half: usize, name: &str| match row.layer {
+        None => format!("{PREFIX}{name}"),
+        // Behind the last half-layer.
+        Some(l) if 2 * l + half == 2 * layers => format!("{PREFIX}{name}"),
+        Some(l) => format!("{PREFIX}layers.{}.{name}", 2 * l + half),
+    };
+    let experts = |of: &str| {
+        let one = |e| half(1, &format!("zaya_block.experts.local_experts.{e}.{of}.weight"));
+        TensorOrigin::Pieces((0..row.shape[0]).map(one).collect())
+    };
+    match row.role {
+        "gate_up" => experts("linear_fc1"),
+        "down" => experts("linear_fc2"),
+        role => {
+            let found = NAMES.iter().find(|(r, ..)| *r == role);
+            TensorOrigin::Whole(found.map_or_else(|| half(0, &row.name), |(_, h, name)| half(*h, name)))
+        }
+    }
 }
 
 /// Translates a configuration of the original layout to transformers' keys.
 fn config(legacy: &Value, path: &Path) -> Result<Value> {
-    let map = legacy.as_object().ok_or_else(|| Error::invalid(path, "configuration: not a JSON object"))?;
-    let k = Keys { map, path };
+    let k = Keys::of_text(legacy, path)?;
     let yes = [json!(true)];
     let no = [json!(false)];
     for key in [
@@ -73,7 +140,7 @@ fn config(legacy: &Value, path: &Path) -> Result<Value> {
     let size = |names: &[&str]| -> Result<usize> {
         let found = names.iter().find(|n| k.get(n).is_some());
         let name = found.ok_or_else(|| k.invalid(format!("`{}` is missing", names[0])))?;
-        let value = &map[*name];
+        let value = &k.map[*name];
         let Some(list) = value.as_array() else { return k.size_of(name, value) };
         let sizes: Option<BTreeSet<u64>> = list.iter().map(Value::as_u64).collect();
         let mut sizes = sizes
@@ -126,99 +193,4 @@ fn config(legacy: &Value, path: &Path) -> Result<Value> {
         out[key] = k.get(key).cloned().unwrap_or(Value::Null);
     }
     Ok(out)
-}
-
-/// Tensors under transformers' names, with the experts stacked.
-struct Renamed {
-    inner: Box<dyn TensorSource>,
-    tensors: Vec<TensorInfo>,
-    /// Names of the pieces of each tensor, in order, and elements of one piece.
-    pieces: Vec<(Vec<String>, u64)>,
-}
-
-impl Renamed {
-    fn new(inner: Box<dyn TensorSource>, config: &ZayaConfig) -> Result<Renamed> {
-        let mut found: BTreeMap<String, (TensorInfo, Vec<String>, u64)> = BTreeMap::new();
-        let mut known = BTreeSet::from(["lm_head.weight".to_string()]);
-        for (row, legacy) in rows(config) {
-            let (names, shape) = match legacy {
-                Legacy::Whole(name) => (vec![name], row.shape.clone()),
-                Legacy::PerExpert(names) => (names, row.shape[1..].to_vec()),
-            };
-            let names: Vec<String> = names.into_iter().map(|n| format!("{PREFIX}{n}")).collect();
-            let mut infos = Vec::with_capacity(names.len());
-            for name in &names {
-                let info = inner.info(name).ok_or_else(|| {
-                    Error::invalid(inner.path(), format!("checkpoint: tensor `{name}` {shape:?} is missing"))
-                })?;
-                if info.shape != shape {
-                    let what = format!("tensor `{name}`: shape {:?}, expected {shape:?}", info.shape);
-                    return Err(Error::invalid(&info.file, what));
-                }
-                infos.push(info);
-            }
-            let info = TensorInfo {
-                name: format!("{PREFIX}{}", row.name),
-                dtype: infos[0].dtype,
-                shape: row.shape,
-                bytes: infos.iter().map(|i| i.bytes).sum(),
-                file: infos[0].file.clone(),
-            };
-            known.extend(names.iter().cloned());
-            found.insert(info.name.clone(), (info, names, shape.iter().product()));
-        }
-        if let Some(info) = inner.tensors().iter().find(|t| !known.contains(&t.name)) {
-            let what = format!("tensor `{}`: this model has none of that name", info.name);
-            return Err(Error::invalid(&info.file, what));
-        }
-        let (tensors, pieces) = found.into_values().map(|(info, names, n)| (info, (names, n))).unzip();
-        Ok(Renamed { inner, tensors, pieces })
-    }
-}
-
-impl TensorSource for Renamed {
-    fn tensors(&self) -> &[TensorInfo] {
-        &self.tensors
-    }
-
-    fn path(&self) -> &Path {
-        self.inner.path()
-    }
-
-    fn read(&self, name: &str, range: Range<u64>, out: &mut [f32]) -> Result<()> {
-        let i = self
-            .tensors
-            .binary_search_by(|t| t.name.as_str().cmp(name))
-            .map_err(|_| Error::invalid(self.path(), format!("use: no tensor `{name}`")))?;
-        let (names, elements) = &self.pieces[i];
-        if range.start > range.end
-            || range.end > self.tensors[i].elements()
-            || range.end - range.start != out.len() as u64
-        {
-            return Err(Error::invalid(self.path(), format!("use: elements {range:?} of tensor `{name}`")));
-        }
-        let (mut at, mut rest) = (range.start, out);
-        while !rest.is_empty() {
-            let (piece, within) = ((at / elements) as usize, at % elements);
-            let n = (rest.len() as u64).min(elements - within);
-            let (now, later) = rest.split_at_mut(n as usize);
-            self.inner.read(&names[piece], within..within + n, now)?;
-            at += n;
-            rest = later;
-        }
-        Ok(())
-    }
-
-    fn origin(&self, name: &str, element: u64) -> (PathBuf, String) {
-        let found = self.tensors.binary_search_by(|t| t.name.as_str().cmp(name)).ok();
-        let piece = found.and_then(|i| {
-            let (names, elements) = &self.pieces[i];
-            names.get((element / elements) as usize)
-        });
-        self.inner.origin(piece.map_or(name, String::as_str), element)
-    }
-
-    fn side_file(&self, name: &str) -> Result<Option<SideFile>> {
-        self.inner.side_file(name)
-    }
 }

@@ -1,0 +1,150 @@
+//! Configuration keys that most families share.
+
+use super::decoder::Preset;
+use super::decoder::{Attention, Decoder, HeadNorm, Layer, Norms, QkvProjection, Residual, ValueSource};
+use super::keys::Keys;
+use super::rope::RopeKeys;
+use crate::Result;
+use crate::plan::PartKinds;
+use crate::quant::Quant;
+use anemoe_bundle::{IndexBits, Rope};
+use serde_json::json;
+
+/// Name of the rope and the cache of layers that attend to all positions.
+pub const FULL: &str = "full";
+/// Name of the rope and the cache of layers that attend to a window.
+pub const SLIDING: &str = "sliding";
+/// Type of a layer that attends to all positions.
+pub const FULL_ATTENTION: &str = "full_attention";
+/// Type of a layer that attends to a window.
+pub const SLIDING_ATTENTION: &str = "sliding_attention";
+/// Prefix of the tensors of a model without other modalities.
+pub const PREFIXES: &[&str] = &["model."];
+
+/// Kinds for models that were not measured: attention and head get more bits, since they are a small part of an
+/// MoE model.
+pub const PRESET: Preset = Preset {
+    quant: Quant::lut(IndexBits::Four),
+    parts: PartKinds {
+        attention: Some(Quant::lut(IndexBits::Six)),
+        head: Some(Quant::lut(IndexBits::Six)),
+        experts: None,
+        dense_mlp: None,
+        router: None,
+        embedding: None,
+    },
+    reason: "these lower the mean divergence of small-gemma4 from 0.0235 to 0.0096 nats over 16 prompts, for 22 % more bytes a token",
+};
+
+/// Keys that a summary shows where a configuration has them.
+const SUMMARY: [&str; 16] = [
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "sliding_window",
+    "intermediate_size",
+    "num_experts",
+    "num_local_experts",
+    "num_experts_per_tok",
+    "top_k_experts",
+    "moe_intermediate_size",
+    "router_hidden_size",
+    "vocab_size",
+    "max_position_embeddings",
+    "tie_word_embeddings",
+];
+
+/// Makes the description of a decoder from the keys that families share: RMS norms before each branch, a plain
+/// residual, no factor of the embedding.
+///
+/// # Errors
+/// A key is missing or has an impossible value.
+pub fn decoder(k: Keys<'_>, family: &'static str, is_tied: bool, layers: Vec<Layer>) -> Result<Decoder> {
+    let vocab = k.size("vocab_size")?;
+    Ok(Decoder {
+        family,
+        hidden: k.size("hidden_size")?,
+        vocab,
+        positions: k.size("max_position_embeddings")?,
+        eps: k.epsilon("rms_norm_eps")?,
+        norm_offset: 0.0,
+        norms: Norms::Before,
+        residual: Residual::Plain,
+        embedding_scale: 1.0,
+        stream_unit: 1.0,
+        is_tied: k.flag("tie_word_embeddings", is_tied)?,
+        softcap: k.softcapping("final_logit_softcapping")?,
+        bos: k.tokens("bos_token_id", vocab)?.first().copied(),
+        eos: k.tokens("eos_token_id", vocab)?,
+        layers,
+        names: &[],
+        prefixes: PREFIXES,
+        preset: PRESET,
+        attention_kind: None,
+        summary: k.summary(&SUMMARY),
+    })
+}
+
+/// Makes attention from the keys that families share: direct projections without biases, scores over the square root
+/// of a head's channels. A layer with a window is of the kind [`SLIDING`].
+///
+/// # Errors
+/// A key is missing or has an impossible value.
+pub fn attention(k: Keys<'_>, norm: HeadNorm, window: Option<usize>) -> Result<Attention> {
+    let heads = k.size("num_attention_heads")?;
+    let kv_heads = k.size_or("num_key_value_heads", heads)?;
+    k.check_heads(heads, kv_heads)?;
+    let head_dim = k.size_or("head_dim", (k.size("hidden_size")? / heads).max(1))?;
+    let (kind, of) = match window {
+        None => (FULL, FULL_ATTENTION),
+        Some(_) => (SLIDING, SLIDING_ATTENTION),
+    };
+    let (rope, factor) = rope(k, of, head_dim)?;
+    Ok(Attention {
+        kind,
+        heads,
+        kv_heads,
+        head_dim,
+        window,
+        rope,
+        scale: (factor / (head_dim as f64).sqrt()) as f32,
+        projection: QkvProjection::Direct { norm, values: ValueSource::Own, has_bias: false },
+        has_output_bias: false,
+        has_sinks: false,
+    })
+}
+
+/// Returns the rope of layers of a type, and the factor that it puts on their scores.
+///
+/// # Errors
+/// A key is missing or has an impossible value, or the type of rope is not known.
+pub fn rope(k: Keys<'_>, of: &str, head_dim: usize) -> Result<(Rope, f64)> {
+    if !head_dim.is_multiple_of(2) {
+        return Err(k.invalid(format!("`head_dim` is {head_dim}, expected an even number")));
+    }
+    let parsed = RopeKeys::find(k, of)?.parse(k, head_dim)?;
+    Ok((parsed.rope, parsed.factor))
+}
+
+/// Returns the window of each layer: `layer_types` where the configuration has them, else `is_sliding` of the layer's
+/// number.
+///
+/// # Errors
+/// A type is not known, or a window is missing.
+pub fn windows(k: Keys<'_>, is_sliding: impl Fn(usize) -> bool) -> Result<Vec<Option<usize>>> {
+    let layers = k.layers()?;
+    let types = k.layer_types(layers, &[FULL_ATTENTION, SLIDING_ATTENTION])?;
+    let slides = |l: usize| types.as_ref().map_or_else(|| is_sliding(l), |t| t[l] == SLIDING_ATTENTION);
+    (0..layers).map(|l| slides(l).then(|| k.size("sliding_window")).transpose()).collect()
+}
+
+/// Refuses activations other than SiLU, and biases of the MLP.
+///
+/// # Errors
+/// A key asks for something else.
+pub fn expect_silu(k: Keys<'_>) -> Result<()> {
+    k.expect("hidden_act", &[json!("silu")])?;
+    k.expect("mlp_bias", &[json!(false)])
+}

@@ -1,0 +1,418 @@
+//! Parts of packages that follow from a layer's description: weights, ops, and the host's bindings.
+
+use super::chain_builder::{self, named};
+use super::decoder::{
+    Attention, ExpertLayer, HeadNorm, Layer, Norms, QkvProjection, RouterKind, ValueSource,
+};
+use super::family::Family;
+use super::tensor_table::{ModelPart, TensorRow};
+use crate::form::{ExpertForm, HistoryForm, ShardForm};
+use crate::lower::{
+    self, CCA_HISTORY, HISTORY, HISTORY_ROWS, HistoryInput, KV_PLACE, Lowering, NormShape, PositionInputs,
+    SharedCache,
+};
+use crate::models::chain_builder::calls;
+use crate::plan::{MatrixPlan, Packing, PlanOptions, VectorPlan, bank_name};
+use crate::{Error, Result};
+use anemoe_bundle::{HostInput, InputBinding, Kept, ShardKind};
+use anemoe_mlpackage::mil::builder::Var;
+use std::collections::BTreeMap;
+
+/// Matrices and vectors of a part of a package, each in the order in which they are stored.
+#[derive(Default)]
+pub(super) struct Weights {
+    pub matrices: Vec<MatrixPlan>,
+    pub vectors: Vec<VectorPlan>,
+}
+
+impl Weights {
+    /// Adds those of another part, whose names get the prefix `scope`.
+    pub fn add(&mut self, other: Weights, scope: &str) {
+        let scoped = |name: &str| format!("{scope}{name}");
+        self.matrices.extend(other.matrices.into_iter().map(|m| MatrixPlan { name: scoped(&m.name), ..m }));
+        self.vectors.extend(other.vectors.into_iter().map(|v| VectorPlan { name: scoped(&v.name), ..v }));
+    }
+}
+
+/// Inputs of attention besides the stream.
+#[derive(Clone, Copy)]
+pub(super) struct AttentionInputs<'a> {
+    pub at: &'a PositionInputs,
+    /// History of the layer, where it has one.
+    pub history: Option<&'a HistoryInput>,
+    /// The state that the layers of the package share, and the layer's number in it; none where each has its own cache.
+    pub shared: Option<(&'a SharedCache, usize)>,
+}
+
+impl Family {
+    /// Returns the tensor of a role in layer `l`.
+    ///
+    /// # Errors
+    /// The description has no such tensor, a fault of the planner.
+    pub(super) fn row(&self, l: usize, role: &str) -> Result<&TensorRow> {
+        let found = self.rows.get(l).and_then(|rows| rows.get(role));
+        found.ok_or_else(|| Error::usage(format!("layer {l} has no tensor of the role `{role}`")))
+    }
+
+    /// Plans the matrix of a role in layer `l`.
+    pub(super) fn matrix(&self, options: &PlanOptions, l: usize, role: &str) -> Result<MatrixPlan> {
+        let row = self.row(l, role)?;
+        let is_network = |e: &ExpertLayer| matches!(e.router, RouterKind::Network { .. });
+        let part = match row.part {
+            ModelPart::Router if self.decoder.experts().is_some_and(is_network) => "router_mlp",
+            part => part.name(),
+        };
+        let (rows, cols) = (row.shape[0] as usize, row.shape[1..].iter().product::<u64>() as usize);
+        Ok(chain_builder::matrix(options, role, part, row.name.clone(), 0, (rows, cols)))
+    }
+
+    /// Plans the vector of a role as one factor per channel of `[1, C, 1, T]`: `NAME_weight`.
+    pub(super) fn channels(&self, l: usize, role: &str, name: &str) -> Result<VectorPlan> {
+        let row = self.row(l, role)?;
+        Ok(VectorPlan::channels(format!("{name}_weight"), row.name.clone(), row.elements() as usize))
+    }
+
+    /// Plans the weights of a norm over the channels: `NAME_weight`.
+    pub(super) fn norm(&self, l: usize, role: &str, name: &str) -> Result<VectorPlan> {
+        Ok(VectorPlan { offset: self.decoder.norm_offset, ..self.channels(l, role, name)? })
+    }
+
+    /// Plans the weights of a norm after a branch, which divide the branch by the stream's unit.
+    pub(super) fn post_norm(&self, l: usize, role: &str) -> Result<VectorPlan> {
+        Ok(VectorPlan { scale: self.decoder.stream_unit.recip(), ..self.norm(l, role, role)? })
+    }
+
+    /// Plans a convolution's bias: the vector of a role, under its own name.
+    fn bias(&self, l: usize, role: &str) -> Result<VectorPlan> {
+        let row = self.row(l, role)?;
+        Ok(VectorPlan::bias(role, row.name.clone(), row.elements() as usize))
+    }
+
+    /// Plans the weights of attention, from the normalized stream to the output projection.
+    pub(super) fn attention_weights(&self, options: &PlanOptions, l: usize) -> Result<Weights> {
+        let a = &self.decoder.layers[l].attention;
+        let mut w = Weights::default();
+        for role in ["q_proj", "k_proj"] {
+            w.matrices.push(self.matrix(options, l, role)?);
+        }
+        match a.projection {
+            QkvProjection::Direct { norm, values, has_bias } => {
+                if values != ValueSource::KeysNormed {
+                    w.matrices.push(self.matrix(options, l, "v_proj")?);
+                }
+                if norm != HeadNorm::None {
+                    let mut q = self.norm(l, "q_norm", "q_norm")?;
+                    let mut k = self.norm(l, "k_norm", "k_norm")?;
+                    q.scale = a.scale;
+                    if norm == HeadNorm::PerHead {
+                        for v in [&mut q, &mut k] {
+                            v.dims = vec![1, 1, 1, a.head_dim as u64];
+                        }
+                    }
+                    w.vectors.extend([q, k]);
+                }
+                if has_bias {
+                    w.vectors.push(self.bias(l, "q_proj_bias")?);
+                    w.vectors.push(self.bias(l, "k_proj_bias")?);
+                    if values != ValueSource::KeysNormed {
+                        w.vectors.push(self.bias(l, "v_proj_bias")?);
+                    }
+                }
+            }
+            QkvProjection::Convolved => self.convolutions(options, l, &mut w)?,
+        }
+        w.matrices.push(self.matrix(options, l, "o_proj")?);
+        if a.has_output_bias {
+            w.vectors.push(self.bias(l, "o_proj_bias")?);
+        }
+        if a.has_sinks {
+            w.vectors.push(VectorPlan { name: "sinks".into(), ..self.channels(l, "sinks", "sinks")? });
+        }
+        Ok(w)
+    }
+
+    /// Adds the weights of the convolutions of [`QkvProjection::Convolved`].
+    fn convolutions(&self, options: &PlanOptions, l: usize, w: &mut Weights) -> Result<()> {
+        let a = &self.decoder.layers[l].attention;
+        for role in ["v_proj_current", "v_proj_delayed"] {
+            w.matrices.push(self.matrix(options, l, role)?);
+        }
+        let mut grouped = self.matrix(options, l, "conv_grouped")?;
+        let (rows, cols) = (grouped.rows, grouped.cols);
+        grouped.taps = CCA_HISTORY;
+        grouped.quant = options.resolve_kernel("attention", rows, cols, CCA_HISTORY);
+        w.matrices.push(grouped);
+        let dims = vec![1, (a.heads + a.kv_heads) as u64, 1, a.head_dim as u64];
+        for (name, role, every) in [
+            ("depthwise_before", "conv_depthwise", (0, 2)),
+            ("depthwise_now", "conv_depthwise", (1, 2)),
+            ("depthwise_bias", "conv_depthwise_bias", (0, 1)),
+        ] {
+            let own = self.channels(l, role, role)?;
+            w.vectors.push(VectorPlan { name: name.into(), dims: dims.clone(), every, ..own });
+        }
+        w.vectors.push(self.bias(l, "conv_grouped_bias")?);
+        // Keys are scaled by the temperature, and by the factor of the scores.
+        let temperature = self.channels(l, "temperature", "k_norm")?;
+        w.vectors.push(VectorPlan { scale: a.scale, ..temperature });
+        Ok(())
+    }
+
+    /// Plans the weights of a dense MLP.
+    pub(super) fn dense_matrices(&self, options: &PlanOptions, l: usize) -> Result<Vec<MatrixPlan>> {
+        ["gate_proj", "up_proj", "down_proj"].iter().map(|role| self.matrix(options, l, role)).collect()
+    }
+
+    /// Plans the weights of a package's experts, from `first` on, whose matrices have the layout of the sort `kind`.
+    /// Their tensors are stacks: `gate_up` is `[experts, 2 * width, hidden]`, `down` is `[experts, hidden, width]`. A
+    /// bank holds the matrices of a call's experts one below the other, as the tensor does.
+    pub(super) fn expert_weights(
+        &self,
+        options: &PlanOptions,
+        kind: ShardKind,
+        (l, first): (usize, usize),
+        packing: Packing,
+        e: &ExpertLayer,
+    ) -> Result<Weights> {
+        let (h, width) = (self.decoder.hidden, e.width);
+        let (gate_up, down) = (self.row(l, "gate_up")?.name.clone(), self.row(l, "down")?.name.clone());
+        let mut w = Weights::default();
+        let mut push = |prefix: String, first: usize, experts: usize| {
+            for (name, tensor, rows, cols) in [("gate_up", &gate_up, 2 * width, h), ("down", &down, h, width)]
+            {
+                let (name, offset) = (format!("{prefix}_{name}"), (first * rows * cols) as u64);
+                let shape = (experts * rows, cols);
+                w.matrices.push(chain_builder::matrix(
+                    options,
+                    &name,
+                    "experts",
+                    tensor.clone(),
+                    offset,
+                    shape,
+                ));
+            }
+        };
+        let is_bank = options.form_of(kind).experts == ExpertForm::Bank;
+        match is_bank {
+            false => (first..first + packing.per_package).for_each(|e| push(expert_name(e), e, 1)),
+            true => calls(first, packing).for_each(|c| push(bank_name(c.start), c.start, c.len())),
+        }
+        if e.has_bias {
+            let (gate_up, down) = (self.row(l, "gate_up_bias")?, self.row(l, "down_bias")?);
+            let bias = |name: String, tensor: &TensorRow, dims: Vec<u64>, first: usize| VectorPlan {
+                dims,
+                start: (first * tensor.shape[1] as usize) as u64,
+                ..VectorPlan::bias(name, tensor.name.clone(), 0)
+            };
+            let own = |name: String, first: usize, n: usize| {
+                bias(format!("{name}_gate_up_bias"), gate_up, vec![(n * 2 * width) as u64], first)
+            };
+            for call in calls(first, packing) {
+                match is_bank {
+                    false => w.vectors.extend(call.clone().map(|e| own(expert_name(e), e, 1))),
+                    true => w.vectors.push(own(bank_name(call.start), call.start, call.len())),
+                }
+                let name = format!("{}_down_bias", bank_name(call.start));
+                w.vectors.push(bias(name, down, vec![1, 1, call.len() as u64, h as u64], call.start));
+            }
+        }
+        Ok(w)
+    }
+
+    /// Returns the shape of a layer's attention over a cache of `slots` slots, of which a function sees `seen`.
+    pub(super) fn attention_shape(
+        &self,
+        l: usize,
+        slots: usize,
+        seen: usize,
+        form: ShardForm,
+    ) -> lower::AttentionDims {
+        let a = &self.decoder.layers[l].attention;
+        let shape = lower::AttentionDims {
+            heads: a.heads,
+            kv_heads: a.kv_heads,
+            head_dim: a.head_dim,
+            slots,
+            seen,
+            tail: 0,
+            has_sinks: a.has_sinks,
+        };
+        match a.projection {
+            QkvProjection::Convolved if form.history == HistoryForm::State => shape.with_history(),
+            _ => shape,
+        }
+    }
+
+    /// Returns the slots of a layer's cache.
+    pub(super) fn slots(&self, l: usize, options: &PlanOptions, context: usize) -> usize {
+        let slots = match self.decoder.layers[l].attention.window {
+            None => context,
+            // A call of the most tokens must not overwrite slots that its first token sees.
+            Some(window) => (window + options.max_tokens() - 1).min(context),
+        };
+        slots.next_multiple_of(32)
+    }
+
+    /// Returns a norm over the stream's channels, where the stream is divided by its unit.
+    pub(super) fn stream_norm(&self) -> NormShape {
+        let unit = self.decoder.stream_unit;
+        NormShape { axis: 1, eps: self.decoder.eps / (unit * unit) }
+    }
+
+    /// Computes attention from the normalized stream `x`, up to its output projection, `name`. Returns it with the
+    /// rows that the host keeps, or the new cache where layers share a state.
+    pub(super) fn attention(
+        &self,
+        l: &mut Lowering<'_>,
+        (layer, name): (usize, &str),
+        x: &Var,
+        inputs: AttentionInputs<'_>,
+        shape: &lower::AttentionDims,
+    ) -> Result<(Var, Vec<Var>)> {
+        let (a, at) = (&self.decoder.layers[layer].attention, inputs.at);
+        let read_cache = |l: &mut Lowering<'_>| match inputs.shared {
+            Some((all, i)) => l.cache_of(all, i),
+            None => l.read_cache(shape),
+        };
+        let (cache, q, k, v, tail, history) = match (a.projection, inputs.history) {
+            (QkvProjection::Direct { norm, values, has_bias }, _) => {
+                let [q, k, v] = self.direct(l, a, x, (norm, values, has_bias), at)?;
+                (read_cache(l)?, q, k, v, None, None)
+            }
+            (QkvProjection::Convolved, Some(old)) => {
+                let cache = read_cache(l)?;
+                let all = l.compress(x, &cache, old, shape)?;
+                let q = l.rotate("q_rotated", &all.q, a.rope.width, a.head_dim, at)?;
+                let k = l.rotate("k_rotated", &all.k, a.rope.width, a.head_dim, at)?;
+                (cache, q, k, all.v, all.tail, all.rows)
+            }
+            (QkvProjection::Convolved, None) => return Err(Error::usage("convolutions without a history")),
+        };
+        let (keys, values, mut kept) = l.update_cache(&cache, (&k, &v), tail.as_ref(), at, shape)?;
+        kept.extend(history);
+        let context = l.attend(&q, &keys, &values, at, shape)?;
+        Ok((l.project_with(name, &context, "o_proj", a.has_output_bias)?, kept))
+    }
+
+    /// Computes queries, keys and values by products.
+    fn direct(
+        &self,
+        l: &mut Lowering<'_>,
+        a: &Attention,
+        x: &Var,
+        (norm, values, has_bias): (HeadNorm, ValueSource, bool),
+        at: &PositionInputs,
+    ) -> Result<[Var; 3]> {
+        let (d, eps) = (a.head_dim, self.decoder.eps);
+        let norm_of = |l: &mut Lowering<'_>, name: &str, of: HeadNorm, x: Var| -> Result<Var> {
+            let axis = if of == HeadNorm::PerHead { 3 } else { 1 };
+            match of == norm {
+                true => Ok(l.rms_norm_weighted(&format!("{name}_norm"), &x, NormShape { axis, eps })?),
+                false => Ok(x),
+            }
+        };
+        let q = l.project_with("q_proj", x, "q_proj", has_bias)?;
+        let q = norm_of(l, "q", HeadNorm::WholeRow, q)?;
+        let q = l.to_heads("q", &q, a.heads, d)?;
+        let q = norm_of(l, "q", HeadNorm::PerHead, q)?;
+        let mut q = l.rotate("q_rotated", &q, a.rope.width, d, at)?;
+        if !a.has_normed_queries() && a.scale != 1.0 {
+            let scale = l.scalar("score_scale", a.scale)?;
+            q = l.f().mul("q_scaled", &q, &scale)?;
+        }
+        let k = l.project_with("k_proj", x, "k_proj", has_bias)?;
+        let k = norm_of(l, "k", HeadNorm::WholeRow, k)?;
+        let k = l.to_heads("k", &k, a.kv_heads, d)?;
+        let v = match values {
+            ValueSource::KeysNormed => k.clone(),
+            ValueSource::Own | ValueSource::OwnNormed => {
+                let v = l.project_with("v_proj", x, "v_proj", has_bias)?;
+                l.to_heads("v", &v, a.kv_heads, d)?
+            }
+        };
+        let k = norm_of(l, "k", HeadNorm::PerHead, k)?;
+        let k = l.rotate("k_rotated", &k, a.rope.width, d, at)?;
+        let v = match values {
+            ValueSource::Own => v,
+            ValueSource::OwnNormed | ValueSource::KeysNormed => {
+                l.rms_norm("v_norm", &v, NormShape { axis: 3, eps })?
+            }
+        };
+        Ok([q, k, v])
+    }
+
+    /// Computes attention's half of a layer, from the stream to the stream.
+    pub(super) fn attended(
+        &self,
+        l: &mut Lowering<'_>,
+        layer: usize,
+        hidden: &Var,
+        inputs: AttentionInputs<'_>,
+        shape: &lower::AttentionDims,
+    ) -> Result<(Var, Vec<Var>)> {
+        let x = l.rms_norm_weighted("input_norm", hidden, self.stream_norm())?;
+        let (o, kept) = self.attention(l, (layer, "o_proj"), &x, inputs, shape)?;
+        let o = self.after(l, "post_attention_norm", o)?;
+        Ok((l.f().add("attended", hidden, &o)?, kept))
+    }
+
+    /// Norms a branch's result, where the decoder has norms around its branches.
+    pub(super) fn after(&self, l: &mut Lowering<'_>, name: &str, x: Var) -> Result<Var> {
+        match self.decoder.norms {
+            Norms::Before => Ok(x),
+            Norms::Around => {
+                let norm = NormShape { axis: 1, eps: self.decoder.eps };
+                Ok(l.rms_norm_weighted(name, &x, norm)?)
+            }
+        }
+    }
+
+    /// Computes the dense MLP's branch from the stream.
+    pub(super) fn dense(&self, l: &mut Lowering<'_>, layer: &Layer, hidden: &Var) -> Result<Var> {
+        let x = l.rms_norm_weighted("dense_input", hidden, self.stream_norm())?;
+        let gate = l.project("gate_proj", &x, "gate_proj")?;
+        let up = l.project("up_proj", &x, "up_proj")?;
+        let dense = l.gated("dense_hidden", &gate, &up, layer.activation)?;
+        l.project("down_proj", &dense, "down_proj")
+    }
+
+    /// Binds the inputs of a layer's attention that follow from positions.
+    pub(super) fn position_inputs(&self, l: usize, form: ShardForm) -> BTreeMap<String, InputBinding> {
+        let a = &self.decoder.layers[l].attention;
+        let kind = || a.kind.to_string();
+        let mut inputs = named(vec![
+            ("rope_cos", InputBinding::Host(HostInput::RopeCos(kind()))),
+            ("rope_sin", InputBinding::Host(HostInput::RopeSin(kind()))),
+            ("mask", InputBinding::Host(chain_builder::mask_input(form, kind()))),
+            ("kv_keep", InputBinding::Host(chain_builder::keep_input(form, kind()))),
+            ("kv_place", InputBinding::Host(chain_builder::place_input(form, kind()))),
+        ]);
+        if a.projection == QkvProjection::Convolved && form.history == HistoryForm::State {
+            inputs.insert("carry".into(), InputBinding::Host(HostInput::Carry(CCA_HISTORY)));
+        }
+        inputs
+    }
+
+    /// Binds the rows that the host keeps of layer `l`, whose names begin with `scope`.
+    pub(super) fn kept_rows(&self, l: usize, form: ShardForm, scope: &str) -> BTreeMap<String, Kept> {
+        let mut kept = chain_builder::kept_cache(form, scope);
+        let is_convolved = self.decoder.layers[l].attention.projection == QkvProjection::Convolved;
+        if is_convolved && form.history == HistoryForm::Host {
+            let (heads, channels) = self.attention_shape(l, 0, 0, form).history_shape();
+            let newest = Kept::Newest {
+                rows: format!("{scope}{HISTORY_ROWS}"),
+                place: KV_PLACE.into(),
+                count: CCA_HISTORY,
+                heads,
+                channels,
+            };
+            kept.insert(format!("{scope}{HISTORY}"), newest);
+        }
+        kept
+    }
+}
+
+/// Returns the prefix of the names of an expert's weights: `expert_003`.
+fn expert_name(expert: usize) -> String {
+    format!("expert_{expert:03}")
+}

@@ -1,0 +1,91 @@
+//! Llama and its relatives: dense layers with a gated MLP (`model_type` llama, mistral, qwen2, qwen3).
+
+use super::common_keys::{attention, decoder, expect_silu, windows};
+use super::decoder::{Decoder, HeadNorm, Layer, QkvProjection, ValueSource};
+use super::keys::Keys;
+use crate::Result;
+use crate::lower::Activation;
+use serde_json::{Value, json};
+
+/// Reads the description of a model from its configuration.
+///
+/// # Errors
+/// A key is missing or has an impossible value, or a feature is not implemented.
+pub fn parse(k: Keys<'_>) -> Result<Decoder> {
+    expect_silu(k)?;
+    let family = match k.get("model_type").and_then(Value::as_str) {
+        Some("mistral") => "mistral",
+        Some("qwen2") => "qwen2",
+        Some("qwen3") => "qwen3",
+        _ => "llama",
+    };
+    // (norm of heads, bias of queries, keys and values, bias of the output)
+    let bias = k.flag("attention_bias", false)?;
+    let (norm, has_bias, has_output_bias) = match family {
+        "qwen2" => (HeadNorm::None, true, false),
+        "qwen3" => (HeadNorm::PerHead, bias, bias),
+        _ => (HeadNorm::None, bias, bias),
+    };
+    // Mistral's window is that of all layers. Qwen's is that of the layers from a number on, where it is asked for.
+    let has_window =
+        k.get("sliding_window").is_some() && k.flag("use_sliding_window", family == "mistral")?;
+    let first =
+        if family == "mistral" { 0 } else { k.get("max_window_layers").and_then(Value::as_u64).unwrap_or(0) };
+    let width = k.size("intermediate_size")?;
+    let mut layers = Vec::new();
+    for window in windows(k, |l| has_window && l as u64 >= first)? {
+        let mut a = attention(k, norm, window)?;
+        a.projection = QkvProjection::Direct { norm, values: ValueSource::Own, has_bias };
+        a.has_output_bias = has_output_bias;
+        layers.push(Layer { attention: a, activation: Activation::Silu, dense: Some(width), experts: None });
+    }
+    decoder(k, family, false, layers)
+}
+
+/// Returns the published configuration of Llama-3.2-1B.
+pub fn llama_1b() -> Value {
+    json!({
+        "model_type": "llama", "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16,
+        "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 64, "hidden_act": "silu", "attention_bias": false,
+        "mlp_bias": false, "rms_norm_eps": 1e-5, "vocab_size": 128256, "tie_word_embeddings": true,
+        "max_position_embeddings": 131072, "rope_theta": 500000.0, "bos_token_id": 128000, "eos_token_id": [128001, 128008, 128009],
+        "rope_scaling": {"rope_type": "llama3", "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 8192}
+    })
+}
+
+/// Returns the published configuration of Qwen3-0.6B.
+pub fn qwen3_600m() -> Value {
+    json!({
+        "model_type": "qwen3", "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28,
+        "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128, "hidden_act": "silu", "attention_bias": false,
+        "rms_norm_eps": 1e-6, "vocab_size": 151936, "tie_word_embeddings": true, "max_position_embeddings": 40960,
+        "rope_theta": 1000000.0, "rope_scaling": null, "sliding_window": null, "use_sliding_window": false,
+        "max_window_layers": 28, "bos_token_id": 151643, "eos_token_id": 151645
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::path::Path;
+
+    fn parsed(config: &Value) -> Result<Decoder> {
+        parse(Keys::of_text(config, Path::new("config.json"))?)
+    }
+
+    #[test]
+    fn windows_follow_the_family() {
+        let mut config = qwen3_600m();
+        config["sliding_window"] = json!(4096);
+        let windows = |config: &Value| -> Vec<Option<usize>> {
+            parsed(config).unwrap().layers.iter().map(|l| l.attention.window).collect()
+        };
+        assert!(windows(&config).iter().all(Option::is_none));
+        config["use_sliding_window"] = json!(true);
+        config["max_window_layers"] = json!(27);
+        assert_eq!(windows(&config)[26..], [None, Some(4096)]);
+        config["model_type"] = json!("mistral");
+        assert!(windows(&config).iter().all(|w| *w == Some(4096)));
+    }
+}

@@ -1,0 +1,91 @@
+//! Registry of the families.
+
+use super::decoder::Decoder;
+use super::family::Remarks;
+use super::keys::Keys;
+use super::tensor_table::TensorRow;
+use super::{gemma3, gemma4, gpt_oss, llama, qwen_moe, zaya};
+use crate::checkpoint::{Checkpoint, TensorOrigin};
+use crate::variants::Variants;
+use crate::{Error, Result};
+use serde_json::Value;
+use std::path::Path;
+
+/// Entry of the registry.
+pub struct KnownFamily {
+    /// Values of `model_type`.
+    types: &'static [&'static str],
+    /// Reads the description from the configuration of the text model.
+    parse: fn(Keys<'_>, Variants) -> Result<Decoder>,
+    /// Returns the place of a tensor that a checkpoint has in another layout.
+    pub origin: fn(&TensorRow, &str, &Checkpoint) -> Option<TensorOrigin>,
+    pub remarks: Remarks,
+}
+
+/// An entry whose checkpoints have the tensors of its description.
+const PLAIN: KnownFamily = KnownFamily {
+    types: &[],
+    parse: |k, _| llama::parse(k),
+    origin: |_, _, _| None,
+    remarks: |_, _| Ok(Vec::new()),
+};
+
+/// All families.
+const FAMILIES: &[KnownFamily] = &[
+    KnownFamily { types: &["gemma4", "gemma4_text"], parse: |k, _| gemma4::parse(k), ..PLAIN },
+    KnownFamily {
+        types: &["zaya"],
+        parse: |k, variants| zaya::parse(k, variants.zaya_skip.unwrap_or_default()),
+        remarks: zaya::remarks,
+        ..PLAIN
+    },
+    KnownFamily { types: &["llama", "mistral", "qwen2", "qwen3"], ..PLAIN },
+    KnownFamily {
+        types: &["qwen3_moe"],
+        parse: |k, _| qwen_moe::parse_qwen(k),
+        origin: qwen_moe::origin,
+        ..PLAIN
+    },
+    KnownFamily {
+        types: &["olmoe"],
+        parse: |k, _| qwen_moe::parse_olmoe(k),
+        origin: qwen_moe::origin,
+        ..PLAIN
+    },
+    KnownFamily { types: &["gemma3", "gemma3_text"], parse: |k, _| gemma3::parse(k), ..PLAIN },
+    KnownFamily { types: &["gpt_oss"], parse: |k, _| gpt_oss::parse(k), origin: gpt_oss::origin, ..PLAIN },
+];
+
+/// Reads the description of a model from its configuration.
+///
+/// # Errors
+/// The family is not known, a key is missing or has an impossible value, or a feature is not implemented.
+pub fn parse(config: &Value, path: &Path, variants: Variants) -> Result<Decoder> {
+    let known = known_family(config, path)?;
+    if let Some(tied) = config.get("tie_word_embeddings").filter(|_| config.get("text_config").is_some()) {
+        let own = config["text_config"].get("tie_word_embeddings").unwrap_or(tied);
+        if own != tied {
+            let what = format!("configuration: `tie_word_embeddings` is {tied}, and {own} in `text_config`");
+            return Err(Error::unsupported(path, what));
+        }
+    }
+    (known.parse)(Keys::of_text(config, path)?, variants)
+}
+
+/// Returns the family that a configuration names.
+///
+/// # Errors
+/// The configuration names no family, or an unknown one.
+pub fn known_family(config: &Value, path: &Path) -> Result<&'static KnownFamily> {
+    let own = config.get("model_type").filter(|own| !own.is_null());
+    let own = own.ok_or_else(|| Error::invalid(path, "configuration: `model_type` is missing"))?;
+    let own = own.as_str().ok_or_else(|| {
+        Error::invalid(path, format!("configuration: `model_type` is {own}, expected a name"))
+    })?;
+    FAMILIES.iter().find(|family| family.types.contains(&own)).ok_or_else(|| {
+        let known: Vec<&str> = FAMILIES.iter().flat_map(|family| family.types).copied().collect();
+        let what =
+            format!("configuration: `model_type` is {}; known are {}", own.escape_debug(), known.join(", "));
+        Error::unsupported(path, what)
+    })
+}

@@ -1,0 +1,262 @@
+//! Rotary frequencies from the keys of a configuration.
+
+use super::keys::Keys;
+use crate::Result;
+use anemoe_bundle::Rope;
+use serde_json::Value;
+use std::f64::consts::TAU;
+
+/// Largest base of rotary frequencies; published ones are up to 1e7.
+const MAX_THETA: f64 = 1e12;
+/// Rotations over the trained positions from which on YaRN keeps a frequency, and up to which it divides it, where the
+/// configuration names none.
+const YARN_BETAS: [f64; 2] = [32.0, 1.0];
+
+/// Rotary embedding of a layer.
+pub struct ParsedRope {
+    /// Channels that turn and radians per position.
+    pub rope: Rope,
+    /// Factor of the scores, which comes from lengths of cosines and sines.
+    pub factor: f64,
+}
+
+/// Keys of a rope: an object of its own, and keys of the configuration that older checkpoints have.
+pub struct RopeKeys<'a> {
+    /// Name of the object, for messages.
+    pub place: String,
+    /// The object.
+    pub own: Option<Keys<'a>>,
+    /// Base, where the object has none.
+    pub theta: Option<f64>,
+    /// Share of the channels that rotate, where the object has none.
+    pub partial: Option<f64>,
+    /// Positions that the model was trained on.
+    pub positions: usize,
+}
+
+impl<'a> RopeKeys<'a> {
+    /// Finds a rope by the keys `rope_parameters`, or `rope_theta` and `rope_scaling`. `kind` is the layers' type where
+    /// `rope_parameters` may hold one object for each type.
+    ///
+    /// # Errors
+    /// A key is no object or no number.
+    pub fn find(k: Keys<'a>, kind: &str) -> Result<RopeKeys<'a>> {
+        let positions = k.size("max_position_embeddings")?;
+        let partial = k.number("partial_rotary_factor")?;
+        let theta = k.number("rope_theta")?;
+        let Some(all) = k.object("rope_parameters")? else {
+            let own = k.object("rope_scaling")?;
+            let place = if own.is_some() { "rope_scaling" } else { "rope_parameters" }.to_string();
+            return Ok(RopeKeys { place, own, theta, partial, positions });
+        };
+        let (place, own) = match all.object(kind).ok().flatten() {
+            Some(own) => (format!("rope_parameters.{kind}"), own),
+            None => ("rope_parameters".to_string(), all),
+        };
+        Ok(RopeKeys { place, own: Some(own), theta, partial, positions })
+    }
+
+    /// Computes the rope of heads of `head_dim` channels.
+    ///
+    /// # Errors
+    /// A key is missing or impossible, or the type of rope is not known.
+    pub fn parse(&self, k: Keys<'_>, head_dim: usize) -> Result<ParsedRope> {
+        let place = &self.place;
+        let named = |key: &str| format!("`{place}.{key}`");
+        let own = |key: &str| self.own.as_ref().and_then(|own| own.get(key));
+        let number = |key: &str| self.own.as_ref().map_or(Ok(None), |own| own.number(key));
+        let needed = |key: &str| -> Result<f64> {
+            number(key)?.ok_or_else(|| k.invalid(format!("{} is missing", named(key))))
+        };
+        let theta = match number("rope_theta")?.or(self.theta) {
+            None => return Err(k.invalid(format!("{} is missing", named("rope_theta")))),
+            Some(theta) if (1.0..=MAX_THETA).contains(&theta) => theta,
+            Some(theta) => {
+                let what = format!("is {theta:e}, expected a number from 1 to {MAX_THETA:e}");
+                return Err(k.invalid(format!("{} {what}", named("rope_theta"))));
+            }
+        };
+        let kind = match own("rope_type").or_else(|| own("type")) {
+            None => "default",
+            Some(v) => v.as_str().ok_or_else(|| k.invalid(format!("{} is {v}", named("rope_type"))))?,
+        };
+        let keys: &[&str] = match kind {
+            "default" | "proportional" => &[],
+            "linear" => &["factor"],
+            "llama3" => &["factor", "low_freq_factor", "high_freq_factor"],
+            "yarn" => &["factor", "beta_fast", "beta_slow", "attention_factor", "truncate"],
+            "divisors" => &["divisors"],
+            _ => {
+                return Err(k.unsupported(format!(
+                    "{} is {kind}; implemented are default, linear, llama3, yarn, proportional and divisors",
+                    named("rope_type")
+                )));
+            }
+        };
+        const COMMON: [&str; 5] =
+            ["rope_type", "type", "rope_theta", "partial_rotary_factor", "original_max_position_embeddings"];
+        for (key, value) in self.own.iter().flat_map(|own| own.map) {
+            let is_one =
+                || ["factor", "attention_factor"].contains(&key.as_str()) && own(key) == Some(&1.0.into());
+            let known = COMMON.contains(&key.as_str()) || keys.contains(&key.as_str());
+            if own(key).is_some() && !known && !is_one() {
+                let uses: String = match keys {
+                    [] => "no key of its own".into(),
+                    _ => keys.join(", "),
+                };
+                let what = format!("is {value}; implemented of the type {kind}: {uses}");
+                return Err(k.unsupported(format!("{} {what}", named(key))));
+            }
+        }
+
+        let partial = number("partial_rotary_factor")?.or(self.partial).unwrap_or(1.0);
+        // With `proportional`, pairs that do not rotate keep their place, and the exponent counts all channels.
+        let width = if kind == "proportional" { head_dim } else { (partial * head_dim as f64) as usize };
+        let turning =
+            if kind == "proportional" { 2 * ((partial * head_dim as f64 / 2.0) as usize) } else { width };
+        if turning == 0 || partial > 1.0 || !width.is_multiple_of(2) {
+            let what = format!("is {partial}: {turning} of {head_dim} channels would rotate");
+            return Err(k.invalid(format!("{} {what}", named("partial_rotary_factor"))));
+        }
+        let plain = |c: usize| theta.powf(-((2 * c) as f64) / width as f64);
+        let mut inv_freq: Vec<f64> =
+            (0..width / 2).map(|c| if 2 * c < turning { plain(c) } else { 0.0 }).collect();
+        let trained = number("original_max_position_embeddings")?.unwrap_or(self.positions as f64);
+        let mut factor = 1.0;
+        match kind {
+            "linear" => {
+                let by = needed("factor")?;
+                inv_freq.iter_mut().for_each(|f| *f /= by);
+            }
+            "llama3" => {
+                let (by, low, high) =
+                    (needed("factor")?, needed("low_freq_factor")?, needed("high_freq_factor")?);
+                if high <= low {
+                    return Err(k.invalid(format!("{} is {high}, at most {low}", named("high_freq_factor"))));
+                }
+                // Turns over the trained positions decide: few are slowed down, many stay.
+                for f in &mut inv_freq {
+                    let kept = ((trained * *f / TAU - low) / (high - low)).clamp(0.0, 1.0);
+                    *f = (1.0 - kept) * *f / by + kept * *f;
+                }
+            }
+            "yarn" => {
+                let by = needed("factor")?;
+                let betas = ["beta_fast", "beta_slow"].map(&number);
+                let [fast, slow] = betas;
+                let (fast, slow) = (fast?.unwrap_or(YARN_BETAS[0]), slow?.unwrap_or(YARN_BETAS[1]));
+                // The pair that makes this many turns over the trained positions.
+                let pair = |turns: f64| width as f64 * (trained / (turns * TAU)).ln() / (2.0 * theta.ln());
+                let (mut low, mut high) = (pair(fast), pair(slow));
+                if own("truncate") != Some(&Value::Bool(false)) {
+                    (low, high) = (low.floor(), high.ceil());
+                }
+                let (low, high) = (low.max(0.0), high.min(width as f64 - 1.0));
+                let span = if high > low { high - low } else { 0.001 };
+                for (c, f) in inv_freq.iter_mut().enumerate() {
+                    let slowed = ((c as f64 - low) / span).clamp(0.0, 1.0);
+                    *f = slowed * *f / by + (1.0 - slowed) * *f;
+                }
+                let length = if by > 1.0 { 0.1 * by.ln() + 1.0 } else { 1.0 };
+                let length = number("attention_factor")?.unwrap_or(length);
+                factor = length * length;
+            }
+            "divisors" => {
+                let list = own("divisors").and_then(Value::as_array);
+                let list: Option<Vec<f64>> = list.and_then(|list| list.iter().map(Value::as_f64).collect());
+                let fits = |d: &Vec<f64>| d.len() == inv_freq.len() && d.iter().all(|d| *d >= 1.0);
+                let list = list.filter(fits).ok_or_else(|| {
+                    k.invalid(format!("{}: expected {} numbers from 1 on", named("divisors"), inv_freq.len()))
+                })?;
+                inv_freq.iter_mut().zip(list).for_each(|(f, d)| *f /= d);
+            }
+            _ => {}
+        }
+        if let Some(f) = inv_freq.iter().find(|f| !(0.0..=1.0).contains(*f)) {
+            return Err(
+                k.invalid(format!("`{place}` makes a frequency of {f:e}, expected numbers from 0 to 1"))
+            );
+        }
+        Ok(ParsedRope { rope: Rope { width, inv_freq }, factor })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+    use std::path::Path;
+
+    fn parse(config: &Value, head_dim: usize) -> Result<ParsedRope> {
+        let k = Keys::of_text(config, Path::new("config.json"))?;
+        RopeKeys::find(k, "full_attention")?.parse(k, head_dim)
+    }
+
+    fn config(rope: Value) -> Value {
+        json!({"max_position_embeddings": 512, "rope_parameters": rope})
+    }
+
+    #[test]
+    fn both_spellings_are_one() {
+        let new = config(json!({"rope_type": "linear", "rope_theta": 1e4, "factor": 8.0}));
+        let old = json!({"max_position_embeddings": 512, "rope_theta": 1e4, "rope_scaling": {"type": "linear", "factor": 8.0}});
+        let (new, old) = (parse(&new, 8).unwrap().rope, parse(&old, 8).unwrap().rope);
+        assert_eq!(new, old);
+        assert_eq!((new.width, new.inv_freq[0]), (8, 0.125));
+    }
+
+    #[test]
+    fn a_quarter_of_the_pairs_rotate() {
+        let whole =
+            config(json!({"rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": 0.25}));
+        let rope = parse(&whole, 512).unwrap().rope;
+        assert_eq!((rope.width, rope.inv_freq.iter().filter(|f| **f > 0.0).count()), (512, 64));
+        assert!((rope.inv_freq[1] - 1e6f64.powf(-2.0 / 512.0)).abs() < 1e-12);
+        let first = config(json!({"rope_type": "default", "rope_theta": 1e6, "partial_rotary_factor": 0.5}));
+        let rope = parse(&first, 128).unwrap().rope;
+        assert_eq!((rope.width, rope.inv_freq.len()), (64, 32));
+    }
+
+    #[test]
+    fn slow_pairs_are_slowed_down() {
+        let llama =
+            config(json!({"rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0, "original_max_position_embeddings": 64}));
+        let rope = parse(&llama, 16).unwrap().rope.inv_freq;
+        assert_eq!(rope[0], 1.0);
+        assert_eq!(rope[7], 5e5f64.powf(-14.0 / 16.0) / 8.0);
+        let yarn = config(json!({"rope_type": "yarn", "rope_theta": 15e4, "factor": 32.0, "truncate": false,
+            "original_max_position_embeddings": 4096}));
+        let yarn = parse(&yarn, 64).unwrap();
+        assert!((yarn.factor - (0.1 * 32f64.ln() + 1.0).powi(2)).abs() < 1e-12);
+        assert_eq!(yarn.rope.inv_freq[0], 1.0);
+        assert_eq!(yarn.rope.inv_freq[31], 15e4f64.powf(-62.0 / 64.0) / 32.0);
+    }
+
+    #[test]
+    fn ropes_that_are_not_known_or_impossible_are_named() {
+        for (rope, says) in [
+            (json!({"rope_type": "longrope", "rope_theta": 1e4}), "longrope"),
+            (
+                json!({"rope_type": "default", "rope_theta": 1e4, "mscale": 2.0}),
+                "`rope_parameters.mscale` is 2.0; implemented of the type default: no key of its own",
+            ),
+            (
+                json!({"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0, "low_freq_factor": 1.0}),
+                "`rope_parameters.low_freq_factor` is 1.0; implemented of the type linear: factor",
+            ),
+            (json!({"rope_type": "default"}), "rope_theta"),
+            (json!({"rope_type": "default", "rope_theta": 1e300}), "rope_theta"),
+            (json!({"rope_type": "linear", "rope_theta": 1e4}), "rope_parameters.factor"),
+            (json!({"rope_type": "linear", "rope_theta": 1e4, "factor": 0.5}), "frequency"),
+            (
+                json!({"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 2.0}),
+                "partial_rotary_factor",
+            ),
+            (json!({"rope_type": "divisors", "rope_theta": 1e4, "divisors": [1.0]}), "divisors"),
+        ] {
+            let error = parse(&config(rope), 8).err().unwrap().to_string();
+            assert!(error.contains(says), "{error}");
+        }
+    }
+}

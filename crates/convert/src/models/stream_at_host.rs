@@ -1,0 +1,647 @@
+//! Shards of a decoder whose stream stays at the host, in f32: shards take it normalized in fp16, and give back what
+//! their branch adds to it. Each layer has attention and experts; the router may be in the package of the experts.
+
+use super::chain_builder::{
+    ExpertUnit, HIDDEN, LayerRun, attention_functions, calls, functions, named, not_ours, output, packing_of,
+    register, rows_of, run, runs_of_layers, unit_name,
+};
+use super::decoder::{ExpertLayer, RouterKind};
+use super::family::Family;
+use super::layer_blocks::{AttentionInputs, Weights};
+use super::tensor_roles::AFFINE;
+use crate::form::{HistoryForm, LAYERS_PER_SHARD, ShardForm};
+use crate::lower::{self, HistoryInput, Lowering, NormShape, Stored};
+use crate::plan::{CHOICES_UNIT, Packing, PlanOptions, PlannedShard, VectorPlan, layer_scope};
+use crate::variants::ZayaSkip;
+use crate::{Error, Result};
+use anemoe_bundle::{OutputBinding, RowRange, Run, ShardFunction, ShardKind, Step, TokenCount, When};
+use anemoe_mlpackage::mil::builder::{BuiltFunction, Var};
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+/// Register with the normalized stream.
+const INPUT: &str = "input";
+/// Register with what the layers of a package add to the stream, and name of the sum of what branches add to it.
+const ADDED: &str = "added";
+/// Name of the unit that chooses experts, where one call does not compute all of them.
+const ROUTER: &str = "router";
+/// Input with the state that the previous layer's router left.
+const ROUTER_STATE: &str = "router_state";
+/// Names of a layer's norms and residuals, where the layer's package computes them, with the roles of the norms.
+const HALVES: [(&str, &str, &str); 2] =
+    [("attention_norm", "input_norm", "attention_residual"), ("moe_norm", "expert_input", "moe_residual")];
+
+/// Role of a function of a package of experts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum MoeRole {
+    /// Routes, and computes all experts.
+    Whole,
+    /// Routes.
+    Router,
+    /// Computes experts that the host chose.
+    Experts,
+}
+
+fn attention_name(layer: usize) -> String {
+    format!("L{layer:02}.attn")
+}
+
+fn moe_name(layer: usize, pack: usize, packs: usize) -> String {
+    match packs {
+        1 => moe_vectors(layer),
+        _ => format!("{}.p{pack}of{packs}", moe_vectors(layer)),
+    }
+}
+
+/// Names the vectors of the residual behind a layer's experts: `L00.moe`.
+fn moe_vectors(layer: usize) -> String {
+    format!("L{layer:02}.moe")
+}
+
+/// Names the package of whole layers, and the host's vectors of the residual behind the package.
+fn layers_name(layers: &Range<usize>) -> String {
+    match layers.len() {
+        1 => format!("L{:02}.attn.moe", layers.start),
+        _ => format!("L{:02}to{:02}.attn.moe", layers.start, layers.end - 1),
+    }
+}
+
+/// Names the output that holds what `layers` layers of a package add to the stream.
+fn added_output(layers: usize) -> String {
+    format!("{}{}_{ADDED}", layer_scope(layers.saturating_sub(1)), HALVES[1].2)
+}
+
+/// Names the output of `layers` layers of a package that holds the state for the next router.
+fn state_output(layers: usize) -> String {
+    format!("{}router_state_out", layer_scope(layers.saturating_sub(1)))
+}
+
+/// Returns the units of one package. A layer's first package has the router; where one call computes all experts, the
+/// router is part of that call.
+fn units(pack: usize, packing: Packing, experts: usize) -> Vec<ExpertUnit<MoeRole>> {
+    let first = pack * packing.per_package;
+    if packing.per_call == experts {
+        return vec![ExpertUnit { name: None, experts: 0..experts, role: MoeRole::Whole }];
+    }
+    if pack > 0 && packing.per_call == packing.per_package {
+        let experts = first..first + packing.per_package;
+        return vec![ExpertUnit { name: None, experts, role: MoeRole::Experts }];
+    }
+    let router =
+        (pack == 0).then(|| ExpertUnit { name: Some(ROUTER.into()), experts: 0..0, role: MoeRole::Router });
+    let unit =
+        |e: Range<usize>| ExpertUnit { name: Some(unit_name(e.start)), experts: e, role: MoeRole::Experts };
+    router.into_iter().chain(calls(first, packing).map(unit)).collect()
+}
+
+impl Family {
+    /// Returns the experts of a layer, the width of their router and the output of the class behind the last one.
+    fn networked(&self, l: usize) -> Result<(&ExpertLayer, usize, ZayaSkip)> {
+        let experts = self.decoder.layers.get(l).and_then(|layer| layer.experts.as_ref());
+        match experts.map(|e| (e, e.router)) {
+            Some((e, RouterKind::Network { width, skip })) => Ok((e, width, skip)),
+            _ => Err(Error::usage(format!("layer {l} has no router with a state"))),
+        }
+    }
+
+    /// Plans the shards and the host's steps of all layers, where the layers of each range of `joined` share a package.
+    ///
+    /// # Errors
+    /// The options do not fit the model.
+    pub(super) fn plan_at_host(
+        &self,
+        options: &PlanOptions,
+        context: usize,
+        joined: &[Range<usize>],
+    ) -> Result<(Vec<PlannedShard>, Vec<Step>)> {
+        let (e, ..) = self.networked(0)?;
+        let packing = options.packing(e.count)?;
+        if options.layers_per_shard().is_some() && packing.per_call != e.count {
+            return Err(Error::usage(format!(
+                "{LAYERS_PER_SHARD}: with {} of {} experts in a call the host chooses experts inside of each layer: give \
+                 --experts-per-shard {}",
+                packing.per_call, e.count, e.count
+            )));
+        }
+        let mut shards = Vec::new();
+        let mut steps = vec![Step::Residual { stream: HIDDEN.into(), branch: None, vectors: INPUT.into() }];
+        for layers in runs_of_layers(self.decoder.layers.len(), joined) {
+            match layers {
+                LayerRun::Joined(layers) => {
+                    shards.push(self.layers_shard(&layers, packing, options, context)?);
+                    self.joined_steps(&layers, options, &mut steps);
+                }
+                LayerRun::Parts(layer) => {
+                    shards.push(self.host_attention_shard(layer, options, context)?);
+                    for pack in 0..e.count / packing.per_package {
+                        shards.push(self.moe_shard((layer, pack), packing, options, None)?);
+                    }
+                    self.layer_steps(layer, packing, options, &mut steps)?;
+                }
+            }
+        }
+        Ok((shards, steps))
+    }
+
+    /// Explains where the stream is, and what a token gets that chooses no expert.
+    pub(super) fn facts_at_host(&self, options: &PlanOptions) -> Result<Vec<String>> {
+        let skip = match self.networked(0)?.2 {
+            ZayaSkip::Identity => "its own input times the probability, as in the original implementation",
+            ZayaSkip::Zero => "nothing, as in transformers",
+        };
+        let stream = match options.layers_per_shard() {
+            None => {
+                "the hidden state, its scales and its norms stay in f32 on the host: shards take it normalized as fp16 and give \
+                 back what is added to it; the head norms it itself, and a token above 16384 is divided by a power of two before \
+                 that"
+            }
+            Some(_) => {
+                "the hidden state stays in f32 on the host between packages: shards take it as fp16, so that none of its values may \
+                 reach 65504 (`anemoe trace` shows the largest), have it in fp16 from layer to layer, and give back what they add"
+            }
+        };
+        Ok(vec![stream.into(), format!("a token that chooses the class behind the last expert gets {skip}")])
+    }
+
+    fn host_attention_shard(&self, l: usize, options: &PlanOptions, context: usize) -> Result<PlannedShard> {
+        let w = self.attention_weights(options, l)?;
+        let name = attention_name(l);
+        let mut shard = PlannedShard::new(name, ShardKind::Attention, Some(l), w.matrices, w.vectors);
+        let slots = self.slots(l, options, context);
+        shard.functions = attention_functions(options, ShardKind::Attention, slots, &[None], &None);
+        shard.cache_slots = Some(slots);
+        Ok(shard)
+    }
+
+    /// Plans a pack of experts, whose matrices have the layout of the sort `form_of`, or of the shard's own sort.
+    fn moe_shard(
+        &self,
+        (l, pack): (usize, usize),
+        packing: Packing,
+        options: &PlanOptions,
+        form_of: Option<ShardKind>,
+    ) -> Result<PlannedShard> {
+        let (e, ..) = self.networked(l)?;
+        let packs = e.count / packing.per_package;
+        let is_whole = packing.per_call == e.count;
+        let mut w = Weights::default();
+        if pack == 0 {
+            for role in ["router_down", "router_fc1", "router_fc2", "router_logits"] {
+                w.matrices.push(self.matrix(options, l, role)?);
+            }
+            if l > 0 {
+                let scale = self.channels(l, "router_state_scale", "")?;
+                w.vectors.push(VectorPlan { name: "router_state_scale".into(), ..scale });
+            }
+            w.vectors.push(self.norm(l, "router_norm", "router_norm")?);
+            for role in ["router_down_bias", "router_fc1_bias", "router_fc2_bias"] {
+                let row = self.row(l, role)?;
+                w.vectors.push(VectorPlan::bias(role, row.name.clone(), row.elements() as usize));
+            }
+            if is_whole {
+                let biases = self.channels(l, "balancing_biases", "")?;
+                w.vectors.push(VectorPlan { name: "balancing_biases".into(), ..biases });
+            }
+        }
+        let first = pack * packing.per_package;
+        let kind = if pack == 0 { ShardKind::Moe } else { ShardKind::Experts };
+        w.add(self.expert_weights(options, form_of.unwrap_or(kind), (l, first), packing, e)?, "");
+        let mut shard = PlannedShard::new(moe_name(l, pack, packs), kind, Some(l), w.matrices, w.vectors);
+        let names: Vec<Option<String>> = units(pack, packing, e.count).into_iter().map(|u| u.name).collect();
+        shard.functions = functions(&names, &options.tokens);
+        shard.experts = Some((first, packing.per_package));
+        shard.experts_per_call = Some(packing.per_call);
+        shard.triangle = (pack == 0 && is_whole).then(|| e.classes());
+        Ok(shard)
+    }
+
+    /// Plans a package of whole layers: the matrices and vectors of their parts, with norms and residuals.
+    fn layers_shard(
+        &self,
+        layers: &Range<usize>,
+        packing: Packing,
+        options: &PlanOptions,
+        context: usize,
+    ) -> Result<PlannedShard> {
+        let mut w = Weights::default();
+        for (i, l) in layers.clone().enumerate() {
+            let moe = self.moe_shard((l, 0), packing, options, Some(ShardKind::Layers))?;
+            let mut own = self.attention_weights(options, l)?;
+            own.add(Weights { matrices: moe.matrices, vectors: moe.vectors }, "");
+            for (half, (norm, role, residual)) in HALVES.into_iter().enumerate() {
+                own.vectors.push(self.norm(l, role, norm)?);
+                // Behind the last branch the host computes the stream, and the package needs no biases.
+                let has_biases = l + 1 < layers.end || half == 0;
+                for part in [0, 2, 1, 3].into_iter().filter(|part| has_biases || part % 2 == 0) {
+                    let name = format!("{residual}_{}", AFFINE[part]);
+                    let vector = self.channels(l, &name, "")?;
+                    own.vectors.push(VectorPlan { name, ..vector });
+                }
+            }
+            w.add(own, &layer_scope(i));
+        }
+        let first = Some(layers.start);
+        let mut shard =
+            PlannedShard::new(layers_name(layers), ShardKind::Layers, first, w.matrices, w.vectors);
+        shard.last_layer = (layers.len() > 1).then(|| layers.end - 1);
+        let slots = self.slots(layers.start, options, context);
+        shard.functions = attention_functions(options, ShardKind::Layers, slots, &[None], &None);
+        shard.cache_slots = Some(slots);
+        shard.experts = Some((0, packing.per_package));
+        shard.experts_per_call = Some(packing.per_call);
+        shard.triangle = Some(self.networked(layers.start)?.0.classes());
+        Ok(shard)
+    }
+
+    /// Adds the steps of a package of whole layers: its run, then the residual of the host's own stream.
+    fn joined_steps(&self, layers: &Range<usize>, options: &PlanOptions, steps: &mut Vec<Step>) {
+        let form = options.form_of(ShardKind::Layers);
+        let (shard, n) = (layers_name(layers), layers.len());
+        let mut inputs = self.position_inputs(layers.start, form);
+        inputs.insert(HIDDEN.into(), register(HIDDEN));
+        if layers.start > 0 {
+            inputs.insert(ROUTER_STATE.into(), register(ROUTER_STATE));
+        }
+        let outputs = vec![(added_output(n), output(ADDED)), (state_output(n), output(ROUTER_STATE))];
+        let kept = layers.clone().enumerate().flat_map(|(i, l)| self.kept_rows(l, form, &layer_scope(i)));
+        let kept = kept.collect();
+        steps.push(Step::Run(Run { kept, ..run((shard.clone(), None), inputs, outputs, form) }));
+        steps.push(Step::Residual { stream: HIDDEN.into(), branch: Some(ADDED.into()), vectors: shard });
+    }
+
+    fn layer_steps(
+        &self,
+        layer: usize,
+        packing: Packing,
+        options: &PlanOptions,
+        steps: &mut Vec<Step>,
+    ) -> Result<()> {
+        let (e, _, skip) = self.networked(layer)?;
+        let normalize = |name: String| Step::Normalize {
+            from: HIDDEN.into(),
+            to: INPUT.into(),
+            vector: format!("{name}.norm"),
+            eps: self.decoder.eps,
+        };
+        steps.push(normalize(attention_name(layer)));
+        let form = options.form_of(ShardKind::Attention);
+        let mut inputs = self.position_inputs(layer, form);
+        inputs.insert(INPUT.into(), register(INPUT));
+        let outputs = vec![("attended".into(), output("attended"))];
+        let kept = self.kept_rows(layer, form, "");
+        steps.push(Step::Run(Run { kept, ..run((attention_name(layer), None), inputs, outputs, form) }));
+        let residual = |branch: &str, vectors: String| Step::Residual {
+            stream: HIDDEN.into(),
+            branch: Some(branch.into()),
+            vectors,
+        };
+        steps.push(residual("attended", attention_name(layer)));
+        steps.push(normalize(moe_vectors(layer)));
+        let packs = e.count / packing.per_package;
+        for pack in 0..packs {
+            for unit in units(pack, packing, e.count) {
+                let rows = RowRange { start: unit.experts.start, count: unit.experts.len() };
+                let form = options.form_of(if pack == 0 { ShardKind::Moe } else { ShardKind::Experts });
+                let mut inputs = named(vec![(INPUT, register(INPUT))]);
+                if layer > 0 {
+                    inputs.insert(ROUTER_STATE.into(), register(ROUTER_STATE));
+                }
+                let mut outputs = vec![("router_state_out".to_string(), output(ROUTER_STATE))];
+                let mut when = None;
+                match unit.role {
+                    MoeRole::Whole => outputs.push(("experts_out".into(), output("experts"))),
+                    MoeRole::Router => outputs.push(("router_logits".into(), output("router_logits"))),
+                    MoeRole::Experts => {
+                        when = Some(When { register: "routing".into(), rows });
+                        inputs = named(vec![(INPUT, register(INPUT)), ("routing", rows_of("routing", rows))]);
+                        let sum = OutputBinding { accumulate: true, ..output("experts") };
+                        outputs = vec![("experts_out".into(), sum)];
+                    }
+                }
+                let shard = moe_name(layer, pack, packs);
+                steps.push(Step::Run(Run { when, ..run((shard, unit.name), inputs, outputs, form) }));
+                if unit.role == MoeRole::Router {
+                    let biases = &self.row(layer, "balancing_biases")?.name;
+                    steps.push(Step::Route {
+                        logits: "router_logits".into(),
+                        weights: "routing".into(),
+                        top_k: e.active,
+                        scale: None,
+                        bias: Some(self.checked.vector(biases, e.classes())?),
+                        over_all: true,
+                    });
+                    steps.push(Step::Zero { register: "experts".into(), channels: self.decoder.hidden });
+                    if skip == ZayaSkip::Identity {
+                        steps.push(Step::AddScaled {
+                            register: "experts".into(),
+                            from: INPUT.into(),
+                            weights: "routing".into(),
+                            row: e.count,
+                        });
+                    }
+                }
+            }
+        }
+        steps.push(residual("experts", moe_vectors(layer)));
+        Ok(())
+    }
+
+    /// Reads the vectors of the host's steps, and those of the parts of joined layers.
+    ///
+    /// # Errors
+    /// The checkpoint cannot be read.
+    pub(super) fn vectors_at_host(&self, joined: &[Range<usize>]) -> Result<BTreeMap<String, Vec<f32>>> {
+        let h = self.decoder.hidden;
+        let mut out = BTreeMap::new();
+        let scale = self.checked.vector(&self.decoder.tensor(None, "input_scale"), h)?;
+        let bias = self.checked.vector(&self.decoder.tensor(None, "input_bias"), h)?;
+        out.insert("input.shift".into(), bias.iter().zip(&scale).map(|(b, s)| b * s).collect());
+        out.insert("input.scale".into(), scale);
+        for l in 0..self.decoder.layers.len() {
+            for ((_, norm, residual), name) in HALVES.into_iter().zip([attention_name(l), moe_vectors(l)]) {
+                out.insert(format!("{name}.norm"), self.checked.vector(&self.row(l, norm)?.name, h)?);
+                self.residual(l, residual, &name, &mut out)?;
+            }
+        }
+        for layers in joined {
+            let vectors = joined_residual(layers, h, &out);
+            out.extend(vectors);
+        }
+        Ok(out)
+    }
+
+    /// Adds the vectors of a residual, `(branch + b) g + (stream + b') g'`, to `out`: `scale` is g', `branch_scale`
+    /// is g, and `shift` is b g + b' g'.
+    fn residual(
+        &self,
+        l: usize,
+        residual: &str,
+        name: &str,
+        out: &mut BTreeMap<String, Vec<f32>>,
+    ) -> Result<()> {
+        let h = self.decoder.hidden;
+        let tensor =
+            |part: usize| Ok::<_, Error>(&self.row(l, &format!("{residual}_{}", AFFINE[part]))?.name);
+        let read = |part: usize| self.checked.vector(tensor(part)?, h);
+        let (branch_scale, branch_bias, scale, bias) = (read(0)?, read(1)?, read(2)?, read(3)?);
+        let shift: Vec<f32> = (0..h).map(|i| branch_bias[i] * branch_scale[i] + bias[i] * scale[i]).collect();
+        if let Some(i) = shift.iter().position(|v| !v.is_finite()) {
+            let what = format!("element {i} becomes {} in f32 when it is scaled", shift[i]);
+            return Err(self.checked.refuse(tensor(1)?, i as u64, &what));
+        }
+        out.insert(format!("{name}.scale"), scale);
+        out.insert(format!("{name}.branch_scale"), branch_scale);
+        out.insert(format!("{name}.shift"), shift);
+        Ok(())
+    }
+
+    /// Lowers a function of a shard of [`Family::plan_at_host`].
+    ///
+    /// # Errors
+    /// The program breaks MIL's rules, or the shard is not one of the model's.
+    pub(super) fn lower_at_host(
+        &self,
+        shard: &PlannedShard,
+        function: &ShardFunction,
+        stored: &Stored,
+    ) -> Result<BuiltFunction> {
+        let wrong = || not_ours(shard);
+        let layer = shard.layer.filter(|l| *l < self.decoder.layers.len()).ok_or_else(wrong)?;
+        let shape = || -> Result<lower::AttentionDims> {
+            let slots = shard.cache_slots.ok_or_else(wrong)?;
+            Ok(self.attention_shape(layer, slots, function.context.unwrap_or(slots), shard.form))
+        };
+        match shard.kind {
+            ShardKind::Attention => self.lower_host_attention(layer, function, stored, shard.form, &shape()?),
+            ShardKind::Moe | ShardKind::Experts => {
+                let (first, packing) = packing_of(shard)?;
+                let pack = first.checked_div(packing.per_package).ok_or_else(wrong)?;
+                let units = units(pack, packing, self.networked(layer)?.0.count);
+                let unit = units.iter().find(|u| u.name == function.unit).ok_or_else(wrong)?;
+                self.lower_moe(layer, unit, function.tokens, stored, shard.form)
+            }
+            _ => {
+                let layers = shard.joined_layers().ok_or_else(wrong)?;
+                self.lower_layers(layers, function, stored, shard.form, &shape()?)
+            }
+        }
+    }
+
+    fn lower_host_attention(
+        &self,
+        layer: usize,
+        function: &ShardFunction,
+        stored: &Stored,
+        form: ShardForm,
+        shape: &lower::AttentionDims,
+    ) -> Result<BuiltFunction> {
+        let mut l = Lowering::new(stored, function.tokens, form);
+        let x = l.stream_input(INPUT, self.decoder.hidden)?;
+        let at = l.position_inputs(shape, self.decoder.layers[layer].attention.rope.width)?;
+        let old = self.history(&mut l, layer, shape)?;
+        let inputs = AttentionInputs { at: &at, history: old.as_ref(), shared: None };
+        let (attended, kept) = self.attention(&mut l, (layer, "attended"), &x, inputs, shape)?;
+        l.finish_attention(&[&attended], &kept)
+    }
+
+    /// Declares the input with a layer's history, where it has one.
+    fn history(
+        &self,
+        l: &mut Lowering<'_>,
+        layer: usize,
+        shape: &lower::AttentionDims,
+    ) -> Result<Option<HistoryInput>> {
+        let has_history =
+            self.decoder.layers[layer].attention.projection == super::decoder::QkvProjection::Convolved;
+        Ok(if has_history { Some(l.history_input(shape)?) } else { None })
+    }
+
+    /// Computes the router's logits over the classes, and the state for the next layer's router, from the normalized
+    /// stream and the state of the previous layer's router.
+    fn route(&self, l: &mut Lowering<'_>, x: &Var, before: Option<&Var>) -> Result<(Var, Var)> {
+        let norm = NormShape { axis: 1, eps: self.decoder.eps };
+        let state = match before {
+            None => l.project_with("router_state_out", x, "router_down", true)?,
+            Some(before) => {
+                let own = l.project_with("router_state_own", x, "router_down", true)?;
+                let scale = l.vector("router_state_scale")?;
+                let before = l.f().mul("router_state_before", before, &scale)?;
+                l.f().add("router_state_out", &own, &before)?
+            }
+        };
+        let mut n = l.rms_norm_weighted("router_norm", &state, norm)?;
+        for name in ["router_fc1", "router_fc2"] {
+            let wide = l.project_with(name, &n, name, true)?;
+            n = l.gelu_exact(&format!("{name}_gelu"), &wide)?;
+        }
+        Ok((l.project("router_logits", &n, "router_logits")?, state))
+    }
+
+    fn lower_moe(
+        &self,
+        layer: usize,
+        unit: &ExpertUnit<MoeRole>,
+        tokens: TokenCount,
+        stored: &Stored,
+        form: ShardForm,
+    ) -> Result<BuiltFunction> {
+        let experts: Vec<usize> = unit.experts.clone().collect();
+        let mut l = Lowering::new(stored, tokens, form);
+        let x = l.stream_input(INPUT, self.decoder.hidden)?;
+        if unit.role == MoeRole::Experts {
+            let routing = l.stream_input("routing", experts.len())?;
+            let activation = self.decoder.layers[layer].activation;
+            let sum = l.experts("experts_out", &x, &routing, &experts, activation)?;
+            return l.finish_streams(&[&sum]);
+        }
+        let before = self.router_state_input(&mut l, layer)?;
+        if unit.role == MoeRole::Router {
+            let (logits, state) = self.route(&mut l, &x, before.as_ref())?;
+            return l.finish_streams(&[&logits, &state]);
+        }
+        let (out, state, _) = self.moe(&mut l, layer, &x, before.as_ref(), &experts)?;
+        l.finish_streams(&[&out, &state])
+    }
+
+    /// Declares the input with the state of the previous layer's router; the first layer has none.
+    fn router_state_input(&self, l: &mut Lowering<'_>, layer: usize) -> Result<Option<Var>> {
+        let (_, width, _) = self.networked(layer)?;
+        Ok(if layer == 0 { None } else { Some(l.stream_input(ROUTER_STATE, width)?) })
+    }
+
+    /// Computes the branch of all experts, the state for the next layer's router, and the logits of this router, from
+    /// the normalized stream and the state of the previous layer's router.
+    fn moe(
+        &self,
+        l: &mut Lowering<'_>,
+        layer: usize,
+        x: &Var,
+        before: Option<&Var>,
+        experts: &[usize],
+    ) -> Result<(Var, Var, Var)> {
+        let (e, _, skip) = self.networked(layer)?;
+        let (logits, state) = self.route(l, x, before)?;
+        let probabilities = l.f().softmax("router_probabilities", &logits, 1)?;
+        let routing = l.top_1("routing_weight", &probabilities, "balancing_biases", e.classes())?;
+        let name = match skip {
+            ZayaSkip::Zero => "experts_out",
+            ZayaSkip::Identity => "experts_sum",
+        };
+        let activation = self.decoder.layers[layer].activation;
+        let (sum, weight) = l.experts_and_skip(name, x, &routing, experts, activation)?;
+        let out = match skip {
+            ZayaSkip::Zero => sum,
+            ZayaSkip::Identity => {
+                let kept = l.f().mul("skip", x, &weight)?;
+                l.f().add("experts_out", &sum, &kept)?
+            }
+        };
+        Ok((out, state, logits))
+    }
+
+    /// Lowers whole layers: from the stream to what the layers add to it, and the state for the next layer's router.
+    ///
+    /// The host keeps the stream in f32; the stream is no output. From the stream s that goes in, each half-layer
+    /// with branch b makes
+    ///
+    /// ```text
+    /// s <- (b + bias) scale + (s + residual_bias) residual_scale
+    /// a <- b scale + a residual_scale                              what branches add, 0 at first
+    /// ```
+    /// and the host adds a to its own stream, which it scales and shifts by vectors that are known before the run.
+    fn lower_layers(
+        &self,
+        layers: Range<usize>,
+        function: &ShardFunction,
+        stored: &Stored,
+        form: ShardForm,
+        shape: &lower::AttentionDims,
+    ) -> Result<BuiltFunction> {
+        let with_choices = function.unit.as_deref() == Some(CHOICES_UNIT);
+        let norm = NormShape { axis: 1, eps: self.decoder.eps };
+        let experts: Vec<usize> = (0..self.networked(layers.start)?.0.count).collect();
+        let mut l = Lowering::new(stored, function.tokens, form);
+        let mut stream = l.stream_input(HIDDEN, self.decoder.hidden)?;
+        let mut state = self.router_state_input(&mut l, layers.start)?;
+        let at = l.position_inputs(shape, self.decoder.layers[layers.start].attention.rope.width)?;
+        // One carry selects the rows of all layers; rows that the host keeps are an input of each layer.
+        let carry = match form.history {
+            HistoryForm::State => self.history(&mut l, layers.start, shape)?,
+            HistoryForm::Host => None,
+        };
+        let [(attention_norm, _, attention_residual), (moe_norm, _, moe_residual)] = HALVES;
+        let (mut added, mut kept, mut choices): (Option<Var>, Vec<Var>, Vec<Var>) = Default::default();
+        for (i, layer) in layers.clone().enumerate() {
+            l.set_scope(&layer_scope(i));
+            let x = l.rms_norm_weighted(attention_norm, &stream, norm)?;
+            let old = match &carry {
+                Some(carry) => Some(carry.clone()),
+                None => self.history(&mut l, layer, shape)?,
+            };
+            let inputs = AttentionInputs { at: &at, history: old.as_ref(), shared: None };
+            let (branch, rows) = self.attention(&mut l, (layer, "attended"), &x, inputs, shape)?;
+            kept.extend(rows);
+            let (middle, sum) = join(&mut l, attention_residual, &stream, added.as_ref(), &branch, false)?;
+            let x = l.rms_norm_weighted(moe_norm, &middle, norm)?;
+            let (branch, next, choice) = self.moe(&mut l, layer, &x, state.as_ref(), &experts)?;
+            choices.extend(with_choices.then_some(choice));
+            let is_last = i + 1 == layers.len();
+            let joined = join(&mut l, moe_residual, &middle, Some(&sum), &branch, is_last)?;
+            (stream, added, state) = (joined.0, Some(joined.1), Some(next));
+        }
+        let outputs: Vec<&Var> = added.iter().chain(&state).chain(&choices).collect();
+        l.finish_attention(&outputs, &kept)
+    }
+}
+
+/// Joins a branch with the stream and with the sum of earlier branches; returns both. Behind a package's last branch
+/// the stream is not computed: the host has its own.
+fn join(
+    l: &mut Lowering<'_>,
+    residual: &str,
+    stream: &Var,
+    added: Option<&Var>,
+    branch: &Var,
+    is_last: bool,
+) -> Result<(Var, Var)> {
+    let n = |part: &str| format!("{residual}_{part}");
+    let [branch_scale, branch_bias, stream_scale, stream_bias] = AFFINE.map(n);
+    let (scale, stream_scale) = (l.vector(&branch_scale)?, l.vector(&stream_scale)?);
+    let added = match added {
+        None => l.f().mul(&n(ADDED), branch, &scale)?,
+        Some(added) => {
+            let own = l.f().mul(&n("own"), branch, &scale)?;
+            let earlier = l.f().mul(&n("earlier"), added, &stream_scale)?;
+            l.f().add(&n(ADDED), &own, &earlier)?
+        }
+    };
+    if is_last {
+        return Ok((stream.clone(), added));
+    }
+    let (bias, stream_bias) = (l.vector(&branch_bias)?, l.vector(&stream_bias)?);
+    let f = l.f();
+    let shifted = f.add(&n("branch_shifted"), branch, &bias)?;
+    let scaled = f.mul(&n("branch_scaled"), &shifted, &scale)?;
+    let shifted = f.add(&n("stream_shifted"), stream, &stream_bias)?;
+    let kept = f.mul(&n("stream_scaled"), &shifted, &stream_scale)?;
+    Ok((f.add(&n("stream"), &scaled, &kept)?, added))
+}
+
+/// Computes the vectors of the residual behind a package of whole layers: the layers' residuals one after the other,
+/// without the branches, which the package has scaled and added up.
+fn joined_residual(
+    layers: &Range<usize>,
+    hidden: usize,
+    all: &BTreeMap<String, Vec<f32>>,
+) -> BTreeMap<String, Vec<f32>> {
+    let (mut scale, mut shift) = (vec![1f32; hidden], vec![0f32; hidden]);
+    for name in layers.clone().flat_map(|layer| [attention_name(layer), moe_vectors(layer)]) {
+        let of = |part: &str| all.get(&format!("{name}.{part}")).into_iter().flatten();
+        for (((scale, shift), s), t) in scale.iter_mut().zip(&mut shift).zip(of("scale")).zip(of("shift")) {
+            (*scale, *shift) = (*scale * s, *shift * s + t);
+        }
+    }
+    let name = layers_name(layers);
+    let vectors = [("scale", scale), ("branch_scale", vec![1.0; hidden]), ("shift", shift)];
+    vectors.into_iter().map(|(part, values)| (format!("{name}.{part}"), values)).collect()
+}

@@ -1,0 +1,593 @@
+//! Shards of a decoder whose stream goes through packages: each takes and gives it in fp16.
+//!
+//! ```text
+//! layer without experts   Layers: hidden -> attention -> dense MLP -> hidden; neighbours of one kind share a package
+//! layer with experts      Attention: hidden -> attended hidden, experts' input, router's logits
+//!                         the host chooses experts
+//!                         Experts: packs, each adds to the sum of the chosen experts
+//!                         ExpertsCombine: the last pack, with all that joins the layer's branches
+//! ```
+//! With joined layers, the last pack of a layer and the next layer's attention are one package: the host chooses
+//! experts inside each layer, so no package crosses two borders of such layers.
+
+use super::chain_builder::{
+    ExpertUnit, HIDDEN, attention_functions, calls, functions, not_ours, output, packing_of, register,
+    rows_of, run, unit_name,
+};
+use super::decoder::{ExpertLayer, Norms, Residual, RouterKind};
+use super::family::Family;
+use super::layer_blocks::{AttentionInputs, Weights};
+use super::tensor_table::TensorRow;
+use crate::form::{CacheForm, LAYERS_PER_SHARD, ShardForm};
+use crate::lower::{self, Lowering, NormShape, PositionInputs, Stored};
+use crate::plan::{Packing, PlanOptions, PlannedShard, VectorPlan, layer_scope};
+use crate::{Error, Result};
+use anemoe_bundle::{OutputBinding, RowRange, Run, ShardFunction, ShardKind, Step, TokenCount, When};
+use anemoe_mlpackage::mil::builder::{BuiltFunction, Var};
+use std::collections::BTreeMap;
+use std::num::NonZeroUsize;
+use std::ops::Range;
+
+/// Name of the unit that joins a layer's branches, where no unit with experts does so.
+const COMBINE: &str = "combine";
+/// Prefix of the names of attention in a package that begins with the last pack of the layer before.
+const NEXT_SCOPE: &str = "next_";
+/// Most layers without experts that share a package where the options do not say: a call of 4 to 8 layers takes up to
+/// 2 ms on the Neural Engine, of which a part does not depend on the layers.
+const MOST_DENSE_LAYERS: usize = 8;
+/// Most bytes of their weights: packages of 288 MB were seen on the Neural Engine whole.
+const MOST_DENSE_BYTES: u64 = 288_000_000;
+
+/// True for the unit that joins the branches of a layer.
+struct Joins(bool);
+
+/// Returns the units of a pack; the last unit of a layer's last pack joins the layer's branches.
+fn units(first: usize, packing: Packing, last: bool) -> Vec<ExpertUnit<Joins>> {
+    if packing.per_call == packing.per_package {
+        let experts = first..first + packing.per_package;
+        return vec![ExpertUnit { name: None, experts, role: Joins(last) }];
+    }
+    let unit =
+        |e: Range<usize>| ExpertUnit { name: Some(unit_name(e.start)), experts: e, role: Joins(false) };
+    let mut units: Vec<ExpertUnit<Joins>> = calls(first, packing).map(unit).collect();
+    if last {
+        units.push(ExpertUnit { name: Some(COMBINE.into()), experts: 0..0, role: Joins(true) });
+    }
+    units
+}
+
+fn attention_name(layer: usize) -> String {
+    format!("L{layer:02}.attn")
+}
+
+fn pack_name(layer: usize, pack: usize, packs: usize) -> String {
+    format!("L{layer:02}.ffn.p{pack}of{packs}")
+}
+
+/// Names the package of a layer's last pack and the next layer's attention.
+fn joined_name(layer: usize, packs: usize) -> String {
+    format!("{}.{}", pack_name(layer, packs - 1, packs), attention_name(layer + 1))
+}
+
+/// Names the package of whole layers.
+fn dense_name(layers: &Range<usize>) -> String {
+    match layers.len() {
+        1 => format!("L{:02}.attn.mlp", layers.start),
+        _ => format!("L{:02}to{:02}.attn.mlp", layers.start, layers.end - 1),
+    }
+}
+
+/// Returns the name of the stream that leaves a package of `n` layers.
+fn stream_out(n: usize) -> String {
+    format!("{}hidden_out", layer_scope(n.saturating_sub(1)))
+}
+
+/// Binds the outputs of attention and router, whose names begin with `scope`.
+fn attention_outputs(scope: &str) -> Vec<(String, OutputBinding)> {
+    let outputs =
+        [("attended", HIDDEN), ("expert_input", "expert_input"), ("router_logits", "router_logits")];
+    outputs.map(|(name, to)| (format!("{scope}{name}"), output(to))).to_vec()
+}
+
+/// Part of a plan: whole layers without experts, or one layer with experts.
+enum LayerPart {
+    Dense(Range<usize>),
+    Routed { layer: usize, has_attention: bool, joins_next: bool },
+}
+
+impl Family {
+    /// Returns the groups of layers that share a package: neighbours of one kind without experts, and pairs of layers
+    /// with experts.
+    pub(super) fn groups_in_packages(&self, options: &PlanOptions) -> Vec<Range<usize>> {
+        let layers = &self.decoder.layers;
+        let asked = options.layers_per_shard().map(NonZeroUsize::get);
+        let is_routed = |l: usize| layers[l].experts.is_some();
+        let mut groups = Vec::new();
+        let mut first = 0;
+        while first < layers.len() {
+            let mut end = first + 1;
+            if is_routed(first) {
+                if asked.is_some_and(|n| n > 1) && end < layers.len() && is_routed(end) {
+                    groups.push(first..end + 1);
+                }
+            } else {
+                let kind = layers[first].attention.kind;
+                let most = asked.unwrap_or_else(|| self.dense_layers_together(first, options));
+                let fits = |l: usize| l < layers.len() && !is_routed(l) && layers[l].attention.kind == kind;
+                while end - first < most && fits(end) {
+                    end += 1;
+                }
+                groups.push(first..end);
+            }
+            first = end;
+        }
+        groups
+    }
+
+    /// Returns how many layers like layer `l` share a package where the options do not say.
+    fn dense_layers_together(&self, l: usize, options: &PlanOptions) -> usize {
+        let weights: u64 = self.rows[l].values().map(TensorRow::elements).sum();
+        let bytes = weights * u64::from(options.kind("dense_mlp").bits()) / 8;
+        let limit = MOST_DENSE_BYTES.min(options.max_shard_mb.saturating_mul(500_000));
+        ((limit / bytes.max(1)) as usize).clamp(1, MOST_DENSE_LAYERS)
+    }
+
+    /// Returns the parts of all layers, where the layers of each range of `joined` share a package.
+    fn parts(&self, joined: &[Range<usize>]) -> Vec<LayerPart> {
+        let layers = &self.decoder.layers;
+        let mut parts = Vec::new();
+        let mut layer = 0;
+        while layer < layers.len() {
+            let group = joined.iter().find(|g| g.start == layer);
+            if layers[layer].experts.is_none() {
+                let group = group.cloned().unwrap_or(layer..layer + 1);
+                layer = group.end.max(layer + 1);
+                parts.push(LayerPart::Dense(group));
+                continue;
+            }
+            let has_attention = !joined.iter().any(|g| g.len() > 1 && g.end == layer + 1);
+            parts.push(LayerPart::Routed {
+                layer,
+                has_attention,
+                joins_next: group.is_some_and(|g| g.len() > 1),
+            });
+            layer += 1;
+        }
+        parts
+    }
+
+    /// Plans the shards and the host's steps of all layers.
+    ///
+    /// # Errors
+    /// The options do not fit the model.
+    pub(super) fn plan_in_packages(
+        &self,
+        options: &PlanOptions,
+        context: usize,
+        joined: &[Range<usize>],
+    ) -> Result<(Vec<PlannedShard>, Vec<Step>)> {
+        let (mut shards, mut steps) = (Vec::new(), Vec::new());
+        for part in self.parts(joined) {
+            match part {
+                LayerPart::Dense(layers) => {
+                    shards.push(self.dense_shard(&layers, options, context)?);
+                    steps.push(self.dense_step(&layers, options.form_of(ShardKind::Layers)));
+                }
+                LayerPart::Routed { layer, has_attention, joins_next } => {
+                    let Some(e) = &self.decoder.layers[layer].experts else { continue };
+                    let packing = options.packing(e.count)?;
+                    let packs = e.count / packing.per_package;
+                    if has_attention {
+                        shards.push(self.attention_shard(layer, options, context)?);
+                        steps.push(self.attention_step(layer, options.form_of(ShardKind::Attention)));
+                    }
+                    let alone = if joins_next { packs - 1 } else { packs };
+                    for pack in 0..alone {
+                        shards.push(self.expert_shard((layer, pack), packing, options, None, e)?);
+                    }
+                    if joins_next {
+                        shards.push(self.joined_shard(layer, packing, options, context, e)?);
+                    }
+                    self.expert_steps(layer, packing, options, joins_next, e, &mut steps)?;
+                }
+            }
+        }
+        Ok((shards, steps))
+    }
+
+    /// Explains what joining layers can do where the host chooses experts.
+    pub(super) fn fact_of_joining(&self, options: &PlanOptions) -> Option<String> {
+        let most = options.layers_per_shard().filter(|_| self.decoder.experts().is_some())?;
+        Some(format!(
+            "{LAYERS_PER_SHARD} {most}: the host chooses experts inside of each layer, so that a package reaches over one border of \
+             layers at most, from the last pack of experts through the next attention; more than 2 change nothing, and 1 joins \
+             nothing"
+        ))
+    }
+
+    fn attention_shard(&self, l: usize, options: &PlanOptions, context: usize) -> Result<PlannedShard> {
+        let w = self.routed_attention_weights(l, options)?;
+        let name = attention_name(l);
+        let mut shard = PlannedShard::new(name, ShardKind::Attention, Some(l), w.matrices, w.vectors);
+        let slots = self.slots(l, options, context);
+        shard.functions = attention_functions(options, ShardKind::Attention, slots, &[None], &None);
+        shard.cache_slots = Some(slots);
+        Ok(shard)
+    }
+
+    /// Plans the weights of attention and the router behind it.
+    fn routed_attention_weights(&self, l: usize, options: &PlanOptions) -> Result<Weights> {
+        let mut w =
+            Weights { matrices: Vec::new(), vectors: vec![self.norm(l, "input_norm", "input_norm")?] };
+        w.add(self.attention_weights(options, l)?, "");
+        if self.decoder.norms == Norms::Around {
+            w.vectors.push(self.post_norm(l, "post_attention_norm")?);
+        }
+        w.matrices.push(self.matrix(options, l, "router_logits")?);
+        let e = self.decoder.layers[l].experts.as_ref();
+        if let Some(RouterKind::Linear { has_bias, is_scaled, .. }) = e.map(|e| e.router) {
+            if is_scaled {
+                let scale = (self.decoder.hidden as f32).sqrt().recip();
+                w.vectors.push(VectorPlan { scale, ..self.channels(l, "router_input", "router_input")? });
+            }
+            w.vectors.push(self.norm(l, "expert_input", "expert_input")?);
+            if has_bias {
+                let bias = self.row(l, "router_logits_bias")?;
+                w.vectors.push(VectorPlan::bias(bias.role, bias.name.clone(), bias.elements() as usize));
+            }
+        }
+        Ok(w)
+    }
+
+    /// Plans a pack of experts, whose matrices have the layout of the sort `form_of`, or of the shard's own sort.
+    fn expert_shard(
+        &self,
+        (l, pack): (usize, usize),
+        packing: Packing,
+        options: &PlanOptions,
+        form_of: Option<ShardKind>,
+        e: &ExpertLayer,
+    ) -> Result<PlannedShard> {
+        let packs = e.count / packing.per_package;
+        let last = pack + 1 == packs;
+        let first = pack * packing.per_package;
+        let kind = if last { ShardKind::ExpertsCombine } else { ShardKind::Experts };
+        let mut w = self.expert_weights(options, form_of.unwrap_or(kind), (l, first), packing, e)?;
+        if last {
+            let has_dense = self.decoder.layers[l].dense.is_some();
+            if has_dense {
+                w.matrices.extend(self.dense_matrices(options, l)?);
+                w.vectors.push(self.norm(l, "dense_input", "dense_input")?);
+            }
+            if self.decoder.norms == Norms::Around {
+                if has_dense {
+                    w.vectors.push(self.norm(l, "dense_norm", "dense_norm")?);
+                    w.vectors.push(self.norm(l, "experts_norm", "experts_norm")?);
+                }
+                w.vectors.push(self.post_norm(l, "post_feedforward_norm")?);
+            }
+            if self.decoder.residual == Residual::LayerScalar {
+                w.vectors.push(self.channels(l, "hidden_out", "hidden_out")?);
+            }
+        }
+        let name = pack_name(l, pack, packs);
+        let mut shard = PlannedShard::new(name, kind, Some(l), w.matrices, w.vectors);
+        let names: Vec<Option<String>> = units(first, packing, last).into_iter().map(|u| u.name).collect();
+        shard.functions = functions(&names, &options.tokens);
+        shard.experts = Some((first, packing.per_package));
+        shard.experts_per_call = Some(packing.per_call);
+        Ok(shard)
+    }
+
+    /// Plans the package of a layer's last pack and the next layer's attention.
+    fn joined_shard(
+        &self,
+        l: usize,
+        packing: Packing,
+        options: &PlanOptions,
+        context: usize,
+        e: &ExpertLayer,
+    ) -> Result<PlannedShard> {
+        let packs = e.count / packing.per_package;
+        let pack = self.expert_shard((l, packs - 1), packing, options, Some(ShardKind::Layers), e)?;
+        let mut w = Weights { matrices: pack.matrices, vectors: pack.vectors };
+        w.add(self.routed_attention_weights(l + 1, options)?, NEXT_SCOPE);
+        let name = joined_name(l, packs);
+        let mut shard = PlannedShard::new(name, ShardKind::Layers, Some(l), w.matrices, w.vectors);
+        shard.last_layer = Some(l + 1);
+        // The unit that ends the layer holds the next layer's attention.
+        let units = units((packs - 1) * packing.per_package, packing, true);
+        let joins = units.iter().find(|unit| unit.role.0).and_then(|unit| unit.name.clone());
+        let names: Vec<Option<String>> = units.iter().map(|unit| unit.name.clone()).collect();
+        let slots = self.slots(l + 1, options, context);
+        shard.functions = attention_functions(options, ShardKind::Layers, slots, &names, &joins);
+        shard.experts = pack.experts;
+        shard.experts_per_call = pack.experts_per_call;
+        shard.cache_slots = Some(slots);
+        Ok(shard)
+    }
+
+    /// Plans a package of whole layers without experts.
+    fn dense_shard(
+        &self,
+        layers: &Range<usize>,
+        options: &PlanOptions,
+        context: usize,
+    ) -> Result<PlannedShard> {
+        let mut w = Weights::default();
+        for (i, l) in layers.clone().enumerate() {
+            let mut own =
+                Weights { matrices: Vec::new(), vectors: vec![self.norm(l, "input_norm", "input_norm")?] };
+            own.add(self.attention_weights(options, l)?, "");
+            own.matrices.extend(self.dense_matrices(options, l)?);
+            own.vectors.push(self.norm(l, "dense_input", "dense_input")?);
+            if self.decoder.norms == Norms::Around {
+                own.vectors.push(self.post_norm(l, "post_attention_norm")?);
+                own.vectors.push(self.post_norm(l, "post_feedforward_norm")?);
+            }
+            if self.decoder.residual == Residual::LayerScalar {
+                own.vectors.push(self.channels(l, "hidden_out", "hidden_out")?);
+            }
+            w.add(own, &layer_scope(i));
+        }
+        let first = Some(layers.start);
+        let mut shard =
+            PlannedShard::new(dense_name(layers), ShardKind::Layers, first, w.matrices, w.vectors);
+        shard.last_layer = (layers.len() > 1).then(|| layers.end - 1);
+        let slots = self.slots(layers.start, options, context);
+        shard.functions = attention_functions(options, ShardKind::Layers, slots, &[None], &None);
+        shard.cache_slots = Some(slots);
+        Ok(shard)
+    }
+
+    fn dense_step(&self, layers: &Range<usize>, form: ShardForm) -> Step {
+        let mut inputs = self.position_inputs(layers.start, form);
+        inputs.insert(HIDDEN.into(), register(HIDDEN));
+        let kept = layers.clone().enumerate().flat_map(|(i, l)| self.kept_rows(l, form, &layer_scope(i)));
+        let outputs = vec![(stream_out(layers.len()), output(HIDDEN))];
+        Step::Run(Run { kept: kept.collect(), ..run((dense_name(layers), None), inputs, outputs, form) })
+    }
+
+    fn attention_step(&self, layer: usize, form: ShardForm) -> Step {
+        let mut inputs = self.position_inputs(layer, form);
+        inputs.insert(HIDDEN.into(), register(HIDDEN));
+        let attention = run((attention_name(layer), None), inputs, attention_outputs(""), form);
+        Step::Run(Run { kept: self.kept_rows(layer, form, ""), ..attention })
+    }
+
+    fn expert_steps(
+        &self,
+        layer: usize,
+        packing: Packing,
+        options: &PlanOptions,
+        is_joined: bool,
+        e: &ExpertLayer,
+        steps: &mut Vec<Step>,
+    ) -> Result<()> {
+        let RouterKind::Linear { renormalizes, is_scaled, .. } = e.router else {
+            return Err(Error::usage(format!(
+                "layer {layer}: a router with a state needs the stream at the host"
+            )));
+        };
+        let scale = match is_scaled {
+            true => Some(self.checked.vector(&self.row(layer, "expert_scale")?.name, e.count)?),
+            false => None,
+        };
+        steps.push(Step::Route {
+            logits: "router_logits".into(),
+            weights: "routing".into(),
+            top_k: e.active,
+            scale,
+            bias: None,
+            over_all: !renormalizes,
+        });
+        steps.push(Step::Zero { register: "experts".into(), channels: self.decoder.hidden });
+        let packs = e.count / packing.per_package;
+        for pack in 0..packs {
+            let first = pack * packing.per_package;
+            for unit in units(first, packing, pack + 1 == packs) {
+                let rows = RowRange { start: unit.experts.start, count: unit.experts.len() };
+                let mut inputs = BTreeMap::new();
+                if !unit.experts.is_empty() {
+                    inputs.insert("expert_input".into(), register("expert_input"));
+                    inputs.insert("routing".into(), rows_of("routing", rows));
+                }
+                let joins = unit.role.0;
+                let last = pack + 1 == packs;
+                let (kind, shard) = match (last, is_joined) {
+                    (true, true) => (ShardKind::Layers, joined_name(layer, packs)),
+                    (true, false) => (ShardKind::ExpertsCombine, pack_name(layer, pack, packs)),
+                    (false, _) => (ShardKind::Experts, pack_name(layer, pack, packs)),
+                };
+                let form = options.form_of(kind);
+                let mut kept = BTreeMap::new();
+                let outputs = if !joins {
+                    vec![("experts_out".into(), OutputBinding { accumulate: true, ..output("experts") })]
+                } else {
+                    inputs.insert(HIDDEN.into(), register(HIDDEN));
+                    inputs.insert("experts_in".into(), register("experts"));
+                    if is_joined {
+                        inputs.extend(self.position_inputs(layer + 1, form));
+                        kept = self.kept_rows(layer + 1, form, NEXT_SCOPE);
+                        attention_outputs(NEXT_SCOPE)
+                    } else {
+                        vec![("hidden_out".into(), output(HIDDEN))]
+                    }
+                };
+                let when = (!joins).then(|| When { register: "routing".into(), rows });
+                steps.push(Step::Run(Run { when, kept, ..run((shard, unit.name), inputs, outputs, form) }));
+            }
+        }
+        Ok(())
+    }
+
+    /// Lowers a function of a shard of [`Family::plan_in_packages`].
+    ///
+    /// # Errors
+    /// The program breaks MIL's rules, or the shard is not one of the model's.
+    pub(super) fn lower_in_packages(
+        &self,
+        shard: &PlannedShard,
+        function: &ShardFunction,
+        stored: &Stored,
+    ) -> Result<BuiltFunction> {
+        let wrong = || not_ours(shard);
+        let layer = shard.layer.filter(|l| *l < self.decoder.layers.len()).ok_or_else(wrong)?;
+        let form = shard.form;
+        let shape = |l: usize| -> Result<lower::AttentionDims> {
+            let slots = shard.cache_slots.ok_or_else(wrong)?;
+            Ok(self.attention_shape(l, slots, function.context.unwrap_or(slots), form))
+        };
+        if shard.kind == ShardKind::Attention {
+            let mut l = Lowering::new(stored, function.tokens, form);
+            let hidden = l.stream_input(HIDDEN, self.decoder.hidden)?;
+            let at = l.position_inputs(&shape(layer)?, self.rotary(layer))?;
+            return self.lower_routed_attention(l, &hidden, layer, &at, &shape(layer)?);
+        }
+        if shard.experts.is_none() {
+            let layers = shard.joined_layers().ok_or_else(wrong)?;
+            return self.lower_dense(layers, function.tokens, stored, form, &shape(layer)?);
+        }
+        let (first, packing) = packing_of(shard)?;
+        let units = units(first, packing, shard.kind != ShardKind::Experts);
+        let unit = units.iter().find(|u| u.name == function.unit).ok_or_else(wrong)?;
+        let next = match shard.kind {
+            ShardKind::Layers => {
+                let next = shard.last_layer.filter(|l| *l < self.decoder.layers.len()).ok_or_else(wrong)?;
+                Some((next, shape(next)?))
+            }
+            _ => None,
+        };
+        self.lower_experts(layer, unit, function.tokens, stored, form, next)
+    }
+
+    /// Returns the channels of a head that rotate.
+    fn rotary(&self, layer: usize) -> usize {
+        self.decoder.layers[layer].attention.rope.width
+    }
+
+    /// Lowers whole layers without experts.
+    fn lower_dense(
+        &self,
+        layers: Range<usize>,
+        tokens: TokenCount,
+        stored: &Stored,
+        form: ShardForm,
+        shape: &lower::AttentionDims,
+    ) -> Result<BuiltFunction> {
+        let mut l = Lowering::new(stored, tokens, form);
+        let mut hidden = l.stream_input(HIDDEN, self.decoder.hidden)?;
+        let at = l.position_inputs(shape, self.rotary(layers.start))?;
+        let is_shared = form.cache == CacheForm::State && layers.len() > 1;
+        let shared = if is_shared { Some(l.shared_cache(shape, layers.len())?) } else { None };
+        let mut kept = Vec::new();
+        for (i, layer) in layers.enumerate() {
+            l.set_scope(&layer_scope(i));
+            let shared = shared.as_ref().map(|all| (all, i));
+            let inputs = AttentionInputs { at: &at, history: None, shared };
+            let (attended, rows) = self.attended(&mut l, layer, &hidden, inputs, shape)?;
+            kept.extend(rows);
+            let dense = self.dense(&mut l, &self.decoder.layers[layer], &attended)?;
+            let dense = self.after(&mut l, "post_feedforward_norm", dense)?;
+            hidden = self.end_layer(&mut l, &attended, &dense)?;
+        }
+        if let Some(all) = shared {
+            l.set_scope("");
+            l.write_shared(&all, &std::mem::take(&mut kept), &at)?;
+        }
+        l.finish_attention(&[&hidden], &kept)
+    }
+
+    /// Adds a layer's last branch to the stream, as `hidden_out`.
+    fn end_layer(&self, l: &mut Lowering<'_>, hidden: &Var, branch: &Var) -> Result<Var> {
+        match self.decoder.residual {
+            Residual::LayerScalar => {
+                let stream = l.f().add("stream", hidden, branch)?;
+                Ok(l.scale_by("hidden_out", &stream)?)
+            }
+            _ => Ok(l.f().add("hidden_out", hidden, branch)?),
+        }
+    }
+
+    /// Lowers attention, the residual stream after it, and the router, and ends the function.
+    fn lower_routed_attention(
+        &self,
+        mut l: Lowering<'_>,
+        hidden: &Var,
+        layer: usize,
+        at: &PositionInputs,
+        shape: &lower::AttentionDims,
+    ) -> Result<BuiltFunction> {
+        let inputs = AttentionInputs { at, history: None, shared: None };
+        let (attended, kept) = self.attended(&mut l, layer, hidden, inputs, shape)?;
+        let norm = self.stream_norm();
+        let router = self.decoder.layers[layer].experts.as_ref().map(|e| e.router);
+        let (router_logits, expert_input) = match router {
+            // The router and the experts read the same normalized stream, each with its own weight.
+            Some(RouterKind::Linear { is_scaled: true, has_bias, .. }) => {
+                let unit = l.rms_norm("stream_unit", &attended, norm)?;
+                let router_input = l.scale_by("router_input", &unit)?;
+                let logits = l.project_with("router_logits", &router_input, "router_logits", has_bias)?;
+                (logits, l.scale_by("expert_input", &unit)?)
+            }
+            router => {
+                let has_bias = matches!(router, Some(RouterKind::Linear { has_bias: true, .. }));
+                let input = l.rms_norm_weighted("expert_input", &attended, norm)?;
+                (l.project_with("router_logits", &input, "router_logits", has_bias)?, input)
+            }
+        };
+        l.finish_attention(&[&attended, &expert_input, &router_logits], &kept)
+    }
+
+    /// Lowers the experts of a unit. The unit that ends the layer also joins the layer's branches, and goes on with
+    /// the attention of `next`, a layer and the shape of its attention.
+    fn lower_experts(
+        &self,
+        layer: usize,
+        unit: &ExpertUnit<Joins>,
+        tokens: TokenCount,
+        stored: &Stored,
+        form: ShardForm,
+        next: Option<(usize, lower::AttentionDims)>,
+    ) -> Result<BuiltFunction> {
+        let own = &self.decoder.layers[layer];
+        let hidden_size = self.decoder.hidden;
+        let experts: Vec<usize> = unit.experts.clone().collect();
+        let mut l = Lowering::new(stored, tokens, form);
+        let mut sum = None;
+        if !experts.is_empty() {
+            let y = l.stream_input("expert_input", hidden_size)?;
+            let routing = l.stream_input("routing", experts.len())?;
+            let name = if unit.role.0 { "experts_own" } else { "experts_out" };
+            sum = Some(l.experts(name, &y, &routing, &experts, own.activation)?);
+        }
+        if !unit.role.0 {
+            let sum = sum.ok_or_else(|| Error::usage("a pack without experts"))?;
+            return l.finish_streams(&[&sum]);
+        }
+        let hidden = l.stream_input(HIDDEN, hidden_size)?;
+        let others = l.stream_input("experts_in", hidden_size)?;
+        let mut branch = match sum {
+            Some(own) => l.f().add("experts_all", &others, &own)?,
+            None => others,
+        };
+        if own.dense.is_some() {
+            let norm = NormShape { axis: 1, eps: self.decoder.eps };
+            let is_around = self.decoder.norms == Norms::Around;
+            if is_around {
+                branch = l.rms_norm_weighted("experts_norm", &branch, norm)?;
+            }
+            let mut dense = self.dense(&mut l, own, &hidden)?;
+            if is_around {
+                dense = l.rms_norm_weighted("dense_norm", &dense, norm)?;
+            }
+            branch = l.f().add("branches", &dense, &branch)?;
+        }
+        let branch = self.after(&mut l, "post_feedforward_norm", branch)?;
+        let out = self.end_layer(&mut l, &hidden, &branch)?;
+        let Some((layer, shape)) = next else { return l.finish_streams(&[&out]) };
+        let at = l.position_inputs(&shape, self.rotary(layer))?;
+        l.set_scope(NEXT_SCOPE);
+        self.lower_routed_attention(l, &out, layer, &at, &shape)
+    }
+}

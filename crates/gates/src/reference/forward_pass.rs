@@ -1,0 +1,520 @@
+//! Computes a decoder's forward pass from its description, formula by formula.
+//!
+//! `N(x) = x / sqrt(mean(x^2) + eps)`; a norm's weight w multiplies as `offset + w`. T is the number of tokens of a
+//! pass.
+
+use super::input_probe::Probe;
+use super::math::{
+    add, add_scaled, argmax, attend, gated, gelu_exact, l2_norm, rms_norm, rope, scaled, softmax, top_k,
+};
+use super::reference_model::{Forward, LayerState, Limits, Pass, RunOptions};
+use super::tensor_reader::{Rows, StreamedMatrix, TensorReader};
+use anemoe_convert::checkpoint::Checkpoint;
+use anemoe_convert::lower::Activation;
+use anemoe_convert::models::{
+    self, Attention, Decoder, ExpertLayer, HeadNorm, Norms, QkvProjection, Residual, RouterKind, ValueSource,
+};
+use anemoe_convert::variants::ZayaSkip;
+use anemoe_convert::{Error, Result};
+use std::collections::{BTreeMap, VecDeque};
+
+/// State of a layer.
+#[derive(Default)]
+struct LayerMemory {
+    /// Keys after norm and rope: one vector of all heads per position.
+    keys: Rows,
+    /// Values, likewise.
+    values: Rows,
+    /// `[q; k]` before the convolutions, of the last two positions; empty where there are no convolutions.
+    window: VecDeque<Vec<f32>>,
+    /// Late half of the values of the last position.
+    delayed: Vec<f32>,
+}
+
+/// Decoder with the state of its context.
+pub struct DecoderForward<'a> {
+    decoder: Decoder,
+    weights: TensorReader<'a>,
+    memories: Vec<LayerMemory>,
+}
+
+/// Experts of each token, most probable first, with their weights.
+type Routes = Vec<Vec<(usize, f32)>>;
+
+fn empty(d: &Decoder) -> Vec<LayerMemory> {
+    let memory = |a: &Attention| match a.projection {
+        QkvProjection::Direct { .. } => LayerMemory::default(),
+        // Zeros precede the first token before both convolutions, so that the second convolution sees the first one's
+        // bias.
+        QkvProjection::Convolved => LayerMemory {
+            window: VecDeque::from(vec![vec![0.0; a.q_size() + a.kv_size()]; 2]),
+            delayed: vec![0.0; a.kv_size() / 2],
+            ..LayerMemory::default()
+        },
+    };
+    d.layers.iter().map(|layer| memory(&layer.attention)).collect()
+}
+
+impl<'a> DecoderForward<'a> {
+    /// Makes a model with an empty context. A probe watches products and replaces tensors.
+    pub fn open(checkpoint: &'a Checkpoint, probe: Option<&'a Probe>) -> Result<Self> {
+        DecoderForward::of(models::describe(checkpoint)?, checkpoint, probe)
+    }
+
+    /// Makes a model of a description with an empty context.
+    pub fn of(decoder: Decoder, checkpoint: &'a Checkpoint, probe: Option<&'a Probe>) -> Result<Self> {
+        let prefix = models::prefix(checkpoint, &decoder)?;
+        let weights = TensorReader { source: checkpoint.source.as_ref(), prefix, probe };
+        Ok(DecoderForward { memories: empty(&decoder), decoder, weights })
+    }
+
+    fn vector(&self, l: usize, role: &str, n: usize) -> Result<Vec<f32>> {
+        self.weights.vector(&self.decoder.tensor(Some(l), role), n)
+    }
+
+    fn matrix(&self, l: usize, role: &str, rows: usize, cols: usize) -> Result<StreamedMatrix<'a>> {
+        self.weights.matrix(&self.decoder.tensor(Some(l), role), rows, cols)
+    }
+
+    /// Computes `W x`, plus the bias `ROLE_bias` where `has_bias`.
+    fn product(
+        &self,
+        l: usize,
+        role: &str,
+        (rows, cols): (usize, usize),
+        x: &Rows,
+        has_bias: bool,
+    ) -> Result<Rows> {
+        let mut out = self.matrix(l, role, rows, cols)?.times(x)?;
+        if has_bias {
+            let bias = self.vector(l, &format!("{role}_bias"), rows)?;
+            out.iter_mut().for_each(|row| add(row, &bias));
+        }
+        Ok(out)
+    }
+
+    /// Computes `(offset + w) . N(x)`.
+    fn norm(&self, l: Option<usize>, role: &str, x: &Rows) -> Result<Rows> {
+        let d = &self.decoder;
+        let weight = self.norm_weight(l, role, d.hidden)?;
+        Ok(x.iter().map(|x| scaled(&rms_norm(x, d.eps), &weight)).collect())
+    }
+
+    fn norm_weight(&self, l: Option<usize>, role: &str, n: usize) -> Result<Vec<f32>> {
+        let weight = self.weights.vector(&self.decoder.tensor(l, role), n)?;
+        Ok(weight.into_iter().map(|w| w + self.decoder.norm_offset).collect())
+    }
+
+    /// Norms a branch's result where the decoder has norms around its branches.
+    fn after(&self, l: usize, role: &str, x: Rows) -> Result<Rows> {
+        if self.decoder.norms == Norms::Around { self.norm(Some(l), role, &x) } else { Ok(x) }
+    }
+
+    /// Computes `s + branch`, or `(branch + b) g + (s + b') g'` per channel, in place.
+    fn merge(&self, l: usize, residual: &str, branch: &Rows, s: &mut Rows) -> Result<()> {
+        if self.decoder.residual != Residual::Affine {
+            s.iter_mut().zip(branch).for_each(|(s, branch)| add(s, branch));
+            return Ok(());
+        }
+        let vector = |part: &str| self.vector(l, &format!("{residual}_{part}"), self.decoder.hidden);
+        let (scale, bias) = (vector("branch_scale")?, vector("branch_bias")?);
+        let (own_scale, own_bias) = (vector("stream_scale")?, vector("stream_bias")?);
+        for (s, branch) in s.iter_mut().zip(branch) {
+            for (i, s) in s.iter_mut().enumerate() {
+                *s = (branch[i] + bias[i]) * scale[i] + (*s + own_bias[i]) * own_scale[i];
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns the stream before the first layer.
+    fn embed(&self, tokens: &[u32]) -> Result<Rows> {
+        let d = &self.decoder;
+        let embed = self.weights.matrix(&d.tensor(None, "embedding"), d.vocab, d.hidden)?;
+        let mut s = Rows::with_capacity(tokens.len());
+        for &token in tokens {
+            let mut row = embed.row(token as usize)?;
+            row.iter_mut().for_each(|v| *v *= d.embedding_scale);
+            s.push(row);
+        }
+        if d.residual == Residual::Affine {
+            let bias = self.weights.vector(&d.tensor(None, "input_bias"), d.hidden)?;
+            let scale = self.weights.vector(&d.tensor(None, "input_scale"), d.hidden)?;
+            for row in &mut s {
+                add(row, &bias);
+                *row = scaled(row, &scale);
+            }
+        }
+        Ok(s)
+    }
+}
+
+impl Forward for DecoderForward<'_> {
+    fn limits(&self) -> Limits {
+        let d = &self.decoder;
+        Limits { vocab: d.vocab, positions: d.positions, layers: d.layers.len() }
+    }
+
+    fn reset(&mut self) {
+        self.memories = empty(&self.decoder);
+    }
+
+    fn forward(&mut self, tokens: &[u32], options: RunOptions, tick: &mut dyn FnMut()) -> Result<Pass> {
+        let mut s = self.embed(tokens)?;
+        let mut pass = Pass::default();
+        if options.hidden {
+            pass.hidden_states.push(s.clone());
+        }
+        let mut router_states: Option<Rows> = None;
+        for l in 0..self.decoder.layers.len() {
+            self.attention(l, &mut s)?;
+            let chosen = self.feed_forward(l, &mut s, &mut router_states)?;
+            if options.hidden {
+                pass.hidden_states.push(s.clone());
+            }
+            if options.routing {
+                pass.router_index.extend(chosen);
+                pass.router_states.extend(router_states.clone());
+            }
+            tick();
+        }
+        let d = &self.decoder;
+        let s = self.norm(None, "final_norm", &s)?;
+        let head = d.tensor(None, if d.is_tied { "embedding" } else { "head" });
+        pass.logits = self.weights.head(&head, d.vocab, d.hidden)?.times(&s)?;
+        if let Some(cap) = d.softcap {
+            pass.logits.iter_mut().flatten().for_each(|v| *v = cap * (*v / cap).tanh());
+        }
+        Ok(pass)
+    }
+
+    fn states(&self) -> BTreeMap<&'static str, Vec<LayerState>> {
+        if !self.decoder.has_history() {
+            return BTreeMap::new();
+        }
+        let conv = |m: &LayerMemory| {
+            // [channels, 2], as in transformers.
+            let values = m.window[0].iter().zip(&m.window[1]).flat_map(|(a, b)| [*a, *b]).collect();
+            LayerState { shape: vec![m.window[0].len(), 2], values }
+        };
+        let delayed =
+            |m: &LayerMemory| LayerState { shape: vec![m.delayed.len()], values: m.delayed.clone() };
+        BTreeMap::from([
+            ("cca_conv_state", self.memories.iter().map(conv).collect()),
+            ("cca_delayed_v_state", self.memories.iter().map(delayed).collect()),
+        ])
+    }
+}
+
+impl DecoderForward<'_> {
+    /// Adds attention's branch to the stream `s`, and appends to the layer's state.
+    fn attention(&mut self, l: usize, s: &mut Rows) -> Result<()> {
+        let a = self.decoder.layers[l].attention.clone();
+        let x = self.norm(Some(l), "input_norm", s)?;
+        let queries = match a.projection {
+            QkvProjection::Direct { norm, values, has_bias } => {
+                self.direct(l, &a, &x, (norm, values, has_bias))?
+            }
+            QkvProjection::Convolved => self.convolved(l, &a, &x)?,
+        };
+        // o = Wo softmax(scale q k^T + mask) v: groups of query heads share a key/value head, and a window includes
+        // the current token
+        let sinks = if a.has_sinks { Some(self.vector(l, "sinks", a.heads)?) } else { None };
+        let LayerMemory { keys, values, .. } = &self.memories[l];
+        let first = keys.len() - x.len();
+        let o = attend(&queries, (keys, values), first, &a, sinks.as_deref());
+        let o = self.product(l, "o_proj", (self.decoder.hidden, a.q_size()), &o, a.has_output_bias)?;
+        let o = self.after(l, "post_attention_norm", o)?;
+        self.merge(l, "attention_residual", &o, s)
+    }
+
+    /// Appends keys and values, which are products of the normalized stream, to the layer's state; returns queries.
+    fn direct(
+        &mut self,
+        l: usize,
+        a: &Attention,
+        x: &Rows,
+        (norm, values, has_bias): (HeadNorm, ValueSource, bool),
+    ) -> Result<Rows> {
+        let (hidden, eps, d) = (self.decoder.hidden, self.decoder.eps, a.head_dim);
+        let mut q = self.product(l, "q_proj", (a.q_size(), hidden), x, has_bias)?;
+        let mut k = self.product(l, "k_proj", (a.kv_size(), hidden), x, has_bias)?;
+        let mut v = match values {
+            ValueSource::KeysNormed => k.clone(),
+            ValueSource::Own | ValueSource::OwnNormed => {
+                self.product(l, "v_proj", (a.kv_size(), hidden), x, has_bias)?
+            }
+        };
+        let first = self.memories[l].keys.len();
+        for (x, role, row) in [(&mut q, "q_norm", a.q_size()), (&mut k, "k_norm", a.kv_size())] {
+            // Heads of one norm, whose weights are as many.
+            let width = if norm == HeadNorm::WholeRow { row } else { d };
+            let weight = match norm {
+                HeadNorm::None => None,
+                HeadNorm::PerHead | HeadNorm::WholeRow => Some(self.norm_weight(Some(l), role, width)?),
+            };
+            for (t, row) in x.iter_mut().enumerate() {
+                for part in row.chunks_exact_mut(width) {
+                    if let Some(weight) = &weight {
+                        part.copy_from_slice(&scaled(&rms_norm(part, eps), weight));
+                    }
+                }
+                for head in row.chunks_exact_mut(d) {
+                    rope(&mut head[..a.rope.width], first + t, &a.rope.inv_freq);
+                }
+            }
+        }
+        if values != ValueSource::Own {
+            for head in v.iter_mut().flat_map(|row| row.chunks_exact_mut(d)) {
+                head.copy_from_slice(&rms_norm(head, eps));
+            }
+        }
+        let memory = &mut self.memories[l];
+        memory.keys.extend(k);
+        memory.values.extend(v);
+        Ok(q)
+    }
+
+    /// Computes queries, keys and values by products and two short convolutions; appends keys and values to the
+    /// layer's state, and returns queries.
+    fn convolved(&mut self, l: usize, a: &Attention, x: &Rows) -> Result<Rows> {
+        let (hidden, d) = (self.decoder.hidden, a.head_dim);
+        let (nq, nk, q_size, kv_size) = (a.heads, a.kv_heads, a.q_size(), a.kv_size());
+        let group = nq / nk;
+        let q0 = self.matrix(l, "q_proj", q_size, hidden)?.times(x)?;
+        let k0 = self.matrix(l, "k_proj", kv_size, hidden)?.times(x)?;
+        let current = self.matrix(l, "v_proj_current", kv_size / 2, hidden)?.times(x)?;
+        let delayed = self.matrix(l, "v_proj_delayed", kv_size / 2, hidden)?.times(x)?;
+        let channels = q_size + kv_size;
+        let name = |role: &str| self.decoder.tensor(Some(l), role);
+        let depthwise = self.weights.tensor(&name("conv_depthwise"), &[channels, 1, 2])?;
+        let depthwise_bias = self.vector(l, "conv_depthwise_bias", channels)?;
+        let grouped = self.weights.tensor(&name("conv_grouped"), &[channels, d, 2])?;
+        let grouped_bias = self.vector(l, "conv_grouped_bias", channels)?;
+        let temperature = self.vector(l, "temperature", nk)?;
+        let turning = a.rope.width;
+
+        let memory = &mut self.memories[l];
+        let first = memory.keys.len();
+        let mut queries = Rows::with_capacity(x.len());
+        for t in 0..x.len() {
+            let u: Vec<f32> = q0[t].iter().chain(&k0[t]).copied().collect();
+            // d_t = w0 u_{t-1} + w1 u_t + b
+            let conv = |before: &[f32], now: &[f32]| -> Vec<f32> {
+                let at = |i: usize| depthwise[2 * i] * before[i] + depthwise[2 * i + 1] * now[i];
+                (0..channels).map(|i| at(i) + depthwise_bias[i]).collect()
+            };
+            let (d_before, d_now) = (conv(&memory.window[0], &memory.window[1]), conv(&memory.window[1], &u));
+            // c_t = G0 d_{t-1} + G1 d_t + b, within each head
+            let mixed: Vec<f32> = (0..channels)
+                .map(|i| {
+                    let head = i / d * d;
+                    let row = &grouped[i * d * 2..(i + 1) * d * 2];
+                    let pairs = row.chunks_exact(2).zip(d_before[head..].iter().zip(&d_now[head..]));
+                    pairs.fold(grouped_bias[i], |sum, (w, (before, now))| sum + w[0] * before + w[1] * now)
+                })
+                .collect();
+            memory.window.pop_front();
+            memory.window.push_back(u);
+
+            // q = sqrt(d) (c + m) / |c + m|, m = (q0 + k0 of its group) / 2; for k, the mean of m over the group's queries
+            let mean = |h: usize, i: usize| (q0[t][h * d + i] + k0[t][h / group * d + i]) / 2.0;
+            let mut q = Vec::with_capacity(q_size);
+            for h in 0..nq {
+                let raw: Vec<f32> = (0..d).map(|i| mixed[h * d + i] + mean(h, i)).collect();
+                let mut head = l2_norm(&raw, (d as f32).sqrt());
+                rope(&mut head[..turning], first + t, &a.rope.inv_freq);
+                q.extend(head);
+            }
+            let mut k = Vec::with_capacity(kv_size);
+            for g in 0..nk {
+                let over =
+                    |i: usize| (g * group..(g + 1) * group).map(|h| mean(h, i)).sum::<f32>() / group as f32;
+                let raw: Vec<f32> = (0..d).map(|i| mixed[q_size + g * d + i] + over(i)).collect();
+                let mut head = l2_norm(&raw, (d as f32).sqrt() * temperature[g]);
+                rope(&mut head[..turning], first + t, &a.rope.inv_freq);
+                k.extend(head);
+            }
+            let late = std::mem::replace(&mut memory.delayed, delayed[t].clone());
+            memory.values.push(current[t].iter().chain(&late).copied().collect());
+            memory.keys.push(k);
+            queries.push(q);
+        }
+        Ok(queries)
+    }
+
+    /// Adds the branch of the dense MLP and the experts to the stream `s`. Returns the chosen experts of each token
+    /// where the layer has some, and leaves the router's state for the next layer in `states`.
+    fn feed_forward(
+        &self,
+        l: usize,
+        s: &mut Rows,
+        states: &mut Option<Rows>,
+    ) -> Result<Option<Vec<Vec<u32>>>> {
+        let layer = &self.decoder.layers[l];
+        let has_both = layer.dense.is_some() && layer.experts.is_some();
+        let one = |role: &str, x: Rows| if has_both { self.after(l, role, x) } else { Ok(x) };
+        let dense = match layer.dense {
+            None => None,
+            Some(width) => {
+                let x = self.norm(Some(l), "dense_input", s)?;
+                Some(one("dense_norm", self.dense_mlp(l, width, layer.activation, &x)?)?)
+            }
+        };
+        let (mut sum, mut chosen) = (dense, None);
+        if let Some(e) = &layer.experts {
+            let x = self.norm(Some(l), "expert_input", s)?;
+            let routes = match e.router {
+                RouterKind::Linear { .. } => self.route(l, e, s, &x)?,
+                RouterKind::Network { width, .. } => self.route_by_network(l, e, width, &x, states)?,
+            };
+            let mut own = one("experts_norm", self.experts(l, e, layer.activation, &x, &routes)?)?;
+            if let Some(dense) = &sum {
+                own.iter_mut().zip(dense).for_each(|(own, dense)| add(own, dense));
+            }
+            sum = Some(own);
+            let ids = |route: &Vec<(usize, f32)>| route.iter().map(|(expert, _)| *expert as u32).collect();
+            chosen = Some(routes.iter().map(ids).collect());
+        }
+        let sum = self.after(l, "post_feedforward_norm", sum.unwrap_or_default())?;
+        self.merge(l, "moe_residual", &sum, s)?;
+        if self.decoder.residual == Residual::LayerScalar {
+            let scalar = self.vector(l, "hidden_out", 1)?;
+            s.iter_mut().flatten().for_each(|v| *v *= scalar[0]);
+        }
+        Ok(chosen)
+    }
+
+    /// Computes `Wdown(activation(Wgate x) * (Wup x))`.
+    fn dense_mlp(&self, l: usize, width: usize, activation: Activation, x: &Rows) -> Result<Rows> {
+        let hidden = self.decoder.hidden;
+        let gate = self.matrix(l, "gate_proj", width, hidden)?.times(x)?;
+        let up = self.matrix(l, "up_proj", width, hidden)?.times(x)?;
+        let inner: Rows = gate.iter().zip(&up).map(|(g, u)| gated(activation, g, u)).collect();
+        self.matrix(l, "down_proj", hidden, width)?.times(&inner)
+    }
+
+    /// Returns the routes of a router of one matrix, on the experts' input `x` or on the stream `s` itself.
+    fn route(&self, l: usize, e: &ExpertLayer, s: &Rows, x: &Rows) -> Result<Routes> {
+        let RouterKind::Linear { has_bias, renormalizes, is_scaled } = e.router else {
+            return Err(Error::usage("a router with a state"));
+        };
+        let hidden = self.decoder.hidden;
+        let shape = (e.count, hidden);
+        let (mut p, factors) = match is_scaled {
+            false => (self.product(l, "router_logits", shape, x, has_bias)?, None),
+            true => {
+                let scale = self.vector(l, "router_input", hidden)?;
+                let factor = (hidden as f32).powf(-0.5);
+                let input = |s: &Vec<f32>| -> Vec<f32> {
+                    scaled(&rms_norm(s, self.decoder.eps), &scale).into_iter().map(|v| v * factor).collect()
+                };
+                let r: Rows = s.iter().map(input).collect();
+                let factors = self.vector(l, "expert_scale", e.count)?;
+                (self.product(l, "router_logits", shape, &r, has_bias)?, Some(factors))
+            }
+        };
+        // w = p_top / sum(p_top) * factor, or w = p_top
+        let route = |p: &mut Vec<f32>| {
+            softmax(p);
+            let top = top_k(p, e.active);
+            let sum: f32 = if renormalizes { top.iter().map(|&e| p[e]).sum() } else { 1.0 };
+            let factor = |e: usize| factors.as_ref().map_or(1.0, |factors| factors[e]);
+            top.into_iter().map(|e| (e, p[e] / sum * factor(e))).collect()
+        };
+        Ok(p.iter_mut().map(route).collect())
+    }
+
+    /// Returns the routes of a router that is a network with a state, and replaces the state.
+    fn route_by_network(
+        &self,
+        l: usize,
+        e: &ExpertLayer,
+        width: usize,
+        x: &Rows,
+        states: &mut Option<Rows>,
+    ) -> Result<Routes> {
+        // z = Wd x + b + r_prev * scale; the next layer gets z as r_prev
+        let mut z = self.product(l, "router_down", (width, self.decoder.hidden), x, true)?;
+        if let Some(before) = states.as_ref() {
+            let scale = self.vector(l, "router_state_scale", width)?;
+            z.iter_mut().zip(before).for_each(|(z, before)| add(z, &scaled(before, &scale)));
+        }
+        *states = Some(z.clone());
+        // l = W3 gelu(W2 gelu(W1 (w . N(z)) + b1) + b2)
+        let norm = self.norm_weight(Some(l), "router_norm", width)?;
+        let mut n: Rows = z.iter().map(|z| scaled(&rms_norm(z, self.decoder.eps), &norm)).collect();
+        for role in ["router_fc1", "router_fc2"] {
+            n = self.product(l, role, (width, width), &n, true)?;
+            n.iter_mut().flatten().for_each(|v| *v = gelu_exact(*v));
+        }
+        let mut p = self.matrix(l, "router_logits", e.classes(), width)?.times(&n)?;
+        // The bias counts for the choice only; the weight is the probability among all classes.
+        let bias = self.vector(l, "balancing_biases", e.classes())?;
+        let route = |p: &mut Vec<f32>| {
+            softmax(p);
+            let score: Vec<f32> = p.iter().zip(&bias).map(|(p, b)| p + b).collect();
+            let best = argmax(&score);
+            vec![(best, p[best])]
+        };
+        Ok(p.iter_mut().map(route).collect())
+    }
+
+    /// Computes `sum_e w_e * (D_e(activation(G_e y) * (U_e y)) + b_e)` over each token's experts. Reads each chosen
+    /// expert once.
+    fn experts(
+        &self,
+        l: usize,
+        e: &ExpertLayer,
+        activation: Activation,
+        y: &Rows,
+        routes: &Routes,
+    ) -> Result<Rows> {
+        let (hidden, width) = (self.decoder.hidden, e.width);
+        let name = |role: &str| self.decoder.tensor(Some(l), role);
+        let mut tokens_of: BTreeMap<usize, Vec<(usize, f32)>> = BTreeMap::new();
+        for (t, route) in routes.iter().enumerate() {
+            for &(expert, weight) in route {
+                tokens_of.entry(expert).or_default().push((t, weight));
+            }
+        }
+        let biases = match e.has_bias {
+            false => None,
+            true => Some((
+                self.weights.tensor(&name("gate_up_bias"), &[e.count, 2 * width])?,
+                self.weights.tensor(&name("down_bias"), &[e.count, hidden])?,
+            )),
+        };
+        let mut out = vec![vec![0f32; hidden]; y.len()];
+        for (expert, tokens) in tokens_of {
+            if expert == e.count {
+                if matches!(e.router, RouterKind::Network { skip: ZayaSkip::Identity, .. }) {
+                    tokens.iter().for_each(|&(t, weight)| add_scaled(&mut out[t], weight, &y[t]));
+                }
+                continue;
+            }
+            let x: Rows = tokens.iter().map(|&(t, _)| y[t].clone()).collect();
+            // Rows of the gate come before rows of the up projection.
+            let gate_up = self.weights.expert(&name("gate_up"), e.count, expert, 2 * width, hidden)?;
+            let mut gate_up = gate_up.times(&x)?;
+            if let Some((bias, _)) = &biases {
+                let own = &bias[expert * 2 * width..(expert + 1) * 2 * width];
+                gate_up.iter_mut().for_each(|row| add(row, own));
+            }
+            let inner: Rows =
+                gate_up.iter().map(|gu| gated(activation, &gu[..width], &gu[width..])).collect();
+            let down = self.weights.expert(&name("down"), e.count, expert, hidden, width)?;
+            // The probe sees weighted inputs, as the shards' down projection does.
+            let scales: Vec<f32> = tokens.iter().map(|&(_, weight)| weight).collect();
+            let mut down = down.times_scaled(&inner, &scales)?;
+            if let Some((_, bias)) = &biases {
+                let own = &bias[expert * hidden..(expert + 1) * hidden];
+                down.iter_mut().for_each(|row| add(row, own));
+            }
+            for (&(t, weight), down) in tokens.iter().zip(&down) {
+                add_scaled(&mut out[t], weight, down);
+            }
+        }
+        Ok(out)
+    }
+}
