@@ -1,20 +1,22 @@
 #!/usr/bin/env bash
-# Builds llama.cpp's llama-bench for this processor: native kernels, weight repacking, OpenMP, Release.
+# Builds programs of llama.cpp for this processor: native kernels, weight repacking, OpenMP, Release.
 #
 #   build_llama.sh SOURCE_OR_SDIST OUT [TARGET...]
 #
 # SOURCE_OR_SDIST is a source folder of llama.cpp, or the llama-cpp-python sdist, which has one inside:
 #   pip download --no-binary llama-cpp-python --no-deps llama-cpp-python==0.3.36
-# OUT gets src/ (a patched copy; the source itself stays as it is), build/, and the programs asked for (llama-bench).
+# OUT gets src/ (a patched copy; the source itself stays as it is), build/, and the programs asked for (llama-bench); llama-score
+# is score.cpp.
 # Needs cmake 3.14 and a C++17 compiler; both cmake and ninja can come from pip. JOBS, by default 2. EXAMPLES=ON for llama-lookup.
 set -euo pipefail
-if [ $# -lt 2 ]; then sed -n '2,10s/^# \{0,1\}//p' "$0" >&2; exit 2; fi
+if [ $# -lt 2 ]; then sed -n '2,11s/^# \{0,1\}//p' "$0" >&2; exit 2; fi
 source=$1 out=$2
 shift 2
 targets=("${@:-llama-bench}")
 command -v cmake >/dev/null || { echo "cmake is missing: pip install cmake ninja" >&2; exit 2; }
 mkdir -p "$out"
 out=$(cd "$out" && pwd)
+here=$(cd "$(dirname "$0")" && pwd)
 
 if [ ! -e "$out/src/CMakeLists.txt" ]; then
   rm -rf "$out/src" "$out/unpack"
@@ -41,6 +43,16 @@ barrier='__asm__ volatile("" : : "r"(\&tc) : "memory");'
 if [ -e "$amx" ] && ! grep -q '"r"(&tc)' "$amx"; then
   sed -i "s/^\( *\)_tile_loadconfig(&tc);/\1$barrier\n&/" "$amx"
 fi
+
+# llama-score is one more of its tools.
+mkdir -p "$out/src/tools/score"
+cp "$here/score.cpp" "$out/src/tools/score/"
+cat >"$out/src/tools/score/CMakeLists.txt" <<'EOF'
+add_executable(llama-score score.cpp)
+target_link_libraries(llama-score PRIVATE llama ${CMAKE_THREAD_LIBS_INIT})
+target_compile_features(llama-score PRIVATE cxx_std_17)
+EOF
+grep -q 'subdirectory(score)' "$out/src/tools/CMakeLists.txt" || echo 'add_subdirectory(score)' >>"$out/src/tools/CMakeLists.txt"
 
 generator=()
 command -v ninja >/dev/null && generator=(-G Ninja)

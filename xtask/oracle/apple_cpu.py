@@ -206,6 +206,13 @@ class Tr:
             d = get("data")
             sc = get("scale").astype(s.np)
             off = get("offset")
+            if not isinstance(d, (tuple, np.ndarray)):
+                # A table behind scales: the values that were looked up, times the scales of their blocks.
+                assert off is None, "offsets behind a table"
+                for axis, n in enumerate(osh[o.outputs[0].name]):
+                    sc = np.repeat(sc, n // sc.shape[axis], axis)
+                put(ops.mul(d, res(sc, list(sc.shape), s.fty(), "s")))
+                return
             if isinstance(d, tuple):
                 raw, sh, bits, sg = d
             else:
@@ -249,6 +256,8 @@ class Tr:
             put(ops.silu(V(x)))
         elif t == "tanh":
             put(ops.tanh(V(x)))
+        elif t == "exp":
+            put(ops.exp(V(x)))
         elif t == "square":
             put(ops.mul(V(x), V(x)))
         elif t == "rsqrt":

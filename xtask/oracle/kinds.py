@@ -21,7 +21,7 @@ SHAPES = {"conv": [(64, 96, 1, 1), (24, 40, 3, 3)], "linear": [(64, 96), (36, 45
 
 
 def refused_by_ios16(kind):
-    return kind.startswith("int4") or "block" in kind or kind.startswith("lut3") or (kind.startswith("lut") and not kind.endswith("-tensor"))
+    return kind == "mxfp4" or kind.startswith("int4") or "block" in kind or kind.startswith("lut3") or (kind.startswith("lut") and not kind.endswith("-tensor"))
 
 
 def main():
@@ -38,7 +38,7 @@ def main():
                 file = os.path.join(scratch, f"{op}{n}.npy")
                 np.save(file, weight)
                 for target in ("ios18", "ios16"):
-                    for kind in ["fp16"] + LUTS + INTS:
+                    for kind in ["fp16", "mxfp4"] + LUTS + INTS:
                         case = f"{kind} {op} {list(shape)} {target}"
                         package = os.path.join(scratch, "out.mlpackage")
                         claimed = os.path.join(scratch, "out.npy")

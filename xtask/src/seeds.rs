@@ -124,6 +124,14 @@ impl Seeds<'_> {
         let index = json!({"metadata": {"total_size": 20}, "weight_map": {"a": "0.safetensors", "c": "1.safetensors"}});
         let index = index.to_string();
         self.add("safetensors", "index", &[index.as_bytes(), SEPARATOR, &one, SEPARATOR, &two].concat())?;
+        let weight = TensorView::new(Dtype::F8_E4M3, vec![2, 4], &[0x38; 8])?;
+        let scale = TensorView::new(Dtype::F32, vec![1, 1], &a[..4])?;
+        let bytes = TensorView::new(Dtype::U8, vec![4], &b)?;
+        let fp8 = [("a.weight", weight), ("a.weight_scale", scale), ("b_blocks", bytes)];
+        let fp8 = safetensors::serialize(fp8, None)?;
+        let place = "0.safetensors";
+        let index = json!({"weight_map": {"a.weight": place, "a.weight_scale": place, "b_blocks": place}});
+        self.add("safetensors", "fp8", &[index.to_string().as_bytes(), SEPARATOR, &fp8].concat())?;
 
         self.add("gguf", "blocks", &fs::read(root().join("crates/convert/tests/gguf/blocks.gguf"))?)?;
         let tiny = root().join("fixtures/tiny-gemma4-moe");
