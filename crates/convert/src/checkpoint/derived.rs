@@ -6,6 +6,7 @@
 use super::{Checkpoint, Dtype, SideFile, TensorInfo, TensorSource, place_of};
 use crate::{Error, Result};
 use anemoe_io::locked;
+use anemoe_kernels::MXFP4_TABLE;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -78,9 +79,6 @@ pub fn derive(
 /// Elements of a block of MXFP4, and its bytes without the scale.
 const MXFP4_BLOCK: u64 = 32;
 const MXFP4_BYTES: u64 = 16;
-/// The 16 values of FP4 (E2M1).
-const FP4: [f32; 16] =
-    [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0];
 /// E8M0's NaN.
 const NO_SCALE: u8 = 255;
 /// Blocks of MXFP4 that are decoded at a time: 16 KiB of elements.
@@ -405,7 +403,7 @@ impl Mxfp4Bytes<'_> {
         let scale = f32::from_bits(if e == 0 { 1 << 22 } else { u32::from(e) << 23 });
         let mut out = [0f32; MXFP4_BLOCK as usize];
         for (pair, b) in out.as_chunks_mut::<2>().0.iter_mut().zip(bytes) {
-            *pair = [FP4[usize::from(b & 15)] * scale, FP4[usize::from(b >> 4)] * scale];
+            *pair = [b & 15, b >> 4].map(|bits| MXFP4_TABLE[usize::from(bits)] * scale);
         }
         let overflows = e >= NO_SCALE - 2 && out.iter().any(|v| !v.is_finite());
         if e == NO_SCALE || overflows {

@@ -1,6 +1,6 @@
 //! Parts of packages that follow from a layer's description: weights, ops, and the host's bindings.
 
-use super::chain_builder::{self, named};
+use super::chain_builder::{self, attention_functions, named};
 use super::decoder::{
     Attention, ExpertLayer, HeadNorm, Layer, Norms, QkvProjection, RouterKind, ValueSource,
 };
@@ -12,7 +12,7 @@ use crate::lower::{
     SharedCache,
 };
 use crate::models::chain_builder::calls;
-use crate::plan::{MatrixPlan, Packing, PlanOptions, VectorPlan, bank_name};
+use crate::plan::{MatrixPlan, Packing, PlanOptions, PlannedShard, VectorPlan, bank_name};
 use crate::{Error, Result};
 use anemoe_bundle::{HostInput, InputBinding, Kept, ShardKind};
 use anemoe_mlpackage::mil::builder::Var;
@@ -243,6 +243,22 @@ impl Family {
         }
     }
 
+    /// Plans a package of layer `l`, or of layers from it on, with attention and one unit.
+    pub(super) fn package_with_cache(
+        &self,
+        (name, kind): (String, ShardKind),
+        l: usize,
+        w: Weights,
+        options: &PlanOptions,
+        context: usize,
+    ) -> PlannedShard {
+        let mut shard = PlannedShard::new(name, kind, Some(l), w.matrices, w.vectors);
+        let slots = self.slots(l, options, context);
+        shard.functions = attention_functions(options, kind, slots, &[None], &None);
+        shard.cache_slots = Some(slots);
+        shard
+    }
+
     /// Returns the slots of a layer's cache.
     pub(super) fn slots(&self, l: usize, options: &PlanOptions, context: usize) -> usize {
         let slots = match self.decoder.layers[l].attention.window {
@@ -410,6 +426,11 @@ impl Family {
         }
         kept
     }
+}
+
+/// Names the package of a layer's attention: `L00.attn`.
+pub(super) fn attention_name(layer: usize) -> String {
+    format!("L{layer:02}.attn")
 }
 
 /// Returns the prefix of the names of an expert's weights: `expert_003`.

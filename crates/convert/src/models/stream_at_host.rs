@@ -2,12 +2,12 @@
 //! their branch adds to it. Each layer has attention and experts; the router may be in the package of the experts.
 
 use super::chain_builder::{
-    ExpertUnit, HIDDEN, LayerRun, attention_functions, calls, functions, named, not_ours, output, packing_of,
-    register, rows_of, run, runs_of_layers, unit_name,
+    ExpertUnit, HIDDEN, LayerRun, calls, functions, named, not_ours, output, packing_of, register, rows_of,
+    run, runs_of_layers, unit_name,
 };
 use super::decoder::{ExpertLayer, RouterKind};
 use super::family::Family;
-use super::layer_blocks::{AttentionInputs, Weights};
+use super::layer_blocks::{AttentionInputs, Weights, attention_name};
 use super::tensor_roles::AFFINE;
 use crate::form::{HistoryForm, LAYERS_PER_SHARD, ShardForm};
 use crate::lower::{self, HistoryInput, Lowering, NormShape, Stored};
@@ -40,10 +40,6 @@ enum MoeRole {
     Router,
     /// Computes experts that the host chose.
     Experts,
-}
-
-fn attention_name(layer: usize) -> String {
-    format!("L{layer:02}.attn")
 }
 
 fn moe_name(layer: usize, pack: usize, packs: usize) -> String {
@@ -132,7 +128,9 @@ impl Family {
                     self.joined_steps(&layers, options, &mut steps);
                 }
                 LayerRun::Parts(layer) => {
-                    shards.push(self.host_attention_shard(layer, options, context)?);
+                    let named = (attention_name(layer), ShardKind::Attention);
+                    let w = self.attention_weights(options, layer)?;
+                    shards.push(self.package_with_cache(named, layer, w, options, context));
                     for pack in 0..e.count / packing.per_package {
                         shards.push(self.moe_shard((layer, pack), packing, options, None)?);
                     }
@@ -161,16 +159,6 @@ impl Family {
             }
         };
         Ok(vec![stream.into(), format!("a token that chooses the class behind the last expert gets {skip}")])
-    }
-
-    fn host_attention_shard(&self, l: usize, options: &PlanOptions, context: usize) -> Result<PlannedShard> {
-        let w = self.attention_weights(options, l)?;
-        let name = attention_name(l);
-        let mut shard = PlannedShard::new(name, ShardKind::Attention, Some(l), w.matrices, w.vectors);
-        let slots = self.slots(l, options, context);
-        shard.functions = attention_functions(options, ShardKind::Attention, slots, &[None], &None);
-        shard.cache_slots = Some(slots);
-        Ok(shard)
     }
 
     /// Plans a pack of experts, whose matrices have the layout of the sort `form_of`, or of the shard's own sort.
@@ -240,13 +228,9 @@ impl Family {
             }
             w.add(own, &layer_scope(i));
         }
-        let first = Some(layers.start);
-        let mut shard =
-            PlannedShard::new(layers_name(layers), ShardKind::Layers, first, w.matrices, w.vectors);
+        let named = (layers_name(layers), ShardKind::Layers);
+        let mut shard = self.package_with_cache(named, layers.start, w, options, context);
         shard.last_layer = (layers.len() > 1).then(|| layers.end - 1);
-        let slots = self.slots(layers.start, options, context);
-        shard.functions = attention_functions(options, ShardKind::Layers, slots, &[None], &None);
-        shard.cache_slots = Some(slots);
         shard.experts = Some((0, packing.per_package));
         shard.experts_per_call = Some(packing.per_call);
         shard.triangle = Some(self.networked(layers.start)?.0.classes());

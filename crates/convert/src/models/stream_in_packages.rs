@@ -16,7 +16,7 @@ use super::chain_builder::{
 };
 use super::decoder::{ExpertLayer, Norms, Residual, RouterKind};
 use super::family::Family;
-use super::layer_blocks::{AttentionInputs, Weights};
+use super::layer_blocks::{AttentionInputs, Weights, attention_name};
 use super::tensor_table::TensorRow;
 use crate::form::{CacheForm, LAYERS_PER_SHARD, ShardForm};
 use crate::lower::{self, Lowering, NormShape, PositionInputs, Stored};
@@ -54,10 +54,6 @@ fn units(first: usize, packing: Packing, last: bool) -> Vec<ExpertUnit<Joins>> {
         units.push(ExpertUnit { name: Some(COMBINE.into()), experts: 0..0, role: Joins(true) });
     }
     units
-}
-
-fn attention_name(layer: usize) -> String {
-    format!("L{layer:02}.attn")
 }
 
 fn pack_name(layer: usize, pack: usize, packs: usize) -> String {
@@ -178,7 +174,9 @@ impl Family {
                     let packing = options.packing(e.count)?;
                     let packs = e.count / packing.per_package;
                     if has_attention {
-                        shards.push(self.attention_shard(layer, options, context)?);
+                        let named = (attention_name(layer), ShardKind::Attention);
+                        let w = self.routed_attention_weights(layer, options)?;
+                        shards.push(self.package_with_cache(named, layer, w, options, context));
                         steps.push(self.attention_step(layer, options.form_of(ShardKind::Attention)));
                     }
                     let alone = if joins_next { packs - 1 } else { packs };
@@ -203,16 +201,6 @@ impl Family {
              layers at most, from the last pack of experts through the next attention; more than 2 change nothing, and 1 joins \
              nothing"
         ))
-    }
-
-    fn attention_shard(&self, l: usize, options: &PlanOptions, context: usize) -> Result<PlannedShard> {
-        let w = self.routed_attention_weights(l, options)?;
-        let name = attention_name(l);
-        let mut shard = PlannedShard::new(name, ShardKind::Attention, Some(l), w.matrices, w.vectors);
-        let slots = self.slots(l, options, context);
-        shard.functions = attention_functions(options, ShardKind::Attention, slots, &[None], &None);
-        shard.cache_slots = Some(slots);
-        Ok(shard)
     }
 
     /// Plans the weights of attention and the router behind it.
@@ -330,13 +318,9 @@ impl Family {
             }
             w.add(own, &layer_scope(i));
         }
-        let first = Some(layers.start);
-        let mut shard =
-            PlannedShard::new(dense_name(layers), ShardKind::Layers, first, w.matrices, w.vectors);
+        let named = (dense_name(layers), ShardKind::Layers);
+        let mut shard = self.package_with_cache(named, layers.start, w, options, context);
         shard.last_layer = (layers.len() > 1).then(|| layers.end - 1);
-        let slots = self.slots(layers.start, options, context);
-        shard.functions = attention_functions(options, ShardKind::Layers, slots, &[None], &None);
-        shard.cache_slots = Some(slots);
         Ok(shard)
     }
 
