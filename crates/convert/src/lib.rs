@@ -11,6 +11,7 @@
 pub mod bank_scales;
 pub mod build;
 pub mod checkpoint;
+pub mod compressed;
 pub mod context_buckets;
 pub mod form;
 pub mod form_ladder;

@@ -13,6 +13,7 @@ pub mod calibrate;
 pub mod checkpoint_text;
 pub mod cost;
 pub mod facts;
+pub mod feedback;
 pub mod figures;
 pub mod gated;
 pub mod golden_gate;

@@ -3,6 +3,7 @@
 use crate::reference::{self, Probe, RunOptions};
 use anemoe_convert::checkpoint::Checkpoint;
 use anemoe_runtime::model::{Logits, Model};
+use anemoe_runtime::sampler::argmax;
 use serde::Serialize;
 
 /// Negative log-likelihood of a text.
@@ -27,6 +28,77 @@ impl Likelihood {
             self.nll += log_sum_exp(row) - f64::from(row[next as usize]);
         }
     }
+}
+
+/// Divergence of one model's predictions from another's.
+#[derive(Clone, Debug, Default)]
+pub struct Divergence {
+    /// Kullback-Leibler divergence after each token but the first of a window, in nats.
+    kl: Vec<f64>,
+    /// Tokens after which the same token is the most probable.
+    same_best: u64,
+    /// Likelihood of the text by the other model.
+    pub reference: Likelihood,
+}
+
+impl Divergence {
+    /// Adds a window's logits `[T, vocab]`. The prediction after the first token is left out: it is the same in every
+    /// window, and would count again and again.
+    fn add(&mut self, window: &[u32], own: &[Vec<f32>], reference: &[Vec<f32>]) {
+        self.reference.add(window, reference);
+        for (own, reference) in own.iter().zip(reference).take(window.len() - 1).skip(1) {
+            let (all, of) = (log_sum_exp(reference), log_sum_exp(own));
+            let term = |(p, q): (&f32, &f32)| {
+                let p = f64::from(*p) - all;
+                p.exp() * (p - (f64::from(*q) - of))
+            };
+            self.kl.push(reference.iter().zip(own).map(term).sum());
+            self.same_best += u64::from(argmax(own) == argmax(reference));
+        }
+    }
+
+    /// Returns the mean divergence in nats.
+    pub fn mean(&self) -> f64 {
+        self.kl.iter().sum::<f64>() / self.kl.len() as f64
+    }
+
+    /// Returns the divergence that a share of the tokens does not exceed.
+    pub fn quantile(&self, share: f64) -> f64 {
+        let mut sorted = self.kl.clone();
+        sorted.sort_by(f64::total_cmp);
+        sorted.get((share * sorted.len() as f64) as usize).or(sorted.last()).copied().unwrap_or(f64::NAN)
+    }
+
+    /// Returns the share of tokens after which both models find the same token the most probable.
+    pub fn same_best(&self) -> f64 {
+        self.same_best as f64 / self.kl.len() as f64
+    }
+}
+
+/// Computes the divergence of a bundle's predictions from those of its checkpoint in f32, and its likelihood.
+/// `progress` is called after each layer of the checkpoint in each window.
+///
+/// # Errors
+/// Fails like [`each_window`] and [`bundle_likelihood`].
+pub fn divergence(
+    model: &Model,
+    checkpoint: &Checkpoint,
+    windows: &[Vec<u32>],
+    progress: &mut dyn FnMut(),
+) -> anemoe_runtime::Result<(Likelihood, Divergence)> {
+    let (mut own, mut all, mut failed) = (Likelihood::default(), Divergence::default(), None);
+    let mut sequence = model.sequence();
+    each_window(checkpoint, None, windows, progress, &mut |window, reference| {
+        sequence.clear();
+        match model.append(&mut sequence, window, Logits::All, None) {
+            Ok(logits) => {
+                own.add(window, &logits);
+                all.add(window, &logits, &reference);
+            }
+            Err(e) => failed = failed.take().or(Some(e)),
+        }
+    })?;
+    failed.map_or(Ok((own, all)), Err)
 }
 
 /// Computes `ln(sum(exp(x)))`.
@@ -136,6 +208,18 @@ mod tests {
         assert_eq!(windows(&ids[1..], None, 2, 100), [vec![10, 11], vec![12, 13]]);
         assert_eq!(windows(&ids, Some(2), 8, 3), [vec![2, 10, 11, 12]]);
         assert!(windows(&[], Some(2), 8, 3).is_empty());
+    }
+
+    #[test]
+    fn divergence_of_known_distributions() {
+        let mut d = Divergence::default();
+        // Probabilities 1/4 and 3/4 against 1/2 and 1/2.
+        let (even, row) = (vec![5.0, 5.0], vec![0.0, 3f32.ln()]);
+        d.add(&[0, 1, 0, 1], &[even.clone(), row.clone(), even.clone(), even], &vec![row; 4]);
+        let expected = 0.25 * 0.5f64.ln() + 0.75 * 1.5f64.ln();
+        assert!((d.mean() - expected / 2.0).abs() < 1e-6);
+        assert!((d.quantile(0.99) - expected).abs() < 1e-6 && d.quantile(0.0).abs() < 1e-6);
+        assert_eq!((d.same_best(), d.reference.tokens), (0.5, 3));
     }
 
     #[test]

@@ -35,6 +35,9 @@ pub struct Chain {
     /// SHA-256 of the file with the importances that weighted the errors.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub importance: Option<String>,
+    /// SHA-256 of the tokens that matrices were compressed for, little-endian.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub calibration: Option<String>,
     /// Kinds that a search chose; absent where the user gave them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub auto: Option<AutoChoice>,
@@ -53,6 +56,9 @@ pub struct Chain {
     pub steps: Vec<Step>,
     /// Steps from register `hidden` to register `logits`, run for the positions whose logits are wanted.
     pub head: Vec<Step>,
+    /// Name of the vector with the token of each row of register `logits`; absent where row i is of token i.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub head_order: Option<String>,
     /// Packages, in the order of their first use.
     pub shards: Vec<Shard>,
 }

@@ -112,6 +112,9 @@ pub struct PlanArgs {
     /// Do not look for outliers. It takes reading every weight whose kind has one step for a whole tensor (int8-tensor).
     #[arg(long)]
     pub skip_outliers: bool,
+    /// True to store a compressed head's rows in the order of their norms.
+    #[arg(skip)]
+    pub sort_head: bool,
     #[command(flatten)]
     pub reading: Reading,
 }
@@ -179,6 +182,7 @@ impl PlanArgs {
             max_context: self.max_context,
             max_shard_mb: self.max_shard_mb,
             scale_scope: self.scale_scope,
+            sort_head: self.sort_head,
         }
     }
 }

@@ -43,6 +43,7 @@ pub fn is_record(name: &str, shards: &[String]) -> bool {
     [PLAN_FILE, HOST_RECORD, SOURCE_FILE, LOCK].contains(&name)
         || name.starts_with(&format!("{LOCK}."))
         || name.starts_with(GATES_PREFIX)
+        || name.starts_with(crate::compressed::PREFIX)
         || name.starts_with(TEMPORARY)
         || name.strip_suffix(".json").is_some_and(|shard| shards.iter().any(|s| s == shard))
 }

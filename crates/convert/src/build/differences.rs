@@ -92,6 +92,10 @@ fn settings((chain, inputs): (&Value, &Value)) -> BTreeMap<&'static str, String>
         "--importance",
         inputs["importance"].as_str().map_or("none".into(), |h| format!("of SHA-256 {h}")),
     );
+    all.insert(
+        "--calibrate",
+        inputs["calibration"].as_str().map_or("none".into(), |h| format!("on tokens of SHA-256 {h}")),
+    );
     all.insert("the checkpoint", value(&inputs["checkpoint"]));
     all.insert("the version of anemoe:", value(&chain["generator"]));
     all

@@ -157,6 +157,11 @@ impl<'a> Build<'a> {
         &self.site.bundle
     }
 
+    /// Returns the folder of the unfinished build.
+    pub fn folder(&self) -> &Path {
+        &self.site.work
+    }
+
     /// Returns the path of a shard's package, written or not.
     pub fn package(&self, shard: &PlannedShard) -> PathBuf {
         self.site.bundle.join(shard.package_file())
@@ -485,9 +490,13 @@ struct BuildInputs<'a> {
 impl BuildInputs<'_> {
     /// Returns the identity of the inputs: a build goes on only with inputs of the identity that it began with.
     fn identity(&self) -> Result<serde_json::Value> {
-        Ok(serde_json::json!({
+        let mut identity = serde_json::json!({
             "checkpoint": self.family.fingerprint()?, "importance": self.importance.map(Importance::sha256),
-        }))
+        });
+        if let Some(hash) = &self.family.calibration {
+            identity["calibration"] = hash.as_str().into();
+        }
+        Ok(identity)
     }
 }
 

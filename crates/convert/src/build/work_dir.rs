@@ -322,7 +322,9 @@ impl WorkDir {
     /// Cleans up after a failure: leaves finished shards unless `all` is to go, and nothing at all when no shard is
     /// finished. A bundle that was finished before stays an unfinished build, which can go on.
     pub fn tidy(&self, all: bool) {
-        let done = self.shards.iter().any(|name| self.bundle.join(package_file(name)).exists());
+        let is_calibrated = |name: &String| name.starts_with(crate::compressed::PREFIX);
+        let done = self.shards.iter().any(|name| self.bundle.join(package_file(name)).exists())
+            || self.folder.names(WORK_DIR).is_ok_and(|names| names.iter().any(is_calibrated));
         if self.was_finished || done && !all {
             return;
         }
@@ -425,7 +427,7 @@ impl WorkDir {
         let mut chain = plan.chain.clone();
         chain.embedding.sha256 = host.embedding.clone();
         chain.vectors = host.vectors.clone().map(vectors);
-        (chain.checkpoint_sha256, chain.importance) = self.begun_inputs()?;
+        [chain.checkpoint_sha256, chain.importance, chain.calibration] = self.begun_inputs()?;
         chain.shards = plan
             .shards
             .iter()
@@ -521,13 +523,13 @@ impl WorkDir {
         }
     }
 
-    /// Reads the hashes of the checkpoint and the importances that the build began with.
-    fn begun_inputs(&self) -> Result<(Option<String>, Option<String>)> {
+    /// Reads the hashes of the checkpoint, the importances and the calibration's tokens that the build began with.
+    fn begun_inputs(&self) -> Result<[Option<String>; 3]> {
         let path = self.work.join(PLAN_FILE);
         let begun: serde_json::Value = anemoe_io::json::parse(&self.read(PLAN_FILE)?)
             .map_err(|e| Error::invalid(&path, format!("plan: {e}")))?;
         let hash = |name: &str| begun["inputs"][name].as_str().map(str::to_string);
-        Ok((hash("checkpoint"), hash("importance")))
+        Ok(["checkpoint", "importance", "calibration"].map(hash))
     }
 
     /// Reads the record of the files beside the shards, and checks that all files are as it says.
@@ -720,6 +722,7 @@ fn finished_records(
     let planned = |chain: &Chain| Chain {
         checkpoint_sha256: None,
         importance: None,
+        calibration: None,
         gates: None,
         vectors: None,
         shards: Vec::new(),
@@ -730,10 +733,11 @@ fn finished_records(
     let ours = planned(&chain) == planned(&plan.chain)
         && chain.shards.iter().map(|s| &s.name).eq(plan.shards.iter().map(|s| &s.name))
         && same("checkpoint", &chain.checkpoint_sha256)
-        && same("importance", &chain.importance);
+        && same("importance", &chain.importance)
+        && same("calibration", &chain.calibration);
     if !ours {
         let built =
-            serde_json::json!({"checkpoint": chain.checkpoint_sha256, "importance": chain.importance});
+            serde_json::json!({"checkpoint": chain.checkpoint_sha256, "importance": chain.importance, "calibration": chain.calibration});
         let differs = differences((&to_value(&chain), &built), (&to_value(&plan.chain), inputs));
         return finished(&format!(", with other options or of another checkpoint ({differs})"));
     }

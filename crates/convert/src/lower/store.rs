@@ -199,6 +199,12 @@ pub fn encode_matrix(
     scale: Option<f16>,
     write: &mut dyn FnMut(&[u8]) -> Result<()>,
 ) -> Result<TablesAndScales> {
+    if let Some(compressed) = checkpoint.compressed.get()
+        && let Some(found) = compressed.read(plan)?
+    {
+        write(&found.packed)?;
+        return Ok(found.side);
+    }
     let importance = importance.map(|all| all.of(plan)).transpose()?.flatten();
     let encoder =
         Encoder { rows: plan.rows, cols: plan.cols, quant: plan.quant, exact: false, importance, scale };

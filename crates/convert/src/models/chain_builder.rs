@@ -410,6 +410,8 @@ pub fn chain(
         options: serde_json::Value::Null,
         gates: None,
         importance: None,
+        calibration: None,
+        head_order: None,
         auto: None,
         embedding: Embedding {
             file: "embed.bin".into(),

@@ -2,9 +2,15 @@
 
 use super::tensor_table::{HEAD, ModelPart, TensorRow, check_tensors, full_name};
 use crate::checkpoint::Checkpoint;
+use crate::compressed::CompressedMatrices;
 use crate::{Error, Result};
+use rayon::prelude::*;
 use std::collections::BTreeMap;
 use std::ops::Range;
+use std::sync::OnceLock;
+
+/// Suffix of the name of a matrix whose rows are in ascending order of their norms.
+pub const BY_NORM: &str = " by norm";
 
 /// A checkpoint and the prefix of its tensors' names.
 pub struct CheckedCheckpoint {
@@ -12,6 +18,10 @@ pub struct CheckedCheckpoint {
     pub checkpoint: Checkpoint,
     prefix: &'static str,
     parts: BTreeMap<String, ModelPart>,
+    /// Rows of the head in ascending order of their norms.
+    order: OnceLock<Vec<u32>>,
+    /// Matrices that are compressed already.
+    pub compressed: OnceLock<CompressedMatrices>,
 }
 
 impl CheckedCheckpoint {
@@ -27,7 +37,7 @@ impl CheckedCheckpoint {
         let prefix = prefix(&checkpoint, prefixes)?;
         check_tensors(checkpoint.source.as_ref(), prefix, table, is_unneeded)?;
         let parts = table.iter().map(|r| (full_name(prefix, &r.name), r.part)).collect();
-        Ok(CheckedCheckpoint { checkpoint, prefix, parts })
+        Ok(CheckedCheckpoint { checkpoint, prefix, parts, order: OnceLock::new(), compressed: OnceLock::new() })
     }
 
     /// Reads elements of a tensor named without the checkpoint's prefix.
@@ -35,7 +45,51 @@ impl CheckedCheckpoint {
     /// # Errors
     /// The file cannot be read, or a value is NaN or infinite.
     pub fn read(&self, name: &str, range: Range<u64>, out: &mut [f32]) -> Result<()> {
-        self.checkpoint.source.read(&full_name(self.prefix, name), range, out)
+        let Some(matrix) = name.strip_suffix(BY_NORM) else {
+            return self.checkpoint.source.read(&full_name(self.prefix, name), range, out);
+        };
+        let order = self.rows_by_norm(matrix)?;
+        let cols = self.columns(matrix)?;
+        let (mut at, mut out) = (range.start, out);
+        while !out.is_empty() {
+            let (row, first) = (order[(at / cols) as usize], at % cols);
+            let (own, rest) = out.split_at_mut(((cols - first) as usize).min(out.len()));
+            let start = u64::from(row) * cols + first;
+            self.read(matrix, start..start + own.len() as u64, own)?;
+            at += own.len() as u64;
+            out = rest;
+        }
+        Ok(())
+    }
+
+    /// Returns the columns of a matrix.
+    fn columns(&self, name: &str) -> Result<u64> {
+        let shape = self.checkpoint.source.info(&full_name(self.prefix, name)).map(|info| info.shape.to_vec());
+        match shape.as_deref() {
+            Some([_, cols @ 1..]) => Ok(*cols),
+            _ => Err(self.refuse(name, 0, "is no matrix")),
+        }
+    }
+
+    /// Returns the rows of the head, the matrix `name`, in ascending order of their norms.
+    ///
+    /// # Errors
+    /// The matrix cannot be read.
+    pub fn rows_by_norm(&self, name: &str) -> Result<&[u32]> {
+        if let Some(order) = self.order.get() {
+            return Ok(order);
+        }
+        let cols = self.columns(name)?;
+        let rows = self.checkpoint.source.info(&full_name(self.prefix, name)).map_or(0, |info| info.shape[0]);
+        let norm = |row: u64| {
+            let mut values = vec![0f32; cols as usize];
+            self.read(name, row * cols..(row + 1) * cols, &mut values)?;
+            Ok(values.iter().map(|v| f64::from(*v) * f64::from(*v)).sum())
+        };
+        let norms: Vec<f64> = (0..rows).into_par_iter().map(norm).collect::<Result<_>>()?;
+        let mut order: Vec<u32> = (0..rows as u32).collect();
+        order.sort_by(|&a, &b| norms[a as usize].total_cmp(&norms[b as usize]).then(a.cmp(&b)));
+        Ok(self.order.get_or_init(|| order))
     }
 
     /// Reads a vector of `n` elements.
@@ -50,6 +104,7 @@ impl CheckedCheckpoint {
 
     /// Makes an error about a value of a tensor, with the checkpoint's own names for file and tensor.
     pub fn refuse(&self, name: &str, element: u64, what: &str) -> Error {
+        let name = name.strip_suffix(BY_NORM).unwrap_or(name);
         let (file, tensor) = self.checkpoint.source.origin(&full_name(self.prefix, name), element);
         Error::invalid(file, format!("tensor `{tensor}`: {what}"))
     }

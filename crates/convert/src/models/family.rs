@@ -1,7 +1,7 @@
 //! An opened checkpoint of a model family: its description, and the plan and programs that follow from it.
 
 use super::chain_builder::{self, HIDDEN, OutputHead, layer_groups, normalized, not_ours, register};
-use super::checked::CheckedCheckpoint;
+use super::checked::{BY_NORM, CheckedCheckpoint};
 use super::decoder::{Decoder, Preset, Residual, RouterKind};
 use super::keys::eos_token_ids;
 use super::sizes::Sizes;
@@ -31,6 +31,9 @@ const SMALL_PRESET: Preset = Preset {
     reason: "small models have no weights to spare: in lut4, shards of SmolLM2-135M and Gemma 3 270M fall to cosines of 0.83 and 0.81, and in this to 0.998",
 };
 
+/// Name of the vector with the token of each row of the head.
+const HEAD_ORDER: &str = "head_order";
+
 /// Remarks on a checkpoint's values.
 pub type Remarks = fn(&Decoder, &CheckedCheckpoint) -> Result<Vec<String>>;
 
@@ -42,6 +45,8 @@ pub struct Family {
     /// Tensors of each layer, by role.
     pub(super) rows: Vec<BTreeMap<&'static str, TensorRow>>,
     remarks: Remarks,
+    /// SHA-256 of the tokens that matrices are compressed for, where they are for any.
+    pub calibration: Option<String>,
 }
 
 impl Family {
@@ -57,7 +62,7 @@ impl Family {
                 own.insert(row.role, row);
             }
         }
-        Family { decoder, checked, rows, remarks }
+        Family { decoder, checked, rows, remarks, calibration: None }
     }
 
     /// Returns the name of the family, for instance `gemma4`.
@@ -177,7 +182,11 @@ impl Family {
             false => self.fact_of_joining(options).into_iter().collect(),
         };
         facts.extend(fact);
-        let head = self.head().shards(options);
+        let mut head = self.head();
+        if self.sorts_head(options) {
+            head.matrix += BY_NORM;
+        }
+        let head = head.shards(options);
         let chain = self.chain(options, context, steps, &head);
         let source = self.checked.checkpoint.name.clone();
         chain_builder::plan(d, source, options, (shards, head), chain, facts)
@@ -195,6 +204,13 @@ impl Family {
         let fact =
             format!("attention is {kind} where neither --attn-quant nor a search says otherwise: {reason}");
         (options, Some(fact))
+    }
+
+    /// Tells whether the head's rows are stored in the order of their norms.
+    fn sorts_head(&self, options: &PlanOptions) -> bool {
+        let d = &self.decoder;
+        let kind = options.resolve("head", d.vocab, d.hidden).kind;
+        options.sort_head && !matches!(kind, Quant::Fp16 | Quant::Mxfp4)
     }
 
     fn head(&self) -> OutputHead {
@@ -235,6 +251,7 @@ impl Family {
         let hidden = if d.residual == Residual::Affine { normalized(HIDDEN) } else { register(HIDDEN) };
         let scale = d.embedding_scale / d.stream_unit;
         Chain {
+            head_order: self.sorts_head(options).then(|| HEAD_ORDER.into()),
             readings,
             ropes,
             caches,
@@ -268,9 +285,14 @@ impl Family {
     /// # Errors
     /// The checkpoint cannot be read.
     pub fn host_vectors(&self, options: &PlanOptions) -> Result<BTreeMap<String, Vec<f32>>> {
-        match self.decoder.residual {
-            Residual::Affine => self.vectors_at_host(&self.groups(options)),
-            Residual::Plain | Residual::LayerScalar => Ok(BTreeMap::new()),
+        let mut all = match self.decoder.residual {
+            Residual::Affine => self.vectors_at_host(&self.groups(options))?,
+            Residual::Plain | Residual::LayerScalar => BTreeMap::new(),
+        };
+        if self.sorts_head(options) {
+            let order = self.checked.rows_by_norm(&self.head().matrix)?;
+            all.insert(HEAD_ORDER.into(), order.iter().map(|&id| id as f32).collect());
         }
+        Ok(all)
     }
 }

@@ -40,6 +40,10 @@ pub struct PlanOptions {
     /// Experts that share a scale, where their kind has one scale per tensor.
     #[serde(default, skip_serializing_if = "ScaleScope::is_matrix")]
     pub scale_scope: ScaleScope,
+    /// True to store the rows of a compressed head in the order of their norms, so that rows which share a table are
+    /// alike; the host puts the logits back into the order of the ids.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub sort_head: bool,
 }
 
 /// Experts that share a scale, where their kind has one scale per tensor.
@@ -92,6 +96,7 @@ impl Default for PlanOptions {
             max_context: None,
             max_shard_mb: 1900,
             scale_scope: ScaleScope::Matrix,
+            sort_head: false,
         }
     }
 }

@@ -2,9 +2,10 @@
 
 use super::histogram::MassMoments;
 use anemoe_kernels::ErrorSums;
+use serde::{Deserialize, Serialize};
 
 /// Sums over weights and their compressed values, in f64; pieces of a matrix add up.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Metrics {
     /// Number of weights.
     pub count: u64,

@@ -1,6 +1,8 @@
 //! Weight compression: k-means tables, even tables, and linear kinds, each with the smallest squared error that it can have.
 
+mod dense;
 mod encoder;
+mod feedback;
 mod histogram;
 mod integers;
 mod kmeans;
@@ -11,7 +13,9 @@ pub mod q4_0;
 #[cfg(test)]
 mod testing;
 
+pub use dense::product;
 pub use encoder::{Encoder, OutsideFp16, ReadRows, TablesAndScales};
+pub use feedback::{CompressedMatrix, InputMoments, InputSums};
 pub use histogram::Histogram;
 pub use kmeans::{kmeans, kmeans_exact};
 pub use metrics::Metrics;

@@ -8,7 +8,7 @@ use super::math::{
     add, add_scaled, argmax, attend, gated, gelu_exact, l2_norm, rms_norm, rope, scaled, softmax, top_k,
 };
 use super::reference_model::{Forward, LayerState, Limits, Pass, RunOptions};
-use super::tensor_reader::{Rows, StreamedMatrix, TensorReader};
+use super::tensor_reader::{Rows, StreamedMatrix, TensorReader, TokenSet};
 use anemoe_convert::checkpoint::Checkpoint;
 use anemoe_convert::lower::Activation;
 use anemoe_convert::models::{
@@ -35,14 +35,17 @@ struct LayerMemory {
 pub struct DecoderForward<'a> {
     decoder: Decoder,
     weights: TensorReader<'a>,
-    memories: Vec<LayerMemory>,
+    /// State by layer and window.
+    memories: Vec<Vec<LayerMemory>>,
+    /// Tokens of each window in the pass that is running, which lie one behind the other.
+    windows: Vec<usize>,
 }
 
 /// Experts of each token, most probable first, with their weights.
 type Routes = Vec<Vec<(usize, f32)>>;
 
-fn empty(d: &Decoder) -> Vec<LayerMemory> {
-    let memory = |a: &Attention| match a.projection {
+fn empty(a: &Attention) -> LayerMemory {
+    match a.projection {
         QkvProjection::Direct { .. } => LayerMemory::default(),
         // Zeros precede the first token before both convolutions, so that the second convolution sees the first one's
         // bias.
@@ -51,8 +54,7 @@ fn empty(d: &Decoder) -> Vec<LayerMemory> {
             delayed: vec![0.0; a.kv_size() / 2],
             ..LayerMemory::default()
         },
-    };
-    d.layers.iter().map(|layer| memory(&layer.attention)).collect()
+    }
 }
 
 impl<'a> DecoderForward<'a> {
@@ -65,7 +67,36 @@ impl<'a> DecoderForward<'a> {
     pub fn of(decoder: Decoder, checkpoint: &'a Checkpoint, probe: Option<&'a Probe>) -> Result<Self> {
         let prefix = models::prefix(checkpoint, &decoder)?;
         let weights = TensorReader { source: checkpoint.source.as_ref(), prefix, probe };
-        Ok(DecoderForward { memories: empty(&decoder), decoder, weights })
+        let mut model = DecoderForward { memories: Vec::new(), windows: Vec::new(), decoder, weights };
+        model.reset();
+        Ok(model)
+    }
+
+    /// Runs one layer on windows of these lengths, each from an empty context.
+    pub fn layer_of_windows(
+        &mut self,
+        l: usize,
+        windows: &[usize],
+        s: &mut Rows,
+        states: &mut Option<Rows>,
+    ) -> Result<()> {
+        self.windows = windows.to_vec();
+        self.memories[l] = windows.iter().map(|_| empty(&self.decoder.layers[l].attention)).collect();
+        self.attention(l, s)?;
+        self.memories[l].clear();
+        self.feed_forward(l, s, states)?;
+        Ok(())
+    }
+
+    /// Computes the head's input from the stream behind the last layer.
+    pub fn head_input(&self, s: &Rows) -> Result<Rows> {
+        self.norm(None, "final_norm", s)
+    }
+
+    /// Returns the position of each token of the pass in its window.
+    fn positions(&self, l: usize) -> Vec<usize> {
+        let windows = self.memories[l].iter().zip(&self.windows);
+        windows.flat_map(|(m, n)| m.keys.len()..m.keys.len() + n).collect()
     }
 
     fn vector(&self, l: usize, role: &str, n: usize) -> Result<Vec<f32>> {
@@ -128,7 +159,7 @@ impl<'a> DecoderForward<'a> {
     }
 
     /// Returns the stream before the first layer.
-    fn embed(&self, tokens: &[u32]) -> Result<Rows> {
+    pub fn embed(&self, tokens: &[u32]) -> Result<Rows> {
         let d = &self.decoder;
         let embed = self.weights.matrix(&d.tensor(None, "embedding"), d.vocab, d.hidden)?;
         let mut s = Rows::with_capacity(tokens.len());
@@ -156,10 +187,11 @@ impl Forward for DecoderForward<'_> {
     }
 
     fn reset(&mut self) {
-        self.memories = empty(&self.decoder);
+        self.memories = self.decoder.layers.iter().map(|l| vec![empty(&l.attention)]).collect();
     }
 
     fn forward(&mut self, tokens: &[u32], options: RunOptions, tick: &mut dyn FnMut()) -> Result<Pass> {
+        self.windows = vec![tokens.len()];
         let mut s = self.embed(tokens)?;
         let mut pass = Pass::default();
         if options.hidden {
@@ -179,7 +211,7 @@ impl Forward for DecoderForward<'_> {
             tick();
         }
         let d = &self.decoder;
-        let s = self.norm(None, "final_norm", &s)?;
+        let s = self.head_input(&s)?;
         let head = d.tensor(None, if d.is_tied { "embedding" } else { "head" });
         pass.logits = self.weights.head(&head, d.vocab, d.hidden)?.times(&s)?;
         if let Some(cap) = d.softcap {
@@ -200,8 +232,8 @@ impl Forward for DecoderForward<'_> {
         let delayed =
             |m: &LayerMemory| LayerState { shape: vec![m.delayed.len()], values: m.delayed.clone() };
         BTreeMap::from([
-            ("cca_conv_state", self.memories.iter().map(conv).collect()),
-            ("cca_delayed_v_state", self.memories.iter().map(delayed).collect()),
+            ("cca_conv_state", self.memories.iter().flatten().map(conv).collect()),
+            ("cca_delayed_v_state", self.memories.iter().flatten().map(delayed).collect()),
         ])
     }
 }
@@ -220,9 +252,12 @@ impl DecoderForward<'_> {
         // o = Wo softmax(scale q k^T + mask) v: groups of query heads share a key/value head, and a window includes
         // the current token
         let sinks = if a.has_sinks { Some(self.vector(l, "sinks", a.heads)?) } else { None };
-        let LayerMemory { keys, values, .. } = &self.memories[l];
-        let first = keys.len() - x.len();
-        let o = attend(&queries, (keys, values), first, &a, sinks.as_deref());
+        let (mut o, mut rest) = (Rows::with_capacity(x.len()), queries.as_slice());
+        for (LayerMemory { keys, values, .. }, n) in self.memories[l].iter().zip(&self.windows) {
+            let (own, behind) = rest.split_at(*n);
+            o.extend(attend(own, (keys, values), keys.len() - n, &a, sinks.as_deref()));
+            rest = behind;
+        }
         let o = self.product(l, "o_proj", (self.decoder.hidden, a.q_size()), &o, a.has_output_bias)?;
         let o = self.after(l, "post_attention_norm", o)?;
         self.merge(l, "attention_residual", &o, s)
@@ -245,7 +280,7 @@ impl DecoderForward<'_> {
                 self.product(l, "v_proj", (a.kv_size(), hidden), x, has_bias)?
             }
         };
-        let first = self.memories[l].keys.len();
+        let positions = self.positions(l);
         for (x, role, row) in [(&mut q, "q_norm", a.q_size()), (&mut k, "k_norm", a.kv_size())] {
             // Heads of one norm, whose weights are as many.
             let width = if norm == HeadNorm::WholeRow { row } else { d };
@@ -253,14 +288,14 @@ impl DecoderForward<'_> {
                 HeadNorm::None => None,
                 HeadNorm::PerHead | HeadNorm::WholeRow => Some(self.norm_weight(Some(l), role, width)?),
             };
-            for (t, row) in x.iter_mut().enumerate() {
+            for (position, row) in positions.iter().zip(x.iter_mut()) {
                 for part in row.chunks_exact_mut(width) {
                     if let Some(weight) = &weight {
                         part.copy_from_slice(&scaled(&rms_norm(part, eps), weight));
                     }
                 }
                 for head in row.chunks_exact_mut(d) {
-                    rope(&mut head[..a.rope.width], first + t, &a.rope.inv_freq);
+                    rope(&mut head[..a.rope.width], *position, &a.rope.inv_freq);
                 }
             }
         }
@@ -269,9 +304,11 @@ impl DecoderForward<'_> {
                 head.copy_from_slice(&rms_norm(head, eps));
             }
         }
-        let memory = &mut self.memories[l];
-        memory.keys.extend(k);
-        memory.values.extend(v);
+        let (mut k, mut v) = (k.into_iter(), v.into_iter());
+        for (memory, n) in self.memories[l].iter_mut().zip(&self.windows) {
+            memory.keys.extend(k.by_ref().take(*n));
+            memory.values.extend(v.by_ref().take(*n));
+        }
         Ok(q)
     }
 
@@ -294,10 +331,11 @@ impl DecoderForward<'_> {
         let temperature = self.vector(l, "temperature", nk)?;
         let turning = a.rope.width;
 
-        let memory = &mut self.memories[l];
-        let first = memory.keys.len();
+        let positions = self.positions(l);
+        let window_of = self.windows.iter().enumerate().flat_map(|(i, n)| std::iter::repeat_n(i, *n));
         let mut queries = Rows::with_capacity(x.len());
-        for t in 0..x.len() {
+        for (t, window) in window_of.enumerate() {
+            let memory = &mut self.memories[l][window];
             let u: Vec<f32> = q0[t].iter().chain(&k0[t]).copied().collect();
             // d_t = w0 u_{t-1} + w1 u_t + b
             let conv = |before: &[f32], now: &[f32]| -> Vec<f32> {
@@ -323,7 +361,7 @@ impl DecoderForward<'_> {
             for h in 0..nq {
                 let raw: Vec<f32> = (0..d).map(|i| mixed[h * d + i] + mean(h, i)).collect();
                 let mut head = l2_norm(&raw, (d as f32).sqrt());
-                rope(&mut head[..turning], first + t, &a.rope.inv_freq);
+                rope(&mut head[..turning], positions[t], &a.rope.inv_freq);
                 q.extend(head);
             }
             let mut k = Vec::with_capacity(kv_size);
@@ -332,7 +370,7 @@ impl DecoderForward<'_> {
                     |i: usize| (g * group..(g + 1) * group).map(|h| mean(h, i)).sum::<f32>() / group as f32;
                 let raw: Vec<f32> = (0..d).map(|i| mixed[q_size + g * d + i] + over(i)).collect();
                 let mut head = l2_norm(&raw, (d as f32).sqrt() * temperature[g]);
-                rope(&mut head[..turning], first + t, &a.rope.inv_freq);
+                rope(&mut head[..turning], positions[t], &a.rope.inv_freq);
                 k.extend(head);
             }
             let late = std::mem::replace(&mut memory.delayed, delayed[t].clone());
@@ -486,32 +524,43 @@ impl DecoderForward<'_> {
             )),
         };
         let mut out = vec![vec![0f32; hidden]; y.len()];
-        for (expert, tokens) in tokens_of {
-            if expert == e.count {
-                if matches!(e.router, RouterKind::Network { skip: ZayaSkip::Identity, .. }) {
-                    tokens.iter().for_each(|&(t, weight)| add_scaled(&mut out[t], weight, &y[t]));
-                }
-                continue;
-            }
-            let x: Rows = tokens.iter().map(|&(t, _)| y[t].clone()).collect();
-            // Rows of the gate come before rows of the up projection.
-            let gate_up = self.weights.expert(&name("gate_up"), e.count, expert, 2 * width, hidden)?;
-            let mut gate_up = gate_up.times(&x)?;
+        if let Some(tokens) = tokens_of.remove(&e.count)
+            && matches!(e.router, RouterKind::Network { skip: ZayaSkip::Identity, .. })
+        {
+            tokens.iter().for_each(|&(t, weight)| add_scaled(&mut out[t], weight, &y[t]));
+        }
+        let sets = self.weights.token_sets(tokens_of, e.count, y.len());
+        let stack = |role: &str, rows: usize, cols: usize| -> Result<Vec<_>> {
+            sets.iter().map(|set| self.weights.expert(&name(role), e.count, set.expert, rows, cols)).collect()
+        };
+        // Rows of the gate come before rows of the up projection.
+        let gate_up: Vec<StreamedMatrix<'_>> = stack("gate_up", 2 * width, hidden)?;
+        let x = |set: &TokenSet| -> Vec<&[f32]> { set.tokens.iter().map(|&(t, _)| &y[t][..]).collect() };
+        self.weights.share(gate_up.iter().zip(&sets).map(|(m, set)| m.pairs(x(set), set.pairs, None)))?;
+        let mut inner = Vec::with_capacity(sets.len());
+        for (matrix, set) in gate_up.iter().zip(&sets) {
+            let mut gate_up = matrix.times_set(x(set), set.pairs, None)?;
             if let Some((bias, _)) = &biases {
-                let own = &bias[expert * 2 * width..(expert + 1) * 2 * width];
+                let own = &bias[set.expert * 2 * width..(set.expert + 1) * 2 * width];
                 gate_up.iter_mut().for_each(|row| add(row, own));
             }
-            let inner: Rows =
-                gate_up.iter().map(|gu| gated(activation, &gu[..width], &gu[width..])).collect();
-            let down = self.weights.expert(&name("down"), e.count, expert, hidden, width)?;
-            // The probe sees weighted inputs, as the shards' down projection does.
-            let scales: Vec<f32> = tokens.iter().map(|&(_, weight)| weight).collect();
-            let mut down = down.times_scaled(&inner, &scales)?;
+            let own = gate_up.iter().map(|gu| gated(activation, &gu[..width], &gu[width..]));
+            inner.push(own.collect::<Rows>());
+        }
+        let down: Vec<StreamedMatrix<'_>> = stack("down", hidden, width)?;
+        // The probe sees weighted inputs, as the shards' down projection does.
+        let scales: Vec<Vec<f32>> =
+            sets.iter().map(|set| set.tokens.iter().map(|&(_, weight)| weight).collect()).collect();
+        let z = |i: usize| -> Vec<&[f32]> { inner[i].iter().map(Vec::as_slice).collect() };
+        let pairs = |i: usize| down[i].pairs(z(i), sets[i].pairs, Some(&scales[i]));
+        self.weights.share((0..sets.len()).map(pairs))?;
+        for (i, set) in sets.iter().enumerate() {
+            let mut down = down[i].times_set(z(i), set.pairs, Some(&scales[i]))?;
             if let Some((_, bias)) = &biases {
-                let own = &bias[expert * hidden..(expert + 1) * hidden];
+                let own = &bias[set.expert * hidden..(set.expert + 1) * hidden];
                 down.iter_mut().for_each(|row| add(row, own));
             }
-            for (&(t, weight), down) in tokens.iter().zip(&down) {
+            for (&(t, weight), down) in set.own().map(|j| (&set.tokens[j], &down[j])) {
                 add_scaled(&mut out[t], weight, down);
             }
         }

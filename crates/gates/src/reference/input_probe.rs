@@ -3,11 +3,46 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
+use anemoe_convert::Result;
+
+/// Inputs of a matrix in two models: the uncompressed one, and one whose earlier weights are compressed.
+pub struct Pairs<'a> {
+    /// Name of the tensor without the checkpoint's prefix.
+    pub tensor: &'a str,
+    /// Index of the matrix in a stacked tensor, else 0.
+    pub index: usize,
+    /// Rows and columns of the matrix.
+    pub shape: (usize, usize),
+    /// Inputs in the uncompressed model.
+    pub float: Vec<&'a [f32]>,
+    /// Inputs of the same tokens in the compressed model.
+    pub compressed: Vec<&'a [f32]>,
+    /// Factors of both inputs, where they count differently.
+    pub scales: Option<&'a [f32]>,
+}
+
+/// Compresses weights while a model runs, each when its inputs are known.
+pub trait Compressor: Sync + Send {
+    /// Takes the inputs of all matrices of a stack, before the first of them is compressed.
+    ///
+    /// # Errors
+    /// The user interrupts.
+    fn share(&self, parts: &[Pairs<'_>]) -> Result<()>;
+
+    /// Compresses a matrix `weights` for its inputs, and returns the values of its compressed form; none where it stays.
+    ///
+    /// # Errors
+    /// The checkpoint cannot be read, fp16 cannot hold a value, or the result cannot be written.
+    fn compress(&self, inputs: &Pairs<'_>, weights: &[f32]) -> Result<Option<Vec<f32>>>;
+}
+
 /// Probe that watches a reference run, or replaces its weights.
 #[derive(Default)]
 pub struct Probe {
     /// Values that replace whole tensors, by name without the checkpoint's prefix ([`super::HEAD`] for the head).
     pub replaced: BTreeMap<String, Arc<Vec<f32>>>,
+    /// Compressor of the weights; then the second half of all tokens is the compressed model's.
+    pub compressor: Option<Box<dyn Compressor>>,
     moments: Option<Mutex<BTreeMap<String, InputMoments>>>,
 }
 
@@ -27,7 +62,7 @@ pub struct InputMoments {
 impl Probe {
     /// Makes a probe that sums the squares of every projection's inputs.
     pub fn watching() -> Probe {
-        Probe { replaced: BTreeMap::new(), moments: Some(Mutex::default()) }
+        Probe { moments: Some(Mutex::default()), ..Probe::default() }
     }
 
     /// Returns the sums of squares that were measured, by tensor.
@@ -41,7 +76,7 @@ impl Probe {
         tensor: &str,
         parts: usize,
         index: usize,
-        x: &[Vec<f32>],
+        x: &[&[f32]],
         scales: Option<&[f32]>,
     ) {
         let (Some(moments), Some(first)) = (&self.moments, x.first()) else { return };
@@ -57,7 +92,7 @@ impl Probe {
         let sums = &mut all.sums[index * cols..(index + 1) * cols];
         for (t, x) in x.iter().enumerate() {
             let scale = scales.map_or(1.0, |s| f64::from(s[t]) * f64::from(s[t]));
-            for (sum, v) in sums.iter_mut().zip(x) {
+            for (sum, v) in sums.iter_mut().zip(*x) {
                 *sum += scale * f64::from(*v) * f64::from(*v);
             }
         }

@@ -12,13 +12,13 @@ mod reference_model;
 mod tensor_reader;
 
 pub use golden::Golden;
-pub use input_probe::{InputMoments, Probe};
+pub use forward_pass::DecoderForward;
+pub use input_probe::{Compressor, InputMoments, Pairs, Probe};
 pub use reference_model::{Forward, LayerState, Limits, Pass, RunOptions};
-pub use tensor_reader::HEAD;
+pub use tensor_reader::{HEAD, Rows};
 
 use anemoe_convert::checkpoint::Checkpoint;
 use anemoe_convert::{Error, Result};
-use forward_pass::DecoderForward;
 
 /// Opens a checkpoint as a model with an empty context.
 ///

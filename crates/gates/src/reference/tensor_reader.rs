@@ -1,11 +1,13 @@
 //! Reads the weights of a reference run from the checkpoint as they are needed; a probe watches and replaces them.
 
-use super::input_probe::Probe;
+use super::input_probe::{Compressor, Pairs, Probe};
 use super::math::dot;
 use anemoe_convert::checkpoint::TensorSource;
 use anemoe_convert::models::full_name;
+use anemoe_convert::quantize::product;
 use anemoe_convert::{Error, Result};
 use rayon::prelude::*;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// Number of weights that one task reads and converts at a time: 1 MiB in f32.
@@ -122,6 +124,66 @@ impl<'a> TensorReader<'a> {
     }
 }
 
+/// Tokens of an expert.
+pub struct TokenSet {
+    /// The expert.
+    pub expert: usize,
+    /// Tokens with their routing weights. Where weights are compressed on the way: those of the uncompressed model,
+    /// the uncompressed model's tokens in the places of the compressed model's, and those of the compressed model.
+    pub tokens: Vec<(usize, f32)>,
+    /// Number of the tokens of the compressed model.
+    pub pairs: usize,
+}
+
+impl TokenSet {
+    /// Returns the indices of the tokens that a router sent to the expert.
+    pub fn own(&self) -> impl Iterator<Item = usize> {
+        let n = self.tokens.len();
+        (0..n - 2 * self.pairs).chain(n - self.pairs..n)
+    }
+}
+
+impl<'a> TensorReader<'a> {
+    fn compressor(&self) -> Option<&'a dyn Compressor> {
+        self.probe.and_then(|p| p.compressor.as_deref())
+    }
+
+    /// Returns the tokens of each expert. Where weights are compressed on the way, all experts have a set, and the
+    /// second half of all `tokens` tokens is the compressed model's.
+    pub fn token_sets(
+        &self,
+        tokens_of: BTreeMap<usize, Vec<(usize, f32)>>,
+        experts: usize,
+        tokens: usize,
+    ) -> Vec<TokenSet> {
+        let mut tokens_of = tokens_of;
+        if self.compressor().is_none() {
+            let sets = tokens_of.into_iter();
+            return sets.map(|(expert, tokens)| TokenSet { expert, tokens, pairs: 0 }).collect();
+        }
+        let set = |expert: usize| {
+            let mut own = tokens_of.remove(&expert).unwrap_or_default();
+            let at = own.partition_point(|&(t, _)| t < tokens / 2);
+            let shadows: Vec<_> = own[at..].iter().map(|&(t, w)| (t - tokens / 2, w)).collect();
+            let pairs = shadows.len();
+            own.splice(at..at, shadows);
+            TokenSet { expert, tokens: own, pairs }
+        };
+        (0..experts).map(set).collect()
+    }
+
+    /// Shows the inputs of all matrices of a stack before the first of them is compressed.
+    ///
+    /// # Errors
+    /// The user interrupts.
+    pub fn share<'p>(&self, parts: impl Iterator<Item = Pairs<'p>>) -> Result<()> {
+        match self.compressor() {
+            Some(compressor) => compressor.share(&parts.collect::<Vec<_>>()),
+            None => Ok(()),
+        }
+    }
+}
+
 /// Matrix `[rows, cols]` that stays in its file, or the probe's replacement.
 pub struct StreamedMatrix<'a> {
     source: &'a dyn TensorSource,
@@ -161,32 +223,53 @@ impl StreamedMatrix<'_> {
         Ok(out)
     }
 
-    /// Computes `W x` for each `x` of `cols` elements; the probe sees each `x`.
+    /// Computes `W x` for each `x` of `cols` elements; the probe sees each `x`. Where weights are compressed on the
+    /// way, the first half of `x` is the uncompressed model's.
     ///
     /// # Errors
     /// The file cannot be read, or the user interrupts.
     pub fn times(&self, x: &[Vec<f32>]) -> Result<Rows> {
-        self.observe(x, None);
-        self.product(x)
+        self.times_set(x.iter().map(Vec::as_slice).collect(), x.len() / 2, None)
     }
 
-    /// Computes `W x` like [`StreamedMatrix::times`]; the probe sees each `x` times its scale.
+    /// Computes `W x` like [`StreamedMatrix::times`]; the probe sees each `x` times its scale. Where weights are
+    /// compressed on the way, the last `pairs` inputs are of the compressed model, and as many before them are what
+    /// the uncompressed model has instead.
     ///
     /// # Errors
     /// Fails like [`StreamedMatrix::times`].
-    pub fn times_scaled(&self, x: &[Vec<f32>], scales: &[f32]) -> Result<Rows> {
-        self.observe(x, Some(scales));
-        self.product(x)
+    pub fn times_set(&self, x: Vec<&[f32]>, pairs: usize, scales: Option<&[f32]>) -> Result<Rows> {
+        let Some(probe) = self.probe else { return self.product(&x) };
+        probe.observe(&self.name, self.parts, self.index, &x, scales);
+        let Some(compressor) = &probe.compressor else { return self.product(&x) };
+        let first = x.len() - pairs;
+        let mut own = vec![0f32; self.rows * self.cols];
+        self.read(0, &mut own)?;
+        let compressed = compressor.compress(&self.pairs(x.clone(), pairs, scales), &own)?;
+        let times = |x: &[&[f32]], w: &[f32]| product(&x.concat(), w, self.cols);
+        let mut out = times(&x[..first], &own);
+        out.extend(times(&x[first..], compressed.as_deref().unwrap_or(&own)));
+        Ok(out.chunks_exact(self.rows).map(<[f32]>::to_vec).collect())
     }
 
-    fn observe(&self, x: &[Vec<f32>], scales: Option<&[f32]>) {
-        if let Some(probe) = self.probe {
-            probe.observe(&self.name, self.parts, self.index, x, scales);
+    /// Describes the inputs of which the last `pairs` are of the compressed model.
+    pub fn pairs<'a>(&'a self, x: Vec<&'a [f32]>, pairs: usize, scales: Option<&'a [f32]>) -> Pairs<'a> {
+        let (before, compressed) = x.split_at(x.len() - pairs);
+        Pairs {
+            tensor: &self.name,
+            index: self.index,
+            shape: (self.rows, self.cols),
+            float: before[before.len() - pairs..].to_vec(),
+            compressed: compressed.to_vec(),
+            scales: scales.map(|s| &s[s.len() - pairs..]),
         }
     }
 
     /// Computes `W x` on all threads; each task reads its rows of the matrix.
-    fn product(&self, x: &[Vec<f32>]) -> Result<Rows> {
+    fn product(&self, x: &[&[f32]]) -> Result<Rows> {
+        if x.is_empty() {
+            return Ok(Rows::new());
+        }
         let rows_at_once = (PIECE / self.cols).max(1);
         // [rows, T]: each task writes a piece of its own.
         let mut by_row = vec![0f32; self.rows * x.len()];

@@ -409,6 +409,9 @@ impl Model {
                     let mut copy = locked(&self.spare_rows).pop().unwrap_or_default();
                     copy.clear();
                     copy.extend_from_slice(row);
+                    for (id, v) in self.head_order.iter().flatten().zip(row) {
+                        copy[*id as usize] = *v;
+                    }
                     if let Some(cap) = self.chain.model.final_logit_softcapping {
                         anemoe_kernels::softcap(&mut copy, cap);
                     }

@@ -90,6 +90,8 @@ pub struct Model {
     names: Names,
     hidden: usize,
     logits: usize,
+    /// Token of each row of the head, where rows are in another order.
+    head_order: Option<Vec<u32>>,
     fp16_stream: bool,
     low_memory: bool,
     /// Tokens of calls, and of calls of the head, that functions are prepared for.
@@ -190,6 +192,9 @@ impl Model {
         let body = ChainProgram::resolve(bundle, &chain, &chain.steps, &index, &vectors, &mut names)?;
         let head = ChainProgram::resolve(bundle, &chain, &chain.head, &index, &vectors, &mut names)?;
         let logits = names.index("logits");
+        // A draft of a chain has no file of vectors yet.
+        let order = chain.head_order.as_deref().filter(|_| chain.vectors.is_some());
+        let head_order = order.map(|name| vectors.order(name, chain.model.vocab_size)).transpose()?;
         Ok(Model {
             number: NUMBER.fetch_add(1, Ordering::Relaxed),
             bundle: bundle.to_path_buf(),
@@ -203,6 +208,7 @@ impl Model {
             head,
             hidden,
             logits,
+            head_order,
             fp16_stream: false,
             low_memory: false,
             preparations: Mutex::default(),

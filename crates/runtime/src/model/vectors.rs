@@ -48,6 +48,20 @@ impl VectorFile {
         }
     }
 
+    /// Returns the token of each row of the head.
+    pub fn order(&self, name: &str, vocabulary: usize) -> Result<Vec<u32>> {
+        let ids: Vec<u32> = self.vector(name.to_string())?.iter().map(|&v| v as u32).collect();
+        let mut rows = vec![false; vocabulary];
+        let mut is_new = |id: &u32| rows.get_mut(*id as usize).is_some_and(|row| !std::mem::replace(row, true));
+        match ids.len() == vocabulary && ids.iter().all(&mut is_new) {
+            true => Ok(ids),
+            false => Err(Error::invalid(
+                &self.file,
+                format!("vector `{name}`: not each of {vocabulary} tokens once"),
+            )),
+        }
+    }
+
     /// Returns a norm with its vector.
     pub fn norm(&self, name: &str, eps: f32) -> Result<Norm> {
         Ok(Norm { weight: self.vector(name.to_string())?, eps })

@@ -1,0 +1,448 @@
+//! Compresses a checkpoint for a text, layer by layer, before packages are built.
+//!
+//! ```text
+//! windows of the text, twice:   the model's own weights     x   ---\
+//!                               weights compressed so far   x^  ---- each matrix, when its inputs are known
+//! ```
+//! Both streams go through each layer together. A matrix is compressed at its first product, for the inputs that
+//! come (x^) and those that the model's own weights give (x). An expert counts the tokens that the compressed router
+//! sends to it. After each layer both streams are written, so that an interrupted run goes on there.
+
+use crate::checkpoint_text;
+use crate::perplexity;
+use crate::reference::{Compressor, DecoderForward, Pairs, Probe, Rows};
+use crate::{Error, Result};
+use anemoe_convert::build::check_interrupted;
+use anemoe_convert::compressed::{CompressedMatrices, PREFIX};
+use anemoe_convert::models::Family;
+use anemoe_convert::plan::{MatrixPlan, Plan};
+use anemoe_convert::quant::Quant;
+use anemoe_convert::quantize::{CompressedMatrix, Encoder, InputMoments, InputSums, TablesAndScales};
+use anemoe_io::{locked, write_atomic};
+use std::collections::BTreeMap;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+
+/// Tokens of all experts' mean inputs that are added to each expert's own, so that an expert with few tokens is not
+/// judged by chance.
+const PRIOR_TOKENS: f64 = 64.0;
+/// Tokens whose products are summed at a time: columns of 16 KB.
+const TOKENS: usize = 4096;
+/// Weights of rows that are compressed at a time, and in memory several times.
+const WEIGHTS: usize = 16 << 20;
+
+/// Built-in text: own documents and sources, other languages, and a chat. No gate and no benchmark uses it.
+const TEXT: &str = include_str!("default_text.txt");
+/// Tokens of a window, the starting token included.
+const WINDOW: usize = 128;
+/// Most windows of a text: more do not lower the divergence of small models.
+const WINDOWS: usize = 256;
+
+/// Cuts a text, or the built-in one, into the windows that matrices are compressed for: as many as fit into `memory`
+/// bytes, evenly spread over the text.
+///
+/// # Errors
+/// There is no tokenizer, the text has no token to predict, or the memory does not suffice for a window.
+pub fn windows(family: &Family, text: Option<&str>, memory_limit: u64) -> Result<Vec<Vec<u32>>> {
+    let checkpoint = &family.checked_checkpoint().checkpoint;
+    let tokenizer = checkpoint_text::tokenizer(checkpoint)?;
+    let bos = tokenizer.bos(checkpoint_text::bos(checkpoint));
+    let ids = tokenizer.encode(text.unwrap_or(TEXT), bos)?;
+    let context = WINDOW.min(family.decoder.positions);
+    let all = perplexity::windows(&ids, bos, context, usize::MAX);
+    if all.is_empty() {
+        return Err(Error::usage("--calibrate: the text has no token to predict"));
+    }
+    let most = WINDOWS.min(all.len());
+    let n = (1..=most).rev().find(|n| memory(family, n * context) <= memory_limit).ok_or_else(|| {
+        let least = memory(family, context).div_ceil(1_000_000);
+        Error::usage(format!("--calibration-memory: this model needs {least} MB at least"))
+    })?;
+    Ok((0..n).map(|i| all[i * all.len() / n].clone()).collect())
+}
+
+/// Returns the SHA-256 of windows' tokens, with the length of each window.
+pub fn windows_sha256(windows: &[Vec<u32>]) -> String {
+    let numbers = windows.iter().flat_map(|w| std::iter::once(w.len() as u32).chain(w.iter().copied()));
+    anemoe_bundle::sha256(&numbers.flat_map(u32::to_le_bytes).collect::<Vec<u8>>())
+}
+
+/// Counts the bytes that a calibration over `tokens` tokens takes at most, roughly: both streams with the inputs and
+/// outputs of the widest parts, three squares of the widest matrix, and its weights in f32.
+pub fn memory(family: &Family, tokens: usize) -> u64 {
+    let d = &family.decoder;
+    let widths = d.layers.iter().map(|l| {
+        let attention = 2 * l.attention.q_size() + 2 * l.attention.kv_size();
+        let experts = l.experts.map_or(0, |e| 3 * e.active * e.width);
+        attention.max(3 * l.dense.unwrap_or(0)).max(experts)
+    });
+    let columns = d.layers.iter().flat_map(|l| {
+        [l.dense.unwrap_or(0), l.experts.map_or(0, |e| e.width), l.attention.q_size(), d.hidden]
+    });
+    let (width, columns) = (widths.max().unwrap_or(0), columns.max().unwrap_or(0));
+    let streams = 2 * tokens * (6 * d.hidden + 2 * width);
+    4 * (streams + 8 * columns * columns + 4 * WEIGHTS) as u64
+}
+
+/// Compresses all matrices that a plan compresses for windows of tokens, into `folder`. `progress` takes layers that
+/// are done, of how many; the head counts as one.
+///
+/// # Errors
+/// The checkpoint cannot be read, a value is outside fp16, a table would span experts, or a file cannot be written.
+pub fn compress(
+    family: &Family,
+    plan: &Plan,
+    windows: &[Vec<u32>],
+    folder: &Path,
+    progress: &mut dyn FnMut(usize, usize),
+) -> Result<()> {
+    let checkpoint = &family.checked_checkpoint().checkpoint;
+    let layers = family.decoder.layers.len();
+    let state = folder.join(format!("{PREFIX}streams"));
+    let store = CompressedMatrices::new(folder);
+    let mut matrices: BTreeMap<String, Vec<MatrixPlan>> = BTreeMap::new();
+    for m in plan.shards.iter().flat_map(|s| &s.matrices) {
+        let is_compressed = !matches!(m.quant.kind, Quant::Fp16 | Quant::Mxfp4) && m.taps == 1 && !m.bank;
+        let of_tensor = matrices.entry(m.tensor.clone()).or_default();
+        if is_compressed && !of_tensor.iter().any(|o| o.offset == m.offset) {
+            of_tensor.push(m.clone());
+        }
+    }
+    let compressor = Arc::new(LayerCompressor {
+        checkpoint: checkpoint.path.clone(),
+        store,
+        matrices,
+        shared: Mutex::default(),
+        last: Mutex::default(),
+        begun: Mutex::default(),
+    });
+    let probe = Probe { compressor: Some(Box::new(compressor.clone())), ..Probe::default() };
+    let mut model = DecoderForward::of(family.decoder.clone(), checkpoint, Some(&probe))?;
+    let ids: Vec<u32> = windows.iter().flatten().copied().collect();
+    let mut lengths: Vec<usize> = windows.iter().map(Vec::len).collect();
+    lengths.extend_from_within(..);
+    let (mut first, mut s, mut router) = match read_streams(&state, 2 * ids.len()) {
+        Some(found) => found,
+        None => {
+            let mut s = model.embed(&ids)?;
+            s.extend_from_within(..);
+            (0, s, None)
+        }
+    };
+    first = first.min(layers);
+    for l in first..layers {
+        check_interrupted()?;
+        progress(l, layers + 1);
+        model.layer_of_windows(l, &lengths, &mut s, &mut router)?;
+        write_streams(&state, l + 1, &s, router.as_ref())?;
+    }
+    progress(layers, layers + 1);
+    let x = model.head_input(&s)?;
+    let head = plan.shards.iter().flat_map(|s| &s.matrices).find(|m| m.part == "head");
+    head.map_or(Ok(()), |head| compressor.compress_head(family, &head.tensor, &x))?;
+    progress(layers + 1, layers + 1);
+    Ok(())
+}
+
+/// Writes both streams behind `layers` layers, and the routers' state where there is one.
+fn write_streams(path: &Path, layers: usize, s: &Rows, router: Option<&Rows>) -> Result<()> {
+    let write = |file: &mut std::fs::File| {
+        let mut out = std::io::BufWriter::new(file);
+        let width = |rows: &Rows| rows.first().map_or(0, Vec::len);
+        for n in [layers, s.len(), width(s), router.map_or(0, width)] {
+            out.write_all(&(n as u64).to_le_bytes())?;
+        }
+        for v in s.iter().chain(router.into_iter().flatten()).flatten() {
+            out.write_all(&v.to_le_bytes())?;
+        }
+        out.flush()
+    };
+    write_atomic(path, write).map_err(|e| Error::io(path, e))
+}
+
+/// Reads streams of `tokens` tokens with the number of layers that they went through; none where there are none.
+fn read_streams(path: &Path, tokens: usize) -> Option<(usize, Rows, Option<Rows>)> {
+    let bytes = std::fs::read(path).ok()?;
+    let (head, body) = bytes.split_at_checked(32)?;
+    let number = |i: usize| Some(u64::from_le_bytes(head[8 * i..8 * i + 8].try_into().ok()?) as usize);
+    let (layers, found, width, router) = (number(0)?, number(1)?, number(2)?, number(3)?);
+    let all = width.checked_add(router)?.checked_mul(tokens)?.checked_mul(4)?;
+    if found != tokens || width == 0 || body.len() != all {
+        return None;
+    }
+    let values: Vec<f32> =
+        body.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect();
+    let (s, rest) = values.split_at(tokens * width);
+    let rows = |v: &[f32], width: usize| v.chunks_exact(width).map(<[f32]>::to_vec).collect();
+    Some((layers, rows(s, width), (router > 0).then(|| rows(rest, router))))
+}
+
+/// Compressor of the matrices of a plan, each for its inputs.
+struct LayerCompressor {
+    checkpoint: PathBuf,
+    store: CompressedMatrices,
+    /// Matrices to compress, by tensor.
+    matrices: BTreeMap<String, Vec<MatrixPlan>>,
+    /// Sums over all experts of the stack that is being compressed, with its tensor.
+    shared: Mutex<Option<(String, InputSums)>>,
+    /// Moments of the last inputs, with a hash of the inputs: queries, keys and values have the same.
+    last: Mutex<Option<(u64, Arc<InputMoments>)>>,
+    /// Matrices of which some rows are compressed, by tensor and offset.
+    begun: Mutex<BTreeMap<(String, u64), CompressedMatrix>>,
+}
+
+/// Reader of rows from the given one on.
+type ReadRows<'a> = dyn Fn(usize, &mut [f32]) -> Result<()> + 'a;
+
+impl LayerCompressor {
+    /// Adds the inputs of a matrix to its sums.
+    fn add(sums: &mut InputSums, inputs: &Pairs<'_>) {
+        let cols = inputs.shape.1;
+        for first in (0..inputs.compressed.len()).step_by(TOKENS) {
+            let tokens = TOKENS.min(inputs.compressed.len() - first);
+            let scale = |t: usize| inputs.scales.map_or(1.0, |s| s[first + t]);
+            let columns = |x: &[&[f32]]| -> Vec<f32> {
+                let own = &x[first..first + tokens];
+                (0..cols).flat_map(|c| own.iter().enumerate().map(move |(t, x)| x[c] * scale(t))).collect()
+            };
+            sums.add(&columns(&inputs.float), &columns(&inputs.compressed), tokens);
+        }
+    }
+
+    /// Returns the moments of a matrix's inputs.
+    fn moments(&self, inputs: &Pairs<'_>) -> Arc<InputMoments> {
+        let shared = locked(&self.shared);
+        let shared = shared.as_ref().filter(|(tensor, _)| tensor == inputs.tensor);
+        let mut last = locked(&self.last);
+        let key = match shared {
+            Some(_) => None,
+            None => Some(hash(inputs)),
+        };
+        if let Some((_, moments)) = last.as_ref().filter(|(of, _)| Some(*of) == key) {
+            return moments.clone();
+        }
+        *last = None;
+        let mut sums = InputSums::new(inputs.shape.1);
+        LayerCompressor::add(&mut sums, inputs);
+        if let Some((_, all)) = shared {
+            sums.add_mean(all, PRIOR_TOKENS);
+        }
+        let moments = Arc::new(InputMoments::new(sums));
+        *last = key.map(|key| (key, moments.clone()));
+        moments
+    }
+
+    /// Compresses rows of a matrix from row `first` on, as many as `read` has, and hands the values of the result to
+    /// `each`, some rows at a time.
+    fn compress_rows(
+        &self,
+        m: &MatrixPlan,
+        (first, rows): (usize, usize),
+        moments: &InputMoments,
+        read: &ReadRows<'_>,
+        each: &mut dyn FnMut(usize, &[f32]),
+    ) -> Result<()> {
+        let (block, _) = m.quant.block(m.rows, m.cols);
+        let unit = block.max(1).saturating_mul(8);
+        let chunk = (WEIGHTS / m.cols / unit).max(1).saturating_mul(unit);
+        let is_split = rows < m.rows;
+        let bits = rows * m.cols * usize::from(m.quant.kind.bits());
+        if !rows.is_multiple_of(block) || is_split && !bits.is_multiple_of(8) {
+            return Err(Error::unsupported(
+                &self.checkpoint,
+                format!("tensor `{}`: experts that share a table ({}) cannot be calibrated", m.tensor, m.quant),
+            ));
+        }
+        for start in (0..rows).step_by(chunk) {
+            check_interrupted()?;
+            let n = chunk.min(rows - start);
+            let mut weights = vec![0f32; n * m.cols];
+            read(start, &mut weights)?;
+            let encoder =
+                Encoder { rows: n, cols: m.cols, quant: m.quant, exact: false, importance: None, scale: None };
+            let failed = |what: String| Error::invalid(&self.checkpoint, format!("tensor `{}`: {what}", m.tensor));
+            let c = encoder.run_with_feedback(&weights, moments).map_err(|e| failed(e.to_string()))?;
+            each(start, &encoder.decode(&c.packed, &c.side).map_err(|e| failed(e.to_string()))?);
+            let mut begun = locked(&self.begun);
+            let key = (m.tensor.clone(), m.offset);
+            let whole = begun.entry(key.clone()).or_insert_with(|| CompressedMatrix {
+                packed: Vec::new(),
+                side: TablesAndScales::default(),
+            });
+            if first + start == 0 {
+                *whole = CompressedMatrix { packed: Vec::new(), side: TablesAndScales::default() };
+            }
+            whole.packed.extend_from_slice(&c.packed);
+            whole.side.values.extend_from_slice(&c.side.values);
+            whole.side.offsets.extend_from_slice(&c.side.offsets);
+            whole.side.metrics.merge(&c.side.metrics);
+            if first + start + n == m.rows
+                && let Some(whole) = begun.remove(&key)
+            {
+                self.store.write(m, &whole)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Compresses the head, whose inputs are `x`, both streams one behind the other.
+    fn compress_head(&self, family: &Family, tensor: &str, x: &Rows) -> Result<()> {
+        let (float, compressed) = x.split_at(x.len() / 2);
+        let Some(matrices) = self.matrices.get(tensor).filter(|all| !all.is_empty()) else { return Ok(()) };
+        fn rows(x: &[Vec<f32>]) -> Vec<&[f32]> {
+            x.iter().map(Vec::as_slice).collect()
+        }
+        let shape = (family.decoder.vocab, family.decoder.hidden);
+        let (float, compressed) = (rows(float), rows(compressed));
+        let moments = self.moments(&Pairs { tensor, index: 0, shape, float, compressed, scales: None });
+        for m in matrices {
+            let read = |row: usize, out: &mut [f32]| {
+                let start = m.offset + (row * m.cols) as u64;
+                family.read(&m.tensor, start..start + out.len() as u64, out)
+            };
+            self.compress_rows(m, (0, m.rows), &moments, &read, &mut |_, _| ())?;
+        }
+        Ok(())
+    }
+}
+
+/// Computes a hash of a matrix's inputs (FNV-1a over their bits).
+fn hash(inputs: &Pairs<'_>) -> u64 {
+    let rows = inputs.float.iter().chain(&inputs.compressed).copied().chain(inputs.scales);
+    let start = (0xcbf2_9ce4_8422_2325u64, 0x0100_0000_01b3u64);
+    rows.flatten().fold(start.0 ^ inputs.shape.1 as u64, |h, v| (h ^ u64::from(v.to_bits())).wrapping_mul(start.1))
+}
+
+impl Compressor for Arc<LayerCompressor> {
+    fn share(&self, parts: &[Pairs<'_>]) -> Result<()> {
+        let Some(first) = parts.first().filter(|p| self.matrices.contains_key(p.tensor)) else { return Ok(()) };
+        let mut sums = InputSums::new(first.shape.1);
+        for part in parts {
+            check_interrupted()?;
+            LayerCompressor::add(&mut sums, part);
+        }
+        *locked(&self.shared) = Some((first.tensor.to_string(), sums));
+        Ok(())
+    }
+
+    fn compress(&self, inputs: &Pairs<'_>, weights: &[f32]) -> Result<Option<Vec<f32>>> {
+        let cols = inputs.shape.1;
+        let first = (inputs.index * weights.len()) as u64;
+        let end = first + weights.len() as u64;
+        let own = |m: &&MatrixPlan| m.offset < end && m.offset + m.weights() > first;
+        let matrices: Vec<&MatrixPlan> = self.matrices.get(inputs.tensor).into_iter().flatten().filter(own).collect();
+        if matrices.is_empty() {
+            return Ok(None);
+        }
+        let moments = self.moments(inputs);
+        let mut out = weights.to_vec();
+        for m in matrices {
+            let (from, to) = (m.offset.max(first), (m.offset + m.weights()).min(end));
+            let (start, rows) = ((from - first) as usize, (to - from) as usize / cols);
+            let read = |row: usize, out: &mut [f32]| {
+                out.copy_from_slice(&weights[start + row * cols..][..out.len()]);
+                Ok(())
+            };
+            let behind = (from - m.offset) as usize / cols;
+            self.compress_rows(m, (behind, rows), &moments, &read, &mut |row, values| {
+                out[start + row * cols..][..values.len()].copy_from_slice(values);
+            })?;
+        }
+        Ok(Some(out))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use anemoe_convert::models;
+    use anemoe_convert::plan::PlanOptions;
+
+    fn fixture(name: &str) -> Family {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures").join(name);
+        models::open(models::load(&path).unwrap()).unwrap()
+    }
+
+    #[test]
+    fn no_gate_shares_a_line_with_the_built_in_text() {
+        let lines: std::collections::BTreeSet<&str> = TEXT.lines().filter(|l| l.len() > 30).collect();
+        let gates = include_str!("calibration.txt");
+        assert!(lines.len() > 500 && gates.lines().all(|l| !lines.contains(l)));
+    }
+
+    const TOKENS: [&[u32]; 3] = [&[2, 7, 19, 33, 5, 8, 40, 41], &[2, 5, 9], &[2, 90, 91, 92, 93, 17, 18]];
+
+    fn tokens() -> Vec<Vec<u32>> {
+        TOKENS.iter().map(|w| w.to_vec()).collect()
+    }
+
+    fn files(folder: &Path) -> BTreeMap<String, Vec<u8>> {
+        let entries = std::fs::read_dir(folder).unwrap().map(|e| e.unwrap());
+        entries.map(|e| (e.file_name().into_string().unwrap(), std::fs::read(e.path()).unwrap())).collect()
+    }
+
+    #[test]
+    fn every_matrix_of_every_family_is_compressed_once() {
+        for name in
+            ["gemma4-moe", "zaya", "llama", "mistral", "qwen2", "qwen3", "qwen3-moe", "olmoe", "gemma3", "gpt-oss"]
+        {
+            let family = fixture(&format!("tiny-{name}"));
+            for kind in ["lut4", "int4-block"] {
+                let options = PlanOptions { quant: kind.parse().unwrap(), ..PlanOptions::default() };
+                let plan = family.plan(&options).unwrap();
+                let dir = tempfile::tempdir().unwrap();
+                let mut seen = Vec::new();
+                compress(&family, &plan, &tokens(), dir.path(), &mut |done, of| seen.push((done, of))).unwrap();
+                let layers = family.decoder.layers.len();
+                assert_eq!(seen, (0..=layers + 1).map(|i| (i, layers + 1)).collect::<Vec<_>>());
+                let store = CompressedMatrices::new(dir.path());
+                for m in plan.shards.iter().flat_map(|s| &s.matrices) {
+                    let wanted = !matches!(m.quant.kind, Quant::Fp16 | Quant::Mxfp4) && m.taps == 1;
+                    assert_eq!(store.has(m), wanted, "{name} {kind}: {} {}", m.tensor, m.quant);
+                    if let Some(c) = store.read(m).unwrap() {
+                        let encoder = Encoder {
+                            rows: m.rows,
+                            cols: m.cols,
+                            quant: m.quant,
+                            exact: false,
+                            importance: None,
+                            scale: None,
+                        };
+                        let values = encoder.decode(&c.packed, &c.side).unwrap();
+                        assert!(values.iter().all(|v| v.is_finite()));
+                        assert!(c.side.metrics.cosine() > 0.9, "{}: {}", m.tensor, c.side.metrics.cosine());
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn an_interrupted_run_goes_on_behind_its_last_layer() {
+        let family = fixture("tiny-zaya");
+        let plan = family.plan(&PlanOptions::default()).unwrap();
+        let (whole, cut) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let run = |dir: &Path, seen: &mut Vec<usize>| {
+            compress(&family, &plan, &tokens(), dir, &mut |done, _| seen.push(done)).unwrap();
+        };
+        let mut seen = Vec::new();
+        run(whole.path(), &mut seen);
+        let state = format!("{PREFIX}streams");
+        // A run of fewer layers leaves streams behind them.
+        let stopped = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            compress(&family, &plan, &tokens(), cut.path(), &mut |done, _| assert!(done < 2))
+        }));
+        assert!(stopped.is_err() && cut.path().join(&state).is_file());
+        seen.clear();
+        run(cut.path(), &mut seen);
+        assert_eq!(seen[0], 2);
+        assert_eq!(files(whole.path()), files(cut.path()));
+        // Streams of another text, or cut ones, do not count.
+        let bytes = std::fs::read(whole.path().join(&state)).unwrap();
+        for bad in [&bytes[..bytes.len() - 1], &bytes[..20], &[]] {
+            std::fs::write(whole.path().join(&state), bad).unwrap();
+            assert!(read_streams(&whole.path().join(&state), 36).is_none());
+        }
+    }
+}
