@@ -519,6 +519,47 @@ mod tests {
         }
     }
 
+    /// Makes numbers by hashes, about normal: four uniform ones added up.
+    fn noise(seed: u64, n: usize) -> Vec<f32> {
+        let uniform = |i: u64| {
+            let z = i.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+            let z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+            let z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+            ((z ^ z >> 31) >> 40) as f64 / f64::from(1 << 24) - 0.5
+        };
+        let one = |i: u64| (0..4).map(|k| uniform(4 * (i + seed * 1_000_003) + k)).sum::<f64>() as f32;
+        (0..n as u64).map(one).collect()
+    }
+
+    /// Checks the cost against that of a prototype in numpy, in double precision, on the same numbers: k-means alone,
+    /// feedback once, and the whole.
+    #[test]
+    fn the_cost_is_that_of_a_prototype() {
+        const T: usize = 700;
+        let w: Vec<f32> = noise(1, ROWS * N).iter().map(|v| 0.02 * v).collect();
+        let (z, change) = (noise(2, (N + 1) * T), noise(3, N * T));
+        let scale = |i: usize| (1 + i / T % 13) as f32;
+        let x: Vec<f32> = (0..N * T).map(|i| scale(i) * (z[i] + 0.8 * z[i + T])).collect();
+        let y: Vec<f32> = (0..N * T).map(|i| x[i] + 0.1 * scale(i) * change[i]).collect();
+        let m = moments(&x, &y, T);
+        let target = m.target(m.arrange(&w));
+        for (kind, once, whole) in [
+            ("lut2", 0.049_362_5, 0.043_922_7),
+            ("lut3", 0.011_945_6, 0.011_097_5),
+            ("lut4", 0.003_223_81, 0.003_007_23),
+            ("lut6", 0.000_379_484, 0.000_292_517),
+        ] {
+            let e = encoder(kind);
+            let c = e.run_with_feedback(&w, &m).unwrap();
+            let q = m.arrange(&e.decode(&c.packed, &c.side).unwrap());
+            let error: Vec<f32> = q.iter().zip(&target).map(|(q, t)| q - t).collect();
+            let sums = product(&error, &m.h, N);
+            let cost: f64 = error.iter().zip(&sums).map(|(e, s)| f64::from(e * s)).sum::<f64>() / ROWS as f64;
+            // Tables of sixteen are whole numbers, and k-means starts nearer to its optimum than the prototype's.
+            assert!(cost < 1.03 * whole && cost > 0.9 * whole && cost < once, "{kind}: {cost:e} for {whole:e}");
+        }
+    }
+
     #[test]
     fn targets_correct_inputs_that_changed() {
         let (w, x) = (weights(1, ROWS * N, 0), inputs(2, 700));
