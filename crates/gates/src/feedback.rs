@@ -251,7 +251,10 @@ impl LayerCompressor {
         if !rows.is_multiple_of(block) || is_split && !bits.is_multiple_of(8) {
             return Err(Error::unsupported(
                 &self.checkpoint,
-                format!("tensor `{}`: experts that share a table ({}) cannot be calibrated", m.tensor, m.quant),
+                format!(
+                    "tensor `{}`: experts that share a table ({}) cannot be calibrated",
+                    m.tensor, m.quant
+                ),
             ));
         }
         for start in (0..rows).step_by(chunk) {
@@ -259,17 +262,23 @@ impl LayerCompressor {
             let n = chunk.min(rows - start);
             let mut weights = vec![0f32; n * m.cols];
             read(start, &mut weights)?;
-            let encoder =
-                Encoder { rows: n, cols: m.cols, quant: m.quant, exact: false, importance: None, scale: None };
-            let failed = |what: String| Error::invalid(&self.checkpoint, format!("tensor `{}`: {what}", m.tensor));
+            let encoder = Encoder {
+                rows: n,
+                cols: m.cols,
+                quant: m.quant,
+                exact: false,
+                importance: None,
+                scale: None,
+            };
+            let failed =
+                |what: String| Error::invalid(&self.checkpoint, format!("tensor `{}`: {what}", m.tensor));
             let c = encoder.run_with_feedback(&weights, moments).map_err(|e| failed(e.to_string()))?;
             each(start, &encoder.decode(&c.packed, &c.side).map_err(|e| failed(e.to_string()))?);
             let mut begun = locked(&self.begun);
             let key = (m.tensor.clone(), m.offset);
-            let whole = begun.entry(key.clone()).or_insert_with(|| CompressedMatrix {
-                packed: Vec::new(),
-                side: TablesAndScales::default(),
-            });
+            let whole = begun
+                .entry(key.clone())
+                .or_insert_with(|| CompressedMatrix { packed: Vec::new(), side: TablesAndScales::default() });
             if first + start == 0 {
                 *whole = CompressedMatrix { packed: Vec::new(), side: TablesAndScales::default() };
             }
@@ -311,12 +320,15 @@ impl LayerCompressor {
 fn hash(inputs: &Pairs<'_>) -> u64 {
     let rows = inputs.float.iter().chain(&inputs.compressed).copied().chain(inputs.scales);
     let start = (0xcbf2_9ce4_8422_2325u64, 0x0100_0000_01b3u64);
-    rows.flatten().fold(start.0 ^ inputs.shape.1 as u64, |h, v| (h ^ u64::from(v.to_bits())).wrapping_mul(start.1))
+    rows.flatten()
+        .fold(start.0 ^ inputs.shape.1 as u64, |h, v| (h ^ u64::from(v.to_bits())).wrapping_mul(start.1))
 }
 
 impl Compressor for Arc<LayerCompressor> {
     fn share(&self, parts: &[Pairs<'_>]) -> Result<()> {
-        let Some(first) = parts.first().filter(|p| self.matrices.contains_key(p.tensor)) else { return Ok(()) };
+        let Some(first) = parts.first().filter(|p| self.matrices.contains_key(p.tensor)) else {
+            return Ok(());
+        };
         let mut sums = InputSums::new(first.shape.1);
         for part in parts {
             check_interrupted()?;
@@ -331,7 +343,8 @@ impl Compressor for Arc<LayerCompressor> {
         let first = (inputs.index * weights.len()) as u64;
         let end = first + weights.len() as u64;
         let own = |m: &&MatrixPlan| m.offset < end && m.offset + m.weights() > first;
-        let matrices: Vec<&MatrixPlan> = self.matrices.get(inputs.tensor).into_iter().flatten().filter(own).collect();
+        let matrices: Vec<&MatrixPlan> =
+            self.matrices.get(inputs.tensor).into_iter().flatten().filter(own).collect();
         if matrices.is_empty() {
             return Ok(None);
         }
@@ -384,16 +397,26 @@ mod tests {
 
     #[test]
     fn every_matrix_of_every_family_is_compressed_once() {
-        for name in
-            ["gemma4-moe", "zaya", "llama", "mistral", "qwen2", "qwen3", "qwen3-moe", "olmoe", "gemma3", "gpt-oss"]
-        {
+        for name in [
+            "gemma4-moe",
+            "zaya",
+            "llama",
+            "mistral",
+            "qwen2",
+            "qwen3",
+            "qwen3-moe",
+            "olmoe",
+            "gemma3",
+            "gpt-oss",
+        ] {
             let family = fixture(&format!("tiny-{name}"));
             for kind in ["lut4", "int4-block"] {
                 let options = PlanOptions { quant: kind.parse().unwrap(), ..PlanOptions::default() };
                 let plan = family.plan(&options).unwrap();
                 let dir = tempfile::tempdir().unwrap();
                 let mut seen = Vec::new();
-                compress(&family, &plan, &tokens(), dir.path(), &mut |done, of| seen.push((done, of))).unwrap();
+                compress(&family, &plan, &tokens(), dir.path(), &mut |done, of| seen.push((done, of)))
+                    .unwrap();
                 let layers = family.decoder.layers.len();
                 assert_eq!(seen, (0..=layers + 1).map(|i| (i, layers + 1)).collect::<Vec<_>>());
                 let store = CompressedMatrices::new(dir.path());

@@ -1,17 +1,15 @@
 //! `anemoe build`
 
-use anemoe_gates::checkpoint_text::bos;
 use crate::args::hub_checkpoint::{Extent, locate};
 use crate::args::numbers::at_least_one;
 use crate::args::planning::{PlanArgs, PlanUse, PlannedCheckpoint, find_outliers, plan_checkpoint};
-use crate::args::text_windows::read_text;
 use crate::args::store_args::{OpenStore, TRANSFERS};
+use crate::args::text_windows::read_text;
 use crate::command::{Command, CommandReport};
 use crate::commands::push::{PushReport, push_bundle};
 use crate::gate_reference::{read_goldens, reference};
 use crate::part_store::{PartPusher, ResumedPart, manifest_part, push_part, resume_part};
 use crate::recorder::{JournalArgs, Recorder};
-use anemoe_gates::facts;
 use crate::shell::quoted;
 use crate::show::build_report::print;
 use crate::show::plan_table::print_outliers;
@@ -24,6 +22,8 @@ use anemoe_convert::build::{
 use anemoe_convert::compressed::CompressedMatrices;
 use anemoe_convert::plan::Plan;
 use anemoe_convert::variants::Variants;
+use anemoe_gates::checkpoint_text::bos;
+use anemoe_gates::facts;
 use anemoe_gates::gated::{self, GateStage, GatedReport, NamedGolden};
 use anemoe_gates::golden_gate::{self as gates, MIN_COSINE};
 use anemoe_gates::{feedback, layer_sample, probe, residency};
@@ -264,7 +264,9 @@ impl CommandReport for BuildSummary {
         self.push.iter().try_for_each(|push| push.print(ui))?;
         let Some(BuildPart { index, of }) = self.part.filter(|_| self.gated.pass) else { return Ok(()) };
         let completes = match &self.push {
-            Some(push) => format!("{} --pull {}", quoted(Path::new(&push.name)), quoted(Path::new(&push.store))),
+            Some(push) => {
+                format!("{} --pull {}", quoted(Path::new(&push.name)), quoted(Path::new(&push.store)))
+            }
             None => quoted(&self.bundle),
         };
         ui.line(format!("part {index}/{of} is done; anemoe assemble {completes} completes the bundle"))
@@ -281,9 +283,7 @@ impl CommandReport for BuildSummary {
         }
         let facts = match &gated.build {
             Some(built) => facts::build(built, &self.bundle, part),
-            None => {
-                facts::of(serde_json::json!({"part": part, "failed": gated.failed.map(GateStage::name)}))
-            }
+            None => facts::of(serde_json::json!({"part": part, "failed": gated.failed.map(GateStage::name)})),
         };
         recorder.end(&self.bundle, if gated.pass { status::DONE } else { status::FAIL }, facts);
     }

@@ -736,8 +736,7 @@ fn finished_records(
         && same("importance", &chain.importance)
         && same("calibration", &chain.calibration);
     if !ours {
-        let built =
-            serde_json::json!({"checkpoint": chain.checkpoint_sha256, "importance": chain.importance, "calibration": chain.calibration});
+        let built = serde_json::json!({"checkpoint": chain.checkpoint_sha256, "importance": chain.importance, "calibration": chain.calibration});
         let differs = differences((&to_value(&chain), &built), (&to_value(&plan.chain), inputs));
         return finished(&format!(", with other options or of another checkpoint ({differs})"));
     }

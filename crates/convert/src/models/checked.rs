@@ -37,7 +37,13 @@ impl CheckedCheckpoint {
         let prefix = prefix(&checkpoint, prefixes)?;
         check_tensors(checkpoint.source.as_ref(), prefix, table, is_unneeded)?;
         let parts = table.iter().map(|r| (full_name(prefix, &r.name), r.part)).collect();
-        Ok(CheckedCheckpoint { checkpoint, prefix, parts, order: OnceLock::new(), compressed: OnceLock::new() })
+        Ok(CheckedCheckpoint {
+            checkpoint,
+            prefix,
+            parts,
+            order: OnceLock::new(),
+            compressed: OnceLock::new(),
+        })
     }
 
     /// Reads elements of a tensor named without the checkpoint's prefix.
@@ -64,7 +70,8 @@ impl CheckedCheckpoint {
 
     /// Returns the columns of a matrix.
     fn columns(&self, name: &str) -> Result<u64> {
-        let shape = self.checkpoint.source.info(&full_name(self.prefix, name)).map(|info| info.shape.to_vec());
+        let shape =
+            self.checkpoint.source.info(&full_name(self.prefix, name)).map(|info| info.shape.to_vec());
         match shape.as_deref() {
             Some([_, cols @ 1..]) => Ok(*cols),
             _ => Err(self.refuse(name, 0, "is no matrix")),

@@ -81,8 +81,7 @@ pub fn cholesky(a: &mut [f32], n: usize, least: f32) {
         let width = b1 - b0;
         for i in b0..b1 {
             for j in b0..=i {
-                let dot: f64 =
-                    (b0..j).map(|k| f64::from(a[i * n + k]) * f64::from(a[j * n + k])).sum();
+                let dot: f64 = (b0..j).map(|k| f64::from(a[i * n + k]) * f64::from(a[j * n + k])).sum();
                 let rest = f64::from(a[i * n + j]) - dot;
                 a[i * n + j] = match i == j {
                     true => rest.max(f64::from(least)).sqrt() as f32,

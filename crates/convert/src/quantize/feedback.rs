@@ -489,7 +489,16 @@ mod tests {
     }
 
     const KINDS: [&str; 11] = [
-        "lut1", "lut2", "lut3", "lut4", "lut6", "lut8", "lut4-uniform", "lut3-tensor", "int4-block", "int8-channel",
+        "lut1",
+        "lut2",
+        "lut3",
+        "lut4",
+        "lut6",
+        "lut8",
+        "lut4-uniform",
+        "lut3-tensor",
+        "int4-block",
+        "int8-channel",
         "int4-channel-asymmetric",
     ];
 
@@ -556,7 +565,10 @@ mod tests {
             let sums = product(&error, &m.h, N);
             let cost: f64 = error.iter().zip(&sums).map(|(e, s)| f64::from(e * s)).sum::<f64>() / ROWS as f64;
             // Tables of sixteen are whole numbers, and k-means starts nearer to its optimum than the prototype's.
-            assert!(cost < 1.03 * whole && cost > 0.9 * whole && cost < once, "{kind}: {cost:e} for {whole:e}");
+            assert!(
+                cost < 1.03 * whole && cost > 0.9 * whole && cost < once,
+                "{kind}: {cost:e} for {whole:e}"
+            );
         }
     }
 

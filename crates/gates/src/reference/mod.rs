@@ -11,8 +11,8 @@ mod math;
 mod reference_model;
 mod tensor_reader;
 
-pub use golden::Golden;
 pub use forward_pass::DecoderForward;
+pub use golden::Golden;
 pub use input_probe::{Compressor, InputMoments, Pairs, Probe};
 pub use reference_model::{Forward, LayerState, Limits, Pass, RunOptions};
 pub use tensor_reader::{HEAD, Rows};

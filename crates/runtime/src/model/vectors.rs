@@ -52,7 +52,8 @@ impl VectorFile {
     pub fn order(&self, name: &str, vocabulary: usize) -> Result<Vec<u32>> {
         let ids: Vec<u32> = self.vector(name.to_string())?.iter().map(|&v| v as u32).collect();
         let mut rows = vec![false; vocabulary];
-        let mut is_new = |id: &u32| rows.get_mut(*id as usize).is_some_and(|row| !std::mem::replace(row, true));
+        let mut is_new =
+            |id: &u32| rows.get_mut(*id as usize).is_some_and(|row| !std::mem::replace(row, true));
         match ids.len() == vocabulary && ids.iter().all(&mut is_new) {
             true => Ok(ids),
             false => Err(Error::invalid(
