@@ -73,7 +73,7 @@ impl CheckedCheckpoint {
         let shape =
             self.checkpoint.source.info(&full_name(self.prefix, name)).map(|info| info.shape.to_vec());
         match shape.as_deref() {
-            Some([_, cols @ 1..]) => Ok(*cols),
+            Some([_, cols]) if *cols > 0 => Ok(*cols),
             _ => Err(self.refuse(name, 0, "is no matrix")),
         }
     }
