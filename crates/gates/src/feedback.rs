@@ -117,7 +117,7 @@ pub fn compress(
         last: Mutex::default(),
         begun: Mutex::default(),
     });
-    let probe = Probe { compressor: Some(Box::new(compressor.clone())), ..Probe::default() };
+    let probe = Probe::compressing(Box::new(compressor.clone()));
     let mut model = DecoderForward::of(family.decoder.clone(), checkpoint, Some(&probe))?;
     let ids: Vec<u32> = windows.iter().flatten().copied().collect();
     let mut lengths: Vec<usize> = windows.iter().map(Vec::len).collect();

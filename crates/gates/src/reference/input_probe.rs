@@ -65,6 +65,11 @@ impl Probe {
         Probe { moments: Some(Mutex::default()), ..Probe::default() }
     }
 
+    /// Makes a probe that compresses weights on the way.
+    pub fn compressing(compressor: Box<dyn Compressor>) -> Probe {
+        Probe { compressor: Some(compressor), ..Probe::default() }
+    }
+
     /// Returns the sums of squares that were measured, by tensor.
     pub fn into_moments(self) -> BTreeMap<String, InputMoments> {
         self.moments.map(|m| m.into_inner().unwrap_or_else(|p| p.into_inner())).unwrap_or_default()
