@@ -63,7 +63,7 @@ pub struct Args {
     #[arg(long, value_name = "MB", value_parser = megabytes)]
     max_memory: Option<u64>,
     /// Compress weights for a text, in UTF-8, or for the built-in one (`default`): each matrix so that its outputs change
-    /// least. It takes some forty times as long as without.
+    /// least.
     #[arg(long, value_name = "TEXT|default", conflicts_with_all = ["importance", "shard"])]
     calibrate: Option<PathBuf>,
     /// Most memory for --calibrate, in MB: fewer tokens of the text where they would need more.
