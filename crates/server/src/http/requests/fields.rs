@@ -1,11 +1,12 @@
-//! Every field of the four APIs, and of the additions of llama.cpp's server and vLLM, with what becomes of it.
+//! Every field of the four APIs, and of the additions of llama.cpp's server and vLLM, that is honoured or refused. Any other
+//! has no effect, because it changes no answer.
 //!
 //! `docs/serve.md` has these rows as a table; the tests hold it against them, and send every row's example.
 
 use crate::http::api::Api;
 use crate::http::api::Api::{Chat, Completion, Messages, Responses};
 use crate::http::api_error::ApiError;
-use Treatment::{Harmless, Honoured, Refused};
+use Treatment::{Honoured, Refused};
 use serde_json::Value;
 
 /// Treatment of a field.
@@ -15,8 +16,6 @@ enum Treatment {
     Honoured,
     /// A request with another value than null, nothing or one of these, as JSON, is refused.
     Refused(&'static [&'static str]),
-    /// It has no effect, because it changes no answer.
-    Harmless,
 }
 
 /// A field of requests: its name, the APIs that have it, its treatment there, and a value, as JSON, that has an effect where it
@@ -71,7 +70,6 @@ const FIELDS: &[RequestField] = &[
     ("functions", BOTH, Refused(&[]), r#"[{"name": "f"}]"#),
     ("function_call", BOTH, Refused(&[r#""none""#]), r#"{"name": "f"}"#),
     ("web_search_options", &[Chat], Refused(&[]), r#"{"user_location": null}"#),
-    ("max_tool_calls", &[Responses], Harmless, "3"),
     // Length.
     ("max_tokens", &[Chat, Completion, Messages], Honoured, "3"),
     ("max_completion_tokens", BOTH, Honoured, "3"),
@@ -109,7 +107,6 @@ const FIELDS: &[RequestField] = &[
     ("dynatemp_range", BOTH, Refused(&["0"]), "0.5"),
     ("top_n_sigma", BOTH, Refused(&["-1", "0"]), "1"),
     ("adaptive_target", BOTH, Refused(&["-1"]), "0.5"),
-    ("adaptive_decay", BOTH, Harmless, "0.5"),
     ("tfs_z", BOTH, Refused(&["1"]), "0.5"),
     ("no_repeat_ngram_size", BOTH, Refused(&["0"]), "3"),
     ("length_penalty", BOTH, Refused(&["1"]), "1.2"),
@@ -120,15 +117,6 @@ const FIELDS: &[RequestField] = &[
     ("allowed_token_ids", BOTH, Refused(&[]), "[5]"),
     ("bad_words", BOTH, Refused(&[]), r#"["x"]"#),
     ("lora", BOTH, Refused(&[]), r#"[{"id": 0, "scale": 1}]"#),
-    ("penalize_nl", BOTH, Harmless, "false"),
-    ("mirostat_tau", BOTH, Harmless, "4"),
-    ("mirostat_eta", BOTH, Harmless, "0.2"),
-    ("dry_base", BOTH, Harmless, "2"),
-    ("dry_allowed_length", BOTH, Harmless, "3"),
-    ("dry_penalty_last_n", BOTH, Harmless, "64"),
-    ("dry_sequence_breakers", BOTH, Harmless, r#"["x"]"#),
-    ("xtc_threshold", BOTH, Harmless, "0.2"),
-    ("dynatemp_exponent", BOTH, Harmless, "2"),
     // Form of the answer.
     ("n", BOTH, Honoured, "2"),
     ("n_cmpl", BOTH, Refused(&["1"]), "2"),
@@ -138,7 +126,6 @@ const FIELDS: &[RequestField] = &[
     ("output_format", &[Messages], Honoured, r#"{"type": "json_schema", "schema": {"type": "object"}}"#),
     ("output_config.format", &[Messages], Honoured, r#"{"type": "json_schema", "schema": {"type": "object"}}"#),
     ("grammar", BOTH, Refused(&[]), r#""root ::= x""#),
-    ("grammar_lazy", BOTH, Harmless, "true"),
     ("json_schema", BOTH, Refused(&[]), r#"{"type": "object"}"#),
     ("guided_json", BOTH, Refused(&[]), r#"{"type": "object"}"#),
     ("guided_regex", BOTH, Refused(&[]), r#""x""#),
@@ -162,7 +149,6 @@ const FIELDS: &[RequestField] = &[
     ("modalities", &[Chat], Refused(&[r#"["text"]"#]), r#"["text", "audio"]"#),
     ("audio", &[Chat], Refused(&[]), r#"{"voice": "x"}"#),
     ("mm_processor_kwargs", &[Chat], Refused(&[]), r#"{"x": 1}"#),
-    ("media_io_kwargs", &[Chat], Harmless, r#"{"x": 1}"#),
     ("logprobs", &[Chat], Honoured, "true"),
     ("logprobs", &[Completion], Honoured, "3"),
     ("top_logprobs", &[Chat, Responses], Honoured, "3"),
@@ -177,47 +163,9 @@ const FIELDS: &[RequestField] = &[
     ("skip_special_tokens", BOTH, Refused(&["true"]), "false"),
     ("parse_tool_calls", &[Chat], Refused(&["true"]), "false"),
     ("include", &[Responses], Honoured, r#"["message.output_text.logprobs"]"#),
-    ("spaces_between_special_tokens", BOTH, Harmless, "false"),
     // How it is sent.
     ("stream", ALL, Honoured, "true"),
     ("stream_options.include_usage", BOTH, Honoured, "true"),
-    ("stream_options.include_obfuscation", OPENAI, Harmless, "false"),
-    ("stream_options.continuous_usage_stats", BOTH, Harmless, "true"),
-    ("return_progress", BOTH, Harmless, "true"),
-    ("timings_per_token", BOTH, Harmless, "true"),
-    // About the request, not the answer.
-    ("store", &[Chat, Responses], Harmless, "true"),
-    ("metadata", CHATS, Harmless, r#"{"user_id": "x"}"#),
-    ("user", OPENAI, Harmless, r#""x""#),
-    ("safety_identifier", &[Chat, Responses], Harmless, r#""x""#),
-    ("prompt_cache_key", &[Chat, Responses], Harmless, r#""x""#),
-    ("prompt_cache_retention", &[Chat, Responses], Harmless, r#""24h""#),
-    ("service_tier", CHATS, Harmless, r#""auto""#),
-    ("moderation", &[Chat, Responses], Harmless, r#"{"x": 1}"#),
-    ("prompt_cache_options", &[Chat, Responses], Harmless, r#"{"x": 1}"#),
-    ("background_options", &[Responses], Harmless, r#"{"x": 1}"#),
-    ("cache_control", &[Messages], Harmless, r#"{"type": "ephemeral"}"#),
-    ("speed", &[Messages], Harmless, r#""fast""#),
-    ("fallbacks", &[Messages], Harmless, r#"["x"]"#),
-    ("diagnostics", &[Messages], Harmless, r#"{"x": 1}"#),
-    ("user_profile_id", &[Messages], Harmless, r#""x""#),
-    ("workspace_id", &[Messages], Harmless, r#""x""#),
-    ("sse_ping_interval", BOTH, Harmless, "3"),
-    ("backend_sampling", BOTH, Harmless, "true"),
-    ("truncation_side", BOTH, Harmless, r#""left""#),
-    ("inference_geo", &[Messages], Harmless, r#""us""#),
-    ("prediction", &[Chat], Harmless, r#"{"type": "content", "content": "x"}"#),
-    ("cache_prompt", BOTH, Harmless, "false"),
-    ("n_keep", BOTH, Harmless, "3"),
-    ("n_discard", BOTH, Harmless, "3"),
-    ("n_cache_reuse", BOTH, Harmless, "3"),
-    ("id_slot", BOTH, Harmless, "3"),
-    ("priority", BOTH, Harmless, "3"),
-    ("request_id", BOTH, Harmless, r#""x""#),
-    ("cache_salt", BOTH, Harmless, r#""x""#),
-    ("kv_transfer_params", BOTH, Harmless, r#"{"x": 1}"#),
-    ("vllm_xargs", BOTH, Harmless, r#"{"x": 1}"#),
-    ("speculative.n_max", BOTH, Harmless, "3"),
 ];
 
 /// Returns the value of a field, whose name may lead into objects; null where it is not there.
@@ -300,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn every_field_is_honoured_refused_or_harmless() {
+    fn every_field_is_honoured_or_refused() {
         for &(name, apis, treatment, example) in FIELDS {
             for &api in apis {
                 let mut body = least(api);
@@ -326,7 +274,6 @@ mod tests {
                 let named = format!("{name} of {api:?}: {got:?}");
                 match treatment {
                     Honoured => assert_ne!(got.unwrap(), plain, "{named}"),
-                    Harmless => assert_eq!(got.unwrap(), plain, "{named}"),
                     Refused(neutral) => {
                         let e = got.unwrap_err();
                         assert_eq!((e.status.as_u16(), e.param.as_deref()), (400, Some(name)), "{named}");
@@ -356,7 +303,6 @@ mod tests {
                 row[ALL.iter().position(|a| a == api).unwrap()] = match treatment {
                     Honoured => "honoured",
                     Refused(_) => "refused",
-                    Harmless => "harmless",
                 };
             }
         }
