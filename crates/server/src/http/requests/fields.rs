@@ -1,5 +1,5 @@
 //! Fields of the four APIs, and of the additions of llama.cpp's server and vLLM, that would change an answer and are refused.
-//! Others that [`Body`](super::Body) lacks have no effect, because they change no answer.
+//! Others that [`Body`](super::Body) lacks have no effect.
 //!
 //! `docs/serve.md` has a table of the refused and the honoured ones; the tests hold it against them, and send every row's
 //! example.
@@ -271,6 +271,27 @@ mod tests {
                     assert_eq!(got, plain, "{name} of {api:?}: {value}");
                 }
             }
+        }
+    }
+
+    /// Clients send these; they change no answer.
+    #[test]
+    fn other_fields_have_no_effect() {
+        let harmless = json!({
+            "store": true, "metadata": {"user_id": "x"}, "user": "x", "safety_identifier": "x", "service_tier": "auto",
+            "prompt_cache_key": "x", "prompt_cache_retention": "24h", "cache_control": {"type": "ephemeral"},
+            "stream_options": {"include_obfuscation": false, "continuous_usage_stats": true}, "cache_prompt": false,
+            "prediction": {"type": "content", "content": "x"}, "max_tool_calls": 3, "id_slot": 3, "request_id": "x",
+            "return_progress": true, "timings_per_token": true, "priority": 3, "speculative": {"n_max": 3},
+            "grammar_lazy": true, "mirostat_tau": 4, "dry_base": 2, "dry_sequence_breakers": ["x"],
+            "xtc_threshold": 0.2, "dynatemp_exponent": 2, "adaptive_decay": 0.5, "penalize_nl": false,
+            "spaces_between_special_tokens": false, "kv_transfer_params": {"x": 1}, "unknown_to_all": [1],
+        });
+        for &api in ALL {
+            let plain = least(api);
+            let mut body = plain.clone();
+            body.as_object_mut().unwrap().extend(harmless.as_object().unwrap().clone());
+            assert_eq!(effect(api, &body).unwrap(), effect(api, &plain).unwrap(), "{api:?}");
         }
     }
 
