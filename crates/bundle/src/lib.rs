@@ -26,9 +26,9 @@ pub mod journal;
 pub mod journal_entries;
 
 pub use chain::{
-    AutoChoice, Cache, Chain, Embedding, FORMAT, GateResult, Gates, HostInput, InputBinding, Kept, ModelInfo,
-    OutputBinding, Rope, RowRange, Run, SOFTCAPPING, Shard, ShardFunction, ShardKind, Step, TensorChoice,
-    TokenCount, UniformResult, Vectors, When,
+    AutoChoice, Cache, Chain, Embedding, FORMATS, GateResult, Gates, HostInput, InputBinding, Kept,
+    ModelInfo, OutputBinding, Rope, RowRange, Run, SOFTCAPPING, Shard, ShardFunction, ShardKind, Step,
+    TensorChoice, TokenCount, UniformResult, Vectors, When,
 };
 pub use hash::{
     MANIFEST, file_sha256, package_bytes, package_files, package_sha256, package_sha256_with, sampled_sha256,

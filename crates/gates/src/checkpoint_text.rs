@@ -4,13 +4,14 @@ use crate::auto::MAX_WHOLE;
 use crate::perplexity::windows;
 use crate::probe;
 use crate::reference::{self, Golden, RunOptions};
+use crate::text_gate::{self, GateText};
 use crate::{Error, Result};
 use anemoe_convert::checkpoint::{Checkpoint, SideFile};
 use anemoe_convert::plan::Plan;
 use anemoe_text::tokenizer::Tokenizer;
 
 /// Built-in text that models run on if the user gives none.
-const TEXT: &str = include_str!("calibration.txt");
+const TEXT: &str = include_str!("gate_text.txt");
 /// Most tokens of a text that a search for kinds runs the model on.
 const TOKENS: usize = 192;
 /// Most tokens of a window of the text.
@@ -35,8 +36,8 @@ pub fn tokenizer(checkpoint: &Checkpoint) -> Result<Tokenizer> {
 }
 
 /// Returns `n` ids spread evenly over the vocabulary, for models without a tokenizer.
-fn spread_ids(n: usize, plan: &Plan) -> Vec<u32> {
-    let vocab = plan.chain.model.vocab_size as u64;
+fn spread_ids(n: usize, vocab: usize) -> Vec<u32> {
+    let vocab = vocab as u64;
     (1..=n as u64).map(|i| ((i.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) % vocab) as u32).collect()
 }
 
@@ -65,15 +66,48 @@ pub fn search_windows(
             return Err(Error::usage(format!("--auto-text needs the model's tokenizer: {e}")));
         }
         // Without a tokenizer any tokens are as good as others.
-        (Err(_), None) => {
-            (spread_ids(TOKENS, plan), "evenly spread tokens (there is no tokenizer)".to_string())
-        }
+        (Err(_), None) => (
+            spread_ids(TOKENS, plan.chain.model.vocab_size),
+            "evenly spread tokens (there is no tokenizer)".to_string(),
+        ),
     };
     let windows = windows(&ids, bos, context, TOKENS);
     if windows.is_empty() {
         return Err(Error::usage("the text has no token to predict"));
     }
     Ok((windows, name))
+}
+
+/// Cuts a text with its name, or the built-in one, into windows of the text gate. Of a text of the user's all tokens
+/// count.
+///
+/// # Errors
+/// The text has no token to predict, or there is no tokenizer for it.
+pub fn gate_text(
+    checkpoint: &Checkpoint,
+    vocab: usize,
+    context: usize,
+    own: Option<(String, String)>,
+) -> Result<GateText> {
+    let context = context.min(text_gate::WINDOW);
+    let mut bos = bos(checkpoint);
+    let most = if own.is_some() { usize::MAX } else { text_gate::TOKENS };
+    let (ids, name) = match (tokenizer(checkpoint), own) {
+        (Ok(tokenizer), own) => {
+            bos = tokenizer.bos(bos);
+            let (text, name) = own.unwrap_or_else(|| (TEXT.into(), "built-in".into()));
+            (tokenizer.encode(&text, bos)?, name)
+        }
+        (Err(e), Some(_)) => {
+            return Err(Error::usage(format!("--gate-text needs the model's tokenizer: {e}")));
+        }
+        (Err(_), None) => (spread_ids(most, vocab), "spread tokens".to_string()),
+    };
+    let windows = windows(&ids, bos, context, most);
+    if !windows.iter().any(|w| w.len() > 2) {
+        return Err(Error::usage(format!("{name}: the text has no tokens to predict")));
+    }
+    Ok(GateText { windows, name })
 }
 
 /// Returns the prompt of a build's gates, and the number of tokens after it; both are smaller for models that take long.
@@ -87,7 +121,7 @@ pub fn gate_prompt(checkpoint: &Checkpoint, plan: &Plan) -> Result<(Vec<u32>, us
     let bos = bos(checkpoint);
     let mut ids = match tokenizer(checkpoint) {
         Ok(tokenizer) => tokenizer.encode(TEXT, bos)?,
-        Err(_) => bos.into_iter().chain(spread_ids(prompt, plan)).collect(),
+        Err(_) => bos.into_iter().chain(spread_ids(prompt, plan.chain.model.vocab_size)).collect(),
     };
     ids.truncate(prompt);
     Ok((ids, decode.min(plan.chain.model.max_context.saturating_sub(prompt))))

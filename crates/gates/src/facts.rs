@@ -5,6 +5,7 @@ use crate::gated::{GatedReport, NamedGate};
 use crate::golden_gate::GoldenGate;
 use crate::probe::ProbeReport;
 use crate::residency::Report;
+use crate::text_gate::TextGate;
 use crate::trace::Trace;
 use anemoe_bundle::journal::status;
 use anemoe_bundle::{Chain, file_sha256};
@@ -167,9 +168,12 @@ pub fn gates(report: &GatedReport, golden: Option<&Path>) -> Vec<(&'static str, 
         if let Some(nats) = whole.undecided {
             facts.insert("undecided_nats_better_than_chance".into(), nats.into());
         }
-        let pass = gate.pass && whole.also.iter().all(|g| g.gate.pass);
+        let text = whole.text.as_ref();
+        facts.extend(text.map(|t| ("text".to_string(), condense(t).into())));
+        let pass =
+            gate.pass && whole.also.iter().all(|g| g.gate.pass) && text.is_none_or(TextGate::is_good_enough);
+        facts.insert("pass".into(), pass.into());
         if !whole.also.is_empty() {
-            facts.insert("pass".into(), pass.into());
             facts.insert("also".into(), also(&whole.also));
         }
         let (said, facts) = staged("full_stack golden", pass, facts);

@@ -380,7 +380,7 @@ mod tests {
     #[test]
     fn no_gate_shares_a_line_with_the_built_in_text() {
         let lines: std::collections::BTreeSet<&str> = TEXT.lines().filter(|l| l.len() > 30).collect();
-        let gates = include_str!("calibration.txt");
+        let gates = include_str!("gate_text.txt");
         assert!(lines.len() > 500 && gates.lines().all(|l| !lines.contains(l)));
     }
 

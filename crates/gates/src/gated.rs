@@ -14,8 +14,10 @@ use crate::probe::{self, Inputs, ProbeContext, ProbeReport};
 use crate::reference::Golden;
 use crate::residency::rule::Verdict;
 use crate::residency::{self, Report};
+use crate::text_gate::{self, GateText, TextBounds, TextGate};
 use anemoe_bundle::{Chain, GateResult, Gates};
 use anemoe_convert::build::{self, Assembly, Build, BuildReport, Needs, WeightFault};
+use anemoe_convert::checkpoint::Checkpoint;
 use anemoe_convert::models::Family;
 use anemoe_convert::outliers::Outlier;
 use anemoe_convert::plan::{Plan, PlannedShard};
@@ -29,8 +31,12 @@ pub struct GateOptions<'a> {
     pub jobs: usize,
     /// True to skip the gates, and record them as skipped.
     pub skip_gates: bool,
-    /// Cosine that shards and logits have to reach, at every position and step.
+    /// Cosine that shards have to reach at every position, and logits in the median.
     pub min_cosine: f64,
+    /// Text over which the whole is compared with the checkpoint.
+    pub text: &'a GateText,
+    /// Bounds of that comparison.
+    pub bounds: TextBounds,
     /// Number of random probes of a shard.
     pub probes: usize,
     /// Seed of the random probes.
@@ -182,6 +188,10 @@ pub struct FullStackGates {
     /// Logits and tokens compared with the other goldens.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub also: Vec<NamedGate>,
+    /// Predictions over a text compared with the checkpoint's; `None` where the checkpoint is gone, or has not learned
+    /// to predict text.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub text: Option<TextGate>,
     /// Nats per token by which the model predicts the prompt better than chance; present where they are too few for
     /// the gates to decide, see [`GateResult::Undecided`].
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -310,6 +320,8 @@ fn stages(
         also: options.also,
         given: options.reference_given,
         min_cosine: options.min_cosine,
+        text: Some((&build.family().checked_checkpoint().checkpoint, options.text)),
+        bounds: options.bounds,
     };
     let (report, result) = full_stack(report, build.bundle(), &build.chain()?, &wanted, on_event)?;
     Ok((report, Some(gates(GateResult::Passed, result))))
@@ -438,6 +450,9 @@ struct WantedGates<'a> {
     /// True if the golden is the user's.
     given: bool,
     min_cosine: f64,
+    /// Checkpoint, and text over which it is compared with.
+    text: Option<(&'a Checkpoint, &'a GateText)>,
+    bounds: TextBounds,
 }
 
 /// Runs the gates of the whole bundle, before its contract is written.
@@ -465,8 +480,15 @@ fn full_stack(
         also.push(NamedGate { golden: path.clone(), gate });
         build::check_interrupted()?;
     }
-    let passes = gate.pass && also.iter().all(|g| g.gate.pass);
     let learned = golden_gate::better_than_chance(wanted.golden).unwrap_or(0.0);
+    let text = wanted.text.filter(|_| wanted.given || learned >= golden_gate::LEARNED);
+    let text = text.map(|(checkpoint, text)| {
+        let model = open(&anemoe_runtime::cpu::CpuBackend::default())?;
+        text_gate::gate(&model, checkpoint, text, wanted.bounds, &mut || ())
+    });
+    let text = text.transpose()?;
+    let passes =
+        gate.pass && also.iter().all(|g| g.gate.pass) && text.as_ref().is_none_or(TextGate::is_good_enough);
     // A result that is not a number is wrong, whatever the model has learned.
     let undecided =
         !gate.pass && !wanted.given && learned < golden_gate::LEARNED && gate.fp16.not_finite.is_empty();
@@ -480,6 +502,7 @@ fn full_stack(
         residency: Some(placed),
         golden: Some(gate),
         also,
+        text,
         undecided: undecided.then_some(learned),
     };
     Ok((
@@ -499,6 +522,8 @@ pub struct GateReference {
     pub also: Vec<NamedGolden>,
     /// True if the golden is the user's. A failure with the user's golden counts even if the model has not learned.
     pub given: bool,
+    /// The checkpoint, where it still is, and the text over which the whole is compared with it.
+    pub text: Option<(Checkpoint, GateText)>,
 }
 
 /// Completes a bundle whose parts passed the gates of their representatives. Runs the gates of the whole bundle where
@@ -510,15 +535,16 @@ pub fn assemble(
     assembly: Assembly,
     reference: Option<&GateReference>,
     residency: &residency::CheckOptions,
-    min_cosine: Option<f64>,
+    (min_cosine, bounds): (Option<f64>, TextBounds),
     on_event: &(dyn Fn(GatedEvent<'_>) + Sync),
 ) -> Result<GatedReport> {
     let mut report = GatedReport::new(None);
     let (mut gates, none_had) = assembly.part_gates();
     let min_cosine = min_cosine.or(gates.min_cosine).unwrap_or(golden_gate::MIN_COSINE);
     match reference {
-        Some(GateReference { golden, also, given }) => {
-            let wanted = WantedGates { residency, golden, also, given: *given, min_cosine };
+        Some(GateReference { golden, also, given, text }) => {
+            let text = text.as_ref().map(|(checkpoint, text)| (checkpoint, text));
+            let wanted = WantedGates { residency, golden, also, given: *given, min_cosine, text, bounds };
             (report, gates.full_stack) =
                 full_stack(report, assembly.bundle(), &assembly.chain()?, &wanted, on_event)?;
             gates.min_cosine = Some(min_cosine);

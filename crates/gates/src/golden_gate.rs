@@ -10,8 +10,12 @@ use anemoe_runtime::{Error, Result};
 use serde::Serialize;
 use std::path::Path;
 
-/// Cosine that every position and step has to reach.
+/// Cosine that the median of all positions and steps has to reach. One position decides nothing: a router that turns at
+/// a near tie moves it to 0.85, and the text after it is as good.
 pub const MIN_COSINE: f64 = 0.97;
+
+/// One step in so many may choose another token than the golden beyond a near tie.
+const STEPS_PER_WRONG: usize = 8;
 
 /// Lead of the golden's best logit below which the golden's choice is a near tie: the second token is at least
 /// e^-0.5, about 0.61, times as probable. A cosine of 0.97 allows logits to move by more.
@@ -114,12 +118,9 @@ pub fn gate_on_device(model: &Model, golden: &Golden, threshold: f64) -> Result<
 
 /// Joins the usual run and the rounded run into one result.
 fn judge(usual: Validation, exact: Option<ExactRun>, rounded: Validation) -> GoldenGate {
-    let all =
-        || rounded.positions.iter().map(|p| p.agreement).chain(rounded.decode.iter().map(|d| d.agreement));
-    let not_finite: Vec<usize> = all().enumerate().filter(|(_, a)| a.kl.is_none()).map(|(i, _)| i).collect();
-    let mut cosines: Vec<f64> = all().map(|a| a.cosine).collect();
-    cosines.sort_by(f64::total_cmp);
-    let median_cosine = cosines[cosines.len() / 2];
+    let all = rounded.positions.iter().map(|p| p.agreement).chain(rounded.decode.iter().map(|d| d.agreement));
+    let not_finite: Vec<usize> = all.enumerate().filter(|(_, a)| a.kl.is_none()).map(|(i, _)| i).collect();
+    let median_cosine = rounded.median_cosine;
     let fp16 = Rounded {
         pass: not_finite.is_empty() && median_cosine >= rounded.threshold && rounded.repeated.is_none(),
         not_finite,
@@ -171,14 +172,18 @@ pub fn better_than_chance(golden: &Golden) -> Option<f64> {
 /// Result of one run of a golden through a bundle.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Validation {
-    /// True if every cosine reaches the threshold, every choice is the golden's but for near ties, and the bundle's
-    /// own continuation does not end in one repeated token.
+    /// True if the median cosine reaches the threshold, at most one choice of eight is not the golden's beyond near
+    /// ties, and the bundle's own continuation does not end in one repeated token.
     #[serde(skip)]
     pub ok: bool,
-    /// Cosine that every position and step has to reach.
+    /// Cosine that the median of all positions and steps has to reach.
     pub threshold: f64,
     /// Lowest cosine of all positions and steps.
     pub min_cosine: f64,
+    /// Median cosine of all positions and steps.
+    pub median_cosine: f64,
+    /// Number of positions and steps below the threshold.
+    pub below: usize,
     /// Mean Kullback-Leibler divergence of the next token's distribution from the golden's, in nats.
     pub mean_kl: f64,
     /// Share of positions and steps where the same token is the most probable.
@@ -388,14 +393,20 @@ pub fn validate(model: &Model, golden: &Golden, threshold: f64) -> Result<Valida
     let generated_ids = if tokens_match { choices } else { greedy(model, golden, &prompt)? };
     let all: Vec<Agreement> =
         positions.iter().map(|p| p.agreement).chain(decode.iter().map(|d| d.agreement)).collect();
-    let min_cosine = all.iter().map(|a| a.cosine).fold(1.0, f64::min);
+    let mut cosines: Vec<f64> = all.iter().map(|a| a.cosine).collect();
+    cosines.sort_by(f64::total_cmp);
+    let (min_cosine, median_cosine) = (cosines[0], cosines[cosines.len() / 2]);
     let share = |n: usize| n as f64 / all.len().max(1) as f64;
     let divergences: Vec<f64> = all.iter().filter_map(|a| a.kl).collect();
     let repeated = RepeatedToken::find(&generated_ids, &expected_ids);
     Ok(Validation {
-        ok: min_cosine >= threshold && wrong_choices.iter().all(|c| c.near_tie) && repeated.is_none(),
+        ok: median_cosine >= threshold
+            && wrong_choices.iter().filter(|c| !c.near_tie).count() <= expected_ids.len() / STEPS_PER_WRONG
+            && repeated.is_none(),
         threshold,
         min_cosine,
+        median_cosine,
+        below: cosines.iter().filter(|c| **c < threshold).count(),
         mean_kl: divergences.iter().sum::<f64>() / divergences.len().max(1) as f64,
         top1_agreement: share(all.iter().filter(|a| a.top1).count()),
         positions,

@@ -26,6 +26,7 @@ pub mod program_facts;
 pub mod quality_front;
 pub mod reference;
 pub mod residency;
+pub mod text_gate;
 pub mod trace;
 
 pub use anemoe_io::{Error, Result};

@@ -1,10 +1,12 @@
 //! Cuts text into windows, and measures how well a model predicts it.
 
-use crate::reference::{self, Probe, RunOptions};
+use crate::reference::{DecoderForward, Forward, Probe};
 use anemoe_convert::checkpoint::Checkpoint;
 use anemoe_runtime::model::{Logits, Model};
-use anemoe_runtime::sampler::argmax;
 use serde::Serialize;
+
+/// Most tokens that go through a layer together; a longer window goes alone.
+const TOKENS: usize = 8192;
 
 /// Negative log-likelihood of a text.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
@@ -21,6 +23,12 @@ impl Likelihood {
         (self.nll / self.tokens as f64).exp()
     }
 
+    /// Adds the likelihood of other tokens.
+    pub fn join(&mut self, other: Likelihood) {
+        self.tokens += other.tokens;
+        self.nll += other.nll;
+    }
+
     /// Adds the likelihood of a window's tokens, given the logits `[T, vocab]` after each of them.
     pub fn add(&mut self, window: &[u32], logits: &[Vec<f32>]) {
         for (row, &next) in logits.iter().zip(&window[1..]) {
@@ -28,77 +36,6 @@ impl Likelihood {
             self.nll += log_sum_exp(row) - f64::from(row[next as usize]);
         }
     }
-}
-
-/// Divergence of one model's predictions from another's.
-#[derive(Clone, Debug, Default)]
-pub struct Divergence {
-    /// Kullback-Leibler divergence after each token but the first of a window, in nats.
-    kl: Vec<f64>,
-    /// Tokens after which the same token is the most probable.
-    same_best: u64,
-    /// Likelihood of the text by the other model.
-    pub reference: Likelihood,
-}
-
-impl Divergence {
-    /// Adds a window's logits `[T, vocab]`. The prediction after the first token is left out: it is the same in every
-    /// window, and would count again and again.
-    fn add(&mut self, window: &[u32], own: &[Vec<f32>], reference: &[Vec<f32>]) {
-        self.reference.add(window, reference);
-        for (own, reference) in own.iter().zip(reference).take(window.len() - 1).skip(1) {
-            let (all, of) = (log_sum_exp(reference), log_sum_exp(own));
-            let term = |(p, q): (&f32, &f32)| {
-                let p = f64::from(*p) - all;
-                p.exp() * (p - (f64::from(*q) - of))
-            };
-            self.kl.push(reference.iter().zip(own).map(term).sum());
-            self.same_best += u64::from(argmax(own) == argmax(reference));
-        }
-    }
-
-    /// Returns the mean divergence in nats.
-    pub fn mean(&self) -> f64 {
-        self.kl.iter().sum::<f64>() / self.kl.len() as f64
-    }
-
-    /// Returns the divergence that a share of the tokens does not exceed.
-    pub fn quantile(&self, share: f64) -> f64 {
-        let mut sorted = self.kl.clone();
-        sorted.sort_by(f64::total_cmp);
-        sorted.get((share * sorted.len() as f64) as usize).or(sorted.last()).copied().unwrap_or(f64::NAN)
-    }
-
-    /// Returns the share of tokens after which both models find the same token the most probable.
-    pub fn same_best(&self) -> f64 {
-        self.same_best as f64 / self.kl.len() as f64
-    }
-}
-
-/// Computes the divergence of a bundle's predictions from those of its checkpoint in f32, and its likelihood.
-/// `progress` is called after each layer of the checkpoint in each window.
-///
-/// # Errors
-/// Fails like [`each_window`] and [`bundle_likelihood`].
-pub fn divergence(
-    model: &Model,
-    checkpoint: &Checkpoint,
-    windows: &[Vec<u32>],
-    progress: &mut dyn FnMut(),
-) -> anemoe_runtime::Result<(Likelihood, Divergence)> {
-    let (mut own, mut all, mut failed) = (Likelihood::default(), Divergence::default(), None);
-    let mut sequence = model.sequence();
-    each_window(checkpoint, None, windows, progress, &mut |window, reference| {
-        sequence.clear();
-        match model.append(&mut sequence, window, Logits::All, None) {
-            Ok(logits) => {
-                own.add(window, &logits);
-                all.add(window, &logits, &reference);
-            }
-            Err(e) => failed = failed.take().or(Some(e)),
-        }
-    })?;
-    failed.map_or(Ok((own, all)), Err)
 }
 
 /// Computes `ln(sum(exp(x)))`.
@@ -126,7 +63,7 @@ pub fn windows(ids: &[u32], bos: Option<u32>, context: usize, limit: usize) -> V
 /// called after each layer of each window.
 ///
 /// # Errors
-/// Fails like [`reference::run`].
+/// Fails like [`crate::reference::run`].
 pub fn checkpoint_likelihood(
     checkpoint: &Checkpoint,
     probe: Option<&Probe>,
@@ -143,10 +80,11 @@ pub fn checkpoint_likelihood(
 /// Function that takes a window and its logits `[T, vocab]`.
 pub type EachWindow<'a> = dyn FnMut(&[u32], Vec<Vec<f32>>) + 'a;
 
-/// Runs each window through a checkpoint from an empty context, and hands the logits `[T, vocab]` to `each`.
+/// Runs each window through a checkpoint from an empty context, and hands the logits `[T, vocab]` to `each`. Windows
+/// go through a layer together, so that its weights are read once.
 ///
 /// # Errors
-/// Fails like [`reference::run`].
+/// Fails like [`crate::reference::run`].
 pub fn each_window(
     checkpoint: &Checkpoint,
     probe: Option<&Probe>,
@@ -154,7 +92,7 @@ pub fn each_window(
     progress: &mut dyn FnMut(),
     each: &mut EachWindow<'_>,
 ) -> anemoe_convert::Result<()> {
-    let mut model = reference::open(checkpoint, probe)?;
+    let mut model = DecoderForward::open(checkpoint, probe)?;
     let limits = model.limits();
     for window in windows {
         if let Some(id) = window.iter().find(|&&id| id as usize >= limits.vocab) {
@@ -170,9 +108,28 @@ pub fn each_window(
                 limits.positions
             )));
         }
-        model.reset();
-        let pass = model.forward(window, RunOptions::default(), progress)?;
-        each(window, pass.logits);
+    }
+    let mut rest = windows;
+    while !rest.is_empty() {
+        let mut tokens = 0;
+        let fitting = rest.iter().take_while(|w| {
+            tokens += w.len();
+            tokens <= TOKENS
+        });
+        let (some, behind) = rest.split_at(fitting.count().max(1));
+        rest = behind;
+        let lengths: Vec<usize> = some.iter().map(Vec::len).collect();
+        let (mut s, mut router) = (model.embed(&some.concat())?, None);
+        for l in 0..limits.layers {
+            model.layer_of_windows(l, &lengths, &mut s, &mut router)?;
+            some.iter().for_each(|_| progress());
+        }
+        let mut x = model.head_input(&s)?;
+        for window in some {
+            let behind = x.split_off(window.len());
+            each(window, model.logits(&x)?);
+            x = behind;
+        }
     }
     Ok(())
 }
@@ -208,18 +165,6 @@ mod tests {
         assert_eq!(windows(&ids[1..], None, 2, 100), [vec![10, 11], vec![12, 13]]);
         assert_eq!(windows(&ids, Some(2), 8, 3), [vec![2, 10, 11, 12]]);
         assert!(windows(&[], Some(2), 8, 3).is_empty());
-    }
-
-    #[test]
-    fn divergence_of_known_distributions() {
-        let mut d = Divergence::default();
-        // Probabilities 1/4 and 3/4 against 1/2 and 1/2.
-        let (even, row) = (vec![5.0, 5.0], vec![0.0, 3f32.ln()]);
-        d.add(&[0, 1, 0, 1], &[even.clone(), row.clone(), even.clone(), even], &vec![row; 4]);
-        let expected = 0.25 * 0.5f64.ln() + 0.75 * 1.5f64.ln();
-        assert!((d.mean() - expected / 2.0).abs() < 1e-6);
-        assert!((d.quantile(0.99) - expected).abs() < 1e-6 && d.quantile(0.0).abs() < 1e-6);
-        assert_eq!((d.same_best(), d.reference.tokens), (0.5, 3));
     }
 
     #[test]

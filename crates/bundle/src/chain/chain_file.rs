@@ -6,8 +6,9 @@ use anemoe_io::json;
 use serde::Deserialize;
 use std::path::Path;
 
-/// Format version of `chain.json` that this crate writes and reads.
-pub const FORMAT: u32 = 1;
+/// Format versions of `chain.json` that this crate reads: 2 where the head's rows are in another order than the ids
+/// (`head_order`), which readers of 1 would not notice, and 1 elsewhere.
+pub const FORMATS: [u32; 2] = [1, 2];
 
 /// Largest `chain.json` that is read, in bytes; 30 layers of 128 single-expert units stay far below it.
 const MAX_CHAIN_BYTES: u64 = 64 << 20;
@@ -16,7 +17,7 @@ impl Chain {
     /// Reads and checks `chain.json` of a bundle.
     ///
     /// # Errors
-    /// The file cannot be read, is not a chain of this [`FORMAT`], or contradicts itself (the error says where).
+    /// The file cannot be read, is not a chain of these [`FORMATS`], or contradicts itself (the error says where).
     pub fn read(bundle: &Path) -> Result<Chain> {
         let path = bundle.join(CHAIN_FILE);
         let text = anemoe_io::read_input(&path, MAX_CHAIN_BYTES).map_err(|e| Error::io(&path, e))?;
@@ -26,10 +27,10 @@ impl Chain {
         }
         let version: Version =
             json::parse(&text).map_err(|e| Error::invalid(&path, format!("chain: {e}")))?;
-        if version.format != FORMAT {
+        if !FORMATS.contains(&version.format) {
             return Err(Error::invalid(
                 &path,
-                format!("chain: format {} where this version reads {FORMAT}", version.format),
+                format!("chain: format {} where this version reads 1 and 2", version.format),
             ));
         }
         let chain: Chain = serde_json::from_slice(anemoe_io::without_mark(&text))

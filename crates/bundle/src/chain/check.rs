@@ -1,5 +1,6 @@
 //! Checks of a chain for contradictions: sizes out of range, unknown names, registers that no step writes.
 
+use super::chain_file::FORMATS;
 use super::contract::{Chain, ShardFunction};
 use super::steps::{HostInput, InputBinding, Kept, RowRange, Run, Step};
 use std::collections::BTreeSet;
@@ -56,6 +57,9 @@ impl Chain {
         check_path(&self.embedding.file).map_err(|e| format!("embedding: {e}"))?;
         if let Some(vectors) = &self.vectors {
             check_path(&vectors.file).map_err(|e| format!("vectors: {e}"))?;
+        }
+        if self.head_order.is_some() != (self.format == FORMATS[1]) {
+            return Err("head_order: present in format 2, and only there".into());
         }
         if let (Some(name), None) = (&self.head_order, &self.vectors) {
             return Err(format!("head_order: no file holds the vector `{name}`"));

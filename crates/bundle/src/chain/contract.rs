@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Chain {
-    /// Format version: [`super::FORMAT`].
+    /// Format version: one of [`super::FORMATS`].
     pub format: u32,
     /// Program and version that wrote the bundle.
     pub generator: String,

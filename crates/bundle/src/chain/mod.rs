@@ -15,7 +15,7 @@ mod contract;
 mod steps;
 
 pub use build_results::{AutoChoice, GateResult, Gates, TensorChoice, UniformResult};
-pub use chain_file::FORMAT;
+pub use chain_file::FORMATS;
 pub use check::SOFTCAPPING;
 pub use contract::{
     Cache, Chain, Embedding, ModelInfo, Rope, Shard, ShardFunction, ShardKind, TokenCount, Vectors,

@@ -16,4 +16,5 @@ pub mod sampling;
 pub mod speculate_args;
 pub mod step_limit;
 pub mod store_args;
+pub mod text_gate_args;
 pub mod text_windows;

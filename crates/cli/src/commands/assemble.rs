@@ -2,6 +2,7 @@
 
 use crate::args::reading::Reading;
 use crate::args::store_args::OpenStore;
+use crate::args::text_gate_args::TextGateArgs;
 use crate::command::Command;
 use crate::commands::build::BuildSummary;
 use crate::error_report::sentence;
@@ -12,9 +13,11 @@ use crate::signals;
 use crate::target::expect_begun_bundle;
 use crate::ui::{self, Ui};
 use anemoe_convert::build::Assembly;
+use anemoe_convert::checkpoint::Checkpoint;
 use anemoe_gates::checkpoint_text::gate_prompt;
 use anemoe_gates::gated::{self, GateReference};
 use anemoe_gates::residency;
+use anemoe_gates::text_gate::GateText;
 use anyhow::Context;
 use std::path::PathBuf;
 
@@ -39,9 +42,11 @@ pub struct Args {
     /// checkpoint, where it still is]. Given several times, the whole has to pass with each.
     #[arg(long, value_name = "F.npz", conflicts_with = "skip_gates")]
     golden: Vec<PathBuf>,
-    /// Cosine that the logits must reach at every position and step [default: that of the parts].
+    /// Cosine that the logits must reach in the median [default: that of the parts].
     #[arg(long, value_name = "X", value_parser = cosine)]
     min_cosine: Option<f64>,
+    #[command(flatten)]
+    text_gate: TextGateArgs,
     /// No gates of the whole; chain.json says so. So it is without this where no part had gates.
     #[arg(long)]
     skip_gates: bool,
@@ -59,6 +64,7 @@ impl Command for Args {
 
     fn run(self, ui: &Ui) -> anyhow::Result<BuildSummary> {
         let mut also = read_goldens(&self.golden)?;
+        let bounds = self.text_gate.bounds()?;
         let given = (!also.is_empty()).then(|| also.remove(0).golden);
         if let Some(store) = &self.pull {
             let store = OpenStore::open(store, self.name.as_deref(), &self.bundle)?;
@@ -75,12 +81,15 @@ impl Command for Args {
         signals::announce_rest();
         let assembly = anemoe_convert::build::assemble(&self.bundle)?;
         let reference = match given {
-            Some(golden) => Some(GateReference { golden, also, given: true }),
+            Some(golden) => {
+                let text = own_text(&assembly, &self.text_gate).ok();
+                Some(GateReference { golden, also, given: true, text })
+            }
             None if self.skip_gates || assembly.part_gates().1 => None,
-            None => own_reference(&assembly, ui),
+            None => own_reference(&assembly, &self.text_gate, ui),
         };
         let options = residency::CheckOptions::default();
-        let gated = gated::assemble(assembly, reference.as_ref(), &options, self.min_cosine, &|_| ())?;
+        let gated = gated::assemble(assembly, reference.as_ref(), &options, (self.min_cosine, bounds), &|_| ())?;
         let golden = self.golden.into_iter().next();
         Ok(BuildSummary { bundle: self.bundle, golden, planned: 0, part: None, gated, push: None })
     }
@@ -90,21 +99,31 @@ impl Command for Args {
     }
 }
 
+/// Opens the checkpoint that the parts were built from, with the text of the gate.
+fn own_text(assembly: &Assembly, args: &TextGateArgs) -> anyhow::Result<(Checkpoint, GateText)> {
+    let source = assembly.source().context("the parts do not say where their checkpoint is")?;
+    let zaya_skip = source.zaya_skip.map(|s| s.parse()).transpose().map_err(anyhow::Error::msg)?;
+    let checkpoint = Reading { zaya_skip }.open(&source.checkpoint)?;
+    if assembly.chain()?.checkpoint_sha256.as_ref() != Some(&checkpoint.fingerprint()?) {
+        anyhow::bail!("{}: is not what the parts were built from any more", source.checkpoint.display());
+    }
+    let model = &assembly.plan().chain.model;
+    let text = args.text(&checkpoint, model.vocab_size, model.max_context)?;
+    Ok((checkpoint, text))
+}
+
 /// Runs the checkpoint that the parts were built from. Returns none, with a warning, if the checkpoint is not in its place
 /// any more: the bundle is completed all the same.
-fn own_reference(assembly: &Assembly, ui: &Ui) -> Option<GateReference> {
+fn own_reference(assembly: &Assembly, args: &TextGateArgs, ui: &Ui) -> Option<GateReference> {
     let run = || {
-        let source = assembly.source().context("the parts do not say where their checkpoint is")?;
-        let zaya_skip = source.zaya_skip.map(|s| s.parse()).transpose().map_err(anyhow::Error::msg)?;
-        let checkpoint = Reading { zaya_skip }.open(&source.checkpoint)?;
-        if assembly.chain()?.checkpoint_sha256.as_ref() != Some(&checkpoint.fingerprint()?) {
-            anyhow::bail!("{}: is not what the parts were built from any more", source.checkpoint.display());
-        }
+        let (checkpoint, text) = own_text(assembly, args)?;
         let (prompt, decode) = gate_prompt(&checkpoint, assembly.plan())?;
-        Ok::<_, anyhow::Error>(with_bar(&checkpoint, &prompt, decode, ui)?)
+        Ok::<_, anyhow::Error>((with_bar(&checkpoint, &prompt, decode, ui)?, (checkpoint, text)))
     };
     match run() {
-        Ok(golden) => Some(GateReference { golden, also: Vec::new(), given: false }),
+        Ok((golden, text)) => {
+            Some(GateReference { golden, also: Vec::new(), given: false, text: Some(text) })
+        }
         Err(e) => {
             ui::message(format!(
                 "warning: no gates of the whole: {}; give --golden, or see anemoe validate",

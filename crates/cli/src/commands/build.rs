@@ -4,6 +4,7 @@ use crate::args::hub_checkpoint::{Extent, locate};
 use crate::args::numbers::at_least_one;
 use crate::args::planning::{PlanArgs, PlanUse, PlannedCheckpoint, find_outliers, plan_checkpoint};
 use crate::args::store_args::{OpenStore, TRANSFERS};
+use crate::args::text_gate_args::TextGateArgs;
 use crate::args::text_windows::read_text;
 use crate::command::{Command, CommandReport};
 use crate::commands::push::{PushReport, push_bundle};
@@ -76,6 +77,8 @@ pub struct Args {
     /// on a built-in text]. Given several times, the whole has to pass with each; shards are probed with the first.
     #[arg(long, value_name = "F.npz")]
     golden: Vec<PathBuf>,
+    #[command(flatten)]
+    text_gate: TextGateArgs,
     /// Probes (random test vectors) per representative, besides the values that the prompt gives before its layer.
     #[arg(long, value_name = "N", default_value_t = probe::PROBES)]
     probes: usize,
@@ -122,6 +125,7 @@ impl Command for Args {
             anyhow::ensure!(scratch.is_dir(), "--scratch {}: no such folder", scratch.display());
         }
         let mut goldens = read_goldens(&self.golden)?;
+        let bounds = self.text_gate.bounds()?;
         let options = PlanArgs { sort_head: self.calibrate.is_some(), ..self.options.clone() };
         let PlannedCheckpoint { mut family, plan, importance } =
             plan_checkpoint(&self.checkpoint, &options, PlanUse::GatedBuild, ui)?;
@@ -150,11 +154,15 @@ impl Command for Args {
         print_outliers(&outliers, ui)?;
         signals::announce_rest();
         let checkpoint = &family.checked_checkpoint().checkpoint;
+        let model = &plan.chain.model;
+        let text = self.text_gate.text(checkpoint, model.vocab_size, model.max_context)?;
         let mut reference = || reference(checkpoint, &plan, golden.as_ref(), ui);
         let options = gated::GateOptions {
             jobs,
             skip_gates: self.skip_gates,
             min_cosine: gate_cosine(&self.options, &plan),
+            text: &text,
+            bounds,
             probes: self.probes,
             probe_layers: self.probe_layers,
             outliers: &outliers,

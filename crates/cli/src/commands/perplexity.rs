@@ -9,7 +9,7 @@ use crate::command::{Command, CommandReport};
 use crate::target::expect_bundle;
 use crate::ui::{self, Ui};
 use anemoe_convert::path_kind::PathKind;
-use anemoe_gates::perplexity::{self, bundle_likelihood, checkpoint_likelihood};
+use anemoe_gates::perplexity::{bundle_likelihood, checkpoint_likelihood};
 use anemoe_runtime::model::Model;
 use anemoe_text::tokenizer::Tokenizer;
 use anyhow::Context;
@@ -30,9 +30,6 @@ pub struct Args {
     reading: Reading,
     #[command(flatten)]
     text: TextArgs,
-    /// Checkpoint that the bundle was built from: also measures how far its predictions lie from this one's in f32.
-    #[arg(long, value_name = "CHECKPOINT")]
-    against: Option<PathBuf>,
     #[command(flatten)]
     executor: ExecutorArgs,
     #[command(flatten)]
@@ -56,10 +53,6 @@ impl Command for Args {
         if bundle && self.reading.zaya_skip.is_some() {
             anyhow::bail!("--zaya-skip: a bundle is read as it was built");
         }
-        if !bundle && self.against.is_some() {
-            anyhow::bail!("--against: compares a bundle with its checkpoint, and {} is none", path.display());
-        }
-        let mut divergence = None;
         let (windows, likelihood, seconds) = if bundle {
             self.verify.open(path, ui)?;
             let model = Model::open(path, &self.executor.backend()?)?;
@@ -68,24 +61,9 @@ impl Command for Args {
             let windows = self.text.windows(&tokenizer, model.chain().model.bos_token_id)?;
             let bar = ui.bar(windows.len() as u64, "windows");
             let started = Instant::now();
-            let likelihood = match &self.against {
-                None => bundle_likelihood(&model, &windows, &mut || bar.inc(1))?,
-                Some(checkpoint) => {
-                    let checkpoint = Reading::of(model.chain())?.open(checkpoint)?;
-                    bar.set_length(0);
-                    let (own, found) =
-                        perplexity::divergence(&model, &checkpoint, &windows, &mut || bar.inc(1))?;
-                    divergence = Some(Agreement {
-                        mean_kl: found.mean(),
-                        p99_kl: found.quantile(0.99),
-                        top1_equal: found.same_best(),
-                        reference_perplexity: found.reference.perplexity(),
-                    });
-                    own
-                }
-            };
+            let likelihood = bundle_likelihood(&model, &windows, &mut || bar.inc(1));
             bar.finish_and_clear();
-            (windows, likelihood, started.elapsed().as_secs_f64())
+            (windows, likelihood?, started.elapsed().as_secs_f64())
         } else {
             let checkpoint = self.reading.open(&self.model)?;
             let windows = self.text.of_checkpoint(&checkpoint)?;
@@ -97,7 +75,6 @@ impl Command for Args {
         };
         Ok(PerplexityReport {
             model: path.display().to_string(),
-            divergence,
             kind: if bundle { "bundle" } else { "checkpoint" },
             perplexity: likelihood.perplexity(),
             nll: likelihood.nll / likelihood.tokens as f64,
@@ -108,17 +85,6 @@ impl Command for Args {
             tok_s: likelihood.tokens as f64 / seconds.max(1e-9),
         })
     }
-}
-
-/// Agreement of a bundle's predictions with its checkpoint's.
-#[derive(Serialize)]
-struct Agreement {
-    /// Mean Kullback-Leibler divergence in nats per token.
-    mean_kl: f64,
-    p99_kl: f64,
-    /// Share of tokens after which the same token is the most probable.
-    top1_equal: f64,
-    reference_perplexity: f64,
 }
 
 /// Likelihood of a text.
@@ -135,8 +101,6 @@ pub struct PerplexityReport {
     context: usize,
     seconds: f64,
     tok_s: f64,
-    #[serde(flatten)]
-    divergence: Option<Agreement>,
 }
 
 impl CommandReport for PerplexityReport {
@@ -149,14 +113,6 @@ impl CommandReport for PerplexityReport {
             ui::counted(self.windows, "window"),
             self.context,
             self.tok_s
-        ))?;
-        let Some(Agreement { mean_kl, p99_kl, top1_equal, reference_perplexity }) = &self.divergence else {
-            return Ok(());
-        };
-        ui.line(format!(
-            "against the checkpoint in f32, perplexity {reference_perplexity:.4}: mean KL {mean_kl:.5} nats, 99 % of \
-             the tokens below {p99_kl:.5}, the same best token after {:.2} %",
-            100.0 * top1_equal
         ))
     }
 }

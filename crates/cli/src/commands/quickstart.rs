@@ -13,6 +13,7 @@ use anemoe_bundle::journal::status;
 use anemoe_convert::build::check_scratch;
 use anemoe_gates::golden_gate::GoldenGate;
 use anemoe_gates::residency;
+use anyhow::Context;
 use serde::Serialize;
 use std::ffi::OsString;
 use std::io;
@@ -90,7 +91,7 @@ impl Command for Args {
                 bundle,
                 bytes: built.package_bytes,
                 build_s: built.seconds,
-                validation: validation.gate,
+                validation: validation.gate.context("no golden was compared")?,
                 generated_ids: generated.generated_ids,
                 timing: generated.timing,
             });

@@ -2,6 +2,7 @@
 
 use crate::args::origin::{Origin, OriginArgs};
 use crate::args::runner::RunnerArgs;
+use crate::args::text_gate_args::TextGateArgs;
 use crate::bundle::Verify;
 use crate::command::{Command, CommandReport};
 use crate::files;
@@ -9,9 +10,9 @@ use crate::gate_reference::{read_goldens, reference};
 use crate::recorder::{JournalArgs, Recorder};
 use anemoe_gates::facts;
 use crate::shell::quoted;
-use crate::show::gate_results::{print_fast, print_golden, print_probes};
+use crate::show::gate_results::{self, print_fast, print_golden, print_probes};
 use crate::target::expect_bundle;
-use crate::ui::Ui;
+use crate::ui::{Ui, verdict};
 use anemoe_convert::nearest::did_you_mean;
 use anemoe_convert::plan::PlannedShard;
 use anemoe_gates::gated::{NamedGate, NamedGolden};
@@ -19,6 +20,8 @@ use anemoe_gates::golden_gate::{self, GoldenGate};
 use anemoe_gates::int8_gate::{self, Int8Gate};
 use anemoe_gates::probe::{self, Inputs, ProbeContext, ProbeReport};
 use anemoe_gates::reference::Golden;
+use anemoe_gates::text_gate::{self, TextGate};
+use anemoe_runtime::cpu::CpuBackend;
 use anemoe_runtime::model::Model;
 use anyhow::Context;
 use serde::Serialize;
@@ -28,8 +31,9 @@ use std::path::PathBuf;
 
 /// Compare a bundle with the golden, the checkpoint run in f32.
 ///
-/// The golden gate compares logits and greedy tokens. With --probes, shards are compared with their FP16 forms, too. Exit status 1
-/// when something differs too much.
+/// The golden gate compares logits and greedy tokens with a golden; with --checkpoint, the text gate compares predictions over a
+/// text with the checkpoint's. With --probes, shards are compared with their FP16 forms, too. Exit status 1 when something differs
+/// too much.
 #[derive(clap::Args)]
 #[command(
     after_help = "Example:\n  anemoe validate small.anemoe --golden models/small-gemma4/golden.npz\n  anemoe validate small.anemoe --golden models/small-gemma4/golden.npz --probes 8 --checkpoint models/small-gemma4"
@@ -39,14 +43,16 @@ pub struct Args {
     bundle: PathBuf,
     /// Golden: a run of the checkpoint in f32, from `anemoe golden` or Hugging Face transformers. Given several times, the bundle
     /// has to pass with each; shards are probed with the first.
-    #[arg(long, value_name = "F.npz", required = true)]
+    #[arg(long, value_name = "F.npz", required_unless_present = "checkpoint")]
     golden: Vec<PathBuf>,
-    /// Cosine that the logits must reach at every position and step.
+    /// Cosine that the logits must reach in the median, and probed shards at every position.
     #[arg(long, value_name = "X", default_value_t = golden_gate::MIN_COSINE)]
     min_cosine: f64,
+    #[command(flatten)]
+    text_gate: TextGateArgs,
     /// Also probe shards, that is compare them with their FP16 forms on test inputs: this many random vectors of length 1, and
     /// the values that the golden's prompt gives before the shard's layer. Of shards that differ only in weights, one is probed.
-    #[arg(long, value_name = "N", requires = "checkpoint")]
+    #[arg(long, value_name = "N", requires_all = ["checkpoint", "golden"])]
     probes: Option<usize>,
     /// Seed of the random probes.
     #[arg(long, value_name = "N", default_value_t = probe::SEED, requires = "probes")]
@@ -59,7 +65,7 @@ pub struct Args {
     scratch: Option<PathBuf>,
     /// Also hold the fast products of `generate --fast` to the exact ones, on the golden's prompt and continuation: median
     /// cosine of at least 0.999.
-    #[arg(long)]
+    #[arg(long, requires = "golden")]
     fast: bool,
     #[command(flatten)]
     runner: RunnerArgs,
@@ -96,9 +102,28 @@ impl Command for Args {
             };
             gates.push(NamedGate { golden: path.clone(), gate });
         }
-        let expected = &goldens.first().context("--golden: no file is given")?.golden;
-        let probes = self.probes.map(|count| probe(&self, count, expected, ui)).transpose()?;
-        let fast = self.fast.then(|| {
+        let text = match &self.source.checkpoint {
+            Some(_) => {
+                let bounds = self.text_gate.bounds()?;
+                let origin = self.source.open(&self.bundle, "--checkpoint")?;
+                let checkpoint = &origin.family.checked_checkpoint().checkpoint;
+                let text = self.text_gate.text(checkpoint, chain.model.vocab_size, chain.model.max_context)?;
+                let on_cpu = match &on_device {
+                    Some(_) => None,
+                    None => Some(Model::open(&self.bundle, &CpuBackend::default())?),
+                };
+                let model = on_device.as_ref().or(on_cpu.as_ref()).context("no model")?;
+                let bar = ui.bar((text.windows.len() * chain.model.num_layers) as u64, "text");
+                let gate = text_gate::gate(model, checkpoint, &text, bounds, &mut || bar.inc(1))?;
+                bar.finish_and_clear();
+                Some(gate)
+            }
+            None => None,
+        };
+        let first = goldens.first().map(|g| &g.golden);
+        let probes = self.probes.zip(first);
+        let probes = probes.map(|(count, expected)| probe(&self, count, expected, ui)).transpose()?;
+        let fast = first.filter(|_| self.fast).map(|expected| {
             let ids: Vec<u32> = expected.prompt_ids.iter().chain(&expected.decode_tokens).copied().collect();
             let room = chain.model.max_context.min(ids.len());
             int8_gate::compare(&self.bundle, &ids[..room], int8_gate::MIN_FAST_COSINE)
@@ -106,9 +131,11 @@ impl Command for Args {
         let fast = fast.transpose()?;
         let pass = fast.as_ref().is_none_or(|f| f.pass)
             && gates.iter().all(|g| g.gate.pass)
-            && probes.as_ref().is_none_or(|p| p.pass);
-        let gate = GoldenGate { pass, ..gates[0].gate.clone() };
-        Ok(Validation { bundle: self.bundle, gate, goldens: gates, probes, fast })
+            && probes.as_ref().is_none_or(|p| p.pass)
+            && text.as_ref().is_none_or(TextGate::is_good_enough);
+        let gate = gates.first().map(|g| GoldenGate { pass, ..g.gate.clone() });
+        let without_golden = gate.is_none().then_some(pass);
+        Ok(Validation { bundle: self.bundle, gate, without_golden, goldens: gates, text, probes, fast })
     }
 
     fn journal(&self) -> Option<&JournalArgs> {
@@ -123,10 +150,16 @@ pub struct Validation {
     bundle: PathBuf,
     /// The golden gate with the first golden; `pass` is true if all gates pass.
     #[serde(flatten)]
-    pub gate: GoldenGate,
+    pub gate: Option<GoldenGate>,
+    /// True if all gates pass, where there is no golden.
+    #[serde(rename = "pass", skip_serializing_if = "Option::is_none")]
+    without_golden: Option<bool>,
     /// The golden gate with each golden.
     #[serde(skip_serializing_if = "is_single")]
     pub goldens: Vec<NamedGate>,
+    /// The text gate, where the checkpoint is given.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub text: Option<TextGate>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub probes: Option<ProbeReport>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -154,6 +187,10 @@ impl CommandReport for Validation {
                 n => format!("FAIL: {n} of {} goldens: {}", self.goldens.len(), names.join(", ")),
             })?;
         }
+        if let Some(text) = &self.text {
+            let said = verdict(text.is_good_enough());
+            ui.line(format!("{said}: {}", gate_results::text_gate(text)))?;
+        }
         if let Some(probes) = &self.probes {
             ui.line("")?;
             print_probes(probes, ui)?;
@@ -172,19 +209,22 @@ impl CommandReport for Validation {
     }
 
     fn passed(&self) -> bool {
-        self.gate.pass
+        self.gate.as_ref().map_or(self.without_golden == Some(true), |g| g.pass)
     }
 
     fn record(&self, recorder: &Recorder) {
-        let [first, others @ ..] = self.goldens.as_slice() else { return };
-        let mut facts = facts::validation(&first.gate, Some(&first.golden));
-        facts.insert("pass".into(), self.gate.pass.into());
+        let (mut facts, others) = match self.goldens.as_slice() {
+            [first, others @ ..] => (facts::validation(&first.gate, Some(&first.golden)), others),
+            [] => (facts::Facts::new(), &[][..]),
+        };
+        facts.insert("pass".into(), self.passed().into());
+        facts.extend(self.text.iter().map(|t| ("text".into(), facts::condense(t).into())));
         if !others.is_empty() {
             facts.insert("also".into(), facts::also(others));
         }
         facts.extend(self.probes.iter().map(|p| ("probes".into(), facts::probes(p).into())));
         facts.extend(self.fast.iter().map(|f| ("fast".into(), facts::condense(f).into())));
-        recorder.gate(&self.bundle, self.gate.pass, facts);
+        recorder.gate(&self.bundle, self.passed(), facts);
     }
 }
 

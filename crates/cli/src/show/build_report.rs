@@ -76,10 +76,11 @@ fn print_logits(report: &GatedReport, gate: &GoldenGate, ui: &Ui) -> io::Result<
         n => format!(", {} among them", ui::counted(n, "near tie")),
     };
     ui.line(format!(
-        "  logits: {}, lowest cosine {:.6} (at least {} wanted), {} of {} greedy tokens equal, choices that differ: {}{ties}",
+        "  logits: {}, median cosine {:.6} (at least {} wanted), lowest {:.6}, {} of {} greedy tokens equal, choices that differ: {}{ties}",
         if stack.undecided.is_some() { "undecided" } else { verdict(gate.pass) },
-        v.min_cosine,
+        v.median_cosine,
         v.threshold,
+        v.min_cosine,
         v.equal_tokens(),
         v.expected_ids.len(),
         v.wrong_choices.len(),
@@ -87,6 +88,10 @@ fn print_logits(report: &GatedReport, gate: &GoldenGate, ui: &Ui) -> io::Result<
     for also in &stack.also {
         let (golden, said) = (also.golden.display(), verdict(also.gate.pass));
         ui.line(format!("  logits with {golden}: {said}, lowest cosine {:.6}", also.gate.usual.min_cosine))?;
+    }
+    if let Some(t) = &stack.text {
+        let said = if t.pass || t.is_good_enough() { "pass" } else { "FAIL" };
+        ui.line(format!("  {said}: {}", gate_results::text_gate(t)))?;
     }
     let Some(nats) = stack.undecided else { return Ok(()) };
     ui.line(format!(

@@ -4,6 +4,7 @@ use crate::ui::{self, Table, Ui, verdict};
 use anemoe_gates::golden_gate::{Agreement, GoldenGate, RepeatedToken};
 use anemoe_gates::int8_gate::Int8Gate;
 use anemoe_gates::probe::{DecidingRule, ProbeReport, ShardProbes};
+use anemoe_gates::text_gate::TextGate;
 use std::io;
 
 /// Prints the comparison of fast products with exact ones.
@@ -140,6 +141,33 @@ fn repeated(r: &RepeatedToken) -> String {
     )
 }
 
+/// Describes the text gate in a line.
+pub fn text_gate(t: &TextGate) -> String {
+    let b = t.bounds;
+    let [low, high] = t.perplexity_ratio_interval;
+    let mut line = format!(
+        "{} of text ({}): mean divergence {:.5} nats (at most {}), 99 % below {:.4} ({}), the same token is the most probable \
+         in {:.1} % (at least {:.0}), perplexity times {:.4} ({low:.4} to {high:.4}, at most {})",
+        ui::counted(t.tokens, "token"),
+        t.text,
+        t.mean_kl,
+        b.mean_kl,
+        t.p99_kl,
+        b.p99_kl,
+        100.0 * t.top1_agreement,
+        100.0 * b.top1_agreement,
+        t.perplexity_ratio,
+        b.perplexity_ratio,
+    );
+    if !t.outside.is_empty() {
+        line += &format!("; outside: {}", t.outside.join(", "));
+    }
+    if !t.pass && !t.learned {
+        line += "; says nothing, since the checkpoint predicts this text hardly better than chance";
+    }
+    line
+}
+
 /// Prints the golden gate.
 pub fn print_golden(gate: &GoldenGate, ui: &Ui) -> io::Result<()> {
     let (v, fp16) = (&gate.usual, &gate.fp16);
@@ -190,10 +218,12 @@ pub fn print_golden(gate: &GoldenGate, ui: &Ui) -> io::Result<()> {
     v.repeated.iter().try_for_each(|r| ui.line(repeated(r)))?;
     fp16.repeated.iter().try_for_each(|r| ui.line(format!("{} (rounded to fp16)", repeated(r))))?;
     ui.line(format!(
-        "{}: lowest cosine {:.6} (at least {} wanted) over {} and {}; {} of {} equal",
+        "{}: median cosine {:.6} (at least {} wanted), lowest {:.6}, {} below, over {} and {}; {} of {} equal",
         verdict(gate.pass),
-        v.min_cosine,
+        v.median_cosine,
         v.threshold,
+        v.min_cosine,
+        v.below,
         ui::counted(v.positions.len(), "position"),
         ui::counted(v.decode.len(), "step"),
         v.equal_tokens(),

@@ -12,7 +12,7 @@ use crate::plan::{
 use crate::quant::MatrixQuant;
 use crate::{Error, Result};
 use anemoe_bundle::{
-    Chain, Embedding, FORMAT, HostInput, InputBinding, Kept, ModelInfo, OutputBinding, RowRange, Run,
+    Chain, Embedding, FORMATS, HostInput, InputBinding, Kept, ModelInfo, OutputBinding, RowRange, Run,
     ShardFunction, ShardKind, Step, TokenCount, WeightFormat,
 };
 use anemoe_mlpackage::mil::builder::BuiltFunction;
@@ -401,7 +401,7 @@ pub fn chain(
     options: &PlanOptions,
 ) -> Chain {
     Chain {
-        format: FORMAT,
+        format: FORMATS[0],
         generator: concat!("anemoe ", env!("CARGO_PKG_VERSION")).into(),
         family: family.into(),
         source: checkpoint.checkpoint.name.clone(),

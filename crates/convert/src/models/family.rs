@@ -10,7 +10,7 @@ use crate::lower::Stored;
 use crate::plan::{PartKinds, Plan, PlanOptions, PlannedShard, VectorPlan};
 use crate::quant::{Granularity, Quant};
 use crate::{Error, Result};
-use anemoe_bundle::{Cache, Chain, IntBits, ModelInfo, ShardFunction, ShardKind, Step};
+use anemoe_bundle::{Cache, Chain, FORMATS, IntBits, ModelInfo, ShardFunction, ShardKind, Step};
 use anemoe_mlpackage::mil::builder::BuiltFunction;
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -250,8 +250,10 @@ impl Family {
         }
         let hidden = if d.residual == Residual::Affine { normalized(HIDDEN) } else { register(HIDDEN) };
         let scale = d.embedding_scale / d.stream_unit;
+        let is_sorted = self.sorts_head(options);
         Chain {
-            head_order: self.sorts_head(options).then(|| HEAD_ORDER.into()),
+            format: FORMATS[usize::from(is_sorted)],
+            head_order: is_sorted.then(|| HEAD_ORDER.into()),
             readings,
             ropes,
             caches,

@@ -93,6 +93,17 @@ impl<'a> DecoderForward<'a> {
         self.norm(None, "final_norm", s)
     }
 
+    /// Returns the logits `[T, vocab]` of the head's inputs.
+    pub fn logits(&self, x: &Rows) -> Result<Rows> {
+        let d = &self.decoder;
+        let head = d.tensor(None, if d.is_tied { "embedding" } else { "head" });
+        let mut logits = self.weights.head(&head, d.vocab, d.hidden)?.times(x)?;
+        if let Some(cap) = d.softcap {
+            logits.iter_mut().flatten().for_each(|v| *v = cap * (*v / cap).tanh());
+        }
+        Ok(logits)
+    }
+
     /// Returns the position of each token of the pass in its window.
     fn positions(&self, l: usize) -> Vec<usize> {
         let windows = self.memories[l].iter().zip(&self.windows);
@@ -210,13 +221,7 @@ impl Forward for DecoderForward<'_> {
             }
             tick();
         }
-        let d = &self.decoder;
-        let s = self.head_input(&s)?;
-        let head = d.tensor(None, if d.is_tied { "embedding" } else { "head" });
-        pass.logits = self.weights.head(&head, d.vocab, d.hidden)?.times(&s)?;
-        if let Some(cap) = d.softcap {
-            pass.logits.iter_mut().flatten().for_each(|v| *v = cap * (*v / cap).tanh());
-        }
+        pass.logits = self.logits(&self.head_input(&s)?)?;
         Ok(pass)
     }
 

@@ -12,6 +12,8 @@ use std::sync::Arc;
 
 /// Number of weights that one task reads and converts at a time: 1 MiB in f32.
 const PIECE: usize = 1 << 18;
+/// Tokens that are multiplied with one row after the other: 128 KiB of 1,024 elements each.
+const TOKENS: usize = 32;
 
 /// One vector per token of a pass.
 pub type Rows = Vec<Vec<f32>>;
@@ -270,20 +272,23 @@ impl StreamedMatrix<'_> {
         if x.is_empty() {
             return Ok(Rows::new());
         }
-        let rows_at_once = (PIECE / self.cols).max(1);
+        let (all, rows_at_once) = (x.len(), (PIECE / self.cols).max(1));
         // [rows, T]: each task writes a piece of its own.
-        let mut by_row = vec![0f32; self.rows * x.len()];
-        by_row.par_chunks_mut(rows_at_once * x.len()).enumerate().try_for_each(|(i, out)| {
+        let mut by_row = vec![0f32; self.rows * all];
+        by_row.par_chunks_mut(rows_at_once * all).enumerate().try_for_each(|(i, out)| {
             anemoe_convert::build::check_interrupted()?;
-            let mut weights = vec![0f32; out.len() / x.len() * self.cols];
+            let mut weights = vec![0f32; out.len() / all * self.cols];
             self.read(i * rows_at_once, &mut weights)?;
-            for (w, out) in weights.chunks_exact(self.cols).zip(out.chunks_exact_mut(x.len())) {
-                for (x, out) in x.iter().zip(out) {
-                    *out = dot(w, x);
+            // Some tokens at a time, which stay in the cache.
+            for (first, x) in x.chunks(TOKENS).enumerate() {
+                for (w, out) in weights.chunks_exact(self.cols).zip(out.chunks_exact_mut(all)) {
+                    for (x, out) in x.iter().zip(&mut out[first * TOKENS..]) {
+                        *out = dot(w, x);
+                    }
                 }
             }
             Ok::<(), Error>(())
         })?;
-        Ok((0..x.len()).map(|t| by_row.iter().skip(t).step_by(x.len()).copied().collect()).collect())
+        Ok((0..all).map(|t| by_row.iter().skip(t).step_by(all).copied().collect()).collect())
     }
 }
