@@ -161,6 +161,7 @@ fn run(checkpoint: &str, calibration: &Path, test: &Path) -> Result<()> {
         checkpoint: &source,
         family: &family,
         importance: None,
+        candidates: None,
         windows: &calibration[..calibration.len().min(6)],
         text: "the calibration text".into(),
     };

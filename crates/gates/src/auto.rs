@@ -1,5 +1,6 @@
 //! `--quant auto`: chooses a kind per tensor by measured errors of tensors and of the whole model.
 
+use crate::feedback::Candidates;
 use crate::golden_gate::{cosine, divergence};
 use crate::perplexity::each_window;
 use crate::reference::{self, HEAD, Probe, RunOptions};
@@ -7,15 +8,18 @@ use anemoe_bundle::{AutoChoice, IndexBits, UniformResult};
 use anemoe_convert::checkpoint::Checkpoint;
 use anemoe_convert::importance::Importance;
 use anemoe_convert::kind_search::{self, Choice, ExpertUse, Group, KINDS, Objective};
-use anemoe_convert::models::Family;
+use anemoe_convert::models::{BY_NORM, Family};
 use anemoe_convert::plan::{MatrixPlan, Plan};
 use anemoe_convert::quant::Quant;
+use anemoe_convert::quantize::q4_0;
 use anemoe_convert::{Error, Result};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// Most parameters of a model that is run as a whole for every measurement.
+/// Most parameters of a model that is run as a whole for the sensitivity of every tensor, and searched by default.
 pub const MAX_WHOLE: u64 = 64_000_000;
+/// Most parameters of a model that is run as a whole at all: up to here, tensors of one role share a sensitivity.
+pub const MAX_BY_ROLE: u64 = 600_000_000;
 /// Kind with which the model's sensitivity to each tensor is measured: coarse enough that its error stands out from rounding.
 const PROBE_KIND: Quant = Quant::lut(IndexBits::Three);
 
@@ -37,6 +41,8 @@ pub enum SearchBound {
     MaxKl(f64),
     /// Most bytes; the search makes the loss small.
     MaxBytes(u64),
+    /// The mean divergence that GGUF's Q4_0 of the same matrices has; the search saves bytes.
+    LikeQ4,
 }
 
 impl SearchBound {
@@ -45,7 +51,7 @@ impl SearchBound {
         match self {
             SearchBound::MinCosine(c) => distance.min >= c,
             SearchBound::MaxKl(nats) => distance.loss <= nats,
-            SearchBound::MaxBytes(_) => true,
+            SearchBound::MaxBytes(_) | SearchBound::LikeQ4 => true,
         }
     }
 }
@@ -56,6 +62,7 @@ impl std::fmt::Display for Goal {
             SearchBound::MinCosine(c) => write!(f, "min_cosine {c}")?,
             SearchBound::MaxKl(nats) => write!(f, "max_kl {nats}")?,
             SearchBound::MaxBytes(n) => write!(f, "max_bytes {n}")?,
+            SearchBound::LikeQ4 => write!(f, "like q4_0")?,
         }
         match self.objective {
             Objective::Size => Ok(()),
@@ -72,6 +79,8 @@ pub struct KindSearch<'a> {
     pub family: &'a Family,
     /// Importances of inputs; without them, all inputs count the same.
     pub importance: Option<&'a Importance>,
+    /// Matrices that were compressed for a text; without them, candidates are compressed without one.
+    pub candidates: Option<&'a Candidates>,
     /// Windows of token ids that are run.
     pub windows: &'a [Vec<u32>],
     /// Name of the windows' source, for people.
@@ -88,6 +97,11 @@ struct Distance {
     /// Loss that the search makes small: mean Kullback-Leibler divergence of the next token's distribution from the
     /// uncompressed model's, in nats.
     loss: f64,
+}
+
+/// Returns the name under which a probe replaces a group's tensor.
+fn name_of(group: &Group) -> String {
+    if group.part == "head" { HEAD.to_string() } else { group.tensor.clone() }
 }
 
 /// Whole model that is run with compressed weights.
@@ -145,16 +159,50 @@ impl WholeModel<'_, '_> {
             return Ok(Some(found.clone()));
         }
         let key = (groups[group].tensor.clone(), groups[group].part.clone());
-        let (values, _) = kind_search::decoded(
-            self.search.family,
-            &self.matrices[&key],
-            kind,
-            self.plan.options.groups,
-            self.search.importance,
-        )?;
-        let values = Arc::new(values);
-        self.decoded.insert((group, candidate), values.clone());
+        let for_text = self.search.candidates.map(|c| c.values(&key, kind)).transpose()?.flatten();
+        let values = match for_text {
+            Some(values) => values,
+            None => {
+                let (family, groups) = (self.search.family, self.plan.options.groups);
+                kind_search::decoded(family, &self.matrices[&key], kind, groups, self.search.importance)?.0
+            }
+        };
+        let values = Arc::new(self.in_order(&key.0, values)?);
+        if self.plan.totals.params <= MAX_WHOLE {
+            self.decoded.insert((group, candidate), values.clone());
+        }
         Ok(Some(values))
+    }
+
+    /// Puts the rows of a tensor that is stored in another order back into the checkpoint's.
+    fn in_order(&self, tensor: &str, values: Vec<f32>) -> Result<Vec<f32>> {
+        let Some(matrix) = tensor.strip_suffix(BY_NORM) else { return Ok(values) };
+        let order = self.search.family.checked_checkpoint().rows_by_norm(matrix)?;
+        let cols = values.len() / order.len();
+        let mut out = vec![0f32; values.len()];
+        for (row, &id) in values.chunks_exact(cols).zip(order) {
+            out[id as usize * cols..][..cols].copy_from_slice(row);
+        }
+        Ok(out)
+    }
+
+    /// Measures the distance of the model with all matrices in GGUF's Q4_0.
+    fn of_q4(&mut self, groups: &[Group]) -> Result<Distance> {
+        let mut probe = Probe::default();
+        for g in groups {
+            let key = (g.tensor.clone(), g.part.clone());
+            let mut matrices: Vec<&MatrixPlan> = self.matrices[&key].iter().collect();
+            matrices.sort_by_key(|m| m.offset);
+            let mut values = Vec::new();
+            for m in matrices {
+                let mut own = vec![0f32; m.weights() as usize];
+                self.search.family.read(&m.tensor, m.offset..m.offset + m.weights(), &mut own)?;
+                own.chunks_mut(m.cols).for_each(q4_0::round_trip);
+                values.extend(own);
+            }
+            probe.replaced.insert(name_of(g), Arc::new(self.in_order(&g.tensor, values)?));
+        }
+        self.distance_with(&probe)
     }
 
     /// Runs the model with the kinds of a choice, and measures its distance. Groups without a kind keep their weights.
@@ -163,11 +211,15 @@ impl WholeModel<'_, '_> {
         for (g, candidate) in choice.iter().enumerate() {
             let Some(candidate) = candidate else { continue };
             if let Some(values) = self.values(groups, g, *candidate)? {
-                let name = if groups[g].part == "head" { HEAD.to_string() } else { groups[g].tensor.clone() };
-                probe.replaced.insert(name, values);
+                probe.replaced.insert(name_of(&groups[g]), values);
             }
         }
-        let logits = self.logits(&probe)?;
+        self.distance_with(&probe)
+    }
+
+    /// Runs the model with the weights of a probe, and measures its distance.
+    fn distance_with(&mut self, probe: &Probe) -> Result<Distance> {
+        let logits = self.logits(probe)?;
         let cosines: Vec<f64> = logits.iter().zip(&self.reference).map(|(a, b)| cosine(a, b)).collect();
         let losses = logits.iter().zip(&self.reference).map(|(a, b)| divergence(b, a));
         Ok(Distance {
@@ -212,11 +264,11 @@ pub fn choose_each(
     goals: &[Goal],
     progress: &mut dyn FnMut(&str, usize, usize),
 ) -> Result<Vec<(AutoChoice, Kinds)>> {
-    let whole = plan.totals.params <= MAX_WHOLE && !search.windows.is_empty();
+    let whole = plan.totals.params <= MAX_BY_ROLE && !search.windows.is_empty();
     if !whole && goals.iter().any(|g| !matches!(g.bound, SearchBound::MaxBytes(_))) {
         return Err(Error::usage(format!(
-            "--quant auto with --min-cosine or --max-kl runs the whole model many times, which is done up to {MAX_WHOLE} \
-             parameters; this one has {}: give --max-bytes",
+            "--quant auto with --min-cosine, --max-kl or --like runs the whole model many times, which is done up to \
+             {MAX_BY_ROLE} parameters; this one has {}: give --max-bytes",
             plan.totals.params
         )));
     }
@@ -226,9 +278,11 @@ pub fn choose_each(
         })?;
     let measured_on = match whole {
         true => format!(
-            "{}: the whole model in f32 on {} tokens, each tensor's share from {PROBE_KIND}",
+            "{}: the whole model in f32 on {} tokens, each {} share from {PROBE_KIND}{}",
             search.text,
-            search.windows.iter().map(Vec::len).sum::<usize>()
+            search.windows.iter().map(Vec::len).sum::<usize>(),
+            if plan.totals.params <= MAX_WHOLE { "tensor's" } else { "role's" },
+            if search.candidates.is_some() { ", compressed for a text" } else { "" }
         ),
         false => "a sample of each tensor's weights; every tensor is taken as equally sensitive".into(),
     };
@@ -278,7 +332,11 @@ pub fn choose_each(
         let d = model.of_choice(&groups, &choice)?;
         uniform.push((choice, d, kind));
     }
-    for &goal in goals {
+    for &asked in goals {
+        let mut goal = asked;
+        if goal.bound == SearchBound::LikeQ4 {
+            goal.bound = SearchBound::MaxKl(model.of_q4(&groups)?.loss);
+        }
         let (choice, distance) = match goal.bound {
             SearchBound::MaxBytes(limit) => {
                 best_within(&mut model, &groups, limit, goal.objective, &uniform)?
@@ -293,22 +351,29 @@ pub fn choose_each(
         };
         let uniform = uniform.iter().map(result).collect();
         let kinds = kind_search::kinds(&groups, &choice);
-        all.push((found(&groups, goal, &choice, Some(distance), uniform), kinds));
+        all.push((found(&groups, asked, &choice, Some(distance), uniform), kinds));
     }
     Ok(all)
 }
 
 /// Measures the loss per unit of output error of each tensor, by compressing one tensor at a time with
-/// [`PROBE_KIND`].
+/// [`PROBE_KIND`]; of larger models, all tensors of one role at a time.
 fn sensitivities(model: &mut WholeModel<'_, '_>, groups: &mut [Group]) -> Result<()> {
     let probe = KINDS.iter().position(|k| *k == PROBE_KIND).unwrap_or(0);
-    let mut found = Vec::new();
-    for g in 0..groups.len() {
+    let mut together: BTreeMap<String, Vec<usize>> = BTreeMap::new();
+    for (g, group) in groups.iter().enumerate() {
+        let is_role = model.plan.totals.params > MAX_WHOLE;
+        let role = group.tensor.chars().filter(|c| !is_role || !c.is_ascii_digit());
+        together.entry(role.chain(group.part.chars()).collect()).or_default().push(g);
+    }
+    let mut found = vec![0.0; groups.len()];
+    for members in together.values() {
         let mut choice = vec![None; groups.len()];
-        choice[g] = Some(probe);
+        members.iter().for_each(|&g| choice[g] = Some(probe));
         let distance = model.distance(groups, &choice)?;
-        let error = groups[g].candidates[probe].error;
-        found.push(if error > 0.0 { distance.loss.max(0.0) / error } else { 0.0 });
+        let error: f64 = members.iter().map(|&g| groups[g].candidates[probe].error).sum();
+        let sensitivity = if error > 0.0 { distance.loss.max(0.0) / error } else { 0.0 };
+        members.iter().for_each(|&g| found[g] = sensitivity);
     }
     // No tensor gets less than 1 % of the mean: one without an effect on this text may have an effect on others.
     let typical = found.iter().sum::<f64>() / found.len().max(1) as f64;
@@ -335,6 +400,7 @@ fn smallest(
             SearchBound::MaxKl(nats) => (format!("--max-kl {nats}"), format!("{:.2e} nats", best.1.loss)),
             SearchBound::MinCosine(c) => (format!("--min-cosine {c}"), format!("{:.6}", best.1.min)),
             SearchBound::MaxBytes(n) => (format!("--max-bytes {n}"), String::new()),
+            SearchBound::LikeQ4 => ("--like q4_0".into(), String::new()),
         };
         return Err(Error::usage(format!("{option}: the most exact kinds reach {reached} over the text")));
     }

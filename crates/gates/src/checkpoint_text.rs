@@ -1,6 +1,6 @@
 //! Text as tokens of a checkpoint, for gates and for the search for kinds.
 
-use crate::auto::MAX_WHOLE;
+use crate::auto::{MAX_BY_ROLE, MAX_WHOLE};
 use crate::perplexity::windows;
 use crate::probe;
 use crate::reference::{self, Golden, RunOptions};
@@ -51,7 +51,7 @@ pub fn search_windows(
     plan: &Plan,
     own: Option<(String, String)>,
 ) -> Result<(Vec<Vec<u32>>, String)> {
-    if plan.totals.params > MAX_WHOLE {
+    if plan.totals.params > MAX_BY_ROLE {
         return Ok((Vec::new(), String::new()));
     }
     let mut bos = bos(checkpoint);

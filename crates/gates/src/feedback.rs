@@ -12,10 +12,12 @@ use crate::checkpoint_text;
 use crate::perplexity;
 use crate::reference::{Compressor, DecoderForward, Pairs, Probe, Rows};
 use crate::{Error, Result};
+use anemoe_bundle::IndexBits;
 use anemoe_convert::build::check_interrupted;
 use anemoe_convert::compressed::{CompressedMatrices, PREFIX};
+use anemoe_convert::kind_search;
 use anemoe_convert::models::Family;
-use anemoe_convert::plan::{MatrixPlan, Plan};
+use anemoe_convert::plan::{MatrixPlan, Plan, PlanOptions};
 use anemoe_convert::quant::Quant;
 use anemoe_convert::quantize::{CompressedMatrix, Encoder, InputMoments, InputSums, TablesAndScales};
 use anemoe_io::{locked, write_atomic};
@@ -143,6 +145,77 @@ pub fn compress(
     head.map_or(Ok(()), |head| compressor.compress_head(family, &head.tensor, &x))?;
     progress(layers + 1, layers + 1);
     Ok(())
+}
+
+/// Kinds in which a search tries matrices that are compressed for a text; the others lose little by being compressed
+/// without one.
+const SEARCHED: [Quant; 4] = [
+    Quant::lut(IndexBits::Two),
+    Quant::lut(IndexBits::Three),
+    Quant::lut(IndexBits::Four),
+    Quant::lut(IndexBits::Six),
+];
+/// Windows for which a search compresses; the build takes more.
+const SEARCH_WINDOWS: usize = 64;
+
+/// Matrices that were compressed for a text in several kinds, each kind in a stack of its own.
+pub struct Candidates {
+    folder: tempfile::TempDir,
+    plans: Vec<(Quant, BTreeMap<(String, String), Vec<MatrixPlan>>)>,
+}
+
+impl Candidates {
+    /// Compresses a model for some of the windows in each kind. The user's kinds of parts stay. `progress` takes layers
+    /// that are done, of how many.
+    ///
+    /// # Errors
+    /// Fails like [`compress`], or there is no room for temporary files.
+    pub fn new(
+        family: &Family,
+        options: &PlanOptions,
+        windows: &[Vec<u32>],
+        progress: &mut dyn FnMut(usize, usize),
+    ) -> Result<Candidates> {
+        let folder = tempfile::tempdir().map_err(|e| Error::io(&std::env::temp_dir(), e))?;
+        let n = SEARCH_WINDOWS.min(windows.len());
+        let some: Vec<Vec<u32>> = (0..n).map(|i| windows[i * windows.len() / n].clone()).collect();
+        let mut plans = Vec::new();
+        for (i, quant) in SEARCHED.into_iter().enumerate() {
+            let plan = family.plan(&PlanOptions { quant, ..options.clone() })?;
+            let own = folder.path().join(quant.to_string());
+            std::fs::create_dir(&own).map_err(|e| Error::io(&own, e))?;
+            compress(family, &plan, &some, &own, &mut |done, of| {
+                progress(i * of + done, SEARCHED.len() * of)
+            })?;
+            plans.push((quant, kind_search::matrices(&plan)));
+        }
+        Ok(Candidates { folder, plans })
+    }
+
+    /// Returns the values of a tensor's matrices in a kind, in the order of their places; none where the kind, or this
+    /// tensor in it, was not compressed for the text.
+    ///
+    /// # Errors
+    /// A temporary file cannot be read.
+    pub fn values(&self, key: &(String, String), kind: Quant) -> Result<Option<Vec<f32>>> {
+        let Some((_, plan)) = self.plans.iter().find(|(quant, _)| *quant == kind) else { return Ok(None) };
+        let store = CompressedMatrices::new(&self.folder.path().join(kind.to_string()));
+        let mut matrices: Vec<&MatrixPlan> = plan.get(key).into_iter().flatten().collect();
+        matrices.sort_by_key(|m| m.offset);
+        let mut values = Vec::new();
+        for m in matrices {
+            let Some(c) = store.read(m)? else { return Ok(None) };
+            values.extend(decoded(m, &c)?);
+        }
+        Ok(Some(values).filter(|v| !v.is_empty()))
+    }
+}
+
+/// Returns the values of a compressed matrix.
+fn decoded(m: &MatrixPlan, c: &CompressedMatrix) -> Result<Vec<f32>> {
+    let (rows, cols, quant) = (m.rows, m.cols, m.quant);
+    let encoder = Encoder { rows, cols, quant, exact: false, importance: None, scale: None };
+    encoder.decode(&c.packed, &c.side).map_err(|e| Error::usage(format!("matrix `{}`: {e}", m.name)))
 }
 
 /// Writes both streams behind `layers` layers, and the routers' state where there is one.

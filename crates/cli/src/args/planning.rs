@@ -15,8 +15,9 @@ use anemoe_convert::models::{self, Family, Preset};
 use anemoe_convert::outliers::{self, Outlier};
 use anemoe_convert::plan::{PartKinds, Plan, PlanOptions, ScaleScope};
 use anemoe_convert::quant::{Groups, Quant};
-use anemoe_gates::auto::{Goal, KindSearch, MAX_WHOLE, SearchBound, choose};
+use anemoe_gates::auto::{Goal, KindSearch, MAX_BY_ROLE, MAX_WHOLE, SearchBound, choose};
 use anemoe_gates::checkpoint_text::search_windows;
+use anemoe_gates::feedback::{self, Candidates};
 use anemoe_gates::golden_gate::MIN_COSINE;
 use anemoe_io::{Error, Kind};
 use anyhow::bail;
@@ -51,6 +52,9 @@ pub struct PlanArgs {
     /// For --quant auto: the least loss with at most this many bytes of matrices (6000000, 6MB, 1.5GiB).
     #[arg(long, value_name = "BYTES", value_parser = byte_count)]
     pub max_bytes: Option<u64>,
+    /// For --quant auto: the fewest bytes with at most the mean divergence that this format of GGUF would have.
+    #[arg(long, value_parser = ["q4_0"], conflicts_with_all = ["max_bytes", "max_kl", "min_cosine"])]
+    pub like: Option<String>,
     /// For --quant auto: bytes that count, of the bundle, or those that a token reads (experts by how often they are
     /// chosen) [default: size; speed where --quant is not given].
     #[arg(long, value_parser = choice([("size", Objective::Size), ("speed", Objective::Speed)]))]
@@ -112,9 +116,9 @@ pub struct PlanArgs {
     /// Do not look for outliers. It takes reading every weight whose kind has one step for a whole tensor (int8-tensor).
     #[arg(long)]
     pub skip_outliers: bool,
-    /// True to store a compressed head's rows in the order of their norms.
+    /// Text that weights are compressed for.
     #[arg(skip)]
-    pub sort_head: bool,
+    pub calibration: Option<Calibration>,
     #[command(flatten)]
     pub reading: Reading,
 }
@@ -134,6 +138,7 @@ impl PlanArgs {
         let is_whole = family.sizes().parameters <= MAX_WHOLE;
         let wants_search = self.max_bytes.is_some()
             || self.max_kl.is_some()
+            || self.like.is_some()
             || self.auto_text.is_some()
             || self.objective.is_some();
         let (objective, bound) = match self.quant {
@@ -146,6 +151,7 @@ impl PlanArgs {
             (Some(n), ..) => SearchBound::MaxBytes(n),
             (_, Some(nats), _) => SearchBound::MaxKl(nats),
             (_, _, Some(c)) => SearchBound::MinCosine(c),
+            _ if self.like.is_some() => SearchBound::LikeQ4,
             _ => bound,
         };
         KindChoice::Search(Goal { objective: self.objective.unwrap_or(objective), bound })
@@ -182,7 +188,7 @@ impl PlanArgs {
             max_context: self.max_context,
             max_shard_mb: self.max_shard_mb,
             scale_scope: self.scale_scope,
-            sort_head: self.sort_head,
+            sort_head: self.calibration.is_some(),
         }
     }
 }
@@ -237,6 +243,17 @@ pub struct PlannedCheckpoint {
     pub family: Family,
     pub plan: Plan,
     pub importance: Option<Importance>,
+    /// Windows of tokens that weights are compressed for, where they are for any.
+    pub calibration: Option<Vec<Vec<u32>>>,
+}
+
+/// Text that weights are compressed for.
+#[derive(Clone, Debug)]
+pub struct Calibration {
+    /// The text; none for the built-in one.
+    pub text: Option<String>,
+    /// Most memory, in bytes.
+    pub memory: u64,
 }
 
 /// Purpose of a plan.
@@ -261,6 +278,7 @@ pub fn plan_checkpoint(
     for (given, name) in [
         (options.min_cosine.is_some() && plan_use != PlanUse::GatedBuild, "--min-cosine"),
         (options.max_kl.is_some(), "--max-kl"),
+        (options.like.is_some(), "--like"),
         (options.max_bytes.is_some(), "--max-bytes"),
         (options.objective.is_some(), "--objective"),
         (options.auto_text.is_some(), "--auto-text"),
@@ -316,11 +334,14 @@ pub fn plan_checkpoint(
         plan.facts.insert(0, preset.to_string());
         plan.complete()?;
     }
+    let calibration = options.calibration.as_ref();
+    let calibration =
+        calibration.map(|c| feedback::windows(&family, c.text.as_deref(), c.memory)).transpose()?;
     if let KindChoice::Search(goal) = choice {
         let checkpoint = options.reading.open(spec)?;
         let own = match &options.auto_text {
-            Some(path) if plan.totals.params > MAX_WHOLE => bail!(
-                "--auto-text {}: models of more than {MAX_WHOLE} parameters are not run for --quant auto",
+            Some(path) if plan.totals.params > MAX_BY_ROLE => bail!(
+                "--auto-text {}: models of more than {MAX_BY_ROLE} parameters are not run for --quant auto",
                 path.display()
             ),
             Some(path) => {
@@ -329,17 +350,26 @@ pub fn plan_checkpoint(
             None => None,
         };
         let (windows, text) = search_windows(&checkpoint, &plan, own)?;
+        let candidates = match &calibration {
+            Some(all) if !windows.is_empty() => {
+                let bar = ui.bar(1, "compressing for the text, in several kinds");
+                let mut show = |done: usize, total: usize| advance(&bar, done, total, "layers");
+                Some(Candidates::new(&family, &plan.options, all, &mut show)?)
+            }
+            _ => None,
+        };
         let search = KindSearch {
             checkpoint: &checkpoint,
             family: &family,
             importance: importance.as_ref(),
+            candidates: candidates.as_ref(),
             windows: &windows,
             text,
         };
         let bar = ui.bar(1, "choosing kinds");
         choose(&search, &mut plan, goal, &mut |what, done, total| advance(&bar, done, total, what))?;
     }
-    Ok(PlannedCheckpoint { family, plan, importance })
+    Ok(PlannedCheckpoint { family, plan, importance, calibration })
 }
 
 /// Finds tensors that the plan's kinds would spoil. Examines only kinds with one step for a whole tensor, since it has to

@@ -2,7 +2,7 @@
 
 use crate::args::hub_checkpoint::{Extent, locate};
 use crate::args::numbers::at_least_one;
-use crate::args::planning::{PlanArgs, PlanUse, PlannedCheckpoint, find_outliers, plan_checkpoint};
+use crate::args::planning::{Calibration, PlanArgs, PlanUse, PlannedCheckpoint, find_outliers, plan_checkpoint};
 use crate::args::store_args::{OpenStore, TRANSFERS};
 use crate::args::text_gate_args::TextGateArgs;
 use crate::args::text_windows::read_text;
@@ -126,16 +126,16 @@ impl Command for Args {
         }
         let mut goldens = read_goldens(&self.golden)?;
         let bounds = self.text_gate.bounds()?;
-        let options = PlanArgs { sort_head: self.calibrate.is_some(), ..self.options.clone() };
-        let PlannedCheckpoint { mut family, plan, importance } =
-            plan_checkpoint(&self.checkpoint, &options, PlanUse::GatedBuild, ui)?;
         let text = match &self.calibrate {
             Some(path) if path == Path::new("default") => Some(None),
             Some(path) => Some(Some(read_text(path)?)),
             None => None,
         };
         let memory = self.calibration_memory.saturating_mul(1_000_000);
-        let windows = text.map(|text| feedback::windows(&family, text.as_deref(), memory)).transpose()?;
+        let calibration = text.map(|text| Calibration { text, memory });
+        let options = PlanArgs { calibration, ..self.options.clone() };
+        let PlannedCheckpoint { mut family, plan, importance, calibration: windows } =
+            plan_checkpoint(&self.checkpoint, &options, PlanUse::GatedBuild, ui)?;
         family.calibration = windows.as_deref().map(feedback::windows_sha256);
         let family = &family;
         let jobs = self.jobs.unwrap_or_else(build::default_jobs);

@@ -57,7 +57,7 @@ impl Command for Args {
         if let Some(out) = &self.out {
             self.overwrite.output(out)?;
         }
-        let PlannedCheckpoint { family, mut plan, importance } =
+        let PlannedCheckpoint { family, mut plan, importance, .. } =
             plan_checkpoint(&self.checkpoint, &self.options, PlanUse::Look, ui)?;
         plan.notes.extend(lattice_report::notes(&family, &plan, importance.as_ref())?);
         let outliers = find_outliers(&family, &plan, &self.options, ui)?;

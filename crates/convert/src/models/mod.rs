@@ -25,7 +25,7 @@ mod tensor_table;
 mod tests;
 mod zaya;
 
-pub use checked::CheckedCheckpoint;
+pub use checked::{BY_NORM, CheckedCheckpoint};
 pub use decoder::{
     Attention, Decoder, ExpertLayer, HeadNorm, Layer, Norms, Preset, QkvProjection, Residual, RouterKind,
     ValueSource,

@@ -51,6 +51,17 @@ pub(super) fn exact_scale(block: &[f32]) -> Option<f16> {
     found.map(|(d, _)| d)
 }
 
+/// Replaces a row by what GGUF's `q4_0` makes of it, in blocks of 32 inputs.
+pub fn round_trip(row: &mut [f32]) {
+    for block in row.chunks_mut(32) {
+        let extremum = block.iter().fold(0f32, |m, &v| if v.abs() > m.abs() { v } else { m });
+        let scale = extremum / -8.0;
+        let inverse = if scale == 0.0 { 0.0 } else { 1.0 / scale };
+        let stored = f16::from_f32(scale).to_f32();
+        block.iter_mut().for_each(|v| *v = stored * ((*v * inverse + 8.5).floor().clamp(0.0, 15.0) - 8.0));
+    }
+}
+
 /// Tells whether a block lies on the lattice, see the head of this file.
 pub fn is_exact(block: &[f32]) -> bool {
     exact_scale(block).is_some() || block.iter().all(|&v| v == 0.0)
@@ -59,6 +70,21 @@ pub fn is_exact(block: &[f32]) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_round_trip_keeps_the_lattice_and_the_extremum() {
+        let mut row: Vec<f32> = (0..64).map(|i| 0.5 * (i % 16 - 8) as f32).collect();
+        let lattice = row.clone();
+        round_trip(&mut row);
+        assert_eq!(row, lattice);
+        // The extremum is -8 steps of 0.125; half a step rounds up.
+        let mut row = vec![1.0, 0.0625, -0.06, 0.9];
+        round_trip(&mut row);
+        assert_eq!(row, [1.0, 0.0, 0.0, 0.875]);
+        let mut zeros = vec![0.0; 3];
+        round_trip(&mut zeros);
+        assert_eq!(zeros, [0.0; 3]);
+    }
     use proptest::prelude::*;
 
     /// Makes a block as quantization does: its largest magnitude has q = -8.

@@ -208,6 +208,8 @@ fn warnings(inputs: &Inputs<'_>, median: f64) -> Vec<String> {
     warnings
 }
 
+/// Name of the probe with the values that the prompt gives.
+const PROMPT: &str = "prompt";
 /// Rows of the embedding whose length is measured.
 const SAMPLE: usize = 64;
 
@@ -254,6 +256,10 @@ fn one(
     let router = OwnRouter::of(site, shard)?;
     let mut found = ShardProbes::new(shard);
     let (mut cosines, mut both) = (Vec::new(), BothCosines::default());
+    // Weights that are compressed for a text keep what texts need, and not random directions: these count where the prompt
+    // reaches nothing of the shard.
+    let is_for_text = site.chain.calibration.is_some() || site.family.calibration.is_some();
+    let mut others = Vec::new();
     for (name, tokens) in tokens(site, shard, &segment, inputs)? {
         let flips = router.as_ref().map(|r| r.flips(&tokens)).transpose()?.unwrap_or_default();
         let (mut of_fp16, mut of_own) = (fp16.sequence(), own.sequence());
@@ -266,7 +272,11 @@ fn one(
             let compared = Compared::of(&expected, &own);
             let flip = flips.get(position).and_then(Option::as_ref);
             let excused = found.excused;
-            cosines.extend(found.count(&name, position, &compared, flip, threshold));
+            if is_for_text && name != PROMPT {
+                others.extend(found.count(&name, position, &compared, flip, f64::NEG_INFINITY));
+            } else {
+                cosines.extend(found.count(&name, position, &compared, flip, threshold));
+            }
             let stream = token.iter().find(|(name, _)| *name == "hidden" && found.excused == excused);
             let outputs = segment.outputs.iter().zip(expected.iter().zip(&own));
             let added =
@@ -278,7 +288,10 @@ fn one(
         }
         found.probes.push(result);
     }
-    found.finish(cosines, rule, threshold);
+    match cosines.is_empty() {
+        true => found.finish(others, DecidingRule::Median, threshold),
+        false => found.finish(cosines, rule, threshold),
+    }
     (found.branch, found.with_residual) = (both.branch.range(), both.with_residual.range());
     Ok(found)
 }
@@ -483,7 +496,7 @@ fn tokens<'a>(
             }
             tokens.push(token);
         }
-        all.push(("prompt".into(), tokens));
+        all.push((PROMPT.into(), tokens));
     }
     Ok(all)
 }
