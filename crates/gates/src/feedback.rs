@@ -158,10 +158,13 @@ const SEARCHED: [Quant; 4] = [
 /// Windows for which a search compresses; the build takes more.
 const SEARCH_WINDOWS: usize = 64;
 
+/// Matrices by tensor and part of the model.
+type MatricesOfTensors = BTreeMap<(String, String), Vec<MatrixPlan>>;
+
 /// Matrices that were compressed for a text in several kinds, each kind in a stack of its own.
 pub struct Candidates {
     folder: tempfile::TempDir,
-    plans: Vec<(Quant, BTreeMap<(String, String), Vec<MatrixPlan>>)>,
+    plans: Vec<(Quant, MatricesOfTensors)>,
 }
 
 impl Candidates {
@@ -176,7 +179,7 @@ impl Candidates {
         windows: &[Vec<u32>],
         progress: &mut dyn FnMut(usize, usize),
     ) -> Result<Candidates> {
-        let folder = tempfile::tempdir().map_err(|e| Error::io(&std::env::temp_dir(), e))?;
+        let folder = tempfile::tempdir().map_err(|e| Error::io(std::env::temp_dir(), e))?;
         let n = SEARCH_WINDOWS.min(windows.len());
         let some: Vec<Vec<u32>> = (0..n).map(|i| windows[i * windows.len() / n].clone()).collect();
         let mut plans = Vec::new();

@@ -165,7 +165,12 @@ pub fn probe(
     let references = fp16_references(site.family, site.plan, shards)?;
     let shards: Vec<&PlannedShard> = shards.iter().copied().filter(|s| s.takes_one_token()).collect();
     check_scratch(site.scratch, references.iter().map(|s| s.in_fp16().package_bytes()).sum())?;
-    let (rule, rule_reason) = DecidingRule::choose(inputs.real, is_synthetic(&site.chain.source));
+    let is_searched = site.chain.auto.is_some() || site.plan.chain.auto.is_some();
+    let (rule, rule_reason) = match is_searched {
+        true => (DecidingRule::Median, "a search that measured the whole model chose the kinds".to_string()),
+        false => DecidingRule::choose(inputs.real, is_synthetic(&site.chain.source)),
+    };
+    let threshold = if is_searched { threshold.min(SEARCHED_COSINE) } else { threshold };
     let mut found = Vec::new();
     for shard in shards {
         progress(&shard.name);
@@ -208,6 +213,9 @@ fn warnings(inputs: &Inputs<'_>, median: f64) -> Vec<String> {
     warnings
 }
 
+/// Cosine that the median of a shard's positions has to reach where a search chose the kinds: it spends bits where the
+/// whole model needs them, and leaves few to shards that hardly matter.
+const SEARCHED_COSINE: f64 = 0.9;
 /// Name of the probe with the values that the prompt gives.
 const PROMPT: &str = "prompt";
 /// Rows of the embedding whose length is measured.
