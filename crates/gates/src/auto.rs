@@ -23,6 +23,10 @@ pub const MAX_BY_ROLE: u64 = 600_000_000;
 /// Kind with which the model's sensitivity to each tensor is measured: coarse enough that its error stands out from rounding.
 const PROBE_KIND: Quant = Quant::lut(IndexBits::Three);
 
+/// Most steps behind the last one that fits which are tried by themselves, where matrices are compressed for a text: such
+/// a search takes minutes anyway.
+const SMALLER_STEPS: usize = 24;
+
 /// Goal of a choice of kinds.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Goal {
@@ -287,8 +291,8 @@ pub fn choose_each(
         false => "a sample of each tensor's weights; every tensor is taken as equally sensitive".into(),
     };
     let found =
-        |groups: &[Group], goal: Goal, choice: &Choice, distance: Option<Distance>, uniform| AutoChoice {
-            goal: goal.to_string(),
+        |groups: &[Group], goal: String, choice: &Choice, distance: Option<Distance>, uniform| AutoChoice {
+            goal,
             measured_on: measured_on.clone(),
             bytes: kind_search::cost(groups, choice, Objective::Size),
             bytes_read_per_token: Some(kind_search::cost(groups, choice, Objective::Speed)),
@@ -305,11 +309,11 @@ pub fn choose_each(
             let SearchBound::MaxBytes(limit) = goal.bound else { unreachable!("refused above") };
             let choice = kind_search::within(&groups, limit, goal.objective)?;
             let kinds = kind_search::kinds(&groups, &choice);
-            all.push((found(&groups, goal, &choice, None, Vec::new()), kinds));
+            all.push((found(&groups, goal.to_string(), &choice, None, Vec::new()), kinds));
         }
         return Ok(all);
     }
-    let runs = groups.len() + KINDS.len() + 10 * goals.len();
+    let runs = groups.len() + KINDS.len() + (10 + SMALLER_STEPS) * goals.len();
     let mut done = 0;
     let mut tick = || {
         done += 1;
@@ -333,9 +337,11 @@ pub fn choose_each(
         uniform.push((choice, d, kind));
     }
     for &asked in goals {
-        let mut goal = asked;
+        let (mut goal, mut name) = (asked, asked.to_string());
         if goal.bound == SearchBound::LikeQ4 {
-            goal.bound = SearchBound::MaxKl(model.of_q4(&groups)?.loss);
+            let loss = model.of_q4(&groups)?.loss;
+            goal.bound = SearchBound::MaxKl(loss);
+            name += &format!(", of {loss:.5} nats");
         }
         let (choice, distance) = match goal.bound {
             SearchBound::MaxBytes(limit) => {
@@ -351,7 +357,7 @@ pub fn choose_each(
         };
         let uniform = uniform.iter().map(result).collect();
         let kinds = kind_search::kinds(&groups, &choice);
-        all.push((found(&groups, asked, &choice, Some(distance), uniform), kinds));
+        all.push((found(&groups, name, &choice, Some(distance), uniform), kinds));
     }
     Ok(all)
 }
@@ -414,6 +420,19 @@ fn smallest(
             high = mid;
         } else {
             low = mid + 1;
+        }
+    }
+    // A large step ends the path where smaller ones before it would still fit.
+    let more = if model.search.candidates.is_some() { SMALLER_STEPS } else { 0 };
+    for step in path[..=low].windows(2).rev().take(more) {
+        let Some(g) = (0..groups.len()).find(|&g| step[0][g] != step[1][g] && best.0[g] == step[1][g]) else {
+            continue;
+        };
+        let mut choice = best.0.clone();
+        choice[g] = step[0][g];
+        let d = model.of_choice(groups, &choice)?;
+        if goal.bound.admits(d) {
+            best = (choice, d);
         }
     }
     let cost = |choice: &Choice| kind_search::cost(groups, choice, goal.objective);

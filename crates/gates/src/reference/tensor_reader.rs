@@ -12,8 +12,8 @@ use std::sync::Arc;
 
 /// Number of weights that one task reads and converts at a time: 1 MiB in f32.
 const PIECE: usize = 1 << 18;
-/// Tokens that are multiplied with one row after the other: 128 KiB of 1,024 elements each.
-const TOKENS: usize = 32;
+/// Tokens from which on a product is made in tiles.
+const MANY: usize = 256;
 
 /// One vector per token of a pass.
 pub type Rows = Vec<Vec<f32>>;
@@ -273,18 +273,27 @@ impl StreamedMatrix<'_> {
             return Ok(Rows::new());
         }
         let (all, rows_at_once) = (x.len(), (PIECE / self.cols).max(1));
+        if all >= MANY {
+            let (inputs, mut out) = (x.concat(), vec![Vec::with_capacity(self.rows); all]);
+            for first in (0..self.rows).step_by(rows_at_once) {
+                anemoe_convert::build::check_interrupted()?;
+                let mut weights = vec![0f32; rows_at_once.min(self.rows - first) * self.cols];
+                self.read(first, &mut weights)?;
+                let sums = product(&inputs, &weights, self.cols);
+                let sums = sums.chunks_exact(weights.len() / self.cols);
+                out.iter_mut().zip(sums).for_each(|(out, sums)| out.extend_from_slice(sums));
+            }
+            return Ok(out);
+        }
         // [rows, T]: each task writes a piece of its own.
         let mut by_row = vec![0f32; self.rows * all];
         by_row.par_chunks_mut(rows_at_once * all).enumerate().try_for_each(|(i, out)| {
             anemoe_convert::build::check_interrupted()?;
             let mut weights = vec![0f32; out.len() / all * self.cols];
             self.read(i * rows_at_once, &mut weights)?;
-            // Some tokens at a time, which stay in the cache.
-            for (first, x) in x.chunks(TOKENS).enumerate() {
-                for (w, out) in weights.chunks_exact(self.cols).zip(out.chunks_exact_mut(all)) {
-                    for (x, out) in x.iter().zip(&mut out[first * TOKENS..]) {
-                        *out = dot(w, x);
-                    }
+            for (w, out) in weights.chunks_exact(self.cols).zip(out.chunks_exact_mut(all)) {
+                for (x, out) in x.iter().zip(out) {
+                    *out = dot(w, x);
                 }
             }
             Ok::<(), Error>(())
