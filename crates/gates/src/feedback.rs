@@ -155,8 +155,10 @@ const SEARCHED: [Quant; 4] = [
     Quant::lut(IndexBits::Four),
     Quant::lut(IndexBits::Six),
 ];
-/// Windows for which a search compresses; the build takes more.
-const SEARCH_WINDOWS: usize = 64;
+/// Of so many windows, a search compresses for one; the build takes all.
+const SEARCH_STEP: usize = 4;
+/// Windows that a search runs the model on.
+const RUN_WINDOWS: usize = 16;
 
 /// Matrices by tensor and part of the model.
 type MatricesOfTensors = BTreeMap<(String, String), Vec<MatrixPlan>>;
@@ -180,8 +182,7 @@ impl Candidates {
         progress: &mut dyn FnMut(usize, usize),
     ) -> Result<Candidates> {
         let folder = tempfile::tempdir().map_err(|e| Error::io(std::env::temp_dir(), e))?;
-        let n = SEARCH_WINDOWS.min(windows.len());
-        let some: Vec<Vec<u32>> = (0..n).map(|i| windows[i * windows.len() / n].clone()).collect();
+        let some: Vec<Vec<u32>> = windows.iter().step_by(SEARCH_STEP).cloned().collect();
         let mut plans = Vec::new();
         for (i, quant) in SEARCHED.into_iter().enumerate() {
             let plan = family.plan(&PlanOptions { quant, ..options.clone() })?;
@@ -211,6 +212,20 @@ impl Candidates {
             values.extend(decoded(m, &c)?);
         }
         Ok(Some(values).filter(|v| !v.is_empty()))
+    }
+}
+
+/// Returns the windows that a search runs the model on: some for which it does not compress. Of few windows, all.
+pub fn search_windows(windows: &[Vec<u32>]) -> Vec<Vec<u32>> {
+    let others: Vec<&Vec<u32>> = windows
+        .iter()
+        .enumerate()
+        .filter(|(i, _)| i % SEARCH_STEP == SEARCH_STEP / 2)
+        .map(|(_, w)| w)
+        .collect();
+    match others.len() {
+        0 => windows.to_vec(),
+        n => (0..RUN_WINDOWS.min(n)).map(|i| others[i * n / RUN_WINDOWS.min(n)].clone()).collect(),
     }
 }
 

@@ -349,7 +349,11 @@ pub fn plan_checkpoint(
             }
             None => None,
         };
-        let (windows, text) = search_windows(&checkpoint, &plan, own)?;
+        let is_own = own.is_some();
+        let (mut windows, mut text) = search_windows(&checkpoint, &plan, own)?;
+        if let Some(all) = calibration.as_ref().filter(|_| !is_own && !windows.is_empty()) {
+            (windows, text) = (feedback::search_windows(all), "other windows of the text".into());
+        }
         let candidates = match &calibration {
             Some(all) if !windows.is_empty() => {
                 let bar = ui.bar(1, "compressing for the text, in several kinds");
