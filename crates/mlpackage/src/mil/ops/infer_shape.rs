@@ -4,7 +4,7 @@ use super::context::{Checked, Context, Inferred, normalize_axis, product};
 use super::infer::one;
 use crate::mil::{DataType, Dim, TensorType, ValueType};
 
-fn dim(n: i64) -> Checked<Dim> {
+pub(super) fn dim(n: i64) -> Checked<Dim> {
     u64::try_from(n).map(Dim::Fixed).map_err(|_| format!("negative dimension {n}"))
 }
 
@@ -28,10 +28,8 @@ pub(super) fn reshape(c: &Context<'_>) -> Inferred {
                 Dim::Unknown
             }
             -1 => return Err("two dimensions of -1".into()),
-            0 => *x
-                .dims
-                .get(i)
-                .ok_or_else(|| format!("dimension {i} is to be kept, the input has {}", x.rank()))?,
+            // The dimension as far from the last one; 1 where there is none.
+            0 => (x.rank() + i).checked_sub(shape.len()).map_or(Dim::Fixed(1), |k| x.dims[k]),
             n => dim(n)?,
         });
     }
@@ -56,18 +54,21 @@ pub(super) fn reshape_like(c: &Context<'_>) -> Inferred {
     let x = c.tensor("x")?;
     let refs = c.tensors("ref_tensors")?;
     let (begins, ends) = (c.const_ints("begins")?, c.const_ints("ends")?);
-    let masks = c.bools("end_masks").ok_or("parameter `end_masks` must be a bool constant")?;
+    let masks = c.bools("end_masks").ok_or("parameter `end_masks` must be bool constants")?;
     let mut dims = Vec::new();
     for (i, r) in refs.iter().enumerate() {
         let (Some(&b), Some(&e), Some(&m)) = (begins.get(i), ends.get(i), masks.get(i)) else {
             return Err("begins, ends and end_masks are shorter than ref_tensors".into());
         };
-        let end = if m { r.rank() as i64 } else { e };
-        let range =
-            usize::try_from(b).ok().zip(usize::try_from(end).ok()).and_then(|(b, e)| r.dims.get(b..e));
-        dims.extend_from_slice(
-            range.ok_or_else(|| format!("dimensions {b}..{end} of a tensor of rank {}", r.rank()))?,
-        );
+        // Bounds are those of a slice in Python.
+        let bound = |v: i64| (if v < 0 { v + r.rank() as i64 } else { v }).clamp(0, r.rank() as i64) as usize;
+        let end = if m { r.rank() } else { bound(e) };
+        dims.extend_from_slice(&r.dims[bound(b).min(end)..end]);
+    }
+    if let (Some(a), Some(b)) = (product(&x.dims), product(&dims))
+        && a != b
+    {
+        return Err(format!("{a} elements into {}", TensorType { dtype: x.dtype, dims }));
     }
     one(x.dtype, dims)
 }
@@ -327,18 +328,20 @@ pub(super) fn shape(c: &Context<'_>) -> Inferred {
     one(dtype, vec![Dim::Fixed(c.rank("x")? as u64)])
 }
 
-pub(super) fn fill(c: &Context<'_>) -> Inferred {
-    let dtype = if c.has("value") { c.tensor("value")?.dtype } else { DataType::Float32 };
+/// Returns the dimensions that the operand `shape` names.
+pub(super) fn filled_dims(c: &Context<'_>) -> Checked<Vec<Dim>> {
     match c.ints("shape") {
-        Some(shape) => one(
-            dtype,
-            shape.iter().map(|&n| if n == -1 { Ok(Dim::Unknown) } else { dim(n) }).collect::<Checked<_>>()?,
-        ),
+        Some(shape) => shape.iter().map(|&n| if n == -1 { Ok(Dim::Unknown) } else { dim(n) }).collect(),
         None => {
             let rank = c.tensor("shape")?.dims.first().and_then(|d| d.fixed()).filter(|&r| r <= 16);
-            one(dtype, vec![Dim::Unknown; rank.ok_or("a shape of unknown length")? as usize])
+            Ok(vec![Dim::Unknown; rank.ok_or("a shape of unknown length")? as usize])
         }
     }
+}
+
+pub(super) fn fill(c: &Context<'_>) -> Inferred {
+    let dtype = if c.has("value") { c.tensor("value")?.dtype } else { DataType::Float32 };
+    one(dtype, filled_dims(c)?)
 }
 
 pub(super) fn fill_like(c: &Context<'_>) -> Inferred {
@@ -445,71 +448,5 @@ pub(super) fn sliding_windows(c: &Context<'_>) -> Inferred {
         dims[axis] = Dim::Fixed((room / stride + 1) as u64);
     }
     dims.insert(axis + 1, dim(size)?);
-    one(x.dtype, dims)
-}
-
-/// Infers the type of upsampling by constant factors; factors that are not constant give unknown sizes.
-pub(super) fn upsample(c: &Context<'_>) -> Inferred {
-    let x = c.tensor("x")?;
-    let rank = x.rank();
-    if rank < 3 {
-        return Err(format!("input of rank {rank}"));
-    }
-    let factor = |param: &str| -> Checked<Option<f64>> {
-        if !c.has(param) {
-            return Ok(Some(1.0));
-        }
-        let Some(value) = c.operand(param)?.value else { return Ok(None) };
-        match value.tensor_data() {
-            Some(crate::mil::TensorData::Ints(v)) if v.len() == 1 => Ok(Some(f64::from(v[0]))),
-            Some(crate::mil::TensorData::Floats(v)) if v.len() == 1 => Ok(Some(f64::from(v[0]))),
-            Some(crate::mil::TensorData::Bytes(b)) if b.len() == 2 => {
-                Ok(Some(f64::from(half::f16::from_le_bytes([b[0], b[1]]).to_f32())))
-            }
-            _ => Err(format!("parameter `{param}` must be a number")),
-        }
-    };
-    let mut dims = x.dims.clone();
-    for (i, param) in [(rank - 2, "scale_factor_height"), (rank - 1, "scale_factor_width")] {
-        dims[i] = match (dims[i], factor(param)?) {
-            (Dim::Fixed(n), Some(f)) if f.is_finite() && f > 0.0 && f * (n as f64) < 1e15 => {
-                Dim::Fixed((n as f64 * f).floor() as u64)
-            }
-            (Dim::Fixed(_), Some(f)) => return Err(format!("parameter `{param}` is {f}")),
-            _ => Dim::Unknown,
-        };
-    }
-    one(x.dtype, dims)
-}
-
-/// Infers the type of resizing to constant sizes.
-pub(super) fn resize_to(c: &Context<'_>) -> Inferred {
-    let x = c.tensor("x")?;
-    let rank = x.rank();
-    if rank < 3 {
-        return Err(format!("input of rank {rank}"));
-    }
-    let mut dims = x.dims.clone();
-    dims[rank - 2] = dim(c.int("target_size_height", 1)?)?;
-    dims[rank - 1] = dim(c.int("target_size_width", 1)?)?;
-    one(x.dtype, dims)
-}
-
-pub(super) fn crop(c: &Context<'_>) -> Inferred {
-    let x = c.tensor("x")?;
-    let rank = x.rank();
-    if rank < 3 {
-        return Err(format!("input of rank {rank}"));
-    }
-    let mut dims = x.dims.clone();
-    for (i, param) in [(rank - 2, "crop_height"), (rank - 1, "crop_width")] {
-        let edges = c.const_ints(param)?;
-        if edges.len() != 2 {
-            return Err(format!("parameter `{param}` must have two values"));
-        }
-        if let Dim::Fixed(n) = dims[i] {
-            dims[i] = dim((n as i64).saturating_sub(edges[0]).saturating_sub(edges[1]))?;
-        }
-    }
     one(x.dtype, dims)
 }

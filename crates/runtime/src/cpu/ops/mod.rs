@@ -7,13 +7,18 @@ mod conv_transpose;
 mod elementwise_binary;
 mod elementwise_unary;
 pub(super) mod image;
+mod image_resizing;
 pub(super) mod linear;
+mod lists;
 mod normalization;
 mod operands;
+mod random;
+mod recurrent;
 mod reduction;
 mod scatter_gather;
 pub(super) mod shape;
 mod sliding;
+mod suppression;
 mod tensor_operation;
 mod tensor_transformation;
 pub(super) mod window;
@@ -98,9 +103,22 @@ pub fn kernel(op_type: &str) -> Option<OpFunction> {
         "slice_update" => tensor_transformation::slice_update,
         "sliding_windows" => tensor_transformation::sliding_windows,
         "transpose" => tensor_transformation::transpose,
-        "crop" => tensor_transformation::crop,
-        "resize_bilinear" | "resize_nearest_neighbor" | "upsample_bilinear" | "upsample_nearest_neighbor" =>
-            tensor_transformation::resize,
+        "crop" => image_resizing::crop,
+        "resize" | "resize_bilinear" | "resize_nearest_neighbor" | "upsample_bilinear" | "upsample_nearest_neighbor" =>
+            image_resizing::resize,
+        "crop_resize" => image_resizing::crop_resize,
+        "resample" => image_resizing::resample,
+        "affine" => image_resizing::affine,
+        "rnn" => recurrent::rnn,
+        "gru" => recurrent::gru,
+        "lstm" => recurrent::lstm,
+        "non_maximum_suppression" => suppression::non_maximum_suppression,
+        "random_bernoulli" | "random_normal" | "random_uniform" => random::distribution,
+        "random_categorical" => random::categorical,
+        "make_list" => lists::make_list,
+        "list_read" | "list_gather" => lists::gather,
+        "list_write" | "list_scatter" => lists::scatter,
+        "list_length" => lists::length,
         _ => return None,
     })
 }
