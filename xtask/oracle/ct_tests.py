@@ -10,7 +10,7 @@ run on a Mac only. Here `MLModel.predict` saves the package and runs the command
 A test counts as refused where the command exits with 2, as failed where its result differs, and as skipped where it predicts nothing.
 """
 
-import argparse, collections, json, os, subprocess, sys, tempfile, warnings
+import argparse, collections, json, os, re, subprocess, sys, tempfile, warnings
 
 os.environ.update(PYMIL_TEST_TARGETS="mlprogram", INCLUDE_MIL_FP32_UNIT_TESTS="1", RUN_BACKWARD_COMPATIBILITY="1")
 warnings.filterwarnings("ignore")
@@ -21,11 +21,12 @@ import coremltools as ct
 from coremltools.models import utils
 from coremltools.proto import FeatureTypes_pb2
 
-utils._macos_version = lambda: (15, 0)
-import coremltools.converters.mil.testing_utils as testing
+from coremltools import _deps
 from coremltools.models.model import MLModel
 
-testing._IS_MACOS = True
+# The tests predict where coremltools takes the machine for a Mac.
+_deps._IS_MACOS = True
+utils._macos_version = lambda: (15, 0)
 KINDS = FeatureTypes_pb2.ArrayFeatureType
 DTYPES = {KINDS.FLOAT32: np.float32, KINDS.FLOAT16: np.float16, KINDS.DOUBLE: np.float64, KINDS.INT32: np.int32}
 
@@ -123,16 +124,19 @@ class Survey:
                 result = "refused" if refused else "failed" if self.predictions else "skipped"
         elif not self.predictions:
             result = "skipped"
-        op = item.cls.__name__ if item.cls else item.name
+        op = re.sub("(?<=[a-z0-9])(?=[A-Z])", "_", item.cls.__name__.removeprefix("Test") if item.cls else item.name).lower()
         self.rows.append(dict(test=item.nodeid, op=op, result=result, reason=reason))
 
     def pytest_sessionfinish(self):
         table = collections.defaultdict(collections.Counter)
         for row in self.rows:
-            table[row["op"]][row["result"]] += 1
-            table["all"][row["result"]] += 1
+            for name in (row["op"], "all"):
+                table[name][row["result"]] += 1
+        results = ["passed", "failed", "refused", "skipped"]
+        print("\n| test | " + " | ".join(results) + " |\n|---|" + "---:|" * len(results))
         for op, counts in sorted(table.items()):
-            print(f"{op:40}", dict(counts))
+            if counts.total() > counts["skipped"]:
+                print(f"| {op} | " + " | ".join(str(counts[r]) for r in results) + " |")
         if self.report_to:
             with open(self.report_to, "w") as f:
                 json.dump(self.rows, f, indent=1)

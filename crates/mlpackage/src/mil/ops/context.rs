@@ -41,6 +41,11 @@ impl<'a> Context<'a> {
         &self.blocks
     }
 
+    /// Tells whether the number of dimensions of every operand is known, which type inference needs.
+    pub fn has_ranks(&self) -> bool {
+        self.operands.values().flatten().all(|o| o.ty.tensor().is_none_or(TensorType::has_rank))
+    }
+
     /// Tells whether the parameter has operands.
     pub fn has(&self, param: &str) -> bool {
         self.operands.get(param).is_some_and(|o| !o.is_empty())
@@ -192,7 +197,7 @@ pub(super) fn broadcast_dim(a: Dim, b: Dim) -> Checked<Dim> {
         (Dim::Fixed(x), Dim::Fixed(y)) if x == y => Ok(a),
         (Dim::Fixed(x), Dim::Fixed(y)) => Err(format!("dimensions {x} and {y} do not broadcast")),
         // An unknown dimension broadcasts with a size above 1 only if it is equal.
-        (Dim::Unknown, d) | (d, Dim::Unknown) => Ok(d),
+        (Dim::Unknown | Dim::Variadic, d) | (d, Dim::Unknown | Dim::Variadic) => Ok(d),
     }
 }
 

@@ -12,12 +12,7 @@ pub(super) fn reshape(c: &Context<'_>) -> Inferred {
     let x = c.tensor("x")?;
     let Some(shape) = c.ints("shape") else {
         // The shape's length is known even where its values are not.
-        let rank =
-            c.tensor("shape")?.dims.first().and_then(|d| d.fixed()).ok_or("a shape of unknown length")?;
-        if rank > 16 {
-            return Err(format!("a shape of length {rank}"));
-        }
-        return one(x.dtype, vec![Dim::Unknown; rank as usize]);
+        return one(x.dtype, filled_dims(c)?);
     };
     let mut dims = Vec::new();
     let mut inferred = None;
@@ -235,7 +230,7 @@ pub(super) fn concat(c: &Context<'_>) -> Inferred {
                 (Dim::Fixed(a), Dim::Fixed(b)) if a != b => {
                     return Err(format!("sizes {a} and {b} on axis {i}, which is not joined"));
                 }
-                (Dim::Unknown, d) | (d, _) => d,
+                (Dim::Unknown | Dim::Variadic, d) | (d, _) => d,
             };
         }
     }
@@ -266,7 +261,7 @@ pub(super) fn split(c: &Context<'_>) -> Inferred {
             return Err(format!("{n} equal parts of axis {axis} of size {size}"));
         }
         Dim::Fixed(size) => Dim::Fixed(size / n),
-        Dim::Unknown => Dim::Unknown,
+        open => open,
     };
     Ok((0..n).map(|_| part(size)).collect())
 }
@@ -291,7 +286,7 @@ pub(super) fn tile(c: &Context<'_>) -> Inferred {
     }
     let tiled = |(d, &r): (&Dim, &i64)| match (d, u64::try_from(r)) {
         (Dim::Fixed(n), Ok(r)) => n.checked_mul(r).map(Dim::Fixed).ok_or_else(|| "size overflow".to_string()),
-        (Dim::Unknown, Ok(_)) => Ok(Dim::Unknown),
+        (&open, Ok(_)) => Ok(open),
         (_, Err(_)) => Err(format!("{r} repetitions")),
     };
     one(x.dtype, x.dims.iter().zip(&reps).map(tiled).collect::<Checked<_>>()?)
@@ -328,14 +323,15 @@ pub(super) fn shape(c: &Context<'_>) -> Inferred {
     one(dtype, vec![Dim::Fixed(c.rank("x")? as u64)])
 }
 
-/// Returns the dimensions that the operand `shape` names.
+/// Returns the dimensions that the operand `shape` names, without what 0 and -1 stand for in `reshape`.
 pub(super) fn filled_dims(c: &Context<'_>) -> Checked<Vec<Dim>> {
     match c.ints("shape") {
         Some(shape) => shape.iter().map(|&n| if n == -1 { Ok(Dim::Unknown) } else { dim(n) }).collect(),
-        None => {
-            let rank = c.tensor("shape")?.dims.first().and_then(|d| d.fixed()).filter(|&r| r <= 16);
-            Ok(vec![Dim::Unknown; rank.ok_or("a shape of unknown length")? as usize])
-        }
+        None => match c.tensor("shape")?.dims[..] {
+            [Dim::Fixed(rank @ 0..=16)] => Ok(vec![Dim::Unknown; rank as usize]),
+            [Dim::Unknown] => Ok(vec![Dim::Variadic]),
+            _ => Err(format!("a shape of type {}", c.tensor("shape")?)),
+        },
     }
 }
 
@@ -371,12 +367,12 @@ fn rearranged(c: &Context<'_>, param: &str, to_space: bool) -> Inferred {
     }
     let times = |d: Dim, n: u64| match d {
         Dim::Fixed(v) => v.checked_mul(n).map(Dim::Fixed).ok_or_else(|| "size overflow".to_string()),
-        Dim::Unknown => Ok(Dim::Unknown),
+        open => Ok(open),
     };
     let over = |d: Dim, n: u64| match d {
         Dim::Fixed(v) if v % n == 0 => Ok(Dim::Fixed(v / n)),
         Dim::Fixed(v) => Err(format!("size {v} is not a multiple of {n}")),
-        Dim::Unknown => Ok(Dim::Unknown),
+        open => Ok(open),
     };
     let d = &x.dims;
     let dims = if to_space {
@@ -419,7 +415,7 @@ pub(super) fn batch_space(c: &Context<'_>) -> Inferred {
         Dim::Fixed(n) => {
             f(n as i64).map(dim).unwrap_or_else(|| Err(format!("size {n} does not fit the blocks")))
         }
-        Dim::Unknown => Ok(Dim::Unknown),
+        open => Ok(open),
     };
     let exact = |a: i64, b: i64| (a % b == 0).then_some(a / b);
     dims[0] = map(dims[0], &|n| if to_batch { n.checked_mul(factor) } else { exact(n, factor) })?;

@@ -52,6 +52,7 @@ pub(super) static ROWS: &[OpRow] = &[
     ("logical_and", iOS15, "x y", compare), ("logical_or", iOS15, "x y", compare), ("logical_xor", iOS15, "x y", compare),
     // conv, linear
     ("conv", iOS15, "x weight bias? strides? pad_type='valid' pad? dilations? groups=1", conv),
+    ("conv_quantized", iOS15, "x weight bias? quantization_type nbits=8 quant_scale quant_bias strides? pad_type='valid' pad? dilations? groups=1", conv),
     ("conv_transpose", iOS15, "x weight bias? pad? output_shape? pad_type='valid' strides? dilations? groups=1", conv_transpose),
     ("linear", iOS15, "x weight bias?", linear),
     ("matmul", iOS15, "x y transpose_x=false transpose_y=false", matmul),

@@ -1,7 +1,7 @@
 //! Products and sums over dense tensors: `linear`, `matmul`, `einsum`, attention.
 
 use super::super::strided::{StridedLoops, copy_elements, dense_strides};
-use super::operands::{OpContext, OpError, OpResult};
+use super::operands::{OpContext, OpError, OpFunction, OpResult};
 use super::shape::{broadcast_shape, count, invalid, repeated, unsupported};
 use crate::tensor::{Data, Tensor};
 use anemoe_kernels::Pool;
@@ -64,8 +64,10 @@ pub(crate) fn transposed(x: &[f32], rows: usize, cols: usize) -> Vec<f32> {
 }
 
 pub(super) fn linear(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
-    if let (Data::I32(_), Data::I32(_)) = (&c.arg("x")?.data, &c.arg("weight")?.data) {
-        return int_linear(c, &mut out[0]);
+    match (&c.arg("x")?.data, &c.arg("weight")?.data) {
+        (Data::I32(_), Data::I32(_)) => return int_linear(c, &mut out[0]),
+        (Data::F32(_), Data::I32(_)) | (Data::I32(_), Data::F32(_)) => return mixed(linear, c, out),
+        _ => {}
     }
     let ((xs, x), (ws, w)) = (c.f32s("x")?, c.f32s("weight")?);
     let (&[n, k], Some(&last)) = (ws, xs.last()) else {
@@ -81,6 +83,23 @@ pub(super) fn linear(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
     let rows = (MULTIPLIED / (k * n).max(1)).max(1);
     Pool::global().for_chunks(y, rows * n, &|i, y| product_transposed(&x[i * rows * k..], w, y, (k, n)));
     add_bias(c, y, n)
+}
+
+/// Computes a product of floats with integers (iOS17): in floats, in the declared type.
+fn mixed(product: OpFunction, c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
+    let floats = |t: &Tensor| match &t.data {
+        Data::I32(v) => Tensor::f32(&t.shape, v.iter().map(|&v| v as f32).collect()),
+        _ => t.clone(),
+    };
+    let inputs: Vec<(&str, Tensor)> = c.inputs.iter().map(|(name, t)| (*name, floats(t))).collect();
+    let inputs: Vec<(&str, &Tensor)> = inputs.iter().map(|(name, t)| (*name, t)).collect();
+    product(&OpContext { inputs: &inputs, ..*c }, out)?;
+    if c.outputs.first().is_some_and(|t| t.dtype.is_int())
+        && let Some(y) = out[0].as_f32()
+    {
+        out[0] = Tensor::i32(&out[0].shape, y.iter().map(|&v| v as i32).collect());
+    }
+    Ok(())
 }
 
 /// Computes `linear` of integers; sums wrap.
@@ -187,8 +206,10 @@ impl MatrixProduct {
 }
 
 pub(super) fn matmul(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
-    if let (Data::I32(_), Data::I32(_)) = (&c.arg("x")?.data, &c.arg("y")?.data) {
-        return int_matmul(c, &mut out[0]);
+    match (&c.arg("x")?.data, &c.arg("y")?.data) {
+        (Data::I32(_), Data::I32(_)) => return int_matmul(c, &mut out[0]),
+        (Data::F32(_), Data::I32(_)) | (Data::I32(_), Data::F32(_)) => return mixed(matmul, c, out),
+        _ => {}
     }
     let ((_, x), (_, y)) = (c.f32s("x")?, c.f32s("y")?);
     let product_of = MatrixProduct::new(c)?;

@@ -57,6 +57,7 @@ pub fn kernel(op_type: &str) -> Option<OpFunction> {
         | "logical_xor" => elementwise_binary::compare,
         "select" => elementwise_binary::select,
         "conv" => sliding::conv,
+        "conv_quantized" => sliding::conv_quantized,
         "conv_transpose" => conv_transpose::conv_transpose,
         "avg_pool" | "max_pool" | "l2_pool" => sliding::pool,
         "linear" => linear::linear,
@@ -125,8 +126,9 @@ pub fn kernel(op_type: &str) -> Option<OpFunction> {
 
 /// Refuses a kernel's result whose shape or element type is not the declared one.
 pub(super) fn check_result(t: &Tensor, ty: &TensorType) -> OpResult {
-    let fits = t.rank() == ty.rank()
-        && t.shape.iter().zip(&ty.dims).all(|(&d, declared)| declared.fixed().is_none_or(|n| n == d as u64));
+    let fits = !ty.has_rank()
+        || t.rank() == ty.rank()
+            && t.shape.iter().zip(&ty.dims).all(|(&d, dim)| dim.fixed().is_none_or(|n| n == d as u64));
     let kind = match &t.data {
         Data::F32(_) => ty.dtype.is_float(),
         Data::I32(_) => ty.dtype.is_int(),

@@ -266,3 +266,45 @@ pub(super) fn scatter_nd(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
     }
     update_runs(c, run, &places, &mut out[0])
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn run(op: &str, validate: Option<bool>, index: i32) -> OpResult<Vec<f32>> {
+        let data = Tensor::f32(&[3], vec![1.0, 2.0, 3.0]);
+        let mut inputs = vec![
+            (if op == "gather" { "x" } else { "data" }, data),
+            ("indices", Tensor::i32(&[1], vec![index])),
+            ("updates", Tensor::f32(&[1], vec![10.0])),
+        ];
+        if op == "scatter_nd" {
+            inputs[1].1 = Tensor::i32(&[1, 1], vec![index]);
+        }
+        if let Some(validate) = validate {
+            inputs.push(("validate_indices", Tensor { shape: vec![], data: Data::Bool(vec![validate]) }));
+        }
+        let bound: Vec<(&str, &Tensor)> = inputs.iter().map(|(n, t)| (*n, t)).collect();
+        let mut out = [Tensor::default()];
+        let kernel = super::super::kernel(op).unwrap();
+        kernel(&OpContext { op, inputs: &bound, values: &[], outputs: &[] }, &mut out)?;
+        Ok(out[0].as_f32().unwrap().to_vec())
+    }
+
+    #[test]
+    fn indices_are_validated_from_ios17_on() {
+        for op in ["scatter", "scatter_along_axis", "scatter_nd"] {
+            // Before iOS17, a negative index counts from the end.
+            assert_eq!(run(op, None, -1).unwrap(), [1.0, 2.0, 13.0], "{op}");
+            assert!(run(op, None, 3).is_err(), "{op}");
+            assert_eq!(run(op, Some(false), 1).unwrap(), [1.0, 12.0, 3.0], "{op}");
+            assert_eq!(run(op, Some(false), -1).unwrap(), [1.0, 2.0, 3.0], "{op}");
+            assert_eq!(run(op, Some(false), 7).unwrap(), [1.0, 2.0, 3.0], "{op}");
+            for index in [-1, 3] {
+                assert!(run(op, Some(true), index).unwrap_err().to_string().contains("validate_indices"), "{op}");
+            }
+        }
+        assert_eq!(run("gather", Some(false), -1).unwrap(), [3.0]);
+        assert!(run("gather", Some(true), -1).is_err());
+    }
+}
