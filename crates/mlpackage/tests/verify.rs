@@ -261,7 +261,10 @@ fn sequences_and_images_have_their_types() {
         args
     };
     let shapes = |results: Vec<Var>| -> Vec<String> {
-        results.iter().map(|v| format!("{:?}", v.dims().iter().map(|d| d.fixed()).collect::<Option<Vec<_>>>())).collect()
+        results
+            .iter()
+            .map(|v| format!("{:?}", v.dims().iter().map(|d| d.fixed()).collect::<Option<Vec<_>>>()))
+            .collect()
     };
     let found = f.op("lstm", "a", lstm(&h, "forward")).map(shapes).unwrap();
     assert_eq!(found, ["Some([5, 2, 4])", "Some([2, 4])", "Some([2, 4])"]);
@@ -275,7 +278,8 @@ fn sequences_and_images_have_their_types() {
     let image = f.input("image", fp16(&[2, 3, 5, 6])).unwrap();
     let places = f.input("places", fp16(&[2, 4, 7, 2])).unwrap();
     let sampled = |at: &Var, mode: &str| {
-        let texts = [("sampling_mode", mode), ("padding_mode", "border"), ("coordinates_mode", "unnormalized")];
+        let texts =
+            [("sampling_mode", mode), ("padding_mode", "border"), ("coordinates_mode", "unnormalized")];
         let mut args = vec![("x", Arg::from(&image)), ("coordinates", at.into())];
         args.extend(texts.map(|(name, text)| (name, Arg::from(text))));
         args.extend([("padding_value", Value::fp16(f16::ONE).into()), ("align_corners", false.into())]);
@@ -283,7 +287,10 @@ fn sequences_and_images_have_their_types() {
     };
     let found = f.op("resample", "e", sampled(&places, "nearest")).map(shapes).unwrap();
     assert_eq!(found, ["Some([2, 3, 4, 7])"]);
-    assert!(refused(f.op("resample", "g", sampled(&places, "cubic"))).contains("`cubic` is none of bilinear, nearest"));
+    assert!(
+        refused(f.op("resample", "g", sampled(&places, "cubic")))
+            .contains("`cubic` is none of bilinear, nearest")
+    );
     assert!(refused(f.op("resample", "i", sampled(&image, "nearest"))).contains("coordinates of type"));
     let resized = |shape: &[i32], axes: u32| {
         let axes = Value::bytes(DataType::UInt32, &[], axes.to_le_bytes().to_vec());
@@ -292,10 +299,16 @@ fn sequences_and_images_have_their_types() {
     assert_eq!(f.op("resize", "j", resized(&[1, 9, 0], 2)).map(shapes).unwrap(), ["Some([2, 3, 9, 6])"]);
     assert!(refused(f.op("resize", "k", resized(&[9], 2))).contains("2 resized_dims of a shape of length 1"));
 
-    let (boxes, scores) = (f.input("boxes", fp16(&[2, 4, 9])).unwrap(), f.input("scores", fp16(&[2, 3, 9])).unwrap());
+    let (boxes, scores) =
+        (f.input("boxes", fp16(&[2, 4, 9])).unwrap(), f.input("scores", fp16(&[2, 3, 9])).unwrap());
     let best = |boxes: &Var| {
         let threshold: Arg = Value::fp16(f16::ONE).into();
-        vec![("boxes", Arg::from(boxes)), ("scores", (&scores).into()), ("iou_threshold", threshold), ("max_boxes", 5.into())]
+        vec![
+            ("boxes", Arg::from(boxes)),
+            ("scores", (&scores).into()),
+            ("iou_threshold", threshold),
+            ("max_boxes", 5.into()),
+        ]
     };
     let found = f.op("non_maximum_suppression", "l", best(&boxes)).map(shapes).unwrap();
     assert_eq!(found, ["Some([2, 4, 5])", "Some([2, 3, 5])", "Some([2, 5])"]);

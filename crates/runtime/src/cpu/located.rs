@@ -31,7 +31,8 @@ pub(super) fn with_tuples(text: &str) -> String {
     for part in parts {
         let sizes = part.split_once(']').filter(|(sizes, rest)| {
             let is_size = |n: &str| n.bytes().all(|b| b.is_ascii_digit() || matches!(b, b'-' | b'.'));
-            !rest.starts_with('>') && (sizes.is_empty() || sizes.split(", ").all(|n| !n.is_empty() && is_size(n)))
+            !rest.starts_with('>')
+                && (sizes.is_empty() || sizes.split(", ").all(|n| !n.is_empty() && is_size(n)))
         });
         match sizes {
             Some((sizes, rest)) => {

@@ -101,7 +101,10 @@ pub(super) fn resize(c: &Context<'_>) -> Inferred {
         _ => return Err(format!("a shape of type {sizes}")),
     };
     if axes > length || length > x.rank() {
-        return Err(format!("{axes} resized_dims of a shape of length {length} for input of rank {}", x.rank()));
+        return Err(format!(
+            "{axes} resized_dims of a shape of length {length} for input of rank {}",
+            x.rank()
+        ));
     }
     let mut dims = x.dims.clone();
     let first = x.rank() - axes;
@@ -132,7 +135,10 @@ pub(super) fn crop_resize(c: &Context<'_>) -> Inferred {
     let x = ranked(c, "x", 4)?;
     one_of(c, "sampling_mode", SAMPLING_MODES)?;
     let boxes = [
-        "CORNERS_HEIGHT_FIRST", "CORNERS_WIDTH_FIRST", "CENTER_SIZE_HEIGHT_FIRST", "CENTER_SIZE_WIDTH_FIRST",
+        "CORNERS_HEIGHT_FIRST",
+        "CORNERS_WIDTH_FIRST",
+        "CENTER_SIZE_HEIGHT_FIRST",
+        "CENTER_SIZE_WIDTH_FIRST",
     ];
     one_of(c, "box_coordinate_mode", &boxes)?;
     let (h, w) = (size(c, "target_height")?, size(c, "target_width")?);

@@ -514,8 +514,12 @@ impl<'a> FunctionCompiler<'a> {
         let constants = constants.collect::<Option<Vec<Tensor>>>()?;
         let shape = vec![constants.len()];
         let data = match constants.first()?.data {
-            Data::I32(_) => Data::I32(constants.iter().map(|t| t.as_i32()?.first().copied()).collect::<Option<_>>()?),
-            Data::Bool(_) => Data::Bool(constants.iter().map(|t| t.as_bool()?.first().copied()).collect::<Option<_>>()?),
+            Data::I32(_) => {
+                Data::I32(constants.iter().map(|t| t.as_i32()?.first().copied()).collect::<Option<_>>()?)
+            }
+            Data::Bool(_) => {
+                Data::Bool(constants.iter().map(|t| t.as_bool()?.first().copied()).collect::<Option<_>>()?)
+            }
             _ => return None,
         };
         Some(Tensor { shape, data })
@@ -525,7 +529,9 @@ impl<'a> FunctionCompiler<'a> {
     fn output_types(&self, op: &Operation, at: &Located<'_>) -> Result<Vec<TensorType>> {
         let tensor = |o: &anemoe_mlpackage::mil::NamedType| match &o.ty {
             ValueType::Tensor(t) => Ok(t.clone()),
-            ValueType::List { element, .. } if element.tensor().is_some_and(|t| t.dtype != DataType::String) => {
+            ValueType::List { element, .. }
+                if element.tensor().is_some_and(|t| t.dtype != DataType::String) =>
+            {
                 let elements = element.tensor().into_iter().flat_map(|t| &t.dims);
                 let dims = std::iter::once(Dim::Unknown).chain(elements.copied()).collect();
                 Ok(TensorType::new(element.tensor().map_or(DataType::Float32, |t| t.dtype), dims))

@@ -10,6 +10,7 @@ use super::operands::{OpContext, OpError, OpResult};
 use super::shape::{around, count, invalid, unsupported};
 use crate::tensor::{Data, Tensor};
 use anemoe_kernels::Pool;
+use std::ops::Range;
 
 /// Elements that a thread computes in one part of a job.
 const RESAMPLED: usize = 1 << 12;
@@ -76,10 +77,10 @@ fn resize_axis<T: Copy + Default + Send + Sync>(
     axis: usize,
     taps: &[Tap],
     mix: fn(T, T, f32) -> T,
-) -> Vec<T> {
+) -> OpResult<Vec<T>> {
     let (outer, n, inner) = around(shape, axis);
     shape[axis] = taps.len();
-    let mut y = vec![T::default(); outer * taps.len() * inner];
+    let mut y = vec![T::default(); count(shape)?];
     let rows = (RESAMPLED / inner.max(1)).max(1);
     Pool::global().for_chunks(&mut y, rows * inner, &|i, y| {
         for (row, y) in (i * rows..).zip(y.chunks_exact_mut(inner.max(1))) {
@@ -91,7 +92,7 @@ fn resize_axis<T: Copy + Default + Send + Sync>(
             }
         }
     });
-    y
+    Ok(y)
 }
 
 /// Reads the new size of each resized axis, from the last one on, and its taps.
@@ -110,7 +111,9 @@ fn resized_axes(c: &OpContext<'_>, shape: &[usize]) -> OpResult<Vec<(usize, Vec<
             let wanted = c.ints("shape")?.unwrap_or(&[]);
             let axes = usize::try_from(c.int("resized_dims", 0)?).unwrap_or(usize::MAX);
             if axes > wanted.len() || wanted.len() > rank {
-                return invalid(format!("{axes} resized_dims of shape {wanted:?} for input of shape {shape:?}"));
+                return invalid(format!(
+                    "{axes} resized_dims of shape {wanted:?} for input of shape {shape:?}"
+                ));
             }
             let own = &shape[rank - axes..];
             let sizes = wanted[wanted.len() - axes..].iter().zip(own).map(|(&n, &own)| match n {
@@ -134,11 +137,10 @@ fn resized_axes(c: &OpContext<'_>, shape: &[usize]) -> OpResult<Vec<(usize, Vec<
             other => return invalid(format!("interpolation_mode `{other}`")),
         };
     let mut axes = Vec::new();
-    let mut result = shape.to_vec();
     for (axis, o) in (rank - sizes.len()..).zip(sizes) {
         let n = shape[axis];
-        result[axis] = o;
-        count(&result)?;
+        // A tap takes the memory of six elements, a place of two.
+        count(&[8, o])?;
         let places = match c.op {
             _ if n == 0 => return invalid(format!("input of shape {shape:?}: an empty image")),
             "upsample_nearest_neighbor" => (0..o).map(|i| (i * n / o) as f64).collect(),
@@ -152,9 +154,7 @@ fn resized_axes(c: &OpContext<'_>, shape: &[usize]) -> OpResult<Vec<(usize, Vec<
             }
             // The pixel under the centre of each result, as TensorFlow's half_pixel_centers has it: coremltools writes
             // those resizes as this op.
-            _ if nearest && mode == "DEFAULT" => {
-                (0..o).map(|i| ((2 * i + 1) * n / (2 * o)) as f64).collect()
-            }
+            _ if nearest && mode == "DEFAULT" => (0..o).map(|i| ((2 * i + 1) * n / (2 * o)) as f64).collect(),
             _ if nearest => grid(mode, n as f64, o)?.iter().map(|v| (v + 0.5).floor()).collect(),
             _ => grid(mode, n as f64, o)?,
         };
@@ -173,17 +173,17 @@ pub(super) fn resize(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
         shape: &mut [usize],
         axes: &[(usize, Vec<Tap>)],
         mix: fn(T, T, f32) -> T,
-    ) -> Vec<T> {
-        axes.iter().fold(x.to_vec(), |x, (axis, taps)| resize_axis(&x, shape, *axis, taps, mix))
+    ) -> OpResult<Vec<T>> {
+        axes.iter().try_fold(x.to_vec(), |x, (axis, taps)| resize_axis(&x, shape, *axis, taps, mix))
     }
     let mut shape = x.shape.clone();
     out[0] = match &x.data {
         Data::F32(v) => {
-            let y = passes(v, &mut shape, &axes, |a, b, f| a * (1.0 - f) + b * f);
+            let y = passes(v, &mut shape, &axes, |a, b, f| a * (1.0 - f) + b * f)?;
             Tensor { data: Data::F32(y), shape }
         }
         Data::I32(v) if axes.iter().all(|(_, taps)| taps.iter().all(|t| t.2 == 0.0)) => {
-            let y = passes(v, &mut shape, &axes, |a, _, _| a);
+            let y = passes(v, &mut shape, &axes, |a, _, _| a)?;
             Tensor { data: Data::I32(y), shape }
         }
         _ => return unsupported("interpolation between other than floats"),
@@ -216,9 +216,9 @@ pub(super) fn crop_resize(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
     };
     let (oh, ow) = (size("target_height")?, size("target_width")?);
     // Each box with the images that it is cut from.
-    let mut boxes: Vec<(Vec<usize>, [f32; 4])> = Vec::new();
+    let mut boxes: Vec<(Range<usize>, [f32; 4])> = Vec::new();
     let image = |index: i64| match usize::try_from(index) {
-        Ok(i) if i < batch => Ok(vec![i]),
+        Ok(i) if i < batch => Ok(i..i + 1),
         _ => invalid(format!("a box of image {index} of {batch}")),
     };
     let shape: Vec<usize> = if c.get("roi").is_some() {
@@ -227,7 +227,7 @@ pub(super) fn crop_resize(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
             return invalid(format!("roi of shape {rs:?}, expected (N, 1, 4, 1, 1) or (N, 1, 5, 1, 1)"));
         };
         for row in r.chunks_exact(fields) {
-            let images = if fields == 5 { image(row[0] as i64)? } else { (0..batch).collect() };
+            let images = if fields == 5 { image(row[0] as i64)? } else { 0..batch };
             boxes.push((images, std::array::from_fn(|k| row[fields - 4 + k])));
         }
         vec![n, if fields == 5 { 1 } else { batch }, channels, oh, ow]
@@ -266,6 +266,8 @@ pub(super) fn crop_resize(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
             _ => grid(mode, end - start + 1.0, o)?.into_iter().map(|v| start + inside(v)).collect(),
         })
     };
+    // A place takes the memory of two elements.
+    count(&[2, oh.max(ow)])?;
     count(&shape)?;
     let y = out[0].reset_f32(&shape);
     let mut planes = y.chunks_exact_mut((oh * ow).max(1));
@@ -509,7 +511,9 @@ mod tests {
             ];
             close(&run(resize, "resize_bilinear", &inputs).unwrap(), &expected);
         }
-        for (mode, expected) in [("ALIGN_CORNERS", 1.0), ("STRICT_ALIGN_CORNERS", 0.0), ("OFFSET_CORNERS", 1.0)] {
+        for (mode, expected) in
+            [("ALIGN_CORNERS", 1.0), ("STRICT_ALIGN_CORNERS", 0.0), ("OFFSET_CORNERS", 1.0)]
+        {
             let inputs = [("x", Tensor::f32(&[1, 1, 3], vec![0.0, 1.0, 2.0])), ("sampling_mode", text(mode))];
             close(&run(resize, "resize_bilinear", &inputs).unwrap(), &[expected]);
         }
@@ -518,7 +522,10 @@ mod tests {
     #[test]
     fn resize_takes_sizes_from_the_right_and_keeps_zeros() {
         let sizes = |shape: &[i32], axes: i32| {
-            [("shape", Tensor::i32(&[shape.len()], shape.to_vec())), ("resized_dims", Tensor::i32(&[], vec![axes]))]
+            [
+                ("shape", Tensor::i32(&[shape.len()], shape.to_vec())),
+                ("resized_dims", Tensor::i32(&[], vec![axes])),
+            ]
         };
         let mut inputs = vec![("x", Tensor::f32(&[1, 2, 1], vec![-1.0, 3.0]))];
         inputs.extend(sizes(&[1, 3, 2], 2));
@@ -593,5 +600,24 @@ mod tests {
         ];
         let expected = [10.7525, 5.94, 2.5025, 0.44, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0];
         close(&run(affine, "affine", &inputs).unwrap(), &expected);
+    }
+
+    #[test]
+    fn sizes_that_nothing_justifies_are_refused() {
+        let side = |n: i32| Tensor::i32(&[], vec![n]);
+        let resized = [
+            ("x", Tensor::f32(&[1, 4, 1], vec![1.0; 4])),
+            ("target_size_height", side(1)),
+            ("target_size_width", side(1 << 30)),
+        ];
+        let boxes = [
+            ("x", Tensor::f32(&[2, 0, 1, 1], vec![])),
+            ("boxes", Tensor::f32(&[1, 4], vec![0.0; 4])),
+            ("target_height", side(i32::MAX)),
+        ];
+        let refused =
+            |result: OpResult<Tensor>| assert!(result.unwrap_err().to_string().contains("too large"));
+        refused(run(resize, "resize_bilinear", &resized));
+        refused(run(crop_resize, "crop_resize", &boxes));
     }
 }

@@ -134,7 +134,8 @@ fn int_matmul(c: &OpContext<'_>, out: &mut Tensor) -> OpResult {
     m.each(|[part, i, j]| {
         for (at, o) in o[part * m.m * m.n..][..m.m * m.n].iter_mut().enumerate() {
             let (x, y) = (i * m.m * m.k + at / m.n * xr, j * m.k * m.n + at % m.n * yc);
-            *o = (0..m.k).fold(0, |sum: i32, k| sum.wrapping_add(xs[x + k * xk].wrapping_mul(ys[y + k * yk])));
+            *o =
+                (0..m.k).fold(0, |sum: i32, k| sum.wrapping_add(xs[x + k * xk].wrapping_mul(ys[y + k * yk])));
         }
     });
     Ok(())
@@ -323,9 +324,7 @@ pub(super) fn attention(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
         Some(m) => {
             let values: Vec<f32> = match &m.data {
                 Data::F32(v) => v.clone(),
-                Data::Bool(v) => {
-                    v.iter().map(|&b| if b { 0.0 } else { f32::NEG_INFINITY }).collect()
-                }
+                Data::Bool(v) => v.iter().map(|&b| if b { 0.0 } else { f32::NEG_INFINITY }).collect(),
                 _ => return invalid("parameter `attn_mask` must be float or bool"),
             };
             if broadcast_shape(&m.shape, &mask_shape)? != mask_shape {

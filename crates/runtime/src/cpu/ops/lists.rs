@@ -135,10 +135,12 @@ mod tests {
         let list = run(make_list, "make_list", &[("init_length", &at(2))]).unwrap();
         assert_eq!(list.shape, [2, 0]);
         let value = Tensor::f32(&[2], vec![1.0, 2.0]);
-        let list = run(scatter, "list_write", &[("ls", &list), ("index", &at(2)), ("value", &value)]).unwrap();
+        let list =
+            run(scatter, "list_write", &[("ls", &list), ("index", &at(2)), ("value", &value)]).unwrap();
         assert_eq!(list, Tensor::f32(&[3, 2], vec![0.0, 0.0, 0.0, 0.0, 1.0, 2.0]));
         let (two, values) = (Tensor::i32(&[2], vec![0, 3]), Tensor::f32(&[2, 2], vec![3.0, 4.0, 5.0, 6.0]));
-        let list = run(scatter, "list_scatter", &[("ls", &list), ("indices", &two), ("value", &values)]).unwrap();
+        let list =
+            run(scatter, "list_scatter", &[("ls", &list), ("indices", &two), ("value", &values)]).unwrap();
         assert_eq!(run(length, "list_length", &[("ls", &list)]).unwrap(), at(4));
         assert_eq!(run(gather, "list_gather", &[("ls", &list), ("indices", &two)]).unwrap(), values);
         assert_eq!(run(gather, "list_read", &[("ls", &list), ("index", &at(2))]).unwrap(), value);

@@ -122,7 +122,14 @@ mod tests {
         let close = |found: (f64, f64), expected: (f64, f64)| {
             assert!((found.0 - expected.0).abs() < 0.03 && (found.1 - expected.1).abs() < 0.03, "{found:?}");
         };
-        let uniform = |with| run(distribution, "random_uniform", &[shape.clone(), ("low", number(1.0)), ("high", number(3.0)), with]).unwrap();
+        let uniform = |with| {
+            run(
+                distribution,
+                "random_uniform",
+                &[shape.clone(), ("low", number(1.0)), ("high", number(3.0)), with],
+            )
+            .unwrap()
+        };
         let a = uniform(seed(7));
         assert!(a.iter().all(|v| (1.0..3.0).contains(v)));
         close(moments(&a), (2.0, 1.0 / 3f64.sqrt()));

@@ -81,13 +81,7 @@ impl<'a> Sequence<'a> {
     }
 
     /// Computes `x W_ih^T + bias` for all steps; `gates` is the number of rows of `W_ih` by `hidden`.
-    fn inputs(
-        &self,
-        c: &OpContext<'a>,
-        weight: &str,
-        biases: &[&str],
-        gates: usize,
-    ) -> OpResult<Vec<f32>> {
+    fn inputs(&self, c: &OpContext<'a>, weight: &str, biases: &[&str], gates: usize) -> OpResult<Vec<f32>> {
         let n = gates * self.hidden;
         let w = Self::matrix(c, weight, [n, self.inputs])?;
         let mut y = vec![0f32; count(&[self.steps, self.batch, n])?];
@@ -200,9 +194,7 @@ pub(super) fn gru(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
         if !after {
             product_by_rows(&reset, &w[n * n..2 * n * n], &mut fresh, (n, n));
         }
-        for (((x, p), f), h) in
-            rows().zip(products()).zip(fresh.chunks_exact(n)).zip(h.chunks_exact_mut(n))
-        {
+        for (((x, p), f), h) in rows().zip(products()).zip(fresh.chunks_exact(n)).zip(h.chunks_exact_mut(n)) {
             for k in 0..n {
                 let z = gate(x[2 * n + k] + p[2 * n + k]);
                 h[k] = (1.0 - z) * new(x[n + k] + f[k]) + z * h[k];
@@ -265,7 +257,11 @@ mod tests {
     use super::*;
     use crate::tensor::Data;
 
-    fn run(op: super::super::OpFunction, inputs: &[(&str, Tensor)], results: usize) -> OpResult<Vec<Vec<f32>>> {
+    fn run(
+        op: super::super::OpFunction,
+        inputs: &[(&str, Tensor)],
+        results: usize,
+    ) -> OpResult<Vec<Vec<f32>>> {
         let bound: Vec<(&str, &Tensor)> = inputs.iter().map(|(n, t)| (*n, t)).collect();
         let mut out = vec![Tensor::default(); results];
         op(&OpContext { op: "", inputs: &bound, values: &[], outputs: &[] }, &mut out)?;

@@ -31,9 +31,9 @@ fn checked_place(c: &OpContext<'_>, index: i32, n: usize) -> OpResult<Option<usi
     match c.get("validate_indices") {
         None => place(index, n).map(Some),
         Some(_) if inside.is_some() => Ok(inside),
-        Some(_) if c.bool("validate_indices", false)? => {
-            invalid(format!("index {index} into {n} elements, expected one from 0 on: validate_indices is true"))
-        }
+        Some(_) if c.bool("validate_indices", false)? => invalid(format!(
+            "index {index} into {n} elements, expected one from 0 on: validate_indices is true"
+        )),
         Some(_) if c.op.starts_with("gather") => place(index, n).map(Some),
         Some(_) => Ok(None),
     }
@@ -301,7 +301,10 @@ mod tests {
             assert_eq!(run(op, Some(false), -1).unwrap(), [1.0, 2.0, 3.0], "{op}");
             assert_eq!(run(op, Some(false), 7).unwrap(), [1.0, 2.0, 3.0], "{op}");
             for index in [-1, 3] {
-                assert!(run(op, Some(true), index).unwrap_err().to_string().contains("validate_indices"), "{op}");
+                assert!(
+                    run(op, Some(true), index).unwrap_err().to_string().contains("validate_indices"),
+                    "{op}"
+                );
             }
         }
         assert_eq!(run("gather", Some(false), -1).unwrap(), [3.0]);

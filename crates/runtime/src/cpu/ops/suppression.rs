@@ -61,14 +61,14 @@ pub(super) fn non_maximum_suppression(c: &OpContext<'_>, out: &mut [Tensor]) -> 
     };
     let mut kept: Vec<Vec<usize>> = Vec::with_capacity(n);
     for image in 0..n {
-        let corners: Vec<Corners> = (0..all)
-            .map(|b| Corners::new(std::array::from_fn(|f| boxes[at(image, 4, all, b, f)])))
-            .collect();
+        let corners: Vec<Corners> =
+            (0..all).map(|b| Corners::new(std::array::from_fn(|f| boxes[at(image, 4, all, b, f)]))).collect();
         // The best score of each box and its class; the first class of equal ones.
         let best: Vec<(f32, usize)> = (0..all)
             .map(|b| {
                 let score = |k: usize| scores[at(image, classes, all, b, k)];
-                (1..classes).fold((score(0), 0), |best, k| if score(k) > best.0 { (score(k), k) } else { best })
+                (1..classes)
+                    .fold((score(0), 0), |best, k| if score(k) > best.0 { (score(k), k) } else { best })
             })
             .collect();
         let mut order: Vec<usize> = (0..all).collect();
@@ -151,7 +151,10 @@ mod tests {
         let found = run(&inputs, 4).unwrap();
         assert_eq!(found[2], Tensor::i32(&[1, 4], vec![0, 2, -1, -1]));
         assert_eq!(found[3], Tensor::i32(&[1], vec![2]));
-        assert_eq!(found[0].as_f32().unwrap()[4..], [20.0, 20.0, 1.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0]);
+        assert_eq!(
+            found[0].as_f32().unwrap()[4..],
+            [20.0, 20.0, 1.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0]
+        );
         assert_eq!(found[1].as_f32().unwrap()[..4], [0.9, 0.1, 0.7, 0.3]);
         inputs.push(("per_class_suppression", Tensor { shape: vec![], data: Data::Bool(vec![true]) }));
         assert_eq!(run(&inputs, 4).unwrap()[2].as_i32().unwrap(), [0, 1, 2, -1]);
@@ -169,7 +172,10 @@ mod tests {
         assert!(run(&inputs, 3).unwrap_err().to_string().contains("boxes of shape"));
         let swap = |t: &Tensor| {
             let (rows, columns) = (t.shape[1], t.shape[2]);
-            Tensor::f32(&[1, columns, rows], super::super::linear::transposed(t.as_f32().unwrap(), rows, columns))
+            Tensor::f32(
+                &[1, columns, rows],
+                super::super::linear::transposed(t.as_f32().unwrap(), rows, columns),
+            )
         };
         (inputs[0].1, inputs[1].1) = (swap(&inputs[0].1), swap(&inputs[1].1));
         let found = run(&inputs, 3).unwrap();

@@ -47,7 +47,8 @@ pub(super) fn reshape_like(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
             return invalid("begins, ends and end_masks are shorter than ref_tensors");
         };
         // Bounds are those of a slice in Python.
-        let bound = |v: i32| if v < 0 { r.rank().saturating_sub(v.unsigned_abs() as usize) } else { v as usize };
+        let bound =
+            |v: i32| if v < 0 { r.rank().saturating_sub(v.unsigned_abs() as usize) } else { v as usize };
         let end = if m { r.rank() } else { bound(e).min(r.rank()) };
         shape.extend(&r.shape[bound(b).min(end)..end]);
     }
