@@ -69,8 +69,10 @@ fn run(
         function
             .run(&inputs.iter().collect::<Vec<_>>(), &mut states, &mut outputs)
             .unwrap_or_else(|e| panic!("{label}: {e}"));
-        let found: BTreeMap<String, Array> =
-            results(&function, &outputs, &states, precision).into_iter().collect();
+        let entries = results(&function, &outputs, &states, precision);
+        let given = entries.len();
+        let found: BTreeMap<String, Array> = entries.into_iter().collect();
+        assert_eq!(found.len(), given, "{label}: a result that is there twice");
         for (key, value) in read_npz(&case.join(expected)).unwrap() {
             let Some(got) = found.get(&key) else {
                 problems.push(format!("{label}: no output `{key}`"));

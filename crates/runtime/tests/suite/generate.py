@@ -236,3 +236,11 @@ program("boxes_ios17", [(2, 3, 9), (2, 4, 9)], lambda s, b: (
     *mb.non_maximum_suppression(boxes=mb.abs(x=b), scores=s, iou_threshold=np.float32(0.1), max_boxes=12, per_class_suppression=True)))
 program("lists", [(3, 4), ((1,), types.int32)], lists)
 program("wholes", [((2, 4), types.int32), ((3, 4), types.int32), (2, 3, 5)], wholes)
+
+
+def twice(x):
+    y = mb.add(x=x, y=1.0)
+    return y, y, mb.reduce_sum(x=y)
+
+
+program("twice", [(2, 3)], twice)
