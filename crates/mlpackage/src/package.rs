@@ -762,7 +762,7 @@ mod tests {
         fs::write(&file, [8, 4]).unwrap();
         refused(&path, "a model of no known kind (specification version 4), not an ML Program");
         for (field, says) in
-            [(500, "a neural network (spec"), (202, "a pipeline"), (403, "a neural network classifier")]
+            [(500, "the older `neuralnetwork`"), (202, "a pipeline"), (403, "a neural network classifier")]
         {
             let mut bytes = vec![8, 4];
             prost::encoding::encode_key(field, prost::encoding::WireType::LengthDelimited, &mut bytes);

@@ -239,3 +239,80 @@ fn other_ops_are_built_with_their_types() {
     let refused = shape!(f.resize_nearest_neighbor(x = &i, target_size_height = 1, target_size_width = 1));
     assert!(refused.is_err());
 }
+
+/// Infers the results of recurrent ops, images, boxes and random numbers, and refuses operands that do not fit.
+#[test]
+fn sequences_and_images_have_their_types() {
+    let mut f = FunctionBuilder::new(Opset::CoreML7);
+    let [x, h, wide] = [("x", [5, 2, 3].as_slice()), ("h", &[2, 4]), ("wide", &[2, 8])]
+        .map(|(name, shape)| f.input(name, fp16(shape)).unwrap());
+    let weight = |f: &mut FunctionBuilder, name: &str, shape: &[u64]| {
+        let n = shape.iter().product::<u64>() as usize;
+        f.constant(name, Value::fp16_tensor(shape, &vec![f16::ONE; n])).unwrap()
+    };
+    let (input, hidden) = (weight(&mut f, "wi", &[16, 3]), weight(&mut f, "wh", &[16, 4]));
+    let lstm = |h: &Var, way: &str| {
+        let mut args = vec![("x", Arg::from(&x)), ("initial_h", h.into()), ("initial_c", h.into())];
+        args.extend([("weight_ih", (&input).into()), ("weight_hh", (&hidden).into())]);
+        if way == "bidirectional" {
+            args.extend([("weight_ih_back", (&input).into()), ("weight_hh_back", (&hidden).into())]);
+        }
+        args.extend([("direction", way.into()), ("output_sequence", true.into())]);
+        args
+    };
+    let shapes = |results: Vec<Var>| -> Vec<String> {
+        results
+            .iter()
+            .map(|v| format!("{:?}", v.dims().iter().map(|d| d.fixed()).collect::<Option<Vec<_>>>()))
+            .collect()
+    };
+    let found = f.op("lstm", "a", lstm(&h, "forward")).map(shapes).unwrap();
+    assert_eq!(found, ["Some([5, 2, 4])", "Some([2, 4])", "Some([2, 4])"]);
+    let found = f.op("lstm", "b", lstm(&wide, "bidirectional")).map(shapes).unwrap();
+    assert_eq!(found, ["Some([5, 2, 8])", "Some([2, 8])", "Some([2, 8])"]);
+    let refused = |result: anemoe_mlpackage::Result<Vec<Var>>| result.unwrap_err().to_string();
+    let what = refused(f.op("lstm", "c", lstm(&wide, "forward")));
+    assert!(what.contains("`initial_h` is tensor<fp16, [2, 8]>, expected tensor<fp16, [2, 4]>"), "{what}");
+    assert!(refused(f.op("lstm", "d", lstm(&h, "sideways"))).contains("sideways"));
+
+    let image = f.input("image", fp16(&[2, 3, 5, 6])).unwrap();
+    let places = f.input("places", fp16(&[2, 4, 7, 2])).unwrap();
+    let sampled = |at: &Var, mode: &str| {
+        let texts =
+            [("sampling_mode", mode), ("padding_mode", "border"), ("coordinates_mode", "unnormalized")];
+        let mut args = vec![("x", Arg::from(&image)), ("coordinates", at.into())];
+        args.extend(texts.map(|(name, text)| (name, Arg::from(text))));
+        args.extend([("padding_value", Value::fp16(f16::ONE).into()), ("align_corners", false.into())]);
+        args
+    };
+    let found = f.op("resample", "e", sampled(&places, "nearest")).map(shapes).unwrap();
+    assert_eq!(found, ["Some([2, 3, 4, 7])"]);
+    assert!(
+        refused(f.op("resample", "g", sampled(&places, "cubic")))
+            .contains("`cubic` is none of bilinear, nearest")
+    );
+    assert!(refused(f.op("resample", "i", sampled(&image, "nearest"))).contains("coordinates of type"));
+    let resized = |shape: &[i32], axes: u32| {
+        let axes = Value::bytes(DataType::UInt32, &[], axes.to_le_bytes().to_vec());
+        vec![("x", Arg::from(&image)), ("shape", shape.into()), ("resized_dims", axes.into())]
+    };
+    assert_eq!(f.op("resize", "j", resized(&[1, 9, 0], 2)).map(shapes).unwrap(), ["Some([2, 3, 9, 6])"]);
+    assert!(refused(f.op("resize", "k", resized(&[9], 2))).contains("2 resized_dims of a shape of length 1"));
+
+    let (boxes, scores) =
+        (f.input("boxes", fp16(&[2, 4, 9])).unwrap(), f.input("scores", fp16(&[2, 3, 9])).unwrap());
+    let best = |boxes: &Var| {
+        let threshold: Arg = Value::fp16(f16::ONE).into();
+        vec![
+            ("boxes", Arg::from(boxes)),
+            ("scores", (&scores).into()),
+            ("iou_threshold", threshold),
+            ("max_boxes", 5.into()),
+        ]
+    };
+    let found = f.op("non_maximum_suppression", "l", best(&boxes)).map(shapes).unwrap();
+    assert_eq!(found, ["Some([2, 4, 5])", "Some([2, 3, 5])", "Some([2, 5])"]);
+    assert!(refused(f.op("non_maximum_suppression", "m", best(&scores))).contains("boxes of type"));
+    let drawn = vec![("shape", Arg::from([2, 3].as_slice())), ("seed", 1.into())];
+    assert_eq!(f.op("random_uniform", "n", drawn).map(shapes).unwrap(), ["Some([2, 3])"]);
+}

@@ -346,16 +346,23 @@ fn to_tensor(mut array: Array, feature: &Feature) -> std::result::Result<Tensor,
     Ok(Tensor::i32(&shape, ints))
 }
 
-/// Returns the outputs of a function's run and its states by name, in the types of the package's description.
+/// Returns the outputs of a function's run and its states by name, in the types of the package's description. As Core ML does, gives
+/// a scalar an axis of one element, and a value that is two outputs once.
 pub fn results(
     function: &CompiledFunction,
     outputs: &[Tensor],
     states: &CpuStates,
     precision: Precision,
 ) -> Vec<(String, Array)> {
-    let mut entries = Vec::new();
+    let mut entries: Vec<(String, Array)> = Vec::new();
     for (feature, output) in function.outputs().iter().zip(outputs) {
-        entries.push((feature.name.clone(), to_array(output, feature.dtype, precision)));
+        if entries.iter().all(|(name, _)| *name != feature.name) {
+            let mut array = to_array(output, feature.dtype, precision);
+            if array.shape.is_empty() {
+                array.shape.push(1);
+            }
+            entries.push((feature.name.clone(), array));
+        }
     }
     for name in states.names() {
         if let Some(value) = states.get(name) {

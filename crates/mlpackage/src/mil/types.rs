@@ -138,6 +138,8 @@ pub enum Dim {
     Fixed(u64),
     /// Known only when the program runs (`unknown {}` in the format; it carries no name).
     Unknown,
+    /// Any number of dimensions, known only when the program runs (`unknown { variadic: true }`).
+    Variadic,
 }
 
 impl Dim {
@@ -145,7 +147,7 @@ impl Dim {
     pub const fn fixed(self) -> Option<u64> {
         match self {
             Dim::Fixed(n) => Some(n),
-            Dim::Unknown => None,
+            Dim::Unknown | Dim::Variadic => None,
         }
     }
 }
@@ -161,6 +163,7 @@ impl fmt::Display for Dim {
         match self {
             Dim::Fixed(n) => write!(f, "{n}"),
             Dim::Unknown => f.write_str("?"),
+            Dim::Variadic => f.write_str("..."),
         }
     }
 }
@@ -193,6 +196,11 @@ impl TensorType {
     /// Returns the number of dimensions.
     pub fn rank(&self) -> usize {
         self.dims.len()
+    }
+
+    /// Tells whether the number of dimensions is known.
+    pub fn has_rank(&self) -> bool {
+        !self.dims.contains(&Dim::Variadic)
     }
 
     /// Returns all sizes; `None` when one is unknown.

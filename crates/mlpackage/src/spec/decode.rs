@@ -32,10 +32,12 @@ pub fn decode_some(bytes: &[u8], path: &Path, wanted: Option<&[&str]>) -> Result
         Outline::decode(bytes).map_err(|e| Error::invalid(path, format!("model specification: {e}")))?;
     if model.ml_program.is_none() {
         let kind = other_kind(bytes).unwrap_or("a model of no known kind");
-        let what = format!(
-            "model: {kind} (specification version {}), not an ML Program",
-            model.specification_version
-        );
+        let older = match kind.contains("neural network") {
+            true => ": convert it again, with convert_to=\"mlprogram\" in place of the older `neuralnetwork`",
+            false => "",
+        };
+        let version = model.specification_version;
+        let what = format!("model: {kind} (specification version {version}), not an ML Program{older}");
         return Err(Error::unsupported(path, what));
     }
     let reader = MilReader { path };
@@ -369,8 +371,7 @@ fn dimension(d: &pb::Dimension) -> Decoded<Dim> {
     use pb::dimension::Dimension;
     match &d.dimension {
         Some(Dimension::Constant(c)) => Ok(Dim::Fixed(c.size)),
-        Some(Dimension::Unknown(u)) if !u.variadic => Ok(Dim::Unknown),
-        Some(Dimension::Unknown(_)) => Err("variadic dimensions are not supported".into()),
+        Some(Dimension::Unknown(u)) => Ok(if u.variadic { Dim::Variadic } else { Dim::Unknown }),
         None => Err("a dimension without a size".into()),
     }
 }

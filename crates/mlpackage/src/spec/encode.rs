@@ -237,6 +237,7 @@ fn dimension(d: Dim) -> pb::Dimension {
     let dimension = match d {
         Dim::Fixed(size) => Dimension::Constant(ConstantDimension { size }),
         Dim::Unknown => Dimension::Unknown(UnknownDimension { variadic: false }),
+        Dim::Variadic => Dimension::Unknown(UnknownDimension { variadic: true }),
     };
     pb::Dimension { dimension: Some(dimension) }
 }

@@ -4,7 +4,7 @@ use super::Options;
 use super::fused::FusedPlan;
 use super::interpreter::Interpreter;
 use super::ir::OutlinedPlan;
-use super::located::Located;
+use super::located::{Located, with_tuples};
 use super::ops::OpError;
 use super::plans_by_shapes::{PlansByShapes, ValueShapes};
 use super::state_value::StateValue;
@@ -314,13 +314,9 @@ impl CompiledFunction {
                 }
             };
             if !fits {
-                return Err(Error::input(format!(
-                    "{}: input `{}`: shape {:?}, where function `{}` takes {ty}",
-                    self.path.display(),
-                    feature.name,
-                    input.shape,
-                    self.name
-                )));
+                let what = format!("shape {:?}, where function `{}` takes {ty}", input.shape, self.name);
+                let (path, name) = (self.path.display(), &feature.name);
+                return Err(Error::input(format!("{path}: input `{name}`: {}", with_tuples(&what))));
             }
         }
         Ok(())
@@ -341,7 +337,8 @@ impl CompiledFunction {
             FeatureShape::Dynamic => true,
         };
         if !fits {
-            return wrong(format!("shape {:?}, expected {}", input.shape, feature.shape));
+            let what = format!("shape {:?}, expected shape {}", input.shape, feature.shape);
+            return wrong(with_tuples(&what));
         }
         match (&input.data, feature.dtype.is_float()) {
             (Data::F32(_), true) | (Data::I32(_), false) => Ok(()),

@@ -173,7 +173,7 @@ impl Execution<'_> {
     /// Returns the shape of a product whose other factor was not computed: the declared type, with unknown sizes taken from the
     /// factor `weight`. Returns none where the other factor may be larger than `weight`.
     fn product_shape(&self, step: &Instr, weight: usize) -> Option<Vec<usize>> {
-        let ty = step.types.first()?;
+        let ty = step.types.first().filter(|ty| ty.has_rank())?;
         let known = &self.buffers[weight].shape;
         // With a single token a size of 1 is right; otherwise a weight of size 1 may apply to all tokens.
         let single = || {

@@ -67,6 +67,13 @@ const BY_SHAPES: &[&str] = &[
     "clip",
     "quantize",
     "dequantize",
+    "rnn",
+    "gru",
+    "lstm",
+    "resample",
+    "affine",
+    "crop_resize",
+    "non_maximum_suppression",
 ];
 /// Operands whose contents do not determine shapes.
 const VALUES: &[&str] = &["x", "data", "indices", "input"];

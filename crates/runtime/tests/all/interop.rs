@@ -16,7 +16,9 @@ fn compare(
     min_cosine: f64,
     max_relative: f64,
 ) -> Result<(), String> {
-    if got.shape != expected.shape {
+    // A scalar is given with an axis of one element.
+    let scalar = expected.shape.is_empty() && got.shape == [1];
+    if got.shape != expected.shape && !scalar {
         return Err(format!("{case}: {name}: shape {:?}, expected {:?}", got.shape, expected.shape));
     }
     if matches!(expected.data, anemoe_npz::ArrayData::I32(_)) {
@@ -67,8 +69,10 @@ fn run(
         function
             .run(&inputs.iter().collect::<Vec<_>>(), &mut states, &mut outputs)
             .unwrap_or_else(|e| panic!("{label}: {e}"));
-        let found: BTreeMap<String, Array> =
-            results(&function, &outputs, &states, precision).into_iter().collect();
+        let entries = results(&function, &outputs, &states, precision);
+        let given = entries.len();
+        let found: BTreeMap<String, Array> = entries.into_iter().collect();
+        assert_eq!(found.len(), given, "{label}: a result that is there twice");
         for (key, value) in read_npz(&case.join(expected)).unwrap() {
             let Some(got) = found.get(&key) else {
                 problems.push(format!("{label}: no output `{key}`"));

@@ -164,3 +164,83 @@ program("transposed_convs", [(2, 16, 6, 5), (1, 8, 9), (1, 8, 2, 3, 4)], lambda 
     mb.conv_transpose(x=x, weight=normal(16, 1, 4, 4), groups=16, strides=[2, 2], pad_type="custom", pad=[1, 1, 1, 1]),
     mb.conv_transpose(x=y, weight=normal(8, 5, 5), strides=[3], pad_type="custom", pad=[2, 1]),
     mb.conv_transpose(x=z, weight=normal(8, 4, 2, 3, 2), strides=[1, 2, 2])))
+def recurrent(x, h, c, h2, c2):
+    """Every direction, state, activation and output of the recurrent ops: 3 inputs and 4 hidden values."""
+    w = lambda gates: dict(weight_ih=normal(4 * gates, 3) / 2, weight_hh=normal(4 * gates, 4) / 2, bias=normal(4 * gates) / 4)
+    back = {f"{k}_back": v for k, v in w(4).items()}
+    return (*mb.lstm(x=x, initial_h=h, initial_c=c, **w(4), output_sequence=True),
+            *mb.lstm(x=x, initial_h=h2, initial_c=c2, **w(4), **back, direction="bidirectional", output_sequence=True),
+            *mb.lstm(x=x, initial_h=h2, initial_c=c2, **w(4), **back, direction="bidirectional"),
+            mb.lstm(x=x, initial_h=h, initial_c=c, **w(4), peephole=normal(12) / 2, clip=np.float32(0.4), direction="reverse",
+                    recurrent_activation="hard_sigmoid", cell_activation="relu", activation="linear")[0],
+            *mb.gru(x=x, initial_h=h, **w(3), output_sequence=True),
+            mb.gru(x=x, initial_h=h, **w(3), direction="reverse", recurrent_activation="tanh", activation="sigmoid")[0],
+            mb.gru(x=x, initial_h=h, **w(3), reset_after=True, input_bias=normal(12) / 4, output_sequence=True)[0],
+            *mb.rnn(x=x, initial_h=h, **w(1), output_sequence=True),
+            mb.rnn(x=x, initial_h=h, **w(1), direction="reverse", activation="scaled_tanh")[0])
+
+
+def images(x, at, sizes):
+    """Resizing in every mode, boxes and sampled places."""
+    modes = ["DEFAULT", "STRICT_ALIGN_CORNERS", "ALIGN_CORNERS", "OFFSET_CORNERS", "UNALIGN_CORNERS"]
+    sampled = lambda **k: mb.resample(x=x, coordinates=at, padding_value=np.float32(0.5), **k)
+    boxes = np.array([[0.1, 0.2, 3.7, 3.1], [3.0, 2.5, 1.0, 0.5], [-1.0, 1.0, 2.0, 6.5]], np.float32)
+    cut = dict(x=x, boxes=boxes, box_indices=np.array([0, 1, 1]), target_height=3, target_width=4, pad_value=np.float32(-2))
+    turn = np.array([[0.8, -0.5, 0.1, 0.4, 0.9, -0.2], [1, 0, 0, 0, 1, 0]], np.float32)
+    padded = [("bilinear", "constant", "normalized_minus_one_to_one", True), ("bilinear", "border", "normalized_minus_one_to_one", False),
+              ("bilinear", "reflection", "normalized_zero_to_one", True), ("nearest", "symmetric", "unnormalized", False)]
+    return (*(mb.resize_bilinear(x=x, target_size_height=3, target_size_width=9, sampling_mode=m) for m in modes),
+            mb.resize_nearest_neighbor(x=x, target_size_height=3, target_size_width=9),
+            mb.upsample_bilinear(x=x, scale_factor_height=2, scale_factor_width=3, align_corners=False),
+            mb.resize(x=x, shape=[7, 0, 2], resized_dims=np.uint32(3)),
+            mb.resize(x=x, shape=sizes, resized_dims=np.uint32(2), interpolation_mode="NEAREST_NEIGHBOR"),
+            *(sampled(sampling_mode=s, padding_mode=p, coordinates_mode=c, align_corners=a) for s, p, c, a in padded),
+            mb.affine(x=x, transform_matrix=turn, output_height=3, output_width=5, sampling_mode="bilinear", padding_mode="constant",
+                      padding_value=np.float32(0), coordinates_mode="normalized_minus_one_to_one", align_corners=True),
+            *(mb.crop_resize(**cut, sampling_mode=m) for m in modes[:4]),
+            mb.crop_resize(**{**cut, "boxes": boxes / 4}, normalized_coordinates=True, box_coordinate_mode="CENTER_SIZE_WIDTH_FIRST"))
+
+
+def boxes_ios15(x, scores, boxes):
+    roi = np.array([[[[[1]], [[0.2]], [[0.1]], [[0.7]], [[0.9]]]], [[[[0]], [[0.5]], [[0]], [[1.2]], [[0.5]]]]], np.float32)
+    cut = dict(target_height=2, target_width=3, normalized_coordinates=True)
+    best = dict(boxes=mb.abs(x=boxes), scores=scores, iou_threshold=np.float32(0.2), score_threshold=np.float32(-0.5), max_boxes=6)
+    return (mb.crop_resize(x=mb.slice_by_size(x=x, begin=[1, 0, 0, 0], size=[1, 2, 5, 4]), roi=roi[1:], **cut),
+            mb.crop_resize(x=x, roi=roi[:, :, 1:], sampling_mode="ALIGN_CORNERS", **cut),
+            *mb.non_maximum_suppression(**best), *mb.non_maximum_suppression(**best, per_class_suppression=True)[:3])
+
+
+def lists(x, n):
+    """A list that a loop fills, with the shape of its elements left open."""
+    row = lambda i: mb.reshape(x=mb.slice_by_index(x=x, begin=mb.concat(values=[i, 0], axis=0), end=[0, 4], end_mask=[False, True],
+                                                   squeeze_mask=[True, False]), shape=[4])
+    body = lambda i, ls: (mb.add(x=i, y=1), mb.list_write(ls=ls, index=i, value=mb.mul(x=row(i), y=2.0)))
+    made = mb.make_list(init_length=1, dynamic_length=True, elem_shape=(4,), dtype="fp32")
+    i, ls = mb.while_loop(_cond=lambda i, ls: mb.less(x=i, y=3), _body=body, loop_vars=(mb.squeeze(x=n, axes=[0]), made))
+    ls = mb.list_scatter(ls=ls, indices=np.array([4, 0]), value=x if x.shape[0] == 2 else mb.slice_by_size(x=x, begin=[0, 0], size=[2, 4]))
+    return mb.list_gather(ls=ls, indices=[0, 1, 2, 4]), mb.list_read(ls=ls, index=2), mb.expand_dims(x=mb.list_length(ls=ls), axes=[0])
+
+
+def wholes(x, y, w):
+    """Products of integers, zeros in shapes, axes apart."""
+    return (mb.matmul(x=x, y=y, transpose_y=True), mb.linear(x=x, weight=np.arange(12, dtype=np.int32).reshape(3, 4), bias=np.array([1, 2, 3], np.int32)),
+            mb.reshape(x=w, shape=[1, 0, -1, 0]), mb.layer_norm(x=w, axes=[0, 2], gamma=normal(2, 5), beta=normal(2, 5)),
+            mb.reshape_like(x=w, ref_tensors=(x, w), begins=(0, 1), ends=(1, 3), end_masks=(False, False)))
+
+
+program("recurrent", [(5, 2, 3), (2, 4), (2, 4), (2, 8), (2, 8)], recurrent, T.iOS18)
+program("images", [(2, 3, 5, 6), (2, 4, 3, 2), ((2,), types.int32)], images)
+program("boxes_ios15", [(2, 2, 5, 4), (2, 9, 3), (2, 9, 4)], boxes_ios15, T.iOS16)
+program("boxes_ios17", [(2, 3, 9), (2, 4, 9)], lambda s, b: (
+    *mb.non_maximum_suppression(boxes=mb.abs(x=b), scores=s, iou_threshold=np.float32(0.3), max_boxes=5),
+    *mb.non_maximum_suppression(boxes=mb.abs(x=b), scores=s, iou_threshold=np.float32(0.1), max_boxes=12, per_class_suppression=True)))
+program("lists", [(3, 4), ((1,), types.int32)], lists)
+program("wholes", [((2, 4), types.int32), ((3, 4), types.int32), (2, 3, 5)], wholes)
+
+
+def twice(x):
+    y = mb.add(x=x, y=1.0)
+    return y, y, mb.reduce_sum(x=y)
+
+
+program("twice", [(2, 3)], twice)

@@ -1,6 +1,6 @@
 //! Context of type inference: the operands and nested blocks of an operation.
 
-use crate::mil::{DataType, Dim, TensorType, Value, ValueType};
+use crate::mil::{DataType, Dim, TensorData, TensorType, Value, ValueType};
 use std::collections::BTreeMap;
 
 /// An operand: its type, and its value if the program has it as a constant.
@@ -39,6 +39,11 @@ impl<'a> Context<'a> {
 
     pub(super) fn block_results(&self) -> &[Vec<ValueType>] {
         &self.blocks
+    }
+
+    /// Tells whether the number of dimensions of every operand is known, which type inference needs.
+    pub fn has_ranks(&self) -> bool {
+        self.operands.values().flatten().all(|o| o.ty.tensor().is_none_or(TensorType::has_rank))
     }
 
     /// Tells whether the parameter has operands.
@@ -88,9 +93,23 @@ impl<'a> Context<'a> {
         self.operands.get(param)?.first()?.value
     }
 
-    /// Returns the integers of a constant operand; `None` when the operand is absent or not constant.
+    /// Returns the integers of the parameter's operands; `None` when it is absent or one is not constant.
     pub(super) fn ints(&self, param: &str) -> Option<Vec<i64>> {
-        self.value(param)?.as_ints().map(|v| v.iter().map(|&x| i64::from(x)).collect())
+        let ints = |o: &Operand<'_>| o.value?.as_ints().map(|v| v.iter().map(|&x| i64::from(x)).collect());
+        let all: Option<Vec<Vec<i64>>> = self.operands.get(param)?.iter().map(ints).collect();
+        all.map(|all| all.concat())
+    }
+
+    /// Returns a number of axes, an int32 or uint32 constant.
+    pub(super) fn count(&self, param: &str) -> Checked<usize> {
+        let n = match self.operand(param)?.value.and_then(Value::tensor_data) {
+            Some(TensorData::Ints(v)) if v.len() == 1 => usize::try_from(v[0]).ok(),
+            Some(TensorData::Bytes(b)) => {
+                <[u8; 4]>::try_from(b.as_slice()).ok().map(|b| u32::from_le_bytes(b) as usize)
+            }
+            _ => None,
+        };
+        n.ok_or_else(|| format!("parameter `{param}` must be a constant that is not negative"))
     }
 
     /// Returns the integers of an operand that must be constant.
@@ -125,10 +144,12 @@ impl<'a> Context<'a> {
     }
 
     pub(super) fn bools(&self, param: &str) -> Option<Vec<bool>> {
-        match self.value(param)?.tensor_data()? {
-            crate::mil::TensorData::Bools(v) => Some(v.clone()),
+        let bools = |o: &Operand<'_>| match o.value?.tensor_data()? {
+            TensorData::Bools(v) => Some(v.clone()),
             _ => None,
-        }
+        };
+        let all: Option<Vec<Vec<bool>>> = self.operands.get(param)?.iter().map(bools).collect();
+        all.map(|all| all.concat())
     }
 
     /// Returns an axis of a tensor of `rank`; a negative parameter counts from the end.
@@ -176,7 +197,7 @@ pub(super) fn broadcast_dim(a: Dim, b: Dim) -> Checked<Dim> {
         (Dim::Fixed(x), Dim::Fixed(y)) if x == y => Ok(a),
         (Dim::Fixed(x), Dim::Fixed(y)) => Err(format!("dimensions {x} and {y} do not broadcast")),
         // An unknown dimension broadcasts with a size above 1 only if it is equal.
-        (Dim::Unknown, d) | (d, Dim::Unknown) => Ok(d),
+        (Dim::Unknown | Dim::Variadic, d) | (d, Dim::Unknown | Dim::Variadic) => Ok(d),
     }
 }
 

@@ -147,7 +147,9 @@ pub(super) fn conv(c: &Context<'_>) -> Inferred {
     if !(3..=5).contains(&x.rank()) || w.rank() != x.rank() {
         return Err(format!("input of rank {} with a weight of rank {}", x.rank(), w.rank()));
     }
-    c.same_dtype("weight", x.dtype)?;
+    if !c.has("quant_scale") {
+        c.same_dtype("weight", x.dtype)?;
+    }
     let n = x.rank() - 2;
     let groups = u64::try_from(c.int("groups", 1)?)
         .ok()
@@ -259,7 +261,13 @@ pub(super) fn linear(c: &Context<'_>) -> Inferred {
 
 pub(super) fn matmul(c: &Context<'_>) -> Inferred {
     let (x, y) = (c.tensor("x")?, c.tensor("y")?);
-    c.same_dtype("y", x.dtype)?;
+    // A constant may be of another type (iOS17): the result is of the other operand's.
+    let is_constant = |param: &str| c.operand(param).is_ok_and(|o| o.value.is_some());
+    let dtype = match (is_constant("x"), is_constant("y")) {
+        (true, false) => y.dtype,
+        (false, true) => x.dtype,
+        _ => c.same_dtype("y", x.dtype).map(|()| x.dtype)?,
+    };
     if x.rank() == 0 || y.rank() == 0 {
         return Err("a scalar operand".into());
     }
@@ -291,7 +299,7 @@ pub(super) fn matmul(c: &Context<'_>) -> Inferred {
     if !y_vector {
         dims.push(b[m - 1]);
     }
-    one(x.dtype, dims)
+    one(dtype, dims)
 }
 
 pub(super) fn einsum(c: &Context<'_>) -> Inferred {
@@ -467,7 +475,7 @@ pub(super) fn lut_to_dense(c: &Context<'_>) -> Inferred {
         let axis = c.axis("vector_axis", i64::MAX, k)?;
         dims[axis] = match dims[axis] {
             Dim::Fixed(n) => Dim::Fixed(n.checked_mul(vector).ok_or("size overflow")?),
-            Dim::Unknown => Dim::Unknown,
+            open => open,
         };
     }
     one(lut.dtype, dims)

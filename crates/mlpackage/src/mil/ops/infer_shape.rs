@@ -4,7 +4,7 @@ use super::context::{Checked, Context, Inferred, normalize_axis, product};
 use super::infer::one;
 use crate::mil::{DataType, Dim, TensorType, ValueType};
 
-fn dim(n: i64) -> Checked<Dim> {
+pub(super) fn dim(n: i64) -> Checked<Dim> {
     u64::try_from(n).map(Dim::Fixed).map_err(|_| format!("negative dimension {n}"))
 }
 
@@ -12,12 +12,7 @@ pub(super) fn reshape(c: &Context<'_>) -> Inferred {
     let x = c.tensor("x")?;
     let Some(shape) = c.ints("shape") else {
         // The shape's length is known even where its values are not.
-        let rank =
-            c.tensor("shape")?.dims.first().and_then(|d| d.fixed()).ok_or("a shape of unknown length")?;
-        if rank > 16 {
-            return Err(format!("a shape of length {rank}"));
-        }
-        return one(x.dtype, vec![Dim::Unknown; rank as usize]);
+        return one(x.dtype, filled_dims(c)?);
     };
     let mut dims = Vec::new();
     let mut inferred = None;
@@ -28,10 +23,8 @@ pub(super) fn reshape(c: &Context<'_>) -> Inferred {
                 Dim::Unknown
             }
             -1 => return Err("two dimensions of -1".into()),
-            0 => *x
-                .dims
-                .get(i)
-                .ok_or_else(|| format!("dimension {i} is to be kept, the input has {}", x.rank()))?,
+            // The dimension as far from the last one; 1 where there is none.
+            0 => (x.rank() + i).checked_sub(shape.len()).map_or(Dim::Fixed(1), |k| x.dims[k]),
             n => dim(n)?,
         });
     }
@@ -56,18 +49,21 @@ pub(super) fn reshape_like(c: &Context<'_>) -> Inferred {
     let x = c.tensor("x")?;
     let refs = c.tensors("ref_tensors")?;
     let (begins, ends) = (c.const_ints("begins")?, c.const_ints("ends")?);
-    let masks = c.bools("end_masks").ok_or("parameter `end_masks` must be a bool constant")?;
+    let masks = c.bools("end_masks").ok_or("parameter `end_masks` must be bool constants")?;
     let mut dims = Vec::new();
     for (i, r) in refs.iter().enumerate() {
         let (Some(&b), Some(&e), Some(&m)) = (begins.get(i), ends.get(i), masks.get(i)) else {
             return Err("begins, ends and end_masks are shorter than ref_tensors".into());
         };
-        let end = if m { r.rank() as i64 } else { e };
-        let range =
-            usize::try_from(b).ok().zip(usize::try_from(end).ok()).and_then(|(b, e)| r.dims.get(b..e));
-        dims.extend_from_slice(
-            range.ok_or_else(|| format!("dimensions {b}..{end} of a tensor of rank {}", r.rank()))?,
-        );
+        // Bounds are those of a slice in Python.
+        let bound = |v: i64| (if v < 0 { v + r.rank() as i64 } else { v }).clamp(0, r.rank() as i64) as usize;
+        let end = if m { r.rank() } else { bound(e) };
+        dims.extend_from_slice(&r.dims[bound(b).min(end)..end]);
+    }
+    if let (Some(a), Some(b)) = (product(&x.dims), product(&dims))
+        && a != b
+    {
+        return Err(format!("{a} elements into {}", TensorType { dtype: x.dtype, dims }));
     }
     one(x.dtype, dims)
 }
@@ -234,7 +230,7 @@ pub(super) fn concat(c: &Context<'_>) -> Inferred {
                 (Dim::Fixed(a), Dim::Fixed(b)) if a != b => {
                     return Err(format!("sizes {a} and {b} on axis {i}, which is not joined"));
                 }
-                (Dim::Unknown, d) | (d, _) => d,
+                (Dim::Unknown | Dim::Variadic, d) | (d, _) => d,
             };
         }
     }
@@ -265,7 +261,7 @@ pub(super) fn split(c: &Context<'_>) -> Inferred {
             return Err(format!("{n} equal parts of axis {axis} of size {size}"));
         }
         Dim::Fixed(size) => Dim::Fixed(size / n),
-        Dim::Unknown => Dim::Unknown,
+        open => open,
     };
     Ok((0..n).map(|_| part(size)).collect())
 }
@@ -290,7 +286,7 @@ pub(super) fn tile(c: &Context<'_>) -> Inferred {
     }
     let tiled = |(d, &r): (&Dim, &i64)| match (d, u64::try_from(r)) {
         (Dim::Fixed(n), Ok(r)) => n.checked_mul(r).map(Dim::Fixed).ok_or_else(|| "size overflow".to_string()),
-        (Dim::Unknown, Ok(_)) => Ok(Dim::Unknown),
+        (&open, Ok(_)) => Ok(open),
         (_, Err(_)) => Err(format!("{r} repetitions")),
     };
     one(x.dtype, x.dims.iter().zip(&reps).map(tiled).collect::<Checked<_>>()?)
@@ -327,18 +323,21 @@ pub(super) fn shape(c: &Context<'_>) -> Inferred {
     one(dtype, vec![Dim::Fixed(c.rank("x")? as u64)])
 }
 
+/// Returns the dimensions that the operand `shape` names, without what 0 and -1 stand for in `reshape`.
+pub(super) fn filled_dims(c: &Context<'_>) -> Checked<Vec<Dim>> {
+    match c.ints("shape") {
+        Some(shape) => shape.iter().map(|&n| if n == -1 { Ok(Dim::Unknown) } else { dim(n) }).collect(),
+        None => match c.tensor("shape")?.dims[..] {
+            [Dim::Fixed(rank @ 0..=16)] => Ok(vec![Dim::Unknown; rank as usize]),
+            [Dim::Unknown] => Ok(vec![Dim::Variadic]),
+            _ => Err(format!("a shape of type {}", c.tensor("shape")?)),
+        },
+    }
+}
+
 pub(super) fn fill(c: &Context<'_>) -> Inferred {
     let dtype = if c.has("value") { c.tensor("value")?.dtype } else { DataType::Float32 };
-    match c.ints("shape") {
-        Some(shape) => one(
-            dtype,
-            shape.iter().map(|&n| if n == -1 { Ok(Dim::Unknown) } else { dim(n) }).collect::<Checked<_>>()?,
-        ),
-        None => {
-            let rank = c.tensor("shape")?.dims.first().and_then(|d| d.fixed()).filter(|&r| r <= 16);
-            one(dtype, vec![Dim::Unknown; rank.ok_or("a shape of unknown length")? as usize])
-        }
-    }
+    one(dtype, filled_dims(c)?)
 }
 
 pub(super) fn fill_like(c: &Context<'_>) -> Inferred {
@@ -368,12 +367,12 @@ fn rearranged(c: &Context<'_>, param: &str, to_space: bool) -> Inferred {
     }
     let times = |d: Dim, n: u64| match d {
         Dim::Fixed(v) => v.checked_mul(n).map(Dim::Fixed).ok_or_else(|| "size overflow".to_string()),
-        Dim::Unknown => Ok(Dim::Unknown),
+        open => Ok(open),
     };
     let over = |d: Dim, n: u64| match d {
         Dim::Fixed(v) if v % n == 0 => Ok(Dim::Fixed(v / n)),
         Dim::Fixed(v) => Err(format!("size {v} is not a multiple of {n}")),
-        Dim::Unknown => Ok(Dim::Unknown),
+        open => Ok(open),
     };
     let d = &x.dims;
     let dims = if to_space {
@@ -416,7 +415,7 @@ pub(super) fn batch_space(c: &Context<'_>) -> Inferred {
         Dim::Fixed(n) => {
             f(n as i64).map(dim).unwrap_or_else(|| Err(format!("size {n} does not fit the blocks")))
         }
-        Dim::Unknown => Ok(Dim::Unknown),
+        open => Ok(open),
     };
     let exact = |a: i64, b: i64| (a % b == 0).then_some(a / b);
     dims[0] = map(dims[0], &|n| if to_batch { n.checked_mul(factor) } else { exact(n, factor) })?;
@@ -445,71 +444,5 @@ pub(super) fn sliding_windows(c: &Context<'_>) -> Inferred {
         dims[axis] = Dim::Fixed((room / stride + 1) as u64);
     }
     dims.insert(axis + 1, dim(size)?);
-    one(x.dtype, dims)
-}
-
-/// Infers the type of upsampling by constant factors; factors that are not constant give unknown sizes.
-pub(super) fn upsample(c: &Context<'_>) -> Inferred {
-    let x = c.tensor("x")?;
-    let rank = x.rank();
-    if rank < 3 {
-        return Err(format!("input of rank {rank}"));
-    }
-    let factor = |param: &str| -> Checked<Option<f64>> {
-        if !c.has(param) {
-            return Ok(Some(1.0));
-        }
-        let Some(value) = c.operand(param)?.value else { return Ok(None) };
-        match value.tensor_data() {
-            Some(crate::mil::TensorData::Ints(v)) if v.len() == 1 => Ok(Some(f64::from(v[0]))),
-            Some(crate::mil::TensorData::Floats(v)) if v.len() == 1 => Ok(Some(f64::from(v[0]))),
-            Some(crate::mil::TensorData::Bytes(b)) if b.len() == 2 => {
-                Ok(Some(f64::from(half::f16::from_le_bytes([b[0], b[1]]).to_f32())))
-            }
-            _ => Err(format!("parameter `{param}` must be a number")),
-        }
-    };
-    let mut dims = x.dims.clone();
-    for (i, param) in [(rank - 2, "scale_factor_height"), (rank - 1, "scale_factor_width")] {
-        dims[i] = match (dims[i], factor(param)?) {
-            (Dim::Fixed(n), Some(f)) if f.is_finite() && f > 0.0 && f * (n as f64) < 1e15 => {
-                Dim::Fixed((n as f64 * f).floor() as u64)
-            }
-            (Dim::Fixed(_), Some(f)) => return Err(format!("parameter `{param}` is {f}")),
-            _ => Dim::Unknown,
-        };
-    }
-    one(x.dtype, dims)
-}
-
-/// Infers the type of resizing to constant sizes.
-pub(super) fn resize_to(c: &Context<'_>) -> Inferred {
-    let x = c.tensor("x")?;
-    let rank = x.rank();
-    if rank < 3 {
-        return Err(format!("input of rank {rank}"));
-    }
-    let mut dims = x.dims.clone();
-    dims[rank - 2] = dim(c.int("target_size_height", 1)?)?;
-    dims[rank - 1] = dim(c.int("target_size_width", 1)?)?;
-    one(x.dtype, dims)
-}
-
-pub(super) fn crop(c: &Context<'_>) -> Inferred {
-    let x = c.tensor("x")?;
-    let rank = x.rank();
-    if rank < 3 {
-        return Err(format!("input of rank {rank}"));
-    }
-    let mut dims = x.dims.clone();
-    for (i, param) in [(rank - 2, "crop_height"), (rank - 1, "crop_width")] {
-        let edges = c.const_ints(param)?;
-        if edges.len() != 2 {
-            return Err(format!("parameter `{param}` must have two values"));
-        }
-        if let Dim::Fixed(n) = dims[i] {
-            dims[i] = dim((n as i64).saturating_sub(edges[0]).saturating_sub(edges[1]))?;
-        }
-    }
     one(x.dtype, dims)
 }

@@ -4,7 +4,9 @@
 
 mod context;
 mod infer;
+mod infer_image;
 mod infer_index;
+mod infer_sequence;
 mod infer_shape;
 mod table;
 

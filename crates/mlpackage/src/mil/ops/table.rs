@@ -4,7 +4,9 @@
 
 use super::context::{Context, Inferred};
 use super::infer::*;
+use super::infer_image::*;
 use super::infer_index::*;
+use super::infer_sequence::*;
 use super::infer_shape::*;
 use crate::mil::Opset::{self, CoreML5 as iOS15, CoreML6 as iOS16, CoreML7 as iOS17, CoreML8 as iOS18};
 
@@ -50,6 +52,7 @@ pub(super) static ROWS: &[OpRow] = &[
     ("logical_and", iOS15, "x y", compare), ("logical_or", iOS15, "x y", compare), ("logical_xor", iOS15, "x y", compare),
     // conv, linear
     ("conv", iOS15, "x weight bias? strides? pad_type='valid' pad? dilations? groups=1", conv),
+    ("conv_quantized", iOS15, "x weight bias? quantization_type nbits=8 quant_scale quant_bias strides? pad_type='valid' pad? dilations? groups=1", conv),
     ("conv_transpose", iOS15, "x weight bias? pad? output_shape? pad_type='valid' strides? dilations? groups=1", conv_transpose),
     ("linear", iOS15, "x weight bias?", linear),
     ("matmul", iOS15, "x y transpose_x=false transpose_y=false", matmul),
@@ -95,6 +98,7 @@ pub(super) static ROWS: &[OpRow] = &[
     ("fill_like", iOS16, "ref_tensor value?", fill_like),
     ("flatten2d", iOS15, "x axis=1", flatten2d),
     ("identity", iOS15, "x", identity),
+    ("non_maximum_suppression", iOS15, "boxes scores iou_threshold score_threshold? max_boxes per_class_suppression=false", non_maximum_suppression),
     ("non_zero", iOS15, "x", non_zero),
     ("one_hot", iOS15, "indices one_hot_vector_size axis=-1 on_value? off_value?", one_hot),
     ("pad", iOS15, "x pad mode='constant' constant_val?", pad),
@@ -112,7 +116,7 @@ pub(super) static ROWS: &[OpRow] = &[
     ("pixel_shuffle", iOS15, "x upscale_factor", pixel_shuffle),
     ("pixel_unshuffle", iOS16, "x downscale_factor", pixel_unshuffle),
     ("reshape", iOS15, "x shape", reshape),
-    ("reshape_like", iOS16, "x ref_tensors* begins ends end_masks", reshape_like),
+    ("reshape_like", iOS16, "x ref_tensors* begins* ends* end_masks*", reshape_like),
     ("reverse", iOS15, "x axes?", same),
     ("reverse_sequence", iOS15, "x lengths seq_axis? batch_axis?", same),
     ("slice_by_index", iOS15, "x begin end stride? begin_mask? end_mask? squeeze_mask?", slice_by_index),
@@ -124,11 +128,29 @@ pub(super) static ROWS: &[OpRow] = &[
     ("squeeze", iOS15, "x axes?", squeeze),
     ("transpose", iOS15, "x perm", transpose),
     // image_resizing
+    ("affine", iOS15, "x transform_matrix output_height output_width sampling_mode padding_mode padding_value coordinates_mode align_corners", affine),
     ("crop", iOS15, "x crop_height crop_width", crop),
+    ("crop_resize", iOS15, "x roi? boxes? box_indices? target_height=1 target_width=1 normalized_coordinates=false spatial_scale=1.0 box_coordinate_mode='CORNERS_HEIGHT_FIRST' sampling_mode='DEFAULT' pad_value?", crop_resize),
+    ("resample", iOS15, "x coordinates sampling_mode padding_mode padding_value coordinates_mode align_corners", resample),
+    ("resize", iOS17, "x shape resized_dims interpolation_mode='LINEAR' sampling_mode='DEFAULT'", resize),
     ("resize_bilinear", iOS15, "x target_size_height=1 target_size_width=1 sampling_mode='DEFAULT'", resize_to),
     ("resize_nearest_neighbor", iOS15, "x target_size_height target_size_width", resize_to),
     ("upsample_bilinear", iOS15, "x scale_factor_height=1 scale_factor_width=1 align_corners=true half_pixel_centers?", upsample),
     ("upsample_nearest_neighbor", iOS15, "x scale_factor_height=1 scale_factor_width=1", upsample),
+    // recurrent, random, lists
+    ("gru", iOS15, "x initial_h weight_ih weight_hh bias? direction='forward' output_sequence=false recurrent_activation='sigmoid' activation='tanh' reset_after? input_bias?", gru),
+    ("lstm", iOS15, "x initial_h initial_c weight_ih weight_hh bias? peephole? weight_ih_back? weight_hh_back? bias_back? peephole_back? direction='forward' output_sequence=false recurrent_activation='sigmoid' cell_activation='tanh' activation='tanh' clip?", lstm),
+    ("rnn", iOS15, "x initial_h weight_ih weight_hh bias? direction='forward' output_sequence=false activation='tanh'", rnn),
+    ("random_bernoulli", iOS15, "shape prob=0.5 seed=-1", random),
+    ("random_categorical", iOS15, "x mode='logits' size=1 seed=-1", random_categorical),
+    ("random_normal", iOS15, "shape mean=0.0 stddev=1.0 seed=-1", random),
+    ("random_uniform", iOS15, "shape low=0.0 high=1.0 seed=-1", random),
+    ("list_gather", iOS15, "ls indices", list_gather),
+    ("list_length", iOS15, "ls", list_length),
+    ("list_read", iOS15, "ls index", list_read),
+    ("list_scatter", iOS15, "ls indices value", list_write),
+    ("list_write", iOS15, "ls index value", list_write),
+    ("make_list", iOS15, "init_length=1 dynamic_length=true elem_shape* dtype='fp32'", make_list),
     // quantization, states, transformers, control flow
     ("quantize", iOS17, "input scale zero_point? axis? output_dtype", quantize),
     ("dequantize", iOS17, "input scale zero_point? axis?", dequantize),

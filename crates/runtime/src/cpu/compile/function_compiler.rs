@@ -24,7 +24,7 @@ use crate::memory_limit::{Allowance, MemoryNeed};
 use crate::tensor::{Data, Tensor};
 use crate::{Error, Result};
 use anemoe_mlpackage::mil::{
-    Argument, Binding, Block, DataType, Function, FunctionDescription, Operation, TensorType, ValueType,
+    Argument, Binding, Block, DataType, Dim, Function, FunctionDescription, Operation, TensorType, ValueType,
 };
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -465,7 +465,16 @@ impl<'a> FunctionCompiler<'a> {
                 (op.op_type.as_str(), param.as_str()),
                 ("concat" | "stack" | "einsum", "values") | ("reshape_like", "ref_tensors")
             );
+            // The declared type has the shape of a list's elements.
+            if (op.op_type.as_str(), param.as_str()) == ("make_list", "elem_shape") {
+                continue;
+            }
             if bindings.len() != 1 && !variadic {
+                if let Some(t) = self.joined(bindings) {
+                    let place = self.constant(Arc::new(t));
+                    inputs.push(ParamRef { param: param.clone(), place });
+                    continue;
+                }
                 return Err(
                     at.error(OpError::Invalid(format!("parameter `{param}` has {} values", bindings.len())))
                 );
@@ -493,9 +502,40 @@ impl<'a> FunctionCompiler<'a> {
         Ok((inputs, values))
     }
 
+    /// Joins constant scalars to a vector, as `begins` of `reshape_like` has them; none where a value is not one.
+    fn joined(&self, bindings: &[Binding]) -> Option<Tensor> {
+        let constants = bindings.iter().map(|binding| {
+            let constant = match binding {
+                Binding::Name(name) => self.known.constant(name)?,
+                Binding::Value(value) => const_value(self.context.package, value).ok()?,
+            };
+            constant.to_tensor().ok().filter(|t| t.rank() == 0)
+        });
+        let constants = constants.collect::<Option<Vec<Tensor>>>()?;
+        let shape = vec![constants.len()];
+        let data = match constants.first()?.data {
+            Data::I32(_) => {
+                Data::I32(constants.iter().map(|t| t.as_i32()?.first().copied()).collect::<Option<_>>()?)
+            }
+            Data::Bool(_) => {
+                Data::Bool(constants.iter().map(|t| t.as_bool()?.first().copied()).collect::<Option<_>>()?)
+            }
+            _ => return None,
+        };
+        Some(Tensor { shape, data })
+    }
+
+    /// Returns the types of an operation's results as tensors: a list of tensors has an axis in front that counts them.
     fn output_types(&self, op: &Operation, at: &Located<'_>) -> Result<Vec<TensorType>> {
         let tensor = |o: &anemoe_mlpackage::mil::NamedType| match &o.ty {
             ValueType::Tensor(t) => Ok(t.clone()),
+            ValueType::List { element, .. }
+                if element.tensor().is_some_and(|t| t.dtype != DataType::String) =>
+            {
+                let elements = element.tensor().into_iter().flat_map(|t| &t.dims);
+                let dims = std::iter::once(Dim::Unknown).chain(elements.copied()).collect();
+                Ok(TensorType::new(element.tensor().map_or(DataType::Float32, |t| t.dtype), dims))
+            }
             other => Err(at.error(OpError::Unsupported(format!("result `{}` of type {other}", o.name)))),
         };
         op.outputs.iter().map(tensor).collect()
@@ -537,7 +577,9 @@ impl<'a> FunctionCompiler<'a> {
         }
         let (inputs, values) = self.operands(op, at)?;
         let constant = |p: &ValueRef| matches!(p, ValueRef::Constant(_));
-        let folds = inputs.iter().all(|o| constant(&o.place)) && values.iter().all(constant);
+        // Each run draws numbers of its own.
+        let draws = op.op_type.starts_with("random_");
+        let folds = !draws && inputs.iter().all(|o| constant(&o.place)) && values.iter().all(constant);
         let small = types.iter().all(|t| t.elements().is_none_or(|n| n <= MAX_FOLDED as u64));
         let bytes = types.iter().map(bytes_of).fold(self.need.constants, u64::saturating_add);
         if folds && small && bytes <= self.allowance.bytes {

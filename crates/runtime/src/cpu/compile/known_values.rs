@@ -33,6 +33,11 @@ impl KnownValues<'_> {
         }
     }
 
+    /// Tells whether a value is a tensor of floats.
+    pub fn is_float(&self, name: &str) -> bool {
+        self.types.get(name).and_then(|ty| ty.tensor()).is_some_and(|ty| ty.dtype.is_float())
+    }
+
     /// Returns the rank of a tensor; 0 for other values.
     pub fn rank(&self, name: &str) -> usize {
         self.types.get(name).and_then(|ty| ty.tensor()).map_or(0, TensorType::rank)

@@ -31,7 +31,7 @@ pub(super) fn projection(
         _ => None,
     };
     let value = |param: &str| match op.inputs.get(param).and_then(|a| a.0.first()) {
-        Some(Binding::Name(x)) if known.constant(x).is_none() => Some(x.clone()),
+        Some(Binding::Name(x)) if known.constant(x).is_none() && known.is_float(x) => Some(x.clone()),
         _ => None,
     };
     let has_elements = |w: &Arc<StoredWeight>| !w.shape.contains(&0);

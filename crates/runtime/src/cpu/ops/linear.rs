@@ -1,9 +1,9 @@
 //! Products and sums over dense tensors: `linear`, `matmul`, `einsum`, attention.
 
 use super::super::strided::{StridedLoops, copy_elements, dense_strides};
-use super::operands::{OpContext, OpError, OpResult};
+use super::operands::{OpContext, OpError, OpFunction, OpResult};
 use super::shape::{broadcast_shape, count, invalid, repeated, unsupported};
-use crate::tensor::Tensor;
+use crate::tensor::{Data, Tensor};
 use anemoe_kernels::Pool;
 
 /// Multiplications in a part of a job: some microseconds.
@@ -41,6 +41,17 @@ fn product_transposed(a: &[f32], b: &[f32], c: &mut [f32], (k, n): (usize, usize
     }
 }
 
+/// Computes `y[m, n] = x[m, k] w[n, k]^T` on all threads; few rows are cut into columns.
+pub(super) fn product_by_rows(x: &[f32], w: &[f32], y: &mut [f32], (k, n): (usize, usize)) {
+    let elements = (MULTIPLIED / k.max(1)).max(1);
+    Pool::global().for_chunks(y, elements, &|i, y| {
+        for (at, y) in (i * elements..).zip(y) {
+            let (row, column) = (at / n, at % n);
+            *y = dot(&x[row * k..][..k], &w[column * k..][..k]);
+        }
+    });
+}
+
 /// Transposes `x`, `[rows, cols]`, to `[cols, rows]`.
 pub(crate) fn transposed(x: &[f32], rows: usize, cols: usize) -> Vec<f32> {
     let mut out = vec![0f32; x.len()];
@@ -53,6 +64,11 @@ pub(crate) fn transposed(x: &[f32], rows: usize, cols: usize) -> Vec<f32> {
 }
 
 pub(super) fn linear(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
+    match (&c.arg("x")?.data, &c.arg("weight")?.data) {
+        (Data::I32(_), Data::I32(_)) => return int_linear(c, &mut out[0]),
+        (Data::F32(_), Data::I32(_)) | (Data::I32(_), Data::F32(_)) => return mixed(linear, c, out),
+        _ => {}
+    }
     let ((xs, x), (ws, w)) = (c.f32s("x")?, c.f32s("weight")?);
     let (&[n, k], Some(&last)) = (ws, xs.last()) else {
         return invalid(format!("input of shape {xs:?} with a weight of shape {ws:?}"));
@@ -69,6 +85,62 @@ pub(super) fn linear(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
     add_bias(c, y, n)
 }
 
+/// Computes a product of floats with integers (iOS17): in floats, in the declared type.
+fn mixed(product: OpFunction, c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
+    let floats = |t: &Tensor| match &t.data {
+        Data::I32(v) => Tensor::f32(&t.shape, v.iter().map(|&v| v as f32).collect()),
+        _ => t.clone(),
+    };
+    let inputs: Vec<(&str, Tensor)> = c.inputs.iter().map(|(name, t)| (*name, floats(t))).collect();
+    let inputs: Vec<(&str, &Tensor)> = inputs.iter().map(|(name, t)| (*name, t)).collect();
+    product(&OpContext { inputs: &inputs, ..*c }, out)?;
+    if c.outputs.first().is_some_and(|t| t.dtype.is_int())
+        && let Some(y) = out[0].as_f32()
+    {
+        out[0] = Tensor::i32(&out[0].shape, y.iter().map(|&v| v as i32).collect());
+    }
+    Ok(())
+}
+
+/// Computes `linear` of integers; sums wrap.
+fn int_linear(c: &OpContext<'_>, out: &mut Tensor) -> OpResult {
+    let (x, w) = (c.arg("x")?, c.arg("weight")?);
+    let transposed = Tensor { shape: vec![], data: Data::Bool(vec![true]) };
+    let inputs = [("x", x), ("y", w), ("transpose_y", &transposed)];
+    int_matmul(&OpContext { inputs: &inputs, ..*c }, out)?;
+    let (n, Data::I32(y)) = (w.shape[0], &mut out.data) else { return Ok(()) };
+    match c.ints("bias")? {
+        Some(bias) if bias.len() != n => {
+            return invalid(format!("bias of {} values for {n} outputs", bias.len()));
+        }
+        Some(bias) => y.chunks_exact_mut(n.max(1)).for_each(|row| {
+            row.iter_mut().zip(bias).for_each(|(y, b)| *y = y.wrapping_add(*b));
+        }),
+        None => {}
+    }
+    Ok(())
+}
+
+/// Computes `matmul` of integers; sums wrap.
+fn int_matmul(c: &OpContext<'_>, out: &mut Tensor) -> OpResult {
+    let m = MatrixProduct::new(c)?;
+    let (Some(xs), Some(ys)) = (c.arg("x")?.as_i32(), c.arg("y")?.as_i32()) else {
+        return invalid("operands of other types than integers");
+    };
+    let o = out.reset_i32(&m.shape);
+    // Steps between the rows of a matrix and between the elements that a sum reads.
+    let (xr, xk) = if m.transposes.0 { (1, m.m) } else { (m.k, 1) };
+    let (yc, yk) = if m.transposes.1 { (m.k, 1) } else { (1, m.n) };
+    m.each(|[part, i, j]| {
+        for (at, o) in o[part * m.m * m.n..][..m.m * m.n].iter_mut().enumerate() {
+            let (x, y) = (i * m.m * m.k + at / m.n * xr, j * m.k * m.n + at % m.n * yc);
+            *o =
+                (0..m.k).fold(0, |sum: i32, k| sum.wrapping_add(xs[x + k * xk].wrapping_mul(ys[y + k * yk])));
+        }
+    });
+    Ok(())
+}
+
 /// Adds `bias`, if it is given, to each row of `n` values of `y`.
 pub(crate) fn add_bias(c: &OpContext<'_>, y: &mut [f32], n: usize) -> OpResult {
     let Some(bias) = c.get("bias").and_then(Tensor::as_f32) else { return Ok(()) };
@@ -81,43 +153,75 @@ pub(crate) fn add_bias(c: &OpContext<'_>, y: &mut [f32], n: usize) -> OpResult {
     Ok(())
 }
 
+/// Sizes of a `matmul`: `[batch.., m, n] = [.., m, k] [.., k, n]`, each operand stored as it is or transposed.
+struct MatrixProduct {
+    m: usize,
+    k: usize,
+    n: usize,
+    /// Shape of the result.
+    shape: Vec<usize>,
+    batch: Vec<usize>,
+    /// Steps of the operands' matrices along the batch, in matrices.
+    steps: [Vec<usize>; 2],
+    transposes: (bool, bool),
+}
+
+impl MatrixProduct {
+    fn new(c: &OpContext<'_>) -> OpResult<MatrixProduct> {
+        let (xs, ys) = (c.arg("x")?.shape.as_slice(), c.arg("y")?.shape.as_slice());
+        if xs.is_empty() || ys.is_empty() {
+            return invalid("a scalar operand");
+        }
+        let (tx, ty) = (c.bool("transpose_x", false)?, c.bool("transpose_y", false)?);
+        let (x_vector, y_vector) = (xs.len() == 1, ys.len() == 1);
+        let x_dims: Vec<usize> = if x_vector { vec![1, xs[0]] } else { xs.to_vec() };
+        let y_dims: Vec<usize> = if y_vector { vec![ys[0], 1] } else { ys.to_vec() };
+        let transposes = (tx && !x_vector, ty && !y_vector);
+        let (a, b) = (&x_dims[x_dims.len() - 2..], &y_dims[y_dims.len() - 2..]);
+        let (m, k) = if transposes.0 { (a[1], a[0]) } else { (a[0], a[1]) };
+        let (k2, n) = if transposes.1 { (b[1], b[0]) } else { (b[0], b[1]) };
+        if k != k2 {
+            return invalid(format!("shapes {xs:?} and {ys:?}: inner dimensions {k} and {k2}"));
+        }
+        let (x_batch, y_batch) = (&x_dims[..x_dims.len() - 2], &y_dims[..y_dims.len() - 2]);
+        let batch = broadcast_shape(x_batch, y_batch)?;
+        let mut shape = batch.clone();
+        if !x_vector {
+            shape.push(m);
+        }
+        if !y_vector {
+            shape.push(n);
+        }
+        count(&shape)?;
+        let steps = [repeated(x_batch, &batch)?, repeated(y_batch, &batch)?];
+        Ok(MatrixProduct { m, k, n, shape, batch, steps, transposes })
+    }
+
+    /// Calls `each` with the matrices of each product: of the result, of x and of y.
+    fn each(&self, each: impl FnMut([usize; 3])) {
+        if !self.shape.contains(&0) {
+            let [x, y] = &self.steps;
+            StridedLoops::new(&self.batch, [&dense_strides(&self.batch), x, y], [0; 3]).each_element(each);
+        }
+    }
+}
+
 pub(super) fn matmul(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
-    let ((xs, x), (ys, y)) = (c.f32s("x")?, c.f32s("y")?);
-    if xs.is_empty() || ys.is_empty() {
-        return invalid("a scalar operand");
+    match (&c.arg("x")?.data, &c.arg("y")?.data) {
+        (Data::I32(_), Data::I32(_)) => return int_matmul(c, &mut out[0]),
+        (Data::F32(_), Data::I32(_)) | (Data::I32(_), Data::F32(_)) => return mixed(matmul, c, out),
+        _ => {}
     }
-    let (tx, ty) = (c.bool("transpose_x", false)?, c.bool("transpose_y", false)?);
-    let (x_vector, y_vector) = (xs.len() == 1, ys.len() == 1);
-    let x_dims: Vec<usize> = if x_vector { vec![1, xs[0]] } else { xs.to_vec() };
-    let y_dims: Vec<usize> = if y_vector { vec![ys[0], 1] } else { ys.to_vec() };
-    let (tx, ty) = (tx && !x_vector, ty && !y_vector);
-    let (a, b) = (&x_dims[x_dims.len() - 2..], &y_dims[y_dims.len() - 2..]);
-    let (m, k) = if tx { (a[1], a[0]) } else { (a[0], a[1]) };
-    let (k2, n) = if ty { (b[1], b[0]) } else { (b[0], b[1]) };
-    if k != k2 {
-        return invalid(format!("shapes {xs:?} and {ys:?}: inner dimensions {k} and {k2}"));
-    }
-    let (x_batch, y_batch) = (&x_dims[..x_dims.len() - 2], &y_dims[..y_dims.len() - 2]);
-    let batch = broadcast_shape(x_batch, y_batch)?;
-    let mut shape = batch.clone();
-    if !x_vector {
-        shape.push(m);
-    }
-    if !y_vector {
-        shape.push(n);
-    }
-    count(&shape)?;
-    let o = out[0].reset_f32(&shape);
-    if o.is_empty() {
-        return Ok(());
-    }
-    let (sx, sy) = (repeated(x_batch, &batch)?, repeated(y_batch, &batch)?);
-    StridedLoops::new(&batch, [&dense_strides(&batch), &sx, &sy], [0; 3]).each_element(|[part, i, j]| {
+    let ((_, x), (_, y)) = (c.f32s("x")?, c.f32s("y")?);
+    let product_of = MatrixProduct::new(c)?;
+    let (m, k, n) = (product_of.m, product_of.k, product_of.n);
+    let o = out[0].reset_f32(&product_of.shape);
+    product_of.each(|[part, i, j]| {
         let part = &mut o[part * m * n..][..m * n];
         let x = &x[i * m * k..][..m * k];
         let y = &y[j * k * n..][..k * n];
         let transposed_x;
-        let x = if tx {
+        let x = if product_of.transposes.0 {
             transposed_x = transposed(x, k, m);
             transposed_x.as_slice()
         } else {
@@ -126,7 +230,11 @@ pub(super) fn matmul(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
         let rows = (MULTIPLIED / (k * n).max(1)).max(1);
         Pool::global().for_chunks(part, rows * n, &|i, part| {
             let x = &x[i * rows * k..];
-            if ty { product_transposed(x, y, part, (k, n)) } else { product(x, y, part, (k, n)) }
+            if product_of.transposes.1 {
+                product_transposed(x, y, part, (k, n))
+            } else {
+                product(x, y, part, (k, n))
+            }
         });
     });
     Ok(())
@@ -215,10 +323,8 @@ pub(super) fn attention(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
         None => None,
         Some(m) => {
             let values: Vec<f32> = match &m.data {
-                crate::tensor::Data::F32(v) => v.clone(),
-                crate::tensor::Data::Bool(v) => {
-                    v.iter().map(|&b| if b { 0.0 } else { f32::NEG_INFINITY }).collect()
-                }
+                Data::F32(v) => v.clone(),
+                Data::Bool(v) => v.iter().map(|&b| if b { 0.0 } else { f32::NEG_INFINITY }).collect(),
                 _ => return invalid("parameter `attn_mask` must be float or bool"),
             };
             if broadcast_shape(&m.shape, &mask_shape)? != mask_shape {

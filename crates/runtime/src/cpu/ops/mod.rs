@@ -7,13 +7,18 @@ mod conv_transpose;
 mod elementwise_binary;
 mod elementwise_unary;
 pub(super) mod image;
+mod image_resizing;
 pub(super) mod linear;
+mod lists;
 mod normalization;
 mod operands;
+mod random;
+mod recurrent;
 mod reduction;
 mod scatter_gather;
 pub(super) mod shape;
 mod sliding;
+mod suppression;
 mod tensor_operation;
 mod tensor_transformation;
 pub(super) mod window;
@@ -52,6 +57,7 @@ pub fn kernel(op_type: &str) -> Option<OpFunction> {
         | "logical_xor" => elementwise_binary::compare,
         "select" => elementwise_binary::select,
         "conv" => sliding::conv,
+        "conv_quantized" => sliding::conv_quantized,
         "conv_transpose" => conv_transpose::conv_transpose,
         "avg_pool" | "max_pool" | "l2_pool" => sliding::pool,
         "linear" => linear::linear,
@@ -98,17 +104,31 @@ pub fn kernel(op_type: &str) -> Option<OpFunction> {
         "slice_update" => tensor_transformation::slice_update,
         "sliding_windows" => tensor_transformation::sliding_windows,
         "transpose" => tensor_transformation::transpose,
-        "crop" => tensor_transformation::crop,
-        "resize_bilinear" | "resize_nearest_neighbor" | "upsample_bilinear" | "upsample_nearest_neighbor" =>
-            tensor_transformation::resize,
+        "crop" => image_resizing::crop,
+        "resize" | "resize_bilinear" | "resize_nearest_neighbor" | "upsample_bilinear" | "upsample_nearest_neighbor" =>
+            image_resizing::resize,
+        "crop_resize" => image_resizing::crop_resize,
+        "resample" => image_resizing::resample,
+        "affine" => image_resizing::affine,
+        "rnn" => recurrent::rnn,
+        "gru" => recurrent::gru,
+        "lstm" => recurrent::lstm,
+        "non_maximum_suppression" => suppression::non_maximum_suppression,
+        "random_bernoulli" | "random_normal" | "random_uniform" => random::distribution,
+        "random_categorical" => random::categorical,
+        "make_list" => lists::make_list,
+        "list_read" | "list_gather" => lists::gather,
+        "list_write" | "list_scatter" => lists::scatter,
+        "list_length" => lists::length,
         _ => return None,
     })
 }
 
 /// Refuses a kernel's result whose shape or element type is not the declared one.
 pub(super) fn check_result(t: &Tensor, ty: &TensorType) -> OpResult {
-    let fits = t.rank() == ty.rank()
-        && t.shape.iter().zip(&ty.dims).all(|(&d, declared)| declared.fixed().is_none_or(|n| n == d as u64));
+    let fits = !ty.has_rank()
+        || t.rank() == ty.rank()
+            && t.shape.iter().zip(&ty.dims).all(|(&d, dim)| dim.fixed().is_none_or(|n| n == d as u64));
     let kind = match &t.data {
         Data::F32(_) => ty.dtype.is_float(),
         Data::I32(_) => ty.dtype.is_int(),

@@ -1,7 +1,8 @@
 //! Normalization ops.
 
+use super::super::strided::dense_strides;
 use super::operands::{OpContext, OpResult};
-use super::shape::{invalid, unsupported};
+use super::shape::invalid;
 use crate::tensor::Tensor;
 use anemoe_kernels::Pool;
 
@@ -16,10 +17,11 @@ pub(super) fn layer_norm(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
         None => (0..rank).collect(),
     };
     axes.sort_unstable();
+    axes.dedup();
     // Adjacent axes count as one axis of `n` elements, with `inner` elements behind it.
     let (Some(&first), Some(&last)) = (axes.first(), axes.last()) else { return invalid("no axes") };
     if last - first + 1 != axes.len() {
-        return unsupported(format!("layer_norm over the axes {axes:?}, which are not adjacent"));
+        return norm_apart(c, &axes, &mut out[0]);
     }
     let n: usize = shape[first..=last].iter().product();
     let inner: usize = shape[last + 1..].iter().product();
@@ -36,6 +38,27 @@ pub(super) fn layer_norm(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
             }
         }
     });
+    Ok(())
+}
+
+/// Computes `layer_norm` over axes with others between them.
+fn norm_apart(c: &OpContext<'_>, axes: &[usize], out: &mut Tensor) -> OpResult {
+    let (shape, x) = c.f32s("x")?;
+    let own = dense_strides(shape);
+    let offsets = |inside: bool| {
+        let part = (0..shape.len()).filter(|i| axes.contains(i) == inside);
+        part.fold(vec![0], |at: Vec<usize>, i| {
+            at.iter().flat_map(|a| (0..shape[i]).map(move |k| (*a, k))).map(|(a, k)| a + k * own[i]).collect()
+        })
+    };
+    let (inner, outer) = (offsets(true), offsets(false));
+    let epsilon = c.float("epsilon", 1e-5)?;
+    let (gamma, beta) = (affine(c, "gamma", inner.len())?, affine(c, "beta", inner.len())?);
+    let y = out.reset_f32(shape);
+    for o in outer {
+        let scale = |k: usize, v: f32| v * gamma.map_or(1.0, |g| g[k]) + beta.map_or(0.0, |b| b[k]);
+        normalize(inner.len(), |k| x[o + inner[k]], epsilon, |k, v| y[o + inner[k]] = scale(k, v));
+    }
     Ok(())
 }
 
@@ -112,9 +135,11 @@ pub(super) fn local_response_norm(c: &OpContext<'_>, out: &mut [Tensor]) -> OpRe
         return invalid("parameter `size` must be positive");
     }
     let (alpha, beta, k) = (c.float("alpha", 1e-4)?, c.float("beta", 0.75)?, c.float("k", 1.0)?);
-    let (channels, inner): (usize, usize) = (shape[1], shape[2..].iter().product());
+    // A single matrix is an image of one channel (coremltools' op tests).
+    let axis = if shape.len() == 3 && shape[0] == 1 { 0 } else { 1 };
+    let (batch, channels, inner) = super::shape::around(shape, axis);
     let y = out[0].reset_f32(shape);
-    for b in 0..shape[0] {
+    for b in 0..batch {
         for ch in 0..channels {
             let low = ch.saturating_sub(size / 2);
             let high = (ch + (size - 1) / 2 + 1).min(channels);

@@ -22,8 +22,25 @@ fn indices<'a>(c: &OpContext<'a>) -> OpResult<(&'a [usize], &'a [i32])> {
     Ok((&t.shape, v))
 }
 
+/// Returns the position that an index of `gather*` or `scatter*` names among `n` elements.
+///
+/// From iOS17 on, ops have `validate_indices`: where it is true, an index outside `0..n` is an error. Where it is false, the op's
+/// definition leaves open what such an index does: `gather*` counts a negative one from the end, and `scatter*` leaves it out.
+fn checked_place(c: &OpContext<'_>, index: i32, n: usize) -> OpResult<Option<usize>> {
+    let inside = usize::try_from(index).ok().filter(|&i| i < n);
+    match c.get("validate_indices") {
+        None => place(index, n).map(Some),
+        Some(_) if inside.is_some() => Ok(inside),
+        Some(_) if c.bool("validate_indices", false)? => invalid(format!(
+            "index {index} into {n} elements, expected one from 0 on: validate_indices is true"
+        )),
+        Some(_) if c.op.starts_with("gather") => place(index, n).map(Some),
+        Some(_) => Ok(None),
+    }
+}
+
 /// Copies runs of `run` elements, which begin at `places` of `x`, to `out`, one after the other.
-fn copy_runs(x: &Tensor, shape: &[usize], run: usize, places: &[usize], out: &mut Tensor) {
+pub(super) fn copy_runs(x: &Tensor, shape: &[usize], run: usize, places: &[usize], out: &mut Tensor) {
     fn runs<T: Copy>(x: &[T], run: usize, places: &[usize], out: &mut [T]) {
         for (o, &p) in out.chunks_exact_mut(run.max(1)).zip(places) {
             o.copy_from_slice(&x[p..p + run]);
@@ -57,7 +74,8 @@ pub(super) fn gather(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
     for b in 0..batches {
         for o in 0..outer {
             for &i in &iv[b * per_batch..(b + 1) * per_batch] {
-                places.push(((b * outer + o) * n + place(i, n)?) * inner);
+                let i = checked_place(c, i, n)?.unwrap_or(0);
+                places.push(((b * outer + o) * n + i) * inner);
             }
         }
     }
@@ -79,7 +97,7 @@ pub(super) fn gather_along_axis(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResu
     let mut places = Vec::with_capacity(iv.len());
     for (k, &i) in iv.iter().enumerate() {
         let (outer, column) = (k / (m * inner).max(1), k % inner.max(1));
-        places.push((outer * n + place(i, n)?) * inner + column);
+        places.push((outer * n + checked_place(c, i, n)?.unwrap_or(0)) * inner + column);
     }
     copy_runs(x, is, 1, &places, &mut out[0]);
     Ok(())
@@ -104,7 +122,7 @@ pub(super) fn gather_nd(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
     for (k, tuple) in iv.chunks_exact(depth.max(1)).enumerate() {
         let mut at = k / per_batch.max(1) * batch_size;
         for (j, &i) in tuple.iter().enumerate() {
-            at += place(i, x.shape[batch + j])? * own[batch + j];
+            at += checked_place(c, i, x.shape[batch + j])?.unwrap_or(0) * own[batch + j];
         }
         places.push(at);
     }
@@ -162,8 +180,8 @@ fn int_arithmetic(mode: &str, a: i32, b: i32) -> Option<i32> {
     })
 }
 
-/// Copies `data` to `out` and applies runs of `run` updates, which begin at `places`.
-fn update_runs(c: &OpContext<'_>, run: usize, places: &[usize], out: &mut Tensor) -> OpResult {
+/// Copies `data` to `out` and applies runs of `run` updates, which begin at `places`; an update without a place is left out.
+fn update_runs(c: &OpContext<'_>, run: usize, places: &[Option<usize>], out: &mut Tensor) -> OpResult {
     let (data, updates, mode) = (c.arg("data")?, c.arg("updates")?, c.str("mode", "add")?);
     if updates.len() != places.len() * run {
         return invalid(format!(
@@ -176,14 +194,16 @@ fn update_runs(c: &OpContext<'_>, run: usize, places: &[usize], out: &mut Tensor
     match (&mut out.data, &updates.data) {
         (Data::F32(o), Data::F32(u)) => {
             for (p, u) in places.iter().zip(u.chunks_exact(run.max(1))) {
-                for (o, u) in o[*p..].iter_mut().zip(u) {
+                let Some(p) = *p else { continue };
+                for (o, u) in o[p..].iter_mut().zip(u) {
                     *o = combine(mode, float_arithmetic, *o, *u)?;
                 }
             }
         }
         (Data::I32(o), Data::I32(u)) => {
             for (p, u) in places.iter().zip(u.chunks_exact(run.max(1))) {
-                for (o, u) in o[*p..].iter_mut().zip(u) {
+                let Some(p) = *p else { continue };
+                for (o, u) in o[p..].iter_mut().zip(u) {
                     *o = combine(mode, int_arithmetic, *o, *u)?;
                 }
             }
@@ -201,7 +221,7 @@ pub(super) fn scatter(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
     let mut places = Vec::with_capacity(outer * iv.len());
     for o in 0..outer {
         for &i in iv {
-            places.push((o * n + place(i, n)?) * inner);
+            places.push(checked_place(c, i, n)?.map(|i| (o * n + i) * inner));
         }
     }
     update_runs(c, inner, &places, &mut out[0])
@@ -220,7 +240,8 @@ pub(super) fn scatter_along_axis(c: &OpContext<'_>, out: &mut [Tensor]) -> OpRes
     let m = is[axis];
     let mut places = Vec::with_capacity(iv.len());
     for (k, &i) in iv.iter().enumerate() {
-        places.push((k / (m * inner).max(1) * n + place(i, n)?) * inner + k % inner.max(1));
+        let first = k / (m * inner).max(1) * n;
+        places.push(checked_place(c, i, n)?.map(|i| (first + i) * inner + k % inner.max(1)));
     }
     update_runs(c, 1, &places, &mut out[0])
 }
@@ -236,11 +257,57 @@ pub(super) fn scatter_nd(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
     let run: usize = data.shape[depth..].iter().product();
     let mut places = Vec::new();
     for tuple in iv.chunks_exact(depth.max(1)) {
-        let mut at = 0;
+        let mut at = Some(0);
         for (j, &i) in tuple.iter().enumerate() {
-            at += place(i, data.shape[j])? * own[j];
+            let found = checked_place(c, i, data.shape[j])?;
+            at = at.zip(found).map(|(at, i)| at + i * own[j]);
         }
         places.push(at);
     }
     update_runs(c, run, &places, &mut out[0])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn run(op: &str, validate: Option<bool>, index: i32) -> OpResult<Vec<f32>> {
+        let data = Tensor::f32(&[3], vec![1.0, 2.0, 3.0]);
+        let mut inputs = vec![
+            (if op == "gather" { "x" } else { "data" }, data),
+            ("indices", Tensor::i32(&[1], vec![index])),
+            ("updates", Tensor::f32(&[1], vec![10.0])),
+        ];
+        if op == "scatter_nd" {
+            inputs[1].1 = Tensor::i32(&[1, 1], vec![index]);
+        }
+        if let Some(validate) = validate {
+            inputs.push(("validate_indices", Tensor { shape: vec![], data: Data::Bool(vec![validate]) }));
+        }
+        let bound: Vec<(&str, &Tensor)> = inputs.iter().map(|(n, t)| (*n, t)).collect();
+        let mut out = [Tensor::default()];
+        let kernel = super::super::kernel(op).unwrap();
+        kernel(&OpContext { op, inputs: &bound, values: &[], outputs: &[] }, &mut out)?;
+        Ok(out[0].as_f32().unwrap().to_vec())
+    }
+
+    #[test]
+    fn indices_are_validated_from_ios17_on() {
+        for op in ["scatter", "scatter_along_axis", "scatter_nd"] {
+            // Before iOS17, a negative index counts from the end.
+            assert_eq!(run(op, None, -1).unwrap(), [1.0, 2.0, 13.0], "{op}");
+            assert!(run(op, None, 3).is_err(), "{op}");
+            assert_eq!(run(op, Some(false), 1).unwrap(), [1.0, 12.0, 3.0], "{op}");
+            assert_eq!(run(op, Some(false), -1).unwrap(), [1.0, 2.0, 3.0], "{op}");
+            assert_eq!(run(op, Some(false), 7).unwrap(), [1.0, 2.0, 3.0], "{op}");
+            for index in [-1, 3] {
+                assert!(
+                    run(op, Some(true), index).unwrap_err().to_string().contains("validate_indices"),
+                    "{op}"
+                );
+            }
+        }
+        assert_eq!(run("gather", Some(false), -1).unwrap(), [3.0]);
+        assert!(run("gather", Some(true), -1).is_err());
+    }
 }

@@ -2,9 +2,9 @@
 
 use super::image::{dense_image, to_channels_first};
 use super::operands::{OpContext, OpError, OpResult};
-use super::shape::{count, invalid};
+use super::shape::{count, invalid, unsupported};
 use super::window::{WindowParams, per_axis};
-use crate::tensor::Tensor;
+use crate::tensor::{Data, Tensor};
 use anemoe_kernels::{Conv, Matrix, Pool, Window};
 use std::ops::Range;
 
@@ -35,6 +35,39 @@ pub(super) fn conv(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
     anemoe_kernels::conv(Pool::global(), &mut job);
     to_channels_first(&window, outputs, &tokens, y);
     Ok(())
+}
+
+/// Computes `conv` with the weight `weight quant_scale + quant_bias`, whose factors are one for all or for each output channel.
+pub(super) fn conv_quantized(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
+    let floats = |name: &str| -> OpResult<Vec<f32>> {
+        match &c.arg(name)?.data {
+            Data::F32(v) => Ok(v.clone()),
+            Data::I32(v) => Ok(v.iter().map(|&v| v as f32).collect()),
+            _ => invalid(format!("parameter `{name}` must be numbers")),
+        }
+    };
+    if c.str("quantization_type", "linear")? != "linear" {
+        return unsupported("conv_quantized with a table");
+    }
+    let shape = &c.arg("weight")?.shape;
+    let (mut weight, scale, offset) = (floats("weight")?, floats("quant_scale")?, floats("quant_bias")?);
+    let rows = shape.first().copied().unwrap_or(0);
+    if [&scale, &offset].iter().any(|v| v.len() != 1 && v.len() != rows) {
+        let (a, b) = (scale.len(), offset.len());
+        return invalid(format!("{a} values of quant_scale and {b} of quant_bias for {rows} outputs"));
+    }
+    let row = (weight.len() / rows.max(1)).max(1);
+    for (r, weight) in weight.chunks_exact_mut(row).enumerate() {
+        let (scale, offset) = (scale[r % scale.len()], offset[r % offset.len()]);
+        weight.iter_mut().for_each(|w| *w = *w * scale + offset);
+    }
+    let mut owned = vec![("weight", Tensor::f32(shape, weight))];
+    if let Some(bias) = c.get("bias") {
+        owned.push(("bias", Tensor::f32(&bias.shape, floats("bias")?)));
+    }
+    let others = c.inputs.iter().filter(|(name, _)| !matches!(*name, "weight" | "bias")).copied();
+    let inputs: Vec<(&str, &Tensor)> = others.chain(owned.iter().map(|(name, t)| (*name, t))).collect();
+    conv(&OpContext { op: "conv", inputs: &inputs, ..*c }, out)
 }
 
 pub(super) fn pool(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
@@ -114,4 +147,30 @@ fn fold_window(
         }
     }
     value
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn quantized_weights_have_a_scale_for_each_output() {
+        let inputs = [
+            ("x", Tensor::f32(&[1, 1, 3], vec![1.0, 2.0, 3.0])),
+            ("weight", Tensor::i32(&[2, 1, 2], vec![1, 2, 3, 4])),
+            ("bias", Tensor::i32(&[2], vec![0, 1])),
+            ("quant_scale", Tensor::f32(&[2], vec![1.0, 0.5])),
+            ("quant_bias", Tensor::f32(&[1], vec![-1.0])),
+        ];
+        let bound: Vec<(&str, &Tensor)> = inputs.iter().map(|(n, t)| (*n, t)).collect();
+        let c = OpContext { op: "conv_quantized", inputs: &bound, values: &[], outputs: &[] };
+        let mut out = [Tensor::default()];
+        conv_quantized(&c, &mut out).unwrap();
+        // Weights (0, 1) and (0.5, 1).
+        assert_eq!(out[0], Tensor::f32(&[1, 2, 2], vec![2.0, 3.0, 3.5, 5.0]));
+        let three = Tensor::f32(&[3], vec![1.0; 3]);
+        let wrong: Vec<(&str, &Tensor)> =
+            bound.iter().map(|&(n, t)| (n, if n == "quant_scale" { &three } else { t })).collect();
+        assert!(conv_quantized(&OpContext { inputs: &wrong, ..c }, &mut out).is_err());
+    }
 }

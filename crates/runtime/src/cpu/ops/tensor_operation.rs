@@ -383,16 +383,12 @@ pub(super) fn topk(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
     if k > n {
         return invalid(format!("the {k} largest of {n}"));
     }
-    let sorted = c.bool("sort", true)?;
     let mut shape = x.shape.clone();
     shape[axis] = k;
     let mut indices = vec![0i32; count(&shape)?];
     order(x, axis, c.bool("ascending", false)?, |o, i, positions| {
-        let mut chosen = positions[..k].to_vec();
-        if !sorted {
-            chosen.sort_unstable();
-        }
-        for (j, &p) in chosen.iter().enumerate() {
+        // Without `sort` any order is right; Core ML's is that of the values.
+        for (j, &p) in positions[..k].iter().enumerate() {
             indices[(o * k + j) * inner + i] = p as i32;
         }
     })?;

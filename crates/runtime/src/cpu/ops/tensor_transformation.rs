@@ -19,10 +19,8 @@ pub(super) fn reshape(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
                 inferred = Some(i);
                 1
             }
-            0 => match x.shape.get(i) {
-                Some(&d) => d,
-                None => return invalid(format!("shape {wanted:?} keeps dimension {i} of {:?}", x.shape)),
-            },
+            // The dimension as far from the last one; 1 where there is none.
+            0 => (x.rank() + i).checked_sub(wanted.len()).map_or(1, |k| x.shape[k]),
             n => usize::try_from(n).map_err(|_| OpError::Invalid(format!("shape {wanted:?}")))?,
         });
     }
@@ -48,10 +46,11 @@ pub(super) fn reshape_like(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
         let (Some(&b), Some(&e), Some(&m)) = (begins.get(i), ends.get(i), masks.get(i)) else {
             return invalid("begins, ends and end_masks are shorter than ref_tensors");
         };
-        let end = if m { r.rank() } else { usize::try_from(e).unwrap_or(usize::MAX) };
-        let part = usize::try_from(b).ok().and_then(|b| r.shape.get(b..end));
-        shape
-            .extend(part.ok_or_else(|| OpError::Invalid(format!("dimensions {b}..{end} of {:?}", r.shape)))?);
+        // Bounds are those of a slice in Python.
+        let bound =
+            |v: i32| if v < 0 { r.rank().saturating_sub(v.unsigned_abs() as usize) } else { v as usize };
+        let end = if m { r.rank() } else { bound(e).min(r.rank()) };
+        shape.extend(&r.shape[bound(b).min(end)..end]);
     }
     if count(&shape)? != x.len() {
         return invalid(format!("shape {:?} into {shape:?}", x.shape));
@@ -224,6 +223,12 @@ fn read_slice(x: &Tensor, s: &Slice, out: &mut Tensor) -> OpResult {
         Data::Str(_) => return unsupported("strings"),
     }
     Ok(())
+}
+
+/// Reads the positions `places` along each axis.
+pub(super) fn read_places(x: &Tensor, places: Vec<Vec<usize>>, out: &mut Tensor) -> OpResult {
+    let shape = places.iter().map(Vec::len).collect();
+    read_slice(x, &Slice { places, shape }, out)
 }
 
 pub(super) fn slice_by_index(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
@@ -447,119 +452,6 @@ pub(super) fn batches(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
             (0..total).for_each(|k| y[k] = from(k).map_or(0, |p| v[p]));
         }
         _ => return unsupported("other than numbers"),
-    }
-    Ok(())
-}
-
-pub(super) fn crop(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
-    let x = c.arg("x")?;
-    let rank = x.rank();
-    if rank < 3 {
-        return invalid(format!("input of shape {:?}", x.shape));
-    }
-    let mut places: Vec<Vec<usize>> = x.shape.iter().map(|&d| (0..d).collect()).collect();
-    for (i, name) in [(rank - 2, "crop_height"), (rank - 1, "crop_width")] {
-        let edges = c.ints(name)?.unwrap_or(&[]);
-        let (Some(&a), Some(&b)) = (edges.first(), edges.get(1)) else {
-            return invalid(format!("parameter `{name}` must have two values"));
-        };
-        let n = x.shape[i] as i64;
-        let (low, high) = (i64::from(a), n - i64::from(b));
-        if low < 0 || high < low || high > n {
-            return invalid(format!("crop {edges:?} of size {n}"));
-        }
-        places[i] = (low as usize..high as usize).collect();
-    }
-    let shape = places.iter().map(Vec::len).collect();
-    read_slice(x, &Slice { places, shape }, &mut out[0])
-}
-
-/// Resizes the last two axes, by nearest neighbour or bilinearly.
-pub(super) fn resize(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
-    let (xs, x) = c.f32s("x")?;
-    let rank = xs.len();
-    if rank < 3 {
-        return invalid(format!("input of shape {xs:?}"));
-    }
-    let (h, w) = (xs[rank - 2], xs[rank - 1]);
-    let scaled = |name: &str, n: usize| -> OpResult<usize> {
-        let f = c.float(name, 1.0)?;
-        let size = (n as f64 * f64::from(f)).floor();
-        if f > 0.0 && size < 1e9 { Ok(size as usize) } else { invalid(format!("parameter `{name}` is {f}")) }
-    };
-    let target = |name: &str| {
-        usize::try_from(c.int(name, 1)?).map_err(|_| OpError::Invalid(format!("negative `{name}`")))
-    };
-    let (oh, ow) = match c.op {
-        "upsample_nearest_neighbor" | "upsample_bilinear" => {
-            (scaled("scale_factor_height", h)?, scaled("scale_factor_width", w)?)
-        }
-        _ => (target("target_size_height")?, target("target_size_width")?),
-    };
-    let mut shape = xs.to_vec();
-    (shape[rank - 2], shape[rank - 1]) = (oh, ow);
-    count(&shape)?;
-    if h == 0 || w == 0 {
-        return invalid("an empty image");
-    }
-    // For each output position of an axis: the two neighbours that it reads, and the weight of the second.
-    let nearest = c.op.ends_with("nearest_neighbor");
-    let aligned = c.op == "upsample_bilinear" && c.bool("align_corners", true)?;
-    let half = c.op == "upsample_bilinear" && c.bool("half_pixel_centers", !aligned)?;
-    let mode = c.str("sampling_mode", "DEFAULT")?;
-    let axis = |n: usize, o: usize| -> OpResult<Vec<(usize, usize, f32)>> {
-        (0..o)
-            .map(|i| {
-                let at = if nearest {
-                    (i * n / o) as f64
-                } else if c.op == "upsample_bilinear" {
-                    match (aligned, half) {
-                        (true, _) => {
-                            if o > 1 {
-                                i as f64 * (n - 1) as f64 / (o - 1) as f64
-                            } else {
-                                0.0
-                            }
-                        }
-                        (_, true) => (i as f64 + 0.5) * n as f64 / o as f64 - 0.5,
-                        _ => i as f64 * n as f64 / o as f64,
-                    }
-                } else {
-                    match mode {
-                        "STRICT_ALIGN_CORNERS" | "ALIGN_CORNERS" => {
-                            if o > 1 {
-                                i as f64 * (n - 1) as f64 / (o - 1) as f64
-                            } else {
-                                (n - 1) as f64 / 2.0
-                            }
-                        }
-                        "DEFAULT" => {
-                            if o > 1 {
-                                i as f64 * (n as f64 - n as f64 / o as f64) / (o - 1) as f64
-                            } else {
-                                0.0
-                            }
-                        }
-                        "UNALIGN_CORNERS" | "OFFSET_CORNERS" => (i as f64 + 0.5) * n as f64 / o as f64 - 0.5,
-                        other => return unsupported(format!("sampling_mode `{other}`")),
-                    }
-                };
-                let at = at.clamp(0.0, (n - 1) as f64);
-                let low = at.floor() as usize;
-                Ok((low, (low + 1).min(n - 1), (at - low as f64) as f32))
-            })
-            .collect()
-    };
-    let (rows, cols) = (axis(h, oh)?, axis(w, ow)?);
-    let y = out[0].reset_f32(&shape);
-    for (x, y) in x.chunks_exact(h * w).zip(y.chunks_exact_mut((oh * ow).max(1))) {
-        for (&(a, b, fr), y) in rows.iter().zip(y.chunks_exact_mut(ow.max(1))) {
-            for (&(p, q, fc), y) in cols.iter().zip(y) {
-                let top = x[a * w + p] * (1.0 - fc) + x[a * w + q] * fc;
-                let bottom = x[b * w + p] * (1.0 - fc) + x[b * w + q] * fc;
-                *y = top * (1.0 - fr) + bottom * fr;
-            }
-        }
     }
     Ok(())
 }

@@ -147,7 +147,7 @@ pub(in crate::cpu) fn rewrite<'a>(
                     Dim::Fixed(fixed + counts.1)
                 }
                 // The default of a range is the size for its lowest token count.
-                Dim::Unknown => {
+                Dim::Unknown | Dim::Variadic => {
                     let feature = described.inputs.iter().find(|f| f.name == *name);
                     let default = match feature.map(|f| &f.shape) {
                         Some(FeatureShape::Range { default, .. }) => default.get(axis).copied(),
