@@ -7,7 +7,7 @@ use crate::{Error, Result};
 use std::time::{Duration, Instant};
 
 /// Options of [`generate`].
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct GenerateOptions {
     /// Most new tokens.
     pub max_new: usize,
@@ -101,6 +101,7 @@ pub fn generate(
     }
     let mut drafter = Drafter::new(options.speculation.clone(), model);
     let mut logits = model.append(sequence, rest, Logits::Last, options.prefill_chunk)?;
+    drafter.read(sequence)?;
     let prefill = started.elapsed();
     prompt.iter().for_each(|&id| drafter.push(id));
     let mut ids: Vec<u32> = Vec::new();
@@ -143,7 +144,8 @@ pub fn generate(
             _ => (ids.len() - before).saturating_sub(1),
         };
         let started = Instant::now();
-        drafter.settle(model, sequence, seen, pass_time.map(|time| time.as_secs_f64()))?;
+        let seconds = pass_time.map(|time| time.as_secs_f64() - drafter.making());
+        drafter.settle(model, sequence, seen, seconds)?;
         decode += pass_time.unwrap_or_default() + started.elapsed();
         if let Some(stop) = stop {
             break stop;
@@ -155,7 +157,7 @@ pub fn generate(
             return Err(Error::input("no logits"));
         };
         let started = Instant::now();
-        drafter.plan(model, sequence, last, ids.len(), options.max_new - ids.len());
+        drafter.plan(model, sequence, last, (ids.len(), options.max_new - ids.len()), &sampler)?;
         model.reuse_rows(logits.drain(..));
         logits = model.append(sequence, drafter.pass(), drafter.wanted(), None)?;
         pass_time = Some(started.elapsed());

@@ -5,9 +5,14 @@ use super::runner::RunnerArgs;
 use super::sampling::SamplingArgs;
 use super::speculate_args::SpeculateArgs;
 use crate::bundle::Verify;
+use crate::target::expect_bundle;
 use anemoe_bundle::Chain;
+use anyhow::Context;
 use anemoe_runtime::model::Model;
+use anemoe_runtime::speculate::{Mode, Speculation};
+use anemoe_text::tokenizer::Tokenizer;
 use std::path::Path;
+use std::sync::Arc;
 
 /// Options of a model that generates text.
 #[derive(clap::Args)]
@@ -37,5 +42,29 @@ impl ModelArgs {
             Some(core_ml) => Model::open(bundle, &core_ml)?,
             None => Model::open(bundle, &cpu)?,
         })
+    }
+
+    /// Makes the settings of drafts for `target`, and opens the drafter, which has to have the same tokens.
+    pub fn speculation(&self, target: &Model, tokenizer: Option<&Tokenizer>) -> anyhow::Result<Speculation> {
+        let mut speculation = self.speculate.options(tokenizer)?;
+        let Some(bundle) = &self.speculate.drafter else { return Ok(speculation) };
+        expect_bundle(bundle)?;
+        let chain = Chain::read(bundle)?;
+        let sizes = [target.chain().model.vocab_size, chain.model.vocab_size];
+        let own = tokenizer.context("--drafter needs the model's tokenizer, to compare the tokens of both")?;
+        let others = Tokenizer::open(&bundle.join("tokenizer.json")).context("--drafter needs a tokenizer")?;
+        // Rows behind the named tokens fill up a vocabulary.
+        let vocabulary = sizes.into_iter().max().unwrap_or_default();
+        if let Some((id, [own, others])) = own.difference(&others, vocabulary) {
+            let (own, others) = (own.escape_debug(), others.escape_debug());
+            anyhow::bail!(
+                "--drafter {}: token {id} is `{others}`, and `{own}` in the model: a drafter needs the same tokens",
+                bundle.display()
+            );
+        }
+        if speculation.mode != Mode::Off {
+            speculation.drafter = Some(Arc::new(self.open(bundle, &chain)?));
+        }
+        Ok(speculation)
     }
 }

@@ -158,7 +158,7 @@ impl Args {
         drop(model.populate());
         let defaults = self.run.sampling.defaults(bundle)?;
         Ok(OpenedBundle {
-            speculation: self.run.speculate.options(Some(&tokenizer))?,
+            speculation: self.run.speculation(&model, Some(&tokenizer))?,
             model,
             tokenizer,
             template,

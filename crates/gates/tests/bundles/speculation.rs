@@ -7,7 +7,9 @@ use anemoe_runtime::cpu::{CpuBackend, Options, Precision, Products};
 use anemoe_runtime::generate::{GenerateOptions, generate};
 use anemoe_runtime::model::{Logits, Model};
 use anemoe_runtime::sampler::{Sampling, TokenBias};
-use anemoe_runtime::speculate::{Controller, Corpus, DraftStatistics, Mode, Speculation, draft_lengths};
+use anemoe_runtime::speculate::{
+    Controller, Corpus, DraftSource, DraftStatistics, Mode, Speculation, draft_lengths,
+};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -84,7 +86,7 @@ fn drafts_change_no_token() {
                         for (limits, plain) in limits.into_iter().zip(&plain) {
                             let made = run(s.clone(), limits);
                             let what = format!(
-                                "{name}, prompt {kind}, temperature {temperature}, {limits:?}, {s:?}"
+                                "{name}, prompt {kind}, temperature {temperature}, {limits:?}, {mode:?}, {draft_max}"
                             );
                             assert_eq!(made.ids, plain.ids, "{what}");
                             assert_eq!(
@@ -162,14 +164,14 @@ fn drafts_change_no_token_with_penalties_and_filters() {
 /// Returns statistics by which drafts of up to eight tokens pay after any match.
 fn promising() -> DraftStatistics {
     let mut c = Controller::new(DraftStatistics::new(8), Vec::new());
-    (0..20).for_each(|_| c.note(1, 0, 0, 1.0));
+    (0..20).for_each(|_| c.note(DraftSource::Repetition(1), (0, 0), 1.0, 0.0));
     for matched in [1, 2, 4, 8, 16, 32] {
         (0..40).for_each(|_| c.note_followed(matched, true));
     }
     for drafted in [1, 2, 4, 8] {
-        (0..3).for_each(|_| c.note(24, drafted, drafted, 1.0));
+        (0..3).for_each(|_| c.note(DraftSource::Repetition(24), (drafted, drafted), 1.0, 0.0));
     }
-    c.note(1, 0, 0, 1.0);
+    c.note(DraftSource::Repetition(1), (0, 0), 1.0, 0.0);
     c.statistics().clone()
 }
 
@@ -246,6 +248,75 @@ fn a_text_that_is_known_takes_few_passes() {
     assert_eq!(made.ids, plain.ids);
     let report = made.speculation.unwrap();
     assert!(report.acceptance > 0.8 && report.verifier_calls <= 16, "{report:?}");
+}
+
+/// Checks drafts of a small model in new, cut, and forked sequences. A model that drafts for itself is always right, at any
+/// temperature: its copy of the sampler draws with the same random numbers.
+#[test]
+fn a_drafter_changes_no_token_and_follows_its_target() {
+    let dir = tempfile::tempdir().unwrap();
+    for (target, other) in [("tiny-gemma4-moe", "tiny-llama"), ("tiny-zaya", "tiny-gemma4-moe")] {
+        let model = open(dir.path(), target, &[1, 64], true);
+        let drafters = [target, other].map(|name| Arc::new(open(dir.path(), name, &[1, 64], true)));
+        for (temperature, seed) in [(0.0, 1), (0.8, 2), (1.5, 3)] {
+            let options = |speculation| GenerateOptions {
+                max_new: 40,
+                sampling: Sampling { temperature, seed, repetition_penalty: 1.1, ..Sampling::GREEDY },
+                ignore_eos: true,
+                prefill_chunk: None,
+                speculation,
+            };
+            for (i, drafter) in drafters.iter().enumerate() {
+                // No repetition is long enough.
+                let (ngram_min, ngram_max) = (1000, 1000);
+                let drafter = Some(Arc::clone(drafter));
+                let mode = Mode::Ngram;
+                let with = Speculation { mode, ngram_min, ngram_max, drafter, ..Speculation::default() };
+                let mut sequence = model.sequence();
+                let mut forked = None;
+                // The second prompt shares its beginning with the first one; the third one goes on in a copy.
+                for kind in [0, 1, 0] {
+                    let prompt: Vec<u32> = (0..12).chain(prompt(kind)).collect();
+                    let plain = options(Speculation::default());
+                    let plain = generate(&model, &mut model.sequence(), &prompt, &plain, |_| true).unwrap();
+                    let sequence = forked.as_mut().unwrap_or(&mut sequence);
+                    let made = generate(&model, sequence, &prompt, &options(with.clone()), |_| true).unwrap();
+                    let what = format!("{target}, drafter {i}, temperature {temperature}, prompt {kind}");
+                    assert_eq!(made.ids, plain.ids, "{what}");
+                    let report = made.speculation.unwrap();
+                    assert_eq!(report.sources.len(), 2, "{what}");
+                    assert!(report.drafted > 20, "{what}: {report:?}");
+                    assert_eq!(report.sources[1].drafted, report.drafted, "{what}");
+                    assert!(i > 0 || report.accepted == report.drafted, "{what}: {report:?}");
+                    if kind == 1 {
+                        forked = Some(sequence.fork().unwrap());
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_drafter_without_room_or_use_leaves_generation_as_it_is() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = open(dir.path(), "tiny-gemma4-moe", &[1, 64], true);
+    let small = Arc::new(open(dir.path(), "tiny-zaya", &[1, 64], true));
+    let run = |speculation| {
+        let options = GenerateOptions {
+            max_new: 60,
+            sampling: Sampling::GREEDY,
+            ignore_eos: true,
+            prefill_chunk: None,
+            speculation,
+        };
+        generate(&model, &mut model.sequence(), &prompt(0), &options, |_| true).unwrap()
+    };
+    let plain = run(Speculation::default());
+    let auto = Speculation { mode: Mode::Auto, drafter: Some(small), ..Speculation::default() };
+    draft_lengths(&auto).for_each(|drafted| model.prepare(drafted + 1, Logits::All));
+    assert_eq!(run(auto.clone()).ids, plain.ids);
+    assert_eq!(run(Speculation { mode: Mode::Off, ..auto }).ids, plain.ids);
 }
 
 /// Returns the probabilities of the `k` most probable tokens at a temperature.

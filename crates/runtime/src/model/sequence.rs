@@ -84,12 +84,25 @@ pub struct Sequence {
     pub(super) highest: usize,
     /// True if a call failed half-way, so that the states do not fit the tokens.
     pub(super) is_broken: bool,
+    /// The sequence of a small model that drafts for this one. It is brought to the same tokens where it drafts.
+    pub(crate) companion: Option<Box<Sequence>>,
 }
 
 impl Sequence {
     /// Returns the number of tokens.
     pub fn position(&self) -> usize {
         self.ids.len()
+    }
+
+    /// Takes the companion of the sequence in `small`; a new one where there is none.
+    pub(crate) fn take_companion(&mut self, small: &Model) -> Box<Sequence> {
+        let own = self.companion.take().filter(|c| c.model == small.number);
+        own.unwrap_or_else(|| Box::new(small.sequence()))
+    }
+
+    /// Returns the tokens; those that were given by registers are unknown.
+    pub(crate) fn ids(&self) -> &[u32] {
+        &self.ids
     }
 
     /// Returns the number of tokens at the beginning that are equal to those of `ids`; 0 after a failed call.
@@ -122,6 +135,7 @@ impl Sequence {
             ids: self.ids.clone(),
             highest: self.highest,
             is_broken: self.is_broken,
+            companion: self.companion.as_ref().map(|c| c.fork().map(Box::new)).transpose()?,
         })
     }
 
@@ -206,6 +220,7 @@ impl Model {
             ids: Vec::with_capacity(self.chain.model.max_context.min(1 << 12)),
             highest: 0,
             is_broken: false,
+            companion: None,
         }
     }
 

@@ -11,10 +11,11 @@
 //! The account bounds the loss: a draft of which nothing is right costs `c(k) - 1`, and has to be paid from the share or from what
 //! drafts gained before. So short drafts come first, and their gains pay for longer ones.
 //!
-//! Drafts that are not made are compared with the next tokens all the same. So acceptance is known before any time is spent.
+//! Repetitions that are not drafted are compared with the next tokens all the same. So their acceptance is known before any time
+//! is spent. A drafter costs its own time for each token, which is measured and added to c(k); its acceptance is known by drafts
+//! alone, and what is known fades, so that it is tried again as the account allows.
 //!
 //! Other work slows passes down for a while. So costs are ratios to the plain pass of the moment, which each pass corrects.
-//! The seconds of a pass include the making of its draft, and so does its cost.
 
 /// Share of the tokens that drafts may lose, in plain passes: the promise is 1.5 %, and costs are estimates.
 const SHARE: f64 = 0.013;
@@ -64,11 +65,43 @@ impl Acceptance {
         (bucket.accepted + 0.5) / (bucket.compared + 1.0)
     }
 
+    /// Lets what is known count less.
+    fn fade(&mut self) {
+        for bucket in &mut self.0 {
+            bucket.compared *= FORGETTING;
+            bucket.accepted *= FORGETTING;
+        }
+    }
+
     fn note(&mut self, matched: usize, was_right: bool) {
         let bucket = self.bucket(matched);
         let kept = 1.0 - 1.0 / MEMORY;
         bucket.compared = kept * bucket.compared + 1.0;
         bucket.accepted = kept * bucket.accepted + f64::from(u8::from(was_right));
+    }
+}
+
+/// Source of a draft.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DraftSource {
+    /// What followed the same tokens before: a match of so many.
+    Repetition(usize),
+    /// A small model.
+    Drafter,
+}
+
+impl DraftSource {
+    /// Returns the index of the source's figures.
+    fn index(self) -> usize {
+        usize::from(self == DraftSource::Drafter)
+    }
+
+    /// Returns the evidence before drafted token `i`: the tokens of the match, or the token's place in the draft.
+    fn evidence(self, i: usize) -> usize {
+        match self {
+            DraftSource::Repetition(matched) => matched + i,
+            DraftSource::Drafter => i + 1,
+        }
     }
 }
 
@@ -80,7 +113,10 @@ pub struct DraftStatistics {
     drafts_since_plain: usize,
     /// Costs by number of drafted tokens; the first is not used.
     costs: Vec<Cost>,
-    acceptance: Acceptance,
+    /// Acceptance by source.
+    acceptance: [Acceptance; 2],
+    /// Seconds of the drafter for a token at the moment; none before one was measured.
+    drafter: Option<f64>,
 }
 
 impl DraftStatistics {
@@ -90,7 +126,8 @@ impl DraftStatistics {
             plain: None,
             drafts_since_plain: 0,
             costs: vec![Cost::default(); draft_max + 1],
-            acceptance: Acceptance::default(),
+            acceptance: Default::default(),
+            drafter: None,
         }
     }
 
@@ -118,6 +155,18 @@ impl DraftStatistics {
             (shorter, slope) = (k, ASSUMED * (cost - 1.0) / k as f64);
         }
         costs
+    }
+
+    /// Adds the seconds that the drafter took for a token.
+    pub(super) fn note_drafter(&mut self, seconds: f64) {
+        let before = self.drafter.unwrap_or(seconds);
+        let surprise = (seconds / before.max(1e-9)).clamp(1.0 / DISTURBED, DISTURBED);
+        self.drafter = Some(before * surprise.powf(SLOWER));
+    }
+
+    /// Tells whether a token of the drafter was measured.
+    pub(super) fn knows_drafter(&self) -> bool {
+        self.drafter.is_some()
     }
 
     /// Adds the time of a pass with `drafted` tokens, and returns its cost as far as it counts. Passes before the first plain one
@@ -163,6 +212,7 @@ pub struct Controller {
     /// Passes and their seconds, by number of drafted tokens.
     passes: Vec<(u64, f64)>,
     report: SpeculationReport,
+    sources: [SourceReport; 2],
 }
 
 /// Figures of drafts in a generation.
@@ -178,10 +228,25 @@ pub struct SpeculationReport {
     pub fallbacks: u64,
     /// `accepted / drafted`; zero without drafts.
     pub acceptance: f64,
+    /// Figures by source: repetitions, then the drafter.
+    pub sources: Vec<SourceReport>,
     /// For each length of a pass in this generation.
     pub passes: Vec<MeasuredPass>,
     /// For each draft length. Empty until a pass for one token was measured.
     pub break_even: Vec<BreakEven>,
+}
+
+/// Figures of the drafts of one source.
+#[derive(Clone, Copy, Debug, PartialEq, serde::Serialize)]
+pub struct SourceReport {
+    /// Name of the source.
+    pub source: &'static str,
+    /// Tokens of all drafts.
+    pub drafted: u64,
+    /// Drafted tokens that were accepted.
+    pub accepted: u64,
+    /// Milliseconds for making drafts.
+    pub ms: f64,
 }
 
 /// Time of the passes over a number of tokens.
@@ -230,7 +295,9 @@ impl Controller {
     pub fn new(statistics: DraftStatistics, lengths: Vec<usize>) -> Controller {
         let passes = vec![(0, 0.0); statistics.costs.len()];
         let report = SpeculationReport::default();
-        Controller { statistics, lengths, tokens: 0.0, gained: 0.0, passes, report }
+        let of = |source| SourceReport { source, drafted: 0, accepted: 0, ms: 0.0 };
+        let sources = ["repetition", "drafter"].map(of);
+        Controller { statistics, lengths, tokens: 0.0, gained: 0.0, passes, report, sources }
     }
 
     /// Returns what this generation and those before it have learned.
@@ -238,48 +305,79 @@ impl Controller {
         &self.statistics
     }
 
-    /// Chooses the number of drafted tokens, at most `most`, for a pass after a match of `matched` tokens when `left` tokens are
-    /// still wanted. Returns 0 where no draft gains or can be afforded.
-    pub fn choose(&mut self, matched: usize, most: usize, left: usize) -> usize {
+    /// Notes the seconds that the drafter took for a token.
+    pub(super) fn note_drafter(&mut self, seconds: f64) {
+        self.statistics.note_drafter(seconds);
+    }
+
+    /// Chooses the number of tokens of a draft from `source`, at most `most`, when `left` tokens are still wanted. Returns 0
+    /// where no draft gains or can be afforded.
+    pub fn choose(&mut self, source: DraftSource, most: usize, left: usize) -> usize {
         let statistics = &mut self.statistics;
         let costs = statistics.costs();
+        let drafter = match (source, statistics.drafter, statistics.plain) {
+            (DraftSource::Repetition(_), ..) => 0.0,
+            (DraftSource::Drafter, Some(drafter), Some(plain)) => drafter / plain,
+            (DraftSource::Drafter, ..) => return 0,
+        };
         let account = self.gained + SHARE * (self.tokens + HORIZON.min(left as f64));
         let (mut tokens, mut survives) = (1.0, 1.0);
         let mut best = (0, 1.0);
         if statistics.plain.is_some() && (statistics.drafts_since_plain as f64) < MEMORY {
             for (k, cost) in costs.into_iter().enumerate().take(most + 1).skip(1) {
-                survives *= statistics.acceptance.estimate(matched + k - 1);
+                survives *= statistics.acceptance[source.index()].estimate(source.evidence(k - 1));
                 tokens += survives;
+                let making = drafter * k as f64;
                 // A pass that was never measured may take as long as one pass for each of its tokens.
-                let dearest = if statistics.is_measured(k) { cost } else { cost.max((k + 1) as f64) };
+                let dearest =
+                    if statistics.is_measured(k) { cost } else { cost.max((k + 1) as f64) } + making;
+                let cost = cost + making;
                 if tokens / cost > best.1 && dearest - 1.0 <= account && self.lengths.contains(&k) {
                     best = (k, tokens / cost);
                 }
             }
         }
-        self.report.fallbacks += u64::from(best.0 == 0);
+        self.report.fallbacks += u64::from(best.0 == 0 && source != DraftSource::Drafter);
         best.0
     }
 
     /// Notes whether the token after a match of `matched` tokens was the one that a draft would have had, which was not made.
     pub fn note_followed(&mut self, matched: usize, was_right: bool) {
-        self.statistics.acceptance.note(matched, was_right);
+        let source = DraftSource::Repetition(matched);
+        self.statistics.acceptance[source.index()].note(matched, was_right);
     }
 
-    /// Notes a pass over one token and `drafted` more, after a match of `matched` tokens.
-    pub fn note(&mut self, matched: usize, drafted: usize, accepted: usize, seconds: f64) {
+    /// Notes a pass over one token and `drafted` more from `source`, and the seconds that its draft took before.
+    pub fn note(
+        &mut self,
+        source: DraftSource,
+        (drafted, accepted): (usize, usize),
+        seconds: f64,
+        making: f64,
+    ) {
         let Some((passes, time)) = self.passes.get_mut(drafted) else { return };
         (*passes, *time) = (*passes + 1, *time + seconds);
         let tokens = (accepted + 1) as f64;
         self.tokens += tokens;
+        let is_drafter = source == DraftSource::Drafter && drafted > 0;
+        if !is_drafter {
+            self.statistics.acceptance[DraftSource::Drafter.index()].fade();
+        }
         let cost = self.statistics.note_time(drafted, seconds);
         if drafted == 0 {
             return;
         }
-        self.gained += tokens - cost;
+        if is_drafter {
+            self.statistics.note_drafter(making / drafted as f64);
+        }
+        let figures = &mut self.sources[source.index()];
+        figures.drafted += drafted as u64;
+        figures.accepted += accepted as u64;
+        figures.ms += making * 1e3;
+        self.gained += tokens - cost - making / self.statistics.plain.unwrap_or(f64::INFINITY);
         // The first refused token counts, too.
         for i in 0..(accepted + 1).min(drafted) {
-            self.statistics.acceptance.note(matched + i, i < accepted);
+            self.statistics.acceptance[source.index()].note(source.evidence(i), i < accepted);
         }
         self.report.verifier_calls += 1;
         self.report.drafted += drafted as u64;
@@ -295,7 +393,9 @@ impl Controller {
             calls,
         };
         let costs = if self.statistics.plain.is_some() { self.statistics.costs() } else { Vec::new() };
+        let is_known = |s: &&SourceReport| s.source == "repetition" || self.statistics.knows_drafter();
         SpeculationReport {
+            sources: self.sources.iter().filter(is_known).copied().collect(),
             acceptance: self.report.accepted as f64 / (self.report.drafted as f64).max(1.0),
             passes: passes.map(pass).collect(),
             break_even: (1..costs.len())

@@ -1,6 +1,8 @@
 use super::*;
 use anemoe_io::Random;
 
+const REPEATED: DraftSource = DraftSource::Repetition(20);
+
 /// A text and a machine, by the number of tokens that were made so far. Times are in passes for one token.
 struct Simulation<'a> {
     tokens: usize,
@@ -50,13 +52,13 @@ impl Simulation<'_> {
         let (mut made, mut time) = (0, 0.0);
         while made < self.tokens {
             let left = self.tokens - made;
-            let k = c.choose(20, 8.min(left - 1), left);
+            let k = c.choose(REPEATED, 8.min(left - 1), left);
             let a = (self.acceptance)(made);
             let accepted = (0..k).take_while(|_| random.uniform() < a).count();
             if k == 0 {
                 c.note_followed(20, random.uniform() < a);
             }
-            c.note(20, k, accepted, measure(made, k + 1));
+            c.note(REPEATED, (k, accepted), measure(made, k + 1), 0.0);
             time += (self.cost)(k + 1);
             made += accepted + 1;
         }
@@ -139,11 +141,11 @@ fn an_adversary_gains_no_more_than_the_share() {
         let mut c = Controller::new(statistics, LENGTHS.to_vec());
         let mut time = 0.0;
         for made in 0..tokens {
-            let k = c.choose(20, 8, tokens - made);
+            let k = c.choose(REPEATED, 8, tokens - made);
             if k == 0 {
                 c.note_followed(20, true);
             }
-            c.note(20, k, 0, SHARED(k + 1));
+            c.note(REPEATED, (k, 0), SHARED(k + 1), 0.0);
             time += SHARED(k + 1);
         }
         assert!(time < 1.016 * tokens as f64, "{tokens}: {time}");
@@ -182,13 +184,50 @@ fn disturbed_times_are_forgotten() {
 #[test]
 fn later_generations_know_what_earlier_ones_measured() {
     let mut first = Controller::new(DraftStatistics::new(4), vec![4]);
-    (0..20).for_each(|_| first.note(4, 0, 0, 1.0));
+    (0..20).for_each(|_| first.note(DraftSource::Repetition(4), (0, 0), 1.0, 0.0));
     (0..20).for_each(|_| first.note_followed(20, true));
-    (0..6).for_each(|_| first.note(20, 4, 4, 1.2));
+    (0..6).for_each(|_| first.note(REPEATED, (4, 4), 1.2, 0.0));
     let mut second = Controller::new(first.statistics().clone(), vec![4]);
-    assert_eq!(second.choose(20, 4, 1000), 4, "its first pass is a draft");
+    assert_eq!(second.choose(REPEATED, 4, 1000), 4, "its first pass is a draft");
     assert_eq!(second.report().passes, [], "and it counts its own passes");
     assert_eq!(second.report().break_even.iter().filter(|b| b.is_measured).count(), 1);
     let mut third = Controller::new(first.statistics().clone(), vec![]);
-    assert_eq!(third.choose(20, 4, 1000), 0, "no length is prepared");
+    assert_eq!(third.choose(REPEATED, 4, 1000), 0, "no length is prepared");
+}
+
+/// Runs a generation with a drafter of acceptance `a`, and returns the time of plain decoding over its own.
+fn with_drafter(a: f64, drafter: f64, tokens: usize, seed: u64) -> f64 {
+    let mut statistics = DraftStatistics::new(8);
+    for k in LENGTHS.into_iter().flat_map(|k| [0, k, 0, k]) {
+        statistics.note_time(k, CHEAP(k + 1));
+    }
+    statistics.note_drafter(drafter);
+    let mut c = Controller::new(statistics, LENGTHS.to_vec());
+    let mut random = Random::new(seed);
+    let (mut made, mut time) = (0, 0.0);
+    while made < tokens {
+        let left = tokens - made;
+        let k = c.choose(DraftSource::Drafter, 8.min(left - 1), left);
+        let accepted = (0..k).take_while(|_| random.uniform() < a).count();
+        let making = drafter * k as f64;
+        c.note(DraftSource::Drafter, (k, accepted), CHEAP(k + 1), making);
+        time += CHEAP(k + 1) + making;
+        made += accepted + 1;
+    }
+    tokens as f64 / time
+}
+
+#[test]
+fn a_drafter_is_charged_its_own_time() {
+    let mean =
+        |a, drafter, tokens| (1..=20).map(|seed| with_drafter(a, drafter, tokens, seed)).sum::<f64>() / 20.0;
+    assert!(mean(0.8, 0.05, 400) > 1.5, "{}", mean(0.8, 0.05, 400));
+    for drafter in [0.05, 0.3, 1.0, 5.0] {
+        for tokens in [32, 128, 400, 2000] {
+            for a in [0.0, 0.3, 0.7] {
+                let speedup = mean(a, drafter, tokens);
+                assert!(speedup >= 0.985, "{a}, {drafter}, {tokens}: {speedup}");
+            }
+        }
+    }
 }

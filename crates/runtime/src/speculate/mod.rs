@@ -1,7 +1,7 @@
-//! Speculative decoding without a draft model: drafts from repetitions, verified in one pass, and only where they pay.
+//! Speculative decoding: drafts from repetitions or of a small model, verified in one pass, and only where they pay.
 //!
 //! ```text
-//! tokens so far --ngrams--> draft d1..dk --one pass over [last, d1..dk]--> k + 1 rows of logits
+//! tokens so far --ngrams, small_model--> draft d1..dk --one pass over [last, d1..dk]--> k + 1 rows of logits
 //! row i chooses a token as plain decoding would; drafts that agree are kept, and the sequence is cut back after them
 //! ```
 //! A token has the same bits in a pass of several tokens and alone. Tokens are chosen one by one from the same rows by the same
@@ -9,11 +9,16 @@
 
 mod controller;
 mod ngrams;
+mod small_model;
 
-pub use controller::{BreakEven, Controller, DraftStatistics, MeasuredPass, SpeculationReport, break_even};
+pub use controller::{
+    BreakEven, Controller, DraftSource, DraftStatistics, MeasuredPass, SourceReport, SpeculationReport,
+    break_even,
+};
 pub use ngrams::{Corpus, Ngrams};
 
 use crate::model::{Logits, MOST_UNDONE, Model, Sequence};
+use crate::sampler::Sampler;
 use anemoe_io::locked;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
@@ -24,14 +29,14 @@ pub enum Mode {
     /// Never draft.
     #[default]
     Off,
-    /// Draft whenever there is a match.
+    /// Draft whenever there is a match or a drafter.
     Ngram,
     /// Draft only if it pays by measured times and acceptance.
     Auto,
 }
 
 /// Settings for drafting.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Speculation {
     /// Condition for drafting.
     pub mode: Mode,
@@ -45,6 +50,8 @@ pub struct Speculation {
     pub corpus: Option<Arc<Corpus>>,
     /// For measurements: the tokens to draft at each place after the prompt, instead of repetitions.
     pub replay: Option<Arc<Vec<u32>>>,
+    /// A small model with the same tokens, which drafts where nothing repeats.
+    pub drafter: Option<Arc<Model>>,
     /// Times and acceptance that generations of one model share: each begins with what those before it measured.
     pub statistics: SharedStatistics,
 }
@@ -80,6 +87,7 @@ impl Default for Speculation {
             ngram_max: 24,
             corpus: None,
             replay: None,
+            drafter: None,
             statistics: SharedStatistics::default(),
         }
     }
@@ -130,8 +138,9 @@ pub struct Drafter {
     pass: Vec<u32>,
     /// Draft that was not made, with its match: the next tokens are compared with it.
     followed: Followed,
-    /// Tokens of the match that the draft comes from.
-    matched: usize,
+    /// Source of the draft, and the seconds that it took.
+    source: DraftSource,
+    making: f64,
     /// True if there was a match that no draft was worth.
     fell_back: bool,
 }
@@ -148,7 +157,8 @@ impl Drafter {
             controller,
             pass: Vec::new(),
             followed: Followed::default(),
-            matched: 0,
+            source: DraftSource::Repetition(0),
+            making: 0.0,
             fell_back: false,
             options,
         }
@@ -171,20 +181,93 @@ impl Drafter {
     }
 
     /// Plans the next pass: `newest`, which no pass has seen, and a draft after it if that pays. `generated` tokens follow the
-    /// prompt, and `left` are still wanted.
-    pub fn plan(&mut self, model: &Model, sequence: &Sequence, newest: u32, generated: usize, left: usize) {
+    /// prompt, and `left` are still wanted. `sampler` will choose them.
+    ///
+    /// # Errors
+    /// The small model fails.
+    pub fn plan(
+        &mut self,
+        model: &Model,
+        sequence: &mut Sequence,
+        newest: u32,
+        (generated, left): (usize, usize),
+        sampler: &Sampler,
+    ) -> crate::Result<()> {
         self.plan_plain(newest);
         if self.options.mode == Mode::Off {
-            return;
+            return Ok(());
         }
         let room = model.chain().model.max_context.saturating_sub(sequence.position() + 1);
         let room = model.most_to_undo(sequence, room.min(left.saturating_sub(1)));
-        self.draft(generated, room, left);
+        let most = room.min(self.options.draft_max);
+        if most == 0 {
+            return Ok(());
+        }
+        let started = Instant::now();
+        self.repeat(generated, most, left);
+        if self.drafted() == 0 && self.options.replay.is_none() {
+            let vocabulary = model.chain().model.vocab_size;
+            self.ask_drafter(sequence, (most, left), (sampler, vocabulary))?;
+        }
+        self.making = started.elapsed().as_secs_f64();
+        Ok(())
+    }
+
+    /// Brings the small model to the tokens of a prompt, and measures the time of its last one.
+    ///
+    /// # Errors
+    /// The small model fails.
+    pub fn read(&mut self, sequence: &mut Sequence) -> crate::Result<()> {
+        while self.options.mode != Mode::Off && !self.follow(sequence)? {}
+        Ok(())
+    }
+
+    /// Brings the small model nearer to the tokens of `sequence`. Returns true if it has all of them, or cannot have them.
+    fn follow(&mut self, sequence: &mut Sequence) -> crate::Result<bool> {
+        let Some(small) = self.options.drafter.clone() else { return Ok(true) };
+        if sequence.position() == 0 || !small_model::has_room(&small, sequence.ids(), 0) {
+            return Ok(true);
+        }
+        let mut own = sequence.take_companion(&small);
+        let seconds = small_model::follow(&small, &mut own, sequence.ids())?;
+        sequence.companion = Some(own);
+        seconds.into_iter().for_each(|seconds| self.controller.note_drafter(seconds));
+        Ok(seconds.is_some())
+    }
+
+    /// Appends a draft of the small model to the pass. A model that is far behind reads first, as it reads a prompt.
+    fn ask_drafter(
+        &mut self,
+        sequence: &mut Sequence,
+        (most, left): (usize, usize),
+        with: (&Sampler, usize),
+    ) -> crate::Result<()> {
+        let Some(small) = self.options.drafter.clone() else { return Ok(()) };
+        let read = sequence.companion.as_ref().map_or(0, |own| own.shared_with(sequence.ids()));
+        if (read + 2 * MOST_UNDONE < sequence.position() || !self.controller.statistics().knows_drafter())
+            && !self.follow(sequence)?
+        {
+            return Ok(());
+        }
+        let n = match self.options.mode {
+            Mode::Auto => self.controller.choose(DraftSource::Drafter, most, left),
+            _ => most,
+        };
+        let ids = [sequence.ids(), &self.pass].concat();
+        if n == 0 || !small_model::has_room(&small, &ids, n) {
+            return Ok(());
+        }
+        self.source = DraftSource::Drafter;
+        let mut own = sequence.take_companion(&small);
+        small_model::draft(&small, &mut own, (&ids, n), with, &mut self.pass)?;
+        sequence.companion = Some(own);
+        Ok(())
     }
 
     /// Plans a pass over only `newest`.
     pub fn plan_plain(&mut self, newest: u32) {
         self.fell_back = false;
+        (self.source, self.making) = (DraftSource::Repetition(0), 0.0);
         self.pass.clear();
         self.pass.push(newest);
     }
@@ -204,6 +287,11 @@ impl Drafter {
         self.pass.len().saturating_sub(1)
     }
 
+    /// Returns the seconds that the draft of the pass took.
+    pub fn making(&self) -> f64 {
+        self.making
+    }
+
     /// Tells whether the pass has no draft although there was a match.
     pub fn fell_back(&self) -> bool {
         self.fell_back
@@ -214,8 +302,8 @@ impl Drafter {
         self.pass.get(row + 1) == Some(&id)
     }
 
-    /// Cuts `sequence` back after the first `right` tokens of the draft. Notes the time of the pass, in seconds, if it is
-    /// known for this sequence alone.
+    /// Cuts `sequence` back after the first `right` tokens of the draft. Notes the time of the pass, in seconds without
+    /// the making of the draft, if it is known for this sequence alone.
     ///
     /// # Errors
     /// The states cannot be cut back.
@@ -233,7 +321,7 @@ impl Drafter {
         }
         if let Some(seconds) = seconds {
             let seconds = seconds + started.elapsed().as_secs_f64();
-            self.controller.note(self.matched, self.drafted(), right, seconds);
+            self.controller.note(self.source, (self.drafted(), right), seconds, self.making);
         }
         Ok(())
     }
@@ -243,13 +331,9 @@ impl Drafter {
         (self.options.mode != Mode::Off).then(|| self.controller.report())
     }
 
-    /// Appends a draft to the pass: at most `most` tokens that may follow the `generated` ones, and none where a pass over
+    /// Appends a repetition to the pass: at most `most` tokens that may follow the `generated` ones, and none where a pass over
     /// them would not pay.
-    fn draft(&mut self, generated: usize, most: usize, left: usize) {
-        let most = most.min(self.options.draft_max);
-        if most == 0 {
-            return;
-        }
+    fn repeat(&mut self, generated: usize, most: usize, left: usize) {
         let (length, next) = match &self.options.replay {
             Some(tokens) => (self.options.ngram_max, tokens.get(generated..).unwrap_or_default()),
             None => {
@@ -258,12 +342,12 @@ impl Drafter {
                 if other.0 > own.0 && !other.1.is_empty() { other } else { own }
             }
         };
-        self.matched = length;
-        if self.matched < self.options.ngram_min || next.is_empty() {
+        self.source = DraftSource::Repetition(length);
+        if length < self.options.ngram_min || next.is_empty() {
             return;
         }
         let n = match self.options.mode {
-            Mode::Auto => self.controller.choose(self.matched, most, left),
+            Mode::Auto => self.controller.choose(self.source, most, left),
             _ => most,
         };
         self.fell_back = n == 0;
@@ -273,7 +357,7 @@ impl Drafter {
         } else if *at >= ids.len() {
             ids.clear();
             ids.extend(next.iter().take(most));
-            (*at, *matched) = (0, self.matched);
+            (*at, *matched) = (0, length);
         }
         let first = self.pass.len();
         self.pass.extend(next.iter().take(n));
@@ -312,6 +396,9 @@ pub fn draft_lengths(options: &Speculation) -> impl Iterator<Item = usize> + use
 /// # Errors
 /// A pass fails.
 pub fn prepare_drafts(model: &Model, options: &Speculation) -> crate::Result<()> {
+    if let Some(small) = &options.drafter {
+        (1..=2).for_each(|tokens| small.prepare(tokens, Logits::Last));
+    }
     let is_small = model.chain().shards.iter().map(|s| s.bytes).sum::<u64>() <= SMALL_BUNDLE;
     draft_lengths(options).try_for_each(|drafted| {
         model.prepare(drafted + 1, Logits::All);

@@ -93,8 +93,12 @@ impl<'a> RunningJob<'a> {
         if !is_alone {
             return self.drafter.plan_plain(newest);
         }
-        let left = self.job.max_new.saturating_sub(self.generated());
-        self.drafter.plan(&shared.model, &self.sequence, newest, self.generated(), left);
+        let room = (self.generated(), self.job.max_new.saturating_sub(self.generated()));
+        let RunningJob { drafter, sequence, sampler, .. } = self;
+        if let Err(e) = drafter.plan(&shared.model, sequence, newest, room, sampler) {
+            self.drafter.plan_plain(newest);
+            self.fail(JobFailure::Broken(e.to_string()));
+        }
     }
 
     /// Tells whether the newest token equals the drafted token at `place`, from 0, so that the next row of logits counts.

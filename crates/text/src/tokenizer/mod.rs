@@ -207,6 +207,12 @@ impl Tokenizer {
         self.inner.id_to_token(id).unwrap_or_default()
     }
 
+    /// Returns the first id below `vocabulary` that has another name in `other`, with both names; none where all agree.
+    pub fn difference(&self, other: &Tokenizer, vocabulary: usize) -> Option<(u32, [String; 2])> {
+        let names = (0..vocabulary as u32).map(|id| (id, [self.name(id), other.name(id)]));
+        names.into_iter().find(|(_, [own, others])| own != others)
+    }
+
     /// Returns the text of `ids`, without special tokens.
     ///
     /// # Errors
