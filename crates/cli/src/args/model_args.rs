@@ -7,10 +7,10 @@ use super::speculate_args::SpeculateArgs;
 use crate::bundle::Verify;
 use crate::target::expect_bundle;
 use anemoe_bundle::Chain;
-use anyhow::Context;
 use anemoe_runtime::model::Model;
 use anemoe_runtime::speculate::{Mode, Speculation};
 use anemoe_text::tokenizer::Tokenizer;
+use anyhow::Context;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -51,8 +51,10 @@ impl ModelArgs {
         expect_bundle(bundle)?;
         let chain = Chain::read(bundle)?;
         let sizes = [target.chain().model.vocab_size, chain.model.vocab_size];
-        let own = tokenizer.context("--drafter needs the model's tokenizer, to compare the tokens of both")?;
-        let others = Tokenizer::open(&bundle.join("tokenizer.json")).context("--drafter needs a tokenizer")?;
+        let own =
+            tokenizer.context("--drafter needs the model's tokenizer, to compare the tokens of both")?;
+        let others =
+            Tokenizer::open(&bundle.join("tokenizer.json")).context("--drafter needs a tokenizer")?;
         // Rows behind the named tokens fill up a vocabulary.
         let vocabulary = sizes.into_iter().max().unwrap_or_default();
         if let Some((id, [own, others])) = own.difference(&others, vocabulary) {

@@ -253,13 +253,13 @@ impl Drafter {
             Mode::Auto => self.controller.choose(DraftSource::Drafter, most, left),
             _ => most,
         };
-        let ids = [sequence.ids(), &self.pass].concat();
+        let ids = [sequence.ids(), self.pass.as_slice()].concat();
         if n == 0 || !small_model::has_room(&small, &ids, n) {
             return Ok(());
         }
         self.source = DraftSource::Drafter;
         let mut own = sequence.take_companion(&small);
-        small_model::draft(&small, &mut own, (&ids, n), with, &mut self.pass)?;
+        small_model::draft(&small, &mut own, (ids.as_slice(), n), with, &mut self.pass)?;
         sequence.companion = Some(own);
         Ok(())
     }
