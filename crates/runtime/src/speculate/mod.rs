@@ -207,7 +207,7 @@ impl Drafter {
         self.repeat(generated, most, left);
         if self.drafted() == 0 && self.options.replay.is_none() {
             let vocabulary = model.chain().model.vocab_size;
-            self.ask_drafter(sequence, (most, left), (sampler, vocabulary))?;
+            self.ask_drafter(sequence, generated, (most, left), (sampler, vocabulary))?;
         }
         self.making = started.elapsed().as_secs_f64();
         Ok(())
@@ -235,16 +235,18 @@ impl Drafter {
         Ok(seconds.is_some())
     }
 
-    /// Appends a draft of the small model to the pass. A model that is far behind reads first, as it reads a prompt.
+    /// Appends a draft of the small model to the pass. Before the first one it reads the prompt, a pass of it at a time.
     fn ask_drafter(
         &mut self,
         sequence: &mut Sequence,
+        generated: usize,
         (most, left): (usize, usize),
         with: (&Sampler, usize),
     ) -> crate::Result<()> {
         let Some(small) = self.options.drafter.clone() else { return Ok(()) };
         let read = sequence.companion.as_ref().map_or(0, |own| own.shared_with(sequence.ids()));
-        if (read + 2 * MOST_UNDONE < sequence.position() || !self.controller.statistics().knows_drafter())
+        let lacks_prompt = read + generated < sequence.position();
+        if (lacks_prompt || !self.controller.statistics().knows_drafter())
             && !self.follow(sequence)?
         {
             return Ok(());
