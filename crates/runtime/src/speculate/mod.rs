@@ -246,9 +246,7 @@ impl Drafter {
         let Some(small) = self.options.drafter.clone() else { return Ok(()) };
         let read = sequence.companion.as_ref().map_or(0, |own| own.shared_with(sequence.ids()));
         let lacks_prompt = read + generated < sequence.position();
-        if (lacks_prompt || !self.controller.statistics().knows_drafter())
-            && !self.follow(sequence)?
-        {
+        if (lacks_prompt || !self.controller.statistics().knows_drafter()) && !self.follow(sequence)? {
             return Ok(());
         }
         let n = match self.options.mode {
