@@ -6,6 +6,7 @@ use super::sampling::SamplingArgs;
 use super::speculate_args::SpeculateArgs;
 use crate::bundle::Verify;
 use crate::target::expect_bundle;
+use crate::ui::Ui;
 use anemoe_bundle::Chain;
 use anemoe_runtime::model::Model;
 use anemoe_runtime::speculate::{Mode, Speculation};
@@ -45,11 +46,16 @@ impl ModelArgs {
     }
 
     /// Makes the settings of drafts for `target`, and opens the drafter, which has to have the same tokens.
-    pub fn speculation(&self, target: &Model, tokenizer: Option<&Tokenizer>) -> anyhow::Result<Speculation> {
+    pub fn speculation(
+        &self,
+        target: &Model,
+        tokenizer: Option<&Tokenizer>,
+        ui: &Ui,
+    ) -> anyhow::Result<Speculation> {
         let mut speculation = self.speculate.options(tokenizer)?;
         let Some(bundle) = &self.speculate.drafter else { return Ok(speculation) };
         expect_bundle(bundle)?;
-        let chain = Chain::read(bundle)?;
+        let chain = self.verify.open(bundle, ui)?;
         let sizes = [target.chain().model.vocab_size, chain.model.vocab_size];
         let own =
             tokenizer.context("--drafter needs the model's tokenizer, to compare the tokens of both")?;

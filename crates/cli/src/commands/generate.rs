@@ -64,7 +64,7 @@ impl Command for Args {
         let prompt =
             self.prompt.ids(|| Ok(Tokenizer::open(&tokenizer_file)?), model.chain().model.bos_token_id)?;
         let tokenizer = tokenizer_file.exists().then(|| Tokenizer::open(&tokenizer_file)).transpose()?;
-        let speculation = self.run.speculation(&model, tokenizer.as_ref())?;
+        let speculation = self.run.speculation(&model, tokenizer.as_ref(), ui)?;
         // One preparation for the prompt, one for decoding, and those of drafts, whose passes run for a moment.
         model.prepare(self.prefill_chunk.unwrap_or(usize::MAX).min(prompt.len()), Logits::Last);
         model.prepare(1, Logits::Last);

@@ -158,7 +158,7 @@ impl Args {
         drop(model.populate());
         let defaults = self.run.sampling.defaults(bundle)?;
         Ok(OpenedBundle {
-            speculation: self.run.speculation(&model, Some(&tokenizer))?,
+            speculation: self.run.speculation(&model, Some(&tokenizer), &Ui::new(true))?,
             model,
             tokenizer,
             template,
