@@ -31,15 +31,16 @@ for delay in $(seq 0.1 0.05 6); do
   # Quoted: where it is not killed it ends with 0.
   if timeout -s KILL "$delay" "$anemoe" push large.anemoe $store --jobs 1 >/dev/null 2>&1; then break; fi
   kills=$((kills + 1))
-  if [ "$(s3 uploads models | awk '{n += $1} END {print n + 0}')" -ge 2 ]; then break; fi
+  if [ "$(s3 uploads models | awk '{n += $1} END {print n + 0}')" -ge 3 ]; then break; fi
 done
 there="$(s3 uploads models)"
 echo "killed $kills times; parts there: $there"
-[ "$(awk '{n += $1} END {print n + 0}' <<<"$there")" -ge 2 ] || fail "no upload was interrupted between two parts"
+[ "$(awk '{n += $1} END {print n + 0}' <<<"$there")" -ge 3 ] || fail "no upload was interrupted between two parts"
 sent="$("$anemoe" push large.anemoe $store --json | figure bytes_sent)"
 whole="$(stat -c %s large.anemoe/tokenizer.json)"
 echo "sent $sent bytes more of $whole"
-[ "$sent" -lt $((whole - 30000000)) ] || fail "the parts that were there were sent again"
+# The last part that is there may have been cut off, or its id not noted.
+[ "$sent" -le $((whole - 2 * 16 * 1024 * 1024)) ] || fail "the parts that were there were sent again"
 # A push that is killed before it notes the id of an upload leaves one without parts.
 [ "$(s3 uploads models | awk '{n += $1} END {print n + 0}')" = 0 ] || fail "an upload was left: $(s3 uploads models)"
 

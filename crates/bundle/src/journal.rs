@@ -134,14 +134,15 @@ impl Event {
     /// Checks the event against the format; the error says what breaks it.
     fn check(&self) -> std::result::Result<(), String> {
         let fits = |c: char| c.is_ascii_alphanumeric() || "_-.".contains(c);
-        let status = Some(&self.status).filter(|s| !s.is_empty());
-        let words = [("id", Some(&self.id)), ("kind", Some(&self.kind)), ("of", self.of.as_ref())];
-        let is_wrong = |text: &&String| text.is_empty() || text.len() > MAX_WORD || !text.chars().all(fits);
-        match words
-            .into_iter()
-            .chain([("status", status)])
-            .find(|(_, text)| text.is_some_and(|t| is_wrong(&t)))
-        {
+        let is_word = |text: &String| (1..=MAX_WORD).contains(&text.len()) && text.chars().all(fits);
+        let status = Some(&self.status).filter(|status| !status.is_empty());
+        let words = [
+            ("id", Some(&self.id)),
+            ("kind", Some(&self.kind)),
+            ("of", self.of.as_ref()),
+            ("status", status),
+        ];
+        match words.into_iter().find(|(_, text)| text.is_some_and(|text| !is_word(text))) {
             Some((what, _)) => {
                 Err(format!("`{what}` must be 1 to {MAX_WORD} letters, digits, `_`, `-` or `.`"))
             }

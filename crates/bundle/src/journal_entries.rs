@@ -195,18 +195,17 @@ fn surprises(event: &Event, resumed: Option<&Event>, open: bool) -> Vec<String> 
     let part = fact(event, "part").map(|p| format!(" of part {p}")).unwrap_or_default();
     let run = format!("{}{part}", event.kind);
     let began = format!("the {run} that began at {}", time(event));
-    let said = match (event.status.as_str(), resumed) {
-        (status::ERROR, _) => {
+    let stage = fact(event, "stage").map(|stage| format!(": {stage}")).unwrap_or_default();
+    let said = match (event.status.as_str(), open, resumed) {
+        (status::ERROR, ..) => {
             Some(format!("{run} ended by an error: {}", fact(event, "error").unwrap_or("no message")))
         }
-        (status::FAIL, _) => Some(format!(
-            "{run} failed{}",
-            fact(event, "stage").map(|s| format!(": {s}")).unwrap_or_default()
-        )),
-        (_, Some(next)) if open => {
+        (status::FAIL, ..) => Some(format!("{run} failed{stage}")),
+        (_, true, Some(next)) => {
             Some(format!("{began} was interrupted; the one that began at {} went on with it", time(next)))
         }
-        _ => open.then(|| format!("{began} has no end: it runs still, or was killed")),
+        (_, true, None) => Some(format!("{began} has no end: it runs still, or was killed")),
+        (_, false, _) => None,
     };
     let differing = rows(event).filter(|row| row[8] == "no");
     let differing = differing.map(|[build, figure, ours, unit, book, ..]| {

@@ -51,7 +51,7 @@ impl Recorder {
         if let Some(id) = self.interrupted(bundle, facts.get("part")) {
             facts.insert("resumes".into(), id.into());
         }
-        if let Some(id) = self.append(bundle, self.kind, status::STARTED, None, facts) {
+        if let Some(id) = self.append(bundle, Event { facts, ..Event::new(self.kind, status::STARTED) }) {
             let _ = self.begun.set(id);
         }
     }
@@ -81,45 +81,31 @@ impl Recorder {
         if let Ok(hash) = file_sha256(&bundle.join(CHAIN_FILE)) {
             facts.insert("chain_sha256".into(), hash.into());
         }
-        self.append(bundle, kind, status, seconds.map(|s| (s * 1e3).round() / 1e3), facts);
+        let seconds = seconds.map(|s| (s * 1e3).round() / 1e3);
+        self.append(bundle, Event { seconds, facts, ..Event::new(kind, status) });
     }
 
     /// Appends an event, and returns its id.
-    fn append(
-        &self,
-        bundle: &Path,
-        kind: &str,
-        status: &str,
-        seconds: Option<f64>,
-        facts: Facts,
-    ) -> Option<String> {
+    fn append(&self, bundle: &Path, mut event: Event) -> Option<String> {
         if self.args.no_journal {
             return None;
         }
-        let mut event = Event { seconds, facts, ..Event::new(kind, status) };
         event.version = env!("CARGO_PKG_VERSION").into();
         event.machine = Some(machine::this());
         event.of = self.begun.get().cloned();
         if let Some(given) = Given::here() {
             event.options = given.options.clone();
-            if given.command != kind {
-                event.options.insert("command".into(), given.command.clone().into());
-            }
+            let other = (given.command != event.kind).then(|| given.command.clone().into());
+            event.options.extend(other.map(|command| ("command".into(), command)));
         }
-        if event.of.is_none() {
-            let texts = [("intent", &self.args.intent), ("note", &self.args.note)];
-            event.rest.extend(
-                texts.into_iter().filter_map(|(name, text)| Some((name.into(), text.clone()?.into()))),
-            );
+        let texts = [("intent", &self.args.intent), ("note", &self.args.note)];
+        let texts = texts.into_iter().filter_map(|(name, text)| Some((name.into(), text.clone()?.into())));
+        event.rest.extend(texts.filter(|_| event.of.is_none()));
+        let written = journal::append(bundle, event).map(|event| event.id);
+        let failed = written.as_ref().err().filter(|_| !self.warned.swap(true, Ordering::Relaxed));
+        if let Some(e) = failed {
+            crate::ui::message(format!("warning: {e}; nothing was written down in {JOURNAL_FILE}"));
         }
-        match journal::append(bundle, event) {
-            Ok(event) => Some(event.id),
-            Err(e) => {
-                if !self.warned.swap(true, Ordering::Relaxed) {
-                    crate::ui::message(format!("warning: {e}; nothing was written down in {JOURNAL_FILE}"));
-                }
-                None
-            }
-        }
+        written.ok()
     }
 }

@@ -59,6 +59,19 @@ struct CauseRule {
     causes: &'static [Cause],
 }
 
+const fn cause(
+    text: &'static str,
+    advice: &'static str,
+    forms: &'static [(&'static str, &'static str)],
+) -> Cause {
+    Cause { text, advice, forms }
+}
+
+/// Makes a rule about messages, whatever the step and its end.
+const fn says(message_parts: &'static [&'static str], causes: &'static [Cause]) -> CauseRule {
+    CauseRule { end: None, step: None, message_parts, causes }
+}
+
 /// Forms to try for any shard where nothing more specific is known.
 const ANY_FORM: &[(&str, &str)] = &[
     ("--cache", "host"),
@@ -69,190 +82,139 @@ const ANY_FORM: &[(&str, &str)] = &[
     ("--norm", "plain"),
 ];
 
-const STATES: &[(&str, &str)] = &[("--cache", "host")];
-
 /// Texts, in lower case, of errors about an execution plan that could not be built.
 const NO_PLAN: &[&str] = &["error code: -14", "coreml -14"];
 /// Cause of an unbuildable plan that is excluded where the model was compiled just before.
-pub const STALE: Cause = Cause {
-    text: "it was compiled for another version of the system or another chip",
-    advice: "anemoe compile --again",
-    forms: &[],
-};
+pub const STALE: Cause =
+    cause("it was compiled for another version of the system or another chip", "anemoe compile --again", &[]);
 
 /// Rules; the first that matches decides.
 const RULES: &[CauseRule] = &[
-    CauseRule {
-        end: None,
-        step: None,
-        message_parts: &["no space left", "disk is full", "nospc"],
-        causes: &[Cause {
-            text: "the disk is full",
-            advice: "free some room (anemoe doctor --clean lists caches)",
-            forms: &[],
-        }],
-    },
-    CauseRule {
-        end: None,
-        step: None,
-        message_parts: &["bad_cast"],
-        causes: &[Cause {
-            text: "flexible numbers of tokens beside states",
-            advice: "build with fixed numbers of tokens: --tokens 1,8",
-            forms: STATES,
-        }],
-    },
-    CauseRule {
-        end: None,
-        step: None,
-        message_parts: NO_PLAN,
-        causes: &[
+    says(
+        &["no space left", "disk is full", "nospc"],
+        &[cause("the disk is full", "free some room (anemoe doctor --clean lists caches)", &[])],
+    ),
+    says(
+        &["bad_cast"],
+        &[cause(
+            "flexible numbers of tokens beside states",
+            "build with fixed numbers of tokens: --tokens 1,8",
+            &[("--cache", "host")],
+        )],
+    ),
+    says(
+        NO_PLAN,
+        &[
             STALE,
-            Cause {
-                text: "a form that this Neural Engine does not take; states are refused most often",
-                advice: "",
-                forms: &[
+            cause(
+                "a form that this Neural Engine does not take; states are refused most often",
+                "",
+                &[
                     ("--cache", "host"),
                     ("--history", "host"),
                     ("--experts", "bank"),
                     ("--activation", "sigmoid"),
                     ("--io", "channels-last"),
                 ],
-            },
-            Cause {
-                text: "blocks of scales, or tables with scales",
-                advice: "another kind of compression: --quant lut4 or --quant int8-tensor",
-                forms: &[],
-            },
-            Cause {
-                text: "too much in one package, or loaded at once",
-                advice: "smaller packages (--experts-per-shard, --ffn-shards), or --max-loaded when it runs",
-                forms: &[],
-            },
+            ),
+            cause(
+                "blocks of scales, or tables with scales",
+                "another kind of compression: --quant lut4 or --quant int8-tensor",
+                &[],
+            ),
+            cause(
+                "too much in one package, or loaded at once",
+                "smaller packages (--experts-per-shard, --ffn-shards), or --max-loaded when it runs",
+                &[],
+            ),
         ],
-    },
+    ),
+    says(
+        &["aneccompile", "anef", "error 11", "code 11", "error=11"],
+        &[cause(
+            "the Neural Engine's compiler refuses a function: too large, too long, or several numbers of tokens with states",
+            "smaller packages (--ffn-shards), a shorter --max-context, or --functions apart",
+            &[("--cache", "host"), ("--attention", "per-head"), ("--experts", "bank"), ("--norm", "plain")],
+        )],
+    ),
+    says(
+        &["0x1d", "coreml 29"],
+        &[cause(
+            "a state that is written: the second of two was refused elsewhere",
+            "",
+            &[("--history", "host"), ("--cache", "host")],
+        )],
+    ),
+    says(
+        &["0x20004", "failed to allocate", "iosurface", "out of memory", "signal 9"],
+        &[cause(
+            "memory of the Neural Engine or of the machine",
+            "smaller packages (--experts-per-shard, --ffn-shards), less loaded at once (--max-loaded)",
+            &[],
+        )],
+    ),
+    says(
+        &["opset", "specification version", "newer version", "unsupported version", "parse ml program"],
+        &[cause("the system is older than the package's operations", "macOS 15 or later", &[])],
+    ),
+    says(
+        &["compile the model with xcode", "unable to load model", "coremldata.bin", "no such file"],
+        &[cause("the compiled model is damaged or half there", "anemoe compile --again", &[])],
+    ),
+    says(
+        &["tensor data type", "data type"],
+        &[cause(
+            "elements of a type that the Neural Engine does not have",
+            "anemoe check --ops names them",
+            &[],
+        )],
+    ),
     CauseRule {
-        end: None,
-        step: None,
-        message_parts: &["aneccompile", "anef", "error 11", "code 11", "error=11"],
-        causes: &[Cause {
-            text: "the Neural Engine's compiler refuses a function: too large, too long, or several numbers of tokens with states",
-            advice: "smaller packages (--ffn-shards), a shorter --max-context, or --functions apart",
-            forms: &[
-                ("--cache", "host"),
-                ("--attention", "per-head"),
-                ("--experts", "bank"),
-                ("--norm", "plain"),
-            ],
-        }],
-    },
-    CauseRule {
-        end: None,
-        step: None,
-        message_parts: &["0x1d", "coreml 29"],
-        causes: &[Cause {
-            text: "a state that is written: the second of two was refused elsewhere",
-            advice: "",
-            forms: &[("--history", "host"), ("--cache", "host")],
-        }],
-    },
-    CauseRule {
-        end: None,
-        step: None,
-        message_parts: &["0x20004", "failed to allocate", "iosurface", "out of memory", "signal 9"],
-        causes: &[Cause {
-            text: "memory of the Neural Engine or of the machine",
-            advice: "smaller packages (--experts-per-shard, --ffn-shards), less loaded at once (--max-loaded)",
-            forms: &[],
-        }],
-    },
-    CauseRule {
-        end: None,
-        step: None,
-        message_parts: &[
-            "opset",
-            "specification version",
-            "newer version",
-            "unsupported version",
-            "parse ml program",
-        ],
-        causes: &[Cause {
-            text: "the system is older than the package's operations",
-            advice: "macOS 15 or later",
-            forms: &[],
-        }],
-    },
-    CauseRule {
-        end: None,
-        step: None,
-        message_parts: &[
-            "compile the model with xcode",
-            "unable to load model",
-            "coremldata.bin",
-            "no such file",
-        ],
-        causes: &[Cause {
-            text: "the compiled model is damaged or half there",
-            advice: "anemoe compile --again",
-            forms: &[],
-        }],
-    },
-    CauseRule {
-        end: None,
-        step: None,
-        message_parts: &["tensor data type", "data type"],
-        causes: &[Cause {
-            text: "elements of a type that the Neural Engine does not have",
-            advice: "anemoe check --ops names them",
-            forms: &[],
-        }],
+        end: Some(End::Crashed),
+        ..says(
+            &["dequantize", "mlir", "mpsgraph"],
+            &[cause(
+                "the GPU's compiler stumbles over compressed weights",
+                "another kind of compression: --quant lut4 without scales",
+                &[],
+            )],
+        )
     },
     CauseRule {
         end: Some(End::Crashed),
-        step: None,
-        message_parts: &["dequantize", "mlir", "mpsgraph"],
-        causes: &[Cause {
-            text: "the GPU's compiler stumbles over compressed weights",
-            advice: "another kind of compression: --quant lut4 without scales",
-            forms: &[],
-        }],
-    },
-    CauseRule {
-        end: Some(End::Crashed),
-        step: None,
-        message_parts: &[],
-        causes: &[Cause {
-            text: "a C++ exception or a fault inside of Core ML, which ends the process that asks",
-            advice: "report it with the message; anemoe tune finds forms that do not do this",
-            forms: ANY_FORM,
-        }],
+        ..says(
+            &[],
+            &[cause(
+                "a C++ exception or a fault inside of Core ML, which ends the process that asks",
+                "report it with the message; anemoe tune finds forms that do not do this",
+                ANY_FORM,
+            )],
+        )
     },
     CauseRule {
         end: Some(End::Hung),
         step: Some("compile"),
-        message_parts: &[],
-        causes: &[Cause {
-            text: "a large package: compilation takes minutes for some hundred MB",
-            advice: "a longer --timeout, or smaller packages (--experts-per-shard, --ffn-shards)",
-            forms: &[("--experts", "bank"), ("--attention", "per-head")],
-        }],
+        ..says(
+            &[],
+            &[cause(
+                "a large package: compilation takes minutes for some hundred MB",
+                "a longer --timeout, or smaller packages (--experts-per-shard, --ffn-shards)",
+                &[("--experts", "bank"), ("--attention", "per-head")],
+            )],
+        )
     },
     CauseRule {
         end: Some(End::Hung),
-        step: None,
-        message_parts: &[],
-        causes: &[Cause {
-            text: "Core ML's service compiles for minutes at a first load, or hangs",
-            advice: "a longer --timeout; log out and in, or restart, if other programs hang too",
-            forms: ANY_FORM,
-        }],
+        ..says(
+            &[],
+            &[cause(
+                "Core ML's service compiles for minutes at a first load, or hangs",
+                "a longer --timeout; log out and in, or restart, if other programs hang too",
+                ANY_FORM,
+            )],
+        )
     },
-    CauseRule {
-        end: None,
-        step: None,
-        message_parts: &[],
-        causes: &[Cause { text: "not known", advice: "report it with the message", forms: ANY_FORM }],
-    },
+    says(&[], &[cause("not known", "report it with the message", ANY_FORM)]),
 ];
 
 /// Returns the likely causes of a step's failure, the most likely first.

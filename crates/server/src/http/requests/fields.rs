@@ -1,223 +1,106 @@
-//! Every field of the four APIs, and of the additions of llama.cpp's server and vLLM, with what becomes of it.
+//! Fields of the four APIs, and of the additions of llama.cpp's server and vLLM, that would change an answer and are refused.
+//! Others that [`Body`](super::Body) lacks have no effect.
 //!
-//! `docs/serve.md` has these rows as a table; the tests hold it against them, and send every row's example.
+//! `docs/serve.md` has a table of the refused and the honoured ones; the tests hold it against them, and send every row's
+//! example.
 
 use crate::http::api::Api;
 use crate::http::api::Api::{Chat, Completion, Messages, Responses};
 use crate::http::api_error::ApiError;
-use Treatment::{Harmless, Honoured, Refused};
 use serde_json::Value;
 
-/// Treatment of a field.
-#[derive(Clone, Copy, Debug, PartialEq)]
-enum Treatment {
-    /// The answer follows it.
-    Honoured,
-    /// A request with another value than null, nothing or one of these, as JSON, is refused.
-    Refused(&'static [&'static str]),
-    /// It has no effect, because it changes no answer.
-    Harmless,
-}
+/// A field that is refused: its name, the APIs that have it, the values, as JSON, that change nothing, and one that would.
+type RefusedField = (&'static str, &'static [Api], &'static [&'static str], &'static str);
 
-/// A field of requests: its name, the APIs that have it, its treatment there, and a value, as JSON, that has an effect where it
-/// is supported.
-type RequestField = (&'static str, &'static [Api], Treatment, &'static str);
-
-const ALL: &[Api] = &[Chat, Completion, Responses, Messages];
 const BOTH: &[Api] = &[Chat, Completion];
 const OPENAI: &[Api] = &[Chat, Completion, Responses];
-const CHATS: &[Api] = &[Chat, Responses, Messages];
 
-const TOOL: &str = r#"[{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]"#;
-
-/// All fields, in the order of the document.
+/// Fields that are refused, in the order of the document.
 #[rustfmt::skip]
-const FIELDS: &[RequestField] = &[
+const REFUSED: &[RefusedField] = &[
     // What is asked.
-    ("model", ALL, Honoured, r#""other""#),
-    ("messages", &[Chat, Messages], Honoured, r#"[{"role": "user", "content": "other"}]"#),
-    ("prompt", &[Completion], Honoured, r#""other""#),
-    ("prompt", &[Responses], Refused(&[]), r#"{"id": "x"}"#),
-    ("input", &[Responses], Honoured, r#""other""#),
-    ("instructions", &[Responses], Honoured, r#""be brief""#),
-    ("system", &[Messages], Honoured, r#""be brief""#),
-    ("chat_template_kwargs", CHATS, Honoured, r#"{"enable_thinking": true}"#),
-    ("suffix", &[Completion], Refused(&[]), r#""x""#),
-    ("echo", BOTH, Refused(&["false"]), "true"),
-    ("documents", &[Chat], Refused(&[]), r#"[{"text": "x"}]"#),
-    ("chat_template", &[Chat], Refused(&[]), r#""x""#),
-    ("add_generation_prompt", &[Chat], Refused(&["true"]), "false"),
-    ("continue_final_message", &[Chat], Refused(&["false"]), "true"),
-    ("add_special_tokens", BOTH, Refused(&[]), "true"),
-    ("truncate_prompt_tokens", BOTH, Refused(&["-1"]), "5"),
-    ("previous_response_id", &[Responses], Refused(&[]), r#""resp_1""#),
-    ("conversation", &[Responses], Refused(&[]), r#""conv_1""#),
-    ("background", &[Responses], Refused(&["false"]), "true"),
-    ("truncation", &[Responses], Refused(&[r#""disabled""#]), r#""auto""#),
-    ("context_management", &[Responses, Messages], Refused(&[]), r#"[{"type": "compaction"}]"#),
-    ("compaction", &[Messages], Refused(&[]), r#"{"type": "x"}"#),
-    ("thread", &[Messages], Refused(&[]), r#"{"id": "x"}"#),
-    ("container", &[Messages], Refused(&[]), r#""x""#),
-    ("mcp_servers", &[Messages], Refused(&[]), r#"[{"name": "x"}]"#),
+    ("prompt", &[Responses], &[], r#"{"id": "x"}"#),
+    ("suffix", &[Completion], &[], r#""x""#),
+    ("echo", BOTH, &["false"], "true"),
+    ("documents", &[Chat], &[], r#"[{"text": "x"}]"#),
+    ("chat_template", &[Chat], &[], r#""x""#),
+    ("add_generation_prompt", &[Chat], &["true"], "false"),
+    ("continue_final_message", &[Chat], &["false"], "true"),
+    ("add_special_tokens", BOTH, &[], "true"),
+    ("truncate_prompt_tokens", BOTH, &["-1"], "5"),
+    ("previous_response_id", &[Responses], &[], r#""resp_1""#),
+    ("conversation", &[Responses], &[], r#""conv_1""#),
+    ("background", &[Responses], &["false"], "true"),
+    ("truncation", &[Responses], &[r#""disabled""#], r#""auto""#),
+    ("context_management", &[Responses, Messages], &[], r#"[{"type": "compaction"}]"#),
+    ("compaction", &[Messages], &[], r#"{"type": "x"}"#),
+    ("thread", &[Messages], &[], r#"{"id": "x"}"#),
+    ("container", &[Messages], &[], r#""x""#),
+    ("mcp_servers", &[Messages], &[], r#"[{"name": "x"}]"#),
     // Tools.
-    ("tools", &[Chat], Honoured, TOOL),
-    ("tools", &[Responses], Honoured, r#"[{"type": "function", "name": "f"}]"#),
-    ("tools", &[Messages], Honoured, r#"[{"name": "f", "input_schema": {"type": "object"}}]"#),
-    ("tools", &[Completion], Refused(&[]), TOOL),
-    ("tool_choice", &[Chat, Responses], Honoured, r#""none""#),
-    ("tool_choice", &[Messages], Honoured, r#"{"type": "none"}"#),
-    ("tool_choice", &[Completion], Refused(&[r#""none""#, r#""auto""#]), r#""required""#),
-    ("parallel_tool_calls", &[Chat, Responses], Honoured, "false"),
-    ("functions", BOTH, Refused(&[]), r#"[{"name": "f"}]"#),
-    ("function_call", BOTH, Refused(&[r#""none""#]), r#"{"name": "f"}"#),
-    ("web_search_options", &[Chat], Refused(&[]), r#"{"user_location": null}"#),
-    ("max_tool_calls", &[Responses], Harmless, "3"),
+    ("tools", &[Completion], &[], r#"[{"type": "function", "function": {"name": "f"}}]"#),
+    ("tool_choice", &[Completion], &[r#""none""#, r#""auto""#], r#""required""#),
+    ("functions", BOTH, &[], r#"[{"name": "f"}]"#),
+    ("function_call", BOTH, &[r#""none""#], r#"{"name": "f"}"#),
+    ("web_search_options", &[Chat], &[], r#"{"user_location": null}"#),
     // Length.
-    ("max_tokens", &[Chat, Completion, Messages], Honoured, "3"),
-    ("max_completion_tokens", BOTH, Honoured, "3"),
-    ("max_output_tokens", &[Responses], Honoured, "3"),
-    ("n_predict", BOTH, Refused(&[]), "8"),
-    ("min_tokens", ALL, Honoured, "3"),
-    ("ignore_eos", BOTH, Honoured, "true"),
-    ("stop", BOTH, Honoured, r#""x""#),
-    ("stop", &[Responses], Refused(&[]), r#""x""#),
-    ("stop_token_ids", &[Responses], Refused(&[]), "[5]"),
-    ("ignore_eos", &[Responses], Refused(&["false"]), "true"),
-    ("skip_special_tokens", &[Responses], Refused(&["true"]), "false"),
-    ("response_format", &[Responses], Refused(&[]), r#"{"type": "json_object"}"#),
-    ("stop_sequences", &[Messages], Honoured, r#"["x"]"#),
-    ("stop_token_ids", BOTH, Honoured, "[5]"),
-    ("include_stop_str_in_output", BOTH, Refused(&["false"]), "true"),
-    ("t_max_predict_ms", BOTH, Refused(&["0", "-1"]), "5"),
-    ("n_indent", BOTH, Refused(&["0"]), "2"),
+    ("n_predict", BOTH, &[], "8"),
+    ("stop", &[Responses], &[], r#""x""#),
+    ("stop_token_ids", &[Responses], &[], "[5]"),
+    ("ignore_eos", &[Responses], &["false"], "true"),
+    ("skip_special_tokens", &[Responses], &["true"], "false"),
+    ("response_format", &[Responses], &[], r#"{"type": "json_object"}"#),
+    ("include_stop_str_in_output", BOTH, &["false"], "true"),
+    ("t_max_predict_ms", BOTH, &["0", "-1"], "5"),
+    ("n_indent", BOTH, &["0"], "2"),
     // Choice of tokens.
-    ("temperature", ALL, Honoured, "0.25"),
-    ("top_p", ALL, Honoured, "0.5"),
-    ("top_k", ALL, Honoured, "7"),
-    ("seed", ALL, Honoured, "9"),
-    ("min_p", ALL, Honoured, "0.1"),
-    ("typical_p", ALL, Honoured, "0.5"),
-    ("presence_penalty", ALL, Honoured, "0.5"),
-    ("frequency_penalty", ALL, Honoured, "0.5"),
-    ("repetition_penalty", ALL, Honoured, "1.1"),
-    ("repeat_penalty", ALL, Honoured, "1.1"),
-    ("repeat_last_n", ALL, Honoured, "5"),
-    ("logit_bias", ALL, Honoured, r#"{"5": 1}"#),
-    ("mirostat", BOTH, Refused(&["0"]), "2"),
-    ("dry_multiplier", BOTH, Refused(&["0"]), "0.8"),
-    ("xtc_probability", BOTH, Refused(&["0"]), "0.5"),
-    ("dynatemp_range", BOTH, Refused(&["0"]), "0.5"),
-    ("top_n_sigma", BOTH, Refused(&["-1", "0"]), "1"),
-    ("adaptive_target", BOTH, Refused(&["-1"]), "0.5"),
-    ("adaptive_decay", BOTH, Harmless, "0.5"),
-    ("tfs_z", BOTH, Refused(&["1"]), "0.5"),
-    ("no_repeat_ngram_size", BOTH, Refused(&["0"]), "3"),
-    ("length_penalty", BOTH, Refused(&["1"]), "1.2"),
-    ("min_keep", BOTH, Refused(&["0", "1"]), "3"),
-    ("samplers", BOTH, Refused(&[]), r#"["top_k"]"#),
-    ("use_beam_search", BOTH, Refused(&["false"]), "true"),
-    ("logits_processors", BOTH, Refused(&[]), r#"["x"]"#),
-    ("allowed_token_ids", BOTH, Refused(&[]), "[5]"),
-    ("bad_words", BOTH, Refused(&[]), r#"["x"]"#),
-    ("lora", BOTH, Refused(&[]), r#"[{"id": 0, "scale": 1}]"#),
-    ("penalize_nl", BOTH, Harmless, "false"),
-    ("mirostat_tau", BOTH, Harmless, "4"),
-    ("mirostat_eta", BOTH, Harmless, "0.2"),
-    ("dry_base", BOTH, Harmless, "2"),
-    ("dry_allowed_length", BOTH, Harmless, "3"),
-    ("dry_penalty_last_n", BOTH, Harmless, "64"),
-    ("dry_sequence_breakers", BOTH, Harmless, r#"["x"]"#),
-    ("xtc_threshold", BOTH, Harmless, "0.2"),
-    ("dynatemp_exponent", BOTH, Harmless, "2"),
+    ("mirostat", BOTH, &["0"], "2"),
+    ("dry_multiplier", BOTH, &["0"], "0.8"),
+    ("xtc_probability", BOTH, &["0"], "0.5"),
+    ("dynatemp_range", BOTH, &["0"], "0.5"),
+    ("top_n_sigma", BOTH, &["-1", "0"], "1"),
+    ("adaptive_target", BOTH, &["-1"], "0.5"),
+    ("tfs_z", BOTH, &["1"], "0.5"),
+    ("no_repeat_ngram_size", BOTH, &["0"], "3"),
+    ("length_penalty", BOTH, &["1"], "1.2"),
+    ("min_keep", BOTH, &["0", "1"], "3"),
+    ("samplers", BOTH, &[], r#"["top_k"]"#),
+    ("use_beam_search", BOTH, &["false"], "true"),
+    ("logits_processors", BOTH, &[], r#"["x"]"#),
+    ("allowed_token_ids", BOTH, &[], "[5]"),
+    ("bad_words", BOTH, &[], r#"["x"]"#),
+    ("lora", BOTH, &[], r#"[{"id": 0, "scale": 1}]"#),
     // Form of the answer.
-    ("n", BOTH, Honoured, "2"),
-    ("n_cmpl", BOTH, Refused(&["1"]), "2"),
-    ("best_of", BOTH, Refused(&["1"]), "2"),
-    ("response_format", BOTH, Honoured, r#"{"type": "json_object"}"#),
-    ("text.format", &[Responses], Honoured, r#"{"type": "json_object"}"#),
-    ("output_format", &[Messages], Honoured, r#"{"type": "json_schema", "schema": {"type": "object"}}"#),
-    ("output_config.format", &[Messages], Honoured, r#"{"type": "json_schema", "schema": {"type": "object"}}"#),
-    ("grammar", BOTH, Refused(&[]), r#""root ::= x""#),
-    ("grammar_lazy", BOTH, Harmless, "true"),
-    ("json_schema", BOTH, Refused(&[]), r#"{"type": "object"}"#),
-    ("guided_json", BOTH, Refused(&[]), r#"{"type": "object"}"#),
-    ("guided_regex", BOTH, Refused(&[]), r#""x""#),
-    ("guided_choice", BOTH, Refused(&[]), r#"["x"]"#),
-    ("guided_grammar", BOTH, Refused(&[]), r#""x""#),
-    ("structured_outputs", OPENAI, Refused(&[]), r#"{"regex": "x"}"#),
-    ("regex", BOTH, Refused(&[]), r#""x""#),
-    ("ebnf", BOTH, Refused(&[]), r#""x""#),
-    ("reasoning_effort", &[Chat], Honoured, r#""high""#),
-    ("reasoning.effort", &[Responses], Honoured, r#""high""#),
-    ("thinking", &[Messages], Honoured, r#"{"type": "enabled", "budget_tokens": 1024}"#),
-    ("output_config.effort", &[Messages], Honoured, r#""high""#),
-    ("reasoning_format", &[Chat], Honoured, r#""none""#),
-    ("include_reasoning", &[Chat], Honoured, "false"),
-    ("thinking_budget_tokens", &[Chat], Refused(&["-1"]), "100"),
-    ("thinking_token_budget", &[Chat], Refused(&["-1"]), "100"),
-    ("reasoning.summary", &[Responses], Refused(&[r#""auto""#]), r#""detailed""#),
-    ("reasoning.generate_summary", &[Responses], Refused(&[r#""auto""#]), r#""detailed""#),
-    ("verbosity", &[Chat], Refused(&[r#""medium""#]), r#""low""#),
-    ("text.verbosity", &[Responses], Refused(&[r#""medium""#]), r#""low""#),
-    ("modalities", &[Chat], Refused(&[r#"["text"]"#]), r#"["text", "audio"]"#),
-    ("audio", &[Chat], Refused(&[]), r#"{"voice": "x"}"#),
-    ("mm_processor_kwargs", &[Chat], Refused(&[]), r#"{"x": 1}"#),
-    ("media_io_kwargs", &[Chat], Harmless, r#"{"x": 1}"#),
-    ("logprobs", &[Chat], Honoured, "true"),
-    ("logprobs", &[Completion], Honoured, "3"),
-    ("top_logprobs", &[Chat, Responses], Honoured, "3"),
-    ("logprob_token_ids", BOTH, Refused(&[]), "[5]"),
-    ("prompt_logprobs", BOTH, Refused(&[]), "1"),
-    ("n_probs", BOTH, Refused(&["0"]), "3"),
-    ("post_sampling_probs", BOTH, Refused(&["false"]), "true"),
-    ("return_tokens_as_token_ids", BOTH, Refused(&["false"]), "true"),
-    ("return_token_ids", BOTH, Refused(&["false"]), "true"),
-    ("return_tokens", BOTH, Refused(&["false"]), "true"),
-    ("response_fields", BOTH, Refused(&[]), r#"["content"]"#),
-    ("skip_special_tokens", BOTH, Refused(&["true"]), "false"),
-    ("parse_tool_calls", &[Chat], Refused(&["true"]), "false"),
-    ("include", &[Responses], Honoured, r#"["message.output_text.logprobs"]"#),
-    ("spaces_between_special_tokens", BOTH, Harmless, "false"),
-    // How it is sent.
-    ("stream", ALL, Honoured, "true"),
-    ("stream_options.include_usage", BOTH, Honoured, "true"),
-    ("stream_options.include_obfuscation", OPENAI, Harmless, "false"),
-    ("stream_options.continuous_usage_stats", BOTH, Harmless, "true"),
-    ("return_progress", BOTH, Harmless, "true"),
-    ("timings_per_token", BOTH, Harmless, "true"),
-    // About the request, not the answer.
-    ("store", &[Chat, Responses], Harmless, "true"),
-    ("metadata", CHATS, Harmless, r#"{"user_id": "x"}"#),
-    ("user", OPENAI, Harmless, r#""x""#),
-    ("safety_identifier", &[Chat, Responses], Harmless, r#""x""#),
-    ("prompt_cache_key", &[Chat, Responses], Harmless, r#""x""#),
-    ("prompt_cache_retention", &[Chat, Responses], Harmless, r#""24h""#),
-    ("service_tier", CHATS, Harmless, r#""auto""#),
-    ("moderation", &[Chat, Responses], Harmless, r#"{"x": 1}"#),
-    ("prompt_cache_options", &[Chat, Responses], Harmless, r#"{"x": 1}"#),
-    ("background_options", &[Responses], Harmless, r#"{"x": 1}"#),
-    ("cache_control", &[Messages], Harmless, r#"{"type": "ephemeral"}"#),
-    ("speed", &[Messages], Harmless, r#""fast""#),
-    ("fallbacks", &[Messages], Harmless, r#"["x"]"#),
-    ("diagnostics", &[Messages], Harmless, r#"{"x": 1}"#),
-    ("user_profile_id", &[Messages], Harmless, r#""x""#),
-    ("workspace_id", &[Messages], Harmless, r#""x""#),
-    ("sse_ping_interval", BOTH, Harmless, "3"),
-    ("backend_sampling", BOTH, Harmless, "true"),
-    ("truncation_side", BOTH, Harmless, r#""left""#),
-    ("inference_geo", &[Messages], Harmless, r#""us""#),
-    ("prediction", &[Chat], Harmless, r#"{"type": "content", "content": "x"}"#),
-    ("cache_prompt", BOTH, Harmless, "false"),
-    ("n_keep", BOTH, Harmless, "3"),
-    ("n_discard", BOTH, Harmless, "3"),
-    ("n_cache_reuse", BOTH, Harmless, "3"),
-    ("id_slot", BOTH, Harmless, "3"),
-    ("priority", BOTH, Harmless, "3"),
-    ("request_id", BOTH, Harmless, r#""x""#),
-    ("cache_salt", BOTH, Harmless, r#""x""#),
-    ("kv_transfer_params", BOTH, Harmless, r#"{"x": 1}"#),
-    ("vllm_xargs", BOTH, Harmless, r#"{"x": 1}"#),
-    ("speculative.n_max", BOTH, Harmless, "3"),
+    ("n_cmpl", BOTH, &["1"], "2"),
+    ("best_of", BOTH, &["1"], "2"),
+    ("grammar", BOTH, &[], r#""root ::= x""#),
+    ("json_schema", BOTH, &[], r#"{"type": "object"}"#),
+    ("guided_json", BOTH, &[], r#"{"type": "object"}"#),
+    ("guided_regex", BOTH, &[], r#""x""#),
+    ("guided_choice", BOTH, &[], r#"["x"]"#),
+    ("guided_grammar", BOTH, &[], r#""x""#),
+    ("structured_outputs", OPENAI, &[], r#"{"regex": "x"}"#),
+    ("regex", BOTH, &[], r#""x""#),
+    ("ebnf", BOTH, &[], r#""x""#),
+    ("thinking_budget_tokens", &[Chat], &["-1"], "100"),
+    ("thinking_token_budget", &[Chat], &["-1"], "100"),
+    ("reasoning.summary", &[Responses], &[r#""auto""#], r#""detailed""#),
+    ("reasoning.generate_summary", &[Responses], &[r#""auto""#], r#""detailed""#),
+    ("verbosity", &[Chat], &[r#""medium""#], r#""low""#),
+    ("text.verbosity", &[Responses], &[r#""medium""#], r#""low""#),
+    ("modalities", &[Chat], &[r#"["text"]"#], r#"["text", "audio"]"#),
+    ("audio", &[Chat], &[], r#"{"voice": "x"}"#),
+    ("mm_processor_kwargs", &[Chat], &[], r#"{"x": 1}"#),
+    ("logprob_token_ids", BOTH, &[], "[5]"),
+    ("prompt_logprobs", BOTH, &[], "1"),
+    ("n_probs", BOTH, &["0"], "3"),
+    ("post_sampling_probs", BOTH, &["false"], "true"),
+    ("return_tokens_as_token_ids", BOTH, &["false"], "true"),
+    ("return_token_ids", BOTH, &["false"], "true"),
+    ("return_tokens", BOTH, &["false"], "true"),
+    ("response_fields", BOTH, &[], r#"["content"]"#),
+    ("skip_special_tokens", BOTH, &["true"], "false"),
+    ("parse_tool_calls", &[Chat], &["true"], "false"),
 ];
 
 /// Returns the value of a field, whose name may lead into objects; null where it is not there.
@@ -245,11 +128,7 @@ fn is_nothing(value: &Value) -> bool {
 /// # Errors
 /// Names the first such field.
 pub fn refuse(api: Api, body: &Value) -> Result<(), ApiError> {
-    for (name, apis, treatment, _) in FIELDS {
-        let Refused(neutral) = treatment else { continue };
-        if !apis.contains(&api) {
-            continue;
-        }
+    for (name, _, neutral, _) in REFUSED.iter().filter(|(_, apis, ..)| apis.contains(&api)) {
         let given = value(body, name);
         let is_neutral = |text: &&str| serde_json::from_str(text).is_ok_and(|v: Value| is_same(&v, given));
         let is_all = *name == "best_of" && is_same(given, &body["n"]);
@@ -273,6 +152,66 @@ mod tests {
     use crate::http::requests::parse;
     use anemoe_runtime::sampler::SamplingDefaults;
     use serde_json::json;
+
+    const ALL: &[Api] = &[Chat, Completion, Responses, Messages];
+    const CHATS: &[Api] = &[Chat, Responses, Messages];
+    const TOOL: &str =
+        r#"[{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]"#;
+
+    /// Fields that are honoured: name, APIs that have it, and a value, as JSON, that has an effect.
+    #[rustfmt::skip]
+    const HONOURED: &[(&str, &[Api], &str)] = &[
+        ("model", ALL, r#""other""#),
+        ("messages", &[Chat, Messages], r#"[{"role": "user", "content": "other"}]"#),
+        ("prompt", &[Completion], r#""other""#),
+        ("input", &[Responses], r#""other""#),
+        ("instructions", &[Responses], r#""be brief""#),
+        ("system", &[Messages], r#""be brief""#),
+        ("chat_template_kwargs", CHATS, r#"{"enable_thinking": true}"#),
+        ("tools", &[Chat], TOOL),
+        ("tools", &[Responses], r#"[{"type": "function", "name": "f"}]"#),
+        ("tools", &[Messages], r#"[{"name": "f", "input_schema": {"type": "object"}}]"#),
+        ("tool_choice", &[Chat, Responses], r#""none""#),
+        ("tool_choice", &[Messages], r#"{"type": "none"}"#),
+        ("parallel_tool_calls", &[Chat, Responses], "false"),
+        ("max_tokens", &[Chat, Completion, Messages], "3"),
+        ("max_completion_tokens", BOTH, "3"),
+        ("max_output_tokens", &[Responses], "3"),
+        ("min_tokens", ALL, "3"),
+        ("ignore_eos", BOTH, "true"),
+        ("stop", BOTH, r#""x""#),
+        ("stop_sequences", &[Messages], r#"["x"]"#),
+        ("stop_token_ids", BOTH, "[5]"),
+        ("temperature", ALL, "0.25"),
+        ("top_p", ALL, "0.5"),
+        ("top_k", ALL, "7"),
+        ("seed", ALL, "9"),
+        ("min_p", ALL, "0.1"),
+        ("typical_p", ALL, "0.5"),
+        ("presence_penalty", ALL, "0.5"),
+        ("frequency_penalty", ALL, "0.5"),
+        ("repetition_penalty", ALL, "1.1"),
+        ("repeat_penalty", ALL, "1.1"),
+        ("repeat_last_n", ALL, "5"),
+        ("logit_bias", ALL, r#"{"5": 1}"#),
+        ("n", BOTH, "2"),
+        ("response_format", BOTH, r#"{"type": "json_object"}"#),
+        ("text.format", &[Responses], r#"{"type": "json_object"}"#),
+        ("output_format", &[Messages], r#"{"type": "json_schema", "schema": {"type": "object"}}"#),
+        ("output_config.format", &[Messages], r#"{"type": "json_schema", "schema": {"type": "object"}}"#),
+        ("reasoning_effort", &[Chat], r#""high""#),
+        ("reasoning.effort", &[Responses], r#""high""#),
+        ("thinking", &[Messages], r#"{"type": "enabled", "budget_tokens": 1024}"#),
+        ("output_config.effort", &[Messages], r#""high""#),
+        ("reasoning_format", &[Chat], r#""none""#),
+        ("include_reasoning", &[Chat], "false"),
+        ("logprobs", &[Chat], "true"),
+        ("logprobs", &[Completion], "3"),
+        ("top_logprobs", &[Chat, Responses], "3"),
+        ("include", &[Responses], r#"["message.output_text.logprobs"]"#),
+        ("stream", ALL, "true"),
+        ("stream_options.include_usage", BOTH, "true"),
+    ];
 
     fn least(api: Api) -> Value {
         let messages = json!([{"role": "user", "content": "x"}]);
@@ -299,66 +238,74 @@ mod tests {
         ))
     }
 
+    /// Returns the least body of an API, and the same with a field. Tools are beside the fields that mean nothing without.
+    fn with(api: Api, name: &str, value: &str) -> [Value; 2] {
+        let mut plain = least(api);
+        match name {
+            "tool_choice" | "parallel_tool_calls" => {
+                let tools = HONOURED.iter().find(|field| field.0 == "tools" && field.1.contains(&api));
+                tools.into_iter().for_each(|tools| plain["tools"] = serde_json::from_str(tools.2).unwrap());
+            }
+            "top_logprobs" if api == Chat => plain["logprobs"] = true.into(),
+            _ => {}
+        }
+        let mut body = plain.clone();
+        *name.split('.').fold(&mut body, |place, key| &mut place[key]) = serde_json::from_str(value).unwrap();
+        [plain, body]
+    }
+
     #[test]
-    fn every_field_is_honoured_refused_or_harmless() {
-        for &(name, apis, treatment, example) in FIELDS {
-            for &api in apis {
-                let mut body = least(api);
-                // Fields that mean something only beside others.
-                match name {
-                    "tool_choice" | "parallel_tool_calls" => {
-                        let tools = FIELDS.iter().find(|f| f.0 == "tools" && f.1.contains(&api)).unwrap();
-                        if tools.2 == Honoured {
-                            body["tools"] = serde_json::from_str(tools.3).unwrap();
-                        }
-                    }
-                    "top_logprobs" if api == Chat => body["logprobs"] = true.into(),
-                    _ => {}
-                }
-                let plain = effect(api, &body).unwrap();
-                let example: Value = serde_json::from_str(example).unwrap();
-                let mut place = &mut body;
-                for key in name.split('.') {
-                    place = &mut place[key];
-                }
-                *place = example;
-                let got = effect(api, &body);
-                let named = format!("{name} of {api:?}: {got:?}");
-                match treatment {
-                    Honoured => assert_ne!(got.unwrap(), plain, "{named}"),
-                    Harmless => assert_eq!(got.unwrap(), plain, "{named}"),
-                    Refused(neutral) => {
-                        let e = got.unwrap_err();
-                        assert_eq!((e.status.as_u16(), e.param.as_deref()), (400, Some(name)), "{named}");
-                        for value in neutral.iter().chain(&["null"]) {
-                            let mut place = &mut body;
-                            for key in name.split('.') {
-                                place = &mut place[key];
-                            }
-                            *place = serde_json::from_str(value).unwrap();
-                            assert_eq!(effect(api, &body).unwrap(), plain, "{named} {value}");
-                        }
-                    }
+    fn every_field_is_honoured_or_refused() {
+        for (name, apis, example) in HONOURED {
+            for &api in *apis {
+                let [plain, got] = with(api, name, example).map(|body| effect(api, &body).unwrap());
+                assert_ne!(got, plain, "{name} of {api:?}");
+            }
+        }
+        for (name, apis, neutral, example) in REFUSED {
+            for &api in *apis {
+                let e = effect(api, &with(api, name, example)[1]).unwrap_err();
+                assert_eq!((e.status.as_u16(), e.param.as_deref()), (400, Some(*name)), "{name} of {api:?}");
+                for value in neutral.iter().chain(&["null"]) {
+                    let [plain, got] = with(api, name, value).map(|body| effect(api, &body).unwrap());
+                    assert_eq!(got, plain, "{name} of {api:?}: {value}");
                 }
             }
         }
     }
 
+    /// Clients send these; they change no answer.
+    #[test]
+    fn other_fields_have_no_effect() {
+        let harmless = json!({
+            "store": true, "metadata": {"user_id": "x"}, "user": "x", "safety_identifier": "x", "service_tier": "auto",
+            "prompt_cache_key": "x", "prompt_cache_retention": "24h", "cache_control": {"type": "ephemeral"},
+            "stream_options": {"include_obfuscation": false, "continuous_usage_stats": true}, "cache_prompt": false,
+            "prediction": {"type": "content", "content": "x"}, "max_tool_calls": 3, "id_slot": 3, "request_id": "x",
+            "return_progress": true, "timings_per_token": true, "priority": 3, "speculative": {"n_max": 3},
+            "grammar_lazy": true, "mirostat_tau": 4, "dry_base": 2, "dry_sequence_breakers": ["x"],
+            "xtc_threshold": 0.2, "dynatemp_exponent": 2, "adaptive_decay": 0.5, "penalize_nl": false,
+            "spaces_between_special_tokens": false, "kv_transfer_params": {"x": 1}, "unknown_to_all": [1],
+        });
+        for &api in ALL {
+            let plain = least(api);
+            let mut body = plain.clone();
+            body.as_object_mut().unwrap().extend(harmless.as_object().unwrap().clone());
+            assert_eq!(effect(api, &body).unwrap(), effect(api, &plain).unwrap(), "{api:?}");
+        }
+    }
+
     /// Returns the rows as the table of the document.
     fn table() -> String {
+        let honoured = HONOURED.iter().map(|(name, apis, _)| (*name, *apis, "honoured"));
+        let refused = REFUSED.iter().map(|(name, apis, ..)| (*name, *apis, "refused"));
         let mut rows: Vec<(&str, [&str; 4])> = Vec::new();
-        for &(name, apis, treatment, _) in FIELDS {
+        for (name, apis, what) in honoured.chain(refused) {
             if !rows.iter().any(|(known, _)| *known == name) {
                 rows.push((name, ["", "", "", ""]));
             }
             let (_, row) = rows.iter_mut().find(|(known, _)| *known == name).unwrap();
-            for api in apis {
-                row[ALL.iter().position(|a| a == api).unwrap()] = match treatment {
-                    Honoured => "honoured",
-                    Refused(_) => "refused",
-                    Harmless => "harmless",
-                };
-            }
+            apis.iter().for_each(|api| row[ALL.iter().position(|a| a == api).unwrap()] = what);
         }
         rows.iter().map(|(name, row)| format!("| `{name}` | {} |\n", row.join(" | "))).collect()
     }
