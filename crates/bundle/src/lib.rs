@@ -26,7 +26,7 @@ pub mod journal;
 pub mod journal_entries;
 
 pub use chain::{
-    AutoChoice, Cache, Chain, Embedding, FORMAT, GateResult, Gates, HostInput, InputBinding, Kept, ModelInfo,
+    Assistant, AutoChoice, Cache, Centroids, Chain, Embedding, FORMAT, GateResult, Gates, HostInput, InputBinding, Kept, ModelInfo,
     OutputBinding, Rope, RowRange, Run, SOFTCAPPING, Shard, ShardFunction, ShardKind, Step, TensorChoice,
     TokenCount, UniformResult, Vectors, When,
 };

@@ -6,7 +6,7 @@ use super::bundle_layout::{
 use super::differences::differences;
 use super::record::{BuildPart, CheckpointOrigin, Quality};
 use super::weight_errors::RoleError;
-use crate::lower::encode_matrix;
+use crate::lower::encode_in_order;
 use crate::models::Family;
 use crate::plan::{MatrixPlan, Plan, PlanOptions, PlannedShard};
 use crate::{Error, Result};
@@ -610,7 +610,8 @@ impl WorkDir {
         };
         let failed = |e: std::io::Error| Error::io(&path, e);
         // No importances: each row belongs to one token, and the head's importances say nothing about it.
-        let side = encode_matrix(family.checked_checkpoint(), &matrix, None, None, &mut |bytes| {
+        let order = family.token_ordering()?;
+        let side = encode_in_order(family.checked_checkpoint(), &matrix, order.as_deref(), &mut |bytes| {
             out.write_all(bytes).map_err(failed)
         })?;
         let values = side.values.iter().flat_map(|v| v.to_le_bytes());

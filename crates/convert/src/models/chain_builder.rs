@@ -420,6 +420,7 @@ pub fn chain(
             sha256: String::new(),
         },
         model,
+        assistant: None,
         vectors: None,
         tokens: options.tokens.clone(),
         ropes: BTreeMap::new(),
