@@ -8,7 +8,7 @@ use anemoe_bundle::Cache;
 use std::collections::BTreeMap;
 
 /// Id of a token that was given by registers or filled with noise: it cannot be run again.
-const UNKNOWN: u32 = u32::MAX;
+pub(super) const UNKNOWN: u32 = u32::MAX;
 /// Most tokens that a cut may run again after going back to earlier states: the tokens of one pass.
 pub const MOST_RUN_AGAIN: usize = 64;
 /// First bytes of a saved sequence.
@@ -86,6 +86,10 @@ pub struct Sequence {
     pub(super) is_broken: bool,
     /// The sequence of a small model that drafts for this one. It is brought to the same tokens where it drafts.
     pub(crate) companion: Option<Box<Sequence>>,
+    /// First position and hidden states of the last pass, one behind the other, where the model keeps them.
+    pub(super) hidden: (usize, Vec<f32>),
+    /// In the sequence of an assistant: the positions whose keys it sees, and what `highest` is of their sequence.
+    pub(super) lent: Option<(usize, usize)>,
 }
 
 impl Sequence {
@@ -118,6 +122,7 @@ impl Sequence {
         self.packages.iter_mut().for_each(PackageStates::clear);
         self.ids.clear();
         (self.highest, self.is_broken) = (0, false);
+        self.hidden.1.clear();
     }
 
     /// Copies the sequence, for instance after a prompt that several answers share.
@@ -136,12 +141,15 @@ impl Sequence {
             highest: self.highest,
             is_broken: self.is_broken,
             companion: self.companion.as_ref().map(|c| c.fork().map(Box::new)).transpose()?,
+            hidden: self.hidden.clone(),
+            lent: self.lent,
         })
     }
 
     /// Adds tokens that were given by their registers.
     pub(super) fn push_unknown(&mut self, tokens: usize) {
         self.ids.extend(std::iter::repeat_n(UNKNOWN, tokens));
+        self.hidden.1.clear();
         self.highest = self.highest.max(self.ids.len());
     }
 
@@ -221,6 +229,8 @@ impl Model {
             highest: 0,
             is_broken: false,
             companion: None,
+            hidden: Default::default(),
+            lent: None,
         }
     }
 
