@@ -179,6 +179,9 @@ impl Family {
             false => self.fact_of_joining(options).into_iter().collect(),
         };
         facts.extend(fact);
+        facts.extend(d.assistant.as_ref().map(|_| {
+            "an assistant runs on the keys and values of the model that it drafts for: it has no gates, and its acceptance shows its quality".to_string()
+        }));
         let single = PlanOptions { tokens: vec![SINGLE], ..options.clone() };
         let head = self.head().shards(if d.assistant.is_some() { &single } else { options });
         let chain = self.chain(options, context, steps, &head);

@@ -108,6 +108,7 @@ pub fn parse_assistant(k: Keys<'_>, all: Keys<'_>) -> Result<Decoder> {
     Ok(Decoder {
         norms: Norms::Around,
         residual: Residual::LayerScalar,
+        softcap: None,
         names: NAMES,
         assistant: Some(Assistant { target_hidden_size, eps: d.eps, centroids }),
         ..d
@@ -207,6 +208,26 @@ pub fn published_config() -> Value {
                 "full_attention": {"rope_type": "proportional", "rope_theta": 1000000.0, "partial_rotary_factor": 0.25}
             }
         }
+    })
+}
+
+/// Returns the published configuration of the assistant of Gemma-4-26B-A4B.
+pub fn published_assistant() -> Value {
+    let mut text = published_config()["text_config"].take();
+    for (key, value) in [
+        ("hidden_size", json!(1024)),
+        ("intermediate_size", json!(8192)),
+        ("num_hidden_layers", json!(4)),
+        ("num_kv_shared_layers", json!(4)),
+        ("layer_types", json!(["sliding_attention", "sliding_attention", "sliding_attention", "full_attention"])),
+        ("enable_moe_block", json!(false)),
+        ("final_logit_softcapping", Value::Null),
+    ] {
+        text[key] = value;
+    }
+    json!({
+        "model_type": "gemma4_assistant", "tie_word_embeddings": true, "backbone_hidden_size": 2816,
+        "use_ordered_embeddings": false, "text_config": text
     })
 }
 
