@@ -84,8 +84,15 @@ pub struct Sequence {
     pub(super) highest: usize,
     /// True if a call failed half-way, so that the states do not fit the tokens.
     pub(super) is_broken: bool,
-    /// The sequence of a small model that drafts for this one. It is brought to the same tokens where it drafts.
-    pub(crate) companion: Option<Box<Sequence>>,
+    /// Sequence of a small model that drafts for this one. It is brought to the same tokens where it drafts.
+    pub(crate) companion: Option<Box<Companion>>,
+}
+
+/// Sequence of a small model beside a sequence of its target, whose first token it has, and the tokens after a gap.
+pub(crate) struct Companion {
+    pub sequence: Sequence,
+    /// Tokens after the first one that the small model does not read.
+    pub gap: usize,
 }
 
 impl Sequence {
@@ -94,10 +101,9 @@ impl Sequence {
         self.ids.len()
     }
 
-    /// Takes the companion of the sequence in `small`; a new one where there is none.
-    pub(crate) fn take_companion(&mut self, small: &Model) -> Box<Sequence> {
-        let own = self.companion.take().filter(|c| c.model == small.number);
-        own.unwrap_or_else(|| Box::new(small.sequence()))
+    /// Tells whether the sequence is of `model`.
+    pub(crate) fn is_of(&self, model: &Model) -> bool {
+        self.model == model.number
     }
 
     /// Returns the tokens; those that were given by registers are unknown.
@@ -106,7 +112,7 @@ impl Sequence {
     }
 
     /// Returns the number of tokens at the beginning that are equal to those of `ids`; 0 after a failed call.
-    pub fn shared_with(&self, ids: &[u32]) -> usize {
+    pub fn shared_with<'a>(&self, ids: impl IntoIterator<Item = &'a u32>) -> usize {
         if self.is_broken {
             return 0;
         }
@@ -135,7 +141,11 @@ impl Sequence {
             ids: self.ids.clone(),
             highest: self.highest,
             is_broken: self.is_broken,
-            companion: self.companion.as_ref().map(|c| c.fork().map(Box::new)).transpose()?,
+            // Without a copy, the small model begins anew.
+            companion: self.companion.as_ref().and_then(|c| {
+                let sequence = c.sequence.fork().ok()?;
+                Some(Box::new(Companion { sequence, gap: c.gap }))
+            }),
         })
     }
 
