@@ -2,7 +2,7 @@
 
 use crate::model::{Logits, Model, Sequence};
 use crate::sampler::{Sampler, Sampling};
-use crate::speculate::{Drafter, Speculation, SpeculationReport};
+use crate::speculate::{DraftRoom, Drafter, PassTime, Speculation, SpeculationReport};
 use crate::{Error, Result};
 use std::time::{Duration, Instant};
 
@@ -99,9 +99,8 @@ pub fn generate(
     for tokens in [options.prefill_chunk.unwrap_or(usize::MAX).min(rest.len()), 1] {
         model.prepare(tokens, Logits::Last);
     }
-    let mut drafter = Drafter::new(options.speculation.clone(), model);
+    let mut drafter = Drafter::new(options.speculation.clone());
     let mut logits = model.append(sequence, rest, Logits::Last, options.prefill_chunk)?;
-    drafter.read(sequence)?;
     let prefill = started.elapsed();
     prompt.iter().for_each(|&id| drafter.push(id));
     let mut ids: Vec<u32> = Vec::new();
@@ -144,8 +143,11 @@ pub fn generate(
             _ => (ids.len() - before).saturating_sub(1),
         };
         let started = Instant::now();
-        let seconds = pass_time.map(|time| time.as_secs_f64() - drafter.making());
-        drafter.settle(model, sequence, seen, seconds)?;
+        let time = pass_time.map(|time| {
+            let seconds = time.as_secs_f64() - drafter.planning();
+            PassTime { seconds, streams: 1, drafted: drafter.drafted() }
+        });
+        drafter.settle(model, sequence, seen, time)?;
         decode += pass_time.unwrap_or_default() + started.elapsed();
         if let Some(stop) = stop {
             break stop;
@@ -157,7 +159,8 @@ pub fn generate(
             return Err(Error::input("no logits"));
         };
         let started = Instant::now();
-        drafter.plan(model, sequence, last, (ids.len(), options.max_new - ids.len()), &sampler)?;
+        let room = DraftRoom::alone(ids.len(), options.max_new - ids.len());
+        drafter.plan(model, sequence, last, &room, &sampler);
         model.reuse_rows(logits.drain(..));
         logits = model.append(sequence, drafter.pass(), drafter.wanted(), None)?;
         pass_time = Some(started.elapsed());

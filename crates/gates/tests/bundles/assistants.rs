@@ -46,7 +46,7 @@ fn agrees(name: &str, target: &Model, small: Model, what: &str) {
         target.append(&mut sequence, &ids[..n as usize], Logits::None, None).unwrap();
         let start = DraftStart { token: ids[n as usize - 1], position: n as usize - 1 };
         let mut steps = 0;
-        let choose = &mut |row: &mut Vec<f32>| {
+        let choose = &mut |row: &mut [f32]| {
             let expected = rows.next().unwrap();
             let best = argmax(expected);
             let is_tie = expected[best as usize] - expected[argmax(row) as usize] < 0.01;

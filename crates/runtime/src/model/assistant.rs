@@ -7,7 +7,7 @@
 //! ```
 //! The caches move to the assistant for the steps and back after them; a backend may copy them.
 
-use super::sequence::UNKNOWN;
+use super::sequence::{Companion, UNKNOWN};
 use super::vectors::VectorFile;
 use super::{Model, Sequence, locked};
 use crate::cpu::read_constant;
@@ -149,12 +149,15 @@ impl AttachedAssistant {
         sequence: &mut Sequence,
         start: DraftStart,
         n: usize,
-        choose: &mut dyn FnMut(&mut Vec<f32>) -> Option<u32>,
+        choose: &mut dyn FnMut(&mut [f32]) -> Option<u32>,
     ) -> Result<()> {
         let keys = sequence.position();
         let has_room = start.position < self.small.chain.model.max_context;
         let Some(hidden) = self.hidden_state(sequence, target).filter(|_| has_room) else { return Ok(()) };
-        let mut own = sequence.take_companion(&self.small);
+        let companion = sequence.companion.take().filter(|c| c.sequence.is_of(&self.small));
+        let mut companion = companion
+            .unwrap_or_else(|| Box::new(Companion { sequence: self.small.sequence(), gap: 0 }));
+        let own = &mut companion.sequence;
         own.is_broken = false;
         own.ids.clear();
         own.ids.resize(start.position, UNKNOWN);
@@ -166,12 +169,12 @@ impl AttachedAssistant {
             count += 1;
             Ok(())
         });
-        let done = done.and_then(|()| self.steps(target, &mut own, (start.token, hidden), n, choose));
+        let done = done.and_then(|()| self.steps(target, own, (start.token, hidden), n, choose));
         for LentCache { packages: (theirs, ours), input, .. } in self.lent.iter().take(count) {
             let (to, from) = (&mut sequence.packages[*theirs], &mut own.packages[*ours]);
             to.states.take_back(from.states.as_mut(), input);
         }
-        sequence.companion = Some(own);
+        sequence.companion = Some(companion);
         done
     }
 
@@ -193,7 +196,7 @@ impl AttachedAssistant {
         own: &mut Sequence,
         (token, hidden): (u32, Vec<f32>),
         n: usize,
-        choose: &mut dyn FnMut(&mut Vec<f32>) -> Option<u32>,
+        choose: &mut dyn FnMut(&mut [f32]) -> Option<u32>,
     ) -> Result<()> {
         let width = hidden.len();
         let mut input = vec![0.0; width];

@@ -21,6 +21,7 @@ mod workspace;
 pub use assistant::{AttachedAssistant, DraftStart};
 pub use forward::{LayerObserver, Request};
 pub use kept_rows::MOST_UNDONE;
+pub(crate) use sequence::Companion;
 pub use sequence::{MOST_RUN_AGAIN, Sequence};
 
 use crate::backend::{AddedRows, Backend, BackendPackage, Counts, KeptCache, OpTime};

@@ -84,12 +84,19 @@ pub struct Sequence {
     pub(super) highest: usize,
     /// True if a call failed half-way, so that the states do not fit the tokens.
     pub(super) is_broken: bool,
-    /// The sequence of a small model that drafts for this one. It is brought to the same tokens where it drafts.
-    pub(crate) companion: Option<Box<Sequence>>,
+    /// Sequence of a small model that drafts for this one. It is brought to the same tokens where it drafts.
+    pub(crate) companion: Option<Box<Companion>>,
     /// First position and hidden states of the last pass, one behind the other, where the model keeps them.
     pub(super) hidden: (usize, Vec<f32>),
     /// In the sequence of an assistant: the positions whose keys it sees, and what `highest` is of their sequence.
     pub(super) lent: Option<(usize, usize)>,
+}
+
+/// Sequence of a small model beside a sequence of its target, whose first token it has, and the tokens after a gap.
+pub(crate) struct Companion {
+    pub sequence: Sequence,
+    /// Tokens after the first one that the small model does not read.
+    pub gap: usize,
 }
 
 impl Sequence {
@@ -98,10 +105,9 @@ impl Sequence {
         self.ids.len()
     }
 
-    /// Takes the companion of the sequence in `small`; a new one where there is none.
-    pub(crate) fn take_companion(&mut self, small: &Model) -> Box<Sequence> {
-        let own = self.companion.take().filter(|c| c.model == small.number);
-        own.unwrap_or_else(|| Box::new(small.sequence()))
+    /// Tells whether the sequence is of `model`.
+    pub(crate) fn is_of(&self, model: &Model) -> bool {
+        self.model == model.number
     }
 
     /// Returns the tokens; those that were given by registers are unknown.
@@ -110,7 +116,7 @@ impl Sequence {
     }
 
     /// Returns the number of tokens at the beginning that are equal to those of `ids`; 0 after a failed call.
-    pub fn shared_with(&self, ids: &[u32]) -> usize {
+    pub fn shared_with<'a>(&self, ids: impl IntoIterator<Item = &'a u32>) -> usize {
         if self.is_broken {
             return 0;
         }
@@ -140,9 +146,13 @@ impl Sequence {
             ids: self.ids.clone(),
             highest: self.highest,
             is_broken: self.is_broken,
-            companion: self.companion.as_ref().map(|c| c.fork().map(Box::new)).transpose()?,
             hidden: self.hidden.clone(),
             lent: self.lent,
+            // Without a copy, the small model begins anew.
+            companion: self.companion.as_ref().and_then(|c| {
+                let sequence = c.sequence.fork().ok()?;
+                Some(Box::new(Companion { sequence, gap: c.gap }))
+            }),
         })
     }
 
