@@ -24,6 +24,8 @@ use std::collections::BTreeMap;
 /// Name of the package, and register of its first input.
 const NAME: &str = "assistant";
 const INPUT: &str = "input";
+/// Output with the hidden state of the next step; `state` is a reserved word.
+const NEXT_STATE: &str = "next_state";
 /// A step drafts one token.
 pub(super) const SINGLE: TokenCount = TokenCount { min: 1, max: 1 };
 
@@ -81,7 +83,7 @@ impl Family {
             shard.lent_slots.insert(kind(), self.slots(l, options, context));
             kept.insert(name(LENT_CACHE), Kept::Lent { cache: kind(), heads, channels });
         }
-        let mut outputs = vec![(stream_out(n), output(HIDDEN)), ("state".into(), output("state"))];
+        let mut outputs = vec![(stream_out(n), output(HIDDEN)), (NEXT_STATE.into(), output("state"))];
         outputs.extend(of.centroids.map(|_| ("final_norm".into(), output("normalized"))));
         let step = run((NAME.into(), None), inputs, outputs, form);
         Ok((vec![shard], vec![Step::Run(Run { kept, ..step })]))
@@ -118,7 +120,7 @@ impl Family {
         l.set_scope("");
         let norm = NormShape { axis: 1, eps: self.stream_norm().eps };
         let normalized = l.rms_norm_weighted("final_norm", &hidden, norm)?;
-        let state = l.project("state", &normalized, "post_projection")?;
+        let state = l.project(NEXT_STATE, &normalized, "post_projection")?;
         let outputs = [&hidden, &state, &normalized];
         Ok(l.finish_streams(&outputs[..2 + usize::from(of.centroids.is_some())])?)
     }
