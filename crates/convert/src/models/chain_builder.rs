@@ -421,6 +421,7 @@ pub fn chain(
         },
         model,
         vectors: None,
+        drafter: None,
         tokens: options.tokens.clone(),
         ropes: BTreeMap::new(),
         caches: BTreeMap::new(),
