@@ -8,6 +8,7 @@
 //!   tokenizer.json  tokenizer_config.json  chat_template.jinja  generation_config.json
 //!                            copied from the checkpoint, where it has them
 //!   shards/NAME.mlpackage    Core ML packages
+//!   drafter.anemoe/          bundle of the model that drafts for this one, where there is one
 //!   journal.jsonl            what was done to the bundle ([`journal`]); nothing that runs the bundle reads it
 //! ```
 //!
@@ -44,6 +45,8 @@ use std::path::Path;
 pub const CHAIN_FILE: &str = "chain.json";
 /// Name of the folder of packages in a bundle.
 pub const SHARDS_DIR: &str = "shards";
+/// Name of the drafter's bundle in a bundle.
+pub const DRAFTER_DIR: &str = "drafter.anemoe";
 
 /// Serializes a path as text for people: bytes that are not UTF-8 are replaced, where serde would refuse the path.
 ///

@@ -71,6 +71,9 @@ impl Chain {
         if let Some(vectors) = &self.vectors {
             check_path(&vectors.file).map_err(|e| format!("vectors: {e}"))?;
         }
+        if let Some(drafter) = &self.drafter {
+            check_path(drafter).map_err(|e| format!("drafter: {e}"))?;
+        }
         if rows > 0 && self.embedding.storage.layout(rows, self.embedding.cols).is_none() {
             return Err(format!("embedding: {} does not fit its rows and columns", self.embedding.storage));
         }

@@ -46,6 +46,9 @@ pub struct Chain {
     /// File of the vectors that steps of the host use.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vectors: Option<Vectors>,
+    /// Bundle of the model that drafts for this one, a path in this bundle.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub drafter: Option<String>,
     /// Token counts for which the shards have functions, ascending.
     pub tokens: Vec<TokenCount>,
     /// Rotary tables by name.

@@ -1,6 +1,7 @@
 //! Options that several commands share.
 
 pub mod evidence;
+pub mod drafter;
 pub mod executor;
 pub mod form_args;
 pub mod hub_checkpoint;

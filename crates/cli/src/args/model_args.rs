@@ -1,19 +1,17 @@
 //! Options of the commands that generate text.
 
+use super::drafter::{DrafterArgs, Running};
 use super::executor::ExecutorArgs;
 use super::runner::RunnerArgs;
 use super::sampling::SamplingArgs;
 use super::speculate_args::SpeculateArgs;
 use crate::bundle::Verify;
-use crate::target::expect_bundle;
 use crate::ui::Ui;
 use anemoe_bundle::Chain;
 use anemoe_runtime::model::Model;
 use anemoe_runtime::speculate::{Mode, Speculation};
 use anemoe_text::tokenizer::Tokenizer;
-use anyhow::Context;
 use std::path::Path;
-use std::sync::Arc;
 
 /// Options of a model that generates text.
 #[derive(clap::Args)]
@@ -23,6 +21,8 @@ pub struct ModelArgs {
     #[command(flatten)]
     pub speculate: SpeculateArgs,
     #[command(flatten)]
+    drafter: DrafterArgs,
+    #[command(flatten)]
     runner: RunnerArgs,
     #[command(flatten)]
     executor: ExecutorArgs,
@@ -31,21 +31,30 @@ pub struct ModelArgs {
 }
 
 impl ModelArgs {
-    /// Checks the options of the executor.
+    /// Checks the options of the executor, and that a drafter may draft.
     pub fn check(&self) -> anyhow::Result<()> {
+        anyhow::ensure!(
+            self.drafter.drafter.is_none() || self.speculate.mode() != Mode::Off,
+            "--drafter has no effect with --speculate off"
+        );
         self.executor.backend().map(drop)
+    }
+
+    /// Tells whether a drafter is named.
+    pub fn names_drafter(&self) -> bool {
+        self.drafter.drafter.is_some()
+    }
+
+    fn running(&self) -> Running<'_> {
+        Running { runner: &self.runner, executor: &self.executor, verify: self.verify }
     }
 
     /// Opens the model of a bundle, on the Neural Engine or on the CPU.
     pub fn open(&self, bundle: &Path, chain: &Chain) -> anyhow::Result<Model> {
-        let cpu = self.executor.backend()?;
-        Ok(match self.runner.core_ml(bundle, chain, !self.executor.is_default())? {
-            Some(core_ml) => Model::open(bundle, &core_ml)?,
-            None => Model::open(bundle, &cpu)?,
-        })
+        self.running().open(bundle, chain)
     }
 
-    /// Makes the settings of drafts for `target`, and opens the drafter, which has to have the same tokens.
+    /// Makes the settings of drafts for `target`, and opens its drafter.
     pub fn speculation(
         &self,
         target: &Model,
@@ -53,25 +62,8 @@ impl ModelArgs {
         ui: &Ui,
     ) -> anyhow::Result<Speculation> {
         let mut speculation = self.speculate.options(tokenizer)?;
-        let Some(bundle) = &self.speculate.drafter else { return Ok(speculation) };
-        expect_bundle(bundle)?;
-        let chain = self.verify.open(bundle, ui)?;
-        let sizes = [target.chain().model.vocab_size, chain.model.vocab_size];
-        let own =
-            tokenizer.context("--drafter needs the model's tokenizer, to compare the tokens of both")?;
-        let others =
-            Tokenizer::open(&bundle.join("tokenizer.json")).context("--drafter needs a tokenizer")?;
-        // Rows behind the named tokens fill up a vocabulary.
-        let vocabulary = sizes.into_iter().max().unwrap_or_default();
-        if let Some((id, [own, others])) = own.difference(&others, vocabulary) {
-            let (own, others) = (own.escape_debug(), others.escape_debug());
-            anyhow::bail!(
-                "--drafter {}: token {id} is `{others}`, and `{own}` in the model: a drafter needs the same tokens",
-                bundle.display()
-            );
-        }
         if speculation.mode != Mode::Off {
-            speculation.drafter = Some(Arc::new(self.open(bundle, &chain)?));
+            speculation.drafter = self.drafter.open(target, &self.running(), ui)?;
         }
         Ok(speculation)
     }

@@ -11,7 +11,7 @@ use std::path::PathBuf;
 /// Most tokens of a corpus; the automaton of one takes some 150 bytes a token.
 const MAX_CORPUS: usize = 2_000_000;
 
-/// Drafts from repetitions and of a small model. Tokens stay the same, whatever is drafted.
+/// Drafts from repetitions and of a drafter. Tokens stay the same, whatever is drafted.
 #[derive(clap::Args, Clone)]
 pub struct SpeculateArgs {
     /// Draft tokens from what repeats, and verify several in one pass: `ngram` wherever something repeats, `auto` where it pays
@@ -27,9 +27,6 @@ pub struct SpeculateArgs {
     /// Most tokens of a repetition: of a longer one the newest N are looked for, and what followed them last.
     #[arg(long, value_name = "N", default_value = "24", value_parser = at_least_one)]
     ngram_max: usize,
-    /// Bundle of a small model with the same tokens, which drafts where nothing repeats.
-    #[arg(long, value_name = "BUNDLE", value_hint = clap::ValueHint::DirPath)]
-    pub drafter: Option<PathBuf>,
     /// Text from which tokens are drafted too.
     #[arg(long, value_name = "F")]
     ngram_corpus: Option<PathBuf>,
@@ -45,6 +42,11 @@ fn draft_length(text: &str) -> Result<usize, String> {
 }
 
 impl SpeculateArgs {
+    /// Returns the condition for drafting.
+    pub fn mode(&self) -> Mode {
+        self.speculate
+    }
+
     /// Makes the options of drafts; `tokenizer` encodes the corpus.
     pub fn options(&self, tokenizer: Option<&Tokenizer>) -> anyhow::Result<Speculation> {
         let corpus = match &self.ngram_corpus {

@@ -12,7 +12,7 @@ use crate::plan::{MatrixPlan, Plan, PlanOptions, PlannedShard};
 use crate::{Error, Result};
 use anemoe_bundle::journal::JOURNAL_FILE;
 use anemoe_bundle::{
-    CHAIN_FILE, Chain, GateResult, Gates, SHARDS_DIR, Shard, Vectors, file_sha256, package_bytes,
+    CHAIN_FILE, Chain, DRAFTER_DIR, GateResult, Gates, SHARDS_DIR, Shard, Vectors, file_sha256, package_bytes,
     package_sha256, sha256,
 };
 use anemoe_io::{OwnedDir, TEMPORARY, Temporary, read_input};
@@ -322,7 +322,8 @@ impl WorkDir {
     /// Cleans up after a failure: leaves finished shards unless `all` is to go, and nothing at all when no shard is
     /// finished. A bundle that was finished before stays an unfinished build, which can go on.
     pub fn tidy(&self, all: bool) {
-        let done = self.shards.iter().any(|name| self.bundle.join(package_file(name)).exists());
+        let is_built = |file: &str| self.bundle.join(file).exists();
+        let done = is_built(DRAFTER_DIR) || self.shards.iter().any(|name| is_built(&package_file(name)));
         if self.was_finished || done && !all {
             return;
         }

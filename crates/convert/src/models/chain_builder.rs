@@ -422,6 +422,7 @@ pub fn chain(
         model,
         assistant: None,
         vectors: None,
+        drafter: None,
         tokens: options.tokens.clone(),
         ropes: BTreeMap::new(),
         caches: BTreeMap::new(),

@@ -221,6 +221,17 @@ impl AttachedAssistant {
 }
 
 impl Model {
+    /// Runs a step of an assistant on caches of zeros, to see that its packages fit its chain.
+    ///
+    /// # Errors
+    /// The bundle is no assistant, or a package fails.
+    pub fn step_on_zeros(&self) -> Result<()> {
+        let of = self.chain.assistant.as_ref().ok_or_else(|| Error::input("the bundle is no assistant"))?;
+        let mut own = self.sequence();
+        own.lent = Some((1, 1));
+        self.assist(&mut own, &vec![0.0; 2 * of.target_hidden_size]).map(|_| ())
+    }
+
     /// Computes the logits of the tokens of the best groups from those of the centroids and the normalized stream. Other tokens
     /// have the least of these minus 1.
     pub(super) fn logits_of_groups(&self, of: Centroids, centroids: &[f32], x: &[f32]) -> Result<Vec<f32>> {

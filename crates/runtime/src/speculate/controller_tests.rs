@@ -242,7 +242,7 @@ impl Drafted {
     }
 
     fn speedup(&self) -> f64 {
-        (1..=20).map(|seed| self.run(seed)).sum::<f64>() / 20.0
+        (1..=10).map(|seed| self.run(seed)).sum::<f64>() / 10.0
     }
 }
 
@@ -256,8 +256,8 @@ fn a_drafter_is_charged_its_own_time() {
         let speedup = of(0.8, 0.05, prompt, tokens, true);
         assert!(speedup > least, "{prompt}, {tokens}: {speedup}");
     }
-    for making in [0.02, 0.05, 0.3, 1.0, 5.0] {
-        for tokens in [32, 128, 400, 2000] {
+    for making in [0.02, 0.3, 2.0] {
+        for tokens in [32, 128, 1000] {
             for a in [0.0, 0.3, 0.7] {
                 for (prompt, is_timed) in [(0, true), (0, false), (20, true), (200, true), (5000, true)] {
                     let speedup = of(a, making, prompt, tokens, is_timed);

@@ -143,8 +143,10 @@ pub struct Drafter {
     /// Draft that was not made, with its match: the next tokens are compared with it.
     followed: Followed,
     source: DraftSource,
-    /// Seconds that the draft took, and those of the plan as a whole, with what the drafter read.
+    /// Seconds of the drafter for the draft, and for what it read before.
     making: f64,
+    reading: f64,
+    /// Seconds of the plan as a whole.
     planning: f64,
     /// True if there was a match that no draft was worth.
     fell_back: bool,
@@ -163,6 +165,7 @@ impl Drafter {
             followed: Followed::default(),
             source: DraftSource::Repetition(0),
             making: 0.0,
+            reading: 0.0,
             planning: 0.0,
             fell_back: false,
             options,
@@ -256,7 +259,8 @@ impl Drafter {
             let most = ((room.seconds / reading) as usize).max(1);
             let started = Instant::now();
             let read = drafter.read(sequence, most)?;
-            self.controller.note_reading(read, started.elapsed().as_secs_f64(), room);
+            self.reading = started.elapsed().as_secs_f64();
+            self.controller.note_reading(read, self.reading, room);
             lacking -= read.min(lacking);
         }
         if lacking > CATCH_UP {
@@ -290,7 +294,7 @@ impl Drafter {
     pub fn plan_plain(&mut self, newest: u32) {
         self.fell_back = false;
         self.source = DraftSource::Repetition(0);
-        (self.making, self.planning) = (0.0, 0.0);
+        (self.making, self.reading, self.planning) = (0.0, 0.0, 0.0);
         self.pass.clear();
         self.pass.push(newest);
     }
@@ -313,6 +317,16 @@ impl Drafter {
     /// Returns the seconds that planning the pass took, with the making of its draft.
     pub fn planning(&self) -> f64 {
         self.planning
+    }
+
+    /// Returns the seconds that the drafter took for the pass.
+    pub fn drafter_seconds(&self) -> f64 {
+        self.making + self.reading
+    }
+
+    /// Tells whether the draft of the pass is the drafter's.
+    pub fn has_drafter_tokens(&self) -> bool {
+        self.source == DraftSource::Drafter && self.drafted() > 0
     }
 
     /// Tells whether the pass has no draft although there was a match.

@@ -125,6 +125,11 @@ impl<'a> RunningJob<'a> {
             shared.metrics.draft_fallbacks.add(u64::from(self.drafter.fell_back()));
             shared.metrics.drafted_tokens.add(drafted as u64);
             shared.metrics.accepted_tokens.add(right as u64);
+            if self.drafter.has_drafter_tokens() {
+                shared.metrics.drafter_tokens.add(drafted as u64);
+                shared.metrics.drafter_accepted.add(right as u64);
+            }
+            shared.metrics.drafter_microseconds.add((self.drafter.drafter_seconds() * 1e6) as u64);
         }
         Ok(())
     }
