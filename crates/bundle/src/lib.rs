@@ -8,6 +8,7 @@
 //!   tokenizer.json  tokenizer_config.json  chat_template.jinja  generation_config.json
 //!                            copied from the checkpoint, where it has them
 //!   shards/NAME.mlpackage    Core ML packages
+//!   drafter.anemoe/          bundle of the model that drafts for this one, where there is one
 //!   journal.jsonl            what was done to the bundle ([`journal`]); nothing that runs the bundle reads it
 //! ```
 //!
@@ -26,9 +27,9 @@ pub mod journal;
 pub mod journal_entries;
 
 pub use chain::{
-    AutoChoice, Cache, Chain, Embedding, FORMATS, GateResult, Gates, HostInput, InputBinding, Kept,
-    ModelInfo, OutputBinding, Rope, RowRange, Run, SOFTCAPPING, Shard, ShardFunction, ShardKind, Step,
-    TensorChoice, TokenCount, UniformResult, Vectors, When,
+    Assistant, AutoChoice, Cache, Centroids, Chain, Embedding, FORMATS, GateResult, Gates, HostInput,
+    InputBinding, Kept, ModelInfo, OutputBinding, Rope, RowRange, Run, SOFTCAPPING, Shard, ShardFunction,
+    ShardKind, Step, TensorChoice, TokenCount, UniformResult, Vectors, When,
 };
 pub use hash::{
     MANIFEST, file_sha256, package_bytes, package_files, package_sha256, package_sha256_with, sampled_sha256,
@@ -44,6 +45,8 @@ use std::path::Path;
 pub const CHAIN_FILE: &str = "chain.json";
 /// Name of the folder of packages in a bundle.
 pub const SHARDS_DIR: &str = "shards";
+/// Name of the drafter's bundle in a bundle.
+pub const DRAFTER_DIR: &str = "drafter.anemoe";
 
 /// Serializes a path as text for people: bytes that are not UTF-8 are replaced, where serde would refuse the path.
 ///

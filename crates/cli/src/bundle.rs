@@ -20,7 +20,7 @@ impl Verify {
         let chain = Chain::read(bundle)?;
         let hashes = if self.no_verify { Hashes::Skipped } else { Hashes::Remembered };
         let bar = ui.bar(chain.shards.len() as u64, "hashes");
-        for path in integrity::verify(bundle, &chain, hashes, || bar.inc(1))? {
+        for path in integrity::verify(bundle, &chain, hashes, &|| bar.inc(1))? {
             message(format!("{}: rewritten by another tool, same program and weights", path.display()));
         }
         Ok(chain)

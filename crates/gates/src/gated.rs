@@ -274,6 +274,8 @@ fn stages(
 ) -> Result<(GatedReport, Option<Gates>)> {
     let on_build = |e: build::BuildEvent<'_>| on_event(GatedEvent::Build(e));
     let plan = build.plan();
+    // Gates run the checkpoint, which an assistant cannot do by itself.
+    options.skip_gates |= plan.chain.assistant.is_some();
     let representatives = build.representatives();
     let sorts: Vec<&PlannedShard> = representatives.iter().map(|&i| &plan.shards[i]).collect();
     let sample = match options.skip_gates {

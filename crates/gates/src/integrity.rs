@@ -6,8 +6,8 @@
 //! A package that another tool has rewritten, with the same program and weights, is accepted and named.
 
 use anemoe_bundle::{
-    Chain, Error, MANIFEST, file_sha256, package_bytes, package_files, package_sha256, package_sha256_with,
-    sha256,
+    CHAIN_FILE, Chain, Error, MANIFEST, file_sha256, package_bytes, package_files, package_sha256,
+    package_sha256_with, sha256,
 };
 use anemoe_convert::build;
 use anemoe_convert::checkpoint::SIDE_FILES;
@@ -67,7 +67,7 @@ pub fn verify(
     bundle: &Path,
     chain: &Chain,
     hashes: Hashes,
-    done: impl Fn() + Sync,
+    done: &(dyn Fn() + Sync),
 ) -> Result<Vec<PathBuf>, Error> {
     let sized = |path: &Path, found: u64, wanted: u64| {
         let what = format!("size: {found} bytes where chain.json says {wanted}");
@@ -93,6 +93,14 @@ pub fn verify(
         sized(&embedding, found, elements + values + offsets)?;
     }
     let mut rewritten = Vec::new();
+    if let Some(drafter) = &chain.drafter {
+        let inside = folder.expect(drafter, true)?;
+        let its = Chain::read(&inside)?;
+        if its.drafter.is_some() {
+            return Err(Error::invalid(inside.join(CHAIN_FILE), "drafter: the drafter has one of its own"));
+        }
+        rewritten.extend(verify(&inside, &its, hashes, &|| ())?);
+    }
     for shard in &chain.shards {
         let path = bundle.join(&shard.file);
         if !path.is_dir() {
@@ -189,6 +197,9 @@ fn is_rewritten(path: &Path, bytes: u64, wanted: &str) -> bool {
 pub fn run_once(bundle: &Path) -> anemoe_runtime::Result<()> {
     let mut model = Model::open(bundle, &CpuBackend::default())?;
     model.set_low_memory(true);
+    if model.chain().assistant.is_some() {
+        return model.step_on_zeros();
+    }
     let context = model.chain().model.max_context;
     let mut counts: Vec<usize> = model.chain().tokens.iter().map(|t| t.max.min(context)).collect();
     counts.push(1);

@@ -41,20 +41,35 @@ pub trait Backend: Sync {
     fn open_with(&self, path: &Path, caches: &[KeptCache]) -> Result<Box<dyn BackendPackage>>;
 }
 
-/// A cache that functions take as an input and that their caller keeps: `[1, heads, slots, channels]`, zeros at first. After a
-/// call the row of each token lies in its slot. A function may take only the first slots; no token lies behind them then.
+/// A cache that functions take as an input and that their caller keeps: `[1, heads, slots, channels]`, zeros at first. A function
+/// may take only the first slots; no token lies behind them then.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KeptCache {
     /// Name of the input.
     pub input: String,
+    /// Slots of the whole cache.
+    pub slots: usize,
+    /// Rows that a call adds; none where functions only read the cache, which [`SequenceStates::lend`] fills.
+    pub added: Option<AddedRows>,
+}
+
+/// Rows that a call adds to a cache: after it, the row of each token lies in its slot.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AddedRows {
     /// Name of the output with a row for each token of the call, `[1, heads, T, channels]`.
     pub rows: String,
     /// Name of the input that is 1 in the slot of each token's row: `[1, 1, slots, T]`, or `[1, 1, T, slots]` with slots last.
     pub place: String,
     /// True if `place` has slots on its last axis.
     pub is_place_last: bool,
-    /// Slots of the whole cache.
-    pub slots: usize,
+}
+
+impl KeptCache {
+    /// Returns the input by which a function shows that it takes the cache: others of its package, such as experts beside
+    /// attention, may have none.
+    pub fn sign(&self) -> &str {
+        self.added.as_ref().map_or(&self.input, |added| &added.place)
+    }
 }
 
 /// An opened package: functions that share weights, and states that they share by name.
@@ -281,6 +296,21 @@ pub trait SequenceStates: Any + Send + Sync {
     /// # Errors
     /// The bytes are no states of this package.
     fn restore(&mut self, bytes: &mut &[u8]) -> Result<()>;
+
+    /// Lends the last cache, of shape `shape`, to another model's states of the same backend, as `name`. It must not be used until
+    /// [`SequenceStates::take_back`].
+    ///
+    /// # Errors
+    /// There is no such cache, or the backend cannot lend it.
+    fn lend(&mut self, to: &mut dyn SequenceStates, name: &str, shape: [usize; 4]) -> Result<()> {
+        let _ = (to, name, shape);
+        Err(Error::input("this backend cannot lend caches to an assistant"))
+    }
+
+    /// Takes a cache back that was lent.
+    fn take_back(&mut self, from: &mut dyn SequenceStates, name: &str) {
+        let _ = (from, name);
+    }
 
     /// Fills every state with noise for measurements, as if tokens had been in it. Returns false where that is not possible.
     fn fill_with_noise(&mut self, seed: u64) -> bool {

@@ -2,12 +2,12 @@
 
 use crate::model::{Logits, Model, Sequence};
 use crate::sampler::{Sampler, Sampling};
-use crate::speculate::{Drafter, Speculation, SpeculationReport};
+use crate::speculate::{DraftRoom, Drafter, PassTime, Speculation, SpeculationReport};
 use crate::{Error, Result};
 use std::time::{Duration, Instant};
 
 /// Options of [`generate`].
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct GenerateOptions {
     /// Most new tokens.
     pub max_new: usize,
@@ -99,7 +99,7 @@ pub fn generate(
     for tokens in [options.prefill_chunk.unwrap_or(usize::MAX).min(rest.len()), 1] {
         model.prepare(tokens, Logits::Last);
     }
-    let mut drafter = Drafter::new(options.speculation.clone(), model);
+    let mut drafter = Drafter::new(options.speculation.clone());
     let mut logits = model.append(sequence, rest, Logits::Last, options.prefill_chunk)?;
     let prefill = started.elapsed();
     prompt.iter().for_each(|&id| drafter.push(id));
@@ -143,7 +143,11 @@ pub fn generate(
             _ => (ids.len() - before).saturating_sub(1),
         };
         let started = Instant::now();
-        drafter.settle(model, sequence, seen, pass_time.map(|time| time.as_secs_f64()))?;
+        let time = pass_time.map(|time| {
+            let seconds = time.as_secs_f64() - drafter.planning();
+            PassTime { seconds, streams: 1, drafted: drafter.drafted() }
+        });
+        drafter.settle(model, sequence, seen, time)?;
         decode += pass_time.unwrap_or_default() + started.elapsed();
         if let Some(stop) = stop {
             break stop;
@@ -155,7 +159,8 @@ pub fn generate(
             return Err(Error::input("no logits"));
         };
         let started = Instant::now();
-        drafter.plan(model, sequence, last, ids.len(), options.max_new - ids.len());
+        let room = DraftRoom::alone(ids.len(), options.max_new - ids.len());
+        drafter.plan(model, sequence, last, &room, &sampler);
         model.reuse_rows(logits.drain(..));
         logits = model.append(sequence, drafter.pass(), drafter.wanted(), None)?;
         pass_time = Some(started.elapsed());

@@ -73,6 +73,12 @@ pub struct ServerCounters {
     pub drafted_tokens: Number,
     /// Drafted tokens that were right.
     pub accepted_tokens: Number,
+    /// Tokens that a drafter drafted.
+    pub drafter_tokens: Number,
+    /// Tokens of a drafter that were right.
+    pub drafter_accepted: Number,
+    /// Time of drafters, in microseconds.
+    pub drafter_microseconds: Number,
     /// Passes of the model.
     pub passes: Number,
     /// Tokens of all passes.
@@ -115,6 +121,14 @@ impl ServerCounters {
             ("draft_fallbacks_total", "counter", "Matches that no draft was worth.", &self.draft_fallbacks),
             ("drafted_tokens_total", "counter", "Tokens that were drafted.", &self.drafted_tokens),
             ("accepted_tokens_total", "counter", "Drafted tokens that were right.", &self.accepted_tokens),
+            ("drafter_tokens_total", "counter", "Tokens of a drafter.", &self.drafter_tokens),
+            (
+                "drafter_accepted_total",
+                "counter",
+                "Tokens of a drafter that were right.",
+                &self.drafter_accepted,
+            ),
+            ("drafter_microseconds_total", "counter", "Time of drafters.", &self.drafter_microseconds),
             ("passes_total", "counter", "Passes of the model.", &self.passes),
             ("pass_tokens_total", "counter", "Tokens of all passes.", &self.pass_tokens),
         ] {

@@ -1,7 +1,7 @@
 //! Checks of a chain for contradictions: sizes out of range, unknown names, registers that no step writes.
 
 use super::chain_file::FORMATS;
-use super::contract::{Chain, ShardFunction};
+use super::contract::{Centroids, Chain, ShardFunction};
 use super::steps::{HostInput, InputBinding, Kept, RowRange, Run, Step};
 use std::collections::BTreeSet;
 use std::ops::RangeInclusive;
@@ -38,10 +38,23 @@ impl Chain {
         if m.num_experts.is_some_and(|n| n == 0 || n > MAX_SIZE) {
             return Err(format!("model: num_experts must be from 1 to {MAX_SIZE}"));
         }
-        if (self.embedding.rows, self.embedding.cols) != (m.vocab_size, m.hidden_size) {
+        if let Some(of) = &self.assistant {
+            let groups =
+                |c: &Centroids| c.top_k > 0 && c.top_k <= c.count && m.vocab_size.is_multiple_of(c.count);
+            if of.target_hidden_size == 0
+                || of.target_hidden_size > MAX_SIZE
+                || !(0.0..1.0).contains(&of.eps)
+                || !of.centroids.as_ref().is_none_or(groups)
+            {
+                return Err("assistant: sizes that cannot be".into());
+            }
+        }
+        let is_looked_up = self.assistant.as_ref().is_none_or(|of| of.centroids.is_some());
+        let rows = if is_looked_up { m.vocab_size } else { 0 };
+        if (self.embedding.rows, self.embedding.cols) != (rows, m.hidden_size) {
             return Err(format!(
                 "embedding: [{}, {}] where the model says [{}, {}]",
-                self.embedding.rows, self.embedding.cols, m.vocab_size, m.hidden_size
+                self.embedding.rows, self.embedding.cols, rows, m.hidden_size
             ));
         }
         if let Some(cap) = m.final_logit_softcapping.filter(|cap| !SOFTCAPPING.contains(cap)) {
@@ -64,7 +77,10 @@ impl Chain {
         if let (Some(name), None) = (&self.head_order, &self.vectors) {
             return Err(format!("head_order: no file holds the vector `{name}`"));
         }
-        if self.embedding.storage.layout(self.embedding.rows, self.embedding.cols).is_none() {
+        if let Some(drafter) = &self.drafter {
+            check_path(drafter).map_err(|e| format!("drafter: {e}"))?;
+        }
+        if rows > 0 && self.embedding.storage.layout(rows, self.embedding.cols).is_none() {
             return Err(format!("embedding: {} does not fit its rows and columns", self.embedding.storage));
         }
         if self.tokens.is_empty()
@@ -119,11 +135,17 @@ impl Chain {
             return Err(format!("{} registers of zeros, more than {MAX_ZEROED}", zeroed.len()));
         }
         let mut written: BTreeSet<&str> = BTreeSet::from(["hidden"]);
+        written.extend(self.assistant.as_ref().map(|_| "input"));
         for step in self.steps.iter().chain(&self.head) {
             self.check_step(step, &mut written)?;
         }
-        if !written.contains("logits") {
-            return Err("no step writes the register `logits`".into());
+        let normalized = self.assistant.as_ref().and_then(|of| of.centroids).map(|_| "normalized");
+        for register in
+            ["logits"].into_iter().chain(self.assistant.as_ref().map(|_| "state")).chain(normalized)
+        {
+            if !written.contains(register) {
+                return Err(format!("no step writes the register `{register}`"));
+            }
         }
         Ok(())
     }
@@ -256,7 +278,7 @@ impl Chain {
             }
         }
         for (input, kept) in &run.kept {
-            kept.check(run).map_err(|what| format!("shard `{}`, kept `{input}`: {what}", run.shard))?;
+            kept.check(run, self).map_err(|what| format!("shard `{}`, kept `{input}`: {what}", run.shard))?;
         }
         for binding in run.outputs.values() {
             binding.rows.as_ref().map_or(Ok(()), check_rows)?;
@@ -271,8 +293,17 @@ impl Chain {
 
 impl Kept {
     /// Checks kept rows against the run that keeps them; the error names the contradiction.
-    fn check(&self, run: &Run) -> std::result::Result<(), String> {
-        let place = self.place();
+    fn check(&self, run: &Run, chain: &Chain) -> std::result::Result<(), String> {
+        if let Kept::Lent { cache, heads, channels } = self {
+            let sizes = [*heads, *channels].iter().all(|n| (1..=MAX_CHANNELS).contains(n));
+            return match chain.assistant.is_some() && sizes && chain.caches.contains_key(cache) {
+                true => Ok(()),
+                false => {
+                    Err(format!("{heads} heads of {channels} channels of a cache `{cache}` of a target"))
+                }
+            };
+        }
+        let Some((rows, place)) = self.added() else { return Ok(()) };
         match run.inputs.get(place) {
             Some(InputBinding::Host(HostInput::Place(_) | HostInput::PlaceRows(_))) => {}
             _ => return Err(format!("input `{place}` does not place rows in slots")),
@@ -283,8 +314,8 @@ impl Kept {
         {
             return Err(format!("{count} rows of {heads} heads of {channels} channels"));
         }
-        match run.outputs.contains_key(self.rows()) {
-            true => Err(format!("output `{}` goes into a register, too", self.rows())),
+        match run.outputs.contains_key(rows) {
+            true => Err(format!("output `{rows}` goes into a register, too")),
             false => Ok(()),
         }
     }

@@ -20,6 +20,9 @@ pub struct Chain {
     pub source: String,
     /// Sizes and special tokens.
     pub model: ModelInfo,
+    /// Ties of an assistant to its target, the model that it drafts for; absent in bundles of other models.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub assistant: Option<Assistant>,
     /// SHA-256 over the checkpoint's contents, independent of its path; large files count by samples.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub checkpoint_sha256: Option<String>,
@@ -46,6 +49,9 @@ pub struct Chain {
     /// File of the vectors that steps of the host use.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vectors: Option<Vectors>,
+    /// Bundle of the model that drafts for this one, a path in this bundle.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub drafter: Option<String>,
     /// Token counts for which the shards have functions, ascending.
     pub tokens: Vec<TokenCount>,
     /// Rotary tables by name.
@@ -86,13 +92,39 @@ pub struct ModelInfo {
     pub final_logit_softcapping: Option<f32>,
 }
 
+/// Ties of an assistant to its target. The steps read the register `input`: the target's embedding of the newest token, over the
+/// target's hidden state before that token. They write the register `state`: the hidden state of the next step.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Assistant {
+    /// Width of the target's residual stream.
+    pub target_hidden_size: usize,
+    /// Epsilon of the target's final norm, which makes the first hidden state.
+    pub eps: f32,
+    /// Groups of tokens whose logits the host computes; absent where the head computes all logits.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub centroids: Option<Centroids>,
+}
+
+/// Groups of tokens of equal size. The head's `logits` are those of the groups' centroids. The host computes the products of the
+/// register `normalized` with the rows of the best groups. Row r of the embedding is that of the token `token_ordering[r]`, a
+/// vector in [`Chain::vectors`]; a group's rows follow each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Centroids {
+    /// Number of groups.
+    pub count: usize,
+    /// Groups whose tokens have logits.
+    pub top_k: usize,
+}
+
 /// Embedding table in which the host looks tokens up.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Embedding {
     /// Path of the file in the bundle.
     pub file: String,
-    /// Vocabulary size.
+    /// Vocabulary size; 0 in an assistant whose tokens nobody looks up.
     pub rows: usize,
     /// Hidden size.
     pub cols: usize,

@@ -18,6 +18,7 @@ pub use build_results::{AutoChoice, GateResult, Gates, TensorChoice, UniformResu
 pub use chain_file::FORMATS;
 pub use check::SOFTCAPPING;
 pub use contract::{
-    Cache, Chain, Embedding, ModelInfo, Rope, Shard, ShardFunction, ShardKind, TokenCount, Vectors,
+    Assistant, Cache, Centroids, Chain, Embedding, ModelInfo, Rope, Shard, ShardFunction, ShardKind,
+    TokenCount, Vectors,
 };
 pub use steps::{HostInput, InputBinding, Kept, OutputBinding, RowRange, Run, Step, When};

@@ -123,6 +123,16 @@ pub enum Kept {
         /// Channels of a head.
         channels: usize,
     },
+    /// Input `[1, heads, slots, channels]`: the cache of an assistant's target, of its last layer whose cache has this name. The
+    /// function leaves it as it is.
+    Lent {
+        /// Name of the cache.
+        cache: String,
+        /// Number of heads, of keys and values together.
+        heads: usize,
+        /// Channels of a head, filled up to a multiple of 32.
+        channels: usize,
+    },
 }
 
 /// Condition: some element of the rows of a register is not zero.
@@ -234,17 +244,12 @@ impl Run {
 }
 
 impl Kept {
-    /// Returns the name of the output with the rows of the call's own tokens.
-    pub fn rows(&self) -> &str {
+    /// Returns the name of the output with the rows of the call's own tokens, and of the input that places tokens in slots; none
+    /// where the call adds no rows.
+    pub fn added(&self) -> Option<(&str, &str)> {
         match self {
-            Kept::Cache { rows, .. } | Kept::Newest { rows, .. } => rows,
-        }
-    }
-
-    /// Returns the name of the input that places tokens in slots.
-    pub fn place(&self) -> &str {
-        match self {
-            Kept::Cache { place, .. } | Kept::Newest { place, .. } => place,
+            Kept::Cache { rows, place } | Kept::Newest { rows, place, .. } => Some((rows, place)),
+            Kept::Lent { .. } => None,
         }
     }
 }

@@ -1,5 +1,6 @@
 //! Options that several commands share.
 
+pub mod drafter;
 pub mod evidence;
 pub mod executor;
 pub mod form_args;

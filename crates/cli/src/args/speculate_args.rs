@@ -11,7 +11,7 @@ use std::path::PathBuf;
 /// Most tokens of a corpus; the automaton of one takes some 150 bytes a token.
 const MAX_CORPUS: usize = 2_000_000;
 
-/// Drafts from repetitions. Tokens stay the same, whatever is drafted.
+/// Drafts from repetitions and of a drafter. Tokens stay the same, whatever is drafted.
 #[derive(clap::Args, Clone)]
 pub struct SpeculateArgs {
     /// Draft tokens from what repeats, and verify several in one pass: `ngram` wherever something repeats, `auto` where it pays
@@ -42,6 +42,11 @@ fn draft_length(text: &str) -> Result<usize, String> {
 }
 
 impl SpeculateArgs {
+    /// Returns the condition for drafting.
+    pub fn mode(&self) -> Mode {
+        self.speculate
+    }
+
     /// Makes the options of drafts; `tokenizer` encodes the corpus.
     pub fn options(&self, tokenizer: Option<&Tokenizer>) -> anyhow::Result<Speculation> {
         let corpus = match &self.ngram_corpus {

@@ -1,5 +1,6 @@
 //! `anemoe bench`
 
+use crate::args::drafter::{DrafterArgs, Running};
 use crate::args::executor::ExecutorArgs;
 use crate::args::numbers::{at_least_one, count};
 use crate::args::runner::RunnerArgs;
@@ -39,7 +40,7 @@ const PASSES: usize = 5;
 /// the time does not depend on what is in it. Figures are medians.
 #[derive(clap::Args)]
 #[command(
-    after_help = "Examples:\n  anemoe bench small.anemoe\n  anemoe bench small.anemoe --context 64,1024 --fast\n  anemoe bench small.anemoe --save a.json\n  anemoe bench small.anemoe --drafts 0,0.8"
+    after_help = "Examples:\n  anemoe bench small.anemoe\n  anemoe bench small.anemoe --context 64,1024 --fast\n  anemoe bench small.anemoe --save a.json\n  anemoe bench small.anemoe --drafts 0,0.8\n  anemoe bench large.anemoe --drafter small.anemoe"
 )]
 pub struct Args {
     /// The bundle.
@@ -63,6 +64,8 @@ pub struct Args {
     /// for the worst text.
     #[arg(long, value_name = "P,..", value_delimiter = ',', value_parser = probability)]
     drafts: Vec<f64>,
+    #[command(flatten)]
+    drafter: DrafterArgs,
     /// Times that each is measured.
     #[arg(long, value_name = "N", default_value = "3", value_parser = at_least_one)]
     repetitions: usize,
@@ -118,13 +121,14 @@ impl Command for Args {
         expect_bundle(&self.bundle)?;
         let chain = self.verify.open(&self.bundle, ui)?;
         let core_ml = self.runner.core_ml(&self.bundle, &chain, self.ops || !self.executor.is_default())?;
-        let options = BenchOptions {
+        let mut options = BenchOptions {
             prefill: self.prefill,
             context: self.context,
             decode: self.decode,
             sequences: self.sequences,
             verify_tokens: self.verify_tokens,
             drafts: self.drafts,
+            drafter: None,
             repetitions: self.repetitions,
             prefill_chunk: self.prefill_chunk,
             seed: self.seed,
@@ -139,6 +143,10 @@ impl Command for Args {
         model.prepare(1, Logits::Last);
         let mapped = model.populate();
         let load_s = started.elapsed().as_secs_f64();
+        let run = Running { runner: &self.runner, executor: &self.executor, verify: self.verify };
+        if options.decode > 1 || self.drafter.drafter.is_some() {
+            options.drafter = self.drafter.open(&model, &run, ui)?;
+        }
         check(&options, &model)?;
         let mut tokens = BenchTokens::new(options.seed, model.chain().model.vocab_size);
         model.append(&mut model.sequence(), &tokens.random_ids(1), Logits::Last, None)?;
@@ -294,8 +302,8 @@ fn check_output(path: &Path, overwrite: Overwrite) -> anyhow::Result<Output> {
 fn check(options: &BenchOptions, model: &Model) -> anyhow::Result<()> {
     let (longest, room) = (options.longest(), model.chain().model.max_context);
     anyhow::ensure!(
-        options.drafts.is_empty() || options.decode > 1,
-        "--drafts measures decoding: --decode {} leaves nothing to draft",
+        options.drafts.is_empty() && options.drafter.is_none() || options.decode > 1,
+        "--drafts and --drafter measure decoding: --decode {} leaves nothing to draft",
         options.decode
     );
     anyhow::ensure!(

@@ -1,5 +1,6 @@
 //! `anemoe build`
 
+use crate::args::drafter::same_tokens;
 use crate::args::hub_checkpoint::{Extent, locate};
 use crate::args::numbers::at_least_one;
 use crate::args::planning::{Calibration, PlanArgs, PlanUse, PlannedCheckpoint, find_outliers, plan_checkpoint};
@@ -16,14 +17,16 @@ use crate::show::build_report::print;
 use crate::show::plan_table::print_outliers;
 use crate::signals;
 use crate::ui::{self, Ui};
+use anemoe_bundle::DRAFTER_DIR;
 use anemoe_bundle::journal::status;
 use anemoe_convert::build::{
     self, Build, BuildEvent, BuildPart, BundleFiles, CheckpointOrigin, Needs, Share, bundle_files,
 };
 use anemoe_convert::compressed::CompressedMatrices;
+use anemoe_convert::models::Family;
 use anemoe_convert::plan::Plan;
 use anemoe_convert::variants::Variants;
-use anemoe_gates::checkpoint_text::bos;
+use anemoe_gates::checkpoint_text::{bos, gate_text};
 use anemoe_gates::facts;
 use anemoe_gates::gated::{self, GateStage, GatedReport, NamedGolden};
 use anemoe_gates::golden_gate::{self as gates, MIN_COSINE};
@@ -47,7 +50,7 @@ use std::time::Instant;
 /// fails. A build that was interrupted goes on where it stopped.
 #[derive(clap::Args)]
 #[command(
-    after_help = "Example:\n  anemoe build models/small-gemma4 -o small.anemoe --quant lut4 --attn-quant lut6 --head-quant lut6"
+    after_help = "Examples:\n  anemoe build models/small-gemma4 -o small.anemoe --quant lut4 --attn-quant lut6 --head-quant lut6\n  anemoe build large -o large.anemoe --drafter small"
 )]
 pub struct Args {
     /// A Hugging Face folder, a .gguf file, hf:OWNER/NAME[@REV] from the hub, or synthetic:NAME?seed=N&layers=N.
@@ -97,6 +100,10 @@ pub struct Args {
     /// SLURM_ARRAY_TASK_ID, JOB_COMPLETION_INDEX or AWS_BATCH_JOB_ARRAY_INDEX.
     #[arg(long, value_name = "I/N", value_parser = Share::parse)]
     shard: Option<Share>,
+    /// Checkpoint of the model's assistant, or of a small model with the same tokens, which is built into the bundle and drafts
+    /// for it. The options of compression and form count for it, too.
+    #[arg(long, value_name = "CHECKPOINT", conflicts_with = "shard")]
+    drafter: Option<PathBuf>,
     /// Send the bundle, or the part of --shard, to this store: a folder or s3://BUCKET/PREFIX. Shards of a part are sent as they
     /// are finished, and a part whose folder is gone goes on from there. `assemble --pull` puts the parts together.
     #[arg(long, value_name = "STORE", value_hint = clap::ValueHint::DirPath)]
@@ -134,10 +141,12 @@ impl Command for Args {
         let memory = self.calibration_memory.saturating_mul(1_000_000);
         let calibration = text.map(|text| Calibration { text, memory });
         let options = PlanArgs { calibration, ..self.options.clone() };
-        let PlannedCheckpoint { mut family, plan, importance, calibration: windows } =
+        let PlannedCheckpoint { mut family, mut plan, importance, calibration: windows } =
             plan_checkpoint(&self.checkpoint, &options, PlanUse::GatedBuild, ui)?;
         family.calibration = windows.as_deref().map(feedback::windows_sha256);
         let family = &family;
+        let drafter = self.drafter.as_deref().map(|spec| plan_drafter(spec, &self.options, family, ui)).transpose()?;
+        plan.chain.drafter = drafter.as_ref().map(|_| DRAFTER_DIR.to_string());
         let jobs = self.jobs.unwrap_or_else(build::default_jobs);
         let jobs =
             self.max_memory.map_or(jobs, |mb| build::jobs_within(jobs, Some(mb.saturating_mul(1_000_000))));
@@ -202,6 +211,19 @@ impl Command for Args {
             let _ = family.checked_checkpoint().compressed.set(CompressedMatrices::new(build.folder()));
         }
         build.remember(&source(&self.checkpoint, &checkpoint.variants)?)?;
+        if let Some(drafter) = drafter {
+            match self.build_drafter(&drafter, jobs, ui) {
+                Ok(gated) if gated.pass => {}
+                Ok(gated) => {
+                    let (bundle, planned) = (self.out.join(DRAFTER_DIR), drafter.plan.shards.len());
+                    return Ok(BuildSummary { bundle, golden: None, planned, part, gated, push: None });
+                }
+                Err(e) => {
+                    build.abandon(&e);
+                    return Err(e.into());
+                }
+            }
+        }
         let progress = Progress::new(&plan, build.own_shards(), ui);
         // A part that is complete in the store stays complete there: it is sent again as a whole, and not shard by shard.
         let pusher = resumed
@@ -241,6 +263,69 @@ impl Command for Args {
         }
         Ok(summary)
     }
+}
+
+impl Args {
+    /// Builds the drafter in the folder of the bundle, with gates as the bundle has.
+    fn build_drafter(
+        &self,
+        drafter: &PlannedCheckpoint,
+        jobs: usize,
+        ui: &Ui,
+    ) -> anemoe_io::Result<GatedReport> {
+        let PlannedCheckpoint { family, plan, .. } = drafter;
+        let checkpoint = &family.checked_checkpoint().checkpoint;
+        let model = &plan.chain.model;
+        let text = gate_text(checkpoint, model.vocab_size, model.max_context, None)?;
+        let mut reference = || reference(checkpoint, plan, None, ui);
+        let options = gated::GateOptions {
+            jobs,
+            skip_gates: self.skip_gates,
+            min_cosine: gate_cosine(&self.options, plan),
+            text: &text,
+            bounds: self.text_gate.bounds().unwrap_or_default(),
+            probes: self.probes,
+            probe_layers: self.probe_layers,
+            outliers: &[],
+            seed: self.probe_seed,
+            residency: residency::CheckOptions::default(),
+            scratch: self.scratch.as_deref(),
+            bos: bos(checkpoint),
+            reference_given: false,
+            reference: &mut reference,
+            also: &[],
+        };
+        let build = Build::begin(family, plan, None, &self.out.join(DRAFTER_DIR), None)?;
+        let progress = Progress::new(plan, build.own_shards(), ui);
+        let report = gated::run(build, options, &|event| progress.on(event));
+        progress.bar.finish_and_clear();
+        report
+    }
+}
+
+/// Opens and plans the checkpoint of a drafter, which has to have the tokens of `target`.
+fn plan_drafter(spec: &Path, options: &PlanArgs, target: &Family, ui: &Ui) -> anyhow::Result<PlannedCheckpoint> {
+    // Bounds and statistics are the target's.
+    let options = PlanArgs {
+        max_bytes: None,
+        importance: None,
+        experts_per_shard: None,
+        ffn_shards: None,
+        ..options.clone()
+    };
+    let drafter = plan_checkpoint(spec, &options, PlanUse::GatedBuild, ui)?;
+    let has_none = drafter.family.checked_checkpoint().checkpoint.side_file("tokenizer.json")?.is_none();
+    if drafter.plan.chain.assistant.is_some() && has_none {
+        return Ok(drafter);
+    }
+    let tokenizer = |family: &Family| -> anyhow::Result<Vec<u8>> {
+        let file = family.checked_checkpoint().checkpoint.side_file("tokenizer.json")?;
+        let file = file.with_context(|| format!("--drafter {}: needs the tokenizers of both", spec.display()))?;
+        Ok(file.read()?.into_owned())
+    };
+    let [own, others] = [tokenizer(target)?, tokenizer(&drafter.family)?];
+    same_tokens([(&own, Path::new("tokenizer.json")), (&others, spec)])?;
+    Ok(drafter)
 }
 
 /// A build with its gates, and where it was sent.

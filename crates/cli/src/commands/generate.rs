@@ -64,12 +64,12 @@ impl Command for Args {
         let prompt =
             self.prompt.ids(|| Ok(Tokenizer::open(&tokenizer_file)?), model.chain().model.bos_token_id)?;
         let tokenizer = tokenizer_file.exists().then(|| Tokenizer::open(&tokenizer_file)).transpose()?;
-        let speculation = self.run.speculate.options(tokenizer.as_ref())?;
+        let speculation = self.run.speculation(&model, tokenizer.as_ref(), ui)?;
         // One preparation for the prompt, one for decoding, and those of drafts, whose passes run for a moment.
         model.prepare(self.prefill_chunk.unwrap_or(usize::MAX).min(prompt.len()), Logits::Last);
         model.prepare(1, Logits::Last);
         let max_new = self.max_new.or_else(|| chosen.own.max_new(prompt.len())).unwrap_or(MAX_NEW);
-        if max_new >= WORTH_PREPARING {
+        if max_new >= WORTH_PREPARING || speculation.drafter.is_some() {
             prepare_drafts(&model, &speculation)?;
         }
         drop(model.populate());
@@ -193,8 +193,11 @@ fn drafts(r: &SpeculationReport) -> String {
         format!("{}: {estimated}{acceptance}", b.drafted)
     });
     let break_even: Vec<String> = break_even.collect();
+    let sources = r.sources.iter().map(|s| {
+        format!("\ndrafts of {}: {} of {} accepted, made in {:.1} ms", s.source, s.accepted, s.drafted, s.ms)
+    });
     format!(
-        "drafts: {} of {} accepted ({:.0} %) in {}, {} without\n\
+        "drafts: {} of {} accepted ({:.0} %) in {}, {} without{}\n\
          tokens of a pass, its time and how many: {}\n\
          drafted tokens, and the acceptance that pays for them (~ estimated): {}",
         r.accepted,
@@ -202,6 +205,7 @@ fn drafts(r: &SpeculationReport) -> String {
         100.0 * r.acceptance,
         ui::counted(r.verifier_calls, "pass"),
         ui::counted(r.fallbacks, "pass"),
+        sources.collect::<String>(),
         passes.collect::<Vec<_>>().join(", "),
         if break_even.is_empty() {
             "no pass for one token was measured".into()

@@ -131,6 +131,9 @@ impl BundleContents {
             "vocabulary {}, hidden size {}, {} layers, context of {} tokens",
             m.vocab_size, m.hidden_size, m.num_layers, m.max_context
         ))?;
+        if let Some(drafter) = &self.chain.drafter {
+            ui.line(format!("{drafter} drafts for it"))?;
+        }
         for (what, how) in readings {
             ui.line(format!("the checkpoint was read with {what} {how}"))?;
         }

@@ -5,18 +5,24 @@ use crate::args::planning::{PlanArgs, PlanUse, PlannedCheckpoint, plan_checkpoin
 use crate::bundle::Verify;
 use crate::command::{Command, CommandReport, parse};
 use crate::files::Overwrite;
-use crate::show::speed::{self, SpeculationForecast, SpeedDocument};
+use crate::show::speed::{
+    self, DraftedForm, DraftedPass, DrafterForecast, SpeculationForecast, SpeedDocument,
+};
 use crate::ui::{self, Ui};
+use anemoe_bundle::Chain;
 use anemoe_convert::context_buckets::ContextBuckets;
+use anemoe_convert::models::Family;
 use anemoe_convert::path_kind::PathKind;
+use anemoe_convert::plan::PlanOptions;
 use anemoe_gates::cost::bench_fit::calibrate;
 use anemoe_gates::cost::chips::ChipProfile;
 use anemoe_gates::cost::forecast::{
-    Forecast, PassSize, forecast, open_packages, tokens_per_call, with_memory,
+    Costed, Forecast, PassSize, forecast, open_packages, tokens_per_call, with_memory,
 };
 use anemoe_gates::cost::forms::{self, Setting};
 use anemoe_gates::residency::PlannedPrograms;
 use anemoe_gates::residency::rule::{Chip, Conditions};
+use anemoe_runtime::speculate::break_even;
 use serde::Serialize;
 use std::collections::BTreeSet;
 use std::io;
@@ -37,7 +43,7 @@ const ACCEPTANCE: [f64; 3] = [0.6, 0.8, 0.9];
 /// range is as wide as what is published. For a checkpoint it also compares forms: packings, kinds, contexts.
 #[derive(clap::Args)]
 #[command(
-    after_help = "Examples:\n  anemoe predict-speed synthetic:zaya1-8b\n  anemoe predict-speed synthetic:gemma4-26b-a4b --chip m4-pro --memory-gb 24 --quant lut4\n  anemoe predict-speed small.anemoe --calibrate bench.json -o mac.toml"
+    after_help = "Examples:\n  anemoe predict-speed synthetic:zaya1-8b\n  anemoe predict-speed synthetic:gemma4-26b-a4b --chip m4-pro --memory-gb 24 --quant lut4\n  anemoe predict-speed synthetic:gemma4-26b-a4b --drafter synthetic:gemma4-26b-a4b-assistant\n  anemoe predict-speed small.anemoe --calibrate bench.json -o mac.toml"
 )]
 pub struct Args {
     /// A checkpoint (folder, .gguf file or synthetic:NAME), or a bundle.
@@ -71,6 +77,10 @@ pub struct Args {
     /// Layers that share a package, of a checkpoint.
     #[arg(long, value_name = "N", value_parser = crate::args::numbers::at_least_one)]
     layers_per_shard: Option<usize>,
+    /// A drafter, an assistant or a small model: a checkpoint or a bundle. Shows what a drafted token and passes over drafts cost, by
+    /// form, and from which share of right tokens they pay.
+    #[arg(long, value_name = "PATH", conflicts_with = "calibrate")]
+    drafter: Option<PathBuf>,
     /// Fit a profile to what `bench --save` measured with this bundle on a Mac.
     #[arg(long, value_name = "BENCH.json", requires = "output")]
     calibrate: Option<PathBuf>,
@@ -103,7 +113,7 @@ impl Command for Args {
         let path = &self.path;
         let memory = SHARE_OF_MEMORY * self.memory_gb * 1e9;
         let tokens = usize::from(self.tokens);
-        let (chain, packages, planned) = if PathKind::at(path) == PathKind::Bundle {
+        if PathKind::at(path) == PathKind::Bundle {
             anyhow::ensure!(
                 self.context.is_none()
                     && self.experts_per_shard.is_none()
@@ -112,14 +122,9 @@ impl Command for Args {
                 "--context, --context-buckets, --experts-per-shard and --layers-per-shard are a checkpoint's: the bundle {} is built",
                 path.display()
             );
-            let chain = self.verify.open(path, ui)?;
-            let packages = open_packages(path, &chain)?;
-            (chain, packages, None)
-        } else {
-            let PlannedCheckpoint { family, plan, .. } = plan_of(path, &self, ui)?;
-            let packages = forms::packages(&plan, &PlannedPrograms::lower(&family, &plan)?);
-            (plan.chain, packages, Some((family, plan.options)))
-        };
+        }
+        let counts = if tokens == 1 { "1".into() } else { format!("1,{tokens}") };
+        let Costs { chain, packages, planned } = self.costs(path, &counts, self.experts_per_shard, ui)?;
         if let (Some(bench), Some(output)) = (&self.calibrate, &self.output) {
             let one = forecast(&chain, &packages, &chip, PassSize::of(1));
             return write_calibrated(bench, output, &one, &chip);
@@ -137,6 +142,10 @@ impl Command for Args {
             let recommended = forms::recommend(&forms, &options);
             (forms, recommended)
         });
+        let drafter = match &self.drafter {
+            Some(drafter) => Some(self.drafts(drafter, (&chip, memory), ui)?),
+            None => None,
+        };
         let over_one = several.ms.likely / one.ms.likely;
         let gains = ACCEPTANCE.map(|p| (p, tokens_per_call(p, tokens - 1) / over_one)).to_vec();
         Ok(SpeedReport::Prediction(Box::new(SpeedDocument {
@@ -147,9 +156,69 @@ impl Command for Args {
             one,
             several,
             contexts,
+            drafter,
             forms,
             recommended,
         })))
+    }
+}
+
+/// Chain and packages of a model; of a checkpoint also its family and options.
+struct Costs {
+    chain: Chain,
+    packages: Vec<Costed>,
+    planned: Option<(Family, PlanOptions)>,
+}
+
+/// Most drafted tokens of a pass that is shown.
+const MOST_DRAFTED: usize = 7;
+
+impl Args {
+    /// Opens the packages of a bundle, or plans those of a checkpoint.
+    fn costs(&self, path: &Path, counts: &str, experts: Option<usize>, ui: &Ui) -> anyhow::Result<Costs> {
+        if PathKind::at(path) == PathKind::Bundle {
+            let chain = self.verify.open(path, ui)?;
+            let packages = open_packages(path, &chain)?;
+            return Ok(Costs { chain, packages, planned: None });
+        }
+        let PlannedCheckpoint { family, plan, .. } = plan_of(path, self, (counts, experts), ui)?;
+        let packages = forms::packages(&plan, &PlannedPrograms::lower(&family, &plan)?);
+        Ok(Costs { chain: plan.chain, packages, planned: Some((family, plan.options)) })
+    }
+
+    /// Forecasts a drafter, and passes over its drafts.
+    fn drafts(
+        &self,
+        drafter: &Path,
+        (chip, memory): (&ChipProfile, f64),
+        ui: &Ui,
+    ) -> anyhow::Result<DrafterForecast> {
+        let own = self.costs(drafter, "1", None, ui)?;
+        let ms = forecast(&own.chain, &own.packages, chip, PassSize::of(1)).ms;
+        let counts: Vec<String> = (1..=MOST_DRAFTED + 1).map(|n| n.to_string()).collect();
+        let counts = counts.join(",");
+        let given = self.costs(&self.path, &counts, self.experts_per_shard, ui)?;
+        let (is_checkpoint, has_experts) = (given.planned.is_some(), given.chain.experts().is_some());
+        let name = match (is_checkpoint, self.experts_per_shard) {
+            (false, _) => "as built".to_string(),
+            (true, None) => "default".to_string(),
+            (true, Some(n)) => format!("--experts-per-shard {n}"),
+        };
+        let mut all = vec![(name, given)];
+        if is_checkpoint && has_experts && self.experts_per_shard != Some(1) {
+            all.push(("--experts-per-shard 1".into(), self.costs(&self.path, &counts, Some(1), ui)?));
+        }
+        let forms = all.into_iter().map(|(form, Costs { chain, packages, .. })| {
+            let pass = |n| with_memory(forecast(&chain, &packages, chip, PassSize::of(n)), chip, memory).ms;
+            let one = pass(1);
+            let drafted = |drafted: usize| {
+                let own = pass(drafted + 1);
+                let over_one = (own.likely + drafted as f64 * ms.likely) / one.likely;
+                DraftedPass { drafted, ms: own, over_one, pays_from: break_even(over_one, drafted) }
+            };
+            DraftedForm { form, ms: one, passes: (1..=MOST_DRAFTED).map(drafted).collect() }
+        });
+        Ok(DrafterForecast { source: drafter.display().to_string(), ms, forms: forms.collect() })
     }
 }
 
@@ -178,13 +247,18 @@ impl CommandReport for SpeedReport {
     }
 }
 
-fn plan_of(path: &Path, args: &Args, ui: &Ui) -> anyhow::Result<PlannedCheckpoint> {
+fn plan_of(
+    path: &Path,
+    args: &Args,
+    (counts, experts): (&str, Option<usize>),
+    ui: &Ui,
+) -> anyhow::Result<PlannedCheckpoint> {
     let mut words =
         vec!["--quant".to_string(), args.quant.clone(), "--skip-outliers".into(), "--tokens".into()];
-    words.push(if args.tokens == 1 { "1".into() } else { format!("1,{}", args.tokens) });
+    words.push(counts.to_string());
     for (option, value) in [
         ("--max-context", args.context),
-        ("--experts-per-shard", args.experts_per_shard),
+        ("--experts-per-shard", experts),
         ("--layers-per-shard", args.layers_per_shard),
     ] {
         words.extend(value.into_iter().flat_map(|n| [option.to_string(), n.to_string()]));

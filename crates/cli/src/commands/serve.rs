@@ -158,7 +158,7 @@ impl Args {
         drop(model.populate());
         let defaults = self.run.sampling.defaults(bundle)?;
         Ok(OpenedBundle {
-            speculation: self.run.speculate.options(Some(&tokenizer))?,
+            speculation: self.run.speculation(&model, Some(&tokenizer), &Ui::inner())?,
             model,
             tokenizer,
             template,
@@ -189,6 +189,10 @@ impl Command for Args {
     fn run(self, ui: &Ui) -> anyhow::Result<Serving> {
         self.run.check()?;
         self.bundles.iter().try_for_each(|bundle| expect_bundle(bundle))?;
+        anyhow::ensure!(
+            !self.run.names_drafter() || self.bundles.len() == 1,
+            "--drafter drafts for a single bundle; of several, each has the drafter in it"
+        );
         let args = Arc::new(self);
         let names = args.names()?;
         let settings = args.settings()?;

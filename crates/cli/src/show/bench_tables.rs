@@ -159,7 +159,7 @@ fn passes_over_drafts(report: &Speeds, ui: &Ui) -> io::Result<()> {
     table(ui, headings, rows.collect())?;
     let rows = report.drafts.iter().map(|d| {
         [
-            format!("{:.2}", d.planted),
+            d.planted.map_or("as the drafter is".into(), |p| format!("{p:.2}")),
             format!("{:.2}", d.tok_s),
             format!("{:.2}", d.plain_tok_s),
             format!("{:.3}", d.gain),
@@ -172,7 +172,7 @@ fn passes_over_drafts(report: &Speeds, ui: &Ui) -> io::Result<()> {
     let headings =
         ["drafts right with", "tok/s", "plain tok/s", "gain", "passes", "accepted", "drafted", "without"];
     table(ui, headings, rows.collect())?;
-    if report.drafts.iter().any(|d| d.planted > 0.0 && d.drafted == 0) {
+    if report.drafts.iter().any(|d| d.planted != Some(0.0) && d.drafted == 0) {
         ui.line("where nothing was drafted, the gain is the difference of two equal runs: a longer --decode gives drafts time to pay")?;
     }
     Ok(())

@@ -25,6 +25,9 @@ pub struct SpeedDocument {
     pub contexts: Vec<Forecast>,
     /// Speculation with passes of several tokens.
     pub speculation: SpeculationForecast,
+    /// A drafter, and passes over its drafts.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub drafter: Option<DrafterForecast>,
     /// Forms of a checkpoint.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub forms: Vec<CostedForm>,
@@ -42,6 +45,41 @@ pub struct SpeculationForecast {
     pub over_one: f64,
     /// Speed over plain decoding, by the probability that a drafted token is right.
     pub gains: Vec<(f64, f64)>,
+}
+
+/// A drafter's call, and passes over its drafts by form.
+#[derive(Serialize)]
+pub struct DrafterForecast {
+    /// Path of the checkpoint or bundle.
+    pub source: String,
+    /// Milliseconds for a drafted token.
+    pub ms: Span,
+    /// Forms of the model that it drafts for.
+    pub forms: Vec<DraftedForm>,
+}
+
+/// Passes over drafts in a form.
+#[derive(Serialize)]
+pub struct DraftedForm {
+    /// Options of the form.
+    pub form: String,
+    /// Milliseconds of a pass of one token.
+    pub ms: Span,
+    /// Passes over drafts.
+    pub passes: Vec<DraftedPass>,
+}
+
+/// A pass over drafted tokens and one more.
+#[derive(Serialize)]
+pub struct DraftedPass {
+    /// Drafted tokens.
+    pub drafted: usize,
+    /// Milliseconds of the pass.
+    pub ms: Span,
+    /// Time of the pass and of the drafter over that of a pass of one token.
+    pub over_one: f64,
+    /// Share of right tokens from which it pays; none where it never does.
+    pub pays_from: Option<f64>,
 }
 
 /// Formats a figure with its range.
@@ -83,6 +121,9 @@ pub fn print(document: &SpeedDocument, ui: &Ui) -> std::io::Result<()> {
             d.speculation.over_one,
             gains.join(", ")
         ))?;
+    }
+    if let Some(drafter) = &d.drafter {
+        print_drafter(drafter, ui)?;
     }
     if !d.forms.is_empty() {
         ui.line("\nforms, one token:")?;
@@ -133,6 +174,24 @@ fn print_contexts(contexts: &[Forecast], whole: &Forecast, ui: &Ui) -> std::io::
         vec![positions, ui::bytes(cache as u64), span(&f.ms), span(&f.tok_s)]
     });
     Table::new(&["positions", "cache", "ms", "tokens a second"]).with_rows(rows).print(ui)
+}
+
+/// Prints a drafter's call, and passes over its drafts by form.
+fn print_drafter(d: &DrafterForecast, ui: &Ui) -> std::io::Result<()> {
+    ui.line(format!("\ndrafter {}: {} ms for a drafted token", d.source, span(&d.ms)))?;
+    let rows = d.forms.iter().flat_map(|form| {
+        form.passes.iter().map(|pass| {
+            vec![
+                form.form.clone(),
+                pass.drafted.to_string(),
+                span(&pass.ms),
+                format!("{:.2}", pass.over_one),
+                pass.pays_from.map_or("never".into(), |share| format!("{:.0} %", 100.0 * share)),
+            ]
+        })
+    });
+    let headings = ["form", "drafted", "ms of the pass", "over one token, drafting included", "pays from"];
+    Table::new(&headings).with_rows(rows).print(ui)
 }
 
 /// Prints forms side by side.

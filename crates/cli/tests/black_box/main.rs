@@ -13,6 +13,7 @@ mod bench;
 mod chat;
 mod check;
 mod doctor;
+mod drafters;
 mod first_contact;
 mod forms;
 mod gates;

@@ -421,6 +421,38 @@ fn a_stream_that_runs_alone_drafts_and_its_answer_stays_the_same() {
     assert_eq!(content(&plain.chat(body.clone())), content(&drafting.chat(body)));
 }
 
+#[test]
+fn few_streams_draft_together_with_a_drafter_and_their_answers_stay_the_same() {
+    let coarse = built("small", "--max-context 512 --no-journal --quant lut4");
+    let plain = Server::small("--speculate off");
+    let options = "--speculate ngram --draft-max 3 --ngram-min 24";
+    let drafting = Server::small(&format!("{options} --drafter {coarse}"));
+    let bodies: Vec<Value> = (0..9)
+        .map(|i| {
+            let prompt = format!("class A{i}:\n    def __init__(self, value{i}):\n");
+            json!({"prompt": prompt, "temperature": 0.2 * (i % 3) as f64, "seed": i, "max_tokens": 30 + i, "ignore_eos": true})
+        })
+        .collect();
+    let answers = |server: &Server, streams: usize| -> Vec<Value> {
+        let mut all = Vec::new();
+        for bodies in bodies.chunks(streams) {
+            std::thread::scope(|scope| {
+                let running: Vec<_> =
+                    bodies.iter().map(|body| scope.spawn(|| server.complete(body.clone()))).collect();
+                all.extend(running.into_iter().map(|answer| answer.join().unwrap()["choices"].clone()));
+            });
+        }
+        all
+    };
+    let expected = answers(&plain, 1);
+    for streams in [1, 3, 9] {
+        assert_eq!(answers(&drafting, streams), expected, "{streams} streams");
+    }
+    let (_, metrics) = drafting.get("/metrics");
+    let value = metrics.lines().find_map(|l| l.strip_prefix("anemoe_drafter_accepted_total ")).unwrap();
+    assert!(value.parse::<u64>().unwrap() > 100, "{metrics}");
+}
+
 /// Head of a request for tokens, without the length of its body.
 const POST: &str = "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n";
 

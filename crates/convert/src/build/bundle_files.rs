@@ -107,6 +107,11 @@ fn finished_files(bundle: &Path) -> Result<Vec<String>> {
     for shard in &chain.shards {
         files.extend(inside(bundle, &shard.file)?);
     }
+    if let Some(drafter) = &chain.drafter {
+        folder.expect(drafter, true)?;
+        let inside = finished_files(&bundle.join(drafter))?.into_iter();
+        files.extend(inside.map(|file| format!("{drafter}/{file}")));
+    }
     files.sort();
     files.dedup();
     Ok(files)

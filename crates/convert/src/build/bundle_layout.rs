@@ -4,7 +4,7 @@
 use crate::Result;
 use crate::checkpoint::SIDE_FILES;
 use anemoe_bundle::journal::JOURNAL_FILE;
-use anemoe_bundle::{CHAIN_FILE, SHARDS_DIR};
+use anemoe_bundle::{CHAIN_FILE, DRAFTER_DIR, SHARDS_DIR};
 use anemoe_io::{OwnedDir, TEMPORARY};
 use anemoe_mlpackage::package::foreign_entry;
 use std::io::{Error, ErrorKind};
@@ -34,7 +34,7 @@ fn files() -> impl Iterator<Item = &'static str> {
 
 /// Lists the names that bundles use for their files and folders.
 pub fn bundle_names() -> impl Iterator<Item = &'static str> {
-    files().chain([JOURNAL_FILE, SHARDS_DIR, WORK_DIR])
+    files().chain([JOURNAL_FILE, SHARDS_DIR, DRAFTER_DIR, WORK_DIR])
 }
 
 /// Tells whether a file of this name, in the folder of an unfinished build, is one that builds write; `shards` are
@@ -57,7 +57,7 @@ pub fn check<'a>(folder: &OwnedDir, packages: impl IntoIterator<Item = &'a str>)
     for name in files() {
         folder.expect(name, false)?;
     }
-    for name in [SHARDS_DIR, WORK_DIR] {
+    for name in [SHARDS_DIR, DRAFTER_DIR, WORK_DIR] {
         folder.expect(name, true)?;
     }
     packages.into_iter().try_for_each(|package| check_package(folder, package))

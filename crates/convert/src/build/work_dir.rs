@@ -6,14 +6,14 @@ use super::bundle_layout::{
 use super::differences::differences;
 use super::record::{BuildPart, CheckpointOrigin, Quality};
 use super::weight_errors::RoleError;
-use crate::lower::encode_matrix;
+use crate::lower::encode_in_order;
 use crate::models::Family;
 use crate::plan::{MatrixPlan, Plan, PlanOptions, PlannedShard};
 use crate::{Error, Result};
 use anemoe_bundle::journal::JOURNAL_FILE;
 use anemoe_bundle::{
-    CHAIN_FILE, Chain, GateResult, Gates, SHARDS_DIR, Shard, Vectors, file_sha256, package_bytes,
-    package_sha256, sha256,
+    CHAIN_FILE, Chain, DRAFTER_DIR, GateResult, Gates, SHARDS_DIR, Shard, Vectors, file_sha256,
+    package_bytes, package_sha256, sha256,
 };
 use anemoe_io::{OwnedDir, TEMPORARY, Temporary, read_input};
 use anemoe_npz::Array;
@@ -322,8 +322,10 @@ impl WorkDir {
     /// Cleans up after a failure: leaves finished shards unless `all` is to go, and nothing at all when no shard is
     /// finished. A bundle that was finished before stays an unfinished build, which can go on.
     pub fn tidy(&self, all: bool) {
+        let is_built = |file: &str| self.bundle.join(file).exists();
         let is_calibrated = |name: &String| name.starts_with(crate::compressed::PREFIX);
-        let done = self.shards.iter().any(|name| self.bundle.join(package_file(name)).exists())
+        let done = is_built(DRAFTER_DIR)
+            || self.shards.iter().any(|name| is_built(&package_file(name)))
             || self.folder.names(WORK_DIR).is_ok_and(|names| names.iter().any(is_calibrated));
         if self.was_finished || done && !all {
             return;
@@ -612,7 +614,8 @@ impl WorkDir {
         };
         let failed = |e: std::io::Error| Error::io(&path, e);
         // No importances: each row belongs to one token, and the head's importances say nothing about it.
-        let side = encode_matrix(family.checked_checkpoint(), &matrix, None, None, &mut |bytes| {
+        let order = family.token_ordering()?;
+        let side = encode_in_order(family.checked_checkpoint(), &matrix, order.as_deref(), &mut |bytes| {
             out.write_all(bytes).map_err(failed)
         })?;
         let values = side.values.iter().flat_map(|v| v.to_le_bytes());

@@ -350,6 +350,17 @@ pub trait TensorSource: Send + Sync {
         Err(Error::invalid(self.path(), format!("use: bytes of tensor `{name}`")))
     }
 
+    /// Reads all elements of tensor `name`, which are integers.
+    ///
+    /// # Errors
+    /// The name is unknown, or its elements are no integers of 32 or 64 bits.
+    fn read_integers(&self, name: &str) -> Result<Vec<i64>> {
+        Err(Error::unsupported(
+            self.path(),
+            format!("tensor `{name}`: integers in a checkpoint of this format"),
+        ))
+    }
+
     /// Returns the tensor named `name`; none where there is no such tensor.
     fn info(&self, name: &str) -> Option<&TensorInfo> {
         let all = self.tensors();

@@ -294,6 +294,10 @@ impl TensorSource for ScaledSource {
         self.inner.read_bytes(name, range, out)
     }
 
+    fn read_integers(&self, name: &str) -> Result<Vec<i64>> {
+        self.inner.read_integers(name)
+    }
+
     fn side_file(&self, name: &str) -> Result<Option<SideFile>> {
         self.inner.side_file(name)
     }

@@ -187,6 +187,30 @@ impl TensorSource for Folder {
         }
     }
 
+    fn read_integers(&self, name: &str) -> Result<Vec<i64>> {
+        let elements = self.info(name).map_or(0, TensorInfo::elements);
+        let (info, file, start) = self.place(name, &(0..elements), elements as usize)?;
+        let mut copy = Vec::new();
+        let bytes = match &self.files[file] {
+            WeightFile::Mapped(map) => &map[start..start + info.bytes as usize],
+            WeightFile::Ranged(file) => {
+                copy.resize(info.bytes as usize, 0);
+                file.read_range(start as u64, &mut copy)?;
+                &copy
+            }
+        };
+        let wide = |b: &[u8; 4]| i64::from(i32::from_le_bytes(*b));
+        match info.dtype.name() {
+            "i64" => Ok(bytes.as_chunks::<8>().0.iter().map(|b| i64::from_le_bytes(*b)).collect()),
+            "i32" => Ok(bytes.as_chunks::<4>().0.iter().map(wide).collect()),
+            other => {
+                let dtype = other.to_uppercase();
+                let what = format!("tensor `{name}`: dtype {dtype}, expected I64 or I32");
+                Err(Error::unsupported(&info.file, what))
+            }
+        }
+    }
+
     fn read(&self, name: &str, range: Range<u64>, out: &mut [f32]) -> Result<()> {
         let (info, file, start) = self.place(name, &range, out.len())?;
         info.check_weight()?;

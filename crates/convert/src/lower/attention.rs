@@ -29,11 +29,17 @@ pub struct AttentionDims {
 
 /// Inputs that the host gives to every attention shard, besides the hidden state.
 pub struct PositionInputs {
+    /// Those that queries need.
+    pub of_queries: QueryInputs,
+    keep: Var,
+    place: Var,
+}
+
+/// Rotary rows of a call's tokens, and the mask of their scores.
+pub struct QueryInputs {
     cos: Var,
     sin: Var,
     mask: Var,
-    keep: Var,
-    place: Var,
 }
 
 /// Keys and values of an attention layer before the call.
@@ -69,10 +75,12 @@ pub const KV_CACHE: &str = "kv_cache";
 pub const KV_ROWS: &str = "kv_rows";
 /// Input that places the rows of the call's own tokens: the slots that they go into.
 pub const KV_PLACE: &str = "kv_place";
+/// Name of a cache that another model lends, behind its kind.
+pub const LENT_CACHE: &str = "cache";
 
 impl AttentionDims {
     /// Returns the width of a cache row: the head's channels, padded to a multiple of 32, as the ANE wants states.
-    pub(super) fn padded_dim(&self) -> usize {
+    pub fn padded_dim(&self) -> usize {
         self.head_dim.next_multiple_of(32)
     }
 
@@ -92,30 +100,71 @@ impl AttentionDims {
 impl Lowering<'_> {
     /// Declares the inputs that depend on positions: rotary rows, mask and cache placement.
     pub fn position_inputs(&mut self, shape: &AttentionDims, rotary_dim: usize) -> Result<PositionInputs> {
-        let (d, s) = (rotary_dim as u64, shape.seen as u64);
-        let cos = self.input("rope_cos", &[1, 1, 0, d], Some(2))?;
-        let sin = self.input("rope_sin", &[1, 1, 0, d], Some(2))?;
+        let s = shape.seen as u64;
+        let (cos, sin, mask) = self.declare_query_inputs("", shape, rotary_dim)?;
         if self.form.io == IoForm::ChannelsFirst {
-            let mask = match self.form.attention {
-                AttentionForm::Grouped => self.input("mask", &[1, 1, 0, s], Some(2))?,
-                AttentionForm::PerHead => self.input("mask", &[1, s, 1, 0], Some(3))?,
-            };
             let keep = self.input("kv_keep", &[1, 1, s, 1], None)?;
             let place = self.input(KV_PLACE, &[1, 1, s, 0], Some(3))?;
-            return Ok(PositionInputs { cos, sin, mask, keep, place });
+            return Ok(PositionInputs { of_queries: QueryInputs { cos, sin, mask }, keep, place });
         }
         // No value at the border ends in an axis of 1: slots are last there, and turned to where they are used.
-        let mask = self.input("mask", &[1, 1, 0, s], Some(2))?;
         let keep = self.input("kv_keep", &[1, 1, 1, s], None)?;
         let place = self.input(KV_PLACE, &[1, 1, 0, s], Some(2))?;
         let turned = [0, 1, 3, 2];
-        let mask = match self.form.attention {
-            AttentionForm::Grouped => mask,
-            AttentionForm::PerHead => self.f().transpose("mask_columns", &mask, &[0, 3, 1, 2])?,
-        };
+        let mask = self.turn_mask("", &mask)?;
         let keep = self.f().transpose("kv_keep_column", &keep, &turned)?;
         let place = self.f().transpose("kv_place_columns", &place, &turned)?;
-        Ok(PositionInputs { cos, sin, mask, keep, place })
+        Ok(PositionInputs { of_queries: QueryInputs { cos, sin, mask }, keep, place })
+    }
+
+    /// Declares rotary rows and mask, as they are at the border.
+    fn declare_query_inputs(
+        &mut self,
+        prefix: &str,
+        shape: &AttentionDims,
+        rotary_dim: usize,
+    ) -> Result<(Var, Var, Var)> {
+        let (d, s) = (rotary_dim as u64, shape.seen as u64);
+        let cos = self.input(&format!("{prefix}rope_cos"), &[1, 1, 0, d], Some(2))?;
+        let sin = self.input(&format!("{prefix}rope_sin"), &[1, 1, 0, d], Some(2))?;
+        let name = format!("{prefix}mask");
+        let mask = match (self.form.io, self.form.attention) {
+            (IoForm::ChannelsFirst, AttentionForm::PerHead) => self.input(&name, &[1, s, 1, 0], Some(3))?,
+            _ => self.input(&name, &[1, 1, 0, s], Some(2))?,
+        };
+        Ok((cos, sin, mask))
+    }
+
+    /// Turns a mask of the border to where attention adds it.
+    fn turn_mask(&mut self, prefix: &str, mask: &Var) -> Result<Var> {
+        match (self.form.io, self.form.attention) {
+            (IoForm::ChannelsLast, AttentionForm::PerHead) => {
+                self.f().transpose(&format!("{prefix}mask_columns"), mask, &[0, 3, 1, 2])
+            }
+            _ => Ok(mask.clone()),
+        }
+    }
+
+    /// Declares a cache that another model lends, `PREFIXcache`, with rotary rows and mask of the layers that read it. Returns
+    /// these, keys, and values, each `[1, kv_heads, slots, head_dim]`.
+    pub fn lent_cache(
+        &mut self,
+        prefix: &str,
+        shape: &AttentionDims,
+        rotary_dim: usize,
+    ) -> Result<(QueryInputs, Var, Var)> {
+        let (cos, sin, mask) = self.declare_query_inputs(prefix, shape, rotary_dim)?;
+        let mut all = self.f().input(&format!("{prefix}{LENT_CACHE}"), shape.cache_type(CacheForm::Host))?;
+        let mask = self.turn_mask(prefix, &mask)?;
+        if shape.padded_dim() > shape.head_dim {
+            let size = [1, -1, shape.seen as i32, shape.head_dim as i32];
+            all = self.f().slice_by_size(&format!("{prefix}kv_unpadded"), &all, &[0; 4], &size)?;
+        }
+        let mut halves = self.f().split(&format!("{prefix}kv_half"), &all, 2, 1)?.into_iter();
+        match (halves.next(), halves.next()) {
+            (Some(keys), Some(values)) => Ok((QueryInputs { cos, sin, mask }, keys, values)),
+            _ => unreachable!("split into 2 gives 2"),
+        }
     }
 
     /// Turns `[1, heads * head_dim, 1, T]` to `[1, heads, T, head_dim]`: the head's channels become the last axis,
@@ -141,7 +190,7 @@ impl Lowering<'_> {
         x: &Var,
         rotary_dim: usize,
         head_dim: usize,
-        at: &PositionInputs,
+        at: &QueryInputs,
     ) -> Result<Var> {
         if rotary_dim == head_dim {
             return self.rotate_all(name, x, at);
@@ -155,7 +204,7 @@ impl Lowering<'_> {
         self.f().concat(name, &[&rotated, &parts[1]], -1)
     }
 
-    fn rotate_all(&mut self, name: &str, x: &Var, at: &PositionInputs) -> Result<Var> {
+    fn rotate_all(&mut self, name: &str, x: &Var, at: &QueryInputs) -> Result<Var> {
         let f = self.f();
         let halves = f.split(&format!("{name}_half"), x, 2, -1)?;
         let swapped = f.concat(&format!("{name}_swapped"), &[&halves[1], &halves[0]], -1)?;
@@ -307,7 +356,7 @@ impl Lowering<'_> {
         q: &Var,
         keys: &Var,
         values: &Var,
-        at: &PositionInputs,
+        at: &QueryInputs,
         shape: &AttentionDims,
     ) -> Result<Var> {
         if self.form.attention == AttentionForm::PerHead {
@@ -365,7 +414,7 @@ impl Lowering<'_> {
         q: &Var,
         keys: &Var,
         values: &Var,
-        at: &PositionInputs,
+        at: &QueryInputs,
         shape: &AttentionDims,
     ) -> Result<Var> {
         let (t, slots) = (self.tokens_or_inferred(), shape.seen as i32);

@@ -10,12 +10,15 @@ mod norm;
 mod router;
 mod store;
 
-pub use attention::{AttentionDims, KV_CACHE, KV_PLACE, KV_ROWS, LayerCache, PositionInputs, SharedCache};
+pub use attention::{
+    AttentionDims, KV_CACHE, KV_PLACE, KV_ROWS, LENT_CACHE, LayerCache, PositionInputs, QueryInputs,
+    SharedCache,
+};
 pub use cca::{CCA_HISTORY, HISTORY, HISTORY_ROWS, HistoryInput};
 pub use norm::NormShape;
 pub use store::{
-    Stored, StoredMatrix, TRIANGLE, add_constant, element_type, encode_matrix, join_operands, store_matrix,
-    store_triangle, store_vector,
+    Stored, StoredMatrix, TRIANGLE, add_constant, element_type, encode_in_order, encode_matrix,
+    join_operands, store_matrix, store_triangle, store_vector,
 };
 
 use crate::form::{ActivationForm, IoForm, ShardForm};

@@ -4,7 +4,7 @@ use crate::importance::Importance;
 use crate::models::CheckedCheckpoint;
 use crate::plan::{MatrixPlan, PlannedShard, VectorPlan};
 use crate::quant::Quant;
-use crate::quantize::{Encoder, Metrics, OutsideFp16, TablesAndScales};
+use crate::quantize::{Encoder, Metrics, OutsideFp16, ReadRows, TablesAndScales};
 use crate::{Error, Result};
 use anemoe_bundle::{IndexBits, IntBits, WeightFormat};
 use anemoe_kernels::{MXFP4_TABLE, Weight};
@@ -206,13 +206,44 @@ pub fn encode_matrix(
         return Ok(found.side);
     }
     let importance = importance.map(|all| all.of(plan)).transpose()?.flatten();
-    let encoder =
-        Encoder { rows: plan.rows, cols: plan.cols, quant: plan.quant, exact: false, importance, scale };
     let read = |first: usize, out: &mut [f32]| {
         let start = plan.offset + first as u64 * plan.cols as u64;
         checkpoint.read(&plan.tensor, start..start + out.len() as u64, out).map_err(Failed::Read)
     };
-    encoder.run(&read, &mut |bytes| write(bytes).map_err(Failed::Read)).map_err(|e| match e {
+    encode(checkpoint, plan, (importance, scale), &read, write)
+}
+
+/// Compresses a matrix like [`encode_matrix`], with its rows in another order where one is given.
+///
+/// # Errors
+/// Fails like [`encode_matrix`].
+pub fn encode_in_order(
+    checkpoint: &CheckedCheckpoint,
+    plan: &MatrixPlan,
+    order: Option<&[u32]>,
+    write: &mut dyn FnMut(&[u8]) -> Result<()>,
+) -> Result<TablesAndScales> {
+    let Some(order) = order else { return encode_matrix(checkpoint, plan, None, None, write) };
+    let read = |first: usize, out: &mut [f32]| {
+        for (row, out) in order[first..].iter().zip(out.chunks_exact_mut(plan.cols)) {
+            let start = u64::from(*row) * plan.cols as u64;
+            checkpoint.read(&plan.tensor, start..start + out.len() as u64, out).map_err(Failed::Read)?;
+        }
+        Ok(())
+    };
+    encode(checkpoint, plan, (None, None), &read, write)
+}
+
+fn encode(
+    checkpoint: &CheckedCheckpoint,
+    plan: &MatrixPlan,
+    (importance, scale): (Option<&[f32]>, Option<f16>),
+    read: &ReadRows<'_, Failed>,
+    write: &mut dyn FnMut(&[u8]) -> Result<()>,
+) -> Result<TablesAndScales> {
+    let encoder =
+        Encoder { rows: plan.rows, cols: plan.cols, quant: plan.quant, exact: false, importance, scale };
+    encoder.run(read, &mut |bytes| write(bytes).map_err(Failed::Read)).map_err(|e| match e {
         Failed::Read(e) => e,
         Failed::Value(e) => checkpoint.refuse(&plan.tensor, plan.offset, &e.to_string()),
     })

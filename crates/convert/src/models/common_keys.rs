@@ -79,6 +79,7 @@ pub fn decoder(k: Keys<'_>, family: &'static str, is_tied: bool, layers: Vec<Lay
         bos: k.tokens("bos_token_id", vocab)?.first().copied(),
         eos: k.tokens("eos_token_id", vocab)?,
         layers,
+        assistant: None,
         names: &[],
         prefixes: PREFIXES,
         preset: PRESET,

@@ -7,6 +7,7 @@
 //!         s = s + P(feed_forward(N(s)))       then times the layer's scalar where it has one
 //! head    logits = softcap(W N(s))
 //! ```
+//! In an assistant, `s = W' [E'[token]; s']` with embedding and last hidden state of another model, and `W" N(s)` is the next `s'`.
 //! With [`Residual::Affine`] each sum is `(branch + b) g + (s + b') g'` per channel instead. N is the RMS norm
 //! `x / sqrt(mean(x^2) + eps)`, times `norm_offset + w`.
 
@@ -14,7 +15,7 @@ use crate::lower::Activation;
 use crate::plan::PartKinds;
 use crate::quant::Quant;
 use crate::variants::ZayaSkip;
-use anemoe_bundle::Rope;
+use anemoe_bundle::{Assistant, Centroids, Rope};
 use serde_json::Value;
 use std::collections::BTreeMap;
 
@@ -51,6 +52,8 @@ pub struct Decoder {
     pub eos: Vec<u32>,
     /// Layers.
     pub layers: Vec<Layer>,
+    /// Ties to the model that this one drafts for, where it is an assistant.
+    pub assistant: Option<Assistant>,
     /// Names of tensors, by role, where they are not those of [`super::tensor_roles`].
     pub names: &'static [(&'static str, &'static str)],
     /// Prefixes that a checkpoint's names may have.
@@ -163,6 +166,9 @@ pub enum QkvProjection {
     /// `sqrt(head_dim)`, for keys times a temperature; half of the values are those of the token before (compressed
     /// convolutional attention).
     Convolved,
+    /// A product for queries, each head normed before the rotation. Keys and values are those of another model: of its last layer
+    /// of the same kind.
+    Lent,
 }
 
 /// Norm of queries and keys.
@@ -246,7 +252,11 @@ impl Attention {
 
     /// Tells whether the norm of queries has weights, which can take up the factor of the scores.
     pub fn has_normed_queries(&self) -> bool {
-        matches!(self.projection, QkvProjection::Direct { norm: HeadNorm::PerHead | HeadNorm::WholeRow, .. })
+        match self.projection {
+            QkvProjection::Direct { norm, .. } => norm != HeadNorm::None,
+            QkvProjection::Convolved => false,
+            QkvProjection::Lent => true,
+        }
     }
 }
 
@@ -264,6 +274,11 @@ impl Decoder {
     /// Returns the experts of the first layer that has some; all such layers have the same.
     pub fn experts(&self) -> Option<&ExpertLayer> {
         self.routed().next().map(|(_, experts)| experts)
+    }
+
+    /// Returns the groups of tokens of an assistant whose head computes only those of the best groups.
+    pub fn centroids(&self) -> Option<Centroids> {
+        self.assistant.as_ref()?.centroids
     }
 
     /// Tells whether any layer has a dense MLP.

@@ -1,11 +1,12 @@
 //! An opened checkpoint of a model family: its description, and the plan and programs that follow from it.
 
+use super::assistant::SINGLE;
 use super::chain_builder::{self, HIDDEN, OutputHead, layer_groups, normalized, not_ours, register};
 use super::checked::{BY_NORM, CheckedCheckpoint};
 use super::decoder::{Decoder, Preset, Residual, RouterKind};
 use super::keys::eos_token_ids;
 use super::sizes::Sizes;
-use super::tensor_table::TensorRow;
+use super::tensor_table::{TOKEN_ORDERING, TensorRow};
 use crate::lower::Stored;
 use crate::plan::{PartKinds, Plan, PlanOptions, PlannedShard, VectorPlan};
 use crate::quant::{Granularity, Quant};
@@ -173,20 +174,25 @@ impl Family {
         let options = &options;
         let context = options.context(d.positions)?;
         let at_host = d.residual == Residual::Affine;
-        let (shards, steps) = match at_host {
-            true => self.plan_at_host(options, context, joined)?,
-            false => self.plan_in_packages(options, context, joined)?,
+        let (shards, steps) = match (&d.assistant, at_host) {
+            (Some(of), _) => self.plan_assistant(of, options, context)?,
+            (None, true) => self.plan_at_host(options, context, joined)?,
+            (None, false) => self.plan_in_packages(options, context, joined)?,
         };
         let mut facts = match at_host {
             true => self.facts_at_host(options)?,
             false => self.fact_of_joining(options).into_iter().collect(),
         };
         facts.extend(fact);
+        facts.extend(d.assistant.as_ref().map(|_| {
+            "an assistant runs on the keys and values of the model that it drafts for: it has no gates, and its acceptance shows its quality".to_string()
+        }));
+        let single = PlanOptions { tokens: vec![SINGLE], ..options.clone() };
         let mut head = self.head();
         if self.sorts_head(options) {
             head.matrix += BY_NORM;
         }
-        let head = head.shards(options);
+        let head = head.shards(if d.assistant.is_some() { &single } else { options });
         let chain = self.chain(options, context, steps, &head);
         let source = self.checked.checkpoint.name.clone();
         chain_builder::plan(d, source, options, (shards, head), chain, facts)
@@ -210,7 +216,7 @@ impl Family {
     fn sorts_head(&self, options: &PlanOptions) -> bool {
         let d = &self.decoder;
         let kind = options.resolve("head", d.vocab, d.hidden).kind;
-        options.sort_head && !matches!(kind, Quant::Fp16 | Quant::Mxfp4)
+        options.sort_head && d.assistant.is_none() && !matches!(kind, Quant::Fp16 | Quant::Mxfp4)
     }
 
     fn head(&self) -> OutputHead {
@@ -218,9 +224,13 @@ impl Family {
         let norm = VectorPlan::channels("final_norm_weight", d.tensor(None, "final_norm"), d.hidden);
         OutputHead {
             hidden: d.hidden,
-            vocab: d.vocab,
+            vocab: d.centroids().map_or(d.vocab, |of| of.count),
             norm: VectorPlan { offset: d.norm_offset, ..norm },
-            matrix: d.tensor(None, if d.is_tied { "embedding" } else { "head" }),
+            matrix: match (d.centroids(), d.is_tied) {
+                (Some(_), _) => d.tensor(None, "centroids"),
+                (None, true) => d.tensor(None, "embedding"),
+                (None, false) => d.tensor(None, "head"),
+            },
             eps: self.stream_norm().eps,
         }
     }
@@ -230,7 +240,10 @@ impl Family {
         let (mut ropes, mut caches) = (BTreeMap::new(), BTreeMap::new());
         for (l, layer) in d.layers.iter().enumerate() {
             let a = &layer.attention;
-            let cache = Cache { slots: self.slots(l, options, context), window: a.window };
+            let slots = self.slots(l, options, context);
+            // An assistant's token lies behind the cache, so that its window ends one position earlier.
+            let window = a.window.map(|w| if d.assistant.is_some() { (w + 1).min(slots) } else { w });
+            let cache = Cache { slots, window };
             caches.entry(a.kind.to_string()).or_insert(cache);
             ropes.entry(a.kind.to_string()).or_insert_with(|| a.rope.clone());
         }
@@ -251,7 +264,7 @@ impl Family {
         let hidden = if d.residual == Residual::Affine { normalized(HIDDEN) } else { register(HIDDEN) };
         let scale = d.embedding_scale / d.stream_unit;
         let is_sorted = self.sorts_head(options);
-        Chain {
+        let mut chain = Chain {
             format: FORMATS[usize::from(is_sorted)],
             head_order: is_sorted.then(|| HEAD_ORDER.into()),
             readings,
@@ -260,7 +273,13 @@ impl Family {
             steps,
             head: OutputHead::steps(head, hidden, options.form_of(ShardKind::Head)),
             ..chain_builder::chain(self.name(), &self.checked, model, scale, options)
+        };
+        if let Some(of) = &d.assistant {
+            chain.assistant = Some(of.clone());
+            chain.tokens = vec![SINGLE];
+            chain.embedding.rows = of.centroids.map_or(0, |_| d.vocab);
         }
+        chain
     }
 
     /// Lowers one function of a shard over weights that are stored already.
@@ -287,6 +306,10 @@ impl Family {
     /// # Errors
     /// The checkpoint cannot be read.
     pub fn host_vectors(&self, options: &PlanOptions) -> Result<BTreeMap<String, Vec<f32>>> {
+        if let Some(ids) = self.token_ordering()? {
+            let ids = ids.into_iter().map(|id| id as f32).collect();
+            return Ok(BTreeMap::from([(TOKEN_ORDERING.to_string(), ids)]));
+        }
         let mut all = match self.decoder.residual {
             Residual::Affine => self.vectors_at_host(&self.groups(options))?,
             Residual::Plain | Residual::LayerScalar => BTreeMap::new(),

@@ -1,5 +1,5 @@
 //! Gemma 4 with experts (Gemma-4-26B-A4B and its like): `model_type` gemma4 or gemma4_text, in the published form and
-//! in the form that transformers saves.
+//! in the form that transformers saves. `gemma4_assistant` is a model without keys and values that drafts for one of these.
 
 use super::common_keys::{FULL, FULL_ATTENTION, SLIDING, SLIDING_ATTENTION, decoder, rope};
 use super::decoder::{
@@ -8,6 +8,7 @@ use super::decoder::{
 use super::keys::Keys;
 use crate::Result;
 use crate::lower::Activation;
+use anemoe_bundle::{Assistant, Centroids};
 use serde_json::{Value, json};
 
 /// Names of tensors, where other families have other ones.
@@ -33,16 +34,8 @@ pub const PREFIXES: &[&str] = &["model.language_model.", "model."];
 /// # Errors
 /// A key is missing or has an impossible value, or a feature is not implemented.
 pub fn parse(k: Keys<'_>) -> Result<Decoder> {
-    k.expect("tie_word_embeddings", &[json!(true)])?;
-    k.expect("attention_bias", &[json!(false)])?;
-    k.expect("hidden_size_per_layer_input", &[json!(0)])?;
+    expect_common(k)?;
     k.expect("num_kv_shared_layers", &[json!(0)])?;
-    k.expect("use_double_wide_mlp", &[json!(false)])?;
-    k.expect("hidden_activation", &[json!("gelu_pytorch_tanh")])?;
-    k.expect("hidden_act", &[json!("gelu_pytorch_tanh")])?;
-    // Text is causal either way; images, which "vision" concerns, are not read.
-    k.expect("use_bidirectional_attention", &[json!("vision"), json!(false)])?;
-    k.expect("attn_logit_softcapping", &[])?;
     if k.get("enable_moe_block") != Some(&json!(true)) {
         return Err(k.unsupported("`enable_moe_block` is not true: only models with experts are read".into()));
     }
@@ -73,6 +66,66 @@ pub fn parse(k: Keys<'_>) -> Result<Decoder> {
         prefixes: PREFIXES,
         ..d
     })
+}
+
+/// Reads the description of an assistant from its configuration.
+///
+/// # Errors
+/// A key is missing or has an impossible value, or a feature is not implemented.
+pub fn parse_assistant(k: Keys<'_>, all: Keys<'_>) -> Result<Decoder> {
+    expect_common(k)?;
+    k.expect("enable_moe_block", &[json!(false)])?;
+    // 0 stands for all, too.
+    k.expect("num_kv_shared_layers", &[json!(0), json!(k.layers()?)])?;
+    let dense = Some(k.size("intermediate_size")?);
+    let layer = |mut attention: Attention| {
+        attention.projection = QkvProjection::Lent;
+        Layer { attention, activation: Activation::GeluTanh, dense, experts: None }
+    };
+    let layers: Vec<Layer> = attentions(k)?.into_iter().map(layer).collect();
+    for l in &layers {
+        let own = |of: &&Layer| of.attention.kind == l.attention.kind;
+        if layers.iter().find(own).is_some_and(|first| first.attention != l.attention) {
+            return Err(k.unsupported("layers of one kind with different key/value heads".into()));
+        }
+    }
+    let d = decoder(k, "gemma4_assistant", true, layers)?;
+    let centroids = match all.flag("use_ordered_embeddings", false)? {
+        false => None,
+        true => {
+            let (count, top_k) = (all.size("num_centroids")?, all.size("centroid_intermediate_top_k")?);
+            if !d.vocab.is_multiple_of(count) || top_k > count {
+                let what = format!(
+                    "`num_centroids` is {count} and `centroid_intermediate_top_k` {top_k}, where `vocab_size` is {}",
+                    d.vocab
+                );
+                return Err(k.invalid(what));
+            }
+            Some(Centroids { count, top_k })
+        }
+    };
+    let target_hidden_size = all.size("backbone_hidden_size")?;
+    Ok(Decoder {
+        norms: Norms::Around,
+        residual: Residual::LayerScalar,
+        softcap: None,
+        names: NAMES,
+        assistant: Some(Assistant { target_hidden_size, eps: d.eps, centroids }),
+        ..d
+    })
+}
+
+/// Refuses features that are not implemented, in models and in assistants.
+fn expect_common(k: Keys<'_>) -> Result<()> {
+    k.expect("tie_word_embeddings", &[json!(true)])?;
+    k.expect("attention_bias", &[json!(false)])?;
+    k.expect("hidden_size_per_layer_input", &[json!(0)])?;
+    k.expect("use_double_wide_mlp", &[json!(false)])?;
+    k.expect("hidden_activation", &[json!("gelu_pytorch_tanh")])?;
+    k.expect("hidden_act", &[json!("gelu_pytorch_tanh")])?;
+    // Text is causal either way; images, which "vision" concerns, are not read.
+    k.expect("use_bidirectional_attention", &[json!("vision"), json!(false)])?;
+    k.expect("attn_logit_softcapping", &[])
 }
 
 fn attentions(k: Keys<'_>) -> Result<Vec<Attention>> {
@@ -155,6 +208,29 @@ pub fn published_config() -> Value {
                 "full_attention": {"rope_type": "proportional", "rope_theta": 1000000.0, "partial_rotary_factor": 0.25}
             }
         }
+    })
+}
+
+/// Returns the published configuration of the assistant of Gemma-4-26B-A4B.
+pub fn published_assistant() -> Value {
+    let mut text = published_config()["text_config"].take();
+    for (key, value) in [
+        ("hidden_size", json!(1024)),
+        ("intermediate_size", json!(8192)),
+        ("num_hidden_layers", json!(4)),
+        ("num_kv_shared_layers", json!(4)),
+        (
+            "layer_types",
+            json!(["sliding_attention", "sliding_attention", "sliding_attention", "full_attention"]),
+        ),
+        ("enable_moe_block", json!(false)),
+        ("final_logit_softcapping", Value::Null),
+    ] {
+        text[key] = value;
+    }
+    json!({
+        "model_type": "gemma4_assistant", "tie_word_embeddings": true, "backbone_hidden_size": 2816,
+        "use_ordered_embeddings": false, "text_config": text
     })
 }
 

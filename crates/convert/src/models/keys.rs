@@ -34,13 +34,22 @@ impl<'a> Keys<'a> {
     /// # Errors
     /// The configuration, or its `text_config`, is no object.
     pub fn of_text(config: &'a Value, path: &'a Path) -> Result<Keys<'a>> {
-        let map = config.as_object();
-        let map = map.ok_or_else(|| Error::invalid(path, "configuration: not a JSON object"))?;
+        let Keys { map, path } = Keys::of_all(config, path)?;
         match map.get("text_config") {
             None => Ok(Keys { map, path }),
             Some(Value::Object(map)) => Ok(Keys { map, path }),
             Some(_) => Err(Error::invalid(path, "configuration: `text_config` is not an object")),
         }
+    }
+
+    /// Returns the keys of the whole configuration.
+    ///
+    /// # Errors
+    /// The configuration is no object.
+    pub fn of_all(config: &'a Value, path: &'a Path) -> Result<Keys<'a>> {
+        let map = config.as_object();
+        let map = map.ok_or_else(|| Error::invalid(path, "configuration: not a JSON object"))?;
+        Ok(Keys { map, path })
     }
 
     /// Makes an error: a value breaks the format.

@@ -9,7 +9,7 @@ use super::tensor_table::{ModelPart, TensorRow};
 use crate::form::{ExpertForm, HistoryForm, ShardForm};
 use crate::lower::{
     self, CCA_HISTORY, HISTORY, HISTORY_ROWS, HistoryInput, KV_PLACE, Lowering, NormShape, PositionInputs,
-    SharedCache,
+    QueryInputs, SharedCache,
 };
 use crate::models::chain_builder::calls;
 use crate::plan::{MatrixPlan, Packing, PlanOptions, PlannedShard, VectorPlan, bank_name};
@@ -92,8 +92,9 @@ impl Family {
     pub(super) fn attention_weights(&self, options: &PlanOptions, l: usize) -> Result<Weights> {
         let a = &self.decoder.layers[l].attention;
         let mut w = Weights::default();
-        for role in ["q_proj", "k_proj"] {
-            w.matrices.push(self.matrix(options, l, role)?);
+        w.matrices.push(self.matrix(options, l, "q_proj")?);
+        if a.projection != QkvProjection::Lent {
+            w.matrices.push(self.matrix(options, l, "k_proj")?);
         }
         match a.projection {
             QkvProjection::Direct { norm, values, has_bias } => {
@@ -120,6 +121,10 @@ impl Family {
                 }
             }
             QkvProjection::Convolved => self.convolutions(options, l, &mut w)?,
+            QkvProjection::Lent => {
+                let dims = vec![1, 1, 1, a.head_dim as u64];
+                w.vectors.push(VectorPlan { dims, scale: a.scale, ..self.norm(l, "q_norm", "q_norm")? });
+            }
         }
         w.matrices.push(self.matrix(options, l, "o_proj")?);
         if a.has_output_bias {
@@ -298,16 +303,61 @@ impl Family {
             (QkvProjection::Convolved, Some(old)) => {
                 let cache = read_cache(l)?;
                 let all = l.compress(x, &cache, old, shape)?;
-                let q = l.rotate("q_rotated", &all.q, a.rope.width, a.head_dim, at)?;
-                let k = l.rotate("k_rotated", &all.k, a.rope.width, a.head_dim, at)?;
+                let q = l.rotate("q_rotated", &all.q, a.rope.width, a.head_dim, &at.of_queries)?;
+                let k = l.rotate("k_rotated", &all.k, a.rope.width, a.head_dim, &at.of_queries)?;
                 (cache, q, k, all.v, all.tail, all.rows)
             }
             (QkvProjection::Convolved, None) => return Err(Error::usage("convolutions without a history")),
+            (QkvProjection::Lent, _) => {
+                return Err(Error::usage("keys of another model in a cache of its own"));
+            }
         };
         let (keys, values, mut kept) = l.update_cache(&cache, (&k, &v), tail.as_ref(), at, shape)?;
         kept.extend(history);
-        let context = l.attend(&q, &keys, &values, at, shape)?;
+        let context = l.attend(&q, &keys, &values, &at.of_queries, shape)?;
         Ok((l.project_with(name, &context, "o_proj", a.has_output_bias)?, kept))
+    }
+
+    /// Computes rotated queries by a product.
+    fn queries(
+        &self,
+        l: &mut Lowering<'_>,
+        a: &Attention,
+        x: &Var,
+        (norm, has_bias): (HeadNorm, bool),
+        at: &QueryInputs,
+    ) -> Result<Var> {
+        let eps = self.decoder.eps;
+        let norm_of =
+            |l: &mut Lowering<'_>, of: HeadNorm, x: Var| norm_if(l, "q_norm", of == norm, x, (of, eps));
+        let q = l.project_with("q_proj", x, "q_proj", has_bias)?;
+        let q = norm_of(l, HeadNorm::WholeRow, q)?;
+        let q = l.to_heads("q", &q, a.heads, a.head_dim)?;
+        let q = norm_of(l, HeadNorm::PerHead, q)?;
+        let q = l.rotate("q_rotated", &q, a.rope.width, a.head_dim, at)?;
+        if a.has_normed_queries() || a.scale == 1.0 {
+            return Ok(q);
+        }
+        let scale = l.scalar("score_scale", a.scale)?;
+        Ok(l.f().mul("q_scaled", &q, &scale)?)
+    }
+
+    /// Computes attention's half of a layer over keys and values of another model, from the stream to the stream.
+    pub(super) fn attended_to(
+        &self,
+        l: &mut Lowering<'_>,
+        layer: usize,
+        hidden: &Var,
+        (at, keys, values): &(QueryInputs, Var, Var),
+        shape: &lower::AttentionDims,
+    ) -> Result<Var> {
+        let a = &self.decoder.layers[layer].attention;
+        let x = l.rms_norm_weighted("input_norm", hidden, self.stream_norm())?;
+        let q = self.queries(l, a, &x, (HeadNorm::PerHead, false), at)?;
+        let context = l.attend(&q, keys, values, at, shape)?;
+        let o = l.project("o_proj", &context, "o_proj")?;
+        let o = self.after(l, "post_attention_norm", o)?;
+        Ok(l.f().add("attended", hidden, &o)?)
     }
 
     /// Computes queries, keys and values by products.
@@ -320,24 +370,11 @@ impl Family {
         at: &PositionInputs,
     ) -> Result<[Var; 3]> {
         let (d, eps) = (a.head_dim, self.decoder.eps);
-        let norm_of = |l: &mut Lowering<'_>, name: &str, of: HeadNorm, x: Var| -> Result<Var> {
-            let axis = if of == HeadNorm::PerHead { 3 } else { 1 };
-            match of == norm {
-                true => Ok(l.rms_norm_weighted(&format!("{name}_norm"), &x, NormShape { axis, eps })?),
-                false => Ok(x),
-            }
-        };
-        let q = l.project_with("q_proj", x, "q_proj", has_bias)?;
-        let q = norm_of(l, "q", HeadNorm::WholeRow, q)?;
-        let q = l.to_heads("q", &q, a.heads, d)?;
-        let q = norm_of(l, "q", HeadNorm::PerHead, q)?;
-        let mut q = l.rotate("q_rotated", &q, a.rope.width, d, at)?;
-        if !a.has_normed_queries() && a.scale != 1.0 {
-            let scale = l.scalar("score_scale", a.scale)?;
-            q = l.f().mul("q_scaled", &q, &scale)?;
-        }
+        let q = self.queries(l, a, x, (norm, has_bias), &at.of_queries)?;
+        let norm_of =
+            |l: &mut Lowering<'_>, of: HeadNorm, x: Var| norm_if(l, "k_norm", of == norm, x, (of, eps));
         let k = l.project_with("k_proj", x, "k_proj", has_bias)?;
-        let k = norm_of(l, "k", HeadNorm::WholeRow, k)?;
+        let k = norm_of(l, HeadNorm::WholeRow, k)?;
         let k = l.to_heads("k", &k, a.kv_heads, d)?;
         let v = match values {
             ValueSource::KeysNormed => k.clone(),
@@ -346,8 +383,8 @@ impl Family {
                 l.to_heads("v", &v, a.kv_heads, d)?
             }
         };
-        let k = norm_of(l, "k", HeadNorm::PerHead, k)?;
-        let k = l.rotate("k_rotated", &k, a.rope.width, d, at)?;
+        let k = norm_of(l, HeadNorm::PerHead, k)?;
+        let k = l.rotate("k_rotated", &k, a.rope.width, d, &at.of_queries)?;
         let v = match values {
             ValueSource::Own => v,
             ValueSource::OwnNormed | ValueSource::KeysNormed => {
@@ -425,6 +462,21 @@ impl Family {
             kept.insert(format!("{scope}{HISTORY}"), newest);
         }
         kept
+    }
+}
+
+/// Norms heads, or whole rows, where the description has this norm.
+fn norm_if(
+    l: &mut Lowering<'_>,
+    name: &str,
+    is_own: bool,
+    x: Var,
+    (of, eps): (HeadNorm, f32),
+) -> Result<Var> {
+    let axis = if of == HeadNorm::PerHead { 3 } else { 1 };
+    match is_own {
+        true => Ok(l.rms_norm_weighted(name, &x, NormShape { axis, eps })?),
+        false => Ok(x),
     }
 }
 

@@ -1,5 +1,6 @@
 //! Model families: a description for each, the registry, and the plans that follow from a description.
 
+mod assistant;
 mod chain_builder;
 mod checked;
 mod common_keys;

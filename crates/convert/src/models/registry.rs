@@ -15,8 +15,8 @@ use std::path::Path;
 pub struct KnownFamily {
     /// Values of `model_type`.
     types: &'static [&'static str],
-    /// Reads the description from the configuration of the text model.
-    parse: fn(Keys<'_>, Variants) -> Result<Decoder>,
+    /// Reads the description from the configuration of the text model, and from the whole configuration.
+    parse: fn(Keys<'_>, Keys<'_>, Variants) -> Result<Decoder>,
     /// Returns the place of a tensor that a checkpoint has in another layout.
     pub origin: fn(&TensorRow, &str, &Checkpoint) -> Option<TensorOrigin>,
     pub remarks: Remarks,
@@ -25,35 +25,36 @@ pub struct KnownFamily {
 /// An entry whose checkpoints have the tensors of its description.
 const PLAIN: KnownFamily = KnownFamily {
     types: &[],
-    parse: |k, _| llama::parse(k),
+    parse: |k, _, _| llama::parse(k),
     origin: |_, _, _| None,
     remarks: |_, _| Ok(Vec::new()),
 };
 
 /// All families.
 const FAMILIES: &[KnownFamily] = &[
-    KnownFamily { types: &["gemma4", "gemma4_text"], parse: |k, _| gemma4::parse(k), ..PLAIN },
+    KnownFamily { types: &["gemma4", "gemma4_text"], parse: |k, _, _| gemma4::parse(k), ..PLAIN },
+    KnownFamily { types: &["gemma4_assistant"], parse: |k, all, _| gemma4::parse_assistant(k, all), ..PLAIN },
     KnownFamily {
         types: &["zaya"],
-        parse: |k, variants| zaya::parse(k, variants.zaya_skip.unwrap_or_default()),
+        parse: |k, _, variants| zaya::parse(k, variants.zaya_skip.unwrap_or_default()),
         remarks: zaya::remarks,
         ..PLAIN
     },
     KnownFamily { types: &["llama", "mistral", "qwen2", "qwen3"], ..PLAIN },
     KnownFamily {
         types: &["qwen3_moe"],
-        parse: |k, _| qwen_moe::parse_qwen(k),
+        parse: |k, _, _| qwen_moe::parse_qwen(k),
         origin: qwen_moe::origin,
         ..PLAIN
     },
     KnownFamily {
         types: &["olmoe"],
-        parse: |k, _| qwen_moe::parse_olmoe(k),
+        parse: |k, _, _| qwen_moe::parse_olmoe(k),
         origin: qwen_moe::origin,
         ..PLAIN
     },
-    KnownFamily { types: &["gemma3", "gemma3_text"], parse: |k, _| gemma3::parse(k), ..PLAIN },
-    KnownFamily { types: &["gpt_oss"], parse: |k, _| gpt_oss::parse(k), origin: gpt_oss::origin, ..PLAIN },
+    KnownFamily { types: &["gemma3", "gemma3_text"], parse: |k, _, _| gemma3::parse(k), ..PLAIN },
+    KnownFamily { types: &["gpt_oss"], parse: |k, _, _| gpt_oss::parse(k), origin: gpt_oss::origin, ..PLAIN },
 ];
 
 /// Reads the description of a model from its configuration.
@@ -69,7 +70,7 @@ pub fn parse(config: &Value, path: &Path, variants: Variants) -> Result<Decoder>
             return Err(Error::unsupported(path, what));
         }
     }
-    (known.parse)(Keys::of_text(config, path)?, variants)
+    (known.parse)(Keys::of_text(config, path)?, Keys::of_all(config, path)?, variants)
 }
 
 /// Returns the family that a configuration names.

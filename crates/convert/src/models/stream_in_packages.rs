@@ -14,7 +14,7 @@ use super::chain_builder::{
     ExpertUnit, HIDDEN, attention_functions, calls, functions, not_ours, output, packing_of, register,
     rows_of, run, unit_name,
 };
-use super::decoder::{ExpertLayer, Norms, Residual, RouterKind};
+use super::decoder::{ExpertLayer, Layer, Norms, Residual, RouterKind};
 use super::family::Family;
 use super::layer_blocks::{AttentionInputs, Weights, attention_name};
 use super::tensor_table::TensorRow;
@@ -74,7 +74,7 @@ fn dense_name(layers: &Range<usize>) -> String {
 }
 
 /// Returns the name of the stream that leaves a package of `n` layers.
-fn stream_out(n: usize) -> String {
+pub(super) fn stream_out(n: usize) -> String {
     format!("{}hidden_out", layer_scope(n.saturating_sub(1)))
 }
 
@@ -295,6 +295,23 @@ impl Family {
         Ok(shard)
     }
 
+    /// Plans the weights of a layer without experts.
+    pub(super) fn dense_layer_weights(&self, l: usize, options: &PlanOptions) -> Result<Weights> {
+        let mut own =
+            Weights { matrices: Vec::new(), vectors: vec![self.norm(l, "input_norm", "input_norm")?] };
+        own.add(self.attention_weights(options, l)?, "");
+        own.matrices.extend(self.dense_matrices(options, l)?);
+        own.vectors.push(self.norm(l, "dense_input", "dense_input")?);
+        if self.decoder.norms == Norms::Around {
+            own.vectors.push(self.post_norm(l, "post_attention_norm")?);
+            own.vectors.push(self.post_norm(l, "post_feedforward_norm")?);
+        }
+        if self.decoder.residual == Residual::LayerScalar {
+            own.vectors.push(self.channels(l, "hidden_out", "hidden_out")?);
+        }
+        Ok(own)
+    }
+
     /// Plans a package of whole layers without experts.
     fn dense_shard(
         &self,
@@ -304,19 +321,7 @@ impl Family {
     ) -> Result<PlannedShard> {
         let mut w = Weights::default();
         for (i, l) in layers.clone().enumerate() {
-            let mut own =
-                Weights { matrices: Vec::new(), vectors: vec![self.norm(l, "input_norm", "input_norm")?] };
-            own.add(self.attention_weights(options, l)?, "");
-            own.matrices.extend(self.dense_matrices(options, l)?);
-            own.vectors.push(self.norm(l, "dense_input", "dense_input")?);
-            if self.decoder.norms == Norms::Around {
-                own.vectors.push(self.post_norm(l, "post_attention_norm")?);
-                own.vectors.push(self.post_norm(l, "post_feedforward_norm")?);
-            }
-            if self.decoder.residual == Residual::LayerScalar {
-                own.vectors.push(self.channels(l, "hidden_out", "hidden_out")?);
-            }
-            w.add(own, &layer_scope(i));
+            w.add(self.dense_layer_weights(l, options)?, &layer_scope(i));
         }
         let named = (dense_name(layers), ShardKind::Layers);
         let mut shard = self.package_with_cache(named, layers.start, w, options, context);
@@ -416,6 +421,9 @@ impl Family {
         stored: &Stored,
     ) -> Result<BuiltFunction> {
         let wrong = || not_ours(shard);
+        if let Some(of) = &self.decoder.assistant {
+            return self.lower_assistant(of, shard, function, stored);
+        }
         let layer = shard.layer.filter(|l| *l < self.decoder.layers.len()).ok_or_else(wrong)?;
         let form = shard.form;
         let shape = |l: usize| -> Result<lower::AttentionDims> {
@@ -471,15 +479,20 @@ impl Family {
             let inputs = AttentionInputs { at: &at, history: None, shared };
             let (attended, rows) = self.attended(&mut l, layer, &hidden, inputs, shape)?;
             kept.extend(rows);
-            let dense = self.dense(&mut l, &self.decoder.layers[layer], &attended)?;
-            let dense = self.after(&mut l, "post_feedforward_norm", dense)?;
-            hidden = self.end_layer(&mut l, &attended, &dense)?;
+            hidden = self.end_dense_layer(&mut l, &self.decoder.layers[layer], &attended)?;
         }
         if let Some(all) = shared {
             l.set_scope("");
             l.write_shared(&all, &std::mem::take(&mut kept), &at)?;
         }
         l.finish_attention(&[&hidden], &kept)
+    }
+
+    /// Computes the dense MLP's half of a layer, from the stream to the stream.
+    pub(super) fn end_dense_layer(&self, l: &mut Lowering<'_>, layer: &Layer, attended: &Var) -> Result<Var> {
+        let dense = self.dense(l, layer, attended)?;
+        let dense = self.after(l, "post_feedforward_norm", dense)?;
+        self.end_layer(l, attended, &dense)
     }
 
     /// Adds a layer's last branch to the stream, as `hidden_out`.

@@ -72,6 +72,7 @@ type PublishedConfig = fn() -> Value;
 /// Synthetic models, each with its configuration.
 pub(super) const MODELS: &[(&str, PublishedConfig)] = &[
     ("gemma4-26b-a4b", gemma4::published_config),
+    ("gemma4-26b-a4b-assistant", gemma4::published_assistant),
     (GEMMA_MINI, gemma_mini),
     (ZAYA, zaya::published_config),
     ("qwen3-30b-a3b", qwen_moe::qwen3_30b),

@@ -1,7 +1,7 @@
 //! Every tensor of a decoder, by its role.
 
 use super::decoder::{Decoder, HeadNorm, Layer, Norms, QkvProjection, Residual, RouterKind, ValueSource};
-use super::tensor_table::{HEAD, ModelPart, TensorRow};
+use super::tensor_table::{HEAD, ModelPart, TOKEN_ORDERING, TensorRow};
 
 /// Names of tensors by role, in a layer below `layers.N.`. A family that has other names says so in
 /// [`Decoder::names`].
@@ -31,6 +31,10 @@ const NAMES: &[(&str, &str)] = &[
     ("down", "mlp.experts.down_proj"),
     ("gate_up_bias", "mlp.experts.gate_up_proj_bias"),
     ("down_bias", "mlp.experts.down_proj_bias"),
+    ("pre_projection", "pre_projection.weight"),
+    ("post_projection", "post_projection.weight"),
+    ("centroids", "masked_embedding.centroids.weight"),
+    (TOKEN_ORDERING, "masked_embedding.token_ordering"),
 ];
 
 /// Returns the name of a tensor of this role. A role without a name, a fault of the description, is its own name.
@@ -76,6 +80,14 @@ impl Decoder {
             add(ModelPart::Head, "head", &[self.vocab, self.hidden]);
         }
         add(ModelPart::Norms, "final_norm", &[self.hidden]);
+        if let Some(of) = &self.assistant {
+            add(ModelPart::DenseMlp, "pre_projection", &[self.hidden, 2 * of.target_hidden_size]);
+            add(ModelPart::DenseMlp, "post_projection", &[of.target_hidden_size, self.hidden]);
+            if let Some(of) = of.centroids {
+                add(ModelPart::Head, "centroids", &[of.count, self.hidden]);
+                add(ModelPart::Embedding, TOKEN_ORDERING, &[self.vocab]);
+            }
+        }
         if self.residual == Residual::Affine {
             add(ModelPart::Norms, "input_scale", &[self.hidden]);
             add(ModelPart::Norms, "input_bias", &[self.hidden]);
@@ -97,7 +109,9 @@ impl Decoder {
         let (h, d, q, kv) = (self.hidden, a.head_dim, a.q_size(), a.kv_size());
         add(Norm, "input_norm", &[h]);
         add(Attention, "q_proj", &[q, h]);
-        add(Attention, "k_proj", &[kv, h]);
+        if a.projection != QkvProjection::Lent {
+            add(Attention, "k_proj", &[kv, h]);
+        }
         match a.projection {
             QkvProjection::Direct { norm, values, has_bias } => {
                 let has_values = values != ValueSource::KeysNormed;
@@ -126,6 +140,7 @@ impl Decoder {
                 add(Attention, "conv_grouped_bias", &[q + kv]);
                 add(Attention, "temperature", &[a.kv_heads]);
             }
+            QkvProjection::Lent => add(Attention, "q_norm", &[d]),
         }
         add(Attention, "o_proj", &[h, q]);
         if a.has_output_bias {

@@ -8,9 +8,15 @@ use std::collections::BTreeMap;
 /// Name of an output head's own matrix, which has no prefix.
 pub const HEAD: &str = "lm_head.weight";
 
+/// Role of the tensor with the tokens of an assistant's groups: integers, all others are weights.
+pub const TOKEN_ORDERING: &str = "token_ordering";
+/// Beginnings of other names without a prefix: what an assistant has around its layers.
+const AROUND: [&str; 3] = ["pre_projection.", "post_projection.", "masked_embedding."];
+
 /// Returns the name of a tensor in its checkpoint.
 pub fn full_name(prefix: &str, name: &str) -> String {
-    if name == HEAD { name.to_string() } else { format!("{prefix}{name}") }
+    let is_outside = name == HEAD || AROUND.iter().any(|around| name.starts_with(around));
+    if is_outside { name.to_string() } else { format!("{prefix}{name}") }
 }
 
 /// Part of a model that a tensor belongs to.
@@ -85,6 +91,7 @@ pub fn check_tensors(
     let mut extra = None;
     for info in source.tensors() {
         match rows.get(&info.name) {
+            Some(row) if row.shape == info.shape && row.role == TOKEN_ORDERING => {}
             Some(row) if row.shape == info.shape => info.check_weight()?,
             Some(row) => {
                 return Err(Error::invalid(

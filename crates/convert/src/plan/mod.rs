@@ -72,7 +72,10 @@ impl Plan {
         self.totals.recount(&self.shards);
         self.chain.options = serde_json::to_value(&self.options).unwrap_or_default();
         let (rows, cols) = (self.chain.embedding.rows, self.chain.embedding.cols);
-        self.embedding = self.options.resolve("embedding", rows, cols);
+        self.embedding = match rows {
+            0 => MatrixQuant::FP16,
+            _ => self.options.resolve("embedding", rows, cols),
+        };
         self.totals.embedding_bytes = self.embedding.bytes(rows, cols);
         self.chain.embedding.storage = self.embedding.format(rows, cols);
         // A search chooses the kind of each tensor, so no note compares it with a kind that was asked for.
@@ -88,7 +91,9 @@ impl Plan {
         for m in self.shards.iter().flat_map(|s| &s.matrices) {
             note(&m.part, m.rows, m.cols, m.quant);
         }
-        note("embedding", rows, cols, self.embedding);
+        if rows > 0 {
+            note("embedding", rows, cols, self.embedding);
+        }
         let notes =
             notes.into_iter().map(|(what, n)| if n > 1 { format!("{what} ({n} matrices)") } else { what });
         self.notes = self.facts.iter().cloned().chain(notes).collect();

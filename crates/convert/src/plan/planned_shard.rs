@@ -48,6 +48,9 @@ pub struct PlannedShard {
     pub experts_per_call: Option<usize>,
     /// Slots of the cache.
     pub cache_slots: Option<usize>,
+    /// Slots of caches that another model lends, by the kind of their layers.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub lent_slots: BTreeMap<String, usize>,
     /// Rows of the vocabulary, as first and count.
     pub vocab_rows: Option<(usize, usize)>,
     /// Form of the shard's program.
@@ -204,6 +207,7 @@ impl PlannedShard {
             experts: None,
             experts_per_call: None,
             cache_slots: None,
+            lent_slots: BTreeMap::new(),
             vocab_rows: None,
             form: ShardForm::default(),
         };

@@ -7,6 +7,7 @@ use super::objects::{RowsOf, StateValues};
 use crate::{Error, Result};
 use anemoe_runtime::backend::SequenceStates;
 use anemoe_runtime::model::MOST_UNDONE;
+use std::any::Any;
 use std::collections::VecDeque;
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
@@ -208,6 +209,27 @@ impl SequenceStates for CoreMlStates {
             _ => return Err(wrong()),
         };
         self.replace(values)
+    }
+
+    /// Copies the cache: Core ML shows the memory of a state only while a call looks at it.
+    fn lend(&mut self, to: &mut dyn SequenceStates, name: &str, shape: [usize; 4]) -> Result<()> {
+        let to: &mut dyn Any = to;
+        let to: &mut CoreMlStates =
+            to.downcast_mut().ok_or_else(|| Error::input("states of another backend"))?;
+        let own = self.info.all().last().map_or(&[][..], |slot| slot.shape.as_slice());
+        let bits = self.values()?.and_then(|mut values| values.pop());
+        let cache = to.info.caches.iter().position(|slot| slot.name == name);
+        let (Some(bits), Some(cache), true) = (bits, cache, own == shape) else {
+            return Err(Error::input(format!(
+                "the model's cache is {own:?}, and its assistant reads {shape:?}: it is the assistant of another model"
+            )));
+        };
+        if !to.has_begun {
+            to.begin(None)?;
+        }
+        let key = to.key;
+        let written = to.engine.ask(|o| o.write_cache(key, cache, &bits));
+        written.map_err(|e| to.failed(e))
     }
 
     fn fill_with_noise(&mut self, seed: u64) -> bool {

@@ -131,7 +131,8 @@ impl CallBuffers {
             inputs.push(array);
         }
         let (mut outputs, mut named, mut backings) = (Vec::new(), Vec::new(), Vec::new());
-        for slot in interface.outputs.iter().chain(interface.caches.iter().map(|c| &c.rows)) {
+        let rows = interface.caches.iter().filter_map(|c| Some(&c.added.as_ref()?.rows));
+        for slot in interface.outputs.iter().chain(rows) {
             let name = NSString::from_str(&slot.name);
             let mut backing = None;
             if let Some(shape) = &slot.shape {
@@ -282,7 +283,9 @@ impl Instance {
         for ((output, slot), tensor) in buffers.outputs.iter().zip(&interface.outputs).zip(outputs) {
             output.read(&result, slot, tensor)?;
         }
-        for (((output, rows), slot), cache) in buffers.rows.iter_mut().zip(&interface.caches).zip(caches) {
+        let added =
+            interface.caches.iter().zip(caches).filter_map(|(c, cache)| Some((c.added.as_ref()?, cache)));
+        for ((output, rows), (slot, cache)) in buffers.rows.iter_mut().zip(added) {
             output.read(&result, &slot.rows, rows)?;
             let written = cache.write_rows(rows, inputs[slot.place], slot.is_place_last);
             written.map_err(|what| Failure::Misfit(format!("output `{}`: {what}", slot.rows.name)))?;

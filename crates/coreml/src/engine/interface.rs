@@ -3,7 +3,7 @@
 use super::arrays::Element;
 use super::failure::Failure;
 use anemoe_mlpackage::mil::{Binding, Feature, FeatureShape, Function, FunctionDescription, Operation};
-use anemoe_runtime::backend::KeptCache;
+use anemoe_runtime::backend::{AddedRows, KeptCache};
 use anemoe_runtime::cpu::{Carried, carried};
 
 /// A feature of a function.
@@ -37,6 +37,13 @@ impl StateSlot {
 pub(crate) struct CacheSlot {
     /// Input, fp16, `[1, heads, slots, channels]`.
     pub cache: StateSlot,
+    /// Rows that a call adds; `None` where the function only reads the cache.
+    pub added: Option<CacheRows>,
+}
+
+/// Rows that a call adds to a cache.
+#[derive(Clone, Debug)]
+pub(crate) struct CacheRows {
     /// Output with the cache rows of the call's own tokens.
     pub rows: Slot,
     /// Index of the input that places the rows.
@@ -97,14 +104,19 @@ impl Interface {
     pub fn of(described: &FunctionDescription, caches: &[KeptCache]) -> Result<Interface, Failure> {
         let (mut inputs, mut outputs) = (slots(&described.inputs)?, slots(&described.outputs)?);
         let mut kept = Vec::with_capacity(caches.len());
-        // Functions that place no rows, such as experts beside attention, have no cache.
-        let has_place = |named: &&KeptCache| described.inputs.iter().any(|i| i.name == named.place);
-        for named in caches.iter().filter(has_place) {
+        let takes = |named: &&KeptCache| described.inputs.iter().any(|i| i.name == named.sign());
+        for named in caches.iter().filter(takes) {
             let misfit = |what: String| Failure::Misfit(format!("cache `{}`: {what}", named.input));
             let cache = remove(&mut inputs, &named.input);
             let cache = cache.ok_or_else(|| misfit("no input has its name".into()))?;
-            let rows = remove(&mut outputs, &named.rows);
-            let rows = rows.ok_or_else(|| misfit(format!("no output is named `{}`", named.rows)))?;
+            let rows = match &named.added {
+                None => None,
+                Some(added) => {
+                    let rows = remove(&mut outputs, &added.rows);
+                    let rows = rows.ok_or_else(|| misfit(format!("no output is named `{}`", added.rows)))?;
+                    Some((rows, added))
+                }
+            };
             let cache = match cache {
                 Slot { name, element: Element::F16, shape: Some(shape) } if shape.len() == 4 => {
                     StateSlot { name, shape }
@@ -113,14 +125,16 @@ impl Interface {
                     return Err(misfit(format!("{element:?} {shape:?}, expected fp16 of rank 4")));
                 }
             };
-            kept.push((cache, rows, named));
+            kept.push((cache, rows));
         }
-        let found = |(cache, rows, named): (StateSlot, Slot, &KeptCache)| {
-            let place = inputs.iter().position(|i| i.name == named.place);
+        let found = |(cache, rows): (StateSlot, Option<(Slot, &AddedRows)>)| {
+            let Some((rows, added)) = rows else { return Ok(CacheSlot { cache, added: None }) };
+            let place = inputs.iter().position(|i| i.name == added.place);
             let place = place.ok_or_else(|| {
-                Failure::Misfit(format!("cache `{}`: no input is named `{}`", named.input, named.place))
+                Failure::Misfit(format!("cache `{}`: no input is named `{}`", cache.name, added.place))
             })?;
-            Ok(CacheSlot { cache, rows, place, is_place_last: named.is_place_last })
+            let added = CacheRows { rows, place, is_place_last: added.is_place_last };
+            Ok(CacheSlot { cache, added: Some(added) })
         };
         let caches = kept.into_iter().map(found).collect::<Result<_, Failure>>()?;
         Ok(Interface { inputs, outputs, caches, has_states: !described.states.is_empty() })

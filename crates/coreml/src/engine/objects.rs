@@ -83,6 +83,14 @@ impl CacheArray {
         Ok(true)
     }
 
+    /// Replaces the contents. Tells whether the array is a new one.
+    fn write(&mut self, bits: &[u16]) -> Result<bool, Failure> {
+        let moved = self.fit(self.whole.shape.get(2).copied().unwrap_or(0))?;
+        let array = self.array.as_mut().ok_or(Failure::Absent)?;
+        array.write_bits(bits).map_err(Failure::Misfit)?;
+        Ok(moved)
+    }
+
     /// Reads all slots; slots that the array lacks are zero.
     fn read(&mut self) -> Result<Vec<u16>, Failure> {
         let slots = self.whole.shape.get(2).copied().unwrap_or(0);
@@ -303,6 +311,15 @@ impl Objects {
     /// Reads states and caches of a sequence; `None` where they are all zero.
     pub fn values(&mut self, key: StatesKey) -> Result<Option<StateValues>, Failure> {
         self.states.get_mut(&key).map_or(Ok(None), States::values)
+    }
+
+    /// Replaces the contents of cache `cache` of a sequence.
+    pub fn write_cache(&mut self, key: StatesKey, cache: usize, bits: &[u16]) -> Result<(), Failure> {
+        let states = self.states.get_mut(&key).ok_or(Failure::Absent)?;
+        if states.caches.get_mut(cache).ok_or(Failure::Absent)?.write(bits)? {
+            self.functions.values_mut().for_each(|f| f.instance.forget(key));
+        }
+        Ok(())
     }
 
     /// Copies rows of a state between Core ML's memory and `bits`: into Core ML's memory if `write`, else into `bits`.

@@ -18,6 +18,10 @@ use anemoe_convert::variants::ZayaSkip;
 use anemoe_convert::{Error, Result};
 use std::collections::{BTreeMap, VecDeque};
 
+/// Reason why an assistant has no reference run.
+const ASSISTANT: &str =
+    "an assistant runs on the keys and values of the model that it drafts for, and not by itself";
+
 /// State of a layer.
 #[derive(Default)]
 struct LayerMemory {
@@ -46,7 +50,7 @@ type Routes = Vec<Vec<(usize, f32)>>;
 
 fn empty(a: &Attention) -> LayerMemory {
     match a.projection {
-        QkvProjection::Direct { .. } => LayerMemory::default(),
+        QkvProjection::Direct { .. } | QkvProjection::Lent => LayerMemory::default(),
         // Zeros precede the first token before both convolutions, so that the second convolution sees the first one's
         // bias.
         QkvProjection::Convolved => LayerMemory {
@@ -65,6 +69,9 @@ impl<'a> DecoderForward<'a> {
 
     /// Makes a model of a description with an empty context.
     pub fn of(decoder: Decoder, checkpoint: &'a Checkpoint, probe: Option<&'a Probe>) -> Result<Self> {
+        if decoder.assistant.is_some() {
+            return Err(Error::usage(ASSISTANT));
+        }
         let prefix = models::prefix(checkpoint, &decoder)?;
         let weights = TensorReader { source: checkpoint.source.as_ref(), prefix, probe };
         let mut model = DecoderForward { memories: Vec::new(), windows: Vec::new(), decoder, weights };
@@ -253,6 +260,7 @@ impl DecoderForward<'_> {
                 self.direct(l, &a, &x, (norm, values, has_bias))?
             }
             QkvProjection::Convolved => self.convolved(l, &a, &x)?,
+            QkvProjection::Lent => return Err(Error::usage(ASSISTANT)),
         };
         // o = Wo softmax(scale q k^T + mask) v: groups of query heads share a key/value head, and a window includes
         // the current token

@@ -1,5 +1,6 @@
 //! Tests of bundles of both families, from plan over rules to model. They are one binary, since linking each takes seconds.
 
+mod assistants;
 mod common;
 mod families;
 mod forms;

@@ -7,7 +7,10 @@ use anemoe_runtime::cpu::{CpuBackend, Options, Precision, Products};
 use anemoe_runtime::generate::{GenerateOptions, generate};
 use anemoe_runtime::model::{Logits, Model};
 use anemoe_runtime::sampler::{Sampling, TokenBias};
-use anemoe_runtime::speculate::{Controller, Corpus, DraftStatistics, Mode, Speculation, draft_lengths};
+use anemoe_runtime::speculate::{
+    Controller, Corpus, DraftKind, DraftModel, DraftSource, DraftStatistics, Mode, PassTime, Speculation,
+    draft_lengths, prepare_drafts,
+};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -84,7 +87,7 @@ fn drafts_change_no_token() {
                         for (limits, plain) in limits.into_iter().zip(&plain) {
                             let made = run(s.clone(), limits);
                             let what = format!(
-                                "{name}, prompt {kind}, temperature {temperature}, {limits:?}, {s:?}"
+                                "{name}, prompt {kind}, temperature {temperature}, {limits:?}, {mode:?}, {draft_max}"
                             );
                             assert_eq!(made.ids, plain.ids, "{what}");
                             assert_eq!(
@@ -162,14 +165,15 @@ fn drafts_change_no_token_with_penalties_and_filters() {
 /// Returns statistics by which drafts of up to eight tokens pay after any match.
 fn promising() -> DraftStatistics {
     let mut c = Controller::new(DraftStatistics::new(8), Vec::new());
-    (0..20).for_each(|_| c.note(1, 0, 0, 1.0));
+    let time = |drafted| PassTime { seconds: 1.0, streams: 1, drafted };
+    (0..20).for_each(|_| c.note(DraftSource::Repetition(1), (0, 0), time(0), 0.0));
     for matched in [1, 2, 4, 8, 16, 32] {
         (0..40).for_each(|_| c.note_followed(matched, true));
     }
     for drafted in [1, 2, 4, 8] {
-        (0..3).for_each(|_| c.note(24, drafted, drafted, 1.0));
+        (0..3).for_each(|_| c.note(DraftSource::Repetition(24), (drafted, drafted), time(drafted), 0.0));
     }
-    c.note(1, 0, 0, 1.0);
+    c.note(DraftSource::Repetition(1), (0, 0), time(0), 0.0);
     c.statistics().clone()
 }
 
@@ -248,6 +252,145 @@ fn a_text_that_is_known_takes_few_passes() {
     assert!(report.acceptance > 0.8 && report.verifier_calls <= 16, "{report:?}");
 }
 
+fn small(model: Model) -> Arc<DraftModel> {
+    Arc::new(DraftModel::new(DraftKind::Small(model)))
+}
+
+/// Returns settings by which a drafter drafts always, since no repetition is long enough.
+fn always(drafter: &Arc<DraftModel>) -> Speculation {
+    let (ngram_min, ngram_max, drafter) = (1000, 1000, Some(Arc::clone(drafter)));
+    Speculation { mode: Mode::Ngram, ngram_min, ngram_max, drafter, ..Speculation::default() }
+}
+
+fn greedy(max_new: usize, speculation: Speculation) -> GenerateOptions {
+    let sampling = Sampling::GREEDY;
+    GenerateOptions { max_new, sampling, ignore_eos: true, prefill_chunk: None, speculation }
+}
+
+/// Checks drafts of a small model in new, cut, forked, and restored sequences. A model that drafts for itself is always right, at
+/// any temperature: its copy of the sampler draws with the same random numbers.
+#[test]
+fn a_drafter_changes_no_token_and_follows_its_target() {
+    let dir = tempfile::tempdir().unwrap();
+    for (target, other) in [("tiny-gemma4-moe", "tiny-llama"), ("tiny-zaya", "tiny-gemma4-moe")] {
+        let model = open(dir.path(), target, &[1, 64], true);
+        let drafters = [target, other].map(|name| small(open(dir.path(), name, &[1, 64], true)));
+        for (temperature, seed) in [(0.0, 1), (0.8, 2), (1.5, 3)] {
+            let options = |speculation| GenerateOptions {
+                sampling: Sampling { temperature, seed, repetition_penalty: 1.1, ..Sampling::GREEDY },
+                ..greedy(40, speculation)
+            };
+            for (i, drafter) in drafters.iter().enumerate() {
+                let mut sequence = model.sequence();
+                // The second prompt shares its beginning with the first one; the third one goes on in a copy, the fourth in a
+                // restored sequence, and the last one is longer than a pass of the drafter.
+                for (n, kind) in [0, 1, 0, 1, 3].into_iter().enumerate() {
+                    let prompt: Vec<u32> = match kind {
+                        3 => (0..150).map(|i| (i * i * 7 + i) % 120).collect(),
+                        _ => (0..12).chain(prompt(kind)).collect(),
+                    };
+                    let plain = options(Speculation::default());
+                    let plain = generate(&model, &mut model.sequence(), &prompt, &plain, |_| true).unwrap();
+                    sequence = match n {
+                        2 => sequence.fork().unwrap(),
+                        3 => model.restore(&sequence.save(&model).unwrap()).unwrap(),
+                        _ => sequence,
+                    };
+                    let made = generate(&model, &mut sequence, &prompt, &options(always(drafter)), |_| true)
+                        .unwrap();
+                    let what = format!("{target}, drafter {i}, temperature {temperature}, prompt {n}");
+                    assert_eq!(made.ids, plain.ids, "{what}");
+                    let report = made.speculation.unwrap();
+                    assert_eq!(report.sources.len(), 2, "{what}");
+                    assert!(report.drafted > 20, "{what}: {report:?}");
+                    assert_eq!(report.sources[1].drafted, report.drafted, "{what}");
+                    assert!(i > 0 || report.accepted == report.drafted, "{what}: {report:?}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_drafter_in_mode_auto_or_off_changes_no_token() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = open(dir.path(), "tiny-gemma4-moe", &[1, 64], true);
+    let drafter = Some(small(open(dir.path(), "tiny-gemma4-moe", &[1, 64], true)));
+    let run = |speculation| {
+        generate(&model, &mut model.sequence(), &prompt(0), &greedy(160, speculation), |_| true).unwrap()
+    };
+    let plain = run(Speculation::default());
+    let auto = Speculation { mode: Mode::Auto, drafter, ..Speculation::default() };
+    prepare_drafts(&model, &auto).unwrap();
+    assert_eq!(run(auto.clone()).ids, plain.ids);
+    let without = run(Speculation { drafter: None, ..auto.clone() }).speculation.unwrap();
+    assert!(without.sources.is_empty(), "sources are named where there are several");
+    assert_eq!(run(Speculation { mode: Mode::Off, ..auto }).ids, plain.ids);
+}
+
+/// Checks a drafter whose context is shorter than its target's: it begins anew with the newest tokens.
+#[test]
+fn a_drafter_with_a_short_context_goes_on() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = open(dir.path(), "tiny-gemma4-moe", &[1, 64], true);
+    let out = dir.path().join("short");
+    let family = fixture("tiny-llama");
+    let options = PlanOptions { max_context: Some(32), tokens: fixed(&[1]), ..PlanOptions::default() };
+    build(&family, &family.plan(&options).unwrap(), None, &out, 2, &|_| ()).unwrap();
+    let drafter = small(Model::open(&out, &CpuBackend::default()).unwrap());
+    let prompt: Vec<u32> = (0..100).map(|i| (i * 37) % 120).collect();
+    let run = |s| generate(&model, &mut model.sequence(), &prompt, &greedy(100, s), |_| true).unwrap();
+    let made = run(always(&drafter));
+    assert_eq!(made.ids, run(Speculation::default()).ids);
+    assert!(made.speculation.unwrap().drafted > 100);
+}
+
+#[test]
+fn a_failing_drafter_ends_drafts_and_not_generation() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = open(dir.path(), "tiny-gemma4-moe", &[1, 64], true);
+    let whole = open(dir.path(), "tiny-llama", &[1, 64], true);
+    // The embedding is opened at its first use.
+    let mut chain = whole.chain().clone();
+    chain.embedding.file = "gone.bin".into();
+    let package = |shard: &anemoe_bundle::Shard| whole.bundle().join(&shard.file);
+    let broken = Model::with_chain(whole.bundle(), chain, &CpuBackend::default(), &package).unwrap();
+    let drafter = small(broken);
+    let run = |s| generate(&model, &mut model.sequence(), &prompt(0), &greedy(20, s), |_| true).unwrap();
+    let made = run(always(&drafter));
+    assert_eq!(made.ids, run(Speculation::default()).ids);
+    assert!(drafter.is_broken() && made.speculation.unwrap().drafted == 0);
+}
+
+/// Decodes many prompts with a drafter and without, with both kinds of caches. A drafter with the same weights in fewer bits is
+/// often right, and not always.
+#[test]
+fn prompts_have_the_same_tokens_with_a_drafter() {
+    let dir = tempfile::tempdir().unwrap();
+    for half_states in [false, true] {
+        let model = open(dir.path(), "tiny-gemma4-moe", &[1, 64], half_states);
+        let out = dir.path().join("coarse");
+        if !out.exists() {
+            let family = fixture("tiny-gemma4-moe");
+            let (quant, tokens) = ("lut3".parse().unwrap(), fixed(&[1, 64]));
+            let options = PlanOptions { quant, tokens, ..PlanOptions::default() };
+            build(&family, &family.plan(&options).unwrap(), None, &out, 2, &|_| ()).unwrap();
+        }
+        let options = Options { precision: Precision::Fp32, half_states, ..Options::default() };
+        let drafter = small(Model::open(&out, &CpuBackend { options }).unwrap());
+        let (mut drafted, mut accepted) = (0, 0);
+        for seed in 0..40u32 {
+            let prompt: Vec<u32> = (0..8 + seed).map(|i| (i * i * (seed + 3) + 7 * i) % 120).collect();
+            let run = |s| generate(&model, &mut model.sequence(), &prompt, &greedy(30, s), |_| true).unwrap();
+            let made = run(always(&drafter));
+            assert_eq!(made.ids, run(Speculation::default()).ids, "prompt {seed}");
+            let report = made.speculation.unwrap();
+            (drafted, accepted) = (drafted + report.drafted, accepted + report.accepted);
+        }
+        assert!(accepted > 100 && accepted < drafted, "{accepted} of {drafted}");
+    }
+}
+
 /// Returns the probabilities of the `k` most probable tokens at a temperature.
 fn probabilities(logits: &[f32], temperature: f64, k: usize) -> Vec<(u32, f64)> {
     let mut all: Vec<(u32, f64)> = logits.iter().zip(0..).map(|(&v, id)| (id, f64::from(v))).collect();
@@ -292,45 +435,44 @@ fn drafts_leave_the_distribution_of_samples() {
         ]);
     }
     let corpus = Some(Arc::new(Corpus::new(&corpus)));
-    let mut seen = std::collections::BTreeMap::<u32, f64>::new();
-    let (mut drafted, mut accepted) = (0, 0);
-    for seed in 0..RUNS {
-        let options = GenerateOptions {
-            max_new: 3,
-            sampling: Sampling { temperature: 1.5, top_k: K, seed, ..Sampling::GREEDY },
-            ignore_eos: true,
-            prefill_chunk: None,
-            speculation: Speculation {
-                mode: Mode::Ngram,
-                ngram_min: 1,
-                corpus: corpus.clone(),
-                ..Speculation::default()
-            },
-        };
-        let made = generate(&model, &mut sequence, &prompt, &options, |_| true).unwrap();
-        *seen.entry(made.ids[1]).or_default() += 1.0;
-        let report = made.speculation.unwrap();
-        (drafted, accepted) = (drafted + report.drafted, accepted + report.accepted);
-    }
-    assert!(drafted > RUNS / 2 && accepted > 100 && accepted < drafted - 100, "{accepted} of {drafted}");
-    assert!(seen.keys().all(|id| expected.contains_key(id)), "a token that cannot be drawn");
-    // Chi-squared test, with rare tokens as one cell.
-    let (mut rare, mut chi, mut cells) = ((0.0, 0.0), 0.0, 0);
-    for (id, &e) in &expected {
-        let o = seen.get(id).copied().unwrap_or(0.0);
-        if e < 8.0 {
-            rare = (rare.0 + e, rare.1 + o);
-        } else {
-            (chi, cells) = (chi + (o - e) * (o - e) / e, cells + 1);
+    let ngrams = Speculation { mode: Mode::Ngram, ngram_min: 1, corpus, ..Speculation::default() };
+    let other = always(&small(open(dir.path(), "tiny-llama", &[1, 64], true)));
+    for speculation in [ngrams, other] {
+        let mut seen = std::collections::BTreeMap::<u32, f64>::new();
+        let (mut drafted, mut accepted) = (0, 0);
+        for seed in 0..RUNS {
+            let options = GenerateOptions {
+                max_new: 3,
+                sampling: Sampling { temperature: 1.5, top_k: K, seed, ..Sampling::GREEDY },
+                ignore_eos: true,
+                prefill_chunk: None,
+                speculation: speculation.clone(),
+            };
+            let made = generate(&model, &mut sequence, &prompt, &options, |_| true).unwrap();
+            *seen.entry(made.ids[1]).or_default() += 1.0;
+            let report = made.speculation.unwrap();
+            (drafted, accepted) = (drafted + report.drafted, accepted + report.accepted);
         }
+        assert!(drafted > RUNS / 2 && accepted > 100 && accepted < drafted - 100, "{accepted} of {drafted}");
+        assert!(seen.keys().all(|id| expected.contains_key(id)), "a token that cannot be drawn");
+        // Chi-squared test, with rare tokens as one cell.
+        let (mut rare, mut chi, mut cells) = ((0.0, 0.0), 0.0, 0);
+        for (id, &e) in &expected {
+            let o = seen.get(id).copied().unwrap_or(0.0);
+            if e < 8.0 {
+                rare = (rare.0 + e, rare.1 + o);
+            } else {
+                (chi, cells) = (chi + (o - e) * (o - e) / e, cells + 1);
+            }
+        }
+        if rare.0 > 0.0 {
+            (chi, cells) = (chi + (rare.1 - rare.0) * (rare.1 - rare.0) / rare.0.max(1.0), cells + 1);
+        }
+        let freedom = f64::from(cells - 1);
+        assert!(freedom >= 4.0, "{cells} cells");
+        assert!(
+            chi < freedom + 4.0 * (2.0 * freedom).sqrt(),
+            "chi squared {chi:.1} of {freedom} degrees of freedom"
+        );
     }
-    if rare.0 > 0.0 {
-        (chi, cells) = (chi + (rare.1 - rare.0) * (rare.1 - rare.0) / rare.0.max(1.0), cells + 1);
-    }
-    let freedom = f64::from(cells - 1);
-    assert!(freedom >= 4.0, "{cells} cells");
-    assert!(
-        chi < freedom + 4.0 * (2.0 * freedom).sqrt(),
-        "chi squared {chi:.1} of {freedom} degrees of freedom"
-    );
 }

@@ -89,19 +89,21 @@ impl Bench<'_> {
         Ok(passes[1..].iter_mut().map(report).collect())
     }
 
-    /// Decodes with drafts that are right with each probability of --drafts, in turn with plain decoding. Each repetition has a
-    /// text of its own, the same for all probabilities: what a pass costs depends on the experts that its tokens choose.
+    /// Decodes with drafts that are right with each probability of --drafts, and with those of a drafter, in turn with plain
+    /// decoding. Each repetition has a text of its own, the same for all: what a pass costs depends on the experts that its tokens
+    /// choose.
     pub fn drafts(&mut self) -> Result<Vec<DraftedSpeed>> {
         let Bench { args, model, tokens, tick, .. } = self;
         let context = args.context.first().copied().unwrap_or(0).max(1);
-        let mut pairs: Vec<Vec<(Generated, Generated)>> = args.drafts.iter().map(|_| Vec::new()).collect();
-        let repetitions = if args.drafts.is_empty() { 0 } else { args.repetitions + 1 };
+        let mut pairs: Vec<Vec<(Generated, Generated)>> = args.planted().map(|_| Vec::new()).collect();
+        let repetitions = if pairs.is_empty() { 0 } else { args.repetitions + 1 };
         for i in 0..repetitions {
             let prompt = tokens.random_ids(context);
             let plain = run(model, &prompt, args.decode, Speculation::default())?;
-            for (&planted, pairs) in args.drafts.iter().zip(&mut pairs) {
-                let replay = Some(Arc::new(tokens.corrupt_ids(&plain.ids, planted)));
-                let drafts = Speculation { mode: Mode::Auto, replay, ..Speculation::default() };
+            for (planted, pairs) in args.planted().zip(&mut pairs) {
+                let replay = planted.map(|right| Arc::new(tokens.corrupt_ids(&plain.ids, right)));
+                let drafter = args.drafter.clone();
+                let drafts = Speculation { mode: Mode::Auto, replay, drafter, ..Speculation::default() };
                 prepare_drafts(model, &drafts)?;
                 let with = run(model, &prompt, args.decode, drafts)?;
                 if with.ids != plain.ids {
@@ -115,13 +117,13 @@ impl Bench<'_> {
                 }
             }
         }
-        let reports = args.drafts.iter().zip(pairs);
-        Ok(reports.map(|(&planted, pairs)| report(planted, args.decode, &pairs)).collect())
+        let reports = args.planted().zip(pairs);
+        Ok(reports.map(|(planted, pairs)| report(planted, args.decode, &pairs)).collect())
     }
 }
 
 /// Makes the medians of runs with drafts, each followed by a plain run, with the counts of the last one.
-fn report(planted: f64, tokens: usize, pairs: &[(Generated, Generated)]) -> DraftedSpeed {
+fn report(planted: Option<f64>, tokens: usize, pairs: &[(Generated, Generated)]) -> DraftedSpeed {
     let median_of = |figure: fn(&Generated, &Generated) -> f64| {
         median(&mut pairs.iter().map(|(with, without)| figure(with, without)).collect::<Vec<f64>>())
     };
@@ -136,6 +138,7 @@ fn report(planted: f64, tokens: usize, pairs: &[(Generated, Generated)]) -> Draf
         drafted: counts.drafted,
         accepted: counts.accepted,
         fallbacks: counts.fallbacks,
+        sources: counts.sources,
     }
 }
 

@@ -1,7 +1,9 @@
 //! Options and figures of measurements.
 
 use crate::shard_work::{KindBound, OpPart, WorkPart};
+use crate::speculate::{DraftModel, SourceReport};
 use serde::Serialize;
+use std::sync::Arc;
 
 /// Measurements that are wanted.
 pub struct BenchOptions {
@@ -17,6 +19,8 @@ pub struct BenchOptions {
     pub verify_tokens: Vec<usize>,
     /// Probabilities with which drafted tokens are right.
     pub drafts: Vec<f64>,
+    /// Drafter whose drafts are measured, besides those of `drafts`, which cost what its drafts cost.
+    pub drafter: Option<Arc<DraftModel>>,
     /// Times that each is measured.
     pub repetitions: usize,
     /// Most tokens of one prefill call.
@@ -58,14 +62,20 @@ impl BenchOptions {
         let prompts = self.prefill.iter().filter(|&&n| n > 0).count();
         let decodes = if self.decode > 0 { self.context.len() + self.sequences.len() } else { 0 };
         let verify = usize::from(self.verify_tokens.iter().any(|&n| n > 0));
-        (prompts + decodes + verify + self.drafts.len()) * (self.repetitions + 1)
+        (prompts + decodes + verify + self.planted().count()) * (self.repetitions + 1)
+    }
+
+    /// Returns the probabilities with which drafts are right; none for the drafter's own.
+    pub(super) fn planted(&self) -> impl Iterator<Item = Option<f64>> {
+        self.drafts.iter().copied().map(Some).chain(self.drafter.iter().map(|_| None))
     }
 
     /// Returns the tokens that the caches have to hold.
     pub fn longest(&self) -> usize {
         let first = self.context.first().copied().unwrap_or(0);
         let verified = self.verify_tokens.iter().copied().max().filter(|n| *n > 0);
-        let drafted = Some(first.max(1).saturating_add(self.decode)).filter(|_| !self.drafts.is_empty());
+        let drafted =
+            Some(first.max(1).saturating_add(self.decode)).filter(|_| self.planted().next().is_some());
         let behind = self.context.iter().map(|c| c.saturating_add(self.decode));
         let all = self.prefill.iter().copied().chain(behind).chain(verified.map(|n| first.saturating_add(n)));
         all.chain(drafted).max().unwrap_or(0)
@@ -167,11 +177,12 @@ pub struct DraftPass {
     pub break_even: Option<f64>,
 }
 
-/// Decoding with drafts that are accepted with a planted probability, beside plain decoding.
+/// Decoding with drafts of a drafter, or that are accepted with a planted probability, beside plain decoding.
 #[derive(Serialize)]
 pub struct DraftedSpeed {
-    /// Probability that a drafted token is the right one.
-    pub planted: f64,
+    /// Probability that a drafted token is the right one; absent for the drafter's own tokens.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub planted: Option<f64>,
     /// Number of tokens.
     pub tokens: usize,
     /// BenchTokens per second without drafts.
@@ -188,4 +199,7 @@ pub struct DraftedSpeed {
     pub accepted: u64,
     /// Passes without a draft.
     pub fallbacks: u64,
+    /// Counts by source, with a drafter.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub sources: Vec<SourceReport>,
 }

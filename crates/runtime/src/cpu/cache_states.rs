@@ -12,8 +12,9 @@
 //! as written   caches (state) -> slice of a layer -> cache * keep + placed -> attention     caches * keep + all placed -> state
 //! as it runs   cache (state of the layer) -> cache * keep + placed -> written back, and read by attention
 //! ```
+//! A cache that another model lends becomes a state that is only read.
 
-use crate::backend::KeptCache;
+use crate::backend::{AddedRows, KeptCache};
 use anemoe_mlpackage::mil::{
     Argument, Binding, Block, Feature, FeatureShape, Function, FunctionDescription, NamedType, Operation,
     TensorType, Value, ValueType,
@@ -33,14 +34,33 @@ pub(super) fn make_state_of(
     let is_input = |i: &NamedType| i.name == name && matches!(i.ty, ValueType::Tensor(_));
     let input = function.inputs.iter().position(is_input).ok_or("no input has its name")?;
     let feature = described.inputs.iter().position(|f| f.name == name).ok_or("no input has its name")?;
-    let rows = function.block.outputs.iter().position(|o| *o == cache.rows);
-    let rows = rows.ok_or_else(|| format!("no output is named `{}`", cache.rows))?;
     let input = function.inputs.remove(input);
     let ValueType::Tensor(ty) = input.ty else { return Err("no input has its name".into()) };
     let feature = described.inputs.remove(feature);
-    function.block.outputs.remove(rows);
-    described.outputs.retain(|f| f.name != cache.rows);
+    let Some(AddedRows { rows, .. }) = &cache.added else {
+        let operations = &mut function.block.operations;
+        let current = format!("{name}_as_it_is");
+        rename(operations, name, &current);
+        operations.insert(0, operation("read_state", vec![argument("input", name)], &current, &ty));
+        function.inputs.push(NamedType { name: name.into(), ty: ValueType::State(ty) });
+        described.states.push(feature);
+        return Ok(());
+    };
+    let at = function.block.outputs.iter().position(|o| o == rows);
+    function.block.outputs.remove(at.ok_or_else(|| format!("no output is named `{rows}`"))?);
+    described.outputs.retain(|f| f.name != *rows);
     blend_into_state(function, described, feature, &ty, cache.slots as u64)
+}
+
+/// Makes an operation with one result.
+fn operation(op_type: &str, inputs: Vec<(String, Argument)>, to: &str, ty: &TensorType) -> Operation {
+    Operation {
+        op_type: op_type.into(),
+        inputs: inputs.into_iter().collect(),
+        outputs: vec![NamedType { name: to.into(), ty: ValueType::Tensor(ty.clone()) }],
+        blocks: Vec::new(),
+        attributes: BTreeMap::from([("name".into(), Value::string(to))]),
+    }
 }
 
 /// Makes a state of the value `feature.name`, which no operation of `function` computes: the cache of type `ty` before the call,
@@ -79,13 +99,6 @@ fn blend_into_state(
         return Err("what is blended has another shape or leaves the function".into());
     }
     rename(&mut operations[updated + 1..], &result.name, &current);
-    let operation = |op_type: &str, inputs: Vec<(String, Argument)>, to: &str, ty: &TensorType| Operation {
-        op_type: op_type.into(),
-        inputs: inputs.into_iter().collect(),
-        outputs: vec![NamedType { name: to.into(), ty: ValueType::Tensor(ty.clone()) }],
-        blocks: Vec::new(),
-        attributes: BTreeMap::from([("name".into(), Value::string(to))]),
-    };
     let write = |data: &str| Operation {
         outputs: Vec::new(),
         attributes: BTreeMap::from([("name".into(), Value::string(format!("{name}_written")))]),

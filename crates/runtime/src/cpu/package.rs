@@ -9,6 +9,7 @@ use super::plans_by_tokens::PlansByTokens;
 use super::recent::Recent;
 use super::shared_constants::CompileContext;
 use super::tokens::{KnownCarried, keep_rows, stages};
+use super::weights::const_value;
 use super::{CpuStates, INLINE_TERMS, Options, Precision, compile};
 use crate::backend::{
     self, Backend, BackendFunction, CallTokens, Counts, FunctionCall, KeptCache, KeptRows, OpTime, Term,
@@ -17,7 +18,7 @@ use crate::backend::{
 use crate::tensor::Tensor;
 use crate::{Error, Result};
 use anemoe_io::locked;
-use anemoe_mlpackage::mil::{Function, FunctionDescription};
+use anemoe_mlpackage::mil::{Function, FunctionDescription, Operation};
 use anemoe_mlpackage::package::{Package, WeightFiles};
 use smallvec::{SmallVec, smallvec};
 use std::any::Any;
@@ -93,6 +94,20 @@ impl CpuPackage {
         };
         Ok((body, described))
     }
+}
+
+/// Reads the constant `name` of a function of the package at `path`; none where it has none.
+///
+/// # Errors
+/// The package is missing or invalid.
+pub(crate) fn read_constant(path: &Path, function: &str, name: &str) -> Result<Option<Vec<f32>>> {
+    let package = Package::open_to_run(path, &[function], &WeightFiles::default())?;
+    let body = package.model().program.functions.get(function);
+    let is_it = |op: &&Operation| op.op_type == "const" && op.outputs.iter().any(|o| o.name == name);
+    let value = body.and_then(|f| f.block.operations.iter().find(is_it)?.attributes.get("val")).cloned();
+    let Some(value) = value else { return Ok(None) };
+    let tensor = const_value(&Arc::new(package), &value).and_then(|constant| constant.to_tensor());
+    Ok(tensor.ok().and_then(|tensor| tensor.as_f32().map(<[f32]>::to_vec)))
 }
 
 /// Runs packages on this machine's CPU.
@@ -181,9 +196,8 @@ impl LoadedPackage {
         let package = CpuPackage { package: Arc::new(package) };
         let (body, described) = package.function(Some(function))?;
         let (mut body, mut described) = (body.clone(), described.clone());
-        // Functions without the input `place`, such as experts beside attention, have no cache.
-        let has_place = |cache: &&KeptCache| described.inputs.iter().any(|i| i.name == cache.place);
-        let caches: Vec<&KeptCache> = self.caches.iter().filter(has_place).collect();
+        let takes = |cache: &&KeptCache| described.inputs.iter().any(|i| i.name == cache.sign());
+        let caches: Vec<&KeptCache> = self.caches.iter().filter(takes).collect();
         for cache in caches {
             make_state_of(&mut body, &mut described, cache).map_err(|what| {
                 let what = format!("function `{function}`: cache `{}`: {what}", cache.input);

@@ -6,6 +6,7 @@ use crate::tensor::{Data, Tensor};
 use crate::{Error, Result};
 use anemoe_kernels::Pool;
 use anemoe_mlpackage::mil::{DataType, TensorType};
+use std::any::Any;
 
 /// Most dimensions of a saved state.
 const MAX_RANK: usize = 8;
@@ -70,6 +71,19 @@ impl CpuStates {
                 StateValue::Full(t) => t.as_f32_mut().unwrap_or_default().fill(0.0),
             }
         }
+    }
+
+    /// Exchanges the last state with state `name` of `other`, which is made where it lacks it.
+    fn exchange(&mut self, other: &mut CpuStates, name: &str) {
+        let Some(last) = self.values.len().checked_sub(1) else { return };
+        let at = other.names.iter().position(|n| n == name).unwrap_or_else(|| {
+            other.names.push(name.to_string());
+            other.types.push(TensorType::fixed(DataType::Float16, &[]));
+            other.values.push(StateValue::default());
+            other.names.len() - 1
+        });
+        std::mem::swap(&mut self.values[last], &mut other.values[at]);
+        other.types[at] = self.types[last].clone();
     }
 
     /// Fills every state with noise between -0.5 and 0.5.
@@ -141,6 +155,26 @@ impl backend::SequenceStates for CpuStates {
         let read = read_states(bytes);
         *self = read.ok_or_else(|| Error::input("saved sequence: its states are cut short or wrong"))?;
         Ok(())
+    }
+
+    fn lend(&mut self, to: &mut dyn backend::SequenceStates, name: &str, shape: [usize; 4]) -> Result<()> {
+        let to: &mut dyn Any = to;
+        let to = to.downcast_mut().ok_or_else(|| Error::input("states of another backend"))?;
+        let own = self.values.last().map_or(&[][..], StateValue::shape);
+        if own != shape {
+            return Err(Error::input(format!(
+                "the model's cache is {own:?}, and its assistant reads {shape:?}: it is the assistant of another model"
+            )));
+        }
+        self.exchange(to, name);
+        Ok(())
+    }
+
+    fn take_back(&mut self, from: &mut dyn backend::SequenceStates, name: &str) {
+        let from: &mut dyn Any = from;
+        if let Some(from) = from.downcast_mut() {
+            self.exchange(from, name);
+        }
     }
 
     fn fill_with_noise(&mut self, seed: u64) -> bool {

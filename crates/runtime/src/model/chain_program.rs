@@ -186,7 +186,7 @@ impl ChainProgram {
                         Kept::Newest { rows, count, heads, channels, .. } => {
                             Some(KeptRows { input: input.clone(), rows, count, heads, channels })
                         }
-                        Kept::Cache { .. } => None,
+                        Kept::Cache { .. } | Kept::Lent { .. } => None,
                     });
                     let call = Call {
                         shard: run.shard.clone(),

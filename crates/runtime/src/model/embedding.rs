@@ -74,6 +74,19 @@ impl EmbeddingFile {
         Ok(())
     }
 
+    /// Reads rows from `first` on into `out`, `[rows, cols]`, as [`EmbeddingFile::row`] does.
+    pub fn rows(&mut self, first: usize, out: &mut [f32]) -> Result<()> {
+        let cols = self.info.cols;
+        if self.info.storage == WeightFormat::Fp16 && self.info.scale == 1.0 {
+            self.read(2 * (first * cols) as u64, 2 * out.len())?;
+            let matrix = Matrix::f16(&self.buffer, out.len() / cols, cols);
+            let matrix = matrix.map_err(|e| Error::invalid(&self.path, format!("embedding: {e}")))?;
+            matrix.to_dense(out);
+            return Ok(());
+        }
+        out.chunks_exact_mut(cols).enumerate().try_for_each(|(i, out)| self.row(first + i, out))
+    }
+
     /// Reads row `row`, scaled and rounded to fp16, into `out`, one element per column.
     pub fn row(&mut self, row: usize, out: &mut [f32]) -> Result<()> {
         let (cols, scale, storage) = (self.info.cols, self.info.scale, self.info.storage);

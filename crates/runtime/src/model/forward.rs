@@ -4,6 +4,7 @@ use super::call::{Call, CallContext, HostValues, Piece, Prepared, SequenceMemory
 use super::chain_program::{ChainOp, ChainProgram};
 use super::embedding::EmbeddingFile;
 use super::host::{self, HostTokens};
+use super::kept_rows::MOST_UNDONE;
 use super::sequence::{PackageStates, Sequence};
 use super::workspace::{HostValue, PassWorkspace};
 use super::{Logits, Model, Registers, locked};
@@ -57,24 +58,28 @@ impl PassPart<'_> {
     }
 }
 
+/// Position of a sequence before a pass, its first column in the pass, and what another model lends it.
+type SequencePlace = (usize, usize, Option<(usize, usize)>);
+
 /// Host inputs of a pass.
 struct Host<'a> {
     model: &'a Chain,
     inputs: &'a [HostInput],
     values: &'a mut [HostValue],
-    /// Position of each sequence before the pass, and its first column.
-    places: &'a [(usize, usize)],
+    /// Position of each sequence before the pass, its first column, and [`Sequence::lent`].
+    places: &'a [SequencePlace],
     pass: u64,
 }
 
 impl HostValues for Host<'_> {
     fn fill(&mut self, piece: Piece, inputs: &[usize], width: usize, seen: usize) {
-        let Some((position, column)) = self.places.get(piece.sequence) else { return };
+        let Some((position, column, lent)) = self.places.get(piece.sequence) else { return };
         for &input in inputs {
             let all = &mut self.values[input].of_sequence;
             all.resize_with(all.len().max(piece.sequence + 1), Default::default);
             let (value, filled) = &mut all[piece.sequence];
-            let tokens = HostTokens { first: position + piece.first - column, n: piece.tokens, width, seen };
+            let first = position + piece.first - column;
+            let tokens = HostTokens { first, n: piece.tokens, width, seen, lent: *lent };
             if *filled != Some((self.pass, piece, tokens)) {
                 host::fill(value, &self.inputs[input], self.model, tokens);
                 *filled = Some((self.pass, piece, tokens));
@@ -249,9 +254,53 @@ impl Model {
         workspace
     }
 
+    /// Opens the embedding at its first use.
+    pub(super) fn opened<'a>(
+        &self,
+        embedding: &'a mut Option<EmbeddingFile>,
+    ) -> Result<&'a mut EmbeddingFile> {
+        Ok(match embedding.take() {
+            Some(open) => embedding.insert(open),
+            None => embedding.insert(EmbeddingFile::open(&self.bundle, &self.chain.embedding)?),
+        })
+    }
+
+    /// Runs one step of an assistant at the place of its sequence; `input` is its register of that name. Returns logits and the
+    /// next hidden state.
+    ///
+    /// # Errors
+    /// A package fails, or does not fit the chain.
+    pub(super) fn assist(&self, own: &mut Sequence, input: &[f32]) -> Result<(Vec<f32>, Vec<f32>)> {
+        let mut workspace = self.workspace();
+        let index = |name: &str| {
+            let found = self.names.find(name);
+            found.ok_or_else(|| self.contradiction(format!("no step has a register `{name}`")))
+        };
+        let (given, state) = (index("input")?, index("state")?);
+        workspace.registers[given].reset_f32(&[1, input.len(), 1, 1]).copy_from_slice(input);
+        let mut parts = [PassPart { sequence: own, ids: &[0], first: 0 }];
+        self.execute(false, &mut parts, 1, &mut workspace, &mut |_, _| ())?;
+        let mut logits = Vec::new();
+        match self.chain.assistant.as_ref().and_then(|of| of.centroids) {
+            None => self.read_logits(&[(0, 0)], &mut workspace, &mut |_, row| logits = row)?,
+            Some(of) => {
+                self.execute(true, &mut [], 1, &mut workspace, &mut |_, _| ())?;
+                let values = |i: usize| workspace.registers[i].as_f32().unwrap_or_default();
+                logits = self.logits_of_groups(of, values(self.logits), values(index("normalized")?))?;
+            }
+        }
+        let state = workspace.registers[state].as_f32().unwrap_or_default().to_vec();
+        locked(&self.workspaces).push(workspace);
+        Ok((logits, state))
+    }
+
     /// Refuses requests that could not be run completely.
     fn check_requests(&self, requests: &[Request<'_>]) -> Result<()> {
         let model = &self.chain.model;
+        if self.chain.assistant.is_some() {
+            let what = "an assistant drafts for another model: give its bundle to --drafter";
+            return Err(Error::input(what));
+        }
         for request in requests {
             self.check(request.sequence)?;
             if let Some(id) = request.ids.iter().find(|&&id| id as usize >= model.vocab_size) {
@@ -314,6 +363,7 @@ impl Model {
             parts.iter_mut().for_each(|part| part.sequence.is_broken = true);
             self.embed(&parts, limit - room, &mut workspace)?;
             self.execute(false, &mut parts, limit - room, &mut workspace, watch)?;
+            self.keep_hidden(&mut parts, &workspace.registers[self.hidden]);
             self.read_logits(&rows, &mut workspace, out)?;
             for part in &mut parts {
                 let sequence = &mut *part.sequence;
@@ -324,13 +374,30 @@ impl Model {
         }
     }
 
+    /// Keeps the hidden states of the last tokens of each part, where an assistant needs them: as many as a pass over a draft has.
+    fn keep_hidden(&self, parts: &mut [PassPart<'_>], hidden: &Tensor) {
+        let (&[1, channels, 1, tokens], Some(values)) = (hidden.shape.as_slice(), hidden.as_f32()) else {
+            return;
+        };
+        if !self.keeps_hidden.load(Ordering::Relaxed) {
+            return;
+        }
+        for PassPart { sequence, ids, first } in parts {
+            let n = ids.len().min(MOST_UNDONE + 1);
+            let column = *first + ids.len() - n;
+            let (from, rows) = (sequence.position() + ids.len() - n, &mut sequence.hidden);
+            rows.0 = from;
+            rows.1.clear();
+            for t in column..column + n {
+                rows.1.extend((0..channels).map(|c| values[c * tokens + t]));
+            }
+        }
+    }
+
     /// Fills register `hidden`, `[1, hidden_size, 1, tokens]`, with scaled embeddings.
     fn embed(&self, parts: &[PassPart<'_>], tokens: usize, workspace: &mut PassWorkspace) -> Result<()> {
         let mut embedding = locked(&self.embedding);
-        let embedding = match embedding.take() {
-            Some(open) => embedding.insert(open),
-            None => embedding.insert(EmbeddingFile::open(&self.bundle, &self.chain.embedding)?),
-        };
+        let embedding = self.opened(&mut embedding)?;
         let cols = self.chain.embedding.cols;
         let row = &mut workspace.row;
         row.resize(cols, 0.0);
@@ -562,8 +629,8 @@ impl Model {
         }
         let PassWorkspace { registers, scratch, host, pass, .. } = workspace;
         let program = if head { &self.head } else { &self.body };
-        let places: SmallVec<[(usize, usize); INLINE_SEQUENCES]> =
-            parts.iter().map(|part| (part.sequence.position(), part.first)).collect();
+        let place = |p: &PassPart<'_>| (p.sequence.position(), p.first, p.sequence.lent);
+        let places: SmallVec<[SequencePlace; INLINE_SEQUENCES]> = parts.iter().map(place).collect();
         let mut host = Host {
             model: &self.chain,
             inputs: &program.host,

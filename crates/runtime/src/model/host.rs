@@ -17,11 +17,16 @@ pub(super) struct HostTokens {
     pub width: usize,
     /// First slots of a cache that the call sees; more than the cache has if it sees all.
     pub seen: usize,
+    /// Positions in caches that another model lends, and one more than the highest position that was ever in them; none where
+    /// the call's tokens are in its caches.
+    pub lent: Option<(usize, usize)>,
 }
 
 /// Fills host input `input` in `out` for the tokens of a call.
 pub(super) fn fill(out: &mut Tensor, input: &HostInput, chain: &Chain, tokens: HostTokens) {
-    let HostTokens { first, n, width, seen } = tokens;
+    let HostTokens { first, n, width, seen, lent } = tokens;
+    // The position of the first token in the mask, and the newest position in the caches.
+    let (masked, newest) = lent.map_or((first, first + n - 1), |(n, highest)| (n - 1, highest - 1));
     // `Chain::read` has checked that the names exist. A function that sees only the first slots runs only for positions in
     // them, so its cache is treated as a smaller one.
     let cache = |name: &String| {
@@ -31,10 +36,10 @@ pub(super) fn fill(out: &mut Tensor, input: &HostInput, chain: &Chain, tokens: H
     match input {
         HostInput::RopeCos(name) => rope_rows(out, &chain.ropes[name], first, width, false),
         HostInput::RopeSin(name) => rope_rows(out, &chain.ropes[name], first, width, true),
-        HostInput::Mask(name) => mask_rows(out, &cache(name), first, n, width),
+        HostInput::Mask(name) => mask_rows(out, &cache(name), (masked, newest), n, width),
         HostInput::MaskColumns(name) => {
             let (mut rows, cache) = (Tensor::default(), cache(name));
-            mask_rows(&mut rows, &cache, first, n, width);
+            mask_rows(&mut rows, &cache, (masked, newest), n, width);
             let v = out.reset_f32(&[1, cache.slots, 1, width]);
             let values = rows.as_f32().unwrap_or_default();
             for (slot, column) in v.chunks_exact_mut(width.max(1)).enumerate() {
@@ -108,11 +113,11 @@ fn rope_rows(out: &mut Tensor, rope: &Rope, first: usize, width: usize, sine: bo
 }
 
 /// Fills the mask `[1, 1, width, slots]`: 0 for slots that a token sees after the call's `n` tokens are written, else [`MASKED`].
-fn mask_rows(out: &mut Tensor, cache: &Cache, first: usize, n: usize, width: usize) {
+/// The cache has held positions up to `newest`.
+fn mask_rows(out: &mut Tensor, cache: &Cache, (first, newest): (usize, usize), n: usize, width: usize) {
     let slots = cache.slots;
     let v = out.reset_f32(&[1, 1, width, slots]);
     v.fill(MASKED);
-    let newest = first + n - 1;
     for (t, row) in v.chunks_exact_mut(slots).enumerate().take(n) {
         let position = first + t;
         let oldest = cache.window.map_or(0, |w| (position + 1).saturating_sub(w));
@@ -239,7 +244,7 @@ mod tests {
 
     fn visible(cache: &Cache, first: usize, n: usize, width: usize) -> Vec<Vec<usize>> {
         let mut out = Tensor::default();
-        mask_rows(&mut out, cache, first, n, width);
+        mask_rows(&mut out, cache, (first, first + n - 1), n, width);
         let v = out.as_f32().unwrap();
         v.chunks(cache.slots).map(|r| (0..r.len()).filter(|&s| r[s] == 0.0).collect()).collect()
     }

@@ -7,6 +7,7 @@
 //!   functions with states run once per sequence
 //! ```
 
+mod assistant;
 mod call;
 mod chain_program;
 mod embedding;
@@ -17,11 +18,13 @@ mod sequence;
 mod vectors;
 mod workspace;
 
+pub use assistant::{AttachedAssistant, DraftStart};
 pub use forward::{LayerObserver, Request};
 pub use kept_rows::MOST_UNDONE;
+pub(crate) use sequence::Companion;
 pub use sequence::{MOST_RUN_AGAIN, Sequence};
 
-use crate::backend::{Backend, BackendPackage, Counts, KeptCache, OpTime};
+use crate::backend::{AddedRows, Backend, BackendPackage, Counts, KeptCache, OpTime};
 use crate::tensor::Tensor;
 use crate::{Error, Result};
 use anemoe_bundle::{CHAIN_FILE, Chain, HostInput, InputBinding, Kept, Shard, Step};
@@ -32,7 +35,7 @@ use chain_program::{ChainOp, ChainProgram, Names};
 use embedding::EmbeddingFile;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -101,6 +104,10 @@ pub struct Model {
     workspaces: Mutex<Vec<PassWorkspace>>,
     /// Rows of logits that callers gave back.
     spare_rows: Mutex<Vec<Vec<f32>>>,
+    /// True if sequences keep the hidden states of their last pass, which an assistant reads.
+    keeps_hidden: AtomicBool,
+    /// Tokens in the order of an assistant's groups; empty where there are none.
+    token_ordering: Vec<u32>,
 }
 
 /// Counters since opening.
@@ -132,15 +139,21 @@ fn caches_of(chain: &Chain, shard: &str) -> Vec<KeptCache> {
     for step in &chain.steps {
         let Step::Run(run) = step else { continue };
         for (input, kept) in run.kept.iter().filter(|_| run.shards().any(|name| name == shard)) {
-            let Kept::Cache { rows, place } = kept.clone() else { continue };
-            let of_host = match run.inputs.get(&place) {
-                Some(InputBinding::Host(of_host)) => Some(of_host),
-                _ => None,
+            let (cache, added) = match kept.clone() {
+                Kept::Newest { .. } => continue,
+                Kept::Lent { cache, .. } => (chain.caches.get(&cache), None),
+                Kept::Cache { rows, place } => {
+                    let of_host = match run.inputs.get(&place) {
+                        Some(InputBinding::Host(of_host)) => Some(of_host),
+                        _ => None,
+                    };
+                    let is_place_last = matches!(of_host, Some(HostInput::PlaceRows(_)));
+                    let cache = of_host.and_then(|of_host| chain.caches.get(of_host.cache()?));
+                    (cache, Some(AddedRows { rows, place, is_place_last }))
+                }
             };
-            let cache = of_host.and_then(|of_host| chain.caches.get(of_host.cache()?));
-            let is_place_last = matches!(of_host, Some(HostInput::PlaceRows(_)));
             let slots = cache.map_or(0, |c| c.slots);
-            caches.insert(input, KeptCache { input: input.clone(), rows, place, is_place_last, slots });
+            caches.insert(input, KeptCache { input: input.clone(), slots, added });
         }
     }
     caches.into_values().collect()
@@ -154,7 +167,9 @@ impl Model {
     pub fn open(bundle: &Path, backend: &dyn Backend) -> Result<Model> {
         let chain = Chain::read(bundle)?;
         let model = Model::with_chain(bundle, chain, backend, &|shard| bundle.join(&shard.file))?;
-        *locked(&model.embedding) = Some(EmbeddingFile::open(bundle, &model.chain.embedding)?);
+        if model.chain.embedding.rows > 0 {
+            *locked(&model.embedding) = Some(EmbeddingFile::open(bundle, &model.chain.embedding)?);
+        }
         Ok(model)
     }
 
@@ -195,6 +210,7 @@ impl Model {
         // A draft of a chain has no file of vectors yet.
         let order = chain.head_order.as_deref().filter(|_| chain.vectors.is_some());
         let head_order = order.map(|name| vectors.order(name, chain.model.vocab_size)).transpose()?;
+        let token_ordering = assistant::token_ordering(&chain, &vectors)?;
         Ok(Model {
             number: NUMBER.fetch_add(1, Ordering::Relaxed),
             bundle: bundle.to_path_buf(),
@@ -214,6 +230,8 @@ impl Model {
             preparations: Mutex::default(),
             workspaces: Mutex::default(),
             spare_rows: Mutex::default(),
+            keeps_hidden: AtomicBool::new(false),
+            token_ordering,
             names,
             chain,
         })

@@ -8,7 +8,7 @@ use anemoe_bundle::Cache;
 use std::collections::BTreeMap;
 
 /// Id of a token that was given by registers or filled with noise: it cannot be run again.
-const UNKNOWN: u32 = u32::MAX;
+pub(super) const UNKNOWN: u32 = u32::MAX;
 /// Most tokens that a cut may run again after going back to earlier states: the tokens of one pass.
 pub const MOST_RUN_AGAIN: usize = 64;
 /// First bytes of a saved sequence.
@@ -84,6 +84,19 @@ pub struct Sequence {
     pub(super) highest: usize,
     /// True if a call failed half-way, so that the states do not fit the tokens.
     pub(super) is_broken: bool,
+    /// Sequence of a small model that drafts for this one. It is brought to the same tokens where it drafts.
+    pub(crate) companion: Option<Box<Companion>>,
+    /// First position and hidden states of the last pass, one behind the other, where the model keeps them.
+    pub(super) hidden: (usize, Vec<f32>),
+    /// In the sequence of an assistant: the positions whose keys it sees, and what `highest` is of their sequence.
+    pub(super) lent: Option<(usize, usize)>,
+}
+
+/// Sequence of a small model beside a sequence of its target, whose first token it has, and the tokens after a gap.
+pub(crate) struct Companion {
+    pub sequence: Sequence,
+    /// Tokens after the first one that the small model does not read.
+    pub gap: usize,
 }
 
 impl Sequence {
@@ -92,8 +105,18 @@ impl Sequence {
         self.ids.len()
     }
 
+    /// Tells whether the sequence is of `model`.
+    pub(crate) fn is_of(&self, model: &Model) -> bool {
+        self.model == model.number
+    }
+
+    /// Returns the tokens; those that were given by registers are unknown.
+    pub(crate) fn ids(&self) -> &[u32] {
+        &self.ids
+    }
+
     /// Returns the number of tokens at the beginning that are equal to those of `ids`; 0 after a failed call.
-    pub fn shared_with(&self, ids: &[u32]) -> usize {
+    pub fn shared_with<'a>(&self, ids: impl IntoIterator<Item = &'a u32>) -> usize {
         if self.is_broken {
             return 0;
         }
@@ -105,6 +128,7 @@ impl Sequence {
         self.packages.iter_mut().for_each(PackageStates::clear);
         self.ids.clear();
         (self.highest, self.is_broken) = (0, false);
+        self.hidden.1.clear();
     }
 
     /// Copies the sequence, for instance after a prompt that several answers share.
@@ -122,12 +146,20 @@ impl Sequence {
             ids: self.ids.clone(),
             highest: self.highest,
             is_broken: self.is_broken,
+            hidden: self.hidden.clone(),
+            lent: self.lent,
+            // Without a copy, the small model begins anew.
+            companion: self.companion.as_ref().and_then(|c| {
+                let sequence = c.sequence.fork().ok()?;
+                Some(Box::new(Companion { sequence, gap: c.gap }))
+            }),
         })
     }
 
     /// Adds tokens that were given by their registers.
     pub(super) fn push_unknown(&mut self, tokens: usize) {
         self.ids.extend(std::iter::repeat_n(UNKNOWN, tokens));
+        self.hidden.1.clear();
         self.highest = self.highest.max(self.ids.len());
     }
 
@@ -206,6 +238,9 @@ impl Model {
             ids: Vec::with_capacity(self.chain.model.max_context.min(1 << 12)),
             highest: 0,
             is_broken: false,
+            companion: None,
+            hidden: Default::default(),
+            lent: None,
         }
     }
 

@@ -35,7 +35,8 @@ impl VectorFile {
         Ok(VectorFile { bundle: bundle.to_path_buf(), file: path, arrays })
     }
 
-    fn vector(&self, name: String) -> Result<Vec<f32>> {
+    /// Returns a vector by its name.
+    pub fn vector(&self, name: String) -> Result<Vec<f32>> {
         let array = self.arrays.get(&name).ok_or_else(|| {
             Error::invalid(self.bundle.join(CHAIN_FILE), format!("chain: no vector `{name}` is in its file"))
         })?;

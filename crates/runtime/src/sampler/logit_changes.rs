@@ -20,6 +20,7 @@ struct TokenCounts {
 /// v -= frequency_penalty * n + presence_penalty              for tokens that are n > 0 times in the answer
 /// v  = -inf                                                  for end tokens too early, and tokens that no answer begins with
 /// ```
+#[derive(Clone)]
 pub struct LogitChanges {
     ids: Vec<u32>,
     prompt: usize,

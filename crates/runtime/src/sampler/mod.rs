@@ -87,6 +87,17 @@ impl Sampler {
         Sampler { sampling, changes, random, weights: Vec::new(), sums: Vec::new() }
     }
 
+    /// Makes a sampler that chooses as this one will, for drafts of the next tokens.
+    pub fn ahead(&self) -> Sampler {
+        Sampler {
+            sampling: self.sampling.clone(),
+            changes: self.changes.clone(),
+            random: self.random.clone(),
+            weights: Vec::new(),
+            sums: Vec::new(),
+        }
+    }
+
     /// Chooses the next token by its logits, and takes it as said. The logits are the same afterwards.
     pub fn next(&mut self, logits: &mut [f32]) -> usize {
         let Some(mut changes) = self.changes.take() else { return self.draw(logits) };

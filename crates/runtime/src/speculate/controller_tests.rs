@@ -1,6 +1,8 @@
 use super::*;
 use anemoe_io::Random;
 
+const REPEATED: DraftSource = DraftSource::Repetition(20);
+
 /// A text and a machine, by the number of tokens that were made so far. Times are in passes for one token.
 struct Simulation<'a> {
     tokens: usize,
@@ -20,6 +22,10 @@ const CHEAP: &dyn Fn(usize) -> f64 = &|t| 1.0 + 0.1 * (t - 1) as f64;
 /// Large models with shared experts.
 const SHARED: &dyn Fn(usize) -> f64 = &|t| 1.0 + 0.45 * ((t - 1) as f64).powf(0.8);
 const LENGTHS: [usize; 4] = [1, 2, 4, 8];
+
+fn alone(drafted: usize, seconds: f64) -> PassTime {
+    PassTime { seconds, streams: 1, drafted }
+}
 
 impl Default for Simulation<'_> {
     fn default() -> Self {
@@ -43,20 +49,20 @@ impl Simulation<'_> {
         };
         let mut statistics = DraftStatistics::new(8);
         for k in LENGTHS.into_iter().filter(|_| self.is_timed).flat_map(|k| [0, k, 0, k, 0, k]) {
-            statistics.note_time(k, measure(0, k + 1));
+            statistics.note_time(alone(k, measure(0, k + 1)));
         }
         let mut c = Controller::new(statistics, LENGTHS.to_vec());
         let mut random = Random::new(seed + 1000);
         let (mut made, mut time) = (0, 0.0);
         while made < self.tokens {
             let left = self.tokens - made;
-            let k = c.choose(20, 8.min(left - 1), left);
+            let k = c.choose(REPEATED, 8.min(left - 1), &DraftRoom::alone(0, left));
             let a = (self.acceptance)(made);
             let accepted = (0..k).take_while(|_| random.uniform() < a).count();
             if k == 0 {
                 c.note_followed(20, random.uniform() < a);
             }
-            c.note(20, k, accepted, measure(made, k + 1));
+            c.note(REPEATED, (k, accepted), alone(k, measure(made, k + 1)), 0.0);
             time += (self.cost)(k + 1);
             made += accepted + 1;
         }
@@ -134,16 +140,16 @@ fn an_adversary_gains_no_more_than_the_share() {
     for tokens in [64, 400, 2000] {
         let mut statistics = DraftStatistics::new(8);
         for k in [0, 1, 0, 2, 0, 4, 0, 8] {
-            statistics.note_time(k, SHARED(k + 1));
+            statistics.note_time(alone(k, SHARED(k + 1)));
         }
         let mut c = Controller::new(statistics, LENGTHS.to_vec());
         let mut time = 0.0;
         for made in 0..tokens {
-            let k = c.choose(20, 8, tokens - made);
+            let k = c.choose(REPEATED, 8, &DraftRoom::alone(0, tokens - made));
             if k == 0 {
                 c.note_followed(20, true);
             }
-            c.note(20, k, 0, SHARED(k + 1));
+            c.note(REPEATED, (k, 0), alone(k, SHARED(k + 1)), 0.0);
             time += SHARED(k + 1);
         }
         assert!(time < 1.016 * tokens as f64, "{tokens}: {time}");
@@ -182,13 +188,125 @@ fn disturbed_times_are_forgotten() {
 #[test]
 fn later_generations_know_what_earlier_ones_measured() {
     let mut first = Controller::new(DraftStatistics::new(4), vec![4]);
-    (0..20).for_each(|_| first.note(4, 0, 0, 1.0));
+    (0..20).for_each(|_| first.note(DraftSource::Repetition(4), (0, 0), alone(0, 1.0), 0.0));
     (0..20).for_each(|_| first.note_followed(20, true));
-    (0..6).for_each(|_| first.note(20, 4, 4, 1.2));
+    (0..6).for_each(|_| first.note(REPEATED, (4, 4), alone(4, 1.2), 0.0));
     let mut second = Controller::new(first.statistics().clone(), vec![4]);
-    assert_eq!(second.choose(20, 4, 1000), 4, "its first pass is a draft");
+    assert_eq!(second.choose(REPEATED, 4, &DraftRoom::alone(0, 1000)), 4, "its first pass is a draft");
     assert_eq!(second.report().passes, [], "and it counts its own passes");
     assert_eq!(second.report().break_even.iter().filter(|b| b.is_measured).count(), 1);
     let mut third = Controller::new(first.statistics().clone(), vec![]);
-    assert_eq!(third.choose(20, 4, 1000), 0, "no length is prepared");
+    assert_eq!(third.choose(REPEATED, 4, &DraftRoom::alone(0, 1000)), 0, "no length is prepared");
+}
+
+/// A generation with a drafter of acceptance `a`, after a prompt that the drafter has not read.
+struct Drafted {
+    a: f64,
+    /// Time of a drafted token, and of a token that is read, in plain passes.
+    drafter: DrafterTime,
+    prompt: usize,
+    tokens: usize,
+    is_timed: bool,
+}
+
+impl Drafted {
+    /// Returns the time of plain decoding over that with the drafter.
+    fn run(&self, seed: u64) -> f64 {
+        let mut statistics = DraftStatistics::new(8);
+        for k in LENGTHS.into_iter().filter(|_| self.is_timed).flat_map(|k| [0, k, 0, k]) {
+            statistics.note_time(alone(k, CHEAP(k + 1)));
+        }
+        statistics.set_drafter(self.drafter);
+        let mut c = Controller::new(statistics, LENGTHS.to_vec());
+        let mut random = Random::new(seed);
+        let (mut made, mut time, mut lacking) = (0, 0.0, self.prompt);
+        while made < self.tokens {
+            let left = self.tokens - made;
+            let room = DraftRoom::alone(made, left);
+            let paid = c.affordable_tokens(&room);
+            if lacking > 8 && lacking.min(64) <= paid {
+                let read = lacking.min(64);
+                let seconds = self.drafter.reading * read as f64;
+                c.note_reading(read, seconds, &room);
+                (lacking, time) = (lacking - read, time + seconds);
+            }
+            let most = if lacking > 8 { 0 } else { 8.min(left - 1) };
+            let k = c.choose(DraftSource::Drafter, most, &room);
+            let accepted = (0..k).take_while(|_| random.uniform() < self.a).count();
+            let making = self.drafter.making * k as f64;
+            c.note(DraftSource::Drafter, (k, accepted), alone(k, CHEAP(k + 1)), making);
+            time += CHEAP(k + 1) + making;
+            made += accepted + 1;
+        }
+        self.tokens as f64 / time
+    }
+
+    fn speedup(&self) -> f64 {
+        (1..=10).map(|seed| self.run(seed)).sum::<f64>() / 10.0
+    }
+}
+
+#[test]
+fn a_drafter_is_charged_its_own_time() {
+    let of = |a, making, prompt, tokens, is_timed| {
+        let drafter = DrafterTime { making, reading: making / 4.0 };
+        Drafted { a, drafter, prompt, tokens, is_timed }.speedup()
+    };
+    for (prompt, tokens, least) in [(0, 400, 1.5), (12, 400, 1.5), (64, 1000, 1.5)] {
+        let speedup = of(0.8, 0.05, prompt, tokens, true);
+        assert!(speedup > least, "{prompt}, {tokens}: {speedup}");
+    }
+    for making in [0.02, 0.3, 2.0] {
+        for tokens in [32, 128, 1000] {
+            for a in [0.0, 0.3, 0.7] {
+                for (prompt, is_timed) in [(0, true), (0, false), (20, true), (200, true), (5000, true)] {
+                    let speedup = of(a, making, prompt, tokens, is_timed);
+                    let what = format!("{a}, {making}, {prompt}, {tokens}, {is_timed}");
+                    assert!(speedup >= 0.985, "{what}: {speedup}");
+                }
+            }
+        }
+    }
+}
+
+/// Checks streams that share passes: a pass over all of them is dearer for a draft than one for a stream alone.
+#[test]
+fn streams_draft_together_where_their_pass_has_room() {
+    for streams in [2, 4] {
+        for (a, least) in [(0.9, 1.3), (0.5, 0.985), (0.0, 0.985)] {
+            for cost in [CHEAP, SHARED, &|t| t as f64] {
+                let mut random = Random::new(3);
+                let mut all: Vec<Controller> = (0..streams)
+                    .map(|_| Controller::new(DraftStatistics::new(8), LENGTHS.to_vec()))
+                    .collect();
+                for c in &mut all {
+                    (0..40).for_each(|_| c.note_followed(20, random.uniform() < a));
+                }
+                let (mut made, mut time) = (0, 0.0);
+                while made < 2000 * streams {
+                    let mut drafted = 0;
+                    let mut own = Vec::new();
+                    for c in &mut all {
+                        let room = DraftRoom { streams, drafted, ..DraftRoom::alone(0, 1000) };
+                        own.push(c.choose(REPEATED, 8, &room));
+                        drafted += own[own.len() - 1];
+                    }
+                    let seconds = cost(streams + drafted);
+                    for (c, &k) in all.iter_mut().zip(&own) {
+                        let accepted = (0..k).take_while(|_| random.uniform() < a).count();
+                        if k == 0 {
+                            c.note_followed(20, random.uniform() < a);
+                        }
+                        c.note(REPEATED, (k, accepted), PassTime { seconds, streams, drafted }, 0.0);
+                        made += accepted + 1;
+                    }
+                    time += seconds;
+                }
+                let speedup = made as f64 / streams as f64 * cost(streams) / time;
+                let is_dear = cost(3) > 1.5 * cost(1);
+                let least = if is_dear { 0.985 } else { least };
+                assert!(speedup >= least, "{streams}, {a}, {}: {speedup}", cost(2));
+            }
+        }
+    }
 }

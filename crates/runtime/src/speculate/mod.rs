@@ -1,20 +1,29 @@
-//! Speculative decoding without a draft model: drafts from repetitions, verified in one pass, and only where they pay.
+//! Speculative decoding: drafts from repetitions or of a small model, verified in one pass, and only where they pay.
 //!
 //! ```text
-//! tokens so far --ngrams--> draft d1..dk --one pass over [last, d1..dk]--> k + 1 rows of logits
+//! tokens so far --ngrams, small_model--> draft d1..dk --one pass over [last, d1..dk]--> k + 1 rows of logits
 //! row i chooses a token as plain decoding would; drafts that agree are kept, and the sequence is cut back after them
 //! ```
 //! A token has the same bits in a pass of several tokens and alone. Tokens are chosen one by one from the same rows by the same
 //! sampler. So the tokens are those of plain decoding, at any temperature.
 
 mod controller;
+mod draft_model;
 mod ngrams;
+mod small_model;
 
-pub use controller::{BreakEven, Controller, DraftStatistics, MeasuredPass, SpeculationReport, break_even};
+pub use controller::{
+    BreakEven, Controller, DraftRoom, DraftSource, DraftStatistics, MOST_STREAMS, MeasuredPass, PassTime,
+    SourceReport, SpeculationReport, break_even,
+};
+pub use draft_model::{DraftKind, DraftModel};
 pub use ngrams::{Corpus, Ngrams};
 
 use crate::model::{Logits, MOST_UNDONE, Model, Sequence};
+use crate::sampler::Sampler;
 use anemoe_io::locked;
+use controller::DrafterTime;
+use draft_model::{CATCH_UP, WantedDraft};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
@@ -24,14 +33,14 @@ pub enum Mode {
     /// Never draft.
     #[default]
     Off,
-    /// Draft whenever there is a match.
+    /// Draft whenever there is a match or a drafter.
     Ngram,
     /// Draft only if it pays by measured times and acceptance.
     Auto,
 }
 
 /// Settings for drafting.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Speculation {
     /// Condition for drafting.
     pub mode: Mode,
@@ -43,8 +52,10 @@ pub struct Speculation {
     pub ngram_max: usize,
     /// Tokens to find matches in, besides the sequence's own.
     pub corpus: Option<Arc<Corpus>>,
-    /// For measurements: the tokens to draft at each place after the prompt, instead of repetitions.
+    /// For measurements: the tokens to draft at each place after the prompt, instead of repetitions and of a drafter's choices.
     pub replay: Option<Arc<Vec<u32>>>,
+    /// A model with the same tokens, which drafts where nothing repeats.
+    pub drafter: Option<Arc<DraftModel>>,
     /// Times and acceptance that generations of one model share: each begins with what those before it measured.
     pub statistics: SharedStatistics,
 }
@@ -80,6 +91,7 @@ impl Default for Speculation {
             ngram_max: 24,
             corpus: None,
             replay: None,
+            drafter: None,
             statistics: SharedStatistics::default(),
         }
     }
@@ -130,25 +142,31 @@ pub struct Drafter {
     pass: Vec<u32>,
     /// Draft that was not made, with its match: the next tokens are compared with it.
     followed: Followed,
-    /// Tokens of the match that the draft comes from.
-    matched: usize,
+    source: DraftSource,
+    /// Seconds of the drafter for the draft, and for what it read before.
+    making: f64,
+    reading: f64,
+    /// Seconds of the plan as a whole.
+    planning: f64,
     /// True if there was a match that no draft was worth.
     fell_back: bool,
 }
 
 impl Drafter {
-    /// Makes a drafter that has seen no tokens. Mode `auto` drafts the lengths that the model has prepared.
-    pub fn new(options: Speculation, model: &Model) -> Drafter {
+    /// Makes a drafter that has seen no tokens.
+    pub fn new(options: Speculation) -> Drafter {
         let corpus = options.corpus.clone().map(|corpus| ngrams::Walk::new(corpus, options.ngram_max));
-        let lengths = draft_lengths(&options).filter(|drafted| model.has_prepared(drafted + 1, Logits::All));
-        let controller = Controller::new(options.statistics.get(options.draft_max), lengths.collect());
+        let controller = Controller::new(options.statistics.get(options.draft_max), Vec::new());
         Drafter {
             ngrams: Ngrams::new(options.ngram_max),
             corpus,
             controller,
             pass: Vec::new(),
             followed: Followed::default(),
-            matched: 0,
+            source: DraftSource::Repetition(0),
+            making: 0.0,
+            reading: 0.0,
+            planning: 0.0,
             fell_back: false,
             options,
         }
@@ -170,21 +188,113 @@ impl Drafter {
         }
     }
 
-    /// Plans the next pass: `newest`, which no pass has seen, and a draft after it if that pays. `generated` tokens follow the
-    /// prompt, and `left` are still wanted.
-    pub fn plan(&mut self, model: &Model, sequence: &Sequence, newest: u32, generated: usize, left: usize) {
+    /// Plans the next pass: `newest`, which no pass has seen, and a draft after it if that pays. `sampler` will choose the tokens
+    /// that follow.
+    pub fn plan(
+        &mut self,
+        model: &Model,
+        sequence: &mut Sequence,
+        newest: u32,
+        room: &DraftRoom,
+        sampler: &Sampler,
+    ) {
         self.plan_plain(newest);
         if self.options.mode == Mode::Off {
             return;
         }
-        let room = model.chain().model.max_context.saturating_sub(sequence.position() + 1);
-        let room = model.most_to_undo(sequence, room.min(left.saturating_sub(1)));
-        self.draft(generated, room, left);
+        let most = model.chain().model.max_context.saturating_sub(sequence.position() + 1);
+        let most = model.most_to_undo(sequence, most.min(room.left.saturating_sub(1)));
+        let most = most.min(self.options.draft_max);
+        if most == 0 {
+            return;
+        }
+        let started = Instant::now();
+        // Mode `auto` drafts the lengths whose passes are prepared.
+        let others = room.streams + room.drafted;
+        let is_prepared = |drafted: &usize| model.has_prepared(others + drafted, Logits::All);
+        self.controller.set_lengths(draft_lengths(&self.options).filter(is_prepared).collect());
+        let drafter = self.options.drafter.clone();
+        if self.options.replay.is_none() || drafter.is_none() {
+            self.repeat(most, room);
+        }
+        if let Some(drafter) = drafter.filter(|_| self.drafted() == 0) {
+            let asked = drafter.attempt(|| self.ask(&drafter, model, sequence, (most, room), sampler));
+            if asked.is_none() {
+                // A draft that was half made when the drafter failed.
+                self.pass.truncate(1);
+            }
+        }
+        self.planning = started.elapsed().as_secs_f64();
+    }
+
+    /// Appends a draft of the drafter to the pass, once it has read what it needs: a pass of it at a time.
+    fn ask(
+        &mut self,
+        drafter: &DraftModel,
+        model: &Model,
+        sequence: &mut Sequence,
+        (most, room): (usize, &DraftRoom),
+        sampler: &Sampler,
+    ) -> crate::Result<()> {
+        let paid = match self.options.mode {
+            Mode::Auto => self.controller.affordable_tokens(room),
+            _ => usize::MAX,
+        };
+        let (all, progress) = (sequence.position(), drafter.progress(sequence));
+        let window = all.min(paid).min(drafter.window());
+        let mut lacking = match progress {
+            // Where much more can be paid than was read, the drafter reads it.
+            Some((kept, lacking))
+                if (lacking <= CATCH_UP || lacking / 2 <= paid)
+                    && (kept + lacking == all || window / GROWTH < kept + lacking) =>
+            {
+                lacking
+            }
+            _ if window >= all.min(CATCH_UP) => drafter.begin(sequence, window),
+            _ => return Ok(()),
+        };
+        if lacking > CATCH_UP {
+            let reading = self.controller.statistics().drafter().map_or(0.0, |time| time.reading);
+            // Casting infinity gives the largest integer.
+            let most = ((room.seconds / reading) as usize).max(1);
+            let started = Instant::now();
+            let read = drafter.read(sequence, most)?;
+            self.reading = started.elapsed().as_secs_f64();
+            self.controller.note_reading(read, self.reading, room);
+            lacking -= read.min(lacking);
+        }
+        if lacking > CATCH_UP {
+            return Ok(());
+        }
+        let mut n = match self.options.mode {
+            Mode::Auto => self.controller.choose(DraftSource::Drafter, most, room),
+            _ => most,
+        };
+        let planted = self.options.replay.as_ref().map(|ids| ids.get(room.generated..).unwrap_or_default());
+        n = planted.map_or(n, |ids| n.min(ids.len()));
+        if n == 0 {
+            return Ok(());
+        }
+        self.source = DraftSource::Drafter;
+        let (mut sampler, mut i) = (sampler.ahead(), 0);
+        let mut choose = |row: &mut [f32]| {
+            let id = sampler.next(row) as u32;
+            i += 1;
+            planted.map_or(id, |ids| ids[i - 1])
+        };
+        let newest = self.pass[0];
+        let wanted = WantedDraft { target: model, newest, tokens: n, choose: &mut choose };
+        let started = Instant::now();
+        let made = drafter.draft(sequence, wanted, &mut self.pass);
+        self.making = started.elapsed().as_secs_f64();
+        made
     }
 
     /// Plans a pass over only `newest`.
     pub fn plan_plain(&mut self, newest: u32) {
         self.fell_back = false;
+        self.source = DraftSource::Repetition(0);
+        (self.making, self.reading, self.planning) = (0.0, 0.0, 0.0);
         self.pass.clear();
         self.pass.push(newest);
     }
@@ -204,6 +314,21 @@ impl Drafter {
         self.pass.len().saturating_sub(1)
     }
 
+    /// Returns the seconds that planning the pass took, with the making of its draft.
+    pub fn planning(&self) -> f64 {
+        self.planning
+    }
+
+    /// Returns the seconds that the drafter took for the pass.
+    pub fn drafter_seconds(&self) -> f64 {
+        self.making + self.reading
+    }
+
+    /// Tells whether the draft of the pass is the drafter's.
+    pub fn has_drafter_tokens(&self) -> bool {
+        self.source == DraftSource::Drafter && self.drafted() > 0
+    }
+
     /// Tells whether the pass has no draft although there was a match.
     pub fn fell_back(&self) -> bool {
         self.fell_back
@@ -214,8 +339,7 @@ impl Drafter {
         self.pass.get(row + 1) == Some(&id)
     }
 
-    /// Cuts `sequence` back after the first `right` tokens of the draft. Notes the time of the pass, in seconds, if it is
-    /// known for this sequence alone.
+    /// Cuts `sequence` back after the first `right` tokens of the draft. Notes the time of the pass, where it is known.
     ///
     /// # Errors
     /// The states cannot be cut back.
@@ -224,46 +348,46 @@ impl Drafter {
         model: &Model,
         sequence: &mut Sequence,
         right: usize,
-        seconds: Option<f64>,
+        time: Option<PassTime>,
     ) -> crate::Result<()> {
         let started = Instant::now();
         let wrong = self.drafted().saturating_sub(right);
         if wrong > 0 {
             model.truncate(sequence, sequence.position() - wrong)?;
         }
-        if let Some(seconds) = seconds {
-            let seconds = seconds + started.elapsed().as_secs_f64();
-            self.controller.note(self.matched, self.drafted(), right, seconds);
+        if let Some(time) = time {
+            let seconds = time.seconds + started.elapsed().as_secs_f64();
+            let time = PassTime { seconds, ..time };
+            self.controller.note(self.source, (self.drafted(), right), time, self.making);
         }
         Ok(())
     }
 
     /// Returns the figures of the drafts; none if drafting is off.
     pub fn report(&self) -> Option<SpeculationReport> {
-        (self.options.mode != Mode::Off).then(|| self.controller.report())
+        let mut report = (self.options.mode != Mode::Off).then(|| self.controller.report())?;
+        if self.options.drafter.is_none() {
+            report.sources.clear();
+        }
+        Some(report)
     }
 
-    /// Appends a draft to the pass: at most `most` tokens that may follow the `generated` ones, and none where a pass over
-    /// them would not pay.
-    fn draft(&mut self, generated: usize, most: usize, left: usize) {
-        let most = most.min(self.options.draft_max);
-        if most == 0 {
-            return;
-        }
+    /// Appends a repetition to the pass: at most `most` tokens, and none where a pass over them would not pay.
+    fn repeat(&mut self, most: usize, room: &DraftRoom) {
         let (length, next) = match &self.options.replay {
-            Some(tokens) => (self.options.ngram_max, tokens.get(generated..).unwrap_or_default()),
+            Some(tokens) => (self.options.ngram_max, tokens.get(room.generated..).unwrap_or_default()),
             None => {
                 let own = self.ngrams.longest_match();
                 let other = self.corpus.as_ref().map_or((0, &[][..]), |c| c.longest_match());
                 if other.0 > own.0 && !other.1.is_empty() { other } else { own }
             }
         };
-        self.matched = length;
-        if self.matched < self.options.ngram_min || next.is_empty() {
+        self.source = DraftSource::Repetition(length);
+        if length < self.options.ngram_min || next.is_empty() {
             return;
         }
         let n = match self.options.mode {
-            Mode::Auto => self.controller.choose(self.matched, most, left),
+            Mode::Auto => self.controller.choose(self.source, most, room),
             _ => most,
         };
         self.fell_back = n == 0;
@@ -273,7 +397,7 @@ impl Drafter {
         } else if *at >= ids.len() {
             ids.clear();
             ids.extend(next.iter().take(most));
-            (*at, *matched) = (0, self.matched);
+            (*at, *matched) = (0, length);
         }
         let first = self.pass.len();
         self.pass.extend(next.iter().take(n));
@@ -297,6 +421,9 @@ impl Drop for Drafter {
 /// beside 9 with 1.1 GB (2 processors of an EPYC of the fifth generation).
 const SMALL_BUNDLE: u64 = 200_000_000;
 
+/// Factor of the tokens that a drafter has from which on reading more pays: each reading is charged.
+const GROWTH: usize = 4;
+
 /// Passes of each length that [`measure_draft`] runs, the first one untimed.
 const TIMED: usize = 4;
 
@@ -312,11 +439,22 @@ pub fn draft_lengths(options: &Speculation) -> impl Iterator<Item = usize> + use
 /// # Errors
 /// A pass fails.
 pub fn prepare_drafts(model: &Model, options: &Speculation) -> crate::Result<()> {
+    measure_drafter(model, options);
     let is_small = model.chain().shards.iter().map(|s| s.bytes).sum::<u64>() <= SMALL_BUNDLE;
     draft_lengths(options).try_for_each(|drafted| {
         model.prepare(drafted + 1, Logits::All);
         if is_small { measure_draft(model, options, drafted) } else { Ok(()) }
     })
+}
+
+/// Prepares the passes of the drafter and times them, so that generations know what its tokens cost.
+pub fn measure_drafter(model: &Model, options: &Speculation) {
+    let Some(drafter) = options.drafter.as_ref().filter(|_| options.mode == Mode::Auto) else { return };
+    if let Some((making, reading)) = drafter.attempt(|| drafter.measure(model)) {
+        let mut statistics = options.statistics.get(options.draft_max);
+        statistics.set_drafter(DrafterTime { making, reading });
+        options.statistics.set(&statistics);
+    }
 }
 
 /// Prepares a pass over `drafted` drafted tokens and times it in turn with plain passes.
@@ -337,7 +475,8 @@ pub fn measure_draft(model: &Model, options: &Speculation, drafted: usize) -> cr
             model.append(&mut sequence, &ids, logits, None)?;
             // The first pass of a length also touches its memory for the first time.
             if i > 0 {
-                statistics.note_time(drafted, started.elapsed().as_secs_f64());
+                let seconds = started.elapsed().as_secs_f64();
+                statistics.note_time(PassTime { seconds, streams: 1, drafted });
             }
         }
     }

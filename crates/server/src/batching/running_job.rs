@@ -7,7 +7,7 @@ use crate::grammar::AnswerGrammar;
 use anemoe_runtime::Result;
 use anemoe_runtime::model::Sequence;
 use anemoe_runtime::sampler::Sampler;
-use anemoe_runtime::speculate::Drafter;
+use anemoe_runtime::speculate::{DraftRoom, Drafter, PassTime};
 use anemoe_text::chat::StopStrings;
 use anemoe_text::tokenizer::TextStream;
 use std::time::Instant;
@@ -48,7 +48,7 @@ impl<'a> RunningJob<'a> {
     ) -> Result<RunningJob<'a>> {
         let stops = StopStrings::new(std::mem::take(&mut job.stops));
         let ids = std::mem::take(&mut job.prompt);
-        let mut drafter = Drafter::new(shared.speculation.clone(), &shared.model);
+        let mut drafter = Drafter::new(shared.speculation.clone());
         ids.iter().for_each(|&id| drafter.push(id));
         let ends = [shared.model.chain().model.eos_token_ids.as_slice(), &job.ends].concat();
         Ok(RunningJob {
@@ -87,14 +87,20 @@ impl<'a> RunningJob<'a> {
         Usage { prompt: self.prompt, reused: self.reused, generated: self.generated() }
     }
 
-    /// Plans the next pass: the newest token, followed by a draft if the job runs alone.
-    pub fn plan_pass(&mut self, shared: &Shared, is_alone: bool) {
-        let Some(&newest) = self.ids.last() else { return };
-        if !is_alone {
-            return self.drafter.plan_plain(newest);
+    /// Plans the next pass: the newest token, followed by a draft if there is `room`. Returns the number of drafted tokens, and the
+    /// seconds that planning took.
+    pub fn plan_pass(&mut self, shared: &Shared, room: Option<DraftRoom>) -> (usize, f64) {
+        let Some(&newest) = self.ids.last() else { return (0, 0.0) };
+        let (generated, left) = (self.generated(), self.job.max_new.saturating_sub(self.generated()));
+        let RunningJob { drafter, sequence, sampler, .. } = self;
+        match room {
+            Some(room) => {
+                let room = DraftRoom { generated, left, ..room };
+                drafter.plan(&shared.model, sequence, newest, &room, sampler);
+            }
+            None => drafter.plan_plain(newest),
         }
-        let left = self.job.max_new.saturating_sub(self.generated());
-        self.drafter.plan(&shared.model, &self.sequence, newest, self.generated(), left);
+        (drafter.drafted(), drafter.planning())
     }
 
     /// Tells whether the newest token equals the drafted token at `place`, from 0, so that the next row of logits counts.
@@ -102,23 +108,28 @@ impl<'a> RunningJob<'a> {
         self.ended.is_none() && self.ids.last().is_some_and(|&id| self.drafter.agrees(place, id))
     }
 
-    /// Cuts the sequence back to the drafted tokens that were right. Records `seconds`, the time of a pass that this
-    /// job had alone.
+    /// Cuts the sequence back to the drafted tokens that were right. Records `time`, that of a pass with drafts or without, where it
+    /// is known.
     ///
     /// # Errors
     /// The states cannot be cut back.
-    pub fn settle(&mut self, shared: &Shared, seconds: Option<f64>) -> Result<()> {
+    pub fn settle(&mut self, shared: &Shared, time: Option<PassTime>) -> Result<()> {
         let drafted = self.drafter.drafted();
         let first = self.sequence.position().saturating_sub(drafted);
         let new = self.ids.get(first..).unwrap_or_default();
         let right = (0..drafted).take_while(|&i| new.get(i).is_some_and(|&id| self.drafter.agrees(i, id)));
         let right = right.count();
-        self.drafter.settle(&shared.model, &mut self.sequence, right, seconds)?;
-        if seconds.is_some() {
+        self.drafter.settle(&shared.model, &mut self.sequence, right, time)?;
+        if time.is_some() {
             shared.metrics.verifier_passes.add(u64::from(drafted > 0));
             shared.metrics.draft_fallbacks.add(u64::from(self.drafter.fell_back()));
             shared.metrics.drafted_tokens.add(drafted as u64);
             shared.metrics.accepted_tokens.add(right as u64);
+            if self.drafter.has_drafter_tokens() {
+                shared.metrics.drafter_tokens.add(drafted as u64);
+                shared.metrics.drafter_accepted.add(right as u64);
+            }
+            shared.metrics.drafter_microseconds.add((self.drafter.drafter_seconds() * 1e6) as u64);
         }
         Ok(())
     }

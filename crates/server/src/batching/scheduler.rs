@@ -7,6 +7,7 @@ use super::running_job::RunningJob;
 use super::shared::Shared;
 use super::warm_up::WarmUp;
 use anemoe_runtime::model::{Logits, Request};
+use anemoe_runtime::speculate::{DraftRoom, MOST_STREAMS, PassTime};
 use rayon::prelude::*;
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -233,9 +234,14 @@ impl<'a> Scheduler<'a> {
         if self.slots.is_empty() {
             return;
         }
-        let is_alone = self.slots.len() == 1 && self.queue.is_empty();
+        // Passes of few streams, without prompts, have room for drafts.
+        let streams = self.slots.len();
+        let is_small = streams <= MOST_STREAMS && self.slots.iter().all(RunningJob::is_decoding);
+        let (mut drafted, mut seconds) = (0, self.shared.limits.stall.as_secs_f64());
         for slot in self.slots.iter_mut().filter(|slot| slot.is_decoding()) {
-            slot.plan_pass(self.shared, is_alone);
+            let room = DraftRoom { streams, drafted, seconds: seconds.max(0.0), ..DraftRoom::alone(0, 0) };
+            let (tokens, took) = slot.plan_pass(self.shared, is_small.then_some(room));
+            (drafted, seconds) = (drafted + tokens, seconds - took);
         }
         let shares = self.shares();
         let reads_prompts =
@@ -266,7 +272,8 @@ impl<'a> Scheduler<'a> {
                 for (number, rows) in numbers.into_iter().zip(rows) {
                     of_slot[number] = rows;
                 }
-                self.hand_out(of_slot, is_alone.then_some(seconds));
+                let time = PassTime { seconds, streams, drafted };
+                self.hand_out(of_slot, is_small.then_some(time));
             }
             Err(e) => {
                 tracing::error!("a pass failed: {e}");
@@ -277,9 +284,9 @@ impl<'a> Scheduler<'a> {
         }
     }
 
-    /// Chooses tokens from rows of logits, and keeps copies of sequences where prompts diverge. `seconds` is the time
-    /// of a pass that one stream had alone.
-    fn hand_out(&mut self, mut rows: Vec<Vec<Vec<f32>>>, seconds: Option<f64>) {
+    /// Chooses tokens from rows of logits, and keeps copies of sequences where prompts diverge. `time` is that of a pass that had
+    /// room for drafts.
+    fn hand_out(&mut self, mut rows: Vec<Vec<Vec<f32>>>, time: Option<PassTime>) {
         for slot in &mut self.slots {
             if slot.parts_at == Some(slot.sequence.position()) {
                 slot.parts_at = None;
@@ -313,7 +320,7 @@ impl<'a> Scheduler<'a> {
                     let choice = Self::choose(slot, row);
                     Self::push(slot, choice, self.shared, &self.eos, self.context);
                 }
-                if was_decoding && let Err(e) = slot.settle(self.shared, seconds) {
+                if was_decoding && let Err(e) = slot.settle(self.shared, time) {
                     slot.fail(JobFailure::Broken(e.to_string()));
                 }
             });

@@ -1,7 +1,7 @@
 //! Prepares likely passes while no job runs.
 
 use anemoe_runtime::model::{Logits, Model, Request, Sequence};
-use anemoe_runtime::speculate::{Speculation, draft_lengths, measure_draft};
+use anemoe_runtime::speculate::{Speculation, draft_lengths, measure_draft, measure_drafter};
 use std::time::{Duration, Instant};
 
 /// Most time of all preparations together.
@@ -14,7 +14,7 @@ const MAX_WARM_SEQUENCES: usize = 30;
 /// job needs them: a new number of tokens takes longer than a pass.
 pub struct WarmUp {
     sequences: Vec<Sequence>,
-    /// Lengths of drafts that are not measured yet, the next one last.
+    /// Lengths of drafts that are not measured yet, the next one last; the drafter is measured before the first.
     lengths: Vec<usize>,
     most: usize,
     left: Duration,
@@ -36,6 +36,9 @@ impl WarmUp {
             && !self.left.is_zero()
             && let Some(drafted) = self.lengths.pop()
         {
+            if drafted == 1 {
+                measure_drafter(model, speculation);
+            }
             if let Err(e) = measure_draft(model, speculation, drafted) {
                 tracing::warn!("passes of drafts cannot be measured: {e}");
                 self.lengths.clear();
@@ -52,6 +55,8 @@ impl WarmUp {
         let chunk = model.most_tokens(None).saturating_sub(n).clamp(1, model.chain().model.max_context);
         let ran = self.pass(model, chunk).and_then(|()| {
             self.sequences.push(model.sequence());
+            // Drafts of few streams have passes of as many tokens with logits.
+            model.prepare(n + 1, Logits::All);
             self.pass(model, 0)
         });
         if let Err(e) = ran {

@@ -113,13 +113,21 @@ fn check_merges(text: &[u8], prefix: &str) -> std::result::Result<(), String> {
     Ok(())
 }
 
+/// Reads the text of a `tokenizer.json`.
+///
+/// # Errors
+/// The file cannot be read, or is too large.
+pub fn read(path: &Path) -> Result<Vec<u8>> {
+    anemoe_io::read_input(path, MAX_TOKENIZER_BYTES).map_err(|e| Error::io(path, e))
+}
+
 impl Tokenizer {
     /// Reads a `tokenizer.json`, and `add_bos_token` of a `tokenizer_config.json` beside it.
     ///
     /// # Errors
     /// The file cannot be read, or it fails like [`Tokenizer::from_bytes`].
     pub fn open(path: &Path) -> Result<Tokenizer> {
-        let text = anemoe_io::read_input(path, MAX_TOKENIZER_BYTES).map_err(|e| Error::io(path, e))?;
+        let text = read(path)?;
         // A wrong configuration is the chat template's to refuse.
         let config =
             anemoe_io::read_input(&path.with_file_name("tokenizer_config.json"), MAX_CONFIG_BYTES).ok();
@@ -205,6 +213,16 @@ impl Tokenizer {
     /// Returns the token's name in the vocabulary; empty for an id that has none.
     pub fn name(&self, id: u32) -> String {
         self.inner.id_to_token(id).unwrap_or_default()
+    }
+
+    /// Returns the first id that has another name in `other`, with both names; none where all agree.
+    pub fn difference(&self, other: &Tokenizer) -> Option<(u32, [String; 2])> {
+        let differing = |(own, other): (&Tokenizer, &Tokenizer)| {
+            let names = own.inner.get_vocab(true).into_iter();
+            names.filter(|(name, id)| other.id(name) != Some(*id)).map(|(_, id)| id).min()
+        };
+        let id = [(self, other), (other, self)].into_iter().filter_map(differing).min()?;
+        Some((id, [self.name(id), other.name(id)]))
     }
 
     /// Returns the text of `ids`, without special tokens.

@@ -84,7 +84,7 @@ impl Command for Args {
         let model = self.run.open(&self.bundle, &chain)?;
         model.prepare(1, Logits::Last);
         drop(model.populate());
-        let speculation = self.run.speculate.options(Some(&tokenizer))?;
+        let speculation = self.run.speculation(&model, Some(&tokenizer), ui)?;
         let mut questions = Questions::open();
         if questions.is_terminal() {
             // While a person reads and types.

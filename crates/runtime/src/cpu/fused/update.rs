@@ -31,7 +31,7 @@ pub(super) struct Change {
 
 /// Returns for each state, `[1, heads, rows, d]`, how many rows of a head may be held in fp16: slots that only updates
 /// write, so that later operations of the call also read them rounded. None where other operations write the state, or
-/// attention reads rows that are no slots.
+/// attention reads rows that are no slots. All rows are slots where nothing writes the state.
 pub(super) fn caches(nodes: &[Node], states: &[Vec<usize>]) -> Vec<Option<usize>> {
     let mut slots = vec![None; states.len()];
     let mut others = vec![false; states.len()];
@@ -49,8 +49,8 @@ pub(super) fn caches(nodes: &[Node], states: &[Vec<usize>]) -> Vec<Option<usize>
         let NodeKind::Attention { k, v, .. } = &node.work else { continue };
         for view in [k, v] {
             let Base::State(s) = view.base else { continue };
-            let Some(slots) = slots[s] else { continue };
-            let (rows, d) = (states[s][2], states[s][3]);
+            let &[_, _, rows, d] = states[s].as_slice() else { continue };
+            let slots = *slots[s].get_or_insert(rows);
             let row = view.offset % (rows * d).max(1) / d.max(1);
             let whole = view.strides[1..] == [rows * d, d, 1];
             others[s] |= !whole || view.offset % d.max(1) + view.shape[3] > d || row + view.shape[2] > slots;

@@ -1,0 +1,145 @@
+//! Drafters: a model that drafts for another one, beside it or in its bundle.
+
+use crate::common::*;
+use serde_json::json as value;
+use std::fs;
+
+const LONG: &str = "-p 'def main():\n' -n 160 --ignore-eos";
+
+#[test]
+fn a_drafter_changes_no_token_and_is_counted() {
+    let bundle = built("small", "--max-context 512 --no-journal --quant fp16");
+    let coarse = built("small", "--max-context 512 --no-journal --quant lut4");
+    let run = |options: &str| json(0, format!("generate {bundle} {LONG} {options}"));
+    let plain = run("--speculate off");
+    assert!(plain["speculation"].is_null());
+    assert!(run("")["speculation"]["sources"].is_null(), "one source needs no names");
+    for options in ["--speculate ngram --ngram-min 24", "", "--temperature 0.8 --seed 5 --speculate ngram"] {
+        let sampled = options.contains("0.8").then(|| run("--temperature 0.8 --seed 5 --speculate off"));
+        let drafted = run(&format!("{options} --drafter {coarse}"));
+        assert_eq!(
+            drafted["generated_ids"],
+            sampled.as_ref().unwrap_or(&plain)["generated_ids"],
+            "{options}"
+        );
+        let sources = list(&drafted["speculation"]["sources"]);
+        assert_eq!(
+            each(&drafted["speculation"]["sources"], "source").collect::<Vec<_>>(),
+            ["repetition", "drafter"]
+        );
+        let sum = |key: &str| sources.iter().map(|s| count(&s[key])).sum::<u64>();
+        assert_eq!(sum("drafted"), count(&drafted["speculation"]["drafted"]));
+        assert_eq!(sum("accepted"), count(&drafted["speculation"]["accepted"]));
+        if options.contains("ngram-min") {
+            assert!(count(&sources[1]["accepted"]) > 40 && number(&sources[1]["ms"]) > 0.0, "{sources:?}");
+        }
+    }
+    let table = passes(format!("generate {bundle} {LONG} --speculate ngram --drafter {coarse}"));
+    assert!(!table.is_empty());
+    let bench = json(
+        0,
+        format!("bench {bundle} --drafter {coarse} --drafts 0.7 --decode 24 --repetitions 1 --prefill 0"),
+    );
+    let drafts = list(&bench["drafts"]);
+    assert_eq!((drafts.len(), &drafts[0]["planted"]), (2, &value!(0.7)));
+    assert!(drafts[1]["planted"].is_null() && list(&drafts[1]["sources"]).len() == 2, "{drafts:?}");
+}
+
+#[test]
+fn a_drafter_with_other_tokens_or_none_is_refused() {
+    let bundle = built("small", "--max-context 256 --no-journal --quant fp16");
+    let other = bundle.join("../other.anemoe");
+    copy(&bundle, &other);
+    let with = |options: &str| format!("generate {bundle} -p x -n 4 {options}");
+    refused(
+        with(&format!("--drafter {other} --speculate off")),
+        &["--drafter has no effect with --speculate off"],
+    );
+    refused(with(&format!("--drafter {bundle}/shards")), &["shards"]);
+    let file = other.join("tokenizer.json");
+    let whole = fs::read(&file).unwrap();
+    edit_json(&file, |v| v["version"] = "1.1".into());
+    passes(with(&format!("--drafter {other}")));
+    edit_json(&file, |v| {
+        let vocab = v["model"]["vocab"].as_object_mut().unwrap();
+        let (name, id) = vocab.iter().map(|(n, id)| (n.clone(), id.clone())).last().unwrap();
+        vocab.remove(&name);
+        vocab.insert("another name".into(), id);
+        v["model"]["merges"] = value!([]);
+    });
+    refused(with(&format!("--drafter {other}")), &["token ", "a drafter needs the same tokens"]);
+    fs::remove_file(&file).unwrap();
+    refused(with(&format!("--drafter {other}")), &["tokenizer.json", "needs the tokenizers of both"]);
+    fs::write(&file, &whole[..whole.len() / 2]).unwrap();
+    refused(with(&format!("--drafter {other}")), &["tokenizer.json"]);
+    let none = built("tiny-llama", "--max-context 64 --no-journal");
+    refused(format!("generate {none} --prompt-ids 1,2 --drafter {none}"), &["needs the tokenizers of both"]);
+    refused(format!("serve {bundle} {none} --drafter {bundle}"), &["--drafter drafts for a single bundle"]);
+}
+
+#[test]
+fn a_bundle_has_its_drafter() {
+    let (dir, model) = (folder(), small());
+    let out = dir.join("pair.anemoe");
+    let options = "--max-context 512 --skip-gates --no-journal --quant lut4";
+    refused(format!("build {model} -o {out} {options} --drafter {model} --shard 0/2"), &["--shard"]);
+    refused(format!("build {model} -o {out} {options} --drafter {dir}/none"), &["none"]);
+    assert!(!out.exists());
+    passes(format!("build {model} -o {out} {options} --drafter {model}"));
+    let contract = chain(&out);
+    assert_eq!(contract["drafter"], "drafter.anemoe");
+    assert!(passes(format!("inspect {out}")).contains("drafter.anemoe drafts for it"));
+    let run = |options: &str| json(0, format!("generate {out} {LONG} {options}"));
+    let (plain, drafted) = (run("--speculate off"), run("--speculate ngram --ngram-min 24"));
+    assert_eq!(plain["generated_ids"], drafted["generated_ids"]);
+    assert!(count(&drafted["speculation"]["sources"][1]["accepted"]) > 40, "{drafted}");
+    // The drafter travels with the bundle, and is verified with it.
+    let store = dir.join("store");
+    fs::create_dir(&store).unwrap();
+    passes(format!("push {out} {store} --name pair"));
+    passes(format!("pull {store} {dir}/copy.anemoe --name pair"));
+    let copy = dir.join("copy.anemoe");
+    assert_eq!(contents(&copy), contents(&out));
+    flip(copy.join("drafter.anemoe/embed.bin"));
+    refused(
+        format!("generate {copy} -p x -n 2 --speculate off"),
+        &["drafter.anemoe", "embed.bin", "SHA-256"],
+    );
+    fs::remove_dir_all(copy.join("drafter.anemoe")).unwrap();
+    refused(format!("generate {copy} -p x -n 2"), &["drafter.anemoe"]);
+    edit_json(copy.join("chain.json"), |v| v["drafter"] = "../out".into());
+    refused(format!("generate {copy} -p x -n 2"), &["drafter: path `../out` leaves the bundle"]);
+    // A bundle inside a bundle ends there.
+    edit_json(out.join("drafter.anemoe/chain.json"), |v| v["drafter"] = "drafter.anemoe".into());
+    refused(format!("generate {out} -p x -n 2"), &["drafter.anemoe", "the drafter has one of its own"]);
+}
+
+/// Checks that a build goes on where it ended, with the drafter it has, and that other options are refused.
+#[test]
+fn a_build_with_a_drafter_goes_on() {
+    let (dir, model) = (folder(), small());
+    let out = dir.join("pair.anemoe");
+    let line = format!("build {model} -o {out} --max-context 64 --skip-gates --no-journal --quant lut4");
+    passes(format!("{line} --drafter {model}"));
+    let whole = contents(&out);
+    refused(&line, &["finished bundle already", "drafter"]);
+    fs::remove_dir_all(out.join("drafter.anemoe/shards")).unwrap();
+    fs::remove_dir_all(out.join("shards")).unwrap();
+    passes(format!("{line} --drafter {model}"));
+    assert_eq!(contents(&out), whole);
+    // A wrong drafter leaves nothing behind.
+    let damaged = dir.join("damaged");
+    copy(&model, &damaged);
+    edit_weights(&damaged.join("model.safetensors"), |header, _| {
+        let name = header.keys().find(|name| name.contains("down_proj")).unwrap().clone();
+        header.remove(&name);
+    });
+    let other = dir.join("other.anemoe");
+    refused(
+        format!(
+            "build {model} -o {other} --max-context 64 --skip-gates --no-journal --quant lut4 --drafter {damaged}"
+        ),
+        &["down_proj"],
+    );
+    assert!(!other.exists());
+}
