@@ -123,7 +123,7 @@ impl Command for Args {
         let PlannedCheckpoint { family, mut plan, importance } =
             plan_checkpoint(&self.checkpoint, &self.options, PlanUse::GatedBuild, ui)?;
         let family = &family;
-        let drafter = self.drafter.as_deref().map(|spec| plan_drafter(spec, &self.options, family, ui)).transpose()?;
+        let drafter = self.drafter.as_deref().map(|spec| plan_drafter(spec, &self.options, (family, &plan), ui)).transpose()?;
         plan.chain.drafter = drafter.as_ref().map(|_| DRAFTER_DIR.to_string());
         let jobs = self.jobs.unwrap_or_else(build::default_jobs);
         let jobs =
@@ -264,7 +264,12 @@ impl Args {
 }
 
 /// Opens and plans the checkpoint of a drafter, which has to have the tokens of `target`.
-fn plan_drafter(spec: &Path, options: &PlanArgs, target: &Family, ui: &Ui) -> anyhow::Result<PlannedCheckpoint> {
+fn plan_drafter(
+    spec: &Path,
+    options: &PlanArgs,
+    (target, plan): (&Family, &Plan),
+    ui: &Ui,
+) -> anyhow::Result<PlannedCheckpoint> {
     // Bounds and statistics are the target's.
     let options = PlanArgs {
         max_bytes: None,
@@ -274,13 +279,12 @@ fn plan_drafter(spec: &Path, options: &PlanArgs, target: &Family, ui: &Ui) -> an
         ..options.clone()
     };
     let drafter = plan_checkpoint(spec, &options, PlanUse::GatedBuild, ui)?;
-    let tokenizer = |family: &Family| -> anyhow::Result<Vec<u8>> {
+    let tokenizer = |family: &Family| -> anyhow::Result<Option<Vec<u8>>> {
         let file = family.checked_checkpoint().checkpoint.side_file("tokenizer.json")?;
-        let file = file.with_context(|| format!("--drafter {}: needs the tokenizers of both", spec.display()))?;
-        Ok(file.read()?.into_owned())
+        Ok(file.map(|file| file.read().map(|text| text.into_owned())).transpose()?)
     };
-    let [own, others] = [tokenizer(target)?, tokenizer(&drafter.family)?];
-    same_tokens([(&own, Path::new("tokenizer.json")), (&others, spec)])?;
+    let sizes = [plan, &drafter.plan].map(|plan| plan.chain.model.vocab_size);
+    same_tokens(spec, [tokenizer(target)?, tokenizer(&drafter.family)?], sizes)?;
     Ok(drafter)
 }
 
