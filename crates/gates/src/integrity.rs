@@ -6,8 +6,8 @@
 //! A package that another tool has rewritten, with the same program and weights, is accepted and named.
 
 use anemoe_bundle::{
-    CHAIN_FILE, Chain, Error, MANIFEST, file_sha256, package_bytes, package_files, package_sha256, package_sha256_with,
-    sha256,
+    CHAIN_FILE, Chain, Error, MANIFEST, file_sha256, package_bytes, package_files, package_sha256,
+    package_sha256_with, sha256,
 };
 use anemoe_convert::build;
 use anemoe_convert::checkpoint::SIDE_FILES;

@@ -122,7 +122,12 @@ impl ServerCounters {
             ("drafted_tokens_total", "counter", "Tokens that were drafted.", &self.drafted_tokens),
             ("accepted_tokens_total", "counter", "Drafted tokens that were right.", &self.accepted_tokens),
             ("drafter_tokens_total", "counter", "Tokens of a drafter.", &self.drafter_tokens),
-            ("drafter_accepted_total", "counter", "Tokens of a drafter that were right.", &self.drafter_accepted),
+            (
+                "drafter_accepted_total",
+                "counter",
+                "Tokens of a drafter that were right.",
+                &self.drafter_accepted,
+            ),
             ("drafter_microseconds_total", "counter", "Time of drafters.", &self.drafter_microseconds),
             ("passes_total", "counter", "Passes of the model.", &self.passes),
             ("pass_tokens_total", "counter", "Tokens of all passes.", &self.pass_tokens),

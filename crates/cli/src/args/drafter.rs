@@ -42,7 +42,12 @@ impl Running<'_> {
 
 impl DrafterArgs {
     /// Opens the drafter of `target`: the one that is given, else the one in its bundle. It has to have the same tokens.
-    pub fn open(&self, target: &Model, run: &Running<'_>, ui: &Ui) -> anyhow::Result<Option<Arc<DraftModel>>> {
+    pub fn open(
+        &self,
+        target: &Model,
+        run: &Running<'_>,
+        ui: &Ui,
+    ) -> anyhow::Result<Option<Arc<DraftModel>>> {
         let (bundle, chain) = match (&self.drafter, &target.chain().drafter) {
             (Some(bundle), _) => {
                 expect_bundle(bundle)?;

@@ -1,7 +1,7 @@
 //! Options that several commands share.
 
-pub mod evidence;
 pub mod drafter;
+pub mod evidence;
 pub mod executor;
 pub mod form_args;
 pub mod hub_checkpoint;

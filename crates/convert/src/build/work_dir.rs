@@ -12,8 +12,8 @@ use crate::plan::{MatrixPlan, Plan, PlanOptions, PlannedShard};
 use crate::{Error, Result};
 use anemoe_bundle::journal::JOURNAL_FILE;
 use anemoe_bundle::{
-    CHAIN_FILE, Chain, DRAFTER_DIR, GateResult, Gates, SHARDS_DIR, Shard, Vectors, file_sha256, package_bytes,
-    package_sha256, sha256,
+    CHAIN_FILE, Chain, DRAFTER_DIR, GateResult, Gates, SHARDS_DIR, Shard, Vectors, file_sha256,
+    package_bytes, package_sha256, sha256,
 };
 use anemoe_io::{OwnedDir, TEMPORARY, Temporary, read_input};
 use anemoe_npz::Array;

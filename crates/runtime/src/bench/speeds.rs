@@ -74,7 +74,8 @@ impl BenchOptions {
     pub fn longest(&self) -> usize {
         let first = self.context.first().copied().unwrap_or(0);
         let verified = self.verify_tokens.iter().copied().max().filter(|n| *n > 0);
-        let drafted = Some(first.max(1).saturating_add(self.decode)).filter(|_| self.planted().next().is_some());
+        let drafted =
+            Some(first.max(1).saturating_add(self.decode)).filter(|_| self.planted().next().is_some());
         let behind = self.context.iter().map(|c| c.saturating_add(self.decode));
         let all = self.prefill.iter().copied().chain(behind).chain(verified.map(|n| first.saturating_add(n)));
         all.chain(drafted).max().unwrap_or(0)

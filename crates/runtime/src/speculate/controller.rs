@@ -242,11 +242,7 @@ impl DraftStatistics {
             drafts_since_plain: 0,
             costs: vec![Cost::default(); draft_max + 1],
         };
-        DraftStatistics {
-            passes: std::array::from_fn(costs),
-            acceptance: Default::default(),
-            drafter: None,
-        }
+        DraftStatistics { passes: std::array::from_fn(costs), acceptance: Default::default(), drafter: None }
     }
 
     /// Returns the largest number of drafted tokens that the statistics are made for.
@@ -485,13 +481,14 @@ impl Controller {
         }
         let streams = time.streams as f64;
         let cost = self.statistics.note_time(time);
-        let making_passes =
-            making / self.statistics.passes[time.streams - 1].plain.unwrap_or(f64::INFINITY);
+        let making_passes = making / self.statistics.passes[time.streams - 1].plain.unwrap_or(f64::INFINITY);
         self.gained -= making_passes * streams;
         if drafted == 0 {
             return;
         }
-        if let Some(DrafterTime { making: token, .. }) = self.statistics.drafter.as_mut().filter(|_| is_drafter) {
+        if let Some(DrafterTime { making: token, .. }) =
+            self.statistics.drafter.as_mut().filter(|_| is_drafter)
+        {
             let expected = *token * drafted as f64;
             correct(token, making, expected);
         }
