@@ -9,7 +9,6 @@ use anemoe_bundle::Chain;
 use anemoe_runtime::model::{AttachedAssistant, Model};
 use anemoe_runtime::speculate::{DraftKind, DraftModel};
 use anemoe_text::tokenizer::Tokenizer;
-use anyhow::Context;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -61,15 +60,16 @@ impl DrafterArgs {
             }
             (None, None) => return Ok(None),
         };
-        let [own, others] = [target.bundle(), &bundle].map(|bundle| bundle.join("tokenizer.json"));
-        let read = |path: &Path| {
-            let text = anemoe_text::tokenizer::read(path);
-            text.with_context(|| format!("{}: a drafter needs the tokenizers of both", bundle.display()))
+        let tokenizer = |bundle: &Path| {
+            let path = bundle.join("tokenizer.json");
+            path.exists().then(|| anemoe_text::tokenizer::read(&path)).transpose()
         };
         // An assistant has the target's tokens, and often no tokenizer.
         let is_assistant = chain.assistant.is_some();
-        if !is_assistant || others.exists() {
-            same_tokens([(&read(&own)?, &own), (&read(&others)?, &others)])?;
+        let sizes = [target.chain().model.vocab_size, chain.model.vocab_size];
+        let others = tokenizer(&bundle)?;
+        if !is_assistant || others.is_some() {
+            same_tokens(&bundle, [tokenizer(target.bundle())?, others], sizes)?;
         }
         let model = run.open(&bundle, &chain)?;
         drop(model.populate());
@@ -81,23 +81,37 @@ impl DrafterArgs {
     }
 }
 
-/// Refuses two tokenizers, a model's and its drafter's, of which a token has different ids. How they split a text does not
-/// matter: a drafter continues tokens.
-pub fn same_tokens([own, others]: [(&[u8], &Path); 2]) -> anyhow::Result<()> {
+/// Refuses `drafter` if a token has different ids in the model's tokenizer and in its own. How they split a text does not matter: a
+/// drafter continues tokens. Models without tokenizers have to have vocabularies of the same size.
+pub fn same_tokens(
+    drafter: &Path,
+    tokenizers: [Option<Vec<u8>>; 2],
+    sizes: [usize; 2],
+) -> anyhow::Result<()> {
+    let needs = "a drafter needs the same tokens";
+    let drafter = drafter.display();
+    let [own, others] = match &tokenizers {
+        [Some(own), Some(others)] => [own, others],
+        [None, None] if sizes[0] == sizes[1] => return Ok(()),
+        [None, None] => anyhow::bail!(
+            "{drafter}: a vocabulary of {}, where the model has {}: {needs}",
+            sizes[1],
+            sizes[0]
+        ),
+        [Some(_), None] => anyhow::bail!("{drafter}: has no tokenizer.json, and the model has: {needs}"),
+        [None, Some(_)] => anyhow::bail!("{drafter}: has a tokenizer.json, and the model has none: {needs}"),
+    };
     // Most drafters have the very same file.
-    if own.0 == others.0 {
+    if own == others {
         return Ok(());
     }
-    let of = |(text, path): (&[u8], &Path)| Tokenizer::from_bytes(text, path);
-    let Some((id, [own, other])) = of(own)?.difference(&of(others)?) else { return Ok(()) };
+    let path = PathBuf::from(format!("{drafter}/tokenizer.json"));
+    let [own, others] =
+        [Tokenizer::from_bytes(own, Path::new("tokenizer.json"))?, Tokenizer::from_bytes(others, &path)?];
+    let Some((id, [own, other])) = own.difference(&others) else { return Ok(()) };
     let name = |name: String| match name.as_str() {
         "" => "no token".to_string(),
         name => format!("`{}`", name.escape_debug()),
     };
-    anyhow::bail!(
-        "{}: token {id} is {}, and {} in the model: a drafter needs the same tokens",
-        others.1.display(),
-        name(other),
-        name(own)
-    )
+    anyhow::bail!("{drafter}: token {id} is {}, and {} in the model: {needs}", name(other), name(own))
 }

@@ -145,7 +145,7 @@ impl Command for Args {
             plan_checkpoint(&self.checkpoint, &options, PlanUse::GatedBuild, ui)?;
         family.calibration = windows.as_deref().map(feedback::windows_sha256);
         let family = &family;
-        let drafter = self.drafter.as_deref().map(|spec| plan_drafter(spec, &self.options, family, ui)).transpose()?;
+        let drafter = self.drafter.as_deref().map(|spec| plan_drafter(spec, &self.options, (family, &plan), ui)).transpose()?;
         plan.chain.drafter = drafter.as_ref().map(|_| DRAFTER_DIR.to_string());
         let jobs = self.jobs.unwrap_or_else(build::default_jobs);
         let jobs =
@@ -304,7 +304,12 @@ impl Args {
 }
 
 /// Opens and plans the checkpoint of a drafter, which has to have the tokens of `target`.
-fn plan_drafter(spec: &Path, options: &PlanArgs, target: &Family, ui: &Ui) -> anyhow::Result<PlannedCheckpoint> {
+fn plan_drafter(
+    spec: &Path,
+    options: &PlanArgs,
+    (target, plan): (&Family, &Plan),
+    ui: &Ui,
+) -> anyhow::Result<PlannedCheckpoint> {
     // Bounds and statistics are the target's.
     let options = PlanArgs {
         max_bytes: None,
@@ -318,13 +323,12 @@ fn plan_drafter(spec: &Path, options: &PlanArgs, target: &Family, ui: &Ui) -> an
     if drafter.plan.chain.assistant.is_some() && has_none {
         return Ok(drafter);
     }
-    let tokenizer = |family: &Family| -> anyhow::Result<Vec<u8>> {
+    let tokenizer = |family: &Family| -> anyhow::Result<Option<Vec<u8>>> {
         let file = family.checked_checkpoint().checkpoint.side_file("tokenizer.json")?;
-        let file = file.with_context(|| format!("--drafter {}: needs the tokenizers of both", spec.display()))?;
-        Ok(file.read()?.into_owned())
+        Ok(file.map(|file| file.read().map(|text| text.into_owned())).transpose()?)
     };
-    let [own, others] = [tokenizer(target)?, tokenizer(&drafter.family)?];
-    same_tokens([(&own, Path::new("tokenizer.json")), (&others, spec)])?;
+    let sizes = [plan, &drafter.plan].map(|plan| plan.chain.model.vocab_size);
+    same_tokens(spec, [tokenizer(target)?, tokenizer(&drafter.family)?], sizes)?;
     Ok(drafter)
 }
 

@@ -58,7 +58,7 @@ fn a_drafter_with_other_tokens_or_none_is_refused() {
     refused(with(&format!("--drafter {bundle}/shards")), &["shards"]);
     let file = other.join("tokenizer.json");
     let whole = fs::read(&file).unwrap();
-    edit_json(&file, |v| v["version"] = "1.1".into());
+    fs::write(&file, [&whole[..], b"\n"].concat()).unwrap();
     passes(with(&format!("--drafter {other}")));
     edit_json(&file, |v| {
         let vocab = v["model"]["vocab"].as_object_mut().unwrap();
@@ -69,11 +69,19 @@ fn a_drafter_with_other_tokens_or_none_is_refused() {
     });
     refused(with(&format!("--drafter {other}")), &["token ", "a drafter needs the same tokens"]);
     fs::remove_file(&file).unwrap();
-    refused(with(&format!("--drafter {other}")), &["tokenizer.json", "needs the tokenizers of both"]);
+    refused(
+        with(&format!("--drafter {other}")),
+        &["has no tokenizer.json", "a drafter needs the same tokens"],
+    );
     fs::write(&file, &whole[..whole.len() / 2]).unwrap();
     refused(with(&format!("--drafter {other}")), &["tokenizer.json"]);
-    let none = built("tiny-llama", "--max-context 64 --no-journal");
-    refused(format!("generate {none} --prompt-ids 1,2 --drafter {none}"), &["needs the tokenizers of both"]);
+    // Without tokenizers, sizes are compared.
+    let [none, like] = ["tiny-llama", "tiny-qwen3"].map(|name| built(name, "--max-context 64 --no-journal"));
+    let ids = |options: &str| format!("generate {none} --prompt-ids 1,2 -n 30 --ignore-eos {options}");
+    let [plain, drafted] = ["--speculate off".into(), format!("--speculate ngram --drafter {like}")]
+        .map(|options: String| json(0, ids(&options))["generated_ids"].clone());
+    assert_eq!(plain, drafted);
+    refused(ids(&format!("--drafter {bundle}")), &["has a tokenizer.json, and the model has none"]);
     refused(format!("serve {bundle} {none} --drafter {bundle}"), &["--drafter drafts for a single bundle"]);
 }
 
@@ -90,7 +98,8 @@ fn a_bundle_has_its_drafter() {
     assert_eq!(contract["drafter"], "drafter.anemoe");
     assert!(passes(format!("inspect {out}")).contains("drafter.anemoe drafts for it"));
     let run = |options: &str| json(0, format!("generate {out} {LONG} {options}"));
-    let (plain, drafted) = (run("--speculate off"), run("--speculate ngram --ngram-min 24"));
+    let (plain, drafted) =
+        (run("--speculate off"), run("--speculate ngram --ngram-min 1000 --ngram-max 1000"));
     assert_eq!(plain["generated_ids"], drafted["generated_ids"]);
     assert!(count(&drafted["speculation"]["sources"][1]["accepted"]) > 40, "{drafted}");
     // The drafter travels with the bundle, and is verified with it.
@@ -122,7 +131,7 @@ fn a_build_with_a_drafter_goes_on() {
     let line = format!("build {model} -o {out} --max-context 64 --skip-gates --no-journal --quant lut4");
     passes(format!("{line} --drafter {model}"));
     let whole = contents(&out);
-    refused(&line, &["finished bundle already", "drafter"]);
+    refused(&line, &["finished bundle already", "--drafter drafter.anemoe, now none"]);
     fs::remove_dir_all(out.join("drafter.anemoe/shards")).unwrap();
     fs::remove_dir_all(out.join("shards")).unwrap();
     passes(format!("{line} --drafter {model}"));
@@ -130,16 +139,13 @@ fn a_build_with_a_drafter_goes_on() {
     // A wrong drafter leaves nothing behind.
     let damaged = dir.join("damaged");
     copy(&model, &damaged);
-    edit_weights(&damaged.join("model.safetensors"), |header, _| {
-        let name = header.keys().find(|name| name.contains("down_proj")).unwrap().clone();
-        header.remove(&name);
-    });
+    plant(&damaged, "model.language_model.layers.1.mlp.down_proj.weight", 1000, f32::NAN);
     let other = dir.join("other.anemoe");
     refused(
         format!(
             "build {model} -o {other} --max-context 64 --skip-gates --no-journal --quant lut4 --drafter {damaged}"
         ),
-        &["down_proj"],
+        &["damaged", "down_proj"],
     );
     assert!(!other.exists());
 }

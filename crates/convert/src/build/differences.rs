@@ -86,6 +86,7 @@ fn settings((chain, inputs): (&Value, &Value)) -> BTreeMap<&'static str, String>
         let context = value(&chain["model"]["max_context"]);
         all.insert("--max-context", context);
     }
+    all.insert("--drafter", chain["drafter"].as_str().unwrap_or("none").into());
     let skip = &chain["readings"]["zaya_skip"];
     all.insert("--zaya-skip", value(skip));
     all.insert(

@@ -1,13 +1,11 @@
 //! Models that draft for another one, the target: the one place that knows their kinds.
 
 use super::small_model;
+use super::wanted_draft::WantedDraft;
 use crate::Result;
 use crate::model::{AttachedAssistant, DraftStart, Logits, Model, Sequence};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
-
-/// Most tokens of a sequence that a draft reads along. More are read in passes of their own.
-pub(super) const CATCH_UP: usize = 8;
 
 /// Tokens that are read to measure the time of one.
 const MEASURED: usize = 16;
@@ -24,18 +22,6 @@ pub enum DraftKind {
 pub struct DraftModel {
     kind: DraftKind,
     is_broken: AtomicBool,
-}
-
-/// Draft that is to be made after the tokens of a sequence and `newest`.
-pub(super) struct WantedDraft<'a> {
-    /// The sequence's model.
-    pub target: &'a Model,
-    /// Token that no pass of the target has seen.
-    pub newest: u32,
-    /// Number of tokens.
-    pub tokens: usize,
-    /// Chooses a token from its row of logits, of the target's vocabulary.
-    pub choose: &'a mut dyn FnMut(&mut [f32]) -> u32,
 }
 
 impl DraftModel {

@@ -11,6 +11,7 @@ mod controller;
 mod draft_model;
 mod ngrams;
 mod small_model;
+mod wanted_draft;
 
 pub use controller::{
     BreakEven, Controller, DraftRoom, DraftSource, DraftStatistics, MOST_STREAMS, MeasuredPass, PassTime,
@@ -23,9 +24,9 @@ use crate::model::{Logits, MOST_UNDONE, Model, Sequence};
 use crate::sampler::Sampler;
 use anemoe_io::locked;
 use controller::DrafterTime;
-use draft_model::{CATCH_UP, WantedDraft};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
+use wanted_draft::{CATCH_UP, WantedDraft};
 
 /// Condition for drafting.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]

@@ -8,7 +8,7 @@
 //! ```
 //! The small model counts positions without the gap. That changes its drafts, and no token of the target.
 
-use super::draft_model::{CATCH_UP, WantedDraft};
+use super::wanted_draft::{CATCH_UP, WantedDraft};
 use crate::Result;
 use crate::model::{Companion, Logits, MOST_RUN_AGAIN, Model, Sequence};
 
