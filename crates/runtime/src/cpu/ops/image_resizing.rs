@@ -78,7 +78,7 @@ fn resize_axis<T: Copy + Default + Send + Sync>(
     taps: &[Tap],
     mix: fn(T, T, f32) -> T,
 ) -> OpResult<Vec<T>> {
-    let (outer, n, inner) = around(shape, axis);
+    let (_, n, inner) = around(shape, axis);
     shape[axis] = taps.len();
     let mut y = vec![T::default(); count(shape)?];
     let rows = (RESAMPLED / inner.max(1)).max(1);
