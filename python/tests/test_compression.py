@@ -1,3 +1,5 @@
+import re
+
 import anemoe
 import coremltools as ct
 import coremltools.optimize.coreml as cto
@@ -21,7 +23,10 @@ def weights(model):
 def pairs(conv_model, config, theirs):
     """Compresses with both tools; yields each weight as it was, ours and theirs."""
     was = weights(conv_model)
-    ours, theirs = weights(anemoe.compress(conv_model, config)), weights(theirs(conv_model, config))
+    ours = weights(anemoe.compress(conv_model, config))
+    # coremltools renames what it compresses.
+    named = re.compile("_(quantized|palettized|sparsified)$")
+    theirs = {named.sub("", name): values for name, values in weights(theirs(conv_model, config)).items()}
     assert set(ours) == set(theirs) == set(was)
     return [(name, was[name], ours[name], theirs[name]) for name in was]
 
@@ -39,7 +44,7 @@ def error(a, b):
         Quantizer(mode="linear", dtype="int4", granularity="per_block", block_size=16),
         Quantizer(mode="linear_symmetric", dtype="uint4", granularity="per_block", block_size=32),
     ],
-    ids=str,
+    ids=lambda c: f"{c.mode}-{c.granularity.name}",
 )
 def test_linear_quantization_is_as_good_as_coremltools(conv_model, config):
     for name, was, ours, theirs in pairs(conv_model, Config(global_config=config), cto.linear_quantize_weights):
@@ -52,7 +57,7 @@ def test_linear_quantization_is_as_good_as_coremltools(conv_model, config):
         Palettizer(mode="uniform", nbits=4),
         Palettizer(mode="uniform", nbits=6, granularity="per_grouped_channel", group_size=16),
     ],
-    ids=str,
+    ids=lambda c: f"{c.mode}-{c.granularity.name}",
 )
 def test_palettization_is_as_good_as_coremltools(conv_model, config):
     for name, was, ours, theirs in pairs(conv_model, Config(global_config=config), cto.palettize_weights):
@@ -106,7 +111,8 @@ def test_levels_choose_by_name_type_and_globally(conv_model):
     names = [name for _, name, _, _ in anemoe._anemoe.dense_weights(*anemoe.model._source(conv_model))]
     config = Config(global_config=Quantizer(), op_type_configs={"conv": None})
     assert len(names) == 2 and len(anemoe.compress(conv_model, config).compression) == 1
-    config = Config(op_name_configs={names[0]: Palettizer(nbits=2), "product": Quantizer()})
+    user = anemoe._anemoe.dense_weights(*anemoe.model._source(conv_model))[1][3][0][1]
+    config = Config(op_name_configs={names[0]: Palettizer(nbits=2), user: Quantizer()})
     assert sorted(row["kind"] for row in anemoe.compress(conv_model, config).compression) == ["int8-channel", "lut2-tensor"]
     assert anemoe.compress(conv_model, Quantizer(weight_threshold=10**6)).compression == []
 

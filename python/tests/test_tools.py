@@ -46,7 +46,7 @@ def test_a_tensor_is_compressed(quant, bits):
 
 def test_wrong_tensors_are_python_exceptions():
     for args, error, words in [
-        ((weight(4, 4), "lut5"), ValueError, "unknown compression kind `lut5`"),
+        ((weight(4, 4), "lut5"), ValueError, "no 5-bit element type"),
         ((np.full((4, 4), np.nan), "lut4"), ValueError, "element 0 is NaN"),
         ((np.zeros(4, np.float32), "lut4"), ValueError, "shape"),
         ((np.full((8, 8), "a"), "lut4"), TypeError, "expected an array of numbers"),
