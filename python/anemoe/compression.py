@@ -143,6 +143,12 @@ class _Choice:
         return self.types[op_type] if op_type in self.types else self.default
 
 
+def _count(config: _Config, field: str, value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
+        raise ValueError(f"{config.kind}: expected {field} from 1, got {value!r}")
+    return int(value)
+
+
 def _axes(rank: int, users: List[Tuple[str, str, str, bool]], name: str) -> Tuple[int, int]:
     """Returns the axes of output and input channels, as coremltools chooses them."""
     found = set()
@@ -165,6 +171,9 @@ def _job(config: _Config, name: str, shape: List[int], users: Any, read: Any) ->
         return None
     refuse = lambda what: NotImplementedError(f"{config.kind}: {what}")
     if config.kind == "OpThresholdPrunerConfig":
+        for field in ("threshold", "minimum_sparsity_percentile"):
+            if not isinstance(config[field], (int, float)) or not config[field] >= 0:
+                raise ValueError(f"{config.kind}: expected {field} from 0, got {config[field]!r}")
         return "sparse", float(config["threshold"]), float(config["minimum_sparsity_percentile"]), (0, 1), False
     if config.kind == "OpMagnitudePrunerConfig":
         if config["block_size"] or config["n_m_ratio"]:
@@ -194,10 +203,13 @@ def _job(config: _Config, name: str, shape: List[int], users: Any, read: Any) ->
         if config["granularity"] not in ("per_tensor", "per_grouped_channel"):
             raise ValueError(f"expected granularity 'per_tensor' or 'per_grouped_channel', got '{config['granularity']}'")
         if not per_tensor and config["channel_axis"] is not None:
-            axis = int(config["channel_axis"]) % len(shape)
+            axis = config["channel_axis"]
+            if axis not in range(-len(shape), len(shape)):
+                raise ValueError(f"weight '{name}': expected channel_axis below {len(shape)}, got {axis!r}")
+            axis %= len(shape)
             axes = (axis, next(a for a in (axes[1], axes[0]) if a != axis))
         kind = f"lut{nbits}" + ("-uniform" if mode == "uniform" else "") + ("-tensor" if per_tensor else "")
-        return kind, float(config["group_size"]), 32.0, axes, False
+        return kind, float(_count(config, "group_size", config["group_size"])), 32.0, axes, False
     block = config["block_size"]
     granularity = {"per_tensor": "tensor", "per_channel": "channel", "per_block": "block"}.get(config["granularity"])
     if granularity is None:
@@ -210,10 +222,14 @@ def _job(config: _Config, name: str, shape: List[int], users: Any, read: Any) ->
         others = [n for axis, n in enumerate(block) if axis not in axes and n not in (0, shape[axis])]
         if block[axes[0]] != 1 or others:
             raise refuse(f"block_size {block} is not implemented; expected blocks of input channels")
-        block = block[axes[1]] or shape[axes[1]]
+        block = block[axes[1]]
     bits = config["dtype"].lstrip("uint")
     kind = f"int{bits}-{granularity}" + ("-asymmetric" if config["mode"] == "linear" else "")
-    return kind, 32.0, float(block if granularity == "block" else 32) or 1.0, axes, config["dtype"].startswith("uint")
+    if granularity != "block":
+        block = 32
+    elif block == 0:  # the whole axis
+        block = shape[axes[1]]
+    return kind, 32.0, float(_count(config, "block_size", block)), axes, config["dtype"].startswith("uint")
 
 
 def compress(model: Any, config: Any, output: Any = None, weights_dir: Optional[str] = None) -> Any:

@@ -139,7 +139,10 @@ def _convert(feature: Feature, value: Any) -> np.ndarray:
     if feature.kind == "image":
         array = _planes(feature, value)
     elif feature.kind == "multiArray":
-        array = _to_numpy(value)
+        try:
+            array = _to_numpy(value)
+        except ValueError as e:  # lists of unequal lengths
+            raise ValueError(f"input '{name}': {e}") from None
     else:
         raise NotImplementedError(f"input '{name}' is a {feature.kind}, which is not implemented")
     wanted = np.float32 if feature.dtype.startswith("float") else np.bool_ if feature.dtype == "bool" else np.int32
@@ -240,6 +243,8 @@ class Model:
         threads: Optional[int] = None,
     ):
         del is_temp_package, mil_program, skip_model_load, compute_units, optimization_hints
+        if threads is not None and threads < 1:
+            raise ValueError(f"expected threads from 1, got {threads}")
         function = function or function_name
         if function is None and hasattr(model, "get_spec"):
             function = getattr(model, "function_name", None)
@@ -308,7 +313,10 @@ class Model:
             described: Dict[str, Any] = {name: [vars(f).copy() for f in features] for name, features in zip(fields, lists)}
             described["metadata"] = dict(self._metadata)
             return {"specificationVersion": self._runner.specification_version, "description": described}
-        return load_spec(path) if spec is None else Model_pb2.Model.FromString(spec)
+        try:
+            return load_spec(path) if spec is None else Model_pb2.Model.FromString(spec)
+        except Exception as e:  # coremltools raises RuntimeError and protobuf's own
+            raise ValueError(f"coremltools cannot read {path}: {e}") from e
 
     def save(self, path: Union[str, "os.PathLike[str]"]) -> None:
         """Copies the package."""

@@ -37,9 +37,6 @@ fn exception(error: Error) -> PyErr {
 #[pyfunction]
 fn set_threads(threads: Option<usize>) -> PyResult<()> {
     let Some(threads) = threads else { return Ok(()) };
-    if threads == 0 {
-        return Err(PyValueError::new_err("expected threads from 1"));
-    }
     if anemoe_kernels::Pool::set_threads(threads) {
         // The quantizers' threads; where they run already, their number stays.
         let _ = rayon::ThreadPoolBuilder::new().num_threads(threads).build_global();

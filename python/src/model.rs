@@ -5,7 +5,9 @@ use anemoe_io::locked;
 use anemoe_kernels::round_to_f16;
 use anemoe_mlpackage::mil::{DataType, Feature, FeatureKind, FeatureShape};
 use anemoe_mlpackage::package::Package;
-use anemoe_runtime::cpu::{ClassLabel, Classifier, CompiledFunction, CpuPackage, CpuStates, Options, Precision};
+use anemoe_runtime::cpu::{
+    ClassLabel, Classifier, CompiledFunction, CpuPackage, CpuStates, Options, Precision,
+};
 use anemoe_runtime::tensor::{Data, Tensor};
 use numpy::{Element, PyArray1, PyArrayMethods, PyReadonlyArrayDyn, PyUntypedArray, PyUntypedArrayMethods};
 use pyo3::exceptions::{PyKeyError, PyTypeError, PyValueError};
@@ -56,7 +58,9 @@ impl Runner {
             "fp16" => Precision::Fp16,
             "fp32" => Precision::Fp32,
             other => {
-                return Err(PyValueError::new_err(format!("expected precision 'fp16' or 'fp32', got '{other}'")));
+                return Err(PyValueError::new_err(format!(
+                    "expected precision 'fp16' or 'fp32', got '{other}'"
+                )));
             }
         };
         let spec = spec.map(<[u8]>::to_vec);
@@ -130,7 +134,10 @@ impl Runner {
 
     /// A classifier's outputs, tensor and classes: (label, probabilities, tensor, classes).
     #[getter]
-    fn classifier<'py>(&self, py: Python<'py>) -> PyResult<Option<(String, String, String, Bound<'py, PyList>)>> {
+    fn classifier<'py>(
+        &self,
+        py: Python<'py>,
+    ) -> PyResult<Option<(String, String, String, Bound<'py, PyList>)>> {
         let Some(c) = &self.classifier else { return Ok(None) };
         let classes = PyList::empty(py);
         for class in &c.classes {
@@ -144,7 +151,10 @@ impl Runner {
 
     /// Makes the states of a new sequence, all zero.
     fn make_state(&self) -> State {
-        State { states: Mutex::new(CpuStates::new(&self.function)), features: self.function.states().to_vec() }
+        State {
+            states: Mutex::new(CpuStates::new(&self.function)),
+            features: self.function.states().to_vec(),
+        }
     }
 
     /// Runs the function on arrays of float32, int32 or bool in its order, without Python's lock. Results take over the memory that
@@ -157,7 +167,8 @@ impl Runner {
     ) -> PyResult<Vec<Bound<'py, PyAny>>> {
         let mut inputs: Vec<Tensor> = inputs.iter().map(tensor).collect::<PyResult<_>>()?;
         if let Some(state) = state.filter(|state| state.features != self.function.states()) {
-            let names = |features: &[Feature]| features.iter().map(|f| f.name.clone()).collect::<Vec<_>>().join(", ");
+            let names =
+                |features: &[Feature]| features.iter().map(|f| f.name.clone()).collect::<Vec<_>>().join(", ");
             return Err(PyValueError::new_err(format!(
                 "expected a state that this model's make_state() returned, got one of another model: ({}), expected ({})",
                 names(&state.features),

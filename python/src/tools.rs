@@ -94,7 +94,11 @@ impl Weights {
                 let [output] = op.outputs.as_slice() else { continue };
                 let is_weight = |t: &anemoe_mlpackage::mil::TensorType| t.dtype.is_float() && t.rank() > 1;
                 if output.ty.tensor().is_some_and(is_weight) {
-                    let shown = if functions.len() > 1 { format!("{function}/{}", output.name) } else { output.name.clone() };
+                    let shown = if functions.len() > 1 {
+                        format!("{function}/{}", output.name)
+                    } else {
+                        output.name.clone()
+                    };
                     names.push((shown, function.clone(), output.name.clone()));
                 }
             }
@@ -111,7 +115,8 @@ impl Weights {
     /// Returns the values of a weight.
     fn read<'py>(&self, py: Python<'py>, name: &str) -> PyResult<Bound<'py, PyAny>> {
         let found = self.names.iter().find(|(shown, ..)| shown == name);
-        let (_, function, name) = found.ok_or_else(|| PyValueError::new_err(format!("no weight '{name}'")))?;
+        let (_, function, name) =
+            found.ok_or_else(|| PyValueError::new_err(format!("no weight '{name}'")))?;
         let tensor = py.detach(|| self.package.constant(function, name)).map_err(exception)?;
         crate::model::array(py, tensor)
     }
@@ -148,7 +153,8 @@ fn quantize<'py>(
     let groups = Groups { rows: group_size, block: block_size };
     let (c, decoded) = py.detach(|| {
         let importance = importance.as_deref();
-        let job = TensorJob { name: "array", shape: &shape, values: &values, op, kind, groups, exact, importance };
+        let job =
+            TensorJob { name: "array", shape: &shape, values: &values, op, kind, groups, exact, importance };
         let c = job.run().map_err(exception)?;
         let decoded = c.decode().map_err(exception)?;
         Ok::<_, PyErr>((c, decoded))
@@ -218,7 +224,15 @@ struct Job {
 #[pymethods]
 impl Job {
     #[new]
-    fn new(function: String, name: String, kind: String, group: f64, block: f64, axes: [usize; 2], unsigned: bool) -> Job {
+    fn new(
+        function: String,
+        name: String,
+        kind: String,
+        group: f64,
+        block: f64,
+        axes: [usize; 2],
+        unsigned: bool,
+    ) -> Job {
         Job { function, name, kind, group, block, axes, unsigned }
     }
 }

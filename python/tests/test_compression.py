@@ -165,6 +165,10 @@ def test_functions_share_compressed_weights(functions, linear, folder):
     [
         (3, TypeError, "expected coremltools' OptimizationConfig or a dict"),
         ({"nbits": 5}, ValueError, "expected nbits"),
+        ({"nbits": 4, "granularity": "per_grouped_channel", "group_size": 0}, ValueError, "expected group_size from 1"),
+        ({"nbits": 4, "granularity": "per_grouped_channel", "channel_axis": 2}, ValueError, "expected channel_axis"),
+        ({"dtype": "int8", "granularity": "per_block", "block_size": -1}, ValueError, "expected block_size from 1"),
+        ({"threshold": float("nan")}, ValueError, "expected threshold from 0"),
         ({"nbits": 4, "group": 3}, ValueError, "has no 'group'"),
         ({"mode": "linear", "dtype": "int3"}, ValueError, "expected dtype"),
         ({"global_configs": {}}, ValueError, "has no 'global_configs'"),

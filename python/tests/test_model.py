@@ -100,6 +100,7 @@ def test_lists_of_inputs_are_batches(linear):
         ({"x": np.zeros((1, 64), np.complex64)}, TypeError, "expected float32, got an array of complex64"),
         ({"x": np.full((1, 64), "a")}, TypeError, "expected float32, got an array of <U1"),
         ({"x": "text"}, TypeError, "expected float32, got str"),
+        ({"x": [[1], [2, 3]]}, ValueError, "input 'x': "),
         ({"x": None}, TypeError, "expected float32, got NoneType"),
         ({"x": np.full((1, 64), None)}, TypeError, "an array of object"),
         ([1], TypeError, "must contain only dictionaries"),

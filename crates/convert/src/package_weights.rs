@@ -105,7 +105,8 @@ pub fn dense_weights(package: &Package) -> Vec<DenseWeight> {
             for (param, Argument(bindings)) in &op.inputs {
                 for binding in bindings {
                     let Binding::Name(used) = binding else { continue };
-                    let transposes = op.op_type == "matmul" && is_true(op, &format!("transpose_{param}")) == Some(true);
+                    let transposes =
+                        op.op_type == "matmul" && is_true(op, &format!("transpose_{param}")) == Some(true);
                     let (op_type, name, param) = (op.op_type.clone(), op.name().into(), param.clone());
                     users.entry(used).or_default().push(WeightUser { op_type, name, param, transposes });
                 }
@@ -144,7 +145,9 @@ fn dense_value(op: &Operation) -> Option<&Value> {
 pub fn floats(package: &Package, value: &Value) -> Result<Vec<f32>> {
     let bytes = package.tensor_bytes(value)?;
     match value.ty.tensor().map(|t| t.dtype) {
-        Some(DataType::Float16) => Ok(bytes.as_chunks().0.iter().map(|b| f16::from_le_bytes(*b).to_f32()).collect()),
+        Some(DataType::Float16) => {
+            Ok(bytes.as_chunks().0.iter().map(|b| f16::from_le_bytes(*b).to_f32()).collect())
+        }
         Some(DataType::Float32) => Ok(bytes.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)).collect()),
         _ => Err(Error::invalid_program(format!("a weight of type {}, expected fp16 or fp32", value.ty))),
     }
@@ -181,7 +184,9 @@ pub fn compress(
     }
     let reports = rewriter.reports;
     let known = verify(package.model());
-    if let Some(fault) = verify(&model).into_iter().find(|f| f.severity == Severity::Error && !known.contains(f)) {
+    if let Some(fault) =
+        verify(&model).into_iter().find(|f| f.severity == Severity::Error && !known.contains(f))
+    {
         return Err(Error::invalid_program(fault.to_string()));
     }
     writer.finish(&model)?;
@@ -376,7 +381,8 @@ impl Rewriter<'_> {
         let (shape, values) = weight.by_channels(values)?;
         let op = if shape.len() > 2 { WeightOp::Conv } else { WeightOp::Linear };
         let (name, exact, importance) = (weight.name, false, None);
-        let c = TensorJob { name, shape: &shape, values: &values, op, kind, groups, exact, importance }.run()?;
+        let c =
+            TensorJob { name, shape: &shape, values: &values, op, kind, groups, exact, importance }.run()?;
         let report = WeightReport {
             function: String::new(),
             name: String::new(),
@@ -395,7 +401,8 @@ impl Rewriter<'_> {
                 if old {
                     let indices = self.place(DataType::UInt8, &[packed.len()], &packed)?;
                     let lut = self.place_floats(value, &[entries], &sides)?;
-                    let operands = vec![("indices", indices), ("lut", lut), ("shape", shape_value(weight.shape))];
+                    let operands =
+                        vec![("indices", indices), ("lut", lut), ("shape", shape_value(weight.shape))];
                     self.operation("constexpr_lut_to_dense", operands)
                 } else {
                     let indices = self.place(element_type(c.quant.kind), weight.shape, &packed)?;
@@ -414,23 +421,30 @@ impl Rewriter<'_> {
                     Some(unsigned) if weight.unsigned => unsigned,
                     _ => signed,
                 };
-                let shifted = |codes: Vec<u8>| codes.into_iter().map(|c| c.wrapping_add(shift)).collect::<Vec<u8>>();
+                let shifted =
+                    |codes: Vec<u8>| codes.into_iter().map(|c| c.wrapping_add(shift)).collect::<Vec<u8>>();
                 let codes = shifted(weight.in_own_order(&c.elements()));
                 let data = self.place(dtype, weight.shape, &pack_sub_byte(&codes, bits))?;
                 let has_offsets = !c.side.offsets.is_empty() || shift != 0;
                 let mut offsets: Vec<u8> = c.side.offsets.iter().map(|&o| o as u8).collect();
                 offsets.resize(sides.len(), 0);
                 if old {
-                    let dims: &[usize] = if granularity == Granularity::Tensor { &[] } else { &[sides.len()] };
+                    let dims: &[usize] =
+                        if granularity == Granularity::Tensor { &[] } else { &[sides.len()] };
                     let scale = self.place_floats(value, dims, &sides)?;
                     let zero_point = self.place(dtype, dims, &shifted(offsets))?;
                     let axis = Value::int32(weight.axes[0] as i32);
-                    let operands =
-                        vec![("quantized_data", data), ("zero_point", zero_point), ("scale", scale), ("axis", axis)];
+                    let operands = vec![
+                        ("quantized_data", data),
+                        ("zero_point", zero_point),
+                        ("scale", scale),
+                        ("axis", axis),
+                    ];
                     self.operation("constexpr_affine_dequantize", operands)
                 } else {
                     let (dims, sides) = weight.sides(&c, &sides, 1);
-                    let mut operands = vec![("data", data), ("scale", self.place_floats(value, &dims, &sides)?)];
+                    let mut operands =
+                        vec![("data", data), ("scale", self.place_floats(value, &dims, &sides)?)];
                     if has_offsets {
                         let (_, offsets) = weight.sides(&c, &shifted(offsets), 1);
                         operands.push(("offset", self.place(dtype, &dims, &pack_sub_byte(&offsets, bits))?));
@@ -439,7 +453,10 @@ impl Rewriter<'_> {
                 }
             }
             kind @ Quant::Mxfp4 => {
-                return Err(Error::usage(format!("weight `{}`: {kind} is not written to other packages", weight.name)));
+                return Err(Error::usage(format!(
+                    "weight `{}`: {kind} is not written to other packages",
+                    weight.name
+                )));
             }
         };
         Ok((Some(op), report))
@@ -483,7 +500,8 @@ impl AxedWeight<'_> {
     fn in_own_order(&self, elements: &[u8]) -> Vec<u8> {
         let order = self.order();
         let shape: Vec<usize> = order.iter().map(|&axis| self.shape[axis]).collect();
-        let back: Vec<usize> = (0..order.len()).filter_map(|axis| order.iter().position(|&a| a == axis)).collect();
+        let back: Vec<usize> =
+            (0..order.len()).filter_map(|axis| order.iter().position(|&a| a == axis)).collect();
         permute(elements, &shape, &back)
     }
 
@@ -573,7 +591,12 @@ mod tests {
         let of = |opset| package(dir.path(), opset);
         let (new, old) = (of(Opset::CoreML8), of(Opset::CoreML6));
         let sparse = WeightJob::Sparse { threshold: 0.5, least: 0.3 };
-        let jobs = [("lut4", true), ("lut2-tensor", false), ("int8-channel", false), ("int4-block-asymmetric", true)];
+        let jobs = [
+            ("lut4", true),
+            ("lut2-tensor", false),
+            ("int8-channel", false),
+            ("int4-block-asymmetric", true),
+        ];
         let jobs = jobs.map(|(kind, is_new)| (quantized(kind), is_new)).into_iter().chain([(sparse, false)]);
         for (i, (job, is_new)) in jobs.enumerate() {
             for (package, works) in [(&new, true), (&old, !is_new)] {
@@ -597,7 +620,12 @@ mod tests {
             assert!(!target.exists());
         };
         refused(Opset::CoreML5, quantized("lut4-tensor"), "iOS16");
-        let axes = WeightJob::Quantize { kind: Quant::Fp16, groups: Groups::default(), axes: [0, 2], unsigned: false };
+        let axes = WeightJob::Quantize {
+            kind: Quant::Fp16,
+            groups: Groups::default(),
+            axes: [0, 2],
+            unsigned: false,
+        };
         refused(Opset::CoreML8, axes, "weight `w`: axes 0 and 2");
     }
 

@@ -101,11 +101,16 @@ impl CpuPackage {
         block.outputs = vec![name.to_string()];
         let body = Function { inputs: Vec::new(), opset: body.opset, block };
         let output = Feature::array(name, DataType::Float32, FeatureShape::Dynamic);
-        let described = FunctionDescription { name: described.name.clone(), outputs: vec![output], ..Default::default() };
+        let described =
+            FunctionDescription { name: described.name.clone(), outputs: vec![output], ..Default::default() };
         let options = Options { precision: Precision::Fp32, fuse: false, ..Options::default() };
         let context = CompileContext { package: &self.package, options, constants: None };
         let mut outputs = Vec::new();
-        compile::compile(context, function, &body, &described)?.run(&[], &mut CpuStates::default(), &mut outputs)?;
+        compile::compile(context, function, &body, &described)?.run(
+            &[],
+            &mut CpuStates::default(),
+            &mut outputs,
+        )?;
         Ok(outputs.swap_remove(0))
     }
 
