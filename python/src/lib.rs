@@ -49,7 +49,7 @@ fn set_threads(threads: Option<usize>) -> PyResult<()> {
     }
 }
 
-/// Functions and types of the package that are not written in Python.
+/// Holds the functions and types of the package that are not written in Python.
 #[pymodule]
 fn _anemoe(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;

@@ -90,49 +90,49 @@ impl Runner {
         })
     }
 
-    /// Name of the function.
+    /// Returns the name of the function.
     #[getter]
     fn name(&self) -> &str {
         &self.name
     }
 
-    /// Metadata of the package: author, license, user-defined texts.
+    /// Returns the metadata of the package: author, license, user-defined texts.
     #[getter]
     fn metadata(&self) -> Vec<(String, String)> {
         self.metadata.clone()
     }
 
-    /// Version of the specification.
+    /// Returns the version of the specification.
     #[getter]
     fn specification_version(&self) -> i32 {
         self.specification_version
     }
 
-    /// Inputs in the order of `run`.
+    /// Returns the inputs in the order of `run`.
     #[getter]
     fn inputs<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
         features(py, self.function.inputs())
     }
 
-    /// States.
+    /// Returns the states.
     #[getter]
     fn states<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
         features(py, self.function.states())
     }
 
-    /// Outputs as the package describes them.
+    /// Returns the outputs as the package describes them.
     #[getter]
     fn described_outputs<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
         features(py, &self.described)
     }
 
-    /// Outputs in the order of `run`.
+    /// Returns the outputs in the order of `run`.
     #[getter]
     fn outputs<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
         features(py, self.function.outputs())
     }
 
-    /// A classifier's outputs, tensor and classes: (label, probabilities, tensor, classes).
+    /// Returns a classifier's outputs, tensor and classes: (label, probabilities, tensor, classes).
     #[getter]
     fn classifier<'py>(
         &self,
@@ -225,7 +225,7 @@ impl State {
         py.detach(|| locked(&self.states).set(name, value)).map_err(exception)
     }
 
-    /// Names of the states.
+    /// Returns the names of the states.
     #[getter]
     fn names(&self) -> Vec<String> {
         self.features.iter().map(|f| f.name.clone()).collect()

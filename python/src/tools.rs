@@ -106,7 +106,7 @@ impl Weights {
         Ok(Weights { package, names })
     }
 
-    /// Names of the weights; with the function before it where a package has several.
+    /// Returns the names of the weights; with the function before it where a package has several.
     #[getter]
     fn names(&self) -> Vec<&str> {
         self.names.iter().map(|(shown, ..)| shown.as_str()).collect()
