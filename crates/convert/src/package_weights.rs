@@ -579,7 +579,8 @@ mod tests {
     #[test]
     fn a_weight_is_listed_with_its_user() {
         let dir = tempfile::tempdir().unwrap();
-        let [weight] = &dense_weights(&package(dir.path(), Opset::CoreML8))[..] else { panic!("one weight") };
+        let weights = dense_weights(&package(dir.path(), Opset::CoreML8));
+        let [weight] = &weights[..] else { panic!("one weight") };
         assert_eq!((weight.name.as_str(), weight.shape.as_slice()), ("w", &[64, 48][..]));
         let user = &weight.users[0];
         assert_eq!((user.op_type.as_str(), user.param.as_str(), user.transposes), ("matmul", "y", false));
