@@ -26,6 +26,7 @@ pub mod models;
 pub mod nearest;
 pub mod one_tensor;
 pub mod outliers;
+pub mod package_weights;
 pub mod path_kind;
 pub mod plan;
 pub mod quant;

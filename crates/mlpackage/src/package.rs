@@ -336,13 +336,33 @@ impl Package {
             _ => Package::read_manifest(path)?,
         };
         let bytes = read_limited(&model_path, MAX_MODEL_BYTES)?;
-        let model = spec::decode_some(&bytes, &model_path, wanted)?;
+        let mut package = Package::read_model(path, &bytes, &model_path, wanted, mapped)?;
+        package.total_bytes += manifest_bytes;
+        Ok(package)
+    }
+
+    /// Opens a model that is in memory, like [`Package::open`] for a `.mlmodel` at `place`: weight files lie beside it, and errors
+    /// name it.
+    ///
+    /// # Errors
+    /// Fails like [`Package::open`].
+    pub fn of_model(bytes: &[u8], place: &Path) -> Result<Package> {
+        Package::read_model(place, bytes, place, None, &WeightFiles::default())
+    }
+
+    fn read_model(
+        path: &Path,
+        bytes: &[u8],
+        model_path: &Path,
+        wanted: Option<&[&str]>,
+        mapped: &WeightFiles,
+    ) -> Result<Package> {
+        let model = spec::decode_some(bytes, model_path, wanted)?;
         let mut package =
             Package { path: path.to_path_buf(), model, weights: WeightFiles::default(), total_bytes: 0 };
         let open = if wanted.is_some() { BlobFile::open_to_run } else { BlobFile::open };
-        package.open_weights(&model_path, mapped, &open)?;
-        package.total_bytes =
-            manifest_bytes + bytes.len() as u64 + package.weights.0.values().map(|w| w.len()).sum::<u64>();
+        package.open_weights(model_path, mapped, &open)?;
+        package.total_bytes = bytes.len() as u64 + package.weights.0.values().map(|w| w.len()).sum::<u64>();
         Ok(package)
     }
 
@@ -619,6 +639,20 @@ mod tests {
         }
         let package = Package::open(&a).unwrap();
         assert_eq!(package.model().functions[0].inputs[0].name, "x");
+    }
+
+    #[test]
+    fn a_model_in_memory_is_the_package() {
+        let (_dir, path) = sample();
+        let mut package = Package::open(&path).unwrap();
+        let bytes = fs::read(package.model_file()).unwrap();
+        let same = Package::of_model(&bytes, &package.model_file()).unwrap();
+        assert_eq!(same.model(), package.model());
+        assert!(Package::of_model(&bytes, Path::new("elsewhere/model.mlmodel")).is_err());
+        // The author's words survive.
+        package.model.functions[0].inputs[0].short_description = "Sixteen numbers.".into();
+        let bytes = package.model_as_written(true).unwrap();
+        assert_eq!(Package::of_model(&bytes, &package.model_file()).unwrap().model(), package.model());
     }
 
     #[test]

@@ -64,13 +64,17 @@ impl CheckOptions {
 /// # Errors
 /// The package is missing or invalid.
 pub fn package(path: &Path, options: &CheckOptions) -> Result<Report, anemoe_mlpackage::Error> {
-    let package = Package::open(path)?;
-    let name = path.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
+    Ok(opened(&Package::open(path)?, options))
+}
+
+/// Checks the residency of an opened package.
+pub fn opened(package: &Package, options: &CheckOptions) -> Report {
+    let name = package.path().file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
     let judge = options.judge();
     let facts = facts(package.model());
     let report = judge.package(&name, &facts, options.list_ops);
     let bundle = BundleFacts { packages: 1, bytes: package.total_bytes(), most_tokens: None };
-    Ok(summary(vec![report], bundle, &judge, options))
+    summary(vec![report], bundle, &judge, options)
 }
 
 /// Checks the residency of every package of a bundle; `done` is called after each package.

@@ -123,7 +123,11 @@ fn assistants_change_no_token() {
     let dir = tempfile::tempdir().unwrap();
     let mut drafted = 0;
     for cache in [CacheForm::State, CacheForm::Host] {
-        let run = Options { precision: Precision::Fp32, half_states: cache == CacheForm::State, ..Options::default() };
+        let run = Options {
+            precision: Precision::Fp32,
+            half_states: cache == CacheForm::State,
+            ..Options::default()
+        };
         let plan = PlanOptions { form: ShardForm { cache, ..ShardForm::default() }, ..options() };
         let folder = dir.path().join(format!("{cache}"));
         let target = open(&folder, TARGET, (&plan, run));
@@ -131,7 +135,8 @@ fn assistants_change_no_token() {
             let assistant = AttachedAssistant::new(open(&folder, name, (&plan, run)), &target).unwrap();
             let drafter = Arc::new(DraftModel::new(DraftKind::Assistant(assistant)));
             for prompt in 0..8 {
-                let prompt: Vec<u32> = (0..5 + 7 * prompt).map(|i| (i * i * 31 + prompt * 17 + 5) % 500).collect();
+                let prompt: Vec<u32> =
+                    (0..5 + 7 * prompt).map(|i| (i * i * 31 + prompt * 17 + 5) % 500).collect();
                 for temperature in [0.0, 0.9] {
                     let tokens = |speculation: Speculation| {
                         let sampling = Sampling { temperature, seed: 11, ..Sampling::GREEDY };
@@ -149,8 +154,17 @@ fn assistants_change_no_token() {
                     for (mode, draft_max) in [(Mode::Ngram, 1), (Mode::Ngram, 5), (Mode::Auto, 8)] {
                         let drafter = Some(drafter.clone());
                         // No repetition is long enough, so that only the assistant drafts.
-                        let made = tokens(Speculation { mode, draft_max, drafter, ngram_min: 24, ..Speculation::default() });
-                        assert_eq!(made.ids, plain.ids, "{name}, {cache}, {temperature}, {mode:?}, {draft_max}");
+                        let made = tokens(Speculation {
+                            mode,
+                            draft_max,
+                            drafter,
+                            ngram_min: 24,
+                            ..Speculation::default()
+                        });
+                        assert_eq!(
+                            made.ids, plain.ids,
+                            "{name}, {cache}, {temperature}, {mode:?}, {draft_max}"
+                        );
                         drafted += made.speculation.unwrap().drafted;
                     }
                 }
@@ -175,7 +189,8 @@ fn an_assistant_of_another_model_is_refused() {
         let small = open(dir.path(), name, (&options(), run));
         let (bundle, mut chain) = (small.bundle().to_path_buf(), small.chain().clone());
         change(&mut chain);
-        Model::with_chain(&bundle, chain, &CpuBackend { options: run }, &|shard| bundle.join(&shard.file)).unwrap()
+        Model::with_chain(&bundle, chain, &CpuBackend { options: run }, &|shard| bundle.join(&shard.file))
+            .unwrap()
     };
     let said = |change: &dyn Fn(&mut Chain)| refused(changed(change), &target);
     let none = said(&|chain| chain.assistant = None);
@@ -242,7 +257,10 @@ fn damaged_assistants_are_refused() {
     let nothing = |_: &mut Vec<u8>| ();
     let used = ["\"use_ordered_embeddings\": false", "\"use_ordered_embeddings\": true"];
     let missing = damaged(plain, &at(0), used, &nothing);
-    assert!(missing.contains("`masked_embedding.centroids.weight`") && missing.contains("missing"), "{missing}");
+    assert!(
+        missing.contains("`masked_embedding.centroids.weight`") && missing.contains("missing"),
+        "{missing}"
+    );
     let cut = damaged(plain, &at(1), same, &|bytes| bytes.truncate(90_000));
     assert!(cut.contains("model.safetensors"), "{cut}");
     let twice = damaged(ordered, &at(2), same, &|bytes| {
@@ -259,11 +277,13 @@ fn damaged_assistants_are_refused() {
     assert!(outside.contains("expected a token below 512"), "{outside}");
     let groups = damaged(ordered, &at(4), ["\"num_centroids\": 32", "\"num_centroids\": 33"], &nothing);
     assert!(groups.contains("`num_centroids` is 33"), "{groups}");
-    let width = damaged(plain, &at(5), ["\"backbone_hidden_size\": 64", "\"backbone_hidden_size\": 63"], &nothing);
+    let width =
+        damaged(plain, &at(5), ["\"backbone_hidden_size\": 64", "\"backbone_hidden_size\": 63"], &nothing);
     assert!(width.contains("projection.weight") && width.contains("expected"), "{width}");
     let experts = ["\"enable_moe_block\": false", "\"enable_moe_block\": true"];
     let experts = damaged(plain, &at(6), experts, &nothing);
     assert!(experts.contains("`enable_moe_block`"), "{experts}");
-    let shared = damaged(plain, &at(7), ["\"num_kv_shared_layers\": 4", "\"num_kv_shared_layers\": 2"], &nothing);
+    let shared =
+        damaged(plain, &at(7), ["\"num_kv_shared_layers\": 4", "\"num_kv_shared_layers\": 2"], &nothing);
     assert!(shared.contains("`num_kv_shared_layers`"), "{shared}");
 }

@@ -42,6 +42,8 @@ pub struct FunctionDescription {
 pub struct Feature {
     /// Name, the same as in the program.
     pub name: String,
+    /// Its author's words; may be empty.
+    pub short_description: String,
     /// Kind of value that callers pass.
     pub kind: FeatureKind,
     /// Element type: of an array fp16, fp32, fp64, int32 or int8; of a dictionary the type of its keys.
@@ -55,7 +57,8 @@ pub struct Feature {
 impl Feature {
     /// Makes a multi-array that callers have to give.
     pub fn array(name: impl Into<String>, dtype: DataType, shape: FeatureShape) -> Feature {
-        Feature { name: name.into(), kind: FeatureKind::MultiArray, dtype, shape, default: None }
+        let (name, kind) = (name.into(), FeatureKind::MultiArray);
+        Feature { name, short_description: String::new(), kind, dtype, shape, default: None }
     }
 }
 

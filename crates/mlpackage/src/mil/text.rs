@@ -61,6 +61,36 @@ fn block<'a>(b: &'a Block, depth: usize, constants: &mut BTreeMap<&'a str, &'a V
     let _ = writeln!(out, "{indent}-> ({})", results.join(", "));
 }
 
+/// Appends the operations of a block, a line each: types, and constants in the program, without names of values.
+pub fn outline(b: &Block, lines: &mut Vec<String>) {
+    let mut constants = BTreeMap::new();
+    for op in &b.operations {
+        match (op.op_type.as_str(), op.attributes.get("val"), op.outputs.as_slice()) {
+            ("const", Some(value), [output]) => drop(constants.insert(output.name.as_str(), value)),
+            _ => {
+                let types: Vec<String> = op.outputs.iter().map(|o| o.ty.to_string()).collect();
+                let mut parts = Vec::new();
+                for (param, Argument(bindings)) in &op.inputs {
+                    let short = |b: &Binding| match b {
+                        Binding::Name(name) => constants.get(name.as_str()).copied().and_then(short_value),
+                        Binding::Value(v) => short_value(v),
+                    };
+                    let values: Option<Vec<String>> = bindings.iter().map(short).collect();
+                    parts.push(values.map_or(param.clone(), |v| format!("{param} = {}", v.join(", "))));
+                }
+                lines.push(format!("  {}({}) -> {}", op.op_type, parts.join(", "), types.join(", ")));
+                op.blocks.iter().for_each(|inner| outline(inner, lines));
+            }
+        }
+    }
+}
+
+/// Writes a value that is no weight.
+fn short_value(v: &Value) -> Option<String> {
+    let is_float = v.ty.tensor().is_some_and(|t| t.dtype.is_float() && t.rank() > 0);
+    (matches!(v.data, ValueData::Immediate(_)) && !is_float).then(|| value(v))
+}
+
 fn typed(t: &NamedType) -> String {
     format!("{} {}", t.ty, t.name)
 }

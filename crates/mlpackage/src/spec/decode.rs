@@ -203,6 +203,7 @@ fn feature(f: pb::FeatureDescription) -> Decoded<Feature> {
     let ty = f.r#type.unwrap_or_default();
     let plain = |kind: FeatureKind, dtype: DataType| Feature {
         kind,
+        short_description: f.short_description.clone(),
         ..Feature::array(f.name.as_str(), dtype, FeatureShape::Dynamic)
     };
     let (dtype, shape, default) = match ty.r#type.ok_or("no type")? {
@@ -237,7 +238,7 @@ fn feature(f: pb::FeatureDescription) -> Decoded<Feature> {
     };
     // An optional input without a default is zero.
     let default = ty.is_optional.then_some(default.unwrap_or(0.0));
-    Ok(Feature { default, ..Feature::array(f.name, dtype, shape) })
+    Ok(Feature { default, shape, ..plain(FeatureKind::MultiArray, dtype) })
 }
 
 fn image_type(image: pb::ImageFeatureType) -> Decoded<(ColorSpace, FeatureShape)> {

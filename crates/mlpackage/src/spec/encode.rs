@@ -130,8 +130,8 @@ fn features(features: &[Feature], state: bool) -> Result<Vec<pb::FeatureDescript
         };
         Ok(pb::FeatureDescription {
             name: f.name.clone(),
+            short_description: f.short_description.clone(),
             r#type: Some(pb::FeatureType { r#type: Some(ty), is_optional: f.default.is_some() }),
-            ..Default::default()
         })
     };
     features.iter().map(one).collect()

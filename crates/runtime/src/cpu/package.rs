@@ -18,7 +18,9 @@ use crate::backend::{
 use crate::tensor::Tensor;
 use crate::{Error, Result};
 use anemoe_io::locked;
-use anemoe_mlpackage::mil::{Function, FunctionDescription, Operation};
+use anemoe_mlpackage::mil::{
+    DataType, Feature, FeatureShape, Function, FunctionDescription, Operation, ValueType,
+};
 use anemoe_mlpackage::package::{Package, WeightFiles};
 use smallvec::{SmallVec, smallvec};
 use std::any::Any;
@@ -39,7 +41,12 @@ impl CpuPackage {
     /// # Errors
     /// The package is missing or invalid.
     pub fn open(path: &Path) -> Result<CpuPackage> {
-        Ok(CpuPackage { package: Arc::new(Package::open(path)?) })
+        Ok(CpuPackage::of(Package::open(path)?))
+    }
+
+    /// Takes an opened package.
+    pub fn of(package: Package) -> CpuPackage {
+        CpuPackage { package: Arc::new(package) }
     }
 
     /// Returns the package.
@@ -62,6 +69,52 @@ impl CpuPackage {
                 compile::compile(context, &described.name, &body, &described)
             }
         }
+    }
+
+    /// Compiles a function like [`CpuPackage::compile`]; its outputs are the tensors that its operations make, in order, but for
+    /// constants and what nested blocks keep to themselves.
+    ///
+    /// # Errors
+    /// Fails like [`CpuPackage::compile`].
+    pub fn compile_traced(&self, function: Option<&str>, options: Options) -> Result<CompiledFunction> {
+        let (body, described) = self.function(function)?;
+        let (mut body, mut described) = (body.clone(), described.clone());
+        body.block.operations.retain(|op| op.op_type != "classify");
+        let made = body.block.operations.iter().filter(|op| !op.op_type.starts_with("const"));
+        let tensors = made.flat_map(|op| &op.outputs).filter_map(|output| match &output.ty {
+            ValueType::Tensor(ty) if ty.dtype != DataType::String => {
+                Some(Feature::array(&output.name, ty.dtype, FeatureShape::Dynamic))
+            }
+            _ => None,
+        });
+        described.outputs = tensors.collect();
+        body.block.outputs = described.outputs.iter().map(|f| f.name.clone()).collect();
+        let context = CompileContext { package: &self.package, options, constants: None };
+        compile::compile(context, &described.name, &body, &described)
+    }
+
+    /// Computes a constant of a function: a `const`, or what a `constexpr_*` operation stands for.
+    ///
+    /// # Errors
+    /// There is no such constant, or it has a form that is not implemented.
+    pub fn constant(&self, function: &str, name: &str) -> Result<Tensor> {
+        let (body, described) = self.function(Some(function))?;
+        let mut block = body.block.clone();
+        block.operations.retain(|op| op.op_type.starts_with("const"));
+        block.outputs = vec![name.to_string()];
+        let body = Function { inputs: Vec::new(), opset: body.opset, block };
+        let output = Feature::array(name, DataType::Float32, FeatureShape::Dynamic);
+        let described =
+            FunctionDescription { name: described.name.clone(), outputs: vec![output], ..Default::default() };
+        let options = Options { precision: Precision::Fp32, fuse: false, ..Options::default() };
+        let context = CompileContext { package: &self.package, options, constants: None };
+        let mut outputs = Vec::new();
+        compile::compile(context, function, &body, &described)?.run(
+            &[],
+            &mut CpuStates::default(),
+            &mut outputs,
+        )?;
+        Ok(outputs.swap_remove(0))
     }
 
     /// Returns the classifier of a function; `None` where it is none.

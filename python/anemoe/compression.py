@@ -1,0 +1,277 @@
+"""Compression of whole packages, with the configurations of `coremltools.optimize.coreml`."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from dataclasses import dataclass
+from typing import Any, Dict, List, Optional, Tuple
+
+import numpy as np
+
+from . import _anemoe
+from .model import Model, _source, _Temporary
+
+_DEFAULTS: Dict[str, Dict[str, Any]] = {
+    "OpPalettizerConfig": {
+        "mode": "kmeans",
+        "nbits": None,
+        "lut_function": None,
+        "granularity": "per_tensor",
+        "group_size": 32,
+        "channel_axis": None,
+        "cluster_dim": 1,
+        "enable_per_channel_scale": False,
+        "num_kmeans_workers": 1,
+        "weight_threshold": 2048,
+    },
+    "OpLinearQuantizerConfig": {
+        "mode": "linear_symmetric",
+        "dtype": "int8",
+        "granularity": "per_channel",
+        "block_size": 32,
+        "weight_threshold": 2048,
+    },
+    "OpThresholdPrunerConfig": {"threshold": 1e-12, "minimum_sparsity_percentile": 0.5, "weight_threshold": 2048},
+    "OpMagnitudePrunerConfig": {
+        "target_sparsity": None,
+        "block_size": None,
+        "n_m_ratio": None,
+        "dim": None,
+        "weight_threshold": 2048,
+    },
+}
+_LEVELS = ("global_config", "op_type_configs", "op_name_configs")
+
+
+@dataclass(frozen=True)
+class _Config:
+    """The configuration of one operation."""
+
+    kind: str
+    fields: Tuple[Tuple[str, Any], ...]
+
+    def __getitem__(self, name: str) -> Any:
+        return dict(self.fields)[name]
+
+
+def _op_config(config: Any, kind: Optional[str] = None) -> Optional[_Config]:
+    """Reads coremltools' object, or a dict of its fields; without a `kind` the dict names it as `config_type` or by its fields."""
+    if config is None:
+        return None
+    if isinstance(config, dict):
+        given = dict(config)
+        kind = given.pop("config_type", kind) or _guess(given)
+    else:
+        kind = type(config).__name__
+        given = {name: getattr(config, name) for name in _DEFAULTS.get(kind, ()) if hasattr(config, name)}
+    if kind not in _DEFAULTS:
+        raise ValueError(f"expected one of {', '.join(_DEFAULTS)}, got {kind}")
+    unknown = [name for name in given if name not in _DEFAULTS[kind]]
+    if unknown:
+        raise ValueError(f"{kind} has no '{unknown[0]}'; it has {', '.join(_DEFAULTS[kind])}")
+    fields = {**_DEFAULTS[kind], **given}
+    if "mode" in fields:
+        fields["mode"] = str(fields["mode"]).lower()
+    if "granularity" in fields:  # coremltools' is an enum
+        fields["granularity"] = getattr(fields["granularity"], "name", str(fields["granularity"])).lower()
+    if "dtype" in fields:
+        fields["dtype"] = _dtype(fields["dtype"])
+    if isinstance(fields.get("block_size"), (list, tuple)):
+        fields["block_size"] = tuple(fields["block_size"])
+    return _Config(kind, tuple(fields.items()))
+
+
+def _guess(fields: Dict[str, Any]) -> str:
+    if "threshold" in fields or "minimum_sparsity_percentile" in fields:
+        return "OpThresholdPrunerConfig"
+    if "target_sparsity" in fields or "n_m_ratio" in fields:
+        return "OpMagnitudePrunerConfig"
+    if "nbits" in fields or fields.get("mode") in ("kmeans", "uniform", "unique"):
+        return "OpPalettizerConfig"
+    return "OpLinearQuantizerConfig"
+
+
+def _dtype(dtype: Any) -> str:
+    if isinstance(dtype, str):
+        name = dtype
+    elif hasattr(dtype, "get_bitwidth"):  # coremltools' own types
+        name = ("uint" if dtype.is_unsigned() else "int") + str(dtype.get_bitwidth())
+    else:
+        name = np.dtype(dtype).name
+    if name not in ("int4", "int8", "uint4", "uint8"):
+        raise ValueError(f"expected dtype int4, int8, uint4 or uint8, got {name}")
+    return name
+
+
+class _Choice:
+    """The configuration of each weight, as `OptimizationConfig` chooses it: by name, by the users' types, or the global one."""
+
+    def __init__(self, config: Any):
+        if isinstance(config, dict) and not any(level in config for level in _LEVELS):
+            config = {"global_config": config}
+        elif not isinstance(config, dict) and type(config).__name__ in _DEFAULTS:
+            config = {"global_config": config}
+        if isinstance(config, dict):
+            unknown = [key for key in config if key not in _LEVELS and key != "config_type"]
+            if unknown:
+                raise ValueError(f"expected {', '.join(_LEVELS)}, got '{unknown[0]}'")
+            kind = config.get("config_type")
+            levels = [config.get(level) for level in _LEVELS]
+        elif all(hasattr(config, level) for level in _LEVELS):
+            kind, levels = None, [getattr(config, level) for level in _LEVELS]
+        else:
+            raise TypeError(f"expected coremltools' OptimizationConfig or a dict, got {type(config).__name__}")
+        self.default = _op_config(levels[0], kind)
+        self.types = {name: _op_config(c, kind) for name, c in (levels[1] or {}).items()}
+        self.names = {name: _op_config(c, kind) for name, c in (levels[2] or {}).items()}
+
+    def of(self, name: str, users: List[Tuple[str, str, str, bool]]) -> Optional[_Config]:
+        if name in self.names:
+            return self.names[name]
+        chosen = [self._of_user(op_type, op_name) for op_type, op_name, _, _ in users]
+        # A constant that is an output itself is not compressed.
+        if not chosen:
+            return None
+        if any(c != chosen[0] for c in chosen):
+            raise ValueError(f"weight '{name}': operations {', '.join(u[1] for u in users)} use it with different configurations")
+        return chosen[0]
+
+    def _of_user(self, op_type: str, op_name: str) -> Optional[_Config]:
+        if op_name in self.names:
+            return self.names[op_name]
+        return self.types[op_type] if op_type in self.types else self.default
+
+
+def _count(config: _Config, field: str, value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
+        raise ValueError(f"{config.kind}: expected {field} from 1, got {value!r}")
+    return int(value)
+
+
+def _axes(rank: int, users: List[Tuple[str, str, str, bool]], name: str) -> Tuple[int, int]:
+    """Returns the axes of output and input channels, as coremltools chooses them."""
+    found = set()
+    for op_type, _, param, transposes in users:
+        if op_type == "conv_transpose":
+            found.add((1, 0))
+        elif op_type == "matmul":
+            last_is_output = (param == "y") != transposes
+            found.add((rank - 1, rank - 2) if last_is_output else (rank - 2, rank - 1))
+        else:
+            found.add((0, 1))
+    if len(found) > 1:
+        raise ValueError(f"weight '{name}': its operations have their output channels on different axes; give it no groups")
+    return found.pop() if found else (0, 1)
+
+
+def _job(config: _Config, name: str, shape: List[int], users: Any, read: Any) -> Optional[Tuple[str, float, float, Tuple[int, int], bool]]:
+    """Returns kind, group, block, axes and signedness of a weight's compression; None where it stays."""
+    if np.prod(shape) <= (config["weight_threshold"] or 0):
+        return None
+    refuse = lambda what: NotImplementedError(f"{config.kind}: {what}")
+    if config.kind == "OpThresholdPrunerConfig":
+        for field in ("threshold", "minimum_sparsity_percentile"):
+            if not isinstance(config[field], (int, float)) or not config[field] >= 0:
+                raise ValueError(f"{config.kind}: expected {field} from 0, got {config[field]!r}")
+        return "sparse", float(config["threshold"]), float(config["minimum_sparsity_percentile"]), (0, 1), False
+    if config.kind == "OpMagnitudePrunerConfig":
+        if config["block_size"] or config["n_m_ratio"]:
+            raise refuse("block_size and n_m_ratio are not implemented")
+        if config["target_sparsity"] is None or not 0 <= config["target_sparsity"] < 1:
+            raise ValueError(f"expected target_sparsity from 0 and below 1, got {config['target_sparsity']}")
+        if config["target_sparsity"] == 0:
+            return None
+        threshold = float(np.percentile(np.abs(read()), 100 * config["target_sparsity"]))
+        return "sparse", threshold, 0.0, (0, 1), False
+    per_tensor = config["granularity"] == "per_tensor"
+    axes = (0, 1) if per_tensor else _axes(len(shape), users, name)
+    if config.kind == "OpPalettizerConfig":
+        mode, nbits = config["mode"], config["nbits"]
+        for field, default in (("cluster_dim", 1), ("enable_per_channel_scale", False), ("lut_function", None)):
+            if config[field] != default:
+                raise refuse(f"{field} is not implemented")
+        if mode == "unique":
+            distinct = len(np.unique(read()))
+            nbits = next((n for n in (1, 2, 4, 6, 8) if distinct <= 2**n), None)
+            if nbits is None:
+                return None
+        elif mode not in ("kmeans", "uniform"):
+            raise ValueError(f"expected mode 'kmeans', 'uniform' or 'unique', got '{mode}'")
+        elif nbits not in (1, 2, 3, 4, 6, 8):
+            raise ValueError(f"expected nbits of 1, 2, 3, 4, 6 or 8, got {nbits}")
+        if config["granularity"] not in ("per_tensor", "per_grouped_channel"):
+            raise ValueError(f"expected granularity 'per_tensor' or 'per_grouped_channel', got '{config['granularity']}'")
+        if not per_tensor and config["channel_axis"] is not None:
+            axis = config["channel_axis"]
+            if axis not in range(-len(shape), len(shape)):
+                raise ValueError(f"weight '{name}': expected channel_axis below {len(shape)}, got {axis!r}")
+            axis %= len(shape)
+            axes = (axis, next(a for a in (axes[1], axes[0]) if a != axis))
+        kind = f"lut{nbits}" + ("-uniform" if mode == "uniform" else "") + ("-tensor" if per_tensor else "")
+        return kind, float(_count(config, "group_size", config["group_size"])), 32.0, axes, False
+    block = config["block_size"]
+    granularity = {"per_tensor": "tensor", "per_channel": "channel", "per_block": "block"}.get(config["granularity"])
+    if granularity is None:
+        raise ValueError(f"expected granularity 'per_tensor', 'per_channel' or 'per_block', got '{config['granularity']}'")
+    if config["mode"] not in ("linear", "linear_symmetric"):
+        raise ValueError(f"expected mode 'linear' or 'linear_symmetric', got '{config['mode']}'")
+    if granularity == "block" and isinstance(block, tuple):
+        if len(block) != len(shape):
+            raise ValueError(f"weight '{name}': expected a block_size of {len(shape)} numbers, got {block}")
+        others = [n for axis, n in enumerate(block) if axis not in axes and n not in (0, shape[axis])]
+        if block[axes[0]] != 1 or others:
+            raise refuse(f"block_size {block} is not implemented; expected blocks of input channels")
+        block = block[axes[1]]
+    bits = config["dtype"].lstrip("uint")
+    kind = f"int{bits}-{granularity}" + ("-asymmetric" if config["mode"] == "linear" else "")
+    if granularity != "block":
+        block = 32
+    elif block == 0:  # the whole axis
+        block = shape[axes[1]]
+    return kind, 32.0, float(_count(config, "block_size", block)), axes, config["dtype"].startswith("uint")
+
+
+def compress(model: Any, config: Any, output: Any = None, weights_dir: Optional[str] = None) -> Any:
+    """Compresses the weights of a package, with the configurations of `coremltools.optimize.coreml`.
+
+    model: what `anemoe.Model` takes. config: coremltools' OptimizationConfig with OpPalettizerConfig, OpLinearQuantizerConfig,
+        OpThresholdPrunerConfig or OpMagnitudePrunerConfig, one of these alone, or a dict of the same fields.
+    output: path of the new .mlpackage, which must not exist; a temporary folder without it.
+
+    Returns a coremltools MLModel for one, else a Model. `compression` of either lists what was done: name, kind, bytes before and
+    after, and relative error of each weight.
+    """
+    choice = _Choice(config)
+    source = _source(model, weights_dir)
+    weights = None
+    jobs = []
+    for function, name, shape, users in _anemoe.dense_weights(*source):
+        chosen = choice.of(name, users)
+        if chosen is None:
+            continue
+
+        def read(function: str = function, name: str = name) -> np.ndarray:
+            nonlocal weights
+            weights = weights or _anemoe.Weights(*source)
+            return weights.read(f"{function}/{name}" if f"{function}/{name}" in weights.names else name)
+
+        job = _job(chosen, name, shape, users, read)
+        if job is not None:
+            kind, group, block, axes, unsigned = job
+            jobs.append(_anemoe.Job(function, name, kind, group, block, list(axes), unsigned))
+    folder = None
+    if output is None:
+        folder = tempfile.TemporaryDirectory(prefix="anemoe-")
+        output = os.path.join(folder.name, "compressed.mlpackage")
+    output = os.path.expanduser(os.fspath(output))
+    report = _anemoe.compress(*source, output, jobs)
+    if hasattr(model, "get_spec") and not isinstance(model, Model):
+        result = type(model)(output, skip_model_load=True)
+        result._anemoe_folder = folder
+    elif folder is not None:
+        result = _Temporary(folder, output)
+    else:
+        result = Model(output)
+    result.compression = [dict(zip(("name", "kind", "before", "after", "relative_mse"), row)) for row in report]
+    return result

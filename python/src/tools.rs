@@ -1,0 +1,270 @@
+//! Functions over packages and tensors.
+
+use crate::exception;
+use crate::model::open;
+use anemoe_convert::one_tensor::{TensorJob, WeightOp};
+use anemoe_convert::package_weights::{WeightJob, compress as compress_package, dense_weights as dense};
+use anemoe_convert::quant::{Groups, Quant};
+use anemoe_gates::residency::{self, CheckOptions};
+use anemoe_mlpackage::mil::text;
+use anemoe_mlpackage::mil::verify as rules;
+use anemoe_runtime::cpu::CpuPackage;
+use half::f16;
+use numpy::{PyArray1, PyArrayMethods, PyReadonlyArray1, PyReadonlyArrayDyn, PyUntypedArrayMethods};
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+use std::path::PathBuf;
+
+/// Adds the functions to the module.
+///
+/// # Errors
+/// Python refuses one.
+pub fn add(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_class::<Job>()?;
+    module.add_class::<Weights>()?;
+    module.add_function(wrap_pyfunction!(verify, module)?)?;
+    module.add_function(wrap_pyfunction!(check, module)?)?;
+    module.add_function(wrap_pyfunction!(structure, module)?)?;
+    module.add_function(wrap_pyfunction!(quantize, module)?)?;
+    module.add_function(wrap_pyfunction!(dense_weights, module)?)?;
+    module.add_function(wrap_pyfunction!(compress, module)?)
+}
+
+/// Severity, function, place and text of a finding.
+type FindingParts = (&'static str, String, String, String);
+
+/// Checks a package against MIL's rules.
+#[pyfunction]
+#[pyo3(signature = (path, spec = None))]
+fn verify(py: Python<'_>, path: PathBuf, spec: Option<Vec<u8>>) -> PyResult<Vec<FindingParts>> {
+    let findings = py.detach(|| Ok::<_, PyErr>(rules::verify(open(path, spec.as_deref())?.model())))?;
+    let severity = |s| if s == rules::Severity::Error { "error" } else { "warning" };
+    Ok(findings.into_iter().map(|f| (severity(f.severity), f.function, f.place, f.text)).collect())
+}
+
+/// Predicts the placement of a package, as JSON.
+#[pyfunction]
+fn check(py: Python<'_>, path: PathBuf, spec: Option<Vec<u8>>, list_ops: bool) -> PyResult<String> {
+    let options = CheckOptions { list_ops, ..CheckOptions::default() };
+    let report = py.detach(|| Ok::<_, PyErr>(residency::opened(&open(path, spec.as_deref())?, &options)))?;
+    Ok(serde_json::to_string(&report).unwrap_or_default())
+}
+
+/// Lists inputs, outputs, states and operations of all functions, a line each, without names of values.
+#[pyfunction]
+#[pyo3(signature = (path, spec = None))]
+fn structure(py: Python<'_>, path: PathBuf, spec: Option<Vec<u8>>) -> PyResult<Vec<String>> {
+    py.detach(|| {
+        let package = open(path, spec.as_deref())?;
+        let model = package.model();
+        let mut lines = vec![format!("specification version {}", model.specification_version)];
+        for f in &model.functions {
+            lines.push(format!("function {}", f.name));
+            let all = [("input", &f.inputs), ("state", &f.states), ("output", &f.outputs)];
+            for (word, feature) in all.iter().flat_map(|(word, all)| all.iter().map(move |f| (word, f))) {
+                lines.push(format!("  {word} {}: {feature}", feature.name));
+            }
+            if let Some(body) = model.program.functions.get(&f.name) {
+                text::outline(&body.block, &mut lines);
+            }
+        }
+        Ok(lines)
+    })
+}
+
+/// Weights of a package: what constants and `constexpr_*` operations of two or more axes stand for.
+#[pyclass(frozen, module = "anemoe._anemoe")]
+struct Weights {
+    package: CpuPackage,
+    /// Name for Python, function and name in the program.
+    names: Vec<(String, String, String)>,
+}
+
+#[pymethods]
+impl Weights {
+    #[new]
+    #[pyo3(signature = (path, spec = None))]
+    fn new(path: PathBuf, spec: Option<&[u8]>) -> PyResult<Weights> {
+        let package = CpuPackage::of(open(path, spec)?);
+        let functions = &package.package().model().program.functions;
+        let mut names = Vec::new();
+        for (function, body) in functions {
+            for op in body.block.operations.iter().filter(|op| op.op_type.starts_with("const")) {
+                let [output] = op.outputs.as_slice() else { continue };
+                let is_weight = |t: &anemoe_mlpackage::mil::TensorType| t.dtype.is_float() && t.rank() > 1;
+                if output.ty.tensor().is_some_and(is_weight) {
+                    let shown = if functions.len() > 1 {
+                        format!("{function}/{}", output.name)
+                    } else {
+                        output.name.clone()
+                    };
+                    names.push((shown, function.clone(), output.name.clone()));
+                }
+            }
+        }
+        Ok(Weights { package, names })
+    }
+
+    /// Returns the names of the weights; with the function before it where a package has several.
+    #[getter]
+    fn names(&self) -> Vec<&str> {
+        self.names.iter().map(|(shown, ..)| shown.as_str()).collect()
+    }
+
+    /// Returns the values of a weight.
+    fn read<'py>(&self, py: Python<'py>, name: &str) -> PyResult<Bound<'py, PyAny>> {
+        let found = self.names.iter().find(|(shown, ..)| shown == name);
+        let (_, function, name) =
+            found.ok_or_else(|| PyValueError::new_err(format!("no weight '{name}'")))?;
+        let tensor = py.detach(|| self.package.constant(function, name)).map_err(exception)?;
+        crate::model::array(py, tensor)
+    }
+}
+
+/// Compresses one tensor; the parts of `anemoe.Quantized`.
+#[pyfunction]
+#[allow(clippy::too_many_arguments)]
+fn quantize<'py>(
+    py: Python<'py>,
+    array: PyReadonlyArrayDyn<'py, f32>,
+    quant: &str,
+    group_size: usize,
+    block_size: usize,
+    op: Option<&str>,
+    exact: bool,
+    importance: Option<PyReadonlyArray1<'py, f32>>,
+) -> PyResult<Bound<'py, PyDict>> {
+    let wrong = |what: String| PyValueError::new_err(what);
+    let kind: Quant = quant.parse().map_err(wrong)?;
+    if group_size == 0 || block_size == 0 {
+        return Err(wrong("expected group_size and block_size from 1".into()));
+    }
+    let shape = array.shape().to_vec();
+    let op = match op {
+        None if shape.len() > 2 => WeightOp::Conv,
+        None | Some("linear") => WeightOp::Linear,
+        Some("conv") => WeightOp::Conv,
+        Some("matmul") => WeightOp::MatMul,
+        Some(other) => return Err(wrong(format!("expected op 'conv', 'linear' or 'matmul', got '{other}'"))),
+    };
+    let values = array.to_vec().map_err(|_| wrong("expected an array in C order".into()))?;
+    let importance = importance.map(|m| m.to_vec()).transpose().map_err(|e| wrong(e.to_string()))?;
+    let groups = Groups { rows: group_size, block: block_size };
+    let (c, decoded) = py.detach(|| {
+        let importance = importance.as_deref();
+        let job =
+            TensorJob { name: "array", shape: &shape, values: &values, op, kind, groups, exact, importance };
+        let c = job.run().map_err(exception)?;
+        let decoded = c.decode().map_err(exception)?;
+        Ok::<_, PyErr>((c, decoded))
+    })?;
+    let parts = PyDict::new(py);
+    parts.set_item("quant", c.quant.to_string())?;
+    parts.set_item("decoded", PyArray1::from_vec(py, decoded).reshape(shape.clone())?)?;
+    let (dims, none) = (c.side_dims(), py.None());
+    let sides = |values: Vec<f16>| PyArray1::from_vec(py, values).reshape(dims.clone());
+    let linear = matches!(c.quant.kind, Quant::Int { .. });
+    let elements = match c.quant.kind {
+        Quant::Fp16 => none.clone_ref(py),
+        _ if linear => {
+            let codes: Vec<i8> = c.elements().into_iter().map(|code| code as i8).collect();
+            PyArray1::from_vec(py, codes).reshape(shape)?.into_any().unbind()
+        }
+        _ => PyArray1::from_vec(py, c.elements()).reshape(shape)?.into_any().unbind(),
+    };
+    parts.set_item("elements", elements)?;
+    let is_table = matches!(c.quant.kind, Quant::Lut { .. });
+    for (name, is_there) in [("lut", is_table), ("scale", linear || c.quant.kind == Quant::Mxfp4)] {
+        match is_there {
+            true => parts.set_item(name, sides(c.side_values())?)?,
+            false => parts.set_item(name, &none)?,
+        }
+    }
+    match c.side.offsets.is_empty() {
+        true => parts.set_item("offset", &none)?,
+        false => parts.set_item("offset", PyArray1::from_vec(py, c.side_offsets()).reshape(dims.clone())?)?,
+    }
+    let metrics = &c.side.metrics;
+    parts.set_item("mse", metrics.mse())?;
+    parts.set_item("relative_mse", metrics.relative_mse())?;
+    parts.set_item("cosine", metrics.cosine())?;
+    parts.set_item("bytes", c.bytes())?;
+    Ok(parts)
+}
+
+/// A dense weight: function, name, shape, and type, name, parameter and transposition of each user.
+type WeightParts = (String, String, Vec<u64>, Vec<(String, String, String, bool)>);
+
+/// Lists the weights of a package that can be compressed.
+#[pyfunction]
+#[pyo3(signature = (path, spec = None))]
+fn dense_weights(path: PathBuf, spec: Option<&[u8]>) -> PyResult<Vec<WeightParts>> {
+    let weights = dense(&open(path, spec)?).into_iter().map(|w| {
+        let users = w.users.into_iter().map(|u| (u.op_type, u.name, u.param, u.transposes)).collect();
+        (w.function, w.name, w.shape, users)
+    });
+    Ok(weights.collect())
+}
+
+/// Compression of a weight: function, name, kind, group, block, axes, unsigned. For the kind `sparse`, `threshold` and `least`
+/// stand in place of group and block.
+#[pyclass(frozen, from_py_object, module = "anemoe._anemoe")]
+#[derive(Clone)]
+struct Job {
+    function: String,
+    name: String,
+    kind: String,
+    group: f64,
+    block: f64,
+    axes: [usize; 2],
+    unsigned: bool,
+}
+
+#[pymethods]
+impl Job {
+    #[new]
+    fn new(
+        function: String,
+        name: String,
+        kind: String,
+        group: f64,
+        block: f64,
+        axes: [usize; 2],
+        unsigned: bool,
+    ) -> Job {
+        Job { function, name, kind, group, block, axes, unsigned }
+    }
+}
+
+/// Name, kind, bytes before and after, and relative error of a weight.
+type ReportParts = (String, String, u64, u64, f64);
+
+/// Writes a package with compressed weights.
+#[pyfunction]
+fn compress(
+    py: Python<'_>,
+    path: PathBuf,
+    spec: Option<Vec<u8>>,
+    target: PathBuf,
+    jobs: Vec<Job>,
+) -> PyResult<Vec<ReportParts>> {
+    let jobs = jobs.into_iter().map(|job| {
+        let made = match job.kind.as_str() {
+            "sparse" => WeightJob::Sparse { threshold: job.group as f32, least: job.block },
+            kind => WeightJob::Quantize {
+                kind: kind.parse().map_err(PyValueError::new_err::<String>)?,
+                groups: Groups { rows: job.group as usize, block: job.block as usize },
+                axes: job.axes,
+                unsigned: job.unsigned,
+            },
+        };
+        Ok(((job.function, job.name), made))
+    });
+    let jobs = jobs.collect::<PyResult<_>>()?;
+    let reports = py.detach(|| {
+        let package = open(path, spec.as_deref())?;
+        compress_package(&package, &jobs, &target).map_err(exception)
+    })?;
+    Ok(reports.into_iter().map(|r| (r.name, r.kind, r.before, r.after, r.relative_mse)).collect())
+}

@@ -1,0 +1,189 @@
+import re
+
+import anemoe
+import coremltools as ct
+import coremltools.optimize.coreml as cto
+import numpy as np
+import pytest
+from conftest import WIDTH, convert, linear_program
+
+Config, Palettizer, Quantizer, Pruner = (
+    cto.OptimizationConfig,
+    cto.OpPalettizerConfig,
+    cto.OpLinearQuantizerConfig,
+    cto.OpThresholdPrunerConfig,
+)
+
+
+def weights(model):
+    read = anemoe._anemoe.Weights(*anemoe.model._source(model))
+    return {name: read.read(name) for name in read.names}
+
+
+def pairs(conv_model, config, theirs):
+    """Compresses with both tools; yields each weight as it was, ours and theirs."""
+    was = weights(conv_model)
+    ours = weights(anemoe.compress(conv_model, config))
+    # coremltools renames what it compresses.
+    named = re.compile("_(quantized|palettized|sparsified)$")
+    theirs = {named.sub("", name): values for name, values in weights(theirs(conv_model, config)).items()}
+    assert set(ours) == set(theirs) == set(was)
+    return [(name, was[name], ours[name], theirs[name]) for name in was]
+
+
+def error(a, b):
+    return float(np.sum((a.astype(np.float64) - b) ** 2))
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        Quantizer(mode="linear_symmetric"),
+        Quantizer(mode="linear", dtype="uint8"),
+        Quantizer(mode="linear_symmetric", granularity="per_tensor"),
+        Quantizer(mode="linear", dtype="int4", granularity="per_block", block_size=16),
+        Quantizer(mode="linear_symmetric", dtype="uint4", granularity="per_block", block_size=32),
+    ],
+    ids=lambda c: f"{c.mode}-{c.granularity.name}",
+)
+def test_linear_quantization_is_as_good_as_coremltools(conv_model, config):
+    for name, was, ours, theirs in pairs(conv_model, Config(global_config=config), cto.linear_quantize_weights):
+        assert 0 < error(was, ours) <= 1.02 * error(was, theirs), name
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        Palettizer(mode="uniform", nbits=4),
+        Palettizer(mode="uniform", nbits=6, granularity="per_grouped_channel", group_size=16),
+    ],
+    ids=lambda c: f"{c.mode}-{c.granularity.name}",
+)
+def test_palettization_is_as_good_as_coremltools(conv_model, config):
+    for name, was, ours, theirs in pairs(conv_model, Config(global_config=config), cto.palettize_weights):
+        assert 0 < error(was, ours) <= 1.02 * error(was, theirs), name
+
+
+def test_kmeans_is_as_good_as_coremltools(conv_model):
+    pytest.importorskip("sklearn")
+    for granularity in ("per_tensor", "per_grouped_channel"):
+        config = Config(global_config=Palettizer(mode="kmeans", nbits=3, granularity=granularity, group_size=16))
+        for name, was, ours, theirs in pairs(conv_model, config, cto.palettize_weights):
+            assert 0 < error(was, ours) <= 1.02 * error(was, theirs), name
+
+
+def test_pruning_is_coremltools(conv_model):
+    for config in (Pruner(threshold=0.1), cto.OpMagnitudePrunerConfig(target_sparsity=0.75)):
+        for name, _, ours, theirs in pairs(conv_model, Config(global_config=config), cto.prune_weights):
+            np.testing.assert_array_equal(ours, theirs, err_msg=name)
+
+
+def test_what_is_written_is_what_coremltools_decompresses(conv_model, tmp_path):
+    """coremltools opens the packages and finds the values in them that our reader finds."""
+    for config in (
+        Palettizer(mode="kmeans", nbits=4, granularity="per_grouped_channel", group_size=16),
+        Quantizer(mode="linear", dtype="uint4", granularity="per_block", block_size=16),
+        Quantizer(dtype="int4"),
+        Pruner(threshold=0.1),
+    ):
+        ours = anemoe.compress(conv_model, Config(global_config=config))
+        assert isinstance(ours, ct.models.MLModel)
+        dense = weights(cto.decompress_weights(ours))
+        for name, values in weights(ours).items():
+            np.testing.assert_allclose(values, dense[name], rtol=2e-3, atol=2e-4, err_msg=f"{config} {name}")
+
+
+def test_results_follow_and_verify(linear, tmp_path):
+    x = np.random.default_rng(3).standard_normal((1, WIDTH)).astype(np.float32)
+    expected = anemoe.Model(linear).predict({"x": x})["second"]
+    for i, (config, allowed) in enumerate([({"nbits": 6}, 0.1), ({"dtype": "int8"}, 0.02), ({"threshold": 0.01}, 0.1)]):
+        if "threshold" in config:
+            config["minimum_sparsity_percentile"] = 0.01
+        path = str(tmp_path / f"{i}.mlpackage")
+        model = anemoe.compress(linear, config, output=path)
+        y = model.predict({"x": x})["second"]
+        assert 0 < np.linalg.norm(y - expected) <= allowed * np.linalg.norm(expected), config
+        assert [f for f in anemoe.verify(path) if f.severity == "error"] == []
+        assert {row["name"] for row in model.compression} == {"first_weight_0_to_fp16", "second_weight_0_to_fp16"} or len(model.compression) == 2
+
+
+def test_levels_choose_by_name_type_and_globally(conv_model):
+    names = [name for _, name, _, _ in anemoe._anemoe.dense_weights(*anemoe.model._source(conv_model))]
+    config = Config(global_config=Quantizer(), op_type_configs={"conv": None})
+    assert len(names) == 2 and len(anemoe.compress(conv_model, config).compression) == 1
+    user = anemoe._anemoe.dense_weights(*anemoe.model._source(conv_model))[1][3][0][1]
+    config = Config(op_name_configs={names[0]: Palettizer(nbits=2), user: Quantizer()})
+    assert sorted(row["kind"] for row in anemoe.compress(conv_model, config).compression) == ["int8-channel", "lut2-tensor"]
+    assert anemoe.compress(conv_model, Quantizer(weight_threshold=10**6)).compression == []
+
+
+def test_older_systems_get_their_own_forms():
+    old = convert(linear_program(ct.target.iOS16), minimum_deployment_target=ct.target.iOS16)
+    for config, op in [
+        (Palettizer(nbits=4), "constexpr_lut_to_dense"),
+        (Quantizer(), "constexpr_affine_dequantize"),
+        (Quantizer(mode="linear", dtype="uint8", granularity="per_tensor"), "constexpr_affine_dequantize"),
+        (Pruner(threshold=0.1), "constexpr_sparse_to_dense"),
+    ]:
+        ours = anemoe.compress(old, config)
+        spec = ours.get_spec()
+        block = next(iter(spec.mlProgram.functions["main"].block_specializations.values()))
+        assert any(o.type == op for o in block.operations), config
+        dense = weights(cto.decompress_weights(ours))
+        for name, values in weights(ours).items():
+            np.testing.assert_allclose(values, dense[name], rtol=2e-3, atol=2e-4)
+    with pytest.raises(ValueError, match="iOS16 or iOS17"):
+        anemoe.compress(old, Palettizer(nbits=4, granularity="per_grouped_channel"))
+    oldest = convert(linear_program(ct.target.iOS15), minimum_deployment_target=ct.target.iOS15)
+    with pytest.raises(ValueError, match="minimum_deployment_target=iOS16"):
+        anemoe.compress(oldest, Palettizer(nbits=4))
+
+
+def test_float32_weights_stay_float32():
+    wide = convert(linear_program(), compute_precision=ct.precision.FLOAT32)
+    for config in (Palettizer(nbits=8), Quantizer(mode="linear"), Pruner(threshold=0.1)):
+        assert [f for f in anemoe.verify(anemoe.compress(wide, config)) if f.severity == "error"] == []
+
+
+def test_functions_share_compressed_weights(functions, linear, folder):
+    description = ct.utils.MultiFunctionDescriptor()
+    for name in ("a", "b"):
+        description.add_function(linear, src_function_name="main", target_function_name=name)
+    description.default_function_name = "a"
+    path = str(folder / "shared.mlpackage")
+    ct.utils.save_multifunction(description, path)
+    model = anemoe.compress(path, Quantizer())
+    assert len(model.compression) == 4
+    import os
+
+    size = os.path.getsize(os.path.join(model._source[0], "Data/com.apple.CoreML/weights/weight.bin"))
+    assert size < 1.3 * sum(row["after"] for row in model.compression[:2]) + 2000
+
+
+@pytest.mark.parametrize(
+    "config, error, words",
+    [
+        (3, TypeError, "expected coremltools' OptimizationConfig or a dict"),
+        ({"nbits": 5}, ValueError, "expected nbits"),
+        ({"nbits": 4, "granularity": "per_grouped_channel", "group_size": 0}, ValueError, "expected group_size from 1"),
+        ({"nbits": 4, "granularity": "per_grouped_channel", "channel_axis": 2}, ValueError, "expected channel_axis"),
+        ({"dtype": "int8", "granularity": "per_block", "block_size": -1}, ValueError, "expected block_size from 1"),
+        ({"threshold": float("nan")}, ValueError, "expected threshold from 0"),
+        ({"nbits": 4, "group": 3}, ValueError, "has no 'group'"),
+        ({"mode": "linear", "dtype": "int3"}, ValueError, "expected dtype"),
+        ({"global_configs": {}}, ValueError, "has no 'global_configs'"),
+        ({"nbits": 4, "cluster_dim": 2}, NotImplementedError, "cluster_dim"),
+        ({"n_m_ratio": (1, 2)}, NotImplementedError, "n_m_ratio"),
+    ],
+)
+def test_wrong_configurations_are_python_exceptions(linear, config, error, words):
+    with pytest.raises(error, match=words):
+        anemoe.compress(linear, config)
+
+
+def test_an_output_that_exists_is_kept(linear, tmp_path):
+    path = tmp_path / "there.mlpackage"
+    path.mkdir()
+    with pytest.raises(ValueError, match="exists"):
+        anemoe.compress(linear, {"nbits": 4}, output=path)
+    assert list(path.iterdir()) == [] and list(tmp_path.iterdir()) == [path]
