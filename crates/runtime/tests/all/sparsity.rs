@@ -107,12 +107,15 @@ fn an_op_that_is_missing_is_named() {
     let file = path.join("Data/com.apple.CoreML/model.mlmodel");
     let mut m = anemoe_mlpackage::spec::decode(&std::fs::read(&file).unwrap(), &file).unwrap();
     let ops = &mut m.program.functions.get_mut("main").unwrap().block.operations;
-    ops.iter_mut().find(|op| op.op_type == "gelu").unwrap().op_type = "lstm".into();
+    ops.iter_mut().find(|op| op.op_type == "gelu").unwrap().op_type = "custom_layer".into();
     std::fs::write(&file, anemoe_mlpackage::spec::encode(&m).unwrap()).unwrap();
     let package = CpuPackage::open(&path).unwrap();
-    let message =
-        package.compile(None, Options::default()).err().expect("lstm is not implemented").to_string();
-    for part in ["fixed.mlpackage", "unsupported", "`lstm`", "e0_gelu"] {
+    let message = package
+        .compile(None, Options::default())
+        .err()
+        .expect("custom layers are not implemented")
+        .to_string();
+    for part in ["fixed.mlpackage", "unsupported", "`custom_layer`", "e0_gelu"] {
         assert!(message.contains(part), "{message}");
     }
 }
