@@ -62,7 +62,7 @@ fn a_drafter_with_other_tokens_or_none_is_refused() {
     passes(with(&format!("--drafter {other}")));
     edit_json(&file, |v| {
         let vocab = v["model"]["vocab"].as_object_mut().unwrap();
-        let (name, id) = vocab.iter().map(|(n, id)| (n.clone(), id.clone())).last().unwrap();
+        let (name, id) = vocab.iter().map(|(n, id)| (n.clone(), id.clone())).next_back().unwrap();
         vocab.remove(&name);
         vocab.insert("another name".into(), id);
         v["model"]["merges"] = value!([]);

@@ -124,7 +124,7 @@ impl Family {
         let normalized = l.rms_norm_weighted("final_norm", &hidden, norm)?;
         let state = l.project(NEXT_STATE, &normalized, "post_projection")?;
         let outputs = [&hidden, &state, &normalized];
-        Ok(l.finish_streams(&outputs[..2 + usize::from(of.centroids.is_some())])?)
+        l.finish_streams(&outputs[..2 + usize::from(of.centroids.is_some())])
     }
 
     /// Returns the tokens in the order of their groups; none where there are no groups.

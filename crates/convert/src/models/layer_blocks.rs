@@ -339,7 +339,7 @@ impl Family {
             return Ok(q);
         }
         let scale = l.scalar("score_scale", a.scale)?;
-        Ok(l.f().mul("q_scaled", &q, &scale)?)
+        l.f().mul("q_scaled", &q, &scale)
     }
 
     /// Computes attention's half of a layer over keys and values of another model, from the stream to the stream.
@@ -357,7 +357,7 @@ impl Family {
         let context = l.attend(&q, keys, values, at, shape)?;
         let o = l.project("o_proj", &context, "o_proj")?;
         let o = self.after(l, "post_attention_norm", o)?;
-        Ok(l.f().add("attended", hidden, &o)?)
+        l.f().add("attended", hidden, &o)
     }
 
     /// Computes queries, keys and values by products.
