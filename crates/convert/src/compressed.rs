@@ -21,7 +21,7 @@ pub struct CompressedMatrices {
 
 /// First line of a file; packed elements, values and offsets follow.
 #[derive(Serialize, Deserialize)]
-struct Header {
+struct CompressedHeader {
     packed: usize,
     values: usize,
     offsets: usize,
@@ -52,7 +52,7 @@ impl CompressedMatrices {
     pub fn write(&self, m: &MatrixPlan, c: &CompressedMatrix) -> Result<()> {
         let CompressedMatrix { packed, side } = c;
         let (values, offsets) = (side.values.len(), side.offsets.len());
-        let header = Header { packed: packed.len(), values, offsets, metrics: side.metrics };
+        let header = CompressedHeader { packed: packed.len(), values, offsets, metrics: side.metrics };
         let mut bytes = serde_json::to_vec(&header).unwrap_or_default();
         bytes.push(b'\n');
         bytes.extend_from_slice(packed);
@@ -75,7 +75,7 @@ impl CompressedMatrices {
         };
         let wrong = || Error::invalid(&path, format!("matrix `{}`: not as it was compressed", m.name));
         let end = bytes.iter().position(|b| *b == b'\n').ok_or_else(wrong)?;
-        let header: Header = serde_json::from_slice(&bytes[..end]).map_err(|_| wrong())?;
+        let header: CompressedHeader = serde_json::from_slice(&bytes[..end]).map_err(|_| wrong())?;
         let body = &bytes[end + 1..];
         let (values, offsets) = (header.packed, header.packed.saturating_add(2 * header.values));
         if body.len() != offsets.saturating_add(header.offsets) || offsets < values {

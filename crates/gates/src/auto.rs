@@ -1,9 +1,10 @@
 //! `--quant auto`: chooses a kind per tensor by measured errors of tensors and of the whole model.
 
-use crate::feedback::Candidates;
+use crate::checkpoint_text::{MAX_BY_ROLE, MAX_WHOLE};
 use crate::golden_gate::{cosine, divergence};
 use crate::perplexity::each_window;
 use crate::reference::{self, HEAD, Probe, RunOptions};
+use crate::text_feedback::Candidates;
 use anemoe_bundle::{AutoChoice, IndexBits, UniformResult};
 use anemoe_convert::checkpoint::Checkpoint;
 use anemoe_convert::importance::Importance;
@@ -16,15 +17,10 @@ use anemoe_convert::{Error, Result};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// Most parameters of a model that is run as a whole for the sensitivity of every tensor, and searched by default.
-pub const MAX_WHOLE: u64 = 64_000_000;
-/// Most parameters of a model that is run as a whole at all: up to here, tensors of one role share a sensitivity.
-pub const MAX_BY_ROLE: u64 = 600_000_000;
 /// Kind with which the model's sensitivity to each tensor is measured: coarse enough that its error stands out from rounding.
 const PROBE_KIND: Quant = Quant::lut(IndexBits::Three);
 
-/// How much larger the divergence of chosen kinds is on texts that they were not chosen on, in measurements of two
-/// models: 1.4 and 1.6 times.
+/// Factor of the divergence of chosen kinds on texts that they were not chosen on: 1.4 and 1.6 for two models.
 const UNSEEN: f64 = 1.5;
 /// Most steps behind the last one that fits which are tried by themselves, where matrices are compressed for a text: such
 /// a search takes minutes anyway.

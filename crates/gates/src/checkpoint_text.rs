@@ -1,6 +1,5 @@
 //! Text as tokens of a checkpoint, for gates and for the search for kinds.
 
-use crate::auto::{MAX_BY_ROLE, MAX_WHOLE};
 use crate::perplexity::windows;
 use crate::probe;
 use crate::reference::{self, Golden, RunOptions};
@@ -10,6 +9,10 @@ use anemoe_convert::checkpoint::{Checkpoint, SideFile};
 use anemoe_convert::plan::Plan;
 use anemoe_text::tokenizer::Tokenizer;
 
+/// Most parameters of a model that is run as a whole for the sensitivity of every tensor, and searched by default.
+pub const MAX_WHOLE: u64 = 64_000_000;
+/// Most parameters of a model that is run as a whole at all: up to here, tensors of one role share a sensitivity.
+pub const MAX_BY_ROLE: u64 = 600_000_000;
 /// Built-in text that models run on if the user gives none.
 const TEXT: &str = include_str!("gate_text.txt");
 /// Most tokens of a text that a search for kinds runs the model on.

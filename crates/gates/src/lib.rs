@@ -13,7 +13,6 @@ pub mod calibrate;
 pub mod checkpoint_text;
 pub mod cost;
 pub mod facts;
-pub mod feedback;
 pub mod figures;
 pub mod gated;
 pub mod golden_gate;
@@ -26,6 +25,7 @@ pub mod program_facts;
 pub mod quality_front;
 pub mod reference;
 pub mod residency;
+pub mod text_feedback;
 pub mod text_gate;
 pub mod trace;
 

@@ -158,6 +158,11 @@ pub struct TokenCount {
     pub max: usize,
 }
 
+impl TokenCount {
+    /// One token.
+    pub const ONE: TokenCount = TokenCount { min: 1, max: 1 };
+}
+
 /// Rotary embedding: the angle `position * inv_freq[c]` turns the channels (c, c + n), where n is the number of
 /// frequencies. Channels from 2n on stay as they are.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

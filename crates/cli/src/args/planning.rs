@@ -15,10 +15,10 @@ use anemoe_convert::models::{self, Family, Preset};
 use anemoe_convert::outliers::{self, Outlier};
 use anemoe_convert::plan::{PartKinds, Plan, PlanOptions, ScaleScope};
 use anemoe_convert::quant::{Groups, Quant};
-use anemoe_gates::auto::{Goal, KindSearch, MAX_BY_ROLE, MAX_WHOLE, SearchBound, choose};
-use anemoe_gates::checkpoint_text::search_windows;
-use anemoe_gates::feedback::{self, Candidates};
+use anemoe_gates::auto::{Goal, KindSearch, SearchBound, choose};
+use anemoe_gates::checkpoint_text::{MAX_BY_ROLE, MAX_WHOLE, search_windows};
 use anemoe_gates::golden_gate::MIN_COSINE;
+use anemoe_gates::text_feedback::{self, Candidates};
 use anemoe_io::{Error, Kind};
 use anyhow::bail;
 use std::collections::BTreeMap;
@@ -336,7 +336,7 @@ pub fn plan_checkpoint(
     }
     let calibration = options.calibration.as_ref();
     let calibration =
-        calibration.map(|c| feedback::windows(&family, c.text.as_deref(), c.memory)).transpose()?;
+        calibration.map(|c| text_feedback::windows(&family, c.text.as_deref(), c.memory)).transpose()?;
     if let KindChoice::Search(goal) = choice {
         let checkpoint = options.reading.open(spec)?;
         let own = match &options.auto_text {
@@ -352,7 +352,7 @@ pub fn plan_checkpoint(
         let is_own = own.is_some();
         let (mut windows, mut text) = search_windows(&checkpoint, &plan, own)?;
         if let Some(all) = calibration.as_ref().filter(|_| !is_own && !windows.is_empty()) {
-            (windows, text) = (feedback::search_windows(all), "other windows of the text".into());
+            (windows, text) = (text_feedback::search_windows(all), "other windows of the text".into());
         }
         let candidates = match &calibration {
             Some(all) if !windows.is_empty() => {

@@ -30,7 +30,7 @@ use anemoe_gates::checkpoint_text::{bos, gate_text};
 use anemoe_gates::facts;
 use anemoe_gates::gated::{self, GateStage, GatedReport, NamedGolden};
 use anemoe_gates::golden_gate::{self as gates, MIN_COSINE};
-use anemoe_gates::{feedback, layer_sample, probe, residency};
+use anemoe_gates::{layer_sample, probe, residency, text_feedback};
 use anemoe_hub::{ManifestPart, SendOptions, SendReport};
 use anemoe_io::{Error, locked};
 use anyhow::{Context, bail};
@@ -143,7 +143,7 @@ impl Command for Args {
         let options = PlanArgs { calibration, ..self.options.clone() };
         let PlannedCheckpoint { mut family, mut plan, importance, calibration: windows } =
             plan_checkpoint(&self.checkpoint, &options, PlanUse::GatedBuild, ui)?;
-        family.calibration = windows.as_deref().map(feedback::windows_sha256);
+        family.calibration = windows.as_deref().map(text_feedback::windows_sha256);
         let family = &family;
         let drafter = self.drafter.as_deref().map(|spec| plan_drafter(spec, &self.options, (family, &plan), ui)).transpose()?;
         plan.chain.drafter = drafter.as_ref().map(|_| DRAFTER_DIR.to_string());
@@ -203,7 +203,7 @@ impl Command for Args {
         if let Some(windows) = &windows {
             let bar = ui.bar(0, "calibrating");
             let mut show = |done: usize, total: usize| ui::advance(&bar, done, total, "layers");
-            if let Err(e) = feedback::compress(family, &plan, windows, build.folder(), &mut show) {
+            if let Err(e) = text_feedback::compress(family, &plan, windows, build.folder(), &mut show) {
                 build.abandon(&e);
                 return Err(e.into());
             }

@@ -29,7 +29,7 @@ pub struct AttentionDims {
 
 /// Inputs that the host gives to every attention shard, besides the hidden state.
 pub struct PositionInputs {
-    /// Those that queries need.
+    /// Inputs that queries need.
     pub of_queries: QueryInputs,
     keep: Var,
     place: Var,

@@ -28,9 +28,6 @@ const NAME: &str = "assistant";
 const INPUT: &str = "input";
 /// Output with the hidden state of the next step; `state` is a reserved word.
 const NEXT_STATE: &str = "next_state";
-/// A step drafts one token.
-pub(super) const SINGLE: TokenCount = TokenCount { min: 1, max: 1 };
-
 /// Returns the prefix of the inputs that layers of a kind share: `sliding_`.
 fn prefix(kind: &str) -> String {
     format!("{kind}_")
@@ -69,7 +66,7 @@ impl Family {
         w.vectors.push(VectorPlan { offset: d.norm_offset, ..norm });
         let mut shard = PlannedShard::new(NAME.into(), ShardKind::Layers, Some(0), w.matrices, w.vectors);
         shard.last_layer = (n > 1).then(|| n - 1);
-        shard.functions = functions(&[None], &[SINGLE]);
+        shard.functions = functions(&[None], &[TokenCount::ONE]);
 
         let form = options.form_of(ShardKind::Layers);
         let mut inputs = BTreeMap::from([(INPUT.to_string(), register(INPUT))]);

@@ -1,6 +1,5 @@
 //! An opened checkpoint of a model family: its description, and the plan and programs that follow from it.
 
-use super::assistant::SINGLE;
 use super::chain_builder::{self, HIDDEN, OutputHead, layer_groups, normalized, not_ours, register};
 use super::checked::{BY_NORM, CheckedCheckpoint};
 use super::decoder::{Decoder, Preset, Residual, RouterKind};
@@ -11,7 +10,7 @@ use crate::lower::Stored;
 use crate::plan::{PartKinds, Plan, PlanOptions, PlannedShard, VectorPlan};
 use crate::quant::{Granularity, Quant};
 use crate::{Error, Result};
-use anemoe_bundle::{Cache, Chain, FORMATS, IntBits, ModelInfo, ShardFunction, ShardKind, Step};
+use anemoe_bundle::{Cache, Chain, FORMATS, IntBits, ModelInfo, ShardFunction, ShardKind, Step, TokenCount};
 use anemoe_mlpackage::mil::builder::BuiltFunction;
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -187,7 +186,7 @@ impl Family {
         facts.extend(d.assistant.as_ref().map(|_| {
             "an assistant runs on the keys and values of the model that it drafts for: it has no gates, and its acceptance shows its quality".to_string()
         }));
-        let single = PlanOptions { tokens: vec![SINGLE], ..options.clone() };
+        let single = PlanOptions { tokens: vec![TokenCount::ONE], ..options.clone() };
         let mut head = self.head();
         if self.sorts_head(options) {
             head.matrix += BY_NORM;
@@ -276,7 +275,7 @@ impl Family {
         };
         if let Some(of) = &d.assistant {
             chain.assistant = Some(of.clone());
-            chain.tokens = vec![SINGLE];
+            chain.tokens = vec![TokenCount::ONE];
             chain.embedding.rows = of.centroids.map_or(0, |_| d.vocab);
         }
         chain

@@ -75,7 +75,7 @@ impl InputSums {
 }
 
 /// Second moments of a matrix's inputs, with their factor. Columns are in ascending order of the diagonal.
-pub struct InputMoments {
+pub struct SecondMoments {
     cols: usize,
     /// Column of the matrix, by position.
     order: Vec<usize>,
@@ -90,9 +90,9 @@ pub struct InputMoments {
     panels: Vec<Vec<f32>>,
 }
 
-impl InputMoments {
+impl SecondMoments {
     /// Makes moments of sums. Sums over no tokens count every input the same.
-    pub fn new(sums: InputSums) -> InputMoments {
+    pub fn new(sums: InputSums) -> SecondMoments {
         let n = (sums.own.len() as f64).sqrt() as usize;
         let InputSums { count, mut own, mut cross } = sums;
         mirror(&mut own, n);
@@ -118,7 +118,7 @@ impl InputMoments {
             transposed(&columns(&shares[b0 * n..b1 * n], n, 0, b0), b0.max(1))
         };
         let panels = (0..n).step_by(BLOCK).map(|b0| if b0 == 0 { Vec::new() } else { panel(b0) }).collect();
-        InputMoments { cols: n, order, h, cross, factor, shares, panels }
+        SecondMoments { cols: n, order, h, cross, factor, shares, panels }
     }
 
     /// Returns the mean square of each input, damped.
@@ -183,8 +183,8 @@ impl Grid<'_> {
 }
 
 /// Rows of a matrix that are compressed together, columns in the order of the moments.
-struct Tile<'a> {
-    m: &'a InputMoments,
+struct RowTile<'a> {
+    m: &'a SecondMoments,
     encoder: &'a Encoder<'a>,
     /// Tables or scales of these rows, and offsets.
     values: &'a mut [f32],
@@ -195,7 +195,7 @@ struct Tile<'a> {
     q: Vec<f32>,
 }
 
-impl Tile<'_> {
+impl RowTile<'_> {
     /// Returns the values that the code of a column in one of the tile's rows can stand for.
     fn grid(&self, row: usize, column: usize) -> Grid<'_> {
         let (block_rows, block_cols) = self.encoder.quant.block(self.encoder.rows, self.encoder.cols);
@@ -367,7 +367,7 @@ impl Encoder<'_> {
     pub fn run_with_feedback(
         &self,
         weights: &[f32],
-        moments: &InputMoments,
+        moments: &SecondMoments,
     ) -> Result<CompressedMatrix, OutsideFp16> {
         assert!(weights.len() == self.rows * self.cols && moments.cols == self.cols);
         let encode = |w: &[f32]| {
@@ -416,7 +416,7 @@ impl Encoder<'_> {
     fn compress_tiles(
         &self,
         target: &[f32],
-        m: &InputMoments,
+        m: &SecondMoments,
         (values, offsets): (&mut [f32], &[i8]),
         codes: &mut [u8],
     ) {
@@ -438,7 +438,7 @@ impl Encoder<'_> {
         {
             let offsets = offsets.get(i * per_tile..).unwrap_or_default();
             let q = Vec::new();
-            tiles.push(Mutex::new(Tile { m, encoder: self, values, offsets, target, codes, q }));
+            tiles.push(Mutex::new(RowTile { m, encoder: self, values, offsets, target, codes, q }));
         }
         Pool::global().run(tiles.len(), &|i| {
             let mut tile = locked(&tiles[i]);
@@ -470,10 +470,10 @@ mod tests {
         (0..N * tokens).map(|i| scale(i / tokens) * (noise[i] + 0.8 * noise[i + tokens])).collect()
     }
 
-    fn moments(float: &[f32], compressed: &[f32], tokens: usize) -> InputMoments {
+    fn moments(float: &[f32], compressed: &[f32], tokens: usize) -> SecondMoments {
         let mut sums = InputSums::new(N);
         sums.add(float, compressed, tokens);
-        InputMoments::new(sums)
+        SecondMoments::new(sums)
     }
 
     fn encoder(kind: &str) -> Encoder<'static> {
@@ -578,7 +578,7 @@ mod tests {
         // Inputs that come are too small, as behind a layer that lost a tenth of its output.
         let y: Vec<f32> = x.iter().map(|v| 0.9 * v).collect();
         let e = encoder("lut6");
-        let error = |m: &InputMoments| {
+        let error = |m: &SecondMoments| {
             let c = e.run_with_feedback(&w, m).unwrap();
             output_error(&w, &x, &e.decode(&c.packed, &c.side).unwrap(), &y, 700)
         };

@@ -15,7 +15,7 @@ mod testing;
 
 pub use dense::product;
 pub use encoder::{Encoder, OutsideFp16, ReadRows, TablesAndScales};
-pub use feedback::{CompressedMatrix, InputMoments, InputSums};
+pub use feedback::{CompressedMatrix, InputSums, SecondMoments};
 pub use histogram::Histogram;
 pub use kmeans::{kmeans, kmeans_exact};
 pub use metrics::Metrics;

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use anemoe_convert::Result;
 
 /// Inputs of a matrix in two models: the uncompressed one, and one whose earlier weights are compressed.
-pub struct Pairs<'a> {
+pub struct InputPairs<'a> {
     /// Name of the tensor without the checkpoint's prefix.
     pub tensor: &'a str,
     /// Index of the matrix in a stacked tensor, else 0.
@@ -27,13 +27,13 @@ pub trait Compressor: Sync + Send {
     ///
     /// # Errors
     /// The user interrupts.
-    fn share(&self, parts: &[Pairs<'_>]) -> Result<()>;
+    fn share(&self, parts: &[InputPairs<'_>]) -> Result<()>;
 
     /// Compresses a matrix `weights` for its inputs, and returns the values of its compressed form; none where it stays.
     ///
     /// # Errors
     /// The checkpoint cannot be read, fp16 cannot hold a value, or the result cannot be written.
-    fn compress(&self, inputs: &Pairs<'_>, weights: &[f32]) -> Result<Option<Vec<f32>>>;
+    fn compress(&self, inputs: &InputPairs<'_>, weights: &[f32]) -> Result<Option<Vec<f32>>>;
 }
 
 /// Probe that watches a reference run, or replaces its weights.

@@ -13,7 +13,7 @@ mod tensor_reader;
 
 pub use forward_pass::DecoderForward;
 pub use golden::Golden;
-pub use input_probe::{Compressor, InputMoments, Pairs, Probe};
+pub use input_probe::{Compressor, InputMoments, InputPairs, Probe};
 pub use reference_model::{Forward, LayerState, Limits, Pass, RunOptions};
 pub use tensor_reader::{HEAD, Rows};
 

@@ -1,6 +1,6 @@
 //! Reads the weights of a reference run from the checkpoint as they are needed; a probe watches and replaces them.
 
-use super::input_probe::{Compressor, Pairs, Probe};
+use super::input_probe::{Compressor, InputPairs, Probe};
 use super::math::dot;
 use anemoe_convert::checkpoint::TensorSource;
 use anemoe_convert::models::full_name;
@@ -178,7 +178,7 @@ impl<'a> TensorReader<'a> {
     ///
     /// # Errors
     /// The user interrupts.
-    pub fn share<'p>(&self, parts: impl Iterator<Item = Pairs<'p>>) -> Result<()> {
+    pub fn share<'p>(&self, parts: impl Iterator<Item = InputPairs<'p>>) -> Result<()> {
         match self.compressor() {
             Some(compressor) => compressor.share(&parts.collect::<Vec<_>>()),
             None => Ok(()),
@@ -255,9 +255,9 @@ impl StreamedMatrix<'_> {
     }
 
     /// Describes the inputs of which the last `pairs` are of the compressed model.
-    pub fn pairs<'a>(&'a self, x: Vec<&'a [f32]>, pairs: usize, scales: Option<&'a [f32]>) -> Pairs<'a> {
+    pub fn pairs<'a>(&'a self, x: Vec<&'a [f32]>, pairs: usize, scales: Option<&'a [f32]>) -> InputPairs<'a> {
         let (before, compressed) = x.split_at(x.len() - pairs);
-        Pairs {
+        InputPairs {
             tensor: &self.name,
             index: self.index,
             shape: (self.rows, self.cols),

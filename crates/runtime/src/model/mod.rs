@@ -7,7 +7,7 @@
 //!   functions with states run once per sequence
 //! ```
 
-mod assistant;
+mod attached_assistant;
 mod call;
 mod chain_program;
 mod embedding;
@@ -18,7 +18,7 @@ mod sequence;
 mod vectors;
 mod workspace;
 
-pub use assistant::{AttachedAssistant, DraftStart};
+pub use attached_assistant::{AttachedAssistant, DraftStart};
 pub use forward::{LayerObserver, Request};
 pub use kept_rows::MOST_UNDONE;
 pub(crate) use sequence::Companion;
@@ -210,7 +210,11 @@ impl Model {
         // A draft of a chain has no file of vectors yet.
         let order = chain.head_order.as_deref().filter(|_| chain.vectors.is_some());
         let head_order = order.map(|name| vectors.order(name, chain.model.vocab_size)).transpose()?;
-        let token_ordering = assistant::token_ordering(&chain, &vectors)?;
+        let has_groups = chain.assistant.as_ref().is_some_and(|of| of.centroids.is_some());
+        let token_ordering = match has_groups {
+            true => vectors.order("token_ordering", chain.model.vocab_size)?,
+            false => Vec::new(),
+        };
         Ok(Model {
             number: NUMBER.fetch_add(1, Ordering::Relaxed),
             bundle: bundle.to_path_buf(),

@@ -49,7 +49,7 @@ impl VectorFile {
         }
     }
 
-    /// Returns the token of each row of the head.
+    /// Returns a vector that holds each token once, such as the token of each row of the head.
     pub fn order(&self, name: &str, vocabulary: usize) -> Result<Vec<u32>> {
         let ids: Vec<u32> = self.vector(name.to_string())?.iter().map(|&v| v as u32).collect();
         let mut rows = vec![false; vocabulary];

@@ -95,7 +95,7 @@ impl Acceptance {
 /// Source of a draft.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DraftSource {
-    /// What followed the same tokens before: a match of so many.
+    /// Tokens that followed the same ones before: a match of so many.
     Repetition(usize),
     /// A small model.
     Drafter,

@@ -493,7 +493,7 @@ mod tests {
         assert!(found.iter().zip(expected).all(|(a, b)| (a - b).abs() < 1e-5), "{found:?} {expected:?}");
     }
 
-    /// Grid points of coremltools' documentation of `resize_bilinear`.
+    /// Checks grid points of coremltools' documentation of `resize_bilinear`.
     #[test]
     fn sampling_modes_have_their_grids() {
         let five = [

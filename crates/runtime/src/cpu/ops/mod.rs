@@ -12,7 +12,7 @@ pub(super) mod linear;
 mod lists;
 mod normalization;
 mod operands;
-mod random;
+mod random_ops;
 mod recurrent;
 mod reduction;
 mod scatter_gather;
@@ -114,8 +114,8 @@ pub fn kernel(op_type: &str) -> Option<OpFunction> {
         "gru" => recurrent::gru,
         "lstm" => recurrent::lstm,
         "non_maximum_suppression" => suppression::non_maximum_suppression,
-        "random_bernoulli" | "random_normal" | "random_uniform" => random::distribution,
-        "random_categorical" => random::categorical,
+        "random_bernoulli" | "random_normal" | "random_uniform" => random_ops::distribution,
+        "random_categorical" => random_ops::categorical,
         "make_list" => lists::make_list,
         "list_read" | "list_gather" => lists::gather,
         "list_write" | "list_scatter" => lists::scatter,

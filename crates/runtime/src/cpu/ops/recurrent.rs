@@ -14,10 +14,10 @@ use super::shape::{count, invalid};
 use crate::tensor::Tensor;
 
 /// A function of one float.
-type Activation = fn(f32) -> f32;
+type RecurrentActivation = fn(f32) -> f32;
 
 /// Reads the parameter `name`, an activation function with the default parameters of its op.
-fn activation(c: &OpContext<'_>, name: &str, default: &'static str) -> OpResult<Activation> {
+fn activation(c: &OpContext<'_>, name: &str, default: &'static str) -> OpResult<RecurrentActivation> {
     Ok(match c.str(name, default)?.to_ascii_lowercase().as_str() {
         "tanh" | "scaled_tanh" => f32::tanh,
         "sigmoid" => sigmoid,
@@ -29,7 +29,7 @@ fn activation(c: &OpContext<'_>, name: &str, default: &'static str) -> OpResult<
 }
 
 /// Operands that all three ops have.
-struct Sequence<'a> {
+struct RecurrentInput<'a> {
     x: &'a [f32],
     steps: usize,
     batch: usize,
@@ -41,8 +41,8 @@ struct Sequence<'a> {
     width: usize,
 }
 
-impl<'a> Sequence<'a> {
-    fn new(c: &OpContext<'a>, directions: usize) -> OpResult<Sequence<'a>> {
+impl<'a> RecurrentInput<'a> {
+    fn new(c: &OpContext<'a>, directions: usize) -> OpResult<RecurrentInput<'a>> {
         let ((xs, x), (ws, _)) = (c.f32s("x")?, c.f32s("weight_hh")?);
         let (&[steps, batch, inputs], &[_, hidden]) = (xs, ws) else {
             return invalid(format!("input of shape {xs:?} with a weight_hh of shape {ws:?}"));
@@ -51,7 +51,7 @@ impl<'a> Sequence<'a> {
         if steps == 0 || hidden == 0 {
             return invalid(format!("input of shape {xs:?} for {hidden} hidden values: nothing to compute"));
         }
-        Ok(Sequence { x, steps, batch, inputs, hidden, every, width: directions * hidden })
+        Ok(RecurrentInput { x, steps, batch, inputs, hidden, every, width: directions * hidden })
     }
 
     /// Returns a matrix that must have `shape`.
@@ -143,9 +143,9 @@ fn reads_backwards(c: &OpContext<'_>) -> OpResult<bool> {
 
 /// Computes `h = activation(W_ih x + W_hh h + bias)`.
 pub(super) fn rnn(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
-    let s = Sequence::new(c, 1)?;
+    let s = RecurrentInput::new(c, 1)?;
     let f = activation(c, "activation", "tanh")?;
-    let w = Sequence::matrix(c, "weight_hh", [s.hidden, s.hidden])?;
+    let w = RecurrentInput::matrix(c, "weight_hh", [s.hidden, s.hidden])?;
     let x = s.inputs(c, "weight_ih", &["bias"], 1)?;
     let mut h = s.initial(c, "initial_h", 0)?;
     let mut product = vec![0f32; h.len()];
@@ -162,14 +162,14 @@ pub(super) fn rnn(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
 /// h = (1 - z) n + z h,   n = activation(x_n + W_n (r h)),   with reset_after: activation(x_n + r (W_n h + bias_n))
 /// ```
 pub(super) fn gru(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
-    let s = Sequence::new(c, 1)?;
+    let s = RecurrentInput::new(c, 1)?;
     let (gate, new) =
         (activation(c, "recurrent_activation", "sigmoid")?, activation(c, "activation", "tanh")?);
     let n = s.hidden;
     let after = c.bool("reset_after", false)?;
-    let w = Sequence::matrix(c, "weight_hh", [3 * n, n])?;
+    let w = RecurrentInput::matrix(c, "weight_hh", [3 * n, n])?;
     // With `reset_after`, the bias belongs to the hidden state.
-    let hidden_bias = if after { Sequence::vector(c, "bias", 3 * n)? } else { None };
+    let hidden_bias = if after { RecurrentInput::vector(c, "bias", 3 * n)? } else { None };
     let x = s.inputs(c, "weight_ih", if after { &["input_bias"] } else { &["input_bias", "bias"] }, 3)?;
     let mut h = s.initial(c, "initial_h", 0)?;
     let (mut product, mut reset, mut fresh) = (vec![0f32; 3 * h.len()], h.clone(), h.clone());
@@ -214,7 +214,7 @@ pub(super) fn lstm(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
         "bidirectional" => (2, false),
         _ => (1, reads_backwards(c)?),
     };
-    let s = Sequence::new(c, directions)?;
+    let s = RecurrentInput::new(c, directions)?;
     let (gate, cell) =
         (activation(c, "recurrent_activation", "sigmoid")?, activation(c, "cell_activation", "tanh")?);
     let activate = activation(c, "activation", "tanh")?;
@@ -224,8 +224,8 @@ pub(super) fn lstm(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
     let mut cells = vec![0f32; count(&[s.batch, s.width])?];
     for d in 0..directions {
         let name = |base: &str| if d == 1 { format!("{base}_back") } else { base.to_string() };
-        let w = Sequence::matrix(c, &name("weight_hh"), [4 * n, n])?;
-        let peephole = Sequence::vector(c, &name("peephole"), 3 * n)?.unwrap_or(&zeros);
+        let w = RecurrentInput::matrix(c, &name("weight_hh"), [4 * n, n])?;
+        let peephole = RecurrentInput::vector(c, &name("peephole"), 3 * n)?.unwrap_or(&zeros);
         let x = s.inputs(c, &name("weight_ih"), &[&name("bias")], 4)?;
         let (mut h, mut memory) = (s.initial(c, "initial_h", d)?, s.initial(c, "initial_c", d)?);
         let mut product = vec![0f32; 4 * h.len()];

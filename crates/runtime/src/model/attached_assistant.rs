@@ -8,7 +8,6 @@
 //! The caches move to the assistant for the steps and back after them; a backend may copy them.
 
 use super::sequence::{Companion, UNKNOWN};
-use super::vectors::VectorFile;
 use super::{Model, Sequence, locked};
 use crate::cpu::read_constant;
 use crate::{Error, Result};
@@ -48,19 +47,6 @@ pub struct DraftStart {
 /// Returns the runs of a chain.
 fn runs(chain: &Chain) -> impl Iterator<Item = &Run> {
     chain.steps.iter().filter_map(|step| if let Step::Run(run) = step { Some(run) } else { None })
-}
-
-/// Reads the tokens in the order of an assistant's groups; empty where it has none.
-pub(super) fn token_ordering(chain: &Chain, vectors: &VectorFile) -> Result<Vec<u32>> {
-    if chain.assistant.as_ref().is_none_or(|of| of.centroids.is_none()) {
-        return Ok(Vec::new());
-    }
-    let ids = vectors.vector("token_ordering".into())?;
-    let vocabulary = chain.model.vocab_size;
-    if ids.len() != vocabulary || ids.iter().any(|id| !(0.0..vocabulary as f32).contains(id)) {
-        return Err(Error::input(format!("vector `token_ordering`: expected {vocabulary} tokens")));
-    }
-    Ok(ids.into_iter().map(|id| id as u32).collect())
 }
 
 impl AttachedAssistant {

@@ -10,7 +10,7 @@
 
 use crate::checkpoint_text;
 use crate::perplexity;
-use crate::reference::{Compressor, DecoderForward, Pairs, Probe, Rows};
+use crate::reference::{Compressor, DecoderForward, InputPairs, Probe, Rows};
 use crate::{Error, Result};
 use anemoe_bundle::IndexBits;
 use anemoe_convert::build::check_interrupted;
@@ -19,7 +19,7 @@ use anemoe_convert::kind_search;
 use anemoe_convert::models::Family;
 use anemoe_convert::plan::{MatrixPlan, Plan, PlanOptions};
 use anemoe_convert::quant::Quant;
-use anemoe_convert::quantize::{CompressedMatrix, Encoder, InputMoments, InputSums, TablesAndScales};
+use anemoe_convert::quantize::{CompressedMatrix, Encoder, InputSums, SecondMoments, TablesAndScales};
 use anemoe_io::{locked, write_atomic};
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -155,7 +155,7 @@ const SEARCHED: [Quant; 4] = [
     Quant::lut(IndexBits::Four),
     Quant::lut(IndexBits::Six),
 ];
-/// Of so many windows, a search compresses for one; the build takes all.
+/// Windows of which a search compresses for one; the build takes all.
 const SEARCH_STEP: usize = 4;
 /// Windows that a search runs the model on.
 const RUN_WINDOWS: usize = 16;
@@ -278,17 +278,17 @@ struct LayerCompressor {
     /// Sums over all experts of the stack that is being compressed, with its tensor.
     shared: Mutex<Option<(String, InputSums)>>,
     /// Moments of the last inputs, with a hash of the inputs: queries, keys and values have the same.
-    last: Mutex<Option<(u64, Arc<InputMoments>)>>,
+    last: Mutex<Option<(u64, Arc<SecondMoments>)>>,
     /// Matrices of which some rows are compressed, by tensor and offset.
     begun: Mutex<BTreeMap<(String, u64), CompressedMatrix>>,
 }
 
 /// Reader of rows from the given one on.
-type ReadRows<'a> = dyn Fn(usize, &mut [f32]) -> Result<()> + 'a;
+type ReadWeights<'a> = dyn Fn(usize, &mut [f32]) -> Result<()> + 'a;
 
 impl LayerCompressor {
     /// Adds the inputs of a matrix to its sums.
-    fn add(sums: &mut InputSums, inputs: &Pairs<'_>) {
+    fn add(sums: &mut InputSums, inputs: &InputPairs<'_>) {
         let cols = inputs.shape.1;
         for first in (0..inputs.compressed.len()).step_by(TOKENS) {
             let tokens = TOKENS.min(inputs.compressed.len() - first);
@@ -302,7 +302,7 @@ impl LayerCompressor {
     }
 
     /// Returns the moments of a matrix's inputs.
-    fn moments(&self, inputs: &Pairs<'_>) -> Arc<InputMoments> {
+    fn moments(&self, inputs: &InputPairs<'_>) -> Arc<SecondMoments> {
         let shared = locked(&self.shared);
         let shared = shared.as_ref().filter(|(tensor, _)| tensor == inputs.tensor);
         let mut last = locked(&self.last);
@@ -319,7 +319,7 @@ impl LayerCompressor {
         if let Some((_, all)) = shared {
             sums.add_mean(all, PRIOR_TOKENS);
         }
-        let moments = Arc::new(InputMoments::new(sums));
+        let moments = Arc::new(SecondMoments::new(sums));
         *last = key.map(|key| (key, moments.clone()));
         moments
     }
@@ -330,8 +330,8 @@ impl LayerCompressor {
         &self,
         m: &MatrixPlan,
         (first, rows): (usize, usize),
-        moments: &InputMoments,
-        read: &ReadRows<'_>,
+        moments: &SecondMoments,
+        read: &ReadWeights<'_>,
         each: &mut dyn FnMut(usize, &[f32]),
     ) -> Result<()> {
         let (block, _) = m.quant.block(m.rows, m.cols);
@@ -395,7 +395,7 @@ impl LayerCompressor {
         }
         let shape = (family.decoder.vocab, family.decoder.hidden);
         let (float, compressed) = (rows(float), rows(compressed));
-        let moments = self.moments(&Pairs { tensor, index: 0, shape, float, compressed, scales: None });
+        let moments = self.moments(&InputPairs { tensor, index: 0, shape, float, compressed, scales: None });
         for m in matrices {
             let read = |row: usize, out: &mut [f32]| {
                 let start = m.offset + (row * m.cols) as u64;
@@ -408,7 +408,7 @@ impl LayerCompressor {
 }
 
 /// Computes a hash of a matrix's inputs (FNV-1a over their bits).
-fn hash(inputs: &Pairs<'_>) -> u64 {
+fn hash(inputs: &InputPairs<'_>) -> u64 {
     let rows = inputs.float.iter().chain(&inputs.compressed).copied().chain(inputs.scales);
     let start = (0xcbf2_9ce4_8422_2325u64, 0x0100_0000_01b3u64);
     rows.flatten()
@@ -416,7 +416,7 @@ fn hash(inputs: &Pairs<'_>) -> u64 {
 }
 
 impl Compressor for Arc<LayerCompressor> {
-    fn share(&self, parts: &[Pairs<'_>]) -> Result<()> {
+    fn share(&self, parts: &[InputPairs<'_>]) -> Result<()> {
         let Some(first) = parts.first().filter(|p| self.matrices.contains_key(p.tensor)) else {
             return Ok(());
         };
@@ -429,7 +429,7 @@ impl Compressor for Arc<LayerCompressor> {
         Ok(())
     }
 
-    fn compress(&self, inputs: &Pairs<'_>, weights: &[f32]) -> Result<Option<Vec<f32>>> {
+    fn compress(&self, inputs: &InputPairs<'_>, weights: &[f32]) -> Result<Option<Vec<f32>>> {
         let cols = inputs.shape.1;
         let first = (inputs.index * weights.len()) as u64;
         let end = first + weights.len() as u64;
