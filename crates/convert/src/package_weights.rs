@@ -601,7 +601,8 @@ mod tests {
         let jobs = jobs.map(|(kind, is_new)| (quantized(kind), is_new)).into_iter().chain([(sparse, false)]);
         for (i, (job, is_new)) in jobs.enumerate() {
             for (package, works) in [(&new, true), (&old, !is_new)] {
-                let target = dir.path().join(format!("{i}-{}.mlpackage", package.model().specification_version));
+                let target =
+                    dir.path().join(format!("{i}-{}.mlpackage", package.model().specification_version));
                 let done = run(package, job, &target);
                 assert_eq!(done.is_ok(), works, "{job:?}: {done:?}");
                 let Ok(reports) = done else { continue };
