@@ -28,6 +28,9 @@ pub fn open(path: PathBuf, spec: Option<&[u8]>) -> PyResult<Package> {
     .map_err(exception)
 }
 
+/// A classifier's outputs with label and probabilities, its tensor of probabilities, and its classes.
+type ClassifierParts<'py> = (String, String, String, Bound<'py, PyList>);
+
 /// A compiled function of a package.
 #[pyclass(frozen, module = "anemoe._anemoe")]
 pub struct Runner {
@@ -134,10 +137,7 @@ impl Runner {
 
     /// Returns a classifier's outputs, tensor and classes: (label, probabilities, tensor, classes).
     #[getter]
-    fn classifier<'py>(
-        &self,
-        py: Python<'py>,
-    ) -> PyResult<Option<(String, String, String, Bound<'py, PyList>)>> {
+    fn classifier<'py>(&self, py: Python<'py>) -> PyResult<Option<ClassifierParts<'py>>> {
         let Some(c) = &self.classifier else { return Ok(None) };
         let classes = PyList::empty(py);
         for class in &c.classes {
