@@ -135,7 +135,8 @@ fn token_range(text: &str) -> Result<TokenCount, String> {
 impl PlanArgs {
     /// Returns how kinds are chosen for a model: one kind, a preset, or a search.
     fn kind_choice(&self, family: &Family) -> KindChoice {
-        let is_whole = family.sizes().parameters <= MAX_WHOLE;
+        // An assistant is not run by itself.
+        let is_whole = family.sizes().parameters <= MAX_WHOLE && family.decoder.assistant.is_none();
         let wants_search = self.max_bytes.is_some()
             || self.max_kl.is_some()
             || self.like.is_some()
