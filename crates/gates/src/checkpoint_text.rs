@@ -57,28 +57,38 @@ pub fn search_windows(
     if plan.totals.params > MAX_BY_ROLE {
         return Ok((Vec::new(), String::new()));
     }
-    let mut bos = bos(checkpoint);
+    let vocab = plan.chain.model.vocab_size;
     let context = WINDOW.min(plan.chain.model.max_context);
+    cut(checkpoint, vocab, (context, TOKENS), own, "--auto-text")
+}
+
+/// Cuts a text with its name, or the built-in one, into windows of at most `context` tokens, at most `most` in all.
+/// `option` is the one that names the text.
+fn cut(
+    checkpoint: &Checkpoint,
+    vocab: usize,
+    (context, most): (usize, usize),
+    own: Option<(String, String)>,
+    option: &str,
+) -> Result<(Vec<Vec<u32>>, String)> {
+    let mut bos = bos(checkpoint);
     let (ids, name) = match (tokenizer(checkpoint), own) {
         (Ok(tokenizer), own) => {
             bos = tokenizer.bos(bos);
             let (text, name) = own.unwrap_or_else(|| (TEXT.into(), "a built-in text".into()));
             (tokenizer.encode(&text, bos)?, name)
         }
-        (Err(e), Some(_)) => {
-            return Err(Error::usage(format!("--auto-text needs the model's tokenizer: {e}")));
-        }
+        (Err(e), Some(_)) => return Err(Error::usage(format!("{option} needs the model's tokenizer: {e}"))),
         // Without a tokenizer any tokens are as good as others.
-        (Err(_), None) => (
-            spread_ids(TOKENS, plan.chain.model.vocab_size),
-            "evenly spread tokens (there is no tokenizer)".to_string(),
-        ),
+        (Err(_), None) => {
+            (spread_ids(most, vocab), "evenly spread tokens (there is no tokenizer)".to_string())
+        }
     };
-    let windows = windows(&ids, bos, context, TOKENS);
-    if windows.is_empty() {
-        return Err(Error::usage("the text has no token to predict"));
+    let windows = windows(&ids, bos, context, most);
+    match windows.is_empty() {
+        true => Err(Error::usage("the text has no token to predict")),
+        false => Ok((windows, name)),
     }
-    Ok((windows, name))
 }
 
 /// Cuts a text with its name, or the built-in one, into windows of the text gate. Of a text of the user's all tokens
@@ -92,24 +102,9 @@ pub fn gate_text(
     context: usize,
     own: Option<(String, String)>,
 ) -> Result<GateText> {
-    let context = context.min(text_gate::WINDOW);
-    let mut bos = bos(checkpoint);
     let most = if own.is_some() { usize::MAX } else { text_gate::TOKENS };
-    let (ids, name) = match (tokenizer(checkpoint), own) {
-        (Ok(tokenizer), own) => {
-            bos = tokenizer.bos(bos);
-            let (text, name) = own.unwrap_or_else(|| (TEXT.into(), "built-in".into()));
-            (tokenizer.encode(&text, bos)?, name)
-        }
-        (Err(e), Some(_)) => {
-            return Err(Error::usage(format!("--gate-text needs the model's tokenizer: {e}")));
-        }
-        (Err(_), None) => (spread_ids(most, vocab), "spread tokens".to_string()),
-    };
-    let windows = windows(&ids, bos, context, most);
-    if !windows.iter().any(|w| w.len() > 2) {
-        return Err(Error::usage(format!("{name}: the text has no tokens to predict")));
-    }
+    let sizes = (context.min(text_gate::WINDOW), most);
+    let (windows, name) = cut(checkpoint, vocab, sizes, own, "--gate-text")?;
     Ok(GateText { windows, name })
 }
 

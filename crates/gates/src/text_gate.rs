@@ -49,7 +49,7 @@ pub struct TextGate {
     pub pass: bool,
     /// Figures outside their bounds.
     pub outside: Vec<&'static str>,
-    /// Text: `built-in`, the name of a file, or `spread tokens` for a checkpoint without a tokenizer.
+    /// Name of the text: the built-in one, a file, or spread tokens for a checkpoint without a tokenizer.
     pub text: String,
     /// Number of predictions that are compared: those after all tokens but the first and the last of each window.
     pub tokens: usize,
@@ -74,7 +74,8 @@ pub struct TextGate {
     pub learned: bool,
 }
 
-/// Text of the gate, as windows of tokens.
+/// Text of the gate, as windows of tokens; without windows where no gate runs.
+#[derive(Default)]
 pub struct GateText {
     /// Windows of at least two tokens.
     pub windows: Vec<Vec<u32>>,

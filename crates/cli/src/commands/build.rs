@@ -30,6 +30,7 @@ use anemoe_gates::checkpoint_text::{bos, gate_text};
 use anemoe_gates::facts;
 use anemoe_gates::gated::{self, GateStage, GatedReport, NamedGolden};
 use anemoe_gates::golden_gate::{self as gates, MIN_COSINE};
+use anemoe_gates::text_gate::GateText;
 use anemoe_gates::{layer_sample, probe, residency, text_feedback};
 use anemoe_hub::{ManifestPart, SendOptions, SendReport};
 use anemoe_io::{Error, locked};
@@ -164,7 +165,10 @@ impl Command for Args {
         signals::announce_rest();
         let checkpoint = &family.checked_checkpoint().checkpoint;
         let model = &plan.chain.model;
-        let text = self.text_gate.text(checkpoint, model.vocab_size, model.max_context)?;
+        let text = match self.skip_gates {
+            true => GateText::default(),
+            false => self.text_gate.text(checkpoint, model.vocab_size, model.max_context)?,
+        };
         let mut reference = || reference(checkpoint, &plan, golden.as_ref(), ui);
         let options = gated::GateOptions {
             jobs,
@@ -276,7 +280,10 @@ impl Args {
         let PlannedCheckpoint { family, plan, .. } = drafter;
         let checkpoint = &family.checked_checkpoint().checkpoint;
         let model = &plan.chain.model;
-        let text = gate_text(checkpoint, model.vocab_size, model.max_context, None)?;
+        let text = match self.skip_gates {
+            true => GateText::default(),
+            false => gate_text(checkpoint, model.vocab_size, model.max_context, None)?,
+        };
         let mut reference = || reference(checkpoint, plan, None, ui);
         let options = gated::GateOptions {
             jobs,
