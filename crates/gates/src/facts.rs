@@ -163,6 +163,7 @@ pub fn gates(report: &GatedReport, golden: Option<&Path>) -> Vec<(&'static str, 
         all.push(staged("weights", false, of(json!({"pass": false, "fault": fault}))));
     }
     all.extend(whole.residency.as_ref().map(|r| placed("full_stack residency", r)));
+    all.extend(whole.weights.as_ref().map(|w| staged("full_stack weights", w.pass, condense(w))));
     all.extend(whole.golden.as_ref().map(|gate| {
         let mut facts = validation(gate, golden);
         if let Some(nats) = whole.undecided {

@@ -4,7 +4,7 @@
 //! room on disk -> files of the host -> one shard of each type -> their placement -> their quality
 //!              -> shards of the worst and of evenly spread layers -> their quality
 //!              -> all shards, with the errors of the probed ones as a bound -> placement of all shards
-//!              -> logits and tokens of the whole bundle -> chain.json
+//!              -> weights of all shards -> logits and tokens of the whole bundle -> chain.json
 //! ```
 
 use crate::Result;
@@ -15,9 +15,9 @@ use crate::reference::Golden;
 use crate::residency::rule::Verdict;
 use crate::residency::{self, Report};
 use crate::text_gate::{self, GateText, TextBounds, TextGate};
+use crate::weight_gate::{self, WeightGate};
 use anemoe_bundle::{Chain, GateResult, Gates};
 use anemoe_convert::build::{self, Assembly, Build, BuildReport, Needs, WeightFault};
-use anemoe_convert::checkpoint::Checkpoint;
 use anemoe_convert::models::Family;
 use anemoe_convert::outliers::Outlier;
 use anemoe_convert::plan::{Plan, PlannedShard};
@@ -85,6 +85,8 @@ pub enum GateStage {
     Shards,
     /// Placement of all shards is predicted.
     Residency,
+    /// Weights of all packages are compared with the checkpoint's.
+    Weights,
     /// Logits and tokens of the whole bundle are compared with the golden.
     Golden,
 }
@@ -100,6 +102,7 @@ impl GateStage {
             GateStage::LayerProbes => "quality of the worst and of evenly spread layers",
             GateStage::Shards => "all shards",
             GateStage::Residency => "predicted device of all shards",
+            GateStage::Weights => "weights of all shards",
             GateStage::Golden => "logits and tokens of the whole",
         }
     }
@@ -182,6 +185,9 @@ pub struct FullStackGates {
     /// Predicted placement of all shards.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub residency: Option<Report>,
+    /// Weights compared with the checkpoint's; `None` where the checkpoint is gone.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub weights: Option<WeightGate>,
     /// Logits and tokens compared with the first golden.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub golden: Option<GoldenGate>,
@@ -322,10 +328,10 @@ fn stages(
         also: options.also,
         given: options.reference_given,
         min_cosine: options.min_cosine,
-        text: Some((&build.family().checked_checkpoint().checkpoint, options.text)),
+        origin: Some((build.family(), options.text)),
         bounds: options.bounds,
     };
-    let (report, result) = full_stack(report, build.bundle(), &build.chain()?, &wanted, on_event)?;
+    let (report, result) = full_stack(report, build.bundle(), (plan, &build.chain()?), &wanted, on_event)?;
     Ok((report, Some(gates(GateResult::Passed, result))))
 }
 
@@ -452,8 +458,8 @@ struct WantedGates<'a> {
     /// True if the golden is the user's.
     given: bool,
     min_cosine: f64,
-    /// Checkpoint, and text over which it is compared with.
-    text: Option<(&'a Checkpoint, &'a GateText)>,
+    /// Checkpoint, and the text over which predictions are compared with its own.
+    origin: Option<(&'a Family, &'a GateText)>,
     bounds: TextBounds,
 }
 
@@ -461,12 +467,15 @@ struct WantedGates<'a> {
 fn full_stack(
     mut report: GatedReport,
     bundle: &Path,
-    chain: &Chain,
+    (plan, chain): (&Plan, &Chain),
     wanted: &WantedGates<'_>,
     on_event: &(dyn Fn(GatedEvent<'_>) + Sync),
 ) -> Result<(GatedReport, GateResult)> {
     on_event(GatedEvent::Stage(GateStage::Residency));
     let placed = residency::bundle(bundle, chain, wanted.residency, || ())?;
+    on_event(GatedEvent::Stage(GateStage::Weights));
+    let weights = wanted.origin.map(|(family, _)| weight_gate::gate(family, plan, bundle, chain, &mut || ()));
+    let weights = weights.transpose()?;
     on_event(GatedEvent::Stage(GateStage::Golden));
     let open = |backend: &anemoe_runtime::cpu::CpuBackend| {
         let mut model = Model::with_chain(bundle, chain.clone(), backend, &|s| bundle.join(&s.file))?;
@@ -483,9 +492,10 @@ fn full_stack(
         build::check_interrupted()?;
     }
     let learned = golden_gate::better_than_chance(wanted.golden).unwrap_or(0.0);
-    let text = wanted.text.filter(|_| wanted.given || learned >= golden_gate::LEARNED);
-    let text = text.map(|(checkpoint, text)| {
+    let text = wanted.origin.filter(|_| wanted.given || learned >= golden_gate::LEARNED);
+    let text = text.map(|(family, text)| {
         let model = open(&anemoe_runtime::cpu::CpuBackend::default())?;
+        let checkpoint = &family.checked_checkpoint().checkpoint;
         text_gate::gate(&model, checkpoint, text, wanted.bounds, &mut || ())
     });
     let text = text.transpose()?;
@@ -494,14 +504,17 @@ fn full_stack(
     // A result that is not a number is wrong, whatever the model has learned.
     let undecided =
         !gate.pass && !wanted.given && learned < golden_gate::LEARNED && gate.fp16.not_finite.is_empty();
-    let (result, failed) = match (placed.pass, passes) {
-        (false, _) => (GateResult::Failed, Some(GateStage::Residency)),
-        (true, true) => (GateResult::Passed, None),
-        (true, false) if undecided => (GateResult::Undecided, None),
-        (true, false) => (GateResult::Failed, Some(GateStage::Golden)),
+    let is_own = weights.as_ref().is_none_or(|w| w.pass);
+    let (result, failed) = match (placed.pass, is_own, passes) {
+        (false, ..) => (GateResult::Failed, Some(GateStage::Residency)),
+        (true, false, _) => (GateResult::Failed, Some(GateStage::Weights)),
+        (true, true, true) => (GateResult::Passed, None),
+        (true, true, false) if undecided => (GateResult::Undecided, None),
+        (true, true, false) => (GateResult::Failed, Some(GateStage::Golden)),
     };
     report.full_stack = FullStackGates {
         residency: Some(placed),
+        weights,
         golden: Some(gate),
         also,
         text,
@@ -525,7 +538,7 @@ pub struct GateReference {
     /// True if the golden is the user's. A failure with the user's golden counts even if the model has not learned.
     pub given: bool,
     /// The checkpoint, where it still is, and the text over which the whole is compared with it.
-    pub text: Option<(Checkpoint, GateText)>,
+    pub origin: Option<(Family, GateText)>,
 }
 
 /// Completes a bundle whose parts passed the gates of their representatives. Runs the gates of the whole bundle where
@@ -544,11 +557,11 @@ pub fn assemble(
     let (mut gates, none_had) = assembly.part_gates();
     let min_cosine = min_cosine.or(gates.min_cosine).unwrap_or(golden_gate::MIN_COSINE);
     match reference {
-        Some(GateReference { golden, also, given, text }) => {
-            let text = text.as_ref().map(|(checkpoint, text)| (checkpoint, text));
-            let wanted = WantedGates { residency, golden, also, given: *given, min_cosine, text, bounds };
-            (report, gates.full_stack) =
-                full_stack(report, assembly.bundle(), &assembly.chain()?, &wanted, on_event)?;
+        Some(GateReference { golden, also, given, origin }) => {
+            let origin = origin.as_ref().map(|(family, text)| (family, text));
+            let wanted = WantedGates { residency, golden, also, given: *given, min_cosine, origin, bounds };
+            let of = (assembly.plan(), &assembly.chain()?);
+            (report, gates.full_stack) = full_stack(report, assembly.bundle(), of, &wanted, on_event)?;
             gates.min_cosine = Some(min_cosine);
         }
         None if none_had => gates = Gates::skipped(),

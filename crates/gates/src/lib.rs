@@ -28,5 +28,6 @@ pub mod residency;
 pub mod text_feedback;
 pub mod text_gate;
 pub mod trace;
+pub mod weight_gate;
 
 pub use anemoe_io::{Error, Result};

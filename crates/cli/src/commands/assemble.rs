@@ -13,7 +13,7 @@ use crate::signals;
 use crate::target::expect_begun_bundle;
 use crate::ui::{self, Ui};
 use anemoe_convert::build::Assembly;
-use anemoe_convert::checkpoint::Checkpoint;
+use anemoe_convert::models::{self, Family};
 use anemoe_gates::checkpoint_text::gate_prompt;
 use anemoe_gates::gated::{self, GateReference};
 use anemoe_gates::residency;
@@ -82,8 +82,8 @@ impl Command for Args {
         let assembly = anemoe_convert::build::assemble(&self.bundle)?;
         let reference = match given {
             Some(golden) => {
-                let text = own_text(&assembly, &self.text_gate).ok();
-                Some(GateReference { golden, also, given: true, text })
+                let origin = origin(&assembly, &self.text_gate).ok();
+                Some(GateReference { golden, also, given: true, origin })
             }
             None if self.skip_gates || assembly.part_gates().1 => None,
             None => own_reference(&assembly, &self.text_gate, ui),
@@ -100,7 +100,7 @@ impl Command for Args {
 }
 
 /// Opens the checkpoint that the parts were built from, with the text of the gate.
-fn own_text(assembly: &Assembly, args: &TextGateArgs) -> anyhow::Result<(Checkpoint, GateText)> {
+fn origin(assembly: &Assembly, args: &TextGateArgs) -> anyhow::Result<(Family, GateText)> {
     let source = assembly.source().context("the parts do not say where their checkpoint is")?;
     let zaya_skip = source.zaya_skip.map(|s| s.parse()).transpose().map_err(anyhow::Error::msg)?;
     let checkpoint = Reading { zaya_skip }.open(&source.checkpoint)?;
@@ -109,20 +109,21 @@ fn own_text(assembly: &Assembly, args: &TextGateArgs) -> anyhow::Result<(Checkpo
     }
     let model = &assembly.plan().chain.model;
     let text = args.text(&checkpoint, model.vocab_size, model.max_context)?;
-    Ok((checkpoint, text))
+    Ok((models::open(checkpoint)?, text))
 }
 
 /// Runs the checkpoint that the parts were built from. Returns none, with a warning, if the checkpoint is not in its place
 /// any more: the bundle is completed all the same.
 fn own_reference(assembly: &Assembly, args: &TextGateArgs, ui: &Ui) -> Option<GateReference> {
     let run = || {
-        let (checkpoint, text) = own_text(assembly, args)?;
-        let (prompt, decode) = gate_prompt(&checkpoint, assembly.plan())?;
-        Ok::<_, anyhow::Error>((with_bar(&checkpoint, &prompt, decode, ui)?, (checkpoint, text)))
+        let (family, text) = origin(assembly, args)?;
+        let checkpoint = &family.checked_checkpoint().checkpoint;
+        let (prompt, decode) = gate_prompt(checkpoint, assembly.plan())?;
+        Ok::<_, anyhow::Error>((with_bar(checkpoint, &prompt, decode, ui)?, (family, text)))
     };
     match run() {
-        Ok((golden, text)) => {
-            Some(GateReference { golden, also: Vec::new(), given: false, text: Some(text) })
+        Ok((golden, origin)) => {
+            Some(GateReference { golden, also: Vec::new(), given: false, origin: Some(origin) })
         }
         Err(e) => {
             ui::message(format!(

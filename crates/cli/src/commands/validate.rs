@@ -21,6 +21,7 @@ use anemoe_gates::int8_gate::{self, Int8Gate};
 use anemoe_gates::probe::{self, Inputs, ProbeContext, ProbeReport};
 use anemoe_gates::reference::Golden;
 use anemoe_gates::text_gate::{self, TextGate};
+use anemoe_gates::weight_gate::{self, WeightGate};
 use anemoe_runtime::cpu::CpuBackend;
 use anemoe_runtime::model::Model;
 use anyhow::Context;
@@ -31,8 +32,8 @@ use std::path::PathBuf;
 
 /// Compare a bundle with the golden, the checkpoint run in f32.
 ///
-/// The golden gate compares logits and greedy tokens with a golden; with --checkpoint, the text gate compares predictions over a
-/// text with the checkpoint's. With --probes, shards are compared with their FP16 forms, too. Exit status 1 when something differs
+/// The golden gate compares logits and greedy tokens with a golden. With --checkpoint, the weight gate compares each weight with
+/// the checkpoint's, and the text gate predictions over a text. With --probes, shards are compared with their FP16 forms, too. Exit status 1 when something differs
 /// too much.
 #[derive(clap::Args)]
 #[command(
@@ -102,11 +103,15 @@ impl Command for Args {
             };
             gates.push(NamedGate { golden: path.clone(), gate });
         }
-        let text = match &self.source.checkpoint {
+        let (weights, text) = match &self.source.checkpoint {
             Some(_) => {
                 let bounds = self.text_gate.bounds()?;
                 let origin = self.source.open(&self.bundle, "--checkpoint")?;
-                let checkpoint = &origin.family.checked_checkpoint().checkpoint;
+                let bar = ui.bar(origin.plan.shards.len() as u64, "weights");
+                let Origin { family, plan, .. } = &origin;
+                let weights = weight_gate::gate(family, plan, &self.bundle, &chain, &mut || bar.inc(1))?;
+                bar.finish_and_clear();
+                let checkpoint = &family.checked_checkpoint().checkpoint;
                 let text = self.text_gate.text(checkpoint, chain.model.vocab_size, chain.model.max_context)?;
                 let on_cpu = match &on_device {
                     Some(_) => None,
@@ -116,9 +121,9 @@ impl Command for Args {
                 let bar = ui.bar((text.windows.len() * chain.model.num_layers) as u64, "text");
                 let gate = text_gate::gate(model, checkpoint, &text, bounds, &mut || bar.inc(1))?;
                 bar.finish_and_clear();
-                Some(gate)
+                (Some(weights), Some(gate))
             }
-            None => None,
+            None => (None, None),
         };
         let first = goldens.first().map(|g| &g.golden);
         let probes = self.probes.zip(first);
@@ -132,10 +137,11 @@ impl Command for Args {
         let pass = fast.as_ref().is_none_or(|f| f.pass)
             && gates.iter().all(|g| g.gate.pass)
             && probes.as_ref().is_none_or(|p| p.pass)
+            && weights.as_ref().is_none_or(|w| w.pass)
             && text.as_ref().is_none_or(TextGate::is_good_enough);
         let gate = gates.first().map(|g| GoldenGate { pass, ..g.gate.clone() });
         let without_golden = gate.is_none().then_some(pass);
-        Ok(Validation { bundle: self.bundle, gate, without_golden, goldens: gates, text, probes, fast })
+        Ok(Validation { bundle: self.bundle, gate, without_golden, goldens: gates, weights, text, probes, fast })
     }
 
     fn journal(&self) -> Option<&JournalArgs> {
@@ -157,6 +163,9 @@ pub struct Validation {
     /// The golden gate with each golden.
     #[serde(skip_serializing_if = "is_single")]
     pub goldens: Vec<NamedGate>,
+    /// The weight gate, where the checkpoint is given.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub weights: Option<WeightGate>,
     /// The text gate, where the checkpoint is given.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub text: Option<TextGate>,
@@ -186,6 +195,9 @@ impl CommandReport for Validation {
                 0 => format!("pass: all {} goldens", self.goldens.len()),
                 n => format!("FAIL: {n} of {} goldens: {}", self.goldens.len(), names.join(", ")),
             })?;
+        }
+        if let Some(weights) = &self.weights {
+            gate_results::print_weights(weights, "", ui)?;
         }
         if let Some(text) = &self.text {
             let said = verdict(text.is_good_enough());
@@ -218,6 +230,7 @@ impl CommandReport for Validation {
             [] => (facts::Facts::new(), &[][..]),
         };
         facts.insert("pass".into(), self.passed().into());
+        facts.extend(self.weights.iter().map(|w| ("weights".into(), facts::condense(w).into())));
         facts.extend(self.text.iter().map(|t| ("text".into(), facts::condense(t).into())));
         if !others.is_empty() {
             facts.insert("also".into(), facts::also(others));

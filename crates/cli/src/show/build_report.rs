@@ -32,6 +32,9 @@ pub fn print(report: &GatedReport, out: &Path, golden: Option<&Path>, all: usize
         ui.line("the whole:")?;
         place(found)?;
     }
+    if let Some(weights) = &report.full_stack.weights {
+        gate_results::print_weights(weights, "  ", ui)?;
+    }
     if let Some(gate) = &report.full_stack.golden {
         print_logits(report, gate, ui)?;
     }

@@ -5,6 +5,7 @@ use anemoe_gates::golden_gate::{Agreement, GoldenGate, RepeatedToken};
 use anemoe_gates::int8_gate::Int8Gate;
 use anemoe_gates::probe::{DecidingRule, ProbeReport, ShardProbes};
 use anemoe_gates::text_gate::TextGate;
+use anemoe_gates::weight_gate::WeightGate;
 use std::io;
 
 /// Prints the comparison of fast products with exact ones.
@@ -166,6 +167,20 @@ pub fn text_gate(t: &TextGate) -> String {
         line += "; says nothing, since the checkpoint predicts this text hardly better than chance";
     }
     line
+}
+
+/// Prints the weight gate, each line behind `indent`.
+pub fn print_weights(w: &WeightGate, indent: &str, ui: &Ui) -> io::Result<()> {
+    ui.line(format!(
+        "{indent}{}: {} compared with the checkpoint's, lowest cosine of a row {:.3}, scales {:.3} to {:.3}, {} wrong",
+        verdict(w.pass),
+        ui::counted(w.compared, "weight"),
+        w.min_row_cosine,
+        w.min_excess,
+        w.max_share,
+        w.wrong
+    ))?;
+    w.faults.iter().try_for_each(|fault| ui.line(format!("{indent}  {fault}")))
 }
 
 /// Prints the golden gate.

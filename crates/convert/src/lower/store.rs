@@ -272,6 +272,22 @@ pub fn store_matrix(
     Ok(side.metrics)
 }
 
+/// Reads a vector of the plan from the checkpoint.
+///
+/// # Errors
+/// The checkpoint cannot be read, or holds a value that fp16 cannot.
+pub fn vector_values(checkpoint: &CheckedCheckpoint, plan: &VectorPlan) -> Result<Vec<f16>> {
+    let n = plan.weights();
+    let (first, of) = plan.every;
+    let mut values = vec![0f32; n as usize * of];
+    checkpoint.read(&plan.tensor, plan.start..plan.start + n * of as u64, &mut values)?;
+    let values: Vec<f32> =
+        values.into_iter().skip(first).step_by(of).map(|v| (v + plan.offset) * plan.scale).collect();
+    let mut halves = Vec::new();
+    to_f16(&values, &mut halves).map_err(|e| checkpoint.refuse(&plan.tensor, 0, &e.to_string()))?;
+    Ok(halves)
+}
+
 /// Writes a vector to the weight file; a vector of few elements becomes a value of the program.
 ///
 /// # Errors
@@ -282,14 +298,7 @@ pub fn store_vector(
     plan: &VectorPlan,
     stored: &mut Stored,
 ) -> Result<()> {
-    let n = plan.weights();
-    let (first, of) = plan.every;
-    let mut values = vec![0f32; n as usize * of];
-    checkpoint.read(&plan.tensor, plan.start..plan.start + n * of as u64, &mut values)?;
-    let mut values: Vec<f32> = values.into_iter().skip(first).step_by(of).collect();
-    values.iter_mut().for_each(|v| *v = (*v + plan.offset) * plan.scale);
-    let mut halves = Vec::new();
-    to_f16(&values, &mut halves).map_err(|e| checkpoint.refuse(&plan.tensor, 0, &e.to_string()))?;
+    let halves = vector_values(checkpoint, plan)?;
     stored.vectors.insert(plan.name.clone(), store_halves(blobs, &plan.dims, &halves)?);
     Ok(())
 }

@@ -9,3 +9,4 @@ mod planned;
 mod sequence_properties;
 mod sequences;
 mod speculation;
+mod weight_damage;

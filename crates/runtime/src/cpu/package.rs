@@ -19,7 +19,8 @@ use crate::tensor::Tensor;
 use crate::{Error, Result};
 use anemoe_io::locked;
 use anemoe_mlpackage::mil::{
-    DataType, Feature, FeatureShape, Function, FunctionDescription, Operation, ValueType,
+    Argument, Binding, Block, DataType, Feature, FeatureShape, Function, FunctionDescription, Operation,
+    ValueType,
 };
 use anemoe_mlpackage::package::{Package, WeightFiles};
 use smallvec::{SmallVec, smallvec};
@@ -99,9 +100,11 @@ impl CpuPackage {
     /// There is no such constant, or it has a form that is not implemented.
     pub fn constant(&self, function: &str, name: &str) -> Result<Tensor> {
         let (body, described) = self.function(Some(function))?;
-        let mut block = body.block.clone();
-        block.operations.retain(|op| op.op_type.starts_with("const"));
-        block.outputs = vec![name.to_string()];
+        let block = Block {
+            inputs: Vec::new(),
+            operations: constants_of(&body.block, name),
+            outputs: vec![name.to_string()],
+        };
         let body = Function { inputs: Vec::new(), opset: body.opset, block };
         let output = Feature::array(name, DataType::Float32, FeatureShape::Dynamic);
         let described =
@@ -147,6 +150,25 @@ impl CpuPackage {
         };
         Ok((body, described))
     }
+}
+
+/// Copies the operation that makes the constant `name`, and what it is made from, in order.
+fn constants_of(block: &Block, name: &str) -> Vec<Operation> {
+    let (mut needed, mut found) = (vec![name], Vec::new());
+    // Operands stand before what is made from them.
+    for op in block.operations.iter().rev().filter(|op| op.op_type.starts_with("const")) {
+        if !op.outputs.iter().any(|output| needed.contains(&output.name.as_str())) {
+            continue;
+        }
+        let operands = op.inputs.values().flat_map(|Argument(bindings)| bindings);
+        needed.extend(operands.filter_map(|binding| match binding {
+            Binding::Name(operand) => Some(operand.as_str()),
+            Binding::Value(_) => None,
+        }));
+        found.push(op.clone());
+    }
+    found.reverse();
+    found
 }
 
 /// Reads the constant `name` of a function of the package at `path`; none where it has none.

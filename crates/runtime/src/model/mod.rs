@@ -19,6 +19,7 @@ mod vectors;
 mod workspace;
 
 pub use attached_assistant::{AttachedAssistant, DraftStart};
+pub use embedding::EmbeddingFile;
 pub use forward::{LayerObserver, Request};
 pub use kept_rows::MOST_UNDONE;
 pub(crate) use sequence::Companion;
@@ -32,7 +33,6 @@ use anemoe_io::locked;
 use anemoe_kernels::Pool;
 use call::Call;
 use chain_program::{ChainOp, ChainProgram, Names};
-use embedding::EmbeddingFile;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
