@@ -21,7 +21,7 @@ use anemoe_convert::plan::{MatrixPlan, Plan, PlanOptions};
 use anemoe_convert::quant::Quant;
 use anemoe_convert::quantize::{CompressedMatrix, Encoder, InputSums, SecondMoments, TablesAndScales};
 use anemoe_io::{locked, write_atomic};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
@@ -87,6 +87,39 @@ pub fn memory(family: &Family, tokens: usize) -> u64 {
     4 * (streams + 8 * columns * columns + 4 * WEIGHTS) as u64
 }
 
+/// Tells whether a matrix is compressed for a text where there is one.
+fn is_compressed(m: &MatrixPlan) -> bool {
+    !matches!(m.quant.kind, Quant::Fp16 | Quant::Mxfp4) && m.taps == 1 && !m.bank
+}
+
+/// Products of a column with a column, for each weight of a matrix, that compressing it takes: the target, its codes, two
+/// sweeps over them, and two more for each of two fits of its tables.
+const PRODUCTS: f64 = 8.0;
+/// Multiplications per second of two processors. A fixed rate, so that a build that is continued decides as it did before.
+const RATE: f64 = 20e9;
+
+/// Forecasts the seconds that [`compress`] takes for `tokens` tokens on two processors: multiplications over their rate.
+pub fn forecast(family: &Family, plan: &Plan, tokens: usize) -> f64 {
+    let mut count = 0.0;
+    let mut inputs = BTreeSet::new();
+    for m in plan.shards.iter().flat_map(|s| &s.matrices) {
+        let own = match (m.expert(), family.decoder.experts()) {
+            (Some(_), Some(e)) => e.active as f64 / e.count as f64,
+            _ => 1.0,
+        };
+        let (weights, cols, tokens) = (m.weights() as f64, m.cols as f64, own * tokens as f64);
+        // Both streams; then the means of the products of both streams' inputs, which matrices of one size share.
+        count += 2.0 * tokens * weights;
+        if is_compressed(m) {
+            count += PRODUCTS * weights * cols;
+            if inputs.insert((m.layer(), m.expert(), m.cols)) {
+                count += (2.0 * tokens + cols) * cols * cols;
+            }
+        }
+    }
+    count / RATE
+}
+
 /// Compresses all matrices that a plan compresses for windows of tokens, into `folder`. `progress` takes layers that
 /// are done, of how many; the head counts as one.
 ///
@@ -105,9 +138,8 @@ pub fn compress(
     let store = CompressedMatrices::new(folder);
     let mut matrices: BTreeMap<String, Vec<MatrixPlan>> = BTreeMap::new();
     for m in plan.shards.iter().flat_map(|s| &s.matrices) {
-        let is_compressed = !matches!(m.quant.kind, Quant::Fp16 | Quant::Mxfp4) && m.taps == 1 && !m.bank;
         let of_tensor = matrices.entry(m.tensor.clone()).or_default();
-        if is_compressed && !of_tensor.iter().any(|o| o.offset == m.offset) {
+        if is_compressed(m) && !of_tensor.iter().any(|o| o.offset == m.offset) {
             of_tensor.push(m.clone());
         }
     }

@@ -68,8 +68,8 @@ pub struct Args {
     #[arg(long, value_name = "MB", value_parser = megabytes)]
     max_memory: Option<u64>,
     /// Compress weights for a text, in UTF-8, or for the built-in one (`default`): each matrix so that its outputs change
-    /// least.
-    #[arg(long, value_name = "TEXT|default", conflicts_with_all = ["importance", "shard"])]
+    /// least [default: default where no --quant is given and it takes ten minutes at most; none].
+    #[arg(long, value_name = "TEXT|default|none", conflicts_with_all = ["importance", "shard"])]
     calibrate: Option<PathBuf>,
     /// Most memory for --calibrate, in MB: fewer tokens of the text where they would need more.
     #[arg(long, value_name = "MB", value_parser = megabytes, default_value_t = 12_000, requires = "calibrate")]
@@ -116,6 +116,9 @@ pub struct Args {
     journal: JournalArgs,
 }
 
+/// Most seconds that a build takes for compressing weights for the built-in text where nobody asked for it.
+const MOST_SECONDS: f64 = 600.0;
+
 fn megabytes(text: &str) -> Result<u64, String> {
     let wrong = || format!("`{text}` is not a number of MB from 1 on");
     text.parse().ok().filter(|n| (1..1 << 40).contains(n)).ok_or_else(wrong)
@@ -135,12 +138,15 @@ impl Command for Args {
         let mut goldens = read_goldens(&self.golden)?;
         let bounds = self.text_gate.bounds()?;
         let text = match &self.calibrate {
+            Some(path) if path == Path::new("none") => None,
             Some(path) if path == Path::new("default") => Some(None),
             Some(path) => Some(Some(read_text(path)?)),
-            None => None,
+            None => (self.options.quant.is_none() && self.options.importance.is_none() && self.shard.is_none())
+                .then_some(None),
         };
         let memory = self.calibration_memory.saturating_mul(1_000_000);
-        let calibration = text.map(|text| Calibration { text, memory });
+        let within = self.calibrate.is_none().then_some(MOST_SECONDS);
+        let calibration = text.map(|text| Calibration { text, within, memory });
         let options = PlanArgs { calibration, ..self.options.clone() };
         let PlannedCheckpoint { mut family, mut plan, importance, calibration: windows } =
             plan_checkpoint(&self.checkpoint, &options, PlanUse::GatedBuild, ui)?;
