@@ -2,7 +2,7 @@
 #   brew tap local/anemoe "$PWD" && brew install --HEAD local/anemoe/anemoe
 # This has not been run yet: there was no Homebrew where it was written.
 class Anemoe < Formula
-  desc "Mixture-of-Experts language models on the Apple Neural Engine, and on any CPU"
+  desc "Language models on the Apple Neural Engine, and on any CPU"
   license any_of: ["MIT", "Apache-2.0"]
   head "file://#{File.expand_path("..", __dir__)}", using: :git, branch: "main"
 

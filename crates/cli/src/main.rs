@@ -34,7 +34,7 @@ use std::process::ExitCode;
 #[global_allocator]
 static ALLOCATOR: anemoe_io::ReportingAllocator = anemoe_io::ReportingAllocator;
 
-/// Takes language models, Mixture-of-Experts first, to the Apple Neural Engine, and to any CPU.
+/// Takes language models, dense and Mixture-of-Experts, to the Apple Neural Engine, and to any CPU.
 #[derive(Parser)]
 #[command(name = "anemoe", version, max_term_width = 110)]
 #[command(

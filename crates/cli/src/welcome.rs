@@ -65,7 +65,7 @@ fn text(around: &Surroundings) -> String {
     rows.push(("anemoe help".into(), "all commands"));
     let width = rows.iter().map(|(command, _)| command.chars().count()).max().unwrap_or(0);
     let mut text = String::from(
-        "anemoe takes Mixture-of-Experts language models to the Apple Neural Engine, and to any CPU. Type next:\n",
+        "anemoe takes language models, dense and Mixture-of-Experts, to the Apple Neural Engine, and to any CPU. Type next:\n",
     );
     for (command, purpose) in rows {
         let fill = " ".repeat(width - command.chars().count());

@@ -56,10 +56,6 @@ pub fn list_caches() -> Vec<CacheUse> {
         all.push(CacheUse { can_delete, ..CacheUse::foreign(name, OWN_FOLDER.into(), folder) });
     }
     all.extend(of_core_ml(&core_ml_folders()));
-    let service = PathBuf::from("/Library/Caches/com.apple.aned");
-    if cfg!(target_os = "macos") && is_folder(&service) {
-        all.push(CacheUse::foreign("com.apple.aned".into(), "the Neural Engine's service".into(), service));
-    }
     all
 }
 
@@ -89,25 +85,15 @@ fn core_ml_folders() -> Vec<PathBuf> {
 /// Lists the caches that Core ML keeps below some folders. Only this program's can be deleted; others are shown and left
 /// alone.
 fn of_core_ml(below: &[PathBuf]) -> Vec<CacheUse> {
-    let mut all: Vec<CacheUse> = Vec::new();
-    let mut own = 0;
-    for program in below.iter().flat_map(|path| folders(path)) {
-        let cache = program.join(OF_CORE_ML);
-        let owner = name_of(&program);
-        if !is_folder(&cache) {
-            continue;
-        }
-        let is_own = owner == OWN_FOLDER;
-        own += usize::from(is_own);
-        let name = match own {
-            _ if !is_own => format!("{OF_CORE_ML} of {owner}"),
-            1 => OF_CORE_ML.to_string(),
-            n => format!("{OF_CORE_ML}.{n}"),
-        };
-        let owner = if is_own { "Core ML, for anemoe".into() } else { owner };
-        all.push(CacheUse { can_delete: is_own, ..CacheUse::foreign(name, owner, cache) });
-    }
-    all
+    let programs = below.iter().flat_map(|path| folders(path));
+    let cache = |program: PathBuf| {
+        let (cache, owner) = (program.join(OF_CORE_ML), name_of(&program));
+        let can_delete = owner == OWN_FOLDER;
+        let name = if can_delete { OF_CORE_ML.into() } else { format!("{OF_CORE_ML} of {owner}") };
+        let owner = if can_delete { "Core ML, for anemoe".into() } else { owner };
+        is_folder(&cache).then(|| CacheUse { can_delete, ..CacheUse::foreign(name, owner, cache) })
+    };
+    programs.filter_map(cache).collect()
 }
 
 fn name_of(path: &Path) -> String {
@@ -163,8 +149,7 @@ mod tests {
         let shown: Vec<(&str, u64, bool)> =
             found.iter().map(|c| (c.name.as_str(), c.bytes, c.can_delete)).collect();
         let name = |end: &str| format!("{OF_CORE_ML}{end}");
-        let wanted =
-            [(name(""), 1000, true), (name(" of com.others.app"), 500, false), (name(".2"), 10, true)];
+        let wanted = [(name(""), 1000, true), (name(" of com.others.app"), 500, false), (name(""), 10, true)];
         assert!(shown.iter().map(|(n, b, d)| (n.to_string(), *b, *d)).eq(wanted), "{shown:?}");
         assert_eq!(found[0].path, system.join("anemoe").join(OF_CORE_ML));
     }

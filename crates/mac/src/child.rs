@@ -31,15 +31,20 @@ const MAX_LINE: u64 = 256 << 20;
 const STOP: &str = "stop";
 
 /// End of a piece of work: its reason is empty, and its document is there, if it is done.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Ended {
+    /// End.
     pub end: End,
     /// Reason, with the end of the child's standard error.
+    #[serde(default)]
     pub reason: String,
+    /// Document; null without one.
+    #[serde(default, skip_serializing_if = "Value::is_null")]
     pub document: Value,
 }
 
 impl Ended {
+    /// Makes the end of work that leaves no document.
     pub fn without_document(end: End, reason: impl Into<String>) -> Ended {
         Ended { end, reason: reason.into(), document: Value::Null }
     }

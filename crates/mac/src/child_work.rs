@@ -2,7 +2,7 @@
 
 use crate::caches::{ModelFiles, compiled_models};
 use crate::child::{Ended, ParentLink, Worker, serve};
-use crate::form_trial::run_trial;
+use crate::form_trial::{Trial, run_trial};
 use crate::soak::{SoakLength, run_until, soak};
 use anemoe_bundle::Chain;
 use anemoe_coreml::{CompiledModels, ComputeUnits, CoreMlBackend, CoreMlSettings, plan_of};
@@ -27,7 +27,7 @@ pub enum Work {
     /// Asks for the plans of functions, as for the CPU alone if `cpu_only`: a list of operations by function.
     Plan { model: ModelFiles, cpu_only: bool },
     /// Runs the trial of a form, these packages on Core ML: [`crate::form_trial::TrialFigures`].
-    Measure { folder: PathBuf, models: Vec<ModelFiles>, tokens: usize, calls: usize },
+    Measure { trial: Box<Trial>, models: Vec<ModelFiles>, tokens: usize, calls: usize },
     /// Soaks a bundle, the shards `only` on Core ML, or all if it is empty: [`crate::soak::SoakFigures`].
     Soak { bundle: PathBuf, only: Vec<String>, length: SoakLength },
     /// Runs a bundle on Core ML until it is told to stop, and reports progress once everything is loaded: tokens per
@@ -110,10 +110,10 @@ fn perform(work: Work, parent: &ParentLink) -> Result<Value> {
             let plan = |name: &String| Ok((name.clone(), plan_of(&package, &compiled, name, named, units)?));
             to_value(&functions.iter().map(plan).collect::<Result<Vec<_>>>()?)
         }
-        Work::Measure { folder, models, tokens, calls } => {
+        Work::Measure { trial, models, tokens, calls } => {
             let packages = models.iter().map(|m| m.package.clone()).collect();
             let backend = Mixed { packages, core_ml: core_ml_for(models)?, cpu: CpuBackend::default() };
-            to_value(&run_trial(&folder, &backend, tokens, calls)?)
+            to_value(&run_trial(&trial, &backend, tokens, calls)?)
         }
         Work::Soak { bundle, only, length } => {
             let (chain, core_ml) = core_ml_of(&bundle)?;

@@ -43,21 +43,8 @@ pub struct DeviceFindings {
     pub no_is_proven: bool,
     /// Negative controls.
     pub controls: Vec<Control>,
-    /// Sizes of compiled models.
-    compiled: Vec<CompiledSize>,
     /// Reasons for which the check fails.
     faults: Vec<String>,
-}
-
-/// Sizes of a package and its compiled model, with the package's device: they show whether a size exists beyond which no
-/// package is on the Neural Engine.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-struct CompiledSize {
-    package: String,
-    package_bytes: u64,
-    compiled_bytes: u64,
-    /// Verdict of the package's plans.
-    measured: Option<Verdict>,
 }
 
 impl BundleSteps<'_> {
@@ -111,10 +98,6 @@ impl BundleSteps<'_> {
             };
             let plan = |(function, ops)| FunctionPlan { package: shard.name.clone(), function, ops };
             found.report.plans.extend(plans.into_iter().map(plan));
-            if let Some(compiled_bytes) = self.compiled_bytes(shard)? {
-                let (package, package_bytes) = (shard.name.clone(), shard.bytes);
-                found.compiled.push(CompiledSize { package, package_bytes, compiled_bytes, measured: None });
-            }
         }
         found.controls.push(cpu_alone.unwrap_or_else(|| Control::cpu_alone("", None)));
         found.controls.push(Control::fp32(self.steps)?);
@@ -128,21 +111,10 @@ impl DeviceFindings {
     /// Adds the verdicts of the plans, which the report of the check has.
     pub fn conclude(&mut self, report: &Report) {
         let packages = || report.device.iter().flat_map(|d| &d.packages);
-        for size in &mut self.compiled {
-            size.measured = packages().find(|p| p.name == size.package).map(|p| p.measured);
-        }
         self.faults = self.plan_failures.iter().map(StepFailure::line).collect();
         let elsewhere = packages().filter(|p| p.measured != Verdict::Ane);
         self.faults.extend(elsewhere.map(|p| format!("{}: {}", p.name, p.measured.name())));
         self.faults.extend(self.controls.iter().filter(|control| !control.pass).map(Control::text));
-    }
-
-    /// Returns the number of compiled models with a verdict, and the smallest and the largest of their bytes; none
-    /// without one.
-    pub fn sizes_of(&self, verdict: Verdict) -> Option<(usize, u64, u64)> {
-        let own = self.compiled.iter().filter(|s| s.measured == Some(verdict));
-        let bytes: Vec<u64> = own.map(|s| s.compiled_bytes).collect();
-        Some((bytes.len(), *bytes.iter().min()?, *bytes.iter().max()?))
     }
 }
 

@@ -1,13 +1,11 @@
 //! Trials of forms: runs one shard in one form on random inputs, and compares it with the CPU executor.
 //!
 //! ```text
-//! FOLDER/trial.json        part of the chain that leads to the shard, see [`Trial`]
-//!       /SHARD.mlpackage   shard in the form; several where the form has a package for each token count
+//! FOLDER/SHARD.mlpackage   shard in the form; several where the form has a package for each token count
 //! PARTS/NAME.mlpackage     other shards that the shard's inputs need, run by the CPU executor
 //! ```
 
 use crate::caches::ModelFiles;
-use crate::json_file::{read_json, write_json};
 use anemoe_bundle::{Chain, InputBinding, Run, Step};
 use anemoe_convert::build::{check_room, write_host_vectors, write_shard};
 use anemoe_convert::importance::Importance;
@@ -32,12 +30,12 @@ pub const LEAST_COSINE: f64 = 0.99;
 const WARM_UP: usize = 5;
 /// Most passes per call that is wanted: a pack of experts is not called when none of its experts is chosen.
 const PASSES_FOR_A_CALL: usize = 40;
-/// Name of the description of a trial.
-const TRIAL_FILE: &str = "trial.json";
 
-/// Description of a trial, as `trial.json` holds it.
-#[derive(Serialize, Deserialize)]
-struct Trial {
+/// Description of a trial, for the process that runs it.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Trial {
+    /// Folder of the shard's packages.
+    folder: PathBuf,
     /// Part of the chain that leads to the shard.
     chain: Chain,
     /// Names of the packages of the shard.
@@ -114,8 +112,8 @@ impl FormTrial<'_> {
         self.own.iter().map(files).collect()
     }
 
-    /// Checks that the disk has room, and writes the packages of the trial, and its description last.
-    pub fn write(&self, form: &str) -> Result<()> {
+    /// Checks that the disk has room, and writes the packages of the trial.
+    pub fn write(&self, form: &str) -> Result<Trial> {
         let (around, cut) = self.cut_out()?;
         // The package, its compiled model, as much for the Neural Engine's compiler, and other packages that are missing.
         let own: u64 = self.own.iter().map(|s| s.package_bytes()).sum();
@@ -141,15 +139,15 @@ impl FormTrial<'_> {
         }
         let width =
             |seed: &String| Ok((seed.clone(), width_of(seed, &cut.chain, &|name: &str| self.package(name))?));
-        let trial = Trial {
+        Ok(Trial {
+            folder: self.folder.clone(),
             own: self.own.iter().map(|s| s.name.clone()).collect(),
             has_router: self.own.iter().any(|s| chooses_inside(s)),
             outputs: cut.outputs.clone(),
             seeds: cut.seeds.iter().map(width).collect::<Result<_>>()?,
             parts: self.parts.clone(),
             chain: Chain { vectors, ..cut.chain },
-        };
-        write_json(&self.folder.join(TRIAL_FILE), &trial)
+        })
     }
 
     /// Returns the plan around the shard, and the part of its chain that leads to the shard, with all packages of the shard.
@@ -196,12 +194,10 @@ fn width_of(register: &str, chain: &Chain, package: &dyn Fn(&str) -> PathBuf) ->
     Err(Error::usage(format!("no input of a fixed width reads `{register}`")))
 }
 
-/// Runs the trial in `folder` until its shard has been called `calls` times with `tokens` tokens each. `backend` and
-/// the CPU executor both run the whole part of the chain.
-pub fn run_trial(folder: &Path, backend: &dyn Backend, tokens: usize, calls: usize) -> Result<TrialFigures> {
-    let path = folder.join(TRIAL_FILE);
-    let trial: Option<Trial> = read_json(&path);
-    let trial = trial.ok_or_else(|| Error::invalid(&path, "trial: it is missing or damaged"))?;
+/// Runs a trial until its shard has been called `calls` times with `tokens` tokens each. `backend` and the CPU executor
+/// both run the whole part of the chain.
+pub fn run_trial(trial: &Trial, backend: &dyn Backend, tokens: usize, calls: usize) -> Result<TrialFigures> {
+    let folder = &trial.folder;
     let package = |shard: &anemoe_bundle::Shard| {
         package_in(if trial.own.contains(&shard.name) { folder } else { &trial.parts }, &shard.name)
     };
@@ -262,19 +258,9 @@ pub fn run_trial(folder: &Path, backend: &dyn Backend, tokens: usize, calls: usi
 /// Returns the lowest cosine of the results `[channels, tokens]` for one token; 0 where a value is not a number.
 fn lowest_cosine(expected: &[Vec<f32>], results: &[Vec<f32>], token: usize, tokens: usize) -> f64 {
     let column = |all: &[f32]| -> Vec<f32> { all.iter().skip(token).step_by(tokens).copied().collect() };
-    let one = |(expected, own): (&Vec<f32>, &Vec<f32>)| {
-        if own.len() != expected.len() {
-            return 0.0;
-        }
-        let (expected, own) = (column(expected), column(own));
-        if own.iter().any(|v| !v.is_finite()) {
-            return 0.0;
-        }
-        match (expected.iter().all(|&v| v == 0.0), own.iter().all(|&v| v == 0.0)) {
-            (true, true) => 1.0,
-            (false, false) => cosine(&own, &expected),
-            _ => 0.0,
-        }
+    let one = |(expected, own): (&Vec<f32>, &Vec<f32>)| match expected.len() == own.len() {
+        true => cosine(&column(own), &column(expected)),
+        false => 0.0,
     };
     expected.iter().zip(results).map(one).fold(1.0, f64::min)
 }

@@ -170,7 +170,7 @@ impl PlacedPackages {
         let soak: SoakDocument = report.document("soak")?;
         for s in &soak.shards {
             report.expect_package(&s.shard, "stages/soak.json")?;
-            placed.failure("soak", &s.shard, s.end, &s.reason, "RUNTIME_FAIL");
+            placed.failure("soak", &s.shard, s.ended.end, &s.ended.reason, "RUNTIME_FAIL");
         }
         Ok(placed)
     }
@@ -265,7 +265,10 @@ fn write_folder(report: &MacReport, found: &ReportFindings, evidence: &Path, tar
     if let Some(profile) = &found.profile {
         anemoe_bundle::write_atomic(&folder.join(PROFILE_FILE), profile.text().as_bytes())?;
     }
-    let ends = |r: &StageRecord| json!({"stage": r.stage, "end": r.end, "seconds": r.seconds, "reason": shortened(&r.reason)});
+    let ends = |r: &StageRecord| {
+        let reason = shortened(&r.ended.reason);
+        json!({"stage": r.stage, "end": r.ended.end, "seconds": r.seconds, "reason": reason})
+    };
     let about = json!({
         "report": report.name, "digest": report.digest, "generator": report.generator, "system": report.system,
         "rows": found.rows.len(), "chip": found.profile.as_ref().map(|p| &p.chip), "left_out": found.left_out,

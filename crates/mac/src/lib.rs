@@ -42,6 +42,7 @@ mod verification;
 pub use archive::write_archive;
 pub use bundle_compiler::{BundleSteps, CompileReport};
 pub use caches::{CacheUse, compiled_models, is_folder, list_caches};
+pub use child::Ended;
 pub use child_work::{CommandDone, serve_parent};
 pub use device_check::DeviceFindings;
 pub use import::{ReportFindings, add_evidence};

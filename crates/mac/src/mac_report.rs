@@ -1,7 +1,7 @@
 //! The report of a verification, which `verify-on-mac` writes and `import-report` reads elsewhere.
 //!
 //! ```text
-//! manifest.json      format, program, and size and SHA-256 of every other entry
+//! manifest.json      format and program
 //! system.json        system, chip, memory, model
 //! packages.json      cells of a table of outcomes that follow from each package's program
 //! stages/NAME.json   how a stage ended, and its document
@@ -116,7 +116,7 @@ pub fn report_entries(
     for (stage, (record, _)) in STAGES.iter().zip(records) {
         let mut shown = record.clone();
         // Caches and disks of the stage `doctor` tell what else a user has.
-        if let Some(map) = shown.document.as_object_mut().filter(|_| stage.name == "doctor") {
+        if let Some(map) = shown.ended.document.as_object_mut().filter(|_| stage.name == "doctor") {
             map.retain(|key, _| key != "caches" && key != "disks");
         }
         put(&stage.entry(), serde_json::to_value(shown))?;
@@ -177,21 +177,22 @@ impl MacReport {
         let packages: Vec<DescribedPackage> = archive.json(PACKAGES)?.unwrap_or_default();
         check_packages(&packages)?;
         let plan = archive.bytes(PLAN).map(PlanReport::parse).transpose();
+        let digest = archive.digest();
         Ok(MacReport {
-            name: format!("{}-{}", chip_slug(&system.system.chip), &archive.digest[..DIGITS]),
-            generator: archive.manifest.generator.chars().take(MAX_NAME).collect(),
+            name: format!("{}-{}", chip_slug(&system.system.chip), &digest[..DIGITS]),
+            generator: archive.generator.chars().take(MAX_NAME).collect(),
             system,
             packages,
             stages,
             plan: plan.map_err(|e| format!("entry `{PLAN}`: {e}"))?,
             bench: archive.bytes(BENCH).map(<[u8]>::to_vec),
-            digest: archive.digest,
+            digest,
         })
     }
 
     /// Reads the document of a stage; the default where it has none.
     pub fn document<T: DeserializeOwned + Default>(&self, stage: &str) -> std::result::Result<T, String> {
-        let document = self.stages.iter().find(|r| r.stage == stage).map(|r| r.document.clone());
+        let document = self.stages.iter().find(|r| r.stage == stage).map(|r| r.ended.document.clone());
         let Some(document) = document.filter(|d| !d.is_null()) else { return Ok(T::default()) };
         serde_json::from_value(document)
             .map_err(|e| format!("entry `stages/{stage}.json`: {}", anemoe_io::json::JsonError::from(e)))

@@ -9,20 +9,16 @@ use std::path::Path;
 const HOMES: [&str; 2] = ["/Users/", "/home/"];
 /// Names of users that tell nothing about anyone.
 const COMMON: [&str; 5] = ["root", "user", "admin", "runner", "nobody"];
-/// Length of the shortest folder that is replaced, in bytes: `/` is in every path.
+/// Length of the shortest word that is replaced, in characters: `/` is in every path.
 const SHORTEST: usize = 2;
 
 /// Private words with their replacements, the longest first.
 #[derive(Clone, Debug, Default)]
-pub struct PrivateWords {
-    folders: Vec<(String, String)>,
-    /// Names that are replaced as whole words.
-    names: Vec<(String, &'static str)>,
-}
+pub struct PrivateWords(Vec<(String, &'static str)>);
 
 impl PrivateWords {
     /// Collects the words of this machine, and the folders `more` with their replacements.
-    pub fn of_this_machine(more: &[(&Path, &str)]) -> PrivateWords {
+    pub fn of_this_machine(more: &[(&Path, &'static str)]) -> PrivateWords {
         let mut words = PrivateWords::default();
         for (path, stands) in more {
             words.folder(path, stands);
@@ -39,50 +35,42 @@ impl PrivateWords {
         for (name, stands) in
             [("USER", "USER"), ("LOGNAME", "USER"), ("SUDO_USER", "USER"), ("HOSTNAME", "HOST")]
         {
-            words.name(std::env::var(name).ok(), stands);
+            words.name(&std::env::var(name).unwrap_or_default(), stands);
         }
         let of_system = ["ComputerName", "LocalHostName"].map(|name| said("scutil", &["--get", name]));
         for said in of_system.into_iter().chain([said("hostname", &[])]) {
-            let said = said.ok();
-            words.name(said.as_ref().and_then(|s| s.split('.').next()).map(str::to_string), "HOST");
-            words.name(said, "HOST");
+            let said = said.unwrap_or_default();
+            words.name(said.split('.').next().unwrap_or_default(), "HOST");
+            words.name(&said, "HOST");
         }
-        words.folders.sort_by_key(|(folder, _)| Reverse(folder.len()));
-        words.names.sort_by_key(|(name, _)| Reverse(name.len()));
+        words.0.sort_by_key(|(word, _)| Reverse(word.len()));
         words
     }
 
-    fn folder(&mut self, path: &Path, stands: &str) {
+    fn folder(&mut self, path: &Path, stands: &'static str) {
         let canonical = path.canonicalize().ok();
-        for path in std::iter::once(path).chain(canonical.as_deref()) {
-            let text = path.to_string_lossy().trim_end_matches('/').to_string();
-            if path.is_absolute() && text.len() >= SHORTEST && !self.folders.iter().any(|(f, _)| *f == text) {
-                self.folders.push((text, stands.into()));
-            }
+        for path in std::iter::once(path).chain(canonical.as_deref()).filter(|path| path.is_absolute()) {
+            self.word(path.to_string_lossy().trim_end_matches('/'), stands);
         }
     }
 
-    fn name(&mut self, name: Option<String>, stands: &'static str) {
-        let name = name.unwrap_or_default().trim().to_string();
-        let is_known = COMMON.contains(&name.as_str()) || self.names.iter().any(|(n, _)| *n == name);
-        if name.chars().count() >= 2 && !is_known {
-            self.names.push((name, stands));
+    fn name(&mut self, name: &str, stands: &'static str) {
+        if !COMMON.contains(&name.trim()) {
+            self.word(name.trim(), stands);
+        }
+    }
+
+    fn word(&mut self, word: &str, stands: &'static str) {
+        if word.chars().count() >= SHORTEST && !self.0.iter().any(|(known, _)| known == word) {
+            self.0.push((word.into(), stands));
         }
     }
 
     /// Removes private words from a text.
     pub fn text(&self, text: &str) -> String {
-        let mut out = text.to_string();
-        for (folder, stands) in &self.folders {
-            out = replace_bounded(&out, folder, stands, |c| c.is_alphanumeric() || c == '-' || c == '_');
-        }
-        for home in HOMES {
-            out = without_home(&out, home);
-        }
-        for (name, stands) in &self.names {
-            out = replace_bounded(&out, name, stands, char::is_alphanumeric);
-        }
-        out
+        let replaced =
+            self.0.iter().fold(text.to_string(), |text, (word, stands)| replace(&text, word, stands));
+        HOMES.iter().fold(replaced, |text, home| without_home(&text, home))
     }
 
     /// Removes private words from a document, in keys and values.
@@ -96,16 +84,16 @@ impl PrivateWords {
     }
 }
 
-/// Replaces `word` by `stands` unless a character that `of_word` accepts is beside it.
-fn replace_bounded(text: &str, word: &str, stands: &str, of_word: impl Fn(char) -> bool) -> String {
+/// Replaces `word` by `stands`, unless a letter or digit is beside it.
+fn replace(text: &str, word: &str, stands: &str) -> String {
     let mut out = String::with_capacity(text.len());
     let mut rest = text;
     while let Some(at) = rest.find(word) {
         let (before, behind) = (&rest[..at], &rest[at + word.len()..]);
         let left = before.chars().next_back().or_else(|| out.chars().next_back());
-        let bounded = !left.is_some_and(&of_word) && !behind.chars().next().is_some_and(&of_word);
+        let is_part = [left, behind.chars().next()].into_iter().flatten().any(char::is_alphanumeric);
         out += before;
-        out += if bounded { stands } else { word };
+        out += if is_part { word } else { stands };
         rest = behind;
     }
     out + rest
@@ -131,10 +119,9 @@ mod tests {
 
     #[test]
     fn folders_and_names_are_replaced_as_words() {
-        let words = PrivateWords {
-            folders: vec![("/Users/anna/x/work".into(), "WORK".into()), ("/Users/anna".into(), "~".into())],
-            names: vec![("anna".into(), "USER"), ("mac-7".into(), "HOST")],
-        };
+        let words =
+            [("/Users/anna/x/work", "WORK"), ("/Users/anna", "~"), ("mac-7", "HOST"), ("anna", "USER")];
+        let words = PrivateWords(words.map(|(word, stands)| (word.to_string(), stands)).to_vec());
         for (text, wanted) in [
             ("/Users/anna/x/work/b: no", "WORK/b: no"),
             ("/Users/anna/Library", "~/Library"),

@@ -132,7 +132,7 @@ pub fn soak(
             if done == 0 {
                 lap.first = logits;
             } else {
-                found.count(cosine_or_zero(&lap.first, &logits));
+                found.count(cosine(&lap.first, &logits));
             }
             found.tokens += lap.ids.len() as u64;
             found.passes += 1;
@@ -236,12 +236,7 @@ fn states_hold(model: &Model, sequence: &mut Sequence, ids: &[u32]) -> Result<bo
     model.truncate(sequence, at)?;
     let cut = last(model, sequence, &ids[..1])?;
     model.truncate(sequence, at)?;
-    Ok([&forked, &again, &cut].iter().all(|other| cosine_or_zero(&own, other) >= LEAST_CYCLE_COSINE))
-}
-
-/// Computes the cosine, or 0 where a value is not a number or lengths differ.
-fn cosine_or_zero(a: &[f32], b: &[f32]) -> f64 {
-    if a.len() != b.len() || a.iter().chain(b).any(|v| !v.is_finite()) { 0.0 } else { cosine(a, b) }
+    Ok([&forked, &again, &cut].iter().all(|other| cosine(&own, other) >= LEAST_CYCLE_COSINE))
 }
 
 impl SoakFigures {
@@ -261,7 +256,7 @@ fn beside_cpu(bundle: &Path, laps: &[Lap], told: &mut dyn FnMut()) -> Result<f64
     let mut sequence = model.sequence();
     let mut all = Vec::new();
     for lap in laps {
-        all.push(cosine_or_zero(&last(&model, &mut sequence, &lap.ids)?, &lap.first));
+        all.push(cosine(&last(&model, &mut sequence, &lap.ids)?, &lap.first));
         told();
     }
     all.sort_by(f64::total_cmp);
@@ -332,10 +327,10 @@ mod tests {
     #[test]
     fn numbers_that_are_none_are_wrong() {
         let mut found = SoakFigures { min_cosine: 1.0, ..SoakFigures::default() };
-        found.count(cosine_or_zero(&[1.0, 2.0], &[1.0, 2.0]));
+        found.count(cosine(&[1.0, 2.0], &[1.0, 2.0]));
         assert_eq!(found.first_wrong, None);
         found.passes = 4;
-        found.count(cosine_or_zero(&[1.0, 2.0], &[1.0, f32::NAN]));
+        found.count(cosine(&[1.0, 2.0], &[1.0, f32::NAN]));
         assert_eq!((found.first_wrong, found.min_cosine), (Some(4), 0.0));
     }
 }

@@ -36,11 +36,9 @@ pub struct SoakDocument {
 pub struct ShardEnd {
     /// Name of the shard.
     pub shard: String,
-    /// End.
-    pub end: End,
-    /// Reason, unless it is done.
-    #[serde(default)]
-    pub reason: String,
+    /// End and reason.
+    #[serde(flatten)]
+    pub ended: Ended,
 }
 
 /// Soaks a bundle. `limit` is the longest time without a pass: a missing pass is a hang, and many passes are none.
@@ -106,10 +104,10 @@ fn find_culprits(mut all: Vec<String>, run: &dyn Fn(&[String]) -> Result<Ended>)
         if ended.end == End::Done {
             break;
         }
-        found.push(ShardEnd { shard: culprit.clone(), end: ended.end, reason: ended.reason });
+        found.push(ShardEnd { shard: culprit.clone(), ended });
         all.retain(|shard| shard != culprit);
         if all.is_empty() || run(&all)?.end == End::Done {
-            let done = |shard| ShardEnd { shard, end: End::Done, reason: String::new() };
+            let done = |shard| ShardEnd { shard, ended: Ended::without_document(End::Done, "") };
             found.extend(all.into_iter().map(done));
             break;
         }
@@ -132,7 +130,7 @@ mod tests {
         };
         let found = find_culprits(all.clone(), &run).unwrap();
         let bad: Vec<&str> =
-            found.iter().filter(|s| s.end == End::Crashed).map(|s| s.shard.as_str()).collect();
+            found.iter().filter(|s| s.ended.end == End::Crashed).map(|s| s.shard.as_str()).collect();
         assert_eq!((bad, found.len()), (vec!["17", "64"], 100));
         assert!(runs.get() < 25, "{}", runs.get());
         // A shard that fails only beside another shard cannot be named.

@@ -1,8 +1,7 @@
 //! Stages of a verification, in the order in which they run.
 
-use anemoe_coreml::causes::End;
+use crate::child::Ended;
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
 
 /// Bundle in the work folder.
 pub const BUNDLE: &str = "bundle.anemoe";
@@ -25,12 +24,10 @@ pub const PACKAGES: &str = "packages.json";
 pub struct MacStage {
     /// Name.
     pub name: &'static str,
-    /// Rough time: a guess, since nobody has run this on a Mac, from numbers of calls and the times of other compilers.
-    pub time: &'static str,
     /// Description for people.
     pub what: &'static str,
-    /// [`SOAK`], [`ENERGY`], or a command of anemoe; words in braces stand for settings, see
-    /// [`crate::verification::Verification`].
+    /// [`SOAK`], [`ENERGY`], or a command of anemoe: `@NAME` is a file of the work folder, and words in braces stand for
+    /// settings, see [`crate::verification::Verification`].
     pub job: &'static str,
     /// Files and folders of the work folder that the stage makes.
     pub makes: &'static [&'static str],
@@ -43,70 +40,62 @@ pub const ENERGY: &str = "energy";
 
 const fn stage(
     name: &'static str,
-    time: &'static str,
     what: &'static str,
     job: &'static str,
     makes: &'static [&'static str],
 ) -> MacStage {
-    MacStage { name, time, what, job, makes }
+    MacStage { name, what, job, makes }
 }
 
 /// All stages; those behind `build` run its bundle.
 pub const STAGES: [MacStage; 10] = [
-    stage("doctor", "seconds", "system, chip, memory, disks", "doctor", &[]),
+    stage("doctor", "system, chip, memory, disks", "doctor", &[]),
     stage(
         "tune",
-        "10 to 40 min",
         "each sort of shard in each form: compiled, placed, timed, compared",
-        "tune {checkpoint} -o {forms} --work {trials} --force --quant {quant} --tokens {tokens} \
+        "tune {checkpoint} -o @forms.toml --work @tune --force --quant {quant} --tokens {tokens} \
              --calls {calls} --timeout {timeout}",
         &[FORMS, TRIALS],
     ),
     stage(
         "build",
-        "seconds",
         "the bundle in the forms that were chosen",
-        "build {checkpoint} -o {bundle} --quant {quant} --tokens {tokens} --skip-gates --no-journal {--forms}",
+        "build {checkpoint} -o @bundle.anemoe --quant {quant} --tokens {tokens} --skip-gates --no-journal {--forms}",
         &[BUNDLE],
     ),
     stage(
         "compile",
-        "1 to 10 min",
         "every package compiled, every function loaded",
-        "compile {bundle} --timeout {timeout}",
+        "compile @bundle.anemoe --timeout {timeout}",
         &[],
     ),
     stage(
         "check",
-        "1 min",
         "where each operation is planned, with negative controls",
-        "check {bundle} --device --save {plan} --force --no-journal --timeout {timeout}",
+        "check @bundle.anemoe --device --save @plan.json --force --no-journal --timeout {timeout}",
         &[PLAN],
     ),
-    stage("soak", "6 min and more", "thousands of passes with states, memory and numbers watched", SOAK, &[]),
+    stage("soak", "thousands of passes with states, memory and numbers watched", SOAK, &[]),
     stage(
         "validate",
-        "1 min",
         "golden gate on the device",
-        "validate {bundle} --golden {golden} --backend coreml --no-journal",
+        "validate @bundle.anemoe --golden {golden} --backend coreml --no-journal",
         &[],
     ),
     stage(
         "bench",
-        "2 min",
         "speed at each token count",
-        "bench {bundle} --backend coreml --save {bench} --force --no-journal --context {context} \
+        "bench @bundle.anemoe --backend coreml --save @bench.json --force --no-journal --context {context} \
              --decode {decode} --verify-tokens {verified} --prefill {prompts}",
         &[BENCH],
     ),
     stage(
         "predict",
-        "seconds",
         "speed as predicted, to calibrate by",
-        "predict-speed {bundle} --chip {chip}",
+        "predict-speed @bundle.anemoe --chip {chip}",
         &[],
     ),
-    stage("energy", "1 min", "power through powermetrics, where it may be run", ENERGY, &[]),
+    stage("energy", "power through powermetrics, where it may be run", ENERGY, &[]),
 ];
 
 /// Record of a stage.
@@ -114,16 +103,11 @@ pub const STAGES: [MacStage; 10] = [
 pub struct StageRecord {
     /// Name of the stage.
     pub stage: String,
-    /// End.
-    pub end: End,
     /// Duration, in seconds.
     pub seconds: f64,
-    /// Reason, unless the stage is done.
-    #[serde(default, skip_serializing_if = "String::is_empty")]
-    pub reason: String,
-    /// Document of the stage; null without one.
-    #[serde(default)]
-    pub document: Value,
+    /// End.
+    #[serde(flatten)]
+    pub ended: Ended,
 }
 
 impl MacStage {

@@ -2,7 +2,7 @@
 
 use crate::child_work::{LoadSeconds, Work};
 use crate::device_check::PlanAnswer;
-use crate::form_trial::{FormTrial, LEAST_COSINE, TrialFigures};
+use crate::form_trial::{FormTrial, LEAST_COSINE, Trial, TrialFigures};
 use crate::json_file::{read_json, write_json};
 use crate::listener::Listener;
 use crate::risky_steps::{StepResult, StepShard, Steps, finding};
@@ -269,8 +269,8 @@ impl Tuner<'_> {
             return Ok(TrialResult { reused: true, ..known });
         }
         listener.progress(&rung.name, "build", 0, 1);
-        trial.write(&rung.name)?;
-        result.out = match finding(self.steps(&trial, rung, &mut result, listener))? {
+        let written = trial.write(&rung.name)?;
+        result.out = match finding(self.steps(&trial, written, rung.form, &mut result, listener))? {
             Err(failure) => {
                 listener.message(&failure.lines());
                 Some(failure.text())
@@ -299,16 +299,17 @@ impl Tuner<'_> {
     fn steps(
         &self,
         trial: &FormTrial<'_>,
-        rung: &Rung,
+        written: Trial,
+        form: ShardForm,
         result: &mut TrialResult,
         listener: &dyn Listener,
     ) -> StepResult<()> {
-        let (own, models) = (trial.own, trial.models());
-        let form = Some((own[0].kind, rung.form));
+        let (own, models, form_name) = (trial.own, trial.models(), result.form.clone());
+        let form = Some((own[0].kind, form));
         let mut plans = Some(Vec::new());
         let total = own.len() + result.tokens.len();
         for (i, (shard, model)) in own.iter().zip(&models).enumerate() {
-            listener.progress(&rung.name, &shard.name, i, total);
+            listener.progress(&form_name, &shard.name, i, total);
             let named = StepShard { name: &shard.name, form };
             self.steps.run::<()>(named, &Work::Compile(model.clone()))?;
             self.steps.run::<LoadSeconds>(named, &Work::Load(model.clone()))?;
@@ -329,10 +330,10 @@ impl Tuner<'_> {
             let own_plans = plans.iter().filter(|(function, _)| called.contains(function));
             judged.placement = FormPlacement::of(own_plans.flat_map(|(_, ops)| ops));
             let name = format!("{}{}", own[0].name, of_tokens(tokens));
-            listener.progress(&rung.name, &name, own.len() + i, total);
-            let (folder, models, calls) = (trial.folder.clone(), models.clone(), self.calls as usize);
+            listener.progress(&form_name, &name, own.len() + i, total);
+            let (trial, models, calls) = (Box::new(written.clone()), models.clone(), self.calls as usize);
             let named = StepShard { name: &name, form };
-            let measured = self.steps.run(named, &Work::Measure { folder, models, tokens, calls });
+            let measured = self.steps.run(named, &Work::Measure { trial, models, tokens, calls });
             judged.figures = Some(measured.map_err(|e| e.with(&of_tokens(tokens)))?);
         }
         Ok(())

@@ -8,9 +8,7 @@ use crate::listener::Listener;
 use crate::mac_report::{ReportSystem, STAND_IN, chip_slug};
 use crate::soak::SoakLength;
 use crate::soak_stage::soak_stage;
-use crate::stage_list::{
-    BENCH, BUNDLE, ENERGY, FORMS, GOLDEN, MacStage, PLAN, SOAK, STAGES, StageRecord, TRIALS,
-};
+use crate::stage_list::{BUNDLE, ENERGY, FORMS, GOLDEN, MacStage, SOAK, STAGES, StageRecord};
 use anemoe_bundle::{CHAIN_FILE, Chain};
 use anemoe_coreml::causes::End;
 use anemoe_gates::cost::chips;
@@ -78,22 +76,18 @@ impl Verification {
         settings["checkpoint"] = checkpoint.display().to_string().into();
         let file = self.file(SETTINGS);
         let is_empty = self.work.read_dir().map_or(true, |mut entries| entries.next().is_none());
-        if file.is_file() {
-            let known: Value = read_json(&file).unwrap_or_default();
-            let differing = |(key, value): (&String, &Value)| {
-                let old = known.get(key).cloned().unwrap_or_default();
-                (old != *value).then(|| format!("{key} was {old} and is {value}"))
-            };
-            let changed: Vec<String> =
-                settings.as_object().into_iter().flatten().filter_map(differing).collect();
-            if !changed.is_empty() && !self.again {
-                return not_ours(&format!("{}; give --again or another --work", changed.join(", ")));
-            }
-            if !changed.is_empty() {
-                STAGES.iter().try_for_each(|stage| self.forget(stage))?;
-            }
-        } else if !is_empty {
+        if !file.is_file() && !is_empty {
             return not_ours("a folder that verify-on-mac did not make; give another --work");
+        }
+        let known = read_json(&file).unwrap_or_else(|| settings.clone());
+        let differing =
+            settings.as_object().into_iter().flatten().find(|(key, value)| known[*key] != **value);
+        if let Some((key, value)) = differing {
+            if !self.again {
+                let was = &known[key];
+                return not_ours(&format!("{key} was {was} and is {value}; give --again or another --work"));
+            }
+            STAGES.iter().try_for_each(|stage| self.forget(stage))?;
         }
         let stages = self.file("stages");
         std::fs::create_dir_all(&stages).map_err(|e| Error::io(&stages, e))?;
@@ -103,19 +97,19 @@ impl Verification {
     /// Reads the record of a stage; none if it is missing or damaged, or the stage was not finished.
     fn record(&self, stage: &MacStage) -> Option<StageRecord> {
         let record: StageRecord = read_json(&self.file(&stage.entry()))?;
-        (record.stage == stage.name && record.end != End::Skipped).then_some(record)
+        (record.stage == stage.name && record.ended.end != End::Skipped).then_some(record)
     }
 
     /// Removes the record of a stage and what the stage made.
     fn forget(&self, stage: &MacStage) -> Result<()> {
         let made = stage.makes.iter().map(|name| self.file(name));
         for path in made.chain([self.file(&stage.entry())]) {
-            let removed =
-                if path.is_dir() { std::fs::remove_dir_all(&path) } else { std::fs::remove_file(&path) };
-            match removed {
-                Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(Error::io(&path, e)),
-                _ => {}
-            }
+            let removed = match path.is_dir() {
+                true => std::fs::remove_dir_all(&path),
+                false if path.is_file() => std::fs::remove_file(&path),
+                false => continue,
+            };
+            removed.map_err(|e| Error::io(&path, e))?;
         }
         Ok(())
     }
@@ -136,17 +130,16 @@ impl Verification {
         };
         let record = StageRecord {
             stage: stage.name.into(),
-            end: found.end,
             seconds: (started.elapsed().as_secs_f64() * 1e3).round() / 1e3,
-            reason: found.reason.chars().take(LONGEST_REASON).collect(),
-            document: found.document,
+            ended: Ended { reason: found.reason.chars().take(LONGEST_REASON).collect(), ..found },
         };
-        if record.end != End::Skipped {
+        let Ended { end, reason, .. } = &record.ended;
+        if *end != End::Skipped {
             write_json(&self.file(&stage.entry()), &record)?;
         }
         if wanted {
-            let colon = if record.reason.is_empty() { "" } else { ": " };
-            listener.message(&format!("{}: {}{colon}{}", stage.name, record.end.word(), record.reason));
+            let colon = if reason.is_empty() { "" } else { ": " };
+            listener.message(&format!("{}: {}{colon}{reason}", stage.name, end.word()));
         }
         Ok((record, false))
     }
@@ -214,11 +207,6 @@ impl Verification {
         let drafts = MOST_UNDONE + 1;
         Ok(vec![match word {
             "{checkpoint}" => path(&self.checkpoint),
-            "{bundle}" => path(&self.file(BUNDLE)),
-            "{forms}" => path(&self.file(FORMS)),
-            "{trials}" => path(&self.file(TRIALS)),
-            "{plan}" => path(&self.file(PLAN)),
-            "{bench}" => path(&self.file(BENCH)),
             "{golden}" => path(&self.golden()),
             "{quant}" => self.about.quant.clone(),
             "{tokens}" => list(&mut counts()),
@@ -241,7 +229,7 @@ impl Verification {
             }
             "{--forms}" if !self.file(FORMS).is_file() => return Ok(Vec::new()),
             "{--forms}" => return Ok(vec!["--forms".into(), path(&self.file(FORMS))]),
-            word => word.to_string(),
+            word => word.strip_prefix('@').map_or_else(|| word.to_string(), |name| path(&self.file(name))),
         }])
     }
 

@@ -26,13 +26,6 @@ fn plans_decide_are_saved_and_read_back() {
             );
         }
         assert_eq!(report["no_is_proven"], true);
-        let packages = report["packages"].as_array().unwrap().len();
-        let sizes = report["compiled"].as_array().unwrap();
-        assert_eq!(sizes.len(), packages);
-        assert!(
-            sizes.iter().all(|s| s["measured"] == "ane" && s["compiled_bytes"].as_u64() > Some(0)),
-            "{sizes:?}"
-        );
         let read = sandbox.json(0, &["check", b, "--report", f]);
         assert_eq!(read["device"], report["device"]);
         sandbox.refused(&["check", b, "--device", "--save", f], &["--force"]);
@@ -55,8 +48,6 @@ fn what_is_elsewhere_nowhere_or_unanswered_is_no_pass() {
         sandbox.plant(&format!("L01.attn {fault}"));
         let report = sandbox.json(1, &["check", b, "--device"]);
         let packages = report["device"]["packages"].as_array().unwrap();
-        let sizes = report["compiled"].as_array().unwrap().iter();
-        assert_eq!(sizes.filter(|s| s["measured"] == measured).count(), 1, "{fault}");
         let one = packages.iter().find(|p| p["name"] == "L01.attn").unwrap();
         assert_eq!(one["measured"], measured, "{fault}");
         assert!(packages.iter().filter(|p| p["name"] != "L01.attn").all(|p| p["measured"] == "ane"));

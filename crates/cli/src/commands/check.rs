@@ -9,11 +9,11 @@ use crate::bundle::Verify;
 use crate::command::{Command, CommandReport};
 use crate::files::Overwrite;
 use crate::recorder::{JournalArgs, Recorder};
-use anemoe_gates::facts;
 use crate::show::placement::{Sources, print, print_ops};
 use crate::target::expect_bundle;
-use crate::ui::{Table, Ui, bytes};
+use crate::ui::{Table, Ui};
 use anemoe_bundle::{CHAIN_FILE, Chain};
+use anemoe_gates::facts;
 use anemoe_gates::integrity;
 use anemoe_gates::residency::compare::compare;
 use anemoe_gates::residency::device::PlanReport;
@@ -22,7 +22,7 @@ use anemoe_gates::residency::rule::{
     Chip, Conditions, DeviceTarget, Evidence, Question, Rule, RuleSeverity, Units, Verdict,
 };
 use anemoe_gates::residency::{self, CheckOptions, Report, rules as rule_list};
-use anemoe_mac::{DeviceFindings, BundleSteps};
+use anemoe_mac::{BundleSteps, DeviceFindings};
 use serde::Serialize;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -224,16 +224,7 @@ impl Placement {
 }
 
 fn print_plans(asked: &DeviceFindings, ui: &Ui) -> io::Result<()> {
-    for control in &asked.controls {
-        ui.line(control.text())?;
-    }
-    for verdict in [Verdict::Ane, Verdict::NotAne, Verdict::Unknown] {
-        if let Some((n, smallest, largest)) = asked.sizes_of(verdict) {
-            let (smallest, largest) = (bytes(smallest), bytes(largest));
-            ui.line(format!("compiled sizes, {}: {n}, {smallest} to {largest}", verdict.name()))?;
-        }
-    }
-    Ok(())
+    asked.controls.iter().try_for_each(|control| ui.line(control.text()))
 }
 
 fn check(path: &Path, options: &CheckOptions, verify: Verify, ui: &Ui) -> anyhow::Result<Report> {

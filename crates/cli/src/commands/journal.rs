@@ -2,59 +2,30 @@
 
 use crate::command::{Command, CommandReport};
 use crate::commands::reproduce::RUN;
-use anemoe_gates::facts;
 use crate::shell::quoted;
 use crate::target::expect_begun_bundle;
 use crate::ui::Ui;
 use anemoe_bundle::journal::{self, Event, JOURNAL_FILE};
 use anemoe_bundle::journal_entries::{Entry, entries};
+use anemoe_gates::facts;
 use anyhow::bail;
 use serde::Serialize;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// Show and add to what was done: to a bundle, or in the folder of an experiment.
+/// Show what was done to a bundle, or in the folder of an experiment; or write down what no command can know.
+///
+/// Each entry has Intent, Setup, Result, Surprise, Lesson, Next and Refs. With texts, such as --lesson, nothing is shown: they are
+/// added to an entry.
 #[derive(clap::Args)]
 #[command(
-    subcommand_negates_reqs = true,
-    override_usage = "anemoe journal [OPTIONS] <BUNDLE|FOLDER>\n       anemoe journal <COMMAND>",
-    after_help = "Example:\n  anemoe journal small.anemoe\n  anemoe journal reproduce-exp-35\n  anemoe journal add small.anemoe --lesson 'lut4 of the head costs most'\n\n`anemoe journal BUNDLE` is short for `anemoe journal show BUNDLE`; a bundle named `add` is ./add."
+    after_help = "Example:\n  anemoe journal small.anemoe\n  anemoe journal reproduce-exp-35\n  anemoe journal small.anemoe --lesson 'lut4 of the head costs most'"
 )]
 pub struct Args {
-    #[command(subcommand)]
-    action: Option<Action>,
-    #[command(flatten)]
-    show: Option<ShowArgs>,
-}
-
-#[derive(clap::Subcommand)]
-enum Action {
-    Show(ShowArgs),
-    Add(AddArgs),
-}
-
-/// Show a journal: Intent, Setup, Result, Surprise, Lesson, Next, Refs of each entry.
-#[derive(clap::Args)]
-#[command(after_help = "Example:\n  anemoe journal show small.anemoe --entry 3fa29c")]
-struct ShowArgs {
-    /// The bundle, or a folder of `reproduce`.
-    #[arg(value_name = "BUNDLE|FOLDER")]
-    bundle: PathBuf,
-    /// Only this entry: its id, or that of an event in it, or the beginning of one.
-    #[arg(long, value_name = "ID")]
-    entry: Option<String>,
-}
-
-/// Write into an entry what no command can know.
-#[derive(clap::Args)]
-#[command(
-    after_help = "Example:\n  anemoe journal add small.anemoe --surprise 'the head alone costs half' --next 'head in lut6'"
-)]
-struct AddArgs {
-    /// The bundle, or a folder of `reproduce`.
-    #[arg(value_name = "BUNDLE|FOLDER")]
-    bundle: PathBuf,
-    /// Entry: its id, or that of an event in it, or the beginning of one [default: the newest].
+    /// The bundle, or a folder of `reproduce`; `add` or `show` may stand before it.
+    #[arg(value_name = "BUNDLE|FOLDER", num_args = 1..=2, required = true)]
+    bundle: Vec<PathBuf>,
+    /// Entry: its id, or that of an event in it, or the beginning of one [default: all are shown, and the newest is added to].
     #[arg(long, value_name = "ID")]
     entry: Option<String>,
     #[command(flatten)]
@@ -87,12 +58,34 @@ impl Command for Args {
     type Report = JournalReport;
 
     fn run(self, _: &Ui) -> anyhow::Result<JournalReport> {
-        match (self.action, self.show) {
-            (Some(Action::Add(args)), None) => add(args),
-            (Some(Action::Show(args)), None) | (None, Some(args)) => show(args),
-            (Some(_), Some(_)) => bail!("a bundle comes behind show and add: anemoe journal add BUNDLE"),
-            (None, None) => bail!("which bundle? anemoe journal BUNDLE"),
+        let folder = match &self.bundle[..] {
+            [folder] => folder,
+            [word, folder] if ["add", "show"].iter().any(|w| word == Path::new(w)) => folder,
+            _ => bail!("one bundle is read at a time: anemoe journal BUNDLE"),
+        };
+        // A bundle, or any other folder with a journal.
+        if folder.join(JOURNAL_FILE).symlink_metadata().is_err() {
+            expect_begun_bundle(folder)?;
         }
+        let texts = facts::of(serde_json::to_value(&self.texts)?);
+        if let Some((name, _)) =
+            texts.iter().find(|(_, text)| text.as_str().is_none_or(|t| t.trim().is_empty()))
+        {
+            bail!("--{name}: there is nothing to add");
+        }
+        let journal = journal::read(folder)?;
+        let mut found = entries(journal.events);
+        if let Some(wanted) = &self.entry {
+            found = vec![find(found, wanted, folder)?];
+        }
+        let bundle = folder.display().to_string();
+        if texts.is_empty() {
+            return Ok(JournalReport::Shown { bundle, torn: journal.torn, entries: found });
+        }
+        let (of, version) = (found.pop().map(|e| e.id), env!("CARGO_PKG_VERSION").into());
+        let event = journal::append(folder, Event { of, version, rest: texts, ..Event::new("note", "") })?;
+        let entry = event.of.as_ref().unwrap_or(&event.id).clone();
+        Ok(JournalReport::Added { bundle, entry, event: Box::new(event) })
     }
 }
 
@@ -100,16 +93,8 @@ impl Command for Args {
 #[derive(Serialize)]
 #[serde(untagged)]
 pub enum JournalReport {
-    Shown {
-        bundle: String,
-        torn: bool,
-        entries: Vec<Entry>,
-    },
-    Added {
-        bundle: String,
-        entry: String,
-        event: Box<Event>,
-    },
+    Shown { bundle: String, torn: bool, entries: Vec<Entry> },
+    Added { bundle: String, entry: String, event: Box<Event> },
 }
 
 impl CommandReport for JournalReport {
@@ -120,7 +105,7 @@ impl CommandReport for JournalReport {
                 ui.line(format!("# Journal of {bundle}"))?;
                 if entries.is_empty() {
                     ui.line(
-                        "\nNothing is written yet. build, assemble, check, validate and trace write what they find when they run on a bundle\n(unless --no-journal is given); `anemoe journal add` writes the rest.",
+                        "\nNothing is written yet. build, assemble, check, validate and trace write what they find when they run on a bundle\n(unless --no-journal is given); --lesson and others write the rest.",
                     )?;
                 }
                 entries.iter().try_for_each(|entry| print(entry, ui))?;
@@ -130,39 +115,23 @@ impl CommandReport for JournalReport {
                 let is_bare = |e: &&Entry| e.lesson.is_empty() || e.next.is_empty() || e.intent.is_empty();
                 let Some(Entry { id, .. }) = entries.last().filter(is_bare) else { return Ok(()) };
                 let quoted = quoted(Path::new(bundle));
-                ui.line(format!("\nTo write the rest: anemoe journal add {quoted} --entry {id} --lesson TEXT"))
+                ui.line(format!("\nTo write the rest: anemoe journal {quoted} --entry {id} --lesson TEXT"))
             }
         }
     }
 }
 
-/// Accepts a bundle, and any other folder with a journal.
-fn expect_journal(path: &Path) -> anyhow::Result<()> {
-    if path.join(JOURNAL_FILE).symlink_metadata().is_ok() { Ok(()) } else { expect_begun_bundle(path) }
-}
-
-fn find<'a>(entries: &'a [Entry], wanted: &str, bundle: &Path) -> anyhow::Result<&'a Entry> {
-    let has = |e: &&Entry| e.events.iter().any(|e| e.id.starts_with(wanted));
-    let found: Vec<&Entry> = entries.iter().filter(has).collect();
-    match found[..] {
-        [one] if !wanted.is_empty() => Ok(one),
-        _ => {
-            let known: Vec<&str> = entries.iter().map(|e| e.id.as_str()).collect();
-            let what = if found.is_empty() { "names no entry" } else { "names several entries" };
-            bail!("{}: --entry {wanted} {what}; there are: {}", bundle.display(), known.join(", "))
+/// Finds the entry with an event whose id begins with `wanted`.
+fn find(mut entries: Vec<Entry>, wanted: &str, folder: &Path) -> anyhow::Result<Entry> {
+    let ids: Vec<String> = entries.iter().map(|e| e.id.clone()).collect();
+    entries.retain(|e| e.events.iter().any(|e| e.id.starts_with(wanted)));
+    match entries.pop() {
+        Some(one) if entries.is_empty() && !wanted.is_empty() => Ok(one),
+        found => {
+            let what = if found.is_none() { "names no entry" } else { "names several entries" };
+            bail!("{}: --entry {wanted} {what}; there are: {}", folder.display(), ids.join(", "))
         }
     }
-}
-
-fn show(args: ShowArgs) -> anyhow::Result<JournalReport> {
-    expect_journal(&args.bundle)?;
-    let journal = journal::read(&args.bundle)?;
-    let mut found = entries(journal.events);
-    if let Some(wanted) = &args.entry {
-        found = vec![find(&found, wanted, &args.bundle)?.clone()];
-    }
-    let bundle = args.bundle.display().to_string();
-    Ok(JournalReport::Shown { bundle, torn: journal.torn, entries: found })
 }
 
 fn print(entry: &Entry, ui: &Ui) -> io::Result<()> {
@@ -214,23 +183,4 @@ pub fn wrapped(text: &str, max: usize) -> String {
         }
     }
     lines.join("\n")
-}
-
-fn add(args: AddArgs) -> anyhow::Result<JournalReport> {
-    expect_journal(&args.bundle)?;
-    let texts = facts::of(serde_json::to_value(&args.texts)?);
-    if texts.is_empty() || texts.values().any(|text| text.as_str().is_none_or(|text| text.trim().is_empty())) {
-        bail!(
-            "there is nothing to add: give --lesson, --surprise, --next, --refs, --note or --intent a text"
-        );
-    }
-    let found = entries(journal::read(&args.bundle)?.events);
-    let entry = match &args.entry {
-        Some(wanted) => Some(find(&found, wanted, &args.bundle)?),
-        None => found.last(),
-    };
-    let (of, version) = (entry.map(|e| e.id.clone()), env!("CARGO_PKG_VERSION").into());
-    let event = journal::append(&args.bundle, Event { of, version, rest: texts, ..Event::new("note", "") })?;
-    let entry = event.of.as_ref().unwrap_or(&event.id).clone();
-    Ok(JournalReport::Added { bundle: args.bundle.display().to_string(), entry, event: Box::new(event) })
 }

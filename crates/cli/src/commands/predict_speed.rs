@@ -5,9 +5,7 @@ use crate::args::planning::{PlanArgs, PlanUse, PlannedCheckpoint, plan_checkpoin
 use crate::bundle::Verify;
 use crate::command::{Command, CommandReport, parse};
 use crate::files::Overwrite;
-use crate::show::speed::{
-    self, DraftedForm, DraftedPass, DrafterForecast, SpeculationForecast, SpeedDocument,
-};
+use crate::show::speed::{self, SpeedDocument};
 use crate::ui::{self, Ui};
 use anemoe_bundle::Chain;
 use anemoe_convert::context_buckets::ContextBuckets;
@@ -16,13 +14,11 @@ use anemoe_convert::path_kind::PathKind;
 use anemoe_convert::plan::PlanOptions;
 use anemoe_gates::cost::bench_fit::calibrate;
 use anemoe_gates::cost::chips::ChipProfile;
-use anemoe_gates::cost::forecast::{
-    Costed, Forecast, PassSize, forecast, open_packages, tokens_per_call, with_memory,
-};
+use anemoe_gates::cost::drafts::{DraftedForm, DrafterForecast, MOST_DRAFTED, SpeculationForecast};
+use anemoe_gates::cost::forecast::{Costed, Forecast, PassSize, forecast, open_packages, with_memory};
 use anemoe_gates::cost::forms::{self, Setting};
 use anemoe_gates::residency::PlannedPrograms;
 use anemoe_gates::residency::rule::{Chip, Conditions};
-use anemoe_runtime::speculate::break_even;
 use serde::Serialize;
 use std::collections::BTreeSet;
 use std::io;
@@ -34,8 +30,6 @@ const MAX_BYTES: u64 = 64 << 20;
 const MEMORY_GB: f64 = 64.0;
 /// Share of the memory that weights may fill; the system needs the rest.
 const SHARE_OF_MEMORY: f64 = 0.75;
-/// Acceptances of a drafted token for which speculation is shown.
-const ACCEPTANCE: [f64; 3] = [0.6, 0.8, 0.9];
 
 /// Predict the speed of a model on the Neural Engine, with a range.
 ///
@@ -133,7 +127,8 @@ impl Command for Args {
         let (one, several) = (pass(PassSize::of(1)), pass(PassSize::of(tokens)));
         let contexts: BTreeSet<usize> =
             packages.iter().flat_map(|p| &p.functions).filter_map(|f| f.context).collect();
-        let contexts = contexts.into_iter().map(|context| pass(PassSize { tokens: 1, context: Some(context) }));
+        let contexts =
+            contexts.into_iter().map(|context| pass(PassSize { tokens: 1, context: Some(context) }));
         let contexts = contexts.collect();
         let conditions = Conditions { chip: Chip::parse(chip.base_name()), ..Conditions::default() };
         let setting = Setting { chip: &chip, memory, conditions, evidence };
@@ -146,13 +141,11 @@ impl Command for Args {
             Some(drafter) => Some(self.drafts(drafter, (&chip, memory), ui)?),
             None => None,
         };
-        let over_one = several.ms.likely / one.ms.likely;
-        let gains = ACCEPTANCE.map(|p| (p, tokens_per_call(p, tokens - 1) / over_one)).to_vec();
         Ok(SpeedReport::Prediction(Box::new(SpeedDocument {
             source: path.display().to_string(),
             profile: chip,
             memory_bytes: memory,
-            speculation: SpeculationForecast { tokens, over_one, gains },
+            speculation: SpeculationForecast::of(&one, &several),
             one,
             several,
             contexts,
@@ -169,9 +162,6 @@ struct Costs {
     packages: Vec<Costed>,
     planned: Option<(Family, PlanOptions)>,
 }
-
-/// Most drafted tokens of a pass that is shown.
-const MOST_DRAFTED: usize = 7;
 
 impl Args {
     /// Opens the packages of a bundle, or plans those of a checkpoint.
@@ -208,16 +198,9 @@ impl Args {
         if is_checkpoint && has_experts && self.experts_per_shard != Some(1) {
             all.push(("--experts-per-shard 1".into(), self.costs(&self.path, &counts, Some(1), ui)?));
         }
-        let forms = all.into_iter().map(|(form, Costs { chain, packages, .. })| {
-            let pass = |n| with_memory(forecast(&chain, &packages, chip, PassSize::of(n)), chip, memory).ms;
-            let one = pass(1);
-            let drafted = |drafted: usize| {
-                let own = pass(drafted + 1);
-                let over_one = (own.likely + drafted as f64 * ms.likely) / one.likely;
-                DraftedPass { drafted, ms: own, over_one, pays_from: break_even(over_one, drafted) }
-            };
-            DraftedForm { form, ms: one, passes: (1..=MOST_DRAFTED).map(drafted).collect() }
-        });
+        let forms = all
+            .into_iter()
+            .map(|(form, costs)| DraftedForm::of(form, (&costs.chain, &costs.packages), (chip, memory), &ms));
         Ok(DrafterForecast { source: drafter.display().to_string(), ms, forms: forms.collect() })
     }
 }

@@ -12,12 +12,13 @@ use anemoe_convert::quant::Quant;
 use anemoe_coreml::SystemFacts;
 use anemoe_coreml::causes::End;
 use anemoe_mac::{
-    MacReport, MacStage, PrivateWords, ReportSystem, STAGES, SoakLength, StageRecord, Verification,
-    report_entries, write_archive,
+    MacReport, PrivateWords, ReportSystem, STAGES, SoakLength, StageRecord, Verification, report_entries,
+    write_archive,
 };
 use anyhow::Context;
 use clap::builder::{PossibleValue, PossibleValuesParser};
 use serde::Serialize;
+use serde_json::Value;
 use std::io;
 use std::path::PathBuf;
 
@@ -53,7 +54,7 @@ pub struct Args {
     /// Run stages again that an earlier run has finished.
     #[arg(long)]
     again: bool,
-    /// List the stages with rough times, and do nothing.
+    /// List the stages, and do nothing.
     #[arg(long)]
     dry_run: bool,
     /// Calls of each form that are measured, as `tune --calls`.
@@ -122,13 +123,13 @@ impl Command for Args {
         let words = PrivateWords::of_this_machine(&folders);
         let entries = report_entries(&verification.about, &records, &verification.work, &words)?;
         write_archive(&output, &entries)?;
-        let failed = records.iter().filter(|(r, _)| r.end.is_failure()).count();
+        let failed = records.iter().filter(|(r, _)| r.ended.end.is_failure()).count();
         Ok(VerifyReport::Ran {
             out: self.out,
             work,
             system: verification.about.system,
             failed,
-            stages: records.into_iter().map(|(record, reused)| StageEnd::of(record, reused)).collect(),
+            stages: records.into_iter().map(stage_end).collect(),
             entries: entries.into_keys().collect(),
         })
     }
@@ -150,7 +151,7 @@ pub enum VerifyReport {
     },
     DryRun {
         dry_run: bool,
-        stages: Vec<RoughStage>,
+        stages: Vec<ListedStage>,
         cannot_run_here: Option<String>,
     },
 }
@@ -158,24 +159,15 @@ pub enum VerifyReport {
 /// A record without its document.
 #[derive(Serialize)]
 pub struct StageEnd {
-    stage: String,
-    end: End,
-    seconds: f64,
-    reason: String,
+    #[serde(flatten)]
+    record: StageRecord,
     reused: bool,
 }
 
-impl StageEnd {
-    fn of(record: StageRecord, reused: bool) -> StageEnd {
-        let StageRecord { stage, end, seconds, reason, .. } = record;
-        StageEnd { stage, end, seconds, reason, reused }
-    }
-}
-
+/// A stage that would run.
 #[derive(Serialize)]
-pub struct RoughStage {
+pub struct ListedStage {
     stage: &'static str,
-    rough_time: &'static str,
     what: &'static str,
 }
 
@@ -183,10 +175,9 @@ impl Args {
     fn list_stages(&self) -> VerifyReport {
         let wanted = |name: &str| self.stages.is_empty() || self.stages.iter().any(|s| s == name);
         let stages = STAGES.iter().filter(|stage| wanted(stage.name));
-        let rough = |s: &'static MacStage| RoughStage { stage: s.name, rough_time: s.time, what: s.what };
         VerifyReport::DryRun {
             dry_run: true,
-            stages: stages.map(rough).collect(),
+            stages: stages.map(|s| ListedStage { stage: s.name, what: s.what }).collect(),
             cannot_run_here: anemoe_coreml::available().err().map(|e| e.to_string()),
         }
     }
@@ -204,9 +195,8 @@ impl CommandReport for VerifyReport {
                 ))
             }
             VerifyReport::DryRun { stages, cannot_run_here, .. } => {
-                let rows = stages.iter().map(|s| [s.stage, s.rough_time, s.what].map(String::from).to_vec());
-                Table::ending_in_text(&["stage", "about", ""]).with_rows(rows).print(ui)?;
-                ui.line("times are guesses for the small model: nobody has run this on a Mac yet")?;
+                let rows = stages.iter().map(|s| [s.stage, s.what].map(String::from).to_vec());
+                Table::ending_in_text(&["stage", ""]).with_rows(rows).print(ui)?;
                 cannot_run_here.iter().try_for_each(|why| ui.line(format!("it cannot run here: {why}")))
             }
         }
@@ -217,15 +207,18 @@ impl CommandReport for VerifyReport {
     }
 }
 
+/// Leaves the document of a record out.
+fn stage_end((mut record, reused): (StageRecord, bool)) -> StageEnd {
+    record.ended.document = Value::Null;
+    StageEnd { record, reused }
+}
+
 fn print(stages: &[StageEnd], ui: &Ui) -> io::Result<()> {
-    let rows = stages.iter().map(|r| {
-        let took = if r.end == End::Skipped { String::new() } else { duration(r.seconds) };
-        let note = match (r.reused, r.reason.is_empty()) {
-            (true, true) => "by an earlier run".into(),
-            (true, false) => format!("{} (by an earlier run)", r.reason),
-            _ => r.reason.clone(),
-        };
-        vec![r.stage.clone(), r.end.word().into(), took, note]
+    let rows = stages.iter().map(|StageEnd { record: StageRecord { stage, seconds, ended }, reused }| {
+        let took = if ended.end == End::Skipped { String::new() } else { duration(*seconds) };
+        let by_another = if *reused { "(by an earlier run)" } else { "" };
+        let note = format!("{} {by_another}", ended.reason).trim().to_string();
+        vec![stage.clone(), ended.end.word().into(), took, note]
     });
     Table::ending_in_text(&["stage", "end", "took", ""]).with_rows(rows).print(ui)
 }

@@ -3,6 +3,7 @@
 use crate::ui::{self, Table, Ui};
 use anemoe_bundle::ShardKind;
 use anemoe_gates::cost::chips::ChipProfile;
+use anemoe_gates::cost::drafts::{DrafterForecast, SpeculationForecast};
 use anemoe_gates::cost::forecast::{Forecast, KindForecast, Span};
 use anemoe_gates::cost::forms::{CostedForm, Recommendation};
 use serde::Serialize;
@@ -34,52 +35,6 @@ pub struct SpeedDocument {
     /// The form to build, and the reasons.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub recommended: Option<Recommendation>,
-}
-
-/// Speed with drafts over plain decoding.
-#[derive(Serialize)]
-pub struct SpeculationForecast {
-    /// Tokens of a verifier call.
-    pub tokens: usize,
-    /// Time of a verifier call over the time of one token.
-    pub over_one: f64,
-    /// Speed over plain decoding, by the probability that a drafted token is right.
-    pub gains: Vec<(f64, f64)>,
-}
-
-/// A drafter's call, and passes over its drafts by form.
-#[derive(Serialize)]
-pub struct DrafterForecast {
-    /// Path of the checkpoint or bundle.
-    pub source: String,
-    /// Milliseconds for a drafted token.
-    pub ms: Span,
-    /// Forms of the model that it drafts for.
-    pub forms: Vec<DraftedForm>,
-}
-
-/// Passes over drafts in a form.
-#[derive(Serialize)]
-pub struct DraftedForm {
-    /// Options of the form.
-    pub form: String,
-    /// Milliseconds of a pass of one token.
-    pub ms: Span,
-    /// Passes over drafts.
-    pub passes: Vec<DraftedPass>,
-}
-
-/// A pass over drafted tokens and one more.
-#[derive(Serialize)]
-pub struct DraftedPass {
-    /// Drafted tokens.
-    pub drafted: usize,
-    /// Milliseconds of the pass.
-    pub ms: Span,
-    /// Time of the pass and of the drafter over that of a pass of one token.
-    pub over_one: f64,
-    /// Share of right tokens from which it pays; none where it never does.
-    pub pays_from: Option<f64>,
 }
 
 /// Formats a figure with its range.

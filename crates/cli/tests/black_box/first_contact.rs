@@ -118,18 +118,6 @@ fn completions_and_manual_pages_know_every_command() {
     refused(format!("man -o {folder}"), &["--force"]);
 }
 
-#[cfg(unix)]
-#[test]
-fn bash_reads_the_completions() {
-    let file = folder().join("anemoe.bash");
-    fs::write(&file, passes("completions bash")).unwrap();
-    let ask = r#"source "$1"; COMP_WORDS=(anemoe ch); COMP_CWORD=1; _anemoe anemoe ch anemoe; echo "${COMPREPLY[@]}""#;
-    let Ok(output) = std::process::Command::new("bash").args(["-c", ask, "bash"]).arg(&*file).output() else {
-        return;
-    };
-    assert_eq!(String::from_utf8_lossy(&output.stdout).trim(), "check chat", "{output:?}");
-}
-
 #[test]
 fn documents_name_every_command() {
     let page = fs::read_to_string(root("docs/commands.md")).unwrap();

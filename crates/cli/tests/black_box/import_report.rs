@@ -6,7 +6,6 @@ use anemoe_gates::residency::facts;
 use anemoe_gates::residency::outcomes::cells::program_cells;
 use anemoe_mlpackage::package::Package;
 use serde_json::{Value, json as value};
-use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::{Cursor, Write};
@@ -80,9 +79,9 @@ impl Made {
         self.entries.iter().map(|(name, v)| (name.clone(), serde_json::to_vec(v).unwrap())).collect()
     }
 
-    /// Writes a report of these entries, with a correct manifest.
+    /// Writes a report of these entries.
     fn write(&self, entries: &BTreeMap<String, Vec<u8>>) {
-        let manifest = value!({"format": 1, "generator": "anemoe 0.1.0", "entries": listed(entries)});
+        let manifest = value!({"format": 1, "generator": "anemoe 0.1.0"});
         self.pack(Some(&manifest), entries, CompressionMethod::Deflated);
     }
 
@@ -122,12 +121,6 @@ impl Made {
         self.refuse(&[entry, says]);
         self.entries.insert(entry.into(), kept);
     }
-}
-
-fn listed(entries: &BTreeMap<String, Vec<u8>>) -> BTreeMap<String, Value> {
-    let digest = |bytes: &[u8]| Sha256::digest(bytes).iter().map(|b| format!("{b:02x}")).collect::<String>();
-    let one = |bytes: &Vec<u8>| value!({"bytes": bytes.len(), "sha256": digest(bytes)});
-    entries.iter().map(|(name, bytes)| (name.clone(), one(bytes))).collect()
 }
 
 #[test]
@@ -170,7 +163,7 @@ fn evidence_decides_plans_and_packages_and_is_added_once() {
     has(&again, value!({"already": true, "added": {"rows": 0, "chip": false}}));
     assert_eq!(before, contents(&e));
     // Packed in another way, it is the same report.
-    let manifest = value!({"format": 1, "generator": "x", "entries": listed(&made.bytes())});
+    let manifest = value!({"format": 1, "generator": "x"});
     made.pack(Some(&manifest), &made.bytes(), CompressionMethod::Stored);
     assert_eq!(json(0, made.line())["already"], true);
 }
@@ -224,14 +217,12 @@ fn hostile_archives_are_refused_and_leave_nothing() {
         refuse_with(name, b"{}".to_vec(), "no report has an entry of this name");
     }
     // A bomb: 200 MB of spaces in 200 kB.
-    refuse_with("forms.toml", vec![b' '; 200 << 20], "bytes, where");
-    // Small values that take much more memory than their text, packed as no report is, or in a larger file.
+    refuse_with("forms.toml", vec![b' '; 200 << 20], "too large");
+    // Small values that take much more memory than their text.
     let soak = |values: String| {
         format!(r#"{{"stage":"soak","end":"done","seconds":1,"document":[{values}0]}}"#).into_bytes()
     };
-    refuse_with("stages/soak.json", soak(r#"{"":0},"#.repeat(1 << 20)), "which no report is");
-    let values = (0..400_000).map(|i| format!(r#"{{"":{i}}},"#)).collect();
-    refuse_with("stages/soak.json", soak(values), "too many values");
+    refuse_with("stages/soak.json", soak(r#"{"":0},"#.repeat(1 << 20)), "too many values");
     let path = made.dir.join("r.zip");
     for bytes in [&b""[..], b"PK\x05\x06", b"hello"] {
         fs::write(&path, bytes).unwrap();
@@ -254,38 +245,18 @@ fn hostile_archives_are_refused_and_leave_nothing() {
         assert_eq!(made.evidence().exists(), code == 0, "{at}: {err}");
         let _ = fs::remove_dir_all(made.evidence());
     }
-    // The same entry name twice.
-    let twin = [("manifesu.json".to_string(), b"{}".to_vec())].into();
-    made.pack(Some(&value!({})), &twin, CompressionMethod::Stored);
-    let mut bytes = fs::read(&path).unwrap();
-    while let Some(at) = bytes.windows(8).position(|w| w == b"manifesu") {
-        bytes[at + 7] = b't';
-    }
-    fs::write(&path, bytes).unwrap();
-    made.refuse(&["twice"]);
 }
 
 #[test]
-fn manifests_that_lie_are_found_out() {
+fn a_manifest_has_the_format_that_is_read() {
     let made = Made::new();
-    let good = made.bytes();
     let refuse = |manifest: Option<Value>, says: &[&str]| {
-        made.pack(manifest.as_ref(), &good, CompressionMethod::Deflated);
+        made.pack(manifest.as_ref(), &made.bytes(), CompressionMethod::Deflated);
         made.refuse(says);
     };
-    let of =
-        |entries: BTreeMap<String, Value>| Some(value!({"format": 1, "generator": "x", "entries": entries}));
     refuse(None, &["`manifest.json` is missing"]);
-    let format = value!({"format": 2, "generator": "x", "entries": {}});
-    refuse(Some(format), &["manifest.json", "format 2, 1 is read"]);
-    refuse(Some(value!({"format": 1, "generator": "x"})), &["manifest.json", "entries"]);
-    refuse(of(BTreeMap::new()), &["does not list it"]);
-    let mut lies = listed(&good);
-    lies.get_mut("system.json").unwrap()["bytes"] = 3.into();
-    refuse(of(lies), &["system.json", "others than the manifest says"]);
-    let mut more = listed(&good);
-    more.insert("forms.toml".into(), more["system.json"].clone());
-    refuse(of(more), &["forms.toml", "is missing"]);
+    refuse(Some(value!({"format": 2, "generator": "x"})), &["manifest.json", "format 2, 1 is read"]);
+    refuse(Some(value!({"format": 1})), &["manifest.json", "generator"]);
 }
 
 #[test]
@@ -351,5 +322,5 @@ fn a_verification_wants_a_mac_and_lists_its_stages_anywhere() {
     assert_eq!(each(&plan["stages"], "stage").collect::<Vec<_>>(), STAGES);
     assert!(plan["cannot_run_here"].is_string());
     let text = passes("verify-on-mac --dry-run --stages soak,energy");
-    assert!(text.contains("soak") && !text.contains("tune") && text.contains("guesses"), "{text}");
+    assert!(text.contains("soak") && !text.contains("tune"), "{text}");
 }

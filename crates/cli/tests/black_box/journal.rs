@@ -16,7 +16,7 @@ fn golden() -> Place {
 }
 
 fn entries(bundle: &Place) -> Vec<Value> {
-    list(&json(0, format!("journal show '{bundle}'"))["entries"]).clone()
+    list(&json(0, format!("journal '{bundle}'"))["entries"]).clone()
 }
 
 /// Lists the events of a kind and status, in all entries.
@@ -34,7 +34,6 @@ fn a_build_with_its_gates_is_one_entry_with_every_heading() {
     let checked = json(0, format!("check '{b}'"));
     let traced = json(0, format!("trace '{b}' --golden {golden} --note 'in a \u{1b}[2J test'"));
     let page = passes(format!("journal '{b}'"));
-    assert_eq!(page, passes(format!("journal show '{b}'")));
     let found: Vec<(&str, &str)> =
         page.split("\n### ").skip(1).map(|section| section.split_once('\n').unwrap()).collect();
     assert_eq!(found.iter().map(|s| s.0).collect::<Vec<_>>(), HEADINGS);
@@ -93,7 +92,7 @@ fn people_add_what_commands_cannot_know() {
     assert_eq!(all.len(), 2);
     let first = text(&all[0]["id"]);
     passes(format!("journal add {b} --lesson newest --next 'go on'"));
-    let added = json(0, format!("journal add {b} --entry {} --surprise older --refs 'page 3'", &first[..8]));
+    let added = json(0, format!("journal {b} --entry {} --surprise older --refs 'page 3'", &first[..8]));
     assert_eq!(added["entry"], first);
     let all = entries(&b);
     assert_eq!(value!([all[1]["lesson"][0], all[1]["next"][0]]), value!(["newest", "go on"]));
@@ -104,24 +103,22 @@ fn people_add_what_commands_cannot_know() {
 
     let (long, empty) = ("x".repeat(100_000), folder());
     for (line, says) in [
-        (format!("journal add {b}"), &["--lesson"][..]),
-        (format!("journal add {b} --lesson ' '"), &["nothing to add"]),
-        (format!("journal add {b} --lesson x --entry zzz"), &["zzz names no entry", first]),
-        (format!("journal add {empty} --lesson x"), &["an empty folder"]),
+        (format!("journal {b} --lesson ' '"), &["--lesson: there is nothing to add"][..]),
+        (format!("journal {b} --lesson x --entry zzz"), &["zzz names no entry", first]),
+        (format!("journal {empty} --lesson x"), &["an empty folder"]),
         (format!("journal {b} --entry ''"), &["names several"]),
         ("journal".into(), &["BUNDLE"]),
-        (format!("journal {b} add {b} --lesson x"), &["a bundle comes behind"]),
-        (format!("journal {b} show"), &["BUNDLE"]),
+        (format!("journal {b} {b}"), &["one bundle"]),
         (format!("check {b} --intent x --no-journal"), &["--no-journal"]),
         (
-            format!("journal add {b} --lesson {long} --next {long} --note {long}"),
+            format!("journal {b} --lesson {long} --next {long} --note {long}"),
             &["journal.jsonl", "more than 262144"],
         ),
     ] {
         refused(line, says);
     }
     // Options of all commands may stand anywhere.
-    for line in ["--json journal show", "journal --json show", "journal show --json", "journal --json"] {
+    for line in ["--json journal", "journal --json"] {
         assert!(passes(format!("{line} {b}")).starts_with('{'), "{line}");
     }
 }

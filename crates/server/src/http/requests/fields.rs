@@ -295,19 +295,25 @@ mod tests {
         }
     }
 
-    /// Returns the rows as the table of the document.
+    /// Returns the rows of the document's table: the fields that the same APIs honour or refuse.
     fn table() -> String {
-        let honoured = HONOURED.iter().map(|(name, apis, _)| (*name, *apis, "honoured"));
-        let refused = REFUSED.iter().map(|(name, apis, ..)| (*name, *apis, "refused"));
-        let mut rows: Vec<(&str, [&str; 4])> = Vec::new();
-        for (name, apis, what) in honoured.chain(refused) {
-            if !rows.iter().any(|(known, _)| *known == name) {
-                rows.push((name, ["", "", "", ""]));
+        let honoured = HONOURED.iter().map(|(name, apis, _)| ("honoured", *name, *apis));
+        let refused = REFUSED.iter().map(|(name, apis, ..)| ("refused", *name, *apis));
+        let all: Vec<_> = honoured.chain(refused).collect();
+        let mut rows: Vec<(String, Vec<String>)> = Vec::new();
+        for (what, name, _) in &all {
+            let own = || all.iter().filter(|field| (field.0, field.1) == (*what, *name));
+            let apis = ALL.iter().zip(["chat", "completions", "responses", "messages"]);
+            let apis = apis.filter(|(api, _)| own().any(|field| field.2.contains(api))).map(|(_, name)| name);
+            let (begin, name) =
+                (format!("| {what} | {} | ", apis.collect::<Vec<_>>().join(", ")), format!("`{name}`"));
+            match rows.iter_mut().find(|row| row.0 == begin) {
+                Some((_, names)) if names.contains(&name) => {}
+                Some((_, names)) => names.push(name),
+                None => rows.push((begin, vec![name])),
             }
-            let (_, row) = rows.iter_mut().find(|(known, _)| *known == name).unwrap();
-            apis.iter().for_each(|api| row[ALL.iter().position(|a| a == api).unwrap()] = what);
         }
-        rows.iter().map(|(name, row)| format!("| `{name}` | {} |\n", row.join(" | "))).collect()
+        rows.iter().map(|(begin, names)| format!("{begin}{} |\n", names.join(", "))).collect()
     }
 
     #[test]
