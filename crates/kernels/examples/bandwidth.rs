@@ -6,8 +6,8 @@
 mod common;
 
 use anemoe_kernels::{
-    Columns, IndexBits, MatMul, OwnedMatrix, PackedActivations, Pool, Weight, WeightFormat, matmul_batch,
-    read, round_to_int16,
+    Columns, IndexBits, Isa, MatMul, OwnedMatrix, PackedActivations, Pool, Weight, WeightFormat,
+    matmul_batch, read, round_to_int16,
 };
 use common::test_data::{noise, random_bits};
 use common::{argument, median, number};
@@ -68,6 +68,7 @@ fn main() {
             for matrix in &matrices[first..first + per] {
                 let w = matrix.view();
                 matmul_batch(
+                    Isa::best(),
                     pool,
                     &mut [Some(MatMul { w, x: &packed, tokens: None, y: &mut y, stride: rows, bias: None })],
                 );

@@ -7,8 +7,9 @@
 mod common;
 
 use anemoe_kernels::{
-    AttentionShape, CacheValues, CacheView, Columns, HeadStrides, IndexBits, IntBits, MatMul, OwnedMatrix,
-    PackedActivations, Pool, Softmax, Weight, WeightFormat, attention, matmul_batch, round_to_int16,
+    AttentionShape, CacheValues, CacheView, Columns, HeadStrides, IndexBits, IntBits, Isa, MatMul,
+    OwnedMatrix, PackedActivations, Pool, Softmax, Weight, WeightFormat, attention, matmul_batch,
+    round_to_int16,
 };
 use common::test_data::{noise, random_bits};
 use common::{argument, number};
@@ -100,6 +101,7 @@ fn main() {
             packed.pack(&pool, w.layout(), at, tokens, cols);
             let t = time((64 / tokens).max(3), || {
                 matmul_batch(
+                    Isa::best(),
                     &pool,
                     &mut [Some(MatMul { w, x: &packed, tokens: None, y: &mut y, stride: rows, bias: None })],
                 );

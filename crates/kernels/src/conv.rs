@@ -187,6 +187,7 @@ pub fn conv(pool: &Pool, p: &mut Conv<'_>) {
     }
     let per = rows / groups;
     let bytes = cols.next_multiple_of(crate::activations::BLOCK) * 4;
+    let isa = Isa::best();
     let block = (BLOCK_BYTES / bytes).max(MIN_BLOCK) / 6 * 6;
     let blocks = tokens.div_ceil(block);
     let is_shared = groups < pool.threads() && tokens * bytes <= SHARED_BYTES;
@@ -198,12 +199,15 @@ pub fn conv(pool: &Pool, p: &mut Conv<'_>) {
             packed.pack_gathered(pool, w.layout(), tokens, cols, &|t, out| gather(p, g, t, out));
             let bias = p.bias.map(|b| &b[g * per..(g + 1) * per]);
             let y = &mut p.y[g * per..];
-            matmul_batch(pool, &mut [Some(MatMul { w, x: &packed, tokens: None, y, stride: rows, bias })]);
+            matmul_batch(
+                isa,
+                pool,
+                &mut [Some(MatMul { w, x: &packed, tokens: None, y, stride: rows, bias })],
+            );
         }
         WINDOWS.set(packed);
         return;
     }
-    let isa = Isa::best();
     struct To(*mut f32);
     // SAFETY: parts write disjoint rows of disjoint tokens.
     unsafe impl Sync for To {}

@@ -66,7 +66,7 @@ pub use elementwise::{
 pub use f16::{f16_bits_to_f32, f16_to_f32, f32_to_f16, round_to_f16};
 pub use isa::Isa;
 pub use lut_tables::{Int16Lut, round_to_int16};
-pub use matmul::{MatMul, matmul_batch, matmul_batch_on};
+pub use matmul::{MatMul, matmul_batch};
 pub use matrix::{Matrix, MatrixError, f32_bytes};
 pub use memory::F16Buffer;
 pub use owned_matrix::OwnedMatrix;

@@ -1,8 +1,8 @@
 //! Measures how fast this machine multiplies by weights in its caches.
 
 use crate::{
-    Columns, IndexBits, MatMul, OwnedMatrix, PackedActivations, Pool, Weight, WeightFormat, matmul_batch,
-    round_to_int16,
+    Columns, IndexBits, Isa, MatMul, OwnedMatrix, PackedActivations, Pool, Weight, WeightFormat,
+    matmul_batch, round_to_int16,
 };
 use std::time::Instant;
 
@@ -55,7 +55,7 @@ pub fn measure_multiply_adds(pool: &Pool, bits: usize, fast: bool, tokens: usize
         let started = Instant::now();
         for _ in 0..PER_ROUND {
             let product = MatMul { w, x: &packed, tokens: None, y: &mut y, stride: rows, bias: None };
-            matmul_batch(pool, &mut [Some(product)]);
+            matmul_batch(Isa::best(), pool, &mut [Some(product)]);
         }
         best = best.min(started.elapsed().as_secs_f64());
     }

@@ -278,13 +278,13 @@ fn attempt<V: F32x16, const REFIT: bool>(
         }
         return (if REFIT { sums.product.div(sums.square) } else { scale }, best);
     }
-    let (mut errors, mut matmul_batch, mut squares) = ([0f64; GRIDS], [0f64; GRIDS], [0f64; GRIDS]);
+    let (mut errors, mut products, mut squares) = ([0f64; GRIDS], [0f64; GRIDS], [0f64; GRIDS]);
     for (i, values) in values.chunks(RUN).enumerate() {
         let masses = masses.map(|m| &m[i * RUN..][..values.len()]);
         let sums = run_errors::<V, REFIT>(values, masses, &grid);
         add_to(&mut errors, sums.error);
         if REFIT {
-            add_to(&mut matmul_batch, sums.product);
+            add_to(&mut products, sums.product);
             add_to(&mut squares, sums.square);
         }
     }
@@ -300,7 +300,7 @@ fn attempt<V: F32x16, const REFIT: bool>(
     }
     if REFIT {
         for g in 0..GRIDS {
-            scales[g] = (matmul_batch[g] / squares[g]) as f32;
+            scales[g] = (products[g] / squares[g]) as f32;
         }
         return (V::load(&scales), best);
     }

@@ -8,7 +8,7 @@ mod test_data;
 use anemoe_kernels::{
     ActivationFunction, AttentionShape, CacheValues, CacheView, Columns, GateFunction, HeadStrides,
     IndexBits, IntBits, Isa, MatMul, Matrix, OwnedMatrix, PackedActivations, Pool, RmsNorm, Softmax, Weight,
-    WeightFormat, apply_gate, attention, matmul_batch_on, rms_norm, round_to_int16, softcap,
+    WeightFormat, apply_gate, attention, matmul_batch, rms_norm, round_to_int16, softcap,
 };
 use test_data::{bytes, noise};
 
@@ -28,7 +28,7 @@ fn multiply(isa: Isa, w: &Matrix<'_>) -> Vec<f32> {
         packed.pack(&Pool::new(1), w.layout(), at, tokens, w.cols());
         let mut y = vec![0f32; tokens * w.rows()];
         let one = MatMul { w: *w, x: &packed, tokens: None, y: &mut y, stride: w.rows(), bias: None };
-        matmul_batch_on(isa, &Pool::new(1), &mut [Some(one)]);
+        matmul_batch(isa, &Pool::new(1), &mut [Some(one)]);
         all.append(&mut y);
     }
     all

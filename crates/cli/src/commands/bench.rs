@@ -36,7 +36,7 @@ const PASSES: usize = 5;
 /// Measures loading, prefill, and decode at several context lengths, and shows the bytes that are read beside the bandwidth of the
 /// memory.
 ///
-/// BenchTokens are random, so that each one goes to other experts. In front of a decode the context is filled with noise, since
+/// Tokens are random, so that each one goes to other experts. In front of a decode the context is filled with noise, since
 /// the time does not depend on what is in it. Figures are medians.
 #[derive(clap::Args)]
 #[command(
@@ -51,7 +51,7 @@ pub struct Args {
     /// Contexts in which tokens are decoded; the bundle's own limit is that of `build --max-context`.
     #[arg(long, value_name = "N,..", value_delimiter = ',', default_value = "64", value_parser = count)]
     context: Vec<usize>,
-    /// BenchTokens decoded in each context; 0 for none.
+    /// Tokens decoded in each context; 0 for none.
     #[arg(long, value_name = "N", default_value_t = 32)]
     decode: usize,
     /// Also decode in so many sequences at once, in the first context.

@@ -415,7 +415,7 @@ impl Mxfp4Bytes<'_> {
     }
 }
 
-/// TransposedTile of a transposed tensor: tensor, expert, first row and first column.
+/// Tile of a transposed tensor: tensor, expert, first row and first column.
 type TileKey = (usize, u64, u64, u64);
 /// Elements of a tile, `[rows, cols]`; none until they are read.
 type TransposedTile = Arc<Mutex<Option<Arc<[f32]>>>>;

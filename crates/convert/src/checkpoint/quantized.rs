@@ -152,7 +152,7 @@ impl QuantizationKeys<'_> {
     }
 }
 
-/// ScaleTensor of an FP8 tensor: a matrix of scales for each of the tensor's matrices `[rows, cols]`.
+/// Scales of an FP8 tensor: a matrix of scales for each of the tensor's matrices `[rows, cols]`.
 struct ScaleTensor {
     name: String,
     rows: u64,
@@ -231,7 +231,7 @@ impl ScaleTensor {
 struct ScaledSource {
     inner: Box<dyn TensorSource>,
     tensors: Vec<TensorInfo>,
-    /// ScaleTensor of each tensor; none of tensors that are not FP8.
+    /// Scales of each tensor; none of tensors that are not FP8.
     scales: Vec<Option<ScaleTensor>>,
 }
 

@@ -1,7 +1,7 @@
 //! Products and a Cholesky factor of large dense matrices in f32, row-major, over the kernels' matmul. Results do not
 //! depend on the number of threads.
 
-use anemoe_kernels::{Columns, MatMul, Matrix, PackedActivations, Pool, matmul_batch};
+use anemoe_kernels::{Columns, Isa, MatMul, Matrix, PackedActivations, Pool, matmul_batch};
 use std::cell::RefCell;
 
 /// Columns that are factored or solved one by one between two products: their triangle of 64 KB stays in L2.
@@ -24,7 +24,7 @@ pub fn multiply(x: &[f32], w: &[f32], cols: usize, out: &mut [f32]) {
     let at = Columns { values: x, first: 0, token_stride: cols, channel_stride: 1 };
     packed.pack(Pool::global(), w.layout(), at, tokens, cols);
     let job = MatMul { w, x: &packed, tokens: None, y: out, stride: rows, bias: None };
-    matmul_batch(Pool::global(), &mut [Some(job)]);
+    matmul_batch(Isa::best(), Pool::global(), &mut [Some(job)]);
     PACKED.set(packed);
 }
 

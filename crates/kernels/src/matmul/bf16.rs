@@ -185,7 +185,7 @@ mod tests {
     use crate::arithmetic::Arithmetic;
     use crate::simd::{F32x16, LANES, Scalar, has_bf16, scalar::bf16_bits};
     use crate::test_data::noise;
-    use crate::{Columns, Layout, MatMul, PackedActivations, Pool, matmul_batch_on};
+    use crate::{Columns, Layout, MatMul, PackedActivations, Pool, matmul_batch};
 
     fn run(
         isa: Isa,
@@ -205,7 +205,7 @@ mod tests {
         let mut y = vec![f32::NAN; n * w.rows()];
         let stride = w.rows();
         let product = MatMul { w: *w, x: &packed, tokens: chosen, y: &mut y, stride, bias: None };
-        matmul_batch_on(isa, &pool, &mut [Some(product)]);
+        matmul_batch(isa, &pool, &mut [Some(product)]);
         y
     }
 

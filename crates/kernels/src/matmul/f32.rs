@@ -252,7 +252,7 @@ impl<L: Simd> Tile<L> for F32Panel<'_> {
     /// Twelve sums, a register of each token and one of a row.
     const WIDTHS: &'static [usize] = &[3, 2];
     #[inline(always)]
-    fn multiply<const T: usize>(&mut self, first: usize) {
+    fn multiply<const T: usize>(&mut self, first: usize) -> usize {
         let Panel { lines, columns, x, tokens: all, totals, .. } = &mut self.0;
         let mut tokens: [&[[f32; LANES]]; T] = [&[]; T];
         for t in 0..T {
@@ -287,6 +287,7 @@ impl<L: Simd> Tile<L> for F32Panel<'_> {
                 }
             }
         }
+        T
     }
 }
 
@@ -336,7 +337,7 @@ impl<L: F32x16> Tile<L> for F32Decoded<'_> {
     /// The 24 sums of four rows and six tokens and their operands fit into the registers of AVX-512.
     const WIDTHS: &'static [usize] = if L::REGISTERS >= 32 { &[6, 4, 2] } else { &[] };
     #[inline(always)]
-    fn multiply<const T: usize>(&mut self, first: usize) {
+    fn multiply<const T: usize>(&mut self, first: usize) -> usize {
         let all = &self.0;
         let (len, tiles) = (all.row_lines, all.tiles());
         // Left uninitialized: writing zeros would take as long as some of the multiplications.
@@ -381,6 +382,7 @@ impl<L: F32x16> Tile<L> for F32Decoded<'_> {
             }
             store_rows(all.y, all.rows, first + t, L::finish_partial_sums(partial_sums));
         }
+        T
     }
 }
 

@@ -32,8 +32,8 @@ const RADIX: f32 = 4096.0;
 /// Lines of a row's words under one scale.
 const LINES_PER_SCALE: usize = BLOCKS_PER_SCALE * VECTORS;
 
-/// Multiplies some rows of `w`, whose tables `lut` holds, by all selected tokens, none of which is out of range (see
-/// `activations::packed_int16`).
+/// Multiplies some rows of `w`, whose tables `lut` holds, by all selected tokens: together if none is out of range (see
+/// `activations::packed_int16`); else one by one, those out of range in f32.
 pub(super) fn multiply_rows(
     isa: Isa,
     w: &Matrix<'_>,
@@ -43,8 +43,26 @@ pub(super) fn multiply_rows(
     y: &OutputRows<'_>,
 ) {
     let WeightFormat::Lut { rows_per_table, .. } = w.weight.format else { unreachable!("tables") };
-    let (operands, group) = (TileOperands { rows: StoredRows::new(w), x, y }, Divisor::new(rows_per_table));
-    dispatch(isa, MultiplyRows(Int16Rows { operands, lut, group }, tiles));
+    let group = Divisor::new(rows_per_table);
+    let multiply = |x: Tokens<'_>, y: &OutputRows<'_>| {
+        let operands = TileOperands { rows: StoredRows::new(w), x, y };
+        dispatch(isa, MultiplyRows(Int16Rows { operands, lut, group }, tiles));
+    };
+    let is_out_of_range = |t: usize| x.packed.int16.of_token[x.at(t)];
+    if !(0..x.len()).any(is_out_of_range) {
+        return multiply(x, y);
+    }
+    for t in 0..x.len() {
+        let token = [x.at(t) as u32];
+        // SAFETY: points to token t of `y`, see `matmul_batch`.
+        let y = OutputRows { y: unsafe { y.y.add(t * y.stride) }, ..*y };
+        let one = Tokens::new(x.packed, Some(&token));
+        if is_out_of_range(t) {
+            super::f32::multiply_rows(isa, w, one, tiles, &y);
+        } else {
+            multiply(one, &y);
+        }
+    }
 }
 
 /// Indices, tables and activations of a matmul.

@@ -3,7 +3,7 @@
 use super::*;
 use crate::arithmetic::Arithmetic;
 use crate::test_data::{bytes, cases, noise};
-use crate::{Columns, IndexBits, Layout, MatMul, PackedActivations, Pool, matmul_batch_on, round_to_int16};
+use crate::{Columns, IndexBits, Layout, MatMul, PackedActivations, Pool, matmul_batch, round_to_int16};
 use proptest::prelude::*;
 
 fn filled(w: &Matrix<'_>, x: &[f32], t: usize) -> PackedActivations {
@@ -18,7 +18,7 @@ fn run(isa: Isa, w: &Matrix<'_>, x: &[f32], tokens: Option<&[u32]>) -> Vec<f32> 
     let packed = filled(w, x, t);
     let mut y = vec![f32::NAN; tokens.map_or(t, <[u32]>::len) * w.rows];
     let product = MatMul { w: *w, x: &packed, tokens, y: &mut y, stride: w.rows, bias: None };
-    matmul_batch_on(isa, &Pool::new(1), &mut [Some(product)]);
+    matmul_batch(isa, &Pool::new(1), &mut [Some(product)]);
     y
 }
 

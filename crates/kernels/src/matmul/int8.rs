@@ -391,7 +391,7 @@ mod tests {
     use super::*;
     use crate::arithmetic::Arithmetic;
     use crate::test_data::{bytes, cases, noise};
-    use crate::{Columns, Layout, MatMul, PackedActivations, Pool, matmul_batch_on};
+    use crate::{Columns, Layout, MatMul, PackedActivations, Pool, matmul_batch};
     use proptest::prelude::*;
 
     fn run(isa: Isa, pool: &Pool, w: &Matrix<'_>, x: &[f32], t: usize) -> Vec<f32> {
@@ -401,7 +401,7 @@ mod tests {
         let at = Columns { values: x, first: 0, token_stride: w.cols, channel_stride: 1 };
         packed.pack(pool, w.layout(), at, t, w.cols);
         let mut y = vec![f32::NAN; t * w.rows];
-        matmul_batch_on(
+        matmul_batch(
             isa,
             pool,
             &mut [Some(MatMul { w: *w, x: &packed, tokens: None, y: &mut y, stride: w.rows, bias: None })],

@@ -27,7 +27,6 @@ pub(crate) use schedule::{OutputRows, RowTiles, Tokens};
 
 use crate::activations::PackedActivations;
 use crate::arithmetic::Arithmetic;
-use crate::lut_tables::Int16Lut;
 use crate::{Isa, Matrix, Pool};
 use schedule::{ROWS, SMALL_BATCH, TILES_PER_PASS};
 
@@ -42,6 +41,7 @@ const JOB_SIZE: usize = 8;
 /// Multiplications from which on a job uses several threads: a third of a microsecond of work with AVX-512, some three with the
 /// slowest set, while a second thread delays the start and the end of a job by .2 to .3 us (examples/pool.rs).
 pub(crate) const PARALLEL_MATMUL: usize = 1 << 15;
+
 /// Describes one matmul `y = w x + bias`.
 #[derive(Debug)]
 pub struct MatMul<'a> {
@@ -84,20 +84,11 @@ fn part_tiles(w: &Matrix<'_>, tokens: usize) -> usize {
     (part / tile / tokens.div_ceil(8).clamp(1, 8)).max(1).next_multiple_of(step)
 }
 
-/// Computes independent matmuls as one job; skips `None`.
-///
-/// # Panics
-/// Lengths or layouts do not match.
-pub fn matmul_batch(pool: &Pool, all: &mut [Option<MatMul<'_>>]) {
-    matmul_batch_on(Isa::best(), pool, all);
-}
-
-/// Computes independent matmuls like [`matmul_batch`], with the instructions of `isa`.
+/// Computes independent matmuls as one job with the instructions of `isa`; skips `None`.
 ///
 /// # Panics
 /// Lengths or layouts do not match, or the processor lacks `isa`.
-pub fn matmul_batch_on(isa: Isa, pool: &Pool, all: &mut [Option<MatMul<'_>>]) {
-    assert!(isa.is_available());
+pub fn matmul_batch(isa: Isa, pool: &Pool, all: &mut [Option<MatMul<'_>>]) {
     let mut work = 0;
     for p in all.iter().flatten() {
         check(p);
@@ -110,39 +101,36 @@ pub fn matmul_batch_on(isa: Isa, pool: &Pool, all: &mut [Option<MatMul<'_>>]) {
         }
         return;
     }
-    for job in all.chunks_mut(JOB_SIZE) {
-        run_job(isa, pool, job, work.div_ceil(isa.grain()));
-    }
-}
-
-/// Computes up to `JOB_SIZE` matmuls as one job, on at most `threads` threads.
-fn run_job(isa: Isa, pool: &Pool, all: &mut [Option<MatMul<'_>>], threads: usize) {
-    // Per matmul: its tiles, the tiles of a part, and the index of its first part.
-    let mut plan: [Option<(RowTiles, usize, usize)>; JOB_SIZE] = [const { None }; JOB_SIZE];
-    let mut parts = 0;
-    for (i, p) in all.iter().enumerate() {
-        let Some(p) = p else { continue };
-        let n = tokens(p).len();
-        let (tiles, size) = (RowTiles::all(&p.w, n), part_tiles(&p.w, n));
-        let n = tiles.len().div_ceil(size);
-        plan[i] = Some((tiles, size, parts));
-        parts += n;
-    }
     struct SharedMatMuls<'s, 'a>(&'s [Option<MatMul<'a>>]);
     // SAFETY: parts write disjoint rows of `y` and only read the rest.
     unsafe impl Sync for SharedMatMuls<'_, '_> {}
-    let shared = SharedMatMuls(all);
-    pool.run_on(threads, parts, &|i| {
-        let shared = &shared;
-        let found = shared.0.iter().zip(&plan).rev().find_map(|(p, plan)| match (p, plan) {
-            (Some(p), Some((tiles, size, first))) if *first <= i => Some((p, tiles.part(*size, i - first))),
-            _ => None,
-        });
-        if let Some((p, tiles)) = found {
-            let y = OutputRows { y: p.y.as_ptr().cast_mut(), stride: p.stride, bias: p.bias };
-            multiply_rows(isa, &p.w, tokens(p), &tiles, &y);
+    for job in all.chunks_mut(JOB_SIZE) {
+        // Per matmul: its tiles, the tiles of a part, and the index of its first part.
+        let mut plan: [Option<(RowTiles, usize, usize)>; JOB_SIZE] = [const { None }; JOB_SIZE];
+        let mut parts = 0;
+        for (p, plan) in job.iter().zip(&mut plan) {
+            let Some(p) = p else { continue };
+            let n = tokens(p).len();
+            let (tiles, size) = (RowTiles::all(&p.w, n), part_tiles(&p.w, n));
+            let n = tiles.len().div_ceil(size);
+            *plan = Some((tiles, size, parts));
+            parts += n;
         }
-    });
+        let shared = SharedMatMuls(job);
+        pool.run_on(work.div_ceil(isa.grain()), parts, &|i| {
+            let shared = &shared;
+            let found = shared.0.iter().zip(&plan).rev().find_map(|(p, plan)| match (p, plan) {
+                (Some(p), Some((tiles, size, first))) if *first <= i => {
+                    Some((p, tiles.part(*size, i - first)))
+                }
+                _ => None,
+            });
+            if let Some((p, tiles)) = found {
+                let y = OutputRows { y: p.y.as_ptr().cast_mut(), stride: p.stride, bias: p.bias };
+                multiply_rows(isa, &p.w, tokens(p), &tiles, &y);
+            }
+        });
+    }
 }
 
 /// Multiplies some rows of `w` by all selected tokens, in the arithmetic that the matrix is prepared for.
@@ -154,35 +142,9 @@ pub(crate) fn multiply_rows(isa: Isa, w: &Matrix<'_>, x: Tokens<'_>, tiles: &Row
         Arithmetic::F32 | Arithmetic::F32OfHalves(_) | Arithmetic::F32OfExponents(_) => {
             f32::multiply_rows(isa, w, x, tiles, y);
         }
-        Arithmetic::Int16(lut) => multiply_in_range(isa, w, lut, x, tiles, y),
+        Arithmetic::Int16(lut) => int16::multiply_rows(isa, w, lut, x, tiles, y),
         Arithmetic::Int8(codes) => int8::multiply_rows(isa, w, codes, x, tiles, y),
         Arithmetic::Bf16 => bf16::multiply_rows(isa, w, x, tiles, y),
-    }
-}
-
-/// Multiplies all tokens as integers if none is out of range; else one token at a time, tokens out of range in f32.
-fn multiply_in_range(
-    isa: Isa,
-    w: &Matrix<'_>,
-    lut: &Int16Lut,
-    x: Tokens<'_>,
-    tiles: &RowTiles,
-    y: &OutputRows<'_>,
-) {
-    let is_out_of_range = |t: usize| x.packed.int16.of_token[x.at(t)];
-    if !(0..x.len()).any(is_out_of_range) {
-        return int16::multiply_rows(isa, w, lut, x, tiles, y);
-    }
-    for t in 0..x.len() {
-        let token = [x.at(t) as u32];
-        // SAFETY: points to token t of `y`, see `check`.
-        let y = OutputRows { y: unsafe { y.y.add(t * y.stride) }, ..*y };
-        let one = Tokens::new(x.packed, Some(&token));
-        if is_out_of_range(t) {
-            f32::multiply_rows(isa, w, one, tiles, &y);
-        } else {
-            int16::multiply_rows(isa, w, lut, one, tiles, &y);
-        }
     }
 }
 
@@ -271,7 +233,7 @@ mod tests {
         let at = Columns { values: x, first: 0, token_stride: w.cols(), channel_stride: 1 };
         packed.pack(pool, w.layout(), at, t, w.cols());
         let mut y = vec![f32::NAN; t * w.rows()];
-        matmul_batch_on(
+        matmul_batch(
             isa,
             pool,
             &mut [Some(MatMul { w: *w, x: &packed, tokens: None, y: &mut y, stride: w.rows(), bias })],
@@ -366,7 +328,7 @@ mod tests {
             let a = product(w, y.as_mut_slice(), None);
             let b = product(v, z.as_mut_slice(), None);
             let c = product(v, some.as_mut_slice(), Some(&[2, 0]));
-            matmul_batch(&pool, &mut [a, None, b, c]);
+            matmul_batch(Isa::best(), &pool, &mut [a, None, b, c]);
             assert_eq!(some[..rows], z[2 * rows..3 * rows]);
             assert_eq!(some[rows..], z[..rows]);
             (y, z)

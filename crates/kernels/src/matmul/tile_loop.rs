@@ -174,8 +174,8 @@ pub(super) struct Panel<'a, T> {
 pub(super) trait Tile<L> {
     /// Numbers of tokens that are multiplied together, some of 6, 4, 3, 2 and 1.
     const WIDTHS: &'static [usize];
-    /// Multiplies by T tokens from `first` on.
-    fn multiply<const T: usize>(&mut self, first: usize);
+    /// Multiplies by T tokens from `first` on, and returns T.
+    fn multiply<const T: usize>(&mut self, first: usize) -> usize;
 }
 
 /// Multiplies a tile by all tokens, as many at a time as its widths allow.
@@ -187,22 +187,17 @@ pub(super) fn multiply_tokens<L, A: Tile<L>>(tile: &mut A, tokens: usize) {
             [first, rest @ ..] => *first == width || has(rest, width),
         }
     }
-    #[inline(always)]
-    fn step<L, A: Tile<L>, const T: usize>(tile: &mut A, first: usize) -> usize {
-        tile.multiply::<T>(first);
-        T
-    }
     let mut first = 0;
     while first < tokens {
         first += match tokens - first {
             // Eight tokens go four and four rather than six and two.
             6.. if const { has(A::WIDTHS, 6) } && !matches!(tokens - first, 8 | 9) => {
-                step::<L, A, 6>(tile, first)
+                tile.multiply::<6>(first)
             }
-            4.. if const { has(A::WIDTHS, 4) } => step::<L, A, 4>(tile, first),
-            3.. if const { has(A::WIDTHS, 3) } => step::<L, A, 3>(tile, first),
-            2.. if const { has(A::WIDTHS, 2) } => step::<L, A, 2>(tile, first),
-            _ => step::<L, A, 1>(tile, first),
+            4.. if const { has(A::WIDTHS, 4) } => tile.multiply::<4>(first),
+            3.. if const { has(A::WIDTHS, 3) } => tile.multiply::<3>(first),
+            2.. if const { has(A::WIDTHS, 2) } => tile.multiply::<2>(first),
+            _ => tile.multiply::<1>(first),
         };
     }
 }
@@ -218,7 +213,7 @@ struct RegisterTile<'a, A, S> {
 impl<L: F32x16, A: Product<L>> Tile<L> for RegisterTile<'_, A, A::Scales> {
     const WIDTHS: &'static [usize] = A::REGISTER_BATCH.widths;
     #[inline(always)]
-    fn multiply<const T: usize>(&mut self, first: usize) {
+    fn multiply<const T: usize>(&mut self, first: usize) -> usize {
         let TileOperands { x, y, .. } = *self.product.operands();
         let sums = self.product.sums::<T>(&self.rows, self.n, first);
         for t in 0..T {
@@ -226,6 +221,7 @@ impl<L: F32x16, A: Product<L>> Tile<L> for RegisterTile<'_, A, A::Scales> {
                 store(y, self.rows[i], first + t, self.scales.result(x, first + t, i, sum));
             }
         }
+        T
     }
 }
 
@@ -333,7 +329,7 @@ pub(super) struct ByTile<'a, S, D>(pub DecodedRows<'a, [u8; 64], S>, pub D);
 impl<L: F32x16, S: RowScales<L>, D: DecodedTile<L>> Tile<L> for ByTile<'_, S, D> {
     const WIDTHS: &'static [usize] = D::WIDTHS;
     #[inline(always)]
-    fn multiply<const T: usize>(&mut self, first: usize) {
+    fn multiply<const T: usize>(&mut self, first: usize) -> usize {
         let all = &self.0;
         let mut partial_sums = [[L::splat(0.0); TILES_PER_PASS]; T];
         for i in 0..all.tiles() {
@@ -347,6 +343,7 @@ impl<L: F32x16, S: RowScales<L>, D: DecodedTile<L>> Tile<L> for ByTile<'_, S, D>
             let sums = L::finish_partial_sums(partial_sums[t]);
             store_rows(all.y, all.rows, first + t, all.scales.results(all.x, first + t, sums));
         }
+        T
     }
 }
 

@@ -13,7 +13,7 @@ use std::time::Instant;
 
 /// Passes of each length in a repetition.
 const EACH: usize = 4;
-/// BenchTokens of the pass whose bounds are shown beside the bounds of a pass over one token.
+/// Tokens of the pass whose bounds are shown beside the bounds of a pass over one token.
 const BOUNDED: usize = 4;
 
 /// Measurements of passes over `tokens` tokens.

@@ -11,11 +11,11 @@ pub struct BenchOptions {
     pub prefill: Vec<usize>,
     /// Contexts in which tokens are decoded.
     pub context: Vec<usize>,
-    /// BenchTokens decoded in each context; 0 for none.
+    /// Tokens decoded in each context; 0 for none.
     pub decode: usize,
     /// Numbers of sequences that are decoded at once, in the first context.
     pub sequences: Vec<usize>,
-    /// BenchTokens of passes over drafts; 0 for none.
+    /// Tokens of passes over drafts; 0 for none.
     pub verify_tokens: Vec<usize>,
     /// Probabilities with which drafted tokens are right.
     pub drafts: Vec<f64>,
@@ -89,7 +89,7 @@ pub struct PrefillSpeed {
     pub tokens: usize,
     /// Seconds of all of them.
     pub seconds: f64,
-    /// BenchTokens per second.
+    /// Tokens per second.
     pub tok_s: f64,
     /// Gigabytes of weights and caches read.
     pub gb: f64,
@@ -105,15 +105,15 @@ pub struct PrefillSpeed {
 pub struct BatchSpeed {
     /// Number of sequences.
     pub sequences: usize,
-    /// BenchTokens before the first.
+    /// Tokens before the first.
     pub context: usize,
-    /// BenchTokens of each sequence.
+    /// Tokens of each sequence.
     pub tokens: usize,
     /// Seconds of all of them.
     pub seconds: f64,
-    /// BenchTokens per second of all sequences together.
+    /// Tokens per second of all sequences together.
     pub tok_s: f64,
-    /// BenchTokens per second of one sequence.
+    /// Tokens per second of one sequence.
     pub tok_s_per_sequence: f64,
     /// Speed of all sequences over the speed of one sequence; absent if that was not measured.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -130,13 +130,13 @@ pub struct BatchSpeed {
 /// Speed of decoding in a context.
 #[derive(Serialize)]
 pub struct DecodeSpeed {
-    /// BenchTokens before the first.
+    /// Tokens before the first.
     pub context: usize,
     /// Number of tokens.
     pub tokens: usize,
     /// Seconds of all of them.
     pub seconds: f64,
-    /// BenchTokens per second.
+    /// Tokens per second.
     pub tok_s: f64,
     /// Milliseconds per token.
     pub ms_per_token: f64,
@@ -148,7 +148,7 @@ pub struct DecodeSpeed {
     pub read_gb_s: f64,
     /// Median share of the bandwidth over the repetitions, each compared with its own measurement of the bandwidth.
     pub share_of_bandwidth: f64,
-    /// BenchTokens per second if reading these bytes were all that takes time.
+    /// Tokens per second if reading these bytes were all that takes time.
     pub ceiling_tok_s: f64,
 }
 
@@ -157,7 +157,7 @@ pub struct DecodeSpeed {
 pub struct DraftPass {
     /// Number of tokens.
     pub tokens: usize,
-    /// BenchTokens before the first.
+    /// Tokens before the first.
     pub context: usize,
     /// Milliseconds.
     pub ms: f64,
@@ -185,9 +185,9 @@ pub struct DraftedSpeed {
     pub planted: Option<f64>,
     /// Number of tokens.
     pub tokens: usize,
-    /// BenchTokens per second without drafts.
+    /// Tokens per second without drafts.
     pub plain_tok_s: f64,
-    /// BenchTokens per second.
+    /// Tokens per second.
     pub tok_s: f64,
     /// Speed over the speed of plain decoding: the median of pairs measured in turn.
     pub gain: f64,

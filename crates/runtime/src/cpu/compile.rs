@@ -19,6 +19,22 @@ use function_compiler::{CompileTarget, lower};
 use outline::OutlinedPlans;
 use std::sync::Arc;
 
+/// Lowers a function for a plan; none where a shape is unknown, or there is control flow.
+///
+/// # Errors
+/// An operation is not implemented, or the function takes too much memory.
+pub(super) fn lower_fixed(
+    context: CompileContext<'_>,
+    function: &str,
+    body: &Function,
+    described: &FunctionDescription,
+) -> Result<Option<PlanSource>> {
+    if !context.options.fuse || !is_fixed(&body.block) {
+        return Ok(None);
+    }
+    Ok(lower(context, function, body, described, CompileTarget::FusedPlan)?.fixed(described))
+}
+
 /// Compiles a function to a plan where possible, else for the interpreter.
 pub(super) fn compile(
     context: CompileContext<'_>,
@@ -26,24 +42,11 @@ pub(super) fn compile(
     body: &Function,
     described: &FunctionDescription,
 ) -> Result<CompiledFunction> {
-    compile_kept(context, function, body, described).map(|(compiled, _)| compiled)
-}
-
-/// Compiles a function like [`compile`], and returns also the function that its plan was made from.
-pub(super) fn compile_kept(
-    context: CompileContext<'_>,
-    function: &str,
-    body: &Function,
-    described: &FunctionDescription,
-) -> Result<(CompiledFunction, Option<PlanSource>)> {
     let CompileContext { package, options, .. } = context;
-    if options.fuse
-        && is_fixed(&body.block)
-        && let Some(fixed) =
-            lower(context, function, body, described, CompileTarget::FusedPlan)?.fixed(described)
+    if let Some(fixed) = lower_fixed(context, function, body, described)?
         && let Some(compiled) = fixed.plan(context, function)?
     {
-        return Ok((compiled, Some(fixed)));
+        return Ok(compiled);
     }
     let outlines = options.fuse && outline::needs_outlining(&body.block);
     let interpreted = |body: &Function, plans: OutlinedPlans| {
@@ -58,7 +61,7 @@ pub(super) fn compile_kept(
         };
         let (outlined, plans) = outline::outline(body, &plan);
         if !plans.is_empty() {
-            return Ok((interpreted(&outlined, plans)?, None));
+            return interpreted(&outlined, plans);
         }
     } else if options.fuse && !is_fixed(&body.block) {
         compiled.set_plans_by_shapes(PlansByShapes::new(
@@ -69,7 +72,7 @@ pub(super) fn compile_kept(
             compile_for_shapes,
         ));
     }
-    Ok((compiled, None))
+    Ok(compiled)
 }
 
 /// Compiles a function whose shapes a run has found to a plan, if the shapes do not depend on the contents of its inputs.

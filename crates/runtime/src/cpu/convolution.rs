@@ -67,11 +67,6 @@ impl Convolution {
         Ok(Convolution { weight, groups, params, form })
     }
 
-    /// Tells whether `other` is the same convolution with the same weight.
-    pub fn is_same(&self, other: &Convolution) -> bool {
-        self.weight.is_same(&other.weight) && self.groups == other.groups && self.params == other.params
-    }
-
     /// Tells whether the kernel has size 1 and there is one group: the convolution is a matmul over tokens then.
     pub fn is_matmul(&self) -> bool {
         self.matmul_groups() == Some(1)

@@ -14,7 +14,7 @@ use crate::tensor::{Data, Tensor};
 use crate::{Error, Result};
 use anemoe_io::locked;
 use anemoe_kernels::{
-    Columns, MatMul, PackedActivations, Pool, Strided, matmul_batch, round_to_f16, transpose,
+    Columns, Isa, MatMul, PackedActivations, Pool, Strided, matmul_batch, round_to_f16, transpose,
 };
 use anemoe_mlpackage::mil::{DataType, TensorType};
 use std::path::PathBuf;
@@ -420,7 +420,7 @@ impl Execution<'_> {
                     transposed.resize(if *output == 1 { 0 } else { tokens * rows }, 0.0);
                     let y = if *output == 1 { &mut *out } else { &mut transposed };
                     let product = MatMul { w, x: &packed, tokens: None, y, stride: rows, bias };
-                    matmul_batch(Pool::global(), &mut [Some(product)]);
+                    matmul_batch(Isa::best(), Pool::global(), &mut [Some(product)]);
                     if *output == 2 {
                         let (from, to) =
                             (Strided { first: 0, stride: rows }, Strided { first: 0, stride: tokens });

@@ -100,7 +100,7 @@ pub(super) struct Instr {
     pub work: InstrKind,
 }
 
-/// Interpreter that are skipped when `weight` is all zero.
+/// Instructions that are skipped when `weight` is all zero.
 pub(super) struct ZeroSkip {
     /// Buffer of the small factor.
     pub weight: usize,

@@ -1,22 +1,22 @@
 //! A function that is compiled for one token count after another.
 //!
 //! ```text
-//! first two counts    the program rewritten --lower--> a fixed function --plan--> compiled
-//! other counts        a fixed function interpolated between those two --plan--> compiled
+//! first call    the program rewritten --lower--> a function whose token axes are known
+//! each count    sizes of the token axes set --plan--> compiled
 //! ```
+//! A function that does not fit a plan is rewritten and compiled for each count.
 
 use super::Options;
-use super::compile::compile_kept;
+use super::compile::{compile, lower_fixed};
 use super::function::CompiledFunction;
 use super::plan_source::PlanSource;
 use super::shared_constants::{CompileContext, SharedConstants};
-use super::tokens::{KnownCarried, describe, rewrite};
+use super::tokens::{KnownCarried, TokenAxis, describe, resize, with_axes};
 use crate::{Error, Result};
-use anemoe_io::locked;
 use anemoe_mlpackage::mil::{Function, FunctionDescription};
 use anemoe_mlpackage::package::Package;
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, OnceLock};
 
 /// A function of a package that can be compiled for any token count.
 pub(super) struct PlansByTokens {
@@ -27,10 +27,8 @@ pub(super) struct PlansByTokens {
     /// Rows and slots that the function carries; none where that is not known.
     carried: Option<Arc<KnownCarried>>,
     constants: SharedConstants,
-    /// The function as last rewritten, to be rewritten again: a new copy would take twice as long as rewriting.
-    copy: Mutex<Option<Function>>,
-    /// The function lowered for the first two token counts.
-    known: Mutex<Vec<(usize, Arc<PlanSource>)>>,
+    /// The lowered function and the token axes of its values; none where it does not fit a plan.
+    lowered: OnceLock<Option<(PlanSource, BTreeMap<String, TokenAxis>)>>,
 }
 
 impl PlansByTokens {
@@ -49,8 +47,7 @@ impl PlansByTokens {
             described,
             carried,
             constants: SharedConstants::default(),
-            copy: Mutex::default(),
-            known: Mutex::default(),
+            lowered: OnceLock::new(),
         }
     }
 
@@ -64,27 +61,11 @@ impl PlansByTokens {
         from: usize,
         to: usize,
     ) -> Result<CompiledFunction> {
-        if let Some(compiled) = self.between(to) {
-            return Ok(compiled);
-        }
-        let wrong = |what: String| {
-            let name = &self.described.name;
-            Error::unsupported(self.package.path(), format!("function `{name}`: {what}"))
+        let mut compiled = match self.planned(axes, from, to) {
+            Some(planned) => planned,
+            None => self.rewritten(axes, from, to)?,
         };
-        let kept = locked(&self.copy).take();
-        let mut new = kept.unwrap_or_else(|| self.function.clone());
-        rewrite(&self.function, &mut new, &self.described, axes, (from, to)).map_err(wrong)?;
-        let described = describe(&new, &self.described);
-        let (mut compiled, fixed) = compile_kept(self.context(), &described.name, &new, &described)?;
         compiled.set_carried(self.carried.as_ref());
-        *locked(&self.copy) = Some(new);
-        let mut known = locked(&self.known);
-        if let Some(fixed) = fixed
-            && known.len() < 2
-            && known.iter().all(|(tokens, _)| *tokens != to)
-        {
-            known.push((to, Arc::new(fixed)));
-        }
         Ok(compiled)
     }
 
@@ -92,14 +73,24 @@ impl PlansByTokens {
         CompileContext { package: &self.package, options: self.options, constants: Some(&self.constants) }
     }
 
-    /// Makes the function for `to` tokens from two known ones; none where fewer are known, or it does not follow from them.
-    fn between(&self, to: usize) -> Option<CompiledFunction> {
-        let known = locked(&self.known).clone();
-        let [(from, a), (other, b)] = known.as_slice() else { return None };
-        let fixed = a.between(*from, (b, *other), to)?;
-        let mut compiled = fixed.plan(self.context(), &self.described.name).ok()??;
-        compiled.set_carried(self.carried.as_ref());
-        Some(compiled)
+    /// Plans the function from its lowered form; none where there is none.
+    fn planned(&self, axes: &BTreeMap<String, usize>, from: usize, to: usize) -> Option<CompiledFunction> {
+        let lowered = self.lowered.get_or_init(|| {
+            let (function, axes) = with_axes(&self.function, &self.described, axes, from).ok()?;
+            let described = describe(&function, &self.described);
+            let fixed = lower_fixed(self.context(), &described.name, &function, &described).ok()??;
+            Some((fixed, axes))
+        });
+        let (fixed, axes) = lowered.as_ref()?;
+        fixed.for_tokens(axes, to)?.plan(self.context(), &self.described.name).ok()?
+    }
+
+    /// Compiles the function after rewriting it.
+    fn rewritten(&self, axes: &BTreeMap<String, usize>, from: usize, to: usize) -> Result<CompiledFunction> {
+        let name = &self.described.name;
+        let new = resize(&self.function, &self.described, axes, from, to)
+            .map_err(|what| Error::unsupported(self.package.path(), format!("function `{name}`: {what}")))?;
+        compile(self.context(), name, &new, &describe(&new, &self.described))
     }
 }
 
@@ -145,16 +136,6 @@ mod tests {
         BTreeMap::from([("x".to_string(), 3)])
     }
 
-    /// Compiles the package's function for 5 and for 3 tokens.
-    fn known(package: &CpuPackage) -> PlansByTokens {
-        let known = plans_by_tokens(package);
-        for tokens in [5, 3] {
-            assert!(known.between(tokens).is_none(), "there are no two yet");
-            known.for_tokens(&axes(), 8, tokens).unwrap();
-        }
-        known
-    }
-
     fn plans_by_tokens(package: &CpuPackage) -> PlansByTokens {
         let model = package.package().model();
         let (function, described) = (model.program.functions["main"].clone(), model.functions[0].clone());
@@ -164,15 +145,14 @@ mod tests {
     }
 
     #[test]
-    fn functions_between_two_are_those_that_are_compiled() {
+    fn functions_for_any_token_count_are_those_that_are_rewritten() {
         let dir = tempfile::tempdir().unwrap();
-        let package = package(dir.path(), 8);
-        let known = known(&package);
+        let plans = plans_by_tokens(&package(dir.path(), 8));
         for tokens in 1..=40 {
-            let between = known.between(tokens).unwrap();
-            let compiled = plans_by_tokens(&package).for_tokens(&axes(), 8, tokens).unwrap();
-            assert_eq!(between.inputs(), compiled.inputs());
-            assert_eq!(between.outputs(), compiled.outputs());
+            let planned = plans.planned(&axes(), 8, tokens).unwrap();
+            let rewritten = plans.rewritten(&axes(), 8, tokens).unwrap();
+            assert_eq!(planned.inputs(), rewritten.inputs());
+            assert_eq!(planned.outputs(), rewritten.outputs());
             let x = Tensor::f32(
                 &[1, CHANNELS as usize, 1, tokens],
                 (0..CHANNELS as usize * tokens).map(|i| (i as f32 * 0.37).sin()).collect(),
@@ -182,22 +162,7 @@ mod tests {
                 function.run(&[&x], &mut CpuStates::default(), &mut outputs).unwrap();
                 outputs
             };
-            assert!(run(&between) == run(&compiled), "{tokens} tokens");
+            assert!(run(&planned) == run(&rewritten), "{tokens} tokens");
         }
-    }
-
-    #[test]
-    fn what_is_on_no_line_is_not_between() {
-        let dir = tempfile::tempdir().unwrap();
-        let known = known(&package(dir.path(), 8));
-        {
-            // 24 channels at 5 tokens and 23 at 3 would be 23.5 at 4.
-            let mut all = locked(&known.known);
-            let other = Arc::get_mut(&mut all[1].1).unwrap();
-            let sizes = other.source.shapes.iter_mut().flatten();
-            sizes.filter(|n| **n == CHANNELS as usize).for_each(|n| *n -= 1);
-        }
-        assert!(known.between(4).is_none());
-        assert!(known.for_tokens(&axes(), 8, 4).is_ok(), "it is compiled instead");
     }
 }

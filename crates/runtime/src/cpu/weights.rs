@@ -93,15 +93,6 @@ impl StoredWeight {
         StoredWeight::new(Weight { format, elements, values: None, offsets: None }, shape)
     }
 
-    /// Tells whether the other weight has the same elements in the same shape: the same object or the same dense tensor.
-    pub fn is_same(&self, other: &StoredWeight) -> bool {
-        let is_same_tensor = match (self.matrix.elements(), other.matrix.elements()) {
-            (Elements::Dense(a), Elements::Dense(b)) => Arc::ptr_eq(a, b) && self.shape == other.shape,
-            _ => false,
-        };
-        is_same_tensor || std::ptr::eq(self, other)
-    }
-
     /// Makes the tables that exact or fast products read; without them products are exact, in f32.
     pub fn prepare(&mut self, fast: bool) {
         self.matrix.prepare(fast);

@@ -567,7 +567,8 @@ impl Prepared {
         self.inputs.iter().all(|s| matches!(s, InputSource::Register { .. }))
     }
 
-    /// Copies the inputs that are not just a register, for a call of `width` tokens: `columns` of registers of `all` columns.
+    /// Copies inputs that are not just a register, for a call of `width` tokens: rows of one, `columns` of registers of `all`
+    /// columns, or a rescaled register.
     fn gather(
         &self,
         columns: Range<usize>,
@@ -576,7 +577,42 @@ impl Prepared {
         copies: &mut Vec<(Tensor, bool)>,
         registers: &[Tensor],
     ) -> std::result::Result<(), String> {
-        gather(&self.inputs, columns, width, all, copies, registers)?;
+        copies.resize_with(copies.len().max(self.inputs.len()), Default::default);
+        let whole = columns == (0..all) && width == all;
+        for (source, (copy, taken)) in self.inputs.iter().zip(copies.iter_mut()) {
+            *taken = false;
+            let InputSource::Register { index, rows, rescale } = source else { continue };
+            let register = &registers[*index];
+            let values = register.as_f32().unwrap_or_default();
+            let has = register.shape.last().copied().unwrap_or(0);
+            if has != all {
+                return Err(format!("a register of shape {:?}, where {all} tokens are run", register.shape));
+            }
+            if rows.is_some() || !whole {
+                let rows = match rows {
+                    Some(rows) => rows.start..rows.start + rows.count,
+                    None => 0..values.len() / all.max(1),
+                };
+                let part = values.get(rows.start * all..rows.end * all);
+                let part = part.ok_or_else(|| {
+                    format!("rows {}.. of a register of shape {:?}", rows.start, register.shape)
+                })?;
+                let to = copy.reset_f32(&[1, rows.len(), 1, width]);
+                if whole {
+                    to.copy_from_slice(part);
+                } else {
+                    copy_columns(part, all, columns.clone(), to, width);
+                }
+                *taken = true;
+            }
+            if *rescale && host::is_large(if *taken { copy.as_f32().unwrap_or_default() } else { values }) {
+                if !*taken {
+                    copy.reset_f32(&register.shape).copy_from_slice(values);
+                    *taken = true;
+                }
+                host::rescale(copy.as_f32_mut().unwrap_or_default(), width);
+            }
+        }
         if self.channels_last {
             put_channels_last(&self.inputs, copies, registers);
         }
@@ -591,54 +627,6 @@ impl Prepared {
         });
         registers.collect()
     }
-}
-
-/// Copies inputs that are rows or columns of a register, or a rescaled register, for a call of `width` tokens.
-fn gather(
-    inputs: &[InputSource],
-    columns: Range<usize>,
-    width: usize,
-    all: usize,
-    copies: &mut Vec<(Tensor, bool)>,
-    registers: &[Tensor],
-) -> std::result::Result<(), String> {
-    copies.resize_with(copies.len().max(inputs.len()), Default::default);
-    let whole = columns == (0..all) && width == all;
-    for (source, (copy, taken)) in inputs.iter().zip(copies.iter_mut()) {
-        *taken = false;
-        let InputSource::Register { index, rows, rescale } = source else { continue };
-        let register = &registers[*index];
-        let values = register.as_f32().unwrap_or_default();
-        let has = register.shape.last().copied().unwrap_or(0);
-        if has != all {
-            return Err(format!("a register of shape {:?}, where {all} tokens are run", register.shape));
-        }
-        if rows.is_some() || !whole {
-            let rows = match rows {
-                Some(rows) => rows.start..rows.start + rows.count,
-                None => 0..values.len() / all.max(1),
-            };
-            let part = values.get(rows.start * all..rows.end * all);
-            let part = part.ok_or_else(|| {
-                format!("rows {}.. of a register of shape {:?}", rows.start, register.shape)
-            })?;
-            let to = copy.reset_f32(&[1, rows.len(), 1, width]);
-            if whole {
-                to.copy_from_slice(part);
-            } else {
-                copy_columns(part, all, columns.clone(), to, width);
-            }
-            *taken = true;
-        }
-        if *rescale && host::is_large(if *taken { copy.as_f32().unwrap_or_default() } else { values }) {
-            if !*taken {
-                copy.reset_f32(&register.shape).copy_from_slice(values);
-                *taken = true;
-            }
-            host::rescale(copy.as_f32_mut().unwrap_or_default(), width);
-        }
-    }
-    Ok(())
 }
 
 /// Copies `columns` of each row of `width` elements to the front of a row of `to_width`, and fills the rest with zeros.

@@ -44,7 +44,7 @@ pub enum AnswerPiece {
     Thought(String),
 }
 
-/// AnswerPlace in an answer.
+/// Place in an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum AnswerPlace {
     /// Nothing but blanks so far.

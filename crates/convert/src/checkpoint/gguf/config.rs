@@ -30,7 +30,7 @@ pub struct Arch {
     pub width: &'static str,
     /// Adds what `config.json` has beyond the keys that all architectures share.
     pub config: fn(&StatedModel<'_>, &mut Map<String, Value>) -> Result<()>,
-    /// LayerNames of a layer's tensors that architectures do not share.
+    /// Names of a layer's tensors that architectures do not share.
     pub names: LayerNames,
     /// True if the rows of q and k have the two halves of a head in turn, so that rotary pairs are side by side.
     pub has_paired_rows: bool,

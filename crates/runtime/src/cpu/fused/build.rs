@@ -28,6 +28,7 @@ use plan_builder::PlanBuilder;
 use std::sync::Arc;
 
 /// Input of planning: a function's instructions, in which every buffer is written once.
+#[derive(Clone)]
 pub(in crate::cpu) struct PlanInput {
     pub instructions: Vec<Instr>,
     pub constants: Vec<Arc<Tensor>>,

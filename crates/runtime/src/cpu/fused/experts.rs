@@ -7,7 +7,7 @@ use super::rounded;
 use super::view::View;
 use crate::backend::Counts;
 use crate::tensor::Tensor;
-use anemoe_kernels::{Columns, GateFunction, Layout, MatMul, Matrix, PackedActivations, Pool, Strided};
+use anemoe_kernels::{Columns, GateFunction, Isa, Layout, MatMul, Matrix, PackedActivations, Pool, Strided};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -220,7 +220,7 @@ pub(super) fn sum(
             *product = Some(MatMul { w, x, tokens: Some(&s.tokens), y, stride: w.rows(), bias });
             counts[p] += Counts::product(w.bytes_read(), s.tokens.len() * w.rows(), w.cols());
         }
-        anemoe_kernels::matmul_batch(pool, &mut all);
+        anemoe_kernels::matmul_batch(Isa::best(), pool, &mut all);
         let mut down: [Option<Matrix<'_>>; EXPERTS_PER_JOB] = [None; EXPERTS_PER_JOB];
         for (&(p, i), w) in chosen.iter().zip(&mut down) {
             *w = Some(packs[p].experts.branches[i].down.matrix());
@@ -260,7 +260,7 @@ pub(super) fn sum(
             counts[*p] += Counts::product(w.bytes_read(), s.tokens.len() * rows, w.cols());
             counts[*p].experts += 1;
         }
-        anemoe_kernels::matmul_batch(pool, &mut all);
+        anemoe_kernels::matmul_batch(Isa::best(), pool, &mut all);
         for (&(p, i), s) in chosen.iter().zip(scratch.iter_mut()) {
             let Some(bias) = &packs[p].experts.branches[i].down_bias else { continue };
             for (t, out) in s.tokens.iter().zip(s.out.chunks_exact_mut(rows)) {

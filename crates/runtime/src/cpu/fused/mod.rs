@@ -30,7 +30,7 @@ use super::strided::{StridedLoops, copy_floats};
 use crate::backend::{Counts, OpTime};
 use crate::tensor::{Data, Tensor};
 use anemoe_kernels::{
-    AttentionShape, CacheValues, CacheView, Columns, HeadStrides, Image, Layout, Mask, MatMul,
+    AttentionShape, CacheValues, CacheView, Columns, HeadStrides, Image, Isa, Layout, Mask, MatMul,
     PackedActivations, Pool, Softmax, Strided,
 };
 use anemoe_mlpackage::mil::TensorType;
@@ -483,7 +483,7 @@ fn products(
             let bias = item.bias.map(|b| &sources.get(b)[..w.rows()]);
             *product = Some(MatMul { w, x: &packed[item.packed], tokens: None, y, stride: w.rows(), bias });
         }
-        anemoe_kernels::matmul_batch(pool, &mut all);
+        anemoe_kernels::matmul_batch(Isa::best(), pool, &mut all);
         for (item, taken) in items.iter().zip(taken) {
             buffers[item.out] = taken;
         }

@@ -10,7 +10,7 @@ use anemoe_kernels::{ActivationFunction, GELU_FP16, GateFunction, RmsNorm};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// Interpreter in which every buffer is written once, with the writer and the readers of each buffer.
+/// Instructions, in which every buffer is written once, with the writer and the readers of each buffer.
 pub(super) struct InstrGraph<'a> {
     pub instructions: &'a [Instr],
     pub constants: &'a [Arc<Tensor>],
@@ -18,7 +18,7 @@ pub(super) struct InstrGraph<'a> {
     pub shapes: &'a [Vec<usize>],
     /// Step that writes each buffer.
     pub producer: Vec<Option<usize>>,
-    /// Interpreter that read each buffer, with repetition; `usize::MAX` for the function's results.
+    /// Instructions that read each buffer, with repetition; `usize::MAX` for the function's results.
     pub readers: Vec<Vec<usize>>,
     /// True if every result of type fp16 is rounded.
     pub round: bool,

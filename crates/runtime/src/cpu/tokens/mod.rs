@@ -7,5 +7,5 @@ mod stages;
 
 pub use carried::{Carried, CarriedRows, carried};
 pub(super) use carried::{KnownCarried, keep_rows};
-pub(super) use resize::{describe, rewrite};
+pub(super) use resize::{TokenAxis, describe, resize, with_axes};
 pub(super) use stages::{Stages, WRITTEN_FOR, stages};

@@ -10,8 +10,8 @@
 
 use anemoe_mlpackage::mil::ops::{self, Context, Operand};
 use anemoe_mlpackage::mil::{
-    Argument, Binding, Dim, FeatureShape, Function, FunctionDescription, Operation, TensorType, Value,
-    ValueType,
+    Argument, Binding, Dim, FeatureShape, Function, FunctionDescription, NamedType, Operation, TensorType,
+    Value, ValueType,
 };
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -24,15 +24,15 @@ pub(in crate::cpu) struct TokenAxis {
     pub fixed: u64,
 }
 
-/// A function for another token count.
-pub(in crate::cpu) struct Resized {
-    pub function: Function,
-    /// Token axes of values and inputs; values without tokens have no entry.
-    pub axes: BTreeMap<String, TokenAxis>,
+impl TokenAxis {
+    /// Returns the size of the axis for `tokens` tokens; none where it is too large.
+    pub fn size(self, tokens: usize) -> Option<u64> {
+        self.per_token.checked_mul(u64::try_from(tokens).ok()?)?.checked_add(self.fixed)
+    }
 }
 
 /// A value's type in the function as written and in the new one.
-pub(in crate::cpu) struct ResizedValue<'a> {
+struct ResizedValue<'a> {
     old: &'a ValueType,
     new: Cow<'a, ValueType>,
     /// Value of a constant.
@@ -51,7 +51,7 @@ impl<'a> ResizedValue<'a> {
 }
 
 /// The values of a function up to an operation, by name.
-pub(in crate::cpu) type Scope<'a> = BTreeMap<&'a str, ResizedValue<'a>>;
+type Scope<'a> = BTreeMap<&'a str, ResizedValue<'a>>;
 
 /// Elementwise operations with two operands.
 const BINARY: [&str; 8] = ["add", "sub", "mul", "real_div", "maximum", "minimum", "pow", "floor_div"];
@@ -112,22 +112,8 @@ pub(in crate::cpu) fn resize(
     axes: &BTreeMap<String, usize>,
     from: usize,
     to: usize,
-) -> Result<Resized, String> {
+) -> Result<Function, String> {
     let mut new = function.clone();
-    let scope = rewrite(function, &mut new, described, axes, (from, to))?;
-    let axis_of = |known| token_axis(known, (from as u64, to as u64));
-    let axes = scope.iter().filter_map(|(name, known)| Some((name.to_string(), axis_of(known)?))).collect();
-    Ok(Resized { function: new, axes })
-}
-
-/// Does the work of [`resize`] in `new`, a copy of `function` as written or as rewritten before. Returns the values by name.
-pub(in crate::cpu) fn rewrite<'a>(
-    function: &'a Function,
-    new: &mut Function,
-    described: &FunctionDescription,
-    axes: &BTreeMap<String, usize>,
-    (from, to): (usize, usize),
-) -> Result<Scope<'a>, String> {
     let counts = (from as u64, to as u64);
     if from == 0 || to == 0 {
         return Err(format!("{from} tokens, and {to}"));
@@ -135,7 +121,6 @@ pub(in crate::cpu) fn rewrite<'a>(
     let is_ranged = function.inputs.iter().any(|i| i.ty.tensor().is_some_and(|t| t.shape().is_none()));
     let mut scope = Scope::new();
     for (old, new) in function.inputs.iter().zip(&mut new.inputs) {
-        new.clone_from(old);
         if let (ValueType::Tensor(ty), Some(&axis)) = (&mut new.ty, axes.get(&old.name)) {
             let name = &old.name;
             let dim = ty.dims.get_mut(axis).ok_or_else(|| format!("input `{name}` has no axis {axis}"))?;
@@ -170,19 +155,41 @@ pub(in crate::cpu) fn rewrite<'a>(
         operation(old, new, &mut scope, counts, is_ranged)
             .map_err(|what| format!("operation `{}`: {what}", old.name()))?;
     }
-    Ok(scope)
+    Ok(new)
+}
+
+/// Rewrites a function like [`resize`], for one token more than it was written for, and finds the token axes of its inputs and
+/// values; values without tokens have none.
+///
+/// # Errors
+/// Fails like [`resize`].
+pub(in crate::cpu) fn with_axes(
+    function: &Function,
+    described: &FunctionDescription,
+    axes: &BTreeMap<String, usize>,
+    from: usize,
+) -> Result<(Function, BTreeMap<String, TokenAxis>), String> {
+    let resized = |more: usize| resize(function, described, axes, from, from + more);
+    let (one, two) = (resized(1)?, resized(2)?);
+    fn values(f: &Function) -> impl Iterator<Item = &NamedType> {
+        f.inputs.iter().chain(f.block.operations.iter().flat_map(|op| &op.outputs))
+    }
+    let counts = (from as u64 + 1, from as u64 + 2);
+    let axis = |(a, b): (&NamedType, &NamedType)| Some((a.name.clone(), token_axis(&a.ty, &b.ty, counts)?));
+    let axes = values(&one).zip(values(&two)).filter_map(axis).collect();
+    Ok((one, axes))
 }
 
 /// Returns the token axis of a value; none where its shape does not depend on the token count.
-fn token_axis(known: &ResizedValue<'_>, (from, to): (u64, u64)) -> Option<TokenAxis> {
-    let (old, new) = (known.old.tensor()?.shape()?, known.new.tensor()?.shape()?);
+fn token_axis(old: &ValueType, new: &ValueType, (from, to): (u64, u64)) -> Option<TokenAxis> {
+    let (old, new) = (old.tensor()?.shape()?, new.tensor()?.shape()?);
     let axis = (0..old.len()).find(|&i| old[i] != new[i])?;
     let (tokens, size) = (from.abs_diff(to), old[axis].abs_diff(new[axis]));
     let per_token = size.checked_div(tokens)?;
     Some(TokenAxis { axis, per_token, fixed: old[axis].checked_sub(per_token * from)? })
 }
 
-/// Rewrites one operation: `op` is the operation as written, `new` the same or an earlier rewrite of it.
+/// Rewrites `new`, a copy of the operation `op`.
 fn operation<'a>(
     op: &'a Operation,
     new: &mut Operation,
@@ -199,15 +206,12 @@ fn operation<'a>(
     if !op.blocks.is_empty() {
         return Err("it has blocks".into());
     }
-    if new != op {
-        new.clone_from(op);
-    }
     let names = || op.inputs.values().flat_map(|Argument(bindings)| bindings).filter_map(name_of);
     let mut changed: Vec<(&str, TokenAxis)> = Vec::new();
     for name in names() {
         let known = scope.get(name).ok_or_else(|| format!("`{name}` is used before it is defined"))?;
         if known.is_changed() {
-            let axis = token_axis(known, counts).or(is_ranged.then_some(TokenAxis {
+            let axis = token_axis(known.old, &known.new, counts).or(is_ranged.then_some(TokenAxis {
                 axis: 0,
                 per_token: 1,
                 fixed: 0,
@@ -300,7 +304,7 @@ fn argument<'a>(op: &'a Operation, param: &str) -> Option<&'a str> {
     op.inputs.get(param).and_then(|a| a.0.first()).and_then(name_of)
 }
 
-/// Replaces constants of an operation that hold the token count. Refuses operations that may compute something else with
+/// Replaces constants of an operation that hold the token count by -1, the rest of the elements. Refuses operations that may compute something else with
 /// another token count.
 fn adapt(
     op: &mut Operation,
@@ -332,9 +336,11 @@ fn adapt(
                 return other();
             };
             let Some(result) = shape(output.ty.tensor()) else { return other() };
-            let new = reshaped(&before, axis, &result, counts)?;
-            let new: Option<Vec<i32>> = new.into_iter().map(|n| i32::try_from(n).ok()).collect();
-            let value = Value::int32s(&new.ok_or("a size above 2^31")?);
+            let tokens = reshaped(&before, axis, &result, counts.0)?;
+            let shape =
+                result.iter().enumerate().map(|(i, &n)| if i == tokens { Ok(-1) } else { i32::try_from(n) });
+            let value =
+                Value::int32s(&shape.collect::<Result<Vec<i32>, _>>().map_err(|_| "a size above 2^31")?);
             op.inputs.insert("shape".into(), Argument(vec![Binding::Value(value)]));
             Ok(())
         }
@@ -425,30 +431,22 @@ fn outer_product(
     Ok(())
 }
 
-/// Returns the new shape of a reshape from `before`, with its tokens on `axis`, to a shape that was `result`.
+/// Returns the token axis of the result of a reshape from `before`, with its tokens on `axis`, to the shape `result`.
 ///
 /// A reshape keeps the order of elements, so tokens that are `stride` elements apart stay so. The axis of the result that
 /// contains this stride holds the tokens.
-fn reshaped(
-    before: &[u64],
-    axis: TokenAxis,
-    result: &[u64],
-    (from, to): (u64, u64),
-) -> Result<Vec<u64>, String> {
+fn reshaped(before: &[u64], axis: TokenAxis, result: &[u64], from: u64) -> Result<usize, String> {
     if before.contains(&0) || result.contains(&0) {
         return Err("a shape without elements".into());
     }
     let behind = |shape: &[u64], i: usize| shape[i + 1..].iter().product::<u64>();
     let stride = behind(before, axis.axis);
     let old_size = before[axis.axis];
-    let new_size = axis.fixed + axis.per_token * to;
-    let mut new = result.to_vec();
     if axis.per_token == 1 || axis.fixed > 0 {
         // The result has the whole axis again; of several such axes, take the nearest.
         let whole = (0..result.len()).filter(|&i| result[i] == old_size && behind(result, i) == stride);
         if let Some(i) = whole.min_by_key(|i| i.abs_diff(axis.axis)) {
-            new[i] = new_size;
-            return Ok(new);
+            return Ok(i);
         }
     }
     if axis.fixed > 0 {
@@ -467,12 +465,7 @@ fn reshaped(
         .filter(holds)
         .min_by_key(|&i| (result[i] != from, behind(result, i) != stride, i.abs_diff(axis.axis)));
     let Some(i) = best else { return Err(format!("tokens of {before:?} are on no axis of {result:?}")) };
-    new[i] = result[i] / from * to;
-    let elements = |shape: &[u64]| shape.iter().product::<u64>();
-    if elements(&new) * from != elements(before) * to {
-        return Err(format!("{before:?} to {result:?} loses tokens"));
-    }
-    Ok(new)
+    Ok(i)
 }
 
 /// Returns the description of a rewritten function: `described` with the shapes of the program's inputs and outputs.

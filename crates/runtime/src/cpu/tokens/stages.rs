@@ -6,7 +6,7 @@
 //! ```
 //! Weights are in stages with even numbers, which run once for the tokens of all sequences of a batch.
 
-use super::resize::{TokenAxis, resize};
+use super::resize::{TokenAxis, resize, with_axes};
 use anemoe_mlpackage::mil::{
     Argument, Binding, Block, Dim, Feature, FeatureShape, Function, FunctionDescription, NamedType,
     Operation, ValueType,
@@ -55,8 +55,8 @@ pub(in crate::cpu) fn stages(
     axes: &BTreeMap<String, usize>,
     declared: usize,
 ) -> Option<Stages> {
-    let base = resize(function, described, axes, declared, WRITTEN_FOR).ok()?.function;
-    let of_values = resize(&base, described, axes, WRITTEN_FOR, WRITTEN_FOR + 1).ok()?.axes;
+    let base = resize(function, described, axes, declared, WRITTEN_FOR).ok()?;
+    let (_, of_values) = with_axes(&base, described, axes, WRITTEN_FOR).ok()?;
     let is_pure = |axis: &TokenAxis| axis.per_token == 1 && axis.fixed == 0;
     let operations = &base.block.operations;
     let mut types: BTreeMap<&str, &ValueType> =
