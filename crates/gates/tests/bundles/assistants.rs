@@ -19,9 +19,8 @@ use std::sync::Arc;
 
 const TARGET: &str = "tiny-gemma4-moe";
 const ASSISTANTS: [&str; 2] = ["tiny-gemma4-assistant", "tiny-gemma4-assistant-ordered"];
-/// Steps and vocabulary of the goldens.
-const STEPS: usize = 6;
-const VOCABULARY: usize = 512;
+/// Logits nearer than this are a tie.
+const TIE: f32 = 0.01;
 
 fn options() -> PlanOptions {
     PlanOptions { quant: Quant::Fp16, tokens: fixed(&[1, 64]), ..PlanOptions::default() }
@@ -41,43 +40,66 @@ fn argmax(row: &[f32]) -> u32 {
     (0..row.len()).max_by(|&a, &b| row[a].total_cmp(&row[b]).then(b.cmp(&a))).unwrap() as u32
 }
 
-/// Compares the drafts of an assistant with its golden: the median of the cosines, and tokens but for logits nearer than `tie`.
-/// Late steps are chaotic: a second run of transformers itself, on another machine, gives a cosine of 0.997 in one of them, and
-/// with groups of tokens one step may choose another group.
-fn agrees(name: &str, target: &Model, small: Model, (what, tie): (&str, f32)) {
-    let assistant = AttachedAssistant::new(small, target).unwrap();
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures").join(name);
+/// Opens a model again with frequencies of its ropes rounded to bf16.
+fn with_rounded_ropes(model: &Model, run: Options) -> Model {
+    let (bundle, mut chain) = (model.bundle(), model.chain().clone());
+    let ropes = chain.ropes.values_mut();
+    ropes.flat_map(|rope| &mut rope.inv_freq).for_each(|f| *f = half::bf16::from_f64(*f).to_f64());
+    Model::with_chain(bundle, chain, &CpuBackend { options: run }, &|shard| bundle.join(&shard.file)).unwrap()
+}
+
+/// Compares the drafts of an assistant with its golden. Asserts the median of the cosines and, but for the steps `others` (length
+/// of the prefix, step), each cosine and token.
+fn agrees(
+    folder: &str,
+    target: &Model,
+    assistant: &AttachedAssistant,
+    (what, others): (&str, &[(i64, usize)]),
+) {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(folder);
     let golden = read_npz(&path.join("golden.npz")).unwrap();
     let ids: Vec<u32> = golden["prompt_ids"].to_i64().unwrap().into_iter().map(|id| id as u32).collect();
+    let lengths = golden["prefix_lengths"].to_i64().unwrap();
     let logits = golden["draft_logits"].to_f32();
-    let mut rows = logits.chunks_exact(VOCABULARY);
-    let (mut cosines, mut wrong) = (Vec::new(), Vec::new());
-    for n in golden["prefix_lengths"].to_i64().unwrap() {
+    let steps = golden["draft_tokens"].to_i64().unwrap().len() / lengths.len();
+    let mut rows = logits.chunks_exact(target.chain().model.vocab_size);
+    let bound = if others.is_empty() { 0.99999 } else { 0.9998 };
+    let mut cosines = Vec::new();
+    for n in lengths {
         let mut sequence = target.sequence();
         target.append(&mut sequence, &ids[..n as usize], Logits::None, None).unwrap();
         let start = DraftStart { token: ids[n as usize - 1], position: n as usize - 1 };
-        let mut steps = 0;
+        let mut step = 0;
         let choose = &mut |row: &mut [f32]| {
             let expected = rows.next().unwrap();
-            let best = argmax(expected);
+            let (best, cosine) = (argmax(expected), cosine(row, expected));
             let lead = expected[best as usize] - expected[argmax(row) as usize];
-            if lead >= tie {
-                wrong.push((n, steps, lead));
-            }
-            cosines.push(cosine(row, expected));
-            steps += 1;
+            let is_near = cosine > bound && lead < TIE;
+            assert!(is_near || others.contains(&(n, step)), "{folder}, {what}: {n} {step} {cosine} {lead}");
+            cosines.push(cosine);
+            step += 1;
             Some(best)
         };
-        assistant.draft(target, &mut sequence, start, STEPS, choose).unwrap();
-        assert_eq!(steps, STEPS);
+        assistant.draft(target, &mut sequence, start, steps, choose).unwrap();
+        assert_eq!(step, steps);
     }
     cosines.sort_by(f64::total_cmp);
     let (least, median) = (cosines[0], cosines[cosines.len() / 2]);
-    println!(
-        "{name}, {what}: least {least:.6}, median {median:.6}, other tokens (length, step, lead) {wrong:?}"
-    );
-    assert!(wrong.len() <= 1, "{name}, {what}: {wrong:?}");
-    assert!(least > 0.95 && median >= 0.9999, "{name}, {what}: {least} {median}");
+    println!("{folder}, {what}: least {least:.7}, median {median:.7}");
+    assert!(median > 0.99999, "{folder}, {what}: {median}");
+}
+
+/// Compares an assistant of the fixtures with its golden. make_assistant.py rounds the frequencies of the assistant, which are in
+/// the model's buffers, to bf16 with the weights, and leaves the target's.
+fn fixture_agrees(name: &str, target: &Model, small: Model, (what, run): (&str, Options)) {
+    let rounded = with_rounded_ropes(&small, run);
+    // The target keeps hidden states from here on.
+    AttachedAssistant::new(small, target).unwrap();
+    let assistant = AttachedAssistant::new(rounded, &with_rounded_ropes(target, run)).unwrap();
+    // transformers itself is as far from its golden in these steps if the target's keys and values are rounded to fp16: the hidden
+    // state differs by 1e-6 of its cosine, and steps of random weights amplify that.
+    let others: &[_] = if run.half_states { &[(24, 2), (24, 3), (24, 4), (24, 5)] } else { &[] };
+    agrees(&format!("fixtures/{name}"), target, &assistant, (what, others));
 }
 
 #[test]
@@ -88,9 +110,8 @@ fn assistants_give_what_transformers_gives() {
         for name in ASSISTANTS {
             let target = open(dir.path(), TARGET, (&options(), run));
             let small = open(dir.path(), name, (&options(), run));
-            // Caches in fp16 are not what the golden has.
-            let tie = if run.half_states { 0.05 } else { 0.01 };
-            agrees(name, &target, small, (&format!("halves {}, fused {}", run.half_states, run.fuse), tie));
+            let what = format!("halves {}, fused {}", run.half_states, run.fuse);
+            fixture_agrees(name, &target, small, (&what, run));
         }
     }
 }
@@ -117,10 +138,24 @@ fn assistants_run_in_every_form() {
         for (k, form) in assistants.into_iter().enumerate() {
             for name in ASSISTANTS {
                 let small = open(&dir.path().join(format!("a{k}")), name, (&of(form), run));
-                agrees(name, &target, small, (&format!("target {i}, assistant {k}"), 0.01));
+                fixture_agrees(name, &target, small, (&format!("target {i}, assistant {k}"), run));
             }
         }
     }
+}
+
+#[test]
+fn the_trained_assistant_gives_what_transformers_gives() {
+    let dir = tempfile::tempdir().unwrap();
+    let run = Options { precision: Precision::Fp32, ..Options::default() };
+    let options = PlanOptions { max_context: Some(256), ..options() };
+    let [target, small] = ["small-gemma4", "small-gemma4-assistant"].map(|name| {
+        let (family, out) = (fixture(&format!("../models/{name}")), dir.path().join(name));
+        build(&family, &family.plan(&options).unwrap(), None, &out, 2, &|_| ()).unwrap();
+        Model::open(&out, &CpuBackend { options: run }).unwrap()
+    });
+    let assistant = AttachedAssistant::new(small, &target).unwrap();
+    agrees("models/small-gemma4-assistant", &target, &assistant, ("trained", &[]));
 }
 
 /// Drafts of an assistant change no token, at any temperature, with both holders of the cache.
