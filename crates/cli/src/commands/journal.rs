@@ -13,7 +13,7 @@ use serde::Serialize;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// Show what was done to a bundle, or in the folder of an experiment; or write down what no command can know.
+/// Show what was done to a bundle or in an experiment, or add to it.
 ///
 /// Each entry has Intent, Setup, Result, Surprise, Lesson, Next and Refs. With texts, such as --lesson, nothing is shown: they are
 /// added to an entry.
