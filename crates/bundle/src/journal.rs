@@ -4,6 +4,7 @@
 //! reads it, and comparisons of bundles leave it out. Kinds, states and fields that this version does not know are
 //! kept as they are.
 
+pub use crate::machine::Machine;
 use crate::{Error, Result};
 use anemoe_io::{json, open_regular};
 use jiff::{Timestamp, Unit};
@@ -78,32 +79,6 @@ pub struct Event {
     #[serde(default, skip_serializing_if = "Map::is_empty")]
     pub facts: Map<String, Value>,
     /// Texts of people (`intent`, `note`, `surprise`, `lesson`, `next`, `refs`), and fields that this version does not know.
-    #[serde(flatten)]
-    pub rest: Map<String, Value>,
-}
-
-/// Machine on which a program ran; unknown properties are absent.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Machine {
-    /// Model of the processor.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub cpu: Option<String>,
-    /// Number of processors that the program may use.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub cores: Option<u64>,
-    /// Bytes of memory.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub memory_bytes: Option<u64>,
-    /// Operating system and its version.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub os: Option<String>,
-    /// Architecture, for instance `x86_64`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub arch: Option<String>,
-    /// Instructions that kernels use: `scalar`, `neon`, `avx2`, `avx512`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub isa: Option<String>,
-    /// Fields that this version does not know.
     #[serde(flatten)]
     pub rest: Map<String, Value>,
 }

@@ -25,6 +25,7 @@ mod chain;
 mod hash;
 pub mod journal;
 pub mod journal_entries;
+mod machine;
 
 pub use chain::{
     Assistant, AutoChoice, Cache, Centroids, Chain, Embedding, FORMATS, GateResult, Gates, HostInput,

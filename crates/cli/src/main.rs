@@ -15,7 +15,6 @@ mod error_report;
 mod files;
 mod gate_reference;
 mod given;
-mod machine;
 mod other_tools;
 mod part_store;
 mod recorder;

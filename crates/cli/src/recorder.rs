@@ -3,8 +3,7 @@
 //! The journal never changes the outcome of a command: if nothing can be written, a warning says so and the command goes on.
 
 use crate::given::Given;
-use crate::machine;
-use anemoe_bundle::journal::{self, Event, JOURNAL_FILE, status};
+use anemoe_bundle::journal::{self, Event, JOURNAL_FILE, Machine, status};
 use anemoe_bundle::{CHAIN_FILE, file_sha256};
 use anemoe_gates::facts::Facts;
 use serde_json::Value;
@@ -91,7 +90,7 @@ impl Recorder {
             return None;
         }
         event.version = env!("CARGO_PKG_VERSION").into();
-        event.machine = Some(machine::this());
+        event.machine = Some(Machine::here());
         event.of = self.begun.get().cloned();
         if let Some(given) = Given::here() {
             event.options = given.options.clone();

@@ -1,12 +1,15 @@
-//! Contents of a checkpoint, by part of the model.
+//! Contents of a checkpoint, by part of the model, and of a package.
 
 use crate::Result;
 use crate::checkpoint::Checkpoint;
 use crate::lattice_report::LatticeShares;
 use crate::models;
 use crate::plan::PlanOptions;
+use anemoe_mlpackage::mil::{Feature, FeatureKind};
+use anemoe_mlpackage::package::Package;
 use serde::Serialize;
 use std::collections::BTreeMap;
+use std::path::Path;
 
 /// A checkpoint in numbers.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -105,4 +108,88 @@ pub fn checkpoint(checkpoint: Checkpoint) -> Result<CheckpointReport> {
         });
     }
     Ok(report)
+}
+
+/// Contents of a package.
+#[derive(Serialize)]
+pub struct PackageContents {
+    /// Path of the package.
+    pub path: String,
+    /// Version of Core ML's format.
+    pub specification_version: i32,
+    /// Function that runs where none is named.
+    pub default_function: String,
+    /// Functions by name.
+    pub functions: BTreeMap<String, FunctionContents>,
+    /// Bytes of all files.
+    pub bytes: u64,
+}
+
+/// Interface and ops of a function.
+#[derive(Serialize)]
+pub struct FunctionContents {
+    /// Version of the ops.
+    pub opset: &'static str,
+    /// Inputs.
+    pub inputs: Vec<FeatureContents>,
+    /// Outputs.
+    pub outputs: Vec<FeatureContents>,
+    /// States.
+    pub states: Vec<FeatureContents>,
+    /// Number of ops of each type.
+    pub ops: BTreeMap<String, u64>,
+}
+
+/// An input, an output or a state.
+#[derive(Serialize)]
+pub struct FeatureContents {
+    /// Name.
+    pub name: String,
+    kind: &'static str,
+    dtype: &'static str,
+    shape: String,
+    color: Option<&'static str>,
+    default: Option<f64>,
+    /// Type, for people.
+    #[serde(skip)]
+    pub shown: String,
+}
+
+impl FeatureContents {
+    fn of(f: &Feature) -> FeatureContents {
+        let (kind, color) = match f.kind {
+            FeatureKind::MultiArray => ("array", None),
+            FeatureKind::Image(color) => ("image", Some(color.name())),
+            FeatureKind::Scalar => ("scalar", None),
+            FeatureKind::Dictionary => ("dictionary", None),
+            FeatureKind::Sequence => ("sequence", None),
+        };
+        let (name, dtype, shape) = (f.name.clone(), f.dtype.name(), f.shape.to_string());
+        FeatureContents { name, kind, dtype, shape, color, default: f.default, shown: f.to_string() }
+    }
+}
+
+/// Lists the contents of an open package.
+pub fn package(path: &Path, package: &Package) -> PackageContents {
+    let model = package.model();
+    let all = |features: &[Feature]| features.iter().map(FeatureContents::of).collect();
+    let mut functions = BTreeMap::new();
+    for described in &model.functions {
+        let Some(f) = model.program.functions.get(&described.name) else { continue };
+        let mut ops: BTreeMap<String, u64> = BTreeMap::new();
+        for op in &f.block.operations {
+            *ops.entry(op.op_type.clone()).or_default() += 1;
+        }
+        let (inputs, outputs) = (all(&described.inputs), all(&described.outputs));
+        let states = all(&described.states);
+        let contents = FunctionContents { opset: f.opset.name(), inputs, outputs, states, ops };
+        functions.insert(described.name.clone(), contents);
+    }
+    PackageContents {
+        path: path.display().to_string(),
+        specification_version: model.specification_version,
+        default_function: model.default_function.clone(),
+        functions,
+        bytes: package.total_bytes(),
+    }
 }

@@ -11,6 +11,7 @@ use anemoe_bundle::journal::status;
 use anemoe_bundle::{Chain, file_sha256};
 use anemoe_convert::build::BuildReport;
 use anemoe_convert::plan::Plan;
+use anemoe_runtime::bench::Speeds;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 use std::collections::{BTreeMap, BTreeSet};
@@ -181,6 +182,16 @@ pub fn gates(report: &GatedReport, golden: Option<&Path>) -> Vec<(&'static str, 
         (if whole.undecided.is_some() { status::UNDECIDED } else { said }, facts)
     }));
     all
+}
+
+/// Returns measured speeds by name, which `anemoe report` reads.
+pub fn speeds(speeds: &Speeds) -> Facts {
+    let prefill = speeds.prefill.iter().map(|p| (format!("prefill_{}", p.tokens), p.tok_s, p.gb_s));
+    let decode = speeds.decode.iter().map(|d| (format!("decode_at_{}", d.context), d.tok_s, d.gb_s));
+    let named = |(name, tok_s, gb_s): (String, f64, f64)| {
+        [(format!("{name}_tok_s"), tok_s.into()), (format!("{name}_gb_s"), gb_s.into())]
+    };
+    prefill.chain(decode).flat_map(named).collect()
 }
 
 /// Returns the facts of replacing parts by FP16.

@@ -11,8 +11,11 @@ use crate::residency::rule::Verdict;
 use crate::residency::verdict::PackageReport;
 use crate::trace::Trace;
 use anemoe_bundle::ShardKind;
+use anemoe_convert::models::Family;
 use anemoe_convert::outliers::Outlier;
 use anemoe_convert::plan::Plan;
+use anemoe_convert::shard_program::lower_without_weights;
+use anemoe_mlpackage::mil::Block;
 use anemoe_runtime::bench::Speeds;
 use anemoe_runtime::generate::Generated;
 use std::collections::BTreeMap;
@@ -28,6 +31,35 @@ pub struct NamedFigures(pub BTreeMap<String, f64>);
 
 /// Ops of one function, by type.
 pub type OpTypes = BTreeMap<String, u64>;
+
+/// Counts the ops of every shard's first function, by type. Shards of one type have the same counts.
+///
+/// # Errors
+/// A shard cannot be lowered.
+pub fn op_types(family: &Family, plan: &Plan) -> crate::Result<Vec<OpTypes>> {
+    let mut known: BTreeMap<String, OpTypes> = BTreeMap::new();
+    let mut all = Vec::new();
+    for shard in &plan.shards {
+        let signature = shard.signature();
+        if !known.contains_key(&signature) {
+            let mut types = OpTypes::new();
+            let program = lower_without_weights(family, shard)?.program;
+            if let Some((_, function)) = program.functions.first_key_value() {
+                count_ops(&function.block, &mut types);
+            }
+            known.insert(signature.clone(), types);
+        }
+        all.push(known[&signature].clone());
+    }
+    Ok(all)
+}
+
+fn count_ops(block: &Block, types: &mut OpTypes) {
+    for op in &block.operations {
+        *types.entry(op.op_type.clone()).or_default() += 1;
+        op.blocks.iter().for_each(|b| count_ops(b, types));
+    }
+}
 
 /// Tells whether shards of this kind hold experts.
 fn is_pack(kind: &str) -> bool {

@@ -16,7 +16,6 @@ pub mod facts;
 pub mod figures;
 pub mod gated;
 pub mod golden_gate;
-pub mod int8_gate;
 pub mod integrity;
 pub mod layer_sample;
 pub mod perplexity;

@@ -79,7 +79,8 @@ impl Verification {
         if !file.is_file() && !is_empty {
             return not_ours("a folder that verify-on-mac did not make; give another --work");
         }
-        let known = read_json(&file).unwrap_or_else(|| settings.clone());
+        let known: Value =
+            if file.is_file() { read_json(&file).unwrap_or_default() } else { settings.clone() };
         let differing =
             settings.as_object().into_iter().flatten().find(|(key, value)| known[*key] != **value);
         if let Some((key, value)) = differing {

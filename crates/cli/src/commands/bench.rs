@@ -8,15 +8,15 @@ use crate::bundle::Verify;
 use crate::command::{Command, CommandReport};
 use crate::files::Overwrite;
 use crate::recorder::{JournalArgs, Recorder};
-use anemoe_gates::facts::{self, Facts};
 use crate::show::bench_tables;
 use crate::target::expect_bundle;
 use crate::ui::Ui;
 use anemoe_bundle::journal::Machine;
+use anemoe_gates::facts::{self, Facts};
 use anemoe_gates::figures::NamedFigures;
 use anemoe_io::{Error, Output, proc_bytes};
 use anemoe_kernels::{Pool, measure_bandwidth};
-use anemoe_runtime::bench::{BenchOptions, Speeds, BenchTokens};
+use anemoe_runtime::bench::{BenchOptions, BenchTokens, Speeds};
 use anemoe_runtime::cpu::{CpuBackend, Options};
 use anemoe_runtime::model::{Logits, MOST_UNDONE, Model};
 use serde::Serialize;
@@ -112,9 +112,9 @@ fn probability(text: &str) -> Result<f64, String> {
 }
 
 impl Command for Args {
-    type Report = Benchmark;
+    type Report = BenchReport;
 
-    fn run(self, ui: &Ui) -> anyhow::Result<Benchmark> {
+    fn run(self, ui: &Ui) -> anyhow::Result<BenchReport> {
         let save = self.save.as_deref().map(|path| check_output(path, self.overwrite)).transpose()?;
         let backend = self.executor.backend()?;
         let backend = CpuBackend { options: Options { profile: self.ops, ..backend.options } };
@@ -159,14 +159,14 @@ impl Command for Args {
         let fast = core_ml.is_none().then(|| self.executor.products());
         let speeds = options.measure(&model, tokens, fast, read_gb_s, &|| bar.inc(1))?;
         drop(bar);
-        let report = BenchReport {
+        Ok(BenchReport {
             schema: SCHEMA,
             version: env!("CARGO_PKG_VERSION").into(),
             bundle: self.bundle,
             source: chain.source,
             mode: if core_ml.is_some() { "coreml".into() } else { self.executor.mode() },
             machine: MachineReport {
-                machine: crate::machine::this(),
+                machine: Machine::here(),
                 threads: Pool::global().threads(),
                 read_gb_s,
                 read_gb_s_after: read_bandwidth(),
@@ -178,10 +178,11 @@ impl Command for Args {
                 own_bytes: proc_bytes("/proc/self/status", "RssAnon"),
                 mapped_bytes: proc_bytes("/proc/self/status", "RssFile"),
             },
+            lists_shards: self.shards,
+            lacks_ops: self.ops && speeds.ops.is_empty(),
             speeds,
-        };
-        let lacks_ops = self.ops && report.speeds.ops.is_empty();
-        Ok(Benchmark { report, lists_shards: self.shards, lacks_ops, save })
+            save,
+        })
     }
 
     fn journal(&self) -> Option<&JournalArgs> {
@@ -208,6 +209,14 @@ pub struct BenchReport {
     pub memory: Memory,
     #[serde(flatten)]
     pub speeds: Speeds,
+    /// True if each shard is printed.
+    #[serde(skip)]
+    pub lists_shards: bool,
+    /// True if operations were to be measured, and none is fused.
+    #[serde(skip)]
+    lacks_ops: bool,
+    #[serde(skip)]
+    save: Option<Output>,
 }
 
 #[derive(Serialize)]
@@ -240,12 +249,7 @@ impl BenchReport {
             "load_s": self.load_s,
             "first_token_s": self.first_token_s,
         }));
-        let prefill = self.speeds.prefill.iter().map(|p| (format!("prefill_{}", p.tokens), p.tok_s, p.gb_s));
-        let decode = self.speeds.decode.iter().map(|d| (format!("decode_at_{}", d.context), d.tok_s, d.gb_s));
-        for (name, tok_s, gb_s) in prefill.chain(decode) {
-            facts.insert(format!("{name}_tok_s"), tok_s.into());
-            facts.insert(format!("{name}_gb_s"), gb_s.into());
-        }
+        facts.extend(facts::speeds(&self.speeds));
         facts
     }
 
@@ -256,23 +260,9 @@ impl BenchReport {
     }
 }
 
-/// Figures of a run, and how they are shown.
-#[derive(Serialize)]
-#[serde(transparent)]
-pub struct Benchmark {
-    pub report: BenchReport,
-    #[serde(skip)]
-    lists_shards: bool,
-    /// True if operations were to be measured, and none is fused.
-    #[serde(skip)]
-    lacks_ops: bool,
-    #[serde(skip)]
-    save: Option<Output>,
-}
-
-impl CommandReport for Benchmark {
+impl CommandReport for BenchReport {
     fn print(&self, ui: &Ui) -> io::Result<()> {
-        bench_tables::print(&self.report, self.lists_shards, ui)?;
+        bench_tables::print(self, ui)?;
         if self.lacks_ops {
             ui.line("operations: only those of fused functions are measured, and none is fused here")?;
         }
@@ -280,13 +270,13 @@ impl CommandReport for Benchmark {
     }
 
     fn record(&self, recorder: &Recorder) {
-        recorder.end(&self.report.bundle, "", self.report.facts());
+        recorder.end(&self.bundle, "", self.facts());
     }
 
     /// Writes the file after the output was shown, so that a failure does not lose it.
     fn go_on(self) -> anyhow::Result<()> {
+        let text = serde_json::to_vec_pretty(&self)?;
         let Some(save) = self.save else { return Ok(()) };
-        let text = serde_json::to_vec_pretty(&self.report)?;
         Ok(save.write(|file| file.write_all(&text)).map_err(|e| Error::io(save.path(), e))?)
     }
 }

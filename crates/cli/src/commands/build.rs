@@ -3,7 +3,9 @@
 use crate::args::drafter::same_tokens;
 use crate::args::hub_checkpoint::{Extent, locate};
 use crate::args::numbers::at_least_one;
-use crate::args::planning::{Calibration, PlanArgs, PlanUse, PlannedCheckpoint, find_outliers, plan_checkpoint};
+use crate::args::planning::{
+    Calibration, PlanArgs, PlanUse, PlannedCheckpoint, find_outliers, plan_checkpoint,
+};
 use crate::args::store_args::{OpenStore, TRANSFERS};
 use crate::args::text_gate_args::TextGateArgs;
 use crate::args::text_windows::read_text;
@@ -22,6 +24,7 @@ use anemoe_bundle::journal::status;
 use anemoe_convert::build::{
     self, Build, BuildEvent, BuildPart, BundleFiles, CheckpointOrigin, Needs, Share, bundle_files,
 };
+use anemoe_convert::checkpoint::Checkpoint;
 use anemoe_convert::compressed::CompressedMatrices;
 use anemoe_convert::models::Family;
 use anemoe_convert::plan::Plan;
@@ -30,6 +33,7 @@ use anemoe_gates::checkpoint_text::{bos, gate_text};
 use anemoe_gates::facts;
 use anemoe_gates::gated::{self, GateStage, GatedReport, NamedGolden};
 use anemoe_gates::golden_gate::{self as gates, MIN_COSINE};
+use anemoe_gates::reference::Golden;
 use anemoe_gates::text_gate::GateText;
 use anemoe_gates::{layer_sample, probe, residency, text_feedback};
 use anemoe_hub::{ManifestPart, SendOptions, SendReport};
@@ -136,7 +140,7 @@ impl Command for Args {
             anyhow::ensure!(scratch.is_dir(), "--scratch {}: no such folder", scratch.display());
         }
         let mut goldens = read_goldens(&self.golden)?;
-        let bounds = self.text_gate.bounds()?;
+        self.text_gate.bounds()?;
         let text = match &self.calibrate {
             Some(path) if path == Path::new("none") => None,
             Some(path) if path == Path::new("default") => Some(None),
@@ -152,7 +156,11 @@ impl Command for Args {
             plan_checkpoint(&self.checkpoint, &options, PlanUse::GatedBuild, ui)?;
         family.calibration = windows.as_deref().map(text_feedback::windows_sha256);
         let family = &family;
-        let drafter = self.drafter.as_deref().map(|spec| plan_drafter(spec, &self.options, (family, &plan), ui)).transpose()?;
+        let drafter = self
+            .drafter
+            .as_deref()
+            .map(|spec| plan_drafter(spec, &self.options, (family, &plan), ui))
+            .transpose()?;
         plan.chain.drafter = drafter.as_ref().map(|_| DRAFTER_DIR.to_string());
         let jobs = self.jobs.unwrap_or_else(build::default_jobs);
         let jobs =
@@ -177,21 +185,10 @@ impl Command for Args {
         };
         let mut reference = || reference(checkpoint, &plan, golden.as_ref(), ui);
         let options = gated::GateOptions {
-            jobs,
-            skip_gates: self.skip_gates,
-            min_cosine: gate_cosine(&self.options, &plan),
-            text: &text,
-            bounds,
-            probes: self.probes,
-            probe_layers: self.probe_layers,
             outliers: &outliers,
-            seed: self.probe_seed,
-            residency: residency::CheckOptions::default(),
-            scratch: self.scratch.as_deref(),
-            bos: bos(checkpoint),
             reference_given: golden.is_some(),
-            reference: &mut reference,
             also: &also,
+            ..self.gate_options((checkpoint, &plan), jobs, &text, &mut reference)
         };
         let recorder = Recorder::new(&self.journal, "build");
         let store = match &self.push {
@@ -276,6 +273,33 @@ impl Command for Args {
 }
 
 impl Args {
+    /// Returns the options of gates without a golden of the user.
+    fn gate_options<'a>(
+        &'a self,
+        (checkpoint, plan): (&Checkpoint, &Plan),
+        jobs: usize,
+        text: &'a GateText,
+        reference: &'a mut dyn FnMut() -> anemoe_io::Result<Golden>,
+    ) -> gated::GateOptions<'a> {
+        gated::GateOptions {
+            jobs,
+            skip_gates: self.skip_gates,
+            min_cosine: gate_cosine(&self.options, plan),
+            text,
+            bounds: self.text_gate.bounds().unwrap_or_default(),
+            probes: self.probes,
+            probe_layers: self.probe_layers,
+            outliers: &[],
+            seed: self.probe_seed,
+            residency: residency::CheckOptions::default(),
+            scratch: self.scratch.as_deref(),
+            bos: bos(checkpoint),
+            reference_given: false,
+            reference,
+            also: &[],
+        }
+    }
+
     /// Builds the drafter in the folder of the bundle, with gates as the bundle has.
     fn build_drafter(
         &self,
@@ -291,23 +315,7 @@ impl Args {
             false => gate_text(checkpoint, model.vocab_size, model.max_context, None)?,
         };
         let mut reference = || reference(checkpoint, plan, None, ui);
-        let options = gated::GateOptions {
-            jobs,
-            skip_gates: self.skip_gates,
-            min_cosine: gate_cosine(&self.options, plan),
-            text: &text,
-            bounds: self.text_gate.bounds().unwrap_or_default(),
-            probes: self.probes,
-            probe_layers: self.probe_layers,
-            outliers: &[],
-            seed: self.probe_seed,
-            residency: residency::CheckOptions::default(),
-            scratch: self.scratch.as_deref(),
-            bos: bos(checkpoint),
-            reference_given: false,
-            reference: &mut reference,
-            also: &[],
-        };
+        let options = self.gate_options((checkpoint, plan), jobs, &text, &mut reference);
         let build = Build::begin(family, plan, None, &self.out.join(DRAFTER_DIR), None)?;
         let progress = Progress::new(plan, build.own_shards(), ui);
         let report = gated::run(build, options, &|event| progress.on(event));

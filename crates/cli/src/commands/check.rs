@@ -18,9 +18,7 @@ use anemoe_gates::integrity;
 use anemoe_gates::residency::compare::compare;
 use anemoe_gates::residency::device::PlanReport;
 use anemoe_gates::residency::outcomes::{self, Judged, Score};
-use anemoe_gates::residency::rule::{
-    Chip, Conditions, DeviceTarget, Evidence, Question, Rule, RuleSeverity, Units, Verdict,
-};
+use anemoe_gates::residency::rule::{Chip, Conditions, DeviceTarget, Rule, Units};
 use anemoe_gates::residency::{self, CheckOptions, Report, rules as rule_list};
 use anemoe_mac::{BundleSteps, DeviceFindings};
 use serde::Serialize;
@@ -95,7 +93,9 @@ impl Command for Args {
 
     fn run(self, ui: &Ui) -> anyhow::Result<CheckReport> {
         if self.rules {
-            return Ok(CheckReport::Rules { rules: rule_list::all().map(RuleRow::of).collect() });
+            return Ok(CheckReport::Rules {
+                rules: rule_list::all().map(|rule| RuleRow { matches: rule.scope(), rule }).collect(),
+            });
         }
         if let Some(file) = &self.outcomes {
             return score(file);
@@ -174,14 +174,9 @@ pub struct Placement {
 /// A rule, as it is shown.
 #[derive(Serialize)]
 pub struct RuleRow {
-    rule: &'static str,
-    question: Question,
-    severity: RuleSeverity,
-    verdict: Verdict,
+    #[serde(flatten)]
+    rule: &'static Rule,
     matches: String,
-    text: &'static str,
-    advice: &'static str,
-    evidence: &'static [Evidence],
 }
 
 impl CheckReport {
@@ -245,26 +240,18 @@ fn read_plan(path: &Path) -> anyhow::Result<PlanReport> {
     PlanReport::parse(&text).map_err(|what| anemoe_mlpackage::Error::invalid(path, what).into())
 }
 
-impl RuleRow {
-    fn of(r: &'static Rule) -> RuleRow {
-        let Rule { id, question, severity, verdict, text, advice, evidence, .. } = r;
-        let (question, severity, verdict) = (*question, *severity, *verdict);
-        RuleRow { rule: id, question, severity, verdict, matches: r.scope(), text, advice, evidence }
-    }
-}
-
 fn print_rules(rules: &[RuleRow], ui: &Ui) -> io::Result<()> {
     let mut sources = Sources::default();
-    for r in rules {
+    for RuleRow { rule: r, matches } in rules {
         let severity = format!("{:?}", r.severity).to_lowercase();
         let question = format!("{:?}", r.question).to_lowercase();
-        ui.line(format!("{} [{question}, {severity}, {}]: {}", r.rule, r.verdict.name(), r.text))?;
-        ui.line(format!("    matches: {}", r.matches))?;
+        ui.line(format!("{} [{question}, {severity}, {}]: {}", r.id, r.verdict.name(), r.text))?;
+        ui.line(format!("    matches: {matches}"))?;
         if !r.advice.is_empty() {
             ui.line(format!("    change: {}", r.advice))?;
         }
         if !r.evidence.is_empty() {
-            ui.line(format!("    measured: {}", sources.notes(r.evidence)))?;
+            ui.line(format!("    measured: {}", sources.notes(&r.evidence)))?;
         }
     }
     sources.print(ui)

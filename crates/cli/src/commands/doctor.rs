@@ -1,7 +1,6 @@
 //! `anemoe doctor`
 
 use crate::command::{Command, CommandReport};
-use crate::machine;
 use crate::ui::{Table, Ui, bytes, message};
 use anemoe_bundle::journal::Machine;
 use anemoe_convert::build::free_space;
@@ -100,7 +99,11 @@ impl Command for Args {
         let caches = all_caches();
         for name in &self.only {
             let known: Vec<&str> = caches.iter().filter(|c| c.can_delete).map(|c| c.name.as_str()).collect();
-            anyhow::ensure!(known.contains(&name.as_str()), "--only {name}: deletable are: {}", known.join(", "));
+            anyhow::ensure!(
+                known.contains(&name.as_str()),
+                "--only {name}: deletable are: {}",
+                known.join(", ")
+            );
         }
         if self.clean && !self.yes {
             anyhow::ensure!(
@@ -132,7 +135,7 @@ fn look(caches: Vec<CacheUse>, quick: bool) -> DoctorFindings {
     disks.extend(cache_folder().map(|folder| disk("caches", folder)));
     let mut found = DoctorFindings {
         version: env!("CARGO_PKG_VERSION"),
-        machine: machine::this(),
+        machine: Machine::here(),
         memory_free_bytes: free,
         instructions: Isa::available().map(Isa::name).collect(),
         cpu_features: features(),
@@ -287,7 +290,9 @@ impl CommandReport for DoctorFindings {
         }
         if !self.caches.is_empty() {
             ui.line("")?;
-            let row = |c: &CacheUse| vec![c.name.clone(), bytes(c.bytes), c.owner.clone(), c.path.display().to_string()];
+            let row = |c: &CacheUse| {
+                vec![c.name.clone(), bytes(c.bytes), c.owner.clone(), c.path.display().to_string()]
+            };
             let headings = ["cache", "size", "owner", "path"];
             Table::ending_in_text(&headings).with_rows(self.caches.iter().map(row)).print(ui)?;
         }

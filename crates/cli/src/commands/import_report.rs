@@ -45,15 +45,8 @@ impl Command for Args {
         }
         let already = add_evidence(&report, &found, &self.evidence)?;
         let ReportFindings { rows, profile: chip, left_out, .. } = found;
-        let cell = |row: &OutcomeCells, name| row.get(name).cloned().unwrap_or_default();
-        let rows = rows.iter().map(|row| ImportedRow {
-            id: cell(row, "id"),
-            label: cell(row, "label"),
-            name: cell(row, "name"),
-            program: cell(row, "program"),
-        });
-        let rows: Vec<ImportedRow> = rows.collect();
-        let added = AddedFigures { rows: if already { 0 } else { rows.len() }, chip: chip.is_some() && !already };
+        let added =
+            AddedFigures { rows: if already { 0 } else { rows.len() }, chip: chip.is_some() && !already };
         Ok(ImportedReport {
             folder: self.evidence.join(&report.name),
             evidence: self.evidence,
@@ -81,7 +74,7 @@ pub struct ImportedReport {
     folder: PathBuf,
     already: bool,
     added: AddedFigures,
-    rows: Vec<ImportedRow>,
+    rows: Vec<OutcomeCells>,
     chip: Option<ChipProfile>,
     left_out: Vec<String>,
     system: ReportSystem,
@@ -93,14 +86,6 @@ struct AddedFigures {
     chip: bool,
 }
 
-#[derive(Serialize)]
-struct ImportedRow {
-    id: String,
-    label: String,
-    name: String,
-    program: String,
-}
-
 impl CommandReport for ImportedReport {
     fn print(&self, ui: &Ui) -> io::Result<()> {
         let ReportSystem { system, model, .. } = &self.system;
@@ -110,9 +95,13 @@ impl CommandReport for ImportedReport {
         if self.already {
             ui.line(format!("{folder} is there already: nothing was added"))?;
         } else {
-            let rows = self.rows.iter().map(|row| vec![row.id.clone(), row.label.clone(), row.name.clone()]);
+            let cells = |row: &OutcomeCells| {
+                ["id", "label", "name"].map(|name| row.get(name).cloned().unwrap_or_default()).to_vec()
+            };
             if !self.rows.is_empty() {
-                Table::ending_in_text(&["row", "label", "package"]).with_rows(rows).print(ui)?;
+                Table::ending_in_text(&["row", "label", "package"])
+                    .with_rows(self.rows.iter().map(cells))
+                    .print(ui)?;
             }
             if let Some(p) = &self.chip {
                 let (ms, source) = (p.call_ms.likely, &p.call_ms.source);

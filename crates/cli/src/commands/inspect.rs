@@ -6,15 +6,13 @@ use crate::command::{Command, CommandReport};
 use crate::target::expect_bundle;
 use crate::ui::{self, Table, Ui};
 use anemoe_bundle::Chain;
-use anemoe_convert::inspect::{self, CheckpointReport, TensorReport};
+use anemoe_convert::inspect::{self, CheckpointReport, PackageContents, TensorReport};
 use anemoe_convert::path_kind::{self, PathKind};
 use anemoe_io::Error;
-use anemoe_mlpackage::mil::{Feature, FeatureKind};
 use anemoe_mlpackage::package::{Package, is_model_name};
 use serde::Serialize;
-use std::collections::BTreeMap;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 /// Show what a checkpoint, a bundle or a .mlpackage holds.
 #[derive(clap::Args)]
@@ -47,14 +45,21 @@ impl Command for Args {
                 let source = io::Error::new(io::ErrorKind::NotFound, what);
                 return Err(Error::io(path, source).into());
             }
-            _ if is_model_name(path) => InspectReport::Package(PackageContents::of(path, self.text)?),
+            _ if is_model_name(path) => {
+                let package = Package::open(path)?;
+                let text = self.text.then(|| anemoe_mlpackage::mil::text::program(&package.model().program));
+                InspectReport::Package { found: inspect::package(path, &package), text }
+            }
             PathKind::Bundle => InspectReport::Bundle(Box::new(BundleContents::of(Chain::read(path)?))),
             place => {
                 if matches!(place, PathKind::Unfinished) {
                     expect_bundle(path)?;
                 }
                 let checkpoint = Reading::default().open_extent(&self.path, Extent::Headers)?;
-                InspectReport::Checkpoint { found: inspect::checkpoint(checkpoint)?, lists_tensors: self.tensors }
+                InspectReport::Checkpoint {
+                    found: inspect::checkpoint(checkpoint)?,
+                    lists_tensors: self.tensors,
+                }
             }
         })
     }
@@ -72,7 +77,13 @@ pub enum InspectReport {
         lists_tensors: bool,
     },
     Bundle(Box<BundleContents>),
-    Package(PackageContents),
+    Package {
+        #[serde(flatten)]
+        found: PackageContents,
+        /// The program, if it is asked for.
+        #[serde(skip)]
+        text: Option<String>,
+    },
 }
 
 impl CommandReport for InspectReport {
@@ -80,7 +91,7 @@ impl CommandReport for InspectReport {
         match self {
             InspectReport::Checkpoint { found, lists_tensors } => print_checkpoint(found, *lists_tensors, ui),
             InspectReport::Bundle(bundle) => bundle.print(ui),
-            InspectReport::Package(package) => package.print(ui),
+            InspectReport::Package { found, text } => print_package(found, text.as_ref(), ui),
         }
     }
 }
@@ -106,7 +117,8 @@ fn print_checkpoint(r: &CheckpointReport, tensors: bool, ui: &Ui) -> io::Result<
     if !tensors {
         return Ok(());
     }
-    let row = |t: &TensorReport| vec![t.name.clone(), t.dtype.clone(), format!("{:?}", t.shape), t.part.clone()];
+    let row =
+        |t: &TensorReport| vec![t.name.clone(), t.dtype.clone(), format!("{:?}", t.shape), t.part.clone()];
     Table::new(&["tensor", "dtype", "shape", "part"]).with_rows(r.tensors.iter().map(row)).print(ui)
 }
 
@@ -152,105 +164,23 @@ impl BundleContents {
     }
 }
 
-/// Contents of a package.
-#[derive(Serialize)]
-pub struct PackageContents {
-    path: String,
-    specification_version: i32,
-    default_function: String,
-    functions: BTreeMap<String, FunctionFacts>,
-    bytes: u64,
-    /// The program, if it is asked for.
-    #[serde(skip)]
-    text: Option<String>,
-}
-
-/// Interface and ops of a function.
-#[derive(Serialize)]
-struct FunctionFacts {
-    opset: &'static str,
-    inputs: Vec<FeatureFacts>,
-    outputs: Vec<FeatureFacts>,
-    states: Vec<FeatureFacts>,
-    /// Number of ops of each type.
-    ops: BTreeMap<String, u64>,
-}
-
-#[derive(Serialize)]
-struct FeatureFacts {
-    name: String,
-    kind: &'static str,
-    dtype: &'static str,
-    shape: String,
-    color: Option<&'static str>,
-    default: Option<f64>,
-    #[serde(skip)]
-    shown: String,
-}
-
-impl FeatureFacts {
-    fn of(f: &Feature) -> FeatureFacts {
-        let (kind, color) = match f.kind {
-            FeatureKind::MultiArray => ("array", None),
-            FeatureKind::Image(color) => ("image", Some(color.name())),
-            FeatureKind::Scalar => ("scalar", None),
-            FeatureKind::Dictionary => ("dictionary", None),
-            FeatureKind::Sequence => ("sequence", None),
-        };
-        let (name, dtype, shape) = (f.name.clone(), f.dtype.name(), f.shape.to_string());
-        FeatureFacts { name, kind, dtype, shape, color, default: f.default, shown: f.to_string() }
-    }
-}
-
-impl PackageContents {
-    fn of(path: &Path, with_text: bool) -> anyhow::Result<PackageContents> {
-        let package = Package::open(path)?;
-        let model = package.model();
-        let facts = |features: &[Feature]| features.iter().map(FeatureFacts::of).collect();
-        let mut functions = BTreeMap::new();
-        for described in &model.functions {
-            let Some(f) = model.program.functions.get(&described.name) else { continue };
-            let mut ops: BTreeMap<String, u64> = BTreeMap::new();
-            for op in &f.block.operations {
-                *ops.entry(op.op_type.clone()).or_default() += 1;
+fn print_package(r: &PackageContents, text: Option<&String>, ui: &Ui) -> io::Result<()> {
+    ui.line(format!(
+        "{}: specification version {}, {}",
+        r.path,
+        r.specification_version,
+        ui::bytes(r.bytes)
+    ))?;
+    for (name, f) in &r.functions {
+        let is_marked = *name == r.default_function && r.functions.len() > 1;
+        ui.line(format!("\nfunction {name}{}, {}", if is_marked { " (default)" } else { "" }, f.opset))?;
+        for (what, features) in [("input", &f.inputs), ("output", &f.outputs), ("state", &f.states)] {
+            for feature in features {
+                ui.line(format!("  {what:6} {} {}", feature.name, feature.shown))?;
             }
-            let facts = FunctionFacts {
-                opset: f.opset.name(),
-                inputs: facts(&described.inputs),
-                outputs: facts(&described.outputs),
-                states: facts(&described.states),
-                ops,
-            };
-            functions.insert(described.name.clone(), facts);
         }
-        Ok(PackageContents {
-            path: path.display().to_string(),
-            specification_version: model.specification_version,
-            default_function: model.default_function.clone(),
-            functions,
-            bytes: package.total_bytes(),
-            text: with_text.then(|| anemoe_mlpackage::mil::text::program(&model.program)),
-        })
+        let ops: Vec<String> = f.ops.iter().map(|(op, n)| format!("{op} {n}")).collect();
+        ui.line(format!("  ops    {}", ops.join(", ")))?;
     }
-
-    fn print(&self, ui: &Ui) -> io::Result<()> {
-        ui.line(format!(
-            "{}: specification version {}, {}",
-            self.path,
-            self.specification_version,
-            ui::bytes(self.bytes)
-        ))?;
-        for (name, f) in &self.functions {
-            let is_marked = *name == self.default_function && self.functions.len() > 1;
-            ui.line(format!("\nfunction {name}{}, {}", if is_marked { " (default)" } else { "" }, f.opset))?;
-            for (what, features) in [("input", &f.inputs), ("output", &f.outputs), ("state", &f.states)] {
-                for feature in features {
-                    ui.line(format!("  {what:6} {} {}", feature.name, feature.shown))?;
-                }
-            }
-            let ops: Vec<String> = f.ops.iter().map(|(op, n)| format!("{op} {n}")).collect();
-            ui.line(format!("  ops    {}", ops.join(", ")))?;
-        }
-        self.text.iter().try_for_each(|text| ui.line(format!("\n{text}")))
-    }
+    text.iter().try_for_each(|text| ui.line(format!("\n{text}")))
 }

@@ -13,7 +13,7 @@ use serde::Serialize;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// Show what was done to a bundle, or in the folder of an experiment; or write down what no command can know.
+/// Show what was done to a bundle or in an experiment, or add to it.
 ///
 /// Each entry has Intent, Setup, Result, Surprise, Lesson, Next and Refs. With texts, such as --lesson, nothing is shown: they are
 /// added to an entry.
@@ -161,26 +161,7 @@ fn print(entry: &Entry, ui: &Ui) -> io::Result<()> {
         if lines.is_empty() {
             ui.line(none)?;
         }
-        lines.iter().try_for_each(|line| ui.line(wrapped(line, WIDTH)))?;
+        lines.iter().try_for_each(|line| ui.line(format!("- {}", line.trim().replace('\n', "\n  "))))?;
     }
     Ok(())
-}
-
-/// Longest line of an entry, in characters.
-const WIDTH: usize = 110;
-
-/// Wraps an item of a list at `max` characters; its further lines are indented.
-pub fn wrapped(text: &str, max: usize) -> String {
-    let mut lines = vec![String::from("-")];
-    for (i, paragraph) in text.lines().enumerate() {
-        lines.extend((i > 0).then(|| " ".into()));
-        for word in paragraph.split_whitespace() {
-            let width = lines.last().map_or(0, |line| line.chars().count());
-            if width > 2 && width + 1 + word.chars().count() > max {
-                lines.push(" ".into());
-            }
-            lines.last_mut().into_iter().for_each(|line| line.extend([" ", word]));
-        }
-    }
-    lines.join("\n")
 }

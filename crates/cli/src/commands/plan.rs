@@ -12,18 +12,15 @@ use anemoe_convert::lattice_report;
 use anemoe_convert::models::Family;
 use anemoe_convert::outliers::Outlier;
 use anemoe_convert::plan::{MatrixPlan, Plan};
-use anemoe_convert::shard_program::lower_without_weights;
 use anemoe_gates::cost::chips::ChipProfile;
 use anemoe_gates::cost::forecast::TokenCalls;
 use anemoe_gates::cost::forms::{self, Recommendation, Setting};
-use anemoe_gates::figures::OpTypes;
+use anemoe_gates::figures::{OpTypes, op_types};
 use anemoe_gates::residency::imported::ImportedEvidence;
 use anemoe_gates::residency::rule::Conditions;
 use anemoe_gates::residency::{self, Report};
-use anemoe_mlpackage::mil::Block;
 use serde::{Serialize, Serializer};
 use serde_json::json;
-use std::collections::BTreeMap;
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -142,32 +139,6 @@ fn recommend(
     let setting =
         Setting { chip: &chip, memory: MACHINE.1 * 1e9, conditions: Conditions::default(), evidence };
     Ok(forms::recommend(&forms::buildable(family, &plan.options, &setting), &plan.options))
-}
-
-/// Counts the ops of every shard's first function, by type. Shards of one type have the same counts.
-fn op_types(family: &Family, plan: &Plan) -> anyhow::Result<Vec<OpTypes>> {
-    let mut known: BTreeMap<String, OpTypes> = BTreeMap::new();
-    let mut all = Vec::new();
-    for shard in &plan.shards {
-        let signature = shard.signature();
-        if !known.contains_key(&signature) {
-            let mut types = OpTypes::new();
-            let program = lower_without_weights(family, shard)?.program;
-            if let Some((_, function)) = program.functions.first_key_value() {
-                count_ops(&function.block, &mut types);
-            }
-            known.insert(signature.clone(), types);
-        }
-        all.push(known[&signature].clone());
-    }
-    Ok(all)
-}
-
-fn count_ops(block: &Block, types: &mut OpTypes) {
-    for op in &block.operations {
-        *types.entry(op.op_type.clone()).or_default() += 1;
-        op.blocks.iter().for_each(|b| count_ops(b, types));
-    }
 }
 
 /// Makes the document that `--out` writes: the plan, and the predicted device of each shard.

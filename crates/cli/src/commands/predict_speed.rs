@@ -4,28 +4,23 @@ use crate::args::evidence::EvidenceArgs;
 use crate::args::planning::{PlanArgs, PlanUse, PlannedCheckpoint, plan_checkpoint};
 use crate::bundle::Verify;
 use crate::command::{Command, CommandReport, parse};
-use crate::files::Overwrite;
 use crate::show::speed::{self, SpeedDocument};
-use crate::ui::{self, Ui};
+use crate::ui::Ui;
 use anemoe_bundle::Chain;
 use anemoe_convert::context_buckets::ContextBuckets;
 use anemoe_convert::models::Family;
 use anemoe_convert::path_kind::PathKind;
 use anemoe_convert::plan::PlanOptions;
-use anemoe_gates::cost::bench_fit::calibrate;
 use anemoe_gates::cost::chips::ChipProfile;
 use anemoe_gates::cost::drafts::{DraftedForm, DrafterForecast, MOST_DRAFTED, SpeculationForecast};
-use anemoe_gates::cost::forecast::{Costed, Forecast, PassSize, forecast, open_packages, with_memory};
+use anemoe_gates::cost::forecast::{Costed, PassSize, forecast, open_packages, with_memory};
 use anemoe_gates::cost::forms::{self, Setting};
 use anemoe_gates::residency::PlannedPrograms;
 use anemoe_gates::residency::rule::{Chip, Conditions};
-use serde::Serialize;
 use std::collections::BTreeSet;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// Largest bench document that is read, in bytes.
-const MAX_BYTES: u64 = 64 << 20;
 /// Default memory of the machine, in GB.
 const MEMORY_GB: f64 = 64.0;
 /// Share of the memory that weights may fill; the system needs the rest.
@@ -37,7 +32,7 @@ const SHARE_OF_MEMORY: f64 = 0.75;
 /// range is as wide as what is published. For a checkpoint it also compares forms: packings, kinds, contexts.
 #[derive(clap::Args)]
 #[command(
-    after_help = "Examples:\n  anemoe predict-speed synthetic:zaya1-8b\n  anemoe predict-speed synthetic:gemma4-26b-a4b --chip m4-pro --memory-gb 24 --quant lut4\n  anemoe predict-speed synthetic:gemma4-26b-a4b --drafter synthetic:gemma4-26b-a4b-assistant\n  anemoe predict-speed small.anemoe --calibrate bench.json -o mac.toml"
+    after_help = "Examples:\n  anemoe predict-speed synthetic:zaya1-8b\n  anemoe predict-speed synthetic:gemma4-26b-a4b --chip m4-pro --memory-gb 24 --quant lut4\n  anemoe predict-speed synthetic:gemma4-26b-a4b --drafter synthetic:gemma4-26b-a4b-assistant"
 )]
 pub struct Args {
     /// A checkpoint (folder, .gguf file or synthetic:NAME), or a bundle.
@@ -45,7 +40,7 @@ pub struct Args {
     /// Chip: m1 to m5, with -pro, -max or -ultra.
     #[arg(long, value_name = "CHIP", default_value = "m4-max", value_parser = ChipProfile::named)]
     chip: ChipProfile,
-    /// A profile that --calibrate wrote, in place of a chip.
+    /// A profile in place of a chip, such as the `chip.toml` of a report in a folder of evidence.
     #[arg(long, value_name = "FILE", conflicts_with = "chip")]
     profile: Option<PathBuf>,
     #[command(flatten)]
@@ -73,16 +68,8 @@ pub struct Args {
     layers_per_shard: Option<usize>,
     /// A drafter, an assistant or a small model: a checkpoint or a bundle. Shows what a drafted token and passes over drafts cost, by
     /// form, and from which share of right tokens they pay.
-    #[arg(long, value_name = "PATH", conflicts_with = "calibrate")]
+    #[arg(long, value_name = "PATH")]
     drafter: Option<PathBuf>,
-    /// Fit a profile to what `bench --save` measured with this bundle on a Mac.
-    #[arg(long, value_name = "BENCH.json", requires = "output")]
-    calibrate: Option<PathBuf>,
-    /// File that the calibrated profile goes to.
-    #[arg(long, short, value_name = "FILE", requires = "calibrate")]
-    output: Option<PathBuf>,
-    #[command(flatten)]
-    overwrite: Overwrite,
     #[command(flatten)]
     verify: Verify,
 }
@@ -93,12 +80,9 @@ fn positive(text: &str) -> Result<f64, String> {
 }
 
 impl Command for Args {
-    type Report = SpeedReport;
+    type Report = SpeedDocument;
 
-    fn run(self, ui: &Ui) -> anyhow::Result<SpeedReport> {
-        if let Some(output) = &self.output {
-            self.overwrite.output(output)?;
-        }
+    fn run(self, ui: &Ui) -> anyhow::Result<SpeedDocument> {
         let chip = match &self.profile {
             Some(file) => ChipProfile::read(file)?,
             None => self.evidence.calibrated(&self.chip)?,
@@ -119,10 +103,6 @@ impl Command for Args {
         }
         let counts = if tokens == 1 { "1".into() } else { format!("1,{tokens}") };
         let Costs { chain, packages, planned } = self.costs(path, &counts, self.experts_per_shard, ui)?;
-        if let (Some(bench), Some(output)) = (&self.calibrate, &self.output) {
-            let one = forecast(&chain, &packages, &chip, PassSize::of(1));
-            return write_calibrated(bench, output, &one, &chip);
-        }
         let pass = |size| with_memory(forecast(&chain, &packages, &chip, size), &chip, memory);
         let (one, several) = (pass(PassSize::of(1)), pass(PassSize::of(tokens)));
         let contexts: BTreeSet<usize> =
@@ -141,7 +121,7 @@ impl Command for Args {
             Some(drafter) => Some(self.drafts(drafter, (&chip, memory), ui)?),
             None => None,
         };
-        Ok(SpeedReport::Prediction(Box::new(SpeedDocument {
+        Ok(SpeedDocument {
             source: path.display().to_string(),
             profile: chip,
             memory_bytes: memory,
@@ -152,7 +132,7 @@ impl Command for Args {
             drafter,
             forms,
             recommended,
-        })))
+        })
     }
 }
 
@@ -205,28 +185,9 @@ impl Args {
     }
 }
 
-/// Predicted speed, or a profile that was calibrated.
-#[derive(Serialize)]
-#[serde(untagged)]
-pub enum SpeedReport {
-    Prediction(Box<SpeedDocument>),
-    Calibrated {
-        #[serde(flatten)]
-        profile: Box<ChipProfile>,
-        #[serde(skip)]
-        output: String,
-    },
-}
-
-impl CommandReport for SpeedReport {
+impl CommandReport for SpeedDocument {
     fn print(&self, ui: &Ui) -> io::Result<()> {
-        match self {
-            SpeedReport::Prediction(document) => speed::print(document, ui),
-            SpeedReport::Calibrated { profile, output } => ui.line(format!(
-                "{output}: a call {:.3} ms, {:.1} GB/s, {:.1} billion weights a second",
-                profile.call_ms.likely, profile.bandwidth_gb_s.likely, profile.rate_gw_s.likely
-            )),
-        }
+        speed::print(self, ui)
     }
 }
 
@@ -249,26 +210,4 @@ fn plan_of(
     words.extend(["--context-buckets".into(), args.context_buckets.to_string()]);
     anyhow::ensure!(args.quant != "auto", "--quant auto measures; give a kind, for instance lut4");
     plan_checkpoint(path, &parse::<PlanArgs>("plan", &words)?, PlanUse::Look, ui)
-}
-
-fn write_calibrated(
-    bench: &Path,
-    output: &Path,
-    one: &Forecast,
-    chip: &ChipProfile,
-) -> anyhow::Result<SpeedReport> {
-    let text = anemoe_io::read_input(bench, MAX_BYTES).map_err(|e| anemoe_mlpackage::Error::io(bench, e))?;
-    let written: serde_json::Value =
-        serde_json::from_slice(anemoe_io::without_mark(&text)).unwrap_or_default();
-    let system = written.pointer("/machine/os").and_then(|v| v.as_str()).unwrap_or("a system without a name");
-    if !system.starts_with("macOS") {
-        ui::message(format!(
-            "warning: {} was measured on {system}: the profile describes that machine, and no Neural Engine",
-            bench.display()
-        ));
-    }
-    let profile = calibrate(&text, one, chip, &format!("calibrated from a bench on {system}"))
-        .map_err(|what| anemoe_mlpackage::Error::invalid(bench, what))?;
-    anemoe_bundle::write_atomic(output, profile.text().as_bytes())?;
-    Ok(SpeedReport::Calibrated { profile: Box::new(profile), output: output.display().to_string() })
 }

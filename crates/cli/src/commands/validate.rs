@@ -8,16 +8,15 @@ use crate::command::{Command, CommandReport};
 use crate::files;
 use crate::gate_reference::{read_goldens, reference};
 use crate::recorder::{JournalArgs, Recorder};
-use anemoe_gates::facts;
 use crate::shell::quoted;
-use crate::show::gate_results::{self, print_fast, print_golden, print_probes};
+use crate::show::gate_results::{self, print_golden, print_probes};
 use crate::target::expect_bundle;
 use crate::ui::{Ui, verdict};
 use anemoe_convert::nearest::did_you_mean;
 use anemoe_convert::plan::PlannedShard;
+use anemoe_gates::facts;
 use anemoe_gates::gated::{NamedGate, NamedGolden};
 use anemoe_gates::golden_gate::{self, GoldenGate};
-use anemoe_gates::int8_gate::{self, Int8Gate};
 use anemoe_gates::probe::{self, Inputs, ProbeContext, ProbeReport};
 use anemoe_gates::reference::Golden;
 use anemoe_gates::text_gate::{self, TextGate};
@@ -64,10 +63,6 @@ pub struct Args {
     /// Folder for the FP16 forms of shards, which are removed behind the probes [default: that of temporary files].
     #[arg(long, value_name = "DIR", requires = "probes")]
     scratch: Option<PathBuf>,
-    /// Also hold the fast products of `generate --fast` to the exact ones, on the golden's prompt and continuation: median
-    /// cosine of at least 0.999.
-    #[arg(long, requires = "golden")]
-    fast: bool,
     #[command(flatten)]
     runner: RunnerArgs,
     #[command(flatten)]
@@ -128,20 +123,13 @@ impl Command for Args {
         let first = goldens.first().map(|g| &g.golden);
         let probes = self.probes.zip(first);
         let probes = probes.map(|(count, expected)| probe(&self, count, expected, ui)).transpose()?;
-        let fast = first.filter(|_| self.fast).map(|expected| {
-            let ids: Vec<u32> = expected.prompt_ids.iter().chain(&expected.decode_tokens).copied().collect();
-            let room = chain.model.max_context.min(ids.len());
-            int8_gate::compare(&self.bundle, &ids[..room], int8_gate::MIN_FAST_COSINE)
-        });
-        let fast = fast.transpose()?;
-        let pass = fast.as_ref().is_none_or(|f| f.pass)
-            && gates.iter().all(|g| g.gate.pass)
+        let pass = gates.iter().all(|g| g.gate.pass)
             && probes.as_ref().is_none_or(|p| p.pass)
             && weights.as_ref().is_none_or(|w| w.pass)
             && text.as_ref().is_none_or(TextGate::is_good_enough);
         let gate = gates.first().map(|g| GoldenGate { pass, ..g.gate.clone() });
         let without_golden = gate.is_none().then_some(pass);
-        Ok(Validation { bundle: self.bundle, gate, without_golden, goldens: gates, weights, text, probes, fast })
+        Ok(Validation { bundle: self.bundle, gate, without_golden, goldens: gates, weights, text, probes })
     }
 
     fn journal(&self) -> Option<&JournalArgs> {
@@ -171,8 +159,6 @@ pub struct Validation {
     pub text: Option<TextGate>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub probes: Option<ProbeReport>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    fast: Option<Int8Gate>,
 }
 
 fn is_single(goldens: &[NamedGate]) -> bool {
@@ -207,10 +193,6 @@ impl CommandReport for Validation {
             ui.line("")?;
             print_probes(probes, ui)?;
         }
-        if let Some(fast) = &self.fast {
-            ui.line("")?;
-            print_fast(fast, ui)?;
-        }
         failed.first().into_iter().try_for_each(|failed| {
             ui.line(format!(
                 "next: anemoe trace {} --golden {} shows which layer loses how much",
@@ -236,7 +218,6 @@ impl CommandReport for Validation {
             facts.insert("also".into(), facts::also(others));
         }
         facts.extend(self.probes.iter().map(|p| ("probes".into(), facts::probes(p).into())));
-        facts.extend(self.fast.iter().map(|f| ("fast".into(), facts::condense(f).into())));
         recorder.gate(&self.bundle, self.passed(), facts);
     }
 }

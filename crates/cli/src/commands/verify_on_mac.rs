@@ -5,9 +5,9 @@ use crate::args::step_limit::StepLimit;
 use crate::bar_listener::BarListener;
 use crate::command::{Command, CommandReport};
 use crate::files::Overwrite;
-use crate::machine;
 use crate::shell::quoted;
 use crate::ui::{Table, Ui, duration};
+use anemoe_bundle::journal::Machine;
 use anemoe_convert::quant::Quant;
 use anemoe_coreml::SystemFacts;
 use anemoe_coreml::causes::End;
@@ -95,7 +95,7 @@ impl Command for Args {
         let replaces = self.out.is_file() && MacReport::read(&self.out).is_ok();
         let output = Overwrite { force: self.overwrite.force || replaces }.output(&self.out)?;
         let work = self.work.unwrap_or_else(|| self.out.with_extension("work"));
-        let machine = machine::this();
+        let machine = Machine::here();
         let model =
             checkpoint.file_name().map_or_else(|| "checkpoint".into(), |n| n.to_string_lossy().into_owned());
         let about = ReportSystem {

@@ -22,8 +22,8 @@ fn percent(share: f64) -> String {
     format!("{:.0} %", 100.0 * share)
 }
 
-/// Prints the figures of a run; each shard, too, if `shards` is true.
-pub fn print(report: &BenchReport, shards: bool, ui: &Ui) -> io::Result<()> {
+/// Prints the figures of a run.
+pub fn print(report: &BenchReport, ui: &Ui) -> io::Result<()> {
     let (m, speeds) = (&report.machine, &report.speeds);
     ui.line(format!(
         "{}, {} threads, {}: reads {:.1} GB/s before, {:.1} after",
@@ -54,7 +54,7 @@ pub fn print(report: &BenchReport, shards: bool, ui: &Ui) -> io::Result<()> {
     }
     parts("shards", &speeds.kinds, ui)?;
     bounds(speeds, ui)?;
-    if shards {
+    if report.lists_shards {
         parts("shard", &speeds.shards, ui)?;
     }
     let ops = speeds.ops.iter().take(MOST_OPS);

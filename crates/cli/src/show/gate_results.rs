@@ -2,41 +2,10 @@
 
 use crate::ui::{self, Table, Ui, verdict};
 use anemoe_gates::golden_gate::{Agreement, GoldenGate, RepeatedToken};
-use anemoe_gates::int8_gate::Int8Gate;
 use anemoe_gates::probe::{DecidingRule, ProbeReport, ShardProbes};
 use anemoe_gates::text_gate::TextGate;
 use anemoe_gates::weight_gate::WeightGate;
 use std::io;
-
-/// Prints the comparison of fast products with exact ones.
-pub fn print_fast(f: &Int8Gate, ui: &Ui) -> io::Result<()> {
-    for d in &f.differing {
-        let tie = if d.near_tie { ": a near tie" } else { "" };
-        ui.line(format!(
-            "position {}: fast, token {} is the most probable instead of {}, whose logit leads by {:.3}{tie}",
-            d.position, d.fast, d.exact, d.margin
-        ))?;
-    }
-    let behind: Vec<String> = f.stream.iter().map(|c| format!("{c:.6}")).collect();
-    ui.line(format!(
-        "values between the layers (hidden state), lowest cosine before the first layer and behind each: {}",
-        behind.join(" ")
-    ))?;
-    ui.line(format!(
-        "{}: fast against exact products, median cosine of the logits {:.6} (at least {} wanted), lowest {:.6}, {} of {} below {}; {}",
-        verdict(f.pass),
-        f.median_cosine,
-        f.threshold,
-        f.min_cosine,
-        f.below,
-        ui::counted(f.positions, "position"),
-        f.threshold,
-        match f.differing.len() {
-            1 => "1 token differs".to_string(),
-            n => format!("{n} tokens differ"),
-        }
-    ))
-}
 
 /// Prints the probes: a row per shard, and the exceptions.
 pub fn print_probes(report: &ProbeReport, ui: &Ui) -> io::Result<()> {

@@ -133,7 +133,8 @@ fn print_reasons(report: &Report, ui: &Ui) -> io::Result<()> {
         for f in list {
             let r = f.first;
             let verdict = if heading == "why" { format!("{}, ", r.verdict.name()) } else { String::new() };
-            ui.line(format!("  {} [{verdict}{}]: {}{}", r.rule, severity(r), r.text, f.place()))?;
+            let severity = format!("{:?}", r.severity).to_lowercase();
+            ui.line(format!("  {} [{verdict}{severity}]: {}{}", r.rule, r.text, f.place()))?;
             if !r.advice.is_empty() {
                 ui.line(format!("      change: {}", r.advice))?;
             }
@@ -210,15 +211,6 @@ impl<'a> Folded<'a> {
             (1, ops) => format!(" at {ops} ops, first {place}"),
             (n, ops) => format!(" at {} of {n} packages, first {place}", ui::counted(ops, "op")),
         }
-    }
-}
-
-fn severity(r: &Reason) -> &'static str {
-    use anemoe_gates::residency::rule::RuleSeverity;
-    match r.severity {
-        RuleSeverity::Hard => "hard",
-        RuleSeverity::Soft => "soft",
-        RuleSeverity::Warning => "warning",
     }
 }
 

@@ -67,17 +67,3 @@ fn settings_of_the_environment_are_looked_at() {
         assert!(if is_known { code == 0 } else { is_named }, "{name}={value}: {said}");
     }
 }
-
-#[test]
-fn fast_products_pass_their_gate_on_a_trained_model() {
-    for quant in ["lut4", "int8-tensor"] {
-        let out = built("small", &format!("--quant {quant}"));
-        let gate = format!("validate {out} --golden {}/golden.npz --min-cosine 0.9 --fast", small());
-        let fast = &json(0, gate)["fast"];
-        assert_eq!((&fast["pass"], &fast["threshold"]), (&true.into(), &0.999.into()), "{fast}");
-        assert!(number(&fast["median_cosine"]) > 0.9999, "{fast}");
-        assert!(number(&fast["min_cosine"]) < 1.0 && count(&fast["below"]) <= 2, "{fast}");
-        let stream: Vec<f64> = list(&fast["stream"]).iter().map(number).collect();
-        assert!(stream[0] > 1.0 - 1e-9 && stream[1] >= 0.9999 && stream[1] < 1.0, "{stream:?}");
-    }
-}

@@ -47,7 +47,7 @@ fn a_page_grows_with_what_commands_record() {
     assert!(list(&found["roofline"]["points"]).len() >= 2);
     assert!(list(&found["gates"]).iter().any(|g| g["gate"] == "validate"));
     let text = passes(format!("report {b}"));
-    let parts = "Packages by kind|Packages by layer|Error by layer and part|behind|by the logarithm of 1 minus the cosine|\
+    let parts = "Packages by kind|Packages by layer|Error by layer and part|behind|lowest cosine of the hidden state|\
         decode at 8|m4-max|validate|Journal: |setup";
     for says in parts.split('|') {
         assert!(text.contains(says), "{says}: {text}");

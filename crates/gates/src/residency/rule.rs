@@ -227,10 +227,11 @@ pub enum Matcher {
 }
 
 /// Rule: a row of the table.
-#[derive(Deserialize)]
+#[derive(Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Rule {
     /// Id `AREA.NAME`, stable.
+    #[serde(rename(serialize = "rule"))]
     pub id: String,
     /// Question that the rule answers.
     pub question: Question,

@@ -1,16 +1,9 @@
 //! Sections of a report: what the terminal shows, and the page without its script.
 
-use anemoe_gates::bundle_report::{BundleReport, ChipSpeed, CosineMap, ShardRow, grouped};
 use crate::ui::{self, Table};
+use anemoe_gates::bundle_report::{BundleReport, ChipSpeed, CosineMap, ShardRow, grouped};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
-
-/// Characters of a heat map, from the smallest value to the largest.
-const HEAT: [char; 10] = ['.', ',', ':', '-', '=', '+', '*', '%', '#', '@'];
-/// Most columns of a heat map: with names it fits a terminal of 80 columns.
-const MAX_COLUMNS: usize = 44;
-/// Smallest difference from a cosine of 1 that counts, since the journal has seven digits.
-const LEAST_DIFFERENCE: f64 = 1e-6;
 
 /// A table of a report. The page's script draws charts for some of them.
 pub struct ReportSection {
@@ -138,48 +131,15 @@ fn errors(r: &BundleReport) -> ReportSection {
 }
 
 fn cosines(map: Option<&CosineMap>) -> ReportSection {
-    let mut note = "cosine of the hidden state to the golden's, the checkpoint run in f32".to_string();
-    let mut rows = Vec::new();
-    if let Some(map) = map {
-        let positions = map.rows.iter().map(Vec::len).max().unwrap_or(0);
-        let step = positions.div_ceil(MAX_COLUMNS).max(1);
-        let errors: Vec<Vec<f64>> = map.rows.iter().map(|row| worst_of(row, step)).collect();
-        let (low, high) = log_range(errors.iter().flatten());
-        for ((name, cosines), errors) in map.names.iter().zip(&map.rows).zip(&errors) {
-            let lowest = cosines.iter().enumerate().min_by(|a, b| a.1.total_cmp(b.1));
-            let Some((position, cosine)) = lowest else { continue };
-            let heat = errors.iter().map(|&e| shade(e, low, high)).collect();
-            rows.push(vec![name.clone(), format!("{cosine:.6}"), position.to_string(), heat]);
-        }
-        if low <= high {
-            let (best, worst) = (1.0 - 10f64.powf(low), 1.0 - 10f64.powf(high));
-            let scale: String = HEAT.iter().collect();
-            note += &format!(
-                ": {best:.6} {scale} {worst:.6}, by the logarithm of 1 minus the cosine; {step} to a column; traced {}",
-                map.time
-            );
-        }
-    }
-    let table = table(&["behind", "lowest", "position", "by position"], rows);
+    let mut note = "lowest cosine of the hidden state to the golden's, the checkpoint run in f32".to_string();
+    note += &map.map_or_else(String::new, |map| format!("; traced {}", map.time));
+    let row = |(name, cosines): (&String, &Vec<f64>)| {
+        let (column, cosine) = cosines.iter().enumerate().min_by(|a, b| a.1.total_cmp(b.1))?;
+        Some(vec![name.clone(), format!("{cosine:.6}"), column.to_string()])
+    };
+    let rows = map.into_iter().flat_map(|map| map.names.iter().zip(&map.rows)).filter_map(row);
+    let table = Table::new(&["behind", "lowest", "position"]).with_rows(rows);
     ReportSection::new("cosines", "Cosine by layer and position", note, table)
-}
-
-/// Returns the largest distance from a cosine of 1 of every `step` neighbouring positions. Rounding is no distance.
-fn worst_of(row: &[f64], step: usize) -> Vec<f64> {
-    let distance = |c: &f64| Some(1.0 - c).filter(|d| *d > LEAST_DIFFERENCE).unwrap_or(0.0);
-    row.chunks(step).map(|cosines| cosines.iter().map(distance).fold(0.0, f64::max)).collect()
-}
-
-/// Returns the decimal logarithms of the smallest and the largest positive value; `(inf, -inf)` if there is none.
-fn log_range<'a>(values: impl Iterator<Item = &'a f64>) -> (f64, f64) {
-    let logs = values.filter(|v| **v > 0.0 && v.is_finite()).map(|v| v.log10());
-    logs.fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), v| (low.min(v), high.max(v)))
-}
-
-/// Returns the character for a value between the decimal logarithms `low` and `high`.
-fn shade(value: f64, low: f64, high: f64) -> char {
-    let share = if value > 0.0 && high > low { (value.log10() - low) / (high - low) } else { 0.0 };
-    HEAT[((share * HEAT.len() as f64) as usize).min(HEAT.len() - 1)]
 }
 
 fn qualities(r: &BundleReport) -> ReportSection {
@@ -253,16 +213,6 @@ fn short(x: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn columns_are_the_worst_of_their_positions() {
-        let found = worst_of(&[1.0, 0.9, 0.5, 1.0, 0.75], 2);
-        assert_eq!(found.len(), 3);
-        for (found, expected) in found.iter().zip([0.1, 0.5, 0.25]) {
-            assert!((found - expected).abs() < 1e-9, "{found}");
-        }
-        assert_eq!(worst_of(&[1.0], 1), [0.0]);
-    }
 
     #[test]
     fn numbers_are_short() {

@@ -7,12 +7,12 @@ use crate::args::hub_checkpoint::{Extent, locate};
 use crate::command::{complete, parse};
 use crate::commands::{bench, build, check, generate, golden, plan, trace, validate};
 use crate::recorder::{JournalArgs, Recorder};
-use anemoe_gates::facts;
 use crate::ui::{self, Ui};
 use anemoe_bundle::journal::{self, Event, status};
 use anemoe_convert::models;
 use anemoe_convert::path_kind::PathKind;
 use anemoe_convert::plan::Plan;
+use anemoe_gates::facts;
 use anemoe_gates::figures::NamedFigures;
 use anemoe_gates::gated::GateStage;
 use anemoe_io::Error;
@@ -92,10 +92,12 @@ impl RunRecord {
     /// the folder holds another run or something else.
     pub fn open(folder: &Path, recipe: &Recipe, source: &str) -> anyhow::Result<RunRecord> {
         let events = journal::read(folder)?.events;
-        let begun = facts::of(json!({"title": recipe.title, "recipe_sha256": recipe.sha256, "source": source}));
+        let begun =
+            facts::of(json!({"title": recipe.title, "recipe_sha256": recipe.sha256, "source": source}));
         let is_same = |run: &Event| {
             let mut deciding = ["recipe_sha256", "source"].iter();
-            run.version == env!("CARGO_PKG_VERSION") && deciding.all(|key| run.facts.get(*key) == begun.get(*key))
+            run.version == env!("CARGO_PKG_VERSION")
+                && deciding.all(|key| run.facts.get(*key) == begun.get(*key))
         };
         let place = folder.display();
         match events.iter().find(|e| e.kind == RUN) {
@@ -180,7 +182,8 @@ impl<'a> BuildRun<'a> {
                 continue;
             }
             let built = record.get(name, GateCommand::Build).filter(|b| b.bundle.is_none());
-            let stopped = built.and_then(|b| b.stopped.as_ref()).map(|at| format!("the gate {at} stopped the build"));
+            let stopped =
+                built.and_then(|b| b.stopped.as_ref()).map(|at| format!("the gate {at} stopped the build"));
             let is_beyond = self.is_dry && gate != GateCommand::Plan;
             self.unfinished = if is_beyond { Some("--dry-run: only planned".into()) } else { stopped };
             if self.unfinished.is_some() {
@@ -228,7 +231,7 @@ impl<'a> BuildRun<'a> {
                 figures.generate(&report.prompt_ids, &report.generated);
             }
             GateCommand::Bench => {
-                complete(parse::<bench::Args>(name, &words)?, name, ui)?.report.figures(figures);
+                complete(parse::<bench::Args>(name, &words)?, name, ui)?.figures(figures);
             }
         }
         Ok(left)
@@ -304,8 +307,9 @@ impl<'a> BuildRun<'a> {
         }
         ui::message(format!("{}: golden, the checkpoint in f32", self.recipe.name));
         let (prompt, steps) = (self.prompt(), self.recipe.new_tokens.to_string());
-        let mut words =
-            [&self.source.built, "--prompt-ids", &prompt, "--decode", &steps, "-o"].map(OsString::from).to_vec();
+        let mut words = [&self.source.built, "--prompt-ids", &prompt, "--decode", &steps, "-o"]
+            .map(OsString::from)
+            .to_vec();
         words.push(file.into());
         complete(parse::<golden::Args>("golden", &words)?, "golden", &Ui::inner()).map(drop)
     }

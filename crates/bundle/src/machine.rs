@@ -1,18 +1,47 @@
-//! Facts of the machine that a command runs on, as far as the system tells them.
+//! The machine that a program runs on, as far as the system tells.
 
-use anemoe_bundle::journal::Machine;
 use anemoe_kernels::Isa;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
 
-/// Returns the facts of this machine.
-pub fn this() -> Machine {
-    Machine {
-        cpu: cpu(),
-        cores: std::thread::available_parallelism().ok().map(|n| n.get() as u64),
-        memory_bytes: memory(),
-        os: Some(os()),
-        arch: Some(std::env::consts::ARCH.into()),
-        isa: Some(Isa::best().name().into()),
-        ..Machine::default()
+/// Machine on which a program ran; unknown properties are absent.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Machine {
+    /// Model of the processor.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cpu: Option<String>,
+    /// Number of processors that the program may use.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cores: Option<u64>,
+    /// Bytes of memory.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory_bytes: Option<u64>,
+    /// Operating system and its version.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub os: Option<String>,
+    /// Architecture, for instance `x86_64`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub arch: Option<String>,
+    /// Instructions that kernels use: `scalar`, `neon`, `avx2`, `avx512`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub isa: Option<String>,
+    /// Fields that this version does not know.
+    #[serde(flatten)]
+    pub rest: Map<String, Value>,
+}
+
+impl Machine {
+    /// Returns the facts of this machine.
+    pub fn here() -> Machine {
+        Machine {
+            cpu: cpu(),
+            cores: std::thread::available_parallelism().ok().map(|n| n.get() as u64),
+            memory_bytes: memory(),
+            os: Some(os()),
+            arch: Some(std::env::consts::ARCH.into()),
+            isa: Some(Isa::best().name().into()),
+            ..Machine::default()
+        }
     }
 }
 
@@ -103,7 +132,7 @@ mod tests {
 
     #[test]
     fn this_machine_has_cores_and_a_system() {
-        let machine = this();
+        let machine = Machine::here();
         assert!(machine.cores.is_some_and(|n| n > 0));
         assert!(machine.os.is_some() && machine.arch.is_some() && machine.isa.is_some());
     }
