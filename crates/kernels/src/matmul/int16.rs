@@ -130,7 +130,7 @@ impl Int16Rows<'_> {
     }
 }
 
-/// RowSteps of sixteen rows.
+/// Steps of sixteen rows.
 #[derive(Clone, Copy)]
 struct RowSteps([f32; LANES]);
 
@@ -228,11 +228,12 @@ impl<L: Simd> Product<L> for Int16Rows<'_> {
     #[inline(always)]
     fn add_products(panel: Panel<'_, [u8; 64]>) {
         let blocks = panel.columns.start / VECTORS..panel.columns.end / VECTORS;
+        // Made once, because making it divides.
+        let tiles = panel.lines.as_chunks::<VECTORS>().0.chunks_exact(blocks.len());
         for (t, totals) in panel.tokens.zip(panel.totals) {
             let (words, scales) = digits(panel.x, t);
             let scale = &scales[blocks.start / BLOCKS_PER_SCALE];
-            let tiles = panel.lines.as_chunks::<VECTORS>().0.chunks_exact(blocks.len());
-            for (tile, totals) in tiles.zip(totals.as_chunks_mut().0) {
+            for (tile, totals) in tiles.clone().zip(totals.as_chunks_mut().0) {
                 add_tile::<L>(tile, &words[blocks.clone()], scale, totals);
             }
         }

@@ -370,13 +370,12 @@ fn add_token<L: Simd>(
         let mut sums = [L::zero_sum_register(); WORD_ROWS];
         for ((low, high), x) in words[0].iter().zip(words[1]).zip(x) {
             let x = L::widen_signed_register(x, r);
-            for j in 0..2 {
-                for k in 0..ROWS {
-                    sums[k] = L::dot_word_register(sums[k], L::load_word_register(&low[j][k], r), x[j]);
-                }
-                for k in 0..ROWS {
-                    let word = L::load_word_register(&high[j][k], r);
-                    sums[ROWS + k] = L::dot_word_register(sums[ROWS + k], word, x[j]);
+            // One tile after the other: with their words in turn, a sum did not fit into the registers.
+            for (sums, words) in sums.as_chunks_mut::<ROWS>().0.iter_mut().zip([low, high]) {
+                for j in 0..2 {
+                    for k in 0..ROWS {
+                        sums[k] = L::dot_word_register(sums[k], L::load_word_register(&words[j][k], r), x[j]);
+                    }
                 }
             }
         }
