@@ -345,12 +345,14 @@ impl Kernel for WordPanel<'_> {
         let (lines, rest) = lines.split_at(columns.len());
         // Rows that do not exist repeat the others.
         let words = [lines, if rest.is_empty() { lines } else { rest }].map(|lines| lines.as_chunks().0);
-        let blocks = columns.start / WORD_LINES..columns.end / WORD_LINES;
+        let (first, int8, blocks) = (columns.start / WORD_LINES, &x.packed.int8, x.packed.blocks());
+        let scales = blocks.div_ceil(BLOCKS_PER_SCALE);
         for (t, totals) in tokens.zip(totals) {
-            let ([token], [scales]) = codes_of::<1>(x, t);
-            let token = &token[blocks.start * CODE_LINES..blocks.end * CODE_LINES];
+            let token = x.at(t);
+            let lines = &int8.lines[(token * blocks + first) * CODE_LINES..][..words[0].len()];
+            let scale = &int8.scales[token * scales + first / BLOCKS_PER_SCALE];
             let totals = totals[first_row..].first_chunk_mut().expect("eight rows");
-            add_token::<S>(words, token, &scales[blocks.start / BLOCKS_PER_SCALE], totals);
+            add_token::<S>(words, lines, scale, totals);
         }
     }
 }
@@ -379,6 +381,7 @@ fn add_token<L: Simd>(
                 }
             }
         }
+        let scale = L::load_register(scale, r);
         for k in 0..WORD_ROWS {
             add_register::<L>(L::sum_register_to_f32(sums[k]), scale, r, &mut totals[k]);
         }
