@@ -130,7 +130,7 @@ impl Int16Rows<'_> {
     }
 }
 
-/// RowSteps of sixteen rows.
+/// Steps of sixteen rows.
 #[derive(Clone, Copy)]
 struct RowSteps([f32; LANES]);
 
@@ -206,12 +206,13 @@ impl<L: Simd> Product<L> for Int16Rows<'_> {
         let table = L::load_i16_table(&self.lut.tables[self.table(row)]);
         // SAFETY: every row of a tile is a row of the matrix.
         let bytes = unsafe { self.operands.rows.bytes(row) };
-        for (b, out) in (lines.start / VECTORS..).zip(out.as_chunks_mut::<VECTORS>().0) {
-            let bytes = &bytes[b * BYTES..];
-            if distance > 0 {
-                prefetch_after(&bytes[..bytes.len().min(BYTES)], distance);
-            }
-            let at = load_indices::<L>(bytes);
+        let start = lines.start / VECTORS;
+        if distance > 0 {
+            let end = bytes.len().min(lines.end / VECTORS * BYTES);
+            prefetch_after(&bytes[start * BYTES..end], distance);
+        }
+        for (b, out) in (start..).zip(out.as_chunks_mut::<VECTORS>().0) {
+            let at = load_indices::<L>(&bytes[b * BYTES..]);
             L::store_bytes(L::lookup_i16::<0>(table, at), &mut out[0][k]);
             L::store_bytes(L::lookup_i16::<1>(table, at), &mut out[1][k]);
             L::store_bytes(L::lookup_i16::<2>(table, at), &mut out[2][k]);
@@ -228,11 +229,12 @@ impl<L: Simd> Product<L> for Int16Rows<'_> {
     #[inline(always)]
     fn add_products(panel: Panel<'_, [u8; 64]>) {
         let blocks = panel.columns.start / VECTORS..panel.columns.end / VECTORS;
+        // Made once, because making it divides.
+        let tiles = panel.lines.as_chunks::<VECTORS>().0.chunks_exact(blocks.len());
         for (t, totals) in panel.tokens.zip(panel.totals) {
             let (words, scales) = digits(panel.x, t);
             let scale = &scales[blocks.start / BLOCKS_PER_SCALE];
-            let tiles = panel.lines.as_chunks::<VECTORS>().0.chunks_exact(blocks.len());
-            for (tile, totals) in tiles.zip(totals.as_chunks_mut().0) {
+            for (tile, totals) in tiles.clone().zip(totals.as_chunks_mut().0) {
                 add_tile::<L>(tile, &words[blocks.clone()], scale, totals);
             }
         }
@@ -376,7 +378,8 @@ fn add_scaled<L: Simd>(
     total: &mut [f32; LANES],
 ) {
     let (high, low) = (L::sum_register_to_f32(high), L::sum_register_to_f32(low));
-    add_register::<L>(L::mul_add_register(high, L::load_register(&[RADIX; LANES], r), low), scale, r, total);
+    let sum = L::mul_add_register(high, L::load_register(&[RADIX; LANES], r), low);
+    add_register::<L>(sum, L::load_register(scale, r), r, total);
 }
 
 /// Returns the lane sums of four rows, of which n exist, and T tokens; each register of words is looked up once and

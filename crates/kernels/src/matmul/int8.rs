@@ -345,12 +345,14 @@ impl Kernel for WordPanel<'_> {
         let (lines, rest) = lines.split_at(columns.len());
         // Rows that do not exist repeat the others.
         let words = [lines, if rest.is_empty() { lines } else { rest }].map(|lines| lines.as_chunks().0);
-        let blocks = columns.start / WORD_LINES..columns.end / WORD_LINES;
+        let (first, int8, blocks) = (columns.start / WORD_LINES, &x.packed.int8, x.packed.blocks());
+        let scales = blocks.div_ceil(BLOCKS_PER_SCALE);
         for (t, totals) in tokens.zip(totals) {
-            let ([token], [scales]) = codes_of::<1>(x, t);
-            let token = &token[blocks.start * CODE_LINES..blocks.end * CODE_LINES];
+            let token = x.at(t);
+            let lines = &int8.lines[(token * blocks + first) * CODE_LINES..][..words[0].len()];
+            let scale = &int8.scales[token * scales + first / BLOCKS_PER_SCALE];
             let totals = totals[first_row..].first_chunk_mut().expect("eight rows");
-            add_token::<S>(words, token, &scales[blocks.start / BLOCKS_PER_SCALE], totals);
+            add_token::<S>(words, lines, scale, totals);
         }
     }
 }
@@ -370,16 +372,16 @@ fn add_token<L: Simd>(
         let mut sums = [L::zero_sum_register(); WORD_ROWS];
         for ((low, high), x) in words[0].iter().zip(words[1]).zip(x) {
             let x = L::widen_signed_register(x, r);
-            for j in 0..2 {
-                for k in 0..ROWS {
-                    sums[k] = L::dot_word_register(sums[k], L::load_word_register(&low[j][k], r), x[j]);
-                }
-                for k in 0..ROWS {
-                    let word = L::load_word_register(&high[j][k], r);
-                    sums[ROWS + k] = L::dot_word_register(sums[ROWS + k], word, x[j]);
+            // One tile after the other: with their words in turn, a sum did not fit into the registers.
+            for (sums, words) in sums.as_chunks_mut::<ROWS>().0.iter_mut().zip([low, high]) {
+                for j in 0..2 {
+                    for k in 0..ROWS {
+                        sums[k] = L::dot_word_register(sums[k], L::load_word_register(&words[j][k], r), x[j]);
+                    }
                 }
             }
         }
+        let scale = L::load_register(scale, r);
         for k in 0..WORD_ROWS {
             add_register::<L>(L::sum_register_to_f32(sums[k]), scale, r, &mut totals[k]);
         }

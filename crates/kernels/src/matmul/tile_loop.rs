@@ -347,16 +347,16 @@ impl<L: F32x16, S: RowScales<L>, D: DecodedTile<L>> Tile<L> for ByTile<'_, S, D>
     }
 }
 
-/// Scales the sums in a register, one per row and lane, and adds them to register r of the rows' lane sums.
+/// Scales the sums in a register, one per lane, and adds them to register r of a row's lane sums.
 #[inline(always)]
 pub(super) fn add_register<L: Simd>(
     sums: L::Register,
-    scale: &[f32; LANES],
+    scale: L::Register,
     r: usize,
     totals: &mut [f32; LANES],
 ) {
     let before = L::load_register(totals, r);
-    L::store_register(L::mul_add_register(sums, L::load_register(scale, r), before), totals, r);
+    L::store_register(L::mul_add_register(sums, scale, before), totals, r);
 }
 
 /// Memory for the last block of a row that is shorter than others.
