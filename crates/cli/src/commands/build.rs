@@ -3,7 +3,9 @@
 use crate::args::drafter::same_tokens;
 use crate::args::hub_checkpoint::{Extent, locate};
 use crate::args::numbers::at_least_one;
-use crate::args::planning::{Calibration, PlanArgs, PlanUse, PlannedCheckpoint, find_outliers, plan_checkpoint};
+use crate::args::planning::{
+    Calibration, PlanArgs, PlanUse, PlannedCheckpoint, find_outliers, plan_checkpoint,
+};
 use crate::args::store_args::{OpenStore, TRANSFERS};
 use crate::args::text_gate_args::TextGateArgs;
 use crate::args::text_windows::read_text;
@@ -102,7 +104,7 @@ pub struct Args {
     #[arg(long, value_name = "I/N", value_parser = Share::parse)]
     shard: Option<Share>,
     /// Checkpoint of the model's assistant, or of a small model with the same tokens, which is built into the bundle and drafts
-    /// for it. The options of compression and form count for it, too.
+    /// for it. The options of compression and form count for it, too, but those of experts if it has none.
     #[arg(long, value_name = "CHECKPOINT", conflicts_with = "shard")]
     drafter: Option<PathBuf>,
     /// Send the bundle, or the part of --shard, to this store: a folder or s3://BUCKET/PREFIX. Shards of a part are sent as they
@@ -146,7 +148,11 @@ impl Command for Args {
             plan_checkpoint(&self.checkpoint, &options, PlanUse::GatedBuild, ui)?;
         family.calibration = windows.as_deref().map(text_feedback::windows_sha256);
         let family = &family;
-        let drafter = self.drafter.as_deref().map(|spec| plan_drafter(spec, &self.options, (family, &plan), ui)).transpose()?;
+        let drafter = self
+            .drafter
+            .as_deref()
+            .map(|spec| plan_drafter(spec, &self.options, (family, &plan), ui))
+            .transpose()?;
         plan.chain.drafter = drafter.as_ref().map(|_| DRAFTER_DIR.to_string());
         let jobs = self.jobs.unwrap_or_else(build::default_jobs);
         let jobs =
@@ -325,7 +331,7 @@ fn plan_drafter(
         ffn_shards: None,
         ..options.clone()
     };
-    let drafter = plan_checkpoint(spec, &options, PlanUse::GatedBuild, ui)?;
+    let drafter = plan_checkpoint(spec, &options, PlanUse::Drafter, ui)?;
     let has_none = drafter.family.checked_checkpoint().checkpoint.side_file("tokenizer.json")?.is_none();
     if drafter.plan.chain.assistant.is_some() && has_none {
         return Ok(drafter);
