@@ -2,12 +2,13 @@
 """`anemoe generate` with --speculate auto and off in turn: are all tokens equal, and what is gained or lost?
 
     speculation.py --anemoe target/release/anemoe --bundle B.anemoe [--bundle C.anemoe ..] --text FILE..
-                   [--prompts 200] [--rounds 1] [--max-new 400] [--mode auto] [--json OUT]
+                   [--prompts 200] [--rounds 1] [--max-new 400] [--mode auto] [--kind passage] [--json OUT]
 
 A fifth of the prompts are random ids (the worst case: nothing repeats in them), a fifth are one passage of the texts, a fifth
 a passage said twice and begun again (a code edit, a quotation), a fifth a short list of ids again and again, and a fifth
 passages of which half is left out the second time. Per kind: the median gain (decoding speed over that of `off`, the two
-processes run in turn, each first in every second pair), the lowest and highest, accepted of drafted tokens.
+processes run in turn, each first in every second pair), the lowest and highest, accepted of drafted tokens; with a drafter, its
+acceptance by place in the draft.
 Needs Python 3.10 and nothing else.
 """
 import argparse, json, random, statistics, subprocess, sys
@@ -58,21 +59,22 @@ def main():
     p.add_argument("--rounds", type=int, default=1)
     p.add_argument("--max-new", type=int, default=400)
     p.add_argument("--mode", default="auto")
+    p.add_argument("--kind", action="append", choices=KINDS, help="kinds of prompts; by default all")
     p.add_argument("--vocabulary", type=int, default=0, help="random ids are below it; by default the bundle's")
     p.add_argument("--seed", type=int, default=1)
     p.add_argument("--json")
     p.add_argument("--extra", default="", help="more options of generate, in one argument")
     a = p.parse_args()
     texts = [open(f, encoding="utf-8").read() for f in a.text]
-    extra = a.extra.split()
+    extra, kinds = a.extra.split(), a.kind or KINDS
     rows = []
     for bundle in a.bundle:
         chain = json.load(open(f"{bundle}/chain.json"))
         vocabulary = a.vocabulary or chain["model"]["vocab_size"]
         rng = random.Random(a.seed)
-        found = {kind: {"gains": [], "drafted": 0, "accepted": 0, "differ": 0, "prompts": 0} for kind in KINDS}
+        found = {kind: {"gains": [], "drafted": 0, "accepted": 0, "differ": 0, "prompts": 0, "places": []} for kind in kinds}
         for i in range(a.prompts):
-            kind = KINDS[i % len(KINDS)]
+            kind = kinds[i % len(kinds)]
             prompt = make_prompt(kind, texts, rng, vocabulary)
             f = found[kind]
             f["prompts"] += 1
@@ -85,14 +87,18 @@ def main():
                 f["gains"].append(with_["timing"]["decode_tok_s"] / without["timing"]["decode_tok_s"])
                 f["drafted"] += with_["speculation"]["drafted"]
                 f["accepted"] += with_["speculation"]["accepted"]
+                for source in with_["speculation"].get("sources", [])[1:]:
+                    for place, counts in enumerate(source["places"]):
+                        f["places"] += [[0, 0]] * (place + 1 - len(f["places"]))
+                        f["places"][place] = [x + y for x, y in zip(f["places"][place], counts)]
         print(f"\n{bundle}, {a.mode} against off, {a.max_new} tokens, {a.rounds} pairs of each prompt\n")
-        print("| prompts | of each kind | gain, median | lowest to highest | accepted of drafted | tokens differ |")
-        print("|---|---|---|---|---|---|")
-        for kind in KINDS:
+        print("| prompts | of each kind | gain, median | lowest to highest | accepted of drafted | drafter, by place | tokens differ |")
+        print("|---|---|---|---|---|---|---|")
+        for kind in kinds:
             f = found[kind]
             g = sorted(f["gains"])
             print(f"| {kind} | {f['prompts']} | {statistics.median(g):.3f} | {g[0]:.2f} to {g[-1]:.2f} "
-                  f"| {f['accepted']} of {f['drafted']} | {f['differ']} |")
+                  f"| {f['accepted']} of {f['drafted']} | {', '.join(f'{y / x:.2f}' for x, y in f['places'])} | {f['differ']} |")
             rows.append({"bundle": bundle, "kind": kind, "median": statistics.median(g), **f})
     if a.json:
         json.dump({"max_new": a.max_new, "rounds": a.rounds, "rows": rows}, open(a.json, "w"))

@@ -3,15 +3,17 @@
 use anemoe_convert::form::{
     ActivationForm, AttentionForm, ExpertForm, HistoryForm, IoForm, NormForm, ShardForm,
 };
+use anemoe_convert::plan::PlanOptions;
 use anemoe_runtime::cpu::{CpuBackend, Precision};
-use anemoe_runtime::model::{Logits, Model, Request};
-use anemoe_runtime::speculate::{Mode, Speculation};
+use anemoe_runtime::model::{AttachedAssistant, DraftStart, Logits, Model, Request};
+use anemoe_runtime::speculate::{DraftKind, DraftModel, Mode, Speculation};
 use fake_coreml::{Fault, plant};
 use sim_tests::{
     AsDeclared, Compiled, FAMILIES, by_host, families_by_cache, fixed, greedy, ids, leaves_nothing, living,
     logits, one_and_eight,
 };
 use std::num::NonZeroUsize;
+use std::sync::Arc;
 
 const FIXTURES: [&str; 5] =
     ["tiny-gemma4-moe", "tiny-gemma4-moe-text", "tiny-zaya", "tiny-zaya-legacy", "tiny-zaya-skip"];
@@ -151,6 +153,48 @@ fn drafts_change_no_token() {
             let plain = greedy(&model, &prompt, Speculation::default());
             let drafted = Speculation { mode: Mode::Ngram, ..Speculation::default() };
             assert_eq!(greedy(&model, &prompt, drafted), plain, "{fixture} {form}");
+        });
+    }
+}
+
+/// Returns the logits of four steps of an assistant after eleven tokens.
+fn steps(target: &Model, assistant: &AttachedAssistant) -> Vec<Vec<f32>> {
+    let (mut sequence, mut rows) = (target.sequence(), Vec::new());
+    target.append(&mut sequence, &ids(0, 11), Logits::None, None).unwrap();
+    let start = DraftStart { token: 7, position: 11 };
+    let choose = &mut |row: &mut [f32]| {
+        rows.push(row.to_vec());
+        Some(rows.len() as u32)
+    };
+    assistant.draft(target, &mut sequence, start, 4, choose).unwrap();
+    rows
+}
+
+#[test]
+fn assistants_draft_as_on_the_cpu_and_change_no_token() {
+    let gemma = families_by_cache().into_iter().filter(|(fixture, _)| fixture.contains("gemma"));
+    for ((fixture, form), name) in gemma
+        .flat_map(|target| ["tiny-gemma4-assistant", "tiny-gemma4-assistant-ordered"].map(|a| (target, a)))
+    {
+        leaves_nothing(|| {
+            let dir = tempfile::tempdir().unwrap();
+            let options = one_and_eight(form);
+            let own = PlanOptions { experts_per_shard: None, form: ShardForm::default(), ..options.clone() };
+            let target = Compiled::with(dir.path(), fixture, options);
+            let small = Compiled::with(dir.path(), name, own);
+            let attached = |target: &Model, small: Model| AttachedAssistant::new(small, target).unwrap();
+            let cpu = Model::open(&target.bundle, &AsDeclared).unwrap();
+            let of_cpu = attached(&cpu, Model::open(&small.bundle, &AsDeclared).unwrap());
+            let sim = Model::open(&target.bundle, &target.backend(None)).unwrap();
+            let of_sim = attached(&sim, Model::open(&small.bundle, &small.backend(None)).unwrap());
+            let rows = steps(&sim, &of_sim);
+            assert_eq!(rows.len(), 4, "{fixture} {form} {name}");
+            assert!(rows == steps(&cpu, &of_cpu), "{fixture} {form} {name}: other bits");
+            let prompt = ids(1, 11);
+            let plain = greedy(&sim, &prompt, Speculation::default());
+            let drafter = Some(Arc::new(DraftModel::new(DraftKind::Assistant(of_sim))));
+            let drafted = Speculation { mode: Mode::Ngram, ngram_min: 24, drafter, ..Speculation::default() };
+            assert_eq!(greedy(&sim, &prompt, drafted), plain, "{fixture} {form} {name}");
         });
     }
 }

@@ -8,7 +8,7 @@ use super::text_windows::read_text;
 use crate::ui::{self, Ui, advance};
 use anemoe_bundle::ShardKind;
 use anemoe_bundle::TokenCount;
-use anemoe_convert::form::ShardForm;
+use anemoe_convert::form::{ExpertForm, ShardForm};
 use anemoe_convert::importance::Importance;
 use anemoe_convert::kind_search::Objective;
 use anemoe_convert::models::{self, Family, Preset};
@@ -158,6 +158,14 @@ impl PlanArgs {
         KindChoice::Search(Goal { objective: self.objective.unwrap_or(objective), bound })
     }
 
+    /// Drops what the options say about experts.
+    fn drop_experts(&mut self) {
+        (self.expert_quant, self.router_quant) = (None, None);
+        (self.experts_per_shard, self.ffn_shards) = (None, None);
+        self.form.experts = ExpertForm::default();
+        self.scale_scope = ScaleScope::Matrix;
+    }
+
     /// Converts the options to the planner's, with a choice of kinds.
     fn to_plan_options(&self, choice: &KindChoice, forms: &BTreeMap<ShardKind, ShardForm>) -> PlanOptions {
         let (quant, preset) = match choice {
@@ -303,6 +311,8 @@ pub enum PlanUse {
     Build,
     /// A build of packages that have to pass gates, which `--min-cosine` is for, too.
     GatedBuild,
+    /// The same of a drafter, with the options of its target: those of experts do not count if it has none.
+    Drafter,
 }
 
 /// Opens a checkpoint and plans it.
@@ -314,7 +324,7 @@ pub fn plan_checkpoint(
 ) -> anyhow::Result<PlannedCheckpoint> {
     let one_kind = matches!(options.quant, Some(QuantChoice::Kind(_)));
     for (given, name) in [
-        (options.min_cosine.is_some() && plan_use != PlanUse::GatedBuild, "--min-cosine"),
+        (options.min_cosine.is_some() && matches!(plan_use, PlanUse::Look | PlanUse::Build), "--min-cosine"),
         (options.max_kl.is_some(), "--max-kl"),
         (options.like.is_some(), "--like"),
         (options.max_bytes.is_some(), "--max-bytes"),
@@ -334,7 +344,13 @@ pub fn plan_checkpoint(
     let extent = if plan_use == PlanUse::Look { Extent::Headers } else { Extent::Whole };
     let mut family = models::open(options.reading.open_extent(spec, extent)?)?;
     let choice = options.kind_choice(&family);
-    let forms = options.form.forms()?;
+    let mut forms = options.form.forms()?;
+    let mut own = options.clone();
+    if plan_use == PlanUse::Drafter && family.decoder.experts().is_none() {
+        own.drop_experts();
+        forms.retain(|sort, _| matches!(sort, ShardKind::Layers | ShardKind::Head));
+    }
+    let options = &own;
     let plan_options = options.to_plan_options(&choice, &forms);
     let plan = family.plan(&plan_options);
     let mut plan = match (plan, &options.form.forms) {

@@ -106,7 +106,7 @@ pub struct Args {
     #[arg(long, value_name = "I/N", value_parser = Share::parse)]
     shard: Option<Share>,
     /// Checkpoint of the model's assistant, or of a small model with the same tokens, which is built into the bundle and drafts
-    /// for it. The options of compression and form count for it, too.
+    /// for it. The options of compression and form count for it, too, but those of experts if it has none.
     #[arg(long, value_name = "CHECKPOINT", conflicts_with = "shard")]
     drafter: Option<PathBuf>,
     /// Send the bundle, or the part of --shard, to this store: a folder or s3://BUCKET/PREFIX. Shards of a part are sent as they
@@ -339,7 +339,7 @@ fn plan_drafter(
         ffn_shards: None,
         ..options.clone()
     };
-    let drafter = plan_checkpoint(spec, &options, PlanUse::GatedBuild, ui)?;
+    let drafter = plan_checkpoint(spec, &options, PlanUse::Drafter, ui)?;
     let has_none = drafter.family.checked_checkpoint().checkpoint.side_file("tokenizer.json")?.is_none();
     if drafter.plan.chain.assistant.is_some() && has_none {
         return Ok(drafter);

@@ -123,6 +123,35 @@ fn a_bundle_has_its_drafter() {
     refused(format!("generate {out} -p x -n 2"), &["drafter.anemoe", "the drafter has one of its own"]);
 }
 
+/// Checks the trained pair of the repository, on text that neither was trained on. Options of experts do not count for the
+/// assistant, which has none.
+#[test]
+fn the_trained_assistant_drafts_for_its_model() {
+    let (dir, model, assistant) = (folder(), small(), root("models/small-gemma4-assistant"));
+    let (out, forms) = (dir.join("trained.anemoe"), dir.join("forms.toml"));
+    fs::write(&forms, "[experts]\nexperts = \"bank\"\n").unwrap();
+    let options = "--max-context 512 --skip-gates --no-journal --quant fp16 --expert-quant int8-tensor --router-quant fp16";
+    let options = format!("{options} --experts-per-shard 8 --scale-scope bank --forms {forms}");
+    passes(format!("build {model} -o {out} {options} --drafter {assistant}"));
+    let mut places = [[0; 2]; 3];
+    for prompt in [
+        "def read_header(stream, limit):\n    \"\"\"Return the names and values of a header.\"\"\"\n",
+        "A bundle is a folder with packages and a file that says how they are called. The",
+    ] {
+        let prompt = shlex::try_quote(prompt).unwrap();
+        let run = |options: &str| {
+            json(0, format!("generate {out} -p {prompt} -n 96 --ignore-eos --speculate {options}"))
+        };
+        let drafted = run("ngram --ngram-min 1000 --ngram-max 1000 --draft-max 3");
+        assert_eq!(drafted["generated_ids"], run("off")["generated_ids"]);
+        for (sum, place) in places.iter_mut().zip(list(&drafted["speculation"]["sources"][1]["places"])) {
+            sum.iter_mut().zip(list(place)).for_each(|(sum, n)| *sum += count(n));
+        }
+    }
+    let acceptance = places.map(|[compared, accepted]| accepted as f64 / compared as f64);
+    assert!(acceptance.iter().all(|share| *share > 0.4), "{places:?}");
+}
+
 /// Checks that a build goes on where it ended, with the drafter it has, and that other options are refused.
 #[test]
 fn a_build_with_a_drafter_goes_on() {

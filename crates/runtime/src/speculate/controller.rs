@@ -310,7 +310,7 @@ pub struct SpeculationReport {
 }
 
 /// Figures of the drafts of one source.
-#[derive(Clone, Copy, Debug, PartialEq, serde::Serialize)]
+#[derive(Clone, Debug, PartialEq, serde::Serialize)]
 pub struct SourceReport {
     /// Name of the source.
     pub source: &'static str,
@@ -320,6 +320,8 @@ pub struct SourceReport {
     pub accepted: u64,
     /// Milliseconds for making drafts, and for reading what comes before them.
     pub ms: f64,
+    /// By place in the draft: tokens before which all were accepted, and those of them that were.
+    pub places: Vec<[u64; 2]>,
 }
 
 /// Time of the passes over a number of tokens.
@@ -368,7 +370,7 @@ impl Controller {
     pub fn new(statistics: DraftStatistics, lengths: Vec<usize>) -> Controller {
         let passes = vec![(0, 0.0); statistics.draft_max() + 1];
         let report = SpeculationReport::default();
-        let of = |source| SourceReport { source, drafted: 0, accepted: 0, ms: 0.0 };
+        let of = |source| SourceReport { source, drafted: 0, accepted: 0, ms: 0.0, places: Vec::new() };
         let sources = ["repetition", "drafter"].map(of);
         Controller { statistics, lengths, tokens: 0.0, gained: 0.0, passes, report, sources }
     }
@@ -501,6 +503,11 @@ impl Controller {
         // The first refused token counts, too.
         for i in 0..(accepted + 1).min(drafted) {
             self.statistics.acceptance[source.index()].note(source.evidence(i), i < accepted);
+            if figures.places.len() == i {
+                figures.places.push([0, 0]);
+            }
+            figures.places[i][0] += 1;
+            figures.places[i][1] += u64::from(i < accepted);
         }
         self.report.verifier_calls += 1;
         self.report.drafted += drafted as u64;
