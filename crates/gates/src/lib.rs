@@ -19,6 +19,7 @@ pub mod golden_gate;
 pub mod int8_gate;
 pub mod integrity;
 pub mod layer_sample;
+pub mod package_inputs;
 pub mod perplexity;
 pub mod probe;
 pub mod program_facts;
