@@ -30,9 +30,23 @@ class Weights:
     def read(self, name: str) -> np.ndarray: ...
 
 class Job:
-    def __init__(
-        self, function: str, name: str, kind: str, group: float, block: float, axes: Sequence[int], unsigned: bool
-    ) -> None: ...
+    @staticmethod
+    def quantize(
+        function: str,
+        name: str,
+        kind: str,
+        groups: Sequence[int],
+        axes: Sequence[int],
+        unsigned: bool,
+        vector: int,
+        scaled: bool,
+    ) -> Job: ...
+    @staticmethod
+    def threshold(function: str, name: str, threshold: float, least: float) -> Job: ...
+    @staticmethod
+    def share(function: str, name: str, share: float, size: int, axis: int) -> Job: ...
+    @staticmethod
+    def neighbours(function: str, name: str, n: int, m: int, axis: int) -> Job: ...
 
 def set_threads(threads: Optional[int]) -> None: ...
 def verify(path: str, spec: Optional[bytes] = None) -> List[Tuple[str, str, str, str]]: ...
@@ -47,7 +61,13 @@ def quantize(
     exact: bool,
     importance: Optional[np.ndarray],
 ) -> Dict[str, Any]: ...
-def dense_weights(path: str, spec: Optional[bytes] = None) -> List[Tuple[str, str, List[int], List[Tuple[str, str, str, bool]]]]: ...
+def dense_weights(path: str, spec: Optional[bytes] = None) -> List[Tuple[str, str, List[int], List[Tuple[str, str, str, bool, int]]]]: ...
 def compress(
-    path: str, spec: Optional[bytes], target: str, jobs: Sequence[Job]
+    path: str,
+    spec: Optional[bytes],
+    target: str,
+    jobs: Sequence[Job],
+    runner: Optional[Runner],
+    samples: Sequence[Sequence[np.ndarray]],
+    for_samples: Sequence[str],
 ) -> List[Tuple[str, str, int, int, float]]: ...

@@ -41,6 +41,8 @@ _DEFAULTS: Dict[str, Dict[str, Any]] = {
         "weight_threshold": 2048,
     },
 }
+# Type, name, parameter, transposition and groups of an operation that uses a weight.
+_User = Tuple[str, str, str, bool, int]
 _LEVELS = ("global_config", "op_type_configs", "op_name_configs")
 
 
@@ -126,10 +128,10 @@ class _Choice:
         self.types = {name: _op_config(c, kind) for name, c in (levels[1] or {}).items()}
         self.names = {name: _op_config(c, kind) for name, c in (levels[2] or {}).items()}
 
-    def of(self, name: str, users: List[Tuple[str, str, str, bool]]) -> Optional[_Config]:
+    def of(self, name: str, users: List[_User]) -> Optional[_Config]:
         if name in self.names:
             return self.names[name]
-        chosen = [self._of_user(op_type, op_name) for op_type, op_name, _, _ in users]
+        chosen = [self._of_user(op_type, op_name) for op_type, op_name, *_ in users]
         # A constant that is an output itself is not compressed.
         if not chosen:
             return None
@@ -149,10 +151,10 @@ def _count(config: _Config, field: str, value: Any) -> int:
     return int(value)
 
 
-def _axes(rank: int, users: List[Tuple[str, str, str, bool]], name: str) -> Tuple[int, int]:
-    """Returns the axes of output and input channels, as coremltools chooses them."""
+def _axes(rank: int, users: List[_User]) -> Optional[Tuple[int, int]]:
+    """Returns the axes of output and input channels, as coremltools chooses them; None where operations have different ones."""
     found = set()
-    for op_type, _, param, transposes in users:
+    for op_type, _, param, transposes, _ in users:
         if op_type == "conv_transpose":
             found.add((1, 0))
         elif op_type == "matmul":
@@ -160,37 +162,56 @@ def _axes(rank: int, users: List[Tuple[str, str, str, bool]], name: str) -> Tupl
             found.add((rank - 1, rank - 2) if last_is_output else (rank - 2, rank - 1))
         else:
             found.add((0, 1))
-    if len(found) > 1:
-        raise ValueError(f"weight '{name}': its operations have their output channels on different axes; give it no groups")
-    return found.pop() if found else (0, 1)
+    return None if len(found) > 1 else found.pop() if found else (0, 1)
 
 
-def _job(config: _Config, name: str, shape: List[int], users: Any, read: Any) -> Optional[Tuple[str, float, float, Tuple[int, int], bool]]:
-    """Returns kind, group, block, axes and signedness of a weight's compression; None where it stays."""
-    if np.prod(shape) <= (config["weight_threshold"] or 0):
-        return None
-    refuse = lambda what: NotImplementedError(f"{config.kind}: {what}")
+def _pruned(config: _Config, function: str, name: str, shape: List[int], users: List[_User], named: bool) -> Optional[_anemoe.Job]:
+    """Returns the job of a pruned weight; None where it stays."""
     if config.kind == "OpThresholdPrunerConfig":
         for field in ("threshold", "minimum_sparsity_percentile"):
             if not isinstance(config[field], (int, float)) or not config[field] >= 0:
                 raise ValueError(f"{config.kind}: expected {field} from 0, got {config[field]!r}")
-        return "sparse", float(config["threshold"]), float(config["minimum_sparsity_percentile"]), (0, 1), False
-    if config.kind == "OpMagnitudePrunerConfig":
-        if config["block_size"] or config["n_m_ratio"]:
-            raise refuse("block_size and n_m_ratio are not implemented")
-        if config["target_sparsity"] is None or not 0 <= config["target_sparsity"] < 1:
-            raise ValueError(f"expected target_sparsity from 0 and below 1, got {config['target_sparsity']}")
-        if config["target_sparsity"] == 0:
-            return None
-        threshold = float(np.percentile(np.abs(read()), 100 * config["target_sparsity"]))
-        return "sparse", threshold, 0.0, (0, 1), False
+        return _anemoe.Job.threshold(function, name, float(config["threshold"]), float(config["minimum_sparsity_percentile"]))
+    share, size, ratio = config["target_sparsity"], config["block_size"], config["n_m_ratio"]
+    if (share is None) == (ratio is None) or (size is not None and ratio is not None):
+        raise ValueError(f"{config.kind}: expected target_sparsity, with or without block_size, or n_m_ratio")
+    axis = config["dim"] if config["dim"] is not None else 0 if ratio is None else 1
+    if axis not in (0, 1):
+        raise ValueError(f"{config.kind}: expected dim of 0 or 1, got {axis!r}")
+    # Blocks and neighbours are for the weights of linear and conv, and for those that are named.
+    has_structure = size is not None or ratio is not None
+    if has_structure and not named and any(u[0] not in ("conv", "linear") or u[2] != "weight" for u in users):
+        return None
+    if ratio is not None:
+        n, m = (_count(config, "n_m_ratio", v) for v in ratio) if len(ratio) == 2 else (2, 1)
+        if n > m:
+            raise ValueError(f"{config.kind}: expected an n_m_ratio of two numbers n <= m, got {ratio!r}")
+        return _anemoe.Job.neighbours(function, name, n, m, axis)
+    if not 0 <= share < 1:
+        raise ValueError(f"{config.kind}: expected target_sparsity from 0 and below 1, got {share!r}")
+    size = 1 if size is None else _count(config, "block_size", size)
+    return None if share == 0 else _anemoe.Job.share(function, name, float(share), size, axis)
+
+
+def _job(config: _Config, function: str, name: str, shape: List[int], users: List[_User], named: bool, read: Any) -> Optional[_anemoe.Job]:
+    """Returns the job of a weight; None where it stays."""
+    if np.prod(shape) <= (config["weight_threshold"] or 0):
+        return None
+    if config.kind in ("OpThresholdPrunerConfig", "OpMagnitudePrunerConfig"):
+        return _pruned(config, function, name, shape, users, named)
+    refuse = lambda what: NotImplementedError(f"{config.kind}: {what}")
     per_tensor = config["granularity"] == "per_tensor"
-    axes = (0, 1) if per_tensor else _axes(len(shape), users, name)
+    axes = _axes(len(shape), users)
+    if axes is None and not per_tensor:
+        raise ValueError(f"weight '{name}': its operations have their output channels on different axes; give it no groups")
+    axes = axes or (0, 1)
     if config.kind == "OpPalettizerConfig":
         mode, nbits = config["mode"], config["nbits"]
-        for field, default in (("cluster_dim", 1), ("enable_per_channel_scale", False), ("lut_function", None)):
-            if config[field] != default:
-                raise refuse(f"{field} is not implemented")
+        if config["lut_function"] is not None:
+            raise refuse("lut_function is not implemented")
+        vector, scaled = _count(config, "cluster_dim", config["cluster_dim"]), bool(config["enable_per_channel_scale"])
+        if mode == "unique" and (vector > 1 or scaled):
+            raise refuse("mode 'unique' with cluster_dim or enable_per_channel_scale is not implemented")
         if mode == "unique":
             distinct = len(np.unique(read()))
             nbits = next((n for n in (1, 2, 4, 6, 8) if distinct <= 2**n), None)
@@ -209,7 +230,12 @@ def _job(config: _Config, name: str, shape: List[int], users: Any, read: Any) ->
             axis %= len(shape)
             axes = (axis, next(a for a in (axes[1], axes[0]) if a != axis))
         kind = f"lut{nbits}" + ("-uniform" if mode == "uniform" else "") + ("-tensor" if per_tensor else "")
-        return kind, float(_count(config, "group_size", config["group_size"])), 32.0, axes, False
+        # Vectors lie within a group of a convolution.
+        output = lambda user: shape[axes[0]] // (user[4] if user[0] in ("conv", "conv_transpose") and axes[0] == 0 else 1)
+        if any(output(user) % vector for user in users):
+            return None
+        group = _count(config, "group_size", config["group_size"] or shape[axes[0]])
+        return _anemoe.Job.quantize(function, name, kind, [group, 32], list(axes), False, vector, scaled)
     block = config["block_size"]
     granularity = {"per_tensor": "tensor", "per_channel": "channel", "per_block": "block"}.get(config["granularity"])
     if granularity is None:
@@ -229,23 +255,32 @@ def _job(config: _Config, name: str, shape: List[int], users: Any, read: Any) ->
         block = 32
     elif block == 0:  # the whole axis
         block = shape[axes[1]]
-    return kind, 32.0, float(_count(config, "block_size", block)), axes, config["dtype"].startswith("uint")
+    groups = [32, _count(config, "block_size", block)]
+    return _anemoe.Job.quantize(function, name, kind, groups, list(axes), config["dtype"].startswith("uint"), 1, False)
 
 
-def compress(model: Any, config: Any, output: Any = None, weights_dir: Optional[str] = None) -> Any:
+def compress(model: Any, config: Any, output: Any = None, weights_dir: Optional[str] = None, sample_data: Any = None) -> Any:
     """Compresses the weights of a package, with the configurations of `coremltools.optimize.coreml`.
 
     model: what `anemoe.Model` takes. config: coremltools' OptimizationConfig with OpPalettizerConfig, OpLinearQuantizerConfig,
         OpThresholdPrunerConfig or OpMagnitudePrunerConfig, one of these alone, or a dict of the same fields.
     output: path of the new .mlpackage, which must not exist; a temporary folder without it.
+    sample_data: a list of dicts of inputs. Tables and integers are chosen so that the outputs of linear and conv layers change least for
+        these inputs, instead of their weights.
 
     Returns a coremltools MLModel for one, else a Model. `compression` of either lists what was done: name, kind, bytes before and
     after, and relative error of each weight.
     """
     choice = _Choice(config)
     source = _source(model, weights_dir)
+    runner, samples = None, []
+    if sample_data is not None:
+        runs = model if isinstance(model, Model) else Model(model, weights_dir=weights_dir, precision="fp32")
+        if not isinstance(sample_data, (list, tuple)) or not sample_data or not all(isinstance(d, dict) for d in sample_data):
+            raise TypeError("expected sample_data as a list of dicts of inputs")
+        runner, samples = runs._runner, [runs._arrays(data) for data in sample_data]
     weights = None
-    jobs = []
+    jobs, for_samples = [], []
     for function, name, shape, users in _anemoe.dense_weights(*source):
         chosen = choice.of(name, users)
         if chosen is None:
@@ -256,16 +291,19 @@ def compress(model: Any, config: Any, output: Any = None, weights_dir: Optional[
             weights = weights or _anemoe.Weights(*source)
             return weights.read(f"{function}/{name}" if f"{function}/{name}" in weights.names else name)
 
-        job = _job(chosen, name, shape, users, read)
+        named = name in choice.names or any(user[1] in choice.names for user in users)
+        job = _job(chosen, function, name, shape, users, named, read)
         if job is not None:
-            kind, group, block, axes, unsigned = job
-            jobs.append(_anemoe.Job(function, name, kind, group, block, list(axes), unsigned))
+            jobs.append(job)
+            # Codes of tables on other axes than the operation's know of no inputs.
+            if dict(chosen.fields).get("channel_axis") is None and _axes(len(shape), users) is not None:
+                for_samples.append(name)
     folder = None
     if output is None:
         folder = tempfile.TemporaryDirectory(prefix="anemoe-")
         output = os.path.join(folder.name, "compressed.mlpackage")
     output = os.path.expanduser(os.fspath(output))
-    report = _anemoe.compress(*source, output, jobs)
+    report = _anemoe.compress(*source, output, jobs, runner, samples, for_samples)
     if hasattr(model, "get_spec") and not isinstance(model, Model):
         result = type(model)(output, skip_model_load=True)
         result._anemoe_folder = folder

@@ -377,6 +377,11 @@ class Model:
             raise TypeError(f"expected a state that make_state() returned, got {type(state).__name__}")
         if state is None and self._states:
             raise ValueError("the model has states; expected state=model.make_state()")
+        arrays = self._arrays(data)
+        return runner.run(arrays, None if state is None else state._state)
+
+    def _arrays(self, data: Dict[str, Any]) -> List[np.ndarray]:
+        """Converts the inputs to arrays, in the function's order."""
         names = [f.name for f in self._inputs]
         for name in data:
             if name not in names:
@@ -389,7 +394,7 @@ class Model:
                 arrays.append(_convert(f, np.broadcast_to(np.float64(f.default), f.shape)))
             else:
                 raise KeyError(f"no value for input '{f.name}', {f}")
-        return runner.run(arrays, None if state is None else state._state)
+        return arrays
 
     @staticmethod
     def _output(feature: Feature, value: np.ndarray) -> Any:

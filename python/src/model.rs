@@ -79,7 +79,7 @@ impl Runner {
             let options = Options { precision, ..Options::default() };
             let function = match every_result {
                 false => package.compile(function, options),
-                true => package.compile_traced(function, options),
+                true => package.compile_traced(function, options, &|_| true),
             };
             Ok(Runner {
                 classifier: package.classifier(Some(&described.name)).map_err(exception)?,
@@ -95,7 +95,7 @@ impl Runner {
 
     /// Returns the name of the function.
     #[getter]
-    fn name(&self) -> &str {
+    pub fn name(&self) -> &str {
         &self.name
     }
 
@@ -247,7 +247,7 @@ fn tuple(shape: &[usize]) -> String {
 }
 
 /// Copies an array, so that nobody changes it while the function runs without Python's lock.
-fn tensor(array: &Bound<'_, PyUntypedArray>) -> PyResult<Tensor> {
+pub fn tensor(array: &Bound<'_, PyUntypedArray>) -> PyResult<Tensor> {
     fn elements<T: Element>(array: &Bound<'_, PyUntypedArray>) -> Option<PyResult<Vec<T>>> {
         let array: PyReadonlyArrayDyn<'_, T> = array.extract().ok()?;
         Some(array.to_vec().map_err(|_| PyTypeError::new_err("expected an array in C order")))

@@ -1,16 +1,21 @@
 //! Functions over packages and tensors.
 
 use crate::exception;
-use crate::model::open;
+use crate::model::{Runner, open, tensor};
 use anemoe_convert::one_tensor::{TensorJob, WeightOp};
-use anemoe_convert::package_weights::{WeightJob, compress as compress_package, dense_weights as dense};
+use anemoe_convert::package_weights::{
+    CodeForm, Pruning, WeightJob, compress as compress_package, dense_weights as dense,
+};
 use anemoe_convert::quant::{Groups, Quant};
+use anemoe_gates::package_inputs::PackageInputs;
 use anemoe_gates::residency::{self, CheckOptions};
 use anemoe_mlpackage::mil::text;
 use anemoe_mlpackage::mil::verify as rules;
 use anemoe_runtime::cpu::CpuPackage;
 use half::f16;
-use numpy::{PyArray1, PyArrayMethods, PyReadonlyArray1, PyReadonlyArrayDyn, PyUntypedArrayMethods};
+use numpy::{
+    PyArray1, PyArrayMethods, PyReadonlyArray1, PyReadonlyArrayDyn, PyUntypedArray, PyUntypedArrayMethods,
+};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -153,8 +158,8 @@ fn quantize<'py>(
     let groups = Groups { rows: group_size, block: block_size };
     let (c, decoded) = py.detach(|| {
         let importance = importance.as_deref();
-        let job =
-            TensorJob { name: "array", shape: &shape, values: &values, op, kind, groups, exact, importance };
+        let (name, shape, values, moments) = ("array", shape.as_slice(), values.as_slice(), None);
+        let job = TensorJob { name, shape, values, op, kind, groups, exact, importance, moments };
         let c = job.run().map_err(exception)?;
         let decoded = c.decode().map_err(exception)?;
         Ok::<_, PyErr>((c, decoded))
@@ -193,78 +198,106 @@ fn quantize<'py>(
     Ok(parts)
 }
 
-/// A dense weight: function, name, shape, and type, name, parameter and transposition of each user.
-type WeightParts = (String, String, Vec<u64>, Vec<(String, String, String, bool)>);
+/// A dense weight: function, name, shape, and type, name, parameter, transposition and groups of each user.
+type WeightParts = (String, String, Vec<u64>, Vec<(String, String, String, bool, usize)>);
 
 /// Lists the weights of a package that can be compressed.
 #[pyfunction]
 #[pyo3(signature = (path, spec = None))]
 fn dense_weights(path: PathBuf, spec: Option<&[u8]>) -> PyResult<Vec<WeightParts>> {
     let weights = dense(&open(path, spec)?).into_iter().map(|w| {
-        let users = w.users.into_iter().map(|u| (u.op_type, u.name, u.param, u.transposes)).collect();
+        let users =
+            w.users.into_iter().map(|u| (u.op_type, u.name, u.param, u.transposes, u.groups)).collect();
         (w.function, w.name, w.shape, users)
     });
     Ok(weights.collect())
 }
 
-/// Compression of a weight: function, name, kind, group, block, axes, unsigned. For the kind `sparse`, `threshold` and `least`
-/// stand in place of group and block.
+/// Compression of a weight.
 #[pyclass(frozen, from_py_object, module = "anemoe._anemoe")]
 #[derive(Clone)]
 struct Job {
     function: String,
     name: String,
-    kind: String,
-    group: f64,
-    block: f64,
-    axes: [usize; 2],
-    unsigned: bool,
+    job: WeightJob,
 }
 
 #[pymethods]
 impl Job {
-    #[new]
-    fn new(
+    /// Tables or integers; with `vector` or `scaled` tables of vectors, or of weights divided by a scale per channel.
+    #[staticmethod]
+    #[allow(clippy::too_many_arguments)]
+    fn quantize(
         function: String,
         name: String,
-        kind: String,
-        group: f64,
-        block: f64,
+        kind: &str,
+        groups: [usize; 2],
         axes: [usize; 2],
         unsigned: bool,
-    ) -> Job {
-        Job { function, name, kind, group, block, axes, unsigned }
+        vector: usize,
+        scaled: bool,
+    ) -> PyResult<Job> {
+        let kind = kind.parse().map_err(PyValueError::new_err::<String>)?;
+        let form = match (unsigned, vector > 1 || scaled) {
+            (true, _) => CodeForm::Unsigned,
+            (false, true) => CodeForm::Tables { vector, scaled },
+            (false, false) => CodeForm::Plain,
+        };
+        let groups = Groups { rows: groups[0], block: groups[1] };
+        Ok(Job { function, name, job: WeightJob::Quantize { kind, groups, axes, form } })
+    }
+
+    /// Zeros up to a magnitude.
+    #[staticmethod]
+    fn threshold(function: String, name: String, threshold: f32, least: f64) -> Job {
+        Job { function, name, job: WeightJob::Sparse(Pruning::Threshold { threshold, least }) }
+    }
+
+    /// A share of zeros; with a size, in blocks of neighbours on an axis.
+    #[staticmethod]
+    fn share(function: String, name: String, share: f64, size: usize, axis: usize) -> Job {
+        let pruning = if size > 1 { Pruning::Blocks { share, size, axis } } else { Pruning::Share(share) };
+        Job { function, name, job: WeightJob::Sparse(pruning) }
+    }
+
+    /// `n` zeros of `m` neighbours on an axis.
+    #[staticmethod]
+    fn neighbours(function: String, name: String, n: usize, m: usize, axis: usize) -> Job {
+        Job { function, name, job: WeightJob::Sparse(Pruning::Neighbours { n, m, axis }) }
     }
 }
 
 /// Name, kind, bytes before and after, and relative error of a weight.
 type ReportParts = (String, String, u64, u64, f64);
 
-/// Writes a package with compressed weights.
+/// Writes a package with compressed weights. Samples are inputs of `runner`'s function in its order; for them the codes of the weights
+/// `for_samples` are chosen.
 #[pyfunction]
+#[allow(clippy::too_many_arguments)]
 fn compress(
     py: Python<'_>,
     path: PathBuf,
     spec: Option<Vec<u8>>,
     target: PathBuf,
     jobs: Vec<Job>,
+    runner: Option<&Runner>,
+    samples: Vec<Vec<Bound<'_, PyUntypedArray>>>,
+    for_samples: Vec<String>,
 ) -> PyResult<Vec<ReportParts>> {
-    let jobs = jobs.into_iter().map(|job| {
-        let made = match job.kind.as_str() {
-            "sparse" => WeightJob::Sparse { threshold: job.group as f32, least: job.block },
-            kind => WeightJob::Quantize {
-                kind: kind.parse().map_err(PyValueError::new_err::<String>)?,
-                groups: Groups { rows: job.group as usize, block: job.block as usize },
-                axes: job.axes,
-                unsigned: job.unsigned,
-            },
-        };
-        Ok(((job.function, job.name), made))
-    });
-    let jobs = jobs.collect::<PyResult<_>>()?;
+    let jobs = jobs.into_iter().map(|job| ((job.function, job.name), job.job)).collect();
+    let samples =
+        samples.iter().map(|s| s.iter().map(tensor).collect()).collect::<PyResult<Vec<Vec<_>>>>()?;
+    let function = runner.map(|r| r.name().to_string());
     let reports = py.detach(|| {
-        let package = open(path, spec.as_deref())?;
-        compress_package(&package, &jobs, &target).map_err(exception)
+        let package = CpuPackage::of(open(path, spec.as_deref())?);
+        let weights = for_samples.into_iter().collect();
+        let inputs = function.map(|name| PackageInputs::new(package.clone(), &name, &weights, samples));
+        let mut inputs = inputs.transpose().map_err(exception)?;
+        let mut moments = |function: &str, weight: &str| match &mut inputs {
+            Some(inputs) => inputs.moments(function, weight),
+            None => Ok(None),
+        };
+        compress_package(package.package(), &jobs, &mut moments, &target).map_err(exception)
     })?;
     Ok(reports.into_iter().map(|r| (r.name, r.kind, r.before, r.after, r.relative_mse)).collect())
 }

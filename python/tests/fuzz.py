@@ -96,7 +96,18 @@ def damage_spec(package, rng):
     path.write_bytes(spec.SerializeToString())
 
 
-def use(package):
+# Forms of compression, one of which is tried.
+CONFIGS = [
+    {"dtype": "int8"},
+    {"nbits": 3, "granularity": "per_grouped_channel", "group_size": 4},
+    {"nbits": 2, "cluster_dim": 2},
+    {"nbits": 4, "enable_per_channel_scale": True},
+    {"target_sparsity": 0.6, "block_size": 2},
+    {"n_m_ratio": (1, 2)},
+]
+
+
+def use(package, rng):
     import anemoe
     from anemoe.tools import random_inputs
 
@@ -111,7 +122,12 @@ def use(package):
 
     def compress():
         with tempfile.TemporaryDirectory() as folder:
-            anemoe.compress(package, {"dtype": "int8", "weight_threshold": 16}, output=os.path.join(folder, "c.mlpackage"))
+            config, samples = {**rng.choice(CONFIGS), "weight_threshold": 16}, None
+            if rng.random() < 0.5 and sum(path.stat().st_size for path in package.rglob("*")) < 2**22:
+                model = anemoe.Model(package)
+                if all(f.shape and _elements(f.shape) <= 2**22 for f in model.inputs):
+                    samples = [random_inputs(model)]
+            anemoe.compress(package, config, output=os.path.join(folder, "c.mlpackage"), sample_data=samples)
 
     for call in (run, lambda: anemoe.verify(package), lambda: anemoe.check(package), compress):
         try:
@@ -138,7 +154,7 @@ def child(packages, first, last, seed):
                 path.chmod(0o755 if path.is_dir() else 0o644)
             damage = rng.choice([damage_bytes, damage_spec, damage_spec])
             damage(package, rng)
-            use(package)
+            use(package, rng)
         used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
         if used > 2 << 30:
             raise MemoryError(f"{used} bytes")

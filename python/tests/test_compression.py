@@ -5,7 +5,7 @@ import coremltools as ct
 import coremltools.optimize.coreml as cto
 import numpy as np
 import pytest
-from conftest import WIDTH, convert, linear_program
+from conftest import OUT, WIDTH, convert, linear_program, mb, weight
 
 Config, Palettizer, Quantizer, Pruner = (
     cto.OptimizationConfig,
@@ -75,22 +75,101 @@ def test_kmeans_is_as_good_as_coremltools(conv_model):
 def test_pruning_is_coremltools(conv_model):
     for config in (Pruner(threshold=0.1), cto.OpMagnitudePrunerConfig(target_sparsity=0.75)):
         for name, _, ours, theirs in pairs(conv_model, Config(global_config=config), cto.prune_weights):
-            np.testing.assert_array_equal(ours, theirs, err_msg=name)
+            # numpy rounds a percentile of fp16 values to fp16, in some versions up to the next one.
+            assert np.mean(ours != theirs) < 0.001, name
+
+
+def test_vectors_are_as_good_as_coremltools(conv_model):
+    pytest.importorskip("sklearn")
+    for length, granularity in ((2, "per_tensor"), (4, "per_grouped_channel")):
+        config = Palettizer(mode="kmeans", nbits=4, granularity=granularity, group_size=16, cluster_dim=length)
+        for name, was, ours, theirs in pairs(conv_model, Config(global_config=config), cto.palettize_weights):
+            assert 0 < error(was, ours) <= error(was, theirs), name
+
+
+def test_channels_are_scaled(conv_model):
+    """Channels of unequal size are nearer to their weights with a scale each."""
+    rows = 2.0 ** (np.arange(OUT) % 7)
+
+    @mb.program(input_specs=[mb.TensorSpec(shape=(1, WIDTH))], opset_version=ct.target.iOS18)
+    def program(x):
+        return mb.linear(x=x, weight=(weight(OUT, WIDTH) * rows[:, None]).astype(np.float32), name="y")
+
+    model = convert(program)
+    plain, scaled = (anemoe.compress(model, Palettizer(nbits=4, enable_per_channel_scale=s)) for s in (False, True))
+    assert scaled.compression[0]["relative_mse"] < 0.6 * plain.compression[0]["relative_mse"]
+    ((_, was),), ((_, now),) = weights(model).items(), [i for i in weights(scaled).items() if "unscaled" not in i[0]]
+    assert error(was, now) / error(was, 0) == pytest.approx(scaled.compression[0]["relative_mse"], rel=0.01)
+    assert [f for f in anemoe.verify(scaled) if f.severity == "error"] == []
+
+
+def test_structured_pruning_is_coremltools(conv_model):
+    configs = [
+        cto.OpMagnitudePrunerConfig(target_sparsity=0.6, block_size=4),
+        cto.OpMagnitudePrunerConfig(target_sparsity=0.3, block_size=3, dim=1),
+        cto.OpMagnitudePrunerConfig(n_m_ratio=(3, 4)),
+        cto.OpMagnitudePrunerConfig(n_m_ratio=(1, 5), dim=0),
+    ]
+    for config in configs:
+        # The matmul's weight stays: only linear and conv have structure.
+        for name, _, ours, theirs in pairs(conv_model, Config(global_config=config), cto.prune_weights):
+            zeros = np.mean(theirs == 0)
+            assert np.mean(ours == 0) == pytest.approx(zeros, abs=0.001)
+            assert np.mean(ours != theirs) < 0.002, (config, name)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [{"nbits": 3}, {"dtype": "int4"}, {"nbits": 3, "enable_per_channel_scale": True}, {"nbits": 6, "cluster_dim": 2}],
+)
+def test_samples_lower_the_change_of_outputs(config):
+    """Inputs of a layer that are alike, as those of real networks are: weights matter by what they multiply."""
+    rng = np.random.default_rng(5)
+    mix = rng.standard_normal((8, 16)) * 2.0 ** -np.arange(8)[:, None]
+
+    def samples(n):
+        x = np.einsum("nchw,cd->ndhw", rng.standard_normal((n, 8, 12, 12)), mix)
+        return [{"x": (each[None] + 0.01).astype(np.float32)} for each in x]
+
+    @mb.program(input_specs=[mb.TensorSpec(shape=(1, 16, 12, 12))], opset_version=ct.target.iOS18)
+    def program(x):
+        x = mb.conv(x=x, weight=weight(48, 16, 3, 3), pad_type="same", name="conv")
+        return mb.linear(x=mb.reduce_mean(x=x, axes=[2, 3]), weight=weight(80, 48, seed=3), name="y")
+
+    model = convert(program)
+    given, other = samples(6), samples(6)
+    expected = [anemoe.Model(model, precision="fp32").predict(d)["y"] for d in other]
+
+    def change(**options):
+        compressed = anemoe.Model(anemoe.compress(model, config, **options), precision="fp32")
+        return sum(np.sum((compressed.predict(d)["y"] - e) ** 2) for d, e in zip(other, expected))
+
+    # Vectors know of each input's size alone, not of their likeness.
+    assert change(sample_data=given) < (0.95 if "cluster_dim" in config else 0.7) * change()
+    with pytest.raises(TypeError, match="list of dicts"):
+        anemoe.compress(model, config, sample_data=given[0])
+    with pytest.raises(KeyError, match="not an input"):
+        anemoe.compress(model, config, sample_data=[{"z": given[0]["x"]}])
 
 
 def test_what_is_written_is_what_coremltools_decompresses(conv_model, tmp_path):
     """coremltools opens the packages and finds the values in them that our reader finds."""
     for config in (
         Palettizer(mode="kmeans", nbits=4, granularity="per_grouped_channel", group_size=16),
+        Palettizer(mode="kmeans", nbits=6, granularity="per_grouped_channel", group_size=16, cluster_dim=4),
+        Palettizer(mode="kmeans", nbits=4, cluster_dim=2),
+        Palettizer(mode="kmeans", nbits=4, enable_per_channel_scale=True),
         Quantizer(mode="linear", dtype="uint4", granularity="per_block", block_size=16),
         Quantizer(dtype="int4"),
+        cto.OpMagnitudePrunerConfig(n_m_ratio=(3, 4)),
         Pruner(threshold=0.1),
     ):
         ours = anemoe.compress(conv_model, Config(global_config=config))
         assert isinstance(ours, ct.models.MLModel)
         dense = weights(cto.decompress_weights(ours))
         for name, values in weights(ours).items():
-            np.testing.assert_allclose(values, dense[name], rtol=2e-3, atol=2e-4, err_msg=f"{config} {name}")
+            if not name.endswith("_unscaled"):
+                np.testing.assert_allclose(values, dense[name], rtol=2e-3, atol=2e-4, err_msg=f"{config} {name}")
 
 
 def test_results_follow_and_verify(linear, tmp_path):
@@ -132,8 +211,13 @@ def test_older_systems_get_their_own_forms():
         dense = weights(cto.decompress_weights(ours))
         for name, values in weights(ours).items():
             np.testing.assert_allclose(values, dense[name], rtol=2e-3, atol=2e-4)
-    with pytest.raises(ValueError, match="iOS16 or iOS17"):
-        anemoe.compress(old, Palettizer(nbits=4, granularity="per_grouped_channel"))
+    for config in (
+        Palettizer(nbits=4, granularity="per_grouped_channel"),
+        Palettizer(nbits=4, cluster_dim=2),
+        Palettizer(nbits=4, enable_per_channel_scale=True),
+    ):
+        with pytest.raises(ValueError, match="iOS16 or iOS17"):
+            anemoe.compress(old, config)
     oldest = convert(linear_program(ct.target.iOS15), minimum_deployment_target=ct.target.iOS15)
     with pytest.raises(ValueError, match="minimum_deployment_target=iOS16"):
         anemoe.compress(oldest, Palettizer(nbits=4))
@@ -165,15 +249,19 @@ def test_functions_share_compressed_weights(functions, linear, folder):
     [
         (3, TypeError, "expected coremltools' OptimizationConfig or a dict"),
         ({"nbits": 5}, ValueError, "expected nbits"),
-        ({"nbits": 4, "granularity": "per_grouped_channel", "group_size": 0}, ValueError, "expected group_size from 1"),
+        ({"nbits": 4, "granularity": "per_grouped_channel", "group_size": -1}, ValueError, "expected group_size from 1"),
         ({"nbits": 4, "granularity": "per_grouped_channel", "channel_axis": 2}, ValueError, "expected channel_axis"),
         ({"dtype": "int8", "granularity": "per_block", "block_size": -1}, ValueError, "expected block_size from 1"),
         ({"threshold": float("nan")}, ValueError, "expected threshold from 0"),
         ({"nbits": 4, "group": 3}, ValueError, "has no 'group'"),
         ({"mode": "linear", "dtype": "int3"}, ValueError, "expected dtype"),
         ({"global_configs": {}}, ValueError, "has no 'global_configs'"),
-        ({"nbits": 4, "cluster_dim": 2}, NotImplementedError, "cluster_dim"),
-        ({"n_m_ratio": (1, 2)}, NotImplementedError, "n_m_ratio"),
+        ({"nbits": 4, "cluster_dim": 0}, ValueError, "expected cluster_dim from 1"),
+        ({"nbits": 4, "lut_function": len}, NotImplementedError, "lut_function"),
+        ({"mode": "uniform", "nbits": 4, "cluster_dim": 2}, ValueError, "uniform tables have no vectors"),
+        ({"n_m_ratio": (3, 2)}, ValueError, "n <= m"),
+        ({"n_m_ratio": (1, 2), "target_sparsity": 0.5}, ValueError, "expected target_sparsity"),
+        ({"n_m_ratio": (1, 2), "dim": 2}, ValueError, "expected dim"),
     ],
 )
 def test_wrong_configurations_are_python_exceptions(linear, config, error, words):

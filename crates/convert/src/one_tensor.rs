@@ -2,7 +2,7 @@
 
 use crate::lower::{add_constant, element_type, join_operands};
 use crate::quant::{Granularity, Groups, MatrixQuant, Quant};
-use crate::quantize::{Encoder, OutsideFp16, TablesAndScales};
+use crate::quantize::{Encoder, OutsideFp16, SecondMoments, TablesAndScales};
 use crate::{Error, Result};
 use anemoe_mlpackage::mil::builder::{ConvParams, FunctionBuilder, Var, model};
 use anemoe_mlpackage::mil::verify::verify;
@@ -33,7 +33,7 @@ pub enum SystemTarget {
 }
 
 /// Compression job of one tensor.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct TensorJob<'a> {
     /// Name for messages.
     pub name: &'a str,
@@ -51,6 +51,8 @@ pub struct TensorJob<'a> {
     pub exact: bool,
     /// Second moment of every input channel.
     pub importance: Option<&'a [f32]>,
+    /// Second moments of the inputs, kernels included; codes are chosen for them then, by error feedback.
+    pub moments: Option<&'a SecondMoments>,
 }
 
 /// A compressed tensor.
@@ -139,17 +141,30 @@ impl TensorJob<'_> {
         let started = Instant::now();
         let encoder =
             Encoder { rows, cols, quant, exact: self.exact, importance: importance.as_deref(), scale: None };
-        let mut packed = Vec::with_capacity((rows * cols * usize::from(quant.kind.bits())).div_ceil(8));
-        let read = |first: usize, out: &mut [f32]| {
-            out.copy_from_slice(&values[first * cols..][..out.len()]);
-            Ok(())
+        let outside = |e: OutsideFp16| Error::usage(format!("tensor `{}`: {e}", self.name));
+        let (packed, side) = match self.moments {
+            Some(moments) if moments.inputs() != cols => {
+                return usage(format!("moments of {} inputs for {cols}", moments.inputs()));
+            }
+            Some(moments) => {
+                let matrix = encoder.run_with_feedback(values, moments).map_err(outside)?;
+                (matrix.packed, matrix.side)
+            }
+            None => {
+                let mut packed =
+                    Vec::with_capacity((rows * cols * usize::from(quant.kind.bits())).div_ceil(8));
+                let read = |first: usize, out: &mut [f32]| {
+                    out.copy_from_slice(&values[first * cols..][..out.len()]);
+                    Ok(())
+                };
+                let write = &mut |bytes: &[u8]| {
+                    packed.extend_from_slice(bytes);
+                    Ok::<(), OutsideFp16>(())
+                };
+                let side = encoder.run(&read, write).map_err(outside)?;
+                (packed, side)
+            }
         };
-        let side = encoder
-            .run(&read, &mut |bytes| {
-                packed.extend_from_slice(bytes);
-                Ok::<(), OutsideFp16>(())
-            })
-            .map_err(|e| Error::usage(format!("tensor `{}`: {e}", self.name)))?;
         let elapsed = started.elapsed();
         Ok(CompressedTensor {
             rows,

@@ -1,7 +1,7 @@
 //! Runs a package once for each line of standard input and prints the milliseconds of each run; at the end writes the
 //! outputs: `cargo run --release -p anemoe-runtime --example time_package -- MODEL.mlpackage IN.npz OUT.npz [fp32|fp16] [ops]`.
 //!
-//! With `ops` it prints the time of each operation too. `benches/coremltools_models.py` runs it in turn with torch.
+//! With `ops` it prints the time of each operation too. `benches/coremltools_models.py` makes packages.
 
 use anemoe_npz::{read_npz, write_npz};
 use anemoe_runtime::cpu::{CpuPackage, CpuStates, Options, Precision};

@@ -86,6 +86,7 @@ impl Command for Args {
             groups,
             exact: self.exact,
             importance: importance.as_deref(),
+            moments: None,
         };
         let done = job.run()?;
         let started = Instant::now();

@@ -121,6 +121,11 @@ impl SecondMoments {
         SecondMoments { cols: n, order, h, cross, factor, shares, panels }
     }
 
+    /// Returns the number of inputs.
+    pub fn inputs(&self) -> usize {
+        self.cols
+    }
+
     /// Returns the mean square of each input, damped.
     pub fn squares(&self) -> Vec<f32> {
         let mut out = vec![0f32; self.cols];

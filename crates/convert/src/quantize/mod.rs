@@ -12,6 +12,7 @@ mod palettize;
 pub mod q4_0;
 #[cfg(test)]
 mod testing;
+mod vectors;
 
 pub use dense::product;
 pub use encoder::{Encoder, OutsideFp16, ReadRows, TablesAndScales};
@@ -20,3 +21,4 @@ pub use histogram::Histogram;
 pub use kmeans::{kmeans, kmeans_exact};
 pub use metrics::Metrics;
 pub use palettize::{Palettizer, TableMode};
+pub use vectors::{VectorTable, fit_vectors};

@@ -72,18 +72,23 @@ impl CpuPackage {
         }
     }
 
-    /// Compiles a function like [`CpuPackage::compile`]; its outputs are the tensors that its operations make, in order, but for
-    /// constants and what nested blocks keep to themselves.
+    /// Compiles a function like [`CpuPackage::compile`]; its outputs are those tensors that its operations make, in order, whose names
+    /// `keep` takes: not constants, nor what nested blocks keep to themselves.
     ///
     /// # Errors
     /// Fails like [`CpuPackage::compile`].
-    pub fn compile_traced(&self, function: Option<&str>, options: Options) -> Result<CompiledFunction> {
+    pub fn compile_traced(
+        &self,
+        function: Option<&str>,
+        options: Options,
+        keep: &dyn Fn(&str) -> bool,
+    ) -> Result<CompiledFunction> {
         let (body, described) = self.function(function)?;
         let (mut body, mut described) = (body.clone(), described.clone());
         body.block.operations.retain(|op| op.op_type != "classify");
         let made = body.block.operations.iter().filter(|op| !op.op_type.starts_with("const"));
         let tensors = made.flat_map(|op| &op.outputs).filter_map(|output| match &output.ty {
-            ValueType::Tensor(ty) if ty.dtype != DataType::String => {
+            ValueType::Tensor(ty) if ty.dtype != DataType::String && keep(&output.name) => {
                 Some(Feature::array(&output.name, ty.dtype, FeatureShape::Dynamic))
             }
             _ => None,

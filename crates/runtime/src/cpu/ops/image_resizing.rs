@@ -457,11 +457,17 @@ pub(super) fn affine(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
         usize::try_from(size).map_err(|_| OpError::Invalid(format!("negative `{name}`")))
     };
     let (oh, ow) = (size("output_height")?, size("output_width")?);
-    if c.str("coordinates_mode", "")? != "normalized_minus_one_to_one" || !c.bool("align_corners", true)? {
-        return unsupported("affine with other than aligned coordinates from -1 to 1");
+    if c.str("coordinates_mode", "")? != "normalized_minus_one_to_one" {
+        return unsupported("affine with other than coordinates from -1 to 1");
     }
     let (place, (nearest, edge)) = (placement(c)?, sampling(c)?);
-    let unit = |i: usize, n: usize| if n > 1 { 2.0 * i as f64 / (n - 1) as f64 - 1.0 } else { 0.0 };
+    let is_aligned = c.bool("align_corners", true)?;
+    let unit = |i: usize, n: usize| match is_aligned {
+        true if n > 1 => 2.0 * i as f64 / (n - 1) as f64 - 1.0,
+        true => 0.0,
+        // The centre of a pixel, where the ends are the edges of the first and the last one.
+        false => (2 * i + 1) as f64 / n as f64 - 1.0,
+    };
     let at = |image: usize, k: usize| {
         let m = &m[if matrices == 1 { 0 } else { 6 * image }..][..6];
         let (x, y) = (unit(k % ow, ow), unit(k / ow, oh));
@@ -600,6 +606,20 @@ mod tests {
         ];
         let expected = [10.7525, 5.94, 2.5025, 0.44, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0];
         close(&run(affine, "affine", &inputs).unwrap(), &expected);
+    }
+
+    /// Checks a turned image against torch's affine_grid and grid_sample with align_corners=False.
+    #[test]
+    fn affine_reads_from_edge_to_edge_where_corners_are_not_aligned() {
+        let inputs = [
+            ("x", Tensor::f32(&[1, 1, 2, 3], vec![1.0, 2.0, 4.0, 8.0, 16.0, 32.0])),
+            ("transform_matrix", Tensor::f32(&[1, 6], vec![0.5, 0.25, 0.0, -0.25, 1.0, 0.125])),
+            ("output_height", Tensor::i32(&[], vec![2])),
+            ("output_width", Tensor::i32(&[], vec![2])),
+            ("coordinates_mode", text("normalized_minus_one_to_one")),
+            ("align_corners", Tensor { shape: vec![], data: Data::Bool(vec![false]) }),
+        ];
+        close(&run(affine, "affine", &inputs).unwrap(), &[3.953_125, 2.375, 10.875, 25.0]);
     }
 
     #[test]

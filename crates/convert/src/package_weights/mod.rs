@@ -2,21 +2,31 @@
 //!
 //! ```text
 //! const weight --> constexpr_lut_to_dense | constexpr_blockwise_shift_scale | constexpr_affine_dequantize | constexpr_sparse_to_dense
+//!                  constexpr_lut_to_dense --> constexpr_blockwise_shift_scale, with scales per channel
 //! ```
 //! Everything else is copied. Names, types and operations that use the weights stay.
 
+mod axed_weight;
+mod pruning;
+
+pub use pruning::Pruning;
+
 use crate::lower::element_type;
-use crate::one_tensor::{CompressedTensor, TensorJob, WeightOp};
+use crate::one_tensor::{TensorJob, WeightOp};
 use crate::quant::{Granularity, Groups, Quant};
+use crate::quantize::{Metrics, SecondMoments, fit_vectors};
 use crate::{Error, Result};
+use anemoe_bundle::IndexBits;
 use anemoe_mlpackage::blob::{BlobWriter, pack_sub_byte};
 use anemoe_mlpackage::mil::verify::{Severity, verify};
 use anemoe_mlpackage::mil::{
-    Argument, Binding, Block, DataType, Immediate, Operation, Opset, TensorData, Value, ValueData,
+    Argument, Binding, Block, DataType, Immediate, NamedType, Operation, Opset, TensorData, Value, ValueData,
 };
 use anemoe_mlpackage::package::{Package, PackageWriter};
+use axed_weight::AxedWeight;
 use half::f16;
-use std::collections::BTreeMap;
+use rayon::prelude::*;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 /// Fewest elements that go to the weight file, as in coremltools.
@@ -46,6 +56,8 @@ pub struct WeightUser {
     pub param: String,
     /// True if the operation transposes it: `transpose_x` or `transpose_y` of a matmul.
     pub transposes: bool,
+    /// Groups of a convolution; 1 for others.
+    pub groups: usize,
 }
 
 /// Compression of one weight.
@@ -59,17 +71,31 @@ pub enum WeightJob {
         groups: Groups,
         /// Axes of output and input channels.
         axes: [usize; 2],
-        /// True to store integers of linear kinds without sign.
-        unsigned: bool,
+        /// Form of the codes.
+        form: CodeForm,
     },
     /// Zeros are left out.
-    Sparse {
-        /// Largest magnitude that becomes zero.
-        threshold: f32,
-        /// Least share of zeros; a weight with fewer stays.
-        least: f64,
+    Sparse(Pruning),
+}
+
+/// Form of codes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CodeForm {
+    /// Integers with sign, or indices of a table of numbers.
+    Plain,
+    /// Integers without sign.
+    Unsigned,
+    /// Indices of tables. Weights are divided by the largest magnitude of their output channel before where they are scaled.
+    Tables {
+        /// Output channels that an entry is for.
+        vector: usize,
+        /// True for scales per output channel.
+        scaled: bool,
     },
 }
+
+/// Finds the second moments of the inputs of a weight, by function and constant; `None` where they are not known.
+pub type FindMoments<'a> = dyn FnMut(&str, &str) -> Result<Option<SecondMoments>> + 'a;
 
 /// Result of one weight.
 #[derive(Clone, Debug, PartialEq)]
@@ -78,7 +104,8 @@ pub struct WeightReport {
     pub function: String,
     /// Name of the constant.
     pub name: String,
-    /// Kind; `fp16` for a weight whose tables would cost more than they save, `dense` for one with too few zeros: both stay.
+    /// Kind; `fp16` for a weight whose tables would cost more than they save, `dense` for one to which the rule does not apply: both
+    /// stay.
     pub kind: String,
     /// Bytes before.
     pub before: u64,
@@ -101,6 +128,16 @@ pub fn dense_weights(package: &Package) -> Vec<DenseWeight> {
             Some([Binding::Name(name)]) => constant(name).and_then(|op| op.attributes.get("val")?.as_bool()),
             _ => None,
         };
+        let groups = |op: &Operation| {
+            let found = match op.inputs.get("groups").map(|a| a.0.as_slice()) {
+                Some([Binding::Value(value)]) => value.as_ints(),
+                Some([Binding::Name(name)]) => {
+                    constant(name).and_then(|op| op.attributes.get("val")?.as_ints())
+                }
+                _ => None,
+            };
+            found.and_then(|g| usize::try_from(*g.first()?).ok()).unwrap_or(1)
+        };
         for op in &ops {
             for (param, Argument(bindings)) in &op.inputs {
                 for binding in bindings {
@@ -108,7 +145,9 @@ pub fn dense_weights(package: &Package) -> Vec<DenseWeight> {
                     let transposes =
                         op.op_type == "matmul" && is_true(op, &format!("transpose_{param}")) == Some(true);
                     let (op_type, name, param) = (op.op_type.clone(), op.name().into(), param.clone());
-                    users.entry(used).or_default().push(WeightUser { op_type, name, param, transposes });
+                    let groups = groups(op);
+                    let user = WeightUser { op_type, name, param, transposes, groups };
+                    users.entry(used).or_default().push(user);
                 }
             }
         }
@@ -153,13 +192,15 @@ pub fn floats(package: &Package, value: &Value) -> Result<Vec<f32>> {
     }
 }
 
-/// Writes a package with compressed weights to `target`, which must not exist. `jobs` are by function and constant.
+/// Writes a package with compressed weights to `target`, which must not exist. `jobs` are by function and constant. Codes are chosen by
+/// error feedback where `moments` finds the moments of a weight's inputs.
 ///
 /// # Errors
 /// A job does not fit its weight or the package's system, a weight holds a value that fp16 cannot, or writing fails.
 pub fn compress(
     package: &Package,
     jobs: &BTreeMap<(String, String), WeightJob>,
+    moments: &mut FindMoments<'_>,
     target: &Path,
 ) -> Result<Vec<WeightReport>> {
     let mut model = package.model().clone();
@@ -167,16 +208,21 @@ pub fn compress(
     let mut rewriter = Rewriter {
         package,
         jobs,
+        moments,
         blobs: writer.weights(),
         copied: BTreeMap::new(),
         compressed: Vec::new(),
         function: String::new(),
+        names: BTreeSet::new(),
         opset: Opset::CoreML5,
         reports: Vec::new(),
     };
     for (name, function) in &mut model.program.functions {
         rewriter.function.clone_from(name);
         rewriter.opset = function.opset;
+        let mut ops = Vec::new();
+        operations(&function.block, &mut ops);
+        rewriter.names = ops.iter().flat_map(|op| &op.outputs).map(|o| o.name.clone()).collect();
         rewriter.block(&mut function.block)?;
     }
     for value in model.program.attributes.values_mut() {
@@ -193,33 +239,61 @@ pub fn compress(
     Ok(reports)
 }
 
-/// An operation with its report; none for a weight that stays.
-type Rewritten = (Option<Operation>, WeightReport);
+/// What stands for a weight.
+#[derive(Clone)]
+enum Replacement {
+    /// The weight stays.
+    None,
+    /// An operation, without results.
+    One(Operation),
+    /// An operation, and one that scales its result, without `data` and results.
+    Scaled(Operation, Operation),
+}
 
-struct Rewriter<'a> {
+/// A replacement with its report.
+type Rewritten = (Replacement, WeightReport);
+
+struct Rewriter<'a, 'm> {
     package: &'a Package,
     jobs: &'a BTreeMap<(String, String), WeightJob>,
+    moments: &'a mut FindMoments<'m>,
     blobs: &'a mut BlobWriter,
     /// New offsets of copied blobs, by file and offset.
     copied: BTreeMap<(String, u64), u64>,
     /// Compressed weights, which functions share.
     compressed: Vec<(Value, WeightJob, Opset, Rewritten)>,
     function: String,
+    /// Names of the function's values.
+    names: BTreeSet<String>,
     opset: Opset,
     reports: Vec<WeightReport>,
 }
 
-impl Rewriter<'_> {
+impl Rewriter<'_, '_> {
     fn block(&mut self, block: &mut Block) -> Result<()> {
-        for op in &mut block.operations {
+        let operations = std::mem::take(&mut block.operations);
+        block.operations.reserve(operations.len());
+        for mut op in operations {
             let key = op.outputs.first().map(|o| (self.function.clone(), o.name.clone()));
-            if let (Some(value), Some(job)) = (dense_value(op), key.and_then(|key| self.jobs.get(&key))) {
-                let (new, report) = self.compressed(&value.clone(), *job, op)?;
+            if let (Some(value), Some(job)) = (dense_value(&op), key.and_then(|key| self.jobs.get(&key))) {
+                let (new, report) = self.compressed(&value.clone(), *job, &op)?;
                 self.reports.push(report);
-                if let Some(new) = new {
-                    let (outputs, name) = (std::mem::take(&mut op.outputs), op.attributes.remove("name"));
-                    *op = Operation { outputs, ..new };
-                    op.attributes.extend(name.map(|name| ("name".to_string(), name)));
+                let last = match new {
+                    Replacement::None => None,
+                    Replacement::One(last) => Some(last),
+                    Replacement::Scaled(mut first, mut last) => {
+                        let name = self.free_name(&format!("{}_unscaled", op.outputs[0].name));
+                        first.outputs = vec![NamedType { name: name.clone(), ..op.outputs[0].clone() }];
+                        first.attributes.insert("name".into(), Value::string(&name));
+                        last.inputs.insert("data".into(), Argument(vec![Binding::Name(name)]));
+                        block.operations.push(first);
+                        Some(last)
+                    }
+                };
+                if let Some(mut last) = last {
+                    last.outputs = std::mem::take(&mut op.outputs);
+                    last.attributes.extend(op.attributes.remove_entry("name"));
+                    block.operations.push(last);
                     continue;
                 }
             }
@@ -234,8 +308,18 @@ impl Rewriter<'_> {
             for inner in &mut op.blocks {
                 self.block(inner)?;
             }
+            block.operations.push(op);
         }
         Ok(())
+    }
+
+    /// Returns a name that no value of the function has, and takes it.
+    fn free_name(&mut self, wanted: &str) -> String {
+        let mut name = wanted.to_string();
+        while !self.names.insert(name.clone()) {
+            name.push('_');
+        }
+        name
     }
 
     /// Copies the blob of a value; an immediate value stays.
@@ -271,10 +355,12 @@ impl Rewriter<'_> {
         let shape: Vec<usize> = shape.iter().map(|&d| d as usize).collect();
         let values = floats(self.package, value)?;
         let done = match job {
-            WeightJob::Sparse { threshold, least } => self.sparse(value, &shape, values, threshold, least)?,
-            WeightJob::Quantize { kind, groups, axes, unsigned } => {
-                let weight = AxedWeight { name: op.name(), shape: &shape, axes, unsigned };
-                self.quantized(value, &weight, &values, kind, groups)?
+            WeightJob::Sparse(pruning) => self.sparse(value, &shape, &values, pruning)?,
+            WeightJob::Quantize { kind, groups, axes, form } => {
+                let moments = (self.moments)(&self.function, &op.outputs[0].name)?;
+                let weight = AxedWeight { name: op.name(), shape: &shape, axes };
+                let job = QuantizeJob { kind, groups, form, moments: moments.as_ref() };
+                self.quantized(value, &weight, &values, &job)?
             }
         };
         self.compressed.push((value.clone(), job, self.opset, done.clone()));
@@ -327,32 +413,22 @@ impl Rewriter<'_> {
         &mut self,
         value: &Value,
         shape: &[usize],
-        values: Vec<f32>,
-        threshold: f32,
-        least: f64,
+        values: &[f32],
+        pruning: Pruning,
     ) -> Result<Rewritten> {
-        let kept: Vec<f32> = values.iter().copied().filter(|v| v.abs() > threshold).collect();
-        let squares = |v: &[f32]| v.iter().map(|v| f64::from(*v).powi(2)).sum::<f64>();
-        let element = value.ty.tensor().map_or(2, |t| t.dtype.bits() as u64 / 8);
-        let before = values.len() as u64 * element;
-        let mut report = WeightReport {
-            function: String::new(),
-            name: String::new(),
-            kind: "dense".into(),
-            before,
-            after: before,
-            relative_mse: 0.0,
-        };
-        let zeros = 1.0 - kept.len() as f64 / values.len().max(1) as f64;
+        let mut report = WeightReport::dense(value, values.len());
         // A tensor of no values cannot be stored.
-        if zeros < least || kept.is_empty() {
-            return Ok((None, report));
-        }
-        let (whole, left) = (squares(&values), squares(&kept));
-        let bits: Vec<u8> = values.iter().map(|v| u8::from(v.abs() > threshold)).collect();
+        let Some(mask) = pruning.kept(values, shape).filter(|mask| mask.contains(&true)) else {
+            return Ok((Replacement::None, report));
+        };
+        let kept: Vec<f32> = values.iter().zip(&mask).filter(|(_, m)| **m).map(|(v, _)| *v).collect();
+        let squares = |v: &[f32]| v.iter().map(|v| f64::from(*v).powi(2)).sum::<f64>();
+        let zeros = 1.0 - kept.len() as f64 / values.len().max(1) as f64;
+        let (whole, left) = (squares(values), squares(&kept));
+        let bits: Vec<u8> = mask.iter().map(|m| u8::from(*m)).collect();
         let packed = pack_sub_byte(&bits, 1);
         report.kind = format!("sparse {:.0} %", 100.0 * zeros);
-        report.after = kept.len() as u64 * element + packed.len() as u64;
+        report.after = kept.len() as u64 * element_bytes(value) + packed.len() as u64;
         report.relative_mse = if whole > 0.0 { (whole - left) / whole } else { 0.0 };
         let nonzero = self.place_floats(value, &[kept.len()], &kept)?;
         let mut operands = vec![("nonzero_data", nonzero)];
@@ -362,7 +438,7 @@ impl Rewriter<'_> {
         } else {
             operands.push(("mask", self.place(DataType::UInt1, shape, &packed)?));
         }
-        Ok((Some(self.operation("constexpr_sparse_to_dense", operands)), report))
+        Ok((Replacement::One(self.operation("constexpr_sparse_to_dense", operands)), report))
     }
 
     fn quantized(
@@ -370,32 +446,166 @@ impl Rewriter<'_> {
         value: &Value,
         weight: &AxedWeight<'_>,
         values: &[f32],
-        kind: Quant,
-        groups: Groups,
+        job: &QuantizeJob<'_>,
     ) -> Result<Rewritten> {
-        let old = self.opset < Opset::CoreML8;
-        if old && let Some(why) = kind.refused_by_ios16() {
-            let what = format!("weight `{}`: {kind} for a package of iOS16 or iOS17: {why}", weight.name);
-            return Err(Error::usage(what));
+        let refuse = |why: String| Err(Error::usage(format!("weight `{}`: {why}", weight.name)));
+        let kind = job.kind;
+        if self.opset < Opset::CoreML8 {
+            let why = match job.form {
+                CodeForm::Tables { vector, .. } if vector > 1 => {
+                    Some("before iOS18 there are no tables of vectors".into())
+                }
+                CodeForm::Tables { scaled: true, .. } => {
+                    Some("before iOS18 tables have no scales per channel".into())
+                }
+                _ => kind.refused_by_ios16(),
+            };
+            if let Some(why) = why {
+                return refuse(format!("{kind} for a package of iOS16 or iOS17: {why}"));
+            }
         }
-        let (shape, values) = weight.by_channels(values)?;
+        let (shape, mut values) = weight.by_channels(values)?;
+        let whole = values.clone();
+        let scales = match (job.form, kind) {
+            (CodeForm::Tables { scaled: true, .. }, Quant::Lut { .. }) => {
+                Some(divide_by_channel(&mut values, shape[0]))
+            }
+            (CodeForm::Plain, _)
+            | (CodeForm::Unsigned, Quant::Int { .. })
+            | (CodeForm::Tables { scaled: false, .. }, Quant::Lut { .. }) => None,
+            (form, _) => return refuse(format!("{kind} has no form {form:?}")),
+        };
+        let mut coded = match (job.form, kind) {
+            (CodeForm::Tables { vector, .. }, Quant::Lut { bits, uniform, per_tensor }) if vector > 1 => {
+                if uniform {
+                    return refuse("uniform tables have no vectors".into());
+                }
+                let rows = if per_tensor { shape[0] } else { job.groups.rows };
+                let vectors = VectorForm { bits, rows, length: vector };
+                self.vectors(value, weight, (&shape, &values), vectors, job.moments)?
+            }
+            _ => self.numbers(value, weight, (&shape, &values), job)?,
+        };
+        let Some(op) = coded.operation else {
+            return Ok((Replacement::None, coded.report));
+        };
+        let Some(scales) = scales else { return Ok((Replacement::One(op), coded.report)) };
+        coded.report.kind.push_str(" scaled");
+        coded.report.after += scales.len() as u64 * element_bytes(value);
+        let cols = values.len() / scales.len().max(1);
+        let decoded: Vec<f32> = coded
+            .decoded
+            .chunks(cols)
+            .zip(&scales)
+            .flat_map(|(row, s)| row.iter().map(move |v| v * s))
+            .collect();
+        let mut metrics = Metrics::default();
+        metrics.add(&whole, &decoded, None);
+        coded.report.relative_mse = metrics.relative_mse();
+        let mut dims = vec![1; weight.shape.len()];
+        dims[weight.axes[0]] = scales.len();
+        let scale = self.place_floats(value, &dims, &scales)?;
+        let last = self.operation("constexpr_blockwise_shift_scale", vec![("scale", scale)]);
+        Ok((Replacement::Scaled(op, last), coded.report))
+    }
+
+    /// Codes a weight by tables of vectors over its output channels.
+    fn vectors(
+        &mut self,
+        value: &Value,
+        weight: &AxedWeight<'_>,
+        (shape, values): (&[usize], &[f32]),
+        form: VectorForm,
+        moments: Option<&SecondMoments>,
+    ) -> Result<CodedWeight> {
+        let (rows, length) = (shape[0], form.length);
+        let cols = values.len() / rows.max(1);
+        let mut report = WeightReport::dense(value, values.len());
+        // The largest group that divides the channels and holds whole vectors.
+        let fits = |g: &usize| rows.is_multiple_of(*g) && g.is_multiple_of(length);
+        let Some(group) = (1..=form.rows.min(rows)).rev().find(fits) else {
+            return Ok(CodedWeight { operation: None, report, decoded: Vec::new() });
+        };
+        let masses = match moments {
+            Some(m) if m.inputs() != cols => {
+                let what = format!("weight `{}`: moments of {} inputs for {cols}", weight.name, m.inputs());
+                return Err(Error::usage(what));
+            }
+            Some(m) => Some(m.squares().repeat(group / length)),
+            None => None,
+        };
+        let fit = |group: &[f32]| {
+            let mut points = Vec::with_capacity(group.len());
+            for rows in group.chunks_exact(length * cols) {
+                (0..cols).for_each(|c| points.extend((0..length).map(|r| rows[r * cols + c])));
+            }
+            fit_vectors(&points, length, form.bits.bits(), masses.as_deref())
+        };
+        let tables: Vec<_> = values.par_chunks_exact(group * cols).map(fit).collect();
+        let (codes, sides): (Vec<u8>, Vec<f32>) = (
+            tables.iter().flat_map(|t| &t.codes).copied().collect(),
+            tables.iter().flat_map(|t| &t.entries).map(|v| v.to_f32()).collect(),
+        );
+        let mut decoded = vec![0f32; values.len()];
+        for (out, table) in decoded.chunks_exact_mut(group * cols).zip(&tables) {
+            for (i, code) in table.codes.iter().enumerate() {
+                let entry = &table.entries[usize::from(*code) * length..][..length];
+                let first = i / cols * length;
+                entry.iter().enumerate().for_each(|(r, v)| out[(first + r) * cols + i % cols] = v.to_f32());
+            }
+        }
+        let (bits, entries) = (usize::from(form.bits.bits()), 1usize << form.bits.bits());
+        let packed = pack_sub_byte(&weight.in_own_order(&codes, length), bits);
+        let mut index_shape = weight.shape.to_vec();
+        index_shape[weight.axes[0]] /= length;
+        let dtype = element_type(Quant::lut(form.bits));
+        let indices = self.place(dtype, &index_shape, &packed)?;
+        let (mut dims, sides) = weight.sides((rows / group, 1), &sides, entries * length);
+        dims.extend([entries, length]);
+        let lut = self.place_floats(value, &dims, &sides)?;
+        let axis = Value::int32(weight.axes[0] as i32);
+        let operands = vec![("indices", indices), ("lut", lut), ("vector_axis", axis)];
+        let mut metrics = Metrics::default();
+        metrics.add(values, &decoded, None);
+        report.kind = format!("lut{bits} of {length}");
+        report.after = packed.len() as u64 + sides.len() as u64 * element_bytes(value);
+        report.relative_mse = metrics.relative_mse();
+        Ok(CodedWeight {
+            operation: Some(self.operation("constexpr_lut_to_dense", operands)),
+            report,
+            decoded,
+        })
+    }
+
+    /// Codes a weight by tables of numbers, or by integers.
+    fn numbers(
+        &mut self,
+        value: &Value,
+        weight: &AxedWeight<'_>,
+        (shape, values): (&[usize], &[f32]),
+        job: &QuantizeJob<'_>,
+    ) -> Result<CodedWeight> {
+        let old = self.opset < Opset::CoreML8;
         let op = if shape.len() > 2 { WeightOp::Conv } else { WeightOp::Linear };
+        let QuantizeJob { kind, groups, moments, .. } = *job;
         let (name, exact, importance) = (weight.name, false, None);
-        let c =
-            TensorJob { name, shape: &shape, values: &values, op, kind, groups, exact, importance }.run()?;
+        let c = TensorJob { name, shape, values, op, kind, groups, exact, importance, moments }.run()?;
         let report = WeightReport {
-            function: String::new(),
-            name: String::new(),
             kind: c.quant.to_string(),
-            before: values.len() as u64 * value.ty.tensor().map_or(2, |t| t.dtype.bits() as u64 / 8),
             after: c.bytes(),
             relative_mse: c.side.metrics.relative_mse(),
+            ..WeightReport::dense(value, values.len())
         };
+        let decoded = match job.form {
+            CodeForm::Tables { scaled: true, .. } => c.decode()?.iter().map(|v| v.to_f32()).collect(),
+            _ => Vec::new(),
+        };
+        let parts = c.quant.parts(c.rows, c.cols);
         let sides: Vec<f32> = c.side.values.iter().map(|v| v.to_f32()).collect();
         let op = match c.quant.kind {
-            Quant::Fp16 => return Ok((None, report)),
+            Quant::Fp16 => return Ok(CodedWeight { operation: None, report, decoded }),
             Quant::Lut { bits, .. } => {
-                let codes = weight.in_own_order(&c.elements());
+                let codes = weight.in_own_order(&c.elements(), 1);
                 let packed = pack_sub_byte(&codes, usize::from(bits.bits()));
                 let entries = 1usize << bits.bits();
                 if old {
@@ -406,7 +616,7 @@ impl Rewriter<'_> {
                     self.operation("constexpr_lut_to_dense", operands)
                 } else {
                     let indices = self.place(element_type(c.quant.kind), weight.shape, &packed)?;
-                    let (mut dims, sides) = weight.sides(&c, &sides, entries);
+                    let (mut dims, sides) = weight.sides(parts, &sides, entries);
                     dims.extend([entries, 1]);
                     let lut = self.place_floats(value, &dims, &sides)?;
                     self.operation("constexpr_lut_to_dense", vec![("indices", indices), ("lut", lut)])
@@ -414,16 +624,17 @@ impl Rewriter<'_> {
             }
             Quant::Int { bits, granularity, .. } => {
                 let bits = usize::from(bits.bits());
+                let unsigned = job.form == CodeForm::Unsigned;
                 // Numbers without sign are shifted by half their range.
-                let shift = if weight.unsigned { 1u8 << (bits - 1) } else { 0 };
+                let shift = if unsigned { 1u8 << (bits - 1) } else { 0 };
                 let signed = if bits == 4 { DataType::Int4 } else { DataType::Int8 };
                 let dtype = match DataType::uint_of_bits(bits) {
-                    Some(unsigned) if weight.unsigned => unsigned,
+                    Some(dtype) if unsigned => dtype,
                     _ => signed,
                 };
                 let shifted =
                     |codes: Vec<u8>| codes.into_iter().map(|c| c.wrapping_add(shift)).collect::<Vec<u8>>();
-                let codes = shifted(weight.in_own_order(&c.elements()));
+                let codes = shifted(weight.in_own_order(&c.elements(), 1));
                 let data = self.place(dtype, weight.shape, &pack_sub_byte(&codes, bits))?;
                 let has_offsets = !c.side.offsets.is_empty() || shift != 0;
                 let mut offsets: Vec<u8> = c.side.offsets.iter().map(|&o| o as u8).collect();
@@ -442,11 +653,11 @@ impl Rewriter<'_> {
                     ];
                     self.operation("constexpr_affine_dequantize", operands)
                 } else {
-                    let (dims, sides) = weight.sides(&c, &sides, 1);
+                    let (dims, sides) = weight.sides(parts, &sides, 1);
                     let mut operands =
                         vec![("data", data), ("scale", self.place_floats(value, &dims, &sides)?)];
                     if has_offsets {
-                        let (_, offsets) = weight.sides(&c, &shifted(offsets), 1);
+                        let (_, offsets) = weight.sides(parts, &shifted(offsets), 1);
                         operands.push(("offset", self.place(dtype, &dims, &pack_sub_byte(&offsets, bits))?));
                     }
                     self.operation("constexpr_blockwise_shift_scale", operands)
@@ -459,89 +670,68 @@ impl Rewriter<'_> {
                 )));
             }
         };
-        Ok((Some(op), report))
+        Ok(CodedWeight { operation: Some(op), report, decoded })
     }
+}
+
+/// A quantization of one weight.
+struct QuantizeJob<'a> {
+    kind: Quant,
+    groups: Groups,
+    form: CodeForm,
+    moments: Option<&'a SecondMoments>,
+}
+
+/// Tables of vectors.
+#[derive(Clone, Copy)]
+struct VectorForm {
+    bits: IndexBits,
+    /// Output channels that share a table, at most.
+    rows: usize,
+    /// Numbers of an entry.
+    length: usize,
+}
+
+/// A weight as codes.
+struct CodedWeight {
+    /// The operation, without results; none for a weight that stays.
+    operation: Option<Operation>,
+    report: WeightReport,
+    /// Decoded values `[out, in, rest..]` of tables; empty where nobody needs them.
+    decoded: Vec<f32>,
+}
+
+impl WeightReport {
+    /// Makes the report of a weight of `n` elements that stays.
+    fn dense(value: &Value, n: usize) -> WeightReport {
+        let before = n as u64 * element_bytes(value);
+        let (function, name) = (String::new(), String::new());
+        WeightReport { function, name, kind: "dense".into(), before, after: before, relative_mse: 0.0 }
+    }
+}
+
+/// Returns the bytes of an element of a float tensor.
+fn element_bytes(value: &Value) -> u64 {
+    value.ty.tensor().map_or(2, |t| t.dtype.bits() as u64 / 8)
+}
+
+/// Divides each output channel of weights `[rows, ..]` by its largest magnitude, rounded to fp16, and returns these; 1 for zeros.
+fn divide_by_channel(values: &mut [f32], rows: usize) -> Vec<f32> {
+    let cols = (values.len() / rows.max(1)).max(1);
+    let divide = |row: &mut [f32]| {
+        let largest = f16::from_f32(row.iter().fold(0f32, |m, v| m.max(v.abs()))).to_f32();
+        // A scale of zero would lose the channel, an infinite one too.
+        let scale = if largest > 0.0 && largest.is_finite() { largest } else { 1.0 };
+        row.iter_mut().for_each(|v| *v /= scale);
+        scale
+    };
+    values.chunks_mut(cols).map(divide).collect()
 }
 
 /// Makes the operand `shape` of the operations before iOS18.
 fn shape_value(shape: &[usize]) -> Value {
     let bytes = shape.iter().flat_map(|&d| (d as u32).to_le_bytes()).collect();
     Value::bytes(DataType::UInt32, &[shape.len() as u64], bytes)
-}
-
-/// A weight whose channels lie on any two axes.
-struct AxedWeight<'a> {
-    name: &'a str,
-    shape: &'a [usize],
-    /// Axes of output and input channels.
-    axes: [usize; 2],
-    unsigned: bool,
-}
-
-impl AxedWeight<'_> {
-    /// Returns the axes with those of output and input channels first.
-    fn order(&self) -> Vec<usize> {
-        let rest = (0..self.shape.len()).filter(|axis| !self.axes.contains(axis));
-        self.axes.into_iter().chain(rest).collect()
-    }
-
-    /// Returns shape and elements `[out, in, rest..]`.
-    fn by_channels(&self, values: &[f32]) -> Result<(Vec<usize>, Vec<f32>)> {
-        let [out, input] = self.axes;
-        if out == input || out.max(input) >= self.shape.len() {
-            let what = format!("axes {out} and {input} of a weight of shape {:?}", self.shape);
-            return Err(Error::usage(format!("weight `{}`: {what}", self.name)));
-        }
-        let order = self.order();
-        Ok((order.iter().map(|&axis| self.shape[axis]).collect(), permute(values, self.shape, &order)))
-    }
-
-    /// Returns elements `[out, in, rest..]` in the weight's own order.
-    fn in_own_order(&self, elements: &[u8]) -> Vec<u8> {
-        let order = self.order();
-        let shape: Vec<usize> = order.iter().map(|&axis| self.shape[axis]).collect();
-        let back: Vec<usize> =
-            (0..order.len()).filter_map(|axis| order.iter().position(|&a| a == axis)).collect();
-        permute(elements, &shape, &back)
-    }
-
-    /// Returns dimensions and elements of tables or scales, `entries` elements per group and block.
-    fn sides<T: Copy>(&self, c: &CompressedTensor, values: &[T], entries: usize) -> (Vec<usize>, Vec<T>) {
-        let (groups, blocks) = c.quant.parts(c.rows, c.cols);
-        let [out, input] = self.axes;
-        let mut dims = vec![1; self.shape.len()];
-        (dims[out], dims[input]) = (groups, blocks);
-        let order = if out < input { [0, 1, 2] } else { [1, 0, 2] };
-        (dims, permute(values, &[groups, blocks, entries], &order))
-    }
-}
-
-/// Reorders the axes of a row-major array: axis i of the result is axis `order[i]` of `values`.
-fn permute<T: Copy>(values: &[T], shape: &[usize], order: &[usize]) -> Vec<T> {
-    if order.is_sorted() {
-        return values.to_vec();
-    }
-    let mut strides = vec![1; shape.len()];
-    for axis in (1..shape.len()).rev() {
-        strides[axis - 1] = strides[axis] * shape[axis];
-    }
-    let steps: Vec<(usize, usize)> = order.iter().map(|&axis| (shape[axis], strides[axis])).collect();
-    let mut index = vec![0; steps.len()];
-    let mut place = 0;
-    let mut out = Vec::with_capacity(values.len());
-    for _ in 0..values.len() {
-        out.push(values[place]);
-        for (i, (size, stride)) in index.iter_mut().zip(&steps).rev() {
-            *i += 1;
-            place += stride;
-            if *i < *size {
-                break;
-            }
-            place -= *i * stride;
-            *i = 0;
-        }
-    }
-    out
 }
 
 #[cfg(test)]
@@ -568,12 +758,17 @@ mod tests {
     }
 
     fn quantized(kind: &str) -> WeightJob {
+        coded(kind, CodeForm::Plain)
+    }
+
+    fn coded(kind: &str, form: CodeForm) -> WeightJob {
         let (kind, groups) = (kind.parse().unwrap(), Groups { rows: 16, block: 32 });
-        WeightJob::Quantize { kind, groups, axes: [1, 0], unsigned: false }
+        WeightJob::Quantize { kind, groups, axes: [1, 0], form }
     }
 
     fn run(package: &Package, job: WeightJob, target: &Path) -> Result<Vec<WeightReport>> {
-        compress(package, &BTreeMap::from([(("main".to_string(), "w".to_string()), job)]), target)
+        let jobs = BTreeMap::from([(("main".to_string(), "w".to_string()), job)]);
+        compress(package, &jobs, &mut |_, _| Ok(None), target)
     }
 
     #[test]
@@ -591,15 +786,20 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let of = |opset| package(dir.path(), opset);
         let (new, old) = (of(Opset::CoreML8), of(Opset::CoreML6));
-        let sparse = WeightJob::Sparse { threshold: 0.5, least: 0.3 };
+        let sparse = WeightJob::Sparse(Pruning::Threshold { threshold: 0.5, least: 0.3 });
+        let tables = |vector, scaled| CodeForm::Tables { vector, scaled };
         let jobs = [
-            ("lut4", true),
-            ("lut2-tensor", false),
-            ("int8-channel", false),
-            ("int4-block-asymmetric", true),
+            (quantized("lut4"), true),
+            (quantized("lut2-tensor"), false),
+            (quantized("int8-channel"), false),
+            (quantized("int4-block-asymmetric"), true),
+            (coded("int8-channel", CodeForm::Unsigned), false),
+            (coded("lut4", tables(1, true)), true),
+            (coded("lut4", tables(2, false)), true),
+            (coded("lut6-tensor", tables(4, true)), true),
+            (sparse, false),
         ];
-        let jobs = jobs.map(|(kind, is_new)| (quantized(kind), is_new)).into_iter().chain([(sparse, false)]);
-        for (i, (job, is_new)) in jobs.enumerate() {
+        for (i, (job, is_new)) in jobs.into_iter().enumerate() {
             for (name, package, works) in [("new", &new, true), ("old", &old, !is_new)] {
                 let target = dir.path().join(format!("{i}-{name}.mlpackage"));
                 let done = run(package, job, &target);
@@ -616,34 +816,35 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let target = dir.path().join("out.mlpackage");
         let refused = |opset, job, says: &str| {
+            let dir = tempfile::tempdir().unwrap();
             let e = run(&package(dir.path(), opset), job, &target).unwrap_err().to_string();
             assert!(e.contains(says), "{e}");
             assert!(!target.exists());
         };
         refused(Opset::CoreML5, quantized("lut4-tensor"), "iOS16");
-        let axes = WeightJob::Quantize {
-            kind: Quant::Fp16,
-            groups: Groups::default(),
-            axes: [0, 2],
-            unsigned: false,
-        };
+        let (kind, groups, form) = (Quant::Fp16, Groups::default(), CodeForm::Plain);
+        let axes = WeightJob::Quantize { kind, groups, axes: [0, 2], form };
         refused(Opset::CoreML8, axes, "weight `w`: axes 0 and 2");
+        refused(
+            Opset::CoreML8,
+            coded("int8-channel", CodeForm::Tables { vector: 2, scaled: false }),
+            "has no form",
+        );
+        refused(
+            Opset::CoreML7,
+            coded("lut4", CodeForm::Tables { vector: 2, scaled: false }),
+            "tables of vectors",
+        );
     }
 
     #[test]
     fn a_weight_with_few_zeros_stays() {
         let dir = tempfile::tempdir().unwrap();
         let (package, target) = (package(dir.path(), Opset::CoreML8), dir.path().join("out.mlpackage"));
-        let reports = run(&package, WeightJob::Sparse { threshold: 0.1, least: 0.9 }, &target).unwrap();
+        let reports =
+            run(&package, WeightJob::Sparse(Pruning::Threshold { threshold: 0.1, least: 0.9 }), &target)
+                .unwrap();
         assert_eq!(reports[0].kind, "dense");
         assert_eq!(Package::open(&target).unwrap().model(), package.model());
-    }
-
-    #[test]
-    fn axes_are_reordered() {
-        let values: Vec<u8> = (0..24).collect();
-        let there = permute(&values, &[2, 3, 4], &[2, 0, 1]);
-        assert_eq!(there[..4], [0, 4, 8, 12]);
-        assert_eq!(permute(&there, &[4, 2, 3], &[1, 2, 0]), values);
     }
 }
