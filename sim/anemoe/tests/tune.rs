@@ -99,11 +99,7 @@ fn planted_outcomes_lead_to_the_right_form_with_its_reason() {
         let counts = trial(&document, "default")["tokens"].as_array().unwrap();
         assert!(counts[0]["tokens"] == 1 && counts[1]["tokens"] == 8 && counts.len() == 2, "{choice:#}");
         if name == "many-on-cpu" {
-            assert_eq!(
-                [&counts[0]["residency"], &counts[1]["residency"]],
-                ["ane", "not_ane"],
-                "{choice:#}"
-            );
+            assert_eq!([&counts[0]["residency"], &counts[1]["residency"]], ["ane", "not_ane"], "{choice:#}");
         }
         // Both packages of the form run.
         let figures = trial(&document, apart)["tokens"].as_array().unwrap().iter().map(|t| &t["figures"]);

@@ -166,8 +166,7 @@ fn inputs_that_do_not_fit_are_refused() {
         let other = compiled.bundle.join(&compiled.chain.shards[0].file);
         fs::write(place.join("coremldata.bin"), other.to_str().unwrap()).unwrap();
         let fresh = compiled.backend(None).open(&compiled.bundle.join(&shard.file)).unwrap();
-        let result =
-            fresh.prepare(&shard.functions[0].name).map(|f| run_function(f.as_ref(), &[&right]));
+        let result = fresh.prepare(&shard.functions[0].name).map(|f| run_function(f.as_ref(), &[&right]));
         let error = match result {
             Ok(ran) => ran.unwrap_err().to_string(),
             Err(e) => e.to_string(),

@@ -89,7 +89,8 @@ impl Command for Args {
             None => own_reference(&assembly, &self.text_gate, ui),
         };
         let options = residency::CheckOptions::default();
-        let gated = gated::assemble(assembly, reference.as_ref(), &options, (self.min_cosine, bounds), &|_| ())?;
+        let gated =
+            gated::assemble(assembly, reference.as_ref(), &options, (self.min_cosine, bounds), &|_| ())?;
         let golden = self.golden.into_iter().next();
         Ok(BuildSummary { bundle: self.bundle, golden, planned: 0, part: None, gated, push: None })
     }

@@ -7,7 +7,7 @@ use crate::bundle::Verify;
 use crate::command::{Command, CommandReport};
 use crate::target::expect_bundle;
 use crate::ui::{Table, Ui, bytes};
-use anemoe_mac::{CompileReport, BundleSteps};
+use anemoe_mac::{BundleSteps, CompileReport};
 use serde::Serialize;
 use std::io;
 use std::path::PathBuf;

@@ -1,12 +1,12 @@
 //! `anemoe golden`
 
-use anemoe_gates::checkpoint_text::{bos, tokenizer};
 use crate::args::prompt::PromptArgs;
 use crate::args::reading::Reading;
 use crate::command::{Command, CommandReport};
 use crate::files::Overwrite;
 use crate::gate_reference::with_bar;
 use crate::ui::Ui;
+use anemoe_gates::checkpoint_text::{bos, tokenizer};
 use serde::Serialize;
 use std::io;
 use std::path::PathBuf;

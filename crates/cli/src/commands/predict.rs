@@ -6,7 +6,7 @@ use crate::files::Overwrite;
 use crate::target::expect_package;
 use crate::ui::Ui;
 use anemoe_runtime::cpu::Precision;
-use anemoe_runtime::predict::{InputFile, StepResults, Prediction};
+use anemoe_runtime::predict::{InputFile, Prediction, StepResults};
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;

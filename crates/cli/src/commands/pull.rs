@@ -44,12 +44,17 @@ impl Command for Args {
         let key = BundleManifest::key(&store.name, None);
         let Some(manifest) = read_manifest(objects, &key)? else { return Err(missing(&store, &self.bundle)) };
         if manifest.part.is_some() || !manifest.files.iter().any(|f| f.path == CHAIN_FILE) {
-            return Err(Error::invalid(objects.place(&key), format!("manifest: it has no {CHAIN_FILE}")).into());
+            return Err(
+                Error::invalid(objects.place(&key), format!("manifest: it has no {CHAIN_FILE}")).into()
+            );
         }
         let show = transfer_bar(&format!("pulling {}", store.name));
         let complete = |folder: &Path| -> Result<(), Error> {
             let BundleFiles::Finished(files) = bundle_files(folder)? else {
-                return Err(Error::invalid(objects.place(&key), "manifest: it is one of an unfinished bundle"));
+                return Err(Error::invalid(
+                    objects.place(&key),
+                    "manifest: it is one of an unfinished bundle",
+                ));
             };
             let listed = |file: &&String| manifest.files.iter().any(|f| f.path == **file);
             if let Some(file) = files.iter().find(|file| !listed(file)) {
@@ -62,14 +67,16 @@ impl Command for Args {
             complete(folder).map_err(|e| match e.path().and_then(|path| path.strip_prefix(folder).ok()) {
                 Some(inside) => {
                     let why = e.io_error().map_or(e.what().to_string(), ToString::to_string);
-                    let what = format!("manifest: its files are no whole bundle: {}: {why}", inside.display());
+                    let what =
+                        format!("manifest: its files are no whole bundle: {}: {why}", inside.display());
                     Error::invalid(objects.place(&key), what)
                 }
                 None => e,
             })
         };
         let own = [JOURNAL_FILE];
-        let brought = bring_bundle(objects, &manifest, &self.bundle, &own, self.options.jobs, &accept, &show)?;
+        let brought =
+            bring_bundle(objects, &manifest, &self.bundle, &own, self.options.jobs, &accept, &show)?;
         let (store, name, bundle) = (store.shown, store.name, self.bundle.display().to_string());
         Ok(PullReport { store, name, bundle, brought })
     }

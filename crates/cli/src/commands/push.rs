@@ -93,7 +93,13 @@ struct PushedPart {
 impl PushReport {
     /// Makes the report of a push to `store`.
     pub fn new(store: &OpenStore, sent: SendReport) -> PushReport {
-        PushReport { store: store.shown.clone(), name: store.name.clone(), parts: Vec::new(), sent, next: None }
+        PushReport {
+            store: store.shown.clone(),
+            name: store.name.clone(),
+            parts: Vec::new(),
+            sent,
+            next: None,
+        }
     }
 }
 

@@ -5,12 +5,12 @@ use super::{check, validate};
 use crate::args::planning::{PlanArgs, PlanUse, PlannedCheckpoint, plan_checkpoint};
 use crate::command::{Command, CommandReport, complete, parse};
 use crate::recorder::{JournalArgs, Recorder};
-use anemoe_gates::facts;
 use crate::show;
 use crate::show::build_report::summary;
 use crate::ui::{self, Table, Ui};
 use anemoe_bundle::journal::status;
 use anemoe_convert::build::check_scratch;
+use anemoe_gates::facts;
 use anemoe_gates::golden_gate::GoldenGate;
 use anemoe_gates::residency;
 use anyhow::Context;
@@ -53,14 +53,16 @@ impl Command for Args {
             std::fs::create_dir_all(folder).map_err(|e| anemoe_convert::Error::io(folder, e))?;
         }
         let folder = self.out.as_deref().unwrap_or(scratch.path());
-        let (inner, text) = (Ui::inner(), [format!("--prompt={}", self.prompt), format!("--max-new={}", self.max_new)]);
+        let (inner, text) =
+            (Ui::inner(), [format!("--prompt={}", self.prompt), format!("--max-new={}", self.max_new)]);
         let mut runs = Vec::new();
         let mut residency = None;
         for (quant, words) in [("fp16", [OPTIONS, "--quant=fp16"].as_slice()), ("auto", &[OPTIONS])] {
             // The steps of the second build are shown.
             let shown = if quant == "auto" { ui } else { &inner };
             let options = parse::<PlanArgs>("plan", words)?;
-            let PlannedCheckpoint { family, plan, .. } = plan_checkpoint(&model, &options, PlanUse::Build, ui)?;
+            let PlannedCheckpoint { family, plan, .. } =
+                plan_checkpoint(&model, &options, PlanUse::Build, ui)?;
             shown.line("\n1. Plan\n")?;
             let placement = residency::plan(&family, &plan, &residency::CheckOptions::default())?;
             show::plan_table::print(&plan, &placement, false, shown)?;
@@ -76,7 +78,9 @@ impl Command for Args {
             let name = || OsString::from(&bundle);
             let checked = complete(parse::<check::Args>("check", &[name()])?, "check", &inner)?;
             checked.print(shown)?;
-            shown.line("\n4. Golden gate: logits against the golden, the checkpoint run in f32, after each token\n")?;
+            shown.line(
+                "\n4. Golden gate: logits against the golden, the checkpoint run in f32, after each token\n",
+            )?;
             let words = [name(), "--golden".into(), model.join("golden.npz").into()];
             let validation = complete(parse::<validate::Args>("validate", &words)?, "validate", &inner)?;
             validation.print(shown)?;

@@ -9,13 +9,15 @@ use crate::target::expect_bundle;
 use crate::ui::{Ui, message};
 use anemoe_bundle::Chain;
 use anemoe_io::locked;
-use anemoe_text::chat::ChatTemplate;
 use anemoe_runtime::model::Logits;
-use anemoe_text::tokenizer::Tokenizer;
 use anemoe_server::Error;
 use anemoe_server::batching::BatchLimits;
-use anemoe_server::http::{Models, parse_origin, OpenBundle, OpenedBundle, ServerSettings, ShutdownSwitch, serve};
+use anemoe_server::http::{
+    Models, OpenBundle, OpenedBundle, ServerSettings, ShutdownSwitch, parse_origin, serve,
+};
 use anemoe_server::listen_host::{ListenHost, Listening};
+use anemoe_text::chat::ChatTemplate;
+use anemoe_text::tokenizer::Tokenizer;
 use anyhow::Context;
 use serde::Serialize;
 use std::io;

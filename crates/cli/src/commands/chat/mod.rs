@@ -14,10 +14,10 @@ use crate::signals;
 use crate::target::expect_bundle;
 use crate::ui::{Ui, message};
 use anemoe_io::locked;
-use anemoe_text::chat::{ChatTemplate, History, Overflow};
 use anemoe_runtime::generate::GenerateOptions;
 use anemoe_runtime::model::Logits;
 use anemoe_runtime::speculate::prepare_drafts;
+use anemoe_text::chat::{ChatTemplate, History, Overflow};
 use anemoe_text::tokenizer::Tokenizer;
 use anyhow::Context;
 use reader::Questions;
@@ -77,8 +77,8 @@ impl Command for Args {
         let chain = self.run.verify.open(&self.bundle, ui)?;
         let sampling = self.run.sampling.choose(&self.bundle, chain.model.vocab_size)?;
         let started = Instant::now();
-        let tokenizer =
-            Tokenizer::open(&self.bundle.join("tokenizer.json")).context("a chat needs the model's tokenizer")?;
+        let tokenizer = Tokenizer::open(&self.bundle.join("tokenizer.json"))
+            .context("a chat needs the model's tokenizer")?;
         let mut template = ChatTemplate::open(&self.bundle, self.chat_template.as_deref())?;
         self.reasoning.apply(&mut template);
         let model = self.run.open(&self.bundle, &chain)?;
@@ -111,7 +111,9 @@ impl Command for Args {
             }
         }
         if talk.has_fallback_template() {
-            message("the bundle has no chat template: roles are written as words (--chat-template F gives one)");
+            message(
+                "the bundle has no chat template: roles are written as words (--chat-template F gives one)",
+            );
         }
         if questions.is_terminal() {
             message(format!(

@@ -1,14 +1,16 @@
 //! Questions, answers and the commands of a chat.
 
+use super::session;
 use crate::commands::generate::stop_name;
 use crate::error_report::sentence;
 use crate::signals;
 use crate::ui::{Ui, message};
 use anemoe_io::locked;
-use super::session;
-use anemoe_text::chat::{AnswerPiece, ChatTemplate, History, Overflow, PromptText, StopStrings, ThoughtSplitter};
 use anemoe_runtime::generate::{GenerateOptions, Stop, generate};
 use anemoe_runtime::model::{Logits, Model, Sequence};
+use anemoe_text::chat::{
+    AnswerPiece, ChatTemplate, History, Overflow, PromptText, StopStrings, ThoughtSplitter,
+};
 use anemoe_text::tokenizer::{TextStream, Tokenizer};
 use anyhow::Context;
 use serde_json::{Map, Value, json};

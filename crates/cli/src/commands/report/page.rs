@@ -1,9 +1,9 @@
 //! The report as one HTML file that needs no network. Its charts are drawn by a script from the report's document, which lies
 //! inside it; its tables need no script.
 
-use anemoe_gates::bundle_report::BundleReport;
 use super::report_sections::ReportSection;
 use crate::ui::printable;
+use anemoe_gates::bundle_report::BundleReport;
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use sha2::{Digest, Sha256};

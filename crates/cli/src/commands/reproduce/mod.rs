@@ -62,7 +62,9 @@ impl Command for Args {
     fn run(self, ui: &Ui) -> anyhow::Result<Reproduced> {
         if self.list {
             let listed = |r: Recipe| ListedRecipe { name: r.name, title: r.title };
-            return Ok(Reproduced::Recipes { recipes: recipe::built_in()?.into_iter().map(listed).collect() });
+            return Ok(Reproduced::Recipes {
+                recipes: recipe::built_in()?.into_iter().map(listed).collect(),
+            });
         }
         if self.figures {
             return Ok(Reproduced::Figures(&figure::TABLE));
@@ -70,7 +72,8 @@ impl Command for Args {
         let recipe = recipe::open(&self.recipe.context("which recipe? anemoe reproduce --list")?)?;
         let folder = self.out.unwrap_or_else(|| PathBuf::from(format!("reproduce-{}", recipe.name)));
         let given = (self.checkpoint.as_deref(), self.layers);
-        let builds = recipe.builds.iter().map(|build| BuildRun::new(&recipe, build, given, &folder, self.dry_run));
+        let builds =
+            recipe.builds.iter().map(|build| BuildRun::new(&recipe, build, given, &folder, self.dry_run));
         let mut builds = builds.collect::<anyhow::Result<Vec<_>>>()?;
         if let Some(layers) = self.layers.filter(|_| builds.iter().all(|b| !b.source.is_synthetic)) {
             bail!("--layers {layers} cuts synthetic sources, and this is none: a checkpoint is built whole");

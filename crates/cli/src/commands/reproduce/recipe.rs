@@ -248,7 +248,8 @@ impl Recipe {
                 bail!("two builds are named `{name}`");
             }
             let mut all = gates.iter().chain([(&GateCommand::Build, options)]);
-            all.try_for_each(|(gate, words)| gate.check_options(words)).with_context(|| format!("build `{name}`"))?;
+            all.try_for_each(|(gate, words)| gate.check_options(words))
+                .with_context(|| format!("build `{name}`"))?;
         }
         self.options.iter().try_for_each(|(gate, words)| gate.check_options(words)).context("[options]")?;
         for gate in self.gates.iter().filter(|gate| gate.needs_bundle()) {
