@@ -164,6 +164,20 @@ simd_fn! {
 }
 
 #[inline(always)]
+fn sigmoid_on<L: F32x16>(x: &mut [f32]) {
+    let one = L::splat(1.0);
+    for i in (0..x.len()).step_by(LANES) {
+        let e = exp(get::<L>(x, i).mul(L::splat(-1.0)));
+        put(x, i, one.div(e.add(one)));
+    }
+}
+
+simd_fn! {
+    /// Computes `x = 1 / (1 + e^-x)`.
+    pub fn apply_sigmoid(x: &mut [f32]) = sigmoid_on
+}
+
+#[inline(always)]
 fn softcap_on<L: F32x16>(x: &mut [f32], cap: f32) {
     for i in (0..x.len()).step_by(LANES) {
         let v = get::<L>(x, i);
@@ -254,6 +268,9 @@ mod tests {
             close(*z, 0.5 * v / (1.0 + (-f64::from(1.702f32) * v).exp()) * (u + 1.0), "clamped gate", *g);
         }
         let mut y = x.clone();
+        apply_sigmoid(&mut y);
+        y.iter().zip(&x).for_each(|(y, v)| close(*y, 1.0 / (1.0 + (-f64::from(*v)).exp()), "sigmoid", *v));
+        y.clone_from(&x);
         softcap(&mut y, 5.0);
         y.iter().zip(&x).for_each(|(y, v)| close(*y, 5.0 * (f64::from(*v) / 5.0).tanh(), "softcap", *v));
         let mut y = x.clone();

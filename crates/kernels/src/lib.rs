@@ -60,8 +60,8 @@ pub use attention::{
 pub use bandwidth::{measure_bandwidth, read};
 pub use conv::{Conv, DepthwiseConv, Image, Window, conv, depthwise_conv};
 pub use elementwise::{
-    ActivationFunction, GELU_FP16, GateFunction, apply_activation, apply_gate, exp_and_sum_from,
-    largest_element, softcap,
+    ActivationFunction, GELU_FP16, GateFunction, apply_activation, apply_gate, apply_sigmoid,
+    exp_and_sum_from, largest_element, softcap,
 };
 pub use f16::{f16_bits_to_f32, f16_to_f32, f32_to_f16, round_to_f16};
 pub use isa::Isa;

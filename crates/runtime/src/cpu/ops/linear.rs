@@ -41,17 +41,6 @@ fn product_transposed(a: &[f32], b: &[f32], c: &mut [f32], (k, n): (usize, usize
     }
 }
 
-/// Computes `y[m, n] = x[m, k] w[n, k]^T` on all threads; few rows are cut into columns.
-pub(super) fn product_by_rows(x: &[f32], w: &[f32], y: &mut [f32], (k, n): (usize, usize)) {
-    let elements = (MULTIPLIED / k.max(1)).max(1);
-    Pool::global().for_chunks(y, elements, &|i, y| {
-        for (at, y) in (i * elements..).zip(y) {
-            let (row, column) = (at / n, at % n);
-            *y = dot(&x[row * k..][..k], &w[column * k..][..k]);
-        }
-    });
-}
-
 /// Transposes `x`, `[rows, cols]`, to `[cols, rows]`.
 pub(crate) fn transposed(x: &[f32], rows: usize, cols: usize) -> Vec<f32> {
     let mut out = vec![0f32; x.len()];

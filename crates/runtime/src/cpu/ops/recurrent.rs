@@ -5,27 +5,71 @@
 //! each step: + h W_hh^T --> gates --> h [batch, hidden]
 //! ```
 //! A `reverse` op reads the steps from the last to the first, and its results lie in that order; the backward half of a
-//! bidirectional `lstm` lies at the steps that it read (coremltools' op tests).
+//! bidirectional `lstm` lies at the steps that it read (coremltools' op tests). Both halves take a step together.
 
-use super::elementwise_unary::sigmoid;
-use super::linear::product_by_rows;
-use super::operands::{OpContext, OpResult};
+use super::operands::{OpContext, OpError, OpResult};
 use super::shape::{count, invalid};
 use crate::tensor::Tensor;
+use anemoe_kernels::{
+    Columns, MatMul, Matrix, PackedActivations, Pool, apply_sigmoid, matmul_batch, softcap,
+};
 
-/// A function of one float.
-type RecurrentActivation = fn(f32) -> f32;
+/// A function of floats, in place.
+type RecurrentActivation = fn(&mut [f32]);
 
 /// Reads the parameter `name`, an activation function with the default parameters of its op.
 fn activation(c: &OpContext<'_>, name: &str, default: &'static str) -> OpResult<RecurrentActivation> {
     Ok(match c.str(name, default)?.to_ascii_lowercase().as_str() {
-        "tanh" | "scaled_tanh" => f32::tanh,
-        "sigmoid" => sigmoid,
-        "hard_sigmoid" | "sigmoid_hard" => |v| (0.2 * v + 0.5).clamp(0.0, 1.0),
-        "relu" => |v| v.max(0.0),
-        "linear" => |v| v,
+        "tanh" | "scaled_tanh" => |v| softcap(v, 1.0),
+        "sigmoid" => apply_sigmoid,
+        "hard_sigmoid" | "sigmoid_hard" => {
+            |v| v.iter_mut().for_each(|v| *v = (0.2 * *v + 0.5).clamp(0.0, 1.0))
+        }
+        "relu" => |v| v.iter_mut().for_each(|v| *v = v.max(0.0)),
+        "linear" => |_| (),
         other => return invalid(format!("parameter `{name}`: no activation `{other}`")),
     })
+}
+
+/// Computes `x += y`.
+fn add(x: &mut [f32], y: &[f32]) {
+    x.iter_mut().zip(y).for_each(|(x, y)| *x += y);
+}
+
+/// Computes `x += a b`.
+fn add_product(x: &mut [f32], a: &[f32], b: &[f32]) {
+    x.iter_mut().zip(a).zip(b).for_each(|((x, a), b)| *x += a * b);
+}
+
+/// A product `x w^T` with rows of one matrix, and memory for it.
+struct RowProduct<'a> {
+    w: Matrix<'a>,
+    packed: PackedActivations,
+    y: Vec<f32>,
+}
+
+impl<'a> RowProduct<'a> {
+    /// Takes `w [rows, cols]`.
+    fn new(w: &'a [f32], rows: usize, cols: usize) -> OpResult<RowProduct<'a>> {
+        let w = Matrix::f32(w, rows, cols).map_err(|e| OpError::Invalid(e.to_string()))?;
+        Ok(RowProduct { w, packed: PackedActivations::default(), y: Vec::new() })
+    }
+
+    /// Prepares the product with `x [n, cols]`.
+    fn of(&mut self, x: &[f32]) -> MatMul<'_> {
+        let RowProduct { w, packed, y } = self;
+        let (tokens, cols) = (x.len() / w.cols().max(1), w.cols());
+        let at = Columns { values: x, first: 0, token_stride: cols, channel_stride: 1 };
+        packed.pack(Pool::global(), w.layout(), at, tokens, cols);
+        y.resize(tokens * w.rows(), 0.0);
+        MatMul { w: *w, x: packed, tokens: None, y, stride: w.rows(), bias: None }
+    }
+
+    /// Computes the product with `x [n, cols]`, `[n, rows]`.
+    fn run(&mut self, x: &[f32]) -> &mut [f32] {
+        matmul_batch(Pool::global(), &mut [Some(self.of(x))]);
+        &mut self.y
+    }
 }
 
 /// Operands that all three ops have.
@@ -84,50 +128,57 @@ impl<'a> RecurrentInput<'a> {
     fn inputs(&self, c: &OpContext<'a>, weight: &str, biases: &[&str], gates: usize) -> OpResult<Vec<f32>> {
         let n = gates * self.hidden;
         let w = Self::matrix(c, weight, [n, self.inputs])?;
-        let mut y = vec![0f32; count(&[self.steps, self.batch, n])?];
-        product_by_rows(self.x, w, &mut y, (self.inputs, n));
+        count(&[self.steps, self.batch, n])?;
+        let mut y = match self.inputs {
+            0 => vec![0f32; self.steps * self.batch * n],
+            _ => {
+                let mut product = RowProduct::new(w, n, self.inputs)?;
+                product.run(self.x);
+                product.y
+            }
+        };
         for bias in biases {
             if let Some(bias) = Self::vector(c, bias, n)? {
-                y.chunks_exact_mut(n).for_each(|y| y.iter_mut().zip(bias).for_each(|(y, b)| *y += b));
+                y.chunks_exact_mut(n).for_each(|y| add(y, bias));
             }
         }
         Ok(y)
     }
 
-    /// Runs the steps of direction `d` on the hidden state `h` and writes it to `out`; `step` computes the next state.
-    fn scan(
-        &self,
-        (from_inputs, gates): (&[f32], usize),
-        (d, reverse): (usize, bool),
-        h: &mut [f32],
-        out: &mut [Tensor],
-        mut step: impl FnMut(&[f32], &mut [f32]),
-    ) {
-        let size = self.batch * gates * self.hidden;
-        let (width, hidden) = (self.width, self.hidden);
-        let put = |to: &mut [f32], h: &[f32]| {
-            for (to, h) in to.chunks_exact_mut(width).zip(h.chunks_exact(hidden)) {
-                to[d * hidden..][..hidden].copy_from_slice(h);
-            }
-        };
-        let Some((sequence, last)) = out.split_first_mut() else { return };
-        let shape = [if self.every { self.steps } else { 1 }, self.batch, width];
-        let y = sequence.reset_f32(&shape);
-        for i in 0..self.steps {
-            let read = if reverse { self.steps - 1 - i } else { i };
-            step(&from_inputs[read * size..][..size], h);
-            let place = match self.every {
-                // The backward half of two directions.
-                true if d == 1 => read,
-                true => i,
-                false => 0,
-            };
-            if self.every || i + 1 == self.steps {
-                put(&mut y[place * self.batch * width..][..self.batch * width], h);
-            }
+    /// Returns the step that is read at round `i`.
+    fn read(&self, i: usize, reverse: bool) -> usize {
+        if reverse { self.steps - 1 - i } else { i }
+    }
+
+    /// Sets the shapes of the results.
+    fn start(&self, out: &mut [Tensor]) {
+        if let Some(sequence) = out.first_mut() {
+            sequence.reset_f32(&[if self.every { self.steps } else { 1 }, self.batch, self.width]);
         }
-        if let Some(last) = last.first_mut() {
-            put(last.reset_f32(&[self.batch, width]), h);
+        for last in out.iter_mut().skip(1) {
+            last.reset_f32(&[self.batch, self.width]);
+        }
+    }
+
+    /// Writes the hidden state of direction `d` after round `i`.
+    fn store(&self, h: &[f32], (d, i): (usize, usize), out: &mut [Tensor]) {
+        let is_last = i + 1 == self.steps;
+        // The backward half of two directions lies where it read.
+        let place = if !self.every { 0 } else { self.read(i, d == 1) };
+        if self.every || is_last {
+            self.put(h, d, place, out.first_mut());
+        }
+        if is_last {
+            self.put(h, d, 0, out.get_mut(1));
+        }
+    }
+
+    /// Writes the columns of direction `d` of step `place`.
+    fn put(&self, h: &[f32], d: usize, place: usize, to: Option<&mut Tensor>) {
+        let Some(to) = to.and_then(Tensor::as_f32_mut) else { return };
+        let rows = to[place * self.batch * self.width..].chunks_exact_mut(self.width);
+        for (to, h) in rows.zip(h.chunks_exact(self.hidden)) {
+            to[d * self.hidden..][..self.hidden].copy_from_slice(h);
         }
     }
 }
@@ -148,11 +199,15 @@ pub(super) fn rnn(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
     let w = RecurrentInput::matrix(c, "weight_hh", [s.hidden, s.hidden])?;
     let x = s.inputs(c, "weight_ih", &["bias"], 1)?;
     let mut h = s.initial(c, "initial_h", 0)?;
-    let mut product = vec![0f32; h.len()];
-    s.scan((&x, 1), (0, reads_backwards(c)?), &mut h, out, |x, h| {
-        product_by_rows(h, w, &mut product, (s.hidden, s.hidden));
-        h.iter_mut().zip(x).zip(&product).for_each(|((h, x), p)| *h = f(x + p));
-    });
+    let (reverse, mut product) = (reads_backwards(c)?, RowProduct::new(w, s.hidden, s.hidden)?);
+    s.start(out);
+    for i in 0..s.steps {
+        let y = product.run(&h);
+        add(y, &x[s.read(i, reverse) * h.len()..]);
+        f(y);
+        h.copy_from_slice(y);
+        s.store(&h, (0, i), out);
+    }
     Ok(())
 }
 
@@ -172,36 +227,58 @@ pub(super) fn gru(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
     let hidden_bias = if after { RecurrentInput::vector(c, "bias", 3 * n)? } else { None };
     let x = s.inputs(c, "weight_ih", if after { &["input_bias"] } else { &["input_bias", "bias"] }, 3)?;
     let mut h = s.initial(c, "initial_h", 0)?;
-    let (mut product, mut reset, mut fresh) = (vec![0f32; 3 * h.len()], h.clone(), h.clone());
-    s.scan((&x, 3), (0, reads_backwards(c)?), &mut h, out, |x, h| {
-        product_by_rows(h, w, &mut product, (n, 3 * n));
-        let rows = || x.chunks_exact(3 * n);
-        if let Some(bias) = hidden_bias {
-            product.chunks_exact_mut(3 * n).flat_map(|p| p.iter_mut().zip(bias)).for_each(|(p, b)| *p += b);
-        }
-        let products = || product.chunks_exact(3 * n);
-        for (((x, p), r), (h, f)) in rows()
-            .zip(products())
-            .zip(reset.chunks_exact_mut(n))
-            .zip(h.chunks_exact(n).zip(fresh.chunks_exact_mut(n)))
+    let reverse = reads_backwards(c)?;
+    let (mut all, mut fresh) = (RowProduct::new(w, 3 * n, n)?, RowProduct::new(&w[n * n..2 * n * n], n, n)?);
+    let mut reset = vec![0f32; h.len()];
+    s.start(out);
+    for i in 0..s.steps {
+        let x = &x[s.read(i, reverse) * 3 * h.len()..][..3 * h.len()];
+        let p = all.run(&h);
+        for ((x, p), (r, h)) in x
+            .chunks_exact(3 * n)
+            .zip(p.chunks_exact_mut(3 * n))
+            .zip(reset.chunks_exact_mut(n).zip(h.chunks_exact(n)))
         {
-            for k in 0..n {
-                r[k] = gate(x[k] + p[k]);
-                // Rows of the product with the new gate, or the state that they are made from.
-                if after { f[k] = r[k] * p[n + k] } else { r[k] *= h[k] }
+            if let Some(bias) = hidden_bias {
+                add(p, bias);
+            }
+            add(&mut p[..n], &x[..n]);
+            add(&mut p[2 * n..], &x[2 * n..]);
+            gate(&mut p[..n]);
+            gate(&mut p[2 * n..]);
+            // The reset part of the new gate, or the state that it is made from.
+            let by = if after { &p[n..2 * n] } else { h };
+            r.iter_mut().zip(&p[..n]).zip(by).for_each(|((r, gate), v)| *r = gate * v);
+        }
+        let new_part: &[f32] = if after { &reset } else { fresh.run(&reset) };
+        for ((x, p), (f, h)) in x
+            .chunks_exact(3 * n)
+            .zip(all.y.chunks_exact_mut(3 * n))
+            .zip(new_part.chunks_exact(n).zip(h.chunks_exact_mut(n)))
+        {
+            let (_, rest) = p.split_at_mut(n);
+            let (fresh, update) = rest.split_at_mut(n);
+            fresh.copy_from_slice(f);
+            add(fresh, &x[n..2 * n]);
+            new(fresh);
+            for ((h, z), f) in h.iter_mut().zip(update).zip(fresh) {
+                *h = (1.0 - *z) * *f + *z * *h;
             }
         }
-        if !after {
-            product_by_rows(&reset, &w[n * n..2 * n * n], &mut fresh, (n, n));
-        }
-        for (((x, p), f), h) in rows().zip(products()).zip(fresh.chunks_exact(n)).zip(h.chunks_exact_mut(n)) {
-            for k in 0..n {
-                let z = gate(x[2 * n + k] + p[2 * n + k]);
-                h[k] = (1.0 - z) * new(x[n + k] + f[k]) + z * h[k];
-            }
-        }
-    });
+        s.store(&h, (0, i), out);
+    }
     Ok(())
+}
+
+/// One direction of an LSTM.
+struct LstmDirection<'a> {
+    product: RowProduct<'a>,
+    /// Inputs of all steps.
+    x: Vec<f32>,
+    peephole: Option<&'a [f32]>,
+    h: Vec<f32>,
+    memory: Vec<f32>,
+    reverse: bool,
 }
 
 /// Computes an LSTM. Gates lie in the order input, forget, output, cell; `peephole` has the first three:
@@ -220,34 +297,53 @@ pub(super) fn lstm(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
     let activate = activation(c, "activation", "tanh")?;
     let clip = c.get("clip").map(|_| c.float("clip", 0.0)).transpose()?.map_or(f32::INFINITY, f32::abs);
     let n = s.hidden;
-    let zeros = vec![0f32; 3 * n];
-    let mut cells = vec![0f32; count(&[s.batch, s.width])?];
-    for d in 0..directions {
+    let direction = |d: usize| -> OpResult<LstmDirection<'_>> {
         let name = |base: &str| if d == 1 { format!("{base}_back") } else { base.to_string() };
         let w = RecurrentInput::matrix(c, &name("weight_hh"), [4 * n, n])?;
-        let peephole = RecurrentInput::vector(c, &name("peephole"), 3 * n)?.unwrap_or(&zeros);
-        let x = s.inputs(c, &name("weight_ih"), &[&name("bias")], 4)?;
-        let (mut h, mut memory) = (s.initial(c, "initial_h", d)?, s.initial(c, "initial_c", d)?);
-        let mut product = vec![0f32; 4 * h.len()];
-        s.scan((&x, 4), (d, reverse || d == 1), &mut h, out, |x, h| {
-            product_by_rows(h, w, &mut product, (n, 4 * n));
-            let rows = x.chunks_exact(4 * n).zip(product.chunks_exact(4 * n));
-            for ((x, p), (h, m)) in rows.zip(h.chunks_exact_mut(n).zip(memory.chunks_exact_mut(n))) {
-                for k in 0..n {
-                    let sum = |g: usize| x[g * n + k] + p[g * n + k];
-                    let input = gate(sum(0) + peephole[k] * m[k]);
-                    let forget = gate(sum(1) + peephole[n + k] * m[k]);
-                    m[k] = (forget * m[k] + input * cell(sum(3))).max(-clip).min(clip);
-                    h[k] = gate(sum(2) + peephole[2 * n + k] * m[k]) * activate(m[k]);
+        Ok(LstmDirection {
+            product: RowProduct::new(w, 4 * n, n)?,
+            x: s.inputs(c, &name("weight_ih"), &[&name("bias")], 4)?,
+            peephole: RecurrentInput::vector(c, &name("peephole"), 3 * n)?,
+            h: s.initial(c, "initial_h", d)?,
+            memory: s.initial(c, "initial_c", d)?,
+            reverse: reverse || d == 1,
+        })
+    };
+    let mut all = (0..directions).map(direction).collect::<OpResult<Vec<_>>>()?;
+    s.start(out);
+    let mut activated = vec![0f32; n];
+    for i in 0..s.steps {
+        let products = all.iter_mut().map(|d| Some(d.product.of(&d.h)));
+        matmul_batch(Pool::global(), &mut products.collect::<Vec<_>>());
+        for (at, d) in all.iter_mut().enumerate() {
+            let x = &d.x[s.read(i, d.reverse) * 4 * d.h.len()..];
+            let rows = x.chunks_exact(4 * n).zip(d.product.y.chunks_exact_mut(4 * n));
+            for ((x, p), (h, m)) in rows.zip(d.h.chunks_exact_mut(n).zip(d.memory.chunks_exact_mut(n))) {
+                add(p, x);
+                if let Some(peephole) = d.peephole {
+                    add_product(&mut p[..n], &peephole[..n], m);
+                    add_product(&mut p[n..2 * n], &peephole[n..2 * n], m);
+                }
+                gate(&mut p[..2 * n]);
+                cell(&mut p[3 * n..]);
+                for (k, m) in m.iter_mut().enumerate() {
+                    *m = (p[n + k] * *m + p[k] * p[3 * n + k]).max(-clip).min(clip);
+                }
+                if let Some(peephole) = d.peephole {
+                    add_product(&mut p[2 * n..3 * n], &peephole[2 * n..], m);
+                }
+                gate(&mut p[2 * n..3 * n]);
+                activated.copy_from_slice(m);
+                activate(&mut activated);
+                for ((h, o), a) in h.iter_mut().zip(&p[2 * n..]).zip(&activated) {
+                    *h = o * a;
                 }
             }
-        });
-        for (to, m) in cells.chunks_exact_mut(s.width).zip(memory.chunks_exact(n)) {
-            to[d * n..][..n].copy_from_slice(m);
+            s.store(&d.h, (at, i), out);
         }
     }
-    if let Some(last) = out.get_mut(2) {
-        last.reset_f32(&[s.batch, s.width]).copy_from_slice(&cells);
+    for (at, d) in all.iter().enumerate() {
+        s.put(&d.memory, at, 0, out.get_mut(2));
     }
     Ok(())
 }
