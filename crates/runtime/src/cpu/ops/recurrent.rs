@@ -11,7 +11,7 @@ use super::operands::{OpContext, OpError, OpResult};
 use super::shape::{count, invalid};
 use crate::tensor::Tensor;
 use anemoe_kernels::{
-    Columns, MatMul, Matrix, PackedActivations, Pool, apply_sigmoid, matmul_batch, softcap,
+    Columns, Isa, MatMul, Matrix, PackedActivations, Pool, apply_sigmoid, matmul_batch, softcap,
 };
 
 /// A function of floats, in place.
@@ -67,7 +67,7 @@ impl<'a> RowProduct<'a> {
 
     /// Computes the product with `x [n, cols]`, `[n, rows]`.
     fn run(&mut self, x: &[f32]) -> &mut [f32] {
-        matmul_batch(Pool::global(), &mut [Some(self.of(x))]);
+        matmul_batch(Isa::best(), Pool::global(), &mut [Some(self.of(x))]);
         &mut self.y
     }
 }
@@ -314,7 +314,7 @@ pub(super) fn lstm(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
     let mut activated = vec![0f32; n];
     for i in 0..s.steps {
         let products = all.iter_mut().map(|d| Some(d.product.of(&d.h)));
-        matmul_batch(Pool::global(), &mut products.collect::<Vec<_>>());
+        matmul_batch(Isa::best(), Pool::global(), &mut products.collect::<Vec<_>>());
         for (at, d) in all.iter_mut().enumerate() {
             let x = &d.x[s.read(i, d.reverse) * 4 * d.h.len()..];
             let rows = x.chunks_exact(4 * n).zip(d.product.y.chunks_exact_mut(4 * n));
