@@ -19,6 +19,7 @@ use anemoe_convert::build;
 use anemoe_convert::lower::vector_values;
 use anemoe_convert::models::{CheckedCheckpoint, Family};
 use anemoe_convert::plan::{MatrixPlan, Plan, PlannedShard};
+use anemoe_mlpackage::mil::Operation;
 use anemoe_npz::Array;
 use anemoe_runtime::cpu::CpuPackage;
 use anemoe_runtime::model::EmbeddingFile;
@@ -227,10 +228,9 @@ fn shard_weights(
     bundle: &Path,
 ) -> Result<()> {
     let package = CpuPackage::open(&bundle.join(shard.package_file()))?;
-    let function = package.package().model().default_function.clone();
     for m in &shard.matrices {
         let at = (shard.name.as_str(), m.name.as_str(), m.tensor.as_str());
-        let q = match stored(&package, &function, &m.name, &m.dims()) {
+        let q = match stored(&package, &m.name, &m.dims()) {
             Ok(q) => q,
             Err(what) => {
                 gate.note(at, Some(what));
@@ -241,7 +241,7 @@ fn shard_weights(
         gate.note_matrix(at, m.rows, Likeness::of(values, m.cols, &rows_of(checkpoint, m))?);
     }
     for v in &shard.vectors {
-        let what = match stored(&package, &function, &v.name, &v.dims) {
+        let what = match stored(&package, &v.name, &v.dims) {
             Ok(q) => {
                 let wanted =
                     vector_values(checkpoint, v)?.into_iter().map(|w| w.to_f32()).collect::<Vec<_>>();
@@ -321,13 +321,13 @@ fn host_vectors(
     Ok(())
 }
 
-/// Decodes a constant of a package as a run does, or says why it is not the planned one.
-fn stored(
-    package: &CpuPackage,
-    function: &str,
-    name: &str,
-    dims: &[u64],
-) -> std::result::Result<Tensor, String> {
+/// Decodes a constant of a package as a run does, or says why it is not the planned one. Functions of few experts each have
+/// their own constants.
+fn stored(package: &CpuPackage, name: &str, dims: &[u64]) -> std::result::Result<Tensor, String> {
+    let makes_it = |op: &Operation| op.outputs.iter().any(|output| output.name == name);
+    let mut functions = package.package().model().program.functions.iter();
+    let function = functions.find(|(_, f)| f.block.operations.iter().any(makes_it));
+    let (function, _) = function.ok_or("is missing")?;
     let tensor = package.constant(function, name).map_err(|e| e.to_string())?;
     let shape: Vec<u64> = tensor.shape.iter().map(|&d| d as u64).collect();
     match shape == dims {
