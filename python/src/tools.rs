@@ -253,14 +253,14 @@ impl Job {
         Job { function, name, job: WeightJob::Sparse(Pruning::Threshold { threshold, least }) }
     }
 
-    /// A share of zeros; with a size, in blocks of neighbours on an axis.
+    /// Makes a job for a share of zeros; with a size, in blocks of neighbours on an axis.
     #[staticmethod]
     fn share(function: String, name: String, share: f64, size: usize, axis: usize) -> Job {
         let pruning = if size > 1 { Pruning::Blocks { share, size, axis } } else { Pruning::Share(share) };
         Job { function, name, job: WeightJob::Sparse(pruning) }
     }
 
-    /// `n` zeros of `m` neighbours on an axis.
+    /// Makes a job for `n` zeros of `m` neighbours on an axis.
     #[staticmethod]
     fn neighbours(function: String, name: String, n: usize, m: usize, axis: usize) -> Job {
         Job { function, name, job: WeightJob::Sparse(Pruning::Neighbours { n, m, axis }) }

@@ -24,24 +24,24 @@ const TOKENS: usize = 4096;
 struct LayerInput {
     /// Name of the operand.
     value: String,
-    reading: Reading,
+    reading: TokenAxes,
     /// Inputs of an output channel.
     cols: usize,
 }
 
-/// How an operand is read as tokens.
+/// Axes of an operand that are read as tokens.
 #[derive(Clone, Debug)]
-enum Reading {
+enum TokenAxes {
     /// Vectors along the last axis.
     Last,
     /// Vectors along the last axis but one.
     LastButOne,
     /// Positions of a kernel.
-    Kernel(Kernel),
+    ConvWindow(ConvWindow),
 }
 
 #[derive(Clone, Debug)]
-struct Kernel {
+struct ConvWindow {
     taps: Vec<usize>,
     strides: Vec<usize>,
     dilations: Vec<usize>,
@@ -190,10 +190,10 @@ fn layer_input(body: &Function, op: &Operation, weight: &str) -> Option<LayerInp
     let transposes = |param: &str| constant(body, op, param).and_then(Value::as_bool) == Some(true);
     match (op.op_type.as_str(), shape.as_slice()) {
         ("linear", &[_, cols]) if is("weight") => {
-            Some(LayerInput { value: operand("x")?, reading: Reading::Last, cols })
+            Some(LayerInput { value: operand("x")?, reading: TokenAxes::Last, cols })
         }
         ("matmul", &[a, b]) if is("y") => {
-            let reading = if transposes("transpose_x") { Reading::LastButOne } else { Reading::Last };
+            let reading = if transposes("transpose_x") { TokenAxes::LastButOne } else { TokenAxes::Last };
             Some(LayerInput {
                 value: operand("x")?,
                 reading,
@@ -201,7 +201,7 @@ fn layer_input(body: &Function, op: &Operation, weight: &str) -> Option<LayerInp
             })
         }
         ("matmul", &[a, b]) if is("x") => {
-            let reading = if transposes("transpose_y") { Reading::Last } else { Reading::LastButOne };
+            let reading = if transposes("transpose_y") { TokenAxes::Last } else { TokenAxes::LastButOne };
             Some(LayerInput {
                 value: operand("y")?,
                 reading,
@@ -222,7 +222,7 @@ fn layer_input(body: &Function, op: &Operation, weight: &str) -> Option<LayerInp
                 constant(body, op, "groups").and_then(|v| v.as_ints()?.first().copied()).unwrap_or(1);
             let kind = constant(body, op, "pad_type").map_or(Some("valid"), Value::as_str)?;
             let pad = if kind == "custom" { numbers("pad", 2 * n, 0)? } else { vec![0; 2 * n] };
-            let kernel = Kernel {
+            let kernel = ConvWindow {
                 taps: taps.to_vec(),
                 strides: numbers("strides", n, 1)?,
                 dilations: numbers("dilations", n, 1)?,
@@ -230,7 +230,7 @@ fn layer_input(body: &Function, op: &Operation, weight: &str) -> Option<LayerInp
                 same: (kind != "custom" && kind != "valid").then_some(kind == "same_lower"),
             };
             let (value, cols) = (operand("x")?, channels * taps.iter().product::<usize>());
-            (groups == 1).then_some(LayerInput { value, reading: Reading::Kernel(kernel), cols })
+            (groups == 1).then_some(LayerInput { value, reading: TokenAxes::ConvWindow(kernel), cols })
         }
         _ => None,
     }
@@ -248,9 +248,9 @@ impl LayerInput {
         let (values, shape) = (x.as_f32()?, x.shape.as_slice());
         // Steps between a token's elements, and the places of tokens: outer ones, and those within.
         let (step, inner) = match (&self.reading, shape) {
-            (Reading::Kernel(kernel), _) => return kernel.columns(values, shape, self.cols),
-            (Reading::Last, [.., n]) => (1, *n),
-            (Reading::LastButOne, [.., n, m]) => (*m, n * m),
+            (TokenAxes::ConvWindow(kernel), _) => return kernel.columns(values, shape, self.cols),
+            (TokenAxes::Last, [.., n]) => (1, *n),
+            (TokenAxes::LastButOne, [.., n, m]) => (*m, n * m),
             _ => return None,
         };
         if inner / step != self.cols || inner == 0 {
@@ -263,7 +263,7 @@ impl LayerInput {
     }
 }
 
-impl Kernel {
+impl ConvWindow {
     /// Returns the inputs of the kernel's positions as columns, `[channels * taps, positions]`.
     fn columns(&self, values: &[f32], shape: &[usize], cols: usize) -> Option<Vec<f32>> {
         let &[batch, channels, ref spatial @ ..] = shape else { return None };

@@ -124,10 +124,10 @@ impl Likeness {
         let (mut others, mut lowest) = (0, (0, 1.0));
         for (row, cosine) in cosines {
             // What is not a number is the lowest.
-            if !(cosine >= lowest.1) {
+            if cosine.is_nan() || cosine < lowest.1 {
                 lowest = (row, cosine);
             }
-            others += usize::from(!(cosine >= OTHER_ROW));
+            others += usize::from(cosine.is_nan() || cosine < OTHER_ROW);
         }
         let [ww, qw, qq] = [sum(|r| r.ww), sum(|r| r.qw), sum(|r| r.qq)];
         let ratio = |a: f64, b: f64| if a == b { 1.0 } else { a / b };
@@ -261,7 +261,7 @@ fn rows_of<'a>(
 ) -> impl Fn(usize, &mut [f32]) -> Result<()> + Sync + 'a {
     |row, out| {
         let start = m.offset + row as u64 * m.cols as u64;
-        Ok(checkpoint.read(&m.tensor, start..start + m.cols as u64, out)?)
+        checkpoint.read(&m.tensor, start..start + m.cols as u64, out)
     }
 }
 

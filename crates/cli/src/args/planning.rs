@@ -253,8 +253,11 @@ pub struct PlannedCheckpoint {
     pub plan: Plan,
     pub importance: Option<Importance>,
     /// Windows of tokens that weights are compressed for, where they are for any.
-    pub calibration: Option<Vec<Vec<u32>>>,
+    pub calibration: Option<Windows>,
 }
+
+/// Windows of tokens.
+type Windows = Vec<Vec<u32>>;
 
 /// Text that weights are compressed for.
 #[derive(Clone, Debug)]
@@ -270,11 +273,7 @@ pub struct Calibration {
 impl Calibration {
     /// Cuts the text into windows; none where it would take too long, or could gain nothing. Returns a fact for the plan
     /// where the user did not ask.
-    fn windows(
-        &self,
-        family: &Family,
-        plan: &Plan,
-    ) -> anyhow::Result<(Option<Vec<Vec<u32>>>, Option<String>)> {
+    fn windows(&self, family: &Family, plan: &Plan) -> anyhow::Result<(Option<Windows>, Option<String>)> {
         let windows = text_feedback::windows(family, self.text.as_deref(), self.memory);
         let Some(within) = self.within else { return Ok((Some(windows?), None)) };
         let mut matrices = plan.shards.iter().flat_map(|s| &s.matrices);

@@ -11,14 +11,14 @@ macro_rules! commands {
         /// A sub-command with its arguments.
         #[derive(clap::Subcommand)]
         pub enum AnyCommand {
-            $($(#[$attribute])* $name($module::Args),)*
+            $($(#[$attribute])* $name(Box<$module::Args>),)*
         }
 
         impl AnyCommand {
             /// Runs the command, and reports what came out; returns whether its gate passed.
             pub fn run(self, ui: &Ui) -> anyhow::Result<bool> {
                 match self {
-                    $(AnyCommand::$name(args) => execute(args, stringify!($module), ui),)*
+                    $(AnyCommand::$name(args) => execute(*args, stringify!($module), ui),)*
                 }
             }
         }

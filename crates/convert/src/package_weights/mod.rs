@@ -239,9 +239,9 @@ pub fn compress(
     Ok(reports)
 }
 
-/// What stands for a weight.
+/// Operations that stand for a weight.
 #[derive(Clone)]
-enum Replacement {
+enum OpsOfWeight {
     /// The weight stays.
     None,
     /// An operation, without results.
@@ -251,7 +251,7 @@ enum Replacement {
 }
 
 /// A replacement with its report.
-type Rewritten = (Replacement, WeightReport);
+type Rewritten = (OpsOfWeight, WeightReport);
 
 struct Rewriter<'a, 'm> {
     package: &'a Package,
@@ -279,9 +279,9 @@ impl Rewriter<'_, '_> {
                 let (new, report) = self.compressed(&value.clone(), *job, &op)?;
                 self.reports.push(report);
                 let last = match new {
-                    Replacement::None => None,
-                    Replacement::One(last) => Some(last),
-                    Replacement::Scaled(mut first, mut last) => {
+                    OpsOfWeight::None => None,
+                    OpsOfWeight::One(last) => Some(last),
+                    OpsOfWeight::Scaled(mut first, mut last) => {
                         let name = self.free_name(&format!("{}_unscaled", op.outputs[0].name));
                         first.outputs = vec![NamedType { name: name.clone(), ..op.outputs[0].clone() }];
                         first.attributes.insert("name".into(), Value::string(&name));
@@ -419,7 +419,7 @@ impl Rewriter<'_, '_> {
         let mut report = WeightReport::dense(value, values.len());
         // A tensor of no values cannot be stored.
         let Some(mask) = pruning.kept(values, shape).filter(|mask| mask.contains(&true)) else {
-            return Ok((Replacement::None, report));
+            return Ok((OpsOfWeight::None, report));
         };
         let kept: Vec<f32> = values.iter().zip(&mask).filter(|(_, m)| **m).map(|(v, _)| *v).collect();
         let squares = |v: &[f32]| v.iter().map(|v| f64::from(*v).powi(2)).sum::<f64>();
@@ -438,7 +438,7 @@ impl Rewriter<'_, '_> {
         } else {
             operands.push(("mask", self.place(DataType::UInt1, shape, &packed)?));
         }
-        Ok((Replacement::One(self.operation("constexpr_sparse_to_dense", operands)), report))
+        Ok((OpsOfWeight::One(self.operation("constexpr_sparse_to_dense", operands)), report))
     }
 
     fn quantized(
@@ -487,9 +487,9 @@ impl Rewriter<'_, '_> {
             _ => self.numbers(value, weight, (&shape, &values), job)?,
         };
         let Some(op) = coded.operation else {
-            return Ok((Replacement::None, coded.report));
+            return Ok((OpsOfWeight::None, coded.report));
         };
-        let Some(scales) = scales else { return Ok((Replacement::One(op), coded.report)) };
+        let Some(scales) = scales else { return Ok((OpsOfWeight::One(op), coded.report)) };
         coded.report.kind.push_str(" scaled");
         coded.report.after += scales.len() as u64 * element_bytes(value);
         let cols = values.len() / scales.len().max(1);
@@ -506,7 +506,7 @@ impl Rewriter<'_, '_> {
         dims[weight.axes[0]] = scales.len();
         let scale = self.place_floats(value, &dims, &scales)?;
         let last = self.operation("constexpr_blockwise_shift_scale", vec![("scale", scale)]);
-        Ok((Replacement::Scaled(op, last), coded.report))
+        Ok((OpsOfWeight::Scaled(op, last), coded.report))
     }
 
     /// Codes a weight by tables of vectors over its output channels.

@@ -12,7 +12,7 @@ mod palettize;
 pub mod q4_0;
 #[cfg(test)]
 mod testing;
-mod vectors;
+mod vector_table;
 
 pub use dense::product;
 pub use encoder::{Encoder, OutsideFp16, ReadRows, TablesAndScales};
@@ -21,4 +21,4 @@ pub use histogram::Histogram;
 pub use kmeans::{kmeans, kmeans_exact};
 pub use metrics::Metrics;
 pub use palettize::{Palettizer, TableMode};
-pub use vectors::{VectorTable, fit_vectors};
+pub use vector_table::{VectorTable, fit_vectors};

@@ -320,7 +320,7 @@ pub struct SourceReport {
     pub accepted: u64,
     /// Milliseconds for making drafts, and for reading what comes before them.
     pub ms: f64,
-    /// By place in the draft: tokens before which all were accepted, and those of them that were.
+    /// Tokens before which all were accepted, and those of them that were, by place in the draft.
     pub places: Vec<[u64; 2]>,
 }
 

@@ -180,7 +180,7 @@ fn assign(points: Points<'_>, table: &[f32]) -> Vec<Assigned> {
 }
 
 /// Runs rounds until the error falls no more, and returns it.
-fn rounds(points: Points<'_>, table: &mut Vec<f32>, most: usize) -> f64 {
+fn rounds(points: Points<'_>, table: &mut [f32], most: usize) -> f64 {
     let dim = points.dim;
     let mut last = f64::INFINITY;
     for _ in 0..most {
