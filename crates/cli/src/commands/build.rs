@@ -72,7 +72,7 @@ pub struct Args {
     #[arg(long, value_name = "MB", value_parser = megabytes)]
     max_memory: Option<u64>,
     /// Compress weights for a text, in UTF-8, or for the built-in one (`default`): each matrix so that its outputs change
-    /// least [default: default where no --quant is given and it takes ten minutes at most; none].
+    /// least [default: the built-in one where no --quant is given and it takes ten minutes at most, else none].
     #[arg(long, value_name = "TEXT|default|none", conflicts_with_all = ["importance", "shard"])]
     calibrate: Option<PathBuf>,
     /// Most memory for --calibrate, in MB: fewer tokens of the text where they would need more.
