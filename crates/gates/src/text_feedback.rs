@@ -88,7 +88,7 @@ pub fn memory(family: &Family, tokens: usize) -> u64 {
 }
 
 /// Tells whether a matrix is compressed for a text where there is one.
-fn is_compressed(m: &MatrixPlan) -> bool {
+pub fn is_compressed(m: &MatrixPlan) -> bool {
     !matches!(m.quant.kind, Quant::Fp16 | Quant::Mxfp4) && m.taps == 1 && !m.bank
 }
 

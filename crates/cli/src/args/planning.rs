@@ -277,7 +277,8 @@ impl Calibration {
         let windows = text_feedback::windows(family, self.text.as_deref(), self.memory);
         let Some(within) = self.within else { return Ok((Some(windows?), None)) };
         let mut matrices = plan.shards.iter().flat_map(|s| &s.matrices);
-        let gains = family.decoder.assistant.is_none() && matrices.any(|m| m.quant.kind.bits() < 8);
+        let gains = family.decoder.assistant.is_none()
+            && matrices.any(|m| text_feedback::is_compressed(m) && m.quant.kind.bits() < 8);
         let (Ok(windows), true) = (windows, gains) else {
             return Ok((None, None));
         };
