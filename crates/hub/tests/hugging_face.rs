@@ -364,6 +364,20 @@ fn one_gguf_of_several_is_named() {
 }
 
 #[test]
+fn all_parts_of_a_split_gguf_are_fetched() {
+    let part = |i: u8| (format!("q4/m-0000{i}-of-00002.gguf"), vec![i; 10]);
+    let repository = TestRepository { files: vec![part(2), part(1)], bare: false };
+    let server = TestServer::start(move |asked| repository.answer(asked));
+    for name in ["hf:o/n", "hf:o/n/q4/m-00001-of-00002.gguf", "hf:o/n/q4/m-00002-of-00002.gguf"] {
+        let user = TestUser::new(&server);
+        let first = user.fetch(name).unwrap().path;
+        assert!(first.ends_with("q4/m-00001-of-00002.gguf"), "{}", first.display());
+        assert_eq!(std::fs::read(&first).unwrap(), vec![1; 10]);
+        assert_eq!(std::fs::read(first.with_file_name("m-00002-of-00002.gguf")).unwrap(), vec![2; 10]);
+    }
+}
+
+#[test]
 fn sizes_that_only_headers_tell_are_asked_for_again() {
     let repository = TestRepository { bare: true, ..repository() };
     let (served, count) = (repository.clone(), AtomicUsize::new(0));

@@ -11,7 +11,7 @@
 //! ```
 
 use super::hub_spec::HubSpec;
-use super::listing::{INDEX, KnownFile, SINGLE, indexed_files, is_commit, read_known};
+use super::listing::{INDEX, KnownFile, SINGLE, indexed_files, is_commit, read_known, split_parts};
 use crate::blob_hash::BlobHash;
 use anemoe_io::{open_regular, read_input, read_text, write_atomic};
 use std::collections::BTreeSet;
@@ -131,7 +131,11 @@ impl HubCache {
         let folder = self.snapshot(commit);
         let lacks = |name: &String| !folder.join(name).is_file();
         if let Some(file) = file {
-            return if lacks(&file.into()) { Err(file.into()) } else { Ok(folder.join(file)) };
+            let parts = split_parts(file);
+            return match parts.iter().find(|part| lacks(part)) {
+                Some(missing) => Err(missing.clone()),
+                None => Ok(folder.join(&parts[0])),
+            };
         }
         let names = self.weight_names(commit).map_err(|_| INDEX.to_string())?;
         let missing = ["config.json".to_string()].into_iter().chain(names).find(lacks);
@@ -153,13 +157,15 @@ impl HubCache {
         }
     }
 
-    /// Returns the GGUF file of a commit's folder; `None` unless there is exactly one.
+    /// Returns the GGUF file of a commit's folder, the first part of a split one; `None` unless there is exactly one model.
     fn only_gguf(&self, commit: &str) -> Option<PathBuf> {
-        let entries = fs::read_dir(self.snapshot(commit)).ok()?;
-        let mut found = entries
-            .filter_map(|e| Some(e.ok()?.path()))
-            .filter(|p| p.extension().is_some_and(|e| e.eq_ignore_ascii_case("gguf")) && p.is_file());
-        let first = found.next()?;
-        found.next().is_none().then_some(first)
+        let folder = self.snapshot(commit);
+        let entries = fs::read_dir(&folder).ok()?;
+        let mut found: Vec<String> = entries
+            .filter_map(|e| e.ok()?.file_name().into_string().ok())
+            .filter(|name| name.to_ascii_lowercase().ends_with(".gguf") && folder.join(name).is_file())
+            .collect();
+        found.sort();
+        (found == split_parts(found.first()?)).then(|| folder.join(&found[0]))
     }
 }

@@ -123,11 +123,12 @@ impl Listing {
         SMALL_FILES.iter().filter_map(|name| self.file(name)).collect()
     }
 
-    /// Returns the GGUF file named `wanted`, or the only GGUF file where none is named.
+    /// Returns the GGUF file named `wanted`, or the only model in GGUF files where none is named: all parts of a split one,
+    /// the first of them first.
     ///
     /// # Errors
-    /// No file has this name, or several exist and none is named.
-    pub fn gguf(&self, wanted: Option<&str>) -> Result<&RemoteFile, String> {
+    /// No file has this name, a part is missing, or several models exist and none is named.
+    pub fn gguf(&self, wanted: Option<&str>) -> Result<Vec<RemoteFile>, String> {
         let all: Vec<&RemoteFile> =
             self.files.iter().filter(|f| f.name.to_ascii_lowercase().ends_with(".gguf")).collect();
         let names = || {
@@ -137,18 +138,46 @@ impl Listing {
             }
             names.join(", ")
         };
-        match (wanted, &all[..]) {
-            (_, []) => Err(format!("repository: it holds neither {SINGLE} nor {INDEX} nor a .gguf file")),
-            (Some(wanted), _) => all
-                .iter()
-                .find(|f| f.name == wanted)
-                .copied()
-                .ok_or_else(|| format!("repository: it holds no {wanted}; there are {}", names())),
-            (None, [one]) => Ok(one),
-            (None, _) => {
-                Err(format!("repository: it holds several models; name one as OWNER/NAME/FILE: {}", names()))
+        let one = match (wanted, &all[..]) {
+            (_, []) => {
+                let other = |f: &&RemoteFile| f.name.ends_with(".bin") || f.name.ends_with(".safetensors");
+                let other =
+                    self.files.iter().find(other).map_or(String::new(), |f| format!(", but {}", f.name));
+                return Err(format!(
+                    "repository: it holds neither {SINGLE} nor {INDEX} nor a .gguf file{other}"
+                ));
             }
+            (Some(wanted), _) => wanted,
+            (None, [one, rest @ ..]) => {
+                let parts = split_parts(&one.name);
+                if rest.iter().any(|f| !parts.contains(&f.name)) {
+                    let what = "repository: it holds several models; name one as OWNER/NAME/FILE";
+                    return Err(format!("{what}: {}", names()));
+                }
+                &one.name
+            }
+        };
+        let missing = |name: &String| format!("repository: it holds no {name}; there are {}", names());
+        split_parts(one).iter().map(|name| self.file(name).cloned().ok_or_else(|| missing(name))).collect()
+    }
+}
+
+/// Returns the names of all parts of a split GGUF file `STEM-00001-of-0000N.gguf`, from the name of any of them; the name
+/// itself where it is none of a part.
+pub fn split_parts(name: &str) -> Vec<String> {
+    let digits = |s: &str| if s.len() == 5 { s.parse::<u32>().ok() } else { None };
+    let parsed = || {
+        let (stem, ending) = name.split_at_checked(name.len().checked_sub(5)?)?;
+        let (stem, count) = stem.rsplit_once("-of-")?;
+        let (stem, part) = stem.rsplit_once('-')?;
+        let (part, count) = (digits(part)?, digits(count)?);
+        (ending.eq_ignore_ascii_case(".gguf") && (1..=count).contains(&part)).then_some((stem, count, ending))
+    };
+    match parsed() {
+        Some((stem, count, ending)) => {
+            (1..=count).map(|i| format!("{stem}-{i:05}-of-{count:05}{ending}")).collect()
         }
+        None => vec![name.into()],
     }
 }
 
@@ -200,11 +229,36 @@ mod tests {
     fn one_gguf_is_taken_and_several_have_to_be_named() {
         let file = |name: &str| RemoteFile { name: name.into(), size: None, hash: None };
         let one = Listing { commit: String::new(), files: vec![file("x.gguf"), file("README.md")] };
-        assert_eq!(one.gguf(None).unwrap().name, "x.gguf");
+        let named = |of: &Listing, wanted: Option<&str>| -> Vec<String> {
+            of.gguf(wanted).unwrap().into_iter().map(|f| f.name).collect()
+        };
+        assert_eq!(named(&one, None), ["x.gguf"]);
         assert!(one.gguf(Some("y.gguf")).unwrap_err().contains("x.gguf"));
         let two = Listing { files: vec![file("x.gguf"), file("y.GGUF")], ..one };
         assert!(two.gguf(None).unwrap_err().contains("x.gguf, y.GGUF"));
-        assert_eq!(two.gguf(Some("y.GGUF")).unwrap().name, "y.GGUF");
+        assert_eq!(named(&two, Some("y.GGUF")), ["y.GGUF"]);
+        let (first, second) = ("q4/m-00001-of-00002.gguf", "q4/m-00002-of-00002.gguf");
+        let split = Listing { files: vec![file(second), file(first)], ..two };
+        for wanted in [None, Some(first), Some(second)] {
+            assert_eq!(named(&split, wanted), [first, second]);
+        }
+        let cut = Listing { files: vec![file(second)], ..split };
+        assert!(cut.gguf(None).unwrap_err().contains(&format!("holds no {first}")));
+    }
+
+    #[test]
+    fn names_of_parts() {
+        assert_eq!(split_parts("a-00002-of-00002.gguf"), ["a-00001-of-00002.gguf", "a-00002-of-00002.gguf"]);
+        for other in [
+            "a.gguf",
+            "a-00003-of-00002.gguf",
+            "a-1-of-2.gguf",
+            "a-00000-of-00002.gguf",
+            "",
+            "a-00001-of-00002.bin",
+        ] {
+            assert_eq!(split_parts(other), [other]);
+        }
     }
 
     #[test]

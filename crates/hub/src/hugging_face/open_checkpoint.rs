@@ -109,9 +109,9 @@ impl Hub {
         match self.bring_small(&target, &listing, accept, progress)? {
             None => {
                 let invalid = |what: String| Error::invalid(spec.to_string(), what);
-                let file = listing.gguf(spec.file.as_deref()).map_err(invalid)?;
-                self.bring_files(&target, vec![file.clone()], progress)?;
-                peeked.snapshot.path.push(&file.name);
+                let files = listing.gguf(spec.file.as_deref()).map_err(invalid)?;
+                peeked.snapshot.path.push(&files[0].name);
+                self.bring_files(&target, files, progress)?;
             }
             Some(files) if in_ranges => {
                 let known = files.iter().map(|file| self.known_file(&target, file.clone()));
