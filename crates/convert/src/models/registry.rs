@@ -8,7 +8,7 @@ use super::{gemma3, gemma4, gpt_oss, llama, qwen_moe, zaya};
 use crate::checkpoint::{Checkpoint, TensorOrigin};
 use crate::variants::Variants;
 use crate::{Error, Result};
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::path::Path;
 
 /// Entry of the registry.
@@ -17,6 +17,9 @@ pub struct KnownFamily {
     types: &'static [&'static str],
     /// Reads the description from the configuration of the text model, and from the whole configuration.
     parse: fn(Keys<'_>, Keys<'_>, Variants) -> Result<Decoder>,
+    /// Returns the values of keys that a configuration may lack, as transformers 5.24 has them: it writes no key that has
+    /// its default in the text model of a model with images.
+    defaults: fn() -> Value,
     /// Returns the place of a tensor that a checkpoint has in another layout.
     pub origin: fn(&TensorRow, &str, &Checkpoint) -> Option<TensorOrigin>,
     pub remarks: Remarks,
@@ -26,6 +29,7 @@ pub struct KnownFamily {
 const PLAIN: KnownFamily = KnownFamily {
     types: &[],
     parse: |k, _, _| llama::parse(k),
+    defaults: || json!({}),
     origin: |_, _, _| None,
     remarks: |_, _| Ok(Vec::new()),
 };
@@ -40,21 +44,38 @@ const FAMILIES: &[KnownFamily] = &[
         remarks: zaya::remarks,
         ..PLAIN
     },
-    KnownFamily { types: &["llama", "mistral", "qwen2", "qwen3"], ..PLAIN },
+    KnownFamily {
+        types: &["llama", "mistral", "qwen2", "qwen3"],
+        defaults: || json!({"rms_norm_eps": 1e-6, "rope_theta": 1e4}),
+        ..PLAIN
+    },
     KnownFamily {
         types: &["qwen3_moe"],
         parse: |k, _, _| qwen_moe::parse_qwen(k),
+        defaults: || json!({"rms_norm_eps": 1e-6, "rope_theta": 1e4}),
         origin: qwen_moe::origin,
         ..PLAIN
     },
     KnownFamily {
         types: &["olmoe"],
         parse: |k, _, _| qwen_moe::parse_olmoe(k),
+        defaults: || json!({"rms_norm_eps": 1e-5, "rope_theta": 1e4}),
         origin: qwen_moe::origin,
         ..PLAIN
     },
-    KnownFamily { types: &["gemma3", "gemma3_text"], parse: |k, _, _| gemma3::parse(k), ..PLAIN },
-    KnownFamily { types: &["gpt_oss"], parse: |k, _, _| gpt_oss::parse(k), origin: gpt_oss::origin, ..PLAIN },
+    KnownFamily {
+        types: &["gemma3", "gemma3_text"],
+        parse: |k, _, _| gemma3::parse(k),
+        defaults: || json!({"rms_norm_eps": 1e-6, "vocab_size": 262208, "max_position_embeddings": 131072}),
+        ..PLAIN
+    },
+    KnownFamily {
+        types: &["gpt_oss"],
+        parse: |k, _, _| gpt_oss::parse(k),
+        defaults: || json!({"rms_norm_eps": 1e-5}),
+        origin: gpt_oss::origin,
+        ..PLAIN
+    },
 ];
 
 /// Reads the description of a model from its configuration.
@@ -70,7 +91,15 @@ pub fn parse(config: &Value, path: &Path, variants: Variants) -> Result<Decoder>
             return Err(Error::unsupported(path, what));
         }
     }
-    (known.parse)(Keys::of_text(config, path)?, Keys::of_all(config, path)?, variants)
+    let mut keys = Keys::of_text(config, path)?.map.clone();
+    let defaults = (known.defaults)();
+    for (key, value) in defaults.as_object().into_iter().flatten() {
+        let own = keys.entry(key.clone()).or_insert(Value::Null);
+        if own.is_null() {
+            *own = value.clone();
+        }
+    }
+    (known.parse)(Keys { map: &keys, path }, Keys::of_all(config, path)?, variants)
 }
 
 /// Returns the family that a configuration names.

@@ -131,6 +131,14 @@ fn every_size_is_needed() {
         "intermediate_size",
     ];
     const EXPERTS: [&str; 2] = ["moe_intermediate_size", "num_experts"];
+    const OTHERS: &[&str] = &[
+        "hidden_size",
+        "num_hidden_layers",
+        "vocab_size",
+        "max_position_embeddings",
+        "num_attention_heads",
+        "intermediate_size",
+    ];
     for (model, keys, others) in [
         (
             "gemma4-26b-a4b",
@@ -144,11 +152,11 @@ fn every_size_is_needed() {
             &["head_dim", "num_key_value_heads", "router_hidden_size", "rope_parameters"][..],
         ),
         ("zaya1-8b", &EXPERTS[..], &[][..]),
-        ("llama-3.2-1b", &ALL[..], &["rope_theta"][..]),
-        ("qwen3-30b-a3b", &ALL[..], &["num_experts_per_tok", "num_experts", "moe_intermediate_size"][..]),
-        ("olmoe-1b-7b", &ALL[..], &["num_experts_per_tok", "num_experts"][..]),
-        ("gemma3-1b", &ALL[..5], &["intermediate_size", "sliding_window"][..]),
-        ("gpt-oss-20b", &ALL[..], &["num_local_experts", "num_experts_per_tok", "sliding_window"][..]),
+        ("llama-3.2-1b", OTHERS, &[][..]),
+        ("qwen3-30b-a3b", OTHERS, &["num_experts_per_tok", "num_experts", "moe_intermediate_size"][..]),
+        ("olmoe-1b-7b", OTHERS, &["num_experts_per_tok", "num_experts"][..]),
+        ("gemma3-1b", &OTHERS[..2], &["intermediate_size", "sliding_window"][..]),
+        ("gpt-oss-20b", OTHERS, &["num_local_experts", "num_experts_per_tok", "sliding_window"][..]),
     ] {
         for key in keys.iter().chain(others) {
             let mut config = config(model);
@@ -157,6 +165,32 @@ fn every_size_is_needed() {
             assert!(error.contains("invalid") && error.contains(key), "{model} {key}: {error}");
         }
     }
+}
+
+#[test]
+fn keys_with_defaults_may_be_missing_or_null() {
+    for (model, key) in [
+        ("llama-3.2-1b", "rms_norm_eps"),
+        ("llama-3.2-1b", "rope_theta"),
+        ("qwen3-30b-a3b", "rms_norm_eps"),
+        ("olmoe-1b-7b", "rms_norm_eps"),
+        ("olmoe-1b-7b", "rope_theta"),
+        ("gemma3-1b", "rms_norm_eps"),
+        ("gemma3-1b", "vocab_size"),
+        ("gemma3-1b", "max_position_embeddings"),
+        ("gpt-oss-20b", "rms_norm_eps"),
+    ] {
+        let mut config = config(model);
+        text(&mut config).insert(key.into(), Value::Null);
+        let with_null = format!("{:?}", parsed(&config).unwrap());
+        text(&mut config).remove(key);
+        assert_eq!(format!("{:?}", parsed(&config).unwrap()), with_null, "{model} {key}");
+    }
+    // The text model of gemma-3-4b-it has no other keys.
+    let text = json!({"model_type": "gemma3_text", "hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34,
+        "rope_scaling": {"factor": 8.0, "rope_type": "linear"}, "sliding_window": 1024});
+    let found = parsed(&json!({"model_type": "gemma3", "text_config": text})).unwrap();
+    assert_eq!((found.vocab, found.positions, found.eps, found.layers.len()), (262208, 131072, 1e-6, 34));
 }
 
 /// Changes every key of every configuration to values that it cannot have: nothing panics, and an error names the key
