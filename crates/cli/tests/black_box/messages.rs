@@ -8,10 +8,15 @@ use std::fs;
 fn a_path_of_another_kind_is_named_with_the_next_command() {
     let (dir, bundle) = (folder(), built("tiny-gemma4-moe-text", "--no-journal"));
     copy(&fixture("tiny-gemma4-moe"), &dir.join("my models/tiny"));
-    for name in ["empty", "begun/.anemoe-build"] {
+    for name in ["empty", "lora", "begun/.anemoe-build"] {
         fs::create_dir_all(dir.join(name)).unwrap();
     }
-    for (name, text) in [("m.gguf", "GGUF"), ("notes.txt", "x"), ("begun/.anemoe-build/plan.json", "{}")] {
+    for (name, text) in [
+        ("m.gguf", "GGUF"),
+        ("notes.txt", "x"),
+        ("lora/adapter_config.json", "{}"),
+        ("begun/.anemoe-build/plan.json", "{}"),
+    ] {
         fs::write(dir.join(name), text).unwrap();
     }
     let golden = fixture("tiny-gemma4-moe/golden.npz");
@@ -58,6 +63,7 @@ fn a_path_of_another_kind_is_named_with_the_next_command() {
         ("inspect @DIR/begun", &["an unfinished bundle"]),
         ("perplexity @DIR/begun --text @DIR/notes.txt", &["an unfinished bundle"]),
         ("inspect @DIR/notes.txt", &["a file of another kind"]),
+        ("plan @DIR/lora", &["unsupported checkpoint: this is an adapter (adapter_config.json)"]),
         (
             "inspect no/such",
             &["no such file or folder", "Hugging Face folder", "synthetic:NAME", "a bundle", ".mlpackage"],

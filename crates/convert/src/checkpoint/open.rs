@@ -12,6 +12,9 @@ use std::path::Path;
 /// Largest `config.json` or `generation_config.json` that is read.
 const MAX_CONFIG_BYTES: u64 = 16 << 20;
 
+/// File that makes a folder an adapter (LoRA).
+const ADAPTER: &str = "adapter_config.json";
+
 /// Opens a Hugging Face folder, whose tensors keep their names, or a GGUF file, whose tensors get Hugging Face names.
 ///
 /// # Errors
@@ -49,6 +52,16 @@ pub fn open_in_ranges(path: &Path, elsewhere: &RangedFiles) -> Result<Checkpoint
 /// Makes the error for a path without a checkpoint: the kind of thing that lies there, and what to do next.
 fn not_a_checkpoint(path: &Path) -> Error {
     let place = PathKind::at(path);
+    if place == PathKind::Folder
+        && let Err(e) = std::fs::read_dir(path)
+    {
+        return Error::io(path, e);
+    }
+    if path.join(ADAPTER).exists() {
+        let what =
+            format!("checkpoint: this is an adapter ({ADAPTER}); give a model that it was merged into");
+        return Error::unsupported(path, what);
+    }
     let next = match &place {
         PathKind::Nothing => {
             let what = "no such file or folder; a checkpoint is a Hugging Face folder, a .gguf file, hf:OWNER/NAME or synthetic:NAME";

@@ -43,7 +43,16 @@ pub fn check_quantization(config: &Value, path: &Path) -> Result<()> {
 pub fn quantization(config: &Value, path: &Path) -> Result<Quantization> {
     let keys = ["/quantization_config", "/text_config/quantization_config"];
     let found = keys.iter().find_map(|at| config.pointer(at).filter(|v| !v.is_null()).map(|v| (at, v)));
-    let Some((at, value)) = found else { return Ok(Quantization::None) };
+    let Some((at, value)) = found else {
+        return match config.get("quantization").filter(|own| own.get("bits").is_some()) {
+            None => Ok(Quantization::None),
+            Some(own) => {
+                let what =
+                    format!("configuration: `quantization` is {}, the form of MLX", shown(&own.to_string()));
+                Err(Error::unsupported(path, what))
+            }
+        };
+    };
     let config = QuantizationKeys { path, at: at[1..].replace('/', "."), value };
     if !value.is_object() {
         return Err(Error::invalid(path, format!("configuration: `{}` is not a JSON object", config.at)));
@@ -630,6 +639,9 @@ mod tests {
             let what = refused(config, &[]);
             assert!(what.contains(&format!("`quantization_config.quant_method` {is}; read are")), "{what}");
         }
+        let mlx = json!({"quantization": {"group_size": 64, "bits": 4}});
+        let what = check_quantization(&mlx, Path::new("config.json")).unwrap_err().to_string();
+        assert!(what.contains("unsupported") && what.contains("the form of MLX"), "{what}");
         let nested = json!({"text_config": {"quantization_config": {"quant_method": "awq"}}});
         let what = check_quantization(&nested, Path::new("config.json")).unwrap_err().to_string();
         assert!(what.contains("`text_config.quantization_config.quant_method` is `awq`"), "{what}");

@@ -14,6 +14,14 @@ use std::sync::Arc;
 
 const INDEX: &str = "model.safetensors.index.json";
 const SINGLE: &str = "model.safetensors";
+/// Weight files of layouts that are not read.
+const OTHER_WEIGHTS: [&str; 5] = [
+    "pytorch_model.bin",
+    "pytorch_model.bin.index.json",
+    "consolidated.safetensors",
+    "consolidated.00.pth",
+    "adapter_model.safetensors",
+];
 const MAX_INDEX_BYTES: u64 = 64 << 20;
 
 /// File of weights: on this machine, or elsewhere.
@@ -49,6 +57,13 @@ impl Folder {
             let names: BTreeSet<String> = index.values().cloned().collect();
             (names, Some(index))
         } else {
+            if !elsewhere.contains_key(SINGLE)
+                && !folder.join(SINGLE).exists()
+                && let Some(other) = OTHER_WEIGHTS.into_iter().find(|name| folder.join(name).exists())
+            {
+                let what = format!("weights: they are in {other}; read are {SINGLE}, {INDEX} and .gguf");
+                return Err(Error::unsupported(folder, what));
+            }
             (BTreeSet::from([SINGLE.to_string()]), None)
         };
         let mut files = Vec::new();
@@ -282,6 +297,16 @@ mod tests {
         assert!(refused("a", 3..5, 2).contains("elements 3..5 of tensor `a`"));
         assert!(refused("a", 0..2, 3).contains("elements 0..2"));
         assert!(refused("a", Range { start: 3, end: 2 }, 1).contains("elements"));
+    }
+
+    #[test]
+    fn weights_in_other_layouts_are_named() {
+        for name in OTHER_WEIGHTS {
+            let dir = tempfile::tempdir().unwrap();
+            std::fs::write(dir.path().join(name), "").unwrap();
+            let refused = Folder::open(dir.path(), &RangedFiles::new()).err().unwrap().to_string();
+            assert!(refused.contains(&format!("unsupported weights: they are in {name}")), "{refused}");
+        }
     }
 
     #[test]

@@ -201,7 +201,7 @@ impl<'de> Deserialize<'de> for HeaderJson {
                 let mut tensors = BTreeMap::new();
                 while let Some(name) = map.next_key::<String>()? {
                     if name == "__metadata__" {
-                        map.next_value::<BTreeMap<String, String>>()?;
+                        map.next_value::<Option<BTreeMap<String, String>>>()?;
                     } else {
                         tensors.insert(name, map.next_value()?);
                     }
@@ -235,6 +235,7 @@ mod tests {
 
     #[test]
     fn tensors_are_placed_behind_the_header() {
+        assert!(parse(&file(r#"{"__metadata__":null}"#, 0)).is_ok());
         let json = r#"{"__metadata__":{"format":"pt"},"b":{"dtype":"F32","shape":[1,2],"data_offsets":[4,12]},
             "a":{"dtype":"BF16","shape":[2],"data_offsets":[0,4]},"none":{"dtype":"F16","shape":[0,7],"data_offsets":[4,4]}}   "#;
         let tensors = parse(&file(json, 12)).unwrap();

@@ -371,6 +371,7 @@ fn scalings_of_the_rope() {
             unsupported(&scaled("longrope", 4.0)),
             "`llama.rope.scaling.type` is longrope; read are none, linear and yarn",
         ),
+        (unsupported(&|g| g.text("general.type", "adapter")), "`general.type` is adapter; read are models"),
         (
             unsupported(&|g| g.f32("llama.rope.scaling.attn_factor", 2.0)),
             "`llama.rope.scaling.attn_factor` is 2, implemented is 1",

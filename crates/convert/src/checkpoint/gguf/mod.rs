@@ -65,6 +65,9 @@ pub fn open(path: &Path) -> Result<Checkpoint> {
 /// Returns what the files state about the model's architecture.
 fn stated_model(files: &[GgufFile]) -> Result<StatedModel<'_>> {
     let m = files[0].metadata();
+    if let Some(kind) = m.text("general.type")?.filter(|kind| *kind != "model") {
+        return Err(m.unsupported("general.type", format!("is {}; read are models", kind.escape_debug())));
+    }
     let name = m.needed("general.architecture", m.text("general.architecture")?)?;
     let Some(arch) = archs::ARCHS.iter().find(|a| a.name == name) else {
         let known: Vec<&str> = archs::ARCHS.iter().map(|a| a.name).collect();
