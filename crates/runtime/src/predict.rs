@@ -324,25 +324,17 @@ fn to_tensor(mut array: Array, feature: &Feature) -> std::result::Result<Tensor,
         }
         return Ok(Tensor::f32(&array.shape, array.to_f32()));
     }
-    let is_float = matches!(array.data, ArrayData::F16(_) | ArrayData::F32(_) | ArrayData::F64(_));
     let mut shape = array.shape.clone();
     // The description of a scalar has one element; the array may have no axis or one.
     if shape.is_empty() && feature.shape == FeatureShape::Fixed(vec![1]) {
         shape = vec![1];
     }
     if feature.dtype.is_float() {
-        if !is_float {
-            return Err(format!("integers, expected {}", feature.dtype));
-        }
         return Ok(Tensor::f32(&shape, array.to_f32()));
     }
-    let ints: Option<Vec<i32>> = match &array.data {
-        ArrayData::F16(_) | ArrayData::F32(_) | ArrayData::F64(_) => {
-            return Err(format!("floating point numbers, expected {}", feature.dtype));
-        }
-        _ => array.to_i64().and_then(|v| v.into_iter().map(|v| i32::try_from(v).ok()).collect()),
-    };
-    let ints = ints.ok_or_else(|| "a number that does not fit int32".to_string())?;
+    let ints: Option<Vec<i32>> =
+        array.to_i64().and_then(|v| v.into_iter().map(|v| i32::try_from(v).ok()).collect());
+    let ints = ints.ok_or_else(|| format!("a number that is no {}", feature.dtype))?;
     Ok(Tensor::i32(&shape, ints))
 }
 
