@@ -162,13 +162,13 @@ fn is_complete(text: &str) -> bool {
 
 /// Removes the marks that let a question have several lines.
 fn unfolded(text: &str) -> String {
-    let text = text.trim();
+    let text = text.trim().replace("\r\n", "\n");
     if let Some(block) = text.strip_prefix(BLOCK_MARK) {
         // Text after the closing mark belongs to the question, too.
         let (inside, tail) = block.split_once(BLOCK_MARK).unwrap_or((block, ""));
         return format!("{}{tail}", inside.trim_matches('\n'));
     }
-    text.replace("\\\r\n", "\n").replace("\\\n", "\n")
+    text.replace("\\\n", "\n")
 }
 
 #[cfg(test)]
@@ -177,7 +177,7 @@ mod tests {
 
     #[test]
     fn questions_have_one_line_or_several() {
-        let text = "one\ntwo \\\nlines\r\n\n\"\"\"a\n\"b\"\n\"\"\"\n/stats\nlast";
+        let text = "one\ntwo \\\nlines\r\n\n\"\"\"a\r\n\"b\"\n\"\"\"\r\n/stats\nlast";
         let mut source = text.as_bytes();
         let mut all = Vec::new();
         while let Some(question) = piped(&mut source).unwrap() {
