@@ -16,8 +16,10 @@ pub fn usage(e: clap::Error) -> ExitCode {
     let json = std::env::args_os().any(|a| a == "--json");
     if e.use_stderr() && json {
         let message = e.to_string();
-        let first = message.lines().next().unwrap_or_default().trim_start_matches("error: ");
-        print_json("usage", first, None, None);
+        // What is missing stands in lines of its own, before an empty one.
+        let lines = message.lines().map(str::trim).take_while(|line| !line.is_empty());
+        let first = lines.collect::<Vec<_>>().join(" ");
+        print_json("usage", first.trim_start_matches("error: "), None, None);
     }
     // A terminal that is gone is no error. Colours are printed only if the message has no control characters of its own.
     let plain = e.render().to_string();
