@@ -1,9 +1,8 @@
 //! `--quant auto`: chooses a kind per tensor by measured errors of tensors and of the whole model.
 
-use crate::checkpoint_text::{MAX_BY_ROLE, MAX_WHOLE};
-use crate::golden_gate::{cosine, divergence};
-use crate::perplexity::each_window;
-use crate::reference::{self, HEAD, Probe, RunOptions};
+use crate::checkpoint_text::MAX_WHOLE;
+use crate::many_runs::{Distance, ManyRuns, ReplacedTensor, Run};
+use crate::reference::HEAD;
 use crate::text_feedback::Candidates;
 use anemoe_bundle::{AutoChoice, IndexBits, UniformResult};
 use anemoe_convert::checkpoint::Checkpoint;
@@ -22,6 +21,11 @@ const PROBE_KIND: Quant = Quant::lut(IndexBits::Three);
 
 /// Factor of the divergence of chosen kinds on texts that they were not chosen on: 1.4 and 1.6 for two models.
 const UNSEEN: f64 = 1.5;
+/// Points of a path of choices that are tried at once, and how often the part between two of them is cut like this.
+const POINTS: usize = 16;
+const ROUNDS: usize = 2;
+/// Most decoded weights of a layer of a large model that are kept in memory while runs go through it.
+const DECODED: usize = 1 << 29;
 /// Most steps behind the last one that fits which are tried by themselves, where matrices are compressed for a text: such
 /// a search takes minutes anyway.
 const SMALLER_STEPS: usize = 24;
@@ -90,91 +94,73 @@ pub struct KindSearch<'a> {
     pub text: String,
 }
 
-/// Distance of logits from the uncompressed model's.
-#[derive(Clone, Copy, Debug, PartialEq)]
-struct Distance {
-    /// Mean cosine of the logits.
-    mean: f64,
-    /// Lowest cosine of the logits.
-    min: f64,
-    /// Loss that the search makes small: mean Kullback-Leibler divergence of the next token's distribution from the
-    /// uncompressed model's, in nats.
-    loss: f64,
-}
-
-/// Returns the name under which a probe replaces a group's tensor.
-fn name_of(group: &Group) -> String {
-    if group.part == "head" { HEAD.to_string() } else { group.tensor.clone() }
-}
-
-/// Whole model that is run with compressed weights.
-struct WholeModel<'a, 'b> {
+/// Model that is run with compressed weights, for many choices of kinds at once.
+struct CompressedRuns<'a, 'b> {
     search: &'a KindSearch<'a>,
-    matrices: BTreeMap<(String, String), Vec<MatrixPlan>>,
     plan: &'a Plan,
-    reference: Vec<Vec<f32>>,
+    groups: &'a [Group],
+    tensors: &'a [ReplacedTensor],
+    matrices: &'a BTreeMap<(String, String), Vec<MatrixPlan>>,
+    /// Values of groups in their kinds: of all groups of a small model, else of one layer.
     decoded: BTreeMap<(usize, usize), Arc<Vec<f32>>>,
-    progress: &'b mut dyn FnMut(),
+    /// Is called after each layer of many runs.
+    tick: &'b dyn Fn(),
 }
 
-impl WholeModel<'_, '_> {
-    fn logits(&mut self, probe: &Probe) -> Result<Vec<Vec<f32>>> {
-        let mut rows = Vec::new();
-        let search = self.search;
-        each_window(search.checkpoint, Some(probe), search.windows, &mut || {}, &mut |_, logits| {
-            rows.extend(logits);
-        })?;
-        (self.progress)();
-        Ok(rows)
+impl<'a, 'b> CompressedRuns<'a, 'b> {
+    fn new(
+        search: &'a KindSearch<'a>,
+        plan: &'a Plan,
+        groups: &'a [Group],
+        tensors: &'a [ReplacedTensor],
+        matrices: &'a BTreeMap<(String, String), Vec<MatrixPlan>>,
+        tick: &'b dyn Fn(),
+    ) -> Self {
+        CompressedRuns { search, plan, groups, tensors, matrices, decoded: BTreeMap::new(), tick }
     }
 
-    /// Runs the uncompressed model: keeps its logits, and counts the experts that its tokens choose.
-    fn run_reference(&mut self) -> Result<ExpertUse> {
-        let mut used = ExpertUse::default();
-        let mut model = reference::open(self.search.checkpoint, None)?;
-        for window in self.search.windows {
-            model.reset();
-            let options = RunOptions { routing: true, ..RunOptions::default() };
-            let pass = model.forward(window, options, &mut || {})?;
-            self.reference.extend(pass.logits);
-            used.tokens += window.len() as u64;
-            used.chosen.resize(pass.router_index.len(), vec![0; self.plan.totals.experts]);
-            for (counts, layer) in used.chosen.iter_mut().zip(&pass.router_index) {
-                for &expert in layer.iter().flatten() {
-                    // A token that skips its expert reads no expert.
-                    if let Some(n) = counts.get_mut(expert as usize) {
-                        *n += 1;
-                    }
-                }
-            }
-        }
-        (self.progress)();
-        Ok(used)
-    }
-
-    /// Returns the decoded values of a group's tensor in one kind, or `None` for fp16.
-    fn values(&mut self, groups: &[Group], group: usize, candidate: usize) -> Result<Option<Arc<Vec<f32>>>> {
-        let kind = groups[group].candidates[candidate].kind;
-        if kind == Quant::Fp16 {
-            return Ok(None);
-        }
+    /// Returns the values of a group's tensor in one of its kinds; behind these stands GGUF's Q4_0.
+    fn values(&mut self, group: usize, candidate: usize) -> Result<Arc<Vec<f32>>> {
         if let Some(found) = self.decoded.get(&(group, candidate)) {
-            return Ok(Some(found.clone()));
+            return Ok(found.clone());
         }
-        let key = (groups[group].tensor.clone(), groups[group].part.clone());
-        let for_text = self.search.candidates.map(|c| c.values(&key, kind)).transpose()?.flatten();
-        let values = match for_text {
-            Some(values) => values,
-            None => {
-                let (family, groups) = (self.search.family, self.plan.options.groups);
-                kind_search::decoded(family, &self.matrices[&key], kind, groups, self.search.importance)?.0
+        if self.plan.totals.params > MAX_WHOLE {
+            let layer = &self.tensors[group].layer;
+            self.decoded.retain(|&(g, _), _| self.tensors[g].layer == *layer);
+            if self.decoded.values().map(|v| v.len()).sum::<usize>() > DECODED {
+                self.decoded.clear();
             }
+        }
+        let own = &self.groups[group];
+        let key = (own.tensor.clone(), own.part.clone());
+        let matrices = &self.matrices[&key];
+        let values = match own.candidates.get(candidate).map(|c| c.kind) {
+            None => self.in_q4(matrices)?,
+            Some(kind) => match self.search.candidates.map(|c| c.values(&key, kind)).transpose()?.flatten() {
+                Some(for_text) => for_text,
+                None => {
+                    let (family, groups) = (self.search.family, self.plan.options.groups);
+                    kind_search::decoded(family, matrices, kind, groups, self.search.importance)?.0
+                }
+            },
         };
         let values = Arc::new(self.in_order(&key.0, values)?);
-        if self.plan.totals.params <= MAX_WHOLE {
-            self.decoded.insert((group, candidate), values.clone());
+        self.decoded.insert((group, candidate), values.clone());
+        Ok(values)
+    }
+
+    /// Returns the values of a tensor in GGUF's Q4_0.
+    fn in_q4(&self, matrices: &[MatrixPlan]) -> Result<Vec<f32>> {
+        let mut matrices: Vec<&MatrixPlan> = matrices.iter().collect();
+        matrices.sort_by_key(|m| m.offset);
+        let mut values = Vec::new();
+        for m in matrices {
+            let mut own = vec![0f32; m.weights() as usize];
+            self.search.family.read(&m.tensor, m.offset..m.offset + m.weights(), &mut own)?;
+            own.chunks_mut(m.cols).for_each(q4_0::round_trip);
+            values.extend(own);
         }
-        Ok(Some(values))
+        Ok(values)
     }
 
     /// Puts the rows of a tensor that is stored in another order back into the checkpoint's.
@@ -189,51 +175,24 @@ impl WholeModel<'_, '_> {
         Ok(out)
     }
 
-    /// Measures the distance of the model with all matrices in GGUF's Q4_0.
-    fn of_q4(&mut self, groups: &[Group]) -> Result<Distance> {
-        let mut probe = Probe::default();
-        for g in groups {
-            let key = (g.tensor.clone(), g.part.clone());
-            let mut matrices: Vec<&MatrixPlan> = self.matrices[&key].iter().collect();
-            matrices.sort_by_key(|m| m.offset);
-            let mut values = Vec::new();
-            for m in matrices {
-                let mut own = vec![0f32; m.weights() as usize];
-                self.search.family.read(&m.tensor, m.offset..m.offset + m.weights(), &mut own)?;
-                own.chunks_mut(m.cols).for_each(q4_0::round_trip);
-                values.extend(own);
-            }
-            probe.replaced.insert(name_of(g), Arc::new(self.in_order(&g.tensor, values)?));
-        }
-        self.distance_with(&probe)
+    /// Runs the model once for each of `runs`, and measures the distances; counts the experts that its tokens choose.
+    fn of_runs(&mut self, runs: &[Run]) -> Result<(Vec<Distance>, ExpertUse)> {
+        let (tensors, tick) = (self.tensors, self.tick);
+        let (checkpoint, windows) = (self.search.checkpoint, self.search.windows);
+        let model = ManyRuns { checkpoint, tensors, windows };
+        model.distances(runs, &mut |group, candidate| self.values(group, candidate), &mut || tick())
     }
 
-    /// Runs the model with the kinds of a choice, and measures its distance. Groups without a kind keep their weights.
-    fn distance(&mut self, groups: &[Group], choice: &[Option<usize>]) -> Result<Distance> {
-        let mut probe = Probe::default();
-        for (g, candidate) in choice.iter().enumerate() {
-            let Some(candidate) = candidate else { continue };
-            if let Some(values) = self.values(groups, g, *candidate)? {
-                probe.replaced.insert(name_of(&groups[g]), values);
-            }
-        }
-        self.distance_with(&probe)
-    }
-
-    /// Runs the model with the weights of a probe, and measures its distance.
-    fn distance_with(&mut self, probe: &Probe) -> Result<Distance> {
-        let logits = self.logits(probe)?;
-        let cosines: Vec<f64> = logits.iter().zip(&self.reference).map(|(a, b)| cosine(a, b)).collect();
-        let losses = logits.iter().zip(&self.reference).map(|(a, b)| divergence(b, a));
-        Ok(Distance {
-            loss: losses.sum::<f64>() / cosines.len().max(1) as f64,
-            mean: cosines.iter().sum::<f64>() / cosines.len().max(1) as f64,
-            min: cosines.iter().copied().fold(1.0, f64::min),
-        })
-    }
-
-    fn of_choice(&mut self, groups: &[Group], choice: &Choice) -> Result<Distance> {
-        self.distance(groups, &choice.iter().map(|&i| Some(i)).collect::<Vec<_>>())
+    /// Runs the model once for each of `choices`, and measures the distances.
+    fn of_choices(&mut self, choices: &[Choice]) -> Result<Vec<Distance>> {
+        let is_own = |group: usize, candidate: usize| {
+            self.groups[group].candidates.get(candidate).is_some_and(|c| c.kind == Quant::Fp16)
+        };
+        let run = |choice: &Choice| -> Run {
+            choice.iter().enumerate().map(|(g, &c)| Some(c).filter(|&c| !is_own(g, c))).collect()
+        };
+        let runs: Vec<Run> = choices.iter().map(run).collect();
+        Ok(self.of_runs(&runs)?.0)
     }
 }
 
@@ -267,86 +226,65 @@ pub fn choose_each(
     goals: &[Goal],
     progress: &mut dyn FnMut(&str, usize, usize),
 ) -> Result<Vec<(AutoChoice, Kinds)>> {
-    let whole = plan.totals.params <= MAX_BY_ROLE && !search.windows.is_empty();
-    if !whole && goals.iter().any(|g| !matches!(g.bound, SearchBound::MaxBytes(_))) {
-        return Err(Error::usage(format!(
-            "--quant auto with --min-cosine, --max-kl or --like runs the whole model many times, which is done up to \
-             {MAX_BY_ROLE} parameters; this one has {}: give --max-bytes",
-            plan.totals.params
-        )));
-    }
+    let is_large = plan.totals.params > MAX_WHOLE;
     let mut groups =
-        kind_search::measure(search.family, plan, search.importance, !whole, &mut |done, total| {
+        kind_search::measure(search.family, plan, search.importance, is_large, &mut |done, total| {
             progress("tensors", done, total);
         })?;
-    let measured_on = match whole {
-        true => format!(
-            "{}: the whole model in f32 on {} tokens, each {} share from {PROBE_KIND}{}",
-            search.text,
-            search.windows.iter().map(Vec::len).sum::<usize>(),
-            if plan.totals.params <= MAX_WHOLE { "tensor's" } else { "role's" },
-            if search.candidates.is_some() { ", compressed for a text" } else { "" }
-        ),
-        false => "a sample of each tensor's weights; every tensor is taken as equally sensitive".into(),
-    };
-    let found =
-        |groups: &[Group], goal: String, choice: &Choice, distance: Option<Distance>, uniform| AutoChoice {
-            goal,
-            measured_on: measured_on.clone(),
-            bytes: kind_search::cost(groups, choice, Objective::Size),
-            bytes_read_per_token: Some(kind_search::cost(groups, choice, Objective::Speed)),
-            mean_kl: distance.map(|d| d.loss),
-            min_cosine: distance.map(|d| d.min),
-            mean_cosine: distance.map(|d| d.mean),
-            tensors: kind_search::explain(groups, choice),
-            uniform,
-        };
-    let mut all = Vec::new();
-    if !whole {
-        kind_search::share_reads(plan, &mut groups, None);
-        for &goal in goals {
-            let SearchBound::MaxBytes(limit) = goal.bound else { unreachable!("refused above") };
-            let choice = kind_search::within(&groups, limit, goal.objective)?;
-            let kinds = kind_search::kinds(&groups, &choice);
-            all.push((found(&groups, goal.to_string(), &choice, None, Vec::new()), kinds));
+    for goal in goals {
+        if let (SearchBound::MaxBytes(limit), Objective::Size) = (goal.bound, goal.objective) {
+            kind_search::within(&groups, limit, Objective::Size)?;
         }
-        return Ok(all);
     }
-    let runs = groups.len() + KINDS.len() + (10 + SMALLER_STEPS) * goals.len();
-    let mut done = 0;
-    let mut tick = || {
-        done += 1;
-        progress("runs of the model", done, runs);
+    let measured_on = format!(
+        "{}: the whole model in f32 on {} tokens, each {} share from {PROBE_KIND}{}",
+        search.text,
+        search.windows.iter().map(Vec::len).sum::<usize>(),
+        if is_large { "layer's part's" } else { "tensor's" },
+        if search.candidates.is_some() { ", compressed for a text" } else { "" }
+    );
+    let matrices = kind_search::matrices(plan);
+    let tensor = |g: &Group| {
+        let layer = matrices[&(g.tensor.clone(), g.part.clone())].first().and_then(MatrixPlan::layer);
+        let name = if g.part == "head" { HEAD.to_string() } else { g.tensor.clone() };
+        ReplacedTensor { layer, name }
     };
-    let mut model = WholeModel {
-        search,
-        matrices: kind_search::matrices(plan),
-        plan,
-        reference: Vec::new(),
-        decoded: BTreeMap::new(),
-        progress: &mut tick,
+    let tensors: Vec<ReplacedTensor> = groups.iter().map(tensor).collect();
+    let more = if search.candidates.is_some() { 2 } else { 0 };
+    let passes = 2 + (ROUNDS + more) * goals.len();
+    let steps = passes * (search.family.decoder.layers.len() + 1);
+    let state = std::cell::RefCell::new((0, progress));
+    let tick = || {
+        let (done, progress) = &mut *state.borrow_mut();
+        *done += 1;
+        progress("layers", *done, steps);
     };
-    let used = model.run_reference()?;
-    kind_search::share_reads(plan, &mut groups, Some(&used));
-    sensitivities(&mut model, &mut groups)?;
-    let mut uniform = Vec::new();
-    for (k, kind) in KINDS.into_iter().enumerate() {
-        let choice: Choice = vec![k; groups.len()];
-        let d = model.of_choice(&groups, &choice)?;
-        uniform.push((choice, d, kind));
-    }
+    let sensitivity = {
+        let of = groups.clone();
+        let mut model = CompressedRuns::new(search, plan, &of, &tensors, &matrices, &tick);
+        let (found, used) = sensitivities(&mut model)?;
+        kind_search::share_reads(plan, &mut groups, Some(&used));
+        found
+    };
+    groups.iter_mut().zip(sensitivity).for_each(|(g, found)| g.sensitivity = found);
+    let model = &mut CompressedRuns::new(search, plan, &groups, &tensors, &matrices, &tick);
+    let mut same: Vec<Choice> = (0..KINDS.len()).map(|k| vec![k; groups.len()]).collect();
+    // Behind the candidates of a group stands Q4_0.
+    same.push(groups.iter().map(|g| g.candidates.len()).collect());
+    let distances = model.of_choices(&same)?;
+    let q4 = distances[KINDS.len()].loss;
+    let uniform: Vec<Uniform> =
+        same.into_iter().zip(distances).zip(KINDS).map(|((choice, d), kind)| (choice, d, kind)).collect();
+    let mut all = Vec::new();
     for &asked in goals {
         let (mut goal, mut name) = (asked, asked.to_string());
         if goal.bound == SearchBound::LikeQ4 {
-            let loss = model.of_q4(&groups)?.loss;
-            goal.bound = SearchBound::MaxKl(loss / UNSEEN);
-            name += &format!(", of {loss:.5} nats");
+            goal.bound = SearchBound::MaxKl(q4 / UNSEEN);
+            name += &format!(", of {q4:.5} nats");
         }
         let (choice, distance) = match goal.bound {
-            SearchBound::MaxBytes(limit) => {
-                best_within(&mut model, &groups, limit, goal.objective, &uniform)?
-            }
-            _ => smallest(&mut model, &groups, goal, &uniform)?,
+            SearchBound::MaxBytes(limit) => best_within(model, limit, goal.objective, &uniform)?,
+            _ => smallest(model, goal, &uniform)?,
         };
         let result = |(choice, d, kind): &Uniform| UniformResult {
             kind: kind.to_string(),
@@ -354,87 +292,91 @@ pub fn choose_each(
             min_cosine: d.min,
             mean_cosine: d.mean,
         };
-        let uniform = uniform.iter().map(result).collect();
-        let kinds = kind_search::kinds(&groups, &choice);
-        all.push((found(&groups, name, &choice, Some(distance), uniform), kinds));
+        let found = AutoChoice {
+            goal: name,
+            measured_on: measured_on.clone(),
+            bytes: kind_search::cost(&groups, &choice, Objective::Size),
+            bytes_read_per_token: Some(kind_search::cost(&groups, &choice, Objective::Speed)),
+            mean_kl: Some(distance.loss),
+            min_cosine: Some(distance.min),
+            mean_cosine: Some(distance.mean),
+            tensors: kind_search::explain(&groups, &choice),
+            uniform: uniform.iter().map(result).collect(),
+        };
+        all.push((found, kind_search::kinds(&groups, &choice)));
     }
     Ok(all)
 }
 
-/// Measures the loss per unit of output error of each tensor, by compressing one tensor at a time with
-/// [`PROBE_KIND`]; of larger models, all tensors of one role at a time.
-fn sensitivities(model: &mut WholeModel<'_, '_>, groups: &mut [Group]) -> Result<()> {
+/// Measures the loss per unit of output error of each tensor, by compressing one tensor at a time with [`PROBE_KIND`];
+/// of larger models, all tensors of a layer's part at a time. Counts the experts that tokens choose.
+fn sensitivities(model: &mut CompressedRuns<'_, '_>) -> Result<(Vec<f64>, ExpertUse)> {
     let probe = KINDS.iter().position(|k| *k == PROBE_KIND).unwrap_or(0);
-    let mut together: BTreeMap<String, Vec<usize>> = BTreeMap::new();
-    for (g, group) in groups.iter().enumerate() {
-        let is_role = model.plan.totals.params > MAX_WHOLE;
-        let role = group.tensor.chars().filter(|c| !is_role || !c.is_ascii_digit());
-        together.entry(role.chain(group.part.chars()).collect()).or_default().push(g);
+    let mut together: BTreeMap<(Option<usize>, &str, &str), Vec<usize>> = BTreeMap::new();
+    for (g, group) in model.groups.iter().enumerate() {
+        let own = if model.plan.totals.params > MAX_WHOLE { "" } else { &group.tensor };
+        together.entry((model.tensors[g].layer, &group.part, own)).or_default().push(g);
     }
-    let mut found = vec![0.0; groups.len()];
-    for members in together.values() {
-        let mut choice = vec![None; groups.len()];
-        members.iter().for_each(|&g| choice[g] = Some(probe));
-        let distance = model.distance(groups, &choice)?;
-        let error: f64 = members.iter().map(|&g| groups[g].candidates[probe].error).sum();
+    let members: Vec<Vec<usize>> = together.into_values().collect();
+    let run = |members: &Vec<usize>| -> Run {
+        (0..model.groups.len()).map(|g| members.contains(&g).then_some(probe)).collect()
+    };
+    let runs: Vec<Run> = members.iter().map(run).collect();
+    let (distances, used) = model.of_runs(&runs)?;
+    let mut found = vec![0.0; model.groups.len()];
+    for (members, distance) in members.iter().zip(distances) {
+        let error: f64 = members.iter().map(|&g| model.groups[g].candidates[probe].error).sum();
         let sensitivity = if error > 0.0 { distance.loss.max(0.0) / error } else { 0.0 };
         members.iter().for_each(|&g| found[g] = sensitivity);
     }
     // No tensor gets less than 1 % of the mean: one without an effect on this text may have an effect on others.
     let typical = found.iter().sum::<f64>() / found.len().max(1) as f64;
-    for (group, sensitivity) in groups.iter_mut().zip(found) {
-        group.sensitivity = sensitivity.max(0.01 * typical);
-    }
-    Ok(())
+    found.iter_mut().for_each(|f| *f = f.max(0.01 * typical));
+    Ok((found, used))
 }
 
 type Uniform = (Choice, Distance, Quant);
 
-/// Finds the cheapest choice that reaches a goal of quality, by bisection along the path of choices.
+/// Finds the cheapest choice that reaches a goal of quality: cuts the path of choices between points that reach it and
+/// points that do not.
 fn smallest(
-    model: &mut WholeModel<'_, '_>,
-    groups: &[Group],
+    model: &mut CompressedRuns<'_, '_>,
     goal: Goal,
     uniform: &[Uniform],
 ) -> Result<(Choice, Distance)> {
-    let path = kind_search::path(groups, goal.objective);
+    let path = kind_search::path(model.groups, goal.objective);
     let top = path.len() - 1;
-    let mut best = (path[top].clone(), model.of_choice(groups, &path[top])?);
-    if !goal.bound.admits(best.1) {
-        let (option, reached) = match goal.bound {
-            SearchBound::MaxKl(nats) => (format!("--max-kl {nats}"), format!("{:.2e} nats", best.1.loss)),
-            SearchBound::MinCosine(c) => (format!("--min-cosine {c}"), format!("{:.6}", best.1.min)),
-            SearchBound::MaxBytes(n) => (format!("--max-bytes {n}"), String::new()),
-            SearchBound::LikeQ4 => ("--like q4_0".into(), String::new()),
-        };
-        return Err(Error::usage(format!("{option}: the most exact kinds reach {reached} over the text")));
-    }
-    // Losses are noisy, so bisection finds a place where the goal is just reached, not always the first one.
-    let (mut low, mut high) = (0, top);
-    while low < high {
-        let mid = low.midpoint(high);
-        let d = model.of_choice(groups, &path[mid])?;
-        if goal.bound.admits(d) {
-            best = (path[mid].clone(), d);
-            high = mid;
-        } else {
-            low = mid + 1;
+    // Behind `low` points reach the goal, as far as was tried; the one at `best` is the first of them.
+    let (mut low, mut best) = (0, None);
+    for round in 0..ROUNDS {
+        let high = best.as_ref().map_or(top + 1, |(at, _)| *at);
+        let n = POINTS.min(high - low);
+        let mut points: Vec<usize> = (0..n).map(|i| low + i * (high - low) / n).collect();
+        if round == 0 {
+            points.push(top);
+        }
+        points.dedup();
+        let choices: Vec<Choice> = points.iter().map(|&at| path[at].clone()).collect();
+        for (at, d) in points.into_iter().zip(model.of_choices(&choices)?).rev() {
+            if !goal.bound.admits(d) {
+                if at == top {
+                    return Err(beyond(goal, d));
+                }
+                low = at + 1;
+                break;
+            }
+            best = Some((at, d));
+        }
+        if best.is_some_and(|(at, _)| at <= low) {
+            break;
         }
     }
-    // A large step ends the path where smaller ones before it would still fit.
-    let more = if model.search.candidates.is_some() { SMALLER_STEPS } else { 0 };
-    for step in path[..=low].windows(2).rev().take(more) {
-        let Some(g) = (0..groups.len()).find(|&g| step[0][g] != step[1][g] && best.0[g] == step[1][g]) else {
-            continue;
-        };
-        let mut choice = best.0.clone();
-        choice[g] = step[0][g];
-        let d = model.of_choice(groups, &choice)?;
-        if goal.bound.admits(d) {
-            best = (choice, d);
-        }
+    let Some((at, distance)) = best else { return Err(Error::usage("no choice was tried")) };
+    let mut best = (path[at].clone(), distance);
+    if model.search.candidates.is_some() {
+        best = smaller_steps(model, goal, &path[..=at], best)?;
     }
-    let cost = |choice: &Choice| kind_search::cost(groups, choice, goal.objective);
+    let cost = |choice: &Choice| kind_search::cost(model.groups, choice, goal.objective);
     for (choice, d, _) in uniform {
         if goal.bound.admits(*d) && cost(choice) < cost(&best.0) {
             best = (choice.clone(), *d);
@@ -443,18 +385,74 @@ fn smallest(
     Ok(best)
 }
 
+/// Returns the error for a goal that the most exact choice, at distance `d`, misses.
+fn beyond(goal: Goal, d: Distance) -> Error {
+    let (option, reached) = match goal.bound {
+        SearchBound::MinCosine(c) => (format!("--min-cosine {c}"), format!("{:.6}", d.min)),
+        SearchBound::MaxKl(nats) => (format!("--max-kl {nats}"), format!("{:.2e} nats", d.loss)),
+        SearchBound::MaxBytes(_) | SearchBound::LikeQ4 => (goal.to_string(), format!("{:.2e} nats", d.loss)),
+    };
+    Error::usage(format!("{option}: the most exact kinds reach {reached} over the text"))
+}
+
+/// Undoes steps of a path before its end, as many as the goal allows: a large step ends the path where smaller ones
+/// before it would still fit. Steps are undone by the loss that each adds for its bytes.
+fn smaller_steps(
+    model: &mut CompressedRuns<'_, '_>,
+    goal: Goal,
+    path: &[Choice],
+    best: (Choice, Distance),
+) -> Result<(Choice, Distance)> {
+    let undo = |choice: &Choice, (g, candidate): (usize, usize)| {
+        let mut choice = choice.clone();
+        choice[g] = candidate;
+        choice
+    };
+    // One step of each tensor, the last.
+    let mut steps: Vec<(usize, usize)> = Vec::new();
+    for step in path.windows(2).rev() {
+        let changed = (0..model.groups.len()).find(|&g| step[0][g] != step[1][g]);
+        if let Some(g) = changed.filter(|g| !steps.iter().any(|s| s.0 == *g)) {
+            steps.push((g, step[0][g]));
+        }
+        if steps.len() == SMALLER_STEPS {
+            break;
+        }
+    }
+    let single: Vec<Choice> = steps.iter().map(|&s| undo(&best.0, s)).collect();
+    let cost = |choice: &Choice| kind_search::cost(model.groups, choice, goal.objective) as f64;
+    let whole = cost(&best.0);
+    let saved: Vec<f64> = single.iter().map(|choice| whole - cost(choice)).collect();
+    let mut order: Vec<(f64, usize)> = model
+        .of_choices(&single)?
+        .iter()
+        .enumerate()
+        .map(|(i, d)| ((d.loss - best.1.loss) / saved[i].max(1.0), i))
+        .collect();
+    order.sort_by(|a, b| a.0.total_cmp(&b.0));
+    let mut undone = Vec::new();
+    let mut choice = best.0.clone();
+    for (_, i) in order {
+        choice = undo(&choice, steps[i]);
+        undone.push(choice.clone());
+    }
+    let distances = model.of_choices(&undone)?;
+    let fitting = undone.into_iter().zip(distances).rev().find(|(_, d)| goal.bound.admits(*d));
+    Ok(fitting.unwrap_or(best))
+}
+
 /// Finds the choice with the least loss whose cost by `objective` is at most `limit` bytes.
 fn best_within(
-    model: &mut WholeModel<'_, '_>,
-    groups: &[Group],
+    model: &mut CompressedRuns<'_, '_>,
     limit: u64,
     objective: Objective,
     uniform: &[Uniform],
 ) -> Result<(Choice, Distance)> {
-    let choice = kind_search::within(groups, limit, objective)?;
-    let mut best = (choice.clone(), model.of_choice(groups, &choice)?);
+    let choice = kind_search::within(model.groups, limit, objective)?;
+    let distance = model.of_choices(std::slice::from_ref(&choice))?[0];
+    let mut best = (choice, distance);
     for (choice, d, _) in uniform {
-        if kind_search::cost(groups, choice, objective) <= limit && d.loss < best.1.loss {
+        if kind_search::cost(model.groups, choice, objective) <= limit && d.loss < best.1.loss {
             best = (choice.clone(), *d);
         }
     }

@@ -9,10 +9,8 @@ use anemoe_convert::checkpoint::{Checkpoint, SideFile};
 use anemoe_convert::plan::Plan;
 use anemoe_text::tokenizer::Tokenizer;
 
-/// Most parameters of a model that is run as a whole for the sensitivity of every tensor, and searched by default.
+/// Most parameters of a model that is searched by default, with a sensitivity of every tensor.
 pub const MAX_WHOLE: u64 = 64_000_000;
-/// Most parameters of a model that is run as a whole at all: up to here, tensors of one role share a sensitivity.
-pub const MAX_BY_ROLE: u64 = 600_000_000;
 /// Built-in text that models run on if the user gives none.
 const TEXT: &str = include_str!("gate_text.txt");
 /// Most tokens of a text that a search for kinds runs the model on.
@@ -45,7 +43,7 @@ fn spread_ids(n: usize, vocab: usize) -> Vec<u32> {
 }
 
 /// Cuts a text into windows of tokens that a search for kinds runs the model on, and names the text: `own`, a text with its
-/// name, or a built-in one. Returns no windows for models that are too large.
+/// name, or a built-in one.
 ///
 /// # Errors
 /// The text has no token, or there is no tokenizer for `own`.
@@ -54,9 +52,6 @@ pub fn search_windows(
     plan: &Plan,
     own: Option<(String, String)>,
 ) -> Result<(Vec<Vec<u32>>, String)> {
-    if plan.totals.params > MAX_BY_ROLE {
-        return Ok((Vec::new(), String::new()));
-    }
     let vocab = plan.chain.model.vocab_size;
     let context = WINDOW.min(plan.chain.model.max_context);
     cut(checkpoint, vocab, (context, TOKENS), own, "--auto-text")

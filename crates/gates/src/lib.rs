@@ -18,6 +18,7 @@ pub mod gated;
 pub mod golden_gate;
 pub mod integrity;
 pub mod layer_sample;
+pub mod many_runs;
 pub mod package_inputs;
 pub mod perplexity;
 pub mod probe;

@@ -1,6 +1,6 @@
 //! Cuts text into windows, and measures how well a model predicts it.
 
-use crate::reference::{DecoderForward, Forward, Probe};
+use crate::reference::{DecoderForward, Forward, Limits, Probe};
 use anemoe_convert::checkpoint::Checkpoint;
 use anemoe_runtime::model::{Logits, Model};
 use serde::Serialize;
@@ -94,21 +94,7 @@ pub fn each_window(
 ) -> anemoe_convert::Result<()> {
     let mut model = DecoderForward::open(checkpoint, probe)?;
     let limits = model.limits();
-    for window in windows {
-        if let Some(id) = window.iter().find(|&&id| id as usize >= limits.vocab) {
-            return Err(anemoe_convert::Error::usage(format!(
-                "token {id} is not in the vocabulary of {} tokens",
-                limits.vocab
-            )));
-        }
-        if window.len() > limits.positions {
-            return Err(anemoe_convert::Error::usage(format!(
-                "windows of {} tokens exceed the model's {} positions",
-                window.len(),
-                limits.positions
-            )));
-        }
-    }
+    check_windows(&limits, windows)?;
     let mut rest = windows;
     while !rest.is_empty() {
         let mut tokens = 0;
@@ -129,6 +115,29 @@ pub fn each_window(
             let behind = x.split_off(window.len());
             each(window, model.logits(&x)?);
             x = behind;
+        }
+    }
+    Ok(())
+}
+
+/// Checks that windows of token ids fit a model.
+///
+/// # Errors
+/// A token is outside the vocabulary, or a window has more tokens than the model has positions.
+pub fn check_windows(limits: &Limits, windows: &[Vec<u32>]) -> anemoe_convert::Result<()> {
+    for window in windows {
+        if let Some(id) = window.iter().find(|&&id| id as usize >= limits.vocab) {
+            return Err(anemoe_convert::Error::usage(format!(
+                "token {id} is not in the vocabulary of {} tokens",
+                limits.vocab
+            )));
+        }
+        if window.len() > limits.positions {
+            return Err(anemoe_convert::Error::usage(format!(
+                "windows of {} tokens exceed the model's {} positions",
+                window.len(),
+                limits.positions
+            )));
         }
     }
     Ok(())

@@ -13,7 +13,7 @@ use crate::perplexity;
 use crate::reference::{Compressor, DecoderForward, InputPairs, Probe, Rows};
 use crate::{Error, Result};
 use anemoe_bundle::IndexBits;
-use anemoe_convert::build::check_interrupted;
+use anemoe_convert::build::{check_interrupted, check_scratch};
 use anemoe_convert::compressed::{CompressedMatrices, PREFIX};
 use anemoe_convert::kind_search;
 use anemoe_convert::models::Family;
@@ -215,9 +215,12 @@ impl Candidates {
     ) -> Result<Candidates> {
         let folder = tempfile::tempdir().map_err(|e| Error::io(std::env::temp_dir(), e))?;
         let some: Vec<Vec<u32>> = windows.iter().step_by(SEARCH_STEP).cloned().collect();
+        let planned = SEARCHED.map(|quant| family.plan(&PlanOptions { quant, ..options.clone() }));
+        let planned = planned.into_iter().collect::<Result<Vec<Plan>>>()?;
+        let matrices = planned.iter().flat_map(|plan| &plan.shards).flat_map(|s| &s.matrices);
+        check_scratch(folder.path(), matrices.map(MatrixPlan::bytes).sum())?;
         let mut plans = Vec::new();
-        for (i, quant) in SEARCHED.into_iter().enumerate() {
-            let plan = family.plan(&PlanOptions { quant, ..options.clone() })?;
+        for (i, (quant, plan)) in SEARCHED.into_iter().zip(planned).enumerate() {
             let own = folder.path().join(quant.to_string());
             std::fs::create_dir(&own).map_err(|e| Error::io(&own, e))?;
             compress(family, &plan, &some, &own, &mut |done, of| {

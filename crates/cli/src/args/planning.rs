@@ -16,7 +16,7 @@ use anemoe_convert::outliers::{self, Outlier};
 use anemoe_convert::plan::{PartKinds, Plan, PlanOptions, ScaleScope};
 use anemoe_convert::quant::{Groups, Quant};
 use anemoe_gates::auto::{Goal, KindSearch, SearchBound, choose};
-use anemoe_gates::checkpoint_text::{MAX_BY_ROLE, MAX_WHOLE, search_windows};
+use anemoe_gates::checkpoint_text::{MAX_WHOLE, search_windows};
 use anemoe_gates::golden_gate::MIN_COSINE;
 use anemoe_gates::text_feedback::{self, Candidates};
 use anemoe_io::{Error, Kind};
@@ -403,10 +403,6 @@ pub fn plan_checkpoint(
     if let KindChoice::Search(goal) = choice {
         let checkpoint = options.reading.open(spec)?;
         let own = match &options.auto_text {
-            Some(path) if plan.totals.params > MAX_BY_ROLE => bail!(
-                "--auto-text {}: models of more than {MAX_BY_ROLE} parameters are not run for --quant auto",
-                path.display()
-            ),
             Some(path) => {
                 Some((read_text(path)?, path.file_name().unwrap_or_default().to_string_lossy().into_owned()))
             }
@@ -415,11 +411,11 @@ pub fn plan_checkpoint(
         let is_own = own.is_some();
         let (mut windows, mut text) = search_windows(&checkpoint, &plan, own)?;
         let is_asked = options.calibration.as_ref().is_some_and(|c| c.within.is_none());
-        if let Some(all) = calibration.as_ref().filter(|_| is_asked && !is_own && !windows.is_empty()) {
+        if let Some(all) = calibration.as_ref().filter(|_| is_asked && !is_own) {
             (windows, text) = (text_feedback::search_windows(all), "other windows of the text".into());
         }
         let candidates = match &calibration {
-            Some(all) if is_asked && !windows.is_empty() => {
+            Some(all) if is_asked => {
                 let bar = ui.bar(1, "compressing for the text, in several kinds");
                 let mut show = |done: usize, total: usize| advance(&bar, done, total, "layers");
                 Some(Candidates::new(&family, &plan.options, all, &mut show)?)

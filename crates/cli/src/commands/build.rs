@@ -76,7 +76,7 @@ pub struct Args {
     #[arg(long, value_name = "TEXT|default|none", conflicts_with_all = ["importance", "shard"])]
     calibrate: Option<PathBuf>,
     /// Most memory for --calibrate, in MB: fewer tokens of the text where they would need more.
-    #[arg(long, value_name = "MB", value_parser = megabytes, default_value_t = 12_000, requires = "calibrate")]
+    #[arg(long, value_name = "MB", value_parser = megabytes, default_value_t = 12_000)]
     calibration_memory: u64,
     /// Build without gates; chain.json says that they were skipped.
     #[arg(long)]

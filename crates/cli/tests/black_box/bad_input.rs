@@ -209,8 +209,6 @@ fn options_that_do_not_fit() {
         refused(format!("plan {model} {options}"), &[says]);
     }
     refused(format!("plan {} --mlp-quant lut4", fixture("tiny-zaya")), &["--mlp-quant"]);
-    let large = "plan synthetic:gemma4-26b-a4b?layers=1 --quant auto --min-cosine 0.9";
-    refused(large, &["--max-bytes"]);
     refused("plan synthetic:no-such-model", &["no-such-model"]);
     // Lists may have blanks.
     let plan = json(0, format!("plan {model} --tokens '1, 4'"));
@@ -220,6 +218,7 @@ fn options_that_do_not_fit() {
     has(error, value!({"path": "no/such/folder", "kind": "io"}));
     assert!(error["message"].is_string());
     assert_eq!(json(2, "plan synthetic:gemma4-26b-a4b --quant nonsense")["error"]["kind"], "usage");
+    assert!(json(2, "inspect")["error"]["message"].as_str().unwrap().contains("provided: <PATH>"));
 }
 
 #[cfg(target_os = "linux")]

@@ -79,20 +79,20 @@ impl<'a> DecoderForward<'a> {
         Ok(model)
     }
 
-    /// Runs one layer on windows of these lengths, each from an empty context.
+    /// Runs one layer on windows of these lengths, each from an empty context. Returns the experts that each token chose,
+    /// where the layer has some.
     pub fn layer_of_windows(
         &mut self,
         l: usize,
         windows: &[usize],
         s: &mut Rows,
         states: &mut Option<Rows>,
-    ) -> Result<()> {
+    ) -> Result<Option<Vec<Vec<u32>>>> {
         self.windows = windows.to_vec();
         self.memories[l] = windows.iter().map(|_| empty(&self.decoder.layers[l].attention)).collect();
         self.attention(l, s)?;
         self.memories[l].clear();
-        self.feed_forward(l, s, states)?;
-        Ok(())
+        self.feed_forward(l, s, states)
     }
 
     /// Computes the head's input from the stream behind the last layer.
