@@ -237,10 +237,10 @@ pub fn choose_each(
         }
     }
     let measured_on = format!(
-        "{}: the whole model in f32 on {} tokens, each {} share from {PROBE_KIND}{}",
+        "{}: the whole model in f32 on {} tokens, with each {} by itself in {PROBE_KIND}{}",
         search.text,
         search.windows.iter().map(Vec::len).sum::<usize>(),
-        if is_large { "layer's part's" } else { "tensor's" },
+        if is_large { "part of a layer" } else { "tensor" },
         if search.candidates.is_some() { ", compressed for a text" } else { "" }
     );
     let matrices = kind_search::matrices(plan);
