@@ -199,7 +199,7 @@ impl<'a, 'b> CompressedRuns<'a, 'b> {
 /// Chooses kinds for a plan and applies them. `progress` hears the name of the work, the steps done and the steps in all.
 ///
 /// # Errors
-/// The goal cannot be reached, or cannot be measured on a model of this size. The checkpoint cannot be read.
+/// The goal cannot be reached, or the checkpoint cannot be read.
 pub fn choose(
     search: &KindSearch<'_>,
     plan: &mut Plan,
