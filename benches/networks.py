@@ -297,6 +297,26 @@ class Llama(nn.Module):
         return self.m.lm_head(self.m.model.norm(x))
 
 
+class LlamaLayers(nn.Module):
+    """Layers of Llama 3.2 1B without cache, embedding and head: their weights are what is compressed."""
+    def __init__(self, layers):
+        super().__init__()
+        from transformers import LlamaConfig
+        from transformers.models.llama.modeling_llama import LlamaDecoderLayer
+        c = LlamaConfig(hidden_size=2048, intermediate_size=8192, num_attention_heads=32, num_key_value_heads=8)
+        self.layers = nn.ModuleList([LlamaDecoderLayer(c, i) for i in range(layers)])
+
+    def forward(self, x):
+        for layer in self.layers:
+            h, a = layer.input_layernorm(x), layer.self_attn
+            q, k, v = (p(h).reshape(1, 8, -1, 64).transpose(1, 2) for p in (a.q_proj, a.k_proj, a.v_proj))
+            k, v = (p.repeat_interleave(4, 1) for p in (k, v))
+            s = torch.softmax(q @ k.transpose(-1, -2) * 0.125, -1)
+            x = x + a.o_proj((s @ v).transpose(1, 2).reshape(1, 8, 2048))
+            x = x + layer.mlp(layer.post_attention_layernorm(x))
+        return x
+
+
 class Call(nn.Module):
     """A module called with other arguments, and some of its results."""
     def __init__(self, module, call):
@@ -426,6 +446,7 @@ NETWORKS = {
     "gpt2": lambda: (Gpt2(), _ids(128, 50257)),
     "gpt2_token": lambda: (Gpt2(), _ids(1, 50257)),
     "llama": lambda: (Llama(**_LLAMA), {**_ids(12, 4000), "mask": torch.full((1, 1, 12, 20), -1e4).triu(9)}),
+    "llama_1b_layer": lambda: (LlamaLayers(1), {"x": torch.randn(1, 8, 2048)}),
     "bert": _transformers("BertModel", ("BertConfig", _BERT), _bert_inputs,
                           lambda m, ids, mask: m(input_ids=ids, attention_mask=mask).last_hidden_state),
     "distilbert": _transformers("DistilBertForSequenceClassification", ("DistilBertConfig", dict(dim=256, n_layers=3, n_heads=4, hidden_dim=1024)),
