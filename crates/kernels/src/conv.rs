@@ -1,16 +1,19 @@
-//! Convolution over up to three spatial axes as matmuls of packed windows, and depthwise convolution without packing.
+//! Convolution over up to three spatial axes.
 //!
 //! ```text
 //! image [batch, channels, d, h, w]  --windows-->  tokens [batch * positions, cols]  --matmul per group-->  [.., rows]
-//! cols of a group = channels of the group x taps of the kernel, in the order of the weights
+//!
+//! conv            weights as stored    windows packed, one block of positions at a time, which stays in L2
+//! packed_conv     dense weights        windows read where they lie in an image with channels last
+//! depthwise_conv  one kernel each      windows read where they lie, a vector of channels at a time
 //! ```
-//! Windows are packed one block of positions at a time, so that they stay in L2 until they are multiplied. A result
-//! depends neither on blocks nor on threads, see [`crate::matmul_batch`].
+//! A result depends neither on blocks nor on threads.
 
 use crate::activations::PackedActivations;
 use crate::elementwise::{get, put};
 use crate::matmul::{MatMul, OutputRows, PARALLEL_MATMUL, RowTiles, Tokens, matmul_batch, multiply_rows};
 use crate::memory::{CacheLevel, prefetch};
+use crate::packed_rows::{PackedRows, TileProduct};
 use crate::simd::{F32x16, LANES, simd_fn};
 use crate::{Isa, Matrix, Pool};
 use std::cell::RefCell;
@@ -24,6 +27,15 @@ const BLOCK_BYTES: usize = 256 << 10;
 const MIN_BLOCK: usize = 24;
 /// Most bytes of packed windows that threads share while they divide the rows of the weights.
 const SHARED_BYTES: usize = 1 << 20;
+/// Fewest channels of a group whose taps are read where they lie; windows of fewer are copied first.
+const MIN_CHANNELS: usize = 8;
+/// Bytes of an image that one part of a convolution reads, about; half of an L2 cache of 512 KB.
+const PART_BYTES: usize = 256 << 10;
+/// Fewest and most windows of a part, multiples of the 6 or 12 that are multiplied together. Few would decode weights of fp16 too
+/// often.
+const PART_WINDOWS: (usize, usize) = (48, 192);
+/// Parts for each thread, so that threads end at about the same time.
+const PARTS_PER_THREAD: usize = 4;
 /// Vectors of channels that depthwise convolution sums at a time: their sums and one factor each stay in registers.
 const DEPTHWISE_VECTORS: usize = 4;
 
@@ -56,7 +68,7 @@ impl Window {
     }
 
     /// Splits a position into its indices on d, h and w.
-    fn indices(&self, position: usize) -> [usize; 3] {
+    pub(crate) fn indices(&self, position: usize) -> [usize; 3] {
         let [_, h, w] = self.out;
         [position / (h * w), position / w % h, position % w]
     }
@@ -105,12 +117,10 @@ pub struct Image<'a> {
 /// Describes a convolution: equal groups of rows of `w`, each multiplied with the windows of its own channels.
 #[derive(Debug)]
 pub struct Conv<'a> {
-    /// Weights `[rows, cols]`.
+    /// Weights `[rows, channels of a group * taps]`.
     pub w: Matrix<'a>,
     /// Groups of rows and of channels.
     pub groups: usize,
-    /// Columns are `[taps, channels]` instead of `[channels, taps]`.
-    pub taps_first: bool,
     /// Places of the windows.
     pub window: &'a Window,
     /// Input.
@@ -125,20 +135,29 @@ thread_local! {
     static WINDOWS: RefCell<PackedActivations> = RefCell::default();
 }
 
-/// Writes a token's window for the channels of one group.
-fn gather(p: &Conv<'_>, group: usize, token: usize, out: &mut [f32]) {
-    let (window, x) = (p.window, &p.x);
-    let channels = x.channels / p.groups;
+/// Channels of a group, and the order of a window's columns.
+#[derive(Clone, Copy)]
+struct GroupChannels {
+    first: usize,
+    channels: usize,
+    /// Columns are `[taps, channels]` instead of `[channels, taps]`.
+    taps_first: bool,
+}
+
+/// Writes a token's window.
+fn gather(window: &Window, x: &Image<'_>, group: GroupChannels, token: usize, out: &mut [f32]) {
+    let GroupChannels { first, channels, taps_first } = group;
     let positions = window.positions();
     let index = window.indices(token % positions);
     let [_, channel_stride, along @ ..] = x.strides;
-    let first = x.first + token / positions * x.strides[0] + group * channels * channel_stride;
+    let first = x.first + token / positions * x.strides[0] + first * channel_stride;
     let inside: [Range<usize>; 3] = std::array::from_fn(|i| window.inside(i, index[i]));
     let [_, kh, kw] = window.kernel;
     if (0..3).any(|i| inside[i].len() < window.kernel[i]) {
         out.fill(0.0);
     }
     let taps = window.taps();
+    let (channel_step, tap_step) = if taps_first { (1, channels) } else { (taps, 1) };
     for d in inside[0].clone() {
         for h in inside[1].clone() {
             let row = first + window.at(0, index[0], d) * along[0] + window.at(1, index[1], h) * along[1];
@@ -147,21 +166,13 @@ fn gather(p: &Conv<'_>, group: usize, token: usize, out: &mut [f32]) {
                 continue;
             }
             let step = window.dilations[2] * along[2];
-            let mut from = row + window.at(2, index[2], start) * along[2];
+            let from = row + window.at(2, index[2], start) * along[2];
             let tap = (d * kh + h) * kw + start;
-            if p.taps_first && channel_stride == 1 {
-                let out = &mut out[tap * channels..][..(end - start) * channels];
-                if step == channels {
-                    out.copy_from_slice(&x.values[from..from + out.len()]);
-                    continue;
-                }
-                for out in out.chunks_exact_mut(channels) {
-                    out.copy_from_slice(&x.values[from..from + channels]);
-                    from += step;
-                }
+            if taps_first && channel_stride == 1 && step == channels {
+                let n = (end - start) * channels;
+                out[tap * channels..][..n].copy_from_slice(&x.values[from..from + n]);
                 continue;
             }
-            let (channel_step, tap_step) = if p.taps_first { (1, channels) } else { (taps, 1) };
             for c in 0..channels {
                 let from = from + c * channel_stride;
                 let to = c * channel_step + tap * tap_step;
@@ -185,7 +196,8 @@ pub fn conv(pool: &Pool, p: &mut Conv<'_>) {
     if tokens == 0 || rows == 0 {
         return;
     }
-    let per = rows / groups;
+    let (per, channels) = (rows / groups, p.x.channels / groups);
+    let of = |group: usize| GroupChannels { first: group * channels, channels, taps_first: false };
     let bytes = cols.next_multiple_of(crate::activations::BLOCK) * 4;
     let isa = Isa::best();
     let block = (BLOCK_BYTES / bytes).max(MIN_BLOCK) / 6 * 6;
@@ -196,7 +208,9 @@ pub fn conv(pool: &Pool, p: &mut Conv<'_>) {
         let mut packed = WINDOWS.take();
         for g in 0..groups {
             let w = p.w.row_range(g * per, (g + 1) * per);
-            packed.pack_gathered(pool, w.layout(), tokens, cols, &|t, out| gather(p, g, t, out));
+            packed.pack_gathered(pool, w.layout(), tokens, cols, &|t, out| {
+                gather(p.window, &p.x, of(g), t, out)
+            });
             let bias = p.bias.map(|b| &b[g * per..(g + 1) * per]);
             let y = &mut p.y[g * per..];
             matmul_batch(
@@ -224,7 +238,9 @@ pub fn conv(pool: &Pool, p: &mut Conv<'_>) {
             // Prefetches the weights while the windows are packed.
             let stored = w.stored();
             prefetch(CacheLevel::L1, stored.as_ptr(), stored.len().min(NEAR_BYTES));
-            packed.pack_gathered(pool, w.layout(), n, cols, &|t, out| gather(p, g, first + t, out));
+            packed.pack_gathered(pool, w.layout(), n, cols, &|t, out| {
+                gather(p.window, &p.x, of(g), first + t, out);
+            });
             let bias = p.bias.map(|b| &b[g * per..(g + 1) * per]);
             // SAFETY: the tokens' rows of the group lie below `tokens * rows`.
             let y = OutputRows { y: unsafe { to.0.add(first * rows + g * per) }, stride: rows, bias };
@@ -242,8 +258,152 @@ pub fn conv(pool: &Pool, p: &mut Conv<'_>) {
     pool.run(parts.div_ceil(together), &|i| compute(i * together..parts.min((i + 1) * together)));
 }
 
+/// Function that a convolution calls with results that are complete, and with the index in the result of the first of them.
+pub type Finish<'a> = &'a (dyn Fn(usize, &mut [f32]) + Sync);
+
+/// Describes a convolution with dense weights.
+pub struct PackedConv<'a> {
+    /// Weights, with columns `[taps, channels of a group]`.
+    pub w: &'a PackedRows,
+    /// Places of the windows.
+    pub window: &'a Window,
+    /// Input. Groups of eight channels or more are read where they lie if channels are contiguous.
+    pub x: Image<'a>,
+    /// Result `[batch * positions, rows]`.
+    pub y: &'a mut [f32],
+    /// Bias `[rows]`.
+    pub bias: Option<&'a [f32]>,
+    /// Function for complete results.
+    pub finish: Option<Finish<'a>>,
+}
+
+/// Memory of a thread: copied windows, zeros, and the pieces of a part's windows.
+#[derive(Default)]
+struct PartWindows {
+    copied: Vec<f32>,
+    zeros: Vec<f32>,
+    pieces: Vec<*const f32>,
+}
+
+thread_local! {
+    static PART: RefCell<PartWindows> = RefCell::default();
+}
+
+/// Computes a convolution with dense weights on all threads of the pool. A sum adds taps, and the channels of a tap, in ascending
+/// order, then the bias.
+///
+/// # Panics
+/// Lengths do not match.
+pub fn packed_conv(pool: &Pool, p: &mut PackedConv<'_>) {
+    let (rows, groups) = (p.w.rows(), p.w.groups());
+    assert!(p.x.channels.is_multiple_of(groups), "channels in groups");
+    let (per, channels) = (rows / groups, p.x.channels / groups);
+    assert_eq!(channels * p.window.taps(), p.w.columns(), "columns of w");
+    let tokens = p.x.batch * p.window.positions();
+    assert!(p.y.len() >= tokens * rows && p.bias.is_none_or(|b| b.len() == rows), "y and a bias per row");
+    if tokens == 0 || rows == 0 || channels == 0 {
+        return;
+    }
+    let work = rows * p.w.columns() * tokens;
+    let threads = if work < PARALLEL_MATMUL { 1 } else { pool.threads() };
+    let wanted = if threads == 1 { 1 } else { PARTS_PER_THREAD * threads };
+    let most =
+        (PART_BYTES / (channels * 4)).min(tokens.div_ceil(wanted)).clamp(PART_WINDOWS.0, PART_WINDOWS.1);
+    let blocks = tokens.div_ceil(most);
+    let block = tokens.div_ceil(blocks).next_multiple_of(PART_WINDOWS.0 / 4).min(tokens);
+    let blocks = tokens.div_ceil(block);
+    // Few windows share the rows of a group among threads.
+    let tiles = wanted.div_ceil(groups * blocks).clamp(1, p.w.tiles());
+    let tiles = p.w.tiles().div_ceil(tiles);
+    let row_parts = p.w.tiles().div_ceil(tiles);
+    struct To(*mut f32);
+    // SAFETY: parts write disjoint rows of disjoint tokens.
+    unsafe impl Sync for To {}
+    let to = To(p.y.as_mut_ptr());
+    let p = &*p;
+    pool.run_on(threads, groups * row_parts * blocks, &|i| {
+        let to = &to;
+        let (group, row_part, first) = (i / blocks / row_parts, i / blocks % row_parts, i % blocks * block);
+        let part_tokens = first..tokens.min(first + block);
+        let mut memory = PART.take();
+        let length = find_pieces(p, group, part_tokens.clone(), &mut memory);
+        for tile in row_part * tiles..p.w.tiles().min((row_part + 1) * tiles) {
+            let row = group * per + tile * LANES;
+            let n = p.w.tile_rows(tile);
+            p.w.with_tile(group, tile, |lines| {
+                // SAFETY: pieces are whole, see `find_pieces`; rows of the tokens lie below `tokens * rows`.
+                unsafe {
+                    let y = to.0.add(first * rows + row);
+                    let bias = p.bias.map(|b| &b[row..row + n]);
+                    let pieces = &memory.pieces;
+                    TileProduct { lines, pieces, length, rows: n, bias, y, stride: rows, is_fused: true }
+                        .run();
+                }
+            });
+        }
+        PART.set(memory);
+        let Some(finish) = p.finish else { return };
+        let part_rows = row_part * tiles * LANES..per.min((row_part + 1) * tiles * LANES);
+        if part_rows.len() == rows {
+            let n = part_tokens.len() * rows;
+            // SAFETY: results of this part alone.
+            return finish(first * rows, unsafe {
+                std::slice::from_raw_parts_mut(to.0.add(first * rows), n)
+            });
+        }
+        for t in part_tokens {
+            let at = t * rows + group * per + part_rows.start;
+            // SAFETY: results of this part alone.
+            finish(at, unsafe { std::slice::from_raw_parts_mut(to.0.add(at), part_rows.len()) });
+        }
+    });
+}
+
+/// Finds the pieces of the windows of some tokens, taps inside the image or zeros, or copies windows to be single pieces. Returns
+/// the length of a piece.
+fn find_pieces(p: &PackedConv<'_>, group: usize, tokens: Range<usize>, memory: &mut PartWindows) -> usize {
+    let (window, x) = (p.window, &p.x);
+    let channels = x.channels / p.w.groups();
+    let columns = p.w.columns();
+    let PartWindows { copied, zeros, pieces } = memory;
+    pieces.clear();
+    if channels < MIN_CHANNELS || x.strides[1] != 1 {
+        let of = GroupChannels { first: group * channels, channels, taps_first: true };
+        copied.resize(tokens.len() * columns, 0.0);
+        for (token, out) in tokens.zip(copied.chunks_exact_mut(columns)) {
+            gather(window, x, of, token, out);
+            pieces.push(out.as_ptr());
+        }
+        return columns;
+    }
+    if zeros.len() < channels {
+        zeros.resize(channels, 0.0);
+    }
+    let positions = window.positions();
+    for token in tokens {
+        let index = window.indices(token % positions);
+        let first = x.first + token / positions * x.strides[0] + group * channels;
+        let inside: [Range<usize>; 3] = std::array::from_fn(|i| window.inside(i, index[i]));
+        let at = |i: usize, tap: usize| {
+            inside[i].contains(&tap).then(|| window.at(i, index[i], tap) * x.strides[2 + i])
+        };
+        for d in 0..window.kernel[0] {
+            for h in 0..window.kernel[1] {
+                let row = at(0, d).zip(at(1, h)).map(|(d, h)| first + d + h);
+                for w in 0..window.kernel[2] {
+                    let piece = match row.zip(at(2, w)) {
+                        Some((row, w)) => &x.values[row + w..][..channels],
+                        None => &zeros[..channels],
+                    };
+                    pieces.push(piece.as_ptr());
+                }
+            }
+        }
+    }
+    channels
+}
+
 /// Describes a convolution of each channel with a kernel of its own.
-#[derive(Debug)]
 pub struct DepthwiseConv<'a> {
     /// Weights `[taps, channels]`.
     pub w: &'a [f32],
@@ -255,6 +415,8 @@ pub struct DepthwiseConv<'a> {
     pub y: &'a mut [f32],
     /// Bias `[channels]`.
     pub bias: Option<&'a [f32]>,
+    /// Function for complete results.
+    pub finish: Option<Finish<'a>>,
 }
 
 /// Computes a depthwise convolution on all threads of the pool. Taps are added in ascending order, then the bias.
@@ -272,9 +434,14 @@ pub fn depthwise_conv(pool: &Pool, p: &mut DepthwiseConv<'_>) {
     if n == 0 {
         return;
     }
-    let (w, window, x, bias) = (p.w, p.window, p.x, p.bias);
+    let (w, window, x, bias, finish) = (p.w, p.window, p.x, p.bias, p.finish);
     let per_part = (PARALLEL_MATMUL / (4 * channels * window.taps()).max(1)).max(1);
-    pool.for_chunks(y, per_part * channels, &|i, y| depthwise_tokens(w, window, x, bias, i * per_part, y));
+    pool.for_chunks(y, per_part * channels, &|i, y| {
+        depthwise_tokens(w, window, x, bias, i * per_part, y);
+        if let Some(finish) = finish {
+            finish(i * per_part * channels, y);
+        }
+    });
 }
 
 simd_fn! {
@@ -353,7 +520,7 @@ mod tests {
                     })
                     .collect();
                 let Some(at) = places else { continue };
-                let column = if p.taps_first { tap * channels + c } else { c * taps + tap };
+                let column = c * taps + tap;
                 let from = x.first
                     + token / window.positions() * x.strides[0]
                     + (group * channels + c) * x.strides[1]
@@ -375,8 +542,8 @@ mod tests {
             dilations in prop::array::uniform3(1usize..3),
             before in prop::array::uniform3(0usize..3),
             after in prop::array::uniform3(0usize..3),
-            (groups, per_in, per_out) in (1usize..4, 1usize..5, 1usize..5),
-            (batch, taps_first, channels_last) in (1usize..3, any::<bool>(), any::<bool>()),
+            (groups, per_in, per_out) in (1usize..4, 1usize..11, 1usize..20),
+            (batch, channels_last) in (1usize..3, any::<bool>()),
         ) {
             let reach = |i: usize| (kernel[i] - 1) * dilations[i] + 1;
             prop_assume!((0..3).all(|i| size[i] + before[i] + after[i] >= reach(i)));
@@ -394,27 +561,42 @@ mod tests {
             let tokens = batch * window.positions();
             let run = |threads| {
                 let mut y = vec![f32::NAN; tokens * rows];
-                conv(&Pool::new(threads), &mut Conv { w, groups, taps_first, window: &window, x, y: &mut y, bias: Some(&bias) });
+                conv(&Pool::new(threads), &mut Conv { w, groups, window: &window, x, y: &mut y, bias: Some(&bias) });
                 y
             };
             let y = run(1);
             let mut none = [];
-            let p = Conv { w, groups, taps_first, window: &window, x, y: &mut none, bias: Some(&bias) };
+            let p = Conv { w, groups, window: &window, x, y: &mut none, bias: Some(&bias) };
             for (i, v) in y.iter().enumerate() {
                 prop_assert!((f64::from(*v) - expected(&p, &dense, i / rows, i % rows)).abs() < 1e-4);
             }
             prop_assert!([2, 3].into_iter().all(|threads| run(threads) == y));
+            let halves: Vec<u8> = dense.iter().flat_map(|v| half::f16::from_f32(*v).to_le_bytes()).collect();
+            for (w, bound) in [(w, 1e-4), (Matrix::f16(&halves, rows, cols).unwrap(), 0.02)] {
+                let w = PackedRows::new(&w, groups, window.taps());
+                let run = |threads| {
+                    let mut y = vec![f32::NAN; tokens * rows];
+                    let finish = |at: usize, y: &mut [f32]| y.iter_mut().zip(at..).for_each(|(y, i)| *y += i as f32);
+                    packed_conv(&Pool::new(threads), &mut PackedConv { w: &w, window: &window, x, y: &mut y, bias: Some(&bias), finish: Some(&finish) });
+                    y
+                };
+                let packed = run(1);
+                for (i, (a, b)) in packed.iter().zip(&y).enumerate() {
+                    prop_assert!((a - i as f32 - b).abs() < bound + 2e-7 * i as f32, "{a} {i} {b}");
+                }
+                prop_assert!([2, 3].into_iter().all(|threads| run(threads) == packed));
+            }
             if channels_last {
                 let dense = noise(seed, window.taps() * channels);
                 let (mut y, mut same) = (vec![f32::NAN; tokens * channels], vec![f32::NAN; tokens * channels]);
                 let bias = noise(seed + 3, channels);
-                let own = |y| DepthwiseConv { w: &dense, window: &window, x, y, bias: Some(&bias) };
+                let own = |y| DepthwiseConv { w: &dense, window: &window, x, y, bias: Some(&bias), finish: None };
                 depthwise_conv(&Pool::new(1), &mut own(&mut y));
                 depthwise_conv(&Pool::new(3), &mut own(&mut same));
                 prop_assert_eq!(&y, &same);
                 let transposed: Vec<f32> = (0..dense.len()).map(|i| dense[i % window.taps() * channels + i / window.taps()]).collect();
                 let w = Matrix::f32(&transposed, channels, window.taps()).unwrap();
-                conv(&Pool::new(2), &mut Conv { w, groups: channels, taps_first: false, window: &window, x, y: &mut same, bias: Some(&bias) });
+                conv(&Pool::new(2), &mut Conv { w, groups: channels, window: &window, x, y: &mut same, bias: Some(&bias) });
                 prop_assert!(y.iter().zip(&same).all(|(a, b)| (a - b).abs() < 1e-5));
             }
         }
@@ -437,13 +619,15 @@ mod tests {
         let x = Image { values: &values, first: 0, batch: 1, channels, strides };
         let w = Matrix::f32(&dense, rows, cols).unwrap();
         let mut y = vec![f32::NAN; side * side * rows];
-        conv(
-            &Pool::new(2),
-            &mut Conv { w, groups: 1, taps_first: true, window: &window, x, y: &mut y, bias: None },
-        );
-        let p = Conv { w, groups: 1, taps_first: true, window: &window, x, y: &mut [], bias: None };
-        for (i, v) in y.iter().enumerate() {
-            assert!((f64::from(*v) - expected(&p, &dense, i / rows, i % rows)).abs() < 1e-3);
+        let mut same = y.clone();
+        conv(&Pool::new(2), &mut Conv { w, groups: 1, window: &window, x, y: &mut y, bias: None });
+        let packed = PackedRows::new(&w, 1, 9);
+        let mut job = PackedConv { w: &packed, window: &window, x, y: &mut same, bias: None, finish: None };
+        packed_conv(&Pool::new(2), &mut job);
+        let p = Conv { w, groups: 1, window: &window, x, y: &mut [], bias: None };
+        for (i, (v, u)) in y.iter().zip(&same).enumerate() {
+            let expected = expected(&p, &dense, i / rows, i % rows);
+            assert!((f64::from(*v) - expected).abs() < 1e-3 && (f64::from(*u) - expected).abs() < 1e-3);
         }
     }
 }

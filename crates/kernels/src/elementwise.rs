@@ -1,4 +1,4 @@
-//! Gates, soft cap and exponentials.
+//! Functions of elements and of pairs of elements: gates, activations, soft cap and exponentials.
 
 use crate::simd::*;
 
@@ -193,6 +193,104 @@ simd_fn! {
     pub fn softcap(x: &mut [f32], cap: f32) = softcap_on
 }
 
+#[inline(always)]
+fn clamp_on<L: F32x16>(x: &mut [f32], low: f32, high: f32) {
+    for i in (0..x.len()).step_by(LANES) {
+        // NaN as the first operand of max is dropped.
+        let v = get::<L>(x, i).max(L::splat(low)).min(L::splat(high));
+        put(x, i, v);
+    }
+}
+
+simd_fn! {
+    /// Computes `x = min(max(x, low), high)`; NaN becomes `low`.
+    pub fn clamp(x: &mut [f32], low: f32, high: f32) = clamp_on
+}
+
+#[inline(always)]
+fn leaky_relu_on<L: F32x16>(x: &mut [f32], slope: f32) {
+    for i in (0..x.len()).step_by(LANES) {
+        let v = get::<L>(x, i);
+        put(x, i, v.if_below(L::splat(0.0), v.mul(L::splat(slope)), v));
+    }
+}
+
+simd_fn! {
+    /// Computes `x = slope x` where x is below zero.
+    pub fn leaky_relu(x: &mut [f32], slope: f32) = leaky_relu_on
+}
+
+/// Names an operation on pairs of elements.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PairFunction {
+    /// `x + y`
+    Add,
+    /// `x - y`
+    Sub,
+    /// `x y`
+    Mul,
+    /// `x / y`
+    Div,
+}
+
+#[inline(always)]
+fn pair_on<L: F32x16>(x: &mut [f32], y: &[f32], f: PairFunction) {
+    let y = &y[..x.len()];
+    for i in (0..x.len()).step_by(LANES) {
+        let (a, b) = (get::<L>(x, i), get::<L>(y, i));
+        let v = match f {
+            PairFunction::Add => a.add(b),
+            PairFunction::Sub => a.add(b.mul(L::splat(-1.0))),
+            PairFunction::Mul => a.mul(b),
+            PairFunction::Div => a.div(b),
+        };
+        put(x, i, v);
+    }
+}
+
+simd_fn! {
+    /// Computes `x = f(x, y)` for each pair of elements.
+    ///
+    /// # Panics
+    /// `y` is shorter than `x`.
+    pub fn apply_pair(x: &mut [f32], y: &[f32], f: PairFunction) = pair_on
+}
+
+simd_fn! {
+    /// Computes the dot products of `a` and each row of `b`, `[out.len(), a.len()]`: sixteen lanes, each rounded after each product
+    /// and sum, are added from the first to the last, and then the rest of the row.
+    ///
+    /// # Panics
+    /// `b` is shorter.
+    pub fn dot_products(a: &[f32], b: &[f32], out: &mut [f32]) = dot_products_on
+}
+
+#[inline(always)]
+fn dot_products_on<L: F32x16>(a: &[f32], b: &[f32], out: &mut [f32]) {
+    let k = a.len();
+    let (a_main, a_rest) = a.as_chunks::<LANES>();
+    for (j, out) in out.chunks_mut(LANES).enumerate() {
+        let b = &b[j * LANES * k..][..out.len() * k];
+        let mut lanes = [L::splat(0.0); LANES];
+        for (i, lanes) in lanes.iter_mut().enumerate().take(out.len()) {
+            let row = b[i * k..(i + 1) * k].as_chunks::<LANES>().0;
+            for (x, y) in a_main.iter().zip(row) {
+                *lanes = lanes.add(L::load(x).mul(L::load(y)));
+            }
+        }
+        let mut sums = L::splat(0.0);
+        for lane in L::transpose(lanes) {
+            sums = sums.add(lane);
+        }
+        let mut all = [0.0; LANES];
+        sums.store(&mut all);
+        for (i, out) in out.iter_mut().enumerate() {
+            let rest = a_rest.iter().zip(&b[(i + 1) * k - a_rest.len()..]);
+            *out = all[i] + rest.map(|(x, y)| x * y).sum::<f32>();
+        }
+    }
+}
+
 /// Returns the largest element; skips NaN.
 #[inline(always)]
 pub(crate) fn largest<L: F32x16>(x: &[f32]) -> f32 {
@@ -232,6 +330,24 @@ simd_fn! {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn dot_products_add_lanes_in_order() {
+        let values = crate::test_data::noise(1, 40 * 71);
+        for (k, n) in [(64, 21), (71, 16), (7, 3), (0, 2)] {
+            let (a, b) = (&values[..k], &values[k..(n + 1) * k]);
+            let mut found = vec![f32::NAN; n];
+            dot_products(a, b, &mut found);
+            for (j, v) in found.iter().enumerate() {
+                let row = &b[j * k..(j + 1) * k];
+                let mut lanes = [0f32; 16];
+                let main = k / 16 * 16;
+                (0..main).for_each(|i| lanes[i % 16] += a[i] * row[i]);
+                let rest: f32 = (main..k).map(|i| a[i] * row[i]).sum();
+                assert_eq!(*v, lanes.iter().sum::<f32>() + rest, "{k} {n}");
+            }
+        }
+    }
 
     #[test]
     fn functions_are_those_of_f64() {
@@ -278,6 +394,22 @@ mod tests {
         let largest = f64::from(*x.last().unwrap());
         let expected: f64 = x.iter().map(|v| (f64::from(*v) - largest).exp()).sum();
         close(sum, expected, "sum", 0.0);
+        y.clone_from(&x);
+        clamp(&mut y, 0.0, 6.0);
+        assert!(y.iter().zip(&x).all(|(y, v)| *y == v.clamp(0.0, 6.0)));
+        y.clone_from(&x);
+        leaky_relu(&mut y, 0.1);
+        assert!(y.iter().zip(&x).all(|(y, v)| *y == if *v < 0.0 { 0.1 * v } else { *v }));
+        for (f, expected) in [
+            (PairFunction::Add, (|a, b| a + b) as fn(f32, f32) -> f32),
+            (PairFunction::Sub, |a, b| a - b),
+            (PairFunction::Mul, |a, b| a * b),
+            (PairFunction::Div, |a, b| a / b),
+        ] {
+            y.clone_from(&x);
+            apply_pair(&mut y[..33], &up, f);
+            assert!(y[..33].iter().zip(x.iter().zip(&up)).all(|(y, (a, b))| *y == expected(*a, *b)), "{f:?}");
+        }
         let mut extreme = [-1e9, -100.0, 0.0, f32::NAN];
         exp_and_sum_from(&mut extreme[..3], 0.0);
         assert_eq!(extreme[..3], [0.0, 0.0, 1.0]);

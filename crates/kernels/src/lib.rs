@@ -43,7 +43,9 @@ mod matmul;
 mod matrix;
 mod memory;
 mod owned_matrix;
+mod packed_rows;
 mod pool;
+mod pooling;
 mod product_speed;
 mod rms_norm;
 mod scale_search;
@@ -58,10 +60,10 @@ pub use attention::{
     AttentionShape, CacheValues, CacheView, HeadStrides, MASK_CUTOFF, Mask, Softmax, attention,
 };
 pub use bandwidth::{measure_bandwidth, read};
-pub use conv::{Conv, DepthwiseConv, Image, Window, conv, depthwise_conv};
+pub use conv::{Conv, DepthwiseConv, Finish, Image, PackedConv, Window, conv, depthwise_conv, packed_conv};
 pub use elementwise::{
-    ActivationFunction, GELU_FP16, GateFunction, apply_activation, apply_gate, apply_sigmoid,
-    exp_and_sum_from, largest_element, softcap,
+    ActivationFunction, GELU_FP16, GateFunction, PairFunction, apply_activation, apply_gate, apply_pair,
+    apply_sigmoid, clamp, dot_products, exp_and_sum_from, largest_element, leaky_relu, softcap,
 };
 pub use f16::{f16_bits_to_f32, f16_to_f32, f32_to_f16, round_to_f16};
 pub use isa::Isa;
@@ -70,7 +72,9 @@ pub use matmul::{MatMul, matmul_batch};
 pub use matrix::{Matrix, MatrixError, f32_bytes};
 pub use memory::F16Buffer;
 pub use owned_matrix::OwnedMatrix;
+pub use packed_rows::{DenseProducts, PackedRows, multiply_dense};
 pub use pool::{MAX_THREADS, Pool};
+pub use pooling::{PoolFunction, Pooling, pool_windows};
 pub use product_speed::measure_multiply_adds;
 pub use rms_norm::{RmsNorm, rms_norm};
 pub use scale_search::{

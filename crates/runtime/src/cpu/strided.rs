@@ -176,6 +176,11 @@ pub(in crate::cpu) struct Exchange {
 }
 
 impl StridedLoops<2> {
+    /// Returns the first place of the second operand, if both operands are contiguous and the first begins at 0.
+    pub fn contiguous(&self) -> Option<usize> {
+        (self.outer.is_empty() && self.inner.1 == [1, 1] && self.start[0] == 0).then_some(self.start[1])
+    }
+
     /// Returns the transpose that the loops describe, if they are one: columns lie together in the first operand,
     /// rows in the second.
     pub fn exchange(&self) -> Option<Exchange> {

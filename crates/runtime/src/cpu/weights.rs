@@ -8,27 +8,27 @@ use crate::cpu::ops::OpError;
 use crate::cpu::ops::shape::count;
 use crate::tensor::Tensor;
 use anemoe_io::locked;
-use anemoe_kernels::{IndexBits, IntBits, MXFP4_TABLE, Matrix, OwnedMatrix, Weight, WeightFormat, f32_bytes};
+use anemoe_kernels::{
+    IndexBits, IntBits, MXFP4_TABLE, Matrix, OwnedMatrix, PackedRows, Weight, WeightFormat, f32_bytes,
+};
 use anemoe_mlpackage::blob::{SharedBlob, unpack_sub_byte};
 use anemoe_mlpackage::mil::{Argument, Binding, DataType, Operation, TensorData, Value, ValueType};
 use anemoe_mlpackage::package::Package;
 use half::{bf16, f16};
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
 
-/// Key of a rearranged weight: the blob that it is made from, its columns, and the taps of its columns (none if
-/// it was transposed).
+/// Key of a transposed weight: the blob that it is made from, and its columns.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
-struct Rearrangement {
+struct Transposition {
     /// Address and length in bytes.
     blob: (usize, usize),
     cols: usize,
-    taps: Option<usize>,
     fast: bool,
 }
 
-/// Rearranged weights that functions hold. The kept blob ensures that no other blob gets the same address.
-static REARRANGED: Mutex<BTreeMap<Rearrangement, (SharedBlob, Weak<StoredWeight>)>> =
+/// Transposed weights that functions hold. The kept blob ensures that no other blob gets the same address.
+static TRANSPOSED: Mutex<BTreeMap<Transposition, (SharedBlob, Weak<StoredWeight>)>> =
     Mutex::new(BTreeMap::new());
 
 /// A constant value of a program.
@@ -45,6 +45,8 @@ pub(super) struct StoredWeight {
     matrix: OwnedMatrix<Elements>,
     /// Shape of the dense tensor; the first dimension gives the rows, all others the columns.
     pub shape: Vec<usize>,
+    /// Rows packed for products with many tokens.
+    packed: OnceLock<PackedRows>,
 }
 
 enum Elements {
@@ -71,7 +73,7 @@ impl StoredWeight {
         let (rows, cols) = (shape.first().copied().unwrap_or(1), shape.iter().skip(1).product());
         let matrix =
             OwnedMatrix::new(weight, rows, cols).map_err(|e| OpError::Invalid(format!("matrix: {e}")))?;
-        Ok(StoredWeight { matrix, shape })
+        Ok(StoredWeight { matrix, shape, packed: OnceLock::new() })
     }
 
     /// Makes a weight whose elements stay in the package, with its tables or scales, and its offsets.
@@ -127,22 +129,20 @@ impl StoredWeight {
         }
     }
 
-    /// Returns the same weight with columns `[taps, channels]` instead of `[channels, taps]`; none where it is compressed.
-    pub fn with_taps_first(&self, taps: usize) -> Option<Arc<StoredWeight>> {
-        let (rows, cols) = (self.rows(), self.cols());
-        let channels = cols / taps.max(1);
-        self.shared(Some(taps), || {
-            self.rearranged(vec![rows, cols], |i| {
-                let (row, column) = (i / cols, i % cols);
-                row * cols + column % channels * taps + column / channels
-            })
-        })
+    /// Returns the rows packed for products with many tokens; packs them at the first call.
+    pub fn packed_rows(&self) -> &PackedRows {
+        self.packed.get_or_init(|| PackedRows::new(&self.matrix(), 1, 1))
+    }
+
+    /// Tells whether the elements are floats.
+    pub fn is_dense(&self) -> bool {
+        matches!(self.matrix.format(), WeightFormat::F32 | WeightFormat::Fp16)
     }
 
     /// Returns the transposed matrix; a compressed one is decoded.
     pub fn transposed(&self) -> OpResult<Arc<StoredWeight>> {
         let (rows, cols) = (self.rows(), self.cols());
-        let made = self.shared(None, || self.rearranged(vec![cols, rows], |i| i % rows * cols + i / rows));
+        let made = self.shared(|| self.rearranged(vec![cols, rows], |i| i % rows * cols + i / rows));
         if let Some(weight) = made {
             return Ok(weight);
         }
@@ -154,19 +154,14 @@ impl StoredWeight {
 
     /// Returns the result of `make`, or its result for another function that reads the same blob: functions of a
     /// package, for one or for several token counts, share their weights.
-    fn shared(
-        &self,
-        taps: Option<usize>,
-        make: impl FnOnce() -> Option<StoredWeight>,
-    ) -> Option<Arc<StoredWeight>> {
+    fn shared(&self, make: impl FnOnce() -> Option<StoredWeight>) -> Option<Arc<StoredWeight>> {
         let Elements::Blob(blob) = self.matrix.elements() else { return make().map(Arc::new) };
-        let key = Rearrangement {
+        let key = Transposition {
             blob: (blob.data().as_ptr() as usize, blob.data().len()),
             cols: self.cols(),
-            taps,
             fast: self.matrix.is_fast(),
         };
-        let all = || locked(&REARRANGED);
+        let all = || locked(&TRANSPOSED);
         if let Some((_, made)) =
             all().get(&key).and_then(|(blob, made)| Some((blob.clone(), made.upgrade()?)))
         {

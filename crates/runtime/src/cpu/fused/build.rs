@@ -71,6 +71,7 @@ pub(in crate::cpu) fn plan(source: &PlanInput) -> Option<FusedPlan> {
         packed: 0,
         tensors: 0,
         products: Vec::new(),
+        convs: Vec::new(),
         step: 0,
         states,
         g,

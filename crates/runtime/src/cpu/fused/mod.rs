@@ -23,15 +23,15 @@ mod update_pattern;
 mod view;
 
 use super::ops::OpError;
-use super::ops::OpResult;
 use super::ops::window::image_strides;
+use super::ops::{OpResult, map_all};
 use super::state_value::StateValue;
 use super::strided::{StridedLoops, copy_floats};
 use crate::backend::{Counts, OpTime};
 use crate::tensor::{Data, Tensor};
 use anemoe_kernels::{
-    AttentionShape, CacheValues, CacheView, Columns, HeadStrides, Image, Isa, Layout, Mask, MatMul,
-    PackedActivations, Pool, Softmax, Strided,
+    AttentionShape, CacheValues, CacheView, Columns, DenseProducts, Finish, HeadStrides, Image, Isa, Layout,
+    Mask, MatMul, PackedActivations, Pool, Pooling, Softmax, Strided, multiply_dense, pool_windows,
 };
 use anemoe_mlpackage::mil::TensorType;
 use experts::Pack;
@@ -301,9 +301,13 @@ fn run_node(
             }
             *counts += products(pool, items, buffers, packed, tensors, constants, inputs)?;
         }
-        NodeKind::Conv { conv, window, x, bias, out } => {
+        NodeKind::Conv { conv, window, x, bias, out, then } => {
             with_out!(*out, |sources, y| {
-                let bias = bias.map(|b| &sources.get(b)[..conv.weight().rows()]);
+                let rows = conv.weight().rows();
+                let bias = bias.map(|b| &sources.get(b)[..rows]);
+                let finish =
+                    |at: usize, y: &mut [f32]| then.iter().for_each(|then| then.apply(&sources, rows, at, y));
+                let finish: Option<Finish<'_>> = if then.is_empty() { None } else { Some(&finish) };
                 let image = Image {
                     values: sources.get(x.base),
                     first: x.offset,
@@ -311,9 +315,19 @@ fn run_node(
                     channels: x.shape[1],
                     strides: image_strides(&x.strides),
                 };
-                *counts += conv.run(window, image, y, bias)?;
+                *counts += conv.run(window, image, y, bias, finish)?;
             });
         }
+        NodeKind::Pool { function, window, counts, x, out } => with_out!(*out, |sources, y| {
+            let image = Image {
+                values: sources.get(x.base),
+                first: x.offset,
+                batch: x.shape[0],
+                channels: x.shape[1],
+                strides: image_strides(&x.strides),
+            };
+            pool_windows(pool, &Pooling { function: *function, window, counts, x: image }, y);
+        }),
         NodeKind::Gated { rows, n, gate, up, function, out } => with_out!(*out, |sources, y| {
             row_loops::apply_gates(pool, (rows, *n), (sources.get(*gate), sources.get(*up)), *function, y);
         }),
@@ -353,15 +367,15 @@ fn run_node(
                 loops.split(pool, y, 1, &|loops, y| f(loops, y, x, other));
             });
         }
-        NodeKind::Unary { f, loops, x, out } => with_out!(*out, |sources, y| {
-            let x = sources.get(*x);
-            loops.split_by(pool, y, (1, UNARY_COST_IN_COPIES), &|loops, y| {
-                loops.each(|[o, a], n, s| (0..n).for_each(|k| y[o + k * s[0]] = f(x[a + k * s[1]])));
-            });
-        }),
-        NodeKind::Activate { loops, x, kind, out, n } => with_out!(*out, |sources, y| {
-            copy_floats(loops, sources.get(*x), y);
-            pool.for_chunks(&mut y[..*n], ACTIVATED, &|_, y| anemoe_kernels::apply_activation(y, *kind));
+        NodeKind::Unary { f, loops, x, out, n } => with_out!(*out, |sources, y| {
+            let (x, y) = (sources.get(*x), &mut y[..*n]);
+            match loops.contiguous() {
+                Some(first) => map_all(&x[first..first + n], y, f),
+                None => {
+                    copy_floats(loops, x, y);
+                    pool.for_chunks(y, MAPPED, &|_, y| f.apply(y));
+                }
+            }
         }),
         NodeKind::Copy { loops, x, out, fill } => {
             if let Some((v, n)) = fill {
@@ -378,9 +392,13 @@ fn run_node(
         NodeKind::Reduce { f, loops, x, out } => {
             with_out!(*out, |sources, y| f(loops, sources.get(*x), y));
         }
-        NodeKind::MatMul { rows, sizes, strides, x, y: other, out } => with_out!(*out, |sources, y| {
-            row_loops::products(pool, (rows, *sizes), *strides, (sources.get(*x), sources.get(*other)), y);
-        }),
+        NodeKind::MatMul { places, sizes, x_stride, y_strides, x, y: other, out } => {
+            with_out!(*out, |sources, y| {
+                let (x, other) = (sources.get(*x), sources.get(*other));
+                let (sizes, x_stride, y_strides) = (*sizes, *x_stride, *y_strides);
+                multiply_dense(pool, &DenseProducts { places, sizes, x_stride, y_strides, x, y: other }, y);
+            });
+        }
         NodeKind::WriteState { state, loops, x } => {
             let sources = NodeInputs { buffers, tensors, constants, inputs };
             let x = sources.get(*x);
@@ -452,10 +470,8 @@ fn columns<'a>(
     Columns { values: sources.get(x.base), first: x.offset, token_stride, channel_stride }
 }
 
-/// Copies of one element that take as long as a unary function of it.
-const UNARY_COST_IN_COPIES: usize = 4;
-/// Elements that a thread activates in one part of a job.
-const ACTIVATED: usize = 1 << 12;
+/// Elements that a thread computes in one part of a job of a function of one element.
+const MAPPED: usize = 1 << 12;
 /// Most products of one job.
 const PRODUCTS_PER_JOB: usize = 8;
 

@@ -1,12 +1,16 @@
 //! Nodes of a plan, with the values that they read and write.
 
 use super::super::convolution::Convolution;
-use super::super::ops::{BinaryLoops, OpFunction, Reduce, ReductionLoops, UnaryFunction};
+use super::super::ops::{BinaryLoops, ElementFunction, OpFunction, Reduce, ReductionLoops};
 use super::super::strided::StridedLoops;
 use super::super::weights::StoredWeight;
 use super::experts::Experts;
+use super::inputs::NodeInputs;
 use super::view::{Base, View};
-use anemoe_kernels::{ActivationFunction, AttentionShape, GateFunction, HeadStrides, RmsNorm, Window};
+use anemoe_kernels::{
+    AttentionShape, GateFunction, HeadStrides, PairFunction, PoolFunction, RmsNorm, Window, apply_pair,
+    round_to_f16,
+};
 use anemoe_mlpackage::mil::TensorType;
 use std::sync::Arc;
 
@@ -28,6 +32,40 @@ pub(super) struct Fill {
     pub strides: (usize, usize),
 }
 
+/// An operation on results of a convolution, in place.
+pub(super) enum Then {
+    /// Rounds to fp16.
+    Round,
+    Map(ElementFunction),
+    Pair {
+        f: PairFunction,
+        with: Base,
+        offset: usize,
+        /// One element for each channel, not for each result.
+        by_channel: bool,
+    },
+}
+
+impl Then {
+    /// Changes results, the first of which is result `at` of a convolution with `rows` channels. They are whole channels of
+    /// several positions, or some channels of one.
+    pub fn apply(&self, sources: &NodeInputs<'_>, rows: usize, at: usize, y: &mut [f32]) {
+        match self {
+            Then::Round => round_to_f16(y),
+            Then::Map(f) => f.apply(y),
+            Then::Pair { f, with, offset, by_channel } => {
+                let other = &sources.get(*with)[*offset..];
+                if *by_channel {
+                    let first = at % rows.max(1);
+                    y.chunks_mut(rows.max(1)).for_each(|y| apply_pair(y, &other[first..], *f));
+                } else {
+                    apply_pair(y, &other[at..], *f);
+                }
+            }
+        }
+    }
+}
+
 pub(super) enum NodeKind {
     Products {
         fills: Vec<Fill>,
@@ -38,6 +76,16 @@ pub(super) enum NodeKind {
         window: Window,
         x: View,
         bias: Option<Base>,
+        out: usize,
+        /// Operations on the results, block by block.
+        then: Vec<Then>,
+    },
+    /// A pool of an image with channels last.
+    Pool {
+        function: PoolFunction,
+        window: Window,
+        counts: [Vec<usize>; 3],
+        x: View,
         out: usize,
     },
     Gated {
@@ -97,15 +145,9 @@ pub(super) enum NodeKind {
         out: usize,
     },
     Unary {
-        f: UnaryFunction,
+        f: ElementFunction,
         loops: StridedLoops<2>,
         x: Base,
-        out: usize,
-    },
-    Activate {
-        loops: StridedLoops<2>,
-        x: Base,
-        kind: ActivationFunction,
         out: usize,
         /// Number of elements.
         n: usize,
@@ -130,10 +172,15 @@ pub(super) enum NodeKind {
         x: Base,
         out: usize,
     },
+    /// Products of matrices `[m, k]` and `[k, n]`.
     MatMul {
-        rows: StridedLoops<3>,
-        sizes: (usize, usize),
-        strides: (usize, usize, usize),
+        /// First element of each product's matrices: of the result, of x and of y.
+        places: Vec<[usize; 3]>,
+        /// Sizes m, k and n.
+        sizes: [usize; 3],
+        x_stride: usize,
+        /// Strides of y's rows and columns.
+        y_strides: [usize; 2],
         x: Base,
         y: Base,
         out: usize,
@@ -144,6 +191,29 @@ pub(super) enum NodeKind {
         x: Base,
     },
     Kernel(Box<KernelCall>),
+}
+
+impl NodeKind {
+    /// Tells whether the node writes a buffer.
+    pub fn writes(&self, buffer: usize) -> bool {
+        match self {
+            NodeKind::Products { items, .. } => items.iter().any(|item| item.out == buffer),
+            NodeKind::Attention { out, .. } => out.0 == buffer,
+            NodeKind::Experts(e) => e.out == buffer,
+            NodeKind::Conv { out, .. }
+            | NodeKind::Pool { out, .. }
+            | NodeKind::Gated { out, .. }
+            | NodeKind::Norm { out, .. }
+            | NodeKind::Rotate { out, .. }
+            | NodeKind::Binary { out, .. }
+            | NodeKind::Unary { out, .. }
+            | NodeKind::Copy { out, .. }
+            | NodeKind::Softmax { out, .. }
+            | NodeKind::Reduce { out, .. }
+            | NodeKind::MatMul { out, .. } => *out == buffer,
+            NodeKind::Update { .. } | NodeKind::WriteState { .. } | NodeKind::Kernel(_) => false,
+        }
+    }
 }
 
 /// A call of a kernel of the op library on dense tensors.

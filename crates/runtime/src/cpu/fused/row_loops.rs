@@ -94,32 +94,3 @@ pub(super) fn softmax(
         });
     });
 }
-
-/// Multiplies rows of `k` elements of `x` by matrices `[k, n]` of `w`. Strides: of `x` along k, of `w` along k and n.
-pub(super) fn products(
-    pool: &Pool,
-    (rows, (k, n)): (&StridedLoops<3>, (usize, usize)),
-    (xk, wk, wn): (usize, usize, usize),
-    (x, w): (&[f32], &[f32]),
-    y: &mut [f32],
-) {
-    rows.split_by(pool, y, (n, k * n), &|rows, y| {
-        rows.each(|[o, a, b], m, s| {
-            for i in 0..m {
-                let (o, a, b) = (o + i * s[0], a + i * s[1], b + i * s[2]);
-                let y = &mut y[o..o + n];
-                y.fill(0.0);
-                for c in 0..k {
-                    let (v, w) = (x[a + c * xk], &w[b + c * wk..]);
-                    if v == 0.0 && w[0].is_finite() {
-                        continue;
-                    }
-                    match wn {
-                        1 => y.iter_mut().zip(w).for_each(|(y, w)| *y += v * w),
-                        wn => y.iter_mut().enumerate().for_each(|(j, y)| *y += v * w[j * wn]),
-                    }
-                }
-            }
-        });
-    });
-}

@@ -102,8 +102,7 @@ fn add_products(
         let x = &positions_first[first * channels..positions.end * channels];
         let x = Matrix::f32(x, positions.len(), channels).map_err(|e| OpError::Invalid(e.to_string()))?;
         let terms = &mut terms[..rows * positions.len()];
-        let mut product =
-            Conv { w: x, groups: 1, taps_first: false, window: &flat, x: weights, y: terms, bias: None };
+        let mut product = Conv { w: x, groups: 1, window: &flat, x: weights, y: terms, bias: None };
         anemoe_kernels::conv(Pool::global(), &mut product);
         let (terms, plane) = (&*terms, y.len() / outputs);
         Pool::global().for_chunks(y, plane, &|o, y| {

@@ -1,78 +1,218 @@
 //! Ops on each element of one tensor: unary functions, activations, casts.
 
+use super::super::weights::to_f16;
 use super::operands::{OpContext, OpError, OpResult};
 use super::shape::{count, invalid, unsupported};
 use crate::tensor::{Data, Tensor};
+use anemoe_io::locked;
 use anemoe_kernels::{ActivationFunction, GELU_FP16, Pool};
 use anemoe_mlpackage::mil::DataType;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
 
 /// Elements that a thread computes in one part of a job.
 const MAPPED: usize = 1 << 12;
 
 /// Computes `y = f(x)` on all threads.
-fn map_all(x: &[f32], y: &mut [f32], f: &(dyn Fn(f32) -> f32 + Sync)) {
+pub(in crate::cpu) fn map_all(x: &[f32], y: &mut [f32], f: &ElementFunction) {
     Pool::global().for_chunks(y, MAPPED, &|i, y| {
-        y.iter_mut().zip(&x[i * MAPPED..]).for_each(|(y, &x)| *y = f(x));
+        y.copy_from_slice(&x[i * MAPPED..][..y.len()]);
+        f.apply(y);
     });
 }
 
-/// A function of one float.
-pub(in crate::cpu) type UnaryFunction = fn(f32) -> f32;
+/// A function of each element of a slice.
+#[derive(Clone)]
+pub(in crate::cpu) enum ElementFunction {
+    /// Limits elements to a range.
+    Clamp(f32, f32),
+    /// Multiplies elements below zero.
+    LeakyRelu(f32),
+    /// An activation within some units in the last place.
+    Activation(ActivationFunction),
+    Slice(fn(&mut [f32])),
+    Scalar(Arc<dyn Fn(f32) -> f32 + Send + Sync>),
+    /// Results of all fp16 numbers, rounded to fp16.
+    Table(Arc<[u16]>),
+}
+
+/// Tables by the text of the function and its parameters.
+static TABLES: Mutex<BTreeMap<String, Arc<[u16]>>> = Mutex::new(BTreeMap::new());
+
+impl ElementFunction {
+    fn scalar(f: impl Fn(f32) -> f32 + Send + Sync + 'static) -> ElementFunction {
+        ElementFunction::Scalar(Arc::new(f))
+    }
+
+    /// Computes `x = f(x)`.
+    pub fn apply(&self, x: &mut [f32]) {
+        match self {
+            ElementFunction::Clamp(low, high) => anemoe_kernels::clamp(x, *low, *high),
+            ElementFunction::LeakyRelu(slope) => anemoe_kernels::leaky_relu(x, *slope),
+            ElementFunction::Activation(kind) => anemoe_kernels::apply_activation(x, *kind),
+            ElementFunction::Slice(f) => f(x),
+            ElementFunction::Scalar(f) => x.iter_mut().for_each(|v| *v = f(*v)),
+            ElementFunction::Table(table) => {
+                let mut halves = [0u16; 256];
+                for x in x.chunks_mut(halves.len()) {
+                    let halves = &mut halves[..x.len()];
+                    anemoe_kernels::f32_to_f16(x, halves);
+                    halves.iter_mut().for_each(|h| *h = table[usize::from(*h)]);
+                    anemoe_kernels::f16_bits_to_f32(halves, x);
+                }
+            }
+        }
+    }
+
+    /// Returns the same function of fp16 numbers, with results rounded to fp16; a slow one is a table of all of them. `name` says
+    /// which function it is, with its parameters.
+    pub fn rounded(self, name: &str) -> ElementFunction {
+        if matches!(
+            self,
+            ElementFunction::Clamp(..) | ElementFunction::LeakyRelu(_) | ElementFunction::Table(_)
+        ) {
+            return self;
+        }
+        let known = locked(&TABLES).get(name).cloned();
+        ElementFunction::Table(known.unwrap_or_else(|| {
+            let (mut values, mut halves) = (vec![0f32; 1 << 16], (0..=u16::MAX).collect::<Vec<u16>>());
+            anemoe_kernels::f16_bits_to_f32(&halves, &mut values);
+            self.apply(&mut values);
+            anemoe_kernels::f32_to_f16(&values, &mut halves);
+            let table: Arc<[u16]> = halves.into();
+            locked(&TABLES).insert(name.to_string(), table.clone());
+            table
+        }))
+    }
+
+    /// Tells whether results of fp16 numbers are fp16 numbers.
+    pub fn keeps_halves(&self) -> bool {
+        match self {
+            ElementFunction::Table(_) => true,
+            ElementFunction::Clamp(low, high) => [low, high].into_iter().all(|v| to_f16(*v) == *v),
+            _ => false,
+        }
+    }
+}
+
+/// Returns the function of a float op of one tensor and parameters of one number, which are none of `x`.
+///
+/// # Errors
+/// There is no such function, or a parameter does not fit.
+pub(in crate::cpu) fn element_function(c: &OpContext<'_>) -> OpResult<ElementFunction> {
+    let required = |name: &str| c.arg(name).and_then(|_| c.float(name, 0.0));
+    let scalar = |f: fn(f32) -> f32| Ok(ElementFunction::scalar(f));
+    Ok(match c.op {
+        "relu" => ElementFunction::Clamp(0.0, f32::INFINITY),
+        "relu6" => ElementFunction::Clamp(0.0, 6.0),
+        "clip" => ElementFunction::Clamp(required("alpha")?, required("beta")?),
+        "threshold" => ElementFunction::Clamp(required("alpha")?, f32::INFINITY),
+        "leaky_relu" => ElementFunction::LeakyRelu(c.float("alpha", 0.01)?),
+        "clamped_relu" => {
+            let (a, b) = (required("alpha")?, required("beta")?);
+            ElementFunction::scalar(move |v| if v >= 0.0 { v } else { a * v }.min(b))
+        }
+        "elu" => {
+            let a = c.float("alpha", 1.0)?;
+            ElementFunction::scalar(move |v| if v > 0.0 { v } else { a * v.exp_m1() })
+        }
+        "inverse" => {
+            let e = c.float("epsilon", 1e-4)?;
+            ElementFunction::scalar(move |v| 1.0 / (v + e))
+        }
+        "linear_activation" => {
+            let (a, b) = (required("alpha")?, c.float("beta", 0.0)?);
+            ElementFunction::scalar(move |v| a * v + b)
+        }
+        "log" => {
+            let e = c.float("epsilon", 1e-45)?;
+            ElementFunction::scalar(move |v| (v + e).ln())
+        }
+        "rsqrt" => {
+            let e = c.float("epsilon", 1e-12)?;
+            ElementFunction::scalar(move |v| 1.0 / (v + e).sqrt())
+        }
+        "scaled_tanh" => {
+            let (a, b) = (c.float("alpha", 1.0)?, c.float("beta", 1.0)?);
+            ElementFunction::scalar(move |v| a * (b * v).tanh())
+        }
+        "sigmoid_hard" => {
+            let (a, b) = (c.float("alpha", 0.2)?, c.float("beta", 0.5)?);
+            ElementFunction::scalar(move |v| (a * v + b).clamp(0.0, 1.0))
+        }
+        "thresholded_relu" => {
+            let a = c.float("alpha", 1.0)?;
+            ElementFunction::scalar(move |v| if v >= a { v } else { 0.0 })
+        }
+        "gelu" => match c.str("mode", "EXACT")? {
+            "EXACT" => scalar(activation(ActivationFunction::Gelu))?,
+            "TANH_APPROXIMATION" => scalar(activation(ActivationFunction::GeluTanh))?,
+            "SIGMOID_APPROXIMATION" => scalar(activation(ActivationFunction::GeluSigmoid))?,
+            other => return invalid(format!("gelu mode `{other}`")),
+        },
+        _ => match unary_function(c.op) {
+            Some(f) => ElementFunction::Slice(f),
+            None => return unsupported(format!("op `{}`", c.op)),
+        },
+    })
+}
 
 /// Returns the function of an op on floats without parameters; none for other ops.
-pub(in crate::cpu) fn unary_function(op: &str) -> Option<UnaryFunction> {
+#[rustfmt::skip]
+fn unary_function(op: &str) -> Option<fn(&mut [f32])> {
+    /// Computes `x = f(x)`; each call of it is compiled with its function.
+    #[inline(always)]
+    fn each(x: &mut [f32], f: impl Fn(f32) -> f32) {
+        x.iter_mut().for_each(|v| *v = f(*v));
+    }
     Some(match op {
-        "abs" => f32::abs,
-        "acos" => f32::acos,
-        "asin" => f32::asin,
-        "atan" => f32::atan,
-        "atanh" => f32::atanh,
-        "ceil" => f32::ceil,
-        "cos" => f32::cos,
-        "cosh" => f32::cosh,
-        "erf" => libm::erff,
-        "exp" => f32::exp,
-        "exp2" => f32::exp2,
-        "floor" => f32::floor,
-        "round" => f32::round_ties_even,
-        "sign" => |v| {
-            if v > 0.0 {
-                1.0
-            } else if v < 0.0 {
-                -1.0
-            } else {
-                v * 0.0
-            }
-        },
-        "sin" => f32::sin,
-        "sinh" => f32::sinh,
-        "sqrt" => f32::sqrt,
-        "square" => |v| v * v,
-        "tan" => f32::tan,
-        "tanh" => f32::tanh,
-        "relu" => |v| v.max(0.0),
-        "relu6" => |v| v.clamp(0.0, 6.0),
-        "sigmoid" => sigmoid,
-        "silu" => activation(ActivationFunction::Silu),
-        "softplus" => softplus,
-        "softsign" => |v| v / (1.0 + v.abs()),
+        "abs" => |x| each(x, f32::abs),
+        "acos" => |x| each(x, f32::acos),
+        "asin" => |x| each(x, f32::asin),
+        "atan" => |x| each(x, f32::atan),
+        "atanh" => |x| each(x, f32::atanh),
+        "ceil" => |x| each(x, f32::ceil),
+        "cos" => |x| each(x, f32::cos),
+        "cosh" => |x| each(x, f32::cosh),
+        "erf" => |x| each(x, libm::erff),
+        "exp" => |x| each(x, f32::exp),
+        "exp2" => |x| each(x, f32::exp2),
+        "floor" => |x| each(x, f32::floor),
+        "round" => |x| each(x, f32::round_ties_even),
+        "sign" => |x| each(x, |v| if v > 0.0 { 1.0 } else if v < 0.0 { -1.0 } else { v * 0.0 }),
+        "sin" => |x| each(x, f32::sin),
+        "sinh" => |x| each(x, f32::sinh),
+        "sqrt" => |x| each(x, f32::sqrt),
+        "square" => |x| each(x, |v| v * v),
+        "tan" => |x| each(x, f32::tan),
+        "tanh" => |x| each(x, f32::tanh),
+        "sigmoid" => |x| each(x, sigmoid),
+        "silu" => |x| each(x, |v| v * sigmoid(v)),
+        "softplus" => |x| each(x, softplus),
+        "softsign" => |x| each(x, |v| v / (1.0 + v.abs())),
         _ => return None,
     })
 }
 
-/// Applies the unary function that the op names.
+/// Computes an op of one tensor and parameters of one number.
 pub(super) fn unary(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
     let x = c.arg("x")?;
     if let Data::I32(v) = &x.data {
         return integer(c, &x.shape, v, out);
     }
     let (shape, x) = c.f32s("x")?;
-    let Some(f) = unary_function(c.op) else { return unsupported(format!("unary op `{}`", c.op)) };
-    map_all(x, out[0].reset_f32(shape), &f);
+    map_all(x, out[0].reset_f32(shape), &element_function(c)?);
     Ok(())
 }
 
 fn integer(c: &OpContext<'_>, shape: &[usize], x: &[i32], out: &mut [Tensor]) -> OpResult {
+    let y = out[0].reset_i32(shape);
+    if let "clip" | "threshold" = c.op {
+        let low = c.int("alpha", i32::MIN)?;
+        let high = if c.op == "clip" { c.int("beta", i32::MAX)? } else { i32::MAX };
+        y.iter_mut().zip(x).for_each(|(y, &x)| *y = x.max(low).min(high));
+        return Ok(());
+    }
     let f: fn(i32) -> i32 = match c.op {
         "abs" => i32::wrapping_abs,
         "sign" => i32::signum,
@@ -81,81 +221,7 @@ fn integer(c: &OpContext<'_>, shape: &[usize], x: &[i32], out: &mut [Tensor]) ->
         "relu" => |v| v.max(0),
         _ => return unsupported(format!("`{}` of integers", c.op)),
     };
-    let y = out[0].reset_i32(shape);
     y.iter_mut().zip(x).for_each(|(y, &x)| *y = f(x));
-    Ok(())
-}
-
-/// Computes ops with scalar parameters, such as `clip` and `gelu`.
-pub(super) fn with_parameters(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
-    if let ("clip" | "threshold", Data::I32(v)) = (c.op, &c.arg("x")?.data) {
-        let low = c.int("alpha", i32::MIN)?;
-        let high = if c.op == "clip" { c.int("beta", i32::MAX)? } else { i32::MAX };
-        let y = out[0].reset_i32(&c.arg("x")?.shape);
-        y.iter_mut().zip(v).for_each(|(y, &x)| *y = x.max(low).min(high));
-        return Ok(());
-    }
-    let (shape, x) = c.f32s("x")?;
-    let y = out[0].reset_f32(shape);
-    let mut map = |f: &(dyn Fn(f32) -> f32 + Sync)| map_all(x, y, f);
-    let required = |name: &str| c.arg(name).and_then(|_| c.float(name, 0.0));
-    match c.op {
-        "clamped_relu" => {
-            let (a, b) = (required("alpha")?, required("beta")?);
-            map(&|v| if v >= 0.0 { v } else { a * v }.min(b));
-        }
-        "clip" => {
-            let (a, b) = (required("alpha")?, required("beta")?);
-            map(&|v| v.max(a).min(b));
-        }
-        "elu" => {
-            let a = c.float("alpha", 1.0)?;
-            map(&|v| if v > 0.0 { v } else { a * v.exp_m1() });
-        }
-        "inverse" => {
-            let e = c.float("epsilon", 1e-4)?;
-            map(&|v| 1.0 / (v + e));
-        }
-        "leaky_relu" => {
-            let a = c.float("alpha", 0.01)?;
-            map(&|v| if v >= 0.0 { v } else { a * v });
-        }
-        "linear_activation" => {
-            let (a, b) = (required("alpha")?, c.float("beta", 0.0)?);
-            map(&|v| a * v + b);
-        }
-        "log" => {
-            let e = c.float("epsilon", 1e-45)?;
-            map(&|v| (v + e).ln());
-        }
-        "rsqrt" => {
-            let e = c.float("epsilon", 1e-12)?;
-            map(&|v| 1.0 / (v + e).sqrt());
-        }
-        "scaled_tanh" => {
-            let (a, b) = (c.float("alpha", 1.0)?, c.float("beta", 1.0)?);
-            map(&|v| a * (b * v).tanh());
-        }
-        "sigmoid_hard" => {
-            let (a, b) = (c.float("alpha", 0.2)?, c.float("beta", 0.5)?);
-            map(&|v| (a * v + b).clamp(0.0, 1.0));
-        }
-        "threshold" => {
-            let a = required("alpha")?;
-            map(&|v| v.max(a));
-        }
-        "thresholded_relu" => {
-            let a = c.float("alpha", 1.0)?;
-            map(&|v| if v >= a { v } else { 0.0 });
-        }
-        "gelu" => match c.str("mode", "EXACT")? {
-            "EXACT" => map(&activation(ActivationFunction::Gelu)),
-            "TANH_APPROXIMATION" => map(&activation(ActivationFunction::GeluTanh)),
-            "SIGMOID_APPROXIMATION" => map(&activation(ActivationFunction::GeluSigmoid)),
-            other => return invalid(format!("gelu mode `{other}`")),
-        },
-        _ => return unsupported(format!("op `{}`", c.op)),
-    }
     Ok(())
 }
 

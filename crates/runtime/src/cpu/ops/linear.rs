@@ -4,7 +4,7 @@ use super::super::strided::{StridedLoops, copy_elements, dense_strides};
 use super::operands::{OpContext, OpError, OpFunction, OpResult};
 use super::shape::{broadcast_shape, count, invalid, repeated, unsupported};
 use crate::tensor::{Data, Tensor};
-use anemoe_kernels::Pool;
+use anemoe_kernels::{DenseProducts, Pool, dot_products, multiply_dense};
 
 /// Multiplications in a part of a job: some microseconds.
 const MULTIPLIED: usize = 1 << 16;
@@ -37,7 +37,7 @@ pub(in crate::cpu) fn dot(a: &[f32], b: &[f32]) -> f32 {
 /// Computes `c[m, n] = a[m, k] b[n, k]^T`.
 fn product_transposed(a: &[f32], b: &[f32], c: &mut [f32], (k, n): (usize, usize)) {
     for (a, c) in a.chunks_exact(k.max(1)).zip(c.chunks_exact_mut(n.max(1))) {
-        b.chunks_exact(k.max(1)).zip(c).for_each(|(b, c)| *c = dot(a, b));
+        dot_products(&a[..k], b, c);
     }
 }
 
@@ -205,27 +205,32 @@ pub(super) fn matmul(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
     let product_of = MatrixProduct::new(c)?;
     let (m, k, n) = (product_of.m, product_of.k, product_of.n);
     let o = out[0].reset_f32(&product_of.shape);
-    product_of.each(|[part, i, j]| {
-        let part = &mut o[part * m * n..][..m * n];
-        let x = &x[i * m * k..][..m * k];
-        let y = &y[j * k * n..][..k * n];
-        let transposed_x;
-        let x = if product_of.transposes.0 {
-            transposed_x = transposed(x, k, m);
-            transposed_x.as_slice()
-        } else {
-            x
-        };
+    if k == 0 {
+        o.fill(0.0);
+        return Ok(());
+    }
+    let mut places = Vec::new();
+    product_of.each(|[part, i, j]| places.push([part * m * n, i * m * k, j * k * n]));
+    let (tx, ty) = product_of.transposes;
+    let rows_of_x;
+    let x = if tx {
+        let matrices = x.chunks_exact((m * k).max(1));
+        rows_of_x = matrices.flat_map(|x| transposed(x, k, m)).collect::<Vec<f32>>();
+        rows_of_x.as_slice()
+    } else {
+        x
+    };
+    if !ty {
+        let p = DenseProducts { places: &places, sizes: [m, k, n], x_stride: k, y_strides: [n, 1], x, y };
+        multiply_dense(Pool::global(), &p, o);
+        return Ok(());
+    }
+    for [part, i, j] in places {
         let rows = (MULTIPLIED / (k * n).max(1)).max(1);
-        Pool::global().for_chunks(part, rows * n, &|i, part| {
-            let x = &x[i * rows * k..];
-            if product_of.transposes.1 {
-                product_transposed(x, y, part, (k, n))
-            } else {
-                product(x, y, part, (k, n))
-            }
+        Pool::global().for_chunks(&mut o[part..part + m * n], rows * n, &|at, part| {
+            product_transposed(&x[i + at * rows * k..], &y[j..j + k * n], part, (k, n));
         });
-    });
+    }
     Ok(())
 }
 

@@ -24,10 +24,11 @@ mod tensor_transformation;
 pub(super) mod window;
 
 pub(super) use elementwise_binary::{BinaryLoops, binary_loops};
-pub(super) use elementwise_unary::{UnaryFunction, activation, sigmoid, unary_function};
+pub(super) use elementwise_unary::{ElementFunction, activation, element_function, map_all, sigmoid};
 pub(super) use linear::dot;
 pub use operands::{OpContext, OpError, OpFunction, OpResult};
 pub(super) use reduction::{Reduce, ReductionLoops, exact_reduction, fast_reduction};
+pub(super) use sliding::PoolParams;
 
 use crate::tensor::{Data, Tensor};
 use anemoe_mlpackage::mil::{DataType, TensorType};
@@ -43,9 +44,8 @@ pub fn kernel(op_type: &str) -> Option<OpFunction> {
     Some(match op_type {
         "abs" | "acos" | "asin" | "atan" | "atanh" | "ceil" | "cos" | "cosh" | "erf" | "exp" | "exp2" | "floor" | "round"
         | "sign" | "sin" | "sinh" | "sqrt" | "square" | "tan" | "tanh" | "relu" | "relu6" | "sigmoid" | "silu" | "softplus"
-        | "softsign" => elementwise_unary::unary,
-        "clamped_relu" | "clip" | "elu" | "gelu" | "inverse" | "leaky_relu" | "linear_activation" | "log" | "rsqrt"
-        | "scaled_tanh" | "sigmoid_hard" | "threshold" | "thresholded_relu" => elementwise_unary::with_parameters,
+        | "softsign" | "clamped_relu" | "clip" | "elu" | "gelu" | "inverse" | "leaky_relu" | "linear_activation" | "log" | "rsqrt"
+        | "scaled_tanh" | "sigmoid_hard" | "threshold" | "thresholded_relu" => elementwise_unary::unary,
         "prelu" | "softplus_parametric" => elementwise_unary::per_channel,
         "softmax" => elementwise_unary::softmax,
         "logical_not" => elementwise_unary::logical_not,

@@ -5,7 +5,7 @@ use super::operands::{OpContext, OpError, OpResult};
 use super::shape::{count, invalid, unsupported};
 use super::window::{WindowParams, per_axis};
 use crate::tensor::{Data, Tensor};
-use anemoe_kernels::{Conv, Matrix, Pool, Window};
+use anemoe_kernels::{Conv, Matrix, Pool, PoolFunction, Window};
 use std::ops::Range;
 
 pub(super) fn conv(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
@@ -31,7 +31,7 @@ pub(super) fn conv(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
     let w = Matrix::f32(w, outputs, cols).map_err(|e| OpError::Invalid(e.to_string()))?;
     let x = dense_image(&window, (batch, channels), x);
     let mut tokens = vec![0.0; y.len()];
-    let mut job = Conv { w, groups, taps_first: false, window: &window, x, y: &mut tokens, bias };
+    let mut job = Conv { w, groups, window: &window, x, y: &mut tokens, bias };
     anemoe_kernels::conv(Pool::global(), &mut job);
     to_channels_first(&window, outputs, &tokens, y);
     Ok(())
@@ -70,16 +70,59 @@ pub(super) fn conv_quantized(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult 
     conv(&OpContext { op: "conv", inputs: &inputs, ..*c }, out)
 }
 
+/// A pool, ready for inputs of any size.
+#[derive(Clone, Debug)]
+pub(in crate::cpu) struct PoolParams {
+    params: WindowParams,
+    pub function: PoolFunction,
+    ceil: bool,
+    /// Averages are over the elements inside the input alone.
+    excludes_padding: bool,
+}
+
+impl PoolParams {
+    /// Reads the parameters of a pool of `axes` axes.
+    pub fn new(c: &OpContext<'_>, axes: usize) -> OpResult<PoolParams> {
+        let kernel = per_axis(c, "kernel_sizes", axes)?;
+        Ok(PoolParams {
+            params: WindowParams::new(c, &kernel, false)?,
+            function: match c.op {
+                "max_pool" => PoolFunction::Max,
+                "l2_pool" => PoolFunction::L2,
+                _ => PoolFunction::Average,
+            },
+            ceil: c.bool("ceil_mode", false)?,
+            excludes_padding: c.bool("exclude_padding_from_average", false)?,
+        })
+    }
+
+    /// Returns the windows over an input, and the sizes of the result.
+    pub fn over(&self, spatial: &[usize]) -> OpResult<(Window, Vec<usize>)> {
+        self.params.over(spatial, self.ceil)
+    }
+
+    /// Returns for each index of each axis the elements that count for an average. With ceil_mode a window may reach beyond the
+    /// padding; that part does not.
+    pub fn counts(&self, window: &Window, spatial: &[usize]) -> [Vec<usize>; 3] {
+        let skip = 3 - spatial.len();
+        std::array::from_fn(|axis| {
+            let counted = |index| match axis.checked_sub(skip) {
+                Some(axis) if !self.excludes_padding => self.params.padded_taps(axis, index, spatial[axis]),
+                _ => window.inside(axis, index).len(),
+            };
+            (0..window.out[axis]).map(counted).collect()
+        })
+    }
+}
+
 pub(super) fn pool(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
     let (xs, x) = c.f32s("x")?;
     if xs.len() < 3 || xs.len() > 5 {
         return invalid(format!("input of shape {xs:?}"));
     }
     let spatial = &xs[2..];
-    let kernel = per_axis(c, "kernel_sizes", spatial.len())?;
-    let params = WindowParams::new(c, &kernel, false)?;
-    let (window, out_spatial) = params.over(spatial, c.bool("ceil_mode", false)?)?;
-    let exclude = c.bool("exclude_padding_from_average", false)?;
+    let params = PoolParams::new(c, spatial.len())?;
+    let (window, out_spatial) = params.over(spatial)?;
     let mut shape = xs[..2].to_vec();
     shape.extend(&out_spatial);
     count(&shape)?;
@@ -88,21 +131,15 @@ pub(super) fn pool(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
     if y.is_empty() {
         return Ok(());
     }
-    let skip = 3 - spatial.len();
-    // Elements of an axis that count for an average. With ceil_mode a window may reach beyond the padding; that part does not.
-    let counted = |axis: usize, index: usize| match axis.checked_sub(skip) {
-        Some(axis) if !exclude => params.padded_taps(axis, index, spatial[axis]),
-        _ => window.inside(axis, index).len(),
-    };
-    let op = c.op;
+    let counts = params.counts(&window, spatial);
     Pool::global().for_chunks(y, out_size, &|plane, y| {
         let x = &x[plane * in_size..][..in_size];
         each_window(&window, |position, index, inside| {
-            let pooled = match op {
-                "max_pool" => fold_window(&window, index, inside, x, f32::NEG_INFINITY, f32::max),
-                "l2_pool" => fold_window(&window, index, inside, x, 0.0, |a, v| a + v * v).sqrt(),
-                _ => {
-                    let n = (0..3).map(|axis| counted(axis, index[axis])).fold(1, usize::saturating_mul);
+            let pooled = match params.function {
+                PoolFunction::Max => fold_window(&window, index, inside, x, f32::NEG_INFINITY, f32::max),
+                PoolFunction::L2 => fold_window(&window, index, inside, x, 0.0, |a, v| a + v * v).sqrt(),
+                PoolFunction::Average => {
+                    let n = (0..3).map(|axis| counts[axis][index[axis]]).fold(1, usize::saturating_mul);
                     fold_window(&window, index, inside, x, 0.0, |a, v| a + v) / n.max(1) as f32
                 }
             };

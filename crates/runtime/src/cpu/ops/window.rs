@@ -70,6 +70,12 @@ impl WindowParams {
         Ok(WindowParams { kernel: kernel.to_vec(), strides, dilations, padding })
     }
 
+    /// Makes windows of one element, on one axis.
+    pub fn pointwise() -> WindowParams {
+        let (one, padding) = (vec![1], Padding::Custom(vec![(0, 0)]));
+        WindowParams { kernel: one.clone(), strides: one.clone(), dilations: one, padding }
+    }
+
     /// Tells whether windows have stride 1 and no padding.
     pub fn is_plain(&self) -> bool {
         let unpadded = match &self.padding {

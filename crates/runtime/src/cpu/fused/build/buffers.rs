@@ -1,7 +1,7 @@
 //! Assigns memory to the values of a plan.
 
 use super::super::super::strided::StridedLoops;
-use super::super::nodes::{KernelOperand, Node, NodeKind};
+use super::super::nodes::{KernelOperand, Node, NodeKind, Then};
 use super::super::view::{Base, View};
 
 /// Assigns the same memory to buffers whose lifetimes do not overlap; returns the sizes in elements.
@@ -63,9 +63,18 @@ impl NodeKind {
                     i.bias.iter_mut().for_each(|b| base(b, f));
                 }
             }
-            NodeKind::Conv { x, bias, out, .. } => {
+            NodeKind::Conv { x, bias, out, then, .. } => {
                 base(&mut x.base, f);
                 bias.iter_mut().for_each(|b| base(b, f));
+                for then in then {
+                    if let Then::Pair { with, .. } = then {
+                        base(with, f);
+                    }
+                }
+                f(out);
+            }
+            NodeKind::Pool { x, out, .. } => {
+                base(&mut x.base, f);
                 f(out);
             }
             NodeKind::Gated { gate, up, out, .. } => {
@@ -100,7 +109,6 @@ impl NodeKind {
                 f(out);
             }
             NodeKind::Unary { x, out, .. }
-            | NodeKind::Activate { x, out, .. }
             | NodeKind::Copy { x, out, .. }
             | NodeKind::Softmax { x, out, .. }
             | NodeKind::Reduce { x, out, .. } => {

@@ -1,14 +1,16 @@
 //! Operations that become views, and operations with loops of their own.
 
-use super::super::super::ir::ValueRef;
+use super::super::super::ir::{InstrKind, ValueRef};
 use super::super::super::ops::{
-    ReductionLoops, binary_loops, exact_reduction, fast_reduction, unary_function,
+    ElementFunction, OpContext, PoolParams, ReductionLoops, binary_loops, element_function, exact_reduction,
+    fast_reduction,
 };
 use super::super::super::strided::StridedLoops;
-use super::super::nodes::NodeKind;
+use super::super::nodes::{NodeKind, Then};
 use super::super::view::{Base, View};
 use super::plan_builder::{PlanBuilder, buffer_of};
-use crate::tensor::Data;
+use crate::tensor::{Data, Tensor};
+use anemoe_kernels::PairFunction;
 
 impl PlanBuilder<'_> {
     /// Defines the step's result as a view, or adds a node with loops of its own; none where the op library has to compute it.
@@ -17,7 +19,8 @@ impl PlanBuilder<'_> {
         let op = step.op_type.clone();
         match op.as_str() {
             // Rounded results need the op library's order of sums and its functions.
-            "matmul" | "softmax" if self.round => None,
+            "softmax" if self.round => None,
+            "matmul" if self.round && self.g.flag(step.argument("transpose_y"), false)? => None,
             "reshape" | "expand_dims" | "squeeze" | "identity" | "transpose" | "split" | "slice_by_size"
             | "slice_by_index" | "concat" | "pad"
                 if self.moves_unrounded() =>
@@ -49,10 +52,10 @@ impl PlanBuilder<'_> {
             "pad" => self.pad(),
             "matmul" => self.matmul(),
             "softmax" => self.softmax(),
-            "silu" | "gelu" if !self.round => self.activate(),
+            "avg_pool" | "max_pool" | "l2_pool" => self.pool(),
             _ if exact_reduction(&op).is_some() => self.reduce(&op),
             _ if binary_loops(&op).is_some() => self.binary(&op),
-            _ => self.unary(&op),
+            _ => self.unary(),
         }
     }
 
@@ -88,9 +91,7 @@ impl PlanBuilder<'_> {
         let x = self.view_argument("x")?;
         let (_, shape) = self.result()?;
         let begin = self.g.ints(step.argument("begin"))?.to_vec();
-        if begin.len() != x.rank() || shape.len() != x.rank() {
-            return None;
-        }
+        let mut squeezed = vec![false; x.rank()];
         if op == "slice_by_index" {
             let unit = |v: Option<&[i32]>| v.is_none_or(|v| v.iter().all(|&s| s == 1));
             let stride = step.argument("stride");
@@ -99,10 +100,19 @@ impl PlanBuilder<'_> {
             }
             if let Some(place) = step.argument("squeeze_mask") {
                 let ValueRef::Constant(c) = place else { return None };
-                if self.g.constants[c].as_bool()?.iter().any(|&s| s) {
-                    return None;
-                }
+                squeezed = self.g.constants[c].as_bool()?.to_vec();
             }
+        }
+        if begin.len() != x.rank() || squeezed.len() != x.rank() {
+            return None;
+        }
+        let mut kept = shape.iter();
+        let mut sizes = Vec::new();
+        for squeezed in &squeezed {
+            sizes.push(if *squeezed { 1 } else { *kept.next()? });
+        }
+        if kept.next().is_some() {
+            return None;
         }
         let masked: Vec<bool> = match step.argument("begin_mask") {
             Some(ValueRef::Constant(c)) if op == "slice_by_index" => self.g.constants[c].as_bool()?.to_vec(),
@@ -116,10 +126,14 @@ impl PlanBuilder<'_> {
                 (_, b) if b < 0 => usize::try_from(i64::from(b) + x.shape[d] as i64).ok()?,
                 (_, b) => b as usize,
             };
-            if start + shape[d] > x.shape[d] {
+            if start + sizes[d] > x.shape[d] {
                 return None;
             }
-            view = view.sliced(d, start, shape[d]);
+            view = view.sliced(d, start, sizes[d]);
+        }
+        for d in (0..x.rank()).rev().filter(|d| squeezed[*d]) {
+            view.shape.remove(d);
+            view.strides.remove(d);
         }
         // A view of a state is copied before a later write.
         self.define(view)
@@ -215,35 +229,67 @@ impl PlanBuilder<'_> {
         if self.g.flag(ty, false)? {
             y = swap_last_axes(&y);
         }
-        let last = y.rank() - 1;
-        let y = self.make_contiguous(y, last);
-        let (k, n) = (x.shape[x.rank() - 1], y.shape[y.rank() - 1]);
-        if y.shape[y.rank() - 2] != k || shape[rank - 1] != n || shape[rank - 2] != x.shape[x.rank() - 2] {
-            return None;
-        }
-        let (xk, yk, yn) = (x.strides[x.rank() - 1], y.strides[y.rank() - 2], y.strides[y.rank() - 1]);
-        let out = self.allocate_dense(&shape);
-        // Loops over the rows of the result: the node computes y's columns and sums over y's rows.
-        let mut rows = shape.clone();
-        rows[rank - 1] = 1;
-        let (mut xv, mut yv) = (x.clone(), y.clone());
         let (x_last, y_last) = (x.rank() - 1, y.rank() - 1);
-        xv.shape[x_last] = 1;
-        (yv.shape[y_last], yv.shape[y_last - 1]) = (1, 1);
-        let (xs, ys) = (xv.broadcast(&rows)?, yv.broadcast(&rows)?);
-        let loops = StridedLoops::new(&rows, [&out.strides, &xs, &ys], [0, x.offset, y.offset]);
-        let to = buffer_of(&out);
-        if k == 0 || n == 0 {
+        let x = self.make_contiguous(x, x_last);
+        let y =
+            if y.strides[y_last - 1] == 1 { self.out_of_state(y) } else { self.make_contiguous(y, y_last) };
+        let (m, k, n) = (x.shape[x_last - 1], x.shape[x_last], y.shape[y_last]);
+        if y.shape[y_last - 1] != k || shape[rank - 1] != n || shape[rank - 2] != m || k == 0 || n == 0 {
             return None;
         }
-        self.push(NodeKind::MatMul {
-            rows: loops,
-            sizes: (k, n),
-            strides: (xk, yk, yn),
-            x: x.base,
-            y: y.base,
-            out: to,
-        });
+        let (x_stride, y_strides) = (x.strides[x_last - 1], [y.strides[y_last - 1], y.strides[y_last]]);
+        let out = self.allocate_dense(&shape);
+        let mut batch = shape.clone();
+        batch[rank - 2..].fill(1);
+        let first = |v: &View| {
+            let mut v = v.clone();
+            let last = v.rank() - 2;
+            v.shape[last..].fill(1);
+            v.broadcast(&batch)
+        };
+        let (xs, ys) = (first(&x)?, first(&y)?);
+        let loops = StridedLoops::new(&batch, [&out.strides, &xs, &ys], [0, x.offset, y.offset]);
+        let (mut places, to) = (Vec::new(), buffer_of(&out));
+        loops.each_element(|place| places.push(place));
+        let (x, y) = (x.base, y.base);
+        let work = NodeKind::MatMul { places, sizes: [m, k, n], x_stride, y_strides, x, y, out: to };
+        self.push_result(work, to);
+        self.define(out)
+    }
+
+    /// Returns the step's parameters apart from `x`, and a text of them; none where one is not a constant of one element.
+    fn parameters(&self) -> Option<(Vec<(&str, &Tensor)>, String)> {
+        let step = &self.g.instructions[self.step];
+        let InstrKind::Kernel { inputs, .. } = &step.work else { return None };
+        let (mut bound, mut text) = (Vec::new(), step.op_type.clone());
+        for input in inputs.iter().filter(|input| input.param != "x") {
+            let ValueRef::Constant(c) = input.place else { return None };
+            let value: &Tensor = &self.g.constants[c];
+            bound.push((input.param.as_str(), value));
+            if value.len() == 1 {
+                text += &format!(" {} {:?}", input.param, value.data);
+            }
+        }
+        Some((bound, text))
+    }
+
+    fn pool(&mut self) -> Option<()> {
+        let x = self.argument("x")?;
+        let op = self.g.instructions[self.step].op_type.as_str();
+        let (inputs, _) = self.parameters()?;
+        let c = OpContext { op, inputs: &inputs, values: &[], outputs: &[] };
+        let spatial = x.shape.get(2..).filter(|s| (1..=3).contains(&s.len()))?.to_vec();
+        let params = PoolParams::new(&c, spatial.len()).ok()?;
+        let (window, sizes) = params.over(&spatial).ok()?;
+        let (_, shape) = self.result()?;
+        if shape[..2] != x.shape[..2] || shape[2..] != sizes || shape.contains(&0) {
+            return None;
+        }
+        let x = self.make_contiguous(x, 1);
+        let order: Vec<usize> = (0..shape.len()).filter(|&d| d != 1).chain([1]).collect();
+        let out = self.allocate(&shape, &order);
+        let (counts, to) = (params.counts(&window, &spatial), buffer_of(&out));
+        self.push_result(NodeKind::Pool { function: params.function, window, counts, x, out: to }, to);
         self.define(out)
     }
 
@@ -294,6 +340,9 @@ impl PlanBuilder<'_> {
 
     fn binary(&mut self, op: &str) -> Option<()> {
         let f = binary_loops(op)?;
+        if self.pair_after_conv(op).is_some() {
+            return Some(());
+        }
         let (x, y) = (self.argument("x")?, self.argument("y")?);
         let (_, shape) = self.result()?;
         let (xs, ys) = (x.broadcast(&shape)?, y.broadcast(&shape)?);
@@ -316,23 +365,72 @@ impl PlanBuilder<'_> {
         self.define(out)
     }
 
-    fn unary(&mut self, op: &str) -> Option<()> {
-        let f = unary_function(op)?;
-        let x = self.argument("x")?;
-        let out = self.allocate(&x.shape, &Self::order(&x));
-        let loops = StridedLoops::new(&x.shape, [&out.strides, &x.strides], [0, x.offset]);
-        let to = buffer_of(&out);
-        self.push_result(NodeKind::Unary { f, loops, x: x.base, out: to }, to);
-        self.define(out)
+    /// Adds the operation to the convolution that computes one of its operands, if the other one is known before it.
+    fn pair_after_conv(&mut self, op: &str) -> Option<()> {
+        let f = match op {
+            "add" => PairFunction::Add,
+            "sub" => PairFunction::Sub,
+            "mul" => PairFunction::Mul,
+            "real_div" => PairFunction::Div,
+            _ => return None,
+        };
+        let step = &self.g.instructions[self.step];
+        let (x, y) = (step.argument("x")?, step.argument("y")?);
+        let (_, shape) = self.result()?;
+        let orders = if matches!(op, "add" | "mul") { &[(x, y), (y, x)][..] } else { &[(x, y)] };
+        for &(own, other) in orders {
+            let Some((conv, view)) = self.conv_of(own) else { continue };
+            let Some(other) = self.place(other).filter(|_| self.is_float(other)) else { continue };
+            let is_before = match other.base {
+                Base::Constant(_) | Base::Input(_) => true,
+                Base::Buffer(b) => self.writer(b).is_some_and(|writer| writer < self.convs[conv].0),
+                Base::Tensor(_) | Base::State(_) => false,
+            };
+            let Some(strides) = other.broadcast(&shape).filter(|_| is_before && view.shape == shape) else {
+                continue;
+            };
+            let along = |expected: &dyn Fn(usize) -> usize| {
+                (0..shape.len()).all(|d| shape[d] == 1 || strides[d] == expected(d))
+            };
+            let is_same = along(&|d| view.strides[d]);
+            // Channels lie together.
+            let by_channel = !is_same && along(&|d| usize::from(view.strides[d] == 1));
+            let has_channels = (0..shape.len()).any(|d| shape[d] > 1 && view.strides[d] == 1);
+            if is_same || by_channel && has_channels && self.channels_of(conv) > 1 {
+                let then = Then::Pair { f, with: other.base, offset: other.offset, by_channel };
+                return self.push_then((conv, view), then, false);
+            }
+        }
+        None
     }
 
-    fn activate(&mut self) -> Option<()> {
-        let kind = self.g.activation(self.step)?;
+    fn unary(&mut self) -> Option<()> {
+        let step = &self.g.instructions[self.step];
+        let place = step.argument("x").filter(|x| self.is_float(*x))?;
+        let fast = self.g.activation(self.step).filter(|_| !self.round).map(ElementFunction::Activation);
+        let f = match fast {
+            Some(f) => f,
+            None => {
+                let (inputs, text) = self.parameters()?;
+                let c = OpContext { op: &step.op_type, inputs: &inputs, values: &[], outputs: &[] };
+                let f = element_function(&c).ok()?;
+                if self.rounds_result() && self.is_rounded(place) { f.rounded(&text) } else { f }
+            }
+        };
+        let is_rounded = self.is_rounded(place) && f.keeps_halves();
+        if let Some(conv) = self.conv_of(place) {
+            return self.push_then(conv, Then::Map(f), is_rounded);
+        }
         let x = self.argument("x")?;
         let out = self.allocate(&x.shape, &Self::order(&x));
         let loops = StridedLoops::new(&x.shape, [&out.strides, &x.strides], [0, x.offset]);
         let (to, n) = (buffer_of(&out), out.len());
-        self.push(NodeKind::Activate { loops, x: x.base, kind, out: to, n });
+        let work = NodeKind::Unary { f, loops, x: x.base, out: to, n };
+        if is_rounded {
+            self.push(work);
+        } else {
+            self.push_result(work, to);
+        }
         self.define(out)
     }
 }

@@ -3,7 +3,7 @@
 use super::super::super::ir::{InstrKind, ValueRef};
 use super::super::super::strided::StridedLoops;
 use super::super::super::weights::to_f16;
-use super::super::nodes::{Node, NodeKind};
+use super::super::nodes::{Node, NodeKind, Then};
 use super::super::patterns::InstrGraph;
 use super::super::view::{Base, View};
 use crate::tensor::Data;
@@ -25,6 +25,8 @@ pub(super) struct PlanBuilder<'a> {
     pub tensors: usize,
     /// For each value with products: its view, the products' node, and the packed activations.
     pub products: Vec<(View, usize, usize)>,
+    /// Nodes of convolutions, each with the buffer of the instructions whose value its results are.
+    pub convs: Vec<(usize, usize)>,
     pub step: usize,
 }
 
@@ -44,10 +46,49 @@ impl PlanBuilder<'_> {
 
     /// Adds a rounding to fp16 behind `node`, if the plan rounds and the step's result has type fp16.
     pub fn round_result(&mut self, node: usize, buffer: usize) {
-        let is_half = |ty: &TensorType| ty.dtype == DataType::Float16;
-        if self.round && self.g.instructions[self.step].types.first().is_some_and(is_half) {
+        if self.rounds_result() {
             self.nodes[node].round.push((buffer, self.sizes[buffer]));
         }
+    }
+
+    /// Tells whether the plan rounds and the step's result has type fp16.
+    pub fn rounds_result(&self) -> bool {
+        let is_half = |ty: &TensorType| ty.dtype == DataType::Float16;
+        self.round && self.g.instructions[self.step].types.first().is_some_and(is_half)
+    }
+
+    /// Returns the index in `convs` of the convolution that computes a value, and the value's view, if only this step reads it.
+    pub fn conv_of(&self, place: ValueRef) -> Option<(usize, View)> {
+        let ValueRef::Buffer(b) = place else { return None };
+        let conv = self.convs.iter().position(|(_, value)| *value == b)?;
+        (self.g.readers[b].len() == 1).then(|| Some((conv, self.views[b].clone()?)))?
+    }
+
+    /// Returns the number of channels of the results of a convolution.
+    pub fn channels_of(&self, conv: usize) -> usize {
+        match &self.nodes[self.convs[conv].0].work {
+            NodeKind::Conv { conv, .. } => conv.weight().rows(),
+            _ => 0,
+        }
+    }
+
+    /// Defines the step's result as that of an operation on the results of a convolution. `rounded` says that its results are
+    /// fp16 numbers.
+    pub fn push_then(&mut self, (conv, view): (usize, View), operation: Then, rounded: bool) -> Option<()> {
+        let rounds = self.rounds_result() && !rounded;
+        let (node, value) = self.convs.get_mut(conv)?;
+        let NodeKind::Conv { then, .. } = &mut self.nodes[*node].work else { return None };
+        then.push(operation);
+        if rounds {
+            then.push(Then::Round);
+        }
+        *value = self.g.instructions[self.step].writes().first().copied()?;
+        self.define(view)
+    }
+
+    /// Returns the last node that writes a buffer.
+    pub fn writer(&self, buffer: usize) -> Option<usize> {
+        self.nodes.iter().rposition(|node| node.work.writes(buffer))
     }
 
     /// Tells whether the value's elements are fp16 numbers already.

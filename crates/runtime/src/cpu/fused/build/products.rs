@@ -1,11 +1,15 @@
 //! Nodes of products with weights.
 
+use super::super::super::convolution::Convolution;
 use super::super::super::ir::{Projection, ValueRef};
 use super::super::super::weights::StoredWeight;
-use super::super::nodes::{Fill, Item, Node, NodeKind};
+use super::super::nodes::{Fill, Item, Node, NodeKind, Then};
 use super::super::view::{Base, View};
 use super::plan_builder::{PlanBuilder, buffer_of};
 use std::sync::Arc;
+
+/// Fewest tokens for which the rows of a dense weight of `linear` are packed: for fewer, reading it takes longer than multiplying.
+const MIN_PACKED_TOKENS: usize = 9;
 
 impl PlanBuilder<'_> {
     pub(super) fn project(
@@ -16,29 +20,31 @@ impl PlanBuilder<'_> {
     ) -> Option<()> {
         let x = self.float(x)?;
         match projection {
-            Projection::Conv(conv) if conv.is_matmul() => {
-                let weight = conv.weight().clone();
-                let bias = self.bias(bias, weight.rows())?;
-                self.tokenwise(x, weight, bias, (1, 1))
-            }
             Projection::Conv(conv) => {
                 let (window, expected) = conv.over(&x.shape).ok()?;
-                let (_, shape) = self.result()?;
+                let (value, shape) = self.result()?;
                 if expected != shape {
                     return None;
                 }
                 let bias = self.bias(bias, shape[1])?;
-                let x = if conv.wants_channels_last() { self.make_contiguous(x, 1) } else { x };
+                if conv.is_matmul(&window) {
+                    return self.tokenwise(x, conv.weight().clone(), bias, (1, 1), false);
+                }
+                let x = if conv.wants_channels_last(&window) { self.make_contiguous(x, 1) } else { x };
                 let order: Vec<usize> = (0..shape.len()).filter(|&d| d != 1).chain([1]).collect();
                 let out = self.allocate(&shape, &order);
                 let (conv, to) = (conv.clone(), buffer_of(&out));
-                self.push_result(NodeKind::Conv { conv, window, x, bias, out: to }, to);
+                let then = if self.rounds_result() { vec![Then::Round] } else { Vec::new() };
+                self.push(NodeKind::Conv { conv, window, x, bias, out: to, then });
+                self.convs.push((self.nodes.len() - 1, value));
                 self.define(out)
             }
             Projection::Linear { weight, input, output } => {
                 let axes = (x.rank().checked_sub(*input)?, x.rank().checked_sub(*output)?);
                 let bias = self.bias(bias, weight.rows())?;
-                self.tokenwise(x, weight.clone(), bias, axes)
+                let tokens = x.len() / weight.cols().max(1);
+                let packs = *output == 1 && weight.is_dense() && tokens >= MIN_PACKED_TOKENS;
+                self.tokenwise(x, weight.clone(), bias, axes, packs)
             }
         }
     }
@@ -50,15 +56,17 @@ impl PlanBuilder<'_> {
         (v.len() == rows && v.is_dense() && v.offset == 0).then_some(Some(v.base))
     }
 
-    /// Adds a matmul over the tokens of `x`. `axis` holds the channels of `x`, `to_axis` the channels of the result.
+    /// Adds a matmul over the tokens of `x`. `axis` holds the channels of `x`, `to_axis` the channels of the result. `packs` says
+    /// that the rows of the weight are packed for many tokens.
     fn tokenwise(
         &mut self,
         x: View,
         weight: Arc<StoredWeight>,
         bias: Option<Base>,
         (axis, to_axis): (usize, usize),
+        packs: bool,
     ) -> Option<()> {
-        let (_, shape) = self.result()?;
+        let (value, shape) = self.result()?;
         let (rank, rows, cols) = (x.rank(), weight.rows(), weight.cols());
         if x.shape.get(axis) != Some(&cols) {
             return None;
@@ -83,7 +91,18 @@ impl PlanBuilder<'_> {
         if result.shape != shape {
             return None;
         }
-        self.add_product(flattened, tokens, weight, bias, buffer_of(&out))?;
+        if packs {
+            let conv = Arc::new(Convolution::of_linear(weight));
+            let (window, _) = conv.over(&[1, cols, tokens]).ok()?;
+            let (shape, strides) =
+                (vec![1, cols, tokens], vec![0, flattened.strides[1], flattened.strides[0]]);
+            let x = View { shape, strides, ..flattened };
+            let then = if self.rounds_result() { vec![Then::Round] } else { Vec::new() };
+            self.push(NodeKind::Conv { conv, window, x, bias, out: buffer_of(&out), then });
+            self.convs.push((self.nodes.len() - 1, value));
+        } else {
+            self.add_product(flattened, tokens, weight, bias, buffer_of(&out))?;
+        }
         self.define(result)
     }
 
