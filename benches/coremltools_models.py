@@ -3,12 +3,13 @@
 
     pip install anemoe torch torchvision transformers coremltools==9.0 onnx onnxruntime "numpy<2.4"
     coremltools_models.py [--networks resnet18,unet | all] [--keep FOLDER] [--json OUT.json]
-    coremltools_models.py --time torch,onnx,fp32,fp16 [--threads 2] [--rounds 9] [--networks resnet18,unet,..]
+    coremltools_models.py --time torch,onnx,fp32,fp16 [--threads 2] [--cpu] [--rounds 9] [--networks resnet18,unet,..]
 
 Each network is converted in fp16 and in fp32. Results are compared with torch's in float32, within the tolerances of coremltools'
 own tests of its converter: 1e-4 and a relative 1e-5 in fp32, 0.5 and a relative 0.05 in fp16; and, as these are wide for small
 numbers, within a relative error of 0.1 (fp32: 1e-4) of all numbers of a result. With `--time`, processes of the named kinds run the network in
-turn: torch and onnxruntime in float32, the fp16 package with precision fp32 and fp16; medians.
+turn: torch and onnxruntime in float32, the fp16 package with precision fp32 and fp16; medians. `--cpu` measures processor time, for
+one thread on a machine that others use too.
 """
 import argparse, gc, json, logging, os, statistics, subprocess, sys, tempfile, time, warnings
 
@@ -99,8 +100,9 @@ def compare(name, folder):
 class Runner:
     """A process that runs a network once for each line it is sent."""
 
-    def __init__(self, kind, name, folder, threads, python=sys.executable):
-        self.process = subprocess.Popen([python, os.path.abspath(__file__), "--run", kind, name, folder, str(threads)],
+    def __init__(self, kind, name, folder, args, python=sys.executable):
+        clock = ["--cpu"] if args.cpu else []
+        self.process = subprocess.Popen([python, os.path.abspath(__file__), "--run", kind, name, folder, str(args.threads), *clock],
                                         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self.ready = self.process.stdout.readline()
 
@@ -114,7 +116,7 @@ class Runner:
         self.process.wait()
 
 
-def serve(kind, name, folder, threads):
+def serve(kind, name, folder, threads, clock):
     """What a `Runner`'s process does."""
     if kind in ("torch", "onnx"):
         import torch
@@ -148,9 +150,9 @@ def serve(kind, name, folder, threads):
     run()
     print("ready", flush=True)
     for _ in sys.stdin:
-        started = time.perf_counter()
+        started = clock()
         run()
-        print(1e3 * (time.perf_counter() - started), flush=True)
+        print(1e3 * (clock() - started), flush=True)
 
 
 def measure(name, folder, args):
@@ -164,9 +166,9 @@ def measure(name, folder, args):
     np.savez(os.path.join(folder, "inputs.npz"), **{n: v.numpy() for n, v in inputs.items()})
     del model
     gc.collect()
-    kinds = {k: Runner(k, name, folder, args.threads) for k in args.time.split(",")}
+    kinds = {k: Runner(k, name, folder, args) for k in args.time.split(",")}
     if args.before:
-        kinds |= {f"{k} before": Runner(k, name, folder, args.threads, args.before) for k in args.time.split(",") if k.startswith("fp")}
+        kinds |= {f"{k} before": Runner(k, name, folder, args, args.before) for k in args.time.split(",") if k.startswith("fp")}
     kinds = {k: r for k, r in kinds.items() if r.ready}
     times = {k: [] for k in kinds}
     for round in range(args.rounds + 1):
@@ -186,12 +188,13 @@ def main():
     p.add_argument("--before", help="a Python with another version of the package, timed beside this one's")
     p.add_argument("--rounds", type=int, default=9)
     p.add_argument("--threads", type=int, default=2)
+    p.add_argument("--cpu", action="store_true", help="time processor time")
     p.add_argument("--keep", help="folder of the packages, which are used again")
     p.add_argument("--json")
     p.add_argument("--run", nargs=4, help=argparse.SUPPRESS)
     args = p.parse_args()
     if args.run:
-        return serve(*args.run[:3], int(args.run[3]))
+        return serve(*args.run[:3], int(args.run[3]), time.process_time if args.cpu else time.perf_counter)
     import networks
 
     rows, wrong = [], []

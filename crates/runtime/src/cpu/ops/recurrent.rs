@@ -65,8 +65,11 @@ impl<'a> RowProduct<'a> {
         let (mut bits, mut values) = (vec![0u16; w.len()], vec![0f32; w.len()]);
         f32_to_f16(w, &mut bits);
         f16_bits_to_f32(&bits, &mut values);
-        let is_exact = values == w;
-        let halves = is_exact.then(|| bits.into_iter().flat_map(u16::to_le_bytes).collect());
+        let halves = (values == w).then(|| {
+            let mut bytes = vec![0; 2 * bits.len()];
+            bytes.as_chunks_mut().0.iter_mut().zip(bits).for_each(|(to, bits)| *to = bits.to_le_bytes());
+            bytes
+        });
         Ok(RowProduct { halves, ..RowProduct::new(w, rows, cols)? })
     }
 

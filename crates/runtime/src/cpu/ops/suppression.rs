@@ -8,6 +8,7 @@ use crate::tensor::Tensor;
 struct Corners {
     low: [f32; 2],
     high: [f32; 2],
+    area: f32,
 }
 
 impl Corners {
@@ -15,18 +16,20 @@ impl Corners {
     fn new([x, y, w, h]: [f32; 4]) -> Corners {
         let (a, b) = ([x - 0.5 * w, y - 0.5 * h], [x + 0.5 * w, y + 0.5 * h]);
         let pick = |f: fn(f32, f32) -> f32| [f(a[0], b[0]), f(a[1], b[1])];
-        Corners { low: pick(f32::min), high: pick(f32::max) }
-    }
-
-    fn area(&self) -> f32 {
-        (self.high[0] - self.low[0]) * (self.high[1] - self.low[1])
+        let (low, high) = (pick(f32::min), pick(f32::max));
+        Corners { low, high, area: (high[0] - low[0]) * (high[1] - low[1]) }
     }
 
     /// Computes the intersection with another box over the union; 0 where a box is empty.
     fn overlap(&self, other: &Corners) -> f32 {
-        let side = |i: usize| (self.high[i].min(other.high[i]) - self.low[i].max(other.low[i])).max(0.0);
-        let (both, areas) = (side(0) * side(1), (self.area(), other.area()));
-        if areas.0 <= 0.0 || areas.1 <= 0.0 { 0.0 } else { both / (areas.0 + areas.1 - both) }
+        let side = |i: usize| self.high[i].min(other.high[i]) - self.low[i].max(other.low[i]);
+        // Most boxes lie apart: along x or y already.
+        let (x, y) = (side(0), if side(0) > 0.0 { side(1) } else { 0.0 });
+        if y > 0.0 && self.area > 0.0 && other.area > 0.0 {
+            x * y / (self.area + other.area - x * y)
+        } else {
+            0.0
+        }
     }
 }
 
