@@ -21,6 +21,9 @@ pub(in crate::cpu) fn map_all(x: &[f32], y: &mut [f32], f: &ElementFunction) {
     });
 }
 
+/// A function of many elements, in place.
+type SliceFunction = dyn Fn(&mut [f32]) + Send + Sync;
+
 /// A function of each element of a slice.
 #[derive(Clone)]
 pub(in crate::cpu) enum ElementFunction {
@@ -30,8 +33,8 @@ pub(in crate::cpu) enum ElementFunction {
     LeakyRelu(f32),
     /// An activation within some units in the last place.
     Activation(ActivationFunction),
-    Slice(fn(&mut [f32])),
-    Scalar(Arc<dyn Fn(f32) -> f32 + Send + Sync>),
+    /// Any other function; it is called with many elements at a time.
+    Other(Arc<SliceFunction>),
     /// Results of all fp16 numbers, rounded to fp16.
     Table(Arc<[u16]>),
 }
@@ -41,7 +44,7 @@ static TABLES: Mutex<BTreeMap<String, Arc<[u16]>>> = Mutex::new(BTreeMap::new())
 
 impl ElementFunction {
     fn scalar(f: impl Fn(f32) -> f32 + Send + Sync + 'static) -> ElementFunction {
-        ElementFunction::Scalar(Arc::new(f))
+        ElementFunction::Other(Arc::new(move |x| x.iter_mut().for_each(|v| *v = f(*v))))
     }
 
     /// Computes `x = f(x)`.
@@ -50,8 +53,7 @@ impl ElementFunction {
             ElementFunction::Clamp(low, high) => anemoe_kernels::clamp(x, *low, *high),
             ElementFunction::LeakyRelu(slope) => anemoe_kernels::leaky_relu(x, *slope),
             ElementFunction::Activation(kind) => anemoe_kernels::apply_activation(x, *kind),
-            ElementFunction::Slice(f) => f(x),
-            ElementFunction::Scalar(f) => x.iter_mut().for_each(|v| *v = f(*v)),
+            ElementFunction::Other(f) => f(x),
             ElementFunction::Table(table) => {
                 let mut halves = [0u16; 256];
                 for x in x.chunks_mut(halves.len()) {
@@ -151,7 +153,7 @@ pub(in crate::cpu) fn element_function(c: &OpContext<'_>) -> OpResult<ElementFun
             other => return invalid(format!("gelu mode `{other}`")),
         },
         _ => match unary_function(c.op) {
-            Some(f) => ElementFunction::Slice(f),
+            Some(f) => ElementFunction::Other(Arc::new(f)),
             None => return unsupported(format!("op `{}`", c.op)),
         },
     })
