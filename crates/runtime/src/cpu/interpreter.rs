@@ -1,6 +1,7 @@
 //! Runs instructions one after the other, for functions with control flow or with shapes that are known only with their inputs;
 //! runs of operations between control flow are calls of plans.
 
+use super::convolution::Convolution;
 use super::ir::{Instr, InstrKind, Projection, ValueRef, ZeroSkip};
 use super::located::Located;
 use super::ops::OpResult;
@@ -14,7 +15,7 @@ use crate::tensor::{Data, Tensor};
 use crate::{Error, Result};
 use anemoe_io::locked;
 use anemoe_kernels::{
-    Columns, Isa, MatMul, PackedActivations, Pool, Strided, matmul_batch, round_to_f16, transpose,
+    Columns, Image, Isa, MatMul, PackedActivations, Pool, Strided, matmul_batch, round_to_f16, transpose,
 };
 use anemoe_mlpackage::mil::{DataType, TensorType};
 use std::path::PathBuf;
@@ -410,11 +411,20 @@ impl Execution<'_> {
                     (None, _) => shape.last().copied().unwrap_or(1),
                 };
                 let (token_stride, channel_stride) = if across.is_some() { (1, tokens) } else { (cols, 1) };
+                let packs = *output == 1 && weight.packs_for(values.len() / cols.max(1));
+                let linear = packs.then(|| Convolution::of_linear(weight.clone()));
                 let (mut packed, mut transposed) = (PackedActivations::default(), Vec::new());
                 for (x, out) in values
                     .chunks_exact((tokens * cols).max(1))
                     .zip(out.chunks_exact_mut((tokens * rows).max(1)))
                 {
+                    if let Some(linear) = &linear {
+                        let (window, _) = linear.over(&[1, cols, tokens])?;
+                        let strides = [x.len(), channel_stride, 0, 0, token_stride];
+                        let image = Image { values: x, first: 0, batch: 1, channels: cols, strides };
+                        linear.run(&window, image, out, bias, None)?;
+                        continue;
+                    }
                     let columns = Columns { values: x, first: 0, token_stride, channel_stride };
                     packed.pack(Pool::global(), w.layout(), columns, tokens, cols);
                     transposed.resize(if *output == 1 { 0 } else { tokens * rows }, 0.0);

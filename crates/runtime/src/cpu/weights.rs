@@ -40,6 +40,9 @@ pub(super) enum Constant {
     Stored(Arc<StoredWeight>),
 }
 
+/// Fewest tokens for which the rows of a dense weight are packed: for fewer, reading it takes longer than multiplying.
+const MIN_PACKED_TOKENS: usize = 9;
+
 /// A weight tensor that kernels read as stored.
 pub(super) struct StoredWeight {
     matrix: OwnedMatrix<Elements>,
@@ -132,6 +135,11 @@ impl StoredWeight {
     /// Returns the rows packed for products with many tokens; packs them at the first call.
     pub fn packed_rows(&self) -> &PackedRows {
         self.packed.get_or_init(|| PackedRows::new(&self.matrix(), 1, 1))
+    }
+
+    /// Tells whether a product with so many tokens packs the rows.
+    pub fn packs_for(&self, tokens: usize) -> bool {
+        self.is_dense() && tokens >= MIN_PACKED_TOKENS
     }
 
     /// Tells whether the elements are floats.

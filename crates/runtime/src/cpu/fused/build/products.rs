@@ -8,9 +8,6 @@ use super::super::view::{Base, View};
 use super::plan_builder::{PlanBuilder, buffer_of};
 use std::sync::Arc;
 
-/// Fewest tokens for which the rows of a dense weight of `linear` are packed: for fewer, reading it takes longer than multiplying.
-const MIN_PACKED_TOKENS: usize = 9;
-
 impl PlanBuilder<'_> {
     pub(super) fn project(
         &mut self,
@@ -43,7 +40,7 @@ impl PlanBuilder<'_> {
                 let axes = (x.rank().checked_sub(*input)?, x.rank().checked_sub(*output)?);
                 let bias = self.bias(bias, weight.rows())?;
                 let tokens = x.len() / weight.cols().max(1);
-                let packs = *output == 1 && weight.is_dense() && tokens >= MIN_PACKED_TOKENS;
+                let packs = *output == 1 && weight.packs_for(tokens);
                 self.tokenwise(x, weight.clone(), bias, axes, packs)
             }
         }
