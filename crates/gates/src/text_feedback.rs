@@ -29,6 +29,9 @@ use std::sync::{Arc, Mutex};
 /// Tokens of all experts' mean inputs that are added to each expert's own, so that an expert with few tokens is not
 /// judged by chance.
 const PRIOR_TOKENS: f64 = 64.0;
+/// Lengths of the median input that a longer input counts as. The first token of a window, on which heads rest that look
+/// for nothing, can be hundreds of times as long as others before a down projection; no other token would count there.
+const LONGEST: f32 = 16.0;
 /// Tokens whose products are summed at a time: columns of 16 KB.
 const TOKENS: usize = 4096;
 /// Weights of rows that are compressed at a time, and in memory several times.
@@ -324,13 +327,14 @@ type ReadWeights<'a> = dyn Fn(usize, &mut [f32]) -> Result<()> + 'a;
 impl LayerCompressor {
     /// Adds the inputs of a matrix to its sums.
     fn add(sums: &mut InputSums, inputs: &InputPairs<'_>) {
-        let cols = inputs.shape.1;
+        let (cols, factors) = (inputs.shape.1, factors(inputs));
         for first in (0..inputs.compressed.len()).step_by(TOKENS) {
             let tokens = TOKENS.min(inputs.compressed.len() - first);
-            let scale = |t: usize| inputs.scales.map_or(1.0, |s| s[first + t]);
             let columns = |x: &[&[f32]]| -> Vec<f32> {
                 let own = &x[first..first + tokens];
-                (0..cols).flat_map(|c| own.iter().enumerate().map(move |(t, x)| x[c] * scale(t))).collect()
+                (0..cols)
+                    .flat_map(|c| own.iter().zip(&factors[first..]).map(move |(x, f)| x[c] * f))
+                    .collect()
             };
             sums.add(&columns(&inputs.float), &columns(&inputs.compressed), tokens);
         }
@@ -442,6 +446,18 @@ impl LayerCompressor {
     }
 }
 
+/// Returns the factor with which each token of a matrix's inputs counts.
+fn factors(inputs: &InputPairs<'_>) -> Vec<f32> {
+    let scale = |t: usize| inputs.scales.map_or(1.0, |s| s[t]);
+    let length = |(t, x): (usize, &&[f32])| scale(t) * x.iter().map(|v| v * v).sum::<f32>().sqrt();
+    let lengths: Vec<f32> = inputs.compressed.iter().enumerate().map(length).collect();
+    let mut sorted = lengths.clone();
+    sorted.sort_by(f32::total_cmp);
+    let most = LONGEST * sorted.get(sorted.len() / 2).copied().unwrap_or_default();
+    let is_long = |length: f32| most > 0.0 && length > most;
+    lengths.iter().enumerate().map(|(t, &l)| scale(t) * if is_long(l) { most / l } else { 1.0 }).collect()
+}
+
 /// Computes a hash of a matrix's inputs (FNV-1a over their bits).
 fn hash(inputs: &InputPairs<'_>) -> u64 {
     let rows = inputs.float.iter().chain(&inputs.compressed).copied().chain(inputs.scales);
@@ -508,6 +524,19 @@ mod tests {
         let lines: std::collections::BTreeSet<&str> = TEXT.lines().filter(|l| l.len() > 30).collect();
         let gates = include_str!("gate_text.txt");
         assert!(lines.len() > 500 && gates.lines().all(|l| !lines.contains(l)));
+    }
+
+    #[test]
+    fn the_longest_inputs_count_less() {
+        fn factors_of<'a>(inputs: &[&'a [f32]], scales: Option<&'a [f32]>) -> Vec<f32> {
+            let (float, compressed) = (inputs.to_vec(), inputs.to_vec());
+            factors(&InputPairs { tensor: "t", index: 0, shape: (1, 2), float, compressed, scales })
+        }
+        let (long, short, zero): (&[f32], &[f32], &[f32]) = (&[300.0, 400.0], &[0.6, 0.8], &[0.0; 2]);
+        assert_eq!(factors_of(&[long, short, short], None), [LONGEST / 500.0, 1.0, 1.0]);
+        assert_eq!(factors_of(&[long, short, short], Some(&[0.001, 0.5, 0.5])), [0.001, 0.5, 0.5]);
+        assert_eq!(factors_of(&[long, zero, zero], None), [1.0; 3]);
+        assert!(factors_of(&[], None).is_empty());
     }
 
     const TOKENS: [&[u32]; 3] = [&[2, 7, 19, 33, 5, 8, 40, 41], &[2, 5, 9], &[2, 90, 91, 92, 93, 17, 18]];
