@@ -19,7 +19,7 @@ const BOTTOM: f64 = 50.0;
 /// Style sheet for light and dark pages.
 const STYLE: &str = "text { font: 12px system-ui, -apple-system, 'Segoe UI', Helvetica, Arial, sans-serif; fill: #333c46; }
   .t { font-size: 14px; font-weight: 600; } .page { fill: #ffffff; } .l { stroke: #a4afba; } .w { stroke: #333c46; }
-  .s0 { fill: #98a4b1; } .s1 { fill: #3d7fc4; } .s2 { fill: #d98b2b; }
+  .s0 { fill: #98a4b1; } .s1 { fill: #3d7fc4; } .s2 { fill: #d98b2b; } .s3 { fill: #4f9d5d; }
   @media (prefers-color-scheme: dark) { text { fill: #d5dde5; } .page { fill: #14181d; } .l { stroke: #58636f; } .w { stroke: #d5dde5; } }";
 
 /// Writes every plot to `docs/plots`.
