@@ -41,6 +41,9 @@ const SPARE_TIME: Duration = Duration::from_secs(1);
 const MASK_TIME: Duration = Duration::from_millis(5);
 /// Most characters of a library's message that are passed on.
 const MAX_MESSAGE: usize = 200;
+/// Formats of texts that the library knows.
+const FORMATS: [&str; 10] =
+    ["date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"];
 
 /// Prepares grammars over a model's vocabulary, which is prepared on first use.
 #[derive(Default)]
@@ -84,7 +87,8 @@ impl Grammars {
         self.words.get_or_init(|| catch_panics(|| words(model)).map(|w| Arc::new(TokenBytes(w)))).clone()
     }
 
-    /// Makes a grammar of a call of one of `tools`, which `lark` writes, of JSON that fits `schema`, or of either.
+    /// Makes a grammar of a call of one of `tools`, which `lark` writes from their names and parameters, of JSON that fits
+    /// `schema`, or of either.
     ///
     /// # Errors
     /// A schema is wrong, not supported, or takes too much; or the tokenizer has no bytes of its tokens.
@@ -93,17 +97,25 @@ impl Grammars {
         model: &Model,
         tools: &[&Value],
         schema: Option<&Value>,
-        lark: impl FnOnce() -> String,
+        lark: impl FnOnce(&[(&str, Value)]) -> String,
     ) -> Result<AnswerGrammar, String> {
-        schema_limits::check(tools.iter().map(|tool| &tool["function"]["parameters"]).chain(schema))?;
-        let json = schema.cloned().map(|mut schema| {
-            schema.as_object_mut().map(set_spacing);
+        let tools: Vec<(&str, Value)> = tools
+            .iter()
+            .map(|tool| (&tool["function"]["name"], &tool["function"]["parameters"]))
+            .map(|(name, parameters)| (name.as_str().unwrap_or_default(), call_schema(parameters)))
+            .collect();
+        let schema = schema.map(library_schema);
+        schema_limits::check(tools.iter().map(|tool| &tool.1).chain(&schema))?;
+        let json = schema.map(|mut schema| {
+            schema.as_object_mut().map(set_options);
             schema.to_string()
         });
         let source = match json {
-            None => lark(),
+            None => lark(&tools),
             Some(json) if tools.is_empty() => json,
-            Some(json) => format!("{}json: %json {json}\n", lark().replacen("start: ", "start: json | ", 1)),
+            Some(json) => {
+                format!("{}json: %json {json}\n", lark(&tools).replacen("start: ", "start: json | ", 1))
+            }
         };
         self.prepare(model, source)
     }
@@ -284,10 +296,55 @@ pub fn quoted(text: &str) -> String {
     Value::from(text).to_string()
 }
 
-/// Makes a schema's JSON use the spacing that models are trained on, which also excludes endless blanks.
-pub fn set_spacing(schema: &mut Map<String, Value>) {
-    let spelling = json!({"whitespace_flexible": false, "item_separator": ", ", "key_separator": ": "});
-    schema.entry("x-guidance").or_insert(spelling);
+/// Makes a schema's JSON use the spacing that models are trained on, which also excludes endless blanks, and `oneOf` mean
+/// `anyOf` where alternatives overlap.
+pub fn set_options(schema: &mut Map<String, Value>) {
+    let options = json!({"whitespace_flexible": false, "item_separator": ", ", "key_separator": ": ", "coerce_one_of": true});
+    schema.entry("x-guidance").or_insert(options);
+}
+
+/// Returns a schema as the library reads it: without formats that it does not know, and with references that have neither
+/// escapes nor slashes in the names of definitions.
+fn library_schema(schema: &Value) -> Value {
+    const SLASH: &str = "\u{2215}";
+    let all = match schema {
+        Value::Object(all) => all,
+        Value::Array(all) => return all.iter().map(library_schema).collect(),
+        _ => return schema.clone(),
+    };
+    let entry = |(key, value): (&String, &Value)| {
+        let value = match (key.as_str(), value) {
+            ("format", Value::String(format)) if !FORMATS.contains(&format.as_str()) => return None,
+            ("enum" | "const" | "default" | "examples", value) => value.clone(),
+            ("$ref", Value::String(name)) => {
+                let name = percent_encoding::percent_decode_str(name).decode_utf8_lossy();
+                name.replace("~1", SLASH).replace("~0", "~").into()
+            }
+            ("properties" | "patternProperties" | "$defs" | "definitions", Value::Object(all)) => {
+                let slash = if key.starts_with('p') { "/" } else { SLASH };
+                all.iter().map(|(name, one)| (name.replace('/', slash), library_schema(one))).collect()
+            }
+            (_, value) => library_schema(value),
+        };
+        Some((key.clone(), value))
+    };
+    all.iter().filter_map(entry).collect()
+}
+
+/// Returns the schema of a call's arguments: an object, and an empty one where `parameters` declares nothing.
+pub fn call_schema(parameters: &Value) -> Value {
+    let mut schema = library_schema(parameters).as_object().cloned().unwrap_or_default();
+    let declares = |(key, value): (&String, &Value)| match key.as_str() {
+        "properties" => *value != json!({}),
+        "required" => *value != json!([]),
+        "additionalProperties" | "patternProperties" | "$ref" | "anyOf" | "oneOf" | "allOf" => true,
+        _ => false,
+    };
+    if !schema.iter().any(declares) {
+        schema.insert("additionalProperties".into(), false.into());
+    }
+    schema.insert("type".into(), "object".into());
+    schema.into()
 }
 
 /// Returns a library's message in one line, at most `MAX_MESSAGE` characters: its first line, and what a regular
@@ -346,7 +403,7 @@ fn limited(environment: &TokEnv) -> Result<ParserFactory, String> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
 
     #[test]
@@ -364,16 +421,39 @@ mod tests {
         Arc::new(limited(&ApproximateTokEnv::single_byte_env()).unwrap())
     }
 
-    fn prepared(schema: &Value) -> Result<AnswerGrammar, String> {
-        schema_limits::check([schema])?;
-        Arc::<KeptGrammars>::default().prepare(&bytes(), schema.to_string(), Duration::from_secs(60))
+    pub(crate) fn prepared_source(source: String) -> Result<AnswerGrammar, String> {
+        Arc::<KeptGrammars>::default().prepare(&bytes(), source, Duration::from_secs(60))
     }
 
-    /// Tells whether an answer may be this text.
-    fn takes(mut grammar: AnswerGrammar, text: &str) -> bool {
+    fn prepared(schema: &Value) -> Result<AnswerGrammar, String> {
+        let mut schema = library_schema(schema);
+        schema_limits::check([&schema])?;
+        schema.as_object_mut().map(set_options);
+        prepared_source(schema.to_string())
+    }
+
+    /// Tells whether an answer may begin with this text.
+    pub(crate) fn takes(mut grammar: AnswerGrammar, text: &str) -> bool {
         text.bytes().all(|byte| {
             grammar.mask().unwrap().is_allowed(byte.into()) && grammar.accept(byte.into()).is_ok()
         })
+    }
+
+    #[test]
+    fn what_a_schema_says_beside_the_library_s_words_is_left_out() {
+        let ends = "{\"a\": \"\", \"b\": 1, \"format\": {\"format\": \"path\"}}";
+        for (schema, fits) in [
+            (
+                json!({"type": "object", "properties": {"a": {"type": "string", "format": "password"},
+                "b": {"oneOf": [{"type": "integer"}, {"type": "number"}]}, "format": {"const": {"format": "path"}}},
+                "required": ["a", "b", "format"]}),
+                ends,
+            ),
+            (json!({"$defs": {"a/b c": {"const": 1}}, "$ref": "#/$defs/a~1b%20c"}), "1"),
+        ] {
+            assert!(takes(prepared(&schema).ok().unwrap(), fits), "{schema}");
+        }
+        assert!(!takes(prepared(&json!({"type": "string", "format": "date"})).ok().unwrap(), "\"x"));
     }
 
     #[test]

@@ -181,7 +181,8 @@ fn grammar(
     if callable.is_empty() && schema.is_none() {
         return Ok(None);
     }
-    let lark = || form.map(|form| form.grammar(&callable, &model.tokenizer)).unwrap_or_default();
+    let lark =
+        |tools: &[(&str, Value)]| form.map(|form| form.grammar(tools, &model.tokenizer)).unwrap_or_default();
     let grammar = model.grammars.answer(&model.model, &callable, schema, lark);
     let field = if schema.is_some() { "response_format" } else { "tools" };
     grammar.map(Some).map_err(|e| ApiError::param(field, e))

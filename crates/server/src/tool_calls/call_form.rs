@@ -184,8 +184,8 @@ impl CallForm {
         ids
     }
 
-    /// Makes a grammar in Lark for one call of one of these tools.
-    pub fn grammar(&self, tools: &[&Value], tokenizer: &Tokenizer) -> String {
+    /// Makes a grammar in Lark for one call of one of these tools: names, and schemas of arguments.
+    pub fn grammar(&self, tools: &[(&str, Value)], tokenizer: &Tokenizer) -> String {
         let begin = match (&self.syntax, self.begins.first()) {
             // The template writes no tag.
             (_, Some(tag)) if tag == PYTHON_TAG => "",

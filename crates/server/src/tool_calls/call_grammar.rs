@@ -1,13 +1,36 @@
 //! Grammars in Lark of calls that an answer must make.
+//!
+//! A schema becomes a rule for each way to spell its values. Values in JSON without references are left to the library,
+//! which knows more of a schema's words.
 
 use super::call_syntax::{CallSyntax, tags};
-use crate::grammar::{quoted, set_spacing};
+use super::schema::{branches, target};
+use crate::grammar::{quoted, set_options};
 use anemoe_text::tokenizer::Tokenizer;
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
+use std::collections::{HashMap, HashSet};
 use std::fmt::Write;
 
 /// Most nested schemas that become rules; deeper values are not restricted.
-const MAX_SCHEMA_DEPTH: usize = 16;
+const MAX_SCHEMA_DEPTH: usize = 64;
+/// Most bytes of rules, from which on values are not restricted: parts of `allOf` may be in many objects.
+const MAX_RULES: usize = 4 << 20;
+/// Most items of a list that are counted.
+const MAX_ITEMS: u64 = 1000;
+/// Limits of numbers.
+const BOUNDS: [&str; 5] = ["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"];
+
+/// Spelling of a value.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+enum Spelling {
+    /// Keys without quotation marks, texts between the marks of the syntax.
+    Braces,
+    /// An object whose entries have tags around them.
+    Tags,
+    /// What stands between such tags: a text without marks, or JSON.
+    Bare,
+    Json,
+}
 
 /// Returns the terminals of a text. A grammar does not match a special token as text.
 pub(super) fn terminals(text: &str, tokenizer: &Tokenizer) -> String {
@@ -37,6 +60,10 @@ pub(super) struct CallGrammar<'a> {
     quote: String,
     lines: String,
     count: usize,
+    /// Schema in which references begin.
+    root: &'a Value,
+    /// Rules of schemas, by address.
+    rules: HashMap<(*const Value, Spelling), String>,
 }
 
 impl<'a> CallGrammar<'a> {
@@ -46,32 +73,37 @@ impl<'a> CallGrammar<'a> {
             CallSyntax::Braces { quote, .. } => mark(quote),
             _ => String::new(),
         };
-        CallGrammar { syntax, mark, quote, lines: String::new(), count: 0 }
+        let (lines, rules) = (String::new(), HashMap::new());
+        CallGrammar { syntax, mark, quote, lines, count: 0, root: &Value::Null, rules }
     }
 
-    /// Writes the grammar of a call, between the tags `begin` and `end`, of one of these tools.
-    pub fn write(mut self, tools: &[&Value], begin: &str, end: &str) -> String {
+    /// Writes the grammar of a call, between the tags `begin` and `end`, of one of these tools: names, and schemas of
+    /// arguments.
+    pub fn write(mut self, tools: &'a [(&str, Value)], begin: &str, end: &str) -> String {
         let names: Vec<String> = (0..tools.len()).map(|i| format!("call{i}")).collect();
         let mut grammar = format!("start: {}\n", names.join(" | "));
         let mark = self.mark;
-        for (i, tool) in tools.iter().enumerate() {
-            let (name, parameters) =
-                (tool["function"]["name"].as_str().unwrap_or_default(), &tool["function"]["parameters"]);
-            let (head, arguments, tail) = match self.syntax {
+        for (i, (name, parameters)) in tools.iter().enumerate() {
+            self.root = parameters;
+            let (head, spelling, tail) = match self.syntax {
                 CallSyntax::Json { around: (open, close), key } => {
                     let head = format!("{begin}{open}{{\"name\": {}, {}: ", quoted(name), quoted(key));
-                    (head, self.json(parameters), format!("}}{close}{end}"))
+                    (head, Spelling::Json, format!("}}{close}{end}"))
                 }
                 CallSyntax::Named { between } => {
-                    (format!("{begin}{name}{between}"), self.json(parameters), end.into())
+                    (format!("{begin}{name}{between}"), Spelling::Json, end.into())
                 }
                 CallSyntax::Braces { word, .. } => {
-                    (format!("{begin}{word}{name}"), self.object(parameters, 0), end.into())
+                    (format!("{begin}{word}{name}"), Spelling::Braces, end.into())
                 }
                 CallSyntax::Tags => {
                     let head = format!("{begin}\n<function={name}>\n");
-                    (head, self.tagged(parameters), format!("</function>\n{end}"))
+                    (head, Spelling::Tags, format!("</function>\n{end}"))
                 }
+            };
+            let arguments = match spelling {
+                Spelling::Json => self.json(parameters),
+                _ => self.value(parameters, spelling, 0),
             };
             let _ = writeln!(grammar, "call{i}: {} {arguments} {}", mark(&head), mark(&tail));
         }
@@ -107,86 +139,320 @@ impl<'a> CallGrammar<'a> {
 
     /// Adds the rule of a value in JSON. Returns its name.
     fn json(&mut self, schema: &Value) -> String {
-        let mut schema = match schema {
-            Value::Object(schema) => schema.clone(),
-            _ => Map::from_iter([("type".to_string(), "object".into())]),
-        };
-        set_spacing(&mut schema);
+        let mut schema = schema.as_object().cloned().unwrap_or_default();
+        set_options(&mut schema);
         self.add(&format!("%json {}", Value::from(schema)))
     }
 
-    /// Adds the rule of arguments in tags of their own, in the order of the properties. Returns its name.
-    fn tagged(&mut self, schema: &Value) -> String {
-        let mut body = String::new();
-        for (name, property) in schema["properties"].as_object().into_iter().flatten() {
-            let value = match property["type"].as_str() {
-                Some(kind) if kind != "string" => self.json(property),
-                _ => "TEXT".into(),
-            };
-            let is_required = schema["required"].as_array().is_some_and(|all| all.iter().any(|r| r == name));
-            let (open, close) = (quoted(&format!("<parameter={name}>\n")), quoted("\n</parameter>\n"));
-            let _ = write!(body, "({open} {value} {close}){} ", if is_required { "" } else { "?" });
+    /// Returns the rule of a schema's value, which is added once.
+    fn value(&mut self, schema: &'a Value, spelling: Spelling, depth: usize) -> String {
+        let key = (std::ptr::from_ref(schema), spelling);
+        if let Some(name) = self.rules.get(&key) {
+            return name.clone();
         }
-        self.add(if body.is_empty() { "\"\"" } else { &body })
+        if depth >= MAX_SCHEMA_DEPTH || self.lines.len() > MAX_RULES {
+            return self.any(spelling);
+        }
+        let name = format!("value{}", self.rules.len());
+        self.rules.insert(key, name.clone());
+        let body = self.body(schema, spelling, depth + 1);
+        let _ = writeln!(self.lines, "{name}: {body}");
+        name
     }
 
-    /// Makes the rule of an object with a schema's properties, in their order; optional properties may be missing.
-    /// Returns its name.
-    fn object(&mut self, schema: &Value, depth: usize) -> String {
-        let properties = schema["properties"].as_object();
-        let Some(properties) = properties.filter(|p| !p.is_empty() && depth < MAX_SCHEMA_DEPTH) else {
-            return "any_object".into();
+    /// Returns the rule of any value.
+    fn any(&mut self, spelling: Spelling) -> String {
+        match spelling {
+            Spelling::Braces => "any".into(),
+            Spelling::Tags => "\"\"".into(),
+            Spelling::Bare => "TEXT".into(),
+            Spelling::Json => self.json(&Value::Null),
+        }
+    }
+
+    /// Returns the body of a schema's rule.
+    fn body(&mut self, schema: &'a Value, spelling: Spelling, depth: usize) -> String {
+        let referred = branches(self.root, schema, &[]).last().copied().unwrap_or(schema);
+        if target(self.root, referred).is_some() {
+            // A circle.
+            return self.any(spelling);
+        }
+        if !std::ptr::eq(referred, schema) {
+            return self.value(referred, spelling, depth);
+        }
+        if spelling == Spelling::Json && !schema.to_string().contains("\"$ref\"") {
+            return self.json(schema);
+        }
+        let parts = branches(self.root, schema, &["allOf"]);
+        let find = |key: &str| parts.iter().find_map(|part| part.get(key));
+        let words = find("enum").and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default();
+        let words = find("const").map_or(words, std::slice::from_ref);
+        if !words.is_empty() {
+            let one = |word: &Value| match word {
+                Value::String(text) if spelling != Spelling::Json => {
+                    format!("{0} {1} {0}", self.quote, quoted(text))
+                }
+                other => quoted(&other.to_string()),
+            };
+            return words.iter().map(one).collect::<Vec<_>>().join(" | ");
+        }
+        let has = |key: &str| find(key).is_some_and(Value::is_object);
+        let kinds: Vec<&str> = match find("type") {
+            Some(Value::String(kind)) => vec![kind],
+            Some(Value::Array(kinds)) => kinds.iter().filter_map(Value::as_str).collect(),
+            _ if has("properties") => vec!["object"],
+            _ if has("items") => vec!["array"],
+            _ => Vec::new(),
         };
-        let required = schema["required"].as_array();
-        let is_required = |name: &str| required.is_some_and(|all| all.iter().any(|r| r == name));
-        let pairs: Vec<(String, bool)> = properties
-            .iter()
-            .map(|(name, schema)| {
-                let value = self.value(schema, depth + 1);
-                (format!("{} {value}", quoted(&format!("{name}:"))), is_required(name))
-            })
-            .collect();
+        let alternatives = ["anyOf", "oneOf"].iter().find_map(|key| find(key)?.as_array());
+        let is_open = !has("properties") && kinds.iter().all(|kind| ["object", "array"].contains(kind));
+        if let Some(all) = alternatives.filter(|all| is_open && !all.is_empty()) {
+            let all: Vec<String> = all.iter().map(|one| self.value(one, spelling, depth)).collect();
+            return all.join(" | ");
+        }
+        match (spelling, kinds.as_slice()) {
+            (_, []) => self.any(spelling),
+            (Spelling::Bare, kinds) if kinds.contains(&"string") => self.any(spelling),
+            (Spelling::Bare, _) => self.value(schema, Spelling::Json, depth),
+            (Spelling::Tags, _) => self.object(&parts, spelling, depth),
+            (_, kinds) => {
+                let all = kinds.iter().map(|kind| match *kind {
+                    "string" if spelling == Spelling::Braces => "text".into(),
+                    "object" => self.object(&parts, spelling, depth),
+                    "array" => self.list(&parts, spelling, depth),
+                    // These are written as in JSON.
+                    kind => {
+                        let mut leaf = Map::from_iter([("type".to_string(), kind.into())]);
+                        let bound = |key: &str| Some((key.to_string(), find(key)?.clone()));
+                        leaf.extend(BOUNDS.into_iter().filter_map(bound));
+                        self.json(&leaf.into())
+                    }
+                });
+                all.collect::<Vec<String>>().join(" | ")
+            }
+        }
+    }
+
+    /// Returns the body of an object with the properties of `parts`, in their order; optional ones may be missing.
+    fn object(&mut self, parts: &[&'a Value], spelling: Spelling, depth: usize) -> String {
+        let extra = parts.iter().find_map(|part| part.get("additionalProperties"));
+        let lists = parts.iter().filter_map(|part| part["required"].as_array());
+        let required: Vec<&str> = lists.flatten().filter_map(Value::as_str).collect();
+        let declared = || parts.iter().filter_map(|part| part["properties"].as_object());
+        let undeclared = required.iter().map(|name| (*name, extra.unwrap_or(&Value::Null)));
+        let all = declared().flatten().map(|(name, schema)| (name.as_str(), schema)).chain(undeclared);
+        let mut known = HashSet::new();
+        let fields: Vec<(&str, &Value)> = all.filter(|(name, _)| known.insert(*name)).collect();
+        let (comma, colon) = if spelling == Spelling::Json { (", ", ": ") } else { (",", ":") };
+        let comma = quoted(comma);
+        if spelling == Spelling::Tags {
+            let mut body = "\"\" ".to_string();
+            for (name, schema) in fields {
+                let value = self.value(schema, Spelling::Bare, depth);
+                let (open, close) = (quoted(&format!("<parameter={name}>\n")), quoted("\n</parameter>\n"));
+                let mark = if required.contains(&name) { "" } else { "?" };
+                let _ = write!(body, "({open} {value} {close}){mark} ");
+            }
+            return body;
+        }
+        if fields.is_empty() {
+            let key = match (spelling, extra) {
+                (_, Some(Value::Bool(false))) => return "\"{}\"".into(),
+                (_, None) if declared().next().is_some() => return "\"{}\"".into(),
+                (Spelling::Braces, _) => "KEY".into(),
+                _ => self.json(&json!({"type": "string"})),
+            };
+            let value = self.value(extra.unwrap_or(&Value::Null), spelling, depth);
+            let pair = self.add(&format!("{key} {} {value}", quoted(colon)));
+            return format!("\"{{\" ({pair} ({comma} {pair})*)? \"}}\"");
+        }
         // Rules for the pairs from one on: `rest` follows other pairs and begins with a comma, `first` comes first.
         let (mut rest, mut first): (Option<String>, Option<String>) = (None, None);
-        for (pair, is_required) in pairs.iter().rev() {
-            let tail = rest.clone().unwrap_or_default();
-            let here = format!("{pair} {tail}");
+        for (name, schema) in fields.iter().rev() {
+            let value = self.value(schema, spelling, depth);
+            let key = if spelling == Spelling::Json { quoted(name) } else { name.to_string() };
+            let is_required = required.contains(name);
+            let here =
+                format!("{} {value} {}", quoted(&format!("{key}{colon}")), rest.clone().unwrap_or_default());
             let begun = match (is_required, &first) {
                 (true, _) => here.clone(),
                 (false, Some(later)) => format!("{here} | {later}"),
                 (false, None) => format!("({here})?"),
             };
             let behind = match (is_required, &rest) {
-                (true, _) => format!("\",\" {here}"),
-                (false, Some(tail)) => format!("\",\" {here} | {tail}"),
-                (false, None) => format!("(\",\" {here})?"),
+                (true, _) => format!("{comma} {here}"),
+                (false, Some(tail)) => format!("{comma} {here} | {tail}"),
+                (false, None) => format!("({comma} {here})?"),
             };
             (first, rest) = (Some(self.add(&begun)), Some(self.add(&behind)));
         }
-        let body = format!("\"{{\" {} \"}}\"", first.unwrap_or_default());
-        self.add(&body)
+        format!("\"{{\" {} \"}}\"", first.unwrap_or_default())
     }
 
-    /// Makes the rule of a schema's value; any value where the schema has no rule here. Returns its name.
-    fn value(&mut self, schema: &Value, depth: usize) -> String {
-        if let Some(words) = schema["enum"].as_array().filter(|words| !words.is_empty()) {
-            let one = |word: &Value| match word {
-                Value::String(text) => format!("{0} {1} {0}", self.quote, quoted(text)),
-                other => quoted(&other.to_string()),
-            };
-            let body = words.iter().map(one).collect::<Vec<_>>().join(" | ");
-            return self.add(&body);
+    /// Returns the body of a list.
+    fn list(&mut self, parts: &[&'a Value], spelling: Spelling, depth: usize) -> String {
+        let find = |key: &str| parts.iter().find_map(|part| part.get(key));
+        let number = |key: &str| find(key).and_then(Value::as_u64).filter(|n| *n <= MAX_ITEMS);
+        let (least, most) = (number("minItems").unwrap_or(0), number("maxItems"));
+        if most == Some(0) {
+            return "\"[]\"".into();
         }
-        match schema["type"].as_str() {
-            Some("string") => "text".into(),
-            // These types are written as in JSON.
-            Some("integer" | "number" | "boolean" | "null") => self.add(&format!("%json {schema}")),
-            Some("object") => self.object(schema, depth),
-            Some("array") if depth < MAX_SCHEMA_DEPTH => {
-                let item = self.value(&schema["items"], depth + 1);
-                self.add(&format!("\"[\" ({item} (\",\" {item})*)? \"]\""))
+        let item = self.value(find("items").unwrap_or(&Value::Null), spelling, depth);
+        let comma = quoted(if spelling == Spelling::Json { ", " } else { "," });
+        let more = match most {
+            Some(1) => String::new(),
+            most => {
+                let most = most.map(|n| (n - 1).to_string()).unwrap_or_default();
+                format!("({comma} {item}){{{},{most}}}", least.saturating_sub(1))
             }
-            _ => "any".into(),
+        };
+        let optional = if least == 0 { "?" } else { "" };
+        format!("\"[\" ({item} {more}){optional} \"]\"")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::grammar::call_schema;
+    use crate::grammar::tests::{prepared_source, takes};
+
+    /// Returns the texts, of these, that are arguments of a call and nothing more.
+    fn fitting<'t>(syntax: &CallSyntax, parameters: &Value, texts: &[&'t str]) -> Vec<&'t str> {
+        let tools = [("f", call_schema(parameters))];
+        let source = CallGrammar::new(syntax, &|text| quoted(text)).write(&tools, "", "!");
+        let head = match syntax {
+            CallSyntax::Braces { .. } => "f",
+            CallSyntax::Tags => "\n<function=f>\n",
+            _ => "f ",
+        };
+        let grammar = prepared_source(source.clone()).unwrap_or_else(|e| panic!("{e}: {source}"));
+        let tail = if *syntax == CallSyntax::Tags { "</function>\n!" } else { "!" };
+        let fits = |text: &&&str| takes(grammar.another(), &format!("{head}{text}{tail}"));
+        texts.iter().filter(fits).copied().collect()
+    }
+
+    /// Parameters with a property `a` of this schema, which refers to others.
+    fn of(a: Value) -> Value {
+        let item = json!({"type": "object", "properties": {"k": {"$ref": "#/$defs/word"}, "next": {"$ref": "#/$defs/item"}}, "required": ["k"]});
+        let loops = json!({"$ref": "#/$defs/loops"});
+        json!({"properties": {"a": a, "b": {"type": "integer"}}, "required": ["a"],
+            "$defs": {"word": {"enum": ["x", "y"]}, "item": item, "loops": loops}})
+    }
+
+    #[test]
+    fn arguments_fit_the_schema_in_any_form() {
+        let braces = CallSyntax::Braces { word: String::new(), quote: "'".into() };
+        let named = CallSyntax::Named { between: " ".into() };
+        let word = json!({"$ref": "#/$defs/word"});
+        let items = json!({"type": "array", "items": word, "minItems": 1, "maxItems": 2});
+        for (a, fit, unfit) in [
+            (json!({"const": "x"}), vec![json!("x")], vec![json!("y"), json!(1)]),
+            (json!({"type": "integer", "const": 3}), vec![json!(3)], vec![json!(4)]),
+            (word.clone(), vec![json!("y")], vec![json!("z")]),
+            (json!({"allOf": [word]}), vec![json!("y")], vec![json!("z")]),
+            (
+                json!({"type": "array", "items": {"allOf": [word]}}),
+                vec![json!(["y", "x", "x"]), json!([])],
+                vec![json!(["z"])],
+            ),
+            (
+                json!({"anyOf": [word, {"type": "null"}]}),
+                vec![json!("x"), json!(null)],
+                vec![json!("z"), json!(1)],
+            ),
+            (
+                json!({"type": ["integer", "null"], "maximum": 5}),
+                vec![json!(5), json!(null)],
+                vec![json!(6), json!("x")],
+            ),
+            (
+                items,
+                vec![json!(["x"]), json!(["x", "y"])],
+                vec![json!([]), json!(["z"]), json!(["x", "x", "x"])],
+            ),
+            (
+                json!({"$ref": "#/$defs/item"}),
+                vec![json!({"k": "x", "next": {"k": "y"}})],
+                vec![json!({}), json!({"k": "z"}), json!({"k": "x", "next": {}})],
+            ),
+            (
+                json!({"type": "object", "properties": {}, "additionalProperties": false}),
+                vec![json!({})],
+                vec![json!({"c": 1})],
+            ),
+            (
+                json!({"additionalProperties": {"$ref": "#/properties/b"}, "type": "object"}),
+                vec![json!({}), json!({"c": 1})],
+                vec![json!({"c": "x"})],
+            ),
+        ] {
+            let parameters = of(a);
+            let braced = |value: &Value| {
+                format!(
+                    "{{a:{}}}",
+                    value
+                        .to_string()
+                        .replace('"', "'")
+                        .replace("'k'", "k")
+                        .replace("'next'", "next")
+                        .replace("'c'", "c")
+                )
+            };
+            let in_json = |value: &Value| value.to_string().replace(':', ": ").replace(',', ", ");
+            let tagged = |value: &Value| {
+                let text = value.as_str().map_or_else(|| in_json(value), str::to_string);
+                format!("<parameter=a>\n{text}\n</parameter>\n")
+            };
+            let whole = |value: &Value| format!("{{\"a\": {}}}", in_json(value));
+            let check = |syntax: &CallSyntax, write: &dyn Fn(&Value) -> String| {
+                let fit: Vec<String> = fit.iter().map(write).collect();
+                let texts: Vec<String> = fit.iter().cloned().chain(unfit.iter().map(write)).collect();
+                let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
+                assert_eq!(fitting(syntax, &parameters, &texts), fit, "{parameters}");
+            };
+            check(&braces, &braced);
+            check(&CallSyntax::Tags, &tagged);
+            check(&named, &whole);
         }
+    }
+
+    #[test]
+    fn what_is_not_declared_is_left_out() {
+        let braces = CallSyntax::Braces { word: String::new(), quote: "'".into() };
+        let named = CallSyntax::Named { between: " ".into() };
+        for none in
+            [json!(null), json!({}), json!({"type": "object"}), json!({"properties": {}, "required": []})]
+        {
+            for syntax in [&braces, &named] {
+                assert_eq!(
+                    fitting(syntax, &none, &["{}", "{b:1}", "{\"b\": 1}", "'x'", "\"x\""]),
+                    ["{}"],
+                    "{none}"
+                );
+            }
+            assert_eq!(fitting(&CallSyntax::Tags, &none, &["", "<parameter=b>\n1\n</parameter>\n"]), [""]);
+        }
+        let free = json!({"type": "object", "additionalProperties": true});
+        assert_eq!(fitting(&braces, &free, &["{}", "{b:1}"]), ["{}", "{b:1}"]);
+        let named_only = json!({"properties": {"b": {"type": "integer"}}, "required": ["z"]});
+        assert_eq!(fitting(&braces, &named_only, &["{}", "{b:1}", "{b:1,z:'x'}"]), ["{b:1,z:'x'}"]);
+        let circle = of(json!({"$ref": "#/$defs/loops"}));
+        assert_eq!(fitting(&braces, &circle, &["{a:1}", "{a:'x',b:1}", "{}"]), ["{a:1}", "{a:'x',b:1}"]);
+        // Many definitions that refer to each other.
+        let next = |i: usize| json!({"anyOf": [{"type": "array", "items": {"$ref": format!("#/$defs/d{}", i + 1)}, "minItems": 1}]});
+        let chain: Map<_, _> = (0..190).map(|i| (format!("d{i}"), next(i))).collect();
+        let deep = json!({"properties": {"a": {"$ref": "#/$defs/d0"}}, "required": ["a"], "$defs": chain});
+        let nested = format!("{{a:{}'x'{}}}", "[".repeat(40), "]".repeat(40));
+        assert_eq!(fitting(&braces, &deep, &[&nested, "{a:[[[]]]}"]), [nested.as_str()]);
+        // Parts that are in many objects.
+        let part = |n: usize| json!({"properties": (0..300).map(|i| (format!("p{n}_{i}"), json!(true))).collect::<Map<_, _>>()});
+        let parts: Map<_, _> = (0..60).map(|n| (format!("d{n}"), part(n))).collect();
+        let all: Vec<Value> = (0..60).map(|n| json!({"$ref": format!("#/$defs/d{n}")})).collect();
+        let many: Map<_, _> =
+            (0..300).map(|i| (format!("o{i}"), json!({"type": "object", "allOf": all}))).collect();
+        let tools = [("f", call_schema(&json!({"properties": many, "$defs": parts})))];
+        let source = CallGrammar::new(&braces, &|text| quoted(text)).write(&tools, "", "");
+        assert!(source.len() < 16 << 20, "{}", source.len());
     }
 }

@@ -29,18 +29,7 @@ pub struct ArgumentShape<'s> {
 impl<'s> ArgumentShape<'s> {
     /// Makes the shape of `schema`, whose references begin at `root`.
     pub fn new(root: &'s Value, schema: &'s Value) -> ArgumentShape<'s> {
-        let mut open = vec![schema];
-        let mut branches: Vec<&Value> = Vec::new();
-        while let Some(schema) = open.pop() {
-            if branches.len() == MOST_BRANCHES || branches.iter().any(|known| std::ptr::eq(*known, schema)) {
-                continue;
-            }
-            branches.push(schema);
-            let target = schema["$ref"].as_str().and_then(|name| root.pointer(name.strip_prefix('#')?));
-            let inner = ["anyOf", "oneOf", "allOf"].into_iter().filter_map(|key| schema[key].as_array());
-            open.extend(inner.flatten().rev().chain(target));
-        }
-        ArgumentShape { root, branches }
+        ArgumentShape { root, branches: branches(root, schema, &["anyOf", "oneOf", "allOf"]) }
     }
 
     /// Returns the types that the schema allows.
@@ -95,6 +84,26 @@ impl<'s> ArgumentShape<'s> {
         let items = self.branches.iter().find_map(|schema| schema.get("items"));
         ArgumentShape::new(self.root, items.unwrap_or(&Value::Null))
     }
+}
+
+/// Returns the schema to which a schema refers.
+pub fn target<'s>(root: &'s Value, schema: &Value) -> Option<&'s Value> {
+    root.pointer(schema["$ref"].as_str()?.strip_prefix('#')?)
+}
+
+/// Returns a schema, those to which it refers, and those in its lists under `keys`.
+pub fn branches<'s>(root: &'s Value, schema: &'s Value, keys: &[&str]) -> Vec<&'s Value> {
+    let mut open = vec![schema];
+    let mut branches: Vec<&Value> = Vec::new();
+    while let Some(schema) = open.pop() {
+        if branches.len() == MOST_BRANCHES || branches.iter().any(|known| std::ptr::eq(*known, schema)) {
+            continue;
+        }
+        branches.push(schema);
+        let inner = keys.iter().filter_map(|key| schema[*key].as_array());
+        open.extend(inner.flatten().rev().chain(target(root, schema)));
+    }
+    branches
 }
 
 fn named(name: &str) -> Types {
