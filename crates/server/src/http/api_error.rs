@@ -3,10 +3,13 @@
 use super::api::Api;
 
 use axum::Json;
-use axum::http::StatusCode;
+use axum::http::{HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 use std::borrow::Cow;
+
+/// Code of what took too long.
+const TIMEOUT: &str = "timeout";
 
 /// An error that a client receives.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -42,6 +45,11 @@ impl ApiError {
         ApiError::unavailable("the server is closing", "closing")
     }
 
+    /// Makes the error of what takes longer than allowed.
+    pub fn timeout(what: &str) -> ApiError {
+        ApiError::unavailable(format!("{what} took longer than this server allows"), TIMEOUT)
+    }
+
     /// Makes the error of an invalid parameter.
     pub fn param(name: impl Into<Cow<'static, str>>, message: impl std::fmt::Display) -> ApiError {
         let name = name.into();
@@ -63,6 +71,7 @@ impl ApiError {
             404 if !is_openai => "not_found_error",
             413 if !is_openai => "request_too_large",
             429 => "rate_limit_error",
+            503 if !is_openai && self.code == Some(TIMEOUT) => "timeout_error",
             503 if !is_openai => "overloaded_error",
             500.. if is_openai => "server_error",
             500.. => "api_error",
@@ -80,8 +89,15 @@ impl ApiError {
     pub fn response(&self, api: Api) -> Response {
         let mut response = (self.status, Json(self.to_json(api))).into_response();
         let headers = response.headers_mut();
-        if matches!(self.status.as_u16(), 429 | 503) {
-            headers.insert("retry-after", axum::http::HeaderValue::from_static("1"));
+        match self.status.as_u16() {
+            // Clients would repeat work that takes too long again.
+            503 if self.code == Some(TIMEOUT) => {
+                headers.insert("x-should-retry", HeaderValue::from_static("false"));
+            }
+            429 | 503 => {
+                headers.insert("retry-after", HeaderValue::from_static("1"));
+            }
+            _ => {}
         }
         response
     }
@@ -99,5 +115,20 @@ impl ApiError {
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
         self.response(Api::Chat)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn clients_do_not_repeat_what_took_too_long() {
+        let headers = |error: ApiError| error.response(Api::Messages).headers().clone();
+        let late = ApiError::timeout("the answer");
+        assert_eq!(late.to_json(Api::Messages)["error"]["type"], "timeout_error");
+        assert_eq!(headers(late.clone())["x-should-retry"], "false");
+        assert!(!headers(late).contains_key("retry-after"));
+        assert_eq!(headers(ApiError::closing())["retry-after"], "1");
     }
 }

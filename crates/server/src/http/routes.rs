@@ -94,7 +94,7 @@ async fn prepared<T: Send + 'static>(
         Ok(done) => done.unwrap_or_else(|_| {
             Err(ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "the request could not be prepared"))
         }),
-        Err(_) => Err(ApiError::unavailable("the request took longer than this server allows", "timeout")),
+        Err(_) => Err(ApiError::timeout("the request")),
     }
 }
 

@@ -35,9 +35,7 @@ impl Sink for ChannelSink {
 /// Makes the error that a client receives when an answer fails.
 fn failure(failure: &JobFailure) -> ApiError {
     match failure {
-        JobFailure::Timeout => {
-            ApiError::unavailable("the answer took longer than this server allows", "timeout")
-        }
+        JobFailure::Timeout => ApiError::timeout("the answer"),
         JobFailure::Closing => ApiError::closing(),
         JobFailure::Grammar(what) => {
             ApiError::invalid(format!("the answer cannot be held to its grammar: {what}"))
