@@ -171,7 +171,9 @@ fn an_answer_ends_where_a_turn_ends() {
     let answer = server.answer("/v1/messages", json!({"messages": turns, "max_tokens": 9, "temperature": 0}));
     assert_eq!(answer["content"][0]["text"], "Yes.", "{answer}");
     let counted = server.answer("/v1/messages/count_tokens", json!({"messages": turns}));
-    assert_eq!(counted["input_tokens"], answer["usage"]["input_tokens"]);
+    let usage = &answer["usage"];
+    let known = count(&usage["cache_read_input_tokens"]);
+    assert_eq!(count(&counted["input_tokens"]), count(&usage["input_tokens"]) + known);
     // A stop sequence is named.
     let answer = server.answer("/v1/messages", with("@@think", "stop_sequences", json!(["our"])));
     has(&answer, json!({"stop_reason": "stop_sequence", "stop_sequence": "our"}));

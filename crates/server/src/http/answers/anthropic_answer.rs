@@ -4,7 +4,7 @@ use super::answer_blocks::{BlockKind, BlockStep, Blocks};
 use super::answer_header::AnswerHeader;
 use super::answer_parts::{AnswerCounts, ChoiceAnswer};
 use super::answer_writer::{AnswerWriter, PlacedToken, add_text, event};
-use crate::batching::EndReason;
+use crate::batching::{EndReason, Usage};
 use crate::http::api::Api;
 use crate::http::api_error::ApiError;
 use crate::tool_calls::AnswerPart;
@@ -37,10 +37,10 @@ impl AnthropicAnswer {
         json!({"stop_reason": reason, "stop_sequence": own})
     }
 
-    fn message(&self, answer: &ChoiceAnswer, output: usize) -> Value {
+    fn message(&self, answer: &ChoiceAnswer, counts: AnswerCounts) -> Value {
         let mut message = json!({
             "id": self.header.id, "type": "message", "role": "assistant", "model": self.header.model,
-            "content": self.content, "usage": self.usage(output),
+            "content": self.content, "usage": self.usage(counts),
         });
         if let (Value::Object(message), Value::Object(stop)) = (&mut message, self.stop(answer)) {
             message.extend(stop);
@@ -48,10 +48,12 @@ impl AnthropicAnswer {
         message
     }
 
-    fn usage(&self, output: usize) -> Value {
+    /// Returns the counts as Anthropic's API has them: all tokens of the prompt are the sum of the first three.
+    fn usage(&self, counts: AnswerCounts) -> Value {
+        let Usage { reused, generated, .. } = counts.usage;
         json!({
-            "input_tokens": self.header.prompt, "cache_creation_input_tokens": 0, "cache_read_input_tokens": 0,
-            "output_tokens": output,
+            "input_tokens": self.header.prompt - reused, "cache_creation_input_tokens": 0,
+            "cache_read_input_tokens": reused, "output_tokens": generated,
         })
     }
 
@@ -113,11 +115,11 @@ impl AnswerWriter for AnthropicAnswer {
     fn whole(&mut self, all: &[ChoiceAnswer], counts: AnswerCounts) -> Value {
         let Some(answer) = all.first() else { return Value::Null };
         answer.parts.iter().for_each(|part| drop(self.part(0, answer, part, None)));
-        self.message(answer, counts.usage.generated)
+        self.message(answer, counts)
     }
 
     fn begin(&mut self, _n: usize) -> Vec<String> {
-        let message = self.message(&ChoiceAnswer::default(), 0);
+        let message = self.message(&ChoiceAnswer::default(), AnswerCounts::default());
         vec![event(&json!({"type": "message_start", "message": message}))]
     }
 
@@ -138,7 +140,7 @@ impl AnswerWriter for AnthropicAnswer {
 
     fn close(&mut self, answer: &ChoiceAnswer, counts: AnswerCounts, _wants_usage: bool) -> Vec<String> {
         let delta = self.stop(answer);
-        let usage = self.usage(counts.usage.generated);
+        let usage = self.usage(counts);
         vec![
             event(&json!({"type": "message_delta", "delta": delta, "usage": usage})),
             event(&json!({"type": "message_stop"})),
