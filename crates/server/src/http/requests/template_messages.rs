@@ -55,11 +55,13 @@ fn template_message(message: &Value, thought_key: Option<&str>) -> Result<Value,
             let Some(arguments) = call.pointer_mut("/function/arguments") else {
                 return Err("a tool call has no `function.arguments`".into());
             };
-            if let Some(object) =
-                arguments.as_str().and_then(|text| anemoe_io::json::parse::<Value>(text.as_bytes()).ok())
-            {
-                *arguments = object;
-            }
+            let read = match arguments {
+                Value::Null => Some(Map::new().into()),
+                Value::String(text) if text.trim().is_empty() => Some(Map::new().into()),
+                Value::String(text) => anemoe_io::json::parse::<Value>(text.as_bytes()).ok(),
+                _ => None,
+            };
+            read.into_iter().for_each(|read| *arguments = read);
         }
         out.insert("tool_calls".into(), calls);
     }
@@ -105,6 +107,12 @@ mod tests {
             template_messages(&messages, None).unwrap()[3],
             json!({"role": "assistant", "content": ""})
         );
+        for none in [json!(null), json!("")] {
+            let call = json!({"id": "1", "function": {"name": "f", "arguments": none}});
+            let message = json!({"role": "assistant", "content": "", "tool_calls": [call]});
+            let got = template_messages(&[message], None).unwrap();
+            assert_eq!(got[0]["tool_calls"][0]["function"]["arguments"], json!({}));
+        }
         for wrong in [
             json!({"role": "wizard", "content": "x"}),
             json!({"content": "x"}),
