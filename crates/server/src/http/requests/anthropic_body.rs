@@ -74,7 +74,7 @@ pub fn body(from: AnthropicBody) -> Result<Body, ApiError> {
         model: from.model,
         messages: Some(messages),
         continues,
-        tools: from.tools.map(|tools| tools.iter().map(tool).collect()).transpose()?,
+        tools: from.tools.map(|tools| tools.iter().map(tool).collect()),
         tool_choice,
         parallel_tool_calls,
         chat_template_kwargs: Some(variables),
@@ -156,20 +156,16 @@ fn texts(content: &Value) -> Result<String, String> {
     }
 }
 
-fn tool(tool: &Value) -> Result<Value, ApiError> {
-    match tool.get("type").and_then(Value::as_str) {
-        None | Some("custom") => {
-            let description = tool.get("description").unwrap_or(&Value::Null);
-            let function =
-                json!({"name": tool["name"], "description": description, "parameters": tool["input_schema"]});
-            Ok(json!({"type": "function", "function": function}))
-        }
-        Some(kind) => {
-            let what =
-                format!("tools of type `{}` are not supported, those of a client are", kind.escape_debug());
-            Err(ApiError::param("tools", what))
-        }
+/// Returns OpenAI's tool; one that runs at Anthropic keeps its type.
+fn tool(tool: &Value) -> Value {
+    if let Some(kind) = tool.get("type").and_then(Value::as_str).filter(|kind| *kind != "custom") {
+        return json!({"type": kind});
     }
+    let mut function = json!({"name": tool["name"], "parameters": tool["input_schema"]});
+    if tool["description"].is_string() {
+        function["description"] = tool["description"].clone();
+    }
+    json!({"type": "function", "function": function})
 }
 
 /// Returns OpenAI's choice of tools, and whether several calls may follow each other.

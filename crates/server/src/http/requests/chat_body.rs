@@ -141,6 +141,25 @@ pub enum ShownThoughts {
 }
 
 impl Body {
+    /// Leaves out tools that are no functions, which this server cannot offer, and those that `tool_choice` does not allow.
+    /// Gives functions without parameters an empty object, which templates read.
+    pub(super) fn settle_tools(&mut self) {
+        let Some(tools) = &mut self.tools else { return };
+        tools.retain(|tool| tool.get("type").and_then(Value::as_str).is_none_or(|kind| kind == "function"));
+        for function in tools.iter_mut().filter_map(|tool| tool.get_mut("function")?.as_object_mut()) {
+            if function.get("parameters").is_none_or(Value::is_null) {
+                function.insert("parameters".into(), json!({"type": "object", "properties": {}}));
+            }
+        }
+        if let Some(choice) = self.tool_choice.take_if(|choice| choice["type"] == "allowed_tools") {
+            let choice = choice.get("allowed_tools").unwrap_or(&choice);
+            let name = |tool: &Value| tool.pointer("/function/name").or(tool.get("name")).cloned();
+            let names: Vec<_> = choice["tools"].as_array().into_iter().flatten().map(name).collect();
+            tools.retain(|tool| names.contains(&name(tool)));
+            self.tool_choice = Some(choice["mode"].clone());
+        }
+    }
+
     /// Returns the tools that the model may call, and those of which it must call one.
     ///
     /// # Errors
@@ -390,5 +409,48 @@ mod tests {
         let own = SamplingDefaults::parse(&own).unwrap();
         let p = parse(Api::Chat, b"{\"top_p\": 1}").unwrap().params(&own, 9, Api::Chat).unwrap();
         assert_eq!((p.sampling.temperature, p.sampling.top_k, p.sampling.top_p), (0.5, 64, 1.0));
+    }
+
+    #[test]
+    fn tools_that_are_no_functions_are_left_out_and_choices_leave_out_others() {
+        let tool = |name: &str| json!({"type": "function", "function": {"name": name}});
+        let allowed = |mode: &str| json!({"mode": mode, "tools": [tool("g")]});
+        let nested = json!({"type": "allowed_tools", "allowed_tools": allowed("required")});
+        let chat = |choice: Value| {
+            let tools = json!([tool("f"), {"type": "custom", "custom": {"name": "c"}}, tool("g")]);
+            (Api::Chat, json!({"tools": tools, "tool_choice": choice}))
+        };
+        let responses = |choice: Value| {
+            let tools = json!([{"type": "web_search"}, {"type": "function", "name": "f"}, {"type": "function", "name": "g"}]);
+            (Api::Responses, json!({"input": "x", "tools": tools, "tool_choice": choice}))
+        };
+        let flat = json!({"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "f"}, {"type": "web_search"}]});
+        let anthropic = |choice: Value| {
+            let tools = json!([{"name": "f", "input_schema": null}, {"type": "web_search_20250305", "name": "web_search"}]);
+            (Api::Messages, json!({"messages": [], "tools": tools, "tool_choice": choice}))
+        };
+        for ((api, body), shown, forced) in [
+            (chat(json!("required")), "fg", 2),
+            (chat(nested), "g", 1),
+            (responses(json!("auto")), "fg", 0),
+            (responses(flat), "f", 0),
+            (anthropic(json!({"type": "any"})), "f", 1),
+        ] {
+            let body = parse(api, body.to_string().as_bytes()).unwrap();
+            let tools = body.tools().unwrap();
+            let names: String =
+                tools.shown.iter().filter_map(|tool| tool["function"]["name"].as_str()).collect();
+            assert_eq!((names.as_str(), tools.forced.len()), (shown, forced));
+            let empty = json!({"type": "object", "properties": {}});
+            assert!(tools.shown.iter().all(|tool| tool["function"]["parameters"] == empty));
+        }
+        for (api, body) in [
+            chat(json!({"type": "custom", "custom": {"name": "c"}})),
+            responses(json!({"type": "web_search"})),
+            anthropic(json!({"type": "tool", "name": "web_search"})),
+        ] {
+            let wrong = parse(api, body.to_string().as_bytes()).and_then(|body| body.tools().map(|_| ()));
+            assert_eq!(wrong.unwrap_err().param.as_deref(), Some("tool_choice"), "{api:?}");
+        }
     }
 }

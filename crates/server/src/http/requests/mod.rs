@@ -38,7 +38,9 @@ pub fn parse(api: Api, bytes: &[u8]) -> Result<Body, ApiError> {
         Api::Responses => responses_body::body(typed(value)?),
         Api::Messages => anthropic_body::body(typed(value)?),
     };
-    Ok(Body { sampling, ..body? })
+    let mut body = Body { sampling, ..body? };
+    body.settle_tools();
+    Ok(body)
 }
 
 /// Reads a value into a type; the error names the field at fault.

@@ -48,7 +48,7 @@ pub struct ResponsesBody {
 /// Translates a body.
 ///
 /// # Errors
-/// An item or a tool is of a kind that this server does not have.
+/// An item is of a kind that this server does not have.
 pub fn body(from: ResponsesBody) -> Result<Body, ApiError> {
     let mut repeated = from.others.clone();
     repeated.retain(|key, _| REPEATED.split(' ').any(|repeated| repeated == key));
@@ -73,6 +73,9 @@ pub fn body(from: ResponsesBody) -> Result<Body, ApiError> {
     match from.input {
         None | Some(Value::Null) => return Err(ApiError::param("input", "it is missing")),
         Some(Value::String(text)) => messages.push(json!({"role": "user", "content": text})),
+        Some(Value::Array(items)) if items.is_empty() => {
+            return Err(ApiError::param("input", "it has no items"));
+        }
         Some(Value::Array(items)) => {
             let mut conversation = Conversation { messages, answer: None };
             for (i, item) in items.into_iter().enumerate() {
@@ -86,7 +89,7 @@ pub fn body(from: ResponsesBody) -> Result<Body, ApiError> {
     Ok(Body {
         model: from.model,
         messages: Some(messages),
-        tools: from.tools.map(|tools| tools.iter().map(tool).collect()).transpose()?,
+        tools: from.tools.map(|tools| tools.iter().map(tool).collect()),
         tool_choice: from.tool_choice.map(tool_choice).transpose()?,
         parallel_tool_calls: from.parallel_tool_calls,
         reasoning_effort: from.reasoning.and_then(|r| r.effort),
@@ -171,27 +174,20 @@ impl Conversation {
     }
 }
 
-fn tool(tool: &Value) -> Result<Value, ApiError> {
-    match tool.get("type").and_then(Value::as_str) {
-        Some("function") => {
-            let mut function = tool.as_object().cloned().unwrap_or_default();
-            function.retain(|key, _| ["name", "description", "parameters"].contains(&key.as_str()));
-            Ok(json!({"type": "function", "function": function}))
-        }
-        kind => {
-            let what = format!(
-                "tools of type `{}` are not supported, `function` is",
-                kind.unwrap_or("?").escape_debug()
-            );
-            Err(ApiError::param("tools", what))
-        }
-    }
+/// Returns OpenAI's tool of chats; one that is no function stays as it is.
+fn tool(tool: &Value) -> Value {
+    let mut function = match tool.as_object() {
+        Some(function) if function.get("type").is_some_and(|kind| kind == "function") => function.clone(),
+        _ => return tool.clone(),
+    };
+    function.retain(|key, _| ["name", "description", "parameters"].contains(&key.as_str()));
+    json!({"type": "function", "function": function})
 }
 
 fn tool_choice(choice: Value) -> Result<Value, ApiError> {
     match (choice.get("type").and_then(Value::as_str), choice.get("name").and_then(Value::as_str)) {
         (Some("function"), Some(name)) => Ok(json!({"type": "function", "function": {"name": name}})),
-        (Some(kind), _) if kind != "function" => {
+        (Some(kind), _) if !["function", "allowed_tools"].contains(&kind) => {
             let what = format!("type `{}` is not supported", kind.escape_debug());
             Err(ApiError::param("tool_choice", what))
         }
@@ -249,6 +245,7 @@ mod tests {
             (json!([{"type": "function_call", "name": "f"}]), "arguments"),
             (json!(3), "neither"),
             (json!(null), "missing"),
+            (json!([]), "no items"),
         ] {
             let e = messages(input).unwrap_err();
             assert!(e.contains(named), "{e}");
