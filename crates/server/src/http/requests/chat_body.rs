@@ -243,6 +243,8 @@ impl Body {
         let said = &self.sampling;
         let sampling = own.sampling(&SamplingSettings {
             temperature: said.temperature.or(own.settings.temperature).or(Some(1.0)),
+            // 0 keeps the most probable token alone, as in OpenAI's API.
+            top_p: said.top_p.map(|share| if share == 0.0 { f32::MIN_POSITIVE } else { share }),
             seed: said.seed.or(own.settings.seed).or_else(|| Some(fresh_seed() as i64)),
             ..said.clone()
         });
@@ -353,7 +355,7 @@ mod tests {
         for (body, name) in [
             (json!({"temperature": -0.1}), "temperature"),
             (json!({"temperature": 2.5}), "temperature"),
-            (json!({"top_p": 0}), "top_p"),
+            (json!({"top_p": -0.1}), "top_p"),
             (json!({"top_p": 1.01}), "top_p"),
             (json!({"max_tokens": 0}), "max_tokens"),
             (json!({"n": 0}), "n"),
@@ -403,6 +405,8 @@ mod tests {
         assert_eq!((p.max_new, p.sampling.temperature, p.sampling.seed, p.choices), (None, 1.0, u64::MAX, 1));
         assert_eq!(p.stops, ["x"]);
         assert_eq!(params(json!({}), Api::Completion).unwrap().max_new, Some(16));
+        let p = params(json!({"max_tokens": 150.0, "top_p": 0}), Api::Chat).unwrap();
+        assert!(p.max_new == Some(150) && p.sampling.top_p > 0.0 && p.sampling.top_p < 1e-30);
         let p = params(json!({"max_tokens": -1, "top_k": -1}), Api::Completion).unwrap();
         assert_eq!((p.max_new, p.sampling.top_k), (None, 0));
         let own = json!({"temperature": 0.5, "top_k": 64, "top_p": 0.9});

@@ -26,10 +26,15 @@ use serde_json::Value;
 /// # Errors
 /// The body is not JSON, a field has the wrong type, or it would change the answer and is not supported.
 pub fn parse(api: Api, bytes: &[u8]) -> Result<Body, ApiError> {
-    let value: Value = anemoe_io::json::parse(bytes)
+    let mut value: Value = anemoe_io::json::parse(bytes)
         .map_err(|e| ApiError::invalid(format!("the body is not valid JSON: {e}")))?;
-    if !value.is_object() {
+    let Some(all) = value.as_object_mut() else {
         return Err(ApiError::invalid("the body is not a JSON object"));
+    };
+    // JSON has one kind of numbers: 150.0 is whole. Numbers of f64 are exact up to 2^53.
+    for number in all.values_mut() {
+        let exact = number.as_f64().filter(|n| number.is_f64() && n.fract() == 0.0 && n.abs() < 9e15);
+        exact.into_iter().for_each(|n| *number = (n as i64).into());
     }
     fields::refuse(api, &value)?;
     let sampling = typed(&value)?;
