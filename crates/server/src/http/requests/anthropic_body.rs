@@ -6,6 +6,9 @@ use anemoe_text::chat::ChatTemplate;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
+/// First line of Claude Code's system prompt. It differs in each request, so that no prefix would be known.
+const BILLING: &str = "x-anthropic-billing-header:";
+
 #[derive(Default, Deserialize)]
 #[serde(default)]
 struct OutputConfig {
@@ -34,13 +37,15 @@ pub struct AnthropicBody {
 /// Translates a body.
 ///
 /// # Errors
-/// A block or a tool is of a kind that this server does not have.
+/// A block is of a kind that this server does not have.
 pub fn body(from: AnthropicBody) -> Result<Body, ApiError> {
     let all = from.messages.ok_or_else(|| ApiError::param("messages", "it is missing"))?;
     let mut messages = Vec::new();
     if let Some(system) = from.system.filter(|system| !system.is_null()) {
-        let text = texts(&system).map_err(|what| ApiError::param("system", what))?;
-        messages.push(json!({"role": "system", "content": text}));
+        let text = system_text(&system).map_err(|what| ApiError::param("system", what))?;
+        if !text.is_empty() {
+            messages.push(json!({"role": "system", "content": text}));
+        }
     }
     for (i, message) in all.iter().enumerate() {
         let wrong = |what: String| ApiError::param("messages", format!("message {i}: {what}"));
@@ -88,6 +93,22 @@ pub fn body(from: AnthropicBody) -> Result<Body, ApiError> {
     })
 }
 
+/// Adds a message; those of one role that follow each other are one turn.
+fn push(message: Value, messages: &mut Vec<Value>) {
+    let last = messages.last_mut().filter(|last| last["role"] == message["role"] && last["role"] != "tool");
+    let (Some(last), Value::Object(message)) = (last, &message) else { return messages.push(message) };
+    for (key, more) in message.iter().filter(|(key, _)| *key != "role") {
+        match (&mut last[key], more) {
+            (Value::Array(all), Value::Array(more)) => all.extend_from_slice(more),
+            (Value::String(text), Value::String(more)) if !text.is_empty() => {
+                *text += if more.is_empty() { "" } else { "\n\n" };
+                *text += more;
+            }
+            (old, more) => *old = more.clone(),
+        }
+    }
+}
+
 /// Adds the messages that one of Anthropic's stands for: results of tools are messages of their own.
 fn add(message: &Value, messages: &mut Vec<Value>) -> Result<(), String> {
     let role = message.get("role").and_then(Value::as_str).ok_or("`role` is missing")?;
@@ -96,7 +117,7 @@ fn add(message: &Value, messages: &mut Vec<Value>) -> Result<(), String> {
     }
     let blocks = match message.get("content") {
         Some(Value::String(text)) => {
-            messages.push(json!({"role": role, "content": text}));
+            push(json!({"role": role, "content": text}), messages);
             return Ok(());
         }
         Some(Value::Array(blocks)) => blocks,
@@ -134,11 +155,23 @@ fn add(message: &Value, messages: &mut Vec<Value>) -> Result<(), String> {
         if !calls.is_empty() {
             answer.insert("tool_calls".into(), calls.into());
         }
-        messages.push(answer.into());
+        push(answer.into(), messages);
     } else if let Some(text) = text {
-        messages.push(json!({"role": role, "content": text}));
+        push(json!({"role": role, "content": text}), messages);
     }
     Ok(())
+}
+
+/// Returns the system prompt without the line that differs in each request.
+fn system_text(system: &Value) -> Result<String, String> {
+    let blocks = system.as_array().map_or(std::slice::from_ref(system), Vec::as_slice);
+    let text = |block: &Value| {
+        let text = if block.is_object() { texts(&json!([block]))? } else { texts(block)? };
+        let behind =
+            text.strip_prefix(BILLING).map(|line| line.split_once('\n').map_or("", |(_, rest)| rest));
+        Ok(behind.map_or(text.clone(), str::to_string))
+    };
+    blocks.iter().map(text).collect()
 }
 
 /// Returns the text of a content: a text, or blocks of texts.
@@ -208,6 +241,35 @@ mod tests {
         assert_eq!((&got[2]["reasoning_content"], &got[2]["content"]), (&json!("so"), &json!("a")));
         assert_eq!(got[2]["tool_calls"][0]["function"]["arguments"], json!({"a": 1}));
         assert_eq!((&got[3]["content"], &got[4]["content"]), (&json!("r"), &json!("and")));
+    }
+
+    #[test]
+    fn turns_of_one_role_are_one_and_what_says_nothing_is_left_out() {
+        let call = |id: &str| json!({"type": "tool_use", "id": id, "name": "f", "input": null});
+        let got = messages(json!([
+            {"role": "user", "content": "a"}, {"role": "user", "content": [{"type": "text", "text": "b"}]},
+            {"role": "assistant", "content": [call("1")]}, {"role": "assistant", "content": [{"type": "text", "text": "c"}, call("2")]},
+            {"role": "user", "content": "d"},
+        ]));
+        let got = got.unwrap();
+        let contents: Vec<&Value> = got.as_array().unwrap().iter().map(|m| &m["content"]).collect();
+        assert_eq!(contents, ["s", "a\n\nb", "c", "d"]);
+        assert_eq!(got[2]["tool_calls"].as_array().unwrap().len(), 2);
+        let bill =
+            |n: usize| json!({"type": "text", "text": format!("x-anthropic-billing-header: cch={n};")});
+        let text = json!({"type": "text", "text": "s"});
+        for (system, left) in [
+            (json!(""), None),
+            (json!([]), None),
+            (json!([bill(1), text]), Some("s")),
+            (json!("x-anthropic-billing-header: cch=2;\ns"), Some("s")),
+        ] {
+            let body = json!({"messages": [], "system": system, "tools": [{"name": "f"}]});
+            let body = parse(Api::Messages, body.to_string().as_bytes()).unwrap();
+            let messages = body.messages.unwrap();
+            assert_eq!(messages.first().map(|message| message["content"].as_str().unwrap()), left);
+            assert_eq!(body.tools.unwrap()[0]["function"].get("description"), None);
+        }
     }
 
     #[test]
