@@ -8,7 +8,7 @@
 //! ```
 
 use super::ToolCall;
-use super::schema::ArgumentShape;
+use super::schema::{ArgumentShape, NULL};
 use super::values::{ValueReader, fit, written};
 use serde_json::{Map, Value, json};
 use std::sync::LazyLock;
@@ -203,7 +203,9 @@ impl Tools {
             let end = end.or_else(|| is_ended.then_some(value.len()))?;
             let text = value[..end].strip_prefix('\n').unwrap_or(&value[..end]);
             let text = text.strip_suffix('\n').unwrap_or(text);
-            arguments.insert(key.into(), fit(text.into(), &shape.property(key), 0));
+            let shape = shape.property(key);
+            let is_null = text == "null" && shape.types() & NULL != 0;
+            arguments.insert(key.into(), if is_null { Value::Null } else { fit(text.into(), &shape, 0) });
             rest = value[end..].strip_prefix("</parameter>").unwrap_or(&value[end..]);
         }
         Some((made(name, parameters, arguments, is_mended)?, rest))
