@@ -174,6 +174,14 @@ fn an_answer_ends_where_a_turn_ends() {
     let usage = &answer["usage"];
     let known = count(&usage["cache_read_input_tokens"]);
     assert_eq!(count(&counted["input_tokens"]), count(&usage["input_tokens"]) + known);
+    // A template in which no question may follow a result.
+    let strict = folder().join("strict.jinja");
+    let refuse = "{% for m in messages %}{% if m.role == 'user' and not loop.first and messages[loop.index0 - 1].role == 'tool' %}\
+                  {{ raise_exception('roles must alternate') }}{% endif %}{% endfor %}";
+    std::fs::write(&strict, format!("{refuse}{}", scripted::TEMPLATE)).unwrap();
+    let strict = Server::of(&bundle(), &format!("--chat-template {strict}"));
+    let answer = strict.answer("/v1/messages", json!({"messages": turns, "max_tokens": 9, "temperature": 0}));
+    assert_eq!(answer["content"][0]["text"], "Yes.", "{answer}");
     // A stop sequence is named.
     let answer = server.answer("/v1/messages", with("@@think", "stop_sequences", json!(["our"])));
     has(&answer, json!({"stop_reason": "stop_sequence", "stop_sequence": "our"}));

@@ -204,16 +204,20 @@ fn chat_prompt(
 ) -> Result<Prompt, ApiError> {
     let messages = body.messages.as_ref().ok_or_else(|| ApiError::param("messages", "it is missing"))?;
     let template = &model.template;
-    let messages = template_messages(messages, template.thought_key())?;
+    let mut messages = template_messages(messages, template.thought_key())?;
     let tools = Some(tools.shown).filter(|tools| !tools.is_empty());
     if tools.is_some() && !template.takes_tools() {
         return Err(ApiError::param("tools", "the chat template of this model has none"));
     }
     let wrong = |e: anemoe_runtime::Error| ApiError::param("messages", e.what());
     let variables = body.template_variables()?;
-    let mut text = template
-        .render_until(&messages, tools, !body.continues, &variables, Some(deadline))
-        .map_err(wrong)?;
+    let render = |messages: &[Value]| {
+        template.render_until(messages, tools, !body.continues, &variables, Some(deadline)).map_err(wrong)
+    };
+    let mut text = match render(&messages) {
+        Err(e) if join_results(&mut messages) => render(&messages).map_err(|_| e)?,
+        rendered => rendered?,
+    };
     if let Some(last) = messages.last().filter(|_| body.continues) {
         let begun = last["content"].as_str().unwrap_or_default().trim();
         let at = text.rfind(begun).ok_or_else(|| {
@@ -237,6 +241,22 @@ fn chat_prompt(
     check_text(model, &text)?;
     let ids = model.tokenizer.encode_written(&text).map_err(wrong)?;
     Ok(Prompt { beginning, ids })
+}
+
+/// Joins questions to the results of tools before them, for templates in which only answers may follow results. Tells
+/// whether there are any.
+fn join_results(messages: &mut Vec<Value>) -> bool {
+    let count = messages.len();
+    messages.dedup_by(|next, last| {
+        let joins = last["role"] == "tool" && next["role"] == "user";
+        if let (true, Value::String(text), Value::String(more)) =
+            (joins, &mut last["content"], &next["content"])
+        {
+            *text += &format!("\n\n{more}");
+        }
+        joins
+    });
+    messages.len() < count
 }
 
 fn completion_prompts(model: &ServedModel, body: &Body) -> Result<Vec<Prompt>, ApiError> {
