@@ -11,8 +11,7 @@ use super::operands::{OpContext, OpError, OpResult};
 use super::shape::{count, invalid};
 use crate::tensor::Tensor;
 use anemoe_kernels::{
-    Columns, Isa, MatMul, Matrix, PackedActivations, Pool, apply_sigmoid, f16_bits_to_f32, f32_to_f16,
-    matmul_batch, softcap,
+    Columns, Isa, MatMul, Matrix, PackedActivations, Pool, apply_sigmoid, matmul_batch, softcap,
 };
 
 /// A function of floats, in place.
@@ -44,11 +43,7 @@ fn add_product(x: &mut [f32], a: &[f32], b: &[f32]) {
 
 /// A product `x w^T` with rows of one matrix, and memory for it.
 struct RowProduct<'a> {
-    w: &'a [f32],
-    /// The same numbers in fp16, of which twice as many stay in a cache from step to step.
-    halves: Option<Vec<u8>>,
-    rows: usize,
-    cols: usize,
+    w: Matrix<'a>,
     packed: PackedActivations,
     y: Vec<f32>,
 }
@@ -56,36 +51,18 @@ struct RowProduct<'a> {
 impl<'a> RowProduct<'a> {
     /// Takes `w [rows, cols]`.
     fn new(w: &'a [f32], rows: usize, cols: usize) -> OpResult<RowProduct<'a>> {
-        Matrix::f32(w, rows, cols).map_err(|e| OpError::Invalid(e.to_string()))?;
-        Ok(RowProduct { w, halves: None, rows, cols, packed: PackedActivations::default(), y: Vec::new() })
-    }
-
-    /// Takes `w [rows, cols]` for several products; numbers that fp16 holds are read as fp16.
-    fn of_steps(w: &'a [f32], rows: usize, cols: usize) -> OpResult<RowProduct<'a>> {
-        let (mut bits, mut values) = (vec![0u16; w.len()], vec![0f32; w.len()]);
-        f32_to_f16(w, &mut bits);
-        f16_bits_to_f32(&bits, &mut values);
-        let halves = (values == w).then(|| {
-            let mut bytes = vec![0; 2 * bits.len()];
-            bytes.as_chunks_mut().0.iter_mut().zip(bits).for_each(|(to, bits)| *to = bits.to_le_bytes());
-            bytes
-        });
-        Ok(RowProduct { halves, ..RowProduct::new(w, rows, cols)? })
+        let w = Matrix::f32(w, rows, cols).map_err(|e| OpError::Invalid(e.to_string()))?;
+        Ok(RowProduct { w, packed: PackedActivations::default(), y: Vec::new() })
     }
 
     /// Prepares the product with `x [n, cols]`.
     fn of(&mut self, x: &[f32]) -> MatMul<'_> {
-        let RowProduct { w, halves, rows, cols, packed, y } = self;
-        let w = match halves {
-            Some(halves) => Matrix::f16(halves, *rows, *cols),
-            None => Matrix::f32(w, *rows, *cols),
-        };
-        let w = w.expect("a matrix whose size `new` has checked");
+        let RowProduct { w, packed, y } = self;
         let (tokens, cols) = (x.len() / w.cols().max(1), w.cols());
         let at = Columns { values: x, first: 0, token_stride: cols, channel_stride: 1 };
         packed.pack(Pool::global(), w.layout(), at, tokens, cols);
         y.resize(tokens * w.rows(), 0.0);
-        MatMul { w, x: packed, tokens: None, y, stride: w.rows(), bias: None }
+        MatMul { w: *w, x: packed, tokens: None, y, stride: w.rows(), bias: None }
     }
 
     /// Computes the product with `x [n, cols]`, `[n, rows]`.
@@ -222,7 +199,7 @@ pub(super) fn rnn(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
     let w = RecurrentInput::matrix(c, "weight_hh", [s.hidden, s.hidden])?;
     let x = s.inputs(c, "weight_ih", &["bias"], 1)?;
     let mut h = s.initial(c, "initial_h", 0)?;
-    let (reverse, mut product) = (reads_backwards(c)?, RowProduct::of_steps(w, s.hidden, s.hidden)?);
+    let (reverse, mut product) = (reads_backwards(c)?, RowProduct::new(w, s.hidden, s.hidden)?);
     s.start(out);
     for i in 0..s.steps {
         let y = product.run(&h);
@@ -251,8 +228,7 @@ pub(super) fn gru(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
     let x = s.inputs(c, "weight_ih", if after { &["input_bias"] } else { &["input_bias", "bias"] }, 3)?;
     let mut h = s.initial(c, "initial_h", 0)?;
     let reverse = reads_backwards(c)?;
-    let (mut all, mut fresh) =
-        (RowProduct::of_steps(w, 3 * n, n)?, RowProduct::of_steps(&w[n * n..2 * n * n], n, n)?);
+    let (mut all, mut fresh) = (RowProduct::new(w, 3 * n, n)?, RowProduct::new(&w[n * n..2 * n * n], n, n)?);
     let mut reset = vec![0f32; h.len()];
     s.start(out);
     for i in 0..s.steps {
@@ -325,7 +301,7 @@ pub(super) fn lstm(c: &OpContext<'_>, out: &mut [Tensor]) -> OpResult {
         let name = |base: &str| if d == 1 { format!("{base}_back") } else { base.to_string() };
         let w = RecurrentInput::matrix(c, &name("weight_hh"), [4 * n, n])?;
         Ok(LstmDirection {
-            product: RowProduct::of_steps(w, 4 * n, n)?,
+            product: RowProduct::new(w, 4 * n, n)?,
             x: s.inputs(c, &name("weight_ih"), &[&name("bias")], 4)?,
             peephole: RecurrentInput::vector(c, &name("peephole"), 3 * n)?,
             h: s.initial(c, "initial_h", d)?,
