@@ -266,16 +266,14 @@ thread_local! {
 /// products in ascending order of k; each product and each sum is rounded.
 ///
 /// # Panics
-/// An element lies outside its operand, or results overlap.
+/// An element lies outside its operand, or results overlap or are not in ascending order.
 pub fn multiply_dense(pool: &Pool, p: &DenseProducts<'_>, out: &mut [f32]) {
     let [m, k, n] = p.sizes;
     if m == 0 || n == 0 || p.places.is_empty() {
         return;
     }
     let [row_step, column_step] = p.y_strides;
-    let mut starts: Vec<usize> = p.places.iter().map(|at| at[0]).collect();
-    starts.sort_unstable();
-    assert!(starts.windows(2).all(|w| w[1] - w[0] >= m * n), "results that do not overlap");
+    assert!(p.places.windows(2).all(|w| w[1][0] >= w[0][0] + m * n), "results one behind the other");
     for [o, x, y] in p.places {
         assert!(o + m * n <= out.len(), "results inside of out");
         let (x_end, y_end) =

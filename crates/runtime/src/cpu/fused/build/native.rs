@@ -251,6 +251,7 @@ impl PlanBuilder<'_> {
         let loops = StridedLoops::new(&batch, [&out.strides, &xs, &ys], [0, x.offset, y.offset]);
         let (mut places, to) = (Vec::new(), buffer_of(&out));
         loops.each_element(|place| places.push(place));
+        places.sort_unstable();
         let (x, y) = (x.base, y.base);
         let work = NodeKind::MatMul { places, sizes: [m, k, n], x_stride, y_strides, x, y, out: to };
         self.push_result(work, to);
