@@ -1,7 +1,7 @@
 //! `--quant auto`: chooses a kind per tensor by measured errors of tensors and of the whole model.
 
 use crate::checkpoint_text::MAX_WHOLE;
-use crate::many_runs::{Distance, ManyRuns, ReplacedTensor, Run};
+use crate::many_runs::{Distance, ManyRuns, ReplacedSet, ReplacedTensor};
 use crate::reference::HEAD;
 use crate::text_feedback::Candidates;
 use anemoe_bundle::{AutoChoice, IndexBits, UniformResult};
@@ -176,7 +176,7 @@ impl<'a, 'b> CompressedRuns<'a, 'b> {
     }
 
     /// Runs the model once for each of `runs`, and measures the distances; counts the experts that its tokens choose.
-    fn of_runs(&mut self, runs: &[Run]) -> Result<(Vec<Distance>, ExpertUse)> {
+    fn of_runs(&mut self, runs: &[ReplacedSet]) -> Result<(Vec<Distance>, ExpertUse)> {
         let (tensors, tick) = (self.tensors, self.tick);
         let (checkpoint, windows) = (self.search.checkpoint, self.search.windows);
         let model = ManyRuns { checkpoint, tensors, windows };
@@ -188,10 +188,10 @@ impl<'a, 'b> CompressedRuns<'a, 'b> {
         let is_own = |group: usize, candidate: usize| {
             self.groups[group].candidates.get(candidate).is_some_and(|c| c.kind == Quant::Fp16)
         };
-        let run = |choice: &Choice| -> Run {
+        let run = |choice: &Choice| -> ReplacedSet {
             choice.iter().enumerate().map(|(g, &c)| Some(c).filter(|&c| !is_own(g, c))).collect()
         };
-        let runs: Vec<Run> = choices.iter().map(run).collect();
+        let runs: Vec<ReplacedSet> = choices.iter().map(run).collect();
         Ok(self.of_runs(&runs)?.0)
     }
 }
@@ -318,10 +318,10 @@ fn sensitivities(model: &mut CompressedRuns<'_, '_>) -> Result<(Vec<f64>, Expert
         together.entry((model.tensors[g].layer, &group.part, own)).or_default().push(g);
     }
     let members: Vec<Vec<usize>> = together.into_values().collect();
-    let run = |members: &Vec<usize>| -> Run {
+    let run = |members: &Vec<usize>| -> ReplacedSet {
         (0..model.groups.len()).map(|g| members.contains(&g).then_some(probe)).collect()
     };
-    let runs: Vec<Run> = members.iter().map(run).collect();
+    let runs: Vec<ReplacedSet> = members.iter().map(run).collect();
     let (distances, used) = model.of_runs(&runs)?;
     let mut found = vec![0.0; model.groups.len()];
     for (members, distance) in members.iter().zip(distances) {

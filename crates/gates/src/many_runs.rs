@@ -46,7 +46,7 @@ pub struct ReplacedTensor {
 }
 
 /// A run: for each tensor, which of its replacements it has; none for the checkpoint's own weights.
-pub type Run = Vec<Option<usize>>;
+pub type ReplacedSet = Vec<Option<usize>>;
 
 /// Gives the values of a replacement of a tensor, by the indices of both.
 pub type Replacements<'a> = dyn FnMut(usize, usize) -> Result<Arc<Vec<f32>>> + 'a;
@@ -79,7 +79,7 @@ impl ManyRuns<'_> {
     /// A token or a window does not fit the model, a weight cannot be read, or the user interrupts.
     pub fn distances(
         &self,
-        runs: &[Run],
+        runs: &[ReplacedSet],
         values: &mut Replacements<'_>,
         progress: &mut dyn FnMut(),
     ) -> Result<(Vec<Distance>, ExpertUse)> {
@@ -142,7 +142,7 @@ impl ManyRuns<'_> {
     }
 
     /// Returns the runs by what they replace in a layer, or in the head.
-    fn classes(&self, runs: &[Run], layer: Option<usize>) -> BTreeMap<Replaced, Vec<usize>> {
+    fn classes(&self, runs: &[ReplacedSet], layer: Option<usize>) -> BTreeMap<Replaced, Vec<usize>> {
         let mut classes: BTreeMap<Replaced, Vec<usize>> = BTreeMap::new();
         let own: Vec<usize> = (0..self.tensors.len()).filter(|&t| self.tensors[t].layer == layer).collect();
         for (i, run) in runs.iter().enumerate() {
@@ -246,8 +246,8 @@ mod tests {
             }
             assert!(tensors.len() > 4, "{name}: {tensors:?}");
             let windows = vec![vec![2, 7, 19, 33, 5], vec![2, 90, 91]];
-            let none: Run = vec![None; tensors.len()];
-            let mut runs: Vec<Run> = vec![none.clone(), vec![Some(0); tensors.len()]];
+            let none: ReplacedSet = vec![None; tensors.len()];
+            let mut runs: Vec<ReplacedSet> = vec![none.clone(), vec![Some(0); tensors.len()]];
             for t in 0..tensors.len() {
                 let mut run = none.clone();
                 run[t] = Some(0);

@@ -24,12 +24,12 @@ pub struct PackedRows {
     /// Rows of a group.
     rows: usize,
     columns: usize,
-    elements: Elements,
+    elements: PackedElements,
 }
 
 /// Elements `[groups, tiles, columns, 16]`.
 #[derive(Debug)]
-enum Elements {
+enum PackedElements {
     F32(AlignedVec<[f32; LANES]>),
     F16(Vec<[u16; LANES]>),
 }
@@ -50,11 +50,11 @@ impl PackedRows {
         let (rows, channels) = (w.rows() / groups, columns / taps);
         let lines = groups * rows.div_ceil(LANES) * columns;
         let mut elements = match w.weight.format {
-            WeightFormat::Fp16 => Elements::F16(vec![[0; LANES]; lines]),
+            WeightFormat::Fp16 => PackedElements::F16(vec![[0; LANES]; lines]),
             _ => {
                 let mut all = AlignedVec::new();
                 all.grow(lines, [0.0; LANES]);
-                Elements::F32(all)
+                PackedElements::F32(all)
             }
         };
         let (mut row, mut halves) = (vec![0.0; columns], vec![0; columns]);
@@ -64,8 +64,10 @@ impl PackedRows {
             let first = (group * rows.div_ceil(LANES) + lane / LANES) * columns;
             let to = |c: usize| first + c % taps * channels + c / taps;
             match &mut elements {
-                Elements::F32(all) => row.iter().enumerate().for_each(|(c, v)| all[to(c)][lane % LANES] = *v),
-                Elements::F16(all) => {
+                PackedElements::F32(all) => {
+                    row.iter().enumerate().for_each(|(c, v)| all[to(c)][lane % LANES] = *v)
+                }
+                PackedElements::F16(all) => {
                     f32_to_f16(&row, &mut halves);
                     halves.iter().enumerate().for_each(|(c, v)| all[to(c)][lane % LANES] = *v);
                 }
@@ -92,8 +94,8 @@ impl PackedRows {
     /// Returns the bytes of the elements.
     pub fn bytes(&self) -> u64 {
         (match &self.elements {
-            Elements::F32(all) => size_of_val(&**all),
-            Elements::F16(all) => size_of_val(all.as_slice()),
+            PackedElements::F32(all) => size_of_val(&**all),
+            PackedElements::F16(all) => size_of_val(all.as_slice()),
         }) as u64
     }
 
@@ -111,8 +113,8 @@ impl PackedRows {
     pub(crate) fn with_tile(&self, group: usize, tile: usize, f: impl FnOnce(&[[f32; LANES]])) {
         let first = (group * self.tiles() + tile) * self.columns;
         match &self.elements {
-            Elements::F32(all) => f(&all[first..first + self.columns]),
-            Elements::F16(all) => {
+            PackedElements::F32(all) => f(&all[first..first + self.columns]),
+            PackedElements::F16(all) => {
                 let mut decoded = TILE.take();
                 decoded.grow(self.columns, [0.0; LANES]);
                 let lines = &mut decoded[..self.columns];
@@ -126,11 +128,11 @@ impl PackedRows {
 
 /// Tokens to be multiplied by a tile of rows, and the place of their results.
 pub(crate) struct TileProduct<'a> {
-    /// Elements of the rows.
+    /// PackedElements of the rows.
     pub lines: &'a [[f32; LANES]], // [pieces, length]
     /// First element of each token's pieces.
     pub pieces: &'a [*const f32], // [tokens, pieces]
-    /// Elements of a piece.
+    /// PackedElements of a piece.
     pub length: usize,
     /// Rows of the tile that exist.
     pub rows: usize,
@@ -242,9 +244,9 @@ pub struct DenseProducts<'a> {
     pub places: &'a [[usize; 3]],
     /// Sizes m, k and n.
     pub sizes: [usize; 3],
-    /// Elements from row to row of x, whose rows are contiguous.
+    /// PackedElements from row to row of x, whose rows are contiguous.
     pub x_stride: usize,
-    /// Elements from row to row, and from column to column of y.
+    /// PackedElements from row to row, and from column to column of y.
     pub y_strides: [usize; 2],
     /// Left operand.
     pub x: &'a [f32],

@@ -27,7 +27,7 @@ enum Spelling {
     Braces,
     /// An object whose entries have tags around them.
     Tags,
-    /// What stands between such tags: a text without marks, or JSON.
+    /// A value between such tags: a text without marks, or JSON.
     Bare,
     Json,
 }
