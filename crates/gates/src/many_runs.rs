@@ -45,7 +45,7 @@ pub struct ReplacedTensor {
     pub name: String,
 }
 
-/// A run: for each tensor, which of its replacements it has; none for the checkpoint's own weights.
+/// Replacements of a run: for each tensor, which one; none for the checkpoint's own weights.
 pub type ReplacedSet = Vec<Option<usize>>;
 
 /// Gives the values of a replacement of a tensor, by the indices of both.
