@@ -308,25 +308,12 @@ fn run_node(
                 let finish =
                     |at: usize, y: &mut [f32]| then.iter().for_each(|then| then.apply(&sources, rows, at, y));
                 let finish: Option<Finish<'_>> = if then.is_empty() { None } else { Some(&finish) };
-                let image = Image {
-                    values: sources.get(x.base),
-                    first: x.offset,
-                    batch: x.shape[0],
-                    channels: x.shape[1],
-                    strides: image_strides(&x.strides),
-                };
-                *counts += conv.run(window, image, y, bias, finish)?;
+                *counts += conv.run(window, image(&sources, x), y, bias, finish)?;
             });
         }
         NodeKind::Pool { function, window, counts, x, out } => with_out!(*out, |sources, y| {
-            let image = Image {
-                values: sources.get(x.base),
-                first: x.offset,
-                batch: x.shape[0],
-                channels: x.shape[1],
-                strides: image_strides(&x.strides),
-            };
-            pool_windows(pool, &Pooling { function: *function, window, counts, x: image }, y);
+            let x = image(&sources, x);
+            pool_windows(pool, &Pooling { function: *function, window, counts, x }, y);
         }),
         NodeKind::Gated { rows, n, gate, up, function, out } => with_out!(*out, |sources, y| {
             row_loops::apply_gates(pool, (rows, *n), (sources.get(*gate), sources.get(*up)), *function, y);
@@ -468,6 +455,17 @@ fn columns<'a>(
     (token_stride, channel_stride): (usize, usize),
 ) -> Columns<'a> {
     Columns { values: sources.get(x.base), first: x.offset, token_stride, channel_stride }
+}
+
+/// Returns a view `[batch, channels, spatial..]` as an image.
+fn image<'a>(sources: &NodeInputs<'a>, x: &View) -> Image<'a> {
+    Image {
+        values: sources.get(x.base),
+        first: x.offset,
+        batch: x.shape[0],
+        channels: x.shape[1],
+        strides: image_strides(&x.strides),
+    }
 }
 
 /// Elements that a thread computes in one part of a job of a function of one element.
