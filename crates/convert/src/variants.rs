@@ -1,12 +1,19 @@
-//! Variants of a checkpoint: readings on which the programs that run it differ.
+//! Variants of a checkpoint: ways to read it.
 
 use serde::{Deserialize, Serialize};
 
-/// Variants that are chosen, each with a default.
+/// Name of the rotation of weights among the readings of a bundle.
+pub const ROTATION: &str = "rotation";
+/// Name of the one rotation that there is, see [`crate::checkpoint::Rotation`].
+pub const HADAMARD: &str = "hadamard";
+
+/// Ways to read a checkpoint.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Variants {
     /// Output of ZAYA's skip class, the class behind the last expert; the default is [`ZayaSkip::Identity`].
     pub zaya_skip: Option<ZayaSkip>,
+    /// True if the weights were multiplied by rotations that cancel out, see [`crate::models::rotate`].
+    pub is_rotated: bool,
 }
 
 /// Output for a token whose router chooses ZAYA's skip class, the class behind the last expert.

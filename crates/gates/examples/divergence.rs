@@ -1,5 +1,5 @@
 //! Prints how far a model's predictions move when all its matrices but router and embedding are compressed: by kind, for
-//! the built-in text (`+text`), and of other files of the same model, such as llama.cpp's.
+//! rotated (`lut4+rotated`), for the built-in text (`lut4+text`, `lut4+rotated+text`), and of other files of the same model, such as llama.cpp's.
 //!
 //!     cargo run --release -p anemoe-gates --example divergence -- CHECKPOINT A.txt,B.txt TOKENS WINDOWS lut4 lut4+text F.gguf ..
 //!
@@ -31,10 +31,11 @@ type Logits = Vec<Vec<Vec<f32>>>;
 fn main() -> Result<()> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let [checkpoint, texts, tokens, calibration, what @ ..] = arguments.as_slice() else {
-        anyhow::bail!("usage: divergence CHECKPOINT TEXT,.. TOKENS WINDOWS KIND|KIND+text|FILE..");
+        anyhow::bail!(
+            "usage: divergence CHECKPOINT TEXT,.. TOKENS WINDOWS KIND[+rotated][+text[=FILE]]|FILE.."
+        );
     };
     let source = models::load(checkpoint)?;
-    let family = models::open(models::load(checkpoint)?)?;
     let (tokens, calibration): (usize, usize) = (tokens.parse()?, calibration.parse()?);
     let tokenizer = checkpoint_text::tokenizer(&source)?;
     let bos = tokenizer.bos(checkpoint_text::bos(&source));
@@ -52,8 +53,12 @@ fn main() -> Result<()> {
         let (other, probe, bytes) = match Path::new(kind).is_file() {
             true => (Some(models::load(kind)?), None, None),
             false => {
-                let (probe, bytes) = compressed(&family, kind, calibration)?;
-                (None, Some(probe), Some(bytes))
+                let open = || match kind.contains("+rotated") {
+                    true => models::rotate(models::load(checkpoint)?),
+                    false => models::load(checkpoint),
+                };
+                let (probe, bytes) = compressed(&models::open(open()?)?, kind, calibration)?;
+                (Some(open()?), Some(probe), Some(bytes))
             }
         };
         let seconds = start.elapsed().as_secs_f64();
@@ -76,16 +81,18 @@ fn logits(checkpoint: &Checkpoint, probe: Option<&Probe>, windows: &[Vec<u32>]) 
     Ok(all)
 }
 
-/// Compresses a model in a kind, with `+text` behind it for windows of the built-in text. Returns a probe with the
-/// values of the matrices, and their bytes.
+/// Compresses a model in a kind, with `+text` behind it for windows of the built-in text, with `+text=FILE` of another one.
+/// Returns a probe with the values of the matrices, and their bytes.
 fn compressed(family: &Family, kind: &str, calibration: usize) -> Result<(Probe, u64)> {
-    let (kind, is_for_text) = kind.strip_suffix("+text").map_or((kind, false), |kind| (kind, true));
-    let quant = kind.parse().map_err(anyhow::Error::msg)?;
+    let (kind, text) = kind.split_once("+text").map_or((kind, None), |(kind, file)| (kind, Some(file)));
+    let is_for_text = text.is_some();
+    let text = text.and_then(|text| text.strip_prefix('=')).map(std::fs::read_to_string).transpose()?;
+    let quant = kind.trim_end_matches("+rotated").parse().map_err(anyhow::Error::msg)?;
     let plan = family.plan(&PlanOptions { quant, sort_head: is_for_text, ..PlanOptions::default() })?;
     let folder = tempfile::tempdir()?;
     let store = CompressedMatrices::new(folder.path());
     if is_for_text {
-        let all = text_feedback::windows(family, None, u64::MAX)?;
+        let all = text_feedback::windows(family, text.as_deref(), u64::MAX)?;
         let n = calibration.min(all.len());
         let some: Vec<Vec<u32>> = (0..n).map(|i| all[i * all.len() / n].clone()).collect();
         text_feedback::compress(family, &plan, &some, folder.path(), &mut |_, _| {})?;

@@ -149,7 +149,11 @@ pub fn gate_golden(
         return full_golden(checkpoint, &prompt, decode, show);
     };
     if probe::suffices(golden, plan) {
-        return Ok(golden.clone());
+        let mut golden = golden.clone();
+        if checkpoint.variants.is_rotated {
+            golden.rotate_states();
+        }
+        return Ok(golden);
     }
     Ok(golden.with_states_of(full_golden(checkpoint, &golden.prompt_ids, 0, show)?))
 }

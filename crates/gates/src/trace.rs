@@ -3,6 +3,7 @@
 use crate::golden_gate::cosine;
 use crate::reference::Golden;
 use anemoe_bundle::Chain;
+use anemoe_convert::variants::ROTATION;
 use anemoe_runtime::cpu::{CpuBackend, Precision};
 use anemoe_runtime::model::{Logits, Model};
 use anemoe_runtime::{Error, Result};
@@ -83,6 +84,11 @@ pub fn fits(golden: &Golden, chain: &Chain) -> std::result::Result<(), String> {
 pub fn trace(bundle: &Path, golden: &Golden, precision: Precision) -> Result<Trace> {
     let mut model = Model::open(bundle, &CpuBackend::with(precision))?;
     fits(golden, model.chain()).map_err(|what| Error::input(format!("golden file: {what}")))?;
+    let mut golden = golden.clone();
+    if model.chain().readings.contains_key(ROTATION) {
+        golden.rotate_states();
+    }
+    let golden = &golden;
     let states = &golden.hidden_states;
     let exact = run(&model, golden)?;
     let f32_stream = model.chain().vectors.is_some();

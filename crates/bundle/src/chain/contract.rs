@@ -26,7 +26,8 @@ pub struct Chain {
     /// SHA-256 over the checkpoint's contents, independent of its path; large files count by samples.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub checkpoint_sha256: Option<String>,
-    /// Variants of the checkpoint, where its users disagree on how to run it. Only reference runs of the checkpoint use them.
+    /// Ways in which the checkpoint was read: where its users disagree on how to run it, and the rotation of its weights.
+    /// Only what opens the checkpoint again uses them.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub readings: BTreeMap<String, String>,
     /// Options of the plan, as the builder writes them. The checkpoint and the options give the same plan again.

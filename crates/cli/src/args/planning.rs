@@ -11,9 +11,10 @@ use anemoe_bundle::TokenCount;
 use anemoe_convert::form::{ExpertForm, ShardForm};
 use anemoe_convert::importance::Importance;
 use anemoe_convert::kind_search::Objective;
+use anemoe_convert::lattice::Lattice;
 use anemoe_convert::models::{self, Family, Preset};
 use anemoe_convert::outliers::{self, Outlier};
-use anemoe_convert::plan::{PartKinds, Plan, PlanOptions, ScaleScope};
+use anemoe_convert::plan::{MatrixPlan, PartKinds, Plan, PlanOptions, ScaleScope};
 use anemoe_convert::quant::{Groups, Quant};
 use anemoe_gates::auto::{Goal, KindSearch, SearchBound, choose};
 use anemoe_gates::checkpoint_text::{MAX_WHOLE, search_windows};
@@ -342,7 +343,8 @@ pub fn plan_checkpoint(
         bail!("--max-kl {nats} is not a positive number of nats");
     }
     let extent = if plan_use == PlanUse::Look { Extent::Headers } else { Extent::Whole };
-    let mut family = models::open(options.reading.open_extent(spec, extent)?)?;
+    let mut reading = options.reading;
+    let mut family = models::open(reading.open_extent(spec, extent)?)?;
     let choice = options.kind_choice(&family);
     let mut forms = options.form.forms()?;
     let mut own = options.clone();
@@ -368,9 +370,15 @@ pub fn plan_checkpoint(
         None => (None, None),
     };
     if calibration.is_some() {
+        reading.is_rotated = gains_by_rotation(options, &choice, &family, &plan);
+        if reading.is_rotated {
+            family = models::open(reading.open_extent(spec, extent)?)?;
+        }
         plan = family.plan(&PlanOptions { sort_head: true, ..plan_options })?;
-    }
-    if let Some(fact) = fact {
+        plan.facts.extend(reading.is_rotated.then(|| ROTATED.into()));
+        plan.facts.extend(fact);
+        plan.complete()?;
+    } else if let Some(fact) = fact {
         plan.facts.push(fact);
         plan.complete()?;
     }
@@ -392,7 +400,7 @@ pub fn plan_checkpoint(
     let is_measured = matches!(choice, KindChoice::Search(_))
         || (!options.skip_outliers && outliers::matrices_at_risk(&plan).next().is_some());
     if extent == Extent::Headers && is_measured {
-        family = models::open(options.reading.open(spec)?)?;
+        family = models::open(reading.open(spec)?)?;
     }
     let importance =
         options.importance.as_deref().map(|path| Importance::read_for(&plan, path)).transpose()?;
@@ -401,7 +409,7 @@ pub fn plan_checkpoint(
         plan.complete()?;
     }
     if let KindChoice::Search(goal) = choice {
-        let checkpoint = options.reading.open(spec)?;
+        let checkpoint = reading.open(spec)?;
         let own = match &options.auto_text {
             Some(path) => {
                 Some((read_text(path)?, path.file_name().unwrap_or_default().to_string_lossy().into_owned()))
@@ -434,6 +442,25 @@ pub fn plan_checkpoint(
         choose(&search, &mut plan, goal, &mut |what, done, total| advance(&bar, done, total, what))?;
     }
     Ok(PlannedCheckpoint { family, plan, importance, calibration })
+}
+
+/// Fact about a plan whose weights are rotated.
+const ROTATED: &str = "weights and activations are rotated: the model computes the same, no channel stands out, and few bits \
+                       lose less";
+
+/// Tells whether a model that is compressed for a text is rotated before: where its family allows it, some kind has less
+/// than 8 bits, and no weights lie on a lattice that would be kept.
+fn gains_by_rotation(options: &PlanArgs, choice: &KindChoice, family: &Family, plan: &Plan) -> bool {
+    let is_search = matches!(choice, KindChoice::Search(_));
+    let keeps = |m: &MatrixPlan| {
+        let kept = Lattice::of_matrix(family, m).map(Lattice::kind);
+        kept.is_some_and(|kind| is_search || kind == m.quant.kind)
+    };
+    let mut matrices = plan.shards.iter().flat_map(|s| &s.matrices);
+    models::can_rotate(&family.decoder)
+        && options.importance.is_none()
+        && (is_search || matrices.clone().any(|m| m.quant.kind.bits() < 8))
+        && !matrices.any(keeps)
 }
 
 /// Finds tensors that the plan's kinds would spoil. Examines only kinds with one step for a whole tensor, since it has to

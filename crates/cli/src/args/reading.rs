@@ -4,7 +4,7 @@ use super::hub_checkpoint::{Extent, locate};
 use anemoe_bundle::Chain;
 use anemoe_convert::checkpoint::Checkpoint;
 use anemoe_convert::models;
-use anemoe_convert::variants::{Variants, ZayaSkip};
+use anemoe_convert::variants::{HADAMARD, ROTATION, Variants, ZayaSkip};
 use std::path::Path;
 
 /// Ways to read a checkpoint where those who run it differ.
@@ -14,13 +14,21 @@ pub struct Reading {
     /// probability, as in the original implementation) or zero (as in transformers) [default: identity].
     #[arg(long, value_name = "identity|zero")]
     pub zaya_skip: Option<ZayaSkip>,
+    /// Rotation of the weights, which a build for a text chooses.
+    #[arg(skip)]
+    pub is_rotated: bool,
 }
 
 impl Reading {
     /// Returns the options with which the checkpoint of a bundle was read.
     pub fn of(chain: &Chain) -> anyhow::Result<Reading> {
         let zaya_skip = chain.readings.get("zaya_skip").map(|name| name.parse());
-        Ok(Reading { zaya_skip: zaya_skip.transpose().map_err(anyhow::Error::msg)? })
+        let rotation = chain.readings.get(ROTATION);
+        if let Some(other) = rotation.filter(|name| *name != HADAMARD) {
+            anyhow::bail!("chain.json: rotation `{other}` is unknown; the program is older than the bundle");
+        }
+        let zaya_skip = zaya_skip.transpose().map_err(anyhow::Error::msg)?;
+        Ok(Reading { zaya_skip, is_rotated: rotation.is_some() })
     }
 
     /// Opens a checkpoint with these options.
@@ -43,6 +51,8 @@ impl Reading {
         if self.zaya_skip.is_some() && !zaya {
             anyhow::bail!("--zaya-skip: {} is not a ZAYA checkpoint", spec.display());
         }
-        Ok(checkpoint.with_variants(Variants { zaya_skip: self.zaya_skip }))
+        let variants = Variants { zaya_skip: self.zaya_skip, ..checkpoint.variants };
+        let checkpoint = checkpoint.with_variants(variants);
+        Ok(if self.is_rotated { models::rotate(checkpoint)? } else { checkpoint })
     }
 }

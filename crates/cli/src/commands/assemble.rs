@@ -104,7 +104,8 @@ impl Command for Args {
 fn origin(assembly: &Assembly, args: &TextGateArgs) -> anyhow::Result<(Family, GateText)> {
     let source = assembly.source().context("the parts do not say where their checkpoint is")?;
     let zaya_skip = source.zaya_skip.map(|s| s.parse()).transpose().map_err(anyhow::Error::msg)?;
-    let checkpoint = Reading { zaya_skip }.open(&source.checkpoint)?;
+    let reading = Reading { zaya_skip, is_rotated: source.is_rotated };
+    let checkpoint = reading.open(&source.checkpoint)?;
     if assembly.chain()?.checkpoint_sha256.as_ref() != Some(&checkpoint.fingerprint()?) {
         anyhow::bail!("{}: is not what the parts were built from any more", source.checkpoint.display());
     }

@@ -439,7 +439,8 @@ fn source(spec: &Path, variants: &Variants) -> anyhow::Result<CheckpointOrigin> 
     let pinned = locate(spec, Extent::Whole)?.pinned.map(|pinned| pinned.to_string().into());
     let absolute = spec.exists().then(|| std::path::absolute(spec).ok()).flatten();
     let checkpoint = pinned.or(absolute).unwrap_or_else(|| spec.to_path_buf());
-    Ok(CheckpointOrigin { checkpoint, zaya_skip: variants.zaya_skip.map(|s| s.name().to_string()) })
+    let zaya_skip = variants.zaya_skip.map(|s| s.name().to_string());
+    Ok(CheckpointOrigin { checkpoint, zaya_skip, is_rotated: variants.is_rotated })
 }
 
 /// Returns the cosine that gates require. A search measures its aim on another text, so the aim never raises this bound.

@@ -22,6 +22,9 @@ pub struct CheckpointOrigin {
     pub checkpoint: PathBuf,
     /// See [`crate::variants::Variants`].
     pub zaya_skip: Option<String>,
+    /// See [`crate::variants::Variants`].
+    #[serde(default)]
+    pub is_rotated: bool,
 }
 
 /// Errors of a shard's matrices against the originals.

@@ -4,6 +4,8 @@ mod derived;
 mod gguf;
 mod open;
 mod quantized;
+mod rotated;
+mod rotation;
 mod safetensors;
 mod safetensors_header;
 
@@ -20,6 +22,8 @@ pub use derived::{DerivedTensor, TensorOrigin, derive};
 pub use gguf::is_gguf;
 pub use open::{open_checkpoint, open_in_ranges, open_safetensors};
 pub use quantized::check_quantization;
+pub use rotated::{TensorRotation, rotated};
+pub use rotation::Rotation;
 
 /// Element types of safetensors that a weight may have, for messages.
 const WEIGHT_DTYPES: &str = "BF16, F16, F32, F8_E4M3 or F8_E5M2";
@@ -72,6 +76,9 @@ impl Checkpoint {
         // A variant that is set to its default makes no other checkpoint.
         let skip = self.variants.zaya_skip.unwrap_or_default();
         parts.push(format!("zaya skip {}", skip.name()));
+        if self.variants.is_rotated {
+            parts.push("rotated".into());
+        }
         Ok(anemoe_bundle::sha256(parts.join("\n").as_bytes()))
     }
 

@@ -9,6 +9,7 @@ use super::tensor_table::{TOKEN_ORDERING, TensorRow};
 use crate::lower::Stored;
 use crate::plan::{PartKinds, Plan, PlanOptions, PlannedShard, VectorPlan};
 use crate::quant::{Granularity, Quant};
+use crate::variants::{HADAMARD, ROTATION};
 use crate::{Error, Result};
 use anemoe_bundle::{Cache, Chain, FORMATS, IntBits, ModelInfo, ShardFunction, ShardKind, Step, TokenCount};
 use anemoe_mlpackage::mil::builder::BuiltFunction;
@@ -259,6 +260,9 @@ impl Family {
         let mut readings = BTreeMap::new();
         if let Some(RouterKind::Network { skip, .. }) = d.experts().map(|e| e.router) {
             readings.insert("zaya_skip".to_string(), skip.name().to_string());
+        }
+        if self.checked.checkpoint.variants.is_rotated {
+            readings.insert(ROTATION.to_string(), HADAMARD.to_string());
         }
         let hidden = if d.residual == Residual::Affine { normalized(HIDDEN) } else { register(HIDDEN) };
         let scale = d.embedding_scale / d.stream_unit;

@@ -16,6 +16,7 @@ mod qwen_moe;
 mod registry;
 mod replan;
 mod rope;
+mod rotate;
 mod sizes;
 mod stream_at_host;
 mod stream_in_packages;
@@ -34,6 +35,7 @@ pub use decoder::{
 pub use family::Family;
 pub use keys::token_ids;
 pub use replan::replan;
+pub use rotate::{can_rotate, rotate};
 pub use sizes::Sizes;
 pub use tensor_table::{ModelPart, TensorRow, check_tensors, full_name};
 

@@ -1,5 +1,6 @@
 //! Goldens: results of a reference run, and their file.
 
+use anemoe_convert::checkpoint::Rotation;
 use anemoe_convert::{Error, Result};
 use anemoe_npz::{Array, read_npz, write_npz_compressed};
 use std::collections::BTreeMap;
@@ -37,6 +38,13 @@ impl Golden {
             router_index: other.router_index,
             router_states: other.router_states,
             ..self.clone()
+        }
+    }
+
+    /// Turns the residual stream to that of the checkpoint with rotated weights.
+    pub fn rotate_states(&mut self) {
+        for row in self.hidden_states.iter_mut().flatten().filter(|row| !row.is_empty()) {
+            Rotation::new(row.len()).rotate_rows(row);
         }
     }
 

@@ -129,9 +129,13 @@ mod tests {
     }
 
     /// Checks a run of a checkpoint against the prompt and greedy continuation of its golden file.
-    fn agrees_with_transformers(name: &str, has_rounded_ropes: bool) {
-        let golden = Golden::read(&Path::new(&folder(name)).join("golden.npz")).unwrap();
-        let checkpoint = models::load(folder(name)).unwrap();
+    fn agrees_with_transformers(name: &str, has_rounded_ropes: bool, is_rotated: bool) {
+        let mut golden = Golden::read(&Path::new(&folder(name)).join("golden.npz")).unwrap();
+        let mut checkpoint = models::load(folder(name)).unwrap();
+        if is_rotated {
+            checkpoint = models::rotate(checkpoint).unwrap();
+            golden.rotate_states();
+        }
         let mut decoder = models::describe(&checkpoint).unwrap();
         if has_rounded_ropes {
             let ropes = decoder.layers.iter_mut().map(|l| &mut l.attention.rope);
@@ -166,21 +170,32 @@ mod tests {
     #[test]
     fn tiny_models() {
         for name in ["gemma4-moe", "gemma4-moe-text", "zaya", "zaya-legacy"] {
-            agrees_with_transformers(&format!("fixtures/tiny-{name}"), false);
+            agrees_with_transformers(&format!("fixtures/tiny-{name}"), false, false);
         }
         // make_families.py rounds the frequencies, which are in the model's buffers, to bf16 with the weights.
         for name in ["llama", "mistral", "qwen2", "qwen3", "qwen3-moe", "olmoe", "gemma3", "gpt-oss"] {
-            agrees_with_transformers(&format!("fixtures/tiny-{name}"), true);
+            agrees_with_transformers(&format!("fixtures/tiny-{name}"), true, false);
+        }
+    }
+
+    #[test]
+    fn rotated_weights_compute_the_same() {
+        for name in ["llama", "mistral", "qwen2", "qwen3", "qwen3-moe", "olmoe", "gpt-oss"] {
+            agrees_with_transformers(&format!("fixtures/tiny-{name}"), true, true);
+        }
+        for name in ["gemma3", "gemma4-moe", "zaya"] {
+            let other = models::load(folder(&format!("fixtures/tiny-{name}"))).unwrap();
+            assert!(models::rotate(other).is_err_and(|e| e.what().contains("cannot be rotated")), "{name}");
         }
     }
 
     #[test]
     fn small_model() {
-        agrees_with_transformers("models/small-gemma4", false);
+        agrees_with_transformers("models/small-gemma4", false, false);
     }
 
     fn skipping(skip: ZayaSkip) -> Checkpoint {
-        let variants = Variants { zaya_skip: Some(skip) };
+        let variants = Variants { zaya_skip: Some(skip), ..Variants::default() };
         models::load(folder("fixtures/tiny-zaya-skip")).unwrap().with_variants(variants)
     }
 

@@ -1,0 +1,114 @@
+//! A model with rotated weights: the same function, whose weights and activations have no outlying channels.
+//!
+//! ```text
+//! stream   s R          embedding E R; o and down R' W; all that reads the stream W diag(g) R, g the norm before it
+//! values   v R_h        within each head: v R_h' W; o W R_h
+//! norms    1            N(s R) = N(s) R, since R keeps lengths
+//! ```
+//! Residual rotation after folding norms, and rotation of values: QuaRot, arXiv 2404.00456, sections 4 and 4.1.
+
+use super::checked::is_unneeded;
+use super::decoder::{Decoder, Norms, QkvProjection, Residual, RouterKind, ValueSource};
+use super::tensor_table::{check_tensors, full_name};
+use super::{describe, prefix};
+use crate::checkpoint::{Checkpoint, Rotation, TensorRotation, rotated};
+use crate::variants::Variants;
+use crate::{Error, Result};
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// Tells whether a model's weights can be rotated: nothing but norms without offset stands between the stream and the
+/// matrices that read it, and nothing between them and the stream.
+pub fn can_rotate(d: &Decoder) -> bool {
+    let is_direct = d.layers.iter().all(|l| {
+        let router = l.experts.map(|e| e.router);
+        matches!(l.attention.projection, QkvProjection::Direct { .. })
+            && matches!(router, None | Some(RouterKind::Linear { is_scaled: false, .. }))
+    });
+    let is_plain = d.norms == Norms::Before && d.residual == Residual::Plain && d.norm_offset == 0.0;
+    is_direct && is_plain && d.assistant.is_none()
+}
+
+/// Rotates the weights of a checkpoint. The head becomes a matrix of its own.
+///
+/// # Errors
+/// The model cannot be rotated, or the checkpoint does not fit its family.
+pub fn rotate(checkpoint: Checkpoint) -> Result<Checkpoint> {
+    let d = describe(&checkpoint)?;
+    if !can_rotate(&d) {
+        let what = format!("configuration: weights of the family {} cannot be rotated", d.family);
+        return Err(Error::unsupported(checkpoint.config_path(), what));
+    }
+    let prefix = prefix(&checkpoint, &d)?;
+    check_tensors(checkpoint.source.as_ref(), prefix, &d.tensors(), is_unneeded)?;
+    let mut changed = rotated(checkpoint, changes(&d, prefix))?;
+    changed.variants = Variants { is_rotated: true, ..changed.variants };
+    for keys in [Some("text_config"), None] {
+        let object = match keys {
+            Some(key) => changed.config.get_mut(key),
+            None => Some(&mut changed.config),
+        };
+        if let Some(Value::Object(map)) = object {
+            map.insert("tie_word_embeddings".into(), json!(false));
+        }
+    }
+    Ok(changed)
+}
+
+/// Lists what becomes of the tensors, by their names in the checkpoint.
+fn changes(d: &Decoder, prefix: &str) -> BTreeMap<String, TensorRotation> {
+    let stream = Arc::new(Rotation::new(d.hidden));
+    let name = |layer: Option<usize>, role: &str| full_name(prefix, &d.tensor(layer, role));
+    let present = d.tensors();
+    let mut all = BTreeMap::new();
+    let mut change = |layer: Option<usize>, role: &str, change: TensorRotation| {
+        if present.iter().any(|row| row.layer == layer && row.role == role) {
+            all.insert(name(layer, role), change);
+        }
+    };
+    let reads = |norm: String| TensorRotation {
+        scale: Some(norm),
+        inputs: Some(Arc::clone(&stream)),
+        ..TensorRotation::default()
+    };
+    let writes = || TensorRotation { outputs: Some(Arc::clone(&stream)), ..TensorRotation::default() };
+    let one = || TensorRotation { is_one: true, ..TensorRotation::default() };
+    change(
+        None,
+        "embedding",
+        TensorRotation { inputs: Some(Arc::clone(&stream)), ..TensorRotation::default() },
+    );
+    change(None, "final_norm", one());
+    for (l, layer) in d.layers.iter().enumerate() {
+        let l = Some(l);
+        let within = Arc::new(Rotation::new(layer.attention.head_dim));
+        let has_values =
+            matches!(layer.attention.projection, QkvProjection::Direct { values: ValueSource::Own, .. });
+        let of_values = has_values.then_some(within);
+        for role in ["q_proj", "k_proj"] {
+            change(l, role, reads(name(l, "input_norm")));
+        }
+        change(l, "v_proj", TensorRotation { outputs: of_values.clone(), ..reads(name(l, "input_norm")) });
+        change(l, "v_proj_bias", TensorRotation { outputs: of_values.clone(), ..TensorRotation::default() });
+        change(l, "o_proj", TensorRotation { inputs: of_values, ..writes() });
+        change(l, "o_proj_bias", writes());
+        for role in ["gate_proj", "up_proj"] {
+            change(l, role, reads(name(l, "dense_input")));
+        }
+        for role in ["router_logits", "gate_up"] {
+            change(l, role, reads(name(l, "expert_input")));
+        }
+        for role in ["down_proj", "down"] {
+            change(l, role, writes());
+        }
+        change(l, "down_bias", TensorRotation { is_vectors: true, ..writes() });
+        for role in ["input_norm", "dense_input", "expert_input"] {
+            change(l, role, one());
+        }
+    }
+    let from = name(None, if d.is_tied { "embedding" } else { "head" });
+    let head = TensorRotation { from: Some(from), ..reads(name(None, "final_norm")) };
+    all.insert(name(None, "head"), head);
+    all
+}
