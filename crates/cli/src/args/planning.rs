@@ -449,12 +449,12 @@ const ROTATED: &str = "weights and activations are rotated: the model computes t
                        lose less";
 
 /// Tells whether a model that is compressed for a text is rotated before: where its family allows it, some kind has less
-/// than 8 bits, and no weights lie on a lattice that would be kept.
+/// than 8 bits, and no weights lie on a lattice that would be kept. A table holds nearly all of MXFP4's.
 fn gains_by_rotation(options: &PlanArgs, choice: &KindChoice, family: &Family, plan: &Plan) -> bool {
     let is_search = matches!(choice, KindChoice::Search(_));
     let keeps = |m: &MatrixPlan| {
-        let kept = Lattice::of_matrix(family, m).map(Lattice::kind);
-        kept.is_some_and(|kind| is_search || kind == m.quant.kind)
+        let lattice = Lattice::of_matrix(family, m);
+        lattice.is_some_and(|l| is_search || l == Lattice::Mxfp4 || l.kind() == m.quant.kind)
     };
     let mut matrices = plan.shards.iter().flat_map(|s| &s.matrices);
     models::can_rotate(&family.decoder)

@@ -2,7 +2,7 @@
 
 use crate::common::*;
 use anemoe_npz::{Array, read_npz, write_npy, write_npz};
-use serde_json::Value;
+use serde_json::{Value, json as object};
 
 /// Writes weights with a few that are far larger, and returns the path.
 fn weight(shape: &[usize]) -> Place {
@@ -316,5 +316,51 @@ fn weights_on_a_lattice_are_noticed_and_kept() {
             format!("{} {kind} mxfp4", command.replace("OUT", &out.display().to_string())),
             &["experts.", "does not fit fp16", "2^-24"],
         );
+    }
+}
+
+/// Writes a tokenizer that has a token for each byte and nothing else.
+fn write_byte_tokenizer(folder: &Place) {
+    let is_shown = |b: &u32| matches!(b, 33..=126 | 161..=172 | 174..=255);
+    let mut others = 256..;
+    let names = (0..256).map(|b| if is_shown(&b) { b } else { others.next().unwrap() });
+    let vocab: serde_json::Map<String, Value> =
+        names.enumerate().map(|(id, c)| (char::from_u32(c).unwrap().into(), object!(id))).collect();
+    let bytes =
+        object!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": false, "use_regex": false});
+    let tokenizer = object!({
+        "version": "1.0", "added_tokens": [], "normalizer": null, "pre_tokenizer": bytes, "decoder": bytes,
+        "model": {"type": "BPE", "vocab": vocab, "merges": []},
+    });
+    std::fs::write(folder.join("tokenizer.json"), tokenizer.to_string()).unwrap();
+}
+
+#[test]
+fn weights_are_rotated_for_a_text() {
+    let dir = folder();
+    let sample = dir.join("text.txt");
+    std::fs::write(&sample, "The sun rises in the east and sets in the west.\n".repeat(30)).unwrap();
+    for name in ["tiny-llama", "tiny-qwen2", "tiny-gemma3"] {
+        let (tiny, checkpoint, bundle) = (fixture(name), dir.join(name), dir.join("bundle"));
+        std::fs::create_dir(&checkpoint).unwrap();
+        for file in ["config.json", "model.safetensors"] {
+            std::fs::copy(tiny.join(file), checkpoint.join(file)).unwrap();
+        }
+        write_byte_tokenizer(&checkpoint);
+        let golden = tiny.join("golden.npz");
+        let kinds = "--quant int8-channel --attn-quant lut6 --tokens 1,16 --max-context 64";
+        build(&checkpoint, &bundle, &format!("{kinds} --calibrate {sample}"));
+        let readings = &chain(&bundle)["readings"];
+        assert_eq!(readings["rotation"] == "hadamard", name != "tiny-gemma3", "{name}: {readings}");
+        let found = json(
+            0,
+            format!("validate {bundle} --golden {golden} --checkpoint {checkpoint} --min-cosine 0.9"),
+        );
+        assert!(count(&found["weights"]["compared"]) > 20, "{name}: {found}");
+        let found = json(0, format!("trace {bundle} --golden {golden}"));
+        for layer in list(&found["layers"]) {
+            assert!(number(&layer["fidelity"]["mean_cosine"]) > 0.95, "{name}: {layer}");
+        }
+        std::fs::remove_dir_all(&bundle).unwrap();
     }
 }
