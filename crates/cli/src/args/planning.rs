@@ -365,21 +365,20 @@ pub fn plan_checkpoint(
         }
         (plan, _) => plan?,
     };
+    reading.is_rotated = gains_by_rotation(options, &choice, &family, &plan);
+    if reading.is_rotated {
+        family = models::open(reading.open_extent(spec, extent)?)?;
+    }
     let (calibration, fact) = match &options.calibration {
         Some(asked) => asked.windows(&family, &plan)?,
         None => (None, None),
     };
-    if calibration.is_some() {
-        reading.is_rotated = gains_by_rotation(options, &choice, &family, &plan);
-        if reading.is_rotated {
-            family = models::open(reading.open_extent(spec, extent)?)?;
-        }
-        plan = family.plan(&PlanOptions { sort_head: true, ..plan_options })?;
-        plan.facts.extend(reading.is_rotated.then(|| ROTATED.into()));
-        plan.facts.extend(fact);
-        plan.complete()?;
-    } else if let Some(fact) = fact {
-        plan.facts.push(fact);
+    if reading.is_rotated || calibration.is_some() {
+        plan = family.plan(&PlanOptions { sort_head: calibration.is_some(), ..plan_options })?;
+    }
+    let facts = [reading.is_rotated.then(|| ROTATED.into()), fact];
+    if facts.iter().any(Option::is_some) {
+        plan.facts.extend(facts.into_iter().flatten());
         plan.complete()?;
     }
     if let Some(path) = &options.form.forms {
@@ -448,19 +447,21 @@ pub fn plan_checkpoint(
 const ROTATED: &str = "weights and activations are rotated: the model computes the same, no channel stands out, and few bits \
                        lose less";
 
-/// Tells whether a model that is compressed for a text is rotated before: where its family allows it, some kind has less
-/// than 8 bits, and no weights lie on a lattice that would be kept. A table holds nearly all of MXFP4's.
+/// Tells whether a model is rotated before it is compressed: where its family allows it, some kind has less than 8 bits,
+/// and no weights lie on a lattice that would be kept. A table holds nearly all of MXFP4's.
 fn gains_by_rotation(options: &PlanArgs, choice: &KindChoice, family: &Family, plan: &Plan) -> bool {
     let is_search = matches!(choice, KindChoice::Search(_));
     let keeps = |m: &MatrixPlan| {
         let lattice = Lattice::of_matrix(family, m);
         lattice.is_some_and(|l| is_search || l == Lattice::Mxfp4 || l.kind() == m.quant.kind)
     };
-    let mut matrices = plan.shards.iter().flat_map(|s| &s.matrices);
+    let matrices = || plan.shards.iter().flat_map(|s| &s.matrices);
+    // Weights of a part are alike.
+    let one_of_each: BTreeMap<&str, &MatrixPlan> = matrices().map(|m| (m.part.as_str(), m)).collect();
     models::can_rotate(&family.decoder)
         && options.importance.is_none()
-        && (is_search || matrices.clone().any(|m| m.quant.kind.bits() < 8))
-        && !matrices.any(keeps)
+        && (is_search || matrices().any(|m| m.quant.kind.bits() < 8))
+        && !one_of_each.into_values().any(keeps)
 }
 
 /// Finds tensors that the plan's kinds would spoil. Examines only kinds with one step for a whole tensor, since it has to
