@@ -11,7 +11,7 @@ use anemoe_io::locked;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 
 /// Most bytes of matrices that are kept, rotated, for readers of further rows; two are kept whatever they have.
 const KEPT_BYTES: usize = 512 << 20;
@@ -36,7 +36,7 @@ pub struct TensorRotation {
 /// Returns the checkpoint with changed tensors, by name.
 ///
 /// # Errors
-/// A vector cannot be read.
+/// A tensor is missing.
 pub fn rotated(checkpoint: Checkpoint, changes: BTreeMap<String, TensorRotation>) -> Result<Checkpoint> {
     let inner = checkpoint.source;
     let mut tensors: BTreeMap<String, TensorInfo> =
@@ -44,14 +44,9 @@ pub fn rotated(checkpoint: Checkpoint, changes: BTreeMap<String, TensorRotation>
     let mut all = BTreeMap::new();
     for (name, change) in changes {
         let from = change.from.as_ref().unwrap_or(&name);
-        let info = inner.info(from).ok_or_else(|| missing(inner.as_ref(), from))?;
-        let mut scale = Vec::new();
-        if let Some(vector) = &change.scale {
-            let own = inner.info(vector).ok_or_else(|| missing(inner.as_ref(), vector))?;
-            scale = vec![0f32; own.elements() as usize];
-            inner.read(vector, 0..own.elements(), &mut scale)?;
-        }
-        let matrix = RotatedTensor::new(info, change, scale);
+        let missing = || Error::invalid(inner.path(), format!("checkpoint: tensor `{from}` is missing"));
+        let info = inner.info(from).ok_or_else(missing)?;
+        let matrix = RotatedTensor::new(info, change);
         let info =
             TensorInfo { name: name.clone(), dtype: Dtype::F32, bytes: 4 * info.elements(), ..info.clone() };
         tensors.insert(name.clone(), info);
@@ -62,10 +57,6 @@ pub fn rotated(checkpoint: Checkpoint, changes: BTreeMap<String, TensorRotation>
     Ok(Checkpoint { source, ..checkpoint })
 }
 
-fn missing(source: &dyn TensorSource, name: &str) -> Error {
-    Error::invalid(source.path(), format!("checkpoint: tensor `{name}` is missing"))
-}
-
 /// A tensor as rows of columns, and what becomes of them.
 struct RotatedTensor {
     change: TensorRotation,
@@ -74,18 +65,19 @@ struct RotatedTensor {
     cols: usize,
     /// Rows that are rotated together; 1 without a rotation of the rows.
     group: usize,
-    scale: Vec<f32>,
+    /// Elements of [`TensorRotation::scale`], read when they are needed: a plan needs no weight.
+    scale: OnceLock<Vec<f32>>,
 }
 
 impl RotatedTensor {
-    fn new(info: &TensorInfo, change: TensorRotation, scale: Vec<f32>) -> RotatedTensor {
+    fn new(info: &TensorInfo, change: TensorRotation) -> RotatedTensor {
         let cols = match info.shape.as_slice() {
             [] | [_] => 1,
             _ if change.is_vectors => 1,
             [.., cols] => *cols as usize,
         };
         let group = change.outputs.as_ref().map_or(1, |r| r.size());
-        RotatedTensor { from: info.name.clone(), change, cols, group, scale }
+        RotatedTensor { from: info.name.clone(), change, cols, group, scale: OnceLock::new() }
     }
 
     /// Returns the elements of a group.
@@ -97,9 +89,17 @@ impl RotatedTensor {
     fn read_group(&self, inner: &dyn TensorSource, group: u64, values: &mut [f32]) -> Result<()> {
         let elements = self.elements() as u64;
         inner.read(&self.from, group * elements..(group + 1) * elements, values)?;
-        if !self.scale.is_empty() {
+        if let Some(vector) = &self.change.scale {
+            let scale = match self.scale.get() {
+                Some(scale) => scale,
+                None => {
+                    let mut read = vec![0f32; self.cols];
+                    inner.read(vector, 0..self.cols as u64, &mut read)?;
+                    self.scale.get_or_init(|| read)
+                }
+            };
             for row in values.chunks_exact_mut(self.cols) {
-                row.iter_mut().zip(&self.scale).for_each(|(v, s)| *v *= s);
+                row.iter_mut().zip(scale).for_each(|(v, s)| *v *= s);
             }
         }
         if let Some(r) = &self.change.inputs {

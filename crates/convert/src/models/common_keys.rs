@@ -75,6 +75,7 @@ pub fn decoder(k: Keys<'_>, family: &'static str, is_tied: bool, layers: Vec<Lay
         embedding_scale: 1.0,
         stream_unit: 1.0,
         is_tied: k.flag("tie_word_embeddings", is_tied)?,
+        is_rotated: false,
         softcap: k.softcapping("final_logit_softcapping")?,
         bos: k.tokens("bos_token_id", vocab)?.first().copied(),
         eos: k.tokens("eos_token_id", vocab)?,

@@ -44,6 +44,8 @@ pub struct Decoder {
     pub stream_unit: f32,
     /// True if the embedding's matrix is the head's, too.
     pub is_tied: bool,
+    /// True if the weights are rotated, see [`super::rotate`]: then the head's matrix is another one than the embedding's.
+    pub is_rotated: bool,
     /// Cap of the logits, `cap * tanh(logits / cap)`.
     pub softcap: Option<f32>,
     /// Token that starts a text.
@@ -279,6 +281,11 @@ impl Decoder {
     /// Returns the groups of tokens of an assistant whose head computes only those of the best groups.
     pub fn centroids(&self) -> Option<Centroids> {
         self.assistant.as_ref()?.centroids
+    }
+
+    /// Tells whether the head has a matrix of its own.
+    pub fn has_own_head(&self) -> bool {
+        !self.is_tied || self.is_rotated
     }
 
     /// Tells whether any layer has a dense MLP.

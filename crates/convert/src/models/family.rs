@@ -226,10 +226,10 @@ impl Family {
             hidden: d.hidden,
             vocab: d.centroids().map_or(d.vocab, |of| of.count),
             norm: VectorPlan { offset: d.norm_offset, ..norm },
-            matrix: match (d.centroids(), d.is_tied) {
+            matrix: match (d.centroids(), d.has_own_head()) {
                 (Some(_), _) => d.tensor(None, "centroids"),
-                (None, true) => d.tensor(None, "embedding"),
-                (None, false) => d.tensor(None, "head"),
+                (None, false) => d.tensor(None, "embedding"),
+                (None, true) => d.tensor(None, "head"),
             },
             eps: self.stream_norm().eps,
         }
@@ -261,7 +261,7 @@ impl Family {
         if let Some(RouterKind::Network { skip, .. }) = d.experts().map(|e| e.router) {
             readings.insert("zaya_skip".to_string(), skip.name().to_string());
         }
-        if self.checked.checkpoint.variants.is_rotated {
+        if d.is_rotated {
             readings.insert(ROTATION.to_string(), HADAMARD.to_string());
         }
         let hidden = if d.residual == Residual::Affine { normalized(HIDDEN) } else { register(HIDDEN) };

@@ -99,7 +99,8 @@ pub fn parse(config: &Value, path: &Path, variants: Variants) -> Result<Decoder>
             *own = value.clone();
         }
     }
-    (known.parse)(Keys { map: &keys, path }, Keys::of_all(config, path)?, variants)
+    let decoder = (known.parse)(Keys { map: &keys, path }, Keys::of_all(config, path)?, variants)?;
+    Ok(Decoder { is_rotated: variants.is_rotated, ..decoder })
 }
 
 /// Returns the family that a configuration names.

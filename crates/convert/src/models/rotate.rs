@@ -14,7 +14,6 @@ use super::{describe, prefix};
 use crate::checkpoint::{Checkpoint, Rotation, TensorRotation, rotated};
 use crate::variants::Variants;
 use crate::{Error, Result};
-use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -44,15 +43,6 @@ pub fn rotate(checkpoint: Checkpoint) -> Result<Checkpoint> {
     check_tensors(checkpoint.source.as_ref(), prefix, &d.tensors(), is_unneeded)?;
     let mut changed = rotated(checkpoint, changes(&d, prefix))?;
     changed.variants = Variants { is_rotated: true, ..changed.variants };
-    for keys in [Some("text_config"), None] {
-        let object = match keys {
-            Some(key) => changed.config.get_mut(key),
-            None => Some(&mut changed.config),
-        };
-        if let Some(Value::Object(map)) = object {
-            map.insert("tie_word_embeddings".into(), json!(false));
-        }
-    }
     Ok(changed)
 }
 

@@ -76,7 +76,7 @@ impl Decoder {
             rows.push(TensorRow { role, name: self.tensor(None, role), shape, part, layer: None });
         };
         add(ModelPart::Embedding, "embedding", &[self.vocab, self.hidden]);
-        if !self.is_tied {
+        if self.has_own_head() {
             add(ModelPart::Head, "head", &[self.vocab, self.hidden]);
         }
         add(ModelPart::Norms, "final_norm", &[self.hidden]);
@@ -225,6 +225,7 @@ impl Decoder {
 
     /// Counts the parameters; a tied embedding counts once.
     pub fn parameters(&self) -> u64 {
-        self.tensors().iter().map(TensorRow::elements).sum()
+        let decoder = Decoder { is_rotated: false, ..self.clone() };
+        decoder.tensors().iter().map(TensorRow::elements).sum()
     }
 }

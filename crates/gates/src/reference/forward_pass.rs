@@ -103,7 +103,7 @@ impl<'a> DecoderForward<'a> {
     /// Returns the logits `[T, vocab]` of the head's inputs.
     pub fn logits(&self, x: &Rows) -> Result<Rows> {
         let d = &self.decoder;
-        let head = d.tensor(None, if d.is_tied { "embedding" } else { "head" });
+        let head = d.tensor(None, if d.has_own_head() { "head" } else { "embedding" });
         let mut logits = self.weights.head(&head, d.vocab, d.hidden)?.times(x)?;
         if let Some(cap) = d.softcap {
             logits.iter_mut().flatten().for_each(|v| *v = cap * (*v / cap).tanh());
