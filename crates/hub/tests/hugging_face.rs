@@ -331,6 +331,20 @@ fn a_model_that_is_refused_costs_no_download() {
 }
 
 #[test]
+fn a_whole_file_counts_more_than_an_index_of_merged_shards() {
+    let mut repository = repository();
+    repository.files.retain(|(name, _)| !name.starts_with("m-"));
+    repository.files.push(("model.safetensors".into(), vec![5; 99]));
+    let served = repository.clone();
+    let server = TestServer::start(move |asked| served.answer(asked));
+    let client = TestUser::new(&server);
+    has_all(&client.fetch("hf:o/n").unwrap(), &repository);
+    drop(server);
+    let offline = client.with("HF_HUB_OFFLINE", "1");
+    has_all(&offline.fetch("hf:o/n").unwrap(), &repository);
+}
+
+#[test]
 fn hostile_lists_stay_in_the_cache() {
     let hash = git_hash(b"x");
     for list in [

@@ -1,4 +1,4 @@
-//! Hugging Face folders: one `model.safetensors`, or many behind an index.
+//! Hugging Face folders: one `model.safetensors`, or else many files behind an index.
 
 use super::gguf::dequantize::dequantize;
 use super::safetensors_header::{self, HeaderTensor, LENGTH_BYTES};
@@ -48,24 +48,25 @@ impl Folder {
     /// Maps every file, except those in `elsewhere`, and checks every header.
     pub fn open(folder: &Path, elsewhere: &RangedFiles) -> Result<Folder> {
         let index_path = folder.join(INDEX);
-        let (names, index) = if index_path.exists() {
+        let is_whole = elsewhere.contains_key(SINGLE) || folder.join(SINGLE).exists();
+        let index = if index_path.exists() {
             let text =
                 anemoe_io::read_input(&index_path, MAX_INDEX_BYTES).map_err(|e| Error::io(&index_path, e))?;
             let index: ShardIndex = anemoe_io::json::parse_large(&text)
                 .map_err(|e| Error::invalid(&index_path, format!("index: {e}")))?;
-            let index = index.weight_map;
-            let names: BTreeSet<String> = index.values().cloned().collect();
-            (names, Some(index))
+            // Beside a whole file, an index of other files is left over from shards that were merged.
+            Some(index.weight_map).filter(|map| !is_whole || map.values().any(|file| file == SINGLE))
         } else {
-            if !elsewhere.contains_key(SINGLE)
-                && !folder.join(SINGLE).exists()
+            if !is_whole
                 && let Some(other) = OTHER_WEIGHTS.into_iter().find(|name| folder.join(name).exists())
             {
                 let what = format!("weights: they are in {other}; read are {SINGLE}, {INDEX} and .gguf");
                 return Err(Error::unsupported(folder, what));
             }
-            (BTreeSet::from([SINGLE.to_string()]), None)
+            None
         };
+        let single = || BTreeSet::from([SINGLE.to_string()]);
+        let names = index.as_ref().map_or_else(single, |index| index.values().cloned().collect());
         let mut files = Vec::new();
         let mut found: BTreeMap<String, (TensorInfo, usize, usize)> = BTreeMap::new();
         for name in &names {
@@ -431,6 +432,24 @@ mod tests {
                 "{said}"
             );
         }
+    }
+
+    #[test]
+    fn an_index_of_other_files_beside_a_whole_one() {
+        let e = Example::new();
+        e.write(SINGLE, "c", &[6.0]);
+        let names = || {
+            let folder = Folder::open(e.0.path(), &RangedFiles::new()).unwrap();
+            folder.tensors().iter().map(|t| t.name.clone()).collect::<Vec<_>>()
+        };
+        assert_eq!(names(), ["c"]);
+        for file in ["one.safetensors", "two.safetensors"] {
+            std::fs::remove_file(e.at(file)).unwrap();
+        }
+        assert_eq!(names(), ["c"]);
+        e.write("one.safetensors", "a", &[1.0]);
+        e.index(&format!(r#"{{"a":"one.safetensors","c":"{SINGLE}"}}"#));
+        assert_eq!(names(), ["a", "c"]);
     }
 
     #[test]

@@ -164,8 +164,8 @@ impl Hub {
     ) -> Result<Option<Vec<RemoteFile>>> {
         let invalid = |what: String| Error::invalid(target.spec.to_string(), what);
         let folder = target.cache.snapshot(target.commit);
-        let index = listing.file(INDEX);
-        if target.spec.file.is_some() || (index.is_none() && listing.file(SINGLE).is_none()) {
+        let (index, is_whole) = (listing.file(INDEX), listing.file(SINGLE).is_some());
+        if target.spec.file.is_some() || (index.is_none() && !is_whole) {
             return Ok(None);
         }
         let small: Vec<RemoteFile> = listing.small_files().into_iter().chain(index).cloned().collect();
@@ -174,7 +174,7 @@ impl Hub {
         }
         self.bring_files(target, small, progress)?;
         accept(&folder)?;
-        let names = target.cache.weight_names(target.commit).map_err(invalid)?;
+        let names = target.cache.weight_names(target.commit, is_whole).map_err(invalid)?;
         let files = names.iter().map(|name| {
             listing
                 .file(name)

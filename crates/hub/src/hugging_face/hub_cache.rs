@@ -137,7 +137,8 @@ impl HubCache {
                 None => Ok(folder.join(&parts[0])),
             };
         }
-        let names = self.weight_names(commit).map_err(|_| INDEX.to_string())?;
+        let is_whole = folder.join(SINGLE).is_file();
+        let names = self.weight_names(commit, is_whole).map_err(|_| INDEX.to_string())?;
         let missing = ["config.json".to_string()].into_iter().chain(names).find(lacks);
         match missing {
             None => Ok(folder),
@@ -145,13 +146,18 @@ impl HubCache {
         }
     }
 
-    /// Returns the names of a checkpoint's weight files, by the index in a commit's folder.
+    /// Returns the names of a checkpoint's weight files, by the index in a commit's folder. Where there is a whole file, as
+    /// `is_whole` says, an index of other files is left over from shards that were merged.
     ///
     /// # Errors
     /// The index cannot be read, or is none.
-    pub fn weight_names(&self, commit: &str) -> Result<BTreeSet<String>, String> {
+    pub fn weight_names(&self, commit: &str, is_whole: bool) -> Result<BTreeSet<String>, String> {
         match read_input(&self.snapshot(commit).join(INDEX), MAX_INDEX) {
-            Ok(text) => indexed_files(&text),
+            Ok(text) => {
+                let names = indexed_files(&text)?;
+                let is_old = is_whole && !names.contains(SINGLE);
+                Ok(if is_old { [SINGLE.to_string()].into() } else { names })
+            }
             Err(e) if e.kind() == io::ErrorKind::NotFound => Ok([SINGLE.to_string()].into()),
             Err(e) => Err(format!("{INDEX}: {e}")),
         }

@@ -4,7 +4,7 @@ use super::fetch::{Hub, Snapshot, Target};
 use super::hub_cache::HubCache;
 use super::hub_file::HubFile;
 use super::hub_spec::HubSpec;
-use super::listing::{KnownFile, is_commit};
+use super::listing::{KnownFile, SINGLE, is_commit};
 use crate::http_client::Trouble;
 use crate::parallel::for_each;
 use crate::progress::TransferProgress;
@@ -137,7 +137,8 @@ impl Hub {
         let commit = cache.commit(&spec.revision).filter(|_| spec.file.is_none())?;
         let folder = cache.snapshot(&commit);
         let files = cache.weights(&commit)?;
-        let names = cache.weight_names(&commit).ok()?;
+        let is_whole = files.iter().any(|f| f.name == SINGLE);
+        let names = cache.weight_names(&commit, is_whole).ok()?;
         let complete = folder.join("config.json").is_file()
             && names.iter().all(|name| files.iter().any(|f| f.name == *name));
         let target = Target { spec, cache, commit: &commit };
