@@ -96,6 +96,22 @@ pub fn is_compressed(m: &MatrixPlan) -> bool {
     !matches!(m.quant.kind, Quant::Fp16 | Quant::Mxfp4) && m.taps == 1 && !m.bank
 }
 
+/// Tells whether [`compress`] can take a plan: no table and no scale belongs to several experts of a stacked tensor.
+pub fn fits_experts(family: &Family, plan: &Plan) -> bool {
+    plan.shards.iter().flat_map(|s| &s.matrices).filter(|m| is_compressed(m)).all(|m| {
+        let Some([_, rows, _]) = family.checked_checkpoint().shape(&m.tensor) else { return true };
+        let rows = *rows as usize;
+        m.rows <= rows || fits_rows(m, rows)
+    })
+}
+
+/// Tells whether so many rows of a matrix have tables and scales of their own.
+fn fits_rows(m: &MatrixPlan, rows: usize) -> bool {
+    let (block, _) = m.quant.block(m.rows, m.cols);
+    let bits = rows * m.cols * usize::from(m.quant.kind.bits());
+    rows.is_multiple_of(block) && (rows == m.rows || bits.is_multiple_of(8))
+}
+
 /// Products of a column with a column, for each weight of a matrix, that compressing it takes: the target, its codes, two
 /// sweeps over them, and two more for each of two fits of its tables.
 const PRODUCTS: f64 = 8.0;
@@ -377,9 +393,7 @@ impl LayerCompressor {
         let (block, _) = m.quant.block(m.rows, m.cols);
         let unit = block.max(1).saturating_mul(8);
         let chunk = (WEIGHTS / m.cols / unit).max(1).saturating_mul(unit);
-        let is_split = rows < m.rows;
-        let bits = rows * m.cols * usize::from(m.quant.kind.bits());
-        if !rows.is_multiple_of(block) || is_split && !bits.is_multiple_of(8) {
+        if !fits_rows(m, rows) {
             return Err(Error::unsupported(
                 &self.checkpoint,
                 format!(
@@ -512,6 +526,7 @@ impl Compressor for Arc<LayerCompressor> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use anemoe_convert::form::{ExpertForm, ShardForm};
     use anemoe_convert::models;
     use anemoe_convert::plan::PlanOptions;
 
@@ -595,6 +610,23 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn plans_whose_experts_share_tables_are_told_before() {
+        let family = fixture("tiny-gemma4-moe");
+        let mut told = Vec::new();
+        for experts in [ExpertForm::Separate, ExpertForm::Bank] {
+            for kind in ["lut4", "lut4-tensor", "int8-tensor"] {
+                let (form, quant) = (ShardForm { experts, ..ShardForm::default() }, kind.parse().unwrap());
+                let plan = family.plan(&PlanOptions { quant, form, ..PlanOptions::default() }).unwrap();
+                let dir = tempfile::tempdir().unwrap();
+                let compressed = compress(&family, &plan, &tokens(), dir.path(), &mut |_, _| ());
+                assert_eq!(compressed.is_ok(), fits_experts(&family, &plan), "{experts:?} {kind}");
+                told.push(compressed.is_ok());
+            }
+        }
+        assert!(told[..4].iter().all(|fits| *fits) && told[4..].iter().all(|fits| !fits), "{told:?}");
     }
 
     #[test]

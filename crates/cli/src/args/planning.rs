@@ -279,6 +279,7 @@ impl Calibration {
         let Some(within) = self.within else { return Ok((Some(windows?), None)) };
         let mut matrices = plan.shards.iter().flat_map(|s| &s.matrices);
         let gains = family.decoder.assistant.is_none()
+            && text_feedback::fits_experts(family, plan)
             && matrices.any(|m| text_feedback::is_compressed(m) && m.quant.kind.bits() < 8);
         let (Ok(windows), true) = (windows, gains) else {
             return Ok((None, None));

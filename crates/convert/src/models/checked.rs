@@ -68,11 +68,14 @@ impl CheckedCheckpoint {
         Ok(())
     }
 
+    /// Returns the shape of a tensor named without the checkpoint's prefix; none where there is no such tensor.
+    pub fn shape(&self, name: &str) -> Option<&[u64]> {
+        self.checkpoint.source.info(&full_name(self.prefix, name)).map(|info| info.shape.as_slice())
+    }
+
     /// Returns the columns of a matrix.
     fn columns(&self, name: &str) -> Result<u64> {
-        let shape =
-            self.checkpoint.source.info(&full_name(self.prefix, name)).map(|info| info.shape.to_vec());
-        match shape.as_deref() {
+        match self.shape(name) {
             Some([_, cols]) if *cols > 0 => Ok(*cols),
             _ => Err(self.refuse(name, 0, "is no matrix")),
         }
@@ -87,7 +90,7 @@ impl CheckedCheckpoint {
             return Ok(order);
         }
         let cols = self.columns(name)?;
-        let rows = self.checkpoint.source.info(&full_name(self.prefix, name)).map_or(0, |info| info.shape[0]);
+        let rows = self.shape(name).map_or(0, |shape| shape[0]);
         let norm = |row: u64| {
             let mut values = vec![0f32; cols as usize];
             self.read(name, row * cols..(row + 1) * cols, &mut values)?;
