@@ -126,7 +126,7 @@ impl CheckedCheckpoint {
 }
 
 /// Tells whether text does not need a tensor that is not in its table: it is of another modality, a copy of a tied
-/// embedding, or computed from the configuration.
+/// embedding, computed from the configuration, or a scale of keys and values in FP8, which stay floats here.
 pub fn is_unneeded(name: &str) -> bool {
     const OTHER: [&str; 8] = [
         "model.vision_tower.",
@@ -138,7 +138,11 @@ pub fn is_unneeded(name: &str) -> bool {
         "multi_modal_projector.",
         "language_model.lm_head.",
     ];
-    name == HEAD || name.ends_with(".rotary_emb.inv_freq") || OTHER.iter().any(|p| name.starts_with(p))
+    const ENDINGS: [&str; 6] =
+        [".rotary_emb.inv_freq", ".q_scale", ".k_scale", ".v_scale", ".kv_scale", "_proj.output_scale"];
+    name == HEAD
+        || OTHER.iter().any(|p| name.starts_with(p))
+        || ENDINGS.iter().any(|ending| name.ends_with(ending))
 }
 
 /// Finds the prefix of a checkpoint's tensors, by `embed_tokens.weight`.
@@ -155,4 +159,26 @@ pub fn prefix(checkpoint: &Checkpoint, prefixes: &[&'static str]) -> Result<&'st
         };
         Error::invalid(&checkpoint.path, what)
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::is_unneeded;
+
+    #[test]
+    fn scales_of_caches_and_other_modalities_are_not_needed() {
+        for layer in
+            ["rotary_emb.inv_freq", "k_scale", "v_proj.v_scale", "attn.kv_scale", "k_proj.output_scale"]
+        {
+            assert!(is_unneeded(&format!("model.layers.0.self_attn.{layer}")), "{layer}");
+        }
+        assert!(is_unneeded("vision_tower.x") && is_unneeded("lm_head.weight"));
+        for name in [
+            "model.layers.0.self_attn.q_proj.lora_A.weight",
+            "model.layers.0.self_attn.q_proj.bias",
+            "score.weight",
+        ] {
+            assert!(!is_unneeded(name), "{name}");
+        }
+    }
 }
