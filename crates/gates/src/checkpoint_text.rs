@@ -31,7 +31,11 @@ pub fn bos(checkpoint: &Checkpoint) -> Option<u32> {
 pub fn tokenizer(checkpoint: &Checkpoint) -> Result<Tokenizer> {
     match checkpoint.side_file("tokenizer.json")? {
         Some(SideFile::Path(path)) => Tokenizer::open(&path),
-        Some(SideFile::Bytes(text)) => Tokenizer::from_bytes(&text, &checkpoint.path),
+        Some(SideFile::Bytes(text)) => {
+            let config = checkpoint.side_file("tokenizer_config.json")?;
+            let config = config.as_ref().map(SideFile::read).transpose()?.unwrap_or_default();
+            Ok(Tokenizer::from_bytes(&text, &checkpoint.path)?.with_config(&config))
+        }
         None => Err(Error::usage(format!("{}: no tokenizer", checkpoint.path.display()))),
     }
 }

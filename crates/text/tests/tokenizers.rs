@@ -78,7 +78,12 @@ fn a_start_that_the_tokenizer_never_writes_is_not_added() {
         ("llama-3", false, None, false),
         ("gemma-3", true, None, true),
         ("gemma-3", false, None, true),
-        ("gemma-3", false, Some(r#"{"add_bos_token": false}"#), true),
+        // Files of Gemma 4 say so, and the model needs it.
+        ("gemma-3", false, Some(r#"{"add_bos_token": false, "tokenizer_class": "GemmaTokenizer"}"#), true),
+        ("llama-2", false, None, true),
+        // Yi.
+        ("llama-2", false, Some(r#"{"add_bos_token": false}"#), false),
+        ("llama-2", true, Some(r#"{"add_bos_token": false}"#), true),
     ] {
         let tokenizer = open(name, template, config);
         let said = format!("{name} {template} {config:?}");

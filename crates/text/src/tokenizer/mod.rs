@@ -40,7 +40,8 @@ type Inner = TokenizerImpl<
 pub struct Tokenizer {
     inner: Inner,
     path: PathBuf,
-    /// `add_bos_token` of the `tokenizer_config.json` beside the file.
+    /// True if texts begin with a starting token, false if they do not, by the `tokenizer_config.json`; none where it does not
+    /// say.
     add_bos_token: Option<bool>,
     /// Characters of the longest name in the vocabulary, once it was asked for.
     longest: OnceLock<usize>,
@@ -68,11 +69,21 @@ struct ModelHead {
     continuing_subword_prefix: Value,
 }
 
-/// The key of `tokenizer_config.json` that is read here.
+/// The keys of `tokenizer_config.json` that are read here.
 #[derive(Default, Deserialize)]
 struct ConfigHead {
     #[serde(default)]
     add_bos_token: Value,
+    #[serde(default)]
+    tokenizer_class: Value,
+}
+
+impl ConfigHead {
+    /// Tells whether texts begin with a starting token. Files of Gemma say wrongly that they do not.
+    fn adds_bos(&self) -> Option<bool> {
+        let is_gemma = self.tokenizer_class.as_str().is_some_and(|class| class.starts_with("Gemma"));
+        self.add_bos_token.as_bool().filter(|adds| *adds || !is_gemma)
+    }
 }
 
 /// Merges of a BPE model, in both forms of the file.
@@ -128,13 +139,16 @@ impl Tokenizer {
     /// The file cannot be read, or it fails like [`Tokenizer::from_bytes`].
     pub fn open(path: &Path) -> Result<Tokenizer> {
         let text = read(path)?;
+        let config = anemoe_io::read_input(&path.with_file_name("tokenizer_config.json"), MAX_CONFIG_BYTES);
+        Ok(Tokenizer::from_bytes(&text, path)?.with_config(&config.unwrap_or_default()))
+    }
+
+    /// Returns the tokenizer with what the text of a `tokenizer_config.json` says of it.
+    #[must_use]
+    pub fn with_config(self, text: &[u8]) -> Tokenizer {
         // A wrong configuration is the chat template's to refuse.
-        let config =
-            anemoe_io::read_input(&path.with_file_name("tokenizer_config.json"), MAX_CONFIG_BYTES).ok();
-        let config: ConfigHead =
-            config.and_then(|text| anemoe_io::json::parse(&text).ok()).unwrap_or_default();
-        let tokenizer = Tokenizer::from_bytes(&text, path)?;
-        Ok(Tokenizer { add_bos_token: config.add_bos_token.as_bool(), ..tokenizer })
+        let config: ConfigHead = anemoe_io::json::parse(text).unwrap_or_default();
+        Tokenizer { add_bos_token: config.adds_bos(), ..self }
     }
 
     /// Reads the text of a `tokenizer.json`; `path` names the file in errors.
@@ -149,11 +163,11 @@ impl Tokenizer {
 
     /// Returns the token that begins a text: `bos`, the model's, or none where texts of this tokenizer begin without it.
     ///
-    /// SentencePiece's tokenizers (Llama 2, Gemma) always begin with it. Byte-level ones do where `tokenizer.json` or
-    /// `add_bos_token` says so: Llama 3 does, while Qwen, SmolLM2 and gpt-oss name a token and never write it.
+    /// `tokenizer.json` decides where it writes the token itself (Llama 3), else `add_bos_token`. Without both,
+    /// SentencePiece's tokenizers (Llama 2, Gemma) begin with it, and byte-level ones (Qwen, SmolLM2, gpt-oss) do not.
     pub fn bos(&self, bos: Option<u32>) -> Option<u32> {
         let own = || self.ids_of("", true).ok()?.first().copied();
-        bos.filter(|bos| !self.is_byte_level() || self.add_bos_token == Some(true) || own() == Some(*bos))
+        bos.filter(|bos| self.add_bos_token.unwrap_or(!self.is_byte_level()) || own() == Some(*bos))
     }
 
     fn is_byte_level(&self) -> bool {
