@@ -38,6 +38,8 @@ const MARK: &str = "MARKOFANANSWER";
 /// A chat template with its special tokens.
 pub struct ChatTemplate {
     program: Jinja,
+    /// Template of conversations with tools, where it is another one.
+    tool_use: Option<Jinja>,
     /// Variables besides messages and tools.
     variables: Map<String, Value>,
     path: PathBuf,
@@ -88,13 +90,16 @@ impl ChatTemplate {
                 Ok(template)
             }
             Some(template) => {
-                let text = template_text(template).ok_or_else(|| {
+                let text = template.as_str().or_else(|| named(template, "default")).ok_or_else(|| {
                     Error::invalid(
                         &config_path,
                         "chat_template: neither a text nor a list with a template named `default`",
                     )
                 })?;
-                ChatTemplate::new(text, &config, &config_path)
+                let own = ChatTemplate::new(text, &config, &config_path)?;
+                let tool_use =
+                    named(template, "tool_use").map(|text| parse(text, &config_path)).transpose()?;
+                Ok(ChatTemplate { takes_tools: own.takes_tools || tool_use.is_some(), tool_use, ..own })
             }
         }
     }
@@ -104,12 +109,8 @@ impl ChatTemplate {
     /// # Errors
     /// The text is no template, or too long.
     pub fn new(text: &str, config: &Map<String, Value>, path: &Path) -> Result<ChatTemplate> {
-        let wrong = |what: String| Error::invalid(path, format!("chat template: {what}"));
-        if text.len() > MAX_TEMPLATE_BYTES {
-            return Err(wrong(format!("{} bytes, more than {MAX_TEMPLATE_BYTES}", text.len())));
-        }
         let takes_tools = text.contains("tools");
-        let program = Jinja::parse(text).map_err(wrong)?;
+        let program = parse(text, path)?;
         let mut variables = Map::new();
         for name in SPECIAL_TOKENS {
             let token = match config.get(name) {
@@ -122,6 +123,7 @@ impl ChatTemplate {
         }
         let mut template = ChatTemplate {
             program,
+            tool_use: None,
             variables,
             path: path.to_path_buf(),
             is_fallback: false,
@@ -182,6 +184,9 @@ impl ChatTemplate {
         variables.insert("documents".into(), Value::Null);
         variables.insert("add_generation_prompt".into(), answer.into());
         let failed = |what| Error::invalid(&self.path, format!("chat template: {what}"));
+        if let Some(program) = self.tool_use.as_ref().filter(|_| tools.is_some()) {
+            return program.run(&variables, deadline).map_err(failed);
+        }
         let mut text = self.program.run(&variables, deadline).map_err(failed)?;
         if answer && let Some(before) = &self.before_answer {
             text += before;
@@ -257,15 +262,17 @@ fn reads_key(template: &str, key: &str) -> bool {
     })
 }
 
-/// Returns the text of `chat_template`, or of its entry `default` where it is a list.
-fn template_text(template: &Value) -> Option<&str> {
-    match template {
-        Value::String(text) => Some(text),
-        Value::Array(all) => {
-            let named = all.iter().find(|t| t.get("name").and_then(Value::as_str) == Some("default"));
-            named?.get("template")?.as_str()
-        }
-        _ => None,
+/// Returns the text of an entry of `chat_template`, where it is a list.
+fn named<'a>(template: &'a Value, name: &str) -> Option<&'a str> {
+    template.as_array()?.iter().find(|entry| entry["name"] == name)?["template"].as_str()
+}
+
+/// Parses the text of a template; `path` names it in errors.
+fn parse(text: &str, path: &Path) -> Result<Jinja> {
+    let wrong = |what: String| Error::invalid(path, format!("chat template: {what}"));
+    match text.len() {
+        ..=MAX_TEMPLATE_BYTES => Jinja::parse(text).map_err(wrong),
+        n => Err(wrong(format!("{n} bytes, more than {MAX_TEMPLATE_BYTES}"))),
     }
 }
 

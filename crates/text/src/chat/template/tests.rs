@@ -102,6 +102,9 @@ fn a_file_goes_before_the_bundles_templates() {
     let named = json!({"chat_template": [{"name": "tool_use", "template": "t"}, {"name": "default", "template": "config"}]});
     std::fs::write(at(CONFIG_FILE), format!("\u{feff}{named}")).unwrap();
     assert_eq!(text(None).unwrap(), "config");
+    // Hermes has another template for tools.
+    let both = ChatTemplate::open(folder.path(), None).unwrap();
+    assert!(both.takes_tools() && both.render(&[], Some(&[json!({})]), true).unwrap() == "t");
     std::fs::write(at(TEMPLATE_FILE), "{# of the model #}jinja").unwrap();
     assert_eq!(text(None).unwrap(), "jinja");
     std::fs::write(at("own.jinja"), "\u{feff}own").unwrap();
