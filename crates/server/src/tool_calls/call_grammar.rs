@@ -5,6 +5,7 @@
 
 use super::call_syntax::{CallSyntax, tags};
 use super::schema::{branches, target};
+use super::text_patterns::text_patterns;
 use crate::grammar::{quoted, set_options};
 use anemoe_text::tokenizer::Tokenizer;
 use serde_json::{Map, Value, json};
@@ -17,8 +18,26 @@ const MAX_SCHEMA_DEPTH: usize = 64;
 const MAX_RULES: usize = 4 << 20;
 /// Most items of a list that are counted.
 const MAX_ITEMS: u64 = 1000;
-/// Limits of numbers.
-const BOUNDS: [&str; 5] = ["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"];
+/// Limits of numbers and texts.
+const LIMITS: [&str; 9] = [
+    "minimum",
+    "maximum",
+    "exclusiveMinimum",
+    "exclusiveMaximum",
+    "multipleOf",
+    "pattern",
+    "format",
+    "minLength",
+    "maxLength",
+];
+
+/// Text behind a value between tags.
+const CLOSE: &str = "\n</parameter>\n";
+/// Texts between tags, in which the reader of calls finds no tag. A lexer takes the longest text, so that the tag behind it
+/// is a part of `TEXT`.
+const TEXT_BETWEEN_TAGS: &str = r#"BODY: /(?s:.*)/ & ~/(?s:.*)(<\/parameter>|<parameter|<\/function>|<\/tool_call>)(?s:.*)/
+TEXT: BODY "\n</parameter>\n"
+"#;
 
 /// Spelling of a value.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
@@ -27,7 +46,7 @@ enum Spelling {
     Braces,
     /// An object whose entries have tags around them.
     Tags,
-    /// A value between such tags: a text without marks, or JSON.
+    /// A value between such tags, with the closing one: a text without marks, or JSON.
     Bare,
     Json,
 }
@@ -124,7 +143,7 @@ impl<'a> CallGrammar<'a> {
             );
         }
         if *self.syntax == CallSyntax::Tags {
-            grammar += "TEXT: /([^<]|<[^\\/])*/\n";
+            grammar += TEXT_BETWEEN_TAGS;
         }
         grammar
     }
@@ -194,7 +213,8 @@ impl<'a> CallGrammar<'a> {
                 }
                 other => quoted(&other.to_string()),
             };
-            return words.iter().map(one).collect::<Vec<_>>().join(" | ");
+            let words = words.iter().map(one).collect::<Vec<_>>().join(" | ");
+            return if spelling == Spelling::Bare { format!("({words}) {}", quoted(CLOSE)) } else { words };
         }
         let has = |key: &str| find(key).is_some_and(Value::is_object);
         let kinds: Vec<&str> = match find("type") {
@@ -212,25 +232,53 @@ impl<'a> CallGrammar<'a> {
         }
         match (spelling, kinds.as_slice()) {
             (_, []) => self.any(spelling),
-            (Spelling::Bare, kinds) if kinds.contains(&"string") => self.any(spelling),
-            (Spelling::Bare, _) => self.value(schema, Spelling::Json, depth),
+            (Spelling::Bare, kinds) if kinds.contains(&"string") => {
+                let text = self.text(&parts);
+                let mut others = schema.as_object().cloned().unwrap_or_default();
+                let left: Vec<&str> = kinds.iter().copied().filter(|kind| *kind != "string").collect();
+                if text == "TEXT" || left.is_empty() {
+                    return text;
+                }
+                others.insert("type".into(), left.into());
+                format!("{text} | {} {}", self.json(&others.into()), quoted(CLOSE))
+            }
+            (Spelling::Bare, _) => format!("{} {}", self.value(schema, Spelling::Json, depth), quoted(CLOSE)),
             (Spelling::Tags, _) => self.object(&parts, spelling, depth),
             (_, kinds) => {
                 let all = kinds.iter().map(|kind| match *kind {
-                    "string" if spelling == Spelling::Braces => "text".into(),
+                    "string" if spelling == Spelling::Braces => match self.text(&parts).as_str() {
+                        "TEXT" => "text".into(),
+                        text => format!("{0} {text} {0}", self.quote),
+                    },
                     "object" => self.object(&parts, spelling, depth),
                     "array" => self.list(&parts, spelling, depth),
                     // These are written as in JSON.
                     kind => {
                         let mut leaf = Map::from_iter([("type".to_string(), kind.into())]);
                         let bound = |key: &str| Some((key.to_string(), find(key)?.clone()));
-                        leaf.extend(BOUNDS.into_iter().filter_map(bound));
+                        leaf.extend(LIMITS.into_iter().filter_map(bound));
                         self.json(&leaf.into())
                     }
                 });
                 all.collect::<Vec<String>>().join(" | ")
             }
         }
+    }
+
+    /// Returns the terminal of a text.
+    fn text(&mut self, parts: &[&Value]) -> String {
+        let patterns = text_patterns(parts);
+        if patterns.is_empty() {
+            return "TEXT".into();
+        }
+        let name = format!("TEXT{}", self.count);
+        self.count += 1;
+        let patterns = patterns.join(" & ");
+        let _ = match self.syntax {
+            CallSyntax::Tags => writeln!(self.lines, "{name}: (BODY & {patterns}) {}", quoted(CLOSE)),
+            _ => writeln!(self.lines, "{name}: TEXT & {patterns}"),
+        };
+        name
     }
 
     /// Returns the body of an object with the properties of `parts`, in their order; optional ones may be missing.
@@ -249,9 +297,9 @@ impl<'a> CallGrammar<'a> {
             let mut body = "\"\" ".to_string();
             for (name, schema) in fields {
                 let value = self.value(schema, Spelling::Bare, depth);
-                let (open, close) = (quoted(&format!("<parameter={name}>\n")), quoted("\n</parameter>\n"));
+                let open = quoted(&format!("<parameter={name}>\n"));
                 let mark = if required.contains(&name) { "" } else { "?" };
-                let _ = write!(body, "({open} {value} {close}){mark} ");
+                let _ = write!(body, "({open} {value}){mark} ");
             }
             return body;
         }
@@ -289,25 +337,48 @@ impl<'a> CallGrammar<'a> {
         format!("\"{{\" {} \"}}\"", first.unwrap_or_default())
     }
 
-    /// Returns the body of a list.
+    /// Returns the body of a list: items of their own schemas first, others behind them.
     fn list(&mut self, parts: &[&'a Value], spelling: Spelling, depth: usize) -> String {
         let find = |key: &str| parts.iter().find_map(|part| part.get(key));
         let number = |key: &str| find(key).and_then(Value::as_u64).filter(|n| *n <= MAX_ITEMS);
-        let (least, most) = (number("minItems").unwrap_or(0), number("maxItems"));
-        if most == Some(0) {
-            return "\"[]\"".into();
-        }
-        let item = self.value(find("items").unwrap_or(&Value::Null), spelling, depth);
-        let comma = quoted(if spelling == Spelling::Json { ", " } else { "," });
-        let more = match most {
-            Some(1) => String::new(),
-            most => {
-                let most = most.map(|n| (n - 1).to_string()).unwrap_or_default();
-                format!("({comma} {item}){{{},{most}}}", least.saturating_sub(1))
-            }
+        let (least, most) = (number("minItems").unwrap_or(0), number("maxItems").unwrap_or(u64::MAX));
+        // Older schemas have a list of items, and others under `additionalItems`.
+        let (first, others) = match (find("prefixItems"), find("items")) {
+            (None, Some(first @ Value::Array(_))) => (Some(first), find("additionalItems")),
+            (first, others) => (first, others),
         };
-        let optional = if least == 0 { "?" } else { "" };
-        format!("\"[\" ({item} {more}){optional} \"]\"")
+        let first: Vec<&Value> = first.and_then(Value::as_array).into_iter().flatten().collect();
+        let first = &first[..first.len().min(most as usize)];
+        let count = first.len() as u64;
+        let most = if others == Some(&Value::Bool(false)) { count.min(most) } else { most };
+        let comma = quoted(if spelling == Spelling::Json { ", " } else { "," });
+        let more = |item: &str, least: u64, most: u64| match most {
+            0 => String::new(),
+            u64::MAX => format!("({comma} {item}){{{least},}}"),
+            most => format!("({comma} {item}){{{least},{most}}}"),
+        };
+        // Items from one on, with the comma before them.
+        let mut rest = String::new();
+        if most > count {
+            let item = self.value(others.unwrap_or(&Value::Null), spelling, depth);
+            let (begin, own) = if count == 0 { (item.as_str(), 1) } else { ("", count) };
+            let most = if most == u64::MAX { most } else { most - own };
+            rest = format!("{begin} {}", more(&item, least.saturating_sub(own), most));
+        }
+        for (i, schema) in first.iter().enumerate().rev() {
+            let item = self.value(schema, spelling, depth);
+            let all = format!("{item} {rest}");
+            rest = match i as u64 {
+                0 => all,
+                i if i < least => format!("{comma} {all}"),
+                _ => format!("({comma} {all})?"),
+            };
+        }
+        match (rest.is_empty(), least) {
+            (true, _) => "\"[]\"".into(),
+            (_, 0) => format!("\"[\" ({rest})? \"]\""),
+            _ => format!("\"[\" {rest} \"]\""),
+        }
     }
 }
 
@@ -414,6 +485,114 @@ mod tests {
             check(&braces, &braced);
             check(&CallSyntax::Tags, &tagged);
             check(&named, &whole);
+        }
+    }
+
+    #[test]
+    fn texts_and_lists_fit_their_limits_in_any_form() {
+        let braces = CallSyntax::Braces { word: String::new(), quote: "<q>".into() };
+        let named = CallSyntax::Named { between: " ".into() };
+        let text = |key: &str, value: Value| json!({"type": "string", key: value});
+        let pair = json!([text("maxLength", json!(2)), {"type": "integer"}]);
+        let pair = |key: &str, more: Value| {
+            let mut list = json!({"type": "array", key: pair});
+            list.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+            list
+        };
+        for (a, fit, unfit) in [
+            (text("pattern", json!("^[a-z]+/\\d$")), json!(["ab/1"]), json!(["ab/", "1ab/1"])),
+            (text("pattern", json!("b|^c")), json!(["abc", "cd"]), json!(["ac"])),
+            (text("pattern", json!("x(a|b)$")), json!(["xa", "yxb"]), json!(["xc", "xab"])),
+            (
+                json!({"type": "string", "minLength": 2, "maxLength": 3}),
+                json!(["äö", "abc"]),
+                json!(["a", "abcd"]),
+            ),
+            (
+                json!({"type": ["string", "null"], "format": "date"}),
+                json!(["2026-02-28", null]),
+                json!(["2026-13-01"]),
+            ),
+            (
+                pair("prefixItems", json!({"items": false, "minItems": 2})),
+                json!([["ab", 1]]),
+                json!([["abc", 1], ["ab"], ["ab", 1, 2]]),
+            ),
+            (
+                pair("items", json!({"additionalItems": {"type": "boolean"}})),
+                json!([[], ["a"], ["a", 1, true, false]]),
+                json!([[1], ["a", 1, 2]]),
+            ),
+            (
+                pair("prefixItems", json!({"maxItems": 3, "items": {"$ref": "#/$defs/word"}})),
+                json!([["a", 1, "x"]]),
+                json!([["a", 1, "z"], ["a", 1, "x", "x"]]),
+            ),
+        ] {
+            let parameters = of(a);
+            let spaced = |value: &Value| value.to_string().replace(',', ", ");
+            let check = |syntax: &CallSyntax, write: &dyn Fn(&Value) -> String| {
+                let written = |all: &Value| all.as_array().unwrap().iter().map(write).collect::<Vec<_>>();
+                let (fit, unfit) = (written(&fit), written(&unfit));
+                let all: Vec<&str> = fit.iter().chain(&unfit).map(String::as_str).collect();
+                assert_eq!(fitting(syntax, &parameters, &all), fit, "{parameters}");
+            };
+            check(&braces, &|value| format!("{{a:{}}}", value.to_string().replace('"', "<q>")));
+            check(&CallSyntax::Tags, &|value| {
+                let text = value.as_str().map_or_else(|| spaced(value), str::to_string);
+                format!("<parameter=a>\n{text}\n</parameter>\n")
+            });
+            check(&named, &|value| format!("{{\"a\": {}}}", spaced(value)));
+        }
+        for (pattern, says) in [("(a", "unclosed group"), ("a(?=b)", "look-around")] {
+            let parameters = json!({"properties": {"a": {"type": "string", "pattern": pattern}}});
+            let tools = [("f", call_schema(&parameters))];
+            let source = CallGrammar::new(&braces, &|text| quoted(text)).write(&tools, "", "");
+            let error = prepared_source(source).err().unwrap();
+            assert!(error.contains(says), "{error}");
+        }
+    }
+
+    #[test]
+    fn texts_between_tags_end_before_a_tag_of_calls() {
+        let parameters = json!({"properties": {"a": {"type": "string"}, "b": {}}});
+        let written = |text: &str| {
+            format!("<parameter=a>\n{text}\n</parameter>\n<parameter=b>\n{text}\n</parameter>\n")
+        };
+        let fit = ["", "x", "def f():\n    return 1\n", "<b>a</b>\n< <<", "\n\n"].map(written);
+        let unfit = ["a</parameter>", "<parameter=c>", "</function>"].map(written);
+        let all: Vec<&str> = fit.iter().chain(&unfit).map(String::as_str).collect();
+        assert_eq!(fitting(&CallSyntax::Tags, &parameters, &all), fit);
+    }
+
+    #[test]
+    fn formats_take_and_refuse_the_same_texts_as_in_json() {
+        let braces = CallSyntax::Braces { word: String::new(), quote: "<q>".into() };
+        for (format, fit, unfit) in [
+            ("date-time", "2026-11-28T23:30:26.5Z", "2026-11-28 23:30"),
+            ("time", "23:59:60+01:00", "24:00:00Z"),
+            ("duration", "P1DT2H", "P"),
+            ("email", "a.b+c@d-e.org", "a b@c"),
+            ("hostname", "a-1.example.com", "-a.com"),
+            ("ipv4", "255.0.19.1", "256.0.0.1"),
+            ("ipv6", "fe80::1:2", "1:2:3"),
+            ("uuid", "0a1b2c3d-0000-1111-2222-333344445555", "0a1b2c3d"),
+            ("uri", "https://a.org/b?c=%20#d", "a b"),
+            ("password", "x", ""),
+        ] {
+            let parameters =
+                json!({"properties": {"a": {"type": "string", "format": format}}, "required": ["a"]});
+            let named = CallSyntax::Named { between: " ".into() };
+            for (syntax, write) in [
+                (&braces, "{a:<q>T<q>}"),
+                (&CallSyntax::Tags, "<parameter=a>\nT\n</parameter>\n"),
+                (&named, "{\"a\": \"T\"}"),
+            ] {
+                let [fit, unfit] = [fit, unfit].map(|text| write.replace('T', text));
+                let got = fitting(syntax, &parameters, &[&fit, &unfit]);
+                assert_eq!(got.first(), Some(&fit.as_str()), "{format}");
+                assert_eq!(got.len() == 1, format != "password", "{format} {unfit}");
+            }
         }
     }
 

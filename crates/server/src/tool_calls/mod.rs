@@ -21,6 +21,7 @@ mod call_reader;
 mod call_syntax;
 mod parser;
 mod schema;
+mod text_patterns;
 mod values;
 
 pub use call_form::CallForm;

@@ -79,10 +79,15 @@ impl<'s> ArgumentShape<'s> {
         ArgumentShape::new(self.root, named.or_else(other).unwrap_or(&Value::Null))
     }
 
-    /// Returns the shape of a list's items.
-    pub fn items(&self) -> ArgumentShape<'s> {
-        let items = self.branches.iter().find_map(|schema| schema.get("items"));
-        ArgumentShape::new(self.root, items.unwrap_or(&Value::Null))
+    /// Returns the shape of an item of a list.
+    pub fn item(&self, i: usize) -> ArgumentShape<'s> {
+        let first = |schema: &'s Value| {
+            ["prefixItems", "items"].iter().find_map(|key| schema[*key].as_array()?.get(i))
+        };
+        let others = |schema: &'s Value| schema.get("items").filter(|items| !items.is_array());
+        let own = self.branches.iter().find_map(|schema| first(schema));
+        let item = own.or_else(|| self.branches.iter().find_map(|schema| others(schema)));
+        ArgumentShape::new(self.root, item.unwrap_or(&Value::Null))
     }
 }
 

@@ -111,12 +111,12 @@ impl<'a> ValueReader<'a> {
         if depth >= MAX_DEPTH || !self.skip('[') {
             return None;
         }
-        let (mut list, items) = (Vec::new(), shape.items());
+        let mut list = Vec::new();
         while !self.skip(']') {
             if self.ends() {
                 break;
             }
-            list.push(self.value(&items, None, depth + 1)?);
+            list.push(self.value(&shape.item(list.len()), None, depth + 1)?);
             if !self.goes_on(']', '}', None)? {
                 break;
             }
