@@ -303,8 +303,9 @@ pub fn set_options(schema: &mut Map<String, Value>) {
     schema.entry("x-guidance").or_insert(options);
 }
 
-/// Returns a schema as the library reads it: without formats that it does not know, and with references that have neither
-/// escapes nor slashes in the names of definitions.
+/// Returns a schema as the library reads it: without formats that it does not know, words that say null, and patterns with
+/// assertions beside a format, with types in lower case, and with references that have neither escapes nor slashes in the
+/// names of definitions.
 fn library_schema(schema: &Value) -> Value {
     const SLASH: &str = "\u{2215}";
     let all = match schema {
@@ -312,10 +313,16 @@ fn library_schema(schema: &Value) -> Value {
         Value::Array(all) => return all.iter().map(library_schema).collect(),
         _ => return schema.clone(),
     };
+    let has_format =
+        all.get("format").and_then(Value::as_str).is_some_and(|format| FORMATS.contains(&format));
     let entry = |(key, value): (&String, &Value)| {
         let value = match (key.as_str(), value) {
+            // Zod writes both for an address.
+            ("pattern", Value::String(pattern)) if has_format && looks_around(pattern) => return None,
             ("format", Value::String(format)) if !FORMATS.contains(&format.as_str()) => return None,
             ("enum" | "const" | "default" | "examples", value) => value.clone(),
+            (_, Value::Null) => return None,
+            ("type", Value::String(kind)) => kind.to_ascii_lowercase().into(),
             ("$ref", Value::String(name)) => {
                 let name = percent_encoding::percent_decode_str(name).decode_utf8_lossy();
                 name.replace("~1", SLASH).replace("~0", "~").into()
@@ -329,6 +336,15 @@ fn library_schema(schema: &Value) -> Value {
         Some((key.clone(), value))
     };
     all.iter().filter_map(entry).collect()
+}
+
+/// Tells whether a regular expression has assertions about the text around, which the library does not know.
+fn looks_around(pattern: &str) -> bool {
+    use regex_syntax::ast::ErrorKind::UnsupportedLookAround;
+    match regex_syntax::parse(pattern) {
+        Err(regex_syntax::Error::Parse(e)) => *e.kind() == UnsupportedLookAround,
+        _ => false,
+    }
 }
 
 /// Returns the schema of a call's arguments: an object, and an empty one where `parameters` declares nothing.
@@ -450,6 +466,11 @@ pub(crate) mod tests {
                 ends,
             ),
             (json!({"$defs": {"a/b c": {"const": 1}}, "$ref": "#/$defs/a~1b%20c"}), "1"),
+            (json!({"type": "string", "format": "email", "pattern": "^(?!\\.)[a-z@.]+$"}), "\"a@b.c\""),
+            (
+                json!({"type": "OBJECT", "properties": {"a": {"type": "STRING", "const": "b"}}, "required": null}),
+                "{\"a\": \"b\"}",
+            ),
         ] {
             assert!(takes(prepared(&schema).ok().unwrap(), fits), "{schema}");
         }
