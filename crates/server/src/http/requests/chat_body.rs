@@ -248,6 +248,9 @@ impl Body {
             seed: said.seed.or(own.settings.seed).or_else(|| Some(fresh_seed() as i64)),
             ..said.clone()
         });
+        if let Some(share) = said.top_p.filter(|share| !(0.0..=1.0).contains(share)) {
+            return Err(ApiError::param("top_p", format!("{share} is not from 0 to 1")));
+        }
         if said.temperature.is_some_and(|t| t > HIGHEST_TEMPERATURE) {
             let what = format!("{} is more than {HIGHEST_TEMPERATURE}", sampling.temperature);
             return Err(ApiError::param("temperature", what));
@@ -379,6 +382,8 @@ mod tests {
         }
         let e = params(json!({"logprobs": 21}), Api::Completion).unwrap_err();
         assert_eq!(e.param.as_deref(), Some("logprobs"), "of /v1/completions");
+        let e = params(json!({"top_p": -0.1}), Api::Chat).unwrap_err();
+        assert_eq!(e.message, "top_p: -0.1 is not from 0 to 1");
         for (body, name) in [
             (json!({"max_tokens": "2"}), "max_tokens"),
             (json!({"prompt": {"a": 1}}), "prompt"),
@@ -407,6 +412,10 @@ mod tests {
         assert_eq!(params(json!({}), Api::Completion).unwrap().max_new, Some(16));
         let p = params(json!({"max_tokens": 150.0, "top_p": 0}), Api::Chat).unwrap();
         assert!(p.max_new == Some(150) && p.sampling.top_p > 0.0 && p.sampling.top_p < 1e-30);
+        let text = r#"{"max_tokens": 1180591620717411303424, "top_k": 9223372036854775808, "seed": 18446744073709551615}"#;
+        let p = parse(Api::Chat, text.as_bytes()).unwrap().params(&SamplingDefaults::default(), 9, Api::Chat);
+        let p = p.unwrap();
+        assert_eq!((p.max_new, p.sampling.seed), (Some(i64::MAX as usize), u64::MAX));
         let p = params(json!({"max_tokens": -1, "top_k": -1}), Api::Completion).unwrap();
         assert_eq!((p.max_new, p.sampling.top_k), (None, 0));
         let own = json!({"temperature": 0.5, "top_k": 64, "top_p": 0.9});

@@ -31,10 +31,16 @@ pub fn parse(api: Api, bytes: &[u8]) -> Result<Body, ApiError> {
     let Some(all) = value.as_object_mut() else {
         return Err(ApiError::invalid("the body is not a JSON object"));
     };
-    // JSON has one kind of numbers: 150.0 is whole. Numbers of f64 are exact up to 2^53.
-    for number in all.values_mut() {
-        let exact = number.as_f64().filter(|n| number.is_f64() && n.fract() == 0.0 && n.abs() < 9e15);
-        exact.into_iter().for_each(|n| *number = (n as i64).into());
+    // JSON has one kind of numbers: 150.0 is whole. A number that no integer holds is more than any count.
+    for (key, value) in all {
+        let whole = match (value.as_u64(), value.as_f64()) {
+            // Seeds have 64 bits.
+            (Some(n), _) if key == "seed" => Some(n as i64),
+            (Some(n), _) => i64::try_from(n).is_err().then_some(i64::MAX),
+            (None, Some(n)) if value.is_f64() && n.fract() == 0.0 => Some(n as i64),
+            _ => None,
+        };
+        whole.into_iter().for_each(|n| *value = n.into());
     }
     fields::refuse(api, &value)?;
     let sampling = typed(&value)?;
