@@ -139,7 +139,8 @@ fn add(message: &Value, messages: &mut Vec<Value>) -> Result<(), String> {
                 calls.push(json!({"id": field("id")?, "type": "function", "function": function}));
             }
             ("tool_result", "user") => {
-                let content = block.get("content").map_or(Ok(String::new()), texts)?;
+                let content = block.get("content").filter(|content| !content.is_null());
+                let content = content.map_or(Ok(String::new()), texts)?;
                 messages
                     .push(json!({"role": "tool", "tool_call_id": field("tool_use_id")?, "content": content}));
             }
@@ -249,11 +250,12 @@ mod tests {
         let got = messages(json!([
             {"role": "user", "content": "a"}, {"role": "user", "content": [{"type": "text", "text": "b"}]},
             {"role": "assistant", "content": [call("1")]}, {"role": "assistant", "content": [{"type": "text", "text": "c"}, call("2")]},
+            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "1", "content": null}]},
             {"role": "user", "content": "d"},
         ]));
         let got = got.unwrap();
         let contents: Vec<&Value> = got.as_array().unwrap().iter().map(|m| &m["content"]).collect();
-        assert_eq!(contents, ["s", "a\n\nb", "c", "d"]);
+        assert_eq!(contents, ["s", "a\n\nb", "c", "", "d"]);
         assert_eq!(got[2]["tool_calls"].as_array().unwrap().len(), 2);
         let bill =
             |n: usize| json!({"type": "text", "text": format!("x-anthropic-billing-header: cch={n};")});

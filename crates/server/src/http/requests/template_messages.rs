@@ -1,7 +1,7 @@
 //! Messages of a request in the form that chat templates read.
 
 use crate::http::api_error::ApiError;
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 const ROLES: [&str; 6] = ["system", "developer", "user", "assistant", "tool", "function"];
 
@@ -28,7 +28,8 @@ fn template_message(message: &Value, thought_key: Option<&str>) -> Result<Value,
         return Err(format!("there is no role `{}`; roles are {}", role.escape_debug(), ROLES.join(", ")));
     }
     let role = if role == "developer" { "system" } else { role };
-    let calls = message.get("tool_calls").filter(|calls| !calls.is_null());
+    // Clients write an empty list where there are no calls; templates take any list for calls.
+    let calls = message.get("tool_calls").filter(|calls| !calls.is_null() && **calls != json!([]));
     let thoughts = ["reasoning_content", "reasoning"].iter().find_map(|key| message.get(*key)?.as_str());
     let content = match message.get("content") {
         Some(Value::String(text)) => text.clone(),
@@ -36,6 +37,8 @@ fn template_message(message: &Value, thought_key: Option<&str>) -> Result<Value,
         None | Some(Value::Null) if role == "assistant" && (calls.is_some() || thoughts.is_some()) => {
             String::new()
         }
+        // An answer of thoughts alone, and a tool without a result.
+        Some(Value::Null) if ["assistant", "tool", "function"].contains(&role) => String::new(),
         _ => return Err("`content` is not a text".into()),
     };
     let mut out = Map::new();
@@ -52,9 +55,10 @@ fn template_message(message: &Value, thought_key: Option<&str>) -> Result<Value,
     if let Some(calls) = calls {
         let mut calls = calls.clone();
         for call in calls.as_array_mut().ok_or("`tool_calls` is not a list")? {
-            let Some(arguments) = call.pointer_mut("/function/arguments") else {
-                return Err("a tool call has no `function.arguments`".into());
-            };
+            let function = call.get_mut("function").and_then(Value::as_object_mut);
+            let function = function.filter(|function| function.get("name").is_some_and(Value::is_string));
+            let arguments =
+                function.ok_or("a tool call has no `function.name`")?.entry("arguments").or_insert(json!({}));
             let read = match arguments {
                 Value::Null => Some(Map::new().into()),
                 Value::String(text) if text.trim().is_empty() => Some(Map::new().into()),
@@ -73,9 +77,12 @@ fn text_of_parts(parts: &[Value]) -> Result<String, String> {
     for part in parts {
         let kind = part.get("type").and_then(Value::as_str);
         let key = if kind == Some("refusal") { "refusal" } else { "text" };
-        match (kind, part.get(key).and_then(Value::as_str)) {
-            (Some("text" | "input_text" | "output_text" | "refusal"), Some(part)) => text += part,
-            (kind, _) => {
+        match (part, kind, part.get(key).and_then(Value::as_str)) {
+            // Frameworks of agents nest lists, or leave out what is around a text.
+            (Value::String(part), ..) => text += part,
+            (Value::Array(parts), ..) => text += &text_of_parts(parts)?,
+            (_, Some("text" | "input_text" | "output_text" | "refusal"), Some(part)) => text += part,
+            (_, kind, _) => {
                 return Err(format!("content of type `{}` is not supported, text is", kind.unwrap_or("?")));
             }
         }
@@ -86,7 +93,6 @@ fn text_of_parts(parts: &[Value]) -> Result<String, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
 
     #[test]
     fn messages_become_what_templates_read() {
@@ -107,16 +113,31 @@ mod tests {
             template_messages(&messages, None).unwrap()[3],
             json!({"role": "assistant", "content": ""})
         );
-        for none in [json!(null), json!("")] {
-            let call = json!({"id": "1", "function": {"name": "f", "arguments": none}});
+        for function in [
+            json!({"name": "f", "arguments": null}),
+            json!({"name": "f", "arguments": ""}),
+            json!({"name": "f"}),
+        ] {
+            let call = json!({"id": "1", "function": function});
             let message = json!({"role": "assistant", "content": "", "tool_calls": [call]});
             let got = template_messages(&[message], None).unwrap();
             assert_eq!(got[0]["tool_calls"][0]["function"]["arguments"], json!({}));
         }
+        for empty in [
+            json!({"role": "assistant", "content": null, "tool_calls": []}),
+            json!({"role": "tool", "content": null, "tool_calls": null}),
+        ] {
+            let got = template_messages(std::slice::from_ref(&empty), None).unwrap();
+            assert_eq!(got, [json!({"role": empty["role"], "content": ""})]);
+        }
+        let part = json!({"type": "text", "text": "c"});
+        let nested = json!({"role": "tool", "content": ["a", [{"type": "text", "text": "b"}, [part]]]});
+        assert_eq!(template_messages(&[nested], None).unwrap()[0]["content"], "abc");
         for wrong in [
             json!({"role": "wizard", "content": "x"}),
             json!({"content": "x"}),
             json!({"role": "user"}),
+            json!({"role": "user", "content": null}),
             json!({"role": "user", "content": 3}),
             json!({"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}),
             json!({"role": "assistant", "content": "", "tool_calls": [{}]}),
