@@ -167,11 +167,11 @@ pub async fn page() -> Response {
 
 pub async fn nothing_here(uri: Uri) -> ApiError {
     let path = uri.path();
-    let what = match known_path(&format!("/v1{path}")) {
-        "other" => "there is nothing at this path; this is OpenAI's API: /v1/chat/completions, /v1/completions, /v1/responses, \
-                    /v1/models, and Anthropic's: /v1/messages"
+    let what = match meant_path(path) {
+        None => "there is nothing at this path; this is OpenAI's API: /v1/chat/completions, /v1/completions, /v1/responses, \
+                 /v1/models, and Anthropic's: /v1/messages"
             .to_string(),
-        meant => format!("there is nothing at {}; {meant} is", path.escape_debug()),
+        Some(meant) => format!("there is nothing at {}; {meant} is", path.escape_debug()),
     };
     ApiError::new(StatusCode::NOT_FOUND, what)
 }
@@ -180,10 +180,16 @@ pub async fn wrong_method() -> ApiError {
     ApiError::new(StatusCode::METHOD_NOT_ALLOWED, "this path takes another method")
 }
 
+const PATHS: &str = "/ /health /metrics /v1 /v1/chat/completions /v1/completions /v1/embeddings /v1/messages \
+                     /v1/messages/count_tokens /v1/models /v1/responses";
+
+/// Returns the path of the API in which another one ends: base URLs of clients often lack `/v1`, or have it twice.
+fn meant_path(path: &str) -> Option<&'static str> {
+    PATHS.split(' ').filter(|p| p.starts_with("/v1/")).find(|p| format!("/v1{path}").ends_with(p))
+}
+
 /// Returns the path's name in metrics: one of few names for any path.
 fn known_path(path: &str) -> &'static str {
-    const PATHS: &str = "/ /health /metrics /v1 /v1/chat/completions /v1/completions /v1/embeddings /v1/messages \
-                         /v1/messages/count_tokens /v1/models /v1/responses";
     if path.starts_with("/v1/models/") {
         return "/v1/models/{id}";
     }
@@ -223,6 +229,20 @@ pub async fn authorize_and_log(State(app): State<Arc<App>>, request: Request, ne
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn paths_of_wrong_base_urls_are_told() {
+        for (path, meant) in [
+            ("/chat/completions", Some("/v1/chat/completions")),
+            ("/v1/v1/messages", Some("/v1/messages")),
+            ("/openai/v1/models", Some("/v1/models")),
+            ("/completions", Some("/v1/completions")),
+            ("/api/tags", None),
+            ("/", None),
+        ] {
+            assert_eq!(meant_path(path), meant);
+        }
+    }
 
     #[test]
     fn slashes_too_many_are_removed() {

@@ -208,7 +208,8 @@ impl Models {
         if self.is_closing() {
             return Err(ApiError::closing());
         }
-        let place = match (name, self.places.as_slice()) {
+        // Some clients send an empty name where none is set.
+        let place = match (name.filter(|name| !name.is_empty()), self.places.as_slice()) {
             (None, [place]) => place,
             (None, _) => {
                 let what = format!("it is missing; this server has {}", self.names());
