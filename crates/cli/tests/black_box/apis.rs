@@ -174,10 +174,11 @@ fn an_answer_ends_where_a_turn_ends() {
     let usage = &answer["usage"];
     let known = count(&usage["cache_read_input_tokens"]);
     assert_eq!(count(&counted["input_tokens"]), count(&usage["input_tokens"]) + known);
-    // A template in which no question may follow a result.
+    // A template in which no question may follow a result, and ids have nine characters.
     let strict = folder().join("strict.jinja");
     let refuse = "{% for m in messages %}{% if m.role == 'user' and not loop.first and messages[loop.index0 - 1].role == 'tool' %}\
-                  {{ raise_exception('roles must alternate') }}{% endif %}{% endfor %}";
+                  {{ raise_exception('roles must alternate') }}{% endif %}{% set id = (m.tool_calls or [{'id': m.tool_call_id}])[0].id %}\
+                  {% if id and id|length != 9 %}{{ raise_exception('ids have nine characters') }}{% endif %}{% endfor %}";
     std::fs::write(&strict, format!("{refuse}{}", scripted::TEMPLATE)).unwrap();
     let strict = Server::of(&bundle(), &format!("--chat-template {strict}"));
     let answer = strict.answer("/v1/messages", json!({"messages": turns, "max_tokens": 9, "temperature": 0}));

@@ -12,6 +12,7 @@ use crate::grammar::AnswerGrammar;
 use crate::tool_calls::{CallForm, CallParser};
 use anemoe_text::chat::ThoughtSplitter;
 use serde_json::Value;
+use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 use std::time::Instant;
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
@@ -214,10 +215,7 @@ fn chat_prompt(
     let render = |messages: &[Value]| {
         template.render_until(messages, tools, !body.continues, &variables, Some(deadline)).map_err(wrong)
     };
-    let mut text = match render(&messages) {
-        Err(e) if join_results(&mut messages) => render(&messages).map_err(|_| e)?,
-        rendered => rendered?,
-    };
+    let mut text = render_changed(&mut messages, render)?;
     if let Some(last) = messages.last().filter(|_| body.continues) {
         let begun = last["content"].as_str().unwrap_or_default().trim();
         let at = text.rfind(begun).ok_or_else(|| {
@@ -243,6 +241,49 @@ fn chat_prompt(
     Ok(Prompt { beginning, ids })
 }
 
+/// Renders messages, where the template refuses them changed in what it may ask for.
+fn render_changed(
+    messages: &mut Vec<Value>,
+    render: impl Fn(&[Value]) -> Result<String, ApiError>,
+) -> Result<String, ApiError> {
+    let mut text = render(messages);
+    for change in [shorten_ids, join_results, join_turns] {
+        if text.is_err() && change(messages) {
+            text = render(messages).or(text);
+        }
+    }
+    text
+}
+
+/// Gives calls and results ids of nine letters and digits, which templates of Mistral ask for. Tells whether there are any.
+fn shorten_ids(messages: &mut Vec<Value>) -> bool {
+    let (mut calls, mut results): (Vec<String>, usize) = (Vec::new(), 0);
+    for message in messages {
+        let own = message.get_mut("tool_calls").and_then(Value::as_array_mut);
+        for call in own.into_iter().flatten() {
+            let id = call["id"].as_str().map_or_else(|| calls.len().to_string(), str::to_string);
+            calls.push(short_id(&id));
+            call["id"] = short_id(&id).into();
+        }
+        if message["role"] == "tool" {
+            let next = || calls.get(results).cloned().unwrap_or_default();
+            message["tool_call_id"] = message["tool_call_id"].as_str().map_or_else(next, short_id).into();
+            results += 1;
+        }
+    }
+    !calls.is_empty()
+}
+
+/// Returns an id if it has nine letters and digits, or else such an id made of its hash.
+fn short_id(id: &str) -> String {
+    if id.len() == 9 && id.bytes().all(|b| b.is_ascii_alphanumeric()) {
+        return id.into();
+    }
+    let mut hasher = std::hash::DefaultHasher::new();
+    id.hash(&mut hasher);
+    format!("{:09x}", hasher.finish() >> 28)
+}
+
 /// Joins questions to the results of tools before them, for templates in which only answers may follow results. Tells
 /// whether there are any.
 fn join_results(messages: &mut Vec<Value>) -> bool {
@@ -257,6 +298,26 @@ fn join_results(messages: &mut Vec<Value>) -> bool {
         joins
     });
     messages.len() < count
+}
+
+/// Makes turns of texts, for templates whose roles alternate: system prompts behind the first one become the user's, and
+/// texts of one role that follow each other are one. Tells whether there are any.
+fn join_turns(messages: &mut Vec<Value>) -> bool {
+    let count = messages.len();
+    let begin = messages.iter().position(|message| message["role"] != "system").unwrap_or(count);
+    let later = messages.iter_mut().skip(begin).filter(|message| message["role"] == "system");
+    let moved = later.map(|message| message["role"] = "user".into()).count();
+    messages.dedup_by(|next, last| {
+        let is_text = |message: &Value| message.get("tool_calls").is_none() && message["role"] != "tool";
+        let joins = last["role"] == next["role"] && is_text(last) && is_text(next);
+        if let (true, Value::String(text), Value::String(more)) =
+            (joins, &mut last["content"], &next["content"])
+        {
+            *text += &format!("\n\n{more}");
+        }
+        joins
+    });
+    messages.len() < count || moved > 0
 }
 
 fn completion_prompts(model: &ServedModel, body: &Body) -> Result<Vec<Prompt>, ApiError> {
@@ -282,4 +343,55 @@ fn completion_prompts(model: &ServedModel, body: &Body) -> Result<Vec<Prompt>, A
         return Err(ApiError::param("prompt", what));
     }
     Ok(all.into_iter().map(|ids| Prompt { beginning: String::new(), ids }).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn messages_are_changed_in_what_a_template_refuses() {
+        let call = |id: Value| json!({"id": id, "function": {"name": "f", "arguments": {}}});
+        let asks = |messages: &[Value]| {
+            let calls = messages.iter().flat_map(|m| m["tool_calls"].as_array().into_iter().flatten());
+            let calls: Vec<&Value> = calls.map(|call| &call["id"]).collect();
+            let results: Vec<&Value> =
+                messages.iter().filter(|m| m["role"] == "tool").map(|m| &m["tool_call_id"]).collect();
+            let is_short = |id: &&Value| id.as_str().is_some_and(|id| id.len() == 9);
+            let fits = calls == results && calls.iter().all(is_short);
+            fits.then(|| json!(calls).to_string()).ok_or(ApiError::invalid("ids have nine characters"))
+        };
+        for (first, second) in [
+            (json!("call_0_6615e998e65de_0"), json!("call_0_6615e998e65de_1")),
+            (json!(null), json!(null)),
+            (json!("abcdefgh1"), json!("call_1")),
+        ] {
+            let result = |id: &Value| json!({"role": "tool", "content": "", "tool_call_id": id});
+            let calls = json!([call(first.clone()), call(second.clone())]);
+            let mut messages = vec![
+                json!({"role": "user", "content": "q"}),
+                json!({"role": "assistant", "tool_calls": calls}),
+                result(&first),
+                result(&second),
+            ];
+            let ids: Vec<String> =
+                serde_json::from_str(&render_changed(&mut messages, asks).unwrap()).unwrap();
+            assert!(ids[0] != ids[1] && (first != "abcdefgh1" || ids[0] == "abcdefgh1"), "{ids:?}");
+        }
+        // System prompts in two parts, and behind a question.
+        let message = |role: &str, text: &str| json!({"role": role, "content": text});
+        let turns = [("system", "a"), ("system", "b"), ("user", "c"), ("system", "d"), ("assistant", "e")];
+        let mut turns = turns.map(|(role, text)| message(role, text)).to_vec();
+        let alternate = |messages: &[Value]| match messages.windows(2).any(|m| m[0]["role"] == m[1]["role"]) {
+            true => Err(ApiError::invalid("roles must alternate")),
+            false => Ok(String::new()),
+        };
+        render_changed(&mut turns, alternate).unwrap();
+        let joined = [("system", "a\n\nb"), ("user", "c\n\nd"), ("assistant", "e")];
+        assert_eq!(turns, joined.map(|(role, text)| message(role, text)));
+        let mut none = vec![json!({"role": "user", "content": "q"})];
+        let error = render_changed(&mut none, |_| Err(ApiError::invalid("x"))).unwrap_err();
+        assert_eq!((error.message.as_str(), none), ("x", vec![json!({"role": "user", "content": "q"})]));
+    }
 }
