@@ -12,7 +12,7 @@ use std::hash::{BuildHasher, Hasher};
 /// Most choices of a request.
 const MOST_CHOICES: u64 = 8;
 /// Most stop strings of a request.
-const MOST_STOPS: usize = 16;
+const MOST_STOPS: usize = 64;
 /// Most bytes of all stop strings together.
 const MAX_STOP_BYTES: usize = 16 << 10;
 /// Highest temperature, as in OpenAI's API.

@@ -31,8 +31,6 @@ const REFUSED: &[RefusedField] = &[
     ("previous_response_id", &[Responses], &[], r#""resp_1""#),
     ("conversation", &[Responses], &[], r#""conv_1""#),
     ("background", &[Responses], &["false"], "true"),
-    ("truncation", &[Responses], &[r#""disabled""#], r#""auto""#),
-    ("context_management", &[Responses, Messages], &[], r#"[{"type": "compaction"}]"#),
     ("compaction", &[Messages], &[], r#"{"type": "x"}"#),
     ("thread", &[Messages], &[], r#"{"id": "x"}"#),
     ("container", &[Messages], &[], r#""x""#),
@@ -44,7 +42,7 @@ const REFUSED: &[RefusedField] = &[
     ("function_call", BOTH, &[r#""none""#], r#"{"name": "f"}"#),
     ("web_search_options", &[Chat], &[], r#"{"user_location": null}"#),
     // Length.
-    ("n_predict", BOTH, &[], "8"),
+    ("n_predict", BOTH, &["-1"], "8"),
     ("stop", &[Responses], &[], r#""x""#),
     ("stop_token_ids", &[Responses], &[], "[5]"),
     ("ignore_eos", &[Responses], &["false"], "true"),
@@ -278,6 +276,8 @@ mod tests {
     #[test]
     fn other_fields_have_no_effect() {
         let harmless = json!({
+            // Claude Code sends this with each request. What is left out of a prompt that is too long is the client's to decide.
+            "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}, "truncation": "auto",
             "store": true, "metadata": {"user_id": "x"}, "user": "x", "safety_identifier": "x", "service_tier": "auto",
             "prompt_cache_key": "x", "prompt_cache_retention": "24h", "cache_control": {"type": "ephemeral"},
             "stream_options": {"include_obfuscation": false, "continuous_usage_stats": true}, "cache_prompt": false,
