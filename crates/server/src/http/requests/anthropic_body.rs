@@ -1,6 +1,7 @@
 //! The body of Anthropic's `/v1/messages`, as one of `/v1/chat/completions`.
 
 use super::chat_body::{Body, OneOrMoreTexts};
+use super::template_messages::note_of_part;
 use crate::http::api_error::ApiError;
 use anemoe_text::chat::ChatTemplate;
 use serde::Deserialize;
@@ -140,7 +141,7 @@ fn add(message: &Value, messages: &mut Vec<Value>) -> Result<(), String> {
             }
             ("tool_result", "user") => {
                 let content = block.get("content").filter(|content| !content.is_null());
-                let content = content.map_or(Ok(String::new()), texts)?;
+                let content = content.map_or(Ok(String::new()), |content| texts(content, true))?;
                 messages
                     .push(json!({"role": "tool", "tool_call_id": field("tool_use_id")?, "content": content}));
             }
@@ -167,7 +168,7 @@ fn add(message: &Value, messages: &mut Vec<Value>) -> Result<(), String> {
 fn system_text(system: &Value) -> Result<String, String> {
     let blocks = system.as_array().map_or(std::slice::from_ref(system), Vec::as_slice);
     let text = |block: &Value| {
-        let text = if block.is_object() { texts(&json!([block]))? } else { texts(block)? };
+        let text = if block.is_object() { texts(&json!([block]), false)? } else { texts(block, false)? };
         let behind =
             text.strip_prefix(BILLING).map(|line| line.split_once('\n').map_or("", |(_, rest)| rest));
         Ok(behind.map_or(text.clone(), str::to_string))
@@ -175,17 +176,16 @@ fn system_text(system: &Value) -> Result<String, String> {
     blocks.iter().map(text).collect()
 }
 
-/// Returns the text of a content: a text, or blocks of texts.
-fn texts(content: &Value) -> Result<String, String> {
+/// Returns the text of a content: a text, or blocks of texts. A result of a tool may have other blocks.
+fn texts(content: &Value, is_result: bool) -> Result<String, String> {
+    let text = |block: &Value| match (block["type"].as_str(), block["text"].as_str()) {
+        (Some("text"), Some(text)) => Ok(text.to_string()),
+        (Some(kind), _) if is_result && kind != "text" => Ok(note_of_part(kind)),
+        _ => Err("a block is not of type `text`".to_string()),
+    };
     match content {
         Value::String(text) => Ok(text.clone()),
-        Value::Array(blocks) => {
-            let text = |block: &Value| {
-                let is_text = block.get("type").is_some_and(|kind| kind == "text");
-                block.get("text").and_then(Value::as_str).filter(|_| is_text).map(str::to_string)
-            };
-            blocks.iter().map(text).collect::<Option<String>>().ok_or("a block is not of type `text`".into())
-        }
+        Value::Array(blocks) => blocks.iter().map(text).collect(),
         _ => Err("neither a text nor a list of blocks".into()),
     }
 }
@@ -233,7 +233,7 @@ mod tests {
             {"role": "user", "content": "q"},
             {"role": "assistant", "content": [{"type": "thinking", "thinking": "so", "signature": ""}, {"type": "text", "text": "a"},
                 {"type": "tool_use", "id": "1", "name": "f", "input": {"a": 1}}]},
-            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "1", "content": [{"type": "text", "text": "r"}]},
+            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "1", "content": [{"type": "text", "text": "r"}, {"type": "image", "source": {}}]},
                 {"type": "text", "text": "and"}]},
         ]));
         let got = got.unwrap();
@@ -241,7 +241,10 @@ mod tests {
         assert_eq!(roles, ["system", "user", "assistant", "tool", "user"]);
         assert_eq!((&got[2]["reasoning_content"], &got[2]["content"]), (&json!("so"), &json!("a")));
         assert_eq!(got[2]["tool_calls"][0]["function"]["arguments"], json!({"a": 1}));
-        assert_eq!((&got[3]["content"], &got[4]["content"]), (&json!("r"), &json!("and")));
+        assert_eq!(
+            (&got[3]["content"], &got[4]["content"]),
+            (&json!("r[image, which this model cannot read]"), &json!("and"))
+        );
     }
 
     #[test]

@@ -33,7 +33,7 @@ fn template_message(message: &Value, thought_key: Option<&str>) -> Result<Value,
     let thoughts = ["reasoning_content", "reasoning"].iter().find_map(|key| message.get(*key)?.as_str());
     let content = match message.get("content") {
         Some(Value::String(text)) => text.clone(),
-        Some(Value::Array(parts)) => text_of_parts(parts)?,
+        Some(Value::Array(parts)) => text_of_parts(parts, ["tool", "function"].contains(&role))?,
         None | Some(Value::Null) if role == "assistant" && (calls.is_some() || thoughts.is_some()) => {
             String::new()
         }
@@ -72,7 +72,13 @@ fn template_message(message: &Value, thought_key: Option<&str>) -> Result<Value,
     Ok(out.into())
 }
 
-fn text_of_parts(parts: &[Value]) -> Result<String, String> {
+/// Returns what stands for a part of a tool's result that is no text. An agent could not go on without its results.
+pub(super) fn note_of_part(kind: &str) -> String {
+    format!("[{kind}, which this model cannot read]")
+}
+
+/// Returns the text of a content's parts. Those of a result of a tool may be something else.
+fn text_of_parts(parts: &[Value], is_result: bool) -> Result<String, String> {
     let mut text = String::new();
     for part in parts {
         let kind = part.get("type").and_then(Value::as_str);
@@ -80,8 +86,9 @@ fn text_of_parts(parts: &[Value]) -> Result<String, String> {
         match (part, kind, part.get(key).and_then(Value::as_str)) {
             // Frameworks of agents nest lists, or leave out what is around a text.
             (Value::String(part), ..) => text += part,
-            (Value::Array(parts), ..) => text += &text_of_parts(parts)?,
+            (Value::Array(parts), ..) => text += &text_of_parts(parts, is_result)?,
             (_, Some("text" | "input_text" | "output_text" | "refusal"), Some(part)) => text += part,
+            (_, Some(kind), _) if is_result && kind != "text" => text += &note_of_part(kind),
             (_, kind, _) => {
                 return Err(format!("content of type `{}` is not supported, text is", kind.unwrap_or("?")));
             }
@@ -131,8 +138,11 @@ mod tests {
             assert_eq!(got, [json!({"role": empty["role"], "content": ""})]);
         }
         let part = json!({"type": "text", "text": "c"});
-        let nested = json!({"role": "tool", "content": ["a", [{"type": "text", "text": "b"}, [part]]]});
-        assert_eq!(template_messages(&[nested], None).unwrap()[0]["content"], "abc");
+        let picture = json!({"type": "image_url", "image_url": {"url": "x"}});
+        let nested =
+            json!({"role": "tool", "content": ["a", [{"type": "text", "text": "b"}, [part]], picture]});
+        let read = template_messages(&[nested], None).unwrap();
+        assert_eq!(read[0]["content"], "abc[image_url, which this model cannot read]");
         for wrong in [
             json!({"role": "wizard", "content": "x"}),
             json!({"content": "x"}),
