@@ -454,7 +454,7 @@ fn what_is_wrong_gets_an_error_and_the_server_lives() {
             400,
             "response_format",
         ),
-        (json!({"messages": user(&"word ".repeat(1000))}), 400, "the context of this model holds 512"),
+        (json!({"messages": user(&"word ".repeat(1000))}), 400, "tokens > 512 maximum"),
         (json!({"prompt": []}), 400, "prompt"),
         (json!({"prompt": [99999]}), 400, "outside the vocabulary"),
         (json!({"prompt": {"a": 1}}), 400, "another type"),

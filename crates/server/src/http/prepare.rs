@@ -138,23 +138,23 @@ pub fn count_tokens(app: &App, bytes: &[u8], api: Api, deadline: Instant) -> Res
 fn check_length(prompt: &Prompt, context: usize) -> Result<(), ApiError> {
     match prompt.ids.len() {
         0 => Err(ApiError::param("messages", "the prompt is empty")),
-        n if n > context => {
-            let what = format!("the prompt has {n} tokens, and the context of this model holds {context}");
-            Err(ApiError::param("messages", what).with_code("context_length_exceeded"))
-        }
+        n if n > context => Err(too_long(&n.to_string(), context)),
         _ => Ok(()),
     }
+}
+
+/// Makes the error of a prompt that is too long, in the words that agents look for to shorten it.
+fn too_long(tokens: &str, context: usize) -> ApiError {
+    let what =
+        format!("prompt is too long: {tokens} tokens > {context} maximum, the context length of this model");
+    ApiError::param("messages", what).with_code("context_length_exceeded")
 }
 
 /// Refuses a text that is too long however it is cut into tokens, before much memory is spent on that.
 fn check_text(model: &ServedModel, text: &str) -> Result<(), ApiError> {
     let (context, longest) = (model.model.chain().model.max_context, model.tokenizer.longest_token());
     match text.chars().count().div_ceil(longest) {
-        n if n > context => {
-            let what =
-                format!("the prompt has at least {n} tokens, and the context of this model holds {context}");
-            Err(ApiError::param("messages", what).with_code("context_length_exceeded"))
-        }
+        n if n > context => Err(too_long(&format!("at least {n}"), context)),
         _ => Ok(()),
     }
 }
@@ -246,8 +246,10 @@ fn render_changed(
     messages: &mut Vec<Value>,
     render: impl Fn(&[Value]) -> Result<String, ApiError>,
 ) -> Result<String, ApiError> {
+    let changes: [fn(&mut Vec<Value>) -> bool; 3] =
+        [|messages| shorten_ids(messages), join_results, join_turns];
     let mut text = render(messages);
-    for change in [shorten_ids, join_results, join_turns] {
+    for change in changes {
         if text.is_err() && change(messages) {
             text = render(messages).or(text);
         }
@@ -256,7 +258,7 @@ fn render_changed(
 }
 
 /// Gives calls and results ids of nine letters and digits, which templates of Mistral ask for. Tells whether there are any.
-fn shorten_ids(messages: &mut Vec<Value>) -> bool {
+fn shorten_ids(messages: &mut [Value]) -> bool {
     let (mut calls, mut results): (Vec<String>, usize) = (Vec::new(), 0);
     for message in messages {
         let own = message.get_mut("tool_calls").and_then(Value::as_array_mut);
@@ -305,8 +307,11 @@ fn join_results(messages: &mut Vec<Value>) -> bool {
 fn join_turns(messages: &mut Vec<Value>) -> bool {
     let count = messages.len();
     let begin = messages.iter().position(|message| message["role"] != "system").unwrap_or(count);
-    let later = messages.iter_mut().skip(begin).filter(|message| message["role"] == "system");
-    let moved = later.map(|message| message["role"] = "user".into()).count();
+    let mut is_changed = false;
+    for message in messages.iter_mut().skip(begin).filter(|message| message["role"] == "system") {
+        message["role"] = "user".into();
+        is_changed = true;
+    }
     messages.dedup_by(|next, last| {
         let is_text = |message: &Value| message.get("tool_calls").is_none() && message["role"] != "tool";
         let joins = last["role"] == next["role"] && is_text(last) && is_text(next);
@@ -317,7 +322,7 @@ fn join_turns(messages: &mut Vec<Value>) -> bool {
         }
         joins
     });
-    messages.len() < count || moved > 0
+    messages.len() < count || is_changed
 }
 
 fn completion_prompts(model: &ServedModel, body: &Body) -> Result<Vec<Prompt>, ApiError> {
