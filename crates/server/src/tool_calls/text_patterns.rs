@@ -89,7 +89,7 @@ fn matching_whole(hir: &Hir, starts: bool, ends: bool) -> Option<Hir> {
             let (first, last) =
                 (all.first().is_some_and(is(Look::Start)), all.last().is_some_and(is(Look::End)));
             let inner = &all[usize::from(first)..all.len() - usize::from(last)];
-            if starts < first || ends < last {
+            if (first && !starts) || (last && !ends) {
                 return None;
             }
             let (starts, ends) = (starts && !first, ends && !last);
