@@ -6,6 +6,7 @@ mod api;
 mod api_error;
 mod app;
 mod body;
+mod keep_alive;
 mod prepare;
 mod requests;
 mod routes;

@@ -5,6 +5,7 @@ use super::api::Api;
 use super::api_error::ApiError;
 use super::app::App;
 use super::body::read_body;
+use super::keep_alive::{KeptAlive, LONGEST_SILENCE};
 use super::prepare::{PreparedRequest, count_tokens, prepare};
 use super::served_models::BUSY;
 use super::stream::ComingAnswers;
@@ -61,7 +62,8 @@ async fn try_answer(app: Arc<App>, request: Request, api: Api) -> Result<Respons
     if !params.stream {
         return Ok(Json(coming.collect().await?).into_response());
     }
-    let mut response = HttpBody::from_stream(coming.stream(params.include_usage)).into_response();
+    let events = KeptAlive::new(coming.stream(params.include_usage), LONGEST_SILENCE);
+    let mut response = HttpBody::from_stream(events).into_response();
     let headers = response.headers_mut();
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
